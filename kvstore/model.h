@@ -1,0 +1,68 @@
+// Words of the store: what a cache, a sequence, a selection is made of. Plain values, checked by Validate functions.
+#ifndef PQCACHED_KVSTORE_MODEL_H_
+#define PQCACHED_KVSTORE_MODEL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/dtype.h"
+#include "kvstore/read/layout.h"
+#include "kvstore/read/selection.h"
+
+namespace pqcached::kvstore {
+
+enum class LayerKind : uint8_t { kSelected = 1, kFull = 2, kWindow = 3, kNone = 4 };
+
+// Layers of one kind. kFull and kWindow are refused by name (kUnimplemented).
+struct LayerGroup {
+  LayerKind kind = LayerKind::kSelected;
+  std::vector<uint32_t> layers;  // absolute layer numbers, ascending, < kMaxLayers; no layer in two groups
+  uint32_t kv_heads = 0;         // 1..kMaxKvHeads; the following fields are ignored for kNone
+  uint32_t query_heads = 0;      // a multiple of kv_heads, at most kMaxQueryHeads
+  uint32_t key_dim = 0;          // kMinHeadDim..kMaxHeadDim, a multiple of kHeadDimMultiple
+  uint32_t value_dim = 0;        // likewise
+  kernels::DType dtype = kernels::DType::kF16;
+  float softmax_scale = 0;  // 0 = 1 / sqrt(key_dim)
+  float softcap = 0;        // 0 = none
+
+  uint32_t group_size() const { return query_heads / kv_heads; }
+  uint32_t row_bytes() const;
+  float scale() const;
+};
+
+struct CacheSpec {
+  std::string name;               // 1..128 bytes
+  std::string model_fingerprint;  // 1..256 bytes; all that makes K and V differ: weights revision, RoPE scaling, adapters
+  std::vector<LayerGroup> groups;
+  size_t capacity_bytes = 0;  // of the pool; > 0, rounded up to kMinExtentBytes
+  IndexDescriptor default_index;
+};
+
+// Checks every field. Errors: kInvalidArgument or kUnimplemented, naming field and limit.
+absl::Status ValidateCacheSpec(const CacheSpec& spec);
+// Errors: kInvalidArgument (m, b, or m does not divide key_dim), naming `field`.
+absl::Status ValidateIndex(const IndexDescriptor& index, uint32_t key_dim, std::string_view field);
+
+// A borrowed tensor of the caller. Strides are in elements.
+struct TensorView {
+  const std::byte* data = nullptr;
+  size_t data_bytes = 0;  // readable bytes from `data` on
+  kernels::DType dtype = kernels::DType::kF32;
+  std::vector<uint64_t> shape;
+  std::vector<int64_t> strides;  // empty = contiguous, last index fastest
+};
+
+struct TokenRange {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_MODEL_H_

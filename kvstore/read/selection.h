@@ -1,0 +1,41 @@
+// What is to be selected: the terms of one query, shared by client and sidecar.
+#ifndef PQCACHED_KVSTORE_READ_SELECTION_H_
+#define PQCACHED_KVSTORE_READ_SELECTION_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kvstore/read/layout.h"
+
+namespace pqcached::kvstore {
+
+// How the query heads that share a kv head agree on one set of tokens (PQCache: sum of per-head softmax).
+enum class GroupRule : uint8_t { kSumSoftmax = 0, kMaxSoftmax = 1, kMeanLogit = 2, kMaxLogit = 3 };
+
+struct PositionRange {
+  uint32_t begin = 0;
+  uint32_t end = 0;
+  friend bool operator==(const PositionRange&, const PositionRange&) = default;
+};
+
+enum class BudgetKind : uint8_t { kCount = 0, kRatio = 1 };
+
+// With n = query_position + 1 tokens of context, a query attends to
+//   sink      [0, sink_tokens)                      by the engine itself
+//   window    [n - window_tokens, n)                by the engine itself
+//   selected  k tokens of the rest that is not excluded
+// and the budget counts all three: budget = sink + window + k.
+struct Selection {
+  IndexDescriptor index;
+  GroupRule rule = GroupRule::kSumSoftmax;
+  uint32_t sink_tokens = 0;
+  uint32_t window_tokens = 0;
+  std::vector<PositionRange> excluded;  // masked: neither attended nor counted; ascending, disjoint, non-empty
+  BudgetKind budget_kind = BudgetKind::kRatio;
+  uint64_t budget_count = 0;  // kCount: in [sink + window + 1, tokens attended at most]
+  double budget_ratio = 1.0;  // kRatio: in (0, 1]; k = clamp(floor(ratio * n) - sink - window, 0, candidates)
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_READ_SELECTION_H_

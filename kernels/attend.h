@@ -1,0 +1,69 @@
+// Attention of a few queries over rows of one kv head, without copying the rows.
+//
+// One call serves all query heads that share the kv head (the *group*) and up to
+// kMaxAttendQueryLength decode positions, so that a row is read once. The result is a *partial*
+// attention (output, log-sum-exp): merge several with MergePartials (kernels/merge.h). There is no
+// causal mask: every query attends to every row that is given.
+//
+// Stateless; thread-safe as long as outputs and scratch are not shared.
+#ifndef PQCACHED_KERNELS_ATTEND_H_
+#define PQCACHED_KERNELS_ATTEND_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/dtype.h"
+#include "kernels/exec.h"
+#include "kernels/row_span.h"
+
+namespace pqcached::kernels {
+
+inline constexpr uint32_t kMaxAttendQueryLength = 8;
+inline constexpr uint32_t kMaxAttendDim = 256;
+
+// Shape of one call.
+struct AttendShape {
+  DType dtype = DType::kF16;    // of the rows
+  uint32_t key_dim = 0;         // 32..256, multiple of 8
+  uint32_t value_dim = 0;       // 32..256, multiple of 8; the value begins right behind the key
+  size_t row_stride_bytes = 0;  // >= (key_dim + value_dim) * DTypeBytes(dtype)
+  uint32_t group_size = 1;      // G: query heads of this kv head, 1..1024
+  uint32_t query_length = 1;    // L: 1..kMaxAttendQueryLength
+};
+
+struct AttendArgs {
+  AttendShape shape;
+  float scale = 1.0f;              // logit = scale * q.k
+  float softcap = 0.0f;            // > 0: logit = softcap * tanh(scale * q.k / softcap); 0: off
+  std::span<const float> queries;  // [L, G, key_dim]
+  std::span<const RowSpan> spans;  // ascending positions
+  std::span<const uint32_t> positions;  // AttendRows only: ascending, each inside a span
+  std::span<float> output;              // [L, G, value_dim], overwritten
+  std::span<float> lse;                 // [L, G], overwritten: natural log of sum exp(logit)
+  std::span<std::byte> scratch;         // at least AttendScratchBytes(shape), any alignment
+};
+
+// Bytes of scratch that any level needs for the shape; below 1 MiB for L * G <= 64.
+size_t AttendScratchBytes(const AttendShape& shape);
+
+// Sets output = sum_t softmax(logit)_t value_t and lse over the rows of `positions`.
+//
+// Without rows: output = 0, lse = -infinity; likewise when every logit is -infinity. Logits above
+// the largest float count as the largest float (several such rows share equally). NaN in queries or
+// rows gives unspecified output for the queries concerned; nothing else suffers.
+//
+// Products and sums are fp32, except on kAvx512Bf16 with bf16 rows: the query is split in two bf16
+// parts (q.k keeps about 16 bits of the query), and the weights of the value sum are rounded to
+// bf16 after the softmax, normalised by the sum of the rounded weights. kReference computes in
+// double. Tolerances that the tests hold, with v = max |value|, and logits of magnitude up to 30:
+//   output  2e-5 * v (fp16, bf16, fp32 rows), 5e-3 * v worst and 5e-4 * v in the mean (bf16 dot
+//   products) lse     5e-5, 1e-3 (bf16 dot products)
+void AttendRows(const Exec& exec, const AttendArgs& args);
+
+// The same over every row of every span; `positions` is ignored. This is full attention, streaming.
+void AttendAllRows(const Exec& exec, const AttendArgs& args);
+
+}  // namespace pqcached::kernels
+
+#endif  // PQCACHED_KERNELS_ATTEND_H_

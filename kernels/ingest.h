@@ -1,0 +1,64 @@
+// Ingest copy: strided K and V tensors of one kv head -> rows `[key | value]`, in one pass.
+//
+// The pass converts, looks for NaN and infinity, sums up a CRC32C of what it writes, and stores
+// non-temporally, because rows are written long before they are read. Conversion to int8 rows does
+// not exist.
+//
+// Stateless; thread-safe as long as targets are not shared.
+#ifndef PQCACHED_KERNELS_INGEST_H_
+#define PQCACHED_KERNELS_INGEST_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/dtype.h"
+#include "kernels/exec.h"
+
+namespace pqcached::kernels {
+
+// A [token, dim] slice of a tensor [tokens, heads, dim]: one head of it.
+struct StridedTensor {
+  const std::byte* data = nullptr;  // element [0, 0] of the head; any alignment
+  DType dtype = DType::kF16;
+  ptrdiff_t token_stride_bytes = 0;  // may be negative or 0
+  ptrdiff_t element_stride_bytes =
+      0;  // DTypeBytes(dtype): contiguous, the fast case; may be anything
+};
+
+struct IngestArgs {
+  uint32_t token_count = 0;
+  uint32_t key_dim = 0;    // multiple of 8, at most 256
+  uint32_t value_dim = 0;  // likewise; 0: rows hold keys alone and `value` is not read
+  StridedTensor key;
+  StridedTensor value;
+  DType row_dtype = DType::kF16;
+  size_t row_stride_bytes = 0;  // >= (key_dim + value_dim) * DTypeBytes(row_dtype)
+  std::span<std::byte>
+      rows;               // token_count rows (the last one may end with its value); any alignment
+  uint32_t crc_seed = 0;  // CRC32C of what precedes: 0, or IngestResult::crc of the call before
+};
+
+enum class IngestPart : uint8_t { kNone = 0, kKey = 1, kValue = 2 };
+
+struct IngestResult {
+  IngestPart bad_part = IngestPart::kNone;
+  uint32_t bad_token = 0;  // 0-based in this call: first token with an element that is NaN or
+                           // infinite *in the row's dtype*
+  uint32_t crc = 0;  // CRC32C over the row bytes in order, without padding between rows; 0 when bad
+
+  bool ok() const { return bad_part == IngestPart::kNone; }
+};
+
+// Writes the rows. Finite source values beyond the range of row_dtype count as infinite: such
+// tokens could not be stored truly. Of one token the key is looked at first. On a bad token the
+// rows from it on are unspecified.
+//
+// Source and rows must not overlap. The source may change while it is read (a client can write
+// staging memory): what is checked and summed up is what is written. Stores are fenced before
+// return.
+[[nodiscard]] IngestResult IngestRows(const Exec& exec, const IngestArgs& args);
+
+}  // namespace pqcached::kernels
+
+#endif  // PQCACHED_KERNELS_INGEST_H_

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Builds everything and runs all tests.
+#   tests/run.sh [--full] [--preset NAME] [--skip-packages] [CTEST ARGUMENT...]
+#   --full            adds the long tests
+#   --preset NAME     release (default), dev, asan, tsan: see CMakePresets.json
+#   --skip-packages   installs no Debian packages
+set -euo pipefail
+cd "$(dirname "$0")/.."
+preset=release
+ctest_arguments=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --full) export PQCACHED_FULL_TESTS=1 ;;
+    --preset) preset=${2:?--preset needs a name}; shift ;;
+    --skip-packages) export PQCACHED_SKIP_PACKAGES=1 ;;
+    -h|--help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) ctest_arguments+=("$1") ;;
+  esac
+  shift
+done
+# Under TSan only what links no gRPC: Debian's is not instrumented and would drown us in false reports.
+[ "$preset" = tsan ] && ctest_arguments=(-L core "${ctest_arguments[@]}")
+
+deploy/install_packages.sh build test
+cmake --preset "$preset" >/dev/null
+cmake --build "build/$preset"
+ctest --test-dir "build/$preset" -j"$(nproc)" --output-on-failure "${ctest_arguments[@]}"

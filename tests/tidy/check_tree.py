@@ -1,0 +1,125 @@
+"""Checks the folder rules of the tree: who may include whom, names, sizes, and what may stand where.
+
+Run as `check_tree.py ROOT`: prints one line per finding and exits with 1 when there is any.
+The table below is the one of the README; the code of each rule says what it protects.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+# Folder -> what its files may include, of ours and of others. Longest prefix wins.
+MAY_INCLUDE = {
+    "kernels": ({"kernels"}, set()),
+    "gpu": ({"gpu", "kernels"}, {"cuda"}),
+    "kvstore/read": ({"kvstore/read", "kernels"}, set()),
+    "kvstore": ({"kvstore", "kernels"}, {"absl", "tbb", "liburing", "curl"}),
+    "service": (
+        {"service", "kvstore", "kernels", "pqcached/v1", "gpu"},
+        {"absl", "tbb", "grpc", "grpcpp", "google", "boost", "spdlog", "fmt", "CLI", "yaml-cpp", "prometheus", "infiniband", "rdma"},
+    ),
+    "client/rpc": (
+        {"client", "kvstore/read", "kernels", "pqcached/v1", "pqcached"},
+        {"absl", "grpc", "grpcpp", "google"},
+    ),
+    "client/ctl": ({"client", "pqcached"}, {"CLI", "nlohmann"}),
+    "client/examples": ({"client", "pqcached"}, {"CLI", "nlohmann"}),
+    "client": ({"client", "kvstore/read", "kernels", "gpu", "pqcached"}, {"cuda"}),
+    "tests": (None, None),  # anything
+}
+TOP_LEVEL = {
+    "CMakeLists.txt", "CMakePresets.json", "LICENSE", "README.md",
+    "proto", "service", "client", "kvstore", "gpu", "kernels", "deploy", "tests",
+}
+JUNK_DRAWERS = {"utils", "util", "common", "helpers", "helper", "misc", "types.h", "utils.h", "common.h"}
+LINE_LIMIT = 600  # past it a file is surely two things
+SOURCES = {".h", ".hpp", ".cc", ".cu"}
+STANDARD_WITH_SLASH = ("sys/", "linux/", "arpa/", "netinet/", "net/", "bits/", "asm/")
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+def rule_of(path):
+    parts = str(path)
+    best = max((p for p in MAY_INCLUDE if parts == p or parts.startswith(p + "/")), key=len, default=None)
+    return MAY_INCLUDE.get(best)
+
+
+def include_findings(path, text):
+    rule = rule_of(path)
+    if rule is None:
+        return
+    ours, others = rule
+    for number, line in enumerate(text.splitlines(), 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        kind, target = match.groups()
+        if str(path).startswith("tests/"):
+            continue
+        if target.startswith(("service/", "tests/")) and not str(path).startswith(target.split("/")[0] + "/"):
+            yield f"{path}:{number}: nothing includes {target.split('/')[0]}/"
+            continue
+        if kind == '"':
+            folder = str(pathlib.PurePath(target).parent)
+            is_ours = any(folder == o or (o != "pqcached" and folder.startswith(o + "/")) for o in ours)
+            if not is_ours and target.split("/")[0] not in others:
+                yield f"{path}:{number}: may not include {target}; allowed: {', '.join(sorted(ours))}"
+        elif "/" in target and not target.startswith(STANDARD_WITH_SLASH):
+            package = target.split("/")[0]
+            if package == "pqcached" and "pqcached" in ours:
+                continue
+            if package not in others:
+                yield f"{path}:{number}: may not include <{target}>; allowed: {', '.join(sorted(others)) or 'std only'}"
+
+
+def guard_finding(path, text):
+    if path.suffix != ".h" or str(path).startswith("client/include/"):
+        return
+    guard = "PQCACHED_" + re.sub(r"[^A-Za-z0-9]", "_", str(path)).upper() + "_"
+    if f"#ifndef {guard}\n" not in text:
+        yield f"{path}:1: include guard must be {guard}"
+
+
+def source_findings(path, text):
+    yield from include_findings(path, text)
+    yield from guard_finding(path, text)
+    lines = text.count("\n")
+    if lines > LINE_LIMIT:
+        yield f"{path}: {lines} lines; split it by meaning (limit {LINE_LIMIT})"
+    if not str(path).startswith("tests/") and str(path) != "service/config.cc" and re.search(r"\bgetenv\s*\(", text):
+        yield f"{path}: getenv belongs to service/config.cc alone"
+    if re.search(r"\b(TODO|FIXME|XXX)\b(?!.*when)", text):
+        yield f"{path}: a TODO says what, and when it is done"
+
+
+def findings(root, files):
+    for path in files:
+        top = path.parts[0]
+        if top not in TOP_LEVEL and not top.startswith("."):
+            yield f"{path}: {top} does not belong at the top level"
+        for part in path.parts:
+            if part in JUNK_DRAWERS:
+                yield f"{path}: {part} is a junk drawer; name it by what it is about"
+        if path.suffix in SOURCES:
+            yield from source_findings(path, (root / path).read_text(encoding="utf-8"))
+    folders = {path.parts[0] for path in files if len(path.parts) > 1 and not path.parts[0].startswith(".")}
+    for folder in sorted(folders):
+        if pathlib.PurePath(folder, "README.md") not in files:
+            yield f"{folder}: has no README.md"
+
+
+def tracked_files(root):
+    listing = subprocess.run(["git", "-C", str(root), "ls-files"], capture_output=True, text=True, check=True)
+    return [pathlib.PurePath(line) for line in listing.stdout.splitlines() if (root / line).is_file()]
+
+
+def main():
+    root = pathlib.Path(sys.argv[1])
+    found = list(findings(root, tracked_files(root)))
+    print("\n".join(found) if found else "tree is tidy")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

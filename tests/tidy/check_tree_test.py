@@ -1,0 +1,57 @@
+"""Each rule of check_tree must find what it is there to find."""
+
+import pathlib
+import tempfile
+import unittest
+
+import check_tree
+
+
+class CheckTreeTest(unittest.TestCase):
+    def found_in(self, files):
+        with tempfile.TemporaryDirectory() as directory:
+            root = pathlib.Path(directory)
+            for name, text in files.items():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_text(text)
+            names = [pathlib.PurePath(name) for name in files]
+            return list(check_tree.findings(root, names))
+
+    def assert_finds(self, words, files):
+        found = self.found_in(files)
+        self.assertTrue(any(words in line for line in found), f"{words!r} not in {found}")
+
+    def test_a_tidy_tree_has_no_findings(self):
+        self.assertEqual([], self.found_in({
+            "kernels/README.md": "numbers",
+            "kernels/a.h": "#ifndef PQCACHED_KERNELS_A_H_\n#define PQCACHED_KERNELS_A_H_\n#include <cstdint>\n#endif\n",
+            "kernels/a.cc": '#include "kernels/a.h"\n',
+        }))
+
+    def test_kernels_may_not_include_the_store_or_a_third_party(self):
+        self.assert_finds("may not include kvstore/pool.h", {"kernels/a.cc": '#include "kvstore/pool.h"\n'})
+        self.assert_finds("may not include <absl/status/status.h>", {"kernels/a.cc": "#include <absl/status/status.h>\n"})
+        self.assert_finds("may not include absl/status/status.h", {"kernels/a.cc": '#include "absl/status/status.h"\n'})
+
+    def test_the_read_view_may_not_include_the_rest_of_the_store(self):
+        self.assert_finds("may not include kvstore/pool.h", {"kvstore/read/a.cc": '#include "kvstore/pool.h"\n'})
+
+    def test_the_store_may_not_include_grpc_and_nothing_includes_the_service(self):
+        self.assert_finds("may not include <grpcpp/grpcpp.h>", {"kvstore/a.cc": "#include <grpcpp/grpcpp.h>\n"})
+        self.assert_finds("nothing includes service/", {"client/a.cc": '#include "service/wire.h"\n'})
+        self.assert_finds("nothing includes tests/", {"service/a.cc": '#include "tests/fake.h"\n'})
+
+    def test_the_client_core_may_not_include_the_wire_format(self):
+        self.assert_finds("may not include pqcached/v1/types.pb.h", {"client/a.cc": '#include "pqcached/v1/types.pb.h"\n'})
+
+    def test_names_sizes_guards_and_getenv(self):
+        self.assert_finds("junk drawer", {"kvstore/utils/a.cc": ""})
+        self.assert_finds("does not belong at the top level", {"scripts/a.sh": ""})
+        self.assert_finds("split it by meaning", {"kernels/a.cc": "\n" * 601})
+        self.assert_finds("include guard must be PQCACHED_KERNELS_A_H_", {"kernels/a.h": "#pragma once\n"})
+        self.assert_finds("getenv", {"service/main.cc": 'getenv("A");\n'})
+        self.assert_finds("has no README.md", {"kernels/a.cc": ""})
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,14 @@
+// PQC_CHECK(condition) stops the program when the condition is false.
+//
+// It guards the REQUIRES clauses of kernels: a false condition is a bug of the caller, never
+// something that a peer or a file can bring about. Kernels neither log nor throw, so it traps.
+#ifndef PQCACHED_KERNELS_CHECK_H_
+#define PQCACHED_KERNELS_CHECK_H_
+
+#define PQC_CHECK(condition)       \
+  do {                             \
+    if (!(condition)) [[unlikely]] \
+      __builtin_trap();            \
+  } while (false)
+
+#endif  // PQCACHED_KERNELS_CHECK_H_

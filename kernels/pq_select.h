@@ -1,0 +1,104 @@
+// PqSelect: the tokens with the largest values under product-quantized keys, exactly k of them; and
+// PqScore, the logits.
+//
+// Works over *spans*: runs of slots of several segments, each under its own codebook. The logit of
+// a token under query head g is the float sum of its tables' entries, added in the order of the
+// sub-spaces:
+//   ((T[g,0,code_0] + T[g,1,code_1]) + T[g,2,code_2]) + ...
+// after ClampLogit of every entry. Under kMeanLogit the tables are first added over the group, in
+// the order of heads, and the value is the logit of the sums. So kMeanLogit, kMaxLogit and a group
+// of one are exact: every level selects the same positions. Under the softmax rules levels may
+// round a value by 1e-5 of itself (kMaxSoftmax: by 1e-5 + 1e-6 * |value|), and so differ in tokens
+// whose values are that close to the k-th.
+#ifndef PQCACHED_KERNELS_PQ_SELECT_H_
+#define PQCACHED_KERNELS_PQ_SELECT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/exec.h"
+#include "kernels/group_rule.h"
+#include "kernels/pq.h"
+
+namespace pqcached::kernels {
+
+// Candidates are the slots [slot_begin, slot_end) and nothing else of the planes is read. An empty
+// span is allowed.
+struct PqSpan {
+  const uint8_t* planes = nullptr;  // of slot 0; no alignment needed
+  size_t plane_stride = 0;          // bytes from one plane to the next
+  uint32_t slot_begin = 0;
+  uint32_t slot_end = 0;
+  uint32_t first_position = 0;  // of slot 0: the position of slot s is first_position + s
+  uint32_t codebook = 0;        // index into tables
+
+  // Speeds up the search for the threshold where the geometry has cells: how often each cell occurs
+  // in the slots [counted_begin, counted_end), which should be nearly the candidates. Null: counted
+  // here, at about 1 ns a token. Slots counted but not candidates are read too.
+  const uint32_t* cell_counts = nullptr;  // [CellCount]
+  uint32_t counted_begin = 0;
+  uint32_t counted_end = 0;
+};
+
+struct PqSelectArgs {
+  PqGeometry geometry;
+  uint32_t group_size = 0;  // G, 1 to 64
+  GroupRule rule = GroupRule::kSumSoftmax;
+  std::span<const PqSpan> spans;  // positions ascend from span to span, without overlap
+  std::span<const float> tables;  // [codebooks, G, subspace_count, 2^bits]
+  std::span<uint32_t> positions;  // [k], overwritten: ascending
+  std::span<std::byte>
+      scratch;  // PqSelectScratchBytes, 64-byte aligned; contents are unspecified afterwards
+};
+
+struct PqSelectShape {
+  PqGeometry geometry;
+  uint32_t group_size = 0;
+  uint32_t codebook_count = 0;
+  uint32_t candidate_count = 0;  // tokens of all spans
+};
+
+// Bytes of scratch for PqSelect. Grows with candidate_count, by 4 * (group_size + 2) bytes a
+// candidate, where the geometry has no cells or the level is kReference; never falls when a number
+// of the shape grows.
+size_t PqSelectScratchBytes(const Exec& exec, const PqSelectShape& shape);
+
+// Writes the positions of the k = positions.size() candidates with the largest values, ascending.
+// Of candidates whose values equal the k-th, those at the lowest positions are taken.
+//
+// REQUIRES: IsValid(geometry); k <= candidates of all spans; every codebook index < codebooks;
+// scratch as above.
+void PqSelect(const Exec& exec, const PqSelectArgs& args);
+
+struct PqScoreArgs {
+  PqGeometry geometry;
+  uint32_t group_size = 0;        // G
+  PqSpan span;                    // codebook and cell_counts are ignored
+  std::span<const float> tables;  // [G, subspace_count, 2^bits] of the span's codebook
+  std::span<float> logits;        // [G, slot_end - slot_begin], overwritten
+};
+
+// Sets logits[g, t] to the logit of slot slot_begin + t under head g, as defined above; the same
+// bits at every level.
+//
+// REQUIRES: IsValid(geometry); shapes as above.
+void PqScore(const Exec& exec, const PqScoreArgs& args);
+
+struct PqCountCellsArgs {
+  PqGeometry geometry;
+  const uint8_t* planes = nullptr;
+  size_t plane_stride = 0;
+  uint32_t slot_begin = 0;
+  uint32_t slot_end = 0;
+  std::span<uint32_t> cell_counts;  // [CellCount], added to
+};
+
+// Adds 1 to the count of the cell of every slot in [slot_begin, slot_end).
+//
+// REQUIRES: HasCells(geometry).
+void PqCountCells(const Exec& exec, const PqCountCellsArgs& args);
+
+}  // namespace pqcached::kernels
+
+#endif  // PQCACHED_KERNELS_PQ_SELECT_H_

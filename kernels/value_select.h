@@ -1,0 +1,62 @@
+// The last two steps of every selection over plain value arrays: the threshold, then the positions.
+//
+// Shared by ScoreSelect and PqSelect; nobody else includes it.
+#ifndef PQCACHED_KERNELS_VALUE_SELECT_H_
+#define PQCACHED_KERNELS_VALUE_SELECT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/exec.h"
+#include "kernels/group_rule.h"
+
+namespace pqcached::kernels {
+
+// The k-th largest of some values, and how many of those that equal it belong to the k.
+struct ValueThreshold {
+  float value = 0.0f;
+  uint32_t equal_quota = 0;
+};
+
+// REQUIRES: 1 <= k <= values.size() == work.size(); no NaN. Overwrites work.
+ValueThreshold FindThreshold(const Exec& exec, std::span<const float> values, uint32_t k,
+                             std::span<float> work);
+
+// Appends first_position + i to positions[written...] for every value above the threshold, and for
+// values equal to it while threshold.equal_quota (counted down) lasts. Returns the new `written`.
+uint32_t EmitSelected(const Exec& exec, std::span<const float> values, uint32_t first_position,
+                      ValueThreshold& threshold, std::span<uint32_t> positions, uint32_t written);
+
+// One head's normaliser over all candidates: the largest logit and the sum of exponentials below
+// it.
+struct Normaliser {
+  float max = -kLogitLimit;
+  double sum = 0.0;  // of exp(logit - max), kMinExponent and below count as zero
+};
+
+// Raises max to the largest clamped logit.
+void AddToMax(const Exec& exec, std::span<const float> logits, Normaliser& normaliser);
+
+// Adds the exponentials; max must be final.
+void AddToSum(const Exec& exec, std::span<const float> logits, Normaliser& normaliser);
+
+// The group's values of a run of tokens.
+struct GroupValuesArgs {
+  uint32_t group_size = 0;
+  GroupRule rule = GroupRule::kSumSoftmax;
+  const float* logits = nullptr;  // [G, token_count], rows head_stride floats apart
+  size_t head_stride = 0;
+  std::span<const Normaliser> normalisers;  // [G]; read by the softmax rules when group_size > 1
+  std::span<float> values;                  // [token_count], overwritten; may be row 0 of logits
+};
+void GroupValues(const Exec& exec, const GroupValuesArgs& args);
+
+// Whether the rule reads normalisers.
+constexpr bool NeedsNormalisers(GroupRule rule, uint32_t group_size) {
+  return group_size > 1 && (rule == GroupRule::kSumSoftmax || rule == GroupRule::kMaxSoftmax);
+}
+
+}  // namespace pqcached::kernels
+
+#endif  // PQCACHED_KERNELS_VALUE_SELECT_H_

@@ -1,19 +1,32 @@
 /* pqcached client: C ABI.
  *
  * Conventions
- *  1. Handles are opaque. What pqc_X_open or pqc_X_create returned goes back through pqc_X_close or pqc_X_drop, once.
- *  2. Every struct begins with `struct_size`: set it with PQC_INIT(type) or to sizeof. Fields are only ever added at the end; a
- *     field that this version does not know must be zero and gives PQC_UNIMPLEMENTED otherwise, naming it.
- *  3. Every call returns a pqc_status, whose numbers are gRPC's. pqc_last_error() tells the calling thread why its last call failed:
- *     the field and its limit.
- *  4. Outputs are the caller's memory. A capacity that is too small gives PQC_OUT_OF_RANGE, and the needed size in the `count` field.
- *  5. Positions are absolute token positions. Token counts, heads and dims are counts, not bytes, unless named `_bytes`.
- *  6. A client and its caches and sequences may be used from several threads at once. Calls that change one sequence exclude each
- *     other: the second one gets PQC_ABORTED. Handles must not be closed while a call uses them.
- *  7. Every call ends within its deadline: `timeout_ms` of the client, or of the call's options. After PQC_UNAVAILABLE or
- *     PQC_DEADLINE_EXCEEDED the client repeats only what is harmless to repeat (reads; rows, since positions make a repeat a no-op).
- *  8. No call throws, aborts, installs signal handlers, or touches the environment. The library needs libc, libm, libstdc++ and
- *     libdl; gRPC is loaded apart (libpqcached_rpc) so that it never meets a protobuf of the engine's.
+ *  1. Handles are opaque. What pqc_X_open or pqc_X_create returned goes back through pqc_X_close or
+ *     pqc_X_drop, once. Caches and sequences may outlive their client's handle: their calls then
+ * give PQC_FAILED_PRECONDITION.
+ *  2. Every struct begins with `struct_size`: set it with PQC_INIT(type) or to sizeof. Fields are
+ * only ever added at the end; bytes that this version does not know must be zero and give
+ *     PQC_UNIMPLEMENTED otherwise. A smaller struct than this version's is PQC_INVALID_ARGUMENT. In
+ *     arrays of structs the first one's struct_size is the distance of all. Structs that are
+ * members of others (pqc_tensor, pqc_index, pqc_positions) never grow, and their struct_size may be
+ * 0.
+ *  3. Every call returns a pqc_status, whose numbers are gRPC's. pqc_last_error() tells the calling
+ *     thread why its last call failed: the field and its limit.
+ *  4. Outputs are the caller's memory. A capacity that is too small gives PQC_OUT_OF_RANGE, with
+ * the needed size in the message and in the `count` field where there is one.
+ *  5. Positions are absolute token positions. Token counts, heads and dims are counts, not bytes,
+ *     unless named `_bytes`.
+ *  6. A client and its caches and sequences may be used from several threads at once. Calls that
+ *     change one sequence exclude each other: the second one gets PQC_ABORTED. Handles must not be
+ *     closed while a call uses them.
+ *  7. Every call ends within its deadline: `timeout_ms` of the client, or of the call's options.
+ * After PQC_UNAVAILABLE the client repeats, within the deadline, only what is harmless to repeat
+ * (reads; rows, since positions make a repeat a no-op), and nothing once the session is lost: then
+ * every call gives PQC_UNAVAILABLE, and a new client is needed.
+ *  8. No call throws, aborts, installs signal handlers, or touches the environment; callbacks must
+ * not throw. The library needs libc, libm, libstdc++ and libdl; gRPC is loaded apart
+ * (libpqcached_rpc) so that it never meets a protobuf of the engine's. A process that forks must
+ * not use in the child a client opened before.
  */
 #ifndef PQCACHED_CLIENT_H_
 #define PQCACHED_CLIENT_H_
@@ -33,8 +46,18 @@ extern "C" {
 
 #define PQC_ABI_VERSION 1u
 
-/* PQC_INIT(pqc_selection) s; clears s and sets its size. */
-#define PQC_INIT(type) {sizeof(type)}
+/* pqc_selection s = PQC_INIT(pqc_selection); clears s and sets its size. */
+#ifdef __cplusplus
+#define PQC_INIT(type)                         \
+  ([] {                                        \
+    type pqc_init_value{};                     \
+    pqc_init_value.struct_size = sizeof(type); \
+    return pqc_init_value;                     \
+  }())
+#else
+#define PQC_INIT(type) \
+  { .struct_size = sizeof(type) }
+#endif
 
 typedef enum pqc_status {
   PQC_OK = 0,
@@ -59,16 +82,18 @@ typedef enum pqc_status {
 PQC_API uint32_t pqc_abi_version(void);
 /* "OK", "INVALID_ARGUMENT", ... */
 PQC_API const char* pqc_status_name(pqc_status status);
-/* Message of the calling thread's last failed call; "" when there is none. Valid until the thread's next call. */
+/* Why the calling thread's last call failed; "" when it did not. Valid until the thread's next
+ * call. */
 PQC_API const char* pqc_last_error(void);
 
 /* ---- Tensors */
 
 typedef enum pqc_dtype { PQC_F16 = 1, PQC_BF16 = 2, PQC_F32 = 3 } pqc_dtype;
-typedef enum pqc_device { PQC_CPU = 0, PQC_CUDA = 1 } pqc_device; /* PQC_CUDA: PQC_UNIMPLEMENTED in this version */
+/* PQC_CUDA is PQC_UNIMPLEMENTED in this version. */
+typedef enum pqc_device { PQC_CPU = 0, PQC_CUDA = 1 } pqc_device;
 
-/* Rows of a paged engine: token t lives in block blocks[t / block_tokens], at index t % block_tokens of the tensor's second
- * dimension. PQC_UNIMPLEMENTED in this version when given. */
+/* Rows of a paged engine: token t lives in block blocks[t / block_tokens], at index t %
+ * block_tokens of the tensor's second dimension. PQC_UNIMPLEMENTED in this version when given. */
 typedef struct pqc_block_table {
   size_t struct_size;
   const uint32_t* blocks;
@@ -87,14 +112,17 @@ typedef struct pqc_tensor {
   const int64_t* strides;
   const pqc_block_table* block_table;
   void* stream; /* of the device; must be NULL on PQC_CPU */
+  uint64_t reserved[2];
 } pqc_tensor;
 
 /* ---- Client */
 
 typedef struct pqc_client pqc_client;
 
-/* Runs body(context, i) for each i in [0, count), in any order, on any threads, and returns when all are done. */
-typedef void (*pqc_parallel_for)(void* hook_context, uint32_t count, void (*body)(void* context, uint32_t index), void* context);
+/* Runs body(context, i) for each i in [0, count), in any order, on any threads, and returns when
+ * all are done. */
+typedef void (*pqc_parallel_for)(void* hook_context, uint32_t count,
+                                 void (*body)(void* context, uint32_t index), void* context);
 
 typedef struct pqc_client_options {
   size_t struct_size;
@@ -102,15 +130,21 @@ typedef struct pqc_client_options {
   const char* tenant;      /* NULL = "default" */
   const char* client_name; /* for people; NULL = the program's name */
   uint32_t timeout_ms;     /* of each call but pqc_build_index; 0 = 10000 */
-  pqc_parallel_for parallel_for; /* NULL = a small pool of the client's own */
+  /* For the kernels that run in this process (PQC_PATH_LOCAL); the remote path has no use for them.
+   * NULL = a small pool of the client's own, of thread_count threads (0 = all cores). */
+  pqc_parallel_for parallel_for;
   void* parallel_for_context;
-  uint32_t thread_count;        /* of the own pool; 0 = all cores */
-  const char* rpc_library_path; /* NULL = libpqcached_rpc.so beside libpqcached_client.so, then the loader's search path */
+  uint32_t thread_count;
+  /* NULL = libpqcached_rpc.so beside libpqcached_client.so, then the loader's search path. */
+  const char* rpc_library_path;
 } pqc_client_options;
 
-/* Connects and opens a session. The session, and with it the client's sequences, ends with pqc_client_close.
- * Errors: PQC_INVALID_ARGUMENT (endpoint, tenant), PQC_UNAVAILABLE (nobody listens), PQC_FAILED_PRECONDITION (libpqcached_rpc
- * cannot be loaded, or speaks another version). */
+/* Connects and opens a session. The session, and with it the client's sequences, ends with
+ * pqc_client_close.
+ * Errors: PQC_INVALID_ARGUMENT (endpoint, tenant), PQC_UNAVAILABLE (nobody listens),
+ *         PQC_DEADLINE_EXCEEDED (somebody listens and does not answer),
+ *         PQC_FAILED_PRECONDITION (libpqcached_rpc cannot be loaded, or is of another version),
+ *         PQC_UNIMPLEMENTED (an endpoint beyond this host) */
 PQC_API pqc_status pqc_client_open(const pqc_client_options* options, pqc_client** client);
 PQC_API void pqc_client_close(pqc_client* client); /* NULL is fine */
 
@@ -118,8 +152,10 @@ typedef enum pqc_path { PQC_PATH_REMOTE = 0, PQC_PATH_LOCAL = 1 } pqc_path;
 /* How this client reaches the rows: by RPC, or in mapped memory (later versions). */
 PQC_API pqc_path pqc_client_path(const pqc_client* client);
 
-/* Any unary Admin RPC by name, for tools: request and answer as JSON (protobuf's mapping). *answer is freed with pqc_free. */
-PQC_API pqc_status pqc_admin_json(pqc_client* client, const char* method, const char* request, char** answer);
+/* Any unary Admin RPC by name, for tools: request and answer as JSON (protobuf's mapping). *answer
+ * is freed with pqc_free. */
+PQC_API pqc_status pqc_admin_json(pqc_client* client, const char* method, const char* request,
+                                  char** answer);
 PQC_API void pqc_free(void* memory);
 
 /* ---- Caches */
@@ -133,7 +169,12 @@ typedef enum pqc_layer_kind {
   PQC_LAYERS_NONE = 4    /* nothing is stored */
 } pqc_layer_kind;
 
-typedef enum pqc_rope_layout { PQC_ROPE_UNKNOWN = 0, PQC_ROPE_NONE = 1, PQC_ROPE_HALF = 2, PQC_ROPE_INTERLEAVED = 3 } pqc_rope_layout;
+typedef enum pqc_rope_layout {
+  PQC_ROPE_UNKNOWN = 0,
+  PQC_ROPE_NONE = 1,
+  PQC_ROPE_HALF = 2,
+  PQC_ROPE_INTERLEAVED = 3
+} pqc_rope_layout;
 
 typedef struct pqc_layer_group {
   size_t struct_size;
@@ -141,7 +182,8 @@ typedef struct pqc_layer_group {
   const uint32_t* layers; /* absolute layer numbers, ascending, < 1024 */
   uint32_t layer_count;
   uint32_t kv_heads;    /* 1..256 */
-  uint32_t query_heads; /* a multiple of kv_heads, at most 1024; query head h reads kv head h / (query_heads / kv_heads) */
+  uint32_t query_heads; /* a multiple of kv_heads, at most 1024; query head h reads kv head h /
+                           (query_heads / kv_heads) */
   uint32_t key_dim;     /* 32..256, a multiple of 8 */
   uint32_t value_dim;   /* likewise */
   pqc_dtype dtype;      /* of the stored rows */
@@ -154,13 +196,18 @@ typedef struct pqc_layer_group {
   uint32_t window_tokens;     /* PQC_LAYERS_WINDOW only */
 } pqc_layer_group;
 
-typedef enum pqc_index_kind { PQC_INDEX_DEFAULT = 0, PQC_INDEX_PQ = 1, PQC_INDEX_FLAT = 2 } pqc_index_kind;
+typedef enum pqc_index_kind {
+  PQC_INDEX_DEFAULT = 0,
+  PQC_INDEX_PQ = 1,
+  PQC_INDEX_FLAT = 2
+} pqc_index_kind;
 
 typedef struct pqc_index {
   size_t struct_size;
   pqc_index_kind kind;
-  uint32_t subspaces; /* pq: m in 1, 2, 4, 8, 16; divides key_dim */
-  uint32_t bits;      /* pq: b in 4..8 */
+  uint32_t subspaces;   /* pq: m in 1, 2, 4, 8, 16; divides key_dim */
+  uint32_t bits;        /* pq: b in 4..8 */
+  uint32_t reserved[5]; /* parameters of later kinds */
 } pqc_index;
 
 typedef struct pqc_cache_spec {
@@ -180,8 +227,10 @@ typedef struct pqc_cache_spec {
   int32_t numa_node;
 } pqc_cache_spec;
 
-/* Opens the tenant's cache of this name, or joins it when its fingerprint and shape agree (PQC_FAILED_PRECONDITION otherwise). */
-PQC_API pqc_status pqc_cache_open(pqc_client* client, const pqc_cache_spec* spec, pqc_cache** cache);
+/* Opens the tenant's cache of this name, or joins it when its fingerprint and shape agree
+ * (PQC_FAILED_PRECONDITION otherwise). */
+PQC_API pqc_status pqc_cache_open(pqc_client* client, const pqc_cache_spec* spec,
+                                  pqc_cache** cache);
 PQC_API void pqc_cache_close(pqc_cache* cache); /* the handle; the cache lives on in the sidecar */
 
 /* ---- Sequences */
@@ -189,7 +238,8 @@ PQC_API void pqc_cache_close(pqc_cache* cache); /* the handle; the cache lives o
 typedef struct pqc_sequence pqc_sequence;
 
 PQC_API pqc_status pqc_sequence_create(pqc_cache* cache, pqc_sequence** sequence);
-/* Drops the sequence in the sidecar and closes the handle, whatever the status says. NULL is fine. */
+/* Drops the sequence in the sidecar and closes the handle, whatever the status says. NULL is fine.
+ */
 PQC_API pqc_status pqc_sequence_drop(pqc_sequence* sequence);
 PQC_API uint64_t pqc_sequence_id(const pqc_sequence* sequence);
 /* Forgets the tokens from `token_count` on: a position in the open tail, or its start. */
@@ -209,11 +259,12 @@ PQC_API pqc_status pqc_sequence_describe(pqc_sequence* sequence, pqc_sequence_in
 
 /* ---- Rows in */
 
-/* Stores K [tokens, kv_heads, key_dim] and V [tokens, kv_heads, value_dim] of consecutive prefill tokens of one layer. All or nothing.
- * Large calls are cut into messages. A range that is stored already is acknowledged; a gap is PQC_INVALID_ARGUMENT. NaN and infinity
- * are refused. After pqc_build_index, new rows come by pqc_append. */
-PQC_API pqc_status pqc_ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_position, const pqc_tensor* keys,
-                              const pqc_tensor* values);
+/* Stores K [tokens, kv_heads, key_dim] and V [tokens, kv_heads, value_dim] of consecutive prefill
+ * tokens of one layer. All or nothing. Large calls are cut into messages. A range that is stored
+ * already is acknowledged; a gap is PQC_INVALID_ARGUMENT. NaN and infinity are refused. After
+ * pqc_build_index, new rows come by pqc_append. */
+PQC_API pqc_status pqc_ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
+                              const pqc_tensor* keys, const pqc_tensor* values);
 
 typedef struct pqc_layer_rows {
   size_t struct_size;
@@ -222,9 +273,11 @@ typedef struct pqc_layer_rows {
   pqc_tensor values; /* [tokens, kv_heads, value_dim] */
 } pqc_layer_rows;
 
-/* Appends new tokens to all stored layers at once. A repeat is acknowledged, a gap refused; the codes of their nearest centroids are
- * there when the call returns. *token_count (may be NULL) gets the sequence's tokens. */
-PQC_API pqc_status pqc_append(pqc_sequence* sequence, uint64_t first_position, const pqc_layer_rows* layers, uint32_t layer_count,
+/* Appends new tokens to all stored layers at once. A repeat is acknowledged, a gap refused; the
+ * codes of their nearest centroids are there when the call returns. *token_count (may be NULL) gets
+ * the sequence's tokens. */
+PQC_API pqc_status pqc_append(pqc_sequence* sequence, uint64_t first_position,
+                              const pqc_layer_rows* layers, uint32_t layer_count,
                               uint64_t* token_count);
 
 /* ---- Index */
@@ -243,22 +296,23 @@ typedef struct pqc_build_progress {
   uint64_t codebook_bytes; /* of this layer */
 } pqc_build_progress;
 
-/* Returns nonzero to go on, 0 to cancel. */
+/* Returns nonzero to go on, 0 to cancel. After the last layer it is too late to cancel. */
 typedef int (*pqc_build_callback)(void* context, const pqc_build_progress* progress);
 
 typedef struct pqc_build_options {
   size_t struct_size;
   pqc_index index;
-  uint32_t iterations;   /* of k-means; 0 = 10 */
-  uint64_t seed;         /* same rows, iterations and seed: same index */
-  uint64_t train_tokens; /* sample per epoch; 0 = all */
-  uint64_t sink_tokens;  /* first tokens that are not trained on */
-  uint32_t timeout_ms;   /* 0 = none */
+  uint32_t iterations;         /* of k-means; 0 = 10 */
+  uint64_t seed;               /* same rows, iterations and seed: same index */
+  uint64_t train_tokens;       /* sample per epoch; 0 = all */
+  uint64_t sink_tokens;        /* first tokens that are not trained on */
+  uint32_t timeout_ms;         /* 0 = a day */
   pqc_build_callback callback; /* may be NULL; on the calling thread */
   void* callback_context;
 } pqc_build_options;
 
-/* Closes the prefill and builds the index of all layers. A cancelled or failed build leaves no trace. Twice: PQC_ALREADY_EXISTS. */
+/* Closes the prefill and builds the index of all layers. A cancelled or failed build leaves no
+ * trace. Twice: PQC_ALREADY_EXISTS. */
 PQC_API pqc_status pqc_build_index(pqc_sequence* sequence, const pqc_build_options* options);
 
 /* ---- Rank, fetch, attend */
@@ -275,25 +329,31 @@ typedef struct pqc_token_range {
   uint64_t end;
 } pqc_token_range;
 
-typedef enum pqc_budget_kind { PQC_BUDGET_RATIO = 0, PQC_BUDGET_COUNT = 1, PQC_BUDGET_MASS = 2 /* PQC_UNIMPLEMENTED */ } pqc_budget_kind;
+typedef enum pqc_budget_kind {
+  PQC_BUDGET_RATIO = 0,
+  PQC_BUDGET_COUNT = 1,
+  PQC_BUDGET_MASS = 2 /* PQC_UNIMPLEMENTED */
+} pqc_budget_kind;
 
-/* With n = query_position + 1 tokens of context, the engine itself attends to the sink [0, sink_tokens) and the window
- * [n - window_tokens, n); k of the rest, less the excluded ranges, are selected. The budget counts all three. */
+/* With n = query_position + 1 tokens of context, the engine itself attends to the sink [0,
+ * sink_tokens) and the window [n - window_tokens, n); k of the rest, less the excluded ranges, are
+ * selected. The budget counts all three. */
 typedef struct pqc_selection {
   size_t struct_size;
   pqc_index index;
   pqc_group_rule rule;
   uint64_t sink_tokens;
   uint64_t window_tokens;
-  const pqc_token_range* excluded; /* ascending, disjoint, at most 16: masked, neither attended nor counted */
+  /* Ascending, disjoint, at most 16: masked, neither attended nor counted. */
+  const pqc_token_range* excluded;
   uint32_t excluded_count;
   pqc_budget_kind budget;
   double ratio;         /* PQC_BUDGET_RATIO: in (0, 1], of n */
   uint64_t token_count; /* PQC_BUDGET_COUNT: in [sink + window + 1, all that may be attended] */
 } pqc_selection;
 
-/* A query of one layer. queries: [query_length, query_heads, key_dim] or, for one token, [query_heads, key_dim]; query_length > 1 is
- * PQC_UNIMPLEMENTED in this version. */
+/* A query of one layer. queries: [query_length, query_heads, key_dim] or, for one token,
+ * [query_heads, key_dim]; query_length > 1 is PQC_UNIMPLEMENTED in this version. */
 typedef struct pqc_query {
   size_t struct_size;
   uint32_t layer;
@@ -304,46 +364,56 @@ typedef struct pqc_query {
 /* positions[kv_head * count + i], ascending per kv head. */
 typedef struct pqc_positions {
   size_t struct_size;
-  uint32_t* positions; /* may be NULL to ask for the count only */
-  uint64_t capacity;   /* of `positions`, in elements */
-  uint32_t kv_heads;   /* out */
-  uint32_t count;      /* out: k, per kv head */
+  uint32_t* positions;    /* may be NULL to ask for the count only */
+  uint64_t capacity;      /* of `positions`, in elements */
+  uint32_t kv_heads;      /* out */
+  uint32_t count;         /* out: k, per kv head */
   uint64_t sink_tokens;   /* out: what the engine attends by itself */
   uint64_t window_tokens; /* out */
 } pqc_positions;
 
-PQC_API pqc_status pqc_select(pqc_sequence* sequence, const pqc_query* query, const pqc_selection* selection, pqc_positions* out);
+PQC_API pqc_status pqc_select(pqc_sequence* sequence, const pqc_query* query,
+                              const pqc_selection* selection, pqc_positions* out);
 
-/* Logits of the tokens of a range under an index: logits[query_heads * tokens], and per query head max and sum of exp(logit - max) (each may be NULL). */
-PQC_API pqc_status pqc_score(pqc_sequence* sequence, const pqc_query* query, const pqc_index* index, pqc_token_range tokens,
-                             float* logits, uint64_t logit_capacity, float* max, float* sum_exp);
+/* Logits of the tokens of a range under an index: logits[query_heads * tokens], and per query head
+ * max and sum of exp(logit - max) (each may be NULL). */
+PQC_API pqc_status pqc_score(pqc_sequence* sequence, const pqc_query* query, const pqc_index* index,
+                             pqc_token_range tokens, float* logits, uint64_t logit_capacity,
+                             float* max, float* sum_exp);
 
 typedef enum pqc_row_part { PQC_ROW = 0, PQC_KEY = 1, PQC_VALUE = 2 } pqc_row_part;
 
-/* Rows of a token range: out [kv_heads, tokens, dim] of the cache's dtype, dim = key_dim + value_dim, key_dim or value_dim. */
-PQC_API pqc_status pqc_fetch_range(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens, pqc_row_part part, void* out,
-                                   uint64_t out_bytes);
+/* Rows of a token range: out [kv_heads, tokens, dim] of the cache's dtype, dim = key_dim +
+ * value_dim, key_dim or value_dim. */
+PQC_API pqc_status pqc_fetch_range(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,
+                                   pqc_row_part part, void* out, uint64_t out_bytes);
 /* Rows by position: positions [kv_heads, count], out [kv_heads, count, dim]. */
-PQC_API pqc_status pqc_fetch_tokens(pqc_sequence* sequence, uint32_t layer, const uint32_t* positions, uint32_t count,
-                                    pqc_row_part part, void* out, uint64_t out_bytes);
+PQC_API pqc_status pqc_fetch_tokens(pqc_sequence* sequence, uint32_t layer,
+                                    const uint32_t* positions, uint32_t count, pqc_row_part part,
+                                    void* out, uint64_t out_bytes);
 
-/* A partial attention over the selected tokens: merge it with the engine's own by log-sum-exp (pqc_merge). */
+/* A partial attention over the selected tokens: merge it with the engine's own by log-sum-exp
+ * (pqc_merge). */
 typedef struct pqc_attention {
   size_t struct_size;
-  float* output; /* [query_heads, value_dim]; zeros where nothing was selected */
+  float* output;            /* [query_heads, value_dim]; zeros where nothing was selected */
   uint64_t output_capacity; /* elements */
-  float* lse;               /* [query_heads]: natural log of the scaled logits; -inf where nothing was selected */
+  float* lse; /* [query_heads]: natural log of the scaled logits; -inf where nothing was selected */
   uint64_t lse_capacity;
   pqc_positions selected; /* out; positions only when selected.positions is given */
 } pqc_attention;
 
-PQC_API pqc_status pqc_attend(pqc_sequence* sequence, const pqc_query* query, const pqc_selection* selection, pqc_attention* out);
+PQC_API pqc_status pqc_attend(pqc_sequence* sequence, const pqc_query* query,
+                              const pqc_selection* selection, pqc_attention* out);
 /* Over given positions: [kv_heads, count], ascending per kv head. */
-PQC_API pqc_status pqc_attend_positions(pqc_sequence* sequence, const pqc_query* query, const uint32_t* positions, uint32_t count,
+PQC_API pqc_status pqc_attend_positions(pqc_sequence* sequence, const pqc_query* query,
+                                        const uint32_t* positions, uint32_t count,
                                         pqc_attention* out);
 
-/* Merges partial b into a, for `rows` rows of `dim` floats: lse = log(exp(lse_a) + exp(lse_b)), output weighted accordingly. */
-PQC_API pqc_status pqc_merge(uint32_t rows, uint32_t dim, float* output_a, float* lse_a, const float* output_b, const float* lse_b);
+/* Merges partial b into a, for `rows` rows of `dim` floats: lse = log(exp(lse_a) + exp(lse_b)),
+ * output weighted accordingly. */
+PQC_API pqc_status pqc_merge(uint32_t rows, uint32_t dim, float* output_a, float* lse_a,
+                             const float* output_b, const float* lse_b);
 
 #ifdef __cplusplus
 }

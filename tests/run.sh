@@ -21,6 +21,8 @@ done
 # Under TSan only what links no gRPC: Debian's is not instrumented and would drown us in false reports.
 [ "$preset" = tsan ] && ctest_arguments=(-L core "${ctest_arguments[@]}")
 
+export LSAN_OPTIONS="suppressions=$PWD/tests/lsan.supp:print_suppressions=0" UBSAN_OPTIONS=print_stacktrace=1
+
 deploy/install_packages.sh build test
 cmake --preset "$preset" >/dev/null
 cmake --build "build/$preset"

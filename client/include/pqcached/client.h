@@ -3,30 +3,30 @@
  * Conventions
  *  1. Handles are opaque. What pqc_X_open or pqc_X_create returned goes back through pqc_X_close or
  *     pqc_X_drop, once. Caches and sequences may outlive their client's handle: their calls then
- * give PQC_FAILED_PRECONDITION.
+ *     give PQC_FAILED_PRECONDITION.
  *  2. Every struct begins with `struct_size`: set it with PQC_INIT(type) or to sizeof. Fields are
- * only ever added at the end; bytes that this version does not know must be zero and give
+ *     only ever added at the end; bytes that this version does not know must be zero and give
  *     PQC_UNIMPLEMENTED otherwise. A smaller struct than this version's is PQC_INVALID_ARGUMENT. In
  *     arrays of structs the first one's struct_size is the distance of all. Structs that are
- * members of others (pqc_tensor, pqc_index, pqc_positions) never grow, and their struct_size may be
- * 0.
+ *     members of others (pqc_tensor, pqc_index, pqc_positions) never grow, and their struct_size
+ *     may be 0.
  *  3. Every call returns a pqc_status, whose numbers are gRPC's. pqc_last_error() tells the calling
  *     thread why its last call failed: the field and its limit.
  *  4. Outputs are the caller's memory. A capacity that is too small gives PQC_OUT_OF_RANGE, with
- * the needed size in the message and in the `count` field where there is one.
+ *     the needed size in the message and in the `count` field where there is one.
  *  5. Positions are absolute token positions. Token counts, heads and dims are counts, not bytes,
  *     unless named `_bytes`.
  *  6. A client and its caches and sequences may be used from several threads at once. Calls that
  *     change one sequence exclude each other: the second one gets PQC_ABORTED. Handles must not be
  *     closed while a call uses them.
  *  7. Every call ends within its deadline: `timeout_ms` of the client, or of the call's options.
- * After PQC_UNAVAILABLE the client repeats, within the deadline, only what is harmless to repeat
- * (reads; rows, since positions make a repeat a no-op), and nothing once the session is lost: then
- * every call gives PQC_UNAVAILABLE, and a new client is needed.
+ *     After PQC_UNAVAILABLE the client repeats, within the deadline, only what is harmless to
+ *     repeat (reads; rows, since positions make a repeat a no-op), and nothing once the session is
+ *     lost: then every call gives PQC_UNAVAILABLE, and a new client is needed.
  *  8. No call throws, aborts, installs signal handlers, or touches the environment; callbacks must
- * not throw. The library needs libc, libm, libstdc++ and libdl; gRPC is loaded apart
- * (libpqcached_rpc) so that it never meets a protobuf of the engine's. A process that forks must
- * not use in the child a client opened before.
+ *     not throw. The library needs libc, libm, libstdc++ and libdl; gRPC is loaded apart
+ *     (libpqcached_rpc) so that it never meets a protobuf of the engine's. A process that forks
+ *     must not use in the child a client opened before.
  */
 #ifndef PQCACHED_CLIENT_H_
 #define PQCACHED_CLIENT_H_

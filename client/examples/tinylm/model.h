@@ -1,0 +1,56 @@
+#ifndef PQCACHED_CLIENT_EXAMPLES_TINYLM_MODEL_H_
+#define PQCACHED_CLIENT_EXAMPLES_TINYLM_MODEL_H_
+
+// The weights of TinyLM in fp32, as the engine wants them, read from config.json and
+// model.safetensors.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tinylm {
+
+struct Config {
+  uint32_t vocabulary = 0;
+  uint32_t hidden = 0;
+  uint32_t intermediate = 0;
+  uint32_t query_heads = 0;
+  uint32_t kv_heads = 0;
+  uint32_t window = 0;  // of the sliding layers, itself included
+  float rms_epsilon = 0;
+  float rope_theta = 0;
+  float temperature_base = 0;
+  std::vector<bool> layer_is_full;
+
+  uint32_t layer_count() const { return static_cast<uint32_t>(layer_is_full.size()); }
+  uint32_t group_size() const { return query_heads / kv_heads; }
+  std::vector<uint32_t> full_layers() const;
+};
+
+// The transpose of a weight (out, in), cut into panels of kPanelColumns outputs: what mat_mul
+// multiplies with.
+struct Matrix {
+  uint32_t inputs = 0, outputs = 0;
+  std::vector<float> panels;
+};
+
+struct LayerWeights {
+  std::vector<float> input_norm, q_norm, k_norm, temperature /* full layers only */, mlp_norm;
+  Matrix q, k, v, o, gate, up, down;
+};
+
+struct Model {
+  Config config;
+  std::vector<float> embedding;  // [vocabulary, hidden]
+  Matrix unembedding;            // the same weights
+  std::vector<float> norm;
+  std::vector<LayerWeights> layers;
+  std::string fingerprint;  // of the weights' bytes: what a cache of K and V is good for
+};
+
+// Throws std::runtime_error naming the file and what is wrong with it.
+Model LoadModel(const std::string& directory);
+
+}  // namespace tinylm
+
+#endif  // PQCACHED_CLIENT_EXAMPLES_TINYLM_MODEL_H_

@@ -15,7 +15,7 @@ namespace pqcached::kernels {
 // With one query head all rules are the same: the value is the logit.
 enum class GroupRule : uint8_t {
   kSumSoftmax = 1,  // sum over heads of softmax(logits)[t]
-  kMaxSoftmax = 2,  // max over heads of softmax(logits)[t], compared as logit - log-sum-exp
+  kMaxSoftmax = 2,  // max over heads of softmax(logits)[t], compared as (logit - max) - log(sum)
   kMeanLogit = 3,   // mean over heads of the logits, compared as their sum
   kMaxLogit = 4,    // max over heads of the logits
 };
@@ -24,13 +24,18 @@ enum class GroupRule : uint8_t {
 // differences of logits stay finite, and every token has a place in the order.
 inline constexpr float kLogitLimit = 1e30f;
 
-constexpr float ClampLogit(float logit) {
-  if (logit > kLogitLimit) return kLogitLimit;
-  return logit >= -kLogitLimit ? logit : -kLogitLimit;
+// The same for the entries of tables that are added up to logits, at most 16 of them.
+inline constexpr float kEntryLimit = kLogitLimit / 32;
+
+constexpr float ClampTo(float limit, float value) {
+  if (value > limit) return limit;
+  return value >= -limit ? value : -limit;
 }
+constexpr float ClampLogit(float logit) { return ClampTo(kLogitLimit, logit); }
+constexpr float ClampEntry(float entry) { return ClampTo(kEntryLimit, entry); }
 
 // A softmax weight exp(x), x = logit - max <= 0, counts as zero below this x, at every level.
-inline constexpr float kMinExponent = -80.0f;
+inline constexpr float kMinExponent = -64.0f;
 
 }  // namespace pqcached::kernels
 

@@ -13,7 +13,7 @@ namespace {
 constexpr uint32_t kMaxCentroidCount = 256;
 
 // Samples are added up in float for this many, then in double: a cluster may hold millions.
-constexpr uint32_t kFlushSamples = 32 * kNearestBlock;
+constexpr uint32_t kFlushSamples = 8 * kNearestBlock;
 
 // A distance below this share of |sample|^2 is rounding, not distance.
 constexpr float kDistanceNoise = 1e-6f;

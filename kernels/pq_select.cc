@@ -19,11 +19,11 @@ void SumTables(const PqSelectArgs& args, uint32_t codebook_count, std::span<floa
     const float* tables = args.tables.data() + codebook * args.group_size * table_floats;
     float* out = sums.data() + codebook * table_floats;
     for (size_t i = 0; i < table_floats; ++i) {
-      float sum = ClampLogit(tables[i]);
+      float sum = ClampEntry(tables[i]);
       for (uint32_t head = 1; head < args.group_size; ++head) {
-        sum += ClampLogit(tables[head * table_floats + i]);
+        sum += ClampEntry(tables[head * table_floats + i]);
       }
-      out[i] = sum;
+      out[i] = ClampEntry(sum);
     }
   }
 }
@@ -39,7 +39,7 @@ void PqScoreReference(const PqScoreArgs& args) {
       for (uint32_t subspace = 0; subspace < g.subspace_count; ++subspace) {
         const uint32_t code = GetCode(g, args.span.planes, args.span.plane_stride, subspace,
                                       args.span.slot_begin + t);
-        const float entry = ClampLogit(tables[subspace * CentroidCount(g) + code]);
+        const float entry = ClampEntry(tables[subspace * CentroidCount(g) + code]);
         sum = subspace == 0 ? entry : sum + entry;
       }
       args.logits[size_t{head} * slot_count + t] = sum;

@@ -5,11 +5,11 @@
 // a token under query head g is the float sum of its tables' entries, added in the order of the
 // sub-spaces:
 //   ((T[g,0,code_0] + T[g,1,code_1]) + T[g,2,code_2]) + ...
-// after ClampLogit of every entry. Under kMeanLogit the tables are first added over the group, in
-// the order of heads, and the value is the logit of the sums. So kMeanLogit, kMaxLogit and a group
-// of one are exact: every level selects the same positions. Under the softmax rules levels may
-// round a value by 1e-5 of itself (kMaxSoftmax: by 1e-5 + 1e-6 * |value|), and so differ in tokens
-// whose values are that close to the k-th.
+// after ClampEntry of every entry. Under kMeanLogit the tables are first added over the group, in
+// the order of heads, each sum passes ClampEntry, and the value is the logit of the sums. So
+// kMeanLogit, kMaxLogit and a group of one are exact: every level selects the same positions. Under
+// the softmax rules levels may round a value by 1e-5 of itself (kMaxSoftmax: by 1e-5 + 1e-6 *
+// |value|), and so differ in tokens whose values are that close to the k-th.
 #ifndef PQCACHED_KERNELS_PQ_SELECT_H_
 #define PQCACHED_KERNELS_PQ_SELECT_H_
 

@@ -32,8 +32,8 @@ float GroupValueReference(const GroupValuesArgs& args, size_t token) {
       }
       case GroupRule::kMaxSoftmax: {
         const Normaliser& normaliser = args.normalisers[head];
-        const double lse = normaliser.max + std::log(normaliser.sum);
-        largest = std::max(largest, logit(head) - static_cast<float>(lse));
+        const auto log_sum = static_cast<float>(std::log(normaliser.sum));
+        largest = std::max(largest, (logit(head) - normaliser.max) - log_sum);
         break;
       }
       case GroupRule::kMeanLogit:

@@ -1,0 +1,57 @@
+#include "kvstore/buddy.h"
+
+#include <bit>
+
+#include "kernels/check.h"
+
+namespace pqcached::kvstore {
+
+BuddyAllocator::BuddyAllocator(uint32_t unit_count) : unit_count_(unit_count), free_(kOrderCount) {
+  // The longest aligned extents that tile [0, unit_count): the binary digits of unit_count from the
+  // top.
+  uint32_t unit = 0;
+  while (unit < unit_count) {
+    const auto order = static_cast<uint32_t>(std::bit_width(unit_count - unit) - 1);
+    free_[order].insert(unit);
+    unit += uint32_t{1} << order;
+  }
+}
+
+std::optional<uint32_t> BuddyAllocator::Allocate(uint32_t order) {
+  if (order >= kOrderCount) return std::nullopt;
+  uint32_t found = order;
+  while (found < kOrderCount && free_[found].empty()) ++found;
+  if (found == kOrderCount) return std::nullopt;
+  const uint32_t unit = *free_[found].begin();
+  free_[found].erase(free_[found].begin());
+  while (found > order) {
+    --found;
+    free_[found].insert(unit + (uint32_t{1} << found));
+  }
+  order_of_.emplace(unit, order);
+  used_units_ += uint64_t{1} << order;
+  return unit;
+}
+
+void BuddyAllocator::Free(uint32_t unit, uint32_t order) {
+  const auto it = order_of_.find(unit);
+  PQC_CHECK(it != order_of_.end() && it->second == order);
+  order_of_.erase(it);
+  used_units_ -= uint64_t{1} << order;
+  while (order + 1 < kOrderCount) {
+    const uint32_t buddy = unit ^ (uint32_t{1} << order);
+    if (free_[order].erase(buddy) == 0) break;
+    unit &= ~(uint32_t{1} << order);
+    ++order;
+  }
+  free_[order].insert(unit);
+}
+
+uint64_t BuddyAllocator::largest_free_units() const {
+  for (uint32_t order = kOrderCount; order-- > 0;) {
+    if (!free_[order].empty()) return uint64_t{1} << order;
+  }
+  return 0;
+}
+
+}  // namespace pqcached::kvstore

@@ -1,0 +1,173 @@
+#include "kvstore/model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+constexpr size_t kMaxNameBytes = 128;
+constexpr size_t kMaxFingerprintBytes = 256;
+constexpr size_t kMaxGroups = 16;
+
+absl::Status OutOfLimits(absl::string_view field, uint64_t value, uint64_t low, uint64_t high) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", value, "; it must lie in [", low, ", ", high, "]"));
+}
+
+absl::Status CheckDim(absl::string_view field, uint32_t dim) {
+  if (dim < kMinHeadDim || dim > kMaxHeadDim) {
+    return OutOfLimits(field, dim, kMinHeadDim, kMaxHeadDim);
+  }
+  if (dim % kHeadDimMultiple != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, " is ", dim, "; it must be a multiple of ", kHeadDimMultiple));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLayers(const std::string& prefix, const LayerGroup& group,
+                         std::set<uint32_t>& seen) {
+  if (group.layers.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(prefix, "layers is empty"));
+  }
+  for (size_t i = 0; i < group.layers.size(); ++i) {
+    const uint32_t layer = group.layers[i];
+    if (layer >= kMaxLayers) {
+      return OutOfLimits(absl::StrCat(prefix, "layers[", i, "]"), layer, 0, kMaxLayers - 1);
+    }
+    if (i > 0 && layer <= group.layers[i - 1]) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(prefix, "layers is not ascending at [", i, "]"));
+    }
+    if (!seen.insert(layer).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(prefix, "layers[", i, "]: layer ", layer, " is in two groups"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckShape(const std::string& prefix, const LayerGroup& group) {
+  if (group.kv_heads == 0 || group.kv_heads > kMaxKvHeads) {
+    return OutOfLimits(prefix + "kv_heads", group.kv_heads, 1, kMaxKvHeads);
+  }
+  if (group.query_heads == 0 || group.query_heads > kMaxQueryHeads) {
+    return OutOfLimits(prefix + "query_heads", group.query_heads, 1, kMaxQueryHeads);
+  }
+  if (group.query_heads % group.kv_heads != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(prefix, "query_heads is ", group.query_heads,
+                                                   "; it must be a multiple of kv_heads, ",
+                                                   group.kv_heads));
+  }
+  if (absl::Status status = CheckDim(prefix + "key_dim", group.key_dim); !status.ok()) {
+    return status;
+  }
+  if (group.value_dim == 0) {
+    return absl::UnimplementedError(absl::StrCat(prefix, "value_dim of 0 (no values)"));
+  }
+  if (absl::Status status = CheckDim(prefix + "value_dim", group.value_dim); !status.ok()) {
+    return status;
+  }
+  if (!kernels::IsDType(static_cast<uint8_t>(group.dtype))) {
+    return absl::InvalidArgumentError(absl::StrCat(prefix, "dtype is unknown"));
+  }
+  if (!std::isfinite(group.softmax_scale) || group.softmax_scale < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(prefix, "softmax_scale must be finite and not negative"));
+  }
+  if (!std::isfinite(group.softcap) || group.softcap < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(prefix, "softcap must be finite and not negative"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGroup(const std::string& prefix, const LayerGroup& group,
+                        std::set<uint32_t>& seen) {
+  switch (group.kind) {
+    case LayerKind::kSelected:
+    case LayerKind::kNone:
+      break;
+    case LayerKind::kFull:
+      return absl::UnimplementedError(absl::StrCat(prefix, "kind full"));
+    case LayerKind::kWindow:
+      return absl::UnimplementedError(absl::StrCat(prefix, "kind window"));
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(prefix, "kind is unknown"));
+  }
+  if (absl::Status status = CheckLayers(prefix, group, seen); !status.ok()) return status;
+  return group.kind == LayerKind::kNone ? absl::OkStatus() : CheckShape(prefix, group);
+}
+
+}  // namespace
+
+uint32_t LayerGroup::row_bytes() const {
+  return (key_dim + value_dim) * static_cast<uint32_t>(kernels::DTypeBytes(dtype));
+}
+
+float LayerGroup::scale() const {
+  return softmax_scale > 0 ? softmax_scale : 1.0f / std::sqrt(static_cast<float>(key_dim));
+}
+
+absl::Status ValidateCacheSpec(const CacheSpec& spec) {
+  if (spec.name.empty() || spec.name.size() > kMaxNameBytes) {
+    return OutOfLimits("length of name", spec.name.size(), 1, kMaxNameBytes);
+  }
+  if (spec.model_fingerprint.empty() || spec.model_fingerprint.size() > kMaxFingerprintBytes) {
+    return OutOfLimits("length of model_fingerprint", spec.model_fingerprint.size(), 1,
+                       kMaxFingerprintBytes);
+  }
+  if (spec.groups.empty() || spec.groups.size() > kMaxGroups) {
+    return OutOfLimits("count of layer_groups", spec.groups.size(), 1, kMaxGroups);
+  }
+  if (spec.capacity_bytes == 0) return absl::InvalidArgumentError("capacity_bytes is 0");
+  std::set<uint32_t> seen;
+  bool stores_rows = false;
+  for (size_t i = 0; i < spec.groups.size(); ++i) {
+    const LayerGroup& group = spec.groups[i];
+    const std::string prefix = absl::StrCat("layer_groups[", i, "].");
+    if (absl::Status status = CheckGroup(prefix, group, seen); !status.ok()) return status;
+    if (group.kind == LayerKind::kNone) continue;
+    stores_rows = true;
+    if (absl::Status status = ValidateIndex(spec.default_index, group.key_dim, "default_index");
+        !status.ok()) {
+      return status;
+    }
+  }
+  if (!stores_rows) {
+    return absl::InvalidArgumentError("layer_groups: no group of kind selected");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateIndex(const IndexDescriptor& index, uint32_t key_dim, std::string_view name) {
+  const absl::string_view field(name.data(), name.size());  // another type in Debian's abseil
+  if (index.kind == IndexKind::kFlat) {
+    if (index != IndexDescriptor{}) {
+      return absl::InvalidArgumentError(absl::StrCat(field, ": flat has no parameters"));
+    }
+    return absl::OkStatus();
+  }
+  if (index.kind != IndexKind::kPq) {
+    return absl::InvalidArgumentError(absl::StrCat(field, ".kind is unknown"));
+  }
+  const uint32_t subspaces = index.subspace_count;
+  if (subspaces == 0 || subspaces > 16 || (subspaces & (subspaces - 1)) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, ".subspaces is ", subspaces, "; it must be 1, 2, 4, 8 or 16"));
+  }
+  if (index.bits < 4 || index.bits > 8) {
+    return OutOfLimits(absl::StrCat(field, ".bits"), index.bits, 4, 8);
+  }
+  if (key_dim % subspaces != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, ".subspaces is ", subspaces, "; it must divide key_dim, ", key_dim));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace pqcached::kvstore

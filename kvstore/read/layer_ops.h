@@ -1,0 +1,66 @@
+// Selection, scores and attention over one layer: all its kv heads, over all segments together.
+//
+// Tasks are kv heads; the caller says how they run (ParallelFor) and lends the scratch, 64-byte
+// aligned and worker_count times the size that the matching ...ScratchBytes function gives. Nothing
+// is kept between calls.
+//
+// Thread-safe as long as outputs and scratch are not shared.
+#ifndef PQCACHED_KVSTORE_READ_LAYER_OPS_H_
+#define PQCACHED_KVSTORE_READ_LAYER_OPS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/exec.h"
+#include "kvstore/read/layer_view.h"
+#include "kvstore/read/selection.h"
+
+namespace pqcached::kvstore {
+
+struct SelectLayerArgs {
+  IndexDescriptor index;  // pq: every segment with candidates has its index_data and codebook
+  GroupRule rule = GroupRule::kSumSoftmax;
+  std::span<const PositionRange> candidates;  // ascending, disjoint, stored
+  std::span<const float> queries;             // [query_heads, key_dim]
+  uint32_t select_count = 0;                  // k <= candidates
+  std::span<uint32_t> positions;              // [kv_heads, k], overwritten, ascending per kv head
+};
+
+size_t SelectScratchBytes(const kernels::Exec& exec, const LayerView& view,
+                          const IndexDescriptor& index, std::span<const PositionRange> candidates);
+
+// Writes the k candidates with the largest values under the rule; normalisers are over all
+// candidates. Ties go to the lower position.
+void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectLayerArgs& args,
+                 const ParallelFor& parallel, std::span<std::byte> scratch);
+
+struct ScoreLayerArgs {
+  IndexDescriptor index;
+  PositionRange tokens;            // stored, not empty
+  std::span<const float> queries;  // [query_heads, key_dim]
+  std::span<float> logits;         // [query_heads, tokens], overwritten: scaled, softcapped
+  std::span<float> max;            // [query_heads], overwritten
+  std::span<float> sum_exp;        // [query_heads], overwritten: sum of exp(logit - max)
+};
+
+size_t ScoreScratchBytes(const LayerView& view, const IndexDescriptor& index, PositionRange tokens);
+
+void ScoreLayer(const kernels::Exec& exec, const LayerView& view, const ScoreLayerArgs& args,
+                const ParallelFor& parallel, std::span<std::byte> scratch);
+
+struct AttendLayerArgs {
+  std::span<const float> queries;       // [query_heads, key_dim]
+  std::span<const uint32_t> positions;  // [kv_heads, k], ascending per kv head, stored
+  std::span<float> output;              // [query_heads, value_dim], overwritten; 0 when k = 0
+  std::span<float> lse;                 // [query_heads], overwritten; -infinity when k = 0
+};
+
+size_t AttendLayerScratchBytes(const LayerView& view);
+
+void AttendLayer(const kernels::Exec& exec, const LayerView& view, const AttendLayerArgs& args,
+                 const ParallelFor& parallel, std::span<std::byte> scratch);
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_READ_LAYER_OPS_H_

@@ -1,0 +1,94 @@
+// LayerView: one layer of a sequence as pointers into mapped memory; what selection and attention
+// work on.
+//
+// A view is plain values. Whoever makes it (the store from a snapshot, a client from descriptors)
+// keeps the memory behind it valid and its visible slots unchanged while it is used.
+#ifndef PQCACHED_KVSTORE_READ_LAYER_VIEW_H_
+#define PQCACHED_KVSTORE_READ_LAYER_VIEW_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "kernels/attend.h"
+#include "kernels/dtype.h"
+#include "kernels/pq.h"
+#include "kvstore/read/layout.h"
+
+namespace pqcached::kvstore {
+
+struct LayerShape {
+  kernels::DType dtype = kernels::DType::kF16;
+  uint32_t key_dim = 0;
+  uint32_t value_dim = 0;
+  uint32_t kv_heads = 0;
+  uint32_t query_heads = 0;  // query head h belongs to kv head h / group_size()
+  uint32_t row_bytes = 0;
+  float scale = 1.0f;
+  float softcap = 0.0f;  // 0 = none
+
+  uint32_t group_size() const { return query_heads / kv_heads; }
+};
+
+// The slots of one segment that may be read.
+struct SegmentView {
+  uint32_t first_position = 0;
+  uint32_t token_count = 0;
+  std::span<const std::byte* const> rows;  // [kv_heads]: first row of each head
+  const IndexDataHeader* index_data =
+      nullptr;                               // start of the extent; null when only rows are wanted
+  const CodebookHeader* codebook = nullptr;  // likewise
+};
+
+// Segments ascend without gap from position 0.
+struct LayerView {
+  LayerShape shape;
+  std::span<const SegmentView> segments;
+
+  uint32_t token_count() const {
+    return segments.empty() ? 0 : segments.back().first_position + segments.back().token_count;
+  }
+};
+
+// Runs body(task, worker) for every task < task_count, worker < worker_count, never two at once
+// with the same worker; returns when all are done.
+struct ParallelFor {
+  using Body = std::function<void(uint32_t task, uint32_t worker)>;
+  uint32_t worker_count = 1;
+  std::function<void(uint32_t task_count, const Body& body)> run;
+};
+
+// On the caller's thread, in order.
+ParallelFor SerialFor();
+
+inline kernels::PqGeometry GeometryOf(const IndexDescriptor& index, uint32_t key_dim) {
+  return {.key_dim = key_dim, .subspace_count = index.subspace_count, .bits = index.bits};
+}
+
+inline const uint8_t* Planes(const IndexDataHeader& header, uint32_t kv_head) {
+  return reinterpret_cast<const uint8_t*>(&header) + header.plane_offset_bytes +
+         kv_head * header.head_stride_bytes;
+}
+
+// REQUIRES: header.cell_count > 0.
+inline const uint32_t* CellCounts(const IndexDataHeader& header, uint32_t kv_head) {
+  return reinterpret_cast<const uint32_t*>(reinterpret_cast<const std::byte*>(&header) +
+                                           header.counts_offset_bytes +
+                                           kv_head * header.counts_stride_bytes);
+}
+
+inline std::span<const float> Centroids(const CodebookHeader& header, uint32_t kv_head) {
+  const auto* begin = reinterpret_cast<const std::byte*>(&header) + header.centroid_offset_bytes +
+                      kv_head * header.head_stride_bytes;
+  return {reinterpret_cast<const float*>(begin),
+          kernels::CentroidFloats(GeometryOf(header.index, header.key_dim))};
+}
+
+// Row spans of one kv head, for the kernels that read rows.
+std::vector<kernels::RowSpan> RowSpans(const LayerView& view, uint32_t kv_head);
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_READ_LAYER_VIEW_H_

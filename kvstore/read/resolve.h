@@ -1,0 +1,39 @@
+// Resolve: from the terms of a selection to candidate ranges and k.
+//
+// Pure; thread-safe.
+#ifndef PQCACHED_KVSTORE_READ_RESOLVE_H_
+#define PQCACHED_KVSTORE_READ_RESOLVE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kvstore/read/selection.h"
+
+namespace pqcached::kvstore {
+
+struct ResolvedSelection {
+  enum class Fault : uint8_t {
+    kNone = 0,
+    kInvalid = 1,    // a field of the selection
+    kNotStored = 2,  // candidates that are not stored yet
+  };
+  Fault fault = Fault::kNone;
+  std::string message;  // names field and limit, when there is a fault
+
+  std::vector<PositionRange> candidates;  // ascending, disjoint, non-empty
+  uint32_t candidate_count = 0;
+  uint32_t select_count = 0;  // k
+  // Attended by the engine itself: the ranges of sink and window that exist and are not excluded.
+  uint32_t sink_tokens = 0;
+  uint32_t window_tokens = 0;
+};
+
+// Resolves for a query at `query_position` of a layer that holds `stored_tokens` rows. With n =
+// query_position + 1, candidates are [sink_tokens, n - window_tokens) without the excluded ranges.
+ResolvedSelection Resolve(const Selection& selection, uint64_t query_position,
+                          uint32_t stored_tokens);
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_READ_RESOLVE_H_

@@ -1,0 +1,109 @@
+#include "kvstore/tensor.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+// Wide enough for any product of a 64-bit extent, a 64-bit stride and an element size.
+__extension__ using Wide = __int128;
+
+absl::Status Bad(absl::string_view field, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": ", what));
+}
+
+absl::Status CheckShape(const TensorView& view, uint32_t dim1, uint32_t dim2,
+                        absl::string_view field) {
+  const auto shape_text = [&] { return absl::StrCat("[", absl::StrJoin(view.shape, ", "), "]"); };
+  if (view.shape.size() != 3 || view.shape[1] != dim1 || view.shape[2] != dim2) {
+    return Bad(field, absl::StrCat("shape is ", shape_text(), "; it must be [tokens, ", dim1, ", ",
+                                   dim2, "]"));
+  }
+  if (view.shape[0] == 0) return Bad(field, "shape: no tokens");
+  if (view.shape[0] > kMaxSequenceTokens) {
+    return Bad(field,
+               absl::StrCat("shape: ", view.shape[0], " tokens; at most ", kMaxSequenceTokens));
+  }
+  if (!view.strides.empty() && view.strides.size() != view.shape.size()) {
+    return Bad(field, absl::StrCat("strides: ", view.strides.size(), " of them; there must be 3"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+kernels::StridedTensor CheckedTensor::Head(uint64_t first, uint32_t head) const {
+  return kernels::StridedTensor{
+      .data = data + static_cast<ptrdiff_t>(first) * strides_bytes[0] +
+              static_cast<ptrdiff_t>(head) * strides_bytes[1],
+      .dtype = dtype,
+      .token_stride_bytes = strides_bytes[0],
+      .element_stride_bytes = strides_bytes[2],
+  };
+}
+
+absl::StatusOr<CheckedTensor> CheckTensor(const TensorView& view, uint32_t dim1, uint32_t dim2,
+                                          absl::string_view field) {
+  if (!kernels::IsDType(static_cast<uint8_t>(view.dtype))) {
+    return Bad(field, "dtype must be fp16, bf16 or fp32");
+  }
+  if (absl::Status status = CheckShape(view, dim1, dim2, field); !status.ok()) return status;
+  const auto element_bytes = static_cast<Wide>(kernels::DTypeBytes(view.dtype));
+  CheckedTensor tensor{.data = view.data, .dtype = view.dtype};
+  Wide lowest = 0;
+  Wide highest = 0;
+  Wide contiguous = 1;
+  for (size_t i = 3; i-- > 0;) {
+    const Wide stride = view.strides.empty() ? contiguous : Wide{view.strides[i]};
+    const Wide span = (Wide{view.shape[i]} - 1) * stride * element_bytes;
+    (span < 0 ? lowest : highest) += span;
+    contiguous *= Wide{view.shape[i]};
+    tensor.shape[i] = view.shape[i];
+    // Below the bounds that are checked next, so the narrowing is exact whenever the tensor is
+    // accepted.
+    tensor.strides_bytes[i] =
+        view.shape[i] == 1 ? 0 : static_cast<ptrdiff_t>(stride * element_bytes);
+  }
+  if (lowest < 0) return Bad(field, "strides reach before the data");
+  if (highest + element_bytes > Wide{view.data_bytes}) {
+    return Bad(field, absl::StrCat(view.strides.empty() ? "shape" : "strides", " reach beyond the ",
+                                   view.data_bytes, " bytes of data"));
+  }
+  if (view.data == nullptr) return Bad(field, "data is missing");
+  return tensor;
+}
+
+absl::StatusOr<std::vector<float>> QueriesToFloats(const TensorView& view, uint32_t dim1,
+                                                   uint32_t dim2) {
+  const absl::StatusOr<CheckedTensor> tensor = CheckTensor(view, dim1, dim2, "queries");
+  if (!tensor.ok()) return tensor.status();
+  if (tensor->shape[0] > kMaxQueryLength) {
+    return Bad("queries",
+               absl::StrCat("query length is ", tensor->shape[0], "; at most ", kMaxQueryLength));
+  }
+  if (tensor->shape[0] > 1) {
+    return absl::UnimplementedError(
+        absl::StrCat("queries: query length of ", tensor->shape[0], "; only 1"));
+  }
+  std::vector<float> floats;
+  floats.reserve(size_t{dim1} * dim2);
+  for (uint32_t head = 0; head < dim1; ++head) {
+    const kernels::StridedTensor rows = tensor->Head(0, head);
+    for (uint32_t dim = 0; dim < dim2; ++dim) {
+      const float value = kernels::LoadElement(
+          rows.dtype, rows.data + static_cast<ptrdiff_t>(dim) * rows.element_stride_bytes, 0);
+      if (!std::isfinite(value)) {
+        return Bad("queries", absl::StrCat("NaN or infinity in query head ", head));
+      }
+      floats.push_back(value);
+    }
+  }
+  return floats;
+}
+
+}  // namespace pqcached::kvstore

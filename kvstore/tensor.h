@@ -1,0 +1,46 @@
+// Checks of tensors that come from outside, and their conversion to floats.
+//
+// Pure functions; thread-safe.
+#ifndef PQCACHED_KVSTORE_TENSOR_H_
+#define PQCACHED_KVSTORE_TENSOR_H_
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "kernels/ingest.h"
+#include "kvstore/model.h"
+
+namespace pqcached::kvstore {
+
+// A tensor [dim0, dim1, dim2] whose every element lies inside its data.
+struct CheckedTensor {
+  const std::byte* data = nullptr;
+  kernels::DType dtype = kernels::DType::kF32;
+  std::array<uint64_t, 3> shape = {};
+  std::array<ptrdiff_t, 3> strides_bytes = {};  // 0 where the dimension is 1
+
+  // [dim0, dim2] at `head` of dim1, from `first` of dim0 on.
+  kernels::StridedTensor Head(uint64_t first, uint32_t head) const;
+};
+
+// Checks rank 3, dim1 and dim2, dim0 >= 1, dtype, and that strides keep every element inside the
+// data.
+//
+// Errors: kInvalidArgument naming `field` and what is wrong with it.
+absl::StatusOr<CheckedTensor> CheckTensor(const TensorView& view, uint32_t dim1, uint32_t dim2,
+                                          absl::string_view field);
+
+// Returns the elements as floats [dim1, dim2] of a tensor [1, dim1, dim2].
+//
+// Errors: as CheckTensor; kUnimplemented when dim0 is in 2..kMaxQueryLength; kInvalidArgument for
+// NaN or infinity.
+absl::StatusOr<std::vector<float>> QueriesToFloats(const TensorView& view, uint32_t dim1,
+                                                   uint32_t dim2);
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_TENSOR_H_

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 
+#include "kernels/attend_internal.h"
 #include "kernels/check.h"
 
 namespace pqcached::kernels {
@@ -74,26 +76,81 @@ void AttendReference(const AttendArgs& args, bool all_rows) {
   }
 }
 
+void RunVariant(Level level, const internal::AttendCall& call) {
+#ifdef PQCACHED_X86
+  if (level == Level::kAvx512Bf16 && call.dtype == DType::kBf16) {
+    return internal::AttendAvx512Bf16(call);
+  }
+  if (level >= Level::kAvx512) return internal::AttendAvx512(call);
+  if (level == Level::kAvx2) return internal::AttendAvx2(call);
+#else
+  static_cast<void>(level);
+#endif
+  internal::AttendPortable(call);
+}
+
+// Passes of at most kHeadsPerPass heads.
+void AttendInPasses(const Exec& exec, const AttendArgs& args, bool all_rows) {
+  const AttendShape& shape = args.shape;
+  void* scratch = args.scratch.data();
+  size_t scratch_bytes = args.scratch.size();
+  internal::AttendCall call{
+      .dtype = shape.dtype,
+      .key_dim = shape.key_dim,
+      .value_dim = shape.value_dim,
+      .row_stride_bytes = shape.row_stride_bytes,
+      .head_count = 0,
+      .scale = args.scale,
+      .softcap = args.softcap,
+      .queries = args.queries.data(),
+      .spans = args.spans.data(),
+      .span_count = args.spans.size(),
+      .positions = args.positions.data(),
+      .position_count = args.positions.size(),
+      .all_rows = all_rows,
+      .output = args.output.data(),
+      .lse = args.lse.data(),
+      .scratch = static_cast<std::byte*>(std::align(64, 1, scratch, scratch_bytes)),
+  };
+  uint32_t left = shape.query_length * shape.group_size;
+  while (left > 0) {
+    call.head_count = std::min(left, internal::kHeadsPerPass);
+    RunVariant(exec.level, call);
+    left -= call.head_count;
+    call.queries += size_t{call.head_count} * shape.key_dim;
+    call.output += size_t{call.head_count} * shape.value_dim;
+    call.lse += call.head_count;
+  }
+}
+
 void Attend(const Exec& exec, const AttendArgs& args, bool all_rows) {
   const AttendShape& shape = args.shape;
   const size_t head_count = size_t{shape.query_length} * shape.group_size;
   PQC_CHECK(shape.key_dim % 8 == 0 && shape.key_dim > 0 && shape.key_dim <= kMaxAttendDim);
   PQC_CHECK(shape.value_dim % 8 == 0 && shape.value_dim > 0 && shape.value_dim <= kMaxAttendDim);
   PQC_CHECK(shape.row_stride_bytes >= (shape.key_dim + shape.value_dim) * DTypeBytes(shape.dtype));
-  PQC_CHECK(shape.query_length >= 1 && shape.query_length <= kMaxAttendQueryLength);
+  PQC_CHECK(shape.group_size >= 1 && shape.query_length >= 1);
+  PQC_CHECK(shape.query_length <= kMaxAttendQueryLength);
   PQC_CHECK(args.queries.size() == head_count * shape.key_dim);
   PQC_CHECK(args.output.size() == head_count * shape.value_dim);
   PQC_CHECK(args.lse.size() == head_count);
   PQC_CHECK(args.scratch.size() >= AttendScratchBytes(shape));
-  static_cast<void>(exec);
-  AttendReference(args, all_rows);
+  if (exec.level == Level::kReference) {
+    AttendReference(args, all_rows);
+  } else {
+    AttendInPasses(exec, args, all_rows);
+  }
 }
 
 }  // namespace
 
 size_t AttendScratchBytes(const AttendShape& shape) {
-  static_cast<void>(shape);
-  return 0;
+  const uint32_t head_count =
+      std::min(shape.query_length * shape.group_size, internal::kHeadsPerPass);
+  const auto padded = [](uint32_t dim) { return (dim + 31) / 32 * 32; };
+  const size_t head_floats = padded(shape.key_dim) + padded(shape.value_dim) +
+                             internal::kBlockRows + internal::kHeadStateFloats;
+  return 64 + head_count * head_floats * sizeof(float);
 }
 
 void AttendRows(const Exec& exec, const AttendArgs& args) { Attend(exec, args, false); }

@@ -1,0 +1,9 @@
+#include "kernels/simd_avx2.h"
+// Vec comes first: what follows is written in terms of it.
+#include "kernels/attend_simd.h"
+
+namespace pqcached::kernels::internal {
+
+void AttendAvx2(const AttendCall& call) { AttendByType(call); }
+
+}  // namespace pqcached::kernels::internal

@@ -1,0 +1,190 @@
+// Attention over bf16 rows with vdpbf16ps, which forms 32 products per instruction where an FMA
+// forms 16, and takes the keys as they lie in memory. On a Zen 4 an L2-resident block runs at 43
+// GB/s of rows instead of 23.
+//
+// The query is split in two bf16 parts, so q.k keeps 16 bits of the query. Weights are rounded to
+// bf16 after the softmax and normalised by the sum of the rounded ones; values of two rows are
+// interleaved, so that one instruction adds both.
+#include "kernels/simd_avx512.h"
+// Vec comes first: what follows is written in terms of it.
+#include "kernels/attend_simd.h"
+
+namespace pqcached::kernels {
+namespace {
+
+PQC_INLINE __m512bh AsBf16(__m512i bits) { return reinterpret_cast<__m512bh>(bits); }
+
+// Elements [index, index + 32) of a row; `mask` cuts the end off.
+PQC_INLINE __m512i LoadBits(const std::byte* row, uint32_t index) {
+  return _mm512_loadu_si512(row + index * 2);
+}
+PQC_INLINE __m512i LoadBits(const std::byte* row, uint32_t index, __mmask32 mask) {
+  return _mm512_maskz_loadu_epi16(mask, row + index * 2);
+}
+
+// The low `count` of 32 bits.
+PQC_INLINE __mmask32 LowMask(uint32_t count) {
+  return static_cast<__mmask32>((uint64_t{1} << count) - 1);
+}
+
+struct Bf16Math {
+  static constexpr uint32_t kElementBytes = 2;
+
+  // Each 32 dims: 32 high parts, then 32 low parts (what the high parts miss).
+  static void PrepareQuery(const float* query, uint32_t dim, float scale, float* to) {
+    uint16_t* parts = reinterpret_cast<uint16_t*>(to);
+    for (uint32_t i = 0; i < PaddedDim(dim); ++i) {
+      const float value = i < dim ? query[i] * scale : 0.0f;
+      const uint16_t high = F32ToBf16(value);
+      const uint32_t place = i / 32 * 64 + i % 32;
+      parts[place] = high;
+      parts[place + 32] = F32ToBf16(value - Bf16ToF32(high));
+    }
+  }
+
+  template <int kHeads>
+  PQC_INLINE void Logits(const Workspace& work, uint32_t head, uint32_t key_dim,
+                         const std::byte* const* rows, float* logits) {
+    constexpr int kRows = 16 / kHeads;
+    const float* queries = work.queries + size_t{head} * work.query_stride;
+    __m512 sums[16];
+#pragma GCC unroll 16
+    for (__m512& sum : sums) sum = _mm512_setzero_ps();
+    uint32_t i = 0;
+    for (; i + 32 <= key_dim; i += 32) {
+      __m512i key[kRows];
+#pragma GCC unroll 16
+      for (int t = 0; t < kRows; ++t) key[t] = LoadBits(rows[t], i);
+      AddProducts<kHeads>(queries + i, work.query_stride, key, sums);
+    }
+    if (i < key_dim) {
+      __m512i key[kRows];
+#pragma GCC unroll 16
+      for (int t = 0; t < kRows; ++t) key[t] = LoadBits(rows[t], i, LowMask(key_dim - i));
+      AddProducts<kHeads>(queries + i, work.query_stride, key, sums);
+    }
+    Vec::StoreSums<kHeads>(sums, logits, kBlockRows);
+  }
+
+  template <int kHeads>
+  PQC_INLINE void AddProducts(const float* queries, uint32_t query_stride,
+                              const __m512i (&key)[16 / kHeads], __m512 (&sums)[16]) {
+    constexpr int kRows = 16 / kHeads;
+#pragma GCC unroll 4
+    for (int q = 0; q < kHeads; ++q) {
+      const float* parts = queries + static_cast<uint32_t>(q) * query_stride;
+      const __m512bh high = AsBf16(_mm512_loadu_si512(parts));
+      const __m512bh low = AsBf16(_mm512_loadu_si512(parts + 16));
+#pragma GCC unroll 16
+      for (int t = 0; t < kRows; ++t) {
+        __m512& sum = sums[q * kRows + t];
+        sum = _mm512_dpbf16_ps(sum, AsBf16(key[t]), high);
+        sum = _mm512_dpbf16_ps(sum, AsBf16(key[t]), low);
+      }
+    }
+  }
+
+  // Rounds the weights to bf16 in place (the first half of their bytes) and returns the sum of the
+  // rounded ones.
+  PQC_INLINE float PackWeights(float* weights, float) {
+    static_assert(kBlockRows == 32);
+    const __m512bh packed =
+        _mm512_cvtne2ps_pbh(_mm512_loadu_ps(weights + 16), _mm512_loadu_ps(weights));
+    const __m512i ones = _mm512_set1_epi16(0x3f80);
+    _mm512_storeu_si512(weights, reinterpret_cast<__m512i>(packed));
+    return _mm512_reduce_add_ps(_mm512_dpbf16_ps(_mm512_setzero_ps(), packed, AsBf16(ones)));
+  }
+
+  // Adds weighted values of dims [dim, dim + 32 * kGroups), the last group cut by `mask`. In
+  // scratch a group of 32 dims holds the eights' low halves, then their high halves: the order in
+  // which unpacking leaves them.
+  template <int kHeads, int kGroups, bool kPrefetch>
+  PQC_INLINE void AddValues(const Workspace& work, uint32_t head, const AttendCall& call,
+                            uint32_t dim, __mmask32 mask, const std::byte* const* rows,
+                            uint32_t count, const std::byte* const* ahead) {
+    float* values = work.values + size_t{head} * work.value_stride + dim;
+    const float* weights = work.logits + size_t{head} * kBlockRows;
+    const uint32_t row_bytes = (call.key_dim + call.value_dim) * 2;
+    __m512 sums[kHeads][2 * kGroups];
+#pragma GCC unroll 4
+    for (int q = 0; q < kHeads; ++q) {
+      const __m512 rescale = _mm512_set1_ps(work.heads[head + static_cast<uint32_t>(q)].rescale);
+#pragma GCC unroll 16
+      for (int v = 0; v < 2 * kGroups; ++v) {
+        const float* from = values + static_cast<uint32_t>(q) * work.value_stride + v * 16;
+        sums[q][v] = _mm512_mul_ps(_mm512_loadu_ps(from), rescale);
+      }
+    }
+    for (uint32_t t = 0; t < count; t += 2) {
+      if constexpr (kPrefetch) {
+        PrefetchBytes(ahead[t], call.key_dim * 2, row_bytes);
+        PrefetchBytes(ahead[t + 1], call.key_dim * 2, row_bytes);
+      }
+      __m512i value[2 * kGroups];
+#pragma GCC unroll 8
+      for (int g = 0; g < kGroups; ++g) {
+        const uint32_t index = call.key_dim + dim + static_cast<uint32_t>(g) * 32;
+        const __mmask32 cut = g == kGroups - 1 ? mask : LowMask(32);
+        const __m512i even = LoadBits(rows[t], index, cut);
+        const __m512i odd = LoadBits(rows[t + 1], index, cut);
+        value[2 * g] = _mm512_unpacklo_epi16(even, odd);
+        value[2 * g + 1] = _mm512_unpackhi_epi16(even, odd);
+      }
+#pragma GCC unroll 4
+      for (int q = 0; q < kHeads; ++q) {
+        const __m512bh weight = AsBf16(_mm512_castps_si512(
+            _mm512_set1_ps(weights[static_cast<uint32_t>(q) * kBlockRows + t / 2])));
+#pragma GCC unroll 16
+        for (int v = 0; v < 2 * kGroups; ++v) {
+          sums[q][v] = _mm512_dpbf16_ps(sums[q][v], weight, AsBf16(value[v]));
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < kHeads; ++q) {
+#pragma GCC unroll 16
+      for (int v = 0; v < 2 * kGroups; ++v) {
+        _mm512_storeu_ps(values + static_cast<uint32_t>(q) * work.value_stride + v * 16,
+                         sums[q][v]);
+      }
+    }
+  }
+
+  template <int kHeads, bool kPrefetch>
+  static void Values(const Workspace& work, uint32_t head, const AttendCall& call,
+                     const std::byte* const* rows, uint32_t count, const std::byte* const* ahead) {
+    constexpr int kWide = kHeads == 4 ? 2 : 4;
+    constexpr uint32_t kStep = kWide * 32;
+    uint32_t dim = 0;
+    if (kStep <= call.value_dim) {
+      AddValues<kHeads, kWide, kPrefetch>(work, head, call, 0, LowMask(32), rows, count, ahead);
+      dim = kStep;
+    } else if (kPrefetch) {
+      for (uint32_t t = 0; t < count; ++t) {
+        PrefetchBytes(ahead[t], call.key_dim * 2, (call.key_dim + call.value_dim) * 2);
+      }
+    }
+    for (; dim + kStep <= call.value_dim; dim += kStep) {
+      AddValues<kHeads, kWide, false>(work, head, call, dim, LowMask(32), rows, count, nullptr);
+    }
+    for (; dim < call.value_dim; dim += 32) {
+      const uint32_t left = call.value_dim - dim;
+      AddValues<kHeads, 1, false>(work, head, call, dim, LowMask(left < 32 ? left : 32), rows,
+                                  count, nullptr);
+    }
+  }
+
+  static void Finish(const float* sums, uint32_t dim, float factor, float* output) {
+    for (uint32_t i = 0; i < dim; ++i) {
+      const uint32_t eight = i % 32 / 8;
+      const uint32_t half = i % 8 / 4;
+      output[i] = sums[i / 32 * 32 + half * 16 + eight * 4 + i % 4] * factor;
+    }
+  }
+};
+
+}  // namespace
+
+void internal::AttendAvx512Bf16(const AttendCall& call) { AttendWith<Bf16Math>(call); }
+
+}  // namespace pqcached::kernels

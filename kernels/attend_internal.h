@@ -1,0 +1,56 @@
+// What attend.cc and its instruction-set files share. Private to them.
+#ifndef PQCACHED_KERNELS_ATTEND_INTERNAL_H_
+#define PQCACHED_KERNELS_ATTEND_INTERNAL_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/dtype.h"
+#include "kernels/row_span.h"
+
+namespace pqcached::kernels::internal {
+
+// Heads (query positions times query heads) that one pass over the rows serves; more heads take
+// several passes.
+inline constexpr uint32_t kHeadsPerPass = 64;
+
+// Rows per block of the online softmax: a block of 512-byte rows takes half of a 32 KiB L1 cache.
+inline constexpr uint32_t kBlockRows = 32;
+
+// State of one head between blocks, in scratch.
+struct AttendHead {
+  float largest;     // of the logits so far
+  float weight_sum;  // sum of exp(logit - largest)
+  float norm_sum;    // the same of the weights as they were applied to the values
+  float rescale;     // what the sums so far are to be multiplied with before the block is added
+};
+inline constexpr uint32_t kHeadStateFloats = sizeof(AttendHead) / sizeof(float);
+
+// AttendArgs in plain pointers, because instruction-set files use no standard templates.
+struct AttendCall {
+  DType dtype;
+  uint32_t key_dim;
+  uint32_t value_dim;
+  size_t row_stride_bytes;
+  uint32_t head_count;  // of this pass: 1..kHeadsPerPass
+  float scale;
+  float softcap;
+  const float* queries;  // [head_count, key_dim]
+  const RowSpan* spans;
+  size_t span_count;
+  const uint32_t* positions;
+  size_t position_count;
+  bool all_rows;       // instead of positions: all rows of all spans
+  float* output;       // [head_count, value_dim]
+  float* lse;          // [head_count]
+  std::byte* scratch;  // aligned to 64
+};
+
+void AttendPortable(const AttendCall& call);
+void AttendAvx2(const AttendCall& call);
+void AttendAvx512(const AttendCall& call);
+void AttendAvx512Bf16(const AttendCall& call);  // REQUIRES: bf16 rows
+
+}  // namespace pqcached::kernels::internal
+
+#endif  // PQCACHED_KERNELS_ATTEND_INTERNAL_H_

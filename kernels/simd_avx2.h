@@ -1,0 +1,110 @@
+// Vec: eight floats in AVX2 + FMA + F16C. Members are described in simd_portable.h.
+//
+// Only for files compiled for this instruction set; everything is local to the including file.
+#ifndef PQCACHED_KERNELS_SIMD_AVX2_H_
+#define PQCACHED_KERNELS_SIMD_AVX2_H_
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/dtype.h"
+
+namespace pqcached::kernels {
+namespace {
+
+#define PQC_INLINE [[gnu::always_inline]] static inline
+
+struct Vec {
+  using F = __m256;
+
+  static constexpr uint32_t kLanes = 8;
+  static constexpr uint32_t kAccumulators = 8;
+
+  PQC_INLINE F Set(float value) { return _mm256_set1_ps(value); }
+  PQC_INLINE F Load(const float* from) { return _mm256_loadu_ps(from); }
+  PQC_INLINE void Store(float* to, F value) { _mm256_storeu_ps(to, value); }
+  PQC_INLINE F Add(F a, F b) { return _mm256_add_ps(a, b); }
+  PQC_INLINE F Sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  PQC_INLINE F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  PQC_INLINE F Div(F a, F b) { return _mm256_div_ps(a, b); }
+  PQC_INLINE F MulAdd(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  PQC_INLINE F NegMulAdd(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
+  PQC_INLINE F Max(F a, F b) { return _mm256_max_ps(a, b); }
+  PQC_INLINE F Min(F a, F b) { return _mm256_min_ps(a, b); }
+  PQC_INLINE F Abs(F a) { return _mm256_andnot_ps(Set(-0.0f), a); }
+  PQC_INLINE F CopySign(F magnitude, F sign) {
+    return _mm256_or_ps(Abs(magnitude), _mm256_and_ps(Set(-0.0f), sign));
+  }
+  PQC_INLINE F Round(F a) {
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  PQC_INLINE F Ldexp(F a, F n) {
+    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+  }
+  PQC_INLINE F ZeroIfLess(F x, float limit, F value) {
+    return _mm256_and_ps(_mm256_cmp_ps(x, Set(limit), _CMP_GE_OQ), value);
+  }
+
+  PQC_INLINE float Sum(F a) {
+    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+  }
+  PQC_INLINE float Largest(F a) {
+    __m128 most = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+    return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
+  }
+
+  template <DType kType>
+  PQC_INLINE F LoadRow(const std::byte* row, uint32_t index) {
+    if constexpr (kType == DType::kF32) {
+      return _mm256_loadu_ps(reinterpret_cast<const float*>(row) + index);
+    } else {
+      const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + index * 2));
+      if constexpr (kType == DType::kF16) return _mm256_cvtph_ps(half);
+      return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+    }
+  }
+  template <DType kType>
+  PQC_INLINE F LoadRowHalf(const std::byte* row, uint32_t index) {
+    return LoadRow<kType>(row, index);
+  }
+
+  // Eight sums by three levels of pairwise adds.
+  PQC_INLINE F Sums(const F (&a)[8]) {
+    const F low = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
+    const F high = _mm256_hadd_ps(_mm256_hadd_ps(a[4], a[5]), _mm256_hadd_ps(a[6], a[7]));
+    return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20),
+                         _mm256_permute2f128_ps(low, high, 0x31));
+  }
+  template <int kQueries>
+  PQC_INLINE void StoreSums(const F (&accumulators)[kAccumulators], float* to, size_t stride) {
+    const F sums = Sums(accumulators);
+    if constexpr (kQueries == 1) {
+      Store(to, sums);
+    } else {
+      const __m128 low = _mm256_castps256_ps128(sums);
+      const __m128 high = _mm256_extractf128_ps(sums, 1);
+      if constexpr (kQueries == 2) {
+        _mm_storeu_ps(to, low);
+        _mm_storeu_ps(to + stride, high);
+      } else {
+        _mm_storel_pi(reinterpret_cast<__m64*>(to), low);
+        _mm_storeh_pi(reinterpret_cast<__m64*>(to + stride), low);
+        _mm_storel_pi(reinterpret_cast<__m64*>(to + 2 * stride), high);
+        _mm_storeh_pi(reinterpret_cast<__m64*>(to + 3 * stride), high);
+      }
+    }
+  }
+
+  PQC_INLINE void Prefetch(const std::byte* from) { _mm_prefetch(from, _MM_HINT_T2); }
+};
+
+}  // namespace
+}  // namespace pqcached::kernels
+
+#endif  // PQCACHED_KERNELS_SIMD_AVX2_H_

@@ -1,0 +1,123 @@
+// Vec: sixteen floats in AVX-512 F/BW/VL/DQ. Members are described in simd_portable.h.
+//
+// Only for files compiled for this instruction set; everything is local to the including file.
+#ifndef PQCACHED_KERNELS_SIMD_AVX512_H_
+#define PQCACHED_KERNELS_SIMD_AVX512_H_
+
+// g++ 12 sees uninitialised values in its own headers: _mm512_undefined_ps() and kin.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#else
+#include <immintrin.h>
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/dtype.h"
+
+namespace pqcached::kernels {
+namespace {
+
+#define PQC_INLINE [[gnu::always_inline]] static inline
+
+struct Vec {
+  using F = __m512;
+
+  static constexpr uint32_t kLanes = 16;
+  static constexpr uint32_t kAccumulators = 16;
+
+  PQC_INLINE F Set(float value) { return _mm512_set1_ps(value); }
+  PQC_INLINE F Load(const float* from) { return _mm512_loadu_ps(from); }
+  PQC_INLINE void Store(float* to, F value) { _mm512_storeu_ps(to, value); }
+  PQC_INLINE F Add(F a, F b) { return _mm512_add_ps(a, b); }
+  PQC_INLINE F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  PQC_INLINE F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  PQC_INLINE F Div(F a, F b) { return _mm512_div_ps(a, b); }
+  PQC_INLINE F MulAdd(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  PQC_INLINE F NegMulAdd(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
+  PQC_INLINE F Max(F a, F b) { return _mm512_max_ps(a, b); }
+  PQC_INLINE F Min(F a, F b) { return _mm512_min_ps(a, b); }
+  PQC_INLINE F Abs(F a) { return _mm512_abs_ps(a); }
+  PQC_INLINE F CopySign(F magnitude, F sign) {
+    return _mm512_or_ps(Abs(magnitude), _mm512_and_ps(Set(-0.0f), sign));
+  }
+  PQC_INLINE F Round(F a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  PQC_INLINE F Ldexp(F a, F n) { return _mm512_scalef_ps(a, n); }
+  PQC_INLINE F ZeroIfLess(F x, float limit, F value) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, Set(limit), _CMP_GE_OQ), value);
+  }
+
+  PQC_INLINE float Sum(F a) { return _mm512_reduce_add_ps(a); }
+  PQC_INLINE float Largest(F a) { return _mm512_reduce_max_ps(a); }
+
+  PQC_INLINE F WidenBf16(__m256i half) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+  }
+  template <DType kType>
+  PQC_INLINE F LoadRow(const std::byte* row, uint32_t index) {
+    if constexpr (kType == DType::kF32) {
+      return _mm512_loadu_ps(row + index * 4);
+    } else {
+      const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + index * 2));
+      if constexpr (kType == DType::kF16) return _mm512_cvtph_ps(half);
+      return WidenBf16(half);
+    }
+  }
+  template <DType kType>
+  PQC_INLINE F LoadRowHalf(const std::byte* row, uint32_t index) {
+    if constexpr (kType == DType::kF32) {
+      return _mm512_maskz_loadu_ps(0xff, row + index * 4);
+    } else {
+      const __m256i half = _mm256_zextsi128_si256(
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + index * 2)));
+      if constexpr (kType == DType::kF16) return _mm512_cvtph_ps(half);
+      return WidenBf16(half);
+    }
+  }
+
+  // Sixteen sums by four levels of pairwise adds.
+  PQC_INLINE F Sums4(F a0, F a1, F a2, F a3) {
+    const F a01 = _mm512_add_ps(_mm512_unpacklo_ps(a0, a1), _mm512_unpackhi_ps(a0, a1));
+    const F a23 = _mm512_add_ps(_mm512_unpacklo_ps(a2, a3), _mm512_unpackhi_ps(a2, a3));
+    const __m512d b0 = _mm512_castps_pd(a01);
+    const __m512d b1 = _mm512_castps_pd(a23);
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(b0, b1)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(b0, b1)));
+  }
+  PQC_INLINE F AddBlocks(F a, F b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  }
+  PQC_INLINE F Sums(const F (&a)[16]) {
+    return AddBlocks(AddBlocks(Sums4(a[0], a[1], a[2], a[3]), Sums4(a[4], a[5], a[6], a[7])),
+                     AddBlocks(Sums4(a[8], a[9], a[10], a[11]), Sums4(a[12], a[13], a[14], a[15])));
+  }
+  template <int kQueries>
+  PQC_INLINE void StoreSums(const F (&accumulators)[kAccumulators], float* to, size_t stride) {
+    const F sums = Sums(accumulators);
+    if constexpr (kQueries == 1) {
+      Store(to, sums);
+    } else if constexpr (kQueries == 2) {
+      _mm256_storeu_ps(to, _mm512_castps512_ps256(sums));
+      _mm256_storeu_ps(to + stride, _mm512_extractf32x8_ps(sums, 1));
+    } else {
+      _mm_storeu_ps(to, _mm512_castps512_ps128(sums));
+      _mm_storeu_ps(to + stride, _mm512_extractf32x4_ps(sums, 1));
+      _mm_storeu_ps(to + 2 * stride, _mm512_extractf32x4_ps(sums, 2));
+      _mm_storeu_ps(to + 3 * stride, _mm512_extractf32x4_ps(sums, 3));
+    }
+  }
+
+  PQC_INLINE void Prefetch(const std::byte* from) { _mm_prefetch(from, _MM_HINT_T2); }
+};
+
+}  // namespace
+}  // namespace pqcached::kernels
+
+#endif  // PQCACHED_KERNELS_SIMD_AVX512_H_

@@ -1,0 +1,408 @@
+// Attention: every level against double precision, over spans, selections, shapes and extreme
+// logits; partial results merge.
+#include "kernels/attend.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kernels/merge.h"
+#include "tests/kernels/row_data.h"
+
+namespace pqcached::kernels {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct Result {
+  std::vector<float> output;
+  std::vector<float> lse;
+};
+
+struct Problem {
+  AttendShape shape;
+  RowData rows;
+  std::vector<float> queries;
+  float scale = 1.0f;
+  float softcap = 0.0f;
+
+  uint32_t HeadCount() const { return shape.group_size * shape.query_length; }
+};
+
+Problem MakeProblem(DType dtype, uint32_t key_dim, uint32_t value_dim, uint32_t group_size,
+                    uint32_t query_length, uint32_t token_count, uint32_t seed,
+                    uint32_t span_count = 1, size_t padding_bytes = 0, size_t offset = 0) {
+  Problem problem;
+  problem.rows =
+      MakeRows(dtype, key_dim + value_dim, token_count, span_count, seed, padding_bytes, offset);
+  problem.shape = {.dtype = dtype,
+                   .key_dim = key_dim,
+                   .value_dim = value_dim,
+                   .row_stride_bytes = problem.rows.stride_bytes,
+                   .group_size = group_size,
+                   .query_length = query_length};
+  problem.queries = RandomFloats(size_t{problem.HeadCount()} * key_dim, seed + 1, 2.0f);
+  problem.scale = 1.0f / std::sqrt(static_cast<float>(key_dim));
+  return problem;
+}
+
+// The definition, in double, of the tokens given.
+Result Expected(const Problem& problem, const std::vector<uint32_t>& tokens) {
+  const AttendShape& shape = problem.shape;
+  Result result;
+  for (uint32_t head = 0; head < problem.HeadCount(); ++head) {
+    std::vector<double> logits;
+    double largest = -std::numeric_limits<double>::infinity();
+    for (const uint32_t token : tokens) {
+      const double* row = problem.rows.Values(token);
+      double logit = 0.0;
+      for (uint32_t i = 0; i < shape.key_dim; ++i) {
+        logit += static_cast<double>(problem.queries[head * shape.key_dim + i]) * row[i];
+      }
+      logit *= static_cast<double>(problem.scale);
+      const double cap = static_cast<double>(problem.softcap);
+      if (cap > 0.0) logit = cap * std::tanh(logit / cap);
+      logits.push_back(logit);
+      largest = std::max(largest, logit);
+    }
+    double sum = 0.0;
+    std::vector<double> output(shape.value_dim, 0.0);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const double weight = std::exp(logits[i] - largest);
+      sum += weight;
+      const double* value = problem.rows.Values(tokens[i]) + shape.key_dim;
+      for (uint32_t j = 0; j < shape.value_dim; ++j) output[j] += weight * value[j];
+    }
+    for (const double value : output) {
+      result.output.push_back(tokens.empty() ? 0.0f : static_cast<float>(value / sum));
+    }
+    result.lse.push_back(tokens.empty() ? -kInfinity : static_cast<float>(largest + std::log(sum)));
+  }
+  return result;
+}
+
+Result Run(Level level, const Problem& problem, const std::vector<uint32_t>* tokens) {
+  Result result;
+  result.output.assign(size_t{problem.HeadCount()} * problem.shape.value_dim, 99.0f);
+  result.lse.assign(problem.HeadCount(), 99.0f);
+  std::vector<std::byte> scratch(AttendScratchBytes(problem.shape) + 1);
+  std::vector<uint32_t> positions;
+  if (tokens != nullptr) {
+    for (const uint32_t token : *tokens) positions.push_back(problem.rows.positions[token]);
+  }
+  const AttendArgs args{.shape = problem.shape,
+                        .scale = problem.scale,
+                        .softcap = problem.softcap,
+                        .queries = problem.queries,
+                        .spans = problem.rows.spans,
+                        .positions = positions,
+                        .output = result.output,
+                        .lse = result.lse,
+                        .scratch = std::span(scratch).subspan(1)};
+  if (tokens != nullptr) {
+    AttendRows(Exec{level}, args);
+  } else {
+    AttendAllRows(Exec{level}, args);
+  }
+  return result;
+}
+
+Result RunChosen(Level level, const Problem& problem, const std::vector<uint32_t>& tokens) {
+  return Run(level, problem, &tokens);
+}
+
+Result RunAll(Level level, const Problem& problem) { return Run(level, problem, nullptr); }
+
+bool UsesBf16Products(Level level, DType dtype) {
+  return level == Level::kAvx512Bf16 && dtype == DType::kBf16;
+}
+
+// Holds what the header promises.
+void ExpectClose(Level level, const Problem& problem, const Result& actual,
+                 const Result& expected) {
+  const bool bf16 = UsesBf16Products(level, problem.shape.dtype);
+  double largest_value = 0.0;
+  for (const double value : problem.rows.values) {
+    largest_value = std::max(largest_value, std::abs(value));
+  }
+  const double worst_allowed = (bf16 ? 5e-3 : 2e-5) * largest_value;
+  double error_sum = 0.0;
+  double worst = 0.0;
+  for (size_t i = 0; i < expected.output.size(); ++i) {
+    const double error =
+        std::abs(static_cast<double>(actual.output[i]) - static_cast<double>(expected.output[i]));
+    ASSERT_FALSE(std::isnan(actual.output[i])) << "output " << i;
+    worst = std::max(worst, error);
+    error_sum += error;
+  }
+  EXPECT_LE(worst, worst_allowed);
+  if (bf16) {
+    EXPECT_LE(error_sum, 5e-4 * largest_value * static_cast<double>(expected.output.size()));
+  }
+  for (size_t i = 0; i < expected.lse.size(); ++i) {
+    if (expected.lse[i] == -kInfinity) {
+      EXPECT_EQ(actual.lse[i], -kInfinity) << "head " << i;
+    } else {
+      EXPECT_NEAR(actual.lse[i], expected.lse[i], bf16 ? 1e-3f : 5e-5f) << "head " << i;
+    }
+  }
+}
+
+class AttendTest : public testing::TestWithParam<Level> {};
+INSTANTIATE_TEST_SUITE_P(AllLevels, AttendTest, testing::ValuesIn(AvailableLevels()),
+                         LevelTestName);
+
+TEST_P(AttendTest, AllRowsMatchDoublePrecisionAroundBlockBoundaries) {
+  for (const DType dtype : kAllDTypes) {
+    for (const uint32_t token_count :
+         {0u, 1u, 2u, 31u, 32u, 33u, 63u, 64u, 65u, 127u, 128u, 129u, 4097u}) {
+      SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " tokens " << token_count);
+      const Problem problem = MakeProblem(dtype, 128, 128, 4, 1, token_count, token_count);
+      ExpectClose(GetParam(), problem, RunAll(GetParam(), problem),
+                  Expected(problem, AllTokens(token_count)));
+    }
+  }
+}
+
+TEST_P(AttendTest, ChosenRowsMatchDoublePrecisionAtEveryDim) {
+  for (const DType dtype : kAllDTypes) {
+    for (uint32_t dim = 32; dim <= 256; dim += 8) {
+      SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " dim " << dim);
+      const uint32_t value_dim = 32 + (dim * 3) % 232 / 8 * 8;
+      const Problem problem = MakeProblem(dtype, dim, value_dim, 4, 1, 129, dim, 3);
+      const std::vector<uint32_t> tokens = RandomTokens(129, 0.5, dim);
+      ExpectClose(GetParam(), problem, RunChosen(GetParam(), problem, tokens),
+                  Expected(problem, tokens));
+    }
+  }
+}
+
+TEST_P(AttendTest, EveryGroupSizeAndQueryLengthMatches) {
+  for (const DType dtype : kAllDTypes) {
+    for (const uint32_t group_size : {1u, 2u, 3u, 4u, 5u, 7u, 8u}) {
+      for (const uint32_t query_length : {1u, 3u, 8u}) {
+        SCOPED_TRACE(testing::Message()
+                     << DTypeName(dtype) << " G " << group_size << " L " << query_length);
+        const Problem problem =
+            MakeProblem(dtype, 72, 136, group_size, query_length, 147, group_size, 2);
+        const std::vector<uint32_t> tokens = RandomTokens(147, 0.7, query_length);
+        ExpectClose(GetParam(), problem, RunChosen(GetParam(), problem, tokens),
+                    Expected(problem, tokens));
+      }
+    }
+  }
+}
+
+TEST_P(AttendTest, MoreHeadsThanOnePassMatch) {
+  const Problem problem = MakeProblem(DType::kBf16, 64, 64, 33, 4, 40, 5);
+  ExpectClose(GetParam(), problem, RunAll(GetParam(), problem), Expected(problem, AllTokens(40)));
+}
+
+TEST_P(AttendTest, LongSelectionsOverManySpansMatch) {
+  for (const DType dtype : kAllDTypes) {
+    SCOPED_TRACE(DTypeName(dtype));
+    const Problem problem = MakeProblem(dtype, 128, 128, 4, 1, 4097, 3, 9);
+    const std::vector<uint32_t> tokens = RandomTokens(4097, 0.1, 4);
+    ExpectClose(GetParam(), problem, RunChosen(GetParam(), problem, tokens),
+                Expected(problem, tokens));
+    ExpectClose(GetParam(), problem, RunAll(GetParam(), problem),
+                Expected(problem, AllTokens(4097)));
+  }
+}
+
+TEST_P(AttendTest, EmptySpansBetweenOthersAreSkipped) {
+  Problem problem = MakeProblem(DType::kF16, 64, 64, 2, 1, 5, 3, 9);  // 9 spans, 5 tokens
+  ExpectClose(GetParam(), problem, RunAll(GetParam(), problem), Expected(problem, AllTokens(5)));
+  const std::vector<uint32_t> ends = {0, 4};
+  ExpectClose(GetParam(), problem, RunChosen(GetParam(), problem, ends), Expected(problem, ends));
+}
+
+TEST_P(AttendTest, UnalignedRowsAndStridesMatch) {
+  for (const DType dtype : kAllDTypes) {
+    for (const size_t padding_bytes : {1, 2, 24, 64}) {
+      SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " padding " << padding_bytes);
+      const Problem problem = MakeProblem(dtype, 40, 104, 4, 1, 131, 9, 2, padding_bytes, 3);
+      ExpectClose(GetParam(), problem, RunAll(GetParam(), problem),
+                  Expected(problem, AllTokens(131)));
+    }
+  }
+}
+
+TEST_P(AttendTest, SoftcapBoundsTheLogits) {
+  for (const DType dtype : kAllDTypes) {
+    for (const float softcap : {0.5f, 10.0f, 50.0f}) {
+      SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " softcap " << softcap);
+      Problem problem = MakeProblem(dtype, 128, 64, 4, 3, 165, 8);
+      problem.softcap = softcap;
+      problem.scale *= 5.0f;
+      ExpectClose(GetParam(), problem, RunAll(GetParam(), problem),
+                  Expected(problem, AllTokens(165)));
+    }
+  }
+}
+
+TEST_P(AttendTest, NothingChosenGivesZeroAndMinusInfinity) {
+  for (const DType dtype : kAllDTypes) {
+    const Problem problem = MakeProblem(dtype, 64, 72, 4, 2, 10, 8);
+    const Result result = RunChosen(GetParam(), problem, {});
+    for (const float value : result.output) EXPECT_EQ(value, 0.0f);
+    for (const float value : result.lse) EXPECT_EQ(value, -kInfinity);
+  }
+}
+
+TEST_P(AttendTest, LogitsOfMinusInfinityCountAsAbsent) {
+  Problem problem = MakeProblem(DType::kF32, 32, 32, 1, 1, 70, 8);
+  for (float& value : problem.queries) value = 2e38f;
+  problem.scale = 1.0f;
+  for (uint32_t token = 0; token < 70; ++token) {
+    for (uint32_t i = 0; i < 32; ++i) problem.rows.Set(token, i, -2e38f);
+  }
+  const Result none = RunAll(GetParam(), problem);
+  for (const float value : none.output) EXPECT_EQ(value, 0.0f);
+  EXPECT_EQ(none.lse[0], -kInfinity);
+
+  for (uint32_t i = 0; i < 32; ++i) problem.rows.Set(66, i, 0.0f);  // the only finite logit: 0
+  const Result one = RunAll(GetParam(), problem);
+  for (uint32_t i = 0; i < 32; ++i) {
+    EXPECT_NEAR(one.output[i], problem.rows.Values(66)[32 + i], 1e-5) << i;
+  }
+  EXPECT_NEAR(one.lse[0], 0.0f, 1e-6f);
+}
+
+TEST_P(AttendTest, LogitsBeyondFloatShareEqually) {
+  Problem problem = MakeProblem(DType::kF32, 32, 32, 2, 1, 70, 8);
+  for (float& value : problem.queries) value = 2e38f;
+  for (const uint32_t token : {3u, 40u}) {
+    for (uint32_t i = 0; i < 32; ++i) problem.rows.Set(token, i, 2e38f);
+  }
+  for (uint32_t token = 0; token < 70; ++token) {
+    if (token == 3 || token == 40) continue;
+    for (uint32_t i = 0; i < 32; ++i) problem.rows.Set(token, i, 0.0f);
+  }
+  const Result result = RunAll(GetParam(), problem);
+  for (uint32_t i = 0; i < 64; ++i) {
+    const uint32_t column = 32 + i % 32;
+    EXPECT_NEAR(result.output[i],
+                (problem.rows.Values(3)[column] + problem.rows.Values(40)[column]) / 2, 1e-5);
+  }
+  EXPECT_EQ(result.lse[0], std::numeric_limits<float>::max());
+}
+
+TEST_P(AttendTest, HugeButFiniteLogitsPickTheLargest) {
+  for (const DType dtype : kAllDTypes) {
+    SCOPED_TRACE(DTypeName(dtype));
+    Problem problem = MakeProblem(dtype, 128, 128, 4, 1, 100, 8);
+    problem.scale = 1e4f;
+    ExpectClose(Level::kReference, problem, RunAll(Level::kReference, problem),
+                Expected(problem, AllTokens(100)));
+    const Result actual = RunAll(GetParam(), problem);
+    const Result expected = Expected(problem, AllTokens(100));
+    for (size_t i = 0; i < actual.output.size(); ++i) {
+      ASSERT_NEAR(actual.output[i], expected.output[i], 0.02f) << i;
+    }
+    for (size_t i = 0; i < actual.lse.size(); ++i) {
+      EXPECT_NEAR(actual.lse[i] / expected.lse[i], 1.0f, 1e-5f);
+    }
+  }
+}
+
+TEST_P(AttendTest, DenormalRowsGiveTheirMean) {
+  for (const DType dtype : kAllDTypes) {
+    SCOPED_TRACE(DTypeName(dtype));
+    Problem problem = MakeProblem(dtype, 32, 32, 4, 1, 65, 8);
+    const float denormal = dtype == DType::kF16 ? 0x1.8p-23f : 0x1p-130f;
+    for (uint32_t token = 0; token < 65; ++token) {
+      for (uint32_t i = 0; i < 64; ++i) problem.rows.Set(token, i, denormal);
+    }
+    const Result result = RunAll(GetParam(), problem);
+    for (const float value : result.lse) EXPECT_NEAR(value, std::log(65.0f), 1e-4f);
+    // vdpbf16ps takes bf16 denormals for zero.
+    const float allowed = dtype == DType::kF16 ? denormal * 1e-5f : denormal * 1.01f;
+    for (const float value : result.output) EXPECT_NEAR(value, denormal, allowed);
+  }
+}
+
+TEST_P(AttendTest, EqualKeysGiveTheMeanOfTheValues) {
+  for (const DType dtype : kAllDTypes) {
+    SCOPED_TRACE(DTypeName(dtype));
+    Problem problem = MakeProblem(dtype, 64, 64, 4, 1, 129, 8);
+    for (uint32_t token = 0; token < 129; ++token) {
+      for (uint32_t i = 0; i < 64; ++i) problem.rows.Set(token, i, 0.25f);
+    }
+    ExpectClose(GetParam(), problem, RunAll(GetParam(), problem),
+                Expected(problem, AllTokens(129)));
+  }
+}
+
+// Growing logits make every block rescale what came before, falling ones none.
+TEST_P(AttendTest, MonotonicLogitsMatch) {
+  for (const float slope : {0.2f, -0.2f}) {
+    for (const DType dtype : kAllDTypes) {
+      SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " slope " << slope);
+      Problem problem = MakeProblem(dtype, 32, 64, 2, 1, 200, 8);
+      for (uint32_t head = 0; head < 2; ++head) {
+        for (uint32_t i = 0; i < 32; ++i) problem.queries[head * 32 + i] = i == 0 ? 1.0f : 0.0f;
+      }
+      problem.scale = 1.0f;
+      for (uint32_t token = 0; token < 200; ++token) {
+        problem.rows.Set(token, 0, slope * static_cast<float>(token));
+      }
+      ExpectClose(GetParam(), problem, RunAll(GetParam(), problem),
+                  Expected(problem, AllTokens(200)));
+    }
+  }
+}
+
+TEST_P(AttendTest, DisjointSelectionsMergeToFullAttention) {
+  for (const DType dtype : kAllDTypes) {
+    for (const uint32_t token_count : {1u, 127u, 128u, 129u, 4097u}) {
+      for (const uint32_t group_size : {1u, 4u, 8u}) {
+        SCOPED_TRACE(testing::Message()
+                     << DTypeName(dtype) << " tokens " << token_count << " G " << group_size);
+        const Problem problem =
+            MakeProblem(dtype, 128, 128, group_size, 1, token_count, token_count, 3);
+        const std::vector<uint32_t> some = RandomTokens(token_count, 0.2, 6);
+        std::vector<uint32_t> others;
+        for (const uint32_t token : AllTokens(token_count)) {
+          if (!std::binary_search(some.begin(), some.end(), token)) others.push_back(token);
+        }
+        const Result first = RunChosen(GetParam(), problem, some);
+        const Result second = RunChosen(GetParam(), problem, others);
+        Result merged = first;
+        const Partial partials[] = {{first.output.data(), first.lse.data()},
+                                    {second.output.data(), second.lse.data()}};
+        MergePartials(Exec{GetParam()}, {.query_count = problem.HeadCount(),
+                                         .value_dim = 128,
+                                         .partials = partials,
+                                         .output = merged.output,
+                                         .lse = merged.lse});
+        ExpectClose(GetParam(), problem, merged, Expected(problem, AllTokens(token_count)));
+      }
+    }
+  }
+}
+
+TEST_P(AttendTest, RandomShapesMatch) {
+  std::mt19937 generator(1234);
+  const auto pick = [&](uint32_t low, uint32_t high) {
+    return std::uniform_int_distribution<uint32_t>(low, high)(generator);
+  };
+  for (uint32_t round = 0; round < 60; ++round) {
+    const uint32_t token_count = pick(0, 300);
+    Problem problem =
+        MakeProblem(kAllDTypes[round % 3], pick(4, 32) * 8, pick(4, 32) * 8, pick(1, 9), pick(1, 8),
+                    token_count, round, pick(1, 6), pick(0, 70), pick(0, 63));
+    if (round % 4 == 0) problem.softcap = 20.0f;
+    const std::vector<uint32_t> tokens = RandomTokens(token_count, pick(0, 10) / 10.0, round);
+    SCOPED_TRACE(testing::Message() << "round " << round);
+    ExpectClose(GetParam(), problem, RunChosen(GetParam(), problem, tokens),
+                Expected(problem, tokens));
+  }
+}
+
+}  // namespace
+}  // namespace pqcached::kernels

@@ -1,0 +1,289 @@
+#include "client/arguments.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+
+namespace pqcached::client {
+namespace {
+
+// Larger sizes are no struct of ours but memory that nobody set.
+constexpr size_t kMaxStructBytes = 4096;
+constexpr uint32_t kMaxLayerGroups = 16;
+constexpr uint32_t kMaxLayers = 1024;
+constexpr uint32_t kMaxExcludedRanges = 16;
+// Of a tensor, and how far its strides may reach: offsets in bytes stay far below 63 bits.
+constexpr uint64_t kMaxElements = uint64_t{1} << 40;
+
+bool AllZero(const std::byte* bytes, size_t count) {
+  return std::all_of(bytes, bytes + count, [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+pqc_status Unimplemented(const char* name, const char* field) {
+  return Fail(PQC_UNIMPLEMENTED, "%s.%s: not in this version; must be zero", name, field);
+}
+
+pqc_status CheckTensorFields(const pqc_tensor& tensor, const char* name) {
+  if (const pqc_status status = CheckMemberSize(tensor, name); status != PQC_OK) return status;
+  const uint32_t device = RawEnum(tensor.device);
+  if (device == PQC_CUDA) {
+    return Fail(PQC_UNIMPLEMENTED, "%s.device: PQC_CUDA is not in this version", name);
+  }
+  if (device != PQC_CPU)
+    return Fail(PQC_INVALID_ARGUMENT, "%s.device: %u is unknown", name, device);
+  const uint32_t dtype = RawEnum(tensor.dtype);
+  if (dtype < PQC_F16 || dtype > PQC_F32) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.dtype: %u, must be PQC_F16, PQC_BF16 or PQC_F32", name,
+                dtype);
+  }
+  if (tensor.block_table) return Unimplemented(name, "block_table");
+  if (tensor.stream) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.stream: must be NULL on PQC_CPU", name);
+  }
+  if (tensor.reserved[0] || tensor.reserved[1]) return Unimplemented(name, "reserved");
+  if (tensor.ndim < 1 || tensor.ndim > 4) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.ndim: %u, must be 1 to 4", name, tensor.ndim);
+  }
+  if (!tensor.shape) return Fail(PQC_INVALID_ARGUMENT, "%s.shape: must not be NULL", name);
+  return PQC_OK;
+}
+
+pqc_status CheckDim(const TensorView& view, uint32_t dim, uint64_t size, const char* name,
+                    const char* meaning) {
+  if (view.shape[dim] == size) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, "%s.shape[%u]: %llu, must be the cache's %s %llu", name, dim,
+              static_cast<unsigned long long>(view.shape[dim]), meaning,
+              static_cast<unsigned long long>(size));
+}
+
+pqc_status ReadRowTensor(const pqc_tensor& tensor, const LayerShape& shape, uint32_t dim,
+                         const char* dim_meaning, const char* name, TensorView* view) {
+  if (const pqc_status status = ReadTensor(tensor, name, view); status != PQC_OK) return status;
+  if (view->ndim != 3) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.ndim: %u, must be 3: [tokens, kv_heads, %s]", name,
+                view->ndim, dim_meaning);
+  }
+  if (view->shape[0] < 1 || view->shape[0] > kMaxSequenceTokens) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.shape[0]: %llu tokens, must be 1 to 2^30", name,
+                static_cast<unsigned long long>(view->shape[0]));
+  }
+  if (const pqc_status status = CheckDim(*view, 1, shape.kv_heads, name, "kv_heads");
+      status != PQC_OK) {
+    return status;
+  }
+  return CheckDim(*view, 2, dim, name, dim_meaning);
+}
+
+pqc_status CheckGroup(const pqc_layer_group& group, const char* name) {
+  const uint32_t kind = RawEnum(group.kind);
+  if (kind == PQC_LAYERS_FULL || kind == PQC_LAYERS_WINDOW) {
+    return Fail(PQC_UNIMPLEMENTED, "%s.kind: %s is not in this version", name,
+                kind == PQC_LAYERS_FULL ? "PQC_LAYERS_FULL" : "PQC_LAYERS_WINDOW");
+  }
+  if (kind != PQC_LAYERS_SELECTED && kind != PQC_LAYERS_NONE) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.kind: %u, must be PQC_LAYERS_SELECTED or PQC_LAYERS_NONE",
+                name, kind);
+  }
+  if (group.values_alias_keys) return Unimplemented(name, "values_alias_keys");
+  if (group.window_tokens) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.window_tokens: only for PQC_LAYERS_WINDOW", name);
+  }
+  if (const uint32_t layout = RawEnum(group.rope_layout); layout > PQC_ROPE_INTERLEAVED) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.rope_layout: %u is unknown", name, layout);
+  }
+  if (group.layer_count < 1 || group.layer_count > kMaxLayers) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.layer_count: %u, must be 1 to %u", name,
+                group.layer_count, kMaxLayers);
+  }
+  if (!group.layers) return Fail(PQC_INVALID_ARGUMENT, "%s.layers: must not be NULL", name);
+  if (kind == PQC_LAYERS_NONE) return PQC_OK;
+  const uint32_t dtype = RawEnum(group.dtype);
+  if (dtype < PQC_F16 || dtype > PQC_F32) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.dtype: %u, must be PQC_F16, PQC_BF16 or PQC_F32", name,
+                dtype);
+  }
+  return PQC_OK;
+}
+
+pqc_status CheckRank(const pqc_cache_spec& spec) {
+  if (spec.rank_group) return Unimplemented("spec", "rank_group");
+  if (spec.rank) return Unimplemented("spec", "rank");
+  if (spec.rank_count) return Unimplemented("spec", "rank_count");
+  if (spec.kv_head_begin) return Unimplemented("spec", "kv_head_begin");
+  if (spec.layer_begin) return Unimplemented("spec", "layer_begin");
+  if (spec.numa_node) return Unimplemented("spec", "numa_node");
+  return PQC_OK;
+}
+
+}  // namespace
+
+pqc_status ReadStruct(const void* from, size_t known_size, const char* name, void* to) {
+  if (!from) return Fail(PQC_INVALID_ARGUMENT, "%s: must not be NULL", name);
+  size_t size;
+  std::memcpy(&size, from, sizeof(size));
+  if (size < known_size || size > kMaxStructBytes) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.struct_size: %zu, must be at least %zu", name, size,
+                known_size);
+  }
+  const auto* bytes = static_cast<const std::byte*>(from);
+  if (!AllZero(bytes + known_size, size - known_size)) {
+    return Fail(PQC_UNIMPLEMENTED,
+                "%s: bytes %zu to %zu are a field that this version does not know; must be zero",
+                name, known_size, size);
+  }
+  std::memcpy(to, from, known_size);
+  return PQC_OK;
+}
+
+pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* view) {
+  if (const pqc_status status = CheckTensorFields(tensor, name); status != PQC_OK) return status;
+  view->data = static_cast<const std::byte*>(tensor.ptr);
+  view->dtype = tensor.dtype;
+  view->ndim = tensor.ndim;
+  uint64_t elements = 1;
+  for (uint32_t dim = tensor.ndim; dim-- > 0;) {
+    const uint64_t size = tensor.shape[dim];
+    if (size > kMaxElements || (size > 0 && elements > kMaxElements / size)) {
+      return Fail(PQC_INVALID_ARGUMENT, "%s.shape: more than 2^40 elements", name);
+    }
+    const int64_t stride = tensor.strides ? tensor.strides[dim] : static_cast<int64_t>(elements);
+    const auto reach = static_cast<int64_t>(kMaxElements / (size > 1 ? size - 1 : 1));
+    if (stride > reach || stride < -reach) {
+      return Fail(PQC_INVALID_ARGUMENT, "%s.strides[%u]: beyond 2^40 elements", name, dim);
+    }
+    view->shape[dim] = size;
+    view->strides[dim] = stride;
+    elements *= size;
+  }
+  if (!view->data && elements > 0) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.ptr: must not be NULL", name);
+  }
+  return PQC_OK;
+}
+
+pqc_status CheckIndex(const pqc_index& index, const char* name) {
+  if (const pqc_status status = CheckMemberSize(index, name); status != PQC_OK) return status;
+  const uint32_t kind = RawEnum(index.kind);
+  if (kind > PQC_INDEX_FLAT) {
+    return Fail(PQC_INVALID_ARGUMENT,
+                "%s.kind: %u, must be PQC_INDEX_DEFAULT, PQC_INDEX_PQ or PQC_INDEX_FLAT", name,
+                kind);
+  }
+  for (const uint32_t word : index.reserved) {
+    if (word) return Unimplemented(name, "reserved");
+  }
+  if (kind != PQC_INDEX_PQ && (index.subspaces || index.bits)) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.%s: only for PQC_INDEX_PQ", name,
+                index.subspaces ? "subspaces" : "bits");
+  }
+  return PQC_OK;
+}
+
+pqc_status ReadSelection(const pqc_selection* from, pqc_selection* to) {
+  if (const pqc_status status = ReadStruct(from, "selection", to); status != PQC_OK) return status;
+  if (const pqc_status status = CheckIndex(to->index, "selection.index"); status != PQC_OK) {
+    return status;
+  }
+  if (const uint32_t rule = RawEnum(to->rule); rule > PQC_MAX_LOGIT) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection.rule: %u is unknown", rule);
+  }
+  const uint32_t budget = RawEnum(to->budget);
+  if (budget == PQC_BUDGET_MASS) {
+    return Fail(PQC_UNIMPLEMENTED, "selection.budget: PQC_BUDGET_MASS is not in this version");
+  }
+  if (budget > PQC_BUDGET_MASS) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection.budget: %u is unknown", budget);
+  }
+  if (to->excluded_count > kMaxExcludedRanges) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection.excluded_count: %u, must be at most %u",
+                to->excluded_count, kMaxExcludedRanges);
+  }
+  if (to->excluded_count && !to->excluded) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection.excluded: must not be NULL");
+  }
+  return PQC_OK;
+}
+
+pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const LayerShape& shape,
+                    const char* name, RowBlock* rows) {
+  const std::string keys_name = std::string(name) + "keys";
+  const std::string values_name = std::string(name) + "values";
+  if (const pqc_status status =
+          ReadRowTensor(keys, shape, shape.key_dim, "key_dim", keys_name.c_str(), &rows->keys);
+      status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = ReadRowTensor(values, shape, shape.value_dim, "value_dim",
+                                              values_name.c_str(), &rows->values);
+      status != PQC_OK) {
+    return status;
+  }
+  if (rows->values.shape[0] != rows->keys.shape[0]) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.shape[0]: %llu tokens, but %llu in the keys",
+                values_name.c_str(), static_cast<unsigned long long>(rows->values.shape[0]),
+                static_cast<unsigned long long>(rows->keys.shape[0]));
+  }
+  return PQC_OK;
+}
+
+pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view) {
+  constexpr char kName[] = "query.queries";
+  if (const pqc_status status = ReadTensor(queries, kName, view); status != PQC_OK) return status;
+  if (view->ndim == 2) {
+    view->ndim = 3;
+    for (uint32_t dim : {2u, 1u}) {
+      view->shape[dim] = view->shape[dim - 1];
+      view->strides[dim] = view->strides[dim - 1];
+    }
+    view->shape[0] = 1;
+    view->strides[0] = 0;
+  }
+  if (view->ndim != 3 || view->shape[0] == 0) {
+    return Fail(PQC_INVALID_ARGUMENT,
+                "query.queries.shape: must be [query_length, query_heads, key_dim] or "
+                "[query_heads, key_dim]");
+  }
+  if (view->shape[0] > 1) {
+    return Fail(PQC_UNIMPLEMENTED,
+                "query.queries.shape[0]: query_length %llu; only 1 in this version",
+                static_cast<unsigned long long>(view->shape[0]));
+  }
+  if (const pqc_status status = CheckDim(*view, 1, shape.query_heads, kName, "query_heads");
+      status != PQC_OK) {
+    return status;
+  }
+  return CheckDim(*view, 2, shape.key_dim, kName, "key_dim");
+}
+
+pqc_status ReadCacheSpec(const pqc_cache_spec* from, CacheArguments* to) {
+  pqc_cache_spec& spec = to->spec;
+  if (const pqc_status status = ReadStruct(from, "spec", &spec); status != PQC_OK) return status;
+  if (!spec.name) return Fail(PQC_INVALID_ARGUMENT, "spec.name: must not be NULL");
+  if (!spec.model_fingerprint) {
+    return Fail(PQC_INVALID_ARGUMENT, "spec.model_fingerprint: must not be NULL");
+  }
+  if (const pqc_status status = CheckIndex(spec.default_index, "spec.default_index");
+      status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = CheckRank(spec); status != PQC_OK) return status;
+  if (spec.group_count < 1 || spec.group_count > kMaxLayerGroups) {
+    return Fail(PQC_INVALID_ARGUMENT, "spec.group_count: %u, must be 1 to %u", spec.group_count,
+                kMaxLayerGroups);
+  }
+  if (!spec.groups) return Fail(PQC_INVALID_ARGUMENT, "spec.groups: must not be NULL");
+  to->groups.resize(spec.group_count);
+  const auto* bytes = reinterpret_cast<const std::byte*>(spec.groups);
+  for (uint32_t i = 0; i < spec.group_count; ++i) {
+    char name[32];
+    std::snprintf(name, sizeof(name), "spec.groups[%u]", i);
+    const pqc_status status = ReadStruct(bytes + size_t{i} * spec.groups->struct_size,
+                                         sizeof(pqc_layer_group), name, &to->groups[i]);
+    if (status != PQC_OK) return status;
+    if (const pqc_status group = CheckGroup(to->groups[i], name); group != PQC_OK) return group;
+  }
+  spec.groups = to->groups.data();
+  return PQC_OK;
+}
+
+}  // namespace pqcached::client

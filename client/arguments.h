@@ -1,0 +1,73 @@
+// Reads what callers of the C ABI hand in: copies structs of any later size, checks them, and names
+// the field that is wrong. What only the sidecar can know (limits of dims and budgets, ids, finite
+// numbers) is left to it.
+//
+// Every function returns PQC_OK or what Fail returned. Pure but for the last error; thread-safe.
+#ifndef PQCACHED_CLIENT_ARGUMENTS_H_
+#define PQCACHED_CLIENT_ARGUMENTS_H_
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "client/error.h"
+#include "client/remote.h"
+#include "pqcached/client.h"
+
+namespace pqcached::client {
+
+inline constexpr uint64_t kMaxSequenceTokens = uint64_t{1} << 30;
+
+// The number in an enum of the caller's, which may hold anything.
+template <class Enum>
+uint32_t RawEnum(const Enum& field) {
+  static_assert(sizeof(Enum) == sizeof(uint32_t));
+  uint32_t number;
+  std::memcpy(&number, &field, sizeof(number));
+  return number;
+}
+
+// Copies a caller's struct of `known_size` bytes or more; the bytes above must be zero.
+pqc_status ReadStruct(const void* from, size_t known_size, const char* name, void* to);
+
+template <class Struct>
+pqc_status ReadStruct(const Struct* from, const char* name, Struct* to) {
+  return ReadStruct(from, sizeof(Struct), name, to);
+}
+
+// Checks the size of a struct that is a member of another one.
+template <class Struct>
+pqc_status CheckMemberSize(const Struct& member, const char* name) {
+  if (member.struct_size == 0 || member.struct_size == sizeof(Struct)) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, "%s.struct_size: %zu, must be %zu or 0", name,
+              member.struct_size, sizeof(Struct));
+}
+
+pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* view);
+pqc_status CheckIndex(const pqc_index& index, const char* name);
+
+// Copies a selection and checks what it points at; the copy's `excluded` is still the caller's.
+pqc_status ReadSelection(const pqc_selection* from, pqc_selection* to);
+
+// Reads the K and V of one layer, [tokens, kv_heads, dim] each. `name` goes in front of the fields'
+// names.
+pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const LayerShape& shape,
+                    const char* name, RowBlock* rows);
+
+// Reads the queries of one token as [1, query_heads, key_dim].
+pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view);
+
+// A cache as it is to be opened. Move-only, because `spec` points into the object.
+struct CacheArguments {
+  CacheArguments() = default;
+  CacheArguments(const CacheArguments&) = delete;
+  CacheArguments& operator=(const CacheArguments&) = delete;
+
+  pqc_cache_spec spec{};
+  std::vector<pqc_layer_group> groups;
+};
+pqc_status ReadCacheSpec(const pqc_cache_spec* from, CacheArguments* to);
+
+}  // namespace pqcached::client
+
+#endif  // PQCACHED_CLIENT_ARGUMENTS_H_

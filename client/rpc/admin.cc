@@ -1,0 +1,77 @@
+// RpcRemote: Admin by name, for tools.
+#include <google/protobuf/util/json_util.h>
+#include <grpcpp/generic/generic_stub.h>
+
+#include <memory>
+
+#include "client/rpc/rpc_remote.h"
+
+namespace pqcached::client {
+namespace {
+
+using google::protobuf::Message;
+using google::protobuf::MethodDescriptor;
+
+std::unique_ptr<Message> NewMessage(const google::protobuf::Descriptor* descriptor) {
+  google::protobuf::MessageFactory* factory = google::protobuf::MessageFactory::generated_factory();
+  return std::unique_ptr<Message>(factory->GetPrototype(descriptor)->New());
+}
+
+const MethodDescriptor* FindMethod(const char* name) {
+  // The files' descriptors are registered with the messages' first use.
+  const google::protobuf::ServiceDescriptor* admin =
+      v1::StatsRequest::descriptor()->file()->FindServiceByName("Admin");
+  const MethodDescriptor* method = admin ? admin->FindMethodByName(name) : nullptr;
+  return method && !method->client_streaming() && !method->server_streaming() ? method : nullptr;
+}
+
+grpc::Status CallByPath(grpc::TemplatedGenericStub<Message, Message>& stub, const std::string& path,
+                        grpc::ClientContext* context, const Message& request, Message* response) {
+  grpc::CompletionQueue queue;
+  const auto call = stub.PrepareUnaryCall(context, path, request, &queue);
+  call->StartCall();
+  grpc::Status status;
+  call->Finish(response, &status, nullptr);
+  void* tag;
+  bool ok;
+  queue.Next(&tag, &ok);  // ends: the call has a deadline
+  queue.Shutdown();
+  while (queue.Next(&tag, &ok)) {
+  }
+  return status;
+}
+
+}  // namespace
+
+pqc_status RpcRemote::AdminJson(const char* method_name, const char* request_json,
+                                const TextSink& answer, ErrorText* error) noexcept {
+  return Finish(method_name, error, [&]() -> grpc::Status {
+    const MethodDescriptor* method = FindMethod(method_name);
+    if (!method) {
+      return {grpc::StatusCode::INVALID_ARGUMENT,
+              std::string("method: Admin has no unary \"") + method_name + "\""};
+    }
+    const std::unique_ptr<Message> request = NewMessage(method->input_type());
+    const std::unique_ptr<Message> response = NewMessage(method->output_type());
+    const auto parsed = google::protobuf::util::JsonStringToMessage(request_json, request.get());
+    if (!parsed.ok()) {
+      return {grpc::StatusCode::INVALID_ARGUMENT, "request: " + std::string(parsed.message())};
+    }
+    const std::string path = "/" + method->service()->full_name() + "/" + method->name();
+    grpc::TemplatedGenericStub<Message, Message> stub(channel_);
+    const grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
+      return CallByPath(stub, path, context, *request, response.get());
+    });
+    if (!status.ok()) return status;
+    google::protobuf::util::JsonPrintOptions options;
+    options.always_print_primitive_fields = true;
+    options.preserve_proto_field_names = true;
+    std::string json;
+    const auto printed = google::protobuf::util::MessageToJsonString(*response, &json, options);
+    if (!printed.ok()) return {grpc::StatusCode::INTERNAL, std::string(printed.message())};
+    answer.write(answer.context, json.data(), json.size());
+    return status;
+  });
+}
+
+}  // namespace pqcached::client

@@ -1,0 +1,32 @@
+// The one function that libpqcached_rpc exports.
+#include <cstdio>
+#include <exception>
+
+#include "client/remote.h"
+#include "client/rpc/rpc_remote.h"
+
+namespace pqcached::client {
+namespace {
+
+pqc_status Open(const RemoteOptions& options, Remote** remote, ErrorText* error) {
+  try {
+    RpcRemote* opened = nullptr;
+    const grpc::Status status = RpcRemote::Open(options, &opened);
+    std::snprintf(error->text, sizeof(error->text), "%s", status.error_message().c_str());
+    *remote = opened;
+    return static_cast<pqc_status>(status.error_code());
+  } catch (const std::exception& exception) {
+    std::snprintf(error->text, sizeof(error->text), "%s", exception.what());
+    return PQC_INTERNAL;
+  }
+}
+
+}  // namespace
+}  // namespace pqcached::client
+
+extern "C" __attribute__((visibility("default"))) const pqcached::client::RpcEntry*
+pqcached_rpc_entry() {
+  static constexpr pqcached::client::RpcEntry kEntry = {
+      .remote_version = pqcached::client::kRemoteVersion, .open = &pqcached::client::Open};
+  return &kEntry;
+}

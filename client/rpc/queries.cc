@@ -1,0 +1,250 @@
+// RpcRemote: rank, fetch, attend.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "client/rpc/rpc_remote.h"
+#include "client/rpc/wire.h"
+
+namespace pqcached::client {
+namespace {
+
+// Reads larger than this are cut into several calls.
+constexpr uint64_t kReadPayloadBytes = 4 << 20;
+
+grpc::Status BadAnswer(const std::string& field, const std::string& what) {
+  return {grpc::StatusCode::INTERNAL, "the sidecar's answer does not fit: " + field + ": " + what};
+}
+
+uint64_t RowBytes(const FetchView& fetch) {
+  const uint64_t dims = (fetch.part == PQC_VALUE ? 0u : fetch.shape.key_dim) +
+                        (fetch.part == PQC_KEY ? 0u : fetch.shape.value_dim);
+  return dims * ElementBytes(fetch.shape.dtype);
+}
+
+grpc::Status CopySelected(const v1::Selected& selected, const LayerShape& shape, bool positions,
+                          pqc_positions* out) {
+  const uint64_t needed = uint64_t{selected.kv_heads()} * selected.count();
+  if (selected.kv_heads() != shape.kv_heads) {
+    return BadAnswer("selected.kv_heads", std::to_string(selected.kv_heads()));
+  }
+  if (positions && static_cast<uint64_t>(selected.positions_size()) != needed) {
+    return BadAnswer("selected.positions", std::to_string(selected.positions_size()));
+  }
+  out->kv_heads = selected.kv_heads();
+  out->count = selected.count();
+  out->sink_tokens = selected.sink_tokens();
+  out->window_tokens = selected.window_tokens();
+  if (!positions || !out->positions) return grpc::Status::OK;
+  if (out->capacity < needed) {
+    return {grpc::StatusCode::OUT_OF_RANGE, "capacity: " + std::to_string(out->capacity) +
+                                                " positions, but " + std::to_string(needed) +
+                                                " are needed"};
+  }
+  std::copy(selected.positions().begin(), selected.positions().end(), out->positions);
+  return grpc::Status::OK;
+}
+
+// [heads, tokens] of `from` into columns [token, token + tokens) of [heads, token_count] in `out`;
+// `bytes` per column.
+void CopyColumns(const std::byte* from, uint32_t heads, uint64_t tokens, uint64_t token,
+                 uint64_t token_count, uint64_t bytes, std::byte* out) {
+  for (uint32_t head = 0; head < heads; ++head) {
+    std::memcpy(out + (head * token_count + token) * bytes, from + head * tokens * bytes,
+                tokens * bytes);
+  }
+}
+
+// Joins the (max, sum of exponentials) of two disjoint sets of tokens.
+void JoinSums(float max, float sum_exp, float* joined_max, float* joined_sum_exp) {
+  const float larger = std::max(max, *joined_max);
+  if (!std::isfinite(larger)) return;
+  *joined_sum_exp =
+      *joined_sum_exp * std::exp(*joined_max - larger) + sum_exp * std::exp(max - larger);
+  *joined_max = larger;
+}
+
+}  // namespace
+
+pqc_status RpcRemote::TopK(const QueryView& query, const pqc_selection& selection,
+                           pqc_positions* out, ErrorText* error) noexcept {
+  return Finish("TopK", error, [&]() -> grpc::Status {
+    v1::TopKRequest request;
+    v1::TopKResponse response;
+    ToWire(query, request.add_items()->mutable_query());
+    ToWire(selection, request.mutable_items(0)->mutable_selection());
+    const grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
+      return kv_->TopK(context, request, &response);
+    });
+    if (!status.ok()) return status;
+    if (response.items_size() != 1) return BadAnswer("items", "must be one");
+    return CopySelected(response.items(0), query.shape, /*positions=*/true, out);
+  });
+}
+
+grpc::Status RpcRemote::ScorePart(const QueryView& query, const pqc_index& index,
+                                  pqc_token_range tokens, Deadline deadline,
+                                  v1::ScoreResponse* response) {
+  v1::ScoreRequest request;
+  v1::ScoreItem* item = request.add_items();
+  ToWire(query, item->mutable_query());
+  if (!ToWire(index, item->mutable_index())) item->clear_index();
+  item->mutable_tokens()->set_begin(tokens.begin);
+  item->mutable_tokens()->set_end(tokens.end);
+  const grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](auto* context) {
+    return kv_->Score(context, request, response);
+  });
+  if (!status.ok()) return status;
+  const auto heads = static_cast<int>(query.shape.query_heads);
+  if (response->items_size() != 1 || response->items(0).max_size() != heads ||
+      response->items(0).sum_exp_size() != heads) {
+    return BadAnswer("items", "must be one, with max and sum_exp of each query head");
+  }
+  return status;
+}
+
+pqc_status RpcRemote::Score(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
+                            const ScoresOut& out, ErrorText* error) noexcept {
+  return Finish("Score", error, [&]() -> grpc::Status {
+    const Deadline deadline = CallDeadline();
+    const uint32_t heads = query.shape.query_heads;
+    const uint64_t token_count = tokens.end - tokens.begin;
+    const uint64_t step =
+        std::max<uint64_t>(1, PayloadBytes(kReadPayloadBytes) / (heads * sizeof(float)));
+    std::vector<float> max(heads, -INFINITY);
+    std::vector<float> sum_exp(heads, 0.0f);
+    for (uint64_t token = 0; token < token_count; token += step) {
+      const uint64_t count = std::min(step, token_count - token);
+      const uint64_t begin = tokens.begin + token;
+      v1::ScoreResponse response;
+      const grpc::Status status =
+          ScorePart(query, index, {begin, begin + count}, deadline, &response);
+      if (!status.ok()) return status;
+      const v1::Scores& scores = response.items(0);
+      std::string reason;
+      const std::byte* logits = TensorBytes(scores.logits(), PQC_F32, {heads, count}, &reason);
+      if (!logits) return BadAnswer("items[0].logits", reason);
+      if (out.logits) {
+        CopyColumns(logits, heads, count, token, token_count, sizeof(float),
+                    reinterpret_cast<std::byte*>(out.logits));
+      }
+      for (uint32_t head = 0; head < heads; ++head) {
+        const int at = static_cast<int>(head);
+        JoinSums(scores.max(at), scores.sum_exp(at), &max[head], &sum_exp[head]);
+      }
+    }
+    if (out.max) std::copy(max.begin(), max.end(), out.max);
+    if (out.sum_exp) std::copy(sum_exp.begin(), sum_exp.end(), out.sum_exp);
+    return grpc::Status::OK;
+  });
+}
+
+pqc_status RpcRemote::FetchRange(const FetchView& fetch, pqc_token_range tokens, std::byte* out,
+                                 ErrorText* error) noexcept {
+  return Finish("FetchBlocks", error, [&]() -> grpc::Status {
+    const Deadline deadline = CallDeadline();
+    const uint32_t heads = fetch.shape.kv_heads;
+    const uint64_t row_bytes = RowBytes(fetch);
+    const uint64_t token_count = tokens.end - tokens.begin;
+    const uint64_t step =
+        std::max<uint64_t>(1, PayloadBytes(kReadPayloadBytes) / (heads * row_bytes));
+    for (uint64_t token = 0; token < token_count; token += step) {
+      const uint64_t count = std::min(step, token_count - token);
+      v1::FetchBlocksRequest request;
+      v1::FetchBlocksResponse response;
+      request.set_sequence_id(fetch.sequence_id);
+      request.set_layer(fetch.layer);
+      request.set_part(ToWire(fetch.part));
+      v1::TokenRange* range = request.add_ranges();
+      range->set_begin(tokens.begin + token);
+      range->set_end(tokens.begin + token + count);
+      const grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](auto* context) {
+        return kv_->FetchBlocks(context, request, &response);
+      });
+      if (!status.ok()) return status;
+      if (response.blocks_size() != 1) return BadAnswer("blocks", "must be one");
+      std::string reason;
+      const std::byte* rows =
+          TensorBytes(response.blocks(0), fetch.shape.dtype,
+                      {heads, count, row_bytes / ElementBytes(fetch.shape.dtype)}, &reason);
+      if (!rows) return BadAnswer("blocks[0]", reason);
+      CopyColumns(rows, heads, count, token, token_count, row_bytes, out);
+    }
+    return grpc::Status::OK;
+  });
+}
+
+pqc_status RpcRemote::FetchTokens(const FetchView& fetch, const PositionsView& positions,
+                                  std::byte* out, ErrorText* error) noexcept {
+  return Finish("FetchTokens", error, [&]() -> grpc::Status {
+    const Deadline deadline = CallDeadline();
+    const uint32_t heads = fetch.shape.kv_heads;
+    const uint64_t row_bytes = RowBytes(fetch);
+    const uint64_t step =
+        std::max<uint64_t>(1, PayloadBytes(kReadPayloadBytes) / (heads * row_bytes));
+    for (uint64_t first = 0; first < positions.count; first += step) {
+      const uint64_t count = std::min<uint64_t>(step, positions.count - first);
+      v1::FetchTokensRequest request;
+      v1::FetchTokensResponse response;
+      request.set_sequence_id(fetch.sequence_id);
+      request.set_layer(fetch.layer);
+      request.set_part(ToWire(fetch.part));
+      request.set_count(static_cast<uint32_t>(count));
+      for (uint32_t head = 0; head < heads; ++head) {
+        const uint32_t* of_head = positions.positions + uint64_t{head} * positions.count + first;
+        request.mutable_positions()->Add(of_head, of_head + count);
+      }
+      const grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](auto* context) {
+        return kv_->FetchTokens(context, request, &response);
+      });
+      if (!status.ok()) return status;
+      std::string reason;
+      const std::byte* rows =
+          TensorBytes(response.rows(), fetch.shape.dtype,
+                      {heads, count, row_bytes / ElementBytes(fetch.shape.dtype)}, &reason);
+      if (!rows) return BadAnswer("rows", reason);
+      CopyColumns(rows, heads, count, first, positions.count, row_bytes, out);
+    }
+    return grpc::Status::OK;
+  });
+}
+
+pqc_status RpcRemote::Attend(const QueryView& query, const pqc_selection* selection,
+                             const PositionsView* positions, pqc_attention* out,
+                             ErrorText* error) noexcept {
+  return Finish("Attend", error, [&]() -> grpc::Status {
+    const LayerShape& shape = query.shape;
+    v1::AttendRequest request;
+    v1::AttendResponse response;
+    v1::AttendItem* item = request.add_items();
+    ToWire(query, item->mutable_query());
+    if (selection) ToWire(*selection, item->mutable_selection());
+    if (positions) {
+      item->mutable_positions()->set_count(positions->count);
+      item->mutable_positions()->mutable_positions()->Add(
+          positions->positions, positions->positions + uint64_t{shape.kv_heads} * positions->count);
+    }
+    const bool want_positions = out->selected.positions != nullptr;
+    item->set_want_positions(want_positions);
+    const grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
+      return kv_->Attend(context, request, &response);
+    });
+    if (!status.ok()) return status;
+    if (response.items_size() != 1) return BadAnswer("items", "must be one");
+    const v1::Attention& attention = response.items(0);
+    std::string reason;
+    const std::byte* output =
+        TensorBytes(attention.output(), PQC_F32, {1, shape.query_heads, shape.value_dim}, &reason);
+    if (!output) return BadAnswer("items[0].output", reason);
+    if (static_cast<uint32_t>(attention.lse_size()) != shape.query_heads) {
+      return BadAnswer("items[0].lse", std::to_string(attention.lse_size()));
+    }
+    grpc::Status copied = CopySelected(attention.selected(), shape, want_positions, &out->selected);
+    if (!copied.ok()) return copied;
+    std::memcpy(out->output, output, size_t{shape.query_heads} * shape.value_dim * sizeof(float));
+    std::copy(attention.lse().begin(), attention.lse().end(), out->lse);
+    return copied;
+  });
+}
+
+}  // namespace pqcached::client

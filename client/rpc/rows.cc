@@ -1,0 +1,130 @@
+// RpcRemote: rows in, and the index over them.
+#include <algorithm>
+
+#include "client/rpc/rpc_remote.h"
+#include "client/rpc/wire.h"
+
+namespace pqcached::client {
+namespace {
+
+// Of the rows in one message: large enough that the per-message cost is small, small enough to
+// flow.
+constexpr uint64_t kIngestPayloadBytes = 1 << 20;
+constexpr std::chrono::hours kLongestBuild(24);
+
+pqc_build_progress FromWire(const v1::BuildProgress& progress) {
+  return {.struct_size = sizeof(pqc_build_progress),
+          .layer = progress.layer(),
+          .layers_done = progress.layers_done(),
+          .layer_count = progress.layer_count(),
+          .epoch = progress.epoch(),
+          .epoch_count = progress.epoch_count(),
+          .iterations = progress.iterations(),
+          .inertia = progress.inertia(),
+          .seconds = progress.seconds(),
+          .index_bytes = progress.index_bytes(),
+          .codebook_bytes = progress.codebook_bytes()};
+}
+
+}  // namespace
+
+grpc::Status RpcRemote::IngestOnce(grpc::ClientContext* context, uint64_t sequence_id,
+                                   uint64_t first_position, const RowBlock& rows) {
+  v1::IngestResponse response;
+  const auto stream = kv_->Ingest(context, &response);
+  v1::IngestRequest request;
+  request.mutable_header()->set_sequence_id(sequence_id);
+  bool writing = stream->Write(request);
+  const uint64_t token_count = rows.keys.shape[0];
+  const uint64_t token_bytes = BytesPerIndex(rows.keys) + BytesPerIndex(rows.values);
+  const uint64_t step = std::max<uint64_t>(1, PayloadBytes(kIngestPayloadBytes) / token_bytes);
+  for (uint64_t token = 0; writing && token < token_count; token += step) {
+    const uint64_t end = std::min(token_count, token + step);
+    v1::IngestChunk* chunk = request.mutable_chunk();
+    chunk->set_first_position(first_position + token);
+    chunk->mutable_rows()->set_layer(rows.layer);
+    ToWire(rows.keys, token, end, chunk->mutable_rows()->mutable_keys());
+    ToWire(rows.values, token, end, chunk->mutable_rows()->mutable_values());
+    writing = stream->Write(request);
+  }
+  if (writing) stream->WritesDone();
+  return stream->Finish();
+}
+
+pqc_status RpcRemote::Ingest(uint64_t sequence_id, uint64_t first_position, const RowBlock& rows,
+                             ErrorText* error) noexcept {
+  return Finish("Ingest", error, [&] {
+    return Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
+      return IngestOnce(context, sequence_id, first_position, rows);
+    });
+  });
+}
+
+pqc_status RpcRemote::Append(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
+                             uint32_t row_block_count, uint64_t* token_count,
+                             ErrorText* error) noexcept {
+  return Finish("Append", error, [&]() -> grpc::Status {
+    v1::AppendRequest request;
+    v1::AppendResponse response;
+    v1::SequenceAppend* item = request.add_items();
+    item->set_sequence_id(sequence_id);
+    item->set_first_position(first_position);
+    for (uint32_t i = 0; i < row_block_count; ++i) {
+      v1::LayerRows* layer = item->add_rows();
+      layer->set_layer(rows[i].layer);
+      ToWire(rows[i].keys, 0, rows[i].keys.shape[0], layer->mutable_keys());
+      ToWire(rows[i].values, 0, rows[i].values.shape[0], layer->mutable_values());
+    }
+    const uint64_t limit = session_.max_message_bytes();
+    if (limit != 0 && request.ByteSizeLong() > limit) {
+      return {grpc::StatusCode::INVALID_ARGUMENT,
+              "layers: a message of " + std::to_string(request.ByteSizeLong()) +
+                  " bytes, must be at most max_message_bytes " + std::to_string(limit) +
+                  "; append fewer tokens at once"};
+    }
+    const grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
+      return kv_->Append(context, request, &response);
+    });
+    if (status.ok() && response.token_counts_size() != 1) {
+      return {grpc::StatusCode::INTERNAL, "AppendResponse.token_counts: must be one"};
+    }
+    if (status.ok()) *token_count = response.token_counts(0);
+    return status;
+  });
+}
+
+pqc_status RpcRemote::BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
+                                 ErrorText* error) noexcept {
+  return Finish("BuildIndex", error, [&]() -> grpc::Status {
+    v1::BuildIndexRequest request;
+    request.set_sequence_id(sequence_id);
+    if (!ToWire(options.index, request.mutable_index())) request.clear_index();
+    request.set_iterations(options.iterations);
+    request.set_seed(options.seed);
+    request.set_train_tokens(options.train_tokens);
+    request.set_sink_tokens(options.sink_tokens);
+
+    const std::chrono::milliseconds timeout =
+        options.timeout_ms ? std::chrono::milliseconds(options.timeout_ms) : kLongestBuild;
+    grpc::ClientContext context;
+    Prepare(&context, std::chrono::system_clock::now() + timeout);
+    const auto stream = kv_->BuildIndex(&context, request);
+    v1::BuildProgress message;
+    bool cancelled = false;
+    while (stream->Read(&message)) {
+      if (!options.callback || cancelled) continue;
+      const pqc_build_progress progress = FromWire(message);
+      const bool last = progress.layers_done == progress.layer_count;
+      if (options.callback(options.callback_context, &progress) || last) continue;
+      cancelled = true;
+      context.TryCancel();
+    }
+    const grpc::Status status = stream->Finish();
+    if (cancelled && status.error_code() == grpc::StatusCode::CANCELLED) {
+      return {status.error_code(), "the progress callback cancelled the build"};
+    }
+    return status;
+  });
+}
+
+}  // namespace pqcached::client

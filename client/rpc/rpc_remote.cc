@@ -1,0 +1,204 @@
+#include "client/rpc/rpc_remote.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <thread>
+
+#include "client/rpc/wire.h"
+
+namespace pqcached::client {
+namespace {
+
+constexpr uint32_t kProtocolVersion = 1;
+constexpr char kSessionKey[] = "pqcached-session";
+constexpr std::chrono::milliseconds kFirstPause(10);
+constexpr std::chrono::milliseconds kLongestPause(1000);
+// A call may learn that the sidecar is gone a moment before the session's thread does.
+constexpr std::chrono::milliseconds kSessionEndWait(100);
+
+std::shared_ptr<grpc::Channel> MakeChannel(const char* endpoint) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxSendMessageSize(-1);
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // Each client has a connection of its own: the end of one means the end of its session.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  return grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), arguments);
+}
+
+std::chrono::milliseconds Remaining(Deadline deadline) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(deadline -
+                                                               std::chrono::system_clock::now());
+}
+
+}  // namespace
+
+RpcRemote::RpcRemote(const RemoteOptions& options)
+    : endpoint_(options.endpoint),
+      timeout_(options.timeout_ms),
+      channel_(MakeChannel(options.endpoint)),
+      kv_(v1::KvCache::NewStub(channel_)),
+      admin_(v1::Admin::NewStub(channel_)),
+      session_(*kv_) {}
+
+grpc::Status RpcRemote::Open(const RemoteOptions& options, RpcRemote** remote) {
+  struct Deleter {
+    void operator()(RpcRemote* opened) const { opened->Close(); }
+  };
+  std::unique_ptr<RpcRemote, Deleter> opened(new RpcRemote(options));
+  v1::SessionOpen open;
+  open.set_client_name(options.client_name);
+  open.set_tenant(options.tenant);
+  open.set_protocol_version(kProtocolVersion);
+  const grpc::Status status = opened->session_.Open(open, opened->CallDeadline());
+  if (!status.ok()) {
+    return {status.error_code(), opened->endpoint_ + ": " + status.error_message()};
+  }
+  *remote = opened.release();
+  return status;
+}
+
+pqc_status RpcRemote::Finish(const char* method, ErrorText* error,
+                             const std::function<grpc::Status()>& call) const noexcept {
+  try {
+    const grpc::Status status = session_.ended()
+                                    ? Explain(method, {grpc::StatusCode::UNAVAILABLE, ""})
+                                    : Explain(method, call());
+    std::snprintf(error->text, sizeof(error->text), "%s", status.error_message().c_str());
+    return static_cast<pqc_status>(status.error_code());
+  } catch (const std::bad_alloc&) {
+    std::snprintf(error->text, sizeof(error->text), "the client is out of memory");
+    return PQC_RESOURCE_EXHAUSTED;
+  } catch (const std::exception& exception) {
+    std::snprintf(error->text, sizeof(error->text), "%s", exception.what());
+    return PQC_INTERNAL;
+  }
+}
+
+grpc::Status RpcRemote::Explain(const char* method, const grpc::Status& status) const {
+  switch (status.error_code()) {
+    case grpc::StatusCode::UNAVAILABLE:
+    case grpc::StatusCode::UNAUTHENTICATED: {
+      if (!session_.WaitEnded(kSessionEndWait)) return status;
+      const grpc::Status end = session_.end_status();
+      return {grpc::StatusCode::UNAVAILABLE,
+              endpoint_ + ": the session is lost, and its sequences with it (boot_id " +
+                  session_.boot_id() +
+                  "): " + (end.ok() ? std::string("the sidecar ended it") : end.error_message())};
+    }
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+      return {status.error_code(),
+              std::string(method) + ": no answer of " + endpoint_ + " within the deadline"};
+    default:
+      return status;
+  }
+}
+
+void RpcRemote::Prepare(grpc::ClientContext* context, Deadline deadline) const {
+  context->set_deadline(deadline);
+  context->AddMetadata(kSessionKey, session_.token());
+}
+
+grpc::Status RpcRemote::Attempt(
+    Repeat repeat, Deadline deadline,
+    const std::function<grpc::Status(grpc::ClientContext*)>& attempt) const {
+  std::chrono::milliseconds pause = kFirstPause;
+  for (;;) {
+    grpc::ClientContext context;
+    Prepare(&context, deadline);
+    grpc::Status status = attempt(&context);
+    if (status.error_code() != grpc::StatusCode::UNAVAILABLE || repeat == Repeat::kNever)
+      return status;
+    if (Remaining(deadline) <= pause || session_.WaitEnded(pause)) return status;
+    pause = std::min(2 * pause, kLongestPause);
+  }
+}
+
+uint64_t RpcRemote::PayloadBytes(uint64_t wanted_bytes) const {
+  // The message's other fields fit in the rest.
+  const uint64_t limit = session_.max_message_bytes();
+  return limit == 0 ? wanted_bytes : std::min(wanted_bytes, limit - limit / 8);
+}
+
+pqc_status RpcRemote::OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
+                                ErrorText* error) noexcept {
+  return Finish("OpenCache", error, [&] {
+    v1::OpenCacheRequest request;
+    v1::OpenCacheResponse response;
+    request.set_name(spec.name);
+    request.set_model_fingerprint(spec.model_fingerprint);
+    for (uint32_t i = 0; i < spec.group_count; ++i) {
+      ToWire(spec.groups[i], request.add_layer_groups());
+    }
+    request.set_capacity_bytes(spec.capacity_bytes);
+    if (!ToWire(spec.default_index, request.mutable_default_index())) request.clear_default_index();
+    const grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
+      return kv_->OpenCache(context, request, &response);
+    });
+    *cache_id = response.cache_id();
+    return status;
+  });
+}
+
+pqc_status RpcRemote::CreateSequence(uint64_t cache_id, const char* model_fingerprint,
+                                     uint64_t* sequence_id, ErrorText* error) noexcept {
+  return Finish("CreateSequence", error, [&] {
+    v1::CreateSequenceRequest request;
+    v1::CreateSequenceResponse response;
+    request.set_cache_id(cache_id);
+    request.set_model_fingerprint(model_fingerprint);
+    const grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
+      return kv_->CreateSequence(context, request, &response);
+    });
+    *sequence_id = response.sequence_id();
+    return status;
+  });
+}
+
+pqc_status RpcRemote::DropSequence(uint64_t sequence_id, ErrorText* error) noexcept {
+  return Finish("DropSequence", error, [&] {
+    v1::DropSequenceRequest request;
+    v1::DropSequenceResponse response;
+    request.set_sequence_id(sequence_id);
+    return Attempt(Repeat::kNever, CallDeadline(),
+                   [&](auto* context) { return kv_->DropSequence(context, request, &response); });
+  });
+}
+
+pqc_status RpcRemote::TruncateSequence(uint64_t sequence_id, uint64_t token_count,
+                                       ErrorText* error) noexcept {
+  return Finish("TruncateSequence", error, [&] {
+    v1::TruncateSequenceRequest request;
+    v1::TruncateSequenceResponse response;
+    request.set_sequence_id(sequence_id);
+    request.set_token_count(token_count);
+    return Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
+      return kv_->TruncateSequence(context, request, &response);
+    });
+  });
+}
+
+pqc_status RpcRemote::DescribeSequence(uint64_t sequence_id, pqc_sequence_info* info,
+                                       ErrorText* error) noexcept {
+  return Finish("DescribeSequence", error, [&] {
+    v1::DescribeSequenceRequest request;
+    v1::DescribeSequenceResponse response;
+    request.set_sequence_id(sequence_id);
+    const grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
+      return admin_->DescribeSequence(context, request, &response);
+    });
+    const v1::SequenceDescription& described = response.sequence();
+    info->token_count = described.token_count();
+    info->row_bytes = described.row_bytes();
+    info->index_bytes = described.index_bytes();
+    info->codebook_bytes = described.codebook_bytes();
+    info->used_bytes = described.used_bytes();
+    info->segment_count = static_cast<uint32_t>(described.segments_size());
+    info->index_count = static_cast<uint32_t>(described.indexes_size());
+    return status;
+  });
+}
+
+}  // namespace pqcached::client

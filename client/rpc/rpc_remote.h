@@ -1,0 +1,96 @@
+// RpcRemote: the sidecar's calls over gRPC.
+//
+// Every call has a deadline and carries the session's token. A call that is harmless to repeat is
+// repeated after UNAVAILABLE, with growing pauses, until its deadline or until the session is lost.
+// A lost session does not come back: the sidecar has dropped its sequences, and another run of the
+// sidecar knows nothing of them.
+#ifndef PQCACHED_CLIENT_RPC_RPC_REMOTE_H_
+#define PQCACHED_CLIENT_RPC_RPC_REMOTE_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "client/remote.h"
+#include "client/rpc/session.h"
+#include "pqcached/v1/admin.grpc.pb.h"
+#include "pqcached/v1/kv_cache.grpc.pb.h"
+
+namespace pqcached::client {
+
+using Deadline = std::chrono::system_clock::time_point;
+
+class RpcRemote final : public Remote {
+ public:
+  static grpc::Status Open(const RemoteOptions& options, RpcRemote** remote);
+
+  void Close() noexcept override { delete this; }
+
+  pqc_status OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
+                       ErrorText* error) noexcept override;
+  pqc_status CreateSequence(uint64_t cache_id, const char* model_fingerprint, uint64_t* sequence_id,
+                            ErrorText* error) noexcept override;
+  pqc_status DropSequence(uint64_t sequence_id, ErrorText* error) noexcept override;
+  pqc_status TruncateSequence(uint64_t sequence_id, uint64_t token_count,
+                              ErrorText* error) noexcept override;
+  pqc_status DescribeSequence(uint64_t sequence_id, pqc_sequence_info* info,
+                              ErrorText* error) noexcept override;
+  pqc_status Ingest(uint64_t sequence_id, uint64_t first_position, const RowBlock& rows,
+                    ErrorText* error) noexcept override;
+  pqc_status Append(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
+                    uint32_t row_block_count, uint64_t* token_count,
+                    ErrorText* error) noexcept override;
+  pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
+                        ErrorText* error) noexcept override;
+  pqc_status TopK(const QueryView& query, const pqc_selection& selection, pqc_positions* out,
+                  ErrorText* error) noexcept override;
+  pqc_status Score(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
+                   const ScoresOut& out, ErrorText* error) noexcept override;
+  pqc_status FetchRange(const FetchView& fetch, pqc_token_range tokens, std::byte* out,
+                        ErrorText* error) noexcept override;
+  pqc_status FetchTokens(const FetchView& fetch, const PositionsView& positions, std::byte* out,
+                         ErrorText* error) noexcept override;
+  pqc_status Attend(const QueryView& query, const pqc_selection* selection,
+                    const PositionsView* positions, pqc_attention* out,
+                    ErrorText* error) noexcept override;
+  pqc_status AdminJson(const char* method, const char* request, const TextSink& answer,
+                       ErrorText* error) noexcept override;
+
+ private:
+  enum class Repeat { kNever, kHarmless };
+
+  explicit RpcRemote(const RemoteOptions& options);
+  ~RpcRemote() = default;
+
+  // Where every call passes: exceptions end here, and the status and its reason become the C ABI's.
+  pqc_status Finish(const char* method, ErrorText* error,
+                    const std::function<grpc::Status()>& call) const noexcept;
+  // What a lost session makes of a status.
+  grpc::Status Explain(const char* method, const grpc::Status& status) const;
+
+  Deadline CallDeadline() const { return std::chrono::system_clock::now() + timeout_; }
+  void Prepare(grpc::ClientContext* context, Deadline deadline) const;
+  // Calls `attempt` with a prepared context until it has anything but UNAVAILABLE.
+  grpc::Status Attempt(Repeat repeat, Deadline deadline,
+                       const std::function<grpc::Status(grpc::ClientContext*)>& attempt) const;
+  grpc::Status IngestOnce(grpc::ClientContext* context, uint64_t sequence_id,
+                          uint64_t first_position, const RowBlock& rows);
+  grpc::Status ScorePart(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
+                         Deadline deadline, v1::ScoreResponse* response);
+  // What one message may carry of rows: small enough for the sidecar, large enough to be fast.
+  uint64_t PayloadBytes(uint64_t wanted_bytes) const;
+
+  const std::string endpoint_;
+  const std::chrono::milliseconds timeout_;
+  const std::shared_ptr<grpc::Channel> channel_;  // gRPC's way
+  const std::unique_ptr<v1::KvCache::Stub> kv_;
+  const std::unique_ptr<v1::Admin::Stub> admin_;
+  Session session_;  // uses kv_
+};
+
+}  // namespace pqcached::client
+
+#endif  // PQCACHED_CLIENT_RPC_RPC_REMOTE_H_

@@ -1,0 +1,68 @@
+// Session keeps the client's session stream with the sidecar open, on a thread of its own.
+//
+// Thread-safe, but for Open and Close, which come first and last.
+#ifndef PQCACHED_CLIENT_RPC_SESSION_H_
+#define PQCACHED_CLIENT_RPC_SESSION_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "pqcached/v1/kv_cache.grpc.pb.h"
+
+namespace pqcached::client {
+
+class Session {
+ public:
+  explicit Session(v1::KvCache::Stub& stub) : stub_(stub) {}
+  ~Session() { Close(); }
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Returns when the sidecar has answered, or failed to until `deadline`.
+  grpc::Status Open(const v1::SessionOpen& open, std::chrono::system_clock::time_point deadline);
+
+  // Ends the stream; the sidecar then drops the session's sequences. At most about a second.
+  void Close();
+
+  // Constant after Open.
+  const std::string& token() const { return opened_.session_token(); }
+  const std::string& boot_id() const { return opened_.boot_id(); }
+  uint64_t max_message_bytes() const { return opened_.max_message_bytes(); }
+
+  // Waits until the session has ended, which it does not come back from, or the time is over.
+  // Returns whether it has.
+  bool WaitEnded(std::chrono::milliseconds wait) const;
+  bool ended() const { return WaitEnded(std::chrono::milliseconds(0)); }
+  // Why it ended; REQUIRES ended().
+  grpc::Status end_status() const;
+
+ private:
+  enum class State { kOpening, kOpen, kEnded };
+
+  void Run(const v1::SessionOpen& open);
+  void WriteHeartbeat();
+
+  v1::KvCache::Stub& stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionEvent>> stream_;
+  std::thread thread_;
+  v1::SessionOpened opened_;  // written once, before state_ becomes kOpen
+
+  std::mutex write_mutex_;  // one write at a time; never held with mutex_
+  bool writes_done_ = false;
+
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  State state_ = State::kOpening;
+  grpc::Status end_status_;
+};
+
+}  // namespace pqcached::client
+
+#endif  // PQCACHED_CLIENT_RPC_SESSION_H_

@@ -1,0 +1,184 @@
+#include "client/rpc/wire.h"
+
+#include <algorithm>
+
+namespace pqcached::client {
+namespace {
+
+// True when dimensions [first, ndim) lie packed, last index fastest.
+bool IsPacked(const TensorView& tensor, uint32_t first) {
+  int64_t expected = 1;
+  for (uint32_t dim = std::min(tensor.ndim, 4u); dim-- > first;) {
+    if (tensor.shape[dim] != 1 && tensor.strides[dim] != expected) return false;
+    expected *= static_cast<int64_t>(tensor.shape[dim]);
+  }
+  return true;
+}
+
+// Appends the elements of dimensions [dim, ndim) at `data`.
+void Pack(const TensorView& tensor, uint32_t dim, const std::byte* data, uint64_t element_bytes,
+          std::string* out) {
+  if (IsPacked(tensor, dim)) {
+    uint64_t bytes = element_bytes;
+    for (uint32_t i = dim; i < std::min(tensor.ndim, 4u); ++i) bytes *= tensor.shape[i];
+    out->append(reinterpret_cast<const char*>(data), bytes);
+    return;
+  }
+  const int64_t step = tensor.strides[dim] * static_cast<int64_t>(element_bytes);
+  for (uint64_t i = 0; i < tensor.shape[dim]; ++i) {
+    Pack(tensor, dim + 1, data + static_cast<int64_t>(i) * step, element_bytes, out);
+  }
+}
+
+v1::LayerKind ToWire(pqc_layer_kind kind) {
+  return kind == PQC_LAYERS_NONE ? v1::LAYER_KIND_NONE : v1::LAYER_KIND_SELECTED;
+}
+
+v1::RopeDescription::Layout ToWire(pqc_rope_layout layout) {
+  switch (layout) {
+    case PQC_ROPE_NONE:
+      return v1::RopeDescription::LAYOUT_NONE;
+    case PQC_ROPE_HALF:
+      return v1::RopeDescription::LAYOUT_HALF;
+    case PQC_ROPE_INTERLEAVED:
+      return v1::RopeDescription::LAYOUT_INTERLEAVED;
+    case PQC_ROPE_UNKNOWN:
+      break;
+  }
+  return v1::RopeDescription::LAYOUT_UNSPECIFIED;
+}
+
+v1::GroupRule ToWire(pqc_group_rule rule) {
+  switch (rule) {
+    case PQC_SUM_SOFTMAX:
+      break;
+    case PQC_MAX_SOFTMAX:
+      return v1::GROUP_RULE_MAX_SOFTMAX;
+    case PQC_MEAN_LOGIT:
+      return v1::GROUP_RULE_MEAN_LOGIT;
+    case PQC_MAX_LOGIT:
+      return v1::GROUP_RULE_MAX_LOGIT;
+  }
+  return v1::GROUP_RULE_SUM_SOFTMAX;
+}
+
+}  // namespace
+
+uint64_t ElementBytes(pqc_dtype dtype) { return dtype == PQC_F32 ? 4 : 2; }
+
+v1::DType ToWire(pqc_dtype dtype) {
+  switch (dtype) {
+    case PQC_F16:
+      return v1::DTYPE_FLOAT16;
+    case PQC_BF16:
+      return v1::DTYPE_BFLOAT16;
+    case PQC_F32:
+      break;
+  }
+  return v1::DTYPE_FLOAT32;
+}
+
+v1::RowPart ToWire(pqc_row_part part) {
+  switch (part) {
+    case PQC_ROW:
+      break;
+    case PQC_KEY:
+      return v1::ROW_PART_KEY;
+    case PQC_VALUE:
+      return v1::ROW_PART_VALUE;
+  }
+  return v1::ROW_PART_ROW;
+}
+
+bool ToWire(const pqc_index& index, v1::IndexSpec* spec) {
+  if (index.kind == PQC_INDEX_PQ) {
+    spec->mutable_pq()->set_subspaces(index.subspaces);
+    spec->mutable_pq()->set_bits(index.bits);
+  } else if (index.kind == PQC_INDEX_FLAT) {
+    spec->mutable_flat();
+  }
+  return index.kind != PQC_INDEX_DEFAULT;
+}
+
+void ToWire(const pqc_layer_group& group, v1::LayerGroup* message) {
+  message->set_kind(ToWire(group.kind));
+  message->mutable_layers()->Add(group.layers, group.layers + group.layer_count);
+  if (group.kind == PQC_LAYERS_NONE) return;
+  message->set_kv_heads(group.kv_heads);
+  message->set_query_heads(group.query_heads);
+  message->set_key_dim(group.key_dim);
+  message->set_value_dim(group.value_dim);
+  message->set_dtype(ToWire(group.dtype));
+  message->set_softmax_scale(group.softmax_scale);
+  message->set_softcap(group.softcap);
+  message->mutable_rope()->set_layout(ToWire(group.rope_layout));
+  message->mutable_rope()->set_theta(group.rope_theta);
+  message->mutable_rope()->set_rotary_dim(group.rotary_dim);
+}
+
+void ToWire(const pqc_selection& selection, v1::Selection* message) {
+  if (!ToWire(selection.index, message->mutable_index())) message->clear_index();
+  message->set_group_rule(ToWire(selection.rule));
+  message->set_sink_tokens(selection.sink_tokens);
+  message->set_window_tokens(selection.window_tokens);
+  for (uint32_t i = 0; i < selection.excluded_count; ++i) {
+    v1::TokenRange* range = message->add_excluded();
+    range->set_begin(selection.excluded[i].begin);
+    range->set_end(selection.excluded[i].end);
+  }
+  if (selection.budget == PQC_BUDGET_COUNT) {
+    message->set_token_count(selection.token_count);
+  } else {
+    message->set_token_ratio(selection.ratio);
+  }
+}
+
+void ToWire(const QueryView& query, v1::Query* message) {
+  message->set_sequence_id(query.sequence_id);
+  message->set_layer(query.layer);
+  message->set_query_position(query.query_position);
+  ToWire(query.queries, 0, query.queries.shape[0], message->mutable_queries());
+}
+
+uint64_t BytesPerIndex(const TensorView& tensor) {
+  uint64_t bytes = ElementBytes(tensor.dtype);
+  for (uint32_t dim = 1; dim < tensor.ndim; ++dim) bytes *= tensor.shape[dim];
+  return bytes;
+}
+
+void ToWire(const TensorView& tensor, uint64_t begin, uint64_t end, v1::Tensor* message) {
+  message->set_dtype(ToWire(tensor.dtype));
+  message->clear_shape();
+  message->add_shape(end - begin);
+  for (uint32_t dim = 1; dim < tensor.ndim; ++dim) message->add_shape(tensor.shape[dim]);
+  TensorView part = tensor;
+  part.shape[0] = end - begin;
+  const uint64_t element_bytes = ElementBytes(tensor.dtype);
+  std::string* bytes = message->mutable_inline_data();
+  bytes->clear();
+  bytes->reserve((end - begin) * BytesPerIndex(tensor));
+  const int64_t offset =
+      static_cast<int64_t>(begin) * tensor.strides[0] * static_cast<int64_t>(element_bytes);
+  Pack(part, 0, tensor.data + offset, element_bytes, bytes);
+}
+
+const std::byte* TensorBytes(const v1::Tensor& tensor, pqc_dtype dtype,
+                             std::initializer_list<uint64_t> shape, std::string* reason) {
+  uint64_t bytes = ElementBytes(dtype);
+  for (const uint64_t size : shape) bytes *= size;
+  if (tensor.dtype() != ToWire(dtype)) {
+    *reason = "dtype " + std::to_string(tensor.dtype());
+  } else if (!std::equal(shape.begin(), shape.end(), tensor.shape().begin(),
+                         tensor.shape().end())) {
+    *reason = "another shape";
+  } else if (tensor.strides_size() > 0) {
+    *reason = "strides";
+  } else if (tensor.inline_data().size() != bytes) {
+    *reason = std::to_string(tensor.inline_data().size()) + " bytes";
+  } else {
+    return reinterpret_cast<const std::byte*>(tensor.inline_data().data());
+  }
+  return nullptr;
+}
+
+}  // namespace pqcached::client

@@ -1,0 +1,37 @@
+// Words of the C ABI as messages, and back. Pure; thread-safe.
+#ifndef PQCACHED_CLIENT_RPC_WIRE_H_
+#define PQCACHED_CLIENT_RPC_WIRE_H_
+
+#include <cstdint>
+#include <string>
+
+#include "client/remote.h"
+#include "pqcached/v1/kv_cache.pb.h"
+#include "pqcached/v1/types.pb.h"
+
+namespace pqcached::client {
+
+uint64_t ElementBytes(pqc_dtype dtype);
+v1::DType ToWire(pqc_dtype dtype);
+v1::RowPart ToWire(pqc_row_part part);
+
+// Absent (false) for PQC_INDEX_DEFAULT.
+bool ToWire(const pqc_index& index, v1::IndexSpec* spec);
+void ToWire(const pqc_layer_group& group, v1::LayerGroup* message);
+void ToWire(const pqc_selection& selection, v1::Selection* message);
+void ToWire(const QueryView& query, v1::Query* message);
+
+// Indices [begin, end) of the first dimension, packed contiguously.
+void ToWire(const TensorView& tensor, uint64_t begin, uint64_t end, v1::Tensor* message);
+
+// How many bytes one index of the first dimension takes, packed.
+uint64_t BytesPerIndex(const TensorView& tensor);
+
+// The bytes of a contiguous tensor of exactly this dtype and shape; null, with the reason, for any
+// other.
+const std::byte* TensorBytes(const v1::Tensor& tensor, pqc_dtype dtype,
+                             std::initializer_list<uint64_t> shape, std::string* reason);
+
+}  // namespace pqcached::client
+
+#endif  // PQCACHED_CLIENT_RPC_WIRE_H_

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <utility>
 
 #include "client/examples/tinylm/kernels.h"
 
@@ -19,7 +20,7 @@ using nlohmann::json;
 std::string ReadFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   std::string content{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  if (!in) throw std::runtime_error("cannot read " + path);
+  if (!in) throw std::runtime_error("cannot be read");
   return content;
 }
 
@@ -34,7 +35,7 @@ float F16ToF32(uint16_t half) {
 // A file of named tensors: 8 bytes of header size, a JSON header, the data.
 class Safetensors {
  public:
-  explicit Safetensors(const std::string& path) : path_(path), bytes_(ReadFile(path)) {
+  explicit Safetensors(std::string bytes) : bytes_(std::move(bytes)) {
     uint64_t header_bytes = 0;
     if (bytes_.size() < sizeof header_bytes) Fail("header", "is cut short");
     std::memcpy(&header_bytes, bytes_.data(), sizeof header_bytes);
@@ -83,10 +84,10 @@ class Safetensors {
 
  private:
   [[noreturn]] void Fail(const std::string& name, const std::string& what) const {
-    throw std::runtime_error(path_ + ": " + name + " " + what);
+    throw std::runtime_error(name + " " + what);
   }
 
-  std::string path_, bytes_;
+  std::string bytes_;
   size_t data_begin_ = 0;
   json header_;
 };
@@ -114,14 +115,15 @@ Config ParseConfig(const json& file) {
   config.rope_theta = file.at("rope_theta");
   config.temperature_base = file.at("attn_temp_base");
   for (const std::string kind : file.at("layer_types")) {
-    if (kind != "full" && kind != "sliding") throw std::runtime_error("unknown layer " + kind);
+    if (kind != "full" && kind != "sliding")
+      throw std::runtime_error("has an unknown layer type " + kind);
     config.layer_is_full.push_back(kind == "full");
   }
   const bool fits = config.kv_heads > 0 && config.query_heads % config.kv_heads == 0 &&
                     config.window > 0 && file.at("head_dim") == kHeadDim &&
                     config.hidden % kPanelColumns == 0 && config.vocabulary % kPanelColumns == 0 &&
                     config.intermediate % kPanelColumns == 0;
-  if (!fits) throw std::runtime_error("sizes that this engine was not made for");
+  if (!fits) throw std::runtime_error("has sizes that this engine was not made for");
   return config;
 }
 
@@ -163,11 +165,13 @@ std::vector<uint32_t> Config::full_layers() const {
 }
 
 Model LoadModel(const std::string& directory) {
+  std::string path = directory + "/config.json";
   try {
     Model model;
-    model.config = ParseConfig(json::parse(ReadFile(directory + "/config.json")));
+    model.config = ParseConfig(json::parse(ReadFile(path)));
     const Config& config = model.config;
-    const Safetensors file(directory + "/model.safetensors");
+    path = directory + "/model.safetensors";
+    const Safetensors file(ReadFile(path));
     model.embedding = file.Get("model.embed_tokens.weight", {config.vocabulary, config.hidden});
     model.unembedding = Pack(model.embedding, config.vocabulary, config.hidden);
     model.norm = file.Get("model.norm.weight", {config.hidden});
@@ -176,8 +180,8 @@ Model LoadModel(const std::string& directory) {
     }
     model.fingerprint = file.Fingerprint();
     return model;
-  } catch (const json::exception& error) {
-    throw std::runtime_error(directory + ": " + error.what());
+  } catch (const std::exception& error) {
+    throw std::runtime_error(path + ": " + error.what());
   }
 }
 

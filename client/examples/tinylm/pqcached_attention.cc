@@ -1,0 +1,207 @@
+#include "client/examples/tinylm/pqcached_attention.h"
+
+#include <chrono>
+#include <stdexcept>
+#include <utility>
+
+namespace tinylm {
+namespace {
+
+// Every struct of the client begins with its size.
+template <typename T>
+T Sized() {
+  T value{};
+  value.struct_size = sizeof(T);
+  return value;
+}
+
+void Check(pqc_status status, const char* call) {
+  if (status == PQC_OK) return;
+  throw std::runtime_error(std::string(call) + ": " + pqc_status_name(status) + ": " +
+                           pqc_last_error());
+}
+
+// A borrowed contiguous fp32 array. The client reads it only, whatever the pointer's type says.
+pqc_tensor Borrow(const float* data, const uint64_t (&shape)[3]) {
+  auto tensor = Sized<pqc_tensor>();
+  tensor.ptr = const_cast<float*>(data);
+  tensor.device = PQC_CPU;
+  tensor.dtype = PQC_F32;
+  tensor.ndim = 3;
+  tensor.shape = shape;
+  return tensor;
+}
+
+// Notes what each layer of a build cost; a build reports layer by layer.
+int RecordProgress(void* context, const pqc_build_progress* progress) {
+  auto& build = *static_cast<PqcachedAttention::IndexBuild*>(context);
+  if (build.layers.empty() || build.layers.back().layer != progress->layer) {
+    build.layers.push_back({.layer = progress->layer});
+  }
+  PqcachedAttention::LayerBuild& layer = build.layers.back();
+  double seconds_before = 0;
+  for (const auto& earlier : build.layers) {
+    if (&earlier != &layer) seconds_before += earlier.seconds;
+  }
+  layer.seconds = progress->seconds - seconds_before;
+  layer.index_bytes = progress->index_bytes;
+  layer.codebook_bytes = progress->codebook_bytes;
+  return 1;
+}
+
+}  // namespace
+
+PqcachedAttention::PqcachedAttention(const Model& model, const Options& options, Workers& workers)
+    : config_(model.config),
+      options_(options),
+      ends_(model.config, options.engine_tokens, workers),
+      selection_(Sized<pqc_selection>()) {
+  auto client_options = Sized<pqc_client_options>();
+  client_options.endpoint = options_.endpoint.c_str();
+  client_options.client_name = "tinylm";
+  pqc_client* client = nullptr;
+  Check(pqc_client_open(&client_options, &client), "pqc_client_open");
+  client_.reset(client);
+
+  // Only the full layers: the sliding ones stay the engine's own. Queries come in scaled.
+  const std::vector<uint32_t> layers = config_.full_layers();
+  auto group = Sized<pqc_layer_group>();
+  group.kind = PQC_LAYERS_SELECTED;
+  group.layers = layers.data();
+  group.layer_count = static_cast<uint32_t>(layers.size());
+  group.kv_heads = config_.kv_heads;
+  group.query_heads = config_.query_heads;
+  group.key_dim = kHeadDim;
+  group.value_dim = kHeadDim;
+  group.dtype = options_.dtype;
+  group.softmax_scale = 1.0f;
+  group.rope_layout = PQC_ROPE_NONE;
+  auto spec = Sized<pqc_cache_spec>();
+  spec.name = options_.cache_name.c_str();
+  spec.model_fingerprint = model.fingerprint.c_str();
+  spec.groups = &group;
+  spec.group_count = 1;
+  spec.capacity_bytes = options_.capacity_bytes;
+  spec.default_index = FlatIndex();
+  pqc_cache* cache = nullptr;
+  Check(pqc_cache_open(client, &spec, &cache), "pqc_cache_open");
+  cache_.reset(cache);
+
+  selection_.rule = PQC_SUM_SOFTMAX;
+  selection_.sink_tokens = options_.engine_tokens.sink_tokens;
+  selection_.window_tokens = options_.engine_tokens.window_tokens;
+  selection_.budget = PQC_BUDGET_RATIO;
+  SetSelection(FlatIndex(), 0.1);
+}
+
+PqcachedAttention::~PqcachedAttention() {
+  if (sequence_) pqc_sequence_drop(sequence_);
+}
+
+void PqcachedAttention::SetSelection(const pqc_index& index, double ratio) {
+  selection_.index = index;
+  selection_.ratio = ratio;
+}
+
+void PqcachedAttention::BeginSequence() {
+  if (sequence_) Check(pqc_sequence_drop(std::exchange(sequence_, nullptr)), "pqc_sequence_drop");
+  Check(pqc_sequence_create(cache_.get(), &sequence_), "pqc_sequence_create");
+  builds_.clear();
+  new_rows_.clear();
+  ends_.BeginSequence();
+}
+
+void PqcachedAttention::Prefill(const KvChunk& chunk) {
+  const uint64_t shape[3] = {chunk.token_count, config_.kv_heads, kHeadDim};
+  const pqc_tensor keys = Borrow(chunk.k, shape), values = Borrow(chunk.v, shape);
+  Check(pqc_ingest(sequence_, chunk.layer, chunk.first_position, &keys, &values), "pqc_ingest");
+  ends_.Prefill(chunk);
+}
+
+void PqcachedAttention::EndPrefill() {
+  for (const pqc_index& index : options_.indexes) {
+    if (index.kind == PQC_INDEX_FLAT) continue;
+    builds_.push_back({.index = index, .layers = {}});
+    auto build = Sized<pqc_build_options>();
+    build.index = index;
+    build.sink_tokens = options_.engine_tokens.sink_tokens;
+    build.callback = RecordProgress;
+    build.callback_context = &builds_.back();
+    const auto start = std::chrono::steady_clock::now();
+    Check(pqc_build_index(sequence_, &build), "pqc_build_index");
+    builds_.back().seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+}
+
+void PqcachedAttention::Decode(const DecodeArgs& args) {
+  const uint32_t heads = config_.query_heads;
+  std::vector<float> lse(heads);
+  ends_.DecodePartial(args, lse.data());
+  attended_ = ends_.last_attended();
+
+  position_ = args.position;
+  const size_t row_floats = size_t{config_.kv_heads} * kHeadDim;
+  new_rows_.push_back({args.layer, {args.k, args.k + row_floats}, {args.v, args.v + row_floats}});
+  if (args.position + 1 <= selection_.sink_tokens + selection_.window_tokens) return;
+
+  const uint64_t shape[3] = {1, heads, kHeadDim};
+  auto query = Sized<pqc_query>();
+  query.layer = args.layer;
+  query.query_position = args.position;
+  query.queries = Borrow(args.q, shape);
+  std::vector<float> middle_o(size_t{heads} * kHeadDim), middle_lse(heads);
+  auto middle = Sized<pqc_attention>();
+  middle.output = middle_o.data();
+  middle.output_capacity = middle_o.size();
+  middle.lse = middle_lse.data();
+  middle.lse_capacity = middle_lse.size();
+  middle.selected = Sized<pqc_positions>();
+  Check(pqc_attend(sequence_, &query, &selection_, &middle), "pqc_attend");
+  attended_.selected = middle.selected.count;
+  Check(pqc_merge(heads, kHeadDim, args.o, lse.data(), middle_o.data(), middle_lse.data()),
+        "pqc_merge");
+}
+
+void PqcachedAttention::EndStep() {
+  const uint64_t shape[3] = {1, config_.kv_heads, kHeadDim};
+  std::vector<pqc_layer_rows> layers;
+  for (const NewRows& rows : new_rows_) {
+    auto layer = Sized<pqc_layer_rows>();
+    layer.layer = rows.layer;
+    layer.keys = Borrow(rows.k.data(), shape);
+    layer.values = Borrow(rows.v.data(), shape);
+    layers.push_back(layer);
+  }
+  Check(pqc_append(sequence_, position_, layers.data(), static_cast<uint32_t>(layers.size()),
+                   nullptr),
+        "pqc_append");
+  new_rows_.clear();
+}
+
+void PqcachedAttention::Rewind() {
+  Check(pqc_sequence_truncate(sequence_, ends_.prefill_end()), "pqc_sequence_truncate");
+  ends_.Rewind();
+}
+
+pqc_sequence_info PqcachedAttention::DescribeSequence() const {
+  auto info = Sized<pqc_sequence_info>();
+  Check(pqc_sequence_describe(sequence_, &info), "pqc_sequence_describe");
+  return info;
+}
+
+pqc_index PqIndex(uint32_t subspaces, uint32_t bits) {
+  auto index = Sized<pqc_index>();
+  index.kind = PQC_INDEX_PQ;
+  index.subspaces = subspaces;
+  index.bits = bits;
+  return index;
+}
+
+pqc_index FlatIndex() {
+  auto index = Sized<pqc_index>();
+  index.kind = PQC_INDEX_FLAT;
+  return index;
+}
+
+}  // namespace tinylm

@@ -47,4 +47,4 @@ done
 [ -S "$socket" ] || { echo "error: the sidecar did not open $socket within 10 s" >&2; exit 1; }
 
 build/release/client/examples/tinylm/tinylm_report --endpoint "unix://$socket" \
-  --data client/examples/tinylm "${json[@]}"
+  --model client/examples/tinylm/model --prompts client/examples/tinylm/prompts_dev "${json[@]}"

@@ -33,6 +33,10 @@ measure() {
 }
 
 for area in "${areas[@]}"; do
+  if [ "$area" = quality ]; then
+    echo "== quality: all questions of the trained model" >&2
+    measure env PYTHONDONTWRITEBYTECODE=1 python3 tests/quality/quality_rows.py build/bench --json "$rows/quality.json"
+  fi
   for program in build/bench/tests/figures/"$area"/*; do
     [ -f "$program" ] && [ -x "$program" ] || continue
     echo "== $area: $(basename "$program")" >&2

@@ -3,30 +3,14 @@
 #include <algorithm>
 
 #include "kernels/check.h"
+#include "kernels/pq_select_paths.h"
 #include "kernels/scratch_cutter.h"
 #include "kernels/value_select.h"
 
 namespace pqcached::kernels {
 namespace {
 
-constexpr uint32_t kMaxGroupSize = 64;
 uint32_t SlotCount(const PqSpan& span) { return span.slot_end - span.slot_begin; }
-
-// Adds the tables over the group, in the order of heads.
-void SumTables(const PqSelectArgs& args, uint32_t codebook_count, std::span<float> sums) {
-  const size_t table_floats = TableFloats(args.geometry);
-  for (uint32_t codebook = 0; codebook < codebook_count; ++codebook) {
-    const float* tables = args.tables.data() + codebook * args.group_size * table_floats;
-    float* out = sums.data() + codebook * table_floats;
-    for (size_t i = 0; i < table_floats; ++i) {
-      float sum = ClampEntry(tables[i]);
-      for (uint32_t head = 1; head < args.group_size; ++head) {
-        sum += ClampEntry(tables[head * table_floats + i]);
-      }
-      out[i] = ClampEntry(sum);
-    }
-  }
-}
 
 // The specification.
 void PqScoreReference(const PqScoreArgs& args) {
@@ -47,43 +31,62 @@ void PqScoreReference(const PqScoreArgs& args) {
   }
 }
 
-struct Shape {
-  uint32_t codebook_count = 0;
-  size_t candidate_count = 0;
-};
-
-Shape ShapeOf(const PqSelectArgs& args) {
-  Shape shape;
+PqSelectPlan MakePlan(const PqSelectArgs& args) {
+  PqSelectPlan plan;
   const size_t floats_per_codebook = args.group_size * TableFloats(args.geometry);
-  shape.codebook_count = static_cast<uint32_t>(args.tables.size() / floats_per_codebook);
-  PQC_CHECK(args.tables.size() == shape.codebook_count * floats_per_codebook);
+  plan.codebook_count = static_cast<uint32_t>(args.tables.size() / floats_per_codebook);
+  PQC_CHECK(args.tables.size() == plan.codebook_count * floats_per_codebook);
   for (const PqSpan& span : args.spans) {
     PQC_CHECK(span.slot_begin <= span.slot_end);
-    PQC_CHECK(span.codebook < shape.codebook_count || span.slot_begin == span.slot_end);
-    shape.candidate_count += SlotCount(span);
+    PQC_CHECK(span.codebook < plan.codebook_count || span.slot_begin == span.slot_end);
+    plan.candidate_count += SlotCount(span);
   }
-  return shape;
+  plan.head_count = args.rule == GroupRule::kMeanLogit ? 1 : args.group_size;
+  return plan;
+}
+
+}  // namespace
+
+void FillTables(const PqSelectArgs& args, const PqSelectPlan& plan, std::span<float> tables) {
+  const size_t table_floats = TableFloats(args.geometry);
+  const uint32_t summed_count = args.group_size / plan.head_count;
+  for (size_t row = 0; row < size_t{plan.codebook_count} * plan.head_count; ++row) {
+    const float* in = args.tables.data() + row * summed_count * table_floats;
+    float* out = tables.data() + row * table_floats;
+    for (size_t i = 0; i < table_floats; ++i) {
+      float sum = ClampEntry(in[i]);
+      for (uint32_t head = 1; head < summed_count; ++head) {
+        sum += ClampEntry(in[head * table_floats + i]);
+      }
+      out[i] = ClampEntry(sum);
+    }
+  }
+}
+
+size_t ScoreAllScratchBytes(const PqSelectShape& shape) {
+  const size_t candidates = shape.candidate_count;
+  const size_t table_floats =
+      size_t{shape.codebook_count} * shape.group_size * TableFloats(shape.geometry);
+  return ScratchAligned(table_floats * sizeof(float)) +
+         ScratchAligned(shape.group_size * candidates * sizeof(float)) +
+         2 * ScratchAligned(candidates * sizeof(float));
 }
 
 // Scores every candidate, then selects by value: the specification at Level::kReference, and what
 // serves geometries without cells at the others.
-void SelectByScores(const Exec& exec, const PqSelectArgs& args, const Shape& shape) {
+void SelectByScores(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan) {
   ScratchCutter scratch(args.scratch);
-  const size_t table_floats = TableFloats(args.geometry);
-  const bool mean = args.rule == GroupRule::kMeanLogit && args.group_size > 1;
-  const uint32_t group_size = mean ? 1 : args.group_size;
-  std::span<const float> tables = args.tables;
-  if (mean) {
-    const std::span<float> sums = scratch.Take<float>(shape.codebook_count * table_floats);
-    SumTables(args, shape.codebook_count, sums);
-    tables = sums;
-  }
-  const std::span<float> logits = scratch.Take<float>(group_size * shape.candidate_count);
-  const std::span<float> values = scratch.Take<float>(shape.candidate_count);
-  const std::span<float> work = scratch.Take<float>(shape.candidate_count);
+  const size_t table_floats = plan.head_count * TableFloats(args.geometry);
+  const uint32_t group_size = plan.head_count;
+  const std::span<float> tables = scratch.Take<float>(plan.codebook_count * table_floats);
+  FillTables(args, plan, tables);
+  const std::span<float> logits = scratch.Take<float>(size_t{group_size} * plan.candidate_count);
+  const std::span<float> values = scratch.Take<float>(plan.candidate_count);
+  const std::span<float> work = scratch.Take<float>(plan.candidate_count);
 
   // The logits of one span are a block of [group_size, slots], one after another.
   Normaliser normalisers[kMaxGroupSize];
+  const bool normalised = NeedsNormalisers(args.rule, group_size);
   size_t first = 0;
   for (const PqSpan& span : args.spans) {
     const size_t slots = SlotCount(span);
@@ -92,23 +95,20 @@ void SelectByScores(const Exec& exec, const PqSelectArgs& args, const Shape& sha
     PqScore(exec, {.geometry = args.geometry,
                    .group_size = group_size,
                    .span = span,
-                   .tables = tables.subspan(span.codebook * group_size * table_floats,
-                                            group_size * table_floats),
+                   .tables = tables.subspan(span.codebook * table_floats, table_floats),
                    .logits = block});
-    for (uint32_t head = 0; head < group_size; ++head) {
+    for (uint32_t head = 0; normalised && head < group_size; ++head) {
       AddToMax(exec, block.subspan(head * slots, slots), normalisers[head]);
     }
     first += slots;
   }
-  if (NeedsNormalisers(args.rule, group_size)) {
-    first = 0;
-    for (const PqSpan& span : args.spans) {
-      const size_t slots = SlotCount(span);
-      for (uint32_t head = 0; head < group_size; ++head) {
-        AddToSum(exec, logits.subspan(first * group_size + head * slots, slots), normalisers[head]);
-      }
-      first += slots;
+  first = 0;
+  for (const PqSpan& span : args.spans) {
+    const size_t slots = SlotCount(span);
+    for (uint32_t head = 0; normalised && head < group_size; ++head) {
+      AddToSum(exec, logits.subspan(first * group_size + head * slots, slots), normalisers[head]);
     }
+    first += slots;
   }
   first = 0;
   for (const PqSpan& span : args.spans) {
@@ -136,23 +136,24 @@ void SelectByScores(const Exec& exec, const PqSelectArgs& args, const Shape& sha
   PQC_CHECK(written == k);
 }
 
-}  // namespace
-
 size_t PqSelectScratchBytes(const Exec& exec, const PqSelectShape& shape) {
-  (void)exec;
-  size_t bytes = ScratchAligned(shape.codebook_count * TableFloats(shape.geometry) * sizeof(float));
-  bytes += ScratchAligned(size_t{shape.group_size} * shape.candidate_count * sizeof(float));
-  bytes += 2 * ScratchAligned(size_t{shape.candidate_count} * sizeof(float));
-  return bytes;
+  if (exec.level > Level::kReference && HasCells(shape.geometry)) {
+    return CellSelectScratchBytes(shape);
+  }
+  return ScoreAllScratchBytes(shape);
 }
 
 void PqSelect(const Exec& exec, const PqSelectArgs& args) {
   PQC_CHECK(IsValid(args.geometry));
   PQC_CHECK(args.group_size >= 1 && args.group_size <= kMaxGroupSize);
-  const Shape shape = ShapeOf(args);
-  PQC_CHECK(args.positions.size() <= shape.candidate_count);
+  const PqSelectPlan plan = MakePlan(args);
+  PQC_CHECK(args.positions.size() <= plan.candidate_count);
   if (args.positions.empty()) return;
-  SelectByScores(exec, args, shape);
+  if (exec.level > Level::kReference && HasCells(args.geometry)) {
+    SelectByCells(exec, args, plan);
+  } else {
+    SelectByScores(exec, args, plan);
+  }
 }
 
 void PqScore(const Exec& exec, const PqScoreArgs& args) {

@@ -1,0 +1,148 @@
+#include "kernels/pq_cells.h"
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+
+#include "kernels/fast_exp.h"
+
+namespace pqcached::kernels {
+namespace {
+
+// Loops below run over independent lanes where the order of float additions would stop the
+// vectoriser.
+constexpr size_t kLanes = 16;
+
+void AddOuter(const float* row, uint32_t n0, const float* column, uint32_t n1, float* out) {
+  for (uint32_t c0 = 0; c0 < n0; ++c0) {
+    const float first = row[c0];
+    for (uint32_t c1 = 0; c1 < n1; ++c1) out[c0 * n1 + c1] = first + column[c1];
+  }
+}
+
+float Largest(const float* values, const uint32_t* tokens, size_t count, float least) {
+  float lanes[kLanes];
+  std::fill(lanes, lanes + kLanes, least);
+  for (size_t i = 0; i < count; i += kLanes) {
+    for (size_t j = 0; j < kLanes; ++j) {
+      const float value = tokens[i + j] != 0 ? values[i + j] : least;
+      lanes[j] = lanes[j] < value ? value : lanes[j];
+    }
+  }
+  return *std::max_element(lanes, lanes + kLanes);
+}
+
+double Weigh(float* values, const uint32_t* tokens, size_t count, float max) {
+  float lanes[kLanes] = {};
+  double sum = 0.0;
+  for (size_t i = 0; i < count; i += kLanes) {
+    for (size_t j = 0; j < kLanes; ++j) {
+      const float weight = FastExp(values[i + j] - max);
+      // Token counts are below 2^31, and a signed conversion is one instruction.
+      lanes[j] += weight * static_cast<float>(static_cast<int32_t>(tokens[i + j]));
+      values[i + j] = weight;
+    }
+  }
+  for (const float lane : lanes) sum += double{lane};
+  return sum;
+}
+
+void AddScaled(const float* weights, float scale, size_t count, float* sums) {
+  for (size_t i = 0; i < count; ++i) sums[i] += scale * weights[i];
+}
+
+void RaiseTo(const float* values, float max, float log_sum, size_t count, float* largest) {
+  for (size_t i = 0; i < count; ++i) {
+    const float value = (values[i] - max) - log_sum;
+    largest[i] = largest[i] < value ? value : largest[i];
+  }
+}
+
+struct WeightedValue {
+  float value;
+  uint32_t tokens;
+};
+
+CellThreshold FindCellThreshold(const float* values, const uint32_t* tokens, size_t count,
+                                uint32_t k, uint32_t* work) {
+  auto* cells = reinterpret_cast<WeightedValue*>(work);
+  size_t size = 0;
+  for (size_t i = 0; i < count; ++i) {
+    cells[size] = {.value = values[i], .tokens = tokens[i]};
+    size += tokens[i] != 0 ? 1 : 0;
+  }
+  // Quickselect by weight: [0, begin) is above the threshold, [end, size) is not above.
+  size_t begin = 0;
+  size_t end = size;
+  uint32_t above_count = 0;
+  while (true) {
+    const float a = cells[begin].value;
+    const float b = cells[begin + (end - begin) / 2].value;
+    const float c = cells[end - 1].value;
+    const float pivot = std::max(std::min(a, b), std::min(std::max(a, b), c));
+    WeightedValue* const first = cells + begin;
+    WeightedValue* const last = cells + end;
+    WeightedValue* const equal =
+        std::partition(first, last, [&](const WeightedValue& x) { return x.value > pivot; });
+    uint32_t greater_tokens = 0;
+    for (WeightedValue* x = first; x < equal; ++x) greater_tokens += x->tokens;
+    if (above_count + greater_tokens >= k) {
+      end = static_cast<size_t>(equal - cells);
+      continue;
+    }
+    WeightedValue* const less =
+        std::partition(equal, last, [&](const WeightedValue& x) { return x.value == pivot; });
+    uint32_t equal_tokens = 0;
+    for (WeightedValue* x = equal; x < less; ++x) equal_tokens += x->tokens;
+    above_count += greater_tokens;
+    if (above_count + equal_tokens >= k) return {.value = pivot, .above_count = above_count};
+    above_count += equal_tokens;
+    begin = static_cast<size_t>(less - cells);
+  }
+}
+
+void Compare(const float* values, size_t count, float threshold, uint8_t* at_least,
+             uint8_t* above) {
+  for (size_t i = 0; i < count; i += 8) {
+    uint32_t at_least_bits = 0;
+    uint32_t above_bits = 0;
+    for (uint32_t j = 0; j < 8; ++j) {
+      at_least_bits |= static_cast<uint32_t>(values[i + j] >= threshold) << j;
+      above_bits |= static_cast<uint32_t>(values[i + j] > threshold) << j;
+    }
+    at_least[i / 8] = static_cast<uint8_t>(at_least_bits);
+    above[i / 8] = static_cast<uint8_t>(above_bits);
+  }
+}
+
+}  // namespace
+
+const CellOps kCellOpsPortable = {.add_outer = AddOuter,
+                                  .largest = Largest,
+                                  .weigh = Weigh,
+                                  .add_scaled = AddScaled,
+                                  .raise_to = RaiseTo,
+                                  .find_threshold = FindCellThreshold,
+                                  .compare = Compare};
+
+void ScanCellsPortable(const CellMembers& members, const CellScanSpan& span,
+                       CellScanOutput& output) {
+  uint32_t written = output.written;
+  uint32_t quota = output.equal_quota;
+  for (uint32_t slot = span.slot_begin; slot < span.slot_end; ++slot) {
+    const uint32_t code_0 = span.plane_1 == nullptr ? span.plane_0[slot] / 8u : span.plane_0[slot];
+    const uint32_t code_1 = span.plane_1 == nullptr ? span.plane_0[slot] % 8u : span.plane_1[slot];
+    const uint32_t at_least = members.at_least[code_1 / 8][code_0] >> (code_1 % 8) & 1u;
+    if (at_least == 0) continue;
+    const uint32_t above = members.above[code_1 / 8][code_0] >> (code_1 % 8) & 1u;
+    if (above == 0) {
+      if (quota == 0) continue;
+      --quota;
+    }
+    output.positions[written++] = span.first_position + slot;
+  }
+  output.written = written;
+  output.equal_quota = quota;
+}
+
+}  // namespace pqcached::kernels

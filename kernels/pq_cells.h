@@ -1,0 +1,92 @@
+// Selection over cells: what PqSelect does where the geometry has at most 4096 cells.
+//
+// All tokens of one codebook and cell have one value, so values, group rule and threshold are
+// settled on *weighted cells* (value and token count) at a cost that does not grow with the
+// context. Then one pass over the code planes turns *member* cells into positions.
+//
+// Shared by pq_select.cc and the instruction-set files; nobody else includes it.
+#ifndef PQCACHED_KERNELS_PQ_CELLS_H_
+#define PQCACHED_KERNELS_PQ_CELLS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace pqcached::kernels {
+
+// Which cells of one codebook are selected. Cells whose value equals the threshold are *tied*: only
+// the first tokens of them are taken, while the quota lasts.
+//
+// Two planes: bits are indexed by [code_1 / 8][code_0] and bit code_1 % 8. One plane: by [0][byte /
+// 8] and bit byte % 8, where byte is what the plane holds.
+struct CellMembers {
+  static constexpr uint32_t kMaxTied = 4;
+
+  alignas(64) uint8_t at_least[8][64];  // value >= threshold
+  alignas(64) uint8_t above[8][64];     // value > threshold
+  // Staircases only: a cell is above exactly if rank[code_1] < cut[code_0].
+  alignas(64) uint8_t rank[64];
+  alignas(64) uint8_t cut[64];
+  bool is_staircase;
+  uint32_t tied_count;        // cells listed below; kMaxTied + 1 means too many
+  uint8_t tied[kMaxTied][2];  // codes 0 and 1, or the plane's byte and 0
+};
+
+struct CellScanSpan {
+  const uint8_t* plane_0;
+  const uint8_t* plane_1;  // null: one plane
+  uint32_t slot_begin;
+  uint32_t slot_end;
+  uint32_t first_position;  // of slot 0
+};
+
+struct CellScanOutput {
+  uint32_t* positions;  // [capacity]; those from written on may be overwritten at will
+  uint32_t capacity;
+  uint32_t written;
+  uint32_t equal_quota;  // tokens of tied cells still to take
+};
+
+// The weighted cells below the k-th largest value.
+struct CellThreshold {
+  float value;
+  uint32_t above_count;  // tokens above it
+};
+
+// Arithmetic over arrays of cells, `count` a multiple of 16, 64-byte aligned.
+struct CellOps {
+  // out[c0 * n1 + c1] = row[c0] + column[c1].
+  void (*add_outer)(const float* row, uint32_t n0, const float* column, uint32_t n1, float* out);
+  // Largest value among cells with tokens, or `least`.
+  float (*largest)(const float* values, const uint32_t* tokens, size_t count, float least);
+  // values[i] = exp(values[i] - max), zero below kMinExponent; returns the sum over
+  // tokens. Cells without tokens may lie above max: they weigh at most 1.
+  double (*weigh)(float* values, const uint32_t* tokens, size_t count, float max);
+  // sums[i] += scale * weights[i].
+  void (*add_scaled)(const float* weights, float scale, size_t count, float* sums);
+  // largest[i] = max(largest[i], (values[i] - max) - log_sum).
+  void (*raise_to)(const float* values, float max, float log_sum, size_t count, float* largest);
+  // The k-th largest value by tokens. Work: 2 * count words. REQUIRES: 1 <= k <= all tokens.
+  CellThreshold (*find_threshold)(const float* values, const uint32_t* tokens, size_t count,
+                                  uint32_t k, uint32_t* work);
+  // Bit i of at_least / above says how values[i] compares; count / 8 bytes each.
+  void (*compare)(const float* values, size_t count, float threshold, uint8_t* at_least,
+                  uint8_t* above);
+};
+
+// One pass over a span; see CellMembers. Null where a level has none and members must be looked up
+// one by one.
+using CellScan = void (*)(const CellMembers& members, const CellScanSpan& span,
+                          CellScanOutput& output);
+
+extern const CellOps kCellOpsPortable;
+extern const CellOps kCellOpsAvx512;
+
+void ScanCellsPortable(const CellMembers& members, const CellScanSpan& span,
+                       CellScanOutput& output);
+// REQUIRES: members.tied_count <= kMaxTied.
+void ScanCellsAvx512Vbmi(const CellMembers& members, const CellScanSpan& span,
+                         CellScanOutput& output);
+
+}  // namespace pqcached::kernels
+
+#endif  // PQCACHED_KERNELS_PQ_CELLS_H_

@@ -1,0 +1,170 @@
+// Positions of member cells with byte permutes (VBMI) and byte compression (VBMI2).
+//
+// A table of 64 bytes is one register, so a membership test of 64 tokens is 2 permutes and 1
+// comparison (staircases), or 4 two-register permutes, 3 blends and 1 bit test (any set of cells).
+// No scores exist on the way.
+#include <immintrin.h>
+
+#include "kernels/pq_cells.h"
+
+namespace pqcached::kernels {
+namespace {
+
+constexpr uint32_t kGroup = 64;  // tokens per register of codes
+
+// Membership of 64 tokens as bits, by one of three forms of the same set.
+struct StaircaseSet {
+  __m512i rank;
+  __m512i cut;
+
+  __mmask64 Test(__m512i code_0, __m512i code_1) const {
+    return _mm512_cmplt_epu8_mask(_mm512_permutexvar_epi8(code_1, rank),
+                                  _mm512_permutexvar_epi8(code_0, cut));
+  }
+};
+
+// 1 << (i % 8) at byte i of every 16.
+inline __m512i BitOf(__m512i code) {
+  const __m512i bits = _mm512_set1_epi64(static_cast<long long>(0x8040201008040201ull));
+  return _mm512_shuffle_epi8(bits, _mm512_and_si512(code, _mm512_set1_epi8(15)));
+}
+
+struct BitRowSet {
+  __m512i rows[8];
+
+  __mmask64 Test(__m512i code_0, __m512i code_1) const {
+    // Bit 3 of code_1 chooses within a pair of registers, bits 4 and 5 the pair.
+    const __m512i bit_3 = _mm512_and_si512(code_1, _mm512_set1_epi8(8));
+    const __m512i index = _mm512_or_si512(code_0, _mm512_slli_epi16(bit_3, 3));
+    const __mmask64 bit_4 = _mm512_test_epi8_mask(code_1, _mm512_set1_epi8(16));
+    const __mmask64 bit_5 = _mm512_test_epi8_mask(code_1, _mm512_set1_epi8(32));
+    const __m512i pair_0 = _mm512_permutex2var_epi8(rows[0], index, rows[1]);
+    const __m512i pair_1 = _mm512_permutex2var_epi8(rows[2], index, rows[3]);
+    const __m512i pair_2 = _mm512_permutex2var_epi8(rows[4], index, rows[5]);
+    const __m512i pair_3 = _mm512_permutex2var_epi8(rows[6], index, rows[7]);
+    const __m512i low = _mm512_mask_blend_epi8(bit_4, pair_0, pair_1);
+    const __m512i high = _mm512_mask_blend_epi8(bit_4, pair_2, pair_3);
+    return _mm512_test_epi8_mask(_mm512_mask_blend_epi8(bit_5, low, high), BitOf(code_1));
+  }
+};
+
+struct ByteSet {
+  __m512i bytes;  // [32], bit i % 8 of byte i / 8
+
+  __mmask64 Test(__m512i code, __m512i) const {
+    const __m512i index = _mm512_and_si512(_mm512_srli_epi16(code, 3), _mm512_set1_epi8(31));
+    return _mm512_test_epi8_mask(_mm512_permutexvar_epi8(index, bytes), BitOf(code));
+  }
+};
+
+StaircaseSet LoadStaircase(const uint8_t* rank, const uint8_t* cut) {
+  return {_mm512_load_si512(rank), _mm512_load_si512(cut)};
+}
+
+BitRowSet LoadBitRows(const uint8_t (*rows)[64]) {
+  BitRowSet set;
+  for (int i = 0; i < 8; ++i) set.rows[i] = _mm512_load_si512(rows[i]);
+  return set;
+}
+
+// Writes the positions of the set bits, base_position + bit.
+inline void Emit(__mmask64 mask, uint32_t base_position, CellScanOutput& output) {
+  const auto count = static_cast<uint32_t>(__builtin_popcountll(mask));
+  const __m512i iota = _mm512_set_epi8(
+      63, 62, 61, 60, 59, 58, 57, 56, 55, 54, 53, 52, 51, 50, 49, 48, 47, 46, 45, 44, 43, 42, 41,
+      40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18,
+      17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  // Into a register first: compression to memory is microcoded on Zen 4.
+  __m512i bits = _mm512_maskz_compress_epi8(mask, iota);
+  const __m512i base = _mm512_set1_epi32(static_cast<int>(base_position));
+  uint32_t* out = output.positions + output.written;
+  if (output.written + kGroup <= output.capacity) {
+    _mm512_storeu_si512(out,
+                        _mm512_add_epi32(base, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(bits))));
+    for (uint32_t done = 16; done < count; done += 16) {
+      bits = _mm512_alignr_epi32(_mm512_setzero_si512(), bits, 4);
+      _mm512_storeu_si512(
+          out + done, _mm512_add_epi32(base, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(bits))));
+    }
+  } else {
+    for (uint32_t done = 0; done < count; done += 16) {
+      const uint32_t rest = count - done;
+      const auto lanes = static_cast<__mmask16>(rest >= 16 ? 0xFFFFu : (1u << rest) - 1u);
+      _mm512_mask_storeu_epi32(
+          out + done, lanes,
+          _mm512_add_epi32(base, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(bits))));
+      bits = _mm512_alignr_epi32(_mm512_setzero_si512(), bits, 4);
+    }
+  }
+  output.written += count;
+}
+
+struct Codes {
+  __m512i code_0;
+  __m512i code_1;
+};
+
+inline Codes LoadCodes(const CellScanSpan& span, uint32_t slot, __mmask64 lanes) {
+  Codes codes;
+  codes.code_0 = _mm512_maskz_loadu_epi8(lanes, span.plane_0 + slot);
+  codes.code_1 = span.plane_1 == nullptr ? _mm512_setzero_si512()
+                                         : _mm512_maskz_loadu_epi8(lanes, span.plane_1 + slot);
+  return codes;
+}
+
+inline __mmask64 Tied(const CellMembers& members, const Codes& codes) {
+  __mmask64 tied = 0;
+  for (uint32_t i = 0; i < members.tied_count; ++i) {
+    const __m512i tied_0 = _mm512_set1_epi8(static_cast<char>(members.tied[i][0]));
+    const __m512i tied_1 = _mm512_set1_epi8(static_cast<char>(members.tied[i][1]));
+    const __mmask64 equal_0 = _mm512_cmpeq_epi8_mask(codes.code_0, tied_0);
+    tied |= _mm512_mask_cmpeq_epi8_mask(equal_0, codes.code_1, tied_1);
+  }
+  return tied;
+}
+
+inline __mmask64 LanesFrom(uint32_t slot, uint32_t slot_end) {
+  const uint32_t rest = slot_end - slot;
+  return rest >= kGroup ? ~0ull : (1ull << rest) - 1;
+}
+
+// Tied tokens count while the quota lasts; then only those above the threshold.
+template <typename Set>
+void Scan(const CellMembers& members, const Set& above, const CellScanSpan& span,
+          CellScanOutput& output) {
+  CellScanOutput out = output;
+  uint32_t slot = span.slot_begin;
+  for (; slot < span.slot_end && out.equal_quota > 0; slot += kGroup) {
+    const __mmask64 lanes = LanesFrom(slot, span.slot_end);
+    const Codes codes = LoadCodes(span, slot, lanes);
+    __mmask64 tied = Tied(members, codes) & lanes;
+    const auto tied_count = static_cast<uint32_t>(__builtin_popcountll(tied));
+    if (tied_count > out.equal_quota) tied = _pdep_u64((1ull << out.equal_quota) - 1, tied);
+    out.equal_quota -= tied_count > out.equal_quota ? out.equal_quota : tied_count;
+    const __mmask64 mask = (above.Test(codes.code_0, codes.code_1) & lanes) | tied;
+    if (mask != 0) Emit(mask, span.first_position + slot, out);
+  }
+  for (; slot < span.slot_end; slot += kGroup) {
+    const __mmask64 lanes = LanesFrom(slot, span.slot_end);
+    const Codes codes = LoadCodes(span, slot, lanes);
+    const __mmask64 mask = above.Test(codes.code_0, codes.code_1) & lanes;
+    if (mask != 0) Emit(mask, span.first_position + slot, out);
+  }
+  output.written = out.written;
+  output.equal_quota = out.equal_quota;
+}
+
+}  // namespace
+
+void ScanCellsAvx512Vbmi(const CellMembers& members, const CellScanSpan& span,
+                         CellScanOutput& output) {
+  if (span.plane_1 == nullptr) {
+    Scan(members, ByteSet{_mm512_load_si512(members.above[0])}, span, output);
+  } else if (members.is_staircase) {
+    Scan(members, LoadStaircase(members.rank, members.cut), span, output);
+  } else {
+    Scan(members, LoadBitRows(members.above), span, output);
+  }
+}
+
+}  // namespace pqcached::kernels

@@ -1,0 +1,41 @@
+// The two ways through PqSelect: by cells where the geometry has them, else by the scores of all
+// tokens.
+//
+// Shared by the files of PqSelect; nobody else includes it.
+#ifndef PQCACHED_KERNELS_PQ_SELECT_PATHS_H_
+#define PQCACHED_KERNELS_PQ_SELECT_PATHS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/exec.h"
+#include "kernels/pq_select.h"
+
+namespace pqcached::kernels {
+
+inline constexpr uint32_t kMaxGroupSize = 64;
+
+// What PqSelect found out about its arguments.
+struct PqSelectPlan {
+  uint32_t codebook_count = 0;
+  uint32_t candidate_count = 0;
+  // Heads left after the rule is taken into account: 1 under kMeanLogit, whose tables are summed.
+  uint32_t head_count = 0;
+};
+
+// Sets tables [codebook_count, plan.head_count, TableFloats] to the clamped entries, summed over
+// the group under kMeanLogit.
+void FillTables(const PqSelectArgs& args, const PqSelectPlan& plan, std::span<float> tables);
+
+// REQUIRES of both: 1 <= positions.size() <= candidate_count; scratch of the matching function.
+size_t ScoreAllScratchBytes(const PqSelectShape& shape);
+void SelectByScores(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan);
+
+// REQUIRES: HasCells(geometry).
+size_t CellSelectScratchBytes(const PqSelectShape& shape);
+void SelectByCells(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan);
+
+}  // namespace pqcached::kernels
+
+#endif  // PQCACHED_KERNELS_PQ_SELECT_PATHS_H_

@@ -1,0 +1,57 @@
+// Cache: what all calls on the sequences of one KV space share; Engine: what all caches share.
+#ifndef PQCACHED_KVSTORE_CACHE_H_
+#define PQCACHED_KVSTORE_CACHE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kvstore/arena.h"
+#include "kvstore/pool.h"
+#include "kvstore/segment.h"
+#include "kvstore/store.h"
+
+namespace pqcached::kvstore {
+
+// Thread-safe.
+struct Engine {
+  explicit Engine(const StoreOptions& store_options, uint32_t threads)
+      : options(store_options),
+        serving(threads, Arena::Priority::kServing),
+        building(threads, Arena::Priority::kBuilding) {}
+
+  const StoreOptions options;
+  Arena serving;
+  Arena building;
+  ScratchPool scratch;
+  std::atomic<uint64_t> next_segment_id = 1;
+};
+
+// Immutable but for its pool; thread-safe.
+struct Cache {
+  uint64_t cache_id = 0;
+  std::string tenant;
+  CacheSpec spec;
+  StoredLayers layers;
+  std::shared_ptr<Pool> pool;
+  Engine* engine = nullptr;  // outlives the cache
+
+  Cache(uint64_t id, std::string owner, CacheSpec cache_spec, std::shared_ptr<Pool> memory,
+        Engine* shared)
+      : cache_id(id),
+        tenant(std::move(owner)),
+        spec(std::move(cache_spec)),
+        layers(spec),
+        pool(std::move(memory)),
+        engine(shared) {}
+
+  // Ordinal of an absolute layer among the stored ones. Errors: kInvalidArgument naming the layer.
+  absl::StatusOr<uint32_t> LayerSlot(uint32_t layer) const;
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_CACHE_H_

@@ -1,0 +1,83 @@
+#include "kvstore/describe.h"
+
+#include <algorithm>
+#include <set>
+
+namespace pqcached::kvstore {
+namespace {
+
+// Position behind the last slot that segment `i` will ever show; of the open tail: that it shows
+// now.
+uint32_t SegmentEnd(const Snapshot& snapshot, size_t i) {
+  const std::vector<SegmentEntry>& entries = snapshot.list->segments;
+  if (i + 1 < entries.size()) return entries[i + 1].rows->first_position();
+  return *std::max_element(snapshot.layer_tokens.begin(), snapshot.layer_tokens.end());
+}
+
+SegmentInfo DescribeSegment(const Cache& cache, const Snapshot& snapshot, size_t i) {
+  const SegmentEntry& entry = snapshot.list->segments[i];
+  const uint32_t first = entry.rows->first_position();
+  const uint32_t end = std::min(SegmentEnd(snapshot, i), snapshot.token_count());
+  SegmentInfo info{.segment_id = entry.rows->segment_id(),
+                   .tokens = {first, std::max(first, end)},
+                   .slot_capacity = entry.rows->slot_capacity(),
+                   .codebook_epochs = {}};
+  const std::vector<IndexDescriptor>& indexes = snapshot.list->indexes;
+  const IndexDescriptor& wanted = cache.spec.default_index;
+  const bool indexed = wanted.kind == IndexKind::kFlat ||
+                       std::find(indexes.begin(), indexes.end(), wanted) != indexes.end();
+  const bool complete = SegmentEnd(snapshot, i) <= snapshot.token_count();
+  if (entry.closed) {
+    info.state = indexed && complete ? SegmentState::kSealed : SegmentState::kClosed;
+  }
+  for (const auto& index : entry.indexes) info.codebook_epochs.push_back(index->epoch());
+  return info;
+}
+
+LayerInfo DescribeLayer(const Cache& cache, const Snapshot& snapshot, uint32_t slot) {
+  const uint32_t tokens = snapshot.layer_tokens[slot];
+  // An index comes for all segments at once, so the closed ones are all READY or the index is not
+  // there.
+  return {
+      .layer = cache.layers.layers[slot].layer,
+      .row_count = tokens,
+      .index_states = std::vector<LayerState>(snapshot.list->indexes.size(), LayerState::kReady)};
+}
+
+}  // namespace
+
+SequenceInfo Describe(const Cache& cache, const Sequence& sequence, const Snapshot& snapshot) {
+  const SegmentList& list = *snapshot.list;
+  SequenceInfo info{.sequence_id = sequence.sequence_id(),
+                    .cache_id = cache.cache_id,
+                    .session = sequence.session(),
+                    .token_count = snapshot.token_count(),
+                    .indexes = list.indexes,
+                    .layers = {},
+                    .segments = {}};
+  for (uint32_t slot = 0; slot < cache.layers.size(); ++slot) {
+    const LayerShape& shape = cache.layers.layers[slot].shape;
+    const uint32_t tokens = snapshot.layer_tokens[slot];
+    info.layers.push_back(DescribeLayer(cache, snapshot, slot));
+    info.row_bytes += size_t{tokens} * shape.row_bytes * shape.kv_heads;
+    for (const IndexDescriptor& index : list.indexes) {
+      info.index_bytes += IndexContentBytes(shape, index, tokens, list.segments.size());
+    }
+  }
+  std::set<const Codebook*> codebooks;  // segments of an epoch share them
+  for (size_t i = 0; i < list.segments.size(); ++i) {
+    info.segments.push_back(DescribeSegment(cache, snapshot, i));
+    info.used_bytes += list.segments[i].rows->used_bytes();
+    for (const auto& index : list.segments[i].indexes) {
+      info.used_bytes += index->used_bytes();
+      for (const auto& codebook : index->codebooks()) {
+        if (!codebooks.insert(codebook.get()).second) continue;
+        info.used_bytes += codebook->used_bytes();
+        info.codebook_bytes += codebook->content_bytes();
+      }
+    }
+  }
+  return info;
+}
+
+}  // namespace pqcached::kvstore

@@ -1,0 +1,14 @@
+// Describe: what people and figures want to know of a sequence.
+#ifndef PQCACHED_KVSTORE_DESCRIBE_H_
+#define PQCACHED_KVSTORE_DESCRIBE_H_
+
+#include "kvstore/cache.h"
+#include "kvstore/sequence.h"
+
+namespace pqcached::kvstore {
+
+SequenceInfo Describe(const Cache& cache, const Sequence& sequence, const Snapshot& snapshot);
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_DESCRIBE_H_

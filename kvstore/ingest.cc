@@ -1,0 +1,147 @@
+#include "kvstore/ingest.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+class IngestTransactionImpl final : public IngestTransaction {
+ public:
+  explicit IngestTransactionImpl(SegmentWriter writer) : writer_(std::move(writer)) {}
+
+  absl::Status Write(uint64_t first_position, const LayerRows& rows) override {
+    if (absl::Status status = CheckUsable(); !status.ok()) return status;
+    absl::Status status = WriteChunk(first_position, rows);
+    if (!status.ok()) failed_ = status;
+    return status;
+  }
+
+  absl::StatusOr<uint64_t> Commit() override {
+    if (absl::Status status = CheckUsable(); !status.ok()) return status;
+    committed_ = true;
+    absl::StatusOr<uint64_t> token_count = writer_->Commit();
+    writer_.reset();  // other writers may begin
+    return token_count;
+  }
+
+ private:
+  absl::Status CheckUsable() const {
+    if (committed_) return absl::FailedPreconditionError("the ingest is committed");
+    return failed_;
+  }
+
+  absl::Status WriteChunk(uint64_t first_position, const LayerRows& rows) {
+    const absl::StatusOr<CheckedRows> checked = CheckRows(writer_->cache(), rows);
+    if (!checked.ok()) return checked.status();
+    const auto arrival = CheckArrival(first_position, checked->token_count,
+                                      writer_->layer_tokens(checked->layer_slot), rows.layer);
+    if (!arrival.ok()) return arrival.status();
+    if (*arrival == Arrival::kRepeat) return absl::OkStatus();
+    if (writer_->base().list->prefill_closed) {
+      return absl::FailedPreconditionError(
+          "the prefill was closed by BuildIndex; new rows come by Append");
+    }
+    const uint32_t token_end = writer_->layer_tokens(checked->layer_slot) + checked->token_count;
+    if (absl::Status status = writer_->Reserve(token_end); !status.ok()) return status;
+    return writer_->Write(*checked);
+  }
+
+  std::optional<SegmentWriter> writer_;
+  absl::Status failed_;
+  bool committed_ = false;
+};
+
+// Checks that every stored layer comes exactly once, all with the same number of tokens.
+absl::StatusOr<std::vector<CheckedRows>> CheckAppend(const Cache& cache,
+                                                     std::span<const LayerRows> layers) {
+  std::vector<CheckedRows> all;
+  std::vector<bool> seen(cache.layers.size(), false);
+  for (const LayerRows& rows : layers) {
+    const absl::StatusOr<CheckedRows> checked = CheckRows(cache, rows);
+    if (!checked.ok()) return checked.status();
+    if (seen[checked->layer_slot]) {
+      return absl::InvalidArgumentError(absl::StrCat("rows: layer ", rows.layer, " comes twice"));
+    }
+    seen[checked->layer_slot] = true;
+    all.push_back(*checked);
+    if (all.front().token_count != checked->token_count) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rows: layer ", rows.layer, " has ", checked->token_count, " tokens; layer ",
+                       layers.front().layer, " has ", all.front().token_count));
+    }
+  }
+  for (uint32_t slot = 0; slot < seen.size(); ++slot) {
+    if (seen[slot]) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("rows: layer ", cache.layers.layers[slot].layer, " is missing"));
+  }
+  return all;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::shared_ptr<const Cache> cache,
+                                                               WriteLease lease) {
+  const uint32_t segment_tokens = cache->engine->options.segment_tokens;
+  auto writer = SegmentWriter::Begin(std::move(cache), std::move(lease), segment_tokens);
+  if (!writer.ok()) return writer.status();
+  return std::make_unique<IngestTransactionImpl>(*std::move(writer));
+}
+
+absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLease lease,
+                                    uint64_t first_position, std::span<const LayerRows> layers) {
+  const uint32_t tail_tokens = cache->engine->options.tail_tokens;
+  auto writer = SegmentWriter::Begin(std::move(cache), std::move(lease), tail_tokens);
+  if (!writer.ok()) return writer.status();
+  const auto all = CheckAppend(writer->cache(), layers);
+  if (!all.ok()) return all.status();
+  uint32_t new_count = 0;
+  for (const CheckedRows& rows : *all) {
+    const auto arrival =
+        CheckArrival(first_position, rows.token_count, writer->layer_tokens(rows.layer_slot),
+                     writer->cache().layers.layers[rows.layer_slot].layer);
+    if (!arrival.ok()) return arrival.status();
+    if (*arrival == Arrival::kNew) ++new_count;
+  }
+  if (new_count == 0) return writer->base().token_count();
+  if (new_count != all->size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "first_position is ", first_position, ": some layers hold these tokens, others do not"));
+  }
+  const auto token_end = static_cast<uint32_t>(first_position) + all->front().token_count;
+  if (absl::Status status = writer->Reserve(token_end); !status.ok()) return status;
+  for (const CheckedRows& rows : *all) {
+    if (absl::Status status = writer->Write(rows); !status.ok()) return status;
+  }
+  return writer->Commit();
+}
+
+absl::StatusOr<uint64_t> TruncateRows(WriteLease lease, uint64_t token_count) {
+  const auto base = lease.sequence().Read();
+  if (!base.ok()) return base.status();
+  const uint32_t stored = (*base)->token_count();
+  const uint32_t tail_begin = (*base)->tail_begin();
+  if (token_count > stored || token_count < tail_begin) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("token_count is ", token_count, "; it must lie in [", tail_begin, ", ", stored,
+                     "], from the start of the open tail to the end of the sequence"));
+  }
+  const auto kept = static_cast<uint32_t>(token_count);
+  std::vector<uint32_t> layer_tokens((*base)->layer_tokens.size(), kept);
+  std::shared_ptr<const SegmentList> list = (*base)->list;
+  if (list->tail_open() && kept == tail_begin) {
+    auto shorter = std::make_shared<SegmentList>(*list);
+    shorter->segments.pop_back();
+    list = std::move(shorter);
+  }
+  if (list == (*base)->list && layer_tokens == (*base)->layer_tokens) return kept;
+  auto next = std::make_shared<Snapshot>(std::move(list), std::move(layer_tokens));
+  if (absl::Status status = lease.sequence().Publish(std::move(next)); !status.ok()) return status;
+  return kept;
+}
+
+}  // namespace pqcached::kvstore

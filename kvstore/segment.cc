@@ -1,0 +1,240 @@
+#include "kvstore/segment.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <new>
+#include <numeric>
+#include <utility>
+
+#include "kernels/check.h"
+#include "kernels/pq_encode.h"
+#include "kernels/pq_select.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+constexpr size_t kContentAlignment = 128;  // of planes, counts and centroids inside an extent
+
+size_t AlignUp(size_t bytes) {
+  return (bytes + kContentAlignment - 1) / kContentAlignment * kContentAlignment;
+}
+
+// Where things lie in an index extent.
+struct IndexPlaces {
+  size_t plane_offset = AlignUp(sizeof(IndexDataHeader));
+  size_t head_stride = 0;
+  size_t counts_offset = 0;
+  size_t counts_stride = 0;
+  uint32_t cell_count = 0;
+  size_t size_bytes = 0;
+
+  IndexPlaces(const IndexDescriptor& index, const LayerShape& shape, uint32_t slot_capacity) {
+    const kernels::PqGeometry geometry = GeometryOf(index, shape.key_dim);
+    head_stride = kernels::CodePlanesBytes(geometry, slot_capacity);
+    counts_offset = plane_offset + AlignUp(head_stride * shape.kv_heads);
+    if (kernels::HasCells(geometry)) cell_count = kernels::CellCount(geometry);
+    counts_stride = AlignUp(size_t{cell_count} * sizeof(uint32_t));
+    size_bytes = counts_offset + counts_stride * shape.kv_heads;
+  }
+};
+
+size_t CentroidStride(const IndexDescriptor& index, const LayerShape& shape) {
+  return AlignUp(kernels::CentroidFloats(GeometryOf(index, shape.key_dim)) * sizeof(float));
+}
+
+std::vector<Extent> TakeFront(std::vector<Extent>& extents, size_t& next, size_t count) {
+  const auto begin = extents.begin() + static_cast<ptrdiff_t>(next);
+  next += count;
+  return {std::make_move_iterator(begin),
+          std::make_move_iterator(begin + static_cast<ptrdiff_t>(count))};
+}
+
+uint8_t* WritablePlanes(const IndexDataHeader& header, uint32_t kv_head) {
+  return const_cast<uint8_t*>(Planes(header, kv_head));
+}
+
+}  // namespace
+
+StoredLayers::StoredLayers(const CacheSpec& spec) {
+  for (const LayerGroup& group : spec.groups) {
+    if (group.kind == LayerKind::kNone) continue;
+    for (const uint32_t layer : group.layers) {
+      layers.push_back({.layer = layer,
+                        .shape = {.dtype = group.dtype,
+                                  .key_dim = group.key_dim,
+                                  .value_dim = group.value_dim,
+                                  .kv_heads = group.kv_heads,
+                                  .query_heads = group.query_heads,
+                                  .row_bytes = group.row_bytes(),
+                                  .scale = group.scale(),
+                                  .softcap = group.softcap}});
+    }
+  }
+  std::sort(layers.begin(), layers.end(),
+            [](const Layer& a, const Layer& b) { return a.layer < b.layer; });
+  for (Layer& layer : layers) {
+    layer.first_head = head_count;
+    head_count += layer.shape.kv_heads;
+  }
+}
+
+size_t Codebook::SizeBytes(const IndexDescriptor& index, const LayerShape& shape) {
+  return AlignUp(sizeof(CodebookHeader)) + CentroidStride(index, shape) * shape.kv_heads;
+}
+
+Codebook::Codebook(Extent extent, const IndexDescriptor& index, const LayerShape& shape,
+                   uint32_t epoch)
+    : extent_(std::move(extent)) {
+  auto* header = new (extent_.data()) CodebookHeader;
+  header->index = index;
+  header->kv_head_count = shape.kv_heads;
+  header->key_dim = shape.key_dim;
+  header->centroid_offset_bytes = AlignUp(sizeof(CodebookHeader));
+  header->head_stride_bytes = CentroidStride(index, shape);
+  header->epoch = epoch;
+}
+
+std::span<float> Codebook::centroids(uint32_t kv_head) const {
+  const std::span<const float> read = Centroids(header(), kv_head);
+  return {const_cast<float*>(read.data()), read.size()};
+}
+
+size_t Codebook::content_bytes() const {
+  return size_t{header().kv_head_count} * centroids(0).size_bytes();
+}
+
+void SegmentRows::AppendSizes(const StoredLayers& layers, uint32_t slot_capacity,
+                              std::vector<size_t>& sizes_bytes) {
+  for (const StoredLayers::Layer& layer : layers.layers) {
+    sizes_bytes.insert(sizes_bytes.end(), layer.shape.kv_heads,
+                       size_t{slot_capacity} * layer.shape.row_bytes);
+  }
+}
+
+SegmentRows::SegmentRows(uint64_t segment_id, uint32_t first_position, uint32_t slot_capacity,
+                         std::vector<Extent> extents)
+    : segment_id_(segment_id),
+      first_position_(first_position),
+      slot_capacity_(slot_capacity),
+      extents_(std::move(extents)) {
+  for (const Extent& extent : extents_) pointers_.push_back(extent.data());
+}
+
+size_t SegmentRows::used_bytes() const {
+  return std::accumulate(extents_.begin(), extents_.end(), size_t{0},
+                         [](size_t sum, const Extent& e) { return sum + e.size_bytes(); });
+}
+
+void SegmentIndex::AppendSizes(const StoredLayers& layers, const IndexDescriptor& index,
+                               uint32_t slot_capacity, std::vector<size_t>& sizes_bytes) {
+  for (const StoredLayers::Layer& layer : layers.layers) {
+    sizes_bytes.push_back(IndexPlaces(index, layer.shape, slot_capacity).size_bytes);
+  }
+}
+
+SegmentIndex::SegmentIndex(const StoredLayers& layers, uint32_t slot_capacity,
+                           uint32_t counted_begin, std::vector<Extent> extents,
+                           std::vector<std::shared_ptr<const Codebook>> codebooks)
+    : extents_(std::move(extents)), codebooks_(std::move(codebooks)) {
+  PQC_CHECK(extents_.size() == layers.size() && codebooks_.size() == layers.size());
+  for (uint32_t slot = 0; slot < layers.size(); ++slot) {
+    const LayerShape& shape = layers.layers[slot].shape;
+    const IndexDescriptor& index = codebooks_[slot]->header().index;
+    const IndexPlaces places(index, shape, slot_capacity);
+    std::memset(extents_[slot].data(), 0, places.size_bytes);
+    auto* header = new (extents_[slot].data()) IndexDataHeader;
+    header->index = index;
+    header->kv_head_count = shape.kv_heads;
+    header->slot_capacity = slot_capacity;
+    header->plane_offset_bytes = places.plane_offset;
+    header->head_stride_bytes = places.head_stride;
+    header->plane_stride_bytes = kernels::PlaneStride(slot_capacity);
+    header->counts_offset_bytes = places.counts_offset;
+    header->counts_stride_bytes = places.counts_stride;
+    header->cell_count = places.cell_count;
+    header->counted_begin = counted_begin;
+    header->codebook_epoch = codebooks_[slot]->header().epoch;
+  }
+}
+
+size_t SegmentIndex::used_bytes() const {
+  return std::accumulate(extents_.begin(), extents_.end(), size_t{0},
+                         [](size_t sum, const Extent& e) { return sum + e.size_bytes(); });
+}
+
+size_t IndexContentBytes(const LayerShape& shape, const IndexDescriptor& index,
+                         uint32_t token_count, size_t segment_count) {
+  const kernels::PqGeometry geometry = GeometryOf(index, shape.key_dim);
+  const size_t code_bytes = size_t{kernels::PlaneCount(geometry)} * token_count;
+  const size_t cells = kernels::HasCells(geometry) ? kernels::CellCount(geometry) : 0;
+  return shape.kv_heads * (code_bytes + cells * sizeof(uint32_t) * segment_count);
+}
+
+absl::StatusOr<std::vector<SegmentEntry>> CreateSegments(Pool& pool, const StoredLayers& layers,
+                                                         std::span<const NewSegment> segments,
+                                                         const NewestCodebooks& codebooks) {
+  std::vector<size_t> sizes_bytes;
+  for (const NewSegment& segment : segments) {
+    SegmentRows::AppendSizes(layers, segment.slot_capacity, sizes_bytes);
+    for (const auto& of_index : codebooks) {
+      SegmentIndex::AppendSizes(layers, of_index.front()->header().index, segment.slot_capacity,
+                                sizes_bytes);
+    }
+  }
+  absl::StatusOr<std::vector<Extent>> extents = pool.Allocate(sizes_bytes);
+  if (!extents.ok()) return extents.status();
+  std::vector<SegmentEntry> entries;
+  size_t next = 0;
+  for (const NewSegment& segment : segments) {
+    SegmentEntry entry;
+    entry.rows = std::make_shared<SegmentRows>(segment.segment_id, segment.first_position,
+                                               segment.slot_capacity,
+                                               TakeFront(*extents, next, layers.head_count));
+    for (const auto& of_index : codebooks) {
+      entry.indexes.push_back(
+          std::make_shared<SegmentIndex>(layers, segment.slot_capacity, /*counted_begin=*/0,
+                                         TakeFront(*extents, next, layers.size()), of_index));
+    }
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
+                 const SegmentRows& rows, const SegmentIndex& index, uint32_t layer_slot,
+                 uint32_t kv_head, PositionRange slots, std::span<std::byte> scratch) {
+  if (slots.begin >= slots.end) return;
+  const IndexDataHeader& header = index.header(layer_slot);
+  kernels::PqEncode(exec, {.geometry = GeometryOf(header.index, layer.shape.key_dim),
+                           .dtype = layer.shape.dtype,
+                           .rows = rows.rows(layer.first_head + kv_head) +
+                                   size_t{slots.begin} * layer.shape.row_bytes,
+                           .row_stride = layer.shape.row_bytes,
+                           .row_count = slots.end - slots.begin,
+                           .centroids = index.codebooks()[layer_slot]->centroids(kv_head),
+                           .planes = WritablePlanes(header, kv_head),
+                           .plane_stride = header.plane_stride_bytes,
+                           .first_slot = slots.begin,
+                           .scratch = scratch});
+}
+
+void CountCells(const kernels::Exec& exec, const StoredLayers::Layer& layer,
+                const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end) {
+  IndexDataHeader& header = index.header(layer_slot);
+  if (header.cell_count == 0 || slot_end <= header.counted_begin) return;
+  for (uint32_t kv_head = 0; kv_head < layer.shape.kv_heads; ++kv_head) {
+    const std::span<uint32_t> counts(const_cast<uint32_t*>(CellCounts(header, kv_head)),
+                                     header.cell_count);
+    std::fill(counts.begin(), counts.end(), 0u);
+    kernels::PqCountCells(exec, {.geometry = GeometryOf(header.index, layer.shape.key_dim),
+                                 .planes = Planes(header, kv_head),
+                                 .plane_stride = header.plane_stride_bytes,
+                                 .slot_begin = header.counted_begin,
+                                 .slot_end = slot_end,
+                                 .cell_counts = counts});
+  }
+  header.counted_end.store(slot_end, std::memory_order_release);
+}
+
+}  // namespace pqcached::kvstore

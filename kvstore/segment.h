@@ -1,0 +1,141 @@
+// Segments: the extents that hold a token range, and the words to make and fill them.
+//
+// A segment's memory is written by the one writer of its sequence, and only in slots that no
+// snapshot shows (snapshot.h). Everything here is shared by shared_ptr: by the sequence and by each
+// reader that still looks at it.
+//
+// Thread-compatible.
+#ifndef PQCACHED_KVSTORE_SEGMENT_H_
+#define PQCACHED_KVSTORE_SEGMENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvstore/model.h"
+#include "kvstore/pool.h"
+#include "kvstore/read/layer_view.h"
+
+namespace pqcached::kvstore {
+
+// The stored layers of a cache, ascending; a *layer slot* is an ordinal in it.
+struct StoredLayers {
+  struct Layer {
+    uint32_t layer = 0;
+    LayerShape shape;
+    uint32_t first_head = 0;  // of its kv heads among those of all layers
+  };
+  std::vector<Layer> layers;
+  uint32_t head_count = 0;  // over all layers
+
+  explicit StoredLayers(const CacheSpec& spec);
+  uint32_t size() const { return static_cast<uint32_t>(layers.size()); }
+};
+
+// Centroids of one epoch, layer and index.
+class Codebook {
+ public:
+  static size_t SizeBytes(const IndexDescriptor& index, const LayerShape& shape);
+  // Writes the header; centroids are unspecified.
+  Codebook(Extent extent, const IndexDescriptor& index, const LayerShape& shape, uint32_t epoch);
+
+  CodebookHeader& header() const { return *reinterpret_cast<CodebookHeader*>(extent_.data()); }
+  std::span<float> centroids(uint32_t kv_head) const;
+  size_t used_bytes() const { return extent_.size_bytes(); }
+  // Content: what figures count.
+  size_t content_bytes() const;
+
+ private:
+  Extent extent_;
+};
+
+// Rows of a token range over all stored layers.
+class SegmentRows {
+ public:
+  static void AppendSizes(const StoredLayers& layers, uint32_t slot_capacity,
+                          std::vector<size_t>& sizes_bytes);
+  // `extents`: as many as AppendSizes asked for.
+  SegmentRows(uint64_t segment_id, uint32_t first_position, uint32_t slot_capacity,
+              std::vector<Extent> extents);
+
+  uint64_t segment_id() const { return segment_id_; }
+  uint32_t first_position() const { return first_position_; }
+  uint32_t slot_capacity() const { return slot_capacity_; }
+  uint32_t end_capacity() const { return first_position_ + slot_capacity_; }
+  std::byte* rows(uint32_t head) const { return extents_[head].data(); }
+  // [kv_heads] of a layer.
+  std::span<const std::byte* const> heads(const StoredLayers::Layer& layer) const {
+    return std::span(pointers_).subspan(layer.first_head, layer.shape.kv_heads);
+  }
+  size_t used_bytes() const;
+
+ private:
+  uint64_t segment_id_;
+  uint32_t first_position_;
+  uint32_t slot_capacity_;
+  std::vector<Extent> extents_;             // [heads of all layers]
+  std::vector<const std::byte*> pointers_;  // likewise
+};
+
+// Codes of a segment under one index, and the codebooks that they mean.
+class SegmentIndex {
+ public:
+  static void AppendSizes(const StoredLayers& layers, const IndexDescriptor& index,
+                          uint32_t slot_capacity, std::vector<size_t>& sizes_bytes);
+  // Writes headers and zero planes. `codebooks`: per layer slot; of one epoch.
+  SegmentIndex(const StoredLayers& layers, uint32_t slot_capacity, uint32_t counted_begin,
+               std::vector<Extent> extents, std::vector<std::shared_ptr<const Codebook>> codebooks);
+
+  IndexDataHeader& header(uint32_t layer_slot) const {
+    return *reinterpret_cast<IndexDataHeader*>(extents_[layer_slot].data());
+  }
+  const std::vector<std::shared_ptr<const Codebook>>& codebooks() const { return codebooks_; }
+  uint32_t epoch() const { return codebooks_.front()->header().epoch; }
+  size_t used_bytes() const;
+
+ private:
+  std::vector<Extent> extents_;                             // per layer slot
+  std::vector<std::shared_ptr<const Codebook>> codebooks_;  // per layer slot
+};
+
+// Bytes of codes and counts of one layer under an index, without rounding: what figures count.
+size_t IndexContentBytes(const LayerShape& shape, const IndexDescriptor& index,
+                         uint32_t token_count, size_t segment_count);
+
+// A segment as one snapshot sees it.
+struct SegmentEntry {
+  std::shared_ptr<const SegmentRows> rows;
+  std::vector<std::shared_ptr<const SegmentIndex>> indexes;  // per index of the sequence
+  bool closed = false;                                       // its token count is final
+};
+
+// What a new segment has to hold besides rows: codes under these codebooks (per layer slot).
+using NewestCodebooks = std::vector<std::vector<std::shared_ptr<const Codebook>>>;  // per index
+
+struct NewSegment {
+  uint64_t segment_id = 0;
+  uint32_t first_position = 0;
+  uint32_t slot_capacity = 0;
+};
+
+// Makes the segments, all or none. Errors: kResourceExhausted with the shortfall over all of them.
+absl::StatusOr<std::vector<SegmentEntry>> CreateSegments(Pool& pool, const StoredLayers& layers,
+                                                         std::span<const NewSegment> segments,
+                                                         const NewestCodebooks& codebooks);
+
+// Codes the slots [slot_begin, slot_end) of one layer and kv head. `scratch`:
+// kernels::PqEncodeScratchBytes, 64-byte aligned.
+void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
+                 const SegmentRows& rows, const SegmentIndex& index, uint32_t layer_slot,
+                 uint32_t kv_head, PositionRange slots, std::span<std::byte> scratch);
+
+// Counts the cells of the slots [counted_begin, slot_end) of one layer, when its index has cells,
+// and announces the counts. REQUIRES: the segment is closed, or about to be.
+void CountCells(const kernels::Exec& exec, const StoredLayers::Layer& layer,
+                const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end);
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_SEGMENT_H_

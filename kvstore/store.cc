@@ -1,0 +1,435 @@
+#include "kvstore/store.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvstore/builder.h"
+#include "kvstore/cache.h"
+#include "kvstore/describe.h"
+#include "kvstore/ingest.h"
+#include "kvstore/reader.h"
+#include "kvstore/sequence.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+constexpr uint32_t kMaxThreads = 1024;
+
+absl::Status CheckTokens(absl::string_view option, uint32_t tokens) {
+  if (tokens == 0 || tokens > kMaxSegmentTokens || tokens % kBlockTokens != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(option, " is ", tokens, "; it must be a multiple of ", kBlockTokens, " in [",
+                     kBlockTokens, ", ", kMaxSegmentTokens, "]"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOptions(const StoreOptions& options) {
+  if (options.max_pool_bytes < kMinExtentBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_pool_bytes is ", options.max_pool_bytes, "; at least ", kMinExtentBytes));
+  }
+  if (options.max_caches == 0) return absl::InvalidArgumentError("max_caches is 0");
+  if (options.max_sequences == 0) return absl::InvalidArgumentError("max_sequences is 0");
+  if (options.epoch_tokens == 0) return absl::InvalidArgumentError("epoch_tokens is 0");
+  if (options.threads > kMaxThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("threads is ", options.threads, "; at most ", kMaxThreads));
+  }
+  if (options.exec.level > kernels::BestLevel()) {
+    return absl::InvalidArgumentError("exec.level: the machine lacks these instructions");
+  }
+  if (absl::Status status = CheckTokens("segment_tokens", options.segment_tokens); !status.ok()) {
+    return status;
+  }
+  return CheckTokens("tail_tokens", options.tail_tokens);
+}
+
+// Names the first field in which the specs differ; empty when they agree. The capacity of an open
+// cache stays as it is.
+std::string FindDifference(const CacheSpec& a, const CacheSpec& b) {
+  if (a.model_fingerprint != b.model_fingerprint) return "model_fingerprint";
+  if (a.default_index != b.default_index) return "default_index";
+  if (a.groups.size() != b.groups.size()) return "layer_groups";
+  for (size_t i = 0; i < a.groups.size(); ++i) {
+    const LayerGroup& x = a.groups[i];
+    const LayerGroup& y = b.groups[i];
+    const std::string prefix = absl::StrCat("layer_groups[", i, "].");
+    if (x.kind != y.kind) return prefix + "kind";
+    if (x.layers != y.layers) return prefix + "layers";
+    if (x.kind == LayerKind::kNone) continue;
+    if (x.kv_heads != y.kv_heads) return prefix + "kv_heads";
+    if (x.query_heads != y.query_heads) return prefix + "query_heads";
+    if (x.key_dim != y.key_dim) return prefix + "key_dim";
+    if (x.value_dim != y.value_dim) return prefix + "value_dim";
+    if (x.dtype != y.dtype) return prefix + "dtype";
+    if (x.scale() != y.scale()) return prefix + "softmax_scale";
+    if (x.softcap != y.softcap) return prefix + "softcap";
+  }
+  return {};
+}
+
+class StoreImpl final : public Store {
+ public:
+  StoreImpl(const StoreOptions& options, uint32_t threads)
+      : engine_(std::make_unique<Engine>(options, threads)) {}
+
+  absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) override;
+  absl::StatusOr<uint64_t> CreateSequence(std::string_view tenant, uint64_t cache_id,
+                                          std::string_view session) override;
+  absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) override;
+  uint32_t DropSession(std::string_view session) override;
+  absl::StatusOr<uint64_t> TruncateSequence(std::string_view tenant, uint64_t sequence_id,
+                                            uint64_t token_count) override;
+  absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::string_view tenant,
+                                                                 uint64_t sequence_id) override;
+  absl::StatusOr<uint64_t> Append(std::string_view tenant, uint64_t sequence_id,
+                                  uint64_t first_position,
+                                  std::span<const LayerRows> layers) override;
+  absl::Status BuildIndex(std::string_view tenant, uint64_t sequence_id, const BuildSpec& spec,
+                          const std::function<bool(const BuildProgress&)>& progress) override;
+  absl::StatusOr<Selected> TopK(std::string_view tenant, uint64_t sequence_id, const Query& query,
+                                const Selection& selection) override;
+  absl::StatusOr<Scores> Score(std::string_view tenant, uint64_t sequence_id, const Query& query,
+                               const IndexDescriptor& index, TokenRange tokens) override;
+  absl::StatusOr<Rows> FetchRange(std::string_view tenant, uint64_t sequence_id, uint32_t layer,
+                                  TokenRange tokens, RowPart part) override;
+  absl::StatusOr<Rows> FetchTokens(std::string_view tenant, uint64_t sequence_id, uint32_t layer,
+                                   std::span<const uint32_t> positions, RowPart part) override;
+  absl::StatusOr<Attention> Attend(std::string_view tenant, uint64_t sequence_id,
+                                   const Query& query, const Selection& selection,
+                                   bool want_positions) override;
+  absl::StatusOr<Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id,
+                                            const Query& query,
+                                            std::span<const uint32_t> positions) override;
+  std::vector<CacheInfo> ListCaches(std::string_view tenant) override;
+  absl::StatusOr<std::vector<SequenceInfo>> ListSequences(std::string_view tenant,
+                                                          uint64_t cache_id) override;
+  absl::StatusOr<SequenceInfo> DescribeSequence(std::string_view tenant,
+                                                uint64_t sequence_id) override;
+
+ private:
+  // shared_ptr: calls keep their cache and sequence while others drop them.
+  struct Found {
+    std::shared_ptr<const Cache> cache;
+    std::shared_ptr<Sequence> sequence;
+  };
+
+  absl::StatusOr<Found> Find(std::string_view tenant, uint64_t sequence_id) const;
+  absl::StatusOr<std::shared_ptr<const Cache>> FindCache(std::string_view tenant,
+                                                         uint64_t cache_id) const;
+  absl::StatusOr<Reading> Read(std::string_view tenant, uint64_t sequence_id) const;
+  absl::StatusOr<std::shared_ptr<const Cache>> MakeCache(std::string_view tenant,
+                                                         const CacheSpec& spec)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  CacheInfo DescribeCache(const std::shared_ptr<const Cache>& cache) const;
+  void Forget(uint64_t sequence_id);
+
+  const std::unique_ptr<Engine> engine_;  // before the caches that use it
+
+  mutable Mutex mutex_;
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::map<uint64_t, std::shared_ptr<const Cache>> caches_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, Found> sequences_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, uint32_t> sequence_counts_ ABSL_GUARDED_BY(mutex_);  // per cache
+};
+
+absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const CacheSpec& spec) {
+  if (absl::Status status = ValidateCacheSpec(spec); !status.ok()) return status;
+  std::shared_ptr<const Cache> found;
+  {
+    const MutexLock lock(&mutex_);
+    for (const auto& [id, cache] : caches_) {
+      if (cache->tenant == tenant && cache->spec.name == spec.name) found = cache;
+    }
+    if (found == nullptr) {
+      auto made = MakeCache(tenant, spec);
+      if (!made.ok()) return made.status();
+      found = *std::move(made);
+    }
+  }
+  if (const std::string field = FindDifference(found->spec, spec); !field.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cache ", spec.name, " is open with another ", field));
+  }
+  return DescribeCache(found);
+}
+
+absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeCache(std::string_view tenant,
+                                                                  const CacheSpec& spec) {
+  const StoreOptions& options = engine_->options;
+  if (caches_.size() >= options.max_caches) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("max_caches: ", options.max_caches, " caches are open"));
+  }
+  size_t open_bytes = 0;
+  size_t untouched_bytes = 0;  // promised, though the machine still counts them as available
+  for (const auto& [id, cache] : caches_) {
+    open_bytes += cache->pool->usage().capacity_bytes;
+    untouched_bytes += cache->pool->untouched_bytes();
+  }
+  const size_t allowed_bytes =
+      options.max_pool_bytes - std::min(options.max_pool_bytes, open_bytes);
+  if (spec.capacity_bytes > allowed_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("capacity_bytes is ", spec.capacity_bytes, "; max_pool_bytes leaves ",
+                     allowed_bytes, ", ", spec.capacity_bytes - allowed_bytes, " bytes short"));
+  }
+  const size_t machine_bytes = AvailableMemoryBytes();
+  const size_t available_bytes = machine_bytes - std::min(machine_bytes, untouched_bytes);
+  if (spec.capacity_bytes > available_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("capacity_bytes is ", spec.capacity_bytes, "; the machine has ",
+                     available_bytes, ", ", spec.capacity_bytes - available_bytes, " bytes short"));
+  }
+  const uint32_t touchers = std::max(1u, engine_->serving.worker_count() / 2);
+  auto pool = Pool::Create({.capacity_bytes = spec.capacity_bytes, .touch_threads = touchers});
+  if (!pool.ok()) return pool.status();
+  const uint64_t cache_id = next_id_++;
+  auto cache = std::make_shared<const Cache>(cache_id, std::string(tenant), spec, *std::move(pool),
+                                             engine_.get());
+  caches_.emplace(cache_id, cache);
+  return cache;
+}
+
+absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::FindCache(std::string_view tenant,
+                                                                  uint64_t cache_id) const {
+  const MutexLock lock(&mutex_);
+  const auto it = caches_.find(cache_id);
+  if (it == caches_.end() || it->second->tenant != tenant) {
+    return absl::NotFoundError(absl::StrCat("no cache ", cache_id));
+  }
+  return it->second;
+}
+
+absl::StatusOr<StoreImpl::Found> StoreImpl::Find(std::string_view tenant,
+                                                 uint64_t sequence_id) const {
+  const MutexLock lock(&mutex_);
+  const auto it = sequences_.find(sequence_id);
+  if (it == sequences_.end() || it->second.cache->tenant != tenant) {
+    return absl::NotFoundError(absl::StrCat("no sequence ", sequence_id));
+  }
+  return it->second;
+}
+
+absl::StatusOr<Reading> StoreImpl::Read(std::string_view tenant, uint64_t sequence_id) const {
+  auto found = Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  auto snapshot = found->sequence->Read();
+  if (!snapshot.ok()) return snapshot.status();
+  return Reading{.cache = std::move(found->cache), .snapshot = *std::move(snapshot)};
+}
+
+absl::StatusOr<uint64_t> StoreImpl::CreateSequence(std::string_view tenant, uint64_t cache_id,
+                                                   std::string_view session) {
+  auto cache = FindCache(tenant, cache_id);
+  if (!cache.ok()) return cache.status();
+  const MutexLock lock(&mutex_);
+  uint32_t& count = sequence_counts_[cache_id];
+  if (count >= engine_->options.max_sequences) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("max_sequences: cache ", cache_id, " has ", count, " sequences"));
+  }
+  ++count;
+  const uint64_t sequence_id = next_id_++;
+  auto sequence =
+      std::make_shared<Sequence>(sequence_id, std::string(session), (*cache)->layers.size());
+  sequences_.emplace(sequence_id, Found{*std::move(cache), std::move(sequence)});
+  return sequence_id;
+}
+
+void StoreImpl::Forget(uint64_t sequence_id) {
+  const MutexLock lock(&mutex_);
+  const auto it = sequences_.find(sequence_id);
+  if (it == sequences_.end()) return;
+  --sequence_counts_[it->second.cache->cache_id];
+  sequences_.erase(it);
+}
+
+absl::Status StoreImpl::DropSequence(std::string_view tenant, uint64_t sequence_id) {
+  const auto found = Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  const auto lease = WriteLease::Take(found->sequence);
+  if (!lease.ok()) return lease.status();
+  Forget(sequence_id);
+  found->sequence->Drop();
+  return absl::OkStatus();
+}
+
+uint32_t StoreImpl::DropSession(std::string_view session) {
+  std::vector<std::shared_ptr<Sequence>> dropped;
+  {
+    const MutexLock lock(&mutex_);
+    for (const auto& [id, found] : sequences_) {
+      if (found.sequence->session() == session) dropped.push_back(found.sequence);
+    }
+  }
+  for (const auto& sequence : dropped) {
+    Forget(sequence->sequence_id());
+    sequence->Drop();  // a writer at work finds out when it publishes
+  }
+  return static_cast<uint32_t>(dropped.size());
+}
+
+absl::StatusOr<uint64_t> StoreImpl::TruncateSequence(std::string_view tenant, uint64_t sequence_id,
+                                                     uint64_t token_count) {
+  const auto found = Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  auto lease = WriteLease::Take(found->sequence);
+  if (!lease.ok()) return lease.status();
+  return TruncateRows(*std::move(lease), token_count);
+}
+
+absl::StatusOr<std::unique_ptr<IngestTransaction>> StoreImpl::BeginIngest(std::string_view tenant,
+                                                                          uint64_t sequence_id) {
+  const auto found = Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  auto lease = WriteLease::Take(found->sequence);
+  if (!lease.ok()) return lease.status();
+  return kvstore::BeginIngest(found->cache, *std::move(lease));
+}
+
+absl::StatusOr<uint64_t> StoreImpl::Append(std::string_view tenant, uint64_t sequence_id,
+                                           uint64_t first_position,
+                                           std::span<const LayerRows> layers) {
+  const auto found = Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  auto lease = WriteLease::Take(found->sequence);
+  if (!lease.ok()) return lease.status();
+  return AppendRows(found->cache, *std::move(lease), first_position, layers);
+}
+
+absl::Status StoreImpl::BuildIndex(std::string_view tenant, uint64_t sequence_id,
+                                   const BuildSpec& spec,
+                                   const std::function<bool(const BuildProgress&)>& progress) {
+  const auto found = Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  auto lease = WriteLease::Take(found->sequence);
+  if (!lease.ok()) return lease.status();
+  return BuildSequenceIndex(*found->cache, *std::move(lease), spec, progress);
+}
+
+absl::StatusOr<Selected> StoreImpl::TopK(std::string_view tenant, uint64_t sequence_id,
+                                         const Query& query, const Selection& selection) {
+  const auto reading = Read(tenant, sequence_id);
+  if (!reading.ok()) return reading.status();
+  return SelectTokens(*reading, query, selection);
+}
+
+absl::StatusOr<Scores> StoreImpl::Score(std::string_view tenant, uint64_t sequence_id,
+                                        const Query& query, const IndexDescriptor& index,
+                                        TokenRange tokens) {
+  const auto reading = Read(tenant, sequence_id);
+  if (!reading.ok()) return reading.status();
+  return ScoreTokens(*reading, query, index, tokens);
+}
+
+absl::StatusOr<Rows> StoreImpl::FetchRange(std::string_view tenant, uint64_t sequence_id,
+                                           uint32_t layer, TokenRange tokens, RowPart part) {
+  const auto reading = Read(tenant, sequence_id);
+  if (!reading.ok()) return reading.status();
+  return FetchRows(*reading, layer, tokens, part);
+}
+
+absl::StatusOr<Rows> StoreImpl::FetchTokens(std::string_view tenant, uint64_t sequence_id,
+                                            uint32_t layer, std::span<const uint32_t> positions,
+                                            RowPart part) {
+  const auto reading = Read(tenant, sequence_id);
+  if (!reading.ok()) return reading.status();
+  return FetchRowsAt(*reading, layer, positions, part);
+}
+
+absl::StatusOr<Attention> StoreImpl::Attend(std::string_view tenant, uint64_t sequence_id,
+                                            const Query& query, const Selection& selection,
+                                            bool want_positions) {
+  const auto reading = Read(tenant, sequence_id);
+  if (!reading.ok()) return reading.status();
+  return AttendSelection(*reading, query, selection, want_positions);
+}
+
+absl::StatusOr<Attention> StoreImpl::AttendPositions(std::string_view tenant, uint64_t sequence_id,
+                                                     const Query& query,
+                                                     std::span<const uint32_t> positions) {
+  const auto reading = Read(tenant, sequence_id);
+  if (!reading.ok()) return reading.status();
+  return AttendAt(*reading, query, positions);
+}
+
+CacheInfo StoreImpl::DescribeCache(const std::shared_ptr<const Cache>& cache) const {
+  const PoolUsage usage = cache->pool->usage();
+  CacheInfo info{.cache_id = cache->cache_id,
+                 .tenant = cache->tenant,
+                 .spec = cache->spec,
+                 .capacity_bytes = usage.capacity_bytes,
+                 .used_bytes = usage.used_bytes,
+                 .free_bytes = usage.free_bytes,
+                 .largest_free_bytes = usage.largest_free_bytes,
+                 .page_bytes = cache->pool->page_bytes()};
+  const MutexLock lock(&mutex_);
+  const auto it = sequence_counts_.find(cache->cache_id);
+  if (it != sequence_counts_.end()) info.sequence_count = it->second;
+  return info;
+}
+
+std::vector<CacheInfo> StoreImpl::ListCaches(std::string_view tenant) {
+  std::vector<std::shared_ptr<const Cache>> caches;
+  {
+    const MutexLock lock(&mutex_);
+    for (const auto& [id, cache] : caches_) {
+      if (tenant.empty() || cache->tenant == tenant) caches.push_back(cache);
+    }
+  }
+  std::vector<CacheInfo> infos;
+  for (const auto& cache : caches) infos.push_back(DescribeCache(cache));
+  return infos;
+}
+
+absl::StatusOr<std::vector<SequenceInfo>> StoreImpl::ListSequences(std::string_view tenant,
+                                                                   uint64_t cache_id) {
+  std::vector<Found> all;
+  {
+    const MutexLock lock(&mutex_);
+    const auto it = caches_.find(cache_id);
+    if (it == caches_.end() || (!tenant.empty() && it->second->tenant != tenant)) {
+      return absl::NotFoundError(absl::StrCat("no cache ", cache_id));
+    }
+    for (const auto& [id, found] : sequences_) {
+      if (found.cache->cache_id == cache_id) all.push_back(found);
+    }
+  }
+  std::vector<SequenceInfo> infos;
+  for (const Found& found : all) {
+    const auto snapshot = found.sequence->Read();
+    if (!snapshot.ok()) continue;  // dropped meanwhile
+    infos.push_back(Describe(*found.cache, *found.sequence, **snapshot));
+  }
+  std::sort(infos.begin(), infos.end(), [](const SequenceInfo& a, const SequenceInfo& b) {
+    return a.sequence_id < b.sequence_id;
+  });
+  return infos;
+}
+
+absl::StatusOr<SequenceInfo> StoreImpl::DescribeSequence(std::string_view tenant,
+                                                         uint64_t sequence_id) {
+  const auto found = Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  const auto snapshot = found->sequence->Read();
+  if (!snapshot.ok()) return snapshot.status();
+  return Describe(*found->cache, *found->sequence, **snapshot);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Store>> Store::Create(const StoreOptions& options) {
+  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
+  const uint32_t threads =
+      options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency());
+  return std::make_unique<StoreImpl>(options, threads);
+}
+
+}  // namespace pqcached::kvstore

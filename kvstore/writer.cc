@@ -1,0 +1,270 @@
+#include "kvstore/writer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/ingest.h"
+#include "kernels/pq_encode.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+// Below it a copy is done before other threads wake up.
+constexpr size_t kParallelBytes = size_t{256} << 10;
+constexpr uint32_t kParallelEncodeTokens = 64;
+
+ParallelFor ParallelIf(bool worthwhile, Arena& arena) {
+  return worthwhile ? arena.parallel_for() : SerialFor();
+}
+
+// The codebooks of a new segment: those of the segment before it.
+NewestCodebooks CodebooksOf(const std::vector<SegmentEntry>& segments) {
+  NewestCodebooks codebooks;
+  if (segments.empty()) return codebooks;
+  for (const auto& index : segments.back().indexes) codebooks.push_back(index->codebooks());
+  return codebooks;
+}
+
+void CopySlots(const StoredLayers& layers, const SegmentEntry& from, const SegmentEntry& to,
+               const std::vector<uint32_t>& layer_tokens) {
+  const uint32_t first = from.rows->first_position();
+  for (uint32_t slot = 0; slot < layers.size(); ++slot) {
+    const StoredLayers::Layer& layer = layers.layers[slot];
+    const uint32_t tokens = layer_tokens[slot] > first ? layer_tokens[slot] - first : 0;
+    for (uint32_t head = layer.first_head; head < layer.first_head + layer.shape.kv_heads; ++head) {
+      std::memcpy(to.rows->rows(head), from.rows->rows(head),
+                  size_t{tokens} * layer.shape.row_bytes);
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<CheckedRows> CheckRows(const Cache& cache, const LayerRows& rows) {
+  const absl::StatusOr<uint32_t> layer_slot = cache.LayerSlot(rows.layer);
+  if (!layer_slot.ok()) return layer_slot.status();
+  const LayerShape& shape = cache.layers.layers[*layer_slot].shape;
+  const auto keys = CheckTensor(rows.keys, shape.kv_heads, shape.key_dim,
+                                absl::StrCat("layer ", rows.layer, ": keys"));
+  if (!keys.ok()) return keys.status();
+  const auto values = CheckTensor(rows.values, shape.kv_heads, shape.value_dim,
+                                  absl::StrCat("layer ", rows.layer, ": values"));
+  if (!values.ok()) return values.status();
+  if (keys->shape[0] != values->shape[0]) {
+    return absl::InvalidArgumentError(absl::StrCat("layer ", rows.layer, ": values: shape has ",
+                                                   values->shape[0], " tokens; keys have ",
+                                                   keys->shape[0]));
+  }
+  return CheckedRows{.layer_slot = *layer_slot,
+                     .token_count = static_cast<uint32_t>(keys->shape[0]),
+                     .keys = *keys,
+                     .values = *values};
+}
+
+absl::StatusOr<Arrival> CheckArrival(uint64_t first_position, uint32_t token_count, uint32_t stored,
+                                     uint32_t layer) {
+  if (first_position > kMaxSequenceTokens || first_position + token_count > kMaxSequenceTokens) {
+    return absl::OutOfRangeError(absl::StrCat("first_position is ", first_position, " with ",
+                                              token_count, " tokens; a sequence has at most ",
+                                              kMaxSequenceTokens));
+  }
+  if (first_position + token_count <= stored) return Arrival::kRepeat;
+  if (first_position == stored) return Arrival::kNew;
+  return absl::InvalidArgumentError(
+      absl::StrCat("first_position is ", first_position, " with ", token_count,
+                   " tokens: ", first_position > stored ? "a gap" : "partly stored", "; layer ",
+                   layer, " continues at ", stored));
+}
+
+absl::StatusOr<SegmentWriter> SegmentWriter::Begin(std::shared_ptr<const Cache> cache,
+                                                   WriteLease lease, uint32_t segment_tokens) {
+  auto base = lease.sequence().Read();
+  if (!base.ok()) return base.status();
+  return SegmentWriter(std::move(cache), std::move(lease), *std::move(base), segment_tokens);
+}
+
+SegmentWriter::SegmentWriter(std::shared_ptr<const Cache> cache, WriteLease lease,
+                             std::shared_ptr<const Snapshot> base, uint32_t segment_tokens)
+    : cache_(std::move(cache)),
+      lease_(std::move(lease)),
+      base_(std::move(base)),
+      segment_tokens_(segment_tokens),
+      segments_(base_->list->segments),
+      layer_tokens_(base_->layer_tokens) {}
+
+// Moves the open segment when readers of older snapshots still look at slots that are about to be
+// written.
+absl::Status SegmentWriter::LeaveReadersBehind() {
+  if (readers_left_) return absl::OkStatus();
+  if (!base_->list->tail_open() || !lease_.sequence().ReadersBeyond(layer_tokens_)) {
+    readers_left_ = true;  // no reader can come to an older snapshot later
+    return absl::OkStatus();
+  }
+  SegmentEntry& old = segments_.back();
+  const NewSegment same{.segment_id = cache_->engine->next_segment_id++,
+                        .first_position = old.rows->first_position(),
+                        .slot_capacity = old.rows->slot_capacity()};
+  auto created = CreateSegments(*cache_->pool, cache_->layers, {&same, 1}, CodebooksOf(segments_));
+  if (!created.ok()) return created.status();
+  SegmentEntry& fresh = created->front();
+  CopySlots(cache_->layers, old, fresh, layer_tokens_);
+  for (size_t i = 0; i < old.indexes.size(); ++i) {
+    for (uint32_t slot = 0; slot < cache_->layers.size(); ++slot) {
+      const IndexDataHeader& from = old.indexes[i]->header(slot);
+      const IndexDataHeader& to = fresh.indexes[i]->header(slot);
+      std::memcpy(const_cast<uint8_t*>(Planes(to, 0)), Planes(from, 0),
+                  from.head_stride_bytes * from.kv_head_count);
+    }
+  }
+  old = std::move(fresh);
+  list_changed_ = true;
+  readers_left_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status SegmentWriter::Reserve(uint32_t token_end) {
+  if (absl::Status status = LeaveReadersBehind(); !status.ok()) return status;
+  uint32_t capacity_end = 0;
+  if (!segments_.empty()) {
+    const SegmentEntry& last = segments_.back();
+    // A segment closed by a build ends with its tokens, which all layers then have.
+    capacity_end = last.closed ? base_->token_count() : last.rows->end_capacity();
+  }
+  std::vector<NewSegment> wanted;
+  for (uint32_t first = capacity_end; first < token_end; first += segment_tokens_) {
+    wanted.push_back({.segment_id = cache_->engine->next_segment_id++,
+                      .first_position = first,
+                      .slot_capacity = segment_tokens_});
+  }
+  if (wanted.empty()) return absl::OkStatus();
+  auto created = CreateSegments(*cache_->pool, cache_->layers, wanted, CodebooksOf(segments_));
+  if (!created.ok()) return created.status();
+  for (SegmentEntry& entry : *created) {
+    if (!segments_.empty()) segments_.back().closed = true;
+    segments_.push_back(std::move(entry));
+  }
+  list_changed_ = true;
+  return absl::OkStatus();
+}
+
+size_t SegmentWriter::SegmentAt(uint32_t position) const {
+  const auto it = std::upper_bound(segments_.begin(), segments_.end(), position,
+                                   [](uint32_t wanted, const SegmentEntry& entry) {
+                                     return wanted < entry.rows->first_position();
+                                   });
+  return static_cast<size_t>(it - segments_.begin()) - 1;
+}
+
+absl::Status SegmentWriter::Write(const CheckedRows& rows) {
+  const StoredLayers::Layer& layer = cache_->layers.layers[rows.layer_slot];
+  const LayerShape& shape = layer.shape;
+  const uint32_t begin = layer_tokens_[rows.layer_slot];
+  const uint32_t end = begin + rows.token_count;
+  const ParallelFor parallel =
+      ParallelIf(size_t{rows.token_count} * shape.row_bytes * shape.kv_heads >= kParallelBytes,
+                 cache_->engine->serving);
+  std::vector<kernels::IngestResult> results(shape.kv_heads);
+  for (uint32_t position = begin; position < end;) {
+    const SegmentRows& segment = *segments_[SegmentAt(position)].rows;
+    const uint32_t slot = position - segment.first_position();
+    const uint32_t count = std::min(end, segment.end_capacity()) - position;
+    parallel.run(shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
+      std::byte* target = segment.rows(layer.first_head + kv_head) + size_t{slot} * shape.row_bytes;
+      results[kv_head] = kernels::IngestRows(cache_->engine->options.exec,
+                                             {.token_count = count,
+                                              .key_dim = shape.key_dim,
+                                              .value_dim = shape.value_dim,
+                                              .key = rows.keys.Head(position - begin, kv_head),
+                                              .value = rows.values.Head(position - begin, kv_head),
+                                              .row_dtype = shape.dtype,
+                                              .row_stride_bytes = shape.row_bytes,
+                                              .rows = {target, size_t{count} * shape.row_bytes}});
+    });
+    const kernels::IngestResult* bad = nullptr;
+    for (const kernels::IngestResult& result : results) {
+      if (!result.ok() && (bad == nullptr || result.bad_token < bad->bad_token)) bad = &result;
+    }
+    if (bad != nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "layer ", layer.layer, ": ",
+          bad->bad_part == kernels::IngestPart::kKey ? "keys" : "values", ": token ",
+          position + bad->bad_token, " has NaN or infinity as ", kernels::DTypeName(shape.dtype)));
+    }
+    position += count;
+  }
+  layer_tokens_[rows.layer_slot] = end;
+  return absl::OkStatus();
+}
+
+void SegmentWriter::EncodeNew() {
+  // One task per kv head of every layer; a task does all segments and indexes of it.
+  std::vector<uint32_t> layer_of_head(cache_->layers.head_count);
+  size_t scratch_bytes = 0;
+  uint32_t most_tokens = 0;
+  for (uint32_t slot = 0; slot < cache_->layers.size(); ++slot) {
+    const StoredLayers::Layer& layer = cache_->layers.layers[slot];
+    std::fill_n(layer_of_head.begin() + layer.first_head, layer.shape.kv_heads, slot);
+    most_tokens = std::max(most_tokens, layer_tokens_[slot] - base_->layer_tokens[slot]);
+    for (const IndexDescriptor& index : base_->list->indexes) {
+      scratch_bytes = std::max(
+          scratch_bytes, kernels::PqEncodeScratchBytes(GeometryOf(index, layer.shape.key_dim)));
+    }
+  }
+  scratch_bytes = (scratch_bytes + 63) / 64 * 64;
+  Arena& arena = cache_->engine->serving;
+  const ParallelFor parallel = ParallelIf(most_tokens >= kParallelEncodeTokens, arena);
+  const ScratchPool::Buffer scratch =
+      cache_->engine->scratch.Take(parallel.worker_count * scratch_bytes);
+  parallel.run(cache_->layers.head_count, [&](uint32_t head, uint32_t worker) {
+    const uint32_t slot = layer_of_head[head];
+    const StoredLayers::Layer& layer = cache_->layers.layers[slot];
+    const uint32_t end = layer_tokens_[slot];
+    for (uint32_t position = base_->layer_tokens[slot]; position < end;) {
+      const SegmentEntry& entry = segments_[SegmentAt(position)];
+      const uint32_t first = entry.rows->first_position();
+      const uint32_t piece_end = std::min(end, entry.rows->end_capacity());
+      for (const auto& index : entry.indexes) {
+        EncodeSlots(cache_->engine->options.exec, layer, *entry.rows, *index, slot,
+                    head - layer.first_head, {position - first, piece_end - first},
+                    scratch.bytes().subspan(worker * scratch_bytes, scratch_bytes));
+      }
+      position = piece_end;
+    }
+  });
+}
+
+void SegmentWriter::CountClosed() {
+  const size_t first =
+      base_->list->tail_open() ? base_->list->segments.size() - 1 : base_->list->segments.size();
+  for (size_t i = first; i < segments_.size() && segments_[i].closed; ++i) {
+    for (const auto& index : segments_[i].indexes) {
+      for (uint32_t slot = 0; slot < cache_->layers.size(); ++slot) {
+        CountCells(cache_->engine->options.exec, cache_->layers.layers[slot], *index, slot,
+                   segments_[i].rows->slot_capacity());
+      }
+    }
+  }
+}
+
+absl::StatusOr<uint64_t> SegmentWriter::Commit() {
+  if (!base_->list->indexes.empty()) {
+    EncodeNew();
+    CountClosed();
+  }
+  std::shared_ptr<const SegmentList> list = base_->list;
+  if (list_changed_) {
+    auto changed = std::make_shared<SegmentList>(*list);
+    changed->segments = segments_;
+    list = std::move(changed);
+  }
+  auto next = std::make_shared<Snapshot>(std::move(list), layer_tokens_);
+  const uint64_t token_count = next->token_count();
+  if (absl::Status status = lease_.sequence().Publish(std::move(next)); !status.ok()) {
+    return status;
+  }
+  return token_count;
+}
+
+}  // namespace pqcached::kvstore

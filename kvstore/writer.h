@@ -1,0 +1,81 @@
+// SegmentWriter: rows into slots that no snapshot shows, then one step that shows them.
+//
+// Ingest and Append are sequences of these steps under a WriteLease. When it dies before Commit,
+// nothing has happened.
+//
+// Single-thread; uses the serving arena inside.
+#ifndef PQCACHED_KVSTORE_WRITER_H_
+#define PQCACHED_KVSTORE_WRITER_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvstore/cache.h"
+#include "kvstore/sequence.h"
+#include "kvstore/tensor.h"
+
+namespace pqcached::kvstore {
+
+// K and V of one layer, checked against its shape.
+struct CheckedRows {
+  uint32_t layer_slot = 0;
+  uint32_t token_count = 0;
+  CheckedTensor keys;
+  CheckedTensor values;
+};
+
+// Errors: kInvalidArgument naming the field.
+absl::StatusOr<CheckedRows> CheckRows(const Cache& cache, const LayerRows& rows);
+
+// How a range of incoming tokens meets what is stored.
+enum class Arrival : uint8_t { kNew, kRepeat };
+// Errors: kInvalidArgument for a gap or a partly stored range; kOutOfRange beyond
+// kMaxSequenceTokens. `stored`: of the layer.
+absl::StatusOr<Arrival> CheckArrival(uint64_t first_position, uint32_t token_count, uint32_t stored,
+                                     uint32_t layer);
+
+class SegmentWriter {
+ public:
+  // `segment_tokens`: capacity of segments that it opens.
+  static absl::StatusOr<SegmentWriter> Begin(std::shared_ptr<const Cache> cache, WriteLease lease,
+                                             uint32_t segment_tokens);
+
+  const Snapshot& base() const { return *base_; }
+  const Cache& cache() const { return *cache_; }
+  uint32_t layer_tokens(uint32_t layer_slot) const { return layer_tokens_[layer_slot]; }
+
+  // Makes room for tokens below `token_end`; once before each Write. Errors: kResourceExhausted.
+  absl::Status Reserve(uint32_t token_end);
+  // Writes rows at the layer's next position. Errors: kInvalidArgument for NaN or infinity, naming
+  // token, layer and part; the layer's next position stays.
+  //
+  // REQUIRES: Reserve made room.
+  absl::Status Write(const CheckedRows& rows);
+  // Codes what was written, when the sequence has indexes; counts the cells of segments that were
+  // closed; shows all of it. Returns the token_count.
+  absl::StatusOr<uint64_t> Commit();
+
+ private:
+  SegmentWriter(std::shared_ptr<const Cache> cache, WriteLease lease,
+                std::shared_ptr<const Snapshot> base, uint32_t segment_tokens);
+  absl::Status LeaveReadersBehind();
+  void EncodeNew();
+  void CountClosed();
+  // The first segment that holds slots at or behind `position`.
+  size_t SegmentAt(uint32_t position) const;
+
+  std::shared_ptr<const Cache> cache_;
+  WriteLease lease_;
+  std::shared_ptr<const Snapshot> base_;
+  uint32_t segment_tokens_;
+  std::vector<SegmentEntry> segments_;
+  std::vector<uint32_t> layer_tokens_;
+  bool list_changed_ = false;
+  bool readers_left_ = false;  // of older snapshots, from the slots to be written
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_WRITER_H_

@@ -306,7 +306,7 @@ typedef struct pqc_build_options {
   uint64_t seed;               /* same rows, iterations and seed: same index */
   uint64_t train_tokens;       /* sample per epoch; 0 = all */
   uint64_t sink_tokens;        /* first tokens that are not trained on */
-  uint32_t timeout_ms;         /* 0 = a day */
+  uint32_t timeout_ms;         /* 0 = what the sidecar allows (its max_timeout) */
   pqc_build_callback callback; /* may be NULL; on the calling thread */
   void* callback_context;
 } pqc_build_options;

@@ -1,0 +1,166 @@
+// pqcachectl: what a running pqcached holds and does, in tables for people or as JSON.
+//
+// Exit codes: 0 done, 1 the sidecar refused, 2 wrong usage, 3 the sidecar cannot be reached.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "client/ctl/report.h"
+#include "pqcached/client.hpp"
+
+namespace pqcached::ctl {
+namespace {
+
+constexpr int kExitRefused = 1;
+constexpr int kExitUsage = 2;
+constexpr int kExitUnreachable = 3;
+
+struct Arguments {
+  std::string endpoint = "unix:///run/pqcached/pqcached.sock";
+  uint32_t timeout_ms = 5000;
+  bool json = false;
+  std::optional<uint64_t> sequence;
+  std::string log_level;
+};
+
+// A call that failed; main reports it.
+struct Failure {
+  Status status;
+};
+
+class Sidecar {
+ public:
+  explicit Sidecar(Client client) : client_(std::move(client)) {}
+
+  Json Call(const std::string& method, const Json& request = Json::object()) {
+    const Result<std::string> answer = client_.AdminJson(method, request.dump());
+    if (!answer.ok()) throw Failure{answer.status()};
+    return Json::parse(*answer);
+  }
+
+ private:
+  Client client_;
+};
+
+void Print(const Arguments& arguments, const Json& json, const std::string& text) {
+  std::fputs((arguments.json ? json.dump(2) + "\n" : text).c_str(), stdout);
+}
+
+void List(Sidecar& sidecar, const Arguments& arguments) {
+  const Json caches = sidecar.Call("ListCaches");
+  const Json sequences = sidecar.Call("ListSequences");
+  Print(arguments, {{"caches", caches.at("caches")}, {"sequences", sequences.at("sequences")}},
+        ReportCaches(caches, sequences));
+}
+
+void Describe(Sidecar& sidecar, const Arguments& arguments) {
+  if (!arguments.sequence) {
+    const Json info = sidecar.Call("GetServerInfo");
+    return Print(arguments, info, ReportServer(info));
+  }
+  const Json description =
+      sidecar.Call("DescribeSequence", {{"sequence_id", std::to_string(*arguments.sequence)}});
+  Print(arguments, description.at("sequence"), ReportSequence(description));
+}
+
+void Stats(Sidecar& sidecar, const Arguments& arguments) {
+  const Json stats = sidecar.Call("Stats");
+  Print(arguments, stats, ReportStats(stats));
+}
+
+void Ping(Sidecar& sidecar, const Arguments& arguments) {
+  const auto begin = std::chrono::steady_clock::now();
+  const Json info = sidecar.Call("GetServerInfo");
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+  Print(arguments,
+        {{"endpoint", arguments.endpoint},
+         {"version", info.at("version")},
+         {"boot_id", info.at("boot_id")},
+         {"uptime_seconds", Number(info.at("uptime_seconds"))},
+         {"milliseconds", took.count()}},
+        ReportPing(arguments.endpoint, info, took.count()));
+}
+
+void SetLogLevel(Sidecar& sidecar, const Arguments& arguments) {
+  const Json answer = sidecar.Call("SetLogLevel", {{"level", arguments.log_level}});
+  Print(arguments, answer,
+        "log level " + arguments.log_level + " (was " +
+            answer.at("previous_level").get<std::string>() + ")\n");
+}
+
+int Complain(const Arguments& arguments, const pqcached::Status& status) {
+  const bool unreachable =
+      status.code() == PQC_UNAVAILABLE || status.code() == PQC_DEADLINE_EXCEEDED;
+  std::fprintf(stderr, "pqcachectl: %s\n", status.ToString().c_str());
+  if (unreachable) {
+    std::fprintf(stderr,
+                 "Is pqcached running and listening on %s? Choose another with --endpoint.\n",
+                 arguments.endpoint.c_str());
+  }
+  return unreachable ? kExitUnreachable : kExitRefused;
+}
+
+using Command = void (*)(Sidecar&, const Arguments&);
+
+int Run(const Arguments& arguments, Command command) {
+  Result<Client> client = Client::Open({.endpoint = arguments.endpoint,
+                                        .client_name = "pqcachectl",
+                                        .timeout_ms = arguments.timeout_ms});
+  if (!client.ok()) return Complain(arguments, client.status());
+  Sidecar sidecar(std::move(*client));
+  try {
+    command(sidecar, arguments);
+  } catch (const Failure& failure) {
+    return Complain(arguments, failure.status);
+  } catch (const Json::exception& exception) {
+    std::fprintf(stderr, "pqcachectl: the sidecar's answer has another form: %s\n",
+                 exception.what());
+    return kExitRefused;
+  }
+  return 0;
+}
+
+int Main(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app("Looks at a running pqcached.", "pqcachectl");
+  app.add_option("--endpoint", arguments.endpoint, "unix:///path or host:port on the loopback")
+      ->capture_default_str();
+  app.add_option("--timeout-ms", arguments.timeout_ms, "of each call")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 3600000));
+  app.add_flag("--json", arguments.json, "print JSON instead of tables");
+  app.require_subcommand(1);
+  app.fallthrough();
+
+  app.add_subcommand("ls", "caches and sequences");
+  CLI::App* describe = app.add_subcommand("describe", "a sequence, or the sidecar itself");
+  describe->add_option("SEQUENCE", arguments.sequence, "id of a sequence, as ls shows it");
+  app.add_subcommand("stats", "memory and calls so far");
+  app.add_subcommand("ping", "version and round-trip time");
+  CLI::App* log_level = app.add_subcommand("log-level", "sets how much the sidecar logs");
+  log_level
+      ->add_option("LEVEL", arguments.log_level,
+                   "trace, debug, info, warning, error, critical, off")
+      ->required();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  const std::pair<const char*, Command> commands[] = {{"ls", &List},
+                                                      {"describe", &Describe},
+                                                      {"stats", &Stats},
+                                                      {"ping", &Ping},
+                                                      {"log-level", &SetLogLevel}};
+  for (const auto& [name, command] : commands) {
+    if (app.got_subcommand(name)) return Run(arguments, command);
+  }
+  return kExitUsage;
+}
+
+}  // namespace
+}  // namespace pqcached::ctl
+
+int main(int argc, char** argv) { return pqcached::ctl::Main(argc, argv); }

@@ -1,0 +1,188 @@
+#include "client/ctl/report.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "client/ctl/table.h"
+
+namespace pqcached::ctl {
+namespace {
+
+std::string Count(const Json& value) { return std::to_string(Number(value)); }
+std::string Bytes(const Json& value) { return FormatBytes(Number(value)); }
+
+std::string Fixed(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof(text), "%.*f", digits, value);
+  return text;
+}
+
+void AddItem(const std::string& item, std::string* list) {
+  if (!list->empty()) list->append(", ");
+  list->append(item);
+}
+
+std::string Join(const Json& items) {
+  std::string text;
+  for (const Json& item : items) AddItem(item.get<std::string>(), &text);
+  return text;
+}
+
+// "LAYER_STATE_READY" -> "ready"
+std::string EnumName(const std::string& value, const std::string& prefix) {
+  std::string name = value.starts_with(prefix) ? value.substr(prefix.size()) : value;
+  for (char& letter : name) {
+    if (letter >= 'A' && letter <= 'Z') letter = static_cast<char>(letter - 'A' + 'a');
+  }
+  return name;
+}
+
+std::string IndexNames(const Json& indexes) {
+  std::string text;
+  for (const Json& index : indexes) AddItem(IndexName(index), &text);
+  return text.empty() ? "-" : text;
+}
+
+size_t StoredLayers(const Json& cache) {
+  size_t layers = 0;
+  for (const Json& group : cache.at("layer_groups")) {
+    if (group.at("kind") != "LAYER_KIND_NONE") layers += group.at("layers").size();
+  }
+  return layers;
+}
+
+std::string Segments(const Json& sequence) {
+  Table table({"SEGMENT", "TOKENS", "SLOTS", "STATE", "EPOCHS"});
+  for (const Json& segment : sequence.at("segments")) {
+    std::string epochs;
+    for (const Json& epoch : segment.at("codebook_epochs")) {
+      const uint64_t number = Number(epoch);
+      AddItem(number == UINT32_MAX ? "-" : std::to_string(number), &epochs);
+    }
+    table.Add(
+        {Count(segment.at("segment_id")),
+         Count(segment.at("tokens").at("begin")) + ".." + Count(segment.at("tokens").at("end")),
+         Count(segment.at("slot_capacity")), EnumName(segment.at("state"), "SEGMENT_STATE_"),
+         epochs.empty() ? "-" : epochs});
+  }
+  return table.empty() ? "" : "\n" + table.ToText();
+}
+
+std::string Layers(const Json& sequence) {
+  Table table({"LAYER", "ROWS", "INDEXES"});
+  for (const Json& layer : sequence.at("layers")) {
+    std::string states;
+    for (const Json& state : layer.at("index_states")) {
+      AddItem(EnumName(state, "LAYER_STATE_"), &states);
+    }
+    table.Add(
+        {Count(layer.at("layer")), Count(layer.at("row_count")), states.empty() ? "-" : states});
+  }
+  return table.empty() ? "" : "\n" + table.ToText();
+}
+
+}  // namespace
+
+uint64_t Number(const Json& value) {
+  if (value.is_number()) return value.get<uint64_t>();
+  if (value.is_string()) {
+    return std::strtoull(value.get_ref<const std::string&>().c_str(), nullptr, 10);
+  }
+  return 0;
+}
+
+std::string IndexName(const Json& index_spec) {
+  if (index_spec.contains("pq")) {
+    const Json& pq = index_spec.at("pq");
+    return "pq m=" + Count(pq.at("subspaces")) + " b=" + Count(pq.at("bits"));
+  }
+  return index_spec.contains("flat") ? "flat" : "default";
+}
+
+std::string ReportCaches(const Json& list_caches, const Json& list_sequences) {
+  Table caches({"CACHE", "TENANT", "NAME", "FINGERPRINT", "LAYERS", "INDEX", "CAPACITY", "USED",
+                "FREE", "SEQUENCES"});
+  for (const Json& cache : list_caches.at("caches")) {
+    caches.Add({Count(cache.at("cache_id")), cache.at("tenant"), cache.at("name"),
+                cache.at("model_fingerprint"), std::to_string(StoredLayers(cache)),
+                cache.contains("default_index") ? IndexName(cache.at("default_index")) : "default",
+                Bytes(cache.at("capacity_bytes")), Bytes(cache.at("used_bytes")),
+                Bytes(cache.at("free_bytes")), Count(cache.at("sequence_count"))});
+  }
+  if (caches.empty()) return "no caches\n";
+  Table sequences({"SEQUENCE", "CACHE", "CLIENT", "TOKENS", "INDEXES", "ROWS", "INDEX BYTES",
+                   "CODEBOOKS", "USED"});
+  for (const Json& sequence : list_sequences.at("sequences")) {
+    sequences.Add({Count(sequence.at("sequence_id")), Count(sequence.at("cache_id")),
+                   sequence.at("client_name"), Count(sequence.at("token_count")),
+                   IndexNames(sequence.at("indexes")), Bytes(sequence.at("row_bytes")),
+                   Bytes(sequence.at("index_bytes")), Bytes(sequence.at("codebook_bytes")),
+                   Bytes(sequence.at("used_bytes"))});
+  }
+  return caches.ToText() + "\n" + (sequences.empty() ? "no sequences\n" : sequences.ToText());
+}
+
+std::string ReportSequence(const Json& describe_sequence) {
+  const Json& sequence = describe_sequence.at("sequence");
+  std::string text;
+  text += "sequence   " + Count(sequence.at("sequence_id")) + "\n";
+  text += "cache      " + Count(sequence.at("cache_id")) + "\n";
+  text += "client     " + sequence.at("client_name").get<std::string>() + "\n";
+  text += "tokens     " + Count(sequence.at("token_count")) + "\n";
+  text += "indexes    " + IndexNames(sequence.at("indexes")) + "\n";
+  text += "rows       " + Bytes(sequence.at("row_bytes")) + "\n";
+  text += "index      " + Bytes(sequence.at("index_bytes")) + "\n";
+  text += "codebooks  " + Bytes(sequence.at("codebook_bytes")) + "\n";
+  text += "in pool    " + Bytes(sequence.at("used_bytes")) + "\n";
+  return text + Segments(sequence) + Layers(sequence);
+}
+
+std::string ReportServer(const Json& server_info) {
+  std::string text;
+  text += "version        " + server_info.at("version").get<std::string>() + "\n";
+  text += "protocol       " + Count(server_info.at("protocol_version")) + "\n";
+  text += "boot_id        " + server_info.at("boot_id").get<std::string>() + "\n";
+  text += "uptime         " + FormatSeconds(Number(server_info.at("uptime_seconds"))) + "\n";
+  text += "kernels        " + server_info.at("kernel_level").get<std::string>() + " (of " +
+          Join(server_info.at("kernel_levels")) + ")\n";
+  text += "threads        " + Count(server_info.at("threads")) + "\n";
+  text += "message limit  " + Bytes(server_info.at("max_message_bytes")) + "\n";
+  text += "capabilities   " + Join(server_info.at("capabilities")) + "\n";
+  Table config({"KEY", "VALUE"});
+  for (const auto& [key, value] : server_info.at("config").items()) {
+    config.Add({key, value.is_string() ? value.get<std::string>() : value.dump()});
+  }
+  return config.empty() ? text : text + "\n" + config.ToText();
+}
+
+std::string ReportStats(const Json& stats) {
+  std::string text;
+  text += "uptime     " + FormatSeconds(Number(stats.at("uptime_seconds"))) + "\n";
+  text += "sessions   " + Count(stats.at("session_count")) + "\n";
+  text += "caches     " + Count(stats.at("cache_count")) + "\n";
+  text += "sequences  " + Count(stats.at("sequence_count")) + "\n";
+  text += "pools      " + Bytes(stats.at("pool_used_bytes")) + " used + " +
+          Bytes(stats.at("pool_free_bytes")) + " free = " + Bytes(stats.at("pool_capacity_bytes")) +
+          "\n";
+  Table calls({"CALL", "STATUS", "COUNT", "MEAN ms", "MAX ms"});
+  for (const Json& rpc : stats.at("rpcs")) {
+    uint64_t total = 0;
+    for (const auto& [status, count] : rpc.at("count_by_status").items()) total += Number(count);
+    const double mean =
+        total ? rpc.at("seconds_total").get<double>() / static_cast<double>(total) : 0;
+    for (const auto& [status, count] : rpc.at("count_by_status").items()) {
+      calls.Add({rpc.at("method"), status, Count(count), Fixed(mean * 1e3, 2),
+                 Fixed(rpc.at("seconds_max").get<double>() * 1e3, 2)});
+    }
+  }
+  return calls.empty() ? text : text + "\n" + calls.ToText();
+}
+
+std::string ReportPing(const std::string& endpoint, const Json& server_info, double milliseconds) {
+  return "pqcached " + server_info.at("version").get<std::string>() + " at " + endpoint + ": up " +
+         FormatSeconds(Number(server_info.at("uptime_seconds"))) + ", " + Fixed(milliseconds, 2) +
+         " ms\n";
+}
+
+}  // namespace pqcached::ctl

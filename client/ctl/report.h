@@ -1,0 +1,28 @@
+// Reports: answers of Admin, parsed, as text for people. Pure; thread-safe.
+//
+// The JSON has the proto's field names; 64-bit integers are strings.
+#ifndef PQCACHED_CLIENT_CTL_REPORT_H_
+#define PQCACHED_CLIENT_CTL_REPORT_H_
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+namespace pqcached::ctl {
+
+using Json = nlohmann::json;
+
+// A number, or a number in a string; 0 when it is neither.
+uint64_t Number(const Json& value);
+// "pq m=2 b=6", "flat", "default"
+std::string IndexName(const Json& index_spec);
+
+std::string ReportCaches(const Json& list_caches, const Json& list_sequences);
+std::string ReportSequence(const Json& describe_sequence);
+std::string ReportServer(const Json& server_info);
+std::string ReportStats(const Json& stats);
+std::string ReportPing(const std::string& endpoint, const Json& server_info, double milliseconds);
+
+}  // namespace pqcached::ctl
+
+#endif  // PQCACHED_CLIENT_CTL_REPORT_H_

@@ -1,0 +1,23 @@
+# What engines link and operators run: component `client` of the installation.
+include(CMakePackageConfigHelpers)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/pqcached)
+set_target_properties(pqcached_client PROPERTIES EXPORT_NAME client)
+file(RELATIVE_PATH lib_from_bin /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
+set_target_properties(pqcachectl PROPERTIES INSTALL_RPATH "$ORIGIN/${lib_from_bin}")
+
+install(TARGETS pqcached_client EXPORT pqcachedTargets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT client NAMELINK_COMPONENT client)
+install(TARGETS pqcached_rpc LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT client)
+install(TARGETS pqcachectl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT client)
+install(FILES include/pqcached/client.h include/pqcached/client.hpp
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/pqcached COMPONENT client)
+install(EXPORT pqcachedTargets NAMESPACE pqcached:: DESTINATION ${package_dir} COMPONENT client)
+
+configure_package_config_file(cmake/pqcachedConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/pqcachedConfig.cmake
+  INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/pqcachedConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/pqcachedConfig.cmake
+  ${CMAKE_CURRENT_BINARY_DIR}/pqcachedConfigVersion.cmake
+  DESTINATION ${package_dir} COMPONENT client)

@@ -1,0 +1,151 @@
+// BuildIndex: a long call with a stream of progress, which ends early when its caller goes.
+#include <atomic>
+#include <deque>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "service/kv_cache_service.h"
+#include "service/log.h"
+#include "service/wire.h"
+
+namespace pqcached::service {
+namespace {
+
+// Progress that the client has not read yet. A client that reads nothing of so much does not want
+// it.
+constexpr size_t kMaxUnreadProgress = 4096;
+
+// Share of the time until the deadline that the store may use: its answer has to arrive before the
+// deadline.
+constexpr double kDeadlineShare = 0.95;
+
+class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
+                          public std::enable_shared_from_this<BuildStream> {
+ public:
+  // Errors of the decoding of the request are found on the build's thread, like all others.
+  using SpecOf = std::function<absl::StatusOr<kvstore::BuildSpec>(const Call& call)>;
+
+  BuildStream(kvstore::Store& store, Calls& calls, Log& log, uint64_t sequence_id)
+      : store_(store), calls_(calls), log_(log), sequence_id_(sequence_id) {}
+
+  void Start(grpc::CallbackServerContext* context, SpecOf spec_of) {
+    self_ = shared_from_this();
+    absl::StatusOr<Call> call = calls_.Begin(context, Rpc::kBuildIndex, Access::kSession);
+    if (!call.ok()) {
+      Finish(ToGrpc(call.status()));
+      return;
+    }
+    call_ = *std::move(call);
+    const absl::Status taken =
+        calls_.RunBuild([self = shared_from_this(), spec_of = std::move(spec_of)] {
+          self->End(self->Build(spec_of));
+        });
+    if (!taken.ok()) End(taken);
+  }
+
+  void OnCancel() override { cancelled_.store(true, std::memory_order_relaxed); }
+
+  void OnWriteDone(bool ok) override {
+    absl::MutexLock lock(&mutex_);
+    if (!ok) {
+      cancelled_.store(true, std::memory_order_relaxed);
+      unread_.clear();
+    } else {
+      unread_.pop_front();
+    }
+    writing_ = false;
+    WriteOrFinish();
+  }
+
+  void OnDone() override { self_.reset(); }
+
+ private:
+  absl::Status Build(const SpecOf& spec_of) {
+    absl::StatusOr<kvstore::BuildSpec> spec = spec_of(call_);
+    if (!spec.ok()) return spec.status();
+    if (absl::Status status = call_.Check(); !status.ok()) return status;
+    const absl::Time now = absl::Now();
+    spec->deadline = now + (call_.deadline - now) * kDeadlineShare;
+    const absl::Status status = store_.BuildIndex(
+        call_.session.tenant, sequence_id_, *spec,
+        [this](const kvstore::BuildProgress& progress) { return Report(progress); });
+    log_.Info("index_build", {{"sequence_id", sequence_id_},
+                              {"session", call_.session.id},
+                              {"status", StatusName(status.code())},
+                              {"seconds", absl::ToDoubleSeconds(absl::Now() - now)}});
+    if (!overflow_) return status;
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "progress: ", kMaxUnreadProgress, " messages wait to be read; the build was cancelled"));
+  }
+
+  // Returns whether to go on.
+  bool Report(const kvstore::BuildProgress& progress) {
+    if (cancelled_.load(std::memory_order_relaxed) || absl::Now() >= call_.deadline) return false;
+    absl::MutexLock lock(&mutex_);
+    if (unread_.size() >= kMaxUnreadProgress) {
+      overflow_ = true;
+      return false;
+    }
+    ToWire(progress, &unread_.emplace_back());
+    WriteOrFinish();
+    return true;
+  }
+
+  void End(const absl::Status& status) {
+    absl::Status outcome = status;
+    if (status.code() == absl::StatusCode::kCancelled && absl::Now() >= call_.deadline) {
+      outcome = absl::DeadlineExceededError("the deadline has passed");
+    }
+    calls_.End(call_, outcome);
+    absl::MutexLock lock(&mutex_);
+    ended_ = true;
+    outcome_ = std::move(outcome);
+    WriteOrFinish();
+  }
+
+  void WriteOrFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (writing_) return;
+    if (!unread_.empty() && !cancelled_.load(std::memory_order_relaxed)) {
+      writing_ = true;
+      StartWrite(&unread_.front());  // a deque keeps its elements in place
+    } else if (ended_ && !finished_) {
+      finished_ = true;
+      Finish(ToGrpc(outcome_));
+    }
+  }
+
+  kvstore::Store& store_;
+  Calls& calls_;
+  Log& log_;
+  const uint64_t sequence_id_;
+  Call call_;
+  bool overflow_ = false;              // of the builder: progress is reported one at a time
+  std::shared_ptr<BuildStream> self_;  // until OnDone
+  std::atomic<bool> cancelled_ = false;
+  absl::Mutex mutex_;
+  std::deque<v1::BuildProgress> unread_ ABSL_GUARDED_BY(mutex_);
+  absl::Status outcome_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::BuildProgress>* KvCacheService::BuildIndex(
+    Context* context, const v1::BuildIndexRequest* request) {
+  const auto stream = std::make_shared<BuildStream>(store_, calls_, log_, request->sequence_id());
+  stream->Start(context, [this, request](const Call& call) -> absl::StatusOr<kvstore::BuildSpec> {
+    absl::StatusOr<kvstore::BuildSpec> spec = BuildSpecOf(*request);
+    if (!spec.ok()) return spec.status();
+    const absl::StatusOr<kvstore::IndexDescriptor> index = IndexOrDefault(
+        call, request->sequence_id(), request->has_index(), request->index(), "index");
+    if (!index.ok()) return index.status();
+    if (index->kind == kvstore::IndexKind::kFlat) return Invalid("index.flat", "needs no build");
+    spec->index = *index;
+    return spec;
+  });
+  return stream.get();  // holds itself until OnDone
+}
+
+}  // namespace pqcached::service

@@ -1,0 +1,160 @@
+#include "service/calls.h"
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "service/log.h"
+#include "service/wire.h"
+
+namespace pqcached::service {
+namespace {
+
+constexpr char kSessionMetadata[] = "pqcached-session";
+
+std::string TokenOf(const grpc::CallbackServerContext& context) {
+  const auto found = context.client_metadata().find(kSessionMetadata);
+  if (found == context.client_metadata().end()) return "";
+  return std::string(found->second.data(), found->second.size());
+}
+
+// What is our own failure, and not the caller's.
+bool IsServerFault(absl::StatusCode code) {
+  return code == absl::StatusCode::kInternal || code == absl::StatusCode::kUnknown ||
+         code == absl::StatusCode::kDataLoss;
+}
+
+}  // namespace
+
+absl::Status Call::Check() const {
+  if (absl::Now() >= deadline) return absl::DeadlineExceededError("the deadline has passed");
+  if (context->IsCancelled()) return absl::CancelledError("the caller has gone");
+  return absl::OkStatus();
+}
+
+Calls::Calls(const Config& config, Sessions& sessions, RpcStats& stats, Log& log)
+    : default_timeout_(config.default_timeout),
+      max_timeout_(config.max_timeout),
+      max_pending_calls_(config.max_pending_calls),
+      sessions_(sessions),
+      stats_(stats),
+      log_(log),
+      serving_(std::make_unique<Executor>(
+          Executor::Options{CallThreadsOf(config), config.max_pending_calls})),
+      builds_(std::make_unique<Executor>(
+          Executor::Options{config.max_builds, config.max_pending_calls})) {}
+
+Calls::~Calls() = default;
+
+grpc::ServerUnaryReactor* Calls::Unary(grpc::CallbackServerContext* context, Rpc rpc, Access access,
+                                       Work work) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  absl::StatusOr<Call> call = Begin(context, rpc, access);
+  if (!call.ok()) {
+    reactor->Finish(ToGrpc(call.status()));
+    return reactor;
+  }
+  // Shared with the task, which std::function must be able to copy.
+  const auto begun = std::make_shared<Call>(*std::move(call));
+  const absl::Status taken = RunServing([this, reactor, begun, work = std::move(work)] {
+    absl::Status status = begun->Check();
+    if (status.ok()) status = work(*begun);
+    End(*begun, status);
+    reactor->Finish(ToGrpc(status));
+  });
+  if (!taken.ok()) {
+    End(*begun, taken);
+    reactor->Finish(ToGrpc(taken));
+  }
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* Calls::Unimplemented(grpc::CallbackServerContext* context, Rpc rpc) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  stats_.Record(rpc, absl::StatusCode::kUnimplemented, absl::ZeroDuration());
+  reactor->Finish(ToGrpc(service::Unimplemented(RpcName(rpc))));
+  return reactor;
+}
+
+absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc, Access access) {
+  Call call{rpc, context, {}, {}, absl::Now(), {}};
+  const auto asked = context->deadline();
+  const bool has_deadline = asked != std::chrono::system_clock::time_point::max();
+  call.deadline = std::min(has_deadline ? absl::FromChrono(asked) : call.started + default_timeout_,
+                           call.started + max_timeout_);
+  absl::Status status = call.Check();
+  if (status.ok() && access == Access::kSession) {
+    call.token = TokenOf(*context);
+    absl::StatusOr<Session> session = sessions_.Find(call.token);
+    status = session.status();
+    if (session.ok()) call.session = *std::move(session);
+  }
+  if (status.ok()) {
+    absl::MutexLock lock(&mutex_);
+    if (draining_) {
+      status = absl::UnavailableError("the sidecar is shutting down");
+    } else {
+      ++at_work_;
+    }
+  }
+  if (status.ok()) return call;
+  stats_.Record(rpc, status.code(), absl::Now() - call.started);
+  return status;
+}
+
+void Calls::End(const Call& call, const absl::Status& status) {
+  const absl::Duration elapsed = absl::Now() - call.started;
+  stats_.Record(call.rpc, status.code(), elapsed);
+  if (IsServerFault(status.code())) {
+    log_.Error("call_failed", {{"rpc", RpcName(call.rpc)},
+                               {"status", StatusName(status.code())},
+                               {"tenant", call.session.tenant},
+                               {"session", call.session.id},
+                               {"message", status.message()}});
+  } else if (!status.ok()) {
+    log_.Debug("call_refused", {{"rpc", RpcName(call.rpc)},
+                                {"status", StatusName(status.code())},
+                                {"session", call.session.id},
+                                {"message", status.message()}});
+  }
+  absl::MutexLock lock(&mutex_);
+  --at_work_;
+}
+
+absl::Status Calls::Refused() const {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("max_pending_calls: ", max_pending_calls_, " calls wait already"));
+}
+
+absl::Status Calls::RunServing(Executor::Task task) {
+  return serving_->TryRun(std::move(task)) ? absl::OkStatus() : Refused();
+}
+
+absl::Status Calls::RunBuild(Executor::Task task) {
+  return builds_->TryRun(std::move(task)) ? absl::OkStatus() : Refused();
+}
+
+void Calls::RunCleanup(Executor::Task task) { serving_->Run(std::move(task)); }
+
+void Calls::Drain(absl::Time until) {
+  absl::MutexLock lock(&mutex_);
+  draining_ = true;
+  mutex_.AwaitWithDeadline(absl::Condition(this, &Calls::Idle), until);
+}
+
+bool Calls::draining() const {
+  absl::MutexLock lock(&mutex_);
+  return draining_;
+}
+
+void Calls::Stop() {
+  builds_.reset();
+  serving_.reset();
+}
+
+}  // namespace pqcached::service

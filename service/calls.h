@@ -1,0 +1,108 @@
+// Calls carries every rpc from its first check to its status: session, deadline, thread, counters,
+// log.
+//
+// A *call* is one rpc at work. Its work runs on threads of this class, never on gRPC's: the serving
+// threads, or for builds, which take long, threads of their own. During a drain new calls are
+// refused and those at work may end.
+//
+// Thread-safe.
+#ifndef PQCACHED_SERVICE_CALLS_H_
+#define PQCACHED_SERVICE_CALLS_H_
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "service/config.h"
+#include "service/executor.h"
+#include "service/rpc_stats.h"
+#include "service/sessions.h"
+
+namespace grpc {
+class CallbackServerContext;
+class ServerUnaryReactor;
+}  // namespace grpc
+
+namespace pqcached::service {
+
+class Log;
+
+enum class Access {
+  kSession,  // needs the metadata `pqcached-session`
+  kAnyone,
+};
+
+struct Call {
+  Rpc rpc = Rpc::kSession;
+  grpc::CallbackServerContext* context = nullptr;  // alive until the call is finished
+  std::string token;                               // kSession only, as session
+  Session session;
+  absl::Time started;
+  absl::Time deadline;
+
+  // Errors: kDeadlineExceeded, kCancelled: nobody waits for the answer any more
+  absl::Status Check() const;
+};
+
+class Calls {
+ public:
+  using Work = std::function<absl::Status(const Call& call)>;
+
+  Calls(const Config& config, Sessions& sessions, RpcStats& stats, Log& log);
+  ~Calls();
+
+  // Runs `work` on a serving thread and finishes the call with its status. Requests and responses
+  // live until then.
+  //
+  // Without having done the work: kUnauthenticated, kDeadlineExceeded, kCancelled,
+  // kResourceExhausted (too many calls wait), kUnavailable (draining).
+  grpc::ServerUnaryReactor* Unary(grpc::CallbackServerContext* context, Rpc rpc, Access access,
+                                  Work work);
+
+  // Finishes the call with kUnimplemented, naming the rpc.
+  grpc::ServerUnaryReactor* Unimplemented(grpc::CallbackServerContext* context, Rpc rpc);
+
+  // For streams: the checks of Unary, and its counting. Each successful Begin is followed by one
+  // End; a failed one has been counted.
+  absl::StatusOr<Call> Begin(grpc::CallbackServerContext* context, Rpc rpc, Access access);
+  void End(const Call& call, const absl::Status& status);
+
+  // Errors: kResourceExhausted  too many calls wait
+  absl::Status RunServing(Executor::Task task);
+  absl::Status RunBuild(Executor::Task task);
+  // For what must happen: never refused.
+  void RunCleanup(Executor::Task task);
+
+  // Refuses new calls and waits until those at work have ended, at most until `until`.
+  void Drain(absl::Time until);
+  bool draining() const;
+
+  // Finishes what was taken and stops the threads. REQUIRES: no further call begins or runs.
+  void Stop();
+
+ private:
+  absl::Status Refused() const;
+  bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return at_work_ == 0; }
+
+  const absl::Duration default_timeout_;
+  const absl::Duration max_timeout_;
+  const size_t max_pending_calls_;
+  Sessions& sessions_;
+  RpcStats& stats_;
+  Log& log_;
+  mutable absl::Mutex mutex_;
+  size_t at_work_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  std::unique_ptr<Executor> serving_;
+  std::unique_ptr<Executor> builds_;
+};
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_CALLS_H_

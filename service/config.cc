@@ -1,0 +1,438 @@
+#include "service/config.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <limits>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "kernels/exec.h"
+#include "kvstore/read/layout.h"
+
+namespace pqcached::service {
+namespace {
+
+constexpr absl::string_view kUnixScheme = "unix://";
+constexpr size_t kMaxSocketPathBytes = 107;  // sockaddr_un, less the final zero
+constexpr std::array kLogLevels = {"trace", "debug", "info", "warning", "error", "critical", "off"};
+
+struct Unit {
+  absl::string_view name;
+  size_t bytes;
+};
+constexpr std::array kUnits = {
+    Unit{"tib", size_t{1} << 40},
+    Unit{"gib", size_t{1} << 30},
+    Unit{"mib", size_t{1} << 20},
+    Unit{"kib", size_t{1} << 10},
+    Unit{"tb", 1'000'000'000'000},
+    Unit{"gb", 1'000'000'000},
+    Unit{"mb", 1'000'000},
+    Unit{"kb", 1'000},
+    Unit{"b", 1},
+};
+
+absl::Status Invalid(std::string message) { return absl::InvalidArgumentError(std::move(message)); }
+
+struct CountRange {
+  uint32_t min = 0;
+  uint32_t max = std::numeric_limits<uint32_t>::max();
+  uint32_t multiple = 1;
+};
+
+ConfigKey CountKey(absl::string_view name, absl::string_view text, uint32_t Config::*member,
+                   CountRange range) {
+  return {
+      name, "COUNT", text,
+      [=](absl::string_view value, Config& config) -> absl::Status {
+        uint32_t count = 0;
+        if (!absl::SimpleAtoi(value, &count) || count < range.min || count > range.max) {
+          return Invalid(absl::StrFormat("must be a whole number in %d..%d", range.min, range.max));
+        }
+        if (count % range.multiple != 0) {
+          return Invalid(absl::StrFormat("must be a multiple of %d", range.multiple));
+        }
+        config.*member = count;
+        return absl::OkStatus();
+      },
+      [=](const Config& config) { return absl::StrCat(config.*member); }};
+}
+
+ConfigKey SizeKey(absl::string_view name, absl::string_view text, size_t Config::*member,
+                  size_t min, size_t max) {
+  return {name, "SIZE", text,
+          [=](absl::string_view value, Config& config) -> absl::Status {
+            const absl::StatusOr<size_t> bytes = ParseSize(value);
+            if (!bytes.ok()) return bytes.status();
+            if (*bytes < min || *bytes > max) {
+              return Invalid(absl::StrCat("must be in ", FormatSize(min), "..", FormatSize(max)));
+            }
+            config.*member = *bytes;
+            return absl::OkStatus();
+          },
+          [=](const Config& config) { return FormatSize(config.*member); }};
+}
+
+ConfigKey DurationKey(absl::string_view name, absl::string_view text,
+                      absl::Duration Config::*member, absl::Duration min, absl::Duration max) {
+  return {name, "DURATION", text,
+          [=](absl::string_view value, Config& config) -> absl::Status {
+            absl::Duration duration;
+            if (!absl::ParseDuration(value, &duration)) {
+              return Invalid("must be a duration with a unit, for example 500ms, 30s, 5m");
+            }
+            if (duration < min || duration > max) {
+              return Invalid(absl::StrCat("must be in ", absl::FormatDuration(min), "..",
+                                          absl::FormatDuration(max)));
+            }
+            config.*member = duration;
+            return absl::OkStatus();
+          },
+          [=](const Config& config) { return absl::FormatDuration(config.*member); }};
+}
+
+absl::Status SetListen(absl::string_view value, Config& config) {
+  if (!absl::StartsWith(value, "unix:///")) {
+    return Invalid(
+        "must be unix:// and an absolute path, for example unix:///run/pqcached/pqcached.sock");
+  }
+  const absl::string_view path = value.substr(kUnixScheme.size());
+  if (path.size() > kMaxSocketPathBytes) {
+    return Invalid(absl::StrFormat("its path has %d bytes, the kernel takes at most %d",
+                                   path.size(), kMaxSocketPathBytes));
+  }
+  if (path.back() == '/') return Invalid("must name a socket, not a directory");
+  config.listen = std::string(value);
+  return absl::OkStatus();
+}
+
+bool IsLoopback(absl::string_view host) {
+  if (host == "localhost" || host == "[::1]") return true;
+  const std::vector<absl::string_view> parts = absl::StrSplit(host, '.');
+  const auto is_octet = [](absl::string_view part) {
+    int octet = 0;
+    return absl::SimpleAtoi(part, &octet) && octet >= 0 && octet <= 255;
+  };
+  return parts.size() == 4 && parts[0] == "127" &&
+         std::all_of(parts.begin(), parts.end(), is_octet);
+}
+
+absl::Status SetTcpListen(absl::string_view value, Config& config) {
+  if (value.empty()) {
+    config.tcp_listen.clear();
+    return absl::OkStatus();
+  }
+  const size_t colon = value.rfind(':');
+  int port = -1;
+  if (colon == absl::string_view::npos || !absl::SimpleAtoi(value.substr(colon + 1), &port) ||
+      port < 0 || port > 65535) {
+    return Invalid("must be host:port with a port in 0..65535, for example 127.0.0.1:7070");
+  }
+  if (!IsLoopback(value.substr(0, colon))) {
+    return Invalid(absl::StrCat(
+        "host '", value.substr(0, colon),
+        "' is no loopback address: TCP is not encrypted in this version, so only 127.x.x.x, "
+        "[::1] and localhost are taken"));
+  }
+  config.tcp_listen = std::string(value);
+  return absl::OkStatus();
+}
+
+absl::Status SetSocketMode(absl::string_view value, Config& config) {
+  for (const uint32_t mode : {0600u, 0660u}) {
+    if (value == absl::StrFormat("%04o", mode) || value == absl::StrFormat("%o", mode)) {
+      config.socket_mode = mode;
+      return absl::OkStatus();
+    }
+  }
+  return Invalid("must be 0600 (owner) or 0660 (owner and group)");
+}
+
+absl::Status SetLogLevel(absl::string_view value, Config& config) {
+  if (std::find(kLogLevels.begin(), kLogLevels.end(), value) == kLogLevels.end()) {
+    return Invalid(absl::StrCat("must be one of ", absl::StrJoin(kLogLevels, ", ")));
+  }
+  config.log_level = std::string(value);
+  return absl::OkStatus();
+}
+
+absl::Status SetKernelLevel(absl::string_view value, Config& config) {
+  if (value != "auto") {
+    const std::vector<kernels::Level> available = kernels::AvailableLevels();
+    const auto level = kernels::ParseLevel(std::string(value));
+    if (!level || std::find(available.begin(), available.end(), *level) == available.end()) {
+      return Invalid(
+          absl::StrCat("must be auto or one that this machine has: ",
+                       absl::StrJoin(available, ", ", [](std::string* out, kernels::Level each) {
+                         absl::StrAppend(out, std::string(kernels::LevelName(each)));
+                       })));
+    }
+  }
+  config.kernel_level = std::string(value);
+  return absl::OkStatus();
+}
+
+std::vector<ConfigKey> MakeKeys() {
+  constexpr uint32_t kBlock = kvstore::kBlockTokens;
+  std::vector<ConfigKey> keys;
+  keys.push_back(
+      {"listen", "ADDRESS",
+       "Unix socket that serves all calls. Its directory is made (mode 0700) when missing.",
+       SetListen, [](const Config& c) { return c.listen; }});
+  keys.push_back(
+      {"socket_mode", "MODE", "Who may connect to the socket: 0600 the owner, 0660 the group too.",
+       SetSocketMode, [](const Config& c) { return absl::StrFormat("%04o", c.socket_mode); }});
+  keys.push_back({"tcp_listen", "HOST:PORT",
+                  "Also serve loopback TCP, without encryption: any local user can connect. Port 0 "
+                  "= any free one. "
+                  "Empty = none.",
+                  SetTcpListen, [](const Config& c) { return c.tcp_listen; }});
+  keys.push_back(SizeKey("max_pool_bytes",
+                         "Memory for the rows and indexes of all caches together.",
+                         &Config::max_pool_bytes, size_t{1} << 20, size_t{1} << 46));
+  keys.push_back(
+      CountKey("max_caches", "Caches that may be open at once.", &Config::max_caches, {1, 65536}));
+  keys.push_back(
+      CountKey("max_sequences", "Sequences per cache.", &Config::max_sequences, {1, 1u << 20}));
+  keys.push_back(
+      CountKey("max_sessions", "Clients with an open session.", &Config::max_sessions, {1, 65536}));
+  keys.push_back(SizeKey("max_message_bytes", "Largest request or response.",
+                         &Config::max_message_bytes, size_t{64} << 10, size_t{1} << 30));
+  keys.push_back(CountKey("max_pending_calls",
+                          "Calls that wait for a thread; one more is answered RESOURCE_EXHAUSTED.",
+                          &Config::max_pending_calls, {1, 1u << 20}));
+  keys.push_back(CountKey("max_builds", "Index builds that run at once; others wait.",
+                          &Config::max_builds, {1, 64}));
+  keys.push_back(CountKey("call_threads",
+                          "Threads that carry out calls. 0 = twice the cores, at least 4.",
+                          &Config::call_threads, {0, 1024}));
+  keys.push_back(CountKey("threads", "Cores that one selection or one build may use. 0 = all.",
+                          &Config::threads, {0, 1024}));
+  keys.push_back(CountKey("segment_tokens", "Capacity of a prefill segment, a multiple of 128.",
+                          &Config::segment_tokens, {kBlock, kvstore::kMaxSegmentTokens, kBlock}));
+  keys.push_back(CountKey("tail_tokens",
+                          "Capacity of a tail segment (appended tokens), a multiple of 128.",
+                          &Config::tail_tokens, {kBlock, kvstore::kMaxSegmentTokens, kBlock}));
+  keys.push_back(CountKey("epoch_tokens", "Tokens that one codebook is trained on, at least.",
+                          &Config::epoch_tokens, {kBlock, kvstore::kMaxSequenceTokens}));
+  keys.push_back(
+      {"kernel_level", "LEVEL",
+       "Instruction set: auto, or a lower one to compare (reference, portable, avx2, avx512, ...).",
+       SetKernelLevel, [](const Config& c) { return c.kernel_level; }});
+  keys.push_back(DurationKey("default_timeout", "Deadline of a call that came without one.",
+                             &Config::default_timeout, absl::Milliseconds(1), absl::Hours(24)));
+  keys.push_back(DurationKey("max_timeout",
+                             "Longest that any call may take, whatever its deadline.",
+                             &Config::max_timeout, absl::Milliseconds(1), absl::Hours(24)));
+  keys.push_back(
+      DurationKey("heartbeat_interval", "How often an open session hears from the sidecar.",
+                  &Config::heartbeat_interval, absl::Milliseconds(10), absl::Seconds(10)));
+  keys.push_back(DurationKey("shutdown_timeout",
+                             "How long calls at work may take to end after SIGTERM.",
+                             &Config::shutdown_timeout, absl::ZeroDuration(), absl::Minutes(10)));
+  keys.push_back({"log_level", "LEVEL", "trace, debug, info, warning, error, critical or off.",
+                  SetLogLevel, [](const Config& c) { return c.log_level; }});
+  keys.push_back({"log_file", "PATH", "File to append the log to. Empty = standard error.",
+                  [](absl::string_view value, Config& config) {
+                    config.log_file = std::string(value);
+                    return absl::OkStatus();
+                  },
+                  [](const Config& c) { return c.log_file; }});
+  return keys;
+}
+
+absl::Status Set(const ConfigKey& key, absl::string_view value, absl::string_view source,
+                 Config& config) {
+  const absl::Status status = key.set(value, config);
+  if (status.ok()) return status;
+  return Invalid(absl::StrCat(key.name, ": '", value, "' ", status.message(), " (", source, ")"));
+}
+
+const ConfigKey* FindKey(absl::string_view name) {
+  for (const ConfigKey& key : ConfigKeys()) {
+    if (key.name == name) return &key;
+  }
+  return nullptr;
+}
+
+std::string KeyNames() {
+  return absl::StrJoin(ConfigKeys(), ", ", [](std::string* out, const ConfigKey& key) {
+    absl::StrAppend(out, key.name);
+  });
+}
+
+absl::Status ApplyNode(const YAML::Node& root, const std::string& path, Config& config) {
+  if (root.IsNull()) return absl::OkStatus();
+  if (!root.IsMap()) return Invalid(absl::StrCat(path, ": must be a map of keys to values"));
+  std::set<std::string> seen;
+  for (const auto& entry : root) {
+    const std::string source = absl::StrCat(path, " line ", entry.first.Mark().line + 1);
+    const std::string name = entry.first.IsScalar() ? entry.first.Scalar() : "";
+    const ConfigKey* key = FindKey(name);
+    if (key == nullptr) {
+      return Invalid(absl::StrCat("unknown key '", name, "' (", source, "); known: ", KeyNames()));
+    }
+    if (!seen.insert(name).second)
+      return Invalid(absl::StrCat(name, ": given twice (", source, ")"));
+    if (entry.second.IsNull()) {
+      return Invalid(
+          absl::StrCat(name, ": has no value (", source, "); write \"\" for an empty one"));
+    }
+    if (!entry.second.IsScalar())
+      return Invalid(absl::StrCat(name, ": must be one value (", source, ")"));
+    if (const absl::Status status = Set(*key, entry.second.Scalar(), source, config);
+        !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ApplyFile(const std::string& path, Config& config) {
+  try {
+    return ApplyNode(YAML::LoadFile(path), path, config);
+  } catch (const YAML::BadFile&) {
+    return absl::NotFoundError(absl::StrCat("config: cannot read ", path));
+  } catch (const YAML::Exception& error) {
+    return Invalid(absl::StrCat("config: ", path, " is no YAML: ", error.what()));
+  }
+}
+
+}  // namespace
+
+std::string ConfigKey::flag() const { return absl::StrReplaceAll(name, {{"_", "-"}}); }
+
+std::string ConfigKey::environment() const {
+  return absl::StrCat("PQCACHED_", absl::AsciiStrToUpper(name));
+}
+
+const std::vector<ConfigKey>& ConfigKeys() {
+  static const std::vector<ConfigKey> keys = MakeKeys();
+  return keys;
+}
+
+Environment ProcessEnvironment() {
+  return [](const char* name) -> const char* { return std::getenv(name); };
+}
+
+absl::StatusOr<Config> LoadConfig(const ConfigSources& sources, const Environment& environment) {
+  Config config;
+  std::string file = sources.file;
+  if (file.empty()) {
+    if (const char* value = environment("PQCACHED_CONFIG")) file = value;
+  }
+  if (!file.empty()) {
+    if (const absl::Status status = ApplyFile(file, config); !status.ok()) return status;
+  }
+  for (const ConfigKey& key : ConfigKeys()) {
+    const std::string name = key.environment();
+    if (const char* value = environment(name.c_str())) {
+      if (absl::Status status = Set(key, value, absl::StrCat("environment ", name), config);
+          !status.ok()) {
+        return status;
+      }
+    }
+  }
+  for (const auto& [name, value] : sources.flags) {
+    const ConfigKey* key = FindKey(name);
+    if (key == nullptr)
+      return Invalid(absl::StrCat("unknown key '", name, "'; known: ", KeyNames()));
+    if (absl::Status status = Set(*key, value, absl::StrCat("flag --", key->flag()), config);
+        !status.ok()) {
+      return status;
+    }
+  }
+  if (config.max_timeout < config.default_timeout) {
+    return Invalid(absl::StrCat("max_timeout: ", absl::FormatDuration(config.max_timeout),
+                                " is below default_timeout, ",
+                                absl::FormatDuration(config.default_timeout)));
+  }
+  return config;
+}
+
+std::string ExampleConfig() {
+  std::string text =
+      "# Configuration of pqcached. Every key stands here with its default; remove the '#' to "
+      "change one.\n"
+      "# A flag (--max-pool-bytes) goes before the environment (PQCACHED_MAX_POOL_BYTES), that "
+      "before this file.\n"
+      "# Sizes: bytes, or kb mb gb tb (powers of 1000), kib mib gib tib (powers of 1024). "
+      "Durations: 500ms, 30s, 5m.\n";
+  const Config defaults;
+  for (const ConfigKey& key : ConfigKeys()) {
+    const std::string value = key.get(defaults);
+    absl::StrAppend(&text, "\n# ", key.text, "\n#", key.name, ": ",
+                    value.empty() || key.value == "MODE" ? absl::StrCat("\"", value, "\"") : value,
+                    "\n");
+  }
+  return text;
+}
+
+std::map<std::string, std::string> DescribeConfig(const Config& config) {
+  std::map<std::string, std::string> values;
+  for (const ConfigKey& key : ConfigKeys()) values[std::string(key.name)] = key.get(config);
+  return values;
+}
+
+kvstore::StoreOptions StoreOptionsOf(const Config& config) {
+  kvstore::StoreOptions options;
+  options.max_pool_bytes = config.max_pool_bytes;
+  options.max_caches = config.max_caches;
+  options.max_sequences = config.max_sequences;
+  options.segment_tokens = config.segment_tokens;
+  options.tail_tokens = config.tail_tokens;
+  options.epoch_tokens = config.epoch_tokens;
+  options.threads = config.threads;
+  if (config.kernel_level != "auto") options.exec.level = *kernels::ParseLevel(config.kernel_level);
+  return options;
+}
+
+uint32_t CallThreadsOf(const Config& config) {
+  if (config.call_threads != 0) return config.call_threads;
+  return std::max(4u, 2 * std::thread::hardware_concurrency());
+}
+
+absl::StatusOr<size_t> ParseSize(absl::string_view text) {
+  const absl::Status malformed = Invalid("must be a size, for example 512mib, 30gb, 65536");
+  const std::string lower = absl::AsciiStrToLower(text);
+  absl::string_view number = lower;
+  size_t unit = 1;
+  for (const Unit& each : kUnits) {
+    if (absl::EndsWith(lower, each.name)) {
+      unit = each.bytes;
+      number.remove_suffix(each.name.size());
+      break;
+    }
+  }
+  number = absl::StripTrailingAsciiWhitespace(number);
+  uint64_t count = 0;
+  if (number.empty() || !absl::ascii_isdigit(static_cast<unsigned char>(number.front())) ||
+      !absl::SimpleAtoi(number, &count)) {
+    return malformed;
+  }
+  if (count > std::numeric_limits<size_t>::max() / unit) return malformed;
+  return size_t{count} * unit;
+}
+
+std::string FormatSize(size_t bytes) {
+  for (const Unit& unit : kUnits) {
+    if (unit.bytes > 1 && bytes >= unit.bytes && bytes % unit.bytes == 0) {
+      return absl::StrCat(bytes / unit.bytes, unit.name);
+    }
+  }
+  return absl::StrCat(bytes);
+}
+
+}  // namespace pqcached::service

@@ -1,0 +1,102 @@
+// Config is everything that an operator can set, with its defaults.
+//
+// A *key* has one name everywhere: `max_pool_bytes` in the YAML file, PQCACHED_MAX_POOL_BYTES in
+// the environment,
+// --max-pool-bytes on the command line. Command line > environment > file > default. Values are
+// texts with units
+// ("512mib", "30gb", "30s"); every source goes through the same check, and an error names the key
+// and where it came from.
+//
+// Plain values; the functions are thread-safe as far as the environment is left alone.
+#ifndef PQCACHED_SERVICE_CONFIG_H_
+#define PQCACHED_SERVICE_CONFIG_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+#include "absl/strings/string_view.h"
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kvstore/store.h"
+
+namespace pqcached::service {
+
+struct Config {
+  std::string listen = "unix:///run/pqcached/pqcached.sock";
+  uint32_t socket_mode = 0600;
+  std::string tcp_listen;  // empty = none
+  size_t max_pool_bytes = size_t{8} << 30;
+  uint32_t max_caches = 64;
+  uint32_t max_sequences = 4096;  // per cache
+  uint32_t max_sessions = 256;
+  size_t max_message_bytes = size_t{64} << 20;
+  uint32_t max_pending_calls = 1024;
+  uint32_t max_builds = 2;
+  uint32_t call_threads = 0;  // 0 = twice the cores, at least 4
+  uint32_t threads = 0;       // 0 = all cores
+  uint32_t segment_tokens = 8192;
+  uint32_t tail_tokens = 1024;
+  uint32_t epoch_tokens = 32768;
+  std::string kernel_level = "auto";
+  absl::Duration default_timeout = absl::Seconds(30);
+  absl::Duration max_timeout = absl::Hours(1);
+  absl::Duration heartbeat_interval = absl::Seconds(10);
+  absl::Duration shutdown_timeout = absl::Seconds(10);
+  std::string log_level = "info";
+  std::string log_file;  // empty = standard error
+};
+
+struct ConfigKey {
+  absl::string_view name;
+  absl::string_view value;  // what it takes, for people: "SIZE", "DURATION", ...
+  absl::string_view text;   // what it does and its range
+  // Errors: kInvalidArgument  what is wrong with the value, without the key's name
+  std::function<absl::Status(absl::string_view value, Config& config)> set;
+  std::function<std::string(const Config& config)> get;
+
+  std::string flag() const;         // "max-pool-bytes"
+  std::string environment() const;  // "PQCACHED_MAX_POOL_BYTES"
+};
+
+// All keys, in the order in which people read about them.
+const std::vector<ConfigKey>& ConfigKeys();
+
+// Returns nullptr when the variable is not set.
+using Environment = std::function<const char*(const char* name)>;
+Environment ProcessEnvironment();
+
+// What the command line said, still as texts.
+struct ConfigSources {
+  std::string file;  // path of the YAML file; empty = environment PQCACHED_CONFIG, or none
+  std::map<std::string, std::string> flags;  // by key name
+};
+
+// Merges the sources and checks the result.
+//
+// Errors: kInvalidArgument  names the key, the value, what it must be, and the source
+//         kNotFound         the file
+absl::StatusOr<Config> LoadConfig(const ConfigSources& sources, const Environment& environment);
+
+// A YAML file with every key, its meaning and its default, all commented out.
+std::string ExampleConfig();
+
+// Values in force, by key.
+std::map<std::string, std::string> DescribeConfig(const Config& config);
+
+// REQUIRES: `config` came from LoadConfig.
+kvstore::StoreOptions StoreOptionsOf(const Config& config);
+uint32_t CallThreadsOf(const Config& config);
+
+// "512mib" -> 2^29; decimal (kb, mb, gb, tb) and binary (kib, mib, gib, tib) units; a bare number
+// is bytes.
+absl::StatusOr<size_t> ParseSize(absl::string_view text);
+std::string FormatSize(size_t bytes);
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_CONFIG_H_

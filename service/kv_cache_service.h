@@ -1,0 +1,103 @@
+// KvCacheService answers the rpcs of pqcached.v1.KvCache. The rpcs stand in files by meaning:
+// session_rpc.cc, sequence_rpc.cc, ingest_rpc.cc, build_rpc.cc, query_rpc.cc.
+//
+// Thread-safe, as gRPC demands.
+#ifndef PQCACHED_SERVICE_KV_CACHE_SERVICE_H_
+#define PQCACHED_SERVICE_KV_CACHE_SERVICE_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "kvstore/store.h"
+#include "pqcached/v1/kv_cache.grpc.pb.h"
+#include "service/calls.h"
+#include "service/config.h"
+
+namespace pqcached::service {
+
+class SessionStreams;
+
+class KvCacheService final : public v1::KvCache::CallbackService {
+ public:
+  KvCacheService(const Config& config, std::string boot_id, kvstore::Store& store,
+                 Sessions& sessions, RpcStats& stats, Calls& calls, Log& log);
+  ~KvCacheService() override;
+
+  // Ends all session streams with `status`, and drops their sequences soon after.
+  void EndSessions(const absl::Status& status);
+
+ private:
+  using Context = grpc::CallbackServerContext;
+  using Reactor = grpc::ServerUnaryReactor;
+
+  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* Session(Context* context) override;
+
+  Reactor* OpenCache(Context*, const v1::OpenCacheRequest*, v1::OpenCacheResponse*) override;
+  Reactor* CreateSequence(Context*, const v1::CreateSequenceRequest*,
+                          v1::CreateSequenceResponse*) override;
+  Reactor* DropSequence(Context*, const v1::DropSequenceRequest*,
+                        v1::DropSequenceResponse*) override;
+  Reactor* TruncateSequence(Context*, const v1::TruncateSequenceRequest*,
+                            v1::TruncateSequenceResponse*) override;
+  Reactor* ForkSequence(Context*, const v1::ForkSequenceRequest*,
+                        v1::ForkSequenceResponse*) override;
+  Reactor* SuspendSequence(Context*, const v1::SuspendSequenceRequest*,
+                           v1::SuspendSequenceResponse*) override;
+  Reactor* ResumeSequence(Context*, const v1::ResumeSequenceRequest*,
+                          v1::ResumeSequenceResponse*) override;
+  Reactor* MatchPrefix(Context*, const v1::MatchPrefixRequest*, v1::MatchPrefixResponse*) override;
+
+  grpc::ServerReadReactor<v1::IngestRequest>* Ingest(Context* context,
+                                                     v1::IngestResponse* response) override;
+  Reactor* Commit(Context*, const v1::CommitRequest*, v1::CommitResponse*) override;
+  Reactor* Append(Context*, const v1::AppendRequest*, v1::AppendResponse*) override;
+
+  grpc::ServerWriteReactor<v1::BuildProgress>* BuildIndex(
+      Context* context, const v1::BuildIndexRequest* request) override;
+
+  Reactor* TopK(Context*, const v1::TopKRequest*, v1::TopKResponse*) override;
+  Reactor* Score(Context*, const v1::ScoreRequest*, v1::ScoreResponse*) override;
+  Reactor* FetchBlocks(Context*, const v1::FetchBlocksRequest*, v1::FetchBlocksResponse*) override;
+  Reactor* FetchTokens(Context*, const v1::FetchTokensRequest*, v1::FetchTokensResponse*) override;
+  Reactor* Attend(Context*, const v1::AttendRequest*, v1::AttendResponse*) override;
+
+  Reactor* Attach(Context*, const v1::AttachRequest*, v1::AttachResponse*) override;
+  Reactor* Detach(Context*, const v1::DetachRequest*, v1::DetachResponse*) override;
+  Reactor* Admit(Context*, const v1::AdmitRequest*, v1::AdmitResponse*) override;
+
+  absl::StatusOr<uint64_t> CreateOwnedSequence(const Call& call, uint64_t cache_id);
+  // Resolves an absent index: the default of the sequence's cache.
+  absl::StatusOr<kvstore::IndexDescriptor> IndexOrDefault(const Call& call, uint64_t sequence_id,
+                                                          bool present, const v1::IndexSpec& spec,
+                                                          const std::string& field);
+  absl::StatusOr<kvstore::IndexDescriptor> DefaultIndex(const Call& call, uint64_t sequence_id);
+  absl::StatusOr<kvstore::Selection> ResolveSelection(const Call& call, uint64_t sequence_id,
+                                                      const v1::Selection& selection,
+                                                      const std::string& field);
+  absl::Status AttendOne(const Call& call, const v1::AttendItem& item, const std::string& field,
+                         v1::Attention* message);
+  absl::StatusOr<size_t> TokenBytes(const Call& call, const kvstore::TokenRange& probe,
+                                    uint64_t sequence_id, uint32_t layer, kvstore::RowPart part);
+  // Errors: kResourceExhausted  the response would not fit a message
+  absl::Status CheckResponseBytes(uint64_t bytes) const;
+
+  const Config config_;
+  const std::string boot_id_;
+  kvstore::Store& store_;
+  Sessions& sessions_;
+  RpcStats& stats_;
+  Calls& calls_;
+  Log& log_;
+  const std::unique_ptr<SessionStreams> streams_;
+  absl::Mutex open_mutex_;  // one OpenCache at a time, so that exactly one of two hears `created`
+  absl::Mutex mutex_;
+  // Remembered, because a decode step asks for it in every layer; ids are never used twice.
+  absl::flat_hash_map<uint64_t, kvstore::IndexDescriptor> default_indexes_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_KV_CACHE_SERVICE_H_

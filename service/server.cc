@@ -1,0 +1,151 @@
+#include "service/server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <sys/stat.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "service/admin_service.h"
+#include "service/kv_cache_service.h"
+#include "service/log.h"
+#include "service/socket_claim.h"
+
+namespace pqcached::service {
+namespace {
+
+constexpr absl::string_view kUnixScheme = "unix://";
+constexpr size_t kBootIdBytes = 8;
+
+// Room for the framing around a tensor that fills max_message_bytes by itself.
+constexpr int kFramingBytes = 64 << 10;
+
+// What calls of one connection may be open at once; more wait in the client.
+constexpr int kMaxConcurrentStreams = 1024;
+
+// A client that is gone without a word (TCP only: a unix socket tells) is noticed in about 30 s.
+constexpr int kKeepaliveMilliseconds = 20'000;
+constexpr int kKeepaliveTimeoutMilliseconds = 10'000;
+
+// After shutdown_timeout, calls that were cancelled get so long to notice.
+constexpr absl::Duration kCancelGrace = absl::Milliseconds(200);
+
+// Holds the mask under which files are made.
+class ScopedUmask {
+ public:
+  explicit ScopedUmask(mode_t mask) : previous_(umask(mask)) {}
+  ~ScopedUmask() { umask(previous_); }
+  ScopedUmask(const ScopedUmask&) = delete;
+  ScopedUmask& operator=(const ScopedUmask&) = delete;
+
+ private:
+  const mode_t previous_;
+};
+
+}  // namespace
+
+class Server::Impl {
+ public:
+  Impl(const Config& config, kvstore::Store& store, Log& log)
+      : config_(config),
+        sessions_(config.max_sessions),
+        calls_(config, sessions_, stats_, log),
+        kv_cache_(config, boot_id_, store, sessions_, stats_, calls_, log),
+        admin_(config, boot_id_, store, sessions_, stats_, calls_, log) {}
+
+  absl::Status Start() {
+    const std::string path = config_.listen.substr(kUnixScheme.size());
+    absl::StatusOr<std::unique_ptr<SocketClaim>> claim = SocketClaim::Take(path);
+    if (!claim.ok()) return claim.status();
+    claim_ = *std::move(claim);
+
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    grpc::ServerBuilder builder;
+    int tcp_port = 0;
+    int unix_bound = 0;
+    builder.AddListeningPort(config_.listen, grpc::InsecureServerCredentials(), &unix_bound);
+    if (!config_.tcp_listen.empty()) {
+      builder.AddListeningPort(config_.tcp_listen, grpc::InsecureServerCredentials(), &tcp_port);
+    }
+    builder.RegisterService(&kv_cache_);
+    builder.RegisterService(&admin_);
+    builder.SetMaxReceiveMessageSize(static_cast<int>(config_.max_message_bytes) + kFramingBytes);
+    builder.SetMaxSendMessageSize(static_cast<int>(config_.max_message_bytes) + kFramingBytes);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentStreams);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMilliseconds);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMilliseconds);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+    {
+      const ScopedUmask mask(static_cast<mode_t>(~config_.socket_mode & 0777));
+      server_ = builder.BuildAndStart();
+    }
+    if (server_ == nullptr) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "cannot listen on ", config_.listen,
+          config_.tcp_listen.empty() ? "" : absl::StrCat(" and ", config_.tcp_listen)));
+    }
+    endpoints_.push_back(config_.listen);
+    if (!config_.tcp_listen.empty()) {
+      endpoints_.push_back(
+          absl::StrCat(config_.tcp_listen.substr(0, config_.tcp_listen.rfind(':')), ":", tcp_port));
+    }
+    SetServing(true);
+    return absl::OkStatus();
+  }
+
+  void Shutdown() {
+    if (server_ == nullptr) return;
+    SetServing(false);
+    calls_.Drain(absl::Now() + config_.shutdown_timeout);
+    kv_cache_.EndSessions(absl::UnavailableError("the sidecar is shutting down"));
+    server_->Shutdown(absl::ToChronoTime(absl::Now() + kCancelGrace));
+    server_->Wait();
+    calls_.Stop();
+    server_.reset();
+    claim_.reset();
+  }
+
+  const std::vector<std::string>& endpoints() const { return endpoints_; }
+
+ private:
+  void SetServing(bool serving) {
+    grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+    if (health == nullptr) return;
+    health->SetServingStatus(serving);
+    for (const char* service : {"pqcached.v1.KvCache", "pqcached.v1.Admin"}) {
+      health->SetServingStatus(service, serving);
+    }
+  }
+
+  const Config config_;
+  const std::string boot_id_ = RandomHex(kBootIdBytes);
+  std::unique_ptr<SocketClaim> claim_;
+  RpcStats stats_;
+  Sessions sessions_;
+  Calls calls_;
+  KvCacheService kv_cache_;
+  AdminService admin_;
+  std::unique_ptr<grpc::Server> server_;
+  std::vector<std::string> endpoints_;
+};
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config, kvstore::Store& store,
+                                                      Log& log) {
+  auto impl = std::make_unique<Impl>(config, store, log);
+  if (absl::Status status = impl->Start(); !status.ok()) return status;
+  return std::unique_ptr<Server>(new Server(std::move(impl)));
+}
+
+Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Server::~Server() { Shutdown(); }
+
+const std::vector<std::string>& Server::endpoints() const { return impl_->endpoints(); }
+
+void Server::Shutdown() { impl_->Shutdown(); }
+
+}  // namespace pqcached::service

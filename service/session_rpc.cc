@@ -1,0 +1,207 @@
+#include "service/session_rpc.h"
+
+#include <grpcpp/alarm.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "service/kv_cache_service.h"
+#include "service/log.h"
+#include "service/version.h"
+#include "service/wire.h"
+
+namespace pqcached::service {
+
+// One client's session: it lives as long as its stream, and its sequences with it.
+class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>,
+                            public std::enable_shared_from_this<SessionStream> {
+ public:
+  struct Parts {
+    const Config& config;
+    const std::string& boot_id;
+    kvstore::Store& store;
+    Sessions& sessions;
+    RpcStats& stats;
+    Calls& calls;
+    Log& log;
+    SessionStreams& streams;
+  };
+
+  explicit SessionStream(Parts parts) : parts_(parts) {}
+
+  void Start() {
+    parts_.streams.Add(shared_from_this());
+    if (parts_.calls.draining()) {
+      FinishOnce(absl::UnavailableError("the sidecar is shutting down"));
+    } else {
+      StartRead(&request_);
+    }
+  }
+
+  // Ends the stream; later ends change nothing.
+  void FinishOnce(const absl::Status& status) {
+    absl::MutexLock lock(&mutex_);
+    if (finished_) return;
+    finished_ = true;
+    outcome_ = status.code();
+    if (alarm_ != nullptr) alarm_->Cancel();
+    Finish(ToGrpc(status));
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {  // the client is done, or gone
+      parts_.calls.RunCleanup([self = shared_from_this()] {
+        self->CloseSession();
+        self->FinishOnce(absl::OkStatus());
+      });
+      return;
+    }
+    const absl::Status status = Handle();
+    if (!status.ok()) {
+      FinishOnce(status);
+      return;
+    }
+    absl::MutexLock lock(&mutex_);
+    if (!finished_) StartRead(&request_);
+  }
+
+  void OnWriteDone(bool) override {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+  }
+
+  void OnDone() override {
+    parts_.calls.RunCleanup([self = shared_from_this()] {
+      self->CloseSession();
+      self->parts_.stats.Record(Rpc::kSession, self->outcome_, absl::Now() - self->started_);
+      self->parts_.streams.Remove(self);
+    });
+  }
+
+ private:
+  absl::Status Handle() {
+    switch (request_.request_case()) {
+      case v1::SessionRequest::kOpen:
+        return Open(request_.open());
+      case v1::SessionRequest::kHeartbeat:
+        return token_.empty() ? Invalid("open", "must come first") : absl::OkStatus();
+      case v1::SessionRequest::REQUEST_NOT_SET:
+        break;
+    }
+    return Invalid("request", "missing: open or heartbeat");
+  }
+
+  absl::Status Open(const v1::SessionOpen& open) {
+    if (!token_.empty()) return Invalid("open", "the session is open already");
+    if (open.protocol_version() != kProtocolVersion) {
+      return Invalid("open.protocol_version",
+                     absl::StrCat(open.protocol_version(), ", must be ", kProtocolVersion));
+    }
+    absl::StatusOr<OpenedSession> opened = parts_.sessions.Open(open.tenant(), open.client_name());
+    if (!opened.ok()) return opened.status();
+    absl::MutexLock lock(&mutex_);
+    token_ = opened->token;
+    session_ = opened->session;
+    parts_.log.Info("session_opened", {{"session", session_.id}, {"tenant", session_.tenant}});
+    if (finished_) return absl::OkStatus();
+    v1::SessionOpened* message = event_.mutable_opened();
+    message->set_session_token(token_);
+    message->set_boot_id(parts_.boot_id);
+    message->set_max_message_bytes(parts_.config.max_message_bytes);
+    writing_ = true;
+    StartWrite(&event_);
+    SetAlarm();
+    return absl::OkStatus();
+  }
+
+  // A new alarm each time: the one whose callback runs cannot be set again. Its callback holds the
+  // stream weakly, because the alarm keeps the callback.
+  void SetAlarm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    alarm_ = std::make_unique<grpc::Alarm>();
+    alarm_->Set(absl::ToChronoTime(absl::Now() + parts_.config.heartbeat_interval),
+                [weak = weak_from_this()](bool expired) {
+                  const auto self = weak.lock();
+                  if (expired && self != nullptr) self->Beat();
+                });
+  }
+
+  void Beat() {
+    absl::MutexLock lock(&mutex_);
+    if (finished_) return;
+    if (!writing_) {  // a client that does not read gets no second one
+      event_.mutable_heartbeat();
+      writing_ = true;
+      StartWrite(&event_);
+    }
+    SetAlarm();
+  }
+
+  void CloseSession() {
+    Session session;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (token_.empty() || closed_) return;
+      closed_ = true;
+      parts_.sessions.Close(token_);
+      session = session_;
+    }
+    const uint32_t dropped = parts_.store.DropSession(session.id);
+    parts_.log.Info(
+        "session_ended",
+        {{"session", session.id}, {"tenant", session.tenant}, {"sequences_dropped", dropped}});
+  }
+
+  const Parts parts_;
+  const absl::Time started_ = absl::Now();
+  v1::SessionRequest request_;
+  v1::SessionEvent event_;
+  absl::Mutex mutex_;
+  std::string token_;  // written under mutex_ by the reading reaction, which alone reads it without
+  Session session_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);
+  absl::StatusCode outcome_ = absl::StatusCode::kOk;  // written before Finish, read after OnDone
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+void SessionStreams::Add(std::shared_ptr<SessionStream> stream) {
+  absl::MutexLock lock(&mutex_);
+  streams_.insert(std::move(stream));
+}
+
+void SessionStreams::Remove(const std::shared_ptr<SessionStream>& stream) {
+  absl::MutexLock lock(&mutex_);
+  streams_.erase(stream);
+}
+
+std::vector<std::shared_ptr<SessionStream>> SessionStreams::All() const {
+  absl::MutexLock lock(&mutex_);
+  return {streams_.begin(), streams_.end()};
+}
+
+KvCacheService::KvCacheService(const Config& config, std::string boot_id, kvstore::Store& store,
+                               Sessions& sessions, RpcStats& stats, Calls& calls, Log& log)
+    : config_(config),
+      boot_id_(std::move(boot_id)),
+      store_(store),
+      sessions_(sessions),
+      stats_(stats),
+      calls_(calls),
+      log_(log),
+      streams_(std::make_unique<SessionStreams>()) {}
+
+KvCacheService::~KvCacheService() = default;
+
+void KvCacheService::EndSessions(const absl::Status& status) {
+  for (const std::shared_ptr<SessionStream>& stream : streams_->All()) stream->FinishOnce(status);
+}
+
+grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* KvCacheService::Session(Context*) {
+  const auto stream = std::make_shared<SessionStream>(
+      SessionStream::Parts{config_, boot_id_, store_, sessions_, stats_, calls_, log_, *streams_});
+  stream->Start();
+  return stream.get();  // streams_ holds it until OnDone
+}
+
+}  // namespace pqcached::service

@@ -1,0 +1,33 @@
+// SessionStreams knows the session streams that are open, so that a shutdown can end them.
+//
+// Thread-safe.
+#ifndef PQCACHED_SERVICE_SESSION_RPC_H_
+#define PQCACHED_SERVICE_SESSION_RPC_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+
+namespace pqcached::service {
+
+class SessionStream;
+
+class SessionStreams {
+ public:
+  // Shared: the stream itself, timers and a shutdown hold it, and each may be the last.
+  void Add(std::shared_ptr<SessionStream> stream);
+  void Remove(const std::shared_ptr<SessionStream>& stream);
+  std::vector<std::shared_ptr<SessionStream>> All() const;
+
+ private:
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_set<std::shared_ptr<SessionStream>> streams_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_SESSION_RPC_H_

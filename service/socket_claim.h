@@ -1,0 +1,41 @@
+// SocketClaim is the right to serve on the path of a unix socket: one process at a time has it.
+//
+// gRPC would take over the path of a daemon that is alive. A claim is a locked file beside the
+// socket, which the kernel unlocks however its holder ends, so what a killed daemon leaves behind
+// is cleared away and a live one is refused.
+//
+// Single-thread.
+#ifndef PQCACHED_SERVICE_SOCKET_CLAIM_H_
+#define PQCACHED_SERVICE_SOCKET_CLAIM_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace pqcached::service {
+
+class SocketClaim {
+ public:
+  // Makes the directory (mode 0700) when it is missing, and removes a socket that nobody serves.
+  //
+  // Errors: kAlreadyExists       somebody serves there
+  //         kFailedPrecondition  the path is not a socket, or the directory cannot be made or
+  //         written
+  static absl::StatusOr<std::unique_ptr<SocketClaim>> Take(const std::string& path);
+
+  // Removes the socket and gives the claim back.
+  ~SocketClaim();
+  SocketClaim(const SocketClaim&) = delete;
+  SocketClaim& operator=(const SocketClaim&) = delete;
+
+ private:
+  SocketClaim(std::string path, int lock_descriptor);
+
+  const std::string path_;
+  const int lock_descriptor_;
+};
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_SOCKET_CLAIM_H_

@@ -1,0 +1,19 @@
+// What this sidecar is, for people and for the capability handshake.
+#ifndef PQCACHED_SERVICE_VERSION_H_
+#define PQCACHED_SERVICE_VERSION_H_
+
+#include <array>
+#include <cstdint>
+#include "absl/strings/string_view.h"
+
+namespace pqcached::service {
+
+inline constexpr absl::string_view kVersion = PQCACHED_VERSION;
+inline constexpr uint32_t kProtocolVersion = 1;
+inline constexpr std::array<absl::string_view, 9> kCapabilities = {
+    "append",        "attend", "fetch",   "index.flat", "index.pq",
+    "ingest.inline", "score",  "session", "topk"};
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_VERSION_H_

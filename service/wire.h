@@ -1,0 +1,85 @@
+// Wire maps the proto to the words of the store and back, and absl::Status to grpc::Status, in one
+// place.
+//
+// Decoding functions check what would be lost in the mapping (enumerators, missing parts, what this
+// version does not implement) and leave ranges and shapes to the store, which checks them once for
+// everybody. `field` is the path of the message in its request ("items[2].query"); every error
+// begins with a path.
+//
+// Pure functions; thread-safe. Views borrow from the message.
+#ifndef PQCACHED_SERVICE_WIRE_H_
+#define PQCACHED_SERVICE_WIRE_H_
+
+#include <google/protobuf/repeated_field.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+#include "absl/strings/string_view.h"
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvstore/store.h"
+#include "pqcached/v1/admin.pb.h"
+#include "pqcached/v1/kv_cache.pb.h"
+
+namespace grpc {
+class Status;
+}
+
+namespace pqcached::service {
+
+inline constexpr int kMaxBatchItems = 256;
+inline constexpr int kMaxFetchRanges = 1024;
+
+// ---- Status
+
+grpc::Status ToGrpc(const absl::Status& status);
+
+// Puts `field` before the path that an error of the store begins with.
+absl::Status Under(absl::string_view field, const absl::Status& status);
+
+absl::Status Invalid(absl::string_view field, absl::string_view what);
+absl::Status Unimplemented(absl::string_view field);
+
+// Errors: kInvalidArgument  not in 1..limit
+absl::Status CheckCount(absl::string_view field, int count, int limit);
+
+// ---- Requests
+
+absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std::string& field);
+absl::StatusOr<kvstore::LayerRows> LayerRowsOf(const v1::LayerRows& rows, const std::string& field);
+absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& request);
+// Nothing when the message is absent: the cache's default is meant.
+absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
+                                                                const v1::IndexSpec& spec,
+                                                                const std::string& field);
+absl::StatusOr<kvstore::Query> QueryOf(const v1::Query& query, const std::string& field);
+// The index is set apart: see IndexOf.
+absl::StatusOr<kvstore::Selection> SelectionOf(const v1::Selection& selection,
+                                               const std::string& field);
+absl::StatusOr<kvstore::BuildSpec> BuildSpecOf(const v1::BuildIndexRequest& request);
+absl::StatusOr<kvstore::TokenRange> TokenRangeOf(bool present, const v1::TokenRange& range,
+                                                 const std::string& field);
+absl::StatusOr<kvstore::RowPart> RowPartOf(v1::RowPart part, const std::string& field);
+absl::StatusOr<std::vector<uint32_t>> PositionsOf(
+    uint32_t count, const google::protobuf::RepeatedField<uint32_t>& positions,
+    const std::string& field);
+
+// ---- Responses
+
+void ToWire(const kvstore::IndexDescriptor& index, v1::IndexSpec* spec);
+void ToWire(const kvstore::Selected& selected, v1::Selected* message);
+void ToWire(const kvstore::Scores& scores, v1::Scores* message);
+void ToWire(const kvstore::Attention& attention, uint32_t query_heads, bool want_positions,
+            v1::Attention* message);
+// Takes the bytes out of `rows`.
+void ToWire(kvstore::Rows rows, v1::Tensor* tensor);
+void ToWire(const kvstore::BuildProgress& progress, v1::BuildProgress* message);
+void ToWire(const kvstore::CacheInfo& info, v1::CacheDescription* message);
+// Without layers and segments when `brief`.
+void ToWire(const kvstore::SequenceInfo& info, bool brief, v1::SequenceDescription* message);
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_WIRE_H_

@@ -1,0 +1,59 @@
+#include <grpcpp/support/status.h>
+
+#include <algorithm>
+#include <array>
+
+#include "absl/strings/str_cat.h"
+#include "service/wire.h"
+
+namespace pqcached::service {
+namespace {
+
+// gRPC sends messages as HTTP/2 headers, which peers limit to 8 KiB.
+constexpr size_t kMaxMessageBytes = 4096;
+
+// First words of the store's messages that are proto fields of the message whose path goes before
+// them.
+constexpr std::array<absl::string_view, 21> kFields = {
+    "budget",      "count",          "default_index", "excluded",  "first_position", "index",
+    "iterations",  "keys",           "layer",         "layers",    "positions",      "queries",
+    "query",       "query_position", "rows",          "selection", "sink_tokens",    "token_count",
+    "token_ratio", "tokens",         "values"};
+
+bool BeginsWithField(absl::string_view message) {
+  const size_t length =
+      std::min(message.find_first_not_of("abcdefghijklmnopqrstuvwxyz_"), message.size());
+  if (std::find(kFields.begin(), kFields.end(), message.substr(0, length)) == kFields.end())
+    return false;
+  const absl::string_view rest = message.substr(length);
+  return rest.empty() || rest.front() == ':' || rest.front() == '.' || rest.front() == '[';
+}
+
+}  // namespace
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
+                      std::string(status.message().substr(0, kMaxMessageBytes)));
+}
+
+absl::Status Under(absl::string_view field, const absl::Status& status) {
+  if (status.ok() || field.empty()) return status;
+  const absl::string_view separator = BeginsWithField(status.message()) ? "." : ": ";
+  return absl::Status(status.code(), absl::StrCat(field, separator, status.message()));
+}
+
+absl::Status Invalid(absl::string_view field, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(field, ": ", what));
+}
+
+absl::Status Unimplemented(absl::string_view field) {
+  return absl::UnimplementedError(absl::StrCat(field, ": not implemented in this version"));
+}
+
+absl::Status CheckCount(absl::string_view field, int count, int limit) {
+  if (count >= 1 && count <= limit) return absl::OkStatus();
+  return Invalid(field, absl::StrCat(count, " of them, must be 1..", limit));
+}
+
+}  // namespace pqcached::service

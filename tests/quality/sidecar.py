@@ -5,8 +5,9 @@ import json
 import pathlib
 import subprocess
 import tempfile
+import threading
 
-READY_SECONDS = 30
+STOP_SECONDS = 30
 
 
 @contextlib.contextmanager
@@ -25,10 +26,11 @@ def running(build):
                     break
             else:
                 raise RuntimeError("the daemon did not start:\n" + "".join(said))
+            threading.Thread(target=daemon.stdout.read, daemon=True).start()  # a full pipe would stop the daemon
             yield f"unix://{socket}"
         finally:
             daemon.terminate()
-            daemon.communicate(timeout=READY_SECONDS)
+            daemon.wait(timeout=STOP_SECONDS)
 
 
 def report(build, data, lengths, tasks=None, contexts=0, questions=0):

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "kernels/check.h"
-#include "kernels/nearest.h"
+#include "kernels/nearest_prepare.h"
 #include "kernels/scratch_cutter.h"
 
 namespace pqcached::kernels {
@@ -70,24 +70,24 @@ void Flush(Clusters& clusters) {
   }
 }
 
-// Adds a block of assigned samples, [sample_count, dim].
-void Accumulate(uint32_t dim, const float* samples, uint32_t first_sample, uint32_t sample_count,
-                const uint8_t* codes, const float* scores, Clusters& clusters) {
-  for (uint32_t s = 0; s < sample_count; ++s) {
-    const float* sample = samples + size_t{s} * dim;
-    const uint32_t code = codes[s];
-    float* sum = clusters.block_sums.data() + size_t{code} * dim;
-    float norm = 0.0f;
-    for (uint32_t i = 0; i < dim; ++i) {
-      sum[i] += sample[i];
-      norm += sample[i] * sample[i];
-    }
+// Where a block of samples went.
+struct Assigned {
+  uint32_t first_sample = 0;
+  uint32_t count = 0;
+  uint8_t codes[kNearestBlock];
+  float scores[kNearestBlock];
+  float norms[kNearestBlock];  // |sample|^2
+};
+
+void Collect(const Assigned& assigned, Clusters& clusters) {
+  for (uint32_t s = 0; s < assigned.count; ++s) {
+    const uint32_t code = assigned.codes[s];
+    float distance = assigned.norms[s] - 2 * assigned.scores[s];
+    if (!(distance > kDistanceNoise * assigned.norms[s])) distance = 0.0f;
     ++clusters.counts[code];
-    float distance = norm - 2 * scores[s];
-    if (!(distance > kDistanceNoise * norm)) distance = 0.0f;
     clusters.inertia += double{distance};
     if (distance > clusters.farthest[code].distance) {
-      clusters.farthest[code] = {.distance = distance, .sample = first_sample + s};
+      clusters.farthest[code] = {.distance = distance, .sample = assigned.first_sample + s};
     }
   }
 }
@@ -121,7 +121,7 @@ KMeansStats Move(const KMeansProblem& problem, Clusters& clusters) {
 }  // namespace
 
 DType KMeansSampleType(const Exec& exec) {
-  return HasBf16Nearest(exec) ? DType::kBf16 : DType::kF32;
+  return NearestOpsFor(exec).find_bf16 != nullptr ? DType::kBf16 : DType::kF32;
 }
 
 void KMeansLoad(const Exec& exec, const KMeansLoadArgs& args) {
@@ -176,8 +176,10 @@ KMeansStats KMeansStep(const Exec& exec, const KMeansProblem& problem,
   clusters.counts = cutter.Take<uint32_t>(problem.centroid_count);
   clusters.farthest = cutter.Take<Farthest>(problem.centroid_count);
   const std::span<float> block = cutter.Take<float>(size_t{kNearestBlock} * dim);
+  const NearestOps ops = NearestOpsFor(exec);
+  const bool bf16 = problem.sample_type == DType::kBf16 && ops.find_bf16 != nullptr && dim % 2 == 0;
   const NearestCentroids nearest =
-      PrepareNearest(exec, problem.centroids, dim,
+      PrepareNearest(problem.centroids, dim, bf16,
                      cutter.Take<std::byte>(NearestScratchBytes(dim, problem.centroid_count)));
   std::fill(clusters.block_sums.begin(), clusters.block_sums.end(), 0.0f);
   std::fill(clusters.sums.begin(), clusters.sums.end(), 0.0);
@@ -185,19 +187,27 @@ KMeansStats KMeansStep(const Exec& exec, const KMeansProblem& problem,
   std::fill(clusters.farthest.begin(), clusters.farthest.end(), Farthest{});
 
   const size_t sample_bytes = dim * DTypeBytes(problem.sample_type);
-  uint8_t codes[kNearestBlock];
-  float scores[kNearestBlock];
+  Assigned assigned;
   for (uint32_t first = 0; first < problem.sample_count; first += kNearestBlock) {
     const uint32_t count = std::min(kNearestBlock, problem.sample_count - first);
+    assigned.first_sample = first;
+    assigned.count = count;
     const std::byte* raw = problem.samples + first * sample_bytes;
-    const float* samples = reinterpret_cast<const float*>(raw);
-    if (problem.sample_type != DType::kF32) {
-      ConvertElements(problem.sample_type, raw, DType::kF32,
-                      reinterpret_cast<std::byte*>(block.data()), size_t{count} * dim);
-      samples = block.data();
+    if (bf16) {
+      const auto* samples = reinterpret_cast<const uint16_t*>(raw);
+      ops.find_bf16(nearest, samples, count, assigned.codes, assigned.scores);
+      ops.add_bf16(dim, samples, count, assigned.codes, clusters.block_sums.data(), assigned.norms);
+    } else {
+      const float* samples = reinterpret_cast<const float*>(raw);
+      if (problem.sample_type != DType::kF32) {
+        ConvertElements(problem.sample_type, raw, DType::kF32,
+                        reinterpret_cast<std::byte*>(block.data()), size_t{count} * dim);
+        samples = block.data();
+      }
+      ops.find(nearest, samples, count, assigned.codes, assigned.scores);
+      ops.add(dim, samples, count, assigned.codes, clusters.block_sums.data(), assigned.norms);
     }
-    FindNearest(exec, nearest, samples, count, codes, scores);
-    Accumulate(dim, samples, first, count, codes, scores, clusters);
+    Collect(assigned, clusters);
     if ((first + count) % kFlushSamples == 0) Flush(clusters);
   }
   Flush(clusters);

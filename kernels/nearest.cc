@@ -1,75 +1,214 @@
 #include "kernels/nearest.h"
 
 #include "kernels/check.h"
+#include "kernels/dtype.h"
+#include "kernels/nearest_prepare.h"
+#include "kernels/scratch_cutter.h"
 
 namespace pqcached::kernels {
 namespace {
 
-constexpr size_t Aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
 // The specification.
-void FindNearestReference(const NearestCentroids& centroids, const float* samples,
-                          uint32_t sample_count, uint8_t* codes, float* scores) {
-  const uint32_t dim = centroids.dim;
+uint32_t FindOneReference(const float* rows, uint32_t count, uint32_t dim, const float* sample) {
+  uint32_t nearest = 0;
+  double least = 0.0;
+  for (uint32_t c = 0; c < count; ++c) {
+    double distance = 0.0;
+    for (uint32_t i = 0; i < dim; ++i) {
+      const double difference = double{sample[i]} - rows[size_t{c} * dim + i];
+      distance += difference * difference;
+    }
+    if (c == 0 || distance < least) {
+      least = distance;
+      nearest = c;
+    }
+  }
+  return nearest;
+}
+
+void FindReference(const NearestCentroids& centroids, const float* samples, uint32_t sample_count,
+                   uint8_t* codes, float* scores) {
   for (uint32_t s = 0; s < sample_count; ++s) {
-    const float* sample = samples + size_t{s} * dim;
-    double least = 0.0;
-    double norm = 0.0;
-    for (uint32_t i = 0; i < dim; ++i) norm += double{sample[i]} * sample[i];
-    codes[s] = 0;
-    for (uint32_t c = 0; c < centroids.count; ++c) {
-      const float* centroid = centroids.rows + size_t{c} * dim;
-      double distance = 0.0;
-      for (uint32_t i = 0; i < dim; ++i) {
-        const double difference = double{sample[i]} - centroid[i];
-        distance += difference * difference;
-      }
-      if (c == 0 || distance < least) {
-        least = distance;
-        codes[s] = static_cast<uint8_t>(c);
+    const float* sample = samples + size_t{s} * centroids.dim;
+    const uint32_t code = FindOneReference(centroids.rows, centroids.count, centroids.dim, sample);
+    double score = 0.0;
+    for (uint32_t i = 0; i < centroids.dim; ++i) {
+      const double entry = centroids.rows[size_t{code} * centroids.dim + i];
+      score += (sample[i] - entry / 2) * entry;
+    }
+    codes[s] = static_cast<uint8_t>(code);
+    scores[s] = static_cast<float>(score);
+  }
+}
+
+void AddReference(uint32_t dim, const float* samples, uint32_t sample_count, const uint8_t* codes,
+                  float* sums, float* norms) {
+  for (uint32_t s = 0; s < sample_count; ++s) {
+    norms[s] = 0.0f;
+    for (uint32_t i = 0; i < dim; ++i) {
+      const float x = samples[size_t{s} * dim + i];
+      sums[size_t{codes[s]} * dim + i] += x;
+      norms[s] += x * x;
+    }
+  }
+}
+
+// Independent lanes, because the compiler may not change the order of float additions.
+constexpr uint32_t kLanes = 16;
+
+uint32_t FindOnePortable(const float* rows, uint32_t count, uint32_t dim, const float* sample) {
+  uint32_t nearest = 0;
+  float least = 0.0f;
+  for (uint32_t c = 0; c < count; ++c) {
+    const float* row = rows + size_t{c} * dim;
+    float lanes[kLanes] = {};
+    uint32_t i = 0;
+    for (; i + kLanes <= dim; i += kLanes) {
+      for (uint32_t j = 0; j < kLanes; ++j) {
+        const float difference = sample[i + j] - row[i + j];
+        lanes[j] += difference * difference;
       }
     }
-    scores[s] = static_cast<float>((norm - least) / 2);
+    for (uint32_t j = 0; i + j < dim; ++j) {
+      const float difference = sample[i + j] - row[i + j];
+      lanes[j] += difference * difference;
+    }
+    float distance = 0.0f;
+    for (const float lane : lanes) distance += lane;
+    if (c == 0 || distance < least) {
+      least = distance;
+      nearest = c;
+    }
+  }
+  return nearest;
+}
+
+void FindPortable(const NearestCentroids& centroids, const float* samples, uint32_t sample_count,
+                  uint8_t* codes, float* scores) {
+  for (uint32_t s = 0; s < sample_count; ++s) {
+    const float* sample = samples + size_t{s} * centroids.dim;
+    float best = 0.0f;
+    uint32_t nearest = 0;
+    for (uint32_t first = 0; first < centroids.count; first += kLanes) {
+      float lanes[kLanes];
+      for (uint32_t j = 0; j < kLanes; ++j) lanes[j] = centroids.bias[first + j];
+      for (uint32_t i = 0; i < centroids.dim; ++i) {
+        const float x = sample[i];
+        const float* column = centroids.columns + size_t{i} * centroids.count + first;
+        for (uint32_t j = 0; j < kLanes; ++j) lanes[j] += x * column[j];
+      }
+      for (uint32_t j = 0; j < kLanes; ++j) {
+        if (first + j != 0 && !(lanes[j] > best)) continue;
+        best = lanes[j];
+        nearest = first + j;
+      }
+    }
+    codes[s] = static_cast<uint8_t>(nearest);
+    scores[s] = best;
+  }
+}
+
+void AddPortable(uint32_t dim, const float* samples, uint32_t sample_count, const uint8_t* codes,
+                 float* sums, float* norms) {
+  for (uint32_t s = 0; s < sample_count; ++s) {
+    const float* __restrict sample = samples + size_t{s} * dim;
+    float* __restrict sum = sums + size_t{codes[s]} * dim;
+    float lanes[kLanes] = {};
+    uint32_t i = 0;
+    for (; i + kLanes <= dim; i += kLanes) {
+      for (uint32_t j = 0; j < kLanes; ++j) {
+        sum[i + j] += sample[i + j];
+        lanes[j] += sample[i + j] * sample[i + j];
+      }
+    }
+    for (uint32_t j = 0; i + j < dim; ++j) {
+      sum[i + j] += sample[i + j];
+      lanes[j] += sample[i + j] * sample[i + j];
+    }
+    norms[s] = 0.0f;
+    for (const float lane : lanes) norms[s] += lane;
+  }
+}
+
+void FillPairs(std::span<const float> rows, uint32_t dim, std::span<uint32_t> pairs,
+               std::span<float> bias) {
+  const size_t count = bias.size();
+  for (size_t c = 0; c < count; ++c) {
+    float norm = 0.0f;
+    for (uint32_t i = 0; i < dim; i += 2) {
+      const uint32_t low = F32ToBf16(rows[c * dim + i]);
+      const uint32_t high = F32ToBf16(rows[c * dim + i + 1]);
+      pairs[i / 2 * count + c] = low | high << 16u;
+      const float x = Bf16ToF32(static_cast<uint16_t>(low));
+      const float y = Bf16ToF32(static_cast<uint16_t>(high));
+      norm += x * x + y * y;
+    }
+    bias[c] = -0.5f * norm;
   }
 }
 
 }  // namespace
 
+const NearestOps kNearestReference = {.find = FindReference,
+                                      .find_bf16 = nullptr,
+                                      .find_one = FindOneReference,
+                                      .add = AddReference,
+                                      .add_bf16 = nullptr};
+
+const NearestOps kNearestPortable = {.find = FindPortable,
+                                     .find_bf16 = nullptr,
+                                     .find_one = FindOnePortable,
+                                     .add = AddPortable,
+                                     .add_bf16 = nullptr};
+
+NearestOps NearestOpsFor(const Exec& exec) {
+  if (exec.level == Level::kReference) return kNearestReference;
+#if defined(PQCACHED_X86)
+  if (exec.level >= Level::kAvx512Bf16) {
+    NearestOps ops = kNearestAvx512;
+    ops.find_bf16 = kNearestAvx512Bf16.find_bf16;
+    ops.add_bf16 = kNearestAvx512Bf16.add_bf16;
+    return ops;
+  }
+  if (exec.level >= Level::kAvx512) return kNearestAvx512;
+  if (exec.level >= Level::kAvx2) return kNearestAvx2;
+#endif
+  return kNearestPortable;
+}
+
 size_t NearestScratchBytes(uint32_t dim, uint32_t count) {
-  const size_t floats = size_t{dim} * count;
-  const size_t pairs = (size_t{dim} + 1) / 2 * count;
-  return Aligned(floats * sizeof(float)) + Aligned(count * sizeof(float)) +
-         Aligned(pairs * sizeof(uint32_t));
+  return ScratchAligned(size_t{dim} * count * sizeof(float)) +
+         2 * ScratchAligned(count * sizeof(float)) +
+         ScratchAligned(size_t{dim / 2} * count * sizeof(uint32_t));
 }
 
-NearestCentroids PrepareNearest(const Exec& exec, std::span<const float> centroids, uint32_t dim,
+NearestCentroids PrepareNearest(std::span<const float> centroids, uint32_t dim, bool with_pairs,
                                 std::span<std::byte> scratch) {
-  NearestCentroids prepared;
-  prepared.dim = dim;
-  prepared.count = static_cast<uint32_t>(centroids.size() / dim);
-  prepared.rows = centroids.data();
-  PQC_CHECK(prepared.count % 16 == 0 && prepared.count <= 256);
-  PQC_CHECK(scratch.size() >= NearestScratchBytes(dim, prepared.count));
-  (void)exec;
-  return prepared;
-}
-
-bool HasBf16Nearest(const Exec& exec) {
-  (void)exec;
-  return false;
-}
-
-void FindNearest(const Exec& exec, const NearestCentroids& centroids, const float* samples,
-                 uint32_t sample_count, uint8_t* codes, float* scores) {
-  PQC_CHECK(sample_count <= kNearestBlock);
-  (void)exec;
-  FindNearestReference(centroids, samples, sample_count, codes, scores);
-}
-
-void FindNearestBf16(const Exec& exec, const NearestCentroids& centroids, const uint16_t* samples,
-                     uint32_t sample_count, uint8_t* codes, float* scores) {
-  PQC_CHECK(HasBf16Nearest(exec));
-  (void)centroids, (void)samples, (void)sample_count, (void)codes, (void)scores;
+  const auto count = static_cast<uint32_t>(centroids.size() / dim);
+  PQC_CHECK(count % 16 == 0 && count <= 256 && centroids.size() == size_t{count} * dim);
+  PQC_CHECK(!with_pairs || dim % 2 == 0);
+  ScratchCutter cutter(scratch);
+  const std::span<float> columns = cutter.Take<float>(size_t{dim} * count);
+  const std::span<float> bias = cutter.Take<float>(count);
+  for (uint32_t c = 0; c < count; ++c) {
+    float norm = 0.0f;
+    for (uint32_t i = 0; i < dim; ++i) {
+      const float x = centroids[size_t{c} * dim + i];
+      columns[size_t{i} * count + c] = x;
+      norm += x * x;
+    }
+    bias[c] = -0.5f * norm;
+  }
+  const std::span<float> pair_bias = cutter.Take<float>(count);
+  const std::span<uint32_t> pairs = cutter.Take<uint32_t>(size_t{dim / 2} * count);
+  if (with_pairs) FillPairs(centroids, dim, pairs, pair_bias);
+  return {.dim = dim,
+          .count = count,
+          .rows = centroids.data(),
+          .columns = columns.data(),
+          .bias = bias.data(),
+          .pairs = with_pairs ? pairs.data() : nullptr,
+          .pair_bias = pair_bias.data()};
 }
 
 }  // namespace pqcached::kernels

@@ -1,16 +1,14 @@
 // Nearest centroids of a block of samples in one sub-space: the inner part of k-means and of
 // encoding.
 //
-// Shared by kmeans.cc and pq_encode.cc; nobody else includes it. Distances are squared and
-// Euclidean.
+// Shared by kmeans.cc, pq_encode.cc and the instruction-set files; nobody else includes it.
+// Distances are squared and Euclidean. The nearest centroid is the one with the largest *score*,
+// sample . c - |c|^2 / 2 = (|sample|^2 - distance) / 2.
 #ifndef PQCACHED_KERNELS_NEAREST_H_
 #define PQCACHED_KERNELS_NEAREST_H_
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
-
-#include "kernels/exec.h"
 
 namespace pqcached::kernels {
 
@@ -19,34 +17,40 @@ inline constexpr uint32_t kNearestBlock = 128;
 
 // Centroids in the forms that the variants read. All parts but `rows` lie in the caller's scratch.
 struct NearestCentroids {
-  uint32_t dim = 0;
-  uint32_t count = 0;               // a multiple of 16, at most 256
-  const float* rows = nullptr;      // [count, dim]
-  const float* columns = nullptr;   // [dim, count]
-  const float* bias = nullptr;      // [count]: -|c|^2 / 2
-  const uint32_t* pairs = nullptr;  // [ceil(dim / 2), count]: bf16 of dims 2i (low half) and 2i + 1
+  uint32_t dim;
+  uint32_t count;        // a multiple of 16, at most 256
+  const float* rows;     // [count, dim]
+  const float* columns;  // [dim, count]
+  const float* bias;     // [count]: -|c|^2 / 2
+  const uint32_t*
+      pairs;  // [dim / 2, count]: bf16 of dims 2i (low half) and 2i + 1; null: not asked for
+  const float* pair_bias;  // [count]: bias of the centroids rounded to bf16
 };
 
-size_t NearestScratchBytes(uint32_t dim, uint32_t count);
+struct NearestOps {
+  // Sets codes[s] to the nearest centroid of samples[s] (ties: lowest index) and scores[s] to its
+  // score. REQUIRES: sample_count <= kNearestBlock; samples [sample_count, dim].
+  void (*find)(const NearestCentroids& centroids, const float* samples, uint32_t sample_count,
+               uint8_t* codes, float* scores);
+  // The same for bf16 samples and centroids; null where a level has no bf16 products.
+  // REQUIRES: dim is even; pairs are there.
+  void (*find_bf16)(const NearestCentroids& centroids, const uint16_t* samples,
+                    uint32_t sample_count, uint8_t* codes, float* scores);
+  // The nearest centroid of one sample, from rows alone: preparing the other forms costs more than
+  // one sample.
+  uint32_t (*find_one)(const float* rows, uint32_t count, uint32_t dim, const float* sample);
+  // sums[codes[s], :] += samples[s, :] and norms[s] = |samples[s]|^2.
+  void (*add)(uint32_t dim, const float* samples, uint32_t sample_count, const uint8_t* codes,
+              float* sums, float* norms);
+  void (*add_bf16)(uint32_t dim, const uint16_t* samples, uint32_t sample_count,
+                   const uint8_t* codes, float* sums, float* norms);  // null with find_bf16
+};
 
-// REQUIRES: centroids [count, dim] outlive the result; scratch is 64-byte aligned.
-NearestCentroids PrepareNearest(const Exec& exec, std::span<const float> centroids, uint32_t dim,
-                                std::span<std::byte> scratch);
-
-// Sets codes[s] to the nearest centroid of sample s (ties: lowest index) and scores[s] to
-// (|sample|^2 - distance) / 2, up to rounding.
-//
-// REQUIRES: sample_count <= kNearestBlock; samples [sample_count, dim] compact.
-void FindNearest(const Exec& exec, const NearestCentroids& centroids, const float* samples,
-                 uint32_t sample_count, uint8_t* codes, float* scores);
-
-// The same for bf16 samples with centroids rounded to bf16. Rows of `samples` are 2 * ceil(dim / 2)
-// long, a zero at the end where dim is odd.
-//
-// REQUIRES: HasBf16Nearest(exec).
-void FindNearestBf16(const Exec& exec, const NearestCentroids& centroids, const uint16_t* samples,
-                     uint32_t sample_count, uint8_t* codes, float* scores);
-bool HasBf16Nearest(const Exec& exec);
+extern const NearestOps kNearestReference;
+extern const NearestOps kNearestPortable;
+extern const NearestOps kNearestAvx2;
+extern const NearestOps kNearestAvx512;
+extern const NearestOps kNearestAvx512Bf16;  // its bf16 forms only
 
 }  // namespace pqcached::kernels
 

@@ -3,29 +3,36 @@
 #include <algorithm>
 
 #include "kernels/check.h"
-#include "kernels/nearest.h"
+#include "kernels/nearest_prepare.h"
 #include "kernels/scratch_cutter.h"
 
 namespace pqcached::kernels {
 namespace {
 
-// Encodes rows [first, first + count) in one sub-space.
-void EncodeBlock(const Exec& exec, const PqEncodeArgs& args, uint32_t subspace,
-                 const NearestCentroids& nearest, std::span<float> samples, uint32_t first,
-                 uint32_t count) {
+// Below this many rows, preparing the centroids costs more than it saves.
+constexpr uint32_t kMinPreparedRows = 12;
+
+struct RowBlock {
+  uint32_t first = 0;
+  uint32_t count = 0;
+};
+
+// Copies the sub-space of some rows into samples, [block.count, dim].
+void LoadSamples(const PqEncodeArgs& args, uint32_t subspace, RowBlock block,
+                 std::span<float> samples) {
   const uint32_t dim = SubspaceDim(args.geometry);
   const size_t offset_bytes = size_t{subspace} * dim * DTypeBytes(args.dtype);
-  for (uint32_t row = 0; row < count; ++row) {
-    const std::byte* key = args.rows + (size_t{first} + row) * args.row_stride + offset_bytes;
+  for (uint32_t row = 0; row < block.count; ++row) {
+    const std::byte* key = args.rows + (size_t{block.first} + row) * args.row_stride + offset_bytes;
     ConvertElements(args.dtype, key, DType::kF32,
                     reinterpret_cast<std::byte*>(samples.data() + size_t{row} * dim), dim);
   }
-  uint8_t codes[kNearestBlock];
-  float scores[kNearestBlock];
-  FindNearest(exec, nearest, samples.data(), count, codes, scores);
-  for (uint32_t row = 0; row < count; ++row) {
-    SetCode(args.geometry, args.planes, args.plane_stride, subspace, args.first_slot + first + row,
-            codes[row]);
+}
+
+void StoreCodes(const PqEncodeArgs& args, uint32_t subspace, RowBlock block, const uint8_t* codes) {
+  for (uint32_t row = 0; row < block.count; ++row) {
+    SetCode(args.geometry, args.planes, args.plane_stride, subspace,
+            args.first_slot + block.first + row, codes[row]);
   }
 }
 
@@ -47,13 +54,30 @@ void PqEncode(const Exec& exec, const PqEncodeArgs& args) {
   const std::span<float> samples = cutter.Take<float>(size_t{kNearestBlock} * dim);
   const std::span<std::byte> nearest_scratch =
       cutter.Take<std::byte>(NearestScratchBytes(dim, CentroidCount(args.geometry)));
+  const NearestOps ops = NearestOpsFor(exec);
+  uint8_t codes[kNearestBlock];
+  float scores[kNearestBlock];
   for (uint32_t subspace = 0; subspace < args.geometry.subspace_count; ++subspace) {
-    const NearestCentroids nearest =
-        PrepareNearest(exec, args.centroids.subspan(subspace * subspace_floats, subspace_floats),
-                       dim, nearest_scratch);
+    const std::span<const float> centroids =
+        args.centroids.subspan(subspace * subspace_floats, subspace_floats);
+    if (args.row_count < kMinPreparedRows) {
+      const RowBlock block{.first = 0, .count = args.row_count};
+      LoadSamples(args, subspace, block, samples);
+      for (uint32_t row = 0; row < block.count; ++row) {
+        codes[row] =
+            static_cast<uint8_t>(ops.find_one(centroids.data(), CentroidCount(args.geometry), dim,
+                                              samples.data() + size_t{row} * dim));
+      }
+      StoreCodes(args, subspace, block, codes);
+      continue;
+    }
+    const NearestCentroids nearest = PrepareNearest(centroids, dim, false, nearest_scratch);
     for (uint32_t first = 0; first < args.row_count; first += kNearestBlock) {
-      const uint32_t count = std::min(kNearestBlock, args.row_count - first);
-      EncodeBlock(exec, args, subspace, nearest, samples, first, count);
+      const RowBlock block{.first = first,
+                           .count = std::min(kNearestBlock, args.row_count - first)};
+      LoadSamples(args, subspace, block, samples);
+      ops.find(nearest, samples.data(), block.count, codes, scores);
+      StoreCodes(args, subspace, block, codes);
     }
   }
 }

@@ -1,0 +1,25 @@
+// Which NearestOps a level has, and the forms of centroids that they read.
+#ifndef PQCACHED_KERNELS_NEAREST_PREPARE_H_
+#define PQCACHED_KERNELS_NEAREST_PREPARE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/exec.h"
+#include "kernels/nearest.h"
+
+namespace pqcached::kernels {
+
+NearestOps NearestOpsFor(const Exec& exec);
+
+size_t NearestScratchBytes(uint32_t dim, uint32_t count);
+
+// REQUIRES: centroids [count, dim] outlive the result; scratch is 64-byte aligned; dim is even if
+// with_pairs.
+NearestCentroids PrepareNearest(std::span<const float> centroids, uint32_t dim, bool with_pairs,
+                                std::span<std::byte> scratch);
+
+}  // namespace pqcached::kernels
+
+#endif  // PQCACHED_KERNELS_NEAREST_PREPARE_H_

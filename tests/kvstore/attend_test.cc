@@ -1,0 +1,177 @@
+#include <numeric>
+
+#include "kernels/merge.h"
+#include "tests/kvstore/fixture.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+using testing::AttendExactly;
+using testing::Floats;
+using testing::kTenant;
+using testing::LayerModel;
+using testing::Partial;
+using testing::Pq;
+using testing::SmallOptions;
+using testing::SmallSpec;
+using testing::TestSequence;
+
+// Bounds of kernels/attend.h for values of magnitude about 4, with bf16 dot products the wide one.
+double OutputTolerance(kernels::DType dtype) {
+  return dtype == kernels::DType::kBf16 ? 2e-2 : 1e-4;
+}
+double LseTolerance(kernels::DType dtype) { return dtype == kernels::DType::kBf16 ? 1e-3 : 5e-5; }
+
+CacheSpec SpecOf(kernels::DType dtype, uint32_t group_size) {
+  CacheSpec spec = SmallSpec();
+  spec.groups[0].layers = {1};
+  spec.groups[0].dtype = dtype;
+  spec.groups[0].query_heads = 2 * group_size;
+  return spec;
+}
+
+void ExpectAttention(const LayerModel& model, const Floats& query, const Attention& attention,
+                     const std::vector<std::vector<uint32_t>>& tokens_per_head) {
+  const uint32_t group = model.group.group_size();
+  for (uint32_t head = 0; head < model.group.query_heads; ++head) {
+    const uint32_t kv_head = head / group;
+    const Partial exact = AttendExactly(model, &query.data[head * model.group.key_dim], kv_head,
+                                        tokens_per_head[kv_head]);
+    ASSERT_NEAR(attention.lse[head], exact.lse, LseTolerance(model.group.dtype));
+    for (uint32_t i = 0; i < model.group.value_dim; ++i) {
+      ASSERT_NEAR(attention.output[head * model.group.value_dim + i], exact.output[i],
+                  OutputTolerance(model.group.dtype));
+    }
+  }
+}
+
+class AttendAtRatioOne
+    : public ::testing::TestWithParam<std::tuple<kernels::DType, uint32_t, uint32_t>> {};
+
+TEST_P(AttendAtRatioOne, EqualsFullAttentionInDoublePrecision) {
+  const auto [dtype, group_size, tokens] = GetParam();
+  TestSequence sequence(SpecOf(dtype, group_size));
+  sequence.Ingest(tokens);
+  sequence.Build(Pq(2, 4), 2);
+  const LayerModel& model = sequence.layer(1);
+  const Floats query = sequence.RandomQuery(model);
+  std::vector<uint32_t> all(tokens);
+  std::iota(all.begin(), all.end(), 0u);
+  for (const IndexDescriptor& index : {Pq(2, 4), IndexDescriptor{}}) {
+    const auto attention = sequence.store().Attend(
+        kTenant, sequence.id(), {.layer = 1, .query_position = tokens - 1, .queries = query.view()},
+        {.index = index, .excluded = {}, .budget_ratio = 1.0}, true);
+    ASSERT_TRUE(attention.ok()) << attention.status();
+    EXPECT_EQ(attention->selected.count, tokens);
+    ExpectAttention(model, query, *attention, {all, all});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, AttendAtRatioOne,
+                         ::testing::Combine(::testing::Values(kernels::DType::kF16,
+                                                              kernels::DType::kBf16,
+                                                              kernels::DType::kF32),
+                                            ::testing::Values(1u, 4u, 8u),
+                                            ::testing::Values(1u, 127u, 128u, 129u, 4097u)));
+
+TEST(Attend, MiddleMergesWithSinkAndWindowToFullAttention) {
+  constexpr uint32_t kTokens = 500;
+  constexpr uint32_t kSink = 16;
+  constexpr uint32_t kWindow = 64;
+  TestSequence sequence;
+  sequence.Ingest(kTokens - kWindow);  // the window stays with the engine
+  sequence.Build(Pq(2, 4));
+  LayerModel model = sequence.layer(3);
+  model.Append(sequence.RandomKeys(model, kWindow), sequence.RandomValues(model, kWindow));
+  const Floats query = sequence.RandomQuery(model);
+  const auto middle = sequence.store().Attend(
+      kTenant, sequence.id(), {.layer = 3, .query_position = kTokens - 1, .queries = query.view()},
+      {.index = Pq(2, 4),
+       .sink_tokens = kSink,
+       .window_tokens = kWindow,
+       .excluded = {},
+       .budget_ratio = 1.0},
+      false);
+  ASSERT_TRUE(middle.ok()) << middle.status();
+  EXPECT_EQ(middle->selected.sink_tokens, kSink);
+  EXPECT_EQ(middle->selected.window_tokens, kWindow);
+  EXPECT_EQ(middle->selected.count, kTokens - kSink - kWindow);
+
+  std::vector<uint32_t> own(kSink);
+  std::iota(own.begin(), own.end(), 0u);
+  for (uint32_t token = kTokens - kWindow; token < kTokens; ++token) own.push_back(token);
+  std::vector<uint32_t> all(kTokens);
+  std::iota(all.begin(), all.end(), 0u);
+  const uint32_t dim = model.group.value_dim;
+  for (uint32_t head = 0; head < model.group.query_heads; ++head) {
+    const uint32_t kv_head = head / model.group.group_size();
+    const float* head_query = &query.data[head * model.group.key_dim];
+    const Partial engine = AttendExactly(model, head_query, kv_head, own);
+    const Partial full = AttendExactly(model, head_query, kv_head, all);
+    const std::vector<float> engine_output(engine.output.begin(), engine.output.end());
+    const auto engine_lse = static_cast<float>(engine.lse);
+    const kernels::Partial partials[] = {
+        {.output = &middle->output[head * dim], .lse = &middle->lse[head]},
+        {.output = engine_output.data(), .lse = &engine_lse}};
+    std::vector<float> output(dim);
+    float lse = 0;
+    kernels::MergePartials({}, {.query_count = 1,
+                                .value_dim = dim,
+                                .partials = partials,
+                                .output = output,
+                                .lse = {&lse, 1}});
+    EXPECT_NEAR(lse, full.lse, 1e-4);
+    for (uint32_t i = 0; i < dim; ++i) EXPECT_NEAR(output[i], full.output[i], 1e-4);
+  }
+}
+
+TEST(Attend, OverNothingIsZeroWithLseOfMinusInfinity) {
+  TestSequence sequence;
+  sequence.Ingest(100);
+  const Floats query = sequence.RandomQuery(sequence.layer(1));
+  const Query asked{.layer = 1, .query_position = 99, .queries = query.view()};
+  const auto attention = sequence.store().Attend(
+      kTenant, sequence.id(), asked,
+      {.index = {}, .sink_tokens = 10, .window_tokens = 10, .excluded = {}, .budget_ratio = 0.1},
+      true);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  EXPECT_EQ(attention->selected.count, 0u);
+  EXPECT_THAT(attention->output, ::testing::Each(0.0f));
+  EXPECT_THAT(attention->lse, ::testing::Each(-std::numeric_limits<float>::infinity()));
+}
+
+TEST(Attend, OverGivenPositionsEqualsExactAttentionOverThem) {
+  CacheSpec spec = SmallSpec();
+  spec.groups[0].softcap = 3.0f;
+  TestSequence sequence(spec);
+  sequence.Ingest(300);
+  const LayerModel& model = sequence.layer(1);
+  const Floats query = sequence.RandomQuery(model);
+  const std::vector<uint32_t> positions = {0, 127, 128, 299, 5, 6, 7, 256};
+  const auto attention = sequence.store().AttendPositions(
+      kTenant, sequence.id(), {.layer = 1, .query_position = 299, .queries = query.view()},
+      positions);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  ExpectAttention(model, query, *attention, {{0, 127, 128, 299}, {5, 6, 7, 256}});
+}
+
+TEST(Attend, SeesTheRowsThatWereAppendedAfterTheBuild) {
+  TestSequence sequence;
+  sequence.Ingest(300);
+  sequence.Build(Pq(2, 4));
+  for (int i = 0; i < 5; ++i) sequence.Append(70);
+  sequence.ExpectRowsMatch();
+  const LayerModel& model = sequence.layer(1);
+  const Floats query = sequence.RandomQuery(model);
+  const auto attention = sequence.store().Attend(
+      kTenant, sequence.id(),
+      {.layer = 1, .query_position = sequence.tokens() - 1, .queries = query.view()},
+      {.index = Pq(2, 4), .excluded = {}, .budget_ratio = 1.0}, true);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  std::vector<uint32_t> all(sequence.tokens());
+  std::iota(all.begin(), all.end(), 0u);
+  ExpectAttention(model, query, *attention, {all, all});
+}
+
+}  // namespace
+}  // namespace pqcached::kvstore

@@ -69,6 +69,7 @@ struct RowFeed {
   // Sets rows[0, kBlockRows), repeating the last one behind the end, and returns how many there
   // are.
   uint32_t Fill(const std::byte** rows) {
+    if (!call.all_rows && next == call.position_count) return 0;
     const uint32_t count = call.all_rows ? FillAll(rows) : FillChosen(rows);
     if (count == 0) return 0;
     for (uint32_t i = count; i < kBlockRows; ++i) rows[i] = rows[count - 1];
@@ -78,27 +79,31 @@ struct RowFeed {
   uint32_t FillChosen(const std::byte** rows) {
     const size_t left = call.position_count - next;
     const uint32_t count = left < kBlockRows ? static_cast<uint32_t>(left) : kBlockRows;
+    const uint32_t* positions = call.positions + next;
+    const size_t stride = call.row_stride_bytes;
+    const RowSpan* next_span = call.spans + span_index;
+    RowSpan span = *next_span;
     for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t position = call.positions[next + i];
-      const RowSpan* span = call.spans + span_index;
-      while (position - span->first_position >= span->token_count) ++span;
-      span_index = static_cast<size_t>(span - call.spans);
-      rows[i] = span->rows + size_t{position - span->first_position} * call.row_stride_bytes;
+      while (positions[i] - span.first_position >= span.token_count) span = *++next_span;
+      rows[i] = span.rows + size_t{positions[i] - span.first_position} * stride;
     }
+    span_index = static_cast<size_t>(next_span - call.spans);
     next += count;
     return count;
   }
 
   uint32_t FillAll(const std::byte** rows) {
+    const size_t stride = call.row_stride_bytes;
     uint32_t count = 0;
-    while (count < kBlockRows && span_index < call.span_count) {
-      const RowSpan& span = call.spans[span_index];
-      if (next == span.token_count) {
-        ++span_index;
-        next = 0;
-        continue;
-      }
-      rows[count++] = span.rows + next++ * call.row_stride_bytes;
+    for (; span_index < call.span_count; ++span_index, next = 0) {
+      const RowSpan span = call.spans[span_index];
+      const std::byte* row = span.rows + next * stride;
+      const size_t end = span.token_count - next < kBlockRows - count
+                             ? count + (span.token_count - next)
+                             : kBlockRows;
+      next += end - count;
+      for (; count < end; ++count, row += stride) rows[count] = row;
+      if (count == kBlockRows) break;
     }
     return count;
   }
@@ -113,18 +118,7 @@ PQC_INLINE void PrefetchBytes(const std::byte* row, uint32_t begin, uint32_t end
 template <DType kType>
 struct FmaMath {
   static constexpr uint32_t kElementBytes = kType == DType::kF32 ? 4 : 2;
-  static constexpr uint32_t kMaxHeads = 4;
-
-  static void PrepareQuery(const float* query, uint32_t dim, float scale, float* to) {
-    PadQuery(query, dim, scale, to);
-  }
-
-  template <int kHeads>
-  PQC_INLINE void Logits(const Workspace& work, uint32_t head, uint32_t key_dim,
-                         const std::byte* const* rows, float* logits) {
-    DotTile<kType, kHeads>(work.queries + size_t{head} * work.query_stride, work.query_stride,
-                           key_dim, rows, logits, kBlockRows);
-  }
+  using Dots = FmaDots<kType>;
 
   // Weights are used as they are.
   PQC_INLINE float PackWeights(float*, float weight_sum) { return weight_sum; }
@@ -264,8 +258,9 @@ void AttendBlock(const Workspace& work, uint32_t head, const AttendCall& call,
         PrefetchBytes(ahead[i], 0, call.key_dim * Math::kElementBytes);
       }
     }
-    Math::template Logits<kHeads>(work, head, call.key_dim, rows + t,
-                                  work.logits + size_t{head} * kBlockRows + t);
+    Math::Dots::template Tile<kHeads>(work.queries + size_t{head} * work.query_stride,
+                                      work.query_stride, call.key_dim, rows + t,
+                                      work.logits + size_t{head} * kBlockRows + t, kBlockRows);
   }
   for (uint32_t q = 0; q < static_cast<uint32_t>(kHeads); ++q) {
     UpdateSoftmax<Math>(work, head + q, count, call.softcap);
@@ -318,8 +313,8 @@ template <class Math>
 void AttendWith(const AttendCall& call) {
   const Workspace work = CarveScratch(call);
   for (uint32_t head = 0; head < call.head_count; ++head) {
-    Math::PrepareQuery(call.queries + size_t{head} * call.key_dim, call.key_dim, call.scale,
-                       work.queries + size_t{head} * work.query_stride);
+    Math::Dots::PrepareQuery(call.queries + size_t{head} * call.key_dim, call.key_dim, call.scale,
+                             work.queries + size_t{head} * work.query_stride);
     float* values = work.values + size_t{head} * work.value_stride;
     for (uint32_t i = 0; i < work.value_stride; ++i) values[i] = 0.0f;
     work.heads[head] = AttendHead{-kInfinity, 0.0f, 0.0f, 1.0f};

@@ -17,51 +17,56 @@ constexpr uint32_t kDimPadding = 32;
 
 constexpr uint32_t PaddedDim(uint32_t dim) { return (dim + kDimPadding - 1) & ~(kDimPadding - 1); }
 
-// to[0, PaddedDim(dim)) = scale * from[0, dim), then zeros.
-[[maybe_unused]] void PadQuery(const float* from, uint32_t dim, float scale, float* to) {
-  for (uint32_t i = 0; i < dim; ++i) to[i] = from[i] * scale;
-  for (uint32_t i = dim; i < PaddedDim(dim); ++i) to[i] = 0.0f;
-}
-
-// logits[q * stride + t] = query q . row t, for kQueries queries and kAccumulators / kQueries rows.
-//
-// A row element is loaded and widened once for all queries of the tile, and a query element once
-// for all rows.
-template <DType kType, int kQueries>
-PQC_INLINE void DotTile(const float* queries, size_t query_stride, uint32_t key_dim,
-                        const std::byte* const* rows, float* logits, size_t stride) {
-  constexpr int kRows = static_cast<int>(Vec::kAccumulators) / kQueries;
-  using F = Vec::F;
-  F sums[Vec::kAccumulators];
-#pragma GCC unroll 16
-  for (F& sum : sums) sum = Vec::Set(0.0f);
-  uint32_t i = 0;
-  for (; i + Vec::kLanes <= key_dim; i += Vec::kLanes) {
-    F key[kRows];
-#pragma GCC unroll 16
-    for (int t = 0; t < kRows; ++t) key[t] = Vec::LoadRow<kType>(rows[t], i);
-#pragma GCC unroll 4
-    for (int q = 0; q < kQueries; ++q) {
-      const F query = Vec::Load(queries + static_cast<size_t>(q) * query_stride + i);
-#pragma GCC unroll 16
-      for (int t = 0; t < kRows; ++t) {
-        sums[q * kRows + t] = Vec::MulAdd(query, key[t], sums[q * kRows + t]);
-      }
-    }
+// Dot products with fp32 products, whatever the rows are.
+template <DType kType>
+struct FmaDots {
+  // to[0, PaddedDim(dim)) = scale * from[0, dim), then zeros.
+  static void PrepareQuery(const float* from, uint32_t dim, float scale, float* to) {
+    for (uint32_t i = 0; i < dim; ++i) to[i] = from[i] * scale;
+    for (uint32_t i = dim; i < PaddedDim(dim); ++i) to[i] = 0.0f;
   }
-  if (i < key_dim) {
+
+  // logits[q * stride + t] = query q . row t, for kQueries queries and kAccumulators / kQueries
+  // rows.
+  //
+  // A row element is loaded and widened once for all queries of the tile, and a query element once
+  // for all rows.
+  template <int kQueries>
+  PQC_INLINE void Tile(const float* queries, size_t query_stride, uint32_t key_dim,
+                       const std::byte* const* rows, float* logits, size_t stride) {
+    constexpr int kRows = static_cast<int>(Vec::kAccumulators) / kQueries;
+    using F = Vec::F;
+    F sums[Vec::kAccumulators];
 #pragma GCC unroll 16
-    for (int t = 0; t < kRows; ++t) {
-      const F key = Vec::LoadRowHalf<kType>(rows[t], i);
+    for (F& sum : sums) sum = Vec::Set(0.0f);
+    uint32_t i = 0;
+    for (; i + Vec::kLanes <= key_dim; i += Vec::kLanes) {
+      F key[kRows];
+#pragma GCC unroll 16
+      for (int t = 0; t < kRows; ++t) key[t] = Vec::LoadRow<kType>(rows[t], i);
 #pragma GCC unroll 4
       for (int q = 0; q < kQueries; ++q) {
         const F query = Vec::Load(queries + static_cast<size_t>(q) * query_stride + i);
-        sums[q * kRows + t] = Vec::MulAdd(query, key, sums[q * kRows + t]);
+#pragma GCC unroll 16
+        for (int t = 0; t < kRows; ++t) {
+          sums[q * kRows + t] = Vec::MulAdd(query, key[t], sums[q * kRows + t]);
+        }
       }
     }
+    if (i < key_dim) {
+#pragma GCC unroll 16
+      for (int t = 0; t < kRows; ++t) {
+        const F key = Vec::LoadRowHalf<kType>(rows[t], i);
+#pragma GCC unroll 4
+        for (int q = 0; q < kQueries; ++q) {
+          const F query = Vec::Load(queries + static_cast<size_t>(q) * query_stride + i);
+          sums[q * kRows + t] = Vec::MulAdd(query, key, sums[q * kRows + t]);
+        }
+      }
+    }
+    Vec::StoreSums<kQueries>(sums, logits, stride);
   }
-  Vec::StoreSums<kQueries>(sums, logits, stride);
-}
+};
 
 }  // namespace
 }  // namespace pqcached::kernels

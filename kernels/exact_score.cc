@@ -1,6 +1,9 @@
 #include "kernels/exact_score.h"
 
+#include <memory>
+
 #include "kernels/check.h"
+#include "kernels/exact_score_internal.h"
 
 namespace pqcached::kernels {
 namespace {
@@ -21,23 +24,48 @@ void ExactScoresReference(const ExactScoreArgs& args) {
   }
 }
 
+void RunVariant(Level level, const internal::ExactScoreCall& call) {
+#ifdef PQCACHED_X86
+  if (level == Level::kAvx512Bf16 && call.dtype == DType::kBf16) {
+    return internal::ExactScoresAvx512Bf16(call);
+  }
+  if (level >= Level::kAvx512) return internal::ExactScoresAvx512(call);
+  if (level == Level::kAvx2) return internal::ExactScoresAvx2(call);
+#else
+  static_cast<void>(level);
+#endif
+  internal::ExactScoresPortable(call);
+}
+
 }  // namespace
 
 size_t ExactScoreScratchBytes(uint32_t group_size, uint32_t key_dim) {
-  static_cast<void>(group_size);
-  static_cast<void>(key_dim);
-  return 0;
+  return 64 + size_t{group_size} * ((key_dim + 31) / 32 * 32) * sizeof(float);
 }
 
 void ExactScores(const Exec& exec, const ExactScoreArgs& args) {
-  static_cast<void>(exec);
   PQC_CHECK(args.key_dim > 0 && args.key_dim % 8 == 0);
   PQC_CHECK(args.queries.size() == size_t{args.group_size} * args.key_dim);
   PQC_CHECK(args.score_stride >= args.token_count);
   PQC_CHECK(args.token_count == 0 ||
             args.scores.size() >= (args.group_size - 1) * args.score_stride + args.token_count);
   PQC_CHECK(args.scratch.size() >= ExactScoreScratchBytes(args.group_size, args.key_dim));
-  ExactScoresReference(args);
+  if (exec.level == Level::kReference) return ExactScoresReference(args);
+  void* scratch = args.scratch.data();
+  size_t scratch_bytes = args.scratch.size();
+  RunVariant(
+      exec.level,
+      {.dtype = args.dtype,
+       .key_dim = args.key_dim,
+       .row_stride_bytes = args.row_stride_bytes,
+       .group_size = args.group_size,
+       .token_count = args.token_count,
+       .scale = args.scale,
+       .queries = args.queries.data(),
+       .rows = args.rows,
+       .score_stride = args.score_stride,
+       .scores = args.scores.data(),
+       .scratch = static_cast<float*>(std::align(64, sizeof(float), scratch, scratch_bytes))});
 }
 
 }  // namespace pqcached::kernels

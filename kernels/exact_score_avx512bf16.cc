@@ -1,0 +1,11 @@
+#include "kernels/dot_avx512bf16.h"
+// Vec comes first: what follows is written in terms of it.
+#include "kernels/exact_score_simd.h"
+
+namespace pqcached::kernels::internal {
+
+void ExactScoresAvx512Bf16(const ExactScoreCall& call) {
+  ExactScoresWith<Bf16Dots>(call, call.key_dim * 2);
+}
+
+}  // namespace pqcached::kernels::internal

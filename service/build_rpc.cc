@@ -73,7 +73,7 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
                               {"session", call_.session.id},
                               {"status", StatusName(status.code())},
                               {"seconds", absl::ToDoubleSeconds(absl::Now() - now)}});
-    if (!overflow_) return status;
+    if (!overflow_) return NamingId("sequence_id", status);
     return absl::ResourceExhaustedError(absl::StrCat(
         "progress: ", kMaxUnreadProgress, " messages wait to be read; the build was cancelled"));
   }

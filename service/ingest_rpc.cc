@@ -11,6 +11,15 @@
 namespace pqcached::service {
 namespace {
 
+// Puts the path of a chunk or an item before an error of the store about its rows.
+absl::Status UnderRows(const std::string& field, const absl::Status& status) {
+  if (status.code() == absl::StatusCode::kNotFound) return Under(field + ".sequence_id", status);
+  const bool about_rows = absl::StartsWith(status.message(), "layer") ||
+                          absl::StartsWith(status.message(), "keys") ||
+                          absl::StartsWith(status.message(), "values");
+  return Under(about_rows ? field + ".rows" : field, status);
+}
+
 // One Ingest call. At any time either a message is awaited, or one is being worked on by a serving
 // thread.
 //
@@ -107,7 +116,7 @@ class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
   absl::Status HandleHeader(const v1::IngestHeader& header) {
     if (transaction_ != nullptr) return Invalid("header", "sent twice");
     auto transaction = store_.BeginIngest(call_.session.tenant, header.sequence_id());
-    if (!transaction.ok()) return Under("header", transaction.status());
+    if (!transaction.ok()) return Under("header.sequence_id", transaction.status());
     transaction_ = *std::move(transaction);
     return absl::OkStatus();
   }
@@ -202,7 +211,7 @@ KvCacheService::Reactor* KvCacheService::Append(Context* context, const v1::Appe
           }
           const absl::StatusOr<uint64_t> token_count =
               store_.Append(call.session.tenant, item.sequence_id(), item.first_position(), layers);
-          if (!token_count.ok()) return Under(field, token_count.status());
+          if (!token_count.ok()) return UnderRows(field, token_count.status());
           response->add_token_counts(*token_count);
         }
         return absl::OkStatus();

@@ -11,11 +11,16 @@ constexpr size_t kMaxRememberedIndexes = 65536;
 
 std::string Item(int index) { return absl::StrCat("items[", index, "]"); }
 
-// Errors of the store that are about the query, the selection or the sequence, as the path of the
-// request has them.
+// Puts the path of an item before an error of the store, which speaks of a query, a selection, a
+// sequence or tokens.
 absl::Status UnderItem(const std::string& field, const absl::Status& status) {
+  if (status.code() == absl::StatusCode::kNotFound)
+    return Under(field + ".query.sequence_id", status);
   for (const absl::string_view word : {"layer", "queries", "query_position"}) {
     if (absl::StartsWith(status.message(), word)) return Under(field + ".query", status);
+  }
+  for (const absl::string_view word : {"budget", "excluded", "sink_tokens", "window_tokens"}) {
+    if (absl::StartsWith(status.message(), word)) return Under(field + ".selection", status);
   }
   return Under(field, status);
 }
@@ -56,7 +61,9 @@ absl::StatusOr<kvstore::IndexDescriptor> KvCacheService::IndexOrDefault(const Ca
       IndexOf(present, spec, field);
   if (!index.ok()) return index.status();
   if (index->has_value()) return **index;
-  return DefaultIndex(call, sequence_id);
+  const absl::StatusOr<kvstore::IndexDescriptor> fallback = DefaultIndex(call, sequence_id);
+  if (!fallback.ok()) return NamingId("sequence_id", fallback.status());
+  return fallback;
 }
 
 absl::StatusOr<kvstore::Selection> KvCacheService::ResolveSelection(const Call& call,
@@ -147,7 +154,7 @@ absl::StatusOr<size_t> KvCacheService::TokenBytes(const Call& call,
                                                   kvstore::RowPart part) {
   const absl::StatusOr<kvstore::Rows> rows = store_.FetchRange(
       call.session.tenant, sequence_id, layer, {probe.begin, probe.begin + 1}, part);
-  if (!rows.ok()) return rows.status();
+  if (!rows.ok()) return NamingId("sequence_id", rows.status());
   return rows->data.size();
 }
 
@@ -173,7 +180,7 @@ KvCacheService::Reactor* KvCacheService::FetchBlocks(Context* context,
         }
         const absl::StatusOr<size_t> token_bytes =
             TokenBytes(call, ranges.front(), request->sequence_id(), request->layer(), *part);
-        if (!token_bytes.ok()) return token_bytes.status();
+        if (!token_bytes.ok()) return NamingId("sequence_id", token_bytes.status());
         if (absl::Status status = CheckResponseBytes(token_count * *token_bytes); !status.ok())
           return status;
         for (size_t i = 0; i < ranges.size(); ++i) {
@@ -198,7 +205,7 @@ KvCacheService::Reactor* KvCacheService::FetchTokens(Context* context,
         if (request->positions().empty()) return Invalid("positions", "missing");
         const absl::StatusOr<size_t> token_bytes = TokenBytes(
             call, {request->positions(0), 0}, request->sequence_id(), request->layer(), *part);
-        if (!token_bytes.ok()) return token_bytes.status();
+        if (!token_bytes.ok()) return NamingId("sequence_id", token_bytes.status());
         if (absl::Status status = CheckResponseBytes(uint64_t{request->count()} * *token_bytes);
             !status.ok()) {
           return status;
@@ -206,7 +213,7 @@ KvCacheService::Reactor* KvCacheService::FetchTokens(Context* context,
         absl::StatusOr<kvstore::Rows> rows = store_.FetchTokens(
             call.session.tenant, request->sequence_id(), request->layer(),
             {request->positions().data(), static_cast<size_t>(request->positions_size())}, *part);
-        if (!rows.ok()) return rows.status();
+        if (!rows.ok()) return NamingId("sequence_id", rows.status());
         if (rows->tokens != request->count()) {
           return Invalid("positions", absl::StrCat(request->positions_size(),
                                                    " of them, must be kv_heads x count = ",

@@ -63,7 +63,7 @@ KvCacheService::Reactor* KvCacheService::CreateSequence(Context* context,
           }
         }
         const absl::StatusOr<uint64_t> sequence_id = CreateOwnedSequence(call, request->cache_id());
-        if (!sequence_id.ok()) return sequence_id.status();
+        if (!sequence_id.ok()) return NamingId("cache_id", sequence_id.status());
         response->set_sequence_id(*sequence_id);
         return absl::OkStatus();
       });
@@ -78,7 +78,7 @@ KvCacheService::Reactor* KvCacheService::DropSequence(Context* context,
       absl::MutexLock lock(&mutex_);
       default_indexes_.erase(request->sequence_id());
     }
-    return status;
+    return NamingId("sequence_id", status);
   });
 }
 
@@ -90,7 +90,7 @@ KvCacheService::Reactor* KvCacheService::TruncateSequence(
                         const absl::StatusOr<uint64_t> token_count = store_.TruncateSequence(
                             call.session.tenant, request->sequence_id(), request->token_count());
                         if (token_count.ok()) response->set_token_count(*token_count);
-                        return token_count.status();
+                        return NamingId("sequence_id", token_count.status());
                       });
 }
 

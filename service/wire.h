@@ -39,6 +39,9 @@ grpc::Status ToGrpc(const absl::Status& status);
 // Puts `field` before the path that an error of the store begins with.
 absl::Status Under(absl::string_view field, const absl::Status& status);
 
+// Puts `id_field` before the error when it is kNotFound; other errors stay as they are.
+absl::Status NamingId(absl::string_view id_field, const absl::Status& status);
+
 absl::Status Invalid(absl::string_view field, absl::string_view what);
 absl::Status Unimplemented(absl::string_view field);
 

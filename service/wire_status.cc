@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "service/wire.h"
 
@@ -26,7 +27,8 @@ bool BeginsWithField(absl::string_view message) {
   if (std::find(kFields.begin(), kFields.end(), message.substr(0, length)) == kFields.end())
     return false;
   const absl::string_view rest = message.substr(length);
-  return rest.empty() || rest.front() == ':' || rest.front() == '.' || rest.front() == '[';
+  return rest.empty() || rest.front() == ':' || rest.front() == '.' || rest.front() == '[' ||
+         absl::StartsWith(rest, " is ");
 }
 
 }  // namespace
@@ -41,6 +43,10 @@ absl::Status Under(absl::string_view field, const absl::Status& status) {
   if (status.ok() || field.empty()) return status;
   const absl::string_view separator = BeginsWithField(status.message()) ? "." : ": ";
   return absl::Status(status.code(), absl::StrCat(field, separator, status.message()));
+}
+
+absl::Status NamingId(absl::string_view id_field, const absl::Status& status) {
+  return status.code() == absl::StatusCode::kNotFound ? Under(id_field, status) : status;
 }
 
 absl::Status Invalid(absl::string_view field, absl::string_view what) {

@@ -4,6 +4,7 @@
 // of floats.
 #include <immintrin.h>
 
+#include "kernels/float_key_avx512.h"
 #include "kernels/pq_cells.h"
 #include "kernels/simd_exp_avx512.h"
 
@@ -65,17 +66,6 @@ void RaiseTo(const float* values, float max, float log_sum, size_t count, float*
   }
 }
 
-// Order-preserving integers of floats.
-int32_t KeyOf(float value) {
-  const int32_t bits = _mm_cvtsi128_si32(_mm_castps_si128(_mm_set_ss(value)));
-  return bits ^ ((bits >> 31) & 0x7FFFFFFF);
-}
-
-float ValueOf(int32_t key) {
-  const int32_t bits = key ^ ((key >> 31) & 0x7FFFFFFF);
-  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits)));
-}
-
 struct WeightedCells {
   const float* values;
   const uint32_t* tokens;
@@ -133,40 +123,33 @@ float Least(const WeightedCells& cells) {
   return _mm512_reduce_min_ps(least);
 }
 
-// Bisects between low (k tokens or more from it on) and high (fewer), by value and by key in turn:
-// the first suits logits, the second weights of many magnitudes. The list of cells in between
+// Bisects between low (k tokens or more from it on) and high (fewer); the list of cells in between
 // shrinks.
 CellThreshold FindCellThreshold(const float* values, const uint32_t* tokens, size_t count,
                                 uint32_t k, uint32_t* work) {
   WeightedCells cells = {values, tokens, count};
   uint32_t above_list = 0;  // tokens of larger values than any in the list
   uint32_t above_high = 0;  // tokens at high or above
-  int32_t low = KeyOf(Least(cells));
-  int32_t high = KeyOf(Largest(values, tokens, count, -3e38f)) + 1;
-  bool by_value = true;
-  while (int64_t{high} - low > 1) {
-    auto middle = static_cast<int32_t>((int64_t{low} + high) >> 1);
-    if (by_value) {
-      const int32_t key = KeyOf(0.5f * ValueOf(low) + 0.5f * ValueOf(high));
-      if (key > low && key < high) middle = key;
-    }
-    by_value = !by_value;
-    const Tally tally = CountAtLeast(cells, ValueOf(middle));
+  KeyInterval interval = {FloatKey(Least(cells)),
+                          FloatKey(Largest(values, tokens, count, -3e38f)) + 1};
+  for (bool by_value = true; interval.high - int64_t{interval.low} > 1; by_value = !by_value) {
+    const int32_t middle = MiddleKey(interval, by_value);
+    const Tally tally = CountAtLeast(cells, KeyFloat(middle));
     const bool enough = above_list + tally.tokens >= k;
     if (enough) {
-      low = middle;
+      interval.low = middle;
     } else {
-      high = middle;
+      interval.high = middle;
       above_high = above_list + tally.tokens;
     }
     const size_t rest = enough ? tally.cells : cells.count - tally.cells;
     if (cells.count > kLanes && rest <= cells.count / 2) {
-      cells =
-          Keep(cells, ValueOf(low), ValueOf(high), reinterpret_cast<float*>(work), work + count);
+      cells = Keep(cells, KeyFloat(interval.low), KeyFloat(interval.high),
+                   reinterpret_cast<float*>(work), work + count);
       above_list = above_high;
     }
   }
-  return {ValueOf(low), above_high};
+  return {KeyFloat(interval.low), above_high};
 }
 
 void Compare(const float* values, size_t count, float threshold, uint8_t* at_least,

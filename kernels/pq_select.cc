@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/check.h"
+#include "kernels/pq_score.h"
 #include "kernels/pq_select_paths.h"
 #include "kernels/scratch_cutter.h"
 #include "kernels/value_select.h"
@@ -161,8 +162,20 @@ void PqScore(const Exec& exec, const PqScoreArgs& args) {
   PQC_CHECK(args.span.slot_begin <= args.span.slot_end);
   PQC_CHECK(args.tables.size() == args.group_size * TableFloats(args.geometry));
   PQC_CHECK(args.logits.size() == size_t{args.group_size} * SlotCount(args.span));
-  (void)exec;
-  PqScoreReference(args);
+  if (exec.level == Level::kReference) return PqScoreReference(args);
+  const PqScoreTask task = {.subspace_count = args.geometry.subspace_count,
+                            .bits = args.geometry.bits,
+                            .nibble_planes = HasNibblePlanes(args.geometry),
+                            .group_size = args.group_size,
+                            .planes = args.span.planes + args.span.slot_begin,
+                            .plane_stride = args.span.plane_stride,
+                            .slot_count = SlotCount(args.span),
+                            .tables = args.tables.data(),
+                            .logits = args.logits.data()};
+#if defined(PQCACHED_X86)
+  if (exec.level >= Level::kAvx512) return PqScoreAvx512(task);
+#endif
+  PqScorePortable(task);
 }
 
 void PqCountCells(const Exec& exec, const PqCountCellsArgs& args) {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 
 #include "kernels/check.h"
+#include "kernels/value_ops.h"
 
 namespace pqcached::kernels {
 namespace {
@@ -48,47 +48,95 @@ float GroupValueReference(const GroupValuesArgs& args, size_t token) {
   return args.rule == GroupRule::kMeanLogit ? logit_sum : largest;
 }
 
+void EmitReference(EmitTask& task) {
+  for (uint32_t i = 0; i < task.count; ++i) {
+    bool selected = task.values[i] > task.threshold;
+    if (task.values[i] == task.threshold && task.equal_quota > 0) {
+      --task.equal_quota;
+      selected = true;
+    }
+    if (selected) task.positions[task.written++] = task.first_position + i;
+  }
+}
+
+bool IsReference(const Exec& exec) { return exec.level == Level::kReference; }
+
+const ValueOps& OpsFor(const Exec& exec) {
+#if defined(PQCACHED_X86)
+  if (exec.level >= Level::kAvx512) return kValueOpsAvx512;
+#endif
+  (void)exec;
+  return kValueOpsPortable;
+}
+
+// Adds one head after another to the values.
+void GroupValuesByHead(const ValueOps& ops, const GroupValuesArgs& args) {
+  const size_t count = args.values.size();
+  float* const values = args.values.data();
+  for (uint32_t head = 0; head < args.group_size; ++head) {
+    const float* logits = args.logits + head * args.head_stride;
+    const bool first = head == 0;
+    HeadWeight weight = {.max = 0.0f, .inverse_sum = 1.0f, .log_sum = 0.0f};
+    if (NeedsNormalisers(args.rule, args.group_size)) {
+      const Normaliser& normaliser = args.normalisers[head];
+      weight = {.max = normaliser.max,
+                .inverse_sum = static_cast<float>(1.0 / normaliser.sum),
+                .log_sum = static_cast<float>(std::log(normaliser.sum))};
+    }
+    if (args.group_size == 1 || args.rule == GroupRule::kMeanLogit) {
+      ops.add_logits(logits, count, first, values);
+    } else if (args.rule == GroupRule::kSumSoftmax) {
+      ops.add_softmax(logits, count, weight, first, values);
+    } else {
+      ops.raise_to(logits, count, weight, first, values);
+    }
+  }
+}
+
 }  // namespace
 
 ValueThreshold FindThreshold(const Exec& exec, std::span<const float> values, uint32_t k,
                              std::span<float> work) {
   PQC_CHECK(k >= 1 && k <= values.size() && work.size() == values.size());
-  (void)exec;
-  std::copy(values.begin(), values.end(), work.begin());
-  std::nth_element(work.begin(), work.begin() + (k - 1), work.end(), std::greater<float>());
-  ValueThreshold threshold;
-  threshold.value = work[k - 1];
-  threshold.equal_quota = k;
-  for (uint32_t i = 0; i + 1 < k; ++i) threshold.equal_quota -= work[i] > threshold.value ? 1 : 0;
-  return threshold;
+  // Nothing is simpler than nth_element, so the portable form is the reference too.
+  const ValueOps& ops = IsReference(exec) ? kValueOpsPortable : OpsFor(exec);
+  const ValueCut cut = ops.find_cut(values.data(), values.size(), k, work.data());
+  return {.value = cut.value, .equal_quota = k - cut.above_count};
 }
 
 uint32_t EmitSelected(const Exec& exec, std::span<const float> values, uint32_t first_position,
                       ValueThreshold& threshold, std::span<uint32_t> positions, uint32_t written) {
-  (void)exec;
-  for (uint32_t i = 0; i < values.size(); ++i) {
-    bool selected = values[i] > threshold.value;
-    if (values[i] == threshold.value && threshold.equal_quota > 0) {
-      --threshold.equal_quota;
-      selected = true;
-    }
-    if (selected) positions[written++] = first_position + i;
-  }
-  return written;
+  EmitTask task = {.values = values.data(),
+                   .count = static_cast<uint32_t>(values.size()),
+                   .first_position = first_position,
+                   .threshold = threshold.value,
+                   .equal_quota = threshold.equal_quota,
+                   .positions = positions.data(),
+                   .capacity = static_cast<uint32_t>(positions.size()),
+                   .written = written};
+  IsReference(exec) ? EmitReference(task) : OpsFor(exec).emit(task);
+  threshold.equal_quota = task.equal_quota;
+  return task.written;
 }
 
 void AddToMax(const Exec& exec, std::span<const float> logits, Normaliser& normaliser) {
-  (void)exec;
+  if (!IsReference(exec)) {
+    normaliser.max = OpsFor(exec).largest(logits.data(), logits.size(), normaliser.max);
+    return;
+  }
   for (const float logit : logits) normaliser.max = std::max(normaliser.max, ClampLogit(logit));
 }
 
 void AddToSum(const Exec& exec, std::span<const float> logits, Normaliser& normaliser) {
-  (void)exec;
+  if (!IsReference(exec)) {
+    normaliser.sum += OpsFor(exec).sum_exponentials(logits.data(), logits.size(), normaliser.max);
+    return;
+  }
   for (const float logit : logits) normaliser.sum += WeightReference(logit, normaliser.max);
 }
 
 void GroupValues(const Exec& exec, const GroupValuesArgs& args) {
-  (void)exec;
+  if (!IsReference(exec)) return GroupValuesByHead(OpsFor(exec), args);
   for (size_t token = 0; token < args.values.size(); ++token) {
     args.values[token] = GroupValueReference(args, token);
   }

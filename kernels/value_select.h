@@ -48,7 +48,7 @@ struct GroupValuesArgs {
   const float* logits = nullptr;  // [G, token_count], rows head_stride floats apart
   size_t head_stride = 0;
   std::span<const Normaliser> normalisers;  // [G]; read by the softmax rules when group_size > 1
-  std::span<float> values;                  // [token_count], overwritten; may be row 0 of logits
+  std::span<float> values;                  // [token_count], overwritten
 };
 void GroupValues(const Exec& exec, const GroupValuesArgs& args);
 

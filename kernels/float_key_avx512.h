@@ -1,0 +1,39 @@
+// Order-preserving integers of floats, for bisection. For files that are compiled for AVX-512 only;
+// static, so that no copy leaves them.
+#ifndef PQCACHED_KERNELS_FLOAT_KEY_AVX512_H_
+#define PQCACHED_KERNELS_FLOAT_KEY_AVX512_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace pqcached::kernels {
+
+static inline int32_t FloatKey(float value) {
+  const int32_t bits = _mm_cvtsi128_si32(_mm_castps_si128(_mm_set_ss(value)));
+  return bits ^ ((bits >> 31) & 0x7FFFFFFF);
+}
+
+static inline float KeyFloat(int32_t key) {
+  const int32_t bits = key ^ ((key >> 31) & 0x7FFFFFFF);
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits)));
+}
+
+// The threshold lies in [low, high).
+struct KeyInterval {
+  int32_t low;
+  int32_t high;
+};
+
+// Returns a key strictly between low and high: the middle by value suits logits, the middle by key
+// suits weights of many magnitudes, so that callers take them in turn. REQUIRES: high - low > 1.
+static inline int32_t MiddleKey(KeyInterval interval, bool by_value) {
+  const auto middle = static_cast<int32_t>((int64_t{interval.low} + interval.high) >> 1);
+  if (!by_value) return middle;
+  const int32_t key = FloatKey(0.5f * KeyFloat(interval.low) + 0.5f * KeyFloat(interval.high));
+  return key > interval.low && key < interval.high ? key : middle;
+}
+
+}  // namespace pqcached::kernels
+
+#endif  // PQCACHED_KERNELS_FLOAT_KEY_AVX512_H_

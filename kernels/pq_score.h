@@ -1,0 +1,30 @@
+// The variants of PqScore, on raw pointers so that the instruction-set files need no standard
+// headers.
+//
+// Shared by pq_select.cc and the instruction-set files; nobody else includes it.
+#ifndef PQCACHED_KERNELS_PQ_SCORE_H_
+#define PQCACHED_KERNELS_PQ_SCORE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace pqcached::kernels {
+
+struct PqScoreTask {
+  uint32_t subspace_count;
+  uint32_t bits;
+  bool nibble_planes;
+  uint32_t group_size;
+  const uint8_t* planes;  // of the first slot to score
+  size_t plane_stride;
+  uint32_t slot_count;
+  const float* tables;  // [G, subspace_count, 2^bits], not clamped yet
+  float* logits;        // [G, slot_count]
+};
+
+void PqScorePortable(const PqScoreTask& task);
+void PqScoreAvx512(const PqScoreTask& task);
+
+}  // namespace pqcached::kernels
+
+#endif  // PQCACHED_KERNELS_PQ_SCORE_H_

@@ -26,11 +26,11 @@ enum class BudgetKind : uint8_t { kCount = 0, kRatio = 1 };
 //   selected  k tokens of the rest that is not excluded
 // and the budget counts all three: budget = sink + window + k.
 struct Selection {
-  IndexDescriptor index;
+  IndexDescriptor index = {};
   GroupRule rule = GroupRule::kSumSoftmax;
   uint32_t sink_tokens = 0;
   uint32_t window_tokens = 0;
-  std::vector<PositionRange> excluded;  // masked: neither attended nor counted; ascending, disjoint, non-empty
+  std::vector<PositionRange> excluded = {};  // masked: neither attended nor counted; ascending, disjoint, non-empty
   BudgetKind budget_kind = BudgetKind::kRatio;
   uint64_t budget_count = 0;  // kCount: in [sink + window + 1, tokens attended at most]
   double budget_ratio = 1.0;  // kRatio: in (0, 1]; k = clamp(floor(ratio * n) - sink - window, 0, candidates)

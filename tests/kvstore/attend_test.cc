@@ -60,7 +60,7 @@ TEST_P(AttendAtRatioOne, EqualsFullAttentionInDoublePrecision) {
   for (const IndexDescriptor& index : {Pq(2, 4), IndexDescriptor{}}) {
     const auto attention = sequence.store().Attend(
         kTenant, sequence.id(), {.layer = 1, .query_position = tokens - 1, .queries = query.view()},
-        {.index = index, .excluded = {}, .budget_ratio = 1.0}, true);
+        {.index = index, .budget_ratio = 1.0}, true);
     ASSERT_TRUE(attention.ok()) << attention.status();
     EXPECT_EQ(attention->selected.count, tokens);
     ExpectAttention(model, query, *attention, {all, all});
@@ -86,11 +86,7 @@ TEST(Attend, MiddleMergesWithSinkAndWindowToFullAttention) {
   const Floats query = sequence.RandomQuery(model);
   const auto middle = sequence.store().Attend(
       kTenant, sequence.id(), {.layer = 3, .query_position = kTokens - 1, .queries = query.view()},
-      {.index = Pq(2, 4),
-       .sink_tokens = kSink,
-       .window_tokens = kWindow,
-       .excluded = {},
-       .budget_ratio = 1.0},
+      {.index = Pq(2, 4), .sink_tokens = kSink, .window_tokens = kWindow, .budget_ratio = 1.0},
       false);
   ASSERT_TRUE(middle.ok()) << middle.status();
   EXPECT_EQ(middle->selected.sink_tokens, kSink);
@@ -132,8 +128,7 @@ TEST(Attend, OverNothingIsZeroWithLseOfMinusInfinity) {
   const Query asked{.layer = 1, .query_position = 99, .queries = query.view()};
   const auto attention = sequence.store().Attend(
       kTenant, sequence.id(), asked,
-      {.index = {}, .sink_tokens = 10, .window_tokens = 10, .excluded = {}, .budget_ratio = 0.1},
-      true);
+      {.index = {}, .sink_tokens = 10, .window_tokens = 10, .budget_ratio = 0.1}, true);
   ASSERT_TRUE(attention.ok()) << attention.status();
   EXPECT_EQ(attention->selected.count, 0u);
   EXPECT_THAT(attention->output, ::testing::Each(0.0f));
@@ -166,7 +161,7 @@ TEST(Attend, SeesTheRowsThatWereAppendedAfterTheBuild) {
   const auto attention = sequence.store().Attend(
       kTenant, sequence.id(),
       {.layer = 1, .query_position = sequence.tokens() - 1, .queries = query.view()},
-      {.index = Pq(2, 4), .excluded = {}, .budget_ratio = 1.0}, true);
+      {.index = Pq(2, 4), .budget_ratio = 1.0}, true);
   ASSERT_TRUE(attention.ok()) << attention.status();
   std::vector<uint32_t> all(sequence.tokens());
   std::iota(all.begin(), all.end(), 0u);

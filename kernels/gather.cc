@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/check.h"
+#include "kernels/gather_internal.h"
 
 namespace pqcached::kernels {
 namespace {
@@ -24,12 +25,27 @@ void GatherReference(const GatherArgs& args) {
 }  // namespace
 
 void GatherRows(const Exec& exec, const GatherArgs& args) {
-  static_cast<void>(exec);
   if (args.positions.empty() || args.part_bytes == 0) return;
   PQC_CHECK(args.part_begin_bytes + args.part_bytes <= args.row_stride_bytes);
   PQC_CHECK(args.target_stride_bytes >= args.part_bytes);
   PQC_CHECK(args.target.size() >=
             (args.positions.size() - 1) * args.target_stride_bytes + args.part_bytes);
+#ifdef PQCACHED_X86
+  if (exec.level >= Level::kAvx2) {
+    const internal::GatherCall call{.row_stride_bytes = args.row_stride_bytes,
+                                    .part_begin_bytes = args.part_begin_bytes,
+                                    .part_bytes = args.part_bytes,
+                                    .spans = args.spans.data(),
+                                    .positions = args.positions.data(),
+                                    .position_count = args.positions.size(),
+                                    .target = args.target.data(),
+                                    .target_stride_bytes = args.target_stride_bytes,
+                                    .streaming = args.stores == GatherStores::kStreaming};
+    return exec.level >= Level::kAvx512 ? internal::GatherAvx512(call) : internal::GatherAvx2(call);
+  }
+#else
+  static_cast<void>(exec);
+#endif
   GatherReference(args);
 }
 

@@ -101,6 +101,87 @@ struct Vec {
     }
   }
 
+  // Stores to elements [index, index + kLanes) of a row, rounding to nearest even. REQUIRES for
+  // bf16: finite.
+  template <DType kType>
+  PQC_INLINE void StoreRow(std::byte* row, uint32_t index, F value) {
+    if constexpr (kType == DType::kF32) {
+      _mm256_storeu_ps(reinterpret_cast<float*>(row) + index, value);
+    } else {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(row + index * 2), Narrow<kType>(value));
+    }
+  }
+  template <DType kType>
+  PQC_INLINE void StoreRowHalf(std::byte* row, uint32_t index, F value) {
+    StoreRow<kType>(row, index, value);
+  }
+  template <DType kType>
+  PQC_INLINE __m128i Narrow(F value) {
+    if constexpr (kType == DType::kF16) {
+      return _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    } else {
+      const __m256i bits = _mm256_castps_si256(value);
+      const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+      const __m256i rounded = _mm256_srli_epi32(
+          _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+      return _mm_packus_epi32(_mm256_castsi256_si128(rounded),
+                              _mm256_extracti128_si256(rounded, 1));
+    }
+  }
+
+  // Magnitudes as integers order like the floats, infinity and NaN above all others.
+  using Bits = __m256i;
+  PQC_INLINE Bits ZeroBits() { return _mm256_setzero_si256(); }
+  PQC_INLINE Bits MaxMagnitude(Bits most, F value) {
+    return _mm256_max_epu32(most, _mm256_castps_si256(Abs(value)));
+  }
+  PQC_INLINE bool AnyAtLeast(Bits most, uint32_t limit) {
+    const __m256i limits = _mm256_set1_epi32(static_cast<int>(limit));
+    const __m256i reached = _mm256_cmpeq_epi32(_mm256_max_epu32(most, limits), most);
+    return _mm256_movemask_epi8(reached) != 0;
+  }
+  // Copies 16-bit elements [0, count), count a multiple of 8, and raises `most` to their largest
+  // magnitude.
+  PQC_INLINE Bits CopyHalves(std::byte* to, const std::byte* from, uint32_t count, Bits most) {
+    const __m256i magnitude = _mm256_set1_epi16(0x7fff);
+    uint32_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+      const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i * 2));
+      most = _mm256_max_epu16(most, _mm256_and_si256(bits, magnitude));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i * 2), bits);
+    }
+    if (i < count) {
+      const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * 2));
+      most = _mm256_max_epu16(most, _mm256_and_si256(_mm256_zextsi128_si256(bits), magnitude));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i * 2), bits);
+    }
+    return most;
+  }
+  PQC_INLINE bool AnyHalfAtLeast(Bits most, uint16_t limit) {
+    const __m256i limits = _mm256_set1_epi16(static_cast<short>(limit));
+    const __m256i reached = _mm256_cmpeq_epi16(_mm256_max_epu16(most, limits), most);
+    return _mm256_movemask_epi8(reached) != 0;
+  }
+
+  // 64 bytes. Stream: non-temporal, `to` aligned to 64.
+  PQC_INLINE void CopyLine(std::byte* to, const std::byte* from) {
+    const __m256i* source = reinterpret_cast<const __m256i*>(from);
+    __m256i* target = reinterpret_cast<__m256i*>(to);
+    const __m256i low = _mm256_loadu_si256(source);
+    const __m256i high = _mm256_loadu_si256(source + 1);
+    _mm256_storeu_si256(target, low);
+    _mm256_storeu_si256(target + 1, high);
+  }
+  PQC_INLINE void StreamLine(std::byte* to, const std::byte* from) {
+    const __m256i* source = reinterpret_cast<const __m256i*>(from);
+    __m256i* target = reinterpret_cast<__m256i*>(to);
+    const __m256i low = _mm256_loadu_si256(source);
+    const __m256i high = _mm256_loadu_si256(source + 1);
+    _mm256_stream_si256(target, low);
+    _mm256_stream_si256(target + 1, high);
+  }
+  PQC_INLINE void Fence() { _mm_sfence(); }
+
   PQC_INLINE void Prefetch(const std::byte* from) { _mm_prefetch(from, _MM_HINT_T2); }
 };
 

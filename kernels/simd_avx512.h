@@ -4,16 +4,7 @@
 #ifndef PQCACHED_KERNELS_SIMD_AVX512_H_
 #define PQCACHED_KERNELS_SIMD_AVX512_H_
 
-// g++ 12 sees uninitialised values in its own headers: _mm512_undefined_ps() and kin.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
-#pragma GCC diagnostic pop
-#else
-#include <immintrin.h>
-#endif
 
 #include <cstddef>
 #include <cstdint>
@@ -113,6 +104,74 @@ struct Vec {
       _mm_storeu_ps(to + 3 * stride, _mm512_extractf32x4_ps(sums, 3));
     }
   }
+
+  // Stores to elements [index, index + kLanes) of a row, rounding to nearest even. REQUIRES for
+  // bf16: finite.
+  template <DType kType>
+  PQC_INLINE void StoreRow(std::byte* row, uint32_t index, F value) {
+    if constexpr (kType == DType::kF32) {
+      _mm512_storeu_ps(row + index * 4, value);
+    } else {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(row + index * 2), Narrow<kType>(value));
+    }
+  }
+  template <DType kType>
+  PQC_INLINE void StoreRowHalf(std::byte* row, uint32_t index, F value) {
+    if constexpr (kType == DType::kF32) {
+      _mm512_mask_storeu_ps(row + index * 4, 0xff, value);
+    } else {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(row + index * 2),
+                       _mm256_castsi256_si128(Narrow<kType>(value)));
+    }
+  }
+  template <DType kType>
+  PQC_INLINE __m256i Narrow(F value) {
+    if constexpr (kType == DType::kF16) {
+      return _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    } else {
+      // Not vcvtneps2bf16, which takes denormals for zero.
+      const __m512i bits = _mm512_castps_si512(value);
+      const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+      const __m512i rounded =
+          _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+      return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+    }
+  }
+
+  // Magnitudes as integers order like the floats, infinity and NaN above all others.
+  using Bits = __m512i;
+  PQC_INLINE Bits ZeroBits() { return _mm512_setzero_si512(); }
+  PQC_INLINE Bits MaxMagnitude(Bits most, F value) {
+    return _mm512_max_epu32(most, _mm512_castps_si512(Abs(value)));
+  }
+  PQC_INLINE bool AnyAtLeast(Bits most, uint32_t limit) {
+    return _mm512_cmpge_epu32_mask(most, _mm512_set1_epi32(static_cast<int>(limit))) != 0;
+  }
+  // Copies 16-bit elements [0, count), count a multiple of 8, and raises `most` to their largest
+  // magnitude.
+  PQC_INLINE Bits CopyHalves(std::byte* to, const std::byte* from, uint32_t count, Bits most) {
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+    for (uint32_t i = 0; i < count; i += 32) {
+      const uint32_t left = count - i;
+      const __mmask32 mask = static_cast<__mmask32>((uint64_t{1} << (left < 32 ? left : 32)) - 1);
+      const __m512i bits = _mm512_maskz_loadu_epi16(mask, from + i * 2);
+      most = _mm512_max_epu16(most, _mm512_and_si512(bits, magnitude));
+      _mm512_mask_storeu_epi16(to + i * 2, mask, bits);
+    }
+    return most;
+  }
+  PQC_INLINE bool AnyHalfAtLeast(Bits most, uint16_t limit) {
+    return _mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(static_cast<short>(limit))) != 0;
+  }
+
+  // 64 bytes. Stream: non-temporal, `to` aligned to 64.
+  PQC_INLINE void CopyLine(std::byte* to, const std::byte* from) {
+    _mm512_storeu_si512(to, _mm512_loadu_si512(from));
+  }
+  PQC_INLINE void StreamLine(std::byte* to, const std::byte* from) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
+  }
+  PQC_INLINE void Fence() { _mm_sfence(); }
 
   PQC_INLINE void Prefetch(const std::byte* from) { _mm_prefetch(from, _MM_HINT_T2); }
 };

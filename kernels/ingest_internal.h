@@ -1,0 +1,50 @@
+// What ingest.cc and its instruction-set files share. Private to them.
+#ifndef PQCACHED_KERNELS_INGEST_INTERNAL_H_
+#define PQCACHED_KERNELS_INGEST_INTERNAL_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/dtype.h"
+
+namespace pqcached::kernels::internal {
+
+// Rows are built in a staging buffer of this size, in L1, where they are summed up before they are
+// streamed to memory.
+inline constexpr size_t kStagingBytes = 4096;
+
+// Keys or values of some tokens, on their way into staging.
+struct StageCall {
+  DType from;
+  DType to;
+  uint32_t dim;
+  uint32_t token_count;
+  uint32_t tokens_behind;  // tokens of the tensor that follow these: what may be prefetched
+  const std::byte* source;
+  ptrdiff_t token_stride_bytes;
+  std::byte* staging;  // place of the first token's part
+  size_t staging_stride_bytes;
+};
+
+struct StreamCall {
+  const std::byte* staging;
+  size_t row_bytes;
+  uint32_t row_count;
+  std::byte* target;
+  size_t target_stride_bytes;
+};
+
+// Convert; false when an element is not finite in the row's dtype (then staging is unspecified).
+bool StagePartAvx2(const StageCall& call);
+bool StagePartAvx512(const StageCall& call);
+
+// Copy staged rows to memory, non-temporally,; FenceStreams makes them visible in order with later
+// stores.
+void StreamRowsAvx2(const StreamCall& call);
+void StreamRowsAvx512(const StreamCall& call);
+void FenceStreamsAvx2();
+void FenceStreamsAvx512();
+
+}  // namespace pqcached::kernels::internal
+
+#endif  // PQCACHED_KERNELS_INGEST_INTERNAL_H_

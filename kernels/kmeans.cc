@@ -5,6 +5,7 @@
 
 #include "kernels/check.h"
 #include "kernels/nearest_prepare.h"
+#include "kernels/sample_load.h"
 #include "kernels/scratch_cutter.h"
 
 namespace pqcached::kernels {
@@ -125,13 +126,13 @@ DType KMeansSampleType(const Exec& exec) {
 }
 
 void KMeansLoad(const Exec& exec, const KMeansLoadArgs& args) {
-  PQC_CHECK(args.sample_type == DType::kF32 || args.sample_type == DType::kBf16);
-  (void)exec;
-  const size_t sample_bytes = args.dim * DTypeBytes(args.sample_type);
-  for (uint32_t row = 0; row < args.row_count; ++row) {
-    ConvertElements(args.source_type, args.rows + row * args.row_stride, args.sample_type,
-                    args.samples + row * sample_bytes, args.dim);
-  }
+  LoadSamples(exec, {.source_type = args.source_type,
+                     .rows = args.rows,
+                     .row_stride = args.row_stride,
+                     .row_count = args.row_count,
+                     .dim = args.dim,
+                     .sample_type = args.sample_type,
+                     .samples = args.samples});
 }
 
 void KMeansInit(const KMeansProblem& problem, uint64_t seed) {
@@ -200,8 +201,13 @@ KMeansStats KMeansStep(const Exec& exec, const KMeansProblem& problem,
     } else {
       const float* samples = reinterpret_cast<const float*>(raw);
       if (problem.sample_type != DType::kF32) {
-        ConvertElements(problem.sample_type, raw, DType::kF32,
-                        reinterpret_cast<std::byte*>(block.data()), size_t{count} * dim);
+        LoadSamples(exec, {.source_type = problem.sample_type,
+                           .rows = raw,
+                           .row_stride = sample_bytes,
+                           .row_count = count,
+                           .dim = dim,
+                           .sample_type = DType::kF32,
+                           .samples = reinterpret_cast<std::byte*>(block.data())});
         samples = block.data();
       }
       ops.find(nearest, samples, count, assigned.codes, assigned.scores);

@@ -4,6 +4,7 @@
 
 #include "kernels/check.h"
 #include "kernels/nearest_prepare.h"
+#include "kernels/sample_load.h"
 #include "kernels/scratch_cutter.h"
 
 namespace pqcached::kernels {
@@ -18,15 +19,17 @@ struct RowBlock {
 };
 
 // Copies the sub-space of some rows into samples, [block.count, dim].
-void LoadSamples(const PqEncodeArgs& args, uint32_t subspace, RowBlock block,
-                 std::span<float> samples) {
+void LoadBlock(const Exec& exec, const PqEncodeArgs& args, uint32_t subspace, RowBlock block,
+               std::span<float> samples) {
   const uint32_t dim = SubspaceDim(args.geometry);
   const size_t offset_bytes = size_t{subspace} * dim * DTypeBytes(args.dtype);
-  for (uint32_t row = 0; row < block.count; ++row) {
-    const std::byte* key = args.rows + (size_t{block.first} + row) * args.row_stride + offset_bytes;
-    ConvertElements(args.dtype, key, DType::kF32,
-                    reinterpret_cast<std::byte*>(samples.data() + size_t{row} * dim), dim);
-  }
+  LoadSamples(exec, {.source_type = args.dtype,
+                     .rows = args.rows + block.first * args.row_stride + offset_bytes,
+                     .row_stride = args.row_stride,
+                     .row_count = block.count,
+                     .dim = dim,
+                     .sample_type = DType::kF32,
+                     .samples = reinterpret_cast<std::byte*>(samples.data())});
 }
 
 void StoreCodes(const PqEncodeArgs& args, uint32_t subspace, RowBlock block, const uint8_t* codes) {
@@ -62,7 +65,7 @@ void PqEncode(const Exec& exec, const PqEncodeArgs& args) {
         args.centroids.subspan(subspace * subspace_floats, subspace_floats);
     if (args.row_count < kMinPreparedRows) {
       const RowBlock block{.first = 0, .count = args.row_count};
-      LoadSamples(args, subspace, block, samples);
+      LoadBlock(exec, args, subspace, block, samples);
       for (uint32_t row = 0; row < block.count; ++row) {
         codes[row] =
             static_cast<uint8_t>(ops.find_one(centroids.data(), CentroidCount(args.geometry), dim,
@@ -75,7 +78,7 @@ void PqEncode(const Exec& exec, const PqEncodeArgs& args) {
     for (uint32_t first = 0; first < args.row_count; first += kNearestBlock) {
       const RowBlock block{.first = first,
                            .count = std::min(kNearestBlock, args.row_count - first)};
-      LoadSamples(args, subspace, block, samples);
+      LoadBlock(exec, args, subspace, block, samples);
       ops.find(nearest, samples.data(), block.count, codes, scores);
       StoreCodes(args, subspace, block, codes);
     }

@@ -253,5 +253,38 @@ TEST(KMeansTest, LoadSkipsAndConvertsRows) {
   }
 }
 
+TEST(KMeansTest, LoadGivesTheSameBitsAtEveryLevel) {
+  // Every upper half of a float, with a lower half around the rounding tie.
+  std::vector<uint32_t> bits;
+  for (uint32_t upper = 0; upper < 0x10000u; upper += 3) {
+    for (const uint32_t lower : {0u, 0x7FFFu, 0x8000u, 0x8001u})
+      bits.push_back(upper << 16 | lower);
+  }
+  const std::byte* rows = reinterpret_cast<const std::byte*>(bits.data());
+  for (const DType source : {DType::kF16, DType::kBf16, DType::kF32}) {
+    for (const DType target : {DType::kF32, DType::kBf16}) {
+      const auto count = static_cast<uint32_t>(bits.size() * 4 / DTypeBytes(source) / 13);
+      std::vector<std::byte> expected(count * 13 * DTypeBytes(target));
+      ConvertElements(source, rows, target, expected.data(), size_t{count} * 13);
+      for (const Level level : AvailableLevels()) {
+        std::vector<std::byte> samples(expected.size());
+        KMeansLoad(Exec{level}, {.source_type = source,
+                                 .rows = rows,
+                                 .row_stride = 13 * DTypeBytes(source),
+                                 .row_count = count,
+                                 .dim = 13,
+                                 .sample_type = target,
+                                 .samples = samples.data()});
+        for (size_t i = 0; i < size_t{count} * 13; ++i) {
+          const float wanted = LoadElement(target, expected.data(), i);
+          const float got = LoadElement(target, samples.data(), i);
+          ASSERT_TRUE(got == wanted || (std::isnan(got) && std::isnan(wanted)))
+              << LevelName(level) << " element " << i << " " << got << " not " << wanted;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace pqcached::kernels

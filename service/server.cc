@@ -1,5 +1,6 @@
 #include "service/server.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -61,6 +62,8 @@ class Server::Impl {
     if (!claim.ok()) return claim.status();
     claim_ = *std::move(claim);
 
+    // Never given back: when the last user of gRPC goes, gRPC may wait 10 s for a poller of its own.
+    grpc_init();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;

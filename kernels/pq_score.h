@@ -24,6 +24,8 @@ struct PqScoreTask {
 
 void PqScorePortable(const PqScoreTask& task);
 void PqScoreAvx512(const PqScoreTask& task);
+// REQUIRES: bits >= 7.
+void PqScoreAvx512Vbmi(const PqScoreTask& task);
 
 }  // namespace pqcached::kernels
 

@@ -73,8 +73,7 @@ size_t ScoreAllScratchBytes(const PqSelectShape& shape) {
          2 * ScratchAligned(candidates * sizeof(float));
 }
 
-// Scores every candidate, then selects by value: the specification at Level::kReference, and what
-// serves geometries without cells at the others.
+// Scores every candidate, then selects by value: the specification at Level::kReference.
 void SelectByScores(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan) {
   ScratchCutter scratch(args.scratch);
   const size_t table_floats = plan.head_count * TableFloats(args.geometry);
@@ -141,7 +140,8 @@ size_t PqSelectScratchBytes(const Exec& exec, const PqSelectShape& shape) {
   if (exec.level > Level::kReference && HasCells(shape.geometry)) {
     return CellSelectScratchBytes(shape);
   }
-  return ScoreAllScratchBytes(shape);
+  if (exec.level == Level::kReference) return ScoreAllScratchBytes(shape);
+  return std::max(ScoreAllScratchBytes(shape), BlockSelectScratchBytes(shape));
 }
 
 void PqSelect(const Exec& exec, const PqSelectArgs& args) {
@@ -152,6 +152,8 @@ void PqSelect(const Exec& exec, const PqSelectArgs& args) {
   if (args.positions.empty()) return;
   if (exec.level > Level::kReference && HasCells(args.geometry)) {
     SelectByCells(exec, args, plan);
+  } else if (exec.level > Level::kReference) {
+    SelectByBlocks(exec, args, plan);
   } else {
     SelectByScores(exec, args, plan);
   }
@@ -173,6 +175,7 @@ void PqScore(const Exec& exec, const PqScoreArgs& args) {
                             .tables = args.tables.data(),
                             .logits = args.logits.data()};
 #if defined(PQCACHED_X86)
+  if (exec.level >= Level::kAvx512Vbmi && task.bits >= 7) return PqScoreAvx512Vbmi(task);
   if (exec.level >= Level::kAvx512) return PqScoreAvx512(task);
 #endif
   PqScorePortable(task);

@@ -59,7 +59,7 @@ struct PqSelectShape {
   uint32_t candidate_count = 0;  // tokens of all spans
 };
 
-// Bytes of scratch for PqSelect. Grows with candidate_count, by 4 * (group_size + 2) bytes a
+// Bytes of scratch for PqSelect. Grows with candidate_count, by about 4 * (group_size + 2) bytes a
 // candidate, where the geometry has no cells or the level is kReference; never falls when a number
 // of the shape grows.
 size_t PqSelectScratchBytes(const Exec& exec, const PqSelectShape& shape);

@@ -28,9 +28,13 @@ struct PqSelectPlan {
 // the group under kMeanLogit.
 void FillTables(const PqSelectArgs& args, const PqSelectPlan& plan, std::span<float> tables);
 
-// REQUIRES of both: 1 <= positions.size() <= candidate_count; scratch of the matching function.
+// REQUIRES of all: 1 <= positions.size() <= candidate_count; scratch of the matching function.
 size_t ScoreAllScratchBytes(const PqSelectShape& shape);
 void SelectByScores(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan);
+
+// The same with blocks that stay in the cache; not for Level::kReference.
+size_t BlockSelectScratchBytes(const PqSelectShape& shape);
+void SelectByBlocks(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan);
 
 // REQUIRES: HasCells(geometry).
 size_t CellSelectScratchBytes(const PqSelectShape& shape);

@@ -54,6 +54,35 @@ double SumExponentials(const float* logits, size_t count, float max) {
   return total;
 }
 
+double Weigh(float* logits, size_t count, float max) {
+  const __m512 offset = _mm512_set1_ps(max);
+  double total = 0.0;
+  for (size_t begin = 0; begin < count; begin += kFlushCount) {
+    const size_t end = count - begin < kFlushCount ? count : begin + kFlushCount;
+    __m512 sum = _mm512_setzero_ps();
+    for (size_t i = begin; i < end; i += kLanes) {
+      const __mmask16 lanes = LanesFrom(i, end);
+      const __m512 weight = ExpAvx512(_mm512_sub_ps(LoadLogits(lanes, logits + i), offset));
+      _mm512_mask_storeu_ps(logits + i, lanes, weight);
+      sum = _mm512_mask_add_ps(sum, lanes, sum, weight);
+    }
+    total += static_cast<double>(_mm512_reduce_add_ps(sum));
+  }
+  return total;
+}
+
+void AddWeights(const float* weights, size_t count, WeightScale scale, bool first, float* values) {
+  const __m512 least = _mm512_set1_ps(scale.least);
+  const __m512 factor = _mm512_set1_ps(scale.scale);
+  for (size_t i = 0; i < count; i += kLanes) {
+    const __mmask16 lanes = LanesFrom(i, count);
+    const __m512 weight = _mm512_maskz_loadu_ps(lanes, weights + i);
+    const __mmask16 kept = _mm512_cmp_ps_mask(weight, least, _CMP_GE_OQ);
+    const __m512 old = first ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(lanes, values + i);
+    _mm512_mask_storeu_ps(values + i, lanes, _mm512_mask3_fmadd_ps(weight, factor, old, kept));
+  }
+}
+
 void AddSoftmax(const float* logits, size_t count, HeadWeight head, bool first, float* values) {
   const __m512 offset = _mm512_set1_ps(head.max);
   const __m512 scale = _mm512_set1_ps(head.inverse_sum);
@@ -115,7 +144,40 @@ size_t Keep(const float* values, size_t count, float low, float high, float* kep
   return kept_count;
 }
 
-ValueCut FindCut(const float* values, size_t count, uint32_t k, float* work) {
+// Values between low and high, kept in a list, and how many lie above it.
+struct Bracket {
+  KeyInterval interval;
+  const float* list;
+  size_t list_count;
+  uint32_t above_count;
+};
+
+ValueCut FindCutIn(Bracket bracket, uint32_t k, float* work) {
+  KeyInterval interval = bracket.interval;
+  uint32_t above_list = bracket.above_count;  // values larger than any in the list
+  uint32_t above_high = bracket.above_count;  // values at high or above
+  for (bool by_value = true; interval.high - int64_t{interval.low} > 1; by_value = !by_value) {
+    const int32_t middle = MiddleKey(interval, by_value);
+    const uint32_t at_least = CountAtLeast(bracket.list, bracket.list_count, KeyFloat(middle));
+    const bool enough = above_list + at_least >= k;
+    if (enough) {
+      interval.low = middle;
+    } else {
+      interval.high = middle;
+      above_high = above_list + at_least;
+    }
+    const size_t rest = enough ? at_least : bracket.list_count - at_least;
+    if (bracket.list_count > kLanes && rest <= bracket.list_count / 2) {
+      bracket.list_count = Keep(bracket.list, bracket.list_count, KeyFloat(interval.low),
+                                KeyFloat(interval.high), work);
+      bracket.list = work;
+      above_list = above_high;
+    }
+  }
+  return {KeyFloat(interval.low), above_high};
+}
+
+Bracket BracketAll(const float* values, size_t count) {
   __m512 least = _mm512_set1_ps(3e38f);
   __m512 largest = _mm512_set1_ps(-3e38f);
   for (size_t i = 0; i < count; i += kLanes) {
@@ -124,30 +186,53 @@ ValueCut FindCut(const float* values, size_t count, uint32_t k, float* work) {
     least = _mm512_mask_min_ps(least, lanes, least, x);
     largest = _mm512_mask_max_ps(largest, lanes, largest, x);
   }
-  const float* list = values;
-  size_t list_count = count;
-  uint32_t above_list = 0;  // values larger than any in the list
-  uint32_t above_high = 0;  // values at high or above
-  KeyInterval interval = {FloatKey(_mm512_reduce_min_ps(least)),
-                          FloatKey(_mm512_reduce_max_ps(largest)) + 1};
-  for (bool by_value = true; interval.high - int64_t{interval.low} > 1; by_value = !by_value) {
-    const int32_t middle = MiddleKey(interval, by_value);
-    const uint32_t at_least = CountAtLeast(list, list_count, KeyFloat(middle));
-    const bool enough = above_list + at_least >= k;
-    if (enough) {
-      interval.low = middle;
-    } else {
-      interval.high = middle;
-      above_high = above_list + at_least;
-    }
-    const size_t rest = enough ? at_least : list_count - at_least;
-    if (list_count > kLanes && rest <= list_count / 2) {
-      list_count = Keep(list, list_count, KeyFloat(interval.low), KeyFloat(interval.high), work);
-      list = work;
-      above_list = above_high;
-    }
+  return {.interval = {FloatKey(_mm512_reduce_min_ps(least)),
+                       FloatKey(_mm512_reduce_max_ps(largest)) + 1},
+          .list = values,
+          .list_count = count,
+          .above_count = 0};
+}
+
+// Values in a sample, taken in whole registers from all over the array. A bracket from it spares
+// all but one pass over the whole.
+constexpr size_t kSampleCount = 2048;
+constexpr size_t kMinSampled = 4 * kSampleCount;
+
+// Ranks by which the sample's answer is widened: a dozen standard deviations of a random sample,
+// because neighbours resemble each other.
+constexpr uint32_t kSampleMargin = 256;
+
+// Brackets the k-th largest by the sample; the list is empty if the sample misled.
+Bracket BracketBySample(const float* values, size_t count, uint32_t k, float* work) {
+  const size_t stride = count / (kSampleCount / kLanes);
+  for (size_t i = 0; i < kSampleCount; i += kLanes) {
+    _mm512_storeu_ps(work + i, _mm512_loadu_ps(values + i / kLanes * stride));
   }
-  return {KeyFloat(interval.low), above_high};
+  const auto rank = static_cast<uint32_t>(uint64_t{k} * kSampleCount / count);
+  const Bracket sample = BracketAll(work, kSampleCount);
+  float* const rest = work + kSampleCount;
+  float high = 3e38f;
+  if (rank > kSampleMargin) high = FindCutIn(sample, rank - kSampleMargin, rest).value;
+  float low = -3e38f;
+  if (rank + kSampleMargin <= kSampleCount) {
+    low = FindCutIn(sample, rank + kSampleMargin, rest).value;
+  }
+  Bracket bracket = {.interval = {FloatKey(low), FloatKey(high)},
+                     .list = work,
+                     .list_count = 0,
+                     .above_count = CountAtLeast(values, count, high)};
+  if (bracket.above_count >= k || low >= high) return bracket;
+  bracket.list_count = Keep(values, count, low, high, work);
+  if (bracket.above_count + bracket.list_count < k) bracket.list_count = 0;
+  return bracket;
+}
+
+ValueCut FindCut(const float* values, size_t count, uint32_t k, float* work) {
+  if (count >= kMinSampled) {
+    const Bracket bracket = BracketBySample(values, count, k, work);
+    if (bracket.list_count > 0) return FindCutIn(bracket, k, work);
+  }
+  return FindCutIn(BracketAll(values, count), k, work);
 }
 
 // Writes base + i for the set bits of mask, of which there are `count`.
@@ -192,6 +277,8 @@ void Emit(EmitTask& task) {
 
 const ValueOps kValueOpsAvx512 = {.largest = Largest,
                                   .sum_exponentials = SumExponentials,
+                                  .weigh = Weigh,
+                                  .add_weights = AddWeights,
                                   .add_softmax = AddSoftmax,
                                   .raise_to = RaiseTo,
                                   .add_logits = AddLogits,

@@ -15,8 +15,17 @@ constexpr size_t kLanes = 16;
 constexpr size_t kFlushCount = 64 * kLanes;
 
 float Largest(const float* logits, size_t count, float least) {
-  for (size_t i = 0; i < count; ++i) least = std::max(least, ClampLogit(logits[i]));
-  return least;
+  float lanes[kLanes];
+  std::fill(lanes, lanes + kLanes, least);
+  size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (size_t j = 0; j < kLanes; ++j) {
+      const float logit = ClampLogit(logits[i + j]);
+      lanes[j] = lanes[j] < logit ? logit : lanes[j];
+    }
+  }
+  for (; i < count; ++i) lanes[0] = std::max(lanes[0], ClampLogit(logits[i]));
+  return *std::max_element(lanes, lanes + kLanes);
 }
 
 double SumExponentials(const float* logits, size_t count, float max) {
@@ -32,6 +41,29 @@ double SumExponentials(const float* logits, size_t count, float max) {
     for (const float lane : lanes) sum += double{lane};
   }
   return sum;
+}
+
+double Weigh(float* logits, size_t count, float max) {
+  double sum = 0.0;
+  for (size_t begin = 0; begin < count; begin += kFlushCount) {
+    const size_t end = std::min(count, begin + kFlushCount);
+    for (size_t i = begin; i < end; ++i) logits[i] = FastExp(ClampLogit(logits[i]) - max);
+    float lanes[kLanes] = {};
+    size_t i = begin;
+    for (; i + kLanes <= end; i += kLanes) {
+      for (size_t j = 0; j < kLanes; ++j) lanes[j] += logits[i + j];
+    }
+    for (; i < end; ++i) lanes[0] += logits[i];
+    for (const float lane : lanes) sum += double{lane};
+  }
+  return sum;
+}
+
+void AddWeights(const float* weights, size_t count, WeightScale scale, bool first, float* values) {
+  for (size_t i = 0; i < count; ++i) {
+    const float share = weights[i] >= scale.least ? weights[i] * scale.scale : 0.0f;
+    values[i] = first ? share : values[i] + share;
+  }
 }
 
 void AddSoftmax(const float* logits, size_t count, HeadWeight head, bool first, float* values) {
@@ -79,6 +111,8 @@ void Emit(EmitTask& task) {
 
 const ValueOps kValueOpsPortable = {.largest = Largest,
                                     .sum_exponentials = SumExponentials,
+                                    .weigh = Weigh,
+                                    .add_weights = AddWeights,
                                     .add_softmax = AddSoftmax,
                                     .raise_to = RaiseTo,
                                     .add_logits = AddLogits,

@@ -61,14 +61,6 @@ void EmitReference(EmitTask& task) {
 
 bool IsReference(const Exec& exec) { return exec.level == Level::kReference; }
 
-const ValueOps& OpsFor(const Exec& exec) {
-#if defined(PQCACHED_X86)
-  if (exec.level >= Level::kAvx512) return kValueOpsAvx512;
-#endif
-  (void)exec;
-  return kValueOpsPortable;
-}
-
 // Adds one head after another to the values.
 void GroupValuesByHead(const ValueOps& ops, const GroupValuesArgs& args) {
   const size_t count = args.values.size();
@@ -95,11 +87,19 @@ void GroupValuesByHead(const ValueOps& ops, const GroupValuesArgs& args) {
 
 }  // namespace
 
+const ValueOps& ValueOpsFor(const Exec& exec) {
+#if defined(PQCACHED_X86)
+  if (exec.level >= Level::kAvx512) return kValueOpsAvx512;
+#endif
+  (void)exec;
+  return kValueOpsPortable;
+}
+
 ValueThreshold FindThreshold(const Exec& exec, std::span<const float> values, uint32_t k,
                              std::span<float> work) {
   PQC_CHECK(k >= 1 && k <= values.size() && work.size() == values.size());
   // Nothing is simpler than nth_element, so the portable form is the reference too.
-  const ValueOps& ops = IsReference(exec) ? kValueOpsPortable : OpsFor(exec);
+  const ValueOps& ops = IsReference(exec) ? kValueOpsPortable : ValueOpsFor(exec);
   const ValueCut cut = ops.find_cut(values.data(), values.size(), k, work.data());
   return {.value = cut.value, .equal_quota = k - cut.above_count};
 }
@@ -114,14 +114,14 @@ uint32_t EmitSelected(const Exec& exec, std::span<const float> values, uint32_t 
                    .positions = positions.data(),
                    .capacity = static_cast<uint32_t>(positions.size()),
                    .written = written};
-  IsReference(exec) ? EmitReference(task) : OpsFor(exec).emit(task);
+  IsReference(exec) ? EmitReference(task) : ValueOpsFor(exec).emit(task);
   threshold.equal_quota = task.equal_quota;
   return task.written;
 }
 
 void AddToMax(const Exec& exec, std::span<const float> logits, Normaliser& normaliser) {
   if (!IsReference(exec)) {
-    normaliser.max = OpsFor(exec).largest(logits.data(), logits.size(), normaliser.max);
+    normaliser.max = ValueOpsFor(exec).largest(logits.data(), logits.size(), normaliser.max);
     return;
   }
   for (const float logit : logits) normaliser.max = std::max(normaliser.max, ClampLogit(logit));
@@ -129,14 +129,15 @@ void AddToMax(const Exec& exec, std::span<const float> logits, Normaliser& norma
 
 void AddToSum(const Exec& exec, std::span<const float> logits, Normaliser& normaliser) {
   if (!IsReference(exec)) {
-    normaliser.sum += OpsFor(exec).sum_exponentials(logits.data(), logits.size(), normaliser.max);
+    normaliser.sum +=
+        ValueOpsFor(exec).sum_exponentials(logits.data(), logits.size(), normaliser.max);
     return;
   }
   for (const float logit : logits) normaliser.sum += WeightReference(logit, normaliser.max);
 }
 
 void GroupValues(const Exec& exec, const GroupValuesArgs& args) {
-  if (!IsReference(exec)) return GroupValuesByHead(OpsFor(exec), args);
+  if (!IsReference(exec)) return GroupValuesByHead(ValueOpsFor(exec), args);
   for (size_t token = 0; token < args.values.size(); ++token) {
     args.values[token] = GroupValueReference(args, token);
   }

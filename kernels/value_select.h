@@ -13,6 +13,11 @@
 
 namespace pqcached::kernels {
 
+struct ValueOps;
+
+// REQUIRES: exec.level > kReference.
+const ValueOps& ValueOpsFor(const Exec& exec);
+
 // The k-th largest of some values, and how many of those that equal it belong to the k.
 struct ValueThreshold {
   float value = 0.0f;

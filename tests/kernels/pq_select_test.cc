@@ -128,6 +128,25 @@ TEST(PqSelectTest, MatchesBruteForceOverManySpansAndCodebooks) {
   }
 }
 
+TEST(PqSelectTest, MatchesBruteForceOverManyBlocks) {
+  uint64_t seed = 9000;
+  for (const PqGeometry geometry :
+       {PqGeometry{32, 4, 8}, PqGeometry{32, 16, 4}, PqGeometry{32, 2, 6}}) {
+    for (const GroupRule rule : kAllRules) {
+      for (const TableKind tables :
+           {TableKind::kNormal, TableKind::kPeaked, TableKind::kTies, TableKind::kHuge}) {
+        PqCaseShape shape{.geometry = geometry, .group_size = 3, .rule = rule};
+        shape.codebook_count = 2;
+        shape.tables = tables;
+        shape.codes = seed % 2 == 0 ? CodeKind::kUniform : CodeKind::kFewCells;
+        shape.segments = {WholeSegment(9001, true), WholeSegment(70, true)};
+        shape.segments[1].codebook = 1;
+        ExpectSelects(shape, ++seed, {1, 100, 4000});
+      }
+    }
+  }
+}
+
 TEST(PqScoreTest, GivesTheSameBitsAtEveryLevel) {
   uint64_t seed = 5000;
   for (const PqGeometry& geometry : AllGeometries()) {

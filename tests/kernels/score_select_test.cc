@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -188,6 +190,46 @@ TEST(ScoreSelectTest, MatchesBruteForceOverManySpans) {
       score_case.span_sizes.push_back(static_cast<uint32_t>(random() % 500));
     }
     ExpectSelects(score_case, random());
+  }
+}
+
+// Long arrays are sampled for the threshold: it must hold where the sample misleads.
+TEST(ScoreSelectTest, FindsTheThresholdOfLongArraysOfAnyOrder) {
+  constexpr uint32_t kCount = 20011;
+  std::mt19937_64 random(3);
+  std::normal_distribution<float> normal;
+  std::vector<std::vector<float>> arrays(5, std::vector<float>(kCount));
+  for (uint32_t i = 0; i < kCount; ++i) {
+    arrays[0][i] = normal(random);
+    arrays[1][i] = static_cast<float>(i);
+    arrays[2][i] = i % 156 < 16 ? 0.0f : 1.0f + static_cast<float>(i % 7);
+    arrays[3][i] = i % 156 < 16 ? 9.0f : normal(random);
+    arrays[4][i] = i == 12345 ? -1.0f : 0.0f;
+  }
+  for (const std::vector<float>& values : arrays) {
+    std::vector<float> order = values;
+    std::sort(order.begin(), order.end(), std::greater<float>());
+    const ScoreSpan span{
+        .logits = values.data(), .head_stride = kCount, .token_count = kCount, .first_position = 0};
+    std::vector<std::byte> scratch(ScoreSelectScratchBytes(1, kCount) + 64);
+    void* aligned = scratch.data();
+    size_t space = scratch.size();
+    std::align(64, scratch.size() - 64, aligned, space);
+    for (const uint32_t k : {1u, 5u, 200u, 2001u, 10000u, 19900u, 20010u, 20011u}) {
+      for (const Level level : AvailableLevels()) {
+        std::vector<uint32_t> positions(k);
+        ScoreSelect(Exec{level}, {.group_size = 1,
+                                  .rule = GroupRule::kSumSoftmax,
+                                  .spans = {&span, 1},
+                                  .positions = positions,
+                                  .scratch = {static_cast<std::byte*>(aligned), space}});
+        std::vector<float> got;
+        for (const uint32_t position : positions) got.push_back(values[position]);
+        std::sort(got.begin(), got.end(), std::greater<float>());
+        ASSERT_TRUE(std::equal(got.begin(), got.end(), order.begin()))
+            << LevelName(level) << " k " << k << " array " << &values - arrays.data();
+      }
+    }
   }
 }
 

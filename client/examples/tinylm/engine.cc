@@ -78,7 +78,7 @@ Engine::Engine(const Model& model, Workers& workers)
       sliding_(model.config.layer_count(), KvRows(model.config.kv_heads)) {
   for (uint32_t d = 0; d < kHeadDim / 2; ++d) {
     rope_frequency_.push_back(
-        std::pow(model.config.rope_theta, -static_cast<float>(d) / (kHeadDim / 2)));
+        std::pow(model.config.rope_theta, -2.0f * static_cast<float>(d) / kHeadDim));
   }
 }
 

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -33,6 +34,10 @@ struct Options {
   std::string model, prompts, endpoint, json_path;
   std::string lengths = "32768,8192", tasks = "niah,mq,var,freq", dtype = "f16";
   std::string contexts = "2", questions = "5";  // per task and length, and per context; 0 = all
+
+  // Numbers as they were checked.
+  std::vector<uint32_t> length_list;
+  uint32_t context_limit = 0, question_limit = 0;
 };
 
 enum class Kind { kFull, kSidecar, kWindow };
@@ -117,6 +122,7 @@ class Report {
         window_(model_.config, {}, workers_),
         sidecar_(model_,
                  {.endpoint = options.endpoint,
+                  .cache_name = "tinylm-" + options.dtype,
                   .dtype = options.dtype == "f32" ? PQC_F32 : PQC_F16,
                   .indexes = {PqIndex(4, 8), PqIndex(2, 6)},
                   .engine_tokens = {}},
@@ -128,8 +134,7 @@ class Report {
     tally.methods.resize(methods_.size());
     for (const std::string& task : SplitList(options_.tasks)) {
       if (!HasPrompts(options_.prompts, task, length)) continue;
-      const auto prompts =
-          LoadPrompts(options_.prompts, task, length, std::stoul(options_.contexts));
+      const auto prompts = LoadPrompts(options_.prompts, task, length, options_.context_limit);
       for (size_t i = 0; i < prompts.size(); ++i) {
         Prefill(prompts[i], task + " " + std::to_string(length), tally);
         AskAll(prompts[i], task, i, tally);
@@ -169,7 +174,7 @@ class Report {
   }
 
   void AskAll(const Prompt& prompt, const std::string& task, size_t context, LengthTally& tally) {
-    const size_t limit = std::stoul(options_.questions);
+    const size_t limit = options_.question_limit;
     const size_t count = std::min(limit ? limit : prompt.questions.size(), prompt.questions.size());
     for (size_t m = 0; m < methods_.size(); ++m) {
       const Method& method = methods_[m];
@@ -229,18 +234,20 @@ class Report {
 };
 
 void Report::PrintLength(const LengthTally& tally) const {
-  std::printf("\nContexts of %u tokens: right answers of all\n%-24s", tally.length, "");
+  std::printf(
+      "\nContexts of %u tokens: right answers of all; KV held by engine and sidecar in MiB\n%-24s",
+      tally.length, "");
   for (const auto& [task, score] : tally.methods[0].scores) std::printf("%8s", task.c_str());
-  std::printf("%25s%11s%11s%9s\n", "attended: sink+win+sel", "engine KV", "sidecar", "ms/token");
+  std::printf("%25s%11s%11s%9s\n", "sink+window+selected", "engine", "sidecar", "ms/token");
   for (size_t m = 0; m < methods_.size(); ++m) {
     const MethodTally& method = tally.methods[m];
     std::printf("%-24s", methods_[m].name.c_str());
     for (const auto& [task, score] : method.scores)
       std::printf("%5u/%-2u", score.right, score.count);
-    std::printf("%11llu+%3llu+%6llu", static_cast<unsigned long long>(method.attended.sink),
+    std::printf("%14llu+%3llu+%6llu", static_cast<unsigned long long>(method.attended.sink),
                 static_cast<unsigned long long>(method.attended.window),
                 static_cast<unsigned long long>(method.attended.selected));
-    std::printf("%9.2fM%10.2fM%9.2f\n", static_cast<double>(method.engine_bytes) / kMebibyte,
+    std::printf("%11.2f%11.2f%9.2f\n", static_cast<double>(method.engine_bytes) / kMebibyte,
                 static_cast<double>(method.sidecar_bytes) / kMebibyte,
                 1e3 * method.seconds / static_cast<double>(method.steps));
   }
@@ -303,6 +310,16 @@ json Report::ToJson() const {
   return {{"dtype", options_.dtype}, {"lengths", lengths}, {"outcomes", outcomes_}};
 }
 
+uint32_t ParseNumber(const std::string& text, const char* flag) {
+  uint32_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || rest != end) {
+    throw std::runtime_error(std::string(flag) + ": \"" + text + "\" is no number");
+  }
+  return number;
+}
+
 Options ParseOptions(int argc, char** argv) {
   Options options;
   const std::map<std::string, std::string*> flags = {
@@ -321,6 +338,14 @@ Options ParseOptions(int argc, char** argv) {
   if (options.model.empty() || options.prompts.empty() || options.endpoint.empty()) {
     throw std::runtime_error("--model, --prompts and --endpoint are needed");
   }
+  if (options.dtype != "f16" && options.dtype != "f32") {
+    throw std::runtime_error("--dtype: must be f16 or f32");
+  }
+  for (const std::string& length : SplitList(options.lengths)) {
+    options.length_list.push_back(ParseNumber(length, "--lengths"));
+  }
+  options.context_limit = ParseNumber(options.contexts, "--contexts");
+  options.question_limit = ParseNumber(options.questions, "--questions");
   return options;
 }
 
@@ -328,9 +353,7 @@ void Main(int argc, char** argv) {
   const Options options = ParseOptions(argc, argv);
   const auto start = std::chrono::steady_clock::now();
   Report report(options);
-  for (const std::string& length : SplitList(options.lengths)) {
-    report.Run(static_cast<uint32_t>(std::stoul(length)));
-  }
+  for (const uint32_t length : options.length_list) report.Run(length);
   report.Print();
   std::printf("%s contexts per task, %s questions each (0 = all); %.0f s in all\n",
               options.contexts.c_str(), options.questions.c_str(),

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "kernels/check.h"
@@ -45,6 +46,8 @@ class CellSelection {
     logits_ = scratch.Take<float>(total);
     work_ = scratch.Take<uint32_t>(2 * total);
     members_ = scratch.Take<CellMembers>(plan.codebook_count);
+    at_least_ = scratch.Take<uint8_t>(total / 8);
+    above_ = scratch.Take<uint8_t>(total / 8);
     FillTables(args, plan, tables_);
   }
 
@@ -54,16 +57,19 @@ class CellSelection {
     const auto k = static_cast<uint32_t>(args_.positions.size());
     const CellThreshold threshold =
         ops_.find_threshold(values_.data(), tokens_.data(), values_.size(), k, work_.data());
-    bool too_many_tied = false;
+    ops_.compare(values_.data(), values_.size(), threshold.value, at_least_.data(), above_.data());
+    CellScan scan = ScanFor(exec_);
     for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
-      FindMembers(codebook, threshold.value);
-      too_many_tied |= members_[codebook].tied_count > CellMembers::kMaxTied;
+      ListTied(codebook);
+      if (members_[codebook].tied_count > CellMembers::kMaxTied) scan = ScanCellsPortable;
+    }
+    for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
+      FillMembers(codebook, scan);
     }
     CellScanOutput output{.positions = args_.positions.data(),
                           .capacity = k,
                           .written = 0,
                           .equal_quota = k - threshold.above_count};
-    const CellScan scan = too_many_tied ? ScanCellsPortable : ScanFor(exec_);
     const bool one_plane = PlaneCount(geometry_) == 1;
     for (const PqSpan& span : args_.spans) {
       if (span.slot_begin == span.slot_end) continue;
@@ -161,31 +167,37 @@ class CellSelection {
     }
   }
 
-  void FindMembers(uint32_t codebook, float threshold) {
+  // Fills what `scan` reads of the members.
+  void FillMembers(uint32_t codebook, CellScan scan) {
     CellMembers& members = members_[codebook];
-    const size_t first = size_t{codebook} * cell_count_;
-    alignas(64) uint8_t at_least[512];
-    alignas(64) uint8_t above[512];
-    ops_.compare(values_.data() + first, cell_count_, threshold, at_least, above);
-    const uint32_t centroid_count = CentroidCount(geometry_);
-    if (PlaneCount(geometry_) == 2) {
-      const uint32_t row_bytes = centroid_count / 8;
-      for (uint32_t code_0 = 0; code_0 < centroid_count; ++code_0) {
-        for (uint32_t byte = 0; byte < row_bytes; ++byte) {
-          members.at_least[byte][code_0] = at_least[code_0 * row_bytes + byte];
-          members.above[byte][code_0] = above[code_0 * row_bytes + byte];
-        }
-      }
-    } else if (HasNibblePlanes(geometry_)) {
-      SwapNibbles(at_least, members.at_least[0]);
-      SwapNibbles(above, members.above[0]);
-    } else {
-      std::copy(at_least, at_least + cell_count_ / 8, members.at_least[0]);
-      std::copy(above, above + cell_count_ / 8, members.above[0]);
+    const uint8_t* above = above_.data() + codebook * cell_count_ / 8;
+    const bool simd = scan != ScanCellsPortable;
+    members.is_staircase = simd && plan_.head_count == 1 && PlaneCount(geometry_) == 2;
+    if (members.is_staircase) {
+      // Logits grow with the entry of sub-space 1, so the members of a row are its first by rank.
+      const uint32_t centroid_count = CentroidCount(geometry_);
+      ops_.rank(Table(codebook, 0) + centroid_count, centroid_count, members.rank);
+      ops_.count_bits(above, centroid_count, centroid_count / 8, members.cut);
+      return;
     }
-    ListTied(tokens_.subspan(first, cell_count_), at_least, above, members);
-    members.is_staircase = plan_.head_count == 1 && PlaneCount(geometry_) == 2;
-    if (members.is_staircase) FindCuts(codebook, above, members);
+    FillBits(above, members.above);
+    if (!simd) FillBits(at_least_.data() + codebook * cell_count_ / 8, members.at_least);
+  }
+
+  // From bits by cell to the order of CellMembers.
+  void FillBits(const uint8_t* by_cell, uint8_t (&bits)[8][64]) const {
+    if (HasNibblePlanes(geometry_)) return SwapNibbles(by_cell, bits[0]);
+    if (PlaneCount(geometry_) == 1) {
+      std::copy(by_cell, by_cell + cell_count_ / 8, bits[0]);
+      return;
+    }
+    const uint32_t centroid_count = CentroidCount(geometry_);
+    const uint32_t row_bytes = centroid_count / 8;
+    for (uint32_t code_0 = 0; code_0 < centroid_count; ++code_0) {
+      for (uint32_t byte = 0; byte < row_bytes; ++byte) {
+        bits[byte][code_0] = by_cell[code_0 * row_bytes + byte];
+      }
+    }
   }
 
   // From bits by cell (code_0, code_1) to bits by plane byte (code_1, code_0).
@@ -201,18 +213,20 @@ class CellSelection {
     }
   }
 
-  void ListTied(std::span<const uint32_t> tokens, const uint8_t* at_least, const uint8_t* above,
-                CellMembers& members) const {
+  void ListTied(uint32_t codebook) {
+    CellMembers& members = members_[codebook];
+    const size_t first = size_t{codebook} * cell_count_;
     members.tied_count = 0;
-    for (uint32_t byte = 0; byte < cell_count_ / 8; ++byte) {
-      for (uint32_t bits = at_least[byte] & ~uint32_t{above[byte]}; bits != 0; bits &= bits - 1) {
-        const uint32_t cell = byte * 8 + static_cast<uint32_t>(std::countr_zero(bits));
-        if (tokens[cell] == 0) continue;
-        if (members.tied_count == CellMembers::kMaxTied) {
-          ++members.tied_count;
-          return;
-        }
-        uint8_t* const tied = members.tied[members.tied_count++];
+    for (uint32_t group = 0; group < cell_count_; group += 16) {
+      uint16_t at_least;
+      uint16_t above;
+      std::memcpy(&at_least, at_least_.data() + (first + group) / 8, sizeof(at_least));
+      std::memcpy(&above, above_.data() + (first + group) / 8, sizeof(above));
+      for (uint32_t bits = at_least ^ above; bits != 0; bits &= bits - 1) {
+        const uint32_t cell = group + static_cast<uint32_t>(std::countr_zero(bits));
+        if (tokens_[first + cell] == 0) continue;
+        if (members.tied_count++ == CellMembers::kMaxTied) return;
+        uint8_t* const tied = members.tied[members.tied_count - 1];
         if (PlaneCount(geometry_) == 2) {
           tied[0] = static_cast<uint8_t>(cell >> geometry_.bits);
           tied[1] = static_cast<uint8_t>(cell & (CentroidCount(geometry_) - 1));
@@ -222,25 +236,6 @@ class CellSelection {
           tied[1] = 0;
         }
       }
-    }
-  }
-
-  // Logits grow with the entry of sub-space 1, so the members of a row are its first by rank.
-  void FindCuts(uint32_t codebook, const uint8_t* above, CellMembers& members) const {
-    const uint32_t centroid_count = CentroidCount(geometry_);
-    const float* column = Table(codebook, 0) + centroid_count;
-    for (uint32_t code = 0; code < centroid_count; ++code) {
-      uint32_t rank = 0;
-      for (uint32_t other = 0; other < centroid_count; ++other) {
-        rank += column[other] > column[code] ? 1u : 0u;
-      }
-      members.rank[code] = static_cast<uint8_t>(rank);
-      uint32_t above_count = 0;
-      for (uint32_t byte = 0; byte < centroid_count / 8; ++byte) {
-        const uint32_t index = code * (centroid_count / 8) + byte;
-        above_count += static_cast<uint32_t>(std::popcount(above[index]));
-      }
-      members.cut[code] = static_cast<uint8_t>(above_count);
     }
   }
 
@@ -255,6 +250,8 @@ class CellSelection {
   std::span<float> values_;
   std::span<float> logits_;  // of one head; then its weights
   std::span<uint32_t> work_;
+  std::span<uint8_t> at_least_;     // bits
+  std::span<uint8_t> above_;        // bits
   std::span<CellMembers> members_;  // [codebook]
 };
 
@@ -265,7 +262,8 @@ size_t CellSelectScratchBytes(const PqSelectShape& shape) {
   const size_t table_floats =
       size_t{shape.codebook_count} * shape.group_size * TableFloats(shape.geometry);
   return ScratchAligned(table_floats * sizeof(float)) + 3 * ScratchAligned(total) +
-         ScratchAligned(2 * total) + ScratchAligned(shape.codebook_count * sizeof(CellMembers));
+         ScratchAligned(2 * total) + 2 * ScratchAligned(total / 32) +
+         ScratchAligned(shape.codebook_count * sizeof(CellMembers));
 }
 
 void SelectByCells(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan) {

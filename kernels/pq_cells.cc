@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <functional>
 
 #include "kernels/fast_exp.h"
@@ -101,6 +102,22 @@ CellThreshold FindCellThreshold(const float* values, const uint32_t* tokens, siz
   }
 }
 
+void Rank(const float* entries, uint32_t count, uint8_t* rank) {
+  for (uint32_t i = 0; i < count; ++i) {
+    uint32_t larger = 0;
+    for (uint32_t j = 0; j < count; ++j) larger += entries[j] > entries[i] ? 1u : 0u;
+    rank[i] = static_cast<uint8_t>(larger);
+  }
+}
+
+void CountBits(const uint8_t* rows, uint32_t row_count, uint32_t row_bytes, uint8_t* counts) {
+  for (uint32_t row = 0; row < row_count; ++row) {
+    uint64_t bits = 0;
+    std::memcpy(&bits, rows + row * row_bytes, row_bytes);
+    counts[row] = static_cast<uint8_t>(std::popcount(bits));
+  }
+}
+
 void Compare(const float* values, size_t count, float threshold, uint8_t* at_least,
              uint8_t* above) {
   for (size_t i = 0; i < count; i += 8) {
@@ -123,6 +140,8 @@ const CellOps kCellOpsPortable = {.add_outer = AddOuter,
                                   .add_scaled = AddScaled,
                                   .raise_to = RaiseTo,
                                   .find_threshold = FindCellThreshold,
+                                  .rank = Rank,
+                                  .count_bits = CountBits,
                                   .compare = Compare};
 
 void ScanCellsPortable(const CellMembers& members, const CellScanSpan& span,

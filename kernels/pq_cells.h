@@ -13,8 +13,8 @@
 
 namespace pqcached::kernels {
 
-// Which cells of one codebook are selected. Cells whose value equals the threshold are *tied*: only
-// the first tokens of them are taken, while the quota lasts.
+// Which cells of one codebook are selected. Filled as far as the scan reads it. Cells whose value
+// equals the threshold are *tied*: only the first tokens of them are taken, while the quota lasts.
 //
 // Two planes: bits are indexed by [code_1 / 8][code_0] and bit code_1 % 8. One plane: by [0][byte /
 // 8] and bit byte % 8, where byte is what the plane holds.
@@ -68,6 +68,10 @@ struct CellOps {
   // The k-th largest value by tokens. Work: 2 * count words. REQUIRES: 1 <= k <= all tokens.
   CellThreshold (*find_threshold)(const float* values, const uint32_t* tokens, size_t count,
                                   uint32_t k, uint32_t* work);
+  // rank[i] = how many of count entries are larger than entry i.
+  void (*rank)(const float* entries, uint32_t count, uint8_t* rank);
+  // counts[r] = bits set in row r; rows of row_bytes (4 or 8) bytes.
+  void (*count_bits)(const uint8_t* rows, uint32_t row_count, uint32_t row_bytes, uint8_t* counts);
   // Bit i of at_least / above says how values[i] compares; count / 8 bytes each.
   void (*compare)(const float* values, size_t count, float threshold, uint8_t* at_least,
                   uint8_t* above);

@@ -152,6 +152,26 @@ CellThreshold FindCellThreshold(const float* values, const uint32_t* tokens, siz
   return {KeyFloat(interval.low), above_high};
 }
 
+void Rank(const float* entries, uint32_t count, uint8_t* rank) {
+  for (uint32_t i = 0; i < count; ++i) {
+    const __m512 entry = _mm512_set1_ps(entries[i]);
+    uint32_t larger = 0;
+    for (uint32_t j = 0; j < count; j += kLanes) {
+      const __mmask16 mask = _mm512_cmp_ps_mask(_mm512_loadu_ps(entries + j), entry, _CMP_GT_OQ);
+      larger += static_cast<uint32_t>(__builtin_popcount(mask));
+    }
+    rank[i] = static_cast<uint8_t>(larger);
+  }
+}
+
+void CountBits(const uint8_t* rows, uint32_t row_count, uint32_t row_bytes, uint8_t* counts) {
+  for (uint32_t row = 0; row < row_count; ++row) {
+    uint64_t bits = 0;
+    __builtin_memcpy(&bits, rows + row * row_bytes, row_bytes);
+    counts[row] = static_cast<uint8_t>(__builtin_popcountll(bits));
+  }
+}
+
 void Compare(const float* values, size_t count, float threshold, uint8_t* at_least,
              uint8_t* above) {
   const __m512 bound = _mm512_set1_ps(threshold);
@@ -172,6 +192,8 @@ const CellOps kCellOpsAvx512 = {.add_outer = AddOuter,
                                 .add_scaled = AddScaled,
                                 .raise_to = RaiseTo,
                                 .find_threshold = FindCellThreshold,
+                                .rank = Rank,
+                                .count_bits = CountBits,
                                 .compare = Compare};
 
 }  // namespace pqcached::kernels

@@ -229,30 +229,34 @@ pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const Laye
 pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view) {
   constexpr char kName[] = "query.queries";
   if (const pqc_status status = ReadTensor(queries, kName, view); status != PQC_OK) return status;
-  if (view->ndim == 2) {
-    view->ndim = 3;
-    for (uint32_t dim : {2u, 1u}) {
-      view->shape[dim] = view->shape[dim - 1];
-      view->strides[dim] = view->strides[dim - 1];
-    }
-    view->shape[0] = 1;
-    view->strides[0] = 0;
-  }
-  if (view->ndim != 3 || view->shape[0] == 0) {
+  if (view->ndim != 2 && view->ndim != 3) {
     return Fail(PQC_INVALID_ARGUMENT,
-                "query.queries.shape: must be [query_length, query_heads, key_dim] or "
-                "[query_heads, key_dim]");
+                "%s.ndim: %u, must be 3: [query_length, query_heads, key_dim], or 2: [query_heads, "
+                "key_dim]",
+                kName, view->ndim);
   }
-  if (view->shape[0] > 1) {
-    return Fail(PQC_UNIMPLEMENTED,
-                "query.queries.shape[0]: query_length %llu; only 1 in this version",
+  const uint32_t heads = view->ndim - 2;  // the index of that dimension
+  if (heads == 1 && view->shape[0] > 1) {
+    return Fail(PQC_UNIMPLEMENTED, "%s.shape[0]: query_length %llu; only 1 in this version", kName,
                 static_cast<unsigned long long>(view->shape[0]));
   }
-  if (const pqc_status status = CheckDim(*view, 1, shape.query_heads, kName, "query_heads");
+  if (heads == 1 && view->shape[0] == 0) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.shape[0]: query_length 0, must be 1", kName);
+  }
+  if (const pqc_status status = CheckDim(*view, heads, shape.query_heads, kName, "query_heads");
       status != PQC_OK) {
     return status;
   }
-  return CheckDim(*view, 2, shape.key_dim, kName, "key_dim");
+  if (const pqc_status status = CheckDim(*view, heads + 1, shape.key_dim, kName, "key_dim");
+      status != PQC_OK) {
+    return status;
+  }
+  *view = {.data = view->data,
+           .dtype = view->dtype,
+           .ndim = 3,
+           .shape = {1, shape.query_heads, shape.key_dim},
+           .strides = {0, view->strides[heads], view->strides[heads + 1]}};
+  return PQC_OK;
 }
 
 pqc_status ReadCacheSpec(const pqc_cache_spec* from, CacheArguments* to) {

@@ -14,8 +14,8 @@
  *     thread why its last call failed: the field and its limit.
  *  4. Outputs are the caller's memory. A capacity that is too small gives PQC_OUT_OF_RANGE, with
  *     the needed size in the message and in the `count` field where there is one.
- *  5. Positions are absolute token positions. Token counts, heads and dims are counts, not bytes,
- *     unless named `_bytes`.
+ *  5. Positions are absolute token positions; those beyond the stored tokens give PQC_OUT_OF_RANGE.
+ *     Token counts, heads and dims are counts, not bytes, unless named `_bytes`.
  *  6. A client and its caches and sequences may be used from several threads at once. Calls that
  *     change one sequence exclude each other: the second one gets PQC_ABORTED. Handles must not be
  *     closed while a call uses them.
@@ -312,7 +312,9 @@ typedef struct pqc_build_options {
 } pqc_build_options;
 
 /* Closes the prefill and builds the index of all layers. A cancelled or failed build leaves no
- * trace. Twice: PQC_ALREADY_EXISTS. */
+ * trace, unless the cancellation came too late, which pqc_sequence_describe tells; while the
+ * sidecar still winds a cancelled build up, other changes give PQC_ABORTED. Twice:
+ * PQC_ALREADY_EXISTS. */
 PQC_API pqc_status pqc_build_index(pqc_sequence* sequence, const pqc_build_options* options);
 
 /* ---- Rank, fetch, attend */

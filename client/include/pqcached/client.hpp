@@ -224,6 +224,8 @@ struct Scores {
 class Sequence {
  public:
   uint64_t id() const { return pqc_sequence_id(handle_.get()); }
+  // For calls of the C ABI; still this object's.
+  pqc_sequence* get() const { return handle_.get(); }
 
   Status Ingest(uint32_t layer, uint64_t first_position, const Tensor& keys, const Tensor& values) {
     const pqc_tensor k = keys.c();

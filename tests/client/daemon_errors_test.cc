@@ -1,0 +1,278 @@
+// What a real pqcached refuses, seen through the client: the documented status, with the field in
+// the message, and nothing changed. And its end, seen by its clients.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "daemon.h"
+#include "pqcached/client.hpp"
+
+namespace pqcached {
+namespace {
+
+using testing::Daemon;
+using testing::Layer;
+using testing::Must;
+using testing::SpecOf;
+
+constexpr uint64_t kTokens = 400;
+
+class DaemonErrorsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const Status status =
+        sequence_.Ingest(0, 0, layer_.keys(0, kTokens), layer_.values(0, kTokens));
+    ASSERT_TRUE(status.ok()) << status.ToString();
+  }
+
+  // That a call failed with this code, and said what is in `part`.
+  static void Expect(const Status& status, pqc_status code, const std::string& part) {
+    EXPECT_EQ(status.code(), code) << status.ToString();
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.ToString();
+  }
+
+  void ExpectUnchanged() {
+    const Result<pqc_sequence_info> info = sequence_.Describe();
+    ASSERT_TRUE(info.ok()) << info.status().ToString();
+    EXPECT_EQ(info->token_count, kTokens);
+  }
+
+  Status Ingest(uint64_t first, const Tensor& keys, const Tensor& values) {
+    return sequence_.Ingest(0, first, keys, values);
+  }
+
+  Status Select(const Selection& selection, uint64_t query_position = kTokens - 1) {
+    return sequence_
+        .Select({.layer = 0, .query_position = query_position, .queries = layer_.queries()},
+                selection)
+        .status();
+  }
+
+  Daemon daemon_;
+  Client client_ = daemon_.OpenClient();
+  Cache cache_ = Must(client_.OpenCache(SpecOf("cache", {0})));
+  Sequence sequence_ = Must(cache_.CreateSequence());
+  const Layer layer_{kTokens + 100, 1};
+};
+
+TEST_F(DaemonErrorsTest, GapsAreRefusedAndRepeatsAcknowledged) {
+  Expect(Ingest(kTokens + 1, layer_.keys(0, 10), layer_.values(0, 10)), PQC_INVALID_ARGUMENT,
+         "first_position");
+  EXPECT_TRUE(
+      Ingest(kTokens - 10, layer_.keys(kTokens - 10, kTokens), layer_.values(kTokens - 10, kTokens))
+          .ok());
+  ExpectUnchanged();
+}
+
+TEST_F(DaemonErrorsTest, NanAndInfinityAreRefused) {
+  for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
+    std::vector<float> keys(10 * 2 * Layer::kKeyDim), values(10 * 2 * Layer::kValueDim);
+    keys[7 * 2 * Layer::kKeyDim + 5] = bad;
+    Expect(Ingest(kTokens, {keys, {10, 2, Layer::kKeyDim}}, {values, {10, 2, Layer::kValueDim}}),
+           PQC_INVALID_ARGUMENT, "keys");
+    keys[7 * 2 * Layer::kKeyDim + 5] = 0;
+    values[3] = bad;
+    Expect(Ingest(kTokens, {keys, {10, 2, Layer::kKeyDim}}, {values, {10, 2, Layer::kValueDim}}),
+           PQC_INVALID_ARGUMENT, "values");
+  }
+  ExpectUnchanged();
+}
+
+TEST_F(DaemonErrorsTest, ShapesMustBeTheCaches) {
+  const std::vector<float> some(10 * 2 * 64);
+  const Tensor keys = layer_.keys(0, 10), values = layer_.values(0, 10);
+  Expect(Ingest(kTokens, {some, {10, 2, 32}}, values), PQC_INVALID_ARGUMENT, "keys.shape[2]: 32");
+  Expect(Ingest(kTokens, {some, {10, 1, 64}}, values), PQC_INVALID_ARGUMENT, "keys.shape[1]: 1");
+  Expect(Ingest(kTokens, {some, {20, 64}}, values), PQC_INVALID_ARGUMENT, "keys.ndim: 2");
+  Expect(Ingest(kTokens, {some, {0, 2, 64}}, values), PQC_INVALID_ARGUMENT, "keys.shape[0]: 0");
+  Expect(Ingest(kTokens, keys, {some, {9, 2, 32}}), PQC_INVALID_ARGUMENT, "values.shape[0]: 9");
+  Expect(Ingest(kTokens, keys, {nullptr, PQC_F32, {10, 2, 32}}), PQC_INVALID_ARGUMENT,
+         "values.ptr");
+  Expect(sequence_.Ingest(1, kTokens, keys, values), PQC_INVALID_ARGUMENT, "no layer 1");
+  Expect(Ingest(uint64_t{1} << 40, keys, values), PQC_INVALID_ARGUMENT, "first_position");
+  const Tensor queries(some, {Layer::kQueryHeads, 32});
+  Expect(sequence_.Select({.layer = 0, .query_position = 9, .queries = queries}, {}).status(),
+         PQC_INVALID_ARGUMENT, "query.queries.shape[1]: 32");
+  const Tensor two(some, {2, Layer::kQueryHeads, Layer::kKeyDim});
+  Expect(sequence_.Select({.layer = 0, .query_position = 9, .queries = two}, {}).status(),
+         PQC_UNIMPLEMENTED, "query.queries.shape[0]");
+  ExpectUnchanged();
+}
+
+TEST_F(DaemonErrorsTest, SelectionsHaveLimits) {
+  const Index flat = Index::Flat();
+  Expect(Select({.index = flat, .ratio = 0.0}), PQC_INVALID_ARGUMENT, "token_ratio");
+  Expect(Select({.index = flat, .ratio = 1.5}), PQC_INVALID_ARGUMENT, "token_ratio");
+  Expect(Select({.index = flat, .sink_tokens = 4, .window_tokens = 8, .token_count = 12}),
+         PQC_INVALID_ARGUMENT, "token_count");
+  Expect(Select({.index = flat, .token_count = kTokens + 1}), PQC_INVALID_ARGUMENT, "token_count");
+  Expect(Select({.index = flat, .excluded = {{10, 20}, {15, 30}}, .ratio = 0.5}),
+         PQC_INVALID_ARGUMENT, "excluded");
+  Expect(
+      Select({.index = flat, .excluded = std::vector<pqc_token_range>(17, {1, 2}), .ratio = 0.5}),
+      PQC_INVALID_ARGUMENT, "selection.excluded_count: 17");
+  Expect(Select({.index = Index::Pq(2, 6), .ratio = 0.5}), PQC_FAILED_PRECONDITION, "index");
+  Expect(Select({.index = Index::Pq(3, 6), .ratio = 0.5}), PQC_INVALID_ARGUMENT, "subspaces");
+}
+
+// Any number may be in an enum of a caller in C.
+template <class Enum>
+void SetRaw(uint32_t number, Enum* field) {
+  std::memcpy(field, &number, sizeof(number));
+}
+
+TEST_F(DaemonErrorsTest, UnknownNumbersInEnumsAreRefused) {
+  const Tensor queries = layer_.queries();
+  pqc_query query = PQC_INIT(pqc_query);
+  query.query_position = kTokens - 1;
+  query.queries = queries.c();
+  pqc_positions out = PQC_INIT(pqc_positions);
+  const auto select = [&](const pqc_selection& selection) {
+    return Status(pqc_select(sequence_.get(), &query, &selection, &out));
+  };
+  pqc_selection selection = PQC_INIT(pqc_selection);
+  selection.ratio = 0.5;
+  SetRaw(4, &selection.rule);
+  Expect(select(selection), PQC_INVALID_ARGUMENT, "selection.rule: 4");
+  SetRaw(0, &selection.rule);
+  SetRaw(2, &selection.budget);
+  Expect(select(selection), PQC_UNIMPLEMENTED, "selection.budget");
+  SetRaw(77, &selection.budget);
+  Expect(select(selection), PQC_INVALID_ARGUMENT, "selection.budget: 77");
+  SetRaw(0, &selection.budget);
+  SetRaw(9, &selection.index.kind);
+  Expect(select(selection), PQC_INVALID_ARGUMENT, "selection.index.kind: 9");
+  SetRaw(2, &selection.index.kind);
+  SetRaw(0, &query.queries.dtype);
+  Expect(select(selection), PQC_INVALID_ARGUMENT, "query.queries.dtype: 0");
+  SetRaw(3, &query.queries.dtype);
+  SetRaw(1, &query.queries.device);
+  Expect(select(selection), PQC_UNIMPLEMENTED, "query.queries.device");
+  SetRaw(0, &query.queries.device);
+  query.queries.reserved[1] = 1;
+  Expect(select(selection), PQC_UNIMPLEMENTED, "query.queries.reserved");
+  query.queries.reserved[1] = 0;
+  EXPECT_TRUE(select(selection).ok()) << pqc_last_error();
+}
+
+TEST_F(DaemonErrorsTest, PositionsMustBeStoredAndAscending) {
+  const Query query = {.layer = 0, .query_position = kTokens - 1, .queries = layer_.queries()};
+  const std::vector<uint32_t> beyond = {1, 2, 1, kTokens};
+  for (const std::vector<uint32_t>& positions : {std::vector<uint32_t>{1, 1, 1, 2}, {2, 1, 1, 2}}) {
+    Expect(sequence_.Attend(query, positions, 2).status(), PQC_INVALID_ARGUMENT, "positions");
+  }
+  Expect(sequence_.Attend(query, beyond, 2).status(), PQC_OUT_OF_RANGE, "positions[3] is 400");
+  std::vector<float> rows(2 * 2 * (Layer::kKeyDim + Layer::kValueDim));
+  const auto out = std::as_writable_bytes(std::span(rows));
+  Expect(sequence_.FetchTokens(0, beyond, 2, PQC_ROW, out), PQC_OUT_OF_RANGE,
+         "positions[3] is 400");
+  Expect(sequence_.FetchRange(0, {kTokens - 1, kTokens + 1}, PQC_ROW, out), PQC_OUT_OF_RANGE,
+         "ranges");
+  Expect(sequence_.FetchRange(0, {0, 3}, PQC_ROW, std::as_writable_bytes(std::span(rows))),
+         PQC_OUT_OF_RANGE, "out_bytes");
+}
+
+TEST_F(DaemonErrorsTest, RowsAfterTheBuildComeByAppend) {
+  const Status built = sequence_.BuildIndex({.iterations = 2});
+  ASSERT_TRUE(built.ok()) << built.ToString();
+  Expect(Ingest(kTokens, layer_.keys(kTokens, kTokens + 5), layer_.values(kTokens, kTokens + 5)),
+         PQC_FAILED_PRECONDITION, "Append");
+  const LayerRows gap[] = {{0, layer_.keys(0, 5), layer_.values(0, 5)}};
+  Expect(sequence_.Append(kTokens + 1, gap).status(), PQC_INVALID_ARGUMENT, "first_position");
+  const LayerRows twice[] = {gap[0], gap[0]};
+  Expect(sequence_.Append(kTokens, twice).status(), PQC_INVALID_ARGUMENT, "layer");
+  ExpectUnchanged();
+}
+
+TEST_F(DaemonErrorsTest, CachesOfOneNameMustAgree) {
+  CacheSpec spec = SpecOf("cache", {0});
+  EXPECT_TRUE(client_.OpenCache(spec).ok());
+  spec.model_fingerprint = "another model";
+  Expect(client_.OpenCache(spec).status(), PQC_FAILED_PRECONDITION, "model_fingerprint");
+  spec = SpecOf("cache", {0}, PQC_F16);
+  Expect(client_.OpenCache(spec).status(), PQC_FAILED_PRECONDITION, "layer_groups");
+}
+
+TEST_F(DaemonErrorsTest, CachesHaveLimits) {
+  CacheSpec spec = SpecOf("limits", {0});
+  spec.groups[0].key_dim = 36;
+  Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "key_dim");
+  spec = SpecOf("limits", {0});
+  spec.groups[0].kind = PQC_LAYERS_FULL;
+  Expect(client_.OpenCache(spec).status(), PQC_UNIMPLEMENTED, "spec.groups[0].kind");
+  spec = SpecOf("limits", {0});
+  spec.capacity_bytes = uint64_t{1} << 40;
+  Expect(client_.OpenCache(spec).status(), PQC_RESOURCE_EXHAUSTED, "bytes");
+  spec = SpecOf("", {0});
+  Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "name");
+}
+
+TEST_F(DaemonErrorsTest, AFullPoolTellsTheShortfallAndKeepsWhatIsThere) {
+  CacheSpec spec = SpecOf("tiny", {0});
+  spec.capacity_bytes = 1 << 20;
+  Cache tiny = Must(client_.OpenCache(spec));
+  Sequence sequence = Must(tiny.CreateSequence());
+  ASSERT_TRUE(sequence.Ingest(0, 0, layer_.keys(0, 200), layer_.values(0, 200)).ok());
+  const Layer large(4000, 2);
+  Expect(sequence.Ingest(0, 200, large.keys(0, 4000), large.values(0, 4000)),
+         PQC_RESOURCE_EXHAUSTED, "bytes");
+  EXPECT_EQ(Must(sequence.Describe()).token_count, 200u);
+}
+
+TEST_F(DaemonErrorsTest, AppendsLargerThanAMessageAreRefused) {
+  Daemon daemon({"--max-message-bytes", "1mib"});
+  Client client = daemon.OpenClient();
+  Cache cache = Must(client.OpenCache(SpecOf("cache", {0})));
+  Sequence sequence = Must(cache.CreateSequence());
+  const Layer layer(3000, 3);
+  ASSERT_TRUE(sequence.Ingest(0, 0, layer.keys(0, 3000), layer.values(0, 3000)).ok());
+  ASSERT_TRUE(sequence.BuildIndex({.iterations = 1}).ok());
+  const LayerRows rows[] = {{0, layer.keys(0, 2000), layer.values(0, 2000)}};
+  Expect(sequence.Append(3000, rows).status(), PQC_INVALID_ARGUMENT, "max_message_bytes");
+  // Reads of the same size are cut, and joined.
+  std::vector<float> all(3000 * 2 * (Layer::kKeyDim + Layer::kValueDim));
+  const Status fetched =
+      sequence.FetchRange(0, {0, 3000}, PQC_ROW, std::as_writable_bytes(std::span(all)));
+  EXPECT_TRUE(fetched.ok()) << fetched.ToString();
+  EXPECT_EQ(all[0], layer.key(0, 0)[0]);
+}
+
+TEST_F(DaemonErrorsTest, SequencesBelongToTheirTenantAndSession) {
+  const std::string id = std::to_string(sequence_.id());
+  {
+    Client other = daemon_.OpenClient();
+    Cache cache = Must(other.OpenCache(SpecOf("cache", {0})));
+    const Sequence sequence = Must(cache.CreateSequence());
+    EXPECT_NE(
+        Must(client_.AdminJson("ListSequences")).find("\"" + std::to_string(sequence.id()) + "\""),
+        std::string::npos);
+  }
+  const std::string listed = Must(client_.AdminJson("ListSequences"));
+  EXPECT_NE(listed.find("\"" + id + "\""), std::string::npos) << listed;
+  ASSERT_TRUE(sequence_.Drop().ok());
+  Expect(client_.AdminJson("DescribeSequence", "{\"sequence_id\": \"" + id + "\"}").status(),
+         PQC_NOT_FOUND, id);
+}
+
+TEST_F(DaemonErrorsTest, ADaemonThatStopsOrDiesIsUnavailableForItsOldClients) {
+  for (const int signal : {SIGTERM, SIGKILL}) {
+    Daemon daemon;
+    Client client = daemon.OpenClient();
+    Cache cache = Must(client.OpenCache(SpecOf("cache", {0})));
+    Sequence sequence = Must(cache.CreateSequence());
+    daemon.process().Signal(signal);
+    daemon.process().Wait();
+    const auto begin = std::chrono::steady_clock::now();
+    Expect(sequence.Describe().status(), PQC_UNAVAILABLE, "the session is lost");
+    Expect(sequence.Truncate(0), PQC_UNAVAILABLE, "the session is lost");
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  }
+}
+
+}  // namespace
+}  // namespace pqcached

@@ -1,0 +1,372 @@
+// The whole way through the client library and a real pqcached: rows in, index, selection, rows
+// out, attention.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "daemon.h"
+#include "pqcached/client.hpp"
+
+namespace pqcached {
+namespace {
+
+using testing::Daemon;
+using testing::Layer;
+using testing::Must;
+using testing::Range;
+using testing::SpecOf;
+
+constexpr uint64_t kSink = 5, kWindow = 20;
+
+// Sink and window as the engine attends them, for a context of `tokens`.
+std::vector<std::vector<uint32_t>> Own(uint64_t tokens) {
+  std::vector<uint32_t> own = Range(0, kSink);
+  for (const uint32_t token : Range(tokens - kWindow, tokens)) own.push_back(token);
+  return {Layer::kKvHeads, own};
+}
+
+std::vector<std::vector<uint32_t>> ByHead(const Selected& selected) {
+  std::vector<std::vector<uint32_t>> heads(selected.kv_heads);
+  for (uint32_t head = 0; head < selected.kv_heads; ++head) {
+    const auto begin = selected.positions.begin() + head * selected.count;
+    heads[head].assign(begin, begin + selected.count);
+  }
+  return heads;
+}
+
+void ExpectNear(const Attention& actual, const Attention& expected, float tolerance) {
+  ASSERT_EQ(actual.output.size(), expected.output.size());
+  for (size_t i = 0; i < expected.lse.size(); ++i) {
+    ASSERT_NEAR(actual.lse[i], expected.lse[i], tolerance) << "lse of query head " << i;
+  }
+  for (size_t i = 0; i < expected.output.size(); ++i) {
+    ASSERT_NEAR(actual.output[i], expected.output[i], tolerance) << "output " << i;
+  }
+}
+
+class DaemonTest : public ::testing::Test {
+ protected:
+  // A sequence of one layer whose first `indexed` tokens were there when the index was built, the
+  // others appended.
+  Sequence Fill(Cache& cache, const Layer& layer, uint64_t indexed) {
+    Sequence sequence = Must(cache.CreateSequence());
+    for (uint64_t token = 0; token < indexed; token += 300) {
+      const uint64_t end = std::min(indexed, token + 300);
+      MustBeOk(sequence.Ingest(0, token, layer.keys(token, end), layer.values(token, end)));
+    }
+    MustBeOk(sequence.BuildIndex({.iterations = 3, .seed = 1, .sink_tokens = kSink}));
+    for (uint64_t token = indexed; token < layer.tokens(); token += 50) {
+      Append(sequence, layer, token, std::min(layer.tokens(), token + 50));
+    }
+    return sequence;
+  }
+
+  void Append(Sequence& sequence, const Layer& layer, uint64_t begin, uint64_t end) {
+    const LayerRows rows[] = {{0, layer.keys(begin, end), layer.values(begin, end)}};
+    const uint64_t tokens = Must(sequence.Append(begin, rows));
+    if (tokens != end) throw std::runtime_error("appended to " + std::to_string(tokens));
+  }
+
+  static void MustBeOk(const Status& status) {
+    if (!status.ok()) throw std::runtime_error(status.ToString());
+  }
+
+  static Query QueryAtEnd(const Layer& layer) {
+    return {.layer = 0, .query_position = layer.tokens() - 1, .queries = layer.queries()};
+  }
+
+  Daemon daemon_;
+  Client client_ = daemon_.OpenClient();
+};
+
+class DaemonDTypeTest : public DaemonTest, public ::testing::WithParamInterface<pqc_dtype> {};
+
+TEST_P(DaemonDTypeTest, AttendingToEverythingAndMergingIsFullAttention) {
+  // Stored rows are rounded: by 2^-11 (fp16) or 2^-8 (bf16) of keys and values of size 1, over sums
+  // of 64.
+  const float tolerance = GetParam() == PQC_F32 ? 1e-4f : GetParam() == PQC_F16 ? 5e-3f : 5e-2f;
+  for (const uint64_t tokens : {uint64_t{kSink + kWindow + 1}, uint64_t{255}, uint64_t{1301}}) {
+    SCOPED_TRACE(tokens);
+    const Layer layer(tokens, 3);
+    Cache cache = Must(client_.OpenCache(SpecOf("full" + std::to_string(tokens), {0}, GetParam())));
+    Sequence sequence = Fill(cache, layer, tokens - tokens / 4);
+    Attention attention = Must(sequence.Attend(
+        QueryAtEnd(layer), {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 1.0}));
+    EXPECT_EQ(attention.selected.count, tokens - kSink - kWindow);
+    attention.Merge(layer.Attend(Own(tokens)));
+    ExpectNear(attention, layer.Attend({Layer::kKvHeads, Range(0, tokens)}), tolerance);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, DaemonDTypeTest, ::testing::Values(PQC_F32, PQC_F16, PQC_BF16));
+
+TEST_F(DaemonTest, FlatSelectsTheBestTokensOfAllSegments) {
+  const Layer layer(1100, 4);
+  Cache cache = Must(client_.OpenCache(SpecOf("flat", {0})));
+  Sequence sequence = Fill(cache, layer, 900);
+  const Selected selected = Must(sequence.Select(QueryAtEnd(layer), {.index = Index::Flat(),
+                                                                     .sink_tokens = kSink,
+                                                                     .window_tokens = kWindow,
+                                                                     .token_count = 125}));
+  EXPECT_EQ(selected.count, 125 - kSink - kWindow);
+  EXPECT_EQ(selected.sink_tokens, kSink);
+  EXPECT_EQ(selected.window_tokens, kWindow);
+  EXPECT_EQ(ByHead(selected), layer.Best(Range(kSink, 1100 - kWindow), 100));
+}
+
+TEST_F(DaemonTest, PqSelectsAscendingPositionsOutsideOfWhatIsExcluded) {
+  const Layer layer(1100, 5);
+  Cache cache = Must(client_.OpenCache(SpecOf("pq", {0})));
+  Sequence sequence = Fill(cache, layer, 900);
+  const Selection selection = {.sink_tokens = kSink,
+                               .window_tokens = kWindow,
+                               .excluded = {{100, 300}, {640, 641}},
+                               .ratio = 0.5};
+  const Selected selected = Must(sequence.Select(QueryAtEnd(layer), selection));
+  EXPECT_EQ(selected.count, 550 - kSink - kWindow);
+  for (const std::vector<uint32_t>& head : ByHead(selected)) {
+    for (size_t i = 0; i < head.size(); ++i) {
+      ASSERT_TRUE(i == 0 || head[i - 1] < head[i]);
+      ASSERT_GE(head[i], kSink);
+      ASSERT_LT(head[i], 1100 - kWindow);
+      ASSERT_FALSE(head[i] >= 100 && head[i] < 300) << head[i];
+      ASSERT_NE(head[i], 640u);
+    }
+  }
+  const Attention attention = Must(sequence.Attend(QueryAtEnd(layer), selection));
+  ExpectNear(attention, layer.Attend(ByHead(selected)), 1e-4f);
+  const Attention again =
+      Must(sequence.Attend(QueryAtEnd(layer), selected.positions, selected.count));
+  ExpectNear(again, attention, 1e-6f);
+}
+
+TEST_F(DaemonTest, SelectionsLargerThanExpectedAreReadWhole) {
+  const Layer layer(9000, 6);
+  Cache cache = Must(client_.OpenCache(SpecOf("large", {0}, PQC_F16)));
+  Sequence sequence = Must(cache.CreateSequence());
+  MustBeOk(sequence.Ingest(0, 0, layer.keys(0, 9000), layer.values(0, 9000)));
+  const Selected selected =
+      Must(sequence.Select(QueryAtEnd(layer), {.index = Index::Flat(), .ratio = 1.0}));
+  EXPECT_EQ(ByHead(selected), (std::vector<std::vector<uint32_t>>(2, Range(0, 9000))));
+}
+
+TEST_F(DaemonTest, ACapacityThatIsTooSmallTellsTheSize) {
+  const Layer layer(400, 7);
+  Cache cache = Must(client_.OpenCache(SpecOf("small", {0})));
+  Sequence sequence = Fill(cache, layer, 400);
+  // The wrapper asks again by itself; the C call leaves it to its caller.
+  pqc_sequence* handle = sequence.get();
+  const Tensor queries = layer.queries();
+  pqc_query query = PQC_INIT(pqc_query);
+  query.query_position = 399;
+  query.queries = queries.c();
+  pqc_selection selection = PQC_INIT(pqc_selection);
+  selection.ratio = 0.5;
+  uint32_t positions[2 * 200];
+  pqc_positions out = PQC_INIT(pqc_positions);
+  out.positions = positions;
+  out.capacity = 2 * 200 - 1;
+  EXPECT_EQ(pqc_select(handle, &query, &selection, &out), PQC_OUT_OF_RANGE);
+  EXPECT_EQ(out.count, 200u);
+  EXPECT_EQ(out.kv_heads, 2u);
+  out.capacity = 2 * 200;
+  EXPECT_EQ(pqc_select(handle, &query, &selection, &out), PQC_OK);
+  out = PQC_INIT(pqc_positions);  // the count only
+  EXPECT_EQ(pqc_select(handle, &query, &selection, &out), PQC_OK);
+  EXPECT_EQ(out.count, 200u);
+}
+
+TEST_F(DaemonTest, RowsComeBackAsTheyWentIn) {
+  const Layer layer(700, 8);
+  Cache cache = Must(client_.OpenCache(SpecOf("rows", {0})));
+  Sequence sequence = Fill(cache, layer, 600);
+  std::vector<float> keys(2 * 500 * Layer::kKeyDim), values(2 * 500 * Layer::kValueDim),
+      rows(2 * 3 * (Layer::kKeyDim + Layer::kValueDim));
+  MustBeOk(sequence.FetchRange(0, {150, 650}, PQC_KEY, std::as_writable_bytes(std::span(keys))));
+  MustBeOk(
+      sequence.FetchRange(0, {150, 650}, PQC_VALUE, std::as_writable_bytes(std::span(values))));
+  for (uint32_t head = 0; head < 2; ++head) {
+    for (uint64_t token = 0; token < 500; ++token) {
+      const size_t at = head * 500 + token;
+      ASSERT_EQ(std::memcmp(&keys[at * Layer::kKeyDim], layer.key(token + 150, head),
+                            Layer::kKeyDim * sizeof(float)),
+                0);
+      ASSERT_EQ(std::memcmp(&values[at * Layer::kValueDim], layer.value(token + 150, head),
+                            Layer::kValueDim * sizeof(float)),
+                0);
+    }
+  }
+  const uint32_t positions[] = {699, 0, 256, 3, 599, 3};
+  MustBeOk(sequence.FetchTokens(0, positions, 3, PQC_ROW, std::as_writable_bytes(std::span(rows))));
+  for (uint32_t i = 0; i < 6; ++i) {
+    const float* row = &rows[i * (Layer::kKeyDim + Layer::kValueDim)];
+    EXPECT_EQ(std::memcmp(row, layer.key(positions[i], i / 3), Layer::kKeyDim * sizeof(float)), 0);
+    EXPECT_EQ(std::memcmp(row + Layer::kKeyDim, layer.value(positions[i], i / 3),
+                          Layer::kValueDim * sizeof(float)),
+              0);
+  }
+}
+
+TEST_F(DaemonTest, StridedTensorsAreReadByTheirStrides) {
+  constexpr uint64_t kTokens = 300;
+  const Layer layer(kTokens, 9);
+  // The same numbers as [kv_heads, tokens, dim], and values with dims backwards and a gap between
+  // tokens.
+  std::vector<float> keys(2 * kTokens * Layer::kKeyDim),
+      values(2 * kTokens * (Layer::kValueDim + 3));
+  for (uint32_t head = 0; head < 2; ++head) {
+    for (uint64_t token = 0; token < kTokens; ++token) {
+      std::memcpy(&keys[(head * kTokens + token) * Layer::kKeyDim], layer.key(token, head),
+                  Layer::kKeyDim * sizeof(float));
+      for (uint32_t d = 0; d < Layer::kValueDim; ++d) {
+        values[(token * 2 + head) * (Layer::kValueDim + 3) + Layer::kValueDim - 1 - d] =
+            layer.value(token, head)[d];
+      }
+    }
+  }
+  Cache cache = Must(client_.OpenCache(SpecOf("strided", {0})));
+  Sequence sequence = Must(cache.CreateSequence());
+  MustBeOk(sequence.Ingest(0, 0,
+                           {keys.data(),
+                            PQC_F32,
+                            {kTokens, 2, Layer::kKeyDim},
+                            {Layer::kKeyDim, kTokens * Layer::kKeyDim, 1}},
+                           {&values[Layer::kValueDim - 1],
+                            PQC_F32,
+                            {kTokens, 2, Layer::kValueDim},
+                            {2 * (Layer::kValueDim + 3), Layer::kValueDim + 3, -1}}));
+  const Attention attention =
+      Must(sequence.Attend(QueryAtEnd(layer), {.index = Index::Flat(), .ratio = 1.0}));
+  ExpectNear(attention, layer.Attend({2, Range(0, kTokens)}), 1e-4f);
+}
+
+TEST_F(DaemonTest, FlatScoresAreTheLogits) {
+  const Layer layer(800, 10);
+  Cache cache = Must(client_.OpenCache(SpecOf("scores", {0})));
+  Sequence sequence = Fill(cache, layer, 700);
+  const Scores scores = Must(sequence.Score(QueryAtEnd(layer), Index::Flat(), {200, 750}));
+  for (uint32_t head = 0; head < Layer::kQueryHeads; ++head) {
+    double max = -INFINITY, sum = 0;
+    for (uint64_t token = 200; token < 750; ++token) {
+      const double logit = layer.Logit(token, head);
+      ASSERT_NEAR(scores.logits[head * 550 + token - 200], logit, 1e-4);
+      max = std::max(max, logit);
+    }
+    for (uint64_t token = 200; token < 750; ++token)
+      sum += std::exp(layer.Logit(token, head) - max);
+    EXPECT_NEAR(scores.max[head], max, 1e-4);
+    EXPECT_NEAR(scores.sum_exp[head], sum, 1e-3 * sum);
+  }
+}
+
+TEST_F(DaemonTest, AppendsMayBeRepeatedAndRolledBack) {
+  const Layer layer(700, 11), other(700, 12);
+  Cache cache = Must(client_.OpenCache(SpecOf("append", {0})));
+  Sequence sequence = Fill(cache, layer, 600);
+  Append(sequence, layer, 650, 700);  // a repeat
+  EXPECT_EQ(Must(sequence.Describe()).token_count, 700u);
+  MustBeOk(sequence.Truncate(660));
+  EXPECT_EQ(Must(sequence.Describe()).token_count, 660u);
+  Append(sequence, other, 660, 700);
+  const Selection everything = {.ratio = 1.0};
+  std::vector<float> keys(2 * 40 * Layer::kKeyDim);
+  MustBeOk(sequence.FetchRange(0, {660, 700}, PQC_KEY, std::as_writable_bytes(std::span(keys))));
+  EXPECT_EQ(std::memcmp(keys.data(), other.key(660, 0), Layer::kKeyDim * sizeof(float)), 0);
+}
+
+TEST_F(DaemonTest, SequenceInfoCountsWhatIsHeld) {
+  const Layer layer(700, 13);
+  Cache cache = Must(client_.OpenCache(SpecOf("info", {0})));
+  Sequence sequence = Fill(cache, layer, 600);
+  const pqc_sequence_info info = Must(sequence.Describe());
+  EXPECT_EQ(info.token_count, 700u);
+  EXPECT_EQ(info.row_bytes, 700u * 2 * (Layer::kKeyDim + Layer::kValueDim) * sizeof(float));
+  EXPECT_GT(info.index_bytes, 0u);
+  EXPECT_GT(info.codebook_bytes, 0u);
+  EXPECT_GE(info.used_bytes, info.row_bytes + info.index_bytes + info.codebook_bytes);
+  EXPECT_GE(info.segment_count, 3u);
+  EXPECT_EQ(info.index_count, 1u);
+}
+
+TEST_F(DaemonTest, BuildsReportEachLayerAndCanBeCancelledAndRepeated) {
+  // Long enough that the cancellation after the first layer comes in time.
+  const Layer layer(4000, 14);
+  const std::vector<uint32_t> numbers = {0, 1, 2, 3, 4, 9};
+  Cache cache = Must(client_.OpenCache(SpecOf("build", numbers, PQC_F16)));
+  Sequence sequence = Must(cache.CreateSequence());
+  for (const uint32_t number : numbers) {
+    MustBeOk(sequence.Ingest(number, 0, layer.keys(0, 4000), layer.values(0, 4000)));
+  }
+  const Status cancelled = sequence.BuildIndex(
+      {.iterations = 100, .progress = [](const pqc_build_progress&) { return false; }});
+  EXPECT_EQ(cancelled.code(), PQC_CANCELLED) << cancelled.ToString();
+  std::vector<uint32_t> layers;
+  Status built;
+  do {  // until the sidecar has seen that the first one was cancelled
+    layers.clear();
+    built =
+        sequence.BuildIndex({.iterations = 3, .progress = [&](const pqc_build_progress& progress) {
+                               layers.push_back(progress.layer);
+                               return true;
+                             }});
+  } while (built.code() == PQC_ABORTED);
+  ASSERT_TRUE(built.ok()) << built.ToString();
+  layers.erase(std::unique(layers.begin(), layers.end()), layers.end());  // one per epoch
+  EXPECT_EQ(layers, numbers);
+  EXPECT_EQ(sequence.BuildIndex().code(), PQC_ALREADY_EXISTS);
+}
+
+TEST_F(DaemonTest, TwoClientsAndTwoCachesWorkAtOnce) {
+  Client other = daemon_.OpenClient("other-tenant");
+  Cache caches[] = {Must(client_.OpenCache(SpecOf("one", {0}))),
+                    Must(other.OpenCache(SpecOf("two", {0})))};
+  const Layer layers[] = {Layer(600, 15), Layer(640, 16)};
+  const Attention expected[] = {layers[0].Attend({2, Range(0, 600)}),
+                                layers[1].Attend({2, Range(0, 640)})};
+  std::vector<std::thread> threads;
+  std::atomic<int> done = 0;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&, thread] {
+      const int which = thread % 2;
+      const Layer& layer = layers[which];
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        Sequence sequence = Fill(caches[which], layer, 500);
+        for (const Index& index : {Index(), Index::Flat()}) {
+          const Attention attention =
+              Must(sequence.Attend(QueryAtEnd(layer), {.index = index, .ratio = 1.0}));
+          ExpectNear(attention, expected[which], 1e-4f);
+        }
+        MustBeOk(sequence.Drop());
+        ++done;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(done, 12);
+}
+
+TEST_F(DaemonTest, OneSequenceIsReadByManyThreads) {
+  const Layer layer(600, 17);
+  Cache cache = Must(client_.OpenCache(SpecOf("readers", {0})));
+  Sequence sequence = Fill(cache, layer, 500);
+  const Selection selection = {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 0.2};
+  const Selected expected = Must(sequence.Select(QueryAtEnd(layer), selection));
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&] {
+      for (int repeat = 0; repeat < 25; ++repeat) {
+        EXPECT_EQ(Must(sequence.Select(QueryAtEnd(layer), selection)).positions,
+                  expected.positions);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace pqcached

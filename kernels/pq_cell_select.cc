@@ -2,6 +2,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 
 #include "kernels/check.h"
@@ -109,9 +110,8 @@ class CellSelection {
       AddRange(span, begin, end, 1, tokens);
       return;
     }
-    for (uint32_t cell = 0; cell < CellCount(geometry_); ++cell) {
-      tokens[cell] += span.cell_counts[cell];
-    }
+    std::transform(tokens.begin(), tokens.begin() + CellCount(geometry_), span.cell_counts,
+                   tokens.begin(), std::plus<uint32_t>());
     constexpr uint32_t kMinusOne = ~0u;
     AddRange(span, begin, common_begin, 1, tokens);
     AddRange(span, common_end, end, 1, tokens);

@@ -2,11 +2,14 @@
 #ifndef PQCACHED_KVSTORE_CACHE_H_
 #define PQCACHED_KVSTORE_CACHE_H_
 
+#include <oneapi/tbb/global_control.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "absl/status/statusor.h"
 #include "kvstore/arena.h"
@@ -18,12 +21,17 @@ namespace pqcached::kvstore {
 
 // Thread-safe.
 struct Engine {
-  explicit Engine(const StoreOptions& store_options, uint32_t threads)
+  Engine(const StoreOptions& store_options, uint32_t threads)
       : options(store_options),
         serving(threads, Arena::Priority::kServing),
-        building(threads, Arena::Priority::kBuilding) {}
+        building(threads, Arena::Priority::kBuilding) {
+    if (threads > std::thread::hardware_concurrency()) {
+      more_threads.emplace(oneapi::tbb::global_control::max_allowed_parallelism, threads);
+    }
+  }
 
   const StoreOptions options;
+  std::optional<oneapi::tbb::global_control> more_threads;  // than cores, when options say so
   Arena serving;
   Arena building;
   ScratchPool scratch;

@@ -63,6 +63,10 @@ absl::Status CheckShape(const std::string& prefix, const LayerGroup& group) {
                                                    "; it must be a multiple of kv_heads, ",
                                                    group.kv_heads));
   }
+  if (group.group_size() > kMaxGroupSize) {
+    return absl::UnimplementedError(absl::StrCat(prefix, "query_heads of ", group.group_size(),
+                                                 " per kv head; at most ", kMaxGroupSize));
+  }
   if (absl::Status status = CheckDim(prefix + "key_dim", group.key_dim); !status.ok()) {
     return status;
   }

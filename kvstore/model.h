@@ -24,7 +24,7 @@ struct LayerGroup {
   LayerKind kind = LayerKind::kSelected;
   std::vector<uint32_t> layers;  // absolute layer numbers, ascending, < kMaxLayers; no layer in two groups
   uint32_t kv_heads = 0;         // 1..kMaxKvHeads; the following fields are ignored for kNone
-  uint32_t query_heads = 0;      // a multiple of kv_heads, at most kMaxQueryHeads
+  uint32_t query_heads = 0;      // a multiple of kv_heads, at most kMaxQueryHeads and kMaxGroupSize per kv head
   uint32_t key_dim = 0;          // kMinHeadDim..kMaxHeadDim, a multiple of kHeadDimMultiple
   uint32_t value_dim = 0;        // likewise
   kernels::DType dtype = kernels::DType::kF16;

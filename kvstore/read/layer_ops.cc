@@ -15,7 +15,6 @@ namespace pqcached::kvstore {
 namespace {
 
 constexpr size_t kScratchAlignment = 64;
-constexpr uint32_t kMaxPqSelectGroup = 64;  // of kernels::PqSelect
 
 size_t AlignUp(size_t bytes) {
   return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
@@ -82,8 +81,7 @@ Plan MakePlan(const LayerView& view, std::span<const PositionRange> ranges) {
 // PqSelect adds up plain table entries: a softcap, or a very large group, takes the way over
 // logits.
 bool TakesLogits(const LayerShape& shape, const IndexDescriptor& index) {
-  return index.kind == IndexKind::kFlat || shape.softcap > 0 ||
-         shape.group_size() > kMaxPqSelectGroup;
+  return index.kind == IndexKind::kFlat || shape.softcap > 0;
 }
 
 // Sizes of one worker's scratch, in this order.

@@ -42,6 +42,7 @@ inline constexpr size_t kPlaneAlignment = 64;    // code planes, centroids and c
 inline constexpr uint32_t kMaxLayers = 1024;
 inline constexpr uint32_t kMaxKvHeads = 256;
 inline constexpr uint32_t kMaxQueryHeads = 1024;
+inline constexpr uint32_t kMaxGroupSize = 64;  // query heads per kv head
 inline constexpr uint32_t kMinHeadDim = 32;
 inline constexpr uint32_t kMaxHeadDim = 256;
 inline constexpr uint32_t kHeadDimMultiple = 8;
@@ -102,7 +103,8 @@ struct IndexDescriptor {
 // At plane_offset_bytes + kv_head * head_stride_bytes: code planes, one after the other, `plane_stride_bytes` apart
 // (kernels/pq.h tells which sub-spaces a plane holds), padded with zero codes. At counts_offset_bytes + kv_head *
 // counts_stride_bytes, when cell_count > 0: uint32_t[cell_count], how many of the slots [counted_begin, counted_end) have each
-// joint code (m*b <= 12 only); counted_end follows `visible` with release order.
+// joint code (m*b <= 12 only). counted_end is stored once, with release order, when the segment is closed; until then
+// it is 0, nothing is counted, and the counts mean nothing.
 struct IndexDataHeader {
   static constexpr uint32_t kMagic = 0x58444950;  // "PIDX"
   uint32_t magic = kMagic;

@@ -1,5 +1,6 @@
 #include "client/examples/tinylm/pqcached_attention.h"
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 #include <utility>
@@ -32,20 +33,20 @@ pqc_tensor Borrow(const float* data, const uint64_t (&shape)[3]) {
   return tensor;
 }
 
-// Notes what each layer of a build cost; a build reports layer by layer.
+// Notes what each layer of a build cost: the time since the report before counts for the reporting
+// layer.
 int RecordProgress(void* context, const pqc_build_progress* progress) {
-  auto& build = *static_cast<PqcachedAttention::IndexBuild*>(context);
-  if (build.layers.empty() || build.layers.back().layer != progress->layer) {
-    build.layers.push_back({.layer = progress->layer});
-  }
-  PqcachedAttention::LayerBuild& layer = build.layers.back();
+  auto& layers = static_cast<PqcachedAttention::IndexBuild*>(context)->layers;
   double seconds_before = 0;
-  for (const auto& earlier : build.layers) {
-    if (&earlier != &layer) seconds_before += earlier.seconds;
+  for (const auto& layer : layers) seconds_before += layer.seconds;
+  auto layer = std::lower_bound(layers.begin(), layers.end(), progress->layer,
+                                [](const auto& entry, uint32_t id) { return entry.layer < id; });
+  if (layer == layers.end() || layer->layer != progress->layer) {
+    layer = layers.insert(layer, {.layer = progress->layer});
   }
-  layer.seconds = progress->seconds - seconds_before;
-  layer.index_bytes = progress->index_bytes;
-  layer.codebook_bytes = progress->codebook_bytes;
+  layer->seconds += progress->seconds - seconds_before;
+  layer->index_bytes = progress->index_bytes;
+  layer->codebook_bytes = progress->codebook_bytes;
   return 1;
 }
 

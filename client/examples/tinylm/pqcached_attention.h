@@ -37,8 +37,8 @@ class PqcachedAttention : public Attention {
   };
   struct IndexBuild {
     pqc_index index;
-    std::vector<LayerBuild> layers;
-    double seconds = 0;  // as this engine saw it
+    std::vector<LayerBuild> layers;  // ascending
+    double seconds = 0;              // as this engine saw it
   };
 
   // Connects and opens the cache. Throws std::runtime_error with the client's message.

@@ -198,13 +198,14 @@ pqc_status pqc_build_index(pqc_sequence* sequence, const pqc_build_options* opti
   sequence->prefill_end = TokenCount(*sequence);
   sidecar.is_built = true;
   sidecar.built.push_back(options->index);
+  // Layers are built side by side and report in any order.
   double seconds = 0;
-  for (const uint32_t layer : sequence->cache->layers) {
-    pqc_build_progress progress{};
-    progress.layer = layer;
-    progress.index_bytes = 100 + layer;
-    progress.codebook_bytes = 10;
-    for (uint32_t iteration = 0; iteration < 2; ++iteration) {
+  for (uint32_t iteration = 0; iteration < 2; ++iteration) {
+    for (auto layer = sequence->keys.rbegin(); layer != sequence->keys.rend(); ++layer) {
+      pqc_build_progress progress{};
+      progress.layer = layer->first;
+      progress.index_bytes = 100 + layer->first;
+      progress.codebook_bytes = 10;
       progress.seconds = seconds += 0.5;
       options->callback(options->callback_context, &progress);
     }

@@ -276,7 +276,7 @@ class Bench {
 
 int main(int argc, char** argv) {
   using namespace pqcached::bench;
-  Report report(argc, argv, 15);
+  Report report(argc, argv, 25);
   World world;
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     world.rows.Fill(dtype, 3);

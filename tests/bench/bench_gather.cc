@@ -175,7 +175,7 @@ void Run(const World& world, int threads, Report& report) {
 
 int main(int argc, char** argv) {
   using namespace pqcached::bench;
-  Report report(argc, argv, 15);
+  Report report(argc, argv, 25);
   const World world;
   Check(world);
   for (const int threads : {1, 2}) Run(world, threads, report);

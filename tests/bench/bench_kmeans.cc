@@ -270,7 +270,7 @@ void Run(const World& world, int threads, Report& report) {
 
 int main(int argc, char** argv) {
   using namespace pqcached::bench;
-  Report report(argc, argv, 7);
+  Report report(argc, argv, 9);
   const World world;
   CheckAndReportInertia(world, report);
   for (const int threads : {1, 2}) Run(world, threads, report);

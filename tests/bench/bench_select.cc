@@ -333,7 +333,7 @@ void BenchM4B4(Report& report) {
 
 int main(int argc, char** argv) {
   using namespace pqcached::bench;
-  Report report(argc, argv, 11);
+  Report report(argc, argv, 21);
   BenchM2B6(report);
   BenchLengths(report);
   BenchM4B8(report);

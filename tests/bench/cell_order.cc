@@ -9,18 +9,20 @@ namespace pqcached::bench {
 
 namespace {
 
-// The first non-zero byte from `begin` on, or the size.
-size_t NextChosen(const std::vector<uint8_t>& chosen, size_t begin) {
+// The first non-zero flag from `begin` on, or the size, which is a multiple of 16.
+size_t NextFlag(const std::vector<int32_t>& flags, size_t begin) {
   size_t c = begin;
-  for (; c < chosen.size() && c % 8 != 0; ++c) {
-    if (chosen[c] != 0) return c;
+  for (; c < flags.size() && c % 16 != 0; ++c) {
+    if (flags[c] != 0) return c;
   }
-  for (; c < chosen.size(); c += 8) {
-    uint64_t eight;
-    std::memcpy(&eight, chosen.data() + c, 8);
-    if (eight != 0) return c + static_cast<size_t>(std::countr_zero(eight)) / 8;
+  for (; c < flags.size(); c += 16) {
+    int32_t any = 0;
+    for (size_t i = 0; i < 16; ++i) any |= flags[c + i];
+    if (any == 0) continue;
+    while (flags[c] == 0) ++c;
+    return c;
   }
-  return chosen.size();
+  return flags.size();
 }
 
 }  // namespace
@@ -49,7 +51,7 @@ CellSelect::CellSelect(const kernels::PqGeometry& geometry, uint32_t group_size)
       group_size_(group_size),
       factors_(group_size * kernels::TableFloats(geometry)),
       values_(kernels::CellCount(geometry)),
-      chosen_(kernels::CellCount(geometry)) {
+      flags_(kernels::CellCount(geometry)) {
   runs_.reserve(kernels::CellCount(geometry));
 }
 
@@ -64,24 +66,31 @@ void CellSelect::FindValues(const CellOrder& order, const float* tables) {
     const float most_second = *std::max_element(from + count, from + 2 * count);
     for (uint32_t i = 0; i < count; ++i) first[i] = std::exp(from[i] - most_first);
     for (uint32_t i = 0; i < count; ++i) second[i] = std::exp(from[count + i] - most_second);
-    float total = 0.0f;
-    for (uint32_t a = 0; a < count; ++a) {
-      const int32_t* rows = order.cell_rows.data() + size_t{a} * count;
+  }
+  totals_.assign(group_size_, 0.0f);
+  for (uint32_t a = 0; a < count; ++a) {
+    const int32_t* rows = order.cell_rows.data() + size_t{a} * count;
+    for (uint32_t g = 0; g < group_size_; ++g) {
+      const float* first = factors_.data() + size_t{g} * 2 * count;
+      const float* second = first + count;
       float sum = 0.0f;
-      for (uint32_t b = 0; b < count; ++b) {
-        sum += second[b] * static_cast<float>(rows[b]);
-      }
-      total += sum * first[a];
+      for (uint32_t b = 0; b < count; ++b) sum += second[b] * static_cast<float>(rows[b]);
+      totals_[g] += sum * first[a];
     }
-    for (uint32_t i = 0; i < count; ++i) first[i] /= total;
+  }
+  for (uint32_t g = 0; g < group_size_; ++g) {
+    float* first = factors_.data() + size_t{g} * 2 * count;
+    for (uint32_t i = 0; i < count; ++i) first[i] /= totals_[g];
   }
   for (uint32_t a = 0; a < count; ++a) {
     float* to = values_.data() + size_t{a} * count;
-    for (uint32_t b = 0; b < count; ++b) to[b] = 0.0f;
-    for (uint32_t g = 0; g < group_size_; ++g) {
-      const float* second = factors_.data() + (size_t{g} * 2 + 1) * count;
-      const float first = factors_[size_t{g} * 2 * count + a];
-      for (uint32_t b = 0; b < count; ++b) to[b] += first * second[b];
+    const float* first = factors_.data() + a;
+    const float* second = factors_.data() + count;
+    for (uint32_t b = 0; b < count; ++b) to[b] = first[0] * second[b];
+    for (uint32_t g = 1; g < group_size_; ++g) {
+      first += 2 * size_t{count};
+      second += 2 * size_t{count};
+      for (uint32_t b = 0; b < count; ++b) to[b] += first[0] * second[b];
     }
   }
 }
@@ -109,11 +118,14 @@ float CellSelect::FindThreshold(const CellOrder& order, uint32_t k) {
     }
   }
   candidates_.clear();
+  const float low_value = std::bit_cast<float>(low);
+  const float high_value = std::bit_cast<float>(high);
+  int32_t* flags = flags_.data();
   for (size_t c = 0; c < cell_count; ++c) {
-    const uint32_t bits = std::bit_cast<uint32_t>(values[c]);
-    if (bits >= low && bits < high) {
-      candidates_.push_back({values[c], static_cast<uint32_t>(cell_rows[c])});
-    }
+    flags[c] = (values[c] >= low_value ? 1 : 0) & (values[c] < high_value ? 1 : 0);
+  }
+  for (size_t c = NextFlag(flags_, 0); c < cell_count; c = NextFlag(flags_, c + 1)) {
+    candidates_.push_back({values[c], static_cast<uint32_t>(cell_rows[c])});
   }
   std::sort(candidates_.begin(), candidates_.end(),
             [](const Candidate& a, const Candidate& b) { return a.value > b.value; });
@@ -131,14 +143,15 @@ std::span<const kernels::RowSpan> CellSelect::Run(const CellOrder& order, const 
   FindValues(order, tables);
   const float threshold = FindThreshold(order, k);
   int32_t rows_above = 0;
+  int32_t* flags = flags_.data();
   for (size_t c = 0; c < values_.size(); ++c) {
     rows_above += values_[c] > threshold ? order.cell_rows[c] : 0;
-    chosen_[c] = values_[c] >= threshold ? 1 : 0;
+    flags[c] = values_[c] >= threshold ? 1 : 0;
   }
   uint32_t quota = k - static_cast<uint32_t>(rows_above);  // for cells at the threshold
   runs_.clear();
   uint32_t run_end = ~uint32_t{0};
-  for (size_t c = NextChosen(chosen_, 0); c < values_.size(); c = NextChosen(chosen_, c + 1)) {
+  for (size_t c = NextFlag(flags_, 0); c < values_.size(); c = NextFlag(flags_, c + 1)) {
     const uint32_t begin = order.cell_begin[c];
     uint32_t count = static_cast<uint32_t>(order.cell_rows[c]);
     if (values_[c] == threshold) {

@@ -47,9 +47,10 @@ class CellSelect {
 
   kernels::PqGeometry geometry_;
   uint32_t group_size_;
-  std::vector<float> factors_;   // [group_size, 2, 2^bits] exponentials of tables
-  std::vector<float> values_;    // [CellCount]
-  std::vector<uint8_t> chosen_;  // [CellCount]
+  std::vector<float> factors_;  // [group_size, 2, 2^bits] exponentials of tables
+  std::vector<float> values_;   // [CellCount]
+  std::vector<int32_t> flags_;  // [CellCount]: cells that a scan looks for
+  std::vector<float> totals_;   // [group_size] sums of softmax weights before they are normalised
   struct Candidate {
     float value;
     uint32_t rows;

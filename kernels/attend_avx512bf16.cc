@@ -76,10 +76,10 @@ struct Bf16Math {
   template <int kHeads, int kGroups, bool kPrefetch>
   PQC_INLINE void AddValues(const Workspace& work, uint32_t head, const AttendCall& call,
                             uint32_t dim, __mmask32 mask, const std::byte* const* rows,
-                            uint32_t count, const std::byte* const* ahead) {
+                            uint32_t count, Prefetcher* ahead) {
     float* values = work.values + size_t{head} * work.value_stride + dim;
     const float* weights = work.logits + size_t{head} * kBlockRows;
-    const uint32_t row_bytes = (call.key_dim + call.value_dim) * 2;
+    const uint32_t columns = Prefetcher::Columns(call.value_dim * 2);
     __m512 sums[kHeads][2 * kGroups];
 #pragma GCC unroll 4
     for (int q = 0; q < kHeads; ++q) {
@@ -91,10 +91,7 @@ struct Bf16Math {
       }
     }
     for (uint32_t t = 0; t < count; t += 2) {
-      if constexpr (kPrefetch) {
-        PrefetchBytes(ahead[t], call.key_dim * 2, row_bytes);
-        PrefetchBytes(ahead[t + 1], call.key_dim * 2, row_bytes);
-      }
+      if constexpr (kPrefetch) ahead->Advance(2 * columns);
       __m512i value[2 * kGroups];
 #pragma GCC unroll 8
       for (int g = 0; g < kGroups; ++g) {
@@ -127,7 +124,7 @@ struct Bf16Math {
 
   template <int kHeads, bool kPrefetch>
   static void Values(const Workspace& work, uint32_t head, const AttendCall& call,
-                     const std::byte* const* rows, uint32_t count, const std::byte* const* ahead) {
+                     const std::byte* const* rows, uint32_t count, Prefetcher* ahead) {
     constexpr int kWide = kHeads == 4 ? 2 : 4;
     constexpr uint32_t kStep = kWide * 32;
     uint32_t dim = 0;
@@ -135,9 +132,7 @@ struct Bf16Math {
       AddValues<kHeads, kWide, kPrefetch>(work, head, call, 0, LowMask(32), rows, count, ahead);
       dim = kStep;
     } else if (kPrefetch) {
-      for (uint32_t t = 0; t < count; ++t) {
-        PrefetchBytes(ahead[t], call.key_dim * 2, (call.key_dim + call.value_dim) * 2);
-      }
+      ahead->Advance(kBlockRows * Prefetcher::Columns(call.value_dim * kElementBytes));
     }
     for (; dim + kStep <= call.value_dim; dim += kStep) {
       AddValues<kHeads, kWide, false>(work, head, call, dim, LowMask(32), rows, count, nullptr);

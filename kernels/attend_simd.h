@@ -109,10 +109,33 @@ struct RowFeed {
   }
 };
 
-// Prefetches bytes [begin, end) of a row.
-PQC_INLINE void PrefetchBytes(const std::byte* row, uint32_t begin, uint32_t end) {
-  for (uint32_t i = begin; i < end; i += 64) Vec::Prefetch(row + i);
-}
+// Prefetches the rows of a block a bit at a time, two lines of one row, then two of the next:
+// column by column, as gather_simd.h explains.
+struct Prefetcher {
+  static constexpr uint32_t kColumnBytes = 128;
+
+  const std::byte* const* rows;  // [kBlockRows]
+  uint32_t row = 0;
+  uint32_t offset = 0;
+
+  // The next `columns` pieces.
+  [[gnu::always_inline]] inline void Advance(uint32_t columns) {
+    for (uint32_t i = 0; i < columns; ++i) {
+      const std::byte* from = rows[row] + offset;
+      Vec::Prefetch(from);
+      Vec::Prefetch(from + 64);
+      if (++row == kBlockRows) {
+        row = 0;
+        offset += kColumnBytes;
+      }
+    }
+  }
+
+  // How many pieces per row make `bytes` of all rows.
+  static constexpr uint32_t Columns(uint32_t bytes) {
+    return (bytes + kColumnBytes - 1) / kColumnBytes;
+  }
+};
 
 // Products of fp32, whatever the rows are.
 template <DType kType>
@@ -127,9 +150,9 @@ struct FmaMath {
   template <int kHeads, int kVectors, bool kHalf, bool kPrefetch>
   PQC_INLINE void AddValues(const Workspace& work, uint32_t head, const AttendCall& call,
                             uint32_t dim, const std::byte* const* rows, uint32_t count,
-                            const std::byte* const* ahead) {
+                            Prefetcher* ahead) {
     using F = Vec::F;
-    const uint32_t row_bytes = (call.key_dim + call.value_dim) * kElementBytes;
+    const uint32_t columns = Prefetcher::Columns(call.value_dim * kElementBytes);
     float* values = work.values + size_t{head} * work.value_stride + dim;
     const float* weights = work.logits + size_t{head} * kBlockRows;
     F sums[kHeads][kVectors];
@@ -144,7 +167,7 @@ struct FmaMath {
       }
     }
     for (uint32_t t = 0; t < count; ++t) {
-      if constexpr (kPrefetch) PrefetchBytes(ahead[t], call.key_dim * kElementBytes, row_bytes);
+      if constexpr (kPrefetch) ahead->Advance(columns);
       F value[kVectors];
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors; ++v) {
@@ -174,7 +197,7 @@ struct FmaMath {
 
   template <int kHeads, bool kPrefetch>
   static void Values(const Workspace& work, uint32_t head, const AttendCall& call,
-                     const std::byte* const* rows, uint32_t count, const std::byte* const* ahead) {
+                     const std::byte* const* rows, uint32_t count, Prefetcher* ahead) {
     constexpr int kWide = static_cast<int>(Vec::kAccumulators) / kHeads > 8
                               ? 8
                               : static_cast<int>(Vec::kAccumulators) / kHeads;
@@ -184,10 +207,7 @@ struct FmaMath {
       AddValues<kHeads, kWide, false, kPrefetch>(work, head, call, 0, rows, count, ahead);
       dim = kStep;
     } else if (kPrefetch) {
-      for (uint32_t t = 0; t < count; ++t) {
-        PrefetchBytes(ahead[t], call.key_dim * kElementBytes,
-                      (call.key_dim + call.value_dim) * kElementBytes);
-      }
+      ahead->Advance(kBlockRows * Prefetcher::Columns(call.value_dim * kElementBytes));
     }
     for (; dim + kStep <= call.value_dim; dim += kStep) {
       AddValues<kHeads, kWide, false, false>(work, head, call, dim, rows, count, nullptr);
@@ -247,16 +267,14 @@ PQC_INLINE void UpdateSoftmax(const Workspace& work, uint32_t head, uint32_t cou
   state.norm_sum = state.norm_sum * rescale + norm_sum;
 }
 
-// One block for kHeads heads. `ahead`: kBlockRows rows to prefetch meanwhile, when kPrefetch.
+// One block for kHeads heads. `ahead`: what to prefetch meanwhile, when kPrefetch.
 template <class Math, int kHeads, bool kPrefetch>
 void AttendBlock(const Workspace& work, uint32_t head, const AttendCall& call,
-                 const std::byte* const* rows, uint32_t count, const std::byte* const* ahead) {
+                 const std::byte* const* rows, uint32_t count, Prefetcher* ahead) {
   constexpr uint32_t kRows = Vec::kAccumulators / static_cast<uint32_t>(kHeads);
   for (uint32_t t = 0; t < count; t += kRows) {
     if constexpr (kPrefetch) {
-      for (uint32_t i = t; i < t + kRows; ++i) {
-        PrefetchBytes(ahead[i], 0, call.key_dim * Math::kElementBytes);
-      }
+      ahead->Advance(kRows * Prefetcher::Columns(call.key_dim * Math::kElementBytes));
     }
     Math::Dots::template Tile<kHeads>(work.queries + size_t{head} * work.query_stride,
                                       work.query_stride, call.key_dim, rows + t,
@@ -270,8 +288,7 @@ void AttendBlock(const Workspace& work, uint32_t head, const AttendCall& call,
 
 template <class Math, bool kPrefetch>
 uint32_t AttendBlockWidest(const Workspace& work, uint32_t head, const AttendCall& call,
-                           const std::byte* const* rows, uint32_t count,
-                           const std::byte* const* ahead) {
+                           const std::byte* const* rows, uint32_t count, Prefetcher* ahead) {
   const uint32_t left = call.head_count - head;
   if (left >= 4) {
     AttendBlock<Math, 4, kPrefetch>(work, head, call, rows, count, ahead);
@@ -324,16 +341,18 @@ void AttendWith(const AttendCall& call) {
   const std::byte* rows[2][kBlockRows];
   uint32_t current = 0;
   uint32_t count = feed.Fill(rows[0]);
-  const uint32_t row_bytes = (call.key_dim + call.value_dim) * Math::kElementBytes;
-  for (uint32_t i = 0; i < count; ++i) PrefetchBytes(rows[0][i], 0, row_bytes);
+  if (count > 0) {
+    const uint32_t row_bytes = (call.key_dim + call.value_dim) * Math::kElementBytes;
+    Prefetcher{rows[0]}.Advance(kBlockRows * Prefetcher::Columns(row_bytes));
+  }
   while (count > 0) {
     const std::byte* const* block = rows[current];
-    const std::byte* const* ahead = rows[1 - current];
     const uint32_t ahead_count = feed.Fill(rows[1 - current]);
+    Prefetcher ahead{rows[1 - current]};
     uint32_t head =
-        ahead_count > 0 ? AttendBlockWidest<Math, true>(work, 0, call, block, count, ahead) : 0;
+        ahead_count > 0 ? AttendBlockWidest<Math, true>(work, 0, call, block, count, &ahead) : 0;
     while (head < call.head_count) {
-      head += AttendBlockWidest<Math, false>(work, head, call, block, count, ahead);
+      head += AttendBlockWidest<Math, false>(work, head, call, block, count, nullptr);
     }
     current = 1 - current;
     count = ahead_count;

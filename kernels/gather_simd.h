@@ -1,6 +1,11 @@
-// Gather, written once for every Vec. Rows are prefetched into L2 kBatchRows ahead of the copy: on
-// a Zen 4 that is 1.7 to 2.2 times as fast as none, and 1.5 to 1.7 times as fast as prefetching
-// into L1, whose miss buffers are too few.
+// Gather, written once for every Vec.
+//
+// Rows are prefetched into L2 kBatchRows ahead of the copy; prefetching into L1 does nothing on a
+// Zen 4, whose L1 miss buffers are too few. A batch is copied in columns, not row by row: lines
+// read in ascending order make the hardware prefetch what lies behind the row, which nobody wants.
+// Scattered rows of 512 bytes, share of the plain read of the same bytes, EPYC Zen 4, 2026-11-20:
+// row by row 0.37 (streaming stores 0.34), columns of 256 bytes 0.47, of 128 bytes with streaming
+// stores 0.46.
 //
 // Include after one of simd_*.h; everything is local to the including file.
 #ifndef PQCACHED_KERNELS_GATHER_SIMD_H_
@@ -18,6 +23,8 @@ namespace {
 using internal::GatherCall;
 
 constexpr uint32_t kBatchRows = 32;
+constexpr size_t kCachedColumnBytes = 256;
+constexpr size_t kStreamedColumnBytes = 128;
 
 // Finds the rows of positions, in order, and prefetches them.
 struct RowFinder {
@@ -41,29 +48,49 @@ struct RowFinder {
   }
 };
 
-PQC_INLINE void PrefetchPart(const std::byte* row, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64) Vec::Prefetch(row + i);
+PQC_INLINE void PrefetchBytes(const std::byte* from, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) Vec::Prefetch(from + i);
+}
+
+// Copies a batch column by column, and prefetches the same column of the next batch.
+template <bool kStreaming>
+PQC_INLINE void CopyBatch(const GatherCall& call, const std::byte* const* rows, uint32_t count,
+                          const std::byte* const* ahead, uint32_t ahead_count, std::byte* target,
+                          size_t column_bytes) {
+  for (size_t begin = 0; begin < call.part_bytes; begin += column_bytes) {
+    const size_t left = call.part_bytes - begin;
+    const size_t bytes = left < column_bytes ? left : column_bytes;
+    std::byte* to = target + begin;
+    for (uint32_t i = 0; i < count; ++i, to += call.target_stride_bytes) {
+      if (i < ahead_count) PrefetchBytes(ahead[i] + begin, bytes);
+      if constexpr (kStreaming) {
+        StreamBytes(to, rows[i] + begin, bytes);
+      } else {
+        CopyBytes(to, rows[i] + begin, bytes);
+      }
+    }
+  }
 }
 
 template <bool kStreaming>
 void GatherWith(const GatherCall& call) {
+  // Pieces of lines would be stored plainly, so unaligned targets are streamed by whole rows.
+  const bool aligned =
+      (reinterpret_cast<uintptr_t>(call.target) | call.target_stride_bytes) % 64 == 0;
+  const size_t column_bytes = !kStreaming ? kCachedColumnBytes
+                              : aligned   ? kStreamedColumnBytes
+                                          : call.part_bytes;
   RowFinder finder{call, call.spans};
   const std::byte* rows[2][kBatchRows];
   uint32_t current = 0;
   uint32_t count = finder.Find(rows[0]);
-  for (uint32_t i = 0; i < count; ++i) PrefetchPart(rows[0][i], call.part_bytes);
+  for (uint32_t i = 0; i < count; ++i) PrefetchBytes(rows[0][i], call.part_bytes);
   std::byte* target = call.target;
   while (count > 0) {
     const std::byte* const* ahead = rows[1 - current];
     const uint32_t ahead_count = finder.Find(rows[1 - current]);
-    for (uint32_t i = 0; i < count; ++i, target += call.target_stride_bytes) {
-      if (i < ahead_count) PrefetchPart(ahead[i], call.part_bytes);
-      if constexpr (kStreaming) {
-        StreamBytes(target, rows[current][i], call.part_bytes);
-      } else {
-        CopyBytes(target, rows[current][i], call.part_bytes);
-      }
-    }
+    CopyBatch<kStreaming>(call, rows[current], count, ahead, ahead_count, target, column_bytes);
+    target += count * call.target_stride_bytes;
     current = 1 - current;
     count = ahead_count;
   }

@@ -1,0 +1,133 @@
+// pqcachectl: tables and JSON of a real pqcached, and exit codes.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "client/ctl/report.h"
+#include "client/ctl/table.h"
+#include "daemon.h"
+#include "pqcached/client.hpp"
+
+namespace pqcached {
+namespace {
+
+using ctl::Json;
+using testing::Daemon;
+using testing::Layer;
+using testing::Must;
+using testing::Outcome;
+using testing::RunProgram;
+using testing::SpecOf;
+
+TEST(TableTest, ColumnsAreAlignedAndNumbersStandRight) {
+  ctl::Table table({"NAME", "COUNT", "X"});
+  table.Add({"a", "7", "-"});
+  table.Add({"longer", "1234", "9"});
+  EXPECT_EQ(table.ToText(),
+            "NAME    COUNT  X\n"
+            "a           7  -\n"
+            "longer   1234  9\n");
+}
+
+TEST(TableTest, BytesAndSecondsAreForPeople) {
+  EXPECT_EQ(ctl::FormatBytes(0), "0 B");
+  EXPECT_EQ(ctl::FormatBytes(1023), "1023 B");
+  EXPECT_EQ(ctl::FormatBytes(1536), "1.5 KiB");
+  EXPECT_EQ(ctl::FormatBytes(uint64_t{3} << 40), "3.0 TiB");
+  EXPECT_EQ(ctl::FormatSeconds(59), "59s");
+  EXPECT_EQ(ctl::FormatSeconds(3 * 3600 + 120), "3h 2m");
+  EXPECT_EQ(ctl::FormatSeconds(90000), "1d 1h");
+}
+
+TEST(ReportTest, IndexesHaveNames) {
+  EXPECT_EQ(ctl::IndexName(Json::parse(R"({"pq": {"subspaces": 4, "bits": 8}})")), "pq m=4 b=8");
+  EXPECT_EQ(ctl::IndexName(Json::parse(R"({"flat": {}})")), "flat");
+  EXPECT_EQ(ctl::Number(Json("18446744073709551615")), UINT64_MAX);
+}
+
+class CtlTest : public ::testing::Test {
+ protected:
+  Outcome Run(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {PQCACHED_CTL, "--endpoint", daemon_.endpoint()});
+    return RunProgram(arguments);
+  }
+  Json RunJson(std::vector<std::string> arguments) {
+    arguments.push_back("--json");
+    const Outcome outcome = Run(arguments);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    return Json::parse(outcome.output);
+  }
+
+  Daemon daemon_;
+  Client client_ = daemon_.OpenClient();
+};
+
+TEST_F(CtlTest, ShowsWhatThePqcachedHolds) {
+  const Layer layer(300, 1);
+  Cache cache = Must(client_.OpenCache(SpecOf("the-cache", {0})));
+  Sequence sequence = Must(cache.CreateSequence());
+  ASSERT_TRUE(sequence.Ingest(0, 0, layer.keys(0, 300), layer.values(0, 300)).ok());
+  ASSERT_TRUE(sequence.BuildIndex({.iterations = 1}).ok());
+  const std::string id = std::to_string(sequence.id());
+
+  const Outcome list = Run({"ls"});
+  EXPECT_EQ(list.exit_code, 0) << list.output;
+  for (const char* part : {"SEQUENCE", "the-cache", "model of the-cache", "pq m=2 b=6", " 300 "}) {
+    EXPECT_NE(list.output.find(part), std::string::npos) << part << " in\n" << list.output;
+  }
+  const Outcome description = Run({"describe", id});
+  EXPECT_EQ(description.exit_code, 0) << description.output;
+  for (const char* part : {"tokens     300", "SEGMENT", "0..256", "256..300", "LAYER", "ready"}) {
+    EXPECT_NE(description.output.find(part), std::string::npos) << part << " in\n"
+                                                                << description.output;
+  }
+  const Json described = RunJson({"describe", id});
+  EXPECT_EQ(described.at("token_count"), "300");
+  EXPECT_EQ(ctl::Number(described.at("row_bytes")), Must(sequence.Describe()).row_bytes);
+  const Json listed = RunJson({"ls"});
+  EXPECT_EQ(listed.at("caches").size(), 1u);
+  EXPECT_EQ(listed.at("sequences").at(0).at("sequence_id"), id);
+  const Json stats = RunJson({"stats"});
+  EXPECT_EQ(stats.at("sequence_count"), 1);
+  EXPECT_EQ(ctl::Number(stats.at("pool_used_bytes")) + ctl::Number(stats.at("pool_free_bytes")),
+            ctl::Number(stats.at("pool_capacity_bytes")));
+  const Outcome table = Run({"stats"});
+  EXPECT_NE(table.output.find("BuildIndex"), std::string::npos) << table.output;
+}
+
+TEST_F(CtlTest, PingsDescribesAndSetsTheLogLevel) {
+  EXPECT_GT(RunJson({"ping"}).at("milliseconds").get<double>(), 0);
+  const Outcome ping = Run({"ping"});
+  EXPECT_EQ(ping.output.rfind("pqcached ", 0), 0u) << ping.output;
+  const Outcome server = Run({"describe"});
+  EXPECT_NE(server.output.find("segment_tokens"), std::string::npos) << server.output;
+  EXPECT_EQ(Run({"log-level", "debug"}).exit_code, 0);
+  EXPECT_EQ(RunJson({"log-level", "info"}).at("previous_level"), "debug");
+}
+
+TEST_F(CtlTest, ExitCodesTellWhoIsWrong) {
+  const Outcome unknown = Run({"describe", "4711"});
+  EXPECT_EQ(unknown.exit_code, 1);
+  EXPECT_NE(unknown.output.find("NOT_FOUND"), std::string::npos) << unknown.output;
+  EXPECT_EQ(Run({"log-level", "loud"}).exit_code, 1);
+  EXPECT_EQ(Run({}).exit_code, 2);
+  EXPECT_EQ(Run({"nonsense"}).exit_code, 2);
+  EXPECT_EQ(Run({"describe", "not-a-number"}).exit_code, 2);
+  EXPECT_EQ(Run({"--help"}).exit_code, 0);
+  const Outcome nobody = RunProgram({PQCACHED_CTL, "--endpoint", daemon_.endpoint() + "x", "ping"});
+  EXPECT_EQ(nobody.exit_code, 3);
+  EXPECT_NE(nobody.output.find("Is pqcached running"), std::string::npos) << nobody.output;
+}
+
+TEST_F(CtlTest, TheSmallExampleRuns) {
+  const Outcome outcome = RunProgram({PQCACHED_EXAMPLE, daemon_.endpoint()});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_NE(outcome.output.find("attended 16 sink + 64 window + 329 selected of 4096 tokens"),
+            std::string::npos)
+      << outcome.output;
+}
+
+}  // namespace
+}  // namespace pqcached

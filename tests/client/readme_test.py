@@ -1,0 +1,31 @@
+"""The C++ of the READMEs is what stands between the [example] marks of client/examples/attend/main.cc.
+
+Usage: readme_test.py SOURCE
+"""
+
+import pathlib
+import re
+import sys
+import textwrap
+
+
+def main() -> int:
+    source = pathlib.Path(sys.argv[1])
+    parts = (source / "client/examples/attend/main.cc").read_text().split("  // [example]\n")
+    if len(parts) != 3:
+        print("client/examples/attend/main.cc: two [example] marks are needed")
+        return 1
+    example = textwrap.dedent(parts[1]).strip()
+    failed = False
+    for name in ("README.md", "client/README.md"):
+        blocks = re.findall(r"```cpp\n(.*?)```", (source / name).read_text(), re.DOTALL)
+        blocks = [block.strip() for block in blocks]
+        if blocks != [example]:
+            print(f"{name}: must have this one ```cpp block:\n{example}\nbut has {len(blocks)}:")
+            print("\n---\n".join(blocks))
+            failed = True
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+// A store that passes everything on, and lets a test stand in the way of single calls.
+#ifndef PQCACHED_TESTS_SERVICE_HOOKED_STORE_H_
+#define PQCACHED_TESTS_SERVICE_HOOKED_STORE_H_
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "kvstore/store.h"
+
+namespace pqcached::service {
+
+// Set before the server starts; called on its threads.
+struct StoreHooks {
+  std::function<void()> before_top_k = [] {};
+  std::function<void()> before_create_sequence = [] {};
+  // Stands for the progress of a build: passes `progress` on as it likes.
+  std::function<bool(const kvstore::BuildProgress&,
+                     const std::function<bool(const kvstore::BuildProgress&)>& pass_on)>
+      on_progress = [](const auto& progress, const auto& pass_on) { return pass_on(progress); };
+};
+
+class HookedStore final : public kvstore::Store {
+ public:
+  HookedStore(std::unique_ptr<kvstore::Store> store, const StoreHooks& hooks)
+      : store_(std::move(store)), hooks_(hooks) {}
+
+  absl::StatusOr<kvstore::CacheInfo> OpenCache(std::string_view tenant,
+                                               const kvstore::CacheSpec& spec) override {
+    return store_->OpenCache(tenant, spec);
+  }
+  absl::StatusOr<uint64_t> CreateSequence(std::string_view tenant, uint64_t cache_id,
+                                          std::string_view session) override {
+    hooks_.before_create_sequence();
+    return store_->CreateSequence(tenant, cache_id, session);
+  }
+  absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) override {
+    return store_->DropSequence(tenant, sequence_id);
+  }
+  uint32_t DropSession(std::string_view session) override { return store_->DropSession(session); }
+  absl::StatusOr<uint64_t> TruncateSequence(std::string_view tenant, uint64_t sequence_id,
+                                            uint64_t token_count) override {
+    return store_->TruncateSequence(tenant, sequence_id, token_count);
+  }
+  absl::StatusOr<std::unique_ptr<kvstore::IngestTransaction>> BeginIngest(
+      std::string_view tenant, uint64_t sequence_id) override {
+    return store_->BeginIngest(tenant, sequence_id);
+  }
+  absl::StatusOr<uint64_t> Append(std::string_view tenant, uint64_t sequence_id,
+                                  uint64_t first_position,
+                                  std::span<const kvstore::LayerRows> layers) override {
+    return store_->Append(tenant, sequence_id, first_position, layers);
+  }
+  absl::Status BuildIndex(
+      std::string_view tenant, uint64_t sequence_id, const kvstore::BuildSpec& spec,
+      const std::function<bool(const kvstore::BuildProgress&)>& progress) override {
+    return store_->BuildIndex(tenant, sequence_id, spec, [&](const kvstore::BuildProgress& each) {
+      return hooks_.on_progress(each, progress);
+    });
+  }
+  absl::StatusOr<kvstore::Selected> TopK(std::string_view tenant, uint64_t sequence_id,
+                                         const kvstore::Query& query,
+                                         const kvstore::Selection& selection) override {
+    hooks_.before_top_k();
+    return store_->TopK(tenant, sequence_id, query, selection);
+  }
+  absl::StatusOr<kvstore::Scores> Score(std::string_view tenant, uint64_t sequence_id,
+                                        const kvstore::Query& query,
+                                        const kvstore::IndexDescriptor& index,
+                                        kvstore::TokenRange tokens) override {
+    return store_->Score(tenant, sequence_id, query, index, tokens);
+  }
+  absl::StatusOr<kvstore::Rows> FetchRange(std::string_view tenant, uint64_t sequence_id,
+                                           uint32_t layer, kvstore::TokenRange tokens,
+                                           kvstore::RowPart part) override {
+    return store_->FetchRange(tenant, sequence_id, layer, tokens, part);
+  }
+  absl::StatusOr<kvstore::Rows> FetchTokens(std::string_view tenant, uint64_t sequence_id,
+                                            uint32_t layer, std::span<const uint32_t> positions,
+                                            kvstore::RowPart part) override {
+    return store_->FetchTokens(tenant, sequence_id, layer, positions, part);
+  }
+  absl::StatusOr<kvstore::Attention> Attend(std::string_view tenant, uint64_t sequence_id,
+                                            const kvstore::Query& query,
+                                            const kvstore::Selection& selection,
+                                            bool want_positions) override {
+    return store_->Attend(tenant, sequence_id, query, selection, want_positions);
+  }
+  absl::StatusOr<kvstore::Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id,
+                                                     const kvstore::Query& query,
+                                                     std::span<const uint32_t> positions) override {
+    return store_->AttendPositions(tenant, sequence_id, query, positions);
+  }
+  std::vector<kvstore::CacheInfo> ListCaches(std::string_view tenant) override {
+    return store_->ListCaches(tenant);
+  }
+  absl::StatusOr<std::vector<kvstore::SequenceInfo>> ListSequences(std::string_view tenant,
+                                                                   uint64_t cache_id) override {
+    return store_->ListSequences(tenant, cache_id);
+  }
+  absl::StatusOr<kvstore::SequenceInfo> DescribeSequence(std::string_view tenant,
+                                                         uint64_t sequence_id) override {
+    return store_->DescribeSequence(tenant, sequence_id);
+  }
+
+ private:
+  const std::unique_ptr<kvstore::Store> store_;
+  const StoreHooks& hooks_;
+};
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_TESTS_SERVICE_HOOKED_STORE_H_

@@ -14,10 +14,10 @@ MAY_INCLUDE = {
     "kernels": ({"kernels"}, set()),
     "gpu": ({"gpu", "kernels"}, {"cuda"}),
     "kvstore/read": ({"kvstore/read", "kernels"}, set()),
-    "kvstore": ({"kvstore", "kernels"}, {"absl", "tbb", "liburing", "curl"}),
+    "kvstore": ({"kvstore", "kernels"}, {"absl", "oneapi", "tbb", "liburing", "curl"}),
     "service": (
         {"service", "kvstore", "kernels", "pqcached/v1", "gpu"},
-        {"absl", "tbb", "grpc", "grpcpp", "google", "boost", "spdlog", "fmt", "CLI", "yaml-cpp", "prometheus", "infiniband", "rdma"},
+        {"absl", "oneapi", "tbb", "grpc", "grpcpp", "google", "boost", "spdlog", "fmt", "CLI", "yaml-cpp", "prometheus", "infiniband", "rdma"},
     ),
     "client/rpc": (
         {"client", "kvstore/read", "kernels", "pqcached/v1", "pqcached"},
@@ -35,7 +35,7 @@ TOP_LEVEL = {
 JUNK_DRAWERS = {"utils", "util", "common", "helpers", "helper", "misc", "types.h", "utils.h", "common.h"}
 LINE_LIMIT = 600  # past it a file is surely two things
 SOURCES = {".h", ".hpp", ".cc", ".cu"}
-STANDARD_WITH_SLASH = ("sys/", "linux/", "arpa/", "netinet/", "net/", "bits/", "asm/")
+STANDARD_WITH_SLASH = ("sys/", "linux/", "arpa/", "netinet/", "net/", "bits/", "asm/", "sanitizer/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 

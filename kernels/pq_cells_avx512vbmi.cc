@@ -5,12 +5,11 @@
 // No scores exist on the way.
 #include <immintrin.h>
 
+#include "kernels/emit_avx512vbmi.h"
 #include "kernels/pq_cells.h"
 
 namespace pqcached::kernels {
 namespace {
-
-constexpr uint32_t kGroup = 64;  // tokens per register of codes
 
 // Membership of 64 tokens as bits, by one of three forms of the same set.
 struct StaircaseSet {
@@ -67,38 +66,6 @@ BitRowSet LoadBitRows(const uint8_t (*rows)[64]) {
   return set;
 }
 
-// Writes the positions of the set bits, base_position + bit.
-inline void Emit(__mmask64 mask, uint32_t base_position, CellScanOutput& output) {
-  const auto count = static_cast<uint32_t>(__builtin_popcountll(mask));
-  const __m512i iota = _mm512_set_epi8(
-      63, 62, 61, 60, 59, 58, 57, 56, 55, 54, 53, 52, 51, 50, 49, 48, 47, 46, 45, 44, 43, 42, 41,
-      40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18,
-      17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  // Into a register first: compression to memory is microcoded on Zen 4.
-  __m512i bits = _mm512_maskz_compress_epi8(mask, iota);
-  const __m512i base = _mm512_set1_epi32(static_cast<int>(base_position));
-  uint32_t* out = output.positions + output.written;
-  if (output.written + kGroup <= output.capacity) {
-    _mm512_storeu_si512(out,
-                        _mm512_add_epi32(base, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(bits))));
-    for (uint32_t done = 16; done < count; done += 16) {
-      bits = _mm512_alignr_epi32(_mm512_setzero_si512(), bits, 4);
-      _mm512_storeu_si512(
-          out + done, _mm512_add_epi32(base, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(bits))));
-    }
-  } else {
-    for (uint32_t done = 0; done < count; done += 16) {
-      const uint32_t rest = count - done;
-      const auto lanes = static_cast<__mmask16>(rest >= 16 ? 0xFFFFu : (1u << rest) - 1u);
-      _mm512_mask_storeu_epi32(
-          out + done, lanes,
-          _mm512_add_epi32(base, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(bits))));
-      bits = _mm512_alignr_epi32(_mm512_setzero_si512(), bits, 4);
-    }
-  }
-  output.written += count;
-}
-
 struct Codes {
   __m512i code_0;
   __m512i code_1;
@@ -123,35 +90,28 @@ inline __mmask64 Tied(const CellMembers& members, const Codes& codes) {
   return tied;
 }
 
-inline __mmask64 LanesFrom(uint32_t slot, uint32_t slot_end) {
-  const uint32_t rest = slot_end - slot;
-  return rest >= kGroup ? ~0ull : (1ull << rest) - 1;
-}
-
 // Tied tokens count while the quota lasts; then only those above the threshold.
 template <typename Set>
 void Scan(const CellMembers& members, const Set& above, const CellScanSpan& span,
           CellScanOutput& output) {
-  CellScanOutput out = output;
+  PositionWriter writer = {output.positions, output.capacity, output.written};
+  uint32_t quota = output.equal_quota;
   uint32_t slot = span.slot_begin;
-  for (; slot < span.slot_end && out.equal_quota > 0; slot += kGroup) {
-    const __mmask64 lanes = LanesFrom(slot, span.slot_end);
-    const Codes codes = LoadCodes(span, slot, lanes);
-    __mmask64 tied = Tied(members, codes) & lanes;
-    const auto tied_count = static_cast<uint32_t>(__builtin_popcountll(tied));
-    if (tied_count > out.equal_quota) tied = _pdep_u64((1ull << out.equal_quota) - 1, tied);
-    out.equal_quota -= tied_count > out.equal_quota ? out.equal_quota : tied_count;
-    const __mmask64 mask = (above.Test(codes.code_0, codes.code_1) & lanes) | tied;
-    if (mask != 0) Emit(mask, span.first_position + slot, out);
+  for (; slot < span.slot_end && quota > 0; slot += kEmitGroup) {
+    const __mmask64 valid = ValidLanes(slot, span.slot_end);
+    const Codes codes = LoadCodes(span, slot, valid);
+    const __mmask64 tied = TakeQuota(Tied(members, codes) & valid, quota);
+    const __mmask64 mask = (above.Test(codes.code_0, codes.code_1) & valid) | tied;
+    if (mask != 0) writer.Write(mask, span.first_position + slot);
   }
-  for (; slot < span.slot_end; slot += kGroup) {
-    const __mmask64 lanes = LanesFrom(slot, span.slot_end);
-    const Codes codes = LoadCodes(span, slot, lanes);
-    const __mmask64 mask = above.Test(codes.code_0, codes.code_1) & lanes;
-    if (mask != 0) Emit(mask, span.first_position + slot, out);
+  for (; slot < span.slot_end; slot += kEmitGroup) {
+    const __mmask64 valid = ValidLanes(slot, span.slot_end);
+    const Codes codes = LoadCodes(span, slot, valid);
+    const __mmask64 mask = above.Test(codes.code_0, codes.code_1) & valid;
+    if (mask != 0) writer.Write(mask, span.first_position + slot);
   }
-  output.written = out.written;
-  output.equal_quota = out.equal_quota;
+  output.written = writer.written;
+  output.equal_quota = quota;
 }
 
 }  // namespace

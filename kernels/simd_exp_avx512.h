@@ -9,22 +9,22 @@
 
 namespace pqcached::kernels {
 
-// Returns exp(x) within 2e-7 of itself for kMinExponent <= x <= 0, zero below and 1 above.
+// Returns exp(x) within 3e-6 of itself for kMinExponent <= x <= 0, zero below and 1 above.
+//
+// 2^y with y = x log2(e): the polynomial takes the part of y above its floor, scalef the floor.
+// Rounding of y is the largest error, and only where the weight is tiny.
 static inline __m512 ExpAvx512(__m512 x) {
   const __mmask16 large = _mm512_cmp_ps_mask(x, _mm512_set1_ps(kMinExponent), _CMP_GE_OQ);
-  x = _mm512_min_ps(x, _mm512_setzero_ps());
-  const __m512 exponent = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
-  __m512 r = _mm512_fnmadd_ps(exponent, _mm512_set1_ps(0.693359375f), x);
-  r = _mm512_fnmadd_ps(exponent, _mm512_set1_ps(-2.12194440e-4f), r);
-  __m512 polynomial = _mm512_set1_ps(1.9875691500e-4f);
-  polynomial = _mm512_fmadd_ps(polynomial, r, _mm512_set1_ps(1.3981999507e-3f));
-  polynomial = _mm512_fmadd_ps(polynomial, r, _mm512_set1_ps(8.3334519073e-3f));
-  polynomial = _mm512_fmadd_ps(polynomial, r, _mm512_set1_ps(4.1665795894e-2f));
-  polynomial = _mm512_fmadd_ps(polynomial, r, _mm512_set1_ps(1.6666665459e-1f));
-  polynomial = _mm512_fmadd_ps(polynomial, r, _mm512_set1_ps(5.0000001201e-1f));
-  polynomial = _mm512_fmadd_ps(_mm512_mul_ps(polynomial, r), r, r);
-  polynomial = _mm512_add_ps(polynomial, _mm512_set1_ps(1.0f));
-  return _mm512_maskz_scalef_ps(large, polynomial, exponent);
+  const __m512 y =
+      _mm512_mul_ps(_mm512_min_ps(x, _mm512_setzero_ps()), _mm512_set1_ps(1.44269504f));
+  const __m512 r = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  __m512 polynomial = _mm512_set1_ps(1.877576673e-03f);
+  polynomial = _mm512_fmadd_ps(polynomial, r, _mm512_set1_ps(8.989340095e-03f));
+  polynomial = _mm512_fmadd_ps(polynomial, r, _mm512_set1_ps(5.582631805e-02f));
+  polynomial = _mm512_fmadd_ps(polynomial, r, _mm512_set1_ps(2.401536170e-01f));
+  polynomial = _mm512_fmadd_ps(polynomial, r, _mm512_set1_ps(6.931530732e-01f));
+  polynomial = _mm512_fmadd_ps(polynomial, r, _mm512_set1_ps(9.999999251e-01f));
+  return _mm512_maskz_scalef_ps(large, polynomial, y);
 }
 
 }  // namespace pqcached::kernels

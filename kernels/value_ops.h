@@ -67,6 +67,9 @@ struct ValueOps {
 extern const ValueOps kValueOpsPortable;
 extern const ValueOps kValueOpsAvx512;
 
+// ValueOps::emit with VBMI2.
+void EmitValuesAvx512Vbmi(EmitTask& task);
+
 }  // namespace pqcached::kernels
 
 #endif  // PQCACHED_KERNELS_VALUE_OPS_H_

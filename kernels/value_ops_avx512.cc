@@ -117,31 +117,43 @@ void AddLogits(const float* logits, size_t count, bool first, float* values) {
 
 uint32_t CountAtLeast(const float* values, size_t count, float value) {
   const __m512 bound = _mm512_set1_ps(value);
-  uint64_t at_least = 0;
+  uint32_t at_least = 0;
   for (size_t i = 0; i < count; i += kLanes) {
     const __mmask16 lanes = LanesFrom(i, count);
     const __m512 x = _mm512_maskz_loadu_ps(lanes, values + i);
     at_least += static_cast<uint32_t>(
         __builtin_popcount(_mm512_mask_cmp_ps_mask(lanes, x, bound, _CMP_GE_OQ)));
   }
-  return static_cast<uint32_t>(at_least);
+  return at_least;
 }
 
-// Keeps low <= value < high; returns how many. In place is fine: it writes behind what it reads.
-size_t Keep(const float* values, size_t count, float low, float high, float* kept) {
+struct Kept {
+  size_t count;
+  uint32_t above_count;  // values at high or above
+};
+
+// Keeps low <= value < high. In place is fine: it writes behind what it reads.
+Kept Keep(const float* values, size_t count, float low, float high, float* kept) {
   const __m512 low_bound = _mm512_set1_ps(low);
   const __m512 high_bound = _mm512_set1_ps(high);
-  size_t kept_count = 0;
+  Kept result = {0, 0};
   for (size_t i = 0; i < count; i += kLanes) {
     const __mmask16 lanes = LanesFrom(i, count);
     const __m512 x = _mm512_maskz_loadu_ps(lanes, values + i);
     const __mmask16 not_low = _mm512_mask_cmp_ps_mask(lanes, x, low_bound, _CMP_GE_OQ);
-    const __mmask16 mask = _mm512_mask_cmp_ps_mask(not_low, x, high_bound, _CMP_LT_OQ);
-    // Not beyond what has been read: kept_count <= i.
-    _mm512_mask_storeu_ps(kept + kept_count, lanes, _mm512_maskz_compress_ps(mask, x));
-    kept_count += static_cast<uint32_t>(__builtin_popcount(mask));
+    const __mmask16 above = _mm512_mask_cmp_ps_mask(lanes, x, high_bound, _CMP_GE_OQ);
+    const auto mask = static_cast<__mmask16>(not_low & ~above);
+    const __m512 packed = _mm512_maskz_compress_ps(mask, x);
+    // Not beyond what has been read: result.count <= i.
+    if (i + kLanes <= count) {
+      _mm512_storeu_ps(kept + result.count, packed);
+    } else {
+      _mm512_mask_storeu_ps(kept + result.count, lanes, packed);
+    }
+    result.count += static_cast<uint32_t>(__builtin_popcount(mask));
+    result.above_count += static_cast<uint32_t>(__builtin_popcount(above));
   }
-  return kept_count;
+  return result;
 }
 
 // Values between low and high, kept in a list, and how many lie above it.
@@ -169,7 +181,8 @@ ValueCut FindCutIn(Bracket bracket, uint32_t k, float* work) {
     const size_t rest = enough ? at_least : bracket.list_count - at_least;
     if (bracket.list_count > kLanes && rest <= bracket.list_count / 2) {
       bracket.list_count = Keep(bracket.list, bracket.list_count, KeyFloat(interval.low),
-                                KeyFloat(interval.high), work);
+                                KeyFloat(interval.high), work)
+                               .count;
       bracket.list = work;
       above_list = above_high;
     }
@@ -198,8 +211,9 @@ Bracket BracketAll(const float* values, size_t count) {
 constexpr size_t kSampleCount = 2048;
 constexpr size_t kMinSampled = 4 * kSampleCount;
 
-// Ranks by which the sample's answer is widened: a dozen standard deviations of a random sample,
-// because neighbours resemble each other.
+// Ranks by which the sample's answer is widened: at least four standard deviations for values in
+// random order. Where neighbours resemble each other it may miss, and then the whole array is
+// searched.
 constexpr uint32_t kSampleMargin = 256;
 
 // Brackets the k-th largest by the sample; the list is empty if the sample misled.
@@ -217,14 +231,12 @@ Bracket BracketBySample(const float* values, size_t count, uint32_t k, float* wo
   if (rank + kSampleMargin <= kSampleCount) {
     low = FindCutIn(sample, rank + kSampleMargin, rest).value;
   }
-  Bracket bracket = {.interval = {FloatKey(low), FloatKey(high)},
-                     .list = work,
-                     .list_count = 0,
-                     .above_count = CountAtLeast(values, count, high)};
-  if (bracket.above_count >= k || low >= high) return bracket;
-  bracket.list_count = Keep(values, count, low, high, work);
-  if (bracket.above_count + bracket.list_count < k) bracket.list_count = 0;
-  return bracket;
+  const Kept kept = Keep(values, count, low, high, work);
+  const bool misled = kept.above_count >= k || kept.above_count + kept.count < k;
+  return {.interval = {FloatKey(low), FloatKey(high)},
+          .list = work,
+          .list_count = misled ? 0 : kept.count,
+          .above_count = kept.above_count};
 }
 
 ValueCut FindCut(const float* values, size_t count, uint32_t k, float* work) {

@@ -95,6 +95,18 @@ const ValueOps& ValueOpsFor(const Exec& exec) {
   return kValueOpsPortable;
 }
 
+namespace {
+
+void Emit(const Exec& exec, EmitTask& task) {
+  if (IsReference(exec)) return EmitReference(task);
+#if defined(PQCACHED_X86)
+  if (exec.level >= Level::kAvx512Vbmi) return EmitValuesAvx512Vbmi(task);
+#endif
+  ValueOpsFor(exec).emit(task);
+}
+
+}  // namespace
+
 ValueThreshold FindThreshold(const Exec& exec, std::span<const float> values, uint32_t k,
                              std::span<float> work) {
   PQC_CHECK(k >= 1 && k <= values.size() && work.size() == values.size());
@@ -114,7 +126,7 @@ uint32_t EmitSelected(const Exec& exec, std::span<const float> values, uint32_t 
                    .positions = positions.data(),
                    .capacity = static_cast<uint32_t>(positions.size()),
                    .written = written};
-  IsReference(exec) ? EmitReference(task) : ValueOpsFor(exec).emit(task);
+  Emit(exec, task);
   threshold.equal_quota = task.equal_quota;
   return task.written;
 }

@@ -454,5 +454,39 @@ TEST_F(RpcTest, StandardHealthServiceSaysServing) {
   EXPECT_EQ(CallRaw(endpoint(), "/grpc.health.v1.Health/Check", "\x0a\x01x"), "status 5");
 }
 
+TEST_F(RpcTest, ReflectionListsTheServices) {
+  Start();
+  const auto channel = grpc::CreateChannel(endpoint(), grpc::InsecureChannelCredentials());
+  grpc::GenericStub stub(channel);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+  grpc::CompletionQueue queue;
+  const auto await = [&queue] {
+    void* tag = nullptr;
+    bool ok = false;
+    return queue.Next(&tag, &ok) && ok;
+  };
+  const auto call = stub.PrepareCall(
+      &context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue);
+  call->StartCall(nullptr);
+  ASSERT_TRUE(await());
+  const grpc::Slice list_services(std::string("\x3a\x00", 2));
+  call->WriteLast(grpc::ByteBuffer(&list_services, 1), grpc::WriteOptions(), nullptr);
+  ASSERT_TRUE(await());
+  grpc::ByteBuffer answer;
+  call->Read(&answer, nullptr);
+  ASSERT_TRUE(await());
+  grpc::Slice whole;
+  answer.DumpToSingleSlice(&whole);
+  const std::string text(reinterpret_cast<const char*>(whole.begin()), whole.size());
+  for (const char* service :
+       {"pqcached.v1.KvCache", "pqcached.v1.Admin", "grpc.health.v1.Health"}) {
+    EXPECT_THAT(text, HasSubstr(service));
+  }
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  ASSERT_TRUE(await());
+}
+
 }  // namespace
 }  // namespace pqcached::service

@@ -15,13 +15,13 @@
 
 #include "kernels/attend_internal.h"
 #include "kernels/dot_simd.h"
+#include "kernels/prefetch_simd.h"
 
 namespace pqcached::kernels {
 namespace {
 
 using internal::AttendCall;
 using internal::AttendHead;
-using internal::kBlockRows;
 
 constexpr float kInfinity = __builtin_inff();
 constexpr float kLargestFloat = 3.40282347e+38f;
@@ -106,34 +106,6 @@ struct RowFeed {
       if (count == kBlockRows) break;
     }
     return count;
-  }
-};
-
-// Prefetches the rows of a block a bit at a time, two lines of one row, then two of the next:
-// column by column, as gather_simd.h explains.
-struct Prefetcher {
-  static constexpr uint32_t kColumnBytes = 128;
-
-  const std::byte* const* rows;  // [kBlockRows]
-  uint32_t row = 0;
-  uint32_t offset = 0;
-
-  // The next `columns` pieces.
-  [[gnu::always_inline]] inline void Advance(uint32_t columns) {
-    for (uint32_t i = 0; i < columns; ++i) {
-      const std::byte* from = rows[row] + offset;
-      Vec::Prefetch(from);
-      Vec::Prefetch(from + 64);
-      if (++row == kBlockRows) {
-        row = 0;
-        offset += kColumnBytes;
-      }
-    }
-  }
-
-  // How many pieces per row make `bytes` of all rows.
-  static constexpr uint32_t Columns(uint32_t bytes) {
-    return (bytes + kColumnBytes - 1) / kColumnBytes;
   }
 };
 

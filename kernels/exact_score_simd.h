@@ -10,50 +10,60 @@
 
 #include "kernels/dot_simd.h"
 #include "kernels/exact_score_internal.h"
+#include "kernels/prefetch_simd.h"
 
 namespace pqcached::kernels {
 namespace {
 
 using internal::ExactScoreCall;
 
-constexpr uint32_t kStripTokens = 16;     // rows that all queries visit before the next ones
-constexpr uint32_t kPrefetchTokens = 32;  // how far ahead keys are prefetched
-
-// Scores of kQueries queries from `head` on, for the strip whose rows are given; the tile may write
-// all kStripTokens columns.
+// Scores of kQueries queries from `head` on for one block. The tiles may write all kBlockRows
+// columns.
 template <class Dots, int kQueries>
-void ScoreStrip(const ExactScoreCall& call, uint32_t head, const std::byte* const* rows,
-                float* scores, size_t score_stride) {
+PQC_INLINE void ScoreBlock(const ExactScoreCall& call, uint32_t head, const std::byte* const* rows,
+                           uint32_t count, Prefetcher* ahead, uint32_t columns, float* scores,
+                           size_t score_stride) {
   constexpr uint32_t kRows = Vec::kAccumulators / static_cast<uint32_t>(kQueries);
   const size_t query_stride = PaddedDim(call.key_dim);
-  for (uint32_t t = 0; t < kStripTokens; t += kRows) {
+  for (uint32_t t = 0; t < count; t += kRows) {
+    if (ahead != nullptr) ahead->Advance(kRows * columns);
     Dots::template Tile<kQueries>(call.scratch + head * query_stride, query_stride, call.key_dim,
                                   rows + t, scores + t, score_stride);
   }
 }
 
+// All heads over one block; the first ones prefetch the next block, when there is one.
 template <class Dots>
-void ScoreAllHeads(const ExactScoreCall& call, const std::byte* const* rows, uint32_t count,
-                   uint32_t first) {
-  for (uint32_t head = 0; head < call.group_size;) {
+void ScoreAllHeads(const ExactScoreCall& call, const std::byte* const* rows, uint32_t first,
+                   uint32_t count, Prefetcher* ahead, uint32_t columns) {
+  const bool whole = count == kBlockRows;
+  for (uint32_t head = 0; head < call.group_size; ahead = nullptr) {
     const uint32_t left = call.group_size - head;
     const uint32_t queries = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-    float partial[4 * kStripTokens];
-    const bool whole = count == kStripTokens;
+    float partial[4 * kBlockRows];
     float* scores = whole ? call.scores + head * call.score_stride + first : partial;
-    const size_t stride = whole ? call.score_stride : kStripTokens;
+    const size_t stride = whole ? call.score_stride : kBlockRows;
     if (queries == 4) {
-      ScoreStrip<Dots, 4>(call, head, rows, scores, stride);
+      ScoreBlock<Dots, 4>(call, head, rows, count, ahead, columns, scores, stride);
     } else if (queries == 2) {
-      ScoreStrip<Dots, 2>(call, head, rows, scores, stride);
+      ScoreBlock<Dots, 2>(call, head, rows, count, ahead, columns, scores, stride);
     } else {
-      ScoreStrip<Dots, 1>(call, head, rows, scores, stride);
+      ScoreBlock<Dots, 1>(call, head, rows, count, ahead, columns, scores, stride);
     }
     for (uint32_t q = 0; !whole && q < queries; ++q) {
       float* to = call.scores + (head + q) * call.score_stride + first;
-      for (uint32_t i = 0; i < count; ++i) to[i] = partial[q * kStripTokens + i];
+      for (uint32_t i = 0; i < count; ++i) to[i] = partial[q * kBlockRows + i];
     }
     head += queries;
+  }
+}
+
+// Sets rows[0, kBlockRows) to the rows from `first` on, repeating the last one behind the end.
+inline void SetRows(const ExactScoreCall& call, uint32_t first, const std::byte** rows) {
+  const std::byte* row = call.rows + first * call.row_stride_bytes;
+  for (uint32_t i = 0; i < kBlockRows; ++i) {
+    rows[i] = row;
+    if (first + i + 1 < call.token_count) row += call.row_stride_bytes;
   }
 }
 
@@ -63,22 +73,26 @@ void ExactScoresWith(const ExactScoreCall& call, uint32_t key_bytes) {
     Dots::PrepareQuery(call.queries + size_t{head} * call.key_dim, call.key_dim, call.scale,
                        call.scratch + size_t{head} * PaddedDim(call.key_dim));
   }
-  const std::byte* rows[kStripTokens];
-  for (uint32_t first = 0; first < call.token_count; first += kStripTokens) {
+  // What lies between the keys is fetched too, unless it is more than they: a Zen 4 reads keys of
+  // 256 bytes out of rows of 512 in 20 ns a row then, and in 47 ns when their lines alone are
+  // prefetched.
+  const bool whole_rows = call.row_stride_bytes <= 2 * size_t{key_bytes};
+  const uint32_t columns =
+      Prefetcher::Columns(whole_rows ? static_cast<uint32_t>(call.row_stride_bytes) : key_bytes);
+  const std::byte* rows[2][kBlockRows];
+  uint32_t current = 0;
+  if (call.token_count > 0) {
+    SetRows(call, 0, rows[0]);
+    Prefetcher{rows[0]}.Advance(kBlockRows * columns);
+  }
+  for (uint32_t first = 0; first < call.token_count; first += kBlockRows) {
     const uint32_t left = call.token_count - first;
-    const uint32_t count = left < kStripTokens ? left : kStripTokens;
-    const std::byte* row = call.rows + first * call.row_stride_bytes;
-    for (uint32_t i = 0; i < kStripTokens; ++i) {
-      rows[i] = row;
-      if (i + 1 < count) row += call.row_stride_bytes;
-    }
-    if (left > kPrefetchTokens + kStripTokens) {
-      for (uint32_t i = 0; i < kStripTokens; ++i) {
-        const std::byte* ahead = rows[i] + kPrefetchTokens * call.row_stride_bytes;
-        for (uint32_t byte = 0; byte < key_bytes; byte += 64) Vec::Prefetch(ahead + byte);
-      }
-    }
-    ScoreAllHeads<Dots>(call, rows, count, first);
+    const uint32_t count = left < kBlockRows ? left : kBlockRows;
+    const bool more = left > kBlockRows;
+    if (more) SetRows(call, first + kBlockRows, rows[1 - current]);
+    Prefetcher ahead{rows[1 - current]};
+    ScoreAllHeads<Dots>(call, rows[current], first, count, more ? &ahead : nullptr, columns);
+    current = 1 - current;
   }
 }
 

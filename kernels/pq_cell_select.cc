@@ -107,23 +107,16 @@ class CellSelection {
     const bool counted = span.cell_counts != nullptr && common > 0;
     if (!counted ||
         end - begin + span.counted_end - span.counted_begin - 2 * common > end - begin) {
-      AddRange(span, begin, end, 1, tokens);
+      AddCells(geometry_, span, {begin, end}, 1, tokens);
       return;
     }
     std::transform(tokens.begin(), tokens.begin() + CellCount(geometry_), span.cell_counts,
                    tokens.begin(), std::plus<uint32_t>());
     constexpr uint32_t kMinusOne = ~0u;
-    AddRange(span, begin, common_begin, 1, tokens);
-    AddRange(span, common_end, end, 1, tokens);
-    AddRange(span, span.counted_begin, common_begin, kMinusOne, tokens);
-    AddRange(span, common_end, span.counted_end, kMinusOne, tokens);
-  }
-
-  void AddRange(const PqSpan& span, uint32_t begin, uint32_t end, uint32_t weight,
-                std::span<uint32_t> tokens) const {
-    for (uint32_t slot = begin; slot < end; ++slot) {
-      tokens[GetCell(geometry_, span.planes, span.plane_stride, slot)] += weight;
-    }
+    AddCells(geometry_, span, {begin, common_begin}, 1, tokens);
+    AddCells(geometry_, span, {common_end, end}, 1, tokens);
+    AddCells(geometry_, span, {span.counted_begin, common_begin}, kMinusOne, tokens);
+    AddCells(geometry_, span, {common_end, span.counted_end}, kMinusOne, tokens);
   }
 
   // Logits of all cells under one head of the plan.
@@ -256,6 +249,23 @@ class CellSelection {
 };
 
 }  // namespace
+
+void AddCells(const PqGeometry& geometry, const PqSpan& span, SlotRange slots, uint32_t weight,
+              std::span<uint32_t> counts) {
+  if (PlaneCount(geometry) == 2) {
+    const uint8_t* const plane_0 = span.planes;
+    const uint8_t* const plane_1 = span.planes + span.plane_stride;
+    uint32_t* const cells = counts.data();
+    const uint32_t bits = geometry.bits;
+    for (uint32_t slot = slots.begin; slot < slots.end; ++slot) {
+      cells[uint32_t{plane_0[slot]} << bits | plane_1[slot]] += weight;
+    }
+    return;
+  }
+  for (uint32_t slot = slots.begin; slot < slots.end; ++slot) {
+    counts[GetCell(geometry, span.planes, span.plane_stride, slot)] += weight;
+  }
+}
 
 size_t CellSelectScratchBytes(const PqSelectShape& shape) {
   const size_t total = size_t{shape.codebook_count} * CellCount(shape.geometry) * sizeof(uint32_t);

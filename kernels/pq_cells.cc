@@ -144,24 +144,65 @@ const CellOps kCellOpsPortable = {.add_outer = AddOuter,
                                   .count_bits = CountBits,
                                   .compare = Compare};
 
-void ScanCellsPortable(const CellMembers& members, const CellScanSpan& span,
-                       CellScanOutput& output) {
+namespace {
+
+// Spans from here on are worth a table with a byte for every cell: one load a token, and no jump
+// that depends on the codes but for tied cells.
+constexpr uint32_t kMinTableSlots = 4096;
+
+enum : uint8_t { kNotSelected = 0, kAbove = 1, kTied = 2 };
+
+uint8_t StateOf(const CellMembers& members, uint32_t code_0, uint32_t code_1) {
+  const uint32_t at_least = members.at_least[code_1 / 8][code_0] >> (code_1 % 8) & 1u;
+  const uint32_t above = members.above[code_1 / 8][code_0] >> (code_1 % 8) & 1u;
+  return above != 0 ? kAbove : at_least != 0 ? kTied : kNotSelected;
+}
+
+// StateAt(slot) is one of the above.
+template <typename StateAt>
+void Emit(const CellScanSpan& span, CellScanOutput& output, StateAt state_at) {
+  // Local copies: the compiler must assume that a stored position could change the originals.
+  uint32_t* const positions = output.positions;
+  const uint32_t capacity = output.capacity;
+  const uint32_t first_position = span.first_position;
+  const uint32_t slot_end = span.slot_end;
   uint32_t written = output.written;
   uint32_t quota = output.equal_quota;
-  for (uint32_t slot = span.slot_begin; slot < span.slot_end; ++slot) {
-    const uint32_t code_0 = span.plane_1 == nullptr ? span.plane_0[slot] / 8u : span.plane_0[slot];
-    const uint32_t code_1 = span.plane_1 == nullptr ? span.plane_0[slot] % 8u : span.plane_1[slot];
-    const uint32_t at_least = members.at_least[code_1 / 8][code_0] >> (code_1 % 8) & 1u;
-    if (at_least == 0) continue;
-    const uint32_t above = members.above[code_1 / 8][code_0] >> (code_1 % 8) & 1u;
-    if (above == 0) {
-      if (quota == 0) continue;
-      --quota;
+  for (uint32_t slot = span.slot_begin; slot < slot_end && written < capacity; ++slot) {
+    uint32_t state = state_at(slot);
+    if (state == kTied) {
+      state = quota > 0 ? 1 : 0;
+      quota -= state;
     }
-    output.positions[written++] = span.first_position + slot;
+    positions[written] = first_position + slot;
+    written += state;
   }
   output.written = written;
   output.equal_quota = quota;
+}
+
+}  // namespace
+
+void ScanCellsPortable(const CellMembers& members, const CellScanSpan& span,
+                       CellScanOutput& output) {
+  const uint8_t* const plane_0 = span.plane_0;
+  const uint8_t* const plane_1 = span.plane_1;
+  if (plane_1 == nullptr) {
+    uint8_t states[256];
+    for (uint32_t byte = 0; byte < 256; ++byte) states[byte] = StateOf(members, byte / 8, byte % 8);
+    Emit(span, output, [plane_0, &states](uint32_t slot) { return states[plane_0[slot]]; });
+  } else if (span.slot_end - span.slot_begin >= kMinTableSlots) {
+    uint8_t states[64 * 64];
+    for (uint32_t cell = 0; cell < 64 * 64; ++cell) {
+      states[cell] = StateOf(members, cell / 64, cell % 64);
+    }
+    Emit(span, output, [plane_0, plane_1, &states](uint32_t slot) {
+      return states[plane_0[slot] * 64u + plane_1[slot]];
+    });
+  } else {
+    Emit(span, output,
+         [&](uint32_t slot) { return StateOf(members, plane_0[slot], plane_1[slot]); });
+  }
 }
 
 }  // namespace pqcached::kernels

@@ -13,6 +13,10 @@ namespace {
 
 // Membership of 64 tokens as bits, by one of three forms of the same set.
 struct StaircaseSet {
+  // Whether to jump over groups without members. It pays only where the test is this short: a jump
+  // that is not foreseen throws away more work the longer the test.
+  static constexpr bool kSkipEmpty = true;
+
   __m512i rank;
   __m512i cut;
 
@@ -29,6 +33,8 @@ inline __m512i BitOf(__m512i code) {
 }
 
 struct BitRowSet {
+  static constexpr bool kSkipEmpty = false;
+
   __m512i rows[8];
 
   __mmask64 Test(__m512i code_0, __m512i code_1) const {
@@ -48,6 +54,8 @@ struct BitRowSet {
 };
 
 struct ByteSet {
+  static constexpr bool kSkipEmpty = false;
+
   __m512i bytes;  // [32], bit i % 8 of byte i / 8
 
   __mmask64 Test(__m512i code, __m512i) const {
@@ -102,13 +110,13 @@ void Scan(const CellMembers& members, const Set& above, const CellScanSpan& span
     const Codes codes = LoadCodes(span, slot, valid);
     const __mmask64 tied = TakeQuota(Tied(members, codes) & valid, quota);
     const __mmask64 mask = (above.Test(codes.code_0, codes.code_1) & valid) | tied;
-    if (mask != 0) writer.Write(mask, span.first_position + slot);
+    if (!Set::kSkipEmpty || mask != 0) writer.Write(mask, span.first_position + slot);
   }
   for (; slot < span.slot_end; slot += kEmitGroup) {
     const __mmask64 valid = ValidLanes(slot, span.slot_end);
     const Codes codes = LoadCodes(span, slot, valid);
     const __mmask64 mask = above.Test(codes.code_0, codes.code_1) & valid;
-    if (mask != 0) writer.Write(mask, span.first_position + slot);
+    if (!Set::kSkipEmpty || mask != 0) writer.Write(mask, span.first_position + slot);
   }
   output.written = writer.written;
   output.equal_quota = quota;

@@ -184,7 +184,13 @@ void PqScore(const Exec& exec, const PqScoreArgs& args) {
 void PqCountCells(const Exec& exec, const PqCountCellsArgs& args) {
   PQC_CHECK(HasCells(args.geometry));
   PQC_CHECK(args.cell_counts.size() == CellCount(args.geometry));
-  (void)exec;
+  if (exec.level > Level::kReference) {
+    PqSpan span;
+    span.planes = args.planes;
+    span.plane_stride = args.plane_stride;
+    AddCells(args.geometry, span, {args.slot_begin, args.slot_end}, 1, args.cell_counts);
+    return;
+  }
   for (uint32_t slot = args.slot_begin; slot < args.slot_end; ++slot) {
     ++args.cell_counts[GetCell(args.geometry, args.planes, args.plane_stride, slot)];
   }

@@ -36,6 +36,18 @@ void SelectByScores(const Exec& exec, const PqSelectArgs& args, const PqSelectPl
 size_t BlockSelectScratchBytes(const PqSelectShape& shape);
 void SelectByBlocks(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan);
 
+struct SlotRange {
+  uint32_t begin = 0;
+  uint32_t end = 0;
+};
+
+// Adds `weight` to the count of the cell of every slot in range; of the span only the planes are
+// read.
+//
+// REQUIRES: HasCells(geometry).
+void AddCells(const PqGeometry& geometry, const PqSpan& span, SlotRange slots, uint32_t weight,
+              std::span<uint32_t> counts);
+
 // REQUIRES: HasCells(geometry).
 size_t CellSelectScratchBytes(const PqSelectShape& shape);
 void SelectByCells(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan);

@@ -46,13 +46,16 @@ IngestResult IngestReference(const Exec& exec, const IngestArgs& args, uint32_t 
 }
 
 #ifdef PQCACHED_X86
-// Bytes of staging rows that are built before they are summed up and stored.
-uint32_t TokensPerStaging(size_t row_bytes) {
-  return static_cast<uint32_t>(std::max<size_t>(1, internal::kStagingBytes / row_bytes));
+bool IsScattered(const StridedTensor& tensor, uint32_t dim) {
+  const ptrdiff_t in_order = 2 * static_cast<ptrdiff_t>(dim * DTypeBytes(tensor.dtype));
+  return tensor.token_stride_bytes > in_order || tensor.token_stride_bytes < -in_order;
 }
 
 bool StagePart(Level level, const StridedTensor& tensor, uint32_t first_token, uint32_t dim,
                const IngestArgs& args, uint32_t token_count, std::byte* staging, size_t row_bytes) {
+  const bool scattered = IsScattered(tensor, dim);
+  const uint32_t column_elements =
+      internal::kScatteredColumnBytes / static_cast<uint32_t>(DTypeBytes(tensor.dtype));
   const internal::StageCall call{
       .from = tensor.dtype,
       .to = args.row_dtype,
@@ -61,6 +64,8 @@ bool StagePart(Level level, const StridedTensor& tensor, uint32_t first_token, u
       .tokens_behind = args.token_count - first_token - token_count,
       .source = tensor.data + ptrdiff_t{first_token} * tensor.token_stride_bytes,
       .token_stride_bytes = tensor.token_stride_bytes,
+      .prefetch_tokens = scattered ? internal::kScatteredPrefetchTokens : internal::kPrefetchTokens,
+      .column_elements = scattered ? column_elements : dim,
       .staging = staging,
       .staging_stride_bytes = row_bytes};
   return level >= Level::kAvx512 ? internal::StagePartAvx512(call) : internal::StagePartAvx2(call);
@@ -72,8 +77,11 @@ bool StagePart(Level level, const StridedTensor& tensor, uint32_t first_token, u
 IngestResult IngestStaged(const Exec& exec, const IngestArgs& args) {
   const size_t key_bytes = args.key_dim * DTypeBytes(args.row_dtype);
   const size_t row_bytes = key_bytes + args.value_dim * DTypeBytes(args.row_dtype);
-  alignas(64) std::byte staging[internal::kStagingBytes];
-  const uint32_t step = TokensPerStaging(row_bytes);
+  alignas(64) std::byte staging[internal::kScatteredStagingBytes];
+  const size_t staging_bytes = IsScattered(args.key, args.key_dim)
+                                   ? internal::kScatteredStagingBytes
+                                   : internal::kStagingBytes;
+  const uint32_t step = static_cast<uint32_t>(staging_bytes / row_bytes);
   IngestResult result;
   result.crc = args.crc_seed;
   for (uint32_t token = 0; token < args.token_count;) {

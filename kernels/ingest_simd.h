@@ -16,8 +16,6 @@ namespace {
 using internal::StageCall;
 using internal::StreamCall;
 
-constexpr uint32_t kSourcePrefetchTokens = 24;
-
 // Smallest magnitude (as the bits of a float) that is not finite in kType, after rounding.
 template <DType kType>
 constexpr uint32_t kFirstInfinite = kType == DType::kF16    ? 0x477ff000u  // 65520
@@ -41,25 +39,39 @@ PQC_INLINE Vec::Bits ConvertRow(std::byte* to, const std::byte* from, uint32_t d
   return most;
 }
 
+// Elements [begin, begin + count) of all tokens; the same ones of later tokens are prefetched.
 template <DType kFrom, DType kTo>
-bool Stage(const StageCall& call) {
-  constexpr bool kCopiesHalves = kFrom == kTo && kFrom != DType::kF32;
-  const uint32_t source_bytes = call.dim * (kFrom == DType::kF32 ? 4 : 2);
-  Vec::Bits most = Vec::ZeroBits();
+PQC_INLINE Vec::Bits StageColumn(const StageCall& call, uint32_t begin, uint32_t count,
+                                 Vec::Bits most) {
+  constexpr uint32_t kFromBytes = kFrom == DType::kF32 ? 4 : 2;
+  constexpr uint32_t kToBytes = kTo == DType::kF32 ? 4 : 2;
+  const uint32_t tokens_in_reach = call.token_count + call.tokens_behind;
   for (uint32_t t = 0; t < call.token_count; ++t) {
-    const std::byte* from = call.source + ptrdiff_t{t} * call.token_stride_bytes;
-    std::byte* to = call.staging + t * call.staging_stride_bytes;
-    if (t + kSourcePrefetchTokens < call.token_count + call.tokens_behind) {
-      const std::byte* ahead = from + ptrdiff_t{kSourcePrefetchTokens} * call.token_stride_bytes;
-      for (uint32_t i = 0; i < source_bytes; i += 64) Vec::Prefetch(ahead + i);
+    const std::byte* from =
+        call.source + ptrdiff_t{t} * call.token_stride_bytes + begin * kFromBytes;
+    std::byte* to = call.staging + t * call.staging_stride_bytes + begin * kToBytes;
+    if (t + call.prefetch_tokens < tokens_in_reach) {
+      const std::byte* ahead = from + ptrdiff_t{call.prefetch_tokens} * call.token_stride_bytes;
+      for (uint32_t i = 0; i < count * kFromBytes; i += 64) Vec::Prefetch(ahead + i);
     }
-    if constexpr (kCopiesHalves) {
-      most = Vec::CopyHalves(to, from, call.dim, most);
+    if constexpr (kFrom == kTo && kFrom != DType::kF32) {
+      most = Vec::CopyHalves(to, from, count, most);
     } else {
-      most = ConvertRow<kFrom, kTo>(to, from, call.dim, most);
+      most = ConvertRow<kFrom, kTo>(to, from, count, most);
     }
   }
-  if constexpr (kCopiesHalves) {
+  return most;
+}
+
+template <DType kFrom, DType kTo>
+bool Stage(const StageCall& call) {
+  Vec::Bits most = Vec::ZeroBits();
+  for (uint32_t i = 0; i < call.dim; i += call.column_elements) {
+    const uint32_t left = call.dim - i;
+    most = StageColumn<kFrom, kTo>(call, i,
+                                   left < call.column_elements ? left : call.column_elements, most);
+  }
+  if constexpr (kFrom == kTo && kFrom != DType::kF32) {
     return !Vec::AnyHalfAtLeast(most, kFrom == DType::kF16 ? 0x7c00 : 0x7f80);
   } else {
     return !Vec::AnyAtLeast(most, kFirstInfinite<kTo>);

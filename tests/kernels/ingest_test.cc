@@ -18,7 +18,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::byte kUntouched{0xa5};
 
-// One tensor [tokens, heads, dim] of which head 1 of 3 is taken.
+// One tensor [tokens, heads, dim] of which head 1 (or the only one) is taken.
 struct Tensor {
   DType dtype = DType::kF16;
   uint32_t dim = 0;
@@ -41,13 +41,14 @@ struct Tensor {
 
 // `spread` > 1 leaves holes between elements; `offset` makes everything unaligned.
 Tensor MakeTensor(DType dtype, uint32_t token_count, uint32_t dim, uint32_t seed,
-                  uint32_t spread = 1, size_t offset = 0) {
+                  uint32_t spread = 1, size_t offset = 0, uint32_t head_count = 3) {
   Tensor tensor;
   tensor.dtype = dtype;
   tensor.dim = dim;
   tensor.element_stride = static_cast<ptrdiff_t>(spread * DTypeBytes(dtype));
-  tensor.token_stride = 3 * dim * tensor.element_stride;
-  tensor.head_offset = offset + dim * static_cast<size_t>(tensor.element_stride);
+  tensor.token_stride = head_count * dim * tensor.element_stride;
+  tensor.head_offset =
+      offset + (head_count > 1 ? dim * static_cast<size_t>(tensor.element_stride) : 0);
   tensor.bytes.resize(offset + token_count * static_cast<size_t>(tensor.token_stride));
   const std::vector<float> values = RandomFloats(size_t{token_count} * dim, seed, 3.0f);
   for (uint32_t token = 0; token < token_count; ++token) {
@@ -137,6 +138,22 @@ TEST_P(IngestTest, EveryDimAndAlignmentWorks) {
       const IngestResult result = Ingest(GetParam(), key, value, 37, to, target, 99);
       ASSERT_TRUE(result.ok());
       ExpectRows(key, value, 37, to, target, 99, result.crc);
+    }
+  }
+}
+
+TEST_P(IngestTest, TensorsOfOneHeadWork) {
+  for (const DType from : kAllDTypes) {
+    for (const uint32_t count : {1u, 8u, 31u, 32u, 33u, 129u}) {
+      SCOPED_TRACE(testing::Message() << DTypeName(from) << " " << count);
+      Tensor key = MakeTensor(from, count, 136, count, 1, 0, 1);
+      Tensor value = MakeTensor(from, count, 72, count + 1, 1, 2, 1);
+      for (const DType to : kAllDTypes) {
+        Target target = MakeTarget(to, count, 208, 0, 0);
+        const IngestResult result = Ingest(GetParam(), key, value, count, to, target);
+        ASSERT_TRUE(result.ok());
+        ExpectRows(key, value, count, to, target, 0, result.crc);
+      }
     }
   }
 }

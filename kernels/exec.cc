@@ -1,13 +1,24 @@
 #include "kernels/exec.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace pqcached::kernels {
 namespace {
+
+#if defined(__x86_64__)
+// clang 14 does not know "f16c" in __builtin_cpu_supports.
+bool HasF16c() {
+  unsigned int a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
 
 Level FindBestLevel() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
-      !__builtin_cpu_supports("f16c")) {
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !HasF16c()) {
     return Level::kPortable;
   }
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||

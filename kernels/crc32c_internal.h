@@ -12,7 +12,7 @@ inline constexpr uint32_t kCrc32cPolynomial = 0x82f63b78u;  // reflected
 // x^n modulo the polynomial, in reflected order and shifted by one bit: what a reflected carry-less
 // product is to be multiplied with to move it n - 32 or n + 32 bits ahead (see crc32c_simd in the
 // instruction-set files).
-consteval uint64_t Crc32cPower(uint32_t n) {
+constexpr uint64_t Crc32cPower(uint32_t n) {
   uint32_t value = 0x80000000u;
   for (uint32_t i = 0; i < n; ++i) {
     value = (value >> 1) ^ ((value & 1u) != 0 ? kCrc32cPolynomial : 0u);

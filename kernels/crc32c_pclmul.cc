@@ -26,8 +26,9 @@ namespace {
 
 template <uint32_t kBits>
 [[gnu::always_inline]] inline __m128i Powers() {
-  return _mm_set_epi64x(static_cast<long long>(internal::Crc32cPower(kBits - 32)),
-                        static_cast<long long>(internal::Crc32cPower(kBits + 32)));
+  constexpr uint64_t kLow = internal::Crc32cPower(kBits + 32);
+  constexpr uint64_t kHigh = internal::Crc32cPower(kBits - 32);
+  return _mm_set_epi64x(static_cast<long long>(kHigh), static_cast<long long>(kLow));
 }
 
 uint32_t Finish(uint32_t state, const std::byte* data, size_t bytes) {

@@ -150,6 +150,50 @@ void Transpose(const float* rows, uint32_t count, float* columns) {
   }
 }
 
+float Sum(Vector value) {
+  typedef float Four __attribute__((vector_size(16)));
+  Four parts[kLanes / 4];
+  __builtin_memcpy(parts, &value, sizeof parts);
+  Four sum = parts[0];
+  for (uint32_t i = 1; i < kLanes / 4; ++i) sum += parts[i];
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+// The scores of a few rows, key by key: a decode step reads each key once, too seldom to transpose
+// it.
+void DotScores(const AttendArgs& args, const float* keys, uint32_t count, float* scores) {
+  for (uint32_t i = 0; i < count; ++i) {
+    for (uint32_t row = 0; row < args.row_count; ++row) {
+      Vector sum{};
+      for (uint32_t d = 0; d < kHeadDim; d += kLanes) {
+        sum += Load(args.q + row * kHeadDim + d) * Load(keys + i * kHeadDim + d);
+      }
+      scores[row * kKeyBlock + i] = Sum(sum);
+    }
+  }
+}
+
+void BlockScores(const AttendArgs& args, const float* keys, uint32_t count, uint32_t width,
+                 float* scores) {
+  constexpr uint32_t kFewRows = 8;
+  if (args.row_count <= kFewRows) {
+    DotScores(args, keys, count, scores);
+    return;
+  }
+  alignas(64) float key_columns[kHeadDim * kKeyBlock];
+  Transpose(keys, count, key_columns);
+  MatMul({.a = args.q,
+          .a_stride = kHeadDim,
+          .b = key_columns,
+          .b_stride = kKeyBlock,
+          .b_panel_stride = kPanelColumns,
+          .c = scores,
+          .c_stride = kKeyBlock,
+          .rows = args.row_count,
+          .inner = kHeadDim,
+          .columns = width});
+}
+
 // Hides what row r may not see of the keys [first_key, first_key + count) of a block; `width` >=
 // count columns exist.
 void Mask(const AttendArgs& args, uint32_t row, uint32_t first_key, uint32_t count, uint32_t width,
@@ -165,7 +209,6 @@ void Mask(const AttendArgs& args, uint32_t row, uint32_t first_key, uint32_t cou
 
 // Blocked over keys with a running softmax, so that scores never leave the second-level cache.
 void Attend(const AttendArgs& args) {
-  alignas(64) float key_columns[kHeadDim * kKeyBlock];
   alignas(64) float scores[kAttendRows * kKeyBlock];
   RowState states[kAttendRows];
   for (uint32_t i = 0; i < args.row_count * kHeadDim; ++i) args.o[i] = 0;
@@ -176,17 +219,7 @@ void Attend(const AttendArgs& args) {
     const uint32_t left = args.key_count - key;
     const uint32_t count = left < kKeyBlock ? left : kKeyBlock;
     const uint32_t width = (count + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
-    Transpose(args.k + size_t{key} * kHeadDim, count, key_columns);
-    MatMul({.a = args.q,
-            .a_stride = kHeadDim,
-            .b = key_columns,
-            .b_stride = kKeyBlock,
-            .b_panel_stride = kPanelColumns,
-            .c = scores,
-            .c_stride = kKeyBlock,
-            .rows = args.row_count,
-            .inner = kHeadDim,
-            .columns = width});
+    BlockScores(args, args.k + size_t{key} * kHeadDim, count, width, scores);
     for (uint32_t row = 0; row < args.row_count; ++row) {
       float* row_scores = scores + row * kKeyBlock;
       Mask(args, row, args.first_key + key, count, width, row_scores);

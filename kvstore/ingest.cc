@@ -125,6 +125,12 @@ absl::StatusOr<uint64_t> TruncateRows(WriteLease lease, uint64_t token_count) {
   if (!base.ok()) return base.status();
   const uint32_t stored = (*base)->token_count();
   const uint32_t tail_begin = (*base)->tail_begin();
+  if (tail_begin > stored) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "layers hold different token counts: some miss tokens before the open tail, which begins "
+        "at ",
+        tail_begin, "; ingest those first"));
+  }
   if (token_count > stored || token_count < tail_begin) {
     return absl::InvalidArgumentError(
         absl::StrCat("token_count is ", token_count, "; it must lie in [", tail_begin, ", ", stored,

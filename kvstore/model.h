@@ -19,6 +19,14 @@ namespace pqcached::kvstore {
 
 enum class LayerKind : uint8_t { kSelected = 1, kFull = 2, kWindow = 3, kNone = 4 };
 
+// How keys were rotated. Not used by this version's indexes; a part of what a cache is.
+struct Rope {
+  uint8_t layout = 0;  // as the wire numbers it
+  double theta = 0;
+  uint32_t rotary_dim = 0;
+  friend bool operator==(const Rope&, const Rope&) = default;
+};
+
 // Layers of one kind. kFull and kWindow are refused by name (kUnimplemented).
 struct LayerGroup {
   LayerKind kind = LayerKind::kSelected;
@@ -30,6 +38,7 @@ struct LayerGroup {
   kernels::DType dtype = kernels::DType::kF16;
   float softmax_scale = 0;  // 0 = 1 / sqrt(key_dim)
   float softcap = 0;        // 0 = none
+  Rope rope;
 
   uint32_t group_size() const { return query_heads / kv_heads; }
   uint32_t row_bytes() const;

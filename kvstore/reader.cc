@@ -218,8 +218,8 @@ void GatherHead(const kernels::Exec& exec, const LayerView& view, uint32_t kv_he
                 std::span<const uint32_t> positions, const PartBytes& part,
                 std::span<std::byte> target) {
   const std::vector<kernels::RowSpan> spans = RowSpans(view, kv_head);
-  const bool ascending =
-      std::is_sorted(positions.begin(), positions.end(), std::less_equal<uint32_t>());
+  const bool ascending = std::adjacent_find(positions.begin(), positions.end(),
+                                            std::greater_equal<uint32_t>()) == positions.end();
   const size_t step = ascending ? std::max<size_t>(positions.size(), 1) : 1;
   for (size_t i = 0; i < positions.size(); i += step) {
     kernels::GatherRows(exec, {.row_stride_bytes = view.shape.row_bytes,

@@ -14,7 +14,6 @@
 namespace pqcached::kvstore {
 namespace {
 
-constexpr size_t kContentAlignment = 128;  // of planes, counts and centroids inside an extent
 
 size_t AlignUp(size_t bytes) {
   return (bytes + kContentAlignment - 1) / kContentAlignment * kContentAlignment;

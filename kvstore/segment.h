@@ -1,7 +1,7 @@
 // Segments: the extents that hold a token range, and the words to make and fill them.
 //
 // A segment's memory is written by the one writer of its sequence, and only in slots that no
-// snapshot shows (snapshot.h). Everything here is shared by shared_ptr: by the sequence and by each
+// snapshot shows (sequence.h). Everything here is shared by shared_ptr: by the sequence and by each
 // reader that still looks at it.
 //
 // Thread-compatible.

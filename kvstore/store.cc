@@ -70,6 +70,7 @@ std::string FindDifference(const CacheSpec& a, const CacheSpec& b) {
     if (x.dtype != y.dtype) return prefix + "dtype";
     if (x.scale() != y.scale()) return prefix + "softmax_scale";
     if (x.softcap != y.softcap) return prefix + "softcap";
+    if (x.rope != y.rope) return prefix + "rope";
   }
   return {};
 }
@@ -120,6 +121,7 @@ class StoreImpl final : public Store {
     std::shared_ptr<Sequence> sequence;
   };
 
+  absl::StatusOr<Found> FindOfAnyTenant(uint64_t sequence_id) const;
   absl::StatusOr<Found> Find(std::string_view tenant, uint64_t sequence_id) const;
   absl::StatusOr<std::shared_ptr<const Cache>> FindCache(std::string_view tenant,
                                                          uint64_t cache_id) const;
@@ -207,14 +209,22 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::FindCache(std::string_vi
   return it->second;
 }
 
-absl::StatusOr<StoreImpl::Found> StoreImpl::Find(std::string_view tenant,
-                                                 uint64_t sequence_id) const {
+absl::StatusOr<StoreImpl::Found> StoreImpl::FindOfAnyTenant(uint64_t sequence_id) const {
   const MutexLock lock(&mutex_);
   const auto it = sequences_.find(sequence_id);
-  if (it == sequences_.end() || it->second.cache->tenant != tenant) {
+  if (it == sequences_.end()) {
     return absl::NotFoundError(absl::StrCat("no sequence ", sequence_id));
   }
   return it->second;
+}
+
+absl::StatusOr<StoreImpl::Found> StoreImpl::Find(std::string_view tenant,
+                                                 uint64_t sequence_id) const {
+  auto found = FindOfAnyTenant(sequence_id);
+  if (found.ok() && found->cache->tenant != tenant) {
+    return absl::NotFoundError(absl::StrCat("no sequence ", sequence_id));
+  }
+  return found;
 }
 
 absl::StatusOr<Reading> StoreImpl::Read(std::string_view tenant, uint64_t sequence_id) const {
@@ -254,10 +264,8 @@ void StoreImpl::Forget(uint64_t sequence_id) {
 absl::Status StoreImpl::DropSequence(std::string_view tenant, uint64_t sequence_id) {
   const auto found = Find(tenant, sequence_id);
   if (!found.ok()) return found.status();
-  const auto lease = WriteLease::Take(found->sequence);
-  if (!lease.ok()) return lease.status();
   Forget(sequence_id);
-  found->sequence->Drop();
+  found->sequence->Drop();  // a writer at work finds out when it publishes
   return absl::OkStatus();
 }
 
@@ -416,7 +424,7 @@ absl::StatusOr<std::vector<SequenceInfo>> StoreImpl::ListSequences(std::string_v
 
 absl::StatusOr<SequenceInfo> StoreImpl::DescribeSequence(std::string_view tenant,
                                                          uint64_t sequence_id) {
-  const auto found = Find(tenant, sequence_id);
+  const auto found = tenant.empty() ? FindOfAnyTenant(sequence_id) : Find(tenant, sequence_id);
   if (!found.ok()) return found.status();
   const auto snapshot = found->sequence->Read();
   if (!snapshot.ok()) return snapshot.status();

@@ -6,7 +6,7 @@
 //
 // Every call names a tenant; ids of another tenant are kNotFound. Nothing changes when a call fails.
 //
-// Thread-safe. Writers of one sequence (Ingest, Append, BuildIndex, Truncate, Drop) exclude each other: the second one gets
+// Thread-safe. Writers of one sequence (Ingest, Append, BuildIndex, Truncate) exclude each other: the second one gets
 // kAborted at once. Readers never wait for writers; a dropped sequence's memory returns when its last reader is done.
 #ifndef PQCACHED_KVSTORE_STORE_H_
 #define PQCACHED_KVSTORE_STORE_H_
@@ -105,6 +105,8 @@ struct BuildSpec {
   uint32_t train_tokens = 0;         // sample per epoch and kv head; 0 = all
   uint32_t sink_tokens = 16;         // excluded from training
   absl::Time deadline = absl::InfiniteFuture();
+  // Asked between iterations, from several builder threads at once: true cancels. May be empty.
+  std::function<bool()> cancelled;
 };
 
 struct BuildProgress {
@@ -187,7 +189,7 @@ class Store {
   //         kAlreadyExists       the sequence has this index
   //         kResourceExhausted   pool (shortfall in bytes), or kMaxIndexes
   //         kDeadlineExceeded    before the first usable codebook of every layer; later the build ends early with fewer iterations
-  //         kCancelled           `progress` returned false
+  //         kCancelled           `progress` returned false, or `cancelled` true
   virtual absl::Status BuildIndex(std::string_view tenant, uint64_t sequence_id, const BuildSpec& spec,
                                   const std::function<bool(const BuildProgress&)>& progress) = 0;
 

@@ -20,20 +20,6 @@ size_t AlignUp(size_t bytes) {
   return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
 }
 
-kernels::GroupRule ToKernel(GroupRule rule) {
-  switch (rule) {
-    case GroupRule::kSumSoftmax:
-      return kernels::GroupRule::kSumSoftmax;
-    case GroupRule::kMaxSoftmax:
-      return kernels::GroupRule::kMaxSoftmax;
-    case GroupRule::kMeanLogit:
-      return kernels::GroupRule::kMeanLogit;
-    case GroupRule::kMaxLogit:
-      return kernels::GroupRule::kMaxLogit;
-  }
-  PQC_CHECK(false);
-}
-
 // A run of candidate slots of one segment.
 struct Piece {
   const SegmentView* segment = nullptr;
@@ -78,8 +64,7 @@ Plan MakePlan(const LayerView& view, std::span<const PositionRange> ranges) {
   return plan;
 }
 
-// PqSelect adds up plain table entries: a softcap, or a very large group, takes the way over
-// logits.
+// PqSelect adds up plain table entries: a softcap takes the way over logits.
 bool TakesLogits(const LayerShape& shape, const IndexDescriptor& index) {
   return index.kind == IndexKind::kFlat || shape.softcap > 0;
 }
@@ -249,7 +234,7 @@ void SelectByLogits(const HeadTask& task, GroupRule rule, std::span<uint32_t> po
     column += piece.token_count();
   }
   kernels::ScoreSelect(task.exec, {.group_size = task.shape.group_size(),
-                                   .rule = ToKernel(rule),
+                                   .rule = rule,
                                    .spans = spans,
                                    .positions = positions,
                                    .scratch = task.scratch.kernel});
@@ -261,7 +246,7 @@ void SelectByCodes(const HeadTask& task, GroupRule rule, std::span<uint32_t> pos
   for (const Piece& piece : task.plan.pieces) spans.push_back(SpanOf(piece, task.kv_head));
   kernels::PqSelect(task.exec, {.geometry = GeometryOf(task.index, task.shape.key_dim),
                                 .group_size = task.shape.group_size(),
-                                .rule = ToKernel(rule),
+                                .rule = rule,
                                 .spans = spans,
                                 .tables = task.scratch.tables,
                                 .positions = positions,

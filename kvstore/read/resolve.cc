@@ -22,7 +22,8 @@ std::string CheckFields(const Selection& selection, uint64_t query_position) {
     return "query_position is " + std::to_string(query_position) + "; it must be below " +
            std::to_string(kMaxSequenceTokens);
   }
-  if (selection.rule > GroupRule::kMaxLogit) return "group_rule is unknown";
+  if (selection.rule < GroupRule::kSumSoftmax || selection.rule > GroupRule::kMaxLogit)
+    return "group_rule is unknown";
   if (selection.excluded.size() > kMaxExcludedRanges) {
     return "excluded: " + std::to_string(selection.excluded.size()) + " ranges; at most " +
            std::to_string(kMaxExcludedRanges);

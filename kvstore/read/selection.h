@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/group_rule.h"
 #include "kvstore/read/layout.h"
 
 namespace pqcached::kvstore {
 
-// How the query heads that share a kv head agree on one set of tokens (PQCache: sum of per-head softmax).
-enum class GroupRule : uint8_t { kSumSoftmax = 0, kMaxSoftmax = 1, kMeanLogit = 2, kMaxLogit = 3 };
+using kernels::GroupRule;
 
 struct PositionRange {
   uint32_t begin = 0;

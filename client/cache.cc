@@ -17,7 +17,7 @@ pqc_status OpenCache(pqc_client* client, const pqc_cache_spec* caller_spec, pqc_
   if (const pqc_status status = ReadCacheSpec(caller_spec, &arguments); status != PQC_OK) {
     return status;
   }
-  Remote* remote;
+  Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(*client->state, &remote); status != PQC_OK) return status;
 
   auto state = std::make_shared<CacheState>();
@@ -46,7 +46,7 @@ pqc_status Create(pqc_cache* cache, pqc_sequence** sequence) {
   if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache: must not be NULL");
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
   *sequence = nullptr;
-  Remote* remote;
+  Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(*cache->state->client, &remote); status != PQC_OK) {
     return status;
   }
@@ -64,7 +64,7 @@ pqc_status Create(pqc_cache* cache, pqc_sequence** sequence) {
 pqc_status Drop(pqc_sequence* sequence) {
   if (!sequence) return PQC_OK;
   const std::unique_ptr<pqc_sequence> owned(sequence);
-  Remote* remote;
+  Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(*owned->cache->client, &remote); status != PQC_OK) {
     return status;
   }
@@ -80,7 +80,7 @@ pqc_status Truncate(pqc_sequence* sequence, uint64_t token_count) {
   }
   const ChangeLock lock(*sequence);
   if (lock.status() != PQC_OK) return PQC_ABORTED;
-  Remote* remote;
+  Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
     return status;
   }
@@ -94,7 +94,7 @@ pqc_status Describe(pqc_sequence* sequence, pqc_sequence_info* info) {
   if (const pqc_status status = ReadStruct(info, "info", &described); status != PQC_OK) {
     return status;
   }
-  Remote* remote;
+  Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
     return status;
   }

@@ -108,7 +108,7 @@ pqc_status AdminJson(pqc_client* client, const char* method, const char* request
   if (!method) return Fail(PQC_INVALID_ARGUMENT, "method: must not be NULL");
   if (!answer) return Fail(PQC_INVALID_ARGUMENT, "answer: must not be NULL");
   *answer = nullptr;
-  Remote* remote;
+  Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(*client->state, &remote); status != PQC_OK) return status;
   Answer kept;
   ErrorText error;

@@ -18,8 +18,7 @@ pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed) {
 }
 
 // Reads the parts that all queries have. `name`s are those of the header.
-pqc_status ReadQuery(pqc_sequence* sequence, const pqc_query* caller_query, QueryView* view,
-                     Remote** remote) {
+pqc_status ReadQuery(const pqc_sequence* sequence, const pqc_query* caller_query, QueryView* view) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
   pqc_query query;
   if (const pqc_status status = ReadStruct(caller_query, "query", &query); status != PQC_OK) {
@@ -32,11 +31,7 @@ pqc_status ReadQuery(pqc_sequence* sequence, const pqc_query* caller_query, Quer
       status != PQC_OK) {
     return status;
   }
-  if (const pqc_status status = ReadQueries(query.queries, view->shape, &view->queries);
-      status != PQC_OK) {
-    return status;
-  }
-  return GetRemote(*sequence->cache->client, remote);
+  return ReadQueries(query.queries, view->shape, &view->queries);
 }
 
 void CopyCounts(const pqc_positions& from, pqc_positions* to) {
@@ -49,8 +44,7 @@ void CopyCounts(const pqc_positions& from, pqc_positions* to) {
 pqc_status Select(pqc_sequence* sequence, const pqc_query* query, const pqc_selection* selection,
                   pqc_positions* out) {
   QueryView view;
-  Remote* remote;
-  if (const pqc_status status = ReadQuery(sequence, query, &view, &remote); status != PQC_OK) {
+  if (const pqc_status status = ReadQuery(sequence, query, &view); status != PQC_OK) {
     return status;
   }
   pqc_selection terms;
@@ -58,6 +52,10 @@ pqc_status Select(pqc_sequence* sequence, const pqc_query* query, const pqc_sele
   if (!out) return Fail(PQC_INVALID_ARGUMENT, "out: must not be NULL");
   if (const pqc_status status = CheckMemberSize(*out, "out"); status != PQC_OK) return status;
   pqc_positions selected = *out;
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
+    return status;
+  }
   ErrorText error;
   const pqc_status status = remote->TopK(view, terms, &selected, &error);
   if (status == PQC_OK || status == PQC_OUT_OF_RANGE) CopyCounts(selected, out);
@@ -73,8 +71,7 @@ pqc_status CheckRange(pqc_token_range tokens) {
 pqc_status Score(pqc_sequence* sequence, const pqc_query* query, const pqc_index* caller_index,
                  pqc_token_range tokens, const ScoresOut& out, uint64_t logit_capacity) {
   QueryView view;
-  Remote* remote;
-  if (const pqc_status status = ReadQuery(sequence, query, &view, &remote); status != PQC_OK) {
+  if (const pqc_status status = ReadQuery(sequence, query, &view); status != PQC_OK) {
     return status;
   }
   pqc_index index{};
@@ -86,6 +83,10 @@ pqc_status Score(pqc_sequence* sequence, const pqc_query* query, const pqc_index
     const pqc_status status = CheckCapacity("logit_capacity", logit_capacity, needed);
     if (status != PQC_OK) return status;
   }
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
+    return status;
+  }
   ErrorText error;
   return Report(remote->Score(view, index, tokens, out, &error), error);
 }
@@ -96,8 +97,8 @@ uint64_t RowBytes(const LayerShape& shape, pqc_row_part part) {
   return dims * (shape.dtype == PQC_F32 ? 4u : 2u);
 }
 
-pqc_status ReadFetch(pqc_sequence* sequence, uint32_t layer, pqc_row_part part, const void* out,
-                     FetchView* view, Remote** remote) {
+pqc_status ReadFetch(const pqc_sequence* sequence, uint32_t layer, pqc_row_part part,
+                     const void* out, FetchView* view) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
   if (!out) return Fail(PQC_INVALID_ARGUMENT, "out: must not be NULL");
   if (const uint32_t number = RawEnum(part); number > PQC_VALUE) {
@@ -106,25 +107,23 @@ pqc_status ReadFetch(pqc_sequence* sequence, uint32_t layer, pqc_row_part part, 
   view->sequence_id = sequence->sequence_id;
   view->layer = layer;
   view->part = part;
-  if (const pqc_status status = FindLayer(*sequence, layer, "layer", &view->shape);
-      status != PQC_OK) {
-    return status;
-  }
-  return GetRemote(*sequence->cache->client, remote);
+  return FindLayer(*sequence, layer, "layer", &view->shape);
 }
 
 pqc_status FetchRange(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,
                       pqc_row_part part, void* out, uint64_t out_bytes) {
   FetchView view;
-  Remote* remote;
-  if (const pqc_status status = ReadFetch(sequence, layer, part, out, &view, &remote);
-      status != PQC_OK) {
+  if (const pqc_status status = ReadFetch(sequence, layer, part, out, &view); status != PQC_OK) {
     return status;
   }
   if (const pqc_status status = CheckRange(tokens); status != PQC_OK) return status;
   const uint64_t needed =
       view.shape.kv_heads * (tokens.end - tokens.begin) * RowBytes(view.shape, part);
   if (const pqc_status status = CheckCapacity("out_bytes", out_bytes, needed); status != PQC_OK) {
+    return status;
+  }
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
     return status;
   }
   ErrorText error;
@@ -140,15 +139,17 @@ pqc_status CheckPositions(const PositionsView& positions) {
 pqc_status FetchTokens(pqc_sequence* sequence, uint32_t layer, const PositionsView& positions,
                        pqc_row_part part, void* out, uint64_t out_bytes) {
   FetchView view;
-  Remote* remote;
-  if (const pqc_status status = ReadFetch(sequence, layer, part, out, &view, &remote);
-      status != PQC_OK) {
+  if (const pqc_status status = ReadFetch(sequence, layer, part, out, &view); status != PQC_OK) {
     return status;
   }
   if (const pqc_status status = CheckPositions(positions); status != PQC_OK) return status;
   const uint64_t needed =
       uint64_t{view.shape.kv_heads} * positions.count * RowBytes(view.shape, part);
   if (const pqc_status status = CheckCapacity("out_bytes", out_bytes, needed); status != PQC_OK) {
+    return status;
+  }
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
     return status;
   }
   ErrorText error;
@@ -159,8 +160,7 @@ pqc_status FetchTokens(pqc_sequence* sequence, uint32_t layer, const PositionsVi
 pqc_status Attend(pqc_sequence* sequence, const pqc_query* query, const pqc_selection* selection,
                   const PositionsView* positions, pqc_attention* caller_out) {
   QueryView view;
-  Remote* remote;
-  if (const pqc_status status = ReadQuery(sequence, query, &view, &remote); status != PQC_OK) {
+  if (const pqc_status status = ReadQuery(sequence, query, &view); status != PQC_OK) {
     return status;
   }
   pqc_attention out;
@@ -180,6 +180,10 @@ pqc_status Attend(pqc_sequence* sequence, const pqc_query* query, const pqc_sele
   if (const pqc_status status =
           CheckCapacity("out.lse_capacity", out.lse_capacity, view.shape.query_heads);
       status != PQC_OK) {
+    return status;
+  }
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
     return status;
   }
   ErrorText error;

@@ -40,7 +40,7 @@ pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_positio
   }
   const ChangeLock lock(*sequence);
   if (lock.status() != PQC_OK) return PQC_ABORTED;
-  Remote* remote;
+  Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
     return status;
   }
@@ -96,7 +96,7 @@ pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_lay
   }
   const ChangeLock lock(*sequence);
   if (lock.status() != PQC_OK) return PQC_ABORTED;
-  Remote* remote;
+  Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
     return status;
   }
@@ -119,7 +119,7 @@ pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options
   }
   const ChangeLock lock(*sequence);
   if (lock.status() != PQC_OK) return PQC_ABORTED;
-  Remote* remote;
+  Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
     return status;
   }

@@ -59,7 +59,7 @@ pqc_status RpcRemote::AdminJson(const char* method_name, const char* request_jso
     }
     const std::string path = "/" + method->service()->full_name() + "/" + method->name();
     grpc::TemplatedGenericStub<Message, Message> stub(channel_);
-    const grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
+    grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
       return CallByPath(stub, path, context, *request, response.get());
     });
     if (!status.ok()) return status;

@@ -73,7 +73,7 @@ pqc_status RpcRemote::TopK(const QueryView& query, const pqc_selection& selectio
     v1::TopKResponse response;
     ToWire(query, request.add_items()->mutable_query());
     ToWire(selection, request.mutable_items(0)->mutable_selection());
-    const grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
+    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
       return kv_->TopK(context, request, &response);
     });
     if (!status.ok()) return status;
@@ -91,7 +91,7 @@ grpc::Status RpcRemote::ScorePart(const QueryView& query, const pqc_index& index
   if (!ToWire(index, item->mutable_index())) item->clear_index();
   item->mutable_tokens()->set_begin(tokens.begin);
   item->mutable_tokens()->set_end(tokens.end);
-  const grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](auto* context) {
+  grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](auto* context) {
     return kv_->Score(context, request, response);
   });
   if (!status.ok()) return status;
@@ -117,8 +117,7 @@ pqc_status RpcRemote::Score(const QueryView& query, const pqc_index& index, pqc_
       const uint64_t count = std::min(step, token_count - token);
       const uint64_t begin = tokens.begin + token;
       v1::ScoreResponse response;
-      const grpc::Status status =
-          ScorePart(query, index, {begin, begin + count}, deadline, &response);
+      grpc::Status status = ScorePart(query, index, {begin, begin + count}, deadline, &response);
       if (!status.ok()) return status;
       const v1::Scores& scores = response.items(0);
       std::string reason;
@@ -158,7 +157,7 @@ pqc_status RpcRemote::FetchRange(const FetchView& fetch, pqc_token_range tokens,
       v1::TokenRange* range = request.add_ranges();
       range->set_begin(tokens.begin + token);
       range->set_end(tokens.begin + token + count);
-      const grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](auto* context) {
+      grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](auto* context) {
         return kv_->FetchBlocks(context, request, &response);
       });
       if (!status.ok()) return status;
@@ -194,7 +193,7 @@ pqc_status RpcRemote::FetchTokens(const FetchView& fetch, const PositionsView& p
         const uint32_t* of_head = positions.positions + uint64_t{head} * positions.count + first;
         request.mutable_positions()->Add(of_head, of_head + count);
       }
-      const grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](auto* context) {
+      grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](auto* context) {
         return kv_->FetchTokens(context, request, &response);
       });
       if (!status.ok()) return status;
@@ -226,7 +225,7 @@ pqc_status RpcRemote::Attend(const QueryView& query, const pqc_selection* select
     }
     const bool want_positions = out->selected.positions != nullptr;
     item->set_want_positions(want_positions);
-    const grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
+    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
       return kv_->Attend(context, request, &response);
     });
     if (!status.ok()) return status;

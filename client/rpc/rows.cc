@@ -82,7 +82,7 @@ pqc_status RpcRemote::Append(uint64_t sequence_id, uint64_t first_position, cons
                   " bytes, must be at most max_message_bytes " + std::to_string(limit) +
                   "; append fewer tokens at once"};
     }
-    const grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
+    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
       return kv_->Append(context, request, &response);
     });
     if (status.ok() && response.token_counts_size() != 1) {
@@ -119,7 +119,7 @@ pqc_status RpcRemote::BuildIndex(uint64_t sequence_id, const pqc_build_options& 
       cancelled = true;
       context.TryCancel();
     }
-    const grpc::Status status = stream->Finish();
+    grpc::Status status = stream->Finish();
     if (cancelled && status.error_code() == grpc::StatusCode::CANCELLED) {
       return {status.error_code(), "the progress callback cancelled the build"};
     }

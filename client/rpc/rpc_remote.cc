@@ -52,7 +52,7 @@ grpc::Status RpcRemote::Open(const RemoteOptions& options, RpcRemote** remote) {
   open.set_client_name(options.client_name);
   open.set_tenant(options.tenant);
   open.set_protocol_version(kProtocolVersion);
-  const grpc::Status status = opened->session_.Open(open, opened->CallDeadline());
+  grpc::Status status = opened->session_.Open(open, opened->CallDeadline());
   if (!status.ok()) {
     return {status.error_code(), opened->endpoint_ + ": " + status.error_message()};
   }
@@ -134,7 +134,7 @@ pqc_status RpcRemote::OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
     }
     request.set_capacity_bytes(spec.capacity_bytes);
     if (!ToWire(spec.default_index, request.mutable_default_index())) request.clear_default_index();
-    const grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
+    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
       return kv_->OpenCache(context, request, &response);
     });
     *cache_id = response.cache_id();
@@ -149,7 +149,7 @@ pqc_status RpcRemote::CreateSequence(uint64_t cache_id, const char* model_finger
     v1::CreateSequenceResponse response;
     request.set_cache_id(cache_id);
     request.set_model_fingerprint(model_fingerprint);
-    const grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
+    grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
       return kv_->CreateSequence(context, request, &response);
     });
     *sequence_id = response.sequence_id();
@@ -186,7 +186,7 @@ pqc_status RpcRemote::DescribeSequence(uint64_t sequence_id, pqc_sequence_info* 
     v1::DescribeSequenceRequest request;
     v1::DescribeSequenceResponse response;
     request.set_sequence_id(sequence_id);
-    const grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
+    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
       return admin_->DescribeSequence(context, request, &response);
     });
     const v1::SequenceDescription& described = response.sequence();

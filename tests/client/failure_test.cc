@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <future>
 #include <memory>
@@ -25,6 +26,11 @@ using testing::Process;
 using testing::TempFolder;
 
 constexpr uint32_t kKvHeads = 2, kQueryHeads = 4, kDim = 32;
+
+// Of calls that are to run into it; long enough to open a session on a busy machine.
+constexpr uint32_t kShortTimeoutMs = 1500;
+// Much less than the timeouts that a call must not wait for, much more than a busy machine needs.
+constexpr milliseconds kSoon(15000);
 
 LayerGroup Layers() {
   return {.layers = {0, 1},
@@ -70,6 +76,7 @@ class Fixture {
   Client& client() { return *client_; }
   Sequence& sequence() { return *sequence_; }
   void CloseClient() { client_.reset(); }
+  Client* ReleaseClient() { return client_.release(); }
 
   Result<Selected> Select() {
     return sequence_->Select(
@@ -131,6 +138,22 @@ TEST(FailureTest, HandlesOutliveTheirClient) {
   EXPECT_EQ(fixture.sequence().Drop().code(), PQC_FAILED_PRECONDITION);
 }
 
+TEST(FailureTest, AClientThatIsNeverClosedDoesNotDisturbTheExit) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a new process: gRPC does not survive a fork
+  static Client* never_closed = nullptr;
+  EXPECT_EXIT(
+      {
+        bool selected;
+        {
+          Fixture fixture("good");
+          selected = fixture.Select().ok();
+          never_closed = fixture.ReleaseClient();
+        }
+        std::exit(selected && never_closed ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
 TEST(FailureTest, ReadsAndRowsAreRepeatedAfterUnavailable) {
   Fixture fixture("flaky");
   ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
@@ -148,12 +171,15 @@ TEST(FailureTest, ChangesThatARepeatWouldDoTwiceAreNotRepeated) {
 }
 
 TEST(FailureTest, RepeatsEndWithTheDeadline) {
-  Fixture fixture("unavailable", /*timeout_ms=*/400);
+  Fixture fixture("unavailable", kShortTimeoutMs);
   ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
   const auto begin = steady_clock::now();
   const Result<Selected> selected = fixture.Select();
-  EXPECT_EQ(selected.status().code(), PQC_UNAVAILABLE);
-  EXPECT_LT(steady_clock::now() - begin, milliseconds(5000));
+  // The last attempt is refused, or overtaken by the deadline.
+  EXPECT_TRUE(selected.status().code() == PQC_UNAVAILABLE ||
+              selected.status().code() == PQC_DEADLINE_EXCEEDED)
+      << selected.status().ToString();
+  EXPECT_LT(steady_clock::now() - begin, kSoon);
 }
 
 TEST(FailureTest, ALostSessionIsUnavailableForEver) {
@@ -167,7 +193,7 @@ TEST(FailureTest, ALostSessionIsUnavailableForEver) {
         << selected.status().message();
     EXPECT_NE(selected.status().message().find("the-boot"), std::string::npos);
     EXPECT_NE(selected.status().message().find("the fake ended it"), std::string::npos);
-    EXPECT_LT(steady_clock::now() - begin, milliseconds(5000));
+    EXPECT_LT(steady_clock::now() - begin, kSoon);
   }
 }
 
@@ -189,13 +215,13 @@ TEST(FailureTest, ASidecarKilledInACallIsUnavailableAtOnce) {
     const auto killed = steady_clock::now();
     fixture.sidecar().Kill();
     EXPECT_EQ(status.get().code(), PQC_UNAVAILABLE) << call;
-    EXPECT_LT(steady_clock::now() - killed, milliseconds(10000)) << call;
+    EXPECT_LT(steady_clock::now() - killed, kSoon) << call;
     EXPECT_EQ(fixture.Select().status().code(), PQC_UNAVAILABLE);
   }
 }
 
 TEST(FailureTest, ACallThatIsNotAnsweredEndsWithItsDeadline) {
-  Fixture fixture("hang", /*timeout_ms=*/300);
+  Fixture fixture("hang", kShortTimeoutMs);
   ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
   const auto begin = steady_clock::now();
   const Result<Selected> selected = fixture.Select();
@@ -203,7 +229,7 @@ TEST(FailureTest, ACallThatIsNotAnsweredEndsWithItsDeadline) {
   EXPECT_NE(selected.status().message().find("TopK: no answer"), std::string::npos);
   EXPECT_EQ(fixture.Ingest(10).code(), PQC_DEADLINE_EXCEEDED);
   EXPECT_EQ(fixture.sequence().BuildIndex({.timeout_ms = 300}).code(), PQC_DEADLINE_EXCEEDED);
-  EXPECT_LT(steady_clock::now() - begin, milliseconds(10000));
+  EXPECT_LT(steady_clock::now() - begin, kSoon);
 }
 
 TEST(FailureTest, ASocketThatNobodyAnswersEndsWithTheDeadline) {
@@ -218,7 +244,7 @@ TEST(FailureTest, ASocketThatNobodyAnswersEndsWithTheDeadline) {
   const auto begin = steady_clock::now();
   const Result<Client> client = Client::Open({.endpoint = "unix:" + path, .timeout_ms = 300});
   EXPECT_EQ(client.status().code(), PQC_DEADLINE_EXCEEDED) << client.status().ToString();
-  EXPECT_LT(steady_clock::now() - begin, milliseconds(10000));
+  EXPECT_LT(steady_clock::now() - begin, kSoon);
   close(listener);
 }
 
@@ -229,7 +255,7 @@ TEST(FailureTest, ASocketThatIsNotThereIsUnavailableAtOnce) {
       Client::Open({.endpoint = "unix:" + folder.File("s"), .timeout_ms = 60000});
   EXPECT_EQ(client.status().code(), PQC_UNAVAILABLE) << client.status().ToString();
   EXPECT_NE(client.status().message().find(folder.path()), std::string::npos);
-  EXPECT_LT(steady_clock::now() - begin, milliseconds(10000));
+  EXPECT_LT(steady_clock::now() - begin, kSoon);
 }
 
 TEST(FailureTest, ASessionThatDoesNotOpenIsInternal) {

@@ -25,12 +25,18 @@ struct KeyInterval {
   int32_t high;
 };
 
-// Returns a key strictly between low and high: the middle by value suits logits, the middle by key
-// suits weights of many magnitudes, so that callers take them in turn. REQUIRES: high - low > 1.
+// Returns a key strictly between low and high. REQUIRES: high - low > 1.
+//
+// The middle by key suits values of many magnitudes, the middle by value those of few. Around zero
+// nobody knows, so callers should alternate `by_value`.
 static inline int32_t MiddleKey(KeyInterval interval, bool by_value) {
   const auto middle = static_cast<int32_t>((int64_t{interval.low} + interval.high) >> 1);
+  const float low = KeyFloat(interval.low);
+  const float high = KeyFloat(interval.high);
+  if (low > 0.0f) by_value = high < 4.0f * low;
+  if (high < 0.0f) by_value = low > 4.0f * high;
   if (!by_value) return middle;
-  const int32_t key = FloatKey(0.5f * KeyFloat(interval.low) + 0.5f * KeyFloat(interval.high));
+  const int32_t key = FloatKey(0.5f * low + 0.5f * high);
   return key > interval.low && key < interval.high ? key : middle;
 }
 

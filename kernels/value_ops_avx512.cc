@@ -214,7 +214,7 @@ constexpr size_t kMinSampled = 4 * kSampleCount;
 // Ranks by which the sample's answer is widened: at least four standard deviations for values in
 // random order. Where neighbours resemble each other it may miss, and then the whole array is
 // searched.
-constexpr uint32_t kSampleMargin = 256;
+constexpr uint32_t kSampleMargin = 96;
 
 // Brackets the k-th largest by the sample; the list is empty if the sample misled.
 Bracket BracketBySample(const float* values, size_t count, uint32_t k, float* work) {
@@ -233,10 +233,10 @@ Bracket BracketBySample(const float* values, size_t count, uint32_t k, float* wo
   }
   const Kept kept = Keep(values, count, low, high, work);
   const bool misled = kept.above_count >= k || kept.above_count + kept.count < k;
-  return {.interval = {FloatKey(low), FloatKey(high)},
-          .list = work,
-          .list_count = misled ? 0 : kept.count,
-          .above_count = kept.above_count};
+  // The least and the largest that were kept are closer than what the sample knew.
+  Bracket bracket = BracketAll(work, misled ? 0 : kept.count);
+  bracket.above_count = kept.above_count;
+  return bracket;
 }
 
 ValueCut FindCut(const float* values, size_t count, uint32_t k, float* work) {

@@ -35,6 +35,11 @@ bool Session::WaitEnded(std::chrono::milliseconds wait) const {
   return changed_.wait_for(lock, wait, [this] { return state_ == State::kEnded; });
 }
 
+bool Session::ended() const {
+  const std::lock_guard lock(mutex_);
+  return state_ == State::kEnded;
+}
+
 grpc::Status Session::end_status() const {
   const std::lock_guard lock(mutex_);
   return end_status_;

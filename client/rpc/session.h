@@ -38,7 +38,7 @@ class Session {
   // Waits until the session has ended, which it does not come back from, or the time is over.
   // Returns whether it has.
   bool WaitEnded(std::chrono::milliseconds wait) const;
-  bool ended() const { return WaitEnded(std::chrono::milliseconds(0)); }
+  bool ended() const;
   // Why it ended; REQUIRES ended().
   grpc::Status end_status() const;
 

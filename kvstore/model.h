@@ -38,7 +38,7 @@ struct LayerGroup {
   kernels::DType dtype = kernels::DType::kF16;
   float softmax_scale = 0;  // 0 = 1 / sqrt(key_dim)
   float softcap = 0;        // 0 = none
-  Rope rope;
+  Rope rope = {};
 
   uint32_t group_size() const { return query_heads / kv_heads; }
   uint32_t row_bytes() const;

@@ -127,7 +127,8 @@ class StoreImpl final : public Store {
                                                          uint64_t cache_id) const;
   absl::StatusOr<Reading> Read(std::string_view tenant, uint64_t sequence_id) const;
   absl::StatusOr<std::shared_ptr<const Cache>> MakeCache(std::string_view tenant,
-                                                         const CacheSpec& spec)
+                                                         const CacheSpec& spec,
+                                                         size_t machine_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   CacheInfo DescribeCache(const std::shared_ptr<const Cache>& cache) const;
   void Forget(uint64_t sequence_id);
@@ -143,6 +144,7 @@ class StoreImpl final : public Store {
 
 absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const CacheSpec& spec) {
   if (absl::Status status = ValidateCacheSpec(spec); !status.ok()) return status;
+  const size_t machine_bytes = AvailableMemoryBytes();
   std::shared_ptr<const Cache> found;
   {
     const MutexLock lock(&mutex_);
@@ -150,7 +152,7 @@ absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const Ca
       if (cache->tenant == tenant && cache->spec.name == spec.name) found = cache;
     }
     if (found == nullptr) {
-      auto made = MakeCache(tenant, spec);
+      auto made = MakeCache(tenant, spec, machine_bytes);
       if (!made.ok()) return made.status();
       found = *std::move(made);
     }
@@ -163,7 +165,8 @@ absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const Ca
 }
 
 absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeCache(std::string_view tenant,
-                                                                  const CacheSpec& spec) {
+                                                                  const CacheSpec& spec,
+                                                                  size_t machine_bytes) {
   const StoreOptions& options = engine_->options;
   if (caches_.size() >= options.max_caches) {
     return absl::ResourceExhaustedError(
@@ -182,7 +185,6 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeCache(std::string_vi
         absl::StrCat("capacity_bytes is ", spec.capacity_bytes, "; max_pool_bytes leaves ",
                      allowed_bytes, ", ", spec.capacity_bytes - allowed_bytes, " bytes short"));
   }
-  const size_t machine_bytes = AvailableMemoryBytes();
   const size_t available_bytes = machine_bytes - std::min(machine_bytes, untouched_bytes);
   if (spec.capacity_bytes > available_bytes) {
     return absl::ResourceExhaustedError(

@@ -106,7 +106,7 @@ struct BuildSpec {
   uint32_t sink_tokens = 16;         // excluded from training
   absl::Time deadline = absl::InfiniteFuture();
   // Asked between iterations, from several builder threads at once: true cancels. May be empty.
-  std::function<bool()> cancelled;
+  std::function<bool()> cancelled = {};
 };
 
 struct BuildProgress {
@@ -159,7 +159,7 @@ class Store {
   static absl::StatusOr<std::unique_ptr<Store>> Create(const StoreOptions& options);
   virtual ~Store() = default;
 
-  // Opens the tenant's cache of this name, or returns it when it is open with the same spec.
+  // Opens the tenant's cache of this name, or returns it when it is open with the same spec (its capacity stays).
   //
   // Errors: kFailedPrecondition  open with another fingerprint or shape (names the field)
   //         kResourceExhausted   max_caches, max_pool_bytes, or the machine has less memory (shortfall in bytes)

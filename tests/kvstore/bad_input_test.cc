@@ -232,11 +232,17 @@ TEST_F(BadInput, SecondWriterIsAborted) {
                 StatusCode::kAborted, "another writer");
   ExpectRefused([&] { return store().TruncateSequence(kTenant, id(), kTokens).status(); },
                 StatusCode::kAborted, "another writer");
-  ExpectRefused([&] { return store().DropSequence(kTenant, id()); }, StatusCode::kAborted,
-                "another writer");
   ASSERT_TRUE((*ingest)->Commit().ok());  // ends the writing
   EXPECT_EQ((*ingest)->Commit().status().code(), StatusCode::kFailedPrecondition);
   EXPECT_TRUE(store().TruncateSequence(kTenant, id(), kTokens).ok());
+}
+
+TEST_F(BadInput, ADropNeedsNoTurnAndTheWriterFindsOut) {
+  auto ingest = store().BeginIngest(kTenant, id());
+  ASSERT_TRUE(ingest.ok());
+  EXPECT_TRUE(store().DropSequence(kTenant, id()).ok());
+  EXPECT_EQ((*ingest)->Commit().status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(store().DropSequence(kTenant, id()).code(), StatusCode::kNotFound);
 }
 
 TEST_F(BadInput, IngestAfterThePrefillWasClosed) {
@@ -511,6 +517,7 @@ TEST_F(BadInput, AnOpenCacheIsJoinedOnlyWithItsOwnFingerprintAndShape) {
   expect([](CacheSpec& s) { s.groups[0].dtype = kernels::DType::kF16; }, "dtype");
   expect([](CacheSpec& s) { s.groups[0].softmax_scale = 3; }, "softmax_scale");
   expect([](CacheSpec& s) { s.default_index = Pq(4, 4); }, "default_index");
+  expect([](CacheSpec& s) { s.groups[0].rope.theta = 1e4; }, "rope");
   const auto joined = store().OpenCache(kTenant, SmallSpec());
   ASSERT_TRUE(joined.ok());
   EXPECT_EQ(joined->cache_id, sequence_.cache_id());

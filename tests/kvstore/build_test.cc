@@ -1,3 +1,4 @@
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <set>
@@ -312,6 +313,21 @@ TEST(Build, MakesTheSequenceReadyAndItsSegmentsSealed) {
   // m=2 b=4 are nibbles: one byte a token and kv head; 256 cells per segment, layer and kv head.
   EXPECT_EQ(info->index_bytes, 310u * 4 + 4u * 4 * 256 * 4);
   EXPECT_EQ(info->used_bytes, sequence.store().ListCaches("").front().used_bytes);
+}
+
+TEST(Build, ACancelIsNoticedBetweenIterations) {
+  TestSequence sequence;
+  sequence.Ingest(300);
+  std::atomic<int> asked = 0;
+  const absl::Status status =
+      sequence.store().BuildIndex(kTenant, sequence.id(),
+                                  {.index = kIndex,
+                                   .iterations = 1000,
+                                   .cancelled = [&asked] { return asked.fetch_add(1) >= 5; }},
+                                  [](const BuildProgress&) { return true; });
+  EXPECT_EQ(status.code(), absl::StatusCode::kCancelled) << status;
+  EXPECT_TRUE(sequence.store().DescribeSequence(kTenant, sequence.id())->indexes.empty());
+  sequence.Build(kIndex, 2);
 }
 
 TEST(Build, CancelledLeavesNoTraceAndCanBeRepeated) {

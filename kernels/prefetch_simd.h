@@ -23,13 +23,18 @@ struct Prefetcher {
   uint32_t row = 0;
   uint32_t offset = 0;
 
-  // The next `columns` pieces.
-  [[gnu::always_inline]] inline void Advance(uint32_t columns) {
-    for (uint32_t i = 0; i < columns; ++i) {
-      const std::byte* from = rows[row] + offset;
-      Vec::Prefetch(from);
-      Vec::Prefetch(from + 64);
-      if (++row == kBlockRows) {
+  // The next `pieces` of the order.
+  [[gnu::always_inline]] inline void Advance(uint32_t pieces) {
+    while (pieces > 0) {
+      const uint32_t left = kBlockRows - row;
+      const uint32_t run = pieces < left ? pieces : left;
+      for (uint32_t i = row; i < row + run; ++i) {
+        Vec::Prefetch(rows[i] + offset);
+        Vec::Prefetch(rows[i] + offset + 64);
+      }
+      pieces -= run;
+      row += run;
+      if (row == kBlockRows) {
         row = 0;
         offset += kColumnBytes;
       }

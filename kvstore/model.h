@@ -1,4 +1,5 @@
-// Words of the store: what a cache, a sequence, a selection is made of. Plain values, checked by Validate functions.
+// Words of the store: what a cache, a sequence, a selection is made of. Plain values, checked by
+// Validate functions.
 #ifndef PQCACHED_KVSTORE_MODEL_H_
 #define PQCACHED_KVSTORE_MODEL_H_
 
@@ -30,11 +31,13 @@ struct Rope {
 // Layers of one kind. kFull and kWindow are refused by name (kUnimplemented).
 struct LayerGroup {
   LayerKind kind = LayerKind::kSelected;
-  std::vector<uint32_t> layers;  // absolute layer numbers, ascending, < kMaxLayers; no layer in two groups
-  uint32_t kv_heads = 0;         // 1..kMaxKvHeads; the following fields are ignored for kNone
-  uint32_t query_heads = 0;      // a multiple of kv_heads, at most kMaxQueryHeads and kMaxGroupSize per kv head
-  uint32_t key_dim = 0;          // kMinHeadDim..kMaxHeadDim, a multiple of kHeadDimMultiple
-  uint32_t value_dim = 0;        // likewise
+  std::vector<uint32_t>
+      layers;             // absolute layer numbers, ascending, < kMaxLayers; no layer in two groups
+  uint32_t kv_heads = 0;  // 1..kMaxKvHeads; the following fields are ignored for kNone
+  uint32_t query_heads =
+      0;  // a multiple of kv_heads, at most kMaxQueryHeads and kMaxGroupSize per kv head
+  uint32_t key_dim = 0;    // kMinHeadDim..kMaxHeadDim, a multiple of kHeadDimMultiple
+  uint32_t value_dim = 0;  // likewise
   kernels::DType dtype = kernels::DType::kF16;
   float softmax_scale = 0;  // 0 = 1 / sqrt(key_dim)
   float softcap = 0;        // 0 = none
@@ -47,7 +50,8 @@ struct LayerGroup {
 
 struct CacheSpec {
   std::string name;               // 1..128 bytes
-  std::string model_fingerprint;  // 1..256 bytes; all that makes K and V differ: weights revision, RoPE scaling, adapters
+  std::string model_fingerprint;  // 1..256 bytes; all that makes K and V differ: weights revision,
+                                  // RoPE scaling, adapters
   std::vector<LayerGroup> groups;
   size_t capacity_bytes = 0;  // of the pool; > 0, rounded up to kMinExtentBytes
   IndexDescriptor default_index;

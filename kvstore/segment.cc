@@ -14,7 +14,6 @@
 namespace pqcached::kvstore {
 namespace {
 
-
 size_t AlignUp(size_t bytes) {
   return (bytes + kContentAlignment - 1) / kContentAlignment * kContentAlignment;
 }

@@ -1,13 +1,17 @@
-// Store: caches, their sequences, and everything that is asked of them. The one door of kvstore for the service.
+// Store: caches, their sequences, and everything that is asked of them. The one door of kvstore for
+// the service.
 //
-// A *cache* owns one pool. A *sequence* is a list of segments, the last one open (the tail). Rows arrive per layer in
-// position order (Ingest, Append), are indexed by BuildIndex, and are read by TopK, Score, Fetch and Attend. After the first
-// BuildIndex later rows get the codes of their nearest centroids under the newest codebook as they arrive.
+// A *cache* owns one pool. A *sequence* is a list of segments, the last one open (the tail). Rows
+// arrive per layer in position order (Ingest, Append), are indexed by BuildIndex, and are read by
+// TopK, Score, Fetch and Attend. After the first BuildIndex later rows get the codes of their
+// nearest centroids under the newest codebook as they arrive.
 //
-// Every call names a tenant; ids of another tenant are kNotFound. Nothing changes when a call fails.
+// Every call names a tenant; ids of another tenant are kNotFound. Nothing changes when a call
+// fails.
 //
-// Thread-safe. Writers of one sequence (Ingest, Append, BuildIndex, Truncate) exclude each other: the second one gets
-// kAborted at once. Readers never wait for writers; a dropped sequence's memory returns when its last reader is done.
+// Thread-safe. Writers of one sequence (Ingest, Append, BuildIndex, Truncate) exclude each other:
+// the second one gets kAborted at once. Readers never wait for writers; a dropped sequence's memory
+// returns when its last reader is done.
 #ifndef PQCACHED_KVSTORE_STORE_H_
 #define PQCACHED_KVSTORE_STORE_H_
 
@@ -30,12 +34,13 @@ namespace pqcached::kvstore {
 struct StoreOptions {
   size_t max_pool_bytes = size_t{8} << 30;  // over all caches
   uint32_t max_caches = 64;
-  uint32_t max_sequences = 4096;             // per cache
-  uint32_t segment_tokens = 8192;            // capacity of a prefill segment; a multiple of kBlockTokens
-  uint32_t tail_tokens = 1024;               // capacity of a tail segment; a multiple of kBlockTokens
-  uint32_t epoch_tokens = 32768;             // a codebook is trained on at least so many tokens, or on all there are
-  uint32_t threads = 0;                      // of the serving and of the building arena; 0 = all cores
-  kernels::Exec exec;                        // instruction set
+  uint32_t max_sequences = 4096;   // per cache
+  uint32_t segment_tokens = 8192;  // capacity of a prefill segment; a multiple of kBlockTokens
+  uint32_t tail_tokens = 1024;     // capacity of a tail segment; a multiple of kBlockTokens
+  uint32_t epoch_tokens =
+      32768;             // a codebook is trained on at least so many tokens, or on all there are
+  uint32_t threads = 0;  // of the serving and of the building arena; 0 = all cores
+  kernels::Exec exec;    // instruction set
 };
 
 struct CacheInfo {
@@ -49,8 +54,9 @@ struct CacheInfo {
 
 struct LayerInfo {
   uint32_t layer = 0;
-  uint64_t row_count = 0;                     // tokens whose rows are visible
-  std::vector<LayerState> index_states;       // per index of the sequence, over all its segments (the lowest)
+  uint64_t row_count = 0;  // tokens whose rows are visible
+  std::vector<LayerState>
+      index_states;  // per index of the sequence, over all its segments (the lowest)
 };
 
 struct SegmentInfo {
@@ -64,31 +70,34 @@ struct SegmentInfo {
 struct SequenceInfo {
   uint64_t sequence_id = 0;
   uint64_t cache_id = 0;
-  std::string session;            // that created it
-  uint64_t token_count = 0;       // tokens complete over all stored layers
+  std::string session;       // that created it
+  uint64_t token_count = 0;  // tokens complete over all stored layers
   std::vector<IndexDescriptor> indexes;
   std::vector<LayerInfo> layers;
   std::vector<SegmentInfo> segments;
-  size_t row_bytes = 0, index_bytes = 0, codebook_bytes = 0;  // content: what the figures call KV bytes and index bytes
-  size_t used_bytes = 0;                                      // extents held in the pool
+  size_t row_bytes = 0, index_bytes = 0,
+         codebook_bytes = 0;  // content: what the figures call KV bytes and index bytes
+  size_t used_bytes = 0;      // extents held in the pool
 };
 
-// Rows of tokens [first_position, first_position + tokens) of one layer: keys [tokens, kv_heads, key_dim], values [.., value_dim].
+// Rows of tokens [first_position, first_position + tokens) of one layer: keys [tokens, kv_heads,
+// key_dim], values [.., value_dim].
 struct LayerRows {
   uint32_t layer = 0;
   TensorView keys;
   TensorView values;
 };
 
-// An all-or-nothing ingest: chunks become visible together at Commit; destroyed without Commit, nothing happened.
-// Single-thread.
+// An all-or-nothing ingest: chunks become visible together at Commit; destroyed without Commit,
+// nothing happened. Single-thread.
 class IngestTransaction {
  public:
   virtual ~IngestTransaction() = default;
-  // Copies the rows. `first_position` must be the layer's next position; a range that is stored already is
-  // acknowledged without a change.
+  // Copies the rows. `first_position` must be the layer's next position; a range that is stored
+  // already is acknowledged without a change.
   //
-  // Errors: kInvalidArgument     layer, shape, strides, dtype, NaN or infinity (names the field; for a bad number the token),
+  // Errors: kInvalidArgument     layer, shape, strides, dtype, NaN or infinity (names the field;
+  // for a bad number the token),
   //                              positions with a gap, or partly stored
   //         kFailedPrecondition  new positions after the prefill was closed by BuildIndex
   //         kResourceExhausted   the pool is full: the message gives the shortfall in bytes
@@ -100,10 +109,10 @@ class IngestTransaction {
 
 struct BuildSpec {
   IndexDescriptor index;
-  uint32_t iterations = 10;          // of k-means, 1..1000; with a seed the result is deterministic
+  uint32_t iterations = 10;  // of k-means, 1..1000; with a seed the result is deterministic
   uint64_t seed = 0;
-  uint32_t train_tokens = 0;         // sample per epoch and kv head; 0 = all
-  uint32_t sink_tokens = 16;         // excluded from training
+  uint32_t train_tokens = 0;  // sample per epoch and kv head; 0 = all
+  uint32_t sink_tokens = 16;  // excluded from training
   absl::Time deadline = absl::InfiniteFuture();
   // Asked between iterations, from several builder threads at once: true cancels. May be empty.
   std::function<bool()> cancelled = {};
@@ -115,28 +124,29 @@ struct BuildProgress {
   uint32_t epoch = 0, epoch_count = 0;
   uint32_t iterations = 0;
   double inertia = 0;
-  double seconds = 0;        // since the build began
-  size_t index_bytes = 0;    // codes and counts of this layer so far
+  double seconds = 0;      // since the build began
+  size_t index_bytes = 0;  // codes and counts of this layer so far
   size_t codebook_bytes = 0;
 };
 
 // One query position of one layer. Queries: fp32, fp16 or bf16 [1, query_heads, key_dim].
 struct Query {
   uint32_t layer = 0;
-  uint64_t query_position = 0;  // absolute position of the query token; rows up to query_position - window_tokens must be stored
+  uint64_t query_position = 0;  // absolute position of the query token; rows up to query_position -
+                                // window_tokens must be stored
   TensorView queries;
 };
 
 struct Selected {
   uint32_t kv_heads = 0;
-  uint32_t count = 0;                // k, per kv head
-  std::vector<uint32_t> positions;   // [kv_heads, count], ascending per head
+  uint32_t count = 0;                           // k, per kv head
+  std::vector<uint32_t> positions;              // [kv_heads, count], ascending per head
   uint64_t sink_tokens = 0, window_tokens = 0;  // what the engine attends by itself
 };
 
 struct Scores {
-  std::vector<float> logits;            // [query_heads, tokens], scaled
-  std::vector<float> max, sum_exp;      // [query_heads], over these tokens: sum of exp(logit - max)
+  std::vector<float> logits;        // [query_heads, tokens], scaled
+  std::vector<float> max, sum_exp;  // [query_heads], over these tokens: sum of exp(logit - max)
 };
 
 enum class RowPart : uint8_t { kRow = 0, kKey = 1, kValue = 2 };
@@ -149,8 +159,9 @@ struct Rows {
 
 struct Attention {
   std::vector<float> output;  // [1, query_heads, value_dim]
-  std::vector<float> lse;     // [1, query_heads]; natural log of the scaled logits; -inf when nothing was selected
-  Selected selected;          // `positions` only when asked for
+  std::vector<float>
+      lse;  // [1, query_heads]; natural log of the scaled logits; -inf when nothing was selected
+  Selected selected;  // `positions` only when asked for
 };
 
 class Store {
@@ -159,61 +170,76 @@ class Store {
   static absl::StatusOr<std::unique_ptr<Store>> Create(const StoreOptions& options);
   virtual ~Store() = default;
 
-  // Opens the tenant's cache of this name, or returns it when it is open with the same spec (its capacity stays).
+  // Opens the tenant's cache of this name, or returns it when it is open with the same spec (its
+  // capacity stays).
   //
   // Errors: kFailedPrecondition  open with another fingerprint or shape (names the field)
-  //         kResourceExhausted   max_caches, max_pool_bytes, or the machine has less memory (shortfall in bytes)
+  //         kResourceExhausted   max_caches, max_pool_bytes, or the machine has less memory
+  //         (shortfall in bytes)
   virtual absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) = 0;
 
   // `session` owns the sequence: DropSession drops it.
-  virtual absl::StatusOr<uint64_t> CreateSequence(std::string_view tenant, uint64_t cache_id, std::string_view session) = 0;
+  virtual absl::StatusOr<uint64_t> CreateSequence(std::string_view tenant, uint64_t cache_id,
+                                                  std::string_view session) = 0;
   virtual absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) = 0;
   // Drops all sequences of a session; returns how many.
   virtual uint32_t DropSession(std::string_view session) = 0;
   // Forgets the tokens from `token_count` on, in all layers. Returns the new token_count.
   //
   // Errors: kInvalidArgument  beyond the sequence, or before the open tail (names both positions)
-  virtual absl::StatusOr<uint64_t> TruncateSequence(std::string_view tenant, uint64_t sequence_id, uint64_t token_count) = 0;
+  virtual absl::StatusOr<uint64_t> TruncateSequence(std::string_view tenant, uint64_t sequence_id,
+                                                    uint64_t token_count) = 0;
 
-  virtual absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::string_view tenant, uint64_t sequence_id) = 0;
-  // Appends the rows of new tokens for all stored layers at once (each exactly once); closes and opens tails as needed. A repeat is
-  // acknowledged, a gap refused. Returns the token_count. Errors: as IngestTransaction::Write, without kFailedPrecondition.
-  virtual absl::StatusOr<uint64_t> Append(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,
+  virtual absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::string_view tenant,
+                                                                         uint64_t sequence_id) = 0;
+  // Appends the rows of new tokens for all stored layers at once (each exactly once); closes and
+  // opens tails as needed. A repeat is acknowledged, a gap refused. Returns the token_count.
+  // Errors: as IngestTransaction::Write, without kFailedPrecondition.
+  virtual absl::StatusOr<uint64_t> Append(std::string_view tenant, uint64_t sequence_id,
+                                          uint64_t first_position,
                                           std::span<const LayerRows> layers) = 0;
 
-  // Closes the prefill, trains a codebook per epoch, layer and kv head, and codes all rows. `progress` is called from a
-  // builder thread after each (layer, epoch), one call at a time; false cancels. A cancelled or failed build leaves no trace.
+  // Closes the prefill, trains a codebook per epoch, layer and kv head, and codes all rows.
+  // `progress` is called from a builder thread after each (layer, epoch), one call at a time; false
+  // cancels. A cancelled or failed build leaves no trace.
   //
   // Errors: kInvalidArgument     a field of `spec`
-  //         kFailedPrecondition  no tokens, or the layers hold different token counts (names the layer)
-  //         kAlreadyExists       the sequence has this index
-  //         kResourceExhausted   pool (shortfall in bytes), or kMaxIndexes
-  //         kDeadlineExceeded    before the first usable codebook of every layer; later the build ends early with fewer iterations
-  //         kCancelled           `progress` returned false, or `cancelled` true
-  virtual absl::Status BuildIndex(std::string_view tenant, uint64_t sequence_id, const BuildSpec& spec,
+  //         kFailedPrecondition  no tokens, or the layers hold different token counts (names the
+  //         layer) kAlreadyExists       the sequence has this index kResourceExhausted   pool
+  //         (shortfall in bytes), or kMaxIndexes kDeadlineExceeded    before the first usable
+  //         codebook of every layer; later the build ends early with fewer iterations kCancelled
+  //         `progress` returned false, or `cancelled` true
+  virtual absl::Status BuildIndex(std::string_view tenant, uint64_t sequence_id,
+                                  const BuildSpec& spec,
                                   const std::function<bool(const BuildProgress&)>& progress) = 0;
 
-  // Errors of the following: kInvalidArgument (field and limit), kNotFound, kOutOfRange (positions that are not stored),
-  // kFailedPrecondition (the layer has no such index: build it).
-  virtual absl::StatusOr<Selected> TopK(std::string_view tenant, uint64_t sequence_id, const Query& query,
-                                        const Selection& selection) = 0;
-  virtual absl::StatusOr<Scores> Score(std::string_view tenant, uint64_t sequence_id, const Query& query,
-                                       const IndexDescriptor& index, TokenRange tokens) = 0;
-  virtual absl::StatusOr<Rows> FetchRange(std::string_view tenant, uint64_t sequence_id, uint32_t layer, TokenRange tokens,
-                                          RowPart part) = 0;
+  // Errors of the following: kInvalidArgument (field and limit), kNotFound, kOutOfRange (positions
+  // that are not stored), kFailedPrecondition (the layer has no such index: build it).
+  virtual absl::StatusOr<Selected> TopK(std::string_view tenant, uint64_t sequence_id,
+                                        const Query& query, const Selection& selection) = 0;
+  virtual absl::StatusOr<Scores> Score(std::string_view tenant, uint64_t sequence_id,
+                                       const Query& query, const IndexDescriptor& index,
+                                       TokenRange tokens) = 0;
+  virtual absl::StatusOr<Rows> FetchRange(std::string_view tenant, uint64_t sequence_id,
+                                          uint32_t layer, TokenRange tokens, RowPart part) = 0;
   // positions: [kv_heads, count].
-  virtual absl::StatusOr<Rows> FetchTokens(std::string_view tenant, uint64_t sequence_id, uint32_t layer,
-                                           std::span<const uint32_t> positions, RowPart part) = 0;
-  virtual absl::StatusOr<Attention> Attend(std::string_view tenant, uint64_t sequence_id, const Query& query,
-                                           const Selection& selection, bool want_positions) = 0;
+  virtual absl::StatusOr<Rows> FetchTokens(std::string_view tenant, uint64_t sequence_id,
+                                           uint32_t layer, std::span<const uint32_t> positions,
+                                           RowPart part) = 0;
+  virtual absl::StatusOr<Attention> Attend(std::string_view tenant, uint64_t sequence_id,
+                                           const Query& query, const Selection& selection,
+                                           bool want_positions) = 0;
   // Over given positions instead of a selection: [kv_heads, count], ascending per head.
-  virtual absl::StatusOr<Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id, const Query& query,
+  virtual absl::StatusOr<Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id,
+                                                    const Query& query,
                                                     std::span<const uint32_t> positions) = 0;
 
   // Empty tenant: all tenants (for admin).
   virtual std::vector<CacheInfo> ListCaches(std::string_view tenant) = 0;
-  virtual absl::StatusOr<std::vector<SequenceInfo>> ListSequences(std::string_view tenant, uint64_t cache_id) = 0;
-  virtual absl::StatusOr<SequenceInfo> DescribeSequence(std::string_view tenant, uint64_t sequence_id) = 0;
+  virtual absl::StatusOr<std::vector<SequenceInfo>> ListSequences(std::string_view tenant,
+                                                                  uint64_t cache_id) = 0;
+  virtual absl::StatusOr<SequenceInfo> DescribeSequence(std::string_view tenant,
+                                                        uint64_t sequence_id) = 0;
 };
 
 }  // namespace pqcached::kvstore

@@ -1,26 +1,32 @@
 // Layout of a pool: everything that a client may read in mapped memory.
 //
-// A *pool* is the memory of one cache, a memfd that the sidecar alone writes. It is divided into *extents* of
-// 2^order x 64 KiB, found by (offset, order) relative to the pool's start. Four kinds of content live in extents:
+// A *pool* is the memory of one cache, a memfd that the sidecar alone writes. It is divided into
+// *extents* of 2^order x 64 KiB, found by (offset, order) relative to the pool's start. Four kinds
+// of content live in extents:
 //
 //   rows       one per (segment, layer, kv head): row slots, `row_bytes` apart, no header
-//   index      one per (segment, layer, index): IndexDataHeader, then per kv head code planes and cell counts
-//   codebook   one per (epoch, layer, index):   CodebookHeader, then per kv head centroids
-//   order      one per (segment, layer) when row_order is kCellOrder: the permutation slot -> token
+//   index      one per (segment, layer, index): IndexDataHeader, then per kv head code planes and
+//   cell counts codebook   one per (epoch, layer, index):   CodebookHeader, then per kv head
+//   centroids order      one per (segment, layer) when row_order is kCellOrder: the permutation
+//   slot -> token
 //
-// Which extents belong to a layer of a sequence is told by SegmentDescriptor and LayerDescriptor. Descriptors travel to
-// the client when it attaches; what changes while it is attached (states, visible counts, the epoch of the sidecar)
-// stands in the ControlPage.
+// Which extents belong to a layer of a sequence is told by SegmentDescriptor and LayerDescriptor.
+// Descriptors travel to the client when it attaches; what changes while it is attached (states,
+// visible counts, the epoch of the sidecar) stands in the ControlPage.
 //
 // Rules that make reading without a lock safe:
-//   - A slot below `visible` never changes; a slot at or above it may change at any time and means nothing.
-//   - `visible` and `state` grow monotonically while a lease is held (TruncateSequence revokes the leases it shortens);
-//     they are stored with release order after the bytes that they announce, and loaded with acquire order.
+//   - A slot below `visible` never changes; a slot at or above it may change at any time and means
+//   nothing.
+//   - `visible` and `state` grow monotonically while a lease is held (TruncateSequence revokes the
+//   leases it shortens);
+//     they are stored with release order after the bytes that they announce, and loaded with
+//     acquire order.
 //   - A READY layer is immutable: rows, index data, codebook and order.
 //   - An extent is reused only after the lease is released or its session's socket is closed.
 //
-// All integers are little-endian; all structs are packed by construction (static_asserts below) and only ever grow at
-// their end, with `layout_version` raised. Nothing here needs more than the standard library.
+// All integers are little-endian; all structs are packed by construction (static_asserts below) and
+// only ever grow at their end, with `layout_version` raised. Nothing here needs more than the
+// standard library.
 #ifndef PQCACHED_KVSTORE_READ_LAYOUT_H_
 #define PQCACHED_KVSTORE_READ_LAYOUT_H_
 
@@ -36,9 +42,11 @@ inline constexpr uint32_t kExtentUnitShift = 16;
 inline constexpr size_t kMinExtentBytes = size_t{1} << kExtentUnitShift;
 inline constexpr uint32_t kMaxExtentOrder = 24;  // 2^24 x 64 KiB = 1 TiB
 inline constexpr uint32_t kBlockTokens = 128;    // unit of the GPU cache, of checksums and of I/O
-inline constexpr size_t kContentAlignment = 128;  // of planes, counts and centroids inside an extent
+inline constexpr size_t kContentAlignment =
+    128;  // of planes, counts and centroids inside an extent
 
-// Limits. Sizes from outside are checked against these before any arithmetic, so that no product below can overflow.
+// Limits. Sizes from outside are checked against these before any arithmetic, so that no product
+// below can overflow.
 inline constexpr uint32_t kMaxLayers = 1024;
 inline constexpr uint32_t kMaxKvHeads = 256;
 inline constexpr uint32_t kMaxQueryHeads = 1024;
@@ -48,7 +56,8 @@ inline constexpr uint32_t kMaxHeadDim = 256;
 inline constexpr uint32_t kHeadDimMultiple = 8;
 inline constexpr uint32_t kMaxSequenceTokens = uint32_t{1} << 30;
 inline constexpr uint32_t kMaxSegmentTokens = uint32_t{1} << 20;
-inline constexpr uint32_t kMaxIndexes = 4;  // indexes over the same rows, for example pq m=2 b=6 beside m=4 b=8
+inline constexpr uint32_t kMaxIndexes =
+    4;  // indexes over the same rows, for example pq m=2 b=6 beside m=4 b=8
 inline constexpr uint32_t kMaxExcludedRanges = 16;
 inline constexpr uint32_t kMaxQueryLength = 8;
 
@@ -81,7 +90,8 @@ enum class LayerState : uint32_t {
 // Order of the row slots of a layer.
 enum class RowOrder : uint32_t {
   kToken = 0,  // slot i holds token `first_position + i`
-  kCell = 1,   // slots are grouped by PQ cell; `order` maps slot -> token. Reserved: no sidecar of this version writes it.
+  kCell = 1,   // slots are grouped by PQ cell; `order` maps slot -> token. Reserved: no sidecar of
+               // this version writes it.
 };
 
 enum class IndexKind : uint32_t {
@@ -100,11 +110,12 @@ struct IndexDescriptor {
 
 // Start of an index extent: what one segment and layer holds for one pq index.
 //
-// At plane_offset_bytes + kv_head * head_stride_bytes: code planes, one after the other, `plane_stride_bytes` apart
-// (kernels/pq.h tells which sub-spaces a plane holds), padded with zero codes. At counts_offset_bytes + kv_head *
-// counts_stride_bytes, when cell_count > 0: uint32_t[cell_count], how many of the slots [counted_begin, counted_end) have each
-// joint code (m*b <= 12 only). counted_end is stored once, with release order, when the segment is closed; until then
-// it is 0, nothing is counted, and the counts mean nothing.
+// At plane_offset_bytes + kv_head * head_stride_bytes: code planes, one after the other,
+// `plane_stride_bytes` apart (kernels/pq.h tells which sub-spaces a plane holds), padded with zero
+// codes. At counts_offset_bytes + kv_head * counts_stride_bytes, when cell_count > 0:
+// uint32_t[cell_count], how many of the slots [counted_begin, counted_end) have each joint code
+// (m*b <= 12 only). counted_end is stored once, with release order, when the segment is closed;
+// until then it is 0, nothing is counted, and the counts mean nothing.
 struct IndexDataHeader {
   static constexpr uint32_t kMagic = 0x58444950;  // "PIDX"
   uint32_t magic = kMagic;
@@ -139,7 +150,8 @@ struct CodebookHeader {
   uint32_t trained_token_count = 0;
   uint32_t iteration_count = 0;
   uint32_t reserved = 0;
-  double inertia = 0;  // mean squared distance of the trained keys to their centroids, summed over sub-spaces
+  double inertia =
+      0;  // mean squared distance of the trained keys to their centroids, summed over sub-spaces
 };
 
 // Rows of one layer of a segment.
@@ -148,9 +160,10 @@ struct LayerDescriptor {
   RowOrder row_order = RowOrder::kToken;
   uint32_t row_bytes = 0;
   uint32_t kv_head_count = 0;
-  uint32_t row_extent_begin = 0;  // its row extents are row_extents[row_extent_begin .. + kv_head_count) of the segment
-  uint32_t word_index = 0;        // of its LayerWords in the control page
-  ExtentRef order;                // permutation, when row_order is kCell
+  uint32_t row_extent_begin =
+      0;  // its row extents are row_extents[row_extent_begin .. + kv_head_count) of the segment
+  uint32_t word_index = 0;  // of its LayerWords in the control page
+  ExtentRef order;          // permutation, when row_order is kCell
   ExtentRef index_data[kMaxIndexes];
   ExtentRef codebook[kMaxIndexes];
 };
@@ -166,9 +179,9 @@ struct SegmentDescriptor {
 
 // What changes for one (segment, layer) while clients are attached.
 struct LayerWords {
-  std::atomic<uint32_t> visible = 0;             // row slots that may be read
-  std::atomic<uint32_t> state[kMaxIndexes] = {}; // LayerState, per index
-  uint32_t checksum_group_count = 0;             // blocks of kBlockTokens slots with a CRC32C, set when READY
+  std::atomic<uint32_t> visible = 0;              // row slots that may be read
+  std::atomic<uint32_t> state[kMaxIndexes] = {};  // LayerState, per index
+  uint32_t checksum_group_count = 0;  // blocks of kBlockTokens slots with a CRC32C, set when READY
   uint32_t reserved[2] = {};
 };
 
@@ -177,18 +190,22 @@ struct ControlPage {
   static constexpr uint32_t kMagic = 0x4c544350;  // "PCTL"
   uint32_t magic = kMagic;
   uint32_t layout_version = kLayoutVersion;
-  std::atomic<uint64_t> boot_id = 0;    // changes when the worker restarts; checked after each step, before results are used
+  std::atomic<uint64_t> boot_id =
+      0;  // changes when the worker restarts; checked after each step, before results are used
   std::atomic<uint32_t> wake_word = 0;  // futex: raised whenever a word below changes
   uint32_t word_count = 0;              // LayerWords that follow at words_offset_bytes
   uint64_t words_offset_bytes = 0;
 };
 
-static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
+static_assert(std::atomic<uint32_t>::is_always_lock_free &&
+              std::atomic<uint64_t>::is_always_lock_free);
 static_assert(sizeof(ExtentRef) == 8 && sizeof(IndexDescriptor) == 16);
 static_assert(sizeof(IndexDataHeader) == 88 && sizeof(CodebookHeader) == 72);
-static_assert(sizeof(LayerWords) == 32 && sizeof(SegmentDescriptor) == 24 && sizeof(LayerDescriptor) == 96);
+static_assert(sizeof(LayerWords) == 32 && sizeof(SegmentDescriptor) == 24 &&
+              sizeof(LayerDescriptor) == 96);
 static_assert(sizeof(ControlPage) == 32);
-static_assert(std::is_trivially_copyable_v<LayerDescriptor> && std::is_trivially_copyable_v<SegmentDescriptor>);
+static_assert(std::is_trivially_copyable_v<LayerDescriptor> &&
+              std::is_trivially_copyable_v<SegmentDescriptor>);
 
 }  // namespace pqcached::kvstore
 

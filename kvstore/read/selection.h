@@ -30,10 +30,12 @@ struct Selection {
   GroupRule rule = GroupRule::kSumSoftmax;
   uint32_t sink_tokens = 0;
   uint32_t window_tokens = 0;
-  std::vector<PositionRange> excluded = {};  // masked: neither attended nor counted; ascending, disjoint, non-empty
+  std::vector<PositionRange> excluded =
+      {};  // masked: neither attended nor counted; ascending, disjoint, non-empty
   BudgetKind budget_kind = BudgetKind::kRatio;
   uint64_t budget_count = 0;  // kCount: in [sink + window + 1, tokens attended at most]
-  double budget_ratio = 1.0;  // kRatio: in (0, 1]; k = clamp(floor(ratio * n) - sink - window, 0, candidates)
+  double budget_ratio =
+      1.0;  // kRatio: in (0, 1]; k = clamp(floor(ratio * n) - sink - window, 0, candidates)
 };
 
 }  // namespace pqcached::kvstore

@@ -57,8 +57,8 @@ size_t AttendScratchBytes(const AttendShape& shape);
 // parts (q.k keeps about 16 bits of the query), and the weights of the value sum are rounded to
 // bf16 after the softmax, normalised by the sum of the rounded weights. kReference computes in
 // double. Tolerances that the tests hold, with v = max |value|, and logits of magnitude up to 30:
-//   output  2e-5 * v (fp16, bf16, fp32 rows), 5e-3 * v worst and 5e-4 * v in the mean (bf16 dot
-//   products) lse     5e-5, 1e-3 (bf16 dot products)
+//   output  2e-5 * v; with bf16 dot products 5e-3 * v at worst and 5e-4 * v in the mean
+//   lse     5e-5; with bf16 dot products 1e-3
 void AttendRows(const Exec& exec, const AttendArgs& args);
 
 // The same over every row of every span; `positions` is ignored. This is full attention, streaming.

@@ -96,9 +96,8 @@ class IngestTransaction {
   // Copies the rows. `first_position` must be the layer's next position; a range that is stored
   // already is acknowledged without a change.
   //
-  // Errors: kInvalidArgument     layer, shape, strides, dtype, NaN or infinity (names the field;
-  // for a bad number the token),
-  //                              positions with a gap, or partly stored
+  // Errors: kInvalidArgument     layer, shape, strides, dtype, NaN or infinity (names the field,
+  //                              for a bad number the token), positions with a gap or partly stored
   //         kFailedPrecondition  new positions after the prefill was closed by BuildIndex
   //         kResourceExhausted   the pool is full: the message gives the shortfall in bytes
   //         kOutOfRange          more than kMaxSequenceTokens
@@ -204,11 +203,12 @@ class Store {
   // cancels. A cancelled or failed build leaves no trace.
   //
   // Errors: kInvalidArgument     a field of `spec`
-  //         kFailedPrecondition  no tokens, or the layers hold different token counts (names the
-  //         layer) kAlreadyExists       the sequence has this index kResourceExhausted   pool
-  //         (shortfall in bytes), or kMaxIndexes kDeadlineExceeded    before the first usable
-  //         codebook of every layer; later the build ends early with fewer iterations kCancelled
-  //         `progress` returned false, or `cancelled` true
+  //         kFailedPrecondition  no tokens, or the layers hold different token counts (names the layer)
+  //         kAlreadyExists       the sequence has this index
+  //         kResourceExhausted   pool (shortfall in bytes), or kMaxIndexes
+  //         kDeadlineExceeded    before the first usable codebook of every layer; later the build
+  //                              ends early with fewer iterations
+  //         kCancelled           `progress` returned false, or `cancelled` true
   virtual absl::Status BuildIndex(std::string_view tenant, uint64_t sequence_id,
                                   const BuildSpec& spec,
                                   const std::function<bool(const BuildProgress&)>& progress) = 0;

@@ -42,8 +42,7 @@ inline constexpr uint32_t kExtentUnitShift = 16;
 inline constexpr size_t kMinExtentBytes = size_t{1} << kExtentUnitShift;
 inline constexpr uint32_t kMaxExtentOrder = 24;  // 2^24 x 64 KiB = 1 TiB
 inline constexpr uint32_t kBlockTokens = 128;    // unit of the GPU cache, of checksums and of I/O
-inline constexpr size_t kContentAlignment =
-    128;  // of planes, counts and centroids inside an extent
+inline constexpr size_t kContentAlignment = 128;  // of planes, counts, centroids in an extent
 
 // Limits. Sizes from outside are checked against these before any arithmetic, so that no product
 // below can overflow.
@@ -56,8 +55,7 @@ inline constexpr uint32_t kMaxHeadDim = 256;
 inline constexpr uint32_t kHeadDimMultiple = 8;
 inline constexpr uint32_t kMaxSequenceTokens = uint32_t{1} << 30;
 inline constexpr uint32_t kMaxSegmentTokens = uint32_t{1} << 20;
-inline constexpr uint32_t kMaxIndexes =
-    4;  // indexes over the same rows, for example pq m=2 b=6 beside m=4 b=8
+inline constexpr uint32_t kMaxIndexes = 4;  // over the same rows: pq m=2 b=6 beside m=4 b=8, ...
 inline constexpr uint32_t kMaxExcludedRanges = 16;
 inline constexpr uint32_t kMaxQueryLength = 8;
 

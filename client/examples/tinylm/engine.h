@@ -10,9 +10,11 @@
 //     a       = rms(x; input_norm)
 //     q_h     = rms((Wq a)_h; q_norm) / 8      k_g = rms((Wk a)_g; k_norm)      v_g = (Wv a)_g
 //     sliding:  q_h, k_g = rope(., i);  sees the keys j with i - window < j <= i
-//     full:     q_h = q_h * (1 + temperature_h * ln(max(i + 1, base) / base));  sees all keys j <=
-//     i; no rope x       = x + Wo [softmax_j(q_h . k_j) v_j]          query head h reads kv head h
-//     / group_size b       = rms(x; mlp_norm) x       = x + Wdown (silu(Wgate b) * (Wup b))
+//     full:     q_h = q_h * (1 + temperature_h * ln(max(i + 1, base) / base));  no rope;
+//               sees all keys j <= i
+//     x       = x + Wo [softmax_j(q_h . k_j) v_j]          query head h reads kv head h / group_size
+//     b       = rms(x; mlp_norm)
+//     x       = x + Wdown (silu(Wgate b) * (Wup b))
 //   logits    = E rms(x; norm)
 //
 // The sliding layers stay the engine's own. What the full layers attend to while decoding is an

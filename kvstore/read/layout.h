@@ -40,8 +40,8 @@ namespace pqcached::kvstore {
 inline constexpr uint32_t kLayoutVersion = 1;
 inline constexpr uint32_t kExtentUnitShift = 16;
 inline constexpr size_t kMinExtentBytes = size_t{1} << kExtentUnitShift;
-inline constexpr uint32_t kMaxExtentOrder = 24;  // 2^24 x 64 KiB = 1 TiB
-inline constexpr uint32_t kBlockTokens = 128;    // unit of the GPU cache, of checksums and of I/O
+inline constexpr uint32_t kMaxExtentOrder = 24;   // 2^24 x 64 KiB = 1 TiB
+inline constexpr uint32_t kBlockTokens = 128;     // unit of the GPU cache, of checksums and of I/O
 inline constexpr size_t kContentAlignment = 128;  // of planes, counts, centroids in an extent
 
 // Limits. Sizes from outside are checked against these before any arithmetic, so that no product

@@ -145,10 +145,20 @@ struct Bf16Math {
   }
 
   static void Finish(const float* sums, uint32_t dim, float factor, float* output) {
-    for (uint32_t i = 0; i < dim; ++i) {
-      const uint32_t eight = i % 32 / 8;
-      const uint32_t half = i % 8 / 4;
-      output[i] = sums[i / 32 * 32 + half * 16 + eight * 4 + i % 4] * factor;
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    const __m512 factors = _mm512_set1_ps(factor);
+    for (uint32_t i = 0; i < dim; i += 32) {
+      const __m512 low = _mm512_mul_ps(_mm512_loadu_ps(sums + i), factors);
+      const __m512 high = _mm512_mul_ps(_mm512_loadu_ps(sums + i + 16), factors);
+      const uint32_t left = dim - i;
+      const __mmask32 mask = LowMask(left < 32 ? left : 32);
+      _mm512_mask_storeu_ps(output + i, static_cast<__mmask16>(mask),
+                            _mm512_permutex2var_ps(low, first, high));
+      if (left > 16) {
+        _mm512_mask_storeu_ps(output + i + 16, static_cast<__mmask16>(mask >> 16),
+                              _mm512_permutex2var_ps(low, second, high));
+      }
     }
   }
 };

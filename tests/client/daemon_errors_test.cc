@@ -88,6 +88,7 @@ TEST_F(DaemonErrorsTest, ShapesMustBeTheCaches) {
   const Tensor keys = layer_.keys(0, 10), values = layer_.values(0, 10);
   Expect(Ingest(kTokens, {some, {10, 2, 32}}, values), PQC_INVALID_ARGUMENT, "keys.shape[2]: 32");
   Expect(Ingest(kTokens, {some, {10, 1, 64}}, values), PQC_INVALID_ARGUMENT, "keys.shape[1]: 1");
+  Expect(Ingest(kTokens, {some, {1, 1, 1, 1, 1}}, values), PQC_INVALID_ARGUMENT, "keys.ndim: 0");
   Expect(Ingest(kTokens, {some, {20, 64}}, values), PQC_INVALID_ARGUMENT, "keys.ndim: 2");
   Expect(Ingest(kTokens, {some, {0, 2, 64}}, values), PQC_INVALID_ARGUMENT, "keys.shape[0]: 0");
   Expect(Ingest(kTokens, keys, {some, {9, 2, 32}}), PQC_INVALID_ARGUMENT, "values.shape[0]: 9");
@@ -166,6 +167,7 @@ TEST_F(DaemonErrorsTest, PositionsMustBeStoredAndAscending) {
   for (const std::vector<uint32_t>& positions : {std::vector<uint32_t>{1, 1, 1, 2}, {2, 1, 1, 2}}) {
     Expect(sequence_.Attend(query, positions, 2).status(), PQC_INVALID_ARGUMENT, "positions");
   }
+  Expect(sequence_.Attend(query, beyond, 3).status(), PQC_INVALID_ARGUMENT, "positions: 4, but 6");
   Expect(sequence_.Attend(query, beyond, 2).status(), PQC_OUT_OF_RANGE, "positions[3] is 400");
   std::vector<float> rows(2 * 2 * (Layer::kKeyDim + Layer::kValueDim));
   const auto out = std::as_writable_bytes(std::span(rows));

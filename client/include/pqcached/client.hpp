@@ -80,11 +80,12 @@ class Tensor {
       : Tensor(data.data(), PQC_F32, shape) {}
   Tensor(const void* data, pqc_dtype dtype, std::initializer_list<uint64_t> shape,
          std::initializer_list<int64_t> strides = {})
-      : data_(data), dtype_(dtype), ndim_(static_cast<uint32_t>(shape.size())) {
-    assert(shape.size() <= shape_.size() && strides.size() <= shape.size());
+      : data_(data), dtype_(dtype), has_strides_(strides.size() > 0) {
+    // What does not fit becomes a tensor of no dimensions, which every call refuses.
+    if (shape.size() > shape_.size() || (has_strides_ && strides.size() != shape.size())) return;
+    ndim_ = static_cast<uint32_t>(shape.size());
     std::copy(shape.begin(), shape.end(), shape_.begin());
     std::copy(strides.begin(), strides.end(), strides_.begin());
-    has_strides_ = strides.size() > 0;
   }
 
   uint64_t dim(uint32_t index) const { return shape_[index]; }
@@ -298,6 +299,7 @@ class Sequence {
   // Over given positions, [kv_heads, count].
   Result<Attention> Attend(const Query& query, std::span<const uint32_t> positions,
                            uint32_t count) {
+    if (Status status = CheckPositions(query.layer, positions, count); !status.ok()) return status;
     const pqc_query q = ToC(query);
     return Attend(query, [&](pqc_attention* out) {
       return pqc_attend_positions(handle_.get(), &q, positions.data(), count, out);
@@ -326,6 +328,7 @@ class Sequence {
   // Rows [kv_heads, count, dim] at positions [kv_heads, count].
   Status FetchTokens(uint32_t layer, std::span<const uint32_t> positions, uint32_t count,
                      pqc_row_part part, std::span<std::byte> out) {
+    if (Status status = CheckPositions(layer, positions, count); !status.ok()) return status;
     return Status(pqc_fetch_tokens(handle_.get(), layer, positions.data(), count, part, out.data(),
                                    out.size()));
   }
@@ -349,12 +352,29 @@ class Sequence {
   struct Dropper {
     void operator()(pqc_sequence* sequence) const { pqc_sequence_drop(sequence); }
   };
-  using ValueDims = std::map<uint32_t, uint32_t>;  // by layer
+  struct Sizes {
+    uint32_t kv_heads = 0;
+    uint32_t value_dim = 0;
+  };
+  using SizesByLayer = std::map<uint32_t, Sizes>;
 
   static constexpr size_t kExpectedPositions = 16384;
 
-  Sequence(pqc_sequence* handle, std::shared_ptr<const ValueDims> value_dims)
-      : handle_(handle), value_dims_(std::move(value_dims)) {}
+  Sequence(pqc_sequence* handle, std::shared_ptr<const SizesByLayer> sizes)
+      : handle_(handle), sizes_(std::move(sizes)) {}
+
+  // Zeros for a layer that is not stored: the call itself then names what is wrong.
+  Sizes SizesOf(uint32_t layer) const {
+    const auto found = sizes_->find(layer);
+    return found == sizes_->end() ? Sizes{} : found->second;
+  }
+
+  Status CheckPositions(uint32_t layer, std::span<const uint32_t> positions, uint32_t count) const {
+    const size_t needed = size_t{SizesOf(layer).kv_heads} * count;
+    if (positions.size() >= needed) return {};
+    return {PQC_INVALID_ARGUMENT, "positions: " + std::to_string(positions.size()) + ", but " +
+                                      std::to_string(needed) + " are needed: [kv_heads, count]"};
+  }
 
   static pqc_query ToC(const Query& query) {
     pqc_query c = PQC_INIT(pqc_query);
@@ -388,11 +408,9 @@ class Sequence {
 
   template <class CallAttend>
   Result<Attention> Attend(const Query& query, const CallAttend& call) {
-    const auto value_dim = value_dims_->find(query.layer);
     Attention attention;
     attention.lse.resize(QueryHeads(query));
-    attention.output.resize(attention.lse.size() *
-                            (value_dim == value_dims_->end() ? 0 : value_dim->second));
+    attention.output.resize(attention.lse.size() * SizesOf(query.layer).value_dim);
     // Even an empty output must not be NULL, so that it is the wrong field that is complained
     // about.
     attention.lse.reserve(1);
@@ -408,7 +426,7 @@ class Sequence {
   }
 
   std::unique_ptr<pqc_sequence, Dropper> handle_;
-  std::shared_ptr<const ValueDims> value_dims_;  // shared with its cache, which may go first
+  std::shared_ptr<const SizesByLayer> sizes_;  // shared with its cache, which may go first
 };
 
 class Cache {
@@ -417,7 +435,7 @@ class Cache {
     pqc_sequence* sequence = nullptr;
     const pqc_status status = pqc_sequence_create(handle_.get(), &sequence);
     if (status != PQC_OK) return Status(status);
-    return Sequence(sequence, value_dims_);
+    return Sequence(sequence, sizes_);
   }
 
  private:
@@ -427,15 +445,15 @@ class Cache {
   };
 
   Cache(pqc_cache* handle, const CacheSpec& spec) : handle_(handle) {
-    auto value_dims = std::make_shared<Sequence::ValueDims>();
+    auto sizes = std::make_shared<Sequence::SizesByLayer>();
     for (const LayerGroup& group : spec.groups) {
-      for (const uint32_t layer : group.layers) (*value_dims)[layer] = group.value_dim;
+      for (const uint32_t layer : group.layers) (*sizes)[layer] = {group.kv_heads, group.value_dim};
     }
-    value_dims_ = std::move(value_dims);
+    sizes_ = std::move(sizes);
   }
 
   std::unique_ptr<pqc_cache, Closer> handle_;
-  std::shared_ptr<const Sequence::ValueDims> value_dims_;  // shared with the sequences
+  std::shared_ptr<const Sequence::SizesByLayer> sizes_;  // shared with the sequences
 };
 
 class Client {

@@ -210,6 +210,10 @@ std::vector<ConfigKey> MakeKeys() {
       CountKey("max_sessions", "Clients with an open session.", &Config::max_sessions, {1, 65536}));
   keys.push_back(SizeKey("max_message_bytes", "Largest request or response.",
                          &Config::max_message_bytes, size_t{64} << 10, size_t{1} << 30));
+  keys.push_back(SizeKey("request_memory_bytes",
+                         "Memory for messages on their way over all connections, at least "
+                         "max_message_bytes; beyond it connections wait or are cut.",
+                         &Config::request_memory_bytes, size_t{1} << 20, size_t{1} << 40));
   keys.push_back(CountKey("max_pending_calls",
                           "Calls that wait for a thread; one more is answered RESOURCE_EXHAUSTED.",
                           &Config::max_pending_calls, {1, 1u << 20}));
@@ -353,6 +357,11 @@ absl::StatusOr<Config> LoadConfig(const ConfigSources& sources, const Environmen
         !status.ok()) {
       return status;
     }
+  }
+  if (config.request_memory_bytes < config.max_message_bytes) {
+    return Invalid(absl::StrCat("request_memory_bytes: ", FormatSize(config.request_memory_bytes),
+                                " is below max_message_bytes, ",
+                                FormatSize(config.max_message_bytes)));
   }
   if (config.max_timeout < config.default_timeout) {
     return Invalid(absl::StrCat("max_timeout: ", absl::FormatDuration(config.max_timeout),

@@ -35,6 +35,7 @@ struct Config {
   uint32_t max_sequences = 4096;  // per cache
   uint32_t max_sessions = 256;
   size_t max_message_bytes = size_t{64} << 20;
+  size_t request_memory_bytes = size_t{1} << 30;
   uint32_t max_pending_calls = 1024;
   uint32_t max_builds = 2;
   uint32_t call_threads = 0;  // 0 = twice the cores, at least 4

@@ -4,6 +4,7 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
 #include <sys/stat.h>
 
 #include <utility>
@@ -24,11 +25,12 @@ constexpr size_t kBootIdBytes = 8;
 constexpr int kFramingBytes = 64 << 10;
 
 // What calls of one connection may be open at once; more wait in the client.
-constexpr int kMaxConcurrentStreams = 1024;
+constexpr int kMaxConcurrentStreams = 256;
 
-// A client that is gone without a word (TCP only: a unix socket tells) is noticed in about 30 s.
-constexpr int kKeepaliveMilliseconds = 20'000;
-constexpr int kKeepaliveTimeoutMilliseconds = 10'000;
+// A TCP client that is gone without a word is noticed after this; a unix socket tells at once. Long,
+// because it holds for unix sockets too: an engine that stands in a debugger keeps its session.
+constexpr int kKeepaliveMilliseconds = 60'000;
+constexpr int kKeepaliveTimeoutMilliseconds = 10 * 60'000;
 
 // After shutdown_timeout, calls that were cancelled get so long to notice.
 constexpr absl::Duration kCancelGrace = absl::Milliseconds(200);
@@ -77,6 +79,9 @@ class Server::Impl {
     builder.RegisterService(&admin_);
     builder.SetMaxReceiveMessageSize(static_cast<int>(config_.max_message_bytes) + kFramingBytes);
     builder.SetMaxSendMessageSize(static_cast<int>(config_.max_message_bytes) + kFramingBytes);
+    grpc::ResourceQuota quota("pqcached");
+    quota.Resize(config_.request_memory_bytes);
+    builder.SetResourceQuota(quota);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentStreams);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMilliseconds);

@@ -12,6 +12,13 @@
 
 namespace pqcached::service {
 
+namespace {
+
+// Streams beyond max_sessions: those that have not sent `open` yet, and those about to end.
+constexpr size_t kMaxUnopenedStreams = 64;
+
+}  // namespace
+
 // One client's session: it lives as long as its stream, and its sequences with it.
 class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>,
                             public std::enable_shared_from_this<SessionStream> {
@@ -30,10 +37,15 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   explicit SessionStream(Parts parts) : parts_(parts) {}
 
   void Start() {
-    parts_.streams.Add(shared_from_this());
+    const size_t streams = parts_.streams.Add(shared_from_this());
     if (parts_.calls.draining()) {
       FinishOnce(absl::UnavailableError("the sidecar is shutting down"));
+    } else if (streams > parts_.config.max_sessions + kMaxUnopenedStreams) {
+      FinishOnce(absl::ResourceExhaustedError(absl::StrCat(
+          "max_sessions: ", parts_.config.max_sessions, ", and ", streams, " streams are open")));
     } else {
+      absl::MutexLock lock(&mutex_);
+      SetAlarm(parts_.config.default_timeout, &SessionStream::EndUnopened);
       StartRead(&request_);
     }
   }
@@ -110,18 +122,19 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     message->set_max_message_bytes(parts_.config.max_message_bytes);
     writing_ = true;
     StartWrite(&event_);
-    SetAlarm();
+    SetAlarm(parts_.config.heartbeat_interval, &SessionStream::Beat);
     return absl::OkStatus();
   }
 
   // A new alarm each time: the one whose callback runs cannot be set again. Its callback holds the
   // stream weakly, because the alarm keeps the callback.
-  void SetAlarm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void SetAlarm(absl::Duration after, void (SessionStream::*action)())
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     alarm_ = std::make_unique<grpc::Alarm>();
-    alarm_->Set(absl::ToChronoTime(absl::Now() + parts_.config.heartbeat_interval),
-                [weak = weak_from_this()](bool expired) {
+    alarm_->Set(absl::ToChronoTime(absl::Now() + after),
+                [weak = weak_from_this(), action](bool expired) {
                   const auto self = weak.lock();
-                  if (expired && self != nullptr) self->Beat();
+                  if (expired && self != nullptr) ((*self).*action)();
                 });
   }
 
@@ -133,7 +146,15 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
       writing_ = true;
       StartWrite(&event_);
     }
-    SetAlarm();
+    SetAlarm(parts_.config.heartbeat_interval, &SessionStream::Beat);
+  }
+
+  void EndUnopened() {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!token_.empty()) return;
+    }
+    FinishOnce(absl::DeadlineExceededError("open: did not come within default_timeout"));
   }
 
   void CloseSession() {
@@ -165,9 +186,10 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-void SessionStreams::Add(std::shared_ptr<SessionStream> stream) {
+size_t SessionStreams::Add(std::shared_ptr<SessionStream> stream) {
   absl::MutexLock lock(&mutex_);
   streams_.insert(std::move(stream));
+  return streams_.size();
 }
 
 void SessionStreams::Remove(const std::shared_ptr<SessionStream>& stream) {

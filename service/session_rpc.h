@@ -4,6 +4,7 @@
 #ifndef PQCACHED_SERVICE_SESSION_RPC_H_
 #define PQCACHED_SERVICE_SESSION_RPC_H_
 
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -19,7 +20,8 @@ class SessionStream;
 class SessionStreams {
  public:
   // Shared: the stream itself, timers and a shutdown hold it, and each may be the last.
-  void Add(std::shared_ptr<SessionStream> stream);
+  // Returns how many there are now.
+  size_t Add(std::shared_ptr<SessionStream> stream);
   void Remove(const std::shared_ptr<SessionStream>& stream);
   std::vector<std::shared_ptr<SessionStream>> All() const;
 

@@ -151,6 +151,7 @@ TEST_F(ConfigTest, RefusesValuesOutOfRange) {
   ExpectRefused("socket_mode", "0777", "0600");
   ExpectRefused("max_pool_bytes", "12", "must be in");
   ExpectRefused("max_message_bytes", "2gib", "must be in");
+  ExpectRefused("request_memory_bytes", "2mib", "below max_message_bytes");
   ExpectRefused("max_caches", "0", "1..");
   ExpectRefused("max_sequences", "0", "1..");
   ExpectRefused("max_sessions", "99999999", "1..");

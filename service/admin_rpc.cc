@@ -86,22 +86,12 @@ AdminService::Reactor* AdminService::ListSequences(Context* context,
                       });
 }
 
-// Ids are unique over all tenants, but the store wants to hear the right one.
-absl::StatusOr<kvstore::SequenceInfo> AdminService::FindSequence(uint64_t sequence_id) {
-  absl::StatusOr<kvstore::SequenceInfo> sequence =
-      store_.DescribeSequence(kAllTenants, sequence_id);
-  for (const kvstore::CacheInfo& cache : store_.ListCaches(kAllTenants)) {
-    if (sequence.status().code() != absl::StatusCode::kNotFound) break;
-    sequence = store_.DescribeSequence(cache.tenant, sequence_id);
-  }
-  return sequence;
-}
-
 AdminService::Reactor* AdminService::DescribeSequence(Context* context,
                                                       const v1::DescribeSequenceRequest* request,
                                                       v1::DescribeSequenceResponse* response) {
   return calls_.Unary(context, Rpc::kDescribeSequence, Access::kAnyone, [=, this](const Call&) {
-    const absl::StatusOr<kvstore::SequenceInfo> sequence = FindSequence(request->sequence_id());
+    const absl::StatusOr<kvstore::SequenceInfo> sequence =
+        store_.DescribeSequence(kAllTenants, request->sequence_id());
     if (sequence.ok()) ToWire(*sequence, /*brief=*/false, response->mutable_sequence());
     return NamingId("sequence_id", sequence.status());
   });

@@ -38,7 +38,6 @@ class AdminService final : public v1::Admin::CallbackService {
   Reactor* Drain(Context*, const v1::DrainRequest*, v1::DrainResponse*) override;
   Reactor* SelfTest(Context*, const v1::SelfTestRequest*, v1::SelfTestResponse*) override;
 
-  absl::StatusOr<kvstore::SequenceInfo> FindSequence(uint64_t sequence_id);
   uint64_t UptimeSeconds() const;
 
   const Config config_;

@@ -11,8 +11,8 @@
 namespace pqcached::service {
 namespace {
 
-// Progress that the client has not read yet. A client that reads nothing of so much does not want
-// it.
+// Progress that the client has not read yet; newer takes the place of the last of so much. More than
+// one, because the first may be on its way.
 constexpr size_t kMaxUnreadProgress = 4096;
 
 // Share of the time until the deadline that the store may use: its answer has to arrive before the
@@ -38,7 +38,7 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
     call_ = *std::move(call);
     const absl::Status taken =
         calls_.RunBuild([self = shared_from_this(), spec_of = std::move(spec_of)] {
-          self->End(self->Build(spec_of));
+          self->End(Guarded([&] { return self->Build(spec_of); }));
         });
     if (!taken.ok()) End(taken);
   }
@@ -65,6 +65,7 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
     if (!spec.ok()) return spec.status();
     if (absl::Status status = call_.Check(); !status.ok()) return status;
     const absl::Time now = absl::Now();
+    spec->cancelled = [this] { return cancelled_.load(std::memory_order_relaxed); };
     spec->deadline = now + (call_.deadline - now) * kDeadlineShare;
     const absl::Status status = store_.BuildIndex(
         call_.session.tenant, sequence_id_, *spec,
@@ -73,20 +74,15 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
                               {"session", call_.session.id},
                               {"status", StatusName(status.code())},
                               {"seconds", absl::ToDoubleSeconds(absl::Now() - now)}});
-    if (!overflow_) return NamingId("sequence_id", status);
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "progress: ", kMaxUnreadProgress, " messages wait to be read; the build was cancelled"));
+    return NamingId("sequence_id", status);
   }
 
   // Returns whether to go on.
   bool Report(const kvstore::BuildProgress& progress) {
     if (cancelled_.load(std::memory_order_relaxed) || absl::Now() >= call_.deadline) return false;
     absl::MutexLock lock(&mutex_);
-    if (unread_.size() >= kMaxUnreadProgress) {
-      overflow_ = true;
-      return false;
-    }
-    ToWire(progress, &unread_.emplace_back());
+    if (unread_.size() < kMaxUnreadProgress) unread_.emplace_back();
+    ToWire(progress, &unread_.back());
     WriteOrFinish();
     return true;
   }
@@ -119,7 +115,6 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
   Log& log_;
   const uint64_t sequence_id_;
   Call call_;
-  bool overflow_ = false;              // of the builder: progress is reported one at a time
   std::shared_ptr<BuildStream> self_;  // until OnDone
   std::atomic<bool> cancelled_ = false;
   absl::Mutex mutex_;
@@ -138,8 +133,9 @@ grpc::ServerWriteReactor<v1::BuildProgress>* KvCacheService::BuildIndex(
   stream->Start(context, [this, request](const Call& call) -> absl::StatusOr<kvstore::BuildSpec> {
     absl::StatusOr<kvstore::BuildSpec> spec = BuildSpecOf(*request);
     if (!spec.ok()) return spec.status();
-    const absl::StatusOr<kvstore::IndexDescriptor> index = IndexOrDefault(
-        call, request->sequence_id(), request->has_index(), request->index(), "index");
+    const absl::StatusOr<kvstore::IndexDescriptor> index =
+        IndexOrDefault(call, "sequence_id", request->sequence_id(), request->has_index(),
+                       request->index(), "index");
     if (!index.ok()) return index.status();
     if (index->kind == kvstore::IndexKind::kFlat) return Invalid("index.flat", "needs no build");
     spec->index = *index;

@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <memory>
+#include <new>
+#include <stdexcept>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -37,6 +40,18 @@ absl::Status Call::Check() const {
   return absl::OkStatus();
 }
 
+absl::Status Guarded(const std::function<absl::Status()>& work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("memory: the machine has too little for this call");
+  } catch (const std::length_error&) {
+    return absl::ResourceExhaustedError("memory: the call needs more than there can be");
+  } catch (const std::exception& error) {
+    return absl::InternalError(absl::StrCat("exception: ", error.what()));
+  }
+}
+
 Calls::Calls(const Config& config, Sessions& sessions, RpcStats& stats, Log& log)
     : default_timeout_(config.default_timeout),
       max_timeout_(config.max_timeout),
@@ -63,7 +78,7 @@ grpc::ServerUnaryReactor* Calls::Unary(grpc::CallbackServerContext* context, Rpc
   const auto begun = std::make_shared<Call>(*std::move(call));
   const absl::Status taken = RunServing([this, reactor, begun, work = std::move(work)] {
     absl::Status status = begun->Check();
-    if (status.ok()) status = work(*begun);
+    if (status.ok()) status = Guarded([&] { return work(*begun); });
     End(*begun, status);
     reactor->Finish(ToGrpc(status));
   });
@@ -85,7 +100,9 @@ absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc,
   Call call{rpc, context, {}, {}, absl::Now(), {}};
   const auto asked = context->deadline();
   const bool has_deadline = asked != std::chrono::system_clock::time_point::max();
-  call.deadline = std::min(has_deadline ? absl::FromChrono(asked) : call.started + default_timeout_,
+  // A build takes as long as it takes, unless the caller says otherwise.
+  const absl::Duration without = rpc == Rpc::kBuildIndex ? max_timeout_ : default_timeout_;
+  call.deadline = std::min(has_deadline ? absl::FromChrono(asked) : call.started + without,
                            call.started + max_timeout_);
   absl::Status status = call.Check();
   if (status.ok() && access == Access::kSession) {

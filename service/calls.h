@@ -50,6 +50,11 @@ struct Call {
   absl::Status Check() const;
 };
 
+// Runs `work`, which may be out of memory: an exception becomes a status.
+//
+// Errors: those of `work`; kResourceExhausted (memory), kInternal (any other exception)
+absl::Status Guarded(const std::function<absl::Status()>& work);
+
 class Calls {
  public:
   using Work = std::function<absl::Status(const Call& call)>;

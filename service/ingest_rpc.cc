@@ -30,8 +30,9 @@ absl::Status UnderRows(const std::string& field, const absl::Status& status) {
 class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
                            public std::enable_shared_from_this<IngestStream> {
  public:
-  IngestStream(kvstore::Store& store, Calls& calls, v1::IngestResponse* response)
-      : store_(store), calls_(calls), response_(response) {}
+  IngestStream(kvstore::Store& store, Calls& calls, uint64_t max_tensor_bytes,
+               v1::IngestResponse* response)
+      : store_(store), calls_(calls), max_tensor_bytes_(max_tensor_bytes), response_(response) {}
 
   void Start(grpc::CallbackServerContext* context) {
     self_ = shared_from_this();
@@ -83,7 +84,7 @@ class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
     }
     const absl::Status taken = calls_.RunServing([self = shared_from_this(), step] {
       absl::Status status = self->call_.Check();
-      if (status.ok()) status = step(*self);
+      if (status.ok()) status = Guarded([&] { return step(*self); });
       self->EndWork(status);
     });
     if (!taken.ok()) EndWork(taken);
@@ -125,7 +126,8 @@ class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
     if (transaction_ == nullptr) return Invalid("header", "must come first");
     if (chunk.query_samples_size() > 0) return Unimplemented("chunk.query_samples");
     if (!chunk.has_rows()) return Invalid("chunk.rows", "missing");
-    const absl::StatusOr<kvstore::LayerRows> rows = LayerRowsOf(chunk.rows(), "chunk.rows");
+    const absl::StatusOr<kvstore::LayerRows> rows =
+        LayerRowsOf(chunk.rows(), "chunk.rows", max_tensor_bytes_);
     if (!rows.ok()) return rows.status();
     const absl::Status status = transaction_->Write(chunk.first_position(), *rows);
     return Under(absl::StartsWith(status.message(), "first_position") ? "chunk" : "chunk.rows",
@@ -159,6 +161,7 @@ class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
 
   kvstore::Store& store_;
   Calls& calls_;
+  const uint64_t max_tensor_bytes_;
   v1::IngestResponse* const response_;
   Call call_;
   v1::IngestRequest request_;
@@ -177,7 +180,8 @@ class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
 
 grpc::ServerReadReactor<v1::IngestRequest>* KvCacheService::Ingest(Context* context,
                                                                    v1::IngestResponse* response) {
-  const auto stream = std::make_shared<IngestStream>(store_, calls_, response);
+  const auto stream =
+      std::make_shared<IngestStream>(store_, calls_, config_.max_message_bytes, response);
   stream->Start(context);
   return stream.get();  // holds itself until OnDone
 }
@@ -204,8 +208,8 @@ KvCacheService::Reactor* KvCacheService::Append(Context* context, const v1::Appe
           const std::string field = absl::StrCat("items[", i, "]");
           std::vector<kvstore::LayerRows> layers;
           for (int j = 0; j < item.rows_size(); ++j) {
-            absl::StatusOr<kvstore::LayerRows> rows =
-                LayerRowsOf(item.rows(j), absl::StrCat(field, ".rows[", j, "]"));
+            absl::StatusOr<kvstore::LayerRows> rows = LayerRowsOf(
+                item.rows(j), absl::StrCat(field, ".rows[", j, "]"), config_.max_message_bytes);
             if (!rows.ok()) return rows.status();
             layers.push_back(*std::move(rows));
           }

@@ -32,6 +32,18 @@ class KvCacheService final : public v1::KvCache::CallbackService {
  private:
   using Context = grpc::CallbackServerContext;
   using Reactor = grpc::ServerUnaryReactor;
+  using SharedSpec = std::shared_ptr<const kvstore::CacheSpec>;
+
+  struct RememberedSpec {
+    std::string tenant;  // others do not learn from it
+    SharedSpec spec;
+  };
+
+  // Of one token of one layer in a response.
+  struct TokenShape {
+    uint32_t kv_heads = 0;
+    uint64_t bytes = 0;  // over all kv heads
+  };
 
   grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* Session(Context* context) override;
 
@@ -70,17 +82,20 @@ class KvCacheService final : public v1::KvCache::CallbackService {
 
   absl::StatusOr<uint64_t> CreateOwnedSequence(const Call& call, uint64_t cache_id);
   // Resolves an absent index: the default of the sequence's cache.
-  absl::StatusOr<kvstore::IndexDescriptor> IndexOrDefault(const Call& call, uint64_t sequence_id,
-                                                          bool present, const v1::IndexSpec& spec,
+  absl::StatusOr<kvstore::IndexDescriptor> IndexOrDefault(const Call& call,
+                                                          absl::string_view id_field,
+                                                          uint64_t sequence_id, bool present,
+                                                          const v1::IndexSpec& spec,
                                                           const std::string& field);
-  absl::StatusOr<kvstore::IndexDescriptor> DefaultIndex(const Call& call, uint64_t sequence_id);
+  // Of the sequence's cache.
+  absl::StatusOr<SharedSpec> SpecOf(const Call& call, uint64_t sequence_id);
   absl::StatusOr<kvstore::Selection> ResolveSelection(const Call& call, uint64_t sequence_id,
                                                       const v1::Selection& selection,
-                                                      const std::string& field);
+                                                      const std::string& item);
   absl::Status AttendOne(const Call& call, const v1::AttendItem& item, const std::string& field,
                          v1::Attention* message);
-  absl::StatusOr<size_t> TokenBytes(const Call& call, const kvstore::TokenRange& probe,
-                                    uint64_t sequence_id, uint32_t layer, kvstore::RowPart part);
+  absl::StatusOr<TokenShape> TokenShapeOf(const Call& call, uint64_t sequence_id, uint32_t layer,
+                                          kvstore::RowPart part);
   // Errors: kResourceExhausted  the response would not fit a message
   absl::Status CheckResponseBytes(uint64_t bytes) const;
 
@@ -94,8 +109,8 @@ class KvCacheService final : public v1::KvCache::CallbackService {
   const std::unique_ptr<SessionStreams> streams_;
   absl::Mutex open_mutex_;  // one OpenCache at a time, so that exactly one of two hears `created`
   absl::Mutex mutex_;
-  // Remembered, because a decode step asks for it in every layer; ids are never used twice.
-  absl::flat_hash_map<uint64_t, kvstore::IndexDescriptor> default_indexes_ ABSL_GUARDED_BY(mutex_);
+  // Remembered by sequence, because a decode step asks in every layer; ids are never used twice.
+  absl::flat_hash_map<uint64_t, RememberedSpec> specs_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace pqcached::service

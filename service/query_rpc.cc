@@ -1,4 +1,6 @@
 // Rank, fetch, attend.
+#include <algorithm>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "service/kv_cache_service.h"
@@ -7,7 +9,7 @@
 namespace pqcached::service {
 namespace {
 
-constexpr size_t kMaxRememberedIndexes = 65536;
+constexpr size_t kMaxRememberedSpecs = 8192;
 
 std::string Item(int index) { return absl::StrCat("items[", index, "]"); }
 
@@ -31,49 +33,50 @@ uint32_t QueryHeadsOf(const kvstore::Query& query) {
 
 }  // namespace
 
-absl::StatusOr<kvstore::IndexDescriptor> KvCacheService::DefaultIndex(const Call& call,
-                                                                      uint64_t sequence_id) {
+absl::StatusOr<KvCacheService::SharedSpec> KvCacheService::SpecOf(const Call& call,
+                                                                  uint64_t sequence_id) {
+  const std::string& tenant = call.session.tenant;
   {
     absl::MutexLock lock(&mutex_);
-    const auto found = default_indexes_.find(sequence_id);
-    // That the sequence is the tenant's own is checked by the store, whatever the index.
-    if (found != default_indexes_.end()) return found->second;
+    const auto found = specs_.find(sequence_id);
+    if (found != specs_.end() && found->second.tenant == tenant) return found->second.spec;
   }
   const absl::StatusOr<kvstore::SequenceInfo> sequence =
-      store_.DescribeSequence(call.session.tenant, sequence_id);
+      store_.DescribeSequence(tenant, sequence_id);
   if (!sequence.ok()) return sequence.status();
-  for (const kvstore::CacheInfo& cache : store_.ListCaches(call.session.tenant)) {
+  for (const kvstore::CacheInfo& cache : store_.ListCaches(tenant)) {
     if (cache.cache_id != sequence->cache_id) continue;
+    const auto spec = std::make_shared<const kvstore::CacheSpec>(cache.spec);
     absl::MutexLock lock(&mutex_);
-    if (default_indexes_.size() >= kMaxRememberedIndexes) default_indexes_.clear();
-    default_indexes_[sequence_id] = cache.spec.default_index;
-    return cache.spec.default_index;
+    if (specs_.size() >= kMaxRememberedSpecs) specs_.clear();
+    specs_[sequence_id] = {tenant, spec};
+    return spec;
   }
-  return absl::NotFoundError(absl::StrCat("sequence_id: ", sequence_id));
+  return absl::NotFoundError(absl::StrCat("no sequence ", sequence_id));
 }
 
-absl::StatusOr<kvstore::IndexDescriptor> KvCacheService::IndexOrDefault(const Call& call,
-                                                                        uint64_t sequence_id,
-                                                                        bool present,
-                                                                        const v1::IndexSpec& spec,
-                                                                        const std::string& field) {
+absl::StatusOr<kvstore::IndexDescriptor> KvCacheService::IndexOrDefault(
+    const Call& call, absl::string_view id_field, uint64_t sequence_id, bool present,
+    const v1::IndexSpec& spec, const std::string& field) {
   const absl::StatusOr<std::optional<kvstore::IndexDescriptor>> index =
       IndexOf(present, spec, field);
   if (!index.ok()) return index.status();
   if (index->has_value()) return **index;
-  const absl::StatusOr<kvstore::IndexDescriptor> fallback = DefaultIndex(call, sequence_id);
-  if (!fallback.ok()) return NamingId("sequence_id", fallback.status());
-  return fallback;
+  const absl::StatusOr<SharedSpec> cache = SpecOf(call, sequence_id);
+  if (!cache.ok()) return NamingId(id_field, cache.status());
+  return (*cache)->default_index;
 }
 
 absl::StatusOr<kvstore::Selection> KvCacheService::ResolveSelection(const Call& call,
                                                                     uint64_t sequence_id,
                                                                     const v1::Selection& selection,
-                                                                    const std::string& field) {
+                                                                    const std::string& item) {
+  const std::string field = item + ".selection";
   absl::StatusOr<kvstore::Selection> result = SelectionOf(selection, field);
   if (!result.ok()) return result.status();
   const absl::StatusOr<kvstore::IndexDescriptor> index =
-      IndexOrDefault(call, sequence_id, selection.has_index(), selection.index(), field + ".index");
+      IndexOrDefault(call, item + ".query.sequence_id", sequence_id, selection.has_index(),
+                     selection.index(), field + ".index");
   if (!index.ok()) return index.status();
   result->index = *index;
   return result;
@@ -97,11 +100,12 @@ KvCacheService::Reactor* KvCacheService::TopK(Context* context, const v1::TopKRe
         for (int i = 0; i < request->items_size(); ++i) {
           if (absl::Status status = call.Check(); !status.ok()) return status;
           const v1::TopKItem& item = request->items(i);
-          const absl::StatusOr<kvstore::Query> query = QueryOf(item.query(), Item(i) + ".query");
+          const absl::StatusOr<kvstore::Query> query =
+              QueryOf(item.query(), Item(i) + ".query", config_.max_message_bytes);
           if (!query.ok()) return query.status();
           const uint64_t sequence_id = item.query().sequence_id();
           const absl::StatusOr<kvstore::Selection> selection =
-              ResolveSelection(call, sequence_id, item.selection(), Item(i) + ".selection");
+              ResolveSelection(call, sequence_id, item.selection(), Item(i));
           if (!selection.ok()) return selection.status();
           const absl::StatusOr<kvstore::Selected> selected =
               store_.TopK(call.session.tenant, sequence_id, *query, *selection);
@@ -126,14 +130,16 @@ KvCacheService::Reactor* KvCacheService::Score(Context* context, const v1::Score
         for (int i = 0; i < request->items_size(); ++i) {
           if (absl::Status status = call.Check(); !status.ok()) return status;
           const v1::ScoreItem& item = request->items(i);
-          const absl::StatusOr<kvstore::Query> query = QueryOf(item.query(), Item(i) + ".query");
+          const absl::StatusOr<kvstore::Query> query =
+              QueryOf(item.query(), Item(i) + ".query", config_.max_message_bytes);
           if (!query.ok()) return query.status();
           const absl::StatusOr<kvstore::TokenRange> tokens =
               TokenRangeOf(item.has_tokens(), item.tokens(), Item(i) + ".tokens");
           if (!tokens.ok()) return tokens.status();
           const uint64_t sequence_id = item.query().sequence_id();
           const absl::StatusOr<kvstore::IndexDescriptor> index =
-              IndexOrDefault(call, sequence_id, item.has_index(), item.index(), Item(i) + ".index");
+              IndexOrDefault(call, Item(i) + ".query.sequence_id", sequence_id, item.has_index(),
+                             item.index(), Item(i) + ".index");
           if (!index.ok()) return index.status();
           bytes += (tokens->end - tokens->begin) * QueryHeadsOf(*query) * sizeof(float);
           if (absl::Status status = CheckResponseBytes(bytes); !status.ok()) return status;
@@ -146,16 +152,21 @@ KvCacheService::Reactor* KvCacheService::Score(Context* context, const v1::Score
       });
 }
 
-// Bytes that one token takes in a response, over all kv heads: fetched once to be known before the
-// rest is.
-absl::StatusOr<size_t> KvCacheService::TokenBytes(const Call& call,
-                                                  const kvstore::TokenRange& probe,
-                                                  uint64_t sequence_id, uint32_t layer,
-                                                  kvstore::RowPart part) {
-  const absl::StatusOr<kvstore::Rows> rows = store_.FetchRange(
-      call.session.tenant, sequence_id, layer, {probe.begin, probe.begin + 1}, part);
-  if (!rows.ok()) return NamingId("sequence_id", rows.status());
-  return rows->data.size();
+absl::StatusOr<KvCacheService::TokenShape> KvCacheService::TokenShapeOf(const Call& call,
+                                                                        uint64_t sequence_id,
+                                                                        uint32_t layer,
+                                                                        kvstore::RowPart part) {
+  const absl::StatusOr<SharedSpec> spec = SpecOf(call, sequence_id);
+  if (!spec.ok()) return NamingId("sequence_id", spec.status());
+  for (const kvstore::LayerGroup& group : (*spec)->groups) {
+    if (group.kind == kvstore::LayerKind::kNone) continue;
+    if (std::find(group.layers.begin(), group.layers.end(), layer) == group.layers.end()) continue;
+    const uint64_t keys = part == kvstore::RowPart::kValue ? 0 : group.key_dim;
+    const uint64_t values = part == kvstore::RowPart::kKey ? 0 : group.value_dim;
+    return TokenShape{group.kv_heads,
+                      group.kv_heads * (keys + values) * kernels::DTypeBytes(group.dtype)};
+  }
+  return absl::InvalidArgumentError(absl::StrCat("layer ", layer, " is not stored by the cache"));
 }
 
 KvCacheService::Reactor* KvCacheService::FetchBlocks(Context* context,
@@ -178,15 +189,18 @@ KvCacheService::Reactor* KvCacheService::FetchBlocks(Context* context,
           token_count += range->end - range->begin;
           ranges.push_back(*range);
         }
-        const absl::StatusOr<size_t> token_bytes =
-            TokenBytes(call, ranges.front(), request->sequence_id(), request->layer(), *part);
-        if (!token_bytes.ok()) return NamingId("sequence_id", token_bytes.status());
-        if (absl::Status status = CheckResponseBytes(token_count * *token_bytes); !status.ok())
+        const absl::StatusOr<TokenShape> token =
+            TokenShapeOf(call, request->sequence_id(), request->layer(), *part);
+        if (!token.ok()) return token.status();
+        if (absl::Status status = CheckResponseBytes(token_count * token->bytes); !status.ok())
           return status;
         for (size_t i = 0; i < ranges.size(); ++i) {
           if (absl::Status status = call.Check(); !status.ok()) return status;
           absl::StatusOr<kvstore::Rows> rows = store_.FetchRange(
               call.session.tenant, request->sequence_id(), request->layer(), ranges[i], *part);
+          if (rows.status().code() == absl::StatusCode::kNotFound) {
+            return Under("sequence_id", rows.status());
+          }
           if (!rows.ok()) return Under(absl::StrCat("ranges[", i, "]"), rows.status());
           ToWire(*std::move(rows), response->add_blocks());
         }
@@ -203,10 +217,16 @@ KvCacheService::Reactor* KvCacheService::FetchTokens(Context* context,
         if (!part.ok()) return part.status();
         if (request->count() == 0) return Invalid("count", "0, must be at least 1");
         if (request->positions().empty()) return Invalid("positions", "missing");
-        const absl::StatusOr<size_t> token_bytes = TokenBytes(
-            call, {request->positions(0), 0}, request->sequence_id(), request->layer(), *part);
-        if (!token_bytes.ok()) return NamingId("sequence_id", token_bytes.status());
-        if (absl::Status status = CheckResponseBytes(uint64_t{request->count()} * *token_bytes);
+        const absl::StatusOr<TokenShape> token =
+            TokenShapeOf(call, request->sequence_id(), request->layer(), *part);
+        if (!token.ok()) return token.status();
+        const uint64_t wanted = uint64_t{token->kv_heads} * request->count();
+        if (static_cast<uint64_t>(request->positions_size()) != wanted) {
+          return Invalid("positions",
+                         absl::StrCat(request->positions_size(),
+                                      " of them, must be kv_heads x count = ", wanted));
+        }
+        if (absl::Status status = CheckResponseBytes(uint64_t{request->count()} * token->bytes);
             !status.ok()) {
           return status;
         }
@@ -214,11 +234,6 @@ KvCacheService::Reactor* KvCacheService::FetchTokens(Context* context,
             call.session.tenant, request->sequence_id(), request->layer(),
             {request->positions().data(), static_cast<size_t>(request->positions_size())}, *part);
         if (!rows.ok()) return NamingId("sequence_id", rows.status());
-        if (rows->tokens != request->count()) {
-          return Invalid("positions", absl::StrCat(request->positions_size(),
-                                                   " of them, must be kv_heads x count = ",
-                                                   uint64_t{rows->kv_heads} * request->count()));
-        }
         ToWire(*std::move(rows), response->mutable_rows());
         return CheckResponseBytes(response->ByteSizeLong());
       });
@@ -226,13 +241,14 @@ KvCacheService::Reactor* KvCacheService::FetchTokens(Context* context,
 
 absl::Status KvCacheService::AttendOne(const Call& call, const v1::AttendItem& item,
                                        const std::string& field, v1::Attention* message) {
-  const absl::StatusOr<kvstore::Query> query = QueryOf(item.query(), field + ".query");
+  const absl::StatusOr<kvstore::Query> query =
+      QueryOf(item.query(), field + ".query", config_.max_message_bytes);
   if (!query.ok()) return query.status();
   const uint64_t sequence_id = item.query().sequence_id();
   absl::StatusOr<kvstore::Attention> attention;
   if (item.tokens_case() == v1::AttendItem::kSelection) {
     const absl::StatusOr<kvstore::Selection> selection =
-        ResolveSelection(call, sequence_id, item.selection(), field + ".selection");
+        ResolveSelection(call, sequence_id, item.selection(), field);
     if (!selection.ok()) return selection.status();
     attention =
         store_.Attend(call.session.tenant, sequence_id, *query, *selection, item.want_positions());

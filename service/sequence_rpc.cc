@@ -7,6 +7,11 @@
 #include "service/wire.h"
 
 namespace pqcached::service {
+namespace {
+
+constexpr size_t kMaxFingerprintBytes = 256;  // as OpenCache's
+
+}  // namespace
 
 KvCacheService::Reactor* KvCacheService::OpenCache(Context* context,
                                                    const v1::OpenCacheRequest* request,
@@ -39,13 +44,22 @@ KvCacheService::Reactor* KvCacheService::OpenCache(Context* context,
       });
 }
 
-// The session may end while the sequence is being made; nobody would drop it then.
+// A sequence whose id nobody hears would stay: one made for a caller that has gone or whose deadline
+// has passed is dropped again, and one made while its session ended.
 absl::StatusOr<uint64_t> KvCacheService::CreateOwnedSequence(const Call& call, uint64_t cache_id) {
   const absl::StatusOr<uint64_t> sequence_id =
       store_.CreateSequence(call.session.tenant, cache_id, call.session.id);
-  if (!sequence_id.ok() || sessions_.IsOpen(call.token)) return sequence_id;
-  store_.DropSession(call.session.id);
-  return absl::UnauthenticatedError("metadata pqcached-session: the session has ended");
+  if (!sequence_id.ok()) return sequence_id;
+  if (!sessions_.IsOpen(call.token)) {
+    store_.DropSession(call.session.id);
+    return absl::UnauthenticatedError("metadata pqcached-session: the session has ended");
+  }
+  if (absl::Status status = call.Check(); !status.ok()) {
+    // Not found when the session's end was faster: it is gone either way.
+    store_.DropSequence(call.session.tenant, *sequence_id).IgnoreError();
+    return status;
+  }
+  return sequence_id;
 }
 
 KvCacheService::Reactor* KvCacheService::CreateSequence(Context* context,
@@ -53,6 +67,11 @@ KvCacheService::Reactor* KvCacheService::CreateSequence(Context* context,
                                                         v1::CreateSequenceResponse* response) {
   return calls_.Unary(
       context, Rpc::kCreateSequence, Access::kSession, [=, this](const Call& call) -> absl::Status {
+        if (request->model_fingerprint().size() > kMaxFingerprintBytes) {
+          return Invalid("model_fingerprint",
+                         absl::StrCat(request->model_fingerprint().size(),
+                                      " bytes, must be at most ", kMaxFingerprintBytes));
+        }
         if (!request->model_fingerprint().empty()) {
           for (const kvstore::CacheInfo& cache : store_.ListCaches(call.session.tenant)) {
             if (cache.cache_id != request->cache_id()) continue;
@@ -76,7 +95,7 @@ KvCacheService::Reactor* KvCacheService::DropSequence(Context* context,
     const absl::Status status = store_.DropSequence(call.session.tenant, request->sequence_id());
     if (status.ok()) {
       absl::MutexLock lock(&mutex_);
-      default_indexes_.erase(request->sequence_id());
+      specs_.erase(request->sequence_id());
     }
     return NamingId("sequence_id", status);
   });

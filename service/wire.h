@@ -50,14 +50,18 @@ absl::Status CheckCount(absl::string_view field, int count, int limit);
 
 // ---- Requests
 
-absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std::string& field);
-absl::StatusOr<kvstore::LayerRows> LayerRowsOf(const v1::LayerRows& rows, const std::string& field);
+// Errors: kInvalidArgument  also: the shape spans more than `max_bytes`, whatever its strides
+absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std::string& field,
+                                             uint64_t max_bytes);
+absl::StatusOr<kvstore::LayerRows> LayerRowsOf(const v1::LayerRows& rows, const std::string& field,
+                                               uint64_t max_bytes);
 absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& request);
 // Nothing when the message is absent: the cache's default is meant.
 absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
                                                                 const v1::IndexSpec& spec,
                                                                 const std::string& field);
-absl::StatusOr<kvstore::Query> QueryOf(const v1::Query& query, const std::string& field);
+absl::StatusOr<kvstore::Query> QueryOf(const v1::Query& query, const std::string& field,
+                                       uint64_t max_bytes);
 // The index is set apart: see IndexOf.
 absl::StatusOr<kvstore::Selection> SelectionOf(const v1::Selection& selection,
                                                const std::string& field);

@@ -9,7 +9,6 @@ namespace pqcached::service {
 namespace {
 
 constexpr int kMaxTensorDimensions = 4;
-constexpr uint32_t kMaxIterations = 1000;
 constexpr uint32_t kDefaultIterations = 10;
 
 // Errors: kInvalidArgument  above the largest position
@@ -31,6 +30,23 @@ absl::StatusOr<kernels::DType> DTypeOf(v1::DType dtype, const std::string& field
     default:
       return Invalid(field, absl::StrCat(static_cast<int>(dtype), ", must be a DType"));
   }
+}
+
+// Strides of 0 would let a few bytes claim any number of elements.
+absl::Status CheckShapeBytes(const v1::Tensor& tensor, uint64_t element_bytes,
+                             const std::string& field, uint64_t max_bytes) {
+  uint64_t elements = 1;
+  for (const uint64_t extent : tensor.shape()) {
+    if (extent == 0) return absl::OkStatus();
+  }
+  for (const uint64_t extent : tensor.shape()) {
+    if (extent > max_bytes / element_bytes / elements) {
+      return Invalid(field + ".shape",
+                     absl::StrCat("spans more than max_message_bytes = ", max_bytes));
+    }
+    elements *= extent;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckGroupExtras(const v1::LayerGroup& group, const std::string& field) {
@@ -72,8 +88,8 @@ absl::StatusOr<kvstore::LayerGroup> LayerGroupOf(const v1::LayerGroup& group,
                      absl::StrCat(static_cast<int>(group.kind()), ", must be a LayerKind"));
   }
   result.layers.assign(group.layers().begin(), group.layers().end());
-  if (result.kind == kvstore::LayerKind::kNone) return result;
   if (absl::Status status = CheckGroupExtras(group, field); !status.ok()) return status;
+  if (result.kind == kvstore::LayerKind::kNone) return result;
   const absl::StatusOr<kernels::DType> dtype = DTypeOf(group.dtype(), field + ".dtype");
   if (!dtype.ok()) return dtype.status();
   result.dtype = *dtype;
@@ -83,6 +99,8 @@ absl::StatusOr<kvstore::LayerGroup> LayerGroupOf(const v1::LayerGroup& group,
   result.value_dim = group.value_dim();
   result.softmax_scale = group.softmax_scale();
   result.softcap = group.softcap();
+  result.rope = {static_cast<uint8_t>(group.rope().layout()), group.rope().theta(),
+                 group.rope().rotary_dim()};
   return result;
 }
 
@@ -92,6 +110,9 @@ absl::Status CheckRank(const v1::Rank& rank) {
   if (rank.rank_count() > 1) return Unimplemented("rank.rank_count");
   if (rank.kv_head_begin() != 0) return Unimplemented("rank.kv_head_begin");
   if (rank.layer_begin() != 0) return Unimplemented("rank.layer_begin");
+  if (rank.numa_node() < -1) {
+    return Invalid("rank.numa_node", absl::StrCat(rank.numa_node(), ", must be at least -1"));
+  }
   if (rank.numa_node() > 0) return Unimplemented("rank.numa_node");
   return absl::OkStatus();
 }
@@ -122,10 +143,6 @@ absl::Status SetBudget(const v1::Selection& selection, const std::string& field,
       result.budget_count = selection.token_count();
       return absl::OkStatus();
     case v1::Selection::kTokenRatio:
-      if (!(selection.token_ratio() > 0 && selection.token_ratio() <= 1)) {
-        return Invalid(field + ".token_ratio",
-                       absl::StrCat(selection.token_ratio(), ", must be in (0, 1]"));
-      }
       result.budget_kind = kvstore::BudgetKind::kRatio;
       result.budget_ratio = selection.token_ratio();
       return absl::OkStatus();
@@ -158,7 +175,8 @@ absl::Status SetExcluded(const v1::Selection& selection, const std::string& fiel
 
 }  // namespace
 
-absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std::string& field) {
+absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std::string& field,
+                                             uint64_t max_bytes) {
   if (tensor.data_case() == v1::Tensor::kStaging) return Unimplemented(field + ".staging");
   if (tensor.data_case() != v1::Tensor::kInlineData)
     return Invalid(field + ".inline_data", "missing");
@@ -169,6 +187,10 @@ absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std
   }
   const absl::StatusOr<kernels::DType> dtype = DTypeOf(tensor.dtype(), field + ".dtype");
   if (!dtype.ok()) return dtype.status();
+  if (absl::Status status = CheckShapeBytes(tensor, kernels::DTypeBytes(*dtype), field, max_bytes);
+      !status.ok()) {
+    return status;
+  }
   kvstore::TensorView view;
   view.data = reinterpret_cast<const std::byte*>(tensor.inline_data().data());
   view.data_bytes = tensor.inline_data().size();
@@ -178,11 +200,12 @@ absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std
   return view;
 }
 
-absl::StatusOr<kvstore::LayerRows> LayerRowsOf(const v1::LayerRows& rows,
-                                               const std::string& field) {
-  absl::StatusOr<kvstore::TensorView> keys = TensorOf(rows.keys(), field + ".keys");
+absl::StatusOr<kvstore::LayerRows> LayerRowsOf(const v1::LayerRows& rows, const std::string& field,
+                                               uint64_t max_bytes) {
+  absl::StatusOr<kvstore::TensorView> keys = TensorOf(rows.keys(), field + ".keys", max_bytes);
   if (!keys.ok()) return keys.status();
-  absl::StatusOr<kvstore::TensorView> values = TensorOf(rows.values(), field + ".values");
+  absl::StatusOr<kvstore::TensorView> values =
+      TensorOf(rows.values(), field + ".values", max_bytes);
   if (!values.ok()) return values.status();
   return kvstore::LayerRows{rows.layer(), *std::move(keys), *std::move(values)};
 }
@@ -224,8 +247,10 @@ absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
   return Invalid(field + ".kind", "missing: pq or flat");
 }
 
-absl::StatusOr<kvstore::Query> QueryOf(const v1::Query& query, const std::string& field) {
-  absl::StatusOr<kvstore::TensorView> queries = TensorOf(query.queries(), field + ".queries");
+absl::StatusOr<kvstore::Query> QueryOf(const v1::Query& query, const std::string& field,
+                                       uint64_t max_bytes) {
+  absl::StatusOr<kvstore::TensorView> queries =
+      TensorOf(query.queries(), field + ".queries", max_bytes);
   if (!queries.ok()) return queries.status();
   if (query.query_position() >= kvstore::kMaxSequenceTokens) {
     return Invalid(
@@ -260,10 +285,6 @@ absl::StatusOr<kvstore::Selection> SelectionOf(const v1::Selection& selection,
 absl::StatusOr<kvstore::BuildSpec> BuildSpecOf(const v1::BuildIndexRequest& request) {
   kvstore::BuildSpec spec;
   if (request.layers_size() > 0) return Unimplemented("layers");
-  if (request.iterations() > kMaxIterations) {
-    return Invalid("iterations",
-                   absl::StrCat(request.iterations(), ", must be at most ", kMaxIterations));
-  }
   spec.iterations = request.iterations() == 0 ? kDefaultIterations : request.iterations();
   spec.seed = request.seed();
   const absl::StatusOr<uint32_t> train = TokensOf(request.train_tokens(), "train_tokens");

@@ -36,6 +36,11 @@ void ToWire(const kvstore::LayerGroup& group, v1::LayerGroup* message) {
   message->set_dtype(ToWire(group.dtype));
   message->set_softmax_scale(group.softmax_scale);
   message->set_softcap(group.softcap);
+  if (group.rope == kvstore::Rope{}) return;
+  v1::RopeDescription* rope = message->mutable_rope();
+  rope->set_layout(static_cast<v1::RopeDescription::Layout>(group.rope.layout));
+  rope->set_theta(group.rope.theta);
+  rope->set_rotary_dim(group.rope.rotary_dim);
 }
 
 static_assert(static_cast<int>(kvstore::LayerKind::kSelected) == v1::LAYER_KIND_SELECTED);

@@ -10,8 +10,26 @@
 namespace pqcached::service {
 namespace {
 
-// gRPC sends messages as HTTP/2 headers, which peers limit to 8 KiB.
-constexpr size_t kMaxMessageBytes = 4096;
+// gRPC sends messages as HTTP/2 headers, which peers limit to 8 KiB, and all but printable ASCII as
+// three bytes each.
+constexpr size_t kMaxEncodedBytes = 4096;
+constexpr size_t kEscapeBytes = 3;
+
+// The longest beginning that fits, without a part of a UTF-8 character at its end.
+absl::string_view Fitting(absl::string_view message) {
+  size_t encoded = 0;
+  size_t end = 0;
+  for (; end < message.size(); ++end) {
+    const bool plain = message[end] >= ' ' && message[end] <= '~' && message[end] != '%';
+    encoded += plain ? 1 : kEscapeBytes;
+    if (encoded > kMaxEncodedBytes) break;
+  }
+  const auto continues = [&](size_t at) {
+    return at < message.size() && (static_cast<unsigned char>(message[at]) & 0xc0) == 0x80;
+  };
+  while (end > 0 && continues(end)) --end;
+  return message.substr(0, end);
+}
 
 // First words of the store's messages that are proto fields of the message whose path goes before
 // them.
@@ -36,7 +54,7 @@ bool BeginsWithField(absl::string_view message) {
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
-                      std::string(status.message().substr(0, kMaxMessageBytes)));
+                      std::string(Fitting(status.message())));
 }
 
 absl::Status Under(absl::string_view field, const absl::Status& status) {

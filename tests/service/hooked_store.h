@@ -14,6 +14,7 @@ namespace pqcached::service {
 struct StoreHooks {
   std::function<void()> before_top_k = [] {};
   std::function<void()> before_create_sequence = [] {};
+  std::function<void(const kvstore::BuildSpec&)> before_build = [](const auto&) {};
   // Stands for the progress of a build: passes `progress` on as it likes.
   std::function<bool(const kvstore::BuildProgress&,
                      const std::function<bool(const kvstore::BuildProgress&)>& pass_on)>
@@ -54,6 +55,7 @@ class HookedStore final : public kvstore::Store {
   absl::Status BuildIndex(
       std::string_view tenant, uint64_t sequence_id, const kvstore::BuildSpec& spec,
       const std::function<bool(const kvstore::BuildProgress&)>& progress) override {
+    hooks_.before_build(spec);
     return store_->BuildIndex(tenant, sequence_id, spec, [&](const kvstore::BuildProgress& each) {
       return hooks_.on_progress(each, progress);
     });

@@ -1,12 +1,26 @@
 // Queries, selections, positions and ranges that cannot be.
 #include <cmath>
 
+#include "service/wire.h"
 #include "tests/service/bad_input_fixture.h"
 
 namespace pqcached::service {
 namespace {
 
 using grpc::StatusCode;
+
+// In UTF-8 every byte of such a character becomes three on the wire, where 8 KiB are the limit.
+TEST(WireStatusTest, CutsLongMessagesBetweenCharacters) {
+  std::string message = "x";
+  for (int i = 0; i < 3000; ++i) message += "\u00fc";
+  const std::string sent = ToGrpc(absl::InvalidArgumentError(message)).error_message();
+  EXPECT_LE(sent.size() * 3, 4096u + 3);
+  EXPECT_GT(sent.size(), 1000u);
+  EXPECT_EQ(sent, message.substr(0, sent.size()));
+  EXPECT_EQ(sent.size() % 2, 1u) << "no half character";
+  EXPECT_EQ(ToGrpc(absl::InvalidArgumentError(std::string(5000, 'x'))).error_message().size(),
+            4096u);
+}
 
 TEST_F(BadInputTest, SelectionsThatCannotBe) {
   using Q = v1::Query;
@@ -20,11 +34,13 @@ TEST_F(BadInputTest, SelectionsThatCannotBe) {
   CheckSelect(
       "no budget", [](Q&, S& s) { s.clear_budget(); }, invalid, ".selection.budget: missing");
   CheckSelect(
-      "ratio 0", [](Q&, S& s) { s.set_token_ratio(0); }, invalid, ".selection.token_ratio");
+      "ratio 0", [](Q&, S& s) { s.set_token_ratio(0); }, invalid, ".selection: budget token_ratio");
   CheckSelect(
-      "ratio > 1", [](Q&, S& s) { s.set_token_ratio(1.01); }, invalid, ".selection.token_ratio");
+      "ratio > 1", [](Q&, S& s) { s.set_token_ratio(1.01); }, invalid,
+      ".selection: budget token_ratio");
   CheckSelect(
-      "ratio NaN", [](Q&, S& s) { s.set_token_ratio(NAN); }, invalid, ".selection.token_ratio");
+      "ratio NaN", [](Q&, S& s) { s.set_token_ratio(NAN); }, invalid,
+      ".selection: budget token_ratio");
   CheckSelect(
       "mass", [](Q&, S& s) { s.set_attention_mass(0.9); }, StatusCode::UNIMPLEMENTED,
       ".selection.attention_mass");
@@ -146,6 +162,16 @@ TEST_F(BadInputTest, PositionsThatCannotBe) {
       "one head", [](v1::FetchTokensRequest& r) { r.set_count(4); }, invalid,
       "positions: 4 of them");
   CheckFetchTokens(
+      "more than count says",
+      [](v1::FetchTokensRequest& r) {
+        r.set_count(1);
+        r.mutable_positions()->Resize(100'000, 7);
+      },
+      invalid, "positions: 100000 of them, must be kv_heads x count = 2");
+  CheckFetchTokens(
+      "first not stored", [](v1::FetchTokensRequest& r) { r.set_positions(0, kTokens); }, missing,
+      "positions[0]");
+  CheckFetchTokens(
       "not stored", [](v1::FetchTokensRequest& r) { r.set_positions(3, kTokens); }, missing,
       "positions[3]");
   CheckFetchTokens(
@@ -185,6 +211,14 @@ TEST_F(BadInputTest, RangesThatCannotBe) {
     v1::FetchBlocksResponse response;
     return client_->kv().FetchBlocks(client_->Context().get(), request, &response);
   };
+  v1::FetchBlocksRequest first;
+  first.set_sequence_id(sequence_id_);
+  first.set_layer(4);
+  first.add_ranges()->set_begin(kTokens);
+  first.mutable_ranges(0)->set_end(kTokens + 1);
+  v1::FetchBlocksResponse blocks;
+  Check("first not stored", client_->kv().FetchBlocks(client_->Context().get(), first, &blocks),
+        StatusCode::OUT_OF_RANGE, "ranges[0]");
   Check("empty", fetch(5, 5), StatusCode::INVALID_ARGUMENT, "ranges[1]");
   Check("backwards", fetch(7, 5), StatusCode::INVALID_ARGUMENT, "ranges[1]");
   Check("not stored", fetch(7, kTokens + 1), StatusCode::OUT_OF_RANGE, "ranges[1]");

@@ -20,7 +20,16 @@ TEST_F(BadInputTest, IngestOfWrongShapes) {
   CheckIngest("other dim", shape(2, 40), invalid, "keys: shape");
   CheckIngest("no tokens", shape(0, 0), invalid, "keys: shape");
   CheckIngest("beyond the data", shape(0, 4), invalid, "keys: shape");
-  CheckIngest("huge", shape(0, std::numeric_limits<uint64_t>::max()), invalid, "keys: shape");
+  CheckIngest("huge", shape(0, std::numeric_limits<uint64_t>::max()), invalid,
+              "chunk.rows.keys.shape: spans");
+  CheckIngest(
+      "huge without data",
+      [](v1::IngestChunk& chunk) {
+        v1::Tensor* keys = chunk.mutable_rows()->mutable_keys();
+        keys->set_shape(0, uint64_t{1} << 30);
+        for (const int64_t stride : {0, 0, 0}) keys->add_strides(stride);
+      },
+      invalid, "chunk.rows.keys.shape: spans more than max_message_bytes");
   CheckIngest(
       "two dimensions",
       [](v1::IngestChunk& chunk) {
@@ -279,7 +288,7 @@ TEST_F(BadInputTest, BuildsThatCannotBe) {
   Check("default is flat", Build([](B& b) { b.clear_index(); }), invalid, "index.flat");
   Check("m", Build([](B& b) { *b.mutable_index() = Pq(5, 4); }), invalid, "index.subspaces");
   Check("b", Build([](B& b) { *b.mutable_index() = Pq(4, 3); }), invalid, "index.bits");
-  Check("iterations", Build([](B& b) { b.set_iterations(1001); }), invalid, "iterations: 1001");
+  Check("iterations", Build([](B& b) { b.set_iterations(1001); }), invalid, "iterations is 1001");
   Check("train_tokens", Build([](B& b) { b.set_train_tokens(uint64_t{1} << 40); }), invalid,
         "train_tokens");
   Check("sink_tokens", Build([](B& b) { b.set_sink_tokens(uint64_t{1} << 40); }), invalid,
@@ -317,6 +326,18 @@ TEST_F(BadInputTest, CachesThatCannotBe) {
   Check("rank", open([](R& r) { r.mutable_rank()->set_group("tp"); }), unimplemented, "rank.group");
   Check("rank count", open([](R& r) { r.mutable_rank()->set_rank_count(2); }), unimplemented,
         "rank.rank_count");
+  Check("rank rank", open([](R& r) { r.mutable_rank()->set_rank(1); }), unimplemented, "rank.rank");
+  Check("rank heads", open([](R& r) { r.mutable_rank()->set_kv_head_begin(1); }), unimplemented,
+        "rank.kv_head_begin");
+  Check("rank layers", open([](R& r) { r.mutable_rank()->set_layer_begin(1); }), unimplemented,
+        "rank.layer_begin");
+  Check("numa", open([](R& r) { r.mutable_rank()->set_numa_node(1); }), unimplemented,
+        "rank.numa_node");
+  Check("no numa", open([](R& r) { r.mutable_rank()->set_numa_node(-2); }), invalid,
+        "rank.numa_node: -2");
+  Check("none with extras",
+        open([](R& r) { r.mutable_layer_groups(1)->set_values_alias_keys(true); }), unimplemented,
+        "layer_groups[1].values_alias_keys");
   Check("groups", open([](R& r) { r.clear_layer_groups(); }), invalid, "layer_groups");
   Check("index", open([](R& r) { *r.mutable_default_index() = Pq(3, 4); }), invalid,
         "default_index.subspaces");
@@ -354,6 +375,8 @@ TEST_F(BadInputTest, CachesThatCannotBe) {
         "rope.rotary_dim");
   Check("other fingerprint", open([](R& r) { r.set_model_fingerprint("model-2"); }, "cache"),
         StatusCode::FAILED_PRECONDITION, "model_fingerprint");
+  Check("other rope", open(group([](G& g) { g.mutable_rope()->set_theta(1e4); }), "cache"),
+        StatusCode::FAILED_PRECONDITION, "rope");
   Check("other shape", open(group([](G& g) { g.set_key_dim(64); }), "cache"),
         StatusCode::FAILED_PRECONDITION, "layer_groups");
 }
@@ -368,6 +391,9 @@ TEST_F(BadInputTest, SequencesThatCannotBe) {
   request.set_model_fingerprint("model-2");
   Check("fingerprint", client_->kv().CreateSequence(client_->Context().get(), request, &response),
         StatusCode::FAILED_PRECONDITION, "model_fingerprint");
+  request.set_model_fingerprint(std::string(257, 'a'));
+  Check("long", client_->kv().CreateSequence(client_->Context().get(), request, &response),
+        StatusCode::INVALID_ARGUMENT, "model_fingerprint: 257 bytes");
 }
 
 TEST_F(BadInputTest, DroppedSequencesAreNotFound) {
@@ -382,6 +408,14 @@ TEST_F(BadInputTest, DroppedSequencesAreNotFound) {
   v1::TopKResponse response;
   Check("dropped", client_->kv().TopK(client_->Context().get(), request, &response),
         StatusCode::NOT_FOUND, "items[0].query.sequence_id");
+  *request.mutable_items(0) = {};
+  *request.mutable_items(0)->mutable_query() = QueryAt(sequence_id_, 1, 39);
+  *request.mutable_items(0)->mutable_selection() = TokenCountSelection(Flat(), 1, 1, 1);
+  *request.add_items()->mutable_query() = QueryAt(999, 1, 39);
+  *request.mutable_items(1)->mutable_selection() = TokenCountSelection(Flat(), 1, 1, 1);
+  request.mutable_items(1)->mutable_selection()->clear_index();
+  Check("the cache's default", client_->kv().TopK(client_->Context().get(), request, &response),
+        StatusCode::NOT_FOUND, "items[1].query.sequence_id: no");
 }
 
 TEST_F(BadInputTest, AFullPoolTellsTheShortfall) {

@@ -8,8 +8,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <new>
+#include <stdexcept>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/synchronization/notification.h"
 #include "tests/service/hooked_store.h"
 #include "tests/service/rpc_fixture.h"
@@ -337,43 +340,174 @@ TEST_F(LifecycleTest, ACancelledBuildLeavesNoTrace) {
 
 TEST_F(LifecycleTest, ABuildEndsAtItsDeadlineWithoutATrace) {
   hooks_.on_progress = RepeatUntilRefused;
-  StartHooked([](Config& config) { config.default_timeout = absl::Milliseconds(300); });
+  StartHooked([](Config& config) {
+    config.default_timeout = absl::Seconds(1);
+    config.max_timeout = absl::Seconds(3);
+  });
   const auto client = Connect();
   const uint64_t sequence_id = client->Filled(300);
   const std::string before = Dump(*client, sequence_id);
   v1::BuildIndexRequest request;
   request.set_sequence_id(sequence_id);
   *request.mutable_index() = Pq(2, 4);
-  grpc::ClientContext context;  // without a deadline: the server's own holds
+  const absl::Time begun = absl::Now();
+  grpc::ClientContext context;  // without a deadline: max_timeout holds, not default_timeout
   context.AddMetadata("pqcached-session", client->token());
   const auto reader = client->kv().BuildIndex(&context, request);
   v1::BuildProgress progress;
   while (reader->Read(&progress)) {
   }
   EXPECT_TRUE(Failed(reader->Finish(), StatusCode::DEADLINE_EXCEEDED, "deadline"));
+  EXPECT_GE(absl::Now() - begun, absl::Seconds(2));
   EXPECT_TRUE(Dump(*client, sequence_id) == before);
 }
 
-TEST_F(LifecycleTest, ABuildWhoseProgressNobodyReadsIsCancelled) {
-  std::atomic<bool> refused = false;
-  hooks_.on_progress = [&](const auto& progress, const auto& pass_on) {
-    for (int i = 0; i < 100'000 && !refused; ++i) refused = !pass_on(progress);
-    return false;
+TEST_F(LifecycleTest, ABuildWhoseProgressNobodyReadsGoesOn) {
+  constexpr uint32_t kReports = 20'000;
+  hooks_.on_progress = [&](kvstore::BuildProgress progress, const auto& pass_on) {
+    for (uint32_t i = 1; i <= kReports; ++i) {
+      progress.iterations = i;
+      if (!pass_on(progress)) return false;
+    }
+    return true;
   };
   StartHooked();
   const auto client = Connect();
-  const uint64_t sequence_id = client->Filled(300);
+  const uint64_t sequence_id = client->Filled(100);
   v1::BuildIndexRequest request;
   request.set_sequence_id(sequence_id);
   *request.mutable_index() = Pq(2, 4);
   const auto context = client->Context();
   const auto reader = client->kv().BuildIndex(context.get(), request);
-  AwaitWriters(*client, sequence_id, 300);
+  AwaitWriters(*client, sequence_id, 100);
   v1::BuildProgress progress;
   while (reader->Read(&progress)) {
   }
-  EXPECT_TRUE(Failed(reader->Finish(), StatusCode::RESOURCE_EXHAUSTED, "progress"));
-  EXPECT_TRUE(refused);
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(progress.iterations(), kReports) << "the newest is never left out";
+}
+
+TEST_F(LifecycleTest, ABuildHearsBetweenReportsThatItsCallerHasGone) {
+  absl::Notification begun;
+  absl::Notification heard;
+  hooks_.before_build = [&](const kvstore::BuildSpec& spec) {
+    begun.Notify();
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (spec.cancelled && !spec.cancelled() && std::chrono::steady_clock::now() < until) {
+      std::this_thread::yield();
+    }
+    if (spec.cancelled && spec.cancelled()) heard.Notify();
+  };
+  StartHooked();
+  const auto client = Connect();
+  const uint64_t sequence_id = client->Filled(300);
+  const std::string before = Dump(*client, sequence_id);
+  v1::BuildIndexRequest request;
+  request.set_sequence_id(sequence_id);
+  *request.mutable_index() = Pq(2, 4);
+  const auto context = client->Context();
+  const auto reader = client->kv().BuildIndex(context.get(), request);
+  begun.WaitForNotification();
+  context->TryCancel();
+  EXPECT_EQ(reader->Finish().error_code(), StatusCode::CANCELLED);
+  EXPECT_TRUE(heard.WaitForNotificationWithTimeout(absl::Seconds(60)));
+  AwaitWriters(*client, sequence_id, 300);
+  EXPECT_TRUE(Dump(*client, sequence_id) == before);
+}
+
+TEST_F(LifecycleTest, AnExceptionEndsItsCallAlone) {
+  std::atomic<int> calls = 0;
+  hooks_.before_top_k = [&] {
+    const int call = calls++;
+    if (call == 0) throw std::bad_alloc();
+    if (call == 1) throw std::length_error("vector");
+    if (call == 2) throw std::runtime_error("surprise");
+  };
+  hooks_.before_build = [](const auto&) { throw std::bad_alloc(); };
+  StartHooked();
+  const auto client = Connect();
+  const uint64_t sequence_id = client->Filled(10);
+  EXPECT_TRUE(Failed(TopK(*client, sequence_id, kLong), StatusCode::RESOURCE_EXHAUSTED, "memory"));
+  EXPECT_TRUE(Failed(TopK(*client, sequence_id, kLong), StatusCode::RESOURCE_EXHAUSTED, "memory"));
+  EXPECT_TRUE(Failed(TopK(*client, sequence_id, kLong), StatusCode::INTERNAL, "surprise"));
+  EXPECT_TRUE(TopK(*client, sequence_id, kLong).ok());
+  v1::BuildIndexRequest request;
+  request.set_sequence_id(sequence_id);
+  *request.mutable_index() = Pq(2, 4);
+  const auto context = client->Context();
+  EXPECT_TRUE(Failed(client->kv().BuildIndex(context.get(), request)->Finish(),
+                     StatusCode::RESOURCE_EXHAUSTED, "memory"));
+}
+
+TEST_F(LifecycleTest, ASequenceThatNobodyHearsOfIsDropped) {
+  absl::Notification begun;
+  absl::Notification go_on;
+  hooks_.before_create_sequence = [&] {
+    begun.Notify();
+    go_on.WaitForNotification();
+  };
+  StartHooked([](Config& config) { config.default_timeout = absl::Seconds(1); });
+  const auto client = Connect();
+  v1::CreateSequenceRequest request;
+  request.set_cache_id(client->OpenCache());
+  const auto context = client->Context();
+  grpc::Status status;
+  std::thread maker([&] {
+    v1::CreateSequenceResponse response;
+    context->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
+    status = client->kv().CreateSequence(context.get(), request, &response);
+  });
+  begun.WaitForNotification();
+  maker.join();
+  EXPECT_EQ(status.error_code(), StatusCode::DEADLINE_EXCEEDED);
+  // The server counts from when it heard of the call: an idle stream that came later, with more time,
+  // ends later.
+  grpc::ClientContext idle;
+  idle.AddMetadata("pqcached-session", client->token());
+  v1::IngestResponse response;
+  EXPECT_EQ(client->kv().Ingest(&idle, &response)->Finish().error_code(),
+            StatusCode::DEADLINE_EXCEEDED);
+  go_on.Notify();
+  v1::StatsResponse stats;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  const auto ended = [&] {
+    stats = Stats(*client);
+    for (const v1::RpcStats& rpc : stats.rpcs()) {
+      if (absl::StrContains(rpc.method(), "CreateSequence")) return true;
+    }
+    return false;
+  };
+  while (!ended()) ASSERT_LT(std::chrono::steady_clock::now(), until);
+  EXPECT_EQ(Stats(*client).sequence_count(), 0u);
+}
+
+TEST_F(LifecycleTest, AStreamThatNeverOpensItsSessionIsEnded) {
+  Start([](Config& config) { config.default_timeout = absl::Milliseconds(50); });
+  const auto stub =
+      v1::KvCache::NewStub(grpc::CreateChannel(endpoint(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kLong);
+  const auto stream = stub->Session(&context);
+  v1::SessionEvent event;
+  EXPECT_FALSE(stream->Read(&event));
+  EXPECT_TRUE(Failed(stream->Finish(), StatusCode::DEADLINE_EXCEEDED, "open: did not come"));
+}
+
+TEST_F(LifecycleTest, StreamsThatAreNoSessionsYetAreLimited) {
+  Start([](Config& config) { config.max_sessions = 1; });
+  const auto stub =
+      v1::KvCache::NewStub(grpc::CreateChannel(endpoint(), grpc::InsecureChannelCredentials()));
+  constexpr size_t kMore = 70;
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionEvent>>>
+      streams;
+  for (size_t i = 0; i < kMore; ++i) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    streams.push_back(stub->Session(contexts.back().get()));
+  }
+  EXPECT_TRUE(Failed(streams.back()->Finish(), StatusCode::RESOURCE_EXHAUSTED, "max_sessions"));
+  for (size_t i = 0; i + 1 < kMore; ++i) contexts[i]->TryCancel();
+  for (size_t i = 0; i + 1 < kMore; ++i) streams[i]->Finish();
 }
 
 TEST_F(LifecycleTest, WhatIsOverdueIsNotBegun) {
@@ -409,7 +543,7 @@ TEST_F(LifecycleTest, WhatIsOverdueIsNotBegun) {
 }
 
 TEST_F(LifecycleTest, AnIdleIngestEndsAtTheDefaultDeadline) {
-  Start([](Config& config) { config.default_timeout = absl::Milliseconds(50); });
+  Start([](Config& config) { config.default_timeout = absl::Milliseconds(500); });
   const auto client = Connect();
   const uint64_t sequence_id = client->NewSequence();
   grpc::ClientContext context;

@@ -61,6 +61,25 @@ TEST_F(RpcTest, OpenCacheCreatesThenJoins) {
   EXPECT_EQ(first.capacity_bytes(), size_t{32} << 20);
 }
 
+TEST_F(RpcTest, CachesKeepTheirRope) {
+  Start();
+  const auto client = Connect();
+  v1::OpenCacheRequest request = CacheRequest();
+  v1::RopeDescription* rope = request.mutable_layer_groups(0)->mutable_rope();
+  rope->set_layout(v1::RopeDescription::LAYOUT_HALF);
+  rope->set_theta(500000);
+  rope->set_rotary_dim(16);
+  v1::OpenCacheResponse response;
+  ASSERT_TRUE(client->kv().OpenCache(client->Context().get(), request, &response).ok());
+  v1::ListCachesResponse caches;
+  ASSERT_TRUE(client->admin().ListCaches(client->Context().get(), {}, &caches).ok());
+  const v1::RopeDescription& kept = caches.caches(0).layer_groups(0).rope();
+  EXPECT_EQ(kept.layout(), rope->layout());
+  EXPECT_EQ(kept.theta(), rope->theta());
+  EXPECT_EQ(kept.rotary_dim(), rope->rotary_dim());
+  EXPECT_FALSE(caches.caches(0).layer_groups(1).has_rope());
+}
+
 TEST_F(RpcTest, IngestedRowsComeBackAsTheyWere) {
   Start();
   const auto client = Connect();

@@ -186,8 +186,8 @@ struct Selection {
   uint64_t sink_tokens = 0;
   uint64_t window_tokens = 0;
   std::vector<pqc_token_range> excluded = {};
-  double ratio = 0.1;                        // of the context; counts sink, window and selected
-  std::optional<uint64_t> token_count = {};  // instead of `ratio`
+  double ratio = 0.1;        // of the context; counts sink, window and selected
+  uint64_t token_count = 0;  // instead of `ratio`, when not 0
 };
 
 struct Selected {
@@ -394,7 +394,7 @@ class Sequence {
     c.excluded_count = static_cast<uint32_t>(selection.excluded.size());
     c.budget = selection.token_count ? PQC_BUDGET_COUNT : PQC_BUDGET_RATIO;
     c.ratio = selection.ratio;
-    c.token_count = selection.token_count.value_or(0);
+    c.token_count = selection.token_count;
     return c;
   }
 

@@ -20,6 +20,13 @@ namespace {
 
 using grpc::StatusCode;
 
+// Repeats the progress until the call does not want any more, slowly enough for the stream.
+bool RepeatUntilRefused(const kvstore::BuildProgress& progress,
+                        const std::function<bool(const kvstore::BuildProgress&)>& pass_on) {
+  while (pass_on(progress)) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  return false;
+}
+
 TEST_F(LifecycleTest, ACancelledBuildLeavesNoTrace) {
   hooks_.on_progress = RepeatUntilRefused;
   StartHooked();

@@ -252,13 +252,6 @@ TEST_F(SessionTest, ASequenceMadeWhileItsSessionEndsIsDropped) {
   EXPECT_EQ(Stats(*watcher).sequence_count(), 0u);
 }
 
-// Repeats the progress until the call does not want any more, slowly enough for the stream.
-bool RepeatUntilRefused(const kvstore::BuildProgress& progress,
-                        const std::function<bool(const kvstore::BuildProgress&)>& pass_on) {
-  while (pass_on(progress)) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  return false;
-}
-
 TEST_F(SessionTest, AStreamThatNeverOpensItsSessionIsEnded) {
   Start([](Config& config) { config.default_timeout = absl::Milliseconds(50); });
   const auto stub =

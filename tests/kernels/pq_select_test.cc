@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -108,7 +109,9 @@ PqSegment RandomSegment(std::mt19937_64& random, uint32_t codebook_count) {
 TEST(PqSelectTest, MatchesBruteForceOverManySpansAndCodebooks) {
   std::mt19937_64 random(42);
   const std::vector<PqGeometry> geometries = AllGeometries();
-  for (uint32_t round = 0; round < 400; ++round) {
+  // tests/run.sh --full goes on for much longer.
+  const uint32_t round_count = std::getenv("PQCACHED_FULL_TESTS") != nullptr ? 10'000 : 400;
+  for (uint32_t round = 0; round < round_count; ++round) {
     PqCaseShape shape;
     // Half of the rounds for geometries with cells.
     do {

@@ -1,5 +1,7 @@
 // The store against a plain model, over random operations.
 
+#include <cstdlib>
+
 #include "tests/kvstore/brute_force.h"
 
 namespace pqcached::kvstore {
@@ -14,7 +16,8 @@ using testing::SmallSpec;
 using testing::TestSequence;
 using testing::ToFloats;
 
-constexpr int kSteps = 10000;
+// tests/run.sh --full goes on for much longer.
+const int kSteps = std::getenv("PQCACHED_FULL_TESTS") != nullptr ? 200'000 : 10'000;
 constexpr uint32_t kMaxTokens = 900;
 const IndexDescriptor kIndexes[] = {Pq(2, 4), Pq(1, 6), Pq(4, 4)};
 

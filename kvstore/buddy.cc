@@ -11,9 +11,9 @@ BuddyAllocator::BuddyAllocator(uint32_t unit_count) : unit_count_(unit_count), f
   // top.
   uint32_t unit = 0;
   while (unit < unit_count) {
-    const auto order = static_cast<uint32_t>(std::bit_width(unit_count - unit) - 1);
-    free_[order].insert(unit);
-    unit += uint32_t{1} << order;
+    const uint32_t length = std::bit_floor(unit_count - unit);
+    free_[static_cast<size_t>(std::countr_zero(length))].insert(unit);
+    unit += length;
   }
 }
 

@@ -395,6 +395,7 @@ std::vector<CacheInfo> StoreImpl::ListCaches(std::string_view tenant) {
     }
   }
   std::vector<CacheInfo> infos;
+  infos.reserve(caches.size());
   for (const auto& cache : caches) infos.push_back(DescribeCache(cache));
   return infos;
 }

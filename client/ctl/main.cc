@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -163,4 +164,11 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace pqcached::ctl
 
-int main(int argc, char** argv) { return pqcached::ctl::Main(argc, argv); }
+int main(int argc, char** argv) {
+  try {
+    return pqcached::ctl::Main(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "pqcachectl: %s\n", error.what());
+    return 1;
+  }
+}

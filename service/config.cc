@@ -44,7 +44,7 @@ constexpr std::array kUnits = {
     Unit{"b", 1},
 };
 
-absl::Status Invalid(std::string message) { return absl::InvalidArgumentError(std::move(message)); }
+absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
 struct CountRange {
   uint32_t min = 0;
@@ -259,7 +259,7 @@ std::vector<ConfigKey> MakeKeys() {
 
 absl::Status Set(const ConfigKey& key, absl::string_view value, absl::string_view source,
                  Config& config) {
-  const absl::Status status = key.set(value, config);
+  absl::Status status = key.set(value, config);
   if (status.ok()) return status;
   return Invalid(absl::StrCat(key.name, ": '", value, "' ", status.message(), " (", source, ")"));
 }
@@ -296,8 +296,7 @@ absl::Status ApplyNode(const YAML::Node& root, const std::string& path, Config& 
     }
     if (!entry.second.IsScalar())
       return Invalid(absl::StrCat(name, ": must be one value (", source, ")"));
-    if (const absl::Status status = Set(*key, entry.second.Scalar(), source, config);
-        !status.ok()) {
+    if (absl::Status status = Set(*key, entry.second.Scalar(), source, config); !status.ok()) {
       return status;
     }
   }

@@ -47,7 +47,7 @@ KvCacheService::Reactor* KvCacheService::OpenCache(Context* context,
 // A sequence whose id nobody hears would stay: one made for a caller that has gone or whose deadline
 // has passed is dropped again, and one made while its session ended.
 absl::StatusOr<uint64_t> KvCacheService::CreateOwnedSequence(const Call& call, uint64_t cache_id) {
-  const absl::StatusOr<uint64_t> sequence_id =
+  absl::StatusOr<uint64_t> sequence_id =
       store_.CreateSequence(call.session.tenant, cache_id, call.session.id);
   if (!sequence_id.ok()) return sequence_id;
   if (!sessions_.IsOpen(call.token)) {

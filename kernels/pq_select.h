@@ -39,6 +39,13 @@ struct PqSpan {
   const uint32_t* cell_counts = nullptr;  // [CellCount]
   uint32_t counted_begin = 0;
   uint32_t counted_end = 0;
+
+  // Posting lists of the slots [counted_begin, counted_end) (pq_postings.h), with cell_counts or
+  // alone; both null: none. With them a selection of few tokens reads no codes of these slots. They
+  // help as well where the candidates are only a part of the slots, as when excluded ranges cut a
+  // segment into several spans: each of them may name the lists of the whole.
+  const uint16_t* posting_begins = nullptr;  // [PostingPageCount, CellCount + 1]
+  const uint16_t* posting_slots = nullptr;   // [counted_end - counted_begin]
 };
 
 struct PqSelectArgs {

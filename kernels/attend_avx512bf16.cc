@@ -13,48 +13,6 @@ struct Bf16Math {
   using Dots = Bf16Dots;
   static constexpr uint32_t kElementBytes = 2;
 
-  template <int kHeads>
-  PQC_INLINE void Logits(const Workspace& work, uint32_t head, uint32_t key_dim,
-                         const std::byte* const* rows, float* logits) {
-    constexpr int kRows = 16 / kHeads;
-    const float* queries = work.queries + size_t{head} * work.query_stride;
-    __m512 sums[16];
-#pragma GCC unroll 16
-    for (__m512& sum : sums) sum = _mm512_setzero_ps();
-    uint32_t i = 0;
-    for (; i + 32 <= key_dim; i += 32) {
-      __m512i key[kRows];
-#pragma GCC unroll 16
-      for (int t = 0; t < kRows; ++t) key[t] = LoadBits(rows[t], i);
-      AddProducts<kHeads>(queries + i, work.query_stride, key, sums);
-    }
-    if (i < key_dim) {
-      __m512i key[kRows];
-#pragma GCC unroll 16
-      for (int t = 0; t < kRows; ++t) key[t] = LoadBits(rows[t], i, LowMask(key_dim - i));
-      AddProducts<kHeads>(queries + i, work.query_stride, key, sums);
-    }
-    Vec::StoreSums<kHeads>(sums, logits, kBlockRows);
-  }
-
-  template <int kHeads>
-  PQC_INLINE void AddProducts(const float* queries, uint32_t query_stride,
-                              const __m512i (&key)[16 / kHeads], __m512 (&sums)[16]) {
-    constexpr int kRows = 16 / kHeads;
-#pragma GCC unroll 4
-    for (int q = 0; q < kHeads; ++q) {
-      const float* parts = queries + static_cast<uint32_t>(q) * query_stride;
-      const __m512bh high = AsBf16(_mm512_loadu_si512(parts));
-      const __m512bh low = AsBf16(_mm512_loadu_si512(parts + 16));
-#pragma GCC unroll 16
-      for (int t = 0; t < kRows; ++t) {
-        __m512& sum = sums[q * kRows + t];
-        sum = _mm512_dpbf16_ps(sum, AsBf16(key[t]), high);
-        sum = _mm512_dpbf16_ps(sum, AsBf16(key[t]), low);
-      }
-    }
-  }
-
   // Rounds the weights to bf16 in place (the first half of their bytes) and returns the sum of the
   // rounded ones.
   PQC_INLINE float PackWeights(float* weights, float) {

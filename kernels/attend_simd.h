@@ -39,7 +39,7 @@ struct Workspace {
 // exp(x) for x <= 0, 0 below -87; relative error below 2e-7. NaN gives 0.
 PQC_INLINE Vec::F Exp(Vec::F x) {
   const Vec::F clamped = Vec::Max(x, Vec::Set(-87.0f));
-  const Vec::F n = Vec::Round(Vec::Mul(clamped, Vec::Set(1.44269504f)));
+  const Vec::F n = Vec::Round(clamped * Vec::Set(1.44269504f));
   Vec::F r = Vec::NegMulAdd(n, Vec::Set(0.693359375f), clamped);
   r = Vec::NegMulAdd(n, Vec::Set(-2.12194440e-4f), r);
   Vec::F p = Vec::Set(1.9875691500e-4f);
@@ -48,16 +48,16 @@ PQC_INLINE Vec::F Exp(Vec::F x) {
   p = Vec::MulAdd(p, r, Vec::Set(4.1665795894e-2f));
   p = Vec::MulAdd(p, r, Vec::Set(1.6666665459e-1f));
   p = Vec::MulAdd(p, r, Vec::Set(5.0000001201e-1f));
-  p = Vec::MulAdd(Vec::Mul(p, r), r, Vec::Add(r, Vec::Set(1.0f)));
+  p = Vec::MulAdd(p * r, r, r + Vec::Set(1.0f));
   return Vec::ZeroIfLess(x, -87.0f, Vec::Ldexp(p, n));
 }
 
 // softcap * tanh(x / softcap); absolute error about 1e-7 * softcap.
 PQC_INLINE Vec::F Softcap(Vec::F x, float softcap) {
-  const Vec::F e = Exp(Vec::Mul(Vec::Abs(x), Vec::Set(-2.0f / softcap)));
+  const Vec::F e = Exp(Vec::Abs(x) * Vec::Set(-2.0f / softcap));
   const Vec::F one = Vec::Set(1.0f);
-  const Vec::F tanh = Vec::Div(Vec::Sub(one, e), Vec::Add(one, e));
-  return Vec::CopySign(Vec::Mul(tanh, Vec::Set(softcap)), x);
+  const Vec::F tanh = (one - e) / (one + e);
+  return Vec::CopySign(tanh * Vec::Set(softcap), x);
 }
 
 // Hands out the addresses of the rows to attend to, in order.
@@ -135,7 +135,7 @@ struct FmaMath {
       for (int v = 0; v < kVectors; ++v) {
         const float* from = values + static_cast<uint32_t>(q) * work.value_stride +
                             static_cast<uint32_t>(v) * Vec::kLanes;
-        sums[q][v] = Vec::Mul(Vec::Load(from), rescale);
+        sums[q][v] = Vec::Load(from) * rescale;
       }
     }
     for (uint32_t t = 0; t < count; ++t) {
@@ -221,8 +221,8 @@ PQC_INLINE void UpdateSoftmax(const Workspace& work, uint32_t head, uint32_t cou
 #pragma GCC unroll 2
   for (uint32_t i = 0; i < kBlockRows; i += Vec::kLanes) {
     const F x = Vec::Min(Vec::Load(logits + i), Vec::Set(kLargestFloat));
-    const F weight = Exp(Vec::Sub(x, Vec::Set(base)));
-    sum = Vec::Add(sum, weight);
+    const F weight = Exp(x - Vec::Set(base));
+    sum += weight;
     Vec::Store(logits + i, weight);
   }
   const float weight_sum = Vec::Sum(sum);

@@ -53,83 +53,6 @@ void AddReference(uint32_t dim, const float* samples, uint32_t sample_count, con
   }
 }
 
-// Independent lanes, because the compiler may not change the order of float additions.
-constexpr uint32_t kLanes = 16;
-
-uint32_t FindOnePortable(const float* rows, uint32_t count, uint32_t dim, const float* sample) {
-  uint32_t nearest = 0;
-  float least = 0.0f;
-  for (uint32_t c = 0; c < count; ++c) {
-    const float* row = rows + size_t{c} * dim;
-    float lanes[kLanes] = {};
-    uint32_t i = 0;
-    for (; i + kLanes <= dim; i += kLanes) {
-      for (uint32_t j = 0; j < kLanes; ++j) {
-        const float difference = sample[i + j] - row[i + j];
-        lanes[j] += difference * difference;
-      }
-    }
-    for (uint32_t j = 0; i + j < dim; ++j) {
-      const float difference = sample[i + j] - row[i + j];
-      lanes[j] += difference * difference;
-    }
-    float distance = 0.0f;
-    for (const float lane : lanes) distance += lane;
-    if (c == 0 || distance < least) {
-      least = distance;
-      nearest = c;
-    }
-  }
-  return nearest;
-}
-
-void FindPortable(const NearestCentroids& centroids, const float* samples, uint32_t sample_count,
-                  uint8_t* codes, float* scores) {
-  for (uint32_t s = 0; s < sample_count; ++s) {
-    const float* sample = samples + size_t{s} * centroids.dim;
-    float best = 0.0f;
-    uint32_t nearest = 0;
-    for (uint32_t first = 0; first < centroids.count; first += kLanes) {
-      float lanes[kLanes];
-      for (uint32_t j = 0; j < kLanes; ++j) lanes[j] = centroids.bias[first + j];
-      for (uint32_t i = 0; i < centroids.dim; ++i) {
-        const float x = sample[i];
-        const float* column = centroids.columns + size_t{i} * centroids.count + first;
-        for (uint32_t j = 0; j < kLanes; ++j) lanes[j] += x * column[j];
-      }
-      for (uint32_t j = 0; j < kLanes; ++j) {
-        if (first + j != 0 && !(lanes[j] > best)) continue;
-        best = lanes[j];
-        nearest = first + j;
-      }
-    }
-    codes[s] = static_cast<uint8_t>(nearest);
-    scores[s] = best;
-  }
-}
-
-void AddPortable(uint32_t dim, const float* samples, uint32_t sample_count, const uint8_t* codes,
-                 float* sums, float* norms) {
-  for (uint32_t s = 0; s < sample_count; ++s) {
-    const float* __restrict sample = samples + size_t{s} * dim;
-    float* __restrict sum = sums + size_t{codes[s]} * dim;
-    float lanes[kLanes] = {};
-    uint32_t i = 0;
-    for (; i + kLanes <= dim; i += kLanes) {
-      for (uint32_t j = 0; j < kLanes; ++j) {
-        sum[i + j] += sample[i + j];
-        lanes[j] += sample[i + j] * sample[i + j];
-      }
-    }
-    for (uint32_t j = 0; i + j < dim; ++j) {
-      sum[i + j] += sample[i + j];
-      lanes[j] += sample[i + j] * sample[i + j];
-    }
-    norms[s] = 0.0f;
-    for (const float lane : lanes) norms[s] += lane;
-  }
-}
-
 void FillPairs(std::span<const float> rows, uint32_t dim, std::span<uint32_t> pairs,
                std::span<float> bias) {
   const size_t count = bias.size();
@@ -154,12 +77,6 @@ const NearestOps kNearestReference = {.find = FindReference,
                                       .find_one = FindOneReference,
                                       .add = AddReference,
                                       .add_bf16 = nullptr};
-
-const NearestOps kNearestPortable = {.find = FindPortable,
-                                     .find_bf16 = nullptr,
-                                     .find_one = FindOnePortable,
-                                     .add = AddPortable,
-                                     .add_bf16 = nullptr};
 
 NearestOps NearestOpsFor(const Exec& exec) {
   if (exec.level == Level::kReference) return kNearestReference;

@@ -25,10 +25,6 @@ struct Vec {
   PQC_INLINE F Set(float value) { return _mm256_set1_ps(value); }
   PQC_INLINE F Load(const float* from) { return _mm256_loadu_ps(from); }
   PQC_INLINE void Store(float* to, F value) { _mm256_storeu_ps(to, value); }
-  PQC_INLINE F Add(F a, F b) { return _mm256_add_ps(a, b); }
-  PQC_INLINE F Sub(F a, F b) { return _mm256_sub_ps(a, b); }
-  PQC_INLINE F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
-  PQC_INLINE F Div(F a, F b) { return _mm256_div_ps(a, b); }
   PQC_INLINE F MulAdd(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   PQC_INLINE F NegMulAdd(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
   PQC_INLINE F Max(F a, F b) { return _mm256_max_ps(a, b); }
@@ -57,6 +53,9 @@ struct Vec {
     __m128 most = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     most = _mm_max_ps(most, _mm_movehl_ps(most, most));
     return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
+  }
+  PQC_INLINE uint32_t EqualMask(F a, F b) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)));
   }
 
   template <DType kType>

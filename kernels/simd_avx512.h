@@ -25,10 +25,6 @@ struct Vec {
   PQC_INLINE F Set(float value) { return _mm512_set1_ps(value); }
   PQC_INLINE F Load(const float* from) { return _mm512_loadu_ps(from); }
   PQC_INLINE void Store(float* to, F value) { _mm512_storeu_ps(to, value); }
-  PQC_INLINE F Add(F a, F b) { return _mm512_add_ps(a, b); }
-  PQC_INLINE F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
-  PQC_INLINE F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
-  PQC_INLINE F Div(F a, F b) { return _mm512_div_ps(a, b); }
   PQC_INLINE F MulAdd(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   PQC_INLINE F NegMulAdd(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
   PQC_INLINE F Max(F a, F b) { return _mm512_max_ps(a, b); }
@@ -47,6 +43,7 @@ struct Vec {
 
   PQC_INLINE float Sum(F a) { return _mm512_reduce_add_ps(a); }
   PQC_INLINE float Largest(F a) { return _mm512_reduce_max_ps(a); }
+  PQC_INLINE uint32_t EqualMask(F a, F b) { return _mm512_cmpeq_ps_mask(a, b); }
 
   PQC_INLINE F WidenBf16(__m256i half) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));

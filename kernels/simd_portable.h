@@ -18,7 +18,7 @@ namespace {
 #define PQC_INLINE [[gnu::always_inline]] static inline
 
 struct Vec {
-  using F = float __attribute__((vector_size(16)));
+  using F = float __attribute__((vector_size(16)));  // +, -, * and / work on every F
   using I = int32_t __attribute__((vector_size(16)));
   using U = uint32_t __attribute__((vector_size(16)));
   using H = uint16_t __attribute__((vector_size(8)));
@@ -34,10 +34,6 @@ struct Vec {
     return value;
   }
   PQC_INLINE void Store(float* to, F value) { __builtin_memcpy(to, &value, sizeof(value)); }
-  PQC_INLINE F Add(F a, F b) { return a + b; }
-  PQC_INLINE F Sub(F a, F b) { return a - b; }
-  PQC_INLINE F Mul(F a, F b) { return a * b; }
-  PQC_INLINE F Div(F a, F b) { return a / b; }
   PQC_INLINE F MulAdd(F a, F b, F c) { return a * b + c; }
   PQC_INLINE F NegMulAdd(F a, F b, F c) { return c - a * b; }
   // Max and Min return b when a is NaN.
@@ -62,6 +58,13 @@ struct Vec {
     const float low = a[0] > a[1] ? a[0] : a[1];
     const float high = a[2] > a[3] ? a[2] : a[3];
     return low > high ? low : high;
+  }
+
+  // Bit i: whether a and b are equal in lane i.
+  PQC_INLINE uint32_t EqualMask(F a, F b) {
+    uint32_t mask = 0;
+    for (uint32_t i = 0; i < kLanes; ++i) mask |= (a[i] == b[i] ? 1u : 0u) << i;
+    return mask;
   }
 
   // Elements [index, index + kLanes) of a row as floats.

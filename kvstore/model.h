@@ -48,6 +48,17 @@ struct LayerGroup {
   float scale() const;
 };
 
+// A part of a model that spans several processes: each rank opens a cache of its own under one name.
+// Ranks of a group agree on model_fingerprint and rank_count; each (layer, kv head) range is its own.
+struct Rank {
+  std::string group;  // at most 128 bytes; empty = one process, and the rest is 0
+  uint32_t rank = 0;
+  uint32_t rank_count = 0;  // 1..1024
+  uint32_t kv_head_begin = 0;
+  uint32_t layer_begin = 0;
+  friend bool operator==(const Rank&, const Rank&) = default;
+};
+
 struct CacheSpec {
   std::string name;               // 1..128 bytes
   std::string model_fingerprint;  // 1..256 bytes; all that makes K and V differ: weights revision,
@@ -55,6 +66,7 @@ struct CacheSpec {
   std::vector<LayerGroup> groups;
   size_t capacity_bytes = 0;  // of the pool; > 0, rounded up to kMinExtentBytes
   IndexDescriptor default_index;
+  Rank rank = {};
 };
 
 // Checks every field. Errors: kInvalidArgument or kUnimplemented, naming field and limit.

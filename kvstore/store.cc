@@ -1,19 +1,12 @@
-#include "kvstore/store.h"
+#include "kvstore/store_impl.h"
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvstore/builder.h"
-#include "kvstore/cache.h"
 #include "kvstore/describe.h"
-#include "kvstore/ingest.h"
-#include "kvstore/reader.h"
-#include "kvstore/sequence.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -75,72 +68,7 @@ std::string FindDifference(const CacheSpec& a, const CacheSpec& b) {
   return {};
 }
 
-class StoreImpl final : public Store {
- public:
-  StoreImpl(const StoreOptions& options, uint32_t threads)
-      : engine_(std::make_unique<Engine>(options, threads)) {}
-
-  absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) override;
-  absl::StatusOr<uint64_t> CreateSequence(std::string_view tenant, uint64_t cache_id,
-                                          std::string_view session) override;
-  absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) override;
-  uint32_t DropSession(std::string_view session) override;
-  absl::StatusOr<uint64_t> TruncateSequence(std::string_view tenant, uint64_t sequence_id,
-                                            uint64_t token_count) override;
-  absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::string_view tenant,
-                                                                 uint64_t sequence_id) override;
-  absl::StatusOr<uint64_t> Append(std::string_view tenant, uint64_t sequence_id,
-                                  uint64_t first_position,
-                                  std::span<const LayerRows> layers) override;
-  absl::Status BuildIndex(std::string_view tenant, uint64_t sequence_id, const BuildSpec& spec,
-                          const std::function<bool(const BuildProgress&)>& progress) override;
-  absl::StatusOr<Selected> TopK(std::string_view tenant, uint64_t sequence_id, const Query& query,
-                                const Selection& selection) override;
-  absl::StatusOr<Scores> Score(std::string_view tenant, uint64_t sequence_id, const Query& query,
-                               const IndexDescriptor& index, TokenRange tokens) override;
-  absl::StatusOr<Rows> FetchRange(std::string_view tenant, uint64_t sequence_id, uint32_t layer,
-                                  TokenRange tokens, RowPart part) override;
-  absl::StatusOr<Rows> FetchTokens(std::string_view tenant, uint64_t sequence_id, uint32_t layer,
-                                   std::span<const uint32_t> positions, RowPart part) override;
-  absl::StatusOr<Attention> Attend(std::string_view tenant, uint64_t sequence_id,
-                                   const Query& query, const Selection& selection,
-                                   bool want_positions) override;
-  absl::StatusOr<Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id,
-                                            const Query& query,
-                                            std::span<const uint32_t> positions) override;
-  std::vector<CacheInfo> ListCaches(std::string_view tenant) override;
-  absl::StatusOr<std::vector<SequenceInfo>> ListSequences(std::string_view tenant,
-                                                          uint64_t cache_id) override;
-  absl::StatusOr<SequenceInfo> DescribeSequence(std::string_view tenant,
-                                                uint64_t sequence_id) override;
-
- private:
-  // shared_ptr: calls keep their cache and sequence while others drop them.
-  struct Found {
-    std::shared_ptr<const Cache> cache;
-    std::shared_ptr<Sequence> sequence;
-  };
-
-  absl::StatusOr<Found> FindOfAnyTenant(uint64_t sequence_id) const;
-  absl::StatusOr<Found> Find(std::string_view tenant, uint64_t sequence_id) const;
-  absl::StatusOr<std::shared_ptr<const Cache>> FindCache(std::string_view tenant,
-                                                         uint64_t cache_id) const;
-  absl::StatusOr<Reading> Read(std::string_view tenant, uint64_t sequence_id) const;
-  absl::StatusOr<std::shared_ptr<const Cache>> MakeCache(std::string_view tenant,
-                                                         const CacheSpec& spec,
-                                                         size_t machine_bytes)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  CacheInfo DescribeCache(const std::shared_ptr<const Cache>& cache) const;
-  void Forget(uint64_t sequence_id);
-
-  const std::unique_ptr<Engine> engine_;  // before the caches that use it
-
-  mutable Mutex mutex_;
-  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
-  std::map<uint64_t, std::shared_ptr<const Cache>> caches_ ABSL_GUARDED_BY(mutex_);
-  std::unordered_map<uint64_t, Found> sequences_ ABSL_GUARDED_BY(mutex_);
-  std::unordered_map<uint64_t, uint32_t> sequence_counts_ ABSL_GUARDED_BY(mutex_);  // per cache
-};
+}  // namespace
 
 absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const CacheSpec& spec) {
   if (absl::Status status = ValidateCacheSpec(spec); !status.ok()) return status;
@@ -235,93 +163,6 @@ absl::StatusOr<Reading> StoreImpl::Read(std::string_view tenant, uint64_t sequen
   auto snapshot = found->sequence->Read();
   if (!snapshot.ok()) return snapshot.status();
   return Reading{.cache = std::move(found->cache), .snapshot = *std::move(snapshot)};
-}
-
-absl::StatusOr<uint64_t> StoreImpl::CreateSequence(std::string_view tenant, uint64_t cache_id,
-                                                   std::string_view session) {
-  auto cache = FindCache(tenant, cache_id);
-  if (!cache.ok()) return cache.status();
-  const MutexLock lock(&mutex_);
-  uint32_t& count = sequence_counts_[cache_id];
-  if (count >= engine_->options.max_sequences) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("max_sequences: cache ", cache_id, " has ", count, " sequences"));
-  }
-  ++count;
-  const uint64_t sequence_id = next_id_++;
-  auto sequence =
-      std::make_shared<Sequence>(sequence_id, std::string(session), (*cache)->layers.size());
-  sequences_.emplace(sequence_id, Found{*std::move(cache), std::move(sequence)});
-  return sequence_id;
-}
-
-void StoreImpl::Forget(uint64_t sequence_id) {
-  const MutexLock lock(&mutex_);
-  const auto it = sequences_.find(sequence_id);
-  if (it == sequences_.end()) return;
-  --sequence_counts_[it->second.cache->cache_id];
-  sequences_.erase(it);
-}
-
-absl::Status StoreImpl::DropSequence(std::string_view tenant, uint64_t sequence_id) {
-  const auto found = Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  Forget(sequence_id);
-  found->sequence->Drop();  // a writer at work finds out when it publishes
-  return absl::OkStatus();
-}
-
-uint32_t StoreImpl::DropSession(std::string_view session) {
-  std::vector<std::shared_ptr<Sequence>> dropped;
-  {
-    const MutexLock lock(&mutex_);
-    for (const auto& [id, found] : sequences_) {
-      if (found.sequence->session() == session) dropped.push_back(found.sequence);
-    }
-  }
-  for (const auto& sequence : dropped) {
-    Forget(sequence->sequence_id());
-    sequence->Drop();  // a writer at work finds out when it publishes
-  }
-  return static_cast<uint32_t>(dropped.size());
-}
-
-absl::StatusOr<uint64_t> StoreImpl::TruncateSequence(std::string_view tenant, uint64_t sequence_id,
-                                                     uint64_t token_count) {
-  const auto found = Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  auto lease = WriteLease::Take(found->sequence);
-  if (!lease.ok()) return lease.status();
-  return TruncateRows(*std::move(lease), token_count);
-}
-
-absl::StatusOr<std::unique_ptr<IngestTransaction>> StoreImpl::BeginIngest(std::string_view tenant,
-                                                                          uint64_t sequence_id) {
-  const auto found = Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  auto lease = WriteLease::Take(found->sequence);
-  if (!lease.ok()) return lease.status();
-  return kvstore::BeginIngest(found->cache, *std::move(lease));
-}
-
-absl::StatusOr<uint64_t> StoreImpl::Append(std::string_view tenant, uint64_t sequence_id,
-                                           uint64_t first_position,
-                                           std::span<const LayerRows> layers) {
-  const auto found = Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  auto lease = WriteLease::Take(found->sequence);
-  if (!lease.ok()) return lease.status();
-  return AppendRows(found->cache, *std::move(lease), first_position, layers);
-}
-
-absl::Status StoreImpl::BuildIndex(std::string_view tenant, uint64_t sequence_id,
-                                   const BuildSpec& spec,
-                                   const std::function<bool(const BuildProgress&)>& progress) {
-  const auto found = Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  auto lease = WriteLease::Take(found->sequence);
-  if (!lease.ok()) return lease.status();
-  return BuildSequenceIndex(*found->cache, *std::move(lease), spec, progress);
 }
 
 absl::StatusOr<Selected> StoreImpl::TopK(std::string_view tenant, uint64_t sequence_id,
@@ -433,8 +274,6 @@ absl::StatusOr<SequenceInfo> StoreImpl::DescribeSequence(std::string_view tenant
   if (!snapshot.ok()) return snapshot.status();
   return Describe(*found->cache, *found->sequence, **snapshot);
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Store>> Store::Create(const StoreOptions& options) {
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;

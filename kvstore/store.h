@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/exec.h"
+#include "kvstore/local_session.h"
 #include "kvstore/model.h"
 
 namespace pqcached::kvstore {
@@ -38,7 +40,14 @@ struct StoreOptions {
   uint32_t segment_tokens = 8192;  // capacity of a prefill segment; a multiple of kBlockTokens
   uint32_t tail_tokens = 1024;     // capacity of a tail segment; a multiple of kBlockTokens
   uint32_t epoch_tokens =
-      32768;             // a codebook is trained on at least so many tokens, or on all there are
+      32768;  // a codebook is trained on at least so many tokens, or on all there are
+  uint32_t train_tokens = 8192;  // sample of a live codebook, per kv head
+  double drift_ratio =
+      1.25;  // a live index trains anew when the inertia of new keys exceeds this times the trained
+  uint32_t merge_segments = 8;  // closed tails that are merged into one segment; 0 = never
+  bool strict_memory = false;   // pools cannot be mapped for writing by anybody else, ever
+  uint32_t max_leases = 4096;   // per session
+  size_t max_staging_bytes = size_t{256} << 20;  // per session
   uint32_t threads = 0;  // of the serving and of the building arena; 0 = all cores
   kernels::Exec exec;    // instruction set
 };
@@ -117,6 +126,28 @@ struct BuildSpec {
   std::function<bool()> cancelled = {};
 };
 
+// An index that the store keeps up by itself while rows arrive: a segment is indexed when it is full,
+// tails as they close. BuildIndex with the same index then finishes what is left.
+struct LiveIndex {
+  IndexDescriptor index;
+  uint32_t iterations = 0;  // of k-means; 0 = what the cost model finds, at most 10
+  uint64_t seed = 0;
+  uint32_t train_tokens = 0;  // sample per codebook and kv head; 0 = StoreOptions::train_tokens
+  uint32_t sink_tokens = 16;  // excluded from training
+};
+
+struct SequenceSpec {
+  std::string session;              // owns the sequence: DropSession drops it
+  std::vector<uint32_t> token_ids;  // of the prompt, as far as known: for shared prefixes
+  std::string extra_key;            // of the prefix; at most 256 bytes
+  std::optional<LiveIndex> live_index;
+};
+
+struct CreatedSequence {
+  uint64_t sequence_id = 0;
+  uint64_t token_count = 0;  // that it shares with others: the next position to ingest
+};
+
 struct BuildProgress {
   uint32_t layer = 0;
   uint32_t layers_done = 0, layer_count = 0;
@@ -177,17 +208,42 @@ class Store {
   //         (shortfall in bytes)
   virtual absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) = 0;
 
-  // `session` owns the sequence: DropSession drops it.
-  virtual absl::StatusOr<uint64_t> CreateSequence(std::string_view tenant, uint64_t cache_id,
-                                                  std::string_view session) = 0;
+  // The sequence begins with the longest stored prefix of spec.token_ids (MatchPrefix), shared.
+  virtual absl::StatusOr<CreatedSequence> CreateSequence(std::string_view tenant, uint64_t cache_id,
+                                                         const SequenceSpec& spec) = 0;
+  // A new sequence that shares the first `token_count` tokens (0 = all) and their indexes;
+  // copy-on-write. A live index goes on in both.
+  //
+  // Errors: kOutOfRange  more tokens than are complete over all stored layers
+  virtual absl::StatusOr<CreatedSequence> ForkSequence(std::string_view tenant,
+                                                       uint64_t sequence_id, uint64_t token_count,
+                                                       std::string_view session) = 0;
+  // How many tokens of this prompt are stored under their ids in a sequence that lives: a multiple
+  // of 128; the least over the ranks of the cache's group.
+  virtual absl::StatusOr<uint64_t> MatchPrefix(std::string_view tenant, uint64_t cache_id,
+                                               std::span<const uint32_t> token_ids,
+                                               std::string_view extra_key) = 0;
+  // Names tokens [first_position, + ids), stored or still to come.
+  //
+  // Errors: kInvalidArgument  a gap behind the tokens named so far, or other ids than those
+  virtual absl::Status NameTokens(std::string_view tenant, uint64_t sequence_id,
+                                  uint64_t first_position, std::span<const uint32_t> token_ids) = 0;
+  // Until ResumeSequence, every other call on it but Describe and Drop is kFailedPrecondition.
+  // Returns the token_count. Suspending twice, or resuming what is not suspended, is no error.
+  virtual absl::StatusOr<uint64_t> SuspendSequence(std::string_view tenant,
+                                                   uint64_t sequence_id) = 0;
+  virtual absl::StatusOr<uint64_t> ResumeSequence(std::string_view tenant,
+                                                  uint64_t sequence_id) = 0;
   virtual absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) = 0;
   // Drops all sequences of a session; returns how many.
   virtual uint32_t DropSession(std::string_view session) = 0;
   // Forgets the tokens from `token_count` on, in all layers. Returns the new token_count.
   //
   // Errors: kInvalidArgument  beyond the sequence, or before the open tail (names both positions)
+  // Leases that it shortens are revoked, but `own_lease` (0 = none), whose holder knows.
   virtual absl::StatusOr<uint64_t> TruncateSequence(std::string_view tenant, uint64_t sequence_id,
-                                                    uint64_t token_count) = 0;
+                                                    uint64_t token_count,
+                                                    uint64_t own_lease = 0) = 0;
 
   virtual absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::string_view tenant,
                                                                          uint64_t sequence_id) = 0;
@@ -233,6 +289,38 @@ class Store {
   virtual absl::StatusOr<Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id,
                                                     const Query& query,
                                                     std::span<const uint32_t> positions) = 0;
+
+  // ---- Local access: sessions of clients on this host, which read mapped memory (local_session.h).
+
+  // Makes the control memory of a session. The descriptor is read-only and the caller's to close.
+  virtual absl::StatusOr<SessionMemory> OpenLocalSession(std::string_view session,
+                                                         uint64_t boot_word) = 0;
+  // A read-only descriptor of a cache's pool, the caller's to close.
+  virtual absl::StatusOr<SharedMemory> OpenPool(std::string_view tenant, uint64_t cache_id) = 0;
+  // Makes the session's staging ring; once. The descriptor is writable and the caller's to close.
+  //
+  // Errors: kAlreadyExists; kInvalidArgument  slot_bytes, slot_count; kResourceExhausted
+  virtual absl::StatusOr<SharedMemory> OpenStaging(std::string_view session, uint64_t slot_bytes,
+                                                   uint32_t slot_count) = 0;
+  // Claims the slot for one call and gives its bytes, which the client may change at any time. The
+  // claim ends with the returned object.
+  //
+  // Errors: kInvalidArgument (slot, offset, size), kFailedPrecondition (no staging; stale
+  // generation; slot in flight)
+  virtual absl::StatusOr<StagedBytes> ClaimStaging(std::string_view session,
+                                                   const StagingReference& reference) = 0;
+  // Takes a lease on what the sequence is now, or refreshes one.
+  //
+  // Errors: kFailedPrecondition (the session is not local, the sequence is suspended), kNotFound,
+  // kResourceExhausted (leases of the session)
+  virtual absl::StatusOr<AttachedSequence> Attach(std::string_view tenant, uint64_t sequence_id,
+                                                  std::string_view session,
+                                                  const LeaseState& lease) = 0;
+  // The newest attachment of a lease, empty when known_version is it; lets go of older ones.
+  virtual absl::StatusOr<VersionedImage> RefreshLease(std::string_view session,
+                                                      const LeaseState& lease) = 0;
+  virtual absl::Status Detach(std::string_view session, uint64_t lease_id) = 0;
+  virtual std::vector<LeaseInfo> ListLeases() = 0;
 
   // Empty tenant: all tenants (for admin).
   virtual std::vector<CacheInfo> ListCaches(std::string_view tenant) = 0;

@@ -47,16 +47,17 @@ KvCacheService::Reactor* KvCacheService::OpenCache(Context* context,
 // A sequence whose id nobody hears would stay: one made for a caller that has gone or whose deadline
 // has passed is dropped again, and one made while its session ended.
 absl::StatusOr<uint64_t> KvCacheService::CreateOwnedSequence(const Call& call, uint64_t cache_id) {
-  absl::StatusOr<uint64_t> sequence_id =
-      store_.CreateSequence(call.session.tenant, cache_id, call.session.id);
-  if (!sequence_id.ok()) return sequence_id;
+  const auto created =
+      store_.CreateSequence(call.session.tenant, cache_id, {.session = call.session.id});
+  if (!created.ok()) return created.status();
+  const uint64_t sequence_id = created->sequence_id;
   if (!sessions_.IsOpen(call.token)) {
     store_.DropSession(call.session.id);
     return absl::UnauthenticatedError("metadata pqcached-session: the session has ended");
   }
   if (absl::Status status = call.Check(); !status.ok()) {
     // Not found when the session's end was faster: it is gone either way.
-    store_.DropSequence(call.session.tenant, *sequence_id).IgnoreError();
+    store_.DropSequence(call.session.tenant, sequence_id).IgnoreError();
     return status;
   }
   return sequence_id;

@@ -10,17 +10,16 @@
 //   centroids order      one per (segment, layer) when row_order is kCellOrder: the permutation
 //   slot -> token
 //
-// Which extents belong to a layer of a sequence is told by SegmentDescriptor and LayerDescriptor.
-// Descriptors travel to the client when it attaches; what changes while it is attached (states,
-// visible counts, the epoch of the sidecar) stands in the ControlPage.
+// Which extents belong to a layer of a sequence is told by SegmentDescriptor and LayerDescriptor
+// (attachment.h). They travel to the client when it attaches and with later answers; what changes
+// without an answer stands in the ControlPage and its LeaseWords.
 //
 // Rules that make reading without a lock safe:
-//   - A slot below `visible` never changes; a slot at or above it may change at any time and means
-//   nothing.
-//   - `visible` and `state` grow monotonically while a lease is held (TruncateSequence revokes the
-//   leases it shortens);
-//     they are stored with release order after the bytes that they announce, and loaded with
-//     acquire order.
+//   - A slot below the sequence's token count never changes while a lease is held; a slot at or
+//     above it may change at any time and means nothing.
+//   - LeaseWords::token_count grows monotonically while a lease is held (TruncateSequence revokes
+//     the leases of others that it shortens); it is stored with release order after the bytes that
+//     it announces, and loaded with acquire order.
 //   - A READY layer is immutable: rows, index data, codebook and order.
 //   - An extent is reused only after the lease is released or its session's socket is closed.
 //
@@ -158,12 +157,13 @@ struct LayerDescriptor {
   RowOrder row_order = RowOrder::kToken;
   uint32_t row_bytes = 0;
   uint32_t kv_head_count = 0;
-  uint32_t row_extent_begin =
-      0;  // its row extents are row_extents[row_extent_begin .. + kv_head_count) of the segment
-  uint32_t word_index = 0;  // of its LayerWords in the control page
-  ExtentRef order;          // permutation, when row_order is kCell
-  ExtentRef index_data[kMaxIndexes];
-  ExtentRef codebook[kMaxIndexes];
+  uint32_t row_extent_begin = 0;  // its row extents are row_extents[row_extent_begin ..
+                                  // + kv_head_count) of the attachment
+  uint32_t reserved = 0;
+  ExtentRef order;                     // permutation, when row_order is kCell
+  ExtentRef index_data[kMaxIndexes];   // valid when state is kReady and the index is no kFlat
+  ExtentRef codebook[kMaxIndexes];     // likewise
+  LayerState state[kMaxIndexes] = {};  // per index of the sequence
 };
 
 // A token range of one sequence over all its layers.
@@ -171,27 +171,33 @@ struct SegmentDescriptor {
   uint64_t segment_id = 0;
   uint32_t first_position = 0;  // absolute position of slot 0
   uint32_t slot_capacity = 0;   // a multiple of kBlockTokens
-  uint32_t layer_count = 0;
-  uint32_t row_extent_count = 0;
+  uint32_t token_end = 0;       // position behind the last token that this sequence has in it; 0
+                                // while it is the open tail, which ends with the token count
+  uint32_t reserved = 0;
 };
 
-// What changes for one (segment, layer) while clients are attached.
-struct LayerWords {
-  std::atomic<uint32_t> visible = 0;              // row slots that may be read
-  std::atomic<uint32_t> state[kMaxIndexes] = {};  // LayerState, per index
-  uint32_t checksum_group_count = 0;  // blocks of kBlockTokens slots with a CRC32C, set when READY
-  uint32_t reserved[2] = {};
+// What changes for one lease without an answer to its session.
+struct LeaseWords {
+  static constexpr uint32_t kRevoked = 1;    // shortened, dropped or expired: detach
+  static constexpr uint32_t kSuspended = 2;  // until ResumeSequence
+  std::atomic<uint64_t> lease_id = 0;        // 0 = these words are unused
+  std::atomic<uint64_t> version = 0;         // of the newest attachment: a higher one than the
+                                             // client's tells it to fetch descriptors
+  std::atomic<uint32_t> token_count = 0;     // complete over all stored layers
+  std::atomic<uint32_t> flags = 0;
+  uint32_t reserved[10] = {};
 };
 
-// First page of a session's read-only control memory.
+// First page of a session's read-only control memory; LeaseWords[word_count] follow.
 struct ControlPage {
   static constexpr uint32_t kMagic = 0x4c544350;  // "PCTL"
   uint32_t magic = kMagic;
   uint32_t layout_version = kLayoutVersion;
-  std::atomic<uint64_t> boot_id =
-      0;  // changes when the worker restarts; checked after each step, before results are used
-  std::atomic<uint32_t> wake_word = 0;  // futex: raised whenever a word below changes
-  uint32_t word_count = 0;              // LayerWords that follow at words_offset_bytes
+  // Of the worker that serves; 0 when it has ended. Checked after each step, before results are
+  // used.
+  std::atomic<uint64_t> boot_word = 0;
+  std::atomic<uint32_t> wake_word = 0;  // futex (shared): raised whenever a word below changes
+  uint32_t word_count = 0;
   uint64_t words_offset_bytes = 0;
 };
 
@@ -199,8 +205,8 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free &&
               std::atomic<uint64_t>::is_always_lock_free);
 static_assert(sizeof(ExtentRef) == 8 && sizeof(IndexDescriptor) == 16);
 static_assert(sizeof(IndexDataHeader) == 88 && sizeof(CodebookHeader) == 72);
-static_assert(sizeof(LayerWords) == 32 && sizeof(SegmentDescriptor) == 24 &&
-              sizeof(LayerDescriptor) == 96);
+static_assert(sizeof(LeaseWords) == 64 && sizeof(SegmentDescriptor) == 24 &&
+              sizeof(LayerDescriptor) == 112);
 static_assert(sizeof(ControlPage) == 32);
 static_assert(std::is_trivially_copyable_v<LayerDescriptor> &&
               std::is_trivially_copyable_v<SegmentDescriptor>);

@@ -280,10 +280,13 @@ TEST_F(BadInput, Truncations) {
 
 TEST_F(BadInput, UnknownForeignAndDroppedIds) {
   const std::string other = "other";
-  ExpectRefused([&] { return store().CreateSequence(kTenant, 999, "s").status(); },
+  ExpectRefused([&] { return store().CreateSequence(kTenant, 999, {.session = "s"}).status(); },
                 StatusCode::kNotFound, "999");
-  ExpectRefused([&] { return store().CreateSequence(other, sequence_.cache_id(), "s").status(); },
-                StatusCode::kNotFound, "cache");
+  ExpectRefused(
+      [&] {
+        return store().CreateSequence(other, sequence_.cache_id(), {.session = "s"}).status();
+      },
+      StatusCode::kNotFound, "cache");
   ExpectRefused([&] { return store().ListSequences(other, sequence_.cache_id()).status(); },
                 StatusCode::kNotFound, "cache");
   for (const auto& [tenant, sequence_id] :
@@ -553,11 +556,14 @@ TEST(Limits, OfCachesAndSequencesAreKept) {
   EXPECT_EQ(sequence.store().OpenCache(kTenant, SmallSpec("c")).status().code(),
             StatusCode::kResourceExhausted);
   sequence.NewSequence();
-  EXPECT_EQ(sequence.store().CreateSequence(kTenant, sequence.cache_id(), "s").status().code(),
+  EXPECT_EQ(sequence.store()
+                .CreateSequence(kTenant, sequence.cache_id(), {.session = "s"})
+                .status()
+                .code(),
             StatusCode::kResourceExhausted);
   EXPECT_EQ(sequence.store().DropSession("session"), 2u);
   EXPECT_EQ(sequence.store().DropSession("session"), 0u);
-  EXPECT_TRUE(sequence.store().CreateSequence(kTenant, sequence.cache_id(), "s").ok());
+  EXPECT_TRUE(sequence.store().CreateSequence(kTenant, sequence.cache_id(), {.session = "s"}).ok());
 }
 
 }  // namespace

@@ -69,7 +69,8 @@ struct SharedStore {
     for (int i = 0; i < caches; ++i) {
       const auto cache = store->OpenCache(kTenant, SmallSpec("cache" + std::to_string(i)));
       EXPECT_TRUE(cache.ok()) << cache.status();
-      sequences.push_back(*store->CreateSequence(kTenant, cache->cache_id, "session"));
+      sequences.push_back(
+          store->CreateSequence(kTenant, cache->cache_id, {.session = "session"})->sequence_id);
     }
   }
 };

@@ -193,9 +193,9 @@ class TestSequence {
   uint32_t tokens() const { return layers_.front().tokens; }
 
   void NewSequence() {
-    const auto id = store_->CreateSequence(kTenant, cache_id_, "session");
+    const auto id = store_->CreateSequence(kTenant, cache_id_, {.session = "session"});
     ASSERT_TRUE(id.ok()) << id.status();
-    id_ = *id;
+    id_ = id->sequence_id;
     layers_.clear();
     for (const LayerGroup& group : spec_.groups) {
       if (group.kind == LayerKind::kNone) continue;

@@ -30,18 +30,67 @@ class HookedStore final : public kvstore::Store {
                                                const kvstore::CacheSpec& spec) override {
     return store_->OpenCache(tenant, spec);
   }
-  absl::StatusOr<uint64_t> CreateSequence(std::string_view tenant, uint64_t cache_id,
-                                          std::string_view session) override {
+  absl::StatusOr<kvstore::CreatedSequence> CreateSequence(
+      std::string_view tenant, uint64_t cache_id, const kvstore::SequenceSpec& spec) override {
     hooks_.before_create_sequence();
-    return store_->CreateSequence(tenant, cache_id, session);
+    return store_->CreateSequence(tenant, cache_id, spec);
   }
+  absl::StatusOr<kvstore::CreatedSequence> ForkSequence(std::string_view tenant,
+                                                        uint64_t sequence_id, uint64_t token_count,
+                                                        std::string_view session) override {
+    return store_->ForkSequence(tenant, sequence_id, token_count, session);
+  }
+  absl::StatusOr<uint64_t> MatchPrefix(std::string_view tenant, uint64_t cache_id,
+                                       std::span<const uint32_t> token_ids,
+                                       std::string_view extra_key) override {
+    return store_->MatchPrefix(tenant, cache_id, token_ids, extra_key);
+  }
+  absl::Status NameTokens(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,
+                          std::span<const uint32_t> token_ids) override {
+    return store_->NameTokens(tenant, sequence_id, first_position, token_ids);
+  }
+  absl::StatusOr<uint64_t> SuspendSequence(std::string_view tenant, uint64_t sequence_id) override {
+    return store_->SuspendSequence(tenant, sequence_id);
+  }
+  absl::StatusOr<uint64_t> ResumeSequence(std::string_view tenant, uint64_t sequence_id) override {
+    return store_->ResumeSequence(tenant, sequence_id);
+  }
+  absl::StatusOr<kvstore::SessionMemory> OpenLocalSession(std::string_view session,
+                                                          uint64_t boot_word) override {
+    return store_->OpenLocalSession(session, boot_word);
+  }
+  absl::StatusOr<kvstore::SharedMemory> OpenPool(std::string_view tenant,
+                                                 uint64_t cache_id) override {
+    return store_->OpenPool(tenant, cache_id);
+  }
+  absl::StatusOr<kvstore::SharedMemory> OpenStaging(std::string_view session, uint64_t slot_bytes,
+                                                    uint32_t slot_count) override {
+    return store_->OpenStaging(session, slot_bytes, slot_count);
+  }
+  absl::StatusOr<kvstore::StagedBytes> ClaimStaging(
+      std::string_view session, const kvstore::StagingReference& reference) override {
+    return store_->ClaimStaging(session, reference);
+  }
+  absl::StatusOr<kvstore::AttachedSequence> Attach(std::string_view tenant, uint64_t sequence_id,
+                                                   std::string_view session,
+                                                   const kvstore::LeaseState& lease) override {
+    return store_->Attach(tenant, sequence_id, session, lease);
+  }
+  absl::StatusOr<kvstore::VersionedImage> RefreshLease(std::string_view session,
+                                                       const kvstore::LeaseState& lease) override {
+    return store_->RefreshLease(session, lease);
+  }
+  absl::Status Detach(std::string_view session, uint64_t lease_id) override {
+    return store_->Detach(session, lease_id);
+  }
+  std::vector<kvstore::LeaseInfo> ListLeases() override { return store_->ListLeases(); }
   absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) override {
     return store_->DropSequence(tenant, sequence_id);
   }
   uint32_t DropSession(std::string_view session) override { return store_->DropSession(session); }
   absl::StatusOr<uint64_t> TruncateSequence(std::string_view tenant, uint64_t sequence_id,
-                                            uint64_t token_count) override {
-    return store_->TruncateSequence(tenant, sequence_id, token_count);
+                                            uint64_t token_count, uint64_t own_lease) override {
+    return store_->TruncateSequence(tenant, sequence_id, token_count, own_lease);
   }
   absl::StatusOr<std::unique_ptr<kvstore::IngestTransaction>> BeginIngest(
       std::string_view tenant, uint64_t sequence_id) override {

@@ -1,0 +1,83 @@
+// Attachment: where the bytes of one sequence lie, as the sidecar tells a client that attaches.
+//
+// The image is what travels (Attach, and later answers whose version is newer):
+//   AttachmentHeader, uint32_t layer_tokens[layer_count] (padded to 8 bytes),
+//   SegmentDescriptor[segment_count], LayerDescriptor[segment_count][layer_count],
+//   ExtentRef[row_extent_count]
+// Segments ascend without gap from position 0; layers ascend. A lease keeps everything that an image
+// names in place until a newer version is acknowledged or the lease ends.
+#ifndef PQCACHED_KVSTORE_READ_ATTACHMENT_H_
+#define PQCACHED_KVSTORE_READ_ATTACHMENT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvstore/read/layer_view.h"
+#include "kvstore/read/layout.h"
+
+namespace pqcached::kvstore {
+
+struct AttachmentHeader {
+  static constexpr uint32_t kMagic = 0x54544150;  // "PATT"
+  uint32_t magic = kMagic;
+  uint32_t layout_version = kLayoutVersion;
+  uint64_t sequence_id = 0;
+  uint64_t version = 0;
+  uint32_t token_count = 0;  // complete over all stored layers
+  uint32_t layer_count = 0;
+  uint32_t segment_count = 0;
+  uint32_t row_extent_count = 0;
+  uint32_t index_count = 0;
+  uint32_t reserved = 0;
+  IndexDescriptor indexes[kMaxIndexes];
+};
+static_assert(sizeof(AttachmentHeader) == 112);
+
+// A checked image. Plain values.
+struct Attachment {
+  AttachmentHeader header;
+  std::vector<uint32_t> layer_tokens;  // [layer_count]
+  std::vector<SegmentDescriptor> segments;
+  std::vector<LayerDescriptor> layers;  // [segment_count, layer_count]
+  std::vector<ExtentRef> row_extents;
+};
+
+std::vector<std::byte> EncodeAttachment(const Attachment& attachment);
+
+// Checks every size, offset and order against the limits of layout.h and `pool_bytes`, so that
+// nothing that the image names lies outside the pool. Returns "" and fills *attachment, or the name
+// of what is wrong with it.
+std::string ParseAttachment(std::span<const std::byte> image, size_t pool_bytes,
+                            Attachment* attachment);
+
+// Views of one layer's segments in mapped memory. Owns the arrays that a LayerView borrows.
+//
+// Thread-compatible. Built once per attachment, not per step.
+class MappedLayer {
+ public:
+  // `index_slot`: of attachment.header.indexes, or kMaxIndexes when only rows are wanted. Checks the
+  // headers of index data and codebooks in the pool against the descriptors, because a view is read
+  // without further checks. Returns "" or what is wrong.
+  //
+  // REQUIRES: `pool` is mapped for as long as views are used; attachment came from ParseAttachment.
+  static std::string Make(const Attachment& attachment, uint32_t layer, const LayerShape& shape,
+                          uint32_t index_slot, const std::byte* pool, MappedLayer* mapped);
+
+  // The first `token_count` tokens; at most what the attachment names.
+  LayerView View(uint32_t token_count);
+  bool ready() const { return ready_; }  // every segment has this index
+
+ private:
+  LayerShape shape_;
+  bool ready_ = false;
+  std::vector<const std::byte*> rows_;  // [segments, kv_heads]
+  std::vector<SegmentView> full_;       // with all their tokens
+  std::vector<SegmentView> shown_;      // of the last View
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_READ_ATTACHMENT_H_

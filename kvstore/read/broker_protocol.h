@@ -1,0 +1,63 @@
+// The broker's protocol: how a client on the same host gets a session and descriptors.
+//
+// The broker listens on a unix stream socket beside the gRPC one: its path with ".broker" behind it.
+// The client sends one request at a time, BrokerRequest, and gets one BrokerReply, whose descriptor,
+// where there is one, comes by SCM_RIGHTS with its first byte. The first request must be kHello. The
+// connection is the session: its end ends the session, and nothing else of the client's is needed
+// for that.
+//
+// Fixed sizes, so that neither side ever reads a length from the other. Texts are zero-terminated;
+// reserved bytes are zero.
+#ifndef PQCACHED_KVSTORE_READ_BROKER_PROTOCOL_H_
+#define PQCACHED_KVSTORE_READ_BROKER_PROTOCOL_H_
+
+#include <cstdint>
+#include <type_traits>
+
+namespace pqcached::kvstore {
+
+inline constexpr char kBrokerSuffix[] = ".broker";
+inline constexpr uint32_t kBrokerVersion = 1;
+
+enum class BrokerCall : uint32_t {
+  kHello = 1,        // opens the session; descriptor: the control memory, read-only
+  kOpenPool = 2,     // descriptor: the pool of a cache of the session's tenant, read-only
+  kOpenStaging = 3,  // once; descriptor: the staging ring, created and size-sealed by the sidecar
+};
+
+struct BrokerRequest {
+  static constexpr uint32_t kMagic = 0x51524250;  // "PBRQ"
+  uint32_t magic = kMagic;
+  uint32_t version = kBrokerVersion;
+  BrokerCall call = BrokerCall::kHello;
+  uint32_t reserved = 0;
+  char tenant[72] = {};        // kHello: "" = what the peer's uid says, or "default"
+  char client_name[136] = {};  // kHello: for people
+  uint64_t cache_id = 0;       // kOpenPool
+  uint64_t slot_bytes = 0;     // kOpenStaging: a multiple of 1 MiB
+  uint32_t slot_count = 0;     // kOpenStaging
+  uint32_t reserved2 = 0;
+};
+
+struct BrokerReply {
+  static constexpr uint32_t kMagic = 0x50524250;  // "PBRP"
+  uint32_t magic = kMagic;
+  uint32_t version = kBrokerVersion;
+  BrokerCall call = BrokerCall::kHello;  // that it answers
+  uint32_t status = 0;                   // gRPC's code; not 0: no descriptor comes
+  char message[512] = {};                // why: the field and its limit
+  char session_token[72] = {};           // kHello: a secret; metadata `pqcached-session` of RPCs
+  char boot_id[72] = {};                 // kHello
+  char tenant[72] = {};                  // kHello: that the sidecar gave the session
+  uint64_t boot_word = 0;                // kHello: ControlPage::boot_word while this worker lives
+  uint64_t max_message_bytes = 0;        // kHello
+  uint64_t size_bytes = 0;               // of what the descriptor stands for
+};
+
+static_assert(sizeof(BrokerRequest) == 248 && sizeof(BrokerReply) == 768);
+static_assert(std::is_trivially_copyable_v<BrokerRequest> &&
+              std::is_trivially_copyable_v<BrokerReply>);
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_READ_BROKER_PROTOCOL_H_

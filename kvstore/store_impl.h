@@ -1,0 +1,116 @@
+// StoreImpl: the maps behind Store's calls. What a call does stands elsewhere; here things are found
+// and handed on. store.cc: caches, reads and reports; store_sequences.cc: what makes and changes
+// sequences; store_local.cc: local access.
+//
+// Thread-safe.
+#ifndef PQCACHED_KVSTORE_STORE_IMPL_H_
+#define PQCACHED_KVSTORE_STORE_IMPL_H_
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "kvstore/cache.h"
+#include "kvstore/mutex.h"
+#include "kvstore/reader.h"
+#include "kvstore/sequence.h"
+#include "kvstore/store.h"
+
+namespace pqcached::kvstore {
+
+class StoreImpl final : public Store {
+ public:
+  StoreImpl(const StoreOptions& options, uint32_t threads)
+      : engine_(std::make_unique<Engine>(options, threads)) {}
+
+  absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) override;
+  absl::StatusOr<CreatedSequence> CreateSequence(std::string_view tenant, uint64_t cache_id,
+                                                 const SequenceSpec& spec) override;
+  absl::StatusOr<CreatedSequence> ForkSequence(std::string_view tenant, uint64_t sequence_id,
+                                               uint64_t token_count,
+                                               std::string_view session) override;
+  absl::StatusOr<uint64_t> MatchPrefix(std::string_view tenant, uint64_t cache_id,
+                                       std::span<const uint32_t> token_ids,
+                                       std::string_view extra_key) override;
+  absl::Status NameTokens(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,
+                          std::span<const uint32_t> token_ids) override;
+  absl::StatusOr<uint64_t> SuspendSequence(std::string_view tenant, uint64_t sequence_id) override;
+  absl::StatusOr<uint64_t> ResumeSequence(std::string_view tenant, uint64_t sequence_id) override;
+  absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) override;
+  uint32_t DropSession(std::string_view session) override;
+  absl::StatusOr<uint64_t> TruncateSequence(std::string_view tenant, uint64_t sequence_id,
+                                            uint64_t token_count, uint64_t own_lease) override;
+  absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::string_view tenant,
+                                                                 uint64_t sequence_id) override;
+  absl::StatusOr<uint64_t> Append(std::string_view tenant, uint64_t sequence_id,
+                                  uint64_t first_position,
+                                  std::span<const LayerRows> layers) override;
+  absl::Status BuildIndex(std::string_view tenant, uint64_t sequence_id, const BuildSpec& spec,
+                          const std::function<bool(const BuildProgress&)>& progress) override;
+  absl::StatusOr<Selected> TopK(std::string_view tenant, uint64_t sequence_id, const Query& query,
+                                const Selection& selection) override;
+  absl::StatusOr<Scores> Score(std::string_view tenant, uint64_t sequence_id, const Query& query,
+                               const IndexDescriptor& index, TokenRange tokens) override;
+  absl::StatusOr<Rows> FetchRange(std::string_view tenant, uint64_t sequence_id, uint32_t layer,
+                                  TokenRange tokens, RowPart part) override;
+  absl::StatusOr<Rows> FetchTokens(std::string_view tenant, uint64_t sequence_id, uint32_t layer,
+                                   std::span<const uint32_t> positions, RowPart part) override;
+  absl::StatusOr<Attention> Attend(std::string_view tenant, uint64_t sequence_id,
+                                   const Query& query, const Selection& selection,
+                                   bool want_positions) override;
+  absl::StatusOr<Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id,
+                                            const Query& query,
+                                            std::span<const uint32_t> positions) override;
+  absl::StatusOr<SessionMemory> OpenLocalSession(std::string_view session,
+                                                 uint64_t boot_word) override;
+  absl::StatusOr<SharedMemory> OpenPool(std::string_view tenant, uint64_t cache_id) override;
+  absl::StatusOr<SharedMemory> OpenStaging(std::string_view session, uint64_t slot_bytes,
+                                           uint32_t slot_count) override;
+  absl::StatusOr<StagedBytes> ClaimStaging(std::string_view session,
+                                           const StagingReference& reference) override;
+  absl::StatusOr<AttachedSequence> Attach(std::string_view tenant, uint64_t sequence_id,
+                                          std::string_view session,
+                                          const LeaseState& lease) override;
+  absl::StatusOr<VersionedImage> RefreshLease(std::string_view session,
+                                              const LeaseState& lease) override;
+  absl::Status Detach(std::string_view session, uint64_t lease_id) override;
+  std::vector<LeaseInfo> ListLeases() override;
+  std::vector<CacheInfo> ListCaches(std::string_view tenant) override;
+  absl::StatusOr<std::vector<SequenceInfo>> ListSequences(std::string_view tenant,
+                                                          uint64_t cache_id) override;
+  absl::StatusOr<SequenceInfo> DescribeSequence(std::string_view tenant,
+                                                uint64_t sequence_id) override;
+
+ private:
+  // shared_ptr: calls keep their cache and sequence while others drop them.
+  struct Found {
+    std::shared_ptr<const Cache> cache;
+    std::shared_ptr<Sequence> sequence;
+  };
+
+  absl::StatusOr<Found> FindOfAnyTenant(uint64_t sequence_id) const;
+  absl::StatusOr<Found> Find(std::string_view tenant, uint64_t sequence_id) const;
+  absl::StatusOr<std::shared_ptr<const Cache>> FindCache(std::string_view tenant,
+                                                         uint64_t cache_id) const;
+  absl::StatusOr<Reading> Read(std::string_view tenant, uint64_t sequence_id) const;
+  absl::StatusOr<std::shared_ptr<const Cache>> MakeCache(std::string_view tenant,
+                                                         const CacheSpec& spec,
+                                                         size_t machine_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  CacheInfo DescribeCache(const std::shared_ptr<const Cache>& cache) const;
+  void Forget(uint64_t sequence_id);
+
+  const std::unique_ptr<Engine> engine_;  // before the caches that use it
+
+  mutable Mutex mutex_;
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::map<uint64_t, std::shared_ptr<const Cache>> caches_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, Found> sequences_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, uint32_t> sequence_counts_ ABSL_GUARDED_BY(mutex_);  // per cache
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_STORE_IMPL_H_

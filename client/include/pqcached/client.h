@@ -93,12 +93,16 @@ typedef enum pqc_dtype { PQC_F16 = 1, PQC_BF16 = 2, PQC_F32 = 3 } pqc_dtype;
 typedef enum pqc_device { PQC_CPU = 0, PQC_CUDA = 1 } pqc_device;
 
 /* Rows of a paged engine: token t lives in block blocks[t / block_tokens], at index t %
- * block_tokens of the tensor's second dimension. PQC_UNIMPLEMENTED in this version when given. */
+ * block_tokens of a block. The tensor is then the engine's whole block memory, its K or its V part:
+ * shape and strides are [blocks, block_tokens, heads, dim], whatever the order in memory (vLLM's
+ * [blocks, 2, tokens, heads, dim] and [blocks, heads, tokens, dim], llama.cpp's transposed V with a
+ * token stride of 1), and the tokens of a call are the first `token_count` of the table. */
 typedef struct pqc_block_table {
   size_t struct_size;
   const uint32_t* blocks;
   uint64_t block_count;
   uint32_t block_tokens;
+  uint64_t token_count;
 } pqc_block_table;
 
 /* A borrowed array. `strides` are in elements; NULL = contiguous, last index fastest. */
@@ -124,6 +128,12 @@ typedef struct pqc_client pqc_client;
 typedef void (*pqc_parallel_for)(void* hook_context, uint32_t count,
                                  void (*body)(void* context, uint32_t index), void* context);
 
+typedef enum pqc_path_choice {
+  PQC_PATH_ANY = 0,         /* local where the sidecar's broker answers, else remote */
+  PQC_PATH_ONLY_REMOTE = 1, /* by RPC alone */
+  PQC_PATH_ONLY_LOCAL = 2   /* PQC_UNAVAILABLE, with the reason, where there is no broker */
+} pqc_path_choice;
+
 typedef struct pqc_client_options {
   size_t struct_size;
   const char* endpoint;    /* "unix:///run/pqcached/pqcached.sock" or "host:port" on the loopback */
@@ -137,6 +147,11 @@ typedef struct pqc_client_options {
   uint32_t thread_count;
   /* NULL = libpqcached_rpc.so beside libpqcached_client.so, then the loader's search path. */
   const char* rpc_library_path;
+  pqc_path_choice path;
+  /* Ring of memory that rows pass through on the local path: slot_count slots of slot_bytes, both 0 =
+   * the client's default. slot_bytes is a multiple of 1 MiB. */
+  uint64_t staging_slot_bytes;
+  uint32_t staging_slot_count;
 } pqc_client_options;
 
 /* Connects and opens a session. The session, and with it the client's sequences, ends with
@@ -149,8 +164,17 @@ PQC_API pqc_status pqc_client_open(const pqc_client_options* options, pqc_client
 PQC_API void pqc_client_close(pqc_client* client); /* NULL is fine */
 
 typedef enum pqc_path { PQC_PATH_REMOTE = 0, PQC_PATH_LOCAL = 1 } pqc_path;
-/* How this client reaches the rows: by RPC, or in mapped memory (later versions). */
+/* How this client reaches the rows: by RPC, or in mapped memory. */
 PQC_API pqc_path pqc_client_path(const pqc_client* client);
+
+typedef struct pqc_client_counts {
+  size_t struct_size;
+  uint64_t rpcs;            /* that a call of this client waited for */
+  uint64_t background_rpcs; /* that none waited for: rows of finished steps */
+  uint64_t mapped_bytes;    /* of pools */
+  uint64_t lease_count;
+} pqc_client_counts;
+PQC_API pqc_status pqc_client_count(const pqc_client* client, pqc_client_counts* counts);
 
 /* Any unary Admin RPC by name, for tools: request and answer as JSON (protobuf's mapping). *answer
  * is freed with pqc_free. */
@@ -181,7 +205,7 @@ typedef struct pqc_layer_group {
   pqc_layer_kind kind;
   const uint32_t* layers; /* absolute layer numbers, ascending, < 1024 */
   uint32_t layer_count;
-  uint32_t kv_heads;    /* 1..256 */
+  uint32_t kv_heads;    /* 1..256; at most 64 query heads each */
   uint32_t query_heads; /* a multiple of kv_heads, at most 1024; query head h reads kv head h /
                            (query_heads / kv_heads) */
   uint32_t key_dim;     /* 32..256, a multiple of 8 */
@@ -218,7 +242,9 @@ typedef struct pqc_cache_spec {
   uint32_t group_count;
   uint64_t capacity_bytes;
   pqc_index default_index; /* PQC_INDEX_DEFAULT = pq m=2 b=6 */
-  /* Ranks of one model (all zero / NULL in this version). */
+  /* Ranks of one model: NULL and zeros for a single process. Each rank opens the cache of the same
+   * name with its own layers and kv heads; layer_begin and kv_head_begin say which of the model they
+   * are. */
   const char* rank_group;
   uint32_t rank;
   uint32_t rank_count;
@@ -244,6 +270,41 @@ PQC_API pqc_status pqc_sequence_drop(pqc_sequence* sequence);
 PQC_API uint64_t pqc_sequence_id(const pqc_sequence* sequence);
 /* Forgets the tokens from `token_count` on: a position in the open tail, or its start. */
 PQC_API pqc_status pqc_sequence_truncate(pqc_sequence* sequence, uint64_t token_count);
+
+/* Of sequences that share prefixes, or whose index is kept up while rows arrive. */
+typedef struct pqc_sequence_options {
+  size_t struct_size;
+  /* Of the prompt, as far as known: the sequence begins with the longest stored prefix of them, in
+   * steps of 128 tokens, and others may share what it stores under them. */
+  const uint32_t* token_ids;
+  uint64_t token_id_count;
+  const void* extra_key; /* of the prefix (images, ...): at most 256 bytes */
+  uint64_t extra_key_bytes;
+  /* Live index: prefill segments are indexed in the background as they fill; pqc_build_index with the
+   * same index then finishes what is left. */
+  uint32_t live;       /* 0 or 1 */
+  uint32_t iterations; /* of k-means; 0 = what the sidecar's cost model finds */
+  pqc_index index;
+  uint64_t seed;
+  uint64_t train_tokens; /* 0 = the sidecar's default */
+  uint64_t sink_tokens;  /* not trained on */
+} pqc_sequence_options;
+
+/* *token_count (may be NULL) gets the tokens of the shared prefix: the next position to ingest. */
+PQC_API pqc_status pqc_sequence_create_with(pqc_cache* cache, const pqc_sequence_options* options,
+                                            pqc_sequence** sequence, uint64_t* token_count);
+/* A new sequence that shares the first `token_count` tokens (0 = all) and their indexes,
+ * copy-on-write. */
+PQC_API pqc_status pqc_sequence_fork(pqc_sequence* parent, uint64_t token_count,
+                                     pqc_sequence** child);
+/* How many tokens of a prompt are stored under these ids: a multiple of 128. */
+PQC_API pqc_status pqc_match_prefix(pqc_cache* cache, const uint32_t* token_ids,
+                                    uint64_t token_id_count, const void* extra_key,
+                                    uint64_t extra_key_bytes, uint64_t* token_count);
+/* Preemption: until it is resumed, every other call on the sequence but describe and drop gives
+ * PQC_FAILED_PRECONDITION. *token_count may be NULL. */
+PQC_API pqc_status pqc_sequence_suspend(pqc_sequence* sequence);
+PQC_API pqc_status pqc_sequence_resume(pqc_sequence* sequence, uint64_t* token_count);
 
 typedef struct pqc_sequence_info {
   size_t struct_size;
@@ -355,7 +416,8 @@ typedef struct pqc_selection {
 } pqc_selection;
 
 /* A query of one layer. queries: [query_length, query_heads, key_dim] or, for one token,
- * [query_heads, key_dim]; query_length > 1 is PQC_UNIMPLEMENTED in this version. */
+ * [query_heads, key_dim]. The tokens of a speculation (query_length 2..8) share one selection, over
+ * the group's heads of all of them: group size x query_length is at most 64. */
 typedef struct pqc_query {
   size_t struct_size;
   uint32_t layer;
@@ -416,6 +478,112 @@ PQC_API pqc_status pqc_attend_positions(pqc_sequence* sequence, const pqc_query*
  * output weighted accordingly. */
 PQC_API pqc_status pqc_merge(uint32_t rows, uint32_t dim, float* output_a, float* lse_a,
                              const float* output_b, const float* lse_b);
+
+/* ---- Steps
+ *
+ * A step is one decode position (or several: speculation) over all layers for a batch of sequences:
+ *
+ *   pqc_step_begin                 host: readiness, epoch, back-pressure
+ *   per layer: pqc_step_select     positions, for engines with their own paged kernels
+ *          or pqc_step_attend      (o, lse) of the selected middle; the engine attends its own sink
+ *                                  and window, and merges
+ *          or pqc_step_attend_begin ... pqc_step_attend_wait: the same beside the engine's own work
+ *   pqc_step_end                   hands in the rows of the new tokens; abandons with pqc_step_abandon
+ *
+ * On the local path none of them waits for an RPC: rows of finished steps travel in the background,
+ * and the client keeps them until they are acknowledged. Tokens that are not stored yet must lie in
+ * the window: pqc_step_begin waits until query_position - window_tokens are. Everything of item i lies
+ * at the offset of its query tokens: packed tensors have the query tokens of all items, in order.
+ *
+ * One thread per step; several steps of different sequences may run at once. A sequence is in at most
+ * one step at a time. */
+
+typedef struct pqc_step pqc_step;
+
+typedef struct pqc_step_item {
+  size_t struct_size;
+  pqc_sequence* sequence;  /* of one client, each at most once in a step */
+  uint64_t query_position; /* of its first query token, whose row pqc_step_end hands in */
+  uint32_t query_length;   /* 1..8; 0 = 1 */
+} pqc_step_item;
+
+typedef struct pqc_step_options {
+  size_t struct_size;
+  const pqc_selection* selection; /* of all items and layers, unless a call brings another one */
+  uint32_t timeout_ms;            /* of the whole step's waiting; 0 = the client's */
+} pqc_step_options;
+
+/* Errors: PQC_INVALID_ARGUMENT (items[i]: unknown, of another client, listed twice, positions beyond
+ *         the tail), PQC_FAILED_PRECONDITION (suspended; no such index), PQC_DEADLINE_EXCEEDED (rows
+ *         or index not there in time), PQC_UNAVAILABLE (the session is lost) */
+PQC_API pqc_status pqc_step_begin(pqc_client* client, const pqc_step_item* items,
+                                  uint32_t item_count, const pqc_step_options* options,
+                                  pqc_step** step);
+
+/* positions[begins[i] + kv_head * counts[i] + j], j < counts[i]: ascending per kv head. */
+typedef struct pqc_step_positions {
+  size_t struct_size;
+  uint32_t* positions;
+  uint64_t capacity; /* of `positions`, in elements */
+  uint64_t* begins;  /* [items], out */
+  uint32_t* counts;  /* [items], out: k of each item, per kv head */
+  uint64_t count;    /* out: elements written, or needed */
+} pqc_step_positions;
+
+/* queries: [query tokens of all items, query_heads, key_dim]. `selection` may be NULL. */
+PQC_API pqc_status pqc_step_select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                   const pqc_selection* selection, pqc_step_positions* out);
+
+typedef struct pqc_step_attention {
+  size_t struct_size;
+  float* output;            /* [query tokens of all items, query_heads, value_dim] */
+  uint64_t output_capacity; /* elements */
+  float* lse;               /* [query tokens of all items, query_heads] */
+  uint64_t lse_capacity;
+  uint32_t* counts; /* [items], out: k of each item; may be NULL */
+} pqc_step_attention;
+
+PQC_API pqc_status pqc_step_attend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                   const pqc_selection* selection, pqc_step_attention* out);
+/* As pqc_step_attend, on other threads: what it was given must stay until pqc_step_attend_wait, which
+ * gives the status. At most one at a time in a step. */
+PQC_API pqc_status pqc_step_attend_begin(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                         const pqc_selection* selection, pqc_step_attention* out);
+PQC_API pqc_status pqc_step_attend_wait(pqc_step* step);
+
+/* Ends the step and closes the handle, whatever the status says. layers: every stored layer once, K
+ * and V [query tokens of all items, kv_heads, dim]; the tensors are copied. accepted (may be NULL =
+ * all): how many of each item's query tokens stay; the rest is rolled back, also where it was handed
+ * in before. Checks that all results of the step came from rows that still stood: PQC_UNAVAILABLE or
+ * PQC_ABORTED tell that they must not be used. */
+PQC_API pqc_status pqc_step_end(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
+                                const uint32_t* accepted);
+PQC_API void pqc_step_abandon(pqc_step* step); /* closes the handle without rows; NULL is fine */
+
+/* Waits until all rows that steps handed in are stored, and tells why one was not. */
+PQC_API pqc_status pqc_sequence_flush(pqc_sequence* sequence);
+
+/* ---- Convenience session: keeps sink and window too
+ *
+ * For engines without a cache of their own, and for trying things out: prefill each layer, then decode
+ * layer by layer in ascending order; the step around it begins with the first layer and ends with the
+ * last. */
+
+typedef struct pqc_decoder pqc_decoder;
+
+/* Uses the sequence until it is closed; selection: of all layers. */
+PQC_API pqc_status pqc_decoder_open(pqc_sequence* sequence, const pqc_selection* selection,
+                                    pqc_decoder** decoder);
+PQC_API void pqc_decoder_close(pqc_decoder* decoder); /* NULL is fine */
+/* K and V [tokens, kv_heads, dim] of the next tokens of a layer. */
+PQC_API pqc_status pqc_decoder_prefill(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* keys,
+                                       const pqc_tensor* values);
+/* q [query_heads, key_dim], k [kv_heads, key_dim], v [kv_heads, value_dim] of the next token; output
+ * [query_heads, value_dim]: attention over sink, selected and window, the token itself included.
+ * The first decode builds what the sequence's index lacks. */
+PQC_API pqc_status pqc_decoder_decode(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* query,
+                                      const pqc_tensor* key, const pqc_tensor* value, float* output,
+                                      uint64_t output_capacity);
 
 #ifdef __cplusplus
 }

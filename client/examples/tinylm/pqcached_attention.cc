@@ -91,7 +91,6 @@ PqcachedAttention::PqcachedAttention(const Model& model, const Options& options,
   selection_.rule = PQC_SUM_SOFTMAX;
   selection_.sink_tokens = options_.engine_tokens.sink_tokens;
   selection_.window_tokens = options_.engine_tokens.window_tokens;
-  selection_.budget = PQC_BUDGET_RATIO;
   SetSelection(FlatIndex(), 0.1);
 }
 
@@ -101,7 +100,15 @@ PqcachedAttention::~PqcachedAttention() {
 
 void PqcachedAttention::SetSelection(const pqc_index& index, double ratio) {
   selection_.index = index;
+  selection_.budget = PQC_BUDGET_RATIO;
   selection_.ratio = ratio;
+  token_budget_ = 0;
+}
+
+void PqcachedAttention::SetTokenBudget(const pqc_index& index, uint64_t token_count) {
+  selection_.index = index;
+  selection_.budget = PQC_BUDGET_COUNT;
+  token_budget_ = token_count;
 }
 
 void PqcachedAttention::BeginSequence() {
@@ -147,6 +154,9 @@ void PqcachedAttention::Decode(const DecodeArgs& args) {
   if (args.position + 1 <= selection_.sink_tokens + selection_.window_tokens) return;
 
   const uint64_t shape[3] = {1, heads, kHeadDim};
+  if (token_budget_ > 0) {
+    selection_.token_count = std::min<uint64_t>(token_budget_, args.position + 1);
+  }
   auto query = Sized<pqc_query>();
   query.layer = args.layer;
   query.query_position = args.position;

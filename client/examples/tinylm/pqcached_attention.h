@@ -48,6 +48,8 @@ class PqcachedAttention : public Attention {
   // How later steps select: `ratio` of all tokens are attended, sink and window included. At first:
   // flat, 1/10.
   void SetSelection(const pqc_index& index, double ratio);
+  // The same with a fixed number of attended tokens. A context that has no more is attended whole.
+  void SetTokenBudget(const pqc_index& index, uint64_t token_count);
 
   void BeginSequence() override;
   void Prefill(const KvChunk& chunk) override;
@@ -80,6 +82,7 @@ class PqcachedAttention : public Attention {
   std::unique_ptr<pqc_cache, CloseCache> cache_;
   pqc_sequence* sequence_ = nullptr;
   pqc_selection selection_;
+  uint64_t token_budget_ = 0;  // of each step; 0 = selection_.ratio
   std::vector<IndexBuild> builds_;
   uint32_t position_ = 0;          // of the running step
   std::vector<NewRows> new_rows_;  // of the running step, by layer

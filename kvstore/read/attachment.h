@@ -4,8 +4,10 @@
 //   AttachmentHeader, uint32_t layer_tokens[layer_count] (padded to 8 bytes),
 //   SegmentDescriptor[segment_count], LayerDescriptor[segment_count][layer_count],
 //   ExtentRef[row_extent_count]
-// Segments ascend without gap from position 0; layers ascend. A lease keeps everything that an image
-// names in place until a newer version is acknowledged or the lease ends.
+// Segments ascend without gap from position 0; layers ascend, the same in each segment. A layer of
+// the open tail is READY when all its visible rows have codes; it stays so while the tail grows. A
+// lease keeps everything that an image names in place until a newer version is acknowledged or the
+// lease ends.
 #ifndef PQCACHED_KVSTORE_READ_ATTACHMENT_H_
 #define PQCACHED_KVSTORE_READ_ATTACHMENT_H_
 
@@ -58,6 +60,10 @@ std::string ParseAttachment(std::span<const std::byte> image, size_t pool_bytes,
 // Thread-compatible. Built once per attachment, not per step.
 class MappedLayer {
  public:
+  MappedLayer() = default;
+  MappedLayer(MappedLayer&&) = default;
+  MappedLayer& operator=(MappedLayer&&) = default;
+
   // `index_slot`: of attachment.header.indexes, or kMaxIndexes when only rows are wanted. Checks the
   // headers of index data and codebooks in the pool against the descriptors, because a view is read
   // without further checks. Returns "" or what is wrong.
@@ -66,9 +72,11 @@ class MappedLayer {
   static std::string Make(const Attachment& attachment, uint32_t layer, const LayerShape& shape,
                           uint32_t index_slot, const std::byte* pool, MappedLayer* mapped);
 
-  // The first `token_count` tokens; at most what the attachment names.
+  // The first `token_count` tokens, which are the caller's to know (LeaseWords), cut at the last slot
+  // that the attachment names. Valid until the next call. Segments without the index have only rows.
   LayerView View(uint32_t token_count);
-  bool ready() const { return ready_; }  // every segment has this index
+  // Every segment has this index (flat: always); false for kMaxIndexes.
+  bool ready() const { return ready_; }
 
  private:
   LayerShape shape_;

@@ -137,10 +137,10 @@ struct LiveIndex {
 };
 
 struct SequenceSpec {
-  std::string session;              // owns the sequence: DropSession drops it
-  std::vector<uint32_t> token_ids;  // of the prompt, as far as known: for shared prefixes
-  std::string extra_key;            // of the prefix; at most 256 bytes
-  std::optional<LiveIndex> live_index;
+  std::string session;                   // owns the sequence: DropSession drops it
+  std::vector<uint32_t> token_ids = {};  // of the prompt, as far as known: for shared prefixes
+  std::string extra_key = {};            // of the prefix; at most 256 bytes
+  std::optional<LiveIndex> live_index = {};
 };
 
 struct CreatedSequence {

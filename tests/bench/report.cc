@@ -35,7 +35,8 @@ double LostShare(int threads) {
 
 }  // namespace
 
-Report::Report(int argc, char** argv, int default_rounds) : rounds_(default_rounds) {
+Report::Report(int argc, char** argv, int default_rounds, std::string area)
+    : area_(std::move(area)), rounds_(default_rounds) {
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
       json_path_ = argv[++i];
@@ -80,7 +81,7 @@ int Report::Finish() const {
   for (const Row& row : rows_) {
     const Figure& figure = row.figure;
     nlohmann::ordered_json json;
-    json["area"] = "kernels";
+    json["area"] = area_;
     json["name"] = figure.name;
     json["value"] = nullptr;
     json["unit"] = figure.unit;

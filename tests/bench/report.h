@@ -24,7 +24,8 @@ class Report {
  public:
   // PROGRAM [--json FILE] [--rounds N]. Prints what of the machine decides figures, among it how
   // much time threads lose to others ("gaps"). Exits on a wrong command line.
-  Report(int argc, char** argv, int default_rounds);
+  // `area`: of tests/figures.sh.
+  Report(int argc, char** argv, int default_rounds, std::string area = "kernels");
 
   int rounds() const { return rounds_; }
 
@@ -42,6 +43,7 @@ class Report {
     std::optional<Stat> stat;
   };
 
+  std::string area_;
   std::string json_path_;
   int rounds_;
   std::vector<Row> rows_;

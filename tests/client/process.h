@@ -36,6 +36,7 @@ class Process {
   std::string ReadLine();
   // Reads lines until one equals `line`; false at the end of the output.
   bool WaitForLine(const std::string& line);
+  pid_t pid() const { return pid_; }
   // SIGKILL, and waits for the end.
   void Kill();
   void Signal(int signal) const;

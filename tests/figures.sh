@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures every figure that the project claims, side by side in one run, and prints a table.
-#   tests/figures.sh [--json FILE] [--skip-packages] [AREA...]     areas: quality kernels (default: all)
+#   tests/figures.sh [--json FILE] [--skip-packages] [AREA...]     areas: quality kernels local (default: all)
 #
 # A row: {area, name, value, unit, better, goal, against, samples, spread, machine, date}. A row that could not run here has
 # value null and says why in `against`. Missed goals are printed like the others; the exit status tells only whether it ran.
@@ -13,12 +13,12 @@ while [ $# -gt 0 ]; do
     --json) json=$(realpath -m "${2:?--json needs a file}"); shift ;;
     --skip-packages) export PQCACHED_SKIP_PACKAGES=1 ;;
     -h|--help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    quality|kernels) areas+=("$1") ;;
+    quality|kernels|local) areas+=("$1") ;;
     *) echo "error: unknown area $1 (see --help)" >&2; exit 2 ;;
   esac
   shift
 done
-[ ${#areas[@]} -gt 0 ] || areas=(quality kernels)
+[ ${#areas[@]} -gt 0 ] || areas=(quality kernels local)
 
 deploy/install_packages.sh build test bench
 cmake --preset bench >/dev/null

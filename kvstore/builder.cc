@@ -297,22 +297,26 @@ void Build::FinishUnit(Unit& unit) {
   }
   header.inertia = inertia / layer(unit).shape.kv_heads;
 
+  size_t index_bytes = 0;
+  for (size_t i = 0; i < base_->list->segments.size(); ++i) {
+    const SegmentRows& rows = *base_->list->segments[i].rows;
+    index_bytes += IndexContentBytes(layer(unit).shape, spec_.index, rows.slot_capacity(),
+                                     segment_end(i) - rows.first_position());
+  }
   const MutexLock lock(&progress_mutex_);
   const uint32_t done = ++epochs_done_[unit.layer_slot];
   if (done == epochs_.size()) ++layers_done_;
   if (!progress_ || Stopped()) return;
-  BuildProgress report{
-      .layer = layer(unit).layer,
-      .layers_done = layers_done_,
-      .layer_count = cache_.layers.size(),
-      .epoch = unit.epoch,
-      .epoch_count = static_cast<uint32_t>(epochs_.size()),
-      .iterations = header.iteration_count,
-      .inertia = header.inertia,
-      .seconds = absl::ToDoubleSeconds(absl::Now() - began_),
-      .index_bytes = IndexContentBytes(layer(unit).shape, spec_.index, base_->token_count(),
-                                       base_->list->segments.size()),
-      .codebook_bytes = unit.codebook->content_bytes() * epochs_.size()};
+  BuildProgress report{.layer = layer(unit).layer,
+                       .layers_done = layers_done_,
+                       .layer_count = cache_.layers.size(),
+                       .epoch = unit.epoch,
+                       .epoch_count = static_cast<uint32_t>(epochs_.size()),
+                       .iterations = header.iteration_count,
+                       .inertia = header.inertia,
+                       .seconds = absl::ToDoubleSeconds(absl::Now() - began_),
+                       .index_bytes = index_bytes,
+                       .codebook_bytes = unit.codebook->content_bytes() * epochs_.size()};
   if (!progress_(report)) RequestStop(Stop::kCancelled);
 }
 

@@ -60,8 +60,13 @@ SequenceInfo Describe(const Cache& cache, const Sequence& sequence, const Snapsh
     const uint32_t tokens = snapshot.layer_tokens[slot];
     info.layers.push_back(DescribeLayer(cache, snapshot, slot));
     info.row_bytes += size_t{tokens} * shape.row_bytes * shape.kv_heads;
-    for (const IndexDescriptor& index : list.indexes) {
-      info.index_bytes += IndexContentBytes(shape, index, tokens, list.segments.size());
+    for (size_t i = 0; i < list.segments.size(); ++i) {
+      const SegmentRows& rows = *list.segments[i].rows;
+      const uint32_t end = std::min(SegmentEnd(snapshot, i), tokens);
+      const uint32_t slots = std::max(end, rows.first_position()) - rows.first_position();
+      for (const IndexDescriptor& index : list.indexes) {
+        info.index_bytes += IndexContentBytes(shape, index, rows.slot_capacity(), slots);
+      }
     }
   }
   std::set<const Codebook*> codebooks;  // segments of an epoch share them

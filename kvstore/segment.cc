@@ -9,6 +9,7 @@
 
 #include "kernels/check.h"
 #include "kernels/pq_encode.h"
+#include "kernels/pq_postings.h"
 #include "kernels/pq_select.h"
 
 namespace pqcached::kvstore {
@@ -18,6 +19,13 @@ size_t AlignUp(size_t bytes) {
   return (bytes + kContentAlignment - 1) / kContentAlignment * kContentAlignment;
 }
 
+// Cells that a segment counts and lists: none where their counts are more to read than its codes.
+uint32_t CountedCells(const kernels::PqGeometry& geometry, uint32_t slot_capacity) {
+  if (!kernels::HasCells(geometry)) return 0;
+  const uint32_t cells = kernels::CellCount(geometry);
+  return 2 * slot_capacity >= cells ? cells : 0;
+}
+
 // Where things lie in an index extent.
 struct IndexPlaces {
   size_t plane_offset = AlignUp(sizeof(IndexDataHeader));
@@ -25,15 +33,26 @@ struct IndexPlaces {
   size_t counts_offset = 0;
   size_t counts_stride = 0;
   uint32_t cell_count = 0;
+  size_t begins_offset = 0;
+  size_t begins_stride = 0;
+  size_t slots_offset = 0;
+  size_t slots_stride = 0;
   size_t size_bytes = 0;
 
   IndexPlaces(const IndexDescriptor& index, const LayerShape& shape, uint32_t slot_capacity) {
     const kernels::PqGeometry geometry = GeometryOf(index, shape.key_dim);
     head_stride = kernels::CodePlanesBytes(geometry, slot_capacity);
     counts_offset = plane_offset + AlignUp(head_stride * shape.kv_heads);
-    if (kernels::HasCells(geometry)) cell_count = kernels::CellCount(geometry);
+    cell_count = CountedCells(geometry, slot_capacity);
     counts_stride = AlignUp(size_t{cell_count} * sizeof(uint32_t));
-    size_bytes = counts_offset + counts_stride * shape.kv_heads;
+    begins_offset = counts_offset + counts_stride * shape.kv_heads;
+    if (cell_count > 0) {
+      begins_stride =
+          AlignUp(kernels::PostingBeginCount(geometry, slot_capacity) * sizeof(uint16_t));
+      slots_stride = AlignUp(size_t{slot_capacity} * sizeof(uint16_t));
+    }
+    slots_offset = begins_offset + begins_stride * shape.kv_heads;
+    size_bytes = slots_offset + slots_stride * shape.kv_heads;
   }
 };
 
@@ -153,6 +172,10 @@ SegmentIndex::SegmentIndex(const StoredLayers& layers, uint32_t slot_capacity,
     header->cell_count = places.cell_count;
     header->counted_begin = counted_begin;
     header->codebook_epoch = codebooks_[slot]->header().epoch;
+    header->posting_begins_offset_bytes = places.begins_offset;
+    header->posting_begins_stride_bytes = places.begins_stride;
+    header->posting_slots_offset_bytes = places.slots_offset;
+    header->posting_slots_stride_bytes = places.slots_stride;
   }
 }
 
@@ -162,11 +185,14 @@ size_t SegmentIndex::used_bytes() const {
 }
 
 size_t IndexContentBytes(const LayerShape& shape, const IndexDescriptor& index,
-                         uint32_t token_count, size_t segment_count) {
+                         uint32_t slot_capacity, uint32_t slot_count) {
   const kernels::PqGeometry geometry = GeometryOf(index, shape.key_dim);
-  const size_t code_bytes = size_t{kernels::PlaneCount(geometry)} * token_count;
-  const size_t cells = kernels::HasCells(geometry) ? kernels::CellCount(geometry) : 0;
-  return shape.kv_heads * (code_bytes + cells * sizeof(uint32_t) * segment_count);
+  size_t bytes = size_t{kernels::PlaneCount(geometry)} * slot_count;
+  if (const uint32_t cells = CountedCells(geometry, slot_capacity); cells > 0) {
+    bytes += cells * sizeof(uint32_t) +
+             (kernels::PostingBeginCount(geometry, slot_count) + slot_count) * sizeof(uint16_t);
+  }
+  return shape.kv_heads * bytes;
 }
 
 absl::StatusOr<std::vector<SegmentEntry>> CreateSegments(Pool& pool, const StoredLayers& layers,
@@ -219,19 +245,42 @@ void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
 
 void CountCells(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                 const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end) {
+  for (uint32_t kv_head = 0; kv_head < layer.shape.kv_heads; ++kv_head) {
+    CountHead(exec, layer, index, layer_slot, kv_head, slot_end);
+  }
+  AnnounceCounts(index, layer_slot, slot_end);
+}
+
+void CountHead(const kernels::Exec& exec, const StoredLayers::Layer& layer,
+               const SegmentIndex& index, uint32_t layer_slot, uint32_t kv_head,
+               uint32_t slot_end) {
+  const IndexDataHeader& header = index.header(layer_slot);
+  if (header.cell_count == 0 || slot_end <= header.counted_begin) return;
+  const kernels::PqGeometry geometry = GeometryOf(header.index, layer.shape.key_dim);
+  const uint32_t slot_count = slot_end - header.counted_begin;
+  const std::span<uint32_t> counts(const_cast<uint32_t*>(CellCounts(header, kv_head)),
+                                   header.cell_count);
+  std::fill(counts.begin(), counts.end(), 0u);
+  kernels::PqCountCells(exec, {.geometry = geometry,
+                               .planes = Planes(header, kv_head),
+                               .plane_stride = header.plane_stride_bytes,
+                               .slot_begin = header.counted_begin,
+                               .slot_end = slot_end,
+                               .cell_counts = counts});
+  kernels::PqBuildPostings(
+      exec, {.geometry = geometry,
+             .planes = Planes(header, kv_head),
+             .plane_stride = header.plane_stride_bytes,
+             .slot_begin = header.counted_begin,
+             .slot_end = slot_end,
+             .begins = {const_cast<uint16_t*>(PostingBegins(header, kv_head)),
+                        kernels::PostingBeginCount(geometry, slot_count)},
+             .slots = {const_cast<uint16_t*>(PostingSlots(header, kv_head)), slot_count}});
+}
+
+void AnnounceCounts(const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end) {
   IndexDataHeader& header = index.header(layer_slot);
   if (header.cell_count == 0 || slot_end <= header.counted_begin) return;
-  for (uint32_t kv_head = 0; kv_head < layer.shape.kv_heads; ++kv_head) {
-    const std::span<uint32_t> counts(const_cast<uint32_t*>(CellCounts(header, kv_head)),
-                                     header.cell_count);
-    std::fill(counts.begin(), counts.end(), 0u);
-    kernels::PqCountCells(exec, {.geometry = GeometryOf(header.index, layer.shape.key_dim),
-                                 .planes = Planes(header, kv_head),
-                                 .plane_stride = header.plane_stride_bytes,
-                                 .slot_begin = header.counted_begin,
-                                 .slot_end = slot_end,
-                                 .cell_counts = counts});
-  }
   header.counted_end.store(slot_end, std::memory_order_release);
 }
 

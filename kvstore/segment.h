@@ -100,9 +100,10 @@ class SegmentIndex {
   std::vector<std::shared_ptr<const Codebook>> codebooks_;  // per layer slot
 };
 
-// Bytes of codes and counts of one layer under an index, without rounding: what figures count.
+// Bytes of codes, counts and posting lists of one layer of a segment under an index, without
+// rounding: what figures count.
 size_t IndexContentBytes(const LayerShape& shape, const IndexDescriptor& index,
-                         uint32_t token_count, size_t segment_count);
+                         uint32_t slot_capacity, uint32_t slot_count);
 
 // A segment as one snapshot sees it.
 struct SegmentEntry {
@@ -131,10 +132,15 @@ void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                  const SegmentRows& rows, const SegmentIndex& index, uint32_t layer_slot,
                  uint32_t kv_head, PositionRange slots, std::span<std::byte> scratch);
 
-// Counts the cells of the slots [counted_begin, slot_end) of one layer, when its index has cells,
-// and announces the counts. REQUIRES: the segment is closed, or about to be.
+// Counts the cells of the slots [counted_begin, slot_end) of one layer and writes their posting
+// lists, when the segment counts cells (IndexDataHeader::cell_count), and announces them. REQUIRES:
+// the segment is closed, or about to be.
 void CountCells(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                 const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end);
+// The same in two steps: one kv head, and the word that announces all heads.
+void CountHead(const kernels::Exec& exec, const StoredLayers::Layer& layer,
+               const SegmentIndex& index, uint32_t layer_slot, uint32_t kv_head, uint32_t slot_end);
+void AnnounceCounts(const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end);
 
 }  // namespace pqcached::kvstore
 

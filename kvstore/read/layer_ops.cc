@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
+#include <functional>
+#include <new>
 
 #include "kernels/attend.h"
 #include "kernels/check.h"
@@ -31,15 +32,24 @@ struct Piece {
   uint32_t first_position() const { return segment->first_position + slot_begin; }
 };
 
-// The candidates cut at segment boundaries.
+// The candidates cut at segment boundaries. Lies in the first worker's scratch; read by all.
 struct Plan {
-  std::vector<Piece> pieces;
-  std::vector<const CodebookHeader*> codebooks;  // of the pieces; neighbours share
+  std::span<const Piece> pieces;
+  std::span<const CodebookHeader* const> codebooks;  // of the pieces; neighbours share
   uint32_t token_count = 0;
 };
 
-Plan MakePlan(const LayerView& view, std::span<const PositionRange> ranges) {
-  Plan plan;
+struct PlanSize {
+  size_t piece_count = 0;
+  size_t codebook_count = 0;
+  uint32_t token_count = 0;
+};
+
+// Calls take(piece, codebook) for every piece in order; piece.codebook is set.
+template <typename Take>
+PlanSize ForEachPiece(const LayerView& view, std::span<const PositionRange> ranges, Take take) {
+  PlanSize size;
+  const CodebookHeader* newest = nullptr;
   size_t next_segment = 0;
   for (const PositionRange& range : ranges) {
     PQC_CHECK(range.begin < range.end && range.end <= view.token_count());
@@ -51,17 +61,24 @@ Plan MakePlan(const LayerView& view, std::span<const PositionRange> ranges) {
       const uint32_t begin = std::max(range.begin, segment.first_position);
       const uint32_t end = std::min(range.end, segment_end);
       if (begin >= end) continue;
-      if (plan.codebooks.empty() || plan.codebooks.back() != segment.codebook) {
-        plan.codebooks.push_back(segment.codebook);
+      if (size.codebook_count == 0 || newest != segment.codebook) {
+        newest = segment.codebook;
+        ++size.codebook_count;
       }
-      plan.pieces.push_back({.segment = &segment,
-                             .slot_begin = begin - segment.first_position,
-                             .slot_end = end - segment.first_position,
-                             .codebook = static_cast<uint32_t>(plan.codebooks.size() - 1)});
-      plan.token_count += end - begin;
+      take(Piece{.segment = &segment,
+                 .slot_begin = begin - segment.first_position,
+                 .slot_end = end - segment.first_position,
+                 .codebook = static_cast<uint32_t>(size.codebook_count - 1)},
+           newest);
+      ++size.piece_count;
+      size.token_count += end - begin;
     }
   }
-  return plan;
+  return size;
+}
+
+PlanSize SizeOf(const LayerView& view, std::span<const PositionRange> ranges) {
+  return ForEachPiece(view, ranges, [](const Piece&, const CodebookHeader*) {});
 }
 
 // PqSelect adds up plain table entries: a softcap takes the way over logits.
@@ -71,19 +88,26 @@ bool TakesLogits(const LayerShape& shape, const IndexDescriptor& index) {
 
 // Sizes of one worker's scratch, in this order.
 struct ScratchParts {
+  size_t piece_bytes = 0;     // the plan; used in the first worker's scratch only
+  size_t codebook_bytes = 0;  // likewise
+  size_t span_bytes = 0;      // what a kernel wants to see of the pieces
   size_t table_bytes = 0;
   size_t logit_bytes = 0;
   size_t kernel_bytes = 0;
 
   size_t total() const {
-    return AlignUp(table_bytes) + AlignUp(logit_bytes) + AlignUp(kernel_bytes);
+    return AlignUp(piece_bytes) + AlignUp(codebook_bytes) + AlignUp(span_bytes) +
+           AlignUp(table_bytes) + AlignUp(logit_bytes) + AlignUp(kernel_bytes);
   }
 };
 
-ScratchParts TableParts(const LayerShape& shape, const IndexDescriptor& index, const Plan& plan) {
+ScratchParts TableParts(const LayerShape& shape, const IndexDescriptor& index,
+                        const PlanSize& plan) {
   ScratchParts parts;
+  parts.piece_bytes = plan.piece_count * sizeof(Piece);
+  parts.codebook_bytes = plan.codebook_count * sizeof(const CodebookHeader*);
   if (index.kind == IndexKind::kPq) {
-    parts.table_bytes = plan.codebooks.size() * shape.group_size() * sizeof(float) *
+    parts.table_bytes = plan.codebook_count * shape.group_size() * sizeof(float) *
                         kernels::TableFloats(GeometryOf(index, shape.key_dim));
   } else {
     parts.kernel_bytes = kernels::ExactScoreScratchBytes(shape.group_size(), shape.key_dim);
@@ -92,37 +116,67 @@ ScratchParts TableParts(const LayerShape& shape, const IndexDescriptor& index, c
 }
 
 ScratchParts SelectParts(const kernels::Exec& exec, const LayerShape& shape,
-                         const IndexDescriptor& index, const Plan& plan) {
+                         const IndexDescriptor& index, const PlanSize& plan) {
   ScratchParts parts = TableParts(shape, index, plan);
   const uint32_t group = shape.group_size();
   if (TakesLogits(shape, index)) {
+    parts.span_bytes = plan.piece_count * sizeof(kernels::ScoreSpan);
     parts.logit_bytes = size_t{plan.token_count} * group * sizeof(float);
     parts.kernel_bytes =
         std::max(parts.kernel_bytes, kernels::ScoreSelectScratchBytes(group, plan.token_count));
   } else {
+    parts.span_bytes = plan.piece_count * sizeof(kernels::PqSpan);
     parts.kernel_bytes = kernels::PqSelectScratchBytes(
         exec, {.geometry = GeometryOf(index, shape.key_dim),
                .group_size = group,
-               .codebook_count = static_cast<uint32_t>(plan.codebooks.size()),
+               .codebook_count = static_cast<uint32_t>(plan.codebook_count),
                .candidate_count = plan.token_count});
   }
   return parts;
 }
 
 struct Scratch {
+  std::byte* pieces = nullptr;
+  std::byte* codebooks = nullptr;
+  std::byte* spans = nullptr;
   std::span<float> tables;
   std::span<float> logits;
   std::span<std::byte> kernel;
 };
 
 Scratch Cut(std::span<std::byte> scratch, const ScratchParts& parts, uint32_t worker) {
-  std::byte* begin = scratch.data() + worker * parts.total();
+  std::byte* next = scratch.data() + worker * parts.total();
   PQC_CHECK((worker + 1) * parts.total() <= scratch.size());
-  std::byte* logits = begin + AlignUp(parts.table_bytes);
-  std::byte* kernel = logits + AlignUp(parts.logit_bytes);
-  return {.tables = {reinterpret_cast<float*>(begin), parts.table_bytes / sizeof(float)},
-          .logits = {reinterpret_cast<float*>(logits), parts.logit_bytes / sizeof(float)},
-          .kernel = {kernel, parts.kernel_bytes}};
+  const auto take = [&next](size_t bytes) {
+    std::byte* begin = next;
+    next += AlignUp(bytes);
+    return begin;
+  };
+  Scratch cut;
+  cut.pieces = take(parts.piece_bytes);
+  cut.codebooks = take(parts.codebook_bytes);
+  cut.spans = take(parts.span_bytes);
+  cut.tables = {reinterpret_cast<float*>(take(parts.table_bytes)),
+                parts.table_bytes / sizeof(float)};
+  cut.logits = {reinterpret_cast<float*>(take(parts.logit_bytes)),
+                parts.logit_bytes / sizeof(float)};
+  cut.kernel = {take(parts.kernel_bytes), parts.kernel_bytes};
+  return cut;
+}
+
+// The plan, written into the first worker's scratch.
+Plan MakePlan(const LayerView& view, std::span<const PositionRange> ranges, const Scratch& first) {
+  Piece* const pieces = reinterpret_cast<Piece*>(first.pieces);
+  const auto** const codebooks = reinterpret_cast<const CodebookHeader**>(first.codebooks);
+  Piece* next = pieces;
+  const PlanSize size =
+      ForEachPiece(view, ranges, [&](const Piece& piece, const CodebookHeader* codebook) {
+        codebooks[piece.codebook] = codebook;
+        new (next++) Piece(piece);
+      });
+  return {.pieces = {pieces, size.piece_count},
+          .codebooks = {codebooks, size.codebook_count},
+          .token_count = size.token_count};
 }
 
 // One kv head at work.
@@ -169,15 +223,18 @@ kernels::PqSpan SpanOf(const Piece& piece, uint32_t kv_head) {
   const uint32_t overlap_begin = std::max(header.counted_begin, piece.slot_begin);
   const uint32_t overlap_end = std::min(counted_end, piece.slot_end);
   if (overlap_begin >= overlap_end) return span;
+  span.counted_begin = header.counted_begin;
+  span.counted_end = counted_end;
+  if (header.posting_slots_stride_bytes > 0) {
+    span.posting_begins = PostingBegins(header, kv_head);
+    span.posting_slots = PostingSlots(header, kv_head);
+  }
   // Stored counts save a pass over the slots, but every slot in one of the two ranges alone is
   // corrected for.
   const uint32_t overlap = overlap_end - overlap_begin;
   const uint32_t differing =
       piece.token_count() - overlap + (counted_end - header.counted_begin) - overlap;
-  if (differing > piece.token_count() / 2) return span;
-  span.cell_counts = CellCounts(header, kv_head);
-  span.counted_begin = header.counted_begin;
-  span.counted_end = counted_end;
+  if (differing <= piece.token_count() / 2) span.cell_counts = CellCounts(header, kv_head);
   return span;
 }
 
@@ -221,33 +278,35 @@ void ScorePiece(const HeadTask& task, const Piece& piece, float* logits, size_t 
 }
 
 void SelectByLogits(const HeadTask& task, GroupRule rule, std::span<uint32_t> positions) {
-  std::vector<kernels::ScoreSpan> spans;
-  spans.reserve(task.plan.pieces.size());
+  auto* const spans = reinterpret_cast<kernels::ScoreSpan*>(task.scratch.spans);
+  size_t count = 0;
   size_t column = 0;
   for (const Piece& piece : task.plan.pieces) {
     float* logits = task.scratch.logits.data() + column;
     ScorePiece(task, piece, logits, task.plan.token_count);
-    spans.push_back({.logits = logits,
-                     .head_stride = task.plan.token_count,
-                     .token_count = piece.token_count(),
-                     .first_position = piece.first_position()});
+    new (spans + count++) kernels::ScoreSpan{.logits = logits,
+                                             .head_stride = task.plan.token_count,
+                                             .token_count = piece.token_count(),
+                                             .first_position = piece.first_position()};
     column += piece.token_count();
   }
   kernels::ScoreSelect(task.exec, {.group_size = task.shape.group_size(),
                                    .rule = rule,
-                                   .spans = spans,
+                                   .spans = {spans, count},
                                    .positions = positions,
                                    .scratch = task.scratch.kernel});
 }
 
 void SelectByCodes(const HeadTask& task, GroupRule rule, std::span<uint32_t> positions) {
-  std::vector<kernels::PqSpan> spans;
-  spans.reserve(task.plan.pieces.size());
-  for (const Piece& piece : task.plan.pieces) spans.push_back(SpanOf(piece, task.kv_head));
+  auto* const spans = reinterpret_cast<kernels::PqSpan*>(task.scratch.spans);
+  size_t count = 0;
+  for (const Piece& piece : task.plan.pieces) {
+    new (spans + count++) kernels::PqSpan(SpanOf(piece, task.kv_head));
+  }
   kernels::PqSelect(task.exec, {.geometry = GeometryOf(task.index, task.shape.key_dim),
                                 .group_size = task.shape.group_size(),
                                 .rule = rule,
-                                .spans = spans,
+                                .spans = {spans, count},
                                 .tables = task.scratch.tables,
                                 .positions = positions,
                                 .scratch = task.scratch.kernel});
@@ -257,7 +316,7 @@ void SelectByCodes(const HeadTask& task, GroupRule rule, std::span<uint32_t> pos
 
 size_t SelectScratchBytes(const kernels::Exec& exec, const LayerView& view,
                           const IndexDescriptor& index, std::span<const PositionRange> candidates) {
-  return SelectParts(exec, view.shape, index, MakePlan(view, candidates)).total();
+  return SelectParts(exec, view.shape, index, SizeOf(view, candidates)).total();
 }
 
 void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectLayerArgs& args,
@@ -265,10 +324,10 @@ void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectL
   const LayerShape& shape = view.shape;
   if (args.select_count == 0) return;
   PQC_CHECK(args.positions.size() == size_t{shape.kv_heads} * args.select_count);
-  const Plan plan = MakePlan(view, args.candidates);
+  const ScratchParts parts = SelectParts(exec, shape, args.index, SizeOf(view, args.candidates));
+  const Plan plan = MakePlan(view, args.candidates, Cut(scratch, parts, 0));
   PQC_CHECK(args.select_count <= plan.token_count);
-  const ScratchParts parts = SelectParts(exec, shape, args.index, plan);
-  parallel.run(shape.kv_heads, [&](uint32_t kv_head, uint32_t worker) {
+  const auto select_head = [&](uint32_t kv_head, uint32_t worker) {
     const HeadTask task{.exec = exec,
                         .shape = shape,
                         .index = args.index,
@@ -284,12 +343,13 @@ void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectL
     } else {
       SelectByCodes(task, args.rule, positions);
     }
-  });
+  };
+  parallel.run(shape.kv_heads, std::cref(select_head));  // by reference: a copy would allocate
 }
 
 size_t ScoreScratchBytes(const LayerView& view, const IndexDescriptor& index,
                          PositionRange tokens) {
-  return TableParts(view.shape, index, MakePlan(view, {&tokens, 1})).total();
+  return TableParts(view.shape, index, SizeOf(view, {&tokens, 1})).total();
 }
 
 void ScoreLayer(const kernels::Exec& exec, const LayerView& view, const ScoreLayerArgs& args,
@@ -297,9 +357,9 @@ void ScoreLayer(const kernels::Exec& exec, const LayerView& view, const ScoreLay
   const LayerShape& shape = view.shape;
   const size_t token_count = args.tokens.end - args.tokens.begin;
   PQC_CHECK(args.logits.size() == shape.query_heads * token_count);
-  const Plan plan = MakePlan(view, {&args.tokens, 1});
-  const ScratchParts parts = TableParts(shape, args.index, plan);
-  parallel.run(shape.kv_heads, [&](uint32_t kv_head, uint32_t worker) {
+  const ScratchParts parts = TableParts(shape, args.index, SizeOf(view, {&args.tokens, 1}));
+  const Plan plan = MakePlan(view, {&args.tokens, 1}, Cut(scratch, parts, 0));
+  const auto score_head = [&](uint32_t kv_head, uint32_t worker) {
     const HeadTask task{.exec = exec,
                         .shape = shape,
                         .index = args.index,
@@ -322,7 +382,8 @@ void ScoreLayer(const kernels::Exec& exec, const LayerView& view, const ScoreLay
       args.max[head] = max;
       args.sum_exp[head] = static_cast<float>(sum);
     }
-  });
+  };
+  parallel.run(shape.kv_heads, std::cref(score_head));
 }
 
 namespace {
@@ -336,10 +397,25 @@ kernels::AttendShape AttendShapeOf(const LayerShape& shape) {
           .query_length = 1};
 }
 
+// Row spans of one kv head, written into scratch.
+std::span<const kernels::RowSpan> FillRowSpans(const LayerView& view, uint32_t kv_head,
+                                               std::span<std::byte> scratch) {
+  auto* const spans = reinterpret_cast<kernels::RowSpan*>(scratch.data());
+  size_t count = 0;
+  for (const SegmentView& segment : view.segments) {
+    if (segment.token_count == 0) continue;
+    new (spans + count++) kernels::RowSpan{.rows = segment.rows[kv_head],
+                                           .token_count = segment.token_count,
+                                           .first_position = segment.first_position};
+  }
+  return {spans, count};
+}
+
 }  // namespace
 
 size_t AttendLayerScratchBytes(const LayerView& view) {
-  return AlignUp(kernels::AttendScratchBytes(AttendShapeOf(view.shape)));
+  return AlignUp(view.segments.size() * sizeof(kernels::RowSpan)) +
+         AlignUp(kernels::AttendScratchBytes(AttendShapeOf(view.shape)));
 }
 
 void AttendLayer(const kernels::Exec& exec, const LayerView& view, const AttendLayerArgs& args,
@@ -347,22 +423,24 @@ void AttendLayer(const kernels::Exec& exec, const LayerView& view, const AttendL
   const LayerShape& shape = view.shape;
   const size_t scratch_bytes = AttendLayerScratchBytes(view);
   PQC_CHECK(parallel.worker_count * scratch_bytes <= scratch.size());
+  const size_t span_bytes = AlignUp(view.segments.size() * sizeof(kernels::RowSpan));
   const size_t select_count = args.positions.size() / shape.kv_heads;
   const uint32_t group = shape.group_size();
-  parallel.run(shape.kv_heads, [&](uint32_t kv_head, uint32_t worker) {
-    const std::vector<kernels::RowSpan> spans = RowSpans(view, kv_head);
+  const auto attend_head = [&](uint32_t kv_head, uint32_t worker) {
+    const std::span<std::byte> own = scratch.subspan(worker * scratch_bytes, scratch_bytes);
     const size_t output_floats = size_t{group} * shape.value_dim;
     kernels::AttendRows(exec,
                         {.shape = AttendShapeOf(shape),
                          .scale = shape.scale,
                          .softcap = shape.softcap,
                          .queries = HeadQueries(shape, args.queries, kv_head),
-                         .spans = spans,
+                         .spans = FillRowSpans(view, kv_head, own.first(span_bytes)),
                          .positions = args.positions.subspan(kv_head * select_count, select_count),
                          .output = args.output.subspan(kv_head * output_floats, output_floats),
                          .lse = args.lse.subspan(size_t{kv_head} * group, group),
-                         .scratch = scratch.subspan(worker * scratch_bytes, scratch_bytes)});
-  });
+                         .scratch = own.subspan(span_bytes)});
+  };
+  parallel.run(shape.kv_heads, std::cref(attend_head));
 }
 
 }  // namespace pqcached::kvstore

@@ -79,6 +79,20 @@ inline const uint32_t* CellCounts(const IndexDataHeader& header, uint32_t kv_hea
                                            kv_head * header.counts_stride_bytes);
 }
 
+// [PostingPageCount, CellCount + 1] of the counted slots. REQUIRES: header.cell_count > 0.
+inline const uint16_t* PostingBegins(const IndexDataHeader& header, uint32_t kv_head) {
+  return reinterpret_cast<const uint16_t*>(reinterpret_cast<const std::byte*>(&header) +
+                                           header.posting_begins_offset_bytes +
+                                           kv_head * header.posting_begins_stride_bytes);
+}
+
+// [counted slots]. REQUIRES: header.cell_count > 0.
+inline const uint16_t* PostingSlots(const IndexDataHeader& header, uint32_t kv_head) {
+  return reinterpret_cast<const uint16_t*>(reinterpret_cast<const std::byte*>(&header) +
+                                           header.posting_slots_offset_bytes +
+                                           kv_head * header.posting_slots_stride_bytes);
+}
+
 inline std::span<const float> Centroids(const CodebookHeader& header, uint32_t kv_head) {
   const auto* begin = reinterpret_cast<const std::byte*>(&header) + header.centroid_offset_bytes +
                       kv_head * header.head_stride_bytes;

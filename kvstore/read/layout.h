@@ -111,8 +111,12 @@ struct IndexDescriptor {
 // `plane_stride_bytes` apart (kernels/pq.h tells which sub-spaces a plane holds), padded with zero
 // codes. At counts_offset_bytes + kv_head * counts_stride_bytes, when cell_count > 0:
 // uint32_t[cell_count], how many of the slots [counted_begin, counted_end) have each joint code
-// (m*b <= 12 only). counted_end is stored once, with release order, when the segment is closed;
-// until then it is 0, nothing is counted, and the counts mean nothing.
+// (m*b <= 12 and 2 * slot_capacity >= 2^(m*b) only: smaller segments are faster read than counted).
+// Likewise the posting lists of the same slots (kernels/pq_postings.h): the begins of every page at
+// posting_begins_offset_bytes + kv_head * posting_begins_stride_bytes, the slots at
+// posting_slots_offset_bytes + kv_head * posting_slots_stride_bytes. counted_end is stored once, with
+// release order, when the segment is closed; until then it is 0, nothing is counted or listed, and
+// counts and lists mean nothing. Without lists their strides are 0.
 struct IndexDataHeader {
   static constexpr uint32_t kMagic = 0x58444950;  // "PIDX"
   uint32_t magic = kMagic;
@@ -129,6 +133,10 @@ struct IndexDataHeader {
   uint32_t counted_begin = 0;  // slots before it (the sink) are coded but not counted
   std::atomic<uint32_t> counted_end = 0;
   uint32_t codebook_epoch = 0;  // ordinal of the codebook of its sequence that coded these slots
+  uint64_t posting_begins_offset_bytes = 0;
+  uint64_t posting_begins_stride_bytes = 0;
+  uint64_t posting_slots_offset_bytes = 0;
+  uint64_t posting_slots_stride_bytes = 0;
 };
 
 // Start of a codebook extent: centroids of one epoch, layer and index.
@@ -204,7 +212,7 @@ struct ControlPage {
 static_assert(std::atomic<uint32_t>::is_always_lock_free &&
               std::atomic<uint64_t>::is_always_lock_free);
 static_assert(sizeof(ExtentRef) == 8 && sizeof(IndexDescriptor) == 16);
-static_assert(sizeof(IndexDataHeader) == 88 && sizeof(CodebookHeader) == 72);
+static_assert(sizeof(IndexDataHeader) == 120 && sizeof(CodebookHeader) == 72);
 static_assert(sizeof(LeaseWords) == 64 && sizeof(SegmentDescriptor) == 24 &&
               sizeof(LayerDescriptor) == 112);
 static_assert(sizeof(ControlPage) == 32);

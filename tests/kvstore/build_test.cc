@@ -310,8 +310,9 @@ TEST(Build, MakesTheSequenceReadyAndItsSegmentsSealed) {
     EXPECT_EQ(layer.row_count, 310u);
   }
   EXPECT_EQ(info->row_bytes, 310u * 2 * 2 * 72 * 4);
-  // m=2 b=4 are nibbles: one byte a token and kv head; 256 cells per segment, layer and kv head.
-  EXPECT_EQ(info->index_bytes, 310u * 4 + 4u * 4 * 256 * 4);
+  // Per layer and kv head: m=2 b=4 are nibbles, one byte a token; 256 counts and 257 begins of lists
+  // per segment; two bytes a listed token.
+  EXPECT_EQ(info->index_bytes, 4u * (310 + 4 * (256 * 4 + 257 * 2) + 310 * 2));
   EXPECT_EQ(info->used_bytes, sequence.store().ListCaches("").front().used_bytes);
 }
 

@@ -43,6 +43,7 @@ class Codebook {
 
   CodebookHeader& header() const { return *reinterpret_cast<CodebookHeader*>(extent_.data()); }
   std::span<float> centroids(uint32_t kv_head) const;
+  ExtentRef extent() const { return extent_.ref(); }
   size_t used_bytes() const { return extent_.size_bytes(); }
   // Content: what figures count.
   size_t content_bytes() const;
@@ -65,6 +66,7 @@ class SegmentRows {
   uint32_t slot_capacity() const { return slot_capacity_; }
   uint32_t end_capacity() const { return first_position_ + slot_capacity_; }
   std::byte* rows(uint32_t head) const { return extents_[head].data(); }
+  ExtentRef extent(uint32_t head) const { return extents_[head].ref(); }
   // [kv_heads] of a layer.
   std::span<const std::byte* const> heads(const StoredLayers::Layer& layer) const {
     return std::span(pointers_).subspan(layer.first_head, layer.shape.kv_heads);
@@ -91,6 +93,7 @@ class SegmentIndex {
   IndexDataHeader& header(uint32_t layer_slot) const {
     return *reinterpret_cast<IndexDataHeader*>(extents_[layer_slot].data());
   }
+  ExtentRef extent(uint32_t layer_slot) const { return extents_[layer_slot].ref(); }
   const std::vector<std::shared_ptr<const Codebook>>& codebooks() const { return codebooks_; }
   uint32_t epoch() const { return codebooks_.front()->header().epoch; }
   size_t used_bytes() const;

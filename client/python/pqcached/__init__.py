@@ -1,0 +1,40 @@
+"""pqcached from Python: the KV cache of long contexts in a sidecar, with an index over the keys.
+
+    import pqcached
+
+    with pqcached.Client("unix:///run/pqcached/pqcached.sock") as client:
+        cache = client.open_cache("demo", model_fingerprint="demo-1", groups=[layers], capacity_bytes=64 << 20)
+        with cache.create_sequence() as sequence:
+            sequence.ingest(0, 0, keys, values)
+            sequence.build_index(sink_tokens=16)
+            attention = sequence.attend(0, tokens - 1, queries, selection)
+            attention.merge(*attend_own(keys, values, queries))  # the engine's part: sink and window
+
+Arrays are numpy's, torch's or any with DLPack, and are read where they lie. What fails raises pqcached.Error, with one
+class per status, or TypeError for an argument of a wrong type. Positions are absolute token positions.
+"""
+
+from ._abi import library as _load
+from ._arrays import ArrayLike, Tensor
+from ._client import Cache, Client, Sequence
+from ._enums import BudgetKind, Device, DType, GroupRule, IndexKind, LayerKind, Path, PathChoice, RopeLayout, RowPart
+from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
+                      InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Status,
+                      Unauthenticated, Unavailable, Unimplemented, Unknown)
+from ._options import (Attention, BuildProgress, Index, LayerGroup, Scores, Selected, Selection, SequenceInfo, merge)
+
+__version__ = "0.1.0"
+
+
+def library_path() -> str:
+    """The client library that this process uses; loads it."""
+    return str(_load()._name)
+
+
+__all__ = [
+    "Aborted", "AlreadyExists", "ArrayLike", "Attention", "BudgetKind", "BuildProgress", "Cache", "Cancelled", "Client",
+    "DType", "DataLoss", "DeadlineExceeded", "Device", "Error", "FailedPrecondition", "GroupRule", "Index", "IndexKind",
+    "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "NotFound", "OutOfRange", "Path", "PathChoice",
+    "PermissionDenied", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence", "SequenceInfo",
+    "Status", "Tensor", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "library_path", "merge",
+]

@@ -1,0 +1,218 @@
+"""pqcached/client.h for ctypes: its structs, its functions, and how the library is found.
+
+A new function is one line of PROTOTYPES; a new struct is one class with the header's fields in the header's order.
+tests/client/python/abi_test.py holds both against the header and the compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import threading
+from ctypes import (CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t,
+                    c_uint32, c_uint64, c_void_p)
+from typing import Any, Dict, List, Optional, Tuple
+
+from ._errors import ERRORS, Error, FailedPrecondition, Unknown
+
+ABI_VERSION = 1
+FILE_NAME = "libpqcached_client.so.1"
+BUNDLED = pathlib.Path(__file__).resolve().parent / "lib" / FILE_NAME
+
+c_enum = c_uint32
+
+
+class Sized(Structure):
+    """A struct that begins with its size and has set it."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(ctypes.sizeof(self), **fields)
+
+
+class BlockTable(Sized):
+    _fields_ = [("struct_size", c_size_t), ("blocks", POINTER(c_uint32)), ("block_count", c_uint64),
+                ("block_tokens", c_uint32), ("token_count", c_uint64)]
+
+
+class Tensor(Sized):
+    _fields_ = [("struct_size", c_size_t), ("ptr", c_void_p), ("device", c_enum), ("dtype", c_enum), ("ndim", c_uint32),
+                ("shape", POINTER(c_uint64)), ("strides", POINTER(c_int64)), ("block_table", POINTER(BlockTable)),
+                ("stream", c_void_p), ("reserved", c_uint64 * 2)]
+
+
+class ClientOptions(Sized):
+    _fields_ = [("struct_size", c_size_t), ("endpoint", c_char_p), ("tenant", c_char_p), ("client_name", c_char_p),
+                ("timeout_ms", c_uint32), ("parallel_for", c_void_p), ("parallel_for_context", c_void_p),
+                ("thread_count", c_uint32), ("rpc_library_path", c_char_p), ("path", c_enum),
+                ("staging_slot_bytes", c_uint64), ("staging_slot_count", c_uint32)]
+
+
+class LayerGroup(Sized):
+    _fields_ = [("struct_size", c_size_t), ("kind", c_enum), ("layers", POINTER(c_uint32)), ("layer_count", c_uint32),
+                ("kv_heads", c_uint32), ("query_heads", c_uint32), ("key_dim", c_uint32), ("value_dim", c_uint32),
+                ("dtype", c_enum), ("softmax_scale", c_float), ("softcap", c_float), ("rope_layout", c_enum),
+                ("rope_theta", c_double), ("rotary_dim", c_uint32), ("values_alias_keys", c_uint32),
+                ("window_tokens", c_uint32)]
+
+
+class Index(Sized):
+    _fields_ = [("struct_size", c_size_t), ("kind", c_enum), ("subspaces", c_uint32), ("bits", c_uint32),
+                ("reserved", c_uint32 * 5)]
+
+
+class CacheSpec(Sized):
+    _fields_ = [("struct_size", c_size_t), ("name", c_char_p), ("model_fingerprint", c_char_p),
+                ("groups", POINTER(LayerGroup)), ("group_count", c_uint32), ("capacity_bytes", c_uint64),
+                ("default_index", Index), ("rank_group", c_char_p), ("rank", c_uint32), ("rank_count", c_uint32),
+                ("kv_head_begin", c_uint32), ("layer_begin", c_uint32), ("numa_node", c_int32)]
+
+
+class SequenceInfo(Sized):
+    _fields_ = [("struct_size", c_size_t), ("token_count", c_uint64), ("row_bytes", c_uint64),
+                ("index_bytes", c_uint64), ("codebook_bytes", c_uint64), ("used_bytes", c_uint64),
+                ("segment_count", c_uint32), ("index_count", c_uint32)]
+
+
+class LayerRows(Sized):
+    _fields_ = [("struct_size", c_size_t), ("layer", c_uint32), ("keys", Tensor), ("values", Tensor)]
+
+
+class BuildProgress(Sized):
+    _fields_ = [("struct_size", c_size_t), ("layer", c_uint32), ("layers_done", c_uint32), ("layer_count", c_uint32),
+                ("epoch", c_uint32), ("epoch_count", c_uint32), ("iterations", c_uint32), ("inertia", c_double),
+                ("seconds", c_double), ("index_bytes", c_uint64), ("codebook_bytes", c_uint64)]
+
+
+BuildCallback = CFUNCTYPE(c_int, c_void_p, POINTER(BuildProgress))
+
+
+class BuildOptions(Sized):
+    _fields_ = [("struct_size", c_size_t), ("index", Index), ("iterations", c_uint32), ("seed", c_uint64),
+                ("train_tokens", c_uint64), ("sink_tokens", c_uint64), ("timeout_ms", c_uint32),
+                ("callback", BuildCallback), ("callback_context", c_void_p)]
+
+
+class TokenRange(Structure):
+    _fields_ = [("begin", c_uint64), ("end", c_uint64)]
+
+
+class Selection(Sized):
+    _fields_ = [("struct_size", c_size_t), ("index", Index), ("rule", c_enum), ("sink_tokens", c_uint64),
+                ("window_tokens", c_uint64), ("excluded", POINTER(TokenRange)), ("excluded_count", c_uint32),
+                ("budget", c_enum), ("ratio", c_double), ("token_count", c_uint64)]
+
+
+class Query(Sized):
+    _fields_ = [("struct_size", c_size_t), ("layer", c_uint32), ("query_position", c_uint64), ("queries", Tensor)]
+
+
+class Positions(Sized):
+    _fields_ = [("struct_size", c_size_t), ("positions", c_void_p), ("capacity", c_uint64), ("kv_heads", c_uint32),
+                ("count", c_uint32), ("sink_tokens", c_uint64), ("window_tokens", c_uint64)]
+
+
+class Attention(Sized):
+    _fields_ = [("struct_size", c_size_t), ("output", c_void_p), ("output_capacity", c_uint64), ("lse", c_void_p),
+                ("lse_capacity", c_uint64), ("selected", Positions)]
+
+
+_handle = c_void_p
+_status = c_enum
+
+# Name -> what it returns, what it takes. Arrays of numbers are passed as addresses.
+PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
+    "pqc_abi_version": (c_uint32, []),
+    "pqc_status_name": (c_char_p, [_status]),
+    "pqc_last_error": (c_char_p, []),
+    "pqc_client_open": (_status, [POINTER(ClientOptions), POINTER(_handle)]),
+    "pqc_client_close": (None, [_handle]),
+    "pqc_client_path": (c_enum, [_handle]),
+    "pqc_admin_json": (_status, [_handle, c_char_p, c_char_p, POINTER(c_void_p)]),
+    "pqc_free": (None, [c_void_p]),
+    "pqc_cache_open": (_status, [_handle, POINTER(CacheSpec), POINTER(_handle)]),
+    "pqc_cache_close": (None, [_handle]),
+    "pqc_sequence_create": (_status, [_handle, POINTER(_handle)]),
+    "pqc_sequence_drop": (_status, [_handle]),
+    "pqc_sequence_id": (c_uint64, [_handle]),
+    "pqc_sequence_truncate": (_status, [_handle, c_uint64]),
+    "pqc_sequence_describe": (_status, [_handle, POINTER(SequenceInfo)]),
+    "pqc_ingest": (_status, [_handle, c_uint32, c_uint64, POINTER(Tensor), POINTER(Tensor)]),
+    "pqc_append": (_status, [_handle, c_uint64, POINTER(LayerRows), c_uint32, POINTER(c_uint64)]),
+    "pqc_build_index": (_status, [_handle, POINTER(BuildOptions)]),
+    "pqc_select": (_status, [_handle, POINTER(Query), POINTER(Selection), POINTER(Positions)]),
+    "pqc_score": (_status, [_handle, POINTER(Query), POINTER(Index), TokenRange, c_void_p, c_uint64, c_void_p,
+                            c_void_p]),
+    "pqc_fetch_range": (_status, [_handle, c_uint32, TokenRange, c_enum, c_void_p, c_uint64]),
+    "pqc_fetch_tokens": (_status, [_handle, c_uint32, c_void_p, c_uint32, c_enum, c_void_p, c_uint64]),
+    "pqc_attend": (_status, [_handle, POINTER(Query), POINTER(Selection), POINTER(Attention)]),
+    "pqc_attend_positions": (_status, [_handle, POINTER(Query), c_void_p, c_uint32, POINTER(Attention)]),
+    "pqc_merge": (_status, [c_uint32, c_uint32, c_void_p, c_void_p, c_void_p, c_void_p]),
+}
+
+_lock = threading.Lock()
+_library: Optional[Any] = None
+
+
+def _open(path: str) -> Any:
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise FailedPrecondition(
+            f"{FILE_NAME} cannot be loaded: {error}. This package looks for it in {BUNDLED.parent} (put there by `pip "
+            "install --config-settings library=DIR`, or with PQCACHED_LIBRARY_DIR=DIR in the environment of pip; DIR "
+            "is a build folder or an installed prefix), and else where the loader looks: ld.so.conf, LD_LIBRARY_PATH"
+        ) from None
+    for name, (result, arguments) in PROTOTYPES.items():
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise FailedPrecondition(f"{path} has no {name}: it is older than this package; install those of one "
+                                     "release") from None
+        function.restype, function.argtypes = result, arguments
+    version = library.pqc_abi_version()
+    if version != ABI_VERSION:
+        raise FailedPrecondition(f"{path} has ABI version {version}, this package {ABI_VERSION}; install those of one "
+                                 "release")
+    return library
+
+
+def library() -> Any:
+    """The client library, loaded once. Raises FailedPrecondition, which says where it was looked for."""
+    global _library
+    if _library is None:
+        with _lock:
+            if _library is None:
+                _library = _open(str(BUNDLED) if BUNDLED.exists() else FILE_NAME)
+    return _library
+
+
+# ---- Errors. The library keeps the reason of a thread's last call, and the garbage collector may close a handle, which
+# is such a call, right after one that failed: it keeps the reason here then.
+
+_kept = threading.local()
+
+
+def forget_reason() -> None:
+    """Before a call: what was kept before belongs to another one."""
+    _kept.reason = b""
+
+
+def keep_reason() -> None:
+    """Before a handle is closed at an unknown time."""
+    reason = library().pqc_last_error()
+    if reason:
+        _kept.reason = reason
+
+
+def error_of(status: int) -> Error:
+    """The exception of a call that failed, made by the thread that called."""
+    reason = library().pqc_last_error() or getattr(_kept, "reason", b"")
+    message = reason.decode("utf-8", "replace")
+    known = ERRORS.get(status)
+    return known(message) if known else Unknown(f"status {status}: {message}")
+
+
+def check(status: int) -> None:
+    if status:
+        raise error_of(status)
+

@@ -1,0 +1,257 @@
+"""Arrays of others as tensors of the C ABI, by address: nothing is copied.
+
+Read: numpy arrays, torch tensors on CPU or CUDA, and whatever has __dlpack__ or __array_interface__. Written: numpy
+arrays and torch tensors on the CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from . import _abi as abi
+from ._arguments import member
+from ._enums import Device, DType
+from ._errors import InvalidArgument, ResourceExhausted
+
+_OF_NUMPY = {np.dtype(np.float16): DType.F16, np.dtype(np.float32): DType.F32}
+_TO_NUMPY = {DType.F16: np.dtype(np.float16), DType.BF16: np.dtype(np.uint16), DType.F32: np.dtype(np.float32)}
+_BITS16 = np.dtype(np.uint16)
+
+
+class _Memory(NamedTuple):
+    """What is known of a foreign array. Strides are in elements; None = contiguous."""
+
+    address: int
+    device: Device
+    dtype: Optional[DType]  # None: 16 bits whose meaning the caller has to tell
+    shape: Tuple[int, ...]
+    strides: Optional[Tuple[int, ...]]
+    stream: int
+    owner: Any  # keeps the memory
+
+
+def _wrong_dtype(name: str, dtype: Any) -> TypeError:
+    return TypeError(f"{name}: dtype {dtype}; must be float16, float32, bfloat16, or uint16 in a "
+                     "Tensor(array, dtype=DType.BF16)")
+
+
+def _of_numpy(name: str, array: np.ndarray[Any, Any]) -> _Memory:
+    dtype: Optional[DType] = _OF_NUMPY.get(array.dtype)
+    if dtype is None and array.dtype.name == "bfloat16":  # of package ml_dtypes
+        dtype = DType.BF16
+    if dtype is None and array.dtype != _BITS16:
+        raise _wrong_dtype(name, array.dtype)
+    strides: Optional[Tuple[int, ...]] = None
+    if not array.flags.c_contiguous:
+        size = array.itemsize
+        if any(stride % size for stride in array.strides):
+            raise InvalidArgument(f"{name}.strides: {array.strides} bytes, must be multiples of the {size} of an element")
+        strides = tuple(stride // size for stride in array.strides)
+    return _Memory(array.__array_interface__["data"][0], Device.CPU, dtype, array.shape, strides, 0, array)
+
+
+def _torch() -> Any:
+    """Module torch when the program has imported it: without it nothing can be a torch tensor."""
+    return sys.modules.get("torch")
+
+
+def _torch_dtype(torch: Any, dtype: Any) -> Optional[DType]:
+    if dtype is torch.float32:
+        return DType.F32
+    if dtype is torch.bfloat16:
+        return DType.BF16
+    return DType.F16 if dtype is torch.float16 else None
+
+
+def _of_torch(name: str, torch: Any, array: Any) -> _Memory:
+    dtype = _torch_dtype(torch, array.dtype)
+    if dtype is None:
+        raise _wrong_dtype(name, array.dtype)
+    if array.layout is not torch.strided or array.is_neg():
+        raise TypeError(f"{name}: must be a plain strided tensor")
+    stream = 0
+    if array.device.type == "cuda":
+        device = Device.CUDA
+        stream = torch.cuda.current_stream(array.device).cuda_stream
+    elif array.device.type == "cpu":
+        device = Device.CPU
+    else:
+        raise TypeError(f"{name}: on device {array.device}; must be on cpu or cuda")
+    strides = None if array.is_contiguous() else tuple(array.stride())
+    return _Memory(array.data_ptr(), device, dtype, tuple(array.shape), strides, stream, array)
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+                ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64)]
+
+
+_DL_DEVICES = {1: Device.CPU, 2: Device.CUDA, 3: Device.CPU}  # 3: page-locked host memory
+_DL_UINT, _DL_FLOAT, _DL_BFLOAT = 1, 2, 4
+_DL_DTYPES = {(_DL_FLOAT, 16): DType.F16, (_DL_FLOAT, 32): DType.F32, (_DL_BFLOAT, 16): DType.BF16,
+              (_DL_UINT, 16): None}
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def _of_dlpack(name: str, array: Any) -> _Memory:
+    # The capsule is not consumed: it lives as long as the call, and frees the tensor itself then.
+    capsule = array.__dlpack__()
+    tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    if tensor.device_type not in _DL_DEVICES:
+        raise TypeError(f"{name}: DLPack device {tensor.device_type}; must be CPU or CUDA")
+    kind = (tensor.code, tensor.bits)
+    if kind not in _DL_DTYPES or tensor.lanes != 1:
+        raise _wrong_dtype(name, f"{kind} x {tensor.lanes} of DLPack")
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
+    return _Memory((tensor.data or 0) + tensor.byte_offset, _DL_DEVICES[tensor.device_type], _DL_DTYPES[kind], shape,
+                   strides, 0, capsule)
+
+
+def _memory_of(name: str, array: Any) -> _Memory:
+    if isinstance(array, np.ndarray):
+        return _of_numpy(name, array)
+    torch = _torch()
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _of_torch(name, torch, array)
+    if hasattr(array, "__dlpack__"):
+        return _of_dlpack(name, array)
+    if hasattr(array, "__array_interface__"):
+        return _of_numpy(name, np.asarray(array))  # a view: the interface is an address
+    raise TypeError(f"{name}: {type(array).__name__}; must be a numpy array, a torch tensor, or have __dlpack__ or "
+                    "__array_interface__")
+
+
+class Tensor:
+    """An array that pqcached reads where it lies: never copied, whatever its strides.
+
+    Every call takes the array itself just as well; this is for what the array does not tell, and saves work where
+    one array is handed in again and again. The array must keep its address and shape for as long as this lives.
+
+    array: numpy array, torch tensor (CPU, or CUDA, which this version answers with Unimplemented), or an object with
+        `__dlpack__` or `__array_interface__`; of float16, float32 or bfloat16, of up to 4 dimensions.
+    dtype: DType.BF16 says that an array of uint16 holds bfloat16; else it must be the array's own.
+
+    Raises TypeError for what is no such array, InvalidArgument for strides that are no whole elements.
+    """
+
+    __slots__ = ("c", "device", "dtype", "shape", "strides", "_owner")
+
+    c: abi.Tensor
+    device: Device
+    dtype: DType
+    shape: Tuple[int, ...]
+    strides: Optional[Tuple[int, ...]]  # in elements; None = contiguous
+
+    def __init__(self, array: Any, dtype: Optional[DType] = None, *, name: str = "array") -> None:
+        memory = _memory_of(name, array)
+        if dtype is not None:
+            dtype = member(DType, f"{name}.dtype", dtype)
+        if memory.dtype is None:
+            if dtype is not DType.BF16:
+                raise TypeError(f"{name}: 16-bit integers; Tensor(array, dtype=DType.BF16) says that they are bfloat16")
+            self.dtype = DType.BF16
+        else:
+            self.dtype = memory.dtype
+            if dtype is not None and dtype is not memory.dtype:
+                raise TypeError(f"{name}: dtype {memory.dtype.name}, but {dtype.name} is said")
+        ndim = len(memory.shape)
+        if ndim > 4:
+            raise InvalidArgument(f"{name}.ndim: {ndim}, must be at most 4")
+        self.device, self.shape, self.strides, self._owner = memory.device, memory.shape, memory.strides, memory.owner
+        c = abi.Tensor()
+        c.ptr = memory.address
+        c.device, c.dtype, c.ndim = memory.device, self.dtype, ndim
+        c.shape = (ctypes.c_uint64 * ndim)(*memory.shape)
+        if memory.strides is not None:
+            c.strides = (ctypes.c_int64 * ndim)(*memory.strides)
+        if memory.stream:
+            c.stream = memory.stream
+        self.c = c
+
+    def __repr__(self) -> str:
+        return f"Tensor(shape={self.shape}, dtype={self.dtype.name}, device={self.device.name})"
+
+
+ArrayLike = Union[Tensor, Any]  # Any: see Tensor; numpy, torch and DLPack have no type in common
+
+
+def tensor(name: str, array: ArrayLike) -> Tensor:
+    return array if isinstance(array, Tensor) else Tensor(array, name=name)
+
+
+def numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    """The dtype of arrays that hold rows of the cache; uint16 for BF16, which numpy does not have."""
+    return _TO_NUMPY[dtype]
+
+
+def new_array(shape: Tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError):  # ValueError: more elements than addresses
+        raise ResourceExhausted(f"no memory for an answer of shape {shape}") from None
+
+
+def _address(name: str, array: Any, dtypes: Sequence[Any], torch_dtypes: Sequence[str], shape: Tuple[int, ...],
+             write: bool = True) -> int:
+    torch = _torch()
+    if isinstance(array, np.ndarray):
+        dtype_fits, contiguous = array.dtype in dtypes, array.flags.c_contiguous
+        writable, address = array.flags.writeable, array.__array_interface__["data"][0]
+    elif torch is not None and isinstance(array, torch.Tensor):
+        if array.device.type != "cpu":
+            raise TypeError(f"{name}: on device {array.device}; must be on cpu")
+        dtype_fits = array.dtype in [getattr(torch, dtype) for dtype in torch_dtypes]
+        contiguous, writable, address = array.is_contiguous(), not array.requires_grad, array.data_ptr()
+    else:
+        raise TypeError(f"{name}: {type(array).__name__}; must be a numpy array or a torch tensor on the CPU")
+    if not dtype_fits:
+        raise TypeError(f"{name}: dtype {array.dtype}; must be {' or '.join(torch_dtypes)}")
+    if tuple(array.shape) != shape:
+        raise InvalidArgument(f"{name}.shape: {tuple(array.shape)}, must be {shape}")
+    if not contiguous:
+        raise InvalidArgument(f"{name}: must be contiguous")
+    if write and not writable:
+        raise InvalidArgument(f"{name}: must be writable (numpy), and not require a gradient (torch)")
+    return int(address)
+
+
+def floats_to_write(name: str, array: Any, shape: Tuple[int, ...]) -> int:
+    """The address of an array that a call may write float32 to."""
+    return _address(name, array, [np.dtype(np.float32)], ["float32"], shape)
+
+
+def floats_to_read(name: str, array: Any, shape: Tuple[int, ...]) -> int:
+    """The address of contiguous float32."""
+    return _address(name, array, [np.dtype(np.float32)], ["float32"], shape, write=False)
+
+
+def rows_to_write(name: str, array: Any, dtype: DType, shape: Tuple[int, ...]) -> int:
+    """The address of an array that a call may write rows of the cache to."""
+    torch_dtype = {DType.F16: "float16", DType.BF16: "bfloat16", DType.F32: "float32"}[dtype]
+    numpy_dtypes = [numpy_dtype(dtype)]
+    if dtype is DType.BF16 and isinstance(array, np.ndarray) and array.dtype.name == "bfloat16":
+        numpy_dtypes.append(array.dtype)
+    return _address(name, array, numpy_dtypes, [torch_dtype], shape)
+
+
+def positions_to_read(name: str, positions: Any, kv_heads: int) -> np.ndarray[Any, Any]:
+    """Positions [kv_heads, count] as contiguous uint32; copied only when they are something else."""
+    array = np.asarray(positions)
+    if array.ndim != 2 or array.shape[0] != kv_heads:
+        raise InvalidArgument(f"{name}.shape: {array.shape}, must be [kv_heads, count] with {kv_heads} kv_heads")
+    if array.dtype != np.uint32:
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"{name}: dtype {array.dtype}; must be integers")
+        if array.size and (array.min() < 0 or array.max() > 0xFFFFFFFF):
+            raise InvalidArgument(f"{name}: must be 0 to 2^32 - 1")
+    return np.ascontiguousarray(array, dtype=np.uint32)

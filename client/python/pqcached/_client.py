@@ -1,0 +1,395 @@
+"""Client, Cache and Sequence: the calls."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import weakref
+from ctypes import byref
+from types import TracebackType
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence as SequenceOf, Tuple, Type, TypeVar
+
+import numpy as np
+
+from . import _abi as abi
+from ._arguments import member, text, token_count, uint32, uint64
+from ._arrays import ArrayLike, floats_to_write, new_array, numpy_dtype, positions_to_read, rows_to_write, tensor
+from ._enums import LayerKind, Path, PathChoice, RowPart
+from ._errors import InvalidArgument
+from ._handle import Handle
+from ._options import (Attention, BuildProgress, Index, LayerGroup, Scores, Selected, Selection, SequenceInfo, from_c)
+
+_Self = TypeVar("_Self", bound="_Closable")
+
+
+class _Closable:
+    """Closed by close(), by the end of `with`, or when nobody refers to it any more; in any order."""
+
+    _handle: Handle
+
+    def _own(self, handle: Handle, at_exit: bool) -> None:
+        self._handle = handle
+        # At the program's end closing the client is enough: the session takes its sequences with it.
+        weakref.finalize(self, handle.close_unseen).atexit = at_exit
+
+    @property
+    def closed(self) -> bool:
+        return self._handle.closed
+
+    def close(self) -> None:
+        """Gives the handle back, or lets the last call that is under way in another thread do so; again is fine."""
+        self._handle.close()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
+                 traceback: Optional[TracebackType]) -> None:
+        self.close()
+
+
+class Client(_Closable):
+    """A connection and its session, which ends with it, and with it the client's sequences.
+
+    endpoint: "unix:///run/pqcached/pqcached.sock", or "host:port" on the loopback.
+    tenant: whose caches these are.
+    client_name: for people; the program's name when empty.
+    timeout_ms: of each call but build_index; 0 = 10000.
+    thread_count: of the kernels that run in this process; 0 = all cores.
+    path: how to reach the rows; ONLY_LOCAL raises Unavailable, with the reason, where that cannot be.
+    rpc_library_path: libpqcached_rpc.so; empty = beside libpqcached_client.so, then where the loader looks.
+
+    Client, Cache and Sequence may be used from several threads at once; calls release the GIL. A forked child needs
+    a client of its own.
+
+    Raises InvalidArgument (endpoint, tenant), Unavailable (nobody listens), DeadlineExceeded (somebody listens and does
+    not answer), FailedPrecondition (a library is not found, or of another version), Unimplemented (an endpoint beyond
+    this host).
+    """
+
+    def __init__(self, endpoint: str, *, tenant: str = "default", client_name: str = "", timeout_ms: int = 0,
+                 thread_count: int = 0, path: PathChoice = PathChoice.ANY, rpc_library_path: str = "") -> None:
+        options = abi.ClientOptions(
+            endpoint=text("endpoint", endpoint), tenant=text("tenant", tenant),
+            client_name=text("client_name", client_name) or None, timeout_ms=uint32("timeout_ms", timeout_ms),
+            thread_count=uint32("thread_count", thread_count), path=member(PathChoice, "path", path),
+            rpc_library_path=text("rpc_library_path", rpc_library_path) or None)
+        self._library = abi.library()
+        abi.forget_reason()
+        handle = ctypes.c_void_p()
+        abi.check(self._library.pqc_client_open(byref(options), byref(handle)))
+        assert handle.value
+        self._own(Handle("client", handle.value, self._library.pqc_client_close), at_exit=True)
+
+    @property
+    def path(self) -> Path:
+        """How this client reaches the rows."""
+        with self._handle as client:
+            return Path(self._library.pqc_client_path(client))
+
+    def open_cache(self, name: str, *, model_fingerprint: str, groups: SequenceOf[LayerGroup], capacity_bytes: int,
+                   default_index: Index = Index()) -> "Cache":
+        """Opens the tenant's cache of this name, or joins it.
+
+        name: 1..128 bytes. model_fingerprint: 1..256 bytes, all that makes K and V differ. capacity_bytes: of its pool.
+        default_index: pq(2, 6) when not said.
+
+        Raises FailedPrecondition (the cache exists with another fingerprint or shape), InvalidArgument (a limit),
+        ResourceExhausted (no room for such a pool), Unimplemented (a kind of layer of later versions).
+        """
+        parts = [group.c() for group in groups]
+        spec = abi.CacheSpec(name=text("name", name), model_fingerprint=text("model_fingerprint", model_fingerprint),
+                             groups=(abi.LayerGroup * len(parts))(*parts), group_count=len(parts),
+                             capacity_bytes=uint64("capacity_bytes", capacity_bytes), default_index=default_index.c())
+        handle = ctypes.c_void_p()
+        with self._handle as client:
+            abi.check(self._library.pqc_cache_open(client, byref(spec), byref(handle)))
+        assert handle.value
+        return Cache(self, handle.value, groups)
+
+    def admin(self, method: str, request: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
+        """Any unary Admin RPC by name, for tools: `client.admin("Stats")`. Fields have the names of the proto.
+
+        Raises NotFound or InvalidArgument for a method or field that does not exist, and what the method raises.
+        """
+        answer = ctypes.c_void_p()
+        name, body = text("method", method), json.dumps(dict(request or {})).encode()
+        with self._handle as client:
+            abi.check(self._library.pqc_admin_json(client, name, body, byref(answer)))
+        try:
+            made: Dict[str, Any] = json.loads(ctypes.string_at(answer.value or 0))
+            return made
+        finally:
+            self._library.pqc_free(answer)
+
+
+class Cache(_Closable):
+    """A KV space of one model. Made by Client.open_cache; closing it closes the handle, the cache lives on."""
+
+    def __init__(self, client: Client, handle: int, groups: SequenceOf[LayerGroup]) -> None:
+        self._client = client  # keeps the session
+        self._library = client._library
+        self._own(Handle("cache", handle, self._library.pqc_cache_close, client._handle), at_exit=False)
+        self.groups: Tuple[LayerGroup, ...] = tuple(groups)
+        self._group_of: Dict[int, LayerGroup] = {
+            int(layer): group for group in groups if group.kind == LayerKind.SELECTED for layer in group.layers}
+
+    def create_sequence(self) -> "Sequence":
+        handle = ctypes.c_void_p()
+        with self._handle as cache:
+            abi.check(self._library.pqc_sequence_create(cache, byref(handle)))
+        assert handle.value
+        return Sequence(self, handle.value)
+
+
+class Sequence(_Closable):
+    """The tokens of one request. Made by Cache.create_sequence; closing it drops it in the sidecar.
+
+    All calls raise InvalidArgument when an argument is wrong, TypeError when it is of a wrong type or dtype,
+    FailedPrecondition when a handle is closed, Unavailable when the session is lost, DeadlineExceeded. Calls that change
+    one sequence exclude each other: the second one raises Aborted. A call that fails changes nothing.
+    """
+
+    def __init__(self, cache: Cache, handle: int) -> None:
+        self._cache = cache  # keeps the session
+        self._library = cache._library
+        self._group_of = cache._group_of
+        self._own(Handle("sequence", handle, self._library.pqc_sequence_drop, cache._handle), at_exit=False)
+
+    @property
+    def id(self) -> int:
+        with self._handle as sequence:
+            return int(self._library.pqc_sequence_id(sequence))
+
+    def drop(self) -> None:
+        """As close(), and says when the sidecar could not be told."""
+        abi.forget_reason()
+        status = self._handle.close()
+        if status is not None:
+            abi.check(status)
+
+    def truncate(self, token_count: int) -> None:
+        """Forgets the tokens from `token_count` on: a position in the open tail, or its start."""
+        count = uint64("token_count", token_count)
+        with self._handle as sequence:
+            abi.check(self._library.pqc_sequence_truncate(sequence, count))
+
+    def describe(self) -> SequenceInfo:
+        info = abi.SequenceInfo()
+        with self._handle as sequence:
+            abi.check(self._library.pqc_sequence_describe(sequence, byref(info)))
+        made: SequenceInfo = from_c(SequenceInfo, info)
+        return made
+
+    # ---- Rows in
+
+    def ingest(self, layer: int, first_position: int, keys: ArrayLike, values: ArrayLike) -> None:
+        """Stores consecutive prefill tokens of one layer. All or nothing.
+
+        keys [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim]: any strides, read where they lie.
+        A range that is stored already is acknowledged; a gap, NaN and infinity are InvalidArgument.
+
+        Raises FailedPrecondition after build_index (then append), ResourceExhausted (the pool is full).
+        """
+        k, v = tensor("keys", keys), tensor("values", values)
+        number, first = uint32("layer", layer), uint64("first_position", first_position)
+        with self._handle as sequence:
+            abi.check(self._library.pqc_ingest(sequence, number, first, byref(k.c), byref(v.c)))
+
+    def append(self, first_position: int, layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> int:
+        """Appends new tokens to all stored layers at once; returns the sequence's token count.
+
+        layers: layer -> (keys, values), shaped as in ingest. A repeat is acknowledged, a gap InvalidArgument. The
+        codes of the nearest centroids are there when the call returns.
+        """
+        rows = (abi.LayerRows * len(layers))()
+        held: List[Any] = []
+        for row, (layer, (keys, values)) in zip(rows, layers.items()):
+            k, v = tensor(f"layers[{layer}].keys", keys), tensor(f"layers[{layer}].values", values)
+            held += [k, v]
+            row.struct_size, row.layer = ctypes.sizeof(abi.LayerRows), uint32("layer", layer)
+            row.keys, row.values = k.c, v.c
+        first, stored = uint64("first_position", first_position), ctypes.c_uint64()
+        with self._handle as sequence:
+            abi.check(self._library.pqc_append(sequence, first, rows, len(rows), byref(stored)))
+        return stored.value
+
+    # ---- Index
+
+    def build_index(self, index: Index = Index(), *, iterations: int = 0, seed: int = 0, train_tokens: int = 0,
+                    sink_tokens: int = 0, timeout_ms: int = 0,
+                    progress: Optional[Callable[[BuildProgress], Optional[bool]]] = None) -> None:
+        """Closes the prefill and builds the index of all layers.
+
+        iterations: of k-means; 0 = 10. seed: same rows, iterations and seed give the same index. train_tokens: sample
+        per epoch; 0 = all. sink_tokens: first tokens that are not trained on. timeout_ms: 0 = what the sidecar allows.
+        progress: called on this thread; False ends the build (raises Cancelled), and so does an exception, which
+        is raised again. A build that ends so leaves no trace, unless it was too late, which describe() tells.
+
+        Raises AlreadyExists (built twice), Cancelled, Aborted.
+        """
+        raised: List[BaseException] = []
+
+        def call(_: Any, pointer: Any) -> int:
+            assert progress is not None
+            try:
+                return 0 if progress(from_c(BuildProgress, pointer.contents)) is False else 1
+            except BaseException as error:  # KeyboardInterrupt too: nothing may pass through C
+                raised.append(error)
+                return 0
+
+        options = abi.BuildOptions(
+            index=index.c(), iterations=uint32("iterations", iterations), seed=uint64("seed", seed),
+            train_tokens=uint64("train_tokens", train_tokens), sink_tokens=uint64("sink_tokens", sink_tokens),
+            timeout_ms=uint32("timeout_ms", timeout_ms))
+        if progress is not None:
+            options.callback = abi.BuildCallback(call)
+        with self._handle as sequence:
+            status = self._library.pqc_build_index(sequence, byref(options))
+            if not raised:
+                abi.check(status)
+        if raised:
+            raise raised[0]
+
+    # ---- Rank, fetch, attend
+
+    def _group(self, layer: int) -> LayerGroup:
+        group = self._group_of.get(layer)
+        if group is None:
+            raise InvalidArgument(f"layer: the cache stores no layer {layer}")
+        return group
+
+    @staticmethod
+    def _query(layer: int, query_position: int, queries: ArrayLike) -> abi.Query:
+        borrowed = tensor("queries", queries)
+        query = abi.Query()
+        query.layer, query.query_position = uint32("layer", layer), uint64("query_position", query_position)
+        query.queries, query.owner = borrowed.c, borrowed
+        return query
+
+    def select(self, layer: int, query_position: int, queries: ArrayLike, selection: Selection) -> Selected:
+        """The positions of the best tokens: uint32 [kv_heads, count], ascending per kv head.
+
+        queries: [query_heads, key_dim], or [1, query_heads, key_dim]. query_position: absolute, of the query's token.
+
+        Raises FailedPrecondition (the index is not built), OutOfRange (a position that is not stored).
+        """
+        query = self._query(layer, query_position, queries)
+        terms, kv_heads = selection.c(), self._group(layer).kv_heads
+        out = abi.Positions()
+        capacity = kv_heads * selection.most_tokens(int(query.query_position) + 1)
+        while True:
+            positions = new_array((capacity,), np.uint32)
+            out.positions, out.capacity = positions.ctypes.data, capacity
+            with self._handle as sequence:
+                status = self._library.pqc_select(sequence, byref(query), byref(terms), byref(out))
+                needed = out.kv_heads * out.count
+                if status != 0 and needed <= capacity:
+                    raise abi.error_of(status)
+            if status == 0:
+                break
+            capacity = needed
+        chosen = positions[:needed].reshape(out.kv_heads, out.count)
+        return Selected(out.count, out.kv_heads, out.sink_tokens, out.window_tokens, chosen)
+
+    def attend(self, layer: int, query_position: int, queries: ArrayLike, selection: Selection, *,
+               out: Optional[Tuple[Any, Any]] = None) -> Attention:
+        """A partial attention over the selected tokens; merge it with that over sink and window.
+
+        queries, query_position: as in select. out: (output, lse) to write to, contiguous writable float32
+        [query_heads, value_dim] and [query_heads], numpy or torch on the CPU; new numpy arrays when not given.
+
+        Raises as select does.
+        """
+        query = self._query(layer, query_position, queries)
+        terms = selection.c()
+        attention, output, lse = self._attention(layer, out)
+        with self._handle as sequence:
+            abi.check(self._library.pqc_attend(sequence, byref(query), byref(terms), byref(attention)))
+        return self._attended(attention, output, lse)
+
+    def attend_positions(self, layer: int, query_position: int, queries: ArrayLike, positions: Any, *,
+                         out: Optional[Tuple[Any, Any]] = None) -> Attention:
+        """As attend, over given positions: integers [kv_heads, count], ascending per kv head.
+
+        Raises OutOfRange for a position that is not stored.
+        """
+        query = self._query(layer, query_position, queries)
+        chosen = positions_to_read("positions", positions, self._group(layer).kv_heads)
+        attention, output, lse = self._attention(layer, out)
+        with self._handle as sequence:
+            abi.check(self._library.pqc_attend_positions(sequence, byref(query), chosen.ctypes.data, chosen.shape[1],
+                                                         byref(attention)))
+        return self._attended(attention, output, lse)
+
+    def _attention(self, layer: int, out: Optional[Tuple[Any, Any]]) -> Tuple[abi.Attention, Any, Any]:
+        group = self._group(layer)
+        heads, dim = group.query_heads, group.value_dim
+        if out is None:
+            output: Any = np.empty((heads, dim), np.float32)
+            lse: Any = np.empty(heads, np.float32)
+        else:
+            output, lse = out
+        attention = abi.Attention()
+        attention.output, attention.output_capacity = floats_to_write("output", output, (heads, dim)), heads * dim
+        attention.lse, attention.lse_capacity = floats_to_write("lse", lse, (heads,)), heads
+        return attention, output, lse
+
+    @staticmethod
+    def _attended(attention: abi.Attention, output: Any, lse: Any) -> Attention:
+        chosen = attention.selected
+        return Attention(output, lse, Selected(chosen.count, chosen.kv_heads, chosen.sink_tokens, chosen.window_tokens))
+
+    def score(self, layer: int, query_position: int, queries: ArrayLike, tokens: Tuple[int, int],
+              index: Index = Index()) -> Scores:
+        """Logits of the tokens of [begin, end) under an index, and per query head their max and sum of exp."""
+        query = self._query(layer, query_position, queries)
+        begin, end = uint64("tokens.begin", tokens[0]), uint64("tokens.end", tokens[1])
+        heads = self._group(layer).query_heads
+        scores = Scores(new_array((heads, token_count(begin, end)), np.float32), np.empty(heads, np.float32),
+                        np.empty(heads, np.float32))
+        c = index.c()
+        with self._handle as sequence:
+            abi.check(self._library.pqc_score(
+                sequence, byref(query), byref(c), abi.TokenRange(begin, end), scores.logits.ctypes.data,
+                scores.logits.size, scores.max.ctypes.data, scores.sum_exp.ctypes.data))
+        return scores
+
+    def fetch_range(self, layer: int, tokens: Tuple[int, int], part: RowPart = RowPart.ROW, *,
+                    out: Optional[Any] = None) -> Any:
+        """Rows of the tokens [begin, end): [kv_heads, tokens, dim] of the cache's dtype.
+
+        dim is key_dim + value_dim, or that of the part. bfloat16 comes as numpy uint16; out, a contiguous writable
+        array of the cache's dtype, may be a torch tensor. Returns `out`, or a new numpy array.
+
+        Raises OutOfRange for tokens that are not stored.
+        """
+        layer = uint32("layer", layer)
+        begin, end = uint64("tokens.begin", tokens[0]), uint64("tokens.end", tokens[1])
+        rows, address, size = self._rows(layer, token_count(begin, end), part, out)
+        with self._handle as sequence:
+            abi.check(self._library.pqc_fetch_range(sequence, layer, abi.TokenRange(begin, end),
+                                                    member(RowPart, "part", part), address, size))
+        return rows
+
+    def fetch_tokens(self, layer: int, positions: Any, part: RowPart = RowPart.ROW, *,
+                     out: Optional[Any] = None) -> Any:
+        """Rows at positions [kv_heads, count]: [kv_heads, count, dim], as fetch_range gives them."""
+        layer = uint32("layer", layer)
+        chosen = positions_to_read("positions", positions, self._group(layer).kv_heads)
+        count = chosen.shape[1]
+        rows, address, size = self._rows(layer, count, part, out)
+        with self._handle as sequence:
+            abi.check(self._library.pqc_fetch_tokens(sequence, layer, chosen.ctypes.data, count,
+                                                     member(RowPart, "part", part), address, size))
+        return rows
+
+    def _rows(self, layer: int, count: int, part: RowPart, out: Optional[Any]) -> Tuple[Any, int, int]:
+        group = self._group(layer)
+        part = member(RowPart, "part", part)
+        dim = (group.key_dim if part != RowPart.VALUE else 0) + (group.value_dim if part != RowPart.KEY else 0)
+        shape = (group.kv_heads, count, dim)
+        dtype = numpy_dtype(group.dtype)
+        rows = new_array(shape, dtype) if out is None else out
+        address = rows_to_write("out", rows, group.dtype, shape)
+        return rows, address, group.kv_heads * count * dim * dtype.itemsize

@@ -1,0 +1,146 @@
+"""Statuses of calls, and one exception class for each."""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar, Dict, Type
+
+
+class Status(enum.IntEnum):
+    """The numbers of gRPC, as in pqc_status."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class Error(Exception):
+    """A call failed and changed nothing. `status` says how, `message` names the field and its limit."""
+
+    status: ClassVar[Status] = Status.UNKNOWN
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.status.name}: {self.message}"
+
+
+class Cancelled(Error):
+    """The caller ended the call, for example by a build's progress callback."""
+
+    status = Status.CANCELLED
+
+
+class Unknown(Error):
+    """A status that this version does not know."""
+
+    status = Status.UNKNOWN
+
+
+class InvalidArgument(Error):
+    """An argument is wrong, whatever the state of the sidecar."""
+
+    status = Status.INVALID_ARGUMENT
+
+
+class DeadlineExceeded(Error):
+    """The call did not end within its time."""
+
+    status = Status.DEADLINE_EXCEEDED
+
+
+class NotFound(Error):
+    """There is no such cache, sequence or layer, or it is another tenant's."""
+
+    status = Status.NOT_FOUND
+
+
+class AlreadyExists(Error):
+    """For example an index that is built already."""
+
+    status = Status.ALREADY_EXISTS
+
+
+class PermissionDenied(Error):
+    """The tenant or session must not do this."""
+
+    status = Status.PERMISSION_DENIED
+
+
+class ResourceExhausted(Error):
+    """Memory or a limit is used up; the message says by how much."""
+
+    status = Status.RESOURCE_EXHAUSTED
+
+
+class FailedPrecondition(Error):
+    """Not in this state: a closed handle, an index that is not built, a library that is not found."""
+
+    status = Status.FAILED_PRECONDITION
+
+
+class Aborted(Error):
+    """Another call is changing the sequence; repeat later."""
+
+    status = Status.ABORTED
+
+
+class OutOfRange(Error):
+    """A position beyond the stored tokens, or memory for the answer that is too small."""
+
+    status = Status.OUT_OF_RANGE
+
+
+class Unimplemented(Error):
+    """Known to the interface and not in this version, such as tensors on CUDA devices."""
+
+    status = Status.UNIMPLEMENTED
+
+
+class Internal(Error):
+    """A defect of pqcached."""
+
+    status = Status.INTERNAL
+
+
+class Unavailable(Error):
+    """Nobody listens, or the session is lost: open a new client."""
+
+    status = Status.UNAVAILABLE
+
+
+class DataLoss(Error):
+    """Stored bytes are damaged."""
+
+    status = Status.DATA_LOSS
+
+
+class Unauthenticated(Error):
+    """The session's token is missing or unknown."""
+
+    status = Status.UNAUTHENTICATED
+
+
+ERRORS: Dict[int, Type[Error]] = {
+    int(error.status): error
+    for error in (
+        Cancelled, Unknown, InvalidArgument, DeadlineExceeded, NotFound, AlreadyExists, PermissionDenied,
+        ResourceExhausted, FailedPrecondition, Aborted, OutOfRange, Unimplemented, Internal, Unavailable, DataLoss,
+        Unauthenticated)
+}

@@ -1,0 +1,120 @@
+"""Handles of the C ABI, safe to close at any time, from any thread, in any order.
+
+The library wants no handle closed while a call uses it, and a call on a sequence uses its client too. So calls are
+counted, on the handle and on its client's, and a handle that is closed under a call is given back when the call ends.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Callable, Optional
+
+from . import _abi as abi
+from ._errors import FailedPrecondition
+
+_forks = 0  # a child must not use, nor close, what its parent has opened
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class Handle:
+    """`with handle as pointer:` counts a call. Thread-safe."""
+
+    __slots__ = ("_what", "_pointer", "_close", "_root", "_lock", "_forks", "_calls", "_closed", "_taken",
+                 "_giving_back")
+
+    def __init__(self, what: str, pointer: int, close: Callable[[int], Any], client: Optional["Handle"] = None) -> None:
+        self._what, self._pointer, self._close = what, pointer, close
+        self._root = client._root if client is not None else self
+        # Reentrant: the garbage collector may close a handle in the thread that holds the lock. It adds to the counts
+        # no more than it takes away again.
+        self._lock: Any = client._lock if client is not None else threading.RLock()
+        self._forks = _forks
+        self._calls = 0
+        self._closed = False
+        self._taken = False
+        self._giving_back = threading.RLock()  # held from _take to the end of _give_back
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._root._closed
+
+    def __enter__(self) -> int:
+        abi.forget_reason()
+        if self._forks != _forks:
+            raise FailedPrecondition(f"{self._what}: opened before a fork; a child needs a client of its own")
+        root = self._root
+        with self._lock:
+            if self._closed:
+                raise FailedPrecondition(f"{self._what}: it is closed")
+            if root._closed:
+                raise FailedPrecondition("client: it is closed")
+            self._calls += 1
+            if root is not self:
+                root._calls += 1
+        return self._pointer
+
+    def __exit__(self, *_: Any) -> None:
+        self._end_call()
+
+    def _end_call(self) -> None:
+        root = self._root
+        with self._lock:
+            self._calls -= 1
+            own = self._take()
+            if not own and root is not self:  # else the call on the client ends below
+                root._calls -= 1
+            clients = not own and root is not self and root._take()
+        if own:
+            self._give_back()
+        if clients:
+            root._give_back()
+
+    def _take(self) -> bool:
+        """Whether the caller, who holds the lock, has to give the handle back now: true once."""
+        if not self._closed or self._calls or self._taken:
+            return False
+        self._taken = True
+        self._giving_back.acquire()
+        return True
+
+    def close(self) -> Any:
+        """Closes now, or when the calls under way end; again is fine.
+
+        Returns what the library's function returns, None where it was not called.
+        """
+        if self._forks != _forks:
+            return None
+        with self._lock:
+            self._closed = True
+            if not self._take():
+                return None
+            if self._root is not self:
+                self._root._calls += 1
+        return self._give_back()
+
+    def _give_back(self) -> Any:
+        """Of a handle that was taken, as a call on its client, which is counted already."""
+        root = self._root
+        if root is not self and root._taken:
+            with root._giving_back:  # the client is being closed, or was: not both at once
+                pass
+        try:
+            return self._close(self._pointer)
+        finally:
+            self._giving_back.release()
+            if root is not self:
+                root._end_call()
+
+    def close_unseen(self) -> None:
+        """For the garbage collector, which may come between a call that failed and the question why."""
+        abi.keep_reason()
+        self.close()
+        abi.library().pqc_sequence_drop(None)  # leaves no reason behind

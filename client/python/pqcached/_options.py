@@ -1,0 +1,213 @@
+"""What callers say and are told, as plain values. Shapes are in brackets, counts are tokens unless named otherwise."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+import numpy as np
+
+from . import _abi as abi
+from ._arguments import MAX_TOKENS, member, number, uint32, uint64
+from ._arrays import floats_to_read, floats_to_write
+from ._enums import BudgetKind, DType, GroupRule, IndexKind, LayerKind, RopeLayout
+from ._errors import InvalidArgument
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """What ranks the tokens. The default is the cache's default index."""
+
+    kind: IndexKind = IndexKind.DEFAULT
+    subspaces: int = 0  # pq: m in 1, 2, 4, 8, 16; divides key_dim
+    bits: int = 0  # pq: b in 4..8
+
+    @staticmethod
+    def pq(subspaces: int, bits: int) -> "Index":
+        return Index(IndexKind.PQ, subspaces, bits)
+
+    @staticmethod
+    def flat() -> "Index":
+        return Index(IndexKind.FLAT)
+
+    def c(self) -> abi.Index:
+        return abi.Index(kind=member(IndexKind, "index.kind", self.kind),
+                         subspaces=uint32("index.subspaces", self.subspaces), bits=uint32("index.bits", self.bits))
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerGroup:
+    """Layers of one shape. Query head h reads kv head h / (query_heads / kv_heads)."""
+
+    layers: Sequence[int]  # absolute numbers, ascending, < 1024
+    kv_heads: int  # 1..256
+    query_heads: int  # a multiple of kv_heads, at most 1024
+    key_dim: int  # 32..256, a multiple of 8
+    value_dim: int  # likewise
+    dtype: DType = DType.F16  # of the stored rows; what is ingested may have another
+    kind: LayerKind = LayerKind.SELECTED
+    softmax_scale: float = 0.0  # 0 = 1 / sqrt(key_dim)
+    softcap: float = 0.0  # 0 = none
+    rope_layout: RopeLayout = RopeLayout.UNKNOWN
+    rope_theta: float = 0.0
+    rotary_dim: int = 0
+    window_tokens: int = 0  # LayerKind.WINDOW only
+
+    def __post_init__(self) -> None:
+        for name, kind in (("kind", LayerKind), ("dtype", DType), ("rope_layout", RopeLayout)):
+            object.__setattr__(self, name, member(kind, name, getattr(self, name)))  # an int will do
+
+    def c(self) -> abi.LayerGroup:
+        layers = [uint32("layers", layer) for layer in self.layers]
+        return abi.LayerGroup(
+            kind=self.kind, layers=(ctypes.c_uint32 * len(layers))(*layers),
+            layer_count=len(layers), kv_heads=uint32("kv_heads", self.kv_heads),
+            query_heads=uint32("query_heads", self.query_heads), key_dim=uint32("key_dim", self.key_dim),
+            value_dim=uint32("value_dim", self.value_dim), dtype=self.dtype,
+            softmax_scale=number("softmax_scale", self.softmax_scale), softcap=number("softcap", self.softcap),
+            rope_layout=self.rope_layout, rope_theta=number("rope_theta", self.rope_theta), rotary_dim=uint32("rotary_dim", self.rotary_dim),
+            window_tokens=uint32("window_tokens", self.window_tokens))
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Which tokens to choose. With n = query_position + 1 tokens of context, the engine itself attends to the sink
+    [0, sink_tokens) and the window [n - window_tokens, n); of the rest, less `excluded`, the best are selected. The
+    budget counts all three: say either `ratio` or `token_count`.
+
+    Raises InvalidArgument when neither or both are said.
+    """
+
+    ratio: Optional[float] = None  # in (0, 1], of n
+    token_count: Optional[int] = None  # in [sink + window + 1, all that may be attended]
+    sink_tokens: int = 0
+    window_tokens: int = 0
+    index: Index = Index()
+    rule: GroupRule = GroupRule.SUM_SOFTMAX
+    # [begin, end), ascending, disjoint, at most 16: masked, neither attended nor counted.
+    excluded: Sequence[Tuple[int, int]] = ()
+
+    def __post_init__(self) -> None:
+        if (self.ratio is None) == (self.token_count is None):
+            raise InvalidArgument("selection: either ratio or token_count has to be said")
+        self.c()
+
+    def c(self) -> abi.Selection:
+        made: Optional[abi.Selection] = self.__dict__.get("_c")
+        if made is None:
+            made = self._to_c()
+            object.__setattr__(self, "_c", made)
+        return made
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_c"}
+
+    def _to_c(self) -> abi.Selection:
+        ranges = [abi.TokenRange(uint64("excluded.begin", begin), uint64("excluded.end", end))
+                  for begin, end in self.excluded]
+        c = abi.Selection(index=self.index.c(), rule=member(GroupRule, "rule", self.rule),
+                          sink_tokens=uint64("sink_tokens", self.sink_tokens),
+                          window_tokens=uint64("window_tokens", self.window_tokens), excluded_count=len(ranges))
+        if ranges:
+            c.excluded = (abi.TokenRange * len(ranges))(*ranges)
+        if self.token_count is not None:
+            c.budget, c.token_count = BudgetKind.COUNT, uint64("token_count", self.token_count)
+        else:
+            c.budget, c.ratio = BudgetKind.RATIO, number("ratio", self.ratio)
+        return c
+
+    def most_tokens(self, context_tokens: int) -> int:
+        """No more than this are selected per kv head."""
+        limit = min(context_tokens, MAX_TOKENS)
+        if self.token_count is not None:
+            return min(limit, self.token_count)
+        ratio = number("ratio", self.ratio)
+        return min(limit, int(ratio * limit) + 1) if 0 < ratio <= 1 else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildProgress:
+    """Of one layer of a build, after an iteration or when it is done."""
+
+    layer: int
+    layers_done: int
+    layer_count: int
+    epoch: int
+    epoch_count: int
+    iterations: int
+    inertia: float  # mean squared distance key - centroids
+    seconds: float  # since the build began
+    index_bytes: int  # of this layer
+    codebook_bytes: int  # of this layer
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceInfo:
+    token_count: int  # complete over all stored layers
+    row_bytes: int  # content of the stored rows
+    index_bytes: int  # codes and counts
+    codebook_bytes: int  # centroids
+    used_bytes: int  # held in the pool
+    segment_count: int
+    index_count: int
+
+
+def from_c(kind: Any, c: Any) -> Any:
+    """The plain value of a struct whose fields have the same names."""
+    return kind(**{field.name: getattr(c, field.name) for field in dataclasses.fields(kind)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Selected:
+    """What a selection chose."""
+
+    count: int  # per kv head
+    kv_heads: int
+    sink_tokens: int  # what the engine attends by itself
+    window_tokens: int
+    positions: Optional[np.ndarray[Any, Any]] = None  # uint32 [kv_heads, count], ascending; None when not asked for
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """A partial attention over the selected tokens."""
+
+    output: Any  # float32 [query_heads, value_dim]; zeros where nothing was selected
+    lse: Any  # float32 [query_heads], natural log of the sum of exp of the scaled logits; -inf where nothing was
+    selected: Selected
+
+    def merge(self, output: Any, lse: Any) -> "Attention":
+        """Makes this, in place, the attention over both token sets, which have to be disjoint; returns it.
+
+        output, lse: float32 of this one's shapes, contiguous: the engine's own part over sink and window.
+        """
+        merge(self.output, self.lse, output, lse)
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    logits: np.ndarray[Any, Any]  # float32 [query_heads, tokens], scaled
+    max: np.ndarray[Any, Any]  # float32 [query_heads]
+    sum_exp: np.ndarray[Any, Any]  # float32 [query_heads], of exp(logit - max)
+
+
+def merge(output_a: Any, lse_a: Any, output_b: Any, lse_b: Any) -> None:
+    """Merges partial attention b into a, in place: lse_a = log(exp(lse_a) + exp(lse_b)), outputs weighted accordingly.
+
+    output_a, output_b: float32 [..., dim]; lse_a, lse_b: float32 [...]; contiguous numpy arrays or CPU torch tensors;
+    those of a writable. The token sets have to be disjoint; -inf in an lse stands for no tokens.
+
+    Raises TypeError (kind of array, dtype), InvalidArgument (shapes, not contiguous, not writable).
+    """
+    shape = tuple(getattr(output_a, "shape", ()))
+    if not shape:
+        raise InvalidArgument("output_a: must have at least one dimension")
+    addresses = (floats_to_write("output_a", output_a, shape), floats_to_write("lse_a", lse_a, shape[:-1]),
+                 floats_to_read("output_b", output_b, shape), floats_to_read("lse_b", lse_b, shape[:-1]))
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    abi.forget_reason()
+    abi.check(abi.library().pqc_merge(uint32("rows", rows), uint32("dim", shape[-1]), *addresses))

@@ -1,0 +1,282 @@
+"""Arrays go in by address, with their strides, or are refused before the library is called. Usage: arrays_test.py BUILD"""
+
+import ctypes
+import unittest
+
+import numpy as np
+
+import daemon  # noqa: F401  (finds pqcached)
+import pqcached
+from pqcached import DType, Tensor, merge
+from pqcached._arrays import floats_to_write, rows_to_write
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+needs_torch = unittest.skipIf(torch is None, "torch is not installed (Debian: python3-torch)")
+
+
+def address_of(array):
+    return array.__array_interface__["data"][0]
+
+
+def what_c_sees(tensor):
+    """The elements of a pqc_tensor, read through its pointer and strides as the library does."""
+    c, width = tensor.c, 4 if tensor.dtype is DType.F32 else 2
+    shape = [c.shape[i] for i in range(c.ndim)]
+    strides = [c.strides[i] for i in range(c.ndim)] if c.strides else None
+    if strides is None:
+        strides, step = [], 1
+        for size in reversed(shape):
+            strides.insert(0, step)
+            step *= size
+    numbers = {2: np.uint16, 4: np.uint32}[width]
+    out = np.empty(shape, numbers)
+    for place in np.ndindex(*shape):
+        offset = sum(i * stride for i, stride in zip(place, strides)) * width
+        out[place] = int.from_bytes(ctypes.string_at(c.ptr + offset, width), "little")
+    return out
+
+
+class Dlpack:
+    """A producer of DLPack capsules of any kind, with nothing else."""
+
+    def __init__(self, array, device=1, code=2, bits=None, strides=True, byte_offset=0, lanes=1):
+        self.array, self.deleted = array, 0
+        self.device, self.code, self.bits, self.lanes = device, code, bits or array.itemsize * 8, lanes
+        self.strides, self.byte_offset = strides, byte_offset
+
+    def __dlpack_device__(self):
+        return self.device, 0
+
+    def __dlpack__(self, stream=None):
+        from pqcached._arrays import _DLTensor
+        array = self.array
+        shape = (ctypes.c_int64 * array.ndim)(*array.shape)
+        strides = (ctypes.c_int64 * array.ndim)(*(stride // array.itemsize for stride in array.strides))
+        held = _DLTensor(data=address_of(array) - self.byte_offset, device_type=self.device, ndim=array.ndim,
+                         code=self.code, bits=self.bits, lanes=self.lanes, shape=shape,
+                         strides=strides if self.strides else None, byte_offset=self.byte_offset)
+        self.held = (held, shape, strides)
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(held), b"dltensor", None)
+
+
+class NumpyTest(unittest.TestCase):
+    def setUp(self):
+        self.array = np.random.default_rng(0).standard_normal((4, 3, 8)).astype(np.float32)
+
+    def check(self, view):
+        tensor = Tensor(view)
+        self.assertEqual(tensor.c.ptr, address_of(view))
+        self.assertEqual(tensor.shape, view.shape)
+        np.testing.assert_array_equal(what_c_sees(tensor), np.ascontiguousarray(view).view(np.uint32))
+        return tensor
+
+    def test_contiguous_arrays_have_no_strides(self):
+        self.assertIsNone(self.check(self.array).strides)
+
+    def test_views_pass_their_strides_and_nothing_is_copied(self):
+        for view in (self.array.transpose(1, 0, 2), self.array[:, ::2], self.array[1:, :, 3:], self.array[::-1],
+                     self.array[:, :, ::-2], np.broadcast_to(self.array[:1], (5, 3, 8)), self.array.T):
+            with self.subTest(strides=view.strides):
+                self.assertIs(view.base is not None, True)
+                tensor = self.check(view)
+                self.assertEqual(tensor.strides, tuple(stride // 4 for stride in view.strides))
+
+    def test_changes_after_the_tensor_was_made_are_seen(self):
+        tensor = Tensor(self.array.transpose(2, 0, 1))
+        before = what_c_sees(tensor)
+        self.array[...] = 1.5
+        self.assertNotEqual(before[0, 0, 0], what_c_sees(tensor)[0, 0, 0])
+        self.assertEqual(what_c_sees(tensor)[0, 0, 0], np.float32(1.5).view(np.uint32))
+
+    def test_empty_and_read_only_arrays_may_be_read(self):
+        self.array.flags.writeable = False
+        self.check(self.array)
+        self.assertEqual(Tensor(self.array[:0]).shape, (0, 3, 8))
+
+    def test_dtypes_are_the_arrays_own(self):
+        self.assertIs(Tensor(self.array).dtype, DType.F32)
+        self.assertIs(Tensor(self.array.astype(np.float16)).dtype, DType.F16)
+        self.assertIs(Tensor(self.array.astype(np.uint16), dtype=DType.BF16).dtype, DType.BF16)
+        self.assertIs(Tensor(self.array, dtype=DType.F32).dtype, DType.F32)
+
+    def test_other_dtypes_are_refused(self):
+        for dtype in (np.float64, np.int32, np.complex64, ">f4", np.int16, object):
+            with self.subTest(dtype=dtype), self.assertRaisesRegex(TypeError, "keys: dtype .*; must be float16"):
+                Tensor(np.zeros((2, 2), dtype), name="keys")
+        with self.assertRaisesRegex(TypeError, "16-bit integers"):
+            Tensor(self.array.astype(np.uint16))
+        with self.assertRaisesRegex(TypeError, "16-bit integers"):
+            Tensor(self.array.astype(np.uint16), dtype=DType.F16)
+        with self.assertRaisesRegex(TypeError, "dtype F32, but BF16 is said"):
+            Tensor(self.array, dtype=DType.BF16)
+        with self.assertRaises(pqcached.InvalidArgument):
+            Tensor(self.array, dtype=9)
+
+    def test_what_is_no_array_is_refused(self):
+        for other in ([[1.0, 2.0]], 3.5, None, "keys", b"bytes", object()):
+            with self.assertRaisesRegex(TypeError, "queries: .*; must be a numpy array"):
+                Tensor(other, name="queries")
+
+    def test_strides_must_be_whole_elements(self):
+        packed = np.zeros(6, dtype=[("a", np.uint8), ("b", np.float32)])
+        with self.assertRaisesRegex(pqcached.InvalidArgument, "keys.strides"):
+            Tensor(packed["b"], name="keys")
+
+    def test_more_than_four_dimensions_are_refused(self):
+        with self.assertRaisesRegex(pqcached.InvalidArgument, "ndim: 5"):
+            Tensor(np.zeros((1, 1, 1, 1, 1), np.float32))
+
+    def test_objects_with_an_array_interface_are_viewed(self):
+        class Holder:
+            def __init__(self, array):
+                self.__array_interface__ = array.__array_interface__
+
+        view = self.array.transpose(1, 0, 2)
+        tensor = Tensor(Holder(view))
+        self.assertEqual((tensor.c.ptr, tensor.shape), (address_of(view), view.shape))
+        np.testing.assert_array_equal(what_c_sees(tensor), np.ascontiguousarray(view).view(np.uint32))
+
+
+class DlpackTest(unittest.TestCase):
+    def setUp(self):
+        self.array = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+
+    def test_capsules_are_read_where_they_point(self):
+        view = self.array.transpose(1, 0, 2)
+        for producer in (Dlpack(view), Dlpack(view, byte_offset=64), Dlpack(view, device=3)):
+            tensor = Tensor(producer)
+            self.assertEqual((tensor.c.ptr, tensor.shape), (address_of(view), view.shape))
+            np.testing.assert_array_equal(what_c_sees(tensor), np.ascontiguousarray(view).view(np.uint32))
+        self.assertIsNone(Tensor(Dlpack(self.array, strides=False)).strides)
+
+    def test_dtypes(self):
+        half = self.array.astype(np.float16)
+        self.assertIs(Tensor(Dlpack(half)).dtype, DType.F16)
+        self.assertIs(Tensor(Dlpack(half, code=4)).dtype, DType.BF16)
+        self.assertIs(Tensor(Dlpack(half, code=1), dtype=DType.BF16).dtype, DType.BF16)
+        for code, bits, lanes in ((2, 64, 1), (0, 32, 1), (1, 8, 1), (2, 32, 4)):
+            with self.assertRaisesRegex(TypeError, "of DLPack"):
+                Tensor(Dlpack(self.array, code=code, bits=bits, lanes=lanes))
+
+    def test_devices(self):
+        self.assertIs(Tensor(Dlpack(self.array, device=2)).device, pqcached.Device.CUDA)
+        with self.assertRaisesRegex(TypeError, "DLPack device 10"):
+            Tensor(Dlpack(self.array, device=10))
+
+    def test_the_memory_lives_as_long_as_the_tensor(self):
+        tensor = Tensor(np.arange(100000, dtype=np.float32).reshape(100, 1000))
+        self.assertEqual(what_c_sees(tensor)[99, 999], np.float32(99999).view(np.uint32))
+
+
+@needs_torch
+class TorchTest(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(0)
+        self.array = torch.randn(4, 3, 8)
+
+    def check(self, view):
+        tensor = Tensor(view)
+        self.assertEqual(tensor.c.ptr, view.data_ptr())
+        self.assertEqual(tensor.shape, tuple(view.shape))
+        bits = view.detach().contiguous().view(torch.int16 if view.element_size() == 2 else torch.int32).numpy()
+        np.testing.assert_array_equal(what_c_sees(tensor).view(bits.dtype), bits)
+        return tensor
+
+    def test_views_pass_their_strides_and_nothing_is_copied(self):
+        self.assertIsNone(self.check(self.array).strides)
+        for view in (self.array.transpose(0, 1), self.array[:, ::2], self.array[1:, :, 3:],
+                     self.array[:1].expand(5, 3, 8), torch.nn.Parameter(self.array).transpose(1, 2)):
+            with self.subTest(stride=view.stride()):
+                self.assertEqual(self.check(view).strides, tuple(view.stride()))
+
+    def test_dtypes_are_the_tensors_own(self):
+        self.assertIs(self.check(self.array).dtype, DType.F32)
+        self.assertIs(self.check(self.array.half()).dtype, DType.F16)
+        self.assertIs(self.check(self.array.bfloat16().transpose(0, 1)).dtype, DType.BF16)
+        for dtype in (torch.float64, torch.int16, torch.int32, torch.bool):
+            with self.assertRaisesRegex(TypeError, "array: dtype torch"):
+                Tensor(self.array.to(dtype))
+
+    def test_other_layouts_and_devices_are_refused(self):
+        with self.assertRaisesRegex(TypeError, "plain strided"):
+            Tensor(self.array[0].to_sparse())
+        with self.assertRaisesRegex(TypeError, "on device meta"):
+            Tensor(torch.empty(2, 2, device="meta"))
+
+    def test_outputs(self):
+        self.assertEqual(floats_to_write("out", self.array, (4, 3, 8)), self.array.data_ptr())
+        half = self.array.bfloat16()
+        self.assertEqual(rows_to_write("out", half, DType.BF16, (4, 3, 8)), half.data_ptr())
+        with self.assertRaisesRegex(TypeError, "must be float32"):
+            floats_to_write("out", half, (4, 3, 8))
+        with self.assertRaisesRegex(TypeError, "must be float16"):
+            rows_to_write("out", half, DType.F16, (4, 3, 8))
+        with self.assertRaisesRegex(TypeError, "on device meta"):
+            floats_to_write("out", torch.empty(2, device="meta"), (2,))
+        for wrong in (self.array.transpose(0, 1), torch.nn.Parameter(self.array)):
+            with self.assertRaises(pqcached.InvalidArgument):
+                floats_to_write("out", wrong, tuple(wrong.shape))
+
+
+class OutputTest(unittest.TestCase):
+    def test_outputs_are_checked_before_the_call(self):
+        read_only = np.zeros((2, 3), np.float32)
+        read_only.flags.writeable = False
+        for array, error, reason in (
+                (np.zeros((2, 3)), TypeError, "output: dtype float64; must be float32"),
+                (np.zeros((2, 3), ">f4"), TypeError, "output: dtype >f4"),
+                ([[0.0] * 3] * 2, TypeError, "output: list; must be a numpy array"),
+                (np.zeros((3, 2), np.float32), pqcached.InvalidArgument, r"output.shape: \(3, 2\), must be \(2, 3\)"),
+                (np.zeros((3, 2), np.float32).T, pqcached.InvalidArgument, "output: must be contiguous"),
+                (read_only, pqcached.InvalidArgument, "output: must be writable")):
+            with self.assertRaisesRegex(error, reason):
+                floats_to_write("output", array, (2, 3))
+
+
+class MergeTest(unittest.TestCase):
+    def partial(self, seed, rows=6, dim=5):
+        random = np.random.default_rng(seed)
+        return random.standard_normal((rows, dim)).astype(np.float32), random.standard_normal(rows).astype(np.float32)
+
+    def check(self, wrap):
+        (output_a, lse_a), (output_b, lse_b) = self.partial(1), self.partial(2)
+        total = np.logaddexp(lse_a, lse_b)
+        expected = output_a * np.exp(lse_a - total)[:, None] + output_b * np.exp(lse_b - total)[:, None]
+        before = output_b.copy()
+        merge(wrap(output_a), wrap(lse_a), wrap(output_b), wrap(lse_b))
+        np.testing.assert_allclose(output_a, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(lse_a, total, rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(output_b, before)
+
+    def test_merges_in_place(self):
+        self.check(lambda array: array)
+
+    @needs_torch
+    def test_merges_torch_tensors_in_place(self):
+        self.check(torch.from_numpy if torch else None)
+
+    def test_nothing_attended_changes_nothing(self):
+        output, lse = self.partial(3)
+        expected = output.copy(), lse.copy()
+        merge(output, lse, np.zeros_like(output), np.full_like(lse, -np.inf))
+        np.testing.assert_allclose(output, expected[0], rtol=1e-6)
+        np.testing.assert_allclose(lse, expected[1], rtol=1e-6)
+
+    def test_shapes_must_fit(self):
+        output, lse = self.partial(4)
+        for arguments in ((output, lse[1:], output, lse), (output, lse, output[1:], lse), (output, lse, output, lse[1:]),
+                          (output, lse, output.T, lse), (None, lse, output, lse)):
+            with self.assertRaises(pqcached.InvalidArgument):
+                merge(*arguments)
+        with self.assertRaises(TypeError):
+            merge(output, lse, output.astype(np.float16), lse)
+
+
+if __name__ == "__main__":
+    unittest.main()

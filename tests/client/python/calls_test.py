@@ -1,0 +1,413 @@
+"""The calls against a real daemon: right answers, and what is refused. Usage: calls_test.py BUILD"""
+
+import threading
+import unittest
+
+import numpy as np
+
+from daemon import KEY_DIM, KV_HEADS, QUERY_HEADS, VALUE_DIM, DaemonTest, Layer, group  # finds pqcached: first
+
+import pqcached
+from pqcached import DType, Index, RowPart, Selection, Tensor
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+needs_torch = unittest.skipIf(torch is None, "torch is not installed (Debian: python3-torch)")
+
+TOKENS = 700
+FLAT = Selection(ratio=0.2, sink_tokens=4, window_tokens=32, index=Index.flat())
+
+
+def to_bf16(array):
+    """The nearest bfloat16 of each number, as uint16."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+class CallsTest(DaemonTest):
+    def setUp(self):
+        self.layer = Layer(TOKENS)
+
+    def filled(self, **named):
+        sequence = self.sequence(**named)
+        sequence.ingest(0, 0, self.layer.keys, self.layer.values)
+        return sequence
+
+    def test_flat_selects_the_best_and_attends_to_them(self):
+        sequence = self.filled()
+        chosen = sequence.select(0, TOKENS - 1, self.layer.queries, FLAT)
+        self.assertEqual((chosen.kv_heads, chosen.sink_tokens, chosen.window_tokens), (KV_HEADS, 4, 32))
+        self.assertEqual(chosen.positions.shape, (KV_HEADS, chosen.count))
+        np.testing.assert_array_equal(chosen.positions,
+                                      self.layer.best(np.arange(4, TOKENS - 32), chosen.count))
+        attention = sequence.attend(0, TOKENS - 1, self.layer.queries, FLAT)
+        self.assertEqual(attention.selected.count, chosen.count)
+        self.check_attention(attention, chosen.positions)
+
+    def check_attention(self, attention, positions, keys=None, values=None, tolerance=1e-4):
+        output, lse = self.layer.attend(positions, keys, values)
+        np.testing.assert_allclose(np.asarray(attention.output), output, atol=tolerance)
+        np.testing.assert_allclose(np.asarray(attention.lse), lse, atol=tolerance)
+
+    def test_all_tokens_merged_with_the_ends_are_full_attention(self):
+        sequence = self.filled()
+        sequence.build_index(Index.pq(2, 6), sink_tokens=4)
+        attention = sequence.attend(0, TOKENS - 1, self.layer.queries,
+                                    Selection(ratio=1.0, sink_tokens=4, window_tokens=32))
+        ends = [np.r_[0:4, TOKENS - 32:TOKENS]] * KV_HEADS
+        own = [np.ascontiguousarray(part, np.float32) for part in self.layer.attend(ends)]
+        self.assertIs(attention.merge(*own), attention)
+        self.check_attention(attention, [np.arange(TOKENS)] * KV_HEADS)
+
+    def test_views_of_any_strides_are_stored_as_they_read(self):
+        by_head = np.ascontiguousarray(self.layer.keys.transpose(1, 0, 2))  # [kv_heads, tokens, dim], as engines have it
+        rows = np.concatenate([self.layer.values[::-1], self.layer.values[::-1]], axis=2)
+        sequence = self.sequence()
+        sequence.ingest(0, 0, by_head.transpose(1, 0, 2), rows[::-1, :, VALUE_DIM:])
+        fetched = sequence.fetch_range(0, (0, TOKENS))
+        self.assertEqual(fetched.shape, (KV_HEADS, TOKENS, KEY_DIM + VALUE_DIM))
+        np.testing.assert_array_equal(fetched[:, :, :KEY_DIM], by_head)
+        np.testing.assert_array_equal(fetched[:, :, KEY_DIM:], self.layer.values.transpose(1, 0, 2))
+
+    def test_queries_may_be_views_too(self):
+        sequence = self.filled()
+        spread = np.repeat(self.layer.queries, 2, axis=1)[::-1][::-1, ::2]
+        self.assertFalse(spread.flags.c_contiguous)
+        chosen = sequence.select(0, TOKENS - 1, spread, FLAT)
+        np.testing.assert_array_equal(
+            chosen.positions, sequence.select(0, TOKENS - 1, self.layer.queries[None], FLAT).positions)
+
+    def test_half_precision_rows(self):
+        keys, values = self.layer.keys.astype(np.float16), self.layer.values.astype(np.float16)
+        sequence = self.sequence(dtype=DType.F16)
+        sequence.ingest(0, 0, keys, values)
+        fetched = sequence.fetch_range(0, (5, 9), RowPart.KEY)
+        self.assertEqual(fetched.dtype, np.float16)
+        np.testing.assert_array_equal(fetched, keys[5:9].transpose(1, 0, 2))
+        attention = sequence.attend(0, TOKENS - 1, self.layer.queries, FLAT)
+        positions = sequence.select(0, TOKENS - 1, self.layer.queries, FLAT).positions
+        self.check_attention(attention, positions, keys, values, tolerance=1e-2)
+
+    def test_bfloat16_in_arrays_of_uint16(self):
+        keys, values = to_bf16(self.layer.keys), to_bf16(self.layer.values)
+        sequence = self.sequence(dtype=DType.BF16)
+        sequence.ingest(0, 0, Tensor(keys, dtype=DType.BF16), Tensor(values, dtype=DType.BF16))
+        fetched = sequence.fetch_tokens(0, [[3, 600], [0, 1]], RowPart.VALUE)
+        self.assertEqual(fetched.dtype, np.uint16)
+        np.testing.assert_array_equal(fetched[0], values[[3, 600], 0])
+        np.testing.assert_array_equal(fetched[1], values[[0, 1], 1])
+        queries = Tensor(to_bf16(self.layer.queries), dtype=DType.BF16)
+        self.layer.queries = from_bf16(to_bf16(self.layer.queries))
+        positions = sequence.select(0, TOKENS - 1, queries, FLAT).positions
+        self.check_attention(sequence.attend(0, TOKENS - 1, queries, FLAT), positions, from_bf16(keys),
+                             from_bf16(values), tolerance=2e-2)
+
+    @needs_torch
+    def test_torch_tensors_in_and_out(self):
+        for torch_dtype, dtype in ((torch.float32, DType.F32), (torch.float16, DType.F16),
+                                   (torch.bfloat16, DType.BF16)):
+            with self.subTest(dtype=dtype):
+                # [batch, kv_heads, tokens, dim], as transformers has it
+                keys = torch.from_numpy(self.layer.keys).to(torch_dtype).transpose(0, 1).contiguous()[None]
+                values = torch.from_numpy(self.layer.values).to(torch_dtype).transpose(0, 1).contiguous()[None]
+                queries = torch.from_numpy(self.layer.queries).requires_grad_()
+                sequence = self.sequence(dtype=dtype)
+                sequence.ingest(0, 0, keys[0].transpose(0, 1), values[0].transpose(0, 1))
+                rows = torch.empty(KV_HEADS, TOKENS, KEY_DIM, dtype=torch_dtype)
+                self.assertIs(sequence.fetch_range(0, (0, TOKENS), RowPart.KEY, out=rows), rows)
+                self.assertTrue(torch.equal(rows, keys[0]))
+                out = torch.empty(QUERY_HEADS, VALUE_DIM), torch.empty(QUERY_HEADS)
+                attention = sequence.attend(0, TOKENS - 1, queries, FLAT, out=out)
+                self.assertIs(attention.output, out[0])
+                expected = sequence.attend(0, TOKENS - 1, self.layer.queries, FLAT)
+                np.testing.assert_array_equal(out[0].numpy(), expected.output)
+                np.testing.assert_array_equal(out[1].numpy(), expected.lse)
+
+    def test_outputs_are_written_where_the_caller_says(self):
+        sequence = self.filled()
+        memory = np.zeros(QUERY_HEADS * (VALUE_DIM + 1), np.float32)
+        output, lse = memory[QUERY_HEADS:].reshape(QUERY_HEADS, VALUE_DIM), memory[:QUERY_HEADS]
+        attention = sequence.attend(0, TOKENS - 1, self.layer.queries, FLAT, out=(output, lse))
+        self.assertIs(attention.output, output)
+        self.assertTrue(memory.all())
+
+    def test_given_positions(self):
+        sequence = self.filled()
+        positions = [[1, 5, 300], [0, 699, 699]]
+        with self.fails(pqcached.InvalidArgument, "positions"):
+            sequence.attend_positions(0, TOKENS - 1, self.layer.queries, positions)
+        positions[1] = [0, 7, 699]
+        for kind in (list, lambda p: np.array(p, np.int64), lambda p: np.asfortranarray(np.array(p, np.uint32))):
+            self.check_attention(sequence.attend_positions(0, TOKENS - 1, self.layer.queries, kind(positions)),
+                                 positions)
+
+    def test_scores_are_the_scaled_logits(self):
+        sequence = self.filled()
+        scores = sequence.score(0, TOKENS - 1, self.layer.queries, (10, 500), Index.flat())
+        logits = self.layer.logits()[:, 10:500]
+        np.testing.assert_allclose(scores.logits, logits, atol=1e-4)
+        np.testing.assert_allclose(scores.max, logits.max(axis=1), atol=1e-4)
+        np.testing.assert_allclose(scores.sum_exp, np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1),
+                                   rtol=1e-3)
+
+    def test_rows_appended_after_the_build_are_found(self):
+        sequence = self.sequence(layers=(0, 3))
+        for layer in (0, 3):
+            sequence.ingest(layer, 0, self.layer.keys[:600], self.layer.values[:600])
+        sequence.build_index(sink_tokens=4)
+        rows = self.layer.keys[600:], self.layer.values[600:]
+        self.assertEqual(sequence.append(600, {0: rows, 3: rows}), TOKENS)
+        self.assertEqual(sequence.append(600, {0: rows, 3: rows}), TOKENS)  # a repeat
+        chosen = sequence.select(3, TOKENS - 1, self.layer.queries, FLAT)
+        np.testing.assert_array_equal(chosen.positions, self.layer.best(np.arange(4, TOKENS - 32), chosen.count))
+        with self.fails(pqcached.InvalidArgument, "layer"):
+            sequence.append(TOKENS, {0: rows})
+
+    def test_excluded_ranges_rules_and_counts(self):
+        sequence = self.filled()
+        chosen = sequence.select(0, TOKENS - 1, self.layer.queries, Selection(
+            token_count=136, sink_tokens=4, window_tokens=32, index=Index.flat(), excluded=[(10, 300), (400, 410)],
+            rule=pqcached.GroupRule.MAX_LOGIT))
+        self.assertEqual(chosen.count, 100)
+        allowed = np.r_[4:10, 300:400, 410:TOKENS - 32]
+        self.assertTrue(np.isin(chosen.positions, allowed).all())
+        best = self.layer.logits().reshape(KV_HEADS, -1, TOKENS).max(axis=1)[:, allowed]
+        np.testing.assert_array_equal(chosen.positions, np.sort(allowed[np.argsort(-best, axis=1)[:, :100]], axis=1))
+
+    def test_builds_tell_their_progress(self):
+        sequence, seen = self.filled(), []
+        sequence.build_index(Index.pq(2, 6), iterations=3, seed=1, progress=seen.append)
+        self.assertEqual((seen[-1].layers_done, seen[-1].layer_count), (1, 1))
+        self.assertGreater(seen[-1].index_bytes, 0)
+        info = sequence.describe()
+        self.assertEqual((info.token_count, info.index_count), (TOKENS, 1))
+        self.assertEqual(info.row_bytes, TOKENS * KV_HEADS * (KEY_DIM + VALUE_DIM) * 4)
+        with self.fails(pqcached.AlreadyExists, "index"):
+            sequence.build_index(Index.pq(2, 6))
+
+    def test_builds_end_when_the_callback_says_so(self):
+        layers = range(8)
+        sequence = self.sequence(layers=layers)
+        for layer in layers:
+            sequence.ingest(layer, 0, self.layer.keys, self.layer.values)
+        with self.fails(pqcached.Cancelled, ""):
+            sequence.build_index(progress=lambda progress: False)
+        self.assertEqual(sequence.describe().index_count, 0)
+
+    def test_an_exception_of_the_callback_ends_the_build_and_comes_out(self):
+        layers = range(8)
+        for error in (ZeroDivisionError, KeyboardInterrupt):
+            sequence = self.cache(layers=layers).create_sequence()
+            for layer in layers:
+                sequence.ingest(layer, 0, self.layer.keys, self.layer.values)
+
+            def progress(_, error=error):
+                raise error("in the callback")
+
+            with self.assertRaisesRegex(error, "in the callback"), sequence:
+                sequence.build_index(progress=progress)
+
+    def test_truncated_tokens_are_gone(self):
+        sequence = self.filled()
+        sequence.build_index()
+        sequence.append(TOKENS, {0: (self.layer.keys[:20], self.layer.values[:20])})
+        sequence.truncate(TOKENS + 5)
+        self.assertEqual(sequence.describe().token_count, TOKENS + 5)
+        with self.fails(pqcached.OutOfRange, "rang"):
+            sequence.fetch_range(0, (TOKENS, TOKENS + 10))
+
+    def test_admin_answers_as_a_dict(self):
+        self.assertIn("pq", " ".join(self.client.admin("GetServerInfo")["capabilities"]))
+        sequence = self.filled()
+        described = self.client.admin("DescribeSequence", {"sequence_id": sequence.id})
+        self.assertTrue(described)
+        with self.fails(pqcached.NotFound, str(1 << 60)):
+            self.client.admin("DescribeSequence", {"sequence_id": 1 << 60})
+        with self.assertRaises(pqcached.Error):
+            self.client.admin("NoSuchMethod")
+
+    def test_several_threads_at_once(self):
+        sequence = self.filled()
+        expected = sequence.attend(0, TOKENS - 1, self.layer.queries, FLAT)
+        wrong, messages = [], []
+
+        def work(number):
+            for step in range(10):
+                attention = sequence.attend(0, TOKENS - 1, self.layer.queries, FLAT)
+                if not np.array_equal(attention.output, expected.output):
+                    wrong.append((number, step))
+                try:
+                    sequence.fetch_range(0, (0, 701 + number))
+                except pqcached.OutOfRange as error:
+                    messages.append((number, error.message))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+        self.assertEqual(len(messages), 40)
+        for number, message in messages:  # each thread reads its own reasons
+            self.assertIn(f"[0, {701 + number})", message)
+
+
+class RefusalsTest(DaemonTest):
+    def setUp(self):
+        self.layer = Layer(40)
+        self.under_test = self.sequence()
+        self.under_test.ingest(0, 0, self.layer.keys, self.layer.values)
+        self.addCleanup(self.unchanged)
+
+    def unchanged(self):
+        self.assertEqual(self.under_test.describe().token_count, 40)
+
+    def test_rows(self):
+        sequence, keys, values = self.under_test, self.layer.keys, self.layer.values
+        invalid = pqcached.InvalidArgument
+        for arguments, error, part in (
+                ((0, 41, keys, values), invalid, "first_position"),
+                ((0, -1, keys, values), invalid, "first_position: -1"),
+                ((0, 1 << 64, keys, values), invalid, "first_position"),
+                ((0, 1.5, keys, values), TypeError, "first_position: float"),
+                ((1, 40, keys, values), invalid, "no layer 1"),
+                ((-1, 40, keys, values), invalid, "layer: -1"),
+                ((1 << 32, 40, keys, values), invalid, "layer: 4294967296"),  # C would take it for 0
+                (("0", 40, keys, values), TypeError, "layer: str"),
+                ((0, 40, keys[:, :1], values), invalid, "keys.shape[1]: 1"),
+                ((0, 40, keys[..., :32], values), invalid, "keys.shape[2]: 32"),
+                ((0, 40, keys[:5], values), invalid, "values.shape[0]: 40"),
+                ((0, 40, keys[:0], values[:0]), invalid, "keys.shape[0]: 0"),
+                ((0, 40, keys[0], values), invalid, "keys.ndim: 2"),
+                ((0, 40, keys, keys), invalid, "values.shape[2]: 64"),
+                ((0, 40, keys.astype(np.float64), values), TypeError, "keys: dtype float64"),
+                ((0, 40, keys.tolist(), values), TypeError, "keys: list"),
+                ((0, 40, keys, None), TypeError, "values: NoneType"),
+                ((0, 40, np.full_like(keys, np.nan), values), invalid, "keys"),
+                ((0, 40, keys, np.full_like(values, np.inf)), invalid, "values")):
+            with self.subTest(part=part), self.fails(error, part):
+                sequence.ingest(*arguments)
+        with self.fails(invalid, "layer_count"):
+            sequence.append(40, {})
+        with self.fails(TypeError, "layers[0].keys: int"):
+            sequence.append(40, {0: (1, values)})
+
+    def test_cuda_tensors_come_to_the_library_which_has_no_use_for_them_yet(self):
+        from arrays_test import Dlpack
+        with self.fails(pqcached.Unimplemented, "keys.device: PQC_CUDA"):
+            self.under_test.ingest(0, 40, Dlpack(self.layer.keys, device=2), self.layer.values)
+
+    def test_queries_and_selections(self):
+        sequence, queries, invalid = self.under_test, self.layer.queries, pqcached.InvalidArgument
+        select, flat = sequence.select, Index.flat()
+        everything = Selection(ratio=1.0, index=flat)
+        for arguments, error, part in (
+                ((0, 39, queries[:, :32], everything), invalid, "query.queries.shape[1]: 32"),
+                ((0, 39, queries[:2], everything), invalid, "query.queries.shape[0]: 2"),
+                ((0, 39, queries[0], everything), invalid, "query.queries.ndim: 1"),
+                ((0, 39, queries.astype(np.int32), everything), TypeError, "queries: dtype int32"),
+                ((7, 39, queries, everything), invalid, "no layer 7"),
+                ((0, 1 << 40, queries, everything), invalid, "query_position"),
+                ((0, 39, queries, Selection(ratio=1.5, index=flat)), invalid, "token_ratio"),
+                ((0, 39, queries, Selection(ratio=0, index=flat)), invalid, "token_ratio"),
+                ((0, 39, queries, Selection(ratio=float("nan"), index=flat)), invalid, "token_ratio"),
+                ((0, 39, queries, Selection(token_count=1 << 60, index=flat)), invalid, "token_count"),
+                ((0, 39, queries, Selection(token_count=41, index=flat)), invalid, "token_count"),
+                ((0, 39, queries, Selection(ratio=.5, index=Index.pq(3, 6))), invalid, "subspaces"),
+                ((0, 39, queries, Selection(ratio=.5)), pqcached.FailedPrecondition, "index"),
+                ((0, 39, queries, Selection(ratio=.5, index=flat, excluded=[(3, 9), (5, 10)])), invalid,
+                 "excluded")):
+            with self.subTest(part=part), self.fails(error, part):
+                select(*arguments)
+        for arguments in ({}, {"ratio": 0.1, "token_count": 7}, {"ratio": 0.1, "rule": 9},
+                          {"ratio": 0.1, "sink_tokens": -1}, {"ratio": 0.1, "index": Index(kind=77)},
+                          {"ratio": 0.1, "excluded": [(-1, 2)]}):
+            with self.subTest(arguments=arguments), self.assertRaises(invalid):
+                Selection(**arguments)
+        for arguments in ({"ratio": "much"}, {"ratio": 0.1, "sink_tokens": 1.0}):
+            with self.subTest(arguments=arguments), self.assertRaises(TypeError):
+                Selection(**arguments)
+
+    def test_outputs(self):
+        def attend(*out):
+            self.under_test.attend(0, 39, self.layer.queries, Selection(ratio=1.0, index=Index.flat()), out=out)
+
+        output, lse = np.zeros((QUERY_HEADS, VALUE_DIM), np.float32), np.zeros(QUERY_HEADS, np.float32)
+        read_only = output.copy()
+        read_only.flags.writeable = False
+        for wrong, error, part in (((output.astype(np.float64), lse), TypeError, "output: dtype float64"),
+                                   ((output[:, :5], lse), pqcached.InvalidArgument, "output.shape"),
+                                   ((read_only, lse), pqcached.InvalidArgument, "output: must be writable"),
+                                   ((output, lse[:-1]), pqcached.InvalidArgument, "lse.shape"),
+                                   ((output, [0.0] * QUERY_HEADS), TypeError, "lse: list")):
+            with self.subTest(part=part), self.fails(error, part):
+                attend(*wrong)
+        self.assertFalse(output.any())
+        with self.fails(TypeError, "out: dtype float16"):
+            self.under_test.fetch_range(0, (0, 4), out=np.zeros((KV_HEADS, 4, KEY_DIM + VALUE_DIM), np.float16))
+
+    def test_ranges_and_positions(self):
+        sequence = self.under_test
+        for tokens, error in (((5, 5), pqcached.InvalidArgument), ((9, 5), pqcached.InvalidArgument),
+                              ((0, 1 << 31), pqcached.InvalidArgument), ((-1, 5), pqcached.InvalidArgument),
+                              ((0, 41), pqcached.OutOfRange)):
+            with self.subTest(tokens=tokens), self.assertRaises(error):
+                sequence.fetch_range(0, tokens)
+            with self.subTest(tokens=tokens), self.assertRaises(error):
+                sequence.score(0, 39, self.layer.queries, tokens, Index.flat())
+        for positions, error in (([[0], [40]], pqcached.OutOfRange), ([[0, 1]], pqcached.InvalidArgument),
+                                 ([[0], [-1]], pqcached.InvalidArgument), ([[0], [1 << 32]], pqcached.InvalidArgument),
+                                 ([[0.0], [1.0]], TypeError), ([[], []], TypeError),
+                                 (np.zeros((KV_HEADS, 0), np.uint32), pqcached.InvalidArgument)):
+            with self.subTest(positions=positions), self.assertRaises(error):
+                sequence.fetch_tokens(0, positions)
+            with self.subTest(positions=positions), self.assertRaises(error):
+                sequence.attend_positions(0, 39, self.layer.queries, positions)
+        with self.fails(pqcached.InvalidArgument, "RowPart"):
+            sequence.fetch_range(0, (0, 4), 7)
+
+    def test_caches(self):
+        def open_cache(name="refused", fingerprint="m", groups=None, capacity=1 << 20):
+            self.client.open_cache(name, model_fingerprint=fingerprint, groups=groups or [group()],
+                                   capacity_bytes=capacity)
+
+        invalid = pqcached.InvalidArgument
+        layers = pqcached.LayerGroup
+        for arguments, error, part in (
+                ({"name": ""}, invalid, "name"), ({"name": "a\0b"}, invalid, "name: must not hold a NUL"),
+                ({"name": 7}, TypeError, "name: int"), ({"fingerprint": "f" * 257}, invalid, "fingerprint"),
+                ({"capacity": -1}, invalid, "capacity_bytes"), ({"capacity": 1 << 40}, pqcached.ResourceExhausted, "byte"),
+                ({"groups": [layers([0], 2, 6, 36, 64)]}, invalid, "key_dim"),
+                ({"groups": [layers([0], 2, 5, 64, 64)]}, invalid, "query_heads"),
+                ({"groups": [layers([], 2, 6, 64, 64)]}, invalid, "layer_count"),
+                ({"groups": [layers([0], 2, 6, 64, 64, kind=pqcached.LayerKind.FULL)]}, pqcached.Unimplemented, "FULL")):
+            with self.subTest(part=part), self.fails(error, part):
+                open_cache(**arguments)
+        with self.assertRaises(invalid):
+            layers([0], 2, 6, 64, 64, dtype=8)
+        open_cache("taken")
+        with self.fails(pqcached.FailedPrecondition, "model_fingerprint"):
+            open_cache("taken", "another model")
+
+    def test_clients(self):
+        for endpoint, error, part in (("", pqcached.InvalidArgument, "endpoint"),
+                                      ("example.org:7", pqcached.Unimplemented, "endpoint"),
+                                      (7, TypeError, "endpoint: int"),
+                                      (self.daemon.endpoint + "-nobody", pqcached.Unavailable, "")):
+            with self.subTest(endpoint=endpoint), self.fails(error, part):
+                pqcached.Client(endpoint, timeout_ms=2000)
+        with self.fails(pqcached.InvalidArgument, "tenant"):
+            pqcached.Client(self.daemon.endpoint, tenant="Ä")
+        with self.fails(pqcached.FailedPrecondition, "rpc_library_path"):
+            pqcached.Client(self.daemon.endpoint, rpc_library_path="/no/such/library.so")
+
+
+if __name__ == "__main__":
+    unittest.main()

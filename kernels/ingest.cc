@@ -2,13 +2,33 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "kernels/check.h"
 #include "kernels/crc32c.h"
 #include "kernels/ingest_internal.h"
+#include "kernels/int8_row.h"
+#include "kernels/int8_row_internal.h"
 
 namespace pqcached::kernels {
 namespace {
+
+constexpr uint32_t kMaxDim = 256;
+
+// What a row looks like.
+struct RowForm {
+  bool int8 = false;
+  DType dtype = DType::kF32;  // of its elements, or of what is quantised
+  size_t key_bytes = 0;
+  size_t row_bytes = 0;
+};
+
+RowForm FormOf(const IngestArgs& args, bool int8) {
+  if (int8) return {true, DType::kF32, args.key_dim, Int8RowBytes(args.key_dim, args.value_dim)};
+  const size_t element_bytes = DTypeBytes(args.row_dtype);
+  return {false, args.row_dtype, args.key_dim * element_bytes,
+          (args.key_dim + args.value_dim) * element_bytes};
+}
 
 // Writes one token's key or value; false when an element is not finite in the row's dtype.
 bool IngestPartOfRow(const StridedTensor& tensor, uint32_t token, uint32_t dim, DType row_dtype,
@@ -24,25 +44,44 @@ bool IngestPartOfRow(const StridedTensor& tensor, uint32_t token, uint32_t dim, 
   return finite;
 }
 
+// Likewise to int8.
+bool QuantizePartOfRow(const StridedTensor& tensor, uint32_t token, uint32_t dim, std::byte* target,
+                       std::byte* scale_target) {
+  float elements[kMaxDim];
+  if (!IngestPartOfRow(tensor, token, dim, DType::kF32, reinterpret_cast<std::byte*>(elements))) {
+    return false;
+  }
+  const float scale = QuantizeInt8({elements, dim}, {reinterpret_cast<int8_t*>(target), dim});
+  std::memcpy(scale_target, &scale, sizeof(scale));
+  return true;
+}
+
+// Writes one row; returns the part that is bad.
+IngestPart IngestToken(const IngestArgs& args, const RowForm& form, uint32_t token,
+                       std::byte* row) {
+  std::byte* scales = row + args.key_dim + args.value_dim;  // int8 rows only
+  const bool key_good = form.int8 ? QuantizePartOfRow(args.key, token, args.key_dim, row, scales)
+                                  : IngestPartOfRow(args.key, token, args.key_dim, form.dtype, row);
+  if (!key_good) return IngestPart::kKey;
+  if (args.value_dim == 0) return IngestPart::kNone;
+  std::byte* value = row + form.key_bytes;
+  const bool value_good =
+      form.int8
+          ? QuantizePartOfRow(args.value, token, args.value_dim, value, scales + sizeof(float))
+          : IngestPartOfRow(args.value, token, args.value_dim, form.dtype, value);
+  return value_good ? IngestPart::kNone : IngestPart::kValue;
+}
+
 // The specification, for some of the tokens.
-IngestResult IngestReference(const Exec& exec, const IngestArgs& args, uint32_t first_token,
-                             uint32_t token_count, uint32_t crc) {
-  const size_t key_bytes = args.key_dim * DTypeBytes(args.row_dtype);
-  const size_t row_bytes = key_bytes + args.value_dim * DTypeBytes(args.row_dtype);
-  IngestResult result;
-  result.crc = crc;
+IngestResult IngestReference(const Exec& exec, const IngestArgs& args, const RowForm& form,
+                             uint32_t first_token, uint32_t token_count, uint32_t crc) {
   for (uint32_t token = first_token; token < first_token + token_count; ++token) {
     std::byte* row = args.rows.data() + token * args.row_stride_bytes;
-    if (!IngestPartOfRow(args.key, token, args.key_dim, args.row_dtype, row)) {
-      return {IngestPart::kKey, token, 0};
-    }
-    if (args.value_dim > 0 &&
-        !IngestPartOfRow(args.value, token, args.value_dim, args.row_dtype, row + key_bytes)) {
-      return {IngestPart::kValue, token, 0};
-    }
-    result.crc = Crc32c(exec, {row, row_bytes}, result.crc);
+    const IngestPart bad_part = IngestToken(args, form, token, row);
+    if (bad_part != IngestPart::kNone) return {bad_part, token, 0};
+    crc = Crc32c(exec, {row, form.row_bytes}, crc);
   }
-  return result;
+  return {IngestPart::kNone, 0, crc};
 }
 
 #ifdef PQCACHED_X86
@@ -52,13 +91,14 @@ bool IsScattered(const StridedTensor& tensor, uint32_t dim) {
 }
 
 bool StagePart(Level level, const StridedTensor& tensor, uint32_t first_token, uint32_t dim,
-               const IngestArgs& args, uint32_t token_count, std::byte* staging, size_t row_bytes) {
+               const IngestArgs& args, DType dtype, uint32_t token_count, std::byte* staging,
+               size_t row_bytes) {
   const bool scattered = IsScattered(tensor, dim);
   const uint32_t column_elements =
       internal::kScatteredColumnBytes / static_cast<uint32_t>(DTypeBytes(tensor.dtype));
   const internal::StageCall call{
       .from = tensor.dtype,
-      .to = args.row_dtype,
+      .to = dtype,
       .dim = dim,
       .token_count = token_count,
       .tokens_behind = args.token_count - first_token - token_count,
@@ -71,35 +111,61 @@ bool StagePart(Level level, const StridedTensor& tensor, uint32_t first_token, u
   return level >= Level::kAvx512 ? internal::StagePartAvx512(call) : internal::StagePartAvx2(call);
 }
 
+// Staged fp32 rows -> int8 rows, one behind the other.
+void QuantizeStaged(Level level, const IngestArgs& args, uint32_t row_count, std::byte* staging,
+                    std::byte* rows) {
+  const size_t row_dim = size_t{args.key_dim} + args.value_dim;
+  const auto quantize = level >= Level::kAvx512 ? internal::QuantizeAvx512 : internal::QuantizeAvx2;
+  internal::Int8Call call{.dtype = DType::kF32,
+                          .dim = args.key_dim,
+                          .row_count = row_count,
+                          .part = rows,
+                          .scale_offset = row_dim,
+                          .row_stride_bytes = Int8RowBytes(args.key_dim, args.value_dim),
+                          .other = staging,
+                          .other_stride_bytes = row_dim * sizeof(float)};
+  quantize(call);
+  if (args.value_dim == 0) return;
+  call.dim = args.value_dim;
+  call.part += args.key_dim;
+  call.scale_offset = args.value_dim + sizeof(float);
+  call.other += args.key_dim * sizeof(float);
+  quantize(call);
+}
+
 // Builds rows in staging, where one pass looks for what is not finite, and the sum reads them from
 // L1, then streams them out. When a part is not finite, the reference looks again for the first
 // offender; it writes the rows, too, in case the source has changed.
-IngestResult IngestStaged(const Exec& exec, const IngestArgs& args) {
-  const size_t key_bytes = args.key_dim * DTypeBytes(args.row_dtype);
-  const size_t row_bytes = key_bytes + args.value_dim * DTypeBytes(args.row_dtype);
+IngestResult IngestStaged(const Exec& exec, const IngestArgs& args, const RowForm& form) {
+  const size_t element_bytes = DTypeBytes(form.dtype);
+  const size_t staged_bytes = (args.key_dim + args.value_dim) * element_bytes;
   alignas(64) std::byte staging[internal::kScatteredStagingBytes];
+  alignas(64) std::byte int8_rows[internal::kInt8StagingBytes];
   const size_t staging_bytes = IsScattered(args.key, args.key_dim)
                                    ? internal::kScatteredStagingBytes
                                    : internal::kStagingBytes;
-  const uint32_t step = static_cast<uint32_t>(staging_bytes / row_bytes);
+  const uint32_t step = static_cast<uint32_t>(staging_bytes / staged_bytes);
   IngestResult result;
   result.crc = args.crc_seed;
   for (uint32_t token = 0; token < args.token_count;) {
     const uint32_t count = std::min(step, args.token_count - token);
-    std::byte* rows = args.rows.data() + token * args.row_stride_bytes;
-    if (StagePart(exec.level, args.key, token, args.key_dim, args, count, staging, row_bytes) &&
-        (args.value_dim == 0 || StagePart(exec.level, args.value, token, args.value_dim, args,
-                                          count, staging + key_bytes, row_bytes))) {
-      result.crc = Crc32c(exec, {staging, count * row_bytes}, result.crc);
-      const internal::StreamCall call{.staging = staging,
-                                      .row_bytes = row_bytes,
+    if (StagePart(exec.level, args.key, token, args.key_dim, args, form.dtype, count, staging,
+                  staged_bytes) &&
+        (args.value_dim == 0 ||
+         StagePart(exec.level, args.value, token, args.value_dim, args, form.dtype, count,
+                   staging + args.key_dim * element_bytes, staged_bytes))) {
+      if (form.int8) QuantizeStaged(exec.level, args, count, staging, int8_rows);
+      const std::byte* rows = form.int8 ? int8_rows : staging;
+      result.crc = Crc32c(exec, {rows, count * form.row_bytes}, result.crc);
+      const internal::StreamCall call{.staging = rows,
+                                      .row_bytes = form.row_bytes,
                                       .row_count = count,
-                                      .target = rows,
+                                      .target = args.rows.data() + token * args.row_stride_bytes,
                                       .target_stride_bytes = args.row_stride_bytes};
       exec.level >= Level::kAvx512 ? internal::StreamRowsAvx512(call)
                                    : internal::StreamRowsAvx2(call);
     } else {
-      result = IngestReference(exec, args, token, count, result.crc);
+      result = IngestReference(exec, args, form, token, count, result.crc);
       if (!result.ok()) return result;
     }
     token += count;
@@ -113,22 +179,29 @@ bool IsContiguous(const StridedTensor& tensor) {
 }
 #endif
 
-}  // namespace
-
-IngestResult IngestRows(const Exec& exec, const IngestArgs& args) {
-  const size_t row_bytes = (args.key_dim + args.value_dim) * DTypeBytes(args.row_dtype);
-  PQC_CHECK(args.key_dim % 8 == 0 && args.key_dim > 0 && args.key_dim <= 256);
-  PQC_CHECK(args.value_dim % 8 == 0 && args.value_dim <= 256);
-  PQC_CHECK(args.row_stride_bytes >= row_bytes);
+IngestResult Ingest(const Exec& exec, const IngestArgs& args, const RowForm& form) {
+  PQC_CHECK(args.key_dim % 8 == 0 && args.key_dim > 0 && args.key_dim <= kMaxDim);
+  PQC_CHECK(args.value_dim % 8 == 0 && args.value_dim <= kMaxDim);
+  PQC_CHECK(args.row_stride_bytes >= form.row_bytes);
   PQC_CHECK(args.token_count == 0 ||
-            args.rows.size() >= (args.token_count - 1) * args.row_stride_bytes + row_bytes);
+            args.rows.size() >= (args.token_count - 1) * args.row_stride_bytes + form.row_bytes);
 #ifdef PQCACHED_X86
   if (exec.level >= Level::kAvx2 && IsContiguous(args.key) &&
       (args.value_dim == 0 || IsContiguous(args.value))) {
-    return IngestStaged(exec, args);
+    return IngestStaged(exec, args, form);
   }
 #endif
-  return IngestReference(exec, args, 0, args.token_count, args.crc_seed);
+  return IngestReference(exec, args, form, 0, args.token_count, args.crc_seed);
+}
+
+}  // namespace
+
+IngestResult IngestRows(const Exec& exec, const IngestArgs& args) {
+  return Ingest(exec, args, FormOf(args, false));
+}
+
+IngestResult IngestInt8Rows(const Exec& exec, const IngestArgs& args) {
+  return Ingest(exec, args, FormOf(args, true));
 }
 
 }  // namespace pqcached::kernels

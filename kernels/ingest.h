@@ -1,8 +1,7 @@
 // Ingest copy: strided K and V tensors of one kv head -> rows `[key | value]`, in one pass.
 //
-// The pass converts, looks for NaN and infinity, sums up a CRC32C of what it writes, and stores
-// non-temporally, because rows are written long before they are read. Conversion to int8 rows does
-// not exist.
+// The pass converts or quantises, looks for NaN and infinity, sums up a CRC32C of what it writes, and
+// stores non-temporally, because rows are written long before they are read.
 //
 // Stateless; thread-safe as long as targets are not shared.
 #ifndef PQCACHED_KERNELS_INGEST_H_
@@ -58,6 +57,11 @@ struct IngestResult {
 // staging memory): what is checked and summed up is what is written. Stores are fenced before
 // return.
 [[nodiscard]] IngestResult IngestRows(const Exec& exec, const IngestArgs& args);
+
+// The same into int8 rows (kernels/int8_row.h, which states layout and rounding): row_dtype is not
+// read, row_stride_bytes is at least Int8RowBytes, and what is finite counts as good. All levels
+// write the same bits.
+[[nodiscard]] IngestResult IngestInt8Rows(const Exec& exec, const IngestArgs& args);
 
 }  // namespace pqcached::kernels
 

@@ -16,6 +16,9 @@ namespace pqcached::kernels::internal {
 // scattered, token by token 0.26, in columns 0.40.
 inline constexpr size_t kStagingBytes = 4096;
 inline constexpr size_t kScatteredStagingBytes = 16384;
+// Int8 rows are made of staged fp32 rows: a quarter of their bytes and two scales a row of 8 dims or
+// more.
+inline constexpr size_t kInt8StagingBytes = kScatteredStagingBytes / 2;
 inline constexpr uint32_t kScatteredColumnBytes = 128;
 inline constexpr uint32_t kPrefetchTokens = 24;
 inline constexpr uint32_t kScatteredPrefetchTokens = 32;
@@ -48,7 +51,7 @@ struct StreamCall {
 bool StagePartAvx2(const StageCall& call);
 bool StagePartAvx512(const StageCall& call);
 
-// Copy staged rows to memory, non-temporally,; FenceStreams makes them visible in order with later
+// Copy staged rows to memory, non-temporally; FenceStreams makes them visible in order with later
 // stores.
 void StreamRowsAvx2(const StreamCall& call);
 void StreamRowsAvx512(const StreamCall& call);

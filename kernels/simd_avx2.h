@@ -128,6 +128,20 @@ struct Vec {
     }
   }
 
+  // int8 elements, as they are; stores round to nearest even. REQUIRES: within +-127.
+  PQC_INLINE F LoadInt8(const std::byte* from) {
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+  }
+  PQC_INLINE F LoadInt8Half(const std::byte* from) { return LoadInt8(from); }
+  PQC_INLINE void StoreInt8(std::byte* to, F value) {
+    const __m256i wide = _mm256_cvtps_epi32(value);
+    const __m128i half =
+        _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(half, half));
+  }
+  PQC_INLINE void StoreInt8Half(std::byte* to, F value) { StoreInt8(to, value); }
+
   // Magnitudes as integers order like the floats, infinity and NaN above all others.
   using Bits = __m256i;
   PQC_INLINE Bits ZeroBits() { return _mm256_setzero_si256(); }

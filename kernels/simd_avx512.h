@@ -135,6 +135,24 @@ struct Vec {
     }
   }
 
+  // int8 elements, as they are; stores round to nearest even. REQUIRES: within +-127.
+  PQC_INLINE F LoadInt8(const std::byte* from) {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+  }
+  PQC_INLINE F LoadInt8Half(const std::byte* from) {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+  }
+  PQC_INLINE void StoreInt8(std::byte* to, F value) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                     _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(value)));
+  }
+  PQC_INLINE void StoreInt8Half(std::byte* to, F value) {
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to),
+                     _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(value)));
+  }
+
   // Magnitudes as integers order like the floats, infinity and NaN above all others.
   using Bits = __m512i;
   PQC_INLINE Bits ZeroBits() { return _mm512_setzero_si512(); }

@@ -33,6 +33,14 @@
 
 namespace pqcached::kvstore {
 
+// Time of an engine's prefill per layer, a quadratic in the tokens: its keys may be clustered
+// meanwhile. All 0: not known.
+struct PrefillCost {
+  double seconds_per_token_squared = 0;
+  double seconds_per_token = 0;
+  double seconds = 0;
+};
+
 struct StoreOptions {
   size_t max_pool_bytes = size_t{8} << 30;  // over all caches
   uint32_t max_caches = 64;
@@ -46,6 +54,8 @@ struct StoreOptions {
       1.25;  // a live index trains anew when the inertia of new keys exceeds this times the trained
   uint32_t merge_segments = 8;  // closed tails that are merged into one segment; 0 = never
   bool strict_memory = false;   // pools cannot be mapped for writing by anybody else, ever
+  PrefillCost prefill_cost;     // reported by the engine, or configured
+  std::string cost_file;        // where measured costs of builds are kept; empty = nowhere
   uint32_t max_leases = 4096;   // per session
   size_t max_staging_bytes = size_t{256} << 20;  // per session
   uint32_t threads = 0;  // of the serving and of the building arena; 0 = all cores

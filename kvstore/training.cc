@@ -1,7 +1,9 @@
 #include "kvstore/training.h"
 
+#include <algorithm>
 #include <limits>
 
+#include "kernels/check.h"
 #include "kernels/kmeans.h"
 
 namespace pqcached::kvstore {
@@ -69,6 +71,50 @@ void LoadSample(const TrainingArgs& args, uint32_t available, uint32_t wanted,
   }
 }
 
+// Samples in scratch, ready for steps.
+class Samples {
+ public:
+  Samples(const kernels::Exec& exec, const TrainingArgs& args, ScratchPool& scratch)
+      : dim_(args.shape.key_dim / args.index.subspace_count),
+        centroid_count_(1u << args.index.bits),
+        type_(kernels::KMeansSampleType(exec)),
+        available_(CountRows(args)),
+        count_(args.sample_tokens == 0 ? available_ : std::min(args.sample_tokens, available_)),
+        sample_bytes_(AlignUp(size_t{count_} * dim_ * kernels::DTypeBytes(type_))),
+        buffer_(
+            scratch.Take(sample_bytes_ + kernels::KMeansStepScratchBytes(dim_, centroid_count_))) {
+    SampleLoader loader(exec, args, type_, buffer_.bytes().data());
+    if (count_ < available_) return LoadSample(args, available_, count_, loader);
+    for (const kernels::RowSpan& span : args.rows) loader.LoadRun(span.rows, span.token_count);
+  }
+
+  uint32_t count() const { return count_; }
+  kernels::KMeansProblem Problem(std::span<float> centroids) const {
+    return {.sample_type = type_,
+            .samples = buffer_.bytes().data(),
+            .sample_count = count_,
+            .dim = dim_,
+            .centroid_count = centroid_count_,
+            .centroids = centroids};
+  }
+  std::span<std::byte> step_scratch() const { return buffer_.bytes().subspan(sample_bytes_); }
+
+ private:
+  static uint32_t CountRows(const TrainingArgs& args) {
+    uint32_t rows = 0;
+    for (const kernels::RowSpan& span : args.rows) rows += span.token_count;
+    return rows;
+  }
+
+  const uint32_t dim_;
+  const uint32_t centroid_count_;
+  const kernels::DType type_;
+  const uint32_t available_;
+  const uint32_t count_;
+  const size_t sample_bytes_;
+  const ScratchPool::Buffer buffer_;
+};
+
 }  // namespace
 
 uint64_t MixSeed(uint64_t seed, uint64_t tag) {
@@ -79,40 +125,21 @@ uint64_t MixSeed(uint64_t seed, uint64_t tag) {
 }
 
 TrainingResult Train(const kernels::Exec& exec, const TrainingArgs& args, ScratchPool& scratch) {
-  uint32_t available = 0;
-  for (const kernels::RowSpan& span : args.rows) available += span.token_count;
-  const bool all = args.sample_tokens == 0 || args.sample_tokens >= available;
-  const uint32_t sample_count = all ? available : args.sample_tokens;
-
-  const uint32_t dim = args.shape.key_dim / args.index.subspace_count;
-  const uint32_t centroid_count = 1u << args.index.bits;
-  const kernels::DType sample_type = kernels::KMeansSampleType(exec);
-  const size_t sample_bytes =
-      AlignUp(size_t{sample_count} * dim * kernels::DTypeBytes(sample_type));
-  const size_t step_bytes = kernels::KMeansStepScratchBytes(dim, centroid_count);
-  const ScratchPool::Buffer buffer = scratch.Take(sample_bytes + step_bytes);
-  const std::span<std::byte> step_scratch = buffer.bytes().subspan(sample_bytes, step_bytes);
-
-  SampleLoader loader(exec, args, sample_type, buffer.bytes().data());
-  if (all) {
-    for (const kernels::RowSpan& span : args.rows) loader.LoadRun(span.rows, span.token_count);
+  const Samples samples(exec, args, scratch);
+  const kernels::KMeansProblem problem = samples.Problem(args.centroids);
+  if (args.first.empty()) {
+    kernels::KMeansInit(problem, args.seed);
   } else {
-    LoadSample(args, available, sample_count, loader);
+    PQC_CHECK(args.first.size() == args.centroids.size());
+    std::copy(args.first.begin(), args.first.end(), args.centroids.begin());
   }
-  const kernels::KMeansProblem problem{.sample_type = sample_type,
-                                       .samples = buffer.bytes().data(),
-                                       .sample_count = sample_count,
-                                       .dim = dim,
-                                       .centroid_count = centroid_count,
-                                       .centroids = args.centroids};
-  kernels::KMeansInit(problem, args.seed);
-  TrainingResult result{.trained_tokens = sample_count};
+  TrainingResult result{.trained_tokens = samples.count()};
+  if (samples.count() == 0) return result;
   double last_inertia = std::numeric_limits<double>::infinity();
-  if (sample_count == 0) return result;
   while (result.iterations < args.iterations && args.go_on()) {
-    const kernels::KMeansStats stats = kernels::KMeansStep(exec, problem, step_scratch);
+    const kernels::KMeansStats stats = kernels::KMeansStep(exec, problem, samples.step_scratch());
     ++result.iterations;
-    result.inertia = stats.inertia / sample_count;
+    result.inertia = stats.inertia / samples.count();
     if (stats.inertia == last_inertia && stats.reseeded_count == 0) {
       result.iterations = args.iterations;  // the assignment stands still
       break;
@@ -120,6 +147,18 @@ TrainingResult Train(const kernels::Exec& exec, const TrainingArgs& args, Scratc
     last_inertia = stats.inertia;
   }
   return result;
+}
+
+double MeasureInertia(const kernels::Exec& exec, const TrainingArgs& args, ScratchPool& scratch) {
+  const Samples samples(exec, args, scratch);
+  if (samples.count() == 0) return 0;
+  const ScratchPool::Buffer copy = scratch.Take(args.centroids.size_bytes());
+  const std::span<float> moved(reinterpret_cast<float*>(copy.bytes().data()),
+                               args.centroids.size());
+  std::copy(args.centroids.begin(), args.centroids.end(), moved.begin());
+  // A step measures before it moves.
+  return kernels::KMeansStep(exec, samples.Problem(moved), samples.step_scratch()).inertia /
+         samples.count();
 }
 
 }  // namespace pqcached::kvstore

@@ -84,7 +84,10 @@ class Samples {
         buffer_(
             scratch.Take(sample_bytes_ + kernels::KMeansStepScratchBytes(dim_, centroid_count_))) {
     SampleLoader loader(exec, args, type_, buffer_.bytes().data());
-    if (count_ < available_) return LoadSample(args, available_, count_, loader);
+    if (count_ < available_) {
+      LoadSample(args, available_, count_, loader);
+      return;
+    }
     for (const kernels::RowSpan& span : args.rows) loader.LoadRun(span.rows, span.token_count);
   }
 

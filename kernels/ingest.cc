@@ -18,7 +18,7 @@ constexpr uint32_t kMaxDim = 256;
 // What a row looks like.
 struct RowForm {
   bool int8 = false;
-  DType dtype = DType::kF32;  // of its elements, or of what is quantised
+  DType dtype = DType::kF32;  // of its elements; not int8
   size_t key_bytes = 0;
   size_t row_bytes = 0;
 };
@@ -111,25 +111,40 @@ bool StagePart(Level level, const StridedTensor& tensor, uint32_t first_token, u
   return level >= Level::kAvx512 ? internal::StagePartAvx512(call) : internal::StagePartAvx2(call);
 }
 
-// Staged fp32 rows -> int8 rows, one behind the other.
-void QuantizeStaged(Level level, const IngestArgs& args, uint32_t row_count, std::byte* staging,
-                    std::byte* rows) {
-  const size_t row_dim = size_t{args.key_dim} + args.value_dim;
+// How rows lie in staging. Those that become int8 keep the types of their tensors.
+struct Staged {
+  DType key_dtype;
+  DType value_dtype;
+  size_t key_bytes;
+  size_t row_bytes;
+};
+
+Staged StagedOf(const IngestArgs& args, const RowForm& form) {
+  const DType key_dtype = form.int8 ? args.key.dtype : form.dtype;
+  const DType value_dtype = form.int8 ? args.value.dtype : form.dtype;
+  const size_t key_bytes = args.key_dim * DTypeBytes(key_dtype);
+  return {key_dtype, value_dtype, key_bytes, key_bytes + args.value_dim * DTypeBytes(value_dtype)};
+}
+
+// Staged rows -> int8 rows, one behind the other.
+void QuantizeStaged(Level level, const IngestArgs& args, const Staged& staged, uint32_t row_count,
+                    std::byte* staging, std::byte* rows) {
   const auto quantize = level >= Level::kAvx512 ? internal::QuantizeAvx512 : internal::QuantizeAvx2;
-  internal::Int8Call call{.dtype = DType::kF32,
+  internal::Int8Call call{.dtype = staged.key_dtype,
                           .dim = args.key_dim,
                           .row_count = row_count,
                           .part = rows,
-                          .scale_offset = row_dim,
+                          .scale_offset = size_t{args.key_dim} + args.value_dim,
                           .row_stride_bytes = Int8RowBytes(args.key_dim, args.value_dim),
                           .other = staging,
-                          .other_stride_bytes = row_dim * sizeof(float)};
+                          .other_stride_bytes = staged.row_bytes};
   quantize(call);
   if (args.value_dim == 0) return;
+  call.dtype = staged.value_dtype;
   call.dim = args.value_dim;
   call.part += args.key_dim;
   call.scale_offset = args.value_dim + sizeof(float);
-  call.other += args.key_dim * sizeof(float);
+  call.other += staged.key_bytes;
   quantize(call);
 }
 
@@ -137,24 +152,23 @@ void QuantizeStaged(Level level, const IngestArgs& args, uint32_t row_count, std
 // L1, then streams them out. When a part is not finite, the reference looks again for the first
 // offender; it writes the rows, too, in case the source has changed.
 IngestResult IngestStaged(const Exec& exec, const IngestArgs& args, const RowForm& form) {
-  const size_t element_bytes = DTypeBytes(form.dtype);
-  const size_t staged_bytes = (args.key_dim + args.value_dim) * element_bytes;
   alignas(64) std::byte staging[internal::kScatteredStagingBytes];
   alignas(64) std::byte int8_rows[internal::kInt8StagingBytes];
   const size_t staging_bytes = IsScattered(args.key, args.key_dim)
                                    ? internal::kScatteredStagingBytes
                                    : internal::kStagingBytes;
-  const uint32_t step = static_cast<uint32_t>(staging_bytes / staged_bytes);
+  const Staged staged = StagedOf(args, form);
+  const uint32_t step = static_cast<uint32_t>(staging_bytes / staged.row_bytes);
   IngestResult result;
   result.crc = args.crc_seed;
   for (uint32_t token = 0; token < args.token_count;) {
     const uint32_t count = std::min(step, args.token_count - token);
-    if (StagePart(exec.level, args.key, token, args.key_dim, args, form.dtype, count, staging,
-                  staged_bytes) &&
+    if (StagePart(exec.level, args.key, token, args.key_dim, args, staged.key_dtype, count, staging,
+                  staged.row_bytes) &&
         (args.value_dim == 0 ||
-         StagePart(exec.level, args.value, token, args.value_dim, args, form.dtype, count,
-                   staging + args.key_dim * element_bytes, staged_bytes))) {
-      if (form.int8) QuantizeStaged(exec.level, args, count, staging, int8_rows);
+         StagePart(exec.level, args.value, token, args.value_dim, args, staged.value_dtype, count,
+                   staging + staged.key_bytes, staged.row_bytes))) {
+      if (form.int8) QuantizeStaged(exec.level, args, staged, count, staging, int8_rows);
       const std::byte* rows = form.int8 ? int8_rows : staging;
       result.crc = Crc32c(exec, {rows, count * form.row_bytes}, result.crc);
       const internal::StreamCall call{.staging = rows,

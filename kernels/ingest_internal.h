@@ -16,9 +16,8 @@ namespace pqcached::kernels::internal {
 // scattered, token by token 0.26, in columns 0.40.
 inline constexpr size_t kStagingBytes = 4096;
 inline constexpr size_t kScatteredStagingBytes = 16384;
-// Int8 rows are made of staged fp32 rows: a quarter of their bytes and two scales a row of 8 dims or
-// more.
-inline constexpr size_t kInt8StagingBytes = kScatteredStagingBytes / 2;
+// Int8 rows made of staged ones: with their scales they are never larger, from 8 dims on.
+inline constexpr size_t kInt8StagingBytes = kScatteredStagingBytes;
 inline constexpr uint32_t kScatteredColumnBytes = 128;
 inline constexpr uint32_t kPrefetchTokens = 24;
 inline constexpr uint32_t kScatteredPrefetchTokens = 32;

@@ -16,7 +16,7 @@ inline constexpr float kInt8Least = 0x1p-100f;
 
 // Keys or values of some rows, between int8 and another type. Dims are multiples of 8.
 struct Int8Call {
-  DType dtype;  // of the other side; kF32 when quantising
+  DType dtype;  // of the other side
   uint32_t dim;
   uint32_t row_count;
   std::byte* part;          // the first row's int8 elements

@@ -14,33 +14,44 @@ namespace {
 
 using internal::Int8Call;
 
+template <DType kFrom>
 PQC_INLINE void QuantizePart(const std::byte* from, uint32_t dim, std::byte* to,
                              std::byte* scale_to) {
   using F = Vec::F;
   F magnitudes = Vec::Set(0.0f);
   uint32_t i = 0;
   for (; i + Vec::kLanes <= dim; i += Vec::kLanes) {
-    magnitudes = Vec::Max(magnitudes, Vec::Abs(Vec::LoadRow<DType::kF32>(from, i)));
+    magnitudes = Vec::Max(magnitudes, Vec::Abs(Vec::LoadRow<kFrom>(from, i)));
   }
-  if (i < dim) {
-    magnitudes = Vec::Max(magnitudes, Vec::Abs(Vec::LoadRowHalf<DType::kF32>(from, i)));
-  }
+  if (i < dim) magnitudes = Vec::Max(magnitudes, Vec::Abs(Vec::LoadRowHalf<kFrom>(from, i)));
   const float most = Vec::Largest(magnitudes);
   const bool zero = most < internal::kInt8Least;
   const F factor = Vec::Set(zero ? 0.0f : internal::kInt8Most / most);
   for (i = 0; i + Vec::kLanes <= dim; i += Vec::kLanes) {
-    Vec::StoreInt8(to + i, Vec::LoadRow<DType::kF32>(from, i) * factor);
+    Vec::StoreInt8(to + i, Vec::LoadRow<kFrom>(from, i) * factor);
   }
-  if (i < dim) Vec::StoreInt8Half(to + i, Vec::LoadRowHalf<DType::kF32>(from, i) * factor);
+  if (i < dim) Vec::StoreInt8Half(to + i, Vec::LoadRowHalf<kFrom>(from, i) * factor);
   const float scale = zero ? 0.0f : most / internal::kInt8Most;
   __builtin_memcpy(scale_to, &scale, sizeof(scale));
 }
 
-inline void Quantize(const Int8Call& call) {
+template <DType kFrom>
+void QuantizeFrom(const Int8Call& call) {
   for (uint32_t row = 0; row < call.row_count; ++row) {
     std::byte* part = call.part + row * call.row_stride_bytes;
-    QuantizePart(call.other + row * call.other_stride_bytes, call.dim, part,
-                 part + call.scale_offset);
+    QuantizePart<kFrom>(call.other + row * call.other_stride_bytes, call.dim, part,
+                        part + call.scale_offset);
+  }
+}
+
+inline void Quantize(const Int8Call& call) {
+  switch (call.dtype) {
+    case DType::kF16:
+      return QuantizeFrom<DType::kF16>(call);
+    case DType::kBf16:
+      return QuantizeFrom<DType::kBf16>(call);
+    case DType::kF32:
+      return QuantizeFrom<DType::kF32>(call);
   }
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/crc32c.h"
 #include "kernels/dtype.h"
 #include "kernels/ingest.h"
+#include "kernels/int8_row.h"
 #include "tests/bench/code_arena.h"
 #include "tests/bench/huge_buffer.h"
 #include "tests/bench/report.h"
@@ -44,7 +45,7 @@ struct World {
   HugeBuffer rows;  // head after head
 };
 
-kernels::IngestResult Ingest(const World& world, uint32_t head, DType row_dtype) {
+kernels::IngestArgs Args(const World& world, uint32_t head) {
   const auto tensor = [&](const HugeBuffer& buffer) {
     return kernels::StridedTensor{buffer.data() + head * kPartBytes, DType::kF16,
                                   kHeads * kPartBytes, sizeof(uint16_t)};
@@ -55,10 +56,21 @@ kernels::IngestResult Ingest(const World& world, uint32_t head, DType row_dtype)
   args.value_dim = kDim;
   args.key = tensor(world.keys);
   args.value = tensor(world.values);
-  args.row_dtype = row_dtype;
   args.row_stride_bytes = 2 * kPartBytes;
   args.rows = world.rows.bytes().subspan(head * kHeadBytes, kHeadBytes);
+  return args;
+}
+
+kernels::IngestResult Ingest(const World& world, uint32_t head, DType row_dtype) {
+  kernels::IngestArgs args = Args(world, head);
+  args.row_dtype = row_dtype;
   return kernels::IngestRows({}, args);
+}
+
+kernels::IngestResult IngestInt8(const World& world, uint32_t head) {
+  kernels::IngestArgs args = Args(world, head);
+  args.row_stride_bytes = kernels::Int8RowBytes(kDim, kDim);
+  return kernels::IngestInt8Rows({}, args);
 }
 
 void Check(const World& world) {
@@ -73,13 +85,18 @@ void Check(const World& world) {
                 std::memcmp(row + kPartBytes, world.values.data() + from, kPartBytes) == 0,
             "ingested rows");
   }
+  const kernels::IngestResult int8 = IngestInt8(world, 1);
+  const size_t int8_bytes = kTokens * kernels::Int8RowBytes(kDim, kDim);
+  Require(int8.ok() &&
+              int8.crc == kernels::Crc32c({kernels::Level::kReference}, rows.first(int8_bytes)),
+          "ingest to int8 and its checksum");
 }
 
 void Run(const World& world, int threads, Report& report) {
   const uint32_t share = kHeads / static_cast<uint32_t>(threads);
   std::atomic<uint64_t> sink{0};
   Rounds rounds(threads);
-  // visit(head) for `count` heads a round; units are bytes of rows.
+  // visit(head) for `count` heads a round; units are bytes of fp16 rows.
   const auto add = [&](const char* name, uint32_t count, auto visit) {
     return rounds.Add(name, static_cast<double>(count * kHeadBytes),
                       [&, count, visit](int thread, int round) {
@@ -100,6 +117,8 @@ void Run(const World& world, int threads, Report& report) {
   const size_t convert = add("ingest fp16 to bf16", share / 2, [&](uint32_t head) {
     sink = sink + Ingest(world, head, DType::kBf16).crc;
   });
+  const size_t int8 = add("ingest fp16 to int8", share / 2,
+                          [&](uint32_t head) { sink = sink + IngestInt8(world, head).crc; });
   const size_t read = add("read", share, [&](uint32_t head) {
     sink = sink + StreamRead(world.rows.data() + head * kHeadBytes, kHeadBytes);
   });
@@ -115,6 +134,7 @@ void Run(const World& world, int threads, Report& report) {
   };
   figure("ingest_f16_vs_memcpy", "memcpy of as many bytes", same, copy);
   figure("ingest_f16_to_bf16_vs_memcpy", "memcpy of as many bytes", convert, copy);
+  figure("ingest_f16_to_int8_vs_memcpy", "memcpy of as many bytes of fp16", int8, copy);
   figure("crc32c_vs_read", "plain read", crc, read);
 }
 

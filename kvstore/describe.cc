@@ -10,7 +10,7 @@ namespace {
 // now.
 uint32_t SegmentEnd(const Snapshot& snapshot, size_t i) {
   const std::vector<SegmentEntry>& entries = snapshot.list->segments;
-  if (i + 1 < entries.size()) return entries[i + 1].rows->first_position();
+  if (entries[i].closed) return entries[i].token_end;
   return *std::max_element(snapshot.layer_tokens.begin(), snapshot.layer_tokens.end());
 }
 
@@ -22,26 +22,31 @@ SegmentInfo DescribeSegment(const Cache& cache, const Snapshot& snapshot, size_t
                    .tokens = {first, std::max(first, end)},
                    .slot_capacity = entry.rows->slot_capacity(),
                    .codebook_epochs = {}};
-  const std::vector<IndexDescriptor>& indexes = snapshot.list->indexes;
   const IndexDescriptor& wanted = cache.spec.default_index;
-  const bool indexed = wanted.kind == IndexKind::kFlat ||
-                       std::find(indexes.begin(), indexes.end(), wanted) != indexes.end();
+  const bool indexed =
+      wanted.kind == IndexKind::kFlat ||
+      std::any_of(entry.indexes.begin(), entry.indexes.end(), [&](const auto& index) {
+        return index != nullptr && index->index() == wanted && index->all_ready();
+      });
   const bool complete = SegmentEnd(snapshot, i) <= snapshot.token_count();
   if (entry.closed) {
     info.state = indexed && complete ? SegmentState::kSealed : SegmentState::kClosed;
   }
-  for (const auto& index : entry.indexes) info.codebook_epochs.push_back(index->epoch());
+  for (const auto& index : entry.indexes) {
+    info.codebook_epochs.push_back(index == nullptr ? ~0u : index->epoch());
+  }
   return info;
 }
 
 LayerInfo DescribeLayer(const Cache& cache, const Snapshot& snapshot, uint32_t slot) {
-  const uint32_t tokens = snapshot.layer_tokens[slot];
-  // An index comes for all segments at once, so the closed ones are all READY or the index is not
-  // there.
-  return {
-      .layer = cache.layers.layers[slot].layer,
-      .row_count = tokens,
-      .index_states = std::vector<LayerState>(snapshot.list->indexes.size(), LayerState::kReady)};
+  LayerInfo info{.layer = cache.layers.layers[slot].layer,
+                 .row_count = snapshot.layer_tokens[slot],
+                 .index_states = {}};
+  for (size_t index = 0; index < snapshot.list->indexes.size(); ++index) {
+    info.index_states.push_back(snapshot.list->index_ready(index, slot) ? LayerState::kReady
+                                                                        : LayerState::kFilled);
+  }
+  return info;
 }
 
 }  // namespace
@@ -74,6 +79,7 @@ SequenceInfo Describe(const Cache& cache, const Sequence& sequence, const Snapsh
     info.segments.push_back(DescribeSegment(cache, snapshot, i));
     info.used_bytes += list.segments[i].rows->used_bytes();
     for (const auto& index : list.segments[i].indexes) {
+      if (index == nullptr) continue;
       info.used_bytes += index->used_bytes();
       for (const auto& codebook : index->codebooks()) {
         if (!codebooks.insert(codebook.get()).second) continue;

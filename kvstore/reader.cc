@@ -35,8 +35,7 @@ absl::StatusOr<OwnedView> ViewLayer(const Reading& reading, uint32_t layer) {
   for (size_t i = 0; i < entries.size(); ++i) {
     const SegmentRows& rows = *entries[i].rows;
     if (rows.first_position() >= layer_tokens) break;
-    const uint32_t end =
-        i + 1 < entries.size() ? entries[i + 1].rows->first_position() : layer_tokens;
+    const uint32_t end = entries[i].closed ? entries[i].token_end : layer_tokens;
     owned.segments.push_back({.first_position = rows.first_position(),
                               .token_count = std::min(end, layer_tokens) - rows.first_position(),
                               .rows = rows.heads(stored)});
@@ -53,14 +52,18 @@ absl::Status AddIndex(const Reading& reading, const IndexDescriptor& index, Owne
   }
   if (index.kind == IndexKind::kFlat) return absl::OkStatus();
   const SegmentList& list = *reading.snapshot->list;
-  const auto it = std::find(list.indexes.begin(), list.indexes.end(), index);
-  if (it == list.indexes.end()) {
+  const size_t ordinal = list.Find(index);
+  if (ordinal == list.indexes.size()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the sequence has no index pq m=", index.subspace_count, " b=", index.bits, ": build it"));
   }
-  const auto ordinal = it - list.indexes.begin();
+  if (!list.index_ready(ordinal, owned.layer_slot)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "layer ", reading.cache->layers.layers[owned.layer_slot].layer,
+        ": index pq m=", index.subspace_count, " b=", index.bits, " is not ready in all segments"));
+  }
   for (size_t i = 0; i < owned.segments.size(); ++i) {
-    const SegmentIndex& data = *list.segments[i].indexes[static_cast<size_t>(ordinal)];
+    const SegmentIndex& data = *list.segments[i].indexes[ordinal];
     owned.segments[i].index_data = &data.header(owned.layer_slot);
     owned.segments[i].codebook = &data.codebooks()[owned.layer_slot]->header();
   }

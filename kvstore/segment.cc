@@ -153,8 +153,11 @@ void SegmentIndex::AppendSizes(const StoredLayers& layers, const IndexDescriptor
 SegmentIndex::SegmentIndex(const StoredLayers& layers, uint32_t slot_capacity,
                            uint32_t counted_begin, std::vector<Extent> extents,
                            std::vector<std::shared_ptr<const Codebook>> codebooks)
-    : extents_(std::move(extents)), codebooks_(std::move(codebooks)) {
+    : extents_(std::move(extents)),
+      codebooks_(std::move(codebooks)),
+      layer_ready_(std::make_unique<std::atomic<bool>[]>(layers.size())) {
   PQC_CHECK(extents_.size() == layers.size() && codebooks_.size() == layers.size());
+  for (uint32_t slot = 0; slot < layers.size(); ++slot) MarkReady(slot);
   for (uint32_t slot = 0; slot < layers.size(); ++slot) {
     const LayerShape& shape = layers.layers[slot].shape;
     const IndexDescriptor& index = codebooks_[slot]->header().index;
@@ -177,6 +180,17 @@ SegmentIndex::SegmentIndex(const StoredLayers& layers, uint32_t slot_capacity,
     header->posting_slots_offset_bytes = places.slots_offset;
     header->posting_slots_stride_bytes = places.slots_stride;
   }
+}
+
+void SegmentIndex::BeginLayers() {
+  for (size_t slot = 0; slot < extents_.size(); ++slot) layer_ready_[slot].store(false);
+}
+
+bool SegmentIndex::all_ready() const {
+  for (uint32_t slot = 0; slot < extents_.size(); ++slot) {
+    if (!ready(slot)) return false;
+  }
+  return true;
 }
 
 size_t SegmentIndex::used_bytes() const {
@@ -202,6 +216,7 @@ absl::StatusOr<std::vector<SegmentEntry>> CreateSegments(Pool& pool, const Store
   for (const NewSegment& segment : segments) {
     SegmentRows::AppendSizes(layers, segment.slot_capacity, sizes_bytes);
     for (const auto& of_index : codebooks) {
+      if (of_index.empty()) continue;
       SegmentIndex::AppendSizes(layers, of_index.front()->header().index, segment.slot_capacity,
                                 sizes_bytes);
     }
@@ -216,6 +231,10 @@ absl::StatusOr<std::vector<SegmentEntry>> CreateSegments(Pool& pool, const Store
                                                segment.slot_capacity,
                                                TakeFront(*extents, next, layers.head_count));
     for (const auto& of_index : codebooks) {
+      if (of_index.empty()) {
+        entry.indexes.push_back(nullptr);
+        continue;
+      }
       entry.indexes.push_back(
           std::make_shared<SegmentIndex>(layers, segment.slot_capacity, /*counted_begin=*/0,
                                          TakeFront(*extents, next, layers.size()), of_index));

@@ -8,6 +8,7 @@
 #ifndef PQCACHED_KVSTORE_SEGMENT_H_
 #define PQCACHED_KVSTORE_SEGMENT_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -72,13 +73,18 @@ class SegmentRows {
     return std::span(pointers_).subspan(layer.first_head, layer.shape.kv_heads);
   }
   size_t used_bytes() const;
+  // Sequences that hold it, leases and readers of dropped ones included.
+  uint32_t user_count() const { return user_count_.load(std::memory_order_relaxed); }
 
  private:
+  friend class SegmentUse;
+
   uint64_t segment_id_;
   uint32_t first_position_;
   uint32_t slot_capacity_;
   std::vector<Extent> extents_;             // [heads of all layers]
   std::vector<const std::byte*> pointers_;  // likewise
+  mutable std::atomic<uint32_t> user_count_ = 0;
 };
 
 // Codes of a segment under one index, and the codebooks that they mean.
@@ -86,7 +92,8 @@ class SegmentIndex {
  public:
   static void AppendSizes(const StoredLayers& layers, const IndexDescriptor& index,
                           uint32_t slot_capacity, std::vector<size_t>& sizes_bytes);
-  // Writes headers and zero planes. `codebooks`: per layer slot; of one epoch.
+  // Writes headers and zero planes. `codebooks`: per layer slot; of one epoch. Every layer counts as
+  // ready, until BeginLayers.
   SegmentIndex(const StoredLayers& layers, uint32_t slot_capacity, uint32_t counted_begin,
                std::vector<Extent> extents, std::vector<std::shared_ptr<const Codebook>> codebooks);
 
@@ -96,11 +103,25 @@ class SegmentIndex {
   ExtentRef extent(uint32_t layer_slot) const { return extents_[layer_slot].ref(); }
   const std::vector<std::shared_ptr<const Codebook>>& codebooks() const { return codebooks_; }
   uint32_t epoch() const { return codebooks_.front()->header().epoch; }
+  const IndexDescriptor& index() const { return codebooks_.front()->header().index; }
   size_t used_bytes() const;
+
+  // For work that publishes layer by layer (Sequence::PublishIndex): no layer is ready, until
+  // MarkReady says so. A ready layer has its codebook, and codes of every row that is shown; of a
+  // closed segment it never changes again.
+  void BeginLayers();
+  void MarkReady(uint32_t layer_slot) const {
+    layer_ready_[layer_slot].store(true, std::memory_order_release);
+  }
+  bool ready(uint32_t layer_slot) const {
+    return layer_ready_[layer_slot].load(std::memory_order_acquire);
+  }
+  bool all_ready() const;
 
  private:
   std::vector<Extent> extents_;                             // per layer slot
   std::vector<std::shared_ptr<const Codebook>> codebooks_;  // per layer slot
+  std::unique_ptr<std::atomic<bool>[]> layer_ready_;        // per layer slot
 };
 
 // Bytes of codes, counts and posting lists of one layer of a segment under an index, without
@@ -108,15 +129,22 @@ class SegmentIndex {
 size_t IndexContentBytes(const LayerShape& shape, const IndexDescriptor& index,
                          uint32_t slot_capacity, uint32_t slot_count);
 
+class SegmentUse;  // sequence.h
+
 // A segment as one snapshot sees it.
 struct SegmentEntry {
   std::shared_ptr<const SegmentRows> rows;
-  std::vector<std::shared_ptr<const SegmentIndex>> indexes;  // per index of the sequence
-  bool closed = false;                                       // its token count is final
+  // Per index of the sequence; null where the segment has none (yet).
+  std::vector<std::shared_ptr<const SegmentIndex>> indexes;
+  bool closed = false;  // its token count is final
+  uint32_t token_end =
+      0;  // position behind the last token that this sequence has in it; 0 while open
+  std::shared_ptr<const SegmentUse> use = nullptr;  // the sequence's share; Sequence sets it
 };
 
 // What a new segment has to hold besides rows: codes under these codebooks (per layer slot).
-using NewestCodebooks = std::vector<std::vector<std::shared_ptr<const Codebook>>>;  // per index
+// Per index; an empty one makes no codes.
+using NewestCodebooks = std::vector<std::vector<std::shared_ptr<const Codebook>>>;
 
 struct NewSegment {
   uint64_t segment_id = 0;

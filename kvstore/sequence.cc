@@ -1,6 +1,7 @@
 #include "kvstore/sequence.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -14,7 +15,125 @@ bool ShowsMore(const std::vector<uint32_t>& shown, const std::vector<uint32_t>& 
   return false;
 }
 
+// Lives as long as a sharer of an open segment.
+struct TailPin {
+  std::shared_ptr<TailView> view;
+
+  explicit TailPin(std::shared_ptr<TailView> shown) : view(std::move(shown)) {}
+  ~TailPin() { view->drained.store(true, std::memory_order_release); }
+  TailPin(const TailPin&) = delete;
+  TailPin& operator=(const TailPin&) = delete;
+};
+
+std::shared_ptr<TailView> MakeView(std::vector<uint32_t> layer_tokens, const SegmentRows* tail) {
+  auto view = std::make_shared<TailView>();
+  view->layer_tokens = std::move(layer_tokens);
+  view->tail = tail;
+  return view;
+}
+
+// Brings the indexes of an entry into the order of the list; what the entry lacks is null.
+void OrderIndexes(const std::vector<IndexDescriptor>& order, SegmentEntry& entry) {
+  const auto has_index = [](const std::shared_ptr<const SegmentIndex>& index,
+                            const IndexDescriptor& wanted) {
+    return index != nullptr && index->index() == wanted;
+  };
+  bool ordered = entry.indexes.size() == order.size();
+  for (size_t i = 0; ordered && i < order.size(); ++i) {
+    ordered = entry.indexes[i] == nullptr || has_index(entry.indexes[i], order[i]);
+  }
+  if (ordered) return;
+  std::vector<std::shared_ptr<const SegmentIndex>> indexes(order.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    for (const auto& index : entry.indexes) {
+      if (has_index(index, order[i])) indexes[i] = index;
+    }
+  }
+  entry.indexes = std::move(indexes);
+}
+
+bool ReadyInAll(const std::vector<SegmentEntry>& segments, size_t index, uint32_t layer_slot) {
+  return std::all_of(segments.begin(), segments.end(), [&](const SegmentEntry& entry) {
+    return entry.indexes[index] != nullptr && entry.indexes[index]->ready(layer_slot);
+  });
+}
+
+// Fills in what follows from the rest of a list.
+void Complete(const std::vector<uint32_t>& layer_tokens, SegmentList& list) {
+  for (size_t i = 0; i < list.segments.size(); ++i) {
+    SegmentEntry& entry = list.segments[i];
+    OrderIndexes(list.indexes, entry);
+    if (entry.use == nullptr) entry.use = std::make_shared<SegmentUse>(entry.rows, nullptr);
+    if (!entry.closed || entry.token_end > 0) continue;
+    entry.token_end = i + 1 < list.segments.size()
+                          ? list.segments[i + 1].rows->first_position()
+                          : *std::max_element(layer_tokens.begin(), layer_tokens.end());
+  }
+  list.ready.assign(list.indexes.size(), std::vector<bool>(layer_tokens.size()));
+  for (size_t index = 0; index < list.indexes.size(); ++index) {
+    for (uint32_t slot = 0; slot < layer_tokens.size(); ++slot) {
+      list.ready[index][slot] = ReadyInAll(list.segments, index, slot);
+    }
+  }
+}
+
+// Removes entries behind `token_end`, and closes the one that holds it. An open segment stays open.
+void CutAt(uint32_t token_end, std::vector<SegmentEntry>& segments) {
+  while (!segments.empty() && segments.back().rows->first_position() >= token_end) {
+    segments.pop_back();
+  }
+  if (segments.empty() || !segments.back().closed) return;
+  segments.back().token_end = std::min(segments.back().token_end, token_end);
+}
+
+std::vector<SegmentEntry>::iterator FindSegment(std::vector<SegmentEntry>& segments, uint64_t id) {
+  return std::find_if(segments.begin(), segments.end(),
+                      [id](const SegmentEntry& entry) { return entry.rows->segment_id() == id; });
+}
+
+absl::Status GoneError(uint64_t segment_id) {
+  return absl::AbortedError(absl::StrCat("segment ", segment_id, " is gone or has changed"));
+}
+
+// Errors: kInvalidArgument.
+absl::Status CheckReplacement(const std::vector<SegmentEntry>& entries) {
+  if (entries.empty()) return absl::InvalidArgumentError("replacement is empty");
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const SegmentEntry& entry = entries[i];
+    const uint32_t begin = entry.rows->first_position();
+    const bool joined = i == 0 || entries[i - 1].token_end == begin;
+    if (entry.closed && joined && entry.token_end > begin &&
+        entry.token_end <= entry.rows->end_capacity()) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat("replacement[", i, "] is open, or its tokens [",
+                                                   begin, ", ", entry.token_end,
+                                                   ") do not follow those before it"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+SegmentUse::SegmentUse(std::shared_ptr<const SegmentRows> rows, std::shared_ptr<const void> tail)
+    : rows_(std::move(rows)), tail_(std::move(tail)) {
+  rows_->user_count_.fetch_add(1, std::memory_order_relaxed);
+}
+
+SegmentUse::~SegmentUse() { rows_->user_count_.fetch_sub(1, std::memory_order_relaxed); }
+
+bool SegmentList::index_ready(size_t index) const {
+  return std::find(ready[index].begin(), ready[index].end(), false) == ready[index].end();
+}
+
+size_t SegmentList::Find(const IndexDescriptor& index) const {
+  return static_cast<size_t>(std::find(indexes.begin(), indexes.end(), index) - indexes.begin());
+}
+
+Snapshot::Snapshot(std::shared_ptr<const SegmentList> segments, std::vector<uint32_t> tokens)
+    : list(std::move(segments)),
+      view(MakeView(std::move(tokens), list->tail())),
+      layer_tokens(view->layer_tokens) {}
 
 uint32_t Snapshot::token_count() const {
   return *std::min_element(layer_tokens.begin(), layer_tokens.end());
@@ -25,16 +144,36 @@ uint32_t Snapshot::tail_begin() const {
 }
 
 Sequence::Sequence(uint64_t sequence_id, std::string session, uint32_t layer_count)
+    : Sequence(sequence_id, std::move(session),
+               std::make_shared<Snapshot>(std::make_shared<SegmentList>(),
+                                          std::vector<uint32_t>(layer_count, 0))) {}
+
+Sequence::Sequence(uint64_t sequence_id, std::string session, std::shared_ptr<const Snapshot> first)
     : sequence_id_(sequence_id),
       session_(std::move(session)),
-      current_(std::make_shared<Snapshot>(std::make_shared<SegmentList>(),
-                                          std::vector<uint32_t>(layer_count, 0))) {}
+      current_(std::move(first)),
+      watchers_(std::make_shared<Watchers>()) {}
 
 absl::Status Sequence::DroppedError() const {
   return absl::NotFoundError(absl::StrCat("sequence ", sequence_id_, " was dropped"));
 }
 
+absl::Status Sequence::SuspendedError() const {
+  return absl::FailedPreconditionError(absl::StrCat("sequence ", sequence_id_, " is suspended"));
+}
+
+absl::Status Sequence::CheckRunning() const {
+  if (current_ == nullptr) return DroppedError();
+  return suspended() ? SuspendedError() : absl::OkStatus();
+}
+
 absl::StatusOr<std::shared_ptr<const Snapshot>> Sequence::Read() const {
+  const MutexLock lock(&mutex_);
+  if (absl::Status status = CheckRunning(); !status.ok()) return status;
+  return current_;
+}
+
+absl::StatusOr<std::shared_ptr<const Snapshot>> Sequence::Peek() const {
   const MutexLock lock(&mutex_);
   if (current_ == nullptr) return DroppedError();
   return current_;
@@ -42,44 +181,303 @@ absl::StatusOr<std::shared_ptr<const Snapshot>> Sequence::Read() const {
 
 absl::Status Sequence::BeginWrite() {
   const MutexLock lock(&mutex_);
-  if (current_ == nullptr) return DroppedError();
+  if (absl::Status status = CheckRunning(); !status.ok()) return status;
   if (writing_) {
     return absl::AbortedError(
         absl::StrCat("another writer of sequence ", sequence_id_, " is at work"));
   }
   writing_ = true;
+  writer_list_ = current_->list;
   return absl::OkStatus();
 }
 
 void Sequence::EndWrite() {
+  std::shared_ptr<const SegmentList> list;  // dies behind the lock
   const MutexLock lock(&mutex_);
   writing_ = false;
+  list.swap(writer_list_);
 }
 
-absl::Status Sequence::Publish(std::shared_ptr<const Snapshot> next) {
-  const MutexLock lock(&mutex_);
-  if (current_ == nullptr) return DroppedError();
-  std::erase_if(superseded_,
-                [](const Superseded& s) { return s.drained->load(std::memory_order_acquire); });
-  superseded_.push_back({current_->layer_tokens, current_->drained});
-  current_.swap(next);  // the old one dies with the argument, behind the lock
-  return absl::OkStatus();
+void Sequence::Prune() const {
+  const SegmentRows* tail = current_->list->tail();
+  std::erase_if(views_, [tail](const std::shared_ptr<const TailView>& view) {
+    return view->tail != tail || view->drained.load(std::memory_order_acquire);
+  });
 }
 
 bool Sequence::ReadersBeyond(const std::vector<uint32_t>& layer_tokens) const {
   const MutexLock lock(&mutex_);
-  std::erase_if(superseded_,
-                [](const Superseded& s) { return s.drained->load(std::memory_order_acquire); });
-  return std::any_of(superseded_.begin(), superseded_.end(),
-                     [&](const Superseded& s) { return ShowsMore(s.layer_tokens, layer_tokens); });
+  if (current_ == nullptr) return false;
+  Prune();
+  return std::any_of(views_.begin(), views_.end(),
+                     [&](const auto& view) { return ShowsMore(view->layer_tokens, layer_tokens); });
+}
+
+std::shared_ptr<const Sequence::Watchers> Sequence::watchers() const {
+  const MutexLock lock(&mutex_);
+  return watchers_;
+}
+
+absl::Status Sequence::Install(Author author, std::shared_ptr<const Snapshot> next) {
+  const Snapshot& shown = *next;
+  std::shared_ptr<const SegmentList> known;  // dies behind the lock
+  std::shared_ptr<const Watchers> watchers;
+  {
+    const MutexLock lock(&mutex_);
+    if (current_ == nullptr) return DroppedError();
+    if (author == Author::kWriter) {
+      if (suspended()) return SuspendedError();
+      known = shown.list;
+      known.swap(writer_list_);
+    }
+    views_.push_back(current_->view);
+    current_.swap(next);  // the old one dies with the argument, behind the lock
+    Prune();
+    watchers = watchers_;
+  }
+  for (const auto& watcher : *watchers) watcher->OnPublish(shown);
+  return absl::OkStatus();
+}
+
+absl::Status Sequence::ChangeList(Author author, std::shared_ptr<const Snapshot> base,
+                                  std::vector<uint32_t> layer_tokens,
+                                  const std::function<absl::Status(SegmentList&)>& change) {
+  auto list = std::make_shared<SegmentList>(*base->list);
+  if (absl::Status status = change(*list); !status.ok()) return status;
+  Complete(layer_tokens, *list);
+  return Install(author, std::make_shared<Snapshot>(std::move(list), std::move(layer_tokens)));
+}
+
+absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens) {
+  const MutexLock lock(&events_mutex_);
+  auto base = Read();
+  if (!base.ok()) return base.status();
+  return Install(Author::kWriter,
+                 std::make_shared<Snapshot>((*base)->list, std::move(layer_tokens)));
+}
+
+absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens, TailEdit edit) {
+  const MutexLock lock(&events_mutex_);
+  auto base = Read();
+  if (!base.ok()) return base.status();
+  return ChangeList(
+      Author::kWriter, *std::move(base), std::move(layer_tokens), [&](SegmentList& list) {
+        std::vector<SegmentEntry>& segments = list.segments;
+        while (!segments.empty() && segments.back().rows->first_position() >= edit.begin) {
+          segments.pop_back();
+        }
+        std::move(edit.entries.begin(), edit.entries.end(), std::back_inserter(segments));
+        return absl::OkStatus();
+      });
+}
+
+absl::Status Sequence::Publish(std::shared_ptr<const Snapshot> next) {
+  const MutexLock lock(&events_mutex_);
+  auto base = Read();
+  if (!base.ok()) return base.status();
+  if (next->list == (*base)->list) return Install(Author::kWriter, std::move(next));
+  {
+    const MutexLock state_lock(&mutex_);
+    if (writer_list_ != (*base)->list) {
+      return absl::AbortedError("the segments have changed meanwhile");
+    }
+  }
+  return ChangeList(Author::kWriter, *std::move(base), next->layer_tokens, [&](SegmentList& list) {
+    list = *next->list;
+    return absl::OkStatus();
+  });
+}
+
+absl::Status Sequence::CloseTail() {
+  const MutexLock lock(&events_mutex_);
+  auto base = Read();
+  if (!base.ok()) return base.status();
+  return ChangeList(Author::kWriter, *base, (*base)->layer_tokens, [](SegmentList& list) {
+    if (list.tail_open()) list.segments.back().closed = true;  // Complete tells where it ends
+    list.prefill_closed = true;
+    return absl::OkStatus();
+  });
+}
+
+absl::Status Sequence::Truncate(uint32_t token_count, uint64_t own_lease) {
+  const MutexLock lock(&events_mutex_);
+  auto base = Read();
+  if (!base.ok()) return base.status();
+  std::vector<uint32_t> layer_tokens((*base)->layer_tokens.size(), token_count);
+  if (layer_tokens == (*base)->layer_tokens) return absl::OkStatus();
+  bool left = false;
+  for (const auto& watcher : *watchers()) {
+    if (watcher->OnTruncate(token_count, own_lease)) left = true;
+  }
+  const std::vector<SegmentEntry>& segments = (*base)->list->segments;
+  if (left && (*base)->list->tail_open()) {  // until another segment is the tail
+    const MutexLock state_lock(&mutex_);
+    views_.push_back(MakeView((*base)->layer_tokens, (*base)->list->tail()));
+  }
+  const bool list_stays = !segments.empty() && (*base)->list->tail_open() &&
+                          segments.back().rows->first_position() < token_count;
+  if (list_stays) {
+    return Install(Author::kWriter,
+                   std::make_shared<Snapshot>((*base)->list, std::move(layer_tokens)));
+  }
+  return ChangeList(Author::kWriter, *std::move(base), std::move(layer_tokens),
+                    [token_count](SegmentList& list) {
+                      CutAt(token_count, list.segments);
+                      return absl::OkStatus();
+                    });
+}
+
+absl::Status Sequence::ReplaceSegments(std::span<const uint64_t> segment_ids,
+                                       std::vector<SegmentEntry> replacement) {
+  if (absl::Status status = CheckReplacement(replacement); !status.ok()) return status;
+  if (segment_ids.empty()) return absl::InvalidArgumentError("segment_ids is empty");
+  const MutexLock lock(&events_mutex_);
+  auto base = Peek();
+  if (!base.ok()) return base.status();
+  const uint32_t complete = (*base)->token_count();
+  return ChangeList(
+      Author::kBackground, *base, (*base)->layer_tokens, [&](SegmentList& list) -> absl::Status {
+        const auto first = FindSegment(list.segments, segment_ids.front());
+        const auto left = static_cast<size_t>(list.segments.end() - first);
+        if (segment_ids.size() > left) return GoneError(segment_ids.front());
+        const auto end = first + static_cast<ptrdiff_t>(segment_ids.size());
+        for (auto entry = first; entry != end; ++entry) {
+          const uint64_t id = segment_ids[static_cast<size_t>(entry - first)];
+          if (entry->rows->segment_id() != id || !entry->closed) return GoneError(id);
+        }
+        const uint32_t token_end = (end - 1)->token_end;
+        if (token_end > complete || token_end != replacement.back().token_end ||
+            first->rows->first_position() != replacement.front().rows->first_position()) {
+          return GoneError(segment_ids.back());
+        }
+        const auto place = list.segments.erase(first, end);
+        list.segments.insert(place, std::make_move_iterator(replacement.begin()),
+                             std::make_move_iterator(replacement.end()));
+        return absl::OkStatus();
+      });
+}
+
+absl::Status Sequence::PublishIndex(const IndexDescriptor& index,
+                                    std::span<const IndexedSegment> segments) {
+  const MutexLock lock(&events_mutex_);
+  auto base = Peek();
+  if (!base.ok()) return base.status();
+  return ChangeList(Author::kBackground, *base, (*base)->layer_tokens,
+                    [&](SegmentList& list) -> absl::Status {
+                      const size_t ordinal = list.Find(index);
+                      if (ordinal == list.indexes.size()) {
+                        if (ordinal >= kMaxIndexes) {
+                          return absl::ResourceExhaustedError(
+                              absl::StrCat("a sequence has at most ", kMaxIndexes, " indexes"));
+                        }
+                        list.indexes.push_back(index);
+                        for (SegmentEntry& entry : list.segments) entry.indexes.resize(ordinal + 1);
+                      }
+                      for (const IndexedSegment& indexed : segments) {
+                        const auto entry = FindSegment(list.segments, indexed.segment_id);
+                        if (entry == list.segments.end()) return GoneError(indexed.segment_id);
+                        entry->indexes[ordinal] = indexed.index;
+                      }
+                      return absl::OkStatus();
+                    });
+}
+
+absl::Status Sequence::RemoveIndex(const IndexDescriptor& index) {
+  const MutexLock lock(&events_mutex_);
+  auto base = Peek();
+  if (!base.ok()) return base.status();
+  if ((*base)->list->Find(index) == (*base)->list->indexes.size()) return absl::OkStatus();
+  return ChangeList(Author::kBackground, *base, (*base)->layer_tokens, [&](SegmentList& list) {
+    std::erase(list.indexes, index);  // Complete takes it out of the entries
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<std::shared_ptr<const Snapshot>> Sequence::Share(uint32_t token_count,
+                                                                bool partial_indexes) {
+  auto base = Peek();  // held until the pin below is in place
+  if (!base.ok()) return base.status();
+  if (token_count > (*base)->token_count()) {
+    return absl::OutOfRangeError(absl::StrCat("token_count is ", token_count, "; sequence ",
+                                              sequence_id_, " has ", (*base)->token_count()));
+  }
+  std::vector<uint32_t> layer_tokens((*base)->layer_tokens.size(), token_count);
+  auto list = std::make_shared<SegmentList>(*(*base)->list);
+  while (!list->segments.empty() && list->segments.back().rows->first_position() >= token_count) {
+    list->segments.pop_back();
+  }
+  for (SegmentEntry& entry : list->segments) {
+    std::shared_ptr<const void> tail = entry.use->tail();
+    if (!entry.closed) {
+      auto view = MakeView(layer_tokens, entry.rows.get());
+      tail = std::make_shared<TailPin>(view);
+      const MutexLock lock(&mutex_);
+      views_.push_back(std::move(view));
+    }
+    entry.token_end = std::min(entry.closed ? entry.token_end : token_count, token_count);
+    entry.closed = true;
+    entry.use = std::make_shared<SegmentUse>(entry.rows, std::move(tail));
+  }
+  Complete(layer_tokens, *list);
+  if (!partial_indexes) {
+    std::vector<IndexDescriptor> ready;
+    for (size_t i = 0; i < list->indexes.size(); ++i) {
+      if (list->index_ready(i)) ready.push_back(list->indexes[i]);
+    }
+    list->indexes = std::move(ready);
+    Complete(layer_tokens, *list);
+  }
+  return std::make_shared<const Snapshot>(std::move(list), std::move(layer_tokens));
+}
+
+absl::StatusOr<std::shared_ptr<const Snapshot>> Sequence::Watch(
+    std::shared_ptr<SequenceWatcher> watcher) {
+  const MutexLock lock(&mutex_);
+  if (current_ == nullptr) return DroppedError();
+  auto watchers = std::make_shared<Watchers>(*watchers_);
+  watchers->push_back(std::move(watcher));
+  watchers_ = std::move(watchers);
+  return current_;
+}
+
+void Sequence::Unwatch(const SequenceWatcher* watcher) {
+  std::shared_ptr<const Watchers> old;  // dies behind the lock
+  const MutexLock lock(&mutex_);
+  auto watchers = std::make_shared<Watchers>(*watchers_);
+  std::erase_if(*watchers, [watcher](const auto& other) { return other.get() == watcher; });
+  old = std::exchange(watchers_, std::move(watchers));
+}
+
+absl::StatusOr<uint32_t> Sequence::Suspend(bool suspended) {
+  const MutexLock lock(&events_mutex_);
+  std::shared_ptr<const Snapshot> shown;
+  std::shared_ptr<const Watchers> watchers;
+  {
+    const MutexLock state_lock(&mutex_);
+    if (current_ == nullptr) return DroppedError();
+    shown = current_;
+    watchers = watchers_;
+    if (suspended_.exchange(suspended) == suspended) return shown->token_count();
+  }
+  for (const auto& watcher : *watchers) watcher->OnSuspend(suspended);
+  return shown->token_count();
 }
 
 void Sequence::Drop() {
-  std::shared_ptr<const Snapshot> last;  // dies behind the lock
   dropped_.store(true, std::memory_order_release);
-  const MutexLock lock(&mutex_);
-  last.swap(current_);
-  superseded_.clear();
+  std::shared_ptr<const Snapshot> last;  // dies behind the locks
+  std::shared_ptr<const SegmentList> known;
+  std::shared_ptr<const Watchers> watchers;
+  const MutexLock lock(&events_mutex_);
+  {
+    const MutexLock state_lock(&mutex_);
+    if (current_ == nullptr) return;
+    last.swap(current_);
+    known.swap(writer_list_);
+    views_.clear();
+    watchers = std::exchange(watchers_, std::make_shared<const Watchers>());
+  }
+  for (const auto& watcher : *watchers) watcher->OnDrop();
 }
 
 absl::StatusOr<WriteLease> WriteLease::Take(std::shared_ptr<Sequence> sequence) {

@@ -19,11 +19,15 @@ ParallelFor ParallelIf(bool worthwhile, Arena& arena) {
   return worthwhile ? arena.parallel_for() : SerialFor();
 }
 
-// The codebooks of a new segment: those of the segment before it.
+// The codebooks of a new segment: those of the segment before it, as far as it has them in all
+// layers.
 NewestCodebooks CodebooksOf(const std::vector<SegmentEntry>& segments) {
   NewestCodebooks codebooks;
   if (segments.empty()) return codebooks;
-  for (const auto& index : segments.back().indexes) codebooks.push_back(index->codebooks());
+  for (const auto& index : segments.back().indexes) {
+    codebooks.emplace_back();
+    if (index != nullptr && index->all_ready()) codebooks.back() = index->codebooks();
+  }
   return codebooks;
 }
 
@@ -111,6 +115,7 @@ absl::Status SegmentWriter::LeaveReadersBehind() {
   SegmentEntry& fresh = created->front();
   CopySlots(cache_->layers, old, fresh, layer_tokens_);
   for (size_t i = 0; i < old.indexes.size(); ++i) {
+    if (fresh.indexes[i] == nullptr) continue;
     for (uint32_t slot = 0; slot < cache_->layers.size(); ++slot) {
       const IndexDataHeader& from = old.indexes[i]->header(slot);
       const IndexDataHeader& to = fresh.indexes[i]->header(slot);
@@ -130,7 +135,7 @@ absl::Status SegmentWriter::Reserve(uint32_t token_end) {
   if (!segments_.empty()) {
     const SegmentEntry& last = segments_.back();
     // A segment closed by a build ends with its tokens, which all layers then have.
-    capacity_end = last.closed ? base_->token_count() : last.rows->end_capacity();
+    capacity_end = last.closed ? last.token_end : last.rows->end_capacity();
   }
   std::vector<NewSegment> wanted;
   for (uint32_t first = capacity_end; first < token_end; first += segment_tokens_) {
@@ -142,7 +147,10 @@ absl::Status SegmentWriter::Reserve(uint32_t token_end) {
   auto created = CreateSegments(*cache_->pool, cache_->layers, wanted, CodebooksOf(segments_));
   if (!created.ok()) return created.status();
   for (SegmentEntry& entry : *created) {
-    if (!segments_.empty()) segments_.back().closed = true;
+    if (!segments_.empty() && !segments_.back().closed) {
+      segments_.back().closed = true;
+      segments_.back().token_end = segments_.back().rows->end_capacity();
+    }
     segments_.push_back(std::move(entry));
   }
   list_changed_ = true;
@@ -226,6 +234,7 @@ void SegmentWriter::EncodeNew() {
       const uint32_t first = entry.rows->first_position();
       const uint32_t piece_end = std::min(end, entry.rows->end_capacity());
       for (const auto& index : entry.indexes) {
+        if (index == nullptr) continue;
         EncodeSlots(cache_->engine->options.exec, layer, *entry.rows, *index, slot,
                     head - layer.first_head, {position - first, piece_end - first},
                     scratch.bytes().subspan(worker * scratch_bytes, scratch_bytes));
@@ -240,6 +249,7 @@ void SegmentWriter::CountClosed() {
       base_->list->tail_open() ? base_->list->segments.size() - 1 : base_->list->segments.size();
   for (size_t i = first; i < segments_.size() && segments_[i].closed; ++i) {
     for (const auto& index : segments_[i].indexes) {
+      if (index == nullptr) continue;
       for (uint32_t slot = 0; slot < cache_->layers.size(); ++slot) {
         CountCells(cache_->engine->options.exec, cache_->layers.layers[slot], *index, slot,
                    segments_[i].rows->slot_capacity());

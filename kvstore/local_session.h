@@ -34,6 +34,8 @@ class FileDescriptor {
 
   int get() const { return descriptor_; }
   bool valid() const { return descriptor_ >= 0; }
+  // The caller's to close.
+  int Release() { return std::exchange(descriptor_, -1); }
 
  private:
   int descriptor_ = -1;
@@ -52,13 +54,16 @@ struct StagingReference {
   uint32_t slot = 0;
   uint64_t offset_bytes = 0;
   uint64_t size_bytes = 0;
+  // Higher than that of the last claim of the slot: so a call that is repeated late, when the client
+  // has put other bytes there, is refused.
   uint64_t generation = 0;
 };
 
-// Bytes of a staging slot, claimed while it lives. The client may write them meanwhile: read each
+// Bytes of a staging slot. A claim lives as long as this. The client may write them meanwhile: read each
 // byte once, check what was read.
 struct StagedBytes {
   std::span<const std::byte> bytes;
+  std::span<const std::byte> slot;  // all of it: what other references of the call to it mean
   std::shared_ptr<const void> claim;
 };
 

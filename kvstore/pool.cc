@@ -1,8 +1,6 @@
 #include "kvstore/pool.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -43,20 +41,6 @@ bool SharedHugePages() {
 absl::Status SystemError(absl::string_view what, size_t capacity_bytes) {
   return absl::ResourceExhaustedError(
       absl::StrCat(what, " of a pool of ", capacity_bytes, " bytes: ", std::strerror(errno)));
-}
-
-// A memfd that nobody can shrink, grow or open by its path. The caller closes it.
-absl::StatusOr<int> CreateMemory(size_t capacity_bytes) {
-  const int descriptor = memfd_create("pqcached-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (descriptor < 0) return SystemError("memfd_create", capacity_bytes);
-  if (ftruncate(descriptor, static_cast<off_t>(capacity_bytes)) != 0 ||
-      fchmod(descriptor, 0600) != 0 ||
-      fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
-    const absl::Status status = SystemError("sizing", capacity_bytes);
-    close(descriptor);
-    return status;
-  }
-  return descriptor;
 }
 
 // Maps the memory at an address that huge pages can back; null when refused.
@@ -107,23 +91,25 @@ absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(const Options& options) {
   }
   const size_t capacity_bytes =
       (options.capacity_bytes + kMinExtentBytes - 1) / kMinExtentBytes * kMinExtentBytes;
-  const absl::StatusOr<int> descriptor = CreateMemory(capacity_bytes);
-  if (!descriptor.ok()) return descriptor.status();
-  std::byte* base = MapAligned(*descriptor, capacity_bytes);
-  if (base == nullptr) {
-    const absl::Status status = SystemError("mapping", capacity_bytes);
-    close(*descriptor);
-    return status;
+  absl::StatusOr<FileDescriptor> memfd = CreateMemfd("pqcached-pool", capacity_bytes);
+  if (!memfd.ok()) return memfd.status();
+  std::byte* base = MapAligned(memfd->get(), capacity_bytes);
+  if (base == nullptr) return SystemError("mapping", capacity_bytes);
+  const absl::Status sealed =
+      SealMemfd(*memfd, options.strict ? LaterWriters::kNever : LaterWriters::kAllowed);
+  if (!sealed.ok()) {
+    munmap(base, capacity_bytes);
+    return sealed;
   }
   const bool huge = SharedHugePages() && madvise(base, capacity_bytes, MADV_HUGEPAGE) == 0;
   const size_t page_bytes = huge ? kHugePageBytes : static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  std::shared_ptr<Pool> pool(new Pool(*descriptor, base, capacity_bytes, page_bytes));
+  std::shared_ptr<Pool> pool(new Pool(*std::move(memfd), base, capacity_bytes, page_bytes));
   pool->StartTouching(options.touch_threads);
   return pool;
 }
 
-Pool::Pool(int descriptor, std::byte* base, size_t capacity_bytes, size_t page_bytes)
-    : descriptor_(descriptor),
+Pool::Pool(FileDescriptor memfd, std::byte* base, size_t capacity_bytes, size_t page_bytes)
+    : memfd_(std::move(memfd)),
       base_(base),
       capacity_bytes_(capacity_bytes),
       page_bytes_(page_bytes),
@@ -133,7 +119,12 @@ Pool::~Pool() {
   stop_touching_.store(true, std::memory_order_relaxed);
   for (std::thread& toucher : touchers_) toucher.join();
   munmap(base_, capacity_bytes_);
-  close(descriptor_);
+}
+
+absl::StatusOr<SharedMemory> Pool::Share() const {
+  auto descriptor = OpenReadOnly(memfd_.get());
+  if (!descriptor.ok()) return descriptor.status();
+  return SharedMemory{.descriptor = *std::move(descriptor), .size_bytes = capacity_bytes_};
 }
 
 void Pool::StartTouching(uint32_t thread_count) {

@@ -18,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvstore/buddy.h"
+#include "kvstore/memfd.h"
 #include "kvstore/mutex.h"
 #include "kvstore/read/layout.h"
 
@@ -39,6 +40,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
     size_t capacity_bytes = 0;  // > 0, rounded up to kMinExtentBytes
     uint32_t touch_threads =
         1;  // that touch all pages in the background; 0 = pages are touched by their first use
+    bool strict = false;  // nobody else can ever write the memory, not even root
   };
 
   // Reserves the memory; its pages are touched in the background, from the start, where extents
@@ -64,18 +66,21 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Bytes that the background has not touched yet.
   size_t untouched_bytes() const;
   // The memfd; stays owned by the pool.
-  int descriptor() const { return descriptor_; }
+  int descriptor() const { return memfd_.get(); }
+  // For a client: a descriptor that can only read. The memfd has mode 0600 and can neither shrink nor
+  // grow, so that a reader's mapping stays whole whatever other readers do.
+  absl::StatusOr<SharedMemory> Share() const;
 
   std::byte* data(ExtentRef extent) const { return base_ + extent.offset_bytes(); }
 
  private:
   friend class Extent;
 
-  Pool(int descriptor, std::byte* base, size_t capacity_bytes, size_t page_bytes);
+  Pool(FileDescriptor memfd, std::byte* base, size_t capacity_bytes, size_t page_bytes);
   void StartTouching(uint32_t thread_count);
   void Free(ExtentRef extent);
 
-  const int descriptor_;
+  const FileDescriptor memfd_;
   std::byte* const base_;
   const size_t capacity_bytes_;
   const size_t page_bytes_;

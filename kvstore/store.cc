@@ -120,7 +120,9 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeCache(std::string_vi
                      available_bytes, ", ", spec.capacity_bytes - available_bytes, " bytes short"));
   }
   const uint32_t touchers = std::max(1u, engine_->serving.worker_count() / 2);
-  auto pool = Pool::Create({.capacity_bytes = spec.capacity_bytes, .touch_threads = touchers});
+  auto pool = Pool::Create({.capacity_bytes = spec.capacity_bytes,
+                            .touch_threads = touchers,
+                            .strict = options.strict_memory});
   if (!pool.ok()) return pool.status();
   const uint64_t cache_id = next_id_++;
   auto cache = std::make_shared<const Cache>(cache_id, std::string(tenant), spec, *std::move(pool),

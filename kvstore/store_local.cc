@@ -1,13 +1,7 @@
 // Store's calls for clients that read mapped memory.
-#include <unistd.h>
-
 #include "kvstore/store_impl.h"
 
 namespace pqcached::kvstore {
-
-FileDescriptor::~FileDescriptor() {
-  if (descriptor_ >= 0) close(descriptor_);
-}
 
 absl::StatusOr<SessionMemory> StoreImpl::OpenLocalSession(std::string_view, uint64_t) {
   return absl::UnimplementedError("OpenLocalSession");

@@ -1,0 +1,54 @@
+#include "kvstore/control_memory.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <limits>
+#include <new>
+#include <utility>
+
+namespace pqcached::kvstore {
+namespace {
+
+constexpr size_t kWordsOffsetBytes = 4096;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ControlMemory>> ControlMemory::Create(uint32_t word_count,
+                                                                     uint64_t boot_word) {
+  const size_t size_bytes = kWordsOffsetBytes + size_t{word_count} * sizeof(LeaseWords);
+  auto memfd = CreateMemfd("pqcached-control", size_bytes);
+  if (!memfd.ok()) return memfd.status();
+  auto mapping = Mapping::Map(*memfd, size_bytes, Mapping::Access::kReadWrite);
+  if (!mapping.ok()) return mapping.status();
+  if (absl::Status status = SealMemfd(*memfd, LaterWriters::kNever); !status.ok()) return status;
+  // Words of leases to come are zero as they are.
+  auto* page = new (mapping->data()) ControlPage;
+  page->word_count = word_count;
+  page->words_offset_bytes = kWordsOffsetBytes;
+  page->boot_word.store(boot_word, std::memory_order_release);
+  return std::unique_ptr<ControlMemory>(new ControlMemory(*std::move(memfd), *std::move(mapping)));
+}
+
+ControlMemory::~ControlMemory() { End(); }
+
+absl::StatusOr<SharedMemory> ControlMemory::Share() const {
+  auto descriptor = OpenReadOnly(memfd_.get());
+  if (!descriptor.ok()) return descriptor.status();
+  return SharedMemory{.descriptor = *std::move(descriptor), .size_bytes = mapping_.size_bytes()};
+}
+
+void ControlMemory::Wake() const {
+  std::atomic<uint32_t>& word = page().wake_word;
+  word.fetch_add(1, std::memory_order_release);
+  // Not private: waiters are in other processes.
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE,
+          std::numeric_limits<int>::max(), nullptr, nullptr, 0);
+}
+
+void ControlMemory::End() const {
+  if (page().boot_word.exchange(0, std::memory_order_acq_rel) != 0) Wake();
+}
+
+}  // namespace pqcached::kvstore

@@ -1,0 +1,76 @@
+#include "kvstore/memfd.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+namespace pqcached::kvstore {
+namespace {
+
+absl::Status SystemError(absl::string_view what) {
+  return absl::ResourceExhaustedError(absl::StrCat(what, ": ", std::strerror(errno)));
+}
+
+}  // namespace
+
+FileDescriptor::~FileDescriptor() {
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+absl::StatusOr<FileDescriptor> CreateMemfd(const char* name, size_t size_bytes) {
+  FileDescriptor memfd(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!memfd.valid()) return SystemError(absl::StrCat(name, ": memfd_create"));
+  if (ftruncate(memfd.get(), static_cast<off_t>(size_bytes)) != 0 ||
+      fchmod(memfd.get(), 0600) != 0 ||
+      fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+    return SystemError(absl::StrCat(name, ": sizing to ", size_bytes, " bytes"));
+  }
+  return memfd;
+}
+
+absl::Status SealMemfd(const FileDescriptor& memfd, LaterWriters writers) {
+  if (writers == LaterWriters::kNever &&
+      fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE) != 0) {
+    return SystemError("F_SEAL_FUTURE_WRITE");
+  }
+  if (fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_SEAL) != 0) return SystemError("F_SEAL_SEAL");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<FileDescriptor> OpenReadOnly(int memfd) {
+  const std::string path = absl::StrCat("/proc/self/fd/", memfd);
+  FileDescriptor descriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!descriptor.valid()) return SystemError(path);
+  return descriptor;
+}
+
+absl::StatusOr<FileDescriptor> Duplicate(int descriptor) {
+  FileDescriptor copy(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
+  if (!copy.valid()) return SystemError("F_DUPFD_CLOEXEC");
+  return copy;
+}
+
+absl::StatusOr<Mapping> Mapping::Map(const FileDescriptor& memfd, size_t size_bytes,
+                                     Access access) {
+  const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* data = mmap(nullptr, size_bytes, protection, MAP_SHARED, memfd.get(), 0);
+  if (data == MAP_FAILED) return SystemError(absl::StrCat("mapping ", size_bytes, " bytes"));
+  return Mapping(static_cast<std::byte*>(data), size_bytes);
+}
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) munmap(data_, size_bytes_);
+}
+
+}  // namespace pqcached::kvstore

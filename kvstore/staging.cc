@@ -1,0 +1,79 @@
+#include "kvstore/staging.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace pqcached::kvstore {
+
+absl::StatusOr<std::shared_ptr<StagingRing>> StagingRing::Create(uint64_t slot_bytes,
+                                                                 uint32_t slot_count,
+                                                                 size_t max_bytes) {
+  if (slot_bytes == 0 || slot_bytes % kStagingSlotMultiple != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "slot_bytes is ", slot_bytes, "; it must be a multiple of ", kStagingSlotMultiple));
+  }
+  if (slot_count == 0 || slot_count > kMaxStagingSlots) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slot_count is ", slot_count, "; it must lie in [1, ", kMaxStagingSlots, "]"));
+  }
+  if (slot_bytes > max_bytes / slot_count) {
+    return absl::ResourceExhaustedError(absl::StrCat("slot_bytes: ", slot_count, " slots of ",
+                                                     slot_bytes, " bytes; max_staging_bytes is ",
+                                                     max_bytes));
+  }
+  const size_t size_bytes = slot_bytes * slot_count;
+  auto memfd = CreateMemfd("pqcached-staging", size_bytes);
+  if (!memfd.ok()) return memfd.status();
+  auto mapping = Mapping::Map(*memfd, size_bytes, Mapping::Access::kRead);
+  if (!mapping.ok()) return mapping.status();
+  if (absl::Status status = SealMemfd(*memfd, LaterWriters::kAllowed); !status.ok()) return status;
+  return std::shared_ptr<StagingRing>(
+      new StagingRing(*std::move(memfd), *std::move(mapping), slot_bytes, slot_count));
+}
+
+absl::StatusOr<SharedMemory> StagingRing::Share() const {
+  auto descriptor = Duplicate(memfd_.get());
+  if (!descriptor.ok()) return descriptor.status();
+  return SharedMemory{.descriptor = *std::move(descriptor), .size_bytes = mapping_.size_bytes()};
+}
+
+absl::StatusOr<StagedBytes> StagingRing::Claim(const StagingReference& reference) {
+  const MutexLock lock(&mutex_);
+  if (reference.slot >= slots_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slot is ", reference.slot, "; the ring has ", slots_.size(), " slots"));
+  }
+  if (reference.offset_bytes > slot_bytes_ ||
+      reference.size_bytes > slot_bytes_ - reference.offset_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("offset_bytes is ", reference.offset_bytes,
+                                                   " with ", reference.size_bytes,
+                                                   " bytes; a slot has ", slot_bytes_));
+  }
+  Slot& slot = slots_[reference.slot];
+  if (slot.claimed) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("slot ", reference.slot, " is in flight: a call at work uses it"));
+  }
+  if (reference.generation < slot.next_generation) {
+    return absl::FailedPreconditionError(absl::StrCat("generation is ", reference.generation,
+                                                      ", stale; slot ", reference.slot, " is at ",
+                                                      slot.next_generation));
+  }
+  slot.claimed = true;
+  slot.next_generation = reference.generation + 1;
+  const std::span<const std::byte> whole(mapping_.data() + reference.slot * slot_bytes_,
+                                         slot_bytes_);
+  std::shared_ptr<const void> claim(this, [ring = shared_from_this(), index = reference.slot](
+                                              const void*) { ring->Release(index); });
+  return StagedBytes{.bytes = whole.subspan(reference.offset_bytes, reference.size_bytes),
+                     .slot = whole,
+                     .claim = std::move(claim)};
+}
+
+void StagingRing::Release(uint32_t slot) {
+  const MutexLock lock(&mutex_);
+  slots_[slot].claimed = false;
+}
+
+}  // namespace pqcached::kvstore

@@ -3,7 +3,9 @@
 // One call serves all query heads that share the kv head (the *group*) and up to
 // kMaxAttendQueryLength decode positions, so that a row is read once. The result is a *partial*
 // attention (output, log-sum-exp): merge several with MergePartials (kernels/merge.h). There is no
-// causal mask: every query attends to every row that is given.
+// causal mask: every query attends to every row that is given. In a step of several tokens that is
+// right for the selected rows, which all of them see; the engine attends to its own window, where
+// the mask matters, and merges.
 //
 // Stateless; thread-safe as long as outputs and scratch are not shared.
 #ifndef PQCACHED_KERNELS_ATTEND_H_

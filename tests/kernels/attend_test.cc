@@ -184,7 +184,7 @@ TEST_P(AttendTest, ChosenRowsMatchDoublePrecisionAtEveryDim) {
 TEST_P(AttendTest, EveryGroupSizeAndQueryLengthMatches) {
   for (const DType dtype : kAllDTypes) {
     for (const uint32_t group_size : {1u, 2u, 3u, 4u, 5u, 7u, 8u}) {
-      for (const uint32_t query_length : {1u, 3u, 8u}) {
+      for (uint32_t query_length = 1; query_length <= kMaxAttendQueryLength; ++query_length) {
         SCOPED_TRACE(testing::Message()
                      << DTypeName(dtype) << " G " << group_size << " L " << query_length);
         const Problem problem =
@@ -192,6 +192,49 @@ TEST_P(AttendTest, EveryGroupSizeAndQueryLengthMatches) {
         const std::vector<uint32_t> tokens = RandomTokens(147, 0.7, query_length);
         ExpectClose(GetParam(), problem, RunChosen(GetParam(), problem, tokens),
                     Expected(problem, tokens));
+      }
+    }
+  }
+}
+
+// A step of speculation: the selected rows of the middle serve all queries in one call, the last
+// tokens are attended to causally, query by query, and the two merge.
+TEST_P(AttendTest, SharedRowsAndCausalWindowsMergeToCausalAttention) {
+  constexpr uint32_t kTokens = 300;
+  constexpr uint32_t kGroup = 3;
+  for (const DType dtype : kAllDTypes) {
+    for (uint32_t query_length = 1; query_length <= kMaxAttendQueryLength; ++query_length) {
+      SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " L " << query_length);
+      const uint32_t window_begin = kTokens - 20;
+      Problem problem = MakeProblem(dtype, 64, 72, kGroup, query_length, kTokens, 5, 3);
+      std::vector<uint32_t> middle = RandomTokens(window_begin, 0.3, query_length);
+      const Result shared = RunChosen(GetParam(), problem, middle);
+
+      Problem one = problem;  // one query of the step
+      one.shape.query_length = 1;
+      const size_t query_floats = size_t{kGroup} * problem.shape.key_dim;
+      const size_t output_floats = size_t{kGroup} * problem.shape.value_dim;
+      for (uint32_t query = 0; query < query_length; ++query) {
+        one.queries.assign(problem.queries.begin() + query * query_floats,
+                           problem.queries.begin() + (query + 1) * query_floats);
+        std::vector<uint32_t> seen = middle;
+        std::vector<uint32_t> window;
+        for (uint32_t t = window_begin; t <= kTokens - query_length + query; ++t) {
+          window.push_back(t);
+          seen.push_back(t);
+        }
+        Result merged = RunChosen(GetParam(), one, window);
+        const std::vector<float> own = merged.output;
+        const std::vector<float> own_lse = merged.lse;
+        const Partial partials[] = {
+            {shared.output.data() + query * output_floats, shared.lse.data() + query * kGroup},
+            {own.data(), own_lse.data()}};
+        MergePartials(Exec{GetParam()}, {.query_count = kGroup,
+                                         .value_dim = problem.shape.value_dim,
+                                         .partials = partials,
+                                         .output = merged.output,
+                                         .lse = merged.lse});
+        ExpectClose(GetParam(), one, merged, Expected(one, seen));
       }
     }
   }

@@ -1,12 +1,11 @@
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
-#include <functional>
 #include <limits>
 
 #include "kernels/check.h"
+#include "kernels/pq_cell_emit.h"
 #include "kernels/pq_cells.h"
+#include "kernels/pq_postings.h"
 #include "kernels/pq_select_paths.h"
 #include "kernels/scratch_cutter.h"
 
@@ -21,13 +20,17 @@ const CellOps& OpsFor(const Exec& exec) {
   return kCellOpsPortable;
 }
 
-CellScan ScanFor(const Exec& exec) {
-#if defined(PQCACHED_X86)
-  if (exec.level >= Level::kAvx512Vbmi) return ScanCellsAvx512Vbmi;
-#endif
-  (void)exec;
-  return ScanCellsPortable;
+// Weights are products of factors where every logit, and the distance of any two, stays below this:
+// then rounding stays below what PqSelect promises, and no weight is small enough to count as zero.
+constexpr float kMaxProductLogit = -kMinExponent;
+
+// The part of a span whose cells are counted and that are candidates; may be empty.
+SlotRange Common(const PqSpan& span) {
+  const uint32_t begin = std::max(span.slot_begin, span.counted_begin);
+  return {begin, std::max(begin, std::min(span.slot_end, span.counted_end))};
 }
+
+uint32_t Size(SlotRange slots) { return slots.end - slots.begin; }
 
 // One selection over cells; all arrays are [codebook, cell] unless said.
 class CellSelection {
@@ -38,15 +41,19 @@ class CellSelection {
         args_(args),
         plan_(plan),
         geometry_(args.geometry),
-        cell_count_(std::max(CellCount(args.geometry), 16u)) {
+        cell_count_(CellCount(args.geometry)) {
     ScratchCutter scratch(args.scratch);
     const size_t total = size_t{plan.codebook_count} * cell_count_;
-    tables_ = scratch.Take<float>(plan.codebook_count * plan.head_count * TableFloats(geometry_));
-    tokens_ = scratch.Take<uint32_t>(total);
+    const size_t table_floats = plan.codebook_count * plan.head_count * TableFloats(geometry_);
+    tables_ = scratch.Take<float>(table_floats);
+    factors_ = scratch.Take<float>(table_floats);
+    token_sums_ = scratch.Take<uint32_t>(total);
     values_ = scratch.Take<float>(total);
     logits_ = scratch.Take<float>(total);
     work_ = scratch.Take<uint32_t>(2 * total);
-    members_ = scratch.Take<CellMembers>(plan.codebook_count);
+    codebooks_ = scratch.Take<CodebookEmission>(plan.codebook_count);
+    listed_cells_ = scratch.Take<uint16_t>(total);
+    lists_ = scratch.Take<CellListScratch>(1);
     at_least_ = scratch.Take<uint8_t>(total / 8);
     above_ = scratch.Take<uint8_t>(total / 8);
     FillTables(args, plan, tables_);
@@ -56,44 +63,47 @@ class CellSelection {
     CountTokens();
     FindValues();
     const auto k = static_cast<uint32_t>(args_.positions.size());
-    const CellThreshold threshold =
-        ops_.find_threshold(values_.data(), tokens_.data(), values_.size(), k, work_.data());
-    ops_.compare(values_.data(), values_.size(), threshold.value, at_least_.data(), above_.data());
-    CellScan scan = ScanFor(exec_);
-    for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
-      ListTied(codebook);
-      if (members_[codebook].tied_count > CellMembers::kMaxTied) scan = ScanCellsPortable;
-    }
-    for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
-      FillMembers(codebook, scan);
-    }
-    CellScanOutput output{.positions = args_.positions.data(),
-                          .capacity = k,
-                          .written = 0,
-                          .equal_quota = k - threshold.above_count};
-    const bool one_plane = PlaneCount(geometry_) == 1;
-    for (const PqSpan& span : args_.spans) {
-      if (span.slot_begin == span.slot_end) continue;
-      scan(members_[span.codebook],
-           {.plane_0 = span.planes,
-            .plane_1 = one_plane ? nullptr : span.planes + span.plane_stride,
-            .slot_begin = span.slot_begin,
-            .slot_end = span.slot_end,
-            .first_position = span.first_position},
-           output);
-    }
-    PQC_CHECK(output.written == k);
+    const CellThreshold threshold = ops_.find_threshold(values_.data(), tokens_, values_.size(),
+                                                        plan_.candidate_count, k, work_.data());
+    ops_.compare(values_.data(), tokens_, values_.size(), threshold.value, at_least_.data(),
+                 above_.data());
+    EmitCells({.exec = exec_,
+               .ops = ops_,
+               .args = args_,
+               .plan = plan_,
+               .cell_count = cell_count_,
+               .tokens = tokens_,
+               .at_least = at_least_.data(),
+               .above = above_.data(),
+               .tables = tables_.data(),
+               .threshold = threshold,
+               .codebooks = codebooks_,
+               .listed_cells = listed_cells_,
+               .lists = lists_.data()});
   }
 
  private:
-  const float* Table(uint32_t codebook, uint32_t head) const {
-    return tables_.data() + (codebook * plan_.head_count + head) * TableFloats(geometry_);
+  size_t TableIndex(uint32_t codebook, uint32_t head) const {
+    return (size_t{codebook} * plan_.head_count + head) * TableFloats(geometry_);
   }
 
   void CountTokens() {
-    std::fill(tokens_.begin(), tokens_.end(), 0u);
+    const PqSpan* only = nullptr;
+    uint32_t span_count = 0;
     for (const PqSpan& span : args_.spans) {
-      AddSpanTokens(span, tokens_.subspan(size_t{span.codebook} * cell_count_, cell_count_));
+      if (span.slot_begin == span.slot_end) continue;
+      only = &span;
+      ++span_count;
+    }
+    if (plan_.codebook_count == 1 && span_count == 1 && only->cell_counts != nullptr &&
+        only->counted_begin == only->slot_begin && only->counted_end == only->slot_end) {
+      tokens_ = only->cell_counts;
+      return;
+    }
+    tokens_ = token_sums_.data();
+    std::fill(token_sums_.begin(), token_sums_.end(), 0u);
+    for (const PqSpan& span : args_.spans) {
+      AddSpanTokens(span, token_sums_.subspan(size_t{span.codebook} * cell_count_, cell_count_));
     }
   }
 
@@ -101,29 +111,42 @@ class CellSelection {
   void AddSpanTokens(const PqSpan& span, std::span<uint32_t> tokens) const {
     const uint32_t begin = span.slot_begin;
     const uint32_t end = span.slot_end;
-    const uint32_t common_begin = std::max(begin, span.counted_begin);
-    const uint32_t common_end = std::min(end, span.counted_end);
-    const uint32_t common = common_end > common_begin ? common_end - common_begin : 0;
-    const bool counted = span.cell_counts != nullptr && common > 0;
-    if (!counted ||
-        end - begin + span.counted_end - span.counted_begin - 2 * common > end - begin) {
+    const SlotRange common = Common(span);
+    const bool counted = span.cell_counts != nullptr || span.posting_begins != nullptr;
+    if (!counted || Size(common) == 0 ||
+        end - begin + span.counted_end - span.counted_begin - 2 * Size(common) > end - begin) {
       AddCells(geometry_, span, {begin, end}, 1, tokens);
       return;
     }
-    std::transform(tokens.begin(), tokens.begin() + CellCount(geometry_), span.cell_counts,
-                   tokens.begin(), std::plus<uint32_t>());
+    AddCounted(span, tokens);
     constexpr uint32_t kMinusOne = ~0u;
-    AddCells(geometry_, span, {begin, common_begin}, 1, tokens);
-    AddCells(geometry_, span, {common_end, end}, 1, tokens);
-    AddCells(geometry_, span, {span.counted_begin, common_begin}, kMinusOne, tokens);
-    AddCells(geometry_, span, {common_end, span.counted_end}, kMinusOne, tokens);
+    AddCells(geometry_, span, {begin, common.begin}, 1, tokens);
+    AddCells(geometry_, span, {common.end, end}, 1, tokens);
+    AddCells(geometry_, span, {span.counted_begin, common.begin}, kMinusOne, tokens);
+    AddCells(geometry_, span, {common.end, span.counted_end}, kMinusOne, tokens);
+  }
+
+  // Adds the counts of all counted slots, from lists where these are the shorter reading.
+  void AddCounted(const PqSpan& span, std::span<uint32_t> tokens) const {
+    const uint32_t page_count = PostingPageCount(span.counted_end - span.counted_begin);
+    if (span.posting_begins == nullptr || (span.cell_counts != nullptr && page_count > 1)) {
+      ops_.add_counts(span.cell_counts, cell_count_, tokens.data());
+      return;
+    }
+    if (page_count == 1) {
+      return ops_.add_list_counts(span.posting_begins, cell_count_, tokens.data());
+    }
+    const uint16_t* const begins = span.posting_begins;
+    for (size_t i = 0; i < size_t{cell_count_} * page_count; ++i) {
+      tokens[i / page_count] += static_cast<uint16_t>(begins[i + page_count] - begins[i]);
+    }
   }
 
   // Logits of all cells under one head of the plan.
   void FindLogits(uint32_t head, std::span<float> logits) const {
     const uint32_t centroid_count = CentroidCount(geometry_);
     for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
-      const float* table = Table(codebook, head);
+      const float* table = tables_.data() + TableIndex(codebook, head);
       float* out = logits.data() + size_t{codebook} * cell_count_;
       if (geometry_.subspace_count == 1) {
         std::copy(table, table + centroid_count, out);
@@ -133,24 +156,89 @@ class CellSelection {
     }
   }
 
-  void FindValues() {
-    if (plan_.head_count == 1) {
-      FindLogits(0, values_);
-      return;
+  // Sets factors_ so that the weight of a cell under a head, below offsets_, is the product of its
+  // factors, as its logit is the sum of its entries. False: the logits are too large or too far apart.
+  bool FindFactors() {
+    const uint32_t centroid_count = CentroidCount(geometry_);
+    for (uint32_t head = 0; head < plan_.head_count; ++head) {
+      float magnitude = 0.0f;
+      float distance = 0.0f;
+      for (uint32_t subspace = 0; subspace < geometry_.subspace_count; ++subspace) {
+        EntryRange all = {.least = kEntryLimit, .largest = -kEntryLimit};
+        for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
+          const size_t first = TableIndex(codebook, head) + subspace * centroid_count;
+          const EntryRange range = ops_.range(tables_.data() + first, centroid_count);
+          all.least = std::min(all.least, range.least);
+          all.largest = std::max(all.largest, range.largest);
+        }
+        offsets_[head] = subspace == 0 ? all.largest : offsets_[head] + all.largest;
+        magnitude += std::max(std::abs(all.least), std::abs(all.largest));
+        distance += all.largest - all.least;
+        if (magnitude > kMaxProductLogit || distance > kMaxProductLogit) return false;
+        for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
+          const size_t first = TableIndex(codebook, head) + subspace * centroid_count;
+          ops_.exponentials(tables_.data() + first, centroid_count, all.largest,
+                            factors_.data() + first);
+        }
+      }
     }
-    const size_t total = values_.size();
+    return true;
+  }
+
+  // The factors of one codebook, of all heads from the given one on.
+  CellFactors Factors(uint32_t codebook, uint32_t head) const {
+    const float* first = factors_.data() + TableIndex(codebook, head);
+    const size_t stride = TableFloats(geometry_);
+    const uint32_t centroid_count = CentroidCount(geometry_);
+    if (geometry_.subspace_count == 1) return {&row_of_one_, 0, 1, first, stride, centroid_count};
+    return {first, stride, centroid_count, first + centroid_count, stride, centroid_count};
+  }
+
+  // Sum of the weights of all candidates, from the factors.
+  double WeightSum(uint32_t head) const {
+    double sum = 0.0;
+    for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
+      sum += ops_.sum_products(Factors(codebook, head), tokens_ + size_t{codebook} * cell_count_);
+    }
+    return sum;
+  }
+
+  // Values under kSumSoftmax from the factors: exponentials of the tables' entries alone.
+  void FindValuesByFactors() {
+    for (uint32_t head = 0; head < plan_.head_count; ++head) {
+      const auto scale = static_cast<float>(1.0 / WeightSum(head));
+      for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
+        // The last sub-space's, the only one that is there for certain.
+        float* const last = factors_.data() + TableIndex(codebook, head) +
+                            (geometry_.subspace_count - 1) * CentroidCount(geometry_);
+        for (uint32_t i = 0; i < CentroidCount(geometry_); ++i) last[i] *= scale;
+      }
+    }
+    for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
+      ops_.add_products(Factors(codebook, 0), plan_.head_count,
+                        values_.data() + size_t{codebook} * cell_count_);
+    }
+  }
+
+  void FindValues() {
+    if (plan_.head_count == 1) return FindLogits(0, values_);
+    if (args_.rule == GroupRule::kMaxLogit) return FindLargestLogits();
+    const bool by_factors = FindFactors();
     const bool sum = args_.rule == GroupRule::kSumSoftmax;
+    if (sum && by_factors) return FindValuesByFactors();
+    const size_t total = values_.size();
     std::fill(values_.begin(), values_.end(), sum ? 0.0f : std::numeric_limits<float>::lowest());
     for (uint32_t head = 0; head < plan_.head_count; ++head) {
       FindLogits(head, logits_);
-      if (args_.rule == GroupRule::kMaxLogit) {
-        ops_.raise_to(logits_.data(), 0.0f, 0.0f, total, values_.data());
+      if (by_factors) {
+        const auto log_sum = static_cast<float>(std::log(WeightSum(head)));
+        ops_.raise_to(logits_.data(), offsets_[head], log_sum, total, values_.data());
         continue;
       }
-      const float max = ops_.largest(logits_.data(), tokens_.data(), total, -kLogitLimit);
+      const float max = ops_.largest(logits_.data(), tokens_, total, -kLogitLimit);
       float* const weights = sum ? logits_.data() : reinterpret_cast<float*>(work_.data());
       if (!sum) std::copy(logits_.begin(), logits_.end(), weights);
-      const double weight_sum = ops_.weigh(weights, tokens_.data(), total, max);
+      const double weight_sum = ops_.weigh(weights, tokens_, total, max);
       if (sum) {
         ops_.add_scaled(weights, static_cast<float>(1.0 / weight_sum), total, values_.data());
       } else {
@@ -160,75 +248,11 @@ class CellSelection {
     }
   }
 
-  // Fills what `scan` reads of the members.
-  void FillMembers(uint32_t codebook, CellScan scan) {
-    CellMembers& members = members_[codebook];
-    const uint8_t* above = above_.data() + codebook * cell_count_ / 8;
-    const bool simd = scan != ScanCellsPortable;
-    members.is_staircase = simd && plan_.head_count == 1 && PlaneCount(geometry_) == 2;
-    if (members.is_staircase) {
-      // Logits grow with the entry of sub-space 1, so the members of a row are its first by rank.
-      const uint32_t centroid_count = CentroidCount(geometry_);
-      ops_.rank(Table(codebook, 0) + centroid_count, centroid_count, members.rank);
-      ops_.count_bits(above, centroid_count, centroid_count / 8, members.cut);
-      return;
-    }
-    FillBits(above, members.above);
-    if (!simd) FillBits(at_least_.data() + codebook * cell_count_ / 8, members.at_least);
-  }
-
-  // From bits by cell to the order of CellMembers.
-  void FillBits(const uint8_t* by_cell, uint8_t (&bits)[8][64]) const {
-    if (HasNibblePlanes(geometry_)) return SwapNibbles(by_cell, bits[0]);
-    if (PlaneCount(geometry_) == 1) {
-      std::copy(by_cell, by_cell + cell_count_ / 8, bits[0]);
-      return;
-    }
-    const uint32_t centroid_count = CentroidCount(geometry_);
-    const uint32_t row_bytes = centroid_count / 8;
-    for (uint32_t code_0 = 0; code_0 < centroid_count; ++code_0) {
-      for (uint32_t byte = 0; byte < row_bytes; ++byte) {
-        bits[byte][code_0] = by_cell[code_0 * row_bytes + byte];
-      }
-    }
-  }
-
-  // From bits by cell (code_0, code_1) to bits by plane byte (code_1, code_0).
-  static void SwapNibbles(const uint8_t* by_cell, uint8_t* by_byte) {
-    for (uint32_t byte = 0; byte < 32; ++byte) {
-      uint32_t bits = 0;
-      for (uint32_t bit = 0; bit < 8; ++bit) {
-        const uint32_t value = byte * 8 + bit;
-        const uint32_t cell = (value & 15u) << 4u | value >> 4u;
-        bits |= (by_cell[cell / 8] >> (cell % 8) & 1u) << bit;
-      }
-      by_byte[byte] = static_cast<uint8_t>(bits);
-    }
-  }
-
-  void ListTied(uint32_t codebook) {
-    CellMembers& members = members_[codebook];
-    const size_t first = size_t{codebook} * cell_count_;
-    members.tied_count = 0;
-    for (uint32_t group = 0; group < cell_count_; group += 16) {
-      uint16_t at_least;
-      uint16_t above;
-      std::memcpy(&at_least, at_least_.data() + (first + group) / 8, sizeof(at_least));
-      std::memcpy(&above, above_.data() + (first + group) / 8, sizeof(above));
-      for (uint32_t bits = at_least ^ above; bits != 0; bits &= bits - 1) {
-        const uint32_t cell = group + static_cast<uint32_t>(std::countr_zero(bits));
-        if (tokens_[first + cell] == 0) continue;
-        if (members.tied_count++ == CellMembers::kMaxTied) return;
-        uint8_t* const tied = members.tied[members.tied_count - 1];
-        if (PlaneCount(geometry_) == 2) {
-          tied[0] = static_cast<uint8_t>(cell >> geometry_.bits);
-          tied[1] = static_cast<uint8_t>(cell & (CentroidCount(geometry_) - 1));
-        } else {
-          const uint32_t swapped = (cell & 15u) << 4u | cell >> 4u;
-          tied[0] = static_cast<uint8_t>(HasNibblePlanes(geometry_) ? swapped : cell);
-          tied[1] = 0;
-        }
-      }
+  void FindLargestLogits() {
+    FindLogits(0, values_);
+    for (uint32_t head = 1; head < plan_.head_count; ++head) {
+      FindLogits(head, logits_);
+      ops_.raise_to(logits_.data(), 0.0f, 0.0f, values_.size(), values_.data());
     }
   }
 
@@ -238,14 +262,20 @@ class CellSelection {
   const PqSelectPlan& plan_;
   const PqGeometry& geometry_;
   const uint32_t cell_count_;  // per codebook
-  std::span<float> tables_;    // [codebook, head of the plan, TableFloats], clamped
-  std::span<uint32_t> tokens_;
+  const float row_of_one_ = 1.0f;
+  float offsets_[kMaxGroupSize];  // of the factors: sums of the largest entries
+  std::span<float> tables_;       // [codebook, head of the plan, TableFloats], clamped
+  std::span<float> factors_;      // the same shape
+  const uint32_t* tokens_ = nullptr;
+  std::span<uint32_t> token_sums_;
   std::span<float> values_;
   std::span<float> logits_;  // of one head; then its weights
   std::span<uint32_t> work_;
-  std::span<uint8_t> at_least_;     // bits
-  std::span<uint8_t> above_;        // bits
-  std::span<CellMembers> members_;  // [codebook]
+  std::span<CodebookEmission> codebooks_;
+  std::span<uint16_t> listed_cells_;
+  std::span<CellListScratch> lists_;
+  std::span<uint8_t> at_least_;  // bits
+  std::span<uint8_t> above_;     // bits
 };
 
 }  // namespace
@@ -271,9 +301,10 @@ size_t CellSelectScratchBytes(const PqSelectShape& shape) {
   const size_t total = size_t{shape.codebook_count} * CellCount(shape.geometry) * sizeof(uint32_t);
   const size_t table_floats =
       size_t{shape.codebook_count} * shape.group_size * TableFloats(shape.geometry);
-  return ScratchAligned(table_floats * sizeof(float)) + 3 * ScratchAligned(total) +
-         ScratchAligned(2 * total) + 2 * ScratchAligned(total / 32) +
-         ScratchAligned(shape.codebook_count * sizeof(CellMembers));
+  return 2 * ScratchAligned(table_floats * sizeof(float)) + 3 * ScratchAligned(total) +
+         ScratchAligned(2 * total) + ScratchAligned(total / 2) + 2 * ScratchAligned(total / 32) +
+         ScratchAligned(shape.codebook_count * sizeof(CodebookEmission)) +
+         ScratchAligned(sizeof(CellListScratch));
 }
 
 void SelectByCells(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan) {

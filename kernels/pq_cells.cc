@@ -14,6 +14,14 @@ namespace {
 // vectoriser.
 constexpr size_t kLanes = 16;
 
+void AddCounts(const uint32_t* from, size_t count, uint32_t* to) {
+  for (size_t i = 0; i < count; ++i) to[i] += from[i];
+}
+
+void AddListCounts(const uint16_t* begins, size_t count, uint32_t* to) {
+  for (size_t i = 0; i < count; ++i) to[i] += static_cast<uint16_t>(begins[i + 1] - begins[i]);
+}
+
 void AddOuter(const float* row, uint32_t n0, const float* column, uint32_t n1, float* out) {
   for (uint32_t c0 = 0; c0 < n0; ++c0) {
     const float first = row[c0];
@@ -48,6 +56,60 @@ double Weigh(float* values, const uint32_t* tokens, size_t count, float max) {
   return sum;
 }
 
+EntryRange Range(const float* entries, uint32_t count) {
+  float least[kLanes];
+  float largest[kLanes];
+  std::copy(entries, entries + kLanes, least);
+  std::copy(entries, entries + kLanes, largest);
+  for (uint32_t i = kLanes; i < count; i += kLanes) {
+    for (uint32_t j = 0; j < kLanes; ++j) {
+      least[j] = entries[i + j] < least[j] ? entries[i + j] : least[j];
+      largest[j] = largest[j] < entries[i + j] ? entries[i + j] : largest[j];
+    }
+  }
+  return {.least = *std::min_element(least, least + kLanes),
+          .largest = *std::max_element(largest, largest + kLanes)};
+}
+
+void Exponentials(const float* entries, uint32_t count, float max, float* exponentials) {
+  for (uint32_t i = 0; i < count; ++i) exponentials[i] = FastExp(entries[i] - max);
+}
+
+double SumProducts(const CellFactors& factors, const uint32_t* tokens) {
+  const uint32_t n1 = factors.n1;
+  const float* const column = factors.columns;
+  double sum = 0.0;
+  for (uint32_t c0 = 0; c0 < factors.n0; ++c0) {
+    float lanes[kLanes] = {};
+    for (uint32_t c1 = 0; c1 < n1; c1 += kLanes) {
+      for (uint32_t j = 0; j < kLanes; ++j) {
+        const auto n = static_cast<int32_t>(tokens[c0 * n1 + c1 + j]);
+        lanes[j] += column[c1 + j] * static_cast<float>(n);
+      }
+    }
+    double row_sum = 0.0;
+    for (const float lane : lanes) row_sum += double{lane};
+    sum += row_sum * double{factors.rows[c0]};
+  }
+  return sum;
+}
+
+void AddProducts(const CellFactors& factors, uint32_t head_count, float* values) {
+  const uint32_t n1 = factors.n1;
+  for (uint32_t c0 = 0; c0 < factors.n0; ++c0) {
+    float* const out = values + c0 * n1;
+    for (uint32_t head = 0; head < head_count; ++head) {
+      const float row = factors.rows[head * factors.row_stride + c0];
+      const float* const column = factors.columns + head * factors.column_stride;
+      if (head == 0) {
+        for (uint32_t c1 = 0; c1 < n1; ++c1) out[c1] = row * column[c1];
+      } else {
+        for (uint32_t c1 = 0; c1 < n1; ++c1) out[c1] += row * column[c1];
+      }
+    }
+  }
+}
+
 void AddScaled(const float* weights, float scale, size_t count, float* sums) {
   for (size_t i = 0; i < count; ++i) sums[i] += scale * weights[i];
 }
@@ -64,7 +126,7 @@ struct WeightedValue {
   uint32_t tokens;
 };
 
-CellThreshold FindCellThreshold(const float* values, const uint32_t* tokens, size_t count,
+CellThreshold FindCellThreshold(const float* values, const uint32_t* tokens, size_t count, uint32_t,
                                 uint32_t k, uint32_t* work) {
   auto* cells = reinterpret_cast<WeightedValue*>(work);
   size_t size = 0;
@@ -118,14 +180,16 @@ void CountBits(const uint8_t* rows, uint32_t row_count, uint32_t row_bytes, uint
   }
 }
 
-void Compare(const float* values, size_t count, float threshold, uint8_t* at_least,
-             uint8_t* above) {
+void Compare(const float* values, const uint32_t* tokens, size_t count, float threshold,
+             uint8_t* at_least, uint8_t* above) {
   for (size_t i = 0; i < count; i += 8) {
     uint32_t at_least_bits = 0;
     uint32_t above_bits = 0;
     for (uint32_t j = 0; j < 8; ++j) {
-      at_least_bits |= static_cast<uint32_t>(values[i + j] >= threshold) << j;
-      above_bits |= static_cast<uint32_t>(values[i + j] > threshold) << j;
+      const bool is_tied = (values[i + j] == threshold) & (tokens[i + j] != 0);
+      const bool is_above = values[i + j] > threshold;
+      at_least_bits |= static_cast<uint32_t>(is_tied | is_above) << j;
+      above_bits |= static_cast<uint32_t>(is_above) << j;
     }
     at_least[i / 8] = static_cast<uint8_t>(at_least_bits);
     above[i / 8] = static_cast<uint8_t>(above_bits);
@@ -134,9 +198,15 @@ void Compare(const float* values, size_t count, float threshold, uint8_t* at_lea
 
 }  // namespace
 
-const CellOps kCellOpsPortable = {.add_outer = AddOuter,
+const CellOps kCellOpsPortable = {.add_counts = AddCounts,
+                                  .add_list_counts = AddListCounts,
+                                  .add_outer = AddOuter,
                                   .largest = Largest,
                                   .weigh = Weigh,
+                                  .range = Range,
+                                  .exponentials = Exponentials,
+                                  .sum_products = SumProducts,
+                                  .add_products = AddProducts,
                                   .add_scaled = AddScaled,
                                   .raise_to = RaiseTo,
                                   .find_threshold = FindCellThreshold,

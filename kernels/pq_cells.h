@@ -4,7 +4,7 @@
 // settled on *weighted cells* (value and token count) at a cost that does not grow with the
 // context. Then one pass over the code planes turns *member* cells into positions.
 //
-// Shared by pq_select.cc and the instruction-set files; nobody else includes it.
+// Shared by the files of PqSelect and the instruction-set files; nobody else includes it.
 #ifndef PQCACHED_KERNELS_PQ_CELLS_H_
 #define PQCACHED_KERNELS_PQ_CELLS_H_
 
@@ -52,8 +52,27 @@ struct CellThreshold {
   uint32_t above_count;  // tokens above it
 };
 
+// Weights exp(logit - max) of all cells as products of a row's and a column's factor.
+struct CellFactors {
+  const float* rows;  // [head][n0]
+  size_t row_stride;  // floats from head to head
+  uint32_t n0;
+  const float* columns;  // [head][n1]
+  size_t column_stride;
+  uint32_t n1;  // a multiple of 16
+};
+
+struct EntryRange {
+  float least;
+  float largest;
+};
+
 // Arithmetic over arrays of cells, `count` a multiple of 16, 64-byte aligned.
 struct CellOps {
+  // to[i] += from[i].
+  void (*add_counts)(const uint32_t* from, size_t count, uint32_t* to);
+  // to[i] += begins[i + 1] - begins[i]: the counts of posting lists.
+  void (*add_list_counts)(const uint16_t* begins, size_t count, uint32_t* to);
   // out[c0 * n1 + c1] = row[c0] + column[c1].
   void (*add_outer)(const float* row, uint32_t n0, const float* column, uint32_t n1, float* out);
   // Largest value among cells with tokens, or `least`.
@@ -61,20 +80,31 @@ struct CellOps {
   // values[i] = exp(values[i] - max), zero below kMinExponent; returns the sum over
   // tokens. Cells without tokens may lie above max: they weigh at most 1.
   double (*weigh)(float* values, const uint32_t* tokens, size_t count, float max);
+  // Of `count` entries, a multiple of 16.
+  EntryRange (*range)(const float* entries, uint32_t count);
+  // exponentials[i] = exp(entries[i] - max) of `count` entries, a
+  // multiple of 16.
+  void (*exponentials)(const float* entries, uint32_t count, float max, float* exponentials);
+  // Sum over cells of row[c0] * column[c1] * tokens[c0 * n1 + c1], of the first head.
+  double (*sum_products)(const CellFactors& factors, const uint32_t* tokens);
+  // values[c0 * n1 + c1] = sum over heads of row[c0] * column[c1].
+  void (*add_products)(const CellFactors& factors, uint32_t head_count, float* values);
   // sums[i] += scale * weights[i].
   void (*add_scaled)(const float* weights, float scale, size_t count, float* sums);
   // largest[i] = max(largest[i], (values[i] - max) - log_sum).
   void (*raise_to)(const float* values, float max, float log_sum, size_t count, float* largest);
-  // The k-th largest value by tokens. Work: 2 * count words. REQUIRES: 1 <= k <= all tokens.
+  // The k-th largest value by tokens, of which there are all_tokens. Work: 2 * count words.
+  // REQUIRES: 1 <= k <= all_tokens.
   CellThreshold (*find_threshold)(const float* values, const uint32_t* tokens, size_t count,
-                                  uint32_t k, uint32_t* work);
+                                  uint32_t all_tokens, uint32_t k, uint32_t* work);
   // rank[i] = how many of count entries are larger than entry i.
   void (*rank)(const float* entries, uint32_t count, uint8_t* rank);
   // counts[r] = bits set in row r; rows of row_bytes (4 or 8) bytes.
   void (*count_bits)(const uint8_t* rows, uint32_t row_count, uint32_t row_bytes, uint8_t* counts);
-  // Bit i of at_least / above says how values[i] compares; count / 8 bytes each.
-  void (*compare)(const float* values, size_t count, float threshold, uint8_t* at_least,
-                  uint8_t* above);
+  // Bit i of above: values[i] > threshold. Bit i of at_least: that, or cell i has tokens and
+  // values[i] == threshold. count / 8 bytes each.
+  void (*compare)(const float* values, const uint32_t* tokens, size_t count, float threshold,
+                  uint8_t* at_least, uint8_t* above);
 };
 
 // One pass over a span; see CellMembers. Null where a level has none and members must be looked up
@@ -84,6 +114,10 @@ using CellScan = void (*)(const CellMembers& members, const CellScanSpan& span,
 
 extern const CellOps kCellOpsPortable;
 extern const CellOps kCellOpsAvx512;
+
+// CellOps::find_threshold.
+CellThreshold FindCellThresholdAvx512(const float* values, const uint32_t* tokens, size_t count,
+                                      uint32_t all_tokens, uint32_t k, uint32_t* work);
 
 void ScanCellsPortable(const CellMembers& members, const CellScanSpan& span,
                        CellScanOutput& output);

@@ -1,10 +1,8 @@
 // Arithmetic over arrays of cells, 16 floats at a time.
 //
-// The compiler's vectoriser takes neither the compression in the search for the threshold nor sums
-// of floats.
+// The compiler's vectoriser does not take sums of floats.
 #include <immintrin.h>
 
-#include "kernels/float_key_avx512.h"
 #include "kernels/pq_cells.h"
 #include "kernels/simd_exp_avx512.h"
 
@@ -12,6 +10,22 @@ namespace pqcached::kernels {
 namespace {
 
 constexpr size_t kLanes = 16;
+
+void AddCounts(const uint32_t* from, size_t count, uint32_t* to) {
+  for (size_t i = 0; i < count; i += kLanes) {
+    const __m512i sum = _mm512_add_epi32(_mm512_loadu_si512(to + i), _mm512_loadu_si512(from + i));
+    _mm512_storeu_si512(to + i, sum);
+  }
+}
+
+void AddListCounts(const uint16_t* begins, size_t count, uint32_t* to) {
+  for (size_t i = 0; i < count; i += kLanes) {
+    const __m256i begin = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(begins + i));
+    const __m256i end = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(begins + i + 1));
+    const __m512i n = _mm512_cvtepu16_epi32(_mm256_sub_epi16(end, begin));
+    _mm512_storeu_si512(to + i, _mm512_add_epi32(_mm512_loadu_si512(to + i), n));
+  }
+}
 
 void AddOuter(const float* row, uint32_t n0, const float* column, uint32_t n1, float* out) {
   for (uint32_t c0 = 0; c0 < n0; ++c0) {
@@ -48,6 +62,84 @@ double Weigh(float* values, const uint32_t* tokens, size_t count, float max) {
   return total;
 }
 
+EntryRange Range(const float* entries, uint32_t count) {
+  __m512 least = _mm512_loadu_ps(entries);
+  __m512 largest = least;
+  for (uint32_t i = kLanes; i < count; i += kLanes) {
+    least = _mm512_min_ps(least, _mm512_loadu_ps(entries + i));
+    largest = _mm512_max_ps(largest, _mm512_loadu_ps(entries + i));
+  }
+  return {_mm512_reduce_min_ps(least), _mm512_reduce_max_ps(largest)};
+}
+
+void Exponentials(const float* entries, uint32_t count, float max, float* exponentials) {
+  const __m512 offset = _mm512_set1_ps(max);
+  for (uint32_t i = 0; i < count; i += kLanes) {
+    const __m512 below = _mm512_sub_ps(_mm512_loadu_ps(entries + i), offset);
+    _mm512_storeu_ps(exponentials + i, ExpAvx512(below));
+  }
+}
+
+// Rows of cells whose sums stay floats before they go into doubles.
+constexpr uint32_t kRowsAFlush = 8;
+
+double SumProducts(const CellFactors& factors, const uint32_t* tokens) {
+  const uint32_t n0 = factors.n0;
+  const uint32_t n1 = factors.n1;
+  const float* const column = factors.columns;
+  double total = 0.0;
+  for (uint32_t begin = 0; begin < n0; begin += kRowsAFlush) {
+    const uint32_t end = n0 - begin < kRowsAFlush ? n0 : begin + kRowsAFlush;
+    __m512 sum = _mm512_setzero_ps();
+    for (uint32_t c0 = begin; c0 < end; ++c0) {
+      __m512 row_sum = _mm512_setzero_ps();
+      for (uint32_t c1 = 0; c1 < n1; c1 += kLanes) {
+        const __m512 n = _mm512_cvtepi32_ps(_mm512_loadu_si512(tokens + c0 * n1 + c1));
+        row_sum = _mm512_fmadd_ps(n, _mm512_loadu_ps(column + c1), row_sum);
+      }
+      sum = _mm512_fmadd_ps(row_sum, _mm512_set1_ps(factors.rows[c0]), sum);
+    }
+    total += static_cast<double>(_mm512_reduce_add_ps(sum));
+  }
+  return total;
+}
+
+// values (+)= the products of kHeads heads.
+template <uint32_t kHeads>
+void AddProductsOf(const CellFactors& factors, bool first, float* values) {
+  const uint32_t n1 = factors.n1;
+  for (uint32_t c1 = 0; c1 < n1; c1 += kLanes) {
+    __m512 columns[kHeads];
+    for (uint32_t head = 0; head < kHeads; ++head) {
+      columns[head] = _mm512_loadu_ps(factors.columns + head * factors.column_stride + c1);
+    }
+    for (uint32_t c0 = 0; c0 < factors.n0; ++c0) {
+      float* const out = values + c0 * n1 + c1;
+      __m512 sum = first ? _mm512_setzero_ps() : _mm512_loadu_ps(out);
+      for (uint32_t head = 0; head < kHeads; ++head) {
+        const __m512 row = _mm512_set1_ps(factors.rows[head * factors.row_stride + c0]);
+        sum = _mm512_fmadd_ps(row, columns[head], sum);
+      }
+      _mm512_storeu_ps(out, sum);
+    }
+  }
+}
+
+void AddProducts(const CellFactors& factors, uint32_t head_count, float* values) {
+  CellFactors rest = factors;
+  for (uint32_t head = 0; head < head_count;) {
+    const uint32_t heads = head_count - head >= 4 ? 4 : 1;
+    if (heads == 4) {
+      AddProductsOf<4>(rest, head == 0, values);
+    } else {
+      AddProductsOf<1>(rest, head == 0, values);
+    }
+    rest.rows += heads * rest.row_stride;
+    rest.columns += heads * rest.column_stride;
+    head += heads;
+  }
+}
+
 void AddScaled(const float* weights, float scale, size_t count, float* sums) {
   const __m512 factor = _mm512_set1_ps(scale);
   for (size_t i = 0; i < count; i += kLanes) {
@@ -64,92 +156,6 @@ void RaiseTo(const float* values, float max, float log_sum, size_t count, float*
     const __m512 value = _mm512_sub_ps(_mm512_sub_ps(_mm512_loadu_ps(values + i), offset), shift);
     _mm512_storeu_ps(largest + i, _mm512_max_ps(value, _mm512_loadu_ps(largest + i)));
   }
-}
-
-struct WeightedCells {
-  const float* values;
-  const uint32_t* tokens;
-  size_t count;  // a multiple of 16; padding has no tokens
-};
-
-struct Tally {
-  uint32_t tokens;
-  uint32_t cells;
-};
-
-Tally CountAtLeast(const WeightedCells& cells, float value) {
-  const __m512 bound = _mm512_set1_ps(value);
-  __m512i tokens = _mm512_setzero_si512();
-  uint32_t cell_count = 0;
-  for (size_t i = 0; i < cells.count; i += kLanes) {
-    const __mmask16 mask = _mm512_cmp_ps_mask(_mm512_loadu_ps(cells.values + i), bound, _CMP_GE_OQ);
-    tokens = _mm512_mask_add_epi32(tokens, mask, tokens, _mm512_loadu_si512(cells.tokens + i));
-    cell_count += static_cast<uint32_t>(__builtin_popcount(mask));
-  }
-  return {static_cast<uint32_t>(_mm512_reduce_add_epi32(tokens)), cell_count};
-}
-
-// Keeps the cells with tokens and low <= value < high. In place is fine: it writes behind what it
-// reads.
-WeightedCells Keep(const WeightedCells& cells, float low, float high, float* values,
-                   uint32_t* tokens) {
-  const __m512 low_bound = _mm512_set1_ps(low);
-  const __m512 high_bound = _mm512_set1_ps(high);
-  size_t kept = 0;
-  for (size_t i = 0; i < cells.count; i += kLanes) {
-    const __m512 value = _mm512_loadu_ps(cells.values + i);
-    const __m512i n = _mm512_loadu_si512(cells.tokens + i);
-    const __mmask16 not_low = _mm512_cmp_ps_mask(value, low_bound, _CMP_GE_OQ);
-    const __mmask16 in_range = _mm512_mask_cmp_ps_mask(not_low, value, high_bound, _CMP_LT_OQ);
-    const __mmask16 mask = _mm512_mask_test_epi32_mask(in_range, n, n);
-    _mm512_storeu_ps(values + kept, _mm512_maskz_compress_ps(mask, value));
-    _mm512_storeu_si512(tokens + kept, _mm512_maskz_compress_epi32(mask, n));
-    kept += static_cast<uint32_t>(__builtin_popcount(mask));
-  }
-  const size_t padded = (kept + kLanes - 1) / kLanes * kLanes;
-  const auto padding = static_cast<__mmask16>((1u << (padded - kept)) - 1u);
-  _mm512_mask_storeu_ps(values + kept, padding, _mm512_setzero_ps());
-  _mm512_mask_storeu_epi32(tokens + kept, padding, _mm512_setzero_si512());
-  return {values, tokens, padded};
-}
-
-float Least(const WeightedCells& cells) {
-  __m512 least = _mm512_set1_ps(3e38f);
-  for (size_t i = 0; i < cells.count; i += kLanes) {
-    const __m512i n = _mm512_loadu_si512(cells.tokens + i);
-    least = _mm512_mask_min_ps(least, _mm512_test_epi32_mask(n, n), least,
-                               _mm512_loadu_ps(cells.values + i));
-  }
-  return _mm512_reduce_min_ps(least);
-}
-
-// Bisects between low (k tokens or more from it on) and high (fewer); the list of cells in between
-// shrinks.
-CellThreshold FindCellThreshold(const float* values, const uint32_t* tokens, size_t count,
-                                uint32_t k, uint32_t* work) {
-  WeightedCells cells = {values, tokens, count};
-  uint32_t above_list = 0;  // tokens of larger values than any in the list
-  uint32_t above_high = 0;  // tokens at high or above
-  KeyInterval interval = {FloatKey(Least(cells)),
-                          FloatKey(Largest(values, tokens, count, -3e38f)) + 1};
-  for (bool by_value = true; interval.high - int64_t{interval.low} > 1; by_value = !by_value) {
-    const int32_t middle = MiddleKey(interval, by_value);
-    const Tally tally = CountAtLeast(cells, KeyFloat(middle));
-    const bool enough = above_list + tally.tokens >= k;
-    if (enough) {
-      interval.low = middle;
-    } else {
-      interval.high = middle;
-      above_high = above_list + tally.tokens;
-    }
-    const size_t rest = enough ? tally.cells : cells.count - tally.cells;
-    if (cells.count > kLanes && rest <= cells.count / 2) {
-      cells = Keep(cells, KeyFloat(interval.low), KeyFloat(interval.high),
-                   reinterpret_cast<float*>(work), work + count);
-      above_list = above_high;
-    }
-  }
-  return {KeyFloat(interval.low), above_high};
 }
 
 void Rank(const float* entries, uint32_t count, uint8_t* rank) {
@@ -172,13 +178,16 @@ void CountBits(const uint8_t* rows, uint32_t row_count, uint32_t row_bytes, uint
   }
 }
 
-void Compare(const float* values, size_t count, float threshold, uint8_t* at_least,
-             uint8_t* above) {
+void Compare(const float* values, const uint32_t* tokens, size_t count, float threshold,
+             uint8_t* at_least, uint8_t* above) {
   const __m512 bound = _mm512_set1_ps(threshold);
   for (size_t i = 0; i < count; i += kLanes) {
     const __m512 value = _mm512_loadu_ps(values + i);
-    const __mmask16 at_least_bits = _mm512_cmp_ps_mask(value, bound, _CMP_GE_OQ);
+    const __m512i n = _mm512_loadu_si512(tokens + i);
+    const __mmask16 equal_bits = _mm512_cmp_ps_mask(value, bound, _CMP_EQ_OQ);
     const __mmask16 above_bits = _mm512_cmp_ps_mask(value, bound, _CMP_GT_OQ);
+    const auto at_least_bits =
+        static_cast<__mmask16>(above_bits | _mm512_mask_test_epi32_mask(equal_bits, n, n));
     __builtin_memcpy(at_least + i / 8, &at_least_bits, 2);
     __builtin_memcpy(above + i / 8, &above_bits, 2);
   }
@@ -186,12 +195,18 @@ void Compare(const float* values, size_t count, float threshold, uint8_t* at_lea
 
 }  // namespace
 
-const CellOps kCellOpsAvx512 = {.add_outer = AddOuter,
+const CellOps kCellOpsAvx512 = {.add_counts = AddCounts,
+                                .add_list_counts = AddListCounts,
+                                .add_outer = AddOuter,
                                 .largest = Largest,
                                 .weigh = Weigh,
+                                .range = Range,
+                                .exponentials = Exponentials,
+                                .sum_products = SumProducts,
+                                .add_products = AddProducts,
                                 .add_scaled = AddScaled,
                                 .raise_to = RaiseTo,
-                                .find_threshold = FindCellThreshold,
+                                .find_threshold = FindCellThresholdAvx512,
                                 .rank = Rank,
                                 .count_bits = CountBits,
                                 .compare = Compare};

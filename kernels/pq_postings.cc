@@ -10,37 +10,43 @@ namespace {
 struct Page {
   uint32_t slot_begin;
   uint32_t slot_end;
-  uint16_t* begins;  // [CellCount + 1]
-  uint16_t* slots;   // [slot_end - slot_begin]
+  uint16_t* begins;     // of cell 0
+  size_t begin_stride;  // from cell to cell
+  uint16_t* slots;      // [slot_end - slot_begin]
 };
 
 // The specification: cell after cell, slot after slot.
 void FillPageReference(const PqBuildPostingsArgs& args, const Page& page) {
+  const uint32_t cell_count = CellCount(args.geometry);
   uint32_t written = 0;
-  for (uint32_t cell = 0; cell < CellCount(args.geometry); ++cell) {
-    page.begins[cell] = static_cast<uint16_t>(written);
+  for (uint32_t cell = 0; cell < cell_count; ++cell) {
+    page.begins[cell * page.begin_stride] = static_cast<uint16_t>(written);
     for (uint32_t slot = page.slot_begin; slot < page.slot_end; ++slot) {
       if (GetCell(args.geometry, args.planes, args.plane_stride, slot) != cell) continue;
       page.slots[written++] = static_cast<uint16_t>(slot - page.slot_begin);
     }
   }
-  page.begins[CellCount(args.geometry)] = static_cast<uint16_t>(written);
+  page.begins[cell_count * page.begin_stride] = static_cast<uint16_t>(written);
 }
 
-// Counting sort; begins[cell + 1] counts the slots of a cell, and then is where its next slot goes.
+// Counting sort; the begin of cell + 1 counts the slots of a cell, and then is where its next slot
+// goes.
 template <typename CellOf>
 void SortPage(const Page& page, uint32_t cell_count, CellOf cell_of) {
-  uint16_t* const begins = page.begins;
-  std::fill(begins, begins + cell_count + 1, uint16_t{0});
-  for (uint32_t slot = page.slot_begin; slot < page.slot_end; ++slot) ++begins[cell_of(slot) + 1];
+  const size_t stride = page.begin_stride;
+  uint16_t* const next = page.begins + stride;
+  for (uint32_t cell = 0; cell <= cell_count; ++cell) page.begins[cell * stride] = 0;
+  for (uint32_t slot = page.slot_begin; slot < page.slot_end; ++slot) {
+    ++next[cell_of(slot) * stride];
+  }
   uint32_t sum = 0;
   for (uint32_t cell = 0; cell < cell_count; ++cell) {
-    const uint32_t count = begins[cell + 1];
-    begins[cell + 1] = static_cast<uint16_t>(sum);
+    const uint32_t count = next[cell * stride];
+    next[cell * stride] = static_cast<uint16_t>(sum);
     sum += count;
   }
   for (uint32_t slot = page.slot_begin; slot < page.slot_end; ++slot) {
-    page.slots[begins[cell_of(slot) + 1]++] = static_cast<uint16_t>(slot - page.slot_begin);
+    page.slots[next[cell_of(slot) * stride]++] = static_cast<uint16_t>(slot - page.slot_begin);
   }
 }
 
@@ -67,12 +73,14 @@ void PqBuildPostings(const Exec& exec, const PqBuildPostingsArgs& args) {
   const uint32_t slot_count = args.slot_end - args.slot_begin;
   PQC_CHECK(args.begins.size() == PostingBeginCount(args.geometry, slot_count));
   PQC_CHECK(args.slots.size() == slot_count);
-  for (uint32_t i = 0; i < PostingPageCount(slot_count); ++i) {
+  const uint32_t page_count = PostingPageCount(slot_count);
+  for (uint32_t i = 0; i < page_count; ++i) {
     const uint32_t first = i * kPostingPageSlots;
     const Page page = {
         .slot_begin = args.slot_begin + first,
         .slot_end = args.slot_begin + std::min(slot_count, first + kPostingPageSlots),
-        .begins = args.begins.data() + size_t{i} * (CellCount(args.geometry) + 1),
+        .begins = args.begins.data() + i,
+        .begin_stride = page_count,
         .slots = args.slots.data() + first};
     if (exec.level == Level::kReference) {
       FillPageReference(args, page);

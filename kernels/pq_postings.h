@@ -3,9 +3,9 @@
 //
 // The slots [slot_begin, slot_end) are cut into *pages* of kPostingPageSlots slots, the last one
 // shorter. A page lists its slots cell by cell, ascending within a cell, as 16-bit offsets from the
-// page's first slot; the lists of page p begin at entry p * kPostingPageSlots of `slots`. Row p of
-// `begins` says where in the page the list of each cell begins: cell c has the entries
-// [begins[p, c], begins[p, c + 1]).
+// page's first slot; the lists of page p begin at entry p * kPostingPageSlots of `slots`. There,
+// cell c has the entries [begins[c, p], begins[c + 1, p]). A cell's begins in all pages lie side by
+// side, so that one read from memory finds them.
 //
 // Index bytes: 2 a slot, and 2 * (CellCount + 1) a page: 3 a token with 4096 cells and 8192 tokens
 // in a segment, 2.25 from 32768 tokens on.
@@ -27,7 +27,7 @@ constexpr uint32_t PostingPageCount(uint32_t slot_count) {
   return slot_count / kPostingPageSlots + (slot_count % kPostingPageSlots != 0 ? 1u : 0u);
 }
 
-// Entries of `begins`, [PostingPageCount, CellCount + 1]. REQUIRES: HasCells(g).
+// Entries of `begins`, [CellCount + 1, PostingPageCount]. REQUIRES: HasCells(g).
 constexpr size_t PostingBeginCount(const PqGeometry& g, uint32_t slot_count) {
   return size_t{PostingPageCount(slot_count)} * (CellCount(g) + 1);
 }

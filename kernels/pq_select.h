@@ -44,7 +44,7 @@ struct PqSpan {
   // alone; both null: none. With them a selection of few tokens reads no codes of these slots. They
   // help as well where the candidates are only a part of the slots, as when excluded ranges cut a
   // segment into several spans: each of them may name the lists of the whole.
-  const uint16_t* posting_begins = nullptr;  // [PostingPageCount, CellCount + 1]
+  const uint16_t* posting_begins = nullptr;  // [CellCount + 1, PostingPageCount]
   const uint16_t* posting_slots = nullptr;   // [counted_end - counted_begin]
 };
 

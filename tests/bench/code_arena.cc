@@ -3,19 +3,12 @@
 #include <cmath>
 #include <random>
 
+#include "kernels/pq_postings.h"
 #include "kernels/pq_table.h"
 
 namespace pqcached::bench {
 
 using kernels::PqGeometry;
-
-namespace {
-
-size_t CountBytes(const PqGeometry& geometry) {
-  return kernels::HasCells(geometry) ? kernels::CellCount(geometry) * sizeof(uint32_t) : 0;
-}
-
-}  // namespace
 
 std::vector<float> NormalFloats(size_t count, uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -32,7 +25,11 @@ CodeArena::CodeArena(const PqGeometry& geometry, uint32_t head_count, uint32_t t
       token_count_(token_count),
       head_bytes_(kernels::CodePlanesBytes(geometry, token_count)),
       memory_(head_bytes_ * head_count),
-      counts_(CountBytes(geometry) * head_count) {
+      counts_(HasCells(geometry) ? CellCount(geometry) * sizeof(uint32_t) * head_count : 0),
+      list_begins_(HasCells(geometry)
+                       ? PostingBeginCount(geometry, token_count) * sizeof(uint16_t) * head_count
+                       : 0),
+      list_slots_(HasCells(geometry) ? size_t{token_count} * sizeof(uint16_t) * head_count : 0) {
   const uint8_t mask =
       kernels::HasNibblePlanes(geometry) ? 0xff : static_cast<uint8_t>((1u << geometry.bits) - 1);
   std::vector<std::byte> pool(size_t{4} << 20);
@@ -40,20 +37,27 @@ CodeArena::CodeArena(const PqGeometry& geometry, uint32_t head_count, uint32_t t
   for (std::byte& code : pool) code = static_cast<std::byte>(random() & mask);
   FillFromPool(memory_.bytes(), pool, seed + 1);
   if (!kernels::HasCells(geometry)) return;
-  for (uint32_t head = 0; head < head_count; ++head) {
-    kernels::PqCountCells({}, {geometry,
-                               Planes(head),
-                               plane_stride(),
-                               0,
-                               token_count,
-                               {counts_.As<uint32_t>() + size_t{head} * CellCount(geometry),
-                                kernels::CellCount(geometry)}});
-  }
+  for (uint32_t head = 0; head < head_count; ++head) BuildCellIndex(head);
 }
 
-const uint32_t* CodeArena::CellCounts(uint32_t head) const {
-  if (!kernels::HasCells(geometry_)) return nullptr;
-  return counts_.As<uint32_t>() + size_t{head} * kernels::CellCount(geometry_);
+void CodeArena::BuildCellIndex(uint32_t head) {
+  const kernels::PqSpan span = Span(head);
+  const size_t begin_count = kernels::PostingBeginCount(geometry_, token_count_);
+  kernels::PqCountCells({}, {geometry_,
+                             span.planes,
+                             span.plane_stride,
+                             0,
+                             token_count_,
+                             {counts_.As<uint32_t>() + size_t{head} * CellCount(geometry_),
+                              kernels::CellCount(geometry_)}});
+  kernels::PqBuildPostings(
+      {}, {geometry_,
+           span.planes,
+           span.plane_stride,
+           0,
+           token_count_,
+           {list_begins_.As<uint16_t>() + size_t{head} * begin_count, begin_count},
+           {list_slots_.As<uint16_t>() + size_t{head} * token_count_, token_count_}});
 }
 
 kernels::PqSpan CodeArena::Span(uint32_t head) const {
@@ -61,8 +65,12 @@ kernels::PqSpan CodeArena::Span(uint32_t head) const {
   span.planes = Planes(head);
   span.plane_stride = plane_stride();
   span.slot_end = token_count_;
-  span.cell_counts = CellCounts(head);
+  if (!kernels::HasCells(geometry_)) return span;
+  span.cell_counts = counts_.As<uint32_t>() + size_t{head} * kernels::CellCount(geometry_);
   span.counted_end = token_count_;
+  span.posting_begins = list_begins_.As<uint16_t>() +
+                        size_t{head} * kernels::PostingBeginCount(geometry_, token_count_);
+  span.posting_slots = list_slots_.As<uint16_t>() + size_t{head} * token_count_;
   return span;
 }
 

@@ -33,19 +33,20 @@ class CodeArena {
     return memory_.data() + size_t{head} * head_bytes_;
   }
 
-  // Null without cells.
-  const uint32_t* CellCounts(uint32_t head) const;
-
-  // All tokens of a head, with its cell counts.
+  // All tokens of a head, with its cell counts and posting lists.
   kernels::PqSpan Span(uint32_t head) const;
 
  private:
+  void BuildCellIndex(uint32_t head);
+
   kernels::PqGeometry geometry_;
   uint32_t head_count_;
   uint32_t token_count_;
   size_t head_bytes_;
   HugeBuffer memory_;
   HugeBuffer counts_;
+  HugeBuffer list_begins_;  // with cells: [head][PostingBeginCount]
+  HugeBuffer list_slots_;   // with cells: [head][token]
 };
 
 // A number of random query groups, with one random codebook and the tables of both.

@@ -6,6 +6,8 @@
 #include <limits>
 #include <map>
 
+#include "kernels/pq_postings.h"
+
 namespace pqcached::kernels {
 namespace {
 
@@ -93,16 +95,43 @@ void PqCase::MakeSegments(std::mt19937_64& random) {
                 .first_position = position,
                 .codebook = segment.codebook};
     position += segment.slot_count + static_cast<uint32_t>(random() % 3);
-    if (segment.with_counts && HasCells(g)) {
-      std::vector<uint32_t>& counts = counts_.emplace_back(CellCount(g), 0u);
-      for (uint32_t slot = segment.counted_begin; slot < segment.counted_end; ++slot) {
-        ++counts[GetCell(g, planes.data(), stride, slot)];
-      }
-      span.cell_counts = counts.data();
-      span.counted_begin = segment.counted_begin;
-      span.counted_end = segment.counted_end;
+    if (HasCells(g)) AddCellIndex(segment, span);
+    if (segment.excluded_begin < segment.excluded_end) {
+      span.slot_end = segment.excluded_begin;
+      spans_.push_back(span);
+      span.slot_begin = segment.excluded_end;
+      span.slot_end = segment.end;
     }
     spans_.push_back(span);
+  }
+}
+
+void PqCase::AddCellIndex(const PqSegment& segment, PqSpan& span) {
+  const PqGeometry& g = shape_.geometry;
+  if (segment.with_counts || segment.with_lists) {
+    span.counted_begin = segment.counted_begin;
+    span.counted_end = segment.counted_end;
+  }
+  if (segment.with_counts) {
+    std::vector<uint32_t>& counts = counts_.emplace_back(CellCount(g), 0u);
+    for (uint32_t slot = segment.counted_begin; slot < segment.counted_end; ++slot) {
+      ++counts[GetCell(g, span.planes, span.plane_stride, slot)];
+    }
+    span.cell_counts = counts.data();
+  }
+  if (segment.with_lists) {
+    const uint32_t slot_count = segment.counted_end - segment.counted_begin;
+    std::vector<uint16_t>& begins = list_begins_.emplace_back(PostingBeginCount(g, slot_count));
+    std::vector<uint16_t>& slots = list_slots_.emplace_back(slot_count);
+    PqBuildPostings({}, {.geometry = g,
+                         .planes = span.planes,
+                         .plane_stride = span.plane_stride,
+                         .slot_begin = segment.counted_begin,
+                         .slot_end = segment.counted_end,
+                         .begins = begins,
+                         .slots = slots});
+    span.posting_begins = begins.data();
+    span.posting_slots = slots.data();
   }
 }
 

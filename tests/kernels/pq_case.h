@@ -28,13 +28,17 @@ inline constexpr TableKind kAllTableKinds[] = {
 inline constexpr GroupRule kAllRules[] = {GroupRule::kSumSoftmax, GroupRule::kMaxSoftmax,
                                           GroupRule::kMeanLogit, GroupRule::kMaxLogit};
 
-// Slots of one segment; candidates are [begin, end).
+// Slots of one segment; candidates are [begin, end) without [excluded_begin, excluded_end), which
+// cuts them into two spans.
 struct PqSegment {
   uint32_t slot_count = 0;
   uint32_t begin = 0;
   uint32_t end = 0;
+  uint32_t excluded_begin = 0;
+  uint32_t excluded_end = 0;
   uint32_t codebook = 0;
   bool with_counts = false;
+  bool with_lists = false;
   uint32_t counted_begin = 0;
   uint32_t counted_end = 0;
 };
@@ -73,6 +77,7 @@ class PqCase {
 
   void MakeTables(std::mt19937_64& random);
   void MakeSegments(std::mt19937_64& random);
+  void AddCellIndex(const PqSegment& segment, PqSpan& span);
   void FindValues();
   std::string JudgeExact(const std::vector<uint32_t>& positions) const;
   std::string JudgeClose(const std::vector<uint32_t>& positions) const;
@@ -81,6 +86,8 @@ class PqCase {
   std::vector<float> tables_;
   std::vector<std::vector<uint8_t>> planes_;
   std::vector<std::vector<uint32_t>> counts_;
+  std::vector<std::vector<uint16_t>> list_begins_;
+  std::vector<std::vector<uint16_t>> list_slots_;
   std::vector<PqSpan> spans_;
   std::vector<Candidate> candidates_;
 };

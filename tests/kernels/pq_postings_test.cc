@@ -45,15 +45,15 @@ void ExpectLists(const Case& c, uint64_t seed) {
                                   .slot_end = c.slot_end,
                                   .begins = begins,
                                   .slots = slots});
-    const uint32_t row = CellCount(g) + 1;
-    for (uint32_t page = 0; page < PostingPageCount(slot_count); ++page) {
+    const uint32_t page_count = PostingPageCount(slot_count);
+    for (uint32_t page = 0; page < page_count; ++page) {
       const uint32_t first = page * kPostingPageSlots;
       const uint32_t in_page = std::min(kPostingPageSlots, slot_count - first);
-      ASSERT_EQ(begins[page * row], 0);
-      ASSERT_EQ(begins[page * row + row - 1], in_page);
+      ASSERT_EQ(begins[page], 0);
+      ASSERT_EQ(begins[CellCount(g) * page_count + page], in_page);
       for (uint32_t cell = 0; cell < CellCount(g); ++cell) {
-        const uint32_t begin = begins[page * row + cell];
-        const uint32_t end = begins[page * row + cell + 1];
+        const uint32_t begin = begins[cell * page_count + page];
+        const uint32_t end = begins[(cell + 1) * page_count + page];
         ASSERT_LE(begin, end);
         for (uint32_t i = begin; i < end; ++i) {
           const uint32_t slot = slots[first + i];

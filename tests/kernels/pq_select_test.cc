@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/pq_postings.h"
 #include "tests/kernels/pq_case.h"
 
 namespace pqcached::kernels {
@@ -65,6 +66,7 @@ TEST(PqSelectTest, MatchesBruteForceForAllGeometriesRulesAndSizes) {
         PqCaseShape shape{
             .geometry = geometry, .group_size = 1 + static_cast<uint32_t>(seed % 4), .rule = rule};
         shape.segments = {WholeSegment(size, seed % 2 == 0)};
+        shape.segments[0].with_lists = seed % 3 == 0;
         ExpectSelects(shape, ++seed, {0, 1, size / 10, size / 2, size});
       }
     }
@@ -98,7 +100,12 @@ PqSegment RandomSegment(std::mt19937_64& random, uint32_t codebook_count) {
   segment.end = below(3) == 0 ? segment.begin + below(segment.slot_count - segment.begin + 1)
                               : segment.slot_count;
   segment.codebook = below(codebook_count);
+  if (below(4) == 0 && segment.end > segment.begin) {
+    segment.excluded_begin = segment.begin + below(segment.end - segment.begin);
+    segment.excluded_end = segment.excluded_begin + 1 + below(segment.end - segment.excluded_begin);
+  }
   segment.with_counts = below(3) != 0;
+  segment.with_lists = below(2) != 0;
   segment.counted_begin = below(2) == 0 ? below(segment.slot_count + 1) : segment.begin;
   segment.counted_end =
       below(2) == 0 ? segment.counted_begin + below(segment.slot_count - segment.counted_begin + 1)
@@ -107,7 +114,7 @@ PqSegment RandomSegment(std::mt19937_64& random, uint32_t codebook_count) {
 }
 
 TEST(PqSelectTest, MatchesBruteForceOverManySpansAndCodebooks) {
-  std::mt19937_64 random(42);
+  std::mt19937_64 random(43);
   const std::vector<PqGeometry> geometries = AllGeometries();
   // tests/run.sh --full goes on for much longer.
   const uint32_t round_count = std::getenv("PQCACHED_FULL_TESTS") != nullptr ? 10'000 : 400;
@@ -128,6 +135,52 @@ TEST(PqSelectTest, MatchesBruteForceOverManySpansAndCodebooks) {
     }
     const auto any = static_cast<uint32_t>(random() % 1000);
     ExpectSelects(shape, random(), {1, any, any / 10});
+  }
+}
+
+// Selections few enough that they come from lists.
+TEST(PqSelectTest, MatchesBruteForceByPostingLists) {
+  uint64_t seed = 7000;
+  for (const PqGeometry geometry :
+       {PqGeometry{32, 2, 6}, PqGeometry{32, 2, 4}, PqGeometry{32, 1, 8}, PqGeometry{32, 2, 5}}) {
+    for (const GroupRule rule : kAllRules) {
+      for (const TableKind tables : {TableKind::kNormal, TableKind::kTies, TableKind::kZeros,
+                                     TableKind::kPeaked, TableKind::kInfinite}) {
+        PqCaseShape shape{.geometry = geometry, .rule = rule, .codebook_count = 2};
+        shape.group_size = 1 + static_cast<uint32_t>(seed % 4);
+        shape.tables = tables;
+        shape.codes = kAllCodeKinds[seed % 3];
+        // Several pages, a tail without lists, a range left out, slots that are not candidates.
+        const uint32_t long_size = seed % 8 == 0 ? 2 * kPostingPageSlots + 300 : 6000;
+        shape.segments = {WholeSegment(long_size, seed % 2 == 0), WholeSegment(5000, true),
+                          WholeSegment(70, false), WholeSegment(4097, false)};
+        for (const size_t i : {0, 1, 3}) shape.segments[i].with_lists = true;
+        shape.segments[0].begin = 5;
+        shape.segments[0].end -= 7;
+        shape.segments[1].excluded_begin = 2000;
+        shape.segments[1].excluded_end = 2100;
+        shape.segments[1].codebook = 1;
+        shape.segments[3].counted_begin = 64;
+        shape.segments[3].counted_end -= 64;
+        ExpectSelects(shape, ++seed, {1, 2, 30, 300, 2000});
+      }
+    }
+  }
+}
+
+TEST(PqSelectTest, MatchesBruteForceOverManyShortSegmentsWithLists) {
+  uint64_t seed = 8000;
+  for (const GroupRule rule : kAllRules) {
+    for (const CodeKind codes : kAllCodeKinds) {
+      PqCaseShape shape{.geometry = {32, 2, 6}, .group_size = 2, .rule = rule, .codebook_count = 3};
+      shape.codes = codes;
+      for (uint32_t i = 0; i < 150; ++i) {
+        PqSegment& segment = shape.segments.emplace_back(WholeSegment(400 + i, false));
+        segment.with_lists = i % 7 != 0;
+        segment.codebook = i / 50;
+      }
+      ExpectSelects(shape, ++seed, {1, 10, 500});
+    }
   }
 }
 

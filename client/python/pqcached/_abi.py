@@ -55,6 +55,9 @@ class LayerGroup(Sized):
                 ("window_tokens", c_uint32)]
 
 
+_TensorField: Any = Tensor  # for type checkers, which take a struct for no type of a field
+
+
 class Index(Sized):
     _fields_ = [("struct_size", c_size_t), ("kind", c_enum), ("subspaces", c_uint32), ("bits", c_uint32),
                 ("reserved", c_uint32 * 5)]
@@ -74,7 +77,7 @@ class SequenceInfo(Sized):
 
 
 class LayerRows(Sized):
-    _fields_ = [("struct_size", c_size_t), ("layer", c_uint32), ("keys", Tensor), ("values", Tensor)]
+    _fields_ = [("struct_size", c_size_t), ("layer", c_uint32), ("keys", _TensorField), ("values", _TensorField)]
 
 
 class BuildProgress(Sized):
@@ -103,7 +106,7 @@ class Selection(Sized):
 
 
 class Query(Sized):
-    _fields_ = [("struct_size", c_size_t), ("layer", c_uint32), ("query_position", c_uint64), ("queries", Tensor)]
+    _fields_ = [("struct_size", c_size_t), ("layer", c_uint32), ("query_position", c_uint64), ("queries", _TensorField)]
 
 
 class Positions(Sized):
@@ -111,9 +114,12 @@ class Positions(Sized):
                 ("count", c_uint32), ("sink_tokens", c_uint64), ("window_tokens", c_uint64)]
 
 
+_PositionsField: Any = Positions
+
+
 class Attention(Sized):
     _fields_ = [("struct_size", c_size_t), ("output", c_void_p), ("output_capacity", c_uint64), ("lse", c_void_p),
-                ("lse_capacity", c_uint64), ("selected", Positions)]
+                ("lse_capacity", c_uint64), ("selected", _PositionsField)]
 
 
 _handle = c_void_p

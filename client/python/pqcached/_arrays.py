@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from ._enums import Device, DType
 from ._errors import InvalidArgument, ResourceExhausted
 
 _OF_NUMPY = {np.dtype(np.float16): DType.F16, np.dtype(np.float32): DType.F32}
-_TO_NUMPY = {DType.F16: np.dtype(np.float16), DType.BF16: np.dtype(np.uint16), DType.F32: np.dtype(np.float32)}
+_TO_NUMPY: Dict[DType, np.dtype[Any]] = {
+    DType.F16: np.dtype(np.float16), DType.BF16: np.dtype(np.uint16), DType.F32: np.dtype(np.float32)}
 _BITS16 = np.dtype(np.uint16)
 
 

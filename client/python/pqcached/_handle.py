@@ -32,7 +32,7 @@ class Handle:
 
     def __init__(self, what: str, pointer: int, close: Callable[[int], Any], client: Optional["Handle"] = None) -> None:
         self._what, self._pointer, self._close = what, pointer, close
-        self._root = client._root if client is not None else self
+        self._root: "Handle" = client._root if client is not None else self
         # Reentrant: the garbage collector may close a handle in the thread that holds the lock. It adds to the counts
         # no more than it takes away again.
         self._lock: Any = client._lock if client is not None else threading.RLock()

@@ -3,7 +3,7 @@
 import math
 import unittest
 
-from paired import paired_difference
+from paired import mean_of_contexts, paired_difference, student
 
 
 def outcomes(rows):
@@ -26,12 +26,23 @@ class PairedDifferenceTest(unittest.TestCase):
 
     def test_the_interval_is_that_of_contexts_not_of_questions(self):
         # Both questions of a context agree: two samples of +1 and -1, not four. Residual sums are +2 and -2:
-        # variance = (4 + 4) / 16 * 2 = 1.
+        # variance = (4 + 4) / 16 * 2 = 1; Student's quantile for one degree of freedom is 12.706.
         found = paired_difference(outcomes([(0, 0, 1, 0), (0, 1, 1, 0), (1, 0, 0, 1), (1, 1, 0, 1)]), "a", "b")
-        self.assertAlmostEqual(1.96, found.half_width)
+        self.assertAlmostEqual(12.706, found.half_width)
 
     def test_one_context_has_no_interval(self):
         self.assertEqual(math.inf, paired_difference(outcomes([(0, 0, 1, 0)]), "a", "b").half_width)
+
+    def test_many_contexts_approach_the_normal_quantile(self):
+        self.assertEqual(2.042, student(30))
+        self.assertAlmostEqual(2.0003, student(60), places=3)  # 2.0003 in tables
+        self.assertAlmostEqual(1.96, student(100000), places=3)
+
+    def test_a_mean_counts_each_context_once(self):
+        # Means 1, 2, 3 of three contexts: standard error 1 / sqrt(3), quantile 4.303 for two degrees of freedom.
+        mean, half_width = mean_of_contexts([("a", 0), ("a", 2), ("b", 2), ("c", 3), ("c", 3), ("c", 3)])
+        self.assertAlmostEqual(2, mean)
+        self.assertAlmostEqual(4.303 / math.sqrt(3), half_width)
 
     def test_unpaired_questions_are_refused(self):
         rows = outcomes([(0, 0, 1, 0)])

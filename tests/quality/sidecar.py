@@ -11,11 +11,11 @@ STOP_SECONDS = 30
 
 
 @contextlib.contextmanager
-def running(build):
+def running(build, *flags):
     """The endpoint of a daemon that lives as long as the context."""
     with tempfile.TemporaryDirectory() as directory:
         socket = pathlib.Path(directory, "pqcached.sock")
-        daemon = subprocess.Popen([build / "service/pqcached", "--listen", f"unix://{socket}"],
+        daemon = subprocess.Popen([build / "service/pqcached", "--listen", f"unix://{socket}", *flags],
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
             # The daemon says when it listens; its end closes the pipe.

@@ -220,8 +220,8 @@ class Judge {
 
   void AskLate(const Prompt& prompt, size_t context) {
     if (others_.empty()) others_ = tinylm::LoadPrompts(options_.prompts, "niah", 1024);
-    Prefill(prompt.context);
     for (const Method& method : methods_) {
+      Prefill(prompt.context);  // closed tails cannot be rolled back
       tinylm::Attention& attention = Use(method);
       std::vector<std::pair<const char*, const Prompt*>> parts = {{"prefill", &prompt}};
       for (uint32_t i = 0; i < kGeneratedContexts; ++i) {
@@ -239,7 +239,6 @@ class Judge {
         }
       }
       where_.erase("about");
-      engine_.Rewind(attention);
     }
   }
 

@@ -82,6 +82,7 @@ SequenceInfo Describe(const Cache& cache, const Sequence& sequence, const Snapsh
       if (index == nullptr) continue;
       info.used_bytes += index->used_bytes();
       for (const auto& codebook : index->codebooks()) {
+        if (codebook == nullptr) continue;  // not made yet
         if (!codebooks.insert(codebook.get()).second) continue;
         info.used_bytes += codebook->used_bytes();
         info.codebook_bytes += codebook->content_bytes();

@@ -65,7 +65,7 @@ absl::Status AddIndex(const Reading& reading, const IndexDescriptor& index, Owne
   for (size_t i = 0; i < owned.segments.size(); ++i) {
     const SegmentIndex& data = *list.segments[i].indexes[ordinal];
     owned.segments[i].index_data = &data.header(owned.layer_slot);
-    owned.segments[i].codebook = &data.codebooks()[owned.layer_slot]->header();
+    owned.segments[i].codebook = &data.codebook(owned.layer_slot)->header();
   }
   return absl::OkStatus();
 }

@@ -90,9 +90,10 @@ StoredLayers::StoredLayers(const CacheSpec& spec) {
   }
   std::sort(layers.begin(), layers.end(),
             [](const Layer& a, const Layer& b) { return a.layer < b.layer; });
-  for (Layer& layer : layers) {
-    layer.first_head = head_count;
-    head_count += layer.shape.kv_heads;
+  for (uint32_t slot = 0; slot < size(); ++slot) {
+    layers[slot].first_head = head_count;
+    head_count += layers[slot].shape.kv_heads;
+    slot_of_head_.resize(head_count, slot);
   }
 }
 
@@ -143,59 +144,100 @@ size_t SegmentRows::used_bytes() const {
                          [](size_t sum, const Extent& e) { return sum + e.size_bytes(); });
 }
 
+size_t SegmentIndex::LayerBytes(const IndexDescriptor& index, const LayerShape& shape,
+                                uint32_t slot_capacity) {
+  return IndexPlaces(index, shape, slot_capacity).size_bytes;
+}
+
+SegmentIndex::Layer SegmentIndex::MakeLayer(const LayerShape& shape, uint32_t slot_capacity,
+                                            uint32_t counted_begin, Extent extent,
+                                            std::shared_ptr<const Codebook> codebook) {
+  const IndexDescriptor& index = codebook->header().index;
+  const IndexPlaces places(index, shape, slot_capacity);
+  std::memset(extent.data(), 0, places.counts_offset);  // counts and lists are written whole
+  auto* header = new (extent.data()) IndexDataHeader;
+  header->index = index;
+  header->kv_head_count = shape.kv_heads;
+  header->slot_capacity = slot_capacity;
+  header->plane_offset_bytes = places.plane_offset;
+  header->head_stride_bytes = places.head_stride;
+  header->plane_stride_bytes = kernels::PlaneStride(slot_capacity);
+  header->counts_offset_bytes = places.counts_offset;
+  header->counts_stride_bytes = places.counts_stride;
+  header->cell_count = places.cell_count;
+  header->counted_begin = counted_begin;
+  header->codebook_epoch = codebook->header().epoch;
+  header->posting_begins_offset_bytes = places.begins_offset;
+  header->posting_begins_stride_bytes = places.begins_stride;
+  header->posting_slots_offset_bytes = places.slots_offset;
+  header->posting_slots_stride_bytes = places.slots_stride;
+  return {.data = std::make_shared<const Extent>(std::move(extent)),
+          .codebook = std::move(codebook)};
+}
+
 void SegmentIndex::AppendSizes(const StoredLayers& layers, const IndexDescriptor& index,
                                uint32_t slot_capacity, std::vector<size_t>& sizes_bytes) {
   for (const StoredLayers::Layer& layer : layers.layers) {
-    sizes_bytes.push_back(IndexPlaces(index, layer.shape, slot_capacity).size_bytes);
+    sizes_bytes.push_back(LayerBytes(index, layer.shape, slot_capacity));
   }
 }
 
 SegmentIndex::SegmentIndex(const StoredLayers& layers, uint32_t slot_capacity,
                            uint32_t counted_begin, std::vector<Extent> extents,
                            std::vector<std::shared_ptr<const Codebook>> codebooks)
-    : extents_(std::move(extents)),
-      codebooks_(std::move(codebooks)),
-      layer_ready_(std::make_unique<std::atomic<bool>[]>(layers.size())) {
-  PQC_CHECK(extents_.size() == layers.size() && codebooks_.size() == layers.size());
-  for (uint32_t slot = 0; slot < layers.size(); ++slot) MarkReady(slot);
+    : SegmentIndex(codebooks.front()->header().index, layers.size()) {
+  PQC_CHECK(extents.size() == layers.size() && codebooks.size() == layers.size());
   for (uint32_t slot = 0; slot < layers.size(); ++slot) {
-    const LayerShape& shape = layers.layers[slot].shape;
-    const IndexDescriptor& index = codebooks_[slot]->header().index;
-    const IndexPlaces places(index, shape, slot_capacity);
-    std::memset(extents_[slot].data(), 0, places.size_bytes);
-    auto* header = new (extents_[slot].data()) IndexDataHeader;
-    header->index = index;
-    header->kv_head_count = shape.kv_heads;
-    header->slot_capacity = slot_capacity;
-    header->plane_offset_bytes = places.plane_offset;
-    header->head_stride_bytes = places.head_stride;
-    header->plane_stride_bytes = kernels::PlaneStride(slot_capacity);
-    header->counts_offset_bytes = places.counts_offset;
-    header->counts_stride_bytes = places.counts_stride;
-    header->cell_count = places.cell_count;
-    header->counted_begin = counted_begin;
-    header->codebook_epoch = codebooks_[slot]->header().epoch;
-    header->posting_begins_offset_bytes = places.begins_offset;
-    header->posting_begins_stride_bytes = places.begins_stride;
-    header->posting_slots_offset_bytes = places.slots_offset;
-    header->posting_slots_stride_bytes = places.slots_stride;
+    layers_[slot] = MakeLayer(layers.layers[slot].shape, slot_capacity, counted_begin,
+                              std::move(extents[slot]), std::move(codebooks[slot]));
+    MarkReady(slot);
   }
 }
 
+SegmentIndex::SegmentIndex(const IndexDescriptor& index, uint32_t layer_count)
+    : index_(index),
+      layers_(layer_count),
+      layer_ready_(std::make_unique<std::atomic<bool>[]>(layer_count)) {}
+
+std::shared_ptr<const SegmentIndex> SegmentIndex::With(uint32_t layer_slot, Layer layer) const {
+  auto other = std::make_shared<SegmentIndex>(index_, static_cast<uint32_t>(layers_.size()));
+  other->layers_ = layers_;
+  other->layers_[layer_slot] = std::move(layer);
+  for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+    if (slot == layer_slot || ready(slot)) other->MarkReady(slot);
+  }
+  return other;
+}
+
+std::vector<std::shared_ptr<const Codebook>> SegmentIndex::codebooks() const {
+  std::vector<std::shared_ptr<const Codebook>> codebooks;
+  for (const Layer& layer : layers_) codebooks.push_back(layer.codebook);
+  return codebooks;
+}
+
+uint32_t SegmentIndex::epoch() const {
+  for (const Layer& layer : layers_) {
+    if (layer.codebook != nullptr) return layer.codebook->header().epoch;
+  }
+  return ~0u;
+}
+
 void SegmentIndex::BeginLayers() {
-  for (size_t slot = 0; slot < extents_.size(); ++slot) layer_ready_[slot].store(false);
+  for (size_t slot = 0; slot < layers_.size(); ++slot) layer_ready_[slot].store(false);
 }
 
 bool SegmentIndex::all_ready() const {
-  for (uint32_t slot = 0; slot < extents_.size(); ++slot) {
+  for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
     if (!ready(slot)) return false;
   }
   return true;
 }
 
 size_t SegmentIndex::used_bytes() const {
-  return std::accumulate(extents_.begin(), extents_.end(), size_t{0},
-                         [](size_t sum, const Extent& e) { return sum + e.size_bytes(); });
+  return std::accumulate(layers_.begin(), layers_.end(), size_t{0},
+                         [](size_t sum, const Layer& layer) {
+                           return sum + (layer.data == nullptr ? 0 : layer.data->size_bytes());
+                         });
 }
 
 size_t IndexContentBytes(const LayerShape& shape, const IndexDescriptor& index,
@@ -245,17 +287,17 @@ absl::StatusOr<std::vector<SegmentEntry>> CreateSegments(Pool& pool, const Store
 }
 
 void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
-                 const SegmentRows& rows, const SegmentIndex& index, uint32_t layer_slot,
-                 uint32_t kv_head, PositionRange slots, std::span<std::byte> scratch) {
+                 const SegmentRows& rows, const SegmentIndex::Layer& index, uint32_t kv_head,
+                 PositionRange slots, std::span<std::byte> scratch) {
   if (slots.begin >= slots.end) return;
-  const IndexDataHeader& header = index.header(layer_slot);
+  const IndexDataHeader& header = index.header();
   kernels::PqEncode(exec, {.geometry = GeometryOf(header.index, layer.shape.key_dim),
                            .dtype = layer.shape.dtype,
                            .rows = rows.rows(layer.first_head + kv_head) +
                                    size_t{slots.begin} * layer.shape.row_bytes,
                            .row_stride = layer.shape.row_bytes,
                            .row_count = slots.end - slots.begin,
-                           .centroids = index.codebooks()[layer_slot]->centroids(kv_head),
+                           .centroids = index.codebook->centroids(kv_head),
                            .planes = WritablePlanes(header, kv_head),
                            .plane_stride = header.plane_stride_bytes,
                            .first_slot = slots.begin,
@@ -265,15 +307,14 @@ void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
 void CountCells(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                 const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end) {
   for (uint32_t kv_head = 0; kv_head < layer.shape.kv_heads; ++kv_head) {
-    CountHead(exec, layer, index, layer_slot, kv_head, slot_end);
+    CountHead(exec, layer, index.layer(layer_slot), kv_head, slot_end);
   }
-  AnnounceCounts(index, layer_slot, slot_end);
+  AnnounceCounts(index.layer(layer_slot), slot_end);
 }
 
 void CountHead(const kernels::Exec& exec, const StoredLayers::Layer& layer,
-               const SegmentIndex& index, uint32_t layer_slot, uint32_t kv_head,
-               uint32_t slot_end) {
-  const IndexDataHeader& header = index.header(layer_slot);
+               const SegmentIndex::Layer& index, uint32_t kv_head, uint32_t slot_end) {
+  const IndexDataHeader& header = index.header();
   if (header.cell_count == 0 || slot_end <= header.counted_begin) return;
   const kernels::PqGeometry geometry = GeometryOf(header.index, layer.shape.key_dim);
   const uint32_t slot_count = slot_end - header.counted_begin;
@@ -297,10 +338,29 @@ void CountHead(const kernels::Exec& exec, const StoredLayers::Layer& layer,
              .slots = {const_cast<uint16_t*>(PostingSlots(header, kv_head)), slot_count}});
 }
 
-void AnnounceCounts(const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end) {
-  IndexDataHeader& header = index.header(layer_slot);
+void AnnounceCounts(const SegmentIndex::Layer& index, uint32_t slot_end) {
+  IndexDataHeader& header = index.header();
   if (header.cell_count == 0 || slot_end <= header.counted_begin) return;
   header.counted_end.store(slot_end, std::memory_order_release);
+}
+
+NewestCodebooks NewestOf(std::span<const SegmentEntry> segments, size_t index_count) {
+  NewestCodebooks newest(index_count);
+  for (const SegmentEntry& entry : segments) {
+    for (size_t i = 0; i < entry.indexes.size() && i < index_count; ++i) {
+      const auto& index = entry.indexes[i];
+      if (index == nullptr || !index->all_ready()) continue;
+      if (newest[i].empty()) {
+        newest[i] = index->codebooks();
+        continue;
+      }
+      for (uint32_t slot = 0; slot < newest[i].size(); ++slot) {
+        const auto& codebook = index->codebook(slot);
+        if (codebook->header().epoch >= newest[i][slot]->header().epoch) newest[i][slot] = codebook;
+      }
+    }
+  }
+  return newest;
 }
 
 }  // namespace pqcached::kvstore

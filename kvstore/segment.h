@@ -33,6 +33,11 @@ struct StoredLayers {
 
   explicit StoredLayers(const CacheSpec& spec);
   uint32_t size() const { return static_cast<uint32_t>(layers.size()); }
+  // The layer of a kv head among those of all layers.
+  uint32_t SlotOfHead(uint32_t head) const { return slot_of_head_[head]; }
+
+ private:
+  std::vector<uint32_t> slot_of_head_;  // [head_count]
 };
 
 // Centroids of one epoch, layer and index.
@@ -90,20 +95,42 @@ class SegmentRows {
 // Codes of a segment under one index, and the codebooks that they mean.
 class SegmentIndex {
  public:
+  // What one layer holds; shared by the versions of a segment's index.
+  struct Layer {
+    std::shared_ptr<const Extent> data;  // null: none yet
+    std::shared_ptr<const Codebook> codebook;
+
+    IndexDataHeader& header() const { return *reinterpret_cast<IndexDataHeader*>(data->data()); }
+  };
+
+  static size_t LayerBytes(const IndexDescriptor& index, const LayerShape& shape,
+                           uint32_t slot_capacity);
+  // Writes the header and zero planes. Slots before `counted_begin` will not be counted.
+  static Layer MakeLayer(const LayerShape& shape, uint32_t slot_capacity, uint32_t counted_begin,
+                         Extent extent, std::shared_ptr<const Codebook> codebook);
+
   static void AppendSizes(const StoredLayers& layers, const IndexDescriptor& index,
                           uint32_t slot_capacity, std::vector<size_t>& sizes_bytes);
-  // Writes headers and zero planes. `codebooks`: per layer slot; of one epoch. Every layer counts as
-  // ready, until BeginLayers.
+  // All layers made. `codebooks`: per layer slot. Every layer counts as ready, until BeginLayers.
   SegmentIndex(const StoredLayers& layers, uint32_t slot_capacity, uint32_t counted_begin,
                std::vector<Extent> extents, std::vector<std::shared_ptr<const Codebook>> codebooks);
+  // No layer made, none ready.
+  SegmentIndex(const IndexDescriptor& index, uint32_t layer_count);
 
-  IndexDataHeader& header(uint32_t layer_slot) const {
-    return *reinterpret_cast<IndexDataHeader*>(extents_[layer_slot].data());
+  // The same with another layer in this slot, which is ready.
+  std::shared_ptr<const SegmentIndex> With(uint32_t layer_slot, Layer layer) const;
+
+  // Of the following, those with a layer_slot REQUIRE that the layer is made, as ready ones are.
+  IndexDataHeader& header(uint32_t layer_slot) const { return layers_[layer_slot].header(); }
+  ExtentRef extent(uint32_t layer_slot) const { return layers_[layer_slot].data->ref(); }
+  const Layer& layer(uint32_t layer_slot) const { return layers_[layer_slot]; }
+  const std::shared_ptr<const Codebook>& codebook(uint32_t layer_slot) const {
+    return layers_[layer_slot].codebook;
   }
-  ExtentRef extent(uint32_t layer_slot) const { return extents_[layer_slot].ref(); }
-  const std::vector<std::shared_ptr<const Codebook>>& codebooks() const { return codebooks_; }
-  uint32_t epoch() const { return codebooks_.front()->header().epoch; }
-  const IndexDescriptor& index() const { return codebooks_.front()->header().index; }
+  // Per layer slot; null where the layer is not made.
+  std::vector<std::shared_ptr<const Codebook>> codebooks() const;
+  uint32_t epoch() const;  // of the first layer that is made; ~0u without
+  const IndexDescriptor& index() const { return index_; }
   size_t used_bytes() const;
 
   // For work that publishes layer by layer (Sequence::PublishIndex): no layer is ready, until
@@ -119,9 +146,9 @@ class SegmentIndex {
   bool all_ready() const;
 
  private:
-  std::vector<Extent> extents_;                             // per layer slot
-  std::vector<std::shared_ptr<const Codebook>> codebooks_;  // per layer slot
-  std::unique_ptr<std::atomic<bool>[]> layer_ready_;        // per layer slot
+  IndexDescriptor index_;
+  std::vector<Layer> layers_;                         // per layer slot
+  std::unique_ptr<std::atomic<bool>[]> layer_ready_;  // per layer slot
 };
 
 // Bytes of codes, counts and posting lists of one layer of a segment under an index, without
@@ -160,8 +187,13 @@ absl::StatusOr<std::vector<SegmentEntry>> CreateSegments(Pool& pool, const Store
 // Codes the slots [slot_begin, slot_end) of one layer and kv head. `scratch`:
 // kernels::PqEncodeScratchBytes, 64-byte aligned.
 void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
-                 const SegmentRows& rows, const SegmentIndex& index, uint32_t layer_slot,
-                 uint32_t kv_head, PositionRange slots, std::span<std::byte> scratch);
+                 const SegmentRows& rows, const SegmentIndex::Layer& index, uint32_t kv_head,
+                 PositionRange slots, std::span<std::byte> scratch);
+inline void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
+                        const SegmentRows& rows, const SegmentIndex& index, uint32_t layer_slot,
+                        uint32_t kv_head, PositionRange slots, std::span<std::byte> scratch) {
+  EncodeSlots(exec, layer, rows, index.layer(layer_slot), kv_head, slots, scratch);
+}
 
 // Counts the cells of the slots [counted_begin, slot_end) of one layer and writes their posting
 // lists, when the segment counts cells (IndexDataHeader::cell_count), and announces them. REQUIRES:
@@ -170,8 +202,12 @@ void CountCells(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                 const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end);
 // The same in two steps: one kv head, and the word that announces all heads.
 void CountHead(const kernels::Exec& exec, const StoredLayers::Layer& layer,
-               const SegmentIndex& index, uint32_t layer_slot, uint32_t kv_head, uint32_t slot_end);
-void AnnounceCounts(const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end);
+               const SegmentIndex::Layer& index, uint32_t kv_head, uint32_t slot_end);
+void AnnounceCounts(const SegmentIndex::Layer& index, uint32_t slot_end);
+
+// Per index of the list, the codebooks of the segment that was coded last: those that new rows are
+// coded with. Empty where no segment is ready in all layers.
+NewestCodebooks NewestOf(std::span<const SegmentEntry> segments, size_t index_count);
 
 }  // namespace pqcached::kvstore
 

@@ -1,0 +1,129 @@
+#include "kvstore/layer_build.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "kernels/pq_encode.h"
+#include "kvstore/training.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+// One (kv head, sub-space) of a training.
+TrainingArgs TaskArgs(const LayerTraining& training, const LayerShape& shape, uint32_t task,
+                      std::span<const kernels::RowSpan> rows, const Codebook& codebook) {
+  const uint32_t subspaces = training.index.subspace_count;
+  const uint32_t kv_head = task / subspaces;
+  const uint32_t subspace = task % subspaces;
+  const uint64_t head_seed = MixSeed(training.seed, kv_head);
+  const auto part_of = [&](const Codebook& of) {
+    const std::span<float> centroids = of.centroids(kv_head);
+    const size_t floats = centroids.size() / subspaces;
+    return centroids.subspan(subspace * floats, floats);
+  };
+  TrainingArgs args{.shape = shape,
+                    .index = training.index,
+                    .subspace = subspace,
+                    .rows = rows,
+                    .sample_tokens = training.sample_tokens,
+                    .iterations = training.iterations,
+                    .sample_seed = head_seed,
+                    .seed = MixSeed(head_seed, subspace),
+                    .go_on = training.go_on,
+                    .centroids = part_of(codebook)};
+  if (training.first != nullptr) args.first = part_of(*training.first);
+  return args;
+}
+
+}  // namespace
+
+std::vector<kernels::RowSpan> TrainingRows(const StoredLayers::Layer& layer, uint32_t kv_head,
+                                           std::span<const SegmentTokens> segments,
+                                           uint32_t sink_tokens) {
+  std::vector<kernels::RowSpan> spans;
+  for (const SegmentTokens& segment : segments) {
+    const uint32_t begin = std::max(segment.tokens.begin, sink_tokens);
+    if (begin >= segment.tokens.end) continue;
+    spans.push_back({.rows = segment.rows->rows(layer.first_head + kv_head) +
+                             size_t{begin - segment.rows->first_position()} * layer.shape.row_bytes,
+                     .token_count = segment.tokens.end - begin,
+                     .first_position = begin});
+  }
+  return spans;
+}
+
+void TrainLayer(const Cache& cache, const LayerTraining& training, Codebook& codebook) {
+  const StoredLayers::Layer& layer = cache.layers.layers[training.layer_slot];
+  const uint32_t subspaces = training.index.subspace_count;
+  std::vector<TrainingResult> results(size_t{layer.shape.kv_heads} * subspaces);
+  cache.engine->building.parallel_for().run(
+      static_cast<uint32_t>(results.size()), [&](uint32_t task, uint32_t) {
+        const auto rows =
+            TrainingRows(layer, task / subspaces, training.segments, training.sink_tokens);
+        results[task] =
+            Train(cache.engine->options.exec, TaskArgs(training, layer.shape, task, rows, codebook),
+                  cache.engine->scratch);
+      });
+  CodebookHeader& header = codebook.header();
+  double inertia = 0;
+  for (const TrainingResult& result : results) {
+    inertia += result.inertia;
+    header.iteration_count = std::max(header.iteration_count, result.iterations);
+    header.trained_token_count = result.trained_tokens;
+  }
+  header.inertia = inertia / layer.shape.kv_heads;
+}
+
+double MeasureLayer(const Cache& cache, const LayerTraining& training, const Codebook& codebook) {
+  const StoredLayers::Layer& layer = cache.layers.layers[training.layer_slot];
+  const uint32_t subspaces = training.index.subspace_count;
+  std::vector<double> inertias(size_t{layer.shape.kv_heads} * subspaces);
+  cache.engine->building.parallel_for().run(
+      static_cast<uint32_t>(inertias.size()), [&](uint32_t task, uint32_t) {
+        const auto rows =
+            TrainingRows(layer, task / subspaces, training.segments, training.sink_tokens);
+        inertias[task] = MeasureInertia(cache.engine->options.exec,
+                                        TaskArgs(training, layer.shape, task, rows, codebook),
+                                        cache.engine->scratch);
+      });
+  return std::accumulate(inertias.begin(), inertias.end(), 0.0) / layer.shape.kv_heads;
+}
+
+absl::StatusOr<SegmentIndex::Layer> CodeLayer(const Cache& cache, uint32_t layer_slot,
+                                              const SegmentRows& rows, uint32_t slot_end,
+                                              uint32_t sink_tokens,
+                                              std::shared_ptr<const Codebook> codebook) {
+  const StoredLayers::Layer& layer = cache.layers.layers[layer_slot];
+  const IndexDescriptor& index = codebook->header().index;
+  const std::vector<size_t> sizes_bytes = {
+      SegmentIndex::LayerBytes(index, layer.shape, rows.slot_capacity())};
+  auto extents = cache.pool->Allocate(sizes_bytes);
+  if (!extents.ok()) return extents.status();
+  const uint32_t end = rows.first_position() + slot_end;
+  const uint32_t sink_end = std::clamp(sink_tokens, rows.first_position(), end);
+  const SegmentIndex::Layer data =
+      SegmentIndex::MakeLayer(layer.shape, rows.slot_capacity(), sink_end - rows.first_position(),
+                              std::move(extents->front()), std::move(codebook));
+  const kernels::Exec& exec = cache.engine->options.exec;
+  cache.engine->building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
+    const ScratchPool::Buffer scratch = cache.engine->scratch.Take(
+        kernels::PqEncodeScratchBytes(GeometryOf(index, layer.shape.key_dim)));
+    EncodeSlots(exec, layer, rows, data, kv_head, {0, slot_end}, scratch.bytes());
+    CountHead(exec, layer, data, kv_head, slot_end);
+  });
+  AnnounceCounts(data, slot_end);
+  return data;
+}
+
+absl::StatusOr<std::shared_ptr<Codebook>> NewCodebook(const Cache& cache, uint32_t layer_slot,
+                                                      const IndexDescriptor& index,
+                                                      uint32_t epoch) {
+  const LayerShape& shape = cache.layers.layers[layer_slot].shape;
+  const std::vector<size_t> sizes_bytes = {Codebook::SizeBytes(index, shape)};
+  auto extents = cache.pool->Allocate(sizes_bytes);
+  if (!extents.ok()) return extents.status();
+  return std::make_shared<Codebook>(std::move(extents->front()), index, shape, epoch);
+}
+
+}  // namespace pqcached::kvstore

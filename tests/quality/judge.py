@@ -4,8 +4,8 @@
     tests/quality/judge.py [--full] [--out DIR] [--build DIR] [--only STAGE,...] [--rows FILE]
 
 Writes CSV files and one self-contained page, DIR/report.html (default: build/judge). Without --full a small subset,
-about half a minute; with it everything, about 20 minutes on 2 cores. --only: model, vectors, bytes, report; what is
-left out is taken from DIR's CSV files. --build: a build folder that is there; default: build/release, built first.
+about half a minute; with it everything, about 20 minutes on 2 cores. --only: model, captured, grid, iterations, generated,
+bytes, report; what is left out is taken from DIR's CSV files. --build: a build folder that is there; default: build/release, built first.
 --rows: the rows of the area `judge` for tests/figures.sh, as JSON.
 """
 
@@ -30,7 +30,8 @@ from figures import machine  # noqa: E402  (of the folder above)
 
 DATA = ROOT / "client/examples/tinylm"
 TARGETS = ["pqcached", "pqcached_client", "pqcached_rpc", "tinylm_judge", "tinylm_capture"]
-STAGES = ["model", "vectors", "bytes", "report"]
+VECTORS = ["captured", "grid", "iterations", "generated"]
+STAGES = ["model", *VECTORS, "bytes", "report"]
 
 
 def say(words):
@@ -50,12 +51,11 @@ def measure(build, out, full, stages):
         outcomes, builds = model_study.run(build, DATA, full)
         keep("model", outcomes)
         keep("builds", builds)
-    if "vectors" in stages or "bytes" in stages:
-        pqcached = load_client(build)
-    if "vectors" in stages:
+    pqcached = load_client(build)
+    if vectors := [name for name in VECTORS if name in stages]:
         with sidecar.running(build) as endpoint:
             plan = vector_plan.Plan(build, DATA, pqcached, endpoint, full, say)
-            for name in ("captured", "grid", "iterations", "generated"):
+            for name in vectors:
                 keep(name, getattr(plan, name)())
     if "bytes" in stages:
         grid, epochs = (None, (32768, 65536, 131072)) if full else (vector_plan.QUICK_GRID, (32768, 131072))

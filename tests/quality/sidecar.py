@@ -17,6 +17,7 @@ def running(build, *flags):
         socket = pathlib.Path(directory, "pqcached.sock")
         daemon = subprocess.Popen([build / "service/pqcached", "--listen", f"unix://{socket}", *flags],
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        drain = None
         try:
             # The daemon says when it listens; its end closes the pipe.
             said = []
@@ -26,11 +27,15 @@ def running(build, *flags):
                     break
             else:
                 raise RuntimeError("the daemon did not start:\n" + "".join(said))
-            threading.Thread(target=daemon.stdout.read, daemon=True).start()  # a full pipe would stop the daemon
+            drain = threading.Thread(target=daemon.stdout.read, daemon=True)  # a full pipe would stop the daemon
+            drain.start()
             yield f"unix://{socket}"
         finally:
             daemon.terminate()
             daemon.wait(timeout=STOP_SECONDS)
+            if drain:
+                drain.join(timeout=STOP_SECONDS)
+            daemon.stdout.close()
 
 
 def report(build, data, lengths, tasks=None, contexts=0, questions=0):

@@ -11,6 +11,7 @@ from vector_study import BUDGETS, study
 # m x b as far as this version goes (b in 4..8); the paper's Figure 10b has products of about 12 to 16 and 8 x 2.
 GRID = [(m, b) for m in (1, 2, 4, 8, 16) for b in (4, 5, 6, 7, 8)]
 QUICK_GRID = [(2, 6), (4, 6), (4, 8)]
+INDEXES_PER_SEQUENCE = 4  # the sidecar's limit
 ITERATIONS = [1, 2, 3, 4, 5, 7, 10, 15, 20, 30]
 RETRIEVAL_LAYER = 1  # of the trained model: a hundredth of the keys holds nine tenths of the attention
 
@@ -25,6 +26,10 @@ def with_rows(build, problem, pqcached, endpoint, make, budgets):
 
 def standard(rows):
     return [Full(), Oracle(), Flat(rows), Pq(rows, 4, 8), Pq(rows, 2, 6), Window(), Random()]
+
+
+def portions(grid):
+    return [grid[first:first + INDEXES_PER_SEQUENCE] for first in range(0, len(grid), INDEXES_PER_SEQUENCE)]
 
 
 class Plan:
@@ -68,9 +73,9 @@ class Plan:
     def grid(self):
         rows = []
         for problem in self.retrieval_problems():
-            grid = GRID if self.full else QUICK_GRID
-            rows += self.study(problem, lambda sidecar_rows: [Oracle(), Window()] + [
-                Pq(sidecar_rows, m, b) for m, b in grid if problem.dim % m == 0], ["1/10", "256"])
+            for indexes in portions(GRID if self.full else QUICK_GRID):
+                rows += self.study(problem, lambda sidecar_rows: [Pq(sidecar_rows, m, b) for m, b in indexes],
+                                   ["1/10", "256"])
         return rows
 
     def iterations(self):
@@ -127,19 +132,19 @@ def accounting(build, pqcached, tokens=131072, dim=128, epochs=(32768, 65536, 13
             with pqcached.Client(endpoint, timeout_ms=120000) as client:
                 cache = client.open_cache("accounting", model_fingerprint="judge", groups=[group],
                                           capacity_bytes=1 << 30, default_index=pqcached.Index.flat())
-                sequence = cache.create_sequence()
-                sequence.ingest(0, 0, keys, keys)
-                for m, b in grid or GRID:
-                    say(f"accounting: epoch {epoch}, m={m} b={b}")
-                    before = sequence.describe()
-                    sequence.build_index(pqcached.Index.pq(m, b), iterations=1, train_tokens=2048, sink_tokens=16)
-                    after = sequence.describe()
-                    codes = after.index_bytes - before.index_bytes
-                    codebooks = after.codebook_bytes - before.codebook_bytes
-                    rows.append({"subspaces": m, "bits": b, "epoch_tokens": epoch, "tokens": tokens, "dim": dim,
-                                 "code_bytes": codes, "codebook_bytes": codebooks,
-                                 "index_over_keys": (codes + codebooks) / (tokens * dim * ELEMENT_BYTES)})
-                sequence.close()
+                for indexes in portions(grid or GRID):
+                    say(f"accounting: epoch {epoch}, m x b = {indexes}")
+                    with cache.create_sequence() as sequence:
+                        sequence.ingest(0, 0, keys, keys)
+                        for m, b in indexes:
+                            before = sequence.describe()
+                            sequence.build_index(pqcached.Index.pq(m, b), iterations=1, train_tokens=2048, sink_tokens=16)
+                            after = sequence.describe()
+                            codes = after.index_bytes - before.index_bytes
+                            codebooks = after.codebook_bytes - before.codebook_bytes
+                            rows.append({"subspaces": m, "bits": b, "epoch_tokens": epoch, "tokens": tokens, "dim": dim,
+                                         "code_bytes": codes, "codebook_bytes": codebooks,
+                                         "index_over_keys": (codes + codebooks) / (tokens * dim * ELEMENT_BYTES)})
                 cache.close()
     return rows
 

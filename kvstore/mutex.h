@@ -1,4 +1,4 @@
-// Mutex: absl::Mutex, made visible to ThreadSanitizer.
+// Mutex and CondVar: those of absl, made visible to ThreadSanitizer.
 //
 // Distributions ship abseil without instrumentation, so that ThreadSanitizer does not see the order
 // that its locks make and reports races that are none. Under that sanitizer each lock and unlock
@@ -8,12 +8,15 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
 #endif
 
 namespace pqcached::kvstore {
+
+class CondVar;
 
 class ABSL_LOCKABLE Mutex {
  public:
@@ -36,6 +39,7 @@ class ABSL_LOCKABLE Mutex {
   }
 
  private:
+  friend class CondVar;
   absl::Mutex mutex_;
 };
 
@@ -50,6 +54,27 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 
  private:
   Mutex* mutex_;
+};
+
+class CondVar {
+ public:
+  // Waits for a signal, or until `deadline`; may also wake for nothing.
+  void WaitUntil(Mutex* mutex, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+#if defined(__SANITIZE_THREAD__)
+    __tsan_release(mutex);
+#endif
+    condition_.WaitWithDeadline(&mutex->mutex_, deadline);
+#if defined(__SANITIZE_THREAD__)
+    __tsan_acquire(mutex);
+#endif
+  }
+  void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    WaitUntil(mutex, absl::InfiniteFuture());
+  }
+  void SignalAll() { condition_.SignalAll(); }
+
+ private:
+  absl::CondVar condition_;
 };
 
 }  // namespace pqcached::kvstore

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -180,13 +181,29 @@ absl::StatusOr<std::shared_ptr<const Snapshot>> Sequence::Peek() const {
 }
 
 absl::Status Sequence::BeginWrite() {
+  return StartWriting(/*is_short=*/false, absl::InfinitePast());
+}
+
+absl::Status Sequence::BeginShortWrite(absl::Time deadline) {
+  return StartWriting(/*is_short=*/true, deadline);
+}
+
+absl::Status Sequence::StartWriting(bool is_short, absl::Time deadline) {
   const MutexLock lock(&mutex_);
-  if (absl::Status status = CheckRunning(); !status.ok()) return status;
-  if (writing_) {
-    return absl::AbortedError(
-        absl::StrCat("another writer of sequence ", sequence_id_, " is at work"));
+  for (;;) {
+    if (absl::Status status = CheckRunning(); !status.ok()) return status;
+    if (!writing_) break;
+    if (short_) {
+      writer_gone_.Wait(&mutex_);
+    } else if (is_short && absl::Now() < deadline) {
+      writer_gone_.WaitUntil(&mutex_, deadline);
+    } else {
+      return absl::AbortedError(
+          absl::StrCat("another writer of sequence ", sequence_id_, " is at work"));
+    }
   }
   writing_ = true;
+  short_ = is_short;
   writer_list_ = current_->list;
   return absl::OkStatus();
 }
@@ -196,6 +213,7 @@ void Sequence::EndWrite() {
   const MutexLock lock(&mutex_);
   writing_ = false;
   list.swap(writer_list_);
+  writer_gone_.SignalAll();
 }
 
 void Sequence::Prune() const {
@@ -482,6 +500,12 @@ void Sequence::Drop() {
 
 absl::StatusOr<WriteLease> WriteLease::Take(std::shared_ptr<Sequence> sequence) {
   if (absl::Status status = sequence->BeginWrite(); !status.ok()) return status;
+  return WriteLease(std::move(sequence));
+}
+
+absl::StatusOr<WriteLease> WriteLease::TakeShort(std::shared_ptr<Sequence> sequence,
+                                                 absl::Time deadline) {
+  if (absl::Status status = sequence->BeginShortWrite(deadline); !status.ok()) return status;
   return WriteLease(std::move(sequence));
 }
 

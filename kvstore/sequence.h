@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "kvstore/mutex.h"
 #include "kvstore/segment.h"
 
@@ -139,6 +140,9 @@ class Sequence {
   // Makes the caller the writer until EndWrite. Errors: kAborted when there is one, kNotFound when
   // dropped, kFailedPrecondition when suspended.
   absl::Status BeginWrite();
+  // The same for short background work on the tail: waits for a writer until `deadline`, and writers
+  // that come meanwhile wait for its end instead of being told kAborted. Errors: as BeginWrite.
+  absl::Status BeginShortWrite(absl::Time deadline);
   void EndWrite();
 
   // Of the writer: shows rows that it wrote; with `edit`, changes the list. Errors: kNotFound when
@@ -204,6 +208,7 @@ class Sequence {
 
   absl::Status DroppedError() const;
   absl::Status SuspendedError() const;
+  absl::Status StartWriting(bool is_short, absl::Time deadline);
   absl::Status CheckRunning() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<const Watchers> watchers() const;
   // Changes a copy of the newest list (`change` may fail), completes it, and installs it.
@@ -230,12 +235,17 @@ class Sequence {
   std::shared_ptr<const Watchers> watchers_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const SegmentList> writer_list_ ABSL_GUARDED_BY(mutex_);  // that the writer knows
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool short_ ABSL_GUARDED_BY(mutex_) = false;  // of the writer at work
+  CondVar writer_gone_;
 };
 
 // The right to write, while it lives.
 class WriteLease {
  public:
   static absl::StatusOr<WriteLease> Take(std::shared_ptr<Sequence> sequence);
+  // By BeginShortWrite.
+  static absl::StatusOr<WriteLease> TakeShort(std::shared_ptr<Sequence> sequence,
+                                              absl::Time deadline);
   WriteLease(WriteLease&&) = default;
   WriteLease& operator=(WriteLease&&) = delete;
   ~WriteLease() {

@@ -70,6 +70,9 @@ class CellEmission {
   explicit CellEmission(const CellEmitTask& task)
       : task_(task),
         geometry_(task.args.geometry),
+        cost_(task.exec.level >= Level::kAvx512Vbmi ? kVbmiCost : kPlainCost),
+        lists_may_pay_(task.args.positions.size() * cost_.list_slot <
+                       uint64_t{task.plan.candidate_count} * cost_.scan_slot),
         output_{.positions = task.args.positions.data(),
                 .capacity = static_cast<uint32_t>(task.args.positions.size()),
                 .written = 0,
@@ -84,9 +87,6 @@ class CellEmission {
       if (span.slot_begin == span.slot_end) continue;
       task.codebooks[span.codebook].all_tokens += span.slot_end - span.slot_begin;
     }
-    cost_ = task.exec.level >= Level::kAvx512Vbmi ? kVbmiCost : kPlainCost;
-    lists_may_pay_ = uint64_t{output_.capacity} * cost_.list_slot <
-                     uint64_t{task.plan.candidate_count} * cost_.scan_slot;
   }
 
   void Run() {
@@ -223,6 +223,7 @@ class CellEmission {
     const uint8_t* const above = task_.above + first_byte;
     const uint8_t* const at_least = task_.at_least + first_byte;
     members.tied_count = 0;
+    members.tied[0][0] = members.tied[0][1] = 0;
     ForEachCell(at_least, above, task_.cell_count, [&](uint32_t cell) { AddTied(cell, members); });
     const CellScan scan = ScanFor(members);
     task_.codebooks[codebook].scan = scan;
@@ -256,13 +257,13 @@ class CellEmission {
 
   const CellEmitTask& task_;
   const PqGeometry& geometry_;
+  const EmissionCost cost_;
+  const bool lists_may_pay_;
   CellScanOutput output_;
   CellListPage pages_[kMaxListPages];
   uint32_t page_count_ = 0;
   uint32_t run_count_ = 0;
   bool lists_cleared_ = false;
-  bool lists_may_pay_ = false;
-  EmissionCost cost_;
 };
 
 }  // namespace

@@ -60,9 +60,9 @@ class CellSelection {
   }
 
   void Run() {
+    const auto k = static_cast<uint32_t>(args_.positions.size());
     CountTokens();
     FindValues();
-    const auto k = static_cast<uint32_t>(args_.positions.size());
     const CellThreshold threshold = ops_.find_threshold(values_.data(), tokens_, values_.size(),
                                                         plan_.candidate_count, k, work_.data());
     ops_.compare(values_.data(), tokens_, values_.size(), threshold.value, at_least_.data(),
@@ -98,6 +98,7 @@ class CellSelection {
     if (plan_.codebook_count == 1 && span_count == 1 && only->cell_counts != nullptr &&
         only->counted_begin == only->slot_begin && only->counted_end == only->slot_end) {
       tokens_ = only->cell_counts;
+      for (uint32_t cell = 0; cell < cell_count_; cell += 16) __builtin_prefetch(tokens_ + cell);
       return;
     }
     tokens_ = token_sums_.data();

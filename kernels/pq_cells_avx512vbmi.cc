@@ -13,9 +13,7 @@ namespace {
 
 // Membership of 64 tokens as bits, by one of three forms of the same set.
 struct StaircaseSet {
-  // Whether to jump over groups without members. It pays only where the test is this short: a jump
-  // that is not foreseen throws away more work the longer the test.
-  static constexpr bool kSkipEmpty = true;
+  static constexpr bool kTwoPlanes = true;
 
   __m512i rank;
   __m512i cut;
@@ -33,7 +31,7 @@ inline __m512i BitOf(__m512i code) {
 }
 
 struct BitRowSet {
-  static constexpr bool kSkipEmpty = false;
+  static constexpr bool kTwoPlanes = true;
 
   __m512i rows[8];
 
@@ -54,7 +52,7 @@ struct BitRowSet {
 };
 
 struct ByteSet {
-  static constexpr bool kSkipEmpty = false;
+  static constexpr bool kTwoPlanes = false;
 
   __m512i bytes;  // [32], bit i % 8 of byte i / 8
 
@@ -79,47 +77,65 @@ struct Codes {
   __m512i code_1;
 };
 
+template <typename Set>
 inline Codes LoadCodes(const CellScanSpan& span, uint32_t slot, __mmask64 lanes) {
   Codes codes;
   codes.code_0 = _mm512_maskz_loadu_epi8(lanes, span.plane_0 + slot);
-  codes.code_1 = span.plane_1 == nullptr ? _mm512_setzero_si512()
-                                         : _mm512_maskz_loadu_epi8(lanes, span.plane_1 + slot);
+  codes.code_1 = Set::kTwoPlanes ? _mm512_maskz_loadu_epi8(lanes, span.plane_1 + slot)
+                                 : _mm512_setzero_si512();
   return codes;
 }
 
-inline __mmask64 Tied(const CellMembers& members, const Codes& codes) {
-  __mmask64 tied = 0;
-  for (uint32_t i = 0; i < members.tied_count; ++i) {
-    const __m512i tied_0 = _mm512_set1_epi8(static_cast<char>(members.tied[i][0]));
-    const __m512i tied_1 = _mm512_set1_epi8(static_cast<char>(members.tied[i][1]));
-    const __mmask64 equal_0 = _mm512_cmpeq_epi8_mask(codes.code_0, tied_0);
-    tied |= _mm512_mask_cmpeq_epi8_mask(equal_0, codes.code_1, tied_1);
+// The tied cells, one of which is checked in any case; without any it repeats nothing.
+struct TiedCells {
+  __m512i first_0;
+  __m512i first_1;
+
+  explicit TiedCells(const CellMembers& members)
+      : first_0(_mm512_set1_epi8(static_cast<char>(members.tied[0][0]))),
+        first_1(_mm512_set1_epi8(static_cast<char>(members.tied[0][1]))) {}
+
+  __mmask64 Test(const CellMembers& members, const Codes& codes) const {
+    __mmask64 tied = _mm512_mask_cmpeq_epi8_mask(_mm512_cmpeq_epi8_mask(codes.code_0, first_0),
+                                                 codes.code_1, first_1);
+    for (uint32_t i = 1; i < members.tied_count; ++i) {
+      const __m512i tied_0 = _mm512_set1_epi8(static_cast<char>(members.tied[i][0]));
+      const __m512i tied_1 = _mm512_set1_epi8(static_cast<char>(members.tied[i][1]));
+      const __mmask64 equal_0 = _mm512_cmpeq_epi8_mask(codes.code_0, tied_0);
+      tied |= _mm512_mask_cmpeq_epi8_mask(equal_0, codes.code_1, tied_1);
+    }
+    return tied;
   }
-  return tied;
-}
+};
 
 // Tied tokens count while the quota lasts; then only those above the threshold.
 template <typename Set>
 void Scan(const CellMembers& members, const Set& above, const CellScanSpan& span,
           CellScanOutput& output) {
   PositionWriter writer = {output.positions, output.capacity, output.written};
-  uint32_t quota = output.equal_quota;
+  const TiedCells tied_cells(members);
+  uint32_t quota = members.tied_count == 0 ? 0 : output.equal_quota;
+  const uint32_t quota_kept = output.equal_quota - quota;
   uint32_t slot = span.slot_begin;
-  for (; slot < span.slot_end && quota > 0; slot += kEmitGroup) {
-    const __mmask64 valid = ValidLanes(slot, span.slot_end);
-    const Codes codes = LoadCodes(span, slot, valid);
-    const __mmask64 tied = TakeQuota(Tied(members, codes) & valid, quota);
-    const __mmask64 mask = (above.Test(codes.code_0, codes.code_1) & valid) | tied;
-    if (!Set::kSkipEmpty || mask != 0) writer.Write(mask, span.first_position + slot);
+  const uint32_t whole_end = span.slot_begin + (span.slot_end - span.slot_begin) / 64 * 64;
+  for (; slot < whole_end && quota > 0; slot += kEmitGroup) {
+    const Codes codes = LoadCodes<Set>(span, slot, ~0ull);
+    const __mmask64 tied = TakeQuota(tied_cells.Test(members, codes), quota);
+    writer.Write(above.Test(codes.code_0, codes.code_1) | tied, span.first_position + slot);
   }
-  for (; slot < span.slot_end; slot += kEmitGroup) {
+  for (; slot < whole_end; slot += kEmitGroup) {
+    const Codes codes = LoadCodes<Set>(span, slot, ~0ull);
+    writer.Write(above.Test(codes.code_0, codes.code_1), span.first_position + slot);
+  }
+  if (slot < span.slot_end) {
     const __mmask64 valid = ValidLanes(slot, span.slot_end);
-    const Codes codes = LoadCodes(span, slot, valid);
-    const __mmask64 mask = above.Test(codes.code_0, codes.code_1) & valid;
-    if (!Set::kSkipEmpty || mask != 0) writer.Write(mask, span.first_position + slot);
+    const Codes codes = LoadCodes<Set>(span, slot, valid);
+    __mmask64 mask = above.Test(codes.code_0, codes.code_1) & valid;
+    if (quota > 0) mask |= TakeQuota(tied_cells.Test(members, codes) & valid, quota);
+    writer.Write(mask, span.first_position + slot);
   }
   output.written = writer.written;
-  output.equal_quota = quota;
+  output.equal_quota = quota + quota_kept;
 }
 
 }  // namespace

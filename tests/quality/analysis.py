@@ -68,6 +68,11 @@ def last(results):
     return where(results.model, suite="last")
 
 
+def comparable(results):
+    """Of `last` the contexts in which every budget is larger than sink + window: 1/20 of 1024 tokens is not."""
+    return [row for row in last(results) if row["length"] >= 4096]
+
+
 def attended(results):
     """(length, method) -> (sink, window, selected) at the last step of the last question."""
     return {(row["length"], row["method"]): (row["sink"], row["window"], row["selected"]) for row in last(results)}
@@ -98,14 +103,14 @@ def index_name(row):
     return f"pq{row['subspaces']}x{row['bits']}"
 
 
-def best_index(results):
-    """The accounting row of the index that covers most of the retrieval layer's attention within INDEX_GOAL."""
-    fitting = [row for row in results.accounting if row["index_over_keys"] <= INDEX_GOAL]
-    mass = {name: mean(where(results.grid, method=name, budget="1/10"), "mass_vs_oracle") for name in
-            {index_name(row) for row in fitting}}
-    known = [row for row in fitting if mass[index_name(row)]]
-    # Of one index with several epoch lengths, the shortest epoch that fits.
-    return max(known, key=lambda row: (mass[index_name(row)][0], -row["epoch_tokens"])) if known else None
+def best_index(results, epoch_tokens=None):
+    """The accounting row of the index that covers most of the retrieval layer's attention within INDEX_GOAL; None
+    when none does. Of one index with several epoch lengths, the shortest epoch that fits."""
+    fitting = [row for row in results.accounting
+               if row["index_over_keys"] <= INDEX_GOAL and epoch_tokens in (None, row["epoch_tokens"])]
+    known = [(found[0], -row["epoch_tokens"], row) for row in fitting
+             if (found := mean(where(results.grid, method=index_name(row), budget="1/10"), "mass_vs_oracle"))]
+    return max(known, key=lambda item: item[:2])[2] if known else None
 
 
 def default_epoch_row(results, best):
@@ -151,6 +156,11 @@ def figure_rows(results):
         row("iterations_to_99pct_of_final_mass", rounds_to(curve), "k-means rounds", "lower", None,
             f"mass after {curve[-1][0]} rounds" if curve else "not run"),
     ]
+    plain = best_index(results, DEFAULT_EPOCH)
+    value = mean(where(results.grid, method=index_name(plain), budget="1/10"), "mass_vs_oracle") if plain else None
+    rows.append(row("mass_vs_oracle_r10_default_epoch", value[0] if value else None, "share", "higher", None,
+                    f"best index within 1/50 at epoch_tokens={DEFAULT_EPOCH}: m={plain['subspaces']} b={plain['bits']}, "
+                    f"{plain['index_over_keys']:.4f} of the keys" if plain else "no index fits", value and value[2], value and value[1]))
     for method in ("pq4x8", "pq2x6"):
         value = mean(where(standard, method=method), "mass_vs_oracle")
         rows.append(row(f"mass_vs_oracle_r10_{method}_all_tasks", value[0] if value else None, "share", "higher", None,

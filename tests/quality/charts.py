@@ -73,6 +73,11 @@ def short(number):
     return f"{number:.3g}" if abs(number) < 1000 else f"{number:.0f}"
 
 
+def tokens(count):
+    """1K = 1024, as contexts are named."""
+    return f"{count // 1024}K" if count % 1024 == 0 else str(count)
+
+
 def lines(series, *, x_label, y_label, width=520, height=300, log_x=False, categories=None, y_range=None, title="",
           legend=True, goal=None, x_ticks=None):
     """series: {name: [(x, y[, note])]}; a name of LABELS has its own colour. categories: x is an index into them."""
@@ -216,7 +221,7 @@ def heat_map(cells, columns, rows, *, title, x_label, y_label, width=330):
             out.append(f"<rect x='{x:.1f}' y='{y}' width='{cell_width - 1.5:.1f}' height='{cell_height - 1.5}' rx='2' "
                        f"style='fill:color-mix(in oklab,var(--warm) {percent}%,var(--cold))'>"
                        f"<title>{column}, depth {row}: {share:.2f} of {count} questions</title></rect>")
-            ink = "page" if share > 0.55 else "ink"
+            ink = "page" if share > 0.5 else "ink"
             out.append(text(x + (cell_width - 1.5) / 2, y + 13.5, percent, "middle", 10.5, ink))
     for i, column in enumerate(columns):
         out.append(text(left + (i + 0.5) * cell_width, height - 26, column, "middle", 11))

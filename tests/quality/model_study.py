@@ -73,8 +73,10 @@ def write_csv(path, rows):
 
 
 def read_csv(path):
-    """Rows as dicts; numbers as numbers, nothing as None."""
-    def value(text):
+    """Rows as dicts; numbers as numbers, nothing as None; a budget stays as it was said."""
+    def value(name, text):
+        if name == "budget":
+            return text
         if text == "":
             return None
         if text in ("True", "False"):
@@ -88,4 +90,4 @@ def read_csv(path):
         except ValueError:
             return text
     with open(path, newline="") as source:
-        return [{name: value(text) for name, text in row.items()} for row in csv.DictReader(source)]
+        return [{name: value(name, text) for name, text in row.items()} for row in csv.DictReader(source)]

@@ -10,7 +10,7 @@ import sys
 
 import charts
 import papers
-from analysis import (INDEX_GOAL, RETRIEVAL_TASKS, accuracy, attended, best_index, difference, figure_rows, index_name,
+from analysis import (INDEX_GOAL, RETRIEVAL_TASKS, accuracy, attended, best_index, comparable, difference, figure_rows, index_name,
                       iteration_curve, last, load, mean, needle_cells, needles_found, values, where)
 from vector_study import BUDGETS
 
@@ -25,9 +25,9 @@ th,td{padding:4px 11px;text-align:right;border-bottom:1px solid var(--line);whit
 th{font-weight:600;color:var(--soft);font-size:12.5px;vertical-align:bottom}td:first-child,th:first-child{text-align:left;padding-left:0}
 td.left,th.left{text-align:left;white-space:normal}td small{display:block;font-size:11.5px;line-height:1.25}
 .scroll{overflow-x:auto}.charts{display:flex;flex-wrap:wrap;gap:14px 22px;margin:10px 0 16px}svg{max-width:100%;height:auto}
-.cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(238px,1fr));gap:12px;margin:16px 0}
+.cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(262px,1fr));gap:12px;margin:16px 0}
 .card{background:var(--panel);border-radius:8px;padding:12px 14px}.card b{display:block;font-size:25px;font-weight:650;line-height:1.25}
-.card code{font-size:12px;color:var(--soft);overflow-wrap:anywhere}.good{color:var(--good)}.bad{color:var(--bad)}
+.card code{font-size:11.5px;color:var(--soft);overflow-wrap:anywhere}.good{color:var(--good)}.bad{color:var(--bad)}
 code{font-family:ui-monospace,Menlo,Consolas,monospace;font-size:.92em}summary{cursor:pointer;color:var(--soft);margin:6px 0}
 nav a{color:inherit;margin-right:14px;white-space:nowrap}.paper{border-left:3px solid var(--line);padding-left:16px}
 """
@@ -86,7 +86,7 @@ def cards(rows):
 # ---- End to end
 
 def accuracy_table(results):
-    outcomes, head = last(results), ["method"] + [f"{budget} of tokens" if "/" in budget else f"{budget} tokens" for budget in BUDGETS]
+    outcomes, head = comparable(results), ["method"] + [f"{budget} of tokens" if "/" in budget else f"{budget} tokens" for budget in BUDGETS]
     rows = []
     full = accuracy(outcomes, "full")
     rows.append([label("full")] + [f"{full[0]:.3f}"] * len(BUDGETS))
@@ -99,11 +99,11 @@ def accuracy_table(results):
             cells.append(f"{found[0]:.3f}<small>{versus}</small>" if found else "–")
         rows.append([label(side) + ("<small>difference from full attention</small>" if side == "oracle" else
                                     "<small>difference from exact top-k</small>")] + cells)
-    return table(head, rows) + f"<p class='soft'>{full[1]} questions, the same for every cell; ± is half of the 95 % interval, over contexts.</p>"
+    return table(head, rows) + f"<p class='soft'>{full[1]} questions about contexts of 4096 tokens and more, the same for every cell; ± is half of the 95 % interval, over contexts. Of 1024 tokens, 1/20 is less than sink + window; they stand in the tables below.</p>"
 
 
 def budget_chart(results, facts, title, width=520):
-    outcomes, series = where(last(results), **facts), {}
+    outcomes, series = where(comparable(results), **facts), {}
     full = accuracy(outcomes, "full")
     if full is None:
         return ""
@@ -112,7 +112,8 @@ def budget_chart(results, facts, title, width=520):
         series[side] = [(i, found[0]) for i, budget in enumerate(BUDGETS)
                         if (found := accuracy(outcomes, f"{side}@{budget}"))]
     return charts.lines(series, categories=BUDGETS, x_label="budget: all tokens attended", y_label="right answers",
-                        y_range=(-0.03, 1.03), title=f"{title} ({full[1]} questions)", width=width, height=290)
+                        y_range=(-0.03, 1.03), title=f"{title} ({full[1]} questions)", width=width,
+                        height=290 if width > 400 else 240, legend=width > 400)
 
 
 def task_table(results, budget):
@@ -122,15 +123,15 @@ def task_table(results, budget):
         for length in sorted(values(where(outcomes, task=task), "length")):
             facts = {"task": task, "length": length}
             full = accuracy(outcomes, "full", **facts)
-            row = [f"{task} {length}", full[1], len(values(where(outcomes, **facts), "context")), f"{full[0]:.2f}"]
+            row = [f"{task} {charts.tokens(length)}", f"{full[1]}<small>{len(values(where(outcomes, **facts), 'context'))} contexts</small>",
+                   f"{full[0]:.2f}"]
             for side in SIDES + extra:
                 found = accuracy(outcomes, f"{side}@{budget}", **facts)
-                row.append(f"{found[0]:.2f}" if found else "–")
-            row.append(gap(difference(outcomes, f"pq4x8@{budget}", f"oracle@{budget}", **facts)))
-            row.append(gap(difference(outcomes, f"pq2x6@{budget}", f"oracle@{budget}", **facts)))
+                versus = gap(difference(outcomes, f"{side}@{budget}", f"oracle@{budget}", **facts)) if side != "oracle" else ""
+                row.append(f"{found[0]:.2f}<small>{versus}</small>" if found else "–")
             rows.append(row)
-    return table(["task, length", "questions", "contexts", "full"] + [label(side) for side in SIDES + extra]
-                 + ["m=4 b=8 − exact", "m=2 b=6 − exact"], rows)
+    return table(["task, length", "questions", "full"] + [label(side) for side in SIDES + extra], rows) + (
+        "<p class='soft'>Small: paired difference from exact top-k.</p>")
 
 
 def attended_table(results):
@@ -141,7 +142,7 @@ def attended_table(results):
         for budget in BUDGETS:
             parts = found.get((length, f"pq4x8@{budget}"))
             cells.append(f"{sum(parts)}<small>{' + '.join(map(str, parts))}</small>" if parts else "–")
-        rows.append([length] + cells)
+        rows.append([charts.tokens(length)] + cells)
     return table(["context"] + BUDGETS, rows)
 
 
@@ -150,11 +151,11 @@ def needle_maps(results):
     depth = [f"{10 * i} %" for i in range(10)]
     made = []
     for method in ("full", "oracle@1/10", "pq4x8@1/10", "pq2x6@1/10", "pq4x8@256", "pq2x6@256", "window@1/10"):
-        cells = {(charts.short(length), depth[row]): cell for (length, row), cell in needle_cells(results, method).items()}
+        cells = {(charts.tokens(length), depth[row]): cell for (length, row), cell in needle_cells(results, method).items()}
         if cells:
             budget = method.partition("@")[2]
             total = needles_found(results, method)
-            made.append(charts.heat_map(cells, [charts.short(length) for length in lengths], depth, x_label="context",
+            made.append(charts.heat_map(cells, [charts.tokens(length) for length in lengths], depth, x_label="context",
                                         y_label="depth", title=label(method) + (f", {budget}" if budget else "")
                                         + f": {total[0]:.3f}"))
     return f"<div class='charts'>{''.join(made)}</div>"
@@ -195,7 +196,18 @@ def captured_groups(results):
         for head in sorted(values(rows, "kv_head")):
             groups.append((f"layer {layer}, kv head {head}, retrieval tasks", {"layer": layer, "kv_head": head, "task": RETRIEVAL_TASKS}))
     for length in sorted(values(rows, "length")):
-        groups.append((f"layer 1, {length} tokens", {"layer": 1, "length": length, "task": RETRIEVAL_TASKS}))
+        groups.append((f"layer 1, {charts.tokens(length)} tokens", {"layer": 1, "length": length, "task": RETRIEVAL_TASKS}))
+    return groups
+
+
+def entropy_groups(results):
+    """One group per decade and a half of effective tokens; a row is one context, layer and kv head."""
+    edges, groups = [0, 10, 30, 100, 300, 1000, 3000, 10000, math.inf], []
+    for row in results.captured:
+        row["entropy_bin"] = next(i for i, edge in enumerate(edges[1:]) if row["effective_tokens"] < edge)
+    for i, (low, high) in enumerate(zip(edges, edges[1:])):
+        name = f"{low} to {high}" if math.isfinite(high) else f"over {low}"
+        groups.append((f"{name} effective tokens", {"entropy_bin": i}))
     return groups
 
 
@@ -257,10 +269,16 @@ def axis_charts(results):
         series = {}
         for side in ("flat", "pq4x8", "pq2x6", "window"):
             series[side] = [(i, mean(where(rows, at=place, method=side), "mass_vs_oracle")[0]) for i, place in enumerate(places)]
-        names = [charts.short(place) if isinstance(place, (int, float)) else str(place) for place in places]
+        names = [charts.tokens(place) if axis == 'length' else charts.short(place) if isinstance(place, (int, float)) else str(place)
+                 for place in places]
         made.append(charts.lines(series, categories=names, x_label=axis, y_label="mass / exact top-k", title=axis,
-                                 y_range=(-0.03, 1.06), width=350 if max(map(len, names)) < 9 else 520, height=262))
+                                 y_range=(-0.03, 1.06), width=340 if max(map(len, names)) < 9 else 520, height=240, legend=False))
     return f"<div class='charts'>{''.join(made)}</div>"
+
+
+def legend(names):
+    return (f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 600 20' width='600' height='20' style=\"{charts.FONT}\">"
+            + "".join(charts.legend_of(names, 4, 10, 600)) + "</svg>")
 
 
 def generated_table(results):
@@ -293,7 +311,7 @@ def accounting_table(results):
                          f"<small>{rows[epoch]['codebook_bytes'] // 1024} KiB centroids</small>")
         made.append(cells + [with_interval(quality["mass_vs_oracle"]), share((quality["recall"] or [None])[0]),
                              share((quality["build_seconds"] or [None])[0], 2), share((quality["select_ms"] or [None])[0], 2)])
-    return table(["index", "code B/token"] + [f"index / keys,<br>epoch {charts.short(e)}" for e in epochs]
+    return table(["index", "code B/token"] + [f"index / keys,<br>epoch {charts.tokens(e)}" for e in epochs]
                  + ["mass / exact top-k", "recall", "build s", "select ms"], made)
 
 
@@ -303,16 +321,16 @@ def epoch_table(results):
         for budget in values(where(results.epochs, method=method), "budget"):
             made.append([f"{label(method)}, {budget}"] + [share(mean(where(results.epochs, method=method, budget=budget, epoch_tokens=e),
                         "mass_vs_oracle")[0]) for e in values(results.epochs, "epoch_tokens")])
-    return table(["index, budget"] + [f"epoch {charts.short(e)}" for e in values(results.epochs, "epoch_tokens")], made)
+    return table(["index, budget"] + [f"epoch {charts.tokens(e)}" for e in values(results.epochs, "epoch_tokens")], made)
 
 
 def section(identity, title, *parts):
-    return f"<h2 id='{identity}'>{title}</h2>" + "".join(part if part.startswith("<") else f"<p>{part}</p>" for part in parts)
+    return f"<h2 id='{identity}'>{title}</h2>" + "".join(part if part.startswith("<") or not part else f"<p>{part}</p>" for part in parts)
 
 
 def page(results, machine):
     rows = figure_rows(results)
-    outcomes = last(results)
+    outcomes = comparable(results)
     best = best_index(results)
     tasks = [task for task in values(outcomes, "task")]
     parts = [
@@ -327,12 +345,12 @@ def page(results, machine):
                 "methods; everything after the context, the question included, is a selective decode step. pq is the daemon, "
                 "asked through its client; exact top-k is computed inside the engine and shares no code with it.",
                 accuracy_table(results),
-                "<div class='charts'>" + budget_chart(results, {}, "All tasks and lengths", 640)
-                + "".join(budget_chart(results, {"task": task}, task, 350) for task in tasks) + "</div>",
+                budget_chart(results, {}, "All tasks, 4K to 32K tokens", 640),
+                "<div class='charts'>" + "".join(budget_chart(results, {"task": task}, task, 340) for task in tasks) + "</div>",
                 "<h3>Paired differences from exact top-k of the same budget</h3>"
                 + charts.intervals([(f"{label(side)}, {budget}", found.mean, found.half_width, gap(found), side)
                                     for side in ("pq4x8", "pq2x6") for budget in BUDGETS
-                                    if (found := difference(outcomes, f"{side}@{budget}", f"oracle@{budget}"))],
+                                    if (found := difference(comparable(results), f"{side}@{budget}", f"oracle@{budget}"))],
                                    x_label="difference in the share of right answers, 95 % interval over contexts"),
                 "<h3>By task and length, budget 1/10</h3>" + task_table(results, "1/10"),
                 "<details><summary>The same with 256 tokens</summary>" + task_table(results, "256") + "</details>",
@@ -352,7 +370,9 @@ def page(results, machine):
                 "tokens hold together, divided by what exact top-k of the same size holds; recall is against the group's exact top-k, and per query head "
                 "against each head's own. Budget 1/10; ± is half of the 95 % interval over contexts.",
                 "<div class='charts'>" + mass_chart(results, 1, "Retrieval layer, retrieval tasks") + mass_chart(results, 3, "Diffuse layer, retrieval tasks") + "</div>",
-                vector_table(results, results.captured, captured_groups(results))),
+                vector_table(results, results.captured, captured_groups(results)),
+                "<h3>By the entropy of attention, all layers and tasks</h3>"
+                + vector_table(results, results.captured, entropy_groups(results))),
         section("bytes", "Quality and bytes",
                 f"Green: index within {INDEX_GOAL:.3g} of the key bytes. The best index within it: {label(index_name(best))} with "
                 f"epoch_tokens={best['epoch_tokens']}." if best else "",
@@ -364,7 +384,7 @@ def page(results, machine):
         section("generated", "Generated vectors: one statistic at a time",
                 "Keys with features, topics, sinks and RoPE, queries with a set entropy; one thing changes per chart. Budget 1/10; "
                 "16K tokens, 128 dims, 4 query heads per kv head where nothing else is said.",
-                axis_charts(results), "<details><summary>All numbers</summary>" + generated_table(results) + "</details>"),
+                legend(["flat", "pq4x8", "pq2x6", "window"]) + axis_charts(results), "<details><summary>All numbers</summary>" + generated_table(results) + "</details>"),
         section("papers", "What the papers report", papers.markup(table)),
         section("words", "Words", "<ul>" + "".join(f"<li>{line}</li>" for line in papers.WORDS) + "</ul>"),
     ]
@@ -376,7 +396,7 @@ def write(directory, machine):
     directory = pathlib.Path(directory)
     results = load(directory)
     (directory / "report.html").write_text(page(results, machine))
-    (directory / "accuracy.svg").write_text(charts.standalone(budget_chart(results, {}, "Right answers against budget", 640)))
+    (directory / "accuracy.svg").write_text(charts.standalone(budget_chart(results, {}, "Right answers against budget, contexts of 4K to 32K tokens", 640)))
     grid = grid_chart(results)
     if grid:
         (directory / "grid.svg").write_text(charts.standalone(grid))

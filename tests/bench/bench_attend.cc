@@ -3,7 +3,8 @@
 //
 // A step is: build tables, select k tokens (m = 2, b = 6, sum of softmax weights), attend to their
 // rows where they lie. Codes are random, so selected rows are scattered: the worst case for
-// locality. Cell order is a spike (cell_order.h): the same with rows grouped by cell.
+// locality. Cell order is a spike (cell_order.h): the same with rows grouped by cell, of the whole
+// head or of each segment ("8k").
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -14,6 +15,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/attend.h"
@@ -35,6 +37,7 @@ constexpr uint32_t kTokens = 128 << 10;
 constexpr uint32_t kGroup = 4;
 constexpr uint32_t kTenth = kTokens / 10;
 constexpr uint32_t kSmallK = 1024;
+constexpr uint32_t kSegment = 8 << 10;  // tokens of a segment, where rows lie in cell order
 constexpr uint32_t kHeads = 16;
 constexpr uint32_t kSelections = 3 * kHeads;  // code planes: three for the rows of every head
 constexpr kernels::PqGeometry kGeometry{kDim, 2, 6};
@@ -46,7 +49,10 @@ struct World {
         codes(kGeometry, kSelections, kTokens, 1),
         pool(kGeometry, kGroup, 2) {
     for (uint32_t i = 0; i < kSelections; ++i) {
-      orders.push_back(MakeCellOrder(kGeometry, codes.Planes(i), codes.plane_stride(), kTokens));
+      for (auto [list, tokens] : {std::pair(&orders, kTokens), std::pair(&segmented, kSegment)}) {
+        list->push_back(
+            MakeCellOrder(kGeometry, codes.Planes(i), codes.plane_stride(), kTokens, tokens));
+      }
       positions.push_back(RandomPositions(kTokens, kTenth, 100 + i));
     }
   }
@@ -54,7 +60,8 @@ struct World {
   RowArena rows;
   CodeArena codes;
   QueryPool pool;
-  std::vector<CellOrder> orders;
+  std::vector<CellOrder> orders;                 // all rows of a head in one order
+  std::vector<CellOrder> segmented;              // those of each segment
   std::vector<std::vector<uint32_t>> positions;  // random tenths, for attention alone
 };
 
@@ -64,7 +71,7 @@ class Decoder {
   explicit Decoder(const World& world)
       : world_(world),
         selector_(kGeometry, kGroup, kTokens),
-        cells_(kGeometry, kGroup),
+        cells_(kGroup),
         tables_(kGroup * kernels::TableFloats(kGeometry)),
         scratch_(kernels::AttendScratchBytes(Shape())),
         output_(size_t{kGroup} * kDim),
@@ -92,12 +99,12 @@ class Decoder {
   }
 
   // The whole step over rows in cell order; returns the runs.
-  std::span<const kernels::RowSpan> CellStep(uint32_t selection, uint32_t k) {
+  std::span<const kernels::RowSpan> CellStep(const CellOrder& order, uint32_t selection,
+                                             uint32_t k) {
     kernels::BuildTables({}, {kGeometry, kGroup, world_.pool.Queries(selection),
                               world_.pool.scale(), world_.pool.centroids(), tables_});
-    const std::span<const kernels::RowSpan> runs =
-        cells_.Run(world_.orders[selection], tables_.data(), k,
-                   world_.rows.Rows(selection % kHeads), RowArena::kRowBytes);
+    const std::span<const kernels::RowSpan> runs = cells_.Run(
+        order, tables_.data(), k, world_.rows.Rows(selection % kHeads), RowArena::kRowBytes);
     kernels::AttendAllRows({}, Args(selection, runs, {}));
     return runs;
   }
@@ -171,19 +178,21 @@ void Check(const World& world) {
     const std::vector<uint32_t> positions(found.begin(), found.end());
     CheckOutput(decoder, 2, 2, positions, "attention to selected rows");
 
-    std::vector<uint32_t> rows;
-    std::vector<uint32_t> tokens;
-    for (const kernels::RowSpan& run : decoder.CellStep(2, k)) {
-      for (uint32_t i = 0; i < run.token_count; ++i) {
-        rows.push_back(run.first_position + i);
-        tokens.push_back(world.orders[2].token_of_row[rows.back()]);
+    for (const CellOrder* order : {&world.orders[2], &world.segmented[2]}) {
+      std::vector<uint32_t> rows;
+      std::vector<uint32_t> tokens;
+      for (const kernels::RowSpan& run : decoder.CellStep(*order, 2, k)) {
+        for (uint32_t i = 0; i < run.token_count; ++i) {
+          rows.push_back(run.first_position + i);
+          tokens.push_back(order->token_of_row[rows.back()]);
+        }
       }
+      CheckOutput(decoder, 2, 2, rows, "attention to runs of rows");
+      std::ranges::sort(tokens);
+      std::vector<uint32_t> shared;
+      std::ranges::set_intersection(tokens, positions, std::back_inserter(shared));
+      Require(tokens.size() == k && shared.size() + 64 >= k, "cells choose other tokens");
     }
-    CheckOutput(decoder, 2, 2, rows, "attention to runs of rows");
-    std::ranges::sort(tokens);
-    std::vector<uint32_t> shared;
-    std::ranges::set_intersection(tokens, positions, std::back_inserter(shared));
-    Require(tokens.size() == k && shared.size() + 64 >= k, "cells choose other tokens");
   }
 }
 
@@ -225,15 +234,25 @@ class Bench {
       decoder.NaiveStep(selection, kTenth);
     });
     const size_t cell_tenth =
-        Add("cell order, k = 1/10", 16,
-            [](Decoder& decoder, uint32_t selection) { decoder.CellStep(selection, kTenth); });
+        Add("cell order, k = 1/10", 16, [this](Decoder& decoder, uint32_t selection) {
+          decoder.CellStep(world_.orders[selection], selection, kTenth);
+        });
     const size_t rows =
         Add("attention alone, k = 1/10", 16, [this](Decoder& decoder, uint32_t selection) {
           decoder.Rows(selection % kHeads, selection, world_.positions[selection]);
         });
     const size_t cell_small =
-        Add("cell order, k = 1024", 48,
-            [](Decoder& decoder, uint32_t selection) { decoder.CellStep(selection, kSmallK); });
+        Add("cell order, k = 1024", 48, [this](Decoder& decoder, uint32_t selection) {
+          decoder.CellStep(world_.orders[selection], selection, kSmallK);
+        });
+    const size_t segment_tenth =
+        Add("cell order in segments, k = 1/10", 16, [this](Decoder& decoder, uint32_t selection) {
+          decoder.CellStep(world_.segmented[selection], selection, kTenth);
+        });
+    const size_t segment_small =
+        Add("cell order in segments, k = 1024", 48, [this](Decoder& decoder, uint32_t selection) {
+          decoder.CellStep(world_.segmented[selection], selection, kSmallK);
+        });
     const size_t naive_rows =
         Add("plain attention alone, k = 1/10", 8, [this](Decoder& decoder, uint32_t selection) {
           decoder.NaiveRows(selection % kHeads, selection, world_.positions[selection]);
@@ -251,6 +270,13 @@ class Bench {
               rows, naive_rows);
     AddFigure(report, "cell_order_attend_s10_vs_ideal", ideal, 4.0, cell_tenth, read);
     AddFigure(report, "cell_order_attend_1024_vs_ideal", ideal, 45.0, cell_small, read);
+    const char* scattered = "the same over rows in order of tokens, with posting lists";
+    AddFigure(report, "cell_order_s10_vs_scattered", scattered, std::nullopt, cell_tenth, tenth);
+    AddFigure(report, "cell_order_1024_vs_scattered", scattered, std::nullopt, cell_small, small);
+    AddFigure(report, "cell_order_8k_s10_vs_scattered", scattered, std::nullopt, segment_tenth,
+              tenth);
+    AddFigure(report, "cell_order_8k_1024_vs_scattered", scattered, std::nullopt, segment_small,
+              small);
     AddFigure(report, "full_attention_vs_ideal", ideal, 0.60, full, read);
   }
 

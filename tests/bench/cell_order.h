@@ -2,6 +2,8 @@
 // of rows.
 //
 // Row r of such a layout is the token token_of_row[r]; the rows of a cell keep the order of tokens.
+// Rows are ordered within segments, each of which begins with its first token: one segment is the
+// best that the layout can do, many are what a store has whose segments grow one after the other.
 // Attention does not depend on the order of rows, so that the table is read only when positions are
 // asked for.
 #ifndef PQCACHED_TESTS_BENCH_CELL_ORDER_H_
@@ -17,24 +19,27 @@
 
 namespace pqcached::bench {
 
-// Which rows each cell has: [cell_begin[c], cell_begin[c + 1]), and the permutation.
+// Which rows each cell has, and the permutation.
 struct CellOrder {
-  std::vector<uint32_t> cell_begin;    // [CellCount + 1]
-  std::vector<int32_t> cell_rows;      // [CellCount]: how many; signed, because CPUs convert those
+  uint32_t segment_count = 0;
+  std::vector<uint32_t> cell_begin;    // [segment_count, CellCount + 1]: first row in the segment
+  std::vector<float> cell_rows;        // [CellCount]: how many in all, below 2^24
   std::vector<uint32_t> token_of_row;  // [tokens]
 };
 
-// REQUIRES: HasCells(geometry).
+// REQUIRES: HasCells(geometry); segment_tokens divides token_count.
 CellOrder MakeCellOrder(const kernels::PqGeometry& geometry, const uint8_t* planes,
-                        size_t plane_stride, uint32_t token_count);
+                        size_t plane_stride, uint32_t token_count, uint32_t segment_tokens);
 
 // Selects k rows by the sum of the softmax weights of a group, cells at a time. Holds memory for
 // one thread. Cells of equal value at the threshold are taken in the order of cells, not of
 // positions: that is where it differs from PqSelect.
 class CellSelect {
  public:
-  // REQUIRES: two sub-spaces.
-  CellSelect(const kernels::PqGeometry& geometry, uint32_t group_size);
+  static constexpr uint32_t kCount = 64;  // centroids of each of two sub-spaces
+  static constexpr uint32_t kBlock = 16;
+
+  explicit CellSelect(uint32_t group_size);
 
   // Returns the chosen runs: spans whose positions are rows of the layout. `rows`: row 0. The
   // result holds until the next call.
@@ -43,17 +48,21 @@ class CellSelect {
 
  private:
   void FindValues(const CellOrder& order, const float* tables);
-  float FindThreshold(const CellOrder& order, uint32_t k);
+  void ListFrom(const CellOrder& order, float value);
+  float FindThreshold(const CellOrder& order, float k);
+  void AppendRun(uint32_t begin, uint32_t count, const std::byte* rows, size_t row_stride);
 
-  kernels::PqGeometry geometry_;
   uint32_t group_size_;
-  std::vector<float> factors_;  // [group_size, 2, 2^bits] exponentials of tables
-  std::vector<float> values_;   // [CellCount]
-  std::vector<int32_t> flags_;  // [CellCount]: cells that a scan looks for
-  std::vector<float> totals_;   // [group_size] sums of softmax weights before they are normalised
+  std::vector<float> factors_;     // [group_size, 2, kCount] exponentials of tables
+  std::vector<float> values_;      // of all cells
+  std::vector<float> block_most_;  // the largest value of every kBlock cells
+  std::vector<float> listed_values_;
+  std::vector<float> listed_rows_;
+  std::vector<uint32_t> listed_cells_;
+  size_t listed_count_ = 0;
   struct Candidate {
     float value;
-    uint32_t rows;
+    float rows;
   };
   std::vector<Candidate> candidates_;  // cells that may be the threshold
   std::vector<kernels::RowSpan> runs_;

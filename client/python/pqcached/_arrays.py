@@ -17,6 +17,9 @@ from ._arguments import member
 from ._enums import Device, DType
 from ._errors import InvalidArgument, ResourceExhausted
 
+MAX_NDIM = 4
+_SHAPES = [ctypes.c_uint64 * ndim for ndim in range(MAX_NDIM + 1)]
+_STRIDES = [ctypes.c_int64 * ndim for ndim in range(MAX_NDIM + 1)]
 _OF_NUMPY = {np.dtype(np.float16): DType.F16, np.dtype(np.float32): DType.F32}
 _TO_NUMPY: Dict[DType, np.dtype[Any]] = {
     DType.F16: np.dtype(np.float16), DType.BF16: np.dtype(np.uint16), DType.F32: np.dtype(np.float32)}
@@ -166,15 +169,15 @@ class Tensor:
             if dtype is not None and dtype is not memory.dtype:
                 raise TypeError(f"{name}: dtype {memory.dtype.name}, but {dtype.name} is said")
         ndim = len(memory.shape)
-        if ndim > 4:
-            raise InvalidArgument(f"{name}.ndim: {ndim}, must be at most 4")
+        if ndim > MAX_NDIM:
+            raise InvalidArgument(f"{name}.ndim: {ndim}, must be at most {MAX_NDIM}")
         self.device, self.shape, self.strides, self._owner = memory.device, memory.shape, memory.strides, memory.owner
         c = abi.Tensor()
         c.ptr = memory.address
         c.device, c.dtype, c.ndim = memory.device, self.dtype, ndim
-        c.shape = (ctypes.c_uint64 * ndim)(*memory.shape)
+        c.shape = _SHAPES[ndim](*memory.shape)
         if memory.strides is not None:
-            c.strides = (ctypes.c_int64 * ndim)(*memory.strides)
+            c.strides = _STRIDES[ndim](*memory.strides)
         if memory.stream:
             c.stream = memory.stream
         self.c = c

@@ -1,0 +1,80 @@
+"""The examples in C and Python run, and agree with the one in C++. Usage: examples_test.py BUILD C_EXAMPLE CXX_EXAMPLE"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import unittest
+
+C_EXAMPLE, CXX_EXAMPLE = sys.argv.pop(2), sys.argv.pop(2)
+
+from daemon import SOURCE, running  # noqa: E402  (takes its argument from what is left)
+
+import numpy as np  # noqa: E402
+
+EXAMPLES = SOURCE / "client/examples"
+sys.path.insert(0, str(EXAMPLES / "python"))
+
+
+def run(*command):
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE / "client/python")}
+    done = subprocess.run([str(part) for part in command], env=environment, check=False, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise AssertionError(f"{command[0]} ended with {done.returncode}:\n{done.stdout}")
+    return done.stdout
+
+
+class ExamplesTest(unittest.TestCase):
+    def test_the_smallest_engines_print_the_same_in_all_languages(self):
+        with running() as daemon:
+            expected = run(CXX_EXAMPLE, daemon.endpoint)
+            self.assertRegex(expected, r"attended 16 sink \+ 64 window \+ \d+ selected of 4096 tokens; output\[0\] = -?0\.\d{4}")
+            self.assertEqual(run(C_EXAMPLE, daemon.endpoint), expected)
+            self.assertEqual(run(sys.executable, EXAMPLES / "python/attend.py", daemon.endpoint), expected)
+
+    def test_the_c_example_is_short_and_says_what_is_wrong(self):
+        self.assertLessEqual(len((EXAMPLES / "c/attend.c").read_text().splitlines()), 80)
+        done = subprocess.run([C_EXAMPLE, "unix:///nobody/listens/here"], stderr=subprocess.PIPE, text=True, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertTrue(done.stderr.startswith("UNAVAILABLE: "), done.stderr)
+
+    def test_the_numpy_model_is_the_one_of_the_reference(self):
+        from tinylm import TinyLM
+        reference = json.loads((EXAMPLES / "tinylm/reference_dev/reference_tiny.json").read_text())
+        model = TinyLM(EXAMPLES / "tinylm/model")
+        *context, last = reference["ids"]
+        rows = {layer: [] for layer in model.full_layers}
+        model.prefill(context, lambda layer, first, keys, values: rows[layer].append((keys, values)))
+
+        def attend_full(layer, position, queries, keys, values):
+            from tinylm import attend
+            (old_keys, old_values), = rows[layer]
+            return attend(queries[:, None], np.concatenate([old_keys, keys[None]]).transpose(1, 0, 2),
+                          np.concatenate([old_values, values[None]]).transpose(1, 0, 2))[0][:, 0]
+
+        np.testing.assert_allclose(model.decode(last, attend_full), reference["logits_last"], atol=2e-3)
+
+    def test_the_quickstart_finds_what_full_attention_finds(self):
+        with running() as daemon:
+            report = run(sys.executable, EXAMPLES / "python/quickstart.py", "--endpoint", daemon.endpoint, "--length", 1024,
+                         "--tasks", "niah", "--contexts", 1, "--questions", 3)
+        right = dict(re.findall(r"^(\S.*?)  +(\d)/3 ", report, re.MULTILINE))
+        self.assertEqual(len(right), 8, report)
+        self.assertEqual(right["full attention"], "3", report)
+        self.assertEqual(right["exact top-k, 1/5"], "3", report)
+        self.assertEqual(right["pqcached m=4 b=8, 1/5"], "3", report)
+        self.assertEqual(right["sink + window only"], "0", report)
+        self.assertRegex(report, r"exact top-k, 1/10 .* 16\+ 64\+ +\d\d ")
+
+    def test_the_readme_shows_the_example(self):
+        parts = (EXAMPLES / "python/attend.py").read_text().split("    # [example]\n")
+        self.assertEqual(len(parts), 3)
+        blocks = re.findall(r"```python\n(.*?)```", (SOURCE / "client/README.md").read_text(), re.DOTALL)
+        self.assertEqual(blocks, [textwrap.dedent(parts[1])])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -204,6 +204,13 @@ struct Attention {
   Selected selected;  // `positions` only when asked for
 };
 
+struct StoreStats {
+  uint32_t lease_count = 0;          // revoked ones included
+  uint32_t revoked_lease_count = 0;  // that their holders have not let go of
+  size_t staging_bytes = 0;          // of all sessions
+  size_t shared_bytes = 0;           // rows that several sequences hold, counted once
+};
+
 class Store {
  public:
   // Errors: kInvalidArgument naming the option.
@@ -331,6 +338,7 @@ class Store {
                                                       const LeaseState& lease) = 0;
   virtual absl::Status Detach(std::string_view session, uint64_t lease_id) = 0;
   virtual std::vector<LeaseInfo> ListLeases() = 0;
+  virtual StoreStats Stats() = 0;
 
   // Empty tenant: all tenants (for admin).
   virtual std::vector<CacheInfo> ListCaches(std::string_view tenant) = 0;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kvstore/cache.h"
+#include "kvstore/local_sessions.h"
 #include "kvstore/mutex.h"
 #include "kvstore/reader.h"
 #include "kvstore/sequence.h"
@@ -23,7 +24,8 @@ namespace pqcached::kvstore {
 class StoreImpl final : public Store {
  public:
   StoreImpl(const StoreOptions& options, uint32_t threads)
-      : engine_(std::make_unique<Engine>(options, threads)) {}
+      : engine_(std::make_unique<Engine>(options, threads)),
+        local_(options.max_leases, options.max_staging_bytes) {}
 
   absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) override;
   absl::StatusOr<CreatedSequence> CreateSequence(std::string_view tenant, uint64_t cache_id,
@@ -77,6 +79,7 @@ class StoreImpl final : public Store {
                                               const LeaseState& lease) override;
   absl::Status Detach(std::string_view session, uint64_t lease_id) override;
   std::vector<LeaseInfo> ListLeases() override;
+  StoreStats Stats() override;
   std::vector<CacheInfo> ListCaches(std::string_view tenant) override;
   absl::StatusOr<std::vector<SequenceInfo>> ListSequences(std::string_view tenant,
                                                           uint64_t cache_id) override;
@@ -103,6 +106,8 @@ class StoreImpl final : public Store {
   void Forget(uint64_t sequence_id);
 
   const std::unique_ptr<Engine> engine_;  // before the caches that use it
+
+  LocalSessions local_;
 
   mutable Mutex mutex_;
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;

@@ -47,6 +47,7 @@ absl::Status StoreImpl::DropSequence(std::string_view tenant, uint64_t sequence_
 }
 
 uint32_t StoreImpl::DropSession(std::string_view session) {
+  local_.Drop(session);  // first: its client takes no result any more
   std::vector<std::shared_ptr<Sequence>> dropped;
   {
     const MutexLock lock(&mutex_);

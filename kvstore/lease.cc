@@ -1,0 +1,164 @@
+#include "kvstore/lease.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvstore/attach.h"
+
+namespace pqcached::kvstore {
+
+absl::Status Lease::Begin() {
+  {
+    const MutexLock lock(
+        &mutex_);  // before Watch, so that no publication overtakes what it returns
+    auto first = parts_.sequence->Watch(shared_from_this());
+    if (!first.ok()) return first.status();
+    words().lease_id.store(parts_.lease_id, std::memory_order_release);
+    Follow(**first);
+  }
+  // A suspension before Watch was not heard; a later one was.
+  if (!parts_.sequence->suspended()) return absl::OkStatus();
+  End();
+  return absl::FailedPreconditionError(absl::StrCat("sequence ", sequence_id(), " is suspended"));
+}
+
+void Lease::Follow(const Snapshot& next) {
+  if (newest_.list != next.list) {
+    newest_.list = next.list;
+    words().version.store(++newest_.version, std::memory_order_release);
+  }
+  layer_tokens_ = next.layer_tokens;
+  words().token_count.store(next.token_count(), std::memory_order_release);
+}
+
+absl::StatusOr<VersionedImage> Lease::Refresh(uint64_t known_version) {
+  std::vector<Version> old;  // die behind the lock
+  Version newest;
+  std::vector<uint32_t> layer_tokens;
+  {
+    const MutexLock lock(&mutex_);
+    if (state_ == State::kEnded) {
+      return absl::NotFoundError(absl::StrCat("no lease ", parts_.lease_id));
+    }
+    const uint64_t last = handed_out_.empty() ? 0 : handed_out_.back().version;
+    if (known_version > last) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("known_version is ", known_version, "; the newest attachment is ", last));
+    }
+    const auto kept =
+        std::find_if(handed_out_.begin(), handed_out_.end(),
+                     [&](const Version& version) { return version.version >= known_version; });
+    std::move(handed_out_.begin(), kept, std::back_inserter(old));
+    handed_out_.erase(handed_out_.begin(), kept);
+    if (state_ == State::kRevoked || newest_.version == known_version) return VersionedImage{};
+    if (newest_.version != last) {
+      if (handed_out_.size() >= kMaxVersions) {
+        return absl::ResourceExhaustedError(absl::StrCat("known_version is ", known_version, "; ",
+                                                         handed_out_.size(),
+                                                         " attachments are not acknowledged"));
+      }
+      handed_out_.push_back(newest_);
+    }
+    newest = newest_;
+    layer_tokens = layer_tokens_;
+  }
+  const Attachment attachment =
+      MakeAttachment(*parts_.cache, sequence_id(), newest.version, *newest.list, layer_tokens);
+  return VersionedImage{.version = newest.version, .image = EncodeAttachment(attachment)};
+}
+
+void Lease::End() {
+  std::vector<Version> held;  // die behind the lock
+  {
+    const MutexLock lock(&mutex_);
+    if (state_ == State::kEnded) return;
+    state_ = State::kEnded;
+    held.swap(handed_out_);
+    held.push_back(std::exchange(newest_, {}));
+    LeaseWords& mine = words();
+    mine.lease_id.store(0, std::memory_order_release);
+    mine.version.store(0, std::memory_order_release);
+    mine.token_count.store(0, std::memory_order_release);
+    mine.flags.store(0, std::memory_order_release);
+  }
+  parts_.sequence->Unwatch(this);
+}
+
+void Lease::Revoke() {
+  if (state_ != State::kFollowing) return;
+  state_ = State::kRevoked;
+  newest_.list.reset();  // what was not handed out is nobody's business any more
+  words().flags.fetch_or(LeaseWords::kRevoked, std::memory_order_release);
+}
+
+void Lease::OnPublish(const Snapshot& next) {
+  {
+    const MutexLock lock(&mutex_);
+    if (state_ != State::kFollowing) return;
+    Follow(next);
+  }
+  parts_.control->Wake();
+}
+
+bool Lease::OnTruncate(uint32_t token_count, uint64_t own_lease) {
+  {
+    const MutexLock lock(&mutex_);
+    const bool shortened =
+        *std::max_element(layer_tokens_.begin(), layer_tokens_.end()) > token_count;
+    if (state_ == State::kEnded || own_lease == parts_.lease_id || !shortened || tail_left_) {
+      return false;
+    }
+    tail_left_ = true;
+    Revoke();
+  }
+  parts_.control->Wake();
+  return true;
+}
+
+void Lease::OnSuspend(bool suspended) {
+  {
+    const MutexLock lock(&mutex_);
+    if (state_ == State::kEnded) return;
+    if (suspended) {
+      words().flags.fetch_or(LeaseWords::kSuspended, std::memory_order_release);
+      Revoke();
+    } else {
+      words().flags.fetch_and(~LeaseWords::kSuspended, std::memory_order_release);
+    }
+  }
+  parts_.control->Wake();
+}
+
+void Lease::OnDrop() {
+  {
+    const MutexLock lock(&mutex_);
+    if (state_ == State::kEnded) return;
+    Revoke();
+  }
+  parts_.control->Wake();
+}
+
+bool Lease::revoked() const {
+  const MutexLock lock(&mutex_);
+  return state_ == State::kRevoked;
+}
+
+LeaseInfo Lease::Describe() const {
+  LeaseInfo info{.lease_id = parts_.lease_id,
+                 .sequence_id = sequence_id(),
+                 .session = parts_.session,
+                 .age_seconds = absl::ToDoubleSeconds(absl::Now() - started_)};
+  std::vector<std::shared_ptr<const SegmentList>> lists;
+  {
+    const MutexLock lock(&mutex_);
+    for (const Version& version : handed_out_) lists.push_back(version.list);
+    if (newest_.list != nullptr) lists.push_back(newest_.list);
+    info.version_count = static_cast<uint32_t>(handed_out_.size());
+    info.revoked = state_ == State::kRevoked;
+  }
+  info.bytes = HeldBytes(lists);
+  return info;
+}
+
+}  // namespace pqcached::kvstore

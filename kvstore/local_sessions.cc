@@ -1,0 +1,231 @@
+#include "kvstore/local_sessions.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvstore/pool.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+absl::Status NoLease(uint64_t lease_id) {
+  return absl::NotFoundError(absl::StrCat("no lease ", lease_id));
+}
+
+}  // namespace
+
+LocalSessions::~LocalSessions() {
+  const MutexLock lock(&mutex_);
+  for (auto& [name, session] : sessions_) End(session);
+}
+
+absl::StatusOr<LocalSessions::Session*> LocalSessions::Find(std::string_view session) {
+  const auto found = sessions_.find(session);
+  if (found == sessions_.end()) {
+    return absl::FailedPreconditionError(
+        "session: it is not local; only sessions of the broker have memory to share");
+  }
+  return &found->second;
+}
+
+absl::StatusOr<SessionMemory> LocalSessions::Open(std::string_view session, uint64_t boot_word) {
+  auto control = ControlMemory::Create(max_leases_, boot_word);
+  if (!control.ok()) return control.status();
+  auto shared = (*control)->Share();
+  if (!shared.ok()) return shared.status();
+  const MutexLock lock(&mutex_);
+  const auto [place, added] = sessions_.try_emplace(std::string(session));
+  if (!added) return absl::AlreadyExistsError("session: it is local already");
+  place->second.control = *std::move(control);
+  return SessionMemory{.control = *std::move(shared)};
+}
+
+absl::StatusOr<SharedMemory> LocalSessions::OpenStaging(std::string_view session,
+                                                        uint64_t slot_bytes, uint32_t slot_count) {
+  auto ring = StagingRing::Create(slot_bytes, slot_count, max_staging_bytes_);
+  if (!ring.ok()) return ring.status();
+  if (const size_t available = AvailableMemoryBytes(); (*ring)->size_bytes() > available) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "slot_bytes: ", slot_count, " slots of ", slot_bytes, " bytes; the machine has ", available,
+        ", ", (*ring)->size_bytes() - available, " bytes short"));
+  }
+  auto shared = (*ring)->Share();
+  if (!shared.ok()) return shared.status();
+  const MutexLock lock(&mutex_);
+  const auto found = Find(session);
+  if (!found.ok()) return found.status();
+  if ((*found)->staging != nullptr) {
+    return absl::AlreadyExistsError("session: it has a staging ring already");
+  }
+  (*found)->staging = *std::move(ring);
+  return shared;
+}
+
+absl::StatusOr<StagedBytes> LocalSessions::ClaimStaging(std::string_view session,
+                                                        const StagingReference& reference) {
+  std::shared_ptr<StagingRing> ring;
+  {
+    const MutexLock lock(&mutex_);
+    const auto found = Find(session);
+    if (!found.ok()) return found.status();
+    ring = (*found)->staging;
+  }
+  if (ring == nullptr) {
+    return absl::FailedPreconditionError("session: it has no staging ring");
+  }
+  return ring->Claim(reference);
+}
+
+absl::StatusOr<Lease::Parts> LocalSessions::Reserve(std::string_view session) {
+  const MutexLock lock(&mutex_);
+  const auto found = Find(session);
+  if (!found.ok()) return found.status();
+  Session& mine = **found;
+  Lease::Parts parts;
+  if (!mine.free_words.empty()) {
+    parts.word_index = mine.free_words.back();
+    mine.free_words.pop_back();
+  } else if (mine.used_words < max_leases_) {
+    parts.word_index = mine.used_words++;
+  } else {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("max_leases: the session has ", max_leases_, " leases"));
+  }
+  parts.lease_id = next_lease_id_++;
+  parts.session = std::string(session);
+  parts.control = mine.control;
+  return parts;
+}
+
+void LocalSessions::FreeWords(std::string_view session, uint32_t word_index) {
+  const MutexLock lock(&mutex_);
+  const auto found = Find(session);
+  if (found.ok()) (*found)->free_words.push_back(word_index);
+}
+
+absl::StatusOr<std::shared_ptr<Lease>> LocalSessions::Begin(std::shared_ptr<const Cache> cache,
+                                                            std::shared_ptr<Sequence> sequence,
+                                                            std::string_view session) {
+  absl::StatusOr<Lease::Parts> parts = Reserve(session);
+  if (!parts.ok()) return parts.status();
+  parts->cache = std::move(cache);
+  parts->sequence = std::move(sequence);
+  const auto lease = std::make_shared<Lease>(*std::move(parts));
+  if (absl::Status status = lease->Begin(); !status.ok()) {
+    FreeWords(session, lease->word_index());
+    return status;
+  }
+  absl::Status ended;
+  {
+    const MutexLock lock(&mutex_);
+    const auto found = Find(session);
+    if (found.ok()) {
+      (*found)->leases.emplace(lease->lease_id(), lease);
+      return lease;
+    }
+    ended = found.status();
+  }
+  lease->End();
+  return ended;
+}
+
+absl::StatusOr<std::shared_ptr<Lease>> LocalSessions::FindLease(std::string_view session,
+                                                                uint64_t lease_id) {
+  const MutexLock lock(&mutex_);
+  const auto found = Find(session);
+  if (!found.ok()) return found.status();
+  const auto lease = (*found)->leases.find(lease_id);
+  if (lease == (*found)->leases.end()) return NoLease(lease_id);
+  return lease->second;
+}
+
+absl::StatusOr<AttachedSequence> LocalSessions::Attach(std::shared_ptr<const Cache> cache,
+                                                       std::shared_ptr<Sequence> sequence,
+                                                       std::string_view session,
+                                                       const LeaseState& state) {
+  const uint64_t sequence_id = sequence->sequence_id();
+  auto lease = state.lease_id == 0 ? Begin(std::move(cache), std::move(sequence), session)
+                                   : FindLease(session, state.lease_id);
+  if (!lease.ok()) return lease.status();
+  if ((*lease)->sequence_id() != sequence_id) {
+    return absl::InvalidArgumentError(absl::StrCat("lease: ", state.lease_id, " is of sequence ",
+                                                   (*lease)->sequence_id(), ", not ", sequence_id));
+  }
+  if ((*lease)->revoked()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("lease: ", state.lease_id, " is revoked; detach, and attach anew"));
+  }
+  auto image = (*lease)->Refresh(state.lease_id == 0 ? 0 : state.known_version);
+  if (!image.ok()) return image.status();
+  return AttachedSequence{.lease_id = (*lease)->lease_id(),
+                          .word_index = (*lease)->word_index(),
+                          .attachment = *std::move(image)};
+}
+
+absl::StatusOr<VersionedImage> LocalSessions::Refresh(std::string_view session,
+                                                      const LeaseState& state) {
+  const auto lease = FindLease(session, state.lease_id);
+  if (!lease.ok()) return lease.status();
+  return (*lease)->Refresh(state.known_version);
+}
+
+absl::Status LocalSessions::Detach(std::string_view session, uint64_t lease_id) {
+  std::shared_ptr<Lease> lease;
+  {
+    const MutexLock lock(&mutex_);
+    const auto found = Find(session);
+    if (!found.ok()) return found.status();
+    auto node = (*found)->leases.extract(lease_id);
+    if (node.empty()) return NoLease(lease_id);
+    lease = std::move(node.mapped());
+  }
+  lease->End();  // before its words are another lease's
+  FreeWords(session, lease->word_index());
+  return absl::OkStatus();
+}
+
+std::vector<LeaseInfo> LocalSessions::ListLeases() const {
+  std::vector<std::shared_ptr<Lease>> leases;
+  {
+    const MutexLock lock(&mutex_);
+    for (const auto& [name, session] : sessions_) {
+      for (const auto& [id, lease] : session.leases) leases.push_back(lease);
+    }
+  }
+  std::vector<LeaseInfo> infos;
+  infos.reserve(leases.size());
+  for (const auto& lease : leases) infos.push_back(lease->Describe());
+  std::sort(infos.begin(), infos.end(),
+            [](const LeaseInfo& a, const LeaseInfo& b) { return a.lease_id < b.lease_id; });
+  return infos;
+}
+
+// First the word, then the memory: a client that still runs takes no result any more.
+void LocalSessions::End(Session& session) {
+  session.control->End();
+  for (auto& [id, lease] : session.leases) lease->End();
+}
+
+void LocalSessions::Drop(std::string_view session) {
+  Session ended;
+  {
+    const MutexLock lock(&mutex_);
+    const auto found = sessions_.find(session);
+    if (found == sessions_.end()) return;
+    ended = std::move(found->second);
+    sessions_.erase(found);
+  }
+  End(ended);
+}
+
+size_t LocalSessions::staging_bytes() const {
+  const MutexLock lock(&mutex_);
+  size_t bytes = 0;
+  for (const auto& [name, session] : sessions_) {
+    if (session.staging != nullptr) bytes += session.staging->size_bytes();
+  }
+  return bytes;
+}
+
+}  // namespace pqcached::kvstore

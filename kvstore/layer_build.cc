@@ -36,6 +36,30 @@ TrainingArgs TaskArgs(const LayerTraining& training, const LayerShape& shape, ui
   return args;
 }
 
+absl::StatusOr<SegmentIndex::Layer> Code(const Cache& cache, uint32_t layer_slot,
+                                         const SegmentRows& rows, uint32_t slot_end,
+                                         uint32_t counted_begin,
+                                         std::shared_ptr<const Codebook> codebook, bool count) {
+  const StoredLayers::Layer& layer = cache.layers.layers[layer_slot];
+  const IndexDescriptor index = codebook->header().index;
+  const std::vector<size_t> sizes_bytes = {
+      SegmentIndex::LayerBytes(index, layer.shape, rows.slot_capacity())};
+  auto extents = cache.pool->Allocate(sizes_bytes);
+  if (!extents.ok()) return extents.status();
+  const SegmentIndex::Layer data =
+      SegmentIndex::MakeLayer(layer.shape, rows.slot_capacity(), counted_begin,
+                              std::move(extents->front()), std::move(codebook));
+  const kernels::Exec& exec = cache.engine->options.exec;
+  cache.engine->building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
+    const ScratchPool::Buffer scratch = cache.engine->scratch.Take(
+        kernels::PqEncodeScratchBytes(GeometryOf(index, layer.shape.key_dim)));
+    EncodeSlots(exec, layer, rows, data, kv_head, {0, slot_end}, scratch.bytes());
+    if (count) CountHead(exec, layer, data, kv_head, slot_end);
+  });
+  if (count) AnnounceCounts(data, slot_end);
+  return data;
+}
+
 }  // namespace
 
 std::vector<kernels::RowSpan> TrainingRows(const StoredLayers::Layer& layer, uint32_t kv_head,
@@ -94,26 +118,16 @@ absl::StatusOr<SegmentIndex::Layer> CodeLayer(const Cache& cache, uint32_t layer
                                               const SegmentRows& rows, uint32_t slot_end,
                                               uint32_t sink_tokens,
                                               std::shared_ptr<const Codebook> codebook) {
-  const StoredLayers::Layer& layer = cache.layers.layers[layer_slot];
-  const IndexDescriptor& index = codebook->header().index;
-  const std::vector<size_t> sizes_bytes = {
-      SegmentIndex::LayerBytes(index, layer.shape, rows.slot_capacity())};
-  auto extents = cache.pool->Allocate(sizes_bytes);
-  if (!extents.ok()) return extents.status();
   const uint32_t end = rows.first_position() + slot_end;
-  const uint32_t sink_end = std::clamp(sink_tokens, rows.first_position(), end);
-  const SegmentIndex::Layer data =
-      SegmentIndex::MakeLayer(layer.shape, rows.slot_capacity(), sink_end - rows.first_position(),
-                              std::move(extents->front()), std::move(codebook));
-  const kernels::Exec& exec = cache.engine->options.exec;
-  cache.engine->building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
-    const ScratchPool::Buffer scratch = cache.engine->scratch.Take(
-        kernels::PqEncodeScratchBytes(GeometryOf(index, layer.shape.key_dim)));
-    EncodeSlots(exec, layer, rows, data, kv_head, {0, slot_end}, scratch.bytes());
-    CountHead(exec, layer, data, kv_head, slot_end);
-  });
-  AnnounceCounts(data, slot_end);
-  return data;
+  const uint32_t counted_begin =
+      std::clamp(sink_tokens, rows.first_position(), end) - rows.first_position();
+  return Code(cache, layer_slot, rows, slot_end, counted_begin, std::move(codebook), true);
+}
+
+absl::StatusOr<SegmentIndex::Layer> CodeOpenLayer(const Cache& cache, uint32_t layer_slot,
+                                                  const SegmentRows& rows, uint32_t slot_end,
+                                                  std::shared_ptr<const Codebook> codebook) {
+  return Code(cache, layer_slot, rows, slot_end, /*counted_begin=*/0, std::move(codebook), false);
 }
 
 absl::StatusOr<std::shared_ptr<Codebook>> NewCodebook(const Cache& cache, uint32_t layer_slot,

@@ -55,6 +55,11 @@ absl::StatusOr<SegmentIndex::Layer> CodeLayer(const Cache& cache, uint32_t layer
                                               uint32_t sink_tokens,
                                               std::shared_ptr<const Codebook> codebook);
 
+// The same for slots of an open tail: neither counted nor listed before it is closed.
+absl::StatusOr<SegmentIndex::Layer> CodeOpenLayer(const Cache& cache, uint32_t layer_slot,
+                                                  const SegmentRows& rows, uint32_t slot_end,
+                                                  std::shared_ptr<const Codebook> codebook);
+
 // A codebook for one layer, its centroids still to be filled. Errors: kResourceExhausted.
 absl::StatusOr<std::shared_ptr<Codebook>> NewCodebook(const Cache& cache, uint32_t layer_slot,
                                                       const IndexDescriptor& index, uint32_t epoch);

@@ -306,6 +306,7 @@ void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
 
 void CountCells(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                 const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end) {
+  if (!index.ready(layer_slot) || index.header(layer_slot).counted_end.load() != 0) return;
   for (uint32_t kv_head = 0; kv_head < layer.shape.kv_heads; ++kv_head) {
     CountHead(exec, layer, index.layer(layer_slot), kv_head, slot_end);
   }

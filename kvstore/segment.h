@@ -192,12 +192,13 @@ void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
 inline void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                         const SegmentRows& rows, const SegmentIndex& index, uint32_t layer_slot,
                         uint32_t kv_head, PositionRange slots, std::span<std::byte> scratch) {
+  if (!index.ready(layer_slot)) return;  // whoever makes the layer codes all of it
   EncodeSlots(exec, layer, rows, index.layer(layer_slot), kv_head, slots, scratch);
 }
 
 // Counts the cells of the slots [counted_begin, slot_end) of one layer and writes their posting
-// lists, when the segment counts cells (IndexDataHeader::cell_count), and announces them. REQUIRES:
-// the segment is closed, or about to be.
+// lists, when the segment counts cells (IndexDataHeader::cell_count), and announces them; once, and not
+// before the layer is ready. REQUIRES: the segment is closed, or about to be.
 void CountCells(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                 const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end);
 // The same in two steps: one kv head, and the word that announces all heads.

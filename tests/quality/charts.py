@@ -127,7 +127,8 @@ def lines(series, *, x_label, y_label, width=520, height=300, log_x=False, categ
         out.append(f"<path d='{path}' fill='none' stroke='var(--{colour})' stroke-width='2'{dash}/>")
         for point, (x, y) in zip(points, placed):
             note = point[2] if len(point) > 2 else f"{LABELS.get(name, name)}: {point[1]:.3f}"
-            out.append(mark(MARKS.get(name, "circle"), x, y, colour, note))
+            shape = MARKS.get(name, "circle")
+            out.append(mark("square" if shape == "none" and len(points) == 1 else shape, x, y, colour, note))
     if legend:
         out += legend_of(shown, left, height - 18 * rows + 4, width - left)
     return "".join(out) + "</svg>"
@@ -192,10 +193,11 @@ def scatter(points, *, x_label, y_label, width=640, height=380, title="", y_rang
         out.append(f"<path d='M{'L'.join(f'{x:.1f} {y:.1f}' for x, y in placed)}' fill='none' "
                    f"stroke='var(--{colour})' stroke-width='1.5' opacity='.7'/>")
         for point, (x, y) in zip(own, placed):
-            out.append(mark("circle", x, y, colour, f"{group} {point[2]}: {point[1]:.3f}"))
-            out.append(text(x, y - 8, point[2], "middle", 10, colour))
-        x, y = placed[-1]
-        out.append(text(x + 7, y + 4, group, "start", 11.5, colour, 600))
+            out.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='7.5' fill='var(--{colour})' stroke='var(--page)'>"
+                       f"<title>{html.escape(f'{group} b={point[2]}: {point[1]:.3f}')}</title></circle>")
+            out.append(text(x, y + 3.8, point[2], "middle", 10.5, "page", 600))
+        x, y = min(placed, key=lambda place: place[1])
+        out.append(text(x, y - 12, group, "middle", 12, colour, 600))
     return "".join(out) + "</svg>"
 
 

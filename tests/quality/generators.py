@@ -18,7 +18,7 @@ FEATURES, TOPICS, SINKS, WINDOW = 24, 48, 4, 64
 @dataclasses.dataclass(frozen=True)
 class Setting:
     tokens: int = 16384
-    steps: int = 24
+    steps: int = 16
     kv_heads: int = 2
     group: int = 4
     dim: int = 128
@@ -31,6 +31,7 @@ class Setting:
     distance: float = 0  # of the queries from the keys (Mahalanobis); 0 = as it comes
     drift: float = 0  # 0..1: how foreign the features of the rows after the prefill are
     generated: int = 0  # rows after the prefill, which the queries then look for
+    rebuilt: bool = False  # they stand in the prefill, as after a rebuild of the index
     distinct: int = 0  # contents that repeat, as in a repeated haystack; 0 = all differ
     needle_margin: float = None  # one key per query this many standard deviations above the largest logit
     seed: int = 1
@@ -167,11 +168,12 @@ def generate(name, setting):
     if s.needle_margin is not None:
         targets = plant(random, s, keys, queries)
     keys, values = stored(keys), stored(values)
-    facts = {"source": "generated", "measured_distance": round(float(np.mean(distances)), 2),
+    facts = {"source": "generated", "context": s.seed, "measured_distance": round(float(np.mean(distances)), 2),
              **{field.name: getattr(s, field.name) for field in dataclasses.fields(s)}}
-    turn = Turn(keys[:, s.tokens:], values[:, s.tokens:],
+    prefill = total if s.rebuilt else s.tokens
+    turn = Turn(keys[:, prefill:], values[:, prefill:],
                 queries.reshape(s.steps, -1, s.dim).astype(np.float32), positions, targets)
-    return Problem(name, facts, np.ascontiguousarray(keys[:, :s.tokens]), np.ascontiguousarray(values[:, :s.tokens]),
+    return Problem(name, facts, np.ascontiguousarray(keys[:, :prefill]), np.ascontiguousarray(values[:, :prefill]),
                    [turn], scale=1 / np.sqrt(s.dim))
 
 

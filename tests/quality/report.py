@@ -1,6 +1,6 @@
 """The judge's report: one self-contained HTML file from its CSV files, for a light and a dark page.
 
-report.py DIRECTORY: writes DIRECTORY/report.html and DIRECTORY/*.svg (the pictures of the README).
+report.py DIRECTORY: writes DIRECTORY/report.html, DIRECTORY/summary/*.csv and DIRECTORY/*.svg (the pictures of the README).
 """
 
 import html
@@ -10,6 +10,7 @@ import sys
 
 import charts
 import papers
+import summaries
 from analysis import (INDEX_GOAL, RETRIEVAL_TASKS, accuracy, attended, best_index, comparable, difference, figure_rows, index_name,
                       iteration_curve, last, load, mean, needle_cells, needles_found, values, where)
 from vector_study import BUDGETS
@@ -20,8 +21,8 @@ STYLE = """
 font:15px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}main{max-width:1120px;margin:0 auto;padding:28px 22px 80px}
 h1{font-size:27px;margin:0 0 4px}h2{font-size:20px;margin:46px 0 6px;padding-top:14px;border-top:1px solid var(--line)}
 h3{font-size:15.5px;margin:22px 0 4px}p{max-width:82ch;margin:6px 0 12px}.soft{color:var(--soft)}small{color:var(--soft)}
-table{border-collapse:collapse;margin:8px 0 16px;font-variant-numeric:tabular-nums;font-size:13.5px}
-th,td{padding:4px 11px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
+table{border-collapse:collapse;margin:8px 0 16px;font-variant-numeric:tabular-nums;font-size:13px}
+th,td{padding:4px 8px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th{font-weight:600;color:var(--soft);font-size:12.5px;vertical-align:bottom}td:first-child,th:first-child{text-align:left;padding-left:0}
 td.left,th.left{text-align:left;white-space:normal}td small{display:block;font-size:11.5px;line-height:1.25}
 .scroll{overflow-x:auto}.charts{display:flex;flex-wrap:wrap;gap:14px 22px;margin:10px 0 16px}svg{max-width:100%;height:auto}
@@ -179,11 +180,11 @@ def vector_table(results, rows, groups, metric="mass_vs_oracle"):
         chosen = where(rows, budget="1/10", **facts)
         if chosen:
             made.append([name, f"{mean(chosen, 'effective_tokens')[0]:.0f}", share(mean(where(chosen, method='oracle'), 'mass')[0])]
-                        + [with_interval(mean(where(chosen, method=m), metric)) for m in ("flat", "pq4x8", "pq2x6", "window", "random")]
+                        + [with_interval(mean(where(chosen, method=m), metric)) for m in ("flat", "pq4x8", "pq2x6", "window")]
                         + [share(mean(where(chosen, method=m), "recall")[0]) for m in ("pq4x8", "pq2x6")]
                         + [share(mean(where(chosen, method=m), "recall_per_query_head")[0]) for m in ("oracle", "pq4x8", "pq2x6")]
                         + [share(mean(where(chosen, method=m), "output_error")[0]) for m in ("oracle", "pq4x8", "pq2x6")])
-    return table(["", "effective<br>tokens", "exact top-k<br>covers", "flat", "m=4 b=8", "m=2 b=6", "window", "random",
+    return table(["", "effective<br>tokens", "exact top-k<br>covers", "flat", "m=4 b=8", "m=2 b=6", "window",
                   "recall<br>m=4 b=8", "recall<br>m=2 b=6", "per head:<br>exact", "<br>m=4 b=8", "<br>m=2 b=6",
                   "output error<br>exact", "<br>m=4 b=8", "<br>m=2 b=6"], made)
 
@@ -212,7 +213,8 @@ def entropy_groups(results):
 
 
 def mass_chart(results, layer, title):
-    rows, series = where(results.captured, layer=layer, task=RETRIEVAL_TASKS), {}
+    rows = [row for row in where(results.captured, layer=layer, task=RETRIEVAL_TASKS) if row["length"] >= 4096]
+    series = {}
     for side in ("oracle", "flat", "pq4x8", "pq2x6", "window", "random"):
         series[side] = [(i, found[0]) for i, budget in enumerate(BUDGETS)
                         if (found := mean(where(rows, method=side, budget=budget), "mass_vs_oracle"))]
@@ -227,8 +229,9 @@ def grid_chart(results, default_epoch=32768):
     for (m, b), bytes_share in sorted(size.items()):
         found = mean(where(results.grid, method=f"pq{m}x{b}", budget="1/10"), "mass_vs_oracle")
         if found:
-            points.append((bytes_share, found[0], f"b={b}", f"m={m}"))
-    return charts.scatter(points, x_label="index bytes / key bytes at 128K tokens, d 128, one codebook", title="Quality against bytes: the m × b grid",
+            points.append((bytes_share, found[0], str(b), f"m={m}"))
+    return charts.scatter(points, x_label="index bytes / key bytes at 128K tokens, d 128, one codebook (log)", y_range=(0.53, 1.04),
+                          title="Quality against bytes: m × b, the number in a dot is b",
                           y_label="attention mass / exact top-k", goal_x=INDEX_GOAL, goal_y=0.97) if points else ""
 
 
@@ -311,7 +314,7 @@ def accounting_table(results):
                          f"<small>{rows[epoch]['codebook_bytes'] // 1024} KiB centroids</small>")
         made.append(cells + [with_interval(quality["mass_vs_oracle"]), share((quality["recall"] or [None])[0]),
                              share((quality["build_seconds"] or [None])[0], 2), share((quality["select_ms"] or [None])[0], 2)])
-    return table(["index", "code B/token"] + [f"index / keys,<br>epoch {charts.tokens(e)}" for e in epochs]
+    return table(["index", "codes and counts,<br>B/token"] + [f"index / keys,<br>epoch {charts.tokens(e)}" for e in epochs]
                  + ["mass / exact top-k", "recall", "build s", "select ms"], made)
 
 
@@ -369,7 +372,7 @@ def page(results, machine):
                 "Layer 1 retrieves (few tokens hold the attention), layer 3 is diffuse. Mass is the attention that sink, window and selected "
                 "tokens hold together, divided by what exact top-k of the same size holds; recall is against the group's exact top-k, and per query head "
                 "against each head's own. Budget 1/10; ± is half of the 95 % interval over contexts.",
-                "<div class='charts'>" + mass_chart(results, 1, "Retrieval layer, retrieval tasks") + mass_chart(results, 3, "Diffuse layer, retrieval tasks") + "</div>",
+                "<div class='charts'>" + mass_chart(results, 1, "Retrieval layer, retrieval tasks, 4K to 32K") + mass_chart(results, 3, "Diffuse layer, retrieval tasks, 4K to 32K") + "</div>",
                 vector_table(results, results.captured, captured_groups(results)),
                 "<h3>By the entropy of attention, all layers and tasks</h3>"
                 + vector_table(results, results.captured, entropy_groups(results))),
@@ -382,7 +385,7 @@ def page(results, machine):
                 accounting_table(results),
                 ("<h3>One codebook for 128K tokens, or one per 32K?</h3><p>Mass relative to exact top-k, generated keys.</p>" + epoch_table(results)) if results.epochs else ""),
         section("generated", "Generated vectors: one statistic at a time",
-                "Keys with features, topics, sinks and RoPE, queries with a set entropy; one thing changes per chart. Budget 1/10; "
+                "Keys with features, topics, sinks and RoPE, queries with a set entropy; one thing changes per chart. Means of three seeds, budget 1/10; "
                 "16K tokens, 128 dims, 4 query heads per kv head where nothing else is said.",
                 legend(["flat", "pq4x8", "pq2x6", "window"]) + axis_charts(results), "<details><summary>All numbers</summary>" + generated_table(results) + "</details>"),
         section("papers", "What the papers report", papers.markup(table)),
@@ -400,6 +403,7 @@ def write(directory, machine):
     grid = grid_chart(results)
     if grid:
         (directory / "grid.svg").write_text(charts.standalone(grid))
+    summaries.write(directory, results)
     return results
 
 

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "kvstore/arena.h"
 #include "kvstore/pool.h"
+#include "kvstore/prefix.h"
 #include "kvstore/segment.h"
 #include "kvstore/store.h"
 
@@ -38,7 +39,7 @@ struct Engine {
   std::atomic<uint64_t> next_segment_id = 1;
 };
 
-// Immutable but for its pool; thread-safe.
+// Immutable but for its pool and prefixes; thread-safe.
 struct Cache {
   uint64_t cache_id = 0;
   std::string tenant;
@@ -46,6 +47,7 @@ struct Cache {
   StoredLayers layers;
   std::shared_ptr<Pool> pool;
   Engine* engine = nullptr;  // outlives the cache
+  const std::shared_ptr<PrefixIndex> prefixes = std::make_shared<PrefixIndex>();
 
   Cache(uint64_t id, std::string owner, CacheSpec cache_spec, std::shared_ptr<Pool> memory,
         Engine* shared)

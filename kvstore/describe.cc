@@ -77,7 +77,9 @@ SequenceInfo Describe(const Cache& cache, const Sequence& sequence, const Snapsh
   std::set<const Codebook*> codebooks;  // segments of an epoch share them
   for (size_t i = 0; i < list.segments.size(); ++i) {
     info.segments.push_back(DescribeSegment(cache, snapshot, i));
-    info.used_bytes += list.segments[i].rows->used_bytes();
+    const SegmentRows& rows = *list.segments[i].rows;
+    info.used_bytes += rows.used_bytes();
+    if (rows.user_count() > 1) info.shared_bytes += rows.used_bytes();
     for (const auto& index : list.segments[i].indexes) {
       if (index == nullptr) continue;
       info.used_bytes += index->used_bytes();

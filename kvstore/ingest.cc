@@ -41,10 +41,6 @@ class IngestTransactionImpl final : public IngestTransaction {
                                       writer_->layer_tokens(checked->layer_slot), rows.layer);
     if (!arrival.ok()) return arrival.status();
     if (*arrival == Arrival::kRepeat) return absl::OkStatus();
-    if (writer_->base().list->prefill_closed) {
-      return absl::FailedPreconditionError(
-          "the prefill was closed by BuildIndex; new rows come by Append");
-    }
     const uint32_t token_end = writer_->layer_tokens(checked->layer_slot) + checked->token_count;
     if (absl::Status status = writer_->Reserve(token_end); !status.ok()) return status;
     return writer_->Write(*checked);
@@ -120,33 +116,16 @@ absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLea
   return writer->Commit();
 }
 
-absl::StatusOr<uint64_t> TruncateRows(WriteLease lease, uint64_t token_count) {
+absl::StatusOr<uint64_t> TruncateRows(WriteLease lease, uint64_t token_count, uint64_t own_lease) {
   const auto base = lease.sequence().Read();
   if (!base.ok()) return base.status();
   const uint32_t stored = (*base)->token_count();
-  const uint32_t tail_begin = (*base)->tail_begin();
-  if (tail_begin > stored) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "layers hold different token counts: some miss tokens before the open tail, which begins "
-        "at ",
-        tail_begin, "; ingest those first"));
-  }
-  if (token_count > stored || token_count < tail_begin) {
+  if (token_count > stored) {
     return absl::InvalidArgumentError(
-        absl::StrCat("token_count is ", token_count, "; it must lie in [", tail_begin, ", ", stored,
-                     "], from the start of the open tail to the end of the sequence"));
+        absl::StrCat("token_count is ", token_count, "; the sequence has ", stored, " tokens"));
   }
   const auto kept = static_cast<uint32_t>(token_count);
-  std::vector<uint32_t> layer_tokens((*base)->layer_tokens.size(), kept);
-  std::shared_ptr<const SegmentList> list = (*base)->list;
-  if (list->tail_open() && kept == tail_begin) {
-    auto shorter = std::make_shared<SegmentList>(*list);
-    shorter->segments.pop_back();
-    list = std::move(shorter);
-  }
-  if (list == (*base)->list && layer_tokens == (*base)->layer_tokens) return kept;
-  auto next = std::make_shared<Snapshot>(std::move(list), std::move(layer_tokens));
-  if (absl::Status status = lease.sequence().Publish(std::move(next)); !status.ok()) return status;
+  if (absl::Status status = lease.sequence().Truncate(kept, own_lease); !status.ok()) return status;
   return kept;
 }
 

@@ -18,7 +18,8 @@ absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::shared_ptr<c
 absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLease lease,
                                     uint64_t first_position, std::span<const LayerRows> layers);
 
-absl::StatusOr<uint64_t> TruncateRows(WriteLease lease, uint64_t token_count);
+absl::StatusOr<uint64_t> TruncateRows(WriteLease lease, uint64_t token_count,
+                                      uint64_t own_lease = 0);
 
 }  // namespace pqcached::kvstore
 

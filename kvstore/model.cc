@@ -12,6 +12,7 @@ namespace {
 constexpr size_t kMaxNameBytes = 128;
 constexpr size_t kMaxFingerprintBytes = 256;
 constexpr size_t kMaxGroups = 16;
+constexpr uint32_t kMaxRanks = 1024;
 
 absl::Status OutOfLimits(absl::string_view field, uint64_t value, uint64_t low, uint64_t high) {
   return absl::InvalidArgumentError(
@@ -107,6 +108,33 @@ absl::Status CheckGroup(const std::string& prefix, const LayerGroup& group,
   return group.kind == LayerKind::kNone ? absl::OkStatus() : CheckShape(prefix, group);
 }
 
+absl::Status CheckRank(const CacheSpec& spec) {
+  const Rank& rank = spec.rank;
+  if (rank.group.size() > kMaxNameBytes) {
+    return OutOfLimits("length of rank.group", rank.group.size(), 0, kMaxNameBytes);
+  }
+  if (rank.group.empty()) {
+    if (rank == Rank{}) return absl::OkStatus();
+    return absl::InvalidArgumentError("rank.group is empty; then all of rank must be 0");
+  }
+  if (rank.rank_count == 0 || rank.rank_count > kMaxRanks) {
+    return OutOfLimits("rank.rank_count", rank.rank_count, 1, kMaxRanks);
+  }
+  if (rank.rank >= rank.rank_count) {
+    return OutOfLimits("rank.rank", rank.rank, 0, rank.rank_count - 1);
+  }
+  for (const LayerGroup& group : spec.groups) {
+    if (group.kind != LayerKind::kNone && group.kv_heads <= kMaxKvHeads &&
+        rank.kv_head_begin > kMaxKvHeads - group.kv_heads) {
+      return OutOfLimits("rank.kv_head_begin", rank.kv_head_begin, 0, kMaxKvHeads - group.kv_heads);
+    }
+    if (!group.layers.empty() && group.layers.front() < rank.layer_begin) {
+      return OutOfLimits("rank.layer_begin", rank.layer_begin, 0, group.layers.front());
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 uint32_t LayerGroup::row_bytes() const {
@@ -145,7 +173,7 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
   if (!stores_rows) {
     return absl::InvalidArgumentError("layer_groups: no group of kind selected");
   }
-  return absl::OkStatus();
+  return CheckRank(spec);
 }
 
 absl::Status ValidateIndex(const IndexDescriptor& index, uint32_t key_dim, std::string_view name) {

@@ -53,9 +53,9 @@ struct LayerGroup {
 struct Rank {
   std::string group;  // at most 128 bytes; empty = one process, and the rest is 0
   uint32_t rank = 0;
-  uint32_t rank_count = 0;  // 1..1024
-  uint32_t kv_head_begin = 0;
-  uint32_t layer_begin = 0;
+  uint32_t rank_count = 0;     // 1..1024
+  uint32_t kv_head_begin = 0;  // of its kv heads, in every layer; all of them below kMaxKvHeads
+  uint32_t layer_begin = 0;    // its layers (absolute numbers) begin at or behind it
   friend bool operator==(const Rank&, const Rank&) = default;
 };
 

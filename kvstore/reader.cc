@@ -88,24 +88,29 @@ absl::StatusOr<ResolvedSelection> ResolveOrError(const Selection& selection, uin
   return absl::InternalError("unknown fault");
 }
 
-// A query, checked, with its layer.
+// A query, checked, with its layer. The tokens of a query are served together: the view has their
+// heads as one group of query_length times as many query heads.
 struct PreparedQuery {
   OwnedView owned;
-  std::vector<float> queries;  // [query_heads, key_dim]
+  uint32_t query_length = 1;
+  std::vector<float> queries;  // [kv_heads, query_length, group of the layer, key_dim]
 };
 
 absl::StatusOr<PreparedQuery> Prepare(const Reading& reading, const Query& query) {
   auto owned = ViewLayer(reading, query.layer);
   if (!owned.ok()) return owned.status();
-  if (query.query_position >= kMaxSequenceTokens) {
-    return absl::InvalidArgumentError(absl::StrCat("query_position is ", query.query_position,
-                                                   "; it must be below ", kMaxSequenceTokens));
-  }
-  const LayerShape& shape = owned->view.shape;
-  auto queries = QueriesToFloats(query.queries, shape.query_heads, shape.key_dim);
+  auto queries = QueriesToFloats(query.queries, owned->view.shape);
   if (!queries.ok()) return queries.status();
-  PreparedQuery prepared{.owned = *std::move(owned), .queries = *std::move(queries)};
+  const uint32_t length = queries->query_length;
+  if (query.query_position > kMaxSequenceTokens - length) {
+    return absl::InvalidArgumentError(absl::StrCat("query_position is ", query.query_position,
+                                                   "; it must be below ",
+                                                   kMaxSequenceTokens - length + 1));
+  }
+  PreparedQuery prepared{
+      .owned = *std::move(owned), .query_length = length, .queries = std::move(queries->data)};
   prepared.owned.view.segments = prepared.owned.segments;
+  prepared.owned.view.shape.query_heads *= length;
   return prepared;
 }
 
@@ -141,6 +146,23 @@ absl::StatusOr<Selected> Select(const Reading& reading, const Query& query,
   return selected;
 }
 
+// From [kv_heads, query_length, group, size] to [query_length, kv_heads, group, size].
+std::vector<float> ByToken(std::span<const float> by_head, const LayerShape& shape,
+                           uint32_t query_length, size_t size) {
+  const size_t run = shape.group_size() / query_length * size;
+  std::vector<float> by_token(by_head.size());
+  for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+    for (uint32_t token = 0; token < query_length; ++token) {
+      const auto from =
+          by_head.begin() + static_cast<ptrdiff_t>((size_t{kv_head} * query_length + token) * run);
+      std::copy_n(from, run,
+                  by_token.begin() +
+                      static_cast<ptrdiff_t>((size_t{token} * shape.kv_heads + kv_head) * run));
+    }
+  }
+  return by_token;
+}
+
 Attention Attend(const Reading& reading, const PreparedQuery& prepared,
                  std::span<const uint32_t> positions) {
   const LayerView& view = prepared.owned.view;
@@ -156,6 +178,11 @@ Attention Attend(const Reading& reading, const PreparedQuery& prepared,
                .output = attention.output,
                .lse = attention.lse},
               parallel, scratch.bytes());
+  if (prepared.query_length > 1) {
+    attention.output =
+        ByToken(attention.output, view.shape, prepared.query_length, view.shape.value_dim);
+    attention.lse = ByToken(attention.lse, view.shape, prepared.query_length, 1);
+  }
   return attention;
 }
 
@@ -258,6 +285,10 @@ absl::StatusOr<Scores> ScoreTokens(const Reading& reading, const Query& query,
                                    const IndexDescriptor& index, TokenRange tokens) {
   auto prepared = Prepare(reading, query);
   if (!prepared.ok()) return prepared.status();
+  if (prepared->query_length > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("queries: query length is ", prepared->query_length, "; Score takes one"));
+  }
   if (absl::Status status = AddIndex(reading, index, prepared->owned); !status.ok()) return status;
   const LayerView& view = prepared->owned.view;
   if (absl::Status status = CheckTokens(tokens, view.token_count()); !status.ok()) return status;

@@ -49,6 +49,10 @@ std::string FindDifference(const CacheSpec& a, const CacheSpec& b) {
   if (a.model_fingerprint != b.model_fingerprint) return "model_fingerprint";
   if (a.default_index != b.default_index) return "default_index";
   if (a.groups.size() != b.groups.size()) return "layer_groups";
+  if (a.rank.group != b.rank.group) return "rank.group";
+  if (a.rank.rank_count != b.rank.rank_count) return "rank.rank_count";
+  if (a.rank.kv_head_begin != b.rank.kv_head_begin) return "rank.kv_head_begin";
+  if (a.rank.layer_begin != b.rank.layer_begin) return "rank.layer_begin";
   for (size_t i = 0; i < a.groups.size(); ++i) {
     const LayerGroup& x = a.groups[i];
     const LayerGroup& y = b.groups[i];
@@ -68,7 +72,61 @@ std::string FindDifference(const CacheSpec& a, const CacheSpec& b) {
   return {};
 }
 
+struct StoredLayer {
+  uint32_t layer = 0;
+  const LayerGroup* group = nullptr;
+};
+
+std::vector<StoredLayer> LayersOf(const CacheSpec& spec) {
+  std::vector<StoredLayer> layers;
+  for (const LayerGroup& group : spec.groups) {
+    if (group.kind == LayerKind::kNone) continue;
+    for (const uint32_t layer : group.layers) layers.push_back({layer, &group});
+  }
+  return layers;
+}
+
+// Names the first field in which two ranks of a group do not go together; empty when they do. They
+// may hold different layers, or different kv heads of a layer.
+std::string FindClash(const CacheSpec& a, const CacheSpec& b) {
+  if (a.model_fingerprint != b.model_fingerprint) return "model_fingerprint";
+  if (a.rank.rank_count != b.rank.rank_count) return "rank.rank_count";
+  if (a.default_index != b.default_index) return "default_index";
+  for (const StoredLayer& x : LayersOf(a)) {
+    for (const StoredLayer& y : LayersOf(b)) {
+      if (x.layer != y.layer) continue;
+      const std::string suffix = absl::StrCat(" of layer ", x.layer);
+      if (x.group->key_dim != y.group->key_dim) return "key_dim" + suffix;
+      if (x.group->value_dim != y.group->value_dim) return "value_dim" + suffix;
+      if (x.group->group_size() != y.group->group_size()) return "query_heads" + suffix;
+      if (x.group->dtype != y.group->dtype) return "dtype" + suffix;
+      if (x.group->scale() != y.group->scale()) return "softmax_scale" + suffix;
+      if (x.group->softcap != y.group->softcap) return "softcap" + suffix;
+      if (x.group->rope != y.group->rope) return "rope" + suffix;
+      const uint32_t a_begin = a.rank.kv_head_begin;
+      const uint32_t b_begin = b.rank.kv_head_begin;
+      if (a_begin < b_begin + y.group->kv_heads && b_begin < a_begin + x.group->kv_heads) {
+        return "rank.kv_head_begin" + suffix;
+      }
+    }
+  }
+  return {};
+}
+
 }  // namespace
+
+absl::Status StoreImpl::CheckRanks(std::string_view tenant, const CacheSpec& spec) {
+  if (spec.rank.group.empty()) return absl::OkStatus();
+  for (const auto& [id, cache] : caches_) {
+    const CacheSpec& other = cache->spec;
+    if (cache->tenant != tenant || other.name != spec.name) continue;
+    if (const std::string field = FindClash(other, spec); !field.empty()) {
+      return absl::FailedPreconditionError(absl::StrCat(field, ": does not go with that of rank ",
+                                                        other.rank.rank, " of cache ", spec.name));
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const CacheSpec& spec) {
   if (absl::Status status = ValidateCacheSpec(spec); !status.ok()) return status;
@@ -77,9 +135,13 @@ absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const Ca
   {
     const MutexLock lock(&mutex_);
     for (const auto& [id, cache] : caches_) {
-      if (cache->tenant == tenant && cache->spec.name == spec.name) found = cache;
+      // Ranks of a group have a cache each under one name.
+      const bool same_rank =
+          cache->spec.rank.group != spec.rank.group || cache->spec.rank.rank == spec.rank.rank;
+      if (cache->tenant == tenant && cache->spec.name == spec.name && same_rank) found = cache;
     }
     if (found == nullptr) {
+      if (absl::Status status = CheckRanks(tenant, spec); !status.ok()) return status;
       auto made = MakeCache(tenant, spec, machine_bytes);
       if (!made.ok()) return made.status();
       found = *std::move(made);
@@ -258,7 +320,7 @@ absl::StatusOr<std::vector<SequenceInfo>> StoreImpl::ListSequences(std::string_v
   }
   std::vector<SequenceInfo> infos;
   for (const Found& found : all) {
-    const auto snapshot = found.sequence->Read();
+    const auto snapshot = found.sequence->Peek();
     if (!snapshot.ok()) continue;  // dropped meanwhile
     infos.push_back(Describe(*found.cache, *found.sequence, **snapshot));
   }
@@ -272,7 +334,7 @@ absl::StatusOr<SequenceInfo> StoreImpl::DescribeSequence(std::string_view tenant
                                                          uint64_t sequence_id) {
   const auto found = tenant.empty() ? FindOfAnyTenant(sequence_id) : Find(tenant, sequence_id);
   if (!found.ok()) return found.status();
-  const auto snapshot = found->sequence->Read();
+  const auto snapshot = found->sequence->Peek();
   if (!snapshot.ok()) return snapshot.status();
   return Describe(*found->cache, *found->sequence, **snapshot);
 }

@@ -4,7 +4,11 @@
 // A *cache* owns one pool. A *sequence* is a list of segments, the last one open (the tail). Rows
 // arrive per layer in position order (Ingest, Append), are indexed by BuildIndex, and are read by
 // TopK, Score, Fetch and Attend. After the first BuildIndex later rows get the codes of their
-// nearest centroids under the newest codebook as they arrive.
+// nearest centroids under the newest codebook as they arrive, those of the next turn of a
+// conversation too.
+//
+// Sequences share what they have in common (ForkSequence, CreateSequence with token_ids): closed
+// segments, and the filled part of a tail. What one of them adds or forgets is its own.
 //
 // Every call names a tenant; ids of another tenant are kNotFound. Nothing changes when a call
 // fails.
@@ -96,7 +100,8 @@ struct SequenceInfo {
   std::vector<SegmentInfo> segments;
   size_t row_bytes = 0, index_bytes = 0,
          codebook_bytes = 0;  // content: what the figures call KV bytes and index bytes
-  size_t used_bytes = 0;      // extents held in the pool
+  size_t used_bytes = 0;      // extents held in the pool, shared ones too
+  size_t shared_bytes = 0;    // of used_bytes: rows that other sequences hold, too
 };
 
 // Rows of tokens [first_position, first_position + tokens) of one layer: keys [tokens, kv_heads,
@@ -117,7 +122,6 @@ class IngestTransaction {
   //
   // Errors: kInvalidArgument     layer, shape, strides, dtype, NaN or infinity (names the field,
   //                              for a bad number the token), positions with a gap or partly stored
-  //         kFailedPrecondition  new positions after the prefill was closed by BuildIndex
   //         kResourceExhausted   the pool is full: the message gives the shortfall in bytes
   //         kOutOfRange          more than kMaxSequenceTokens
   virtual absl::Status Write(uint64_t first_position, const LayerRows& rows) = 0;
@@ -169,11 +173,13 @@ struct BuildProgress {
   size_t codebook_bytes = 0;
 };
 
-// One query position of one layer. Queries: fp32, fp16 or bf16 [1, query_heads, key_dim].
+// A query of one layer. Queries: fp32, fp16 or bf16 [query_length, query_heads, key_dim]. The tokens of a
+// longer query (speculation) share one selection, over the heads of all of them: at most kMaxGroupSize
+// queries per kv head. Score takes one token.
 struct Query {
   uint32_t layer = 0;
-  uint64_t query_position = 0;  // absolute position of the query token; rows up to query_position -
-                                // window_tokens must be stored
+  uint64_t query_position = 0;  // absolute position of the first query token; rows up to
+                                // query_position - window_tokens must be stored
   TensorView queries;
 };
 
@@ -198,9 +204,9 @@ struct Rows {
 };
 
 struct Attention {
-  std::vector<float> output;  // [1, query_heads, value_dim]
-  std::vector<float>
-      lse;  // [1, query_heads]; natural log of the scaled logits; -inf when nothing was selected
+  std::vector<float> output;  // [query_length, query_heads, value_dim]
+  // [query_length, query_heads]; natural log of the scaled logits; -inf when nothing was selected
+  std::vector<float> lse;
   Selected selected;  // `positions` only when asked for
 };
 
@@ -220,7 +226,11 @@ class Store {
   // Opens the tenant's cache of this name, or returns it when it is open with the same spec (its
   // capacity stays).
   //
-  // Errors: kFailedPrecondition  open with another fingerprint or shape (names the field)
+  // Ranks of a group open one each, under one name: with the same fingerprint and rank_count, and
+  // layers or kv heads that no other rank has.
+  //
+  // Errors: kFailedPrecondition  open with another fingerprint or shape, or a rank that does not go
+  //                              with the others (names the field)
   //         kResourceExhausted   max_caches, max_pool_bytes, or the machine has less memory
   //         (shortfall in bytes)
   virtual absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) = 0;
@@ -242,7 +252,8 @@ class Store {
                                                std::string_view extra_key) = 0;
   // Names tokens [first_position, + ids), stored or still to come.
   //
-  // Errors: kInvalidArgument  a gap behind the tokens named so far, or other ids than those
+  // Errors: kInvalidArgument  a gap behind the tokens named so far, other ids than those, or more than
+  //                           kMaxNamedAhead (prefix.h) behind what is stored
   virtual absl::Status NameTokens(std::string_view tenant, uint64_t sequence_id,
                                   uint64_t first_position, std::span<const uint32_t> token_ids) = 0;
   // Until ResumeSequence, every other call on it but Describe and Drop is kFailedPrecondition.
@@ -256,8 +267,10 @@ class Store {
   virtual uint32_t DropSession(std::string_view session) = 0;
   // Forgets the tokens from `token_count` on, in all layers. Returns the new token_count.
   //
-  // Errors: kInvalidArgument  beyond the sequence, or before the open tail (names both positions)
-  // Leases that it shortens are revoked, but `own_lease` (0 = none), whose holder knows.
+  // Leases that it shortens are revoked, but `own_lease` (0 = none), whose holder knows. Ids of the
+  // forgotten tokens are forgotten too.
+  //
+  // Errors: kInvalidArgument  beyond the sequence
   virtual absl::StatusOr<uint64_t> TruncateSequence(std::string_view tenant, uint64_t sequence_id,
                                                     uint64_t token_count,
                                                     uint64_t own_lease = 0) = 0;
@@ -266,7 +279,7 @@ class Store {
                                                                          uint64_t sequence_id) = 0;
   // Appends the rows of new tokens for all stored layers at once (each exactly once); closes and
   // opens tails as needed. A repeat is acknowledged, a gap refused. Returns the token_count.
-  // Errors: as IngestTransaction::Write, without kFailedPrecondition.
+  // Errors: as IngestTransaction::Write.
   virtual absl::StatusOr<uint64_t> Append(std::string_view tenant, uint64_t sequence_id,
                                           uint64_t first_position,
                                           std::span<const LayerRows> layers) = 0;

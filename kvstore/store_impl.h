@@ -91,8 +91,17 @@ class StoreImpl final : public Store {
   struct Found {
     std::shared_ptr<const Cache> cache;
     std::shared_ptr<Sequence> sequence;
+    std::shared_ptr<NamedTokens> names = {};
   };
 
+  struct Prefix {
+    PrefixKey root;
+    std::shared_ptr<const Snapshot> snapshot;  // null: nothing is shared
+  };
+
+  // The longest stored prefix of a prompt, shared.
+  Prefix SharePrefix(const Cache& cache, std::span<const uint32_t> token_ids,
+                     std::string_view extra_key) const;
   absl::StatusOr<Found> FindOfAnyTenant(uint64_t sequence_id) const;
   absl::StatusOr<Found> Find(std::string_view tenant, uint64_t sequence_id) const;
   absl::StatusOr<std::shared_ptr<const Cache>> FindCache(std::string_view tenant,
@@ -102,6 +111,20 @@ class StoreImpl final : public Store {
                                                          const CacheSpec& spec,
                                                          size_t machine_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The caches of the other ranks of its group that are open. Errors: kFailedPrecondition naming the
+  // field that does not go with them.
+  absl::Status CheckRanks(std::string_view tenant, const CacheSpec& spec)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tokens of the prompt that every rank of the cache's group holds.
+  uint32_t MatchRanks(const Cache& cache, std::span<const uint32_t> token_ids,
+                      std::string_view extra_key) const;
+  // Puts a new sequence that begins with `first` among the others. Errors: kResourceExhausted
+  // (max_sequences), and those of NamedTokens::Name.
+  absl::StatusOr<CreatedSequence> AddSequence(std::shared_ptr<const Cache> cache,
+                                              std::string session,
+                                              std::shared_ptr<const Snapshot> first,
+                                              const PrefixKey& root,
+                                              std::span<const uint32_t> token_ids);
   CacheInfo DescribeCache(const std::shared_ptr<const Cache>& cache) const;
   void Forget(uint64_t sequence_id);
 

@@ -1,4 +1,5 @@
 // Store's calls that make and change sequences.
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,23 +12,142 @@
 
 namespace pqcached::kvstore {
 
+absl::StatusOr<CreatedSequence> StoreImpl::AddSequence(std::shared_ptr<const Cache> cache,
+                                                       std::string session,
+                                                       std::shared_ptr<const Snapshot> first,
+                                                       const PrefixKey& root,
+                                                       std::span<const uint32_t> token_ids) {
+  const uint64_t cache_id = cache->cache_id;
+  uint64_t sequence_id = 0;
+  {
+    const MutexLock lock(&mutex_);
+    uint32_t& count = sequence_counts_[cache_id];
+    if (count >= engine_->options.max_sequences) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("max_sequences: cache ", cache_id, " has ", count, " sequences"));
+    }
+    ++count;
+    sequence_id = next_id_++;
+  }
+  if (first == nullptr) {
+    first = std::make_shared<const Snapshot>(std::make_shared<SegmentList>(),
+                                             std::vector<uint32_t>(cache->layers.size(), 0));
+  }
+  const uint32_t token_count = first->token_count();
+  auto sequence = std::make_shared<Sequence>(sequence_id, std::move(session), std::move(first));
+  auto names = std::make_shared<NamedTokens>(cache->prefixes, root, sequence, token_count);
+  absl::Status status = sequence->Watch(names).status();
+  if (status.ok()) status = names->Name(0, token_ids);
+  const MutexLock lock(&mutex_);
+  if (!status.ok()) {
+    --sequence_counts_[cache_id];
+    return status;
+  }
+  sequences_.emplace(sequence_id, Found{std::move(cache), std::move(sequence), std::move(names)});
+  return CreatedSequence{.sequence_id = sequence_id, .token_count = token_count};
+}
+
+uint32_t StoreImpl::MatchRanks(const Cache& cache, std::span<const uint32_t> token_ids,
+                               std::string_view extra_key) const {
+  std::vector<std::shared_ptr<const Cache>> ranks;
+  if (const Rank& rank = cache.spec.rank; !rank.group.empty()) {
+    const MutexLock lock(&mutex_);
+    for (const auto& [id, other] : caches_) {
+      const bool member = other->tenant == cache.tenant && other->spec.name == cache.spec.name &&
+                          other->spec.rank.group == rank.group;
+      if (member) ranks.push_back(other);
+    }
+    if (ranks.size() < rank.rank_count) return 0;  // a rank that is not open holds nothing
+  }
+  const auto match = [&](const Cache& of) {
+    const PrefixKey root = PrefixRoot(of.tenant, of.spec, extra_key);
+    return static_cast<uint32_t>(of.prefixes->Match(root, token_ids).size() * kPrefixStepTokens);
+  };
+  uint32_t token_count = match(cache);
+  for (const auto& other : ranks) {
+    if (other->cache_id != cache.cache_id) token_count = std::min(token_count, match(*other));
+  }
+  return token_count;
+}
+
+StoreImpl::Prefix StoreImpl::SharePrefix(const Cache& cache, std::span<const uint32_t> token_ids,
+                                         std::string_view extra_key) const {
+  Prefix prefix{.root = PrefixRoot(cache.tenant, cache.spec, extra_key), .snapshot = nullptr};
+  if (token_ids.size() < kPrefixStepTokens) return prefix;
+  const uint32_t token_count =
+      cache.spec.rank.group.empty() ? ~0u : MatchRanks(cache, token_ids, extra_key);
+  std::vector<PrefixKey> keys = cache.prefixes->Match(prefix.root, token_ids);
+  keys.resize(std::min<size_t>(keys.size(), token_count / kPrefixStepTokens));
+  // Holders may be dropped or rolled back meanwhile: then another one, or a shorter prefix.
+  for (; !keys.empty(); keys.pop_back()) {
+    for (const auto& holder : cache.prefixes->Holders(keys.back())) {
+      prefix.snapshot = holder->ShareStep(keys.size() - 1, keys.back());
+      if (prefix.snapshot != nullptr) return prefix;
+    }
+  }
+  return prefix;
+}
+
 absl::StatusOr<CreatedSequence> StoreImpl::CreateSequence(std::string_view tenant,
                                                           uint64_t cache_id,
                                                           const SequenceSpec& spec) {
   if (spec.live_index) return absl::UnimplementedError("live_index");
   auto cache = FindCache(tenant, cache_id);
   if (!cache.ok()) return cache.status();
-  const MutexLock lock(&mutex_);
-  uint32_t& count = sequence_counts_[cache_id];
-  if (count >= engine_->options.max_sequences) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("max_sequences: cache ", cache_id, " has ", count, " sequences"));
+  if (absl::Status status = CheckPrefix(spec.token_ids, spec.extra_key); !status.ok()) {
+    return status;
   }
-  ++count;
-  const uint64_t sequence_id = next_id_++;
-  auto sequence = std::make_shared<Sequence>(sequence_id, spec.session, (*cache)->layers.size());
-  sequences_.emplace(sequence_id, Found{*std::move(cache), std::move(sequence)});
-  return CreatedSequence{.sequence_id = sequence_id};
+  Prefix prefix = SharePrefix(**cache, spec.token_ids, spec.extra_key);
+  return AddSequence(*std::move(cache), spec.session, std::move(prefix.snapshot), prefix.root,
+                     spec.token_ids);
+}
+
+absl::StatusOr<CreatedSequence> StoreImpl::ForkSequence(std::string_view tenant,
+                                                        uint64_t sequence_id, uint64_t token_count,
+                                                        std::string_view session) {
+  auto found = Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  const auto parent = found->sequence->Read();
+  if (!parent.ok()) return parent.status();
+  const uint32_t stored = (*parent)->token_count();
+  if (token_count > stored) {
+    return absl::OutOfRangeError(
+        absl::StrCat("token_count is ", token_count, "; the sequence has ", stored, " tokens"));
+  }
+  const uint32_t shared = token_count == 0 ? stored : static_cast<uint32_t>(token_count);
+  auto first = found->names->Share(shared, /*partial_indexes=*/true);
+  if (!first.ok()) return first.status();
+  return AddSequence(std::move(found->cache), std::string(session), std::move(first->snapshot),
+                     found->names->root(), first->token_ids);
+}
+
+absl::StatusOr<uint64_t> StoreImpl::MatchPrefix(std::string_view tenant, uint64_t cache_id,
+                                                std::span<const uint32_t> token_ids,
+                                                std::string_view extra_key) {
+  const auto cache = FindCache(tenant, cache_id);
+  if (!cache.ok()) return cache.status();
+  if (absl::Status status = CheckPrefix(token_ids, extra_key); !status.ok()) return status;
+  return MatchRanks(**cache, token_ids, extra_key);
+}
+
+absl::Status StoreImpl::NameTokens(std::string_view tenant, uint64_t sequence_id,
+                                   uint64_t first_position, std::span<const uint32_t> token_ids) {
+  const auto found = Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  if (const auto running = found->sequence->Read(); !running.ok()) return running.status();
+  return found->names->Name(first_position, token_ids);
+}
+
+absl::StatusOr<uint64_t> StoreImpl::SuspendSequence(std::string_view tenant, uint64_t sequence_id) {
+  const auto found = Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  return found->sequence->Suspend(true);
+}
+
+absl::StatusOr<uint64_t> StoreImpl::ResumeSequence(std::string_view tenant, uint64_t sequence_id) {
+  const auto found = Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  return found->sequence->Suspend(false);
 }
 
 void StoreImpl::Forget(uint64_t sequence_id) {
@@ -63,12 +183,12 @@ uint32_t StoreImpl::DropSession(std::string_view session) {
 }
 
 absl::StatusOr<uint64_t> StoreImpl::TruncateSequence(std::string_view tenant, uint64_t sequence_id,
-                                                     uint64_t token_count, uint64_t) {
+                                                     uint64_t token_count, uint64_t own_lease) {
   const auto found = Find(tenant, sequence_id);
   if (!found.ok()) return found.status();
   auto lease = WriteLease::Take(found->sequence);
   if (!lease.ok()) return lease.status();
-  return TruncateRows(*std::move(lease), token_count);
+  return TruncateRows(*std::move(lease), token_count, own_lease);
 }
 
 absl::StatusOr<std::unique_ptr<IngestTransaction>> StoreImpl::BeginIngest(std::string_view tenant,
@@ -98,29 +218,6 @@ absl::Status StoreImpl::BuildIndex(std::string_view tenant, uint64_t sequence_id
   auto lease = WriteLease::Take(found->sequence);
   if (!lease.ok()) return lease.status();
   return BuildSequenceIndex(*found->cache, *std::move(lease), spec, progress);
-}
-
-absl::StatusOr<CreatedSequence> StoreImpl::ForkSequence(std::string_view, uint64_t, uint64_t,
-                                                        std::string_view) {
-  return absl::UnimplementedError("ForkSequence");
-}
-
-absl::StatusOr<uint64_t> StoreImpl::MatchPrefix(std::string_view, uint64_t,
-                                                std::span<const uint32_t>, std::string_view) {
-  return absl::UnimplementedError("MatchPrefix");
-}
-
-absl::Status StoreImpl::NameTokens(std::string_view, uint64_t, uint64_t,
-                                   std::span<const uint32_t>) {
-  return absl::UnimplementedError("token_ids");
-}
-
-absl::StatusOr<uint64_t> StoreImpl::SuspendSequence(std::string_view, uint64_t) {
-  return absl::UnimplementedError("SuspendSequence");
-}
-
-absl::StatusOr<uint64_t> StoreImpl::ResumeSequence(std::string_view, uint64_t) {
-  return absl::UnimplementedError("ResumeSequence");
 }
 
 }  // namespace pqcached::kvstore

@@ -78,32 +78,37 @@ absl::StatusOr<CheckedTensor> CheckTensor(const TensorView& view, uint32_t dim1,
   return tensor;
 }
 
-absl::StatusOr<std::vector<float>> QueriesToFloats(const TensorView& view, uint32_t dim1,
-                                                   uint32_t dim2) {
-  const absl::StatusOr<CheckedTensor> tensor = CheckTensor(view, dim1, dim2, "queries");
+absl::StatusOr<QueryFloats> QueriesToFloats(const TensorView& view, const LayerShape& shape) {
+  const auto tensor = CheckTensor(view, shape.query_heads, shape.key_dim, "queries");
   if (!tensor.ok()) return tensor.status();
   if (tensor->shape[0] > kMaxQueryLength) {
     return Bad("queries",
                absl::StrCat("query length is ", tensor->shape[0], "; at most ", kMaxQueryLength));
   }
-  if (tensor->shape[0] > 1) {
-    return absl::UnimplementedError(
-        absl::StrCat("queries: query length of ", tensor->shape[0], "; only 1"));
+  const auto length = static_cast<uint32_t>(tensor->shape[0]);
+  const uint32_t group = shape.group_size();
+  if (length * group > kMaxGroupSize) {
+    return Bad("queries", absl::StrCat("query length is ", length, " with ", group,
+                                       " query heads per kv head: ", length * group,
+                                       " queries per kv head; at most ", kMaxGroupSize));
   }
-  std::vector<float> floats;
-  floats.reserve(size_t{dim1} * dim2);
-  for (uint32_t head = 0; head < dim1; ++head) {
-    const kernels::StridedTensor rows = tensor->Head(0, head);
-    for (uint32_t dim = 0; dim < dim2; ++dim) {
-      const float value = kernels::LoadElement(
-          rows.dtype, rows.data + static_cast<ptrdiff_t>(dim) * rows.element_stride_bytes, 0);
-      if (!std::isfinite(value)) {
-        return Bad("queries", absl::StrCat("NaN or infinity in query head ", head));
+  QueryFloats queries{.query_length = length, .data = {}};
+  queries.data.reserve(size_t{length} * shape.query_heads * shape.key_dim);
+  for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+    for (uint32_t i = 0; i < length * group; ++i) {
+      const uint32_t head = kv_head * group + i % group;
+      const kernels::StridedTensor row = tensor->Head(i / group, head);
+      for (uint32_t dim = 0; dim < shape.key_dim; ++dim) {
+        const float value = kernels::LoadElement(
+            row.dtype, row.data + static_cast<ptrdiff_t>(dim) * row.element_stride_bytes, 0);
+        if (!std::isfinite(value)) {
+          return Bad("queries", absl::StrCat("NaN or infinity in query head ", head));
+        }
+        queries.data.push_back(value);
       }
-      floats.push_back(value);
     }
   }
-  return floats;
+  return queries;
 }
 
 }  // namespace pqcached::kvstore

@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "kernels/ingest.h"
 #include "kvstore/model.h"
+#include "kvstore/read/layer_view.h"
 
 namespace pqcached::kvstore {
 
@@ -34,12 +35,18 @@ struct CheckedTensor {
 absl::StatusOr<CheckedTensor> CheckTensor(const TensorView& view, uint32_t dim1, uint32_t dim2,
                                           absl::string_view field);
 
-// Returns the elements as floats [dim1, dim2] of a tensor [1, dim1, dim2].
+// Queries of one or several tokens, ordered by the kv head that they belong to: the query heads of a kv
+// head and all tokens are one group.
+struct QueryFloats {
+  uint32_t query_length = 0;
+  std::vector<float> data;  // [kv_heads, query_length, query_heads / kv_heads, key_dim]
+};
+
+// Converts queries [query_length, query_heads, key_dim].
 //
-// Errors: as CheckTensor; kUnimplemented when dim0 is in 2..kMaxQueryLength; kInvalidArgument for
-// NaN or infinity.
-absl::StatusOr<std::vector<float>> QueriesToFloats(const TensorView& view, uint32_t dim1,
-                                                   uint32_t dim2);
+// Errors: as CheckTensor; kInvalidArgument for a query_length above kMaxQueryLength, for more than
+// kMaxGroupSize queries per kv head, for NaN or infinity.
+absl::StatusOr<QueryFloats> QueriesToFloats(const TensorView& view, const LayerShape& shape);
 
 }  // namespace pqcached::kvstore
 

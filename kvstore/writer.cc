@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
+#include <functional>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/ingest.h"
 #include "kernels/pq_encode.h"
 
 namespace pqcached::kvstore {
@@ -21,10 +20,9 @@ ParallelFor ParallelIf(bool worthwhile, Arena& arena) {
 
 // The codebooks of a new segment: those of the segment before it, as far as it has them in all
 // layers.
-NewestCodebooks CodebooksOf(const std::vector<SegmentEntry>& segments) {
+NewestCodebooks CodebooksOf(const SegmentEntry& before) {
   NewestCodebooks codebooks;
-  if (segments.empty()) return codebooks;
-  for (const auto& index : segments.back().indexes) {
+  for (const auto& index : before.indexes) {
     codebooks.emplace_back();
     if (index != nullptr && index->all_ready()) codebooks.back() = index->codebooks();
   }
@@ -95,22 +93,27 @@ SegmentWriter::SegmentWriter(std::shared_ptr<const Cache> cache, WriteLease leas
       lease_(std::move(lease)),
       base_(std::move(base)),
       segment_tokens_(segment_tokens),
-      segments_(base_->list->segments),
+      kept_(base_->list->segments.size()),
       layer_tokens_(base_->layer_tokens) {}
 
-// Moves the open segment when readers of older snapshots still look at slots that are about to be
-// written.
+SegmentEntry& SegmentWriter::EditTail() {
+  if (edited_.empty()) edited_.push_back(base_->list->segments[--kept_]);
+  return edited_.back();
+}
+
+// Moves the open segment when readers of older snapshots, sharers or leases still look at slots that
+// are about to be written.
 absl::Status SegmentWriter::LeaveReadersBehind() {
   if (readers_left_) return absl::OkStatus();
   if (!base_->list->tail_open() || !lease_.sequence().ReadersBeyond(layer_tokens_)) {
     readers_left_ = true;  // no reader can come to an older snapshot later
     return absl::OkStatus();
   }
-  SegmentEntry& old = segments_.back();
+  SegmentEntry& old = EditTail();
   const NewSegment same{.segment_id = cache_->engine->next_segment_id++,
                         .first_position = old.rows->first_position(),
                         .slot_capacity = old.rows->slot_capacity()};
-  auto created = CreateSegments(*cache_->pool, cache_->layers, {&same, 1}, CodebooksOf(segments_));
+  auto created = CreateSegments(*cache_->pool, cache_->layers, {&same, 1}, CodebooksOf(old));
   if (!created.ok()) return created.status();
   SegmentEntry& fresh = created->front();
   CopySlots(cache_->layers, old, fresh, layer_tokens_);
@@ -124,45 +127,49 @@ absl::Status SegmentWriter::LeaveReadersBehind() {
     }
   }
   old = std::move(fresh);
-  list_changed_ = true;
   readers_left_ = true;
   return absl::OkStatus();
 }
 
 absl::Status SegmentWriter::Reserve(uint32_t token_end) {
   if (absl::Status status = LeaveReadersBehind(); !status.ok()) return status;
+  const SegmentEntry* last = entry_count() == 0 ? nullptr : &entry(entry_count() - 1);
   uint32_t capacity_end = 0;
-  if (!segments_.empty()) {
-    const SegmentEntry& last = segments_.back();
-    // A segment closed by a build ends with its tokens, which all layers then have.
-    capacity_end = last.closed ? last.token_end : last.rows->end_capacity();
-  }
+  if (last != nullptr) capacity_end = last->closed ? last->token_end : last->rows->end_capacity();
+  if (token_end <= capacity_end) return absl::OkStatus();
   std::vector<NewSegment> wanted;
   for (uint32_t first = capacity_end; first < token_end; first += segment_tokens_) {
     wanted.push_back({.segment_id = cache_->engine->next_segment_id++,
                       .first_position = first,
                       .slot_capacity = segment_tokens_});
   }
-  if (wanted.empty()) return absl::OkStatus();
-  auto created = CreateSegments(*cache_->pool, cache_->layers, wanted, CodebooksOf(segments_));
+  auto created = CreateSegments(*cache_->pool, cache_->layers, wanted,
+                                last == nullptr ? NewestCodebooks{} : CodebooksOf(*last));
   if (!created.ok()) return created.status();
-  for (SegmentEntry& entry : *created) {
-    if (!segments_.empty() && !segments_.back().closed) {
-      segments_.back().closed = true;
-      segments_.back().token_end = segments_.back().rows->end_capacity();
-    }
-    segments_.push_back(std::move(entry));
+  const auto close = [](SegmentEntry& full) {
+    full.closed = true;
+    full.token_end = full.rows->end_capacity();
+  };
+  if (last != nullptr && !last->closed) close(EditTail());
+  for (SegmentEntry& fresh : *created) {
+    if (&fresh != &created->back()) close(fresh);
+    edited_.push_back(std::move(fresh));
   }
-  list_changed_ = true;
   return absl::OkStatus();
 }
 
 size_t SegmentWriter::SegmentAt(uint32_t position) const {
-  const auto it = std::upper_bound(segments_.begin(), segments_.end(), position,
-                                   [](uint32_t wanted, const SegmentEntry& entry) {
-                                     return wanted < entry.rows->first_position();
+  if (!edited_.empty() && edited_.front().rows->first_position() <= position) {
+    size_t i = edited_.size() - 1;
+    while (edited_[i].rows->first_position() > position) --i;
+    return kept_ + i;
+  }
+  const auto begin = base_->list->segments.begin();
+  const auto it = std::upper_bound(begin, begin + static_cast<ptrdiff_t>(kept_), position,
+                                   [](uint32_t wanted, const SegmentEntry& candidate) {
+                                     return wanted < candidate.rows->first_position();
                                    });
-  return static_cast<size_t>(it - segments_.begin()) - 1;
+  return static_cast<size_t>(it - begin) - 1;
 }
 
 absl::Status SegmentWriter::Write(const CheckedRows& rows) {
@@ -173,25 +180,26 @@ absl::Status SegmentWriter::Write(const CheckedRows& rows) {
   const ParallelFor parallel =
       ParallelIf(size_t{rows.token_count} * shape.row_bytes * shape.kv_heads >= kParallelBytes,
                  cache_->engine->serving);
-  std::vector<kernels::IngestResult> results(shape.kv_heads);
+  results_.resize(shape.kv_heads);
   for (uint32_t position = begin; position < end;) {
-    const SegmentRows& segment = *segments_[SegmentAt(position)].rows;
+    const SegmentRows& segment = *entry(SegmentAt(position)).rows;
     const uint32_t slot = position - segment.first_position();
     const uint32_t count = std::min(end, segment.end_capacity()) - position;
-    parallel.run(shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
+    const auto write_head = [&](uint32_t kv_head, uint32_t) {
       std::byte* target = segment.rows(layer.first_head + kv_head) + size_t{slot} * shape.row_bytes;
-      results[kv_head] = kernels::IngestRows(cache_->engine->options.exec,
-                                             {.token_count = count,
-                                              .key_dim = shape.key_dim,
-                                              .value_dim = shape.value_dim,
-                                              .key = rows.keys.Head(position - begin, kv_head),
-                                              .value = rows.values.Head(position - begin, kv_head),
-                                              .row_dtype = shape.dtype,
-                                              .row_stride_bytes = shape.row_bytes,
-                                              .rows = {target, size_t{count} * shape.row_bytes}});
-    });
+      results_[kv_head] = kernels::IngestRows(cache_->engine->options.exec,
+                                              {.token_count = count,
+                                               .key_dim = shape.key_dim,
+                                               .value_dim = shape.value_dim,
+                                               .key = rows.keys.Head(position - begin, kv_head),
+                                               .value = rows.values.Head(position - begin, kv_head),
+                                               .row_dtype = shape.dtype,
+                                               .row_stride_bytes = shape.row_bytes,
+                                               .rows = {target, size_t{count} * shape.row_bytes}});
+    };
+    parallel.run(shape.kv_heads, std::cref(write_head));  // by reference: a copy would allocate
     const kernels::IngestResult* bad = nullptr;
-    for (const kernels::IngestResult& result : results) {
+    for (const kernels::IngestResult& result : results_) {
       if (!result.ok() && (bad == nullptr || result.bad_token < bad->bad_token)) bad = &result;
     }
     if (bad != nullptr) {
@@ -208,12 +216,10 @@ absl::Status SegmentWriter::Write(const CheckedRows& rows) {
 
 void SegmentWriter::EncodeNew() {
   // One task per kv head of every layer; a task does all segments and indexes of it.
-  std::vector<uint32_t> layer_of_head(cache_->layers.head_count);
   size_t scratch_bytes = 0;
   uint32_t most_tokens = 0;
   for (uint32_t slot = 0; slot < cache_->layers.size(); ++slot) {
     const StoredLayers::Layer& layer = cache_->layers.layers[slot];
-    std::fill_n(layer_of_head.begin() + layer.first_head, layer.shape.kv_heads, slot);
     most_tokens = std::max(most_tokens, layer_tokens_[slot] - base_->layer_tokens[slot]);
     for (const IndexDescriptor& index : base_->list->indexes) {
       scratch_bytes = std::max(
@@ -221,39 +227,54 @@ void SegmentWriter::EncodeNew() {
     }
   }
   scratch_bytes = (scratch_bytes + 63) / 64 * 64;
-  Arena& arena = cache_->engine->serving;
-  const ParallelFor parallel = ParallelIf(most_tokens >= kParallelEncodeTokens, arena);
+  const ParallelFor parallel =
+      ParallelIf(most_tokens >= kParallelEncodeTokens, cache_->engine->serving);
   const ScratchPool::Buffer scratch =
       cache_->engine->scratch.Take(parallel.worker_count * scratch_bytes);
-  parallel.run(cache_->layers.head_count, [&](uint32_t head, uint32_t worker) {
-    const uint32_t slot = layer_of_head[head];
-    const StoredLayers::Layer& layer = cache_->layers.layers[slot];
-    const uint32_t end = layer_tokens_[slot];
-    for (uint32_t position = base_->layer_tokens[slot]; position < end;) {
-      const SegmentEntry& entry = segments_[SegmentAt(position)];
-      const uint32_t first = entry.rows->first_position();
-      const uint32_t piece_end = std::min(end, entry.rows->end_capacity());
-      for (const auto& index : entry.indexes) {
-        if (index == nullptr) continue;
-        EncodeSlots(cache_->engine->options.exec, layer, *entry.rows, *index, slot,
-                    head - layer.first_head, {position - first, piece_end - first},
-                    scratch.bytes().subspan(worker * scratch_bytes, scratch_bytes));
-      }
-      position = piece_end;
+  const auto encode_head = [&](uint32_t head, uint32_t worker) {
+    EncodeHead(head, scratch.bytes().subspan(worker * scratch_bytes, scratch_bytes));
+  };
+  parallel.run(cache_->layers.head_count, std::cref(encode_head));
+}
+
+void SegmentWriter::EncodeHead(uint32_t head, std::span<std::byte> scratch) const {
+  const uint32_t slot = cache_->layers.SlotOfHead(head);
+  const StoredLayers::Layer& layer = cache_->layers.layers[slot];
+  const uint32_t end = layer_tokens_[slot];
+  for (uint32_t position = base_->layer_tokens[slot]; position < end;) {
+    const SegmentEntry& at = entry(SegmentAt(position));
+    const uint32_t first = at.rows->first_position();
+    const uint32_t piece_end = std::min(end, at.closed ? at.token_end : at.rows->end_capacity());
+    for (const auto& index : at.indexes) {
+      if (index == nullptr) continue;
+      EncodeSlots(cache_->engine->options.exec, layer, *at.rows, *index, slot,
+                  head - layer.first_head, {position - first, piece_end - first}, scratch);
     }
-  });
+    position = piece_end;
+  }
 }
 
 void SegmentWriter::CountClosed() {
-  const size_t first =
-      base_->list->tail_open() ? base_->list->segments.size() - 1 : base_->list->segments.size();
-  for (size_t i = first; i < segments_.size() && segments_[i].closed; ++i) {
-    for (const auto& index : segments_[i].indexes) {
-      if (index == nullptr) continue;
-      for (uint32_t slot = 0; slot < cache_->layers.size(); ++slot) {
-        CountCells(cache_->engine->options.exec, cache_->layers.layers[slot], *index, slot,
-                   segments_[i].rows->slot_capacity());
-      }
+  const auto count_layer = [this](uint32_t slot, uint32_t) { CountLayer(slot); };
+  // Most appends close nothing, and then there is nothing to do.
+  const ParallelFor parallel =
+      ParallelIf(entry_count() > base_->list->segments.size(), cache_->engine->serving);
+  parallel.run(cache_->layers.size(), std::cref(count_layer));
+}
+
+// Counts the segments that this commit filled in the layer, or found full and closed.
+void SegmentWriter::CountLayer(uint32_t layer_slot) const {
+  const uint32_t begin = base_->layer_tokens[layer_slot];
+  const uint32_t end = layer_tokens_[layer_slot];
+  for (size_t i = entry_count(); i-- > 0;) {
+    const SegmentEntry& full = entry(i);
+    if (!full.closed || full.token_end > end) continue;
+    if (i < kept_ && full.token_end <= begin) break;
+    const uint32_t slot_end = full.token_end - full.rows->first_position();
+    for (const auto& index : full.indexes) {
+      if (index == nullptr || index->header(layer_slot).counted_end.load() > 0) continue;
+      CountCells(cache_->engine->options.exec, cache_->layers.layers[layer_slot], *index,
+                 layer_slot, slot_end);
     }
   }
 }
@@ -263,17 +284,16 @@ absl::StatusOr<uint64_t> SegmentWriter::Commit() {
     EncodeNew();
     CountClosed();
   }
-  std::shared_ptr<const SegmentList> list = base_->list;
-  if (list_changed_) {
-    auto changed = std::make_shared<SegmentList>(*list);
-    changed->segments = segments_;
-    list = std::move(changed);
+  const uint64_t token_count = *std::min_element(layer_tokens_.begin(), layer_tokens_.end());
+  Sequence& sequence = lease_.sequence();
+  absl::Status status;
+  if (edited_.empty()) {
+    status = sequence.PublishRows(std::move(layer_tokens_));
+  } else {
+    const uint32_t begin = edited_.front().rows->first_position();
+    status = sequence.PublishRows(std::move(layer_tokens_), {begin, std::move(edited_)});
   }
-  auto next = std::make_shared<Snapshot>(std::move(list), layer_tokens_);
-  const uint64_t token_count = next->token_count();
-  if (absl::Status status = lease_.sequence().Publish(std::move(next)); !status.ok()) {
-    return status;
-  }
+  if (!status.ok()) return status;
   return token_count;
 }
 

@@ -9,9 +9,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/ingest.h"
 #include "kvstore/cache.h"
 #include "kvstore/sequence.h"
 #include "kvstore/tensor.h"
@@ -53,8 +55,8 @@ class SegmentWriter {
   //
   // REQUIRES: Reserve made room.
   absl::Status Write(const CheckedRows& rows);
-  // Codes what was written, when the sequence has indexes; counts the cells of segments that were
-  // closed; shows all of it. Returns the token_count.
+  // Codes what was written, in segments that have an index; counts the cells of layers of segments
+  // that are closed and full; shows all of it. Returns the token_count. Once.
   absl::StatusOr<uint64_t> Commit();
 
  private:
@@ -62,7 +64,17 @@ class SegmentWriter {
                 std::shared_ptr<const Snapshot> base, uint32_t segment_tokens);
   absl::Status LeaveReadersBehind();
   void EncodeNew();
+  void EncodeHead(uint32_t head, std::span<std::byte> scratch) const;
   void CountClosed();
+  void CountLayer(uint32_t layer_slot) const;
+
+  // The list as it will be: kept_ entries of the base, then edited_.
+  size_t entry_count() const { return kept_ + edited_.size(); }
+  const SegmentEntry& entry(size_t i) const {
+    return i < kept_ ? base_->list->segments[i] : edited_[i - kept_];
+  }
+  // The open segment, to be changed. REQUIRES: there is one.
+  SegmentEntry& EditTail();
   // The first segment that holds slots at or behind `position`.
   size_t SegmentAt(uint32_t position) const;
 
@@ -70,10 +82,11 @@ class SegmentWriter {
   WriteLease lease_;
   std::shared_ptr<const Snapshot> base_;
   uint32_t segment_tokens_;
-  std::vector<SegmentEntry> segments_;
+  size_t kept_;
+  std::vector<SegmentEntry> edited_;
   std::vector<uint32_t> layer_tokens_;
-  bool list_changed_ = false;
-  bool readers_left_ = false;  // of older snapshots, from the slots to be written
+  bool readers_left_ = false;                   // of older snapshots, from the slots to be written
+  std::vector<kernels::IngestResult> results_;  // per kv head, of one Write
 };
 
 }  // namespace pqcached::kvstore

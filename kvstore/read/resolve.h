@@ -31,6 +31,8 @@ struct ResolvedSelection {
 
 // Resolves for a query at `query_position` of a layer that holds `stored_tokens` rows. With n =
 // query_position + 1, candidates are [sink_tokens, n - window_tokens) without the excluded ranges.
+// A query of several tokens (speculation) has the position of its first one, and one selection: the
+// tokens behind it belong to the engine's window, which is then that much longer.
 ResolvedSelection Resolve(const Selection& selection, uint64_t query_position,
                           uint32_t stored_tokens);
 

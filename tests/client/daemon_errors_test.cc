@@ -179,11 +179,11 @@ TEST_F(DaemonErrorsTest, PositionsMustBeStoredAndAscending) {
          PQC_OUT_OF_RANGE, "out_bytes");
 }
 
-TEST_F(DaemonErrorsTest, RowsAfterTheBuildComeByAppend) {
+TEST_F(DaemonErrorsTest, RowsAfterTheBuildLeaveNoGap) {
   const Status built = sequence_.BuildIndex({.iterations = 2});
   ASSERT_TRUE(built.ok()) << built.ToString();
-  Expect(Ingest(kTokens, layer_.keys(kTokens, kTokens + 5), layer_.values(kTokens, kTokens + 5)),
-         PQC_FAILED_PRECONDITION, "Append");
+  Expect(Ingest(kTokens + 1, layer_.keys(0, 5), layer_.values(0, 5)), PQC_INVALID_ARGUMENT,
+         "first_position");
   const LayerRows gap[] = {{0, layer_.keys(0, 5), layer_.values(0, 5)}};
   Expect(sequence_.Append(kTokens + 1, gap).status(), PQC_INVALID_ARGUMENT, "first_position");
   const LayerRows twice[] = {gap[0], gap[0]};

@@ -71,7 +71,7 @@ def write_wheel(directory, tag, files):
         for name, content in files.items():
             info = zipfile.ZipInfo(name)  # the fixed date makes equal contents equal wheels
             info.external_attr = (0o755 if ".so" in name else 0o644) << 16
-            wheel.writestr(info, content, zipfile.ZIP_DEFLATED)
+            wheel.writestr(info, content, zipfile.ZIP_DEFLATED, compresslevel=1)  # libraries are large
     return file_name
 
 

@@ -145,7 +145,7 @@ def figure_rows(results):
     found, curve = needles_found(results, f"{name}@1/10"), iteration_curve(results, name)
     rows = [
         row("mass_vs_oracle_r10", mass[0], "share", "higher", 0.97,
-            f"exact top-k of the group; {epoch}; retrieval layer, niah and mq", mass[2], mass[1]),
+            f"exact top-k of the group; {epoch}; retrieval layer, niah and mq of 8K to 32K tokens, which one codebook covers", mass[2], mass[1]),
         row("recall_r10", recall[0], "share", "higher", None, f"exact top-k of the group; {epoch}", recall[2], recall[1]),
         row("needle_found_r10", found[0] if found else None, "share", "higher", 0.99,
             f"needles that full attention finds; m={best['subspaces']} b={best['bits']}" if found

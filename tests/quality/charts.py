@@ -79,7 +79,7 @@ def tokens(count):
 
 
 def lines(series, *, x_label, y_label, width=520, height=300, log_x=False, categories=None, y_range=None, title="",
-          legend=True, goal=None, x_ticks=None):
+          legend=True, goal=None, x_ticks=None, joined=True):
     """series: {name: [(x, y[, note])]}; a name of LABELS has its own colour. categories: x is an index into them."""
     left, right, top, bottom = 58, 16, 34 if title else 14, 48
     shown = {name: points for name, points in series.items() if points}
@@ -124,7 +124,8 @@ def lines(series, *, x_label, y_label, width=520, height=300, log_x=False, categ
         colour, placed = name if name in LIGHT else "pq4x8", [place(p[0], p[1]) for p in points]
         path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in placed)
         dash = " stroke-dasharray='6 4'" if name in ("full", "random") else ""
-        out.append(f"<path d='{path}' fill='none' stroke='var(--{colour})' stroke-width='2'{dash}/>")
+        if joined:
+            out.append(f"<path d='{path}' fill='none' stroke='var(--{colour})' stroke-width='2'{dash}/>")
         for point, (x, y) in zip(points, placed):
             note = point[2] if len(point) > 2 else f"{LABELS.get(name, name)}: {point[1]:.3f}"
             shape = MARKS.get(name, "circle")

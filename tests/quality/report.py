@@ -275,7 +275,8 @@ def axis_charts(results):
         names = [charts.tokens(place) if axis == 'length' else charts.short(place) if isinstance(place, (int, float)) else str(place)
                  for place in places]
         made.append(charts.lines(series, categories=names, x_label=axis, y_label="mass / exact top-k", title=axis,
-                                 y_range=(-0.03, 1.06), width=340 if max(map(len, names)) < 9 else 520, height=240, legend=False))
+                                 y_range=(-0.03, 1.06), width=340 if max(map(len, names)) < 9 else 520, height=240, legend=False,
+                                 joined=all(isinstance(place, (int, float)) for place in places)))
     return f"<div class='charts'>{''.join(made)}</div>"
 
 

@@ -108,8 +108,8 @@ def scenarios(full):
                     distinct=256, rope="none", needle_margin=1.0, effective_tokens=1024, **small)),
                 ("drift", 1, Setting(generated=1024, drift=1, **small))]
     made = [("RoPE", "none", Setting(rope="none"))]
-    made += [("RoPE", f"{layout} {theta:g}", Setting(rope=layout, theta=theta))
-             for layout in ("half", "interleaved") for theta in (1e4, 5e5)]
+    made += [("RoPE", f"{name} {base}", Setting(rope=layout, theta=float(base)))
+             for name, layout in (("half", "half"), ("interl.", "interleaved")) for base in ("1e4", "5e5")]
     made += [("effective tokens", n, Setting(effective_tokens=n)) for n in (4, 16, 64, 256, 1024, 4096)]
     made += [("outlier channels", x, Setting(outliers=x)) for x in (0, 4, 16, 64)]
     made += [("sinks", on, Setting(sinks=bool(on))) for on in (0, 1)]

@@ -188,8 +188,8 @@ TEST_P(AttendTest, EveryGroupSizeAndQueryLengthMatches) {
         SCOPED_TRACE(testing::Message()
                      << DTypeName(dtype) << " G " << group_size << " L " << query_length);
         const Problem problem =
-            MakeProblem(dtype, 72, 136, group_size, query_length, 147, group_size, 2);
-        const std::vector<uint32_t> tokens = RandomTokens(147, 0.7, query_length);
+            MakeProblem(dtype, 40, 72, group_size, query_length, 75, group_size, 2);
+        const std::vector<uint32_t> tokens = RandomTokens(75, 0.7, query_length);
         ExpectClose(GetParam(), problem, RunChosen(GetParam(), problem, tokens),
                     Expected(problem, tokens));
       }
@@ -200,13 +200,13 @@ TEST_P(AttendTest, EveryGroupSizeAndQueryLengthMatches) {
 // A step of speculation: the selected rows of the middle serve all queries in one call, the last
 // tokens are attended to causally, query by query, and the two merge.
 TEST_P(AttendTest, SharedRowsAndCausalWindowsMergeToCausalAttention) {
-  constexpr uint32_t kTokens = 300;
+  constexpr uint32_t kTokens = 140;
   constexpr uint32_t kGroup = 3;
   for (const DType dtype : kAllDTypes) {
     for (uint32_t query_length = 1; query_length <= kMaxAttendQueryLength; ++query_length) {
       SCOPED_TRACE(testing::Message() << DTypeName(dtype) << " L " << query_length);
       const uint32_t window_begin = kTokens - 20;
-      Problem problem = MakeProblem(dtype, 64, 72, kGroup, query_length, kTokens, 5, 3);
+      Problem problem = MakeProblem(dtype, 32, 40, kGroup, query_length, kTokens, 5, 3);
       std::vector<uint32_t> middle = RandomTokens(window_begin, 0.3, query_length);
       const Result shared = RunChosen(GetParam(), problem, middle);
 

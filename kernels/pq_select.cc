@@ -141,7 +141,8 @@ size_t PqSelectScratchBytes(const Exec& exec, const PqSelectShape& shape) {
     return CellSelectScratchBytes(shape);
   }
   if (exec.level == Level::kReference) return ScoreAllScratchBytes(shape);
-  return std::max(ScoreAllScratchBytes(shape), BlockSelectScratchBytes(shape));
+  return std::max({ScoreAllScratchBytes(shape), BlockSelectScratchBytes(shape),
+                   RoughSelectScratchBytes(shape)});
 }
 
 void PqSelect(const Exec& exec, const PqSelectArgs& args) {
@@ -153,7 +154,7 @@ void PqSelect(const Exec& exec, const PqSelectArgs& args) {
   if (exec.level > Level::kReference && HasCells(args.geometry)) {
     SelectByCells(exec, args, plan);
   } else if (exec.level > Level::kReference) {
-    SelectByBlocks(exec, args, plan);
+    if (!SelectByRoughScores(exec, args, plan)) SelectByBlocks(exec, args, plan);
   } else {
     SelectByScores(exec, args, plan);
   }

@@ -1,5 +1,5 @@
-// The two ways through PqSelect: by cells where the geometry has them, else by the scores of all
-// tokens.
+// The ways through PqSelect: by cells where the geometry has them, else by rough scores, else by the
+// scores of all tokens.
 //
 // Shared by the files of PqSelect; nobody else includes it.
 #ifndef PQCACHED_KERNELS_PQ_SELECT_PATHS_H_
@@ -35,6 +35,12 @@ void SelectByScores(const Exec& exec, const PqSelectArgs& args, const PqSelectPl
 // The same with blocks that stay in the cache; not for Level::kReference.
 size_t BlockSelectScratchBytes(const PqSelectShape& shape);
 void SelectByBlocks(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan);
+
+// The same in one pass over the codes, with exact scores for few tokens only. False: nothing is
+// selected, because the level has no such form, or because it cannot be shown that the selection
+// would be the right one.
+size_t RoughSelectScratchBytes(const PqSelectShape& shape);
+bool SelectByRoughScores(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan);
 
 struct SlotRange {
   uint32_t begin = 0;

@@ -51,8 +51,9 @@ def run(build, data, full):
         for length, tasks in (FULL if full else QUICK).items():
             for task, (contexts, questions) in tasks.items():
                 add("last", task, length, contexts, questions, methods(full))
-        for task, length in [("niah", 1024), ("var", 1024), ("freq", 4096)][:3 if full else 1]:
-            add("first", task, length, 10 if full else 1, 2, some)
+        # One prefill per question. freq has one question per context.
+        for task, length, contexts in [("niah", 1024, 10), ("var", 1024, 10), ("freq", 4096, 50)][:3 if full else 1]:
+            add("first", task, length, contexts if full else 1, 2, some)
         add("long", "niah", 4096, 5 if full else 1, 5 if full else 2, some)
     for outcome in outcomes:
         outcome["depth"] = ""

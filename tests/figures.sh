@@ -22,7 +22,9 @@ done
 
 deploy/install_packages.sh build test bench
 cmake --preset bench >/dev/null
-cmake --build build/bench
+target=all
+[ "${areas[*]}" = kernels ] && target=kernel_benches
+cmake --build build/bench --target "$target"
 rows=$(mktemp -d)
 trap 'rm -rf "$rows"' EXIT
 

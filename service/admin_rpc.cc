@@ -36,6 +36,10 @@ AdminService::Reactor* AdminService::GetServerInfo(Context* context,
     response->set_protocol_version(kProtocolVersion);
     for (const absl::string_view capability : kCapabilities)
       response->add_capabilities(std::string(capability));
+    if (config_.broker) {
+      for (const absl::string_view capability : kLocalCapabilities)
+        response->add_capabilities(std::string(capability));
+    }
     response->set_boot_id(boot_id_);
     response->set_uptime_seconds(UptimeSeconds());
     response->set_kernel_level(std::string(kernels::LevelName(StoreOptionsOf(config_).exec.level)));
@@ -118,6 +122,12 @@ AdminService::Reactor* AdminService::Stats(Context* context, const v1::StatsRequ
     response->set_pool_capacity_bytes(capacity_bytes);
     response->set_pool_used_bytes(used_bytes);
     response->set_pool_free_bytes(free_bytes);
+    const kvstore::StoreStats stats = store_.Stats();
+    response->set_lease_count(stats.lease_count);
+    response->set_revoked_lease_count(stats.revoked_lease_count);
+    response->set_staging_bytes(stats.staging_bytes);
+    response->set_shared_bytes(stats.shared_bytes);
+    response->set_builds_in_flight(calls_.builds_at_work());
     for (const RpcStats::Row& row : stats_.Snapshot()) {
       v1::RpcStats* message = response->add_rpcs();
       message->set_method(std::string(RpcName(row.rpc)));
@@ -144,8 +154,13 @@ AdminService::Reactor* AdminService::SetLogLevel(Context* context,
 }
 
 AdminService::Reactor* AdminService::ListLeases(Context* context, const v1::ListLeasesRequest*,
-                                                v1::ListLeasesResponse*) {
-  return calls_.Unimplemented(context, Rpc::kListLeases);
+                                                v1::ListLeasesResponse* response) {
+  return calls_.Unary(context, Rpc::kListLeases, Access::kAnyone, [=, this](const Call&) {
+    for (const kvstore::LeaseInfo& lease : store_.ListLeases()) {
+      ToWire(lease, sessions_.PeerPidOf(lease.session), response->add_leases());
+    }
+    return absl::OkStatus();
+  });
 }
 
 AdminService::Reactor* AdminService::Evict(Context* context, const v1::EvictRequest*,

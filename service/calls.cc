@@ -97,7 +97,10 @@ grpc::ServerUnaryReactor* Calls::Unimplemented(grpc::CallbackServerContext* cont
 }
 
 absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc, Access access) {
-  Call call{rpc, context, {}, {}, absl::Now(), {}};
+  Call call;
+  call.rpc = rpc;
+  call.context = context;
+  call.started = absl::Now();
   const auto asked = context->deadline();
   const bool has_deadline = asked != std::chrono::system_clock::time_point::max();
   // A build takes as long as it takes, unless the caller says otherwise.
@@ -119,7 +122,10 @@ absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc,
       ++at_work_;
     }
   }
-  if (status.ok()) return call;
+  if (status.ok()) {
+    if (rpc == Rpc::kBuildIndex) builds_at_work_.fetch_add(1, std::memory_order_relaxed);
+    return call;
+  }
   stats_.Record(rpc, status.code(), absl::Now() - call.started);
   return status;
 }
@@ -139,6 +145,7 @@ void Calls::End(const Call& call, const absl::Status& status) {
                                 {"session", call.session.id},
                                 {"message", status.message()}});
   }
+  if (call.rpc == Rpc::kBuildIndex) builds_at_work_.fetch_sub(1, std::memory_order_relaxed);
   absl::MutexLock lock(&mutex_);
   --at_work_;
 }

@@ -9,6 +9,7 @@
 #ifndef PQCACHED_SERVICE_CALLS_H_
 #define PQCACHED_SERVICE_CALLS_H_
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -88,6 +89,9 @@ class Calls {
   void Drain(absl::Time until);
   bool draining() const;
 
+  // BuildIndex calls that have begun and not ended.
+  uint32_t builds_at_work() const { return builds_at_work_.load(std::memory_order_relaxed); }
+
   // Finishes what was taken and stops the threads. REQUIRES: no further call begins or runs.
   void Stop();
 
@@ -104,6 +108,7 @@ class Calls {
   mutable absl::Mutex mutex_;
   size_t at_work_ ABSL_GUARDED_BY(mutex_) = 0;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<uint32_t> builds_at_work_ = 0;
   std::unique_ptr<Executor> serving_;
   std::unique_ptr<Executor> builds_;
 };

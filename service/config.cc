@@ -19,6 +19,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "kernels/exec.h"
+#include "kvstore/read/broker_protocol.h"
 #include "kvstore/read/layout.h"
 
 namespace pqcached::service {
@@ -150,6 +151,103 @@ absl::Status SetTcpListen(absl::string_view value, Config& config) {
   return absl::OkStatus();
 }
 
+ConfigKey BoolKey(absl::string_view name, absl::string_view text, bool Config::*member) {
+  return {name, "BOOL", text,
+          [=](absl::string_view value, Config& config) -> absl::Status {
+            if (value != "true" && value != "false") return Invalid("must be true or false");
+            config.*member = value == "true";
+            return absl::OkStatus();
+          },
+          [=](const Config& config) { return config.*member ? "true" : "false"; }};
+}
+
+absl::Status SetDriftRatio(absl::string_view value, Config& config) {
+  double ratio = 0;
+  if (!absl::SimpleAtod(value, &ratio) || !(ratio >= 1.0 && ratio <= 100.0)) {
+    return Invalid("must be a number in 1..100");
+  }
+  config.drift_ratio = ratio;
+  return absl::OkStatus();
+}
+
+absl::Status SetPrefillCost(absl::string_view value, Config& config) {
+  config.prefill_cost = {};
+  if (value.empty()) return absl::OkStatus();
+  const std::vector<absl::string_view> parts = absl::StrSplit(value, ',');
+  std::array<double, 3> numbers = {};
+  bool valid = parts.size() == numbers.size();
+  for (size_t i = 0; valid && i < numbers.size(); ++i) {
+    valid = absl::SimpleAtod(parts[i], &numbers[i]) && numbers[i] >= 0 && numbers[i] < 1e6;
+  }
+  if (!valid) {
+    return Invalid(
+        "must be three numbers, not negative: seconds per token squared, per token, and per "
+        "layer, for example 1e-12,2e-7,1e-4");
+  }
+  config.prefill_cost = {numbers[0], numbers[1], numbers[2]};
+  return absl::OkStatus();
+}
+
+std::string PrefillCostText(const Config& config) {
+  const kvstore::PrefillCost& cost = config.prefill_cost;
+  if (cost.seconds_per_token_squared == 0 && cost.seconds_per_token == 0 && cost.seconds == 0) {
+    return "";
+  }
+  return absl::StrCat(cost.seconds_per_token_squared, ",", cost.seconds_per_token, ",",
+                      cost.seconds);
+}
+
+absl::Status SetTenantUids(absl::string_view value, Config& config) {
+  absl::StatusOr<TenantUids> uids = TenantUids::Parse(value);
+  if (!uids.ok()) return uids.status();
+  config.tenant_uids = *std::move(uids);
+  return absl::OkStatus();
+}
+
+// Keys of clients on this host, which map memory.
+void AddLocalKeys(std::vector<ConfigKey>& keys) {
+  keys.push_back(BoolKey("broker",
+                         "Serve the broker on <socket>.broker: clients on this host map memory.",
+                         &Config::broker));
+  keys.push_back(
+      {"tenant_uids", "LIST",
+       "Users that may be a tenant: 1000=team-a,2000-2999=team-b. Others are refused by the "
+       "broker, "
+       "and sessions without a known uid for these tenants. Empty = a client says who it is.",
+       SetTenantUids, [](const Config& c) { return c.tenant_uids.text(); }});
+  keys.push_back(BoolKey("strict_memory",
+                         "Pools can never be mapped for writing by anybody else, not even by root.",
+                         &Config::strict_memory));
+  keys.push_back(
+      CountKey("max_leases", "Mapped sequences per session.", &Config::max_leases, {1, 1u << 20}));
+  keys.push_back(SizeKey("max_staging_bytes", "Memory of one session's staging ring.",
+                         &Config::max_staging_bytes, size_t{1} << 20, size_t{1} << 40));
+}
+
+// Keys of indexes that are kept up while rows arrive.
+void AddLiveKeys(std::vector<ConfigKey>& keys) {
+  keys.push_back(CountKey("train_tokens", "Sample of a live index's codebook, per kv head.",
+                          &Config::train_tokens, {kvstore::kBlockTokens, 1u << 20}));
+  keys.push_back({"drift_ratio", "NUMBER",
+                  "A live index trains anew when the mean squared distance of new keys to their "
+                  "centroids exceeds this times what it was in training.",
+                  SetDriftRatio, [](const Config& c) { return absl::StrCat(c.drift_ratio); }});
+  keys.push_back(CountKey("merge_segments",
+                          "Closed tails that are merged into one segment. 0 = never.",
+                          &Config::merge_segments, {0, 1024}));
+  keys.push_back({"prefill_cost", "S2,S1,S0",
+                  "Seconds of the engine's prefill per layer: per token squared, per token, and "
+                  "fixed. Empty = not known.",
+                  SetPrefillCost, PrefillCostText});
+  keys.push_back({"cost_file", "PATH",
+                  "File that keeps the measured costs of builds. Empty = measured at each start.",
+                  [](absl::string_view value, Config& config) {
+                    config.cost_file = std::string(value);
+                    return absl::OkStatus();
+                  },
+                  [](const Config& c) { return c.cost_file; }});
+}
+
 absl::Status SetSocketMode(absl::string_view value, Config& config) {
   for (const uint32_t mode : {0600u, 0660u}) {
     if (value == absl::StrFormat("%04o", mode) || value == absl::StrFormat("%o", mode)) {
@@ -231,6 +329,8 @@ std::vector<ConfigKey> MakeKeys() {
                           &Config::tail_tokens, {kBlock, kvstore::kMaxSegmentTokens, kBlock}));
   keys.push_back(CountKey("epoch_tokens", "Tokens that one codebook is trained on, at least.",
                           &Config::epoch_tokens, {kBlock, kvstore::kMaxSequenceTokens}));
+  AddLiveKeys(keys);
+  AddLocalKeys(keys);
   keys.push_back(
       {"kernel_level", "LEVEL",
        "Instruction set: auto, or a lower one to compare (reference, portable, avx2, avx512, ...).",
@@ -362,6 +462,13 @@ absl::StatusOr<Config> LoadConfig(const ConfigSources& sources, const Environmen
                                 " is below max_message_bytes, ",
                                 FormatSize(config.max_message_bytes)));
   }
+  const size_t path_bytes = config.listen.size() - kUnixScheme.size();
+  if (config.broker &&
+      path_bytes + absl::string_view(kvstore::kBrokerSuffix).size() > kMaxSocketPathBytes) {
+    return Invalid(absl::StrCat("listen: its path has ", path_bytes, " bytes, with '",
+                                kvstore::kBrokerSuffix, "' more than the ", kMaxSocketPathBytes,
+                                " that the kernel takes; shorten it, or set broker to false"));
+  }
   if (config.max_timeout < config.default_timeout) {
     return Invalid(absl::StrCat("max_timeout: ", absl::FormatDuration(config.max_timeout),
                                 " is below default_timeout, ",
@@ -402,6 +509,14 @@ kvstore::StoreOptions StoreOptionsOf(const Config& config) {
   options.segment_tokens = config.segment_tokens;
   options.tail_tokens = config.tail_tokens;
   options.epoch_tokens = config.epoch_tokens;
+  options.train_tokens = config.train_tokens;
+  options.drift_ratio = config.drift_ratio;
+  options.merge_segments = config.merge_segments;
+  options.prefill_cost = config.prefill_cost;
+  options.cost_file = config.cost_file;
+  options.strict_memory = config.strict_memory;
+  options.max_leases = config.max_leases;
+  options.max_staging_bytes = config.max_staging_bytes;
   options.threads = config.threads;
   if (config.kernel_level != "auto") options.exec.level = *kernels::ParseLevel(config.kernel_level);
   return options;

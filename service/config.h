@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kvstore/store.h"
+#include "service/tenant_uids.h"
 
 namespace pqcached::service {
 
@@ -43,6 +44,16 @@ struct Config {
   uint32_t segment_tokens = 8192;
   uint32_t tail_tokens = 1024;
   uint32_t epoch_tokens = 32768;
+  uint32_t train_tokens = 8192;
+  double drift_ratio = 1.25;
+  uint32_t merge_segments = 8;
+  kvstore::PrefillCost prefill_cost;
+  std::string cost_file;  // empty = none
+  bool broker = true;
+  TenantUids tenant_uids;
+  bool strict_memory = false;
+  uint32_t max_leases = 4096;                    // per session
+  size_t max_staging_bytes = size_t{256} << 20;  // per session
   std::string kernel_level = "auto";
   absl::Duration default_timeout = absl::Seconds(30);
   absl::Duration max_timeout = absl::Hours(1);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "service/kv_cache_service.h"
 #include "service/log.h"
+#include "service/staging_claims.h"
 #include "service/wire.h"
 
 namespace pqcached::service {
@@ -119,6 +120,9 @@ class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
     auto transaction = store_.BeginIngest(call_.session.tenant, header.sequence_id());
     if (!transaction.ok()) return Under("header.sequence_id", transaction.status());
     transaction_ = *std::move(transaction);
+    sequence_id_ = header.sequence_id();
+    first_id_ = header.token_ids_begin();
+    token_ids_.assign(header.token_ids().begin(), header.token_ids().end());
     return absl::OkStatus();
   }
 
@@ -136,6 +140,11 @@ class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
 
   absl::Status Commit() {
     if (transaction_ == nullptr) return Invalid("header", "missing");
+    if (!token_ids_.empty()) {
+      const absl::Status named =
+          store_.NameTokens(call_.session.tenant, sequence_id_, first_id_, token_ids_);
+      if (!named.ok()) return Under("header.token_ids", named);
+    }
     const absl::StatusOr<uint64_t> token_count = transaction_->Commit();
     if (!token_count.ok()) return token_count.status();
     response_->set_token_count(*token_count);
@@ -169,6 +178,9 @@ class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
   grpc::Alarm alarm_;
   // Of whoever works; the lock hands it on.
   std::unique_ptr<kvstore::IngestTransaction> transaction_;
+  uint64_t sequence_id_ = 0;
+  uint64_t first_id_ = 0;
+  std::vector<uint32_t> token_ids_;  // named when all rows are there
   bool done_ = false;
   absl::Mutex mutex_;
   bool working_ ABSL_GUARDED_BY(mutex_) = false;
@@ -186,6 +198,29 @@ grpc::ServerReadReactor<v1::IngestRequest>* KvCacheService::Ingest(Context* cont
   return stream.get();  // holds itself until OnDone
 }
 
+absl::StatusOr<uint64_t> KvCacheService::AppendOne(const Call& call, const v1::SequenceAppend& item,
+                                                   const std::string& field,
+                                                   const std::vector<kvstore::LayerRows>& layers) {
+  if (item.token_ids_size() > 0) {
+    const bool has_tokens = !layers.empty() && !layers.front().keys.shape.empty();
+    const uint64_t tokens = has_tokens ? layers.front().keys.shape.front() : 0;
+    if (static_cast<uint64_t>(item.token_ids_size()) != tokens) {
+      return Invalid(
+          field + ".token_ids",
+          absl::StrCat(item.token_ids_size(), " of them, must be one per token: ", tokens));
+    }
+    const absl::Status named =
+        store_.NameTokens(call.session.tenant, item.sequence_id(), item.first_position(),
+                          {item.token_ids().data(), static_cast<size_t>(item.token_ids_size())});
+    if (named.code() == absl::StatusCode::kNotFound) return Under(field + ".sequence_id", named);
+    if (!named.ok()) return Under(field + ".token_ids", named);
+  }
+  const absl::StatusOr<uint64_t> token_count =
+      store_.Append(call.session.tenant, item.sequence_id(), item.first_position(), layers);
+  if (!token_count.ok()) return UnderRows(field, token_count.status());
+  return token_count;
+}
+
 KvCacheService::Reactor* KvCacheService::Append(Context* context, const v1::AppendRequest* request,
                                                 v1::AppendResponse* response) {
   return calls_.Unary(
@@ -195,28 +230,39 @@ KvCacheService::Reactor* KvCacheService::Append(Context* context, const v1::Appe
           return status;
         }
         absl::flat_hash_set<uint64_t> seen;
+        StagingClaims claims(store_, call.session.id);
+        std::vector<std::vector<kvstore::LayerRows>> items;
         for (int i = 0; i < request->items_size(); ++i) {
-          const uint64_t sequence_id = request->items(i).sequence_id();
-          if (!seen.insert(sequence_id).second) {
-            return Invalid(absl::StrCat("items[", i, "].sequence_id"),
-                           absl::StrCat(sequence_id, " comes twice"));
+          const v1::SequenceAppend& item = request->items(i);
+          const std::string field = absl::StrCat("items[", i, "]");
+          if (!seen.insert(item.sequence_id()).second) {
+            return Invalid(field + ".sequence_id",
+                           absl::StrCat(item.sequence_id(), " comes twice"));
+          }
+          if (absl::Status status = CheckLease(call, item.lease(), field + ".lease");
+              !status.ok()) {
+            return status;
+          }
+          std::vector<kvstore::LayerRows>& layers = items.emplace_back();
+          for (int j = 0; j < item.rows_size(); ++j) {
+            absl::StatusOr<kvstore::LayerRows> rows =
+                LayerRowsOf(item.rows(j), absl::StrCat(field, ".rows[", j, "]"),
+                            config_.max_message_bytes, &claims);
+            if (!rows.ok()) return rows.status();
+            layers.push_back(*std::move(rows));
           }
         }
         for (int i = 0; i < request->items_size(); ++i) {
           if (absl::Status status = call.Check(); !status.ok()) return status;
           const v1::SequenceAppend& item = request->items(i);
-          const std::string field = absl::StrCat("items[", i, "]");
-          std::vector<kvstore::LayerRows> layers;
-          for (int j = 0; j < item.rows_size(); ++j) {
-            absl::StatusOr<kvstore::LayerRows> rows = LayerRowsOf(
-                item.rows(j), absl::StrCat(field, ".rows[", j, "]"), config_.max_message_bytes);
-            if (!rows.ok()) return rows.status();
-            layers.push_back(*std::move(rows));
-          }
           const absl::StatusOr<uint64_t> token_count =
-              store_.Append(call.session.tenant, item.sequence_id(), item.first_position(), layers);
-          if (!token_count.ok()) return UnderRows(field, token_count.status());
+              AppendOne(call, item, absl::StrCat("items[", i, "]"), items[static_cast<size_t>(i)]);
+          if (!token_count.ok()) return token_count.status();
           response->add_token_counts(*token_count);
+          if (absl::Status status = FillAttachment(call, item.lease(), response->add_attachments());
+              !status.ok()) {
+            return status;
+          }
         }
         return absl::OkStatus();
       });

@@ -1,12 +1,14 @@
 // KvCacheService answers the rpcs of pqcached.v1.KvCache. The rpcs stand in files by meaning:
-// session_rpc.cc, sequence_rpc.cc, ingest_rpc.cc, build_rpc.cc, query_rpc.cc.
+// session_rpc.cc, sequence_rpc.cc, ingest_rpc.cc, local_rpc.cc, build_rpc.cc, query_rpc.cc.
 //
 // Thread-safe, as gRPC demands.
 #ifndef PQCACHED_SERVICE_KV_CACHE_SERVICE_H_
 #define PQCACHED_SERVICE_KV_CACHE_SERVICE_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -80,7 +82,22 @@ class KvCacheService final : public v1::KvCache::CallbackService {
   Reactor* Detach(Context*, const v1::DetachRequest*, v1::DetachResponse*) override;
   Reactor* Admit(Context*, const v1::AdmitRequest*, v1::AdmitResponse*) override;
 
-  absl::StatusOr<uint64_t> CreateOwnedSequence(const Call& call, uint64_t cache_id);
+  absl::StatusOr<kvstore::SequenceSpec> SequenceSpecOf(const Call& call,
+                                                       const v1::CreateSequenceRequest& request);
+  // Drops a sequence that was made for a caller that has gone.
+  absl::Status CheckOwned(const Call& call, uint64_t sequence_id);
+  // Errors: kResourceExhausted  as many commits are at work as may be
+  absl::Status BeginCommit(const Call& call);
+  absl::Status CommitRows(const Call& call, const v1::CommitRequest& request,
+                          v1::CommitResponse* response);
+  // Errors: kNotFound, kFailedPrecondition when the lease is given and not the session's
+  absl::Status CheckLease(const Call& call, const v1::LeaseState& lease, const std::string& field);
+  // Tells what is newer, when a lease is given; never fails.
+  absl::Status FillAttachment(const Call& call, const v1::LeaseState& lease,
+                              v1::Attachment* attachment);
+  absl::StatusOr<uint64_t> AppendOne(const Call& call, const v1::SequenceAppend& item,
+                                     const std::string& field,
+                                     const std::vector<kvstore::LayerRows>& layers);
   // Resolves an absent index: the default of the sequence's cache.
   absl::StatusOr<kvstore::IndexDescriptor> IndexOrDefault(const Call& call,
                                                           absl::string_view id_field,
@@ -107,6 +124,7 @@ class KvCacheService final : public v1::KvCache::CallbackService {
   Calls& calls_;
   Log& log_;
   const std::unique_ptr<SessionStreams> streams_;
+  std::atomic<uint32_t> commits_ = 0;  // at work
   absl::Mutex open_mutex_;  // one OpenCache at a time, so that exactly one of two hears `created`
   absl::Mutex mutex_;
   // Remembered by sequence, because a decode step asks in every layer; ids are never used twice.

@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/notification.h"
 #include "kvstore/store.h"
+#include "service/broker.h"
 #include "service/command_line.h"
 #include "service/config.h"
 #include "service/log.h"
@@ -52,7 +53,9 @@ void ShutDownWithin(absl::Duration timeout, const Config& config, Server& server
   std::thread watchdog([&] {
     if (done.WaitForNotificationWithTimeout(timeout)) return;
     log.Error("shutdown_forced", {{"after_seconds", absl::ToDoubleSeconds(timeout)}});
-    unlink(config.listen.substr(std::string("unix://").size()).c_str());
+    const std::string path = config.listen.substr(std::string("unix://").size());
+    unlink(path.c_str());
+    unlink(BrokerPath(path).c_str());
     _exit(kExitFailed);
   });
   server.Shutdown();

@@ -267,7 +267,7 @@ absl::Status KvCacheService::AttendOne(const Call& call, const v1::AttendItem& i
     return Invalid(field + ".tokens", "missing: selection or positions");
   }
   if (!attention.ok()) return UnderItem(field, attention.status());
-  ToWire(*attention, QueryHeadsOf(*query), item.want_positions(), message);
+  ToWire(*attention, query->queries.shape, item.want_positions(), message);
   return absl::OkStatus();
 }
 

@@ -1,4 +1,4 @@
-// Caches and sequences: open, create, drop, truncate; and by name what this version does not have.
+// Caches and sequences: open, create, fork, roll back, suspend, drop; prefixes.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +10,13 @@ namespace pqcached::service {
 namespace {
 
 constexpr size_t kMaxFingerprintBytes = 256;  // as OpenCache's
+constexpr size_t kMaxExtraKeyBytes = 256;
+
+absl::Status CheckExtraKey(const std::string& key) {
+  if (key.size() <= kMaxExtraKeyBytes) return absl::OkStatus();
+  return Invalid("extra_key",
+                 absl::StrCat(key.size(), " bytes, must be at most ", kMaxExtraKeyBytes));
+}
 
 }  // namespace
 
@@ -46,21 +53,31 @@ KvCacheService::Reactor* KvCacheService::OpenCache(Context* context,
 
 // A sequence whose id nobody hears would stay: one made for a caller that has gone or whose deadline
 // has passed is dropped again, and one made while its session ended.
-absl::StatusOr<uint64_t> KvCacheService::CreateOwnedSequence(const Call& call, uint64_t cache_id) {
-  const auto created =
-      store_.CreateSequence(call.session.tenant, cache_id, {.session = call.session.id});
-  if (!created.ok()) return created.status();
-  const uint64_t sequence_id = created->sequence_id;
+absl::Status KvCacheService::CheckOwned(const Call& call, uint64_t sequence_id) {
   if (!sessions_.IsOpen(call.token)) {
     store_.DropSession(call.session.id);
     return absl::UnauthenticatedError("metadata pqcached-session: the session has ended");
   }
-  if (absl::Status status = call.Check(); !status.ok()) {
+  const absl::Status status = call.Check();
+  if (!status.ok()) {
     // Not found when the session's end was faster: it is gone either way.
     store_.DropSequence(call.session.tenant, sequence_id).IgnoreError();
-    return status;
   }
-  return sequence_id;
+  return status;
+}
+
+absl::StatusOr<kvstore::SequenceSpec> KvCacheService::SequenceSpecOf(
+    const Call& call, const v1::CreateSequenceRequest& request) {
+  kvstore::SequenceSpec spec{.session = call.session.id,
+                             .token_ids = {request.token_ids().begin(), request.token_ids().end()},
+                             .extra_key = request.extra_key(),
+                             .live_index = std::nullopt};
+  if (absl::Status status = CheckExtraKey(request.extra_key()); !status.ok()) return status;
+  if (!request.has_live_index()) return spec;
+  absl::StatusOr<kvstore::LiveIndex> live = LiveIndexOf(request.live_index(), "live_index");
+  if (!live.ok()) return live.status();
+  spec.live_index = *std::move(live);
+  return spec;
 }
 
 KvCacheService::Reactor* KvCacheService::CreateSequence(Context* context,
@@ -82,10 +99,13 @@ KvCacheService::Reactor* KvCacheService::CreateSequence(Context* context,
                              "', must be the cache's, '", cache.spec.model_fingerprint, "'"));
           }
         }
-        const absl::StatusOr<uint64_t> sequence_id = CreateOwnedSequence(call, request->cache_id());
-        if (!sequence_id.ok()) return NamingId("cache_id", sequence_id.status());
-        response->set_sequence_id(*sequence_id);
-        return absl::OkStatus();
+        const absl::StatusOr<kvstore::SequenceSpec> spec = SequenceSpecOf(call, *request);
+        if (!spec.ok()) return spec.status();
+        const auto created = store_.CreateSequence(call.session.tenant, request->cache_id(), *spec);
+        if (!created.ok()) return NamingId("cache_id", created.status());
+        response->set_sequence_id(created->sequence_id);
+        response->set_token_count(created->token_count);
+        return CheckOwned(call, created->sequence_id);
       });
 }
 
@@ -105,52 +125,72 @@ KvCacheService::Reactor* KvCacheService::DropSequence(Context* context,
 KvCacheService::Reactor* KvCacheService::TruncateSequence(
     Context* context, const v1::TruncateSequenceRequest* request,
     v1::TruncateSequenceResponse* response) {
-  return calls_.Unary(context, Rpc::kTruncateSequence, Access::kSession,
-                      [=, this](const Call& call) {
-                        const absl::StatusOr<uint64_t> token_count = store_.TruncateSequence(
-                            call.session.tenant, request->sequence_id(), request->token_count());
-                        if (token_count.ok()) response->set_token_count(*token_count);
-                        return NamingId("sequence_id", token_count.status());
-                      });
+  return calls_.Unary(
+      context, Rpc::kTruncateSequence, Access::kSession,
+      [=, this](const Call& call) -> absl::Status {
+        // First, because only the caller's own lease may be spared.
+        if (absl::Status status = CheckLease(call, request->lease(), "lease"); !status.ok()) {
+          return status;
+        }
+        const absl::StatusOr<uint64_t> token_count =
+            store_.TruncateSequence(call.session.tenant, request->sequence_id(),
+                                    request->token_count(), request->lease().lease_id());
+        if (!token_count.ok()) return NamingId("sequence_id", token_count.status());
+        response->set_token_count(*token_count);
+        return FillAttachment(call, request->lease(), response->mutable_attachment());
+      });
 }
 
 KvCacheService::Reactor* KvCacheService::ForkSequence(Context* context,
-                                                      const v1::ForkSequenceRequest*,
-                                                      v1::ForkSequenceResponse*) {
-  return calls_.Unimplemented(context, Rpc::kForkSequence);
+                                                      const v1::ForkSequenceRequest* request,
+                                                      v1::ForkSequenceResponse* response) {
+  return calls_.Unary(
+      context, Rpc::kForkSequence, Access::kSession, [=, this](const Call& call) -> absl::Status {
+        const auto forked = store_.ForkSequence(call.session.tenant, request->sequence_id(),
+                                                request->token_count(), call.session.id);
+        if (!forked.ok()) return NamingId("sequence_id", forked.status());
+        response->set_sequence_id(forked->sequence_id);
+        response->set_token_count(forked->token_count);
+        return CheckOwned(call, forked->sequence_id);
+      });
 }
 
 KvCacheService::Reactor* KvCacheService::SuspendSequence(Context* context,
-                                                         const v1::SuspendSequenceRequest*,
+                                                         const v1::SuspendSequenceRequest* request,
                                                          v1::SuspendSequenceResponse*) {
-  return calls_.Unimplemented(context, Rpc::kSuspendSequence);
+  return calls_.Unary(
+      context, Rpc::kSuspendSequence, Access::kSession, [=, this](const Call& call) {
+        return NamingId(
+            "sequence_id",
+            store_.SuspendSequence(call.session.tenant, request->sequence_id()).status());
+      });
 }
 
 KvCacheService::Reactor* KvCacheService::ResumeSequence(Context* context,
-                                                        const v1::ResumeSequenceRequest*,
-                                                        v1::ResumeSequenceResponse*) {
-  return calls_.Unimplemented(context, Rpc::kResumeSequence);
+                                                        const v1::ResumeSequenceRequest* request,
+                                                        v1::ResumeSequenceResponse* response) {
+  return calls_.Unary(context, Rpc::kResumeSequence, Access::kSession, [=, this](const Call& call) {
+    const absl::StatusOr<uint64_t> token_count =
+        store_.ResumeSequence(call.session.tenant, request->sequence_id());
+    if (token_count.ok()) response->set_token_count(*token_count);
+    return NamingId("sequence_id", token_count.status());
+  });
 }
 
 KvCacheService::Reactor* KvCacheService::MatchPrefix(Context* context,
-                                                     const v1::MatchPrefixRequest*,
-                                                     v1::MatchPrefixResponse*) {
-  return calls_.Unimplemented(context, Rpc::kMatchPrefix);
-}
-
-KvCacheService::Reactor* KvCacheService::Commit(Context* context, const v1::CommitRequest*,
-                                                v1::CommitResponse*) {
-  return calls_.Unimplemented(context, Rpc::kCommit);
-}
-
-KvCacheService::Reactor* KvCacheService::Attach(Context* context, const v1::AttachRequest*,
-                                                v1::AttachResponse*) {
-  return calls_.Unimplemented(context, Rpc::kAttach);
-}
-
-KvCacheService::Reactor* KvCacheService::Detach(Context* context, const v1::DetachRequest*,
-                                                v1::DetachResponse*) {
-  return calls_.Unimplemented(context, Rpc::kDetach);
+                                                     const v1::MatchPrefixRequest* request,
+                                                     v1::MatchPrefixResponse* response) {
+  return calls_.Unary(
+      context, Rpc::kMatchPrefix, Access::kSession, [=, this](const Call& call) -> absl::Status {
+        if (absl::Status status = CheckExtraKey(request->extra_key()); !status.ok()) return status;
+        const absl::StatusOr<uint64_t> token_count = store_.MatchPrefix(
+            call.session.tenant, request->cache_id(),
+            {request->token_ids().data(), static_cast<size_t>(request->token_ids_size())},
+            request->extra_key());
+        if (!token_count.ok()) return NamingId("cache_id", token_count.status());
+        response->set_token_count(*token_count);
+        return absl::OkStatus();
+      });
 }
 
 KvCacheService::Reactor* KvCacheService::Admit(Context* context, const v1::AdmitRequest*,

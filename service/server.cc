@@ -5,12 +5,11 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
-#include <sys/stat.h>
-
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "service/admin_service.h"
+#include "service/broker.h"
 #include "service/kv_cache_service.h"
 #include "service/log.h"
 #include "service/socket_claim.h"
@@ -35,24 +34,14 @@ constexpr int kKeepaliveTimeoutMilliseconds = 10 * 60'000;
 // After shutdown_timeout, calls that were cancelled get so long to notice.
 constexpr absl::Duration kCancelGrace = absl::Milliseconds(200);
 
-// Holds the mask under which files are made.
-class ScopedUmask {
- public:
-  explicit ScopedUmask(mode_t mask) : previous_(umask(mask)) {}
-  ~ScopedUmask() { umask(previous_); }
-  ScopedUmask(const ScopedUmask&) = delete;
-  ScopedUmask& operator=(const ScopedUmask&) = delete;
-
- private:
-  const mode_t previous_;
-};
-
 }  // namespace
 
 class Server::Impl {
  public:
   Impl(const Config& config, kvstore::Store& store, Log& log)
       : config_(config),
+        store_(store),
+        log_(log),
         sessions_(config.max_sessions),
         calls_(config, sessions_, stats_, log),
         kv_cache_(config, boot_id_, store, sessions_, stats_, calls_, log),
@@ -101,6 +90,14 @@ class Server::Impl {
       endpoints_.push_back(
           absl::StrCat(config_.tcp_listen.substr(0, config_.tcp_listen.rfind(':')), ":", tcp_port));
     }
+    if (config_.broker) {
+      auto broker = Broker::Start({config_, boot_id_, store_, sessions_, calls_, log_}, path);
+      if (!broker.ok()) {
+        Shutdown();
+        return broker.status();
+      }
+      broker_ = *std::move(broker);
+    }
     SetServing(true);
     return absl::OkStatus();
   }
@@ -110,6 +107,7 @@ class Server::Impl {
     SetServing(false);
     calls_.Drain(absl::Now() + config_.shutdown_timeout);
     kv_cache_.EndSessions(absl::UnavailableError("the sidecar is shutting down"));
+    broker_.reset();
     server_->Shutdown(absl::ToChronoTime(absl::Now() + kCancelGrace));
     server_->Wait();
     calls_.Stop();
@@ -131,12 +129,15 @@ class Server::Impl {
 
   const Config config_;
   const std::string boot_id_ = RandomHex(kBootIdBytes);
+  kvstore::Store& store_;
+  Log& log_;
   std::unique_ptr<SocketClaim> claim_;
   RpcStats stats_;
   Sessions sessions_;
   Calls calls_;
   KvCacheService kv_cache_;
   AdminService admin_;
+  std::unique_ptr<Broker> broker_;
   std::unique_ptr<grpc::Server> server_;
   std::vector<std::string> endpoints_;
 };

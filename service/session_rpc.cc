@@ -109,6 +109,11 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
       return Invalid("open.protocol_version",
                      absl::StrCat(open.protocol_version(), ", must be ", kProtocolVersion));
     }
+    // gRPC does not tell who the peer is.
+    if (parts_.config.tenant_uids.Binds(open.tenant().empty() ? "default" : open.tenant())) {
+      return absl::PermissionDeniedError(
+          "open.tenant: is bound to uids (tenant_uids); such a session is opened by the broker");
+    }
     absl::StatusOr<OpenedSession> opened = parts_.sessions.Open(open.tenant(), open.client_name());
     if (!opened.ok()) return opened.status();
     absl::MutexLock lock(&mutex_);

@@ -2,38 +2,33 @@
 
 #include <sys/random.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "service/tenant_uids.h"
 
 namespace pqcached::service {
 namespace {
 
-constexpr size_t kMaxTenantBytes = 64;
 constexpr size_t kMaxClientNameBytes = 128;
 constexpr size_t kTokenBytes = 16;
-
-bool IsTenantCharacter(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '-';
-}
 
 }  // namespace
 
 absl::StatusOr<OpenedSession> Sessions::Open(absl::string_view tenant,
-                                             absl::string_view client_name) {
+                                             absl::string_view client_name, uint32_t peer_pid) {
   if (tenant.empty()) tenant = "default";
-  if (tenant.size() > kMaxTenantBytes ||
-      !std::all_of(tenant.begin(), tenant.end(), IsTenantCharacter)) {
+  if (!IsTenantName(tenant)) {
     return absl::InvalidArgumentError("open.tenant: must be 1..64 bytes of [a-z0-9_.-]");
   }
   if (client_name.size() > kMaxClientNameBytes) {
     return absl::InvalidArgumentError(absl::StrCat(
         "open.client_name: ", client_name.size(), " bytes, must be at most ", kMaxClientNameBytes));
   }
-  OpenedSession opened{RandomHex(kTokenBytes), {"", std::string(tenant), std::string(client_name)}};
+  OpenedSession opened{RandomHex(kTokenBytes),
+                       {"", std::string(tenant), std::string(client_name), peer_pid}};
   absl::MutexLock lock(&mutex_);
   if (by_token_.size() >= max_sessions_) {
     return absl::ResourceExhaustedError(
@@ -63,6 +58,14 @@ void Sessions::Close(absl::string_view token) {
 uint32_t Sessions::count() const {
   absl::MutexLock lock(&mutex_);
   return static_cast<uint32_t>(by_token_.size());
+}
+
+uint32_t Sessions::PeerPidOf(absl::string_view session_id) const {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [token, session] : by_token_) {
+    if (session.id == session_id) return session.peer_pid;
+  }
+  return 0;
 }
 
 absl::string_view ClientNameOf(absl::string_view session_id) {

@@ -1,5 +1,5 @@
-// Sessions are the clients that hold a Session stream: who they are, by the secret token that they
-// were given.
+// Sessions are the clients that hold a Session stream or a connection of the broker: who they are, by
+// the secret token that they were given.
 //
 // Thread-safe. One lock, held for a map operation; the store is never called under it.
 #ifndef PQCACHED_SERVICE_SESSIONS_H_
@@ -21,6 +21,7 @@ struct Session {
   std::string id;  // names it in the store; no secret
   std::string tenant;
   std::string client_name;
+  uint32_t peer_pid = 0;  // of the process behind a broker's connection; 0 = not known
 };
 
 struct OpenedSession {
@@ -36,7 +37,8 @@ class Sessions {
   //
   // Errors: kInvalidArgument    open.tenant, open.client_name
   //         kResourceExhausted  max_sessions
-  absl::StatusOr<OpenedSession> Open(absl::string_view tenant, absl::string_view client_name);
+  absl::StatusOr<OpenedSession> Open(absl::string_view tenant, absl::string_view client_name,
+                                     uint32_t peer_pid = 0);
 
   // Errors: kUnauthenticated  no such session, or it has ended
   absl::StatusOr<Session> Find(absl::string_view token) const;
@@ -47,6 +49,8 @@ class Sessions {
   void Close(absl::string_view token);
 
   uint32_t count() const;
+  // Of the session with this id; 0 when it is not known.
+  uint32_t PeerPidOf(absl::string_view session_id) const;
 
  private:
   const uint32_t max_sessions_;

@@ -8,12 +8,26 @@
 #ifndef PQCACHED_SERVICE_SOCKET_CLAIM_H_
 #define PQCACHED_SERVICE_SOCKET_CLAIM_H_
 
+#include <sys/stat.h>
+
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
 
 namespace pqcached::service {
+
+// Holds the mask under which this process makes files.
+class ScopedUmask {
+ public:
+  explicit ScopedUmask(mode_t mask) : previous_(umask(mask)) {}
+  ~ScopedUmask() { umask(previous_); }
+  ScopedUmask(const ScopedUmask&) = delete;
+  ScopedUmask& operator=(const ScopedUmask&) = delete;
+
+ private:
+  const mode_t previous_;
+};
 
 class SocketClaim {
  public:

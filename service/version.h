@@ -10,9 +10,12 @@ namespace pqcached::service {
 
 inline constexpr absl::string_view kVersion = PQCACHED_VERSION;
 inline constexpr uint32_t kProtocolVersion = 1;
-inline constexpr std::array<absl::string_view, 9> kCapabilities = {
-    "append",        "attend", "fetch",   "index.flat", "index.pq",
-    "ingest.inline", "score",  "session", "topk"};
+inline constexpr std::array<absl::string_view, 16> kCapabilities = {
+    "append",        "attend",           "commit",  "fetch",        "index.flat", "index.live",
+    "index.pq",      "ingest.inline",    "prefix",  "query.length", "rank",       "score",
+    "sequence.fork", "sequence.suspend", "session", "topk"};
+// With a broker, which local clients need.
+inline constexpr std::array<absl::string_view, 2> kLocalCapabilities = {"local.broker", "staging"};
 
 }  // namespace pqcached::service
 

@@ -29,6 +29,8 @@ class Status;
 
 namespace pqcached::service {
 
+class StagingClaims;
+
 inline constexpr int kMaxBatchItems = 256;
 inline constexpr int kMaxFetchRanges = 1024;
 
@@ -51,10 +53,14 @@ absl::Status CheckCount(absl::string_view field, int count, int limit);
 // ---- Requests
 
 // Errors: kInvalidArgument  also: the shape spans more than `max_bytes`, whatever its strides
+// With `staging`, the tensor may be a reference into it.
 absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std::string& field,
-                                             uint64_t max_bytes);
+                                             uint64_t max_bytes, StagingClaims* staging = nullptr);
 absl::StatusOr<kvstore::LayerRows> LayerRowsOf(const v1::LayerRows& rows, const std::string& field,
-                                               uint64_t max_bytes);
+                                               uint64_t max_bytes,
+                                               StagingClaims* staging = nullptr);
+kvstore::LeaseState LeaseStateOf(const v1::LeaseState& lease);
+absl::StatusOr<kvstore::LiveIndex> LiveIndexOf(const v1::LiveIndex& live, const std::string& field);
 absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& request);
 // Nothing when the message is absent: the cache's default is meant.
 absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
@@ -78,8 +84,12 @@ absl::StatusOr<std::vector<uint32_t>> PositionsOf(
 void ToWire(const kvstore::IndexDescriptor& index, v1::IndexSpec* spec);
 void ToWire(const kvstore::Selected& selected, v1::Selected* message);
 void ToWire(const kvstore::Scores& scores, v1::Scores* message);
-void ToWire(const kvstore::Attention& attention, uint32_t query_heads, bool want_positions,
-            v1::Attention* message);
+// `query_shape`: [query_length, query_heads, ...].
+void ToWire(const kvstore::Attention& attention, const std::vector<uint64_t>& query_shape,
+            bool want_positions, v1::Attention* message);
+// Takes the bytes out of `image`.
+void ToWire(kvstore::VersionedImage image, v1::Attachment* message);
+void ToWire(const kvstore::LeaseInfo& info, uint32_t peer_pid, v1::LeaseDescription* message);
 // Takes the bytes out of `rows`.
 void ToWire(kvstore::Rows rows, v1::Tensor* tensor);
 void ToWire(const kvstore::BuildProgress& progress, v1::BuildProgress* message);

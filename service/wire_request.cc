@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "service/staging_claims.h"
 #include "service/wire.h"
 
 namespace pqcached::service {
@@ -10,6 +12,7 @@ namespace {
 
 constexpr int kMaxTensorDimensions = 4;
 constexpr uint32_t kDefaultIterations = 10;
+constexpr uint32_t kMaxIterations = 1000;
 
 // Errors: kInvalidArgument  above the largest position
 absl::StatusOr<uint32_t> TokensOf(uint64_t tokens, absl::string_view field) {
@@ -105,11 +108,6 @@ absl::StatusOr<kvstore::LayerGroup> LayerGroupOf(const v1::LayerGroup& group,
 }
 
 absl::Status CheckRank(const v1::Rank& rank) {
-  if (!rank.group().empty()) return Unimplemented("rank.group");
-  if (rank.rank() != 0) return Unimplemented("rank.rank");
-  if (rank.rank_count() > 1) return Unimplemented("rank.rank_count");
-  if (rank.kv_head_begin() != 0) return Unimplemented("rank.kv_head_begin");
-  if (rank.layer_begin() != 0) return Unimplemented("rank.layer_begin");
   if (rank.numa_node() < -1) {
     return Invalid("rank.numa_node", absl::StrCat(rank.numa_node(), ", must be at least -1"));
   }
@@ -176,9 +174,12 @@ absl::Status SetExcluded(const v1::Selection& selection, const std::string& fiel
 }  // namespace
 
 absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std::string& field,
-                                             uint64_t max_bytes) {
-  if (tensor.data_case() == v1::Tensor::kStaging) return Unimplemented(field + ".staging");
-  if (tensor.data_case() != v1::Tensor::kInlineData)
+                                             uint64_t max_bytes, StagingClaims* staging) {
+  const bool staged = tensor.data_case() == v1::Tensor::kStaging;
+  if (staged && staging == nullptr) {
+    return Invalid(field + ".staging", "only for rows of Commit and Append");
+  }
+  if (!staged && tensor.data_case() != v1::Tensor::kInlineData)
     return Invalid(field + ".inline_data", "missing");
   if (tensor.shape_size() > kMaxTensorDimensions) {
     return Invalid(
@@ -187,13 +188,27 @@ absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std
   }
   const absl::StatusOr<kernels::DType> dtype = DTypeOf(tensor.dtype(), field + ".dtype");
   if (!dtype.ok()) return dtype.status();
-  if (absl::Status status = CheckShapeBytes(tensor, kernels::DTypeBytes(*dtype), field, max_bytes);
+  const uint64_t element_bytes = kernels::DTypeBytes(*dtype);
+  if (staged) max_bytes = std::max(max_bytes, tensor.staging().size_bytes());
+  if (absl::Status status = CheckShapeBytes(tensor, element_bytes, field, max_bytes);
       !status.ok()) {
     return status;
   }
   kvstore::TensorView view;
-  view.data = reinterpret_cast<const std::byte*>(tensor.inline_data().data());
-  view.data_bytes = tensor.inline_data().size();
+  if (staged) {
+    if (tensor.staging().offset_bytes() % element_bytes != 0) {
+      return Invalid(
+          field + ".staging.offset_bytes",
+          absl::StrCat(tensor.staging().offset_bytes(), ", must be a multiple of ", element_bytes));
+    }
+    const auto bytes = staging->Resolve(tensor.staging(), field + ".staging");
+    if (!bytes.ok()) return bytes.status();
+    view.data = bytes->data();
+    view.data_bytes = bytes->size();
+  } else {
+    view.data = reinterpret_cast<const std::byte*>(tensor.inline_data().data());
+    view.data_bytes = tensor.inline_data().size();
+  }
   view.dtype = *dtype;
   view.shape.assign(tensor.shape().begin(), tensor.shape().end());
   view.strides.assign(tensor.strides().begin(), tensor.strides().end());
@@ -201,13 +216,40 @@ absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std
 }
 
 absl::StatusOr<kvstore::LayerRows> LayerRowsOf(const v1::LayerRows& rows, const std::string& field,
-                                               uint64_t max_bytes) {
-  absl::StatusOr<kvstore::TensorView> keys = TensorOf(rows.keys(), field + ".keys", max_bytes);
+                                               uint64_t max_bytes, StagingClaims* staging) {
+  absl::StatusOr<kvstore::TensorView> keys =
+      TensorOf(rows.keys(), field + ".keys", max_bytes, staging);
   if (!keys.ok()) return keys.status();
   absl::StatusOr<kvstore::TensorView> values =
-      TensorOf(rows.values(), field + ".values", max_bytes);
+      TensorOf(rows.values(), field + ".values", max_bytes, staging);
   if (!values.ok()) return values.status();
   return kvstore::LayerRows{rows.layer(), *std::move(keys), *std::move(values)};
+}
+
+kvstore::LeaseState LeaseStateOf(const v1::LeaseState& lease) {
+  return {.lease_id = lease.lease_id(), .known_version = lease.known_version()};
+}
+
+absl::StatusOr<kvstore::LiveIndex> LiveIndexOf(const v1::LiveIndex& live,
+                                               const std::string& field) {
+  const auto index = IndexOf(true, live.index(), field + ".index");
+  if (!index.ok()) return index.status();
+  if ((*index)->kind != kvstore::IndexKind::kPq) {
+    return Invalid(field + ".index", "must be pq; flat needs no index");
+  }
+  if (live.iterations() > kMaxIterations) {
+    return Invalid(field + ".iterations",
+                   absl::StrCat(live.iterations(), ", must be at most ", kMaxIterations));
+  }
+  const absl::StatusOr<uint32_t> train = TokensOf(live.train_tokens(), field + ".train_tokens");
+  if (!train.ok()) return train.status();
+  const absl::StatusOr<uint32_t> sink = TokensOf(live.sink_tokens(), field + ".sink_tokens");
+  if (!sink.ok()) return sink.status();
+  return kvstore::LiveIndex{.index = **index,
+                            .iterations = live.iterations(),
+                            .seed = live.seed(),
+                            .train_tokens = *train,
+                            .sink_tokens = *sink};
 }
 
 absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& request) {
@@ -219,6 +261,11 @@ absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& reque
     return Unimplemented("quota_bytes other than capacity_bytes");
   }
   if (absl::Status status = CheckRank(request.rank()); !status.ok()) return status;
+  spec.rank = {.group = request.rank().group(),
+               .rank = request.rank().rank(),
+               .rank_count = request.rank().rank_count(),
+               .kv_head_begin = request.rank().kv_head_begin(),
+               .layer_begin = request.rank().layer_begin()};
   for (int i = 0; i < request.layer_groups_size(); ++i) {
     absl::StatusOr<kvstore::LayerGroup> group =
         LayerGroupOf(request.layer_groups(i), absl::StrCat("layer_groups[", i, "]"));

@@ -79,15 +79,33 @@ void ToWire(const kvstore::Scores& scores, v1::Scores* message) {
   message->mutable_sum_exp()->Add(scores.sum_exp.begin(), scores.sum_exp.end());
 }
 
-void ToWire(const kvstore::Attention& attention, uint32_t query_heads, bool want_positions,
-            v1::Attention* message) {
-  const size_t value_dim = query_heads == 0 ? 0 : attention.output.size() / query_heads;
-  ToWire(std::span<const float>(attention.output), {1, query_heads, value_dim},
+void ToWire(const kvstore::Attention& attention, const std::vector<uint64_t>& query_shape,
+            bool want_positions, v1::Attention* message) {
+  const uint64_t heads = attention.lse.size();  // of all query tokens
+  const uint64_t length = query_shape.empty() || query_shape[0] == 0 ? 1 : query_shape[0];
+  ToWire(std::span<const float>(attention.output),
+         {length, heads / length, heads == 0 ? 0 : attention.output.size() / heads},
          message->mutable_output());
   message->mutable_lse()->Add(attention.lse.begin(), attention.lse.end());
   v1::Selected* selected = message->mutable_selected();
   ToWire(attention.selected, selected);
   if (!want_positions) selected->clear_positions();
+}
+
+void ToWire(kvstore::VersionedImage image, v1::Attachment* message) {
+  message->set_version(image.version);
+  message->set_image(image.image.data(), image.image.size());
+}
+
+void ToWire(const kvstore::LeaseInfo& info, uint32_t peer_pid, v1::LeaseDescription* message) {
+  message->set_lease_id(info.lease_id);
+  message->set_sequence_id(info.sequence_id);
+  message->set_client_name(std::string(ClientNameOf(info.session)));
+  message->set_age_seconds(info.age_seconds);
+  message->set_bytes(info.bytes);
+  message->set_version_count(info.version_count);
+  message->set_revoked(info.revoked);
+  message->set_peer_pid(peer_pid);
 }
 
 void ToWire(kvstore::Rows rows, v1::Tensor* tensor) {

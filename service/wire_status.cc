@@ -33,11 +33,13 @@ absl::string_view Fitting(absl::string_view message) {
 
 // First words of the store's messages that are proto fields of the message whose path goes before
 // them.
-constexpr std::array<absl::string_view, 21> kFields = {
-    "budget",      "count",          "default_index", "excluded",  "first_position", "index",
-    "iterations",  "keys",           "layer",         "layers",    "positions",      "queries",
-    "query",       "query_position", "rows",          "selection", "sink_tokens",    "token_count",
-    "token_ratio", "tokens",         "values"};
+constexpr std::array<absl::string_view, 29> kFields = {
+    "budget",         "count",       "default_index", "excluded",   "extra_key",
+    "first_position", "generation",  "index",         "iterations", "keys",
+    "known_version",  "layer",       "layers",        "lease",      "live_index",
+    "offset_bytes",   "positions",   "queries",       "query",      "query_position",
+    "rows",           "selection",   "sink_tokens",   "slot",       "token_count",
+    "token_ids",      "token_ratio", "tokens",        "values"};
 
 bool BeginsWithField(absl::string_view message) {
   const size_t length =

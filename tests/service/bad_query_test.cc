@@ -119,12 +119,6 @@ TEST_F(BadInputTest, QueriesThatCannotBe) {
   CheckSelect(
       "no query", [](Q& q, S&) { q.clear_queries(); }, invalid, ".query.queries.inline_data");
   CheckSelect(
-      "length 2",
-      [](Q& q, S&) {
-        *q.mutable_queries() = FloatTensor({2, kQueryHeads, kKeyDim}, 1);
-      },
-      StatusCode::UNIMPLEMENTED, ".query.queries");
-  CheckSelect(
       "length 9",
       [](Q& q, S&) {
         *q.mutable_queries() = FloatTensor({9, kQueryHeads, kKeyDim}, 1);

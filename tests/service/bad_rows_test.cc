@@ -82,7 +82,7 @@ TEST_F(BadInputTest, IngestOfWrongStridesAndTypes) {
       [](v1::IngestChunk& chunk) {
         chunk.mutable_rows()->mutable_keys()->mutable_staging()->set_slot(1);
       },
-      StatusCode::UNIMPLEMENTED, "chunk.rows.keys.staging");
+      invalid, "chunk.rows.keys.staging");
   CheckIngest(
       "query samples", [](v1::IngestChunk& chunk) { chunk.add_query_samples()->set_layer(1); },
       StatusCode::UNIMPLEMENTED, "chunk.query_samples");
@@ -322,14 +322,6 @@ TEST_F(BadInputTest, CachesThatCannotBe) {
   Check("too large", open([](R& r) { r.set_capacity_bytes(uint64_t{1} << 50); }),
         StatusCode::RESOURCE_EXHAUSTED, "short");
   Check("quota", open([](R& r) { r.set_quota_bytes(5); }), unimplemented, "quota_bytes");
-  Check("rank", open([](R& r) { r.mutable_rank()->set_group("tp"); }), unimplemented, "rank.group");
-  Check("rank count", open([](R& r) { r.mutable_rank()->set_rank_count(2); }), unimplemented,
-        "rank.rank_count");
-  Check("rank rank", open([](R& r) { r.mutable_rank()->set_rank(1); }), unimplemented, "rank.rank");
-  Check("rank heads", open([](R& r) { r.mutable_rank()->set_kv_head_begin(1); }), unimplemented,
-        "rank.kv_head_begin");
-  Check("rank layers", open([](R& r) { r.mutable_rank()->set_layer_begin(1); }), unimplemented,
-        "rank.layer_begin");
   Check("numa", open([](R& r) { r.mutable_rank()->set_numa_node(1); }), unimplemented,
         "rank.numa_node");
   Check("no numa", open([](R& r) { r.mutable_rank()->set_numa_node(-2); }), invalid,

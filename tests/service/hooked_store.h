@@ -84,6 +84,7 @@ class HookedStore final : public kvstore::Store {
     return store_->Detach(session, lease_id);
   }
   std::vector<kvstore::LeaseInfo> ListLeases() override { return store_->ListLeases(); }
+  kvstore::StoreStats Stats() override { return store_->Stats(); }
   absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) override {
     return store_->DropSequence(tenant, sequence_id);
   }

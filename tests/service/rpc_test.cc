@@ -379,24 +379,11 @@ TEST_F(RpcTest, WhatThisVersionDoesNotHaveIsRefusedByName) {
     return (client->kv().*method)(client->Context().get(), request, &response);
   };
   using Kv = v1::KvCache::Stub;
-  refused("ForkSequence",
-          call(&Kv::ForkSequence, v1::ForkSequenceRequest(), v1::ForkSequenceResponse()));
-  refused("SuspendSequence",
-          call(&Kv::SuspendSequence, v1::SuspendSequenceRequest(), v1::SuspendSequenceResponse()));
-  refused("ResumeSequence",
-          call(&Kv::ResumeSequence, v1::ResumeSequenceRequest(), v1::ResumeSequenceResponse()));
-  refused("MatchPrefix",
-          call(&Kv::MatchPrefix, v1::MatchPrefixRequest(), v1::MatchPrefixResponse()));
-  refused("Commit", call(&Kv::Commit, v1::CommitRequest(), v1::CommitResponse()));
-  refused("Attach", call(&Kv::Attach, v1::AttachRequest(), v1::AttachResponse()));
-  refused("Detach", call(&Kv::Detach, v1::DetachRequest(), v1::DetachResponse()));
   refused("Admit", call(&Kv::Admit, v1::AdmitRequest(), v1::AdmitResponse()));
   const auto admin = [&](auto method, auto request, auto response) {
     return (client->admin().*method)(client->Context().get(), request, &response);
   };
   using Admin = v1::Admin::Stub;
-  refused("ListLeases",
-          admin(&Admin::ListLeases, v1::ListLeasesRequest(), v1::ListLeasesResponse()));
   refused("Evict", admin(&Admin::Evict, v1::EvictRequest(), v1::EvictResponse()));
   refused("Pin", admin(&Admin::Pin, v1::PinRequest(), v1::PinResponse()));
   refused("Drain", admin(&Admin::Drain, v1::DrainRequest(), v1::DrainResponse()));

@@ -1,0 +1,137 @@
+// What clients on this host call besides: rows out of staging, leases on mapped sequences.
+#include <algorithm>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "service/kv_cache_service.h"
+#include "service/staging_claims.h"
+#include "service/wire.h"
+
+namespace pqcached::service {
+namespace {
+
+constexpr int kMaxCommitRows = static_cast<int>(kvstore::kMaxLayers);
+// What gRPC's own retries look for.
+constexpr char kRetryMetadata[] = "grpc-retry-pushback-ms";
+constexpr char kRetryMilliseconds[] = "10";
+
+// An error of the store about one layer's rows.
+absl::Status UnderCommitRows(int i, const absl::Status& status) {
+  if (absl::StartsWith(status.message(), "first_position")) return status;
+  return Under(absl::StrCat("rows[", i, "]"), status);
+}
+
+}  // namespace
+
+// Half of the threads at most, so that calls of decode steps find one.
+absl::Status KvCacheService::BeginCommit(const Call& call) {
+  const uint32_t limit = std::max(1u, CallThreadsOf(config_) / 2);
+  uint32_t at_work = commits_.load();
+  while (at_work < limit && !commits_.compare_exchange_weak(at_work, at_work + 1)) {
+  }
+  if (at_work < limit) return absl::OkStatus();
+  call.context->AddTrailingMetadata(kRetryMetadata, kRetryMilliseconds);
+  return absl::ResourceExhaustedError(absl::StrCat("commit: the store is busy with ", at_work,
+                                                   " of them; repeat in ", kRetryMilliseconds,
+                                                   " ms"));
+}
+
+absl::Status KvCacheService::CommitRows(const Call& call, const v1::CommitRequest& request,
+                                        v1::CommitResponse* response) {
+  absl::flat_hash_set<uint32_t> seen;
+  for (int i = 0; i < request.rows_size(); ++i) {
+    if (!seen.insert(request.rows(i).layer()).second) {
+      return Invalid(absl::StrCat("rows[", i, "].layer"),
+                     absl::StrCat(request.rows(i).layer(), " comes twice"));
+    }
+  }
+  StagingClaims claims(store_, call.session.id);
+  std::vector<kvstore::LayerRows> layers;
+  for (int i = 0; i < request.rows_size(); ++i) {
+    absl::StatusOr<kvstore::LayerRows> rows = LayerRowsOf(
+        request.rows(i), absl::StrCat("rows[", i, "]"), config_.max_message_bytes, &claims);
+    if (!rows.ok()) return rows.status();
+    layers.push_back(*std::move(rows));
+  }
+  auto transaction = store_.BeginIngest(call.session.tenant, request.sequence_id());
+  if (!transaction.ok()) return NamingId("sequence_id", transaction.status());
+  for (size_t i = 0; i < layers.size(); ++i) {
+    if (absl::Status status = call.Check(); !status.ok()) return status;
+    if (absl::Status status = (*transaction)->Write(request.first_position(), layers[i]);
+        !status.ok()) {
+      return UnderCommitRows(static_cast<int>(i), status);
+    }
+  }
+  if (absl::Status status = call.Check(); !status.ok()) return status;
+  const absl::StatusOr<uint64_t> token_count = (*transaction)->Commit();
+  if (token_count.ok()) response->set_token_count(*token_count);
+  return NamingId("sequence_id", token_count.status());
+}
+
+KvCacheService::Reactor* KvCacheService::Commit(Context* context, const v1::CommitRequest* request,
+                                                v1::CommitResponse* response) {
+  return calls_.Unary(
+      context, Rpc::kCommit, Access::kSession, [=, this](const Call& call) -> absl::Status {
+        if (absl::Status status = CheckCount("rows", request->rows_size(), kMaxCommitRows);
+            !status.ok()) {
+          return status;
+        }
+        if (absl::Status status = BeginCommit(call); !status.ok()) return status;
+        const absl::Cleanup end = [this] { commits_.fetch_sub(1); };
+        return CommitRows(call, *request, response);
+      });
+}
+
+absl::Status KvCacheService::CheckLease(const Call& call, const v1::LeaseState& lease,
+                                        const std::string& field) {
+  if (lease.lease_id() == 0) return absl::OkStatus();
+  return Under(field, store_.RefreshLease(call.session.id, LeaseStateOf(lease)).status());
+}
+
+absl::Status KvCacheService::FillAttachment(const Call& call, const v1::LeaseState& lease,
+                                            v1::Attachment* attachment) {
+  if (lease.lease_id() == 0) return absl::OkStatus();
+  absl::StatusOr<kvstore::VersionedImage> image =
+      store_.RefreshLease(call.session.id, LeaseStateOf(lease));
+  // The call has done its work, and the lease's words say the rest.
+  if (image.ok() && image->image.size() <= config_.max_message_bytes) {
+    ToWire(*std::move(image), attachment);
+  }
+  return absl::OkStatus();
+}
+
+KvCacheService::Reactor* KvCacheService::Attach(Context* context, const v1::AttachRequest* request,
+                                                v1::AttachResponse* response) {
+  return calls_.Unary(
+      context, Rpc::kAttach, Access::kSession, [=, this](const Call& call) -> absl::Status {
+        absl::StatusOr<kvstore::AttachedSequence> attached =
+            store_.Attach(call.session.tenant, request->sequence_id(), call.session.id,
+                          LeaseStateOf(request->lease()));
+        if (!attached.ok()) {
+          const bool about_lease = absl::StartsWith(attached.status().message(), "no lease");
+          return NamingId(about_lease ? "lease.lease_id" : "sequence_id", attached.status());
+        }
+        const bool made = request->lease().lease_id() == 0;
+        absl::Status status = CheckResponseBytes(attached->attachment.image.size());
+        if (status.ok()) status = call.Check();
+        if (!status.ok()) {  // nobody hears of the new lease
+          if (made) store_.Detach(call.session.id, attached->lease_id).IgnoreError();
+          return status;
+        }
+        response->set_lease_id(attached->lease_id);
+        response->set_word_index(attached->word_index);
+        ToWire(std::move(attached->attachment), response->mutable_attachment());
+        return absl::OkStatus();
+      });
+}
+
+KvCacheService::Reactor* KvCacheService::Detach(Context* context, const v1::DetachRequest* request,
+                                                v1::DetachResponse*) {
+  return calls_.Unary(context, Rpc::kDetach, Access::kSession, [=, this](const Call& call) {
+    return NamingId("lease_id", store_.Detach(call.session.id, request->lease_id()));
+  });
+}
+
+}  // namespace pqcached::service

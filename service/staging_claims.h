@@ -1,0 +1,44 @@
+// StagingClaims are the slots of a session's staging ring that one call uses. They are claimed as the
+// call comes to them and let go with this object, so that no other call uses them meanwhile.
+//
+// Single-thread.
+#ifndef PQCACHED_SERVICE_STAGING_CLAIMS_H_
+#define PQCACHED_SERVICE_STAGING_CLAIMS_H_
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kvstore/store.h"
+#include "pqcached/v1/types.pb.h"
+
+namespace pqcached::service {
+
+class StagingClaims {
+ public:
+  StagingClaims(kvstore::Store& store, std::string session)
+      : store_(store), session_(std::move(session)) {}
+
+  // The bytes that `reference` means, which the client may change at any time. All references of a
+  // call to one slot have one generation.
+  //
+  // Errors: kInvalidArgument, kFailedPrecondition, under `field`
+  absl::StatusOr<std::span<const std::byte>> Resolve(const v1::StagingReference& reference,
+                                                     const std::string& field);
+
+ private:
+  struct Claimed {
+    uint64_t generation = 0;
+    kvstore::StagedBytes staged;
+  };
+
+  kvstore::Store& store_;
+  const std::string session_;
+  std::map<uint32_t, Claimed> slots_;
+};
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_STAGING_CLAIMS_H_

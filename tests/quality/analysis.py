@@ -145,7 +145,8 @@ def figure_rows(results):
     found, curve = needles_found(results, f"{name}@1/10"), iteration_curve(results, name)
     rows = [
         row("mass_vs_oracle_r10", mass[0], "share", "higher", 0.97,
-            f"exact top-k of the group; {epoch}; retrieval layer, niah and mq of 8K to 32K tokens, which one codebook covers", mass[2], mass[1]),
+            f"exact top-k of the group; {epoch}; retrieval layer, niah and mq of 8K to 32K tokens, which one codebook covers",
+            mass[2], mass[1]),
         row("recall_r10", recall[0], "share", "higher", None, f"exact top-k of the group; {epoch}", recall[2], recall[1]),
         row("needle_found_r10", found[0] if found else None, "share", "higher", 0.99,
             f"needles that full attention finds; m={best['subspaces']} b={best['bits']}" if found
@@ -160,7 +161,8 @@ def figure_rows(results):
     value = mean(where(results.grid, method=index_name(plain), budget="1/10"), "mass_vs_oracle") if plain else None
     rows.append(row("mass_vs_oracle_r10_default_epoch", value[0] if value else None, "share", "higher", None,
                     f"best index within 1/50 at epoch_tokens={DEFAULT_EPOCH}: m={plain['subspaces']} b={plain['bits']}, "
-                    f"{plain['index_over_keys']:.4f} of the keys" if plain else "no index fits", value and value[2], value and value[1]))
+                    f"{plain['index_over_keys']:.4f} of the keys" if plain else "no index fits",
+                    value and value[2], value and value[1]))
     for method in ("pq4x8", "pq2x6"):
         value = mean(where(standard, method=method), "mass_vs_oracle")
         rows.append(row(f"mass_vs_oracle_r10_{method}_all_tasks", value[0] if value else None, "share", "higher", None,

@@ -5,7 +5,8 @@
 
 Writes CSV files and one self-contained page, DIR/report.html (default: build/judge). Without --full a small subset,
 about half a minute; with it everything, about 20 minutes on 2 cores. --only: model, captured, grid, iterations, generated,
-bytes, report; what is left out is taken from DIR's CSV files. --build: a build folder that is there; default: build/release, built first.
+bytes, report; what is left out is taken from DIR's CSV files. --build: a build folder that is there; default:
+build/release, built first.
 --rows: the rows of the area `judge` for tests/figures.sh, as JSON.
 """
 
@@ -79,8 +80,8 @@ def main():
 
     if set(stages) != {"report"}:
         measure((arguments.build or built()).resolve(), arguments.out, arguments.full, stages)
-    results = report.write(arguments.out, f"{machine()}, {datetime.date.today().isoformat()}"
-                           + ("" if arguments.full or stages == ["report"] else "; the quick subset: few questions, wide intervals"))
+    subset = "" if arguments.full or stages == ["report"] else "; the quick subset: few questions, wide intervals"
+    results = report.write(arguments.out, f"{machine()}, {datetime.date.today().isoformat()}{subset}")
     if arguments.rows:
         arguments.rows.write_text(json.dumps(figure_rows(results), indent=1))
     print(arguments.out / "report.html")

@@ -25,14 +25,16 @@ RETRIEVAL_ATTENTION = [["86.54", "84.66", "83.20", "84.70", "73.78", "43.74", "1
 
 WORDS = [
     "<b>budget</b>: all tokens that a step attends to: the first 16 (sink), the last 64 (window), and the selected ones.",
-    "<b>exact top-k</b> (oracle): the tokens with the largest sum over the query heads of a group of softmax over all tokens, in double "
-    "precision; nothing of the same size covers more of the group's attention.",
+    "<b>exact top-k</b> (oracle): the tokens with the largest sum over the query heads of a group of softmax over all tokens, summed in "
+    "double precision; nothing of the same size covers more of the group's attention.",
     "<b>flat</b>: the daemon's exact scores. Its softmax runs over the middle alone, so heads weigh a little differently.",
-    "<b>mass / exact top-k</b>: attention held by the attended tokens, relative to what the oracle's hold. Above 1 is impossible at the same budget.",
+    "<b>mass / exact top-k</b>: attention held by the attended tokens, relative to what the oracle's hold. Above 1 is impossible at "
+    "the same budget.",
     "<b>recall</b>: share of the oracle's tokens that were chosen; ties count as found. Per query head: of each head's own top-k.",
     "<b>output error</b>: norm of the difference from full attention's output, relative to its norm, mean over query heads.",
     "<b>effective tokens</b>: exp of the entropy of the attention over the middle.",
-    "<b>bytes read</b>: codes and centroids, or keys, that choosing looks at, and the rows that are attended; per step and kv head, by accounting.",
+    "<b>bytes read</b>: codes and centroids, or keys, that choosing looks at, and the rows that are attended; per step and kv head, "
+    "by accounting.",
     "<b>index bytes</b>: codes, centroids, counts, offsets and permutations, as the daemon reports them.",
 ]
 

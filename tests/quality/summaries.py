@@ -54,8 +54,10 @@ def of_captured(results):
 def of_grid(results):
     rows = []
     for row in results.accounting:
-        found = {f"{metric}_{name}": rounded(mean(where(results.grid, method=f"pq{row['subspaces']}x{row['bits']}", budget=budget), metric))
-                 for name, budget in (("r10", "1/10"), ("256", "256")) for metric in ("mass_vs_oracle", "recall", "output_error")}
+        chosen = where(results.grid, method=f"pq{row['subspaces']}x{row['bits']}")
+        found = {f"{metric}_{name}": rounded(mean(where(chosen, budget=budget), metric))
+                 for name, budget in (("r10", "1/10"), ("256", "256"))
+                 for metric in ("mass_vs_oracle", "recall", "output_error")}
         rows.append({**row, "index_over_keys": round(row["index_over_keys"], 5), **found})
     return rows
 

@@ -10,6 +10,8 @@ namespace {
 // Larger sizes are no struct of ours but memory that nobody set.
 constexpr size_t kMaxStructBytes = 4096;
 constexpr uint32_t kMaxLayerGroups = 16;
+constexpr uint64_t kMaxExtraKeyBytes = 256;
+constexpr uint32_t kMaxGroupQueries = 64;
 constexpr uint32_t kMaxLayers = 1024;
 constexpr uint32_t kMaxExcludedRanges = 16;
 // Of a tensor, and how far its strides may reach: offsets in bytes stay far below 63 bits.
@@ -36,7 +38,6 @@ pqc_status CheckTensorFields(const pqc_tensor& tensor, const char* name) {
     return Fail(PQC_INVALID_ARGUMENT, "%s.dtype: %u, must be PQC_F16, PQC_BF16 or PQC_F32", name,
                 dtype);
   }
-  if (tensor.block_table) return Unimplemented(name, "block_table");
   if (tensor.stream) {
     return Fail(PQC_INVALID_ARGUMENT, "%s.stream: must be NULL on PQC_CPU", name);
   }
@@ -56,9 +57,61 @@ pqc_status CheckDim(const TensorView& view, uint32_t dim, uint64_t size, const c
               static_cast<unsigned long long>(size));
 }
 
+// Turns [blocks, block_tokens, heads, dim] into [tokens, heads, dim] by way of the block table.
+pqc_status ReadBlockTable(const pqc_block_table* from, const char* name, TensorView* view) {
+  const std::string table_name = std::string(name) + ".block_table";
+  const char* table = table_name.c_str();
+  pqc_block_table blocks;
+  if (const pqc_status status = ReadStruct(from, table, &blocks); status != PQC_OK) return status;
+  if (view->ndim != 4) {
+    return Fail(PQC_INVALID_ARGUMENT,
+                "%s.ndim: %u, must be 4 with a block table: [blocks, block_tokens, kv_heads, dim]",
+                name, view->ndim);
+  }
+  if (blocks.block_tokens == 0 || blocks.block_tokens != view->shape[1]) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.block_tokens: %u, must be %s.shape[1], %llu, and not 0",
+                table, blocks.block_tokens, name, static_cast<unsigned long long>(view->shape[1]));
+  }
+  if (blocks.token_count > kMaxSequenceTokens) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.token_count: %llu, must be at most 2^30", table,
+                static_cast<unsigned long long>(blocks.token_count));
+  }
+  const uint64_t used = (blocks.token_count + blocks.block_tokens - 1) / blocks.block_tokens;
+  if (blocks.block_count < used) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.block_count: %llu, but %llu are needed for %llu tokens",
+                table, static_cast<unsigned long long>(blocks.block_count),
+                static_cast<unsigned long long>(used),
+                static_cast<unsigned long long>(blocks.token_count));
+  }
+  if (used > 0 && !blocks.blocks) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.blocks: must not be NULL", table);
+  }
+  for (uint64_t i = 0; i < used; ++i) {
+    if (blocks.blocks[i] >= view->shape[0]) {
+      return Fail(PQC_INVALID_ARGUMENT, "%s.blocks[%llu]: %u, must be below %s.shape[0], %llu",
+                  table, static_cast<unsigned long long>(i), blocks.blocks[i], name,
+                  static_cast<unsigned long long>(view->shape[0]));
+    }
+  }
+  view->blocks = blocks.blocks;
+  view->block_tokens = blocks.block_tokens;
+  view->block_stride = view->strides[0];
+  view->ndim = 3;
+  view->shape[0] = blocks.token_count;
+  for (uint32_t dim = 0; dim < 3; ++dim) view->strides[dim] = view->strides[dim + 1];
+  for (uint32_t dim = 1; dim < 3; ++dim) view->shape[dim] = view->shape[dim + 1];
+  return PQC_OK;
+}
+
 pqc_status ReadRowTensor(const pqc_tensor& tensor, const LayerShape& shape, uint32_t dim,
                          const char* dim_meaning, const char* name, TensorView* view) {
-  if (const pqc_status status = ReadTensor(tensor, name, view); status != PQC_OK) return status;
+  pqc_tensor plain = tensor;
+  plain.block_table = nullptr;
+  if (const pqc_status status = ReadTensor(plain, name, view); status != PQC_OK) return status;
+  if (tensor.block_table) {
+    const pqc_status status = ReadBlockTable(tensor.block_table, name, view);
+    if (status != PQC_OK) return status;
+  }
   if (view->ndim != 3) {
     return Fail(PQC_INVALID_ARGUMENT, "%s.ndim: %u, must be 3: [tokens, kv_heads, %s]", name,
                 view->ndim, dim_meaning);
@@ -106,13 +159,14 @@ pqc_status CheckGroup(const pqc_layer_group& group, const char* name) {
 }
 
 pqc_status CheckRank(const pqc_cache_spec& spec) {
-  if (spec.rank_group) return Unimplemented("spec", "rank_group");
-  if (spec.rank) return Unimplemented("spec", "rank");
-  if (spec.rank_count) return Unimplemented("spec", "rank_count");
-  if (spec.kv_head_begin) return Unimplemented("spec", "kv_head_begin");
-  if (spec.layer_begin) return Unimplemented("spec", "layer_begin");
-  if (spec.numa_node) return Unimplemented("spec", "numa_node");
-  return PQC_OK;
+  if (spec.rank_group) return PQC_OK;
+  const char* field = spec.rank            ? "rank"
+                      : spec.rank_count    ? "rank_count"
+                      : spec.kv_head_begin ? "kv_head_begin"
+                      : spec.layer_begin   ? "layer_begin"
+                                           : nullptr;
+  if (!field) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, "spec.%s: must be 0 without spec.rank_group", field);
 }
 
 }  // namespace
@@ -137,6 +191,9 @@ pqc_status ReadStruct(const void* from, size_t known_size, const char* name, voi
 
 pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* view) {
   if (const pqc_status status = CheckTensorFields(tensor, name); status != PQC_OK) return status;
+  if (tensor.block_table) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.block_table: only for keys and values of rows", name);
+  }
   view->data = static_cast<const std::byte*>(tensor.ptr);
   view->dtype = tensor.dtype;
   view->ndim = tensor.ndim;
@@ -226,6 +283,38 @@ pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const Laye
   return PQC_OK;
 }
 
+pqc_status CheckPrompt(const pqc_sequence_options& prompt, const char* prefix) {
+  if (prompt.token_id_count > kMaxSequenceTokens) {
+    return Fail(PQC_INVALID_ARGUMENT, "%stoken_id_count: %llu, must be at most 2^30", prefix,
+                static_cast<unsigned long long>(prompt.token_id_count));
+  }
+  if (prompt.token_id_count && !prompt.token_ids) {
+    return Fail(PQC_INVALID_ARGUMENT, "%stoken_ids: must not be NULL", prefix);
+  }
+  if (prompt.extra_key_bytes > kMaxExtraKeyBytes) {
+    return Fail(PQC_INVALID_ARGUMENT, "%sextra_key_bytes: %llu, must be at most %llu", prefix,
+                static_cast<unsigned long long>(prompt.extra_key_bytes),
+                static_cast<unsigned long long>(kMaxExtraKeyBytes));
+  }
+  if (prompt.extra_key_bytes && !prompt.extra_key) {
+    return Fail(PQC_INVALID_ARGUMENT, "%sextra_key: must not be NULL", prefix);
+  }
+  return PQC_OK;
+}
+
+pqc_status CheckQueryLength(uint64_t length, const LayerShape& shape, const char* name) {
+  if (length < 1 || length > kMaxQueryLength) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.shape[0]: query_length %llu, must be 1 to %u", name,
+                static_cast<unsigned long long>(length), kMaxQueryLength);
+  }
+  const uint64_t group = shape.query_heads / shape.kv_heads;
+  if (group * length <= kMaxGroupQueries) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT,
+              "%s.shape[0]: query_length %llu; group size %llu x query_length must be at most %u",
+              name, static_cast<unsigned long long>(length), static_cast<unsigned long long>(group),
+              kMaxGroupQueries);
+}
+
 pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view) {
   constexpr char kName[] = "query.queries";
   if (const pqc_status status = ReadTensor(queries, kName, view); status != PQC_OK) return status;
@@ -236,12 +325,9 @@ pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, Tenso
                 kName, view->ndim);
   }
   const uint32_t heads = view->ndim - 2;  // the index of that dimension
-  if (heads == 1 && view->shape[0] > 1) {
-    return Fail(PQC_UNIMPLEMENTED, "%s.shape[0]: query_length %llu; only 1 in this version", kName,
-                static_cast<unsigned long long>(view->shape[0]));
-  }
-  if (heads == 1 && view->shape[0] == 0) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.shape[0]: query_length 0, must be 1", kName);
+  const uint64_t length = heads == 1 ? view->shape[0] : 1;
+  if (const pqc_status status = CheckQueryLength(length, shape, kName); status != PQC_OK) {
+    return status;
   }
   if (const pqc_status status = CheckDim(*view, heads, shape.query_heads, kName, "query_heads");
       status != PQC_OK) {
@@ -251,11 +337,28 @@ pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, Tenso
       status != PQC_OK) {
     return status;
   }
+  const int64_t length_stride = heads == 1 ? view->strides[0] : 0;
   *view = {.data = view->data,
            .dtype = view->dtype,
            .ndim = 3,
-           .shape = {1, shape.query_heads, shape.key_dim},
-           .strides = {0, view->strides[heads], view->strides[heads + 1]}};
+           .shape = {length, shape.query_heads, shape.key_dim},
+           .strides = {length_stride, view->strides[heads], view->strides[heads + 1]}};
+  return PQC_OK;
+}
+
+pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_options* to) {
+  if (const pqc_status status = ReadStruct(from, "options", to); status != PQC_OK) return status;
+  if (const pqc_status status = CheckPrompt(*to, "options."); status != PQC_OK) return status;
+  if (to->live > 1) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.live: %u, must be 0 or 1", to->live);
+  }
+  if (const pqc_status status = CheckIndex(to->index, "options.index"); status != PQC_OK) {
+    return status;
+  }
+  if (!to->live && (to->iterations || to->seed || to->train_tokens || to->sink_tokens ||
+                    to->index.kind != PQC_INDEX_DEFAULT)) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.live: 0, but the options of a live index are set");
+  }
   return PQC_OK;
 }
 

@@ -17,6 +17,7 @@
 namespace pqcached::client {
 
 inline constexpr uint64_t kMaxSequenceTokens = uint64_t{1} << 30;
+inline constexpr uint32_t kMaxQueryLength = 8;
 
 // The number in an enum of the caller's, which may hold anything.
 template <class Enum>
@@ -54,8 +55,14 @@ pqc_status ReadSelection(const pqc_selection* from, pqc_selection* to);
 pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const LayerShape& shape,
                     const char* name, RowBlock* rows);
 
-// Reads the queries of one token as [1, query_heads, key_dim].
+// Reads the queries of one or more tokens as [query_length, query_heads, key_dim].
 pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view);
+pqc_status CheckQueryLength(uint64_t length, const LayerShape& shape, const char* name);
+
+// Reads what a sequence is to be created with; token_ids and extra_key are still the caller's.
+pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_options* to);
+// Of token_ids and extra_key alone; `prefix` goes in front of the fields' names.
+pqc_status CheckPrompt(const pqc_sequence_options& prompt, const char* prefix);
 
 // A cache as it is to be opened. Move-only, because `spec` points into the object.
 struct CacheArguments {

@@ -4,12 +4,17 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "client/arguments.h"
 #include "client/error.h"
 #include "client/handles.h"
+#include "client/local/broker.h"
+#include "client/local/session.h"
 #include "client/rpc_library.h"
+#include "client/sender.h"
+#include "client/step_thread.h"
 
 namespace pqcached::client {
 namespace {
@@ -17,6 +22,47 @@ namespace {
 constexpr uint32_t kDefaultTimeoutMs = 10000;
 constexpr size_t kMaxTenantBytes = 64;
 constexpr size_t kMaxClientNameBytes = 128;
+constexpr uint64_t kStagingUnitBytes = uint64_t{1} << 20;
+
+// Empty for an endpoint that is no unix socket with a path in the file system.
+std::string SocketPath(std::string_view endpoint) {
+  constexpr std::string_view kUnix = "unix:";
+  if (!endpoint.starts_with(kUnix)) return {};
+  endpoint.remove_prefix(kUnix.size());
+  if (endpoint.starts_with("//")) endpoint.remove_prefix(2);
+  return std::string(endpoint);
+}
+
+// The broker and the RPCs as the local path asks for them.
+class SidecarHost final : public LocalHost {
+ public:
+  // The remote outlives it: LocalSession lets no call begin once it is closed.
+  SidecarHost(std::unique_ptr<Broker> broker, Remote& remote)
+      : broker_(std::move(broker)), remote_(remote) {}
+
+  pqc_status OpenPool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) override {
+    return broker_->OpenPool(cache_id, pool);
+  }
+  pqc_status OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
+                         std::shared_ptr<Mapping>* ring) override {
+    return broker_->OpenStaging(slot_bytes, slot_count, ring);
+  }
+  pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, AttachAnswer* answer) override {
+    ErrorText error;
+    const pqc_status status = remote_.Attach(sequence_id, lease, &answer->lease_id,
+                                             &answer->word_index, answer->image.sink(), &error);
+    return Report(status, error);
+  }
+  pqc_status Detach(uint64_t lease_id) override {
+    ErrorText error;
+    return Report(remote_.Detach(lease_id, &error), error);
+  }
+  bool Ended(uint32_t wait_ms) override { return broker_->Ended(wait_ms); }
+
+ private:
+  const std::unique_ptr<Broker> broker_;
+  Remote& remote_;
+};
 
 bool IsLoopback(std::string_view host_port) {
   const size_t colon = host_port.rfind(':');
@@ -51,6 +97,73 @@ pqc_status CheckTenant(const char* tenant) {
               kMaxTenantBytes);
 }
 
+pqc_status CheckPath(const pqc_client_options& options) {
+  if (const uint32_t path = RawEnum(options.path); path > PQC_PATH_ONLY_LOCAL) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.path: %u is unknown", path);
+  }
+  if ((options.staging_slot_bytes == 0) != (options.staging_slot_count == 0)) {
+    return Fail(PQC_INVALID_ARGUMENT,
+                "options.staging_slot_bytes, staging_slot_count: both or none must be 0");
+  }
+  if (options.staging_slot_bytes % kStagingUnitBytes != 0) {
+    return Fail(PQC_INVALID_ARGUMENT,
+                "options.staging_slot_bytes: %llu, must be a multiple of 1 MiB",
+                static_cast<unsigned long long>(options.staging_slot_bytes));
+  }
+  return PQC_OK;
+}
+
+pqc_status OpenRemote(const RemoteOptions& options, const RpcEntry& entry, ClientState& state) {
+  Remote* remote = nullptr;
+  ErrorText error;
+  const pqc_status status = Report(entry.open(options, &remote, &error), error);
+  state.remote.reset(remote);
+  return status;
+}
+
+// A session of the broker's, used by gRPC too.
+pqc_status OpenLocal(const pqc_client_options& options, const RemoteOptions& remote_options,
+                     const RpcEntry& entry, ClientState& state) {
+  const std::string socket_path = SocketPath(options.endpoint);
+  if (socket_path.empty()) {
+    return Fail(PQC_UNAVAILABLE, "options.path: only a unix: endpoint has a broker");
+  }
+  std::unique_ptr<Broker> broker;
+  std::shared_ptr<Mapping> control;
+  if (const pqc_status status = Broker::Open({.socket_path = socket_path,
+                                              .tenant = options.tenant ? options.tenant : "",
+                                              .client_name = remote_options.client_name,
+                                              .timeout_ms = remote_options.timeout_ms},
+                                             &broker, &control);
+      status != PQC_OK) {
+    return status;
+  }
+  const kvstore::BrokerReply& hello = broker->hello();
+  RemoteOptions with_token = remote_options;
+  with_token.session_token = hello.session_token;
+  with_token.boot_id = hello.boot_id;
+  with_token.max_message_bytes = hello.max_message_bytes;
+  with_token.ended_context = broker.get();
+  with_token.ended = [](void* context, uint32_t wait_ms) {
+    return static_cast<const Broker*>(context)->Ended(wait_ms);
+  };
+  if (const pqc_status status = OpenRemote(with_token, entry, state); status != PQC_OK) {
+    return status;
+  }
+  const LocalSession::Options local_options{
+      .workers = {.hook = options.parallel_for,
+                  .hook_context = options.parallel_for_context,
+                  .thread_count = options.thread_count},
+      .staging_slot_bytes = options.staging_slot_bytes,
+      .staging_slot_count = options.staging_slot_count};
+  const uint64_t boot_word = hello.boot_word;
+  auto host = std::make_unique<SidecarHost>(std::move(broker), *state.remote);
+  const pqc_status status = LocalSession::Open(std::move(host), std::move(control), boot_word,
+                                               local_options, &state.local);
+  if (status != PQC_OK) state.remote.reset();
+  return status;
+}
+
 pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
   if (!client) return Fail(PQC_INVALID_ARGUMENT, "client: must not be NULL");
   *client = nullptr;
@@ -59,32 +172,56 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
     return status;
   }
   if (const pqc_status status = CheckEndpoint(options.endpoint); status != PQC_OK) return status;
-  RemoteOptions remote_options;
-  remote_options.endpoint = options.endpoint;
-  remote_options.tenant = options.tenant ? options.tenant : "default";
-  remote_options.client_name =
+  const std::string tenant = options.tenant ? options.tenant : "default";
+  const std::string client_name =
       options.client_name ? options.client_name : program_invocation_short_name;
-  remote_options.timeout_ms = options.timeout_ms ? options.timeout_ms : kDefaultTimeoutMs;
-  if (const pqc_status status = CheckTenant(remote_options.tenant); status != PQC_OK) return status;
-  if (std::strlen(remote_options.client_name) > kMaxClientNameBytes) {
+  const uint32_t timeout_ms = options.timeout_ms ? options.timeout_ms : kDefaultTimeoutMs;
+  if (const pqc_status status = CheckTenant(tenant.c_str()); status != PQC_OK) return status;
+  if (client_name.size() > kMaxClientNameBytes) {
     return Fail(PQC_INVALID_ARGUMENT, "options.client_name: must be at most %zu bytes",
                 kMaxClientNameBytes);
   }
-
+  if (const pqc_status status = CheckPath(options); status != PQC_OK) return status;
   const RpcEntry* entry = nullptr;
   if (const pqc_status status = LoadRpcLibrary(options.rpc_library_path, &entry);
       status != PQC_OK) {
     return status;
   }
+  const RemoteOptions remote_options{.endpoint = options.endpoint,
+                                     .tenant = tenant.c_str(),
+                                     .client_name = client_name.c_str(),
+                                     .timeout_ms = timeout_ms};
   auto state = std::make_shared<ClientState>();
-  auto opened = std::make_unique<pqc_client>();
-  Remote* remote = nullptr;
-  ErrorText error;
-  const pqc_status status = Report(entry->open(remote_options, &remote, &error), error);
+  state->timeout_ms = timeout_ms;
+  pqc_status status = PQC_UNAVAILABLE;
+  if (RawEnum(options.path) != PQC_PATH_ONLY_REMOTE) {
+    status = OpenLocal(options, remote_options, *entry, *state);
+    if (status != PQC_OK && RawEnum(options.path) == PQC_PATH_ONLY_LOCAL) return status;
+  }
+  if (status != PQC_OK) status = OpenRemote(remote_options, *entry, *state);
   if (status != PQC_OK) return status;
-  state->remote.reset(remote);
+  ClearLastError();
+  state->sender = std::make_unique<Sender>(*state->remote);
+  state->step_thread = std::make_unique<StepThread>();
+  auto opened = std::make_unique<pqc_client>();
   opened->state = std::move(state);
   *client = opened.release();
+  return PQC_OK;
+}
+
+pqc_status Count(const pqc_client* client, pqc_client_counts* caller_counts) {
+  if (!client) return Fail(PQC_INVALID_ARGUMENT, "client: must not be NULL");
+  pqc_client_counts counts;
+  if (const pqc_status status = ReadStruct(caller_counts, "counts", &counts); status != PQC_OK) {
+    return status;
+  }
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*client->state, &remote); status != PQC_OK) return status;
+  remote->Count(&counts.rpcs, &counts.background_rpcs);
+  const LocalSession* local = client->state->local.get();
+  counts.mapped_bytes = local ? local->mapped_bytes() : 0;
+  counts.lease_count = local ? local->lease_count() : 0;
+  *caller_counts = counts;
   return PQC_OK;
 }
 
@@ -132,11 +269,17 @@ pqc_status pqc_client_open(const pqc_client_options* options, pqc_client** clien
 
 void pqc_client_close(pqc_client* client) {
   if (!client) return;
-  client->state->remote.reset();
+  client->state->Close();
   delete client;
 }
 
-pqc_path pqc_client_path(const pqc_client*) { return PQC_PATH_REMOTE; }
+pqc_path pqc_client_path(const pqc_client* client) {
+  return client && client->state->local ? PQC_PATH_LOCAL : PQC_PATH_REMOTE;
+}
+
+pqc_status pqc_client_count(const pqc_client* client, pqc_client_counts* counts) {
+  return pqcached::client::Call([&] { return pqcached::client::Count(client, counts); });
+}
 
 pqc_status pqc_admin_json(pqc_client* client, const char* method, const char* request,
                           char** answer) {

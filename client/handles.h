@@ -6,22 +6,61 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "client/error.h"
+#include "client/local/read.h"
+#include "client/local/session.h"
 #include "client/remote.h"
+#include "kvstore/read/layout.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
+
+class Sender;
+class StepThread;
 
 struct RemoteCloser {
   void operator()(Remote* remote) const { remote->Close(); }
 };
 
+// Lends scratch to the calls of one client. Thread-safe.
+class ScratchPool {
+ public:
+  class Loan {
+   public:
+    explicit Loan(ScratchPool& pool);
+    ~Loan();
+    Loan(const Loan&) = delete;
+    Loan& operator=(const Loan&) = delete;
+    Scratch& operator*() { return *scratch_; }
+    Scratch* operator->() { return scratch_.get(); }
+
+   private:
+    ScratchPool& pool_;
+    std::unique_ptr<Scratch> scratch_;
+  };
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Scratch>> idle_;
+};
+
 // A connection and its session. Null `remote`: the client is closed. Only pqc_client_close writes
 // here, and it excludes all other calls by contract.
 struct ClientState {
+  ClientState();
+  ~ClientState();
+  void Close();
+
+  uint32_t timeout_ms = 0;
   std::unique_ptr<Remote, RemoteCloser> remote;
+  std::shared_ptr<LocalSession> local;  // null on the remote path; shared with sequences
+  std::unique_ptr<Sender> sender;       // rows of finished steps
+  std::unique_ptr<StepThread> step_thread;
+  ScratchPool scratch;
 };
 
 // Immutable.
@@ -29,7 +68,19 @@ struct CacheState {
   std::shared_ptr<ClientState> client;  // shared: the handles may be closed in any order
   uint64_t cache_id = 0;
   std::string model_fingerprint;
+  kvstore::IndexDescriptor default_index;
   std::map<uint32_t, LayerShape> stored_layers;
+};
+
+// Shared by the handle, the steps that it is in, and rows on their way.
+struct SequenceState {
+  std::shared_ptr<const CacheState> cache;
+  uint64_t sequence_id = 0;
+  std::unique_ptr<LocalSequence> local;  // null on the remote path
+  std::atomic<bool> changing = false;    // a call that changes the sequence is under way
+  std::atomic<bool> in_step = false;
+  std::atomic<bool> suspended = false;    // by this client
+  std::atomic<uint64_t> token_count = 0;  // complete over all layers, as the last answer told
 };
 
 // Sets *remote, or fails when the client is closed.
@@ -54,9 +105,7 @@ struct pqc_cache {
 };
 
 struct pqc_sequence {
-  std::shared_ptr<const pqcached::client::CacheState> cache;
-  uint64_t sequence_id = 0;
-  std::atomic<bool> changing = false;  // a call that changes the sequence is under way
+  std::shared_ptr<pqcached::client::SequenceState> state;  // shared with steps, rows on their way
 };
 
 namespace pqcached::client {
@@ -64,7 +113,7 @@ namespace pqcached::client {
 // Keeps other calls that change the sequence out for as long as it lives.
 class ChangeLock {
  public:
-  explicit ChangeLock(pqc_sequence& sequence)
+  explicit ChangeLock(SequenceState& sequence)
       : sequence_(sequence), held_(!sequence.changing.exchange(true)) {}
   ~ChangeLock() {
     if (held_) sequence_.changing = false;
@@ -78,20 +127,41 @@ class ChangeLock {
   }
 
  private:
-  pqc_sequence& sequence_;
+  SequenceState& sequence_;
   const bool held_;
 };
 
+// What a call that changes a sequence begins with: no other one is under way, no step either, and the
+// rows of finished steps are stored.
+class Changing {
+ public:
+  explicit Changing(pqc_sequence* sequence);
+
+  pqc_status status() const { return status_; }
+  // REQUIRES: status() == PQC_OK.
+  Remote& remote() const { return *remote_; }
+
+ private:
+  ChangeLock lock_;
+  Remote* remote_ = nullptr;
+  pqc_status status_ = PQC_OK;
+};
+
 // Finds a layer whose rows are stored.
-inline pqc_status FindLayer(const pqc_sequence& sequence, uint32_t layer, const char* name,
+inline pqc_status FindLayer(const CacheState& cache, uint32_t layer, const char* name,
                             LayerShape* shape) {
-  const auto found = sequence.cache->stored_layers.find(layer);
-  if (found == sequence.cache->stored_layers.end()) {
+  const auto found = cache.stored_layers.find(layer);
+  if (found == cache.stored_layers.end()) {
     return Fail(PQC_INVALID_ARGUMENT, "%s: the cache stores no layer %u", name, layer);
   }
   *shape = found->second;
   return PQC_OK;
 }
+
+// Reads rows of several layers. The callers' structs may be larger than ours: the first one tells
+// their distance.
+pqc_status ReadLayers(const CacheState& cache, const pqc_layer_rows* layers, uint32_t layer_count,
+                      std::vector<RowBlock>* blocks);
 
 }  // namespace pqcached::client
 

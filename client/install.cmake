@@ -10,7 +10,7 @@ install(TARGETS pqcached_client EXPORT pqcachedTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT client NAMELINK_COMPONENT client)
 install(TARGETS pqcached_rpc LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT client)
 install(TARGETS pqcachectl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT client)
-install(FILES include/pqcached/client.h include/pqcached/client.hpp
+install(FILES include/pqcached/client.h include/pqcached/client.hpp include/pqcached/values.hpp
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/pqcached COMPONENT client)
 install(EXPORT pqcachedTargets NAMESPACE pqcached:: DESTINATION ${package_dir} COMPONENT client)
 

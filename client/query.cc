@@ -1,10 +1,12 @@
 // Rank, fetch, attend.
-#include <cstring>
-#include <limits>
+#include <algorithm>
+#include <cstddef>
 
 #include "client/arguments.h"
 #include "client/error.h"
 #include "client/handles.h"
+#include "client/local/read.h"
+#include "client/read_path.h"
 
 namespace pqcached::client {
 namespace {
@@ -24,10 +26,11 @@ pqc_status ReadQuery(const pqc_sequence* sequence, const pqc_query* caller_query
   if (const pqc_status status = ReadStruct(caller_query, "query", &query); status != PQC_OK) {
     return status;
   }
-  view->sequence_id = sequence->sequence_id;
+  view->sequence_id = sequence->state->sequence_id;
   view->layer = query.layer;
   view->query_position = query.query_position;
-  if (const pqc_status status = FindLayer(*sequence, query.layer, "query.layer", &view->shape);
+  if (const pqc_status status =
+          FindLayer(*sequence->state->cache, query.layer, "query.layer", &view->shape);
       status != PQC_OK) {
     return status;
   }
@@ -41,6 +44,104 @@ void CopyCounts(const pqc_positions& from, pqc_positions* to) {
   to->window_tokens = from.window_tokens;
 }
 
+void SetCounts(const LayerShape& shape, const LocalSelected& selected, pqc_positions* out) {
+  out->kv_heads = shape.kv_heads;
+  out->count = selected.count;
+  out->sink_tokens = selected.sink_tokens;
+  out->window_tokens = selected.window_tokens;
+}
+
+pqc_status CopyPositions(const Scratch& scratch, pqc_positions* out) {
+  if (!out->positions) return PQC_OK;
+  const uint64_t needed = uint64_t{out->kv_heads} * out->count;
+  if (const pqc_status status = CheckCapacity("capacity", out->capacity, needed);
+      status != PQC_OK) {
+    return status;
+  }
+  std::copy_n(scratch.positions.data(), needed, out->positions);
+  return PQC_OK;
+}
+
+pqc_status SelectMapped(SequenceState& state, const QueryView& query, const pqc_selection& terms,
+                        pqc_positions* out, bool* remote_instead) {
+  kvstore::Selection selection;
+  if (const pqc_status status = ToTerms(terms, state.cache->default_index, &selection);
+      status != PQC_OK) {
+    return status;
+  }
+  ClientState& client = *state.cache->client;
+  ScratchPool::Loan scratch(client.scratch);
+  LocalSelected selected;
+  const pqc_status status = ReadMapped(
+      state,
+      [&](const Pinned& pinned) {
+        return SelectLocally(pinned, query, selection, client.local->workers().parallel_for(),
+                             *scratch, &selected);
+      },
+      remote_instead);
+  if (status != PQC_OK) return status;
+  SetCounts(query.shape, selected, out);
+  return CopyPositions(*scratch, out);
+}
+
+pqc_status ScoreMapped(SequenceState& state, const QueryView& query, const pqc_index& index,
+                       pqc_token_range tokens, const ScoresOut& out, bool* remote_instead) {
+  kvstore::IndexDescriptor descriptor;
+  if (const pqc_status status = ToIndex(index, state.cache->default_index, &descriptor);
+      status != PQC_OK) {
+    return status;
+  }
+  ClientState& client = *state.cache->client;
+  ScratchPool::Loan scratch(client.scratch);
+  return ReadMapped(
+      state,
+      [&](const Pinned& pinned) {
+        return ScoreLocally(pinned, query, descriptor, tokens,
+                            client.local->workers().parallel_for(), *scratch, out);
+      },
+      remote_instead);
+}
+
+// Exactly one of `terms` and `positions`.
+pqc_status AttendMapped(SequenceState& state, const QueryView& query, const pqc_selection* terms,
+                        const PositionsView* positions, pqc_attention* out, bool* remote_instead) {
+  kvstore::Selection selection;
+  if (terms) {
+    const pqc_status status = ToTerms(*terms, state.cache->default_index, &selection);
+    if (status != PQC_OK) return status;
+  }
+  ClientState& client = *state.cache->client;
+  const kvstore::ParallelFor& parallel = client.local->workers().parallel_for();
+  ScratchPool::Loan scratch(client.scratch);
+  LocalSelected selected;
+  const pqc_status status = ReadMapped(
+      state,
+      [&](const Pinned& pinned) {
+        if (positions) {
+          selected.count = positions->count;
+          return AttendPositionsLocally(pinned, query, *positions, parallel, *scratch, out->output,
+                                        out->lse);
+        }
+        const pqc_status found =
+            SelectLocally(pinned, query, selection, parallel, *scratch, &selected);
+        if (found != PQC_OK) return found;
+        return AttendLocally(pinned, query, selected.count, parallel, *scratch, out->output,
+                             out->lse);
+      },
+      remote_instead);
+  if (status != PQC_OK) return status;
+  SetCounts(query.shape, selected, &out->selected);
+  if (!positions) return CopyPositions(*scratch, &out->selected);
+  pqc_positions& same = out->selected;
+  if (!same.positions) return PQC_OK;
+  const uint64_t needed = uint64_t{same.kv_heads} * same.count;
+  if (const pqc_status fits = CheckCapacity("capacity", same.capacity, needed); fits != PQC_OK) {
+    return fits;
+  }
+  std::copy_n(positions->positions, needed, same.positions);
+  return PQC_OK;
+}
+
 pqc_status Select(pqc_sequence* sequence, const pqc_query* query, const pqc_selection* selection,
                   pqc_positions* out) {
   QueryView view;
@@ -52,12 +153,20 @@ pqc_status Select(pqc_sequence* sequence, const pqc_query* query, const pqc_sele
   if (!out) return Fail(PQC_INVALID_ARGUMENT, "out: must not be NULL");
   if (const pqc_status status = CheckMemberSize(*out, "out"); status != PQC_OK) return status;
   pqc_positions selected = *out;
+  SequenceState& state = *sequence->state;
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
+  if (const pqc_status status = GetRemote(*state.cache->client, &remote); status != PQC_OK) {
     return status;
   }
+  if (state.local) {
+    bool remote_instead = false;
+    const pqc_status status = SelectMapped(state, view, terms, &selected, &remote_instead);
+    if (status == PQC_OK || status == PQC_OUT_OF_RANGE) CopyCounts(selected, out);
+    if (!remote_instead) return status;
+  }
   ErrorText error;
-  const pqc_status status = remote->TopK(view, terms, &selected, &error);
+  const SelectItem item{.query = view, .selection = &terms, .out = &selected};
+  const pqc_status status = remote->TopK(&item, 1, &error);
   if (status == PQC_OK || status == PQC_OUT_OF_RANGE) CopyCounts(selected, out);
   return Report(status, error);
 }
@@ -78,14 +187,24 @@ pqc_status Score(pqc_sequence* sequence, const pqc_query* query, const pqc_index
   if (caller_index) index = *caller_index;
   if (const pqc_status status = CheckIndex(index, "index"); status != PQC_OK) return status;
   if (const pqc_status status = CheckRange(tokens); status != PQC_OK) return status;
+  if (view.queries.shape[0] != 1) {
+    return Fail(PQC_INVALID_ARGUMENT, "query.queries.shape[0]: query_length %llu, must be 1 here",
+                LongLong{view.queries.shape[0]});
+  }
   if (out.logits) {
     const uint64_t needed = view.shape.query_heads * (tokens.end - tokens.begin);
     const pqc_status status = CheckCapacity("logit_capacity", logit_capacity, needed);
     if (status != PQC_OK) return status;
   }
+  SequenceState& state = *sequence->state;
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
+  if (const pqc_status status = GetRemote(*state.cache->client, &remote); status != PQC_OK) {
     return status;
+  }
+  if (state.local) {
+    bool remote_instead = false;
+    const pqc_status status = ScoreMapped(state, view, index, tokens, out, &remote_instead);
+    if (!remote_instead) return status;
   }
   ErrorText error;
   return Report(remote->Score(view, index, tokens, out, &error), error);
@@ -104,10 +223,10 @@ pqc_status ReadFetch(const pqc_sequence* sequence, uint32_t layer, pqc_row_part 
   if (const uint32_t number = RawEnum(part); number > PQC_VALUE) {
     return Fail(PQC_INVALID_ARGUMENT, "part: %u, must be PQC_ROW, PQC_KEY or PQC_VALUE", number);
   }
-  view->sequence_id = sequence->sequence_id;
+  view->sequence_id = sequence->state->sequence_id;
   view->layer = layer;
   view->part = part;
-  return FindLayer(*sequence, layer, "layer", &view->shape);
+  return FindLayer(*sequence->state->cache, layer, "layer", &view->shape);
 }
 
 pqc_status FetchRange(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,
@@ -122,9 +241,20 @@ pqc_status FetchRange(pqc_sequence* sequence, uint32_t layer, pqc_token_range to
   if (const pqc_status status = CheckCapacity("out_bytes", out_bytes, needed); status != PQC_OK) {
     return status;
   }
+  SequenceState& state = *sequence->state;
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
+  if (const pqc_status status = GetRemote(*state.cache->client, &remote); status != PQC_OK) {
     return status;
+  }
+  if (state.local) {
+    bool remote_instead = false;
+    const pqc_status status = ReadMapped(
+        state,
+        [&](const Pinned& pinned) {
+          return FetchRangeLocally(pinned, view, tokens, static_cast<std::byte*>(out));
+        },
+        &remote_instead);
+    if (!remote_instead) return status;
   }
   ErrorText error;
   return Report(remote->FetchRange(view, tokens, static_cast<std::byte*>(out), &error), error);
@@ -148,9 +278,20 @@ pqc_status FetchTokens(pqc_sequence* sequence, uint32_t layer, const PositionsVi
   if (const pqc_status status = CheckCapacity("out_bytes", out_bytes, needed); status != PQC_OK) {
     return status;
   }
+  SequenceState& state = *sequence->state;
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
+  if (const pqc_status status = GetRemote(*state.cache->client, &remote); status != PQC_OK) {
     return status;
+  }
+  if (state.local) {
+    bool remote_instead = false;
+    const pqc_status status = ReadMapped(
+        state,
+        [&](const Pinned& pinned) {
+          return FetchTokensLocally(pinned, view, positions, static_cast<std::byte*>(out));
+        },
+        &remote_instead);
+    if (!remote_instead) return status;
   }
   ErrorText error;
   return Report(remote->FetchTokens(view, positions, static_cast<std::byte*>(out), &error), error);
@@ -172,22 +313,33 @@ pqc_status Attend(pqc_sequence* sequence, const pqc_query* query, const pqc_sele
   }
   if (!out.output) return Fail(PQC_INVALID_ARGUMENT, "out.output: must not be NULL");
   if (!out.lse) return Fail(PQC_INVALID_ARGUMENT, "out.lse: must not be NULL");
-  const uint64_t outputs = uint64_t{view.shape.query_heads} * view.shape.value_dim;
+  const uint64_t rows = view.queries.shape[0] * view.shape.query_heads;
+  const uint64_t outputs = rows * view.shape.value_dim;
   if (const pqc_status status = CheckCapacity("out.output_capacity", out.output_capacity, outputs);
       status != PQC_OK) {
     return status;
   }
-  if (const pqc_status status =
-          CheckCapacity("out.lse_capacity", out.lse_capacity, view.shape.query_heads);
+  if (const pqc_status status = CheckCapacity("out.lse_capacity", out.lse_capacity, rows);
       status != PQC_OK) {
     return status;
   }
+  SequenceState& state = *sequence->state;
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
+  if (const pqc_status status = GetRemote(*state.cache->client, &remote); status != PQC_OK) {
     return status;
   }
+  if (state.local) {
+    bool remote_instead = false;
+    const pqc_status status =
+        AttendMapped(state, view, selection, positions, &out, &remote_instead);
+    if (status == PQC_OK || status == PQC_OUT_OF_RANGE) {
+      CopyCounts(out.selected, &caller_out->selected);
+    }
+    if (!remote_instead) return status;
+  }
   ErrorText error;
-  const pqc_status status = remote->Attend(view, selection, positions, &out, &error);
+  const AttendItem item{.query = view, .selection = selection, .positions = positions, .out = &out};
+  const pqc_status status = remote->Attend(&item, 1, &error);
   if (status == PQC_OK || status == PQC_OUT_OF_RANGE) {
     CopyCounts(out.selected, &caller_out->selected);
   }

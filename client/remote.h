@@ -17,12 +17,21 @@
 
 namespace pqcached::client {
 
-inline constexpr uint32_t kRemoteVersion = 1;
+inline constexpr uint32_t kRemoteVersion = 2;
+inline constexpr uint32_t kMaxBatchItems = 256;
 inline constexpr char kRpcEntrySymbol[] = "pqcached_rpc_entry";
 
 // Why a call failed: the field and its limit. Cut when longer.
 struct ErrorText {
   char text[1024] = {};
+};
+
+// Where packed elements lie in the session's staging ring.
+struct StagingPlace {
+  uint32_t slot = 0;
+  uint64_t offset_bytes = 0;  // in the slot
+  uint64_t size_bytes = 0;
+  uint64_t generation = 0;
 };
 
 // Borrowed elements; every element lies inside what the caller owns.
@@ -32,6 +41,12 @@ struct TensorView {
   uint32_t ndim = 0;
   uint64_t shape[4] = {};
   int64_t strides[4] = {};  // in elements, always filled
+  // Rows of a paged engine: index i of the first dimension is index i % block_tokens of block
+  // blocks[i / block_tokens], and blocks are block_stride elements apart. Null = not paged.
+  const uint32_t* blocks = nullptr;
+  uint32_t block_tokens = 0;
+  int64_t block_stride = 0;
+  const StagingPlace* staging = nullptr;  // instead of `data`, when not null; then packed
 };
 
 // Of one stored layer, as its cache was opened.
@@ -41,6 +56,8 @@ struct LayerShape {
   uint32_t key_dim = 0;
   uint32_t value_dim = 0;
   pqc_dtype dtype = PQC_F32;
+  float scale = 1;  // of logits
+  float softcap = 0;
 };
 
 // K [tokens, kv_heads, key_dim] and V [tokens, kv_heads, value_dim] of one layer; tokens >= 1.
@@ -54,7 +71,7 @@ struct QueryView {
   uint64_t sequence_id = 0;
   uint32_t layer = 0;
   uint64_t query_position = 0;
-  TensorView queries;  // [1, query_heads, key_dim]
+  TensorView queries;  // [query_length, query_heads, key_dim]
   LayerShape shape;
 };
 
@@ -77,6 +94,48 @@ struct ScoresOut {
   float* sum_exp = nullptr;  // [query_heads], or null
 };
 
+// One of the batch that TopK answers. Fills *out, but out->positions only when it is not null.
+struct SelectItem {
+  QueryView query;
+  const pqc_selection* selection = nullptr;
+  pqc_positions* out = nullptr;
+};
+
+// One of the batch that Attend answers. Exactly one of `selection` and `positions`; out->output and
+// out->lse have room.
+struct AttendItem {
+  QueryView query;
+  const pqc_selection* selection = nullptr;
+  const PositionsView* positions = nullptr;
+  pqc_attention* out = nullptr;
+};
+
+// A lease that the caller has; lease_id 0 = none.
+struct LeaseView {
+  uint64_t lease_id = 0;
+  uint64_t known_version = 0;  // the oldest attachment that is still in use: older ones are let go
+};
+
+// Gets an attachment that came with an answer, at most once; `write` null = not wanted.
+struct ImageSink {
+  void* context = nullptr;
+  void (*write)(void* context, uint64_t version, const std::byte* image, size_t size) = nullptr;
+};
+
+// New rows of one sequence: every stored layer once.
+struct AppendItem {
+  uint64_t sequence_id = 0;
+  uint64_t first_position = 0;
+  const RowBlock* rows = nullptr;
+  uint32_t row_block_count = 0;
+  LeaseView lease;
+  ImageSink image;
+  uint64_t token_count = 0;  // out
+};
+
+// Whether a call of the C ABI waits for the answer: counted apart.
+enum class Waiting : uint32_t { kCaller = 0, kNobody = 1 };
+
 // Gets a text of any length, in one call.
 struct TextSink {
   void* context = nullptr;
@@ -92,27 +151,42 @@ class Remote {
 
   virtual pqc_status OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
                                ErrorText* error) noexcept = 0;
+  // options: checked, all its fields.
   virtual pqc_status CreateSequence(uint64_t cache_id, const char* model_fingerprint,
-                                    uint64_t* sequence_id, ErrorText* error) noexcept = 0;
+                                    const pqc_sequence_options& options, uint64_t* sequence_id,
+                                    uint64_t* token_count, ErrorText* error) noexcept = 0;
+  virtual pqc_status ForkSequence(uint64_t sequence_id, uint64_t token_count, uint64_t* child_id,
+                                  uint64_t* child_token_count, ErrorText* error) noexcept = 0;
+  // Of `prompt`, token_ids and extra_key alone.
+  virtual pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
+                                 uint64_t* token_count, ErrorText* error) noexcept = 0;
+  virtual pqc_status SuspendSequence(uint64_t sequence_id, ErrorText* error) noexcept = 0;
+  virtual pqc_status ResumeSequence(uint64_t sequence_id, uint64_t* token_count,
+                                    ErrorText* error) noexcept = 0;
   virtual pqc_status DropSequence(uint64_t sequence_id, ErrorText* error) noexcept = 0;
   virtual pqc_status TruncateSequence(uint64_t sequence_id, uint64_t token_count,
-                                      ErrorText* error) noexcept = 0;
+                                      const LeaseView& lease, const ImageSink& image,
+                                      Waiting waiting, ErrorText* error) noexcept = 0;
   virtual pqc_status DescribeSequence(uint64_t sequence_id, pqc_sequence_info* info,
                                       ErrorText* error) noexcept = 0;
 
   virtual pqc_status Ingest(uint64_t sequence_id, uint64_t first_position, const RowBlock& rows,
                             ErrorText* error) noexcept = 0;
-  virtual pqc_status Append(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
+  // rows: by staging reference, each layer at most once. All or nothing.
+  virtual pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                             uint32_t row_block_count, uint64_t* token_count,
+                            ErrorText* error) noexcept = 0;
+  // At most kMaxBatchItems. When an item fails, the message begins with "items[i]" and the items
+  // before it are stored.
+  virtual pqc_status Append(AppendItem* items, uint32_t item_count, Waiting waiting,
                             ErrorText* error) noexcept = 0;
   // Calls options.callback on the calling thread.
   virtual pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
                                 ErrorText* error) noexcept = 0;
 
-  // Fills *out, but out->positions only when it is not null; too small a capacity is
-  // PQC_OUT_OF_RANGE with the counts filled.
-  virtual pqc_status TopK(const QueryView& query, const pqc_selection& selection,
-                          pqc_positions* out, ErrorText* error) noexcept = 0;
+  // Too small a capacity of an item's output is PQC_OUT_OF_RANGE with the counts of all items filled.
+  virtual pqc_status TopK(const SelectItem* items, uint32_t item_count,
+                          ErrorText* error) noexcept = 0;
   virtual pqc_status Score(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
                            const ScoresOut& out, ErrorText* error) noexcept = 0;
   // `out` has room for [kv_heads, tokens, dim] elements of the cache's dtype.
@@ -120,10 +194,17 @@ class Remote {
                                 ErrorText* error) noexcept = 0;
   virtual pqc_status FetchTokens(const FetchView& fetch, const PositionsView& positions,
                                  std::byte* out, ErrorText* error) noexcept = 0;
-  // Exactly one of `selection` and `positions`. out->output and out->lse have room.
-  virtual pqc_status Attend(const QueryView& query, const pqc_selection* selection,
-                            const PositionsView* positions, pqc_attention* out,
+  virtual pqc_status Attend(const AttendItem* items, uint32_t item_count,
                             ErrorText* error) noexcept = 0;
+
+  // Takes a lease, or refreshes the one given.
+  virtual pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, uint64_t* lease_id,
+                            uint32_t* word_index, const ImageSink& image,
+                            ErrorText* error) noexcept = 0;
+  virtual pqc_status Detach(uint64_t lease_id, ErrorText* error) noexcept = 0;
+
+  // RPCs sent so far, repeats included.
+  virtual void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept = 0;
 
   // Names are those of the proto; 64-bit integers are strings, as protobuf's JSON mapping has it.
   virtual pqc_status AdminJson(const char* method, const char* request, const TextSink& answer,
@@ -138,6 +219,13 @@ struct RemoteOptions {
   const char* tenant = nullptr;
   const char* client_name = nullptr;
   uint32_t timeout_ms = 0;
+  // A session that the broker opened; null = one by a Session stream. `ended` waits until it has
+  // ended or the time is over, and says whether it has; it is called from any thread.
+  const char* session_token = nullptr;
+  const char* boot_id = nullptr;
+  uint64_t max_message_bytes = 0;
+  void* ended_context = nullptr;
+  bool (*ended)(void* context, uint32_t wait_ms) = nullptr;
 };
 
 // What libpqcached_rpc's one exported function, `const RpcEntry* pqcached_rpc_entry()`, returns.

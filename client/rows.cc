@@ -5,11 +5,10 @@
 #include "client/arguments.h"
 #include "client/error.h"
 #include "client/handles.h"
+#include "client/local/ingest.h"
 
 namespace pqcached::client {
 namespace {
-
-constexpr uint32_t kMaxLayers = 1024;
 
 pqc_status CheckPositions(uint64_t first_position, uint64_t token_count) {
   if (first_position <= kMaxSequenceTokens && token_count <= kMaxSequenceTokens - first_position) {
@@ -28,7 +27,8 @@ pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_positio
   if (!values) return Fail(PQC_INVALID_ARGUMENT, "values: must not be NULL");
   LayerShape shape;
   RowBlock rows{.layer = layer, .keys = {}, .values = {}};
-  if (const pqc_status status = FindLayer(*sequence, layer, "layer", &shape); status != PQC_OK) {
+  if (const pqc_status status = FindLayer(*sequence->state->cache, layer, "layer", &shape);
+      status != PQC_OK) {
     return status;
   }
   if (const pqc_status status = ReadRows(*keys, *values, shape, "", &rows); status != PQC_OK) {
@@ -38,55 +38,27 @@ pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_positio
       status != PQC_OK) {
     return status;
   }
-  const ChangeLock lock(*sequence);
-  if (lock.status() != PQC_OK) return PQC_ABORTED;
-  Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
-    return status;
+  const Changing changing(sequence);
+  if (changing.status() != PQC_OK) return changing.status();
+  SequenceState& state = *sequence->state;
+  if (state.local) {
+    bool remote_instead = false;
+    const pqc_status status = IngestLocally({.staging = state.local->session().staging(),
+                                             .remote = changing.remote(),
+                                             .sequence_id = state.sequence_id,
+                                             .timeout_ms = state.cache->client->timeout_ms},
+                                            first_position, rows, &remote_instead);
+    if (!remote_instead) return status;
   }
   ErrorText error;
-  return Report(remote->Ingest(sequence->sequence_id, first_position, rows, &error), error);
-}
-
-// The callers' structs may be larger than ours: the first one tells their distance.
-pqc_status ReadLayers(const pqc_sequence& sequence, const pqc_layer_rows* layers,
-                      uint32_t layer_count, std::vector<RowBlock>* blocks) {
-  if (!layers) return Fail(PQC_INVALID_ARGUMENT, "layers: must not be NULL");
-  if (layer_count < 1 || layer_count > kMaxLayers) {
-    return Fail(PQC_INVALID_ARGUMENT, "layer_count: %u, must be 1 to %u", layer_count, kMaxLayers);
-  }
-  blocks->resize(layer_count);
-  const auto* bytes = reinterpret_cast<const std::byte*>(layers);
-  for (uint32_t i = 0; i < layer_count; ++i) {
-    char name[32];
-    std::snprintf(name, sizeof(name), "layers[%u]", i);
-    pqc_layer_rows rows;
-    if (const pqc_status status =
-            ReadStruct(bytes + size_t{i} * layers->struct_size, sizeof(rows), name, &rows);
-        status != PQC_OK) {
-      return status;
-    }
-    std::snprintf(name, sizeof(name), "layers[%u].layer", i);
-    LayerShape shape;
-    if (const pqc_status status = FindLayer(sequence, rows.layer, name, &shape); status != PQC_OK) {
-      return status;
-    }
-    std::snprintf(name, sizeof(name), "layers[%u].", i);
-    RowBlock& block = (*blocks)[i];
-    block.layer = rows.layer;
-    if (const pqc_status status = ReadRows(rows.keys, rows.values, shape, name, &block);
-        status != PQC_OK) {
-      return status;
-    }
-  }
-  return PQC_OK;
+  return Report(changing.remote().Ingest(state.sequence_id, first_position, rows, &error), error);
 }
 
 pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_layer_rows* layers,
                   uint32_t layer_count, uint64_t* token_count) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
   std::vector<RowBlock> blocks;
-  if (const pqc_status status = ReadLayers(*sequence, layers, layer_count, &blocks);
+  if (const pqc_status status = ReadLayers(*sequence->state->cache, layers, layer_count, &blocks);
       status != PQC_OK) {
     return status;
   }
@@ -94,18 +66,22 @@ pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_lay
       status != PQC_OK) {
     return status;
   }
-  const ChangeLock lock(*sequence);
-  if (lock.status() != PQC_OK) return PQC_ABORTED;
-  Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
-    return status;
-  }
-  uint64_t tokens = 0;
+  const Changing changing(sequence);
+  if (changing.status() != PQC_OK) return changing.status();
+  SequenceState& state = *sequence->state;
+  ImageBytes image;
   ErrorText error;
-  const pqc_status status = remote->Append(sequence->sequence_id, first_position, blocks.data(),
-                                           layer_count, &tokens, &error);
-  if (status == PQC_OK && token_count) *token_count = tokens;
-  return Report(status, error);
+  AppendItem item{.sequence_id = state.sequence_id,
+                  .first_position = first_position,
+                  .rows = blocks.data(),
+                  .row_block_count = layer_count,
+                  .lease = state.local ? state.local->lease() : LeaseView{},
+                  .image = state.local ? image.sink() : ImageSink{}};
+  const pqc_status status = changing.remote().Append(&item, 1, Waiting::kCaller, &error);
+  if (status != PQC_OK) return Report(status, error);
+  state.token_count = item.token_count;
+  if (token_count) *token_count = item.token_count;
+  return state.local ? state.local->Install(image) : PQC_OK;
 }
 
 pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options) {
@@ -117,14 +93,10 @@ pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options
   if (const pqc_status status = CheckIndex(options.index, "options.index"); status != PQC_OK) {
     return status;
   }
-  const ChangeLock lock(*sequence);
-  if (lock.status() != PQC_OK) return PQC_ABORTED;
-  Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*sequence->cache->client, &remote); status != PQC_OK) {
-    return status;
-  }
+  const Changing changing(sequence);
+  if (changing.status() != PQC_OK) return changing.status();
   ErrorText error;
-  return Report(remote->BuildIndex(sequence->sequence_id, options, &error), error);
+  return Report(changing.remote().BuildIndex(sequence->state->sequence_id, options, &error), error);
 }
 
 }  // namespace

@@ -71,6 +71,11 @@ void Stats(Sidecar& sidecar, const Arguments& arguments) {
   Print(arguments, stats, ReportStats(stats));
 }
 
+void Leases(Sidecar& sidecar, const Arguments& arguments) {
+  const Json leases = sidecar.Call("ListLeases");
+  Print(arguments, leases, ReportLeases(leases));
+}
+
 void Ping(Sidecar& sidecar, const Arguments& arguments) {
   const auto begin = std::chrono::steady_clock::now();
   const Json info = sidecar.Call("GetServerInfo");
@@ -108,7 +113,8 @@ using Command = void (*)(Sidecar&, const Arguments&);
 int Run(const Arguments& arguments, Command command) {
   Result<Client> client = Client::Open({.endpoint = arguments.endpoint,
                                         .client_name = "pqcachectl",
-                                        .timeout_ms = arguments.timeout_ms});
+                                        .timeout_ms = arguments.timeout_ms,
+                                        .path = PQC_PATH_ONLY_REMOTE});
   if (!client.ok()) return Complain(arguments, client.status());
   Sidecar sidecar(std::move(*client));
   try {
@@ -139,6 +145,7 @@ int Main(int argc, char** argv) {
   CLI::App* describe = app.add_subcommand("describe", "a sequence, or the sidecar itself");
   describe->add_option("SEQUENCE", arguments.sequence, "id of a sequence, as ls shows it");
   app.add_subcommand("stats", "memory and calls so far");
+  app.add_subcommand("leases", "what clients on this host keep in place");
   app.add_subcommand("ping", "version and round-trip time");
   CLI::App* log_level = app.add_subcommand("log-level", "sets how much the sidecar logs");
   log_level
@@ -150,11 +157,9 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
-  const std::pair<const char*, Command> commands[] = {{"ls", &List},
-                                                      {"describe", &Describe},
-                                                      {"stats", &Stats},
-                                                      {"ping", &Ping},
-                                                      {"log-level", &SetLogLevel}};
+  const std::pair<const char*, Command> commands[] = {
+      {"ls", &List},       {"describe", &Describe}, {"stats", &Stats},
+      {"leases", &Leases}, {"ping", &Ping},         {"log-level", &SetLogLevel}};
   for (const auto& [name, command] : commands) {
     if (app.got_subcommand(name)) return Run(arguments, command);
   }

@@ -156,6 +156,18 @@ std::string ReportServer(const Json& server_info) {
   return config.empty() ? text : text + "\n" + config.ToText();
 }
 
+std::string ReportLeases(const Json& list_leases) {
+  Table leases({"LEASE", "SEQUENCE", "CLIENT", "PID", "AGE", "BYTES", "VERSIONS", "STATE"});
+  for (const Json& lease : list_leases.at("leases")) {
+    const auto age = static_cast<uint64_t>(lease.at("age_seconds").get<double>());
+    leases.Add({Count(lease.at("lease_id")), Count(lease.at("sequence_id")),
+                lease.at("client_name"), Count(lease.at("peer_pid")), FormatSeconds(age),
+                Bytes(lease.at("bytes")), Count(lease.at("version_count")),
+                lease.at("revoked").get<bool>() ? "revoked" : "held"});
+  }
+  return leases.empty() ? "no leases\n" : leases.ToText();
+}
+
 std::string ReportStats(const Json& stats) {
   std::string text;
   text += "uptime     " + FormatSeconds(Number(stats.at("uptime_seconds"))) + "\n";
@@ -165,6 +177,11 @@ std::string ReportStats(const Json& stats) {
   text += "pools      " + Bytes(stats.at("pool_used_bytes")) + " used + " +
           Bytes(stats.at("pool_free_bytes")) + " free = " + Bytes(stats.at("pool_capacity_bytes")) +
           "\n";
+  text += "shared     " + Bytes(stats.at("shared_bytes")) + " by several sequences\n";
+  text += "leases     " + Count(stats.at("lease_count")) + ", " +
+          Count(stats.at("revoked_lease_count")) + " of them revoked\n";
+  text += "staging    " + Bytes(stats.at("staging_bytes")) + "\n";
+  text += "builds     " + Count(stats.at("builds_in_flight")) + " in flight\n";
   Table calls({"CALL", "STATUS", "COUNT", "MEAN ms", "MAX ms"});
   for (const Json& rpc : stats.at("rpcs")) {
     uint64_t total = 0;

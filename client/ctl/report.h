@@ -20,6 +20,7 @@ std::string IndexName(const Json& index_spec);
 std::string ReportCaches(const Json& list_caches, const Json& list_sequences);
 std::string ReportSequence(const Json& describe_sequence);
 std::string ReportServer(const Json& server_info);
+std::string ReportLeases(const Json& list_leases);
 std::string ReportStats(const Json& stats);
 std::string ReportPing(const std::string& endpoint, const Json& server_info, double milliseconds);
 

@@ -23,7 +23,7 @@ uint64_t RowBytes(const FetchView& fetch) {
 }
 
 grpc::Status CopySelected(const v1::Selected& selected, const LayerShape& shape, bool positions,
-                          pqc_positions* out) {
+                          pqc_positions* out, bool* too_small) {
   const uint64_t needed = uint64_t{selected.kv_heads()} * selected.count();
   if (selected.kv_heads() != shape.kv_heads) {
     return BadAnswer("selected.kv_heads", std::to_string(selected.kv_heads()));
@@ -37,12 +37,37 @@ grpc::Status CopySelected(const v1::Selected& selected, const LayerShape& shape,
   out->window_tokens = selected.window_tokens();
   if (!positions || !out->positions) return grpc::Status::OK;
   if (out->capacity < needed) {
-    return {grpc::StatusCode::OUT_OF_RANGE, "capacity: " + std::to_string(out->capacity) +
-                                                " positions, but " + std::to_string(needed) +
-                                                " are needed"};
+    *too_small = true;
+    return grpc::Status::OK;
   }
   std::copy(selected.positions().begin(), selected.positions().end(), out->positions);
   return grpc::Status::OK;
+}
+
+grpc::Status TooSmall() {
+  return {grpc::StatusCode::OUT_OF_RANGE,
+          "capacity: too few positions; kv_heads x count of each output are needed"};
+}
+
+grpc::Status CopyAttention(const v1::Attention& attention, const std::string& field,
+                           const AttendItem& item, bool* too_small) {
+  const LayerShape& shape = item.query.shape;
+  const uint64_t length = item.query.queries.shape[0];
+  const uint64_t rows = length * shape.query_heads;
+  std::string reason;
+  const std::byte* output = TensorBytes(attention.output(), PQC_F32,
+                                        {length, shape.query_heads, shape.value_dim}, &reason);
+  if (!output) return BadAnswer(field + ".output", reason);
+  if (static_cast<uint64_t>(attention.lse_size()) != rows) {
+    return BadAnswer(field + ".lse", std::to_string(attention.lse_size()));
+  }
+  const bool want_positions = item.out->selected.positions != nullptr;
+  grpc::Status copied =
+      CopySelected(attention.selected(), shape, want_positions, &item.out->selected, too_small);
+  if (!copied.ok()) return copied;
+  std::memcpy(item.out->output, output, rows * shape.value_dim * sizeof(float));
+  std::copy(attention.lse().begin(), attention.lse().end(), item.out->lse);
+  return copied;
 }
 
 // [heads, tokens] of `from` into columns [token, token + tokens) of [heads, token_count] in `out`;
@@ -66,19 +91,41 @@ void JoinSums(float max, float sum_exp, float* joined_max, float* joined_sum_exp
 
 }  // namespace
 
-pqc_status RpcRemote::TopK(const QueryView& query, const pqc_selection& selection,
-                           pqc_positions* out, ErrorText* error) noexcept {
-  return Finish("TopK", error, [&]() -> grpc::Status {
-    v1::TopKRequest request;
-    v1::TopKResponse response;
-    ToWire(query, request.add_items()->mutable_query());
-    ToWire(selection, request.mutable_items(0)->mutable_selection());
-    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
-      return kv_->TopK(context, request, &response);
-    });
+grpc::Status RpcRemote::SelectPart(const SelectItem* items, uint32_t item_count, Deadline deadline,
+                                   bool* too_small) {
+  v1::TopKRequest request;
+  v1::TopKResponse response;
+  for (uint32_t i = 0; i < item_count; ++i) {
+    v1::TopKItem* item = request.add_items();
+    ToWire(items[i].query, item->mutable_query());
+    ToWire(*items[i].selection, item->mutable_selection());
+  }
+  grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](auto* context) {
+    return kv_->TopK(context, request, &response);
+  });
+  if (!status.ok()) return status;
+  if (static_cast<uint32_t>(response.items_size()) != item_count) {
+    return BadAnswer("items", "must be one per item of the request");
+  }
+  for (uint32_t i = 0; i < item_count; ++i) {
+    status = CopySelected(response.items(static_cast<int>(i)), items[i].query.shape,
+                          /*positions=*/true, items[i].out, too_small);
     if (!status.ok()) return status;
-    if (response.items_size() != 1) return BadAnswer("items", "must be one");
-    return CopySelected(response.items(0), query.shape, /*positions=*/true, out);
+  }
+  return status;
+}
+
+pqc_status RpcRemote::TopK(const SelectItem* items, uint32_t item_count,
+                           ErrorText* error) noexcept {
+  return Finish("TopK", error, [&]() -> grpc::Status {
+    const Deadline deadline = CallDeadline();
+    bool too_small = false;
+    for (uint32_t i = 0; i < item_count; i += kMaxBatchItems) {
+      grpc::Status status =
+          SelectPart(items + i, std::min(kMaxBatchItems, item_count - i), deadline, &too_small);
+      if (!status.ok()) return status;
+    }
+    return too_small ? TooSmall() : grpc::Status::OK;
   });
 }
 
@@ -208,41 +255,48 @@ pqc_status RpcRemote::FetchTokens(const FetchView& fetch, const PositionsView& p
   });
 }
 
-pqc_status RpcRemote::Attend(const QueryView& query, const pqc_selection* selection,
-                             const PositionsView* positions, pqc_attention* out,
-                             ErrorText* error) noexcept {
-  return Finish("Attend", error, [&]() -> grpc::Status {
-    const LayerShape& shape = query.shape;
-    v1::AttendRequest request;
-    v1::AttendResponse response;
+grpc::Status RpcRemote::AttendPart(const AttendItem* items, uint32_t item_count, Deadline deadline,
+                                   bool* too_small) {
+  v1::AttendRequest request;
+  v1::AttendResponse response;
+  for (uint32_t i = 0; i < item_count; ++i) {
     v1::AttendItem* item = request.add_items();
-    ToWire(query, item->mutable_query());
-    if (selection) ToWire(*selection, item->mutable_selection());
-    if (positions) {
+    ToWire(items[i].query, item->mutable_query());
+    if (items[i].selection) ToWire(*items[i].selection, item->mutable_selection());
+    if (const PositionsView* positions = items[i].positions) {
       item->mutable_positions()->set_count(positions->count);
       item->mutable_positions()->mutable_positions()->Add(
-          positions->positions, positions->positions + uint64_t{shape.kv_heads} * positions->count);
+          positions->positions,
+          positions->positions + uint64_t{items[i].query.shape.kv_heads} * positions->count);
     }
-    const bool want_positions = out->selected.positions != nullptr;
-    item->set_want_positions(want_positions);
-    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
-      return kv_->Attend(context, request, &response);
-    });
+    item->set_want_positions(items[i].out->selected.positions != nullptr);
+  }
+  grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](auto* context) {
+    return kv_->Attend(context, request, &response);
+  });
+  if (!status.ok()) return status;
+  if (static_cast<uint32_t>(response.items_size()) != item_count) {
+    return BadAnswer("items", "must be one per item of the request");
+  }
+  for (uint32_t i = 0; i < item_count; ++i) {
+    status = CopyAttention(response.items(static_cast<int>(i)), "items[" + std::to_string(i) + "]",
+                           items[i], too_small);
     if (!status.ok()) return status;
-    if (response.items_size() != 1) return BadAnswer("items", "must be one");
-    const v1::Attention& attention = response.items(0);
-    std::string reason;
-    const std::byte* output =
-        TensorBytes(attention.output(), PQC_F32, {1, shape.query_heads, shape.value_dim}, &reason);
-    if (!output) return BadAnswer("items[0].output", reason);
-    if (static_cast<uint32_t>(attention.lse_size()) != shape.query_heads) {
-      return BadAnswer("items[0].lse", std::to_string(attention.lse_size()));
+  }
+  return status;
+}
+
+pqc_status RpcRemote::Attend(const AttendItem* items, uint32_t item_count,
+                             ErrorText* error) noexcept {
+  return Finish("Attend", error, [&]() -> grpc::Status {
+    const Deadline deadline = CallDeadline();
+    bool too_small = false;
+    for (uint32_t i = 0; i < item_count; i += kMaxBatchItems) {
+      grpc::Status status =
+          AttendPart(items + i, std::min(kMaxBatchItems, item_count - i), deadline, &too_small);
+      if (!status.ok()) return status;
     }
-    grpc::Status copied = CopySelected(attention.selected(), shape, want_positions, &out->selected);
-    if (!copied.ok()) return copied;
-    std::memcpy(out->output, output, size_t{shape.query_heads} * shape.value_dim * sizeof(float));
-    std::copy(attention.lse().begin(), attention.lse().end(), out->lse);
-    return copied;
+    return too_small ? TooSmall() : grpc::Status::OK;
   });
 }
 

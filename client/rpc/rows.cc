@@ -26,6 +26,12 @@ pqc_build_progress FromWire(const v1::BuildProgress& progress) {
           .codebook_bytes = progress.codebook_bytes()};
 }
 
+void AddRows(const RowBlock& rows, v1::LayerRows* message) {
+  message->set_layer(rows.layer);
+  ToWire(rows.keys, 0, rows.keys.shape[0], message->mutable_keys());
+  ToWire(rows.values, 0, rows.values.shape[0], message->mutable_values());
+}
+
 }  // namespace
 
 grpc::Status RpcRemote::IngestOnce(grpc::ClientContext* context, uint64_t sequence_id,
@@ -60,20 +66,37 @@ pqc_status RpcRemote::Ingest(uint64_t sequence_id, uint64_t first_position, cons
   });
 }
 
-pqc_status RpcRemote::Append(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
+pqc_status RpcRemote::Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                              uint32_t row_block_count, uint64_t* token_count,
+                             ErrorText* error) noexcept {
+  return Finish("Commit", error, [&] {
+    v1::CommitRequest request;
+    v1::CommitResponse response;
+    request.set_sequence_id(sequence_id);
+    request.set_first_position(first_position);
+    for (uint32_t i = 0; i < row_block_count; ++i) AddRows(rows[i], request.add_rows());
+    // Not repeated: the sidecar may have the slot in hand still.
+    grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
+      return kv_->Commit(context, request, &response);
+    });
+    if (status.ok()) *token_count = response.token_count();
+    return status;
+  });
+}
+
+pqc_status RpcRemote::Append(AppendItem* items, uint32_t item_count, Waiting waiting,
                              ErrorText* error) noexcept {
   return Finish("Append", error, [&]() -> grpc::Status {
     v1::AppendRequest request;
     v1::AppendResponse response;
-    v1::SequenceAppend* item = request.add_items();
-    item->set_sequence_id(sequence_id);
-    item->set_first_position(first_position);
-    for (uint32_t i = 0; i < row_block_count; ++i) {
-      v1::LayerRows* layer = item->add_rows();
-      layer->set_layer(rows[i].layer);
-      ToWire(rows[i].keys, 0, rows[i].keys.shape[0], layer->mutable_keys());
-      ToWire(rows[i].values, 0, rows[i].values.shape[0], layer->mutable_values());
+    for (uint32_t i = 0; i < item_count; ++i) {
+      v1::SequenceAppend* item = request.add_items();
+      item->set_sequence_id(items[i].sequence_id);
+      item->set_first_position(items[i].first_position);
+      for (uint32_t j = 0; j < items[i].row_block_count; ++j) {
+        AddRows(items[i].rows[j], item->add_rows());
+      }
+      ToWire(items[i].lease, [&] { return item->mutable_lease(); });
     }
     const uint64_t limit = session_.max_message_bytes();
     if (limit != 0 && request.ByteSizeLong() > limit) {
@@ -82,13 +105,18 @@ pqc_status RpcRemote::Append(uint64_t sequence_id, uint64_t first_position, cons
                   " bytes, must be at most max_message_bytes " + std::to_string(limit) +
                   "; append fewer tokens at once"};
     }
-    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
-      return kv_->Append(context, request, &response);
-    });
-    if (status.ok() && response.token_counts_size() != 1) {
-      return {grpc::StatusCode::INTERNAL, "AppendResponse.token_counts: must be one"};
+    grpc::Status status = Attempt(
+        Repeat::kHarmless, CallDeadline(),
+        [&](auto* context) { return kv_->Append(context, request, &response); }, waiting);
+    if (!status.ok()) return status;
+    if (static_cast<uint32_t>(response.token_counts_size()) != item_count) {
+      return {grpc::StatusCode::INTERNAL, "AppendResponse.token_counts: must be one per item"};
     }
-    if (status.ok()) *token_count = response.token_counts(0);
+    for (uint32_t i = 0; i < item_count; ++i) {
+      const int at = static_cast<int>(i);
+      items[i].token_count = response.token_counts(at);
+      if (at < response.attachments_size()) GiveImage(response.attachments(at), items[i].image);
+    }
     return status;
   });
 }

@@ -48,6 +48,11 @@ grpc::Status RpcRemote::Open(const RemoteOptions& options, RpcRemote** remote) {
     void operator()(RpcRemote* opened) const { opened->Close(); }
   };
   std::unique_ptr<RpcRemote, Deleter> opened(new RpcRemote(options));
+  if (options.session_token) {
+    opened->session_.Adopt(options);
+    *remote = opened.release();
+    return grpc::Status::OK;
+  }
   v1::SessionOpen open;
   open.set_client_name(options.client_name);
   open.set_tenant(options.tenant);
@@ -101,11 +106,12 @@ void RpcRemote::Prepare(grpc::ClientContext* context, Deadline deadline) const {
   context->AddMetadata(kSessionKey, session_.token());
 }
 
-grpc::Status RpcRemote::Attempt(
-    Repeat repeat, Deadline deadline,
-    const std::function<grpc::Status(grpc::ClientContext*)>& attempt) const {
+grpc::Status RpcRemote::Attempt(Repeat repeat, Deadline deadline,
+                                const std::function<grpc::Status(grpc::ClientContext*)>& attempt,
+                                Waiting waiting) const {
   std::chrono::milliseconds pause = kFirstPause;
   for (;;) {
+    (waiting == Waiting::kCaller ? rpcs_ : background_rpcs_) += 1;
     grpc::ClientContext context;
     Prepare(&context, deadline);
     grpc::Status status = attempt(&context);
@@ -122,6 +128,11 @@ uint64_t RpcRemote::PayloadBytes(uint64_t wanted_bytes) const {
   return limit == 0 ? wanted_bytes : std::min(wanted_bytes, limit - limit / 8);
 }
 
+void RpcRemote::Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept {
+  *rpcs = rpcs_;
+  *background_rpcs = background_rpcs_;
+}
+
 pqc_status RpcRemote::OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
                                 ErrorText* error) noexcept {
   return Finish("OpenCache", error, [&] {
@@ -134,49 +145,21 @@ pqc_status RpcRemote::OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
     }
     request.set_capacity_bytes(spec.capacity_bytes);
     if (!ToWire(spec.default_index, request.mutable_default_index())) request.clear_default_index();
+    if (spec.rank_group || spec.rank_count || spec.rank || spec.kv_head_begin || spec.layer_begin ||
+        spec.numa_node) {
+      v1::Rank* rank = request.mutable_rank();
+      rank->set_group(spec.rank_group ? spec.rank_group : "");
+      rank->set_rank(spec.rank);
+      rank->set_rank_count(spec.rank_count);
+      rank->set_kv_head_begin(spec.kv_head_begin);
+      rank->set_layer_begin(spec.layer_begin);
+      rank->set_numa_node(spec.numa_node);
+    }
     grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
       return kv_->OpenCache(context, request, &response);
     });
     *cache_id = response.cache_id();
     return status;
-  });
-}
-
-pqc_status RpcRemote::CreateSequence(uint64_t cache_id, const char* model_fingerprint,
-                                     uint64_t* sequence_id, ErrorText* error) noexcept {
-  return Finish("CreateSequence", error, [&] {
-    v1::CreateSequenceRequest request;
-    v1::CreateSequenceResponse response;
-    request.set_cache_id(cache_id);
-    request.set_model_fingerprint(model_fingerprint);
-    grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
-      return kv_->CreateSequence(context, request, &response);
-    });
-    *sequence_id = response.sequence_id();
-    return status;
-  });
-}
-
-pqc_status RpcRemote::DropSequence(uint64_t sequence_id, ErrorText* error) noexcept {
-  return Finish("DropSequence", error, [&] {
-    v1::DropSequenceRequest request;
-    v1::DropSequenceResponse response;
-    request.set_sequence_id(sequence_id);
-    return Attempt(Repeat::kNever, CallDeadline(),
-                   [&](auto* context) { return kv_->DropSequence(context, request, &response); });
-  });
-}
-
-pqc_status RpcRemote::TruncateSequence(uint64_t sequence_id, uint64_t token_count,
-                                       ErrorText* error) noexcept {
-  return Finish("TruncateSequence", error, [&] {
-    v1::TruncateSequenceRequest request;
-    v1::TruncateSequenceResponse response;
-    request.set_sequence_id(sequence_id);
-    request.set_token_count(token_count);
-    return Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
-      return kv_->TruncateSequence(context, request, &response);
-    });
   });
 }
 

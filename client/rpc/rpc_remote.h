@@ -9,6 +9,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -31,31 +32,45 @@ class RpcRemote final : public Remote {
 
   pqc_status OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
                        ErrorText* error) noexcept override;
-  pqc_status CreateSequence(uint64_t cache_id, const char* model_fingerprint, uint64_t* sequence_id,
+  pqc_status CreateSequence(uint64_t cache_id, const char* model_fingerprint,
+                            const pqc_sequence_options& options, uint64_t* sequence_id,
+                            uint64_t* token_count, ErrorText* error) noexcept override;
+  pqc_status ForkSequence(uint64_t sequence_id, uint64_t token_count, uint64_t* child_id,
+                          uint64_t* child_token_count, ErrorText* error) noexcept override;
+  pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
+                         uint64_t* token_count, ErrorText* error) noexcept override;
+  pqc_status SuspendSequence(uint64_t sequence_id, ErrorText* error) noexcept override;
+  pqc_status ResumeSequence(uint64_t sequence_id, uint64_t* token_count,
                             ErrorText* error) noexcept override;
   pqc_status DropSequence(uint64_t sequence_id, ErrorText* error) noexcept override;
-  pqc_status TruncateSequence(uint64_t sequence_id, uint64_t token_count,
+  pqc_status TruncateSequence(uint64_t sequence_id, uint64_t token_count, const LeaseView& lease,
+                              const ImageSink& image, Waiting waiting,
                               ErrorText* error) noexcept override;
   pqc_status DescribeSequence(uint64_t sequence_id, pqc_sequence_info* info,
                               ErrorText* error) noexcept override;
   pqc_status Ingest(uint64_t sequence_id, uint64_t first_position, const RowBlock& rows,
                     ErrorText* error) noexcept override;
-  pqc_status Append(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
+  pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                     uint32_t row_block_count, uint64_t* token_count,
+                    ErrorText* error) noexcept override;
+  pqc_status Append(AppendItem* items, uint32_t item_count, Waiting waiting,
                     ErrorText* error) noexcept override;
   pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
                         ErrorText* error) noexcept override;
-  pqc_status TopK(const QueryView& query, const pqc_selection& selection, pqc_positions* out,
-                  ErrorText* error) noexcept override;
+  pqc_status TopK(const SelectItem* items, uint32_t item_count, ErrorText* error) noexcept override;
   pqc_status Score(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
                    const ScoresOut& out, ErrorText* error) noexcept override;
   pqc_status FetchRange(const FetchView& fetch, pqc_token_range tokens, std::byte* out,
                         ErrorText* error) noexcept override;
   pqc_status FetchTokens(const FetchView& fetch, const PositionsView& positions, std::byte* out,
                          ErrorText* error) noexcept override;
-  pqc_status Attend(const QueryView& query, const pqc_selection* selection,
-                    const PositionsView* positions, pqc_attention* out,
+  pqc_status Attend(const AttendItem* items, uint32_t item_count,
                     ErrorText* error) noexcept override;
+  pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, uint64_t* lease_id,
+                    uint32_t* word_index, const ImageSink& image,
+                    ErrorText* error) noexcept override;
+  pqc_status Detach(uint64_t lease_id, ErrorText* error) noexcept override;
+  void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept override;
   pqc_status AdminJson(const char* method, const char* request, const TextSink& answer,
                        ErrorText* error) noexcept override;
 
@@ -75,11 +90,16 @@ class RpcRemote final : public Remote {
   void Prepare(grpc::ClientContext* context, Deadline deadline) const;
   // Calls `attempt` with a prepared context until it has anything but UNAVAILABLE.
   grpc::Status Attempt(Repeat repeat, Deadline deadline,
-                       const std::function<grpc::Status(grpc::ClientContext*)>& attempt) const;
+                       const std::function<grpc::Status(grpc::ClientContext*)>& attempt,
+                       Waiting waiting = Waiting::kCaller) const;
   grpc::Status IngestOnce(grpc::ClientContext* context, uint64_t sequence_id,
                           uint64_t first_position, const RowBlock& rows);
   grpc::Status ScorePart(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
                          Deadline deadline, v1::ScoreResponse* response);
+  grpc::Status SelectPart(const SelectItem* items, uint32_t item_count, Deadline deadline,
+                          bool* too_small);
+  grpc::Status AttendPart(const AttendItem* items, uint32_t item_count, Deadline deadline,
+                          bool* too_small);
   // What one message may carry of rows: small enough for the sidecar, large enough to be fast.
   uint64_t PayloadBytes(uint64_t wanted_bytes) const;
 
@@ -89,6 +109,8 @@ class RpcRemote final : public Remote {
   const std::unique_ptr<v1::KvCache::Stub> kv_;
   const std::unique_ptr<v1::Admin::Stub> admin_;
   Session session_;  // uses kv_
+  mutable std::atomic<uint64_t> rpcs_ = 0;
+  mutable std::atomic<uint64_t> background_rpcs_ = 0;
 };
 
 }  // namespace pqcached::client

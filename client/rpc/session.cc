@@ -19,6 +19,14 @@ grpc::Status Session::Open(const v1::SessionOpen& open,
   return {grpc::StatusCode::DEADLINE_EXCEEDED, "the session was not opened in time"};
 }
 
+void Session::Adopt(const RemoteOptions& options) {
+  opened_.set_session_token(options.session_token);
+  opened_.set_boot_id(options.boot_id);
+  opened_.set_max_message_bytes(options.max_message_bytes);
+  adopted_context_ = options.ended_context;
+  adopted_ended_ = options.ended;
+}
+
 void Session::Close() {
   if (!thread_.joinable()) return;
   {
@@ -31,16 +39,19 @@ void Session::Close() {
 }
 
 bool Session::WaitEnded(std::chrono::milliseconds wait) const {
+  if (adopted()) return adopted_ended_(adopted_context_, static_cast<uint32_t>(wait.count()));
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, wait, [this] { return state_ == State::kEnded; });
 }
 
 bool Session::ended() const {
+  if (adopted()) return adopted_ended_(adopted_context_, 0);
   const std::lock_guard lock(mutex_);
   return state_ == State::kEnded;
 }
 
 grpc::Status Session::end_status() const {
+  if (adopted()) return {grpc::StatusCode::UNAVAILABLE, "the broker's connection ended"};
   const std::lock_guard lock(mutex_);
   return end_status_;
 }

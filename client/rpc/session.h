@@ -1,6 +1,7 @@
-// Session keeps the client's session stream with the sidecar open, on a thread of its own.
+// Session keeps the client's session stream with the sidecar open, on a thread of its own, or stands
+// for a session that the broker opened, which the caller keeps.
 //
-// Thread-safe, but for Open and Close, which come first and last.
+// Thread-safe, but for Open, Adopt and Close, which come first and last.
 #ifndef PQCACHED_CLIENT_RPC_SESSION_H_
 #define PQCACHED_CLIENT_RPC_SESSION_H_
 
@@ -13,6 +14,7 @@
 #include <string>
 #include <thread>
 
+#include "client/remote.h"
 #include "pqcached/v1/kv_cache.grpc.pb.h"
 
 namespace pqcached::client {
@@ -26,6 +28,9 @@ class Session {
 
   // Returns when the sidecar has answered, or failed to until `deadline`.
   grpc::Status Open(const v1::SessionOpen& open, std::chrono::system_clock::time_point deadline);
+
+  // Takes over a session of the broker's (RemoteOptions::session_token).
+  void Adopt(const RemoteOptions& options);
 
   // Ends the stream; the sidecar then drops the session's sequences. At most about a second.
   void Close();
@@ -45,6 +50,7 @@ class Session {
  private:
   enum class State { kOpening, kOpen, kEnded };
 
+  bool adopted() const { return adopted_ended_ != nullptr; }
   void Run(const v1::SessionOpen& open);
   void WriteHeartbeat();
 
@@ -53,6 +59,8 @@ class Session {
   std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionEvent>> stream_;
   std::thread thread_;
   v1::SessionOpened opened_;  // written once, before state_ becomes kOpen
+  void* adopted_context_ = nullptr;
+  bool (*adopted_ended_)(void* context, uint32_t wait_ms) = nullptr;
 
   std::mutex write_mutex_;  // one write at a time; never held with mutex_
   bool writes_done_ = false;

@@ -5,31 +5,6 @@
 namespace pqcached::client {
 namespace {
 
-// True when dimensions [first, ndim) lie packed, last index fastest.
-bool IsPacked(const TensorView& tensor, uint32_t first) {
-  int64_t expected = 1;
-  for (uint32_t dim = std::min(tensor.ndim, 4u); dim-- > first;) {
-    if (tensor.shape[dim] != 1 && tensor.strides[dim] != expected) return false;
-    expected *= static_cast<int64_t>(tensor.shape[dim]);
-  }
-  return true;
-}
-
-// Appends the elements of dimensions [dim, ndim) at `data`.
-void Pack(const TensorView& tensor, uint32_t dim, const std::byte* data, uint64_t element_bytes,
-          std::string* out) {
-  if (IsPacked(tensor, dim)) {
-    uint64_t bytes = element_bytes;
-    for (uint32_t i = dim; i < std::min(tensor.ndim, 4u); ++i) bytes *= tensor.shape[i];
-    out->append(reinterpret_cast<const char*>(data), bytes);
-    return;
-  }
-  const int64_t step = tensor.strides[dim] * static_cast<int64_t>(element_bytes);
-  for (uint64_t i = 0; i < tensor.shape[dim]; ++i) {
-    Pack(tensor, dim + 1, data + static_cast<int64_t>(i) * step, element_bytes, out);
-  }
-}
-
 v1::LayerKind ToWire(pqc_layer_kind kind) {
   return kind == PQC_LAYERS_NONE ? v1::LAYER_KIND_NONE : v1::LAYER_KIND_SELECTED;
 }
@@ -63,8 +38,6 @@ v1::GroupRule ToWire(pqc_group_rule rule) {
 }
 
 }  // namespace
-
-uint64_t ElementBytes(pqc_dtype dtype) { return dtype == PQC_F32 ? 4 : 2; }
 
 v1::DType ToWire(pqc_dtype dtype) {
   switch (dtype) {
@@ -140,10 +113,11 @@ void ToWire(const QueryView& query, v1::Query* message) {
   ToWire(query.queries, 0, query.queries.shape[0], message->mutable_queries());
 }
 
-uint64_t BytesPerIndex(const TensorView& tensor) {
-  uint64_t bytes = ElementBytes(tensor.dtype);
-  for (uint32_t dim = 1; dim < tensor.ndim; ++dim) bytes *= tensor.shape[dim];
-  return bytes;
+void GiveImage(const v1::Attachment& attachment, const ImageSink& sink) {
+  if (!sink.write || attachment.image().empty()) return;
+  sink.write(sink.context, attachment.version(),
+             reinterpret_cast<const std::byte*>(attachment.image().data()),
+             attachment.image().size());
 }
 
 void ToWire(const TensorView& tensor, uint64_t begin, uint64_t end, v1::Tensor* message) {
@@ -151,15 +125,17 @@ void ToWire(const TensorView& tensor, uint64_t begin, uint64_t end, v1::Tensor* 
   message->clear_shape();
   message->add_shape(end - begin);
   for (uint32_t dim = 1; dim < tensor.ndim; ++dim) message->add_shape(tensor.shape[dim]);
-  TensorView part = tensor;
-  part.shape[0] = end - begin;
-  const uint64_t element_bytes = ElementBytes(tensor.dtype);
+  if (tensor.staging) {
+    v1::StagingReference* reference = message->mutable_staging();
+    reference->set_slot(tensor.staging->slot);
+    reference->set_offset_bytes(tensor.staging->offset_bytes);
+    reference->set_size_bytes(tensor.staging->size_bytes);
+    reference->set_generation(tensor.staging->generation);
+    return;
+  }
   std::string* bytes = message->mutable_inline_data();
-  bytes->clear();
-  bytes->reserve((end - begin) * BytesPerIndex(tensor));
-  const int64_t offset =
-      static_cast<int64_t>(begin) * tensor.strides[0] * static_cast<int64_t>(element_bytes);
-  Pack(part, 0, tensor.data + offset, element_bytes, bytes);
+  bytes->resize((end - begin) * BytesPerIndex(tensor));
+  Pack(tensor, begin, end, reinterpret_cast<std::byte*>(bytes->data()));
 }
 
 const std::byte* TensorBytes(const v1::Tensor& tensor, pqc_dtype dtype,

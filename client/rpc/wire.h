@@ -5,13 +5,13 @@
 #include <cstdint>
 #include <string>
 
+#include "client/pack.h"
 #include "client/remote.h"
 #include "pqcached/v1/kv_cache.pb.h"
 #include "pqcached/v1/types.pb.h"
 
 namespace pqcached::client {
 
-uint64_t ElementBytes(pqc_dtype dtype);
 v1::DType ToWire(pqc_dtype dtype);
 v1::RowPart ToWire(pqc_row_part part);
 
@@ -21,11 +21,19 @@ void ToWire(const pqc_layer_group& group, v1::LayerGroup* message);
 void ToWire(const pqc_selection& selection, v1::Selection* message);
 void ToWire(const QueryView& query, v1::Query* message);
 
-// Indices [begin, end) of the first dimension, packed contiguously.
-void ToWire(const TensorView& tensor, uint64_t begin, uint64_t end, v1::Tensor* message);
+// Nothing for a lease of id 0; `message` makes the field.
+template <class MakeMessage>
+void ToWire(const LeaseView& lease, const MakeMessage& message) {
+  if (lease.lease_id == 0) return;
+  message()->set_lease_id(lease.lease_id);
+  message()->set_known_version(lease.known_version);
+}
 
-// How many bytes one index of the first dimension takes, packed.
-uint64_t BytesPerIndex(const TensorView& tensor);
+void GiveImage(const v1::Attachment& attachment, const ImageSink& sink);
+
+// Indices [begin, end) of the first dimension, packed contiguously; of a tensor in staging, all of
+// them.
+void ToWire(const TensorView& tensor, uint64_t begin, uint64_t end, v1::Tensor* message);
 
 // The bytes of a contiguous tensor of exactly this dtype and shape; null, with the reason, for any
 // other.

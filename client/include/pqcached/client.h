@@ -137,7 +137,7 @@ typedef enum pqc_path_choice {
 typedef struct pqc_client_options {
   size_t struct_size;
   const char* endpoint;    /* "unix:///run/pqcached/pqcached.sock" or "host:port" on the loopback */
-  const char* tenant;      /* NULL = "default" */
+  const char* tenant;      /* NULL = what the broker knows the process's user by, or "default" */
   const char* client_name; /* for people; NULL = the program's name */
   uint32_t timeout_ms;     /* of each call but pqc_build_index; 0 = 10000 */
   /* For the kernels that run in this process (PQC_PATH_LOCAL); the remote path has no use for them.
@@ -321,9 +321,12 @@ PQC_API pqc_status pqc_sequence_describe(pqc_sequence* sequence, pqc_sequence_in
 /* ---- Rows in */
 
 /* Stores K [tokens, kv_heads, key_dim] and V [tokens, kv_heads, value_dim] of consecutive prefill
- * tokens of one layer. All or nothing. Large calls are cut into messages. A range that is stored
- * already is acknowledged; a gap is PQC_INVALID_ARGUMENT. NaN and infinity are refused. After
- * pqc_build_index, new rows come by pqc_append. */
+ * tokens of one layer, from any strides or block tables. Large calls are cut: into messages of one
+ * transaction, all or nothing, on the remote path; into staging slots on the local one, each all or
+ * nothing, so that of a call larger than a slot the slots before a failure are stored. A range that
+ * is stored already is acknowledged, so that a failed call can be repeated; a gap is
+ * PQC_INVALID_ARGUMENT. NaN and infinity are refused. After pqc_build_index, new rows come by
+ * pqc_append. */
 PQC_API pqc_status pqc_ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
                               const pqc_tensor* keys, const pqc_tensor* values);
 
@@ -502,7 +505,7 @@ typedef struct pqc_step pqc_step;
 
 typedef struct pqc_step_item {
   size_t struct_size;
-  pqc_sequence* sequence;  /* of one client, each at most once in a step */
+  pqc_sequence* sequence;  /* of one cache of the client, each at most once in a step */
   uint64_t query_position; /* of its first query token, whose row pqc_step_end hands in */
   uint32_t query_length;   /* 1..8; 0 = 1 */
 } pqc_step_item;
@@ -551,7 +554,8 @@ PQC_API pqc_status pqc_step_attend_begin(pqc_step* step, uint32_t layer, const p
                                          const pqc_selection* selection, pqc_step_attention* out);
 PQC_API pqc_status pqc_step_attend_wait(pqc_step* step);
 
-/* Ends the step and closes the handle, whatever the status says. layers: every stored layer once, K
+/* Ends the step and closes the handle, whatever the status says. A query_position below the tokens
+ * handed in before rolls back to it first. layers: every stored layer once, K
  * and V [query tokens of all items, kv_heads, dim]; the tensors are copied. accepted (may be NULL =
  * all): how many of each item's query tokens stay; the rest is rolled back, also where it was handed
  * in before. Checks that all results of the step came from rows that still stood: PQC_UNAVAILABLE or

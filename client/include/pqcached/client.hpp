@@ -1,16 +1,14 @@
-// pqcached client: C++20 over the C ABI of client.h, in this header alone.
-//
-// Client, Cache and Sequence own their handle and move; they may be destroyed in any order. Nothing
-// throws but std::bad_alloc: what may fail returns a Status or a Result<T>. Thread-safety,
-// deadlines and limits are those of client.h, which also says what each field means.
+// pqcached client: C++20 over the C ABI of client.h, in two headers: this one, and values.hpp, which it
+// includes: what goes in and comes out.
+// Client, Cache, Sequence, Step and Decoder own their handle and move; they may be destroyed in any
+// order. Nothing throws but std::bad_alloc: what may fail returns a Status or a Result<T>.
+// Thread-safety, deadlines and limits are those of client.h, which also says what each field means.
 //
 //   auto client = pqcached::Client::Open({.endpoint = "unix:///run/pqcached/pqcached.sock"});
 //   if (!client.ok()) return Complain(client.status().message());
 #ifndef PQCACHED_CLIENT_HPP_
 #define PQCACHED_CLIENT_HPP_
 
-#include <algorithm>
-#include <array>
 #include <cassert>
 #include <cstddef>
 #include <cstdint>
@@ -25,202 +23,9 @@
 #include <vector>
 
 #include "pqcached/client.h"
+#include "pqcached/values.hpp"
 
 namespace pqcached {
-
-// Whether a call succeeded, and if not, why: the field and its limit.
-class [[nodiscard]] Status {
- public:
-  Status() = default;
-  // Of a call of the C ABI that this thread has just made.
-  explicit Status(pqc_status code) : code_(code) {
-    if (code != PQC_OK) message_ = pqc_last_error();
-  }
-  Status(pqc_status code, std::string message) : code_(code), message_(std::move(message)) {}
-
-  bool ok() const { return code_ == PQC_OK; }
-  pqc_status code() const { return code_; }
-  const std::string& message() const { return message_; }
-  // "NOT_FOUND: sequence_id: 7 ..."
-  std::string ToString() const {
-    return ok() ? "OK" : std::string(pqc_status_name(code_)) + ": " + message_;
-  }
-
- private:
-  pqc_status code_ = PQC_OK;
-  std::string message_;
-};
-
-// A value, or the status that tells why there is none.
-template <class T>
-class [[nodiscard]] Result {
- public:
-  Result(T value) : value_(std::move(value)) {}
-  Result(Status status) : status_(std::move(status)) { assert(!status_.ok()); }
-
-  bool ok() const { return value_.has_value(); }
-  const Status& status() const { return status_; }
-  // REQUIRES: ok()
-  T& operator*() { return (assert(ok()), *value_); }
-  const T& operator*() const { return (assert(ok()), *value_); }
-  T* operator->() { return (assert(ok()), &*value_); }
-  const T* operator->() const { return (assert(ok()), &*value_); }
-
- private:
-  std::optional<T> value_;
-  Status status_;
-};
-
-// A borrowed array of up to four dimensions. Strides are in elements; none = contiguous, last index
-// fastest.
-class Tensor {
- public:
-  Tensor() = default;
-  Tensor(std::span<const float> data, std::initializer_list<uint64_t> shape)
-      : Tensor(data.data(), PQC_F32, shape) {}
-  Tensor(const void* data, pqc_dtype dtype, std::initializer_list<uint64_t> shape,
-         std::initializer_list<int64_t> strides = {})
-      : data_(data), dtype_(dtype), has_strides_(strides.size() > 0) {
-    // What does not fit becomes a tensor of no dimensions, which every call refuses.
-    if (shape.size() > shape_.size() || (has_strides_ && strides.size() != shape.size())) return;
-    ndim_ = static_cast<uint32_t>(shape.size());
-    std::copy(shape.begin(), shape.end(), shape_.begin());
-    std::copy(strides.begin(), strides.end(), strides_.begin());
-  }
-
-  uint64_t dim(uint32_t index) const { return shape_[index]; }
-  uint32_t ndim() const { return ndim_; }
-  // Borrows from this object.
-  pqc_tensor c() const {
-    pqc_tensor tensor = PQC_INIT(pqc_tensor);
-    tensor.ptr = const_cast<void*>(data_);
-    tensor.dtype = dtype_;
-    tensor.ndim = ndim_;
-    tensor.shape = shape_.data();
-    tensor.strides = has_strides_ ? strides_.data() : nullptr;
-    return tensor;
-  }
-
- private:
-  const void* data_ = nullptr;
-  pqc_dtype dtype_ = PQC_F32;
-  uint32_t ndim_ = 0;
-  std::array<uint64_t, 4> shape_{};
-  std::array<int64_t, 4> strides_{};
-  bool has_strides_ = false;
-};
-
-struct Index : pqc_index {
-  Index() : pqc_index{} {}
-  static Index Pq(uint32_t subspaces, uint32_t bits) {
-    Index index;
-    index.kind = PQC_INDEX_PQ;
-    index.subspaces = subspaces;
-    index.bits = bits;
-    return index;
-  }
-  static Index Flat() {
-    Index index;
-    index.kind = PQC_INDEX_FLAT;
-    return index;
-  }
-};
-
-// Here and below each member has an initializer, so that designated ones may leave it out without a
-// warning.
-struct ClientOptions {
-  std::string endpoint = {};
-  std::string tenant = "default";
-  std::string client_name = {};  // empty = the program's name
-  uint32_t timeout_ms = 0;
-  std::string rpc_library_path = {};
-};
-
-struct LayerGroup {
-  pqc_layer_kind kind = PQC_LAYERS_SELECTED;
-  std::vector<uint32_t> layers = {};
-  uint32_t kv_heads = 0;
-  uint32_t query_heads = 0;
-  uint32_t key_dim = 0;
-  uint32_t value_dim = 0;
-  pqc_dtype dtype = PQC_F16;
-  float softmax_scale = 0;
-  float softcap = 0;
-};
-
-struct CacheSpec {
-  std::string name = {};
-  std::string model_fingerprint = {};
-  std::vector<LayerGroup> groups = {};
-  uint64_t capacity_bytes = 0;
-  Index default_index = {};
-};
-
-// New tokens of one layer: keys [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim].
-struct LayerRows {
-  uint32_t layer = 0;
-  Tensor keys = {};
-  Tensor values = {};
-};
-
-struct BuildOptions {
-  Index index = {};
-  uint32_t iterations = 0;
-  uint64_t seed = 0;
-  uint64_t train_tokens = 0;
-  uint64_t sink_tokens = 0;
-  uint32_t timeout_ms = 0;
-  // Returns false to cancel; must not throw.
-  std::function<bool(const pqc_build_progress&)> progress = {};
-};
-
-struct Query {
-  uint32_t layer = 0;
-  uint64_t query_position = 0;
-  Tensor queries = {};  // [query_heads, key_dim]
-};
-
-struct Selection {
-  Index index = {};
-  pqc_group_rule rule = PQC_SUM_SOFTMAX;
-  uint64_t sink_tokens = 0;
-  uint64_t window_tokens = 0;
-  std::vector<pqc_token_range> excluded = {};
-  double ratio = 0.1;        // of the context; counts sink, window and selected
-  uint64_t token_count = 0;  // instead of `ratio`, when not 0
-};
-
-struct Selected {
-  uint32_t kv_heads = 0;
-  uint32_t count = 0;                    // per kv head
-  std::vector<uint32_t> positions = {};  // [kv_heads, count], ascending per kv head
-  uint64_t sink_tokens = 0;
-  uint64_t window_tokens = 0;
-};
-
-// A partial attention: o [query_heads, value_dim] and the natural log of the sum of exponentials
-// [query_heads].
-struct Attention {
-  std::vector<float> output = {};
-  std::vector<float> lse = {};
-  Selected selected = {};  // without positions
-
-  // Makes this the attention over both token sets, which have to be disjoint. REQUIRES: the same
-  // shapes.
-  void Merge(const Attention& other) {
-    assert(output.size() == other.output.size() && lse.size() == other.lse.size());
-    const auto rows = static_cast<uint32_t>(lse.size());
-    if (rows == 0) return;
-    pqc_merge(rows, static_cast<uint32_t>(output.size()) / rows, output.data(), lse.data(),
-              other.output.data(), other.lse.data());
-  }
-};
-
-struct Scores {
-  std::vector<float> logits = {};   // [query_heads, tokens]
-  std::vector<float> max = {};      // [query_heads]
-  std::vector<float> sum_exp = {};  // [query_heads]
-};
 
 class Sequence {
  public:
@@ -337,6 +142,26 @@ class Sequence {
     return Status(pqc_sequence_truncate(handle_.get(), token_count));
   }
 
+  // A new sequence that shares the first `token_count` tokens; 0 = all.
+  Result<Sequence> Fork(uint64_t token_count = 0) {
+    pqc_sequence* child = nullptr;
+    const pqc_status status = pqc_sequence_fork(handle_.get(), token_count, &child);
+    if (status != PQC_OK) return Status(status);
+    return Sequence(child, sizes_);
+  }
+
+  Status Suspend() { return Status(pqc_sequence_suspend(handle_.get())); }
+  // Returns the sequence's tokens.
+  Result<uint64_t> Resume() {
+    uint64_t token_count = 0;
+    const pqc_status status = pqc_sequence_resume(handle_.get(), &token_count);
+    if (status != PQC_OK) return Status(status);
+    return token_count;
+  }
+
+  // Waits until the rows of finished steps are stored.
+  Status Flush() { return Status(pqc_sequence_flush(handle_.get())); }
+
   Result<pqc_sequence_info> Describe() {
     pqc_sequence_info info = PQC_INIT(pqc_sequence_info);
     const pqc_status status = pqc_sequence_describe(handle_.get(), &info);
@@ -349,6 +174,9 @@ class Sequence {
 
  private:
   friend class Cache;
+  friend class Client;
+  friend class Decoder;
+  friend class Step;
   struct Dropper {
     void operator()(pqc_sequence* sequence) const { pqc_sequence_drop(sequence); }
   };
@@ -409,7 +237,8 @@ class Sequence {
   template <class CallAttend>
   Result<Attention> Attend(const Query& query, const CallAttend& call) {
     Attention attention;
-    attention.lse.resize(QueryHeads(query));
+    const bool several = query.queries.ndim() == 3;
+    attention.lse.resize(QueryHeads(query) * (several ? query.queries.dim(0) : 1));
     attention.output.resize(attention.lse.size() * SizesOf(query.layer).value_dim);
     // Even an empty output must not be NULL, so that it is the wrong field that is complained
     // about.
@@ -429,6 +258,144 @@ class Sequence {
   std::shared_ptr<const SizesByLayer> sizes_;  // shared with its cache, which may go first
 };
 
+struct StepItem {
+  const Sequence* sequence = nullptr;
+  uint64_t query_position = 0;  // of its first query token
+  uint32_t query_length = 1;
+};
+
+// One decode position, or several, over all layers for a batch of sequences. Abandoned when it is
+// destroyed before End.
+class Step {
+ public:
+  struct Positions {
+    std::vector<uint32_t> positions = {};  // of item i from begins[i] on: [kv_heads, counts[i]]
+    std::vector<uint64_t> begins = {};     // [items]
+    std::vector<uint32_t> counts = {};     // [items]
+  };
+
+  // queries: [query tokens of all items, query_heads, key_dim]. Without a selection, the step's.
+  Result<Positions> Select(uint32_t layer, const Tensor& queries,
+                           const Selection* selection = nullptr) {
+    const pqc_tensor q = queries.c();
+    const pqc_selection s = ToC(selection);
+    Positions selected;
+    selected.begins.resize(item_count_);
+    selected.counts.resize(item_count_);
+    pqc_step_positions out = PQC_INIT(pqc_step_positions);
+    out.begins = selected.begins.data();
+    out.counts = selected.counts.data();
+    pqc_status status = pqc_step_select(handle_.get(), layer, &q, selection ? &s : nullptr, &out);
+    if (status != PQC_OK) return Status(status);
+    selected.positions.resize(out.count);
+    selected.positions.reserve(1);  // so that it is not NULL, which only asks for counts
+    out.positions = selected.positions.data();
+    out.capacity = out.count;
+    status = pqc_step_select(handle_.get(), layer, &q, selection ? &s : nullptr, &out);
+    if (status != PQC_OK) return Status(status);
+    return selected;
+  }
+
+  // (o, lse) of all query tokens, [query tokens, query_heads, value_dim] and [query tokens,
+  // query_heads], into the caller's memory.
+  Status Attend(uint32_t layer, const Tensor& queries, std::span<float> output,
+                std::span<float> lse, const Selection* selection = nullptr) {
+    const pqc_tensor q = queries.c();
+    const pqc_selection s = ToC(selection);
+    pqc_step_attention out = ToC(output, lse);
+    return Status(pqc_step_attend(handle_.get(), layer, &q, selection ? &s : nullptr, &out));
+  }
+
+  // The same beside other work, until AttendWait; the arguments' memory must stay.
+  Status AttendBegin(uint32_t layer, const Tensor& queries, std::span<float> output,
+                     std::span<float> lse, const Selection* selection = nullptr) {
+    const pqc_tensor q = queries.c();
+    const pqc_selection s = ToC(selection);
+    pqc_step_attention out = ToC(output, lse);
+    return Status(pqc_step_attend_begin(handle_.get(), layer, &q, selection ? &s : nullptr, &out));
+  }
+  Status AttendWait() { return Status(pqc_step_attend_wait(handle_.get())); }
+
+  // Hands in the rows of the step's tokens, [query tokens, kv_heads, dim] of every stored layer;
+  // `accepted`: how many of each item's stay, empty = all. Results must not be used unless it is ok.
+  Status End(std::span<const LayerRows> layers, std::span<const uint32_t> accepted = {}) {
+    if (!accepted.empty() && accepted.size() != item_count_) {
+      return {PQC_INVALID_ARGUMENT, "accepted: " + std::to_string(accepted.size()) + ", but " +
+                                        std::to_string(item_count_) + " are needed: [items]"};
+    }
+    std::vector<pqc_layer_rows> rows(layers.size(), PQC_INIT(pqc_layer_rows));
+    for (size_t i = 0; i < layers.size(); ++i) {
+      rows[i].layer = layers[i].layer;
+      rows[i].keys = layers[i].keys.c();
+      rows[i].values = layers[i].values.c();
+    }
+    return Status(pqc_step_end(handle_.release(), rows.data(), static_cast<uint32_t>(rows.size()),
+                               accepted.empty() ? nullptr : accepted.data()));
+  }
+
+ private:
+  friend class Client;
+  struct Abandoner {
+    void operator()(pqc_step* step) const { pqc_step_abandon(step); }
+  };
+
+  Step(pqc_step* handle, size_t item_count) : handle_(handle), item_count_(item_count) {}
+
+  static pqc_selection ToC(const Selection* selection) {
+    return selection ? Sequence::ToC(*selection) : pqc_selection{};
+  }
+  static pqc_step_attention ToC(std::span<float> output, std::span<float> lse) {
+    pqc_step_attention out = PQC_INIT(pqc_step_attention);
+    out.output = output.data();
+    out.output_capacity = output.size();
+    out.lse = lse.data();
+    out.lse_capacity = lse.size();
+    return out;
+  }
+
+  std::unique_ptr<pqc_step, Abandoner> handle_;
+  size_t item_count_ = 0;
+};
+
+// Keeps sink and window too: for engines without a cache of their own.
+class Decoder {
+ public:
+  // Uses the sequence until it is destroyed.
+  static Result<Decoder> Open(Sequence& sequence, const Selection& selection) {
+    const pqc_selection s = Sequence::ToC(selection);
+    pqc_decoder* decoder = nullptr;
+    const pqc_status status = pqc_decoder_open(sequence.get(), &s, &decoder);
+    if (status != PQC_OK) return Status(status);
+    return Decoder(decoder);
+  }
+
+  // Rows of the next tokens of a layer.
+  Status Prefill(uint32_t layer, const Tensor& keys, const Tensor& values) {
+    const pqc_tensor k = keys.c();
+    const pqc_tensor v = values.c();
+    return Status(pqc_decoder_prefill(handle_.get(), layer, &k, &v));
+  }
+
+  // Attention of the next token over sink, selected and window, itself included: output
+  // [query_heads, value_dim].
+  Status Decode(uint32_t layer, const Tensor& query, const Tensor& key, const Tensor& value,
+                std::span<float> output) {
+    const pqc_tensor q = query.c();
+    const pqc_tensor k = key.c();
+    const pqc_tensor v = value.c();
+    return Status(
+        pqc_decoder_decode(handle_.get(), layer, &q, &k, &v, output.data(), output.size()));
+  }
+
+ private:
+  struct Closer {
+    void operator()(pqc_decoder* decoder) const { pqc_decoder_close(decoder); }
+  };
+  explicit Decoder(pqc_decoder* handle) : handle_(handle) {}
+
+  std::unique_ptr<pqc_decoder, Closer> handle_;
+};
+
 class Cache {
  public:
   Result<Sequence> CreateSequence() {
@@ -436,6 +403,37 @@ class Cache {
     const pqc_status status = pqc_sequence_create(handle_.get(), &sequence);
     if (status != PQC_OK) return Status(status);
     return Sequence(sequence, sizes_);
+  }
+
+  // *token_count (may be null) gets the tokens of the shared prefix: the next position to ingest.
+  Result<Sequence> CreateSequence(const SequenceOptions& options, uint64_t* token_count = nullptr) {
+    pqc_sequence_options c = PQC_INIT(pqc_sequence_options);
+    c.token_ids = options.prompt.token_ids.data();
+    c.token_id_count = options.prompt.token_ids.size();
+    c.extra_key = options.prompt.extra_key.data();
+    c.extra_key_bytes = options.prompt.extra_key.size();
+    if (options.live) {
+      c.live = 1;
+      c.iterations = options.live->iterations;
+      c.index = options.live->index;
+      c.seed = options.live->seed;
+      c.train_tokens = options.live->train_tokens;
+      c.sink_tokens = options.live->sink_tokens;
+    }
+    pqc_sequence* sequence = nullptr;
+    const pqc_status status = pqc_sequence_create_with(handle_.get(), &c, &sequence, token_count);
+    if (status != PQC_OK) return Status(status);
+    return Sequence(sequence, sizes_);
+  }
+
+  // How many tokens of the prompt are stored: a multiple of 128.
+  Result<uint64_t> MatchPrefix(const Prompt& prompt) {
+    uint64_t token_count = 0;
+    const pqc_status status =
+        pqc_match_prefix(handle_.get(), prompt.token_ids.data(), prompt.token_ids.size(),
+                         prompt.extra_key.data(), prompt.extra_key.size(), &token_count);
+    if (status != PQC_OK) return Status(status);
+    return token_count;
   }
 
  private:
@@ -461,15 +459,55 @@ class Client {
   static Result<Client> Open(const ClientOptions& options) {
     pqc_client_options c = PQC_INIT(pqc_client_options);
     c.endpoint = options.endpoint.c_str();
-    c.tenant = options.tenant.c_str();
+    c.tenant = options.tenant.empty() ? nullptr : options.tenant.c_str();
     c.client_name = options.client_name.empty() ? nullptr : options.client_name.c_str();
     c.timeout_ms = options.timeout_ms;
     c.rpc_library_path =
         options.rpc_library_path.empty() ? nullptr : options.rpc_library_path.c_str();
+    c.path = options.path;
+    c.thread_count = options.thread_count;
+    c.parallel_for = options.parallel_for;
+    c.parallel_for_context = options.parallel_for_context;
+    c.staging_slot_bytes = options.staging_slot_bytes;
+    c.staging_slot_count = options.staging_slot_count;
     pqc_client* client = nullptr;
     const pqc_status status = pqc_client_open(&c, &client);
     if (status != PQC_OK) return Status(status);
     return Client(client);
+  }
+
+  // Takes over a handle of the C ABI's.
+  static Client Adopt(pqc_client* handle) { return Client(handle); }
+
+  pqc_path path() const { return pqc_client_path(handle_.get()); }
+
+  Result<pqc_client_counts> Count() const {
+    pqc_client_counts counts = PQC_INIT(pqc_client_counts);
+    const pqc_status status = pqc_client_count(handle_.get(), &counts);
+    if (status != PQC_OK) return Status(status);
+    return counts;
+  }
+
+  // `selection`, when not null, is that of all layers; timeout_ms: of the step's waiting, 0 = the
+  // client's.
+  Result<Step> BeginStep(std::span<const StepItem> items, const Selection* selection = nullptr,
+                         uint32_t timeout_ms = 0) {
+    std::vector<pqc_step_item> c_items(items.size(), PQC_INIT(pqc_step_item));
+    for (size_t i = 0; i < items.size(); ++i) {
+      c_items[i].sequence = items[i].sequence ? items[i].sequence->get() : nullptr;
+      c_items[i].query_position = items[i].query_position;
+      c_items[i].query_length = items[i].query_length;
+    }
+    pqc_selection s{};
+    if (selection) s = Sequence::ToC(*selection);
+    pqc_step_options options = PQC_INIT(pqc_step_options);
+    options.selection = selection ? &s : nullptr;
+    options.timeout_ms = timeout_ms;
+    pqc_step* step = nullptr;
+    const pqc_status status = pqc_step_begin(
+        handle_.get(), c_items.data(), static_cast<uint32_t>(c_items.size()), &options, &step);
+    if (status != PQC_OK) return Status(status);
+    return Step(step, items.size());
   }
 
   Result<Cache> OpenCache(const CacheSpec& spec) {
@@ -494,6 +532,11 @@ class Client {
     c.group_count = static_cast<uint32_t>(groups.size());
     c.capacity_bytes = spec.capacity_bytes;
     c.default_index = spec.default_index;
+    c.rank_group = spec.rank_group.empty() ? nullptr : spec.rank_group.c_str();
+    c.rank = spec.rank;
+    c.rank_count = spec.rank_count;
+    c.kv_head_begin = spec.kv_head_begin;
+    c.layer_begin = spec.layer_begin;
     pqc_cache* cache = nullptr;
     const pqc_status status = pqc_cache_open(handle_.get(), &c, &cache);
     if (status != PQC_OK) return Status(status);

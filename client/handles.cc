@@ -1,0 +1,50 @@
+#include "client/handles.h"
+
+#include <chrono>
+
+#include "client/sender.h"
+#include "client/step_thread.h"
+
+namespace pqcached::client {
+
+ScratchPool::Loan::Loan(ScratchPool& pool) : pool_(pool) {
+  {
+    const std::lock_guard lock(pool_.mutex_);
+    if (!pool_.idle_.empty()) {
+      scratch_ = std::move(pool_.idle_.back());
+      pool_.idle_.pop_back();
+    }
+  }
+  if (!scratch_) scratch_ = std::make_unique<Scratch>();
+}
+
+ScratchPool::Loan::~Loan() {
+  const std::lock_guard lock(pool_.mutex_);
+  pool_.idle_.push_back(std::move(scratch_));
+}
+
+ClientState::ClientState() = default;
+ClientState::~ClientState() { Close(); }
+
+void ClientState::Close() {
+  step_thread.reset();
+  sender.reset();
+  if (local) local->Close();
+  remote.reset();
+}
+
+Changing::Changing(pqc_sequence* sequence) : lock_(*sequence->state) {
+  SequenceState& state = *sequence->state;
+  ClientState& client = *state.cache->client;
+  status_ = lock_.status();
+  if (status_ == PQC_OK) status_ = GetRemote(client, &remote_);
+  if (status_ == PQC_OK && state.in_step) {
+    status_ = Fail(PQC_ABORTED, "sequence: a step with it is under way; end it first");
+  }
+  if (status_ == PQC_OK) {
+    status_ = client.sender->Flush(
+        state, Sender::Clock::now() + std::chrono::milliseconds(client.timeout_ms));
+  }
+}
+
+}  // namespace pqcached::client

@@ -1,0 +1,243 @@
+#include "client/local/broker.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include "client/error.h"
+
+namespace pqcached::client {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using kvstore::BrokerCall;
+using kvstore::BrokerReply;
+using kvstore::BrokerRequest;
+
+int RemainingMs(Clock::time_point deadline) {
+  const auto left =
+      std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
+}
+
+// Waits until the socket may be read or written without blocking.
+pqc_status WaitFor(int socket, short events, Clock::time_point deadline) {
+  for (;;) {
+    pollfd entry{.fd = socket, .events = events, .revents = 0};
+    const int ready = poll(&entry, 1, RemainingMs(deadline));
+    if (ready > 0) return PQC_OK;
+    if (ready == 0) return Fail(PQC_DEADLINE_EXCEEDED, "broker: no answer within the deadline");
+    if (errno != EINTR) return Fail(PQC_UNAVAILABLE, "broker: %s", std::strerror(errno));
+  }
+}
+
+pqc_status Connect(const std::string& path, Clock::time_point deadline, int* connected) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return Fail(PQC_UNAVAILABLE, "broker: %s is longer than a socket's path may be", path.c_str());
+  }
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  const int socket_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (socket_fd < 0) return Fail(PQC_UNAVAILABLE, "broker: %s", std::strerror(errno));
+  int error = 0;
+  while (connect(socket_fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    error = errno;
+    if (error == EINTR) continue;
+    // The queue of a unix socket is full: there is nothing to wait on but time.
+    if (error != EAGAIN || RemainingMs(deadline) == 0) {
+      close(socket_fd);
+      return Fail(PQC_UNAVAILABLE, "broker: %s: %s", path.c_str(), std::strerror(error));
+    }
+    poll(nullptr, 0, 1);
+  }
+  *connected = socket_fd;
+  return PQC_OK;
+}
+
+pqc_status SendAll(int socket, const BrokerRequest& request, Clock::time_point deadline) {
+  const auto* bytes = reinterpret_cast<const char*>(&request);
+  for (size_t sent = 0; sent < sizeof(request);) {
+    if (const pqc_status status = WaitFor(socket, POLLOUT, deadline); status != PQC_OK) {
+      return status;
+    }
+    const ssize_t count = send(socket, bytes + sent, sizeof(request) - sent, MSG_NOSIGNAL);
+    if (count > 0) {
+      sent += static_cast<size_t>(count);
+    } else if (errno != EINTR && errno != EAGAIN) {
+      return Fail(PQC_UNAVAILABLE, "broker: %s", std::strerror(errno));
+    }
+  }
+  return PQC_OK;
+}
+
+// Keeps the first descriptor of a message and closes what else came.
+void TakeDescriptors(msghdr* message, int* descriptor) {
+  for (cmsghdr* header = CMSG_FIRSTHDR(message); header; header = CMSG_NXTHDR(message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int received;
+      std::memcpy(&received, CMSG_DATA(header) + i * sizeof(int), sizeof(received));
+      if (*descriptor < 0) {
+        *descriptor = received;
+      } else {
+        close(received);
+      }
+    }
+  }
+}
+
+// *descriptor is the caller's to close, whatever the status.
+pqc_status ReceiveAll(int socket, Clock::time_point deadline, BrokerReply* reply, int* descriptor) {
+  auto* bytes = reinterpret_cast<char*>(reply);
+  for (size_t received = 0; received < sizeof(*reply);) {
+    if (const pqc_status status = WaitFor(socket, POLLIN, deadline); status != PQC_OK) {
+      return status;
+    }
+    iovec part{.iov_base = bytes + received, .iov_len = sizeof(*reply) - received};
+    alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))];
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    const ssize_t count = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+    if (count > 0) {
+      TakeDescriptors(&message, descriptor);
+      received += static_cast<size_t>(count);
+    } else if (count == 0) {
+      return Fail(PQC_UNAVAILABLE, "broker: it closed the connection");
+    } else if (errno != EINTR && errno != EAGAIN) {
+      return Fail(PQC_UNAVAILABLE, "broker: %s", std::strerror(errno));
+    }
+  }
+  return PQC_OK;
+}
+
+template <size_t kSize>
+bool Terminated(const char (&text)[kSize]) {
+  return std::memchr(text, '\0', kSize) != nullptr;
+}
+
+pqc_status CheckReply(const BrokerReply& reply, BrokerCall call) {
+  if (reply.magic != BrokerReply::kMagic || reply.version != kvstore::kBrokerVersion) {
+    return Fail(PQC_FAILED_PRECONDITION, "broker: it speaks version %u, this client %u",
+                reply.version, kvstore::kBrokerVersion);
+  }
+  if (reply.call != call || !Terminated(reply.message) || !Terminated(reply.session_token) ||
+      !Terminated(reply.boot_id) || !Terminated(reply.tenant)) {
+    return Fail(PQC_INTERNAL, "broker: its answer does not fit the request");
+  }
+  if (reply.status == 0) return PQC_OK;
+  const bool known = reply.status <= PQC_UNAUTHENTICATED;
+  return Fail(known ? static_cast<pqc_status>(reply.status) : PQC_UNKNOWN, "broker: %s",
+              reply.message);
+}
+
+template <size_t kSize>
+pqc_status CopyText(const std::string& text, const char* field, char (&to)[kSize]) {
+  if (text.size() >= kSize) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s: must be at most %zu bytes", field, kSize - 1);
+  }
+  std::memcpy(to, text.c_str(), text.size() + 1);
+  return PQC_OK;
+}
+
+}  // namespace
+
+pqc_status Broker::Open(const BrokerOptions& options, std::unique_ptr<Broker>* broker,
+                        std::shared_ptr<Mapping>* control) {
+  BrokerRequest request;
+  request.call = BrokerCall::kHello;
+  if (const pqc_status status = CopyText(options.tenant, "options.tenant", request.tenant);
+      status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status =
+          CopyText(options.client_name, "options.client_name", request.client_name);
+      status != PQC_OK) {
+    return status;
+  }
+  int connected = -1;
+  const auto deadline = Clock::now() + std::chrono::milliseconds(options.timeout_ms);
+  if (const pqc_status status =
+          Connect(options.socket_path + kvstore::kBrokerSuffix, deadline, &connected);
+      status != PQC_OK) {
+    return status;
+  }
+  std::unique_ptr<Broker> opened(new Broker(connected, options.timeout_ms));
+  if (const pqc_status status = opened->Exchange(request, MappingAccess::kRead, "control memory",
+                                                 &opened->hello_, control);
+      status != PQC_OK) {
+    return status;
+  }
+  *broker = std::move(opened);
+  return PQC_OK;
+}
+
+Broker::~Broker() { close(socket_); }
+
+pqc_status Broker::Exchange(const BrokerRequest& request, MappingAccess access, const char* name,
+                            BrokerReply* reply, std::shared_ptr<Mapping>* memory) {
+  int descriptor = -1;
+  pqc_status status = PQC_OK;
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_) return Fail(PQC_UNAVAILABLE, "broker: an earlier answer did not come whole");
+    const auto deadline = Clock::now() + std::chrono::milliseconds(timeout_ms_);
+    status = SendAll(socket_, request, deadline);
+    if (status == PQC_OK) status = ReceiveAll(socket_, deadline, reply, &descriptor);
+    broken_ = status != PQC_OK;
+  }
+  if (status == PQC_OK) status = CheckReply(*reply, request.call);
+  if (status != PQC_OK) {
+    if (descriptor >= 0) close(descriptor);
+    return status;
+  }
+  return Mapping::Map(descriptor, reply->size_bytes, access, name, memory);
+}
+
+pqc_status Broker::OpenPool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) {
+  BrokerRequest request;
+  request.call = BrokerCall::kOpenPool;
+  request.cache_id = cache_id;
+  BrokerReply reply;
+  return Exchange(request, MappingAccess::kRead, "pool", &reply, pool);
+}
+
+pqc_status Broker::OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
+                               std::shared_ptr<Mapping>* ring) {
+  BrokerRequest request;
+  request.call = BrokerCall::kOpenStaging;
+  request.slot_bytes = slot_bytes;
+  request.slot_count = slot_count;
+  BrokerReply reply;
+  std::shared_ptr<Mapping> mapped;
+  if (const pqc_status status =
+          Exchange(request, MappingAccess::kReadWrite, "staging ring", &reply, &mapped);
+      status != PQC_OK) {
+    return status;
+  }
+  if (mapped->size_bytes() / slot_count < slot_bytes) {
+    return Fail(PQC_INTERNAL, "broker: a staging ring of %zu bytes for %u slots of %llu",
+                mapped->size_bytes(), slot_count, static_cast<unsigned long long>(slot_bytes));
+  }
+  *ring = std::move(mapped);
+  return PQC_OK;
+}
+
+bool Broker::Ended(uint32_t wait_ms) const {
+  // Not POLLIN: an answer to another thread's request is no end.
+  pollfd entry{.fd = socket_, .events = POLLRDHUP, .revents = 0};
+  return poll(&entry, 1, static_cast<int>(std::min<uint32_t>(wait_ms, 1 << 30))) > 0;
+}
+
+}  // namespace pqcached::client

@@ -1,0 +1,166 @@
+#include "client/local/ingest.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "client/error.h"
+#include "client/pack.h"
+
+namespace pqcached::client {
+namespace {
+
+constexpr uint64_t kPartAlignment = 128;
+
+uint64_t AlignUp(uint64_t bytes) {
+  return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
+}
+
+// One slot, packed.
+struct Filled {
+  Staging::Slot slot;
+  uint64_t first_position = 0;
+  uint64_t token_count = 0;
+  uint64_t key_bytes = 0;
+  uint64_t value_bytes = 0;
+};
+
+TensorView Staged(const TensorView& tensor, uint64_t token_count, const StagingPlace* place) {
+  return {.dtype = tensor.dtype,
+          .ndim = 3,
+          .shape = {token_count, tensor.shape[1], tensor.shape[2]},
+          .staging = place};
+}
+
+// Keys first, values behind them.
+Filled Fill(Staging::Slot slot, const RowBlock& rows, uint64_t begin, uint64_t end) {
+  Filled filled{.slot = std::move(slot),
+                .token_count = end - begin,
+                .key_bytes = (end - begin) * BytesPerIndex(rows.keys),
+                .value_bytes = (end - begin) * BytesPerIndex(rows.values)};
+  const std::span<std::byte> bytes = filled.slot.bytes();
+  PackStreaming(rows.keys, begin, end, bytes.first(filled.key_bytes));
+  PackStreaming(rows.values, begin, end,
+                bytes.subspan(AlignUp(filled.key_bytes), filled.value_bytes));
+  return filled;
+}
+
+pqc_status Commit(const LocalIngest& ingest, const RowBlock& rows, Filled& filled,
+                  ErrorText* error) {
+  const StagingPlace keys = filled.slot.Place(0, filled.key_bytes);
+  const StagingPlace values = filled.slot.Place(AlignUp(filled.key_bytes), filled.value_bytes);
+  const RowBlock staged{.layer = rows.layer,
+                        .keys = Staged(rows.keys, filled.token_count, &keys),
+                        .values = Staged(rows.values, filled.token_count, &values)};
+  filled.slot.Use();
+  uint64_t token_count = 0;
+  return ingest.remote.Commit(ingest.sequence_id, filled.first_position, &staged, 1, &token_count,
+                              error);
+}
+
+// Commits slots in order, on a thread of its own.
+class Committer {
+ public:
+  Committer(const LocalIngest& ingest, const RowBlock& rows)
+      : ingest_(ingest), rows_(rows), thread_([this] { Run(); }) {}
+  ~Committer() {
+    if (thread_.joinable()) Finish();
+  }
+
+  // False when an earlier one has failed: more is of no use.
+  bool Add(Filled filled) {
+    const std::lock_guard lock(mutex_);
+    if (status_ != PQC_OK) return false;
+    filled_.push_back(std::move(filled));
+    changed_.notify_one();
+    return true;
+  }
+
+  pqc_status Finish() {
+    {
+      const std::lock_guard lock(mutex_);
+      finishing_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+    return status_ == PQC_OK ? PQC_OK : Fail(status_, "%s", error_.text);
+  }
+
+ private:
+  void Run() {
+    for (;;) {
+      Filled filled;
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [this] { return finishing_ || !filled_.empty(); });
+        if (filled_.empty()) return;
+        filled = std::move(filled_.front());
+        filled_.pop_front();
+      }
+      ErrorText error;
+      const pqc_status status = Commit(ingest_, rows_, filled, &error);
+      if (status == PQC_OK) continue;
+      const std::lock_guard lock(mutex_);
+      status_ = status;
+      error_ = error;
+      filled_.clear();
+    }
+  }
+
+  const LocalIngest& ingest_;
+  const RowBlock& rows_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Filled> filled_;
+  bool finishing_ = false;
+  pqc_status status_ = PQC_OK;
+  ErrorText error_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+pqc_status IngestLocally(const LocalIngest& ingest, uint64_t first_position, const RowBlock& rows,
+                         bool* remote_instead) {
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(ingest.timeout_ms);
+  const uint64_t token_bytes = BytesPerIndex(rows.keys) + BytesPerIndex(rows.values);
+  const uint64_t step = (ingest.staging.slot_bytes() - kPartAlignment) / token_bytes;
+  *remote_instead = step == 0;
+  if (step == 0) return PQC_OK;
+
+  Staging::Slot slot;
+  if (const pqc_status status = ingest.staging.Take(deadline, &slot); status != PQC_OK) {
+    *remote_instead = status == PQC_RESOURCE_EXHAUSTED || status == PQC_UNIMPLEMENTED;
+    return status;
+  }
+  const uint64_t token_count = rows.keys.shape[0];
+  if (token_count <= step) {
+    Filled filled = Fill(std::move(slot), rows, 0, token_count);
+    filled.first_position = first_position;
+    ErrorText error;
+    const pqc_status status = Commit(ingest, rows, filled, &error);
+    return status == PQC_OK ? PQC_OK : Fail(status, "%s", error.text);
+  }
+  Committer committer(ingest, rows);
+  for (uint64_t token = 0; token < token_count;) {
+    const uint64_t end = std::min(token_count, token + step);
+    Filled filled = Fill(std::move(slot), rows, token, end);
+    filled.first_position = first_position + token;
+    if (!committer.Add(std::move(filled))) break;
+    token = end;
+    if (token == token_count) break;
+    if (const pqc_status status = ingest.staging.Take(deadline, &slot); status != PQC_OK) {
+      // What a commit failed with tells more than that its slots did not come back.
+      const pqc_status committed = committer.Finish();
+      return committed != PQC_OK ? committed : Fail(status, "staging: no slot in time");
+    }
+  }
+  return committer.Finish();
+}
+
+}  // namespace pqcached::client

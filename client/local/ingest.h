@@ -1,0 +1,29 @@
+// Prefill rows by way of the staging ring: the caller's thread packs slots, another one commits them,
+// so that both sides copy at the same time.
+#ifndef PQCACHED_CLIENT_LOCAL_INGEST_H_
+#define PQCACHED_CLIENT_LOCAL_INGEST_H_
+
+#include <cstdint>
+
+#include "client/local/staging.h"
+#include "client/remote.h"
+#include "pqcached/client.h"
+
+namespace pqcached::client {
+
+struct LocalIngest {
+  Staging& staging;
+  Remote& remote;
+  uint64_t sequence_id = 0;
+  uint32_t timeout_ms = 0;  // of the whole
+};
+
+// All or nothing as long as the rows fit into one slot. Of more, those before a failure are stored,
+// slot by slot, and acknowledged when the call is repeated. Sets *remote_instead when there is no
+// staging ring to be had, or a token does not fit into a slot: nothing is stored then.
+pqc_status IngestLocally(const LocalIngest& ingest, uint64_t first_position, const RowBlock& rows,
+                         bool* remote_instead);
+
+}  // namespace pqcached::client
+
+#endif  // PQCACHED_CLIENT_LOCAL_INGEST_H_

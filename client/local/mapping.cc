@@ -1,0 +1,41 @@
+#include "client/local/mapping.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "client/error.h"
+
+namespace pqcached::client {
+
+pqc_status Mapping::Map(int descriptor, size_t size_bytes, MappingAccess access, const char* name,
+                        std::shared_ptr<Mapping>* mapping) {
+  struct Closer {
+    int descriptor;
+    ~Closer() {
+      if (descriptor >= 0) close(descriptor);
+    }
+  } const closer{descriptor};
+  struct stat status;
+  // A mapping beyond the end would be a SIGBUS later on.
+  if (descriptor < 0 || fstat(descriptor, &status) != 0 || size_bytes == 0 ||
+      static_cast<uint64_t>(status.st_size) < size_bytes) {
+    return Fail(PQC_INTERNAL, "%s: the sidecar's memory is not of the %zu bytes that it says", name,
+                size_bytes);
+  }
+  const int protection = access == MappingAccess::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* address = mmap(nullptr, size_bytes, protection, MAP_SHARED, descriptor, 0);
+  if (address == MAP_FAILED) {
+    return Fail(PQC_INTERNAL, "%s: %zu bytes cannot be mapped: %s", name, size_bytes,
+                std::strerror(errno));
+  }
+  mapping->reset(new Mapping(static_cast<std::byte*>(address), size_bytes));
+  return PQC_OK;
+}
+
+Mapping::~Mapping() { munmap(data_, size_bytes_); }
+
+}  // namespace pqcached::client

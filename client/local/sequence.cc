@@ -1,0 +1,208 @@
+#include "client/local/sequence.h"
+
+#include <algorithm>
+
+#include "client/error.h"
+
+namespace pqcached::client {
+
+using kvstore::LeaseWords;
+
+LocalSequence::LocalSequence(std::shared_ptr<LocalSession> session, uint64_t cache_id,
+                             uint64_t sequence_id)
+    : session_(std::move(session)), cache_id_(cache_id), sequence_id_(sequence_id) {}
+
+bool LocalSequence::revoked() const {
+  const LeaseWords* now = words();
+  return now && (now->flags.load(std::memory_order_acquire) & LeaseWords::kRevoked) != 0;
+}
+
+pqc_status LocalSequence::Pin(std::shared_ptr<Image>* image) {
+  {
+    const std::lock_guard lock(mutex_);
+    *image = newest_;
+  }
+  if (*image && !revoked()) return PQC_OK;
+  return Fetch(/*force=*/false, image);
+}
+
+pqc_status LocalSequence::Refresh(std::shared_ptr<Image>* image) {
+  return Fetch(/*force=*/true, image);
+}
+
+pqc_status LocalSequence::Fetch(bool force, std::shared_ptr<Image>* image) {
+  const std::lock_guard fetching(fetch_mutex_);
+  if (!force) {  // another thread may have fetched it meanwhile
+    const std::lock_guard lock(mutex_);
+    if (newest_ && !revoked()) {
+      *image = newest_;
+      return PQC_OK;
+    }
+  }
+  LocalHost* host = nullptr;
+  if (const pqc_status status = session_->Host(&host); status != PQC_OK) return status;
+  std::shared_ptr<Mapping> pool;
+  if (const pqc_status status = session_->Pool(cache_id_, &pool); status != PQC_OK) return status;
+  if (revoked()) Detach();
+  GiveBackRetired();
+
+  AttachAnswer answer;
+  LeaseView known = lease();
+  if (force) known.known_version = 0;  // also what has only grown
+  if (const pqc_status status = host->Attach(sequence_id_, known, &answer); status != PQC_OK) {
+    return status;
+  }
+  if (known.lease_id == 0) session_->CountLease(1);
+  const LeaseWords* found = nullptr;
+  pqc_status status = session_->Words(answer.word_index, &found);
+  if (status == PQC_OK && found->lease_id.load(std::memory_order_acquire) != answer.lease_id) {
+    status = Fail(PQC_INTERNAL, "lease: its words belong to another one");
+  }
+  std::shared_ptr<Image> fetched;
+  if (status == PQC_OK && answer.image.version != 0) {
+    status = Image::Parse(answer.image.image, sequence_id_, std::move(pool), &fetched);
+  }
+  const std::lock_guard lock(mutex_);
+  lease_id_ = answer.lease_id;
+  if (status != PQC_OK) return status;
+  words_.store(found, std::memory_order_release);
+  if (fetched) {
+    // Of the same version, but made now: layers that grew since are in it.
+    layers_are_equal_ = false;
+    KeepLocked(std::move(fetched));
+  }
+  *image = newest_;
+  return newest_ ? PQC_OK : Fail(PQC_INTERNAL, "Attach: no attachment came");
+}
+
+void LocalSequence::KeepLocked(std::shared_ptr<Image> image) {
+  if (newest_) replaced_.push_back(newest_);
+  newest_ = std::move(image);
+  std::erase_if(replaced_, [](const std::weak_ptr<Image>& old) { return old.expired(); });
+}
+
+pqc_status LocalSequence::Install(const ImageBytes& bytes) {
+  if (bytes.version == 0) return PQC_OK;
+  {
+    const std::lock_guard lock(mutex_);
+    if (newest_ && newest_->version() >= bytes.version) return PQC_OK;
+  }
+  std::shared_ptr<Mapping> pool;
+  if (const pqc_status status = session_->Pool(cache_id_, &pool); status != PQC_OK) return status;
+  std::shared_ptr<Image> image;
+  if (const pqc_status status = Image::Parse(bytes.image, sequence_id_, std::move(pool), &image);
+      status != PQC_OK) {
+    return status;
+  }
+  const std::lock_guard lock(mutex_);
+  if (newest_ && newest_->version() >= image->version()) return PQC_OK;
+  layers_are_equal_ = false;
+  KeepLocked(std::move(image));
+  return PQC_OK;
+}
+
+LeaseView LocalSequence::lease() const {
+  const std::lock_guard lock(mutex_);
+  if (!newest_) return {.lease_id = lease_id_, .known_version = 0};
+  uint64_t oldest = newest_->version();
+  for (const std::weak_ptr<Image>& old : replaced_) {
+    if (const std::shared_ptr<Image> held = old.lock()) oldest = std::min(oldest, held->version());
+  }
+  return {.lease_id = lease_id_, .known_version = oldest};
+}
+
+void LocalSequence::Detach() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (lease_id_ != 0) {
+      Retired retired{.lease_id = lease_id_, .images = std::move(replaced_)};
+      if (newest_) retired.images.push_back(newest_);
+      retired_.push_back(std::move(retired));
+      session_->CountLease(-1);
+    }
+    lease_id_ = 0;
+    newest_.reset();
+    replaced_.clear();
+    words_.store(nullptr, std::memory_order_release);
+  }
+  GiveBackRetired();
+}
+
+void LocalSequence::GiveBackRetired() {
+  std::vector<uint64_t> unused;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(retired_, [&](const Retired& retired) {
+      const bool held = std::any_of(retired.images.begin(), retired.images.end(),
+                                    [](const auto& image) { return !image.expired(); });
+      if (!held) unused.push_back(retired.lease_id);
+      return !held;
+    });
+  }
+  LocalHost* host = nullptr;
+  for (const uint64_t lease_id : unused) {
+    // One that is not taken back is when the session ends.
+    if (session_->Host(&host) == PQC_OK) host->Detach(lease_id);
+  }
+}
+
+LocalSequence::~LocalSequence() { Detach(); }
+
+uint32_t LocalSequence::token_count() const {
+  const LeaseWords* now = words();
+  if (!now) return 0;
+  // In this order: a limit that is gone again means that the words are of after the roll-back.
+  const uint32_t limit = visible_limit_.load(std::memory_order_acquire);
+  return std::min(now->token_count.load(std::memory_order_acquire), limit);
+}
+
+uint32_t LocalSequence::VisibleTokens(const Image& image, uint32_t layer) const {
+  const uint32_t complete = token_count();
+  uint32_t tokens = complete;
+  if (!layers_are_equal_.load(std::memory_order_acquire)) {
+    tokens = std::max(
+        tokens, std::min(image.LayerTokens(layer), visible_limit_.load(std::memory_order_acquire)));
+  }
+  return std::min(tokens, image.capacity_tokens());
+}
+
+bool LocalSequence::HasNewer() const {
+  const LeaseWords* now = words();
+  if (!now) return true;
+  const uint64_t version = now->version.load(std::memory_order_acquire);
+  const std::lock_guard lock(mutex_);
+  return !newest_ || newest_->version() < version;
+}
+
+pqc_status LocalSequence::Check(uint64_t epoch) const {
+  if (const pqc_status status = session_->Check(); status != PQC_OK) return status;
+  const LeaseWords* now = words();
+  if (!now) return Fail(PQC_ABORTED, "sequence: its lease has ended");
+  const uint32_t flags = now->flags.load(std::memory_order_acquire);
+  if (flags & LeaseWords::kSuspended) {
+    return Fail(PQC_FAILED_PRECONDITION, "sequence: it is suspended; resume it first");
+  }
+  if (flags & LeaseWords::kRevoked) {
+    return Fail(PQC_ABORTED, "sequence: its lease was revoked: it was shortened or dropped");
+  }
+  if (roll_backs_.load(std::memory_order_acquire) != epoch) {
+    return Fail(PQC_ABORTED, "sequence: it was rolled back meanwhile");
+  }
+  return PQC_OK;
+}
+
+void LocalSequence::BeginRollBack(uint32_t token_count) {
+  const std::lock_guard lock(mutex_);
+  ++roll_backs_under_way_;
+  visible_limit_.store(std::min(visible_limit_.load(), token_count), std::memory_order_release);
+  layers_are_equal_.store(true, std::memory_order_release);
+  roll_backs_.fetch_add(1, std::memory_order_acq_rel);
+}
+
+void LocalSequence::EndRollBack() {
+  const std::lock_guard lock(mutex_);
+  if (--roll_backs_under_way_ > 0) return;
+  visible_limit_.store(UINT32_MAX, std::memory_order_release);
+}
+
+}  // namespace pqcached::client

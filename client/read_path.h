@@ -1,0 +1,44 @@
+// How a call that reads a sequence gets at its rows in mapped memory.
+#ifndef PQCACHED_CLIENT_READ_PATH_H_
+#define PQCACHED_CLIENT_READ_PATH_H_
+
+#include "client/handles.h"
+#include "client/local/read.h"
+
+namespace pqcached::client {
+
+// Runs read(pinned) until it has read what still stands, and returns its status. What the newest image
+// here lacks may be in a newer one: that is fetched, once, before a call fails. Sets *remote_instead
+// when there is no lease to be had.
+//
+// REQUIRES: sequence.local.
+template <class Read>
+pqc_status ReadMapped(SequenceState& sequence, const Read& read, bool* remote_instead) {
+  constexpr int kMostAttempts = 4;
+  bool refreshed = false;
+  for (int attempt = 1;; ++attempt) {
+    Pinned pinned;
+    if (const pqc_status status = PinNewest(*sequence.local, &pinned); status != PQC_OK) {
+      *remote_instead = status == PQC_RESOURCE_EXHAUSTED || status == PQC_UNIMPLEMENTED;
+      return status;
+    }
+    const pqc_status status = read(pinned);
+    const bool lacking = status == PQC_OUT_OF_RANGE || status == PQC_FAILED_PRECONDITION;
+    if (lacking && !refreshed) {
+      refreshed = true;
+      if (const pqc_status fetched = sequence.local->Refresh(&pinned.image); fetched != PQC_OK) {
+        return fetched;
+      }
+      continue;
+    }
+    if (status != PQC_OK && status != PQC_ABORTED) return status;
+    const pqc_status stands = sequence.local->Check(pinned.epoch);
+    if (stands == PQC_OK && status == PQC_OK) return PQC_OK;
+    if (stands != PQC_OK && stands != PQC_ABORTED) return stands;
+    if (attempt >= kMostAttempts) return PQC_ABORTED;
+  }
+}
+
+}  // namespace pqcached::client
+
+#endif  // PQCACHED_CLIENT_READ_PATH_H_

@@ -1,0 +1,154 @@
+// RpcRemote: the life of sequences, and leases on them.
+#include "client/rpc/rpc_remote.h"
+#include "client/rpc/wire.h"
+
+namespace pqcached::client {
+namespace {
+
+template <class Request>
+void SetPrompt(const pqc_sequence_options& prompt, Request* request) {
+  request->mutable_token_ids()->Add(prompt.token_ids, prompt.token_ids + prompt.token_id_count);
+  if (prompt.extra_key_bytes > 0) request->set_extra_key(prompt.extra_key, prompt.extra_key_bytes);
+}
+
+}  // namespace
+
+pqc_status RpcRemote::CreateSequence(uint64_t cache_id, const char* model_fingerprint,
+                                     const pqc_sequence_options& options, uint64_t* sequence_id,
+                                     uint64_t* token_count, ErrorText* error) noexcept {
+  return Finish("CreateSequence", error, [&] {
+    v1::CreateSequenceRequest request;
+    v1::CreateSequenceResponse response;
+    request.set_cache_id(cache_id);
+    request.set_model_fingerprint(model_fingerprint);
+    SetPrompt(options, &request);
+    if (options.live) {
+      v1::LiveIndex* live = request.mutable_live_index();
+      if (!ToWire(options.index, live->mutable_index())) live->clear_index();
+      live->set_iterations(options.iterations);
+      live->set_seed(options.seed);
+      live->set_train_tokens(options.train_tokens);
+      live->set_sink_tokens(options.sink_tokens);
+    }
+    grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
+      return kv_->CreateSequence(context, request, &response);
+    });
+    *sequence_id = response.sequence_id();
+    *token_count = response.token_count();
+    return status;
+  });
+}
+
+pqc_status RpcRemote::ForkSequence(uint64_t sequence_id, uint64_t token_count, uint64_t* child_id,
+                                   uint64_t* child_token_count, ErrorText* error) noexcept {
+  return Finish("ForkSequence", error, [&] {
+    v1::ForkSequenceRequest request;
+    v1::ForkSequenceResponse response;
+    request.set_sequence_id(sequence_id);
+    request.set_token_count(token_count);
+    grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
+      return kv_->ForkSequence(context, request, &response);
+    });
+    *child_id = response.sequence_id();
+    *child_token_count = response.token_count();
+    return status;
+  });
+}
+
+pqc_status RpcRemote::MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
+                                  uint64_t* token_count, ErrorText* error) noexcept {
+  return Finish("MatchPrefix", error, [&] {
+    v1::MatchPrefixRequest request;
+    v1::MatchPrefixResponse response;
+    request.set_cache_id(cache_id);
+    SetPrompt(prompt, &request);
+    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
+      return kv_->MatchPrefix(context, request, &response);
+    });
+    *token_count = response.token_count();
+    return status;
+  });
+}
+
+pqc_status RpcRemote::SuspendSequence(uint64_t sequence_id, ErrorText* error) noexcept {
+  return Finish("SuspendSequence", error, [&] {
+    v1::SuspendSequenceRequest request;
+    v1::SuspendSequenceResponse response;
+    request.set_sequence_id(sequence_id);
+    return Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
+      return kv_->SuspendSequence(context, request, &response);
+    });
+  });
+}
+
+pqc_status RpcRemote::ResumeSequence(uint64_t sequence_id, uint64_t* token_count,
+                                     ErrorText* error) noexcept {
+  return Finish("ResumeSequence", error, [&] {
+    v1::ResumeSequenceRequest request;
+    v1::ResumeSequenceResponse response;
+    request.set_sequence_id(sequence_id);
+    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
+      return kv_->ResumeSequence(context, request, &response);
+    });
+    *token_count = response.token_count();
+    return status;
+  });
+}
+
+pqc_status RpcRemote::DropSequence(uint64_t sequence_id, ErrorText* error) noexcept {
+  return Finish("DropSequence", error, [&] {
+    v1::DropSequenceRequest request;
+    v1::DropSequenceResponse response;
+    request.set_sequence_id(sequence_id);
+    return Attempt(Repeat::kNever, CallDeadline(),
+                   [&](auto* context) { return kv_->DropSequence(context, request, &response); });
+  });
+}
+
+pqc_status RpcRemote::TruncateSequence(uint64_t sequence_id, uint64_t token_count,
+                                       const LeaseView& lease, const ImageSink& image,
+                                       Waiting waiting, ErrorText* error) noexcept {
+  return Finish("TruncateSequence", error, [&] {
+    v1::TruncateSequenceRequest request;
+    v1::TruncateSequenceResponse response;
+    request.set_sequence_id(sequence_id);
+    request.set_token_count(token_count);
+    ToWire(lease, [&] { return request.mutable_lease(); });
+    grpc::Status status = Attempt(
+        Repeat::kNever, CallDeadline(),
+        [&](auto* context) { return kv_->TruncateSequence(context, request, &response); }, waiting);
+    if (status.ok()) GiveImage(response.attachment(), image);
+    return status;
+  });
+}
+
+pqc_status RpcRemote::Attach(uint64_t sequence_id, const LeaseView& lease, uint64_t* lease_id,
+                             uint32_t* word_index, const ImageSink& image,
+                             ErrorText* error) noexcept {
+  return Finish("Attach", error, [&] {
+    v1::AttachRequest request;
+    v1::AttachResponse response;
+    request.set_sequence_id(sequence_id);
+    ToWire(lease, [&] { return request.mutable_lease(); });
+    grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
+      return kv_->Attach(context, request, &response);
+    });
+    if (!status.ok()) return status;
+    *lease_id = response.lease_id();
+    *word_index = response.word_index();
+    GiveImage(response.attachment(), image);
+    return status;
+  });
+}
+
+pqc_status RpcRemote::Detach(uint64_t lease_id, ErrorText* error) noexcept {
+  return Finish("Detach", error, [&] {
+    v1::DetachRequest request;
+    v1::DetachResponse response;
+    request.set_lease_id(lease_id);
+    return Attempt(Repeat::kHarmless, CallDeadline(),
+                   [&](auto* context) { return kv_->Detach(context, request, &response); });
+  });
+}
+
+}  // namespace pqcached::client

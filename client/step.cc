@@ -1,0 +1,336 @@
+// The beginning of steps, and their end.
+#include "client/step.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <set>
+
+#include "client/arguments.h"
+#include "client/error.h"
+#include "client/pack.h"
+#include "client/sender.h"
+#include "kvstore/read/resolve.h"
+
+namespace pqcached::client {
+namespace {
+
+constexpr uint32_t kMaxStepItems = 4096;
+using LongLong = unsigned long long;  // for %llu
+
+// Where the tokens of a sequence end, those on their way included.
+pqc_status FindEnd(const ClientState& client, StepItem& item) {
+  SequenceState& sequence = *item.sequence;
+  if (client.sender->HandedInEnd(sequence, &item.handed_in)) return PQC_OK;
+  if (sequence.local) {
+    item.handed_in = sequence.local->token_count();
+    return PQC_OK;
+  }
+  if (sequence.token_count < item.query_position) {  // rows may have come by other calls
+    pqc_sequence_info info{};
+    ErrorText error;
+    const pqc_status status = client.remote->DescribeSequence(sequence.sequence_id, &info, &error);
+    if (status != PQC_OK) return Report(status, error);
+    sequence.token_count = info.token_count;
+  }
+  item.handed_in = sequence.token_count;
+  return PQC_OK;
+}
+
+// Takes the sequence into the step.
+pqc_status Enter(pqc_step& step, const pqc_step_item& from, StepItem& item) {
+  if (!from.sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
+  item.sequence = from.sequence->state;
+  const CacheState& cache = *item.sequence->cache;
+  if (cache.client != step.client) {
+    return Fail(PQC_INVALID_ARGUMENT, "sequence: it is of another client");
+  }
+  if (!step.cache) step.cache = item.sequence->cache;
+  if (step.cache->cache_id != cache.cache_id) {
+    return Fail(PQC_INVALID_ARGUMENT, "sequence: it is of another cache than items[0]'s");
+  }
+  item.query_position = from.query_position;
+  item.query_length = from.query_length == 0 ? 1 : from.query_length;
+  if (item.query_length > kMaxQueryLength) {
+    return Fail(PQC_INVALID_ARGUMENT, "query_length: %u, must be at most %u", item.query_length,
+                kMaxQueryLength);
+  }
+  if (item.query_position > kMaxSequenceTokens - item.query_length) {
+    return Fail(PQC_INVALID_ARGUMENT,
+                "query_position: %llu and %u tokens, but a sequence has at most 2^30",
+                LongLong{item.query_position}, item.query_length);
+  }
+  if (item.sequence->in_step.exchange(true)) {
+    return Fail(PQC_ABORTED, "sequence: it is in another step");
+  }
+  item.holds = true;
+  // In this order: Changing looks the other way round.
+  if (!item.sequence->changing) return PQC_OK;
+  return Fail(PQC_ABORTED, "sequence: another thread is changing it; repeat later");
+}
+
+pqc_status Prepare(const pqc_step& step, StepItem& item) {
+  const ClientState& client = *step.client;
+  if (item.sequence->suspended) {
+    return Fail(PQC_FAILED_PRECONDITION, "sequence: it is suspended; resume it first");
+  }
+  if (const pqc_status status = client.sender->Check(*item.sequence); status != PQC_OK) {
+    return status;
+  }
+  if (item.sequence->local) {
+    if (const pqc_status status = PinNewest(*item.sequence->local, &item.pinned);
+        status != PQC_OK) {
+      return status;
+    }
+    if (const pqc_status status = item.sequence->local->Check(item.pinned.epoch);
+        status != PQC_OK) {
+      return status;
+    }
+  }
+  if (const pqc_status status = FindEnd(client, item); status != PQC_OK) return status;
+  if (item.query_position > item.handed_in) {
+    return Fail(PQC_INVALID_ARGUMENT,
+                "query_position: %llu is beyond the tail; the sequence has %llu tokens",
+                LongLong{item.query_position}, LongLong{item.handed_in});
+  }
+  return PQC_OK;
+}
+
+// The index that the default selection names must be there before layers are launched.
+pqc_status CheckIndexes(const pqc_step& step, const kvstore::Selection& terms, StepItem& item) {
+  if (!step.client->local) return PQC_OK;
+  uint32_t index_slot = 0;
+  if (item.pinned.image->FindIndex(terms.index, &index_slot) == PQC_OK) return PQC_OK;
+  if (const pqc_status status = item.sequence->local->Refresh(&item.pinned.image);
+      status != PQC_OK) {
+    return status;
+  }
+  return item.pinned.image->FindIndex(terms.index, &index_slot);
+}
+
+pqc_status Begin(pqc_client* client, const pqc_step_item* caller_items, uint32_t item_count,
+                 const pqc_step_options* caller_options, pqc_step** caller_step) {
+  if (!client) return Fail(PQC_INVALID_ARGUMENT, "client: must not be NULL");
+  if (!caller_step) return Fail(PQC_INVALID_ARGUMENT, "step: must not be NULL");
+  *caller_step = nullptr;
+  if (!caller_items) return Fail(PQC_INVALID_ARGUMENT, "items: must not be NULL");
+  if (item_count < 1 || item_count > kMaxStepItems) {
+    return Fail(PQC_INVALID_ARGUMENT, "item_count: %u, must be 1 to %u", item_count, kMaxStepItems);
+  }
+  pqc_step_options options{};
+  if (caller_options) {
+    const pqc_status status = ReadStruct(caller_options, "options", &options);
+    if (status != PQC_OK) return status;
+  }
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*client->state, &remote); status != PQC_OK) return status;
+  auto step = std::make_unique<pqc_step>();
+  step->client = client->state;
+  const uint32_t timeout_ms = options.timeout_ms ? options.timeout_ms : client->state->timeout_ms;
+  step->deadline = StepClock::now() + std::chrono::milliseconds(timeout_ms);
+  step->items.resize(item_count);
+  const auto* bytes = reinterpret_cast<const std::byte*>(caller_items);
+  for (uint32_t i = 0; i < item_count; ++i) {
+    StepItem& item = step->items[i];
+    pqc_step_item from;
+    char name[32];
+    std::snprintf(name, sizeof(name), "items[%u]", i);
+    if (const pqc_status status =
+            ReadStruct(bytes + size_t{i} * caller_items->struct_size, sizeof(from), name, &from);
+        status != PQC_OK) {
+      return status;
+    }
+    for (uint32_t j = 0; from.sequence && j < i; ++j) {
+      if (step->items[j].sequence != from.sequence->state) continue;
+      return Fail(PQC_INVALID_ARGUMENT, "items[%u].sequence: listed twice, in items[%u] before", i,
+                  j);
+    }
+    if (const pqc_status status = Enter(*step, from, item); status != PQC_OK) {
+      return UnderItem(i, status);
+    }
+    item.query_begin = step->query_tokens;
+    step->query_tokens += item.query_length;
+    item.scratch = std::make_unique<ScratchPool::Loan>(client->state->scratch);
+  }
+  if (options.selection) {
+    step->selection.emplace();
+    if (const pqc_status status = CopySelection(options.selection, *step->cache, &*step->selection);
+        status != PQC_OK) {
+      return status;
+    }
+  }
+  if (const pqc_status status = client->state->sender->WaitForRoom(step->deadline);
+      status != PQC_OK) {
+    return status;
+  }
+  for (uint32_t i = 0; i < item_count; ++i) {
+    StepItem& item = step->items[i];
+    pqc_status status = Prepare(*step, item);
+    if (status == PQC_OK && step->selection) {
+      status = CheckIndexes(*step, step->selection->terms, item);
+    }
+    if (status == PQC_OK && step->selection) {
+      status = WaitReady(*step, step->selection->terms, nullptr, &item);
+    }
+    if (status != PQC_OK) return UnderItem(i, status);
+  }
+  *caller_step = step.release();
+  return PQC_OK;
+}
+
+// Reads the rows of a step's tokens: every stored layer once.
+pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint32_t layer_count,
+                        std::vector<RowBlock>* blocks) {
+  if (!layers) return Fail(PQC_INVALID_ARGUMENT, "layers: must not be NULL");
+  const size_t stored = step.cache->stored_layers.size();
+  if (layer_count != stored) {
+    return Fail(PQC_INVALID_ARGUMENT, "layer_count: %u, but the cache stores %zu layers",
+                layer_count, stored);
+  }
+  std::set<uint32_t> seen;
+  if (const pqc_status status = ReadLayers(*step.cache, layers, layer_count, blocks);
+      status != PQC_OK) {
+    return status;
+  }
+  for (uint32_t i = 0; i < layer_count; ++i) {
+    const RowBlock& block = (*blocks)[i];
+    if (!seen.insert(block.layer).second) {
+      return Fail(PQC_INVALID_ARGUMENT, "layers[%u].layer: %u comes twice", i, block.layer);
+    }
+    if (block.keys.shape[0] != step.query_tokens) {
+      return Fail(PQC_INVALID_ARGUMENT,
+                  "layers[%u].keys.shape[0]: %llu tokens, but the step has %llu", i,
+                  LongLong{block.keys.shape[0]}, LongLong{step.query_tokens});
+    }
+  }
+  return PQC_OK;
+}
+
+KeptRows Keep(const RowBlock& block, const LayerShape& shape, uint64_t begin, uint64_t end) {
+  KeptRows kept{.layer = block.layer,
+                .shape = shape,
+                .key_dtype = block.keys.dtype,
+                .value_dtype = block.values.dtype};
+  kept.keys.resize((end - begin) * BytesPerIndex(block.keys));
+  kept.values.resize((end - begin) * BytesPerIndex(block.values));
+  Pack(block.keys, begin, end, kept.keys.data());
+  Pack(block.values, begin, end, kept.values.data());
+  return kept;
+}
+
+pqc_status End(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
+               const uint32_t* accepted) {
+  if (!step) return Fail(PQC_INVALID_ARGUMENT, "step: must not be NULL");
+  const std::unique_ptr<pqc_step> owned(step);
+  if (step->begun) {
+    return Fail(PQC_FAILED_PRECONDITION,
+                "step: an attention is under way; pqc_step_attend_wait first");
+  }
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*step->client, &remote); status != PQC_OK) return status;
+  std::vector<RowBlock> blocks;
+  if (const pqc_status status = ReadStepRows(*step, layers, layer_count, &blocks);
+      status != PQC_OK) {
+    return status;
+  }
+  for (size_t i = 0; i < step->items.size(); ++i) {
+    const StepItem& item = step->items[i];
+    if (accepted && accepted[i] > item.query_length) {
+      return Fail(PQC_INVALID_ARGUMENT, "accepted[%zu]: %u, but the item has %u query tokens", i,
+                  accepted[i], item.query_length);
+    }
+    if (!item.sequence->local) continue;
+    const pqc_status status = item.sequence->local->Check(item.pinned.epoch);
+    if (status != PQC_OK) return UnderItem(i, status);
+  }
+  std::vector<Handover> handovers(step->items.size());
+  for (size_t i = 0; i < step->items.size(); ++i) {
+    const StepItem& item = step->items[i];
+    Handover& handover = handovers[i];
+    handover.sequence = item.sequence;
+    handover.first_position = item.query_position;
+    handover.token_count = accepted ? accepted[i] : item.query_length;
+    if (item.query_position < item.handed_in) handover.roll_back_to = item.query_position;
+    if (handover.token_count == 0) continue;
+    for (const RowBlock& block : blocks) {
+      handover.layers.push_back(Keep(block, step->cache->stored_layers.at(block.layer),
+                                     item.query_begin, item.query_begin + handover.token_count));
+    }
+  }
+  for (const Handover& handover : handovers) {
+    LocalSequence* local = handover.sequence->local.get();
+    if (!local || handover.roll_back_to == Handover::kNoRollBack) continue;
+    local->BeginRollBack(static_cast<uint32_t>(handover.roll_back_to));
+  }
+  step->client->sender->Add(std::move(handovers));
+  return PQC_OK;
+}
+
+pqc_status Flush(pqc_sequence* sequence) {
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
+  const ClientState& client = *sequence->state->cache->client;
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(client, &remote); status != PQC_OK) return status;
+  return client.sender->Flush(*sequence->state,
+                              StepClock::now() + std::chrono::milliseconds(client.timeout_ms));
+}
+
+}  // namespace
+
+pqc_status UnderItem(size_t item, pqc_status status) {
+  const std::string reason = pqc_last_error();
+  const bool of_field = reason.starts_with("sequence:") || reason.starts_with("query_");
+  return Fail(status, "items[%zu]%s%s", item, of_field ? "." : ": ", reason.c_str());
+}
+
+pqc_status CopySelection(const pqc_selection* from, const CacheState& cache, StepSelection* to) {
+  if (const pqc_status status = ReadSelection(from, &to->selection); status != PQC_OK) {
+    return status;
+  }
+  to->excluded.assign(to->selection.excluded,
+                      to->selection.excluded + to->selection.excluded_count);
+  to->selection.excluded = to->excluded.data();
+  return ToTerms(to->selection, cache.default_index, &to->terms);
+}
+
+pqc_status CountSelected(const StepItem& item, const kvstore::Selection& terms, uint32_t* count) {
+  const kvstore::ResolvedSelection resolved =
+      kvstore::Resolve(terms, item.query_position, kvstore::kMaxSequenceTokens);
+  *count = resolved.select_count;
+  if (resolved.fault == kvstore::ResolvedSelection::Fault::kNone) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, "selection: %s", resolved.message.c_str());
+}
+
+}  // namespace pqcached::client
+
+pqc_step::~pqc_step() {
+  {
+    std::unique_lock lock(mutex);
+    finished.wait(lock, [this] { return !running; });
+  }
+  for (pqcached::client::StepItem& item : items) {
+    if (item.holds) item.sequence->in_step = false;
+  }
+}
+
+using pqcached::client::Call;
+
+extern "C" {
+
+pqc_status pqc_step_begin(pqc_client* client, const pqc_step_item* items, uint32_t item_count,
+                          const pqc_step_options* options, pqc_step** step) {
+  return Call([&] { return pqcached::client::Begin(client, items, item_count, options, step); });
+}
+
+pqc_status pqc_step_end(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
+                        const uint32_t* accepted) {
+  return Call([&] { return pqcached::client::End(step, layers, layer_count, accepted); });
+}
+
+void pqc_step_abandon(pqc_step* step) { delete step; }
+
+pqc_status pqc_sequence_flush(pqc_sequence* sequence) {
+  return Call([&] { return pqcached::client::Flush(sequence); });
+}
+
+}  // extern "C"

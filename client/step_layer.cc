@@ -1,0 +1,354 @@
+// One layer of a step: select and attend over all its items.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "client/arguments.h"
+#include "client/error.h"
+#include "client/pack.h"
+#include "client/step.h"
+#include "client/step_thread.h"
+
+namespace pqcached::client {
+namespace {
+
+using LongLong = unsigned long long;  // for %llu
+
+// A checked call.
+struct LayerCall {
+  pqc_step* step = nullptr;
+  uint32_t layer = 0;
+  LayerShape shape;
+  TensorView queries;                // [query tokens of all items, query_heads, key_dim]
+  std::optional<StepSelection> own;  // that the call brought
+  float* output = nullptr;           // attention only
+  float* lse = nullptr;
+  uint32_t* counts = nullptr;
+
+  const StepSelection& selection() const { return own ? *own : *step->selection; }
+};
+
+pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed) {
+  if (capacity >= needed) return PQC_OK;
+  return Fail(PQC_OUT_OF_RANGE, "%s: %llu, but %llu are needed", name, LongLong{capacity},
+              LongLong{needed});
+}
+
+pqc_status ReadStepQueries(const pqc_step& step, const pqc_tensor* queries, const LayerShape& shape,
+                           TensorView* view) {
+  if (!queries) return Fail(PQC_INVALID_ARGUMENT, "queries: must not be NULL");
+  if (const pqc_status status = ReadTensor(*queries, "queries", view); status != PQC_OK) {
+    return status;
+  }
+  if (view->ndim == 2 && step.query_tokens == 1) {
+    *view = {.data = view->data,
+             .dtype = view->dtype,
+             .ndim = 3,
+             .shape = {1, view->shape[0], view->shape[1]},
+             .strides = {0, view->strides[0], view->strides[1]}};
+  }
+  if (view->ndim != 3 || view->shape[0] != step.query_tokens ||
+      view->shape[1] != shape.query_heads || view->shape[2] != shape.key_dim) {
+    return Fail(PQC_INVALID_ARGUMENT,
+                "queries.shape: must be [%llu, %u, %u]: query tokens of all items, query_heads, "
+                "key_dim",
+                LongLong{step.query_tokens}, shape.query_heads, shape.key_dim);
+  }
+  for (const StepItem& item : step.items) {
+    const pqc_status status = CheckQueryLength(item.query_length, shape, "queries");
+    if (status != PQC_OK) return status;
+  }
+  return PQC_OK;
+}
+
+pqc_status ReadCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                    const pqc_selection* selection, LayerCall* call) {
+  if (!step) return Fail(PQC_INVALID_ARGUMENT, "step: must not be NULL");
+  if (step->begun) {
+    return Fail(PQC_FAILED_PRECONDITION,
+                "step: an attention is under way; pqc_step_attend_wait first");
+  }
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*step->client, &remote); status != PQC_OK) return status;
+  call->step = step;
+  call->layer = layer;
+  if (const pqc_status status = FindLayer(*step->cache, layer, "layer", &call->shape);
+      status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = ReadStepQueries(*step, queries, call->shape, &call->queries);
+      status != PQC_OK) {
+    return status;
+  }
+  if (selection) {
+    call->own.emplace();
+    return CopySelection(selection, *step->cache, &*call->own);
+  }
+  if (step->selection) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, "selection: must not be NULL: the step has none either");
+}
+
+QueryView QueryOf(const LayerCall& call, const StepItem& item) {
+  QueryView query{.sequence_id = item.sequence->sequence_id,
+                  .layer = call.layer,
+                  .query_position = item.query_position,
+                  .queries = call.queries,
+                  .shape = call.shape};
+  query.queries.shape[0] = item.query_length;
+  query.queries.data += static_cast<int64_t>(item.query_begin) * call.queries.strides[0] *
+                        static_cast<int64_t>(ElementBytes(call.queries.dtype));
+  return query;
+}
+
+float* OutputOf(const LayerCall& call, const StepItem& item) {
+  return call.output + item.query_begin * call.shape.query_heads * call.shape.value_dim;
+}
+
+float* LseOf(const LayerCall& call, const StepItem& item) {
+  return call.lse + item.query_begin * call.shape.query_heads;
+}
+
+// One item in mapped memory; its positions stay in its scratch.
+pqc_status RunMapped(const LayerCall& call, StepItem& item, const kvstore::ParallelFor& parallel,
+                     uint32_t* count) {
+  const kvstore::Selection& terms = call.selection().terms;
+  if (const pqc_status status = WaitReady(*call.step, terms, &call.layer, &item);
+      status != PQC_OK) {
+    return status;
+  }
+  const QueryView query = QueryOf(call, item);
+  Scratch& scratch = **item.scratch;
+  LocalSelected selected;
+  if (const pqc_status status =
+          SelectLocally(item.pinned, query, terms, parallel, scratch, &selected);
+      status != PQC_OK) {
+    return status;
+  }
+  *count = selected.count;
+  if (call.output) {
+    const pqc_status status = AttendLocally(item.pinned, query, selected.count, parallel, scratch,
+                                            OutputOf(call, item), LseOf(call, item));
+    if (status != PQC_OK) return status;
+  }
+  return item.sequence->local->Check(item.pinned.epoch);
+}
+
+// Many items: each on one thread. Few: one after the other, each on all threads.
+pqc_status RunAllMapped(const LayerCall& call, uint32_t* counts) {
+  std::vector<StepItem>& items = call.step->items;
+  const Workers& workers = call.step->client->local->workers();
+  const kvstore::ParallelFor& parallel = workers.parallel_for();
+  if (items.size() == 1 || items.size() < workers.worker_count()) {
+    for (size_t i = 0; i < items.size(); ++i) {
+      const pqc_status status = RunMapped(call, items[i], parallel, &counts[i]);
+      if (status != PQC_OK) return UnderItem(i, status);
+    }
+    return PQC_OK;
+  }
+  const kvstore::ParallelFor serial = kvstore::SerialFor();
+  std::mutex mutex;
+  size_t failed = items.size();
+  pqc_status failure = PQC_OK;
+  ErrorText reason;
+  parallel.run(static_cast<uint32_t>(items.size()), [&](uint32_t i, uint32_t) {
+    const pqc_status status = Call([&] { return RunMapped(call, items[i], serial, &counts[i]); });
+    if (status == PQC_OK) return;
+    const std::lock_guard lock(mutex);
+    if (i >= failed) return;
+    failed = i;
+    failure = status;
+    std::snprintf(reason.text, sizeof(reason.text), "%s", pqc_last_error());
+  });
+  if (failure == PQC_OK) return PQC_OK;
+  Fail(failure, "%s", reason.text);
+  return UnderItem(failed, failure);
+}
+
+pqc_status WaitAllStored(const LayerCall& call) {
+  for (size_t i = 0; i < call.step->items.size(); ++i) {
+    const pqc_status status =
+        WaitReady(*call.step, call.selection().terms, nullptr, &call.step->items[i]);
+    if (status != PQC_OK) return UnderItem(i, status);
+  }
+  return PQC_OK;
+}
+
+pqc_status SelectRemotely(const LayerCall& call, const uint64_t* begins, uint32_t* positions) {
+  const std::vector<StepItem>& items = call.step->items;
+  if (const pqc_status status = WaitAllStored(call); status != PQC_OK) return status;
+  std::vector<pqc_positions> outs(items.size(), pqc_positions{});
+  std::vector<SelectItem> selects(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    outs[i].positions = positions + begins[i];
+    outs[i].capacity = begins[i + 1] - begins[i];
+    selects[i] = {QueryOf(call, items[i]), &call.selection().selection, &outs[i]};
+  }
+  ErrorText error;
+  return Report(call.step->client->remote->TopK(selects.data(),
+                                                static_cast<uint32_t>(selects.size()), &error),
+                error);
+}
+
+pqc_status AttendRemotely(const LayerCall& call, uint32_t* counts) {
+  const std::vector<StepItem>& items = call.step->items;
+  if (const pqc_status status = WaitAllStored(call); status != PQC_OK) return status;
+  std::vector<pqc_attention> outs(items.size(), pqc_attention{});
+  std::vector<AttendItem> attends(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    outs[i].output = OutputOf(call, items[i]);
+    outs[i].lse = LseOf(call, items[i]);
+    attends[i] = {.query = QueryOf(call, items[i]),
+                  .selection = &call.selection().selection,
+                  .out = &outs[i]};
+  }
+  ErrorText error;
+  const pqc_status status = call.step->client->remote->Attend(
+      attends.data(), static_cast<uint32_t>(attends.size()), &error);
+  for (size_t i = 0; i < items.size(); ++i) counts[i] = outs[i].selected.count;
+  return Report(status, error);
+}
+
+pqc_status Select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                  const pqc_selection* selection, pqc_step_positions* caller_out) {
+  LayerCall call;
+  if (const pqc_status status = ReadCall(step, layer, queries, selection, &call);
+      status != PQC_OK) {
+    return status;
+  }
+  pqc_step_positions out;
+  if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
+    return status;
+  }
+  if (!out.begins) return Fail(PQC_INVALID_ARGUMENT, "out.begins: must not be NULL");
+  if (!out.counts) return Fail(PQC_INVALID_ARGUMENT, "out.counts: must not be NULL");
+  const std::vector<StepItem>& items = step->items;
+  std::vector<uint64_t> begins(items.size() + 1, 0);
+  for (size_t i = 0; i < items.size(); ++i) {
+    const pqc_status status = CountSelected(items[i], call.selection().terms, &out.counts[i]);
+    if (status != PQC_OK) return UnderItem(i, status);
+    out.begins[i] = begins[i];
+    begins[i + 1] = begins[i] + uint64_t{call.shape.kv_heads} * out.counts[i];
+  }
+  caller_out->count = begins.back();
+  if (!out.positions) return PQC_OK;  // only asked how many
+  if (const pqc_status status = CheckCapacity("out.capacity", out.capacity, begins.back());
+      status != PQC_OK) {
+    return status;
+  }
+  if (!step->client->local) return SelectRemotely(call, begins.data(), out.positions);
+  if (const pqc_status status = RunAllMapped(call, out.counts); status != PQC_OK) return status;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const std::vector<uint32_t>& positions = (*items[i].scratch)->positions;
+    std::copy_n(positions.begin(), begins[i + 1] - begins[i], out.positions + begins[i]);
+  }
+  return PQC_OK;
+}
+
+pqc_status ReadAttend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                      const pqc_selection* selection, const pqc_step_attention* caller_out,
+                      LayerCall* call) {
+  if (const pqc_status status = ReadCall(step, layer, queries, selection, call); status != PQC_OK) {
+    return status;
+  }
+  pqc_step_attention out;
+  if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
+    return status;
+  }
+  if (!out.output) return Fail(PQC_INVALID_ARGUMENT, "out.output: must not be NULL");
+  if (!out.lse) return Fail(PQC_INVALID_ARGUMENT, "out.lse: must not be NULL");
+  const uint64_t rows = step->query_tokens * call->shape.query_heads;
+  if (const pqc_status status =
+          CheckCapacity("out.output_capacity", out.output_capacity, rows * call->shape.value_dim);
+      status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = CheckCapacity("out.lse_capacity", out.lse_capacity, rows);
+      status != PQC_OK) {
+    return status;
+  }
+  call->output = out.output;
+  call->lse = out.lse;
+  call->counts = out.counts;
+  return PQC_OK;
+}
+
+pqc_status RunAttend(const LayerCall& call) {
+  std::vector<uint32_t> counts(call.step->items.size());
+  const pqc_status status = call.step->client->local ? RunAllMapped(call, counts.data())
+                                                     : AttendRemotely(call, counts.data());
+  if (status == PQC_OK && call.counts) std::copy(counts.begin(), counts.end(), call.counts);
+  return status;
+}
+
+pqc_status Attend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                  const pqc_selection* selection, pqc_step_attention* out) {
+  LayerCall call;
+  const pqc_status status = ReadAttend(step, layer, queries, selection, out, &call);
+  return status == PQC_OK ? RunAttend(call) : status;
+}
+
+pqc_status AttendBegin(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                       const pqc_selection* selection, pqc_step_attention* out) {
+  const auto call = std::make_shared<LayerCall>();  // shared because a job is copied
+  if (const pqc_status status = ReadAttend(step, layer, queries, selection, out, call.get());
+      status != PQC_OK) {
+    return status;
+  }
+  {
+    const std::lock_guard lock(step->mutex);
+    step->begun = step->running = true;
+  }
+  step->client->step_thread->Run([call] {
+    pqc_step& done = *call->step;
+    const pqc_status status = Call([&] { return RunAttend(*call); });
+    const std::lock_guard lock(done.mutex);
+    done.beside_status = status;
+    done.beside_error = pqc_last_error();
+    done.running = false;
+    done.finished.notify_all();
+  });
+  return PQC_OK;
+}
+
+pqc_status AttendWait(pqc_step* step) {
+  if (!step) return Fail(PQC_INVALID_ARGUMENT, "step: must not be NULL");
+  std::unique_lock lock(step->mutex);
+  if (!step->begun) {
+    return Fail(PQC_FAILED_PRECONDITION, "step: no attention was begun; pqc_step_attend_begin");
+  }
+  step->finished.wait(lock, [step] { return !step->running; });
+  step->begun = false;
+  if (step->beside_status == PQC_OK) return PQC_OK;
+  return Fail(step->beside_status, "%s", step->beside_error.c_str());
+}
+
+}  // namespace
+}  // namespace pqcached::client
+
+using pqcached::client::Call;
+
+extern "C" {
+
+pqc_status pqc_step_select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                           const pqc_selection* selection, pqc_step_positions* out) {
+  return Call([&] { return pqcached::client::Select(step, layer, queries, selection, out); });
+}
+
+pqc_status pqc_step_attend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                           const pqc_selection* selection, pqc_step_attention* out) {
+  return Call([&] { return pqcached::client::Attend(step, layer, queries, selection, out); });
+}
+
+pqc_status pqc_step_attend_begin(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                 const pqc_selection* selection, pqc_step_attention* out) {
+  return Call([&] { return pqcached::client::AttendBegin(step, layer, queries, selection, out); });
+}
+
+pqc_status pqc_step_attend_wait(pqc_step* step) {
+  return Call([&] { return pqcached::client::AttendWait(step); });
+}
+
+}  // extern "C"

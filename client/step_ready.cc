@@ -1,0 +1,85 @@
+// Waiting for what a step needs.
+#include <algorithm>
+
+#include "client/error.h"
+#include "client/sender.h"
+#include "client/step.h"
+#include "kvstore/read/resolve.h"
+
+namespace pqcached::client {
+namespace {
+
+// Tokens that must be stored before the selection can be made; 0 when nothing is selected from.
+uint32_t NeededTokens(const kvstore::Selection& terms, uint64_t query_position) {
+  const auto context = static_cast<uint32_t>(query_position) + 1;
+  const uint32_t sink_end = std::min(terms.sink_tokens, context);
+  const uint32_t window_begin = context - std::min(terms.window_tokens, context);
+  return window_begin > sink_end ? window_begin : 0;
+}
+
+bool IsReady(const StepItem& item, const kvstore::Selection& terms, const uint32_t* layer,
+             uint32_t needed) {
+  const Image& image = *item.pinned.image;
+  if (image.capacity_tokens() < needed || item.sequence->local->token_count() < needed) {
+    return false;
+  }
+  uint32_t index_slot = 0;
+  if (!layer || image.FindIndex(terms.index, &index_slot) != PQC_OK) return true;
+  return image.CodedTokens(*layer, index_slot) >= needed;
+}
+
+// Takes a newer image when there is one. Sets *found.
+pqc_status TakeNewer(const pqc_step& step, StepItem* item, bool* found) {
+  LocalSequence& local = *item->sequence->local;
+  std::shared_ptr<Image> newest;
+  if (const pqc_status status = local.Pin(&newest); status != PQC_OK) return status;
+  if (newest == item->pinned.image && local.HasNewer()) {
+    // The answer to rows on their way brings it.
+    uint64_t end = 0;
+    if (!step.client->sender->HandedInEnd(*item->sequence, &end)) {
+      const pqc_status status = local.Refresh(&newest);
+      if (status != PQC_OK) return status;
+    }
+  }
+  *found = newest->version() != item->pinned.image->version();
+  item->pinned.image = std::move(newest);
+  return PQC_OK;
+}
+
+pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, const uint32_t* layer,
+                      uint32_t needed, StepItem* item) {
+  LocalSequence& local = *item->sequence->local;
+  for (;;) {
+    const uint32_t seen = local.session().wake_word();
+    if (const pqc_status status = local.Check(item->pinned.epoch); status != PQC_OK) return status;
+    if (IsReady(*item, terms, layer, needed)) return PQC_OK;
+    bool found = false;
+    if (const pqc_status status = TakeNewer(step, item, &found); status != PQC_OK) return status;
+    if (found) continue;
+    if (const pqc_status status = step.client->sender->Check(*item->sequence); status != PQC_OK) {
+      return status;
+    }
+    if (StepClock::now() >= step.deadline) {
+      return Fail(PQC_DEADLINE_EXCEEDED,
+                  "query_position: %u tokens with their index are not there in time; %u are stored",
+                  needed, local.token_count());
+    }
+    local.session().Wait(seen, step.deadline);
+  }
+}
+
+}  // namespace
+
+pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, const uint32_t* layer,
+                     StepItem* item) {
+  const uint32_t needed = NeededTokens(terms, item->query_position);
+  if (needed > item->handed_in) {
+    const kvstore::ResolvedSelection resolved =
+        kvstore::Resolve(terms, item->query_position, static_cast<uint32_t>(item->handed_in));
+    return Fail(PQC_OUT_OF_RANGE, "%s", resolved.message.c_str());
+  }
+  if (item->sequence->local) return WaitMapped(step, terms, layer, needed, item);
+  return step.client->sender->WaitStored(*item->sequence, needed, step.deadline);
+}
+
+}  // namespace pqcached::client

@@ -1,0 +1,63 @@
+// StepThread: where attentions run that a step does not wait for at once. One thread per client,
+// started at the first use; jobs run in order, each on all of the client's workers.
+//
+// Thread-safe.
+#ifndef PQCACHED_CLIENT_STEP_THREAD_H_
+#define PQCACHED_CLIENT_STEP_THREAD_H_
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace pqcached::client {
+
+class StepThread {
+ public:
+  StepThread() = default;
+  // Runs what was given before.
+  ~StepThread() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  // `job` must not throw.
+  void Run(std::function<void()> job) {
+    {
+      const std::lock_guard lock(mutex_);
+      jobs_.push_back(std::move(job));
+      if (!thread_.joinable()) thread_ = std::thread([this] { Serve(); });
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  void Serve() {
+    for (;;) {
+      std::function<void()> job;
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
+        if (jobs_.empty()) return;
+        job = std::move(jobs_.front());
+        jobs_.pop_front();
+      }
+      job();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> jobs_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace pqcached::client
+
+#endif  // PQCACHED_CLIENT_STEP_THREAD_H_

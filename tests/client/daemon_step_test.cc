@@ -1,0 +1,188 @@
+// Steps and decoders against a real pqcached, on both paths.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "daemon.h"
+#include "pqcached/client.hpp"
+
+namespace pqcached {
+namespace {
+
+using testing::Daemon;
+using testing::Layer;
+using testing::Must;
+using testing::Range;
+using testing::SpecOf;
+
+constexpr uint64_t kSink = 4, kWindow = 16;
+constexpr uint32_t kLayers = 2;
+constexpr size_t kOutput = Layer::kQueryHeads * Layer::kValueDim;
+
+void MustBeOk(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.ToString());
+}
+
+class DaemonStepTest : public ::testing::TestWithParam<pqc_path_choice> {
+ protected:
+  bool local() const { return GetParam() == PQC_PATH_ONLY_LOCAL; }
+
+  Sequence Fill(const Layer& layer, uint64_t tokens) {
+    Sequence sequence = Must(cache_.CreateSequence());
+    for (uint32_t number = 0; number < kLayers; ++number) {
+      MustBeOk(sequence.Ingest(number, 0, layer.keys(0, tokens), layer.values(0, tokens)));
+    }
+    MustBeOk(sequence.BuildIndex({.iterations = 3, .seed = 1, .sink_tokens = kSink}));
+    return sequence;
+  }
+
+  static std::vector<LayerRows> Rows(const Layer& layer, uint64_t begin, uint64_t end) {
+    std::vector<LayerRows> rows;
+    for (uint32_t number = 0; number < kLayers; ++number) {
+      rows.push_back({number, layer.keys(begin, end), layer.values(begin, end)});
+    }
+    return rows;
+  }
+
+  void ExpectFull(const Layer& layer, uint64_t tokens, std::vector<float> output,
+                  std::vector<float> lse) {
+    std::vector<uint32_t> own = Range(0, kSink);
+    for (const uint32_t token : Range(tokens - kWindow, tokens)) own.push_back(token);
+    Attention attention{.output = std::move(output), .lse = std::move(lse)};
+    attention.Merge(layer.Attend({Layer::kKvHeads, own}));
+    const Attention full = layer.Attend({Layer::kKvHeads, Range(0, tokens)});
+    for (size_t i = 0; i < kOutput; ++i) {
+      ASSERT_NEAR(attention.output[i], full.output[i], 1e-4f) << tokens;
+    }
+  }
+
+  void Decode(Sequence& sequence, const Layer& layer, uint64_t position,
+              std::vector<uint32_t> accepted = {}, uint32_t length = 1) {
+    const StepItem items[] = {{&sequence, position, length}};
+    Step step = Must(client_.BeginStep(items, &selection_));
+    std::vector<float> queries, output(length * kOutput), lse(length * Layer::kQueryHeads);
+    for (uint32_t i = 0; i < length; ++i) {
+      const auto* numbers = static_cast<const float*>(queries_.c().ptr);
+      queries.insert(queries.end(), numbers, numbers + Layer::kQueryHeads * Layer::kKeyDim);
+    }
+    for (uint32_t number = 0; number < kLayers; ++number) {
+      MustBeOk(step.Attend(number, {queries, {length, Layer::kQueryHeads, Layer::kKeyDim}}, output,
+                           lse));
+      EXPECT_EQ(Must(step.Select(number, {queries, {length, Layer::kQueryHeads, Layer::kKeyDim}}))
+                    .counts[0],
+                position + 1 - kSink - kWindow);
+    }
+    MustBeOk(step.End(Rows(layer, position, position + length), accepted));
+    output.resize(kOutput);
+    lse.resize(Layer::kQueryHeads);
+    if (position % 50 == 0) ExpectFull(layer, position + 1, output, lse);
+  }
+
+  const Layer layer_{700, 1};
+  const Tensor queries_ = layer_.queries();
+  Daemon daemon_;
+  Client client_ = daemon_.OpenClient("default", GetParam());
+  Cache cache_ = Must(client_.OpenCache(SpecOf("cache", {0, 1})));
+  const Selection selection_ = {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 1.0};
+};
+
+TEST_P(DaemonStepTest, StepsGiveFullAttentionAndLocalOnesWaitForNoRpc) {
+  EXPECT_EQ(client_.path(), local() ? PQC_PATH_LOCAL : PQC_PATH_REMOTE);
+  Sequence sequence = Fill(layer_, 300);
+  Decode(sequence, layer_, 300);
+  const uint64_t before = Must(client_.Count()).rpcs;
+  for (uint64_t position = 301; position < 650; ++position) Decode(sequence, layer_, position);
+  if (local()) {
+    EXPECT_EQ(Must(client_.Count()).rpcs, before);
+  } else {
+    EXPECT_GT(Must(client_.Count()).rpcs, before);
+  }
+  MustBeOk(sequence.Flush());
+  EXPECT_EQ(Must(sequence.Describe()).token_count, 650u);
+}
+
+TEST_P(DaemonStepTest, SpeculationForksAndPreemption) {
+  Sequence sequence = Fill(layer_, 300);
+  Decode(sequence, layer_, 300, {2}, 4);
+  Decode(sequence, layer_, 302, {}, 8);
+  Decode(sequence, layer_, 305, {3}, 3);  // five of the eight are taken back
+  Sequence child = Must(sequence.Fork());
+  EXPECT_EQ(Must(child.Describe()).token_count, 308u);
+  MustBeOk(sequence.Suspend());
+  const StepItem items[] = {{&sequence, 308}};
+  EXPECT_EQ(client_.BeginStep(items, &selection_).status().code(), PQC_FAILED_PRECONDITION);
+  for (uint64_t position = 308; position < 360; ++position) Decode(child, layer_, position);
+  EXPECT_EQ(Must(sequence.Resume()), 308u);
+  for (uint64_t position = 308; position < 360; ++position) Decode(sequence, layer_, position);
+  MustBeOk(child.Flush());
+  MustBeOk(sequence.Flush());
+  EXPECT_EQ(Must(child.Describe()).token_count, 360u);
+  EXPECT_EQ(Must(sequence.Describe()).token_count, 360u);
+}
+
+TEST_P(DaemonStepTest, ALiveIndexIsReadyWhenItIsNeeded) {
+  uint64_t shared = 1;
+  SequenceOptions options;
+  options.live = LiveIndex{.sink_tokens = kSink};
+  Sequence sequence = Must(cache_.CreateSequence(options, &shared));
+  EXPECT_EQ(shared, 0u);
+  for (uint64_t token = 0; token < 600; token += 200) {
+    for (uint32_t number = 0; number < kLayers; ++number) {
+      MustBeOk(sequence.Ingest(number, token, layer_.keys(token, token + 200),
+                               layer_.values(token, token + 200)));
+    }
+  }
+  MustBeOk(sequence.BuildIndex({.sink_tokens = kSink}));
+  for (uint64_t position = 600; position < 660; ++position) Decode(sequence, layer_, position);
+  MustBeOk(sequence.Flush());
+}
+
+TEST_P(DaemonStepTest, APrefixIsFoundAndShared) {
+  SequenceOptions options;
+  for (uint32_t i = 0; i < 400; ++i) options.prompt.token_ids.push_back(i * 3);
+  uint64_t shared = 1;
+  Sequence first = Must(cache_.CreateSequence(options, &shared));
+  EXPECT_EQ(shared, 0u);
+  for (uint32_t number = 0; number < kLayers; ++number) {
+    MustBeOk(first.Ingest(number, 0, layer_.keys(0, 400), layer_.values(0, 400)));
+  }
+  EXPECT_EQ(Must(cache_.MatchPrefix(options.prompt)), 384u);
+  Sequence second = Must(cache_.CreateSequence(options, &shared));
+  EXPECT_EQ(shared, 384u);
+  for (uint32_t number = 0; number < kLayers; ++number) {
+    MustBeOk(second.Ingest(number, 384, layer_.keys(384, 400), layer_.values(384, 400)));
+  }
+  MustBeOk(first.Drop());
+  MustBeOk(second.BuildIndex({.iterations = 2, .sink_tokens = kSink}));
+  for (uint64_t position = 400; position < 460; ++position) Decode(second, layer_, position);
+}
+
+TEST_P(DaemonStepTest, TheDecoderAtRatioOneIsFullAttention) {
+  Sequence sequence = Must(cache_.CreateSequence());
+  Decoder decoder = Must(Decoder::Open(sequence, selection_));
+  for (uint32_t number = 0; number < kLayers; ++number) {
+    MustBeOk(decoder.Prefill(number, layer_.keys(0, 300), layer_.values(0, 300)));
+  }
+  const auto token = [](const float* numbers, uint32_t dim) {
+    return Tensor(std::span(numbers, Layer::kKvHeads * dim), {Layer::kKvHeads, dim});
+  };
+  for (uint64_t position = 300; position < 400; ++position) {
+    std::vector<float> output(kOutput);
+    for (uint32_t number = 0; number < kLayers; ++number) {
+      MustBeOk(decoder.Decode(number, queries_, token(layer_.key(position, 0), Layer::kKeyDim),
+                              token(layer_.value(position, 0), Layer::kValueDim), output));
+    }
+    if (position % 20 != 0) continue;
+    const Attention full = layer_.Attend({Layer::kKvHeads, Range(0, position + 1)});
+    for (size_t i = 0; i < kOutput; ++i) ASSERT_NEAR(output[i], full.output[i], 1e-4f);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Paths, DaemonStepTest,
+                         ::testing::Values(PQC_PATH_ONLY_REMOTE, PQC_PATH_ONLY_LOCAL),
+                         [](const auto& path) {
+                           return path.param == PQC_PATH_ONLY_LOCAL ? "Local" : "Remote";
+                         });
+
+}  // namespace
+}  // namespace pqcached

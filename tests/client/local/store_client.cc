@@ -1,0 +1,374 @@
+#include "tests/client/local/store_client.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "client/local/session.h"
+#include "client/pack.h"
+#include "client/sender.h"
+#include "client/step_thread.h"
+
+namespace pqcached::testing {
+namespace {
+
+using namespace pqcached::client;  // NOLINT: this is its stand-in
+
+constexpr uint64_t kBootWord = 77;
+
+pqc_status FromStatus(const absl::Status& status, ErrorText* error) {
+  std::snprintf(error->text, sizeof(error->text), "%s", std::string(status.message()).c_str());
+  return static_cast<pqc_status>(status.code());
+}
+
+pqc_status FromStatus(const absl::Status& status) {
+  ErrorText error;
+  return Report(FromStatus(status, &error), error);
+}
+
+kvstore::LeaseState ToStore(const LeaseView& lease) {
+  return {.lease_id = lease.lease_id, .known_version = lease.known_version};
+}
+
+void Give(const kvstore::VersionedImage& image, const ImageSink& sink) {
+  if (sink.write && !image.image.empty()) {
+    sink.write(sink.context, image.version, image.image.data(), image.image.size());
+  }
+}
+
+pqc_status MapShared(const absl::StatusOr<kvstore::SharedMemory>& memory, MappingAccess access,
+                     std::shared_ptr<Mapping>* mapping) {
+  if (!memory.ok()) return FromStatus(memory.status());
+  return Mapping::Map(dup(memory->descriptor.get()), memory->size_bytes, access, "memory", mapping);
+}
+
+class StoreHost final : public LocalHost {
+ public:
+  explicit StoreHost(Sidecar& sidecar) : sidecar_(sidecar) {}
+
+  pqc_status OpenPool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) override {
+    return MapShared(sidecar_.store->OpenPool(kTestTenant, cache_id), MappingAccess::kRead, pool);
+  }
+  pqc_status OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
+                         std::shared_ptr<Mapping>* ring) override {
+    return MapShared(sidecar_.store->OpenStaging(sidecar_.session, slot_bytes, slot_count),
+                     MappingAccess::kReadWrite, ring);
+  }
+  pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, AttachAnswer* answer) override {
+    ++sidecar_.calls;
+    const auto attached =
+        sidecar_.store->Attach(kTestTenant, sequence_id, sidecar_.session, ToStore(lease));
+    if (!attached.ok()) return FromStatus(attached.status());
+    answer->lease_id = attached->lease_id;
+    answer->word_index = attached->word_index;
+    Give(attached->attachment, answer->image.sink());
+    return PQC_OK;
+  }
+  pqc_status Detach(uint64_t lease_id) override {
+    ++sidecar_.calls;
+    return FromStatus(sidecar_.store->Detach(sidecar_.session, lease_id));
+  }
+  bool Ended(uint32_t) override { return sidecar_.ended; }
+
+ private:
+  Sidecar& sidecar_;
+};
+
+// A tensor's elements, packed.
+struct Packed {
+  explicit Packed(const TensorView& from)
+      : bytes(from.staging ? 0 : from.shape[0] * BytesPerIndex(from)) {
+    view.dtype = static_cast<kernels::DType>(from.dtype);
+    view.shape.assign(from.shape, from.shape + from.ndim);
+    if (from.staging) return;
+    Pack(from, 0, from.shape[0], bytes.data());
+    view.data = bytes.data();
+    view.data_bytes = bytes.size();
+  }
+
+  std::vector<std::byte> bytes;
+  kvstore::TensorView view;
+};
+
+class StoreRemote final : public Remote {
+ public:
+  explicit StoreRemote(Sidecar& sidecar) : sidecar_(sidecar) {}
+  void Close() noexcept override { delete this; }
+
+  pqc_status OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
+                       ErrorText* error) noexcept override {
+    kvstore::CacheSpec cache;
+    cache.name = spec.name;
+    cache.model_fingerprint = spec.model_fingerprint;
+    cache.capacity_bytes = spec.capacity_bytes;
+    cache.default_index = {kvstore::IndexKind::kPq, 2, 6};
+    for (uint32_t i = 0; i < spec.group_count; ++i) {
+      const pqc_layer_group& from = spec.groups[i];
+      kvstore::LayerGroup group;
+      group.layers.assign(from.layers, from.layers + from.layer_count);
+      group.kv_heads = from.kv_heads;
+      group.query_heads = from.query_heads;
+      group.key_dim = from.key_dim;
+      group.value_dim = from.value_dim;
+      group.dtype = static_cast<kernels::DType>(from.dtype);
+      cache.groups.push_back(group);
+    }
+    const auto opened = Counted().OpenCache(kTestTenant, cache);
+    if (opened.ok()) *cache_id = opened->cache_id;
+    return FromStatus(opened.status(), error);
+  }
+  pqc_status CreateSequence(uint64_t cache_id, const char*, const pqc_sequence_options& options,
+                            uint64_t* sequence_id, uint64_t* token_count,
+                            ErrorText* error) noexcept override {
+    kvstore::SequenceSpec spec;
+    spec.session = sidecar_.session;
+    spec.token_ids.assign(options.token_ids, options.token_ids + options.token_id_count);
+    return Created(Counted().CreateSequence(kTestTenant, cache_id, spec), sequence_id, token_count,
+                   error);
+  }
+  pqc_status ForkSequence(uint64_t sequence_id, uint64_t token_count, uint64_t* child_id,
+                          uint64_t* child_token_count, ErrorText* error) noexcept override {
+    return Created(Counted().ForkSequence(kTestTenant, sequence_id, token_count, sidecar_.session),
+                   child_id, child_token_count, error);
+  }
+  pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
+                         uint64_t* token_count, ErrorText* error) noexcept override {
+    const auto matched =
+        Counted().MatchPrefix(kTestTenant, cache_id, {prompt.token_ids, prompt.token_id_count}, "");
+    if (matched.ok()) *token_count = *matched;
+    return FromStatus(matched.status(), error);
+  }
+  pqc_status SuspendSequence(uint64_t sequence_id, ErrorText* error) noexcept override {
+    return FromStatus(Counted().SuspendSequence(kTestTenant, sequence_id).status(), error);
+  }
+  pqc_status ResumeSequence(uint64_t sequence_id, uint64_t* token_count,
+                            ErrorText* error) noexcept override {
+    const auto resumed = Counted().ResumeSequence(kTestTenant, sequence_id);
+    if (resumed.ok()) *token_count = *resumed;
+    return FromStatus(resumed.status(), error);
+  }
+  pqc_status DropSequence(uint64_t sequence_id, ErrorText* error) noexcept override {
+    return FromStatus(Counted().DropSequence(kTestTenant, sequence_id), error);
+  }
+  pqc_status TruncateSequence(uint64_t sequence_id, uint64_t token_count, const LeaseView& lease,
+                              const ImageSink& image, Waiting waiting,
+                              ErrorText* error) noexcept override {
+    Count(waiting);
+    const auto truncated =
+        sidecar_.store->TruncateSequence(kTestTenant, sequence_id, token_count, lease.lease_id);
+    if (truncated.ok()) Refresh(lease, image);
+    return FromStatus(truncated.status(), error);
+  }
+  pqc_status DescribeSequence(uint64_t sequence_id, pqc_sequence_info* info,
+                              ErrorText* error) noexcept override {
+    const auto described = Counted().DescribeSequence(kTestTenant, sequence_id);
+    if (described.ok()) info->token_count = described->token_count;
+    return FromStatus(described.status(), error);
+  }
+  pqc_status Ingest(uint64_t, uint64_t, const RowBlock&, ErrorText* error) noexcept override {
+    return Not("Ingest", error);
+  }
+  pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
+                    uint32_t row_block_count, uint64_t* token_count,
+                    ErrorText* error) noexcept override {
+    ++sidecar_.commits;
+    auto transaction = Counted().BeginIngest(kTestTenant, sequence_id);
+    if (!transaction.ok()) return FromStatus(transaction.status(), error);
+    for (uint32_t i = 0; i < row_block_count; ++i) {
+      const absl::Status written = WriteStaged(**transaction, first_position, rows[i]);
+      if (!written.ok()) return FromStatus(written, error);
+    }
+    const auto committed = (*transaction)->Commit();
+    if (committed.ok()) *token_count = *committed;
+    return FromStatus(committed.status(), error);
+  }
+  pqc_status Append(AppendItem* items, uint32_t item_count, Waiting waiting,
+                    ErrorText* error) noexcept override {
+    Count(waiting);
+    sidecar_.PassGate();
+    if (sidecar_.unavailable_appends > 0) {
+      --sidecar_.unavailable_appends;
+      return FromStatus(absl::UnavailableError("for now"), error);
+    }
+    for (uint32_t i = 0; i < item_count; ++i) {
+      const auto appended = AppendOne(items[i]);
+      if (!appended.ok()) {
+        const std::string text =
+            "items[" + std::to_string(i) + "]: " + std::string(appended.status().message());
+        return FromStatus(absl::Status(appended.status().code(), text), error);
+      }
+      items[i].token_count = *appended;
+      Refresh(items[i].lease, items[i].image);
+    }
+    if (sidecar_.lost_answers > 0) {
+      --sidecar_.lost_answers;
+      return FromStatus(absl::UnavailableError("the answer was lost"), error);
+    }
+    return PQC_OK;
+  }
+  pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
+                        ErrorText* error) noexcept override {
+    const uint32_t m = options.index.kind == PQC_INDEX_PQ ? options.index.subspaces : 2;
+    const uint32_t b = options.index.kind == PQC_INDEX_PQ ? options.index.bits : 6;
+    const kvstore::BuildSpec spec{.index = {kvstore::IndexKind::kPq, m, b},
+                                  .iterations = 3,
+                                  .seed = 1,
+                                  .sink_tokens = static_cast<uint32_t>(options.sink_tokens)};
+    return FromStatus(
+        Counted().BuildIndex(kTestTenant, sequence_id, spec, [](const auto&) { return true; }),
+        error);
+  }
+  pqc_status TopK(const SelectItem*, uint32_t, ErrorText* error) noexcept override {
+    return Not("TopK", error);
+  }
+  pqc_status Score(const QueryView&, const pqc_index&, pqc_token_range, const ScoresOut&,
+                   ErrorText* error) noexcept override {
+    return Not("Score", error);
+  }
+  pqc_status FetchRange(const FetchView&, pqc_token_range, std::byte*,
+                        ErrorText* error) noexcept override {
+    return Not("FetchRange", error);
+  }
+  pqc_status FetchTokens(const FetchView&, const PositionsView&, std::byte*,
+                         ErrorText* error) noexcept override {
+    return Not("FetchTokens", error);
+  }
+  pqc_status Attend(const AttendItem*, uint32_t, ErrorText* error) noexcept override {
+    return Not("Attend", error);
+  }
+  pqc_status Attach(uint64_t, const LeaseView&, uint64_t*, uint32_t*, const ImageSink&,
+                    ErrorText* error) noexcept override {
+    return Not("Attach", error);
+  }
+  pqc_status Detach(uint64_t, ErrorText* error) noexcept override { return Not("Detach", error); }
+  void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept override {
+    *rpcs = sidecar_.calls;
+    *background_rpcs = sidecar_.background_calls;
+  }
+  pqc_status AdminJson(const char*, const char*, const TextSink&,
+                       ErrorText* error) noexcept override {
+    return Not("Admin", error);
+  }
+
+ private:
+  ~StoreRemote() = default;
+
+  kvstore::Store& Counted() {
+    ++sidecar_.calls;
+    return *sidecar_.store;
+  }
+  void Count(Waiting waiting) {
+    ++(waiting == Waiting::kCaller ? sidecar_.calls : sidecar_.background_calls);
+  }
+  static pqc_status Not(const char* call, ErrorText* error) {
+    std::snprintf(error->text, sizeof(error->text), "%s is not of the local path", call);
+    return PQC_INTERNAL;
+  }
+  static pqc_status Created(const absl::StatusOr<kvstore::CreatedSequence>& created, uint64_t* id,
+                            uint64_t* token_count, ErrorText* error) {
+    if (created.ok()) {
+      *id = created->sequence_id;
+      *token_count = created->token_count;
+    }
+    return FromStatus(created.status(), error);
+  }
+  void Refresh(const LeaseView& lease, const ImageSink& image) {
+    if (lease.lease_id == 0) return;
+    const auto newer = sidecar_.store->RefreshLease(sidecar_.session, ToStore(lease));
+    if (newer.ok()) Give(*newer, image);
+  }
+  absl::Status WriteStaged(kvstore::IngestTransaction& transaction, uint64_t first_position,
+                           const RowBlock& rows) {
+    Packed keys(rows.keys), values(rows.values);
+    const auto reference = [](const StagingPlace& place) {
+      return kvstore::StagingReference{.slot = place.slot,
+                                       .offset_bytes = place.offset_bytes,
+                                       .size_bytes = place.size_bytes,
+                                       .generation = place.generation};
+    };
+    const auto claimed =
+        sidecar_.store->ClaimStaging(sidecar_.session, reference(*rows.keys.staging));
+    if (!claimed.ok()) return claimed.status();
+    keys.view.data = claimed->bytes.data();
+    keys.view.data_bytes = claimed->bytes.size();
+    const StagingPlace& place = *rows.values.staging;
+    values.view.data = claimed->slot.data() + place.offset_bytes;
+    values.view.data_bytes = place.size_bytes;
+    return transaction.Write(first_position,
+                             {.layer = rows.layer, .keys = keys.view, .values = values.view});
+  }
+  absl::StatusOr<uint64_t> AppendOne(const AppendItem& item) {
+    std::vector<Packed> packed;
+    packed.reserve(size_t{2} * item.row_block_count);
+    std::vector<kvstore::LayerRows> layers;
+    for (uint32_t i = 0; i < item.row_block_count; ++i) {
+      const Packed& keys = packed.emplace_back(item.rows[i].keys);
+      const Packed& values = packed.emplace_back(item.rows[i].values);
+      layers.push_back({.layer = item.rows[i].layer, .keys = keys.view, .values = values.view});
+    }
+    return sidecar_.store->Append(kTestTenant, item.sequence_id, item.first_position, layers);
+  }
+
+  Sidecar& sidecar_;
+};
+
+}  // namespace
+
+Sidecar::Sidecar(const kvstore::StoreOptions& options) {
+  auto made = kvstore::Store::Create(options);
+  if (!made.ok()) throw std::runtime_error(std::string(made.status().message()));
+  store = *std::move(made);
+}
+
+void Sidecar::CloseGate() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+}
+
+void Sidecar::OpenGate() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = false;
+  }
+  opened_.notify_all();
+}
+
+void Sidecar::PassGate() {
+  std::unique_lock lock(mutex_);
+  opened_.wait(lock, [this] { return !closed_; });
+}
+
+kvstore::StoreOptions SmallSegments() {
+  kvstore::StoreOptions options;
+  options.max_pool_bytes = size_t{256} << 20;
+  options.segment_tokens = 256;
+  options.tail_tokens = 128;
+  options.epoch_tokens = 512;
+  return options;
+}
+
+Client OpenStoreClient(Sidecar& sidecar, const Workers::Options& workers, uint32_t timeout_ms) {
+  auto memory = sidecar.store->OpenLocalSession(sidecar.session, kBootWord);
+  if (!memory.ok()) throw std::runtime_error(std::string(memory.status().message()));
+  std::shared_ptr<Mapping> control;
+  const absl::StatusOr<kvstore::SharedMemory> shared = std::move(memory->control);
+  auto state = std::make_shared<ClientState>();
+  state->timeout_ms = timeout_ms;
+  state->remote.reset(new StoreRemote(sidecar));
+  pqc_status status = MapShared(shared, MappingAccess::kRead, &control);
+  if (status == PQC_OK) {
+    status = LocalSession::Open(
+        std::make_unique<StoreHost>(sidecar), std::move(control), kBootWord,
+        {.workers = workers, .staging_slot_bytes = 1 << 20, .staging_slot_count = 3},
+        &state->local);
+  }
+  if (status != PQC_OK) throw std::runtime_error(pqc_last_error());
+  state->sender = std::make_unique<Sender>(*state->remote);
+  state->step_thread = std::make_unique<StepThread>();
+  return Client::Adopt(new pqc_client{std::move(state)});
+}
+
+}  // namespace pqcached::testing

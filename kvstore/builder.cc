@@ -8,14 +8,20 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/pq_encode.h"
+#include "kvstore/layer_build.h"
+#include "kvstore/live_index.h"
 #include "kvstore/training.h"
 
 namespace pqcached::kvstore {
 namespace {
 
 constexpr uint32_t kMaxIterations = 1000;
-// Of a task's share of the time to the deadline: what training may take; the rest is for coding.
-constexpr double kTrainingShare = 0.8;
+// Of the time to a deadline: kept back for what no cost tells (wake-ups, publishing).
+constexpr double kReserve = 0.05;
+constexpr uint32_t kLeastSample = 1024;  // under a deadline; per kv head
+// How long the last step waits for a writer before it looks whether it is still wanted.
+constexpr absl::Duration kWriterWait = absl::Milliseconds(10);
+constexpr int kCatchUpRounds = 8;  // then what arrives is coded while writers wait
 
 absl::Status CheckSpec(const Cache& cache, const BuildSpec& spec) {
   if (spec.index.kind == IndexKind::kFlat) {
@@ -34,16 +40,8 @@ absl::Status CheckSpec(const Cache& cache, const BuildSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::Status CheckSequence(const Cache& cache, const Snapshot& base, const BuildSpec& spec) {
-  const std::vector<IndexDescriptor>& indexes = base.list->indexes;
-  if (std::find(indexes.begin(), indexes.end(), spec.index) != indexes.end()) {
-    return absl::AlreadyExistsError(absl::StrCat(
-        "the sequence has index pq m=", spec.index.subspace_count, " b=", spec.index.bits));
-  }
-  if (indexes.size() >= kMaxIndexes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("a sequence has at most ", kMaxIndexes, " indexes"));
-  }
+// Whether all layers hold the same tokens.
+absl::Status CheckTokens(const Cache& cache, const Snapshot& base) {
   for (uint32_t slot = 1; slot < cache.layers.size(); ++slot) {
     if (base.layer_tokens[slot] == base.layer_tokens[0]) continue;
     return absl::FailedPreconditionError(absl::StrCat(
@@ -54,23 +52,39 @@ absl::Status CheckSequence(const Cache& cache, const Snapshot& base, const Build
   return absl::OkStatus();
 }
 
-// One build at work.
+absl::Status CheckSequence(const Cache& cache, const Snapshot& base, const BuildSpec& spec) {
+  const std::vector<IndexDescriptor>& indexes = base.list->indexes;
+  if (std::find(indexes.begin(), indexes.end(), spec.index) != indexes.end()) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "the sequence has index pq m=", spec.index.subspace_count, " b=", spec.index.bits));
+  }
+  if (indexes.size() >= kMaxIndexes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a sequence has at most ", kMaxIndexes, " indexes"));
+  }
+  return CheckTokens(cache, base);
+}
+
+// One build at work, on segments that are all closed.
 class Build {
  public:
-  Build(const Cache& cache, const Sequence& sequence, std::shared_ptr<const Snapshot> base,
-        const BuildSpec& spec, const std::function<bool(const BuildProgress&)>& progress)
+  Build(const Cache& cache, std::shared_ptr<Sequence> sequence,
+        std::shared_ptr<const Snapshot> base, const BuildSpec& spec,
+        const std::function<bool(const BuildProgress&)>& progress, const BuildClock& clock)
       : cache_(cache),
-        sequence_(sequence),
+        sequence_(std::move(sequence)),
         base_(std::move(base)),
         spec_(spec),
         progress_(progress),
-        began_(absl::Now()) {}
+        clock_(clock),
+        began_(clock()) {}
 
   // Makes extents for everything. Errors: kResourceExhausted.
   absl::Status Allocate();
-  // Trains and codes. Errors: kCancelled, kDeadlineExceeded, kNotFound.
+  // Trains, codes and publishes layer by layer. Errors: kCancelled, kDeadlineExceeded, kNotFound.
   absl::Status Run();
-  std::shared_ptr<const Snapshot> Result() const;
+  // Codes what arrived meanwhile. Errors: kCancelled, kNotFound, kResourceExhausted.
+  absl::Status CatchUp();
 
  private:
   // A layer and epoch: what one codebook extent holds.
@@ -89,23 +103,34 @@ class Build {
   };
   enum class Stop : uint8_t { kNone, kCancelled, kDeadline, kDropped };
 
-  bool closes_last() const { return !base_->list->prefill_closed; }
   uint32_t segment_end(size_t segment) const;
   const StoredLayers::Layer& layer(const Unit& unit) const {
     return cache_.layers.layers[unit.layer_slot];
   }
+  std::vector<SegmentTokens> TokensOf(const Unit& unit) const;
+  uint32_t head_tokens(const Unit& unit) const {
+    return epochs_[unit.epoch].tokens.end - epochs_[unit.epoch].tokens.begin;
+  }
+  void MeasureCosts();
+  absl::Duration CodingTime(const Unit& unit) const;
   void RequestStop(Stop reason);
   bool Stopped();
+  absl::Status StopStatus() const;
   void RunTask(const Task& task);
   TrainingResult TrainTask(const Task& task);
   void EncodeHead(const Unit& unit, uint32_t kv_head);
   void FinishUnit(Unit& unit);
+  absl::Status PublishLayer(uint32_t layer_slot);
+  // Codes the segments of a snapshot that have no index yet; of the tail only its writer may ask.
+  // Returns whether there were any.
+  absl::StatusOr<bool> CodeNewcomers(const Snapshot& snapshot, bool with_tail);
 
   const Cache& cache_;
-  const Sequence& sequence_;
+  const std::shared_ptr<Sequence> sequence_;
   const std::shared_ptr<const Snapshot> base_;
   const BuildSpec& spec_;
   const std::function<bool(const BuildProgress&)>& progress_;
+  const BuildClock& clock_;
   const absl::Time began_;
 
   std::vector<Epoch> epochs_;
@@ -113,18 +138,20 @@ class Build {
       units_;  // in the order in which decode needs them: by layer, then by epoch
   std::vector<Task> tasks_;
   std::vector<std::shared_ptr<SegmentIndex>> segment_indexes_;  // per segment
+  std::vector<BuildCost> costs_;                                // per layer slot; under a deadline
   std::atomic<Stop> stop_ = Stop::kNone;
   std::atomic<uint32_t> tasks_left_ = 0;
+  std::atomic<int64_t> coding_left_ns_ = 0;  // of one thread
 
   Mutex progress_mutex_;                                                // one report at a time
   std::vector<uint32_t> epochs_done_ ABSL_GUARDED_BY(progress_mutex_);  // per layer slot
   uint32_t layers_done_ ABSL_GUARDED_BY(progress_mutex_) = 0;
+  absl::Status publishing_ ABSL_GUARDED_BY(progress_mutex_);
 };
 
 uint32_t Build::segment_end(size_t segment) const {
-  const std::vector<SegmentEntry>& entries = base_->list->segments;
-  return segment + 1 < entries.size() ? entries[segment + 1].rows->first_position()
-                                      : base_->token_count();
+  const SegmentEntry& entry = base_->list->segments[segment];
+  return entry.closed ? entry.token_end : base_->token_count();
 }
 
 absl::Status Build::Allocate() {
@@ -179,6 +206,7 @@ absl::Status Build::Allocate() {
       segment_indexes_.push_back(std::make_shared<SegmentIndex>(cache_.layers, rows.slot_capacity(),
                                                                 sink_end - rows.first_position(),
                                                                 std::move(data), codebooks));
+      segment_indexes_.back()->BeginLayers();
     }
   }
   return absl::OkStatus();
@@ -190,20 +218,12 @@ void Build::RequestStop(Stop reason) {
 }
 
 bool Build::Stopped() {
-  if (sequence_.dropped()) RequestStop(Stop::kDropped);
+  if (sequence_->dropped()) RequestStop(Stop::kDropped);
   if (spec_.cancelled && spec_.cancelled()) RequestStop(Stop::kCancelled);
   return stop_.load() != Stop::kNone;
 }
 
-absl::Status Build::Run() {
-  {
-    const MutexLock lock(&progress_mutex_);
-    epochs_done_.assign(cache_.layers.size(), 0);
-  }
-  tasks_left_ = static_cast<uint32_t>(tasks_.size());
-  cache_.engine->building.parallel_for().run(
-      static_cast<uint32_t>(tasks_.size()),
-      [this](uint32_t task, uint32_t) { RunTask(tasks_[task]); });
+absl::Status Build::StopStatus() const {
   switch (stop_.load()) {
     case Stop::kNone:
       return absl::OkStatus();
@@ -217,76 +237,127 @@ absl::Status Build::Run() {
   return absl::InternalError("unknown stop");
 }
 
+// Costs are asked for only where they are needed: without a deadline a build depends on no clock.
+void Build::MeasureCosts() {
+  if (spec_.deadline == absl::InfiniteFuture()) return;
+  for (const StoredLayers::Layer& stored : cache_.layers.layers) {
+    costs_.push_back(cache_.engine->costs.Measured(stored.shape, spec_.index));
+  }
+  absl::Duration coding;
+  for (const auto& unit : units_) coding += layer(*unit).shape.kv_heads * CodingTime(*unit);
+  coding_left_ns_ = absl::ToInt64Nanoseconds(coding);
+}
+
+// Of one kv head, on one thread.
+absl::Duration Build::CodingTime(const Unit& unit) const {
+  if (costs_.empty()) return absl::ZeroDuration();
+  return absl::Seconds(costs_[unit.layer_slot].code * head_tokens(unit));
+}
+
+absl::Status Build::Run() {
+  {
+    const MutexLock lock(&progress_mutex_);
+    epochs_done_.assign(cache_.layers.size(), 0);
+  }
+  MeasureCosts();
+  tasks_left_ = static_cast<uint32_t>(tasks_.size());
+  cache_.engine->building.parallel_for().run(
+      static_cast<uint32_t>(tasks_.size()),
+      [this](uint32_t task, uint32_t) { RunTask(tasks_[task]); });
+  if (stop_.load() != Stop::kNone) return StopStatus();
+  const MutexLock lock(&progress_mutex_);
+  return publishing_;
+}
+
 void Build::RunTask(const Task& task) {
   if (Stopped()) return;
-  if (absl::Now() >= spec_.deadline) return RequestStop(Stop::kDeadline);
+  if (clock_() >= spec_.deadline) return RequestStop(Stop::kDeadline);
   Unit& unit = *task.unit;
   unit.results[size_t{task.kv_head} * spec_.index.subspace_count + task.subspace] = TrainTask(task);
   tasks_left_.fetch_sub(1);
   if (Stopped() || unit.subspaces_left[task.kv_head].fetch_sub(1) != 1) return;
   EncodeHead(unit, task.kv_head);
+  coding_left_ns_.fetch_sub(absl::ToInt64Nanoseconds(CodingTime(unit)));
   if (unit.heads_left.fetch_sub(1) == 1) FinishUnit(unit);
+}
+
+// Exactly the rows that were ingested.
+std::vector<SegmentTokens> Build::TokensOf(const Unit& unit) const {
+  std::vector<SegmentTokens> tokens;
+  const Epoch& epoch = epochs_[unit.epoch];
+  for (size_t i = epoch.segment_begin; i < epoch.segment_end; ++i) {
+    const auto& rows = base_->list->segments[i].rows;
+    tokens.push_back({rows, {rows->first_position(), segment_end(i)}});
+  }
+  return tokens;
 }
 
 TrainingResult Build::TrainTask(const Task& task) {
   const Unit& unit = *task.unit;
   const StoredLayers::Layer& stored = layer(unit);
-  const Epoch& epoch = epochs_[unit.epoch];
-  // Exactly the rows that were ingested, without the sink.
-  std::vector<kernels::RowSpan> rows;
-  for (size_t i = epoch.segment_begin; i < epoch.segment_end; ++i) {
-    const SegmentRows& segment = *base_->list->segments[i].rows;
-    const uint32_t begin = std::max(segment.first_position(), spec_.sink_tokens);
-    if (begin >= segment_end(i)) continue;
-    rows.push_back({.rows = segment.rows(stored.first_head + task.kv_head) +
-                            size_t{begin - segment.first_position()} * stored.shape.row_bytes,
-                    .token_count = segment_end(i) - begin,
-                    .first_position = begin});
-  }
-  absl::Time train_until = absl::InfiniteFuture();
-  if (spec_.deadline != absl::InfiniteFuture()) {
-    const absl::Time now = absl::Now();
-    const double workers = cache_.engine->building.worker_count();
-    const double share = std::min(1.0, workers / std::max(1u, tasks_left_.load()));
-    train_until = now + (spec_.deadline - now) * (share * kTrainingShare);
-  }
+  const std::vector<kernels::RowSpan> rows =
+      TrainingRows(stored, task.kv_head, TokensOf(unit), spec_.sink_tokens);
   const uint64_t head_seed =
       MixSeed(MixSeed(MixSeed(spec_.seed, stored.layer), unit.epoch), task.kv_head);
   const std::span<float> centroids = unit.codebook->centroids(task.kv_head);
   const size_t part_floats = centroids.size() / spec_.index.subspace_count;
-  return Train(cache_.engine->options.exec,
-               {.shape = stored.shape,
-                .index = spec_.index,
-                .subspace = task.subspace,
-                .rows = rows,
-                .sample_tokens = spec_.train_tokens,
-                .iterations = spec_.iterations,
-                .sample_seed = head_seed,
-                .seed = MixSeed(head_seed, task.subspace),
-                .go_on = [&] { return !Stopped() && absl::Now() < train_until; },
-                .centroids = centroids.subspan(task.subspace * part_floats, part_floats)},
-               cache_.engine->scratch);
+  TrainingArgs args{.shape = stored.shape,
+                    .index = spec_.index,
+                    .subspace = task.subspace,
+                    .rows = rows,
+                    .sample_tokens = spec_.train_tokens,
+                    .iterations = spec_.iterations,
+                    .sample_seed = head_seed,
+                    .seed = MixSeed(head_seed, task.subspace),
+                    .go_on = [this] { return !Stopped(); },
+                    .centroids = centroids.subspan(task.subspace * part_floats, part_floats)};
+  if (costs_.empty()) {
+    return Train(cache_.engine->options.exec, args, cache_.engine->scratch);
+  }
+  // This task's share of the time that coding leaves.
+  const BuildCost& cost = costs_[unit.layer_slot];
+  const absl::Time now = clock_();
+  const double workers = cache_.engine->building.worker_count();
+  const double share = std::min(1.0, workers / std::max(1u, tasks_left_.load()));
+  const absl::Duration left = spec_.deadline - now - kReserve * (spec_.deadline - began_) -
+                              absl::Nanoseconds(coding_left_ns_.load()) / workers;
+  const absl::Duration slice = std::max(absl::ZeroDuration(), left * share);
+  // A smaller sample is the first knob: the codebook loses little by it.
+  const double fit = absl::ToDoubleSeconds(slice) / (cost.load + cost.step);
+  const uint32_t sample =
+      spec_.train_tokens == 0 ? head_tokens(unit) : std::min(spec_.train_tokens, head_tokens(unit));
+  if (fit < sample) args.sample_tokens = std::max(kLeastSample, static_cast<uint32_t>(fit));
+  const absl::Duration step =
+      absl::Seconds(cost.step * (args.sample_tokens == 0 ? sample : args.sample_tokens));
+  args.go_on = [this, step, until = now + slice] { return !Stopped() && clock_() + step <= until; };
+  return Train(cache_.engine->options.exec, args, cache_.engine->scratch);
 }
 
 void Build::EncodeHead(const Unit& unit, uint32_t kv_head) {
   const StoredLayers::Layer& stored = layer(unit);
+  const kernels::Exec& exec = cache_.engine->options.exec;
   const ScratchPool::Buffer scratch = cache_.engine->scratch.Take(
       kernels::PqEncodeScratchBytes(GeometryOf(spec_.index, stored.shape.key_dim)));
   const Epoch& epoch = epochs_[unit.epoch];
   for (size_t i = epoch.segment_begin; i < epoch.segment_end; ++i) {
     const SegmentRows& rows = *base_->list->segments[i].rows;
-    EncodeSlots(cache_.engine->options.exec, stored, rows, *segment_indexes_[i], unit.layer_slot,
-                kv_head, {0, segment_end(i) - rows.first_position()}, scratch.bytes());
+    const SegmentIndex::Layer& index = segment_indexes_[i]->layer(unit.layer_slot);
+    const uint32_t slot_end = segment_end(i) - rows.first_position();
+    EncodeSlots(exec, stored, rows, index, kv_head, {0, slot_end}, scratch.bytes());
+    CountHead(exec, stored, index, kv_head, slot_end);
   }
 }
 
 void Build::FinishUnit(Unit& unit) {
   const Epoch& epoch = epochs_[unit.epoch];
-  for (size_t i = epoch.segment_begin; i < epoch.segment_end; ++i) {
-    const SegmentEntry& entry = base_->list->segments[i];
-    if (!entry.closed && !closes_last()) continue;  // the open tail is counted when it closes
-    CountCells(cache_.engine->options.exec, layer(unit), *segment_indexes_[i], unit.layer_slot,
-               segment_end(i) - entry.rows->first_position());
+  size_t index_bytes = 0;
+  for (size_t i = 0; i < base_->list->segments.size(); ++i) {
+    const SegmentRows& rows = *base_->list->segments[i].rows;
+    const uint32_t slot_end = segment_end(i) - rows.first_position();
+    index_bytes +=
+        IndexContentBytes(layer(unit).shape, spec_.index, rows.slot_capacity(), slot_end);
+    if (i < epoch.segment_begin || i >= epoch.segment_end) continue;
+    AnnounceCounts(segment_indexes_[i]->layer(unit.layer_slot), slot_end);
   }
   CodebookHeader& header = unit.codebook->header();
   double inertia = 0;
@@ -297,15 +368,11 @@ void Build::FinishUnit(Unit& unit) {
   }
   header.inertia = inertia / layer(unit).shape.kv_heads;
 
-  size_t index_bytes = 0;
-  for (size_t i = 0; i < base_->list->segments.size(); ++i) {
-    const SegmentRows& rows = *base_->list->segments[i].rows;
-    index_bytes += IndexContentBytes(layer(unit).shape, spec_.index, rows.slot_capacity(),
-                                     segment_end(i) - rows.first_position());
-  }
   const MutexLock lock(&progress_mutex_);
-  const uint32_t done = ++epochs_done_[unit.layer_slot];
-  if (done == epochs_.size()) ++layers_done_;
+  if (++epochs_done_[unit.layer_slot] == epochs_.size()) {
+    ++layers_done_;
+    if (!Stopped()) publishing_.Update(PublishLayer(unit.layer_slot));
+  }
   if (!progress_ || Stopped()) return;
   BuildProgress report{.layer = layer(unit).layer,
                        .layers_done = layers_done_,
@@ -314,21 +381,69 @@ void Build::FinishUnit(Unit& unit) {
                        .epoch_count = static_cast<uint32_t>(epochs_.size()),
                        .iterations = header.iteration_count,
                        .inertia = header.inertia,
-                       .seconds = absl::ToDoubleSeconds(absl::Now() - began_),
+                       .seconds = absl::ToDoubleSeconds(clock_() - began_),
                        .index_bytes = index_bytes,
                        .codebook_bytes = unit.codebook->content_bytes() * epochs_.size()};
   if (!progress_(report)) RequestStop(Stop::kCancelled);
 }
 
-std::shared_ptr<const Snapshot> Build::Result() const {
-  auto list = std::make_shared<SegmentList>(*base_->list);
-  for (size_t i = 0; i < list->segments.size(); ++i) {
-    list->segments[i].indexes.push_back(segment_indexes_[i]);
+absl::Status Build::PublishLayer(uint32_t layer_slot) {
+  std::vector<IndexedSegment> indexed;
+  for (size_t i = 0; i < segment_indexes_.size(); ++i) {
+    segment_indexes_[i]->MarkReady(layer_slot);
+    indexed.push_back({base_->list->segments[i].rows->segment_id(), segment_indexes_[i]});
   }
-  list->indexes.push_back(spec_.index);
-  if (closes_last()) list->segments.back().closed = true;
-  list->prefill_closed = true;
-  return std::make_shared<Snapshot>(std::move(list), base_->layer_tokens);
+  return sequence_->PublishIndex(spec_.index, indexed);
+}
+
+absl::StatusOr<bool> Build::CodeNewcomers(const Snapshot& snapshot, bool with_tail) {
+  const SegmentList& list = *snapshot.list;
+  const size_t ordinal = list.Find(spec_.index);
+  if (ordinal == list.indexes.size()) return absl::AbortedError("the index was taken away");
+  std::vector<IndexedSegment> indexed;
+  for (const SegmentEntry& entry : list.segments) {
+    if (entry.indexes[ordinal] != nullptr || (!entry.closed && !with_tail)) continue;
+    const uint32_t first = entry.rows->first_position();
+    auto index = std::make_shared<const SegmentIndex>(spec_.index, cache_.layers.size());
+    for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {
+      const auto& codebook = units_[(slot + 1) * epochs_.size() - 1]->codebook;
+      const uint32_t tokens = snapshot.layer_tokens[slot];
+      const uint32_t end =
+          std::max(entry.closed ? std::min(entry.token_end, tokens) : tokens, first);
+      auto layer = entry.closed ? CodeLayer(cache_, slot, *entry.rows, end - first,
+                                            spec_.sink_tokens, codebook)
+                                : CodeOpenLayer(cache_, slot, *entry.rows, end - first, codebook);
+      if (!layer.ok()) return layer.status();
+      index = index->With(slot, *std::move(layer));
+    }
+    indexed.push_back({entry.rows->segment_id(), std::move(index)});
+  }
+  if (indexed.empty()) return false;
+  if (absl::Status status = sequence_->PublishIndex(spec_.index, indexed); !status.ok()) {
+    return status;
+  }
+  return true;
+}
+
+absl::Status Build::CatchUp() {
+  for (int round = 0; round < kCatchUpRounds; ++round) {  // the more, the fewer are left below
+    const auto snapshot = sequence_->Peek();
+    if (!snapshot.ok()) return snapshot.status();
+    const auto coded = CodeNewcomers(**snapshot, /*with_tail=*/false);
+    if (!coded.ok() && !absl::IsAborted(coded.status())) return coded.status();
+    if (coded.ok() && !*coded) break;
+  }
+  for (;;) {
+    if (Stopped()) return StopStatus();
+    const auto lease = WriteLease::TakeShort(sequence_, absl::Now() + kWriterWait);
+    if (!lease.ok()) {
+      if (absl::IsAborted(lease.status())) continue;  // a writer is at work
+      return lease.status();
+    }
+    const auto snapshot = sequence_->Peek();
+    if (!snapshot.ok()) return snapshot.status();
+    return CodeNewcomers(**snapshot, /*with_tail=*/true).status();
+  }
 }
 
 }  // namespace
@@ -352,15 +467,42 @@ std::vector<Epoch> CutEpochs(const std::vector<uint32_t>& segment_ends, uint32_t
 }
 
 absl::Status BuildSequenceIndex(const Cache& cache, WriteLease lease, const BuildSpec& spec,
-                                const std::function<bool(const BuildProgress&)>& progress) {
+                                const std::function<bool(const BuildProgress&)>& progress,
+                                const BuildClock& clock) {
   if (absl::Status status = CheckSpec(cache, spec); !status.ok()) return status;
-  auto base = lease.sequence().Read();
+  const std::shared_ptr<Sequence> sequence = lease.shared_sequence();
+  const auto base = sequence->Read();
   if (!base.ok()) return base.status();
+  LiveIndexes& live = *cache.engine->live;
+  if (const auto kept_up = live.SpecOf(sequence->sequence_id());
+      kept_up.has_value() && kept_up->index == spec.index) {
+    if (absl::Status status = CheckTokens(cache, **base); !status.ok()) return status;
+    const size_t ordinal = (*base)->list->Find(spec.index);
+    const bool ready = (*base)->list->prefill_closed && ordinal < (*base)->list->indexes.size() &&
+                       (*base)->list->index_ready(ordinal);
+    if (absl::Status status = ready ? absl::OkStatus() : sequence->CloseTail(); !status.ok()) {
+      return status;
+    }
+    { const WriteLease done = std::move(lease); }  // rows may come
+    return live.Finish(cache, *sequence, spec, progress);
+  }
   if (absl::Status status = CheckSequence(cache, **base, spec); !status.ok()) return status;
-  Build build(cache, lease.sequence(), *std::move(base), spec, progress);
+  if (clock() >= spec.deadline) {
+    return absl::DeadlineExceededError("the deadline came before the build began");
+  }
+  // Merges would take away the segments that are being coded.
+  const LiveIndexes::Pause pause(live, sequence->sequence_id());
+  const auto quiet = sequence->Read();
+  if (!quiet.ok()) return quiet.status();
+  Build build(cache, sequence, *quiet, spec, progress, clock);
   if (absl::Status status = build.Allocate(); !status.ok()) return status;
-  if (absl::Status status = build.Run(); !status.ok()) return status;
-  return lease.sequence().Publish(build.Result());
+  if (absl::Status status = sequence->CloseTail(); !status.ok()) return status;
+  if (absl::Status status = sequence->PublishIndex(spec.index, {}); !status.ok()) return status;
+  { const WriteLease done = std::move(lease); }  // rows may come
+  absl::Status status = build.Run();
+  if (status.ok()) status = build.CatchUp();
+  if (!status.ok()) sequence->RemoveIndex(spec.index).IgnoreError();  // it may be dropped
+  return status;
 }
 
 }  // namespace pqcached::kvstore

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/clock.h"
 #include "kvstore/cache.h"
 #include "kvstore/sequence.h"
 
@@ -24,9 +25,14 @@ struct Epoch {
 // epoch. `segment_ends`: the position behind each segment's last token.
 std::vector<Epoch> CutEpochs(const std::vector<uint32_t>& segment_ends, uint32_t epoch_tokens);
 
-// The contract is that of Store::BuildIndex.
+using BuildClock = std::function<absl::Time()>;
+
+// The contract is that of Store::BuildIndex. The lease is held only while the tail is closed; writers
+// go on while the build runs, and what they add meanwhile is coded at its end. Layers become ready
+// one by one, in ascending order as far as the workers allow.
 absl::Status BuildSequenceIndex(const Cache& cache, WriteLease lease, const BuildSpec& spec,
-                                const std::function<bool(const BuildProgress&)>& progress);
+                                const std::function<bool(const BuildProgress&)>& progress,
+                                const BuildClock& clock = absl::Now);
 
 }  // namespace pqcached::kvstore
 

@@ -3,8 +3,22 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "kvstore/live_index.h"
 
 namespace pqcached::kvstore {
+
+Engine::Engine(const StoreOptions& store_options, uint32_t threads)
+    : options(store_options),
+      serving(threads, Arena::Priority::kServing),
+      building(threads, Arena::Priority::kBuilding),
+      costs(options.exec, options.cost_file),
+      live(std::make_unique<LiveIndexes>(options.live_index_failed)) {
+  if (threads > std::thread::hardware_concurrency()) {
+    more_threads.emplace(oneapi::tbb::global_control::max_allowed_parallelism, threads);
+  }
+}
+
+Engine::~Engine() = default;
 
 absl::StatusOr<uint32_t> Cache::LayerSlot(uint32_t layer) const {
   const auto it = std::lower_bound(

@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvstore/arena.h"
+#include "kvstore/cost_model.h"
 #include "kvstore/pool.h"
 #include "kvstore/prefix.h"
 #include "kvstore/segment.h"
@@ -20,16 +21,12 @@
 
 namespace pqcached::kvstore {
 
+class LiveIndexes;
+
 // Thread-safe.
 struct Engine {
-  Engine(const StoreOptions& store_options, uint32_t threads)
-      : options(store_options),
-        serving(threads, Arena::Priority::kServing),
-        building(threads, Arena::Priority::kBuilding) {
-    if (threads > std::thread::hardware_concurrency()) {
-      more_threads.emplace(oneapi::tbb::global_control::max_allowed_parallelism, threads);
-    }
-  }
+  Engine(const StoreOptions& store_options, uint32_t threads);
+  ~Engine();
 
   const StoreOptions options;
   std::optional<oneapi::tbb::global_control> more_threads;  // than cores, when options say so
@@ -37,6 +34,8 @@ struct Engine {
   Arena building;
   ScratchPool scratch;
   std::atomic<uint64_t> next_segment_id = 1;
+  CostModel costs;
+  std::unique_ptr<LiveIndexes> live;  // its thread uses all of the above
 };
 
 // Immutable but for its pool and prefixes; thread-safe.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kvstore/live_index.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -85,6 +86,8 @@ absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::shared_ptr<c
   const uint32_t segment_tokens = cache->engine->options.segment_tokens;
   auto writer = SegmentWriter::Begin(std::move(cache), std::move(lease), segment_tokens);
   if (!writer.ok()) return writer.status();
+  const LiveIndexes& live = *writer->cache().engine->live;
+  if (live.SpecOf(writer->sequence().sequence_id()).has_value()) writer->CodeLater();
   return std::make_unique<IngestTransactionImpl>(*std::move(writer));
 }
 

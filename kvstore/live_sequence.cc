@@ -85,9 +85,10 @@ LiveSequence::Place LiveSequence::FindNext(const Snapshot& snapshot, bool coded)
   const std::vector<SegmentEntry>& entries = snapshot.list->segments;
   Place next;
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
-    const uint32_t done_end = layers_[slot].done_end;
     const auto entry = std::find_if(entries.begin(), entries.end(), [&](const SegmentEntry& e) {
-      return (e.closed ? e.token_end : e.rows->end_capacity()) > done_end;
+      // Codes may be lost again, when a tail that was rolled back moves: what lacks them waits, taken
+      // up before or not.
+      return coded ? FinalEnd(snapshot, e, slot) > layers_[slot].done_end : !IsCoded(e, slot);
     });
     if (entry == entries.end()) continue;
     const uint32_t end = FinalEnd(snapshot, *entry, slot);
@@ -161,6 +162,8 @@ uint32_t LiveSequence::Iterations(uint32_t layer_slot, PositionRange tokens) con
 absl::Status LiveSequence::TakeUp(const Snapshot& snapshot, const Place& place) {
   LayerState& state = layers_[place.layer_slot];
   const uint32_t epoch_tokens = cache_->engine->options.epoch_tokens;
+  state.epoch_begin = std::min(state.epoch_begin, place.begin());  // after a roll back
+  state.trained_end = std::max(state.trained_end, state.epoch_begin);
   bool train = false;
   if (state.codebook == nullptr) {
     state.epoch_begin = place.begin();
@@ -183,7 +186,7 @@ absl::Status LiveSequence::TakeUp(const Snapshot& snapshot, const Place& place) 
               IndexOf(*place.entry)->codebook(place.layer_slot) != state.codebook)) {
     if (absl::Status status = CodeAndPublish(place, state.codebook); !status.ok()) return status;
   }
-  state.done_end = place.token_end;
+  state.done_end = std::max(state.done_end, place.token_end);
   return absl::OkStatus();
 }
 
@@ -244,7 +247,10 @@ absl::StatusOr<bool> LiveSequence::CodeOpenTail(const Snapshot& snapshot) {
   if (!list.tail_open() || !(IsTail(list.segments.back()) || list.prefill_closed)) return false;
   const uint32_t begin = list.segments.back().rows->first_position();
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
-    if (layers_[slot].done_end != begin || layers_[slot].codebook == nullptr) return false;
+    if (layers_[slot].codebook == nullptr) return false;
+    for (size_t i = 0; i + 1 < list.segments.size(); ++i) {
+      if (!IsCoded(list.segments[i], slot)) return false;
+    }
   }
   if (const SegmentIndex* index = IndexOf(list.segments.back());
       index != nullptr && index->all_ready()) {

@@ -281,6 +281,11 @@ absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens, TailEdit 
   return ChangeList(
       Author::kWriter, *std::move(base), std::move(layer_tokens), [&](SegmentList& list) {
         std::vector<SegmentEntry>& segments = list.segments;
+        for (SegmentEntry& entry :
+             edit.entries) {  // background work may have added codes meanwhile
+          const auto same = FindSegment(segments, entry.rows->segment_id());
+          if (same != segments.end()) entry.indexes = same->indexes;
+        }
         while (!segments.empty() && segments.back().rows->first_position() >= edit.begin) {
           segments.pop_back();
         }

@@ -252,6 +252,7 @@ class WriteLease {
     if (sequence_ != nullptr) sequence_->EndWrite();
   }
   Sequence& sequence() const { return *sequence_; }
+  const std::shared_ptr<Sequence>& shared_sequence() const { return sequence_; }
 
  private:
   explicit WriteLease(std::shared_ptr<Sequence> sequence) : sequence_(std::move(sequence)) {}

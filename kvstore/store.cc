@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvstore/describe.h"
+#include "kvstore/live_index.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -336,7 +337,9 @@ absl::StatusOr<SequenceInfo> StoreImpl::DescribeSequence(std::string_view tenant
   if (!found.ok()) return found.status();
   const auto snapshot = found->sequence->Peek();
   if (!snapshot.ok()) return snapshot.status();
-  return Describe(*found->cache, *found->sequence, **snapshot);
+  SequenceInfo info = Describe(*found->cache, *found->sequence, **snapshot);
+  info.live_index = engine_->live->StatusOf(sequence_id);
+  return info;
 }
 
 absl::StatusOr<std::unique_ptr<Store>> Store::Create(const StoreOptions& options) {

@@ -60,6 +60,8 @@ struct StoreOptions {
   bool strict_memory = false;   // pools cannot be mapped for writing by anybody else, ever
   PrefillCost prefill_cost;     // reported by the engine, or configured
   std::string cost_file;        // where measured costs of builds are kept; empty = nowhere
+  // Told, from a thread of the store, of work on a live index that failed (the pool is full).
+  std::function<void(uint64_t sequence_id, const absl::Status& status)> live_index_failed;
   uint32_t max_leases = 4096;   // per session
   size_t max_staging_bytes = size_t{256} << 20;  // per session
   uint32_t threads = 0;  // of the serving and of the building arena; 0 = all cores
@@ -96,6 +98,7 @@ struct SequenceInfo {
   std::string session;       // that created it
   uint64_t token_count = 0;  // tokens complete over all stored layers
   std::vector<IndexDescriptor> indexes;
+  absl::Status live_index = {};  // of the newest work on it: ok, or why it failed
   std::vector<LayerInfo> layers;
   std::vector<SegmentInfo> segments;
   size_t row_bytes = 0, index_bytes = 0,
@@ -141,7 +144,9 @@ struct BuildSpec {
 };
 
 // An index that the store keeps up by itself while rows arrive: a segment is indexed when it is full,
-// tails as they close. BuildIndex with the same index then finishes what is left.
+// tails as they close; closed tails are merged. BuildIndex with the same index closes the last
+// segment and waits until all is indexed; its iterations, seed and train_tokens mean nothing then, and
+// when it is cancelled the index goes on.
 struct LiveIndex {
   IndexDescriptor index;
   uint32_t iterations = 0;  // of k-means; 0 = what the cost model finds, at most 10
@@ -284,9 +289,11 @@ class Store {
                                           uint64_t first_position,
                                           std::span<const LayerRows> layers) = 0;
 
-  // Closes the prefill, trains a codebook per epoch, layer and kv head, and codes all rows.
-  // `progress` is called from a builder thread after each (layer, epoch), one call at a time; false
-  // cancels. A cancelled or failed build leaves no trace.
+  // Closes the open tail, trains a codebook per epoch, layer and kv head, and codes all rows. Writers
+  // go on meanwhile; what they add is coded too. Each layer is ready when it is published, in
+  // ascending order as far as the workers allow. `progress` is called from a builder thread after
+  // each (layer, epoch), one call at a time; false cancels. A cancelled or failed build leaves no
+  // index.
   //
   // Errors: kInvalidArgument     a field of `spec`
   //         kFailedPrecondition  no tokens, or the layers hold different token counts (names the layer)

@@ -27,6 +27,8 @@ class StoreImpl final : public Store {
       : engine_(std::make_unique<Engine>(options, threads)),
         local_(options.max_leases, options.max_staging_bytes) {}
 
+  Engine& engine() { return *engine_; }  // for tests
+
   absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) override;
   absl::StatusOr<CreatedSequence> CreateSequence(std::string_view tenant, uint64_t cache_id,
                                                  const SequenceSpec& spec) override;
@@ -120,6 +122,9 @@ class StoreImpl final : public Store {
                       std::string_view extra_key) const;
   // Puts a new sequence that begins with `first` among the others. Errors: kResourceExhausted
   // (max_sequences), and those of NamedTokens::Name.
+  // Begins to keep up the index of a sequence that was made.
+  absl::StatusOr<CreatedSequence> KeepUp(absl::StatusOr<CreatedSequence> created,
+                                         const std::optional<LiveIndex>& live_index);
   absl::StatusOr<CreatedSequence> AddSequence(std::shared_ptr<const Cache> cache,
                                               std::string session,
                                               std::shared_ptr<const Snapshot> first,

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvstore/builder.h"
 #include "kvstore/ingest.h"
+#include "kvstore/live_index.h"
 #include "kvstore/store_impl.h"
 
 namespace pqcached::kvstore {
@@ -88,18 +89,33 @@ StoreImpl::Prefix StoreImpl::SharePrefix(const Cache& cache, std::span<const uin
   return prefix;
 }
 
+absl::StatusOr<CreatedSequence> StoreImpl::KeepUp(absl::StatusOr<CreatedSequence> created,
+                                                  const std::optional<LiveIndex>& live_index) {
+  if (!created.ok() || !live_index.has_value()) return created;
+  const auto found = FindOfAnyTenant(created->sequence_id);
+  if (!found.ok()) return found.status();
+  absl::Status status = engine_->live->Add(found->cache, found->sequence, *live_index);
+  if (!status.ok()) return status;
+  return created;
+}
+
 absl::StatusOr<CreatedSequence> StoreImpl::CreateSequence(std::string_view tenant,
                                                           uint64_t cache_id,
                                                           const SequenceSpec& spec) {
-  if (spec.live_index) return absl::UnimplementedError("live_index");
   auto cache = FindCache(tenant, cache_id);
   if (!cache.ok()) return cache.status();
+  if (spec.live_index.has_value()) {
+    if (absl::Status status = CheckLiveIndex(**cache, *spec.live_index); !status.ok()) {
+      return status;
+    }
+  }
   if (absl::Status status = CheckPrefix(spec.token_ids, spec.extra_key); !status.ok()) {
     return status;
   }
   Prefix prefix = SharePrefix(**cache, spec.token_ids, spec.extra_key);
-  return AddSequence(*std::move(cache), spec.session, std::move(prefix.snapshot), prefix.root,
-                     spec.token_ids);
+  return KeepUp(AddSequence(*std::move(cache), spec.session, std::move(prefix.snapshot),
+                            prefix.root, spec.token_ids),
+                spec.live_index);
 }
 
 absl::StatusOr<CreatedSequence> StoreImpl::ForkSequence(std::string_view tenant,
@@ -117,8 +133,9 @@ absl::StatusOr<CreatedSequence> StoreImpl::ForkSequence(std::string_view tenant,
   const uint32_t shared = token_count == 0 ? stored : static_cast<uint32_t>(token_count);
   auto first = found->names->Share(shared, /*partial_indexes=*/true);
   if (!first.ok()) return first.status();
-  return AddSequence(std::move(found->cache), std::string(session), std::move(first->snapshot),
-                     found->names->root(), first->token_ids);
+  return KeepUp(AddSequence(std::move(found->cache), std::string(session),
+                            std::move(first->snapshot), found->names->root(), first->token_ids),
+                engine_->live->SpecOf(sequence_id));
 }
 
 absl::StatusOr<uint64_t> StoreImpl::MatchPrefix(std::string_view tenant, uint64_t cache_id,

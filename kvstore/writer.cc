@@ -143,8 +143,10 @@ absl::Status SegmentWriter::Reserve(uint32_t token_end) {
                       .first_position = first,
                       .slot_capacity = segment_tokens_});
   }
-  auto created = CreateSegments(*cache_->pool, cache_->layers, wanted,
-                                last == nullptr ? NewestCodebooks{} : CodebooksOf(*last));
+  auto created =
+      CreateSegments(*cache_->pool, cache_->layers, wanted,
+                     code_later_ ? NewestCodebooks(base_->list->indexes.size())
+                                 : NewestOf(base_->list->segments, base_->list->indexes.size()));
   if (!created.ok()) return created.status();
   const auto close = [](SegmentEntry& full) {
     full.closed = true;

@@ -44,6 +44,10 @@ class SegmentWriter {
   static absl::StatusOr<SegmentWriter> Begin(std::shared_ptr<const Cache> cache, WriteLease lease,
                                              uint32_t segment_tokens);
 
+  // Segments that it opens get no codes: a live index codes them when they are full.
+  void CodeLater() { code_later_ = true; }
+
+  const Sequence& sequence() const { return lease_.sequence(); }
   const Snapshot& base() const { return *base_; }
   const Cache& cache() const { return *cache_; }
   uint32_t layer_tokens(uint32_t layer_slot) const { return layer_tokens_[layer_slot]; }
@@ -82,6 +86,7 @@ class SegmentWriter {
   WriteLease lease_;
   std::shared_ptr<const Snapshot> base_;
   uint32_t segment_tokens_;
+  bool code_later_ = false;
   size_t kept_;
   std::vector<SegmentEntry> edited_;
   std::vector<uint32_t> layer_tokens_;

@@ -192,8 +192,8 @@ class TestSequence {
   std::vector<LayerModel>& layers() { return layers_; }
   uint32_t tokens() const { return layers_.front().tokens; }
 
-  void NewSequence() {
-    const auto id = store_->CreateSequence(kTenant, cache_id_, {.session = "session"});
+  void NewSequence(const SequenceSpec& sequence_spec = {.session = "session"}) {
+    const auto id = store_->CreateSequence(kTenant, cache_id_, sequence_spec);
     ASSERT_TRUE(id.ok()) << id.status();
     id_ = id->sequence_id;
     layers_.clear();

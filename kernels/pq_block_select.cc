@@ -132,10 +132,8 @@ class BlockSelection {
       }
       BlockNormaliser& normaliser = block_normalisers_[block.index * plan_.head_count + head];
       normaliser.max = ops_.largest(row, block.slot_count, -kLogitLimit);
-      const double sum = args_.rule == GroupRule::kSumSoftmax
-                             ? ops_.weigh(row, block.slot_count, normaliser.max)
-                             : ops_.sum_exponentials(row, block.slot_count, normaliser.max);
-      normaliser.sum = static_cast<float>(sum);
+      normaliser.sum =
+          static_cast<float>(ops_.sum_exponentials(row, block.slot_count, normaliser.max));
     }
   }
 
@@ -159,22 +157,14 @@ class BlockSelection {
     for (uint32_t head = 0; head < plan_.head_count; ++head) {
       const float* row = logits.data() + size_t{head} * block.slot_count;
       const Normaliser& merged = normalisers_[head];
+      const HeadWeight weight = {.max = merged.max,
+                                 .inverse_sum = static_cast<float>(1.0 / merged.sum),
+                                 .log_sum = static_cast<float>(std::log(merged.sum))};
       if (args_.rule == GroupRule::kMaxSoftmax) {
-        const HeadWeight weight = {.max = merged.max,
-                                   .inverse_sum = 0.0f,
-                                   .log_sum = static_cast<float>(std::log(merged.sum))};
         ops_.raise_to(row, block.slot_count, weight, head == 0, values);
-        continue;
+      } else {
+        ops_.add_softmax(row, block.slot_count, weight, head == 0, values);
       }
-      // The row holds weights below the block's max; shares are below the max of all.
-      const float max = block_normalisers_[block.index * plan_.head_count + head].max;
-      const double below = double{max} - merged.max;
-      WeightScale scale = {.least = 0.0f, .scale = 0.0f};
-      if (below >= kMinExponent) {
-        scale.scale = static_cast<float>(std::exp(below) / merged.sum);
-        if (below < 0.0) scale.least = static_cast<float>(std::exp(kMinExponent - below));
-      }
-      ops_.add_weights(row, block.slot_count, scale, head == 0, values);
     }
   }
 
@@ -187,7 +177,7 @@ class BlockSelection {
   std::span<float> tables_;  // [codebook, head of the plan, TableFloats], clamped
   std::span<float> values_;  // [candidate]
   std::span<float> work_;    // [candidate]
-  std::span<float> logits_;  // [block, head, slot]; weights after ScoreBlock under kSumSoftmax
+  std::span<float> logits_;  // [block, head, slot]
   std::span<BlockNormaliser> block_normalisers_;  // [block, head]
   Normaliser normalisers_[kMaxGroupSize];
 };

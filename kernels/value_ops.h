@@ -17,12 +17,6 @@ struct HeadWeight {
   float log_sum;      // log of that sum
 };
 
-// How weights that were taken below one max become shares: smaller weights count as zero.
-struct WeightScale {
-  float least;
-  float scale;
-};
-
 struct ValueCut {
   float value;           // the k-th largest
   uint32_t above_count;  // values above it
@@ -45,11 +39,6 @@ struct ValueOps {
   float (*largest)(const float* logits, size_t count, float least);
   // Sum of exp(clamped logit - max).
   double (*sum_exponentials)(const float* logits, size_t count, float max);
-  // logits[i] = exp(clamped logit - max); returns the sum.
-  double (*weigh)(float* logits, size_t count, float max);
-  // values[i] (+)= scale * weights[i] where weights[i] >= least; `first` overwrites.
-  void (*add_weights)(const float* weights, size_t count, WeightScale scale, bool first,
-                      float* values);
   // values[i] (+)= exp(logit - max) * inverse_sum; `first` overwrites.
   void (*add_softmax)(const float* logits, size_t count, HeadWeight head, bool first,
                       float* values);

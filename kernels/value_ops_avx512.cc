@@ -54,35 +54,6 @@ double SumExponentials(const float* logits, size_t count, float max) {
   return total;
 }
 
-double Weigh(float* logits, size_t count, float max) {
-  const __m512 offset = _mm512_set1_ps(max);
-  double total = 0.0;
-  for (size_t begin = 0; begin < count; begin += kFlushCount) {
-    const size_t end = count - begin < kFlushCount ? count : begin + kFlushCount;
-    __m512 sum = _mm512_setzero_ps();
-    for (size_t i = begin; i < end; i += kLanes) {
-      const __mmask16 lanes = LanesFrom(i, end);
-      const __m512 weight = ExpAvx512(_mm512_sub_ps(LoadLogits(lanes, logits + i), offset));
-      _mm512_mask_storeu_ps(logits + i, lanes, weight);
-      sum = _mm512_mask_add_ps(sum, lanes, sum, weight);
-    }
-    total += static_cast<double>(_mm512_reduce_add_ps(sum));
-  }
-  return total;
-}
-
-void AddWeights(const float* weights, size_t count, WeightScale scale, bool first, float* values) {
-  const __m512 least = _mm512_set1_ps(scale.least);
-  const __m512 factor = _mm512_set1_ps(scale.scale);
-  for (size_t i = 0; i < count; i += kLanes) {
-    const __mmask16 lanes = LanesFrom(i, count);
-    const __m512 weight = _mm512_maskz_loadu_ps(lanes, weights + i);
-    const __mmask16 kept = _mm512_cmp_ps_mask(weight, least, _CMP_GE_OQ);
-    const __m512 old = first ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(lanes, values + i);
-    _mm512_mask_storeu_ps(values + i, lanes, _mm512_mask3_fmadd_ps(weight, factor, old, kept));
-  }
-}
-
 void AddSoftmax(const float* logits, size_t count, HeadWeight head, bool first, float* values) {
   const __m512 offset = _mm512_set1_ps(head.max);
   const __m512 scale = _mm512_set1_ps(head.inverse_sum);
@@ -289,8 +260,6 @@ void Emit(EmitTask& task) {
 
 const ValueOps kValueOpsAvx512 = {.largest = Largest,
                                   .sum_exponentials = SumExponentials,
-                                  .weigh = Weigh,
-                                  .add_weights = AddWeights,
                                   .add_softmax = AddSoftmax,
                                   .raise_to = RaiseTo,
                                   .add_logits = AddLogits,

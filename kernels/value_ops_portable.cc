@@ -43,29 +43,6 @@ double SumExponentials(const float* logits, size_t count, float max) {
   return sum;
 }
 
-double Weigh(float* logits, size_t count, float max) {
-  double sum = 0.0;
-  for (size_t begin = 0; begin < count; begin += kFlushCount) {
-    const size_t end = std::min(count, begin + kFlushCount);
-    for (size_t i = begin; i < end; ++i) logits[i] = FastExp(ClampLogit(logits[i]) - max);
-    float lanes[kLanes] = {};
-    size_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) {
-      for (size_t j = 0; j < kLanes; ++j) lanes[j] += logits[i + j];
-    }
-    for (; i < end; ++i) lanes[0] += logits[i];
-    for (const float lane : lanes) sum += double{lane};
-  }
-  return sum;
-}
-
-void AddWeights(const float* weights, size_t count, WeightScale scale, bool first, float* values) {
-  for (size_t i = 0; i < count; ++i) {
-    const float share = weights[i] >= scale.least ? weights[i] * scale.scale : 0.0f;
-    values[i] = first ? share : values[i] + share;
-  }
-}
-
 void AddSoftmax(const float* logits, size_t count, HeadWeight head, bool first, float* values) {
   for (size_t i = 0; i < count; ++i) {
     const float share = FastExp(ClampLogit(logits[i]) - head.max) * head.inverse_sum;
@@ -111,8 +88,6 @@ void Emit(EmitTask& task) {
 
 const ValueOps kValueOpsPortable = {.largest = Largest,
                                     .sum_exponentials = SumExponentials,
-                                    .weigh = Weigh,
-                                    .add_weights = AddWeights,
                                     .add_softmax = AddSoftmax,
                                     .raise_to = RaiseTo,
                                     .add_logits = AddLogits,

@@ -197,9 +197,10 @@ class CallsTest(DaemonTest):
         sequence = self.sequence(layers=layers)
         for layer in layers:
             sequence.ingest(layer, 0, self.layer.keys, self.layer.values)
+        seen = []
         with self.fails(pqcached.Cancelled, ""):
-            sequence.build_index(progress=lambda progress: False)
-        self.assertEqual(sequence.describe().index_count, 0)
+            sequence.build_index(progress=lambda progress: seen.append(progress) or False)
+        self.assertEqual(len(seen), 1)  # nothing is told after the first False
 
     def test_an_exception_of_the_callback_ends_the_build_and_comes_out(self):
         layers = range(8)

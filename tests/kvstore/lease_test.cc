@@ -195,6 +195,45 @@ TEST(Lease, ItsHoldersRollBacksAloneMoveNothing) {
   ExpectMappedRowsMatch(client, sequence);
 }
 
+TEST(Lease, SuspensionRevokesAndResumptionSaysSo) {
+  TestSequence sequence;
+  sequence.Ingest(128);
+  sequence.Append(60);
+  MappedClient client(sequence.store(), sequence.cache_id(), "client#1");
+  ASSERT_TRUE(client.Attach(sequence.id()).ok());
+  const LayerModel before = sequence.layers().front();
+  ASSERT_TRUE(sequence.store().SuspendSequence(kTenant, sequence.id()).ok());
+  EXPECT_EQ(client.words().flags.load(), LeaseWords::kRevoked | LeaseWords::kSuspended);
+  EXPECT_EQ(sequence.store().Attach(kTenant, sequence.id(), "client#1", {}).status().code(),
+            StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(sequence.store().ResumeSequence(kTenant, sequence.id()).ok());
+  EXPECT_EQ(client.words().flags.load(), LeaseWords::kRevoked);
+  // Revoked or not, what it may look at is not written again.
+  sequence.Truncate(150);
+  sequence.Append(60);
+  EXPECT_EQ(client.Rows(before.group, 1, before.tokens), before.Rows(0, before.tokens));
+  ASSERT_TRUE(client.Detach().ok());
+  ASSERT_TRUE(client.Attach(sequence.id()).ok());
+  ExpectMappedRowsMatch(client, sequence);
+}
+
+TEST(Lease, AForksLeaseKeepsTheSharedTailToo) {
+  TestSequence sequence;
+  sequence.Ingest(128);
+  sequence.Append(60);
+  const auto fork = sequence.store().ForkSequence(kTenant, sequence.id(), 170, "session");
+  ASSERT_TRUE(fork.ok()) << fork.status();
+  MappedClient client(sequence.store(), sequence.cache_id(), "client#1");
+  ASSERT_TRUE(client.Attach(fork->sequence_id).ok());
+  const LayerModel before = sequence.layers().front();
+  sequence.Truncate(140);
+  sequence.Append(60);
+  ASSERT_TRUE(sequence.store().DropSequence(kTenant, fork->sequence_id).ok());
+  sequence.Truncate(130);
+  sequence.Append(60);
+  EXPECT_EQ(client.Rows(before.group, 1, 170), before.Rows(0, 170));
+}
+
 // A pool so small that what is dropped is needed at once.
 TEST(Lease, ADroppedSequencesBytesStayUntilDetachWhateverOthersWant) {
   CacheSpec spec = testing::SmallSpec();

@@ -121,6 +121,36 @@ TEST_F(BrokerTest, TheEndOfTheConnectionEndsTheSession) {
                      "pqcached-session"));
 }
 
+TEST_F(BrokerTest, AMappingOutlivesTheSessionThatMadeItsSequence) {
+  Start();
+  const auto admin = Connect();
+  auto owner = std::make_unique<LocalClient>(endpoint(), "", "owner");
+  LocalClient reader(endpoint(), "", "reader");
+  const uint64_t cache_id = owner->OpenCache();
+  const uint64_t sequence_id = owner->CreateSequence(cache_id);
+  ASSERT_TRUE(Append(*owner, sequence_id, 0, 200).ok());
+  const SharedMapping pool = reader.connection().OpenPool(cache_id);
+  v1::AttachResponse attached;
+  ASSERT_TRUE(reader.Attach(sequence_id, &attached).ok());
+  const std::string before = MappedRows(attached.attachment().image(), pool, 4, 200);
+  const uint64_t used_bytes = Stats(*admin).pool_used_bytes();
+  owner.reset();
+  Await(*admin, [](const v1::StatsResponse& stats) { return stats.sequence_count() == 0; });
+  EXPECT_TRUE(reader.words(attached.word_index()).flags.load() & kvstore::LeaseWords::kRevoked);
+  EXPECT_EQ(Stats(*admin).pool_used_bytes(), used_bytes);
+  EXPECT_EQ(Stats(*admin).revoked_lease_count(), 1u);
+  // Others fill what is left.
+  LocalClient greedy(endpoint(), "", "greedy");
+  const uint64_t greedy_id = greedy.CreateSequence(greedy.OpenCache());
+  grpc::Status status;
+  for (uint64_t first = 0; status.ok(); first += 1024) {
+    status = Append(greedy, greedy_id, first, 1024);
+  }
+  EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+  EXPECT_TRUE(MappedRows(attached.attachment().image(), pool, 4, 200) == before);
+  EXPECT_TRUE(reader.Detach(attached.lease_id()).ok());
+}
+
 TEST_F(BrokerTest, ShutdownTellsClientsByTheirControlMemory) {
   Start();
   LocalClient client(endpoint());

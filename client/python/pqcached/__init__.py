@@ -21,7 +21,8 @@ from ._enums import BudgetKind, Device, DType, GroupRule, IndexKind, LayerKind, 
 from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
                       InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Status,
                       Unauthenticated, Unavailable, Unimplemented, Unknown)
-from ._options import (Attention, BuildProgress, Index, LayerGroup, Scores, Selected, Selection, SequenceInfo, merge)
+from ._options import (Attention, BuildProgress, ClientCounts, Index, LayerGroup, Scores, Selected, Selection, SequenceInfo,
+                       merge)
 
 __version__ = "0.1.0"
 
@@ -33,7 +34,7 @@ def library_path() -> str:
 
 __all__ = [
     "Aborted", "AlreadyExists", "ArrayLike", "Attention", "BudgetKind", "BuildProgress", "Cache", "Cancelled", "Client",
-    "DType", "DataLoss", "DeadlineExceeded", "Device", "Error", "FailedPrecondition", "GroupRule", "Index", "IndexKind",
+    "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Device", "Error", "FailedPrecondition", "GroupRule", "Index", "IndexKind",
     "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "NotFound", "OutOfRange", "Path", "PathChoice",
     "PermissionDenied", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence", "SequenceInfo",
     "Status", "Tensor", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "library_path", "merge",

@@ -47,6 +47,11 @@ class ClientOptions(Sized):
                 ("staging_slot_bytes", c_uint64), ("staging_slot_count", c_uint32)]
 
 
+class ClientCounts(Sized):
+    _fields_ = [("struct_size", c_size_t), ("rpcs", c_uint64), ("background_rpcs", c_uint64),
+                ("mapped_bytes", c_uint64), ("lease_count", c_uint64)]
+
+
 class LayerGroup(Sized):
     _fields_ = [("struct_size", c_size_t), ("kind", c_enum), ("layers", POINTER(c_uint32)), ("layer_count", c_uint32),
                 ("kv_heads", c_uint32), ("query_heads", c_uint32), ("key_dim", c_uint32), ("value_dim", c_uint32),
@@ -63,11 +68,20 @@ class Index(Sized):
                 ("reserved", c_uint32 * 5)]
 
 
+_IndexField: Any = Index
+
+
 class CacheSpec(Sized):
     _fields_ = [("struct_size", c_size_t), ("name", c_char_p), ("model_fingerprint", c_char_p),
                 ("groups", POINTER(LayerGroup)), ("group_count", c_uint32), ("capacity_bytes", c_uint64),
                 ("default_index", Index), ("rank_group", c_char_p), ("rank", c_uint32), ("rank_count", c_uint32),
                 ("kv_head_begin", c_uint32), ("layer_begin", c_uint32), ("numa_node", c_int32)]
+
+
+class SequenceOptions(Sized):
+    _fields_ = [("struct_size", c_size_t), ("token_ids", c_void_p), ("token_id_count", c_uint64),
+                ("extra_key", c_char_p), ("extra_key_bytes", c_uint64), ("live", c_uint32), ("iterations", c_uint32),
+                ("index", _IndexField), ("seed", c_uint64), ("train_tokens", c_uint64), ("sink_tokens", c_uint64)]
 
 
 class SequenceInfo(Sized):
@@ -133,11 +147,17 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_client_open": (_status, [POINTER(ClientOptions), POINTER(_handle)]),
     "pqc_client_close": (None, [_handle]),
     "pqc_client_path": (c_enum, [_handle]),
+    "pqc_client_count": (_status, [_handle, POINTER(ClientCounts)]),
     "pqc_admin_json": (_status, [_handle, c_char_p, c_char_p, POINTER(c_void_p)]),
     "pqc_free": (None, [c_void_p]),
     "pqc_cache_open": (_status, [_handle, POINTER(CacheSpec), POINTER(_handle)]),
     "pqc_cache_close": (None, [_handle]),
     "pqc_sequence_create": (_status, [_handle, POINTER(_handle)]),
+    "pqc_sequence_create_with": (_status, [_handle, POINTER(SequenceOptions), POINTER(_handle), POINTER(c_uint64)]),
+    "pqc_sequence_fork": (_status, [_handle, c_uint64, POINTER(_handle)]),
+    "pqc_sequence_suspend": (_status, [_handle]),
+    "pqc_sequence_resume": (_status, [_handle, POINTER(c_uint64)]),
+    "pqc_match_prefix": (_status, [_handle, c_void_p, c_uint64, c_char_p, c_uint64, POINTER(c_uint64)]),
     "pqc_sequence_drop": (_status, [_handle]),
     "pqc_sequence_id": (c_uint64, [_handle]),
     "pqc_sequence_truncate": (_status, [_handle, c_uint64]),

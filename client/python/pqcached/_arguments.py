@@ -48,6 +48,12 @@ def text(name: str, value: Any) -> bytes:
     return encoded
 
 
+def key_bytes(name: str, value: Any) -> bytes:
+    if not isinstance(value, (bytes, bytearray)):
+        raise TypeError(f"{name}: {type(value).__name__}; must be bytes")
+    return bytes(value)
+
+
 def number(name: str, value: Any) -> float:
     try:
         return float(value)

@@ -248,14 +248,26 @@ def rows_to_write(name: str, array: Any, dtype: DType, shape: Tuple[int, ...]) -
     return _address(name, array, numpy_dtypes, [torch_dtype], shape)
 
 
-def positions_to_read(name: str, positions: Any, kv_heads: int) -> np.ndarray[Any, Any]:
-    """Positions [kv_heads, count] as contiguous uint32; copied only when they are something else."""
-    array = np.asarray(positions)
-    if array.ndim != 2 or array.shape[0] != kv_heads:
-        raise InvalidArgument(f"{name}.shape: {array.shape}, must be [kv_heads, count] with {kv_heads} kv_heads")
+def _uint32s(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """As contiguous uint32; copied only when it is something else."""
     if array.dtype != np.uint32:
         if array.dtype.kind not in "iu":
             raise TypeError(f"{name}: dtype {array.dtype}; must be integers")
         if array.size and (array.min() < 0 or array.max() > 0xFFFFFFFF):
             raise InvalidArgument(f"{name}: must be 0 to 2^32 - 1")
     return np.ascontiguousarray(array, dtype=np.uint32)
+
+
+def positions_to_read(name: str, positions: Any, kv_heads: int) -> np.ndarray[Any, Any]:
+    """Positions [kv_heads, count]."""
+    array = np.asarray(positions)
+    if array.ndim != 2 or array.shape[0] != kv_heads:
+        raise InvalidArgument(f"{name}.shape: {array.shape}, must be [kv_heads, count] with {kv_heads} kv_heads")
+    return _uint32s(name, array)
+
+
+def token_ids_to_read(name: str, token_ids: Any) -> np.ndarray[Any, Any]:
+    array = np.asarray(token_ids)
+    if array.ndim != 1:
+        raise InvalidArgument(f"{name}.shape: {array.shape}, must be [tokens]")
+    return _uint32s(name, array) if array.size else np.empty(0, np.uint32)

@@ -12,12 +12,14 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence as Seq
 import numpy as np
 
 from . import _abi as abi
-from ._arguments import member, text, token_count, uint32, uint64
-from ._arrays import ArrayLike, floats_to_write, new_array, numpy_dtype, positions_to_read, rows_to_write, tensor
+from ._arguments import key_bytes, member, text, token_count, uint32, uint64
+from ._arrays import (ArrayLike, floats_to_write, new_array, numpy_dtype, positions_to_read, rows_to_write, tensor,
+                      token_ids_to_read)
 from ._enums import LayerKind, Path, PathChoice, RowPart
 from ._errors import InvalidArgument
 from ._handle import Handle
-from ._options import (Attention, BuildProgress, Index, LayerGroup, Scores, Selected, Selection, SequenceInfo, from_c)
+from ._options import (Attention, BuildProgress, ClientCounts, Index, LayerGroup, Scores, Selected, Selection,
+                       SequenceInfo, from_c)
 
 _Self = TypeVar("_Self", bound="_Closable")
 
@@ -87,6 +89,13 @@ class Client(_Closable):
         with self._handle as client:
             return Path(self._library.pqc_client_path(client))
 
+    def counts(self) -> ClientCounts:
+        counts = abi.ClientCounts()
+        with self._handle as client:
+            abi.check(self._library.pqc_client_count(client, byref(counts)))
+        made: ClientCounts = from_c(ClientCounts, counts)
+        return made
+
     def open_cache(self, name: str, *, model_fingerprint: str, groups: SequenceOf[LayerGroup], capacity_bytes: int,
                    default_index: Index = Index()) -> "Cache":
         """Opens the tenant's cache of this name, or joins it.
@@ -134,12 +143,39 @@ class Cache(_Closable):
         self._group_of: Dict[int, LayerGroup] = {
             int(layer): group for group in groups if group.kind == LayerKind.SELECTED for layer in group.layers}
 
-    def create_sequence(self) -> "Sequence":
-        handle = ctypes.c_void_p()
+    def create_sequence(self, token_ids: Optional[Any] = None, *, extra_key: bytes = b"", live: bool = False,
+                        index: Index = Index(), iterations: int = 0, seed: int = 0, train_tokens: int = 0,
+                        sink_tokens: int = 0) -> "Sequence":
+        """A new sequence.
+
+        token_ids: integers [tokens], of the prompt as far as known: the sequence begins with their longest stored
+        prefix (see Sequence.shared_tokens), and others may share what it stores under them. extra_key: of the prefix
+        (images, ...), at most 256 bytes.
+        live: prefill segments are indexed in the background as they fill; build_index with the same index then finishes
+        what is left. The rest is as in build_index, but 0 iterations and 0 train_tokens stand for the sidecar's choice.
+        """
+        ids = token_ids_to_read("token_ids", () if token_ids is None else token_ids)
+        key = key_bytes("extra_key", extra_key)
+        options = abi.SequenceOptions(
+            token_id_count=len(ids), extra_key=key or None, extra_key_bytes=len(key), live=1 if live else 0,
+            iterations=uint32("iterations", iterations), index=index.c(), seed=uint64("seed", seed),
+            train_tokens=uint64("train_tokens", train_tokens), sink_tokens=uint64("sink_tokens", sink_tokens))
+        if len(ids):
+            options.token_ids = ids.ctypes.data
+        handle, shared = ctypes.c_void_p(), ctypes.c_uint64()
         with self._handle as cache:
-            abi.check(self._library.pqc_sequence_create(cache, byref(handle)))
+            abi.check(self._library.pqc_sequence_create_with(cache, byref(options), byref(handle), byref(shared)))
         assert handle.value
-        return Sequence(self, handle.value)
+        return Sequence(self, handle.value, shared.value)
+
+    def match_prefix(self, token_ids: Any, *, extra_key: bytes = b"") -> int:
+        """How many tokens of a prompt are stored under these ids: a multiple of 128."""
+        ids, key = token_ids_to_read("token_ids", token_ids), key_bytes("extra_key", extra_key)
+        count = ctypes.c_uint64()
+        with self._handle as cache:
+            abi.check(self._library.pqc_match_prefix(cache, ids.ctypes.data, len(ids), key or None, len(key),
+                                                     byref(count)))
+        return count.value
 
 
 class Sequence(_Closable):
@@ -150,8 +186,9 @@ class Sequence(_Closable):
     one sequence exclude each other: the second one raises Aborted. A call that fails changes nothing.
     """
 
-    def __init__(self, cache: Cache, handle: int) -> None:
+    def __init__(self, cache: Cache, handle: int, shared_tokens: int) -> None:
         self._cache = cache  # keeps the session
+        self.shared_tokens = shared_tokens  # that it began with: the next position to ingest
         self._library = cache._library
         self._group_of = cache._group_of
         self._own(Handle("sequence", handle, self._library.pqc_sequence_drop, cache._handle), at_exit=False)
@@ -167,6 +204,29 @@ class Sequence(_Closable):
         status = self._handle.close()
         if status is not None:
             abi.check(status)
+
+    def fork(self, token_count: int = 0) -> "Sequence":
+        """A new sequence that shares the first `token_count` tokens (0 = all) and their indexes, copy-on-write."""
+        count, handle = uint64("token_count", token_count), ctypes.c_void_p()
+        with self._handle as sequence:
+            abi.check(self._library.pqc_sequence_fork(sequence, count, byref(handle)))
+        assert handle.value
+        child = Sequence(self._cache, handle.value, count)
+        if count == 0:
+            child.shared_tokens = child.describe().token_count
+        return child
+
+    def suspend(self) -> None:
+        """Preemption: until resume(), every other call but describe and drop raises FailedPrecondition."""
+        with self._handle as sequence:
+            abi.check(self._library.pqc_sequence_suspend(sequence))
+
+    def resume(self) -> int:
+        """Ends suspend(); returns the sequence's token count."""
+        count = ctypes.c_uint64()
+        with self._handle as sequence:
+            abi.check(self._library.pqc_sequence_resume(sequence, byref(count)))
+        return count.value
 
     def truncate(self, token_count: int) -> None:
         """Forgets the tokens from `token_count` on: a position in the open tail, or its start."""

@@ -153,6 +153,16 @@ class SequenceInfo:
     index_count: int
 
 
+@dataclasses.dataclass(frozen=True)
+class ClientCounts:
+    """What a client has done and holds."""
+
+    rpcs: int  # that a call of this client waited for
+    background_rpcs: int  # that none waited for
+    mapped_bytes: int  # of pools
+    lease_count: int
+
+
 def from_c(kind: Any, c: Any) -> Any:
     """The plain value of a struct whose fields have the same names."""
     return kind(**{field.name: getattr(c, field.name) for field in dataclasses.fields(kind)})

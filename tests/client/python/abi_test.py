@@ -17,7 +17,8 @@ from pqcached import _abi, _enums, _errors  # noqa: E402
 
 HEADER = SOURCE / "client/include/pqcached/client.h"
 
-STRUCTS = {"pqc_block_table": _abi.BlockTable, "pqc_tensor": _abi.Tensor, "pqc_client_options": _abi.ClientOptions,
+STRUCTS = {"pqc_client_counts": _abi.ClientCounts, "pqc_sequence_options": _abi.SequenceOptions,
+           "pqc_block_table": _abi.BlockTable, "pqc_tensor": _abi.Tensor, "pqc_client_options": _abi.ClientOptions,
            "pqc_layer_group": _abi.LayerGroup, "pqc_index": _abi.Index, "pqc_cache_spec": _abi.CacheSpec,
            "pqc_sequence_info": _abi.SequenceInfo, "pqc_layer_rows": _abi.LayerRows,
            "pqc_build_progress": _abi.BuildProgress, "pqc_build_options": _abi.BuildOptions,

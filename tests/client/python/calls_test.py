@@ -260,6 +260,83 @@ class CallsTest(DaemonTest):
             self.assertIn(f"[0, {701 + number})", message)
 
 
+class SharingTest(DaemonTest):
+    def setUp(self):
+        self.layer = Layer(TOKENS)
+        self.ids = np.random.default_rng(3).integers(0, 1 << 32, TOKENS)
+
+    def filled(self, tokens=TOKENS, **named):
+        cache = self.cache()
+        sequence = cache.create_sequence(**named)
+        self.addCleanup(sequence.close)
+        sequence.ingest(0, 0, self.layer.keys[:tokens], self.layer.values[:tokens])
+        return cache, sequence
+
+    def test_a_fork_goes_its_own_way(self):
+        _, sequence = self.filled()
+        sequence.build_index()
+        for count, shared in ((0, TOKENS), (256, 256)):
+            with sequence.fork(count) as child:
+                self.assertNotEqual(child.id, sequence.id)
+                self.assertEqual((child.shared_tokens, child.describe().token_count), (shared, shared))
+                child.append(shared, {0: (self.layer.keys[:3], self.layer.values[:3])})
+                np.testing.assert_array_equal(child.fetch_range(0, (shared, shared + 3), RowPart.KEY),
+                                              self.layer.keys[:3].transpose(1, 0, 2))
+        self.assertEqual(sequence.describe().token_count, TOKENS)
+        with self.assertRaises(pqcached.Error):
+            sequence.fork(TOKENS + 1)
+
+    def test_prefixes_are_found_and_shared(self):
+        cache, sequence = self.filled(token_ids=self.ids)
+        self.assertEqual(sequence.shared_tokens, 0)
+        sequence.build_index()
+        matched = cache.match_prefix(self.ids)
+        self.assertGreaterEqual(matched, 256)
+        self.assertEqual(matched % 128, 0)
+        self.assertEqual(cache.match_prefix(self.ids, extra_key=b"an\0image"), 0)
+        self.assertEqual(cache.match_prefix(self.ids[1:].astype(np.uint32)), 0)
+        with cache.create_sequence(self.ids) as other:
+            self.assertEqual(other.shared_tokens, matched)
+            np.testing.assert_array_equal(other.fetch_range(0, (0, matched), RowPart.KEY),
+                                          self.layer.keys[:matched].transpose(1, 0, 2))
+
+    def test_suspended_sequences_answer_again_when_resumed(self):
+        _, sequence = self.filled()
+        sequence.build_index()
+        sequence.suspend()
+        with self.fails(pqcached.FailedPrecondition, "suspend"):
+            sequence.select(0, TOKENS - 1, self.layer.queries, FLAT)
+        self.assertEqual(sequence.resume(), TOKENS)
+        sequence.select(0, TOKENS - 1, self.layer.queries, FLAT)
+
+    def test_a_live_index_is_finished_by_the_build(self):
+        _, sequence = self.filled(live=True, index=Index.pq(2, 6), iterations=3)
+        sequence.build_index(Index.pq(2, 6), iterations=3)
+        self.assertEqual(sequence.describe().index_count, 1)
+        sequence.attend(0, TOKENS - 1, self.layer.queries, Selection(ratio=0.2, index=Index.pq(2, 6)))
+
+    def test_counts(self):
+        before = self.client.counts()
+        self.filled()[1].describe()
+        self.assertGreater(self.client.counts().rpcs, before.rpcs)
+
+    def test_wrong_arguments_are_refused(self):
+        cache, sequence = self.filled(40)
+        for ids, error, part in (([[1, 2]], pqcached.InvalidArgument, "token_ids.shape"), ([0.5], TypeError, "integers"),
+                                 ([-1], pqcached.InvalidArgument, "token_ids"),
+                                 ([1 << 32], pqcached.InvalidArgument, "token_ids")):
+            with self.fails(error, part):
+                cache.match_prefix(ids)
+            with self.fails(error, part):
+                cache.create_sequence(ids)
+        with self.fails(TypeError, "extra_key: str"):
+            cache.match_prefix([1], extra_key="text")
+        with self.fails(pqcached.InvalidArgument, "extra_key"):
+            cache.create_sequence(self.ids, extra_key=b"k" * 257)
+        with self.fails(pqcached.InvalidArgument, "token_count: -1"):
+            sequence.fork(-1)
+
+
 class RefusalsTest(DaemonTest):
     def setUp(self):
         self.layer = Layer(40)

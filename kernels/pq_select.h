@@ -9,7 +9,10 @@
 // the order of heads, each sum passes ClampEntry, and the value is the logit of the sums. So
 // kMeanLogit, kMaxLogit and a group of one are exact: every level selects the same positions. Under
 // the softmax rules levels may round a value by 1e-5 of itself (kMaxSoftmax: by 1e-5 + 1e-6 *
-// |value|), and so differ in tokens whose values are that close to the k-th.
+// |value|), and so differ in tokens whose values are that close to the k-th. That holds where
+// weights are formed as products of table-wise exponentials too, which is done only while the
+// tables' entries are small enough for it: the normalisers, sums over all candidates found in the
+// same pass, stay within 1e-5 of themselves.
 #ifndef PQCACHED_KERNELS_PQ_SELECT_H_
 #define PQCACHED_KERNELS_PQ_SELECT_H_
 
@@ -66,9 +69,9 @@ struct PqSelectShape {
   uint32_t candidate_count = 0;  // tokens of all spans
 };
 
-// Bytes of scratch for PqSelect. Grows with candidate_count, by about 4 * (group_size + 2) bytes a
-// candidate, where the geometry has no cells or the level is kReference; never falls when a number
-// of the shape grows.
+// Bytes of scratch for PqSelect. Grows with candidate_count, by about 4 * max(group_size + 2, 5)
+// bytes a candidate, where the geometry has no cells or the level is kReference; never falls when a
+// number of the shape grows.
 size_t PqSelectScratchBytes(const Exec& exec, const PqSelectShape& shape);
 
 // Writes the positions of the k = positions.size() candidates with the largest values, ascending.

@@ -84,7 +84,10 @@ void PqCase::MakeSegments(std::mt19937_64& random) {
                                                                     : 1;
     for (uint32_t slot = 0; slot < segment.slot_count; ++slot) {
       for (uint32_t subspace = 0; subspace < g.subspace_count; ++subspace) {
-        const auto code = static_cast<uint32_t>((random() % distinct * 5 + 3) % CentroidCount(g));
+        auto code = static_cast<uint32_t>((random() % distinct * 5 + 3) % CentroidCount(g));
+        if (shape_.codes == CodeKind::kDrifting) {
+          code = (slot * CentroidCount(g) / segment.slot_count + code % 4) % CentroidCount(g);
+        }
         SetCode(g, planes.data(), stride, subspace, slot, code);
       }
     }

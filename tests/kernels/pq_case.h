@@ -16,11 +16,12 @@
 
 namespace pqcached::kernels {
 
-enum class CodeKind { kUniform, kFewCells, kOneCell };
+// Drifting codes change slowly with the slot, so that samples mislead.
+enum class CodeKind { kUniform, kFewCells, kOneCell, kDrifting };
 enum class TableKind { kNormal, kTies, kZeros, kHuge, kInfinite, kDenormal, kPeaked };
 
 inline constexpr CodeKind kAllCodeKinds[] = {CodeKind::kUniform, CodeKind::kFewCells,
-                                             CodeKind::kOneCell};
+                                             CodeKind::kOneCell, CodeKind::kDrifting};
 inline constexpr TableKind kAllTableKinds[] = {
     TableKind::kNormal,   TableKind::kTies,     TableKind::kZeros, TableKind::kHuge,
     TableKind::kInfinite, TableKind::kDenormal, TableKind::kPeaked};

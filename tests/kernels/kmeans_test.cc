@@ -95,7 +95,7 @@ TEST(KMeansTest, OneStepMatchesTheReferenceAtAllShapes) {
   uint64_t seed = 0;
   for (const uint32_t dim : {1u, 2u, 5u, 31u, 32u, 64u}) {
     for (const uint32_t centroid_count : {16u, 32u, 64u, 128u, 256u}) {
-      for (const uint32_t count : {0u, 1u, 5u, 127u, 128u, 129u, 500u}) {
+      for (const uint32_t count : {0u, 1u, 63u, 127u, 128u, 129u, 300u}) {
         for (const DType type : {DType::kF32, DType::kBf16}) {
           const Samples samples(type, count, dim, Clustered(count, dim, ++seed));
           std::vector<float> start(size_t{centroid_count} * dim);
@@ -133,6 +133,7 @@ TEST(KMeansTest, Bf16LosesAtMostATenthOfAPercentOfInertia) {
   const Samples exact(DType::kF32, 8192, dim, values);
   const Samples rounded(DType::kBf16, 8192, dim, values);
   for (const Level level : AvailableLevels()) {
+    if (level == Level::kReference) continue;  // slow, and its samples round alike
     std::vector<float> centroids(size_t{64} * dim);
     KMeansInit(exact.Problem(centroids), 5);
     std::vector<float> centroids_bf16 = centroids;

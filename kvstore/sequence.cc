@@ -61,6 +61,10 @@ bool ReadyInAll(const std::vector<SegmentEntry>& segments, size_t index, uint32_
 
 // Fills in what follows from the rest of a list.
 void Complete(const std::vector<uint32_t>& layer_tokens, SegmentList& list) {
+  if (list.segments.empty()) {  // codebooks went with the last segment
+    list.indexes.clear();
+    list.prefill_closed = false;
+  }
   for (size_t i = 0; i < list.segments.size(); ++i) {
     SegmentEntry& entry = list.segments[i];
     OrderIndexes(list.indexes, entry);

@@ -14,7 +14,7 @@ MAY_INCLUDE = {
     "kernels": ({"kernels"}, set()),
     "gpu": ({"gpu", "kernels"}, {"cuda"}),
     "kvstore/read": ({"kvstore/read", "kernels"}, set()),
-    "kvstore": ({"kvstore", "kernels"}, {"absl", "oneapi", "tbb", "liburing", "curl"}),
+    "kvstore": ({"kvstore", "kernels"}, {"absl", "oneapi", "tbb", "liburing", "openssl", "curl"}),
     "service": (
         {"service", "kvstore", "kernels", "pqcached/v1", "gpu"},
         {"absl", "oneapi", "tbb", "grpc", "grpcpp", "google", "boost", "spdlog", "fmt", "CLI", "yaml-cpp", "prometheus", "infiniband", "rdma"},

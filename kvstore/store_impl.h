@@ -120,11 +120,11 @@ class StoreImpl final : public Store {
   // Tokens of the prompt that every rank of the cache's group holds.
   uint32_t MatchRanks(const Cache& cache, std::span<const uint32_t> token_ids,
                       std::string_view extra_key) const;
-  // Puts a new sequence that begins with `first` among the others. Errors: kResourceExhausted
-  // (max_sequences), and those of NamedTokens::Name.
   // Begins to keep up the index of a sequence that was made.
   absl::StatusOr<CreatedSequence> KeepUp(absl::StatusOr<CreatedSequence> created,
                                          const std::optional<LiveIndex>& live_index);
+  // Puts a new sequence that begins with `first` among the others. Errors: kResourceExhausted
+  // (max_sequences), and those of NamedTokens::Name.
   absl::StatusOr<CreatedSequence> AddSequence(std::shared_ptr<const Cache> cache,
                                               std::string session,
                                               std::shared_ptr<const Snapshot> first,

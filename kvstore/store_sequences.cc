@@ -95,7 +95,11 @@ absl::StatusOr<CreatedSequence> StoreImpl::KeepUp(absl::StatusOr<CreatedSequence
   const auto found = FindOfAnyTenant(created->sequence_id);
   if (!found.ok()) return found.status();
   absl::Status status = engine_->live->Add(found->cache, found->sequence, *live_index);
-  if (!status.ok()) return status;
+  if (!status.ok()) {
+    Forget(created->sequence_id);
+    found->sequence->Drop();
+    return status;
+  }
   return created;
 }
 
@@ -131,11 +135,13 @@ absl::StatusOr<CreatedSequence> StoreImpl::ForkSequence(std::string_view tenant,
         absl::StrCat("token_count is ", token_count, "; the sequence has ", stored, " tokens"));
   }
   const uint32_t shared = token_count == 0 ? stored : static_cast<uint32_t>(token_count);
-  auto first = found->names->Share(shared, /*partial_indexes=*/true);
+  // Only a live index goes on where it is not ready yet: nobody would finish another one.
+  const std::optional<LiveIndex> live_index = engine_->live->SpecOf(sequence_id);
+  auto first = found->names->Share(shared, /*partial_indexes=*/live_index.has_value());
   if (!first.ok()) return first.status();
   return KeepUp(AddSequence(std::move(found->cache), std::string(session),
                             std::move(first->snapshot), found->names->root(), first->token_ids),
-                engine_->live->SpecOf(sequence_id));
+                live_index);
 }
 
 absl::StatusOr<uint64_t> StoreImpl::MatchPrefix(std::string_view tenant, uint64_t cache_id,

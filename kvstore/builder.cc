@@ -19,6 +19,7 @@ constexpr uint32_t kMaxIterations = 1000;
 // Of the time to a deadline: kept back for what no cost tells (wake-ups, publishing).
 constexpr double kReserve = 0.05;
 constexpr uint32_t kLeastSample = 1024;  // under a deadline; per kv head
+constexpr double kMostSlowdown = 8.0;    // beyond it a look was bad luck
 // How long the last step waits for a writer before it looks whether it is still wanted.
 constexpr absl::Duration kWriterWait = absl::Milliseconds(10);
 constexpr int kCatchUpRounds = 8;  // then what arrives is coded while writers wait
@@ -113,6 +114,7 @@ class Build {
   }
   void MeasureCosts();
   absl::Duration CodingTime(const Unit& unit) const;
+  void LookAtSpeed(absl::Duration took, absl::Duration by_costs);
   void RequestStop(Stop reason);
   bool Stopped();
   absl::Status StopStatus() const;
@@ -141,7 +143,10 @@ class Build {
   std::vector<BuildCost> costs_;                                // per layer slot; under a deadline
   std::atomic<Stop> stop_ = Stop::kNone;
   std::atomic<uint32_t> tasks_left_ = 0;
-  std::atomic<int64_t> coding_left_ns_ = 0;  // of one thread
+  std::atomic<int64_t> coding_left_ns_ = 0;  // of one thread, by the measured costs
+  // How many times longer work takes here and now than when costs were measured: others use the
+  // machine, too. The newest look.
+  std::atomic<double> slowdown_ = 1.0;
 
   Mutex progress_mutex_;                                                // one report at a time
   std::vector<uint32_t> epochs_done_ ABSL_GUARDED_BY(progress_mutex_);  // per layer slot
@@ -316,21 +321,34 @@ TrainingResult Build::TrainTask(const Task& task) {
   }
   // This task's share of the time that coding leaves.
   const BuildCost& cost = costs_[unit.layer_slot];
+  const double slowdown = slowdown_.load();
   const absl::Time now = clock_();
   const double workers = cache_.engine->building.worker_count();
   const double share = std::min(1.0, workers / std::max(1u, tasks_left_.load()));
   const absl::Duration left = spec_.deadline - now - kReserve * (spec_.deadline - began_) -
-                              absl::Nanoseconds(coding_left_ns_.load()) / workers;
+                              absl::Nanoseconds(coding_left_ns_.load()) * slowdown / workers;
   const absl::Duration slice = std::max(absl::ZeroDuration(), left * share);
   // A smaller sample is the first knob: the codebook loses little by it.
-  const double fit = absl::ToDoubleSeconds(slice) / (cost.load + cost.step);
-  const uint32_t sample =
+  const double fit = absl::ToDoubleSeconds(slice) / ((cost.load + cost.step) * slowdown);
+  uint32_t sample =
       spec_.train_tokens == 0 ? head_tokens(unit) : std::min(spec_.train_tokens, head_tokens(unit));
-  if (fit < sample) args.sample_tokens = std::max(kLeastSample, static_cast<uint32_t>(fit));
-  const absl::Duration step =
-      absl::Seconds(cost.step * (args.sample_tokens == 0 ? sample : args.sample_tokens));
-  args.go_on = [this, step, until = now + slice] { return !Stopped() && clock_() + step <= until; };
-  return Train(cache_.engine->options.exec, args, cache_.engine->scratch);
+  if (fit < sample) {
+    sample = std::min(sample, std::max(kLeastSample, static_cast<uint32_t>(fit)));
+    args.sample_tokens = sample;
+  }
+  const absl::Duration step = absl::Seconds(cost.step * sample);
+  args.go_on = [this, step = step * slowdown, until = now + slice] {
+    return !Stopped() && clock_() + step <= until;
+  };
+  const TrainingResult result = Train(cache_.engine->options.exec, args, cache_.engine->scratch);
+  if (result.iterations > 0 && result.iterations < args.iterations) {
+    LookAtSpeed(clock_() - now, absl::Seconds(cost.load * sample) + step * result.iterations);
+  }
+  return result;
+}
+
+void Build::LookAtSpeed(absl::Duration took, absl::Duration by_costs) {
+  slowdown_ = std::clamp(absl::FDivDuration(took, by_costs), 1.0, kMostSlowdown);
 }
 
 void Build::EncodeHead(const Unit& unit, uint32_t kv_head) {

@@ -348,7 +348,7 @@ TEST(Build, UnderADeadlineEndsBeforeItWithFewerIterations) {
   const absl::Time began = absl::UnixEpoch();
   const absl::Time deadline = began + absl::Seconds(100);
   absl::Time now = began;
-  const BuildClock clock = [&now] { return now += absl::Seconds(2); };
+  const BuildClock clock = [&now] { return now += absl::Seconds(1); };
   uint32_t most = 0;
   const absl::Status status = BuildSequenceIndex(
       *bare.cache, *WriteLease::Take(bare.sequence),
@@ -362,7 +362,7 @@ TEST(Build, UnderADeadlineEndsBeforeItWithFewerIterations) {
   EXPECT_LT(now, deadline);
   EXPECT_GT(now, began + absl::Seconds(50)) << "the time was there and was not used";
   EXPECT_GT(most, 2u);
-  EXPECT_LT(most, 50u);  // a tick each
+  EXPECT_LT(most, 100u);  // a tick each
 }
 
 // Rows that come while a build runs are neither refused nor left without codes.

@@ -157,6 +157,7 @@ pqc_status OpenLocal(const pqc_client_options& options, const RemoteOptions& rem
       .staging_slot_bytes = options.staging_slot_bytes,
       .staging_slot_count = options.staging_slot_count};
   const uint64_t boot_word = hello.boot_word;
+  state.max_message_bytes = hello.max_message_bytes;
   auto host = std::make_unique<SidecarHost>(std::move(broker), *state.remote);
   const pqc_status status = LocalSession::Open(std::move(host), std::move(control), boot_word,
                                                local_options, &state.local);

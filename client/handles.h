@@ -56,6 +56,7 @@ struct ClientState {
   void Close();
 
   uint32_t timeout_ms = 0;
+  uint64_t max_message_bytes = 0;  // of the sidecar; 0 = not known
   std::unique_ptr<Remote, RemoteCloser> remote;
   std::shared_ptr<LocalSession> local;  // null on the remote path; shared with sequences
   std::unique_ptr<Sender> sender;       // rows of finished steps

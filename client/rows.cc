@@ -43,11 +43,13 @@ pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_positio
   SequenceState& state = *sequence->state;
   if (state.local) {
     bool remote_instead = false;
-    const pqc_status status = IngestLocally({.staging = state.local->session().staging(),
-                                             .remote = changing.remote(),
-                                             .sequence_id = state.sequence_id,
-                                             .timeout_ms = state.cache->client->timeout_ms},
-                                            first_position, rows, &remote_instead);
+    const pqc_status status =
+        IngestLocally({.staging = state.local->session().staging(),
+                       .remote = changing.remote(),
+                       .sequence_id = state.sequence_id,
+                       .timeout_ms = state.cache->client->timeout_ms,
+                       .max_tensor_bytes = state.cache->client->max_message_bytes},
+                      first_position, rows, &remote_instead);
     if (!remote_instead) return status;
   }
   ErrorText error;

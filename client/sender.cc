@@ -272,8 +272,10 @@ void Sender::Send(Batch batch) {
     }
     const bool session_lost =
         status == PQC_UNAVAILABLE && std::strstr(error.text, "session is lost") != nullptr;
+    // A lease that another thread has just given back: the next attempt has the new one.
+    const bool old_lease = status == PQC_NOT_FOUND && std::strstr(error.text, "lease") != nullptr;
     const bool again = (status == PQC_UNAVAILABLE && !session_lost) || status == PQC_ABORTED ||
-                       status == PQC_DEADLINE_EXCEEDED;
+                       status == PQC_DEADLINE_EXCEEDED || old_lease;
     if (again && Clock::now() < give_up) {
       std::unique_lock lock(mutex_);
       if (work_.wait_for(lock, pause, [this] { return stop_; })) return;

@@ -56,6 +56,12 @@ pqc_status CreateWith(pqc_cache* cache, const pqc_sequence_options* caller_optio
     const pqc_status status = ReadSequenceOptions(caller_options, &options);
     if (status != PQC_OK) return status;
   }
+  if (cache && options.live && options.index.kind == PQC_INDEX_DEFAULT &&
+      cache->state->default_index.kind == kvstore::IndexKind::kPq) {
+    options.index.kind = PQC_INDEX_PQ;
+    options.index.subspaces = cache->state->default_index.subspace_count;
+    options.index.bits = cache->state->default_index.bits;
+  }
   return Create(cache, options, sequence, token_count);
 }
 

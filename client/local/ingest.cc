@@ -129,7 +129,11 @@ pqc_status IngestLocally(const LocalIngest& ingest, uint64_t first_position, con
   const auto deadline =
       std::chrono::steady_clock::now() + std::chrono::milliseconds(ingest.timeout_ms);
   const uint64_t token_bytes = BytesPerIndex(rows.keys) + BytesPerIndex(rows.values);
-  const uint64_t step = (ingest.staging.slot_bytes() - kPartAlignment) / token_bytes;
+  uint64_t step = (ingest.staging.slot_bytes() - kPartAlignment) / token_bytes;
+  if (ingest.max_tensor_bytes != 0) {
+    step = std::min(step, ingest.max_tensor_bytes /
+                              std::max(BytesPerIndex(rows.keys), BytesPerIndex(rows.values)));
+  }
   *remote_instead = step == 0;
   if (step == 0) return PQC_OK;
 

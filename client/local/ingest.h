@@ -15,7 +15,8 @@ struct LocalIngest {
   Staging& staging;
   Remote& remote;
   uint64_t sequence_id = 0;
-  uint32_t timeout_ms = 0;  // of the whole
+  uint32_t timeout_ms = 0;        // of the whole
+  uint64_t max_tensor_bytes = 0;  // of one reference; 0 = no limit
 };
 
 // All or nothing as long as the rows fit into one slot. Of more, those before a failure are stored,

@@ -93,8 +93,10 @@ TEST_P(DaemonTest, AttendingToEverythingAndMergingIsFullAttention) {
     for (const uint64_t tokens : {uint64_t{kSink + kWindow + 1}, uint64_t{255}, uint64_t{1301}}) {
       SCOPED_TRACE(tokens);
       const Layer layer(tokens, 3);
-      Cache cache = Must(client_.OpenCache(
-          SpecOf("full" + std::to_string(tokens) + "-" + std::to_string(dtype), {0}, dtype)));
+      CacheSpec spec =
+          SpecOf("full" + std::to_string(tokens) + "-" + std::to_string(dtype), {0}, dtype);
+      spec.capacity_bytes = 8 << 20;  // many fit beside each other
+      Cache cache = Must(client_.OpenCache(spec));
       Sequence sequence = Fill(cache, layer, tokens - tokens / 4);
       Attention attention = Must(sequence.Attend(
           QueryAtEnd(layer), {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 1.0}));

@@ -1,0 +1,226 @@
+// The connection to the broker: what a sidecar may answer, or not.
+#include "client/local/broker.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace pqcached::client {
+namespace {
+
+using kvstore::BrokerCall;
+using kvstore::BrokerReply;
+using kvstore::BrokerRequest;
+
+// Listens in a folder of its own and serves one connection on a thread.
+class FakeBroker {
+ public:
+  explicit FakeBroker(std::function<void(int)> serve) {
+    char folder[] = "/tmp/pqcached-broker-XXXXXX";
+    if (!mkdtemp(folder)) throw std::runtime_error("mkdtemp");
+    folder_ = folder;
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strcpy(address.sun_path, (path() + kvstore::kBrokerSuffix).c_str());
+    listener_ = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (bind(listener_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
+        listen(listener_, 1) != 0) {
+      throw std::runtime_error("bind");
+    }
+    thread_ = std::thread([this, serve = std::move(serve)] {
+      const int connection = accept(listener_, nullptr, nullptr);
+      serve(connection);
+      close(connection);
+    });
+  }
+  ~FakeBroker() {
+    thread_.join();
+    close(listener_);
+    unlink((path() + kvstore::kBrokerSuffix).c_str());
+    rmdir(folder_.c_str());
+  }
+
+  std::string path() const { return folder_ + "/s"; }
+
+ private:
+  std::string folder_;
+  int listener_ = -1;
+  std::thread thread_;
+};
+
+BrokerRequest Receive(int connection) {
+  BrokerRequest request;
+  EXPECT_EQ(recv(connection, &request, sizeof(request), MSG_WAITALL),
+            static_cast<ssize_t>(sizeof(request)));
+  return request;
+}
+
+void Send(int connection, const BrokerReply& reply, std::vector<int> descriptors) {
+  iovec part{.iov_base = const_cast<BrokerReply*>(&reply), .iov_len = sizeof(reply)};
+  alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (!descriptors.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(descriptors.size() * sizeof(int));
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
+    std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size() * sizeof(int));
+  }
+  EXPECT_EQ(sendmsg(connection, &message, MSG_NOSIGNAL), static_cast<ssize_t>(sizeof(reply)));
+}
+
+int Memory(size_t bytes) {
+  const int descriptor = memfd_create("test", MFD_CLOEXEC);
+  EXPECT_EQ(ftruncate(descriptor, static_cast<off_t>(bytes)), 0);
+  return descriptor;
+}
+
+BrokerReply Hello(size_t bytes) {
+  BrokerReply reply;
+  std::strcpy(reply.session_token, "token");
+  std::strcpy(reply.boot_id, "boot");
+  reply.boot_word = 7;
+  reply.size_bytes = bytes;
+  return reply;
+}
+
+pqc_status Open(const std::string& path, std::unique_ptr<Broker>* broker,
+                uint32_t timeout_ms = 10000) {
+  std::shared_ptr<Mapping> control;
+  return Broker::Open(
+      {.socket_path = path, .tenant = "tenant", .client_name = "test", .timeout_ms = timeout_ms},
+      broker, &control);
+}
+
+// What Open makes of one reply to kHello.
+pqc_status OpenWith(const BrokerReply& reply, size_t memory_bytes) {
+  FakeBroker fake([&](int connection) {
+    Receive(connection);
+    const int memory = Memory(memory_bytes);
+    Send(connection, reply, {memory});
+    close(memory);
+  });
+  std::unique_ptr<Broker> broker;
+  return Open(fake.path(), &broker);
+}
+
+TEST(BrokerTest, OpensASessionMapsPoolsAndSeesTheEnd) {
+  int done[2];
+  ASSERT_EQ(pipe(done), 0);
+  FakeBroker fake([&](int connection) {
+    const BrokerRequest hello = Receive(connection);
+    EXPECT_EQ(hello.call, BrokerCall::kHello);
+    EXPECT_STREQ(hello.tenant, "tenant");
+    EXPECT_STREQ(hello.client_name, "test");
+    const int control = Memory(4096);
+    Send(connection, Hello(4096), {control});
+    close(control);
+    EXPECT_EQ(Receive(connection).cache_id, 11u);
+    const int pool = Memory(1 << 20), more = Memory(1);
+    EXPECT_EQ(pwrite(pool, "rows", 4, 4096), 4);
+    BrokerReply reply;
+    reply.call = BrokerCall::kOpenPool;
+    reply.size_bytes = 1 << 20;
+    Send(connection, reply, {pool, more});  // one too many is closed
+    close(pool);
+    close(more);
+    char byte;
+    EXPECT_EQ(read(done[0], &byte, 1), 1);
+  });
+  std::unique_ptr<Broker> broker;
+  ASSERT_EQ(Open(fake.path(), &broker), PQC_OK) << pqc_last_error();
+  EXPECT_STREQ(broker->hello().session_token, "token");
+  std::shared_ptr<Mapping> pool;
+  ASSERT_EQ(broker->OpenPool(11, &pool), PQC_OK) << pqc_last_error();
+  EXPECT_EQ(pool->size_bytes(), size_t{1} << 20);
+  EXPECT_EQ(std::memcmp(pool->data() + 4096, "rows", 4), 0);
+  EXPECT_FALSE(broker->Ended(0));
+  EXPECT_EQ(write(done[1], "x", 1), 1);
+  EXPECT_TRUE(broker->Ended(10000));
+  EXPECT_EQ(broker->OpenPool(11, &pool), PQC_UNAVAILABLE);
+  close(done[0]);
+  close(done[1]);
+}
+
+TEST(BrokerTest, WhereNobodyListensItIsUnavailable) {
+  std::unique_ptr<Broker> broker;
+  EXPECT_EQ(Open("/nonexistent/s", &broker), PQC_UNAVAILABLE);
+  EXPECT_EQ(Open(std::string(200, 'x'), &broker), PQC_UNAVAILABLE);
+}
+
+TEST(BrokerTest, ARefusalBringsItsReason) {
+  BrokerReply reply = Hello(4096);
+  reply.status = PQC_RESOURCE_EXHAUSTED;
+  std::strcpy(reply.message, "max_sessions: 3");
+  EXPECT_EQ(OpenWith(reply, 4096), PQC_RESOURCE_EXHAUSTED);
+  EXPECT_STREQ(pqc_last_error(), "broker: max_sessions: 3");
+}
+
+TEST(BrokerTest, AnswersThatDoNotFitAreRefused) {
+  BrokerReply reply = Hello(4096);
+  reply.version = 2;
+  EXPECT_EQ(OpenWith(reply, 4096), PQC_FAILED_PRECONDITION);
+  reply = Hello(4096);
+  reply.call = BrokerCall::kOpenPool;
+  EXPECT_EQ(OpenWith(reply, 4096), PQC_INTERNAL);
+  reply = Hello(4096);
+  std::memset(reply.session_token, 'x', sizeof(reply.session_token));
+  EXPECT_EQ(OpenWith(reply, 4096), PQC_INTERNAL);
+  reply = Hello(4096);
+  std::memset(reply.message, 'x', sizeof(reply.message));
+  reply.status = 3;
+  EXPECT_EQ(OpenWith(reply, 4096), PQC_INTERNAL);
+}
+
+TEST(BrokerTest, MemoryThatIsShorterThanItsSizeIsNotMapped) {
+  EXPECT_EQ(OpenWith(Hello(8192), 4096), PQC_INTERNAL);
+  EXPECT_EQ(OpenWith(Hello(0), 4096), PQC_INTERNAL);
+}
+
+TEST(BrokerTest, AnAnswerWithoutDescriptorIsRefused) {
+  FakeBroker fake([](int connection) {
+    Receive(connection);
+    Send(connection, Hello(4096), {});
+  });
+  std::unique_ptr<Broker> broker;
+  EXPECT_EQ(Open(fake.path(), &broker), PQC_INTERNAL);
+}
+
+TEST(BrokerTest, ASilentBrokerEndsWithTheDeadline) {
+  int done[2];
+  ASSERT_EQ(pipe(done), 0);
+  FakeBroker fake([&](int connection) {
+    Receive(connection);
+    char byte;
+    EXPECT_EQ(read(done[0], &byte, 1), 1);
+  });
+  std::unique_ptr<Broker> broker;
+  EXPECT_EQ(Open(fake.path(), &broker, 30), PQC_DEADLINE_EXCEEDED);
+  EXPECT_EQ(write(done[1], "x", 1), 1);
+}
+
+TEST(BrokerTest, ABrokerThatHangsUpInAnAnswerIsUnavailable) {
+  FakeBroker fake([](int connection) {
+    Receive(connection);
+    EXPECT_EQ(send(connection, "PBRP", 4, MSG_NOSIGNAL), 4);
+  });
+  std::unique_ptr<Broker> broker;
+  EXPECT_EQ(Open(fake.path(), &broker), PQC_UNAVAILABLE);
+}
+
+}  // namespace
+}  // namespace pqcached::client

@@ -14,6 +14,7 @@ namespace {
 // Membership of 64 tokens as bits, by one of three forms of the same set.
 struct StaircaseSet {
   static constexpr bool kTwoPlanes = true;
+  static constexpr bool kAhead = false;
 
   __m512i rank;
   __m512i cut;
@@ -32,6 +33,7 @@ inline __m512i BitOf(__m512i code) {
 
 struct BitRowSet {
   static constexpr bool kTwoPlanes = true;
+  static constexpr bool kAhead = true;
 
   __m512i rows[8];
 
@@ -53,6 +55,7 @@ struct BitRowSet {
 
 struct ByteSet {
   static constexpr bool kTwoPlanes = false;
+  static constexpr bool kAhead = false;
 
   __m512i bytes;  // [32], bit i % 8 of byte i / 8
 
@@ -72,6 +75,10 @@ BitRowSet LoadBitRows(const uint8_t (*rows)[64]) {
   return set;
 }
 
+// With kAhead codes are prefetched into L2 so far ahead: where a group of 64 takes long, the
+// processor's own view ahead is too short to hide the memory's latency.
+constexpr uint32_t kAheadBytes = 4096;
+
 struct Codes {
   __m512i code_0;
   __m512i code_1;
@@ -81,6 +88,10 @@ template <typename Set>
 inline Codes LoadCodes(const CellScanSpan& span, uint32_t slot, __mmask64 lanes) {
   Codes codes;
   codes.code_0 = _mm512_maskz_loadu_epi8(lanes, span.plane_0 + slot);
+  if constexpr (Set::kAhead) {
+    _mm_prefetch(reinterpret_cast<const char*>(span.plane_0 + slot + kAheadBytes), _MM_HINT_T1);
+    _mm_prefetch(reinterpret_cast<const char*>(span.plane_1 + slot + kAheadBytes), _MM_HINT_T1);
+  }
   codes.code_1 = Set::kTwoPlanes ? _mm512_maskz_loadu_epi8(lanes, span.plane_1 + slot)
                                  : _mm512_setzero_si512();
   return codes;

@@ -57,6 +57,7 @@ class SidecarHost final : public LocalHost {
     ErrorText error;
     return Report(remote_.Detach(lease_id, &error), error);
   }
+  void End() override { broker_->End(); }
   bool Ended(uint32_t wait_ms) override { return broker_->Ended(wait_ms); }
 
  private:

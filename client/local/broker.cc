@@ -234,6 +234,8 @@ pqc_status Broker::OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
   return PQC_OK;
 }
 
+void Broker::End() { shutdown(socket_, SHUT_RDWR); }
+
 bool Broker::Ended(uint32_t wait_ms) const {
   // Not POLLIN: an answer to another thread's request is no end.
   pollfd entry{.fd = socket_, .events = POLLRDHUP, .revents = 0};

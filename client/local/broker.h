@@ -42,6 +42,8 @@ class Broker {
   pqc_status OpenPool(uint64_t cache_id, std::shared_ptr<Mapping>* pool);
   pqc_status OpenStaging(uint64_t slot_bytes, uint32_t slot_count, std::shared_ptr<Mapping>* ring);
 
+  // Closes the connection, and with it the session.
+  void End();
   // Waits until the other side has closed the connection or the time is over; says whether it has.
   bool Ended(uint32_t wait_ms) const;
 

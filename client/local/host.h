@@ -48,6 +48,8 @@ class LocalHost {
   // Takes a lease, or refreshes the one given.
   virtual pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, AttachAnswer* answer) = 0;
   virtual pqc_status Detach(uint64_t lease_id) = 0;
+  // Ends the session, whoever still maps its memory. No call follows.
+  virtual void End() = 0;
   // Waits until the session has ended or the time is over; says whether it has.
   virtual bool Ended(uint32_t wait_ms) = 0;
 };

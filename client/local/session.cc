@@ -60,7 +60,9 @@ pqc_status LocalSession::Open(std::unique_ptr<LocalHost> host, std::shared_ptr<M
   return PQC_OK;
 }
 
-void LocalSession::Close() { closed_ = true; }
+void LocalSession::Close() {
+  if (!closed_.exchange(true)) host_->End();  // sequences that outlive the client keep this object
+}
 
 pqc_status LocalSession::Check() const {
   const bool same = page().boot_word.load(std::memory_order_acquire) == boot_word_;

@@ -71,6 +71,7 @@ class StoreHost final : public LocalHost {
     ++sidecar_.calls;
     return FromStatus(sidecar_.store->Detach(sidecar_.session, lease_id));
   }
+  void End() override { sidecar_.ended = true; }
   bool Ended(uint32_t) override { return sidecar_.ended; }
 
  private:

@@ -67,8 +67,12 @@ int Serve(const Config& config) {
   const sigset_t signals = BlockSignals();
   absl::StatusOr<std::unique_ptr<Log>> log = Log::Open(config.log_level, config.log_file);
   if (!log.ok()) return Fail(log.status(), kExitBadConfig);
-  absl::StatusOr<std::unique_ptr<kvstore::Store>> store =
-      kvstore::Store::Create(StoreOptionsOf(config));
+  kvstore::StoreOptions options = StoreOptionsOf(config);
+  options.live_index_failed = [&log](uint64_t sequence_id, const absl::Status& status) {
+    (*log)->Warning("live_index_failed",
+                    {{"sequence_id", sequence_id}, {"message", status.message()}});
+  };
+  absl::StatusOr<std::unique_ptr<kvstore::Store>> store = kvstore::Store::Create(options);
   if (!store.ok()) return Fail(store.status(), kExitBadConfig);
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(config, **store, **log);
   if (!server.ok()) return Fail(server.status(), kExitFailed);

@@ -62,8 +62,9 @@ struct EmissionCost {
   uint32_t list_slot;  // a token
 };
 
-constexpr EmissionCost kVbmiCost = {.scan_slot = 8, .page = 10000, .list = 600, .list_slot = 250};
-constexpr EmissionCost kPlainCost = {.scan_slot = 80, .page = 10000, .list = 600, .list_slot = 250};
+constexpr EmissionCost kVbmiCost = {.scan_slot = 8, .page = 10000, .list = 1000, .list_slot = 500};
+constexpr EmissionCost kPlainCost = {
+    .scan_slot = 80, .page = 10000, .list = 1000, .list_slot = 500};
 
 class CellEmission {
  public:

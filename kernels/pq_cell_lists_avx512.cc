@@ -9,7 +9,7 @@ namespace pqcached::kernels {
 namespace {
 
 constexpr uint32_t kLanes = 32;
-constexpr uint32_t kMaxRegisters = 4;
+constexpr uint32_t kMaxRegisters = 8;
 constexpr uint32_t kMaxShort = kMaxRegisters * kLanes;
 
 // Writes the positions of `count` different offsets. The rest of kRegisters registers is larger
@@ -57,27 +57,28 @@ struct ShortByRank {
       }
       if (tied) output.equal_quota -= static_cast<uint32_t>(run.end - run.begin);
     }
-    const uint32_t registers = (count + kLanes - 1) / kLanes;
-    _mm512_storeu_si512(offsets + count, _mm512_set1_epi16(-1));
+    // The largest offset fills the last of 1, 2, 4 or 8 registers.
+    uint32_t registers = 1;
+    while (registers * kLanes < count) registers *= 2;
+    for (uint32_t i = count; i < registers * kLanes; i += kLanes) {
+      _mm512_storeu_si512(offsets + i, _mm512_set1_epi16(-1));
+    }
     uint32_t* const positions = output.positions + output.written;
     output.written += count;
     switch (registers) {
-      case 0:
-        return true;
       case 1:
         Rank<1>(offsets, count, page.first_position, positions);
-        return true;
+        break;
       case 2:
         Rank<2>(offsets, count, page.first_position, positions);
-        return true;
-      default:
-        // Two to spare hold nothing but the largest offset where three are enough.
-        if (registers == 3) {
-          _mm512_storeu_si512(offsets + 3 * kLanes, _mm512_set1_epi16(-1));
-        }
+        break;
+      case 4:
         Rank<4>(offsets, count, page.first_position, positions);
-        return true;
+        break;
+      default:
+        Rank<8>(offsets, count, page.first_position, positions);
     }
+    return true;
   }
 };
 

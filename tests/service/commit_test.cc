@@ -6,7 +6,9 @@
 #include <limits>
 #include <thread>
 
+#include "absl/synchronization/notification.h"
 #include "tests/service/broker_fixture.h"
+#include "tests/service/hooked_store.h"
 
 namespace pqcached::service {
 namespace {
@@ -208,9 +210,9 @@ TEST_F(CommitTest, AClientThatPullsAtItsStagingHarmsOnlyItsRows) {
   });
   uint64_t tokens = 0;
   for (uint64_t generation = 1; generation <= 40; ++generation) {
-    const grpc::Status status = Commit(Rows(tokens, 300, 0, generation));
+    const grpc::Status status = Commit(Rows(tokens, 100, 0, generation));
     if (status.ok()) {
-      tokens += 300;
+      tokens += 100;
     } else {
       EXPECT_TRUE(Failed(status, StatusCode::INVALID_ARGUMENT, "NaN or infinity"));
     }
@@ -218,38 +220,59 @@ TEST_F(CommitTest, AClientThatPullsAtItsStagingHarmsOnlyItsRows) {
   done = true;
   hand.join();
   EXPECT_TRUE(Commit(Rows(tokens, 8, 1, 1)).ok());
+  // Whatever was taken can be indexed.
+  v1::BuildIndexRequest build;
+  build.set_sequence_id(sequence_id_);
+  *build.mutable_index() = Pq(2, 4);
+  const auto context = client_->Context();
+  const auto progress = client_->kv().BuildIndex(context.get(), build);
+  for (v1::BuildProgress each; progress->Read(&each);) {
+  }
+  const grpc::Status built = progress->Finish();
+  EXPECT_TRUE(built.ok()) << built.error_message();
 }
 
-TEST_F(CommitTest, BusyStoresSayWhenToComeBack) {
-  // Nobody else runs here, so all places are free again after each.
-  for (uint64_t i = 0; i < 8; ++i) ASSERT_TRUE(Commit(Rows(i * 4, 4, 0, i + 1)).ok());
-  std::atomic<int> refused = 0;
+// With four threads, two commits may be at work.
+TEST_F(RpcTest, ABusyStoreSaysWhenToComeBack) {
+  std::atomic<int> at_work = 0;
+  absl::Notification go_on;
+  StoreHooks hooks;
+  hooks.before_ingest = [&] {
+    ++at_work;
+    go_on.WaitForNotification();
+  };
+  Start({}, [&](std::unique_ptr<kvstore::Store> store) {
+    return std::make_unique<HookedStore>(std::move(store), hooks);
+  });
+  LocalClient client(endpoint());
+  const uint64_t cache_id = client.OpenCache();
+  const SharedMapping staging = client.connection().OpenStaging(kSlotBytes, 3);
+  const auto request = [&](uint32_t slot) {
+    v1::CommitRequest commit;
+    commit.set_sequence_id(client.CreateSequence(cache_id));
+    *commit.add_rows() = RowsOf(1, 0, 8);
+    Stage(staging, kSlotBytes, slot, 1, 0, commit.mutable_rows(0));
+    return commit;
+  };
   std::vector<std::thread> threads;
-  for (int i = 0; i < 8; ++i) {
-    threads.emplace_back([&] {
-      LocalClient client(endpoint(), "", "busy");
-      const uint64_t sequence_id = client.CreateSequence(client.OpenCache());
-      const SharedMapping staging = client.connection().OpenStaging(kSlotBytes, 1);
-      v1::LayerRows rows = RowsOf(1, 0, 600);
-      for (uint64_t generation = 1; generation <= 10; ++generation) {
-        v1::CommitRequest request;
-        request.set_sequence_id(sequence_id);
-        *request.add_rows() = rows;
-        Stage(staging, kSlotBytes, 0, generation, 0, request.mutable_rows(0));
-        const auto context = client.Context();
-        v1::CommitResponse response;
-        const grpc::Status status = client.kv().Commit(context.get(), request, &response);
-        if (status.error_code() == StatusCode::RESOURCE_EXHAUSTED) {
-          EXPECT_EQ(context->GetServerTrailingMetadata().count("grpc-retry-pushback-ms"), 1u);
-          ++refused;
-        } else {
-          EXPECT_TRUE(status.ok()) << status.error_message();
-        }
-      }
+  for (uint32_t slot = 0; slot < 2; ++slot) {
+    threads.emplace_back([&client, commit = request(slot)] {
+      v1::CommitResponse response;
+      const grpc::Status status = client.Rpc(&v1::KvCache::Stub::Commit, commit, &response);
+      EXPECT_TRUE(status.ok()) << status.error_message();
     });
   }
+  while (at_work < 2) std::this_thread::yield();
+  const v1::CommitRequest third = request(2);
+  const auto context = client.Context();
+  v1::CommitResponse response;
+  EXPECT_TRUE(Failed(client.kv().Commit(context.get(), third, &response),
+                     StatusCode::RESOURCE_EXHAUSTED, "busy"));
+  EXPECT_EQ(context->GetServerTrailingMetadata().count("grpc-retry-pushback-ms"), 1u);
+  go_on.Notify();
   for (std::thread& thread : threads) thread.join();
-  RecordProperty("refused", refused.load());
+  // Refused before its slot was claimed: the same request may come again.
+  EXPECT_TRUE(client.Rpc(&v1::KvCache::Stub::Commit, third, &response).ok());
 }
 
 }  // namespace

@@ -158,6 +158,37 @@ TEST_F(SharingRpcTest, ASuspendedSequenceWaits) {
   EXPECT_TRUE(Append(sequence_id, 100, 1).ok());
 }
 
+TEST_F(SharingRpcTest, ALiveIndexComesByItself) {
+  v1::CreateSequenceRequest request;
+  request.set_cache_id(client_->OpenCache());
+  *request.mutable_live_index()->mutable_index() = Pq(2, 4);
+  v1::CreateSequenceResponse created;
+  const grpc::Status made = Call(&Kv::CreateSequence, request, &created);
+  ASSERT_TRUE(made.ok()) << made.error_message();
+  client_->Ingest(created.sequence_id(), 0, 300);
+  client_->Build(created.sequence_id(), Pq(2, 4));  // finishes what is left
+  v1::TopKRequest top;
+  *top.add_items()->mutable_query() = QueryAt(created.sequence_id(), 1, 299);
+  *top.mutable_items(0)->mutable_selection() = TokenCountSelection(Pq(2, 4), 1, 1, 4);
+  v1::TopKResponse selected;
+  const grpc::Status status = Call(&Kv::TopK, top, &selected);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+
+  const auto refused = [&](const std::function<void(v1::LiveIndex&)>& change,
+                           const std::string& words) {
+    v1::CreateSequenceRequest wrong = request;
+    change(*wrong.mutable_live_index());
+    EXPECT_TRUE(
+        Failed(Call(&Kv::CreateSequence, wrong, &created), StatusCode::INVALID_ARGUMENT, words));
+  };
+  refused([](v1::LiveIndex& live) { live.clear_index(); }, "live_index.index");
+  refused([](v1::LiveIndex& live) { *live.mutable_index() = Flat(); }, "live_index.index");
+  refused([](v1::LiveIndex& live) { live.mutable_index()->mutable_pq()->set_bits(9); }, "bits");
+  refused([](v1::LiveIndex& live) { live.set_iterations(1001); }, "live_index.iterations");
+  refused([](v1::LiveIndex& live) { live.set_sink_tokens(uint64_t{1} << 40); },
+          "live_index.sink_tokens");
+}
+
 TEST_F(SharingRpcTest, TokensOfASpeculationAreAttendedTogether) {
   const uint64_t sequence_id = client_->Filled(300);
   v1::AttendRequest request;

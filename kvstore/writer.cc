@@ -274,7 +274,8 @@ void SegmentWriter::CountLayer(uint32_t layer_slot) const {
     if (i < kept_ && full.token_end <= begin) break;
     const uint32_t slot_end = full.token_end - full.rows->first_position();
     for (const auto& index : full.indexes) {
-      if (index == nullptr || index->header(layer_slot).counted_end.load() > 0) continue;
+      if (index == nullptr || !index->ready(layer_slot)) continue;  // its maker counts
+      if (index->header(layer_slot).counted_end.load() > 0) continue;
       CountCells(cache_->engine->options.exec, cache_->layers.layers[layer_slot], *index,
                  layer_slot, slot_end);
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -55,9 +56,13 @@ absl::Status CheckTokens(const Cache& cache, const Snapshot& base) {
 
 absl::Status CheckSequence(const Cache& cache, const Snapshot& base, const BuildSpec& spec) {
   const std::vector<IndexDescriptor>& indexes = base.list->indexes;
-  if (std::find(indexes.begin(), indexes.end(), spec.index) != indexes.end()) {
-    return absl::AlreadyExistsError(absl::StrCat(
-        "the sequence has index pq m=", spec.index.subspace_count, " b=", spec.index.bits));
+  if (const size_t found = base.list->Find(spec.index); found < indexes.size()) {
+    const std::string name =
+        absl::StrCat("index pq m=", spec.index.subspace_count, " b=", spec.index.bits);
+    if (base.list->index_ready(found)) {
+      return absl::AlreadyExistsError(absl::StrCat("the sequence has ", name));
+    }
+    return absl::AbortedError(absl::StrCat("a build of ", name, " is under way"));
   }
   if (indexes.size() >= kMaxIndexes) {
     return absl::ResourceExhaustedError(

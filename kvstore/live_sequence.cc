@@ -168,12 +168,12 @@ absl::Status LiveSequence::TakeUp(const Snapshot& snapshot, const Place& place) 
   if (state.codebook == nullptr) {
     state.epoch_begin = place.begin();
     train = true;
-  } else if (!state.mature && !IsTail(*place.entry)) {
-    train = true;
   } else if (Drifted(place)) {
+    if (!state.mature) MatureEpoch(place.layer_slot);  // it ends here
     state.epoch_begin = place.begin();
     state.mature = false;
-    state.provisional.clear();  // they keep the codebooks of the epoch that ends
+    train = true;
+  } else if (!state.mature && !IsTail(*place.entry)) {
     train = true;
   } else if (!state.mature) {  // tails of a new epoch: each time that it has doubled
     train = place.token_end - state.epoch_begin >= 2 * (state.trained_end - state.epoch_begin);
@@ -205,6 +205,8 @@ absl::Status LiveSequence::TrainAndCode(const Snapshot& snapshot, const Place& p
   LayerTraining training = Training(place.layer_slot, segments);
   training.first = state.codebook.get();
   training.iterations = Iterations(place.layer_slot, {place.begin(), place.token_end});
+  // Centroids that were trained on the same epoch are nearly there already.
+  if (state.epoch_begin < place.begin()) training.iterations = (training.iterations + 1) / 2;
   TrainLayer(*cache_, training, **codebook);
   if (!go_on_()) return absl::CancelledError("the training was given up");
   if (absl::Status status = CodeAndPublish(place, *codebook); !status.ok()) return status;

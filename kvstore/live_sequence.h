@@ -5,9 +5,9 @@
 //   prefill, epoch young    a codebook trained on a sample of the epoch so far, beginning with the
 //                           one before. It codes this segment only, until the epoch has epoch_tokens;
 //                           the codebook that makes it mature then codes the earlier ones anew
-//   prefill, epoch mature   its codebook; unless the segment's keys have drifted away from it, which
-//                           begins a new epoch
-//   tail, coded on arrival  the codes stay, unless its keys have drifted: then as a new epoch
+//   prefill, epoch mature   its codebook
+//   keys that have drifted  away from the epoch's codebook begin a new epoch, however young it is
+//   tail, coded on arrival  the codes stay, as long as its keys do not drift
 // Runs of merge_segments tails are merged into one segment.
 //
 // Single-thread: of the worker of LiveIndexes. Writers, readers, forks and drops of the sequence go on

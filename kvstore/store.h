@@ -149,7 +149,9 @@ struct BuildSpec {
 // when it is cancelled the index goes on.
 struct LiveIndex {
   IndexDescriptor index;
-  uint32_t iterations = 0;  // of k-means; 0 = what the cost model finds, at most 10
+  // Of k-means, half of them where a codebook goes on from another one of its epoch; 0 = what the cost
+  // model finds, at most 10.
+  uint32_t iterations = 0;
   uint64_t seed = 0;
   uint32_t train_tokens = 0;  // sample per codebook and kv head; 0 = StoreOptions::train_tokens
   uint32_t sink_tokens = 16;  // excluded from training

@@ -1,7 +1,7 @@
 // Indexes that are built while rows arrive: what is left to do behind the last chunk of a prompt, what a
 // change of topic costs, and whether builds end within their time.
-#include <chrono>
-#include <string>
+#include <algorithm>
+#include <cstdio>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -130,6 +130,8 @@ void MeasureBudget(Report& report) {
       const double seconds = SecondsSince(begin);
       world.Drop(fork);
       if (round == 0) continue;  // the first measures costs and touches memory
+      std::printf("%6u tokens: %6.1f of %6.1f ms%s\n", tokens, seconds * 1e3, budget * 1e3,
+                  status.ok() ? "" : ", no index");
       within.push_back(status.ok() && seconds <= budget ? 1 : 0);
       used.push_back(seconds / budget);
     }

@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint32_t kMaxIterations = 1000;
 // Of the time to a deadline: kept back for what no cost tells (wake-ups, publishing).
-constexpr double kReserve = 0.05;
+constexpr double kReserve = 0.10;
 constexpr uint32_t kLeastSample = 1024;  // under a deadline; per kv head
 constexpr double kMostSlowdown = 8.0;    // beyond it a look was bad luck
 // How long the last step waits for a writer before it looks whether it is still wanted.

@@ -136,6 +136,15 @@ WindowAttention::WindowAttention(const Config& config, const Options& options, W
       sinks_(config.layer_count(), KvRows(config.kv_heads)),
       windows_(sinks_) {}
 
+WindowAttention::WindowAttention(const WindowAttention& other, const Config& config,
+                                 Workers& workers)
+    : config_(config),
+      options_(other.options_),
+      workers_(workers),
+      sinks_(other.sinks_),
+      windows_(other.windows_),
+      prefill_end_(other.prefill_end_) {}
+
 void WindowAttention::BeginSequence() {
   for (KvRows& rows : sinks_) rows.Clear(0);
   for (KvRows& rows : windows_) rows.Clear(0);

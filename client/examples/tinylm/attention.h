@@ -126,6 +126,8 @@ class WindowAttention : public Attention {
     uint32_t window_tokens = 64;
   };
   WindowAttention(const Config& config, const Options& options, Workers& workers);
+  // Goes on where `other` is, for a fork.
+  WindowAttention(const WindowAttention& other, const Config& config, Workers& workers);
 
   void BeginSequence() override;
   void Prefill(const KvChunk& chunk) override;

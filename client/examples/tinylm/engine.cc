@@ -82,6 +82,15 @@ Engine::Engine(const Model& model, Workers& workers)
   }
 }
 
+Engine::Engine(const Engine& other, Workers& workers)
+    : chunk_tokens(other.chunk_tokens),
+      model_(other.model_),
+      workers_(workers),
+      rope_frequency_(other.rope_frequency_),
+      sliding_(other.sliding_),
+      position_(other.position_),
+      prefill_end_(other.prefill_end_) {}
+
 std::vector<float> Engine::Prefill(std::span<const uint32_t> tokens,
                                    std::span<Attention* const> attentions,
                                    const std::function<void(uint32_t)>& progress, Trace* trace) {

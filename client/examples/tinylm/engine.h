@@ -42,6 +42,8 @@ class Engine {
   };
 
   Engine(const Model& model, Workers& workers);
+  // Goes on where `other` is, on threads of its own.
+  Engine(const Engine& other, Workers& workers);
 
   // Starts a sequence: exact attention over all tokens, whose K and V of the full layers go to each
   // of `attentions` chunk by chunk, and are then forgotten here. The logits after the last token

@@ -2,36 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <stdexcept>
 #include <utility>
+
+#include "client/examples/tinylm/client_calls.h"
 
 namespace tinylm {
 namespace {
-
-// Every struct of the client begins with its size.
-template <typename T>
-T Sized() {
-  T value{};
-  value.struct_size = sizeof(T);
-  return value;
-}
-
-void Check(pqc_status status, const char* call) {
-  if (status == PQC_OK) return;
-  throw std::runtime_error(std::string(call) + ": " + pqc_status_name(status) + ": " +
-                           pqc_last_error());
-}
-
-// A borrowed contiguous fp32 array. The client reads it only, whatever the pointer's type says.
-pqc_tensor Borrow(const float* data, const uint64_t (&shape)[3]) {
-  auto tensor = Sized<pqc_tensor>();
-  tensor.ptr = const_cast<float*>(data);
-  tensor.device = PQC_CPU;
-  tensor.dtype = PQC_F32;
-  tensor.ndim = 3;
-  tensor.shape = shape;
-  return tensor;
-}
 
 // Notes what each layer of a build cost: the time since the report before counts for the reporting
 // layer.
@@ -53,17 +29,54 @@ int RecordProgress(void* context, const pqc_build_progress* progress) {
 }  // namespace
 
 PqcachedAttention::PqcachedAttention(const Model& model, const Options& options, Workers& workers)
-    : config_(model.config),
+    : PqcachedAttention(model.config, model.fingerprint, options, workers) {}
+
+PqcachedAttention::PqcachedAttention(const Config& config, const std::string& fingerprint,
+                                     const Options& options, Workers& workers)
+    : config_(config),
       options_(options),
-      ends_(model.config, options.engine_tokens, workers),
+      ends_(config_, options.engine_tokens, workers),
       selection_(Sized<pqc_selection>()) {
   auto client_options = Sized<pqc_client_options>();
   client_options.endpoint = options_.endpoint.c_str();
   client_options.client_name = "tinylm";
+  client_options.path = options_.path;
   pqc_client* client = nullptr;
   Check(pqc_client_open(&client_options, &client), "pqc_client_open");
-  client_.reset(client);
+  client_.reset(client, pqc_client_close);
+  OpenCache(fingerprint);
+  own_steps_ = std::make_unique<SingleSteps>(client);
+  steps_ = own_steps_.get();
 
+  selection_.rule = PQC_SUM_SOFTMAX;
+  selection_.sink_tokens = options_.engine_tokens.sink_tokens;
+  selection_.window_tokens = options_.engine_tokens.window_tokens;
+  SetSelection(FlatIndex(), 0.1);
+}
+
+PqcachedAttention::PqcachedAttention(const PqcachedAttention& parent, Steps& steps,
+                                     Workers& workers)
+    : config_(parent.config_),
+      options_(parent.options_),
+      ends_(parent.ends_, config_, workers),
+      client_(parent.client_),
+      cache_(parent.cache_),
+      steps_(&steps),
+      selection_(parent.selection_),
+      token_budget_(parent.token_budget_) {
+  Check(pqc_sequence_fork(parent.sequence_, 0, &sequence_), "pqc_sequence_fork");
+}
+
+PqcachedAttention::~PqcachedAttention() {
+  own_steps_.reset();  // before its sequence
+  if (sequence_) pqc_sequence_drop(sequence_);
+}
+
+std::unique_ptr<PqcachedAttention> PqcachedAttention::Fork(Steps& steps, Workers& workers) const {
+  return std::unique_ptr<PqcachedAttention>(new PqcachedAttention(*this, steps, workers));
+}
+
+void PqcachedAttention::OpenCache(const std::string& fingerprint) {
   // Only the full layers: the sliding ones stay the engine's own. Queries come in scaled.
   const std::vector<uint32_t> layers = config_.full_layers();
   auto group = Sized<pqc_layer_group>();
@@ -79,23 +92,20 @@ PqcachedAttention::PqcachedAttention(const Model& model, const Options& options,
   group.rope_layout = PQC_ROPE_NONE;
   auto spec = Sized<pqc_cache_spec>();
   spec.name = options_.cache_name.c_str();
-  spec.model_fingerprint = model.fingerprint.c_str();
+  spec.model_fingerprint = fingerprint.c_str();
   spec.groups = &group;
   spec.group_count = 1;
   spec.capacity_bytes = options_.capacity_bytes;
   spec.default_index = FlatIndex();
+  if (options_.rank_count > 1) {
+    spec.rank_group = options_.cache_name.c_str();
+    spec.rank = options_.rank;
+    spec.rank_count = options_.rank_count;
+    spec.kv_head_begin = options_.rank * config_.kv_heads;
+  }
   pqc_cache* cache = nullptr;
-  Check(pqc_cache_open(client, &spec, &cache), "pqc_cache_open");
-  cache_.reset(cache);
-
-  selection_.rule = PQC_SUM_SOFTMAX;
-  selection_.sink_tokens = options_.engine_tokens.sink_tokens;
-  selection_.window_tokens = options_.engine_tokens.window_tokens;
-  SetSelection(FlatIndex(), 0.1);
-}
-
-PqcachedAttention::~PqcachedAttention() {
-  if (sequence_) pqc_sequence_drop(sequence_);
+  Check(pqc_cache_open(client_.get(), &spec, &cache), "pqc_cache_open");
+  cache_.reset(cache, pqc_cache_close);
 }
 
 void PqcachedAttention::SetSelection(const pqc_index& index, double ratio) {
@@ -153,40 +163,24 @@ void PqcachedAttention::Decode(const DecodeArgs& args) {
   new_rows_.push_back({args.layer, {args.k, args.k + row_floats}, {args.v, args.v + row_floats}});
   if (args.position + 1 <= selection_.sink_tokens + selection_.window_tokens) return;
 
-  const uint64_t shape[3] = {1, heads, kHeadDim};
   if (token_budget_ > 0) {
     selection_.token_count = std::min<uint64_t>(token_budget_, args.position + 1);
   }
-  auto query = Sized<pqc_query>();
-  query.layer = args.layer;
-  query.query_position = args.position;
-  query.queries = Borrow(args.q, shape);
   std::vector<float> middle_o(size_t{heads} * kHeadDim), middle_lse(heads);
-  auto middle = Sized<pqc_attention>();
-  middle.output = middle_o.data();
-  middle.output_capacity = middle_o.size();
-  middle.lse = middle_lse.data();
-  middle.lse_capacity = middle_lse.size();
-  middle.selected = Sized<pqc_positions>();
-  Check(pqc_attend(sequence_, &query, &selection_, &middle), "pqc_attend");
-  attended_.selected = middle.selected.count;
+  attended_.selected = steps_->Attend({.sequence = sequence_,
+                                       .position = args.position,
+                                       .layer = args.layer,
+                                       .query_heads = heads,
+                                       .q = args.q,
+                                       .selection = selection_,
+                                       .o = middle_o.data(),
+                                       .lse = middle_lse.data()});
   Check(pqc_merge(heads, kHeadDim, args.o, lse.data(), middle_o.data(), middle_lse.data()),
         "pqc_merge");
 }
 
 void PqcachedAttention::EndStep() {
-  const uint64_t shape[3] = {1, config_.kv_heads, kHeadDim};
-  std::vector<pqc_layer_rows> layers;
-  for (const NewRows& rows : new_rows_) {
-    auto layer = Sized<pqc_layer_rows>();
-    layer.layer = rows.layer;
-    layer.keys = Borrow(rows.k.data(), shape);
-    layer.values = Borrow(rows.v.data(), shape);
-    layers.push_back(layer);
-  }
-  Check(pqc_append(sequence_, position_, layers.data(), static_cast<uint32_t>(layers.size()),
-                   nullptr),
-        "pqc_append");
+  steps_->End(sequence_, position_, config_.kv_heads, new_rows_);
   new_rows_.clear();
 }
 

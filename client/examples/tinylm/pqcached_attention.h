@@ -4,10 +4,12 @@
 // Attention whose middle tokens live in a pqcached sidecar: how an engine links the client.
 //
 // The engine keeps the sink and the window. All rows go to the sidecar during the prefill, which
-// then builds its indexes. A decode step attends to sink and window here, asks the sidecar for the
-// attention over the tokens that it selects from the rest, and merges the two by their log-sum-exp;
-// the step's new rows follow when it ends. A question is rolled back by truncating the sequence to
-// the end of the prefill.
+// then builds its indexes. A decode step (steps.h) attends to sink and window here, asks for the
+// attention over the tokens that the client selects from the rest, and merges the two by their
+// log-sum-exp; the step's new rows follow when it ends. A question is rolled back by truncating the
+// sequence to the end of the prefill, or asked in a fork of it.
+//
+// A model in several processes (tensor parallel) has an attention per rank, over its own heads.
 
 #include <pqcached/client.h>
 
@@ -16,6 +18,7 @@
 #include <vector>
 
 #include "client/examples/tinylm/attention.h"
+#include "client/examples/tinylm/steps.h"
 
 namespace tinylm {
 
@@ -28,6 +31,9 @@ class PqcachedAttention : public Attention {
     pqc_dtype dtype = PQC_F16;       // of the stored rows
     std::vector<pqc_index> indexes;  // built at the end of each prefill; flat needs no build
     WindowAttention::Options engine_tokens;
+    pqc_path_choice path = PQC_PATH_ANY;
+    // This process has the rank-th part of the model's heads.
+    uint32_t rank = 0, rank_count = 1;
   };
 
   struct LayerBuild {
@@ -43,7 +49,14 @@ class PqcachedAttention : public Attention {
 
   // Connects and opens the cache. Throws std::runtime_error with the client's message.
   PqcachedAttention(const Model& model, const Options& options, Workers& workers);
+  // Of the heads of one rank: `config` says how many. `fingerprint`: of the whole model.
+  PqcachedAttention(const Config& config, const std::string& fingerprint, const Options& options,
+                    Workers& workers);
   ~PqcachedAttention() override;
+
+  // Another sequence that goes on from here and shares all tokens; its steps go through `steps`.
+  std::unique_ptr<PqcachedAttention> Fork(Steps& steps, Workers& workers) const;
+  pqc_client* client() const { return client_.get(); }
 
   // How later steps select: `ratio` of all tokens are attended, sink and window included. At first:
   // flat, 1/10.
@@ -64,28 +77,22 @@ class PqcachedAttention : public Attention {
   pqc_sequence_info DescribeSequence() const;
 
  private:
-  struct NewRows {
-    uint32_t layer;
-    std::vector<float> k, v;
-  };
-  struct CloseClient {
-    void operator()(pqc_client* client) const { pqc_client_close(client); }
-  };
-  struct CloseCache {
-    void operator()(pqc_cache* cache) const { pqc_cache_close(cache); }
-  };
+  PqcachedAttention(const PqcachedAttention& parent, Steps& steps, Workers& workers);
+  void OpenCache(const std::string& fingerprint);
 
-  const Config& config_;
+  const Config config_;
   Options options_;
-  WindowAttention ends_;  // sink and window
-  std::unique_ptr<pqc_client, CloseClient> client_;
-  std::unique_ptr<pqc_cache, CloseCache> cache_;
+  WindowAttention ends_;                // sink and window
+  std::shared_ptr<pqc_client> client_;  // shared with forks, as the cache
+  std::shared_ptr<pqc_cache> cache_;
+  std::unique_ptr<Steps> own_steps_;
+  Steps* steps_ = nullptr;
   pqc_sequence* sequence_ = nullptr;
   pqc_selection selection_;
   uint64_t token_budget_ = 0;  // of each step; 0 = selection_.ratio
   std::vector<IndexBuild> builds_;
-  uint32_t position_ = 0;          // of the running step
-  std::vector<NewRows> new_rows_;  // of the running step, by layer
+  uint32_t position_ = 0;           // of the running step
+  std::vector<StepRows> new_rows_;  // of the running step, by layer
   AttendedTokens attended_;
 };
 

@@ -16,6 +16,10 @@ struct pqc_sequence {
   std::map<uint32_t, std::vector<float>> keys, values;
   uint64_t prefill_end = 0;
 };
+struct pqc_step {
+  pqc_sequence* sequence;
+  uint64_t query_position;
+};
 
 namespace {
 
@@ -96,7 +100,7 @@ std::vector<uint64_t> TopTokens(const pqc_sequence& sequence, uint32_t layer, ui
 }
 
 void AttendTo(const pqc_sequence& sequence, uint32_t layer, const std::vector<uint64_t>& tokens,
-              uint32_t query_head, const float* q, pqc_attention& out) {
+              uint32_t query_head, const float* q, pqc_step_attention& out) {
   const pqc_cache& cache = *sequence.cache;
   const uint32_t kv_head = query_head / (cache.query_heads / cache.kv_heads);
   float* o = out.output + query_head * cache.dim;
@@ -180,20 +184,6 @@ pqc_status pqc_ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_pos
   return status;
 }
 
-pqc_status pqc_append(pqc_sequence* sequence, uint64_t first_position, const pqc_layer_rows* layers,
-                      uint32_t layer_count, uint64_t*) {
-  if (IsDown("append")) return Down();
-  if (layer_count != sequence->keys.size()) return Fail(PQC_INVALID_ARGUMENT, "layers");
-  for (uint32_t i = 0; i < layer_count; ++i) {
-    const pqc_status status =
-        Add(*sequence, layers[i].layer, first_position, layers[i].keys, layers[i].values);
-    if (status != PQC_OK) return status;
-  }
-  ++sidecar.append_count;
-  sidecar.token_count = TokenCount(*sequence);
-  return PQC_OK;
-}
-
 pqc_status pqc_build_index(pqc_sequence* sequence, const pqc_build_options* options) {
   sequence->prefill_end = TokenCount(*sequence);
   sidecar.is_built = true;
@@ -213,30 +203,65 @@ pqc_status pqc_build_index(pqc_sequence* sequence, const pqc_build_options* opti
   return PQC_OK;
 }
 
-pqc_status pqc_attend(pqc_sequence* sequence, const pqc_query* query,
-                      const pqc_selection* selection, pqc_attention* out) {
-  if (IsDown("attend")) return Down();
-  const pqc_cache& cache = *sequence->cache;
-  const uint64_t n = query->query_position + 1;
-  const uint64_t ends = selection->sink_tokens + selection->window_tokens;
-  if (!HasShape(query->queries, cache.query_heads, cache.dim) || query->queries.shape[0] != 1) {
-    return Fail(PQC_INVALID_ARGUMENT, "queries");
-  }
-  if (n != TokenCount(*sequence) + 1) return Fail(PQC_INVALID_ARGUMENT, "query_position");
-  const auto budget = static_cast<uint64_t>(selection->ratio * static_cast<double>(n));
-  const uint64_t k = budget > ends ? budget - ends : 0;
-  const auto* queries = static_cast<const float*>(query->queries.ptr);
-  const uint32_t group_size = cache.query_heads / cache.kv_heads;
-  for (uint32_t head = 0; head < cache.kv_heads; ++head) {
-    const auto tokens = TopTokens(*sequence, query->layer, head, queries, selection->sink_tokens,
-                                  n - selection->window_tokens, k);
-    for (uint32_t h = head * group_size; h < (head + 1) * group_size; ++h) {
-      AttendTo(*sequence, query->layer, tokens, h, queries + h * cache.dim, *out);
-    }
-  }
-  out->selected.count = static_cast<uint32_t>(k);
+pqc_status pqc_sequence_fork(pqc_sequence* parent, uint64_t, pqc_sequence** child) {
+  *child = new pqc_sequence(*parent);
   return PQC_OK;
 }
+
+pqc_status pqc_step_begin(pqc_client*, const pqc_step_item* items, uint32_t item_count,
+                          const pqc_step_options*, pqc_step** step) {
+  if (item_count != 1 || items[0].query_length != 1) return Fail(PQC_INVALID_ARGUMENT, "items");
+  if (items[0].query_position != TokenCount(*items[0].sequence)) {
+    return Fail(PQC_INVALID_ARGUMENT, "query_position");
+  }
+  *step = new pqc_step{items[0].sequence, items[0].query_position};
+  return PQC_OK;
+}
+
+pqc_status pqc_step_attend(pqc_step* step, uint32_t layer, const pqc_tensor* tensor,
+                           const pqc_selection* selection, pqc_step_attention* out) {
+  if (IsDown("attend")) return Down();
+  const pqc_sequence& sequence = *step->sequence;
+  const pqc_cache& cache = *sequence.cache;
+  const uint64_t n = step->query_position + 1;
+  const uint64_t ends = selection->sink_tokens + selection->window_tokens;
+  if (!HasShape(*tensor, cache.query_heads, cache.dim) || tensor->shape[0] != 1) {
+    return Fail(PQC_INVALID_ARGUMENT, "queries");
+  }
+  const auto budget = static_cast<uint64_t>(selection->ratio * static_cast<double>(n));
+  const uint64_t k = budget > ends ? budget - ends : 0;
+  const auto* queries = static_cast<const float*>(tensor->ptr);
+  const uint32_t group_size = cache.query_heads / cache.kv_heads;
+  for (uint32_t head = 0; head < cache.kv_heads; ++head) {
+    const auto tokens = TopTokens(sequence, layer, head, queries, selection->sink_tokens,
+                                  n - selection->window_tokens, k);
+    for (uint32_t h = head * group_size; h < (head + 1) * group_size; ++h) {
+      AttendTo(sequence, layer, tokens, h, queries + h * cache.dim, *out);
+    }
+  }
+  out->counts[0] = static_cast<uint32_t>(k);
+  return PQC_OK;
+}
+
+pqc_status pqc_step_end(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
+                        const uint32_t* accepted) {
+  pqc_sequence& sequence = *step->sequence;
+  const uint64_t position = step->query_position;
+  delete step;
+  if (IsDown("step_end")) return Down();
+  if (layer_count != sequence.keys.size()) return Fail(PQC_INVALID_ARGUMENT, "layers");
+  if (accepted) return Fail(PQC_UNIMPLEMENTED, "accepted");
+  for (uint32_t i = 0; i < layer_count; ++i) {
+    const pqc_status status =
+        Add(sequence, layers[i].layer, position, layers[i].keys, layers[i].values);
+    if (status != PQC_OK) return status;
+  }
+  ++sidecar.append_count;
+  sidecar.token_count = TokenCount(sequence);
+  return PQC_OK;
+}
+
+void pqc_step_abandon(pqc_step* step) { delete step; }
 
 pqc_status pqc_merge(uint32_t rows, uint32_t dim, float* output_a, float* lse_a,
                      const float* output_b, const float* lse_b) {

@@ -149,7 +149,7 @@ TEST_F(PqcachedAttentionTest, TheEngineKeepsOnlySinkAndWindow) {
 
 TEST_F(PqcachedAttentionTest, AFailedCallSurfacesWithTheClientsMessage) {
   Prefill(300);
-  for (const char* call : {"attend", "append", "ingest", "open"}) {
+  for (const char* call : {"attend", "step_end", "ingest", "open"}) {
     SCOPED_TRACE(call);
     TheFakeSidecar().fail_call = call;
     try {

@@ -1,0 +1,41 @@
+#ifndef PQCACHED_CLIENT_EXAMPLES_TINYLM_CLIENT_CALLS_H_
+#define PQCACHED_CLIENT_EXAMPLES_TINYLM_CLIENT_CALLS_H_
+
+// Small words for calls of the client.
+
+#include <pqcached/client.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace tinylm {
+
+// Every struct of the client begins with its size.
+template <typename T>
+T Sized() {
+  T value{};
+  value.struct_size = sizeof(T);
+  return value;
+}
+
+// Throws std::runtime_error with the client's message.
+inline void Check(pqc_status status, const char* call) {
+  if (status == PQC_OK) return;
+  throw std::runtime_error(std::string(call) + ": " + pqc_status_name(status) + ": " +
+                           pqc_last_error());
+}
+
+// A borrowed contiguous fp32 array. The client reads it only, whatever the pointer's type says.
+inline pqc_tensor Borrow(const float* data, const uint64_t (&shape)[3]) {
+  auto tensor = Sized<pqc_tensor>();
+  tensor.ptr = const_cast<float*>(data);
+  tensor.device = PQC_CPU;
+  tensor.dtype = PQC_F32;
+  tensor.ndim = 3;
+  tensor.shape = shape;
+  return tensor;
+}
+
+}  // namespace tinylm
+
+#endif  // PQCACHED_CLIENT_EXAMPLES_TINYLM_CLIENT_CALLS_H_

@@ -1,0 +1,82 @@
+#ifndef PQCACHED_CLIENT_EXAMPLES_TINYLM_RANKED_ATTENTION_H_
+#define PQCACHED_CLIENT_EXAMPLES_TINYLM_RANKED_ATTENTION_H_
+
+// A model in several processes: each rank has a part of the heads, a client and a cache of its own.
+//
+// Rank 0 is the engine's process; every other rank is a process of its own (tinylm_rank), which does
+// what the engine's does, for its heads. Between them go K, V and queries one way and the attention of
+// the rank's heads the other: what a collective operation does between GPUs.
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/examples/tinylm/attention.h"
+#include "client/examples/tinylm/model.h"
+#include "client/examples/tinylm/pqcached_attention.h"
+#include "client/examples/tinylm/workers.h"
+
+namespace tinylm {
+
+// The descriptor on which tinylm_rank hears its commands.
+inline constexpr int kRankSocket = 3;
+
+// A rank of another process.
+class RankProcess {
+ public:
+  // Starts tinylm_rank, the program of this path, with the model of this folder.
+  RankProcess(const std::string& program, const std::string& model_directory,
+              const PqcachedAttention::Options& options);
+  RankProcess(RankProcess&& other) noexcept;
+  ~RankProcess();
+
+  struct Command;
+  // `floats` go with the command. Failures are std::runtime_error.
+  void Send(const Command& command, const std::vector<float>& floats) const;
+  // What came of the last command: floats [count], or the other process's error.
+  AttendedTokens Receive(std::vector<float>& floats) const;
+
+ private:
+  int socket_ = -1;
+  pid_t pid_ = -1;
+};
+
+class RankedAttention : public Attention {
+ public:
+  // `others`: the ranks 1, 2, ... of the same options.
+  RankedAttention(const Model& model, const PqcachedAttention::Options& options,
+                  std::vector<RankProcess> others, Workers& workers);
+
+  // The ranks 1 .. rank_count - 1.
+  static std::vector<RankProcess> Start(const std::string& program,
+                                        const std::string& model_directory,
+                                        const PqcachedAttention::Options& options);
+
+  void SetSelection(const pqc_index& index, double ratio);
+
+  void BeginSequence() override;
+  void Prefill(const KvChunk& chunk) override;
+  void EndPrefill() override;
+  void Decode(const DecodeArgs& args) override;
+  void EndStep() override;
+  void Rewind() override;
+  AttendedTokens last_attended() const override { return own_.last_attended(); }
+  size_t engine_kv_bytes() const override { return own_.engine_kv_bytes(); }
+
+ private:
+  void All(const RankProcess::Command& command);
+
+  const Config config_;  // of the whole model
+  const uint32_t rank_count_;
+  std::vector<RankProcess> others_;
+  PqcachedAttention own_;
+};
+
+// The life of a rank's process: does the commands of the socket until it ends. `options`: of the rank.
+void ServeRank(int socket, const Model& model, const PqcachedAttention::Options& options);
+
+}  // namespace tinylm
+
+#endif  // PQCACHED_CLIENT_EXAMPLES_TINYLM_RANKED_ATTENTION_H_

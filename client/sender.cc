@@ -182,7 +182,7 @@ void Sender::Run() {
     }
     try {
       RollBack(&batch);
-      Send(std::move(batch));
+      Send(batch);
     } catch (const std::bad_alloc&) {
       for (const auto& handover : batch) {
         Settle(*handover, PQC_RESOURCE_EXHAUSTED, "the client is out of memory");

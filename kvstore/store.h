@@ -62,7 +62,7 @@ struct StoreOptions {
   std::string cost_file;        // where measured costs of builds are kept; empty = nowhere
   // Told, from a thread of the store, of work on a live index that failed (the pool is full).
   std::function<void(uint64_t sequence_id, const absl::Status& status)> live_index_failed;
-  uint32_t max_leases = 4096;   // per session
+  uint32_t max_leases = 4096;                    // per session
   size_t max_staging_bytes = size_t{256} << 20;  // per session
   uint32_t threads = 0;  // of the serving and of the building arena; 0 = all cores
   kernels::Exec exec;    // instruction set

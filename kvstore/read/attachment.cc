@@ -4,6 +4,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "kernels/pq_postings.h"
+
 namespace pqcached::kvstore {
 namespace {
 
@@ -192,7 +194,9 @@ std::string CheckIndexData(const std::byte* data, size_t extent_bytes, const Ind
                 extent_bytes)) {
     return "planes";
   }
-  if (header.cell_count == 0) return {};
+  const bool with_lists =
+      header.posting_begins_stride_bytes > 0 || header.posting_slots_stride_bytes > 0;
+  if (header.cell_count == 0) return with_lists ? "postings" : "";
   if (!kernels::HasCells(geometry) || header.cell_count != kernels::CellCount(geometry)) {
     return "cell_count";
   }
@@ -200,6 +204,15 @@ std::string CheckIndexData(const std::byte* data, size_t extent_bytes, const Ind
                 uint64_t{header.cell_count} * sizeof(uint32_t), shape.kv_heads, sizeof(header),
                 extent_bytes)) {
     return "counts";
+  }
+  if (with_lists &&
+      !(AreasFit(header.posting_begins_offset_bytes, header.posting_begins_stride_bytes,
+                 kernels::PostingBeginCount(geometry, slot_capacity) * sizeof(uint16_t),
+                 shape.kv_heads, sizeof(header), extent_bytes) &&
+        AreasFit(header.posting_slots_offset_bytes, header.posting_slots_stride_bytes,
+                 uint64_t{slot_capacity} * sizeof(uint16_t), shape.kv_heads, sizeof(header),
+                 extent_bytes))) {
+    return "postings";
   }
   if (header.counted_begin > slot_capacity) return "counted_begin";
   if (header.counted_end.load(std::memory_order_acquire) > slot_capacity) return "counted_end";

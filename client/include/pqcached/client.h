@@ -268,7 +268,7 @@ PQC_API pqc_status pqc_sequence_create(pqc_cache* cache, pqc_sequence** sequence
  */
 PQC_API pqc_status pqc_sequence_drop(pqc_sequence* sequence);
 PQC_API uint64_t pqc_sequence_id(const pqc_sequence* sequence);
-/* Forgets the tokens from `token_count` on: a position in the open tail, or its start. */
+/* Forgets the tokens from `token_count` on. */
 PQC_API pqc_status pqc_sequence_truncate(pqc_sequence* sequence, uint64_t token_count);
 
 /* Of sequences that share prefixes, or whose index is kept up while rows arrive. */
@@ -376,9 +376,9 @@ typedef struct pqc_build_options {
 } pqc_build_options;
 
 /* Closes the prefill and builds the index of all layers. A cancelled or failed build leaves no
- * trace, unless the cancellation came too late, which pqc_sequence_describe tells; while the
- * sidecar still winds a cancelled build up, other changes give PQC_ABORTED. Twice:
- * PQC_ALREADY_EXISTS. */
+ * index (the tail stays closed), unless the cancellation came too late, which pqc_sequence_describe
+ * tells. Rows may come meanwhile; another build of this index gives PQC_ABORTED while one is under
+ * way, also a cancelled one that is still being wound up, and PQC_ALREADY_EXISTS after it. */
 PQC_API pqc_status pqc_build_index(pqc_sequence* sequence, const pqc_build_options* options);
 
 /* ---- Rank, fetch, attend */

@@ -21,9 +21,9 @@ namespace {
 constexpr uint32_t kTokens = 32 << 10;  // 128 MiB of rows
 
 void NonTemporalCopy(const std::byte* from, std::byte* to, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64) {
-    const __m512i line = _mm512_loadu_si512(from + i);
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), line);
+  for (size_t i = 0; i < bytes; i += sizeof(__m128i)) {
+    const __m128i piece = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), piece);
   }
   _mm_sfence();
 }

@@ -57,6 +57,11 @@ class Server::Impl {
     grpc_init();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    if (config_.broker) {  // first, so that whoever reaches gRPC's socket finds it
+      auto broker = Broker::Start({config_, boot_id_, store_, sessions_, calls_, log_}, path);
+      if (!broker.ok()) return broker.status();
+      broker_ = *std::move(broker);
+    }
     grpc::ServerBuilder builder;
     int tcp_port = 0;
     int unix_bound = 0;
@@ -81,6 +86,7 @@ class Server::Impl {
       server_ = builder.BuildAndStart();
     }
     if (server_ == nullptr) {
+      broker_.reset();
       return absl::FailedPreconditionError(absl::StrCat(
           "cannot listen on ", config_.listen,
           config_.tcp_listen.empty() ? "" : absl::StrCat(" and ", config_.tcp_listen)));
@@ -89,14 +95,6 @@ class Server::Impl {
     if (!config_.tcp_listen.empty()) {
       endpoints_.push_back(
           absl::StrCat(config_.tcp_listen.substr(0, config_.tcp_listen.rfind(':')), ":", tcp_port));
-    }
-    if (config_.broker) {
-      auto broker = Broker::Start({config_, boot_id_, store_, sessions_, calls_, log_}, path);
-      if (!broker.ok()) {
-        Shutdown();
-        return broker.status();
-      }
-      broker_ = *std::move(broker);
     }
     SetServing(true);
     return absl::OkStatus();

@@ -23,8 +23,8 @@ namespace pqcached::client {
 
 class Staging {
  public:
-  static constexpr uint64_t kDefaultSlotBytes = uint64_t{2} << 20;
-  static constexpr uint32_t kDefaultSlotCount = 8;
+  static constexpr uint64_t kDefaultSlotBytes = uint64_t{16} << 20;
+  static constexpr uint32_t kDefaultSlotCount = 4;
 
   // Zeros = the defaults. The host outlives it.
   Staging(LocalHost& host, uint64_t slot_bytes, uint32_t slot_count);

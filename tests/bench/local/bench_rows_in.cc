@@ -113,8 +113,8 @@ double UsedBytes(pqc_client* client) {
   const std::string text = answer;
   pqc_free(answer);
   double used = 0;
-  for (size_t at = text.find("\"usedBytes\""); at != std::string::npos;
-       at = text.find("\"usedBytes\"", at + 1)) {
+  for (size_t at = text.find("\"used_bytes\""); at != std::string::npos;
+       at = text.find("\"used_bytes\"", at + 1)) {
     const size_t digits = text.find_first_of("0123456789", at);
     used += std::strtod(text.c_str() + digits, nullptr);
   }

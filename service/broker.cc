@@ -51,7 +51,7 @@ bool TextOf(const char (&field)[kSize], std::string& text) {
 template <size_t kSize>
 void SetText(char (&field)[kSize], absl::string_view text) {
   const size_t length = std::min(text.size(), kSize - 1);
-  std::memcpy(field, text.data(), length);
+  if (length > 0) std::memcpy(field, text.data(), length);  // an empty text may have no address
   std::memset(field + length, 0, kSize - length);
 }
 

@@ -140,6 +140,7 @@ TEST(BrokerTest, OpensASessionMapsPoolsAndSeesTheEnd) {
     close(more);
     char byte;
     EXPECT_EQ(read(done[0], &byte, 1), 1);
+    close(done[0]);
   });
   std::unique_ptr<Broker> broker;
   ASSERT_EQ(Open(fake.path(), &broker), PQC_OK) << pqc_last_error();
@@ -152,7 +153,6 @@ TEST(BrokerTest, OpensASessionMapsPoolsAndSeesTheEnd) {
   EXPECT_EQ(write(done[1], "x", 1), 1);
   EXPECT_TRUE(broker->Ended(10000));
   EXPECT_EQ(broker->OpenPool(11, &pool), PQC_UNAVAILABLE);
-  close(done[0]);
   close(done[1]);
 }
 

@@ -12,7 +12,6 @@ namespace pqcached::kvstore {
 namespace {
 
 constexpr uint32_t kMostIterations = 10;
-constexpr uint32_t kDriftSample = 2048;  // a mean over so many keys is known to a few percent
 constexpr absl::Duration kWriterWait = absl::Milliseconds(2);
 
 // Position behind the tokens of a layer that are final in this entry; 0 when some are still to come.

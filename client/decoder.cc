@@ -266,9 +266,10 @@ pqc_status EndStep(pqc_decoder& decoder) {
   for (auto& [number, layer] : decoder.layers) {
     pqc_layer_rows of_layer = PQC_INIT(pqc_layer_rows);
     of_layer.layer = number;
+    const uint32_t kv_heads = layer.shape.kv_heads;
     const auto fill = [&](std::vector<float>& numbers, uint32_t dim, pqc_tensor* tensor) {
       shape[0] = 1;
-      shape[1] = layer.shape.kv_heads;
+      shape[1] = kv_heads;
       shape[2] = dim;
       tensor->ptr = numbers.data();
       tensor->dtype = PQC_F32;

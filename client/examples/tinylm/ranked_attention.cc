@@ -160,6 +160,7 @@ RankProcess::RankProcess(const std::string& program, const std::string& model_di
     words.push_back(std::to_string(index.bits));
   }
   std::vector<char*> arguments;
+  arguments.reserve(words.size() + 1);
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
 

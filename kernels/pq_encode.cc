@@ -57,6 +57,7 @@ void PqEncode(const Exec& exec, const PqEncodeArgs& args) {
   const std::span<float> samples = cutter.Take<float>(size_t{kNearestBlock} * dim);
   const std::span<std::byte> nearest_scratch =
       cutter.Take<std::byte>(NearestScratchBytes(dim, CentroidCount(args.geometry)));
+  if (args.row_count == 0) return;  // then there need be no rows to point to
   const NearestOps ops = NearestOpsFor(exec);
   uint8_t codes[kNearestBlock];
   float scores[kNearestBlock];

@@ -1,0 +1,71 @@
+// Partial attention on the device: all kv heads of a layer and a batch of sequences in one call, split
+// over the rows of each lane, and the merge.
+//
+// The definitions are those of kernels/attend.h and kernels/merge.h, with the same tolerances for
+// products in fp32: no mask, output = 0 and lse = -infinity without rows.
+#ifndef PQCACHED_KERNELS_CUDA_ATTEND_H_
+#define PQCACHED_KERNELS_CUDA_ATTEND_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/status.h"
+#include "kernels/dtype.h"
+
+namespace pqcached::kernels::cuda {
+
+struct AttendShape {
+  DType dtype = DType::kF16;   // of the rows
+  uint32_t key_dim = 0;        // 32..256, multiple of 8
+  uint32_t value_dim = 0;      // likewise; the value begins right behind the key
+  uint32_t group_size = 1;     // G, query heads of a kv head
+  uint32_t query_length = 1;   // L, 1..8; L * G at most 64
+  uint32_t lane_capacity = 0;  // at most 65535
+  uint32_t row_capacity = 0;   // rows of the largest lane
+  uint32_t split_count = 1;    // into how many parts a lane's rows are cut; 1..1024
+};
+
+struct AttendArgs {
+  AttendShape shape;
+  float scale = 1.0f;
+  float softcap = 0.0f;            // > 0: logit = softcap * tanh(scale * q.k / softcap)
+  const float* queries = nullptr;  // [lane, L, G, key_dim]
+  const std::byte* const* addresses = nullptr;  // [lane, address_stride]: rows, aligned to 16 bytes
+  size_t address_stride = 0;
+  const uint32_t* row_counts = nullptr;  // [lane], at most row_capacity
+  float* output = nullptr;               // [lane, L, G, value_dim], overwritten
+  float* lse = nullptr;                  // [lane, L, G], overwritten
+  void* scratch = nullptr;               // AttendScratchBytes, 16-byte aligned
+  size_t scratch_bytes = 0;
+};
+
+// 0 when split_count is 1.
+size_t AttendScratchBytes(const AttendShape& shape);
+
+// How many splits fill a device of `multiprocessor_count` for `lane_count` lanes of `row_count` rows.
+uint32_t ChooseSplitCount(uint32_t multiprocessor_count, uint32_t lane_count, uint32_t row_count);
+
+// Attention of the queries of each lane over the lane's rows: one launch, and the merge of the splits.
+//
+// Errors: those of the launches; cudaErrorInvalidValue when a number is out of range or the scratch
+// too small.
+KernelStatus AttendRows(const AttendArgs& args, Stream stream);
+
+inline constexpr uint32_t kMaxPartials = 8;
+
+struct MergePartialsArgs {
+  uint32_t query_count = 0;
+  uint32_t value_dim = 0;
+  uint32_t partial_count = 0;               // 0..kMaxPartials
+  const float* outputs[kMaxPartials] = {};  // each [query_count, value_dim]
+  const float* lses[kMaxPartials] = {};     // each [query_count]; -infinity: the output is not read
+  float* output = nullptr;                  // [query_count, value_dim]; may be outputs[0]
+  float* lse = nullptr;                     // [query_count]; may be lses[0]
+};
+
+// As kernels::MergePartials. Errors: as above.
+KernelStatus MergePartials(const MergePartialsArgs& args, Stream stream);
+
+}  // namespace pqcached::kernels::cuda
+
+#endif  // PQCACHED_KERNELS_CUDA_ATTEND_H_

@@ -1,0 +1,71 @@
+#include "kernels/cuda/pack.h"
+
+#include "kernels/cuda/elements.cuh"
+
+namespace pqcached::kernels::cuda {
+namespace {
+
+constexpr uint32_t kThreads = 256;
+constexpr uint32_t kWarps = kThreads / kWarpThreads;
+constexpr uint32_t kMaxDim = 256;
+constexpr uint32_t kMaxHeads = 65535;
+
+__device__ const std::byte* TokenOf(const PackRowsArgs& args, const PackTensor& tensor,
+                                    uint32_t token, uint32_t head) {
+  int64_t element = head * tensor.head_stride;
+  if (args.block_table != nullptr) {
+    const int64_t block = args.block_table[token / args.block_tokens];
+    element += block * tensor.block_stride + token % args.block_tokens * tensor.token_stride;
+  } else {
+    element += token * tensor.token_stride;
+  }
+  return tensor.data + element * static_cast<int64_t>(ElementBytes(tensor.dtype));
+}
+
+// A warp copies one part of a row: 16 bytes a lane where types and alignment allow.
+__device__ void PackPart(DType from_type, const std::byte* from, DType to_type, std::byte* to,
+                         uint32_t dim) {
+  const uint32_t bytes = dim * ElementBytes(to_type);
+  const auto addresses = reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to);
+  if (from_type == to_type && (addresses | bytes) % 16 == 0) {
+    for (uint32_t i = LaneIndex(); i < bytes / 16; i += kWarpThreads) {
+      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+    }
+    return;
+  }
+  for (uint32_t i = LaneIndex(); i < dim; i += kWarpThreads) {
+    if (from_type == to_type && from_type != DType::kF32) {  // bits as they are, NaN too
+      reinterpret_cast<uint16_t*>(to)[i] = reinterpret_cast<const uint16_t*>(from)[i];
+    } else {
+      StoreFloat(to_type, to, i, LoadFloat(from_type, from, i));
+    }
+  }
+}
+
+__global__ void PackRowsKernel(PackRowsArgs args) {
+  const uint32_t t = blockIdx.x * kWarps + WarpIndex();
+  const uint32_t head = blockIdx.y;
+  if (t >= args.token_count) return;
+  const uint32_t token = args.first_token + t;
+  std::byte* row = args.rows + head * args.head_stride_bytes + t * args.row_stride_bytes;
+  PackPart(args.key.dtype, TokenOf(args, args.key, token, head), args.row_dtype, row, args.key_dim);
+  if (args.value_dim == 0) return;
+  PackPart(args.value.dtype, TokenOf(args, args.value, token, head), args.row_dtype,
+           row + args.key_dim * ElementBytes(args.row_dtype), args.value_dim);
+}
+
+}  // namespace
+
+KernelStatus PackRows(const PackRowsArgs& args, Stream stream) {
+  const size_t row_bytes = (size_t{args.key_dim} + args.value_dim) * ElementBytes(args.row_dtype);
+  if (args.key_dim == 0 || args.key_dim % 8 != 0 || args.key_dim > kMaxDim ||
+      args.value_dim % 8 != 0 || args.value_dim > kMaxDim || args.head_count > kMaxHeads ||
+      args.row_stride_bytes < row_bytes ||
+      (args.block_table != nullptr && args.block_tokens == 0)) {
+    return {cudaErrorInvalidValue};
+  }
+  const uint32_t blocks = (args.token_count + kWarps - 1) / kWarps;
+  return Launch(PackRowsKernel, {dim3(blocks, args.head_count), kThreads, 0}, stream, args);
+}
+
+}  // namespace pqcached::kernels::cuda

@@ -1,0 +1,37 @@
+// BuildTables on the device: tables of all kv heads of a layer and of a batch of sequences in one
+// launch.
+#ifndef PQCACHED_KERNELS_CUDA_PQ_TABLE_H_
+#define PQCACHED_KERNELS_CUDA_PQ_TABLE_H_
+
+#include <cstdint>
+
+#include "kernels/cuda/status.h"
+#include "kernels/pq.h"
+
+namespace pqcached::kernels::cuda {
+
+// One codebook under the queries of one kv head.
+struct TableTask {
+  const float* queries = nullptr;    // [G, key_dim]; null: nothing to do
+  const float* centroids = nullptr;  // [subspace_count, 2^bits, key_dim / subspace_count]
+};
+
+struct BuildTablesArgs {
+  PqGeometry geometry;
+  uint32_t group_size = 0;           // G, 1 to 64
+  float scale = 1.0f;                // softmax scale, applied here
+  uint32_t task_capacity = 0;        // at most 65535
+  const TableTask* tasks = nullptr;  // [task_capacity], in device memory
+  float* tables = nullptr;           // [task_capacity, G, subspace_count, 2^bits]; those of tasks
+                                     // without queries stay as they are
+};
+
+// The same tables as kernels::BuildTables, within its bound on rounding.
+//
+// Errors: those of the launch. cudaErrorInvalidValue when the geometry, group_size or task_capacity
+// is out of range.
+KernelStatus BuildTables(const BuildTablesArgs& args, Stream stream);
+
+}  // namespace pqcached::kernels::cuda
+
+#endif  // PQCACHED_KERNELS_CUDA_PQ_TABLE_H_

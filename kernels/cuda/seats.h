@@ -1,0 +1,75 @@
+// Between an engine's tensors, packed by the items of a step, and lanes: queries in, results out.
+//
+// A *seat* is where one sequence stays from step to step; its lanes are [seat * kv_heads, (seat + 1) * kv_heads).
+// Which query tokens belong to a seat in this step stands in a table in device memory, so that items may come in
+// any order, and launches stay the same. Heads of a query token: query head h belongs to kv head h / group_size.
+#ifndef PQCACHED_KERNELS_CUDA_SEATS_H_
+#define PQCACHED_KERNELS_CUDA_SEATS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/status.h"
+#include "kernels/dtype.h"
+
+namespace pqcached::kernels::cuda {
+
+inline constexpr uint32_t kEmptySeat = 0xFFFFFFFFu;
+
+struct SeatItem {
+  uint32_t item = kEmptySeat;  // of the step; kEmptySeat: nothing is read or written for the seat
+  uint32_t query_begin = 0;    // its first query token in packed tensors
+};
+
+struct SeatShape {
+  uint32_t seat_capacity = 0;
+  uint32_t kv_heads = 0;      // seat_capacity * kv_heads at most 65535
+  uint32_t group_size = 1;    // G
+  uint32_t query_length = 1;  // L, of every item
+};
+
+struct ArrangeQueriesArgs {
+  SeatShape shape;
+  const SeatItem* seats = nullptr;  // [seat_capacity], in device memory
+  uint32_t key_dim = 0;
+  DType dtype = DType::kF16;
+  const std::byte* queries = nullptr;  // [tokens, kv_heads * G, key_dim], aligned for its type
+  int64_t token_stride = 0;            // in elements
+  int64_t head_stride = 0;
+  int64_t dim_stride = 1;
+  float* lane_queries = nullptr;  // [lane, L, G, key_dim]; those of empty seats stay as they are
+};
+
+// Errors: those of the launch; cudaErrorInvalidValue when a number is out of range.
+KernelStatus ArrangeQueries(const ArrangeQueriesArgs& args, Stream stream);
+
+struct ArrangeOutputsArgs {
+  SeatShape shape;
+  const SeatItem* seats = nullptr;
+  uint32_t value_dim = 0;
+  const float* lane_output = nullptr;  // [lane, L, G, value_dim]
+  const float* lane_lse = nullptr;     // [lane, L, G]
+  float* output = nullptr;             // [tokens, kv_heads * G, value_dim]
+  float* lse = nullptr;                // [tokens, kv_heads * G]
+};
+
+// Errors: as above.
+KernelStatus ArrangeOutputs(const ArrangeOutputsArgs& args, Stream stream);
+
+struct ArrangePositionsArgs {
+  SeatShape shape;
+  const SeatItem* seats = nullptr;
+  const uint32_t* lane_positions = nullptr;  // [lane, lane_stride]
+  size_t lane_stride = 0;
+  const uint32_t* lane_counts = nullptr;  // [lane]
+  uint32_t* positions = nullptr;  // [item, kv_heads, stride]; behind the counts nothing is written
+  size_t stride = 0;              // at least the largest count
+  uint32_t* counts = nullptr;     // [item, kv_heads]
+};
+
+// Errors: as above.
+KernelStatus ArrangePositions(const ArrangePositionsArgs& args, Stream stream);
+
+}  // namespace pqcached::kernels::cuda
+
+#endif  // PQCACHED_KERNELS_CUDA_SEATS_H_

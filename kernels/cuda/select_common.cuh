@@ -1,0 +1,191 @@
+// What selections on the device share: the order of values as integers, codes of 16 slots at a time,
+// and the two last steps, which count and then write the positions of chosen slots.
+//
+// A block handles one chunk; a thread 16 consecutive slots of it, so that positions come out in order.
+#ifndef PQCACHED_KERNELS_CUDA_SELECT_COMMON_CUH_
+#define PQCACHED_KERNELS_CUDA_SELECT_COMMON_CUH_
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/select.h"
+
+namespace pqcached::kernels::cuda {
+
+inline constexpr uint32_t kSlotsPerThread = 16;
+inline constexpr uint32_t kChunkThreads = kChunkTokens / kSlotsPerThread;
+inline constexpr uint32_t kChunkWarps = kChunkThreads / kWarpThreads;
+inline constexpr uint32_t kMaxSelectGroup = 64;
+inline constexpr uint32_t kMaxLanes = 65535;
+inline constexpr size_t kScratchAlignment = 256;
+
+constexpr size_t ScratchPart(size_t bytes) {
+  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+}
+
+// Cuts a buffer into aligned parts.
+class ScratchParts {
+ public:
+  explicit ScratchParts(void* scratch) : next_(static_cast<std::byte*>(scratch)) {}
+
+  template <typename T>
+  T* Take(size_t count) {
+    std::byte* part = next_;
+    next_ += ScratchPart(count * sizeof(T));
+    return reinterpret_cast<T*>(part);
+  }
+
+ private:
+  std::byte* next_;
+};
+
+// Integers in the order of the (finite) values; equal values, zeros of both signs too, have equal
+// keys. No value has key kNoKey.
+inline constexpr uint32_t kNoKey = 0xFFFFFFFFu;
+__device__ inline uint32_t OrderedKey(float value) {
+  const uint32_t bits = value == 0.0f ? 0u : __float_as_uint(value);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+// Of the slots of a chunk, those of this thread.
+struct ThreadSlots {
+  uint32_t begin;
+  uint32_t count;  // at most kSlotsPerThread; 0: none
+};
+__device__ inline ThreadSlots SlotsOfThread(const SelectChunk& chunk) {
+  const uint32_t begin = chunk.slot_begin + threadIdx.x * kSlotsPerThread;
+  if (begin >= chunk.slot_end) return {begin, 0};
+  return {begin, Smaller(kSlotsPerThread, chunk.slot_end - begin)};
+}
+
+// bytes[i] = what the plane holds at slot begin + i.
+__device__ inline void LoadPlane(const uint8_t* plane, ThreadSlots slots,
+                                 uint8_t (&bytes)[kSlotsPerThread]) {
+  const uint8_t* from = plane + slots.begin;
+  if (slots.count == kSlotsPerThread && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+    const uint4 words = *reinterpret_cast<const uint4*>(from);
+    const uint32_t parts[4] = {words.x, words.y, words.z, words.w};
+    PQC_UNROLL
+    for (uint32_t i = 0; i < kSlotsPerThread; ++i) {
+      bytes[i] = static_cast<uint8_t>(parts[i / 4] >> i % 4 * 8);
+    }
+    return;
+  }
+  PQC_UNROLL
+  for (uint32_t i = 0; i < kSlotsPerThread; ++i) bytes[i] = i < slots.count ? from[i] : uint8_t{0};
+}
+
+// The tables of one lane and codebook, clamped; under kMeanLogit one head, the sum of the group.
+struct TableView {
+  const float* entries;
+  uint32_t entry_count;  // of one head
+  uint32_t head_count;   // heads that the rule sees
+  uint32_t summed_count;
+
+  __device__ float Entry(uint32_t head, uint32_t index) const {
+    float sum = ClampEntry(entries[head * entry_count + index]);
+    if (summed_count == 1) return sum;
+    for (uint32_t i = 1; i < summed_count; ++i) sum += ClampEntry(entries[i * entry_count + index]);
+    return ClampEntry(sum);
+  }
+};
+__device__ inline TableView TablesOf(const float* tables, uint32_t table, PqGeometry geometry,
+                                     uint32_t group_size, GroupRule rule) {
+  const uint32_t entry_count = geometry.subspace_count << geometry.bits;
+  const bool summed = rule == GroupRule::kMeanLogit;
+  return {tables + size_t{table} * group_size * entry_count, entry_count, summed ? 1 : group_size,
+          summed ? group_size : 1};
+}
+
+// One head's normaliser, in the forms that rules need.
+struct HeadNormaliser {
+  float max;
+  float inverse_sum;
+  float log_sum;
+};
+
+// Adds one head's logit to the value of a token; `value` is not read for head 0.
+__device__ inline float AddToValue(GroupRule rule, uint32_t head_count, uint32_t head, float value,
+                                   float logit, const HeadNormaliser& normaliser) {
+  if (head_count == 1) return logit;
+  switch (rule) {
+    case GroupRule::kSumSoftmax: {
+      const float exponent = logit - normaliser.max;
+      const float weight = exponent < kMinExponent ? 0.0f : expf(exponent) * normaliser.inverse_sum;
+      return head == 0 ? weight : value + weight;
+    }
+    case GroupRule::kMaxSoftmax: {
+      const float log_weight = (logit - normaliser.max) - normaliser.log_sum;
+      return head == 0 ? log_weight : Larger(value, log_weight);
+    }
+    case GroupRule::kMeanLogit:
+      return head == 0 ? logit : value + logit;
+    case GroupRule::kMaxLogit:
+      return head == 0 ? logit : Larger(value, logit);
+  }
+  return value;
+}
+
+constexpr bool ReadsNormalisers(GroupRule rule, uint32_t head_count) {
+  return head_count > 1 && (rule == GroupRule::kSumSoftmax || rule == GroupRule::kMaxSoftmax);
+}
+
+// Of all slots of a chunk, or of those before some slot.
+struct ChosenCounts {
+  uint32_t above;
+  uint32_t equal;
+};
+
+// What was found out about a lane.
+struct LaneThreshold {
+  uint32_t key;          // of the k-th largest value; kNoKey: nothing is selected
+  uint32_t equal_quota;  // how many of the slots that equal it are taken
+};
+
+// How this thread's slots compare with the threshold: bit i for slot i.
+struct SlotClasses {
+  uint32_t above;
+  uint32_t equal;
+};
+
+// Counts the slots of a chunk above and at the threshold.
+__device__ inline void CountChosen(SlotClasses classes, ChosenCounts* counts, uint32_t* slots) {
+  const uint32_t above = BlockSum(static_cast<uint32_t>(__popc(classes.above)), slots);
+  const uint32_t equal = BlockSum(static_cast<uint32_t>(__popc(classes.equal)), slots);
+  if (threadIdx.x == 0) *counts = {above, equal};
+}
+
+// Writes the positions of a chunk behind those of the lane's chunks before it.
+__device__ inline void EmitChosen(const SelectChunk& chunk, const SelectLane& lane,
+                                  LaneThreshold threshold, SlotClasses classes,
+                                  const ChosenCounts* counts, const Selection& selection,
+                                  uint32_t* slots) {
+  ChosenCounts before = {0, 0};
+  for (uint32_t i = lane.chunk_begin + threadIdx.x; i < blockIdx.x; i += kChunkThreads) {
+    before.above += counts[i].above;
+    before.equal += counts[i].equal;
+  }
+  before.above = BlockSum(before.above, slots);
+  before.equal = BlockSum(before.equal, slots);
+  const auto above_count = static_cast<uint32_t>(__popc(classes.above));
+  const auto equal_count = static_cast<uint32_t>(__popc(classes.equal));
+  // Both counts of a chunk fit into 16 bits.
+  const uint32_t packed = BlockSumBefore(above_count << 16 | equal_count, slots);
+  before.above += packed >> 16;
+  before.equal += packed & 0xFFFFu;
+
+  uint32_t* const out = selection.positions + chunk.lane * selection.position_stride;
+  const uint32_t first = chunk.first_position + SlotsOfThread(chunk).begin;
+  PQC_UNROLL
+  for (uint32_t i = 0; i < kSlotsPerThread; ++i) {
+    const bool above = (classes.above >> i & 1u) != 0;
+    const bool equal = (classes.equal >> i & 1u) != 0;
+    if (above || (equal && before.equal < threshold.equal_quota)) {
+      out[before.above + Smaller(before.equal, threshold.equal_quota)] = first + i;
+    }
+    before.above += above ? 1 : 0;
+    before.equal += equal ? 1 : 0;
+  }
+}
+
+}  // namespace pqcached::kernels::cuda
+
+#endif  // PQCACHED_KERNELS_CUDA_SELECT_COMMON_CUH_

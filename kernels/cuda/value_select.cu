@@ -1,0 +1,377 @@
+// Selection by the values of all tokens.
+//
+// Speed: codes (or logits) are read twice, once for the normalisers and once for the values; then four
+// passes over keys of 4 bytes a token. Tables are looked up in shared memory where they fit.
+#include "kernels/cuda/value_select.cuh"
+
+#include "kernels/cuda/select_common.cuh"
+
+namespace pqcached::kernels::cuda {
+namespace {
+
+// Digits of a key, from the top: 11, 11 and 10 bits.
+constexpr uint32_t kDigitCount = 3;
+constexpr uint32_t kMaxBins = 2048;
+constexpr uint32_t kSharedTableFloats = 8192;  // beyond it tables are read where they are
+
+__host__ __device__ constexpr uint32_t DigitShift(uint32_t digit) {
+  return digit == 0 ? 21 : digit == 1 ? 10 : 0;
+}
+__host__ __device__ constexpr uint32_t DigitBins(uint32_t digit) {
+  return digit == 2 ? 1024 : 2048;
+}
+
+struct PartialNormaliser {
+  float max;
+  float sum;  // of exp(logit - max)
+};
+
+struct ValueScratch {
+  uint32_t* bins;               // [digit, lane, kMaxBins]: keys with the digits above, by digit
+  PartialNormaliser* partials;  // [chunk, G]
+  uint32_t* keys;               // [chunk, kChunkTokens]
+  LaneThreshold* progress;      // [digit, lane]: digits so far as a key, and how many are left
+  ChosenCounts* counts;         // [chunk]
+};
+
+size_t BinsBytes(const ScoreSelectShape& shape) {
+  return ScratchPart(size_t{kDigitCount} * shape.lane_capacity * kMaxBins * sizeof(uint32_t));
+}
+
+ValueScratch CutScratch(const ScoreSelectShape& shape, void* scratch) {
+  ScratchParts parts(scratch);
+  ValueScratch cut;
+  cut.bins = parts.Take<uint32_t>(size_t{kDigitCount} * shape.lane_capacity * kMaxBins);
+  cut.partials = parts.Take<PartialNormaliser>(size_t{shape.chunk_capacity} * shape.group_size);
+  cut.keys = parts.Take<uint32_t>(size_t{shape.chunk_capacity} * kChunkTokens);
+  cut.progress = parts.Take<LaneThreshold>(size_t{kDigitCount} * shape.lane_capacity);
+  cut.counts = parts.Take<ChosenCounts>(shape.chunk_capacity);
+  return cut;
+}
+
+// Where logits come from when they are given.
+class GivenLogits {
+ public:
+  __device__ GivenLogits(const ValueSelectArgs& args, const SelectChunk& chunk, float*)
+      : head_count_(args.group_size), chunk_(chunk), slots_(SlotsOfThread(chunk)) {}
+
+  __device__ uint32_t head_count() const { return head_count_; }
+  __device__ float Logit(uint32_t head, uint32_t i) const {
+    return ClampLogit(chunk_.logits[head * chunk_.stride + slots_.begin + i]);
+  }
+
+ private:
+  uint32_t head_count_;
+  const SelectChunk& chunk_;
+  ThreadSlots slots_;
+};
+
+// Where logits are summed up from tables. All threads of the block construct it together.
+class TableLogits {
+ public:
+  __device__ TableLogits(const ValueSelectArgs& args, const SelectChunk& chunk, float* shared)
+      : geometry_(args.geometry),
+        tables_(TablesOf(args.tables, chunk.table, args.geometry, args.group_size, args.rule)) {
+    const uint32_t float_count = tables_.head_count * tables_.entry_count;
+    if (float_count <= kSharedTableFloats) {
+      for (uint32_t i = threadIdx.x; i < float_count; i += kChunkThreads) {
+        shared[i] = tables_.Entry(i / tables_.entry_count, i % tables_.entry_count);
+      }
+      __syncthreads();
+      tables_ = {shared, tables_.entry_count, tables_.head_count, 1};
+    }
+    const ThreadSlots slots = SlotsOfThread(chunk);
+    const uint32_t planes = PlaneCount(geometry_);
+    for (uint32_t plane = 0; plane < planes; ++plane) {
+      uint8_t bytes[kSlotsPerThread];
+      LoadPlane(chunk.planes + plane * chunk.stride, slots, bytes);
+      PQC_UNROLL
+      for (uint32_t i = 0; i < kSlotsPerThread; ++i) codes_[plane][i] = bytes[i];
+    }
+  }
+
+  __device__ uint32_t head_count() const { return tables_.head_count; }
+  __device__ float Logit(uint32_t head, uint32_t i) const {
+    float sum = 0.0f;
+    for (uint32_t subspace = 0; subspace < geometry_.subspace_count; ++subspace) {
+      const float entry = tables_.Entry(head, (subspace << geometry_.bits) + Code(subspace, i));
+      sum = subspace == 0 ? entry : sum + entry;
+    }
+    return sum;
+  }
+
+ private:
+  static constexpr uint32_t kMaxPlanes = 16;
+
+  __device__ uint32_t Code(uint32_t subspace, uint32_t i) const {
+    if (!HasNibblePlanes(geometry_)) return codes_[subspace][i];
+    const uint32_t pair = codes_[subspace / 2][i];
+    return subspace % 2 == 0 ? pair & 15u : pair >> 4;
+  }
+
+  PqGeometry geometry_;
+  TableView tables_;
+  uint8_t codes_[kMaxPlanes][kSlotsPerThread];
+};
+
+struct LogitShared {
+  float floats[kChunkWarps];
+  uint32_t words[kChunkWarps];
+  HeadNormaliser normalisers[kMaxSelectGroup];
+  uint32_t bins[kMaxBins];
+  float tables[kSharedTableFloats];
+};
+
+// Maximum and sum of exponentials of every head over one chunk.
+template <typename Logits>
+__global__ void NormaliseChunksKernel(ValueSelectArgs args, ValueScratch scratch) {
+  const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
+  if (chunk.lane == kNoLane) return;
+  auto& shared = Shared<LogitShared>();
+  const Logits logits(args, chunk, shared.tables);
+  const uint32_t count = SlotsOfThread(chunk).count;
+  for (uint32_t head = 0; head < logits.head_count(); ++head) {
+    float max = -kLogitLimit;
+    for (uint32_t i = 0; i < count; ++i) max = Larger(max, logits.Logit(head, i));
+    max = BlockMax(max, shared.floats);
+    float sum = 0.0f;
+    for (uint32_t i = 0; i < count; ++i) {
+      const float exponent = logits.Logit(head, i) - max;
+      if (exponent >= kMinExponent) sum += expf(exponent);
+    }
+    sum = BlockSum(sum, shared.floats);
+    if (threadIdx.x == 0) {
+      scratch.partials[size_t{blockIdx.x} * args.group_size + head] = {max, sum};
+    }
+  }
+}
+
+// The normaliser of one head over all chunks of a lane; a warp works it out.
+__device__ inline HeadNormaliser MergeNormalisers(const ValueScratch& scratch,
+                                                  const SelectLane& lane, uint32_t group_size,
+                                                  uint32_t head) {
+  float max = -kLogitLimit;
+  for (uint32_t i = lane.chunk_begin + LaneIndex(); i < lane.chunk_end; i += kWarpThreads) {
+    max = Larger(max, scratch.partials[size_t{i} * group_size + head].max);
+  }
+  max = WarpMax(max);
+  double sum = 0.0;
+  for (uint32_t i = lane.chunk_begin + LaneIndex(); i < lane.chunk_end; i += kWarpThreads) {
+    const PartialNormaliser partial = scratch.partials[size_t{i} * group_size + head];
+    const float exponent = partial.max - max;
+    if (exponent >= kMinExponent) sum += double{expf(exponent)} * double{partial.sum};
+  }
+  sum = WarpSum(sum);
+  return {max, static_cast<float>(1.0 / sum), static_cast<float>(log(sum))};
+}
+
+// Adds up the block's bins in shared memory, then those of the lane.
+__device__ inline void AddBins(const uint32_t* block_bins, uint32_t bin_count, uint32_t* bins) {
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < bin_count; i += kChunkThreads) {
+    if (block_bins[i] > 0) atomicAdd(&bins[i], block_bins[i]);
+  }
+}
+
+__device__ inline uint32_t* BinsOf(const ValueScratch& scratch, uint32_t digit, uint32_t lane,
+                                   uint32_t lane_capacity) {
+  return scratch.bins + (size_t{digit} * lane_capacity + lane) * kMaxBins;
+}
+
+// Keys of all tokens of a chunk, and how often their first digits occur.
+template <typename Logits>
+__global__ void FindValuesKernel(ValueSelectArgs args, ValueScratch scratch) {
+  const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
+  if (chunk.lane == kNoLane) return;
+  auto& shared = Shared<LogitShared>();
+  const SelectLane lane = args.candidates.lanes[chunk.lane];
+  const Logits logits(args, chunk, shared.tables);
+  const uint32_t head_count = logits.head_count();
+  const bool normalised = ReadsNormalisers(args.rule, head_count);
+  if (normalised || args.lse != nullptr) {
+    for (uint32_t head = WarpIndex(); head < head_count; head += kChunkWarps) {
+      const HeadNormaliser normaliser = MergeNormalisers(scratch, lane, args.group_size, head);
+      if (LaneIndex() == 0) shared.normalisers[head] = normaliser;
+    }
+  }
+  for (uint32_t i = threadIdx.x; i < DigitBins(0); i += kChunkThreads) shared.bins[i] = 0;
+  __syncthreads();
+  if (args.lse != nullptr && blockIdx.x == lane.chunk_begin && threadIdx.x < head_count) {
+    const HeadNormaliser& normaliser = shared.normalisers[threadIdx.x];
+    args.lse[size_t{chunk.lane} * args.group_size + threadIdx.x] =
+        normaliser.max + normaliser.log_sum;
+  }
+  const ThreadSlots slots = SlotsOfThread(chunk);
+  uint32_t* const keys = scratch.keys + size_t{blockIdx.x} * kChunkTokens;
+  for (uint32_t i = 0; i < slots.count; ++i) {
+    float value = 0.0f;
+    for (uint32_t head = 0; head < head_count; ++head) {
+      value = AddToValue(args.rule, head_count, head, value, logits.Logit(head, i),
+                         shared.normalisers[head]);
+    }
+    const uint32_t key = OrderedKey(value);
+    keys[threadIdx.x * kSlotsPerThread + i] = key;
+    atomicAdd(&shared.bins[key >> DigitShift(0)], 1u);
+  }
+  AddBins(shared.bins, DigitBins(0), BinsOf(scratch, 0, chunk.lane, args.candidates.lane_capacity));
+}
+
+struct DigitShared {
+  uint32_t words[kChunkWarps];
+  uint32_t bins[kMaxBins];
+  uint32_t digit;
+  uint32_t above;
+  uint32_t total;
+};
+
+// Finds the value of one digit of the lane's k-th largest key from the counts of the kernel before.
+// All blocks of a lane find the same; the first notes it for later kernels.
+__device__ LaneThreshold PickDigit(const ValueSelectArgs& args, const ValueScratch& scratch,
+                                   uint32_t lane_index, uint32_t digit) {
+  auto& shared = Shared<DigitShared>();
+  const uint32_t lane_capacity = args.candidates.lane_capacity;
+  const SelectLane lane = args.candidates.lanes[lane_index];
+  const uint32_t* bins = BinsOf(scratch, digit, lane_index, lane_capacity);
+  const uint32_t bins_per_thread = DigitBins(digit) / kChunkThreads;
+  // Thread 0 has the largest digits.
+  const uint32_t last = DigitBins(digit) - 1 - threadIdx.x * bins_per_thread;
+  uint32_t tokens = 0;
+  for (uint32_t i = 0; i < bins_per_thread; ++i) tokens += bins[last - i];
+  uint32_t above = BlockSumBefore(tokens, shared.words);
+  if (threadIdx.x == kChunkThreads - 1) shared.total = above + tokens;
+  __syncthreads();
+  LaneThreshold progress = {0, Smaller(lane.k, shared.total)};
+  if (digit > 0) progress = scratch.progress[(digit - 1) * lane_capacity + lane_index];
+  if (progress.equal_quota == 0) {
+    progress = {kNoKey, 0};
+  } else {
+    for (uint32_t i = 0; i < bins_per_thread; ++i) {
+      const uint32_t count = bins[last - i];
+      if (above < progress.equal_quota && progress.equal_quota <= above + count) {
+        shared.digit = last - i;
+        shared.above = above;
+      }
+      above += count;
+    }
+    __syncthreads();
+    progress = {progress.key | shared.digit << DigitShift(digit),
+                progress.equal_quota - shared.above};
+  }
+  __syncthreads();
+  if (blockIdx.x == lane.chunk_begin && threadIdx.x == 0) {
+    scratch.progress[digit * lane_capacity + lane_index] = progress;
+    if (digit == 0) args.selection.counts[lane_index] = Smaller(lane.k, shared.total);
+  }
+  return progress;
+}
+
+// How often each value of `digit` occurs among keys that agree with the digits before.
+__global__ void CountDigitsKernel(ValueSelectArgs args, ValueScratch scratch, uint32_t digit) {
+  const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
+  if (chunk.lane == kNoLane) return;
+  auto& shared = Shared<DigitShared>();
+  const LaneThreshold progress = PickDigit(args, scratch, chunk.lane, digit - 1);
+  for (uint32_t i = threadIdx.x; i < DigitBins(digit); i += kChunkThreads) shared.bins[i] = 0;
+  __syncthreads();
+  const uint32_t shift_before = DigitShift(digit - 1);
+  const uint32_t* const keys = scratch.keys + size_t{blockIdx.x} * kChunkTokens;
+  const uint32_t count = chunk.slot_end - chunk.slot_begin;
+  for (uint32_t i = threadIdx.x; i < count; i += kChunkThreads) {
+    if (keys[i] >> shift_before != progress.key >> shift_before) continue;
+    atomicAdd(&shared.bins[keys[i] >> DigitShift(digit) & (DigitBins(digit) - 1)], 1u);
+  }
+  AddBins(shared.bins, DigitBins(digit),
+          BinsOf(scratch, digit, chunk.lane, args.candidates.lane_capacity));
+}
+
+__device__ SlotClasses ClassifyByKey(const ValueScratch& scratch, const SelectChunk& chunk,
+                                     LaneThreshold threshold) {
+  const uint32_t* keys =
+      scratch.keys + size_t{blockIdx.x} * kChunkTokens + threadIdx.x * kSlotsPerThread;
+  const uint32_t count = SlotsOfThread(chunk).count;
+  SlotClasses classes = {0, 0};
+  for (uint32_t i = 0; i < count; ++i) {
+    classes.above |= (keys[i] > threshold.key ? 1u : 0u) << i;
+    classes.equal |= (keys[i] == threshold.key ? 1u : 0u) << i;
+  }
+  return classes;
+}
+
+__global__ void CountValuesKernel(ValueSelectArgs args, ValueScratch scratch) {
+  const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
+  if (chunk.lane == kNoLane) return;
+  const LaneThreshold threshold = PickDigit(args, scratch, chunk.lane, kDigitCount - 1);
+  CountChosen(ClassifyByKey(scratch, chunk, threshold), &scratch.counts[blockIdx.x],
+              Shared<DigitShared>().words);
+}
+
+__global__ void EmitValuesKernel(ValueSelectArgs args, ValueScratch scratch) {
+  const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
+  if (chunk.lane == kNoLane) return;
+  const LaneThreshold threshold =
+      scratch.progress[(kDigitCount - 1) * args.candidates.lane_capacity + chunk.lane];
+  EmitChosen(chunk, args.candidates.lanes[chunk.lane], threshold,
+             ClassifyByKey(scratch, chunk, threshold), scratch.counts, args.selection,
+             Shared<DigitShared>().words);
+}
+
+template <typename Logits>
+KernelStatus LaunchAll(const ValueSelectArgs& args, Stream stream) {
+  const ScoreSelectShape shape = {args.group_size, args.candidates.lane_capacity,
+                                  args.candidates.chunk_capacity};
+  const ValueScratch scratch = CutScratch(shape, args.scratch);
+  const dim3 chunks(args.candidates.chunk_capacity);
+  const LaunchShape logit_launch = {chunks, kChunkThreads, sizeof(LogitShared)};
+  const LaunchShape digit_launch = {chunks, kChunkThreads, sizeof(DigitShared)};
+  // Lanes without chunks have no block that says so.
+  KernelStatus status =
+      Clear(args.selection.counts, size_t{shape.lane_capacity} * sizeof(uint32_t), stream);
+  if (status.ok()) status = Clear(scratch.bins, BinsBytes(shape), stream);
+  if (status.ok() && (args.lse != nullptr || ReadsNormalisers(args.rule, args.group_size))) {
+    status = Launch(NormaliseChunksKernel<Logits>, logit_launch, stream, args, scratch);
+  }
+  if (status.ok()) {
+    status = Launch(FindValuesKernel<Logits>, logit_launch, stream, args, scratch);
+  }
+  for (uint32_t digit = 1; status.ok() && digit < kDigitCount; ++digit) {
+    status = Launch(CountDigitsKernel, digit_launch, stream, args, scratch, digit);
+  }
+  if (status.ok()) status = Launch(CountValuesKernel, digit_launch, stream, args, scratch);
+  if (status.ok()) status = Launch(EmitValuesKernel, digit_launch, stream, args, scratch);
+  return status;
+}
+
+}  // namespace
+
+KernelStatus SelectByValues(const ValueSelectArgs& args, Stream stream) {
+  return args.tables != nullptr ? LaunchAll<TableLogits>(args, stream)
+                                : LaunchAll<GivenLogits>(args, stream);
+}
+
+size_t ScoreSelectScratchBytes(const ScoreSelectShape& shape) {
+  return BinsBytes(shape) +
+         ScratchPart(size_t{shape.chunk_capacity} * shape.group_size * sizeof(PartialNormaliser)) +
+         ScratchPart(size_t{shape.chunk_capacity} * kChunkTokens * sizeof(uint32_t)) +
+         ScratchPart(size_t{kDigitCount} * shape.lane_capacity * sizeof(LaneThreshold)) +
+         ScratchPart(shape.chunk_capacity * sizeof(ChosenCounts));
+}
+
+KernelStatus ScoreSelect(const ScoreSelectArgs& args, Stream stream) {
+  const ScoreSelectShape shape = {args.group_size, args.candidates.lane_capacity,
+                                  args.candidates.chunk_capacity};
+  if (args.group_size == 0 || args.group_size > kMaxSelectGroup ||
+      shape.lane_capacity > kMaxLanes || args.scratch_bytes < ScoreSelectScratchBytes(shape)) {
+    return {cudaErrorInvalidValue};
+  }
+  return SelectByValues({.group_size = args.group_size,
+                         .rule = args.rule,
+                         .candidates = args.candidates,
+                         .geometry = {},
+                         .tables = nullptr,
+                         .selection = args.selection,
+                         .lse = args.lse,
+                         .scratch = args.scratch},
+                        stream);
+}
+
+}  // namespace pqcached::kernels::cuda

@@ -1,0 +1,26 @@
+// Selection by the values of all tokens: ScoreSelect, and PqSelect without cells.
+//
+// Shared by their files; nobody else includes it.
+#ifndef PQCACHED_KERNELS_CUDA_VALUE_SELECT_CUH_
+#define PQCACHED_KERNELS_CUDA_VALUE_SELECT_CUH_
+
+#include "kernels/cuda/select.h"
+
+namespace pqcached::kernels::cuda {
+
+struct ValueSelectArgs {
+  uint32_t group_size = 0;
+  GroupRule rule = GroupRule::kSumSoftmax;
+  SelectTables candidates;
+  PqGeometry geometry;            // with tables
+  const float* tables = nullptr;  // null: logits are given
+  Selection selection;
+  float* lse = nullptr;
+  void* scratch = nullptr;  // ScoreSelectScratchBytes
+};
+
+KernelStatus SelectByValues(const ValueSelectArgs& args, Stream stream);
+
+}  // namespace pqcached::kernels::cuda
+
+#endif  // PQCACHED_KERNELS_CUDA_VALUE_SELECT_CUH_

@@ -1,0 +1,157 @@
+#include "gpu/block_cache.h"
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+namespace pqcached::gpu {
+namespace {
+
+using kernels::cuda::kBlockSlots;
+using kernels::cuda::kMaxLoads;
+
+constexpr uint32_t kMaxLanes = 65535;
+constexpr uint32_t kMaxBlocks = 1u << 23;  // of 2^30 tokens
+constexpr uint32_t kMaxCacheTokens = 1u << 24;
+constexpr size_t kMaxRowBytes = 4096;
+constexpr size_t kAlignment = 256;
+
+Status Invalid(const char* field, const char* range) {
+  return {Code::kInvalid, std::string(field) + " must be " + range};
+}
+
+Status Check(const BlockCache::Options& options) {
+  if (options.lane_capacity < 1 || options.lane_capacity > kMaxLanes) {
+    return Invalid("lane_capacity", "1 to 65535");
+  }
+  if (options.block_capacity < 1 || options.block_capacity > kMaxBlocks) {
+    return Invalid("block_capacity", "1 to 2^23");
+  }
+  if (options.cache_tokens < kBlockSlots || options.cache_tokens > kMaxCacheTokens ||
+      options.cache_tokens % kBlockSlots != 0) {
+    return Invalid("cache_tokens", "a multiple of 128, at most 2^24");
+  }
+  if (options.row_stride_bytes == 0 || options.row_stride_bytes % 16 != 0 ||
+      options.row_stride_bytes > kMaxRowBytes) {
+    return Invalid("row_stride_bytes", "a multiple of 16, at most 4096");
+  }
+  if (!(options.ageing >= 0.0f && options.ageing <= 1.0f)) return Invalid("ageing", "0 to 1");
+  if (options.max_loads > kMaxLoads) return Invalid("max_loads", "at most 128");
+  return {};
+}
+
+// Adds up the sizes of arrays, then hands them out.
+class Layout {
+ public:
+  template <typename T>
+  void Place(T*& pointer, size_t count) {
+    if (base_ != nullptr) pointer = reinterpret_cast<T*>(base_ + size_bytes_);
+    size_bytes_ += (count * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  void StartAgainAt(void* base) {
+    base_ = static_cast<std::byte*>(base);
+    size_bytes_ = 0;
+  }
+  size_t size_bytes() const { return size_bytes_; }
+
+ private:
+  std::byte* base_ = nullptr;
+  size_t size_bytes_ = 0;
+};
+
+}  // namespace
+
+Status BlockCache::Create(const Options& options, kernels::cuda::Stream stream) {
+  if (Status status = Check(options); !status.ok()) return status;
+  options_ = options;
+  const size_t lanes = options.lane_capacity;
+  const size_t blocks = lanes * options.block_capacity;
+  const size_t slots = lanes * (options.cache_tokens / kBlockSlots);
+  state_.lane_capacity = options.lane_capacity;
+  state_.block_capacity = options.block_capacity;
+  state_.slot_capacity = options.cache_tokens / kBlockSlots;
+  state_.row_stride_bytes = options.row_stride_bytes;
+  const auto place = [&](Layout& layout) {
+    layout.Place(counters_, 4);
+    layout.Place(state_.cache_slots, blocks);
+    layout.Place(state_.touches, blocks);
+    layout.Place(state_.frequencies, blocks);
+    layout.Place(state_.slot_blocks, slots);
+    layout.Place(state_.last_uses, slots);
+    layout.Place(state_.update_counts, lanes);
+    layout.Place(state_.loads, lanes * kMaxLoads);
+    layout.Place(state_.load_counts, lanes);
+    layout.Place(state_.rows, slots * kBlockSlots * options.row_stride_bytes);
+  };
+  Layout layout;
+  place(layout);
+  if (Status status = memory_.Allocate(layout.size_bytes()); !status.ok()) return status;
+  layout.StartAgainAt(memory_.data());
+  place(layout);
+  state_.loaded = counters_ + 2;
+  state_.evicted = counters_ + 3;
+  if (Status status = side_stream_.Create(); !status.ok()) return status;
+  if (Status status = step_done_.Create(); !status.ok()) return status;
+  if (Status status = update_done_.Create(); !status.ok()) return status;
+  const cudaError_t error = cudaMemsetAsync(counters_, 0, 4 * sizeof(unsigned long long), stream);
+  if (error != cudaSuccess) return FromCuda(error, "clearing the counters");
+  return Forget(stream, 0, options.lane_capacity, 0);
+}
+
+Status BlockCache::BeginStep(kernels::cuda::Stream stream) { return FinishUpdate(stream); }
+
+Status BlockCache::FinishUpdate(kernels::cuda::Stream stream) {
+  if (!update_pending_) return {};
+  if (Status status = update_done_.MakeWait(stream); !status.ok()) return status;
+  update_pending_ = false;
+  return {};
+}
+
+kernels::cuda::BlockResidency BlockCache::residency() const {
+  return {.block_capacity = state_.block_capacity,
+          .cache_slots = state_.cache_slots,
+          .slot_capacity = state_.slot_capacity,
+          .cached_rows = state_.rows,
+          .touches = state_.touches,
+          .hits = counters_,
+          .misses = counters_ + 1};
+}
+
+Status BlockCache::EndStep(kernels::cuda::Stream stream, const kernels::cuda::RowLane* lanes,
+                           const kernels::cuda::DeviceRowSpan* spans) {
+  if (Status status = step_done_.Record(stream); !status.ok()) return status;
+  if (Status status = step_done_.MakeWait(side_stream_.get()); !status.ok()) return status;
+  const kernels::cuda::KernelStatus updated =
+      kernels::cuda::UpdateBlocks({.state = state_,
+                                   .policy = options_.policy,
+                                   .ageing = options_.ageing,
+                                   .max_loads = options_.max_loads,
+                                   .lanes = lanes,
+                                   .spans = spans},
+                                  side_stream_.get());
+  if (!updated.ok()) return FromKernel(updated, "updating the block cache");
+  update_pending_ = true;
+  return update_done_.Record(side_stream_.get());
+}
+
+Status BlockCache::Forget(kernels::cuda::Stream stream, uint32_t lane_begin, uint32_t lane_end,
+                          uint32_t first_block) {
+  return FromKernel(kernels::cuda::ForgetBlocks({.state = state_,
+                                                 .lane_begin = lane_begin,
+                                                 .lane_end = lane_end,
+                                                 .first_block = first_block},
+                                                stream),
+                    "forgetting blocks");
+}
+
+Status BlockCache::Read(Counters& counters) const {
+  unsigned long long values[4] = {};
+  cudaError_t error = cudaDeviceSynchronize();
+  if (error == cudaSuccess) {
+    error = cudaMemcpy(values, counters_, sizeof(values), cudaMemcpyDeviceToHost);
+  }
+  counters = {values[0], values[1], values[2], values[3]};
+  return FromCuda(error, "reading the counters of the block cache");
+}
+
+}  // namespace pqcached::gpu

@@ -1,0 +1,181 @@
+#include "gpu/device.h"
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+namespace pqcached::gpu {
+namespace {
+
+std::string VersionName(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+Status CountDevices(int& count) {
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaErrorInsufficientDriver) {
+    int driver = 0;
+    int runtime = 0;
+    (void)cudaDriverGetVersion(&driver);
+    (void)cudaRuntimeGetVersion(&runtime);
+    const std::string found =
+        driver == 0 ? "there is no driver" : "the driver supports CUDA " + VersionName(driver);
+    return {Code::kNoDevice, found + ", the runtime needs " + VersionName(runtime)};
+  }
+  return FromCuda(error, "looking for a GPU");
+}
+
+}  // namespace
+
+Status FindDevice(int index, Device& device) {
+  int count = 0;
+  if (Status status = CountDevices(count); !status.ok()) return status;
+  if (index < 0 || index >= count) {
+    return {Code::kInvalid, "device " + std::to_string(index) + " of " + std::to_string(count)};
+  }
+  int values[4] = {};
+  constexpr cudaDeviceAttr kAttributes[] = {
+      cudaDevAttrMultiProcessorCount, cudaDevAttrComputeCapabilityMajor,
+      cudaDevAttrComputeCapabilityMinor, cudaDevAttrHostRegisterReadOnlySupported};
+  for (int i = 0; i < 4; ++i) {
+    const cudaError_t error = cudaDeviceGetAttribute(&values[i], kAttributes[i], index);
+    if (error != cudaSuccess) return FromCuda(error, "asking for an attribute of the device");
+  }
+  cudaDeviceProp properties;
+  const cudaError_t error = cudaGetDeviceProperties(&properties, index);
+  if (error != cudaSuccess) return FromCuda(error, "asking for the name of the device");
+  const auto capability = static_cast<uint32_t>(values[1] * 10 + values[2]);
+  if (capability < kMinComputeCapability) {
+    return {Code::kUnsupported, std::string(properties.name) + " has compute capability " +
+                                    std::to_string(values[1]) + "." + std::to_string(values[2]) +
+                                    "; the kernels need 8.0"};
+  }
+  device = {.index = index,
+            .name = properties.name,
+            .multiprocessor_count = static_cast<uint32_t>(values[0]),
+            .compute_capability = capability,
+            .registers_read_only = values[3] != 0};
+  return {};
+}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (data_ != nullptr) (void)cudaFree(data_);
+}
+
+DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+
+DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_bytes_, other.size_bytes_);
+  return *this;
+}
+
+Status DeviceBuffer::Allocate(size_t size_bytes) {
+  if (data_ != nullptr) (void)cudaFree(std::exchange(data_, nullptr));
+  size_bytes_ = 0;
+  const cudaError_t error = cudaMalloc(&data_, size_bytes);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();  // so that the next launch is not blamed
+    data_ = nullptr;
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    (void)cudaMemGetInfo(&free_bytes, &total_bytes);
+    return FromCuda(error, "allocating " + std::to_string(size_bytes) +
+                               " bytes of device memory, of which " + std::to_string(free_bytes) +
+                               " are free");
+  }
+  size_bytes_ = size_bytes;
+  return {};
+}
+
+PinnedBuffer::~PinnedBuffer() {
+  if (data_ != nullptr) (void)cudaFreeHost(data_);
+}
+
+Status PinnedBuffer::Allocate(size_t size_bytes) {
+  // With unified addressing, which every supported device has, both sides use one address.
+  const cudaError_t error = cudaHostAlloc(&data_, size_bytes, cudaHostAllocMapped);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();  // so that the next launch is not blamed
+    data_ = nullptr;
+    return FromCuda(error,
+                    "allocating " + std::to_string(size_bytes) + " bytes of page-locked memory");
+  }
+  size_bytes_ = size_bytes;
+  return {};
+}
+
+CurrentDevice::CurrentDevice(int index) {
+  cudaError_t error = cudaGetDevice(&before_);
+  if (error == cudaSuccess && before_ != index) {
+    error = cudaSetDevice(index);
+  } else {
+    before_ = -1;  // nothing to go back to
+  }
+  status_ = FromCuda(error, "going to device " + std::to_string(index));
+}
+
+CurrentDevice::~CurrentDevice() {
+  if (before_ >= 0) (void)cudaSetDevice(before_);
+}
+
+OwnedStream::~OwnedStream() {
+  if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+}
+
+Status OwnedStream::Create() {
+  return FromCuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+}
+
+OwnedEvent::~OwnedEvent() {
+  if (event_ != nullptr) (void)cudaEventDestroy(event_);
+}
+
+Status OwnedEvent::Create() {
+  return FromCuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "creating an event");
+}
+
+Status OwnedEvent::Record(kernels::cuda::Stream stream) {
+  return FromCuda(cudaEventRecord(event_, stream), "recording an event");
+}
+
+Status OwnedEvent::MakeWait(kernels::cuda::Stream stream) const {
+  return FromCuda(cudaStreamWaitEvent(stream, event_, 0), "waiting for an event");
+}
+
+Status OwnedEvent::Wait() const {
+  return FromCuda(cudaEventSynchronize(event_), "waiting for an event");
+}
+
+Status CheckDevicePointer(const void* memory, std::string_view name) {
+  cudaPointerAttributes attributes = {};
+  const cudaError_t error = cudaPointerGetAttributes(&attributes, memory);
+  if (error != cudaSuccess) return FromCuda(error, name);
+  if (attributes.type != cudaMemoryTypeUnregistered) return {};
+  return {Code::kInvalid,
+          std::string(name) + " is pageable host memory; a device pointer is needed"};
+}
+
+Status CheckDevicePointer(const void* memory, std::string_view name, const Device& device) {
+  if (Status status = CheckDevicePointer(memory, name); !status.ok()) return status;
+  cudaPointerAttributes attributes = {};
+  const cudaError_t error = cudaPointerGetAttributes(&attributes, memory);
+  if (error != cudaSuccess) return FromCuda(error, name);
+  if (attributes.type != cudaMemoryTypeDevice || attributes.device == device.index) return {};
+  return {Code::kInvalid, std::string(name) + " is memory of device " +
+                              std::to_string(attributes.device) + ", not " +
+                              std::to_string(device.index)};
+}
+
+Status CheckStream(kernels::cuda::Stream stream, const Device& device) {
+  int index = -1;
+  const cudaError_t error = cudaStreamGetDevice(stream, &index);
+  if (error != cudaSuccess) return FromCuda(error, "asking for the device of the stream");
+  if (index == device.index) return {};
+  return {Code::kInvalid, "the stream belongs to device " + std::to_string(index) + ", not " +
+                              std::to_string(device.index)};
+}
+
+}  // namespace pqcached::gpu

@@ -1,0 +1,487 @@
+#include "gpu/device_steps.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "gpu/arena.h"
+
+namespace pqcached::gpu {
+namespace {
+
+using kernels::cuda::Stream;
+
+constexpr uint32_t kMaxQueryLength = 8;
+constexpr uint32_t kMaxGroupQueries = 64;
+constexpr uint32_t kMaxLanes = 65535;
+constexpr uint32_t kMaxTokens = uint32_t{1} << 30;
+
+Status OutOfRange(const char* field, uint64_t value, const std::string& range) {
+  return {Code::kInvalid,
+          std::string(field) + " is " + std::to_string(value) + ", must be " + range};
+}
+
+// Runs a call on the device; nothing throws across the libraries.
+template <class Body>
+Outcome OnDevice(int device, const Body& body) noexcept {
+  try {
+    const CurrentDevice current(device);
+    if (!current.status().ok()) return current.status();
+    return body();
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "out of host memory");
+  }
+}
+
+bool IsDim(uint32_t dim) { return dim >= 32 && dim <= 256 && dim % 8 == 0; }
+
+Status IsCapturing(Stream stream, bool& capturing) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  const cudaError_t error = cudaStreamIsCapturing(stream, &capture);
+  capturing = capture != cudaStreamCaptureStatusNone;
+  return FromCuda(error, "asking whether the stream captures");
+}
+
+Status Check(const StepsOptions& options) {
+  const uint64_t lanes = uint64_t{options.sequence_capacity} * options.kv_heads;
+  if (options.layer_count == 0) return OutOfRange("layer_count", 0, "at least 1");
+  if (!kernels::IsDType(static_cast<uint8_t>(options.dtype))) {
+    return OutOfRange("dtype", static_cast<uint8_t>(options.dtype), "f16, bf16 or f32");
+  }
+  if (!IsDim(options.key_dim))
+    return OutOfRange("key_dim", options.key_dim, "32 to 256, a multiple of 8");
+  if (!IsDim(options.value_dim)) {
+    return OutOfRange("value_dim", options.value_dim, "32 to 256, a multiple of 8");
+  }
+  if (options.kv_heads == 0) return OutOfRange("kv_heads", 0, "at least 1");
+  if (lanes == 0 || lanes > kMaxLanes) {
+    return OutOfRange("sequence_capacity times kv_heads", lanes, "1 to 65535");
+  }
+  if (options.query_length == 0 || options.query_length > kMaxQueryLength) {
+    return OutOfRange("query_length", options.query_length, "1 to 8");
+  }
+  const uint64_t queries = uint64_t{options.group_size} * options.query_length;
+  if (queries == 0 || queries > kMaxGroupQueries) {
+    return OutOfRange("query_length times query heads of a kv head", queries, "1 to 64");
+  }
+  if (!kernels::IsValid(options.geometry) || options.geometry.key_dim != options.key_dim) {
+    return {Code::kInvalid, "geometry: not one of product quantization of keys of this length"};
+  }
+  if (options.token_capacity == 0 || options.token_capacity > kMaxTokens) {
+    return OutOfRange("token_capacity", options.token_capacity, "1 to 2^30");
+  }
+  if (options.selected_capacity == 0 || options.selected_capacity > options.token_capacity) {
+    return OutOfRange("selected_capacity", options.selected_capacity, "1 to token_capacity");
+  }
+  if (options.span_capacity == 0) return OutOfRange("span_capacity", 0, "at least 1");
+  if (options.codebook_capacity == 0 || options.codebook_capacity * lanes > kMaxLanes) {
+    return OutOfRange("codebook_capacity", options.codebook_capacity,
+                      "at least 1, and 65535 with all sequences and kv heads");
+  }
+  if (options.range_capacity == 0) return OutOfRange("range_capacity", 0, "at least 1");
+  return {};
+}
+
+}  // namespace
+
+Status DeviceSteps::Open(const StepsOptions& options, std::unique_ptr<DeviceSteps>& steps) {
+  if (Status status = Check(options); !status.ok()) return status;
+  std::unique_ptr<DeviceSteps> made(new DeviceSteps);
+  if (Status status = FindDevice(options.device, made->device_); !status.ok()) return status;
+  const CurrentDevice current(options.device);
+  if (!current.status().ok()) return current.status();
+  if (Status status = made->Create(options); !status.ok()) return status;
+  steps = std::move(made);
+  return {};
+}
+
+DeviceSteps::~DeviceSteps() {
+  const CurrentDevice current(options_.device);
+  if (current.status().ok()) (void)cudaDeviceSynchronize();  // kernels may still read
+}
+
+size_t DeviceSteps::PlaceScratch(void* base) {
+  Arena arena(base);
+  const size_t lanes = lane_capacity_;
+  const size_t queries = lanes * options_.query_length * options_.group_size;
+  arena.Place(lane_queries_, queries * options_.key_dim);
+  arena.Place(score_tables_,
+              queries * options_.codebook_capacity * kernels::TableFloats(options_.geometry));
+  arena.Place(select_scratch_, select_scratch_bytes_);
+  arena.Place(positions_, lanes * options_.selected_capacity);
+  arena.Place(counts_, lanes);
+  arena.Place(addresses_, lanes * options_.selected_capacity);
+  arena.Place(row_counts_, lanes);
+  arena.Place(attend_scratch_, attend_scratch_bytes_);
+  arena.Place(lane_output_, queries * options_.value_dim);
+  arena.Place(lane_lse_, queries);
+  return arena.size_bytes();
+}
+
+Status DeviceSteps::Create(const StepsOptions& options) {
+  options_ = options;
+  lane_capacity_ = options.sequence_capacity * options.kv_heads;
+  row_bytes_ = (size_t{options.key_dim} + options.value_dim) * kernels::DTypeBytes(options.dtype);
+  updated_.assign(options.layer_count, false);
+  attend_scratch_bytes_ = kernels::cuda::AttendScratchBytes(attend_shape(options.query_length));
+  // Its chunks are counted by the tables, which want to know where queries lie: sizes first.
+  const uint32_t chunk_capacity =
+      (options.token_capacity + kernels::cuda::kChunkTokens - 1) / kernels::cuda::kChunkTokens +
+      options.codebook_capacity + options.range_capacity;
+  select_scratch_bytes_ = kernels::cuda::PqSelectScratchBytes(
+      {.geometry = options.geometry,
+       .group_size = options.query_length * options.group_size,
+       .lane_capacity = lane_capacity_,
+       .chunk_capacity = lane_capacity_ * chunk_capacity,
+       .table_capacity = lane_capacity_ * options.codebook_capacity});
+  if (Status status = scratch_.Allocate(PlaceScratch(nullptr)); !status.ok()) return status;
+  PlaceScratch(scratch_.data());
+  if (Status status = tables_.Create(options, lane_queries_); !status.ok()) return status;
+  if (Status status = step_done_.Create(); !status.ok()) return status;
+  const size_t fetched = size_t{options.layer_count} * lane_capacity_ * options.query_length;
+  if (Status status = fetched_.Allocate(fetched * row_bytes_); !status.ok()) return status;
+  if (!device_.registers_read_only) {
+    if (Status status = CreateStaging(); !status.ok()) return status;
+  }
+  return options.cache_tokens == 0 ? Status{} : CreateCaches();
+}
+
+Status DeviceSteps::CreateCaches() {
+  caches_ = std::make_unique<BlockCache[]>(options_.layer_count);
+  const BlockCache::Options cache{
+      .lane_capacity = lane_capacity_,
+      .block_capacity =
+          options_.token_capacity / kernels::cuda::kBlockSlots + options_.span_capacity + 1,
+      .cache_tokens = options_.cache_tokens,
+      .row_stride_bytes = row_bytes_,
+      .policy = options_.policy,
+      .max_loads = options_.max_loads};
+  for (uint32_t layer = 0; layer < options_.layer_count; ++layer) {
+    if (Status status = caches_[layer].Create(cache, nullptr); !status.ok()) return status;
+  }
+  // Streams of engines do not wait for the default one.
+  return FromCuda(cudaStreamSynchronize(nullptr), "emptying the block caches");
+}
+
+Status DeviceSteps::CreateStaging() {
+  auto staging = std::make_unique<RowStaging>();
+  const RowStaging::Options options{.lane_capacity = lane_capacity_,
+                                    .rows_per_lane = options_.selected_capacity,
+                                    .row_stride_bytes = row_bytes_};
+  if (Status status = staging->Create(options, nullptr); !status.ok()) return status;
+  if (const cudaError_t error = cudaStreamSynchronize(nullptr); error != cudaSuccess) {
+    return FromCuda(error, "making room for staged rows");
+  }
+  staging_ = std::move(staging);
+  ++generation_;
+  return {};
+}
+
+kernels::cuda::SeatShape DeviceSteps::seat_shape() const {
+  return {.seat_capacity = options_.sequence_capacity,
+          .kv_heads = options_.kv_heads,
+          .group_size = options_.group_size,
+          .query_length = query_length_};
+}
+
+kernels::cuda::AttendShape DeviceSteps::attend_shape(uint32_t query_length) const {
+  return {.dtype = options_.dtype,
+          .key_dim = options_.key_dim,
+          .value_dim = options_.value_dim,
+          .group_size = options_.group_size,
+          .query_length = query_length,
+          .lane_capacity = lane_capacity_,
+          .row_capacity = options_.selected_capacity,
+          .split_count = kernels::cuda::ChooseSplitCount(
+              device_.multiprocessor_count, lane_capacity_, options_.selected_capacity)};
+}
+
+Status DeviceSteps::CheckBatch(const StepBatch& batch) const {
+  if (batch.query_length == 0 || batch.query_length > options_.query_length) {
+    return OutOfRange("query_length", batch.query_length,
+                      "1 to " + std::to_string(options_.query_length));
+  }
+  const auto stream = static_cast<Stream>(batch.stream);
+  if (Status status = CheckStream(stream, device_); !status.ok()) return status;
+  bool capturing = false;
+  if (Status status = IsCapturing(stream, capturing); !status.ok()) return status;
+  if (!capturing) return {};
+  return {Code::kInvalid, "the stream captures; a step begins and ends outside of graphs"};
+}
+
+Status DeviceSteps::BeginCaches(Stream stream) {
+  if (!caches_) return {};
+  for (uint32_t layer = 0; layer < options_.layer_count; ++layer) {
+    if (Status status = caches_[layer].BeginStep(stream); !status.ok()) return status;
+  }
+  return {};
+}
+
+Status DeviceSteps::BeginBatch(const StepBatch& batch) {
+  stream_ = static_cast<Stream>(batch.stream);
+  // Work of the step before, perhaps on another stream, uses the same tables and scratch.
+  if (Status status = step_done_.MakeWait(stream_); !status.ok()) return status;
+  if (Status status = BeginCaches(stream_); !status.ok()) return status;
+  if (!page_lock_) {
+    page_lock_ = std::make_unique<PageLock>(device_, batch.pool, batch.pool_bytes);
+  }
+  Status status = tables_.Update(
+      batch, {.page_lock = page_lock_.get(), .pool = batch.pool, .caches = caches_.get()}, stream_);
+  if (!status.ok() || staging_ || !tables_.has_host_rows()) return status;
+  return CreateStaging();
+}
+
+Outcome DeviceSteps::Begin(const StepBatch& batch) {
+  return OnDevice(options_.device, [&]() -> Status {
+    query_length_ = 0;
+    if (Status status = CheckBatch(batch); !status.ok()) return status;
+    if (batch.pool != pool_ || batch.pool_bytes != pool_bytes_) {
+      if (Status status = LetPoolGo(); !status.ok()) return status;
+      pool_ = batch.pool;
+      pool_bytes_ = batch.pool_bytes;
+    }
+    if (Status status = BeginBatch(batch); !status.ok()) return status;
+    query_length_ = batch.query_length;
+    updated_.assign(options_.layer_count, false);
+    return {};
+  });
+}
+
+Status DeviceSteps::LetPoolGo() {
+  query_length_ = 0;
+  if (pool_ == nullptr) return {};
+  const cudaError_t error = cudaDeviceSynchronize();
+  page_lock_.reset();
+  tables_.Forget();
+  pool_ = nullptr;
+  pool_bytes_ = 0;
+  return FromCuda(error, "waiting for the device");
+}
+
+Outcome DeviceSteps::ReleasePool() {
+  return OnDevice(options_.device, [&] { return LetPoolGo(); });
+}
+
+Status DeviceSteps::CheckLayer(uint32_t layer, const StepQueries& queries) const {
+  if (query_length_ == 0) return {Code::kInvalid, "no step is under way"};
+  if (layer >= options_.layer_count) {
+    return {Code::kInvalid,
+            "layer " + std::to_string(layer) + " of " + std::to_string(options_.layer_count)};
+  }
+  return CheckDevicePointer(queries.data, "queries", device_);
+}
+
+Status DeviceSteps::SelectLayer(uint32_t layer, const StepQueries& queries,
+                                kernels::GroupRule rule) {
+  const StepTables::Layer& tables = tables_.layer(layer);
+  kernels::cuda::KernelStatus status =
+      kernels::cuda::ArrangeQueries({.shape = seat_shape(),
+                                     .seats = tables_.seats(),
+                                     .key_dim = options_.key_dim,
+                                     .dtype = queries.dtype,
+                                     .queries = static_cast<const std::byte*>(queries.data),
+                                     .token_stride = queries.token_stride,
+                                     .head_stride = queries.head_stride,
+                                     .dim_stride = queries.dim_stride,
+                                     .lane_queries = lane_queries_},
+                                    stream_);
+  if (!status.ok()) return FromKernel(status, "arranging queries");
+  const uint32_t queries_of_lane = query_length_ * options_.group_size;
+  const uint32_t table_capacity = lane_capacity_ * options_.codebook_capacity;
+  status = kernels::cuda::BuildTables({.geometry = options_.geometry,
+                                       .group_size = queries_of_lane,
+                                       .scale = options_.scale,
+                                       .task_capacity = table_capacity,
+                                       .tasks = tables.tasks,
+                                       .tables = score_tables_},
+                                      stream_);
+  if (!status.ok()) return FromKernel(status, "building score tables");
+  status = kernels::cuda::PqSelect(
+      {.geometry = options_.geometry,
+       .group_size = queries_of_lane,
+       .rule = rule,
+       .candidates = {.lane_capacity = lane_capacity_,
+                      .chunk_capacity = lane_capacity_ * tables_.chunk_capacity(),
+                      .lanes = tables.select_lanes,
+                      .chunks = tables.chunks},
+       .table_capacity = table_capacity,
+       .tables = score_tables_,
+       .selection = {.positions = positions_,
+                     .position_stride = options_.selected_capacity,
+                     .counts = counts_},
+       .scratch = select_scratch_,
+       .scratch_bytes = select_scratch_bytes_},
+      stream_);
+  return FromKernel(status, "selecting");
+}
+
+Outcome DeviceSteps::Select(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
+                            uint32_t* positions, size_t stride, uint32_t* counts) {
+  return OnDevice(options_.device, [&]() -> Status {
+    if (Status status = CheckLayer(layer, queries); !status.ok()) return status;
+    for (const auto& [memory, name] : {std::pair{positions, "positions"}, {counts, "counts"}}) {
+      if (Status status = CheckDevicePointer(memory, name, device_); !status.ok()) return status;
+    }
+    if (Status status = SelectLayer(layer, queries, rule); !status.ok()) return status;
+    return FromKernel(kernels::cuda::ArrangePositions({.shape = seat_shape(),
+                                                       .seats = tables_.seats(),
+                                                       .lane_positions = positions_,
+                                                       .lane_stride = options_.selected_capacity,
+                                                       .lane_counts = counts_,
+                                                       .positions = positions,
+                                                       .stride = stride,
+                                                       .counts = counts},
+                                                      stream_),
+                      "arranging positions");
+  });
+}
+
+Status DeviceSteps::Locate(uint32_t layer) {
+  const StepTables::Layer& tables = tables_.layer(layer);
+  kernels::cuda::LocateRowsArgs args{.lane_capacity = lane_capacity_,
+                                     .lanes = tables.row_lanes,
+                                     .spans = tables.spans,
+                                     .row_stride_bytes = row_bytes_,
+                                     .positions = positions_,
+                                     .position_stride = options_.selected_capacity,
+                                     .counts = counts_,
+                                     .addresses = addresses_,
+                                     .address_stride = options_.selected_capacity,
+                                     .row_counts = row_counts_};
+  if (caches_) args.residency = caches_[layer].residency();
+  if (staging_) {
+    args.missed_rows = staging_->missed_rows();
+    args.missed_counts = staging_->missed_counts();
+  }
+  const kernels::cuda::KernelStatus located = kernels::cuda::LocateRows(args, stream_);
+  if (!located.ok()) return FromKernel(located, "looking up rows");
+  return staging_ ? staging_->Bring(stream_, addresses_) : Status{};
+}
+
+Status DeviceSteps::AttendLayer(uint32_t layer, float* output, float* lse) {
+  // A layer that is attended twice in a step must not read while the first update writes.
+  if (caches_ && updated_[layer]) {
+    if (Status status = caches_[layer].BeginStep(stream_); !status.ok()) return status;
+  }
+  if (Status status = Locate(layer); !status.ok()) return status;
+  const kernels::cuda::KernelStatus attended =
+      kernels::cuda::AttendRows({.shape = attend_shape(query_length_),
+                                 .scale = options_.scale,
+                                 .queries = lane_queries_,
+                                 .addresses = addresses_,
+                                 .address_stride = options_.selected_capacity,
+                                 .row_counts = row_counts_,
+                                 .output = lane_output_,
+                                 .lse = lane_lse_,
+                                 .scratch = attend_scratch_,
+                                 .scratch_bytes = attend_scratch_bytes_},
+                                stream_);
+  if (!attended.ok()) return FromKernel(attended, "attending");
+  return FromKernel(kernels::cuda::ArrangeOutputs({.shape = seat_shape(),
+                                                   .seats = tables_.seats(),
+                                                   .value_dim = options_.value_dim,
+                                                   .lane_output = lane_output_,
+                                                   .lane_lse = lane_lse_,
+                                                   .output = output,
+                                                   .lse = lse},
+                                                  stream_),
+                    "arranging outputs");
+}
+
+Status DeviceSteps::UpdateCache(uint32_t layer) {
+  const StepTables::Layer& tables = tables_.layer(layer);
+  Status status = caches_[layer].EndStep(stream_, tables.row_lanes, tables.spans);
+  updated_[layer] = status.ok();
+  return status;
+}
+
+Outcome DeviceSteps::Attend(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
+                            float* output, float* lse) {
+  return OnDevice(options_.device, [&]() -> Status {
+    if (Status status = CheckLayer(layer, queries); !status.ok()) return status;
+    for (const auto& [memory, name] : {std::pair{output, "output"}, {lse, "lse"}}) {
+      if (Status status = CheckDevicePointer(memory, name, device_); !status.ok()) return status;
+    }
+    if (Status status = SelectLayer(layer, queries, rule); !status.ok()) return status;
+    if (Status status = AttendLayer(layer, output, lse); !status.ok()) return status;
+    if (!caches_) return {};
+    bool capturing = false;
+    if (Status status = IsCapturing(stream_, capturing); !status.ok()) return status;
+    return capturing ? Status{} : UpdateCache(layer);
+  });
+}
+
+Outcome DeviceSteps::Fetch(uint32_t layer, const StepRows& from, const void** rows) {
+  return OnDevice(options_.device, [&]() -> Status {
+    if (query_length_ == 0) return {Code::kInvalid, "no step is under way"};
+    const uint32_t capacity = options_.sequence_capacity * options_.query_length;
+    if (layer >= options_.layer_count || from.token_count > capacity) {
+      return OutOfRange("token_count", from.token_count, "at most " + std::to_string(capacity));
+    }
+    for (const auto& [memory, name] : {std::pair{from.keys, "keys"}, {from.values, "values"}}) {
+      if (Status status = CheckDevicePointer(memory, name, device_); !status.ok()) return status;
+    }
+    std::byte* const target = static_cast<std::byte*>(fetched_.data()) +
+                              size_t{layer} * capacity * options_.kv_heads * row_bytes_;
+    *rows = target;
+    return FromKernel(
+        kernels::cuda::PackRows({.token_count = from.token_count,
+                                 .head_count = options_.kv_heads,
+                                 .key_dim = options_.key_dim,
+                                 .value_dim = options_.value_dim,
+                                 .key = {.data = static_cast<const std::byte*>(from.keys),
+                                         .dtype = from.key_dtype,
+                                         .token_stride = from.key_strides[0],
+                                         .head_stride = from.key_strides[1]},
+                                 .value = {.data = static_cast<const std::byte*>(from.values),
+                                           .dtype = from.value_dtype,
+                                           .token_stride = from.value_strides[0],
+                                           .head_stride = from.value_strides[1]},
+                                 .row_dtype = options_.dtype,
+                                 .rows = target,
+                                 .head_stride_bytes = from.token_count * row_bytes_,
+                                 .row_stride_bytes = row_bytes_},
+                                stream_),
+        "fetching rows");
+  });
+}
+
+Outcome DeviceSteps::End() {
+  return OnDevice(options_.device, [&]() -> Status {
+    if (query_length_ == 0) return {Code::kInvalid, "no step is under way"};
+    query_length_ = 0;
+    for (uint32_t layer = 0; caches_ && layer < options_.layer_count; ++layer) {
+      if (updated_[layer]) continue;
+      if (Status status = UpdateCache(layer); !status.ok()) return status;
+    }
+    return step_done_.Record(stream_);
+  });
+}
+
+Outcome DeviceSteps::Wait() {
+  return OnDevice(options_.device, [&] { return step_done_.Wait(); });
+}
+
+Outcome DeviceSteps::Count(StepsCounts* counts) {
+  return OnDevice(options_.device, [&]() -> Status {
+    *counts = {.device_bytes = tables_.device_bytes() + scratch_.size_bytes(),
+               .locked_bytes = page_lock_ ? page_lock_->locked_bytes() : 0,
+               .generation = generation_,
+               .staged = staging_ != nullptr};
+    for (uint32_t layer = 0; caches_ && layer < options_.layer_count; ++layer) {
+      BlockCache::Counters counters;
+      if (Status status = caches_[layer].Read(counters); !status.ok()) return status;
+      counts->hits += counters.hits;
+      counts->misses += counters.misses;
+      counts->loaded += counters.loaded;
+      counts->evicted += counters.evicted;
+      counts->device_bytes += caches_[layer].device_bytes();
+    }
+    return {};
+  });
+}
+
+}  // namespace pqcached::gpu

@@ -1,0 +1,100 @@
+// DeviceSteps: Steps on one device.
+//
+// One set of scratch serves all layers, because a step's work is ordered by its stream. What was looked up in a layer
+// goes into its block cache on a side stream as soon as the layer is done; of captured work, whose replays this class
+// does not see, at the end of the step.
+#ifndef PQCACHED_GPU_DEVICE_STEPS_H_
+#define PQCACHED_GPU_DEVICE_STEPS_H_
+
+#include <memory>
+#include <vector>
+
+#include "gpu/block_cache.h"
+#include "gpu/device.h"
+#include "gpu/page_lock.h"
+#include "gpu/row_staging.h"
+#include "gpu/step_tables.h"
+#include "gpu/steps.h"
+#include "kernels/cuda/attend.h"
+#include "kernels/cuda/pack.h"
+#include "kernels/cuda/rows.h"
+#include "kernels/cuda/seats.h"
+#include "kernels/cuda/select.h"
+
+namespace pqcached::gpu {
+
+class DeviceSteps final : public Steps {
+ public:
+  // Errors: kNoDevice     there is none; compute on the CPU
+  //         kUnsupported  the device is of an older architecture
+  //         kInvalid      a field of the options (the message names it and the limit)
+  //         kOutOfMemory  device memory or page-locked memory (how much was wanted)
+  static Status Open(const StepsOptions& options, std::unique_ptr<DeviceSteps>& steps);
+  ~DeviceSteps();
+
+  Outcome Begin(const StepBatch& batch) override;
+  Outcome ReleasePool() override;
+  Outcome Select(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
+                 uint32_t* positions, size_t stride, uint32_t* counts) override;
+  Outcome Attend(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule, float* output,
+                 float* lse) override;
+  Outcome Fetch(uint32_t layer, const StepRows& from, const void** rows) override;
+  Outcome End() override;
+  Outcome Wait() override;
+  Outcome Count(StepsCounts* counts) override;
+  void Close() override { delete this; }
+
+ private:
+  DeviceSteps() = default;
+
+  Status Create(const StepsOptions& options);
+  size_t PlaceScratch(void* base);
+  Status CreateCaches();
+  Status BeginCaches(kernels::cuda::Stream stream);
+  Status CheckBatch(const StepBatch& batch) const;
+  Status BeginBatch(const StepBatch& batch);
+  Status CreateStaging();
+  Status CheckLayer(uint32_t layer, const StepQueries& queries) const;
+  Status SelectLayer(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule);
+  Status Locate(uint32_t layer);
+  Status AttendLayer(uint32_t layer, float* output, float* lse);
+  Status UpdateCache(uint32_t layer);
+  Status LetPoolGo();
+  kernels::cuda::SeatShape seat_shape() const;
+  kernels::cuda::AttendShape attend_shape(uint32_t query_length) const;
+
+  StepsOptions options_;
+  Device device_;
+  uint32_t lane_capacity_ = 0;
+  size_t row_bytes_ = 0;
+  StepTables tables_;
+  std::unique_ptr<BlockCache[]> caches_;  // [layers], or null
+  std::vector<bool> updated_;             // [layers]: in this step
+  std::unique_ptr<RowStaging> staging_;  // null: the device has read all rows so far where they lie
+  std::unique_ptr<PageLock> page_lock_;
+  const std::byte* pool_ = nullptr;
+  size_t pool_bytes_ = 0;
+  PinnedBuffer fetched_;  // [layers, kv_heads, tokens of a step, row]
+  OwnedEvent step_done_;
+  kernels::cuda::Stream stream_ = nullptr;
+  uint32_t query_length_ = 0;  // 0: no step is under way
+  uint64_t generation_ = 1;
+
+  DeviceBuffer scratch_;
+  float* lane_queries_ = nullptr;  // [lanes, L, G, key_dim]
+  float* score_tables_ = nullptr;  // [lanes, codebook_capacity, L, G, m, 2^b]
+  std::byte* select_scratch_ = nullptr;
+  size_t select_scratch_bytes_ = 0;
+  uint32_t* positions_ = nullptr;          // [lanes, selected_capacity]
+  uint32_t* counts_ = nullptr;             // [lanes]
+  const std::byte** addresses_ = nullptr;  // [lanes, selected_capacity]
+  uint32_t* row_counts_ = nullptr;         // [lanes]
+  std::byte* attend_scratch_ = nullptr;
+  size_t attend_scratch_bytes_ = 0;
+  float* lane_output_ = nullptr;  // [lanes, L, G, value_dim]
+  float* lane_lse_ = nullptr;     // [lanes, L, G]
+};
+
+}  // namespace pqcached::gpu
+
+#endif  // PQCACHED_GPU_DEVICE_STEPS_H_

@@ -1,0 +1,31 @@
+// The one symbol of libpqcached_gpu.
+#include <memory>
+#include <new>
+
+#include "gpu/device_steps.h"
+#include "gpu/steps.h"
+
+namespace pqcached::gpu {
+namespace {
+
+// Nothing throws across the libraries.
+Outcome OpenSteps(const StepsOptions& options, Steps** steps) {
+  try {
+    std::unique_ptr<DeviceSteps> opened;
+    if (Status status = DeviceSteps::Open(options, opened); !status.ok()) return status;
+    *steps = opened.release();
+    return {};
+  } catch (const std::bad_alloc&) {
+    return Status{Code::kOutOfMemory, "out of host memory"};
+  }
+}
+
+}  // namespace
+}  // namespace pqcached::gpu
+
+extern "C" __attribute__((visibility("default"))) const pqcached::gpu::GpuEntry*
+pqcached_gpu_entry() {
+  static constexpr pqcached::gpu::GpuEntry kEntry = {.steps_version = pqcached::gpu::kStepsVersion,
+                                                     .open = &pqcached::gpu::OpenSteps};
+  return &kEntry;
+}

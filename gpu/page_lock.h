@@ -1,0 +1,66 @@
+// PageLock: page-locks a read-only mapping piece by piece, so that kernels read it where it lies.
+//
+// A piece is locked when it is first asked for, or by Continue in the background, whichever comes first; decode
+// works before all of it is locked, with the rows of the rest brought by the host. Thread-safe; locking a piece takes
+// milliseconds and runs under a lock that lookups of locked pieces do not take.
+#ifndef PQCACHED_GPU_PAGE_LOCK_H_
+#define PQCACHED_GPU_PAGE_LOCK_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "gpu/device.h"
+#include "gpu/status.h"
+
+namespace pqcached::gpu {
+
+class PageLock {
+ public:
+  static constexpr size_t kPieceBytes = size_t{64} << 20;
+
+  // The mapping must outlive this. Nothing is locked yet. `piece_bytes` is a multiple of the page size.
+  PageLock(const Device& device, const std::byte* mapping, size_t size_bytes,
+           size_t piece_bytes = kPieceBytes);
+  // Unlocks. No kernel may still read the mapping.
+  ~PageLock();
+  PageLock(const PageLock&) = delete;
+  PageLock& operator=(const PageLock&) = delete;
+
+  // Locks the pieces that [begin_bytes, begin_bytes + size_bytes) touches. Locked pieces stay locked when a later
+  // one fails.
+  //
+  // Errors: kInvalid      the range is outside the mapping
+  //         kUnsupported  the device cannot lock memory that this process may not write: use staging
+  //         kOutOfMemory, kFailed  the system refuses (limit of locked memory, cgroup)
+  Status Lock(size_t begin_bytes, size_t size_bytes);
+
+  // Locks the next piece that is not locked. `done` tells whether all are. Errors: as above.
+  Status Continue(bool& done);
+
+  // Where the device finds byte `offset_bytes`; null while its piece is not locked. Pieces need not follow each
+  // other on the device: a range that crosses pieces is asked for piece by piece.
+  const std::byte* DeviceAddress(size_t offset_bytes) const;
+
+  size_t piece_bytes() const { return piece_bytes_; }
+  size_t locked_bytes() const { return locked_bytes_.load(std::memory_order_relaxed); }
+
+ private:
+  Status LockPiece(size_t piece);
+
+  const std::byte* mapping_;
+  size_t size_bytes_;
+  size_t piece_bytes_;
+  size_t piece_count_;
+  bool read_only_supported_;
+  std::mutex mutex_;  // held while a piece is locked
+  std::unique_ptr<std::atomic<const std::byte*>[]>
+      device_pieces_;  // [piece_count_], null: not locked
+  std::atomic<size_t> locked_bytes_ = 0;
+};
+
+}  // namespace pqcached::gpu
+
+#endif  // PQCACHED_GPU_PAGE_LOCK_H_

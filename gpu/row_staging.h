@@ -1,0 +1,62 @@
+// RowStaging: rows that the device cannot read where they lie, brought by the host in the middle of a stream's work.
+//
+// For devices that cannot page-lock a read-only mapping, and for pieces of it that are not locked yet: spans with
+// `host_only` set (kernels/cuda/rows.h). LocateRows lists their rows; Bring has the host copy them into page-locked memory
+// and turns their addresses there. The caller's thread waits for nothing: a thread of the runtime does the copies when the
+// stream has come that far. A step with it can be captured in a graph.
+//
+// Thread-compatible; one stream at a time. Slower by far than reads in place: a fallback.
+#ifndef PQCACHED_GPU_ROW_STAGING_H_
+#define PQCACHED_GPU_ROW_STAGING_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gpu/device.h"
+#include "gpu/status.h"
+#include "kernels/cuda/rows.h"
+
+namespace pqcached::gpu {
+
+class RowStaging {
+ public:
+  struct Options {
+    uint32_t lane_capacity = 0;   // sequences times kv heads, 1 to 65535
+    uint32_t rows_per_lane = 0;   // LocateRowsArgs::address_stride, at least 1
+    size_t row_stride_bytes = 0;  // a multiple of 16, at most 4096
+  };
+
+  RowStaging() = default;
+  RowStaging(const RowStaging&) = delete;
+  RowStaging& operator=(const RowStaging&) = delete;
+
+  // Allocates lane_capacity * rows_per_lane rows of page-locked memory. Called once.
+  //
+  // Errors: kInvalid      an option is out of range (the message names it and the range)
+  //         kOutOfMemory  of device memory, or page-locking refused
+  Status Create(const Options& options, kernels::cuda::Stream stream);
+
+  // For LocateRowsArgs. Each LocateRows with them is followed by Bring.
+  uint32_t* missed_rows() const { return missed_rows_; }
+  uint32_t* missed_counts() const { return missed_counts_; }
+
+  // Afterwards, in the order of `stream`, all of `addresses` ([lane, rows_per_lane], as LocateRows left them) can be read
+  // by the device, until the next Bring. The spans' memory stays mapped until then.
+  Status Bring(kernels::cuda::Stream stream, const std::byte** addresses);
+
+ private:
+  static void CopyRows(void* staging);
+
+  Options options_;
+  DeviceBuffer device_;
+  uint32_t* missed_rows_ = nullptr;    // in device_
+  uint32_t* missed_counts_ = nullptr;  // likewise
+  PinnedBuffer pinned_;
+  std::byte* rows_ = nullptr;            // [lane, rows_per_lane, row_stride_bytes], in pinned_
+  const std::byte** sources_ = nullptr;  // [lane, rows_per_lane], likewise
+  uint32_t* source_counts_ = nullptr;    // [lane], likewise
+};
+
+}  // namespace pqcached::gpu
+
+#endif  // PQCACHED_GPU_ROW_STAGING_H_

@@ -1,0 +1,393 @@
+#include "gpu/step_tables.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "gpu/arena.h"
+
+namespace pqcached::gpu {
+namespace {
+
+using kernels::cuda::kBlockSlots;
+using kernels::cuda::kChunkTokens;
+
+Status Invalid(const std::string& message) { return {Code::kInvalid, message}; }
+
+Status NoRoom(const char* what, size_t wanted, const char* field, uint32_t capacity) {
+  return {Code::kOutOfMemory, std::string(what) + ": " + std::to_string(wanted) + ", but " + field +
+                                  " is " + std::to_string(capacity)};
+}
+
+uint32_t BlockCount(uint32_t tokens) { return (tokens + kBlockSlots - 1) / kBlockSlots; }
+
+}  // namespace
+
+// The tables that are uploaded come first. The image on the host has no codes behind them.
+size_t StepTables::PlaceTables(void* base, Image& image) const {
+  Arena arena(base);
+  image.layers.resize(options_.layer_count);
+  arena.Place(image.seats, options_.sequence_capacity);
+  const size_t lanes = lane_capacity_;
+  for (Layer& layer : image.layers) {
+    arena.Place(layer.select_lanes, lanes);
+    arena.Place(layer.chunks, lanes * chunk_capacity_);
+    arena.Place(layer.tasks, lanes * options_.codebook_capacity);
+    arena.Place(layer.row_lanes, lanes);
+    arena.Place(layer.spans, lanes * options_.span_capacity);
+  }
+  return arena.size_bytes();
+}
+
+Status StepTables::Create(const StepsOptions& options, const float* lane_queries) {
+  options_ = options;
+  lane_queries_ = lane_queries;
+  lane_capacity_ = options.sequence_capacity * options.kv_heads;
+  chunk_capacity_ = (options.token_capacity + kChunkTokens - 1) / kChunkTokens +
+                    options.codebook_capacity + options.range_capacity;
+  plane_count_ = kernels::PlaneCount(options.geometry);
+  plane_stride_ = kernels::PlaneStride(options.token_capacity);
+  codebook_floats_ = kernels::CentroidFloats(options.geometry);
+  upload_bytes_ = PlaceTables(nullptr, host_);
+  const size_t lanes = lane_capacity_;
+  const auto place_codes = [&](Arena& arena) {
+    std::byte* tables = nullptr;
+    arena.Place(tables, upload_bytes_);
+    for (Layer& layer : device_.layers) {
+      arena.Place(layer.planes, lanes * plane_count_ * plane_stride_);
+      arena.Place(layer.centroids, lanes * options.codebook_capacity * codebook_floats_);
+    }
+  };
+  device_.layers.resize(options.layer_count);
+  Arena sizes;
+  place_codes(sizes);
+  if (Status status = memory_.Allocate(sizes.size_bytes()); !status.ok()) return status;
+  if (Status status = pinned_.Allocate(upload_bytes_); !status.ok()) return status;
+  if (Status status = uploaded_.Create(); !status.ok()) return status;
+  PlaceTables(memory_.data(), device_);
+  Arena codes(memory_.data());
+  place_codes(codes);
+  PlaceTables(pinned_.data(), host_);
+  std::memset(pinned_.data(), 0, pinned_.size_bytes());
+  seats_.resize(options.sequence_capacity);
+  item_seats_.reserve(options.sequence_capacity);
+  described_.resize(size_t{options.layer_count} * options.sequence_capacity);
+  for (Described& one : described_) {
+    one.spans.reserve(options.span_capacity);
+    one.codebooks.reserve(options.codebook_capacity);
+  }
+  return {};
+}
+
+void StepTables::Forget() {
+  for (Seat& seat : seats_) seat = {};
+  for (Described& one : described_) {
+    one.tokens = 0;
+    one.spans.clear();
+    one.codebooks.clear();
+  }
+}
+
+// A sequence keeps its seat; a new one takes that of whoever has been away longest.
+Status StepTables::FindSeats(const StepBatch& batch) {
+  if (batch.count > options_.sequence_capacity) {
+    return Invalid("items: " + std::to_string(batch.count) + ", but sequence_capacity is " +
+                   std::to_string(options_.sequence_capacity));
+  }
+  item_seats_.assign(batch.count, kernels::cuda::kEmptySeat);
+  for (uint32_t item = 0; item < batch.count; ++item) {
+    for (uint32_t seat = 0; seat < seats_.size(); ++seat) {
+      if (seats_[seat].sequence != batch.sequences[item].sequence) continue;
+      item_seats_[item] = seat;
+      seats_[seat].last_step = step_;
+    }
+  }
+  for (uint32_t item = 0; item < batch.count; ++item) {
+    if (item_seats_[item] != kernels::cuda::kEmptySeat) continue;
+    const auto oldest =
+        std::min_element(seats_.begin(), seats_.end(),
+                         [](const Seat& a, const Seat& b) { return a.last_step < b.last_step; });
+    *oldest = {batch.sequences[item].sequence, step_};
+    item_seats_[item] = static_cast<uint32_t>(oldest - seats_.begin());
+  }
+  return {};
+}
+
+void StepTables::EmptySeats() {
+  std::fill_n(host_.seats, options_.sequence_capacity, kernels::cuda::SeatItem{});
+  for (Layer& layer : host_.layers) {
+    for (uint32_t lane = 0; lane < lane_capacity_; ++lane) {
+      const uint32_t first_chunk = lane * chunk_capacity_;
+      const uint32_t first_table = lane * options_.codebook_capacity;
+      layer.select_lanes[lane] = {.chunk_begin = first_chunk,
+                                  .chunk_end = first_chunk,
+                                  .table_begin = first_table,
+                                  .table_end = first_table,
+                                  .k = 0};
+      for (uint32_t i = 0; i < chunk_capacity_; ++i) {
+        layer.chunks[first_chunk + i].lane = kernels::cuda::kNoLane;
+      }
+      for (uint32_t i = 0; i < options_.codebook_capacity; ++i) {
+        layer.tasks[first_table + i].queries = nullptr;
+      }
+    }
+  }
+}
+
+Status StepTables::Update(const StepBatch& batch, const Rows& rows, kernels::cuda::Stream stream) {
+  ++step_;
+  seats_before_ = seats_;
+  if (Status status = FindSeats(batch); !status.ok()) return status;
+  // The copy of the step before reads what is written now.
+  if (Status status = uploaded_.Wait(); !status.ok()) return status;
+  EmptySeats();
+  for (uint32_t item = 0; item < batch.count; ++item) {
+    const uint32_t seat = item_seats_[item];
+    const bool is_new = seats_before_[seat].sequence != batch.sequences[item].sequence;
+    host_.seats[seat] = {.item = item, .query_begin = batch.sequences[item].query_begin};
+    for (uint32_t layer = 0; layer < options_.layer_count; ++layer) {
+      const Place place{.from = batch.layers[size_t{item} * options_.layer_count + layer],
+                        .seat = seat,
+                        .layer = layer,
+                        .query_length = batch.query_length,
+                        .rows = rows,
+                        .stream = stream};
+      const uint32_t unchanged = is_new ? 0 : batch.sequences[item].unchanged_tokens;
+      if (Status status = Describe(place, unchanged); !status.ok()) {
+        for (const uint32_t taken : item_seats_) seats_[taken] = {};  // described anew next time
+        return {status.code(), "items[" + std::to_string(item) + "]: " + status.message()};
+      }
+    }
+  }
+  const cudaError_t error = cudaMemcpyAsync(memory_.data(), pinned_.data(), upload_bytes_,
+                                            cudaMemcpyHostToDevice, stream);
+  if (error != cudaSuccess) return FromCuda(error, "copying the tables of a step");
+  return uploaded_.Record(stream);
+}
+
+Status StepTables::CheckLayer(const StepLayer& from) const {
+  if (from.candidate_count > options_.range_capacity) {
+    return NoRoom("candidate ranges", from.candidate_count, "range_capacity",
+                  options_.range_capacity);
+  }
+  if (from.select_count > options_.selected_capacity) {
+    return Invalid("k is " + std::to_string(from.select_count) + ", but selected_capacity is " +
+                   std::to_string(options_.selected_capacity));
+  }
+  if (from.candidate_count == 0) return {};
+  const uint32_t end = from.candidates[from.candidate_count - 1].end;
+  if (end > options_.token_capacity) {
+    return Invalid("candidates end at " + std::to_string(end) + ", but token_capacity is " +
+                   std::to_string(options_.token_capacity));
+  }
+  if (end <= from.coded_tokens) return {};
+  return Invalid("candidates end at " + std::to_string(end) + ", but only " +
+                 std::to_string(from.coded_tokens) + " tokens are coded");
+}
+
+Status StepTables::Describe(const Place& place, uint32_t unchanged_tokens) {
+  if (Status status = CheckLayer(place.from); !status.ok()) return status;
+  Described& described = this->described(place.layer, place.seat);
+  uint32_t stable = std::min(unchanged_tokens, described.tokens);
+  for (size_t i = 0; i < described.spans.size(); ++i) {
+    const Span& span = described.spans[i];
+    const bool is_last = i + 1 == described.spans.size();
+    const StepSegment* segment = i < place.from.segment_count ? &place.from.segments[i] : nullptr;
+    if (segment != nullptr && segment->first_position == span.first_position &&
+        segment->rows[0] == span.rows && segment->planes == span.planes &&
+        segment->centroids == span.codebook.centroids &&
+        segment->codebook_epoch == span.codebook.epoch &&
+        (is_last || segment->token_count == span.token_count)) {
+      continue;
+    }
+    stable = std::min(stable, span.first_position);
+    break;
+  }
+  if (stable < described.tokens || unchanged_tokens == 0) {
+    if (Status status = ForgetFrom(place, described, stable); !status.ok()) return status;
+  }
+  if (place.from.candidate_count == 0) return {};
+  if (place.from.candidates[place.from.candidate_count - 1].end > described.tokens) {
+    if (Status status = Extend(place, described); !status.ok()) return status;
+  }
+  return WriteChunks(place, described);
+}
+
+Status StepTables::ForgetFrom(const Place& place, Described& described, uint32_t position) {
+  uint32_t first_block = 0;
+  while (!described.spans.empty() && described.spans.back().first_position >= position) {
+    described.spans.pop_back();
+  }
+  if (!described.spans.empty()) {
+    Span& last = described.spans.back();
+    last.token_count = std::min(last.token_count, position - last.first_position);
+    first_block = last.first_block + last.token_count / kBlockSlots;
+  }
+  while (!described.codebooks.empty() && described.codebooks.back().first_position >= position) {
+    described.codebooks.pop_back();
+  }
+  described.tokens = position;
+  const uint32_t first_lane = place.seat * options_.kv_heads;
+  if (described.spans.empty()) {
+    std::fill_n(host_.layers[place.layer].row_lanes + first_lane, options_.kv_heads,
+                kernels::cuda::RowLane{});
+  }
+  if (place.rows.caches == nullptr) return {};
+  return place.rows.caches[place.layer].Forget(place.stream, first_lane,
+                                               first_lane + options_.kv_heads, first_block);
+}
+
+// Describes all that is coded: more than this step needs, so that the next ones find it there.
+Status StepTables::Extend(const Place& place, Described& described) {
+  const uint32_t target = std::min(place.from.coded_tokens, options_.token_capacity);
+  size_t index = described.spans.empty() ? 0 : described.spans.size() - 1;
+  uint32_t first_block = described.spans.empty() ? 0 : described.spans.back().first_block;
+  described.spans.resize(index);
+  for (; index < place.from.segment_count; ++index) {
+    const StepSegment& segment = place.from.segments[index];
+    if (segment.first_position >= target) break;
+    if (index >= options_.span_capacity) {
+      return NoRoom("segments", place.from.segment_count, "span_capacity", options_.span_capacity);
+    }
+    const uint32_t end = std::min(segment.first_position + segment.token_count, target);
+    const Span span{
+        .rows = segment.rows[0],
+        .planes = segment.planes,
+        .first_position = segment.first_position,
+        .token_count = end - segment.first_position,
+        .first_block = first_block,
+        .codebook = {segment.centroids, segment.codebook_epoch, segment.first_position}};
+    first_block += BlockCount(span.token_count);
+    if (described.codebooks.empty() || described.codebooks.back().centroids != segment.centroids ||
+        described.codebooks.back().epoch != segment.codebook_epoch) {
+      if (described.codebooks.size() >= options_.codebook_capacity) {
+        return NoRoom("codebooks", described.codebooks.size() + 1, "codebook_capacity",
+                      options_.codebook_capacity);
+      }
+      described.codebooks.push_back(span.codebook);
+      Status status = CopyCentroids(place, segment, described.codebooks.size() - 1);
+      if (!status.ok()) return status;
+    }
+    const uint32_t begin = std::max(segment.first_position, described.tokens);
+    if (begin < end) {
+      if (Status status = CopyCodes(place, segment, begin, end); !status.ok()) return status;
+    }
+    WriteSpan(place, segment, span, index);
+    described.spans.push_back(span);
+  }
+  for (uint32_t head = 0; head < options_.kv_heads; ++head) {
+    const uint32_t lane = place.seat * options_.kv_heads + head;
+    const uint32_t first = lane * options_.span_capacity;
+    host_.layers[place.layer].row_lanes[lane] = {
+        .span_begin = first, .span_end = first + static_cast<uint32_t>(described.spans.size())};
+  }
+  described.tokens = target;
+  return {};
+}
+
+Status StepTables::CopyCodes(const Place& place, const StepSegment& segment, uint32_t begin,
+                             uint32_t end) {
+  const uint32_t first_slot = begin - segment.first_position;
+  for (uint32_t head = 0; head < options_.kv_heads; ++head) {
+    const uint32_t lane = place.seat * options_.kv_heads + head;
+    uint8_t* const target =
+        device_.layers[place.layer].planes + size_t{lane} * plane_count_ * plane_stride_ + begin;
+    const cudaError_t error = cudaMemcpy2DAsync(
+        target, plane_stride_, segment.planes + head * segment.planes_head_stride + first_slot,
+        segment.plane_stride, end - begin, plane_count_, cudaMemcpyHostToDevice, place.stream);
+    if (error != cudaSuccess) return FromCuda(error, "copying codes to the device");
+  }
+  return {};
+}
+
+Status StepTables::CopyCentroids(const Place& place, const StepSegment& segment, size_t codebook) {
+  const size_t bytes = codebook_floats_ * sizeof(float);
+  const uint32_t lane = place.seat * options_.kv_heads;
+  float* const target = device_.layers[place.layer].centroids +
+                        (size_t{lane} * options_.codebook_capacity + codebook) * codebook_floats_;
+  return FromCuda(cudaMemcpy2DAsync(target, options_.codebook_capacity * bytes, segment.centroids,
+                                    segment.centroids_head_stride, bytes, options_.kv_heads,
+                                    cudaMemcpyHostToDevice, place.stream),
+                  "copying a codebook to the device");
+}
+
+// Rows that cannot be page-locked, or that the device would see in pieces, are brought by the host.
+void StepTables::WriteSpan(const Place& place, const StepSegment& segment, const Span& span,
+                           size_t index) {
+  const size_t row_bytes =
+      (size_t{options_.key_dim} + options_.value_dim) * kernels::DTypeBytes(options_.dtype);
+  const size_t bytes = span.token_count * row_bytes;
+  PageLock& page_lock = *place.rows.page_lock;
+  for (uint32_t head = 0; head < options_.kv_heads; ++head) {
+    const auto offset = static_cast<size_t>(segment.rows[head] - place.rows.pool);
+    const std::byte* rows = nullptr;
+    if (page_lock.Lock(offset, bytes).ok()) {
+      rows = page_lock.DeviceAddress(offset);
+      if (page_lock.DeviceAddress(offset + bytes - 1) != rows + bytes - 1) rows = nullptr;
+    }
+    const bool host_only = rows == nullptr;
+    has_host_rows_ = has_host_rows_ || host_only;
+    const size_t lane = size_t{place.seat} * options_.kv_heads + head;
+    host_.layers[place.layer].spans[lane * options_.span_capacity + index] = {
+        .rows = host_only ? segment.rows[head] : rows,
+        .token_count = span.token_count,
+        .first_position = span.first_position,
+        .first_block = span.first_block,
+        .host_only = host_only ? 1u : 0u};
+  }
+}
+
+// Cuts the candidates at codebooks and at multiples of kChunkTokens: positions are slots here.
+Status StepTables::WriteChunks(const Place& place, const Described& described) {
+  Layer& host = host_.layers[place.layer];
+  const Layer& device = device_.layers[place.layer];
+  const size_t lane_floats = size_t{place.query_length} * options_.group_size * options_.key_dim;
+  for (uint32_t head = 0; head < options_.kv_heads; ++head) {
+    const uint32_t lane = place.seat * options_.kv_heads + head;
+    const uint32_t first_table = lane * options_.codebook_capacity;
+    const uint32_t first_chunk = lane * chunk_capacity_;
+    uint32_t next = first_chunk;
+    size_t codebook = 0;
+    for (uint32_t r = 0; r < place.from.candidate_count; ++r) {
+      const StepRange range = place.from.candidates[r];
+      for (uint32_t begin = range.begin; begin < range.end;) {
+        uint32_t end = std::min(range.end, (begin / kChunkTokens + 1) * kChunkTokens);
+        while (codebook + 1 < described.codebooks.size() &&
+               described.codebooks[codebook + 1].first_position <= begin) {
+          ++codebook;
+        }
+        if (codebook + 1 < described.codebooks.size()) {
+          end = std::min(end, described.codebooks[codebook + 1].first_position);
+        }
+        if (next == first_chunk + chunk_capacity_) {
+          return NoRoom("chunks", chunk_capacity_ + size_t{1}, "their room", chunk_capacity_);
+        }
+        host.chunks[next++] = {
+            .planes = device.planes + size_t{lane} * plane_count_ * plane_stride_,
+            .stride = plane_stride_,
+            .slot_begin = begin,
+            .slot_end = end,
+            .first_position = 0,
+            .table = first_table + static_cast<uint32_t>(codebook),
+            .lane = lane};
+        begin = end;
+      }
+    }
+    const auto table_count = static_cast<uint32_t>(described.codebooks.size());
+    for (uint32_t i = 0; i < table_count; ++i) {
+      host.tasks[first_table + i] = {
+          .queries = lane_queries_ + lane * lane_floats,
+          .centroids = device.centroids + size_t{first_table + i} * codebook_floats_};
+    }
+    host.select_lanes[lane] = {.chunk_begin = first_chunk,
+                               .chunk_end = next,
+                               .table_begin = first_table,
+                               .table_end = first_table + table_count,
+                               .k = place.from.select_count};
+  }
+  return {};
+}
+
+}  // namespace pqcached::gpu

@@ -33,6 +33,24 @@ std::optional<uint32_t> BuddyAllocator::Allocate(uint32_t order) {
   return unit;
 }
 
+bool BuddyAllocator::Claim(uint32_t unit, uint32_t order) {
+  if (order >= kOrderCount || unit % (uint64_t{1} << order) != 0) return false;
+  for (uint32_t found = order; found < kOrderCount; ++found) {
+    uint32_t begin = static_cast<uint32_t>(unit & ~((uint64_t{1} << found) - 1));
+    if (free_[found].erase(begin) == 0) continue;
+    while (found > order) {  // gives the halves back that it does not lie in
+      --found;
+      const uint32_t upper = begin + (uint32_t{1} << found);
+      free_[found].insert(unit < upper ? upper : begin);
+      if (unit >= upper) begin = upper;
+    }
+    order_of_.emplace(unit, order);
+    used_units_ += uint64_t{1} << order;
+    return true;
+  }
+  return false;
+}
+
 void BuddyAllocator::Free(uint32_t unit, uint32_t order) {
   const auto it = order_of_.find(unit);
   PQC_CHECK(it != order_of_.end() && it->second == order);

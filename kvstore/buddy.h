@@ -26,13 +26,18 @@ class BuddyAllocator {
   // enough.
   std::optional<uint32_t> Allocate(uint32_t order);
 
-  // REQUIRES: `unit` came from Allocate(order) and was not freed since.
+  // Takes just this extent. False when not all of it is free.
+  bool Claim(uint32_t unit, uint32_t order);
+
+  // REQUIRES: `unit` came from Allocate(order) or Claim and was not freed since.
   void Free(uint32_t unit, uint32_t order);
 
   uint64_t used_units() const { return used_units_; }
   uint64_t free_units() const { return unit_count_ - used_units_; }
   // Of the longest extent that Allocate would grant; 0 when full.
   uint64_t largest_free_units() const;
+  // [order]: first units of free extents.
+  const std::vector<std::set<uint32_t>>& free() const { return free_; }
 
  private:
   static constexpr uint32_t kOrderCount = 32;

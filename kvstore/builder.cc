@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/pq_encode.h"
+#include "kvstore/checksums.h"
 #include "kvstore/layer_build.h"
 #include "kvstore/live_index.h"
 #include "kvstore/training.h"
@@ -168,7 +169,7 @@ absl::Status Build::Allocate() {
   const std::vector<SegmentEntry>& entries = base_->list->segments;
   std::vector<uint32_t> ends;
   for (size_t i = 0; i < entries.size(); ++i) ends.push_back(segment_end(i));
-  epochs_ = CutEpochs(ends, cache_.engine->options.epoch_tokens);
+  epochs_ = CutEpochs(ends, EpochTokens(ends.back(), cache_.engine->options.epoch_tokens));
 
   std::vector<size_t> sizes_bytes;
   for (const StoredLayers::Layer& stored : cache_.layers.layers) {
@@ -471,6 +472,11 @@ absl::Status Build::CatchUp() {
 
 }  // namespace
 
+uint32_t EpochTokens(uint32_t token_count, uint32_t least) {
+  constexpr uint32_t kMostEpochs = 4;
+  return std::max(least, (token_count + kMostEpochs - 1) / kMostEpochs);
+}
+
 std::vector<Epoch> CutEpochs(const std::vector<uint32_t>& segment_ends, uint32_t epoch_tokens) {
   std::vector<Epoch> epochs;
   Epoch epoch;
@@ -496,15 +502,14 @@ absl::Status BuildSequenceIndex(const Cache& cache, WriteLease lease, const Buil
   const std::shared_ptr<Sequence> sequence = lease.shared_sequence();
   const auto base = sequence->Read();
   if (!base.ok()) return base.status();
+  if (absl::Status status = VerifyList(cache, *(*base)->list); !status.ok()) return status;
   LiveIndexes& live = *cache.engine->live;
   if (const auto kept_up = live.SpecOf(sequence->sequence_id());
       kept_up.has_value() && kept_up->index == spec.index) {
     if (absl::Status status = CheckTokens(cache, **base); !status.ok()) return status;
-    const size_t ordinal = (*base)->list->Find(spec.index);
-    const bool ready = (*base)->list->prefill_closed && ordinal < (*base)->list->indexes.size() &&
-                       (*base)->list->index_ready(ordinal);
-    if (absl::Status status = ready ? absl::OkStatus() : sequence->CloseTail(); !status.ok()) {
-      return status;
+    // What later turns leave open is coded under the codebooks that there are.
+    if (!(*base)->list->prefill_closed) {
+      if (absl::Status status = sequence->CloseTail(); !status.ok()) return status;
     }
     { const WriteLease done = std::move(lease); }  // rows may come
     return live.Finish(cache, *sequence, spec, progress);

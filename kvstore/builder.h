@@ -21,6 +21,11 @@ struct Epoch {
   PositionRange tokens;
 };
 
+// Tokens of an epoch, at least, when a build covers `token_count`: the fourth part of a long context. A
+// selection settles values and threshold for each codebook, so epochs of one length would make it the
+// slower the longer the context is, and shorter ones were not the better ones (README.md).
+uint32_t EpochTokens(uint32_t token_count, uint32_t least);
+
 // Cuts segments into epochs of at least `epoch_tokens`; what is left at the end joins the last
 // epoch. `segment_ends`: the position behind each segment's last token.
 std::vector<Epoch> CutEpochs(const std::vector<uint32_t>& segment_ends, uint32_t epoch_tokens);

@@ -14,13 +14,16 @@
 #include "absl/status/statusor.h"
 #include "kvstore/arena.h"
 #include "kvstore/cost_model.h"
+#include "kvstore/heat.h"
 #include "kvstore/pool.h"
 #include "kvstore/prefix.h"
+#include "kvstore/record_table.h"
 #include "kvstore/segment.h"
 #include "kvstore/store.h"
 
 namespace pqcached::kvstore {
 
+class Checksums;
 class LiveIndexes;
 
 // Thread-safe.
@@ -34,8 +37,10 @@ struct Engine {
   Arena building;
   ScratchPool scratch;
   std::atomic<uint64_t> next_segment_id = 1;
+  std::atomic<uint64_t> data_loss_count = 0;  // layers of segments that failed their checksum
   CostModel costs;
-  std::unique_ptr<LiveIndexes> live;  // its thread uses all of the above
+  std::unique_ptr<LiveIndexes> live;     // its thread uses all of the above
+  std::unique_ptr<Checksums> checksums;  // null without a keeper
 };
 
 // Immutable but for its pool and prefixes; thread-safe.
@@ -45,17 +50,20 @@ struct Cache {
   CacheSpec spec;
   StoredLayers layers;
   std::shared_ptr<Pool> pool;
-  Engine* engine = nullptr;  // outlives the cache
+  Engine* engine = nullptr;                    // outlives the cache
+  const std::shared_ptr<RecordTable> records;  // null: nothing is written down
   const std::shared_ptr<PrefixIndex> prefixes = std::make_shared<PrefixIndex>();
+  const std::unique_ptr<HeatClock> uses = std::make_unique<HeatClock>();
 
   Cache(uint64_t id, std::string owner, CacheSpec cache_spec, std::shared_ptr<Pool> memory,
-        Engine* shared)
+        Engine* shared, std::shared_ptr<RecordTable> table = nullptr)
       : cache_id(id),
         tenant(std::move(owner)),
         spec(std::move(cache_spec)),
         layers(spec),
         pool(std::move(memory)),
-        engine(shared) {}
+        engine(shared),
+        records(std::move(table)) {}
 
   // Ordinal of an absolute layer among the stored ones. Errors: kInvalidArgument naming the layer.
   absl::StatusOr<uint32_t> LayerSlot(uint32_t layer) const;

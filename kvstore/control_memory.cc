@@ -1,6 +1,7 @@
 #include "kvstore/control_memory.h"
 
 #include <linux/futex.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -13,16 +14,31 @@ namespace {
 
 constexpr size_t kWordsOffsetBytes = 4096;
 
+void WakeWaiters(ControlPage& page) {
+  page.wake_word.fetch_add(1, std::memory_order_release);
+  // Not private: waiters are in other processes.
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&page.wake_word), FUTEX_WAKE,
+          std::numeric_limits<int>::max(), nullptr, nullptr, 0);
+}
+
+void EndPage(ControlPage& page) {
+  if (page.boot_word.exchange(0, std::memory_order_acq_rel) != 0) WakeWaiters(page);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ControlMemory>> ControlMemory::Create(uint32_t word_count,
-                                                                     uint64_t boot_word) {
+                                                                     uint64_t boot_word,
+                                                                     DescriptorKeeper* keeper) {
   const size_t size_bytes = kWordsOffsetBytes + size_t{word_count} * sizeof(LeaseWords);
-  auto memfd = CreateMemfd("pqcached-control", size_bytes);
+  auto memfd = keeper == nullptr ? CreateMemfd("pqcached-control", size_bytes)
+                                 : keeper->CreateMemory("pqcached-control", size_bytes);
   if (!memfd.ok()) return memfd.status();
   auto mapping = Mapping::Map(*memfd, size_bytes, Mapping::Access::kReadWrite);
   if (!mapping.ok()) return mapping.status();
-  if (absl::Status status = SealMemfd(*memfd, LaterWriters::kNever); !status.ok()) return status;
+  if (keeper == nullptr) {
+    if (absl::Status status = SealMemfd(*memfd, LaterWriters::kNever); !status.ok()) return status;
+  }
   // Words of leases to come are zero as they are.
   auto* page = new (mapping->data()) ControlPage;
   page->word_count = word_count;
@@ -39,16 +55,24 @@ absl::StatusOr<SharedMemory> ControlMemory::Share() const {
   return SharedMemory{.descriptor = *std::move(descriptor), .size_bytes = mapping_.size_bytes()};
 }
 
-void ControlMemory::Wake() const {
-  std::atomic<uint32_t>& word = page().wake_word;
-  word.fetch_add(1, std::memory_order_release);
-  // Not private: waiters are in other processes.
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE,
-          std::numeric_limits<int>::max(), nullptr, nullptr, 0);
-}
+void ControlMemory::Wake() const { WakeWaiters(page()); }
 
-void ControlMemory::End() const {
-  if (page().boot_word.exchange(0, std::memory_order_acq_rel) != 0) Wake();
+void ControlMemory::End() const { EndPage(page()); }
+
+bool EndControlMemory(int descriptor) {
+  struct stat status = {};
+  if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode) ||
+      status.st_size < static_cast<off_t>(kWordsOffsetBytes)) {
+    return false;
+  }
+  auto copy = Duplicate(descriptor);
+  if (!copy.ok()) return false;
+  auto mapping = Mapping::Map(*copy, kWordsOffsetBytes, Mapping::Access::kReadWrite);
+  if (!mapping.ok()) return false;
+  auto& page = *reinterpret_cast<ControlPage*>(mapping->data());
+  if (page.magic != ControlPage::kMagic) return false;
+  EndPage(page);
+  return true;
 }
 
 }  // namespace pqcached::kvstore

@@ -1,7 +1,7 @@
 // ControlMemory: the words of one local session that its client reads without an rpc.
 //
-// A memfd with a ControlPage and LeaseWords (read/layout.h) behind it. Nobody but this process can
-// ever write it. Its end tells the client: boot_word becomes 0 and waiters wake.
+// A memfd with a ControlPage and LeaseWords (read/layout.h) behind it. Nobody but this process writes
+// it while it lives. Its end tells the client: boot_word becomes 0 and waiters wake.
 //
 // Thread-safe: the words are atomic; who writes which is the caller's to order.
 #ifndef PQCACHED_KVSTORE_CONTROL_MEMORY_H_
@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "kvstore/keeper.h"
 #include "kvstore/memfd.h"
 #include "kvstore/read/layout.h"
 
@@ -19,14 +20,20 @@ namespace pqcached::kvstore {
 
 class ControlMemory {
  public:
+  // With a keeper its memory can be kept, and then EndControlMemory be called by whoever keeps it; so
+  // it is not sealed against other writers.
+  //
   // Errors: kResourceExhausted  the kernel refuses
   static absl::StatusOr<std::unique_ptr<ControlMemory>> Create(uint32_t word_count,
-                                                               uint64_t boot_word);
+                                                               uint64_t boot_word,
+                                                               DescriptorKeeper* keeper = nullptr);
   ~ControlMemory();
   ControlMemory(const ControlMemory&) = delete;
   ControlMemory& operator=(const ControlMemory&) = delete;
 
   absl::StatusOr<SharedMemory> Share() const;
+  // Of the same memory, for a keeper.
+  absl::StatusOr<FileDescriptor> ShareWithKeeper() const { return Duplicate(memfd_.get()); }
 
   uint32_t word_count() const { return page().word_count; }
   // REQUIRES: index < word_count().
@@ -46,6 +53,10 @@ class ControlMemory {
   const FileDescriptor memfd_;
   const Mapping mapping_;
 };
+
+// As ControlMemory::End, on memory whose worker has ended, by whoever kept a descriptor that may write.
+// False when it is no control memory, or may not be written; then nothing is changed. May be done again.
+bool EndControlMemory(int descriptor);
 
 }  // namespace pqcached::kvstore
 

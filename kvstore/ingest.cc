@@ -111,6 +111,8 @@ absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLea
     return absl::InvalidArgumentError(absl::StrCat(
         "first_position is ", first_position, ": some layers hold these tokens, others do not"));
   }
+  const LiveIndexes& live = *writer->cache().engine->live;
+  if (live.SpecOf(writer->sequence().sequence_id()).has_value()) writer->EndPrefill();
   const auto token_end = static_cast<uint32_t>(first_position) + all->front().token_count;
   if (absl::Status status = writer->Reserve(token_end); !status.ok()) return status;
   for (const CheckedRows& rows : *all) {

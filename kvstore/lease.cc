@@ -9,11 +9,18 @@
 namespace pqcached::kvstore {
 
 absl::Status Lease::Begin() {
+  if (!parts_.sequence->holds().Take()) {
+    return absl::NotFoundError(absl::StrCat("sequence ", sequence_id(), " was evicted"));
+  }
   {
     const MutexLock lock(
         &mutex_);  // before Watch, so that no publication overtakes what it returns
     auto first = parts_.sequence->Watch(shared_from_this());
-    if (!first.ok()) return first.status();
+    if (!first.ok()) {
+      parts_.sequence->holds().Release();
+      state_ = State::kEnded;
+      return first.status();
+    }
     words().lease_id.store(parts_.lease_id, std::memory_order_release);
     Follow(**first);
   }
@@ -41,6 +48,7 @@ absl::StatusOr<VersionedImage> Lease::Refresh(uint64_t known_version) {
     if (state_ == State::kEnded) {
       return absl::NotFoundError(absl::StrCat("no lease ", parts_.lease_id));
     }
+    refreshed_ = absl::Now();
     const uint64_t last = handed_out_.empty() ? 0 : handed_out_.back().version;
     if (known_version > last) {
       return absl::InvalidArgumentError(
@@ -83,6 +91,16 @@ void Lease::End() {
     mine.flags.store(0, std::memory_order_release);
   }
   parts_.sequence->Unwatch(this);
+  parts_.sequence->holds().Release();
+}
+
+void Lease::RevokeIdle(absl::Duration timeout) {
+  {
+    const MutexLock lock(&mutex_);
+    if (state_ != State::kFollowing || absl::Now() - refreshed_ <= timeout) return;
+    Revoke();
+  }
+  parts_.control->Wake();
 }
 
 void Lease::Revoke() {

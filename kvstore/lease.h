@@ -6,8 +6,8 @@
 // memory say what a client may read: token_count is stored after version, so a client that loads
 // token_count and then finds its own version has descriptors for all of these tokens.
 //
-// A lease that is *revoked* (somebody else rolled the sequence back, it was dropped or suspended)
-// follows no more, but holds what was handed out, until it ends.
+// A lease that is *revoked* (somebody else rolled the sequence back, it was dropped or suspended, or
+// the holder let it expire) follows no more, but holds what was handed out, until it ends.
 //
 // Thread-safe. Its lock may be held while the sequence's newest snapshot is read; watcher calls come
 // with the sequence's events_mutex_ held.
@@ -54,6 +54,9 @@ class Lease final : public SequenceWatcher, public std::enable_shared_from_this<
   //         kResourceExhausted  kMaxVersions
   absl::StatusOr<VersionedImage> Refresh(uint64_t known_version);
 
+  // Revokes the lease when its holder has not refreshed it for longer than this.
+  void RevokeIdle(absl::Duration timeout);
+
   // Lets go of everything and frees the words; the client reads no more. Later calls change nothing.
   void End();
 
@@ -84,6 +87,7 @@ class Lease final : public SequenceWatcher, public std::enable_shared_from_this<
   const absl::Time started_ = absl::Now();
   mutable Mutex mutex_;
   State state_ ABSL_GUARDED_BY(mutex_) = State::kFollowing;
+  absl::Time refreshed_ ABSL_GUARDED_BY(mutex_) = started_;
   Version newest_ ABSL_GUARDED_BY(mutex_);                   // no list when revoked
   std::vector<Version> handed_out_ ABSL_GUARDED_BY(mutex_);  // ascending, not acknowledged away
   std::vector<uint32_t> layer_tokens_ ABSL_GUARDED_BY(mutex_);

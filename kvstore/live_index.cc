@@ -57,6 +57,8 @@ struct LiveIndexes::Entry {
   uint32_t pauses = 0;
   uint64_t published = 0;  // counts what the sequence has published
   absl::Status status;
+
+  bool idle() const { return !wanted[0] && !wanted[1] && !running; }
 };
 
 struct LiveIndexes::Pick {
@@ -121,14 +123,18 @@ absl::Status CheckLiveIndex(const Cache& cache, const LiveIndex& spec) {
 LiveIndexes::LiveIndexes(Failed failed)
     : failed_(std::move(failed)), inbox_(std::make_shared<Inbox>()), worker_([this] { Work(); }) {}
 
-LiveIndexes::~LiveIndexes() {
+void LiveIndexes::Stop() {
   stop_.store(true);
   {
     const MutexLock lock(&inbox_->mutex);
     inbox_->stop = true;
     inbox_->changed.SignalAll();
   }
-  worker_.join();
+  if (worker_.joinable()) worker_.join();
+}
+
+LiveIndexes::~LiveIndexes() {
+  Stop();
   std::map<uint64_t, Entry> entries;  // die behind the lock
   const MutexLock lock(&inbox_->mutex);
   entries.swap(inbox_->entries);
@@ -169,9 +175,14 @@ absl::Status LiveIndexes::StatusOf(uint64_t sequence_id) const {
 bool LiveIndexes::IdleOf(uint64_t sequence_id) const {
   const MutexLock lock(&inbox_->mutex);
   const auto it = inbox_->entries.find(sequence_id);
-  if (it == inbox_->entries.end()) return true;
-  const Entry& entry = it->second;
-  return !entry.wanted[0] && !entry.wanted[1] && !entry.running;
+  return it == inbox_->entries.end() || it->second.idle();
+}
+
+uint32_t LiveIndexes::CountBusy() const {
+  const MutexLock lock(&inbox_->mutex);
+  return static_cast<uint32_t>(
+      std::count_if(inbox_->entries.begin(), inbox_->entries.end(),
+                    [](const auto& entry) { return !entry.second.idle(); }));
 }
 
 bool LiveIndexes::WaitIdle(uint64_t sequence_id, absl::Time deadline) const {

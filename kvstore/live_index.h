@@ -35,10 +35,12 @@ class LiveIndexes {
   using Failed = std::function<void(uint64_t sequence_id, const absl::Status& status)>;
 
   explicit LiveIndexes(Failed failed = {});
-  // Ends the work under way.
-  ~LiveIndexes();
+  ~LiveIndexes();  // stops
   LiveIndexes(const LiveIndexes&) = delete;
   LiveIndexes& operator=(const LiveIndexes&) = delete;
+
+  // Ends the work under way; there is none from then on.
+  void Stop();
 
   // Keeps up the index until the sequence is dropped. What the sequence shares with others and is
   // indexed already, is taken over as it is. Errors: kNotFound when dropped.
@@ -50,6 +52,8 @@ class LiveIndexes {
   absl::Status StatusOf(uint64_t sequence_id) const;
   // Whether the worker has nothing left to do for the sequence (until it publishes next).
   bool IdleOf(uint64_t sequence_id) const;
+  // How many sequences the worker has something left to do for.
+  uint32_t CountBusy() const;
   // Until IdleOf, or the deadline; returns IdleOf.
   bool WaitIdle(uint64_t sequence_id, absl::Time deadline) const;
 

@@ -5,6 +5,7 @@
 
 #include "absl/time/clock.h"
 #include "kernels/pq_encode.h"
+#include "kvstore/checksums.h"
 #include "kvstore/merge.h"
 #include "kvstore/training.h"
 
@@ -34,6 +35,7 @@ LiveSequence::LiveSequence(std::shared_ptr<const Cache> cache, std::shared_ptr<S
 absl::StatusOr<bool> LiveSequence::Step(Purpose purpose, const std::function<bool()>& go_on) {
   auto snapshot = sequence_->Peek();
   if (!snapshot.ok()) return snapshot.status();
+  if (absl::Status status = VerifyList(*cache_, *(*snapshot)->list); !status.ok()) return status;
   go_on_ = go_on;
   ordinal_ = (*snapshot)->list->Find(spec_.index);
   if (!begun_) Begin(**snapshot);

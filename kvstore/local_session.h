@@ -48,6 +48,8 @@ struct SharedMemory {
 
 struct SessionMemory {
   SharedMemory control;
+  // The same, for StoreOptions::keeper; invalid without one. The caller keeps it under a name.
+  FileDescriptor kept_control;
 };
 
 struct StagingReference {

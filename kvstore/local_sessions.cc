@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvstore/pool.h"
+#include "kvstore/memory_limits.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -30,15 +30,20 @@ absl::StatusOr<LocalSessions::Session*> LocalSessions::Find(std::string_view ses
 }
 
 absl::StatusOr<SessionMemory> LocalSessions::Open(std::string_view session, uint64_t boot_word) {
-  auto control = ControlMemory::Create(max_leases_, boot_word);
+  auto control = ControlMemory::Create(max_leases_, boot_word, keeper_);
   if (!control.ok()) return control.status();
   auto shared = (*control)->Share();
   if (!shared.ok()) return shared.status();
+  SessionMemory memory{.control = *std::move(shared), .kept_control = {}};
+  if (keeper_ != nullptr) {
+    auto kept = (*control)->ShareWithKeeper();
+    if (!kept.ok()) return kept.status();
+    memory.kept_control = *std::move(kept);
+  }
+  Drop(session);  // its client did not hear of what was opened before
   const MutexLock lock(&mutex_);
-  const auto [place, added] = sessions_.try_emplace(std::string(session));
-  if (!added) return absl::AlreadyExistsError("session: it is local already");
-  place->second.control = *std::move(control);
-  return SessionMemory{.control = *std::move(shared)};
+  sessions_[std::string(session)].control = *std::move(control);
+  return memory;
 }
 
 absl::StatusOr<SharedMemory> LocalSessions::OpenStaging(std::string_view session,
@@ -195,7 +200,10 @@ std::vector<LeaseInfo> LocalSessions::ListLeases() const {
   }
   std::vector<LeaseInfo> infos;
   infos.reserve(leases.size());
-  for (const auto& lease : leases) infos.push_back(lease->Describe());
+  for (const auto& lease : leases) {
+    lease->RevokeIdle(lease_timeout_);
+    infos.push_back(lease->Describe());
+  }
   std::sort(infos.begin(), infos.end(),
             [](const LeaseInfo& a, const LeaseInfo& b) { return a.lease_id < b.lease_id; });
   return infos;

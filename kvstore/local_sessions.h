@@ -25,9 +25,13 @@ namespace pqcached::kvstore {
 
 class LocalSessions {
  public:
-  // max_leases: per session, as max_staging_bytes.
-  LocalSessions(uint32_t max_leases, size_t max_staging_bytes)
-      : max_leases_(max_leases), max_staging_bytes_(max_staging_bytes) {}
+  // max_leases: per session, as max_staging_bytes. lease_timeout, keeper: see StoreOptions.
+  LocalSessions(uint32_t max_leases, size_t max_staging_bytes, absl::Duration lease_timeout,
+                DescriptorKeeper* keeper = nullptr)
+      : max_leases_(max_leases),
+        max_staging_bytes_(max_staging_bytes),
+        lease_timeout_(lease_timeout),
+        keeper_(keeper) {}
   ~LocalSessions();
 
   // See Store, also for the errors.
@@ -41,6 +45,7 @@ class LocalSessions {
                                           std::string_view session, const LeaseState& lease);
   absl::StatusOr<VersionedImage> Refresh(std::string_view session, const LeaseState& lease);
   absl::Status Detach(std::string_view session, uint64_t lease_id);
+  // Revokes those that have expired, too.
   std::vector<LeaseInfo> ListLeases() const;
 
   // Tells the client by its control memory, then frees what the session held. No error when there is
@@ -71,6 +76,8 @@ class LocalSessions {
 
   const uint32_t max_leases_;
   const size_t max_staging_bytes_;
+  const absl::Duration lease_timeout_;
+  DescriptorKeeper* const keeper_;
   mutable Mutex mutex_;
   Sessions sessions_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_lease_id_ ABSL_GUARDED_BY(mutex_) = 1;

@@ -55,6 +55,11 @@ absl::StatusOr<FileDescriptor> OpenReadOnly(int memfd) {
   return descriptor;
 }
 
+size_t SizeOf(const FileDescriptor& memory) {
+  struct stat info = {};
+  return memory.valid() && fstat(memory.get(), &info) == 0 ? static_cast<size_t>(info.st_size) : 0;
+}
+
 absl::StatusOr<FileDescriptor> Duplicate(int descriptor) {
   FileDescriptor copy(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
   if (!copy.valid()) return SystemError("F_DUPFD_CLOEXEC");

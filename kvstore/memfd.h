@@ -28,6 +28,8 @@ absl::Status SealMemfd(const FileDescriptor& memfd, LaterWriters writers);
 
 // A descriptor of the same memory that can only read.
 absl::StatusOr<FileDescriptor> OpenReadOnly(int memfd);
+// 0 when it cannot be known.
+size_t SizeOf(const FileDescriptor& memory);
 // A descriptor of the same open file.
 absl::StatusOr<FileDescriptor> Duplicate(int descriptor);
 

@@ -157,6 +157,10 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
     return OutOfLimits("count of layer_groups", spec.groups.size(), 1, kMaxGroups);
   }
   if (spec.capacity_bytes == 0) return absl::InvalidArgumentError("capacity_bytes is 0");
+  if (spec.quota_bytes > spec.capacity_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "quota_bytes is ", spec.quota_bytes, "; at most capacity_bytes, ", spec.capacity_bytes));
+  }
   std::set<uint32_t> seen;
   bool stores_rows = false;
   for (size_t i = 0; i < spec.groups.size(); ++i) {

@@ -67,6 +67,7 @@ struct CacheSpec {
   size_t capacity_bytes = 0;  // of the pool; > 0, rounded up to kMinExtentBytes
   IndexDescriptor default_index;
   Rank rank = {};
+  size_t quota_bytes = 0;  // of what may be in use, at most capacity_bytes; 0 = capacity_bytes
 };
 
 // Checks every field. Errors: kInvalidArgument or kUnimplemented, naming field and limit.

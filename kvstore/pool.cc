@@ -1,6 +1,7 @@
 #include "kvstore/pool.h"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,10 +9,11 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <limits>
 #include <string>
+#include <unordered_set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -24,10 +26,9 @@ constexpr size_t kHugePageBytes = size_t{2} << 20;
 constexpr size_t kTouchBytes =
     size_t{16} << 20;  // per step of a toucher: 40 ms at 0.4 GB/s, so that it stops soon
 
-uint32_t OrderFor(size_t size_bytes) {
-  const size_t units = std::max<size_t>(1, (size_bytes + kMinExtentBytes - 1) >> kExtentUnitShift);
-  return static_cast<uint32_t>(std::bit_width(units - 1));
-}
+// What comes free while others allocate may be gone again.
+constexpr int kMaxReclaims = 4;
+constexpr absl::Duration kTouchPoll = absl::Milliseconds(100);  // while touching is paused
 
 // Whether the kernel backs shared memory with huge pages when asked to.
 bool SharedHugePages() {
@@ -73,13 +74,6 @@ void TouchPages(std::byte* begin, size_t size_bytes, size_t page_bytes) {
   }
 }
 
-size_t ReadNumber(const std::string& path) {
-  std::ifstream file(path);
-  size_t value = std::numeric_limits<size_t>::max();
-  if (!(file >> value)) return std::numeric_limits<size_t>::max();  // "max", or no such file
-  return value;
-}
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(const Options& options) {
@@ -91,29 +85,40 @@ absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(const Options& options) {
   }
   const size_t capacity_bytes =
       (options.capacity_bytes + kMinExtentBytes - 1) / kMinExtentBytes * kMinExtentBytes;
-  absl::StatusOr<FileDescriptor> memfd = CreateMemfd("pqcached-pool", capacity_bytes);
+  absl::StatusOr<FileDescriptor> memfd = options.memory >= 0
+                                             ? Duplicate(options.memory)
+                                             : CreateMemfd("pqcached-pool", capacity_bytes);
   if (!memfd.ok()) return memfd.status();
   std::byte* base = MapAligned(memfd->get(), capacity_bytes);
   if (base == nullptr) return SystemError("mapping", capacity_bytes);
-  const absl::Status sealed =
-      SealMemfd(*memfd, options.strict ? LaterWriters::kNever : LaterWriters::kAllowed);
+  absl::Status sealed;
+  if (options.memory < 0) {
+    sealed = SealMemfd(*memfd, options.strict ? LaterWriters::kNever : LaterWriters::kAllowed);
+  }
   if (!sealed.ok()) {
     munmap(base, capacity_bytes);
     return sealed;
   }
   const bool huge = SharedHugePages() && madvise(base, capacity_bytes, MADV_HUGEPAGE) == 0;
   const size_t page_bytes = huge ? kHugePageBytes : static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  std::shared_ptr<Pool> pool(new Pool(*std::move(memfd), base, capacity_bytes, page_bytes));
+  Options rounded = options;
+  rounded.capacity_bytes = capacity_bytes;
+  rounded.quota_bytes =
+      options.quota_bytes == 0 ? capacity_bytes : std::min(options.quota_bytes, capacity_bytes);
+  std::shared_ptr<Pool> pool(new Pool(*std::move(memfd), base, rounded, page_bytes));
   pool->StartTouching(options.touch_threads);
   return pool;
 }
 
-Pool::Pool(FileDescriptor memfd, std::byte* base, size_t capacity_bytes, size_t page_bytes)
+Pool::Pool(FileDescriptor memfd, std::byte* base, const Options& options, size_t page_bytes)
     : memfd_(std::move(memfd)),
       base_(base),
-      capacity_bytes_(capacity_bytes),
+      capacity_bytes_(options.capacity_bytes),
       page_bytes_(page_bytes),
-      buddy_(static_cast<uint32_t>(capacity_bytes >> kExtentUnitShift)) {}
+      records_(options.records),
+      quota_bytes_(options.quota_bytes),
+      buddy_(static_cast<uint32_t>(options.capacity_bytes >> kExtentUnitShift)),
+      limit_bytes_(options.quota_bytes) {}
 
 Pool::~Pool() {
   stop_touching_.store(true, std::memory_order_relaxed);
@@ -131,6 +136,10 @@ void Pool::StartTouching(uint32_t thread_count) {
   for (uint32_t i = 0; i < thread_count; ++i) {
     touchers_.emplace_back([this] {
       while (!stop_touching_.load(std::memory_order_relaxed)) {
+        if (touching_paused_.load(std::memory_order_relaxed)) {
+          absl::SleepFor(kTouchPoll);
+          continue;
+        }
         const size_t begin = next_touch_bytes_.fetch_add(kTouchBytes, std::memory_order_relaxed);
         if (begin >= capacity_bytes_) return;
         TouchPages(base_ + begin, std::min(kTouchBytes, capacity_bytes_ - begin), page_bytes_);
@@ -145,6 +154,14 @@ size_t Pool::untouched_bytes() const {
 }
 
 absl::StatusOr<std::vector<Extent>> Pool::Allocate(std::span<const size_t> sizes_bytes) {
+  absl::StatusOr<std::vector<Extent>> extents = TryAllocate(sizes_bytes);
+  for (int i = 0; i < kMaxReclaims && !extents.ok() && Reclaim(sizes_bytes); ++i) {
+    extents = TryAllocate(sizes_bytes);
+  }
+  return extents;
+}
+
+absl::StatusOr<std::vector<Extent>> Pool::TryAllocate(std::span<const size_t> sizes_bytes) {
   std::vector<ExtentRef> refs;
   refs.reserve(sizes_bytes.size());
   size_t wanted_bytes = 0;
@@ -153,10 +170,21 @@ absl::StatusOr<std::vector<Extent>> Pool::Allocate(std::span<const size_t> sizes
     wanted_bytes += refs.back().size_bytes();
   }
   size_t shortfall_bytes = 0;
+  std::string why;
   {
     const MutexLock lock(&mutex_);
     const size_t free_bytes = static_cast<size_t>(buddy_.free_units()) << kExtentUnitShift;
-    if (wanted_bytes > free_bytes) shortfall_bytes = wanted_bytes - free_bytes;
+    const size_t used_bytes = static_cast<size_t>(buddy_.used_units()) << kExtentUnitShift;
+    if (used_bytes + wanted_bytes > limit_bytes_) {
+      shortfall_bytes = used_bytes + wanted_bytes - limit_bytes_;
+      why = limit_reason_;
+      if (why.empty() && quota_bytes_ < capacity_bytes_) {
+        why = absl::StrCat("; quota_bytes is ", quota_bytes_);
+      }
+    }
+    if (wanted_bytes > free_bytes) {
+      shortfall_bytes = std::max(shortfall_bytes, wanted_bytes - free_bytes);
+    }
     for (size_t i = 0; shortfall_bytes == 0 && i < refs.size(); ++i) {
       const auto unit = buddy_.Allocate(refs[i].order);
       if (unit.has_value()) {
@@ -167,11 +195,14 @@ absl::StatusOr<std::vector<Extent>> Pool::Allocate(std::span<const size_t> sizes
                         (static_cast<size_t>(buddy_.largest_free_units()) << kExtentUnitShift);
       for (size_t j = 0; j < i; ++j) buddy_.Free(refs[j].unit, refs[j].order);
     }
+    for (size_t i = 0; shortfall_bytes == 0 && records_ != nullptr && i < refs.size(); ++i) {
+      records_->MarkUsed(refs[i]);
+    }
   }
   if (shortfall_bytes > 0) {
     return absl::ResourceExhaustedError(absl::StrCat("pool of ", capacity_bytes_,
                                                      " bytes: ", wanted_bytes, " bytes wanted, ",
-                                                     shortfall_bytes, " bytes short"));
+                                                     shortfall_bytes, " bytes short", why));
   }
   std::vector<Extent> extents;
   extents.reserve(refs.size());
@@ -179,34 +210,133 @@ absl::StatusOr<std::vector<Extent>> Pool::Allocate(std::span<const size_t> sizes
   return extents;
 }
 
+bool Pool::Reclaim(std::span<const size_t> sizes_bytes) {
+  const MutexLock lock(&reclaim_mutex_);
+  return reclaimer_ && reclaimer_(sizes_bytes);
+}
+
+void Pool::SetReclaimer(Reclaimer reclaimer) {
+  const MutexLock lock(&reclaim_mutex_);
+  reclaimer_ = std::move(reclaimer);
+}
+
+FreeMap Pool::free_map() const {
+  const MutexLock lock(&mutex_);
+  std::unordered_set<uint32_t> staying;
+  for (const auto& [unit, order] : claimed_) staying.insert(unit);
+  return {buddy_.free(), static_cast<size_t>(buddy_.used_units()) << kExtentUnitShift, limit_bytes_,
+          std::move(staying)};
+}
+
+void Pool::LimitUse(size_t bytes, std::string why) {
+  const MutexLock lock(&mutex_);
+  limit_bytes_ = std::min(bytes, quota_bytes_);
+  limit_reason_ = std::move(why);
+}
+
+// The extents are taken meanwhile, so that nobody is given one whose bytes are about to go.
+size_t Pool::ReturnFreePages(size_t wanted_bytes) {
+  std::vector<ExtentRef> taken;
+  const size_t before_bytes = absent_bytes();
+  size_t returned_bytes = 0;
+  while (returned_bytes < wanted_bytes) {
+    {
+      const MutexLock lock(&mutex_);
+      const uint64_t units = buddy_.largest_free_units();
+      if (units == 0 || units << kExtentUnitShift < page_bytes_) break;
+      const auto order = static_cast<uint32_t>(std::countr_zero(units));
+      taken.push_back({.unit = *buddy_.Allocate(order), .order = order});
+    }
+    if (madvise(data(taken.back()), taken.back().size_bytes(), MADV_REMOVE) != 0) break;
+    returned_bytes = std::max(absent_bytes(), before_bytes) - before_bytes;
+  }
+  for (const ExtentRef extent : taken) Free(extent);
+  return returned_bytes;
+}
+
+size_t Pool::absent_bytes() const {
+  struct stat status = {};
+  if (fstat(memfd_.get(), &status) != 0) return 0;
+  constexpr size_t kBlockBytes = 512;  // of st_blocks, whatever the file system
+  return capacity_bytes_ -
+         std::min(capacity_bytes_, static_cast<size_t>(status.st_blocks) * kBlockBytes);
+}
+
 void Pool::Free(ExtentRef extent) {
   const MutexLock lock(&mutex_);
+  if (records_ != nullptr && records_->detached()) return;  // the next process may want its bytes
+  if (claimed_.erase(extent.unit) > 0) {
+    quarantine_.push_back(extent);
+    return;
+  }
+  if (records_ != nullptr) records_->MarkFree(extent);
   buddy_.Free(extent.unit, extent.order);
+}
+
+std::optional<Extent> Pool::Claim(ExtentRef extent) {
+  const uint64_t end = uint64_t{extent.unit} + (uint64_t{1} << std::min(extent.order, 32u));
+  if (end > capacity_bytes_ >> kExtentUnitShift) return std::nullopt;
+  const MutexLock lock(&mutex_);
+  if (!buddy_.Claim(extent.unit, extent.order)) return std::nullopt;
+  claimed_.emplace(extent.unit, extent.order);
+  if (records_ != nullptr) records_->MarkUsed(extent);
+  return Extent(shared_from_this(), extent);
+}
+
+void Pool::BeginQuarantine() {
+  const MutexLock lock(&mutex_);
+  const auto unit_count = static_cast<uint32_t>(capacity_bytes_ >> kExtentUnitShift);
+  std::vector<bool> known(unit_count);
+  for (const auto& [unit, order] : claimed_) {
+    std::fill_n(known.begin() + unit, uint32_t{1} << order, true);
+  }
+  for (const ExtentRef& extent : quarantine_) {
+    std::fill_n(known.begin() + extent.unit, uint32_t{1} << extent.order, true);
+  }
+  const auto is_orphan = [&](uint32_t unit) { return records_->is_used(unit) && !known[unit]; };
+  for (uint32_t begin = 0; begin < unit_count; ++begin) {
+    uint32_t end = begin;
+    while (end < unit_count && is_orphan(end)) ++end;
+    if (end == begin) continue;
+    Quarantine(begin, end);
+    begin = end;
+  }
+}
+
+// The longest aligned extents that tile the units.
+void Pool::Quarantine(uint32_t begin, uint32_t end) {
+  while (begin < end) {
+    const uint32_t fits = static_cast<uint32_t>(std::bit_width(end - begin)) - 1;
+    const uint32_t aligned = begin == 0 ? fits : static_cast<uint32_t>(std::countr_zero(begin));
+    const ExtentRef extent{.unit = begin, .order = std::min({fits, aligned, kMaxExtentOrder})};
+    if (buddy_.Claim(extent.unit, extent.order)) quarantine_.push_back(extent);
+    begin += uint32_t{1} << extent.order;
+  }
+}
+
+void Pool::EndQuarantine() {
+  if (records_ == nullptr) return;  // nothing outlives its process
+  const MutexLock lock(&mutex_);
+  claimed_.clear();
+  for (const ExtentRef& extent : quarantine_) {
+    records_->MarkFree(extent);
+    buddy_.Free(extent.unit, extent.order);
+  }
+  quarantine_.clear();
 }
 
 PoolUsage Pool::usage() const {
   const MutexLock lock(&mutex_);
+  size_t quarantined_bytes = 0;
+  for (const ExtentRef& extent : quarantine_) quarantined_bytes += extent.size_bytes();
   return PoolUsage{
       .capacity_bytes = capacity_bytes_,
       .used_bytes = static_cast<size_t>(buddy_.used_units()) << kExtentUnitShift,
       .free_bytes = static_cast<size_t>(buddy_.free_units()) << kExtentUnitShift,
       .largest_free_bytes = static_cast<size_t>(buddy_.largest_free_units()) << kExtentUnitShift,
+      .quarantined_bytes = quarantined_bytes,
+      .limit_bytes = limit_bytes_,
   };
-}
-
-size_t AvailableMemoryBytes() {
-  size_t available = std::numeric_limits<size_t>::max();
-  std::ifstream file("/proc/meminfo");
-  for (std::string word; file >> word;) {
-    size_t kilobytes = 0;
-    if (word == "MemAvailable:" && file >> kilobytes) available = kilobytes << 10;
-  }
-  const size_t limit = ReadNumber("/sys/fs/cgroup/memory.max");
-  const size_t current = ReadNumber("/sys/fs/cgroup/memory.current");
-  if (limit != std::numeric_limits<size_t>::max()) {
-    available = std::min(available, limit > current ? limit - current : 0);
-  }
-  return available;
 }
 
 }  // namespace pqcached::kvstore

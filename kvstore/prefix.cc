@@ -132,11 +132,19 @@ std::vector<std::shared_ptr<NamedTokens>> PrefixIndex::Holders(const PrefixKey& 
 }
 
 NamedTokens::NamedTokens(std::shared_ptr<PrefixIndex> index, const PrefixKey& root,
-                         std::weak_ptr<Sequence> sequence, uint32_t stored_tokens)
+                         std::weak_ptr<Sequence> sequence, uint32_t stored_tokens,
+                         std::unique_ptr<NamesRecord> record)
     : index_(std::move(index)),
       root_(root),
       sequence_(std::move(sequence)),
+      record_(std::move(record)),
       stored_(stored_tokens) {}
+
+void NamedTokens::Restore(std::vector<uint32_t> token_ids) {
+  const MutexLock lock(&mutex_);
+  token_ids_ = std::move(token_ids);
+  List();
+}
 
 absl::Status NamedTokens::Name(uint64_t first_position, std::span<const uint32_t> token_ids) {
   const MutexLock lock(&mutex_);
@@ -163,16 +171,17 @@ absl::Status NamedTokens::Name(uint64_t first_position, std::span<const uint32_t
   }
   token_ids_.insert(token_ids_.end(), token_ids.begin() + static_cast<ptrdiff_t>(known),
                     token_ids.end());
-  while ((keys_.size() + 1) * kPrefixStepTokens <= token_ids_.size()) {
-    keys_.push_back(NextPrefixKey(
-        keys_.empty() ? root_ : keys_.back(),
-        std::span(token_ids_).subspan(keys_.size() * kPrefixStepTokens, kPrefixStepTokens)));
-  }
+  if (record_ != nullptr && known < token_ids.size()) record_->Write(token_ids_);
   List();
   return absl::OkStatus();
 }
 
 void NamedTokens::List() {
+  while ((keys_.size() + 1) * kPrefixStepTokens <= token_ids_.size()) {
+    keys_.push_back(NextPrefixKey(
+        keys_.empty() ? root_ : keys_.back(),
+        std::span(token_ids_).subspan(keys_.size() * kPrefixStepTokens, kPrefixStepTokens)));
+  }
   const size_t stored_steps = stored_ / kPrefixStepTokens;
   while (listed_ < std::min(keys_.size(), stored_steps)) {
     index_->Add(keys_[listed_++], shared_from_this());
@@ -182,7 +191,10 @@ void NamedTokens::List() {
 void NamedTokens::Forget(uint32_t token_count) {
   const size_t steps = token_count / kPrefixStepTokens;
   while (listed_ > steps) index_->Remove(keys_[--listed_], this);
-  if (token_ids_.size() > token_count) token_ids_.resize(token_count);
+  if (token_ids_.size() > token_count) {
+    token_ids_.resize(token_count);
+    if (record_ != nullptr) record_->Write(token_ids_);
+  }
   keys_.resize(std::min(keys_.size(), steps));
   stored_ = std::min(stored_, token_count);
 }
@@ -208,6 +220,23 @@ std::shared_ptr<const Snapshot> NamedTokens::ShareStep(size_t step, const Prefix
   const auto token_count = static_cast<uint32_t>((step + 1) * kPrefixStepTokens);
   auto snapshot = sequence->Share(token_count, /*partial_indexes=*/false);
   return snapshot.ok() ? *std::move(snapshot) : nullptr;
+}
+
+std::vector<PrefixKey> NamedTokens::ListedKeys() const {
+  const MutexLock lock(&mutex_);
+  return {keys_.begin(), keys_.begin() + static_cast<ptrdiff_t>(listed_)};
+}
+
+std::vector<uint32_t> NamedTokens::ListedIds() const {
+  const MutexLock lock(&mutex_);
+  return {token_ids_.begin(),
+          token_ids_.begin() + static_cast<ptrdiff_t>(listed_ * kPrefixStepTokens)};
+}
+
+bool NamedTokens::BeginsWith(std::span<const uint32_t> token_ids) const {
+  const MutexLock lock(&mutex_);
+  return token_ids.size() <= std::min(token_ids_.size(), size_t{stored_}) &&
+         std::equal(token_ids.begin(), token_ids.end(), token_ids_.begin());
 }
 
 void NamedTokens::OnPublish(const Snapshot& next) {

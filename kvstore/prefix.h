@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "kvstore/model.h"
 #include "kvstore/mutex.h"
+#include "kvstore/names_record.h"
 #include "kvstore/sequence.h"
 
 namespace pqcached::kvstore {
@@ -66,9 +67,13 @@ class PrefixIndex {
 // taken before those of the index and of the sequence's newest snapshot.
 class NamedTokens final : public SequenceWatcher, public std::enable_shared_from_this<NamedTokens> {
  public:
-  // `stored_tokens`: that the sequence begins with.
+  // `stored_tokens`: that the sequence begins with. `record`: where ids are written down; null: nowhere.
   NamedTokens(std::shared_ptr<PrefixIndex> index, const PrefixKey& root,
-              std::weak_ptr<Sequence> sequence, uint32_t stored_tokens);
+              std::weak_ptr<Sequence> sequence, uint32_t stored_tokens,
+              std::unique_ptr<NamesRecord> record = nullptr);
+
+  // The names that the record holds; once, before Name.
+  void Restore(std::vector<uint32_t> token_ids);
 
   // Names tokens [first_position, + ids). Errors: as Store::NameTokens.
   absl::Status Name(uint64_t first_position, std::span<const uint32_t> token_ids);
@@ -83,6 +88,12 @@ class NamedTokens final : public SequenceWatcher, public std::enable_shared_from
   std::shared_ptr<const Snapshot> ShareStep(size_t step, const PrefixKey& key);
 
   const PrefixKey& root() const { return root_; }
+  // Keys of the steps that are stored under their names.
+  std::vector<PrefixKey> ListedKeys() const;
+  // Of the tokens of those steps.
+  std::vector<uint32_t> ListedIds() const;
+  // Whether its first tokens are stored under these ids.
+  bool BeginsWith(std::span<const uint32_t> token_ids) const;
 
   void OnPublish(const Snapshot& next) override;
   bool OnTruncate(uint32_t token_count, uint64_t own_lease) override;
@@ -90,6 +101,7 @@ class NamedTokens final : public SequenceWatcher, public std::enable_shared_from
   void OnDrop() override;
 
  private:
+  // Makes the keys of steps that are named, and lists what is stored of them.
   void List() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(uint32_t token_count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -97,7 +109,8 @@ class NamedTokens final : public SequenceWatcher, public std::enable_shared_from
   const PrefixKey root_;
   const std::weak_ptr<Sequence> sequence_;
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
+  const std::unique_ptr<NamesRecord> record_ ABSL_PT_GUARDED_BY(mutex_);
   std::vector<uint32_t> token_ids_ ABSL_GUARDED_BY(mutex_);
   std::vector<PrefixKey> keys_ ABSL_GUARDED_BY(mutex_);  // of the whole steps of token_ids_
   size_t listed_ ABSL_GUARDED_BY(mutex_) = 0;            // of keys_

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/gather.h"
+#include "kvstore/checksums.h"
 #include "kvstore/read/layer_ops.h"
 #include "kvstore/read/resolve.h"
 #include "kvstore/tensor.h"
@@ -35,6 +36,7 @@ absl::StatusOr<OwnedView> ViewLayer(const Reading& reading, uint32_t layer) {
   for (size_t i = 0; i < entries.size(); ++i) {
     const SegmentRows& rows = *entries[i].rows;
     if (rows.first_position() >= layer_tokens) break;
+    if (absl::Status status = VerifyRows(*reading.cache, rows, *slot); !status.ok()) return status;
     const uint32_t end = entries[i].closed ? entries[i].token_end : layer_tokens;
     owned.segments.push_back({.first_position = rows.first_position(),
                               .token_count = std::min(end, layer_tokens) - rows.first_position(),
@@ -45,7 +47,7 @@ absl::StatusOr<OwnedView> ViewLayer(const Reading& reading, uint32_t layer) {
 }
 
 // Adds codes and centroids to the view. Errors: kFailedPrecondition when the sequence lacks the
-// index.
+// index, kAborted when it is under way.
 absl::Status AddIndex(const Reading& reading, const IndexDescriptor& index, OwnedView& owned) {
   if (absl::Status status = ValidateIndex(index, owned.view.shape.key_dim, "index"); !status.ok()) {
     return status;
@@ -58,12 +60,15 @@ absl::Status AddIndex(const Reading& reading, const IndexDescriptor& index, Owne
         "the sequence has no index pq m=", index.subspace_count, " b=", index.bits, ": build it"));
   }
   if (!list.index_ready(ordinal, owned.layer_slot)) {
-    return absl::FailedPreconditionError(absl::StrCat(
+    return absl::AbortedError(absl::StrCat(
         "layer ", reading.cache->layers.layers[owned.layer_slot].layer,
         ": index pq m=", index.subspace_count, " b=", index.bits, " is not ready in all segments"));
   }
   for (size_t i = 0; i < owned.segments.size(); ++i) {
     const SegmentIndex& data = *list.segments[i].indexes[ordinal];
+    absl::Status status =
+        VerifyIndex(*reading.cache, *list.segments[i].rows, data, owned.layer_slot);
+    if (!status.ok()) return status;
     owned.segments[i].index_data = &data.header(owned.layer_slot);
     owned.segments[i].codebook = &data.codebook(owned.layer_slot)->header();
   }

@@ -67,6 +67,27 @@ std::vector<Extent> TakeFront(std::vector<Extent>& extents, size_t& next, size_t
           std::make_move_iterator(begin + static_cast<ptrdiff_t>(count))};
 }
 
+// Sets all that says what the memory holds.
+void WriteHeader(const LayerShape& shape, uint32_t slot_capacity, uint32_t counted_begin,
+                 const CodebookHeader& codebook, IndexDataHeader* header) {
+  const IndexPlaces places(codebook.index, shape, slot_capacity);
+  header->index = codebook.index;
+  header->kv_head_count = shape.kv_heads;
+  header->slot_capacity = slot_capacity;
+  header->plane_offset_bytes = places.plane_offset;
+  header->head_stride_bytes = places.head_stride;
+  header->plane_stride_bytes = kernels::PlaneStride(slot_capacity);
+  header->counts_offset_bytes = places.counts_offset;
+  header->counts_stride_bytes = places.counts_stride;
+  header->cell_count = places.cell_count;
+  header->counted_begin = counted_begin;
+  header->codebook_epoch = codebook.epoch;
+  header->posting_begins_offset_bytes = places.begins_offset;
+  header->posting_begins_stride_bytes = places.begins_stride;
+  header->posting_slots_offset_bytes = places.slots_offset;
+  header->posting_slots_stride_bytes = places.slots_stride;
+}
+
 uint8_t* WritablePlanes(const IndexDataHeader& header, uint32_t kv_head) {
   return const_cast<uint8_t*>(Planes(header, kv_head));
 }
@@ -113,6 +134,18 @@ Codebook::Codebook(Extent extent, const IndexDescriptor& index, const LayerShape
   header->epoch = epoch;
 }
 
+std::shared_ptr<const Codebook> Codebook::Recover(Extent extent, const IndexDescriptor& index,
+                                                  const LayerShape& shape) {
+  std::shared_ptr<const Codebook> found(new Codebook(std::move(extent)));
+  const CodebookHeader& header = found->header();
+  const bool same = header.magic == CodebookHeader::kMagic &&
+                    header.layout_version == kLayoutVersion && header.index == index &&
+                    header.kv_head_count == shape.kv_heads && header.key_dim == shape.key_dim &&
+                    header.centroid_offset_bytes == AlignUp(sizeof(CodebookHeader)) &&
+                    header.head_stride_bytes == CentroidStride(index, shape);
+  return same ? found : nullptr;
+}
+
 std::span<float> Codebook::centroids(uint32_t kv_head) const {
   const std::span<const float> read = Centroids(header(), kv_head);
   return {const_cast<float*>(read.data()), read.size()};
@@ -152,26 +185,29 @@ size_t SegmentIndex::LayerBytes(const IndexDescriptor& index, const LayerShape& 
 SegmentIndex::Layer SegmentIndex::MakeLayer(const LayerShape& shape, uint32_t slot_capacity,
                                             uint32_t counted_begin, Extent extent,
                                             std::shared_ptr<const Codebook> codebook) {
-  const IndexDescriptor& index = codebook->header().index;
-  const IndexPlaces places(index, shape, slot_capacity);
+  const IndexPlaces places(codebook->header().index, shape, slot_capacity);
   std::memset(extent.data(), 0, places.counts_offset);  // counts and lists are written whole
-  auto* header = new (extent.data()) IndexDataHeader;
-  header->index = index;
-  header->kv_head_count = shape.kv_heads;
-  header->slot_capacity = slot_capacity;
-  header->plane_offset_bytes = places.plane_offset;
-  header->head_stride_bytes = places.head_stride;
-  header->plane_stride_bytes = kernels::PlaneStride(slot_capacity);
-  header->counts_offset_bytes = places.counts_offset;
-  header->counts_stride_bytes = places.counts_stride;
-  header->cell_count = places.cell_count;
-  header->counted_begin = counted_begin;
-  header->codebook_epoch = codebook->header().epoch;
-  header->posting_begins_offset_bytes = places.begins_offset;
-  header->posting_begins_stride_bytes = places.begins_stride;
-  header->posting_slots_offset_bytes = places.slots_offset;
-  header->posting_slots_stride_bytes = places.slots_stride;
-  return {.data = std::make_shared<const Extent>(std::move(extent)),
+  WriteHeader(shape, slot_capacity, counted_begin, codebook->header(),
+              new (extent.data()) IndexDataHeader);
+  return {.data = std::make_shared<const IndexData>(std::move(extent)),
+          .codebook = std::move(codebook)};
+}
+
+SegmentIndex::Layer SegmentIndex::RecoverLayer(const LayerShape& shape, uint32_t slot_capacity,
+                                               Extent extent,
+                                               std::shared_ptr<const Codebook> codebook) {
+  const auto& found = *reinterpret_cast<const IndexDataHeader*>(extent.data());
+  const uint32_t counted_end = found.counted_end.load(std::memory_order_acquire);
+  IndexDataHeader wanted;
+  WriteHeader(shape, slot_capacity, found.counted_begin, codebook->header(), &wanted);
+  wanted.counted_end.store(counted_end);
+  const bool in_range = found.counted_begin <= slot_capacity && counted_end <= slot_capacity &&
+                        (counted_end == 0 || counted_end > found.counted_begin);
+  if (!in_range || std::memcmp(static_cast<const void*>(&found), static_cast<const void*>(&wanted),
+                               sizeof(wanted)) != 0) {
+    return {};
+  }
+  return {.data = std::make_shared<const IndexData>(std::move(extent)),
           .codebook = std::move(codebook)};
 }
 
@@ -231,6 +267,12 @@ bool SegmentIndex::all_ready() const {
     if (!ready(slot)) return false;
   }
   return true;
+}
+
+bool SegmentIndex::recovered() const {
+  return std::any_of(layers_.begin(), layers_.end(), [](const Layer& layer) {
+    return layer.data != nullptr && layer.data->expected() != nullptr;
+  });
 }
 
 size_t SegmentIndex::used_bytes() const {

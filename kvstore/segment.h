@@ -15,9 +15,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kvstore/checked_bytes.h"
+#include "kvstore/heat.h"
 #include "kvstore/model.h"
 #include "kvstore/pool.h"
 #include "kvstore/read/layer_view.h"
+#include "kvstore/record_table.h"
 
 namespace pqcached::kvstore {
 
@@ -46,6 +49,9 @@ class Codebook {
   static size_t SizeBytes(const IndexDescriptor& index, const LayerShape& shape);
   // Writes the header; centroids are unspecified.
   Codebook(Extent extent, const IndexDescriptor& index, const LayerShape& shape, uint32_t epoch);
+  // One that an earlier process wrote; null when it has another header.
+  static std::shared_ptr<const Codebook> Recover(Extent extent, const IndexDescriptor& index,
+                                                 const LayerShape& shape);
 
   CodebookHeader& header() const { return *reinterpret_cast<CodebookHeader*>(extent_.data()); }
   std::span<float> centroids(uint32_t kv_head) const;
@@ -55,6 +61,8 @@ class Codebook {
   size_t content_bytes() const;
 
  private:
+  explicit Codebook(Extent extent) : extent_(std::move(extent)) {}
+
   Extent extent_;
 };
 
@@ -78,8 +86,19 @@ class SegmentRows {
     return std::span(pointers_).subspan(layer.first_head, layer.shape.kv_heads);
   }
   size_t used_bytes() const;
+  // Where it is written down, if it is; guarded by the table's mutex. Dies before the extents.
+  RecordSlot& record() const { return record_; }
+  // Recovery: what the next layer's rows are to be compared with; before it is shared. See checksums.h.
+  void Expect(std::unique_ptr<const CheckedBytes> bytes) const {
+    expected_.push_back(std::move(bytes));
+  }
+  const CheckedBytes* expected(uint32_t layer_slot) const {
+    return layer_slot < expected_.size() ? expected_[layer_slot].get() : nullptr;
+  }
   // Sequences that hold it, leases and readers of dropped ones included.
   uint32_t user_count() const { return user_count_.load(std::memory_order_relaxed); }
+  // How it was used so far; no part of its content.
+  Heat& heat() const { return heat_; }
 
  private:
   friend class SegmentUse;
@@ -90,6 +109,28 @@ class SegmentRows {
   std::vector<Extent> extents_;             // [heads of all layers]
   std::vector<const std::byte*> pointers_;  // likewise
   mutable std::atomic<uint32_t> user_count_ = 0;
+  mutable std::vector<std::unique_ptr<const CheckedBytes>> expected_;  // per layer slot
+  mutable RecordSlot record_;
+  mutable Heat heat_;
+};
+
+// Memory of one layer of a segment's index.
+class IndexData {
+ public:
+  explicit IndexData(Extent extent) : extent_(std::move(extent)) {}
+
+  std::byte* data() const { return extent_.data(); }
+  ExtentRef ref() const { return extent_.ref(); }
+  size_t size_bytes() const { return extent_.size_bytes(); }
+  // As those of SegmentRows.
+  RecordSlot& record() const { return record_; }
+  void Expect(std::unique_ptr<const CheckedBytes> bytes) const { expected_ = std::move(bytes); }
+  const CheckedBytes* expected() const { return expected_.get(); }
+
+ private:
+  Extent extent_;
+  mutable std::unique_ptr<const CheckedBytes> expected_;
+  mutable RecordSlot record_;
 };
 
 // Codes of a segment under one index, and the codebooks that they mean.
@@ -97,7 +138,7 @@ class SegmentIndex {
  public:
   // What one layer holds; shared by the versions of a segment's index.
   struct Layer {
-    std::shared_ptr<const Extent> data;  // null: none yet
+    std::shared_ptr<const IndexData> data;  // null: none yet
     std::shared_ptr<const Codebook> codebook;
 
     IndexDataHeader& header() const { return *reinterpret_cast<IndexDataHeader*>(data->data()); }
@@ -108,6 +149,10 @@ class SegmentIndex {
   // Writes the header and zero planes. Slots before `counted_begin` will not be counted.
   static Layer MakeLayer(const LayerShape& shape, uint32_t slot_capacity, uint32_t counted_begin,
                          Extent extent, std::shared_ptr<const Codebook> codebook);
+
+  // One that an earlier process wrote; without data when it has another header.
+  static Layer RecoverLayer(const LayerShape& shape, uint32_t slot_capacity, Extent extent,
+                            std::shared_ptr<const Codebook> codebook);
 
   static void AppendSizes(const StoredLayers& layers, const IndexDescriptor& index,
                           uint32_t slot_capacity, std::vector<size_t>& sizes_bytes);
@@ -144,6 +189,8 @@ class SegmentIndex {
     return layer_ready_[layer_slot].load(std::memory_order_acquire);
   }
   bool all_ready() const;
+  // Whether any of it is to be compared with what an earlier process wrote (checksums.h).
+  bool recovered() const;
 
  private:
   IndexDescriptor index_;

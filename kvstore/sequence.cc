@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "kvstore/sequence_record.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -148,16 +149,35 @@ uint32_t Snapshot::tail_begin() const {
   return list->tail_open() ? list->segments.back().rows->first_position() : token_count();
 }
 
+PinnedTail PinTail(std::vector<uint32_t> layer_tokens, const SegmentRows* tail) {
+  auto view = MakeView(std::move(layer_tokens), tail);
+  auto pin = std::make_shared<TailPin>(view);
+  return {.view = std::move(view), .pin = std::move(pin)};
+}
+
+std::shared_ptr<const Snapshot> CompleteSnapshot(SegmentList list,
+                                                 std::vector<uint32_t> layer_tokens) {
+  Complete(layer_tokens, list);
+  return std::make_shared<const Snapshot>(std::make_shared<const SegmentList>(std::move(list)),
+                                          std::move(layer_tokens));
+}
+
 Sequence::Sequence(uint64_t sequence_id, std::string session, uint32_t layer_count)
     : Sequence(sequence_id, std::move(session),
-               std::make_shared<Snapshot>(std::make_shared<SegmentList>(),
-                                          std::vector<uint32_t>(layer_count, 0))) {}
+               Start{.first = CompleteSnapshot({}, std::vector<uint32_t>(layer_count, 0)),
+                     .record = nullptr,
+                     .views = {}}) {}
 
-Sequence::Sequence(uint64_t sequence_id, std::string session, std::shared_ptr<const Snapshot> first)
+Sequence::Sequence(uint64_t sequence_id, std::string session, Start start)
     : sequence_id_(sequence_id),
       session_(std::move(session)),
-      current_(std::move(first)),
+      suspended_(start.suspended),
+      record_(std::move(start.record)),
+      current_(std::move(start.first)),
+      views_(std::move(start.views)),
       watchers_(std::make_shared<Watchers>()) {}
+
+Sequence::~Sequence() = default;
 
 absl::Status Sequence::DroppedError() const {
   return absl::NotFoundError(absl::StrCat("sequence ", sequence_id_, " was dropped"));
@@ -206,6 +226,7 @@ absl::Status Sequence::StartWriting(bool is_short, absl::Time deadline) {
           absl::StrCat("another writer of sequence ", sequence_id_, " is at work"));
     }
   }
+  if (!holds_.Take()) return DroppedError();  // about to be evicted
   writing_ = true;
   short_ = is_short;
   writer_list_ = current_->list;
@@ -216,6 +237,7 @@ void Sequence::EndWrite() {
   std::shared_ptr<const SegmentList> list;  // dies behind the lock
   const MutexLock lock(&mutex_);
   writing_ = false;
+  holds_.Release();
   list.swap(writer_list_);
   writer_gone_.SignalAll();
 }
@@ -242,6 +264,15 @@ std::shared_ptr<const Sequence::Watchers> Sequence::watchers() const {
 
 absl::Status Sequence::Install(Author author, std::shared_ptr<const Snapshot> next) {
   const Snapshot& shown = *next;
+  if (record_ != nullptr) {  // nobody else can drop or suspend it while events_mutex_ is held
+    {
+      const MutexLock lock(&mutex_);
+      if (current_ == nullptr) return DroppedError();
+      if (author == Author::kWriter && suspended()) return SuspendedError();
+    }
+    absl::Status written = record_->Write(shown.list, shown.layer_tokens, suspended());
+    if (!written.ok()) return written;
+  }
   std::shared_ptr<const SegmentList> known;  // dies behind the lock
   std::shared_ptr<const Watchers> watchers;
   {
@@ -294,6 +325,7 @@ absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens, TailEdit 
           segments.pop_back();
         }
         std::move(edit.entries.begin(), edit.entries.end(), std::back_inserter(segments));
+        if (edit.ends_prefill) list.prefill_closed = true;
         return absl::OkStatus();
       });
 }
@@ -436,10 +468,10 @@ absl::StatusOr<std::shared_ptr<const Snapshot>> Sequence::Share(uint32_t token_c
   for (SegmentEntry& entry : list->segments) {
     std::shared_ptr<const void> tail = entry.use->tail();
     if (!entry.closed) {
-      auto view = MakeView(layer_tokens, entry.rows.get());
-      tail = std::make_shared<TailPin>(view);
+      PinnedTail pinned = PinTail(layer_tokens, entry.rows.get());
+      tail = std::move(pinned.pin);
       const MutexLock lock(&mutex_);
-      views_.push_back(std::move(view));
+      views_.push_back(std::move(pinned.view));
     }
     entry.token_end = std::min(entry.closed ? entry.token_end : token_count, token_count);
     entry.closed = true;
@@ -484,7 +516,15 @@ absl::StatusOr<uint32_t> Sequence::Suspend(bool suspended) {
     if (current_ == nullptr) return DroppedError();
     shown = current_;
     watchers = watchers_;
-    if (suspended_.exchange(suspended) == suspended) return shown->token_count();
+    if (suspended_.load() == suspended) return shown->token_count();
+  }
+  if (record_ != nullptr) {
+    absl::Status written = record_->Write(shown->list, shown->layer_tokens, suspended);
+    if (!written.ok()) return written;
+  }
+  {
+    const MutexLock state_lock(&mutex_);
+    suspended_.store(suspended, std::memory_order_release);
   }
   for (const auto& watcher : *watchers) watcher->OnSuspend(suspended);
   return shown->token_count();
@@ -499,12 +539,14 @@ void Sequence::Drop() {
   {
     const MutexLock state_lock(&mutex_);
     if (current_ == nullptr) return;
+    if (record_ != nullptr) record_->Remove();
     last.swap(current_);
     known.swap(writer_list_);
     views_.clear();
     watchers = std::exchange(watchers_, std::make_shared<const Watchers>());
   }
   for (const auto& watcher : *watchers) watcher->OnDrop();
+  record_.reset();
 }
 
 absl::StatusOr<WriteLease> WriteLease::Take(std::shared_ptr<Sequence> sequence) {

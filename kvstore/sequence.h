@@ -30,10 +30,13 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "kvstore/holds.h"
 #include "kvstore/mutex.h"
 #include "kvstore/segment.h"
 
 namespace pqcached::kvstore {
+
+class SequenceRecord;
 
 // Says when nobody looks any more at what a snapshot or a sharer shows of a tail.
 struct TailView {
@@ -41,6 +44,13 @@ struct TailView {
   const SegmentRows* tail = nullptr;   // the open segment; null when there was none
   std::atomic<bool> drained = false;
 };
+
+// A look at the rows of an open segment below token counts, for as long as `pin` lives.
+struct PinnedTail {
+  std::shared_ptr<const TailView> view;
+  std::shared_ptr<const void> pin;
+};
+PinnedTail PinTail(std::vector<uint32_t> layer_tokens, const SegmentRows* tail);
 
 // A sequence's share of a segment. Kept by every list that names the segment.
 class SegmentUse {
@@ -63,7 +73,7 @@ class SegmentUse {
 struct SegmentList {
   std::vector<SegmentEntry> segments;  // without gap from position 0; only the last one may be open
   std::vector<IndexDescriptor> indexes;  // in any state; see index_ready
-  bool prefill_closed = false;           // by the first BuildIndex
+  bool prefill_closed = false;           // by the first BuildIndex, or by the first token decoded
   // [indexes, layer slots]: ready in every segment. Set by Sequence.
   std::vector<std::vector<bool>> ready;
 
@@ -94,6 +104,10 @@ struct Snapshot {
   uint32_t tail_begin() const;
 };
 
+// A snapshot of a list in which nothing is missing but what follows from the rest.
+std::shared_ptr<const Snapshot> CompleteSnapshot(SegmentList list,
+                                                 std::vector<uint32_t> layer_tokens);
+
 // Hears what becomes of a sequence: one call at a time, in the order of the changes, each after it has
 // taken effect (OnTruncate: before). Calls come with events_mutex_ held: a watcher may call Read,
 // Peek, Watch and Unwatch of the sequence, nothing that changes it. Locks that a watcher takes may be
@@ -121,13 +135,21 @@ struct IndexedSegment {
 struct TailEdit {
   uint32_t begin = 0;                 // entries that begin at or behind it ..
   std::vector<SegmentEntry> entries;  // .. give way to these
+  bool ends_prefill = false;          // as CloseTail does
 };
 
 class Sequence {
  public:
   Sequence(uint64_t sequence_id, std::string session, uint32_t layer_count);
-  // With tokens that it shares (Share).
-  Sequence(uint64_t sequence_id, std::string session, std::shared_ptr<const Snapshot> first);
+  // What a sequence begins with.
+  struct Start {
+    std::shared_ptr<const Snapshot> first;  // tokens that it shares (Share), or that were recovered
+    std::unique_ptr<SequenceRecord> record;  // of `first`; null: it is not written down
+    bool suspended = false;
+    std::vector<std::shared_ptr<const TailView>> views;  // of others, of its open segment
+  };
+  Sequence(uint64_t sequence_id, std::string session, Start start);
+  ~Sequence();
 
   uint64_t sequence_id() const { return sequence_id_; }
   const std::string& session() const { return session_; }
@@ -202,6 +224,9 @@ class Sequence {
   void Drop();
   bool dropped() const { return dropped_.load(std::memory_order_acquire); }
 
+  // A writer at work holds the sequence; others who need it to stay do so themselves.
+  Holds& holds() const { return holds_; }
+
  private:
   using Watchers = std::vector<std::shared_ptr<SequenceWatcher>>;
   enum class Author : uint8_t { kWriter, kBackground };
@@ -225,8 +250,10 @@ class Sequence {
   const std::string session_;
   std::atomic<bool> dropped_ = false;
   std::atomic<bool> suspended_ = false;
+  mutable Holds holds_;
 
   Mutex events_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
+  std::unique_ptr<SequenceRecord> record_ ABSL_GUARDED_BY(events_mutex_);
 
   mutable Mutex mutex_;
   std::shared_ptr<const Snapshot> current_ ABSL_GUARDED_BY(mutex_);  // null when dropped

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvstore/describe.h"
 #include "kvstore/live_index.h"
+#include "kvstore/memory_limits.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -30,6 +31,9 @@ absl::Status CheckOptions(const StoreOptions& options) {
   }
   if (options.max_caches == 0) return absl::InvalidArgumentError("max_caches is 0");
   if (options.max_sequences == 0) return absl::InvalidArgumentError("max_sequences is 0");
+  if (!(options.max_retained_share >= 0 && options.max_retained_share <= 1)) {
+    return absl::InvalidArgumentError("max_retained_share must lie in [0, 1]");
+  }
   if (options.epoch_tokens == 0) return absl::InvalidArgumentError("epoch_tokens is 0");
   if (options.threads > kMaxThreads) {
     return absl::InvalidArgumentError(
@@ -131,8 +135,9 @@ absl::Status StoreImpl::CheckRanks(std::string_view tenant, const CacheSpec& spe
 
 absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const CacheSpec& spec) {
   if (absl::Status status = ValidateCacheSpec(spec); !status.ok()) return status;
-  const size_t machine_bytes = AvailableMemoryBytes();
+  const size_t machine_bytes = ReadMemoryLimits(engine_->options.memory_root).available_bytes;
   std::shared_ptr<const Cache> found;
+  bool is_new = false;
   {
     const MutexLock lock(&mutex_);
     for (const auto& [id, cache] : caches_) {
@@ -146,8 +151,10 @@ absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const Ca
       auto made = MakeCache(tenant, spec, machine_bytes);
       if (!made.ok()) return made.status();
       found = *std::move(made);
+      is_new = true;
     }
   }
+  if (is_new) ServePressure(found);
   if (const std::string field = FindDifference(found->spec, spec); !field.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("cache ", spec.name, " is open with another ", field));
@@ -162,6 +169,9 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeCache(std::string_vi
   if (caches_.size() >= options.max_caches) {
     return absl::ResourceExhaustedError(
         absl::StrCat("max_caches: ", options.max_caches, " caches are open"));
+  }
+  if (absl::Status status = CheckTenantQuota(tenant, spec.capacity_bytes); !status.ok()) {
+    return status;
   }
   size_t open_bytes = 0;
   size_t untouched_bytes = 0;  // promised, though the machine still counts them as available
@@ -182,15 +192,9 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeCache(std::string_vi
         absl::StrCat("capacity_bytes is ", spec.capacity_bytes, "; the machine has ",
                      available_bytes, ", ", spec.capacity_bytes - available_bytes, " bytes short"));
   }
-  const uint32_t touchers = std::max(1u, engine_->serving.worker_count() / 2);
-  auto pool = Pool::Create({.capacity_bytes = spec.capacity_bytes,
-                            .touch_threads = touchers,
-                            .strict = options.strict_memory});
-  if (!pool.ok()) return pool.status();
-  const uint64_t cache_id = next_id_++;
-  auto cache = std::make_shared<const Cache>(cache_id, std::string(tenant), spec, *std::move(pool),
-                                             engine_.get());
-  caches_.emplace(cache_id, cache);
+  auto cache = MakeMemory(tenant, spec);
+  if (!cache.ok()) return cache.status();
+  caches_.emplace((*cache)->cache_id, *cache);
   return cache;
 }
 
@@ -208,7 +212,10 @@ absl::StatusOr<StoreImpl::Found> StoreImpl::FindOfAnyTenant(uint64_t sequence_id
   const MutexLock lock(&mutex_);
   const auto it = sequences_.find(sequence_id);
   if (it == sequences_.end()) {
-    return absl::NotFoundError(absl::StrCat("no sequence ", sequence_id));
+    return absl::NotFoundError(
+        evicted_.Contains(sequence_id)
+            ? absl::StrCat("sequence ", sequence_id, " was evicted: memory was short")
+            : absl::StrCat("no sequence ", sequence_id));
   }
   return it->second;
 }
@@ -219,6 +226,7 @@ absl::StatusOr<StoreImpl::Found> StoreImpl::Find(std::string_view tenant,
   if (found.ok() && found->cache->tenant != tenant) {
     return absl::NotFoundError(absl::StrCat("no sequence ", sequence_id));
   }
+  if (found.ok()) found->sequence->holds().Touch();
   return found;
 }
 
@@ -285,7 +293,9 @@ CacheInfo StoreImpl::DescribeCache(const std::shared_ptr<const Cache>& cache) co
                  .used_bytes = usage.used_bytes,
                  .free_bytes = usage.free_bytes,
                  .largest_free_bytes = usage.largest_free_bytes,
-                 .page_bytes = cache->pool->page_bytes()};
+                 .page_bytes = cache->pool->page_bytes(),
+                 .limit_bytes = usage.limit_bytes};
+  info.retained_count = static_cast<uint32_t>(SequencesOf(*cache, /*retained_only=*/true).size());
   const MutexLock lock(&mutex_);
   const auto it = sequence_counts_.find(cache->cache_id);
   if (it != sequence_counts_.end()) info.sequence_count = it->second;
@@ -346,7 +356,9 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Create(const StoreOptions& options
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;
   const uint32_t threads =
       options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency());
-  return std::make_unique<StoreImpl>(options, threads);
+  auto store = std::make_unique<StoreImpl>(options, threads);
+  if (absl::Status status = store->Open(); !status.ok()) return status;
+  return store;
 }
 
 }  // namespace pqcached::kvstore

@@ -22,6 +22,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -32,6 +34,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/exec.h"
+#include "kvstore/heat.h"
+#include "kvstore/keeper.h"
 #include "kvstore/local_session.h"
 #include "kvstore/model.h"
 
@@ -43,6 +47,12 @@ struct PrefillCost {
   double seconds_per_token_squared = 0;
   double seconds_per_token = 0;
   double seconds = 0;
+};
+
+// Pool bytes of one tenant, over the capacities of all its caches.
+struct TenantQuota {
+  size_t guaranteed_bytes = 0;  // that others cannot open
+  size_t max_bytes = std::numeric_limits<size_t>::max();
 };
 
 struct StoreOptions {
@@ -62,10 +72,44 @@ struct StoreOptions {
   std::string cost_file;        // where measured costs of builds are kept; empty = nowhere
   // Told, from a thread of the store, of work on a live index that failed (the pool is full).
   std::function<void(uint64_t sequence_id, const absl::Status& status)> live_index_failed;
-  uint32_t max_leases = 4096;                    // per session
+  uint32_t max_leases = 4096;  // per session
+  // A lease that its holder has not refreshed for so long is expired, which is found when leases are
+  // listed: it is revoked, and keeps what was handed out until it ends.
+  absl::Duration lease_timeout = absl::InfiniteDuration();
   size_t max_staging_bytes = size_t{256} << 20;  // per session
-  uint32_t threads = 0;  // of the serving and of the building arena; 0 = all cores
-  kernels::Exec exec;    // instruction set
+  // When a session or a sequence ends, closed segments of its named tokens stay for others who begin
+  // with them, until they are evicted.
+  bool retain = false;
+  double max_retained_share = 0.8;  // of a pool
+  EvictionPolicy eviction_policy = EvictionPolicy::kReuse;
+  // A sequence of a living session may be evicted when nobody has used it for so long; zero = never.
+  absl::Duration evict_idle = absl::Seconds(60);
+  std::map<std::string, TenantQuota, std::less<>> tenant_quotas;
+  // How often the limits of the machine and of control groups are read anew; zero = only by OpenCache.
+  absl::Duration memory_check_interval = absl::ZeroDuration();
+  std::string memory_root;  // that /proc and /sys stand under, for tests
+  uint32_t threads = 0;     // of the serving and of the building arena; 0 = all cores
+  kernels::Exec exec;       // instruction set
+  // Holds what the store of the next process recovers; outlives the store. Null: nothing outlives it.
+  DescriptorKeeper* keeper = nullptr;
+};
+
+// What a store found of an earlier process when it was made.
+struct RecoveryReport {
+  bool recovered = false;  // whether there was anything
+  uint32_t caches = 0, sequences = 0, segments = 0;
+  uint32_t dropped_records = 0;  // broken ones, with what they alone named
+  size_t bytes = 0;              // of the pools, in use by what was recovered
+  size_t quarantined_bytes = 0;  // of the pools, in use by nobody known
+  double seconds = 0;
+};
+
+// A session as it is to be known to the next process.
+struct KeptSession {
+  std::string id;  // as in SequenceSpec::session
+  std::string tenant;
+  std::string client_name;
+  std::string token;  // a secret
 };
 
 struct CacheInfo {
@@ -75,6 +119,8 @@ struct CacheInfo {
   size_t capacity_bytes = 0, used_bytes = 0, free_bytes = 0, largest_free_bytes = 0;
   size_t page_bytes = 0;  // of the memory in force: 4096 or a huge page size
   uint32_t sequence_count = 0;
+  uint32_t retained_count = 0;  // of them: their sessions are over
+  size_t limit_bytes = 0;  // of used_bytes: the capacity, the quota, or less when memory is short
 };
 
 struct LayerInfo {
@@ -105,6 +151,9 @@ struct SequenceInfo {
          codebook_bytes = 0;  // content: what the figures call KV bytes and index bytes
   size_t used_bytes = 0;      // extents held in the pool, shared ones too
   size_t shared_bytes = 0;    // of used_bytes: rows that other sequences hold, too
+  bool retained = false;      // its session is over
+  absl::Duration pin_left = absl::ZeroDuration();
+  absl::Duration idle = absl::ZeroDuration();  // since the last call on it
 };
 
 // Rows of tokens [first_position, first_position + tokens) of one layer: keys [tokens, kv_heads,
@@ -144,9 +193,10 @@ struct BuildSpec {
 };
 
 // An index that the store keeps up by itself while rows arrive: a segment is indexed when it is full,
-// tails as they close; closed tails are merged. BuildIndex with the same index closes the last
-// segment and waits until all is indexed; its iterations, seed and train_tokens mean nothing then, and
-// when it is cancelled the index goes on.
+// tails as they close; closed tails are merged. The last segment of the first prefill is closed, and then
+// indexed, by the first Append behind it, or by BuildIndex with the same index; that of later turns is
+// coded while it is open. BuildIndex waits until all is indexed; its iterations, seed and train_tokens
+// mean nothing then, and when it is cancelled the index goes on.
 struct LiveIndex {
   IndexDescriptor index;
   // Of k-means, half of them where a codebook goes on from another one of its epoch; 0 = what the cost
@@ -222,11 +272,47 @@ struct StoreStats {
   uint32_t revoked_lease_count = 0;  // that their holders have not let go of
   size_t staging_bytes = 0;          // of all sessions
   size_t shared_bytes = 0;           // rows that several sequences hold, counted once
+  uint32_t live_work_count = 0;      // live indexes with work under way or waiting
+  uint32_t retained_count = 0;       // sequences whose sessions are over
+  uint32_t pinned_count = 0;
+  uint64_t evicted_sequences = 0, evicted_bytes = 0;  // since the start; bytes that came free
+  // Tokens of prompts that CreateSequence was given, in whole steps of 128, and those of them that it
+  // found.
+  uint64_t prompt_tokens = 0, matched_tokens = 0;
+  size_t memory_available_bytes = 0;  // to this process: machine and control groups
+  uint32_t recovered_sequences = 0;   // when the store was made
+  size_t quarantined_bytes = 0;       // that clients of earlier processes may still map
+  uint64_t data_loss_count = 0;       // layers of segments that failed their checksum
+};
+
+// Whether a request will fit.
+struct AdmitSpec {
+  uint64_t prefill_tokens = 0;                // that no other sequence holds
+  uint64_t output_tokens = 0;                 // expected, appended one by one
+  std::optional<IndexDescriptor> index = {};  // of all of them; the cache's default
+};
+
+enum class Verdict : uint8_t {
+  kFitsNow = 1,
+  kAfterEviction = 2,  // of what nobody uses
+  kLater = 3,          // when others have let go of what they hold
+  kNever = 4,          // more than the cache may hold
+};
+
+struct Admission {
+  Verdict verdict = Verdict::kNever;
+  size_t needed_bytes = 0;     // of extents
+  size_t evicted_bytes = 0;    // kAfterEviction: that would have to go
+  size_t shortfall_bytes = 0;  // kLater, kNever: what is missing
+  size_t limit_bytes = 0;      // that the cache may hold
 };
 
 class Store {
  public:
-  // Errors: kInvalidArgument naming the option.
+  // With a keeper: recovers what an earlier process left with it. Its destructor leaves all of it to the
+  // next process.
+  //
+  // Errors: kInvalidArgument naming the option; those of the keeper.
   static absl::StatusOr<std::unique_ptr<Store>> Create(const StoreOptions& options);
   virtual ~Store() = default;
 
@@ -239,7 +325,7 @@ class Store {
   // Errors: kFailedPrecondition  open with another fingerprint or shape, or a rank that does not go
   //                              with the others (names the field)
   //         kResourceExhausted   max_caches, max_pool_bytes, or the machine has less memory
-  //         (shortfall in bytes)
+  //         (shortfall in bytes), or the tenant's quota, or what others are guaranteed
   virtual absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) = 0;
 
   // The sequence begins with the longest stored prefix of spec.token_ids (MatchPrefix), shared.
@@ -270,9 +356,11 @@ class Store {
   virtual absl::StatusOr<uint64_t> ResumeSequence(std::string_view tenant,
                                                   uint64_t sequence_id) = 0;
   virtual absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) = 0;
-  // Drops all sequences of a session; returns how many.
+  // Drops all sequences of a session and forgets that it is kept; returns how many.
   virtual uint32_t DropSession(std::string_view session) = 0;
-  // Forgets the tokens from `token_count` on, in all layers. Returns the new token_count.
+  // Forgets the tokens from `token_count` on, in all layers. Returns the new token_count. With the last
+  // token go the indexes: their codebooks were trained on keys that are gone. A live one begins anew,
+  // another one is to be built again.
   //
   // Leases that it shortens are revoked, but `own_lease` (0 = none), whose holder knows. Ids of the
   // forgotten tokens are forgotten too.
@@ -309,7 +397,8 @@ class Store {
                                   const std::function<bool(const BuildProgress&)>& progress) = 0;
 
   // Errors of the following: kInvalidArgument (field and limit), kNotFound, kOutOfRange (positions
-  // that are not stored), kFailedPrecondition (the layer has no such index: build it).
+  // that are not stored), kFailedPrecondition (the sequence has no such index: build it), kAborted (the
+  // layer's is under way: repeat later).
   virtual absl::StatusOr<Selected> TopK(std::string_view tenant, uint64_t sequence_id,
                                         const Query& query, const Selection& selection) = 0;
   virtual absl::StatusOr<Scores> Score(std::string_view tenant, uint64_t sequence_id,
@@ -361,6 +450,39 @@ class Store {
   virtual absl::Status Detach(std::string_view session, uint64_t lease_id) = 0;
   virtual std::vector<LeaseInfo> ListLeases() = 0;
   virtual StoreStats Stats() = 0;
+
+  // ---- Memory pressure. Sequences that were evicted are kNotFound, as if dropped; the message says so.
+
+  // Whether such a request would fit, by what allocation will take; a promise of nothing, since others
+  // allocate too.
+  //
+  // Errors: kNotFound, kInvalidArgument (index), kOutOfRange (tokens)
+  virtual absl::StatusOr<Admission> Admit(std::string_view tenant, uint64_t cache_id,
+                                          const AdmitSpec& spec) = 0;
+  // Keeps the sequence from being evicted for this long, and what is retained of it; its counterparts in
+  // other ranks, too. Zero: no longer. Empty tenant: of any tenant (for admin).
+  //
+  // Errors: kNotFound, kInvalidArgument (ttl)
+  virtual absl::Status PinSequence(std::string_view tenant, uint64_t sequence_id,
+                                   absl::Duration ttl) = 0;
+  // Drops a sequence that nobody uses, whosever it is, and retains nothing of it.
+  //
+  // Errors: kNotFound; kFailedPrecondition naming the lease, the pin, or the work that holds it
+  virtual absl::Status EvictSequence(uint64_t sequence_id) = 0;
+
+  // ---- What outlives the process (StoreOptions::keeper).
+
+  virtual RecoveryReport Recovery() const = 0;
+  // Writes a session down for the next process, before its client hears of it, until DropSession. No
+  // effect without a keeper.
+  //
+  // Errors: kAlreadyExists, kResourceExhausted, kInvalidArgument (too long)
+  virtual absl::Status KeepSession(const KeptSession& session) = 0;
+  // Those of earlier processes that were not dropped since. Whoever serves them drops the others'
+  // sequences (SequenceInfo::session).
+  virtual std::vector<KeptSession> KeptSessions() const = 0;
+  // Nobody maps any more what earlier processes handed out: it may be used again.
+  virtual void EndQuarantine() = 0;
 
   // Empty tenant: all tenants (for admin).
   virtual std::vector<CacheInfo> ListCaches(std::string_view tenant) = 0;

@@ -1,11 +1,12 @@
 // StoreImpl: the maps behind Store's calls. What a call does stands elsewhere; here things are found
 // and handed on. store.cc: caches, reads and reports; store_sequences.cc: what makes and changes
-// sequences; store_local.cc: local access.
+// sequences; store_local.cc: local access; store_pressure.cc: who gives way when memory is short.
 //
 // Thread-safe.
 #ifndef PQCACHED_KVSTORE_STORE_IMPL_H_
 #define PQCACHED_KVSTORE_STORE_IMPL_H_
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -13,9 +14,12 @@
 #include <vector>
 
 #include "kvstore/cache.h"
+#include "kvstore/eviction.h"
 #include "kvstore/local_sessions.h"
+#include "kvstore/memory_watch.h"
 #include "kvstore/mutex.h"
 #include "kvstore/reader.h"
+#include "kvstore/root_records.h"
 #include "kvstore/sequence.h"
 #include "kvstore/store.h"
 
@@ -25,7 +29,18 @@ class StoreImpl final : public Store {
  public:
   StoreImpl(const StoreOptions& options, uint32_t threads)
       : engine_(std::make_unique<Engine>(options, threads)),
-        local_(options.max_leases, options.max_staging_bytes) {}
+        local_(options.max_leases, options.max_staging_bytes, options.lease_timeout,
+               options.keeper) {
+    if (options.memory_check_interval > absl::ZeroDuration()) {
+      watch_ = std::make_unique<MemoryWatch>(options.memory_check_interval,
+                                             [this] { FollowMemoryLimits(); });
+    }
+  }
+
+  ~StoreImpl() override;
+
+  // Recovers what the keeper holds; once, before anything else.
+  absl::Status Open();
 
   Engine& engine() { return *engine_; }  // for tests
 
@@ -82,6 +97,20 @@ class StoreImpl final : public Store {
   absl::Status Detach(std::string_view session, uint64_t lease_id) override;
   std::vector<LeaseInfo> ListLeases() override;
   StoreStats Stats() override;
+  absl::StatusOr<Admission> Admit(std::string_view tenant, uint64_t cache_id,
+                                  const AdmitSpec& spec) override;
+  absl::Status PinSequence(std::string_view tenant, uint64_t sequence_id,
+                           absl::Duration ttl) override;
+  absl::Status EvictSequence(uint64_t sequence_id) override;
+
+  // Reads the limits of the machine and of control groups, and follows them: when memory is short, no
+  // more pages are touched, free ones and those of retained sequences are given back, and pools grow
+  // no further.
+  void FollowMemoryLimits();
+  RecoveryReport Recovery() const override;
+  absl::Status KeepSession(const KeptSession& session) override;
+  std::vector<KeptSession> KeptSessions() const override;
+  void EndQuarantine() override;
   std::vector<CacheInfo> ListCaches(std::string_view tenant) override;
   absl::StatusOr<std::vector<SequenceInfo>> ListSequences(std::string_view tenant,
                                                           uint64_t cache_id) override;
@@ -94,6 +123,8 @@ class StoreImpl final : public Store {
     std::shared_ptr<const Cache> cache;
     std::shared_ptr<Sequence> sequence;
     std::shared_ptr<NamedTokens> names = {};
+
+    bool retained() const { return sequence->session().empty(); }
   };
 
   struct Prefix {
@@ -129,19 +160,68 @@ class StoreImpl final : public Store {
                                               std::string session,
                                               std::shared_ptr<const Snapshot> first,
                                               const PrefixKey& root,
-                                              std::span<const uint32_t> token_ids);
+                                              std::span<const uint32_t> token_ids,
+                                              const std::optional<LiveIndex>& live_index);
+  // The memory of a new cache, written down when there is a keeper. Errors: those of Pool and keeper.
+  absl::StatusOr<std::shared_ptr<const Cache>> MakeMemory(std::string_view tenant,
+                                                          const CacheSpec& spec)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Pool::Options PoolOptions(size_t capacity_bytes) const;
+  uint64_t NewId() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Errors: kDataLoss when nothing of the cache can be recovered.
+  absl::Status RecoverCache(const CacheRecord& record);
+  std::vector<std::shared_ptr<const Cache>> AllCaches() const;
   CacheInfo DescribeCache(const std::shared_ptr<const Cache>& cache) const;
   void Forget(uint64_t sequence_id);
 
+  // Begins and ends to make room in the pool of a cache.
+  void ServePressure(const std::shared_ptr<const Cache>& cache);
+  void EndPressure();
+  // What may be opened beside `tenant`'s quota and the guarantees of others. Errors:
+  // kResourceExhausted naming the quota.
+  absl::Status CheckTenantQuota(std::string_view tenant, size_t capacity_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Drops a sequence at its end and retains of it what may serve others.
+  void EndSequence(const Found& found);
+  void Retain(const Found& found);
+  std::vector<Found> SequencesOf(const Cache& cache, bool retained_only) const;
+  std::vector<Candidate> Candidates(const Cache& cache, bool retained_only) const;
+  bool MakeRoom(const Cache& cache, std::span<const size_t> sizes_bytes);
+  // Returns the bytes that came free.
+  size_t CarryOut(const Cache& cache, std::span<const Candidate> candidates,
+                  std::span<const Victim> victims);
+  bool CarryOut(const Cache& cache, const Candidate& candidate, const Victim& victim);
+  // False when somebody holds it now.
+  bool EvictWhole(const Found& found);
+  bool Shorten(const Found& found, uint32_t keep_tokens);
+  // Of the other ranks, with more than `keep_tokens` of the same tokens.
+  std::vector<Found> Counterparts(const Cache& cache, const NamedTokens& names,
+                                  uint32_t keep_tokens) const;
+  // Evicts retained sequences until those left hold at most so much; returns the bytes that came free.
+  size_t ShrinkRetained(const Cache& cache, size_t most_bytes);
+  // When max_sequences are there: one retained sequence makes room for another one.
+  void EvictForCount(const Cache& cache);
+
   const std::unique_ptr<Engine> engine_;  // before the caches that use it
+  std::unique_ptr<RootRecords> root_;     // null without a keeper; set by Open, as recovery_
+  RecoveryReport recovery_;
 
   LocalSessions local_;
+
+  EvictedIds evicted_;
+  std::atomic<uint64_t> evicted_sequences_ = 0;
+  std::atomic<uint64_t> evicted_bytes_ = 0;
+  std::atomic<uint64_t> prompt_tokens_ = 0;
+  std::atomic<uint64_t> matched_tokens_ = 0;
+  Mutex retain_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // one end of a sequence at a time
 
   mutable Mutex mutex_;
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   std::map<uint64_t, std::shared_ptr<const Cache>> caches_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, Found> sequences_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, uint32_t> sequence_counts_ ABSL_GUARDED_BY(mutex_);  // per cache
+
+  std::unique_ptr<MemoryWatch> watch_;  // null: nobody watches
 };
 
 }  // namespace pqcached::kvstore

@@ -1,6 +1,9 @@
 // Store's calls for clients that read mapped memory.
 #include <set>
 
+#include "kvstore/checksums.h"
+#include "kvstore/live_index.h"
+#include "kvstore/memory_limits.h"
 #include "kvstore/store_impl.h"
 
 namespace pqcached::kvstore {
@@ -31,6 +34,12 @@ absl::StatusOr<AttachedSequence> StoreImpl::Attach(std::string_view tenant, uint
                                                    const LeaseState& lease) {
   auto found = Find(tenant, sequence_id);
   if (!found.ok()) return found.status();
+  const auto leased = found->sequence->Read();
+  if (!leased.ok()) return leased.status();
+  // What comes later is made by this process.
+  if (absl::Status status = VerifyList(*found->cache, *(*leased)->list); !status.ok()) {
+    return status;
+  }
   return local_.Attach(std::move(found->cache), std::move(found->sequence), session, lease);
 }
 
@@ -46,16 +55,31 @@ absl::Status StoreImpl::Detach(std::string_view session, uint64_t lease_id) {
 std::vector<LeaseInfo> StoreImpl::ListLeases() { return local_.ListLeases(); }
 
 StoreStats StoreImpl::Stats() {
-  StoreStats stats{.staging_bytes = local_.staging_bytes()};
+  StoreStats stats{.staging_bytes = local_.staging_bytes(),
+                   .live_work_count = engine_->live->CountBusy()};
   for (const LeaseInfo& lease : local_.ListLeases()) {
     ++stats.lease_count;
     if (lease.revoked) ++stats.revoked_lease_count;
   }
+  stats.data_loss_count = engine_->data_loss_count.load();
+  stats.recovered_sequences = recovery_.sequences;
+  for (const auto& cache : AllCaches()) {
+    stats.quarantined_bytes += cache->pool->usage().quarantined_bytes;
+  }
   std::vector<std::shared_ptr<Sequence>> sequences;
   {
     const MutexLock lock(&mutex_);
-    for (const auto& [id, found] : sequences_) sequences.push_back(found.sequence);
+    for (const auto& [id, found] : sequences_) {
+      sequences.push_back(found.sequence);
+      if (found.retained()) ++stats.retained_count;
+      if (found.sequence->holds().pinned()) ++stats.pinned_count;
+    }
   }
+  stats.evicted_sequences = evicted_sequences_.load();
+  stats.evicted_bytes = evicted_bytes_.load();
+  stats.prompt_tokens = prompt_tokens_.load();
+  stats.matched_tokens = matched_tokens_.load();
+  stats.memory_available_bytes = ReadMemoryLimits(engine_->options.memory_root).available_bytes;
   std::set<const SegmentRows*> seen;
   std::set<const SegmentRows*> shared;
   for (const auto& sequence : sequences) {

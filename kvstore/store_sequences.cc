@@ -7,8 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvstore/builder.h"
+#include "kvstore/checksums.h"
 #include "kvstore/ingest.h"
 #include "kvstore/live_index.h"
+#include "kvstore/sequence_record.h"
 #include "kvstore/store_impl.h"
 
 namespace pqcached::kvstore {
@@ -17,9 +19,11 @@ absl::StatusOr<CreatedSequence> StoreImpl::AddSequence(std::shared_ptr<const Cac
                                                        std::string session,
                                                        std::shared_ptr<const Snapshot> first,
                                                        const PrefixKey& root,
-                                                       std::span<const uint32_t> token_ids) {
+                                                       std::span<const uint32_t> token_ids,
+                                                       const std::optional<LiveIndex>& live_index) {
   const uint64_t cache_id = cache->cache_id;
   uint64_t sequence_id = 0;
+  EvictForCount(*cache);
   {
     const MutexLock lock(&mutex_);
     uint32_t& count = sequence_counts_[cache_id];
@@ -28,17 +32,36 @@ absl::StatusOr<CreatedSequence> StoreImpl::AddSequence(std::shared_ptr<const Cac
           absl::StrCat("max_sequences: cache ", cache_id, " has ", count, " sequences"));
     }
     ++count;
-    sequence_id = next_id_++;
+    sequence_id = NewId();
   }
   if (first == nullptr) {
     first = std::make_shared<const Snapshot>(std::make_shared<SegmentList>(),
                                              std::vector<uint32_t>(cache->layers.size(), 0));
   }
   const uint32_t token_count = first->token_count();
-  auto sequence = std::make_shared<Sequence>(sequence_id, std::move(session), std::move(first));
-  auto names = std::make_shared<NamedTokens>(cache->prefixes, root, sequence, token_count);
-  absl::Status status = sequence->Watch(names).status();
+  std::unique_ptr<SequenceRecord> record;
+  std::unique_ptr<NamesRecord> names_record;
+  absl::Status status;
+  if (cache->records != nullptr) {
+    auto created = SequenceRecord::Create(
+        cache->records,
+        {.sequence_id = sequence_id, .session = session, .root = root, .live_index = live_index},
+        *first);
+    status = created.status();
+    if (status.ok()) {
+      record = *std::move(created);
+      names_record = std::make_unique<NamesRecord>(cache->records, record->slot());
+    }
+  }
+  auto sequence = std::make_shared<Sequence>(
+      sequence_id, std::move(session),
+      Sequence::Start{.first = std::move(first), .record = std::move(record), .views = {}});
+  auto names = std::make_shared<NamedTokens>(cache->prefixes, root, sequence, token_count,
+                                             std::move(names_record));
+  if (status.ok()) status = sequence->Watch(names).status();
   if (status.ok()) status = names->Name(0, token_ids);
+  if (status.ok() && cache->records != nullptr) engine_->checksums->Add(cache, sequence);
+  if (!status.ok()) sequence->Drop();
   const MutexLock lock(&mutex_);
   if (!status.ok()) {
     --sequence_counts_[cache_id];
@@ -117,8 +140,16 @@ absl::StatusOr<CreatedSequence> StoreImpl::CreateSequence(std::string_view tenan
     return status;
   }
   Prefix prefix = SharePrefix(**cache, spec.token_ids, spec.extra_key);
+  prompt_tokens_ += spec.token_ids.size() / kPrefixStepTokens * kPrefixStepTokens;
+  if (prefix.snapshot != nullptr) {
+    matched_tokens_ += prefix.snapshot->token_count();
+    const uint64_t tick = (*cache)->uses->Tick();
+    for (const SegmentEntry& entry : prefix.snapshot->list->segments) {
+      (*cache)->uses->Use(tick, /*hit=*/true, entry.rows->heat());
+    }
+  }
   return KeepUp(AddSequence(*std::move(cache), spec.session, std::move(prefix.snapshot),
-                            prefix.root, spec.token_ids),
+                            prefix.root, spec.token_ids, spec.live_index),
                 spec.live_index);
 }
 
@@ -139,9 +170,10 @@ absl::StatusOr<CreatedSequence> StoreImpl::ForkSequence(std::string_view tenant,
   const std::optional<LiveIndex> live_index = engine_->live->SpecOf(sequence_id);
   auto first = found->names->Share(shared, /*partial_indexes=*/live_index.has_value());
   if (!first.ok()) return first.status();
-  return KeepUp(AddSequence(std::move(found->cache), std::string(session),
-                            std::move(first->snapshot), found->names->root(), first->token_ids),
-                live_index);
+  return KeepUp(
+      AddSequence(std::move(found->cache), std::string(session), std::move(first->snapshot),
+                  found->names->root(), first->token_ids, live_index),
+      live_index);
 }
 
 absl::StatusOr<uint64_t> StoreImpl::MatchPrefix(std::string_view tenant, uint64_t cache_id,
@@ -184,24 +216,22 @@ void StoreImpl::Forget(uint64_t sequence_id) {
 absl::Status StoreImpl::DropSequence(std::string_view tenant, uint64_t sequence_id) {
   const auto found = Find(tenant, sequence_id);
   if (!found.ok()) return found.status();
-  Forget(sequence_id);
-  found->sequence->Drop();  // a writer at work finds out when it publishes
+  EndSequence(*found);
   return absl::OkStatus();
 }
 
 uint32_t StoreImpl::DropSession(std::string_view session) {
   local_.Drop(session);  // first: its client takes no result any more
-  std::vector<std::shared_ptr<Sequence>> dropped;
+  if (session.empty()) return 0;
+  std::vector<Found> dropped;
   {
     const MutexLock lock(&mutex_);
     for (const auto& [id, found] : sequences_) {
-      if (found.sequence->session() == session) dropped.push_back(found.sequence);
+      if (found.sequence->session() == session) dropped.push_back(found);
     }
   }
-  for (const auto& sequence : dropped) {
-    Forget(sequence->sequence_id());
-    sequence->Drop();  // a writer at work finds out when it publishes
-  }
+  for (const Found& found : dropped) EndSequence(found);
+  if (root_ != nullptr) root_->ForgetSession(session);
   return static_cast<uint32_t>(dropped.size());
 }
 
@@ -238,6 +268,7 @@ absl::Status StoreImpl::BuildIndex(std::string_view tenant, uint64_t sequence_id
                                    const std::function<bool(const BuildProgress&)>& progress) {
   const auto found = Find(tenant, sequence_id);
   if (!found.ok()) return found.status();
+  const Hold hold(*found->sequence);  // longer than its writing
   auto lease = WriteLease::Take(found->sequence);
   if (!lease.ok()) return lease.status();
   return BuildSequenceIndex(*found->cache, *std::move(lease), spec, progress);

@@ -47,6 +47,11 @@ class SegmentWriter {
   // Segments that it opens get no codes: a live index codes them when they are full.
   void CodeLater() { code_later_ = true; }
 
+  // Closes the open segment of a first prefill where its tokens end, so that they can be trained on. Those
+  // of later turns are coded while they are open. REQUIRES: before Reserve; all layers have the same
+  // tokens.
+  void EndPrefill();
+
   const Sequence& sequence() const { return lease_.sequence(); }
   const Snapshot& base() const { return *base_; }
   const Cache& cache() const { return *cache_; }
@@ -87,6 +92,7 @@ class SegmentWriter {
   std::shared_ptr<const Snapshot> base_;
   uint32_t segment_tokens_;
   bool code_later_ = false;
+  bool ends_prefill_ = false;
   size_t kept_;
   std::vector<SegmentEntry> edited_;
   std::vector<uint32_t> layer_tokens_;

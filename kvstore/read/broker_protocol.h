@@ -6,6 +6,14 @@
 // connection is the session: its end ends the session, and nothing else of the client's is needed
 // for that.
 //
+// A worker of the sidecar may die; sessions outlive it. The client sees it by ControlPage::boot_word,
+// which is no longer the reply's, and by the end of what it can read here. It then opens another
+// connection, says kResume instead of kHello, and gets the same session: the same token and tenant,
+// new control memory, another boot_id. Leases, staging and what was not answered are gone. It closes
+// the old connection when it has unmapped all that came over it: not before, because what it maps is
+// not used for anything else until then. A sidecar that does not know kResume answers it with a
+// status, and so does one that has no such session any more (NOT_FOUND); hello is still possible then.
+//
 // Fixed sizes, so that neither side ever reads a length from the other. Texts are zero-terminated;
 // reserved bytes are zero.
 #ifndef PQCACHED_KVSTORE_READ_BROKER_PROTOCOL_H_
@@ -23,6 +31,7 @@ enum class BrokerCall : uint32_t {
   kHello = 1,        // opens the session; descriptor: the control memory, read-only
   kOpenPool = 2,     // descriptor: the pool of a cache of the session's tenant, read-only
   kOpenStaging = 3,  // once; descriptor: the staging ring, created and size-sealed by the sidecar
+  kResume = 4,       // instead of kHello, answered as it is
 };
 
 struct BrokerRequest {
@@ -31,11 +40,14 @@ struct BrokerRequest {
   uint32_t version = kBrokerVersion;
   BrokerCall call = BrokerCall::kHello;
   uint32_t reserved = 0;
-  char tenant[72] = {};        // kHello: "" = what the peer's uid says, or "default"
-  char client_name[136] = {};  // kHello: for people
-  uint64_t cache_id = 0;       // kOpenPool
-  uint64_t slot_bytes = 0;     // kOpenStaging: a multiple of 1 MiB
-  uint32_t slot_count = 0;     // kOpenStaging
+  char tenant[72] = {};  // kHello: "" = what the peer's uid says, or "default"
+  union {
+    char client_name[136] = {};  // kHello: for people
+    char resume_token[72];       // kResume: BrokerReply::session_token of the session
+  };
+  uint64_t cache_id = 0;    // kOpenPool
+  uint64_t slot_bytes = 0;  // kOpenStaging: a multiple of 1 MiB
+  uint32_t slot_count = 0;  // kOpenStaging
   uint32_t reserved2 = 0;
 };
 
@@ -46,12 +58,12 @@ struct BrokerReply {
   BrokerCall call = BrokerCall::kHello;  // that it answers
   uint32_t status = 0;                   // gRPC's code; not 0: no descriptor comes
   char message[512] = {};                // why: the field and its limit
-  char session_token[72] = {};           // kHello: a secret; metadata `pqcached-session` of RPCs
-  char boot_id[72] = {};                 // kHello
-  char tenant[72] = {};                  // kHello: that the sidecar gave the session
-  uint64_t boot_word = 0;                // kHello: ControlPage::boot_word while this worker lives
-  uint64_t max_message_bytes = 0;        // kHello
-  uint64_t size_bytes = 0;               // of what the descriptor stands for
+  char session_token[72] = {};     // kHello, kResume: a secret; metadata `pqcached-session` of RPCs
+  char boot_id[72] = {};           // likewise
+  char tenant[72] = {};            // likewise: that the sidecar gave the session
+  uint64_t boot_word = 0;          // likewise: ControlPage::boot_word while this worker lives
+  uint64_t max_message_bytes = 0;  // likewise
+  uint64_t size_bytes = 0;         // of what the descriptor stands for
 };
 
 static_assert(sizeof(BrokerRequest) == 248 && sizeof(BrokerReply) == 768);

@@ -9,11 +9,9 @@ namespace {
 
 using Fault = ResolvedSelection::Fault;
 
-ResolvedSelection Fail(Fault fault, std::string message) {
-  ResolvedSelection failed;
-  failed.fault = fault;
-  failed.message = std::move(message);
-  return failed;
+void Fail(Fault fault, std::string message, ResolvedSelection* resolved) {
+  resolved->fault = fault;
+  resolved->message = std::move(message);
 }
 
 // What is wrong with a field, or nothing.
@@ -30,11 +28,11 @@ std::string CheckFields(const Selection& selection, uint64_t query_position) {
   }
   for (size_t i = 0; i < selection.excluded.size(); ++i) {
     const PositionRange& range = selection.excluded[i];
-    const std::string field = "excluded[" + std::to_string(i) + "]";
-    if (range.begin >= range.end) return field + " is empty";
-    if (range.end > kMaxSequenceTokens) return field + " ends beyond the longest sequence";
+    const auto field = [i] { return "excluded[" + std::to_string(i) + "]"; };
+    if (range.begin >= range.end) return field() + " is empty";
+    if (range.end > kMaxSequenceTokens) return field() + " ends beyond the longest sequence";
     if (i > 0 && range.begin < selection.excluded[i - 1].end) {
-      return field + " begins before the end of the range before it";
+      return field() + " begins before the end of the range before it";
     }
   }
   if (selection.budget_kind == BudgetKind::kRatio) {
@@ -48,24 +46,23 @@ std::string CheckFields(const Selection& selection, uint64_t query_position) {
   return {};
 }
 
-// [begin, end) without the excluded ranges.
-std::vector<PositionRange> Without(const std::vector<PositionRange>& excluded, uint32_t begin,
-                                   uint32_t end) {
-  std::vector<PositionRange> ranges;
+// Calls take(range) for each piece of [begin, end) without the excluded ranges; returns their tokens.
+template <typename Take>
+uint32_t TakeWithout(const std::vector<PositionRange>& excluded, uint32_t begin, uint32_t end,
+                     Take take) {
+  uint32_t count = 0;
+  const auto add = [&](PositionRange range) {
+    take(range);
+    count += range.end - range.begin;
+  };
   for (const PositionRange& gap : excluded) {
     if (begin >= end) break;
     if (gap.end <= begin) continue;
     if (gap.begin >= end) break;
-    if (gap.begin > begin) ranges.push_back({begin, gap.begin});
+    if (gap.begin > begin) add({begin, gap.begin});
     begin = std::max(begin, gap.end);
   }
-  if (begin < end) ranges.push_back({begin, end});
-  return ranges;
-}
-
-uint32_t TokensIn(const std::vector<PositionRange>& ranges) {
-  uint32_t count = 0;
-  for (const PositionRange& range : ranges) count += range.end - range.begin;
+  if (begin < end) add({begin, end});
   return count;
 }
 
@@ -73,41 +70,55 @@ uint32_t TokensIn(const std::vector<PositionRange>& ranges) {
 
 ResolvedSelection Resolve(const Selection& selection, uint64_t query_position,
                           uint32_t stored_tokens) {
+  ResolvedSelection resolved;
+  Resolve(selection, query_position, stored_tokens, &resolved);
+  return resolved;
+}
+
+void Resolve(const Selection& selection, uint64_t query_position, uint32_t stored_tokens,
+             ResolvedSelection* resolved) {
+  resolved->fault = Fault::kNone;
+  resolved->message.clear();
+  resolved->candidates.clear();
+  resolved->candidate_count = resolved->select_count = 0;
+  resolved->sink_tokens = resolved->window_tokens = 0;
   if (std::string wrong = CheckFields(selection, query_position); !wrong.empty()) {
-    return Fail(Fault::kInvalid, std::move(wrong));
+    return Fail(Fault::kInvalid, std::move(wrong), resolved);
   }
   const auto context = static_cast<uint32_t>(query_position) + 1;
   const uint32_t sink_end = std::min(selection.sink_tokens, context);
   const uint32_t window_begin =
       std::max(sink_end, context - std::min(selection.window_tokens, context));
   if (window_begin > sink_end && window_begin > stored_tokens) {
-    return Fail(Fault::kNotStored, "query_position is " + std::to_string(query_position) +
-                                       ", so rows up to position " + std::to_string(window_begin) +
-                                       " are needed; " + std::to_string(stored_tokens) +
-                                       " are stored");
+    return Fail(Fault::kNotStored,
+                "query_position is " + std::to_string(query_position) +
+                    ", so rows up to position " + std::to_string(window_begin) + " are needed; " +
+                    std::to_string(stored_tokens) + " are stored",
+                resolved);
   }
-  ResolvedSelection resolved;
-  resolved.sink_tokens = TokensIn(Without(selection.excluded, 0, sink_end));
-  resolved.window_tokens = TokensIn(Without(selection.excluded, window_begin, context));
-  resolved.candidates = Without(selection.excluded, sink_end, window_begin);
-  resolved.candidate_count = TokensIn(resolved.candidates);
+  const auto count_only = [](PositionRange) {};
+  resolved->sink_tokens = TakeWithout(selection.excluded, 0, sink_end, count_only);
+  resolved->window_tokens = TakeWithout(selection.excluded, window_begin, context, count_only);
+  resolved->candidate_count =
+      TakeWithout(selection.excluded, sink_end, window_begin,
+                  [&](PositionRange range) { resolved->candidates.push_back(range); });
 
-  const uint64_t kept = uint64_t{resolved.sink_tokens} + resolved.window_tokens;
+  const uint64_t kept = uint64_t{resolved->sink_tokens} + resolved->window_tokens;
   if (selection.budget_kind == BudgetKind::kCount) {
-    const uint64_t most = kept + resolved.candidate_count;
+    const uint64_t most = kept + resolved->candidate_count;
     if (selection.budget_count <= kept || selection.budget_count > most) {
       return Fail(Fault::kInvalid,
                   "budget token_count is " + std::to_string(selection.budget_count) +
                       "; it must lie in [sink + window + 1, attendable tokens] = [" +
-                      std::to_string(kept + 1) + ", " + std::to_string(most) + "]");
+                      std::to_string(kept + 1) + ", " + std::to_string(most) + "]",
+                  resolved);
     }
-    resolved.select_count = static_cast<uint32_t>(selection.budget_count - kept);
+    resolved->select_count = static_cast<uint32_t>(selection.budget_count - kept);
   } else {
     const auto budget = static_cast<uint64_t>(std::floor(selection.budget_ratio * context));
-    resolved.select_count = static_cast<uint32_t>(
-        std::min<uint64_t>(budget > kept ? budget - kept : 0, resolved.candidate_count));
+    resolved->select_count = static_cast<uint32_t>(
+        std::min<uint64_t>(budget > kept ? budget - kept : 0, resolved->candidate_count));
   }
-  return resolved;
 }
 
 }  // namespace pqcached::kvstore

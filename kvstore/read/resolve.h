@@ -35,6 +35,9 @@ struct ResolvedSelection {
 // tokens behind it belong to the engine's window, which is then that much longer.
 ResolvedSelection Resolve(const Selection& selection, uint64_t query_position,
                           uint32_t stored_tokens);
+// The same into the memory of an earlier one.
+void Resolve(const Selection& selection, uint64_t query_position, uint32_t stored_tokens,
+             ResolvedSelection* resolved);
 
 }  // namespace pqcached::kvstore
 

@@ -1,0 +1,20 @@
+// What a cache is, as bytes: to be written down and read again.
+//
+// Pure; thread-safe.
+#ifndef PQCACHED_KVSTORE_CACHE_IMAGE_H_
+#define PQCACHED_KVSTORE_CACHE_IMAGE_H_
+
+#include <optional>
+
+#include "kvstore/model.h"
+#include "kvstore/record_bytes.h"
+
+namespace pqcached::kvstore {
+
+void WriteSpec(const CacheSpec& spec, RecordWriter& writer);
+// Nothing unless the bytes are a spec that ValidateCacheSpec accepts.
+std::optional<CacheSpec> ReadSpec(RecordReader& reader);
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_CACHE_IMAGE_H_

@@ -1,0 +1,50 @@
+// CheckedBytes: bytes that an earlier process left, and their CRC32C; compared once, when they are first
+// needed.
+//
+// Thread-safe.
+#ifndef PQCACHED_KVSTORE_CHECKED_BYTES_H_
+#define PQCACHED_KVSTORE_CHECKED_BYTES_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kernels/crc32c.h"
+
+namespace pqcached::kvstore {
+
+class CheckedBytes {
+ public:
+  struct Piece {
+    std::span<const std::byte> bytes;
+    uint32_t crc = 0;
+  };
+
+  explicit CheckedBytes(std::vector<Piece> pieces) : pieces_(std::move(pieces)) {}
+
+  // Whether they are what they were. `losses` grows by one when it is found that they are not.
+  bool Verify(const kernels::Exec& exec, std::atomic<uint64_t>& losses) const {
+    State state = state_.load(std::memory_order_acquire);
+    if (state != State::kUnknown) return state == State::kGood;
+    State found = State::kGood;
+    for (const Piece& piece : pieces_) {
+      if (kernels::Crc32c(exec, piece.bytes) != piece.crc) found = State::kBad;
+    }
+    if (!state_.compare_exchange_strong(state, found)) return state == State::kGood;
+    if (found == State::kBad) losses.fetch_add(1);
+    return found == State::kGood;
+  }
+
+ private:
+  enum class State : uint8_t { kUnknown, kGood, kBad };
+
+  const std::vector<Piece> pieces_;
+  mutable std::atomic<State> state_ = State::kUnknown;
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_CHECKED_BYTES_H_

@@ -1,0 +1,269 @@
+#include "kvstore/checksums.h"
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/crc32c.h"
+#include "kvstore/record_bytes.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+std::span<const std::byte> RowBytes(const Cache& cache, const SegmentRows& rows, uint32_t head,
+                                    uint32_t slot_count) {
+  const LayerShape& shape = cache.layers.layers[cache.layers.SlotOfHead(head)].shape;
+  return {rows.rows(head), size_t{slot_count} * shape.row_bytes};
+}
+
+std::span<const std::byte> DataBytes(const Cache& cache, const SegmentIndex::Layer& layer,
+                                     uint32_t layer_slot) {
+  const LayerShape& shape = cache.layers.layers[layer_slot].shape;
+  const IndexDataHeader& header = layer.header();
+  return {layer.data->data(), SegmentIndex::LayerBytes(header.index, shape, header.slot_capacity)};
+}
+
+std::span<const std::byte> CodebookBytes(const Cache& cache, const SegmentIndex::Layer& layer,
+                                         uint32_t layer_slot) {
+  const LayerShape& shape = cache.layers.layers[layer_slot].shape;
+  const CodebookHeader& header = layer.codebook->header();
+  return {reinterpret_cast<const std::byte*>(&header), Codebook::SizeBytes(header.index, shape)};
+}
+
+// The rows' record, when there is one that lacks checksums.
+std::optional<uint32_t> NumberOf(RecordTable& table, RecordSlot& record, const SlotArray& sums) {
+  const MutexLock lock(&table.mutex());
+  if (!record.valid()) return std::nullopt;
+  if (sums.Read(record.number()).state != SlotArray::State::kEmpty) return std::nullopt;
+  return record.number();
+}
+
+void SumRows(const Cache& cache, const SegmentEntry& entry) {
+  RecordTable& table = *cache.records;
+  const SegmentRows& rows = *entry.rows;
+  const auto number = NumberOf(table, rows.record(), table.row_sums());
+  if (!number.has_value()) return;
+  const uint32_t slot_count = entry.token_end - rows.first_position();
+  std::vector<uint32_t> sums(cache.layers.head_count);
+  for (uint32_t head = 0; head < sums.size(); ++head) {
+    sums[head] = kernels::Crc32c(table.exec(), RowBytes(cache, rows, head, slot_count));
+  }
+  const MutexLock lock(&table.mutex());
+  if (table.detached()) return;
+  RecordWriter writer(table.row_sums().Open(*number));
+  writer.Add(RowSumsRecord{.segment_id = rows.segment_id(), .slot_count = slot_count});
+  writer.AddAll(std::span<const uint32_t>(sums));
+  table.row_sums().Commit(*number, writer.size_bytes());
+}
+
+void SumLayer(const Cache& cache, const SegmentRows& rows, const SegmentIndex::Layer& layer,
+              uint32_t layer_slot) {
+  const IndexDataHeader& header = layer.header();
+  if (header.cell_count > 0 && header.counted_end.load(std::memory_order_acquire) == 0) return;
+  RecordTable& table = *cache.records;
+  const auto number = NumberOf(table, layer.data->record(), table.layer_sums());
+  if (!number.has_value()) return;
+  const LayerSumsRecord record{
+      .segment_id = rows.segment_id(),
+      .data = kernels::Crc32c(table.exec(), DataBytes(cache, layer, layer_slot)),
+      .codebook = kernels::Crc32c(table.exec(), CodebookBytes(cache, layer, layer_slot))};
+  const MutexLock lock(&table.mutex());
+  if (table.detached()) return;
+  table.layer_sums().Put(*number, std::as_bytes(std::span(&record, 1)));
+}
+
+absl::Status LossError(const Cache& cache, uint64_t segment_id, uint32_t layer_slot) {
+  return absl::DataLossError(absl::StrCat("layer ", cache.layers.layers[layer_slot].layer,
+                                          " of segment ", segment_id,
+                                          " is not what was written: its checksum differs"));
+}
+
+}  // namespace
+
+// Tells the worker when there may be something new.
+class Checksums::Watcher final : public SequenceWatcher,
+                                 public std::enable_shared_from_this<Checksums::Watcher> {
+ public:
+  Watcher(std::shared_ptr<Inbox> inbox, std::shared_ptr<const Cache> cache,
+          std::weak_ptr<Sequence> sequence)
+      : inbox_(std::move(inbox)), cache_(std::move(cache)), sequence_(std::move(sequence)) {}
+
+  void OnPublish(const Snapshot& next) override {
+    if (next.list.get() == last_.load() && !incomplete_.load(std::memory_order_relaxed)) return;
+    last_.store(next.list.get());
+    const MutexLock lock(&inbox_->mutex);
+    if (inbox_->stop || queued_.exchange(true)) return;
+    inbox_->jobs.push_back({cache_, sequence_, shared_from_this()});
+    inbox_->changed.SignalAll();
+  }
+  bool OnTruncate(uint32_t, uint64_t) override { return false; }
+  void OnSuspend(bool) override {}
+  void OnDrop() override {}
+
+  // Before the sequence is looked at: what comes later is another job.
+  void Begin() { queued_ = false; }
+  void Sum(const Snapshot& snapshot, const std::function<bool()>& stopped);
+
+ private:
+  const std::shared_ptr<Inbox> inbox_;
+  const std::shared_ptr<const Cache> cache_;
+  const std::weak_ptr<Sequence> sequence_;
+  std::atomic<const SegmentList*> last_ =
+      nullptr;                            // compared only; another one may lie there later
+  std::atomic<bool> incomplete_ = false;  // a closed segment waits for rows
+  std::atomic<bool> queued_ = false;
+};
+
+void Checksums::Watcher::Sum(const Snapshot& snapshot, const std::function<bool()>& stopped) {
+  const uint32_t complete = snapshot.token_count();
+  bool incomplete = false;
+  for (const SegmentEntry& entry : snapshot.list->segments) {
+    // What is shared out of an open tail is final only while it is shared.
+    if (!entry.closed || entry.use->tail() != nullptr) continue;
+    if (entry.token_end > complete) {
+      incomplete = true;
+      continue;
+    }
+    if (stopped()) return;
+    SumRows(*cache_, entry);
+    for (const auto& index : entry.indexes) {
+      for (uint32_t slot = 0; index != nullptr && slot < cache_->layers.size(); ++slot) {
+        if (stopped()) return;
+        if (index->ready(slot)) SumLayer(*cache_, *entry.rows, index->layer(slot), slot);
+      }
+    }
+  }
+  incomplete_.store(incomplete, std::memory_order_relaxed);
+}
+
+Checksums::Checksums() : worker_([this] { Work(); }) {}
+
+void Checksums::Stop() {
+  {
+    const MutexLock lock(&inbox_->mutex);
+    inbox_->stop = true;
+    inbox_->jobs.clear();
+    inbox_->changed.SignalAll();
+  }
+  if (worker_.joinable()) worker_.join();
+}
+
+bool Checksums::stopped() const {
+  const MutexLock lock(&inbox_->mutex);
+  return inbox_->stop;
+}
+
+void Checksums::Add(std::shared_ptr<const Cache> cache, const std::shared_ptr<Sequence>& sequence) {
+  auto watcher = std::make_shared<Watcher>(inbox_, std::move(cache), sequence);
+  const auto first = sequence->Watch(watcher);
+  if (first.ok()) watcher->OnPublish(**first);
+}
+
+void Checksums::WaitIdle() {
+  const MutexLock lock(&inbox_->mutex);
+  while (!inbox_->jobs.empty() || inbox_->busy) inbox_->changed.Wait(&inbox_->mutex);
+}
+
+void Checksums::Work() {
+  for (;;) {
+    Job job;
+    {
+      const MutexLock lock(&inbox_->mutex);
+      inbox_->busy = false;
+      inbox_->changed.SignalAll();
+      while (!inbox_->stop && inbox_->jobs.empty()) inbox_->changed.Wait(&inbox_->mutex);
+      if (inbox_->stop) return;
+      job = std::move(inbox_->jobs.front());
+      inbox_->jobs.pop_front();
+      inbox_->busy = true;
+      job.watcher->Begin();
+    }
+    const auto sequence = job.sequence.lock();
+    if (sequence == nullptr) continue;
+    const auto snapshot = sequence->Peek();
+    if (snapshot.ok()) job.watcher->Sum(**snapshot, [this] { return stopped(); });
+  }
+}
+
+bool ExpectRowSums(const Cache& cache, uint32_t number, const SegmentRows& rows) {
+  const SlotArray::Content content = cache.records->row_sums().Read(number);
+  if (content.state == SlotArray::State::kEmpty) return true;
+  RecordReader reader(content.bytes);
+  const auto record = reader.Get<RowSumsRecord>();
+  const auto sums = reader.GetAll<uint32_t>(cache.layers.head_count);
+  if (!reader.done() || record.segment_id != rows.segment_id() ||
+      record.slot_count > rows.slot_capacity()) {
+    return false;
+  }
+  for (const StoredLayers::Layer& layer : cache.layers.layers) {
+    std::vector<CheckedBytes::Piece> pieces;
+    for (uint32_t head = layer.first_head; head < layer.first_head + layer.shape.kv_heads; ++head) {
+      pieces.push_back({RowBytes(cache, rows, head, record.slot_count), sums[head]});
+    }
+    rows.Expect(std::make_unique<CheckedBytes>(std::move(pieces)));
+  }
+  return true;
+}
+
+bool ExpectLayerSums(const Cache& cache, uint32_t number, uint64_t segment_id, uint32_t layer_slot,
+                     const SegmentIndex::Layer& layer) {
+  const SlotArray::Content content = cache.records->layer_sums().Read(number);
+  if (content.state == SlotArray::State::kEmpty) return true;
+  RecordReader reader(content.bytes);
+  const auto record = reader.Get<LayerSumsRecord>();
+  if (!reader.done() || record.segment_id != segment_id) return false;
+  layer.data->Expect(std::make_unique<CheckedBytes>(std::vector<CheckedBytes::Piece>{
+      {DataBytes(cache, layer, layer_slot), record.data},
+      {CodebookBytes(cache, layer, layer_slot), record.codebook}}));
+  return true;
+}
+
+absl::Status VerifyRows(const Cache& cache, const SegmentRows& rows, uint32_t layer_slot) {
+  const CheckedBytes* expected = rows.expected(layer_slot);
+  if (expected == nullptr ||
+      expected->Verify(cache.engine->options.exec, cache.engine->data_loss_count)) {
+    return absl::OkStatus();
+  }
+  return LossError(cache, rows.segment_id(), layer_slot);
+}
+
+absl::Status VerifyIndex(const Cache& cache, const SegmentRows& rows, const SegmentIndex& index,
+                         uint32_t layer_slot) {
+  const CheckedBytes* expected = index.layer(layer_slot).data->expected();
+  if (expected == nullptr ||
+      expected->Verify(cache.engine->options.exec, cache.engine->data_loss_count)) {
+    return absl::OkStatus();
+  }
+  return LossError(cache, rows.segment_id(), layer_slot);
+}
+
+absl::Status VerifyList(const Cache& cache, const SegmentList& list) {
+  const auto pieces = static_cast<uint32_t>(list.segments.size()) * cache.layers.size();
+  const bool is_checked =
+      std::none_of(list.segments.begin(), list.segments.end(), [](const SegmentEntry& entry) {
+        return entry.rows->expected(0) != nullptr ||
+               std::any_of(entry.indexes.begin(), entry.indexes.end(), [](const auto& index) {
+                 return index != nullptr && index->recovered();
+               });
+      });
+  if (is_checked) return absl::OkStatus();  // all of it was made by this process
+  std::vector<absl::Status> found(pieces);
+  cache.engine->serving.parallel_for().run(pieces, [&](uint32_t piece, uint32_t) {
+    const SegmentEntry& entry = list.segments[piece / cache.layers.size()];
+    const uint32_t slot = piece % cache.layers.size();
+    found[piece] = VerifyRows(cache, *entry.rows, slot);
+    for (const auto& index : entry.indexes) {
+      if (index == nullptr || !index->ready(slot)) continue;
+      found[piece].Update(VerifyIndex(cache, *entry.rows, *index, slot));
+    }
+  });
+  for (absl::Status& status : found) {
+    if (!status.ok()) return std::move(status);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace pqcached::kvstore

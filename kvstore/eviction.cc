@@ -1,0 +1,146 @@
+#include "kvstore/eviction.h"
+
+#include <algorithm>
+#include <limits>
+#include <unordered_map>
+
+namespace pqcached::kvstore {
+namespace {
+
+// Where a step cuts a candidate, before it is known what comes free.
+struct Cut {
+  Victim victim;
+  size_t segment_begin = 0;  // entries of the list that go with it
+  size_t segment_end = 0;
+};
+
+// Counts down who still needs the parts of segments.
+class Releaser {
+ public:
+  Releaser(const StoredLayers& layers, std::vector<ExtentRef>& extents)
+      : layers_(layers), extents_(&extents) {}
+
+  void Collect(std::vector<ExtentRef>& extents) { extents_ = &extents; }
+
+  void Release(const SegmentEntry& entry) {
+    if (!IsLast(entry.rows.get(), entry.rows->user_count())) return ReleaseIndexes(entry);
+    for (uint32_t head = 0; head < layers_.head_count; ++head) {
+      extents_->push_back(entry.rows->extent(head));
+    }
+    ReleaseIndexes(entry);
+  }
+
+ private:
+  void ReleaseIndexes(const SegmentEntry& entry) {
+    for (const auto& index : entry.indexes) {
+      if (index == nullptr || !IsLast(index.get(), index.use_count())) continue;
+      for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+        const SegmentIndex::Layer& layer = index->layer(slot);
+        if (layer.data != nullptr && IsLast(layer.data.get(), layer.data.use_count())) {
+          extents_->push_back(layer.data->ref());
+        }
+        if (layer.codebook != nullptr && IsLast(layer.codebook.get(), layer.codebook.use_count())) {
+          extents_->push_back(layer.codebook->extent());
+        }
+      }
+    }
+  }
+
+  // Whether this user is the last of `users`, who are counted as they are met for the first time.
+  template <typename Count>
+  bool IsLast(const void* part, Count users) {
+    const auto [left, added] = left_.try_emplace(part, static_cast<int64_t>(users));
+    return --left->second == 0;
+  }
+
+  const StoredLayers& layers_;
+  std::vector<ExtentRef>* extents_;
+  std::unordered_map<const void*, int64_t> left_;
+};
+
+// From the end: a segment is worth as much as what is behind it, which cannot be used without it.
+void CutRetained(size_t candidate, const SegmentList& list, EvictionPolicy policy,
+                 std::vector<Cut>& cuts) {
+  double score = -std::numeric_limits<double>::infinity();
+  size_t end = list.segments.size();
+  while (end > 0) {
+    size_t begin = end - 1;
+    score = std::max(score, HeatClock::Score(policy, list.segments[begin].rows->heat()));
+    uint32_t keep_tokens = list.segments[begin].rows->first_position();
+    if (keep_tokens < kBlockTokens) {  // nobody could find so few
+      for (; begin > 0; --begin) {
+        score = std::max(score, HeatClock::Score(policy, list.segments[begin - 1].rows->heat()));
+      }
+      keep_tokens = 0;
+    }
+    cuts.push_back({.victim = {.candidate = candidate,
+                               .keep_tokens = keep_tokens,
+                               .score = score,
+                               .extents = {}},
+                    .segment_begin = begin,
+                    .segment_end = end});
+    end = begin;
+  }
+}
+
+}  // namespace
+
+size_t Victim::bytes() const {
+  size_t bytes = 0;
+  for (const ExtentRef extent : extents) bytes += extent.size_bytes();
+  return bytes;
+}
+
+std::vector<Victim> PlanEviction(std::span<const Candidate> candidates, const StoredLayers& layers,
+                                 EvictionPolicy policy) {
+  std::vector<std::shared_ptr<const Snapshot>> snapshots(candidates.size());
+  std::vector<Cut> cuts;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    const auto snapshot = candidates[i].sequence->Peek();
+    if (!snapshot.ok()) continue;  // dropped meanwhile
+    snapshots[i] = *snapshot;
+    const SegmentList& list = *snapshots[i]->list;
+    if (candidates[i].retained && !list.segments.empty()) {
+      CutRetained(i, list, policy, cuts);
+    } else {
+      const double idle = absl::ToDoubleSeconds(candidates[i].sequence->holds().idle());
+      cuts.push_back({.victim = {.candidate = i, .keep_tokens = 0, .score = -idle, .extents = {}},
+                      .segment_begin = 0,
+                      .segment_end = list.segments.size()});
+    }
+  }
+  // Stable: the end of a sequence stays before its beginning.
+  std::stable_sort(cuts.begin(), cuts.end(), [&](const Cut& a, const Cut& b) {
+    const bool a_retained = candidates[a.victim.candidate].retained;
+    const bool b_retained = candidates[b.victim.candidate].retained;
+    if (a_retained != b_retained) return a_retained;
+    return a.victim.score < b.victim.score;
+  });
+  std::vector<Victim> victims;
+  victims.reserve(cuts.size());
+  std::vector<ExtentRef> none;
+  Releaser releaser(layers, none);
+  for (Cut& cut : cuts) {
+    releaser.Collect(cut.victim.extents);
+    const auto& segments = snapshots[cut.victim.candidate]->list->segments;
+    for (size_t i = cut.segment_begin; i < cut.segment_end; ++i) releaser.Release(segments[i]);
+    victims.push_back(std::move(cut.victim));
+  }
+  return victims;
+}
+
+void EvictedIds::Add(uint64_t sequence_id) {
+  const MutexLock lock(&mutex_);
+  if (!ids_.insert(sequence_id).second) return;
+  order_.push_back(sequence_id);
+  if (order_.size() <= kMaxIds) return;
+  ids_.erase(order_.front());
+  order_.pop_front();
+}
+
+bool EvictedIds::Contains(uint64_t sequence_id) const {
+  const MutexLock lock(&mutex_);
+  return ids_.contains(sequence_id);
+}
+
+}  // namespace pqcached::kvstore

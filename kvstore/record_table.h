@@ -1,0 +1,180 @@
+// RecordTable: the memory in which one cache writes down what its pool holds (keeper.h).
+//
+// It has, one behind the other:
+//   in-use map   a byte per unit of the pool: set before an extent is handed out, cleared when it is freed
+//   rows         a slot per SegmentRows (slot_array.h), and one for its checksums
+//   layers       a slot per layer of a SegmentIndex, and one for its checksums
+//   sequences    per sequence its identity, and two slots each for its state and its names, written in turn
+//   heap         blocks for what has no fixed size: lists of segments, token ids
+// What a slot means is said by those who write it (sequence_record.h) and read it again (recovery.h).
+//
+// A slot is taken by a number; the number's owner (RecordSlot) empties it when it dies, unless the table is
+// detached: then everything stays for the next process.
+//
+// Thread-safe but for what asks for `mutex`.
+#ifndef PQCACHED_KVSTORE_RECORD_TABLE_H_
+#define PQCACHED_KVSTORE_RECORD_TABLE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvstore/buddy.h"
+#include "kvstore/keeper.h"
+#include "kvstore/memfd.h"
+#include "kvstore/mutex.h"
+#include "kvstore/read/layout.h"
+#include "kvstore/slot_array.h"
+
+namespace pqcached::kvstore {
+
+class RecordTable;
+
+enum class RecordKind : uint8_t { kRows, kLayer, kSequence };
+
+// Owner of a number in a table. Movable.
+class RecordSlot {
+ public:
+  RecordSlot() = default;
+  RecordSlot(std::shared_ptr<RecordTable> table, RecordKind kind, uint32_t number)
+      : table_(std::move(table)), kind_(kind), number_(number) {}
+  RecordSlot(RecordSlot&& other) noexcept
+      : table_(std::move(other.table_)), kind_(other.kind_), number_(other.number_) {}
+  RecordSlot& operator=(RecordSlot&& other) noexcept {
+    std::swap(table_, other.table_);
+    std::swap(kind_, other.kind_);
+    std::swap(number_, other.number_);
+    return *this;
+  }
+  ~RecordSlot();
+
+  bool valid() const { return table_ != nullptr; }
+  uint32_t number() const { return number_; }
+
+ private:
+  std::shared_ptr<RecordTable> table_;
+  RecordKind kind_ = RecordKind::kRows;
+  uint32_t number_ = 0;
+};
+
+// A block of the heap. order == kNone: there is none.
+struct HeapBlock {
+  static constexpr uint32_t kNone = ~0u;
+  static constexpr size_t kUnitBytes = 256;
+  uint32_t unit = 0;
+  uint32_t order = kNone;
+
+  bool valid() const { return order != kNone; }
+  size_t size_bytes() const { return valid() ? kUnitBytes << order : 0; }
+};
+
+class RecordTable : public std::enable_shared_from_this<RecordTable> {
+ public:
+  struct Shape {
+    uint32_t unit_count = 0;   // of the pool
+    uint32_t head_count = 0;   // over all layers
+    uint32_t layer_count = 0;  // stored ones
+    uint32_t sequence_slots = 0;
+    uint64_t heap_bytes = 0;
+  };
+  // Content of the slots, at most.
+  static constexpr size_t kIdentityBytes = 480;
+  static constexpr size_t kNamesBytes = 32;
+  static constexpr size_t kLayerBytes = 64;
+  static constexpr size_t kStateHeadBytes = 40;  // then uint32_t per layer
+  static constexpr size_t kRowsHeadBytes = 24;   // then an ExtentRef per head
+
+  // Makes the memory; the caller keeps it. Errors: those of the keeper.
+  static absl::StatusOr<std::shared_ptr<RecordTable>> Create(const kernels::Exec& exec,
+                                                             DescriptorKeeper& keeper,
+                                                             const std::string& name,
+                                                             const Shape& shape);
+  // Maps what an earlier process left. All slots count as taken, and the heap as free, until Claim and
+  // EndRecovery. Errors: kDataLoss when it is no table of this shape; kResourceExhausted.
+  static absl::StatusOr<std::shared_ptr<RecordTable>> Open(const kernels::Exec& exec,
+                                                           const FileDescriptor& kept,
+                                                           const Shape& shape);
+
+  const Shape& shape() const { return shape_; }
+  const kernels::Exec& exec() const { return exec_; }
+  int descriptor() const { return memory_descriptor_.get(); }
+
+  // Of the pool, under its lock.
+  void MarkUsed(ExtentRef extent) { Mark(extent, 1); }
+  void MarkFree(ExtentRef extent) { Mark(extent, 0); }
+  bool is_used(uint32_t unit) const;
+
+  // From now on nothing is written any more: what stands there is for the next process.
+  void Detach() { detached_.store(true, std::memory_order_release); }
+  bool detached() const { return detached_.load(std::memory_order_acquire); }
+
+  // Held while numbers and blocks are taken, and while what is shared by sequences is written.
+  Mutex& mutex() ABSL_LOCK_RETURNED(mutex_) { return mutex_; }
+
+  std::optional<RecordSlot> Take(RecordKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<HeapBlock> TakeBlock(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void GiveBlock(HeapBlock block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::span<std::byte> bytes(HeapBlock block) const;
+  // Of a segment that is written down: the ids of later processes' lie behind it.
+  void SeenSegment(uint64_t segment_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t next_segment_id() const;
+
+  // Written by the owner of the number.
+  SlotArray& rows() { return rows_; }
+  SlotArray& row_sums() { return row_sums_; }
+  SlotArray& layers() { return layers_; }
+  SlotArray& layer_sums() { return layer_sums_; }
+  SlotArray& identities() { return identities_; }
+  SlotArray& states() { return states_; }  // [sequence][2]
+  SlotArray& names() { return names_; }    // likewise
+
+  // Recovery: numbers at or behind it were never used.
+  uint32_t end(RecordKind kind) const;
+  // A number or block that is in use goes on to be so. Nothing when it is claimed already, or (blocks)
+  // lies outside or overlaps another one.
+  std::optional<RecordSlot> Claim(RecordKind kind, uint32_t number);
+  bool ClaimBlock(HeapBlock block);
+  // Empties all numbers that nobody has claimed. Returns how many of them held something.
+  uint32_t EndRecovery();
+
+ private:
+  friend class RecordSlot;
+  struct Header;
+  struct Places;
+
+  RecordTable(const kernels::Exec& exec, const Shape& shape, FileDescriptor descriptor,
+              Mapping memory);
+  Header& header() const { return *reinterpret_cast<Header*>(memory_.data()); }
+  DurableCounter& end_of(RecordKind kind) const;
+  SlotNumbers& numbers(RecordKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return numbers_[static_cast<size_t>(kind)];
+  }
+  void Mark(ExtentRef extent, uint8_t used);
+  void Empty(RecordKind kind, uint32_t number);
+  void Give(RecordKind kind, uint32_t number);
+
+  const kernels::Exec exec_;
+  const Shape shape_;
+  const FileDescriptor memory_descriptor_;
+  const Mapping memory_;
+  std::byte* in_use_ = nullptr;
+  std::byte* heap_ = nullptr;
+  SlotArray rows_, row_sums_, layers_, layer_sums_, identities_, states_, names_;
+  std::atomic<bool> detached_ = false;
+
+  mutable Mutex mutex_;
+  SlotNumbers numbers_[3] ABSL_GUARDED_BY(mutex_);
+  BuddyAllocator heap_blocks_ ABSL_GUARDED_BY(mutex_);
+  std::vector<bool> claimed_[3] ABSL_GUARDED_BY(mutex_);  // until EndRecovery
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_RECORD_TABLE_H_

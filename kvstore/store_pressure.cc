@@ -1,0 +1,439 @@
+// Store's work when memory is short: what is retained, who gives way, what will fit.
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kvstore/builder.h"
+#include "kvstore/live_index.h"
+#include "kvstore/memory_limits.h"
+#include "kvstore/store_impl.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+// Less than this is left of the machine or of a control group: memory is short.
+constexpr size_t kShortBytes = size_t{64} << 20;
+constexpr absl::Duration kMaxPin = absl::Hours(24 * 30);
+
+uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+
+// As CutEpochs (builder.h), of segments that are full but for the last.
+uint64_t EpochCount(uint64_t tokens, uint64_t segment_tokens, uint64_t epoch_tokens) {
+  const uint64_t segments = CeilDiv(epoch_tokens, segment_tokens);
+  const uint64_t whole = tokens / (segments * segment_tokens);
+  const uint64_t left = tokens % (segments * segment_tokens);
+  return std::max<uint64_t>(1, whole + (left >= epoch_tokens ? 1 : 0));
+}
+
+void AddSegments(const Cache& cache, const IndexDescriptor& index, uint32_t slot_capacity,
+                 uint64_t segment_count, ExtentDemand& demand) {
+  std::vector<size_t> sizes_bytes;
+  SegmentRows::AppendSizes(cache.layers, slot_capacity, sizes_bytes);
+  if (index.kind != IndexKind::kFlat) {
+    SegmentIndex::AppendSizes(cache.layers, index, slot_capacity, sizes_bytes);
+  }
+  for (const size_t size_bytes : sizes_bytes) demand.Add(size_bytes, segment_count);
+}
+
+// What a prefill with its index, and tails behind it, will take.
+ExtentDemand DemandOf(const Cache& cache, const AdmitSpec& spec, const IndexDescriptor& index) {
+  const StoreOptions& options = cache.engine->options;
+  ExtentDemand demand;
+  AddSegments(cache, index, options.segment_tokens,
+              CeilDiv(spec.prefill_tokens, options.segment_tokens), demand);
+  AddSegments(cache, index, options.tail_tokens, CeilDiv(spec.output_tokens, options.tail_tokens),
+              demand);
+  if (index.kind == IndexKind::kFlat || spec.prefill_tokens == 0) return demand;
+  const uint64_t epochs =
+      EpochCount(spec.prefill_tokens, options.segment_tokens,
+                 EpochTokens(static_cast<uint32_t>(spec.prefill_tokens), options.epoch_tokens));
+  for (const StoredLayers::Layer& layer : cache.layers.layers) {
+    demand.Add(Codebook::SizeBytes(index, layer.shape), epochs);
+  }
+  return demand;
+}
+
+}  // namespace
+
+void StoreImpl::ServePressure(const std::shared_ptr<const Cache>& cache) {
+  cache->pool->SetReclaimer([this, weak = std::weak_ptr(cache)](std::span<const size_t> sizes) {
+    const std::shared_ptr<const Cache> alive = weak.lock();
+    return alive != nullptr && MakeRoom(*alive, sizes);
+  });
+}
+
+void StoreImpl::EndPressure() {
+  watch_.reset();
+  for (const auto& cache : AllCaches()) cache->pool->SetReclaimer({});
+}
+
+absl::Status StoreImpl::CheckTenantQuota(std::string_view tenant, size_t capacity_bytes) {
+  const StoreOptions& options = engine_->options;
+  if (options.tenant_quotas.empty()) return absl::OkStatus();
+  std::map<std::string, size_t, std::less<>> open_bytes;
+  size_t all_bytes = 0;
+  for (const auto& [id, cache] : caches_) {
+    const size_t bytes = cache->pool->usage().capacity_bytes;
+    open_bytes[cache->tenant] += bytes;
+    all_bytes += bytes;
+  }
+  const auto open_of = [&](std::string_view of) {
+    const auto it = open_bytes.find(of);
+    return it == open_bytes.end() ? size_t{0} : it->second;
+  };
+  const auto left_of = [](size_t limit, size_t used) { return limit - std::min(limit, used); };
+  if (const auto quota = options.tenant_quotas.find(tenant); quota != options.tenant_quotas.end()) {
+    const size_t left = left_of(quota->second.max_bytes, open_of(tenant));
+    if (capacity_bytes > left) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("capacity_bytes is ", capacity_bytes, "; the quota of tenant ", quota->first,
+                       " is ", quota->second.max_bytes, " and leaves ", left, ", ",
+                       capacity_bytes - left, " bytes short"));
+    }
+  }
+  size_t guaranteed_bytes = 0;  // to others, and not open yet
+  for (const auto& [name, quota] : options.tenant_quotas) {
+    if (name != tenant) guaranteed_bytes += left_of(quota.guaranteed_bytes, open_of(name));
+  }
+  const size_t left = left_of(left_of(options.max_pool_bytes, all_bytes), guaranteed_bytes);
+  if (capacity_bytes <= left) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("capacity_bytes is ", capacity_bytes, "; max_pool_bytes leaves ", left,
+                   " beside ", guaranteed_bytes, " that other tenants are guaranteed, ",
+                   capacity_bytes - left, " bytes short"));
+}
+
+std::vector<StoreImpl::Found> StoreImpl::SequencesOf(const Cache& cache, bool retained_only) const {
+  std::vector<Found> all;
+  const MutexLock lock(&mutex_);
+  for (const auto& [id, found] : sequences_) {
+    if (found.cache->cache_id != cache.cache_id) continue;
+    if (!retained_only || found.retained()) all.push_back(found);
+  }
+  return all;
+}
+
+std::vector<Candidate> StoreImpl::Candidates(const Cache& cache, bool retained_only) const {
+  const StoreOptions& options = engine_->options;
+  // Which sequences of living sessions belong together, over the ranks of a group, nobody knows.
+  const bool idle_too =
+      !retained_only && options.evict_idle > absl::ZeroDuration() && cache.spec.rank.group.empty();
+  std::vector<Candidate> candidates;
+  for (const Found& found : SequencesOf(cache, !idle_too)) {
+    const Holds& holds = found.sequence->holds();
+    if (holds.held() || holds.pinned()) continue;
+    if (!found.retained() && (holds.idle() < options.evict_idle ||
+                              !engine_->live->IdleOf(found.sequence->sequence_id()))) {
+      continue;
+    }
+    candidates.push_back({.sequence = found.sequence, .retained = found.retained()});
+  }
+  // In the order in which they were made, so that equals go in a known order.
+  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+    return a.sequence->sequence_id() < b.sequence->sequence_id();
+  });
+  return candidates;
+}
+
+// Finds out first whether it helps: nothing is evicted in vain.
+bool StoreImpl::MakeRoom(const Cache& cache, std::span<const size_t> sizes_bytes) {
+  const ExtentDemand demand(sizes_bytes);
+  FreeMap free = cache.pool->free_map();
+  if (free.Fits(demand)) return true;  // somebody else has made room meanwhile
+  const std::vector<Candidate> candidates = Candidates(cache, /*retained_only=*/false);
+  const std::vector<Victim> victims =
+      PlanEviction(candidates, cache.layers, engine_->options.eviction_policy);
+  size_t count = 0;
+  while (count < victims.size() && !free.Fits(demand)) {
+    for (const ExtentRef extent : victims[count].extents) free.Free(extent);
+    ++count;
+  }
+  if (!free.Fits(demand)) return false;
+  CarryOut(cache, candidates, std::span(victims).first(count));
+  return true;
+}
+
+size_t StoreImpl::CarryOut(const Cache& cache, std::span<const Candidate> candidates,
+                           std::span<const Victim> victims) {
+  size_t bytes = 0;
+  for (const Victim& victim : victims) {
+    if (!CarryOut(cache, candidates[victim.candidate], victim)) continue;  // somebody uses it now
+    bytes += victim.bytes();
+    evicted_bytes_ += victim.bytes();
+  }
+  return bytes;
+}
+
+bool StoreImpl::EvictWhole(const Found& found) {
+  Sequence& sequence = *found.sequence;
+  if (!sequence.holds().Claim()) return false;
+  evicted_.Add(sequence.sequence_id());
+  ++evicted_sequences_;
+  Forget(sequence.sequence_id());
+  sequence.Drop();
+  return true;
+}
+
+bool StoreImpl::Shorten(const Found& found, uint32_t keep_tokens) {
+  if (keep_tokens == 0) return EvictWhole(found);
+  const auto lease = WriteLease::Take(found.sequence);
+  return lease.ok() && !found.sequence->holds().pinned() &&
+         found.sequence->Truncate(keep_tokens, /*own_lease=*/0).ok();
+}
+
+// Retained sequences of the other ranks with the same tokens are shortened likewise: alone they would
+// serve nobody.
+bool StoreImpl::CarryOut(const Cache& cache, const Candidate& candidate, const Victim& victim) {
+  const auto found = FindOfAnyTenant(candidate.sequence->sequence_id());
+  if (!found.ok()) return false;
+  std::vector<Found> counterparts;  // as long as its names are known
+  if (candidate.retained) counterparts = Counterparts(cache, *found->names, victim.keep_tokens);
+  if (!Shorten(*found, victim.keep_tokens)) return false;
+  for (const Found& other : counterparts) {
+    if (other.retained()) Shorten(other, victim.keep_tokens);
+  }
+  if (candidate.retained) cache.uses->Evicted(victim.score);
+  return true;
+}
+
+std::vector<StoreImpl::Found> StoreImpl::Counterparts(const Cache& cache, const NamedTokens& names,
+                                                      uint32_t keep_tokens) const {
+  std::vector<Found> same;
+  const std::string& group = cache.spec.rank.group;
+  if (group.empty()) return same;
+  std::vector<uint32_t> ids = names.ListedIds();
+  if (ids.size() < keep_tokens + kPrefixStepTokens) return same;
+  ids.resize(keep_tokens + kPrefixStepTokens);
+  std::vector<Found> others;
+  {
+    const MutexLock lock(&mutex_);
+    for (const auto& [id, found] : sequences_) {
+      const Cache& other = *found.cache;
+      if (other.cache_id != cache.cache_id && other.tenant == cache.tenant &&
+          other.spec.name == cache.spec.name && other.spec.rank.group == group) {
+        others.push_back(found);
+      }
+    }
+  }
+  for (Found& found : others) {
+    if (found.names->BeginsWith(ids)) same.push_back(std::move(found));
+  }
+  return same;
+}
+
+void StoreImpl::EvictForCount(const Cache& cache) {
+  {
+    const MutexLock lock(&mutex_);
+    const auto count = sequence_counts_.find(cache.cache_id);
+    if (count == sequence_counts_.end() || count->second < engine_->options.max_sequences) return;
+  }
+  const std::vector<Candidate> candidates = Candidates(cache, /*retained_only=*/true);
+  std::vector<Victim> victims =
+      PlanEviction(candidates, cache.layers, engine_->options.eviction_policy);
+  // Whole, because a shorter one counts as one, too.
+  for (Victim& victim : victims) {
+    victim.keep_tokens = 0;
+    if (CarryOut(cache, candidates[victim.candidate], victim)) return;
+  }
+}
+
+size_t StoreImpl::ShrinkRetained(const Cache& cache, size_t most_bytes) {
+  const std::vector<Candidate> candidates = Candidates(cache, /*retained_only=*/true);
+  const std::vector<Victim> victims =
+      PlanEviction(candidates, cache.layers, engine_->options.eviction_policy);
+  size_t held_bytes = 0;
+  for (const Victim& victim : victims) held_bytes += victim.bytes();
+  size_t count = 0;
+  for (; count < victims.size() && held_bytes > most_bytes; ++count) {
+    held_bytes -= victims[count].bytes();
+  }
+  return CarryOut(cache, candidates, std::span(victims).first(count));
+}
+
+void StoreImpl::EndSequence(const Found& found) {
+  if (engine_->options.retain && !found.retained()) return Retain(found);
+  Forget(found.sequence->sequence_id());
+  found.sequence->Drop();  // a writer at work finds out when it publishes
+}
+
+// The tokens go on as a sequence of nobody: another id, so that the old one is gone as promised.
+void StoreImpl::Retain(const Found& found) {
+  const Cache& cache = *found.cache;
+  const MutexLock lock(&retain_mutex_);
+  std::vector<PrefixKey> keys = found.names->ListedKeys();
+  uint32_t closed_end = 0;
+  if (const auto snapshot = found.sequence->Peek(); snapshot.ok()) {
+    // An open segment is discarded: it holds memory for tokens that nobody will write.
+    closed_end = std::min((*snapshot)->tail_begin(), (*snapshot)->token_count());
+  }
+  keys.resize(std::min<size_t>(keys.size(), closed_end / kPrefixStepTokens));
+  absl::StatusOr<NamedTokens::Shared> kept = absl::NotFoundError("nothing to retain");
+  if (!keys.empty() && cache.prefixes->Holders(keys.back()).size() < 2) {
+    kept = found.names->Share(static_cast<uint32_t>(keys.size() * kPrefixStepTokens),
+                              /*partial_indexes=*/false);
+  }
+  const absl::Duration pin_left = found.sequence->holds().pin_left();
+  const PrefixKey root = found.names->root();
+  Forget(found.sequence->sequence_id());
+  found.sequence->Drop();  // a writer at work finds out when it publishes
+  if (!kept.ok()) return;
+  const uint64_t tick = cache.uses->Tick();
+  for (const SegmentEntry& entry : kept->snapshot->list->segments) {
+    cache.uses->Use(tick, /*hit=*/false, entry.rows->heat());
+  }
+  const auto made = AddSequence(found.cache, /*session=*/{}, std::move(kept->snapshot), root,
+                                kept->token_ids, std::nullopt);
+  if (!made.ok()) return;  // as many sequences as may be, all of them in use
+  const auto retained = FindOfAnyTenant(made->sequence_id);
+  if (!retained.ok()) return;
+  if (pin_left > absl::ZeroDuration()) retained->sequence->holds().Pin(pin_left);
+  // Shorter ones with the same beginning are of no more use.
+  for (const Found& other : SequencesOf(cache, /*retained_only=*/true)) {
+    if (other.sequence == retained->sequence) continue;
+    const std::vector<PrefixKey> theirs = other.names->ListedKeys();
+    if (theirs.size() > keys.size() || !std::equal(theirs.begin(), theirs.end(), keys.begin()) ||
+        !other.sequence->holds().Claim()) {
+      continue;
+    }
+    Forget(other.sequence->sequence_id());
+    other.sequence->Drop();
+  }
+  const PoolUsage usage = cache.pool->usage();
+  const auto most_bytes = static_cast<size_t>(static_cast<double>(usage.capacity_bytes) *
+                                              engine_->options.max_retained_share);
+  if (usage.used_bytes > most_bytes) ShrinkRetained(cache, most_bytes);
+}
+
+absl::StatusOr<Admission> StoreImpl::Admit(std::string_view tenant, uint64_t cache_id,
+                                           const AdmitSpec& spec) {
+  const auto found = FindCache(tenant, cache_id);
+  if (!found.ok()) return found.status();
+  const Cache& cache = **found;
+  if (spec.prefill_tokens > kMaxSequenceTokens || spec.output_tokens > kMaxSequenceTokens ||
+      spec.prefill_tokens + spec.output_tokens > kMaxSequenceTokens) {
+    return absl::OutOfRangeError(
+        absl::StrCat("token_count is ", spec.prefill_tokens, ", with ", spec.output_tokens,
+                     " of output; a sequence has at most ", kMaxSequenceTokens));
+  }
+  const IndexDescriptor index = spec.index.value_or(cache.spec.default_index);
+  for (const StoredLayers::Layer& layer : cache.layers.layers) {
+    if (absl::Status status = ValidateIndex(index, layer.shape.key_dim, "index"); !status.ok()) {
+      return status;
+    }
+  }
+  const ExtentDemand demand = DemandOf(cache, spec, index);
+  const PoolUsage usage = cache.pool->usage();
+  FreeMap free = cache.pool->free_map();
+  Admission admission{.needed_bytes = demand.bytes(), .limit_bytes = usage.limit_bytes};
+  const BuddyAllocator empty(static_cast<uint32_t>(usage.capacity_bytes >> kExtentUnitShift));
+  const FreeMap most(empty.free(), 0, usage.limit_bytes);
+  if (!most.Fits(demand)) {
+    admission.verdict = Verdict::kNever;
+    admission.shortfall_bytes = most.ShortfallBytes(demand);
+    return admission;
+  }
+  if (free.Fits(demand)) {
+    admission.verdict = Verdict::kFitsNow;
+    return admission;
+  }
+  const std::vector<Candidate> candidates = Candidates(cache, /*retained_only=*/false);
+  for (const Victim& victim :
+       PlanEviction(candidates, cache.layers, engine_->options.eviction_policy)) {
+    for (const ExtentRef extent : victim.extents) free.Free(extent);
+    admission.evicted_bytes += victim.bytes();
+    if (!free.Fits(demand)) continue;
+    admission.verdict = Verdict::kAfterEviction;
+    return admission;
+  }
+  admission.verdict = Verdict::kLater;
+  admission.evicted_bytes = 0;
+  admission.shortfall_bytes = free.ShortfallBytes(demand);
+  return admission;
+}
+
+absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_id,
+                                    absl::Duration ttl) {
+  if (ttl < absl::ZeroDuration() || ttl > kMaxPin) {
+    return absl::InvalidArgumentError(absl::StrCat("ttl is ", absl::ToDoubleSeconds(ttl),
+                                                   " s; it must lie in [0, ",
+                                                   absl::ToDoubleSeconds(kMaxPin), "]"));
+  }
+  const auto found = tenant.empty() ? FindOfAnyTenant(sequence_id) : Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  found->sequence->holds().Pin(ttl);
+  if (found->sequence->holds().claimed()) {
+    return absl::NotFoundError(absl::StrCat("sequence ", sequence_id, " was evicted"));
+  }
+  for (const Found& other : Counterparts(*found->cache, *found->names, 0)) {
+    other.sequence->holds().Pin(ttl);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StoreImpl::EvictSequence(uint64_t sequence_id) {
+  const auto found = FindOfAnyTenant(sequence_id);
+  if (!found.ok()) return found.status();
+  Sequence& sequence = *found->sequence;
+  for (const LeaseInfo& lease : local_.ListLeases()) {
+    if (lease.sequence_id != sequence_id) continue;
+    return absl::FailedPreconditionError(absl::StrCat("sequence ", sequence_id, ": lease ",
+                                                      lease.lease_id, " of session ", lease.session,
+                                                      " holds it"));
+  }
+  if (sequence.holds().pinned()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("sequence ", sequence_id, ": it is pinned for another ",
+                     absl::ToDoubleSeconds(sequence.holds().pin_left()), " s"));
+  }
+  const Candidate candidate{.sequence = found->sequence, .retained = found->retained()};
+  const std::vector<Victim> victims =
+      PlanEviction({&candidate, 1}, found->cache->layers, engine_->options.eviction_policy);
+  const std::vector<Found> counterparts = Counterparts(*found->cache, *found->names, 0);
+  if (!EvictWhole(*found)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("sequence ", sequence_id, ": a writer or a build holds it"));
+  }
+  for (const Victim& victim : victims) evicted_bytes_ += victim.bytes();
+  for (const Found& other : counterparts) {
+    if (candidate.retained && other.retained()) EvictWhole(other);
+  }
+  return absl::OkStatus();
+}
+
+void StoreImpl::FollowMemoryLimits() {
+  const MemoryLimits limits = ReadMemoryLimits(engine_->options.memory_root);
+  const bool is_short = limits.excess_bytes > 0 || limits.available_bytes < kShortBytes;
+  const std::vector<std::shared_ptr<const Cache>> caches = AllCaches();
+  size_t left_bytes = limits.excess_bytes;
+  const auto give_back = [&](Pool& pool) {
+    if (left_bytes > 0) left_bytes -= std::min(left_bytes, pool.ReturnFreePages(left_bytes));
+  };
+  for (const auto& cache : caches) {
+    cache->pool->PauseTouching(is_short);
+    give_back(*cache->pool);  // first what nobody uses
+  }
+  for (const auto& cache : caches) {
+    if (left_bytes == 0) break;
+    std::vector<Candidate> candidates = Candidates(*cache, /*retained_only=*/true);
+    size_t freed_bytes = 0;
+    for (const Victim& victim :
+         PlanEviction(candidates, cache->layers, engine_->options.eviction_policy)) {
+      if (freed_bytes >= left_bytes) break;
+      freed_bytes += CarryOut(*cache, candidates, {&victim, 1});
+    }
+    give_back(*cache->pool);
+  }
+  for (const auto& cache : caches) {
+    Pool& pool = *cache->pool;
+    if (!is_short) {
+      pool.LimitUse(std::numeric_limits<size_t>::max(), {});
+    } else if (const size_t absent_bytes = pool.absent_bytes(); absent_bytes > 0) {
+      pool.LimitUse(pool.usage().capacity_bytes - absent_bytes,
+                    absl::StrCat("; memory is short: ", limits.source));
+    }
+  }
+}
+
+}  // namespace pqcached::kvstore

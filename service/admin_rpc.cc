@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -15,14 +16,16 @@ const std::string kAllTenants;
 }  // namespace
 
 AdminService::AdminService(const Config& config, std::string boot_id, kvstore::Store& store,
-                           Sessions& sessions, RpcStats& stats, Calls& calls, Log& log)
+                           Sessions& sessions, RpcStats& stats, Calls& calls, Log& log,
+                           std::function<void(bool)> set_serving)
     : config_(config),
       boot_id_(std::move(boot_id)),
       store_(store),
       sessions_(sessions),
       stats_(stats),
       calls_(calls),
-      log_(log) {}
+      log_(log),
+      set_serving_(std::move(set_serving)) {}
 
 uint64_t AdminService::UptimeSeconds() const {
   return static_cast<uint64_t>(absl::ToInt64Seconds(absl::Now() - started_));
@@ -110,12 +113,16 @@ AdminService::Reactor* AdminService::Stats(Context* context, const v1::StatsRequ
     uint64_t used_bytes = 0;
     uint64_t free_bytes = 0;
     uint32_t sequence_count = 0;
+    uint64_t largest_free_bytes = 0;
+    uint64_t whole_bytes = 0;  // of the free ones, in the longest piece of each pool
     const std::vector<kvstore::CacheInfo> caches = store_.ListCaches(kAllTenants);
     for (const kvstore::CacheInfo& cache : caches) {
       capacity_bytes += cache.capacity_bytes;
       used_bytes += cache.used_bytes;
       free_bytes += cache.free_bytes;
-      sequence_count += cache.sequence_count;
+      sequence_count += cache.sequence_count - std::min(cache.sequence_count, cache.retained_count);
+      largest_free_bytes = std::max(largest_free_bytes, uint64_t{cache.largest_free_bytes});
+      whole_bytes += cache.largest_free_bytes;
     }
     response->set_cache_count(static_cast<uint32_t>(caches.size()));
     response->set_sequence_count(sequence_count);
@@ -127,7 +134,19 @@ AdminService::Reactor* AdminService::Stats(Context* context, const v1::StatsRequ
     response->set_revoked_lease_count(stats.revoked_lease_count);
     response->set_staging_bytes(stats.staging_bytes);
     response->set_shared_bytes(stats.shared_bytes);
-    response->set_builds_in_flight(calls_.builds_at_work());
+    response->set_builds_in_flight(calls_.builds_at_work() + stats.live_work_count);
+    response->set_retained_count(stats.retained_count);
+    response->set_pinned_count(stats.pinned_count);
+    response->set_evicted_sequences(stats.evicted_sequences);
+    response->set_evicted_bytes(stats.evicted_bytes);
+    response->set_prompt_tokens(stats.prompt_tokens);
+    response->set_matched_tokens(stats.matched_tokens);
+    response->set_memory_available_bytes(stats.memory_available_bytes);
+    response->set_largest_free_bytes(largest_free_bytes);
+    response->set_fragmentation(free_bytes == 0 ? 0
+                                                : 1 - static_cast<double>(whole_bytes) /
+                                                          static_cast<double>(free_bytes));
+    response->set_draining(calls_.turned_away());
     for (const RpcStats::Row& row : stats_.Snapshot()) {
       v1::RpcStats* message = response->add_rpcs();
       message->set_method(std::string(RpcName(row.rpc)));
@@ -161,26 +180,6 @@ AdminService::Reactor* AdminService::ListLeases(Context* context, const v1::List
     }
     return absl::OkStatus();
   });
-}
-
-AdminService::Reactor* AdminService::Evict(Context* context, const v1::EvictRequest*,
-                                           v1::EvictResponse*) {
-  return calls_.Unimplemented(context, Rpc::kEvict);
-}
-
-AdminService::Reactor* AdminService::Pin(Context* context, const v1::PinRequest*,
-                                         v1::PinResponse*) {
-  return calls_.Unimplemented(context, Rpc::kPin);
-}
-
-AdminService::Reactor* AdminService::Drain(Context* context, const v1::DrainRequest*,
-                                           v1::DrainResponse*) {
-  return calls_.Unimplemented(context, Rpc::kDrain);
-}
-
-AdminService::Reactor* AdminService::SelfTest(Context* context, const v1::SelfTestRequest*,
-                                              v1::SelfTestResponse*) {
-  return calls_.Unimplemented(context, Rpc::kSelfTest);
 }
 
 }  // namespace pqcached::service

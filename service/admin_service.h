@@ -1,10 +1,11 @@
-// AdminService answers the rpcs of pqcached.v1.Admin: look at the sidecar and steer it, over all
-// tenants.
+// AdminService answers the rpcs of pqcached.v1.Admin: look at the sidecar (admin_rpc.cc) and steer it
+// (steer_rpc.cc), over all tenants.
 //
 // Thread-safe, as gRPC demands.
 #ifndef PQCACHED_SERVICE_ADMIN_SERVICE_H_
 #define PQCACHED_SERVICE_ADMIN_SERVICE_H_
 
+#include <functional>
 #include <string>
 
 #include "kvstore/store.h"
@@ -17,7 +18,7 @@ namespace pqcached::service {
 class AdminService final : public v1::Admin::CallbackService {
  public:
   AdminService(const Config& config, std::string boot_id, kvstore::Store& store, Sessions& sessions,
-               RpcStats& stats, Calls& calls, Log& log);
+               RpcStats& stats, Calls& calls, Log& log, std::function<void(bool)> set_serving);
 
  private:
   using Context = grpc::CallbackServerContext;
@@ -48,6 +49,7 @@ class AdminService final : public v1::Admin::CallbackService {
   RpcStats& stats_;
   Calls& calls_;
   Log& log_;
+  const std::function<void(bool)> set_serving_;  // what the health service says
 };
 
 }  // namespace pqcached::service

@@ -1,6 +1,7 @@
 #include "service/broker.h"
 
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <utility>  // before Asio, which forgets it
 
@@ -21,7 +22,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/notification.h"
 #include "kvstore/read/broker_protocol.h"
+#include "service/kept_sessions.h"
 #include "service/log.h"
 #include "service/socket_claim.h"
 
@@ -97,6 +100,7 @@ class Broker::Impl : public std::enable_shared_from_this<Broker::Impl> {
         pause_(io_) {}
 
   absl::Status Listen(const std::string& path) {
+    path_ = path;
     error_code error;
     acceptor_.open(stream_protocol(), error);
     if (!error) {
@@ -113,10 +117,17 @@ class Broker::Impl : public std::enable_shared_from_this<Broker::Impl> {
     return absl::OkStatus();
   }
 
+  bool Answers(absl::Duration timeout) {
+    const auto answered = std::make_shared<absl::Notification>();  // whoever comes last frees it
+    asio::post(io_, [answered] { answered->Notify(); });
+    return answered->WaitForNotificationWithTimeout(timeout);
+  }
+
   void Shutdown() {
     if (!thread_.joinable()) return;
     asio::post(io_, [this] { Close(); });
     thread_.join();
+    if (claim_ == nullptr) unlink(path_.c_str());
     claim_.reset();
   }
 
@@ -140,7 +151,8 @@ class Broker::Impl : public std::enable_shared_from_this<Broker::Impl> {
 
   const Parts parts_;
   const uint64_t boot_word_;
-  std::unique_ptr<SocketClaim> claim_;
+  std::unique_ptr<SocketClaim> claim_;  // null = whoever supervises has it
+  std::string path_;
   asio::io_context io_{1};
   stream_protocol::acceptor acceptor_;
   asio::steady_timer pause_;
@@ -176,16 +188,21 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     ReadRequest();
   }
 
-  // Closes the socket and ends the session. What was begun on the socket fails.
+  // Closes the socket and ends the session, or leaves it to the next worker. What was begun on the socket fails.
   void Close() {
     error_code ignored;
     timer_.cancel();
+    const bool left = EndSession() == Ending::kLeft;
+    // Others hold duplicates. One that is left to the next worker is watched for the client's end.
+    socket_.shutdown(left ? asio::socket_base::shutdown_send : asio::socket_base::shutdown_both,
+                     ignored);
     socket_.close(ignored);
-    EndSession();
     broker_.connections_.erase(shared_from_this());
   }
 
  private:
+  enum class Ending { kEnded, kLeft };
+
   // The first byte of a request may take as long as it likes once a session is open; the rest of it
   // may not, and neither may hello.
   void ReadRequest() {
@@ -200,6 +217,8 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
   }
 
   void OnRead(const error_code& error, size_t got) {
+    // A connection that is reset was closed before its last reply was read.
+    if (got > 0 || error == asio::error::eof) resume_unread_ = false;
     if (error) {
       Close();
       return;
@@ -234,6 +253,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
       return absl::InvalidArgumentError("reserved: must be 0");
     }
     if (request_.call == BrokerCall::kHello) return Hello();
+    if (request_.call == BrokerCall::kResume) return Resume();
     if (token_.empty()) return absl::FailedPreconditionError("call: hello must come first");
     absl::StatusOr<kvstore::SharedMemory> shared =
         absl::UnimplementedError(absl::StrCat("call ", static_cast<uint32_t>(request_.call)));
@@ -269,17 +289,61 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
       return absl::Status(opened.status().code(),
                           absl::StripPrefix(opened.status().message(), "open."));
     }
-    auto memory = parts.store.OpenLocalSession(opened->session.id, broker_.boot_word_);
-    if (!memory.ok()) {
-      parts.sessions.Close(opened->token);
-      return memory.status();
+    const Session& session = opened->session;
+    absl::Status status =
+        parts.store.KeepSession({session.id, session.tenant, session.client_name, opened->token});
+    if (status.ok()) status = Open(*opened);
+    if (status.ok()) {
+      LogSession("session_opened");
+    } else if (parts.sessions.Close(opened->token)) {
+      parts.store.DropSession(session.id);
     }
-    token_ = opened->token;
-    session_ = opened->session;
-    parts.log.Info("session_opened", {{"session", session_.id},
-                                      {"tenant", session_.tenant},
-                                      {"uid", peer_.uid},
-                                      {"pid", peer_.pid}});
+    return status;
+  }
+
+  absl::Status Resume() {
+    if (!token_.empty()) return absl::FailedPreconditionError("call: the session is open already");
+    std::string token;
+    if (!TextOf(request_.resume_token, token)) {
+      return absl::InvalidArgumentError("resume_token: has no end");
+    }
+    const Parts& parts = broker_.parts_;
+    if (const absl::StatusOr<Session> known = parts.sessions.Find(token); known.ok()) {
+      const absl::StatusOr<std::string> allowed =
+          parts.config.tenant_uids.TenantOf(peer_.uid, known->tenant);
+      if (!allowed.ok()) return allowed.status();
+    }
+    const absl::StatusOr<OpenedSession> resumed =
+        parts.sessions.Resume(token, static_cast<uint32_t>(peer_.pid));
+    if (!resumed.ok()) return resumed.status();
+    if (absl::Status status = Open(*resumed); !status.ok()) {
+      parts.sessions.Detach(token);
+      parts.detached.Await(*resumed);
+      return status;
+    }
+    resume_unread_ = true;
+    LogSession("session_resumed");
+    return absl::OkStatus();
+  }
+
+  void LogSession(absl::string_view event) const {
+    broker_.parts_.log.Info(event, {{"session", session_.id},
+                                    {"tenant", session_.tenant},
+                                    {"uid", peer_.uid},
+                                    {"pid", peer_.pid}});
+  }
+
+  // Makes the connection this session's, and says so in the reply.
+  absl::Status Open(const OpenedSession& opened) {
+    const Parts& parts = broker_.parts_;
+    auto memory = parts.store.OpenLocalSession(opened.session.id, broker_.boot_word_);
+    if (!memory.ok()) return memory.status();
+    session_ = opened.session;
+    if (absl::Status status = Keep(memory->kept_control.get()); !status.ok()) {
+      ReleaseKept();
+      return status;
+    }
+    token_ = opened.token;
     SetText(reply_.session_token, token_);
     SetText(reply_.boot_id, parts.boot_id);
     SetText(reply_.tenant, session_.tenant);
@@ -287,6 +351,28 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     reply_.max_message_bytes = parts.config.max_message_bytes;
     Share(std::move(memory->control));
     return absl::OkStatus();
+  }
+
+  absl::Status Keep(int control) {
+    const SessionKeepers& keepers = broker_.parts_.keepers;
+    const std::string name = ControlName(broker_.parts_.boot_id, session_.number);
+    absl::Status status;
+    if (keepers.memory != nullptr) status = keepers.memory->Keep(name, control);
+    if (!status.ok() || keepers.connections == nullptr) return status;
+    // Where memory is files, the supervisor must know of this one, too.
+    if (keepers.connections != keepers.memory) status = keepers.connections->Keep(name, control);
+    if (!status.ok()) return status;
+    return keepers.connections->Keep(SocketName(broker_.parts_.boot_id, session_.number),
+                                     socket_.native_handle());
+  }
+
+  void ReleaseKept() const {
+    const SessionKeepers& keepers = broker_.parts_.keepers;
+    for (kvstore::DescriptorKeeper* keeper : {keepers.memory, keepers.connections}) {
+      if (keeper == nullptr) continue;
+      keeper->Release(SocketName(broker_.parts_.boot_id, session_.number)).IgnoreError();
+      keeper->Release(ControlName(broker_.parts_.boot_id, session_.number)).IgnoreError();
+    }
   }
 
   void Share(kvstore::SharedMemory memory) {
@@ -338,16 +424,25 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
 
   void ClearDeadline() { timer_.expires_at(std::chrono::steady_clock::time_point::max()); }
 
-  void EndSession() {
-    if (token_.empty()) return;
+  Ending EndSession() {
+    if (token_.empty()) return Ending::kEnded;
     const Parts& parts = broker_.parts_;
-    parts.sessions.Close(std::exchange(token_, {}));
+    const std::string token = std::exchange(token_, {});
+    if (resume_unread_) {  // its client will come again
+      ReleaseKept();
+      parts.sessions.Detach(token);
+      parts.detached.Await({token, session_});
+      return Ending::kEnded;
+    }
+    if (!parts.sessions.Close(token)) return Ending::kLeft;
+    ReleaseKept();
     parts.calls.RunCleanup([&store = parts.store, &log = parts.log, session = session_] {
       const uint32_t dropped = store.DropSession(session.id);
       log.Info(
           "session_ended",
           {{"session", session.id}, {"tenant", session.tenant}, {"sequences_dropped", dropped}});
     });
+    return Ending::kEnded;
   }
 
   Impl& broker_;  // outlives its connections
@@ -358,8 +453,9 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
   BrokerReply reply_;
   kvstore::FileDescriptor descriptor_;  // that goes with the reply
   size_t sent_ = 0;
-  bool closing_ = false;  // after the reply
-  std::string token_;     // empty until hello
+  bool closing_ = false;        // after the reply
+  bool resume_unread_ = false;  // a reply to kResume of which is not known that it arrived
+  std::string token_;           // empty until hello
   Session session_;
 };
 
@@ -391,7 +487,8 @@ void Broker::Impl::Close() {
 
 absl::StatusOr<std::unique_ptr<Broker>> Broker::Start(Parts parts, const std::string& socket_path) {
   const std::string path = BrokerPath(socket_path);
-  absl::StatusOr<std::unique_ptr<SocketClaim>> claim = SocketClaim::Take(path);
+  absl::StatusOr<std::unique_ptr<SocketClaim>> claim = std::unique_ptr<SocketClaim>();
+  if (!parts.claimed) claim = SocketClaim::Take(path);
   if (!claim.ok()) return claim.status();
   auto impl = std::make_shared<Impl>(std::move(parts), *std::move(claim));
   if (absl::Status status = impl->Listen(path); !status.ok()) return status;
@@ -401,6 +498,8 @@ absl::StatusOr<std::unique_ptr<Broker>> Broker::Start(Parts parts, const std::st
 Broker::Broker(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Broker::~Broker() { Shutdown(); }
+
+bool Broker::Answers(absl::Duration timeout) { return impl_->Answers(timeout); }
 
 void Broker::Shutdown() { impl_->Shutdown(); }
 

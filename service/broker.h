@@ -5,7 +5,10 @@
 // peer is, so the peer's uid can decide which tenant it is. A connection is a session: its end, however
 // it comes, ends the session. Descriptors that a client sends are dropped by the kernel unopened.
 //
-// One thread of its own, which waits for nobody: peers that are slow or silent have deadlines, and what
+// What a session holds outlives this process where there are keepers: control memory and connection are
+// kept before the client hears of them.
+//
+// One thread of its own, which waits for nobody but the keepers: peers that are slow or silent have deadlines, and what
 // ends with a session ends on the threads of Calls.
 #ifndef PQCACHED_SERVICE_BROKER_H_
 #define PQCACHED_SERVICE_BROKER_H_
@@ -17,6 +20,7 @@
 #include "kvstore/store.h"
 #include "service/calls.h"
 #include "service/config.h"
+#include "service/detached_sessions.h"
 
 namespace pqcached::service {
 
@@ -34,6 +38,9 @@ class Broker {
     Sessions& sessions;
     Calls& calls;
     Log& log;
+    DetachedSessions& detached;
+    SessionKeepers keepers;
+    bool claimed = false;  // somebody else has the right to serve on the socket, for this process
   };
 
   // Serves when it returns; the parts must outlive it. Changes the umask of the process for a moment.
@@ -44,7 +51,10 @@ class Broker {
   // As Shutdown.
   ~Broker();
 
-  // Takes no more connections and ends all sessions; their clients see it in their control memory,
+  // Whether its thread is at work. Waits for it, at most for `timeout`.
+  bool Answers(absl::Duration timeout);
+
+  // Takes no more connections and ends all sessions, or leaves them to the next worker (Sessions::Leave); their clients see it in their control memory,
   // when Calls has come to it, and on their sockets. Returns when the socket is removed.
   void Shutdown();
 

@@ -1,4 +1,6 @@
 // BuildIndex: a long call with a stream of progress, which ends early when its caller goes.
+#include <grpcpp/alarm.h>
+
 #include <atomic>
 #include <deque>
 #include <utility>
@@ -25,8 +27,9 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
   // Errors of the decoding of the request are found on the build's thread, like all others.
   using SpecOf = std::function<absl::StatusOr<kvstore::BuildSpec>(const Call& call)>;
 
-  BuildStream(kvstore::Store& store, Calls& calls, Log& log, uint64_t sequence_id)
-      : store_(store), calls_(calls), log_(log), sequence_id_(sequence_id) {}
+  BuildStream(kvstore::Store& store, Calls& calls, Log& log, absl::Duration most_idle,
+              uint64_t sequence_id)
+      : store_(store), calls_(calls), log_(log), most_idle_(most_idle), sequence_id_(sequence_id) {}
 
   void Start(grpc::CallbackServerContext* context, SpecOf spec_of) {
     self_ = shared_from_this();
@@ -97,6 +100,18 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
     ended_ = true;
     outcome_ = std::move(outcome);
     WriteOrFinish();
+    if (!finished_) CutOffAfter(most_idle_);
+  }
+
+  // The build is done: a client that does not read what is left of its progress is cut off.
+  void CutOffAfter(absl::Duration most_idle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    alarm_.Set(absl::ToChronoTime(absl::Now() + most_idle),
+               [weak = weak_from_this()](bool expired) {
+                 const auto self = weak.lock();
+                 if (!expired || self == nullptr) return;
+                 absl::MutexLock lock(&self->mutex_);
+                 if (!self->finished_) self->call_.context->TryCancel();
+               });
   }
 
   void WriteOrFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -106,18 +121,21 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
       StartWrite(&unread_.front());  // a deque keeps its elements in place
     } else if (ended_ && !finished_) {
       finished_ = true;
-      Finish(ToGrpc(outcome_));
+      alarm_.Cancel();
+      Finish(Outcome(call_, outcome_));
     }
   }
 
   kvstore::Store& store_;
   Calls& calls_;
   Log& log_;
+  const absl::Duration most_idle_;
   const uint64_t sequence_id_;
   Call call_;
   std::shared_ptr<BuildStream> self_;  // until OnDone
   std::atomic<bool> cancelled_ = false;
   absl::Mutex mutex_;
+  grpc::Alarm alarm_ ABSL_GUARDED_BY(mutex_);
   std::deque<v1::BuildProgress> unread_ ABSL_GUARDED_BY(mutex_);
   absl::Status outcome_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -129,7 +147,8 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
 
 grpc::ServerWriteReactor<v1::BuildProgress>* KvCacheService::BuildIndex(
     Context* context, const v1::BuildIndexRequest* request) {
-  const auto stream = std::make_shared<BuildStream>(store_, calls_, log_, request->sequence_id());
+  const auto stream = std::make_shared<BuildStream>(store_, calls_, log_, config_.stream_timeout,
+                                                    request->sequence_id());
   stream->Start(context, [this, request](const Call& call) -> absl::StatusOr<kvstore::BuildSpec> {
     absl::StatusOr<kvstore::BuildSpec> spec = BuildSpecOf(*request);
     if (!spec.ok()) return spec.status();

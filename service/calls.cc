@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "service/log.h"
 #include "service/wire.h"
@@ -19,11 +20,37 @@ namespace pqcached::service {
 namespace {
 
 constexpr char kSessionMetadata[] = "pqcached-session";
+constexpr char kBootMetadata[] = "pqcached-boot";
+// Not the one that gRPC's own retries look for: whether to try again is the caller's to say.
+constexpr char kRetryMetadata[] = "pqcached-retry-after-ms";
+constexpr absl::string_view kRepeatWords = "repeat in ";
 
-std::string TokenOf(const grpc::CallbackServerContext& context) {
-  const auto found = context.client_metadata().find(kSessionMetadata);
+// Whether a call begins something that a drain would have to wait for.
+bool BeginsSomething(Rpc rpc) {
+  switch (rpc) {
+    case Rpc::kOpenCache:
+    case Rpc::kCreateSequence:
+    case Rpc::kForkSequence:
+    case Rpc::kIngest:
+    case Rpc::kCommit:
+    case Rpc::kAdmit:
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::string MetadataOf(const grpc::CallbackServerContext& context, const char* key) {
+  const auto found = context.client_metadata().find(key);
   if (found == context.client_metadata().end()) return "";
   return std::string(found->second.data(), found->second.size());
+}
+
+absl::Status CheckBoot(const grpc::CallbackServerContext& context, const std::string& boot_id) {
+  const std::string meant = MetadataOf(context, kBootMetadata);
+  if (meant.empty() || meant == boot_id) return absl::OkStatus();
+  return absl::AbortedError(
+      absl::StrCat(kBootMetadata, ": the call is meant for another worker; this one is ", boot_id));
 }
 
 // What is our own failure, and not the caller's.
@@ -40,6 +67,17 @@ absl::Status Call::Check() const {
   return absl::OkStatus();
 }
 
+grpc::Status Outcome(const Call& call, const absl::Status& status) {
+  if (status.code() != absl::StatusCode::kResourceExhausted ||
+      absl::StrContains(status.message(), kRepeatWords)) {
+    return ToGrpc(status);
+  }
+  const std::string milliseconds = absl::StrCat(absl::ToInt64Milliseconds(RetryAfter(status)));
+  call.context->AddTrailingMetadata(kRetryMetadata, milliseconds);
+  return ToGrpc(absl::ResourceExhaustedError(
+      absl::StrCat(status.message(), "; ", kRepeatWords, milliseconds, " ms")));
+}
+
 absl::Status Guarded(const std::function<absl::Status()>& work) {
   try {
     return work();
@@ -52,8 +90,10 @@ absl::Status Guarded(const std::function<absl::Status()>& work) {
   }
 }
 
-Calls::Calls(const Config& config, Sessions& sessions, RpcStats& stats, Log& log)
-    : default_timeout_(config.default_timeout),
+Calls::Calls(const Config& config, std::string boot_id, Sessions& sessions, RpcStats& stats,
+             Log& log)
+    : boot_id_(std::move(boot_id)),
+      default_timeout_(config.default_timeout),
       max_timeout_(config.max_timeout),
       max_pending_calls_(config.max_pending_calls),
       sessions_(sessions),
@@ -80,11 +120,11 @@ grpc::ServerUnaryReactor* Calls::Unary(grpc::CallbackServerContext* context, Rpc
     absl::Status status = begun->Check();
     if (status.ok()) status = Guarded([&] { return work(*begun); });
     End(*begun, status);
-    reactor->Finish(ToGrpc(status));
+    reactor->Finish(Outcome(*begun, status));
   });
   if (!taken.ok()) {
     End(*begun, taken);
-    reactor->Finish(ToGrpc(taken));
+    reactor->Finish(Outcome(*begun, taken));
   }
   return reactor;
 }
@@ -108,8 +148,12 @@ absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc,
   call.deadline = std::min(has_deadline ? absl::FromChrono(asked) : call.started + without,
                            call.started + max_timeout_);
   absl::Status status = call.Check();
+  if (status.ok() && turned_away() && BeginsSomething(rpc)) {
+    status = absl::UnavailableError("the sidecar is draining: it takes nothing new");
+  }
+  if (status.ok()) status = CheckBoot(*context, boot_id_);
   if (status.ok() && access == Access::kSession) {
-    call.token = TokenOf(*context);
+    call.token = MetadataOf(*context, kSessionMetadata);
     absl::StatusOr<Session> session = sessions_.Find(call.token);
     status = session.status();
     if (session.ok()) call.session = *std::move(session);
@@ -169,6 +213,11 @@ void Calls::Drain(absl::Time until) {
   absl::MutexLock lock(&mutex_);
   draining_ = true;
   mutex_.AwaitWithDeadline(absl::Condition(this, &Calls::Idle), until);
+}
+
+size_t Calls::at_work() const {
+  absl::MutexLock lock(&mutex_);
+  return at_work_;
 }
 
 bool Calls::draining() const {

@@ -28,6 +28,7 @@
 namespace grpc {
 class CallbackServerContext;
 class ServerUnaryReactor;
+class Status;
 }  // namespace grpc
 
 namespace pqcached::service {
@@ -51,6 +52,10 @@ struct Call {
   absl::Status Check() const;
 };
 
+// What a call is to finish with: kResourceExhausted says when to repeat it, in words and as trailing
+// metadata `pqcached-retry-after-ms`.
+grpc::Status Outcome(const Call& call, const absl::Status& status);
+
 // Runs `work`, which may be out of memory: an exception becomes a status.
 //
 // Errors: those of `work`; kResourceExhausted (memory), kInternal (any other exception)
@@ -60,14 +65,16 @@ class Calls {
  public:
   using Work = std::function<absl::Status(const Call& call)>;
 
-  Calls(const Config& config, Sessions& sessions, RpcStats& stats, Log& log);
+  // boot_id: of this worker. A call whose metadata `pqcached-boot` names another one is refused.
+  Calls(const Config& config, std::string boot_id, Sessions& sessions, RpcStats& stats, Log& log);
   ~Calls();
 
   // Runs `work` on a serving thread and finishes the call with its status. Requests and responses
   // live until then.
   //
   // Without having done the work: kUnauthenticated, kDeadlineExceeded, kCancelled,
-  // kResourceExhausted (too many calls wait), kUnavailable (draining).
+  // kResourceExhausted (too many calls wait), kUnavailable (draining), kAborted (meant for another
+  // worker: leases and places of staging are of one).
   grpc::ServerUnaryReactor* Unary(grpc::CallbackServerContext* context, Rpc rpc, Access access,
                                   Work work);
 
@@ -89,6 +96,12 @@ class Calls {
   void Drain(absl::Time until);
   bool draining() const;
 
+  // While `turned_away`, calls that begin something new are kUnavailable ("draining").
+  void TurnAway(bool turned_away) { turned_away_.store(turned_away, std::memory_order_relaxed); }
+  bool turned_away() const { return turned_away_.load(std::memory_order_relaxed); }
+  // Calls that have begun and not ended.
+  size_t at_work() const;
+
   // BuildIndex calls that have begun and not ended.
   uint32_t builds_at_work() const { return builds_at_work_.load(std::memory_order_relaxed); }
 
@@ -99,6 +112,7 @@ class Calls {
   absl::Status Refused() const;
   bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return at_work_ == 0; }
 
+  const std::string boot_id_;
   const absl::Duration default_timeout_;
   const absl::Duration max_timeout_;
   const size_t max_pending_calls_;
@@ -108,6 +122,7 @@ class Calls {
   mutable absl::Mutex mutex_;
   size_t at_work_ ABSL_GUARDED_BY(mutex_) = 0;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<bool> turned_away_ = false;
   std::atomic<uint32_t> builds_at_work_ = 0;
   std::unique_ptr<Executor> serving_;
   std::unique_ptr<Executor> builds_;

@@ -31,6 +31,12 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   app.add_option("--config", result.sources.file,
                  "YAML file (environment PQCACHED_CONFIG). Default: none.");
 
+  app.add_flag(
+      kTakeOverFlag, result.take_over,
+      "Go on in place of the supervisor that serves on this socket, with all that it holds.");
+  bool work = false;
+  app.add_flag(kWorkerFlag, work)->group("");  // of no use to people: not in --help
+
   std::map<std::string, std::string> values;
   std::map<std::string, CLI::Option*> options;
   const Config defaults;
@@ -56,6 +62,7 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
             kExitBadConfig};
   }
   if (print_config) return {Action::kPrint, {}, ExampleConfig(), 0};
+  if (work) result.action = Action::kWork;
   if (check_config) result.action = Action::kCheckConfig;
   for (const auto& [name, option] : options) {
     if (option->count() > 0) result.sources.flags[name] = values[name];

@@ -10,6 +10,7 @@ namespace pqcached::service {
 
 enum class Action {
   kServe,
+  kWork,         // serve under a supervisor, which has started this process
   kCheckConfig,  // load the configuration, say what is in force, exit
   kPrint,        // print `text` and exit with `exit_code`
 };
@@ -19,10 +20,15 @@ struct CommandLine {
   ConfigSources sources;
   std::string text;
   int exit_code = 0;
+  bool take_over = false;  // kServe: from the supervisor that holds the socket
 };
 
 inline constexpr int kExitFailed = 1;     // could not start or run
 inline constexpr int kExitBadConfig = 2;  // command line or configuration
+
+// With this flag the program is the worker that its supervisor starts.
+inline constexpr char kWorkerFlag[] = "--worker";
+inline constexpr char kTakeOverFlag[] = "--take-over";
 
 // Every key of the configuration is a flag; --help tells them all. Never fails: a wrong command
 // line becomes kPrint.

@@ -52,13 +52,27 @@ struct Config {
   bool broker = true;
   TenantUids tenant_uids;
   bool strict_memory = false;
-  uint32_t max_leases = 4096;                    // per session
-  size_t max_staging_bytes = size_t{256} << 20;  // per session
+  uint32_t max_leases = 4096;                           // per session
+  absl::Duration lease_timeout = absl::ZeroDuration();  // zero = never
+  size_t max_staging_bytes = size_t{256} << 20;         // per session
+  bool retain = true;
+  double max_retained_share = 0.8;
+  kvstore::EvictionPolicy eviction_policy = kvstore::EvictionPolicy::kReuse;
+  absl::Duration evict_idle = absl::Seconds(60);  // 0 = never
+  std::map<std::string, kvstore::TenantQuota, std::less<>> tenant_quotas;
+  absl::Duration memory_check_interval = absl::Seconds(2);
+  int32_t oom_score_adjust = -500;
   std::string kernel_level = "auto";
   absl::Duration default_timeout = absl::Seconds(30);
   absl::Duration max_timeout = absl::Hours(1);
+  absl::Duration stream_timeout = absl::Seconds(60);
   absl::Duration heartbeat_interval = absl::Seconds(10);
   absl::Duration shutdown_timeout = absl::Seconds(10);
+  bool supervise = true;
+  uint32_t max_failed_recoveries = 5;
+  absl::Duration watchdog_timeout = absl::Seconds(30);  // 0 = none
+  absl::Duration resume_timeout = absl::Seconds(30);
+  std::string pool_directory;  // empty = none
   std::string log_level = "info";
   std::string log_file;  // empty = standard error
 };
@@ -99,6 +113,10 @@ std::string ExampleConfig();
 
 // Values in force, by key.
 std::map<std::string, std::string> DescribeConfig(const Config& config);
+
+// Of the socket of gRPC, and of the supervisor's beside it.
+std::string SocketPath(const Config& config);
+std::string SupervisorPath(const Config& config);
 
 // REQUIRES: `config` came from LoadConfig.
 kvstore::StoreOptions StoreOptionsOf(const Config& config);

@@ -1,9 +1,13 @@
 // Rows in: Ingest (a transaction over a stream) and Append.
 #include <grpcpp/alarm.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include <algorithm>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "service/ingest_message.h"
 #include "service/kv_cache_service.h"
 #include "service/log.h"
 #include "service/staging_claims.h"
@@ -11,6 +15,9 @@
 
 namespace pqcached::service {
 namespace {
+
+// Between looks at a stream: an alarm in the past would come at once, again and again.
+constexpr absl::Duration kLeastWait = absl::Milliseconds(1);
 
 // Puts the path of a chunk or an item before an error of the store about its rows.
 absl::Status UnderRows(const std::string& field, const absl::Status& status) {
@@ -21,19 +28,23 @@ absl::Status UnderRows(const std::string& field, const absl::Status& status) {
   return Under(about_rows ? field + ".rows" : field, status);
 }
 
-// One Ingest call. At any time either a message is awaited, or one is being worked on by a serving
-// thread.
+// One Ingest call. While a serving thread works on one message, the next one is read already; it waits
+// until its turn comes.
 //
 // The rows are committed when the client has ended its side well. A failed read does not tell an
 // end from a client that is gone, and the news of its going may come later; but on a dead stream
 // the initial metadata cannot be sent any more. So they are sent after the last read, and only
 // their success leads to the commit.
-class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
+class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
                            public std::enable_shared_from_this<IngestStream> {
  public:
-  IngestStream(kvstore::Store& store, Calls& calls, uint64_t max_tensor_bytes,
-               v1::IngestResponse* response)
-      : store_(store), calls_(calls), max_tensor_bytes_(max_tensor_bytes), response_(response) {}
+  IngestStream(kvstore::Store& store, Calls& calls, const Config& config,
+               grpc::ByteBuffer* response)
+      : store_(store),
+        calls_(calls),
+        max_tensor_bytes_(config.max_message_bytes),
+        most_idle_(config.stream_timeout),
+        response_(response) {}
 
   void Start(grpc::CallbackServerContext* context) {
     self_ = shared_from_this();
@@ -44,20 +55,17 @@ class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
     }
     call_ = *std::move(call);
     absl::MutexLock lock(&mutex_);
-    alarm_.Set(absl::ToChronoTime(call_.deadline), [weak = weak_from_this()](bool expired) {
-      const auto self = weak.lock();
-      if (expired && self != nullptr) self->Expire();
-    });
-    StartRead(&request_);
+    waiting_since_ = absl::Now();
+    SetAlarm();
+    StartRead(&incoming_);
   }
 
   void OnReadDone(bool ok) override {
-    if (!ok) {
+    {
       absl::MutexLock lock(&mutex_);
-      if (!finished_) StartSendInitialMetadata();
-      return;
+      read_ = ok ? Read::kMessage : Read::kEnd;
     }
-    Work([](IngestStream& self) { return self.HandleMessage(); });
+    GoOn();
   }
 
   void OnSendInitialMetadataDone(bool ok) override {
@@ -65,6 +73,11 @@ class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
       absl::MutexLock lock(&mutex_);
       FinishLocked(absl::CancelledError("the caller has gone"));
       return;
+    }
+    {
+      absl::MutexLock lock(&mutex_);
+      if (finished_) return;
+      working_ = true;
     }
     Work([](IngestStream& self) { return self.Commit(); });
   }
@@ -74,15 +87,28 @@ class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
 
  private:
   using Step = absl::Status (*)(IngestStream&);
+  enum class Read { kUnderWay, kMessage, kEnd, kSeenEnd };
 
-  // Runs `step` on a serving thread. An error, or `done_` after it, finishes the call; else the
-  // next message is awaited.
-  void Work(Step step) {
+  // Takes up what has been read, unless a thread works on what came before.
+  void GoOn() {
     {
       absl::MutexLock lock(&mutex_);
-      if (finished_) return;
+      if (finished_ || working_) return;
+      if (read_ == Read::kEnd) {
+        read_ = Read::kSeenEnd;
+        StartSendInitialMetadata();
+      }
+      if (read_ != Read::kMessage) return;
       working_ = true;
+      message_.Swap(&incoming_);
+      read_ = Read::kUnderWay;
+      StartRead(&incoming_);
     }
+    Work([](IngestStream& self) { return self.HandleMessage(); });
+  }
+
+  // Runs `step` on a serving thread. An error, or `done_` after it, finishes the call.
+  void Work(Step step) {
     const absl::Status taken = calls_.RunServing([self = shared_from_this(), step] {
       absl::Status status = self->call_.Check();
       if (status.ok()) status = Guarded([&] { return step(*self); });
@@ -92,23 +118,26 @@ class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
   }
 
   void EndWork(const absl::Status& status) {
-    absl::MutexLock lock(&mutex_);
-    working_ = false;
-    if (!status.ok() || done_) {
-      FinishLocked(status);
-    } else if (expired_) {
-      FinishLocked(absl::DeadlineExceededError("the deadline has passed"));
-    } else {
-      StartRead(&request_);
+    {
+      absl::MutexLock lock(&mutex_);
+      working_ = false;
+      waiting_since_ = absl::Now();
+      if (!status.ok() || done_) {
+        FinishLocked(status);
+      } else if (expired_) {
+        FinishLocked(absl::DeadlineExceededError("the deadline has passed"));
+      }
     }
+    GoOn();
   }
 
   absl::Status HandleMessage() {
-    switch (request_.request_case()) {
+    if (absl::Status status = request_.Parse(&message_); !status.ok()) return status;
+    switch (request_.request().request_case()) {
       case v1::IngestRequest::kHeader:
-        return HandleHeader(request_.header());
+        return HandleHeader(request_.request().header());
       case v1::IngestRequest::kChunk:
-        return HandleChunk(request_.chunk());
+        return HandleChunk(request_.request().chunk());
       case v1::IngestRequest::REQUEST_NOT_SET:
         break;
     }
@@ -130,8 +159,7 @@ class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
     if (transaction_ == nullptr) return Invalid("header", "must come first");
     if (chunk.query_samples_size() > 0) return Unimplemented("chunk.query_samples");
     if (!chunk.has_rows()) return Invalid("chunk.rows", "missing");
-    const absl::StatusOr<kvstore::LayerRows> rows =
-        LayerRowsOf(chunk.rows(), "chunk.rows", max_tensor_bytes_);
+    const absl::StatusOr<kvstore::LayerRows> rows = request_.Rows(max_tensor_bytes_);
     if (!rows.ok()) return rows.status();
     const absl::Status status = transaction_->Write(chunk.first_position(), *rows);
     return Under(absl::StartsWith(status.message(), "first_position") ? "chunk" : "chunk.rows",
@@ -147,15 +175,43 @@ class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
     }
     const absl::StatusOr<uint64_t> token_count = transaction_->Commit();
     if (!token_count.ok()) return token_count.status();
-    response_->set_token_count(*token_count);
+    v1::IngestResponse response;
+    response.set_token_count(*token_count);
+    bool own_buffer = false;
+    const grpc::Status written =
+        grpc::SerializationTraits<v1::IngestResponse>::Serialize(response, response_, &own_buffer);
+    if (!written.ok()) return absl::InternalError(written.error_message());
     done_ = true;
     return absl::OkStatus();
   }
 
-  void Expire() {
+  // A new alarm each time: the one whose callback runs cannot be set again.
+  void SetAlarm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const absl::Time idle_since = working_ ? absl::Now() : waiting_since_;
+    const absl::Time next = std::min(call_.deadline, idle_since + most_idle_);
+    alarm_ = std::make_unique<grpc::Alarm>();
+    alarm_->Set(absl::ToChronoTime(std::max(next, absl::Now() + kLeastWait)),
+                [weak = weak_from_this()](bool expired) {
+                  const auto self = weak.lock();
+                  if (expired && self != nullptr) self->Look();
+                });
+  }
+
+  // At the deadline, or when a client that sends nothing may have held its rows and their memory for
+  // long enough.
+  void Look() {
     absl::MutexLock lock(&mutex_);
-    expired_ = true;
-    if (!working_) FinishLocked(absl::DeadlineExceededError("the deadline has passed"));
+    if (finished_) return;
+    const absl::Time now = absl::Now();
+    if (now >= call_.deadline) {
+      expired_ = true;
+      if (!working_) FinishLocked(absl::DeadlineExceededError("the deadline has passed"));
+    } else if (!working_ && now >= waiting_since_ + most_idle_) {
+      FinishLocked(absl::DeadlineExceededError(
+          absl::StrCat("stream_timeout: no message came for ", absl::FormatDuration(most_idle_))));
+    } else {
+      SetAlarm();
+    }
   }
 
   // The transaction goes first, so that a caller that hears of the failure can begin again at once.
@@ -163,26 +219,31 @@ class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
     if (finished_) return;
     finished_ = true;
     transaction_.reset();
-    alarm_.Cancel();
+    if (alarm_ != nullptr) alarm_->Cancel();
     calls_.End(call_, status);
-    Finish(ToGrpc(status));
+    Finish(Outcome(call_, status));
   }
 
   kvstore::Store& store_;
   Calls& calls_;
   const uint64_t max_tensor_bytes_;
-  v1::IngestResponse* const response_;
+  const absl::Duration most_idle_;
+  grpc::ByteBuffer* const response_;
   Call call_;
-  v1::IngestRequest request_;
+  grpc::ByteBuffer incoming_;           // gRPC's, while a read is under way
   std::shared_ptr<IngestStream> self_;  // until OnDone
-  grpc::Alarm alarm_;
   // Of whoever works; the lock hands it on.
+  grpc::ByteBuffer message_;
+  IngestMessage request_;
   std::unique_ptr<kvstore::IngestTransaction> transaction_;
   uint64_t sequence_id_ = 0;
   uint64_t first_id_ = 0;
   std::vector<uint32_t> token_ids_;  // named when all rows are there
   bool done_ = false;
   absl::Mutex mutex_;
+  std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);
+  Read read_ ABSL_GUARDED_BY(mutex_) = Read::kUnderWay;
+  absl::Time waiting_since_ ABSL_GUARDED_BY(mutex_);  // for a message, unless working_
   bool working_ ABSL_GUARDED_BY(mutex_) = false;
   bool expired_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
@@ -190,10 +251,9 @@ class IngestStream final : public grpc::ServerReadReactor<v1::IngestRequest>,
 
 }  // namespace
 
-grpc::ServerReadReactor<v1::IngestRequest>* KvCacheService::Ingest(Context* context,
-                                                                   v1::IngestResponse* response) {
-  const auto stream =
-      std::make_shared<IngestStream>(store_, calls_, config_.max_message_bytes, response);
+grpc::ServerReadReactor<grpc::ByteBuffer>* KvCacheService::Ingest(Context* context,
+                                                                  grpc::ByteBuffer* response) {
+  const auto stream = std::make_shared<IngestStream>(store_, calls_, config_, response);
   stream->Start(context);
   return stream.get();  // holds itself until OnDone
 }

@@ -17,15 +17,19 @@
 #include "pqcached/v1/kv_cache.grpc.pb.h"
 #include "service/calls.h"
 #include "service/config.h"
+#include "service/detached_sessions.h"
 
 namespace pqcached::service {
 
 class SessionStreams;
 
-class KvCacheService final : public v1::KvCache::CallbackService {
+// Ingest takes its messages as bytes: see IngestMessage.
+class KvCacheService final
+    : public v1::KvCache::WithRawCallbackMethod_Ingest<v1::KvCache::CallbackService> {
  public:
   KvCacheService(const Config& config, std::string boot_id, kvstore::Store& store,
-                 Sessions& sessions, RpcStats& stats, Calls& calls, Log& log);
+                 Sessions& sessions, RpcStats& stats, Calls& calls, Log& log,
+                 DetachedSessions& detached);
   ~KvCacheService() override;
 
   // Ends all session streams with `status`, and drops their sequences soon after.
@@ -64,8 +68,8 @@ class KvCacheService final : public v1::KvCache::CallbackService {
                           v1::ResumeSequenceResponse*) override;
   Reactor* MatchPrefix(Context*, const v1::MatchPrefixRequest*, v1::MatchPrefixResponse*) override;
 
-  grpc::ServerReadReactor<v1::IngestRequest>* Ingest(Context* context,
-                                                     v1::IngestResponse* response) override;
+  grpc::ServerReadReactor<grpc::ByteBuffer>* Ingest(Context* context,
+                                                    grpc::ByteBuffer* response) override;
   Reactor* Commit(Context*, const v1::CommitRequest*, v1::CommitResponse*) override;
   Reactor* Append(Context*, const v1::AppendRequest*, v1::AppendResponse*) override;
 
@@ -123,6 +127,7 @@ class KvCacheService final : public v1::KvCache::CallbackService {
   RpcStats& stats_;
   Calls& calls_;
   Log& log_;
+  DetachedSessions& detached_;
   const std::unique_ptr<SessionStreams> streams_;
   std::atomic<uint32_t> commits_ = 0;  // at work
   absl::Mutex open_mutex_;  // one OpenCache at a time, so that exactly one of two hears `created`

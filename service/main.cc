@@ -1,39 +1,36 @@
-// pqcached: wires configuration, log, store and server together, and ends cleanly on SIGTERM.
-#include <pthread.h>
-#include <signal.h>
-#include <unistd.h>
+// pqcached: one program, a supervisor and the worker that it starts.
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
-#include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/synchronization/notification.h"
-#include "kvstore/store.h"
+#include "kvstore/file_keeper.h"
 #include "service/broker.h"
 #include "service/command_line.h"
 #include "service/config.h"
 #include "service/log.h"
-#include "service/server.h"
-#include "service/version.h"
+#include "service/oom_score.h"
+#include "service/socket_claim.h"
+#include "service/supervisor.h"
+#include "service/take_over.h"
+#include "service/worker.h"
+#include "service/worker_process.h"
 
 namespace pqcached::service {
 namespace {
 
-// Beyond shutdown_timeout, for work that does not notice that it was cancelled.
-constexpr absl::Duration kShutdownGrace = absl::Seconds(5);
-
-// All threads inherit the mask, so that signals are only ever taken by sigwait below.
-sigset_t BlockSignals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  return signals;
-}
+// A worker whose supervisor was killed takes so long to free its memory, at most.
+constexpr absl::Duration kOrphanPatience = absl::Seconds(10);
+// systemd takes messages in its own time; the worker waits meanwhile.
+constexpr absl::Duration kAboveTimeout = absl::Milliseconds(500);
+// What the old supervisor may take beyond its own worker's end.
+constexpr absl::Duration kTakeOverGrace = absl::Minutes(1);
+// After READY=1 was not said for so many times the watchdog's time, the worker is killed.
+constexpr int kStartFactor = 20;
 
 int Fail(const absl::Status& status, int exit_code) {
   std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
@@ -47,49 +44,100 @@ int PrintConfig(const Config& config) {
   return 0;
 }
 
-// Shuts the server down. The process ends anyway when that takes longer than promised.
-void ShutDownWithin(absl::Duration timeout, const Config& config, Server& server, const Log& log) {
-  absl::Notification done;
-  std::thread watchdog([&] {
-    if (done.WaitForNotificationWithTimeout(timeout)) return;
-    log.Error("shutdown_forced", {{"after_seconds", absl::ToDoubleSeconds(timeout)}});
-    const std::string path = config.listen.substr(std::string("unix://").size());
-    unlink(path.c_str());
-    unlink(BrokerPath(path).c_str());
-    _exit(kExitFailed);
-  });
-  server.Shutdown();
-  done.Notify();
-  watchdog.join();
+// As many descriptors as the kernel lets this user have; the worker inherits it.
+void RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-int Serve(const Config& config) {
-  const sigset_t signals = BlockSignals();
-  absl::StatusOr<std::unique_ptr<Log>> log = Log::Open(config.log_level, config.log_file);
-  if (!log.ok()) return Fail(log.status(), kExitBadConfig);
-  kvstore::StoreOptions options = StoreOptionsOf(config);
-  options.live_index_failed = [&log](uint64_t sequence_id, const absl::Status& status) {
-    (*log)->Warning("live_index_failed",
-                    {{"sequence_id", sequence_id}, {"message", status.message()}});
-  };
-  absl::StatusOr<std::unique_ptr<kvstore::Store>> store = kvstore::Store::Create(options);
-  if (!store.ok()) return Fail(store.status(), kExitBadConfig);
-  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(config, **store, **log);
-  if (!server.ok()) return Fail(server.status(), kExitFailed);
+// The right to serve on all sockets of the configuration, across workers.
+struct Claims {
+  std::unique_ptr<SocketClaim> grpc;
+  std::unique_ptr<SocketClaim> broker;
+};
 
-  (*log)->Info("ready", {{"endpoint", absl::StrJoin((*server)->endpoints(), ",")},
-                         {"pid", getpid()},
-                         {"version", kVersion},
-                         {"kernel_level",
-                          std::string(kernels::LevelName(StoreOptionsOf(config).exec.level))},
-                         {"max_pool_bytes", config.max_pool_bytes}});
-  int signal_number = 0;
-  sigwait(&signals, &signal_number);
-  (*log)->Info("stopping", {{"signal", signal_number == SIGTERM ? "SIGTERM" : "SIGINT"},
-                            {"within_seconds", absl::ToDoubleSeconds(config.shutdown_timeout)}});
-  ShutDownWithin(config.shutdown_timeout + kShutdownGrace, config, **server, **log);
-  (*log)->Info("stopped", {});
-  return 0;
+absl::StatusOr<Claims> TakeClaims(const Config& config) {
+  Claims claims;
+  absl::StatusOr<std::unique_ptr<SocketClaim>> claim =
+      SocketClaim::Take(SocketPath(config), kOrphanPatience);
+  if (!claim.ok()) return claim.status();
+  claims.grpc = *std::move(claim);
+  if (!config.broker) return claims;
+  claim = SocketClaim::Take(BrokerPath(SocketPath(config)), kOrphanPatience);
+  if (!claim.ok()) return claim.status();
+  claims.broker = *std::move(claim);
+  return claims;
+}
+
+Supervisor::Options SupervisorOptionsOf(const Config& config, int argc, const char* const* argv,
+                                        const Claims& claims) {
+  Supervisor::Options options;
+  options.command.push_back(ProgramPath(argv[0]));
+  for (int i = 1; i < argc; ++i) {
+    if (std::string(argv[i]) != kTakeOverFlag) options.command.emplace_back(argv[i]);
+  }
+  options.command.emplace_back(kWorkerFlag);
+  options.max_kept = MaxKeptOf(config);
+  options.max_failed_recoveries = config.max_failed_recoveries;
+  options.watchdog_timeout = config.watchdog_timeout;
+  if (config.watchdog_timeout > absl::ZeroDuration()) {
+    options.start_timeout = std::max(options.start_timeout, kStartFactor * config.watchdog_timeout);
+  }
+  options.stop_timeout = StopTimeoutOf(config);
+  options.before_start = [&claims] {
+    for (const SocketClaim* claim : {claims.grpc.get(), claims.broker.get()}) {
+      if (claim != nullptr) claim->Clear();
+    }
+  };
+  if (config.pool_directory.empty()) return options;
+  options.keeps_files = [directory = config.pool_directory] {
+    const auto keeper = kvstore::FileKeeper::Open(directory);
+    // One that somebody else holds still has something for all that is known.
+    return keeper.ok() ? !(*keeper)->Names().empty() : absl::IsAlreadyExists(keeper.status());
+  };
+  options.drop_files = [directory = config.pool_directory] {
+    const auto keeper = kvstore::FileKeeper::Open(directory);
+    if (!keeper.ok()) return;
+    for (const std::string& name : (*keeper)->Names()) (*keeper)->Release(name).IgnoreError();
+  };
+  return options;
+}
+
+int Supervise(const Config& config, const CommandLine& command_line, int argc,
+              const char* const* argv) {
+  RaiseDescriptorLimit();
+  const absl::StatusOr<std::unique_ptr<Log>> log = Log::Open(config.log_level, config.log_file);
+  if (!log.ok()) return Fail(log.status(), kExitBadConfig);
+  if (absl::Status status = AdjustOomScore(config.oom_score_adjust); !status.ok()) {
+    (*log)->Info("oom_score_not_adjusted", {{"message", status.message()}});
+  }
+  const Environment environment = ProcessEnvironment();
+  const absl::StatusOr<std::unique_ptr<Notifier>> above =
+      Notifier::FromEnvironment(environment, kAboveTimeout);
+  if (!above.ok()) return Fail(above.status(), kExitFailed);
+  KeptDescriptors kept;
+  if (*above != nullptr) kept = (*above)->TakeAll();
+  if (command_line.take_over) {
+    absl::StatusOr<KeptDescriptors> taken =
+        TakeOver(SupervisorPath(config), StopTimeoutOf(config) + kTakeOverGrace);
+    if (!taken.ok() && !absl::IsNotFound(taken.status())) return Fail(taken.status(), kExitFailed);
+    if (taken.ok()) kept.merge(*taken);
+  }
+  // Destroyed last: whoever comes next finds nothing of this process.
+  kvstore::FileDescriptor successor;
+  absl::StatusOr<Claims> claims = TakeClaims(config);
+  if (!claims.ok()) return Fail(claims.status(), kExitFailed);
+  const absl::StatusOr<std::unique_ptr<NotifySocket>> socket =
+      NotifySocket::Bind(SupervisorPath(config));
+  if (!socket.ok()) return Fail(socket.status(), kExitFailed);
+  Supervisor::Options options = SupervisorOptionsOf(config, argc, argv, *claims);
+  options.above_watchdog_timeout = WatchdogTimeout(environment);
+  Supervisor supervisor(std::move(options), **socket, above->get(), std::move(kept), **log);
+  Supervisor::Outcome outcome = supervisor.Run();
+  successor = std::move(outcome.successor);
+  return outcome.exit_code;
 }
 
 int Main(int argc, const char* const* argv) {
@@ -100,8 +148,16 @@ int Main(int argc, const char* const* argv) {
   }
   const absl::StatusOr<Config> config = LoadConfig(command_line.sources, ProcessEnvironment());
   if (!config.ok()) return Fail(config.status(), kExitBadConfig);
-  if (command_line.action == Action::kCheckConfig) return PrintConfig(*config);
-  return Serve(*config);
+  switch (command_line.action) {
+    case Action::kCheckConfig:
+      return PrintConfig(*config);
+    case Action::kWork:
+      return RunWorker(*config, /*claimed=*/true);
+    default:
+      break;
+  }
+  if (!config->supervise) return RunWorker(*config, /*claimed=*/false);
+  return Supervise(*config, command_line, argc, argv);
 }
 
 }  // namespace

@@ -193,9 +193,17 @@ KvCacheService::Reactor* KvCacheService::MatchPrefix(Context* context,
       });
 }
 
-KvCacheService::Reactor* KvCacheService::Admit(Context* context, const v1::AdmitRequest*,
-                                               v1::AdmitResponse*) {
-  return calls_.Unimplemented(context, Rpc::kAdmit);
+KvCacheService::Reactor* KvCacheService::Admit(Context* context, const v1::AdmitRequest* request,
+                                               v1::AdmitResponse* response) {
+  return calls_.Unary(
+      context, Rpc::kAdmit, Access::kSession, [=, this](const Call& call) -> absl::Status {
+        const absl::StatusOr<kvstore::AdmitSpec> spec = AdmitSpecOf(*request);
+        if (!spec.ok()) return spec.status();
+        const auto admission = store_.Admit(call.session.tenant, request->cache_id(), *spec);
+        if (!admission.ok()) return NamingId("cache_id", admission.status());
+        ToWire(*admission, response);
+        return absl::OkStatus();
+      });
 }
 
 }  // namespace pqcached::service

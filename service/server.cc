@@ -38,27 +38,35 @@ constexpr absl::Duration kCancelGrace = absl::Milliseconds(200);
 
 class Server::Impl {
  public:
-  Impl(const Config& config, kvstore::Store& store, Log& log)
+  Impl(const Config& config, kvstore::Store& store, Log& log, const ServerOptions& options)
       : config_(config),
+        options_(options),
         store_(store),
         log_(log),
         sessions_(config.max_sessions),
-        calls_(config, sessions_, stats_, log),
-        kv_cache_(config, boot_id_, store, sessions_, stats_, calls_, log),
-        admin_(config, boot_id_, store, sessions_, stats_, calls_, log) {}
+        calls_(config, boot_id_, sessions_, stats_, log),
+        detached_({config_, store, sessions_, calls_, log, options.keepers}),
+        kv_cache_(config, boot_id_, store, sessions_, stats_, calls_, log, detached_),
+        admin_(config, boot_id_, store, sessions_, stats_, calls_, log,
+               [this](bool serving) { SetServing(serving); }) {}
 
   absl::Status Start() {
     const std::string path = config_.listen.substr(kUnixScheme.size());
-    absl::StatusOr<std::unique_ptr<SocketClaim>> claim = SocketClaim::Take(path);
-    if (!claim.ok()) return claim.status();
-    claim_ = *std::move(claim);
+    if (!options_.claimed) {
+      absl::StatusOr<std::unique_ptr<SocketClaim>> claim = SocketClaim::Take(path);
+      if (!claim.ok()) return claim.status();
+      claim_ = *std::move(claim);
+    }
+    detached_.Start();
 
     // Never given back: when the last user of gRPC goes, gRPC may wait 10 s for a poller of its own.
     grpc_init();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     if (config_.broker) {  // first, so that whoever reaches gRPC's socket finds it
-      auto broker = Broker::Start({config_, boot_id_, store_, sessions_, calls_, log_}, path);
+      auto broker = Broker::Start({config_, boot_id_, store_, sessions_, calls_, log_, detached_,
+                                   options_.keepers, options_.claimed},
+                                  path);
       if (!broker.ok()) return broker.status();
       broker_ = *std::move(broker);
     }
@@ -103,17 +111,27 @@ class Server::Impl {
   void Shutdown() {
     if (server_ == nullptr) return;
     SetServing(false);
+    if (options_.keepers.memory != nullptr) sessions_.Leave();
     calls_.Drain(absl::Now() + config_.shutdown_timeout);
     kv_cache_.EndSessions(absl::UnavailableError("the sidecar is shutting down"));
     broker_.reset();
     server_->Shutdown(absl::ToChronoTime(absl::Now() + kCancelGrace));
     server_->Wait();
+    detached_.Stop();
     calls_.Stop();
     server_.reset();
     claim_.reset();
   }
 
   const std::vector<std::string>& endpoints() const { return endpoints_; }
+  const std::string& boot_id() const { return boot_id_; }
+
+  bool Answers(absl::Duration timeout) {
+    store_.ListCaches("");
+    return broker_ == nullptr || broker_->Answers(timeout);
+  }
+
+  grpc::Server& server() { return *server_; }
 
  private:
   void SetServing(bool serving) {
@@ -126,6 +144,7 @@ class Server::Impl {
   }
 
   const Config config_;
+  const ServerOptions options_;
   const std::string boot_id_ = RandomHex(kBootIdBytes);
   kvstore::Store& store_;
   Log& log_;
@@ -133,6 +152,7 @@ class Server::Impl {
   RpcStats stats_;
   Sessions sessions_;
   Calls calls_;
+  DetachedSessions detached_;
   KvCacheService kv_cache_;
   AdminService admin_;
   std::unique_ptr<Broker> broker_;
@@ -141,8 +161,8 @@ class Server::Impl {
 };
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config, kvstore::Store& store,
-                                                      Log& log) {
-  auto impl = std::make_unique<Impl>(config, store, log);
+                                                      Log& log, ServerOptions options) {
+  auto impl = std::make_unique<Impl>(config, store, log, options);
   if (absl::Status status = impl->Start(); !status.ok()) return status;
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
@@ -152,6 +172,16 @@ Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Server::~Server() { Shutdown(); }
 
 const std::vector<std::string>& Server::endpoints() const { return impl_->endpoints(); }
+
+const std::string& Server::boot_id() const { return impl_->boot_id(); }
+
+bool Server::Answers(absl::Duration timeout) { return impl_->Answers(timeout); }
+
+std::shared_ptr<grpc::Channel> Server::InProcessChannel() {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  return impl_->server().InProcessChannel(arguments);
+}
 
 void Server::Shutdown() { impl_->Shutdown(); }
 

@@ -12,10 +12,21 @@
 #include "absl/status/statusor.h"
 #include "kvstore/store.h"
 #include "service/config.h"
+#include "service/detached_sessions.h"
+
+namespace grpc {
+class Channel;
+}  // namespace grpc
 
 namespace pqcached::service {
 
 class Log;
+
+struct ServerOptions {
+  bool claimed = false;  // whoever supervises this process has the right to serve on the sockets
+  // Where there are any, sessions that are open at the end go on in the next process.
+  SessionKeepers keepers;
+};
 
 class Server {
  public:
@@ -27,7 +38,7 @@ class Server {
   // Errors: kAlreadyExists       another process serves on the socket
   //         kFailedPrecondition  an endpoint cannot be bound (names it)
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Config& config, kvstore::Store& store,
-                                                       Log& log);
+                                                       Log& log, ServerOptions options = {});
 
   // As Shutdown.
   ~Server();
@@ -36,8 +47,16 @@ class Server {
   // was taken.
   const std::vector<std::string>& endpoints() const;
 
+  // Names this run of the server.
+  const std::string& boot_id() const;
+
+  // Whether calls would be answered. Waits for the broker at most for `timeout`, and for the store.
+  bool Answers(absl::Duration timeout);
+  // To the services, for callers in this process: without a socket.
+  std::shared_ptr<grpc::Channel> InProcessChannel();
+
   // Refuses new calls, says NOT_SERVING, lets calls at work end until shutdown_timeout, then ends
-  // the sessions and cancels what is left. Returns when no call is left and the socket is removed.
+  // the sessions (or leaves them) and cancels what is left. Returns when no call is left and the socket is removed.
   void Shutdown();
 
  private:

@@ -32,6 +32,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     Calls& calls;
     Log& log;
     SessionStreams& streams;
+    DetachedSessions& detached;
   };
 
   explicit SessionStream(Parts parts) : parts_(parts) {}
@@ -61,25 +62,24 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   }
 
   void OnReadDone(bool ok) override {
-    if (!ok) {  // the client is done, or gone
-      parts_.calls.RunCleanup([self = shared_from_this()] {
+    // Not ok: the client is done, or gone.
+    const absl::Status status = ok ? Handle() : absl::OkStatus();
+    if (!ok || !status.ok()) {
+      // In this order: who hears of the end can open a session in its place.
+      parts_.calls.RunCleanup([self = shared_from_this(), status] {
         self->CloseSession();
-        self->FinishOnce(absl::OkStatus());
+        self->FinishOnce(status);
       });
-      return;
-    }
-    const absl::Status status = Handle();
-    if (!status.ok()) {
-      FinishOnce(status);
       return;
     }
     absl::MutexLock lock(&mutex_);
     if (!finished_) StartRead(&request_);
   }
 
-  void OnWriteDone(bool) override {
+  void OnWriteDone(bool ok) override {
     absl::MutexLock lock(&mutex_);
     writing_ = false;
+    if (ok) resume_unread_ = false;
   }
 
   void OnDone() override {
@@ -109,17 +109,15 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
       return Invalid("open.protocol_version",
                      absl::StrCat(open.protocol_version(), ", must be ", kProtocolVersion));
     }
-    // gRPC does not tell who the peer is.
-    if (parts_.config.tenant_uids.Binds(open.tenant().empty() ? "default" : open.tenant())) {
-      return absl::PermissionDeniedError(
-          "open.tenant: is bound to uids (tenant_uids); such a session is opened by the broker");
-    }
-    absl::StatusOr<OpenedSession> opened = parts_.sessions.Open(open.tenant(), open.client_name());
+    const bool resumes = !open.resume_token().empty();
+    const absl::StatusOr<OpenedSession> opened = resumes ? Resume(open) : OpenNew(open);
     if (!opened.ok()) return opened.status();
     absl::MutexLock lock(&mutex_);
     token_ = opened->token;
     session_ = opened->session;
-    parts_.log.Info("session_opened", {{"session", session_.id}, {"tenant", session_.tenant}});
+    resume_unread_ = resumes;
+    parts_.log.Info(resumes ? "session_resumed" : "session_opened",
+                    {{"session", session_.id}, {"tenant", session_.tenant}});
     if (finished_) return absl::OkStatus();
     v1::SessionOpened* message = event_.mutable_opened();
     message->set_session_token(token_);
@@ -129,6 +127,36 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     StartWrite(&event_);
     SetAlarm(parts_.config.heartbeat_interval, &SessionStream::Beat);
     return absl::OkStatus();
+  }
+
+  // gRPC does not tell who the peer is.
+  absl::Status CheckTenant(absl::string_view tenant) const {
+    if (!parts_.config.tenant_uids.Binds(std::string(tenant))) return absl::OkStatus();
+    return absl::PermissionDeniedError(
+        "open.tenant: is bound to uids (tenant_uids); such a session is opened by the broker");
+  }
+
+  absl::StatusOr<OpenedSession> OpenNew(const v1::SessionOpen& open) {
+    absl::Status status = CheckTenant(open.tenant().empty() ? "default" : open.tenant());
+    if (!status.ok()) return status;
+    absl::StatusOr<OpenedSession> opened = parts_.sessions.Open(open.tenant(), open.client_name());
+    if (!opened.ok()) return opened;
+    const Session& session = opened->session;
+    status =
+        parts_.store.KeepSession({session.id, session.tenant, session.client_name, opened->token});
+    if (status.ok()) return opened;
+    parts_.sessions.Close(opened->token);
+    return status;
+  }
+
+  absl::StatusOr<OpenedSession> Resume(const v1::SessionOpen& open) {
+    if (const absl::StatusOr<Session> known = parts_.sessions.Find(open.resume_token());
+        known.ok()) {
+      if (absl::Status status = CheckTenant(known->tenant); !status.ok()) return status;
+    }
+    absl::StatusOr<OpenedSession> resumed = parts_.sessions.Resume(open.resume_token());
+    if (resumed.ok()) return resumed;
+    return absl::Status(resumed.status().code(), absl::StrCat("open.", resumed.status().message()));
   }
 
   // A new alarm each time: the one whose callback runs cannot be set again. Its callback holds the
@@ -168,8 +196,13 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
       absl::MutexLock lock(&mutex_);
       if (token_.empty() || closed_) return;
       closed_ = true;
-      parts_.sessions.Close(token_);
       session = session_;
+      if (resume_unread_) {  // its client will come again
+        parts_.sessions.Detach(token_);
+        parts_.detached.Await({token_, session});
+        return;
+      }
+      if (!parts_.sessions.Close(token_)) return;  // left to the next worker
     }
     const uint32_t dropped = parts_.store.DropSession(session.id);
     parts_.log.Info(
@@ -189,6 +222,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool resume_unread_ ABSL_GUARDED_BY(mutex_) = false;  // not known that its client heard of it
 };
 
 size_t SessionStreams::Add(std::shared_ptr<SessionStream> stream) {
@@ -208,7 +242,8 @@ std::vector<std::shared_ptr<SessionStream>> SessionStreams::All() const {
 }
 
 KvCacheService::KvCacheService(const Config& config, std::string boot_id, kvstore::Store& store,
-                               Sessions& sessions, RpcStats& stats, Calls& calls, Log& log)
+                               Sessions& sessions, RpcStats& stats, Calls& calls, Log& log,
+                               DetachedSessions& detached)
     : config_(config),
       boot_id_(std::move(boot_id)),
       store_(store),
@@ -216,6 +251,7 @@ KvCacheService::KvCacheService(const Config& config, std::string boot_id, kvstor
       stats_(stats),
       calls_(calls),
       log_(log),
+      detached_(detached),
       streams_(std::make_unique<SessionStreams>()) {}
 
 KvCacheService::~KvCacheService() = default;
@@ -225,8 +261,8 @@ void KvCacheService::EndSessions(const absl::Status& status) {
 }
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* KvCacheService::Session(Context*) {
-  const auto stream = std::make_shared<SessionStream>(
-      SessionStream::Parts{config_, boot_id_, store_, sessions_, stats_, calls_, log_, *streams_});
+  const auto stream = std::make_shared<SessionStream>(SessionStream::Parts{
+      config_, boot_id_, store_, sessions_, stats_, calls_, log_, *streams_, detached_});
   stream->Start();
   return stream.get();  // streams_ holds it until OnDone
 }

@@ -2,10 +2,12 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "service/tenant_uids.h"
 
@@ -28,15 +30,46 @@ absl::StatusOr<OpenedSession> Sessions::Open(absl::string_view tenant,
         "open.client_name: ", client_name.size(), " bytes, must be at most ", kMaxClientNameBytes));
   }
   OpenedSession opened{RandomHex(kTokenBytes),
-                       {"", std::string(tenant), std::string(client_name), peer_pid}};
+                       {"", std::string(tenant), std::string(client_name), peer_pid, 0}};
   absl::MutexLock lock(&mutex_);
   if (by_token_.size() >= max_sessions_) {
     return absl::ResourceExhaustedError(
         absl::StrCat("max_sessions: ", max_sessions_, " sessions are open already"));
   }
-  opened.session.id = absl::StrCat(client_name, "#", ++opened_count_);
-  by_token_.emplace(opened.token, opened.session);
+  opened.session.number = ++opened_count_;
+  opened.session.id = absl::StrCat(client_name, "#", opened.session.number);
+  by_token_.emplace(opened.token, Entry{opened.session});
   return opened;
+}
+
+Session Sessions::Restore(const kvstore::KeptSession& kept) {
+  Session session{kept.id, kept.tenant, kept.client_name, 0, 0};
+  const absl::string_view id = kept.id;
+  absl::MutexLock lock(&mutex_);
+  if (!absl::SimpleAtoi(id.substr(id.rfind('#') + 1), &session.number)) session.number = 0;
+  opened_count_ = std::max(opened_count_, session.number);
+  by_token_[kept.token] = {session, /*detached=*/true};
+  return session;
+}
+
+absl::StatusOr<OpenedSession> Sessions::Resume(absl::string_view token, uint32_t peer_pid) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = by_token_.find(token);
+  if (found == by_token_.end()) {
+    return absl::NotFoundError("resume_token: no such session, or it has ended");
+  }
+  if (!found->second.detached) {
+    return absl::FailedPreconditionError("resume_token: the session's client is connected");
+  }
+  found->second.detached = false;
+  found->second.session.peer_pid = peer_pid;
+  return OpenedSession{found->first, found->second.session};
+}
+
+void Sessions::Detach(absl::string_view token) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = by_token_.find(token);
+  if (found != by_token_.end()) found->second.detached = true;
 }
 
 absl::StatusOr<Session> Sessions::Find(absl::string_view token) const {
@@ -46,13 +79,28 @@ absl::StatusOr<Session> Sessions::Find(absl::string_view token) const {
     return absl::UnauthenticatedError(
         "metadata pqcached-session: no such session, or it has ended");
   }
-  return found->second;
+  return found->second.session;
 }
 
-void Sessions::Close(absl::string_view token) {
+bool Sessions::Close(absl::string_view token) {
   absl::MutexLock lock(&mutex_);
   const auto found = by_token_.find(token);
-  if (found != by_token_.end()) by_token_.erase(found);
+  if (found == by_token_.end() || leaving_) return false;
+  by_token_.erase(found);
+  return true;
+}
+
+bool Sessions::CloseDetached(absl::string_view token) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = by_token_.find(token);
+  if (found == by_token_.end() || !found->second.detached || leaving_) return false;
+  by_token_.erase(found);
+  return true;
+}
+
+void Sessions::Leave() {
+  absl::MutexLock lock(&mutex_);
+  leaving_ = true;
 }
 
 uint32_t Sessions::count() const {
@@ -62,8 +110,8 @@ uint32_t Sessions::count() const {
 
 uint32_t Sessions::PeerPidOf(absl::string_view session_id) const {
   absl::MutexLock lock(&mutex_);
-  for (const auto& [token, session] : by_token_) {
-    if (session.id == session_id) return session.peer_pid;
+  for (const auto& [token, entry] : by_token_) {
+    if (entry.session.id == session_id) return entry.session.peer_pid;
   }
   return 0;
 }

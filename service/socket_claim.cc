@@ -14,11 +14,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 
 namespace pqcached::service {
 namespace {
 
 constexpr int kClaimAttempts = 16;
+constexpr absl::Duration kClaimPause = absl::Milliseconds(20);
 
 std::string LockPath(const std::string& path) { return path + ".lock"; }
 
@@ -102,11 +104,18 @@ void Unlock(const std::string& path, int descriptor) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SocketClaim>> SocketClaim::Take(const std::string& path) {
+absl::StatusOr<std::unique_ptr<SocketClaim>> SocketClaim::Take(const std::string& path,
+                                                               absl::Duration patience) {
   if (absl::Status status = MakeDirectory(path); !status.ok()) return status;
   const absl::StatusOr<int> descriptor = Lock(path);
   if (!descriptor.ok()) return descriptor.status();
-  if (absl::Status status = ClearPath(path); !status.ok()) {
+  absl::Status status = ClearPath(path);
+  const absl::Time until = absl::Now() + patience;
+  while (absl::IsAlreadyExists(status) && absl::Now() < until) {
+    absl::SleepFor(kClaimPause);
+    status = ClearPath(path);
+  }
+  if (!status.ok()) {
     Unlock(path, *descriptor);
     return status;
   }
@@ -116,9 +125,13 @@ absl::StatusOr<std::unique_ptr<SocketClaim>> SocketClaim::Take(const std::string
 SocketClaim::SocketClaim(std::string path, int lock_descriptor)
     : path_(std::move(path)), lock_descriptor_(lock_descriptor) {}
 
-SocketClaim::~SocketClaim() {
+void SocketClaim::Clear() const {
   struct stat status = {};
   if (lstat(path_.c_str(), &status) == 0 && S_ISSOCK(status.st_mode)) unlink(path_.c_str());
+}
+
+SocketClaim::~SocketClaim() {
+  Clear();
   Unlock(path_, lock_descriptor_);
 }
 

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 namespace pqcached::service {
 
@@ -31,12 +32,18 @@ class ScopedUmask {
 
 class SocketClaim {
  public:
-  // Makes the directory (mode 0700) when it is missing, and removes a socket that nobody serves.
+  // Makes the directory (mode 0700) when it is missing, and removes a socket that nobody serves. Waits
+  // for as long as `patience` for the end of who serves without a claim: the worker of a supervisor
+  // that was killed.
   //
   // Errors: kAlreadyExists       somebody serves there
   //         kFailedPrecondition  the path is not a socket, or the directory cannot be made or
   //         written
-  static absl::StatusOr<std::unique_ptr<SocketClaim>> Take(const std::string& path);
+  static absl::StatusOr<std::unique_ptr<SocketClaim>> Take(
+      const std::string& path, absl::Duration patience = absl::ZeroDuration());
+
+  // Removes the socket, which a worker that was killed has left. REQUIRES: nobody serves there.
+  void Clear() const;
 
   // Removes the socket and gives the claim back.
   ~SocketClaim();

@@ -38,6 +38,9 @@ inline constexpr int kMaxFetchRanges = 1024;
 
 grpc::Status ToGrpc(const absl::Status& status);
 
+// After which time to repeat what was kResourceExhausted: soon when only a queue was full.
+absl::Duration RetryAfter(const absl::Status& status);
+
 // Puts `field` before the path that an error of the store begins with.
 absl::Status Under(absl::string_view field, const absl::Status& status);
 
@@ -61,6 +64,7 @@ absl::StatusOr<kvstore::LayerRows> LayerRowsOf(const v1::LayerRows& rows, const 
                                                StagingClaims* staging = nullptr);
 kvstore::LeaseState LeaseStateOf(const v1::LeaseState& lease);
 absl::StatusOr<kvstore::LiveIndex> LiveIndexOf(const v1::LiveIndex& live, const std::string& field);
+absl::StatusOr<kvstore::AdmitSpec> AdmitSpecOf(const v1::AdmitRequest& request);
 absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& request);
 // Nothing when the message is absent: the cache's default is meant.
 absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
@@ -94,6 +98,7 @@ void ToWire(const kvstore::LeaseInfo& info, uint32_t peer_pid, v1::LeaseDescript
 void ToWire(kvstore::Rows rows, v1::Tensor* tensor);
 void ToWire(const kvstore::BuildProgress& progress, v1::BuildProgress* message);
 void ToWire(const kvstore::CacheInfo& info, v1::CacheDescription* message);
+void ToWire(const kvstore::Admission& admission, v1::AdmitResponse* message);
 // Without layers and segments when `brief`.
 void ToWire(const kvstore::SequenceInfo& info, bool brief, v1::SequenceDescription* message);
 

@@ -257,9 +257,7 @@ absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& reque
   spec.name = request.name();
   spec.model_fingerprint = request.model_fingerprint();
   spec.capacity_bytes = request.capacity_bytes();
-  if (request.quota_bytes() != 0 && request.quota_bytes() != request.capacity_bytes()) {
-    return Unimplemented("quota_bytes other than capacity_bytes");
-  }
+  spec.quota_bytes = request.quota_bytes();
   if (absl::Status status = CheckRank(request.rank()); !status.ok()) return status;
   spec.rank = {.group = request.rank().group(),
                .rank = request.rank().rank(),
@@ -276,6 +274,14 @@ absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& reque
   if (!index.ok()) return index.status();
   spec.default_index = index->value_or(kvstore::IndexDescriptor{kvstore::IndexKind::kPq, 2, 6});
   return spec;
+}
+
+absl::StatusOr<kvstore::AdmitSpec> AdmitSpecOf(const v1::AdmitRequest& request) {
+  auto index = IndexOf(request.has_index(), request.index(), "index");
+  if (!index.ok()) return index.status();
+  return kvstore::AdmitSpec{.prefill_tokens = request.token_count(),
+                            .output_tokens = request.output_token_count(),
+                            .index = *index};
 }
 
 absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,

@@ -47,6 +47,10 @@ static_assert(static_cast<int>(kvstore::LayerKind::kSelected) == v1::LAYER_KIND_
 static_assert(static_cast<int>(kvstore::LayerKind::kFull) == v1::LAYER_KIND_FULL);
 static_assert(static_cast<int>(kvstore::LayerKind::kWindow) == v1::LAYER_KIND_WINDOW);
 static_assert(static_cast<int>(kvstore::LayerKind::kNone) == v1::LAYER_KIND_NONE);
+static_assert(static_cast<int>(kvstore::Verdict::kFitsNow) == v1::VERDICT_FITS_NOW);
+static_assert(static_cast<int>(kvstore::Verdict::kAfterEviction) == v1::VERDICT_AFTER_EVICTION);
+static_assert(static_cast<int>(kvstore::Verdict::kLater) == v1::VERDICT_LATER);
+static_assert(static_cast<int>(kvstore::Verdict::kNever) == v1::VERDICT_NEVER);
 static_assert(static_cast<int>(kvstore::LayerState::kReady) == v1::LAYER_STATE_READY);
 static_assert(static_cast<int>(kvstore::LayerState::kFilled) == v1::LAYER_STATE_FILLED);
 static_assert(static_cast<int>(kvstore::SegmentState::kClosed) == v1::SEGMENT_STATE_CLOSED);
@@ -141,6 +145,21 @@ void ToWire(const kvstore::CacheInfo& info, v1::CacheDescription* message) {
   message->set_largest_free_bytes(info.largest_free_bytes);
   message->set_page_bytes(info.page_bytes);
   message->set_sequence_count(info.sequence_count);
+  message->set_retained_count(info.retained_count);
+  message->set_limit_bytes(info.limit_bytes);
+}
+
+void ToWire(const kvstore::Admission& admission, v1::AdmitResponse* message) {
+  message->set_fits_now(admission.verdict == kvstore::Verdict::kFitsNow);
+  message->set_verdict(static_cast<v1::Verdict>(admission.verdict));
+  message->set_needed_bytes(admission.needed_bytes);
+  message->set_evicted_bytes(admission.evicted_bytes);
+  message->set_shortfall_bytes(admission.shortfall_bytes);
+  message->set_limit_bytes(admission.limit_bytes);
+  if (admission.verdict == kvstore::Verdict::kLater) {
+    message->set_retry_after_ms(static_cast<uint64_t>(
+        absl::ToInt64Milliseconds(RetryAfter(absl::ResourceExhaustedError("")))));
+  }
 }
 
 void ToWire(const kvstore::SequenceInfo& info, bool brief, v1::SequenceDescription* message) {
@@ -153,6 +172,9 @@ void ToWire(const kvstore::SequenceInfo& info, bool brief, v1::SequenceDescripti
   message->set_index_bytes(info.index_bytes);
   message->set_codebook_bytes(info.codebook_bytes);
   message->set_used_bytes(info.used_bytes);
+  message->set_retained(info.retained);
+  message->set_pinned_seconds(absl::ToDoubleSeconds(info.pin_left));
+  message->set_idle_seconds(absl::ToDoubleSeconds(info.idle));
   if (brief) return;
   for (const kvstore::LayerInfo& layer : info.layers) {
     v1::LayerDescription* description = message->add_layers();

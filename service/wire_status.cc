@@ -59,6 +59,11 @@ grpc::Status ToGrpc(const absl::Status& status) {
                       std::string(Fitting(status.message())));
 }
 
+absl::Duration RetryAfter(const absl::Status& status) {
+  const bool queue = absl::StartsWith(status.message(), "max_pending_calls");
+  return queue ? absl::Milliseconds(10) : absl::Seconds(1);
+}
+
 absl::Status Under(absl::string_view field, const absl::Status& status) {
   if (status.ok() || field.empty()) return status;
   const absl::string_view separator = BeginsWithField(status.message()) ? "." : ": ";

@@ -1,0 +1,15 @@
+// Keys of the configuration about memory that is short (config.h).
+#ifndef PQCACHED_SERVICE_CONFIG_PRESSURE_H_
+#define PQCACHED_SERVICE_CONFIG_PRESSURE_H_
+
+#include <vector>
+
+#include "service/config.h"
+
+namespace pqcached::service {
+
+void AddPressureKeys(std::vector<ConfigKey>& keys);
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_CONFIG_PRESSURE_H_

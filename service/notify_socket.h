@@ -1,0 +1,68 @@
+// NotifySocket: where a supervisor hears its worker, the other side of Notifier.
+//
+// A datagram socket at a path that only this user may write to. Each message comes with the kernel's
+// word on who sent it.
+//
+// Single-thread.
+#ifndef PQCACHED_SERVICE_NOTIFY_SOCKET_H_
+#define PQCACHED_SERVICE_NOTIFY_SOCKET_H_
+
+#include <sys/types.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvstore/local_session.h"
+
+namespace pqcached::service {
+
+// What stands in one datagram: lines NAME=VALUE, the last one of a name counts.
+struct Notification {
+  pid_t pid = 0;  // of the sender
+  uid_t uid = 0;
+  std::map<std::string, std::string> fields;
+  std::vector<kvstore::FileDescriptor> descriptors;
+
+  bool Says(const std::string& name, const std::string& value) const {
+    const auto found = fields.find(name);
+    return found != fields.end() && found->second == value;
+  }
+  std::string Get(const std::string& name) const {
+    const auto found = fields.find(name);
+    return found == fields.end() ? std::string() : found->second;
+  }
+};
+
+class NotifySocket {
+ public:
+  // Takes the place of what is at `path`: the caller has the claim on it.
+  //
+  // Errors: kFailedPrecondition  it cannot be bound
+  static absl::StatusOr<std::unique_ptr<NotifySocket>> Bind(const std::string& path);
+  // Removes the socket.
+  ~NotifySocket();
+  NotifySocket(const NotifySocket&) = delete;
+  NotifySocket& operator=(const NotifySocket&) = delete;
+
+  const std::string& path() const { return path_; }
+  int descriptor() const { return socket_.get(); }
+
+  // The next message; nothing when none waits. What is cut off or says nothing of who sent it is
+  // skipped.
+  std::optional<Notification> Receive();
+
+ private:
+  NotifySocket(std::string path, kvstore::FileDescriptor socket)
+      : path_(std::move(path)), socket_(std::move(socket)) {}
+
+  const std::string path_;
+  const kvstore::FileDescriptor socket_;
+};
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_NOTIFY_SOCKET_H_

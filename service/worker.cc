@@ -1,0 +1,195 @@
+#include "service/worker.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <ctime>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "kvstore/file_keeper.h"
+#include "kvstore/store.h"
+#include "service/broker.h"
+#include "service/command_line.h"
+#include "service/kept_sessions.h"
+#include "service/log.h"
+#include "service/notify.h"
+#include "service/oom_score.h"
+#include "service/server.h"
+#include "service/version.h"
+
+namespace pqcached::service {
+namespace {
+
+// Beyond shutdown_timeout, for work that does not notice that it was cancelled.
+constexpr absl::Duration kShutdownGrace = absl::Seconds(5);
+// A worker whose supervisor was killed holds the pool directory until its memory is freed.
+constexpr absl::Duration kOrphanPatience = absl::Seconds(10);
+constexpr absl::Duration kOrphanPause = absl::Milliseconds(20);
+// Beyond that, for memory to be freed.
+constexpr absl::Duration kEndGrace = absl::Seconds(10);
+
+// All threads inherit the mask, so that signals are only ever taken by AwaitSignal. A terminal's
+// SIGHUP is for the supervisor.
+sigset_t BlockSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  sigset_t blocked = signals;
+  sigaddset(&blocked, SIGHUP);
+  pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
+  return signals;
+}
+
+int Fail(const absl::Status& status, int exit_code) {
+  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  return exit_code;
+}
+
+// Who keeps what beyond the end of this process; null = nobody.
+struct Keepers {
+  std::unique_ptr<Notifier> notifier;
+  std::unique_ptr<kvstore::FileKeeper> files;
+
+  kvstore::DescriptorKeeper* memory() const {
+    if (files != nullptr) return files.get();
+    return notifier.get();
+  }
+};
+
+absl::StatusOr<Keepers> OpenKeepers(const Config& config) {
+  Keepers keepers;
+  absl::StatusOr<std::unique_ptr<Notifier>> notifier =
+      Notifier::FromEnvironment(ProcessEnvironment());
+  if (!notifier.ok()) return notifier.status();
+  keepers.notifier = *std::move(notifier);
+  if (config.pool_directory.empty()) return keepers;
+  absl::StatusOr<std::unique_ptr<kvstore::FileKeeper>> files =
+      kvstore::FileKeeper::Open(config.pool_directory);
+  for (const absl::Time until = absl::Now() + kOrphanPatience;
+       absl::IsAlreadyExists(files.status()) && absl::Now() < until;) {
+    absl::SleepFor(kOrphanPause);
+    files = kvstore::FileKeeper::Open(config.pool_directory);
+  }
+  if (!files.ok()) {
+    return absl::Status(files.status().code(),
+                        absl::StrCat("pool_directory: ", files.status().message()));
+  }
+  keepers.files = *std::move(files);
+  return keepers;
+}
+
+// Waits for one of them; meanwhile tells the supervisor that the server answers, as often as it wants.
+int AwaitSignal(const sigset_t& signals, Server& server, const Notifier* notifier) {
+  const absl::Duration timeout = WatchdogTimeout(ProcessEnvironment());
+  if (notifier == nullptr || timeout <= absl::ZeroDuration()) {
+    int signal_number = 0;
+    sigwait(&signals, &signal_number);
+    return signal_number;
+  }
+  const timespec pause = absl::ToTimespec(timeout / 4);
+  while (true) {
+    const int signal_number = sigtimedwait(&signals, nullptr, &pause);
+    if (signal_number > 0) return signal_number;
+    // Hangs with what hangs there: then nothing is said.
+    if (server.Answers(timeout / 4)) notifier->Send("WATCHDOG=1").IgnoreError();
+  }
+}
+
+// Shuts the server down. The process ends anyway when that takes longer than promised.
+void ShutDownWithin(absl::Duration timeout, const Config& config, Server& server, const Log& log) {
+  absl::Notification done;
+  std::thread watchdog([&] {
+    if (done.WaitForNotificationWithTimeout(timeout)) return;
+    log.Error("shutdown_forced", {{"after_seconds", absl::ToDoubleSeconds(timeout)}});
+    const std::string path = SocketPath(config);
+    unlink(path.c_str());
+    unlink(BrokerPath(path).c_str());
+    _exit(kExitFailed);
+  });
+  server.Shutdown();
+  done.Notify();
+  watchdog.join();
+}
+
+void LogRecovery(const kvstore::RecoveryReport& report, const Log& log) {
+  if (!report.recovered) return;
+  log.Info("recovered", {{"caches", report.caches},
+                         {"sequences", report.sequences},
+                         {"segments", report.segments},
+                         {"bytes", report.bytes},
+                         {"quarantined_bytes", report.quarantined_bytes},
+                         {"dropped_records", report.dropped_records},
+                         {"seconds", report.seconds}});
+}
+
+void LogReady(const Config& config, const Server& server, const Log& log) {
+  log.Info("ready",
+           {{"endpoint", absl::StrJoin(server.endpoints(), ",")},
+            {"pid", getpid()},
+            {"version", kVersion},
+            {"boot_id", server.boot_id()},
+            {"kernel_level", std::string(kernels::LevelName(StoreOptionsOf(config).exec.level))},
+            {"max_pool_bytes", config.max_pool_bytes}});
+}
+
+}  // namespace
+
+absl::Duration StopTimeoutOf(const Config& config) {
+  return config.shutdown_timeout + kShutdownGrace + kEndGrace;
+}
+
+int RunWorker(const Config& config, bool claimed) {
+  const sigset_t signals = BlockSignals();
+  const absl::StatusOr<Keepers> keepers = OpenKeepers(config);
+  if (!keepers.ok()) return Fail(keepers.status(), kExitBadConfig);
+  absl::StatusOr<std::unique_ptr<Log>> log = Log::Open(config.log_level, config.log_file);
+  if (!log.ok()) return Fail(log.status(), kExitBadConfig);
+  if (!claimed) {  // a supervisor has done it for its workers
+    if (absl::Status status = AdjustOomScore(config.oom_score_adjust); !status.ok()) {
+      (*log)->Info("oom_score_not_adjusted", {{"message", status.message()}});
+    }
+  }
+  const Notifier* notifier = keepers->notifier.get();
+
+  kvstore::StoreOptions options = StoreOptionsOf(config);
+  options.keeper = keepers->memory();
+  options.live_index_failed = [&log](uint64_t sequence_id, const absl::Status& status) {
+    (*log)->Warning("live_index_failed",
+                    {{"sequence_id", sequence_id}, {"message", status.message()}});
+  };
+  absl::StatusOr<std::unique_ptr<kvstore::Store>> store = kvstore::Store::Create(options);
+  if (!store.ok()) {
+    return Fail(store.status(),
+                absl::IsInvalidArgument(store.status()) ? kExitBadConfig : kExitFailed);
+  }
+  LogRecovery((*store)->Recovery(), **log);
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(
+      config, **store, **log,
+      {.claimed = claimed,
+       .keepers = {.memory = keepers->memory(), .connections = keepers->notifier.get()}});
+  if (!server.ok()) return Fail(server.status(), kExitFailed);
+  LogReady(config, **server, **log);
+  if (notifier != nullptr) {
+    notifier->Send(absl::StrCat("READY=1\nSTATUS=serving as ", getpid())).IgnoreError();
+  }
+
+  const int signal_number = AwaitSignal(signals, **server, notifier);
+  if (notifier != nullptr) notifier->Send("STOPPING=1").IgnoreError();
+  (*log)->Info("stopping", {{"signal", signal_number == SIGTERM ? "SIGTERM" : "SIGINT"},
+                            {"within_seconds", absl::ToDoubleSeconds(config.shutdown_timeout)}});
+  ShutDownWithin(config.shutdown_timeout + kShutdownGrace, config, **server, **log);
+  (*log)->Info("stopped", {});
+  return 0;
+}
+
+}  // namespace pqcached::service

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <string>
 
 namespace pqcached::client {
 namespace {
@@ -17,6 +16,15 @@ constexpr uint32_t kMaxExcludedRanges = 16;
 // Of a tensor, and how far its strides may reach: offsets in bytes stay far below 63 bits.
 constexpr uint64_t kMaxElements = uint64_t{1} << 40;
 
+// Of a field of a field. Steps read names for each layer, and do not allocate.
+template <size_t kSize>
+struct FieldName {
+  FieldName(const char* name, const char* field) {
+    std::snprintf(text, sizeof(text), "%s%s", name, field);
+  }
+  char text[kSize];
+};
+
 bool AllZero(const std::byte* bytes, size_t count) {
   return std::all_of(bytes, bytes + count, [](std::byte byte) { return byte == std::byte{0}; });
 }
@@ -25,21 +33,29 @@ pqc_status Unimplemented(const char* name, const char* field) {
   return Fail(PQC_UNIMPLEMENTED, "%s.%s: not in this version; must be zero", name, field);
 }
 
-pqc_status CheckTensorFields(const pqc_tensor& tensor, const char* name) {
-  if (const pqc_status status = CheckMemberSize(tensor, name); status != PQC_OK) return status;
+pqc_status CheckPlace(const pqc_tensor& tensor, const char* name, const TensorPlace& place) {
   const uint32_t device = RawEnum(tensor.device);
-  if (device == PQC_CUDA) {
-    return Fail(PQC_UNIMPLEMENTED, "%s.device: PQC_CUDA is not in this version", name);
-  }
-  if (device != PQC_CPU)
+  if (device != PQC_CPU && device != PQC_CUDA) {
     return Fail(PQC_INVALID_ARGUMENT, "%s.device: %u is unknown", name, device);
+  }
+  if (device == PQC_CUDA && place.device == PQC_CPU) {
+    return Fail(PQC_UNIMPLEMENTED, "%s.device: PQC_CUDA is for steps of pqc_gpu_step_begin", name);
+  }
+  if (device == PQC_CPU && place.device == PQC_CUDA) {
+    return Fail(PQC_INVALID_ARGUMENT, "%s.device: must be PQC_CUDA in a step on a GPU", name);
+  }
+  if (!tensor.stream || tensor.stream == place.stream) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, "%s.stream: must be %s", name,
+              device == PQC_CPU ? "NULL on PQC_CPU" : "NULL or the step's");
+}
+
+pqc_status CheckTensorFields(const pqc_tensor& tensor, const char* name, const TensorPlace& place) {
+  if (const pqc_status status = CheckMemberSize(tensor, name); status != PQC_OK) return status;
+  if (const pqc_status status = CheckPlace(tensor, name, place); status != PQC_OK) return status;
   const uint32_t dtype = RawEnum(tensor.dtype);
   if (dtype < PQC_F16 || dtype > PQC_F32) {
     return Fail(PQC_INVALID_ARGUMENT, "%s.dtype: %u, must be PQC_F16, PQC_BF16 or PQC_F32", name,
                 dtype);
-  }
-  if (tensor.stream) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.stream: must be NULL on PQC_CPU", name);
   }
   if (tensor.reserved[0] || tensor.reserved[1]) return Unimplemented(name, "reserved");
   if (tensor.ndim < 1 || tensor.ndim > 4) {
@@ -59,9 +75,9 @@ pqc_status CheckDim(const TensorView& view, uint32_t dim, uint64_t size, const c
 
 // Turns [blocks, block_tokens, heads, dim] into [tokens, heads, dim] by way of the block table.
 pqc_status ReadBlockTable(const pqc_block_table* from, const char* name, TensorView* view) {
-  const std::string table_name = std::string(name) + ".block_table";
-  const char* table = table_name.c_str();
-  pqc_block_table blocks;
+  const FieldName<96> table_name(name, ".block_table");
+  const char* table = table_name.text;
+  pqc_block_table blocks{};
   if (const pqc_status status = ReadStruct(from, table, &blocks); status != PQC_OK) return status;
   if (view->ndim != 4) {
     return Fail(PQC_INVALID_ARGUMENT,
@@ -104,10 +120,13 @@ pqc_status ReadBlockTable(const pqc_block_table* from, const char* name, TensorV
 }
 
 pqc_status ReadRowTensor(const pqc_tensor& tensor, const LayerShape& shape, uint32_t dim,
-                         const char* dim_meaning, const char* name, TensorView* view) {
+                         const char* dim_meaning, const char* name, TensorView* view,
+                         const TensorPlace& place) {
   pqc_tensor plain = tensor;
   plain.block_table = nullptr;
-  if (const pqc_status status = ReadTensor(plain, name, view); status != PQC_OK) return status;
+  if (const pqc_status status = ReadTensor(plain, name, view, place); status != PQC_OK) {
+    return status;
+  }
   if (tensor.block_table) {
     const pqc_status status = ReadBlockTable(tensor.block_table, name, view);
     if (status != PQC_OK) return status;
@@ -189,8 +208,11 @@ pqc_status ReadStruct(const void* from, size_t known_size, const char* name, voi
   return PQC_OK;
 }
 
-pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* view) {
-  if (const pqc_status status = CheckTensorFields(tensor, name); status != PQC_OK) return status;
+pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* view,
+                      const TensorPlace& place) {
+  if (const pqc_status status = CheckTensorFields(tensor, name, place); status != PQC_OK) {
+    return status;
+  }
   if (tensor.block_table) {
     return Fail(PQC_INVALID_ARGUMENT, "%s.block_table: only for keys and values of rows", name);
   }
@@ -262,22 +284,22 @@ pqc_status ReadSelection(const pqc_selection* from, pqc_selection* to) {
 }
 
 pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const LayerShape& shape,
-                    const char* name, RowBlock* rows) {
-  const std::string keys_name = std::string(name) + "keys";
-  const std::string values_name = std::string(name) + "values";
+                    const char* name, RowBlock* rows, const TensorPlace& place) {
+  const FieldName<64> keys_name(name, "keys");
+  const FieldName<64> values_name(name, "values");
   if (const pqc_status status =
-          ReadRowTensor(keys, shape, shape.key_dim, "key_dim", keys_name.c_str(), &rows->keys);
+          ReadRowTensor(keys, shape, shape.key_dim, "key_dim", keys_name.text, &rows->keys, place);
       status != PQC_OK) {
     return status;
   }
   if (const pqc_status status = ReadRowTensor(values, shape, shape.value_dim, "value_dim",
-                                              values_name.c_str(), &rows->values);
+                                              values_name.text, &rows->values, place);
       status != PQC_OK) {
     return status;
   }
   if (rows->values.shape[0] != rows->keys.shape[0]) {
     return Fail(PQC_INVALID_ARGUMENT, "%s.shape[0]: %llu tokens, but %llu in the keys",
-                values_name.c_str(), static_cast<unsigned long long>(rows->values.shape[0]),
+                values_name.text, static_cast<unsigned long long>(rows->values.shape[0]),
                 static_cast<unsigned long long>(rows->keys.shape[0]));
   }
   return PQC_OK;

@@ -44,7 +44,15 @@ pqc_status CheckMemberSize(const Struct& member, const char* name) {
               member.struct_size, sizeof(Struct));
 }
 
-pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* view);
+// Where a call wants its tensors.
+struct TensorPlace {
+  pqc_device device = PQC_CPU;
+  const void* stream = nullptr;  // that tensors on a device may name
+};
+inline constexpr TensorPlace kOnHost = {};
+
+pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* view,
+                      const TensorPlace& place = kOnHost);
 pqc_status CheckIndex(const pqc_index& index, const char* name);
 
 // Copies a selection and checks what it points at; the copy's `excluded` is still the caller's.
@@ -53,7 +61,7 @@ pqc_status ReadSelection(const pqc_selection* from, pqc_selection* to);
 // Reads the K and V of one layer, [tokens, kv_heads, dim] each. `name` goes in front of the fields'
 // names.
 pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const LayerShape& shape,
-                    const char* name, RowBlock* rows);
+                    const char* name, RowBlock* rows, const TensorPlace& place = kOnHost);
 
 // Reads the queries of one or more tokens as [query_length, query_heads, key_dim].
 pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view);

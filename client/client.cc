@@ -53,12 +53,13 @@ class SidecarHost final : public LocalHost {
                                              &answer->word_index, answer->image.sink(), &error);
     return Report(status, error);
   }
-  pqc_status Detach(uint64_t lease_id) override {
+  pqc_status Detach(const LeaseView& lease) override {
     ErrorText error;
-    return Report(remote_.Detach(lease_id, &error), error);
+    return Report(remote_.Detach(lease, &error), error);
   }
   void End() override { broker_->End(); }
   bool Ended(uint32_t wait_ms) override { return broker_->Ended(wait_ms); }
+  void Abandon() override { broker_->Abandon(); }
 
  private:
   const std::unique_ptr<Broker> broker_;
@@ -122,46 +123,71 @@ pqc_status OpenRemote(const RemoteOptions& options, const RpcEntry& entry, Clien
   return status;
 }
 
+// Opens a connection of the broker's and what comes over it.
+pqc_status Connect(const BrokerOptions& options, std::unique_ptr<Broker>* broker,
+                   LocalLink::Parts* parts) {
+  if (const pqc_status status = Broker::Open(options, broker, &parts->control); status != PQC_OK) {
+    return status;
+  }
+  parts->boot_word = (*broker)->hello().boot_word;
+  return PQC_OK;
+}
+
 // A session of the broker's, used by gRPC too.
 pqc_status OpenLocal(const pqc_client_options& options, const RemoteOptions& remote_options,
                      const RpcEntry& entry, ClientState& state) {
-  const std::string socket_path = SocketPath(options.endpoint);
-  if (socket_path.empty()) {
+  BrokerOptions broker_options{.socket_path = SocketPath(options.endpoint),
+                               .tenant = options.tenant ? options.tenant : "",
+                               .client_name = remote_options.client_name,
+                               .timeout_ms = remote_options.timeout_ms};
+  if (broker_options.socket_path.empty()) {
     return Fail(PQC_UNAVAILABLE, "options.path: only a unix: endpoint has a broker");
   }
   std::unique_ptr<Broker> broker;
-  std::shared_ptr<Mapping> control;
-  if (const pqc_status status = Broker::Open({.socket_path = socket_path,
-                                              .tenant = options.tenant ? options.tenant : "",
-                                              .client_name = remote_options.client_name,
-                                              .timeout_ms = remote_options.timeout_ms},
-                                             &broker, &control);
-      status != PQC_OK) {
+  LocalLink::Parts parts;
+  if (const pqc_status status = Connect(broker_options, &broker, &parts); status != PQC_OK) {
     return status;
   }
-  const kvstore::BrokerReply& hello = broker->hello();
+  const kvstore::BrokerReply hello = broker->hello();
+  const auto phase = std::make_shared<SessionPhase>();  // shared: it outlives the remote
   RemoteOptions with_token = remote_options;
   with_token.session_token = hello.session_token;
   with_token.boot_id = hello.boot_id;
   with_token.max_message_bytes = hello.max_message_bytes;
-  with_token.ended_context = broker.get();
+  with_token.ended_context = phase.get();
   with_token.ended = [](void* context, uint32_t wait_ms) {
-    return static_cast<const Broker*>(context)->Ended(wait_ms);
+    return static_cast<const SessionPhase*>(context)->Wait(SessionPhase::Phase::kOver, wait_ms);
+  };
+  with_token.detached = [](void* context, uint32_t wait_ms) {
+    return static_cast<const SessionPhase*>(context)->Wait(SessionPhase::Phase::kDetached, wait_ms);
   };
   if (const pqc_status status = OpenRemote(with_token, entry, state); status != PQC_OK) {
     return status;
   }
+  Remote& remote = *state.remote;
+  parts.host = std::make_unique<SidecarHost>(std::move(broker), remote);
+  broker_options.resume_token = hello.session_token;
+  const auto resume = [broker_options, &remote](uint32_t timeout_ms, LocalLink::Parts* resumed) {
+    BrokerOptions resuming = broker_options;
+    resuming.open_timeout_ms = timeout_ms;
+    std::unique_ptr<Broker> connection;
+    const pqc_status status = Connect(resuming, &connection, resumed);
+    if (status == PQC_OK) {
+      resumed->host = std::make_unique<SidecarHost>(std::move(connection), remote);
+    }
+    return status;
+  };
   const LocalSession::Options local_options{
       .workers = {.hook = options.parallel_for,
                   .hook_context = options.parallel_for_context,
                   .thread_count = options.thread_count},
       .staging_slot_bytes = options.staging_slot_bytes,
-      .staging_slot_count = options.staging_slot_count};
-  const uint64_t boot_word = hello.boot_word;
+      .staging_slot_count = options.staging_slot_count,
+      .timeout_ms = remote_options.timeout_ms,
+      .phase = phase};
   state.max_message_bytes = hello.max_message_bytes;
-  auto host = std::make_unique<SidecarHost>(std::move(broker), *state.remote);
-  const pqc_status status = LocalSession::Open(std::move(host), std::move(control), boot_word,
-                                               local_options, &state.local);
+  const pqc_status status =
+      LocalSession::Open(std::move(parts), resume, local_options, &state.local);
   if (status != PQC_OK) state.remote.reset();
   return status;
 }
@@ -192,7 +218,8 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
   const RemoteOptions remote_options{.endpoint = options.endpoint,
                                      .tenant = tenant.c_str(),
                                      .client_name = client_name.c_str(),
-                                     .timeout_ms = timeout_ms};
+                                     .timeout_ms = timeout_ms,
+                                     .remaining_ms = &RemainingMs};
   auto state = std::make_shared<ClientState>();
   state->timeout_ms = timeout_ms;
   pqc_status status = PQC_UNAVAILABLE;
@@ -203,7 +230,8 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
   if (status != PQC_OK) status = OpenRemote(remote_options, *entry, *state);
   if (status != PQC_OK) return status;
   ClearLastError();
-  state->sender = std::make_unique<Sender>(*state->remote);
+  state->sender =
+      std::make_unique<Sender>(*state->remote, state->local ? &state->local->staging() : nullptr);
   state->step_thread = std::make_unique<StepThread>();
   auto opened = std::make_unique<pqc_client>();
   opened->state = std::move(state);
@@ -218,7 +246,8 @@ pqc_status Count(const pqc_client* client, pqc_client_counts* caller_counts) {
     return status;
   }
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*client->state, &remote); status != PQC_OK) return status;
+  if (const pqc_status status = FindRemote(*client->state, &remote); status != PQC_OK)
+    return status;
   remote->Count(&counts.rpcs, &counts.background_rpcs);
   const LocalSession* local = client->state->local.get();
   counts.mapped_bytes = local ? local->mapped_bytes() : 0;

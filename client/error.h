@@ -5,6 +5,7 @@
 #include <exception>
 #include <new>
 
+#include "client/deadline.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
@@ -18,6 +19,7 @@ void ClearLastError() noexcept;
 template <class Body>
 pqc_status Call(const Body& body) noexcept {
   ClearLastError();
+  const CallFrame frame;
   try {
     return body();
   } catch (const std::bad_alloc&) {

@@ -1,29 +1,35 @@
 #include "client/handles.h"
 
-#include <chrono>
-
 #include "client/sender.h"
+#include "client/step.h"
 #include "client/step_thread.h"
 
 namespace pqcached::client {
 
-ScratchPool::Loan::Loan(ScratchPool& pool) : pool_(pool) {
+ScratchPool::Loan::Loan(ScratchPool& pool) : pool_(&pool) {
   {
-    const std::lock_guard lock(pool_.mutex_);
-    if (!pool_.idle_.empty()) {
-      scratch_ = std::move(pool_.idle_.back());
-      pool_.idle_.pop_back();
+    const std::lock_guard lock(pool_->mutex_);
+    if (!pool_->idle_.empty()) {
+      scratch_ = std::move(pool_->idle_.back());
+      pool_->idle_.pop_back();
     }
   }
   if (!scratch_) scratch_ = std::make_unique<Scratch>();
 }
 
-ScratchPool::Loan::~Loan() {
-  const std::lock_guard lock(pool_.mutex_);
-  pool_.idle_.push_back(std::move(scratch_));
+ScratchPool::Loan& ScratchPool::Loan::operator=(Loan&& other) noexcept {
+  std::swap(pool_, other.pool_);
+  std::swap(scratch_, other.scratch_);
+  return *this;
 }
 
-ClientState::ClientState() = default;
+ScratchPool::Loan::~Loan() {
+  if (!scratch_) return;
+  const std::lock_guard lock(pool_->mutex_);
+  pool_->idle_.push_back(std::move(scratch_));
+}
+
+ClientState::ClientState() : steps(std::make_unique<StepPool>()) {}
 ClientState::~ClientState() { Close(); }
 
 void ClientState::Close() {
@@ -42,8 +48,7 @@ Changing::Changing(pqc_sequence* sequence) : lock_(*sequence->state) {
     status_ = Fail(PQC_ABORTED, "sequence: a step with it is under way; end it first");
   }
   if (status_ == PQC_OK) {
-    status_ = client.sender->Flush(
-        state, Sender::Clock::now() + std::chrono::milliseconds(client.timeout_ms));
+    status_ = client.sender->Flush(state, CallDeadline(client.timeout_ms));
   }
 }
 

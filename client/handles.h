@@ -20,6 +20,7 @@
 namespace pqcached::client {
 
 class Sender;
+class StepPool;
 class StepThread;
 
 struct RemoteCloser {
@@ -32,15 +33,15 @@ class ScratchPool {
   class Loan {
    public:
     explicit Loan(ScratchPool& pool);
+    Loan(Loan&& other) noexcept = default;
+    Loan& operator=(Loan&& other) noexcept;
     ~Loan();
-    Loan(const Loan&) = delete;
-    Loan& operator=(const Loan&) = delete;
     Scratch& operator*() { return *scratch_; }
     Scratch* operator->() { return scratch_.get(); }
 
    private:
-    ScratchPool& pool_;
-    std::unique_ptr<Scratch> scratch_;
+    ScratchPool* pool_;
+    std::unique_ptr<Scratch> scratch_;  // null: moved away
   };
 
  private:
@@ -61,6 +62,7 @@ struct ClientState {
   std::shared_ptr<LocalSession> local;  // null on the remote path; shared with sequences
   std::unique_ptr<Sender> sender;       // rows of finished steps
   std::unique_ptr<StepThread> step_thread;
+  const std::unique_ptr<StepPool> steps;
   ScratchPool scratch;
 };
 
@@ -82,12 +84,21 @@ struct SequenceState {
   std::atomic<bool> in_step = false;
   std::atomic<bool> suspended = false;    // by this client
   std::atomic<uint64_t> token_count = 0;  // complete over all layers, as the last answer told
+  kvstore::IndexDescriptor live_index;    // that the sidecar keeps up; flat = none
+  std::atomic<bool> prefill_open =
+      false;  // rows that came last may wait for the end of the prefill
 };
 
 // Sets *remote, or fails when the client is closed.
-inline pqc_status GetRemote(const ClientState& client, Remote** remote) {
+inline pqc_status FindRemote(const ClientState& client, Remote** remote) {
   *remote = client.remote.get();
   return *remote ? PQC_OK : Fail(PQC_FAILED_PRECONDITION, "client: it is closed");
+}
+
+// Also waits for a worker, when the session has none.
+inline pqc_status GetRemote(const ClientState& client, Remote** remote) {
+  const pqc_status status = FindRemote(client, remote);
+  return status == PQC_OK && client.local ? client.local->Await() : status;
 }
 
 // Passes on what a Remote returned, and its reason.
@@ -161,8 +172,9 @@ inline pqc_status FindLayer(const CacheState& cache, uint32_t layer, const char*
 
 // Reads rows of several layers. The callers' structs may be larger than ours: the first one tells
 // their distance.
+struct TensorPlace;
 pqc_status ReadLayers(const CacheState& cache, const pqc_layer_rows* layers, uint32_t layer_count,
-                      std::vector<RowBlock>* blocks);
+                      const TensorPlace& place, std::vector<RowBlock>* blocks);
 
 }  // namespace pqcached::client
 

@@ -9,8 +9,11 @@ set_target_properties(pqcachectl PROPERTIES INSTALL_RPATH "$ORIGIN/${lib_from_bi
 install(TARGETS pqcached_client EXPORT pqcachedTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT client NAMELINK_COMPONENT client)
 install(TARGETS pqcached_rpc LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT client)
+if(TARGET pqcached_gpu_module)
+  install(TARGETS pqcached_gpu_module LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT client)
+endif()
 install(TARGETS pqcachectl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT client)
-install(FILES include/pqcached/client.h include/pqcached/client.hpp include/pqcached/values.hpp
+install(FILES include/pqcached/client.h include/pqcached/step.h include/pqcached/gpu.h include/pqcached/client.hpp include/pqcached/values.hpp
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/pqcached COMPONENT client)
 install(EXPORT pqcachedTargets NAMESPACE pqcached:: DESTINATION ${package_dir} COMPONENT client)
 

@@ -11,7 +11,7 @@ constexpr uint32_t kMaxLayers = 1024;
 }  // namespace
 
 pqc_status ReadLayers(const CacheState& cache, const pqc_layer_rows* layers, uint32_t layer_count,
-                      std::vector<RowBlock>* blocks) {
+                      const TensorPlace& place, std::vector<RowBlock>* blocks) {
   if (!layers) return Fail(PQC_INVALID_ARGUMENT, "layers: must not be NULL");
   if (layer_count < 1 || layer_count > kMaxLayers) {
     return Fail(PQC_INVALID_ARGUMENT, "layer_count: %u, must be 1 to %u", layer_count, kMaxLayers);
@@ -35,7 +35,7 @@ pqc_status ReadLayers(const CacheState& cache, const pqc_layer_rows* layers, uin
     std::snprintf(name, sizeof(name), "layers[%u].", i);
     RowBlock& block = (*blocks)[i];
     block.layer = rows.layer;
-    if (const pqc_status status = ReadRows(rows.keys, rows.values, shape, name, &block);
+    if (const pqc_status status = ReadRows(rows.keys, rows.values, shape, name, &block, place);
         status != PQC_OK) {
       return status;
     }

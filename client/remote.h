@@ -17,7 +17,7 @@
 
 namespace pqcached::client {
 
-inline constexpr uint32_t kRemoteVersion = 2;
+inline constexpr uint32_t kRemoteVersion = 3;
 inline constexpr uint32_t kMaxBatchItems = 256;
 inline constexpr char kRpcEntrySymbol[] = "pqcached_rpc_entry";
 
@@ -32,6 +32,7 @@ struct StagingPlace {
   uint64_t offset_bytes = 0;  // in the slot
   uint64_t size_bytes = 0;
   uint64_t generation = 0;
+  uint64_t boot_word = 0;  // of the worker that made the ring: no other one takes the place
 };
 
 // Borrowed elements; every element lies inside what the caller owns.
@@ -114,6 +115,7 @@ struct AttendItem {
 struct LeaseView {
   uint64_t lease_id = 0;
   uint64_t known_version = 0;  // the oldest attachment that is still in use: older ones are let go
+  uint64_t boot_word = 0;      // of the worker that gave the lease: no other one takes it
 };
 
 // Gets an attachment that came with an answer, at most once; `write` null = not wanted.
@@ -142,8 +144,10 @@ struct TextSink {
   void (*write)(void* context, const char* text, size_t size) = nullptr;
 };
 
-// Every call ends within the client's timeout, but BuildIndex, which has its own. Errors are the
-// sidecar's (pqc_status has gRPC's codes), and kUnavailable for ever once the session is lost.
+// Every call ends within what is left of the caller's time (RemoteOptions), but BuildIndex, which has its
+// own. Errors are the sidecar's (pqc_status has gRPC's codes), and PQC_UNAVAILABLE when it cannot be
+// reached, or when the worker that the arguments are of is another one by now. A session outlives
+// workers; PQC_UNAVAILABLE for ever once it is lost.
 class Remote {
  public:
   // Ends the session and deletes the object. No other call may be under way.
@@ -160,6 +164,10 @@ class Remote {
   // Of `prompt`, token_ids and extra_key alone.
   virtual pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
                                  uint64_t* token_count, ErrorText* error) noexcept = 0;
+  virtual pqc_status Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
+                           pqc_admission* admission, ErrorText* error) noexcept = 0;
+  virtual pqc_status PinSequence(uint64_t sequence_id, uint64_t ttl_ms,
+                                 ErrorText* error) noexcept = 0;
   virtual pqc_status SuspendSequence(uint64_t sequence_id, ErrorText* error) noexcept = 0;
   virtual pqc_status ResumeSequence(uint64_t sequence_id, uint64_t* token_count,
                                     ErrorText* error) noexcept = 0;
@@ -177,7 +185,7 @@ class Remote {
                             uint32_t row_block_count, uint64_t* token_count,
                             ErrorText* error) noexcept = 0;
   // At most kMaxBatchItems. When an item fails, the message begins with "items[i]" and the items
-  // before it are stored.
+  // before it are stored. With rows by staging reference it is not repeated after UNAVAILABLE.
   virtual pqc_status Append(AppendItem* items, uint32_t item_count, Waiting waiting,
                             ErrorText* error) noexcept = 0;
   // Calls options.callback on the calling thread.
@@ -201,7 +209,7 @@ class Remote {
   virtual pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, uint64_t* lease_id,
                             uint32_t* word_index, const ImageSink& image,
                             ErrorText* error) noexcept = 0;
-  virtual pqc_status Detach(uint64_t lease_id, ErrorText* error) noexcept = 0;
+  virtual pqc_status Detach(const LeaseView& lease, ErrorText* error) noexcept = 0;
 
   // RPCs sent so far, repeats included.
   virtual void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept = 0;
@@ -219,13 +227,17 @@ struct RemoteOptions {
   const char* tenant = nullptr;
   const char* client_name = nullptr;
   uint32_t timeout_ms = 0;
-  // A session that the broker opened; null = one by a Session stream. `ended` waits until it has
-  // ended or the time is over, and says whether it has; it is called from any thread.
+  // What is left of the time of the call that the thread is in, of `timeout_ms`.
+  uint32_t (*remaining_ms)(uint32_t timeout_ms) = nullptr;
+  // A session that the broker opened; null = one by a Session stream. `ended` waits until it is over for
+  // ever or the time is over, and says whether it is; `detached` until it has no worker, as far as is
+  // known. They are called from any thread.
   const char* session_token = nullptr;
   const char* boot_id = nullptr;
   uint64_t max_message_bytes = 0;
   void* ended_context = nullptr;
   bool (*ended)(void* context, uint32_t wait_ms) = nullptr;
+  bool (*detached)(void* context, uint32_t wait_ms) = nullptr;
 };
 
 // What libpqcached_rpc's one exported function, `const RpcEntry* pqcached_rpc_entry()`, returns.

@@ -1,4 +1,5 @@
 // Rows in, and the index over them.
+#include <algorithm>
 #include <cstdio>
 #include <vector>
 
@@ -41,6 +42,7 @@ pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_positio
   const Changing changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
   SequenceState& state = *sequence->state;
+  state.prefill_open = state.live_index.kind == kvstore::IndexKind::kPq;
   if (state.local) {
     bool remote_instead = false;
     const pqc_status status =
@@ -60,7 +62,8 @@ pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_lay
                   uint32_t layer_count, uint64_t* token_count) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
   std::vector<RowBlock> blocks;
-  if (const pqc_status status = ReadLayers(*sequence->state->cache, layers, layer_count, &blocks);
+  if (const pqc_status status =
+          ReadLayers(*sequence->state->cache, layers, layer_count, kOnHost, &blocks);
       status != PQC_OK) {
     return status;
   }
@@ -81,9 +84,10 @@ pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_lay
                   .image = state.local ? image.sink() : ImageSink{}};
   const pqc_status status = changing.remote().Append(&item, 1, Waiting::kCaller, &error);
   if (status != PQC_OK) return Report(status, error);
+  state.prefill_open = false;  // the sidecar has closed it
   state.token_count = item.token_count;
   if (token_count) *token_count = item.token_count;
-  return state.local ? state.local->Install(image) : PQC_OK;
+  return state.local ? state.local->Install(item.lease, image) : PQC_OK;
 }
 
 pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options) {
@@ -95,8 +99,14 @@ pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options
   if (const pqc_status status = CheckIndex(options.index, "options.index"); status != PQC_OK) {
     return status;
   }
+  const auto begun = DeadlineClock::now();
   const Changing changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
+  if (options.timeout_ms != 0) {  // waiting has taken some of it
+    const auto waited = std::chrono::floor<std::chrono::milliseconds>(DeadlineClock::now() - begun);
+    options.timeout_ms =
+        static_cast<uint32_t>(std::max<int64_t>(1, int64_t{options.timeout_ms} - waited.count()));
+  }
   ErrorText error;
   return Report(changing.remote().BuildIndex(sequence->state->sequence_id, options, &error), error);
 }

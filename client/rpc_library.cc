@@ -5,20 +5,12 @@
 #include <string>
 
 #include "client/error.h"
+#include "client/library.h"
 
 namespace pqcached::client {
 namespace {
 
 constexpr char kFileName[] = "libpqcached_rpc.so";
-
-std::string BesideThisLibrary() {
-  Dl_info info;
-  if (dladdr(reinterpret_cast<const void*>(&LoadRpcLibrary), &info) == 0 || !info.dli_fname)
-    return "";
-  const std::string own = info.dli_fname;
-  const size_t slash = own.rfind('/');
-  return slash == std::string::npos ? "" : own.substr(0, slash + 1) + kFileName;
-}
 
 // True when the process has replaced the function, as sanitizers, jemalloc or tcmalloc do.
 bool IsReplaced(const char* library, const char* function) {
@@ -40,28 +32,11 @@ int LoadMode() {
   return RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE | (replaced ? 0 : RTLD_DEEPBIND);
 }
 
-// Null, with the loader's reason added to *reasons, when it cannot be loaded.
-void* Load(const std::string& path, std::string* reasons) {
-  void* library = dlopen(path.c_str(), LoadMode());
-  if (!library) {
-    const char* reason = dlerror();
-    *reasons += (reasons->empty() ? "" : "; ") + std::string(reason ? reason : path);
-  }
-  return library;
-}
-
 }  // namespace
 
 pqc_status LoadRpcLibrary(const char* path, const RpcEntry** entry) {
   std::string reasons;
-  void* library = nullptr;
-  if (path) {
-    library = Load(path, &reasons);
-  } else {
-    if (const std::string beside = BesideThisLibrary(); !beside.empty())
-      library = Load(beside, &reasons);
-    if (!library) library = Load(kFileName, &reasons);
-  }
+  void* const library = LoadLibrary(path, kFileName, LoadMode(), &reasons);
   if (!library) return Fail(PQC_FAILED_PRECONDITION, "rpc_library_path: %s", reasons.c_str());
 
   const auto get = reinterpret_cast<const RpcEntry* (*)()>(dlsym(library, kRpcEntrySymbol));

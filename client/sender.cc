@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <utility>
 
 #include "client/error.h"
 #include "client/local/sequence.h"
@@ -19,33 +20,8 @@ constexpr std::chrono::milliseconds kFirstPause(1);
 constexpr std::chrono::milliseconds kLongestPause(200);
 constexpr std::chrono::seconds kLongestBusy(10);
 
-uint64_t BytesOf(const Handover& handover) {
-  uint64_t bytes = 0;
-  for (const KeptRows& rows : handover.layers) bytes += rows.keys.size() + rows.values.size();
-  return bytes;
-}
-
-TensorView ViewOf(const std::vector<std::byte>& data, pqc_dtype dtype, uint64_t tokens,
-                  uint32_t heads, uint32_t dim) {
-  return {.data = data.data(),
-          .dtype = dtype,
-          .ndim = 3,
-          .shape = {tokens, heads, dim},
-          .strides = {static_cast<int64_t>(uint64_t{heads} * dim), dim, 1}};
-}
-
-std::vector<RowBlock> BlocksOf(const Handover& handover) {
-  std::vector<RowBlock> blocks;
-  blocks.reserve(handover.layers.size());
-  for (const KeptRows& rows : handover.layers) {
-    blocks.push_back({.layer = rows.layer,
-                      .keys = ViewOf(rows.keys, rows.key_dtype, handover.token_count,
-                                     rows.shape.kv_heads, rows.shape.key_dim),
-                      .values = ViewOf(rows.values, rows.value_dtype, handover.token_count,
-                                       rows.shape.kv_heads, rows.shape.value_dim)});
-  }
-  return blocks;
-}
+// Kept for the next steps.
+constexpr size_t kMaxIdleCount = 1024;
 
 // A roll-back that is not asked for any more.
 void GiveUpRollBack(const Handover& handover) {
@@ -64,9 +40,51 @@ size_t BlamedItem(const char* text, size_t count) {
   return std::min(item, count);
 }
 
+// Whether the same call may do better a little later.
+bool MayHelp(pqc_status status, const char* text) {
+  if (status == PQC_UNAVAILABLE) return std::strstr(text, "session is lost") == nullptr;
+  // A lease that another thread has just given back: the next attempt has the new one.
+  const bool old_lease = status == PQC_NOT_FOUND && std::strstr(text, "lease") != nullptr;
+  return status == PQC_ABORTED || status == PQC_DEADLINE_EXCEEDED || old_lease;
+}
+
+// What the items of one Append point at.
+struct Message {
+  Message(const std::vector<std::shared_ptr<Handover>>& batch, bool staged) : images(batch.size()) {
+    size_t layer_count = 0;
+    for (const auto& handover : batch) layer_count += handover->layers.size();
+    places.resize(layer_count);
+    blocks.resize(layer_count);
+    items.reserve(batch.size());
+    size_t begin = 0;
+    for (size_t i = 0; i < batch.size(); ++i) {
+      const Handover& handover = *batch[i];
+      const size_t count = handover.layers.size();
+      const bool by_place = staged && handover.staged.Stands();
+      handover.Describe(std::span(places).subspan(begin, by_place ? count : 0),
+                        std::span(blocks).subspan(begin, count));
+      const LocalSequence* local = handover.sequence->local.get();
+      items.push_back({.sequence_id = handover.sequence->sequence_id,
+                       .first_position = handover.first_position,
+                       .rows = blocks.data() + begin,
+                       .row_block_count = static_cast<uint32_t>(count),
+                       .lease = local ? local->lease() : LeaseView{},
+                       .image = local ? images[i].sink() : ImageSink{}});
+      begin += count;
+    }
+  }
+
+  std::vector<SentRows> places;
+  std::vector<RowBlock> blocks;
+  std::vector<ImageBytes> images;
+  std::vector<AppendItem> items;
+};
+
 }  // namespace
 
-Sender::Sender(Remote& remote) : remote_(remote) {}
+Sender::Sender(Remote& remote, Staging* staging) : remote_(remote), slots_(staging) {
+  idle_.reserve(kMaxIdleCount);
+}
 
 Sender::~Sender() {
   {
@@ -78,24 +96,56 @@ Sender::~Sender() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Sender::Add(std::vector<Handover> handovers) {
+std::shared_ptr<Handover> Sender::Lend() {
   {
     const std::lock_guard lock(mutex_);
-    for (Handover& handover : handovers) {
-      if (handover.roll_back_to == Handover::kNoRollBack && handover.token_count == 0) continue;
-      Progress& progress = sequences_[handover.sequence.get()];
+    if (!idle_.empty()) {
+      std::shared_ptr<Handover> lent = std::move(idle_.back());
+      idle_.pop_back();
+      return lent;
+    }
+  }
+  return std::make_shared<Handover>();
+}
+
+void Sender::LetGo(std::shared_ptr<Handover> handover) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (handover.use_count() > 1) return handover.reset();  // the last one comes here too
+  }
+  handover->Clear();  // a sequence may end here
+  const std::lock_guard lock(mutex_);
+  if (idle_.size() < kMaxIdleCount) idle_.push_back(std::move(handover));
+}
+
+void Sender::Add(std::span<std::shared_ptr<Handover>> handovers) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::shared_ptr<Handover>& handover : handovers) {
+      if (!handover->rolls_back() && handover->token_count == 0) continue;
+      Progress& progress = sequences_[handover->sequence.get()];
       if (progress.failure.status != PQC_OK) {  // a gap: nothing behind it can be stored
-        GiveUpRollBack(handover);
+        GiveUpRollBack(*handover);
         continue;
       }
-      progress.end = handover.first_position + handover.token_count;
-      waiting_bytes_ += BytesOf(handover);
+      progress.end = handover->first_position + handover->token_count;
+      waiting_bytes_ += handover->row_bytes;
       ++waiting_count_;
-      progress.waiting.push_back(std::make_shared<Handover>(std::move(handover)));
+      progress.waiting.Push(std::move(handover));
     }
     if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
   }
   work_.notify_one();
+  for (std::shared_ptr<Handover>& handover : handovers) {
+    if (handover) LetGo(std::move(handover));
+  }
+}
+
+std::shared_ptr<Handover> Sender::DropFirstLocked(Progress& progress) {
+  std::shared_ptr<Handover> first = progress.waiting.Pop();
+  waiting_bytes_ -= first->row_bytes;
+  --waiting_count_;
+  return first;
 }
 
 pqc_status Sender::ReportLocked(const Progress& progress) const {
@@ -141,7 +191,7 @@ pqc_status Sender::WaitStored(const SequenceState& sequence, uint64_t token_coun
   const Progress& progress = found->second;
   const bool done = done_.wait_until(lock, deadline, [&] {
     return stop_ || progress.failure.status != PQC_OK || progress.waiting.empty() ||
-           (progress.waiting.front()->roll_back_to == Handover::kNoRollBack &&
+           (!progress.waiting.front()->rolls_back() &&
             progress.waiting.front()->first_position >= token_count);
   });
   if (!done) return Fail(PQC_DEADLINE_EXCEEDED, "rows of earlier steps are not stored in time");
@@ -157,18 +207,21 @@ bool Sender::HandedInEnd(const SequenceState& sequence, uint64_t* end) {
 }
 
 void Sender::Forget(const SequenceState& sequence) {
-  const std::lock_guard lock(mutex_);
-  const auto found = sequences_.find(&sequence);
-  if (found == sequences_.end()) return;
-  for (const auto& handover : found->second.waiting) {
-    waiting_bytes_ -= BytesOf(*handover);
-    --waiting_count_;
+  Batch forgotten;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = sequences_.find(&sequence);
+    if (found == sequences_.end()) return;
+    Progress& progress = found->second;
+    while (!progress.waiting.empty()) forgotten.push_back(DropFirstLocked(progress));
+    sequences_.erase(found);
   }
-  sequences_.erase(found);
   done_.notify_all();
+  for (auto& handover : forgotten) LetGo(std::move(handover));
 }
 
 void Sender::Run() {
+  uint64_t opened_at = 0;  // boot word
   for (;;) {
     Batch batch;
     {
@@ -180,14 +233,21 @@ void Sender::Run() {
       });
       if (stop_) return;
     }
+    // Steps before that are sent inline, and all steps when there is no ring to be had.
+    if (const uint64_t worker = slots_.boot_word(); worker != opened_at) {
+      opened_at = worker;
+      slots_.Open();
+    }
     try {
-      RollBack(&batch);
-      Send(batch);
+      Batch left = batch;
+      RollBack(&left);
+      Send(std::move(left));
     } catch (const std::bad_alloc&) {
       for (const auto& handover : batch) {
         Settle(*handover, PQC_RESOURCE_EXHAUSTED, "the client is out of memory");
       }
     }
+    for (auto& handover : batch) LetGo(std::move(handover));
   }
 }
 
@@ -200,7 +260,7 @@ Sender::Batch Sender::TakeBatchLocked() {
     if (next == sequences_.end()) next = sequences_.begin();
     const Progress& progress = next->second;
     if (progress.waiting.empty()) continue;
-    const uint64_t more = BytesOf(*progress.waiting.front());
+    const uint64_t more = progress.waiting.front()->row_bytes;
     if (!batch.empty() && (bytes + more > kMaxBatchBytes || batch.size() == kMaxBatchItems)) break;
     batch.push_back(progress.waiting.front());
     bytes += more;
@@ -209,23 +269,45 @@ Sender::Batch Sender::TakeBatchLocked() {
   return batch;
 }
 
+bool Sender::stop_requested() {
+  const std::lock_guard lock(mutex_);
+  return stop_;
+}
+
+bool Sender::PauseBeforeRepeat(pqc_status status, const char* text, Clock::time_point give_up,
+                               std::chrono::milliseconds* pause) {
+  // As long as its session may come back, the sidecar has somebody who will take the rows.
+  const bool in_time = status == PQC_UNAVAILABLE || Clock::now() < give_up;
+  if (!MayHelp(status, text) || !in_time) return false;
+  std::unique_lock lock(mutex_);
+  const bool stopped = work_.wait_for(lock, *pause, [this] { return stop_; });
+  *pause = std::min(2 * *pause, kLongestPause);
+  return !stopped;
+}
+
 void Sender::RollBack(Batch* batch) {
   Batch left;
   for (const auto& handover : *batch) {
-    if (handover->roll_back_to == Handover::kNoRollBack) {
+    if (!handover->rolls_back()) {
       left.push_back(handover);
       continue;
     }
     LocalSequence* local = handover->sequence->local.get();
     ImageBytes image;
     ErrorText error;
-    pqc_status status =
-        remote_.TruncateSequence(handover->sequence->sequence_id, handover->roll_back_to,
-                                 local ? local->lease() : LeaseView{},
-                                 local ? image.sink() : ImageSink{}, Waiting::kNobody, &error);
+    LeaseView lease;
+    const auto give_up = Clock::now() + kLongestBusy;
+    std::chrono::milliseconds pause = kFirstPause;
+    pqc_status status = PQC_OK;
+    do {
+      lease = local ? local->lease() : LeaseView{};
+      status =
+          remote_.TruncateSequence(handover->sequence->sequence_id, handover->roll_back_to, lease,
+                                   local ? image.sink() : ImageSink{}, Waiting::kNobody, &error);
+    } while (status != PQC_OK && PauseBeforeRepeat(status, error.text, give_up, &pause));
     if (status == PQC_OK) handover->sequence->token_count = handover->roll_back_to;
     if (local) {
-      if (status == PQC_OK) status = local->Install(image);
+      if (status == PQC_OK) status = local->Install(lease, image);
       local->EndRollBack();
     }
     if (status != PQC_OK || handover->token_count == 0) {
@@ -237,51 +319,46 @@ void Sender::RollBack(Batch* batch) {
   *batch = std::move(left);
 }
 
+pqc_status Sender::SendOnce(const Batch& batch, bool staged, ErrorText* error) {
+  Message message(batch, staged);
+  slots_.Use();
+  const pqc_status status = remote_.Append(
+      message.items.data(), static_cast<uint32_t>(message.items.size()), Waiting::kNobody, error);
+  for (const auto& handover : batch) {
+    if (staged && (status == PQC_OK || MayStillBeRead(status))) {
+      handover->staged.SetMayBeRead(status != PQC_OK);
+    }
+  }
+  if (status != PQC_OK) return status;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    batch[i]->sequence->token_count = message.items[i].token_count;
+    if (LocalSequence* local = batch[i]->sequence->local.get()) {
+      // A wrong image does no harm here: the next step asks for one and tells what is wrong.
+      local->Install(message.items[i].lease, message.images[i]);
+    }
+  }
+  return PQC_OK;
+}
+
 void Sender::Send(Batch batch) {
   const auto give_up = Clock::now() + kLongestBusy;
   std::chrono::milliseconds pause = kFirstPause;
+  bool staged = true;
   while (!batch.empty()) {
-    std::vector<std::vector<RowBlock>> blocks;
-    std::vector<ImageBytes> images(batch.size());
-    std::vector<AppendItem> items;
-    for (size_t i = 0; i < batch.size(); ++i) {
-      blocks.push_back(BlocksOf(*batch[i]));
-      const LocalSequence* local = batch[i]->sequence->local.get();
-      items.push_back({.sequence_id = batch[i]->sequence->sequence_id,
-                       .first_position = batch[i]->first_position,
-                       .rows = blocks[i].data(),
-                       .row_block_count = static_cast<uint32_t>(blocks[i].size()),
-                       .lease = local ? local->lease() : LeaseView{},
-                       .image = local ? images[i].sink() : ImageSink{}});
-    }
     ErrorText error;
-    const pqc_status status =
-        remote_.Append(items.data(), static_cast<uint32_t>(items.size()), Waiting::kNobody, &error);
-    // When one fails, those before it are stored; so are all when none does.
-    const size_t blamed = status == PQC_OK ? batch.size() : BlamedItem(error.text, batch.size());
-    for (size_t i = 0; status == PQC_OK && i < batch.size(); ++i) {
-      batch[i]->sequence->token_count = items[i].token_count;
-      if (LocalSequence* local = batch[i]->sequence->local.get()) {
-        // A wrong image does no harm here: the next step asks for one and tells what is wrong.
-        local->Install(images[i]);
-      }
-    }
+    const pqc_status status = SendOnce(batch, staged, &error);
     if (status == PQC_OK) {
       for (const auto& handover : batch) Settle(*handover, PQC_OK, "");
       return;
     }
-    const bool session_lost =
-        status == PQC_UNAVAILABLE && std::strstr(error.text, "session is lost") != nullptr;
-    // A lease that another thread has just given back: the next attempt has the new one.
-    const bool old_lease = status == PQC_NOT_FOUND && std::strstr(error.text, "lease") != nullptr;
-    const bool again = (status == PQC_UNAVAILABLE && !session_lost) || status == PQC_ABORTED ||
-                       status == PQC_DEADLINE_EXCEEDED || old_lease;
-    if (again && Clock::now() < give_up) {
-      std::unique_lock lock(mutex_);
-      if (work_.wait_for(lock, pause, [this] { return stop_; })) return;
-      pause = std::min(2 * pause, kLongestPause);
+    if (staged && !MayStillBeRead(status) && std::strstr(error.text, "staging") != nullptr) {
+      staged = false;  // an earlier attempt is at work with the slot still, or the ring is gone
       continue;
     }
+    // When one fails, those before it are stored.
+    const size_t blamed = BlamedItem(error.text, batch.size());
+    if (PauseBeforeRepeat(status, error.text, give_up, &pause)) continue;
+    if (stop_requested()) return;
     if (blamed < batch.size() && batch.size() > 1) {
       // The others are sent again, those that were stored as repeats.
       Settle(*batch[blamed], status, error.text);
@@ -298,27 +375,24 @@ void Sender::Send(Batch batch) {
 }
 
 void Sender::Settle(const Handover& handover, pqc_status status, const char* text) {
+  Batch settled;
   {
     const std::lock_guard lock(mutex_);
     const auto found = sequences_.find(handover.sequence.get());
     if (found == sequences_.end()) return;  // forgotten meanwhile
     Progress& progress = found->second;
-    const auto drop_first = [&] {
-      waiting_bytes_ -= BytesOf(*progress.waiting.front());
-      --waiting_count_;
-      progress.waiting.pop_front();
-    };
-    if (status == PQC_OK) {
-      drop_first();
-    } else {
+    if (progress.waiting.front().get() != &handover) return;  // it is settled already
+    settled.push_back(DropFirstLocked(progress));
+    if (status != PQC_OK) {
       progress.failure = {status, text};
       while (!progress.waiting.empty()) {
         // The failed one's roll-back, when it had one, is over.
-        if (progress.waiting.front().get() != &handover) GiveUpRollBack(*progress.waiting.front());
-        drop_first();
+        GiveUpRollBack(*progress.waiting.front());
+        settled.push_back(DropFirstLocked(progress));
       }
     }
   }
+  for (auto& dropped : settled) LetGo(std::move(dropped));
   done_.notify_all();
 }
 

@@ -1,7 +1,12 @@
 // Sender: takes the rows of finished steps to the sidecar, on a thread of its own.
 //
-// Rows are kept until they are acknowledged, and sent again after UNAVAILABLE; positions make a repeat
-// harmless. What follows a failure of a sequence is not sent: the failure stays until it is told.
+// Rows are kept until they are acknowledged, and sent again after UNAVAILABLE, to whatever worker there
+// is then, as long as the session is not lost; positions make a repeat harmless. What follows a failure
+// of a sequence is not sent: the failure stays until it is told.
+//
+// On the local path rows lie in staging and a message only tells where; when no slot is to be had, or
+// the sidecar refuses it, the message carries them itself. What is lent and handed in is used again, so
+// that steps do not allocate once they are under way.
 //
 // Thread-safe.
 #ifndef PQCACHED_CLIENT_SENDER_H_
@@ -10,50 +15,37 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "client/handles.h"
+#include "client/handover.h"
+#include "client/local/step_slots.h"
 #include "client/remote.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
 
-// Rows of one layer, packed.
-struct KeptRows {
-  uint32_t layer = 0;
-  LayerShape shape;
-  pqc_dtype key_dtype = PQC_F32;
-  pqc_dtype value_dtype = PQC_F32;
-  std::vector<std::byte> keys = {};    // [tokens, kv_heads, key_dim]
-  std::vector<std::byte> values = {};  // [tokens, kv_heads, value_dim]
-};
-
-// What one step leaves to be done for one sequence: a roll-back, new rows, or both in this order.
-struct Handover {
-  static constexpr uint64_t kNoRollBack = UINT64_MAX;
-  std::shared_ptr<SequenceState> sequence;  // shared with its handle, which may be closed before
-  uint64_t roll_back_to = kNoRollBack;
-  uint64_t first_position = 0;
-  uint64_t token_count = 0;
-  std::vector<KeptRows> layers;  // every stored layer, or none when token_count is 0
-};
-
 class Sender {
  public:
   using Clock = std::chrono::steady_clock;
 
-  explicit Sender(Remote& remote);
+  // staging: of the local path, or null. Both outlive it.
+  Sender(Remote& remote, Staging* staging);
   // What is not acknowledged is forgotten.
   ~Sender();
 
-  // Takes the step's rows over. Never waits.
-  void Add(std::vector<Handover> handovers);
+  // An empty handover, to be filled and Added. It must not outlive the sender.
+  std::shared_ptr<Handover> Lend();
+  // Where the rows of handovers lie.
+  StepSlots& slots() { return slots_; }
+  // Takes a step's handovers over, and leaves null pointers. Never waits.
+  void Add(std::span<std::shared_ptr<Handover>> handovers);
 
   // Waits until there is room for another step.
   pqc_status WaitForRoom(Clock::time_point deadline);
@@ -75,27 +67,38 @@ class Sender {
     std::string text;
   };
   struct Progress {
-    std::deque<std::shared_ptr<Handover>> waiting;  // the first may be in flight
-    uint64_t end = 0;                               // of the tokens handed in
+    HandoverQueue waiting;  // the first may be in flight
+    uint64_t end = 0;       // of the tokens handed in
     Failure failure;
   };
   using Batch = std::vector<std::shared_ptr<Handover>>;
 
   void Run();
   Batch TakeBatchLocked();
+  // Drops what needs no message.
   void RollBack(Batch* batch);
   void Send(Batch batch);
+  pqc_status SendOnce(const Batch& batch, bool staged, ErrorText* error);
+  // Waits a little when the call may do better then; false when it will not, or nobody wants it.
+  bool PauseBeforeRepeat(pqc_status status, const char* text, Clock::time_point give_up,
+                         std::chrono::milliseconds* pause);
+  bool stop_requested();
   // Ends the first handover of its sequence.
   void Settle(const Handover& handover, pqc_status status, const char* text);
+  std::shared_ptr<Handover> DropFirstLocked(Progress& progress);
+  // To be lent again, if nobody else holds it.
+  void LetGo(std::shared_ptr<Handover> handover);
   pqc_status ReportLocked(const Progress& progress) const;
 
   Remote& remote_;
+  StepSlots slots_;
   std::mutex mutex_;
   std::condition_variable work_, done_;
   std::map<const SequenceState*, Progress> sequences_;  // until they are dropped
   const SequenceState* last_taken_ = nullptr;
   uint64_t waiting_bytes_ = 0;
   uint64_t waiting_count_ = 0;
+  std::vector<std::shared_ptr<Handover>> idle_;
   bool stop_ = false;
   std::thread thread_;
 };

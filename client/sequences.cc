@@ -44,6 +44,11 @@ pqc_status Create(pqc_cache* cache, const pqc_sequence_options& options, pqc_seq
                              options, &id, &tokens, &error);
   if (status != PQC_OK) return Report(status, error);
   Adopt(id, tokens, *created);
+  if (options.live) {
+    created->state->live_index = {kvstore::IndexKind::kPq, options.index.subspaces,
+                                  options.index.bits};
+    created->state->prefill_open = true;  // also of a prefix that it shares
+  }
   if (token_count) *token_count = tokens;
   *sequence = created.release();
   return PQC_OK;
@@ -78,6 +83,8 @@ pqc_status Fork(pqc_sequence* parent, uint64_t token_count, pqc_sequence** child
       changing.remote().ForkSequence(parent->state->sequence_id, token_count, &id, &tokens, &error);
   if (status != PQC_OK) return Report(status, error);
   Adopt(id, tokens, *forked);
+  forked->state->live_index = parent->state->live_index;
+  forked->state->prefill_open = parent->state->prefill_open.load();
   *child = forked.release();
   return PQC_OK;
 }
@@ -93,6 +100,36 @@ pqc_status MatchPrefix(pqc_cache* cache, const pqc_sequence_options& prompt,
   }
   ErrorText error;
   return Report(remote->MatchPrefix(cache->state->cache_id, prompt, token_count, &error), error);
+}
+
+pqc_status Admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_count,
+                 pqc_admission* admission) {
+  if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache: must not be NULL");
+  pqc_admission answer;
+  if (const pqc_status status = ReadStruct(admission, "admission", &answer); status != PQC_OK) {
+    return status;
+  }
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*cache->state->client, &remote); status != PQC_OK) {
+    return status;
+  }
+  ErrorText error;
+  const pqc_status status =
+      remote->Admit(cache->state->cache_id, token_count, output_token_count, &answer, &error);
+  if (status != PQC_OK) return Report(status, error);
+  *admission = answer;
+  return PQC_OK;
+}
+
+pqc_status Pin(pqc_sequence* sequence, uint64_t ttl_ms) {
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*sequence->state->cache->client, &remote);
+      status != PQC_OK) {
+    return status;
+  }
+  ErrorText error;
+  return Report(remote->PinSequence(sequence->state->sequence_id, ttl_ms, &error), error);
 }
 
 pqc_status Suspend(pqc_sequence* sequence) {
@@ -147,13 +184,14 @@ pqc_status Truncate(pqc_sequence* sequence, uint64_t token_count) {
   if (local) local->BeginRollBack(static_cast<uint32_t>(token_count));
   ImageBytes image;
   ErrorText error;
-  pqc_status status = changing.remote().TruncateSequence(
-      state.sequence_id, token_count, local ? local->lease() : LeaseView{},
-      local ? image.sink() : ImageSink{}, Waiting::kCaller, &error);
+  const LeaseView lease = local ? local->lease() : LeaseView{};
+  pqc_status status = changing.remote().TruncateSequence(state.sequence_id, token_count, lease,
+                                                         local ? image.sink() : ImageSink{},
+                                                         Waiting::kCaller, &error);
   if (local) local->EndRollBack();
   if (status != PQC_OK) return Report(status, error);
   state.token_count = token_count;
-  return local ? local->Install(image) : PQC_OK;
+  return local ? local->Install(lease, image) : PQC_OK;
 }
 
 pqc_status Describe(pqc_sequence* sequence, pqc_sequence_info* info) {
@@ -206,6 +244,16 @@ pqc_status pqc_match_prefix(pqc_cache* cache, const uint32_t* token_ids, uint64_
     prompt.extra_key_bytes = extra_key_bytes;
     return pqcached::client::MatchPrefix(cache, prompt, token_count);
   });
+}
+
+pqc_status pqc_admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_count,
+                     pqc_admission* admission) {
+  return Call(
+      [&] { return pqcached::client::Admit(cache, token_count, output_token_count, admission); });
+}
+
+pqc_status pqc_sequence_pin(pqc_sequence* sequence, uint64_t ttl_ms) {
+  return Call([&] { return pqcached::client::Pin(sequence, ttl_ms); });
 }
 
 pqc_status pqc_sequence_suspend(pqc_sequence* sequence) {

@@ -4,10 +4,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <set>
+#include <memory>
 
 #include "client/arguments.h"
 #include "client/error.h"
+#include "client/gpu.h"
 #include "client/pack.h"
 #include "client/sender.h"
 #include "kvstore/read/resolve.h"
@@ -16,6 +17,7 @@ namespace pqcached::client {
 namespace {
 
 constexpr uint32_t kMaxStepItems = 4096;
+constexpr size_t kMaxIdleSteps = 16;
 using LongLong = unsigned long long;  // for %llu
 
 // Where the tokens of a sequence end, those on their way included.
@@ -108,9 +110,28 @@ pqc_status CheckIndexes(const pqc_step& step, const kvstore::Selection& terms, S
   return item.pinned.image->FindIndex(terms.index, &index_slot);
 }
 
-pqc_status Begin(pqc_client* client, const pqc_step_item* caller_items, uint32_t item_count,
+// Keeps other steps off the GPU until this one has ended.
+pqc_status TakeGpu(pqc_step& step, const std::shared_ptr<GpuState>& gpu) {
+  if (step.cache->cache_id != gpu->cache->cache_id) {
+    return Fail(PQC_INVALID_ARGUMENT, "items[0].sequence: it is of another cache than the GPU");
+  }
+  if (gpu->busy.exchange(true)) {
+    return Fail(PQC_ABORTED, "gpu: another step is under way; repeat later");
+  }
+  step.gpu = gpu;
+  return PQC_OK;
+}
+
+// With `gpu`, of steps on it.
+struct Target {
+  const std::shared_ptr<ClientState>& client;
+  std::shared_ptr<GpuState> gpu = nullptr;  // shared with its handle
+  void* stream = nullptr;
+};
+
+pqc_status Begin(const Target& target, const pqc_step_item* caller_items, uint32_t item_count,
                  const pqc_step_options* caller_options, pqc_step** caller_step) {
-  if (!client) return Fail(PQC_INVALID_ARGUMENT, "client: must not be NULL");
+  const std::shared_ptr<ClientState>& client = target.client;
   if (!caller_step) return Fail(PQC_INVALID_ARGUMENT, "step: must not be NULL");
   *caller_step = nullptr;
   if (!caller_items) return Fail(PQC_INVALID_ARGUMENT, "items: must not be NULL");
@@ -122,12 +143,12 @@ pqc_status Begin(pqc_client* client, const pqc_step_item* caller_items, uint32_t
     const pqc_status status = ReadStruct(caller_options, "options", &options);
     if (status != PQC_OK) return status;
   }
+  OwnedStep step(client->steps->Lend().release());
+  step->client = client;
+  const uint32_t timeout_ms = options.timeout_ms ? options.timeout_ms : client->timeout_ms;
+  step->deadline = CallDeadline(timeout_ms);
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*client->state, &remote); status != PQC_OK) return status;
-  auto step = std::make_unique<pqc_step>();
-  step->client = client->state;
-  const uint32_t timeout_ms = options.timeout_ms ? options.timeout_ms : client->state->timeout_ms;
-  step->deadline = StepClock::now() + std::chrono::milliseconds(timeout_ms);
+  if (const pqc_status status = GetRemote(*client, &remote); status != PQC_OK) return status;
   step->items.resize(item_count);
   const auto* bytes = reinterpret_cast<const std::byte*>(caller_items);
   for (uint32_t i = 0; i < item_count; ++i) {
@@ -150,32 +171,55 @@ pqc_status Begin(pqc_client* client, const pqc_step_item* caller_items, uint32_t
     }
     item.query_begin = step->query_tokens;
     step->query_tokens += item.query_length;
-    item.scratch = std::make_unique<ScratchPool::Loan>(client->state->scratch);
+    item.scratch.emplace(client->scratch);
   }
   if (options.selection) {
-    step->selection.emplace();
-    if (const pqc_status status = CopySelection(options.selection, *step->cache, &*step->selection);
+    step->has_selection = true;
+    if (const pqc_status status = CopySelection(options.selection, *step->cache, &step->selection);
         status != PQC_OK) {
       return status;
     }
   }
-  if (const pqc_status status = client->state->sender->WaitForRoom(step->deadline);
-      status != PQC_OK) {
+  if (target.gpu) {
+    if (const pqc_status status = TakeGpu(*step, target.gpu); status != PQC_OK) return status;
+  }
+  if (const pqc_status status = client->sender->WaitForRoom(step->deadline); status != PQC_OK) {
     return status;
   }
   for (uint32_t i = 0; i < item_count; ++i) {
     StepItem& item = step->items[i];
     pqc_status status = Prepare(*step, item);
-    if (status == PQC_OK && step->selection) {
-      status = CheckIndexes(*step, step->selection->terms, item);
+    if (status == PQC_OK && step->has_selection) {
+      status = EndPrefill(*step, step->selection.terms, item);
     }
-    if (status == PQC_OK && step->selection) {
-      status = WaitReady(*step, step->selection->terms, nullptr, &item);
+    if (status == PQC_OK && step->has_selection) {
+      status = CheckIndexes(*step, step->selection.terms, item);
+    }
+    if (status == PQC_OK && step->has_selection) {
+      status = WaitReady(*step, step->selection.terms, nullptr, &item);
     }
     if (status != PQC_OK) return UnderItem(i, status);
   }
+  if (step->gpu) {
+    if (const pqc_status status = BeginOnGpu(*step, target.stream); status != PQC_OK) return status;
+  }
   *caller_step = step.release();
   return PQC_OK;
+}
+
+// Of a list of layers that are all there: the first that comes twice, or the count.
+uint32_t FindTwice(const std::vector<RowBlock>& blocks) {
+  const auto count = static_cast<uint32_t>(blocks.size());
+  for (uint32_t i = 1; i < count; ++i) {
+    if (blocks[i].layer > blocks[i - 1].layer) continue;  // as engines hand them in
+    for (uint32_t j = 0; j < count; ++j) {
+      for (uint32_t k = 0; k < j; ++k) {
+        if (blocks[j].layer == blocks[k].layer) return j;
+      }
+    }
+    return count;
+  }
+  return count;
 }
 
 // Reads the rows of a step's tokens: every stored layer once.
@@ -187,16 +231,19 @@ pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint
     return Fail(PQC_INVALID_ARGUMENT, "layer_count: %u, but the cache stores %zu layers",
                 layer_count, stored);
   }
-  std::set<uint32_t> seen;
-  if (const pqc_status status = ReadLayers(*step.cache, layers, layer_count, blocks);
+  // All on the device, or all on the host: the first tells.
+  const bool on_device = step.gpu && RawEnum(layers->keys.device) == PQC_CUDA;
+  const TensorPlace place = on_device ? TensorPlace{PQC_CUDA, step.stream} : kOnHost;
+  if (const pqc_status status = ReadLayers(*step.cache, layers, layer_count, place, blocks);
       status != PQC_OK) {
     return status;
   }
+  if (const uint32_t twice = FindTwice(*blocks); twice < layer_count) {
+    return Fail(PQC_INVALID_ARGUMENT, "layers[%u].layer: %u comes twice", twice,
+                (*blocks)[twice].layer);
+  }
   for (uint32_t i = 0; i < layer_count; ++i) {
     const RowBlock& block = (*blocks)[i];
-    if (!seen.insert(block.layer).second) {
-      return Fail(PQC_INVALID_ARGUMENT, "layers[%u].layer: %u comes twice", i, block.layer);
-    }
     if (block.keys.shape[0] != step.query_tokens) {
       return Fail(PQC_INVALID_ARGUMENT,
                   "layers[%u].keys.shape[0]: %llu tokens, but the step has %llu", i,
@@ -206,63 +253,62 @@ pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint
   return PQC_OK;
 }
 
-KeptRows Keep(const RowBlock& block, const LayerShape& shape, uint64_t begin, uint64_t end) {
-  KeptRows kept{.layer = block.layer,
-                .shape = shape,
-                .key_dtype = block.keys.dtype,
-                .value_dtype = block.values.dtype};
-  kept.keys.resize((end - begin) * BytesPerIndex(block.keys));
-  kept.values.resize((end - begin) * BytesPerIndex(block.values));
-  Pack(block.keys, begin, end, kept.keys.data());
-  Pack(block.values, begin, end, kept.values.data());
-  return kept;
+// What the step leaves to be done for an item.
+std::shared_ptr<Handover> HandOver(const pqc_step& step, const StepItem& item,
+                                   uint64_t token_count) {
+  Sender& sender = *step.client->sender;
+  std::shared_ptr<Handover> handover = sender.Lend();
+  handover->sequence = item.sequence;
+  handover->first_position = item.query_position;
+  handover->token_count = token_count;
+  if (item.query_position < item.handed_in) handover->roll_back_to = item.query_position;
+  if (token_count > 0) {
+    handover->Keep(step.blocks, *step.cache, item.query_begin, sender.slots());
+  }
+  return handover;
 }
 
 pqc_status End(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
                const uint32_t* accepted) {
   if (!step) return Fail(PQC_INVALID_ARGUMENT, "step: must not be NULL");
-  const std::unique_ptr<pqc_step> owned(step);
+  const OwnedStep owned(step);
   if (step->begun) {
     return Fail(PQC_FAILED_PRECONDITION,
                 "step: an attention is under way; pqc_step_attend_wait first");
   }
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*step->client, &remote); status != PQC_OK) return status;
-  std::vector<RowBlock> blocks;
-  if (const pqc_status status = ReadStepRows(*step, layers, layer_count, &blocks);
+  if (const pqc_status status = FindRemote(*step->client, &remote); status != PQC_OK) return status;
+  if (const pqc_status status = ReadStepRows(*step, layers, layer_count, &step->blocks);
       status != PQC_OK) {
     return status;
   }
+  for (size_t i = 0; accepted && i < step->items.size(); ++i) {
+    const StepItem& item = step->items[i];
+    if (accepted[i] <= item.query_length) continue;
+    return Fail(PQC_INVALID_ARGUMENT, "accepted[%zu]: %u, but the item has %u query tokens", i,
+                accepted[i], item.query_length);
+  }
+  if (step->gpu) {
+    const bool on_device = RawEnum(layers->keys.device) == PQC_CUDA;
+    const pqc_status status = FinishOnGpu(*step, on_device ? &step->blocks : nullptr);
+    if (status != PQC_OK) return status;
+  }
   for (size_t i = 0; i < step->items.size(); ++i) {
     const StepItem& item = step->items[i];
-    if (accepted && accepted[i] > item.query_length) {
-      return Fail(PQC_INVALID_ARGUMENT, "accepted[%zu]: %u, but the item has %u query tokens", i,
-                  accepted[i], item.query_length);
-    }
     if (!item.sequence->local) continue;
     const pqc_status status = item.sequence->local->Check(item.pinned.epoch);
     if (status != PQC_OK) return UnderItem(i, status);
   }
-  std::vector<Handover> handovers(step->items.size());
   for (size_t i = 0; i < step->items.size(); ++i) {
     const StepItem& item = step->items[i];
-    Handover& handover = handovers[i];
-    handover.sequence = item.sequence;
-    handover.first_position = item.query_position;
-    handover.token_count = accepted ? accepted[i] : item.query_length;
-    if (item.query_position < item.handed_in) handover.roll_back_to = item.query_position;
-    if (handover.token_count == 0) continue;
-    for (const RowBlock& block : blocks) {
-      handover.layers.push_back(Keep(block, step->cache->stored_layers.at(block.layer),
-                                     item.query_begin, item.query_begin + handover.token_count));
-    }
+    step->handovers.push_back(HandOver(*step, item, accepted ? accepted[i] : item.query_length));
   }
-  for (const Handover& handover : handovers) {
-    LocalSequence* local = handover.sequence->local.get();
-    if (!local || handover.roll_back_to == Handover::kNoRollBack) continue;
-    local->BeginRollBack(static_cast<uint32_t>(handover.roll_back_to));
+  for (const std::shared_ptr<Handover>& handover : step->handovers) {
+    LocalSequence* local = handover->sequence->local.get();
+    if (!local || !handover->rolls_back()) continue;
+    local->BeginRollBack(static_cast<uint32_t>(handover->roll_back_to));
   }
-  step->client->sender->Add(std::move(handovers));
+  step->client->sender->Add(step->handovers);
   return PQC_OK;
 }
 
@@ -271,11 +317,36 @@ pqc_status Flush(pqc_sequence* sequence) {
   const ClientState& client = *sequence->state->cache->client;
   Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(client, &remote); status != PQC_OK) return status;
-  return client.sender->Flush(*sequence->state,
-                              StepClock::now() + std::chrono::milliseconds(client.timeout_ms));
+  return client.sender->Flush(*sequence->state, CallDeadline(client.timeout_ms));
 }
 
 }  // namespace
+
+std::unique_ptr<pqc_step> StepPool::Lend() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      std::unique_ptr<pqc_step> step = std::move(idle_.back());
+      idle_.pop_back();
+      return step;
+    }
+  }
+  return std::make_unique<pqc_step>();
+}
+
+void StepPool::Return(std::unique_ptr<pqc_step> step) {
+  step->Clear();
+  const std::lock_guard lock(mutex_);
+  if (idle_.size() < kMaxIdleSteps) idle_.push_back(std::move(step));
+}
+
+void StepReturner::operator()(pqc_step* step) const {
+  const std::shared_ptr<ClientState> client = step->client;  // the pool is the client's
+  if (client)
+    client->steps->Return(std::unique_ptr<pqc_step>(step));
+  else
+    delete step;
+}
 
 pqc_status UnderItem(size_t item, pqc_status status) {
   const std::string reason = pqc_last_error();
@@ -293,9 +364,9 @@ pqc_status CopySelection(const pqc_selection* from, const CacheState& cache, Ste
   return ToTerms(to->selection, cache.default_index, &to->terms);
 }
 
-pqc_status CountSelected(const StepItem& item, const kvstore::Selection& terms, uint32_t* count) {
-  const kvstore::ResolvedSelection resolved =
-      kvstore::Resolve(terms, item.query_position, kvstore::kMaxSequenceTokens);
+pqc_status CountSelected(StepItem& item, const kvstore::Selection& terms, uint32_t* count) {
+  kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
+  kvstore::Resolve(terms, item.query_position, kvstore::kMaxSequenceTokens, &resolved);
   *count = resolved.select_count;
   if (resolved.fault == kvstore::ResolvedSelection::Fault::kNone) return PQC_OK;
   return Fail(PQC_INVALID_ARGUMENT, "selection: %s", resolved.message.c_str());
@@ -303,23 +374,45 @@ pqc_status CountSelected(const StepItem& item, const kvstore::Selection& terms, 
 
 }  // namespace pqcached::client
 
-pqc_step::~pqc_step() {
+void pqc_step::Clear() {
   {
     std::unique_lock lock(mutex);
     finished.wait(lock, [this] { return !running; });
   }
+  pqcached::client::LeaveGpu(*this);
+  stream = nullptr;
   for (pqcached::client::StepItem& item : items) {
     if (item.holds) item.sequence->in_step = false;
   }
+  items.clear();
+  handovers.clear();
+  cache.reset();
+  client.reset();
+  query_tokens = 0;
+  has_selection = begun = false;
 }
 
 using pqcached::client::Call;
+using pqcached::client::Fail;
 
 extern "C" {
 
 pqc_status pqc_step_begin(pqc_client* client, const pqc_step_item* items, uint32_t item_count,
                           const pqc_step_options* options, pqc_step** step) {
-  return Call([&] { return pqcached::client::Begin(client, items, item_count, options, step); });
+  return Call([&] {
+    if (!client) return Fail(PQC_INVALID_ARGUMENT, "client: must not be NULL");
+    return pqcached::client::Begin({.client = client->state}, items, item_count, options, step);
+  });
+}
+
+pqc_status pqc_gpu_step_begin(pqc_gpu* gpu, const pqc_step_item* items, uint32_t item_count,
+                              const pqc_step_options* options, void* stream, pqc_step** step) {
+  return Call([&] {
+    if (!gpu) return Fail(PQC_INVALID_ARGUMENT, "gpu: must not be NULL");
+    return pqcached::client::Begin(
+        {.client = gpu->state->cache->client, .gpu = gpu->state, .stream = stream}, items,
+        item_count, options, step);
+  });
 }
 
 pqc_status pqc_step_end(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
@@ -327,7 +420,7 @@ pqc_status pqc_step_end(pqc_step* step, const pqc_layer_rows* layers, uint32_t l
   return Call([&] { return pqcached::client::End(step, layers, layer_count, accepted); });
 }
 
-void pqc_step_abandon(pqc_step* step) { delete step; }
+void pqc_step_abandon(pqc_step* step) { const pqcached::client::OwnedStep owned(step); }
 
 pqc_status pqc_sequence_flush(pqc_sequence* sequence) {
   return Call([&] { return pqcached::client::Flush(sequence); });

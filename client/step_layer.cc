@@ -1,13 +1,14 @@
 // One layer of a step: select and attend over all its items.
 #include <algorithm>
 #include <cstdio>
-#include <memory>
+#include <functional>
 #include <mutex>
-#include <optional>
+#include <thread>
 #include <vector>
 
 #include "client/arguments.h"
 #include "client/error.h"
+#include "client/gpu.h"
 #include "client/pack.h"
 #include "client/step.h"
 #include "client/step_thread.h"
@@ -16,20 +17,6 @@ namespace pqcached::client {
 namespace {
 
 using LongLong = unsigned long long;  // for %llu
-
-// A checked call.
-struct LayerCall {
-  pqc_step* step = nullptr;
-  uint32_t layer = 0;
-  LayerShape shape;
-  TensorView queries;                // [query tokens of all items, query_heads, key_dim]
-  std::optional<StepSelection> own;  // that the call brought
-  float* output = nullptr;           // attention only
-  float* lse = nullptr;
-  uint32_t* counts = nullptr;
-
-  const StepSelection& selection() const { return own ? *own : *step->selection; }
-};
 
 pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed) {
   if (capacity >= needed) return PQC_OK;
@@ -40,7 +27,8 @@ pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed) {
 pqc_status ReadStepQueries(const pqc_step& step, const pqc_tensor* queries, const LayerShape& shape,
                            TensorView* view) {
   if (!queries) return Fail(PQC_INVALID_ARGUMENT, "queries: must not be NULL");
-  if (const pqc_status status = ReadTensor(*queries, "queries", view); status != PQC_OK) {
+  const TensorPlace place = step.gpu ? TensorPlace{PQC_CUDA, step.stream} : kOnHost;
+  if (const pqc_status status = ReadTensor(*queries, "queries", view, place); status != PQC_OK) {
     return status;
   }
   if (view->ndim == 2 && step.query_tokens == 1) {
@@ -64,32 +52,39 @@ pqc_status ReadStepQueries(const pqc_step& step, const pqc_tensor* queries, cons
   return PQC_OK;
 }
 
-pqc_status ReadCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                    const pqc_selection* selection, LayerCall* call) {
+}  // namespace
+
+pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                         const pqc_selection* selection) {
   if (!step) return Fail(PQC_INVALID_ARGUMENT, "step: must not be NULL");
   if (step->begun) {
     return Fail(PQC_FAILED_PRECONDITION,
                 "step: an attention is under way; pqc_step_attend_wait first");
   }
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*step->client, &remote); status != PQC_OK) return status;
-  call->step = step;
-  call->layer = layer;
-  if (const pqc_status status = FindLayer(*step->cache, layer, "layer", &call->shape);
+  if (const pqc_status status = FindRemote(*step->client, &remote); status != PQC_OK) return status;
+  LayerCall& call = step->call;
+  call = LayerCall();
+  call.step = step;
+  call.layer = layer;
+  if (const pqc_status status = FindLayer(*step->cache, layer, "layer", &call.shape);
       status != PQC_OK) {
     return status;
   }
-  if (const pqc_status status = ReadStepQueries(*step, queries, call->shape, &call->queries);
+  if (const pqc_status status = ReadStepQueries(*step, queries, call.shape, &call.queries);
       status != PQC_OK) {
     return status;
   }
-  if (selection) {
-    call->own.emplace();
-    return CopySelection(selection, *step->cache, &*call->own);
+  if (selection && step->gpu) {
+    return Fail(PQC_UNIMPLEMENTED, "selection: must be NULL on a GPU: it is that of the begin");
   }
-  if (step->selection) return PQC_OK;
+  call.selection = selection ? &step->call_selection : &step->selection;
+  if (selection) return CopySelection(selection, *step->cache, &step->call_selection);
+  if (step->has_selection) return PQC_OK;
   return Fail(PQC_INVALID_ARGUMENT, "selection: must not be NULL: the step has none either");
 }
+
+namespace {
 
 QueryView QueryOf(const LayerCall& call, const StepItem& item) {
   QueryView query{.sequence_id = item.sequence->sequence_id,
@@ -114,7 +109,7 @@ float* LseOf(const LayerCall& call, const StepItem& item) {
 // One item in mapped memory; its positions stay in its scratch.
 pqc_status RunMapped(const LayerCall& call, StepItem& item, const kvstore::ParallelFor& parallel,
                      uint32_t* count) {
-  const kvstore::Selection& terms = call.selection().terms;
+  const kvstore::Selection& terms = call.selection->terms;
   if (const pqc_status status = WaitReady(*call.step, terms, &call.layer, &item);
       status != PQC_OK) {
     return status;
@@ -153,7 +148,7 @@ pqc_status RunAllMapped(const LayerCall& call, uint32_t* counts) {
   size_t failed = items.size();
   pqc_status failure = PQC_OK;
   ErrorText reason;
-  parallel.run(static_cast<uint32_t>(items.size()), [&](uint32_t i, uint32_t) {
+  const auto run = [&](uint32_t i, uint32_t) {
     const pqc_status status = Call([&] { return RunMapped(call, items[i], serial, &counts[i]); });
     if (status == PQC_OK) return;
     const std::lock_guard lock(mutex);
@@ -161,7 +156,9 @@ pqc_status RunAllMapped(const LayerCall& call, uint32_t* counts) {
     failed = i;
     failure = status;
     std::snprintf(reason.text, sizeof(reason.text), "%s", pqc_last_error());
-  });
+  };
+  // By reference: a copy would allocate.
+  parallel.run(static_cast<uint32_t>(items.size()), std::cref(run));
   if (failure == PQC_OK) return PQC_OK;
   Fail(failure, "%s", reason.text);
   return UnderItem(failed, failure);
@@ -170,10 +167,27 @@ pqc_status RunAllMapped(const LayerCall& call, uint32_t* counts) {
 pqc_status WaitAllStored(const LayerCall& call) {
   for (size_t i = 0; i < call.step->items.size(); ++i) {
     const pqc_status status =
-        WaitReady(*call.step, call.selection().terms, nullptr, &call.step->items[i]);
+        WaitReady(*call.step, call.selection->terms, nullptr, &call.step->items[i]);
     if (status != PQC_OK) return UnderItem(i, status);
   }
   return PQC_OK;
+}
+
+// Repeats a call for as long as the layer's index is under way.
+template <typename Ask>
+pqc_status UntilIndexed(const pqc_step& step, Ask ask) {
+  constexpr auto kLongestPause = std::chrono::milliseconds(20);
+  auto pause = std::chrono::milliseconds(1);
+  for (;;) {
+    ErrorText error;
+    const pqc_status status = ask(&error);
+    if (status != PQC_ABORTED) return Report(status, error);
+    if (StepClock::now() + pause >= step.deadline) {
+      return Fail(PQC_DEADLINE_EXCEEDED, "%s", error.text);
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongestPause);
+  }
 }
 
 pqc_status SelectRemotely(const LayerCall& call, const uint64_t* begins, uint32_t* positions) {
@@ -184,12 +198,12 @@ pqc_status SelectRemotely(const LayerCall& call, const uint64_t* begins, uint32_
   for (size_t i = 0; i < items.size(); ++i) {
     outs[i].positions = positions + begins[i];
     outs[i].capacity = begins[i + 1] - begins[i];
-    selects[i] = {QueryOf(call, items[i]), &call.selection().selection, &outs[i]};
+    selects[i] = {QueryOf(call, items[i]), &call.selection->selection, &outs[i]};
   }
-  ErrorText error;
-  return Report(call.step->client->remote->TopK(selects.data(),
-                                                static_cast<uint32_t>(selects.size()), &error),
-                error);
+  return UntilIndexed(*call.step, [&](ErrorText* error) {
+    return call.step->client->remote->TopK(selects.data(), static_cast<uint32_t>(selects.size()),
+                                           error);
+  });
 }
 
 pqc_status AttendRemotely(const LayerCall& call, uint32_t* counts) {
@@ -200,34 +214,38 @@ pqc_status AttendRemotely(const LayerCall& call, uint32_t* counts) {
   for (size_t i = 0; i < items.size(); ++i) {
     outs[i].output = OutputOf(call, items[i]);
     outs[i].lse = LseOf(call, items[i]);
-    attends[i] = {.query = QueryOf(call, items[i]),
-                  .selection = &call.selection().selection,
-                  .out = &outs[i]};
+    attends[i] = {
+        .query = QueryOf(call, items[i]), .selection = &call.selection->selection, .out = &outs[i]};
   }
-  ErrorText error;
-  const pqc_status status = call.step->client->remote->Attend(
-      attends.data(), static_cast<uint32_t>(attends.size()), &error);
+  const pqc_status status = UntilIndexed(*call.step, [&](ErrorText* error) {
+    return call.step->client->remote->Attend(attends.data(), static_cast<uint32_t>(attends.size()),
+                                             error);
+  });
   for (size_t i = 0; i < items.size(); ++i) counts[i] = outs[i].selected.count;
-  return Report(status, error);
+  return status;
 }
 
 pqc_status Select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                   const pqc_selection* selection, pqc_step_positions* caller_out) {
-  LayerCall call;
-  if (const pqc_status status = ReadCall(step, layer, queries, selection, &call);
-      status != PQC_OK) {
+  if (const pqc_status status = ReadLayerCall(step, layer, queries, selection); status != PQC_OK) {
     return status;
   }
+  if (step->gpu) {
+    return Fail(PQC_FAILED_PRECONDITION,
+                "step: it is on a GPU, where positions stay; pqc_gpu_step_select");
+  }
+  const LayerCall& call = step->call;
   pqc_step_positions out;
   if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
     return status;
   }
   if (!out.begins) return Fail(PQC_INVALID_ARGUMENT, "out.begins: must not be NULL");
   if (!out.counts) return Fail(PQC_INVALID_ARGUMENT, "out.counts: must not be NULL");
-  const std::vector<StepItem>& items = step->items;
-  std::vector<uint64_t> begins(items.size() + 1, 0);
+  std::vector<StepItem>& items = step->items;
+  std::vector<uint64_t>& begins = step->begins;
+  begins.assign(items.size() + 1, 0);
   for (size_t i = 0; i < items.size(); ++i) {
-    const pqc_status status = CountSelected(items[i], call.selection().terms, &out.counts[i]);
+    const pqc_status status = CountSelected(items[i], call.selection->terms, &out.counts[i]);
     if (status != PQC_OK) return UnderItem(i, status);
     out.begins[i] = begins[i];
     begins[i + 1] = begins[i] + uint64_t{call.shape.kv_heads} * out.counts[i];
@@ -248,20 +266,20 @@ pqc_status Select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
 }
 
 pqc_status ReadAttend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                      const pqc_selection* selection, const pqc_step_attention* caller_out,
-                      LayerCall* call) {
-  if (const pqc_status status = ReadCall(step, layer, queries, selection, call); status != PQC_OK) {
+                      const pqc_selection* selection, const pqc_step_attention* caller_out) {
+  if (const pqc_status status = ReadLayerCall(step, layer, queries, selection); status != PQC_OK) {
     return status;
   }
+  LayerCall& call = step->call;
   pqc_step_attention out;
   if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
     return status;
   }
   if (!out.output) return Fail(PQC_INVALID_ARGUMENT, "out.output: must not be NULL");
   if (!out.lse) return Fail(PQC_INVALID_ARGUMENT, "out.lse: must not be NULL");
-  const uint64_t rows = step->query_tokens * call->shape.query_heads;
+  const uint64_t rows = step->query_tokens * call.shape.query_heads;
   if (const pqc_status status =
-          CheckCapacity("out.output_capacity", out.output_capacity, rows * call->shape.value_dim);
+          CheckCapacity("out.output_capacity", out.output_capacity, rows * call.shape.value_dim);
       status != PQC_OK) {
     return status;
   }
@@ -269,14 +287,16 @@ pqc_status ReadAttend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
       status != PQC_OK) {
     return status;
   }
-  call->output = out.output;
-  call->lse = out.lse;
-  call->counts = out.counts;
+  call.output = out.output;
+  call.lse = out.lse;
+  call.counts = out.counts;
   return PQC_OK;
 }
 
 pqc_status RunAttend(const LayerCall& call) {
-  std::vector<uint32_t> counts(call.step->items.size());
+  if (call.step->gpu) return AttendOnGpu(call);
+  std::vector<uint32_t>& counts = call.step->counts;
+  counts.assign(call.step->items.size(), 0);
   const pqc_status status = call.step->client->local ? RunAllMapped(call, counts.data())
                                                      : AttendRemotely(call, counts.data());
   if (status == PQC_OK && call.counts) std::copy(counts.begin(), counts.end(), call.counts);
@@ -285,30 +305,31 @@ pqc_status RunAttend(const LayerCall& call) {
 
 pqc_status Attend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                   const pqc_selection* selection, pqc_step_attention* out) {
-  LayerCall call;
-  const pqc_status status = ReadAttend(step, layer, queries, selection, out, &call);
-  return status == PQC_OK ? RunAttend(call) : status;
+  const pqc_status status = ReadAttend(step, layer, queries, selection, out);
+  return status == PQC_OK ? RunAttend(step->call) : status;
 }
 
 pqc_status AttendBegin(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                        const pqc_selection* selection, pqc_step_attention* out) {
-  const auto call = std::make_shared<LayerCall>();  // shared because a job is copied
-  if (const pqc_status status = ReadAttend(step, layer, queries, selection, out, call.get());
+  if (const pqc_status status = ReadAttend(step, layer, queries, selection, out);
       status != PQC_OK) {
     return status;
+  }
+  if (step->gpu) {
+    return Fail(PQC_FAILED_PRECONDITION,
+                "step: it is on a GPU, where pqc_step_attend does not wait either");
   }
   {
     const std::lock_guard lock(step->mutex);
     step->begun = step->running = true;
   }
-  step->client->step_thread->Run([call] {
-    pqc_step& done = *call->step;
-    const pqc_status status = Call([&] { return RunAttend(*call); });
-    const std::lock_guard lock(done.mutex);
-    done.beside_status = status;
-    done.beside_error = pqc_last_error();
-    done.running = false;
-    done.finished.notify_all();
+  step->client->step_thread->Run([step] {
+    const pqc_status status = Call([&] { return RunAttend(step->call); });
+    const std::lock_guard lock(step->mutex);
+    step->beside_status = status;
+    step->beside_error = pqc_last_error();
+    step->running = false;
+    step->finished.notify_all();
   });
   return PQC_OK;
 }

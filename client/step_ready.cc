@@ -1,5 +1,6 @@
 // Waiting for what a step needs.
 #include <algorithm>
+#include <thread>
 
 #include "client/error.h"
 #include "client/sender.h"
@@ -68,16 +69,50 @@ pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, con
   }
 }
 
+constexpr auto kWriterPause = std::chrono::milliseconds(1);
+
 }  // namespace
+
+pqc_status EndPrefill(const pqc_step& step, const kvstore::Selection& terms, const StepItem& item) {
+  SequenceState& sequence = *item.sequence;
+  if (!sequence.prefill_open || terms.index != sequence.live_index ||
+      NeededTokens(terms, item.query_position) == 0) {
+    return PQC_OK;
+  }
+  pqc_build_options options = PQC_INIT(pqc_build_options);
+  options.index.kind = PQC_INDEX_PQ;
+  options.index.subspaces = sequence.live_index.subspace_count;
+  options.index.bits = sequence.live_index.bits;
+  // The first layer is there: the others follow in the order in which the step needs them.
+  options.callback = [](void*, const pqc_build_progress*) { return 0; };
+  for (;;) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(step.deadline - StepClock::now());
+    if (left.count() <= 0) {
+      return Fail(PQC_DEADLINE_EXCEEDED, "sequence: its index is not there in time");
+    }
+    options.timeout_ms = static_cast<uint32_t>(left.count());
+    ErrorText error;
+    const pqc_status status =
+        step.client->remote->BuildIndex(sequence.sequence_id, options, &error);
+    if (status == PQC_OK || status == PQC_CANCELLED) break;
+    if (status != PQC_ABORTED) return Report(status, error);  // a writer is at work
+    std::this_thread::sleep_for(kWriterPause);
+  }
+  sequence.prefill_open = false;
+  return PQC_OK;
+}
 
 pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, const uint32_t* layer,
                      StepItem* item) {
+  SetCallDeadline(step.deadline);
   const uint32_t needed = NeededTokens(terms, item->query_position);
   if (needed > item->handed_in) {
     const kvstore::ResolvedSelection resolved =
         kvstore::Resolve(terms, item->query_position, static_cast<uint32_t>(item->handed_in));
     return Fail(PQC_OUT_OF_RANGE, "%s", resolved.message.c_str());
   }
+  if (const pqc_status status = EndPrefill(step, terms, *item); status != PQC_OK) return status;
   if (item->sequence->local) return WaitMapped(step, terms, layer, needed, item);
   return step.client->sender->WaitStored(*item->sequence, needed, step.deadline);
 }

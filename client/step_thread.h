@@ -6,10 +6,10 @@
 #define PQCACHED_CLIENT_STEP_THREAD_H_
 
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 namespace pqcached::client {
 
@@ -38,22 +38,22 @@ class StepThread {
 
  private:
   void Serve() {
+    std::vector<std::function<void()>> taken;  // lends its memory to jobs_ in turn
     for (;;) {
-      std::function<void()> job;
       {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
         if (jobs_.empty()) return;
-        job = std::move(jobs_.front());
-        jobs_.pop_front();
+        taken.swap(jobs_);
       }
-      job();
+      for (const std::function<void()>& job : taken) job();
+      taken.clear();
     }
   }
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> jobs_;
+  std::vector<std::function<void()>> jobs_;
   bool stop_ = false;
   std::thread thread_;
 };

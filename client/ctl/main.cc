@@ -9,6 +9,7 @@
 #include <string>
 
 #include "client/ctl/report.h"
+#include "client/ctl/table.h"
 #include "pqcached/client.hpp"
 
 namespace pqcached::ctl {
@@ -24,12 +25,20 @@ struct Arguments {
   bool json = false;
   std::optional<uint64_t> sequence;
   std::string log_level;
+  uint64_t pin_seconds = 0;
+  bool resume = false;
+  uint64_t cache = 0;
+  uint64_t token_count = 0;
+  uint64_t output_token_count = 0;
 };
 
 // A call that failed; main reports it.
 struct Failure {
   Status status;
 };
+
+// A check of the self-test that failed; its report is printed.
+struct CheckFailed {};
 
 class Sidecar {
  public:
@@ -44,6 +53,14 @@ class Sidecar {
  private:
   Client client_;
 };
+
+Result<Client> OpenClient(const Arguments& arguments, const std::string& tenant) {
+  return Client::Open({.endpoint = arguments.endpoint,
+                       .tenant = tenant,
+                       .client_name = "pqcachectl",
+                       .timeout_ms = arguments.timeout_ms,
+                       .path = PQC_PATH_ONLY_REMOTE});
+}
 
 void Print(const Arguments& arguments, const Json& json, const std::string& text) {
   std::fputs((arguments.json ? json.dump(2) + "\n" : text).c_str(), stdout);
@@ -96,6 +113,52 @@ void SetLogLevel(Sidecar& sidecar, const Arguments& arguments) {
             answer.at("previous_level").get<std::string>() + ")\n");
 }
 
+void Evict(Sidecar& sidecar, const Arguments& arguments) {
+  const std::string id = std::to_string(*arguments.sequence);
+  const Json answer = sidecar.Call("Evict", {{"sequence_id", id}});
+  Print(arguments, answer, "sequence " + id + " was evicted\n");
+}
+
+void Pin(Sidecar& sidecar, const Arguments& arguments) {
+  const std::string id = std::to_string(*arguments.sequence);
+  const Json answer = sidecar.Call(
+      "Pin", {{"sequence_id", id}, {"ttl_ms", std::to_string(arguments.pin_seconds * 1000)}});
+  Print(arguments, answer,
+        arguments.pin_seconds == 0
+            ? "sequence " + id + " is no longer pinned\n"
+            : "sequence " + id + " is pinned for " + FormatSeconds(arguments.pin_seconds) + "\n");
+}
+
+void Drain(Sidecar& sidecar, const Arguments& arguments) {
+  const Json answer = sidecar.Call("Drain", {{"resume", arguments.resume}});
+  Print(arguments, answer, ReportDrain(answer));
+}
+
+// Asks as a client of the cache's tenant: a cache is nobody else's.
+void Admit(Sidecar& sidecar, const Arguments& arguments) {
+  const std::string id = std::to_string(arguments.cache);
+  std::string tenant;
+  const Json listed = sidecar.Call("ListCaches");
+  for (const Json& cache : listed.at("caches")) {
+    if (cache.at("cache_id") == id) tenant = cache.at("tenant").get<std::string>();
+  }
+  Result<Client> client = OpenClient(arguments, tenant);
+  if (!client.ok()) throw Failure{client.status()};
+  const Json answer =
+      Sidecar(std::move(*client))
+          .Call("Admit", {{"cache_id", id},
+                          {"token_count", std::to_string(arguments.token_count)},
+                          {"output_token_count", std::to_string(arguments.output_token_count)}});
+  Print(arguments, answer, ReportAdmission(answer));
+}
+
+// Its exit code says whether all is well.
+void SelfTest(Sidecar& sidecar, const Arguments& arguments) {
+  const Json answer = sidecar.Call("SelfTest");
+  Print(arguments, answer, ReportSelfTest(answer));
+  if (!answer.at("passed").get<bool>()) throw CheckFailed();
+}
+
 int Complain(const Arguments& arguments, const pqcached::Status& status) {
   const bool unreachable =
       status.code() == PQC_UNAVAILABLE || status.code() == PQC_DEADLINE_EXCEEDED;
@@ -111,16 +174,15 @@ int Complain(const Arguments& arguments, const pqcached::Status& status) {
 using Command = void (*)(Sidecar&, const Arguments&);
 
 int Run(const Arguments& arguments, Command command) {
-  Result<Client> client = Client::Open({.endpoint = arguments.endpoint,
-                                        .client_name = "pqcachectl",
-                                        .timeout_ms = arguments.timeout_ms,
-                                        .path = PQC_PATH_ONLY_REMOTE});
+  Result<Client> client = OpenClient(arguments, /*tenant=*/"");
   if (!client.ok()) return Complain(arguments, client.status());
   Sidecar sidecar(std::move(*client));
   try {
     command(sidecar, arguments);
   } catch (const Failure& failure) {
     return Complain(arguments, failure.status);
+  } catch (const CheckFailed&) {
+    return kExitRefused;
   } catch (const Json::exception& exception) {
     std::fprintf(stderr, "pqcachectl: the sidecar's answer has another form: %s\n",
                  exception.what());
@@ -131,7 +193,7 @@ int Run(const Arguments& arguments, Command command) {
 
 int Main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app("Looks at a running pqcached.", "pqcachectl");
+  CLI::App app("Looks at a running pqcached, and steers it.", "pqcachectl");
   app.add_option("--endpoint", arguments.endpoint, "unix:///path or host:port on the loopback")
       ->capture_default_str();
   app.add_option("--timeout-ms", arguments.timeout_ms, "of each call")
@@ -147,6 +209,25 @@ int Main(int argc, char** argv) {
   app.add_subcommand("stats", "memory and calls so far");
   app.add_subcommand("leases", "what clients on this host keep in place");
   app.add_subcommand("ping", "version and round-trip time");
+  CLI::App* evict = app.add_subcommand("evict", "drops a sequence that nobody uses");
+  CLI::App* pin = app.add_subcommand("pin", "keeps a sequence from being evicted");
+  for (CLI::App* command : {evict, pin}) {
+    command->add_option("SEQUENCE", arguments.sequence, "id of a sequence, as ls shows it")
+        ->required();
+  }
+  pin->add_option("SECONDS", arguments.pin_seconds, "for so long; 0 = no longer")
+      ->required()
+      ->check(CLI::Range(0, 30 * 24 * 3600));
+  CLI::App* admit = app.add_subcommand("admit", "whether a request would fit into a cache");
+  admit->add_option("CACHE", arguments.cache, "id of a cache, as ls shows it")->required();
+  admit->add_option("TOKENS", arguments.token_count, "of the prompt")
+      ->required()
+      ->check(CLI::NonNegativeNumber);
+  admit->add_option("OUTPUT_TOKENS", arguments.output_token_count, "expected")
+      ->check(CLI::NonNegativeNumber);
+  app.add_subcommand("drain", "takes nothing new, and lets go on what is there")
+      ->add_flag("--resume", arguments.resume, "serves again");
+  app.add_subcommand("selftest", "checks kernels and store on this machine");
   CLI::App* log_level = app.add_subcommand("log-level", "sets how much the sidecar logs");
   log_level
       ->add_option("LEVEL", arguments.log_level,
@@ -158,8 +239,9 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
   const std::pair<const char*, Command> commands[] = {
-      {"ls", &List},       {"describe", &Describe}, {"stats", &Stats},
-      {"leases", &Leases}, {"ping", &Ping},         {"log-level", &SetLogLevel}};
+      {"ls", &List},     {"describe", &Describe},     {"stats", &Stats}, {"leases", &Leases},
+      {"ping", &Ping},   {"log-level", &SetLogLevel}, {"evict", &Evict}, {"pin", &Pin},
+      {"drain", &Drain}, {"selftest", &SelfTest},     {"admit", &Admit}};
   for (const auto& [name, command] : commands) {
     if (app.got_subcommand(name)) return Run(arguments, command);
   }

@@ -82,6 +82,18 @@ std::string Layers(const Json& sequence) {
   return table.empty() ? "" : "\n" + table.ToText();
 }
 
+uint64_t Seconds(const Json& seconds) { return static_cast<uint64_t>(seconds.get<double>()); }
+
+// What keeps a sequence, and since when nobody has called on it.
+std::string StateOf(const Json& sequence) {
+  std::string state = sequence.at("retained").get<bool>() ? "retained" : "in use";
+  if (sequence.at("pinned_seconds").get<double>() > 0) {
+    AddItem("pinned " + FormatSeconds(Seconds(sequence.at("pinned_seconds"))), &state);
+  }
+  AddItem("idle " + FormatSeconds(Seconds(sequence.at("idle_seconds"))), &state);
+  return state;
+}
+
 }  // namespace
 
 uint64_t Number(const Json& value) {
@@ -102,23 +114,24 @@ std::string IndexName(const Json& index_spec) {
 
 std::string ReportCaches(const Json& list_caches, const Json& list_sequences) {
   Table caches({"CACHE", "TENANT", "NAME", "FINGERPRINT", "LAYERS", "INDEX", "CAPACITY", "USED",
-                "FREE", "SEQUENCES"});
+                "FREE", "SEQUENCES", "RETAINED"});
   for (const Json& cache : list_caches.at("caches")) {
     caches.Add({Count(cache.at("cache_id")), cache.at("tenant"), cache.at("name"),
                 cache.at("model_fingerprint"), std::to_string(StoredLayers(cache)),
                 cache.contains("default_index") ? IndexName(cache.at("default_index")) : "default",
                 Bytes(cache.at("capacity_bytes")), Bytes(cache.at("used_bytes")),
-                Bytes(cache.at("free_bytes")), Count(cache.at("sequence_count"))});
+                Bytes(cache.at("free_bytes")), Count(cache.at("sequence_count")),
+                Count(cache.at("retained_count"))});
   }
   if (caches.empty()) return "no caches\n";
   Table sequences({"SEQUENCE", "CACHE", "CLIENT", "TOKENS", "INDEXES", "ROWS", "INDEX BYTES",
-                   "CODEBOOKS", "USED"});
+                   "CODEBOOKS", "USED", "STATE"});
   for (const Json& sequence : list_sequences.at("sequences")) {
     sequences.Add({Count(sequence.at("sequence_id")), Count(sequence.at("cache_id")),
                    sequence.at("client_name"), Count(sequence.at("token_count")),
                    IndexNames(sequence.at("indexes")), Bytes(sequence.at("row_bytes")),
                    Bytes(sequence.at("index_bytes")), Bytes(sequence.at("codebook_bytes")),
-                   Bytes(sequence.at("used_bytes"))});
+                   Bytes(sequence.at("used_bytes")), StateOf(sequence)});
   }
   return caches.ToText() + "\n" + (sequences.empty() ? "no sequences\n" : sequences.ToText());
 }
@@ -135,6 +148,7 @@ std::string ReportSequence(const Json& describe_sequence) {
   text += "index      " + Bytes(sequence.at("index_bytes")) + "\n";
   text += "codebooks  " + Bytes(sequence.at("codebook_bytes")) + "\n";
   text += "in pool    " + Bytes(sequence.at("used_bytes")) + "\n";
+  text += "state      " + StateOf(sequence) + "\n";
   return text + Segments(sequence) + Layers(sequence);
 }
 
@@ -182,6 +196,16 @@ std::string ReportStats(const Json& stats) {
           Count(stats.at("revoked_lease_count")) + " of them revoked\n";
   text += "staging    " + Bytes(stats.at("staging_bytes")) + "\n";
   text += "builds     " + Count(stats.at("builds_in_flight")) + " in flight\n";
+  text += "longest    " + Bytes(stats.at("largest_free_bytes")) + " free in one piece, " +
+          Fixed(stats.at("fragmentation").get<double>() * 100, 0) + " % of the free bytes apart\n";
+  text += "retained   " + Count(stats.at("retained_count")) + " sequences, " +
+          Count(stats.at("pinned_count")) + " pinned\n";
+  text += "evicted    " + Count(stats.at("evicted_sequences")) + " sequences, " +
+          Bytes(stats.at("evicted_bytes")) + "\n";
+  text += "prefixes   " + Count(stats.at("matched_tokens")) + " of " +
+          Count(stats.at("prompt_tokens")) + " tokens found\n";
+  text += "memory     " + Bytes(stats.at("memory_available_bytes")) + " left to the sidecar\n";
+  if (stats.at("draining").get<bool>()) text += "draining   takes nothing new\n";
   Table calls({"CALL", "STATUS", "COUNT", "MEAN ms", "MAX ms"});
   for (const Json& rpc : stats.at("rpcs")) {
     uint64_t total = 0;
@@ -194,6 +218,39 @@ std::string ReportStats(const Json& stats) {
     }
   }
   return calls.empty() ? text : text + "\n" + calls.ToText();
+}
+
+std::string ReportDrain(const Json& drain) {
+  if (!drain.at("draining").get<bool>()) return "serves again\n";
+  return "draining: " + Count(drain.at("session_count")) + " sessions with " +
+         Count(drain.at("sequence_count")) + " sequences left, " +
+         Count(drain.at("calls_at_work")) + " calls at work\n";
+}
+
+std::string ReportSelfTest(const Json& self_test) {
+  Table checks({"CHECK", "RESULT", "MS", "WHAT"});
+  for (const Json& check : self_test.at("checks")) {
+    checks.Add({check.at("name"), check.at("passed").get<bool>() ? "passed" : "FAILED",
+                Fixed(check.at("seconds").get<double>() * 1e3, 1), check.at("detail")});
+  }
+  return checks.ToText() + (self_test.at("passed").get<bool>() ? "all passed\n" : "FAILED\n");
+}
+
+std::string ReportAdmission(const Json& admission) {
+  const std::string verdict = EnumName(admission.at("verdict"), "VERDICT_");
+  const std::string needs = ": needs " + Bytes(admission.at("needed_bytes")) +
+                            ", the cache may hold " + Bytes(admission.at("limit_bytes"));
+  const std::string shortfall = Bytes(admission.at("shortfall_bytes"));
+  if (verdict == "fits_now") return "fits now" + needs + "\n";
+  if (verdict == "after_eviction") {
+    return "fits after eviction" + needs + "; " + Bytes(admission.at("evicted_bytes")) +
+           " that nobody uses would go\n";
+  }
+  if (verdict == "later") {
+    return "fits later" + needs + "; " + shortfall + " short until others let go, ask again in " +
+           Count(admission.at("retry_after_ms")) + " ms\n";
+  }
+  return "never fits" + needs + "; " + shortfall + " too much\n";
 }
 
 std::string ReportPing(const std::string& endpoint, const Json& server_info, double milliseconds) {

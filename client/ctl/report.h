@@ -22,6 +22,10 @@ std::string ReportSequence(const Json& describe_sequence);
 std::string ReportServer(const Json& server_info);
 std::string ReportLeases(const Json& list_leases);
 std::string ReportStats(const Json& stats);
+std::string ReportDrain(const Json& drain);
+std::string ReportSelfTest(const Json& self_test);
+// What Admit says.
+std::string ReportAdmission(const Json& admission);
 std::string ReportPing(const std::string& endpoint, const Json& server_info, double milliseconds);
 
 }  // namespace pqcached::ctl

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "client/deadline.h"
 #include "client/error.h"
 
 namespace pqcached::client {
@@ -21,20 +22,33 @@ using kvstore::BrokerCall;
 using kvstore::BrokerReply;
 using kvstore::BrokerRequest;
 
-int RemainingMs(Clock::time_point deadline) {
+// A worker may end without an end of the connection.
+constexpr int kLongestSleepMs = 50;
+
+int LeftMs(Clock::time_point deadline) {
   const auto left =
       std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
 }
 
+// Until when to wait for a broker, unless it is given up before.
+struct Patience {
+  Clock::time_point deadline;
+  const std::atomic<bool>& abandoned;
+};
+
 // Waits until the socket may be read or written without blocking.
-pqc_status WaitFor(int socket, short events, Clock::time_point deadline) {
+pqc_status WaitFor(int socket, short events, const Patience& patience) {
   for (;;) {
     pollfd entry{.fd = socket, .events = events, .revents = 0};
-    const int ready = poll(&entry, 1, RemainingMs(deadline));
+    const int left_ms = LeftMs(patience.deadline);
+    const int ready = poll(&entry, 1, std::min(left_ms, kLongestSleepMs));
     if (ready > 0) return PQC_OK;
-    if (ready == 0) return Fail(PQC_DEADLINE_EXCEEDED, "broker: no answer within the deadline");
-    if (errno != EINTR) return Fail(PQC_UNAVAILABLE, "broker: %s", std::strerror(errno));
+    if (ready < 0 && errno != EINTR) {
+      return Fail(PQC_UNAVAILABLE, "broker: %s", std::strerror(errno));
+    }
+    if (patience.abandoned) return Fail(PQC_UNAVAILABLE, "broker: its worker has ended");
+    if (left_ms == 0) return Fail(PQC_DEADLINE_EXCEEDED, "broker: no answer within the deadline");
   }
 }
 
@@ -52,7 +66,7 @@ pqc_status Connect(const std::string& path, Clock::time_point deadline, int* con
     error = errno;
     if (error == EINTR) continue;
     // The queue of a unix socket is full: there is nothing to wait on but time.
-    if (error != EAGAIN || RemainingMs(deadline) == 0) {
+    if (error != EAGAIN || LeftMs(deadline) == 0) {
       close(socket_fd);
       return Fail(PQC_UNAVAILABLE, "broker: %s: %s", path.c_str(), std::strerror(error));
     }
@@ -62,10 +76,10 @@ pqc_status Connect(const std::string& path, Clock::time_point deadline, int* con
   return PQC_OK;
 }
 
-pqc_status SendAll(int socket, const BrokerRequest& request, Clock::time_point deadline) {
+pqc_status SendAll(int socket, const BrokerRequest& request, const Patience& patience) {
   const auto* bytes = reinterpret_cast<const char*>(&request);
   for (size_t sent = 0; sent < sizeof(request);) {
-    if (const pqc_status status = WaitFor(socket, POLLOUT, deadline); status != PQC_OK) {
+    if (const pqc_status status = WaitFor(socket, POLLOUT, patience); status != PQC_OK) {
       return status;
     }
     const ssize_t count = send(socket, bytes + sent, sizeof(request) - sent, MSG_NOSIGNAL);
@@ -96,10 +110,10 @@ void TakeDescriptors(msghdr* message, int* descriptor) {
 }
 
 // *descriptor is the caller's to close, whatever the status.
-pqc_status ReceiveAll(int socket, Clock::time_point deadline, BrokerReply* reply, int* descriptor) {
+pqc_status ReceiveAll(int socket, const Patience& patience, BrokerReply* reply, int* descriptor) {
   auto* bytes = reinterpret_cast<char*>(reply);
   for (size_t received = 0; received < sizeof(*reply);) {
-    if (const pqc_status status = WaitFor(socket, POLLIN, deadline); status != PQC_OK) {
+    if (const pqc_status status = WaitFor(socket, POLLIN, patience); status != PQC_OK) {
       return status;
     }
     iovec part{.iov_base = bytes + received, .iov_len = sizeof(*reply) - received};
@@ -151,31 +165,37 @@ pqc_status CopyText(const std::string& text, const char* field, char (&to)[kSize
   return PQC_OK;
 }
 
+pqc_status FillRequest(const BrokerOptions& options, BrokerRequest* request) {
+  if (!options.resume_token.empty()) {
+    request->call = BrokerCall::kResume;
+    return CopyText(options.resume_token, "resume_token", request->resume_token);
+  }
+  request->call = BrokerCall::kHello;
+  if (const pqc_status status = CopyText(options.tenant, "options.tenant", request->tenant);
+      status != PQC_OK) {
+    return status;
+  }
+  return CopyText(options.client_name, "options.client_name", request->client_name);
+}
+
 }  // namespace
 
 pqc_status Broker::Open(const BrokerOptions& options, std::unique_ptr<Broker>* broker,
                         std::shared_ptr<Mapping>* control) {
   BrokerRequest request;
-  request.call = BrokerCall::kHello;
-  if (const pqc_status status = CopyText(options.tenant, "options.tenant", request.tenant);
-      status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status =
-          CopyText(options.client_name, "options.client_name", request.client_name);
-      status != PQC_OK) {
-    return status;
-  }
+  if (const pqc_status status = FillRequest(options, &request); status != PQC_OK) return status;
   int connected = -1;
-  const auto deadline = Clock::now() + std::chrono::milliseconds(options.timeout_ms);
+  const auto deadline = Clock::now() + std::chrono::milliseconds(options.open_timeout_ms != 0
+                                                                     ? options.open_timeout_ms
+                                                                     : options.timeout_ms);
   if (const pqc_status status =
           Connect(options.socket_path + kvstore::kBrokerSuffix, deadline, &connected);
       status != PQC_OK) {
     return status;
   }
   std::unique_ptr<Broker> opened(new Broker(connected, options.timeout_ms));
-  if (const pqc_status status = opened->Exchange(request, MappingAccess::kRead, "control memory",
-                                                 &opened->hello_, control);
+  if (const pqc_status status = opened->Exchange(request, deadline, MappingAccess::kRead,
+                                                 "control memory", &opened->hello_, control);
       status != PQC_OK) {
     return status;
   }
@@ -185,16 +205,18 @@ pqc_status Broker::Open(const BrokerOptions& options, std::unique_ptr<Broker>* b
 
 Broker::~Broker() { close(socket_); }
 
-pqc_status Broker::Exchange(const BrokerRequest& request, MappingAccess access, const char* name,
-                            BrokerReply* reply, std::shared_ptr<Mapping>* memory) {
+pqc_status Broker::Exchange(const BrokerRequest& request, Clock::time_point deadline,
+                            MappingAccess access, const char* name, BrokerReply* reply,
+                            std::shared_ptr<Mapping>* memory) {
   int descriptor = -1;
   pqc_status status = PQC_OK;
   {
-    const std::lock_guard lock(mutex_);
+    const std::unique_lock lock(mutex_, deadline);
+    if (!lock) return Fail(PQC_DEADLINE_EXCEEDED, "broker: busy with other requests");
     if (broken_) return Fail(PQC_UNAVAILABLE, "broker: an earlier answer did not come whole");
-    const auto deadline = Clock::now() + std::chrono::milliseconds(timeout_ms_);
-    status = SendAll(socket_, request, deadline);
-    if (status == PQC_OK) status = ReceiveAll(socket_, deadline, reply, &descriptor);
+    const Patience patience{deadline, abandoned_};
+    status = SendAll(socket_, request, patience);
+    if (status == PQC_OK) status = ReceiveAll(socket_, patience, reply, &descriptor);
     broken_ = status != PQC_OK;
   }
   if (status == PQC_OK) status = CheckReply(*reply, request.call);
@@ -210,7 +232,7 @@ pqc_status Broker::OpenPool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) {
   request.call = BrokerCall::kOpenPool;
   request.cache_id = cache_id;
   BrokerReply reply;
-  return Exchange(request, MappingAccess::kRead, "pool", &reply, pool);
+  return Exchange(request, CallDeadline(timeout_ms_), MappingAccess::kRead, "pool", &reply, pool);
 }
 
 pqc_status Broker::OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
@@ -222,7 +244,8 @@ pqc_status Broker::OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
   BrokerReply reply;
   std::shared_ptr<Mapping> mapped;
   if (const pqc_status status =
-          Exchange(request, MappingAccess::kReadWrite, "staging ring", &reply, &mapped);
+          Exchange(request, CallDeadline(timeout_ms_), MappingAccess::kReadWrite, "staging ring",
+                   &reply, &mapped);
       status != PQC_OK) {
     return status;
   }

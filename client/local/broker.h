@@ -5,6 +5,7 @@
 #ifndef PQCACHED_CLIENT_LOCAL_BROKER_H_
 #define PQCACHED_CLIENT_LOCAL_BROKER_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -21,22 +22,25 @@ struct BrokerOptions {
   std::string socket_path;  // of gRPC's socket
   std::string tenant;
   std::string client_name;
-  uint32_t timeout_ms = 10000;
+  uint32_t timeout_ms = 10000;   // of a call
+  uint32_t open_timeout_ms = 0;  // of Open; 0 = the same
+  // Goes on with this session instead of opening one; tenant and client_name are those it has.
+  std::string resume_token = {};
 };
 
 class Broker {
  public:
-  // Connects and opens a session. *control is its control memory.
+  // Connects and opens a session, or resumes one. *control is its control memory.
   //
   // Errors: PQC_UNAVAILABLE (there is no broker), PQC_DEADLINE_EXCEEDED, the broker's own,
-  //         PQC_FAILED_PRECONDITION (it speaks another version)
+  //         PQC_FAILED_PRECONDITION (it speaks another version), PQC_NOT_FOUND (nothing to resume)
   static pqc_status Open(const BrokerOptions& options, std::unique_ptr<Broker>* broker,
                          std::shared_ptr<Mapping>* control);
   ~Broker();
   Broker(const Broker&) = delete;
   Broker& operator=(const Broker&) = delete;
 
-  // Of kHello; constant.
+  // Of kHello or kResume; constant.
   const kvstore::BrokerReply& hello() const { return hello_; }
 
   pqc_status OpenPool(uint64_t cache_id, std::shared_ptr<Mapping>* pool);
@@ -44,6 +48,9 @@ class Broker {
 
   // Closes the connection, and with it the session.
   void End();
+  // Nobody will answer any more. The connection stays open, because whoever holds its other end learns
+  // from its end that nothing is mapped any more.
+  void Abandon() { abandoned_ = true; }
   // Waits until the other side has closed the connection or the time is over; says whether it has.
   bool Ended(uint32_t wait_ms) const;
 
@@ -51,14 +58,17 @@ class Broker {
   explicit Broker(int socket, uint32_t timeout_ms) : socket_(socket), timeout_ms_(timeout_ms) {}
 
   // Sends a request and maps what the answer brings.
-  pqc_status Exchange(const kvstore::BrokerRequest& request, MappingAccess access, const char* name,
-                      kvstore::BrokerReply* reply, std::shared_ptr<Mapping>* memory);
+  pqc_status Exchange(const kvstore::BrokerRequest& request,
+                      std::chrono::steady_clock::time_point deadline, MappingAccess access,
+                      const char* name, kvstore::BrokerReply* reply,
+                      std::shared_ptr<Mapping>* memory);
 
   const int socket_;
   const uint32_t timeout_ms_;
+  std::atomic<bool> abandoned_ = false;
   kvstore::BrokerReply hello_;
-  std::mutex mutex_;     // of one request and its answer
-  bool broken_ = false;  // an exchange was cut short: what comes next is not its answer
+  std::timed_mutex mutex_;  // of one request and its answer
+  bool broken_ = false;     // an exchange was cut short: what comes next is not its answer
 };
 
 }  // namespace pqcached::client

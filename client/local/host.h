@@ -1,6 +1,8 @@
 // LocalHost: what the local path asks for from outside. The broker and the RPCs stand behind it; tests
 // put memory of their own there.
 //
+// One worker of the sidecar stands behind it (LocalLink).
+//
 // Thread-safe. Every call ends within the client's timeout and leaves its reason as the thread's last
 // error.
 #ifndef PQCACHED_CLIENT_LOCAL_HOST_H_
@@ -47,11 +49,13 @@ class LocalHost {
                                  std::shared_ptr<Mapping>* ring) = 0;
   // Takes a lease, or refreshes the one given.
   virtual pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, AttachAnswer* answer) = 0;
-  virtual pqc_status Detach(uint64_t lease_id) = 0;
+  virtual pqc_status Detach(const LeaseView& lease) = 0;
   // Ends the session, whoever still maps its memory. No call follows.
   virtual void End() = 0;
-  // Waits until the session has ended or the time is over; says whether it has.
+  // Waits until the connection has ended or the time is over; says whether it has.
   virtual bool Ended(uint32_t wait_ms) = 0;
+  // The worker has ended: calls under way fail soon with PQC_UNAVAILABLE. The connection stays open.
+  virtual void Abandon() = 0;
 };
 
 }  // namespace pqcached::client

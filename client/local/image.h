@@ -33,6 +33,9 @@ class Image {
   // How far rows can come without a newer image.
   uint32_t capacity_tokens() const { return capacity_tokens_; }
 
+  // Of whoever reads the pool beyond the image's life.
+  std::shared_ptr<Mapping> shared_pool() const { return pool_; }
+
   // Slot of an index, kMaxIndexes for flat; PQC_FAILED_PRECONDITION when the sequence has none such.
   pqc_status FindIndex(const kvstore::IndexDescriptor& index, uint32_t* index_slot) const;
 

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "client/deadline.h"
 #include "client/error.h"
 #include "client/pack.h"
 
@@ -15,6 +16,8 @@ namespace pqcached::client {
 namespace {
 
 constexpr uint64_t kPartAlignment = 128;
+// Of the first slot, and of the last one, at least: one side waits for the other meanwhile.
+constexpr uint64_t kLeastPartBytes = uint64_t{1} << 20;
 
 uint64_t AlignUp(uint64_t bytes) {
   return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
@@ -34,6 +37,12 @@ TensorView Staged(const TensorView& tensor, uint64_t token_count, const StagingP
           .ndim = 3,
           .shape = {token_count, tensor.shape[1], tensor.shape[2]},
           .staging = place};
+}
+
+// Tokens of the next slot: twice those of the one before, and half of what is left, so that the
+// sidecar begins soon and has little left to do at the end.
+uint64_t NextPart(uint64_t before, uint64_t left, uint64_t least, uint64_t most) {
+  return std::min(left, std::clamp(std::min(2 * before, left / 2), std::min(least, most), most));
 }
 
 // Keys first, values behind them.
@@ -58,15 +67,17 @@ pqc_status Commit(const LocalIngest& ingest, const RowBlock& rows, Filled& fille
                         .values = Staged(rows.values, filled.token_count, &values)};
   filled.slot.Use();
   uint64_t token_count = 0;
-  return ingest.remote.Commit(ingest.sequence_id, filled.first_position, &staged, 1, &token_count,
-                              error);
+  const pqc_status status = ingest.remote.Commit(ingest.sequence_id, filled.first_position, &staged,
+                                                 1, &token_count, error);
+  if (MayStillBeRead(status)) filled.slot.Abandon();
+  return status;
 }
 
 // Commits slots in order, on a thread of its own.
 class Committer {
  public:
-  Committer(const LocalIngest& ingest, const RowBlock& rows)
-      : ingest_(ingest), rows_(rows), thread_([this] { Run(); }) {}
+  Committer(const LocalIngest& ingest, const RowBlock& rows, DeadlineClock::time_point deadline)
+      : ingest_(ingest), rows_(rows), deadline_(deadline), thread_([this] { Run(); }) {}
   ~Committer() {
     if (thread_.joinable()) Finish();
   }
@@ -92,6 +103,8 @@ class Committer {
 
  private:
   void Run() {
+    const CallFrame frame;  // a part of the caller's call
+    SetCallDeadline(deadline_);
     for (;;) {
       Filled filled;
       {
@@ -113,6 +126,7 @@ class Committer {
 
   const LocalIngest& ingest_;
   const RowBlock& rows_;
+  const DeadlineClock::time_point deadline_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Filled> filled_;
@@ -126,8 +140,7 @@ class Committer {
 
 pqc_status IngestLocally(const LocalIngest& ingest, uint64_t first_position, const RowBlock& rows,
                          bool* remote_instead) {
-  const auto deadline =
-      std::chrono::steady_clock::now() + std::chrono::milliseconds(ingest.timeout_ms);
+  const auto deadline = CallDeadline(ingest.timeout_ms);
   const uint64_t token_bytes = BytesPerIndex(rows.keys) + BytesPerIndex(rows.values);
   uint64_t step = (ingest.staging.slot_bytes() - kPartAlignment) / token_bytes;
   if (ingest.max_tensor_bytes != 0) {
@@ -150,9 +163,12 @@ pqc_status IngestLocally(const LocalIngest& ingest, uint64_t first_position, con
     const pqc_status status = Commit(ingest, rows, filled, &error);
     return status == PQC_OK ? PQC_OK : Fail(status, "%s", error.text);
   }
-  Committer committer(ingest, rows);
+  Committer committer(ingest, rows, deadline);
+  const uint64_t least = std::max<uint64_t>(1, kLeastPartBytes / token_bytes);
+  uint64_t part = 0;
   for (uint64_t token = 0; token < token_count;) {
-    const uint64_t end = std::min(token_count, token + step);
+    part = NextPart(part, token_count - token, least, step);
+    const uint64_t end = token + part;
     Filled filled = Fill(std::move(slot), rows, token, end);
     filled.first_position = first_position + token;
     if (!committer.Add(std::move(filled))) break;

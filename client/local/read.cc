@@ -198,8 +198,8 @@ pqc_status SelectLocally(const Pinned& pinned, const QueryView& query,
     return status;
   }
   LayerView view = opened.view;
-  const kvstore::ResolvedSelection resolved =
-      kvstore::Resolve(terms, query.query_position, view.token_count());
+  const kvstore::ResolvedSelection& resolved = scratch.resolved;
+  kvstore::Resolve(terms, query.query_position, view.token_count(), &scratch.resolved);
   if (resolved.fault == kvstore::ResolvedSelection::Fault::kInvalid) {
     return Fail(PQC_INVALID_ARGUMENT, "selection: %s", resolved.message.c_str());
   }

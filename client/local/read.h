@@ -40,6 +40,7 @@ class Scratch {
   std::vector<float> output;        // [kv_heads, query_length, group_size, value_dim]
   std::vector<float> lse;           // [kv_heads, query_length, group_size]
   std::vector<uint32_t> positions;  // [kv_heads, count]
+  kvstore::ResolvedSelection resolved;
 
  private:
   struct Free {

@@ -10,7 +10,9 @@ using kvstore::LeaseWords;
 
 LocalSequence::LocalSequence(std::shared_ptr<LocalSession> session, uint64_t cache_id,
                              uint64_t sequence_id)
-    : session_(std::move(session)), cache_id_(cache_id), sequence_id_(sequence_id) {}
+    : session_(std::move(session)), cache_id_(cache_id), sequence_id_(sequence_id) {
+  session_->Add(*this);
+}
 
 bool LocalSequence::revoked() const {
   const LeaseWords* now = words();
@@ -20,9 +22,11 @@ bool LocalSequence::revoked() const {
 pqc_status LocalSequence::Pin(std::shared_ptr<Image>* image) {
   {
     const std::lock_guard lock(mutex_);
-    *image = newest_;
+    if (StandsLocked() && !revoked()) {
+      *image = newest_;
+      return PQC_OK;
+    }
   }
-  if (*image && !revoked()) return PQC_OK;
   return Fetch(/*force=*/false, image);
 }
 
@@ -32,29 +36,47 @@ pqc_status LocalSequence::Refresh(std::shared_ptr<Image>* image) {
 
 pqc_status LocalSequence::Fetch(bool force, std::shared_ptr<Image>* image) {
   const std::lock_guard fetching(fetch_mutex_);
-  if (!force) {  // another thread may have fetched it meanwhile
+  for (;;) {
+    if (!force) {  // another thread may have fetched it meanwhile
+      const std::lock_guard lock(mutex_);
+      if (StandsLocked() && !revoked()) {
+        *image = newest_;
+        return PQC_OK;
+      }
+    }
+    std::shared_ptr<LocalLink> link;
+    if (const pqc_status status = session_->Attached(&link); status != PQC_OK) return status;
+    const pqc_status status = FetchOver(link, force, image);
+    if (status == PQC_OK || link->Lives()) return status;
+    // Whatever the failure was: it came of the worker's end. There may be another worker in time.
+  }
+}
+
+pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool force,
+                                    std::shared_ptr<Image>* image) {
+  std::shared_ptr<Mapping> pool;
+  if (const pqc_status status = link->Pool(cache_id_, &pool); status != PQC_OK) return status;
+  {
     const std::lock_guard lock(mutex_);
-    if (newest_ && !revoked()) {
-      *image = newest_;
-      return PQC_OK;
+    if (link_ != link) {
+      LetGoLocked();
+      link_ = link;
+      controls_.push_back(link->control());
     }
   }
-  LocalHost* host = nullptr;
-  if (const pqc_status status = session_->Host(&host); status != PQC_OK) return status;
-  std::shared_ptr<Mapping> pool;
-  if (const pqc_status status = session_->Pool(cache_id_, &pool); status != PQC_OK) return status;
   if (revoked()) Detach();
   GiveBackRetired();
 
   AttachAnswer answer;
   LeaseView known = lease();
   if (force) known.known_version = 0;  // also what has only grown
-  if (const pqc_status status = host->Attach(sequence_id_, known, &answer); status != PQC_OK) {
+  known.boot_word = link->boot_word();
+  if (const pqc_status status = link->host().Attach(sequence_id_, known, &answer);
+      status != PQC_OK) {
     return status;
   }
-  if (known.lease_id == 0) session_->CountLease(1);
   const LeaseWords* found = nullptr;
-  pqc_status status = session_->Words(answer.word_index, &found);
+  pqc_status status = link->Words(answer.word_index, &found);
   if (status == PQC_OK && found->lease_id.load(std::memory_order_acquire) != answer.lease_id) {
     status = Fail(PQC_INTERNAL, "lease: its words belong to another one");
   }
@@ -63,6 +85,9 @@ pqc_status LocalSequence::Fetch(bool force, std::shared_ptr<Image>* image) {
     status = Image::Parse(answer.image.image, sequence_id_, std::move(pool), &fetched);
   }
   const std::lock_guard lock(mutex_);
+  if (link_ != link)
+    return Fail(PQC_UNAVAILABLE, "the sidecar's worker has ended; repeat the call");
+  if (lease_id_ == 0) session_->CountLease(1);
   lease_id_ = answer.lease_id;
   if (status != PQC_OK) return status;
   words_.store(found, std::memory_order_release);
@@ -75,26 +100,47 @@ pqc_status LocalSequence::Fetch(bool force, std::shared_ptr<Image>* image) {
   return newest_ ? PQC_OK : Fail(PQC_INTERNAL, "Attach: no attachment came");
 }
 
+void LocalSequence::LetGo(const LocalLink& present) {
+  const std::lock_guard lock(mutex_);
+  if (link_ && link_.get() != &present) LetGoLocked();
+}
+
+void LocalSequence::LetGoLocked() {
+  if (!link_) return;
+  if (lease_id_ != 0) session_->CountLease(-1);
+  lease_id_ = 0;  // it ended with its worker
+  newest_.reset();
+  replaced_.clear();
+  retired_.clear();
+  words_.store(nullptr, std::memory_order_release);
+  link_.reset();
+  epoch_.fetch_add(kWorker, std::memory_order_acq_rel);
+}
+
 void LocalSequence::KeepLocked(std::shared_ptr<Image> image) {
   if (newest_) replaced_.push_back(newest_);
   newest_ = std::move(image);
   std::erase_if(replaced_, [](const std::weak_ptr<Image>& old) { return old.expired(); });
 }
 
-pqc_status LocalSequence::Install(const ImageBytes& bytes) {
+pqc_status LocalSequence::Install(const LeaseView& lease, const ImageBytes& bytes) {
   if (bytes.version == 0) return PQC_OK;
+  std::shared_ptr<LocalLink> link;
   {
     const std::lock_guard lock(mutex_);
     if (newest_ && newest_->version() >= bytes.version) return PQC_OK;
+    link = link_;
   }
+  if (!link || link->boot_word() != lease.boot_word) return PQC_OK;
   std::shared_ptr<Mapping> pool;
-  if (const pqc_status status = session_->Pool(cache_id_, &pool); status != PQC_OK) return status;
+  if (const pqc_status status = link->Pool(cache_id_, &pool); status != PQC_OK) return status;
   std::shared_ptr<Image> image;
   if (const pqc_status status = Image::Parse(bytes.image, sequence_id_, std::move(pool), &image);
       status != PQC_OK) {
     return status;
   }
   const std::lock_guard lock(mutex_);
+  if (link_ != link || lease_id_ != lease.lease_id) return PQC_OK;
   if (newest_ && newest_->version() >= image->version()) return PQC_OK;
   layers_are_equal_ = false;
   KeepLocked(std::move(image));
@@ -103,12 +149,14 @@ pqc_status LocalSequence::Install(const ImageBytes& bytes) {
 
 LeaseView LocalSequence::lease() const {
   const std::lock_guard lock(mutex_);
-  if (!newest_) return {.lease_id = lease_id_, .known_version = 0};
+  if (!link_ || !link_->Stands()) return {};
+  const uint64_t boot_word = link_->boot_word();
+  if (!newest_) return {.lease_id = lease_id_, .known_version = 0, .boot_word = boot_word};
   uint64_t oldest = newest_->version();
   for (const std::weak_ptr<Image>& old : replaced_) {
     if (const std::shared_ptr<Image> held = old.lock()) oldest = std::min(oldest, held->version());
   }
-  return {.lease_id = lease_id_, .known_version = oldest};
+  return {.lease_id = lease_id_, .known_version = oldest, .boot_word = boot_word};
 }
 
 void LocalSequence::Detach() {
@@ -130,8 +178,10 @@ void LocalSequence::Detach() {
 
 void LocalSequence::GiveBackRetired() {
   std::vector<uint64_t> unused;
+  std::shared_ptr<LocalLink> link;
   {
     const std::lock_guard lock(mutex_);
+    link = link_;
     std::erase_if(retired_, [&](const Retired& retired) {
       const bool held = std::any_of(retired.images.begin(), retired.images.end(),
                                     [](const auto& image) { return !image.expired(); });
@@ -139,14 +189,18 @@ void LocalSequence::GiveBackRetired() {
       return !held;
     });
   }
-  LocalHost* host = nullptr;
+  // One that is not taken back is when the session or its worker ends.
   for (const uint64_t lease_id : unused) {
-    // One that is not taken back is when the session ends.
-    if (session_->Host(&host) == PQC_OK) host->Detach(lease_id);
+    if (link && link->Stands() && !session_->closed()) {
+      link->host().Detach({.lease_id = lease_id, .boot_word = link->boot_word()});
+    }
   }
 }
 
-LocalSequence::~LocalSequence() { Detach(); }
+LocalSequence::~LocalSequence() {
+  session_->Remove(*this);
+  Detach();
+}
 
 uint32_t LocalSequence::token_count() const {
   const LeaseWords* now = words();
@@ -176,6 +230,10 @@ bool LocalSequence::HasNewer() const {
 
 pqc_status LocalSequence::Check(uint64_t epoch) const {
   if (const pqc_status status = session_->Check(); status != PQC_OK) return status;
+  const uint64_t present = this->epoch();
+  if (present / kWorker != epoch / kWorker) {
+    return Fail(PQC_UNAVAILABLE, "the sidecar's worker is another one by now; repeat the call");
+  }
   const LeaseWords* now = words();
   if (!now) return Fail(PQC_ABORTED, "sequence: its lease has ended");
   const uint32_t flags = now->flags.load(std::memory_order_acquire);
@@ -185,7 +243,7 @@ pqc_status LocalSequence::Check(uint64_t epoch) const {
   if (flags & LeaseWords::kRevoked) {
     return Fail(PQC_ABORTED, "sequence: its lease was revoked: it was shortened or dropped");
   }
-  if (roll_backs_.load(std::memory_order_acquire) != epoch) {
+  if (present != epoch) {
     return Fail(PQC_ABORTED, "sequence: it was rolled back meanwhile");
   }
   return PQC_OK;
@@ -196,7 +254,19 @@ void LocalSequence::BeginRollBack(uint32_t token_count) {
   ++roll_backs_under_way_;
   visible_limit_.store(std::min(visible_limit_.load(), token_count), std::memory_order_release);
   layers_are_equal_.store(true, std::memory_order_release);
-  roll_backs_.fetch_add(1, std::memory_order_acq_rel);
+  const uint64_t begun = epoch_.fetch_add(1, std::memory_order_acq_rel) + 1;
+  roll_back_ends_[begun % roll_back_ends_.size()] = token_count;
+}
+
+uint32_t LocalSequence::UnchangedSince(uint64_t epoch) const {
+  const std::lock_guard lock(mutex_);
+  const uint64_t present = this->epoch();
+  if (present / kWorker != epoch / kWorker || present - epoch > roll_back_ends_.size()) return 0;
+  uint32_t unchanged = UINT32_MAX;
+  for (uint64_t begun = epoch + 1; begun <= present; ++begun) {
+    unchanged = std::min(unchanged, roll_back_ends_[begun % roll_back_ends_.size()]);
+  }
+  return unchanged;
 }
 
 void LocalSequence::EndRollBack() {

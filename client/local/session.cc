@@ -1,114 +1,182 @@
 #include "client/local/session.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-
 #include <algorithm>
+#include <utility>
 
+#include "client/deadline.h"
 #include "client/error.h"
+#include "client/local/sequence.h"
 
 namespace pqcached::client {
 namespace {
 
-using kvstore::ControlPage;
-using kvstore::LeaseWords;
+using Phase = SessionPhase::Phase;
 
-// A sleeper looks this often whether the session still lives: a killed sidecar wakes nobody.
-constexpr std::chrono::milliseconds kLongestSleep(50);
+// The watcher looks this often whether the worker still lives: a killed sidecar wakes nobody, and the
+// connection may have another holder that keeps it open.
+constexpr uint32_t kWatchMs = 100;
+constexpr std::chrono::milliseconds kFirstPause(10);
+constexpr std::chrono::milliseconds kLongestPause(500);
+// Of the watcher's own attempts: callers wait behind them.
+constexpr uint32_t kWatcherAttemptMs = 1000;
 
-pqc_status CheckControl(const Mapping& control) {
-  if (control.size_bytes() < sizeof(ControlPage)) {
-    return Fail(PQC_INTERNAL, "control memory: %zu bytes", control.size_bytes());
-  }
-  const auto& page = *reinterpret_cast<const ControlPage*>(control.data());
-  if (page.magic != ControlPage::kMagic) return Fail(PQC_INTERNAL, "control memory: magic");
-  if (page.layout_version != kvstore::kLayoutVersion) {
-    return Fail(PQC_FAILED_PRECONDITION,
-                "control memory: layout_version is %u; this client reads %u", page.layout_version,
-                kvstore::kLayoutVersion);
-  }
-  const uint64_t offset = page.words_offset_bytes;
-  if (offset % alignof(LeaseWords) != 0 || offset > control.size_bytes() ||
-      page.word_count > (control.size_bytes() - offset) / sizeof(LeaseWords)) {
-    return Fail(PQC_INTERNAL, "control memory: words lie beyond its end");
-  }
-  return PQC_OK;
+uint32_t MillisecondsUntil(LocalClock::time_point deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - LocalClock::now());
+  return static_cast<uint32_t>(std::clamp<int64_t>(left.count(), 0, UINT32_MAX));
+}
+
+// What says that the sidecar does not know the session, and not that it cannot be asked. Until it has
+// noticed the end of an attempt that was given up, it says that the client is connected.
+bool IsFinal(pqc_status status) {
+  return status == PQC_NOT_FOUND || status == PQC_UNAUTHENTICATED ||
+         status == PQC_PERMISSION_DENIED || status == PQC_INVALID_ARGUMENT ||
+         status == PQC_UNIMPLEMENTED;
 }
 
 }  // namespace
 
-LocalSession::LocalSession(std::unique_ptr<LocalHost> host, std::shared_ptr<Mapping> control,
-                           uint64_t boot_word, const Options& options)
-    : host_(std::move(host)),
-      control_(std::move(control)),
-      boot_word_(boot_word),
-      workers_(options.workers) {
+LocalSession::LocalSession(std::shared_ptr<LocalLink> link, Resume resume, const Options& options)
+    : resume_(std::move(resume)),
+      timeout_ms_(options.timeout_ms),
+      phase_(options.phase),
+      workers_(options.workers),
+      link_(std::move(link)) {
   staging_ =
-      std::make_unique<Staging>(*host_, options.staging_slot_bytes, options.staging_slot_count);
+      std::make_unique<Staging>(*this, options.staging_slot_bytes, options.staging_slot_count);
+  watcher_ = std::thread([this] { Watch(); });
 }
 
-pqc_status LocalSession::Open(std::unique_ptr<LocalHost> host, std::shared_ptr<Mapping> control,
-                              uint64_t boot_word, const Options& options,
+pqc_status LocalSession::Open(LocalLink::Parts parts, Resume resume, const Options& options,
                               std::shared_ptr<LocalSession>* session) {
-  if (const pqc_status status = CheckControl(*control); status != PQC_OK) return status;
-  std::shared_ptr<LocalSession> opened(
-      new LocalSession(std::move(host), std::move(control), boot_word, options));
-  if (const pqc_status status = opened->Check(); status != PQC_OK) return status;
-  *session = std::move(opened);
+  std::shared_ptr<LocalLink> link;
+  if (const pqc_status status = LocalLink::Make(std::move(parts), &link); status != PQC_OK) {
+    return status;
+  }
+  session->reset(new LocalSession(std::move(link), std::move(resume), options));
   return PQC_OK;
 }
 
+LocalSession::~LocalSession() { Close(); }
+
 void LocalSession::Close() {
-  if (!closed_.exchange(true)) host_->End();  // sequences that outlive the client keep this object
+  if (closed_.exchange(true)) return;
+  phase_->Set(Phase::kOver);
+  watcher_.join();
+  link()->host().End();  // sequences that outlive the client keep this object
+}
+
+pqc_status LocalSession::ReportLost() const {
+  const std::lock_guard lock(mutex_);
+  return Fail(PQC_UNAVAILABLE, "the session is lost, and its sequences with it: %s",
+              why_lost_.c_str());
 }
 
 pqc_status LocalSession::Check() const {
-  const bool same = page().boot_word.load(std::memory_order_acquire) == boot_word_;
-  if (!closed_ && same && !host_->Ended(0)) return PQC_OK;
   if (closed_) return Fail(PQC_FAILED_PRECONDITION, "client: it is closed");
-  return Fail(PQC_UNAVAILABLE, "the session is lost, and its sequences with it: %s",
-              same ? "the broker's connection ended" : "the sidecar's worker is another one");
+  if (lost()) return ReportLost();
+  if (link()->Lives()) return PQC_OK;
+  return Fail(PQC_UNAVAILABLE, "the sidecar's worker has ended; repeat the call");
 }
 
-pqc_status LocalSession::Host(LocalHost** host) const {
-  *host = host_.get();
-  return closed_ ? Fail(PQC_FAILED_PRECONDITION, "client: it is closed") : PQC_OK;
+pqc_status LocalSession::Await() {
+  std::shared_ptr<LocalLink> link;
+  return Attached(&link);
 }
 
-pqc_status LocalSession::Pool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) {
-  const std::lock_guard lock(mutex_);
-  std::shared_ptr<Mapping>& mapped = pools_[cache_id];
-  if (!mapped) {
-    LocalHost* host = nullptr;
-    if (const pqc_status status = Host(&host); status != PQC_OK) return status;
-    if (const pqc_status status = host->OpenPool(cache_id, &mapped); status != PQC_OK) {
-      return status;
+pqc_status LocalSession::Attached(std::shared_ptr<LocalLink>* attached) {
+  std::chrono::milliseconds pause = kFirstPause;
+  LocalClock::time_point deadline = LocalClock::time_point::max();  // not known: nobody waits
+  for (;;) {
+    if (closed_) return Fail(PQC_FAILED_PRECONDITION, "client: it is closed");
+    *attached = link();
+    if ((*attached)->Stands()) return PQC_OK;
+    if (lost()) return ReportLost();
+    if (deadline == LocalClock::time_point::max()) deadline = CallDeadline(timeout_ms_);
+    bool again = false;
+    const pqc_status status = Reattach(MillisecondsUntil(deadline), &again);
+    if (status == PQC_OK) continue;
+    const std::chrono::milliseconds left(MillisecondsUntil(deadline));
+    if (!again || left.count() == 0) return status;
+    phase_->Wait(Phase::kOver, static_cast<uint32_t>(std::min(pause, left).count()));
+    pause = std::min(2 * pause, kLongestPause);
+  }
+}
+
+pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
+  *again = false;
+  if (const auto old = link(); !old->Stands()) {
+    phase_->Set(Phase::kDetached);
+    old->host().Abandon();  // calls under way hold what a new link needs
+  }
+  const auto deadline = LocalClock::now() + std::chrono::milliseconds(timeout_ms);
+  const std::unique_lock lock(attaching_, deadline);
+  if (!lock) {
+    return Fail(PQC_UNAVAILABLE,
+                "the sidecar's worker has ended, and there is no other one in time");
+  }
+  if (link()->Lives()) return PQC_OK;  // another thread was quicker
+  if (lost()) return ReportLost();
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(deadline - LocalClock::now()).count();
+  LocalLink::Parts parts;
+  pqc_status status = resume_(static_cast<uint32_t>(std::max<int64_t>(left, 1)), &parts);
+  std::shared_ptr<LocalLink> resumed;
+  if (status == PQC_OK) status = LocalLink::Make(std::move(parts), &resumed);
+  if (status == PQC_OK) {
+    Replace(std::move(resumed));
+    return PQC_OK;
+  }
+  const std::string why = pqc_last_error();
+  if (IsFinal(status)) {
+    {
+      const std::lock_guard own(mutex_);
+      why_lost_ = why;
     }
-    mapped_bytes_ += mapped->size_bytes();
+    lost_.store(true, std::memory_order_release);
+    phase_->Set(Phase::kOver);
+    return ReportLost();
   }
-  *pool = mapped;
-  return PQC_OK;
+  *again = true;
+  return Fail(PQC_UNAVAILABLE, "the sidecar's worker has ended, and there is no other one yet: %s",
+              why.c_str());
 }
 
-pqc_status LocalSession::Words(uint32_t index, const LeaseWords** words) const {
-  if (index >= page().word_count) {
-    return Fail(PQC_INTERNAL, "lease: word_index is %u; there are %u", index, page().word_count);
+void LocalSession::Replace(std::shared_ptr<LocalLink> link) {
+  const std::shared_ptr<LocalLink> kept = link;
+  {
+    const std::lock_guard lock(mutex_);
+    link_.swap(link);
   }
-  *words =
-      reinterpret_cast<const LeaseWords*>(control_->data() + page().words_offset_bytes) + index;
-  return PQC_OK;
+  phase_->Set(Phase::kAttached);
+  staging_->Forget();
+  // Also those that nobody uses must not keep the old memory mapped.
+  const std::lock_guard lock(sequences_mutex_);
+  for (LocalSequence* sequence : sequences_) sequence->LetGo(*kept);
 }
 
-void LocalSession::Wait(uint32_t seen, LocalClock::time_point deadline) const {
-  const auto left = std::min<LocalClock::duration>(deadline - LocalClock::now(), kLongestSleep);
-  if (left <= LocalClock::duration::zero()) return;
-  const auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
-  const timespec timeout{.tv_sec = static_cast<time_t>(nanoseconds / 1000000000),
-                         .tv_nsec = static_cast<long>(nanoseconds % 1000000000)};
-  syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&page().wake_word), FUTEX_WAIT, seen,
-          &timeout, nullptr, 0);
+void LocalSession::Watch() {
+  std::chrono::milliseconds pause = kFirstPause;
+  while (!closed_ && !lost()) {
+    if (link()->Lives()) {
+      pause = kFirstPause;
+      phase_->Wait(Phase::kOver, kWatchMs);
+      continue;
+    }
+    bool again = false;
+    if (Reattach(kWatcherAttemptMs, &again) == PQC_OK) continue;
+    phase_->Wait(Phase::kOver, static_cast<uint32_t>(pause.count()));
+    pause = std::min(2 * pause, kLongestPause);
+  }
+}
+
+void LocalSession::Add(LocalSequence& sequence) {
+  const std::lock_guard lock(sequences_mutex_);
+  sequences_.insert(&sequence);
+}
+
+void LocalSession::Remove(LocalSequence& sequence) {
+  const std::lock_guard lock(sequences_mutex_);
+  sequences_.erase(&sequence);
 }
 
 }  // namespace pqcached::client

@@ -1,4 +1,9 @@
-// LocalSession: one client's session over mapped memory: control page, pools, staging ring, threads.
+// LocalSession: one client's session over mapped memory: its link to the worker, staging ring, threads.
+//
+// It outlives workers. When one ends, what reads its memory fails with PQC_UNAVAILABLE; the session is
+// resumed with the next worker, by the next call or by a thread of its own, whichever comes first. Ids
+// stay; leases and staging do not: sequences let go of them and attach anew. A session that the sidecar
+// does not know any more is lost for ever.
 //
 // Thread-safe. Outlives its client's handle while sequences or steps still point to it; what needs the
 // host then fails.
@@ -7,84 +12,130 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
-#include <map>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <string>
+#include <thread>
 
-#include "client/local/host.h"
-#include "client/local/mapping.h"
+#include "client/local/link.h"
 #include "client/local/staging.h"
 #include "client/local/workers.h"
-#include "kvstore/read/layout.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
 
-using LocalClock = std::chrono::steady_clock;
+class LocalSequence;
+
+// Where a session stands. Thread-safe.
+class SessionPhase {
+ public:
+  enum class Phase { kAttached, kDetached, kOver };  // kOver: closed or lost, for ever
+
+  void Set(Phase phase) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (phase_ == Phase::kOver || phase_ == phase) return;
+      phase_ = phase;
+    }
+    changed_.notify_all();
+  }
+  // Waits until it has come so far, or the time is over; says whether it has.
+  bool Wait(Phase least, uint32_t wait_ms) const {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::milliseconds(wait_ms),
+                             [&] { return phase_ >= least; });
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  Phase phase_ = Phase::kAttached;
+};
 
 class LocalSession {
  public:
+  // Resumes the session with the worker of now. PQC_NOT_FOUND and other errors about the request mean
+  // that there is no such session any more; those about the moment do not.
+  using Resume = std::function<pqc_status(uint32_t timeout_ms, LocalLink::Parts* parts)>;
+
   struct Options {
     Workers::Options workers;
     uint64_t staging_slot_bytes = 0;  // 0 = the default
     uint32_t staging_slot_count = 0;
+    uint32_t timeout_ms = 10000;          // of a call
+    std::shared_ptr<SessionPhase> phase;  // shared with the Remote; never null
   };
 
-  // boot_word: of the control page, as the session was opened.
-  //
-  // Errors: PQC_INTERNAL (the control memory is no such thing), PQC_FAILED_PRECONDITION (its layout is
-  //         of another version), PQC_UNAVAILABLE (the worker is gone already)
-  static pqc_status Open(std::unique_ptr<LocalHost> host, std::shared_ptr<Mapping> control,
-                         uint64_t boot_word, const Options& options,
+  // Errors: as LocalLink::Make
+  static pqc_status Open(LocalLink::Parts parts, Resume resume, const Options& options,
                          std::shared_ptr<LocalSession>* session);
+  ~LocalSession();
 
   // No call of the host's begins any more; those under way must have ended.
   void Close();
 
-  // PQC_UNAVAILABLE when the worker that wrote the memory is gone, or the session has ended: nothing
-  // read since may be used.
+  // PQC_UNAVAILABLE when the worker whose memory was read is gone: nothing read since may be used.
   pqc_status Check() const;
 
-  // Null, with the status, when the client is closed.
-  pqc_status Host(LocalHost** host) const;
-  // Of a cache; mapped at the first use.
-  pqc_status Pool(uint64_t cache_id, std::shared_ptr<Mapping>* pool);
+  // The link to a worker that lives, as far as can be told; waits until there is one, at most as long
+  // as the thread's call may.
+  //
+  // Errors: PQC_UNAVAILABLE (not in time; or the session is lost), PQC_FAILED_PRECONDITION (closed)
+  pqc_status Attached(std::shared_ptr<LocalLink>* link);
+  // Likewise, when the link is not needed. Quick when nothing is wrong.
+  pqc_status Await();
+  // Whatever its state.
+  std::shared_ptr<LocalLink> link() const {
+    const std::lock_guard lock(mutex_);
+    return link_;
+  }
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
+  bool lost() const { return lost_.load(std::memory_order_acquire); }
+
   Staging& staging() { return *staging_; }
   Workers& workers() { return workers_; }
 
-  // PQC_INTERNAL when the sidecar named words that there are not.
-  pqc_status Words(uint32_t index, const kvstore::LeaseWords** words) const;
-
-  // The futex word that is raised with every change of the control memory. Wait returns when it is no
-  // longer `seen`, at the deadline, or soon after the session has ended; what changed is to be looked
-  // up then.
-  uint32_t wake_word() const { return page().wake_word.load(std::memory_order_acquire); }
-  void Wait(uint32_t seen, LocalClock::time_point deadline) const;
+  // Of the present link (LocalLink::Wait).
+  uint32_t wake_word() const { return link()->wake_word(); }
+  void Wait(uint32_t seen, LocalClock::time_point deadline) const { link()->Wait(seen, deadline); }
 
   void CountLease(int change) { lease_count_ += static_cast<uint64_t>(change); }
   uint64_t lease_count() const { return lease_count_; }
-  uint64_t mapped_bytes() const { return mapped_bytes_; }
+  uint64_t mapped_bytes() const { return link()->mapped_bytes(); }
+
+  // Sequences that hold memory of links, to be told when one has ended.
+  void Add(LocalSequence& sequence);
+  void Remove(LocalSequence& sequence);
 
  private:
-  LocalSession(std::unique_ptr<LocalHost> host, std::shared_ptr<Mapping> control,
-               uint64_t boot_word, const Options& options);
+  LocalSession(std::shared_ptr<LocalLink> link, Resume resume, const Options& options);
 
-  const kvstore::ControlPage& page() const {
-    return *reinterpret_cast<const kvstore::ControlPage*>(control_->data());
-  }
+  // One attempt to get a link that lives, when there is none. *again: another attempt may help.
+  pqc_status Reattach(uint32_t timeout_ms, bool* again);
+  void Replace(std::shared_ptr<LocalLink> link);
+  pqc_status ReportLost() const;
+  void Watch();
 
-  std::unique_ptr<LocalHost> host_;
-  std::atomic<bool> closed_ = false;
-  const std::shared_ptr<Mapping> control_;  // shared as mappings are
-  const uint64_t boot_word_;
+  const Resume resume_;
+  const uint32_t timeout_ms_;
+  const std::shared_ptr<SessionPhase> phase_;
   Workers workers_;
   std::unique_ptr<Staging> staging_;
+  std::atomic<bool> closed_ = false;
+  std::atomic<bool> lost_ = false;
   std::atomic<uint64_t> lease_count_ = 0;
-  std::atomic<uint64_t> mapped_bytes_ = 0;
 
-  std::mutex mutex_;
-  std::map<uint64_t, std::shared_ptr<Mapping>> pools_;  // by cache; shared with images
+  std::timed_mutex attaching_;  // of one attempt at a time; before the others
+  mutable std::mutex mutex_;
+  std::shared_ptr<LocalLink> link_;  // shared with what reads its memory
+  std::string why_lost_;
+  std::mutex sequences_mutex_;
+  std::set<LocalSequence*> sequences_;
+  std::thread watcher_;
 };
 
 }  // namespace pqcached::client

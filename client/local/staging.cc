@@ -1,52 +1,104 @@
 #include "client/local/staging.h"
 
+#include <algorithm>
 #include <array>
 #include <numeric>
 #include <utility>
 
 #include "client/error.h"
+#include "client/local/session.h"
 #include "client/pack.h"
 #include "kernels/gather.h"
 
 namespace pqcached::client {
 
-Staging::Staging(LocalHost& host, uint64_t slot_bytes, uint32_t slot_count)
-    : host_(host),
+Staging::Staging(LocalSession& session, uint64_t slot_bytes, uint32_t slot_count)
+    : session_(session),
       slot_bytes_(slot_bytes ? slot_bytes : kDefaultSlotBytes),
       slot_count_(slot_count ? slot_count : kDefaultSlotCount) {}
 
-pqc_status Staging::OpenLocked() {
-  if (ring_) return PQC_OK;
-  if (const pqc_status status = host_.OpenStaging(slot_bytes_, slot_count_, &ring_);
+pqc_status Staging::OpenLocked(const std::shared_ptr<LocalLink>& link) {
+  if (ring_ && ring_->link == link) return PQC_OK;
+  ring_.reset();
+  auto ring = std::make_shared<Ring>(Ring{.link = link, .memory = {}});
+  if (const pqc_status status = link->host().OpenStaging(slot_bytes_, slot_count_, &ring->memory);
       status != PQC_OK) {
     return status;
   }
+  ring_ = std::move(ring);
   free_.resize(slot_count_);
   std::iota(free_.rbegin(), free_.rend(), 0);
   generations_.assign(slot_count_, 1);
+  abandoned_count_ = 0;
   return PQC_OK;
 }
 
-pqc_status Staging::Take(std::chrono::steady_clock::time_point deadline, Slot* slot) {
-  std::unique_lock lock(mutex_);
-  if (const pqc_status status = OpenLocked(); status != PQC_OK) return status;
-  if (!returned_.wait_until(lock, deadline, [this] { return !free_.empty(); })) {
-    return Fail(PQC_DEADLINE_EXCEEDED, "staging: all %u slots are in flight", slot_count_);
+pqc_status Staging::Open() {
+  const std::shared_ptr<LocalLink> link = session_.link();
+  if (!link->Stands()) return Fail(PQC_UNAVAILABLE, "staging: the sidecar's worker has ended");
+  const std::lock_guard lock(mutex_);
+  return OpenLocked(link);
+}
+
+void Staging::Forget() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (ring_ && ring_->link->Stands()) return;
+    ring_.reset();
+    free_.clear();
   }
+  returned_.notify_all();
+}
+
+uint64_t Staging::boot_word() const { return session_.link()->boot_word(); }
+
+Staging::Slot Staging::TakeLocked() {
   Slot taken;
   taken.owner_ = this;
+  taken.ring_ = ring_;
   taken.number_ = free_.back();
   taken.generation_ = generations_[taken.number_];
-  taken.bytes_ = {ring_->data() + taken.number_ * slot_bytes_, slot_bytes_};
+  taken.bytes_ = {ring_->memory->data() + taken.number_ * slot_bytes_, slot_bytes_};
   free_.pop_back();
-  *slot = std::move(taken);
-  return PQC_OK;
+  return taken;
+}
+
+pqc_status Staging::Take(std::chrono::steady_clock::time_point deadline, Slot* slot) {
+  for (;;) {
+    std::shared_ptr<LocalLink> link;  // before the lock: it may take its time
+    if (const pqc_status status = session_.Attached(&link); status != PQC_OK) return status;
+    std::unique_lock lock(mutex_);
+    if (const pqc_status status = OpenLocked(link); status != PQC_OK) {
+      if (link->Lives()) return status;
+      continue;  // it came of the worker's end
+    }
+    const auto other_ring = [&] { return !ring_ || ring_->link != link; };
+    if (!returned_.wait_until(lock, deadline, [&] {
+          return other_ring() || !free_.empty() || abandoned_count_ == slot_count_;
+        })) {
+      return Fail(PQC_DEADLINE_EXCEEDED, "staging: all %u slots are in flight", slot_count_);
+    }
+    if (other_ring()) continue;
+    if (free_.empty()) {
+      return Fail(PQC_RESOURCE_EXHAUSTED, "staging: calls with all %u slots got no answer",
+                  slot_count_);
+    }
+    *slot = TakeLocked();
+    return PQC_OK;
+  }
+}
+
+void Staging::TryTake(Slot* slot) {
+  const std::lock_guard lock(mutex_);
+  if (!ring_ || !ring_->link->Stands() || free_.size() < std::min(slot_count_, 2u)) return;
+  *slot = TakeLocked();
 }
 
 Staging::Slot& Staging::Slot::operator=(Slot&& other) noexcept {
   if (this == &other) return *this;
   Return();
   owner_ = std::exchange(other.owner_, nullptr);
+  ring_ = std::move(other.ring_);
   bytes_ = other.bytes_;
   number_ = other.number_;
   generation_ = other.generation_;
@@ -55,17 +107,29 @@ Staging::Slot& Staging::Slot::operator=(Slot&& other) noexcept {
 
 void Staging::Slot::Use() {
   const std::lock_guard lock(owner_->mutex_);
-  owner_->generations_[number_] = generation_ + 1;
+  ++generation_;
+  if (owner_->ring_ == ring_) owner_->generations_[number_] = generation_;
+}
+
+void Staging::Slot::Abandon() {
+  {
+    const std::lock_guard lock(owner_->mutex_);
+    if (owner_->ring_ == ring_) ++owner_->abandoned_count_;
+  }
+  owner_->returned_.notify_all();
+  owner_ = nullptr;
+  ring_.reset();
 }
 
 void Staging::Slot::Return() {
   if (!owner_) return;
   {
     const std::lock_guard lock(owner_->mutex_);
-    owner_->free_.push_back(number_);
+    if (owner_->ring_ == ring_) owner_->free_.push_back(number_);
   }
   owner_->returned_.notify_one();
   owner_ = nullptr;
+  ring_.reset();
 }
 
 void PackStreaming(const TensorView& tensor, uint64_t begin, uint64_t end,

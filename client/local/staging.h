@@ -1,7 +1,11 @@
 // Staging: the ring of slots that rows pass through on their way to the sidecar.
 //
-// A slot is filled here, named in one Commit or Append, and used again when that call is answered. When
-// all are in flight, Take waits: that is the back-pressure.
+// A slot is filled here, named in a Commit or Append, and used again when that call is answered. When
+// all are in flight, Take waits: that is the back-pressure. A slot whose call has no answer that tells
+// that the sidecar is done with it is never used again: it would change under a reader.
+//
+// The ring is of one worker: when that has ended, its slots are of no more use, and the next Take opens a
+// ring of the next worker. Slots that are held keep their bytes meanwhile.
 //
 // Thread-safe. The ring is opened at the first use.
 #ifndef PQCACHED_CLIENT_LOCAL_STAGING_H_
@@ -15,24 +19,34 @@
 #include <span>
 #include <vector>
 
-#include "client/local/host.h"
+#include "client/local/link.h"
 #include "client/remote.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
+
+class LocalSession;
 
 class Staging {
  public:
   static constexpr uint64_t kDefaultSlotBytes = uint64_t{16} << 20;
   static constexpr uint32_t kDefaultSlotCount = 4;
 
-  // Zeros = the defaults. The host outlives it.
-  Staging(LocalHost& host, uint64_t slot_bytes, uint32_t slot_count);
+  // Zeros = the defaults. The session outlives it.
+  Staging(LocalSession& session, uint64_t slot_bytes, uint32_t slot_count);
 
   uint64_t slot_bytes() const { return slot_bytes_; }
   uint32_t slot_count() const { return slot_count_; }
 
+  // A ring, and the link that it came over.
+  struct Ring {
+    std::shared_ptr<LocalLink> link;
+    std::shared_ptr<Mapping> memory;  // shared as mappings are
+  };
+
   // A slot to write. Given back when destroyed; a slot that was named in a call must be Used first.
+  //
+  // Thread-compatible.
   class Slot {
    public:
     Slot() = default;
@@ -41,39 +55,64 @@ class Staging {
     ~Slot() { Return(); }
 
     bool valid() const { return owner_ != nullptr; }
+    // Whether its worker is still there; no other one takes it.
+    bool Stands() const { return valid() && ring_->link->Stands(); }
     std::span<std::byte> bytes() const { return bytes_; }
-    // How a message names bytes of it.
+    // How the next call names bytes of it.
     StagingPlace Place(uint64_t offset_bytes, uint64_t size_bytes) const {
-      return {number_, offset_bytes, size_bytes, generation_};
+      return {number_, offset_bytes, size_bytes, generation_, ring_->link->boot_word()};
     }
-    // A call that names the slot is sent: its generation is used up, whatever the answer.
+    // A call that names the slot is sent: its generation is used up, whatever the answer. The next
+    // call, which may come before the slot is given back, has another one.
     void Use();
+    // Instead of giving it back: the sidecar may still read it.
+    void Abandon();
 
    private:
     friend class Staging;
     void Return();
 
     Staging* owner_ = nullptr;
+    std::shared_ptr<const Ring> ring_;  // shared with its other slots
     std::span<std::byte> bytes_;
     uint32_t number_ = 0;
     uint64_t generation_ = 0;
   };
 
-  // Errors: PQC_DEADLINE_EXCEEDED (all slots are in flight), the host's
+  // Opens the ring, when it is not open. Does not wait for a worker. Errors: the host's, PQC_UNAVAILABLE
+  pqc_status Open();
+  // Errors: PQC_DEADLINE_EXCEEDED (all slots are in flight), PQC_RESOURCE_EXHAUSTED (none will come
+  // back), the host's, PQC_UNAVAILABLE (no worker in time)
   pqc_status Take(std::chrono::steady_clock::time_point deadline, Slot* slot);
+  // Neither waits nor opens the ring; leaves *slot as it is when there is none to be had. One slot is
+  // left to those who wait, unless there is only one.
+  void TryTake(Slot* slot);
+
+  // The worker that made the ring has ended.
+  void Forget();
+  // Of the worker that the session has now; another one needs another ring.
+  uint64_t boot_word() const;
 
  private:
-  pqc_status OpenLocked();
+  pqc_status OpenLocked(const std::shared_ptr<LocalLink>& link);
+  Slot TakeLocked();
 
-  LocalHost& host_;
+  LocalSession& session_;
   const uint64_t slot_bytes_;
   const uint32_t slot_count_;
   std::mutex mutex_;
   std::condition_variable returned_;
-  std::shared_ptr<Mapping> ring_;  // shared as mappings are
+  std::shared_ptr<const Ring> ring_;  // shared with slots
   std::vector<uint32_t> free_;
   std::vector<uint64_t> generations_;  // that the next call with the slot carries
+  uint32_t abandoned_count_ = 0;
 };
+
+// Whether the sidecar may still be at work on a call that ended so: the answer is not its own.
+constexpr bool MayStillBeRead(pqc_status status) {
+  return status == PQC_UNAVAILABLE || status == PQC_DEADLINE_EXCEEDED || status == PQC_CANCELLED ||
+         status == PQC_UNKNOWN || status == PQC_INTERNAL;
+}
 
 // Writes indices [begin, end) of the first dimension to `to`, packed, around the caches where that
 // is possible: the other side reads them, not this one.

@@ -74,8 +74,7 @@ pqc_status CheckCoded(const kvstore::LayerView& view, const IndexDescriptor& ind
   for (const kvstore::SegmentView& segment : view.segments) {
     const uint32_t segment_end = segment.first_position + segment.token_count;
     if (segment.index_data || segment_end <= begin || segment.first_position >= end) continue;
-    return Fail(PQC_FAILED_PRECONDITION,
-                "the index pq m=%u b=%u does not reach positions [%u, %u) yet",
+    return Fail(PQC_ABORTED, "the index pq m=%u b=%u does not reach positions [%u, %u) yet",
                 index.subspace_count, index.bits, segment.first_position, segment_end);
   }
   return PQC_OK;

@@ -27,7 +27,7 @@ kvstore::LayerShape ShapeOf(const LayerShape& shape);
 pqc_status OpenLayer(const Pinned& pinned, uint32_t layer, const LayerShape& shape,
                      const kvstore::IndexDescriptor& index, OpenedLayer* opened);
 
-// PQC_FAILED_PRECONDITION when a segment with candidates has no codes yet.
+// PQC_ABORTED when a segment with candidates has no codes yet.
 pqc_status CheckCoded(const kvstore::LayerView& view, const kvstore::IndexDescriptor& index,
                       std::span<const kvstore::PositionRange> candidates);
 

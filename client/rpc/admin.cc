@@ -1,8 +1,9 @@
-// RpcRemote: Admin by name, for tools.
+// RpcRemote: Admin by name, and Admit, for tools.
 #include <google/protobuf/util/json_util.h>
 #include <grpcpp/generic/generic_stub.h>
 
 #include <memory>
+#include <string_view>
 
 #include "client/rpc/rpc_remote.h"
 
@@ -19,9 +20,11 @@ std::unique_ptr<Message> NewMessage(const google::protobuf::Descriptor* descript
 
 const MethodDescriptor* FindMethod(const char* name) {
   // The files' descriptors are registered with the messages' first use.
-  const google::protobuf::ServiceDescriptor* admin =
-      v1::StatsRequest::descriptor()->file()->FindServiceByName("Admin");
-  const MethodDescriptor* method = admin ? admin->FindMethodByName(name) : nullptr;
+  const bool is_admit = std::string_view(name) == "Admit";
+  const google::protobuf::ServiceDescriptor* service =
+      is_admit ? v1::AdmitRequest::descriptor()->file()->FindServiceByName("KvCache")
+               : v1::StatsRequest::descriptor()->file()->FindServiceByName("Admin");
+  const MethodDescriptor* method = service ? service->FindMethodByName(name) : nullptr;
   return method && !method->client_streaming() && !method->server_streaming() ? method : nullptr;
 }
 

@@ -1,6 +1,7 @@
 // RpcRemote: rows in, and the index over them.
 #include <algorithm>
 
+#include "client/rpc/ingest_call.h"
 #include "client/rpc/rpc_remote.h"
 #include "client/rpc/wire.h"
 
@@ -35,29 +36,40 @@ void AddRows(const RowBlock& rows, v1::LayerRows* message) {
   ToWire(rows.values, 0, rows.values.shape[0], message->mutable_values());
 }
 
+// Of which worker the arguments of a call are.
+struct BootWord {
+  uint64_t word = 0;  // 0 = of none
+  bool several = false;
+
+  void Add(uint64_t other) {
+    if (other == 0) return;
+    several = several || (word != 0 && word != other);
+    word = other;
+  }
+  void AddRows(const RowBlock& rows) {
+    if (rows.keys.staging) Add(rows.keys.staging->boot_word);
+    if (rows.values.staging) Add(rows.values.staging->boot_word);
+  }
+};
+
+grpc::Status OfSeveralWorkers() {
+  return {grpc::StatusCode::UNAVAILABLE,
+          "the sidecar's worker is another one by now; repeat the call"};
+}
+
 }  // namespace
 
 grpc::Status RpcRemote::IngestOnce(grpc::ClientContext* context, uint64_t sequence_id,
                                    uint64_t first_position, const RowBlock& rows) {
-  v1::IngestResponse response;
-  const auto stream = kv_->Ingest(context, &response);
-  v1::IngestRequest request;
-  request.mutable_header()->set_sequence_id(sequence_id);
-  bool writing = stream->Write(request);
+  IngestCall call(channel_, context, sequence_id);
   const uint64_t token_count = rows.keys.shape[0];
   const uint64_t token_bytes = BytesPerIndex(rows.keys) + BytesPerIndex(rows.values);
   const uint64_t step = std::max<uint64_t>(1, PayloadBytes(kIngestPayloadBytes) / token_bytes);
-  for (uint64_t token = 0; writing && token < token_count; token += step) {
+  for (uint64_t token = 0; token < token_count; token += step) {
     const uint64_t end = std::min(token_count, token + step);
-    v1::IngestChunk* chunk = request.mutable_chunk();
-    chunk->set_first_position(first_position + token);
-    chunk->mutable_rows()->set_layer(rows.layer);
-    ToWire(rows.keys, token, end, chunk->mutable_rows()->mutable_keys());
-    ToWire(rows.values, token, end, chunk->mutable_rows()->mutable_values());
-    writing = stream->Write(request);
+    if (!call.Write(IngestRequestOf(rows, token, end, first_position + token))) break;
   }
-  if (writing) stream->WritesDone();
-  return stream->Finish();
+  return call.Finish();
 }
 
 pqc_status RpcRemote::Ingest(uint64_t sequence_id, uint64_t first_position, const RowBlock& rows,
@@ -77,20 +89,28 @@ pqc_status RpcRemote::Commit(uint64_t sequence_id, uint64_t first_position, cons
     v1::CommitResponse response;
     request.set_sequence_id(sequence_id);
     request.set_first_position(first_position);
-    for (uint32_t i = 0; i < row_block_count; ++i) AddRows(rows[i], request.add_rows());
+    BootWord boot;
+    for (uint32_t i = 0; i < row_block_count; ++i) {
+      AddRows(rows[i], request.add_rows());
+      boot.AddRows(rows[i]);
+    }
+    if (boot.several) return OfSeveralWorkers();
     // Not repeated after UNAVAILABLE: the sidecar may have the slot in hand still. But when it is too
     // busy to look at it, it says so and asks for a repeat.
     const Deadline deadline = CallDeadline();
     for (;;) {
       bool busy = false;
-      grpc::Status status = Attempt(Repeat::kNever, deadline, [&](auto* context) {
-        grpc::Status attempt = kv_->Commit(context, request, &response);
-        busy = attempt.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
-               context->GetServerTrailingMetadata().count(kRetryMetadata) > 0;
-        return attempt;
-      });
+      grpc::Status status = Attempt(
+          Repeat::kNever, deadline,
+          [&](auto* context) {
+            grpc::Status attempt = kv_->Commit(context, request, &response);
+            busy = attempt.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
+                   context->GetServerTrailingMetadata().count(kRetryMetadata) > 0;
+            return attempt;
+          },
+          Waiting::kCaller, boot.word);
       if (status.ok()) *token_count = response.token_count();
-      if (!busy || std::chrono::system_clock::now() + kBusyPause >= deadline) return status;
+      if (!busy || std::chrono::steady_clock::now() + kBusyPause >= deadline) return status;
       if (session_.WaitEnded(kBusyPause)) return status;
     }
   });
@@ -101,15 +121,22 @@ pqc_status RpcRemote::Append(AppendItem* items, uint32_t item_count, Waiting wai
   return Finish("Append", error, [&]() -> grpc::Status {
     v1::AppendRequest request;
     v1::AppendResponse response;
+    Repeat repeat = Repeat::kHarmless;
+    BootWord boot;
     for (uint32_t i = 0; i < item_count; ++i) {
       v1::SequenceAppend* item = request.add_items();
       item->set_sequence_id(items[i].sequence_id);
       item->set_first_position(items[i].first_position);
       for (uint32_t j = 0; j < items[i].row_block_count; ++j) {
         AddRows(items[i].rows[j], item->add_rows());
+        // The generation of a slot is used up by the first attempt.
+        if (items[i].rows[j].keys.staging) repeat = Repeat::kNever;
+        boot.AddRows(items[i].rows[j]);
       }
       ToWire(items[i].lease, [&] { return item->mutable_lease(); });
+      boot.Add(items[i].lease.boot_word);
     }
+    if (boot.several) return OfSeveralWorkers();
     const uint64_t limit = session_.max_message_bytes();
     if (limit != 0 && request.ByteSizeLong() > limit) {
       return {grpc::StatusCode::INVALID_ARGUMENT,
@@ -118,8 +145,9 @@ pqc_status RpcRemote::Append(AppendItem* items, uint32_t item_count, Waiting wai
                   "; append fewer tokens at once"};
     }
     grpc::Status status = Attempt(
-        Repeat::kHarmless, CallDeadline(),
-        [&](auto* context) { return kv_->Append(context, request, &response); }, waiting);
+        repeat, CallDeadline(),
+        [&](auto* context) { return kv_->Append(context, request, &response); }, waiting,
+        boot.word);
     if (!status.ok()) return status;
     if (static_cast<uint32_t>(response.token_counts_size()) != item_count) {
       return {grpc::StatusCode::INTERNAL, "AppendResponse.token_counts: must be one per item"};
@@ -147,7 +175,8 @@ pqc_status RpcRemote::BuildIndex(uint64_t sequence_id, const pqc_build_options& 
     const std::chrono::milliseconds timeout =
         options.timeout_ms ? std::chrono::milliseconds(options.timeout_ms) : kLongestBuild;
     grpc::ClientContext context;
-    Prepare(&context, std::chrono::system_clock::now() + timeout);
+    if (grpc::Status status = Connect(CallDeadline()); !status.ok()) return status;
+    Prepare(&context, std::chrono::steady_clock::now() + timeout);
     const auto stream = kv_->BuildIndex(&context, request);
     v1::BuildProgress message;
     bool cancelled = false;

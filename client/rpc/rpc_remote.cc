@@ -11,8 +11,11 @@ namespace {
 
 constexpr uint32_t kProtocolVersion = 1;
 constexpr char kSessionKey[] = "pqcached-session";
+constexpr char kBootKey[] = "pqcached-boot";
 constexpr std::chrono::milliseconds kFirstPause(10);
 constexpr std::chrono::milliseconds kLongestPause(1000);
+// Somebody who waits for a connection looks this often whether there is still somebody to connect to.
+constexpr std::chrono::milliseconds kSlice(50);
 // A call may learn that the sidecar is gone a moment before the session's thread does.
 constexpr std::chrono::milliseconds kSessionEndWait(100);
 
@@ -30,7 +33,13 @@ std::shared_ptr<grpc::Channel> MakeChannel(const char* endpoint) {
 
 std::chrono::milliseconds Remaining(Deadline deadline) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(deadline -
-                                                               std::chrono::system_clock::now());
+                                                               std::chrono::steady_clock::now());
+}
+
+// gRPC's way to say it; it counts from now on by a steady clock itself.
+std::chrono::system_clock::time_point ToGrpc(Deadline deadline) {
+  return std::chrono::system_clock::now() + std::chrono::duration_cast<std::chrono::microseconds>(
+                                                deadline - std::chrono::steady_clock::now());
 }
 
 }  // namespace
@@ -38,6 +47,7 @@ std::chrono::milliseconds Remaining(Deadline deadline) {
 RpcRemote::RpcRemote(const RemoteOptions& options)
     : endpoint_(options.endpoint),
       timeout_(options.timeout_ms),
+      remaining_ms_(options.remaining_ms),
       channel_(MakeChannel(options.endpoint)),
       kv_(v1::KvCache::NewStub(channel_)),
       admin_(v1::Admin::NewStub(channel_)),
@@ -84,6 +94,10 @@ pqc_status RpcRemote::Finish(const char* method, ErrorText* error,
 
 grpc::Status RpcRemote::Explain(const char* method, const grpc::Status& status) const {
   switch (status.error_code()) {
+    case grpc::StatusCode::ABORTED:
+      if (status.error_message().rfind(kBootKey, 0) != 0) return status;
+      return {grpc::StatusCode::UNAVAILABLE,
+              "the sidecar's worker is another one by now; repeat the call"};
     case grpc::StatusCode::UNAVAILABLE:
     case grpc::StatusCode::UNAUTHENTICATED: {
       if (!session_.WaitEnded(kSessionEndWait)) return status;
@@ -101,23 +115,44 @@ grpc::Status RpcRemote::Explain(const char* method, const grpc::Status& status) 
   }
 }
 
-void RpcRemote::Prepare(grpc::ClientContext* context, Deadline deadline) const {
-  context->set_deadline(deadline);
+void RpcRemote::Prepare(grpc::ClientContext* context, Deadline deadline, uint64_t boot_word) const {
+  context->set_deadline(ToGrpc(deadline));
   context->AddMetadata(kSessionKey, session_.token());
+  if (boot_word == 0) return;
+  char text[17];
+  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(boot_word));
+  context->AddMetadata(kBootKey, text);
+}
+
+grpc::Status RpcRemote::Connect(Deadline deadline) const {
+  for (;;) {
+    if (!session_.WaitOpen(deadline)) {
+      return {grpc::StatusCode::UNAVAILABLE,
+              endpoint_ + ": the sidecar's worker has ended, and there is no other one in time"};
+    }
+    if (channel_->GetState(true) == GRPC_CHANNEL_READY) return grpc::Status::OK;
+    const auto slice = std::min<Deadline>(deadline, std::chrono::steady_clock::now() + kSlice);
+    if (channel_->WaitForConnected(ToGrpc(slice))) return grpc::Status::OK;
+    const bool over = std::chrono::steady_clock::now() >= deadline;
+    if (over || session_.ended() || (session_.adopted() && session_.WaitBroken({}))) {
+      return {grpc::StatusCode::UNAVAILABLE, endpoint_ + ": no connection"};
+    }
+  }
 }
 
 grpc::Status RpcRemote::Attempt(Repeat repeat, Deadline deadline,
                                 const std::function<grpc::Status(grpc::ClientContext*)>& attempt,
-                                Waiting waiting) const {
+                                Waiting waiting, uint64_t boot_word) const {
   std::chrono::milliseconds pause = kFirstPause;
   for (;;) {
+    if (grpc::Status status = Connect(deadline); !status.ok()) return status;
     (waiting == Waiting::kCaller ? rpcs_ : background_rpcs_) += 1;
     grpc::ClientContext context;
-    Prepare(&context, deadline);
+    Prepare(&context, deadline, boot_word);
     grpc::Status status = attempt(&context);
     if (status.error_code() != grpc::StatusCode::UNAVAILABLE || repeat == Repeat::kNever)
       return status;
-    if (Remaining(deadline) <= pause || session_.WaitEnded(pause)) return status;
+    if (Remaining(deadline) <= pause || session_.WaitBroken(pause)) return status;
     pause = std::min(2 * pause, kLongestPause);
   }
 }

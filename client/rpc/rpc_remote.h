@@ -1,9 +1,11 @@
 // RpcRemote: the sidecar's calls over gRPC.
 //
-// Every call has a deadline and carries the session's token. A call that is harmless to repeat is
-// repeated after UNAVAILABLE, with growing pauses, until its deadline or until the session is lost.
-// A lost session does not come back: the sidecar has dropped its sequences, and another run of the
-// sidecar knows nothing of them.
+// Every call has a deadline and carries the session's token, and the word of the worker that its leases
+// and places of staging are of, so that no other worker takes them for its own. A call is sent when there
+// is a connection. One that is harmless to repeat is repeated after UNAVAILABLE, with growing pauses,
+// until its deadline, or until the worker has ended: then it fails, and the next call waits for the next
+// worker. A session outlives workers (Session); a lost one does not come back: the sidecar knows nothing
+// of its sequences.
 #ifndef PQCACHED_CLIENT_RPC_RPC_REMOTE_H_
 #define PQCACHED_CLIENT_RPC_RPC_REMOTE_H_
 
@@ -22,7 +24,8 @@
 
 namespace pqcached::client {
 
-using Deadline = std::chrono::system_clock::time_point;
+// Of the steady clock: the other one may be set at any time.
+using Deadline = std::chrono::steady_clock::time_point;
 
 class RpcRemote final : public Remote {
  public:
@@ -39,6 +42,9 @@ class RpcRemote final : public Remote {
                           uint64_t* child_token_count, ErrorText* error) noexcept override;
   pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
                          uint64_t* token_count, ErrorText* error) noexcept override;
+  pqc_status Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
+                   pqc_admission* admission, ErrorText* error) noexcept override;
+  pqc_status PinSequence(uint64_t sequence_id, uint64_t ttl_ms, ErrorText* error) noexcept override;
   pqc_status SuspendSequence(uint64_t sequence_id, ErrorText* error) noexcept override;
   pqc_status ResumeSequence(uint64_t sequence_id, uint64_t* token_count,
                             ErrorText* error) noexcept override;
@@ -69,7 +75,7 @@ class RpcRemote final : public Remote {
   pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, uint64_t* lease_id,
                     uint32_t* word_index, const ImageSink& image,
                     ErrorText* error) noexcept override;
-  pqc_status Detach(uint64_t lease_id, ErrorText* error) noexcept override;
+  pqc_status Detach(const LeaseView& lease, ErrorText* error) noexcept override;
   void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept override;
   pqc_status AdminJson(const char* method, const char* request, const TextSink& answer,
                        ErrorText* error) noexcept override;
@@ -86,12 +92,20 @@ class RpcRemote final : public Remote {
   // What a lost session makes of a status.
   grpc::Status Explain(const char* method, const grpc::Status& status) const;
 
-  Deadline CallDeadline() const { return std::chrono::system_clock::now() + timeout_; }
-  void Prepare(grpc::ClientContext* context, Deadline deadline) const;
+  // Of the call that the thread is in.
+  Deadline CallDeadline() const {
+    const auto timeout_ms = static_cast<uint32_t>(timeout_.count());
+    return std::chrono::steady_clock::now() +
+           std::chrono::milliseconds(remaining_ms_ ? remaining_ms_(timeout_ms) : timeout_ms);
+  }
+  // boot_word: of the worker that the arguments are of; 0 = any.
+  void Prepare(grpc::ClientContext* context, Deadline deadline, uint64_t boot_word = 0) const;
+  // Waits for the session, when it has no worker, and for a connection.
+  grpc::Status Connect(Deadline deadline) const;
   // Calls `attempt` with a prepared context until it has anything but UNAVAILABLE.
   grpc::Status Attempt(Repeat repeat, Deadline deadline,
                        const std::function<grpc::Status(grpc::ClientContext*)>& attempt,
-                       Waiting waiting = Waiting::kCaller) const;
+                       Waiting waiting = Waiting::kCaller, uint64_t boot_word = 0) const;
   grpc::Status IngestOnce(grpc::ClientContext* context, uint64_t sequence_id,
                           uint64_t first_position, const RowBlock& rows);
   grpc::Status ScorePart(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
@@ -105,6 +119,7 @@ class RpcRemote final : public Remote {
 
   const std::string endpoint_;
   const std::chrono::milliseconds timeout_;
+  uint32_t (*const remaining_ms_)(uint32_t timeout_ms);
   const std::shared_ptr<grpc::Channel> channel_;  // gRPC's way
   const std::unique_ptr<v1::KvCache::Stub> kv_;
   const std::unique_ptr<v1::Admin::Stub> admin_;

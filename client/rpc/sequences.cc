@@ -1,9 +1,15 @@
 // RpcRemote: the life of sequences, and leases on them.
+#include <algorithm>
+#include <chrono>
+
 #include "client/rpc/rpc_remote.h"
 #include "client/rpc/wire.h"
 
 namespace pqcached::client {
 namespace {
+
+// A sequence that is dropped waits so long for a worker to tell.
+constexpr std::chrono::seconds kDropPatience(2);
 
 template <class Request>
 void SetPrompt(const pqc_sequence_options& prompt, Request* request) {
@@ -70,6 +76,40 @@ pqc_status RpcRemote::MatchPrefix(uint64_t cache_id, const pqc_sequence_options&
   });
 }
 
+pqc_status RpcRemote::Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
+                            pqc_admission* admission, ErrorText* error) noexcept {
+  return Finish("Admit", error, [&] {
+    v1::AdmitRequest request;
+    v1::AdmitResponse response;
+    request.set_cache_id(cache_id);
+    request.set_token_count(token_count);
+    request.set_output_token_count(output_token_count);
+    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
+      return kv_->Admit(context, request, &response);
+    });
+    *admission = {.struct_size = sizeof(pqc_admission),
+                  .verdict = static_cast<pqc_verdict>(response.verdict()),
+                  .needed_bytes = response.needed_bytes(),
+                  .evicted_bytes = response.evicted_bytes(),
+                  .shortfall_bytes = response.shortfall_bytes(),
+                  .limit_bytes = response.limit_bytes(),
+                  .retry_after_ms = response.retry_after_ms()};
+    return status;
+  });
+}
+
+pqc_status RpcRemote::PinSequence(uint64_t sequence_id, uint64_t ttl_ms,
+                                  ErrorText* error) noexcept {
+  return Finish("Pin", error, [&] {
+    v1::PinRequest request;
+    v1::PinResponse response;
+    request.set_sequence_id(sequence_id);
+    request.set_ttl_ms(ttl_ms);
+    return Attempt(Repeat::kHarmless, CallDeadline(),
+                   [&](auto* context) { return admin_->Pin(context, request, &response); });
+  });
+}
+
 pqc_status RpcRemote::SuspendSequence(uint64_t sequence_id, ErrorText* error) noexcept {
   return Finish("SuspendSequence", error, [&] {
     v1::SuspendSequenceRequest request;
@@ -100,6 +140,13 @@ pqc_status RpcRemote::DropSequence(uint64_t sequence_id, ErrorText* error) noexc
     v1::DropSequenceRequest request;
     v1::DropSequenceResponse response;
     request.set_sequence_id(sequence_id);
+    // Without a worker the sequence ends with its session: handles are not to be kept from closing.
+    const auto soon = std::chrono::steady_clock::now() + kDropPatience;
+    if (!session_.WaitOpen(std::min<Deadline>(soon, CallDeadline()))) {
+      return grpc::Status(
+          grpc::StatusCode::UNAVAILABLE,
+          endpoint_ + ": the sidecar's worker has ended; the sequence ends with its session");
+    }
     return Attempt(Repeat::kNever, CallDeadline(),
                    [&](auto* context) { return kv_->DropSequence(context, request, &response); });
   });
@@ -116,7 +163,8 @@ pqc_status RpcRemote::TruncateSequence(uint64_t sequence_id, uint64_t token_coun
     ToWire(lease, [&] { return request.mutable_lease(); });
     grpc::Status status = Attempt(
         Repeat::kNever, CallDeadline(),
-        [&](auto* context) { return kv_->TruncateSequence(context, request, &response); }, waiting);
+        [&](auto* context) { return kv_->TruncateSequence(context, request, &response); }, waiting,
+        lease.boot_word);
     if (status.ok()) GiveImage(response.attachment(), image);
     return status;
   });
@@ -130,9 +178,10 @@ pqc_status RpcRemote::Attach(uint64_t sequence_id, const LeaseView& lease, uint6
     v1::AttachResponse response;
     request.set_sequence_id(sequence_id);
     ToWire(lease, [&] { return request.mutable_lease(); });
-    grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
-      return kv_->Attach(context, request, &response);
-    });
+    grpc::Status status = Attempt(
+        Repeat::kNever, CallDeadline(),
+        [&](auto* context) { return kv_->Attach(context, request, &response); }, Waiting::kCaller,
+        lease.boot_word);
     if (!status.ok()) return status;
     *lease_id = response.lease_id();
     *word_index = response.word_index();
@@ -141,13 +190,15 @@ pqc_status RpcRemote::Attach(uint64_t sequence_id, const LeaseView& lease, uint6
   });
 }
 
-pqc_status RpcRemote::Detach(uint64_t lease_id, ErrorText* error) noexcept {
+pqc_status RpcRemote::Detach(const LeaseView& lease, ErrorText* error) noexcept {
   return Finish("Detach", error, [&] {
     v1::DetachRequest request;
     v1::DetachResponse response;
-    request.set_lease_id(lease_id);
-    return Attempt(Repeat::kHarmless, CallDeadline(),
-                   [&](auto* context) { return kv_->Detach(context, request, &response); });
+    request.set_lease_id(lease.lease_id);
+    return Attempt(
+        Repeat::kHarmless, CallDeadline(),
+        [&](auto* context) { return kv_->Detach(context, request, &response); }, Waiting::kCaller,
+        lease.boot_word);
   });
 }
 

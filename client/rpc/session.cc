@@ -1,20 +1,29 @@
 #include "client/rpc/session.h"
 
+#include <algorithm>
+
 namespace pqcached::client {
 namespace {
 // How long Close waits for the sidecar's last word before it cuts the stream.
 constexpr std::chrono::seconds kCloseWait(1);
+// Between attempts to go on with a session.
+constexpr std::chrono::milliseconds kFirstPause(20);
+constexpr std::chrono::milliseconds kLongestPause(500);
+// A stream that held so long breaks for another reason than the one before.
+constexpr std::chrono::seconds kHeld(5);
 }  // namespace
 
 grpc::Status Session::Open(const v1::SessionOpen& open,
-                           std::chrono::system_clock::time_point deadline) {
+                           std::chrono::steady_clock::time_point deadline) {
   thread_ = std::thread([this, open] { Run(open); });
   std::unique_lock lock(mutex_);
   const bool answered =
       changed_.wait_until(lock, deadline, [this] { return state_ != State::kOpening; });
-  if (answered) return state_ == State::kOpen ? grpc::Status::OK : end_status_;
+  if (answered && state_ != State::kEnded) return grpc::Status::OK;
+  if (answered) return end_status_;
+  closing_ = true;
+  if (context_) context_->TryCancel();
   lock.unlock();
-  context_.TryCancel();
   thread_.join();
   return {grpc::StatusCode::DEADLINE_EXCEEDED, "the session was not opened in time"};
 }
@@ -25,23 +34,45 @@ void Session::Adopt(const RemoteOptions& options) {
   opened_.set_max_message_bytes(options.max_message_bytes);
   adopted_context_ = options.ended_context;
   adopted_ended_ = options.ended;
+  adopted_detached_ = options.detached;
 }
 
 void Session::Close() {
   if (!thread_.joinable()) return;
   {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    if (state_ != State::kOpen && context_) context_->TryCancel();  // nobody answers
+  }
+  changed_.notify_all();
+  {
     const std::lock_guard lock(write_mutex_);
-    if (!writes_done_ && !ended()) stream_->WritesDone();
+    if (!writes_done_ && stream_) stream_->WritesDone();
     writes_done_ = true;
   }
-  if (!WaitEnded(kCloseWait)) context_.TryCancel();
+  if (!WaitEnded(kCloseWait)) {
+    const std::lock_guard lock(mutex_);
+    if (context_) context_->TryCancel();
+  }
   thread_.join();
+}
+
+bool Session::WaitOpen(std::chrono::steady_clock::time_point deadline) const {
+  if (adopted()) return true;  // the caller waits for it
+  std::unique_lock lock(mutex_);
+  return changed_.wait_until(lock, deadline, [this] { return state_ != State::kBroken; });
 }
 
 bool Session::WaitEnded(std::chrono::milliseconds wait) const {
   if (adopted()) return adopted_ended_(adopted_context_, static_cast<uint32_t>(wait.count()));
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, wait, [this] { return state_ == State::kEnded; });
+}
+
+bool Session::WaitBroken(std::chrono::milliseconds wait) const {
+  if (adopted()) return adopted_detached_(adopted_context_, static_cast<uint32_t>(wait.count()));
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, wait, [this] { return state_ != State::kOpen; });
 }
 
 bool Session::ended() const {
@@ -51,41 +82,88 @@ bool Session::ended() const {
 }
 
 grpc::Status Session::end_status() const {
-  if (adopted()) return {grpc::StatusCode::UNAVAILABLE, "the broker's connection ended"};
+  if (adopted()) return {grpc::StatusCode::UNAVAILABLE, "the sidecar does not know it any more"};
   const std::lock_guard lock(mutex_);
   return end_status_;
 }
 
-void Session::Run(const v1::SessionOpen& open) {
-  stream_ = stub_.Session(&context_);
+void Session::SetState(State state, const grpc::Status& status) {
+  {
+    const std::lock_guard lock(mutex_);
+    state_ = state;
+    end_status_ = status;
+  }
+  changed_.notify_all();
+}
+
+bool Session::GoesOn(const grpc::Status& status) const {
+  const std::lock_guard lock(mutex_);
+  if (closing_ || state_ == State::kOpening) return false;
+  // A stream that breaks, or an attempt that found nobody, or a sidecar that has not noticed the end of
+  // the stream before. An orderly end is an end.
+  return status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
+         status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+         status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
+         status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED;
+}
+
+void Session::Run(v1::SessionOpen open) {
+  std::chrono::milliseconds pause = kFirstPause;
+  for (;;) {
+    const auto begun = std::chrono::steady_clock::now();
+    const grpc::Status status = RunStream(open);
+    if (!GoesOn(status)) {
+      SetState(State::kEnded, status);
+      return;
+    }
+    SetState(State::kBroken, status);
+    open.set_resume_token(opened_.session_token());
+    if (std::chrono::steady_clock::now() - begun > kHeld) pause = kFirstPause;
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, pause, [this] { return closing_; });
+    pause = std::min(2 * pause, kLongestPause);
+  }
+}
+
+grpc::Status Session::RunStream(const v1::SessionOpen& open) {
+  const bool resumes = !open.resume_token().empty();
+  {
+    const std::lock_guard lock(mutex_);
+    if (closing_) return {grpc::StatusCode::CANCELLED, "closed"};
+    context_ = std::make_unique<grpc::ClientContext>();
+  }
+  auto stream = stub_.Session(context_.get());
   v1::SessionRequest request;
   *request.mutable_open() = open;
   v1::SessionEvent event;
-  const bool answered = stream_->Write(request) && stream_->Read(&event);
-  if (answered && event.has_opened()) {
-    opened_ = event.opened();
-    {
-      const std::lock_guard lock(mutex_);
-      state_ = State::kOpen;
-    }
-    changed_.notify_all();
+  bool written = false;
+  {
+    const std::lock_guard lock(write_mutex_);
+    stream_ = std::move(stream);
+    written = !writes_done_ && stream_->Write(request);
+  }
+  const bool answered = written && stream_->Read(&event);
+  const bool opened = answered && event.has_opened();
+  if (opened) {
+    if (!resumes) opened_ = event.opened();
+    SetState(State::kOpen);
     while (stream_->Read(&event)) {
       if (event.has_heartbeat()) WriteHeartbeat();
     }
   } else if (answered) {
-    context_.TryCancel();  // Finish waits for the stream's end, which this sidecar has no reason to
-                           // bring about.
+    context_
+        ->TryCancel();  // Finish waits for the stream's end, which this sidecar has no reason to
+                        // bring about.
   }
-  grpc::Status status = stream_->Finish();
-  {
-    const std::lock_guard lock(mutex_);
-    if (state_ == State::kOpening && (answered || status.ok())) {
-      status = {grpc::StatusCode::INTERNAL, "the sidecar did not answer with `opened`"};
-    }
-    state_ = State::kEnded;
-    end_status_ = status;
+  {  // nobody writes any more
+    const std::lock_guard lock(write_mutex_);
+    stream = std::move(stream_);
   }
-  changed_.notify_all();
+  const grpc::Status status = stream->Finish();
+  if (!opened && (answered || status.ok())) {
+    return {grpc::StatusCode::INTERNAL, "the sidecar did not answer with `opened`"};
+  }
+  return status;
 }
 
 void Session::WriteHeartbeat() {

@@ -21,8 +21,12 @@
  *     closed while a call uses them.
  *  7. Every call ends within its deadline: `timeout_ms` of the client, or of the call's options.
  *     After PQC_UNAVAILABLE the client repeats, within the deadline, only what is harmless to
- *     repeat (reads; rows, since positions make a repeat a no-op), and nothing once the session is
- *     lost: then every call gives PQC_UNAVAILABLE, and a new client is needed.
+ *     repeat (reads; rows, since positions make a repeat a no-op).
+ *     When the sidecar's worker ends, calls and steps under way give PQC_UNAVAILABLE; the next call
+ *     goes on with the next worker, within its deadline: handles and what was acknowledged stay,
+ *     unacknowledged rows of steps are sent again, a build under way has to be begun anew. Once the
+ *     sidecar does not know the session any more, every call gives PQC_UNAVAILABLE ("the session is
+ *     lost"), and a new client is needed.
  *  8. No call throws, aborts, installs signal handlers, or touches the environment; callbacks must
  *     not throw. The library needs libc, libm, libstdc++ and libdl; gRPC is loaded apart
  *     (libpqcached_rpc) so that it never meets a protobuf of the engine's. A process that forks
@@ -89,7 +93,7 @@ PQC_API const char* pqc_last_error(void);
 /* ---- Tensors */
 
 typedef enum pqc_dtype { PQC_F16 = 1, PQC_BF16 = 2, PQC_F32 = 3 } pqc_dtype;
-/* PQC_CUDA is PQC_UNIMPLEMENTED in this version. */
+/* PQC_CUDA is for steps on a GPU (gpu.h), and PQC_UNIMPLEMENTED elsewhere. */
 typedef enum pqc_device { PQC_CPU = 0, PQC_CUDA = 1 } pqc_device;
 
 /* Rows of a paged engine: token t lives in block blocks[t / block_tokens], at index t %
@@ -176,7 +180,7 @@ typedef struct pqc_client_counts {
 } pqc_client_counts;
 PQC_API pqc_status pqc_client_count(const pqc_client* client, pqc_client_counts* counts);
 
-/* Any unary Admin RPC by name, for tools: request and answer as JSON (protobuf's mapping). *answer
+/* Any unary Admin RPC, or Admit, by name, for tools: request and answer as JSON (protobuf's mapping). *answer
  * is freed with pqc_free. */
 PQC_API pqc_status pqc_admin_json(pqc_client* client, const char* method, const char* request,
                                   char** answer);
@@ -268,7 +272,7 @@ PQC_API pqc_status pqc_sequence_create(pqc_cache* cache, pqc_sequence** sequence
  */
 PQC_API pqc_status pqc_sequence_drop(pqc_sequence* sequence);
 PQC_API uint64_t pqc_sequence_id(const pqc_sequence* sequence);
-/* Forgets the tokens from `token_count` on. */
+/* Forgets the tokens from `token_count` on; with the last one the indexes, but a live one begins anew. */
 PQC_API pqc_status pqc_sequence_truncate(pqc_sequence* sequence, uint64_t token_count);
 
 /* Of sequences that share prefixes, or whose index is kept up while rows arrive. */
@@ -280,8 +284,9 @@ typedef struct pqc_sequence_options {
   uint64_t token_id_count;
   const void* extra_key; /* of the prefix (images, ...): at most 256 bytes */
   uint64_t extra_key_bytes;
-  /* Live index: prefill segments are indexed in the background as they fill; pqc_build_index with the
-   * same index then finishes what is left. */
+  /* Live index: prefill segments are indexed in the background as they fill; the last one when the
+   * first step begins or the first token is appended, or by pqc_build_index with the same index, which
+   * waits for all of it. */
   uint32_t live;       /* 0 or 1 */
   uint32_t iterations; /* of k-means; 0 = what the sidecar's cost model finds */
   pqc_index index;
@@ -290,7 +295,9 @@ typedef struct pqc_sequence_options {
   uint64_t sink_tokens;  /* not trained on */
 } pqc_sequence_options;
 
-/* *token_count (may be NULL) gets the tokens of the shared prefix: the next position to ingest. */
+/* *token_count (may be NULL) gets the tokens of the shared prefix: the next position to ingest. A prompt
+ * that is stored as a whole is shared as a whole; an engine that needs the logits of its last token
+ * truncates by one and hands in that token's rows again. */
 PQC_API pqc_status pqc_sequence_create_with(pqc_cache* cache, const pqc_sequence_options* options,
                                             pqc_sequence** sequence, uint64_t* token_count);
 /* A new sequence that shares the first `token_count` tokens (0 = all) and their indexes,
@@ -301,6 +308,31 @@ PQC_API pqc_status pqc_sequence_fork(pqc_sequence* parent, uint64_t token_count,
 PQC_API pqc_status pqc_match_prefix(pqc_cache* cache, const uint32_t* token_ids,
                                     uint64_t token_id_count, const void* extra_key,
                                     uint64_t extra_key_bytes, uint64_t* token_count);
+/* Will a request fit? By what allocation will take; nothing is reserved. */
+typedef enum pqc_verdict {
+  PQC_FITS_NOW = 1,
+  PQC_FITS_AFTER_EVICTION = 2, /* of what nobody uses */
+  PQC_FITS_LATER = 3,          /* when others have let go of what they hold */
+  PQC_FITS_NEVER = 4           /* more than the cache may hold */
+} pqc_verdict;
+
+typedef struct pqc_admission {
+  size_t struct_size;
+  pqc_verdict verdict;
+  uint64_t needed_bytes;
+  uint64_t evicted_bytes;   /* after eviction: that would have to go */
+  uint64_t shortfall_bytes; /* later, never: what is missing */
+  uint64_t limit_bytes;     /* that the cache may hold */
+  uint64_t retry_after_ms;  /* later */
+} pqc_admission;
+
+/* token_count: of the prefill, without those that pqc_match_prefix found; output_token_count: expected. The
+ * index is the cache's default one. */
+PQC_API pqc_status pqc_admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_count,
+                             pqc_admission* admission);
+/* Keeps the sequence from being evicted for so long (at most 30 days), and what is retained of it when it ends;
+ * 0 = no longer. */
+PQC_API pqc_status pqc_sequence_pin(pqc_sequence* sequence, uint64_t ttl_ms);
 /* Preemption: until it is resumed, every other call on the sequence but describe and drop gives
  * PQC_FAILED_PRECONDITION. *token_count may be NULL. */
 PQC_API pqc_status pqc_sequence_suspend(pqc_sequence* sequence);
@@ -482,115 +514,10 @@ PQC_API pqc_status pqc_attend_positions(pqc_sequence* sequence, const pqc_query*
 PQC_API pqc_status pqc_merge(uint32_t rows, uint32_t dim, float* output_a, float* lse_a,
                              const float* output_b, const float* lse_b);
 
-/* ---- Steps
- *
- * A step is one decode position (or several: speculation) over all layers for a batch of sequences:
- *
- *   pqc_step_begin                 host: readiness, epoch, back-pressure
- *   per layer: pqc_step_select     positions, for engines with their own paged kernels
- *          or pqc_step_attend      (o, lse) of the selected middle; the engine attends its own sink
- *                                  and window, and merges
- *          or pqc_step_attend_begin ... pqc_step_attend_wait: the same beside the engine's own work
- *   pqc_step_end                   hands in the rows of the new tokens; abandons with pqc_step_abandon
- *
- * On the local path none of them waits for an RPC: rows of finished steps travel in the background,
- * and the client keeps them until they are acknowledged. Tokens that are not stored yet must lie in
- * the window: pqc_step_begin waits until query_position - window_tokens are. Everything of item i lies
- * at the offset of its query tokens: packed tensors have the query tokens of all items, in order.
- *
- * One thread per step; several steps of different sequences may run at once. A sequence is in at most
- * one step at a time. */
-
-typedef struct pqc_step pqc_step;
-
-typedef struct pqc_step_item {
-  size_t struct_size;
-  pqc_sequence* sequence;  /* of one cache of the client, each at most once in a step */
-  uint64_t query_position; /* of its first query token, whose row pqc_step_end hands in */
-  uint32_t query_length;   /* 1..8; 0 = 1 */
-} pqc_step_item;
-
-typedef struct pqc_step_options {
-  size_t struct_size;
-  const pqc_selection* selection; /* of all items and layers, unless a call brings another one */
-  uint32_t timeout_ms;            /* of the whole step's waiting; 0 = the client's */
-} pqc_step_options;
-
-/* Errors: PQC_INVALID_ARGUMENT (items[i]: unknown, of another client, listed twice, positions beyond
- *         the tail), PQC_FAILED_PRECONDITION (suspended; no such index), PQC_DEADLINE_EXCEEDED (rows
- *         or index not there in time), PQC_UNAVAILABLE (the session is lost) */
-PQC_API pqc_status pqc_step_begin(pqc_client* client, const pqc_step_item* items,
-                                  uint32_t item_count, const pqc_step_options* options,
-                                  pqc_step** step);
-
-/* positions[begins[i] + kv_head * counts[i] + j], j < counts[i]: ascending per kv head. */
-typedef struct pqc_step_positions {
-  size_t struct_size;
-  uint32_t* positions;
-  uint64_t capacity; /* of `positions`, in elements */
-  uint64_t* begins;  /* [items], out */
-  uint32_t* counts;  /* [items], out: k of each item, per kv head */
-  uint64_t count;    /* out: elements written, or needed */
-} pqc_step_positions;
-
-/* queries: [query tokens of all items, query_heads, key_dim]. `selection` may be NULL. */
-PQC_API pqc_status pqc_step_select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                                   const pqc_selection* selection, pqc_step_positions* out);
-
-typedef struct pqc_step_attention {
-  size_t struct_size;
-  float* output;            /* [query tokens of all items, query_heads, value_dim] */
-  uint64_t output_capacity; /* elements */
-  float* lse;               /* [query tokens of all items, query_heads] */
-  uint64_t lse_capacity;
-  uint32_t* counts; /* [items], out: k of each item; may be NULL */
-} pqc_step_attention;
-
-PQC_API pqc_status pqc_step_attend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                                   const pqc_selection* selection, pqc_step_attention* out);
-/* As pqc_step_attend, on other threads: what it was given must stay until pqc_step_attend_wait, which
- * gives the status. At most one at a time in a step. */
-PQC_API pqc_status pqc_step_attend_begin(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                                         const pqc_selection* selection, pqc_step_attention* out);
-PQC_API pqc_status pqc_step_attend_wait(pqc_step* step);
-
-/* Ends the step and closes the handle, whatever the status says. A query_position below the tokens
- * handed in before rolls back to it first. layers: every stored layer once, K
- * and V [query tokens of all items, kv_heads, dim]; the tensors are copied. accepted (may be NULL =
- * all): how many of each item's query tokens stay; the rest is rolled back, also where it was handed
- * in before. Checks that all results of the step came from rows that still stood: PQC_UNAVAILABLE or
- * PQC_ABORTED tell that they must not be used. */
-PQC_API pqc_status pqc_step_end(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
-                                const uint32_t* accepted);
-PQC_API void pqc_step_abandon(pqc_step* step); /* closes the handle without rows; NULL is fine */
-
-/* Waits until all rows that steps handed in are stored, and tells why one was not. */
-PQC_API pqc_status pqc_sequence_flush(pqc_sequence* sequence);
-
-/* ---- Convenience session: keeps sink and window too
- *
- * For engines without a cache of their own, and for trying things out: prefill each layer, then decode
- * layer by layer in ascending order; the step around it begins with the first layer and ends with the
- * last. */
-
-typedef struct pqc_decoder pqc_decoder;
-
-/* Uses the sequence until it is closed; selection: of all layers. */
-PQC_API pqc_status pqc_decoder_open(pqc_sequence* sequence, const pqc_selection* selection,
-                                    pqc_decoder** decoder);
-PQC_API void pqc_decoder_close(pqc_decoder* decoder); /* NULL is fine */
-/* K and V [tokens, kv_heads, dim] of the next tokens of a layer. */
-PQC_API pqc_status pqc_decoder_prefill(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* keys,
-                                       const pqc_tensor* values);
-/* q [query_heads, key_dim], k [kv_heads, key_dim], v [kv_heads, value_dim] of the next token; output
- * [query_heads, value_dim]: attention over sink, selected and window, the token itself included.
- * The first decode builds what the sequence's index lacks. */
-PQC_API pqc_status pqc_decoder_decode(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* query,
-                                      const pqc_tensor* key, const pqc_tensor* value, float* output,
-                                      uint64_t output_capacity);
-
 #ifdef __cplusplus
 }
 #endif
+
+#include "pqcached/step.h"
 
 #endif /* PQCACHED_CLIENT_H_ */

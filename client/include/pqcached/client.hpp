@@ -151,6 +151,8 @@ class Sequence {
   }
 
   Status Suspend() { return Status(pqc_sequence_suspend(handle_.get())); }
+  // Against eviction, also of what is retained of it; 0 = no longer.
+  Status Pin(uint64_t ttl_ms) { return Status(pqc_sequence_pin(handle_.get(), ttl_ms)); }
   // Returns the sequence's tokens.
   Result<uint64_t> Resume() {
     uint64_t token_count = 0;
@@ -424,6 +426,14 @@ class Cache {
     const pqc_status status = pqc_sequence_create_with(handle_.get(), &c, &sequence, token_count);
     if (status != PQC_OK) return Status(status);
     return Sequence(sequence, sizes_);
+  }
+
+  // Whether a request will fit: tokens of the prefill that MatchPrefix has not found, and of the output.
+  Result<pqc_admission> Admit(uint64_t token_count, uint64_t output_token_count = 0) {
+    pqc_admission admission = PQC_INIT(pqc_admission);
+    const pqc_status status = pqc_admit(handle_.get(), token_count, output_token_count, &admission);
+    if (status != PQC_OK) return Status(status);
+    return admission;
   }
 
   // How many tokens of the prompt are stored: a multiple of 128.

@@ -15,14 +15,15 @@ class per status, or TypeError for an argument of a wrong type. Positions are ab
 """
 
 from ._abi import library as _load
-from ._arrays import ArrayLike, Tensor
+from ._arrays import ArrayLike, Paged, Tensor
 from ._client import Cache, Client, Sequence
 from ._enums import BudgetKind, Device, DType, GroupRule, IndexKind, LayerKind, Path, PathChoice, RopeLayout, RowPart
 from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
                       InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Status,
                       Unauthenticated, Unavailable, Unimplemented, Unknown)
-from ._options import (Attention, BuildProgress, ClientCounts, Index, LayerGroup, Scores, Selected, Selection, SequenceInfo,
-                       merge)
+from ._options import (Attention, BuildProgress, ClientCounts, Index, LayerGroup, Rank, Scores, Selected, Selection,
+                       SequenceInfo, merge)
+from ._steps import Decoder, Step, StepAttention, StepItem
 
 __version__ = "0.1.0"
 
@@ -34,8 +35,8 @@ def library_path() -> str:
 
 __all__ = [
     "Aborted", "AlreadyExists", "ArrayLike", "Attention", "BudgetKind", "BuildProgress", "Cache", "Cancelled", "Client",
-    "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Device", "Error", "FailedPrecondition", "GroupRule", "Index", "IndexKind",
-    "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "NotFound", "OutOfRange", "Path", "PathChoice",
-    "PermissionDenied", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence", "SequenceInfo",
-    "Status", "Tensor", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "library_path", "merge",
+    "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Decoder", "Device", "Error", "FailedPrecondition", "GroupRule", "Index", "IndexKind",
+    "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "NotFound", "OutOfRange", "Paged", "Path", "PathChoice",
+    "PermissionDenied", "Rank", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence",
+    "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "Tensor", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "library_path", "merge",
 ]

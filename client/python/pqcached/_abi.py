@@ -136,6 +136,25 @@ class Attention(Sized):
                 ("lse_capacity", c_uint64), ("selected", _PositionsField)]
 
 
+class StepItem(Sized):
+    _fields_ = [("struct_size", c_size_t), ("sequence", c_void_p), ("query_position", c_uint64),
+                ("query_length", c_uint32)]
+
+
+class StepOptions(Sized):
+    _fields_ = [("struct_size", c_size_t), ("selection", POINTER(Selection)), ("timeout_ms", c_uint32)]
+
+
+class StepPositions(Sized):
+    _fields_ = [("struct_size", c_size_t), ("positions", c_void_p), ("capacity", c_uint64), ("begins", c_void_p),
+                ("counts", c_void_p), ("count", c_uint64)]
+
+
+class StepAttention(Sized):
+    _fields_ = [("struct_size", c_size_t), ("output", c_void_p), ("output_capacity", c_uint64), ("lse", c_void_p),
+                ("lse_capacity", c_uint64), ("counts", c_void_p)]
+
+
 _handle = c_void_p
 _status = c_enum
 
@@ -172,6 +191,20 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_fetch_tokens": (_status, [_handle, c_uint32, c_void_p, c_uint32, c_enum, c_void_p, c_uint64]),
     "pqc_attend": (_status, [_handle, POINTER(Query), POINTER(Selection), POINTER(Attention)]),
     "pqc_attend_positions": (_status, [_handle, POINTER(Query), c_void_p, c_uint32, POINTER(Attention)]),
+    "pqc_step_begin": (_status, [_handle, POINTER(StepItem), c_uint32, POINTER(StepOptions), POINTER(_handle)]),
+    "pqc_step_select": (_status, [_handle, c_uint32, POINTER(Tensor), POINTER(Selection), POINTER(StepPositions)]),
+    "pqc_step_attend": (_status, [_handle, c_uint32, POINTER(Tensor), POINTER(Selection), POINTER(StepAttention)]),
+    "pqc_step_attend_begin": (_status, [_handle, c_uint32, POINTER(Tensor), POINTER(Selection),
+                                        POINTER(StepAttention)]),
+    "pqc_step_attend_wait": (_status, [_handle]),
+    "pqc_step_end": (_status, [_handle, POINTER(LayerRows), c_uint32, c_void_p]),
+    "pqc_step_abandon": (None, [_handle]),
+    "pqc_sequence_flush": (_status, [_handle]),
+    "pqc_decoder_open": (_status, [_handle, POINTER(Selection), POINTER(_handle)]),
+    "pqc_decoder_close": (None, [_handle]),
+    "pqc_decoder_prefill": (_status, [_handle, c_uint32, POINTER(Tensor), POINTER(Tensor)]),
+    "pqc_decoder_decode": (_status, [_handle, c_uint32, POINTER(Tensor), POINTER(Tensor), POINTER(Tensor), c_void_p,
+                                     c_uint64]),
     "pqc_merge": (_status, [c_uint32, c_uint32, c_void_p, c_void_p, c_void_p, c_void_p]),
 }
 

@@ -13,7 +13,7 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from . import _abi as abi
-from ._arguments import member
+from ._arguments import member, uint32, uint64
 from ._enums import Device, DType
 from ._errors import InvalidArgument, ResourceExhausted
 
@@ -184,6 +184,31 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor(shape={self.shape}, dtype={self.dtype.name}, device={self.device.name})"
+
+
+class Paged(Tensor):
+    """Rows of a paged engine, read where they lie: token t is row t % block_tokens of block blocks[t // block_tokens].
+
+    memory: all blocks, K's or V's, as a view [blocks, block_tokens, heads, dim], whatever the order in memory: of vLLM's
+        [blocks, 2, tokens, heads, dim] `memory[:, 0]`, of [blocks, heads, tokens, dim] `memory.transpose(1, 2)` in torch.
+    blocks: integers, the table of one sequence. token_count: how many of its tokens a call hands in, from the first one.
+
+    Raises what Tensor raises, and InvalidArgument for a memory that has not four dimensions.
+    """
+
+    __slots__ = ("_table", "_blocks")
+
+    def __init__(self, memory: Any, blocks: Any, token_count: int, dtype: Optional[DType] = None, *,
+                 name: str = "memory") -> None:
+        super().__init__(memory, dtype, name=name)
+        if len(self.shape) != 4:
+            raise InvalidArgument(f"{name}.shape: {self.shape}, must be [blocks, block_tokens, heads, dim]")
+        self._blocks = token_ids_to_read("blocks", blocks)
+        table = abi.BlockTable(block_count=len(self._blocks), block_tokens=uint32("block_tokens", self.shape[1]),
+                               token_count=uint64("token_count", token_count))
+        table.blocks = self._blocks.ctypes.data_as(ctypes.POINTER(ctypes.c_uint32))
+        self._table = table
+        self.c.block_table = ctypes.pointer(table)
 
 
 ArrayLike = Union[Tensor, Any]  # Any: see Tensor; numpy, torch and DLPack have no type in common

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import json
-import weakref
 from ctypes import byref
-from types import TracebackType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence as SequenceOf, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence as SequenceOf, Tuple
 
 import numpy as np
 
@@ -17,40 +15,13 @@ from ._arrays import (ArrayLike, floats_to_write, new_array, numpy_dtype, positi
                       token_ids_to_read)
 from ._enums import LayerKind, Path, PathChoice, RowPart
 from ._errors import InvalidArgument
-from ._handle import Handle
-from ._options import (Attention, BuildProgress, ClientCounts, Index, LayerGroup, Scores, Selected, Selection,
+from ._handle import Closable, Handle
+from ._options import (Attention, BuildProgress, ClientCounts, Index, LayerGroup, Rank, Scores, Selected, Selection,
                        SequenceInfo, from_c)
-
-_Self = TypeVar("_Self", bound="_Closable")
-
-
-class _Closable:
-    """Closed by close(), by the end of `with`, or when nobody refers to it any more; in any order."""
-
-    _handle: Handle
-
-    def _own(self, handle: Handle, at_exit: bool) -> None:
-        self._handle = handle
-        # At the program's end closing the client is enough: the session takes its sequences with it.
-        weakref.finalize(self, handle.close_unseen).atexit = at_exit
-
-    @property
-    def closed(self) -> bool:
-        return self._handle.closed
-
-    def close(self) -> None:
-        """Gives the handle back, or lets the last call that is under way in another thread do so; again is fine."""
-        self._handle.close()
-
-    def __enter__(self: _Self) -> _Self:
-        return self
-
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
-                 traceback: Optional[TracebackType]) -> None:
-        self.close()
+from ._steps import Decoder, Step, StepItem, layer_rows
 
 
-class Client(_Closable):
+class Client(Closable):
     """A connection and its session, which ends with it, and with it the client's sequences.
 
     endpoint: "unix:///run/pqcached/pqcached.sock", or "host:port" on the loopback.
@@ -97,11 +68,11 @@ class Client(_Closable):
         return made
 
     def open_cache(self, name: str, *, model_fingerprint: str, groups: SequenceOf[LayerGroup], capacity_bytes: int,
-                   default_index: Index = Index()) -> "Cache":
+                   default_index: Index = Index(), rank: Optional[Rank] = None) -> "Cache":
         """Opens the tenant's cache of this name, or joins it.
 
         name: 1..128 bytes. model_fingerprint: 1..256 bytes, all that makes K and V differ. capacity_bytes: of its pool.
-        default_index: pq(2, 6) when not said.
+        default_index: pq(2, 6) when not said. rank: of a model that spans several processes.
 
         Raises FailedPrecondition (the cache exists with another fingerprint or shape), InvalidArgument (a limit),
         ResourceExhausted (no room for such a pool), Unimplemented (a kind of layer of later versions).
@@ -110,11 +81,28 @@ class Client(_Closable):
         spec = abi.CacheSpec(name=text("name", name), model_fingerprint=text("model_fingerprint", model_fingerprint),
                              groups=(abi.LayerGroup * len(parts))(*parts), group_count=len(parts),
                              capacity_bytes=uint64("capacity_bytes", capacity_bytes), default_index=default_index.c())
+        if rank is not None:
+            spec.rank_group, spec.rank = text("rank.group", rank.group), uint32("rank.rank", rank.rank)
+            spec.rank_count = uint32("rank.rank_count", rank.rank_count)
+            spec.kv_head_begin = uint32("rank.kv_head_begin", rank.kv_head_begin)
+            spec.layer_begin = uint32("rank.layer_begin", rank.layer_begin)
         handle = ctypes.c_void_p()
         with self._handle as client:
             abi.check(self._library.pqc_cache_open(client, byref(spec), byref(handle)))
         assert handle.value
         return Cache(self, handle.value, groups)
+
+    def begin_step(self, items: SequenceOf[StepItem], selection: Optional[Selection] = None, *,
+                   timeout_ms: int = 0) -> Step:
+        """One decode position, or several (speculation), over all layers for a batch of sequences.
+
+        items: of one cache, each sequence once. selection: of all items and layers, unless a call brings another one;
+        with it, the step waits here for the rows that it needs. timeout_ms: of the whole step's waiting; 0 = the client's.
+
+        Raises InvalidArgument (items[i]: listed twice, of another client, positions beyond the tail), FailedPrecondition
+        (suspended; no such index), Aborted (in another step), DeadlineExceeded (rows or index not there in time).
+        """
+        return Step(self._library, self._handle, items, selection, uint32("timeout_ms", timeout_ms))
 
     def admin(self, method: str, request: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
         """Any unary Admin RPC by name, for tools: `client.admin("Stats")`. Fields have the names of the proto.
@@ -132,7 +120,7 @@ class Client(_Closable):
             self._library.pqc_free(answer)
 
 
-class Cache(_Closable):
+class Cache(Closable):
     """A KV space of one model. Made by Client.open_cache; closing it closes the handle, the cache lives on."""
 
     def __init__(self, client: Client, handle: int, groups: SequenceOf[LayerGroup]) -> None:
@@ -151,8 +139,9 @@ class Cache(_Closable):
         token_ids: integers [tokens], of the prompt as far as known: the sequence begins with their longest stored
         prefix (see Sequence.shared_tokens), and others may share what it stores under them. extra_key: of the prefix
         (images, ...), at most 256 bytes.
-        live: prefill segments are indexed in the background as they fill; build_index with the same index then finishes
-        what is left. The rest is as in build_index, but 0 iterations and 0 train_tokens stand for the sidecar's choice.
+        live: prefill segments are indexed in the background as they fill, the last one when the first step begins or the
+        first token is appended; build_index with the same index waits for all of it. The rest is as in build_index, but
+        0 iterations and 0 train_tokens stand for the sidecar's choice.
         """
         ids = token_ids_to_read("token_ids", () if token_ids is None else token_ids)
         key = key_bytes("extra_key", extra_key)
@@ -178,7 +167,7 @@ class Cache(_Closable):
         return count.value
 
 
-class Sequence(_Closable):
+class Sequence(Closable):
     """The tokens of one request. Made by Cache.create_sequence; closing it drops it in the sidecar.
 
     All calls raise InvalidArgument when an argument is wrong, TypeError when it is of a wrong type or dtype,
@@ -229,7 +218,7 @@ class Sequence(_Closable):
         return count.value
 
     def truncate(self, token_count: int) -> None:
-        """Forgets the tokens from `token_count` on: a position in the open tail, or its start."""
+        """Forgets the tokens from `token_count` on."""
         count = uint64("token_count", token_count)
         with self._handle as sequence:
             abi.check(self._library.pqc_sequence_truncate(sequence, count))
@@ -246,7 +235,7 @@ class Sequence(_Closable):
     def ingest(self, layer: int, first_position: int, keys: ArrayLike, values: ArrayLike) -> None:
         """Stores consecutive prefill tokens of one layer. All or nothing.
 
-        keys [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim]: any strides, read where they lie.
+        keys [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim]: any strides, or Paged; read where they lie.
         A range that is stored already is acknowledged; a gap, NaN and infinity are InvalidArgument.
 
         Raises FailedPrecondition after build_index (then append), ResourceExhausted (the pool is full).
@@ -262,17 +251,23 @@ class Sequence(_Closable):
         layers: layer -> (keys, values), shaped as in ingest. A repeat is acknowledged, a gap InvalidArgument. The
         codes of the nearest centroids are there when the call returns.
         """
-        rows = (abi.LayerRows * len(layers))()
-        held: List[Any] = []
-        for row, (layer, (keys, values)) in zip(rows, layers.items()):
-            k, v = tensor(f"layers[{layer}].keys", keys), tensor(f"layers[{layer}].values", values)
-            held += [k, v]
-            row.struct_size, row.layer = ctypes.sizeof(abi.LayerRows), uint32("layer", layer)
-            row.keys, row.values = k.c, v.c
+        rows, _held = layer_rows(layers)
         first, stored = uint64("first_position", first_position), ctypes.c_uint64()
         with self._handle as sequence:
             abi.check(self._library.pqc_append(sequence, first, rows, len(rows), byref(stored)))
         return stored.value
+
+    def flush(self) -> None:
+        """Waits until all rows that steps handed in are stored; raises why one was not."""
+        with self._handle as sequence:
+            abi.check(self._library.pqc_sequence_flush(sequence))
+
+    def decoder(self, selection: Selection) -> Decoder:
+        """The convenience session, which keeps sink and window too. It uses the sequence until it is closed.
+
+        Raises InvalidArgument for a selection without a window: a token attends to itself.
+        """
+        return Decoder(self, selection)
 
     # ---- Index
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Callable, Optional
+import weakref
+from types import TracebackType
+from typing import Any, Callable, Optional, Type, TypeVar
 
 from . import _abi as abi
 from ._errors import FailedPrecondition
@@ -85,14 +87,16 @@ class Handle:
         self._giving_back.acquire()
         return True
 
-    def close(self) -> Any:
-        """Closes now, or when the calls under way end; again is fine.
+    def close(self, close: Optional[Callable[[int], Any]] = None) -> Any:
+        """Closes now, or when the calls under way end; again is fine. By `close`, when given and the first to come.
 
         Returns what the library's function returns, None where it was not called.
         """
         if self._forks != _forks:
             return None
         with self._lock:
+            if close is not None and not self._closed:
+                self._close = close
             self._closed = True
             if not self._take():
                 return None
@@ -118,3 +122,32 @@ class Handle:
         abi.keep_reason()
         self.close()
         abi.library().pqc_sequence_drop(None)  # leaves no reason behind
+
+
+_Self = TypeVar("_Self", bound="Closable")
+
+
+class Closable:
+    """Closed by close(), by the end of `with`, or when nobody refers to it any more; in any order."""
+
+    _handle: Handle
+
+    def _own(self, handle: Handle, at_exit: bool) -> None:
+        self._handle = handle
+        # At the program's end closing the client is enough: the session takes its sequences with it.
+        weakref.finalize(self, handle.close_unseen).atexit = at_exit
+
+    @property
+    def closed(self) -> bool:
+        return self._handle.closed
+
+    def close(self) -> None:
+        """Gives the handle back, or lets the last call that is under way in another thread do so; again is fine."""
+        self._handle.close()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
+                 traceback: Optional[TracebackType]) -> None:
+        self.close()

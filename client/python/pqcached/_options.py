@@ -71,6 +71,17 @@ class LayerGroup:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rank:
+    """Which part of a model a process has: each rank opens the cache of one name with its own layers and kv heads."""
+
+    group: str  # one name for all ranks, at most 128 bytes
+    rank: int
+    rank_count: int
+    kv_head_begin: int = 0  # of its kv heads in the model
+    layer_begin: int = 0  # its layers begin at or behind it
+
+
+@dataclasses.dataclass(frozen=True)
 class Selection:
     """Which tokens to choose. With n = query_position + 1 tokens of context, the engine itself attends to the sink
     [0, sink_tokens) and the window [n - window_tokens, n); of the rest, less `excluded`, the best are selected. The

@@ -1,0 +1,113 @@
+/* pqcached client: steps on a GPU. Conventions are client.h's.
+ *
+ * An engine on a GPU passes device pointers and a stream. Rows stay in the sidecar's memory, which is page-locked and
+ * read by the GPU where it lies; codes of the index, and the rows asked for most (block cache), are kept on the GPU.
+ *
+ *   pqc_gpu_open                     once per cache and device: memory is set aside by capacities
+ *   per step: pqc_gpu_step_begin     instead of pqc_step_begin: readiness, descriptors to the device
+ *     per layer: pqc_step_attend     queries, output, lse on the device; returns at once
+ *            or pqc_gpu_step_select  positions and counts on the device, for engines with their own kernels
+ *     pqc_step_end                   waits for the stream's work of the step, then as ever
+ *   pqc_gpu_close
+ *
+ * What a step launches is the same for every step of one query length, whatever sequences it has: an engine may
+ * capture the calls between begin and end in a CUDA graph and replay it in later steps in place of the calls, as
+ * long as its own tensors stay where they are and `generation` of pqc_gpu_counts stays what it was. Begin and end
+ * are called outside of the capture, in every step.
+ *
+ * CUDA comes with libpqcached_gpu.so, which is loaded by pqc_gpu_open: this library needs none. Where there is no
+ * device, an engine uses the same calls with host memory (pqc_step_begin).
+ */
+#ifndef PQCACHED_GPU_H_
+#define PQCACHED_GPU_H_
+
+#include "pqcached/client.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct pqc_gpu pqc_gpu;
+
+typedef enum pqc_gpu_policy {
+  PQC_GPU_LRU = 0, /* the block asked for longest ago gives way */
+  PQC_GPU_LFU = 1, /* the one asked for least gives way; frequencies age */
+  PQC_GPU_FREQUENCY =
+      2 /* as LFU, over all blocks, and a new one has to be asked for 1.25 times as often */
+} pqc_gpu_policy;
+
+typedef struct pqc_gpu_options {
+  size_t struct_size;
+  int32_t device;             /* as CUDA numbers them */
+  uint32_t sequence_capacity; /* of a step; 0 = 8 */
+  uint64_t token_capacity;    /* of the longest sequence; at most 2^30 */
+  uint64_t selected_capacity; /* largest k; 0 = 4096, or token_capacity if that is less */
+  uint32_t query_length;      /* longest; 0 = 1 */
+  uint32_t segment_capacity;  /* of a sequence; 0 = token_capacity / 1024 + 64 */
+  uint32_t codebook_capacity; /* of a sequence; 0 = token_capacity / 32768 + 2 */
+  uint32_t no_block_cache;    /* 1: none; cache_tokens is 0 then */
+  uint32_t
+      cache_tokens; /* of the block cache, per kv head of a sequence; a multiple of 128; 0 = 4096 */
+  uint32_t
+      cache_loads; /* blocks of 128 rows loaded behind a step, per kv head of a sequence; 0 = 32 */
+  pqc_gpu_policy policy;
+  pqc_index index; /* what steps select by: pq; PQC_INDEX_DEFAULT = the cache's */
+  const char*
+      gpu_library_path; /* NULL = libpqcached_gpu.so beside this library, then the loader's search path */
+} pqc_gpu_options;
+
+/* Sets memory on the device aside. The handle keeps the cache's, and is closed before its client is.
+ * Errors: PQC_FAILED_PRECONDITION (libpqcached_gpu.so cannot be loaded or is of another version; no device, no driver,
+ *         or one older than the runtime: compute on the CPU), PQC_UNIMPLEMENTED (device of an older architecture; the
+ *         remote path; index flat; softcap; layers of different shapes), PQC_INVALID_ARGUMENT (the field and its
+ *         limit; no such device), PQC_RESOURCE_EXHAUSTED (device or page-locked memory: how much was wanted) */
+PQC_API pqc_status pqc_gpu_open(pqc_cache* cache, const pqc_gpu_options* options, pqc_gpu** gpu);
+PQC_API void pqc_gpu_close(
+    pqc_gpu* gpu); /* waits for the device; no step may be under way. NULL is fine */
+
+typedef struct pqc_gpu_counts {
+  size_t struct_size;
+  uint64_t hits;   /* rows found in the block cache */
+  uint64_t misses; /* rows read from the sidecar's memory */
+  uint64_t loaded; /* blocks of 128 rows copied into the block cache */
+  uint64_t evicted;
+  uint64_t device_bytes; /* set aside on the device */
+  uint64_t locked_bytes; /* of the sidecar's memory, page-locked so far */
+  uint64_t generation;   /* grows when what was captured in a graph has to be captured anew */
+  uint32_t
+      staged; /* 1: some rows cannot be page-locked; the host brings them in the middle of steps */
+} pqc_gpu_counts;
+/* Waits for the device: for status pages, not for steps. */
+PQC_API pqc_status pqc_gpu_count(pqc_gpu* gpu, pqc_gpu_counts* counts);
+
+/* pqc_step_begin for steps whose tensors are on the device. options->selection is that of all layers and calls; all
+ * items have the same query_length. `stream` is a cudaStream_t of the device; all work of the step is ordered by it.
+ * One step at a time on a pqc_gpu; steps of others, and on the CPU, may run beside.
+ *
+ * In the step: pqc_step_attend takes queries with device PQC_CUDA (their `stream` NULL or the step's) and device
+ * pointers output and lse, and returns when the work is launched; counts are on the host, at once. pqc_step_end takes
+ * keys and values of host memory or, with device PQC_CUDA, of the device; it waits for what the stream was given in
+ * the step, so call it where the engine waits for the step's tokens anyway. Results count only when it is PQC_OK.
+ *
+ * Errors: pqc_step_begin's; PQC_INVALID_ARGUMENT also: no selection, a stream of another device or one that
+ *         captures, more than the capacities; PQC_RESOURCE_EXHAUSTED: more segments or codebooks than there is room
+ *         for (the message names the field); PQC_ABORTED: another step is under way */
+PQC_API pqc_status pqc_gpu_step_begin(pqc_gpu* gpu, const pqc_step_item* items, uint32_t item_count,
+                                      const pqc_step_options* options, void* stream,
+                                      pqc_step** step);
+
+typedef struct pqc_gpu_positions {
+  size_t struct_size;
+  uint32_t*
+      positions; /* device, [items, kv_heads, stride]: ascending; behind the count nothing is written */
+  uint64_t stride;  /* at least the largest k */
+  uint32_t* counts; /* device, [items, kv_heads] */
+} pqc_gpu_positions;
+PQC_API pqc_status pqc_gpu_step_select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                       const pqc_gpu_positions* out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* PQCACHED_GPU_H_ */

@@ -1,0 +1,96 @@
+#include "client/local/link.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "client/error.h"
+
+namespace pqcached::client {
+namespace {
+
+using kvstore::ControlPage;
+using kvstore::LeaseWords;
+
+// A sleeper looks this often whether the worker still lives: a killed sidecar wakes nobody.
+constexpr std::chrono::milliseconds kLongestSleep(50);
+
+pqc_status CheckControl(const Mapping& control) {
+  if (control.size_bytes() < sizeof(ControlPage)) {
+    return Fail(PQC_INTERNAL, "control memory: %zu bytes", control.size_bytes());
+  }
+  const auto& page = *reinterpret_cast<const ControlPage*>(control.data());
+  if (page.magic != ControlPage::kMagic) return Fail(PQC_INTERNAL, "control memory: magic");
+  if (page.layout_version != kvstore::kLayoutVersion) {
+    return Fail(PQC_FAILED_PRECONDITION,
+                "control memory: layout_version is %u; this client reads %u", page.layout_version,
+                kvstore::kLayoutVersion);
+  }
+  const uint64_t offset = page.words_offset_bytes;
+  if (offset % alignof(LeaseWords) != 0 || offset > control.size_bytes() ||
+      page.word_count > (control.size_bytes() - offset) / sizeof(LeaseWords)) {
+    return Fail(PQC_INTERNAL, "control memory: words lie beyond its end");
+  }
+  return PQC_OK;
+}
+
+}  // namespace
+
+LocalLink::LocalLink(Parts parts)
+    : host_(std::move(parts.host)),
+      control_(std::move(parts.control)),
+      boot_word_(parts.boot_word) {}
+
+pqc_status LocalLink::Make(Parts parts, std::shared_ptr<LocalLink>* link) {
+  if (const pqc_status status = CheckControl(*parts.control); status != PQC_OK) return status;
+  std::shared_ptr<LocalLink> made(new LocalLink(std::move(parts)));
+  if (!made->Lives()) return Fail(PQC_UNAVAILABLE, "the sidecar's worker has ended already");
+  *link = std::move(made);
+  return PQC_OK;
+}
+
+bool LocalLink::Lives() const { return LivesFor(0); }
+
+bool LocalLink::LivesFor(uint32_t wait_ms) const {
+  if (!Stands()) return false;
+  if (host_->Ended(wait_ms)) ended_.store(true, std::memory_order_release);
+  return Stands();
+}
+
+pqc_status LocalLink::Pool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) {
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<Mapping>& mapped = pools_[cache_id];
+  if (!mapped) {
+    if (const pqc_status status = host_->OpenPool(cache_id, &mapped); status != PQC_OK) {
+      return status;
+    }
+    mapped_bytes_ += mapped->size_bytes();
+  }
+  *pool = std::shared_ptr<Mapping>(shared_from_this(), mapped.get());
+  return PQC_OK;
+}
+
+pqc_status LocalLink::Words(uint32_t index, const LeaseWords** words) const {
+  if (index >= page().word_count) {
+    return Fail(PQC_INTERNAL, "lease: word_index is %u; there are %u", index, page().word_count);
+  }
+  *words =
+      reinterpret_cast<const LeaseWords*>(control_->data() + page().words_offset_bytes) + index;
+  return PQC_OK;
+}
+
+void LocalLink::Wait(uint32_t seen, LocalClock::time_point deadline) const {
+  const auto left = std::min<LocalClock::duration>(deadline - LocalClock::now(), kLongestSleep);
+  if (left <= LocalClock::duration::zero()) return;
+  const auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
+  const timespec timeout{.tv_sec = static_cast<time_t>(nanoseconds / 1000000000),
+                         .tv_nsec = static_cast<long>(nanoseconds % 1000000000)};
+  syscall(SYS_futex, reinterpret_cast<const uint32_t*>(&page().wake_word), FUTEX_WAIT, seen,
+          &timeout, nullptr, 0);
+}
+
+}  // namespace pqcached::client

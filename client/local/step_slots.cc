@@ -1,0 +1,90 @@
+#include "client/local/step_slots.h"
+
+#include <utility>
+
+namespace pqcached::client {
+namespace {
+
+constexpr uint64_t kAlignment = 128;
+
+uint64_t AlignUp(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+StepSlots::Range& StepSlots::Range::operator=(Range&& other) noexcept {
+  if (this == &other) return *this;
+  Return();
+  owner_ = std::exchange(other.owner_, nullptr);
+  held_ = other.held_;
+  offset_bytes_ = other.offset_bytes_;
+  bytes_ = std::exchange(other.bytes_, {});
+  may_be_read_ = std::exchange(other.may_be_read_, false);
+  return *this;
+}
+
+bool StepSlots::Range::Stands() const {
+  if (!owner_) return false;
+  const std::lock_guard lock(owner_->mutex_);
+  return owner_->held_[held_].slot.Stands();
+}
+
+StagingPlace StepSlots::Range::Place(uint64_t offset_bytes, uint64_t size_bytes) const {
+  const std::lock_guard lock(owner_->mutex_);
+  return owner_->held_[held_].slot.Place(offset_bytes_ + offset_bytes, size_bytes);
+}
+
+void StepSlots::Range::SetMayBeRead(bool may_be_read) {
+  if (!owner_ || may_be_read == may_be_read_) return;
+  const std::lock_guard lock(owner_->mutex_);
+  owner_->held_[held_].may_be_read_count += may_be_read ? 1u : ~0u;
+  may_be_read_ = may_be_read;
+}
+
+void StepSlots::Range::Return() {
+  if (!owner_) return;
+  const std::lock_guard lock(owner_->mutex_);
+  Held& held = owner_->held_[held_];
+  owner_ = nullptr;
+  if (--held.range_count > 0) return;
+  if (held.may_be_read_count > 0) held.slot.Abandon();
+  held = Held{};
+}
+
+bool StepSlots::Held::HasRoom(uint64_t bytes) const {
+  return slot.Stands() && may_be_read_count == 0 && bytes <= slot.bytes().size() - taken_bytes;
+}
+
+StepSlots::Range StepSlots::Take(uint64_t bytes) {
+  if (!staging_ || bytes > staging_->slot_bytes() - kAlignment) return {};
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < held_.size(); ++i) {
+    if (held_[i].HasRoom(AlignUp(bytes))) return TakeLocked(i, bytes);
+  }
+  for (size_t i = 0; i < held_.size(); ++i) {
+    if (held_[i].slot.valid()) continue;
+    staging_->TryTake(&held_[i].slot);
+    return held_[i].slot.valid() ? TakeLocked(i, bytes) : Range();
+  }
+  return {};
+}
+
+StepSlots::Range StepSlots::TakeLocked(size_t held, uint64_t bytes) {
+  Held& from = held_[held];
+  Range range;
+  range.owner_ = this;
+  range.held_ = held;
+  range.offset_bytes_ = from.taken_bytes;
+  range.bytes_ = from.slot.bytes().subspan(from.taken_bytes, bytes);
+  from.taken_bytes += AlignUp(bytes);
+  ++from.range_count;
+  return range;
+}
+
+void StepSlots::Use() {
+  const std::lock_guard lock(mutex_);
+  for (Held& held : held_) {
+    if (held.slot.valid()) held.slot.Use();
+  }
+}
+
+}  // namespace pqcached::client

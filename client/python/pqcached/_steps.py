@@ -1,0 +1,239 @@
+"""Steps: one decode position over all layers for a batch of sequences; and the decoder that wraps them for one."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+from ctypes import byref
+from typing import TYPE_CHECKING, Any, List, Mapping, NamedTuple, Optional, Sequence as SequenceOf, Tuple
+
+import numpy as np
+
+from . import _abi as abi
+from ._arguments import uint32, uint64
+from ._arrays import ArrayLike, floats_to_write, new_array, tensor
+from ._errors import FailedPrecondition, InvalidArgument
+from ._handle import Closable, Handle
+from ._options import Selection
+
+if TYPE_CHECKING:
+    from ._client import Sequence
+
+
+class StepItem(NamedTuple):
+    """A sequence's part in a step."""
+
+    sequence: "Sequence"
+    query_position: int  # of its first query token, whose row Step.end hands in
+    query_length: int = 1  # 1..8: more than one is a speculation
+
+
+@dataclasses.dataclass(frozen=True)
+class StepAttention:
+    """Partial attention over the selected tokens of all items, packed: the query tokens of all items, in order."""
+
+    output: Any  # float32 [query_tokens, query_heads, value_dim]; zeros where nothing was selected
+    lse: Any  # float32 [query_tokens, query_heads]; -inf where nothing was
+    counts: np.ndarray[Any, Any]  # uint32 [items]: selected tokens of each, per kv head
+
+
+def layer_rows(layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> Tuple[Any, List[Any]]:
+    """Rows by layer as the library takes them, and what has to live as long."""
+    rows, held = (abi.LayerRows * len(layers))(), []
+    for row, (layer, (keys, values)) in zip(rows, layers.items()):
+        k, v = tensor(f"layers[{layer}].keys", keys), tensor(f"layers[{layer}].values", values)
+        held += [k, v]
+        row.struct_size, row.layer = ctypes.sizeof(abi.LayerRows), uint32("layer", layer)
+        row.keys, row.values = k.c, v.c
+    return rows, held
+
+
+class Step(Closable):
+    """Made by Client.begin_step; ended by end(), abandoned by close() or the end of `with`.
+
+    On the local path no call of a step waits for an RPC. What it gave counts only when end() raises nothing. One thread
+    per step; several steps of different sequences may run at once.
+    """
+
+    def __init__(self, library: Any, client: Handle, items: SequenceOf[StepItem], selection: Optional[Selection],
+                 timeout_ms: int) -> None:
+        self._library = library
+        self._items = [StepItem(*item) for item in items]  # keeps the sequences
+        self._selection = selection
+        if not self._items:
+            raise InvalidArgument("items: must not be empty")
+        c_items = (abi.StepItem * len(self._items))()
+        options = abi.StepOptions(timeout_ms=timeout_ms)
+        if selection is not None:
+            options.selection = ctypes.pointer(selection.c())
+        handle = ctypes.c_void_p()
+        with contextlib.ExitStack() as calls:
+            for i, (c_item, item) in enumerate(zip(c_items, self._items)):
+                c_item.struct_size = ctypes.sizeof(abi.StepItem)
+                c_item.sequence = calls.enter_context(item.sequence._handle)
+                c_item.query_position = uint64(f"items[{i}].query_position", item.query_position)
+                c_item.query_length = uint32(f"items[{i}].query_length", item.query_length)
+            pointer = calls.enter_context(client)
+            abi.check(library.pqc_step_begin(pointer, c_items, len(c_items), byref(options), byref(handle)))
+        assert handle.value
+        self.query_tokens = sum(max(1, item.query_length) for item in self._items)
+        self._beside: List[Any] = []  # what an attention beside works on; the last close waits for it
+        beside = self._beside
+
+        def abandon(step: int) -> None:
+            library.pqc_step_abandon(step)
+            beside.clear()
+
+        self._own(Handle("step", handle.value, abandon, client), at_exit=True)
+
+    def _terms(self, selection: Optional[Selection]) -> Any:
+        return None if selection is None else byref(selection.c())
+
+    def select(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None) -> List[np.ndarray[Any, Any]]:
+        """For engines with paged kernels of their own: positions of each item, uint32 [kv_heads, count], ascending.
+
+        queries: [query_tokens of all items, query_heads, key_dim].
+        """
+        kv_heads = self._items[0].sequence._group(layer).kv_heads
+        borrowed, terms = tensor("queries", queries), self._terms(selection)
+        bound = selection or self._selection
+        capacity = 0 if bound is None else kv_heads * sum(
+            bound.most_tokens(item.query_position + 1) for item in self._items)
+        begins, counts = np.empty(len(self._items), np.uint64), np.empty(len(self._items), np.uint32)
+        out = abi.StepPositions(begins=begins.ctypes.data, counts=counts.ctypes.data)
+        while True:
+            positions = new_array((capacity,), np.uint32)
+            out.positions, out.capacity = positions.ctypes.data, capacity
+            with self._handle as step:
+                status = self._library.pqc_step_select(step, uint32("layer", layer), byref(borrowed.c), terms, byref(out))
+                if status != 0 and out.count <= capacity:
+                    raise abi.error_of(status)
+            if status == 0:
+                break
+            capacity = out.count
+        return [positions[int(begin):int(begin) + kv_heads * int(count)].reshape(kv_heads, int(count))
+                for begin, count in zip(begins, counts)]
+
+    def attend(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,
+               out: Optional[Tuple[Any, Any]] = None) -> StepAttention:
+        """Attention over the selected tokens of all items; merge it with that over their sinks and windows.
+
+        queries: as in select. out: (output, lse) to write to, contiguous writable float32 of StepAttention's shapes.
+        """
+        borrowed, attention, found = self._attention(layer, queries, out)
+        with self._handle as step:
+            abi.check(self._library.pqc_step_attend(step, uint32("layer", layer), byref(borrowed.c),
+                                                    self._terms(selection), byref(attention)))
+        return found
+
+    def attend_begin(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,
+                     out: Optional[Tuple[Any, Any]] = None) -> None:
+        """As attend, on other threads beside the engine's own work; attend_wait gives the result. One at a time.
+
+        `queries` and `out` must stay as they are until then.
+        """
+        borrowed, attention, found = self._attention(layer, queries, out)
+        with self._handle as step:
+            abi.check(self._library.pqc_step_attend_begin(step, uint32("layer", layer), byref(borrowed.c),
+                                                          self._terms(selection), byref(attention)))
+            self._beside[:] = [found, borrowed, attention, selection]
+
+    def attend_wait(self) -> StepAttention:
+        """Raises FailedPrecondition without an attend_begin before, and what the attention raised."""
+        with self._handle as step:
+            status = self._library.pqc_step_attend_wait(step)
+            found = self._beside[0] if self._beside else None
+            self._beside.clear()
+            abi.check(status)
+        assert isinstance(found, StepAttention)
+        return found
+
+    def _attention(self, layer: int, queries: ArrayLike,
+                   out: Optional[Tuple[Any, Any]]) -> Tuple[Any, abi.StepAttention, StepAttention]:
+        group = self._items[0].sequence._group(layer)
+        shape = (self.query_tokens, group.query_heads, group.value_dim)
+        output, lse = (new_array(shape, np.float32), np.empty(shape[:2], np.float32)) if out is None else out
+        found = StepAttention(output, lse, np.empty(len(self._items), np.uint32))
+        attention = abi.StepAttention(
+            output=floats_to_write("output", output, shape), output_capacity=shape[0] * shape[1] * shape[2],
+            lse=floats_to_write("lse", lse, shape[:2]), lse_capacity=shape[0] * shape[1],
+            counts=found.counts.ctypes.data)
+        return tensor("queries", queries), attention, found
+
+    def end(self, layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], accepted: Optional[SequenceOf[int]] = None) -> None:
+        """Hands in the rows of the new tokens, and closes the step, whatever is raised.
+
+        layers: every stored layer -> (keys, values), [query_tokens of all items, kv_heads, dim]; they are copied.
+        accepted: how many of each item's query tokens stay; None = all. The rest is rolled back.
+
+        Raises Unavailable or Aborted when the step's results must not be used.
+        """
+        try:
+            rows, held = layer_rows(layers)
+            kept = None
+            if accepted is not None:
+                if len(accepted) != len(self._items):
+                    raise InvalidArgument(f"accepted: {len(accepted)} numbers, but the step has {len(self._items)} items")
+                kept = (ctypes.c_uint32 * len(accepted))(*[uint32("accepted", count) for count in accepted])
+        except BaseException:
+            self.close()
+            raise
+
+        def end(step: int) -> int:
+            status: int = self._library.pqc_step_end(step, rows, len(rows), kept)
+            held.clear()
+            self._beside.clear()
+            return status
+
+        abi.forget_reason()
+        if self._handle.closed:
+            raise FailedPrecondition("step: it is closed")
+        status = self._handle.close(end)
+        if status is None:
+            raise FailedPrecondition("step: another thread uses it")
+        abi.check(status)
+
+
+class Decoder(Closable):
+    """Prefill each layer, then decode token by token, layer by layer in ascending order. Made by Sequence.decoder.
+
+    Keeps the rows of sink and window and joins their attention with that over the selected tokens. The first decode
+    builds what the sequence's index lacks.
+    """
+
+    def __init__(self, sequence: "Sequence", selection: Selection) -> None:
+        self._sequence = sequence
+        self._library = sequence._library
+        handle = ctypes.c_void_p()
+        with sequence._handle as pointer:
+            abi.check(self._library.pqc_decoder_open(pointer, byref(selection.c()), byref(handle)))
+        assert handle.value
+        self._own(Handle("decoder", handle.value, self._library.pqc_decoder_close, sequence._handle), at_exit=True)
+
+    def prefill(self, layer: int, keys: ArrayLike, values: ArrayLike) -> None:
+        """K and V [tokens, kv_heads, dim] of the next tokens of a layer.
+
+        Raises FailedPrecondition once decoding has begun.
+        """
+        k, v = tensor("keys", keys), tensor("values", values)
+        with self._sequence._handle, self._handle as decoder:
+            abi.check(self._library.pqc_decoder_prefill(decoder, uint32("layer", layer), byref(k.c), byref(v.c)))
+
+    def decode(self, layer: int, query: ArrayLike, key: ArrayLike, value: ArrayLike, *, out: Optional[Any] = None) -> Any:
+        """Attention of the next token over everything attended, itself included: float32 [query_heads, value_dim].
+
+        query [query_heads, key_dim], key [kv_heads, key_dim], value [kv_heads, value_dim]. out: a contiguous writable
+        float32 array to write to. A token that failed may be decoded again, from its first layer on.
+
+        Raises InvalidArgument for a layer that is not the next one.
+        """
+        group = self._sequence._group(layer)
+        shape = (group.query_heads, group.value_dim)
+        output = new_array(shape, np.float32) if out is None else out
+        address = floats_to_write("out", output, shape)
+        q, k, v = tensor("query", query), tensor("key", key), tensor("value", value)
+        with self._sequence._handle, self._handle as decoder:
+            abi.check(self._library.pqc_decoder_decode(decoder, uint32("layer", layer), byref(q.c), byref(k.c), byref(v.c),
+                                                       address, shape[0] * shape[1]))
+        return output

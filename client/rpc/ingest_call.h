@@ -1,0 +1,52 @@
+// IngestCall: one Ingest stream. Rows are packed straight into what gRPC sends: as protobuf messages they
+// would be copied once more. The wire is that of v1::IngestRequest.
+//
+// Single-thread.
+#ifndef PQCACHED_CLIENT_RPC_INGEST_CALL_H_
+#define PQCACHED_CLIENT_RPC_INGEST_CALL_H_
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "client/remote.h"
+#include "pqcached/v1/kv_cache.pb.h"
+
+namespace pqcached::client {
+
+// An IngestRequest with the rows of tokens [begin, end). REQUIRES: no staging.
+grpc::ByteBuffer IngestRequestOf(const RowBlock& rows, uint64_t begin, uint64_t end,
+                                 uint64_t first_position);
+
+class IngestCall {
+ public:
+  // `context` outlives this.
+  IngestCall(const std::shared_ptr<grpc::Channel>& channel, grpc::ClientContext* context,
+             uint64_t sequence_id);
+  // Cancels the call when it is not finished.
+  ~IngestCall();
+
+  // Waits for the message before. False when the call has ended: Finish tells why.
+  bool Write(const grpc::ByteBuffer& message);
+
+  grpc::Status Finish();
+
+ private:
+  // Waits for what was begun last; false when it failed.
+  bool Settle();
+  grpc::Status TakeStatus();
+
+  grpc::ClientContext* const context_;
+  grpc::CompletionQueue queue_;
+  grpc::GenericStub stub_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
+  bool under_way_ = false;  // an operation
+  bool broken_ = false;
+  bool finished_ = false;
+};
+
+}  // namespace pqcached::client
+
+#endif  // PQCACHED_CLIENT_RPC_INGEST_CALL_H_

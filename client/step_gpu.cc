@@ -1,0 +1,304 @@
+// Steps on a GPU: sequences described to it, layers launched, rows of new tokens brought back.
+#include <algorithm>
+
+#include "client/arguments.h"
+#include "client/error.h"
+#include "client/gpu.h"
+#include "client/local/view.h"
+#include "client/step.h"
+#include "kvstore/read/layer_view.h"
+#include "kvstore/read/resolve.h"
+
+namespace pqcached::client {
+namespace {
+
+// What a view has of one segment, as addresses in the pool.
+gpu::StepSegment SegmentOf(const kvstore::SegmentView& from) {
+  gpu::StepSegment segment{.first_position = from.first_position,
+                           .token_count = from.token_count,
+                           .rows = from.rows.data()};
+  if (!from.index_data || !from.codebook) return segment;
+  segment.planes = kvstore::Planes(*from.index_data, 0);
+  segment.planes_head_stride = from.index_data->head_stride_bytes;
+  segment.plane_stride = from.index_data->plane_stride_bytes;
+  segment.centroids = kvstore::Centroids(*from.codebook, 0).data();
+  segment.centroids_head_stride = from.codebook->head_stride_bytes;
+  segment.codebook_epoch = from.codebook->epoch;
+  return segment;
+}
+
+// One layer of one item; `place` is where in the step's arrays.
+pqc_status DescribeLayer(pqc_step& step, StepItem& item, uint32_t ordinal, size_t place,
+                         uint32_t* select_count) {
+  GpuState& gpu = *step.gpu;
+  const kvstore::Selection& terms = step.selection.terms;
+  OpenedLayer& opened = gpu.opened[place];
+  const uint32_t layer = gpu.layers[ordinal];
+  if (const pqc_status status = OpenLayer(item.pinned, layer, gpu.shape, terms.index, &opened);
+      status != PQC_OK) {
+    return status;
+  }
+  kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
+  kvstore::Resolve(terms, item.query_position, opened.view.token_count(), &resolved);
+  if (resolved.fault == kvstore::ResolvedSelection::Fault::kInvalid) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection: %s", resolved.message.c_str());
+  }
+  if (resolved.fault == kvstore::ResolvedSelection::Fault::kNotStored) {
+    return Fail(PQC_OUT_OF_RANGE, "%s", resolved.message.c_str());
+  }
+  if (const pqc_status status = CheckCoded(opened.view, terms.index, resolved.candidates);
+      status != PQC_OK) {
+    return status;
+  }
+  std::vector<gpu::StepSegment>& segments = gpu.segments[place];
+  segments.clear();
+  uint32_t coded = 0;
+  for (const kvstore::SegmentView& segment : opened.view.segments) {
+    if (!segment.index_data || !segment.codebook) break;
+    segments.push_back(SegmentOf(segment));
+    coded = segment.first_position + segment.token_count;
+  }
+  // Rows that not all layers have yet may not be coded either.
+  coded = std::min(coded, item.sequence->local->token_count());
+  std::vector<gpu::StepRange>& ranges = gpu.ranges[place];
+  ranges.clear();
+  for (const kvstore::PositionRange& range : resolved.candidates) {
+    ranges.push_back({range.begin, range.end});
+  }
+  *select_count = resolved.select_count;
+  gpu.step_layers[place] = {.segments = segments.data(),
+                            .segment_count = static_cast<uint32_t>(segments.size()),
+                            .coded_tokens = coded,
+                            .candidates = ranges.data(),
+                            .candidate_count = static_cast<uint32_t>(ranges.size()),
+                            .select_count = resolved.select_count};
+  return PQC_OK;
+}
+
+pqc_status DescribeItem(pqc_step& step, size_t number) {
+  GpuState& gpu = *step.gpu;
+  StepItem& item = step.items[number];
+  LocalSequence& local = *item.sequence->local;
+  for (const uint32_t layer : gpu.layers) {  // before anything is opened: the image may change
+    const pqc_status status = WaitReady(step, step.selection.terms, &layer, &item);
+    if (status != PQC_OK) return status;
+  }
+  const uint64_t sequence_id = item.sequence->sequence_id;
+  const auto seen = gpu.seen.find(sequence_id);
+  const uint64_t lease_id = local.lease().lease_id;
+  const bool known = seen != gpu.seen.end() && seen->second.lease_id == lease_id;
+  gpu.sequences[number] = {.sequence = sequence_id,
+                           .unchanged_tokens = known ? local.UnchangedSince(seen->second.epoch) : 0,
+                           .query_begin = static_cast<uint32_t>(item.query_begin)};
+  gpu.seen[sequence_id] = {.epoch = item.pinned.epoch, .lease_id = lease_id};
+  for (uint32_t ordinal = 0; ordinal < gpu.layers.size(); ++ordinal) {
+    const size_t place = number * gpu.layers.size() + ordinal;
+    if (const pqc_status status = DescribeLayer(step, item, ordinal, place, &step.counts[number]);
+        status != PQC_OK) {
+      return status;
+    }
+  }
+  return PQC_OK;
+}
+
+// Before the pool is another one, the device lets go of the one before.
+pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
+  const std::shared_ptr<Mapping> pool = step.items.front().pinned.image->shared_pool();
+  for (const StepItem& item : step.items) {
+    if (item.pinned.image->shared_pool() == pool) continue;
+    return Fail(PQC_UNAVAILABLE, "the sidecar's worker is another one by now; repeat the call");
+  }
+  if (gpu.pool == pool) return PQC_OK;
+  if (const pqc_status status = Report(gpu.steps->ReleasePool(), "gpu"); status != PQC_OK) {
+    return status;
+  }
+  gpu.held.clear();
+  gpu.seen.clear();
+  gpu.pool = pool;
+  return PQC_OK;
+}
+
+pqc_status CheckSelection(const pqc_step& step) {
+  if (!step.has_selection) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.selection: a step on a GPU needs one at its begin");
+  }
+  if (step.selection.terms.index != step.gpu->index) {
+    return Fail(PQC_INVALID_ARGUMENT,
+                "options.selection.index: must be that of pqc_gpu_open, pq m=%u b=%u",
+                step.gpu->index.subspace_count, step.gpu->index.bits);
+  }
+  const uint32_t length = step.items.front().query_length;
+  for (size_t i = 1; i < step.items.size(); ++i) {
+    if (step.items[i].query_length == length) continue;
+    return Fail(PQC_UNIMPLEMENTED,
+                "items[%zu].query_length: %u, but items[0] has %u; on a GPU all have one", i,
+                step.items[i].query_length, length);
+  }
+  return PQC_OK;
+}
+
+gpu::StepQueries QueriesOf(const TensorView& view) {
+  return {.data = view.data,
+          .dtype = static_cast<kernels::DType>(view.dtype),
+          .token_stride = view.strides[0],
+          .head_stride = view.strides[1],
+          .dim_stride = view.strides[2]};
+}
+
+kernels::GroupRule RuleOf(const pqc_step& step) { return step.selection.terms.rule; }
+
+// Rows of the whole step, on the device: the host's copy takes their place when the step's work is done.
+pqc_status FetchRows(GpuState& gpu, RowBlock* block) {
+  uint32_t ordinal = 0;
+  if (const pqc_status status = FindGpuLayer(gpu, block->layer, &ordinal); status != PQC_OK) {
+    return status;
+  }
+  TensorView& keys = block->keys;
+  TensorView& values = block->values;
+  if (keys.blocks || values.blocks || keys.strides[2] != 1 || values.strides[2] != 1) {
+    return Fail(PQC_UNIMPLEMENTED,
+                "keys, values: on a GPU without block table, and with contiguous dims");
+  }
+  const auto tokens = static_cast<uint32_t>(keys.shape[0]);
+  const void* rows = nullptr;
+  const gpu::Outcome fetched =
+      gpu.steps->Fetch(ordinal,
+                       {.keys = keys.data,
+                        .values = values.data,
+                        .key_dtype = static_cast<kernels::DType>(keys.dtype),
+                        .value_dtype = static_cast<kernels::DType>(values.dtype),
+                        .key_strides = {keys.strides[0], keys.strides[1]},
+                        .value_strides = {values.strides[0], values.strides[1]},
+                        .token_count = tokens},
+                       &rows);
+  if (!fetched.ok()) return Report(fetched, "layers");
+  const int64_t row = int64_t{gpu.shape.key_dim} + gpu.shape.value_dim;
+  const auto at = [&](TensorView* view, size_t first) {
+    view->data =
+        static_cast<const std::byte*>(rows) + first * kernels::DTypeBytes(ShapeOf(gpu.shape).dtype);
+    view->dtype = gpu.shape.dtype;
+    view->strides[0] = row;
+    view->strides[1] = row * tokens;
+  };
+  at(&keys, 0);
+  at(&values, gpu.shape.key_dim);
+  return PQC_OK;
+}
+
+}  // namespace
+
+pqc_status BeginOnGpu(pqc_step& step, void* stream) {
+  GpuState& gpu = *step.gpu;
+  if (const pqc_status status = CheckSelection(step); status != PQC_OK) return status;
+  const size_t items = step.items.size();
+  const size_t places = items * gpu.layers.size();
+  gpu.opened.resize(places);
+  gpu.segments.resize(std::max(places, gpu.segments.size()));
+  gpu.ranges.resize(std::max(places, gpu.ranges.size()));
+  gpu.step_layers.resize(places);
+  gpu.sequences.resize(items);
+  step.counts.assign(items, 0);
+  step.stream = stream;
+  pqc_status status = PQC_OK;
+  for (size_t i = 0; i < items && status == PQC_OK; ++i) {
+    status = DescribeItem(step, i);
+    if (status != PQC_OK) status = UnderItem(i, status);
+  }
+  if (status == PQC_OK) status = TakePool(gpu, step);
+  if (status == PQC_OK) {
+    status = Report(gpu.steps->Begin({.sequences = gpu.sequences.data(),
+                                      .count = static_cast<uint32_t>(items),
+                                      .query_length = step.items.front().query_length,
+                                      .layers = gpu.step_layers.data(),
+                                      .pool = gpu.pool->data(),
+                                      .pool_bytes = gpu.pool->size_bytes(),
+                                      .stream = stream}),
+                    "gpu");
+  }
+  gpu.opened.clear();  // addresses in the pool stay good: the step pins the images
+  if (status == PQC_OK) {
+    step.gpu_begun = true;
+    return PQC_OK;
+  }
+  for (const StepItem& item : step.items) gpu.seen.erase(item.sequence->sequence_id);
+  return status;
+}
+
+pqc_status AttendOnGpu(const LayerCall& call) {
+  const pqc_step& step = *call.step;
+  uint32_t ordinal = 0;
+  if (const pqc_status status = FindGpuLayer(*step.gpu, call.layer, &ordinal); status != PQC_OK) {
+    return status;
+  }
+  const gpu::Outcome launched = step.gpu->steps->Attend(ordinal, QueriesOf(call.queries),
+                                                        RuleOf(step), call.output, call.lse);
+  if (!launched.ok()) return Report(launched, "gpu");
+  if (call.counts) std::copy(step.counts.begin(), step.counts.end(), call.counts);
+  return PQC_OK;
+}
+
+pqc_status FinishOnGpu(pqc_step& step, std::vector<RowBlock>* blocks) {
+  GpuState& gpu = *step.gpu;
+  for (size_t i = 0; blocks && i < blocks->size(); ++i) {
+    if (const pqc_status status = FetchRows(gpu, &(*blocks)[i]); status != PQC_OK) return status;
+  }
+  if (const pqc_status status = Report(gpu.steps->End(), "gpu"); status != PQC_OK) return status;
+  step.gpu_begun = false;
+  if (const pqc_status status = Report(gpu.steps->Wait(), "gpu"); status != PQC_OK) return status;
+  // Updates of the block caches go on reading until the next step begins.
+  gpu.held.clear();
+  for (const StepItem& item : step.items) gpu.held.push_back(item.pinned.image);
+  return PQC_OK;
+}
+
+void LeaveGpu(pqc_step& step) {
+  if (!step.gpu) return;
+  GpuState& gpu = *step.gpu;
+  if (step.gpu_begun) {  // abandoned: what was launched may still read
+    (void)gpu.steps->End();
+    (void)gpu.steps->Wait();
+    for (const StepItem& item : step.items) gpu.held.push_back(item.pinned.image);
+    step.gpu_begun = false;
+  }
+  gpu.busy = false;
+  step.gpu.reset();
+}
+
+namespace {
+
+pqc_status SelectOnGpu(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                       const pqc_gpu_positions* caller_out) {
+  if (const pqc_status status = ReadLayerCall(step, layer, queries, nullptr); status != PQC_OK) {
+    return status;
+  }
+  if (!step->gpu) {
+    return Fail(PQC_FAILED_PRECONDITION, "step: it is on the CPU; pqc_step_select");
+  }
+  pqc_gpu_positions out;
+  if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
+    return status;
+  }
+  if (!out.positions) return Fail(PQC_INVALID_ARGUMENT, "out.positions: must not be NULL");
+  if (!out.counts) return Fail(PQC_INVALID_ARGUMENT, "out.counts: must not be NULL");
+  const uint32_t most = *std::max_element(step->counts.begin(), step->counts.end());
+  if (out.stride < most) {
+    return Fail(PQC_OUT_OF_RANGE, "out.stride: %llu, but %u are needed",
+                static_cast<unsigned long long>(out.stride), most);
+  }
+  uint32_t ordinal = 0;
+  if (const pqc_status status = FindGpuLayer(*step->gpu, layer, &ordinal); status != PQC_OK) {
+    return status;
+  }
+  return Report(step->gpu->steps->Select(ordinal, QueriesOf(step->call.queries), RuleOf(*step),
+                                         out.positions, out.stride, out.counts),
+                "gpu");
+}
+
+}  // namespace
+}  // namespace pqcached::client
+
+extern "C" pqc_status pqc_gpu_step_select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                          const pqc_gpu_positions* out) {
+  return pqcached::client::Call(
+      [&] { return pqcached::client::SelectOnGpu(step, layer, queries, out); });
+}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures every figure that the project claims, side by side in one run, and prints a table.
-#   tests/figures.sh [--json FILE] [--skip-packages] [AREA...]     areas: quality kernels local judge (default: all)
+#   tests/figures.sh [--json FILE] [--skip-packages] [AREA...]     areas: quality kernels local judge recovery gpu (default: all)
 #
 # A row: {area, name, value, unit, better, goal, against, samples, spread, machine, date}. A row that could not run here has
 # value null and says why in `against`. Missed goals are printed like the others; the exit status tells only whether it ran.
@@ -13,17 +13,18 @@ while [ $# -gt 0 ]; do
     --json) json=$(realpath -m "${2:?--json needs a file}"); shift ;;
     --skip-packages) export PQCACHED_SKIP_PACKAGES=1 ;;
     -h|--help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    quality|kernels|local|judge) areas+=("$1") ;;
+    quality|kernels|local|judge|recovery|gpu) areas+=("$1") ;;
     *) echo "error: unknown area $1 (see --help)" >&2; exit 2 ;;
   esac
   shift
 done
-[ ${#areas[@]} -gt 0 ] || areas=(quality kernels local judge)
+[ ${#areas[@]} -gt 0 ] || areas=(quality kernels local judge recovery gpu)
 
 deploy/install_packages.sh build test bench
 cmake --preset bench >/dev/null
 target=all
 [ "${areas[*]}" = kernels ] && target=kernel_benches
+[ "${areas[*]}" = recovery ] && target=recovery_programs
 cmake --build build/bench --target "$target"
 rows=$(mktemp -d)
 trap 'rm -rf "$rows"' EXIT
@@ -42,6 +43,10 @@ for area in "${areas[@]}"; do
   if [ "$area" = judge ]; then
     echo "== judge: all methods on all questions and vectors; the page is build/judge/report.html" >&2
     measure env PYTHONDONTWRITEBYTECODE=1 tests/quality/judge.py --full --build build/bench --out build/judge --rows "$rows/judge.json" >&2
+  fi
+  if [ "$area" = recovery ]; then
+    echo "== recovery: kills, frozen processes, model tests, fuzzers" >&2
+    measure tests/fault/recovery_rows.py build/bench --json "$rows/recovery.json" >&2
   fi
   for program in build/bench/tests/figures/"$area"/*; do
     [ -f "$program" ] && [ -x "$program" ] || continue

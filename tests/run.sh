@@ -18,13 +18,16 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-# Under TSan only what links no gRPC: Debian's is not instrumented and would drown us in false reports. The kernels know no
-# threads, and their tests take minutes there.
-[ "$preset" = tsan ] && ctest_arguments=(-L core -E '^kernels_' "${ctest_arguments[@]}")
+# Under TSan only what links no gRPC: Debian's is not instrumented and would drown us in false reports.
+[ "$preset" = tsan ] && ctest_arguments=(-L core "${ctest_arguments[@]}")
 
 export LSAN_OPTIONS="suppressions=$PWD/tests/lsan.supp:print_suppressions=0" UBSAN_OPTIONS=print_stacktrace=1
+export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp:print_suppressions=0"
 
-deploy/install_packages.sh build test
-cmake --preset "$preset" >/dev/null
+compiler=
+[ "$preset" = asan ] && compiler=lint  # clang
+deploy/install_packages.sh build test $compiler
+cmake --preset "$preset" ${PQCACHED_KERNEL_TESTS:+"-DPQCACHED_KERNEL_TESTS=$PQCACHED_KERNEL_TESTS"} \
+  ${PQCACHED_PRECOMPILED:+-DCMAKE_DISABLE_PRECOMPILE_HEADERS=OFF} >/dev/null
 cmake --build "build/$preset"
 ctest --test-dir "build/$preset" -j"$(nproc)" --output-on-failure "${ctest_arguments[@]}"

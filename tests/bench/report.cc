@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "kernels/exec.h"
@@ -31,6 +31,29 @@ double LostShare(int threads) {
     lost[static_cast<size_t>(thread)] = gaps;
   });
   return *std::max_element(lost.begin(), lost.end()) / seconds;
+}
+
+// The benches need no library for this little JSON.
+std::string Quoted(const std::string& text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    char escape[8];
+    std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(c) & 0xFFu);
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += (static_cast<unsigned char>(c) < ' ') ? std::string(escape) : std::string(1, c);
+  }
+  return quoted + '"';
+}
+
+std::string NumberText(double value) {
+  if (!std::isfinite(value)) return "null";
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", value);
+  return text;
+}
+
+std::string NumberOrNull(const std::optional<Stat>& stat, double Stat::*member) {
+  return stat ? NumberText((*stat).*member) : "null";
 }
 
 }  // namespace
@@ -77,29 +100,22 @@ void Report::AddAbsent(const Figure& figure, const std::string& reason) {
 
 int Report::Finish() const {
   if (json_path_.empty()) return 0;
-  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  std::ofstream file(json_path_);
+  file << "[";
   for (const Row& row : rows_) {
     const Figure& figure = row.figure;
-    nlohmann::ordered_json json;
-    json["area"] = area_;
-    json["name"] = figure.name;
-    json["value"] = nullptr;
-    json["unit"] = figure.unit;
-    json["better"] = figure.better == Better::kHigher ? "higher" : "lower";
-    json["goal"] = nullptr;
-    json["against"] = figure.against;
-    json["samples"] = nullptr;
-    json["spread"] = nullptr;
-    if (figure.goal) json["goal"] = *figure.goal;
-    if (row.stat) {
-      json["value"] = row.stat->median;
-      json["samples"] = row.stat->samples;
-      json["spread"] = row.stat->spread;
-    }
-    list.push_back(json);
+    const bool higher = figure.better == Better::kHigher;
+    file << (&row == rows_.data() ? "\n" : ",\n") << " {\"area\": " << Quoted(area_)
+         << ", \"name\": " << Quoted(figure.name)
+         << ", \"value\": " << NumberOrNull(row.stat, &Stat::median)
+         << ", \"unit\": " << Quoted(figure.unit)
+         << ", \"better\": " << Quoted(higher ? "higher" : "lower")
+         << ", \"goal\": " << (figure.goal ? NumberText(*figure.goal) : "null")
+         << ", \"against\": " << Quoted(figure.against)
+         << ", \"samples\": " << (row.stat ? std::to_string(row.stat->samples) : "null")
+         << ", \"spread\": " << NumberOrNull(row.stat, &Stat::spread) << "}";
   }
-  std::ofstream file(json_path_);
-  file << list.dump(1) << '\n';
+  file << "\n]\n";
   if (!file.flush()) {
     std::fprintf(stderr, "error: cannot write %s\n", json_path_.c_str());
     return 1;

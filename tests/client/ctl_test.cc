@@ -107,6 +107,75 @@ TEST_F(CtlTest, PingsDescribesAndSetsTheLogLevel) {
   EXPECT_EQ(RunJson({"log-level", "info"}).at("previous_level"), "debug");
 }
 
+TEST_F(CtlTest, SteersThePqcached) {
+  const Layer layer(300, 1);
+  Cache cache = Must(client_.OpenCache(SpecOf("the-cache", {0})));
+  Sequence sequence = Must(cache.CreateSequence());
+  ASSERT_TRUE(sequence.Ingest(0, 0, layer.keys(0, 300), layer.values(0, 300)).ok());
+  const std::string id = std::to_string(sequence.id());
+
+  const Outcome pinned = Run({"pin", id, "7200"});
+  EXPECT_EQ(pinned.exit_code, 0) << pinned.output;
+  EXPECT_NE(pinned.output.find("is pinned for 2h"), std::string::npos) << pinned.output;
+  EXPECT_NE(Run({"ls"}).output.find("pinned 1h 59m"), std::string::npos);
+  const Outcome refused = Run({"evict", id});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_NE(refused.output.find("pinned"), std::string::npos) << refused.output;
+  EXPECT_EQ(Run({"pin", id, "0"}).exit_code, 0);
+  EXPECT_EQ(Run({"pin", id, "-1"}).exit_code, 2);
+  EXPECT_EQ(Run({"pin", id}).exit_code, 2);
+  EXPECT_EQ(Run({"evict", id}).exit_code, 0);
+  EXPECT_EQ(Run({"evict", id}).exit_code, 1);
+  EXPECT_EQ(Run({"evict"}).exit_code, 2);
+  EXPECT_EQ(RunJson({"stats"}).at("evicted_sequences"), "1");
+
+  const Outcome drained = Run({"drain"});
+  EXPECT_NE(drained.output.find("draining: "), std::string::npos) << drained.output;
+  EXPECT_FALSE(cache.CreateSequence().ok());
+  EXPECT_TRUE(RunJson({"stats"}).at("draining").get<bool>());
+}
+
+TEST_F(CtlTest, TellsWhetherARequestWouldFit) {
+  constexpr uint64_t kTokens = 1024;  // 512 KiB in rows, and 896 KiB more with their index
+  const Layer layer(kTokens, 1);
+  CacheSpec spec = SpecOf("the-cache", {0});
+  spec.capacity_bytes = 24 << 16;
+  Client tenant = Must(Client::Open({.endpoint = daemon_.endpoint(), .tenant = "tenant"}));
+  Cache cache = Must(tenant.OpenCache(spec));
+  const std::string id = RunJson({"ls"}).at("caches").at(0).at("cache_id");
+  const auto expect = [&](const std::string& tokens, const char* verdict, const char* words) {
+    EXPECT_EQ(RunJson({"admit", id, tokens}).at("verdict"), verdict);
+    const Outcome text = Run({"admit", id, tokens});
+    EXPECT_EQ(text.exit_code, 0) << text.output;
+    EXPECT_NE(text.output.find(words), std::string::npos) << words << " in\n" << text.output;
+    EXPECT_NE(text.output.find("the cache may hold 1.5 MiB"), std::string::npos) << text.output;
+  };
+  const std::string wanted = std::to_string(kTokens);
+  expect(wanted, "VERDICT_FITS_NOW", "fits now: needs ");
+  expect("1000000", "VERDICT_NEVER", " too much");
+  EXPECT_EQ(RunJson({"admit", id, "1", "1000000"}).at("verdict"), "VERDICT_NEVER");
+  {
+    const std::vector<uint32_t> names = testing::Range(0, kTokens);
+    Sequence sequence = Must(cache.CreateSequence({.prompt = {.token_ids = names}}));
+    ASSERT_TRUE(sequence.Ingest(0, 0, layer.keys(0, kTokens), layer.values(0, kTokens)).ok());
+    expect(wanted, "VERDICT_LATER", " short until others let go, ask again in ");
+    ASSERT_TRUE(sequence.Drop().ok());
+  }
+  expect(wanted, "VERDICT_AFTER_EVICTION", " that nobody uses would go");
+  EXPECT_EQ(Run({"admit", id}).exit_code, 2);
+  EXPECT_EQ(Run({"admit", id, "-5"}).exit_code, 2);
+  const Outcome unknown = Run({"admit", "4711", "5"});
+  EXPECT_EQ(unknown.exit_code, 1);
+  EXPECT_NE(unknown.output.find("cache_id"), std::string::npos) << unknown.output;
+}
+
+TEST_F(CtlTest, AnswersTheSelfTestWithItsExitCode) {
+  const Outcome tested = Run({"selftest", "--timeout-ms", "60000"});
+  EXPECT_EQ(tested.exit_code, 0) << tested.output;
+  EXPECT_NE(tested.output.find("reference.attend"), std::string::npos) << tested.output;
+  EXPECT_TRUE(RunJson({"selftest", "--timeout-ms", "60000"}).at("passed").get<bool>());
+}
+
 TEST_F(CtlTest, ExitCodesTellWhoIsWrong) {
   const Outcome unknown = Run({"describe", "4711"});
   EXPECT_EQ(unknown.exit_code, 1);

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 
@@ -23,11 +24,19 @@ Daemon::Daemon(const std::vector<std::string>& flags) : endpoint_("unix://" + fo
                                       folder_.File("log"),
                                       "--shutdown-timeout",
                                       "2s"};
-  command.insert(command.end(), flags.begin(), flags.end());
+  for (size_t i = 0; i + 1 < flags.size(); i += 2) {  // those given replace those above
+    const auto above = std::find(command.begin(), command.end(), flags[i]);
+    if (above != command.end()) {
+      *(above + 1) = flags[i + 1];
+    } else {
+      command.insert(command.end(), {flags[i], flags[i + 1]});
+    }
+  }
   process_ = std::make_unique<Process>(command);
 }
 
 Client Daemon::OpenClient(const std::string& tenant, pqc_path_choice path) const {
+  if (path != PQC_PATH_ONLY_REMOTE) AwaitServing();  // gRPC's socket comes last
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   for (;;) {
     Result<Client> client =

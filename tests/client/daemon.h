@@ -23,6 +23,8 @@ class Daemon {
   // A client of it; throws when it cannot be opened within a minute.
   Client OpenClient(const std::string& tenant = "default",
                     pqc_path_choice path = PQC_PATH_ANY) const;
+  // Until it listens for local and remote clients; throws when it does not within a minute.
+  void AwaitServing() const { OpenClient("default", PQC_PATH_ONLY_REMOTE); }
 
  private:
   TempFolder folder_;

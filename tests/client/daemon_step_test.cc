@@ -12,6 +12,7 @@ namespace {
 using testing::Daemon;
 using testing::Layer;
 using testing::Must;
+using testing::MustBeOk;
 using testing::Range;
 using testing::SpecOf;
 
@@ -19,29 +20,16 @@ constexpr uint64_t kSink = 4, kWindow = 16;
 constexpr uint32_t kLayers = 2;
 constexpr size_t kOutput = Layer::kQueryHeads * Layer::kValueDim;
 
-void MustBeOk(const Status& status) {
-  if (!status.ok()) throw std::runtime_error(status.ToString());
-}
-
 class DaemonStepTest : public ::testing::TestWithParam<pqc_path_choice> {
  protected:
   bool local() const { return GetParam() == PQC_PATH_ONLY_LOCAL; }
 
   Sequence Fill(const Layer& layer, uint64_t tokens) {
-    Sequence sequence = Must(cache_.CreateSequence());
-    for (uint32_t number = 0; number < kLayers; ++number) {
-      MustBeOk(sequence.Ingest(number, 0, layer.keys(0, tokens), layer.values(0, tokens)));
-    }
-    MustBeOk(sequence.BuildIndex({.iterations = 3, .seed = 1, .sink_tokens = kSink}));
-    return sequence;
+    return testing::FillIndexed(cache_, layer, tokens, kLayers, kSink);
   }
 
   static std::vector<LayerRows> Rows(const Layer& layer, uint64_t begin, uint64_t end) {
-    std::vector<LayerRows> rows;
-    for (uint32_t number = 0; number < kLayers; ++number) {
-      rows.push_back({number, layer.keys(begin, end), layer.values(begin, end)});
-    }
-    return rows;
+    return testing::RowsOf(layer, begin, end, kLayers);
   }
 
   void ExpectFull(const Layer& layer, uint64_t tokens, std::vector<float> output,
@@ -132,9 +120,27 @@ TEST_P(DaemonStepTest, ALiveIndexIsReadyWhenItIsNeeded) {
                                layer_.values(token, token + 200)));
     }
   }
-  MustBeOk(sequence.BuildIndex({.sink_tokens = kSink}));
-  for (uint64_t position = 600; position < 660; ++position) Decode(sequence, layer_, position);
+  for (uint64_t position = 600; position < 640; ++position) Decode(sequence, layer_, position);
   MustBeOk(sequence.Flush());
+  for (uint32_t number = 0; number < kLayers; ++number) {  // the next turn
+    MustBeOk(sequence.Ingest(number, 640, layer_.keys(640, 670), layer_.values(640, 670)));
+  }
+  for (uint64_t position = 670; position < 700; ++position) Decode(sequence, layer_, position);
+  MustBeOk(sequence.Flush());
+}
+
+TEST_P(DaemonStepTest, AForkOfALiveIndexEndsThePrefillToo) {
+  SequenceOptions options;
+  options.live = LiveIndex{.sink_tokens = kSink};
+  Sequence parent = Must(cache_.CreateSequence(options));
+  for (uint32_t number = 0; number < kLayers; ++number) {
+    MustBeOk(parent.Ingest(number, 0, layer_.keys(0, 300), layer_.values(0, 300)));
+  }
+  Sequence child = Must(parent.Fork());
+  for (uint64_t position = 300; position < 310; ++position) Decode(child, layer_, position);
+  for (uint64_t position = 300; position < 310; ++position) Decode(parent, layer_, position);
+  MustBeOk(child.Flush());
+  MustBeOk(parent.Flush());
 }
 
 TEST_P(DaemonStepTest, APrefixIsFoundAndShared) {

@@ -18,6 +18,7 @@ namespace {
 using testing::Daemon;
 using testing::Layer;
 using testing::Must;
+using testing::MustBeOk;
 using testing::Range;
 using testing::SpecOf;
 
@@ -70,10 +71,6 @@ class DaemonTest : public ::testing::TestWithParam<pqc_path_choice> {
     const LayerRows rows[] = {{0, layer.keys(begin, end), layer.values(begin, end)}};
     const uint64_t tokens = Must(sequence.Append(begin, rows));
     if (tokens != end) throw std::runtime_error("appended to " + std::to_string(tokens));
-  }
-
-  static void MustBeOk(const Status& status) {
-    if (!status.ok()) throw std::runtime_error(status.ToString());
   }
 
   static Query QueryAtEnd(const Layer& layer) {
@@ -370,6 +367,23 @@ TEST_P(DaemonTest, OneSequenceIsReadByManyThreads) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+TEST_P(DaemonTest, AdmitsWhatFitsAndPinsAgainstEviction) {
+  const Layer layer(600, 18);
+  Cache cache = Must(client_.OpenCache(SpecOf("admit", {0})));
+  Sequence sequence = Fill(cache, layer, 500);
+  const pqc_admission fits = Must(cache.Admit(1000, 100));
+  EXPECT_EQ(fits.verdict, PQC_FITS_NOW);
+  EXPECT_GE(fits.needed_bytes, 1100u * Layer::kKvHeads * (Layer::kKeyDim + Layer::kValueDim) * 4);
+  const pqc_admission never = Must(cache.Admit(uint64_t{1} << 24));
+  EXPECT_EQ(never.verdict, PQC_FITS_NEVER);
+  EXPECT_GT(never.needed_bytes, never.limit_bytes);
+  EXPECT_GT(never.shortfall_bytes, 0u);
+
+  MustBeOk(sequence.Pin(60'000));
+  MustBeOk(sequence.Pin(0));
+  EXPECT_EQ(sequence.Pin(uint64_t{366} * 24 * 3600 * 1000).code(), PQC_INVALID_ARGUMENT);
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, DaemonTest,

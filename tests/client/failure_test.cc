@@ -216,7 +216,18 @@ TEST(FailureTest, ASidecarKilledInACallIsUnavailableAtOnce) {
     fixture.sidecar().Kill();
     EXPECT_EQ(status.get().code(), PQC_UNAVAILABLE) << call;
     EXPECT_LT(steady_clock::now() - killed, kSoon) << call;
+  }
+}
+
+// There may be another worker in time; when there is none, the call has waited for it in vain.
+TEST(FailureTest, CallsWaitForTheNextWorkerAsLongAsTheyMay) {
+  Fixture fixture("good", kShortTimeoutMs);
+  ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
+  fixture.sidecar().Kill();
+  for (int i = 0; i < 2; ++i) {
+    const auto begin = steady_clock::now();
     EXPECT_EQ(fixture.Select().status().code(), PQC_UNAVAILABLE);
+    EXPECT_LT(steady_clock::now() - begin, kSoon);
   }
 }
 

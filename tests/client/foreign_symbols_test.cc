@@ -12,6 +12,7 @@
 
 #include "pqcached/client.hpp"
 #include "process.h"
+#include "tests/sanitizers.h"
 
 extern "C" [[noreturn]] void ForeignSymbolCalled();
 extern "C" void ForeignSymbolCalled() {

@@ -89,6 +89,15 @@ std::vector<uint32_t> Range(uint64_t begin, uint64_t end) {
   return range;
 }
 
+std::vector<LayerRows> RowsOf(const Layer& layer, uint64_t begin, uint64_t end,
+                              uint32_t layer_count) {
+  std::vector<LayerRows> rows;
+  for (uint32_t number = 0; number < layer_count; ++number) {
+    rows.push_back({number, layer.keys(begin, end), layer.values(begin, end)});
+  }
+  return rows;
+}
+
 LayerGroup GroupOf(std::vector<uint32_t> layers, pqc_dtype dtype) {
   return {.layers = std::move(layers),
           .kv_heads = Layer::kKvHeads,

@@ -45,14 +45,34 @@ class Layer {
 // begin, begin + 1, ..., end - 1.
 std::vector<uint32_t> Range(uint64_t begin, uint64_t end);
 
+// The rows of tokens [begin, end), for each of the layers 0 .. layer_count - 1.
+std::vector<LayerRows> RowsOf(const Layer& layer, uint64_t begin, uint64_t end,
+                              uint32_t layer_count);
+
 LayerGroup GroupOf(std::vector<uint32_t> layers, pqc_dtype dtype);
 CacheSpec SpecOf(const std::string& name, std::vector<uint32_t> layers, pqc_dtype dtype = PQC_F32);
 
-// The value, or an exception with the reason, which ends the test.
+// Throws with the reason, which ends the test.
+inline void MustBeOk(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.ToString());
+}
+// The value, or an exception with the reason.
 template <class T>
 T Must(Result<T> result) {
   if (!result.ok()) throw std::runtime_error(result.status().ToString());
   return std::move(*result);
+}
+
+// A sequence of `layer_count` layers that all hold the first `tokens` of these rows, with its index.
+// Inline: it calls the client, which this library's users link in one way or another.
+inline Sequence FillIndexed(Cache& cache, const Layer& layer, uint64_t tokens, uint32_t layer_count,
+                            uint64_t sink_tokens) {
+  Sequence sequence = Must(cache.CreateSequence());
+  for (uint32_t number = 0; number < layer_count; ++number) {
+    MustBeOk(sequence.Ingest(number, 0, layer.keys(0, tokens), layer.values(0, tokens)));
+  }
+  MustBeOk(sequence.BuildIndex({.iterations = 3, .seed = 1, .sink_tokens = sink_tokens}));
+  return sequence;
 }
 
 }  // namespace pqcached::testing

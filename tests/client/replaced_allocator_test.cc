@@ -11,6 +11,7 @@
 
 #include "pqcached/client.hpp"
 #include "process.h"
+#include "tests/sanitizers.h"
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 namespace {

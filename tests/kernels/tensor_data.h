@@ -24,7 +24,8 @@ struct Tensor {
   std::vector<std::byte> bytes;
 
   StridedTensor Head() const {
-    return {bytes.data() + head_offset, dtype, token_stride, element_stride};
+    return {bytes.empty() ? nullptr : bytes.data() + head_offset, dtype, token_stride,
+            element_stride};
   }
   std::byte* Element(uint32_t token, uint32_t index) {
     return bytes.data() + head_offset + token * token_stride + index * element_stride;

@@ -287,8 +287,10 @@ TEST_F(BadInput, UnknownForeignAndDroppedIds) {
       StatusCode::kNotFound, "cache");
   ExpectRefused([&] { return store().ListSequences(other, sequence_.cache_id()).status(); },
                 StatusCode::kNotFound, "cache");
-  for (const auto& [tenant, sequence_id] :
+  for (const auto& [of, named] :
        std::vector<std::pair<std::string, uint64_t>>{{other, id()}, {kTenant, 12345}}) {
+    const std::string& tenant = of;  // as variables, which every compiler lets lambdas capture
+    const uint64_t sequence_id = named;
     const auto expect = [&](const std::function<absl::Status()>& call) {
       ExpectRefused(call, StatusCode::kNotFound, std::to_string(sequence_id));
     };

@@ -43,6 +43,19 @@ TEST(CutEpochs, GivesEachEpochItsTokensAndTheRestToTheLast) {
   EXPECT_EQ(cut({100, 200, 300}), (Ranges{{0, 100}, {100, 200}, {200, 300}}));
 }
 
+TEST(EpochTokens, GivesALongContextFourEpochsAndNoneFewerTokensThanTheLeast) {
+  EXPECT_EQ(EpochTokens(1, 100), 100u);
+  EXPECT_EQ(EpochTokens(400, 100), 100u);
+  EXPECT_EQ(EpochTokens(401, 100), 101u);
+  EXPECT_EQ(EpochTokens(512 << 10, 32 << 10), 128u << 10);
+  EXPECT_EQ(EpochTokens(kMaxSequenceTokens, 1), kMaxSequenceTokens / 4);
+  for (const uint32_t segments : {1u, 4u, 5u, 7u, 8u, 63u, 64u}) {
+    std::vector<uint32_t> ends;
+    for (uint32_t i = 1; i <= segments; ++i) ends.push_back(100 * i);
+    EXPECT_LE(CutEpochs(ends, EpochTokens(ends.back(), 100)).size(), 4u) << segments;
+  }
+}
+
 TEST(Build, CodesEveryTokenWithTheNearestCentroidOfItsEpoch) {
   TestSequence sequence;
   sequence.Ingest(700);  // epochs [0, 256), [256, 700)

@@ -217,6 +217,43 @@ TEST(Lease, SuspensionRevokesAndResumptionSaysSo) {
   ExpectMappedRowsMatch(client, sequence);
 }
 
+TEST(Lease, AnExpiredOneIsRevokedAndKeepsItsBytesUntilItIsLetGo) {
+  StoreOptions options = testing::SmallOptions();
+  options.lease_timeout = absl::Nanoseconds(1);
+  TestSequence sequence(testing::SmallSpec(), options);
+  sequence.Ingest(128);
+  sequence.Append(60);
+  MappedClient client(sequence.store(), sequence.cache_id(), "client#1");
+  ASSERT_TRUE(client.Attach(sequence.id()).ok());
+  const LayerModel before = sequence.layers().front();
+  EXPECT_EQ(client.words().flags.load(), 0u);  // nobody has looked
+  EXPECT_TRUE(sequence.store().ListLeases().front().revoked);
+  EXPECT_EQ(sequence.store().Stats().revoked_lease_count, 1u);
+  EXPECT_EQ(client.words().flags.load(), LeaseWords::kRevoked);
+  sequence.Truncate(140);
+  sequence.Append(60);  // other rows at the same positions
+  EXPECT_EQ(client.Rows(before.group, 1, before.tokens), before.Rows(0, before.tokens));
+  ASSERT_TRUE(sequence.store().DropSequence(kTenant, sequence.id()).ok());
+  sequence.NewSequence();
+  sequence.Ingest(188);
+  EXPECT_EQ(client.Rows(before.group, 1, before.tokens), before.Rows(0, before.tokens));
+  EXPECT_GT(sequence.store().ListLeases().front().bytes, 0u);
+  const size_t used_bytes = UsedBytes(sequence);
+  ASSERT_TRUE(client.Detach().ok());
+  EXPECT_LT(UsedBytes(sequence), used_bytes);
+}
+
+TEST(Lease, OneThatIsRefreshedInTimeStays) {
+  StoreOptions options = testing::SmallOptions();
+  options.lease_timeout = absl::Hours(1);
+  TestSequence sequence(testing::SmallSpec(), options);
+  sequence.Ingest(128);
+  MappedClient client(sequence.store(), sequence.cache_id(), "client#1");
+  ASSERT_TRUE(client.Attach(sequence.id()).ok());
+  ASSERT_TRUE(client.Refresh().ok());
+  EXPECT_FALSE(sequence.store().ListLeases().front().revoked);
+}
+
 TEST(Lease, AForksLeaseKeepsTheSharedTailToo) {
   TestSequence sequence;
   sequence.Ingest(128);
@@ -356,7 +393,6 @@ TEST(Lease, StagingIsOncePerLocalSession) {
   EXPECT_EQ(store.OpenStaging("client#1", 1 << 20, 1).status().code(),
             StatusCode::kFailedPrecondition);
   MappedClient client(store, sequence.cache_id(), "client#1");
-  EXPECT_EQ(store.OpenLocalSession("client#1", 1).status().code(), StatusCode::kAlreadyExists);
   EXPECT_EQ(store.ClaimStaging("client#1", {}).status().code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(store.OpenStaging("client#1", 1 << 20, 5).status().code(),
             StatusCode::kResourceExhausted);

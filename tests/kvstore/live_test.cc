@@ -168,6 +168,70 @@ TEST(LiveIndex, IndexesChunksAsTheyFillUpAndBuildIndexFinishesTheLast) {
   sequence.ExpectRowsMatch();
 }
 
+TEST(LiveIndex, TheFirstTokenBehindAPrefillClosesItAndItIsIndexed) {
+  TestSequence sequence(SmallSpec(), LiveOptions());
+  sequence.NewSequence(Live());
+  Add(sequence, kChunk + 60, 0, 1, /*append=*/false);
+  sequence.Append(1);
+  WaitIdle(sequence.store(), sequence.id());
+  SequenceInfo info = Describe(sequence);
+  ASSERT_EQ(info.segments.size(), 3u);
+  EXPECT_EQ(info.segments[1].tokens.end, kChunk + 60);
+  EXPECT_EQ(info.segments[1].state, SegmentState::kSealed);
+  EXPECT_EQ(info.segments[2].slot_capacity, kTail);
+  for (const LayerInfo& layer : info.layers) EXPECT_EQ(layer.index_states[0], LayerState::kReady);
+  ExpectCoded(sequence);
+  ExpectSelects(sequence);
+  Add(sequence, 40, 0, 1, /*append=*/false);  // the next turn
+  sequence.Append(3);
+  Add(sequence, 2 * kTail, 0, 1, /*append=*/false);  // fills the tail, and opens a segment
+  const size_t segments = Describe(sequence).segments.size();
+  ASSERT_TRUE(Finish(sequence).ok());
+  sequence.Append(3);  // there is room in it
+  EXPECT_EQ(Describe(sequence).segments.size(), segments);
+  sequence.Append(kTail);
+  WaitIdle(sequence.store(), sequence.id());
+  info = Describe(sequence);
+  for (const LayerInfo& layer : info.layers) EXPECT_EQ(layer.index_states[0], LayerState::kReady);
+  sequence.ExpectRowsMatch();
+  ExpectCoded(sequence);
+  ExpectSelects(sequence);
+}
+
+TEST(LiveIndex, WithoutItAnAppendLeavesThePrefillOpen) {
+  TestSequence sequence(SmallSpec(), LiveOptions());
+  sequence.Ingest(60);
+  sequence.Append(1);
+  EXPECT_EQ(Describe(sequence).segments.size(), 1u);
+}
+
+TEST(LiveIndex, GoesOnInASequenceThatIsRolledBackToNothing) {
+  TestSequence sequence(SmallSpec(), LiveOptions());
+  sequence.NewSequence(Live());
+  Add(sequence, 2 * kChunk, 0, 1, /*append=*/false);
+  WaitIdle(sequence.store(), sequence.id());
+  sequence.Truncate(0);
+  EXPECT_TRUE(Describe(sequence).indexes.empty());
+  Add(sequence, 2 * kChunk, 4, 1, /*append=*/false);  // other keys: nothing of before must be left
+  ASSERT_TRUE(Finish(sequence).ok());
+  WaitIdle(sequence.store(), sequence.id());
+  sequence.ExpectRowsMatch();
+  ExpectCoded(sequence);
+  ExpectSelects(sequence);
+}
+
+TEST(LiveIndex, WorkThatIsLeftIsCounted) {
+  TestSequence sequence(SmallSpec(), LiveOptions());
+  sequence.NewSequence(Live());
+  {
+    const LiveIndexes::Pause pause(*EngineOf(sequence.store()).live, sequence.id());
+    Add(sequence, kChunk, 0, 1, /*append=*/false);
+    EXPECT_EQ(sequence.store().Stats().live_work_count, 1u);
+  }
+  WaitIdle(sequence.store(), sequence.id());
+  EXPECT_EQ(sequence.store().Stats().live_work_count, 0u);
+}
+
 TEST(LiveIndex, ALayerIsReadyWhileTheNextOnesHaveNoRowsYet) {
   TestSequence sequence(SmallSpec(), LiveOptions());
   sequence.NewSequence(Live());
@@ -317,6 +381,7 @@ TEST(LiveIndex, FinishingKeepsItsDeadlineAndCanBeCancelled) {
               absl::StatusCode::kCancelled);
   }
   ASSERT_TRUE(Finish(sequence).ok());
+  WaitIdle(sequence.store(), sequence.id());  // else codes may change between the looks at them
   ExpectCoded(sequence);
 }
 

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "tests/kvstore/brute_force.h"
+#include "tests/sanitizers.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -16,8 +17,13 @@ using testing::SmallSpec;
 using testing::TestSequence;
 using testing::ToFloats;
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kFewSteps = 10'000;
+#else
+constexpr int kFewSteps = 80'000;
+#endif
 // tests/run.sh --full goes on for much longer.
-const int kSteps = std::getenv("PQCACHED_FULL_TESTS") != nullptr ? 200'000 : 10'000;
+const int kSteps = std::getenv("PQCACHED_FULL_TESTS") != nullptr ? 8'000'000 : kFewSteps;
 constexpr uint32_t kMaxTokens = 900;
 const IndexDescriptor kIndexes[] = {Pq(2, 4), Pq(1, 6), Pq(4, 4)};
 
@@ -30,6 +36,7 @@ class RandomOperations {
       SCOPED_TRACE("step " + std::to_string(step));
       Step();
     }
+    ::testing::Test::RecordProperty("model_test_operations", steps);
     sequence_.ExpectRowsMatch();
     ExpectAccounting();
   }

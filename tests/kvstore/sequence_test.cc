@@ -335,7 +335,7 @@ TEST_F(SnapshotTest, AnIndexBecomesReadyLayerByLayerInAllSegments) {
         .status();
   };
   EXPECT_TRUE(score(1).ok()) << score(1);
-  EXPECT_EQ(score(3).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(score(3).code(), absl::StatusCode::kAborted);
   EXPECT_THAT(std::string(score(3).message()), ::testing::HasSubstr("layer 3: index pq m=2 b=4"));
   ASSERT_TRUE(publish(1, 2).ok());
   EXPECT_EQ(ready(), "11");

@@ -56,6 +56,7 @@ class SharingModel {
       SCOPED_TRACE("step " + std::to_string(step));
       Step();
     }
+    ::testing::Test::RecordProperty("model_test_operations", steps);
     while (!all_.empty()) Drop();
     EXPECT_EQ(shared_.used_bytes(), 0u);
   }
@@ -318,6 +319,7 @@ TEST(SharingModel, NobodyGetsForeignRowsWhilePrefixesComeAndGo) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+  RecordProperty("model_test_operations", static_cast<int>(threads.size()) * kRounds);
   EXPECT_GT(shared_tokens, 0u);
   EXPECT_EQ(shared.used_bytes(), 0u);
 }

@@ -32,6 +32,7 @@ class Setting:
     drift: float = 0  # 0..1: how foreign the features of the rows after the prefill are
     generated: int = 0  # rows after the prefill, which the queries then look for
     rebuilt: bool = False  # they stand in the prefill, as after a rebuild of the index
+    theme_tokens: int = 0  # so often features, topics and mean of the prefill are replaced; 0 = never
     distinct: int = 0  # contents that repeat, as in a repeated haystack; 0 = all differ
     needle_margin: float = None  # one key per query this many standard deviations above the largest logit
     seed: int = 1
@@ -90,6 +91,20 @@ class Head:
         self.mean_shift = g * random.standard_normal(setting.dim) * 0.3
         self.topics = random.laplace(size=(TOPICS, FEATURES)) * 0.7
 
+    def contents(self):
+        """Of the prefill, theme after theme. A query looks for features of any of them."""
+        s = self.setting
+        if not s.theme_tokens:
+            return self.content(s.tokens, self.features, self.mean)
+        self.themes, parts = [], []
+        for first in range(0, s.tokens, s.theme_tokens):
+            self.features = orthonormal(self.random, FEATURES, self.weights)
+            self.topics = self.random.laplace(size=(TOPICS, FEATURES)) * 0.7
+            mean = self.random.standard_normal(s.dim) * 0.3
+            parts.append(self.content(min(s.theme_tokens, s.tokens - first), self.features, mean))
+            self.themes.append(self.features)
+        return np.concatenate(parts)
+
     def content(self, count, features, mean):
         s, r = self.setting, self.random
         coefficients = r.laplace(size=(count, FEATURES)) / np.sqrt(1 + np.arange(FEATURES) / 4)
@@ -104,7 +119,7 @@ class Head:
 
     def keys(self):
         s = self.setting
-        content = self.content(s.tokens, self.features, self.mean)
+        content = self.contents()
         if s.distinct:
             content = content[np.arange(s.tokens) % s.distinct]
         later = self.content(s.generated, self.later_features, self.mean + self.mean_shift)
@@ -118,6 +133,8 @@ class Head:
         """[group, dim], turned, of the asked entropy over the middle."""
         s, r = self.setting, self.random
         features = self.later_features if s.generated else self.features
+        if s.theme_tokens:
+            features = self.themes[r.integers(len(self.themes))]
         base = r.choice([-1, 1], 2) @ features[r.choice(FEATURES, 2, replace=False)] / np.sqrt(2)
         out = []
         for _ in range(s.group):

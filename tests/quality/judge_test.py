@@ -11,6 +11,7 @@ import unittest
 import numpy as np
 
 import judge
+import live_study
 import model_study
 import sidecar
 import vector_plan
@@ -110,6 +111,19 @@ class OrderingTest(unittest.TestCase):
             self.assertGreater(of("flat", "bytes"), of("pq4x8", "bytes"))
             self.assertGreater(of("pq4x8", "bytes"), of("pq2x6", "bytes"))
             self.assertGreater(of("pq2x6", "bytes"), of("window", "bytes"))
+
+
+class LiveStudyTest(unittest.TestCase):
+    def test_looking_at_drift_finds_more_and_costs_codebooks(self):
+        problem = generate("themes", Setting(tokens=4096, steps=8, kv_heads=1, theme_tokens=1280))
+        self.assertEqual(problem.keys.shape, (1, 4096, 128))
+        setting = {"segment_tokens": 512, "epoch_tokens": 1024}
+        looking, never = (live_study.measure(BUILD, load_client(BUILD), {**setting, "drift_ratio": ratio}, 6, [problem])
+                          for ratio in (1.25, live_study.NEVER))
+        for budget in live_study.BUDGETS:
+            self.assertGreater(looking[budget]["recall"], never[budget]["recall"])
+            self.assertGreater(looking[budget]["bytes"], never[budget]["bytes"])
+            self.assertLessEqual(looking[budget]["mass_vs_oracle"], 1 + 1e-9)
 
 
 class IdentityTest(unittest.TestCase):

@@ -124,7 +124,10 @@ class Rows:
                                             capacity_bytes=1 << 30, default_index=pqcached.Index.flat())
         self.sequence = self.cache.create_sequence()
         self.turn = None
-        keys, values = (np.ascontiguousarray(x.transpose(1, 0, 2)) for x in (problem.keys, problem.values))
+        self.store(*(np.ascontiguousarray(x.transpose(1, 0, 2)) for x in (problem.keys, problem.values)))
+
+    def store(self, keys, values):
+        """The prefill, [tokens, kv_heads, dim]."""
         self.sequence.ingest(0, 0, keys, values)
 
     def build(self, index, iterations):

@@ -321,7 +321,7 @@ TEST_F(BadInputTest, CachesThatCannotBe) {
   Check("capacity", open([](R& r) { r.set_capacity_bytes(0); }), invalid, "capacity_bytes");
   Check("too large", open([](R& r) { r.set_capacity_bytes(uint64_t{1} << 50); }),
         StatusCode::RESOURCE_EXHAUSTED, "short");
-  Check("quota", open([](R& r) { r.set_quota_bytes(5); }), unimplemented, "quota_bytes");
+  Check("quota", open([](R& r) { r.set_quota_bytes(uint64_t{1} << 50); }), invalid, "quota_bytes");
   Check("numa", open([](R& r) { r.mutable_rank()->set_numa_node(1); }), unimplemented,
         "rank.numa_node");
   Check("no numa", open([](R& r) { r.mutable_rank()->set_numa_node(-2); }), invalid,

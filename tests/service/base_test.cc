@@ -189,6 +189,50 @@ TEST_F(LogTest, SaysWhichFileCannotBeOpened) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("log_file"));
 }
 
+kvstore::KeptSession KeptSessionOf(const std::string& id, const std::string& token) {
+  return {.id = id, .tenant = "team-a", .client_name = "engine", .token = token};
+}
+
+TEST(SessionsTest, ARestoredSessionWaitsForItsClient) {
+  Sessions sessions(2);
+  const Session restored = sessions.Restore(KeptSessionOf("engine#7", "secret"));
+  EXPECT_EQ(restored.number, 7u);
+  ASSERT_TRUE(sessions.Find("secret").ok()) << "its token is good meanwhile";
+  EXPECT_EQ(sessions.Find("secret")->tenant, "team-a");
+  EXPECT_EQ(sessions.Open("", "other")->session.id, "other#8") << "no id is given twice";
+
+  EXPECT_EQ(sessions.Resume("wrong").status().code(), absl::StatusCode::kNotFound);
+  const auto resumed = sessions.Resume("secret", 42);
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_EQ(resumed->token, "secret");
+  EXPECT_EQ(resumed->session.id, "engine#7");
+  EXPECT_EQ(sessions.PeerPidOf("engine#7"), 42u);
+  EXPECT_EQ(sessions.Resume("secret").status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(sessions.CloseDetached("secret")) << "its client has come";
+  sessions.Detach("secret");
+  EXPECT_TRUE(sessions.CloseDetached("secret"));
+  EXPECT_FALSE(sessions.CloseDetached("secret"));
+  EXPECT_EQ(sessions.Resume("secret").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(SessionsTest, RestoredOnesCountAgainstTheLimitOfNewOnes) {
+  Sessions sessions(1);
+  sessions.Restore(KeptSessionOf("a#1", "one"));
+  sessions.Restore(KeptSessionOf("b#2", "two"));
+  EXPECT_EQ(sessions.count(), 2u) << "nobody is turned out";
+  EXPECT_EQ(sessions.Open("", "c").status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(SessionsTest, AWorkerThatEndsLeavesItsSessions) {
+  Sessions sessions(4);
+  const auto opened = sessions.Open("", "engine");
+  sessions.Restore(KeptSessionOf("a#9", "one"));
+  sessions.Leave();
+  EXPECT_FALSE(sessions.Close(opened->token));
+  EXPECT_FALSE(sessions.CloseDetached("one"));
+  EXPECT_TRUE(sessions.IsOpen(opened->token));
+}
+
 class SocketClaimTest : public FilesTest {
  protected:
   // Leaves a socket file behind, as a killed daemon does; the descriptor tells whether anyone still

@@ -72,6 +72,46 @@ TEST_F(ConfigTest, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
   EXPECT_EQ(config->segment_tokens, Config{}.segment_tokens);
 }
 
+TEST_F(ConfigTest, QuotasNameTenantsAndSizes) {
+  const absl::StatusOr<Config> config =
+      Load("tenant_quotas: team-a=1gib:4gib,team-b=0:2gib,team-c=1mib\n");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->tenant_quotas.size(), 3u);
+  EXPECT_EQ(config->tenant_quotas.at("team-a").guaranteed_bytes, size_t{1} << 30);
+  EXPECT_EQ(config->tenant_quotas.at("team-a").max_bytes, size_t{4} << 30);
+  EXPECT_EQ(config->tenant_quotas.at("team-c").max_bytes, SIZE_MAX);
+  EXPECT_EQ(DescribeConfig(*config).at("tenant_quotas"),
+            "team-a=1gib:4gib,team-b=0:2gib,team-c=1mib");
+  EXPECT_TRUE(Load("tenant_quotas: \"\"\n")->tenant_quotas.empty());
+  for (const char* bad : {"a", "a=", "a=1gib:", "=1gib", "A=1gib", "a=2gib:1gib", "a=1:2:3",
+                          "a=1gib,a=2gib", "a=1gib,"}) {
+    const absl::Status status = Load(std::string("tenant_quotas: \"") + bad + "\"\n").status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << bad;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("tenant_quotas")) << bad;
+  }
+}
+
+TEST_F(ConfigTest, KeysOfMemoryPressureNameTheirRanges) {
+  for (const char* bad :
+       {"retain: maybe", "max_retained_share: 1.1", "max_retained_share: nan",
+        "eviction_policy: random", "evict_idle: -1s", "oom_score_adjust: 1001",
+        "oom_score_adjust: low", "stream_timeout: 0s", "memory_check_interval: 25h"}) {
+    EXPECT_EQ(Load(std::string(bad) + "\n").status().code(), absl::StatusCode::kInvalidArgument)
+        << bad;
+  }
+  const absl::StatusOr<Config> config = Load(
+      "retain: false\nmax_retained_share: 0.25\neviction_policy: lru\nevict_idle: 0s\n"
+      "oom_score_adjust: -1000\nstream_timeout: 5s\nmemory_check_interval: 0s\n");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const kvstore::StoreOptions options = StoreOptionsOf(*config);
+  EXPECT_FALSE(options.retain);
+  EXPECT_EQ(options.max_retained_share, 0.25);
+  EXPECT_EQ(options.eviction_policy, kvstore::EvictionPolicy::kLru);
+  EXPECT_EQ(options.evict_idle, absl::ZeroDuration());
+  EXPECT_EQ(config->oom_score_adjust, -1000);
+  EXPECT_EQ(config->stream_timeout, absl::Seconds(5));
+}
+
 TEST_F(ConfigTest, EnvironmentNamesTheFile) {
   environment_ = {{"PQCACHED_CONFIG", WriteFile("max_sessions: 7\n")}};
   const absl::StatusOr<Config> config = Load("");
@@ -169,7 +209,26 @@ TEST_F(ConfigTest, RefusesValuesOutOfRange) {
   ExpectRefused("max_timeout", "1s", "below default_timeout");
   ExpectRefused("heartbeat_interval", "11s", "must be in");
   ExpectRefused("shutdown_timeout", "-1s", "must be in");
+  ExpectRefused("max_failed_recoveries", "0", "1..");
+  ExpectRefused("watchdog_timeout", "2h", "must be in");
+  ExpectRefused("resume_timeout", "0s", "must be in");
+  ExpectRefused("pool_directory", "pools", "absolute path");
   ExpectRefused("log_level", "loud", "debug");
+}
+
+TEST_F(ConfigTest, LeavesRoomForTheNamesOfTheSocketsBesideTheFirst) {
+  const auto path_of = [](size_t bytes) { return "unix:///" + std::string(bytes - 1, 'x'); };
+  EXPECT_TRUE(Load("", {{"listen", path_of(96)}}).ok());
+  ExpectRefused("listen", path_of(97), "set supervise to false");
+  EXPECT_TRUE(Load("", {{"listen", path_of(100)}, {"supervise", "false"}}).ok());
+  const absl::Status status = Load("", {{"listen", path_of(101)}, {"supervise", "false"}}).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("set broker to false"));
+}
+
+TEST_F(ConfigTest, StrictMemoryHasNoFiles) {
+  const absl::Status status =
+      Load("", {{"strict_memory", "true"}, {"pool_directory", "/dev/shm/pools"}}).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("pool_directory"));
 }
 
 TEST_F(ConfigTest, TakesLoopbackTcpOnly) {

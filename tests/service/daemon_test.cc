@@ -1,16 +1,13 @@
 // The real binary: what it prints, how it ends, and what it leaves behind.
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <fstream>
 #include <sstream>
 
+#include "tests/service/daemon_process.h"
 #include "tests/service/rpc_fixture.h"
 
 namespace pqcached::service {
@@ -18,73 +15,6 @@ namespace {
 
 using testing::HasSubstr;
 using testing::Not;
-
-// One run of the daemon. Killed when the test forgets it.
-class Daemon {
- public:
-  explicit Daemon(std::vector<std::string> arguments, std::vector<std::string> environment = {}) {
-    int ends[2] = {};
-    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
-    arguments.insert(arguments.begin(), PQCACHED_DAEMON);
-    std::vector<char*> argv;
-    for (std::string& argument : arguments) argv.push_back(argument.data());
-    argv.push_back(nullptr);
-    environment.push_back("ASAN_OPTIONS=" +
-                          std::string(getenv("ASAN_OPTIONS") ? getenv("ASAN_OPTIONS") : ""));
-    environment.push_back("LSAN_OPTIONS=" +
-                          std::string(getenv("LSAN_OPTIONS") ? getenv("LSAN_OPTIONS") : ""));
-    std::vector<char*> envp;
-    for (std::string& variable : environment) envp.push_back(variable.data());
-    envp.push_back(nullptr);
-    EXPECT_EQ(posix_spawn(&pid_, PQCACHED_DAEMON, &actions, nullptr, argv.data(), envp.data()), 0);
-    posix_spawn_file_actions_destroy(&actions);
-    close(ends[1]);
-    output_descriptor_ = ends[0];
-  }
-
-  ~Daemon() {
-    if (!ended_) {
-      kill(pid_, SIGKILL);
-      waitpid(pid_, nullptr, 0);
-    }
-    close(output_descriptor_);
-  }
-
-  // Reads its output until `words` come, or its end.
-  bool AwaitOutput(const std::string& words) {
-    while (output_.find(words) == std::string::npos) {
-      char buffer[4096];
-      const ssize_t got = read(output_descriptor_, buffer, sizeof(buffer));
-      if (got <= 0) return false;
-      output_.append(buffer, static_cast<size_t>(got));
-    }
-    return true;
-  }
-
-  void Signal(int number) { kill(pid_, number); }
-
-  // Its exit status; -signal when a signal ended it.
-  int Wait() {
-    while (AwaitOutput(std::string(1, '\0'))) {
-    }
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    ended_ = true;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  }
-
-  const std::string& output() const { return output_; }
-
- private:
-  pid_t pid_ = 0;
-  int output_descriptor_ = -1;
-  std::string output_;
-  bool ended_ = false;
-};
 
 class DaemonTest : public RpcTest {
  protected:

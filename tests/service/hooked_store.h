@@ -85,7 +85,24 @@ class HookedStore final : public kvstore::Store {
     return store_->Detach(session, lease_id);
   }
   std::vector<kvstore::LeaseInfo> ListLeases() override { return store_->ListLeases(); }
+  kvstore::RecoveryReport Recovery() const override { return store_->Recovery(); }
+  absl::Status KeepSession(const kvstore::KeptSession& session) override {
+    return store_->KeepSession(session);
+  }
+  std::vector<kvstore::KeptSession> KeptSessions() const override { return store_->KeptSessions(); }
+  void EndQuarantine() override { store_->EndQuarantine(); }
   kvstore::StoreStats Stats() override { return store_->Stats(); }
+  absl::StatusOr<kvstore::Admission> Admit(std::string_view tenant, uint64_t cache_id,
+                                           const kvstore::AdmitSpec& spec) override {
+    return store_->Admit(tenant, cache_id, spec);
+  }
+  absl::Status PinSequence(std::string_view tenant, uint64_t sequence_id,
+                           absl::Duration ttl) override {
+    return store_->PinSequence(tenant, sequence_id, ttl);
+  }
+  absl::Status EvictSequence(uint64_t sequence_id) override {
+    return store_->EvictSequence(sequence_id);
+  }
   absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) override {
     return store_->DropSequence(tenant, sequence_id);
   }

@@ -7,7 +7,10 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
+#include <thread>
 
+#include "absl/strings/str_replace.h"
 #include "tests/service/hooked_store.h"
 #include "tests/service/rpc_fixture.h"
 
@@ -36,6 +39,22 @@ class LifecycleTest : public RpcTest {
       ASSERT_LT(std::chrono::steady_clock::now(), until)
           << "sessions: " << Stats(client).session_count();
     }
+  }
+
+  // All of a sequence but whether its tail is open: a build that fails leaves that closed, nothing else.
+  static std::string DumpButTail(TestClient& client, uint64_t sequence_id) {
+    return absl::StrReplaceAll(Dump(client, sequence_id), {{" state: SEGMENT_STATE_CLOSED", ""},
+                                                           {" state: SEGMENT_STATE_SEALED", ""}});
+  }
+
+  // Once the build whose caller has gone is wound up, which must not take long.
+  static void ExpectDumpAfterBuild(TestClient& client, uint64_t sequence_id,
+                                   const std::string& wanted) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (Stats(client).builds_in_flight() != 0 && std::chrono::steady_clock::now() < until) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(DumpButTail(client, sequence_id), wanted) << "the build left something behind";
   }
 
   // Until no writer has the sequence: truncating to where it ends changes nothing.

@@ -98,6 +98,8 @@ class RpcTest : public testing::Test {
   }
 
   std::filesystem::path directory_;
+  std::string
+      memory_root_;  // what the store sees of the machine's limits; empty = the machine's own
   Config config_;
   std::unique_ptr<Log> log_;
   std::unique_ptr<kvstore::Store> store_;

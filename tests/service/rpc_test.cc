@@ -369,27 +369,6 @@ TEST_F(RpcTest, LogLevelCanBeChanged) {
                      StatusCode::INVALID_ARGUMENT, "level: 'loud'"));
 }
 
-TEST_F(RpcTest, WhatThisVersionDoesNotHaveIsRefusedByName) {
-  Start();
-  const auto client = Connect();
-  const auto refused = [&](const std::string& name, const grpc::Status& status) {
-    EXPECT_TRUE(Failed(status, StatusCode::UNIMPLEMENTED, name + ": not implemented"));
-  };
-  const auto call = [&](auto method, auto request, auto response) {
-    return (client->kv().*method)(client->Context().get(), request, &response);
-  };
-  using Kv = v1::KvCache::Stub;
-  refused("Admit", call(&Kv::Admit, v1::AdmitRequest(), v1::AdmitResponse()));
-  const auto admin = [&](auto method, auto request, auto response) {
-    return (client->admin().*method)(client->Context().get(), request, &response);
-  };
-  using Admin = v1::Admin::Stub;
-  refused("Evict", admin(&Admin::Evict, v1::EvictRequest(), v1::EvictResponse()));
-  refused("Pin", admin(&Admin::Pin, v1::PinRequest(), v1::PinResponse()));
-  refused("Drain", admin(&Admin::Drain, v1::DrainRequest(), v1::DrainResponse()));
-  refused("SelfTest", admin(&Admin::SelfTest, v1::SelfTestRequest(), v1::SelfTestResponse()));
-}
-
 TEST_F(RpcTest, TwoClientsAndTwoCachesWorkAtOnce) {
   Start();
   std::vector<std::thread> threads;

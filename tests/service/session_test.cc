@@ -91,6 +91,7 @@ grpc::Status OpenSession(const std::string& endpoint,
   const auto stub =
       v1::KvCache::NewStub(grpc::CreateChannel(endpoint, grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kLong);
   const auto stream = stub->Session(&context);
   for (const v1::SessionRequest& request : requests) stream->Write(request);
   v1::SessionEvent event;

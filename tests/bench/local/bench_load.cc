@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/bench/local/decoding.h"
 #include "tests/bench/local/sidecar.h"
 #include "tests/bench/report.h"
 #include "tests/bench/rounds.h"
@@ -37,30 +38,8 @@ struct Board {
 };
 
 void Decode(pqc_client* client, pqc_cache* cache, const Rows& rows, Board& board, uint32_t number) {
-  pqc_sequence* sequence = nullptr;
-  Must(pqc_sequence_create(cache, &sequence), "pqc_sequence_create");
-  Fill(sequence, rows, kContext);
-  const pqc_build_options build = QuickBuild();
-  Must(pqc_build_index(sequence, &build), "pqc_build_index");
-  std::vector<float> query = Queries(number), output(query.size()), lse(kQueryHeads);
-  const uint64_t shape[] = {1, kQueryHeads, kDim};
-  pqc_tensor queries = PQC_INIT(pqc_tensor);
-  queries.ptr = query.data();
-  queries.dtype = PQC_F32;
-  queries.ndim = 3;
-  queries.shape = shape;
-  pqc_step_attention attention = PQC_INIT(pqc_step_attention);
-  attention.output = output.data();
-  attention.output_capacity = output.size();
-  attention.lse = lse.data();
-  attention.lse_capacity = lse.size();
+  Decoding decoding(client, cache, rows, kContext, number);
   const pqc_selection selection = SelectCount(1024);
-  pqc_step_options options = PQC_INIT(pqc_step_options);
-  options.selection = &selection;
-  options.timeout_ms = 60000;
-  pqc_step_item item = PQC_INIT(pqc_step_item);
-  item.sequence = sequence;
-  item.query_position = kContext;
 
   ++board.ready;
   for (uint32_t phase = board.phase; phase != kEnd; phase = board.phase) {
@@ -70,23 +49,13 @@ void Decode(pqc_client* client, pqc_cache* cache, const Rows& rows, Board& board
       continue;
     }
     const auto begin = std::chrono::steady_clock::now();
-    pqc_step* step = nullptr;
-    Must(pqc_step_begin(client, &item, 1, &options, &step), "pqc_step_begin");
-    Must(pqc_step_attend(step, 0, &queries, nullptr, &attention), "pqc_step_attend");
-    Rows::Pair pair;
-    rows.View(static_cast<uint32_t>(item.query_position % rows.tokens()), 1, &pair);
-    pqc_layer_rows layer = PQC_INIT(pqc_layer_rows);
-    layer.keys = pair.keys;
-    layer.values = pair.values;
-    Must(pqc_step_end(step, &layer, 1, nullptr), "pqc_step_end");
-    ++item.query_position;
+    decoding.Step(selection, true);
     const std::chrono::duration<float> seconds = std::chrono::steady_clock::now() - begin;
     const size_t loaded = phase == kLoaded;
     const uint32_t sample = board.sample_counts[loaded]++;
     if (sample < kMaxSamples) board.samples[loaded][sample] = seconds.count();
     if (loaded) ++board.steps[number];
   }
-  pqc_sequence_drop(sequence);
 }
 
 // A process of four sequences, a thread each.

@@ -64,6 +64,7 @@ void IngestFigures(const Sidecar& sidecar, Report& report) {
   pqc_cache* remote_cache = OpenCache(remote, "in", uint64_t{1} << 30);
   const Rows rows(kTokens);
   const HugeBuffer target(rows.bytes());
+  sidecar.WaitIdle();
   const size_t half = rows.bytes() / 2;
 
   Rounds rounds(1);

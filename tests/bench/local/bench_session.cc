@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/bench/huge_buffer.h"
+#include "tests/bench/local/decoding.h"
 #include "tests/bench/local/sidecar.h"
 #include "tests/bench/report.h"
 #include "tests/bench/rounds.h"
@@ -18,80 +19,12 @@ namespace {
 
 constexpr uint64_t kShort = 32 << 10, kMiddle = 128 << 10, kLong = 512 << 10;
 
-// One sequence with an index, and what a step of it needs.
-class Context {
- public:
-  Context(pqc_client* client, pqc_cache* cache, const Rows& rows, uint64_t tokens)
-      : client_(client),
-        rows_(rows),
-        next_(tokens),
-        queries_(Queries(5)),
-        queries_shape_{1, kQueryHeads, kDim} {
-    Must(pqc_sequence_create(cache, &sequence_), "pqc_sequence_create");
-    Fill(sequence_, rows, tokens);
-    const pqc_build_options build = QuickBuild();
-    Must(pqc_build_index(sequence_, &build), "pqc_build_index");
-    output_.resize(queries_.size());
-    lse_.resize(kQueryHeads);
-  }
-  Context(const Context&) = delete;
-  ~Context() { pqc_sequence_drop(sequence_); }
-
-  // The first one attaches; returns its seconds.
-  double Attach() {
-    const auto begin = std::chrono::steady_clock::now();
-    pqc_step* step = Begin();
-    pqc_step_abandon(step);
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  }
-
-  // A step that attends and hands in the row of its token only when `append`.
-  void Step(const pqc_selection& selection, bool append) {
-    pqc_step* step = Begin();
-    pqc_tensor queries = PQC_INIT(pqc_tensor);
-    queries.ptr = queries_.data();
-    queries.dtype = PQC_F32;
-    queries.ndim = 3;
-    queries.shape = queries_shape_;
-    pqc_step_attention attention = PQC_INIT(pqc_step_attention);
-    attention.output = output_.data();
-    attention.output_capacity = output_.size();
-    attention.lse = lse_.data();
-    attention.lse_capacity = lse_.size();
-    Must(pqc_step_attend(step, 0, &queries, &selection, &attention), "pqc_step_attend");
-    if (!append) {
-      pqc_step_abandon(step);
-      return;
-    }
-    Rows::Pair pair;
-    rows_.View(static_cast<uint32_t>(next_ % rows_.tokens()), 1, &pair);
-    pqc_layer_rows layer = PQC_INIT(pqc_layer_rows);
-    layer.keys = pair.keys;
-    layer.values = pair.values;
-    Must(pqc_step_end(step, &layer, 1, nullptr), "pqc_step_end");
-    ++next_;
-  }
-
- private:
-  pqc_step* Begin() {
-    pqc_step_item item = PQC_INIT(pqc_step_item);
-    item.sequence = sequence_;
-    item.query_position = next_;
-    const pqc_selection selection = Select(0.1);
-    pqc_step_options options = PQC_INIT(pqc_step_options);
-    options.selection = &selection;
-    pqc_step* step = nullptr;
-    Must(pqc_step_begin(client_, &item, 1, &options, &step), "pqc_step_begin");
-    return step;
-  }
-
-  pqc_client* client_;
-  const Rows& rows_;
-  pqc_sequence* sequence_ = nullptr;
-  uint64_t next_;
-  std::vector<float> queries_, output_, lse_;
-  uint64_t queries_shape_[3];
-};
+// The first step attaches.
+double AttachSeconds(Decoding& context) {
+  const auto begin = std::chrono::steady_clock::now();
+  pqc_step_abandon(context.Begin());
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
 
 uint64_t WaitedRpcs(pqc_client* client) {
   pqc_client_counts counts = PQC_INIT(pqc_client_counts);
@@ -99,7 +32,7 @@ uint64_t WaitedRpcs(pqc_client* client) {
   return counts.rpcs;
 }
 
-void CountRpcs(pqc_client* client, Context& context, Report& report) {
+void CountRpcs(pqc_client* client, Decoding& context, Report& report) {
   constexpr int kSteps = 256;
   const pqc_selection selection = SelectCount(1024);
   for (int i = 0; i < 16; ++i) context.Step(selection, true);
@@ -116,10 +49,10 @@ void Run(const Sidecar& sidecar, int threads, Report& report) {
   pqc_cache* cache = OpenCache(client, "session", uint64_t{4} << 30);
   {
     const Rows rows(16 << 10);
-    Context brief(client, cache, rows, kShort);
-    Context middle(client, cache, rows, kMiddle);
-    Context extended(client, cache, rows, kLong);
-    const double attach = middle.Attach();
+    Decoding brief(client, cache, rows, kShort, 5);
+    Decoding middle(client, cache, rows, kMiddle, 5);
+    Decoding extended(client, cache, rows, kLong, 5);
+    const double attach = AttachSeconds(middle);
     if (threads == 1) {
       report.Add({"attach_128k_ms", "ms", "", Better::kLower, std::nullopt}, {attach * 1e3, 0, 1});
       CountRpcs(client, brief, report);
@@ -134,7 +67,7 @@ void Run(const Sidecar& sidecar, int threads, Report& report) {
         sink = sink + StreamRead(all.data() + static_cast<size_t>(thread) * share, share);
       });
     });
-    const auto add = [&](const char* name, Context& context, pqc_selection selection) {
+    const auto add = [&](const char* name, Decoding& context, pqc_selection selection) {
       return rounds.Add(name, 4, [&context, selection](int, int) {
         for (int i = 0; i < 4; ++i) context.Step(selection, false);
       });

@@ -10,8 +10,11 @@
 #include <fstream>
 #include <random>
 #include <span>
+#include <string>
+#include <thread>
 
 #include "kernels/dtype.h"
+#include "tests/bench/report.h"
 
 namespace pqcached::bench {
 namespace {
@@ -48,6 +51,16 @@ pqc_tensor TensorOf(const void* data, uint64_t* shape) {
   return tensor;
 }
 
+double CpuSecondsOf(const std::string& pid) {
+  std::ifstream file("/proc/" + pid + "/stat");
+  std::string field;
+  double ticks = 0;
+  for (int i = 1; i <= 15 && file >> field; ++i) {
+    if (i >= 14) ticks += std::strtod(field.c_str(), nullptr);  // utime, stime
+  }
+  return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
 }  // namespace
 
 void Must(pqc_status status, const char* what) {
@@ -80,13 +93,25 @@ pqc_client* Sidecar::OpenClient(uint32_t thread_count, pqc_path_choice path) con
 }
 
 double Sidecar::CpuSeconds() const {
-  std::ifstream file("/proc/" + std::to_string(process_.pid()) + "/stat");
-  std::string field;
-  double ticks = 0;
-  for (int i = 1; i <= 15 && file >> field; ++i) {
-    if (i >= 14) ticks += std::strtod(field.c_str(), nullptr);  // utime, stime
+  const std::string pid = std::to_string(process_.pid());
+  double seconds = CpuSecondsOf(pid);
+  std::ifstream workers("/proc/" + pid + "/task/" + pid + "/children");
+  for (std::string worker; workers >> worker;) seconds += CpuSecondsOf(worker);
+  return seconds;
+}
+
+void Sidecar::WaitIdle() const {
+  constexpr std::chrono::milliseconds kLook(200);
+  constexpr int kMostLooks = 300;
+  constexpr double kIdleSeconds = 0.015;  // of a look
+  double before = CpuSeconds();
+  for (int look = 0; look < kMostLooks; ++look) {
+    std::this_thread::sleep_for(kLook);
+    const double now = CpuSeconds();
+    if (now - before < kIdleSeconds) return;
+    before = now;
   }
-  return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+  Require(false, "the sidecar comes to rest");
 }
 
 pqc_cache* OpenCache(pqc_client* client, const char* name, uint64_t capacity_bytes,

@@ -32,8 +32,11 @@ class Sidecar {
 
   // thread_count: of the client's kernels. path: pqc_path_choice.
   pqc_client* OpenClient(uint32_t thread_count, pqc_path_choice path = PQC_PATH_ANY) const;
-  // User and system seconds that the process has used.
+  // User and system seconds that the process has used, and those below it.
   double CpuSeconds() const;
+  // Until the sidecar has nothing to do of its own accord: it touches the pages of new pools in the
+  // background, at less than 1 GB/s without huge pages, and takes a core for it.
+  void WaitIdle() const;
 
  private:
   testing::TempFolder folder_;

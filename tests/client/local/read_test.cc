@@ -17,6 +17,7 @@ namespace {
 
 using testing::Layer;
 using testing::Must;
+using testing::MustBeOk;
 using testing::OpenStoreClient;
 using testing::Range;
 using testing::Sidecar;
@@ -24,10 +25,6 @@ using testing::SmallSegments;
 using testing::SpecOf;
 
 constexpr uint64_t kSink = 5, kWindow = 20;
-
-void MustBeOk(const Status& status) {
-  if (!status.ok()) throw std::runtime_error(status.ToString());
-}
 
 std::vector<std::vector<uint32_t>> ByHead(const Selected& selected) {
   std::vector<std::vector<uint32_t>> heads(selected.kv_heads);
@@ -335,13 +332,13 @@ TEST_F(LocalReadTest, ASequenceThatOthersDropGivesNotFoundAndSuspendedOnesSaySo)
   EXPECT_EQ(sequence.Select(QueryAtEnd(layer), selection).status().code(), PQC_NOT_FOUND);
 }
 
-TEST_F(LocalReadTest, AnEndedSessionIsUnavailableAndAClosedClientSaysSo) {
+TEST_F(LocalReadTest, ALostSessionIsUnavailableAndAClosedClientSaysSo) {
   const Layer layer(300, 16);
   Sequence sequence = Fill(layer, 300);
   MustBeOk(sequence.Select(QueryAtEnd(layer), {.ratio = 0.5}).status());
+  sidecar_.knows_session = false;
   sidecar_.ended = true;
   EXPECT_EQ(sequence.Select(QueryAtEnd(layer), {.ratio = 0.5}).status().code(), PQC_UNAVAILABLE);
-  sidecar_.ended = false;
   { const Client closing = std::move(client_); }
   EXPECT_EQ(sequence.Select(QueryAtEnd(layer), {.ratio = 0.5}).status().code(),
             PQC_FAILED_PRECONDITION);

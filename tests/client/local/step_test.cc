@@ -4,35 +4,27 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
-#include "layer.h"
-#include "tests/client/local/store_client.h"
+#include "tests/client/local/step_fixture.h"
 
 namespace pqcached {
 namespace {
 
+using testing::Expect;
+using testing::kOutput;
+using testing::kSink;
+using testing::kWindow;
 using testing::Layer;
 using testing::Must;
+using testing::MustBeOk;
 using testing::OpenStoreClient;
 using testing::Range;
 using testing::Sidecar;
 using testing::SmallSegments;
 using testing::SpecOf;
-
-constexpr uint64_t kSink = 4, kWindow = 16;
-constexpr size_t kOutput = Layer::kQueryHeads * Layer::kValueDim;
-
-void MustBeOk(const Status& status) {
-  if (!status.ok()) throw std::runtime_error(status.ToString());
-}
-
-void Expect(const Status& status, pqc_status code, const char* part) {
-  EXPECT_EQ(status.code(), code) << status.ToString();
-  EXPECT_NE(status.message().find(part), std::string::npos) << status.ToString();
-}
+using testing::StepTest;
 
 // Sink and window as the engine attends them, for a context of `tokens`.
 std::vector<std::vector<uint32_t>> Own(uint64_t tokens) {
@@ -40,73 +32,6 @@ std::vector<std::vector<uint32_t>> Own(uint64_t tokens) {
   for (const uint32_t token : Range(tokens - kWindow, tokens)) own.push_back(token);
   return {Layer::kKvHeads, own};
 }
-
-class StepTest : public ::testing::Test {
- protected:
-  StepTest() : StepTest(2000) {}
-  explicit StepTest(uint32_t timeout_ms)
-      : client_(OpenStoreClient(sidecar_, {.thread_count = 2}, timeout_ms)) {}
-
-  Sequence Fill(const Layer& layer, uint64_t tokens) {
-    Sequence sequence = Must(cache_.CreateSequence());
-    for (uint32_t number = 0; number < kLayers; ++number) {
-      MustBeOk(sequence.Ingest(number, 0, layer.keys(0, tokens), layer.values(0, tokens)));
-    }
-    MustBeOk(sequence.BuildIndex({.iterations = 3, .seed = 1, .sink_tokens = kSink}));
-    return sequence;
-  }
-
-  // Rows of query tokens [begin, end) of a layer, for all layers.
-  static std::vector<LayerRows> Rows(const Layer& layer, uint64_t begin, uint64_t end) {
-    std::vector<LayerRows> rows;
-    for (uint32_t number = 0; number < kLayers; ++number) {
-      rows.push_back({number, layer.keys(begin, end), layer.values(begin, end)});
-    }
-    return rows;
-  }
-
-  Status Decode(Sequence& sequence, const Layer& layer, uint64_t position, uint32_t length = 1,
-                std::vector<uint32_t> accepted = {}, const Layer* rows = nullptr) {
-    const StepItem items[] = {{&sequence, position, length}};
-    auto step = client_.BeginStep(items, &selection_);
-    if (!step.ok()) return step.status();
-    std::vector<float> queries;
-    for (uint32_t i = 0; i < length; ++i) {
-      const auto* numbers = static_cast<const float*>(layer.queries().c().ptr);
-      queries.insert(queries.end(), numbers, numbers + Layer::kQueryHeads * Layer::kKeyDim);
-    }
-    output_.resize(length * kOutput);
-    lse_.resize(length * Layer::kQueryHeads);
-    for (uint32_t number = 0; number < kLayers; ++number) {
-      const Status attended = step->Attend(
-          number, {queries, {length, Layer::kQueryHeads, Layer::kKeyDim}}, output_, lse_);
-      if (!attended.ok()) return attended;
-    }
-    return step->End(Rows(rows ? *rows : layer, position, position + length), accepted);
-  }
-
-  // That the rows of the sequence are `layer`'s.
-  void ExpectRows(Sequence& sequence, const Layer& layer, uint64_t begin, uint64_t end) {
-    std::vector<float> keys(Layer::kKvHeads * (end - begin) * Layer::kKeyDim);
-    for (uint32_t number = 0; number < kLayers; ++number) {
-      MustBeOk(sequence.FetchRange(number, {begin, end}, PQC_KEY,
-                                   std::as_writable_bytes(std::span(keys))));
-      for (uint64_t token = begin; token < end; ++token) {
-        ASSERT_EQ(std::memcmp(&keys[(token - begin) * Layer::kKeyDim], layer.key(token, 0),
-                              Layer::kKeyDim * sizeof(float)),
-                  0)
-            << "token " << token << " of layer " << number;
-      }
-    }
-  }
-
-  static constexpr uint32_t kLayers = 2;
-  Sidecar sidecar_{SmallSegments()};
-  Client client_;
-  Cache cache_ = Must(client_.OpenCache(SpecOf("cache", {0, 1})));
-  const Selection selection_ = {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 1.0};
-  std::vector<float> output_, lse_;
-};
 
 // A client that does not wait long.
 class ImpatientStepTest : public StepTest {
@@ -229,6 +154,41 @@ TEST_F(StepTest, RowsAreSentAgainAfterUnavailableAndRepeatsChangeNothing) {
   MustBeOk(sequence.Flush());
   EXPECT_EQ(Must(sequence.Describe()).token_count, 360u);
   ExpectRows(sequence, layer, 0, 360);
+}
+
+TEST_F(StepTest, TheFirstStepOfALiveIndexEndsThePrefillAndWaitsForWhatItNeeds) {
+  const Layer layer(400, 21);
+  SequenceOptions options;
+  options.live = LiveIndex{};
+  Sequence sequence = Must(cache_.CreateSequence(options));
+  const auto ingest = [&](uint64_t begin, uint64_t end) {
+    for (uint32_t number = 0; number < kLayers; ++number) {
+      MustBeOk(sequence.Ingest(number, begin, layer.keys(begin, end), layer.values(begin, end)));
+    }
+  };
+  ingest(0, 300);
+  const auto last_segment = [&] {
+    return sidecar_.store->DescribeSequence(testing::kTestTenant, sequence.id())->segments.back();
+  };
+  const StepItem items[] = {{&sequence, 300}};
+  MustBeOk(client_.BeginStep(items, nullptr).status());  // selects nothing: ends nothing
+  EXPECT_EQ(last_segment().state, kvstore::SegmentState::kOpen);
+  MustBeOk(Decode(sequence, layer, 300));
+  MustBeOk(sequence.Flush());
+  EXPECT_EQ(last_segment().tokens.begin, 300u);  // a tail behind the prefill
+  uint64_t before = sidecar_.calls;
+  for (uint64_t position = 301; position < 330; ++position) {
+    MustBeOk(Decode(sequence, layer, position));
+  }
+  EXPECT_EQ(sidecar_.calls, before);
+  MustBeOk(sequence.Flush());
+  ingest(330, 350);  // the next turn
+  MustBeOk(Decode(sequence, layer, 350));
+  before = sidecar_.calls;
+  MustBeOk(Decode(sequence, layer, 351));
+  EXPECT_EQ(sidecar_.calls, before);
+  const Attention full = layer.Attend({Layer::kKvHeads, Range(kSink, 352 - kWindow)});
+  for (size_t i = 0; i < kOutput; ++i) ASSERT_NEAR(output_[i], full.output[i], 1e-4f) << i;
 }
 
 TEST_F(StepTest, AStepWaitsForTheRowsThatItNeeds) {
@@ -363,8 +323,9 @@ TEST_F(StepTest, ResultsOfALostSessionOrARevokedLeaseMustNotBeUsed) {
   const StepItem later[] = {{&sequence, 281}};
   Step step = Must(client_.BeginStep(later, &selection_));
   MustBeOk(step.Attend(0, layer.queries(), output, lse));
+  sidecar_.knows_session = false;
   sidecar_.ended = true;
-  Expect(step.End(Rows(layer, 281, 282)), PQC_UNAVAILABLE, "session is lost");
+  Expect(step.End(Rows(layer, 281, 282)), PQC_UNAVAILABLE, "");
   Expect(client_.BeginStep(later, &selection_).status(), PQC_UNAVAILABLE, "session is lost");
 }
 

@@ -1,9 +1,12 @@
 #include "tests/client/local/store_client.h"
+#include "absl/time/time.h"
 
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstring>
+#include <map>
+#include <span>
 #include <stdexcept>
 #include <vector>
 
@@ -16,8 +19,6 @@ namespace pqcached::testing {
 namespace {
 
 using namespace pqcached::client;  // NOLINT: this is its stand-in
-
-constexpr uint64_t kBootWord = 77;
 
 pqc_status FromStatus(const absl::Status& status, ErrorText* error) {
   std::snprintf(error->text, sizeof(error->text), "%s", std::string(status.message()).c_str());
@@ -45,37 +46,91 @@ pqc_status MapShared(const absl::StatusOr<kvstore::SharedMemory>& memory, Mappin
   return Mapping::Map(dup(memory->descriptor.get()), memory->size_bytes, access, "memory", mapping);
 }
 
+absl::Status CheckBoot(const Sidecar& sidecar, uint64_t boot_word) {
+  if (boot_word == 0 || boot_word == sidecar.boot_word) return absl::OkStatus();
+  return absl::UnavailableError("the sidecar's worker is another one by now; repeat the call");
+}
+
 class StoreHost final : public LocalHost {
  public:
-  explicit StoreHost(Sidecar& sidecar) : sidecar_(sidecar) {}
+  explicit StoreHost(Sidecar& sidecar)
+      : sidecar_(sidecar), boot_word_(sidecar.boot_word), session_(sidecar.local_session()) {
+    ++sidecar_.connections;
+  }
+  ~StoreHost() override { --sidecar_.connections; }
 
   pqc_status OpenPool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) override {
     return MapShared(sidecar_.store->OpenPool(kTestTenant, cache_id), MappingAccess::kRead, pool);
   }
   pqc_status OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
                          std::shared_ptr<Mapping>* ring) override {
-    return MapShared(sidecar_.store->OpenStaging(sidecar_.session, slot_bytes, slot_count),
+    if (!sidecar_.reachable) return FromStatus(absl::UnavailableError("nobody answers"));
+    return MapShared(sidecar_.store->OpenStaging(session_, slot_bytes, slot_count),
                      MappingAccess::kReadWrite, ring);
   }
   pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, AttachAnswer* answer) override {
     ++sidecar_.calls;
+    if (!sidecar_.reachable) return FromStatus(absl::UnavailableError("nobody answers"));
+    if (const absl::Status status = CheckBoot(sidecar_, lease.boot_word); !status.ok()) {
+      return FromStatus(status);
+    }
     const auto attached =
-        sidecar_.store->Attach(kTestTenant, sequence_id, sidecar_.session, ToStore(lease));
+        sidecar_.store->Attach(kTestTenant, sequence_id, session_, ToStore(lease));
     if (!attached.ok()) return FromStatus(attached.status());
     answer->lease_id = attached->lease_id;
     answer->word_index = attached->word_index;
     Give(attached->attachment, answer->image.sink());
     return PQC_OK;
   }
-  pqc_status Detach(uint64_t lease_id) override {
+  pqc_status Detach(const LeaseView& lease) override {
     ++sidecar_.calls;
-    return FromStatus(sidecar_.store->Detach(sidecar_.session, lease_id));
+    if (const absl::Status status = CheckBoot(sidecar_, lease.boot_word); !status.ok()) {
+      return FromStatus(status);
+    }
+    return FromStatus(sidecar_.store->Detach(session_, lease.lease_id));
   }
   void End() override { sidecar_.ended = true; }
-  bool Ended(uint32_t) override { return sidecar_.ended; }
+  bool Ended(uint32_t) override { return sidecar_.ended && boot_word_ == sidecar_.boot_word; }
+  void Abandon() override {}
 
  private:
   Sidecar& sidecar_;
+  const uint64_t boot_word_;
+  const std::string session_;
+};
+
+// The slots of staging that one call uses.
+class Claims {
+ public:
+  explicit Claims(Sidecar& sidecar) : sidecar_(sidecar) {}
+
+  absl::StatusOr<std::span<const std::byte>> Resolve(const StagingPlace& place) {
+    auto found = slots_.find(place.slot);
+    if (found == slots_.end()) {
+      auto claimed = sidecar_.store->ClaimStaging(sidecar_.local_session(),
+                                                  {.slot = place.slot,
+                                                   .offset_bytes = place.offset_bytes,
+                                                   .size_bytes = place.size_bytes,
+                                                   .generation = place.generation});
+      if (!claimed.ok()) {
+        return absl::Status(claimed.status().code(),
+                            "staging: " + std::string(claimed.status().message()));
+      }
+      found = slots_.emplace(place.slot, *std::move(claimed)).first;
+    }
+    return found->second.slot.subspan(place.offset_bytes, place.size_bytes);
+  }
+
+  std::vector<kvstore::StagedBytes> TakeSlots() {
+    std::vector<kvstore::StagedBytes> slots;
+    for (auto& [number, staged] : slots_) slots.push_back(std::move(staged));
+    slots_.clear();
+    return slots;
+  }
+
+ private:
+  Sidecar& sidecar_;
+  std::map<uint32_t, kvstore::StagedBytes> slots_;
 };
 
 // A tensor's elements, packed.
@@ -88,6 +143,15 @@ struct Packed {
     Pack(from, 0, from.shape[0], bytes.data());
     view.data = bytes.data();
     view.data_bytes = bytes.size();
+  }
+
+  absl::Status Resolve(const TensorView& from, Claims& claims) {
+    if (!from.staging) return absl::OkStatus();
+    const auto staged = claims.Resolve(*from.staging);
+    if (!staged.ok()) return staged.status();
+    view.data = staged->data();
+    view.data_bytes = staged->size();
+    return absl::OkStatus();
   }
 
   std::vector<std::byte> bytes;
@@ -127,6 +191,10 @@ class StoreRemote final : public Remote {
     kvstore::SequenceSpec spec;
     spec.session = sidecar_.session;
     spec.token_ids.assign(options.token_ids, options.token_ids + options.token_id_count);
+    if (options.live) {
+      spec.live_index = kvstore::LiveIndex{
+          .index = {kvstore::IndexKind::kPq, options.index.subspaces, options.index.bits}};
+    }
     return Created(Counted().CreateSequence(kTestTenant, cache_id, spec), sequence_id, token_count,
                    error);
   }
@@ -141,6 +209,20 @@ class StoreRemote final : public Remote {
         Counted().MatchPrefix(kTestTenant, cache_id, {prompt.token_ids, prompt.token_id_count}, "");
     if (matched.ok()) *token_count = *matched;
     return FromStatus(matched.status(), error);
+  }
+  pqc_status Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
+                   pqc_admission* admission, ErrorText* error) noexcept override {
+    const auto fits = Counted().Admit(
+        kTestTenant, cache_id,
+        {.prefill_tokens = token_count, .output_tokens = output_token_count, .index = {}});
+    if (fits.ok()) admission->verdict = static_cast<pqc_verdict>(fits->verdict);
+    return FromStatus(fits.status(), error);
+  }
+  pqc_status PinSequence(uint64_t sequence_id, uint64_t ttl_ms,
+                         ErrorText* error) noexcept override {
+    return FromStatus(Counted().PinSequence(kTestTenant, sequence_id,
+                                            absl::Milliseconds(static_cast<int64_t>(ttl_ms))),
+                      error);
   }
   pqc_status SuspendSequence(uint64_t sequence_id, ErrorText* error) noexcept override {
     return FromStatus(Counted().SuspendSequence(kTestTenant, sequence_id).status(), error);
@@ -158,6 +240,9 @@ class StoreRemote final : public Remote {
                               const ImageSink& image, Waiting waiting,
                               ErrorText* error) noexcept override {
     Count(waiting);
+    if (!sidecar_.reachable) return FromStatus(absl::UnavailableError("nobody answers"), error);
+    const absl::Status boot = CheckBoot(sidecar_, lease.boot_word);
+    if (!boot.ok()) return FromStatus(boot, error);
     const auto truncated =
         sidecar_.store->TruncateSequence(kTestTenant, sequence_id, token_count, lease.lease_id);
     if (truncated.ok()) Refresh(lease, image);
@@ -176,10 +261,15 @@ class StoreRemote final : public Remote {
                     uint32_t row_block_count, uint64_t* token_count,
                     ErrorText* error) noexcept override {
     ++sidecar_.commits;
+    for (uint32_t i = 0; i < row_block_count; ++i) {
+      const absl::Status boot = CheckBoot(sidecar_, rows[i].keys.staging->boot_word);
+      if (!boot.ok()) return FromStatus(boot, error);
+    }
     auto transaction = Counted().BeginIngest(kTestTenant, sequence_id);
     if (!transaction.ok()) return FromStatus(transaction.status(), error);
+    Claims claims(sidecar_);
     for (uint32_t i = 0; i < row_block_count; ++i) {
-      const absl::Status written = WriteStaged(**transaction, first_position, rows[i]);
+      const absl::Status written = WriteStaged(**transaction, first_position, rows[i], claims);
       if (!written.ok()) return FromStatus(written, error);
     }
     const auto committed = (*transaction)->Commit();
@@ -190,12 +280,23 @@ class StoreRemote final : public Remote {
                     ErrorText* error) noexcept override {
     Count(waiting);
     sidecar_.PassGate();
+    if (!sidecar_.reachable) return FromStatus(absl::UnavailableError("nobody answers"), error);
     if (sidecar_.unavailable_appends > 0) {
       --sidecar_.unavailable_appends;
       return FromStatus(absl::UnavailableError("for now"), error);
     }
+    Claims claims(sidecar_);
     for (uint32_t i = 0; i < item_count; ++i) {
-      const auto appended = AppendOne(items[i]);
+      const absl::Status boot = CheckBoot(sidecar_, items[i].lease.boot_word);
+      if (!boot.ok()) return FromStatus(boot, error);
+      for (uint32_t j = 0; j < items[i].row_block_count; ++j) {
+        const StagingPlace* place = items[i].rows[j].keys.staging;
+        const absl::Status ring = CheckBoot(sidecar_, place ? place->boot_word : 0);
+        if (!ring.ok()) return FromStatus(ring, error);
+      }
+    }
+    for (uint32_t i = 0; i < item_count; ++i) {
+      const auto appended = AppendOne(items[i], claims);
       if (!appended.ok()) {
         const std::string text =
             "items[" + std::to_string(i) + "]: " + std::string(appended.status().message());
@@ -203,6 +304,11 @@ class StoreRemote final : public Remote {
       }
       items[i].token_count = *appended;
       Refresh(items[i].lease, items[i].image);
+    }
+    if (sidecar_.unanswered_appends > 0) {
+      --sidecar_.unanswered_appends;
+      sidecar_.HoldSlots(claims.TakeSlots());
+      return FromStatus(absl::UnavailableError("no answer"), error);
     }
     if (sidecar_.lost_answers > 0) {
       --sidecar_.lost_answers;
@@ -218,9 +324,12 @@ class StoreRemote final : public Remote {
                                   .iterations = 3,
                                   .seed = 1,
                                   .sink_tokens = static_cast<uint32_t>(options.sink_tokens)};
-    return FromStatus(
-        Counted().BuildIndex(kTestTenant, sequence_id, spec, [](const auto&) { return true; }),
-        error);
+    const auto go_on = [&options](const kvstore::BuildProgress& done) {
+      pqc_build_progress progress = PQC_INIT(pqc_build_progress);
+      progress.layers_done = done.layers_done;
+      return !options.callback || options.callback(options.callback_context, &progress) != 0;
+    };
+    return FromStatus(Counted().BuildIndex(kTestTenant, sequence_id, spec, go_on), error);
   }
   pqc_status TopK(const SelectItem*, uint32_t, ErrorText* error) noexcept override {
     return Not("TopK", error);
@@ -244,7 +353,9 @@ class StoreRemote final : public Remote {
                     ErrorText* error) noexcept override {
     return Not("Attach", error);
   }
-  pqc_status Detach(uint64_t, ErrorText* error) noexcept override { return Not("Detach", error); }
+  pqc_status Detach(const LeaseView&, ErrorText* error) noexcept override {
+    return Not("Detach", error);
+  }
   void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept override {
     *rpcs = sidecar_.calls;
     *background_rpcs = sidecar_.background_calls;
@@ -278,36 +389,33 @@ class StoreRemote final : public Remote {
   }
   void Refresh(const LeaseView& lease, const ImageSink& image) {
     if (lease.lease_id == 0) return;
-    const auto newer = sidecar_.store->RefreshLease(sidecar_.session, ToStore(lease));
+    const auto newer = sidecar_.store->RefreshLease(sidecar_.local_session(), ToStore(lease));
     if (newer.ok()) Give(*newer, image);
   }
-  absl::Status WriteStaged(kvstore::IngestTransaction& transaction, uint64_t first_position,
-                           const RowBlock& rows) {
+  static absl::Status WriteStaged(kvstore::IngestTransaction& transaction, uint64_t first_position,
+                                  const RowBlock& rows, Claims& claims) {
     Packed keys(rows.keys), values(rows.values);
-    const auto reference = [](const StagingPlace& place) {
-      return kvstore::StagingReference{.slot = place.slot,
-                                       .offset_bytes = place.offset_bytes,
-                                       .size_bytes = place.size_bytes,
-                                       .generation = place.generation};
-    };
-    const auto claimed =
-        sidecar_.store->ClaimStaging(sidecar_.session, reference(*rows.keys.staging));
-    if (!claimed.ok()) return claimed.status();
-    keys.view.data = claimed->bytes.data();
-    keys.view.data_bytes = claimed->bytes.size();
-    const StagingPlace& place = *rows.values.staging;
-    values.view.data = claimed->slot.data() + place.offset_bytes;
-    values.view.data_bytes = place.size_bytes;
+    absl::Status resolved = keys.Resolve(rows.keys, claims);
+    if (resolved.ok()) resolved = values.Resolve(rows.values, claims);
+    if (!resolved.ok()) return resolved;
     return transaction.Write(first_position,
                              {.layer = rows.layer, .keys = keys.view, .values = values.view});
   }
-  absl::StatusOr<uint64_t> AppendOne(const AppendItem& item) {
+  absl::StatusOr<uint64_t> AppendOne(const AppendItem& item, Claims& claims) {
+    const bool staged = item.row_block_count > 0 && item.rows[0].keys.staging != nullptr;
+    if (staged && sidecar_.refuse_staging) {
+      return absl::FailedPreconditionError("rows[0].keys.staging: refused");
+    }
+    ++(staged ? sidecar_.staged_appends : sidecar_.inline_appends);
     std::vector<Packed> packed;
     packed.reserve(size_t{2} * item.row_block_count);
     std::vector<kvstore::LayerRows> layers;
     for (uint32_t i = 0; i < item.row_block_count; ++i) {
-      const Packed& keys = packed.emplace_back(item.rows[i].keys);
-      const Packed& values = packed.emplace_back(item.rows[i].values);
+      Packed& keys = packed.emplace_back(item.rows[i].keys);
+      Packed& values = packed.emplace_back(item.rows[i].values);
+      absl::Status resolved = keys.Resolve(item.rows[i].keys, claims);
+      if (resolved.ok()) resolved = values.Resolve(item.rows[i].values, claims);
+      if (!resolved.ok()) return resolved;
       layers.push_back({.layer = item.rows[i].layer, .keys = keys.view, .values = values.view});
     }
     return sidecar_.store->Append(kTestTenant, item.sequence_id, item.first_position, layers);
@@ -342,6 +450,21 @@ void Sidecar::PassGate() {
   opened_.wait(lock, [this] { return !closed_; });
 }
 
+void Sidecar::HoldSlots(std::vector<kvstore::StagedBytes> slots) {
+  const std::lock_guard lock(mutex_);
+  for (kvstore::StagedBytes& slot : slots) held_.push_back(std::move(slot));
+}
+
+std::vector<std::vector<std::byte>> Sidecar::LetGoOfSlots() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::vector<std::byte>> bytes;
+  for (const kvstore::StagedBytes& slot : held_) {
+    bytes.emplace_back(slot.slot.begin(), slot.slot.end());
+  }
+  held_.clear();
+  return bytes;
+}
+
 kvstore::StoreOptions SmallSegments() {
   kvstore::StoreOptions options;
   options.max_pool_bytes = size_t{256} << 20;
@@ -351,25 +474,57 @@ kvstore::StoreOptions SmallSegments() {
   return options;
 }
 
-Client OpenStoreClient(Sidecar& sidecar, const Workers::Options& workers, uint32_t timeout_ms) {
-  auto memory = sidecar.store->OpenLocalSession(sidecar.session, kBootWord);
-  if (!memory.ok()) throw std::runtime_error(std::string(memory.status().message()));
-  std::shared_ptr<Mapping> control;
+void Sidecar::EndWorker() {
+  reachable = false;
+  store->DropSession(local_session());
+}
+
+void Sidecar::StartWorker() {
+  ++boot_word;
+  reachable = true;
+}
+
+namespace {
+
+pqc_status Connect(Sidecar& sidecar, LocalLink::Parts* parts) {
+  if (!sidecar.reachable) return FromStatus(absl::UnavailableError("nobody answers"));
+  if (!sidecar.knows_session) return FromStatus(absl::NotFoundError("resume_token: no session"));
+  parts->boot_word = sidecar.boot_word;
+  auto memory = sidecar.store->OpenLocalSession(sidecar.local_session(), parts->boot_word);
+  if (!memory.ok()) return FromStatus(memory.status());
   const absl::StatusOr<kvstore::SharedMemory> shared = std::move(memory->control);
+  parts->host = std::make_unique<StoreHost>(sidecar);
+  return MapShared(shared, MappingAccess::kRead, &parts->control);
+}
+
+}  // namespace
+
+pqc_client* OpenStoreHandle(Sidecar& sidecar, const Workers::Options& workers,
+                            uint32_t timeout_ms) {
   auto state = std::make_shared<ClientState>();
   state->timeout_ms = timeout_ms;
   state->remote.reset(new StoreRemote(sidecar));
-  pqc_status status = MapShared(shared, MappingAccess::kRead, &control);
+  LocalLink::Parts parts;
+  pqc_status status = Connect(sidecar, &parts);
   if (status == PQC_OK) {
     status = LocalSession::Open(
-        std::make_unique<StoreHost>(sidecar), std::move(control), kBootWord,
-        {.workers = workers, .staging_slot_bytes = 1 << 20, .staging_slot_count = 3},
+        std::move(parts),
+        [&sidecar](uint32_t, LocalLink::Parts* resumed) { return Connect(sidecar, resumed); },
+        {.workers = workers,
+         .staging_slot_bytes = 1 << 20,
+         .staging_slot_count = 3,
+         .timeout_ms = timeout_ms,
+         .phase = std::make_shared<SessionPhase>()},
         &state->local);
   }
   if (status != PQC_OK) throw std::runtime_error(pqc_last_error());
-  state->sender = std::make_unique<Sender>(*state->remote);
+  state->sender = std::make_unique<Sender>(*state->remote, &state->local->staging());
   state->step_thread = std::make_unique<StepThread>();
-  return Client::Adopt(new pqc_client{std::move(state)});
+  return new pqc_client{std::move(state)};
+}
+
+Client OpenStoreClient(Sidecar& sidecar, const Workers::Options& workers, uint32_t timeout_ms) {
+  return Client::Adopt(OpenStoreHandle(sidecar, workers, timeout_ms));
 }
 
 }  // namespace pqcached::testing

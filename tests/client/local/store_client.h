@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "client/handles.h"
 #include "kvstore/store.h"
@@ -24,27 +25,50 @@ struct Sidecar {
 
   std::unique_ptr<kvstore::Store> store;
   const std::string session = "client#1";
+  std::atomic<uint64_t> boot_word = 77;
   std::atomic<bool> ended = false;             // the broker's connection
+  std::atomic<bool> reachable = true;          // false: nobody is there to resume with
+  std::atomic<bool> knows_session = true;      // false: it cannot be resumed
+  std::atomic<int> connections = 0;            // that are open
   std::atomic<int> unavailable_appends = 0;    // so many Appends get UNAVAILABLE first
   std::atomic<int> lost_answers = 0;           // so many Appends are done, and yet UNAVAILABLE
   std::atomic<uint64_t> calls = 0;             // that somebody waited for
   std::atomic<uint64_t> background_calls = 0;  // and that nobody did
   std::atomic<uint64_t> commits = 0;
+  std::atomic<uint64_t> staged_appends = 0;  // items of Append whose rows came by staging
+  std::atomic<uint64_t> inline_appends = 0;  // and whose rows did not
+  std::atomic<bool> refuse_staging = false;  // of Append
+  std::atomic<int> unanswered_appends = 0;   // so many Appends hold their slots, done with or not,
+                                             // until LetGoOfSlots, and get UNAVAILABLE
+
+  // What a client sees of a worker's end: its control memory says so, and leases and staging are gone.
+  void EndWorker();
+  // And of the next one: it can be resumed with.
+  void StartWorker();
+  // Under which the store knows leases and staging of the present worker.
+  std::string local_session() const { return session + "-" + std::to_string(boot_word); }
 
   // Appends wait while it is closed.
   void CloseGate();
   void OpenGate();
   void PassGate();
 
+  void HoldSlots(std::vector<kvstore::StagedBytes> slots);
+  // The slots as they are now, and nobody holds them any more.
+  std::vector<std::vector<std::byte>> LetGoOfSlots();
+
  private:
   std::mutex mutex_;
   std::condition_variable opened_;
   bool closed_ = false;
+  std::vector<kvstore::StagedBytes> held_;
 };
 
 kvstore::StoreOptions SmallSegments();
 
-// Over the local path. The sidecar outlives it.
+// Over the local path. The sidecar outlives it. The handle is the caller's to adopt or to close.
+pqc_client* OpenStoreHandle(Sidecar& sidecar, const client::Workers::Options& workers = {},
+                            uint32_t timeout_ms = 10000);
 Client OpenStoreClient(Sidecar& sidecar, const client::Workers::Options& workers = {},
                        uint32_t timeout_ms = 10000);
 

@@ -15,7 +15,7 @@ from daemon import SOURCE  # noqa: E402  (takes its argument from what is left)
 import pqcached  # noqa: E402
 from pqcached import _abi, _enums, _errors  # noqa: E402
 
-HEADER = SOURCE / "client/include/pqcached/client.h"
+HEADERS = [SOURCE / "client/include/pqcached" / name for name in ("client.h", "step.h")]
 
 STRUCTS = {"pqc_client_counts": _abi.ClientCounts, "pqc_sequence_options": _abi.SequenceOptions,
            "pqc_block_table": _abi.BlockTable, "pqc_tensor": _abi.Tensor, "pqc_client_options": _abi.ClientOptions,
@@ -23,7 +23,9 @@ STRUCTS = {"pqc_client_counts": _abi.ClientCounts, "pqc_sequence_options": _abi.
            "pqc_sequence_info": _abi.SequenceInfo, "pqc_layer_rows": _abi.LayerRows,
            "pqc_build_progress": _abi.BuildProgress, "pqc_build_options": _abi.BuildOptions,
            "pqc_token_range": _abi.TokenRange, "pqc_selection": _abi.Selection, "pqc_query": _abi.Query,
-           "pqc_positions": _abi.Positions, "pqc_attention": _abi.Attention}
+           "pqc_positions": _abi.Positions, "pqc_attention": _abi.Attention,
+           "pqc_step_item": _abi.StepItem, "pqc_step_options": _abi.StepOptions,
+           "pqc_step_positions": _abi.StepPositions, "pqc_step_attention": _abi.StepAttention}
 ENUMS = [(_enums.DType, "PQC_"), (_enums.LayerKind, "PQC_LAYERS_"), (_enums.RopeLayout, "PQC_ROPE_"),
          (_enums.IndexKind, "PQC_INDEX_"), (_enums.BudgetKind, "PQC_BUDGET_"), (_enums.Path, "PQC_PATH_"),
          (_enums.PathChoice, "PQC_PATH_"), (_errors.Status, "PQC_"), (_enums.Device, "PQC_"),
@@ -39,6 +41,10 @@ def run(program):
                        f"int main(void) {{\n{program}\nreturn 0;\n}}\n")
         subprocess.run([*CC, f"-I{SOURCE / 'client/include'}", source, "-o", binary], check=True)
         return subprocess.run([binary], check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+
+
+def header_text() -> str:
+    return "".join(header.read_text(encoding="utf-8") for header in HEADERS)
 
 
 class AbiTest(unittest.TestCase):
@@ -57,7 +63,7 @@ class AbiTest(unittest.TestCase):
         self.assertEqual(run("\n".join(program)), expected)
 
     def test_every_field_of_the_header_is_mirrored(self):
-        text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(encoding="utf-8"), flags=re.DOTALL)
+        text = re.sub(r"/\*.*?\*/", "", header_text(), flags=re.DOTALL)
         found = dict((name, body) for body, name in re.findall(r"typedef struct \w+ \{(.*?)\} (\w+);", text, re.DOTALL))
         for name, struct in STRUCTS.items():
             fields = [re.search(r"(\w+)(\[\d+\])?$", line.strip()).group(1)
@@ -76,7 +82,7 @@ class AbiTest(unittest.TestCase):
         self.assertEqual(run("\n".join(program)), expected)
 
     def test_functions_are_those_of_the_header(self):
-        declared = set(re.findall(r"PQC_API [^;(]*?\b(pqc_\w+)\(", HEADER.read_text(encoding="utf-8")))
+        declared = set(re.findall(r"PQC_API [^;(]*?\b(pqc_\w+)\(", header_text()))
         self.assertLessEqual(set(_abi.PROTOTYPES), declared)
         print("functions of the header that Python does not use:", sorted(declared - set(_abi.PROTOTYPES)))
 

@@ -73,7 +73,7 @@ class ExamplesTest(unittest.TestCase):
         parts = (EXAMPLES / "python/attend.py").read_text().split("    # [example]\n")
         self.assertEqual(len(parts), 3)
         blocks = re.findall(r"```python\n(.*?)```", (SOURCE / "client/README.md").read_text(), re.DOTALL)
-        self.assertEqual(blocks, [textwrap.dedent(parts[1])])
+        self.assertIn(textwrap.dedent(parts[1]), blocks)
 
 
 if __name__ == "__main__":

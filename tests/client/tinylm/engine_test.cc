@@ -14,6 +14,7 @@
 
 #include "client/examples/tinylm/prompts.h"
 #include "client/examples/tinylm/reference.h"
+#include "tests/sanitizers.h"
 
 namespace tinylm {
 namespace {
@@ -99,6 +100,9 @@ TEST_F(EngineTest, LogitsAndGreedyOutputsMatchTheReferenceAt1024) {
 }
 
 TEST_F(EngineTest, LogitsAndGreedyOutputsMatchTheReferenceAt4096) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the shorter prompts go the same ways";
+#endif
   ReferenceComparison total;
   for (const char* task : {"mq", "freq"}) Compare(task, 4096, 2, total);
   EXPECT_EQ(total.question_count, 20u + 2u);

@@ -38,15 +38,13 @@ class StepsTest : public testing::TestWithParam<pqc_path_choice> {
     return tokens;
   }
 
-  void WaitUntilItServes() const { daemon_.OpenClient(); }
-
   pqcached::testing::Daemon daemon_;
   const Model model_ = LoadModel(kDirectory + "/model");
   const Prompt prompt_ = LoadPrompts(kDirectory + "/prompts_dev", "mq", 1024, 1)[0];
 };
 
 TEST_P(StepsTest, ABatchOfForksAnswersAsTheirQuestionsDoOneByOne) {
-  WaitUntilItServes();
+  daemon_.AwaitServing();
   Workers workers(2);
   Engine engine(model_, workers);
   PqcachedAttention parent(model_, TheOptions(), workers);
@@ -97,7 +95,7 @@ TEST_P(StepsTest, TwoRanksAnswerAsOneProcessDoes) {
   ranked.rank_count = 2;
   std::vector<RankProcess> others =
       RankedAttention::Start(TINYLM_RANK, kDirectory + "/model", ranked);
-  WaitUntilItServes();
+  daemon_.AwaitServing();
   Workers workers(2);
   Engine engine(model_, workers);
   RankedAttention ranks(model_, ranked, std::move(others), workers);

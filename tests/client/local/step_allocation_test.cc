@@ -1,0 +1,176 @@
+// That steps do not allocate on the thread of the engine once they are under way.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include "tests/client/local/step_fixture.h"
+#include "tests/sanitizers.h"
+
+namespace {
+thread_local bool counting = false;
+thread_local uint64_t allocation_count = 0;
+}  // namespace
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+namespace {
+
+void* Allocate(size_t size, size_t alignment) {
+  if (counting) ++allocation_count;
+  void* block = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+  if (!block) throw std::bad_alloc();
+  return block;
+}
+
+// Inlined where the allocation is not, it looks to GCC as if `new` were freed.
+__attribute__((noinline)) void Free(void* memory) { std::free(memory); }
+
+}  // namespace
+
+void* operator new(size_t size) { return Allocate(size, alignof(std::max_align_t)); }
+void* operator new(size_t size, std::align_val_t alignment) {
+  return Allocate(size, static_cast<size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { Free(memory); }
+void operator delete(void* memory, size_t) noexcept { Free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { Free(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { Free(memory); }
+#endif
+
+namespace pqcached {
+namespace {
+
+using testing::kOutput;
+using testing::Layer;
+using testing::MustBeOk;
+
+class StepAllocationTest : public testing::StepTest {
+ protected:
+  static constexpr uint64_t kPrompt = 300;
+  static constexpr uint32_t kSequences = 3;
+  static constexpr pqc_token_range kExcluded = {20, 30};
+
+  StepAllocationTest() : layer_(480, 1) {
+    for (uint32_t i = 0; i < kSequences; ++i) sequences_.push_back(Fill(layer_, kPrompt));
+    own_.sink_tokens = testing::kSink;
+    own_.window_tokens = testing::kWindow;
+    own_.budget = PQC_BUDGET_COUNT;
+    own_.token_count = 60;
+    own_.excluded = &kExcluded;
+    own_.excluded_count = 1;
+    step_selection_ = own_;
+    step_selection_.token_count = 50;
+    for (uint32_t i = 0; i < kSequences; ++i) {
+      items_.push_back(PQC_INIT(pqc_step_item));
+      items_[i].sequence = sequences_[i].get();
+      shape_[0] = kSequences;
+    }
+    const auto* numbers = static_cast<const float*>(layer_.queries().c().ptr);
+    for (uint32_t i = 0; i < kSequences; ++i) {
+      queries_.insert(queries_.end(), numbers, numbers + Layer::kQueryHeads * Layer::kKeyDim);
+    }
+    output_.resize(kSequences * kOutput);
+    lse_.resize(kSequences * Layer::kQueryHeads);
+    positions_.resize(kSequences * Layer::kKvHeads * 64);
+    for (uint32_t i = 0; i < kLayers; ++i) {
+      rows_.push_back(PQC_INIT(pqc_layer_rows));
+      rows_[i].layer = i;
+    }
+  }
+
+  // A batch of all sequences at one position, by the C ABI; returns its allocations.
+  uint64_t Step(uint64_t position) {
+    // Rows of the three sequences are the same token's: a stride of nothing.
+    for (pqc_layer_rows& rows : rows_) {
+      rows.keys = layer_.keys(position, position + 1).c();
+      rows.values = layer_.values(position, position + 1).c();
+      rows.keys.shape = keys_shape_;
+      rows.keys.strides = keys_strides_;
+      rows.values.shape = values_shape_;
+      rows.values.strides = values_strides_;
+    }
+    for (pqc_step_item& item : items_) item.query_position = position;
+    pqc_tensor queries = PQC_INIT(pqc_tensor);
+    queries.ptr = queries_.data();
+    queries.dtype = PQC_F32;
+    queries.ndim = 3;
+    queries.shape = shape_;
+    pqc_step_attention out = PQC_INIT(pqc_step_attention);
+    out.output = output_.data();
+    out.output_capacity = output_.size();
+    out.lse = lse_.data();
+    out.lse_capacity = lse_.size();
+    uint64_t begins[kSequences];
+    uint32_t counts[kSequences];
+    pqc_step_positions places = PQC_INIT(pqc_step_positions);
+    places.begins = begins;
+    places.counts = counts;
+    places.positions = positions_.data();
+    places.capacity = positions_.size();
+    pqc_step_options options = PQC_INIT(pqc_step_options);
+    options.selection = &step_selection_;
+    pqc_step* step = nullptr;
+
+    allocation_count = 0;
+    counting = true;
+    bool ok = pqc_step_begin(handle_, items_.data(), kSequences, &options, &step) == PQC_OK;
+    ok = ok && pqc_step_attend(step, 0, &queries, nullptr, &out) == PQC_OK;
+    ok = ok && pqc_step_select(step, 0, &queries, &own_, &places) == PQC_OK;
+    ok = ok && pqc_step_attend_begin(step, 1, &queries, &own_, &out) == PQC_OK;
+    ok = ok && pqc_step_attend_wait(step) == PQC_OK;
+    ok = ok && pqc_step_end(step, rows_.data(), kLayers, nullptr) == PQC_OK;
+    counting = false;
+    EXPECT_TRUE(ok) << pqc_last_error();
+    return allocation_count;
+  }
+
+  void FlushAll() {
+    for (Sequence& sequence : sequences_) MustBeOk(sequence.Flush());
+  }
+
+  const Layer layer_;
+  std::vector<Sequence> sequences_;
+  pqc_selection own_ = PQC_INIT(pqc_selection);
+  pqc_selection step_selection_;
+  std::vector<pqc_step_item> items_;
+  std::vector<pqc_layer_rows> rows_;
+  std::vector<float> queries_;
+  std::vector<uint32_t> positions_;
+  uint64_t shape_[3] = {0, Layer::kQueryHeads, Layer::kKeyDim};
+  const uint64_t keys_shape_[3] = {kSequences, Layer::kKvHeads, Layer::kKeyDim};
+  const uint64_t values_shape_[3] = {kSequences, Layer::kKvHeads, Layer::kValueDim};
+  const int64_t keys_strides_[3] = {0, Layer::kKeyDim, 1};
+  const int64_t values_strides_[3] = {0, Layer::kValueDim, 1};
+};
+
+TEST_F(StepAllocationTest, StepsUnderWayDoNotAllocateOnTheCallersThread) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizer has an operator new of its own";
+#else
+  // A tail of 128 tokens begins at 300; the image of the next one is new memory.
+  uint64_t position = kPrompt;
+  for (; position < kPrompt + 10; ++position) {
+    Step(position);
+    FlushAll();
+  }
+  sidecar_.CloseGate();  // more steps on their way at once than ever after
+  for (; position < kPrompt + 20; ++position) Step(position);
+  sidecar_.OpenGate();
+  FlushAll();
+  for (; position < kPrompt + 60; ++position) {
+    EXPECT_EQ(Step(position), 0u) << "at position " << position;
+    FlushAll();
+  }
+  EXPECT_GT(sidecar_.staged_appends, 0u);
+#endif
+}
+
+TEST_F(StepAllocationTest, TheCounterCounts) {
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_GT(Step(kPrompt), 0u);
+#endif
+}
+
+}  // namespace
+}  // namespace pqcached

@@ -1,0 +1,335 @@
+"""Steps, decoder and paged rows against a real daemon, over both paths. Usage: steps_test.py BUILD"""
+
+import gc
+import threading
+import unittest
+
+import numpy as np
+
+from daemon import KEY_DIM, KV_HEADS, QUERY_HEADS, VALUE_DIM, DaemonTest, Layer  # finds pqcached: first
+
+import pqcached
+from pqcached import Index, PathChoice, Selection, StepItem
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+TOKENS = 600
+ALL = Selection(ratio=1.0, sink_tokens=4, window_tokens=32)
+SOME = Selection(ratio=0.2, sink_tokens=4, window_tokens=32)
+INDEX = Index.pq(2, 6)
+
+
+def new_rows(count, seed):
+    random = np.random.default_rng(seed)
+    return (random.standard_normal((count, KV_HEADS, KEY_DIM), dtype=np.float32),
+            random.standard_normal((count, KV_HEADS, VALUE_DIM), dtype=np.float32))
+
+
+class StepsOverOnePath:
+    path = PathChoice.ANY
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.client.close()
+        cls.client = pqcached.Client(cls.daemon.endpoint, timeout_ms=60000, path=cls.path)
+        cls.addClassCleanup(cls.client.close)
+
+    def setUp(self):
+        self.layer = Layer(TOKENS)
+
+    def filled(self, tokens=TOKENS):
+        sequence = self.sequence()
+        sequence.ingest(0, 0, self.layer.keys[:tokens], self.layer.values[:tokens])
+        sequence.build_index(INDEX, sink_tokens=4)
+        return sequence
+
+    def batch(self):
+        """Two sequences of different lengths, and the queries of a step over them."""
+        items = [StepItem(self.filled(tokens), tokens) for tokens in (TOKENS, TOKENS - 150)]
+        return items, np.stack([self.layer.queries, -self.layer.queries])
+
+    def test_a_batch_gives_what_each_sequence_gives_alone(self):
+        items, queries = self.batch()
+        with self.client.begin_step(items, SOME) as step:
+            chosen = step.select(0, queries)
+            together = step.attend(0, queries)
+            step.attend_begin(0, queries)
+            beside = step.attend_wait()
+        for i, item in enumerate(items):
+            alone = item.sequence.select(0, item.query_position, queries[i], SOME)
+            np.testing.assert_array_equal(chosen[i], alone.positions)
+            attention = item.sequence.attend(0, item.query_position, queries[i], SOME)
+            for result in (together, beside):
+                self.assertEqual(result.counts[i], alone.count)
+                np.testing.assert_allclose(result.output[i], attention.output, atol=1e-5)
+                np.testing.assert_allclose(result.lse[i], attention.lse, atol=1e-5)
+
+    def test_rows_of_finished_steps_are_stored_and_selected_from(self):
+        sequence = self.filled()
+        keys, values = new_rows(80, seed=3)
+        for i in range(80):  # the first ones leave the window
+            with self.client.begin_step([(sequence, TOKENS + i)], SOME) as step:
+                step.attend(0, self.layer.queries[None])
+                step.end({0: (keys[i:i + 1], values[i:i + 1])})
+                self.assertTrue(step.closed)
+        sequence.flush()
+        self.assertEqual(sequence.describe().token_count, TOKENS + 80)
+        fetched = sequence.fetch_range(0, (TOKENS, TOKENS + 80))
+        np.testing.assert_array_equal(fetched[:, :, :KEY_DIM], keys.transpose(1, 0, 2))
+        np.testing.assert_array_equal(fetched[:, :, KEY_DIM:], values.transpose(1, 0, 2))
+
+    def test_a_speculation_keeps_what_was_accepted(self):
+        sequence = self.filled()
+        keys, values = new_rows(3, seed=4)
+        queries = np.stack([self.layer.queries] * 3)
+        with self.client.begin_step([StepItem(sequence, TOKENS, 3)], SOME) as step:
+            self.assertEqual(step.query_tokens, 3)
+            self.assertEqual(step.attend(0, queries).output.shape, (3, QUERY_HEADS, VALUE_DIM))
+            self.assertEqual(len(step.select(0, queries)), 1)
+            step.end({0: (keys, values)}, accepted=[2])
+        sequence.flush()
+        self.assertEqual(sequence.describe().token_count, TOKENS + 2)
+        with self.client.begin_step([StepItem(sequence, TOKENS + 1)], SOME) as step:  # one more goes back
+            step.end({0: (keys[:1], values[:1])})
+        sequence.flush()
+        np.testing.assert_array_equal(sequence.fetch_range(0, (TOKENS, TOKENS + 2), pqcached.RowPart.KEY),
+                                      keys[[0, 0]].transpose(1, 0, 2))
+
+    def test_results_are_written_where_the_caller_wants_them(self):
+        items, queries = self.batch()
+        output = np.empty((2, QUERY_HEADS, VALUE_DIM), np.float32)
+        lse = np.empty((2, QUERY_HEADS), np.float32)
+        with self.client.begin_step(items) as step:
+            found = step.attend(0, queries, SOME, out=(output, lse))
+            self.assertIs(found.output, output)
+            with self.fails(pqcached.InvalidArgument, "output.shape"):
+                step.attend(0, queries, SOME, out=(output[:1], lse))
+            if torch is not None:
+                held = torch.empty(output.shape), torch.empty(lse.shape)
+                step.attend(0, torch.from_numpy(queries), SOME, out=held)
+                np.testing.assert_array_equal(held[0].numpy(), output)
+
+    def test_wrong_items_are_named_and_nothing_changes(self):
+        sequence = self.filled()
+        for error, part, items in (
+                (pqcached.InvalidArgument, "items", []),
+                (pqcached.InvalidArgument, "listed twice", [(sequence, TOKENS), (sequence, TOKENS)]),
+                (pqcached.InvalidArgument, "beyond the tail", [(sequence, TOKENS + 1)]),
+                (pqcached.InvalidArgument, "query_length", [(sequence, TOKENS, 9)]),
+                (pqcached.InvalidArgument, "items[0].query_position", [(sequence, -1)])):
+            with self.fails(error, part):
+                self.client.begin_step(items, SOME)
+        sequence.suspend()
+        with self.fails(pqcached.FailedPrecondition, "suspended"):
+            self.client.begin_step([(sequence, TOKENS)], SOME)
+        sequence.resume()
+        with self.client.begin_step([(sequence, TOKENS)], SOME):
+            with self.fails(pqcached.Aborted, "another step"):
+                self.client.begin_step([(sequence, TOKENS)], SOME)
+        self.client.begin_step([(sequence, TOKENS)], SOME).close()
+        self.assertEqual(sequence.describe().token_count, TOKENS)
+
+    def test_wrong_ends_close_the_step_and_hand_in_nothing(self):
+        sequence = self.filled()
+        keys, values = new_rows(1, seed=5)
+        for error, part, rows, accepted in (
+                (pqcached.InvalidArgument, "layer_count", {}, None),
+                (pqcached.InvalidArgument, "accepted: 2 numbers", {0: (keys, values)}, [1, 1]),
+                (pqcached.InvalidArgument, "accepted[0]", {0: (keys, values)}, [2]),
+                (TypeError, "layers[0].keys", {0: ("no array", values)}, None)):
+            step = self.client.begin_step([(sequence, TOKENS)], SOME)
+            with self.fails(error, part):
+                step.end(rows, accepted)
+            with self.fails(pqcached.FailedPrecondition, "step: it is closed"):
+                step.end({0: (keys, values)})
+            with self.fails(pqcached.FailedPrecondition, "step: it is closed"):
+                step.attend(0, self.layer.queries[None])
+        sequence.flush()
+        self.assertEqual(sequence.describe().token_count, TOKENS)
+
+    def test_waiting_without_a_beginning_is_refused(self):
+        sequence = self.filled()
+        with self.client.begin_step([(sequence, TOKENS)], SOME) as step:
+            with self.fails(pqcached.FailedPrecondition, "attend_begin"):
+                step.attend_wait()
+            step.attend_begin(0, self.layer.queries[None])
+            with self.fails(pqcached.FailedPrecondition, "attend_wait"):
+                step.end({0: new_rows(1, seed=6)})
+
+    def test_a_step_that_nobody_holds_lets_its_sequence_go(self):
+        sequence = self.filled()
+        step = self.client.begin_step([(sequence, TOKENS)], SOME)
+        step.attend_begin(0, self.layer.queries[None])
+        del step
+        gc.collect()
+        self.client.begin_step([(sequence, TOKENS)], SOME).close()
+
+    def test_steps_of_several_threads_run_at_once(self):
+        sequences = [self.filled(TOKENS - 40 * i) for i in range(3)]
+        failed = []
+
+        def decode(number):
+            try:
+                sequence, tokens = sequences[number], TOKENS - 40 * number
+                keys, values = new_rows(10, seed=number)
+                for i in range(10):
+                    step = self.client.begin_step([(sequence, tokens + i)], SOME)
+                    step.attend(0, self.layer.queries[None])
+                    step.end({0: (keys[i:i + 1], values[i:i + 1])})
+                sequence.flush()
+            except BaseException as error:  # told by the main thread
+                failed.append(error)
+
+        threads = [threading.Thread(target=decode, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failed, [])
+        for number, sequence in enumerate(sequences):
+            self.assertEqual(sequence.describe().token_count, TOKENS - 40 * number + 10)
+
+    def test_a_live_index_needs_no_build(self):
+        sequence = self.cache().create_sequence(live=True, index=INDEX, sink_tokens=4)
+        self.addCleanup(sequence.close)
+        sequence.ingest(0, 0, self.layer.keys, self.layer.values)
+        keys, values = new_rows(5, seed=9)
+        for i in range(5):
+            with self.client.begin_step([(sequence, TOKENS + i)], ALL) as step:
+                middle = step.attend(0, self.layer.queries[None])
+                step.end({0: (keys[i:i + 1], values[i:i + 1])})
+            output, _ = self.layer.attend([np.arange(4, TOKENS + i + 1 - 32)] * KV_HEADS)
+            np.testing.assert_allclose(middle.output[0], output, atol=1e-4)
+        sequence.flush()
+
+    # ---- Decoder
+
+    def test_the_decoder_at_ratio_one_is_full_attention(self):
+        sequence = self.sequence()
+        with sequence.decoder(ALL) as decoder:
+            decoder.prefill(0, self.layer.keys[:400], self.layer.values[:400])
+            decoder.prefill(0, self.layer.keys[400:500], self.layer.values[400:500])
+            for token in range(500, 560):
+                output = decoder.decode(0, self.layer.queries, self.layer.keys[token], self.layer.values[token])
+                expected, _ = self.layer.attend([np.arange(token + 1)] * KV_HEADS)
+                np.testing.assert_allclose(output, expected, atol=1e-4)
+            with self.fails(pqcached.FailedPrecondition, "prefill is over"):
+                decoder.prefill(0, self.layer.keys[560:], self.layer.values[560:])
+        sequence.flush()
+        self.assertEqual(sequence.describe().token_count, 560)
+
+    def test_a_decoder_names_what_is_wrong_and_goes_on(self):
+        sequence = self.sequence()
+        with self.fails(pqcached.InvalidArgument, "window_tokens"):
+            sequence.decoder(Selection(ratio=0.5, sink_tokens=4))
+        decoder = sequence.decoder(ALL)
+        decoder.prefill(0, self.layer.keys, self.layer.values)
+        token = self.layer.queries, self.layer.keys[0], self.layer.values[0]
+        with self.fails(pqcached.InvalidArgument, "layer"):
+            decoder.decode(7, *token)
+        with self.fails(pqcached.InvalidArgument, "key.shape"):
+            decoder.decode(0, token[0], self.layer.keys[:3], token[2])
+        out = np.empty((QUERY_HEADS, VALUE_DIM), np.float32)
+        self.assertIs(decoder.decode(0, *token, out=out), out)
+        sequence.close()
+        with self.fails(pqcached.FailedPrecondition, "sequence: it is closed"):
+            decoder.decode(0, *token)
+        decoder.close()
+        with self.fails(pqcached.FailedPrecondition, "closed"):
+            decoder.decode(0, *token)
+
+    # ---- Block tables
+
+    def test_paged_rows_of_any_order_are_read_by_their_table(self):
+        block_tokens, blocks = 16, -(-TOKENS // 16)
+        table = np.random.default_rng(7).permutation(blocks + 3)[:blocks]
+        place = table[np.arange(TOKENS) // block_tokens], np.arange(TOKENS) % block_tokens
+        vllm = np.zeros((blocks + 3, 2, block_tokens, KV_HEADS, KEY_DIM), np.float32)  # K and V have one dim there
+        vllm[:, 0][place] = self.layer.keys
+        by_head = np.zeros((blocks + 3, KV_HEADS, block_tokens, VALUE_DIM), np.float32)
+        by_head.transpose(0, 2, 1, 3)[place] = self.layer.values
+        transposed = np.zeros((blocks + 3, KV_HEADS, VALUE_DIM, block_tokens), np.float32)  # llama.cpp's V
+        transposed.transpose(0, 3, 1, 2)[place] = self.layer.values
+        for values in (by_head.transpose(0, 2, 1, 3), transposed.transpose(0, 3, 1, 2)):
+            sequence = self.sequence()
+            sequence.ingest(0, 0, pqcached.Paged(vllm[:, 0], table, TOKENS), pqcached.Paged(values, table, TOKENS))
+            fetched = sequence.fetch_range(0, (0, TOKENS))
+            np.testing.assert_array_equal(fetched[:, :, :KEY_DIM], self.layer.keys.transpose(1, 0, 2))
+            np.testing.assert_array_equal(fetched[:, :, KEY_DIM:], self.layer.values.transpose(1, 0, 2))
+
+    @unittest.skipIf(torch is None, "torch is not installed (Debian: python3-torch)")
+    def test_paged_rows_of_torch_are_read_too(self):
+        memory = torch.zeros(40, 2, 16, KV_HEADS, VALUE_DIM)
+        keys = torch.zeros(40, 16, KV_HEADS, KEY_DIM)
+        keys.view(-1, KV_HEADS, KEY_DIM)[:100] = torch.from_numpy(self.layer.keys[:100])
+        memory[:, 1].reshape(-1)  # a copy; the view below is not
+        memory[:7, 1].copy_(torch.from_numpy(self.layer.values[:112]).view(7, 16, KV_HEADS, VALUE_DIM))
+        sequence = self.sequence()
+        sequence.ingest(0, 0, pqcached.Paged(keys, range(7), 100), pqcached.Paged(memory[:, 1], range(7), 100))
+        np.testing.assert_array_equal(sequence.fetch_range(0, (0, 100), pqcached.RowPart.VALUE),
+                                      self.layer.values[:100].transpose(1, 0, 2))
+
+    def test_wrong_block_tables_are_named(self):
+        sequence = self.sequence()
+        keys, values = np.zeros((4, 16, KV_HEADS, KEY_DIM), np.float32), np.zeros((4, 16, KV_HEADS, VALUE_DIM), np.float32)
+        paged = lambda blocks, count: (pqcached.Paged(keys, blocks, count), pqcached.Paged(values, blocks, count))
+        with self.fails(pqcached.InvalidArgument, "block"):
+            sequence.ingest(0, 0, *paged([0, 4], 20))  # there is no block 4
+        with self.fails(pqcached.InvalidArgument, "block_table.block_count"):
+            sequence.ingest(0, 0, *paged([0, 1], 33))
+        with self.fails(pqcached.InvalidArgument, "must be [blocks, block_tokens, heads, dim]"):
+            pqcached.Paged(keys[0], [0], 3)
+        with self.fails(TypeError, "blocks"):
+            pqcached.Paged(keys, [0.5], 3)
+        self.assertEqual(sequence.describe().token_count, 0)
+
+    # ---- Ranks
+
+    def test_ranks_of_a_model_have_a_cache_each(self):
+        group = pqcached.LayerGroup([0], 1, QUERY_HEADS // KV_HEADS, KEY_DIM, VALUE_DIM, pqcached.DType.F32)
+        name = f"ranks {self.path.name}"
+        caches = [self.client.open_cache(name, model_fingerprint="ranks", groups=[group], capacity_bytes=4 << 20,
+                                         rank=pqcached.Rank(name, rank, 3, kv_head_begin=rank)) for rank in range(2)]
+        for cache in caches:
+            self.addCleanup(cache.close)
+        with self.fails(pqcached.FailedPrecondition, "kv_head_begin"):
+            self.client.open_cache(name, model_fingerprint="ranks", groups=[group], capacity_bytes=4 << 20,
+                                   rank=pqcached.Rank(name, 2, 3, kv_head_begin=1))
+        output, lse = self.layer.attend([np.arange(4, TOKENS - 32)] * KV_HEADS)
+        heads = QUERY_HEADS // KV_HEADS
+        for rank, cache in enumerate(caches):
+            sequence = cache.create_sequence()
+            self.addCleanup(sequence.close)
+            sequence.ingest(0, 0, self.layer.keys[:, rank:rank + 1], self.layer.values[:, rank:rank + 1])
+            own = slice(rank * heads, (rank + 1) * heads)
+            part = sequence.attend(0, TOKENS - 1, self.layer.queries[own],
+                                   Selection(ratio=1.0, sink_tokens=4, window_tokens=32, index=Index.flat()))
+            np.testing.assert_allclose(part.output, output[own], atol=1e-4)
+            np.testing.assert_allclose(part.lse, lse[own], atol=1e-4)
+
+
+class LocalStepsTest(StepsOverOnePath, DaemonTest):
+    path = PathChoice.ONLY_LOCAL
+
+    def test_no_step_waits_for_a_call(self):
+        sequence = self.filled()
+        keys, values = new_rows(20, seed=8)
+        self.client.begin_step([(sequence, TOKENS)], SOME).close()  # attaches
+        before = self.client.counts().rpcs
+        for i in range(20):
+            with self.client.begin_step([(sequence, TOKENS + i)], SOME) as step:
+                step.attend(0, self.layer.queries[None])
+                step.end({0: (keys[i:i + 1], values[i:i + 1])})
+        self.assertEqual(self.client.counts().rpcs, before)
+
+
+class RemoteStepsTest(StepsOverOnePath, DaemonTest):
+    path = PathChoice.ONLY_REMOTE
+
+
+if __name__ == "__main__":
+    unittest.main()

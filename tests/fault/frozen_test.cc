@@ -1,0 +1,163 @@
+// Who stands still holds nobody up for longer than the others said they would wait: a worker that is
+// stopped, an engine that is, and a build that nobody reads the progress of.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "faults.h"
+#include "stopwatch.h"
+
+namespace pqcached::testing {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr uint32_t kTimeoutMs = 700;
+constexpr auto kMost = milliseconds(kTimeoutMs + 1000);
+
+// Stops a process for as long as it lives.
+class Stopped {
+ public:
+  explicit Stopped(pid_t process) : process_(process) { kill(process_, SIGSTOP); }
+  ~Stopped() { kill(process_, SIGCONT); }
+  Stopped(const Stopped&) = delete;
+  Stopped& operator=(const Stopped&) = delete;
+
+ private:
+  const pid_t process_;
+};
+
+// What the calls of a client in a hurry make, once the machine lets them.
+template <typename Make>
+auto Soon(const Make& make) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  auto made = make();
+  while (!made.ok() && std::chrono::steady_clock::now() < until) made = make();
+  return Must(std::move(made));
+}
+
+class FrozenTest : public ::testing::TestWithParam<pqc_path_choice> {
+ protected:
+  void SetUp() override {
+    daemon_.AwaitServing();
+    client_ = std::make_unique<Client>(Soon([this] {
+      return Client::Open(
+          {.endpoint = daemon_.endpoint(), .timeout_ms = kTimeoutMs, .path = GetParam()});
+    }));
+    cache_ =
+        std::make_unique<Cache>(Soon([this] { return client_->OpenCache(SpecOf("cache", {0})); }));
+  }
+  void TearDown() override { Record("calls_in_time", calls_, {.calls_past_deadline = late_}, {}); }
+
+  Sequence Filled() {
+    return Soon([this]() -> Result<Sequence> {
+      Result<Sequence> sequence = cache_->CreateSequence();
+      if (!sequence.ok()) return sequence;
+      Status status = sequence->Ingest(0, 0, layer_.keys(0, 300), layer_.values(0, 300));
+      if (status.ok()) status = sequence->BuildIndex({.iterations = 2, .seed = 1});
+      if (!status.ok()) return status;
+      return sequence;
+    });
+  }
+  // Every call has to end in time; whether it succeeds is its own affair.
+  void Bounded(const char* name, const std::function<void()>& call) {
+    const auto begin = stopwatch_.Now();
+    call();
+    const auto took = stopwatch_.Now() - begin;
+    ++calls_;
+    if (took > kMost) ++late_;
+    EXPECT_LE(took, kMost) << name;
+  }
+  void CallEverything(Sequence& sequence, Sequence& dropped) {
+    const Query query = {.layer = 0, .query_position = 299, .queries = layer_.queries()};
+    const Selection selection = {.sink_tokens = 4, .window_tokens = 16, .ratio = 0.5};
+    std::vector<float> rows(Layer::kKvHeads * 10 * Layer::kKeyDim);
+    const LayerRows more[] = {{0, layer_.keys(300, 301), layer_.values(300, 301)}};
+    Bounded("select", [&] { (void)sequence.Select(query, selection); });
+    Bounded("attend", [&] { (void)sequence.Attend(query, selection); });
+    Bounded("fetch", [&] {
+      (void)sequence.FetchRange(0, {0, 10}, PQC_KEY, std::as_writable_bytes(std::span(rows)));
+    });
+    Bounded("append", [&] { (void)sequence.Append(300, more); });
+    Bounded("ingest",
+            [&] { (void)sequence.Ingest(0, 300, layer_.keys(300, 310), layer_.values(300, 310)); });
+    Bounded("build",
+            [&] { (void)sequence.BuildIndex({.iterations = 2, .timeout_ms = kTimeoutMs}); });
+    Bounded("create", [&] { (void)cache_->CreateSequence(); });
+    Bounded("fork", [&] { (void)sequence.Fork(); });
+    Bounded("describe", [&] { (void)sequence.Describe(); });
+    Bounded("cache", [&] { (void)client_->OpenCache(SpecOf("other", {0})); });
+    Bounded("step", [&] {
+      const StepItem items[] = {{&sequence, 300}};
+      Result<Step> step = client_->BeginStep(items, &selection);
+      if (!step.ok()) return;
+      std::vector<float> output(Layer::kQueryHeads * Layer::kValueDim), lse(Layer::kQueryHeads);
+      (void)step->Attend(0, layer_.queries(), output, lse);
+      (void)step->End(more);
+    });
+    Bounded("flush", [&] { (void)sequence.Flush(); });
+    Bounded("truncate", [&] { (void)sequence.Truncate(200); });
+    Bounded("drop", [&] { (void)dropped.Drop(); });
+    Bounded("open", [&] {
+      (void)Client::Open(
+          {.endpoint = daemon_.endpoint(), .timeout_ms = kTimeoutMs, .path = GetParam()});
+    });
+  }
+
+  Daemon daemon_;
+  const Layer layer_{400, 3};
+  std::unique_ptr<Client> client_;
+  std::unique_ptr<Cache> cache_;
+  const Stopwatch stopwatch_;
+  uint64_t calls_ = 0, late_ = 0;
+};
+
+TEST_P(FrozenTest, AStoppedWorkerHoldsNoCallUp) {
+  Sequence sequence = Filled(), dropped = Filled();
+  {
+    const Stopped worker(AwaitWorker(daemon_.process().pid()));
+    CallEverything(sequence, dropped);
+  }
+  // It goes on where it stood.
+  Engine engine({.endpoint = daemon_.endpoint(), .path = GetParam(), .cache_name = "later"});
+  for (int i = 0; i < 20; ++i) engine.Act();
+  engine.Verify();
+  EXPECT_EQ(engine.counts().acknowledged_bytes_lost, 0u);
+}
+
+TEST_P(FrozenTest, AClientClosesInTimeWhileItsWorkerIsStopped) {
+  Sequence sequence = Filled();
+  const LayerRows more[] = {{0, layer_.keys(300, 301), layer_.values(300, 301)}};
+  const Stopped worker(AwaitWorker(daemon_.process().pid()));
+  const StepItem items[] = {{&sequence, 300}};
+  Result<Step> step = client_->BeginStep(items, nullptr);
+  if (step.ok()) (void)step->End(more);  // rows that are on their way then
+  Bounded("close", [&] { client_.reset(); });
+}
+
+TEST_P(FrozenTest, AStoppedEngineHoldsNobodyUpAndLeavesNothing) {
+  Process engine({PQCACHED_ENGINE_PROCESS, daemon_.endpoint(), std::to_string(GetParam()), "7"});
+  ASSERT_EQ(engine.ReadLine(), "working");
+  engine.Signal(SIGSTOP);
+  Sequence sequence = Filled(), dropped = Filled();
+  CallEverything(sequence, dropped);
+  engine.Kill();
+  client_.reset();
+  Client admin = daemon_.OpenClient("default", PQC_PATH_ONLY_REMOTE);
+  const Left left = AwaitNothingLeft(admin, 1);
+  EXPECT_TRUE(left.nothing_but(1)) << left.ToString();
+}
+
+INSTANTIATE_TEST_SUITE_P(Paths, FrozenTest,
+                         ::testing::Values(PQC_PATH_ONLY_LOCAL, PQC_PATH_ONLY_REMOTE),
+                         [](const auto& path) {
+                           return path.param == PQC_PATH_ONLY_LOCAL ? "Local" : "Remote";
+                         });
+
+}  // namespace
+}  // namespace pqcached::testing

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""The figures of area `recovery`: faults that were survived, and what was lost (0, or something is wrong).
+
+recovery_rows.py BUILD --json FILE [--fuzz-seconds S]: runs the fault tests and the model tests of a build folder (target
+`recovery_programs`), which say what they have seen in their reports, and the fuzzers (tests/fuzz/run.sh). What counts faults or
+operations is the number done when none failed, else 0. A row that could not run has value null and says why in `against`.
+PQCACHED_FULL_TESTS in the environment: the long forms, which take hours.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Program: the row that counts what it has done.
+PROGRAMS = {
+    "fault/fault_kill_store_test": "kills_survived",
+    "fault/fault_worker_kill_test": "kills_survived",
+    "fault/fault_client_kill_test": "client_kills_survived",
+    "fault/fault_frozen_test": None,
+    "fault/fault_shortage_test": None,
+    "kvstore/kvstore_model_test": "model_test_operations",
+    "kvstore/kvstore_sharing_model_test": "model_test_operations",
+    "kvstore/kvstore_pressure_model_test": "model_test_operations",
+}
+WRITES_ROWS = "fault/fault_kill_store_test"  # itself (--json); the others are of GoogleTest
+# name: (better, goal, what the number is)
+ROWS = {
+    "kills_survived": ("higher", 100, "SIGKILL of a worker at random, every acknowledged byte compared afterwards"),
+    "acknowledged_bytes_lost": ("lower", 0, "over all fault tests"),
+    "wrong_rows_seen": ("lower", 0, "over all fault tests"),
+    "extents_leaked": ("lower", 0, "in use when all sessions had ended"),
+    "leases_leaked": ("lower", 0, "held when all sessions had ended"),
+    "client_kills_survived": ("higher", 50, "SIGKILL of an engine at random, nothing of it left"),
+    "calls_past_deadline": ("lower", 0, "by more than 1 s, with a worker or an engine that stands still too"),
+    "model_test_operations": ("higher", 1e5, "random operations against a plain model, single and multi-threaded"),
+    "fuzz_executions": ("higher", 1e5, "libFuzzer: handlers, broker, attachments, without a finding"),
+    "recovery_ms_per_gib": ("lower", None, "of rows in use, from the start of a store until it serves"),
+}
+LOSSES = ["acknowledged_bytes_lost", "wrong_rows_seen", "extents_leaked", "leases_leaked", "calls_past_deadline"]
+
+
+def numbers_of(program, name):
+    """What a program has seen, by row: a list of numbers each; and its exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "report.json"
+        command = [program, "--json", path] if name == WRITES_ROWS else [program, f"--gtest_output=json:{path}"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        if done.returncode != 0:
+            sys.stderr.write(done.stdout.decode(errors="replace")[-8000:])
+        report = json.loads(path.read_text()) if path.exists() else []
+    if name == WRITES_ROWS:
+        found = [(row["name"], row["value"]) for row in report if row["value"] is not None]
+    else:
+        tests = [test for suite in report["testsuites"] for test in suite["testsuite"]] if report else []
+        found = [(row, float(value)) for test in tests for row, value in test.items() if row in ROWS]
+    numbers = {}
+    for row, value in found:
+        numbers.setdefault(row, []).append(value)
+    return numbers, done.returncode
+
+
+def fuzz_executions(seconds):
+    if seconds == 0:
+        return None, "not asked for"
+    if shutil.which("clang++") is None:
+        return None, "no clang"
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "fuzz.json"
+        done = subprocess.run([ROOT / "tests/fuzz/run.sh", "--json", path, str(seconds)], check=False, stdout=subprocess.DEVNULL)
+        return (json.loads(path.read_text())["executions"], None) if done.returncode == 0 else (0, None)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--json", type=pathlib.Path, required=True)
+    parser.add_argument("--fuzz-seconds", type=int, default=60)
+    arguments = parser.parse_args()
+    numbers, failed, reasons = {}, set(), {}  # by row
+    for name, count in PROGRAMS.items():
+        program = arguments.build / "tests" / name
+        if not program.exists():
+            reasons.setdefault(count, f"{program.name} is not in this build")
+            continue
+        seen, status = numbers_of(program, name)
+        print(f"{program.name}: {'passed' if status == 0 else 'failed'}", flush=True)
+        for row, values in seen.items():
+            numbers.setdefault(row, []).extend(values)
+        if status != 0:
+            failed.add(count)
+        if not seen:
+            reasons.update({row: f"{program.name} ended without a report" for row in LOSSES})
+    executions, reason = fuzz_executions(arguments.fuzz_seconds)
+    if executions is not None:
+        numbers["fuzz_executions"] = [executions]
+    else:
+        reasons["fuzz_executions"] = reason
+    rows = []
+    for name, (better, goal, what) in ROWS.items():
+        values = numbers.get(name)
+        known = values is not None and name not in reasons
+        value = 0 if name in failed else sum(values) if known else None
+        rows.append({"area": "recovery", "name": name, "value": value, "unit": "ms" if name.endswith("per_gib") else "count",
+                     "better": better, "goal": goal,
+                     "against": what if value is not None else f"not run: {reasons.get(name, 'nothing has counted it')}",
+                     "samples": len(values) if known else None, "spread": None})
+    arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

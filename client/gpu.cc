@@ -110,6 +110,7 @@ pqc_status ReadCapacities(const pqc_gpu_options& options, gpu::StepsOptions* to)
       options.no_block_cache ? 0 : or_default(options.cache_tokens, kDefaultCacheTokens);
   to->max_loads = or_default(options.cache_loads, kDefaultLoads);
   to->policy = static_cast<kernels::cuda::CachePolicy>(RawEnum(options.policy) + 1);
+  to->codes_bytes = options.codes_bytes;
   return PQC_OK;
 }
 
@@ -131,6 +132,7 @@ pqc_status Count(pqc_gpu* gpu, pqc_gpu_counts* caller_counts) {
   counts.locked_bytes = found.locked_bytes;
   counts.generation = found.generation;
   counts.staged = found.staged ? 1 : 0;
+  counts.resident_layers = found.resident_layers;
   *caller_counts = counts;
   return PQC_OK;
 }

@@ -149,6 +149,14 @@ Status OwnedEvent::Wait() const {
   return FromCuda(cudaEventSynchronize(event_), "waiting for an event");
 }
 
+Status FindCapture(kernels::cuda::Stream stream, CaptureId& capture) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  const cudaError_t error = cudaStreamGetCaptureInfo(stream, &status, &id);
+  capture = {.is_capturing = status != cudaStreamCaptureStatusNone, .id = id};
+  return FromCuda(error, "asking whether the stream captures");
+}
+
 Status CheckDevicePointer(const void* memory, std::string_view name) {
   cudaPointerAttributes attributes = {};
   const cudaError_t error = cudaPointerGetAttributes(&attributes, memory);

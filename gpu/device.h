@@ -123,6 +123,15 @@ class OwnedEvent {
   CUevent_st* event_ = nullptr;
 };
 
+// A capture that a stream is in. Two calls that find the same one are replayed together.
+struct CaptureId {
+  bool is_capturing = false;
+  unsigned long long id = 0;
+
+  friend bool operator==(const CaptureId&, const CaptureId&) = default;
+};
+Status FindCapture(kernels::cuda::Stream stream, CaptureId& capture);
+
 // Whether a kernel may read `memory`: device memory, or page-locked host memory.
 //
 // Errors: kInvalid  pageable host memory (the message says so, with `name`)

@@ -38,13 +38,6 @@ Outcome OnDevice(int device, const Body& body) noexcept {
 
 bool IsDim(uint32_t dim) { return dim >= 32 && dim <= 256 && dim % 8 == 0; }
 
-Status IsCapturing(Stream stream, bool& capturing) {
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  const cudaError_t error = cudaStreamIsCapturing(stream, &capture);
-  capturing = capture != cudaStreamCaptureStatusNone;
-  return FromCuda(error, "asking whether the stream captures");
-}
-
 Status Check(const StepsOptions& options) {
   const uint64_t lanes = uint64_t{options.sequence_capacity} * options.kv_heads;
   if (options.layer_count == 0) return OutOfRange("layer_count", 0, "at least 1");
@@ -82,6 +75,11 @@ Status Check(const StepsOptions& options) {
                       "at least 1, and 65535 with all sequences and kv heads");
   }
   if (options.range_capacity == 0) return OutOfRange("range_capacity", 0, "at least 1");
+  const uint64_t planes = lanes * kernels::PlaneCount(options.geometry);
+  if (options.codes_bytes != 0 && planes > kMaxLanes) {
+    return OutOfRange("sequence_capacity times kv_heads times planes of codes", planes,
+                      "at most 65535 with codes_bytes");
+  }
   return {};
 }
 
@@ -139,7 +137,8 @@ Status DeviceSteps::Create(const StepsOptions& options) {
        .table_capacity = lane_capacity_ * options.codebook_capacity});
   if (Status status = scratch_.Allocate(PlaceScratch(nullptr)); !status.ok()) return status;
   PlaceScratch(scratch_.data());
-  if (Status status = tables_.Create(options, lane_queries_); !status.ok()) return status;
+  if (Status status = codes_.Create(StepTables::CodesOptions(options)); !status.ok()) return status;
+  if (Status status = tables_.Create(options, codes_, lane_queries_); !status.ok()) return status;
   if (Status status = step_done_.Create(); !status.ok()) return status;
   const size_t fetched = size_t{options.layer_count} * lane_capacity_ * options.query_length;
   if (Status status = fetched_.Allocate(fetched * row_bytes_); !status.ok()) return status;
@@ -206,9 +205,9 @@ Status DeviceSteps::CheckBatch(const StepBatch& batch) const {
   }
   const auto stream = static_cast<Stream>(batch.stream);
   if (Status status = CheckStream(stream, device_); !status.ok()) return status;
-  bool capturing = false;
-  if (Status status = IsCapturing(stream, capturing); !status.ok()) return status;
-  if (!capturing) return {};
+  CaptureId capture;
+  if (Status status = FindCapture(stream, capture); !status.ok()) return status;
+  if (!capture.is_capturing) return {};
   return {Code::kInvalid, "the stream captures; a step begins and ends outside of graphs"};
 }
 
@@ -225,11 +224,15 @@ Status DeviceSteps::BeginBatch(const StepBatch& batch) {
   // Work of the step before, perhaps on another stream, uses the same tables and scratch.
   if (Status status = step_done_.MakeWait(stream_); !status.ok()) return status;
   if (Status status = BeginCaches(stream_); !status.ok()) return status;
+  if (!all_codes_resident()) {  // codes are read where the tables are about to put others
+    if (Status status = step_done_.Wait(); !status.ok()) return status;
+  }
   if (!page_lock_) {
     page_lock_ = std::make_unique<PageLock>(device_, batch.pool, batch.pool_bytes);
   }
   Status status = tables_.Update(
       batch, {.page_lock = page_lock_.get(), .pool = batch.pool, .caches = caches_.get()}, stream_);
+  if (status.ok()) status = codes_.BeginStep(tables_.code_ranges());
   if (!status.ok() || staging_ || !tables_.has_host_rows()) return status;
   return CreateStaging();
 }
@@ -299,6 +302,7 @@ Status DeviceSteps::SelectLayer(uint32_t layer, const StepQueries& queries,
                                        .tables = score_tables_},
                                       stream_);
   if (!status.ok()) return FromKernel(status, "building score tables");
+  if (Status begun = codes_.BeginLayer(stream_, layer); !begun.ok()) return begun;
   status = kernels::cuda::PqSelect(
       {.geometry = options_.geometry,
        .group_size = queries_of_lane,
@@ -315,7 +319,8 @@ Status DeviceSteps::SelectLayer(uint32_t layer, const StepQueries& queries,
        .scratch = select_scratch_,
        .scratch_bytes = select_scratch_bytes_},
       stream_);
-  return FromKernel(status, "selecting");
+  if (!status.ok()) return FromKernel(status, "selecting");
+  return codes_.EndLayer(stream_, layer);
 }
 
 Outcome DeviceSteps::Select(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
@@ -326,16 +331,18 @@ Outcome DeviceSteps::Select(uint32_t layer, const StepQueries& queries, kernels:
       if (Status status = CheckDevicePointer(memory, name, device_); !status.ok()) return status;
     }
     if (Status status = SelectLayer(layer, queries, rule); !status.ok()) return status;
-    return FromKernel(kernels::cuda::ArrangePositions({.shape = seat_shape(),
-                                                       .seats = tables_.seats(),
-                                                       .lane_positions = positions_,
-                                                       .lane_stride = options_.selected_capacity,
-                                                       .lane_counts = counts_,
-                                                       .positions = positions,
-                                                       .stride = stride,
-                                                       .counts = counts},
-                                                      stream_),
-                      "arranging positions");
+    const kernels::cuda::KernelStatus arranged =
+        kernels::cuda::ArrangePositions({.shape = seat_shape(),
+                                         .seats = tables_.seats(),
+                                         .lane_positions = positions_,
+                                         .lane_stride = options_.selected_capacity,
+                                         .lane_counts = counts_,
+                                         .positions = positions,
+                                         .stride = stride,
+                                         .counts = counts},
+                                        stream_);
+    if (!arranged.ok()) return FromKernel(arranged, "arranging positions");
+    return codes_.LeaveLayer(stream_);
   });
 }
 
@@ -407,10 +414,11 @@ Outcome DeviceSteps::Attend(uint32_t layer, const StepQueries& queries, kernels:
     }
     if (Status status = SelectLayer(layer, queries, rule); !status.ok()) return status;
     if (Status status = AttendLayer(layer, output, lse); !status.ok()) return status;
+    if (Status status = codes_.LeaveLayer(stream_); !status.ok()) return status;
     if (!caches_) return {};
-    bool capturing = false;
-    if (Status status = IsCapturing(stream_, capturing); !status.ok()) return status;
-    return capturing ? Status{} : UpdateCache(layer);
+    CaptureId capture;
+    if (Status status = FindCapture(stream_, capture); !status.ok()) return status;
+    return capture.is_capturing ? Status{} : UpdateCache(layer);
   });
 }
 
@@ -457,6 +465,7 @@ Outcome DeviceSteps::End() {
       if (updated_[layer]) continue;
       if (Status status = UpdateCache(layer); !status.ok()) return status;
     }
+    if (Status status = codes_.EndStep(stream_); !status.ok()) return status;
     return step_done_.Record(stream_);
   });
 }
@@ -467,10 +476,12 @@ Outcome DeviceSteps::Wait() {
 
 Outcome DeviceSteps::Count(StepsCounts* counts) {
   return OnDevice(options_.device, [&]() -> Status {
-    *counts = {.device_bytes = tables_.device_bytes() + scratch_.size_bytes(),
-               .locked_bytes = page_lock_ ? page_lock_->locked_bytes() : 0,
-               .generation = generation_,
-               .staged = staging_ != nullptr};
+    *counts = {
+        .device_bytes = tables_.device_bytes() + codes_.device_bytes() + scratch_.size_bytes(),
+        .locked_bytes = page_lock_ ? page_lock_->locked_bytes() : 0,
+        .generation = generation_,
+        .staged = staging_ != nullptr,
+        .resident_layers = codes_.resident_layer_count()};
     for (uint32_t layer = 0; caches_ && layer < options_.layer_count; ++layer) {
       BlockCache::Counters counters;
       if (Status status = caches_[layer].Read(counters); !status.ok()) return status;

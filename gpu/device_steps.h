@@ -11,6 +11,7 @@
 
 #include "gpu/block_cache.h"
 #include "gpu/device.h"
+#include "gpu/layer_codes.h"
 #include "gpu/page_lock.h"
 #include "gpu/row_staging.h"
 #include "gpu/step_tables.h"
@@ -60,6 +61,7 @@ class DeviceSteps final : public Steps {
   Status AttendLayer(uint32_t layer, float* output, float* lse);
   Status UpdateCache(uint32_t layer);
   Status LetPoolGo();
+  bool all_codes_resident() const { return codes_.IsResident(options_.layer_count - 1); }
   kernels::cuda::SeatShape seat_shape() const;
   kernels::cuda::AttendShape attend_shape(uint32_t query_length) const;
 
@@ -67,6 +69,7 @@ class DeviceSteps final : public Steps {
   Device device_;
   uint32_t lane_capacity_ = 0;
   size_t row_bytes_ = 0;
+  LayerCodes codes_;
   StepTables tables_;
   std::unique_ptr<BlockCache[]> caches_;  // [layers], or null
   std::vector<bool> updated_;             // [layers]: in this step

@@ -6,6 +6,8 @@
 namespace pqcached::gpu {
 namespace {
 
+using kernels::cuda::Stream;
+
 constexpr uint32_t kMaxLayers = 1024;
 constexpr uint32_t kMaxRanges = 65535;
 constexpr size_t kAlignment = 256;
@@ -21,10 +23,10 @@ Status Check(const LayerCodes::Options& options, size_t layer_stride_bytes) {
     return {Code::kInvalid, "range_capacity must be 1 to 65535"};
   }
   const size_t least = std::min(options.layer_count, 2u) * layer_stride_bytes;
-  if (options.budget_bytes < least) {
-    return {Code::kInvalid, "budget_bytes must be at least " + std::to_string(least) +
+  if (options.codes_bytes != 0 && options.codes_bytes < least) {
+    return {Code::kInvalid, "codes_bytes must be 0 or at least " + std::to_string(least) +
                                 ", two layers of codes, not " +
-                                std::to_string(options.budget_bytes)};
+                                std::to_string(options.codes_bytes)};
   }
   return {};
 }
@@ -35,8 +37,8 @@ Status LayerCodes::Create(const Options& options) {
   layer_stride_bytes_ = (options.layer_capacity_bytes + kAlignment - 1) / kAlignment * kAlignment;
   if (Status status = Check(options, layer_stride_bytes_); !status.ok()) return status;
   options_ = options;
-  const size_t fitting = options.budget_bytes / layer_stride_bytes_;
-  const bool all_resident = fitting >= options.layer_count;
+  const size_t fitting = options.codes_bytes / layer_stride_bytes_;
+  const bool all_resident = options.codes_bytes == 0 || fitting >= options.layer_count;
   resident_count_ =
       all_resident ? options.layer_count : static_cast<uint32_t>(fitting - kSlotCount);
   const size_t held = all_resident ? resident_count_ : resident_count_ + kSlotCount;
@@ -54,45 +56,100 @@ std::byte* LayerCodes::Memory(uint32_t layer) const {
   return static_cast<std::byte*>(memory_.data()) + place * layer_stride_bytes_;
 }
 
-Status LayerCodes::BeginStep(kernels::cuda::Stream stream, const kernels::cuda::ByteRange* ranges) {
+Status LayerCodes::BeginStep(const kernels::cuda::ByteRange* ranges) {
   ranges_ = ranges;
-  // First those that take longest.
-  const uint32_t last = std::min(options_.layer_count, resident_count_ + kSlotCount);
-  for (uint32_t layer = resident_count_; layer < last; ++layer) {
-    if (Status status = Prefetch(stream, layer); !status.ok()) return status;
-  }
-  for (uint32_t layer = 0; layer < resident_count_;) {
-    const uint32_t count =
-        std::min(resident_count_ - layer, std::max(1u, kMaxRanges / options_.range_capacity));
-    if (Status status = Copy(stream, layer, count); !status.ok()) return status;
-    layer += count;
-  }
+  slots_ = {};
+  last_capture_ = {};
   return {};
 }
 
-Status LayerCodes::BeginLayer(kernels::cuda::Stream stream, uint32_t layer) {
-  return IsResident(layer) ? Status() : slot_filled_[SlotOf(layer)].MakeWait(stream);
+bool LayerCodes::IsAhead() const {
+  return std::ranges::any_of(slots_, [](const Slot& slot) {
+    return slot.layer != kNoLayer && !slot.capture.is_capturing;
+  });
 }
 
-Status LayerCodes::EndLayer(kernels::cuda::Stream stream, uint32_t layer) {
-  const uint32_t next = layer + kSlotCount;
-  if (IsResident(layer) || next >= options_.layer_count) return {};
-  return Prefetch(stream, next);
+Status LayerCodes::BeginLayer(Stream stream, uint32_t layer) {
+  if (resident_count_ == options_.layer_count) return {};
+  CaptureId capture;
+  if (Status status = FindCapture(stream, capture); !status.ok()) return status;
+  if (capture.is_capturing) return BeginCaptured(stream, layer, capture);
+  if (captured_) return IsResident(layer) ? Status() : Copy(stream, layer);
+  if (IsResident(layer)) return PrefetchBehind(stream, layer);
+  if (!Holds(layer, capture)) {
+    if (Status status = Prefetch(stream, layer, capture); !status.ok()) return status;
+  }
+  return slot_filled_[SlotOf(layer)].MakeWait(stream);
 }
 
-Status LayerCodes::Copy(kernels::cuda::Stream stream, uint32_t first_layer, uint32_t layer_count) {
+Status LayerCodes::BeginCaptured(Stream stream, uint32_t layer, const CaptureId& capture) {
+  if (IsAhead()) {
+    return {Code::kInvalid,
+            "layers of this step were launched before one is captured, and codes are still brought "
+            "for them: "
+            "capture in a step of its own"};
+  }
+  captured_ = true;
+  const bool goes_on = capture == last_capture_;
+  last_capture_ = capture;
+  if (!IsResident(layer) && !Holds(layer, capture)) {
+    if (Status status = Copy(stream, layer); !status.ok()) return status;
+    slots_[SlotOf(layer)] = {layer, capture};
+  }
+  const uint32_t next = layer + 1;
+  if (!goes_on || next >= options_.layer_count || IsResident(next) || Holds(next, capture)) {
+    return {};
+  }
+  forked_slot_ = SlotOf(next);
+  return Prefetch(stream, next, capture);
+}
+
+Status LayerCodes::EndLayer(Stream stream, uint32_t layer) {
+  if (IsResident(layer) || captured_) return {};
+  return PrefetchBehind(stream, layer);
+}
+
+Status LayerCodes::LeaveLayer(Stream stream) {
+  if (forked_slot_ == kSlotCount) return {};
+  const OwnedEvent& filled = slot_filled_[forked_slot_];
+  forked_slot_ = kSlotCount;
+  return filled.MakeWait(stream);
+}
+
+Status LayerCodes::EndStep(Stream stream) {
+  for (uint32_t slot = 0; slot < kSlotCount; ++slot) {
+    if (slots_[slot].layer == kNoLayer || slots_[slot].capture.is_capturing) continue;
+    if (Status status = slot_filled_[slot].MakeWait(stream); !status.ok()) return status;
+  }
+  slots_ = {};
+  return {};
+}
+
+Status LayerCodes::Copy(Stream stream, uint32_t layer) {
+  const size_t first = size_t{layer - resident_count_} * options_.range_capacity;
   return FromKernel(
-      kernels::cuda::CopyRanges({.range_capacity = layer_count * options_.range_capacity,
-                                 .ranges = ranges_ + size_t{first_layer} * options_.range_capacity},
-                                stream),
+      kernels::cuda::CopyRanges(
+          {.range_capacity = options_.range_capacity, .ranges = ranges_ + first}, stream),
       "copying codes");
 }
 
-Status LayerCodes::Prefetch(kernels::cuda::Stream stream, uint32_t layer) {
+Status LayerCodes::Prefetch(Stream stream, uint32_t layer, const CaptureId& capture) {
   if (Status status = slot_free_.Record(stream); !status.ok()) return status;
   if (Status status = slot_free_.MakeWait(side_stream_.get()); !status.ok()) return status;
-  if (Status status = Copy(side_stream_.get(), layer, 1); !status.ok()) return status;
+  if (Status status = Copy(side_stream_.get(), layer); !status.ok()) return status;
+  slots_[SlotOf(layer)] = {layer, capture};
   return slot_filled_[SlotOf(layer)].Record(side_stream_.get());
+}
+
+// The next two: those that do not share the layer's slot, when it has one, until it is free.
+Status LayerCodes::PrefetchBehind(Stream stream, uint32_t layer) {
+  const uint32_t first = std::max(layer + 1, resident_count_);
+  const uint32_t end = std::min(first + kSlotCount, options_.layer_count);
+  for (uint32_t next = first; next < end; ++next) {
+    if (Holds(next, {})) continue;
+    if (Status status = Prefetch(stream, next, {}); !status.ok()) return status;
+  }
+  return {};
 }
 
 }  // namespace pqcached::gpu

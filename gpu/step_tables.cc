@@ -31,6 +31,8 @@ size_t StepTables::PlaceTables(void* base, Image& image) const {
   image.layers.resize(options_.layer_count);
   arena.Place(image.seats, options_.sequence_capacity);
   const size_t lanes = lane_capacity_;
+  const size_t brought = options_.layer_count - codes_->resident_layer_count();
+  arena.Place(image.code_ranges, brought * lanes * plane_count_);
   for (Layer& layer : image.layers) {
     arena.Place(layer.select_lanes, lanes);
     arena.Place(layer.chunks, lanes * chunk_capacity_);
@@ -41,8 +43,19 @@ size_t StepTables::PlaceTables(void* base, Image& image) const {
   return arena.size_bytes();
 }
 
-Status StepTables::Create(const StepsOptions& options, const float* lane_queries) {
+LayerCodes::Options StepTables::CodesOptions(const StepsOptions& options) {
+  const uint32_t planes =
+      options.sequence_capacity * options.kv_heads * kernels::PlaneCount(options.geometry);
+  return {.layer_count = options.layer_count,
+          .layer_capacity_bytes = planes * kernels::PlaneStride(options.token_capacity),
+          .codes_bytes = options.codes_bytes,
+          .range_capacity = options.codes_bytes == 0 ? 1 : planes};
+}
+
+Status StepTables::Create(const StepsOptions& options, const LayerCodes& codes,
+                          const float* lane_queries) {
   options_ = options;
+  codes_ = &codes;
   lane_queries_ = lane_queries;
   lane_capacity_ = options.sequence_capacity * options.kv_heads;
   chunk_capacity_ = (options.token_capacity + kChunkTokens - 1) / kChunkTokens +
@@ -52,23 +65,29 @@ Status StepTables::Create(const StepsOptions& options, const float* lane_queries
   codebook_floats_ = kernels::CentroidFloats(options.geometry);
   upload_bytes_ = PlaceTables(nullptr, host_);
   const size_t lanes = lane_capacity_;
-  const auto place_codes = [&](Arena& arena) {
+  const auto place_centroids = [&](Arena& arena) {
     std::byte* tables = nullptr;
     arena.Place(tables, upload_bytes_);
     for (Layer& layer : device_.layers) {
-      arena.Place(layer.planes, lanes * plane_count_ * plane_stride_);
       arena.Place(layer.centroids, lanes * options.codebook_capacity * codebook_floats_);
     }
   };
   device_.layers.resize(options.layer_count);
   Arena sizes;
-  place_codes(sizes);
+  place_centroids(sizes);
   if (Status status = memory_.Allocate(sizes.size_bytes()); !status.ok()) return status;
   if (Status status = pinned_.Allocate(upload_bytes_); !status.ok()) return status;
   if (Status status = uploaded_.Create(); !status.ok()) return status;
   PlaceTables(memory_.data(), device_);
-  Arena codes(memory_.data());
-  place_codes(codes);
+  Arena centroids(memory_.data());
+  place_centroids(centroids);
+  for (uint32_t layer = 0; layer < options.layer_count; ++layer) {
+    device_.layers[layer].planes = reinterpret_cast<uint8_t*>(codes.Memory(layer));
+  }
+  if (const size_t brought = options.layer_count - codes.resident_layer_count(); brought > 0) {
+    const Status status = host_codes_.Allocate(brought * lanes * plane_count_ * plane_stride_);
+    if (!status.ok()) return status;
+  }
   PlaceTables(pinned_.data(), host_);
   std::memset(pinned_.data(), 0, pinned_.size_bytes());
   seats_.resize(options.sequence_capacity);
@@ -117,6 +136,9 @@ Status StepTables::FindSeats(const StepBatch& batch) {
 
 void StepTables::EmptySeats() {
   std::fill_n(host_.seats, options_.sequence_capacity, kernels::cuda::SeatItem{});
+  const size_t brought = options_.layer_count - codes_->resident_layer_count();
+  std::fill_n(host_.code_ranges, brought * lane_capacity_ * plane_count_,
+              kernels::cuda::ByteRange{});
   for (Layer& layer : host_.layers) {
     for (uint32_t lane = 0; lane < lane_capacity_; ++lane) {
       const uint32_t first_chunk = lane * chunk_capacity_;
@@ -212,6 +234,7 @@ Status StepTables::Describe(const Place& place, uint32_t unchanged_tokens) {
   if (place.from.candidates[place.from.candidate_count - 1].end > described.tokens) {
     if (Status status = Extend(place, described); !status.ok()) return status;
   }
+  WriteCodeRanges(place);
   return WriteChunks(place, described);
 }
 
@@ -291,15 +314,47 @@ Status StepTables::CopyCodes(const Place& place, const StepSegment& segment, uin
                              uint32_t end) {
   const uint32_t first_slot = begin - segment.first_position;
   for (uint32_t head = 0; head < options_.kv_heads; ++head) {
-    const uint32_t lane = place.seat * options_.kv_heads + head;
+    const size_t lane = size_t{place.seat} * options_.kv_heads + head;
+    const uint8_t* const from = segment.planes + head * segment.planes_head_stride + first_slot;
+    if (!codes_->IsResident(place.layer)) {
+      std::byte* const target = HostCodes(place.layer, lane) + begin;
+      for (uint32_t plane = 0; plane < plane_count_; ++plane) {
+        std::memcpy(target + plane * plane_stride_, from + plane * segment.plane_stride,
+                    end - begin);
+      }
+      continue;
+    }
     uint8_t* const target =
-        device_.layers[place.layer].planes + size_t{lane} * plane_count_ * plane_stride_ + begin;
-    const cudaError_t error = cudaMemcpy2DAsync(
-        target, plane_stride_, segment.planes + head * segment.planes_head_stride + first_slot,
-        segment.plane_stride, end - begin, plane_count_, cudaMemcpyHostToDevice, place.stream);
+        device_.layers[place.layer].planes + lane * plane_count_ * plane_stride_ + begin;
+    const cudaError_t error =
+        cudaMemcpy2DAsync(target, plane_stride_, from, segment.plane_stride, end - begin,
+                          plane_count_, cudaMemcpyHostToDevice, place.stream);
     if (error != cudaSuccess) return FromCuda(error, "copying codes to the device");
   }
   return {};
+}
+
+std::byte* StepTables::HostCodes(uint32_t layer, size_t lane) const {
+  const size_t lanes = size_t{layer - codes_->resident_layer_count()} * lane_capacity_ + lane;
+  return static_cast<std::byte*>(host_codes_.data()) + lanes * plane_count_ * plane_stride_;
+}
+
+// What the step reads of the planes, from their begin on: ends of ranges stay aligned.
+void StepTables::WriteCodeRanges(const Place& place) {
+  if (codes_->IsResident(place.layer)) return;
+  const uint32_t end = place.from.candidates[place.from.candidate_count - 1].end;
+  for (uint32_t head = 0; head < options_.kv_heads; ++head) {
+    const size_t lane = size_t{place.seat} * options_.kv_heads + head;
+    const size_t lanes =
+        size_t{place.layer - codes_->resident_layer_count()} * lane_capacity_ + lane;
+    const std::byte* const from = HostCodes(place.layer, lane);
+    std::byte* const to = codes_->Memory(place.layer) + lane * plane_count_ * plane_stride_;
+    for (uint32_t plane = 0; plane < plane_count_; ++plane) {
+      host_.code_ranges[lanes * plane_count_ + plane] = {.from = from + plane * plane_stride_,
+                                                         .to = to + plane * plane_stride_,
+                                                         .size_bytes = end};
+    }
+  }
 }
 
 Status StepTables::CopyCentroids(const Place& place, const StepSegment& segment, size_t codebook) {

@@ -1,9 +1,13 @@
 // StepTables: what the kernels of a step are told, in tables on the device; and who sits where.
 //
 // The host writes an image in page-locked memory, one copy brings it to the device between steps. Of each seat and
-// layer it remembers what it has described: codes and centroids are copied to the device once, when tokens first
-// become candidates, in batches as large as the engine's window; spans of rows change as seldom. What was rolled back,
-// or lies elsewhere by now, is forgotten there and in the block cache.
+// layer it remembers what it has described: codes and centroids are copied once, when tokens first become candidates, in
+// batches as large as the engine's window; spans of rows change as seldom. What was rolled back, or lies elsewhere by now,
+// is forgotten there and in the block cache.
+//
+// Codes of resident layers (LayerCodes) are copied to the device. Those of the others are copied to page-locked memory of
+// this class, laid out as on the device: one range of bytes for a plane, however many segments it comes from, and wherever the
+// pool itself cannot be page-locked.
 //
 // Thread-compatible.
 #ifndef PQCACHED_GPU_STEP_TABLES_H_
@@ -16,8 +20,10 @@
 
 #include "gpu/block_cache.h"
 #include "gpu/device.h"
+#include "gpu/layer_codes.h"
 #include "gpu/page_lock.h"
 #include "gpu/steps.h"
+#include "kernels/cuda/copy.h"
 #include "kernels/cuda/pq_table.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/seats.h"
@@ -45,13 +51,17 @@ class StepTables {
     BlockCache* caches = nullptr;  // [layers], or null
   };
 
-  // Allocates for `options`, which are checked. `lane_queries` is where the queries of lanes will be on the device.
+  // Allocates for `options`, which are checked. `lane_queries` is where the queries of lanes will be on the device, `codes`
+  // where codes are; both outlive it.
   // Errors: kOutOfMemory
-  Status Create(const StepsOptions& options, const float* lane_queries);
+  Status Create(const StepsOptions& options, const LayerCodes& codes, const float* lane_queries);
+  // What LayerCodes is created with.
+  static LayerCodes::Options CodesOptions(const StepsOptions& options);
 
   // Gives the sequences seats and writes the tables; `caches` are between BeginStep and EndStep. What it fails with
   // may have described some sequences; nothing has to be undone.
   //
+  // REQUIRES: no codes of the step before are under way to the device, when some layers are not resident.
   // Errors: as Steps::Begin
   Status Update(const StepBatch& batch, const Rows& rows, kernels::cuda::Stream stream);
   // Whether the host has to bring rows of some span that was ever described.
@@ -60,6 +70,8 @@ class StepTables {
   void Forget();
 
   const kernels::cuda::SeatItem* seats() const { return device_.seats; }
+  // Codes of the layers that are not resident, for LayerCodes.
+  const kernels::cuda::ByteRange* code_ranges() const { return device_.code_ranges; }
   const Layer& layer(uint32_t layer) const { return device_.layers[layer]; }
   uint32_t chunk_capacity() const { return chunk_capacity_; }
   size_t device_bytes() const { return memory_.size_bytes(); }
@@ -91,6 +103,7 @@ class StepTables {
   };
   struct Image {
     kernels::cuda::SeatItem* seats = nullptr;
+    kernels::cuda::ByteRange* code_ranges = nullptr;  // [not resident layers, lanes, planes]
     std::vector<Layer> layers;
   };
   // One layer of one item, at its seat.
@@ -112,6 +125,8 @@ class StepTables {
   Status Extend(const Place& place, Described& described);
   Status CopyCodes(const Place& place, const StepSegment& segment, uint32_t begin, uint32_t end);
   Status CopyCentroids(const Place& place, const StepSegment& segment, size_t codebook);
+  std::byte* HostCodes(uint32_t layer, size_t lane) const;
+  void WriteCodeRanges(const Place& place);
   void WriteSpan(const Place& place, const StepSegment& segment, const Span& span, size_t index);
   Status WriteChunks(const Place& place, const Described& described);
   Described& described(uint32_t layer, uint32_t seat) {
@@ -125,9 +140,11 @@ class StepTables {
   size_t plane_stride_ = 0;
   size_t codebook_floats_ = 0;
   const float* lane_queries_ = nullptr;
+  const LayerCodes* codes_ = nullptr;
   size_t upload_bytes_ = 0;
   DeviceBuffer memory_;
   PinnedBuffer pinned_;
+  PinnedBuffer host_codes_;  // [not resident layers, lanes, planes, plane_stride_]
   Image device_;
   Image host_;
   OwnedEvent uploaded_;

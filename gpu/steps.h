@@ -27,7 +27,7 @@
 
 namespace pqcached::gpu {
 
-inline constexpr uint32_t kStepsVersion = 1;
+inline constexpr uint32_t kStepsVersion = 2;
 inline constexpr char kGpuEntrySymbol[] = "pqcached_gpu_entry";
 
 // A Status that crosses between the libraries. Cut when longer.
@@ -63,7 +63,8 @@ struct StepsOptions {
   uint32_t range_capacity = 0;     // candidate ranges of an item
   uint32_t cache_tokens = 4096;    // of the block cache, per sequence and kv head; 0: no cache
   kernels::cuda::CachePolicy policy = kernels::cuda::CachePolicy::kLru;
-  uint32_t max_loads = 32;  // blocks of a sequence and kv head loaded behind one step
+  uint32_t max_loads = 32;   // blocks of a sequence and kv head loaded behind one step
+  uint64_t codes_bytes = 0;  // device memory for codes: at least two layers; 0: all layers
 };
 
 // The slots of one segment in one layer, in the pool.
@@ -138,15 +139,18 @@ struct StepsCounts {
   uint64_t loaded = 0;  // blocks copied into the caches
   uint64_t evicted = 0;
   uint64_t device_bytes = 0;
-  uint64_t locked_bytes = 0;  // of the pool, page-locked
-  uint64_t generation = 0;    // grows when captured work has to be captured anew
-  bool staged = false;        // some rows cannot be page-locked: the host brings them
+  uint64_t locked_bytes = 0;     // of the pool, page-locked
+  uint64_t generation = 0;       // grows when captured work has to be captured anew
+  bool staged = false;           // some rows cannot be page-locked: the host brings them
+  uint32_t resident_layers = 0;  // whose codes stay on the device
 };
 
 class Steps {
  public:
   // Between steps: brings codes of new tokens, page-locks rows, writes the tables, gives sequences seats; all on the
   // stream. What the batch points to may go when it returns, but the pool must stay as it is until Wait or Close.
+  //
+  // When not all codes are resident it waits for the step before.
   //
   // Errors: kInvalid      a field of the batch (the message names it and the limit); a stream of another device
   //         kOutOfMemory  more segments, codebooks or chunks than capacities have room for

@@ -110,7 +110,7 @@ class DecodeStepTest : public DeviceTest {
     codes_ = std::make_unique<LayerCodes>();
     ExpectOk(codes_->Create({.layer_count = kLayers,
                              .layer_capacity_bytes = kLayerCodes,
-                             .budget_bytes = layers_in_budget * kLayerCodes,
+                             .codes_bytes = layers_in_budget * kLayerCodes,
                              .range_capacity = kRanges}));
   }
 
@@ -157,16 +157,24 @@ class DecodeStepTest : public DeviceTest {
     }
     select_lanes_.Set(select_lanes);
     row_lanes_.Set(row_lanes);
+    const uint32_t resident = codes_->resident_layer_count();
     std::vector<ByteRange> ranges(kLayers * kRanges);
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
-      const uint32_t first = codes_->IsResident(layer) ? copied_tokens_ : 0;
+      const bool is_resident = codes_->IsResident(layer);
+      const uint32_t first = is_resident ? copied_tokens_ : 0;
       std::vector<SelectChunk> chunks[2];
       std::vector<DeviceRowSpan> spans[2];
       for (uint32_t lane = 0; lane < kLanes; ++lane) {
         std::byte* copy = codes_->Memory(layer) + lane * kLaneCodes;
         for (uint32_t plane = 0; plane < 2; ++plane) {
           const uint32_t at = plane * kRoom + first;
-          ranges[layer * kRanges + lane * 2 + plane] = {
+          if (is_resident) {
+            ASSERT_EQ(cudaMemcpyAsync(copy + at, Codes(layer, lane) + at, token_count_ - first,
+                                      cudaMemcpyHostToDevice, stream_),
+                      cudaSuccess);
+            continue;
+          }
+          ranges[(layer - resident) * kRanges + lane * 2 + plane] = {
               reinterpret_cast<const std::byte*>(Codes(layer, lane)) + at, copy + at,
               token_count_ - first};
         }
@@ -270,7 +278,7 @@ class DecodeStepTest : public DeviceTest {
   }
 
   void GiveFullStep() {
-    ExpectOk(codes_->BeginStep(stream_, ranges_.data()));
+    ExpectOk(codes_->BeginStep(ranges_.data()));
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
       BlockCache& cache = *caches_[layer];
       ExpectOk(codes_->BeginLayer(stream_, layer));
@@ -280,8 +288,10 @@ class DecodeStepTest : public DeviceTest {
       Locate(*full_[layer], &cache);
       ExpectOk(staging_.Bring(stream_, addresses_.data()));
       Attend(layer, *full_[layer]);
+      ExpectOk(codes_->LeaveLayer(stream_));
       ExpectOk(cache.EndStep(stream_, row_lanes_.data(), full_[layer]->spans.data()));
     }
+    ExpectOk(codes_->EndStep(stream_));
   }
 
   void FinishUpdates() {
@@ -409,7 +419,7 @@ TEST_F(DecodeStepTest, RefusesOptionsByName) {
   EXPECT_EQ(codes_message({0, 256, 512, 1}), "layer_count");
   EXPECT_EQ(codes_message({2, 0, 512, 1}), "layer_capacity_bytes");
   EXPECT_EQ(codes_message({2, 256, 512, 0}), "range_capacity");
-  EXPECT_EQ(codes_message({3, 256, 511, 1}), "budget_bytes");
+  EXPECT_EQ(codes_message({3, 256, 511, 1}), "codes_bytes");
   const auto staging_message = [&](RowStaging::Options options) {
     RowStaging staging;
     const Status status = staging.Create(options, stream_);

@@ -13,7 +13,9 @@
  * What a step launches is the same for every step of one query length, whatever sequences it has: an engine may
  * capture the calls between begin and end in a CUDA graph and replay it in later steps in place of the calls, as
  * long as its own tensors stay where they are and `generation` of pqc_gpu_counts stays what it was. Begin and end
- * are called outside of the capture, in every step.
+ * are called outside of the capture, in every step. With codes_bytes, the step in which something is captured has no layers
+ * that are launched before; a graph copies the codes that its layers read, one layer ahead from its second layer on, and
+ * once something was captured, layers that are launched wait for their own copies.
  *
  * CUDA comes with libpqcached_gpu.so, which is loaded by pqc_gpu_open: this library needs none. Where there is no
  * device, an engine uses the same calls with host memory (pqc_step_begin).
@@ -54,6 +56,10 @@ typedef struct pqc_gpu_options {
   pqc_index index; /* what steps select by: pq; PQC_INDEX_DEFAULT = the cache's */
   const char*
       gpu_library_path; /* NULL = libpqcached_gpu.so beside this library, then the loader's search path */
+  /* Device memory for the codes of the index: 0 = those of all layers, else at least two layers'. The first layers stay
+   * on the device as far as it goes. The others' are kept page-locked on the host too, and copied one layer ahead in every
+   * step, so layers should be called in ascending order. */
+  uint64_t codes_bytes;
 } pqc_gpu_options;
 
 /* Sets memory on the device aside. The handle keeps the cache's, and is closed before its client is.
@@ -76,6 +82,7 @@ typedef struct pqc_gpu_counts {
   uint64_t generation;   /* grows when what was captured in a graph has to be captured anew */
   uint32_t
       staged; /* 1: some rows cannot be page-locked; the host brings them in the middle of steps */
+  uint32_t resident_layers; /* whose codes stay on the device; codes of the others are copied */
 } pqc_gpu_counts;
 /* Waits for the device: for status pages, not for steps. */
 PQC_API pqc_status pqc_gpu_count(pqc_gpu* gpu, pqc_gpu_counts* counts);

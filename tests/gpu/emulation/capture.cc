@@ -89,6 +89,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   if (stream == nullptr) return Remember(cudaErrorStreamCaptureUnsupported);
   if (stream->capture != nullptr) return Remember(cudaErrorIllegalState);
   stream->capture = std::make_shared<Capture>();
+  stream->capture->id = ++State().capture_count;
   stream->capture->origin = stream;
   stream->capture->frontiers[stream] = {};
   State().captures.push_back(stream->capture);
@@ -101,6 +102,15 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   if (stream == nullptr || stream->capture == nullptr) return cudaSuccess;
   *status = stream->capture->error == cudaSuccess ? cudaStreamCaptureStatusActive
                                                   : cudaStreamCaptureStatusInvalidated;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long* id) {
+  if (const cudaError_t error = cudaStreamIsCapturing(stream, status); error != cudaSuccess) {
+    return error;
+  }
+  if (*status != cudaStreamCaptureStatusNone) *id = stream->capture->id;
   return cudaSuccess;
 }
 

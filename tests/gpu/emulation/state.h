@@ -26,6 +26,7 @@ struct CaptureNode {
 
 // From cudaStreamBeginCapture to cudaStreamEndCapture.
 struct Capture {
+  unsigned long long id = 0;
   bool active = true;
   cudaError_t error = cudaSuccess;  // what made it invalid
   cudaStream_t origin = nullptr;
@@ -70,6 +71,7 @@ struct Runtime {
   std::vector<std::shared_ptr<Capture>> captures;  // the active ones
   std::mt19937_64 random{1};
   uint64_t launch_count = 0;
+  unsigned long long capture_count = 0;
   bool in_host_function = false;
   cudaError_t last_error = cudaSuccess;
 };

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "kvstore/memfd.h"
-
 namespace pqcached::kvstore {
 
 absl::StatusOr<FileDescriptor> DescriptorKeeper::CreateMemory(const char* name, size_t size_bytes) {
@@ -12,6 +10,12 @@ absl::StatusOr<FileDescriptor> DescriptorKeeper::CreateMemory(const char* name, 
   if (absl::Status status = SealMemfd(*memfd, LaterWriters::kAllowed); !status.ok()) return status;
   return memfd;
 }
+
+absl::Status DescriptorKeeper::KeepMapped(std::string_view, int) {
+  return absl::UnimplementedError("mappings are not kept here");
+}
+
+Mapping DescriptorKeeper::TakeMapping(std::string_view) { return {}; }
 
 bool IsKeeperName(std::string_view name) {
   const auto allowed = [](char c) {

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvstore/local_session.h"
+#include "kvstore/memfd.h"
 
 namespace pqcached::kvstore {
 
@@ -39,6 +40,17 @@ class DescriptorKeeper {
   //         kResourceExhausted  too many descriptors
   //         kUnavailable        whoever keeps does not answer
   virtual absl::Status Keep(std::string_view name, int descriptor) = 0;
+  // Whether KeepMapped can.
+  virtual bool keeps_mappings() const { return false; }
+  // As Keep, of memory that only mappings which exist when this returns may write afterwards
+  // (LaterWriters::kNever): a mapping of it is kept, too.
+  //
+  // REQUIRES: keeps_mappings().
+  virtual absl::Status KeepMapped(std::string_view name, int descriptor);
+  // The mapping of what an earlier process kept so, for reading and writing; whoever asks first gets
+  // it. Empty: there is none.
+  virtual Mapping TakeMapping(std::string_view name);
+
   // Lets go of it. No error when nothing is kept under this name.
   virtual absl::Status Release(std::string_view name) = 0;
 

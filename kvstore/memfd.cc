@@ -18,6 +18,8 @@
 namespace pqcached::kvstore {
 namespace {
 
+constexpr size_t kHugePageBytes = size_t{2} << 20;
+
 absl::Status SystemError(absl::string_view what) {
   return absl::ResourceExhaustedError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
@@ -48,6 +50,11 @@ absl::Status SealMemfd(const FileDescriptor& memfd, LaterWriters writers) {
   return absl::OkStatus();
 }
 
+bool NeverHasLaterWriters(const FileDescriptor& memory) {
+  const int seals = fcntl(memory.get(), F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_FUTURE_WRITE) != 0;
+}
+
 absl::StatusOr<FileDescriptor> OpenReadOnly(int memfd) {
   const std::string path = absl::StrCat("/proc/self/fd/", memfd);
   FileDescriptor descriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -72,6 +79,27 @@ absl::StatusOr<Mapping> Mapping::Map(const FileDescriptor& memfd, size_t size_by
   void* data = mmap(nullptr, size_bytes, protection, MAP_SHARED, memfd.get(), 0);
   if (data == MAP_FAILED) return SystemError(absl::StrCat("mapping ", size_bytes, " bytes"));
   return Mapping(static_cast<std::byte*>(data), size_bytes);
+}
+
+absl::StatusOr<Mapping> Mapping::MapAligned(const FileDescriptor& memfd, size_t size_bytes) {
+  const size_t reserved_bytes = size_bytes + kHugePageBytes;
+  void* reserved =
+      mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return SystemError(absl::StrCat("mapping ", size_bytes, " bytes"));
+  auto* begin = static_cast<std::byte*>(reserved);
+  const size_t misaligned = reinterpret_cast<uintptr_t>(begin) % kHugePageBytes;
+  std::byte* data = begin + (misaligned == 0 ? 0 : kHugePageBytes - misaligned);
+  std::byte* end = data + size_bytes;
+  if (mmap(data, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memfd.get(), 0) ==
+      MAP_FAILED) {
+    const absl::Status status = SystemError(absl::StrCat("mapping ", size_bytes, " bytes"));
+    munmap(reserved, reserved_bytes);
+    return status;
+  }
+  if (data > begin) munmap(begin, static_cast<size_t>(data - begin));
+  const auto behind_bytes = static_cast<size_t>(begin + reserved_bytes - end);
+  if (behind_bytes > 0) munmap(end, behind_bytes);
+  return Mapping(data, size_bytes);
 }
 
 Mapping::~Mapping() {

@@ -25,6 +25,8 @@ enum class LaterWriters {
 };
 // Adds the last seals; before a descriptor leaves this process.
 absl::Status SealMemfd(const FileDescriptor& memfd, LaterWriters writers);
+// Whether that was done with kNever.
+bool NeverHasLaterWriters(const FileDescriptor& memory);
 
 // A descriptor of the same memory that can only read.
 absl::StatusOr<FileDescriptor> OpenReadOnly(int memfd);
@@ -40,6 +42,8 @@ class Mapping {
 
   Mapping() = default;
   static absl::StatusOr<Mapping> Map(const FileDescriptor& memfd, size_t size_bytes, Access access);
+  // For reading and writing, at an address that huge pages can back.
+  static absl::StatusOr<Mapping> MapAligned(const FileDescriptor& memfd, size_t size_bytes);
   Mapping(Mapping&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_bytes_(other.size_bytes_) {}
   Mapping& operator=(Mapping&& other) noexcept {

@@ -39,30 +39,8 @@ bool SharedHugePages() {
          line.find("[force]") != std::string::npos;
 }
 
-absl::Status SystemError(absl::string_view what, size_t capacity_bytes) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat(what, " of a pool of ", capacity_bytes, " bytes: ", std::strerror(errno)));
-}
-
-// Maps the memory at an address that huge pages can back; null when refused.
-std::byte* MapAligned(int descriptor, size_t capacity_bytes) {
-  const size_t reserved_bytes = capacity_bytes + kHugePageBytes;
-  void* reserved =
-      mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (reserved == MAP_FAILED) return nullptr;
-  auto* begin = static_cast<std::byte*>(reserved);
-  const size_t misaligned = reinterpret_cast<uintptr_t>(begin) % kHugePageBytes;
-  std::byte* base = begin + (misaligned == 0 ? 0 : kHugePageBytes - misaligned);
-  std::byte* end = base + capacity_bytes;
-  if (mmap(base, capacity_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor, 0) ==
-      MAP_FAILED) {
-    munmap(reserved, reserved_bytes);
-    return nullptr;
-  }
-  if (base > begin) munmap(begin, static_cast<size_t>(base - begin));
-  const auto behind_bytes = static_cast<size_t>(begin + reserved_bytes - end);
-  if (behind_bytes > 0) munmap(end, behind_bytes);
-  return base;
+absl::Status OfPool(const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat("pool: ", status.message()));
 }
 
 // Makes the pages present without a change of their bytes.
@@ -76,7 +54,7 @@ void TouchPages(std::byte* begin, size_t size_bytes, size_t page_bytes) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(const Options& options) {
+absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(Options options) {
   constexpr size_t kMaxCapacityBytes = kMinExtentBytes << kMaxExtentOrder;
   if (options.capacity_bytes == 0 || options.capacity_bytes > kMaxCapacityBytes) {
     return absl::InvalidArgumentError(absl::StrCat("capacity_bytes is ", options.capacity_bytes,
@@ -89,33 +67,35 @@ absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(const Options& options) {
                                              ? Duplicate(options.memory)
                                              : CreateMemfd("pqcached-pool", capacity_bytes);
   if (!memfd.ok()) return memfd.status();
-  std::byte* base = MapAligned(memfd->get(), capacity_bytes);
-  if (base == nullptr) return SystemError("mapping", capacity_bytes);
-  absl::Status sealed;
+  if (options.mapping.data() == nullptr) {
+    auto mapping = Mapping::MapAligned(*memfd, capacity_bytes);
+    if (!mapping.ok()) return OfPool(mapping.status());
+    options.mapping = *std::move(mapping);
+  }
   if (options.memory < 0) {
-    sealed = SealMemfd(*memfd, options.strict ? LaterWriters::kNever : LaterWriters::kAllowed);
+    absl::Status sealed =
+        SealMemfd(*memfd, options.strict ? LaterWriters::kNever : LaterWriters::kAllowed);
+    if (!sealed.ok()) return OfPool(sealed);
   }
-  if (!sealed.ok()) {
-    munmap(base, capacity_bytes);
-    return sealed;
-  }
-  const bool huge = SharedHugePages() && madvise(base, capacity_bytes, MADV_HUGEPAGE) == 0;
+  const bool huge =
+      SharedHugePages() && madvise(options.mapping.data(), capacity_bytes, MADV_HUGEPAGE) == 0;
   const size_t page_bytes = huge ? kHugePageBytes : static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  Options rounded = options;
-  rounded.capacity_bytes = capacity_bytes;
-  rounded.quota_bytes =
+  options.capacity_bytes = capacity_bytes;
+  options.quota_bytes =
       options.quota_bytes == 0 ? capacity_bytes : std::min(options.quota_bytes, capacity_bytes);
-  std::shared_ptr<Pool> pool(new Pool(*std::move(memfd), base, rounded, page_bytes));
-  pool->StartTouching(options.touch_threads);
+  const uint32_t touch_threads = options.touch_threads;
+  std::shared_ptr<Pool> pool(new Pool(*std::move(memfd), std::move(options), page_bytes));
+  pool->StartTouching(touch_threads);
   return pool;
 }
 
-Pool::Pool(FileDescriptor memfd, std::byte* base, const Options& options, size_t page_bytes)
+Pool::Pool(FileDescriptor memfd, Options options, size_t page_bytes)
     : memfd_(std::move(memfd)),
-      base_(base),
+      mapping_(std::move(options.mapping)),
+      base_(mapping_.data()),
       capacity_bytes_(options.capacity_bytes),
       page_bytes_(page_bytes),
-      records_(options.records),
+      records_(std::move(options.records)),
       quota_bytes_(options.quota_bytes),
       buddy_(static_cast<uint32_t>(options.capacity_bytes >> kExtentUnitShift)),
       limit_bytes_(options.quota_bytes) {}
@@ -123,7 +103,6 @@ Pool::Pool(FileDescriptor memfd, std::byte* base, const Options& options, size_t
 Pool::~Pool() {
   stop_touching_.store(true, std::memory_order_relaxed);
   for (std::thread& toucher : touchers_) toucher.join();
-  munmap(base_, capacity_bytes_);
 }
 
 absl::StatusOr<SharedMemory> Pool::Share() const {

@@ -52,6 +52,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
     size_t quota_bytes = 0;  // of what may be in use; 0 = capacity_bytes
     // A descriptor of the memory, at least capacity_bytes, that stays the caller's; -1: a memfd is made.
     int memory = -1;
+    // Of all of that memory, for writing; empty: it is mapped here.
+    Mapping mapping = {};
     // Where it is written down what is handed out; null: nowhere.
     std::shared_ptr<RecordTable> records = nullptr;
   };
@@ -64,7 +66,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   //
   // Errors: kInvalidArgument    capacity_bytes (names the range)
   //         kResourceExhausted  the kernel refuses the memfd or the mapping
-  static absl::StatusOr<std::shared_ptr<Pool>> Create(const Options& options);
+  static absl::StatusOr<std::shared_ptr<Pool>> Create(Options options);
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -118,7 +120,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
  private:
   friend class Extent;
 
-  Pool(FileDescriptor memfd, std::byte* base, const Options& options, size_t page_bytes);
+  Pool(FileDescriptor memfd, Options options, size_t page_bytes);
   void Quarantine(uint32_t begin, uint32_t end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartTouching(uint32_t thread_count);
   absl::StatusOr<std::vector<Extent>> TryAllocate(std::span<const size_t> sizes_bytes);
@@ -126,6 +128,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void Free(ExtentRef extent);
 
   const FileDescriptor memfd_;
+  const Mapping mapping_;
   std::byte* const base_;
   const size_t capacity_bytes_;
   const size_t page_bytes_;

@@ -35,6 +35,14 @@ uint64_t HeapBytes(size_t capacity_bytes) {
                     kMostHeapBytes);
 }
 
+absl::Status KeepPool(DescriptorKeeper& keeper, const std::string& name,
+                      const FileDescriptor& memory, bool strict) {
+  if (!strict) return keeper.Keep(name, memory.get());
+  absl::Status status = keeper.KeepMapped(name, memory.get());
+  if (!status.ok()) return status;
+  return SealMemfd(memory, LaterWriters::kNever);
+}
+
 }  // namespace
 
 absl::Status StoreImpl::Open() {
@@ -71,6 +79,7 @@ absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
       RecordTable::Open(engine_->options.exec, keeper.Take(record.table_name()), ShapeOf(record));
   if (!table.ok()) return table.status();
   const FileDescriptor memory = keeper.Take(record.pool_name());
+  Mapping mapping = keeper.TakeMapping(record.pool_name());
   Pool::Options options = PoolOptions(record.spec.capacity_bytes);
   options.memory = memory.get();
   options.records = *table;
@@ -78,7 +87,14 @@ absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
   if (!memory.valid() || SizeOf(memory) < options.capacity_bytes) {
     return absl::DataLossError("the pool is missing or too short");
   }
-  auto pool = Pool::Create(options);
+  if (NeverHasLaterWriters(memory) != options.strict) {
+    return absl::DataLossError("the pool was made with another strict_memory");
+  }
+  if (options.strict && mapping.size_bytes() < options.capacity_bytes) {
+    return absl::DataLossError("the pool is strict, and its mapping is gone");
+  }
+  options.mapping = std::move(mapping);
+  auto pool = Pool::Create(std::move(options));
   if (!pool.ok()) return pool.status();
   auto cache = std::make_shared<const Cache>(record.cache_id, record.tenant, record.spec,
                                              *std::move(pool), engine_.get(), *table);
@@ -123,12 +139,13 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeMemory(std::string_v
   Pool::Options options = PoolOptions(spec.capacity_bytes);
   options.quota_bytes = spec.quota_bytes;
   if (spec.capacity_bytes > kMinExtentBytes << kMaxExtentOrder) {
-    return Pool::Create(options).status();  // which names the limit
+    return Pool::Create(std::move(options)).status();  // which names the limit
   }
   const uint64_t cache_id = NewId();
   DescriptorKeeper* keeper = engine_->options.keeper;
-  if (keeper == nullptr || options.strict) {  // nobody could map a strict pool again for writing
-    auto pool = Pool::Create(options);
+  // Nobody could map a strict pool again for writing.
+  if (keeper == nullptr || (options.strict && !keeper->keeps_mappings())) {
+    auto pool = Pool::Create(std::move(options));
     if (!pool.ok()) return pool.status();
     return std::make_shared<const Cache>(cache_id, std::string(tenant), spec, *std::move(pool),
                                          engine_.get());
@@ -143,16 +160,19 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeMemory(std::string_v
   const RecordTable::Shape shape = ShapeOf(record);
   auto table = RecordTable::Create(engine_->options.exec, *keeper, record.table_name(), shape);
   if (!table.ok()) return table.status();
-  auto memory = keeper->CreateMemory(record.pool_name().c_str(),
-                                     size_t{shape.unit_count} << kExtentUnitShift);
+  const std::string name = record.pool_name();
+  const size_t size_bytes = size_t{shape.unit_count} << kExtentUnitShift;
+  const bool strict = options.strict;
+  auto memory = strict ? CreateMemfd(name.c_str(), size_bytes)  // without its last seal
+                       : keeper->CreateMemory(name.c_str(), size_bytes);
   if (!memory.ok()) return memory.status();
   options.memory = memory->get();
   options.records = *table;
-  auto pool = Pool::Create(options);
+  auto pool = Pool::Create(std::move(options));
   if (!pool.ok()) return pool.status();
-  // Kept before they are written down: a record always finds its memory.
-  absl::Status status = keeper->Keep(record.pool_name(), memory->get());
+  absl::Status status = KeepPool(*keeper, name, *memory, strict);
   if (status.ok()) status = keeper->Keep(record.table_name(), (*table)->descriptor());
+  // Written down when it is kept: a record always finds its memory.
   if (status.ok()) status = root_->AddCache(record);
   if (!status.ok()) {
     for (const std::string& name : {record.pool_name(), record.table_name()}) {

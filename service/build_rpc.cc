@@ -110,7 +110,12 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
                  const auto self = weak.lock();
                  if (!expired || self == nullptr) return;
                  absl::MutexLock lock(&self->mutex_);
-                 if (!self->finished_) self->call_.context->TryCancel();
+                 if (self->finished_) return;
+                 self->log_.Warning("progress_not_read",
+                                    {{"sequence_id", self->sequence_id_},
+                                     {"session", self->call_.session.id},
+                                     {"unread", self->unread_.size()}});
+                 self->call_.context->TryCancel();
                });
   }
 

@@ -1,11 +1,17 @@
 // pqcached: one program, a supervisor and the worker that it starts.
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kvstore/file_keeper.h"
@@ -71,14 +77,25 @@ absl::StatusOr<Claims> TakeClaims(const Config& config) {
   return claims;
 }
 
-Supervisor::Options SupervisorOptionsOf(const Config& config, int argc, const char* const* argv,
+// What starts this program again: links are followed anew, and nothing is taken over.
+std::vector<std::string> CommandOf(int argc, const char* const* argv) {
+  std::vector<std::string> command = {ProgramPath(argv[0])};
+  for (int i = 1; i < argc; ++i) {
+    if (std::string(argv[i]) != kTakeOverFlag) command.emplace_back(argv[i]);
+  }
+  return command;
+}
+
+Supervisor::Options SupervisorOptionsOf(const Config& config, std::vector<std::string> command,
                                         const Claims& claims) {
   Supervisor::Options options;
-  options.command.push_back(ProgramPath(argv[0]));
-  for (int i = 1; i < argc; ++i) {
-    if (std::string(argv[i]) != kTakeOverFlag) options.command.emplace_back(argv[i]);
-  }
+  options.command = std::move(command);
   options.command.emplace_back(kWorkerFlag);
+  if (config.strict_memory) {
+    options.work = [&config](KeptMappings mappings) {
+      return RunWorker(config, /*claimed=*/true, std::move(mappings));
+    };
+  }
   options.max_kept = MaxKeptOf(config);
   options.max_failed_recoveries = config.max_failed_recoveries;
   options.watchdog_timeout = config.watchdog_timeout;
@@ -105,8 +122,9 @@ Supervisor::Options SupervisorOptionsOf(const Config& config, int argc, const ch
   return options;
 }
 
-int Supervise(const Config& config, const CommandLine& command_line, int argc,
-              const char* const* argv) {
+// The exit status; nothing where this program is to be started anew.
+std::optional<int> Supervise(const Config& config, const CommandLine& command_line,
+                             const std::vector<std::string>& command) {
   RaiseDescriptorLimit();
   const absl::StatusOr<std::unique_ptr<Log>> log = Log::Open(config.log_level, config.log_file);
   if (!log.ok()) return Fail(log.status(), kExitBadConfig);
@@ -132,12 +150,24 @@ int Supervise(const Config& config, const CommandLine& command_line, int argc,
   const absl::StatusOr<std::unique_ptr<NotifySocket>> socket =
       NotifySocket::Bind(SupervisorPath(config));
   if (!socket.ok()) return Fail(socket.status(), kExitFailed);
-  Supervisor::Options options = SupervisorOptionsOf(config, argc, argv, *claims);
+  Supervisor::Options options = SupervisorOptionsOf(config, command, *claims);
   options.above_watchdog_timeout = WatchdogTimeout(environment);
   Supervisor supervisor(std::move(options), **socket, above->get(), std::move(kept), **log);
   Supervisor::Outcome outcome = supervisor.Run();
   successor = std::move(outcome.successor);
+  if (outcome.start_anew) return std::nullopt;
   return outcome.exit_code;
+}
+
+// In place of this process, with nothing of it. Returns only when that fails.
+int StartAnew(std::vector<std::string> command) {
+  std::vector<char*> pointers;
+  for (std::string& argument : command) pointers.push_back(argument.data());
+  pointers.push_back(nullptr);
+  for (const char* each : {"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"}) unsetenv(each);
+  execv(pointers[0], pointers.data());
+  std::fprintf(stderr, "error: cannot execute %s: %s\n", pointers[0], std::strerror(errno));
+  return kExitFailed;
 }
 
 int Main(int argc, const char* const* argv) {
@@ -157,7 +187,9 @@ int Main(int argc, const char* const* argv) {
       break;
   }
   if (!config->supervise) return RunWorker(*config, /*claimed=*/false);
-  return Supervise(*config, command_line, argc, argv);
+  const std::vector<std::string> command = CommandOf(argc, argv);
+  const std::optional<int> exit_code = Supervise(*config, command_line, command);
+  return exit_code.has_value() ? *exit_code : StartAnew(command);
 }
 
 }  // namespace

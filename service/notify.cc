@@ -158,14 +158,31 @@ absl::Status Notifier::Barrier() const {
 }
 
 absl::Status Notifier::Keep(std::string_view name, int descriptor) {
-  return Store(name, descriptor, /*wait=*/true);
+  return Store(name, descriptor, "", /*wait=*/true);
+}
+
+absl::Status Notifier::KeepMapped(std::string_view name, int descriptor) {
+  return Store(name, descriptor, absl::StrCat(kMapField, "=1\n"), /*wait=*/true);
+}
+
+void Notifier::Inherit(KeptMappings mappings) {
+  absl::MutexLock lock(&mutex_);
+  keeps_mappings_ = true;
+  mappings_ = std::move(mappings);
+}
+
+kvstore::Mapping Notifier::TakeMapping(std::string_view name) {
+  absl::MutexLock lock(&mutex_);
+  auto node = mappings_.extract(std::string(name));
+  return node.empty() ? kvstore::Mapping() : std::move(node.mapped());
 }
 
 absl::Status Notifier::Forward(std::string_view name, int descriptor) {
-  return Store(name, descriptor, /*wait=*/false);
+  return Store(name, descriptor, "", /*wait=*/false);
 }
 
-absl::Status Notifier::Store(std::string_view name, int descriptor, bool wait) {
+absl::Status Notifier::Store(std::string_view name, int descriptor, absl::string_view fields,
+                             bool wait) {
   if (!kvstore::IsKeeperName(name)) {
     return absl::InvalidArgumentError("name: must be 1..200 bytes of [A-Za-z0-9._-]");
   }
@@ -187,7 +204,8 @@ absl::Status Notifier::Store(std::string_view name, int descriptor, bool wait) {
     kept_.emplace(key, *std::move(copy));
     name_bytes_ += key.size() + 1;
   }
-  absl::Status status = SendWith(absl::StrCat("FDSTORE=1\nFDNAME=", key, "\nFDPOLL=0"), descriptor);
+  absl::Status status =
+      SendWith(absl::StrCat("FDSTORE=1\n", fields, "FDNAME=", key, "\nFDPOLL=0"), descriptor);
   if (status.ok() && wait) status = Barrier();
   if (!status.ok()) Release(key).IgnoreError();
   return status;
@@ -202,6 +220,7 @@ absl::Status Notifier::Release(std::string_view name) {
     if (node.empty()) return absl::OkStatus();
     held = std::move(node.mapped());
     name_bytes_ -= key.size() + 1;
+    mappings_.erase(key);
   }
   return Send(absl::StrCat("FDSTOREREMOVE=1\nFDNAME=", key));
 }

@@ -28,6 +28,10 @@
 namespace pqcached::service {
 
 using KeptDescriptors = std::map<std::string, kvstore::FileDescriptor, std::less<>>;
+using KeptMappings = std::map<std::string, kvstore::Mapping, std::less<>>;
+
+// "1" asks a supervisor of pqcached to map what it keeps.
+inline constexpr char kMapField[] = "PQCACHED_MAP";
 
 // The first of the descriptors that a supervisor hands over.
 inline constexpr int kFirstListenDescriptor = 3;
@@ -52,11 +56,18 @@ class Notifier final : public kvstore::DescriptorKeeper {
       const Environment& environment, absl::Duration timeout = absl::Seconds(5));
   explicit Notifier(Options options);
 
+  // The other side keeps mappings, too; this process has these of it.
+  // REQUIRES: called before this object is shared.
+  void Inherit(KeptMappings mappings);
+
   // "READY=1", "STATUS=..." and so on, several in lines. Errors: kUnavailable
   absl::Status Send(absl::string_view message) const;
 
   // See DescriptorKeeper.
   absl::Status Keep(std::string_view name, int descriptor) override;
+  bool keeps_mappings() const override { return keeps_mappings_; }
+  absl::Status KeepMapped(std::string_view name, int descriptor) override;
+  kvstore::Mapping TakeMapping(std::string_view name) override;
   absl::Status Release(std::string_view name) override;
   kvstore::FileDescriptor Take(std::string_view name) const override;
   std::vector<std::string> Names() const override;
@@ -68,15 +79,18 @@ class Notifier final : public kvstore::DescriptorKeeper {
   KeptDescriptors TakeAll();
 
  private:
-  absl::Status Store(std::string_view name, int descriptor, bool wait);
+  // `fields`: more of the message's lines, each with its end.
+  absl::Status Store(std::string_view name, int descriptor, absl::string_view fields, bool wait);
   absl::Status SendWith(absl::string_view message, int descriptor) const;
   // Returns when the other side has taken all that was sent before.
   absl::Status Barrier() const;
 
   const Options options_;  // without `kept`
   const kvstore::FileDescriptor socket_;
+  bool keeps_mappings_ = false;
   mutable absl::Mutex mutex_;
   KeptDescriptors kept_ ABSL_GUARDED_BY(mutex_);
+  KeptMappings mappings_ ABSL_GUARDED_BY(mutex_);
   size_t name_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

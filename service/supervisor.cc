@@ -58,7 +58,7 @@ Supervisor::Supervisor(Options options, NotifySocket& socket, Notifier* above, K
       log_(log),
       signals_(BlockAndReadSignals()),
       pause_(options_.first_pause) {
-  for (auto& [name, descriptor] : kept) Keep(name, std::move(descriptor));
+  for (auto& [name, descriptor] : kept) Keep(name, std::move(descriptor), /*map=*/false);
 }
 
 Supervisor::~Supervisor() {
@@ -119,7 +119,9 @@ void Supervisor::Start() {
                                 .notify_socket = socket_.path(),
                                 .kept = kept_,
                                 .max_kept = options_.max_kept,
-                                .watchdog_timeout = options_.watchdog_timeout});
+                                .watchdog_timeout = options_.watchdog_timeout,
+                                .work = options_.work,
+                                .mappings = mappings_});
   if (worker_ < 0) {
     log_.Error("worker_not_started", {{"message", std::strerror(errno)}});
     worker_ = 0;
@@ -206,6 +208,11 @@ void Supervisor::OnWorkerEnded(int status) {
       HandOver();
       return;
     case Intent::kRestart:
+      if (options_.work) {  // a fork would be the old program
+        DropKept();
+        outcome_.emplace().start_anew = true;
+        return;
+      }
       pause_ = options_.first_pause;
       failed_ = 0;
       Start();
@@ -259,7 +266,10 @@ void Supervisor::DropKept() {
 }
 
 void Supervisor::HandOver() {
+  KeptDescriptors stay;  // of no use without their mappings
+  for (const auto& [name, mapping] : mappings_) stay.insert(kept_.extract(name));
   const absl::Status status = SendKept(successor_.get(), kept_);
+  kept_.merge(stay);
   if (status.ok()) {
     log_.Info("handed_over", {{"descriptors", kept_.size()}});
     Finish(0);
@@ -298,7 +308,7 @@ void Supervisor::OnMessages() {
 void Supervisor::OnWorkerMessage(Notification& message) {
   const std::string name = message.Get("FDNAME");
   if (message.Says("FDSTORE", "1") && message.descriptors.size() == 1) {
-    Keep(name, std::move(message.descriptors[0]));
+    Keep(name, std::move(message.descriptors[0]), message.Says(kMapField, "1"));
   }
   if (message.Says("FDSTOREREMOVE", "1")) Release(name);
   if (const std::string status = message.Get("STATUS"); !status.empty()) {
@@ -338,7 +348,7 @@ void Supervisor::OnTakeOver(Notification& message) {
   Stop(Intent::kHandOver);
 }
 
-void Supervisor::Keep(const std::string& name, FileDescriptor descriptor) {
+void Supervisor::Keep(const std::string& name, FileDescriptor descriptor, bool map) {
   if (!kvstore::IsKeeperName(name) || kept_.size() >= options_.max_kept ||
       name_bytes_ + name.size() + 1 > kMaxNameBytes) {
     log_.Error("descriptor_not_kept", {{"name", name}, {"kept_descriptors", kept_.size()}});
@@ -347,12 +357,22 @@ void Supervisor::Keep(const std::string& name, FileDescriptor descriptor) {
   const auto [place, added] = kept_.try_emplace(name, std::move(descriptor));
   if (!added) return;
   name_bytes_ += name.size() + 1;
+  if (map) {
+    auto mapping = kvstore::Mapping::MapAligned(place->second, kvstore::SizeOf(place->second));
+    if (mapping.ok()) {
+      mappings_.emplace(name, *std::move(mapping));
+    } else {
+      log_.Error("mapping_not_kept", {{"name", name}, {"message", mapping.status().message()}});
+    }
+    return;
+  }
   if (above_ != nullptr) above_->Forward(name, place->second.get()).IgnoreError();
 }
 
 void Supervisor::Release(const std::string& name) {
   if (kept_.erase(name) == 0) return;
   name_bytes_ -= name.size() + 1;
+  if (mappings_.erase(name) != 0) return;
   if (above_ != nullptr) above_->Release(name).IgnoreError();
 }
 

@@ -12,6 +12,10 @@
 //                     goes on with what is kept
 //   take-over         (take_over.h) stops the worker and hands what is kept to another supervisor
 //
+// Memory that nobody may map again for writing (strict_memory) survives a worker only in a mapping of the
+// supervisor's: then workers are forks of it (Options::work), on SIGHUP nothing goes on and the supervisor
+// is started anew itself, and a take-over leaves such memory behind.
+//
 // Single-thread, and no other thread may be in the process. If it is killed, the kernel kills its worker.
 #ifndef PQCACHED_SERVICE_SUPERVISOR_H_
 #define PQCACHED_SERVICE_SUPERVISOR_H_
@@ -30,12 +34,14 @@
 #include "service/log.h"
 #include "service/notify.h"
 #include "service/notify_socket.h"
+#include "service/worker_process.h"
 
 namespace pqcached::service {
 
 class Supervisor {
  public:
   struct Options {
+    ForkedWork work = {};              // of a worker that is a fork; empty: `command` is executed
     std::vector<std::string> command;  // of the worker; the first is the path that is executed
     size_t max_kept = 4096;            // descriptors
     uint32_t max_failed_recoveries = 5;
@@ -56,6 +62,7 @@ class Supervisor {
 
   struct Outcome {
     int exit_code = 0;
+    bool start_anew = false;  // this program, in place of this process
     // Where it is valid: another supervisor has all that was kept, and goes on when this is closed,
     // which must be after this process has given up its claims.
     kvstore::FileDescriptor successor;
@@ -91,7 +98,7 @@ class Supervisor {
   void Pause();
   void HandOver();
   void Finish(int exit_code);
-  void Keep(const std::string& name, kvstore::FileDescriptor descriptor);
+  void Keep(const std::string& name, kvstore::FileDescriptor descriptor, bool map);
   void Release(const std::string& name);
   void DropKept();
   void EndSessions();
@@ -106,6 +113,7 @@ class Supervisor {
   const Log& log_;
   kvstore::FileDescriptor signals_;
   KeptDescriptors kept_;
+  KeptMappings mappings_;  // of some of them
   size_t name_bytes_ = 0;
   pid_t worker_ = 0;  // 0 = none
   State state_ = State::kPausing;

@@ -66,12 +66,15 @@ struct Keepers {
   }
 };
 
-absl::StatusOr<Keepers> OpenKeepers(const Config& config) {
+absl::StatusOr<Keepers> OpenKeepers(const Config& config, std::optional<KeptMappings> mappings) {
   Keepers keepers;
   absl::StatusOr<std::unique_ptr<Notifier>> notifier =
       Notifier::FromEnvironment(ProcessEnvironment());
   if (!notifier.ok()) return notifier.status();
   keepers.notifier = *std::move(notifier);
+  if (keepers.notifier != nullptr && mappings.has_value()) {
+    keepers.notifier->Inherit(*std::move(mappings));
+  }
   if (config.pool_directory.empty()) return keepers;
   absl::StatusOr<std::unique_ptr<kvstore::FileKeeper>> files =
       kvstore::FileKeeper::Open(config.pool_directory);
@@ -148,9 +151,9 @@ absl::Duration StopTimeoutOf(const Config& config) {
   return config.shutdown_timeout + kShutdownGrace + kEndGrace;
 }
 
-int RunWorker(const Config& config, bool claimed) {
+int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> mappings) {
   const sigset_t signals = BlockSignals();
-  const absl::StatusOr<Keepers> keepers = OpenKeepers(config);
+  const absl::StatusOr<Keepers> keepers = OpenKeepers(config, std::move(mappings));
   if (!keepers.ok()) return Fail(keepers.status(), kExitBadConfig);
   absl::StatusOr<std::unique_ptr<Log>> log = Log::Open(config.log_level, config.log_file);
   if (!log.ok()) return Fail(log.status(), kExitBadConfig);

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -74,7 +75,16 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
   return pointers;
 }
 
-[[noreturn]] void Execute(const WorkerProcess& worker, pid_t supervisor) {
+// In the child; what this process has opened is closed there, and nothing of it is destroyed.
+[[noreturn]] void Work(const WorkerProcess& worker, std::vector<std::string> environment) {
+  std::vector<char*> variables = Pointers(environment);
+  environ = variables.data();
+  const int status = worker.work(std::move(worker.mappings));
+  std::fflush(nullptr);
+  _exit(status);
+}
+
+[[noreturn]] void Become(const WorkerProcess& worker, pid_t supervisor) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != supervisor) _exit(kCannotExecute);  // it has ended already
   sigset_t none;
@@ -83,6 +93,7 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
   std::vector<std::string> command = worker.command;
   std::vector<std::string> environment = EnvironmentOf(worker);
   if (PlaceDescriptors(worker.kept)) {
+    if (worker.work) Work(worker, std::move(environment));
     execve(command[0].c_str(), Pointers(command).data(), Pointers(environment).data());
   }
   std::fprintf(stderr, "error: cannot execute %s: %s\n", command[0].c_str(), std::strerror(errno));
@@ -94,7 +105,7 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
 pid_t StartWorkerProcess(const WorkerProcess& worker) {
   const pid_t supervisor = getpid();
   const pid_t pid = fork();
-  if (pid == 0) Execute(worker, supervisor);
+  if (pid == 0) Become(worker, supervisor);
   return pid;
 }
 

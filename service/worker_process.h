@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,12 +16,18 @@
 
 namespace pqcached::service {
 
+// What a worker runs that is no program of its own but a fork of this process, with what that has
+// mapped. Returns its exit status.
+using ForkedWork = std::function<int(KeptMappings mappings)>;
+
 struct WorkerProcess {
   const std::vector<std::string>& command;  // the first is the path that is executed
   const std::string& notify_socket;
   const KeptDescriptors& kept;
   size_t max_kept = 0;
   absl::Duration watchdog_timeout = absl::ZeroDuration();  // zero = none
+  const ForkedWork& work;                                  // empty: `command` is executed
+  KeptMappings& mappings;  // for `work`; they stay with this process
 };
 
 // The worker's pid; -1 and errno when there is none. It is killed when this process ends. What cannot

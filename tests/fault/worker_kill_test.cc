@@ -56,7 +56,13 @@ class Killer {
   std::thread thread_;
 };
 
-class WorkerKillTest : public ::testing::TestWithParam<pqc_path_choice> {};
+struct Way {
+  const char* name;
+  pqc_path_choice path;
+  bool strict = false;
+};
+
+class WorkerKillTest : public ::testing::TestWithParam<Way> {};
 
 TEST_P(WorkerKillTest, LosesNothingThatWasAcknowledged) {
   const int supervisors = FaultCount(1, 50);
@@ -65,11 +71,11 @@ TEST_P(WorkerKillTest, LosesNothingThatWasAcknowledged) {
   Left all_left;
   for (int round = 0; round < supervisors; ++round) {
     SCOPED_TRACE(round);
-    const auto seed = static_cast<uint32_t>(round) * 2 + static_cast<uint32_t>(GetParam());
-    Daemon daemon;
+    const auto seed = static_cast<uint32_t>(round) * 2 + static_cast<uint32_t>(GetParam().path);
+    Daemon daemon({"--strict-memory", GetParam().strict ? "true" : "false"});
     Client admin = daemon.OpenClient("default", PQC_PATH_ONLY_REMOTE);
     {
-      Engine engine({.endpoint = daemon.endpoint(), .path = GetParam(), .seed = seed});
+      Engine engine({.endpoint = daemon.endpoint(), .path = GetParam().path, .seed = seed});
       for (int i = 0; i < 20; ++i) engine.Act();
       Killer killer(daemon.process().pid(), seed);
       while (!killer.done()) {
@@ -94,10 +100,10 @@ TEST_P(WorkerKillTest, LosesNothingThatWasAcknowledged) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, WorkerKillTest,
-                         ::testing::Values(PQC_PATH_ONLY_LOCAL, PQC_PATH_ONLY_REMOTE),
-                         [](const auto& path) {
-                           return path.param == PQC_PATH_ONLY_LOCAL ? "Local" : "Remote";
-                         });
+                         ::testing::Values(Way{"Local", PQC_PATH_ONLY_LOCAL},
+                                           Way{"Remote", PQC_PATH_ONLY_REMOTE},
+                                           Way{"LocalStrict", PQC_PATH_ONLY_LOCAL, true}),
+                         [](const auto& way) { return std::string(way.param.name); });
 
 // The documented end: without its supervisor a worker is killed, and what it held is gone.
 TEST(SupervisorKillTest, TakesItsWorkerAlongAndANewDaemonServesTheSocket) {

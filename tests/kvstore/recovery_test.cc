@@ -293,7 +293,7 @@ TEST_F(Recovery, DropsAnIndexThatWasHalfBuilt) {
   ASSERT_TRUE(next.store->BuildIndex(kTenant, id, {.index = Pq(2, 4), .iterations = 2}, {}).ok());
 }
 
-TEST_F(Recovery, LeavesStrictPoolsBehind) {
+TEST_F(Recovery, LeavesStrictPoolsBehindWhereNoMappingIsKept) {
   StoreOptions options = Options(keeper_);
   options.strict_memory = true;
   options.max_pool_bytes = size_t{2} << 30;

@@ -1,4 +1,5 @@
 // The whole daemon when its worker ends in one way or another: what its clients see, and what goes on.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <poll.h>
 #include <signal.h>
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "kvstore/memfd.h"
 #include "tests/service/broker_fixture.h"
 #include "tests/service/daemon_process.h"
 #include "tests/service/rpc_fixture.h"
@@ -136,6 +138,65 @@ TEST_F(RestartTest, WhatWasAcknowledgedIsThereAfterEachEndOfAWorker) {
   auto next = std::make_unique<Daemon>(Arguments({"--take-over"}));
   ASSERT_TRUE(next->AwaitOutput(kReady)) << next->output();
   EXPECT_TRUE(Rows(token, sequence_id, kTokens) == rows) << "after a take-over";
+}
+
+// How many of a process's pools could be mapped for writing by whoever may open its descriptors.
+int WritablePools(pid_t process, int* pools) {
+  int writable = 0;
+  *pools = 0;
+  const std::filesystem::path descriptors = "/proc/" + std::to_string(process) + "/fd";
+  for (const auto& entry : std::filesystem::directory_iterator(descriptors)) {
+    std::error_code error;
+    const std::string target = std::filesystem::read_symlink(entry.path(), error);
+    if (target.find("memfd:pool-") == std::string::npos) continue;
+    ++*pools;
+    const kvstore::FileDescriptor opened(open(entry.path().c_str(), O_RDWR | O_CLOEXEC));
+    writable += kvstore::Mapping::MapAligned(opened, 4096).ok() ? 1 : 0;
+  }
+  return writable;
+}
+
+TEST_F(RestartTest, AStrictPoolOutlivesItsWorkersAndStaysStrict) {
+  constexpr uint64_t kTokens = 300;
+  Daemon daemon(Arguments({"--segment-tokens", "128", "--strict-memory", "true"}));
+  ASSERT_TRUE(daemon.AwaitOutput(kReady)) << daemon.output();
+  TestClient client(endpoint());
+  const std::string token = client.token();
+  const uint64_t sequence_id = client.Filled(kTokens);
+  const std::string rows = Rows(token, sequence_id, kTokens);
+  for (int round = 0; round < 2; ++round) {
+    KillWorker(daemon);
+    ASSERT_TRUE(daemon.AwaitMore(kReady)) << daemon.output();
+    EXPECT_TRUE(Rows(token, sequence_id, kTokens) == rows) << "after kill " << round;
+    int pools = 0;
+    EXPECT_EQ(WritablePools(daemon.WorkerPid(), &pools), 0);
+    EXPECT_GT(pools, 0) << "the worker has none";
+  }
+  TestClient second(endpoint());
+  second.Filled(kTokens);  // the memory can still be written by its worker
+
+  daemon.Signal(SIGHUP);
+  ASSERT_TRUE(daemon.AwaitMore(kReady)) << daemon.output();
+  EXPECT_EQ(Use(token).error_code(), grpc::StatusCode::UNAUTHENTICATED) << "it starts empty";
+  TestClient fresh(endpoint());
+  fresh.Filled(kTokens);
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(daemon.Wait(), 0) << daemon.output();
+  EXPECT_TRUE(std::filesystem::is_empty(directory_)) << "nothing is left behind";
+}
+
+TEST_F(RestartTest, ATakeOverLeavesStrictPoolsBehind) {
+  Daemon old_daemon(Arguments({"--strict-memory", "true"}));
+  ASSERT_TRUE(old_daemon.AwaitOutput(kReady));
+  TestClient client(endpoint());
+  const std::string token = client.token();
+  const uint64_t sequence_id = client.Filled(100);
+  Daemon new_daemon(Arguments({"--strict-memory", "true", "--take-over"}));
+  ASSERT_TRUE(new_daemon.AwaitOutput(kReady)) << new_daemon.output();
+  EXPECT_EQ(old_daemon.Wait(), 0) << old_daemon.output();
+  EXPECT_THAT(Rows(token, sequence_id, 100), HasSubstr("sequence_id")) << "it is not found";
+  TestClient fresh(endpoint());
+  fresh.Filled(100);
 }
 
 TEST_F(RestartTest, ATokenIsGoodBeforeItsSessionIsResumed) {

@@ -13,6 +13,18 @@ absl::Status NoLease(uint64_t lease_id) {
   return absl::NotFoundError(absl::StrCat("no lease ", lease_id));
 }
 
+absl::StatusOr<AttachedSequence> Show(Lease& lease, uint64_t known_version) {
+  if (lease.revoked()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("lease: ", lease.lease_id(), " is revoked; detach, and attach anew"));
+  }
+  auto image = lease.Refresh(known_version);
+  if (!image.ok()) return image.status();
+  return AttachedSequence{.lease_id = lease.lease_id(),
+                          .word_index = lease.word_index(),
+                          .attachment = *std::move(image)};
+}
+
 }  // namespace
 
 LocalSessions::~LocalSessions() {
@@ -150,22 +162,21 @@ absl::StatusOr<AttachedSequence> LocalSessions::Attach(std::shared_ptr<const Cac
                                                        std::string_view session,
                                                        const LeaseState& state) {
   const uint64_t sequence_id = sequence->sequence_id();
-  auto lease = state.lease_id == 0 ? Begin(std::move(cache), std::move(sequence), session)
-                                   : FindLease(session, state.lease_id);
+  if (state.lease_id == 0) {
+    const auto lease = Begin(std::move(cache), std::move(sequence), session);
+    if (!lease.ok()) return lease.status();
+    auto attached = Show(**lease, 0);
+    // Nobody has been told of it.
+    if (!attached.ok()) Detach(session, (*lease)->lease_id()).IgnoreError();
+    return attached;
+  }
+  const auto lease = FindLease(session, state.lease_id);
   if (!lease.ok()) return lease.status();
   if ((*lease)->sequence_id() != sequence_id) {
     return absl::InvalidArgumentError(absl::StrCat("lease: ", state.lease_id, " is of sequence ",
                                                    (*lease)->sequence_id(), ", not ", sequence_id));
   }
-  if ((*lease)->revoked()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("lease: ", state.lease_id, " is revoked; detach, and attach anew"));
-  }
-  auto image = (*lease)->Refresh(state.lease_id == 0 ? 0 : state.known_version);
-  if (!image.ok()) return image.status();
-  return AttachedSequence{.lease_id = (*lease)->lease_id(),
-                          .word_index = (*lease)->word_index(),
-                          .attachment = *std::move(image)};
+  return Show(**lease, state.known_version);
 }
 
 absl::StatusOr<VersionedImage> LocalSessions::Refresh(std::string_view session,

@@ -175,8 +175,8 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeMemory(std::string_v
   // Written down when it is kept: a record always finds its memory.
   if (status.ok()) status = root_->AddCache(record);
   if (!status.ok()) {
-    for (const std::string& name : {record.pool_name(), record.table_name()}) {
-      status.Update(keeper->Release(name));
+    for (const std::string& each : {record.pool_name(), record.table_name()}) {
+      status.Update(keeper->Release(each));
     }
     return status;
   }

@@ -164,11 +164,11 @@ absl::Status IngestMessage::Parse(grpc::ByteBuffer* received) {
 }
 
 absl::StatusOr<kvstore::LayerRows> IngestMessage::Rows(uint64_t max_bytes) const {
-  absl::StatusOr<kvstore::LayerRows> rows =
-      LayerRowsOf(request_.chunk().rows(), "chunk.rows", max_bytes);
+  const v1::LayerRows& from = request_.chunk().rows();
+  absl::StatusOr<kvstore::LayerRows> rows = LayerRowsOf(from, "chunk.rows", max_bytes);
   if (!rows.ok()) return rows;
-  Place(keys_, &rows->keys);
-  Place(values_, &rows->values);
+  if (from.keys().has_inline_data()) Place(keys_, &rows->keys);
+  if (from.values().has_inline_data()) Place(values_, &rows->values);
   return rows;
 }
 

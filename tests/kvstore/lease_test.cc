@@ -468,6 +468,7 @@ TEST(Lease, AttachingDetachingAndEndingMeetWritersAtWork) {
   NumberedSequence sequence;
   ASSERT_TRUE(sequence.Append(0, 1).ok());
   Store& store = sequence.base().store();
+  std::atomic<bool> dropping = false;
   std::atomic<bool> done = false;
   std::vector<std::thread> clients;
   for (int i = 0; i < 3; ++i) {
@@ -476,9 +477,15 @@ TEST(Lease, AttachingDetachingAndEndingMeetWritersAtWork) {
         MappedClient client(store, sequence.base().cache_id(),
                             "client#" + std::to_string(i) + "." + std::to_string(round));
         const absl::Status attached = client.Attach(sequence.id());
-        if (attached.code() == StatusCode::kNotFound) return;  // dropped
-        EXPECT_TRUE(attached.ok()) << attached;
-        EXPECT_TRUE(client.Refresh().ok());
+        if (!attached.ok()) {
+          EXPECT_TRUE(dropping.load()) << attached;
+          for (const LeaseInfo& lease : store.ListLeases()) {
+            EXPECT_NE(lease.session, client.session()) << "what nobody was told of is held";
+          }
+          return;
+        }
+        const absl::Status refreshed = client.Refresh();
+        EXPECT_TRUE(refreshed.ok() || dropping.load()) << refreshed;
         EXPECT_TRUE(round % 2 == 0 || client.Detach().ok());
         store.DropSession(client.session());
         EXPECT_EQ(client.page().boot_word.load(), 0u);
@@ -491,6 +498,7 @@ TEST(Lease, AttachingDetachingAndEndingMeetWritersAtWork) {
       EXPECT_TRUE(store.TruncateSequence(kTenant, sequence.id(), first + 9).ok());
     }
   }
+  dropping = true;
   EXPECT_TRUE(store.DropSequence(kTenant, sequence.id()).ok());
   done = true;
   for (std::thread& client : clients) client.join();

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -55,6 +57,16 @@ class LifecycleTest : public RpcTest {
       std::this_thread::yield();
     }
     EXPECT_EQ(DumpButTail(client, sequence_id), wanted) << "the build left something behind";
+  }
+
+  // Until a file has the text.
+  static void AwaitText(const std::string& path, const std::string& text) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    for (std::string all; all.find(text) == std::string::npos; std::this_thread::yield()) {
+      ASSERT_LT(std::chrono::steady_clock::now(), until) << all;
+      std::ifstream file(path);
+      all.assign(std::istreambuf_iterator<char>(file), {});
+    }
   }
 
   // Until no writer has the sequence: truncating to where it ends changes nothing.

@@ -99,6 +99,42 @@ TEST_F(LifecycleTest, ABuildWhoseProgressNobodyReadsGoesOn) {
   EXPECT_EQ(progress.iterations(), kReports) << "the newest is never left out";
 }
 
+TEST_F(LifecycleTest, ACallerThatDoesNotReadWhatIsLeftOfTheProgressIsCutOff) {
+  hooks_.on_progress = [](kvstore::BuildProgress progress, const auto& pass_on) {
+    for (uint32_t i = 1; i <= 20'000; ++i) {
+      progress.iterations = i;
+      if (!pass_on(progress)) return false;
+    }
+    return true;
+  };
+  const std::string log = directory_ / "log";
+  StartHooked([&](Config& config) {
+    config.stream_timeout = absl::Milliseconds(200);
+    config.log_level = "warning";
+    config.log_file = log;
+  });
+  const auto client = Connect();
+  const uint64_t sequence_id = client->Filled(100);
+  grpc::ChannelArguments arguments;  // a channel of its own, on which little may be under way
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1);
+  const auto kv = v1::KvCache::NewStub(
+      grpc::CreateCustomChannel(endpoint(), grpc::InsecureChannelCredentials(), arguments));
+  v1::BuildIndexRequest request;
+  request.set_sequence_id(sequence_id);
+  *request.mutable_index() = Pq(2, 4);
+  const auto context = client->Context();
+  const auto reader = kv->BuildIndex(context.get(), request);
+  AwaitText(log, "event=progress_not_read");
+  v1::BuildProgress progress;
+  while (reader->Read(&progress)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), StatusCode::CANCELLED);
+  EXPECT_EQ(Stats(*client).builds_in_flight(), 0u);
+  client->Ingest(sequence_id, 100, 10);
+}
+
 TEST_F(LifecycleTest, ABuildHearsBetweenReportsThatItsCallerHasGone) {
   absl::Notification begun;
   absl::Notification heard;

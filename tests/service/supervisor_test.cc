@@ -313,7 +313,9 @@ TEST(UnitTest, SystemdHoldsAsMuchAsTheDefaultsNeed) {
 TEST(WorkerProcessTest, SaysWhatCannotBeExecuted) {
   const KeptDescriptors none;
   const std::vector<std::string> command = {"/does/not/exist"};
-  const pid_t pid = StartWorkerProcess({.command = command, .notify_socket = "/x", .kept = none});
+  KeptMappings mappings;
+  const pid_t pid = StartWorkerProcess(
+      {.command = command, .notify_socket = "/x", .kept = none, .work = {}, .mappings = mappings});
   int status = 0;
   ASSERT_EQ(waitpid(pid, &status, 0), pid);
   EXPECT_EQ(WEXITSTATUS(status), 127);

@@ -111,10 +111,9 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
                  if (!expired || self == nullptr) return;
                  absl::MutexLock lock(&self->mutex_);
                  if (self->finished_) return;
-                 self->log_.Warning("progress_not_read",
-                                    {{"sequence_id", self->sequence_id_},
-                                     {"session", self->call_.session.id},
-                                     {"unread", self->unread_.size()}});
+                 self->log_.Warning("progress_not_read", {{"sequence_id", self->sequence_id_},
+                                                          {"session", self->call_.session.id},
+                                                          {"unread", self->unread_.size()}});
                  self->call_.context->TryCancel();
                });
   }

@@ -181,10 +181,10 @@ int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> ma
       {.claimed = claimed,
        .keepers = {.memory = keepers->memory(), .connections = keepers->notifier.get()}});
   if (!server.ok()) return Fail(server.status(), kExitFailed);
-  LogReady(config, **server, **log);
   if (notifier != nullptr) {
     notifier->Send(absl::StrCat("READY=1\nSTATUS=serving as ", getpid())).IgnoreError();
   }
+  LogReady(config, **server, **log);  // who reads it may count on the watchdog
 
   const int signal_number = AwaitSignal(signals, **server, notifier);
   if (notifier != nullptr) notifier->Send("STOPPING=1").IgnoreError();

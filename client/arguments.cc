@@ -283,6 +283,16 @@ pqc_status ReadSelection(const pqc_selection* from, pqc_selection* to) {
   return PQC_OK;
 }
 
+pqc_status CheckPositions(uint64_t first_position, uint64_t token_count) {
+  if (first_position <= kMaxSequenceTokens && token_count <= kMaxSequenceTokens - first_position) {
+    return PQC_OK;
+  }
+  return Fail(PQC_INVALID_ARGUMENT,
+              "first_position: %llu and %llu tokens, but a sequence has at most 2^30",
+              static_cast<unsigned long long>(first_position),
+              static_cast<unsigned long long>(token_count));
+}
+
 pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const LayerShape& shape,
                     const char* name, RowBlock* rows, const TensorPlace& place) {
   const FieldName<64> keys_name(name, "keys");

@@ -63,6 +63,9 @@ pqc_status ReadSelection(const pqc_selection* from, pqc_selection* to);
 pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const LayerShape& shape,
                     const char* name, RowBlock* rows, const TensorPlace& place = kOnHost);
 
+// That rows of a sequence may lie there.
+pqc_status CheckPositions(uint64_t first_position, uint64_t token_count);
+
 // Reads the queries of one or more tokens as [query_length, query_heads, key_dim].
 pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view);
 pqc_status CheckQueryLength(uint64_t length, const LayerShape& shape, const char* name);

@@ -12,6 +12,7 @@
 #include "client/handles.h"
 #include "client/local/broker.h"
 #include "client/local/session.h"
+#include "client/offload.h"
 #include "client/rpc_library.h"
 #include "client/sender.h"
 #include "client/step_thread.h"
@@ -232,6 +233,7 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
   ClearLastError();
   state->sender =
       std::make_unique<Sender>(*state->remote, state->local ? &state->local->staging() : nullptr);
+  state->offload = std::make_unique<Offload>(*state->remote);
   state->step_thread = std::make_unique<StepThread>();
   auto opened = std::make_unique<pqc_client>();
   opened->state = std::move(state);

@@ -9,6 +9,7 @@ set(sources
   gpu.cc
   handles.cc
   handover.cc
+  ingest_gpu.cc
   layer_rows.cc
   library.cc
   local/broker.cc
@@ -24,6 +25,7 @@ set(sources
   local/view.cc
   local/workers.cc
   merge.cc
+  offload.cc
   pack.cc
   query.cc
   rows.cc

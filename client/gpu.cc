@@ -9,6 +9,7 @@
 #include "client/arguments.h"
 #include "client/error.h"
 #include "client/library.h"
+#include "client/offload.h"
 
 namespace pqcached::client {
 namespace {
@@ -227,7 +228,12 @@ pqc_status pqc_gpu_open(pqc_cache* cache, const pqc_gpu_options* options, pqc_gp
   return Call([&] { return pqcached::client::OpenGpu(cache, options, nullptr, gpu); });
 }
 
-void pqc_gpu_close(pqc_gpu* gpu) { delete gpu; }
+void pqc_gpu_close(pqc_gpu* gpu) {
+  if (!gpu) return;
+  const pqcached::client::GpuState& state = *gpu->state;
+  if (state.cache->client->offload) state.cache->client->offload->Drain(state.steps.get());
+  delete gpu;
+}
 
 pqc_status pqc_gpu_count(pqc_gpu* gpu, pqc_gpu_counts* counts) {
   return Call([&] { return pqcached::client::Count(gpu, counts); });

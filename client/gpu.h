@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "client/handles.h"
@@ -38,6 +39,10 @@ struct GpuState {
   // What the GPU may still read: the pool until another one is there, images until the work of their step is done.
   std::shared_ptr<Mapping> pool;  // shared as mappings are
   std::vector<std::shared_ptr<Image>> held;
+
+  // Prefill: one call at a time packs, into a ring that is page-locked.
+  std::mutex ingest_mutex;
+  std::shared_ptr<Mapping> ring;  // shared as mappings are
 
   // Of the step that begins: memory that is used again.
   std::vector<OpenedLayer> opened;  // [items, layers]

@@ -1,5 +1,6 @@
 #include "client/handles.h"
 
+#include "client/offload.h"
 #include "client/sender.h"
 #include "client/step.h"
 #include "client/step_thread.h"
@@ -35,11 +36,12 @@ ClientState::~ClientState() { Close(); }
 void ClientState::Close() {
   step_thread.reset();
   sender.reset();
+  offload.reset();
   if (local) local->Close();
   remote.reset();
 }
 
-Changing::Changing(pqc_sequence* sequence) : lock_(*sequence->state) {
+Changing::Changing(pqc_sequence* sequence, Packed packed) : lock_(*sequence->state) {
   SequenceState& state = *sequence->state;
   ClientState& client = *state.cache->client;
   status_ = lock_.status();
@@ -49,6 +51,11 @@ Changing::Changing(pqc_sequence* sequence) : lock_(*sequence->state) {
   }
   if (status_ == PQC_OK) {
     status_ = client.sender->Flush(state, CallDeadline(client.timeout_ms));
+  }
+  if (status_ == PQC_OK) {
+    status_ = packed == Packed::kStored
+                  ? client.offload->Flush(state, CallDeadline(client.timeout_ms))
+                  : client.offload->Check(state);
   }
 }
 

@@ -19,6 +19,7 @@
 
 namespace pqcached::client {
 
+class Offload;
 class Sender;
 class StepPool;
 class StepThread;
@@ -61,6 +62,7 @@ struct ClientState {
   std::unique_ptr<Remote, RemoteCloser> remote;
   std::shared_ptr<LocalSession> local;  // null on the remote path; shared with sequences
   std::unique_ptr<Sender> sender;       // rows of finished steps
+  std::unique_ptr<Offload> offload;     // rows that a GPU packs
   std::unique_ptr<StepThread> step_thread;
   const std::unique_ptr<StepPool> steps;
   ScratchPool scratch;
@@ -144,10 +146,11 @@ class ChangeLock {
 };
 
 // What a call that changes a sequence begins with: no other one is under way, no step either, and the
-// rows of finished steps are stored.
+// rows of finished steps are stored; those that a GPU packs, too, or at least none has failed.
 class Changing {
  public:
-  explicit Changing(pqc_sequence* sequence);
+  enum class Packed { kStored, kOnTheirWay };
+  explicit Changing(pqc_sequence* sequence, Packed packed = Packed::kStored);
 
   pqc_status status() const { return status_; }
   // REQUIRES: status() == PQC_OK.

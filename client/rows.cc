@@ -11,16 +11,6 @@
 namespace pqcached::client {
 namespace {
 
-pqc_status CheckPositions(uint64_t first_position, uint64_t token_count) {
-  if (first_position <= kMaxSequenceTokens && token_count <= kMaxSequenceTokens - first_position) {
-    return PQC_OK;
-  }
-  return Fail(PQC_INVALID_ARGUMENT,
-              "first_position: %llu and %llu tokens, but a sequence has at most 2^30",
-              static_cast<unsigned long long>(first_position),
-              static_cast<unsigned long long>(token_count));
-}
-
 pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
                   const pqc_tensor* keys, const pqc_tensor* values) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");

@@ -5,6 +5,7 @@
 #include "client/error.h"
 #include "client/handles.h"
 #include "client/local/sequence.h"
+#include "client/offload.h"
 #include "client/sender.h"
 
 namespace pqcached::client {
@@ -166,6 +167,7 @@ pqc_status Drop(pqc_sequence* sequence) {
     return status;
   }
   state.cache->client->sender->Forget(state);
+  state.cache->client->offload->Forget(state);
   if (state.local) state.local->Detach();
   ErrorText error;
   return Report(remote->DropSequence(state.sequence_id, &error), error);

@@ -9,6 +9,7 @@
 #include "client/arguments.h"
 #include "client/error.h"
 #include "client/gpu.h"
+#include "client/offload.h"
 #include "client/pack.h"
 #include "client/sender.h"
 #include "kvstore/read/resolve.h"
@@ -77,6 +78,10 @@ pqc_status Prepare(const pqc_step& step, StepItem& item) {
     return Fail(PQC_FAILED_PRECONDITION, "sequence: it is suspended; resume it first");
   }
   if (const pqc_status status = client.sender->Check(*item.sequence); status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = client.offload->Flush(*item.sequence, step.deadline);
+      status != PQC_OK) {
     return status;
   }
   if (item.sequence->local) {
@@ -317,7 +322,9 @@ pqc_status Flush(pqc_sequence* sequence) {
   const ClientState& client = *sequence->state->cache->client;
   Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(client, &remote); status != PQC_OK) return status;
-  return client.sender->Flush(*sequence->state, CallDeadline(client.timeout_ms));
+  const auto deadline = CallDeadline(client.timeout_ms);
+  const pqc_status status = client.sender->Flush(*sequence->state, deadline);
+  return status == PQC_OK ? client.offload->Flush(*sequence->state, deadline) : status;
 }
 
 }  // namespace

@@ -133,8 +133,11 @@ OwnedEvent::~OwnedEvent() {
   if (event_ != nullptr) (void)cudaEventDestroy(event_);
 }
 
-Status OwnedEvent::Create() {
-  return FromCuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "creating an event");
+Status OwnedEvent::Create(Waiting waiting) {
+  const unsigned flags = waiting == Waiting::kSleeps
+                             ? cudaEventDisableTiming | cudaEventBlockingSync
+                             : cudaEventDisableTiming;
+  return FromCuda(cudaEventCreateWithFlags(&event_, flags), "creating an event");
 }
 
 Status OwnedEvent::Record(kernels::cuda::Stream stream) {
@@ -147,6 +150,17 @@ Status OwnedEvent::MakeWait(kernels::cuda::Stream stream) const {
 
 Status OwnedEvent::Wait() const {
   return FromCuda(cudaEventSynchronize(event_), "waiting for an event");
+}
+
+BesideCaptures::BesideCaptures() {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  (void)cudaThreadExchangeStreamCaptureMode(&mode);
+  mode_ = mode;
+}
+
+BesideCaptures::~BesideCaptures() {
+  auto mode = static_cast<cudaStreamCaptureMode>(mode_);
+  (void)cudaThreadExchangeStreamCaptureMode(&mode);
 }
 
 Status FindCapture(kernels::cuda::Stream stream, CaptureId& capture) {

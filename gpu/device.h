@@ -111,7 +111,9 @@ class OwnedEvent {
   OwnedEvent(const OwnedEvent&) = delete;
   OwnedEvent& operator=(const OwnedEvent&) = delete;
 
-  Status Create();
+  // How Wait spends its time: kSpins is the sooner back, kSleeps leaves the core to others.
+  enum class Waiting { kSpins, kSleeps };
+  Status Create(Waiting waiting = Waiting::kSpins);
   // Marks what `stream` has been given so far.
   Status Record(kernels::cuda::Stream stream);
   // `stream` goes on when what was marked last is done; the host does not wait.
@@ -121,6 +123,19 @@ class OwnedEvent {
 
  private:
   CUevent_st* event_ = nullptr;
+};
+
+// Lets the calling thread wait and page-lock while other threads capture graphs in CUDA's strictest mode, for as long as it
+// lives: what it does then is no part of a graph.
+class BesideCaptures {
+ public:
+  BesideCaptures();
+  ~BesideCaptures();
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  int mode_;  // cudaStreamCaptureMode, before and after
 };
 
 // A capture that a stream is in. Two calls that find the same one are replayed together.

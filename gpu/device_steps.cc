@@ -203,12 +203,16 @@ Status DeviceSteps::CheckBatch(const StepBatch& batch) const {
     return OutOfRange("query_length", batch.query_length,
                       "1 to " + std::to_string(options_.query_length));
   }
-  const auto stream = static_cast<Stream>(batch.stream);
+  return CheckStreamTakesWork(static_cast<Stream>(batch.stream));
+}
+
+Status DeviceSteps::CheckStreamTakesWork(Stream stream) const {
   if (Status status = CheckStream(stream, device_); !status.ok()) return status;
   CaptureId capture;
   if (Status status = FindCapture(stream, capture); !status.ok()) return status;
   if (!capture.is_capturing) return {};
-  return {Code::kInvalid, "the stream captures; a step begins and ends outside of graphs"};
+  return {Code::kInvalid,
+          "the stream captures; a step begins and ends, and rows are packed, outside of graphs"};
 }
 
 Status DeviceSteps::BeginCaches(Stream stream) {
@@ -472,6 +476,27 @@ Outcome DeviceSteps::End() {
 
 Outcome DeviceSteps::Wait() {
   return OnDevice(options_.device, [&] { return step_done_.Wait(); });
+}
+
+Outcome DeviceSteps::LockStaging(std::byte* ring, size_t size_bytes, uint32_t slot_count) {
+  return OnDevice(options_.device, [&] { return packer_.Lock(ring, size_bytes, slot_count); });
+}
+
+Outcome DeviceSteps::Pack(const StepPack& pack, uint32_t slot) {
+  return OnDevice(options_.device, [&]() -> Status {
+    if (Status status = CheckStreamTakesWork(static_cast<Stream>(pack.stream)); !status.ok()) {
+      return status;
+    }
+    for (const auto& [memory, name] :
+         {std::pair{pack.keys.data, "keys"}, {pack.values.data, "values"}}) {
+      if (Status status = CheckDevicePointer(memory, name, device_); !status.ok()) return status;
+    }
+    return packer_.Pack(pack, slot);
+  });
+}
+
+Outcome DeviceSteps::WaitPacked(uint32_t slot) {
+  return OnDevice(options_.device, [&] { return packer_.Wait(slot); });
 }
 
 Outcome DeviceSteps::Count(StepsCounts* counts) {

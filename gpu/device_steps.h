@@ -13,6 +13,7 @@
 #include "gpu/device.h"
 #include "gpu/layer_codes.h"
 #include "gpu/page_lock.h"
+#include "gpu/row_packer.h"
 #include "gpu/row_staging.h"
 #include "gpu/step_tables.h"
 #include "gpu/steps.h"
@@ -42,6 +43,9 @@ class DeviceSteps final : public Steps {
   Outcome Fetch(uint32_t layer, const StepRows& from, const void** rows) override;
   Outcome End() override;
   Outcome Wait() override;
+  Outcome LockStaging(std::byte* ring, size_t size_bytes, uint32_t slot_count) override;
+  Outcome Pack(const StepPack& pack, uint32_t slot) override;
+  Outcome WaitPacked(uint32_t slot) override;
   Outcome Count(StepsCounts* counts) override;
   void Close() override { delete this; }
 
@@ -53,6 +57,7 @@ class DeviceSteps final : public Steps {
   Status CreateCaches();
   Status BeginCaches(kernels::cuda::Stream stream);
   Status CheckBatch(const StepBatch& batch) const;
+  Status CheckStreamTakesWork(kernels::cuda::Stream stream) const;
   Status BeginBatch(const StepBatch& batch);
   Status CreateStaging();
   Status CheckLayer(uint32_t layer, const StepQueries& queries) const;
@@ -79,6 +84,7 @@ class DeviceSteps final : public Steps {
   size_t pool_bytes_ = 0;
   PinnedBuffer fetched_;  // [layers, kv_heads, tokens of a step, row]
   OwnedEvent step_done_;
+  RowPacker packer_;
   kernels::cuda::Stream stream_ = nullptr;
   uint32_t query_length_ = 0;  // 0: no step is under way
   uint64_t generation_ = 1;

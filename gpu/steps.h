@@ -27,7 +27,7 @@
 
 namespace pqcached::gpu {
 
-inline constexpr uint32_t kStepsVersion = 2;
+inline constexpr uint32_t kStepsVersion = 3;
 inline constexpr char kGpuEntrySymbol[] = "pqcached_gpu_entry";
 
 // A Status that crosses between the libraries. Cut when longer.
@@ -133,6 +133,30 @@ struct StepRows {
   uint32_t token_count = 0;  // at most sequence_capacity * query_length
 };
 
+// K or V of prefill tokens on the device, [tokens, kv_heads, dim], or with a block table [blocks, tokens of a block,
+// kv_heads, dim]; strides in elements, dimensions contiguous. `to` and the table lie in the staging ring.
+struct StepPackTensor {
+  const void* data = nullptr;
+  kernels::DType dtype = kernels::DType::kF16;
+  kernels::DType packed_dtype = kernels::DType::kF16;
+  uint32_t dim = 0;
+  uint32_t first_token = 0;  // of the tensor, or of what the block table tells
+  int64_t block_stride = 0;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+  const int32_t* block_table = nullptr;  // null: no blocks
+  uint32_t block_tokens = 0;
+  std::byte* to = nullptr;  // [token_count, kv_heads, dim] of packed_dtype
+};
+
+struct StepPack {
+  StepPackTensor keys;
+  StepPackTensor values;
+  uint32_t kv_heads = 0;
+  uint32_t token_count = 0;
+  void* stream = nullptr;
+};
+
 struct StepsCounts {
   uint64_t hits = 0;    // rows found in the block caches
   uint64_t misses = 0;  // rows read from the pool
@@ -172,6 +196,14 @@ class Steps {
   virtual Outcome End() = 0;
   // Waits until the work of the step that ended last is done, but for the updates of caches.
   virtual Outcome Wait() = 0;
+
+  // Prefill; these three may be called beside steps. Page-locks the staging ring, [slot_count, size_bytes / slot_count], in
+  // place of the one before, which nobody packs into any more. It stays mapped until another one is locked, or Close.
+  virtual Outcome LockStaging(std::byte* ring, size_t size_bytes, uint32_t slot_count) = 0;
+  // Launches the packing of K and V into a slot of the ring. Errors: kInvalid  a pointer, or a stream that captures
+  virtual Outcome Pack(const StepPack& pack, uint32_t slot) = 0;
+  // Waits until the slot's last Pack is done; from any thread, beside anything.
+  virtual Outcome WaitPacked(uint32_t slot) = 0;
 
   virtual Outcome Count(StepsCounts* counts) = 0;
   // Waits for the device, and destroys.

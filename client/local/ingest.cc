@@ -15,22 +15,8 @@
 namespace pqcached::client {
 namespace {
 
-constexpr uint64_t kPartAlignment = 128;
 // Of the first slot, and of the last one, at least: one side waits for the other meanwhile.
 constexpr uint64_t kLeastPartBytes = uint64_t{1} << 20;
-
-uint64_t AlignUp(uint64_t bytes) {
-  return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
-}
-
-// One slot, packed.
-struct Filled {
-  Staging::Slot slot;
-  uint64_t first_position = 0;
-  uint64_t token_count = 0;
-  uint64_t key_bytes = 0;
-  uint64_t value_bytes = 0;
-};
 
 TensorView Staged(const TensorView& tensor, uint64_t token_count, const StagingPlace* place) {
   return {.dtype = tensor.dtype,
@@ -45,32 +31,20 @@ uint64_t NextPart(uint64_t before, uint64_t left, uint64_t least, uint64_t most)
   return std::min(left, std::clamp(std::min(2 * before, left / 2), std::min(least, most), most));
 }
 
-// Keys first, values behind them.
-Filled Fill(Staging::Slot slot, const RowBlock& rows, uint64_t begin, uint64_t end) {
-  Filled filled{.slot = std::move(slot),
-                .token_count = end - begin,
-                .key_bytes = (end - begin) * BytesPerIndex(rows.keys),
-                .value_bytes = (end - begin) * BytesPerIndex(rows.values)};
+FilledSlot Fill(Staging::Slot slot, const RowBlock& rows, uint64_t begin, uint64_t end) {
+  FilledSlot filled{.slot = std::move(slot),
+                    .token_count = end - begin,
+                    .key_bytes = (end - begin) * BytesPerIndex(rows.keys),
+                    .value_bytes = (end - begin) * BytesPerIndex(rows.values)};
   const std::span<std::byte> bytes = filled.slot.bytes();
   PackStreaming(rows.keys, begin, end, bytes.first(filled.key_bytes));
-  PackStreaming(rows.values, begin, end,
-                bytes.subspan(AlignUp(filled.key_bytes), filled.value_bytes));
+  PackStreaming(rows.values, begin, end, bytes.subspan(filled.values_begin(), filled.value_bytes));
   return filled;
 }
 
-pqc_status Commit(const LocalIngest& ingest, const RowBlock& rows, Filled& filled,
+pqc_status Commit(const LocalIngest& ingest, const RowBlock& rows, FilledSlot& filled,
                   ErrorText* error) {
-  const StagingPlace keys = filled.slot.Place(0, filled.key_bytes);
-  const StagingPlace values = filled.slot.Place(AlignUp(filled.key_bytes), filled.value_bytes);
-  const RowBlock staged{.layer = rows.layer,
-                        .keys = Staged(rows.keys, filled.token_count, &keys),
-                        .values = Staged(rows.values, filled.token_count, &values)};
-  filled.slot.Use();
-  uint64_t token_count = 0;
-  const pqc_status status = ingest.remote.Commit(ingest.sequence_id, filled.first_position, &staged,
-                                                 1, &token_count, error);
-  if (MayStillBeRead(status)) filled.slot.Abandon();
-  return status;
+  return CommitSlot(ingest.remote, ingest.sequence_id, rows, filled, error);
 }
 
 // Commits slots in order, on a thread of its own.
@@ -83,7 +57,7 @@ class Committer {
   }
 
   // False when an earlier one has failed: more is of no use.
-  bool Add(Filled filled) {
+  bool Add(FilledSlot filled) {
     const std::lock_guard lock(mutex_);
     if (status_ != PQC_OK) return false;
     filled_.push_back(std::move(filled));
@@ -106,7 +80,7 @@ class Committer {
     const CallFrame frame;  // a part of the caller's call
     SetCallDeadline(deadline_);
     for (;;) {
-      Filled filled;
+      FilledSlot filled;
       {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [this] { return finishing_ || !filled_.empty(); });
@@ -129,7 +103,7 @@ class Committer {
   const DeadlineClock::time_point deadline_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Filled> filled_;
+  std::deque<FilledSlot> filled_;
   bool finishing_ = false;
   pqc_status status_ = PQC_OK;
   ErrorText error_;
@@ -138,11 +112,26 @@ class Committer {
 
 }  // namespace
 
+pqc_status CommitSlot(Remote& remote, uint64_t sequence_id, const RowBlock& rows,
+                      FilledSlot& filled, ErrorText* error) {
+  const StagingPlace keys = filled.slot.Place(0, filled.key_bytes);
+  const StagingPlace values = filled.slot.Place(filled.values_begin(), filled.value_bytes);
+  const RowBlock staged{.layer = rows.layer,
+                        .keys = Staged(rows.keys, filled.token_count, &keys),
+                        .values = Staged(rows.values, filled.token_count, &values)};
+  filled.slot.Use();
+  uint64_t token_count = 0;
+  const pqc_status status =
+      remote.Commit(sequence_id, filled.first_position, &staged, 1, &token_count, error);
+  if (MayStillBeRead(status)) filled.slot.Abandon();
+  return status;
+}
+
 pqc_status IngestLocally(const LocalIngest& ingest, uint64_t first_position, const RowBlock& rows,
                          bool* remote_instead) {
   const auto deadline = CallDeadline(ingest.timeout_ms);
   const uint64_t token_bytes = BytesPerIndex(rows.keys) + BytesPerIndex(rows.values);
-  uint64_t step = (ingest.staging.slot_bytes() - kPartAlignment) / token_bytes;
+  uint64_t step = (ingest.staging.slot_bytes() - FilledSlot::AlignUp(1)) / token_bytes;
   if (ingest.max_tensor_bytes != 0) {
     step = std::min(step, ingest.max_tensor_bytes /
                               std::max(BytesPerIndex(rows.keys), BytesPerIndex(rows.values)));
@@ -157,7 +146,7 @@ pqc_status IngestLocally(const LocalIngest& ingest, uint64_t first_position, con
   }
   const uint64_t token_count = rows.keys.shape[0];
   if (token_count <= step) {
-    Filled filled = Fill(std::move(slot), rows, 0, token_count);
+    FilledSlot filled = Fill(std::move(slot), rows, 0, token_count);
     filled.first_position = first_position;
     ErrorText error;
     const pqc_status status = Commit(ingest, rows, filled, &error);
@@ -169,7 +158,7 @@ pqc_status IngestLocally(const LocalIngest& ingest, uint64_t first_position, con
   for (uint64_t token = 0; token < token_count;) {
     part = NextPart(part, token_count - token, least, step);
     const uint64_t end = token + part;
-    Filled filled = Fill(std::move(slot), rows, token, end);
+    FilledSlot filled = Fill(std::move(slot), rows, token, end);
     filled.first_position = first_position + token;
     if (!committer.Add(std::move(filled))) break;
     token = end;

@@ -11,6 +11,23 @@
 
 namespace pqcached::client {
 
+// One slot, packed: keys from its begin on, values behind them.
+struct FilledSlot {
+  Staging::Slot slot;
+  uint64_t first_position = 0;
+  uint64_t token_count = 0;
+  uint64_t key_bytes = 0;
+  uint64_t value_bytes = 0;
+
+  static uint64_t AlignUp(uint64_t bytes) { return (bytes + 127) / 128 * 128; }
+  uint64_t values_begin() const { return AlignUp(key_bytes); }
+};
+
+// Hands the slot's rows to the sidecar. `rows`: layer, dtypes, heads and dims of what is packed; neither its bytes nor its token
+// count is read. The slot is not used again when the sidecar may still read it.
+pqc_status CommitSlot(Remote& remote, uint64_t sequence_id, const RowBlock& rows,
+                      FilledSlot& filled, ErrorText* error);
+
 struct LocalIngest {
   Staging& staging;
   Remote& remote;

@@ -58,6 +58,9 @@ class Staging {
     // Whether its worker is still there; no other one takes it.
     bool Stands() const { return valid() && ring_->link->Stands(); }
     std::span<std::byte> bytes() const { return bytes_; }
+    uint32_t number() const { return number_; }
+    // All slots, for whoever page-locks them.
+    const std::shared_ptr<Mapping>& ring() const { return ring_->memory; }
     // How the next call names bytes of it.
     StagingPlace Place(uint64_t offset_bytes, uint64_t size_bytes) const {
       return {number_, offset_bytes, size_bytes, generation_, ring_->link->boot_word()};

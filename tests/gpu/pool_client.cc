@@ -12,6 +12,7 @@
 
 #include "client/handles.h"
 #include "client/local/session.h"
+#include "client/offload.h"
 #include "client/pack.h"
 #include "client/sender.h"
 #include "client/step_thread.h"
@@ -208,9 +209,9 @@ PoolSidecar::PoolSidecar() : pool_(kPoolBytes), control_(sizeof(LeaseWords) * (k
   page->boot_word = kBootWord;
 }
 
-pqc_client* PoolSidecar::OpenClient(uint32_t slot_count, uint32_t timeout_ms) {
+pqc_client* PoolSidecar::OpenClient(const ClientOptions& options) {
   auto state = std::make_shared<ClientState>();
-  state->timeout_ms = timeout_ms;
+  state->timeout_ms = options.timeout_ms;
   state->remote.reset(new PoolRemote(*this));
   LocalLink::Parts parts;
   parts.boot_word = kBootWord;
@@ -219,13 +220,14 @@ pqc_client* PoolSidecar::OpenClient(uint32_t slot_count, uint32_t timeout_ms) {
   const auto no_resume = [](uint32_t, LocalLink::Parts*) { return PQC_NOT_FOUND; };
   const pqc_status status = LocalSession::Open(std::move(parts), no_resume,
                                                {.workers = {.thread_count = 1},
-                                                .staging_slot_bytes = 1 << 20,
-                                                .staging_slot_count = slot_count,
-                                                .timeout_ms = timeout_ms,
+                                                .staging_slot_bytes = options.slot_bytes,
+                                                .staging_slot_count = options.slot_count,
+                                                .timeout_ms = options.timeout_ms,
                                                 .phase = std::make_shared<SessionPhase>()},
                                                &state->local);
   Require(status == PQC_OK, pqc_last_error());
   state->sender = std::make_unique<Sender>(*state->remote, &state->local->staging());
+  state->offload = std::make_unique<Offload>(*state->remote);
   state->step_thread = std::make_unique<StepThread>();
   return new pqc_client{std::move(state)};
 }

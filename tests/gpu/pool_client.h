@@ -50,8 +50,13 @@ class PoolSidecar {
 
   PoolSidecar();
 
-  // A client over the local path; slots of staging have 1 MiB. The sidecar outlives it.
-  pqc_client* OpenClient(uint32_t slot_count = 3, uint32_t timeout_ms = 10000);
+  struct ClientOptions {
+    uint64_t slot_bytes = 1 << 20;  // of staging
+    uint32_t slot_count = 3;
+    uint32_t timeout_ms = 10000;
+  };
+  // A client over the local path. The sidecar outlives it.
+  pqc_client* OpenClient(const ClientOptions& options);
 
   // Commits wait while it is closed.
   void CloseGate();

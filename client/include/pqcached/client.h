@@ -93,7 +93,7 @@ PQC_API const char* pqc_last_error(void);
 /* ---- Tensors */
 
 typedef enum pqc_dtype { PQC_F16 = 1, PQC_BF16 = 2, PQC_F32 = 3 } pqc_dtype;
-/* PQC_CUDA is for steps on a GPU (gpu.h), and PQC_UNIMPLEMENTED elsewhere. */
+/* PQC_CUDA is for prefill and steps on a GPU (gpu.h), and PQC_UNIMPLEMENTED elsewhere. */
 typedef enum pqc_device { PQC_CPU = 0, PQC_CUDA = 1 } pqc_device;
 
 /* Rows of a paged engine: token t lives in block blocks[t / block_tokens], at index t %

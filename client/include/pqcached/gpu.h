@@ -4,6 +4,7 @@
  * read by the GPU where it lies; codes of the index, and the rows asked for most (block cache), are kept on the GPU.
  *
  *   pqc_gpu_open                     once per cache and device: memory is set aside by capacities
+ *   pqc_gpu_ingest                   prefill, per chunk and layer: K and V on the device; returns at once
  *   per step: pqc_gpu_step_begin     instead of pqc_step_begin: readiness, descriptors to the device
  *     per layer: pqc_step_attend     queries, output, lse on the device; returns at once
  *            or pqc_gpu_step_select  positions and counts on the device, for engines with their own kernels
@@ -86,6 +87,26 @@ typedef struct pqc_gpu_counts {
 } pqc_gpu_counts;
 /* Waits for the device: for status pages, not for steps. */
 PQC_API pqc_status pqc_gpu_count(pqc_gpu* gpu, pqc_gpu_counts* counts);
+
+/* Prefill: pqc_ingest for K and V on the device (PQC_CUDA; [tokens, kv_heads, dim] or paged, dims contiguous, the block
+ * table's `blocks` on the host). `stream` packs them into page-locked staging, in the cache's dtype where that has no more
+ * bytes; K and V may be overwritten by whatever the stream is given behind. The call returns when that is launched. Once the
+ * stream has come so far, a thread of the client's hands the rows to the sidecar, while the stream computes the next layer or
+ * chunk. When all slots of staging are on their way (pqc_client_options), the call waits for one.
+ *
+ * What fails later (the sidecar refuses rows) is told by the next pqc_gpu_ingest for the sequence, and by whatever waits for
+ * its rows: pqc_sequence_flush, pqc_build_index, steps. The sequence's rows behind the failed ones are not stored, until
+ * pqc_sequence_flush or a call that changes the sequence has told of it: ingest from the failed ones on then, all of which
+ * is acknowledged that is there already.
+ *
+ * The first call page-locks the staging ring. Calls may run beside steps, and on several threads for several sequences;
+ * not in a capture.
+ * Errors: pqc_ingest's; PQC_INVALID_ARGUMENT also: a pointer that is not the device's, a stream of another device or one that
+ *         captures; PQC_UNIMPLEMENTED: dims that are not contiguous; PQC_RESOURCE_EXHAUSTED: the ring cannot be
+ *         page-locked: copy to the host, and pqc_ingest; PQC_DEADLINE_EXCEEDED: no slot in time */
+PQC_API pqc_status pqc_gpu_ingest(pqc_gpu* gpu, pqc_sequence* sequence, uint32_t layer,
+                                  uint64_t first_position, const pqc_tensor* keys,
+                                  const pqc_tensor* values, void* stream);
 
 /* pqc_step_begin for steps whose tensors are on the device. options->selection is that of all layers and calls; all
  * items have the same query_length. `stream` is a cudaStream_t of the device; all work of the step is ordered by it.

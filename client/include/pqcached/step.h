@@ -89,7 +89,7 @@ PQC_API pqc_status pqc_step_end(pqc_step* step, const pqc_layer_rows* layers, ui
                                 const uint32_t* accepted);
 PQC_API void pqc_step_abandon(pqc_step* step); /* closes the handle without rows; NULL is fine */
 
-/* Waits until all rows that steps handed in are stored, and tells why one was not. */
+/* Waits until all rows that steps handed in, or pqc_gpu_ingest, are stored, and tells why one was not. */
 PQC_API pqc_status pqc_sequence_flush(pqc_sequence* sequence);
 
 /* ---- Convenience session: keeps sink and window too

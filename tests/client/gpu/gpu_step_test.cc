@@ -382,6 +382,34 @@ TEST_F(GpuStepTest, ACapturedStepServesLaterOnes) {
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
 }
 
+TEST_F(GpuStepTest, PrefillFromTheDeviceArrivesBeforeAndAfterAWorkerEnds) {
+  ExpectOk(Open(Options()));
+  const Layer layer(701, 9);
+  const DeviceArray<float> keys(std::vector<float>(layer.key(0, 0), layer.key(700, 0)));
+  const DeviceArray<float> values(std::vector<float>(layer.value(0, 0), layer.value(700, 0)));
+  Sequence sequence = testing::Must(cache_.CreateSequence());
+  const auto ingest = [&](uint64_t begin, uint64_t end) {
+    for (uint32_t number = 0; number < kLayers; ++number) {
+      const Shaped k(keys.data() + begin * Layer::kKvHeads * Layer::kKeyDim, PQC_CUDA, end - begin,
+                     Layer::kKvHeads, Layer::kKeyDim);
+      const Shaped v(values.data() + begin * Layer::kKvHeads * Layer::kValueDim, PQC_CUDA,
+                     end - begin, Layer::kKvHeads, Layer::kValueDim);
+      ExpectOk(
+          pqc_gpu_ingest(gpu_.get(), sequence.get(), number, begin, &k.tensor, &v.tensor, stream_));
+    }
+  };
+  ingest(0, 100);
+  ingest(100, 250);
+  MustBeOk(sequence.Flush());
+  ExpectRows(sequence, layer, 0, 250);
+  sidecar_.EndWorker();
+  sidecar_.StartWorker();
+  ingest(250, 600);  // through the ring of another worker
+  MustBeOk(sequence.BuildIndex({.iterations = 3, .seed = 1, .sink_tokens = kSink}));
+  ExpectRows(sequence, layer, 0, 600);
+  Decode({{&sequence, &layer, 600}}, 1, true);
+}
+
 TEST_F(GpuStepTest, WhatDoesNotFitIsRefusedByName) {
   pqc_gpu_options options = Options();
   options.gpu_library_path = "/nonexistent/libpqcached_gpu.so";

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "client/local/session.h"
+#include "client/offload.h"
 #include "client/pack.h"
 #include "client/sender.h"
 #include "client/step_thread.h"
@@ -519,6 +520,7 @@ pqc_client* OpenStoreHandle(Sidecar& sidecar, const Workers::Options& workers,
   }
   if (status != PQC_OK) throw std::runtime_error(pqc_last_error());
   state->sender = std::make_unique<Sender>(*state->remote, &state->local->staging());
+  state->offload = std::make_unique<Offload>(*state->remote);
   state->step_thread = std::make_unique<StepThread>();
   return new pqc_client{std::move(state)};
 }

@@ -18,6 +18,8 @@ struct CUgraphExec_st {
 namespace pqcached::emulation {
 namespace {
 
+thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
+
 // Nodes before which every path ends: whether all work of the capture comes before the end of its origin.
 bool IsJoined(const Capture& capture) {
   std::vector<bool> reached(capture.nodes.size(), false);
@@ -65,7 +67,7 @@ cudaError_t Invalidate(Capture& capture, cudaError_t error, const char* why) {
 }
 
 cudaError_t RefuseWhileCapturing(const char* name) {
-  if (State().captures.empty()) return cudaSuccess;
+  if (State().captures.empty() || thread_mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
   const std::string why = std::string(name) + " while a stream captures";
   for (const auto& capture : State().captures) {
     (void)Invalidate(*capture, cudaErrorStreamCaptureUnsupported, why.c_str());
@@ -111,6 +113,12 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
     return error;
   }
   if (*status != cudaStreamCaptureStatusNone) *id = stream->capture->id;
+  return cudaSuccess;
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  PQC_MAY_FAIL("cudaThreadExchangeStreamCaptureMode");
+  std::swap(*mode, thread_mode);
   return cudaSuccess;
 }
 

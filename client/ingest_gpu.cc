@@ -1,0 +1,198 @@
+// Prefill rows on a GPU: packed into staging by the engine's stream, handed to the sidecar behind it (Offload).
+#include <algorithm>
+#include <mutex>
+
+#include "client/arguments.h"
+#include "client/error.h"
+#include "client/gpu.h"
+#include "client/local/ingest.h"
+#include "client/offload.h"
+#include "client/pack.h"
+
+namespace pqcached::client {
+namespace {
+
+// Room of a slot for what lies between its four parts.
+constexpr uint64_t kPaddingBytes = 512;
+
+pqc_status CheckDevicePart(const TensorView& view, const char* name) {
+  if (view.strides[2] == 1) return PQC_OK;
+  return Fail(PQC_UNIMPLEMENTED, "%s.strides: dims must be contiguous on a GPU", name);
+}
+
+// What travels: no more bytes than the engine has, and than the cache keeps.
+pqc_dtype PackedDType(pqc_dtype from, pqc_dtype kept) {
+  return ElementBytes(from) < ElementBytes(kept) ? from : kept;
+}
+
+uint64_t TokenBytes(const TensorView& view, pqc_dtype kept) {
+  const uint64_t elements = view.shape[1] * view.shape[2];
+  const uint64_t table = view.blocks ? sizeof(int32_t) : 0;  // at worst, a block for each token
+  return elements * ElementBytes(PackedDType(view.dtype, kept)) + table;
+}
+
+// The tokens [begin, begin + ...) of a tensor, for the device. Its part of a block table is copied to `table`, in the slot:
+// the caller's may go when the call returns.
+gpu::StepPackTensor PackOf(const TensorView& from, pqc_dtype packed, uint64_t begin, uint64_t end,
+                           std::byte* to, std::byte* table) {
+  gpu::StepPackTensor tensor{.data = from.data,
+                             .dtype = static_cast<kernels::DType>(from.dtype),
+                             .packed_dtype = static_cast<kernels::DType>(packed),
+                             .dim = static_cast<uint32_t>(from.shape[2]),
+                             .first_token = static_cast<uint32_t>(begin),
+                             .block_stride = from.block_stride,
+                             .token_stride = from.strides[0],
+                             .head_stride = from.strides[1],
+                             .to = to};
+  if (!from.blocks) return tensor;
+  const uint64_t first_block = begin / from.block_tokens;
+  const uint64_t end_block = (end - 1) / from.block_tokens + 1;
+  auto* const numbers = reinterpret_cast<int32_t*>(table);
+  std::transform(from.blocks + first_block, from.blocks + end_block, numbers,
+                 [](uint32_t block) { return static_cast<int32_t>(block); });
+  tensor.first_token = static_cast<uint32_t>(begin % from.block_tokens);
+  tensor.block_table = numbers;
+  tensor.block_tokens = from.block_tokens;
+  return tensor;
+}
+
+// One part of a call.
+struct Part {
+  const RowBlock& rows;
+  pqc_dtype kept;
+  uint64_t begin;
+  uint64_t end;
+  void* stream;
+};
+
+// Rows of the part as they lie in the slot.
+RowBlock PackedRows(const Part& part) {
+  RowBlock packed{.layer = part.rows.layer, .keys = {}, .values = {}};
+  const auto shape = [&](const TensorView& from, TensorView& to) {
+    to.dtype = PackedDType(from.dtype, part.kept);
+    to.ndim = 3;
+    std::copy_n(from.shape, 3, to.shape);
+  };
+  shape(part.rows.keys, packed.keys);
+  shape(part.rows.values, packed.values);
+  return packed;
+}
+
+// Launches the packing of a part into its slot.
+pqc_status Pack(GpuState& gpu, const Part& part, FilledSlot& filled) {
+  const RowBlock packed = PackedRows(part);
+  const uint64_t tokens = part.end - part.begin;
+  filled.token_count = tokens;
+  filled.key_bytes = tokens * BytesPerIndex(packed.keys);
+  filled.value_bytes = tokens * BytesPerIndex(packed.values);
+  std::byte* const slot = filled.slot.bytes().data();
+  std::byte* const values = slot + filled.values_begin();
+  std::byte* const key_table = values + FilledSlot::AlignUp(filled.value_bytes);
+  std::byte* const value_table = key_table + FilledSlot::AlignUp(tokens * sizeof(int32_t));
+  const gpu::StepPack pack{
+      .keys = PackOf(part.rows.keys, packed.keys.dtype, part.begin, part.end, slot, key_table),
+      .values =
+          PackOf(part.rows.values, packed.values.dtype, part.begin, part.end, values, value_table),
+      .kv_heads = static_cast<uint32_t>(part.rows.keys.shape[1]),
+      .token_count = static_cast<uint32_t>(tokens),
+      .stream = part.stream};
+  const gpu::Outcome launched = gpu.steps->Pack(pack, filled.slot.number());
+  // What was launched before it failed may write to the slot at any time.
+  if (!launched.ok() && launched.code != gpu::Code::kInvalid) filled.slot.Abandon();
+  return Report(launched, "gpu");
+}
+
+// Page-locks the ring of the slot, when it is another one than before: one of the first call, or of the next worker.
+pqc_status LockRing(GpuState& gpu, Offload& offload, const Staging::Slot& slot,
+                    uint32_t slot_count) {
+  if (gpu.ring == slot.ring()) return PQC_OK;
+  offload.Drain(gpu.steps.get());
+  const gpu::Outcome locked =
+      gpu.steps->LockStaging(slot.ring()->data(), slot.ring()->size_bytes(), slot_count);
+  gpu.ring = locked.ok() ? slot.ring() : nullptr;
+  return Report(locked, "staging");
+}
+
+pqc_status HandIn(GpuState& gpu, SequenceState& sequence, const Part& part, uint64_t first_position,
+                  Staging::Slot slot, uint32_t slot_count, Offload::Job* job) {
+  job->steps = gpu.steps.get();
+  job->rows = PackedRows(part);
+  job->filled.slot = std::move(slot);
+  job->filled.first_position = first_position + part.begin;
+  Offload& offload = *sequence.cache->client->offload;
+  const std::lock_guard lock(gpu.ingest_mutex);
+  const pqc_status status = LockRing(gpu, offload, job->filled.slot, slot_count);
+  return status == PQC_OK ? Pack(gpu, part, job->filled) : status;
+}
+
+pqc_status IngestParts(GpuState& gpu, const std::shared_ptr<SequenceState>& sequence,
+                       uint64_t first_position, const RowBlock& rows, void* stream) {
+  const ClientState& client = *sequence->cache->client;
+  const pqc_dtype kept = gpu.shape.dtype;
+  Staging& staging = sequence->local->session().staging();
+  const uint64_t token_bytes = TokenBytes(rows.keys, kept) + TokenBytes(rows.values, kept);
+  uint64_t most = (staging.slot_bytes() - kPaddingBytes - 2 * sizeof(int32_t)) / token_bytes;
+  if (client.max_message_bytes != 0) {
+    most = std::min(most, client.max_message_bytes / token_bytes);
+  }
+  if (most == 0) return Fail(PQC_UNIMPLEMENTED, "keys: a token does not fit into a staging slot");
+  const auto deadline = CallDeadline(client.timeout_ms);
+  const uint64_t token_count = rows.keys.shape[0];
+  for (uint64_t begin = 0; begin < token_count;) {
+    const Part part{rows, kept, begin, std::min(begin + most, token_count), stream};
+    Staging::Slot slot;
+    if (const pqc_status status = staging.Take(deadline, &slot); status != PQC_OK) {
+      // What a commit failed with tells more than that its slots did not come back.
+      const pqc_status failed = client.offload->Check(*sequence);
+      return failed != PQC_OK ? failed : status;
+    }
+    Offload::Job job;
+    if (const pqc_status status = HandIn(gpu, *sequence, part, first_position, std::move(slot),
+                                         staging.slot_count(), &job);
+        status != PQC_OK) {
+      return status;
+    }
+    job.sequence = sequence;
+    client.offload->Add(std::move(job));
+    begin = part.end;
+  }
+  return PQC_OK;
+}
+
+pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
+                       uint64_t first_position, const pqc_tensor* keys, const pqc_tensor* values,
+                       void* stream) {
+  if (!handle) return Fail(PQC_INVALID_ARGUMENT, "gpu: must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
+  if (!keys) return Fail(PQC_INVALID_ARGUMENT, "keys: must not be NULL");
+  if (!values) return Fail(PQC_INVALID_ARGUMENT, "values: must not be NULL");
+  GpuState& gpu = *handle->state;
+  SequenceState& state = *sequence->state;
+  if (state.cache->client != gpu.cache->client || state.cache->cache_id != gpu.cache->cache_id) {
+    return Fail(PQC_INVALID_ARGUMENT, "sequence: it is of another cache than the GPU");
+  }
+  LayerShape shape;
+  RowBlock rows{.layer = layer, .keys = {}, .values = {}};
+  pqc_status status = FindLayer(*state.cache, layer, "layer", &shape);
+  if (status == PQC_OK) status = ReadRows(*keys, *values, shape, "", &rows, {PQC_CUDA, stream});
+  if (status == PQC_OK) status = CheckDevicePart(rows.keys, "keys");
+  if (status == PQC_OK) status = CheckDevicePart(rows.values, "values");
+  if (status == PQC_OK) status = CheckPositions(first_position, rows.keys.shape[0]);
+  if (status != PQC_OK) return status;
+  const Changing changing(sequence, Changing::Packed::kOnTheirWay);
+  if (changing.status() != PQC_OK) return changing.status();
+  state.prefill_open = state.live_index.kind == kvstore::IndexKind::kPq;
+  return IngestParts(gpu, sequence->state, first_position, rows, stream);
+}
+
+}  // namespace
+}  // namespace pqcached::client
+
+extern "C" pqc_status pqc_gpu_ingest(pqc_gpu* gpu, pqc_sequence* sequence, uint32_t layer,
+                                     uint64_t first_position, const pqc_tensor* keys,
+                                     const pqc_tensor* values, void* stream) {
+  return pqcached::client::Call([&] {
+    return pqcached::client::IngestOnGpu(gpu, sequence, layer, first_position, keys, values,
+                                         stream);
+  });
+}

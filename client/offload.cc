@@ -1,0 +1,129 @@
+#include "client/offload.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "client/error.h"
+
+namespace pqcached::client {
+
+Offload::~Offload() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    for (auto& [sequence, progress] : sequences_) progress.is_wanted = false;
+  }
+  work_.notify_all();
+  done_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Offload::Add(Job job) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++sequences_[job.sequence.get()].waiting_count;
+    jobs_.push_back(std::move(job));
+    if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
+  }
+  work_.notify_one();
+}
+
+pqc_status Offload::Report(const Progress& progress) {
+  if (progress.status == PQC_OK) return PQC_OK;
+  return Fail(progress.status, "rows of an earlier pqc_gpu_ingest: %s", progress.text.c_str());
+}
+
+pqc_status Offload::Check(const SequenceState& sequence) {
+  const std::lock_guard lock(mutex_);
+  const auto found = sequences_.find(&sequence);
+  return found == sequences_.end() ? PQC_OK : Report(found->second);
+}
+
+pqc_status Offload::Flush(const SequenceState& sequence, Clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  const auto is_done = [&] {
+    const auto found = sequences_.find(&sequence);
+    return stop_ || found == sequences_.end() || found->second.waiting_count == 0;
+  };
+  if (!done_.wait_until(lock, deadline, is_done)) {
+    return Fail(PQC_DEADLINE_EXCEEDED, "rows of earlier pqc_gpu_ingest are not stored in time");
+  }
+  const auto found = sequences_.find(&sequence);
+  if (found == sequences_.end()) return PQC_OK;
+  const pqc_status status = Report(found->second);
+  if (found->second.waiting_count == 0) sequences_.erase(found);
+  return status;
+}
+
+void Offload::Forget(const SequenceState& sequence) {
+  const std::lock_guard lock(mutex_);
+  const auto found = sequences_.find(&sequence);
+  if (found == sequences_.end()) return;
+  if (found->second.waiting_count == 0) {
+    sequences_.erase(found);
+  } else {  // the device may still be writing to its slots
+    found->second.is_wanted = false;
+  }
+}
+
+void Offload::Drain(const gpu::Steps* steps) {
+  std::unique_lock lock(mutex_);
+  done_.wait(lock, [&] {
+    return under_way_ != steps &&
+           std::ranges::none_of(jobs_, [&](const Job& job) { return job.steps == steps; });
+  });
+}
+
+bool Offload::IsWanted(const SequenceState& sequence) {
+  const std::lock_guard lock(mutex_);
+  const Progress& progress = sequences_.at(&sequence);
+  return progress.is_wanted && progress.status == PQC_OK;
+}
+
+void Offload::Run() {
+  for (;;) {
+    Job job;
+    {
+      std::unique_lock lock(mutex_);
+      work_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
+      if (jobs_.empty()) return;
+      job = std::move(jobs_.front());
+      jobs_.pop_front();
+      under_way_ = job.steps;
+    }
+    const std::shared_ptr<SequenceState> sequence = job.sequence;
+    ErrorText error;
+    const pqc_status status = Finish(std::move(job), &error);
+    Settle(*sequence, status, error.text);
+  }
+}
+
+pqc_status Offload::Finish(Job job, ErrorText* error) {
+  const gpu::Outcome packed = job.steps->WaitPacked(job.filled.slot.number());
+  if (!packed.ok()) {
+    job.filled.slot.Abandon();
+    std::snprintf(error->text, sizeof(error->text), "%s", packed.text);
+    return PQC_INTERNAL;
+  }
+  if (!IsWanted(*job.sequence)) return PQC_OK;
+  return CommitSlot(remote_, job.sequence->sequence_id, job.rows, job.filled, error);
+}
+
+void Offload::Settle(const SequenceState& sequence, pqc_status status, const char* text) {
+  {
+    const std::lock_guard lock(mutex_);
+    under_way_ = nullptr;
+    const auto found = sequences_.find(&sequence);
+    Progress& progress = found->second;
+    if (status != PQC_OK && progress.status == PQC_OK) {
+      progress.status = status;
+      progress.text = text;
+    }
+    const bool is_told = progress.status == PQC_OK || !progress.is_wanted;
+    if (--progress.waiting_count == 0 && is_told) sequences_.erase(found);
+  }
+  done_.notify_all();
+}
+
+}  // namespace pqcached::client

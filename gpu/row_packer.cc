@@ -1,0 +1,86 @@
+#include "gpu/row_packer.h"
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "kernels/cuda/pack.h"
+
+namespace pqcached::gpu {
+
+RowPacker::~RowPacker() { Unlock(); }
+
+void RowPacker::Unlock() {
+  if (ring_ != nullptr) (void)cudaHostUnregister(ring_);
+  ring_ = device_ring_ = nullptr;
+  packed_.reset();
+}
+
+Status RowPacker::Lock(std::byte* ring, size_t size_bytes, uint32_t slot_count) {
+  const BesideCaptures beside;  // other threads may capture
+  Unlock();
+  const std::string what = "page-locking " + std::to_string(size_bytes) + " bytes of staging";
+  const cudaError_t error = cudaHostRegister(ring, size_bytes, cudaHostRegisterMapped);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();  // so that the next launch is not blamed
+    return FromCuda(error, what);
+  }
+  ring_ = ring;
+  void* address = nullptr;
+  if (const cudaError_t found = cudaHostGetDevicePointer(&address, ring, 0); found != cudaSuccess) {
+    Unlock();
+    return FromCuda(found, what);
+  }
+  device_ring_ = static_cast<std::byte*>(address);
+  slot_count_ = slot_count;
+  packed_ = std::make_unique<OwnedEvent[]>(slot_count);
+  for (uint32_t slot = 0; slot < slot_count; ++slot) {
+    if (Status status = packed_[slot].Create(OwnedEvent::Waiting::kSleeps); !status.ok()) {
+      Unlock();
+      return status;
+    }
+  }
+  return {};
+}
+
+Status RowPacker::Pack(const StepPack& pack, uint32_t slot) {
+  if (slot >= slot_count_ || ring_ == nullptr) {
+    return {Code::kInvalid, "slot " + std::to_string(slot) + " of no ring that is locked"};
+  }
+  if (Status status = PackOne(pack.keys, pack); !status.ok()) return status;
+  if (Status status = PackOne(pack.values, pack); !status.ok()) return status;
+  return packed_[slot].Record(static_cast<kernels::cuda::Stream>(pack.stream));
+}
+
+// [tokens, heads, dim], back to back: rows of one part, with heads as close as they can be.
+Status RowPacker::PackOne(const StepPackTensor& from, const StepPack& pack) {
+  const size_t head_bytes = from.dim * kernels::DTypeBytes(from.packed_dtype);
+  return FromKernel(
+      kernels::cuda::PackRows(
+          {.token_count = pack.token_count,
+           .first_token = from.first_token,
+           .head_count = pack.kv_heads,
+           .key_dim = from.dim,
+           .value_dim = 0,
+           .key = {.data = static_cast<const std::byte*>(from.data),
+                   .dtype = from.dtype,
+                   .block_stride = from.block_stride,
+                   .token_stride = from.token_stride,
+                   .head_stride = from.head_stride},
+           .value = {},
+           .block_table = from.block_table == nullptr ? nullptr : OnDevice(from.block_table),
+           .block_tokens = from.block_tokens,
+           .row_dtype = from.packed_dtype,
+           .rows = OnDevice(from.to),
+           .head_stride_bytes = head_bytes,
+           .row_stride_bytes = head_bytes * pack.kv_heads},
+          static_cast<kernels::cuda::Stream>(pack.stream)),
+      "packing rows into staging");
+}
+
+Status RowPacker::Wait(uint32_t slot) {
+  const BesideCaptures beside;
+  return packed_[slot].Wait();
+}
+
+}  // namespace pqcached::gpu

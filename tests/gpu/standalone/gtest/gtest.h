@@ -135,32 +135,33 @@ inline int RunAllTests() {
 }  // namespace testing
 
 #define PQC_TEST_CLASS(suite, name) suite##_##name##_Test
-#define PQC_TEST(suite, name, base)                                  \
-  class PQC_TEST_CLASS(suite, name) : public base {                  \
-   public:                                                           \
-    void TestBody() override;                                        \
-  };                                                                 \
-  [[maybe_unused]] static const bool suite##_##name##_registered =   \
-      testing::Register<PQC_TEST_CLASS(suite, name)>(#suite, #name); \
+#define PQC_TEST(suite, name, base)                                    \
+  class PQC_TEST_CLASS(suite, name) : public base {                    \
+   public:                                                             \
+    void TestBody() override;                                          \
+  };                                                                   \
+  [[maybe_unused]] static const bool suite##_##name##_registered =     \
+      ::testing::Register<PQC_TEST_CLASS(suite, name)>(#suite, #name); \
   void PQC_TEST_CLASS(suite, name)::TestBody()
-#define TEST(suite, name) PQC_TEST(suite, name, testing::Test)
+#define TEST(suite, name) PQC_TEST(suite, name, ::testing::Test)
 #define TEST_F(suite, name) PQC_TEST(suite, name, suite)
 
-#define PQC_EXPECT(wrong)                                       \
-  if (const std::string pqc_what = (wrong); pqc_what.empty()) { \
-  } else                                                        \
-    testing::Report(testing::Severity::kNonFatal, __FILE__, __LINE__, pqc_what) = testing::Message()
-#define PQC_ASSERT(wrong)                                                             \
+#define PQC_EXPECT(wrong)                                                             \
   if (const std::string pqc_what = (wrong); pqc_what.empty()) {                       \
   } else                                                                              \
-    return testing::Report(testing::Severity::kFatal, __FILE__, __LINE__, pqc_what) = \
-               testing::Message()
-#define PQC_COMPARE(sign, a, b)                                                                    \
-  testing::Wrong([](const auto& pqc_a, const auto& pqc_b) { return pqc_a sign pqc_b; }, #sign, #a, \
-                 #b, a, b)
+    ::testing::Report(::testing::Severity::kNonFatal, __FILE__, __LINE__, pqc_what) = \
+        ::testing::Message()
+#define PQC_ASSERT(wrong)                                                                 \
+  if (const std::string pqc_what = (wrong); pqc_what.empty()) {                           \
+  } else                                                                                  \
+    return ::testing::Report(::testing::Severity::kFatal, __FILE__, __LINE__, pqc_what) = \
+               ::testing::Message()
+#define PQC_COMPARE(sign, a, b)                                                                  \
+  ::testing::Wrong([](const auto& pqc_a, const auto& pqc_b) { return pqc_a sign pqc_b; }, #sign, \
+                   #a, #b, a, b)
 #define PQC_TRUE(condition) (condition) ? std::string() : std::string(#condition " is false.")
 #define PQC_NEAR(a, b, limit)                                                       \
-  testing::Wrong(                                                                   \
+  ::testing::Wrong(                                                                 \
       [&](const auto& pqc_a, const auto& pqc_b) {                                   \
         return std::abs(static_cast<double>(pqc_a) - static_cast<double>(pqc_b)) <= \
                static_cast<double>(limit);                                          \
@@ -184,8 +185,8 @@ inline int RunAllTests() {
 #define ASSERT_TRUE(condition) PQC_ASSERT(PQC_TRUE(condition))
 #define ASSERT_FALSE(condition) PQC_ASSERT(PQC_TRUE(!(condition)))
 #define ASSERT_NEAR(a, b, limit) PQC_ASSERT(PQC_NEAR(a, b, limit))
-#define GTEST_SKIP()                                                                 \
-  return testing::Report(testing::Severity::kSkip, __FILE__, __LINE__, "skipped:") = \
-             testing::Message()
+#define GTEST_SKIP()                                                                     \
+  return ::testing::Report(::testing::Severity::kSkip, __FILE__, __LINE__, "skipped:") = \
+             ::testing::Message()
 
 #endif  // PQCACHED_TESTS_GPU_STANDALONE_GTEST_GTEST_H_

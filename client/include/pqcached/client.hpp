@@ -1,5 +1,5 @@
 // pqcached client: C++20 over the C ABI of client.h, in two headers: this one, and values.hpp, which it
-// includes: what goes in and comes out.
+// includes: what goes in and comes out. gpu.hpp adds steps and prefill on a GPU.
 // Client, Cache, Sequence, Step and Decoder own their handle and move; they may be destroyed in any
 // order. Nothing throws but std::bad_alloc: what may fail returns a Status or a Result<T>.
 // Thread-safety, deadlines and limits are those of client.h, which also says what each field means.
@@ -337,8 +337,30 @@ class Step {
 
  private:
   friend class Client;
+  friend class Gpu;
   struct Abandoner {
     void operator()(pqc_step* step) const { pqc_step_abandon(step); }
+  };
+  // What a step begins with, for the C ABI. Points into itself.
+  struct Terms {
+    Terms(std::span<const StepItem> step_items, const Selection* step_selection,
+          uint32_t timeout_ms)
+        : items(step_items.size(), PQC_INIT(pqc_step_item)) {
+      for (size_t i = 0; i < items.size(); ++i) {
+        items[i].sequence = step_items[i].sequence ? step_items[i].sequence->get() : nullptr;
+        items[i].query_position = step_items[i].query_position;
+        items[i].query_length = step_items[i].query_length;
+      }
+      if (step_selection) selection = Sequence::ToC(*step_selection);
+      options.selection = step_selection ? &selection : nullptr;
+      options.timeout_ms = timeout_ms;
+    }
+    Terms(const Terms&) = delete;
+    Terms& operator=(const Terms&) = delete;
+
+    std::vector<pqc_step_item> items;
+    pqc_selection selection{};
+    pqc_step_options options = PQC_INIT(pqc_step_options);
   };
 
   Step(pqc_step* handle, size_t item_count) : handle_(handle), item_count_(item_count) {}
@@ -400,6 +422,8 @@ class Decoder {
 
 class Cache {
  public:
+  pqc_cache* get() const { return handle_.get(); }
+
   Result<Sequence> CreateSequence() {
     pqc_sequence* sequence = nullptr;
     const pqc_status status = pqc_sequence_create(handle_.get(), &sequence);
@@ -502,20 +526,11 @@ class Client {
   // client's.
   Result<Step> BeginStep(std::span<const StepItem> items, const Selection* selection = nullptr,
                          uint32_t timeout_ms = 0) {
-    std::vector<pqc_step_item> c_items(items.size(), PQC_INIT(pqc_step_item));
-    for (size_t i = 0; i < items.size(); ++i) {
-      c_items[i].sequence = items[i].sequence ? items[i].sequence->get() : nullptr;
-      c_items[i].query_position = items[i].query_position;
-      c_items[i].query_length = items[i].query_length;
-    }
-    pqc_selection s{};
-    if (selection) s = Sequence::ToC(*selection);
-    pqc_step_options options = PQC_INIT(pqc_step_options);
-    options.selection = selection ? &s : nullptr;
-    options.timeout_ms = timeout_ms;
+    const Step::Terms terms(items, selection, timeout_ms);
     pqc_step* step = nullptr;
-    const pqc_status status = pqc_step_begin(
-        handle_.get(), c_items.data(), static_cast<uint32_t>(c_items.size()), &options, &step);
+    const pqc_status status =
+        pqc_step_begin(handle_.get(), terms.items.data(), static_cast<uint32_t>(items.size()),
+                       &terms.options, &step);
     if (status != PQC_OK) return Status(status);
     return Step(step, items.size());
   }

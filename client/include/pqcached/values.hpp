@@ -94,12 +94,20 @@ class Tensor {
     return tensor;
   }
 
+  // The same where `data` is memory of a GPU (gpu.hpp).
+  Tensor OnGpu() const {
+    Tensor tensor = *this;
+    tensor.device_ = PQC_CUDA;
+    return tensor;
+  }
+
   uint64_t dim(uint32_t index) const { return shape_[index]; }
   uint32_t ndim() const { return ndim_; }
   // Borrows from this object.
   pqc_tensor c() const {
     pqc_tensor tensor = PQC_INIT(pqc_tensor);
     tensor.ptr = const_cast<void*>(data_);
+    tensor.device = device_;
     tensor.dtype = dtype_;
     tensor.ndim = ndim_;
     tensor.shape = shape_.data();
@@ -110,6 +118,7 @@ class Tensor {
 
  private:
   const void* data_ = nullptr;
+  pqc_device device_ = PQC_CPU;
   pqc_dtype dtype_ = PQC_F32;
   uint32_t ndim_ = 0;
   std::array<uint64_t, 4> shape_{};

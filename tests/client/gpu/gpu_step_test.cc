@@ -1,6 +1,6 @@
 // Steps of the C ABI on a GPU: an engine that passes device pointers and a stream gets what it gets on the CPU. One source
 // for two programs: against the emulation of the device, and the real one.
-#include "pqcached/gpu.h"
+#include "pqcached/gpu.hpp"
 
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
@@ -408,6 +408,44 @@ TEST_F(GpuStepTest, PrefillFromTheDeviceArrivesBeforeAndAfterAWorkerEnds) {
   MustBeOk(sequence.BuildIndex({.iterations = 3, .seed = 1, .sink_tokens = kSink}));
   ExpectRows(sequence, layer, 0, 600);
   Decode({{&sequence, &layer, 600}}, 1, true);
+}
+
+TEST_F(GpuStepTest, TheCppWrapperPrefillsSelectsAndAttends) {
+  ExpectOk(Open(Options()));
+  pqcached::Gpu gpu = pqcached::Gpu::Adopt(gpu_.release());
+  const Layer layer(401, 10);
+  const DeviceArray<float> keys(std::vector<float>(layer.key(0, 0), layer.key(400, 0)));
+  const DeviceArray<float> values(std::vector<float>(layer.value(0, 0), layer.value(400, 0)));
+  Sequence sequence = testing::Must(cache_.CreateSequence());
+  for (uint32_t number = 0; number < kLayers; ++number) {
+    MustBeOk(gpu.Ingest(
+        sequence, number, 0,
+        Tensor({keys.data(), keys.size()}, {400, Layer::kKvHeads, Layer::kKeyDim}).OnGpu(),
+        Tensor({values.data(), values.size()}, {400, Layer::kKvHeads, Layer::kValueDim}).OnGpu(),
+        stream_));
+  }
+  MustBeOk(sequence.BuildIndex({.iterations = 3, .seed = 1, .sink_tokens = kSink}));
+  const std::vector<Item> items = {{&sequence, &layer, 400}};
+  Engine engine(items, 1);
+  const StepItem step_items[] = {{&sequence, 400, 1}};
+  {
+    Step step = testing::Must(gpu.BeginStep(
+        step_items, {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 0.2}, stream_));
+    const Tensor queries = Tensor({engine.queries.data(), engine.queries.size()},
+                                  {1, Layer::kQueryHeads, Layer::kKeyDim})
+                               .OnGpu();
+    MustBeOk(pqcached::Gpu::Select(step, 1, queries,
+                                   {engine.positions.data(), engine.positions.size()}, kStride,
+                                   {engine.counts.data(), engine.counts.size()}));
+    MustBeOk(step.Attend(1, queries, {engine.output.data(), engine.output.size()},
+                         {engine.lse.data(), engine.lse.size()}));
+    ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    MustBeOk(step.End(Rows(layer, 400, 401)));
+  }
+  Check(items, 1, 0.2, 1, engine.Get());
+  EXPECT_GT(testing::Must(gpu.Count()).device_bytes, 0u);
+  EXPECT_EQ(pqcached::Gpu::Open(cache_, {.token_capacity = 0}).status().code(),
+            PQC_INVALID_ARGUMENT);
 }
 
 TEST_F(GpuStepTest, WhatDoesNotFitIsRefusedByName) {

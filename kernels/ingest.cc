@@ -72,6 +72,11 @@ IngestPart IngestToken(const IngestArgs& args, const RowForm& form, uint32_t tok
   return value_good ? IngestPart::kNone : IngestPart::kValue;
 }
 
+uint32_t SumUp(const Exec& exec, const IngestArgs& args, std::span<const std::byte> rows,
+               uint32_t crc) {
+  return args.with_crc ? Crc32c(exec, rows, crc) : 0;
+}
+
 // The specification, for some of the tokens.
 IngestResult IngestReference(const Exec& exec, const IngestArgs& args, const RowForm& form,
                              uint32_t first_token, uint32_t token_count, uint32_t crc) {
@@ -79,7 +84,7 @@ IngestResult IngestReference(const Exec& exec, const IngestArgs& args, const Row
     std::byte* row = args.rows.data() + token * args.row_stride_bytes;
     const IngestPart bad_part = IngestToken(args, form, token, row);
     if (bad_part != IngestPart::kNone) return {bad_part, token, 0};
-    crc = Crc32c(exec, {row, form.row_bytes}, crc);
+    crc = SumUp(exec, args, {row, form.row_bytes}, crc);
   }
   return {IngestPart::kNone, 0, crc};
 }
@@ -160,7 +165,7 @@ IngestResult IngestStaged(const Exec& exec, const IngestArgs& args, const RowFor
   const Staged staged = StagedOf(args, form);
   const uint32_t step = static_cast<uint32_t>(staging_bytes / staged.row_bytes);
   IngestResult result;
-  result.crc = args.crc_seed;
+  result.crc = args.with_crc ? args.crc_seed : 0;
   for (uint32_t token = 0; token < args.token_count;) {
     const uint32_t count = std::min(step, args.token_count - token);
     if (StagePart(exec.level, args.key, token, args.key_dim, args, staged.key_dtype, count, staging,
@@ -170,7 +175,7 @@ IngestResult IngestStaged(const Exec& exec, const IngestArgs& args, const RowFor
                    staging + staged.key_bytes, staged.row_bytes))) {
       if (form.int8) QuantizeStaged(exec.level, args, staged, count, staging, int8_rows);
       const std::byte* rows = form.int8 ? int8_rows : staging;
-      result.crc = Crc32c(exec, {rows, count * form.row_bytes}, result.crc);
+      result.crc = SumUp(exec, args, {rows, count * form.row_bytes}, result.crc);
       const internal::StreamCall call{.staging = rows,
                                       .row_bytes = form.row_bytes,
                                       .row_count = count,
@@ -205,7 +210,7 @@ IngestResult Ingest(const Exec& exec, const IngestArgs& args, const RowForm& for
     return IngestStaged(exec, args, form);
   }
 #endif
-  return IngestReference(exec, args, form, 0, args.token_count, args.crc_seed);
+  return IngestReference(exec, args, form, 0, args.token_count, args.with_crc ? args.crc_seed : 0);
 }
 
 }  // namespace

@@ -36,6 +36,7 @@ struct IngestArgs {
   std::span<std::byte>
       rows;               // token_count rows (the last one may end with its value); any alignment
   uint32_t crc_seed = 0;  // CRC32C of what precedes: 0, or IngestResult::crc of the call before
+  bool with_crc = true;   // false: nothing is summed up
 };
 
 enum class IngestPart : uint8_t { kNone = 0, kKey = 1, kValue = 2 };
@@ -44,7 +45,8 @@ struct IngestResult {
   IngestPart bad_part = IngestPart::kNone;
   uint32_t bad_token = 0;  // 0-based in this call: first token with an element that is NaN or
                            // infinite *in the row's dtype*
-  uint32_t crc = 0;  // CRC32C over the row bytes in order, without padding between rows; 0 when bad
+  // CRC32C over the row bytes in order, without padding between rows; 0 when bad, or not asked for.
+  uint32_t crc = 0;
 
   bool ok() const { return bad_part == IngestPart::kNone; }
 };

@@ -13,6 +13,7 @@ namespace {
 // Below it a copy is done before other threads wake up.
 constexpr size_t kParallelBytes = size_t{256} << 10;
 constexpr uint32_t kParallelEncodeTokens = 64;
+constexpr uint32_t kTileTokens = 64;  // a few hundred KiB over all heads of a layer
 
 ParallelFor ParallelIf(bool worthwhile, Arena& arena) {
   return worthwhile ? arena.parallel_for() : SerialFor();
@@ -184,6 +185,31 @@ size_t SegmentWriter::SegmentAt(uint32_t position) const {
   return static_cast<size_t>(it - begin) - 1;
 }
 
+// Tiles of tokens, not heads, are what threads share: the source of a tile, [tokens, heads, dim], lies in one piece, and what
+// one head has fetched of a page the next one finds.
+kernels::IngestResult SegmentWriter::WriteTile(const CheckedRows& rows, const SegmentRows& segment,
+                                               Tile tile) const {
+  const StoredLayers::Layer& layer = cache_->layers.layers[rows.layer_slot];
+  const LayerShape& shape = layer.shape;
+  kernels::IngestResult worst;
+  for (uint32_t head = 0; head < shape.kv_heads; ++head) {
+    std::byte* target = segment.rows(layer.first_head + head) + size_t{tile.slot} * shape.row_bytes;
+    const kernels::IngestResult result = kernels::IngestRows(
+        cache_->engine->options.exec,
+        {.token_count = tile.token_count,
+         .key_dim = shape.key_dim,
+         .value_dim = shape.value_dim,
+         .key = rows.keys.Head(tile.token, head),
+         .value = rows.values.Head(tile.token, head),
+         .row_dtype = shape.dtype,
+         .row_stride_bytes = shape.row_bytes,
+         .rows = {target, size_t{tile.token_count} * shape.row_bytes},
+         .with_crc = false});  // rows are summed up when their segment is closed
+    if (!result.ok() && (worst.ok() || result.bad_token < worst.bad_token)) worst = result;
+  }
+  return worst;
+}
+
 absl::Status SegmentWriter::Write(const CheckedRows& rows) {
   const StoredLayers::Layer& layer = cache_->layers.layers[rows.layer_slot];
   const LayerShape& shape = layer.shape;
@@ -192,33 +218,28 @@ absl::Status SegmentWriter::Write(const CheckedRows& rows) {
   const ParallelFor parallel =
       ParallelIf(size_t{rows.token_count} * shape.row_bytes * shape.kv_heads >= kParallelBytes,
                  cache_->engine->serving);
-  results_.resize(shape.kv_heads);
   for (uint32_t position = begin; position < end;) {
     const SegmentRows& segment = *entry(SegmentAt(position)).rows;
     const uint32_t slot = position - segment.first_position();
     const uint32_t count = std::min(end, segment.end_capacity()) - position;
-    const auto write_head = [&](uint32_t kv_head, uint32_t) {
-      std::byte* target = segment.rows(layer.first_head + kv_head) + size_t{slot} * shape.row_bytes;
-      results_[kv_head] = kernels::IngestRows(cache_->engine->options.exec,
-                                              {.token_count = count,
-                                               .key_dim = shape.key_dim,
-                                               .value_dim = shape.value_dim,
-                                               .key = rows.keys.Head(position - begin, kv_head),
-                                               .value = rows.values.Head(position - begin, kv_head),
-                                               .row_dtype = shape.dtype,
-                                               .row_stride_bytes = shape.row_bytes,
-                                               .rows = {target, size_t{count} * shape.row_bytes}});
+    const uint32_t tiles = (count + kTileTokens - 1) / kTileTokens;
+    results_.resize(tiles);
+    const auto write_tile = [&](uint32_t tile, uint32_t) {
+      const uint32_t first = tile * kTileTokens;
+      results_[tile] = WriteTile(rows, segment,
+                                 {.token = position - begin + first,
+                                  .slot = slot + first,
+                                  .token_count = std::min(kTileTokens, count - first)});
     };
-    parallel.run(shape.kv_heads, std::cref(write_head));  // by reference: a copy would allocate
-    const kernels::IngestResult* bad = nullptr;
-    for (const kernels::IngestResult& result : results_) {
-      if (!result.ok() && (bad == nullptr || result.bad_token < bad->bad_token)) bad = &result;
-    }
-    if (bad != nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "layer ", layer.layer, ": ",
-          bad->bad_part == kernels::IngestPart::kKey ? "keys" : "values", ": token ",
-          position + bad->bad_token, " has NaN or infinity as ", kernels::DTypeName(shape.dtype)));
+    parallel.run(tiles, std::cref(write_tile));  // by reference: a copy would allocate
+    for (uint32_t tile = 0; tile < tiles; ++tile) {
+      const kernels::IngestResult& result = results_[tile];
+      if (result.ok()) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("layer ", layer.layer, ": ",
+                       result.bad_part == kernels::IngestPart::kKey ? "keys" : "values", ": token ",
+                       position + tile * kTileTokens + result.bad_token, " has NaN or infinity as ",
+                       kernels::DTypeName(shape.dtype)));
     }
     position += count;
   }

@@ -72,6 +72,14 @@ class SegmentWriter {
   SegmentWriter(std::shared_ptr<const Cache> cache, WriteLease lease,
                 std::shared_ptr<const Snapshot> base, uint32_t segment_tokens);
   absl::Status LeaveReadersBehind();
+  // Tokens [token, token + token_count) of the rows, into slots of one segment from `slot` on.
+  struct Tile {
+    uint32_t token = 0;
+    uint32_t slot = 0;
+    uint32_t token_count = 0;
+  };
+  kernels::IngestResult WriteTile(const CheckedRows& rows, const SegmentRows& segment,
+                                  Tile tile) const;
   void EncodeNew();
   void EncodeHead(uint32_t head, std::span<std::byte> scratch) const;
   void CountClosed();
@@ -97,7 +105,7 @@ class SegmentWriter {
   std::vector<SegmentEntry> edited_;
   std::vector<uint32_t> layer_tokens_;
   bool readers_left_ = false;                   // of older snapshots, from the slots to be written
-  std::vector<kernels::IngestResult> results_;  // per kv head, of one Write
+  std::vector<kernels::IngestResult> results_;  // per tile, of one Write
 };
 
 }  // namespace pqcached::kvstore

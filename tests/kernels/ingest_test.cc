@@ -19,7 +19,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 IngestResult Ingest(Level level, const Tensor& key, const Tensor& value, uint32_t token_count,
-                    DType row_dtype, Target& target, uint32_t seed = 0) {
+                    DType row_dtype, Target& target, uint32_t seed = 0, bool with_crc = true) {
   return IngestRows(Exec{level}, {.token_count = token_count,
                                   .key_dim = key.dim,
                                   .value_dim = value.dim,
@@ -28,7 +28,8 @@ IngestResult Ingest(Level level, const Tensor& key, const Tensor& value, uint32_
                                   .row_dtype = row_dtype,
                                   .row_stride_bytes = target.stride,
                                   .rows = std::span(target.bytes).subspan(target.offset),
-                                  .crc_seed = seed});
+                                  .crc_seed = seed,
+                                  .with_crc = with_crc});
 }
 
 void ExpectRows(Tensor& key, Tensor& value, uint32_t token_count, DType row_dtype,
@@ -143,6 +144,18 @@ TEST_P(IngestTest, CallsContinueTheChecksum) {
   }
   Target second = MakeTarget(DType::kF16, 189, 256, 0, 0);
   EXPECT_EQ(Ingest(GetParam(), key, value, 189, DType::kF16, second, begun.crc).crc, expected.crc);
+}
+
+TEST_P(IngestTest, WithoutAChecksumTheRowsAreTheSame) {
+  const Tensor key = MakeTensor(DType::kF32, 77, 64, 1);
+  const Tensor value = MakeTensor(DType::kF32, 77, 40, 2);
+  for (const DType to : {DType::kF16, DType::kF32}) {
+    Target with = MakeTarget(to, 77, 104, 0, 0);
+    Target without = MakeTarget(to, 77, 104, 0, 0);
+    ASSERT_NE(Ingest(GetParam(), key, value, 77, to, with).crc, 0u);
+    EXPECT_EQ(Ingest(GetParam(), key, value, 77, to, without, 99, false).crc, 0u);
+    EXPECT_TRUE(with.bytes == without.bytes);
+  }
 }
 
 TEST_P(IngestTest, DenormalsAndExtremesConvertLikeScalars) {

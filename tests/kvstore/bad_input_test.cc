@@ -171,6 +171,21 @@ TEST_F(BadInput, NanAndInfinityNameTokenLayerAndPart) {
   }
 }
 
+TEST_F(BadInput, OfSeveralBadRowsTheFirstTokenIsNamed) {
+  keys_ = sequence_.RandomKeys(model(), 300);
+  values_ = sequence_.RandomValues(model(), 300);
+  const auto spoil = [](Floats& part, uint64_t token, uint64_t head) {
+    part.data[(token * part.shape[1] + head) * part.shape[2] + 5] = std::nanf("");
+  };
+  spoil(keys_, 299, 0);
+  ExpectIngestRefused(kTokens, GoodRows(), StatusCode::kInvalidArgument, "keys: token 599");
+  spoil(keys_, 131, 0);
+  spoil(values_, 130, 1);
+  ExpectIngestRefused(kTokens, GoodRows(), StatusCode::kInvalidArgument, "values: token 430");
+  spoil(keys_, 7, 1);
+  ExpectIngestRefused(kTokens, GoodRows(), StatusCode::kInvalidArgument, "keys: token 307");
+}
+
 TEST_F(BadInput, FiniteNumbersBeyondTheStoredDtypeCountAsInfinite) {
   CacheSpec spec = SmallSpec();
   spec.groups[0].dtype = kernels::DType::kF16;

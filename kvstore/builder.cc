@@ -7,9 +7,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "kernels/pq_encode.h"
 #include "kvstore/checksums.h"
+#include "kvstore/clock.h"
 #include "kvstore/layer_build.h"
 #include "kvstore/live_index.h"
 #include "kvstore/training.h"
@@ -139,7 +140,7 @@ class Build {
   const BuildSpec& spec_;
   const std::function<bool(const BuildProgress&)>& progress_;
   const BuildClock& clock_;
-  const absl::Time began_;
+  const SteadyTime began_;
 
   std::vector<Epoch> epochs_;
   std::vector<std::unique_ptr<Unit>>
@@ -250,7 +251,7 @@ absl::Status Build::StopStatus() const {
 
 // Costs are asked for only where they are needed: without a deadline a build depends on no clock.
 void Build::MeasureCosts() {
-  if (spec_.deadline == absl::InfiniteFuture()) return;
+  if (spec_.deadline == SteadyTime::InfiniteFuture()) return;
   for (const StoredLayers::Layer& stored : cache_.layers.layers) {
     costs_.push_back(cache_.engine->costs.Measured(stored.shape, spec_.index));
   }
@@ -328,7 +329,7 @@ TrainingResult Build::TrainTask(const Task& task) {
   // This task's share of the time that coding leaves.
   const BuildCost& cost = costs_[unit.layer_slot];
   const double slowdown = slowdown_.load();
-  const absl::Time now = clock_();
+  const SteadyTime now = clock_();
   const double workers = cache_.engine->building.worker_count();
   const double share = std::min(1.0, workers / std::max(1u, tasks_left_.load()));
   const absl::Duration left = spec_.deadline - now - kReserve * (spec_.deadline - began_) -
@@ -459,7 +460,7 @@ absl::Status Build::CatchUp() {
   }
   for (;;) {
     if (Stopped()) return StopStatus();
-    const auto lease = WriteLease::TakeShort(sequence_, absl::Now() + kWriterWait);
+    const auto lease = WriteLease::TakeShort(sequence_, SteadyTime::Now() + kWriterWait);
     if (!lease.ok()) {
       if (absl::IsAborted(lease.status())) continue;  // a writer is at work
       return lease.status();

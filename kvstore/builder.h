@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/time/clock.h"
 #include "kvstore/cache.h"
+#include "kvstore/clock.h"
 #include "kvstore/sequence.h"
 
 namespace pqcached::kvstore {
@@ -30,14 +30,14 @@ uint32_t EpochTokens(uint32_t token_count, uint32_t least);
 // epoch. `segment_ends`: the position behind each segment's last token.
 std::vector<Epoch> CutEpochs(const std::vector<uint32_t>& segment_ends, uint32_t epoch_tokens);
 
-using BuildClock = std::function<absl::Time()>;
+using BuildClock = std::function<SteadyTime()>;
 
 // The contract is that of Store::BuildIndex. The lease is held only while the tail is closed; writers
 // go on while the build runs, and what they add meanwhile is coded at its end. Layers become ready
 // one by one, in ascending order as far as the workers allow.
 absl::Status BuildSequenceIndex(const Cache& cache, WriteLease lease, const BuildSpec& spec,
                                 const std::function<bool(const BuildProgress&)>& progress,
-                                const BuildClock& clock = absl::Now);
+                                const BuildClock& clock = SteadyTime::Now);
 
 }  // namespace pqcached::kvstore
 

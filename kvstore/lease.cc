@@ -48,7 +48,7 @@ absl::StatusOr<VersionedImage> Lease::Refresh(uint64_t known_version) {
     if (state_ == State::kEnded) {
       return absl::NotFoundError(absl::StrCat("no lease ", parts_.lease_id));
     }
-    refreshed_ = absl::Now();
+    refreshed_ = SteadyTime::Now();
     const uint64_t last = handed_out_.empty() ? 0 : handed_out_.back().version;
     if (known_version > last) {
       return absl::InvalidArgumentError(
@@ -97,7 +97,7 @@ void Lease::End() {
 void Lease::RevokeIdle(absl::Duration timeout) {
   {
     const MutexLock lock(&mutex_);
-    if (state_ != State::kFollowing || absl::Now() - refreshed_ <= timeout) return;
+    if (state_ != State::kFollowing || SteadyTime::Now() - refreshed_ <= timeout) return;
     Revoke();
   }
   parts_.control->Wake();
@@ -166,7 +166,7 @@ LeaseInfo Lease::Describe() const {
   LeaseInfo info{.lease_id = parts_.lease_id,
                  .sequence_id = sequence_id(),
                  .session = parts_.session,
-                 .age_seconds = absl::ToDoubleSeconds(absl::Now() - started_)};
+                 .age_seconds = absl::ToDoubleSeconds(SteadyTime::Now() - started_)};
   std::vector<std::shared_ptr<const SegmentList>> lists;
   {
     const MutexLock lock(&mutex_);

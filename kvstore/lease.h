@@ -20,8 +20,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "kvstore/cache.h"
+#include "kvstore/clock.h"
 #include "kvstore/control_memory.h"
 #include "kvstore/local_session.h"
 #include "kvstore/mutex.h"
@@ -84,10 +85,10 @@ class Lease final : public SequenceWatcher, public std::enable_shared_from_this<
   LeaseWords& words() const { return parts_.control->words(parts_.word_index); }
 
   const Parts parts_;
-  const absl::Time started_ = absl::Now();
+  const SteadyTime started_ = SteadyTime::Now();
   mutable Mutex mutex_;
   State state_ ABSL_GUARDED_BY(mutex_) = State::kFollowing;
-  absl::Time refreshed_ ABSL_GUARDED_BY(mutex_) = started_;
+  SteadyTime refreshed_ ABSL_GUARDED_BY(mutex_) = started_;
   Version newest_ ABSL_GUARDED_BY(mutex_);                   // no list when revoked
   std::vector<Version> handed_out_ ABSL_GUARDED_BY(mutex_);  // ascending, not acknowledged away
   std::vector<uint32_t> layer_tokens_ ABSL_GUARDED_BY(mutex_);

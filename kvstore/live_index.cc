@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "kvstore/clock.h"
 #include "kvstore/live_sequence.h"
 
 namespace pqcached::kvstore {
@@ -185,11 +186,11 @@ uint32_t LiveIndexes::CountBusy() const {
                     [](const auto& entry) { return !entry.second.idle(); }));
 }
 
-bool LiveIndexes::WaitIdle(uint64_t sequence_id, absl::Time deadline) const {
+bool LiveIndexes::WaitIdle(uint64_t sequence_id, SteadyTime deadline) const {
   while (!IdleOf(sequence_id)) {
-    if (absl::Now() >= deadline) return false;
+    if (SteadyTime::Now() >= deadline) return false;
     const MutexLock lock(&inbox_->mutex);
-    inbox_->changed.WaitUntil(&inbox_->mutex, std::min(deadline, absl::Now() + kPoll));
+    inbox_->changed.WaitUntil(&inbox_->mutex, std::min(deadline, SteadyTime::Now() + kPoll));
   }
   return true;
 }
@@ -254,7 +255,7 @@ void LiveIndexes::Settle(const Pick& pick, const absl::Status& status, bool work
 
 absl::Status LiveIndexes::Finish(const Cache& cache, Sequence& sequence, const BuildSpec& spec,
                                  const std::function<bool(const BuildProgress&)>& progress) {
-  const absl::Time began = absl::Now();
+  const SteadyTime began = SteadyTime::Now();
   const uint64_t sequence_id = sequence.sequence_id();
   {
     const MutexLock lock(&inbox_->mutex);
@@ -276,17 +277,17 @@ absl::Status LiveIndexes::Finish(const Cache& cache, Sequence& sequence, const B
       if (!progress) continue;
       BuildProgress report = ReportOf(cache, **snapshot, ordinal, reported);
       report.layers_done = reported + 1;
-      report.seconds = absl::ToDoubleSeconds(absl::Now() - began);
+      report.seconds = absl::ToDoubleSeconds(SteadyTime::Now() - began);
       if (!progress(report)) return absl::CancelledError("the build was cancelled");
     }
     if (IsFinished(list, spec.index)) return absl::OkStatus();
     if (absl::Status status = StatusOf(sequence_id); !status.ok()) return status;
     if (spec.cancelled && spec.cancelled()) return absl::CancelledError("the build was cancelled");
-    if (absl::Now() >= spec.deadline) {
+    if (SteadyTime::Now() >= spec.deadline) {
       return absl::DeadlineExceededError("the deadline came before every layer was indexed");
     }
     const MutexLock lock(&inbox_->mutex);
-    inbox_->changed.WaitUntil(&inbox_->mutex, std::min(spec.deadline, absl::Now() + kPoll));
+    inbox_->changed.WaitUntil(&inbox_->mutex, std::min(spec.deadline, SteadyTime::Now() + kPoll));
   }
 }
 

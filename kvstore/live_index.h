@@ -21,6 +21,7 @@
 
 #include "absl/status/status.h"
 #include "kvstore/cache.h"
+#include "kvstore/clock.h"
 #include "kvstore/mutex.h"
 #include "kvstore/sequence.h"
 
@@ -55,7 +56,7 @@ class LiveIndexes {
   // How many sequences the worker has something left to do for.
   uint32_t CountBusy() const;
   // Until IdleOf, or the deadline; returns IdleOf.
-  bool WaitIdle(uint64_t sequence_id, absl::Time deadline) const;
+  bool WaitIdle(uint64_t sequence_id, SteadyTime deadline) const;
 
   // BuildIndex of a live index: waits until all its closed segments are indexed. `progress`: as
   // Store::BuildIndex, one report per layer. Errors: as those, and those of the work.

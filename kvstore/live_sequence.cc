@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "kernels/pq_encode.h"
 #include "kvstore/checksums.h"
+#include "kvstore/clock.h"
 #include "kvstore/merge.h"
 #include "kvstore/training.h"
 
@@ -260,7 +260,7 @@ absl::StatusOr<bool> LiveSequence::CodeOpenTail(const Snapshot& snapshot) {
       index != nullptr && index->all_ready()) {
     return false;
   }
-  auto lease = WriteLease::TakeShort(sequence_, absl::Now() + kWriterWait);
+  auto lease = WriteLease::TakeShort(sequence_, SteadyTime::Now() + kWriterWait);
   if (!lease.ok()) return lease.status();
   const auto now = sequence_->Peek();
   if (!now.ok()) return now.status();

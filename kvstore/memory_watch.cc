@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "kvstore/clock.h"
 
 namespace pqcached::kvstore {
 
@@ -22,8 +22,8 @@ void MemoryWatch::Run() {
   for (;;) {
     {
       const MutexLock lock(&mutex_);
-      const absl::Time until = absl::Now() + interval_;
-      while (!stop_ && absl::Now() < until) stopped_.WaitUntil(&mutex_, until);
+      const SteadyTime until = SteadyTime::Now() + interval_;
+      while (!stop_ && SteadyTime::Now() < until) stopped_.WaitUntil(&mutex_, until);
       if (stop_) return;
     }
     check_();

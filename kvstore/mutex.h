@@ -1,18 +1,15 @@
-// Mutex and CondVar: those of absl, made visible to ThreadSanitizer.
+// Mutex and CondVar: those of the standard library, with what clang's thread-safety analysis reads.
 //
-// Distributions ship abseil without instrumentation, so that ThreadSanitizer does not see the order
-// that its locks make and reports races that are none. Under that sanitizer each lock and unlock
-// says so itself; otherwise this is absl::Mutex.
+// Not absl's: its waits end at a wall time, which jumps (clock.h), and distributions ship it without
+// instrumentation, so that ThreadSanitizer does not see the order that its locks make.
 #ifndef PQCACHED_KVSTORE_MUTEX_H_
 #define PQCACHED_KVSTORE_MUTEX_H_
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
+#include <condition_variable>
+#include <mutex>
 
-#if defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
-#endif
+#include "absl/base/thread_annotations.h"
+#include "kvstore/clock.h"
 
 namespace pqcached::kvstore {
 
@@ -20,32 +17,16 @@ class CondVar;
 
 class ABSL_LOCKABLE Mutex {
  public:
-#if defined(__SANITIZE_THREAD__)
-  // Abseil's own search for deadlocks is not instrumented either; the sanitizer has one.
-  Mutex() { absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore); }
-#else
   Mutex() = default;
-#endif
   Mutex(const Mutex&) = delete;
   Mutex& operator=(const Mutex&) = delete;
 
-  void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() {
-    mutex_.Lock();
-#if defined(__SANITIZE_THREAD__)
-    __tsan_acquire(this);
-#endif
-  }
-
-  void Unlock() ABSL_UNLOCK_FUNCTION() {
-#if defined(__SANITIZE_THREAD__)
-    __tsan_release(this);
-#endif
-    mutex_.Unlock();
-  }
+  void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
+  void Unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
 
  private:
   friend class CondVar;
-  absl::Mutex mutex_;
+  std::mutex mutex_;
 };
 
 class ABSL_SCOPED_LOCKABLE MutexLock {
@@ -64,22 +45,21 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 class CondVar {
  public:
   // Waits for a signal, or until `deadline`; may also wake for nothing.
-  void WaitUntil(Mutex* mutex, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-#if defined(__SANITIZE_THREAD__)
-    __tsan_release(mutex);
-#endif
-    condition_.WaitWithDeadline(&mutex->mutex_, deadline);
-#if defined(__SANITIZE_THREAD__)
-    __tsan_acquire(mutex);
-#endif
+  void WaitUntil(Mutex* mutex, SteadyTime deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    if (deadline == SteadyTime::InfiniteFuture()) return Wait(mutex);
+    std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
+    condition_.wait_until(lock, deadline.ToChrono());
+    lock.release();
   }
   void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    WaitUntil(mutex, absl::InfiniteFuture());
+    std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
+    condition_.wait(lock);
+    lock.release();
   }
-  void SignalAll() { condition_.SignalAll(); }
+  void SignalAll() { condition_.notify_all(); }
 
  private:
-  absl::CondVar condition_;
+  std::condition_variable condition_;
 };
 
 }  // namespace pqcached::kvstore

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "kvstore/clock.h"
 #include "kvstore/sequence_record.h"
 
 namespace pqcached::kvstore {
@@ -205,21 +205,21 @@ absl::StatusOr<std::shared_ptr<const Snapshot>> Sequence::Peek() const {
 }
 
 absl::Status Sequence::BeginWrite() {
-  return StartWriting(/*is_short=*/false, absl::InfinitePast());
+  return StartWriting(/*is_short=*/false, SteadyTime::InfinitePast());
 }
 
-absl::Status Sequence::BeginShortWrite(absl::Time deadline) {
+absl::Status Sequence::BeginShortWrite(SteadyTime deadline) {
   return StartWriting(/*is_short=*/true, deadline);
 }
 
-absl::Status Sequence::StartWriting(bool is_short, absl::Time deadline) {
+absl::Status Sequence::StartWriting(bool is_short, SteadyTime deadline) {
   const MutexLock lock(&mutex_);
   for (;;) {
     if (absl::Status status = CheckRunning(); !status.ok()) return status;
     if (!writing_) break;
     if (short_) {
       writer_gone_.Wait(&mutex_);
-    } else if (is_short && absl::Now() < deadline) {
+    } else if (is_short && SteadyTime::Now() < deadline) {
       writer_gone_.WaitUntil(&mutex_, deadline);
     } else {
       return absl::AbortedError(
@@ -555,7 +555,7 @@ absl::StatusOr<WriteLease> WriteLease::Take(std::shared_ptr<Sequence> sequence) 
 }
 
 absl::StatusOr<WriteLease> WriteLease::TakeShort(std::shared_ptr<Sequence> sequence,
-                                                 absl::Time deadline) {
+                                                 SteadyTime deadline) {
   if (absl::Status status = sequence->BeginShortWrite(deadline); !status.ok()) return status;
   return WriteLease(std::move(sequence));
 }

@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
+#include "kvstore/clock.h"
 #include "kvstore/holds.h"
 #include "kvstore/mutex.h"
 #include "kvstore/segment.h"
@@ -164,7 +164,7 @@ class Sequence {
   absl::Status BeginWrite();
   // The same for short background work on the tail: waits for a writer until `deadline`, and writers
   // that come meanwhile wait for its end instead of being told kAborted. Errors: as BeginWrite.
-  absl::Status BeginShortWrite(absl::Time deadline);
+  absl::Status BeginShortWrite(SteadyTime deadline);
   void EndWrite();
 
   // Of the writer: shows rows that it wrote; with `edit`, changes the list. Errors: kNotFound when
@@ -233,7 +233,7 @@ class Sequence {
 
   absl::Status DroppedError() const;
   absl::Status SuspendedError() const;
-  absl::Status StartWriting(bool is_short, absl::Time deadline);
+  absl::Status StartWriting(bool is_short, SteadyTime deadline);
   absl::Status CheckRunning() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<const Watchers> watchers() const;
   // Changes a copy of the newest list (`change` may fail), completes it, and installs it.
@@ -272,7 +272,7 @@ class WriteLease {
   static absl::StatusOr<WriteLease> Take(std::shared_ptr<Sequence> sequence);
   // By BeginShortWrite.
   static absl::StatusOr<WriteLease> TakeShort(std::shared_ptr<Sequence> sequence,
-                                              absl::Time deadline);
+                                              SteadyTime deadline);
   WriteLease(WriteLease&&) = default;
   WriteLease& operator=(WriteLease&&) = delete;
   ~WriteLease() {

@@ -34,6 +34,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/exec.h"
+#include "kvstore/clock.h"
 #include "kvstore/heat.h"
 #include "kvstore/keeper.h"
 #include "kvstore/local_session.h"
@@ -187,7 +188,7 @@ struct BuildSpec {
   uint64_t seed = 0;
   uint32_t train_tokens = 0;  // sample per epoch and kv head; 0 = all
   uint32_t sink_tokens = 16;  // excluded from training
-  absl::Time deadline = absl::InfiniteFuture();
+  SteadyTime deadline = SteadyTime::InfiniteFuture();
   // Asked between iterations, from several builder threads at once: true cancels. May be empty.
   std::function<bool()> cancelled = {};
 };

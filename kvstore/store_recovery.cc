@@ -3,8 +3,8 @@
 #include <string>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "kvstore/checksums.h"
+#include "kvstore/clock.h"
 #include "kvstore/live_index.h"
 #include "kvstore/recovery.h"
 #include "kvstore/store_impl.h"
@@ -48,7 +48,7 @@ absl::Status KeepPool(DescriptorKeeper& keeper, const std::string& name,
 absl::Status StoreImpl::Open() {
   DescriptorKeeper* keeper = engine_->options.keeper;
   if (keeper == nullptr) return absl::OkStatus();
-  const absl::Time began = absl::Now();
+  const SteadyTime began = SteadyTime::Now();
   auto root = RootRecords::Open(engine_->options.exec, *keeper);
   if (!root.ok()) return root.status();
   root_ = *std::move(root);
@@ -64,7 +64,7 @@ absl::Status StoreImpl::Open() {
       if (absl::Status released = keeper->Release(name); !released.ok()) return released;
     }
   }
-  recovery_.seconds = absl::ToDoubleSeconds(absl::Now() - began);
+  recovery_.seconds = absl::ToDoubleSeconds(SteadyTime::Now() - began);
   return absl::OkStatus();
 }
 

@@ -28,7 +28,7 @@ AdminService::AdminService(const Config& config, std::string boot_id, kvstore::S
       set_serving_(std::move(set_serving)) {}
 
 uint64_t AdminService::UptimeSeconds() const {
-  return static_cast<uint64_t>(absl::ToInt64Seconds(absl::Now() - started_));
+  return static_cast<uint64_t>(absl::ToInt64Seconds(kvstore::SteadyTime::Now() - started_));
 }
 
 AdminService::Reactor* AdminService::GetServerInfo(Context* context,

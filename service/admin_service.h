@@ -8,6 +8,7 @@
 #include <functional>
 #include <string>
 
+#include "kvstore/clock.h"
 #include "kvstore/store.h"
 #include "pqcached/v1/admin.grpc.pb.h"
 #include "service/calls.h"
@@ -43,7 +44,7 @@ class AdminService final : public v1::Admin::CallbackService {
 
   const Config config_;
   const std::string boot_id_;
-  const absl::Time started_ = absl::Now();
+  const kvstore::SteadyTime started_ = kvstore::SteadyTime::Now();
   kvstore::Store& store_;
   Sessions& sessions_;
   RpcStats& stats_;

@@ -22,8 +22,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "absl/synchronization/notification.h"
 #include "kvstore/read/broker_protocol.h"
+#include "service/event.h"
 #include "service/kept_sessions.h"
 #include "service/log.h"
 #include "service/socket_claim.h"
@@ -118,9 +118,9 @@ class Broker::Impl : public std::enable_shared_from_this<Broker::Impl> {
   }
 
   bool Answers(absl::Duration timeout) {
-    const auto answered = std::make_shared<absl::Notification>();  // whoever comes last frees it
-    asio::post(io_, [answered] { answered->Notify(); });
-    return answered->WaitForNotificationWithTimeout(timeout);
+    const auto answered = std::make_shared<Event>();  // whoever comes last frees it
+    asio::post(io_, [answered] { answered->Happen(); });
+    return answered->WaitFor(timeout);
   }
 
   void Shutdown() {

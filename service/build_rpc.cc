@@ -1,17 +1,18 @@
 // BuildIndex: a long call with a stream of progress, which ends early when its caller goes.
-#include <grpcpp/alarm.h>
-
 #include <atomic>
 #include <deque>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvstore/clock.h"
 #include "service/kv_cache_service.h"
 #include "service/log.h"
 #include "service/wire.h"
 
 namespace pqcached::service {
 namespace {
+
+using kvstore::SteadyTime;
 
 // Progress that the client has not read yet; newer takes the place of the last of so much. More than
 // one, because the first may be on its way.
@@ -29,7 +30,12 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
 
   BuildStream(kvstore::Store& store, Calls& calls, Log& log, absl::Duration most_idle,
               uint64_t sequence_id)
-      : store_(store), calls_(calls), log_(log), most_idle_(most_idle), sequence_id_(sequence_id) {}
+      : store_(store),
+        calls_(calls),
+        log_(log),
+        most_idle_(most_idle),
+        sequence_id_(sequence_id),
+        alarm_(calls.alarms()) {}
 
   void Start(grpc::CallbackServerContext* context, SpecOf spec_of) {
     self_ = shared_from_this();
@@ -67,7 +73,7 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
     absl::StatusOr<kvstore::BuildSpec> spec = spec_of(call_);
     if (!spec.ok()) return spec.status();
     if (absl::Status status = call_.Check(); !status.ok()) return status;
-    const absl::Time now = absl::Now();
+    const SteadyTime now = SteadyTime::Now();
     spec->cancelled = [this] { return cancelled_.load(std::memory_order_relaxed); };
     spec->deadline = now + (call_.deadline - now) * kDeadlineShare;
     const absl::Status status = store_.BuildIndex(
@@ -76,13 +82,14 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
     log_.Info("index_build", {{"sequence_id", sequence_id_},
                               {"session", call_.session.id},
                               {"status", StatusName(status.code())},
-                              {"seconds", absl::ToDoubleSeconds(absl::Now() - now)}});
+                              {"seconds", absl::ToDoubleSeconds(SteadyTime::Now() - now)}});
     return NamingId("sequence_id", status);
   }
 
   // Returns whether to go on.
   bool Report(const kvstore::BuildProgress& progress) {
-    if (cancelled_.load(std::memory_order_relaxed) || absl::Now() >= call_.deadline) return false;
+    if (cancelled_.load(std::memory_order_relaxed)) return false;
+    if (SteadyTime::Now() >= call_.deadline) return false;
     absl::MutexLock lock(&mutex_);
     if (unread_.size() < kMaxUnreadProgress) unread_.emplace_back();
     ToWire(progress, &unread_.back());
@@ -92,7 +99,7 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
 
   void End(const absl::Status& status) {
     absl::Status outcome = status;
-    if (status.code() == absl::StatusCode::kCancelled && absl::Now() >= call_.deadline) {
+    if (status.code() == absl::StatusCode::kCancelled && SteadyTime::Now() >= call_.deadline) {
       outcome = absl::DeadlineExceededError("the deadline has passed");
     }
     calls_.End(call_, outcome);
@@ -105,17 +112,16 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
 
   // The build is done: a client that does not read what is left of its progress is cut off.
   void CutOffAfter(absl::Duration most_idle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    alarm_.Set(absl::ToChronoTime(absl::Now() + most_idle),
-               [weak = weak_from_this()](bool expired) {
-                 const auto self = weak.lock();
-                 if (!expired || self == nullptr) return;
-                 absl::MutexLock lock(&self->mutex_);
-                 if (self->finished_) return;
-                 self->log_.Warning("progress_not_read", {{"sequence_id", self->sequence_id_},
-                                                          {"session", self->call_.session.id},
-                                                          {"unread", self->unread_.size()}});
-                 self->call_.context->TryCancel();
-               });
+    alarm_.Set(SteadyTime::Now() + most_idle, [weak = weak_from_this()] {
+      const auto self = weak.lock();
+      if (self == nullptr) return;
+      absl::MutexLock lock(&self->mutex_);
+      if (self->finished_) return;
+      self->log_.Warning("progress_not_read", {{"sequence_id", self->sequence_id_},
+                                               {"session", self->call_.session.id},
+                                               {"unread", self->unread_.size()}});
+      self->call_.context->TryCancel();
+    });
   }
 
   void WriteOrFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -139,7 +145,7 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
   std::shared_ptr<BuildStream> self_;  // until OnDone
   std::atomic<bool> cancelled_ = false;
   absl::Mutex mutex_;
-  grpc::Alarm alarm_ ABSL_GUARDED_BY(mutex_);
+  Alarm alarm_ ABSL_GUARDED_BY(mutex_);
   std::deque<v1::BuildProgress> unread_ ABSL_GUARDED_BY(mutex_);
   absl::Status outcome_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;

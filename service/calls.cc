@@ -4,7 +4,6 @@
 #include <grpcpp/support/server_callback.h>
 
 #include <algorithm>
-#include <chrono>
 #include <exception>
 #include <memory>
 #include <new>
@@ -13,10 +12,15 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "kvstore/clock.h"
 #include "service/log.h"
 #include "service/wire.h"
 
 namespace pqcached::service {
+
+using kvstore::MutexLock;
+using kvstore::SteadyTime;
+
 namespace {
 
 constexpr char kSessionMetadata[] = "pqcached-session";
@@ -62,7 +66,7 @@ bool IsServerFault(absl::StatusCode code) {
 }  // namespace
 
 absl::Status Call::Check() const {
-  if (absl::Now() >= deadline) return absl::DeadlineExceededError("the deadline has passed");
+  if (SteadyTime::Now() >= deadline) return absl::DeadlineExceededError("the deadline has passed");
   if (context->IsCancelled()) return absl::CancelledError("the caller has gone");
   return absl::OkStatus();
 }
@@ -140,13 +144,13 @@ absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc,
   Call call;
   call.rpc = rpc;
   call.context = context;
-  call.started = absl::Now();
-  const auto asked = context->deadline();
-  const bool has_deadline = asked != std::chrono::system_clock::time_point::max();
+  call.started = SteadyTime::Now();
+  const SteadyTime asked = SteadyTimeOf(context->raw_deadline());
+  const bool has_deadline = asked != SteadyTime::InfiniteFuture();
   // A build takes as long as it takes, unless the caller says otherwise.
   const absl::Duration without = rpc == Rpc::kBuildIndex ? max_timeout_ : default_timeout_;
-  call.deadline = std::min(has_deadline ? absl::FromChrono(asked) : call.started + without,
-                           call.started + max_timeout_);
+  call.deadline =
+      std::min(has_deadline ? asked : call.started + without, call.started + max_timeout_);
   absl::Status status = call.Check();
   if (status.ok() && turned_away() && BeginsSomething(rpc)) {
     status = absl::UnavailableError("the sidecar is draining: it takes nothing new");
@@ -159,7 +163,7 @@ absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc,
     if (session.ok()) call.session = *std::move(session);
   }
   if (status.ok()) {
-    absl::MutexLock lock(&mutex_);
+    const MutexLock lock(&mutex_);
     if (draining_) {
       status = absl::UnavailableError("the sidecar is shutting down");
     } else {
@@ -170,12 +174,12 @@ absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc,
     if (rpc == Rpc::kBuildIndex) builds_at_work_.fetch_add(1, std::memory_order_relaxed);
     return call;
   }
-  stats_.Record(rpc, status.code(), absl::Now() - call.started);
+  stats_.Record(rpc, status.code(), SteadyTime::Now() - call.started);
   return status;
 }
 
 void Calls::End(const Call& call, const absl::Status& status) {
-  const absl::Duration elapsed = absl::Now() - call.started;
+  const absl::Duration elapsed = SteadyTime::Now() - call.started;
   stats_.Record(call.rpc, status.code(), elapsed);
   if (IsServerFault(status.code())) {
     log_.Error("call_failed", {{"rpc", RpcName(call.rpc)},
@@ -190,8 +194,8 @@ void Calls::End(const Call& call, const absl::Status& status) {
                                 {"message", status.message()}});
   }
   if (call.rpc == Rpc::kBuildIndex) builds_at_work_.fetch_sub(1, std::memory_order_relaxed);
-  absl::MutexLock lock(&mutex_);
-  --at_work_;
+  const MutexLock lock(&mutex_);
+  if (--at_work_ == 0) ended_.SignalAll();
 }
 
 absl::Status Calls::Refused() const {
@@ -209,19 +213,19 @@ absl::Status Calls::RunBuild(Executor::Task task) {
 
 void Calls::RunCleanup(Executor::Task task) { serving_->Run(std::move(task)); }
 
-void Calls::Drain(absl::Time until) {
-  absl::MutexLock lock(&mutex_);
+void Calls::Drain(SteadyTime until) {
+  const MutexLock lock(&mutex_);
   draining_ = true;
-  mutex_.AwaitWithDeadline(absl::Condition(this, &Calls::Idle), until);
+  while (at_work_ > 0 && SteadyTime::Now() < until) ended_.WaitUntil(&mutex_, until);
 }
 
 size_t Calls::at_work() const {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   return at_work_;
 }
 
 bool Calls::draining() const {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   return draining_;
 }
 

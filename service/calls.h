@@ -18,8 +18,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "kvstore/clock.h"
+#include "kvstore/mutex.h"
+#include "service/alarms.h"
 #include "service/config.h"
 #include "service/executor.h"
 #include "service/rpc_stats.h"
@@ -45,8 +47,8 @@ struct Call {
   grpc::CallbackServerContext* context = nullptr;  // alive until the call is finished
   std::string token;                               // kSession only, as session
   Session session;
-  absl::Time started;
-  absl::Time deadline;
+  kvstore::SteadyTime started;
+  kvstore::SteadyTime deadline;
 
   // Errors: kDeadlineExceeded, kCancelled: nobody waits for the answer any more
   absl::Status Check() const;
@@ -92,8 +94,11 @@ class Calls {
   // For what must happen: never refused.
   void RunCleanup(Executor::Task task);
 
+  // For what calls do at a certain time. Outlives them.
+  Alarms& alarms() { return alarms_; }
+
   // Refuses new calls and waits until those at work have ended, at most until `until`.
-  void Drain(absl::Time until);
+  void Drain(kvstore::SteadyTime until);
   bool draining() const;
 
   // While `turned_away`, calls that begin something new are kUnavailable ("draining").
@@ -110,7 +115,6 @@ class Calls {
 
  private:
   absl::Status Refused() const;
-  bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return at_work_ == 0; }
 
   const std::string boot_id_;
   const absl::Duration default_timeout_;
@@ -119,11 +123,13 @@ class Calls {
   Sessions& sessions_;
   RpcStats& stats_;
   Log& log_;
-  mutable absl::Mutex mutex_;
+  mutable kvstore::Mutex mutex_;
+  kvstore::CondVar ended_;  // a call of at_work_
   size_t at_work_ ABSL_GUARDED_BY(mutex_) = 0;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<bool> turned_away_ = false;
   std::atomic<uint32_t> builds_at_work_ = 0;
+  Alarms alarms_;
   std::unique_ptr<Executor> serving_;
   std::unique_ptr<Executor> builds_;
 };

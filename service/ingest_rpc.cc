@@ -1,5 +1,4 @@
 // Rows in: Ingest (a transaction over a stream) and Append.
-#include <grpcpp/alarm.h>
 #include <grpcpp/support/byte_buffer.h>
 
 #include <algorithm>
@@ -7,6 +6,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "kvstore/clock.h"
 #include "service/ingest_message.h"
 #include "service/kv_cache_service.h"
 #include "service/log.h"
@@ -16,8 +16,7 @@
 namespace pqcached::service {
 namespace {
 
-// Between looks at a stream: an alarm in the past would come at once, again and again.
-constexpr absl::Duration kLeastWait = absl::Milliseconds(1);
+using kvstore::SteadyTime;
 
 // Puts the path of a chunk or an item before an error of the store about its rows.
 absl::Status UnderRows(const std::string& field, const absl::Status& status) {
@@ -44,7 +43,8 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
         calls_(calls),
         max_tensor_bytes_(config.max_message_bytes),
         most_idle_(config.stream_timeout),
-        response_(response) {}
+        response_(response),
+        alarm_(calls.alarms()) {}
 
   void Start(grpc::CallbackServerContext* context) {
     self_ = shared_from_this();
@@ -55,7 +55,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     }
     call_ = *std::move(call);
     absl::MutexLock lock(&mutex_);
-    waiting_since_ = absl::Now();
+    waiting_since_ = SteadyTime::Now();
     SetAlarm();
     StartRead(&incoming_);
   }
@@ -121,7 +121,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     {
       absl::MutexLock lock(&mutex_);
       working_ = false;
-      waiting_since_ = absl::Now();
+      waiting_since_ = SteadyTime::Now();
       if (!status.ok() || done_) {
         FinishLocked(status);
       } else if (expired_) {
@@ -185,16 +185,12 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     return absl::OkStatus();
   }
 
-  // A new alarm each time: the one whose callback runs cannot be set again.
   void SetAlarm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const absl::Time idle_since = working_ ? absl::Now() : waiting_since_;
-    const absl::Time next = std::min(call_.deadline, idle_since + most_idle_);
-    alarm_ = std::make_unique<grpc::Alarm>();
-    alarm_->Set(absl::ToChronoTime(std::max(next, absl::Now() + kLeastWait)),
-                [weak = weak_from_this()](bool expired) {
-                  const auto self = weak.lock();
-                  if (expired && self != nullptr) self->Look();
-                });
+    const SteadyTime idle_since = working_ ? SteadyTime::Now() : waiting_since_;
+    const SteadyTime next = std::min(call_.deadline, idle_since + most_idle_);
+    alarm_.Set(next, [weak = weak_from_this()] {
+      if (const auto self = weak.lock(); self != nullptr) self->Look();
+    });
   }
 
   // At the deadline, or when a client that sends nothing may have held its rows and their memory for
@@ -202,7 +198,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   void Look() {
     absl::MutexLock lock(&mutex_);
     if (finished_) return;
-    const absl::Time now = absl::Now();
+    const SteadyTime now = SteadyTime::Now();
     if (now >= call_.deadline) {
       expired_ = true;
       if (!working_) FinishLocked(absl::DeadlineExceededError("the deadline has passed"));
@@ -219,7 +215,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     if (finished_) return;
     finished_ = true;
     transaction_.reset();
-    if (alarm_ != nullptr) alarm_->Cancel();
+    alarm_.Cancel();
     calls_.End(call_, status);
     Finish(Outcome(call_, status));
   }
@@ -241,9 +237,9 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   std::vector<uint32_t> token_ids_;  // named when all rows are there
   bool done_ = false;
   absl::Mutex mutex_;
-  std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);
+  Alarm alarm_ ABSL_GUARDED_BY(mutex_);
   Read read_ ABSL_GUARDED_BY(mutex_) = Read::kUnderWay;
-  absl::Time waiting_since_ ABSL_GUARDED_BY(mutex_);  // for a message, unless working_
+  SteadyTime waiting_since_ ABSL_GUARDED_BY(mutex_);  // for a message, unless working_
   bool working_ ABSL_GUARDED_BY(mutex_) = false;
   bool expired_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;

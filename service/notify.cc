@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "kvstore/clock.h"
 #include "kvstore/memfd.h"
 
 namespace pqcached::service {
@@ -146,10 +147,10 @@ absl::Status Notifier::Barrier() const {
   }
   // The other side closes its end when it has come to it.
   pollfd end = {.fd = reading.get(), .events = 0, .revents = 0};
-  const absl::Time until = absl::Now() + options_.timeout;
+  const kvstore::SteadyTime until = kvstore::SteadyTime::Now() + options_.timeout;
   int ready = 0;
   do {
-    const int64_t left = absl::ToInt64Milliseconds(until - absl::Now());
+    const int64_t left = absl::ToInt64Milliseconds(until - kvstore::SteadyTime::Now());
     ready = poll(&end, 1, static_cast<int>(std::max<int64_t>(left, 0)));
   } while (ready < 0 && errno == EINTR);
   if (ready > 0) return absl::OkStatus();

@@ -9,8 +9,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "kernels/exec.h"
+#include "kvstore/clock.h"
 #include "kvstore/store.h"
 
 namespace pqcached::service {
@@ -229,11 +230,11 @@ std::vector<SelfTestCheck> RunSelfTest(const std::function<bool()>& go_on) {
   const auto check = [&](kernels::Level level, absl::string_view what, absl::string_view detail,
                          const std::function<absl::Status()>& work) {
     const std::string_view name = kernels::LevelName(level);
-    const absl::Time began = absl::Now();
+    const kvstore::SteadyTime began = kvstore::SteadyTime::Now();
     SelfTestCheck done{.name = absl::StrCat(std::string(name), ".", what),
                        .status = go_on() ? work() : absl::CancelledError("ended early"),
                        .detail = std::string(detail)};
-    done.seconds = absl::ToDoubleSeconds(absl::Now() - began);
+    done.seconds = absl::ToDoubleSeconds(kvstore::SteadyTime::Now() - began);
     checks.push_back(std::move(done));
     return checks.back().status.ok();
   };

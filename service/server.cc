@@ -8,14 +8,18 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvstore/clock.h"
 #include "service/admin_service.h"
 #include "service/broker.h"
 #include "service/kv_cache_service.h"
 #include "service/log.h"
 #include "service/socket_claim.h"
+#include "service/wire.h"
 
 namespace pqcached::service {
 namespace {
+
+using kvstore::SteadyTime;
 
 constexpr absl::string_view kUnixScheme = "unix://";
 constexpr size_t kBootIdBytes = 8;
@@ -112,10 +116,10 @@ class Server::Impl {
     if (server_ == nullptr) return;
     SetServing(false);
     if (options_.keepers.memory != nullptr) sessions_.Leave();
-    calls_.Drain(absl::Now() + config_.shutdown_timeout);
+    calls_.Drain(SteadyTime::Now() + config_.shutdown_timeout);
     kv_cache_.EndSessions(absl::UnavailableError("the sidecar is shutting down"));
     broker_.reset();
-    server_->Shutdown(absl::ToChronoTime(absl::Now() + kCancelGrace));
+    server_->Shutdown(ToGrpc(SteadyTime::Now() + kCancelGrace));
     server_->Wait();
     detached_.Stop();
     calls_.Stop();

@@ -1,16 +1,17 @@
 #include "service/session_rpc.h"
 
-#include <grpcpp/alarm.h>
-
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvstore/clock.h"
 #include "service/kv_cache_service.h"
 #include "service/log.h"
 #include "service/version.h"
 #include "service/wire.h"
 
 namespace pqcached::service {
+
+using kvstore::SteadyTime;
 
 namespace {
 
@@ -35,7 +36,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     DetachedSessions& detached;
   };
 
-  explicit SessionStream(Parts parts) : parts_(parts) {}
+  explicit SessionStream(Parts parts) : parts_(parts), alarm_(parts.calls.alarms()) {}
 
   void Start() {
     const size_t streams = parts_.streams.Add(shared_from_this());
@@ -57,7 +58,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     if (finished_) return;
     finished_ = true;
     outcome_ = status.code();
-    if (alarm_ != nullptr) alarm_->Cancel();
+    alarm_.Cancel();
     Finish(ToGrpc(status));
   }
 
@@ -85,7 +86,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   void OnDone() override {
     parts_.calls.RunCleanup([self = shared_from_this()] {
       self->CloseSession();
-      self->parts_.stats.Record(Rpc::kSession, self->outcome_, absl::Now() - self->started_);
+      self->parts_.stats.Record(Rpc::kSession, self->outcome_, SteadyTime::Now() - self->started_);
       self->parts_.streams.Remove(self);
     });
   }
@@ -159,16 +160,12 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     return absl::Status(resumed.status().code(), absl::StrCat("open.", resumed.status().message()));
   }
 
-  // A new alarm each time: the one whose callback runs cannot be set again. Its callback holds the
-  // stream weakly, because the alarm keeps the callback.
+  // The callback holds the stream weakly, because the alarm keeps the callback.
   void SetAlarm(absl::Duration after, void (SessionStream::*action)())
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    alarm_ = std::make_unique<grpc::Alarm>();
-    alarm_->Set(absl::ToChronoTime(absl::Now() + after),
-                [weak = weak_from_this(), action](bool expired) {
-                  const auto self = weak.lock();
-                  if (expired && self != nullptr) ((*self).*action)();
-                });
+    alarm_.Set(SteadyTime::Now() + after, [weak = weak_from_this(), action] {
+      if (const auto self = weak.lock(); self != nullptr) ((*self).*action)();
+    });
   }
 
   void Beat() {
@@ -211,13 +208,13 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   }
 
   const Parts parts_;
-  const absl::Time started_ = absl::Now();
+  const SteadyTime started_ = SteadyTime::Now();
   v1::SessionRequest request_;
   v1::SessionEvent event_;
   absl::Mutex mutex_;
   std::string token_;  // written under mutex_ by the reading reaction, which alone reads it without
   Session session_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);
+  Alarm alarm_ ABSL_GUARDED_BY(mutex_);
   absl::StatusCode outcome_ = absl::StatusCode::kOk;  // written before Finish, read after OnDone
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;

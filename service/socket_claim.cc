@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "kvstore/clock.h"
 
 namespace pqcached::service {
 namespace {
@@ -110,8 +110,8 @@ absl::StatusOr<std::unique_ptr<SocketClaim>> SocketClaim::Take(const std::string
   const absl::StatusOr<int> descriptor = Lock(path);
   if (!descriptor.ok()) return descriptor.status();
   absl::Status status = ClearPath(path);
-  const absl::Time until = absl::Now() + patience;
-  while (absl::IsAlreadyExists(status) && absl::Now() < until) {
+  const kvstore::SteadyTime until = kvstore::SteadyTime::Now() + patience;
+  while (absl::IsAlreadyExists(status) && kvstore::SteadyTime::Now() < until) {
     absl::SleepFor(kClaimPause);
     status = ClearPath(path);
   }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvstore/clock.h"
 
 namespace pqcached::service {
 namespace {
@@ -59,11 +60,11 @@ struct Received {
 };
 
 // The next message; an empty one at the end.
-absl::StatusOr<Received> Receive(int socket, absl::Time until) {
+absl::StatusOr<Received> Receive(int socket, kvstore::SteadyTime until) {
   pollfd ready = {.fd = socket, .events = POLLIN, .revents = 0};
   int count = 0;
   do {
-    const int64_t left = absl::ToInt64Milliseconds(until - absl::Now());
+    const int64_t left = absl::ToInt64Milliseconds(until - kvstore::SteadyTime::Now());
     count = poll(&ready, 1, static_cast<int>(std::clamp<int64_t>(left, 0, INT32_MAX)));
   } while (count < 0 && errno == EINTR);
   if (count <= 0) return Failed("no answer", ETIMEDOUT);
@@ -106,7 +107,7 @@ absl::StatusOr<KeptDescriptors> TakeOver(const std::string& socket_path, absl::D
         Send(asking.get(), absl::StrCat(kTakeOverField, "=1"), theirs.get(), &address);
     if (error != 0) return Failed(socket_path.c_str(), error);
   }
-  const absl::Time until = absl::Now() + timeout;
+  const kvstore::SteadyTime until = kvstore::SteadyTime::Now() + timeout;
   KeptDescriptors kept;
   bool done = false;
   while (true) {

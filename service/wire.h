@@ -11,6 +11,7 @@
 #define PQCACHED_SERVICE_WIRE_H_
 
 #include <google/protobuf/repeated_field.h>
+#include <grpc/support/time.h>
 
 #include <optional>
 #include <string>
@@ -19,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvstore/clock.h"
 #include "kvstore/store.h"
 #include "pqcached/v1/admin.pb.h"
 #include "pqcached/v1/kv_cache.pb.h"
@@ -52,6 +54,13 @@ absl::Status Unimplemented(absl::string_view field);
 
 // Errors: kInvalidArgument  not in 1..limit
 absl::Status CheckCount(absl::string_view field, int count, int limit);
+
+// ---- Time
+
+// gRPC keeps deadlines by the clock that SteadyTime is of, and these stay on it; std::chrono's
+// system_clock, its other way to say them, would let a jump of the wall clock in.
+kvstore::SteadyTime SteadyTimeOf(gpr_timespec time);
+gpr_timespec ToGrpc(kvstore::SteadyTime time);
 
 // ---- Requests
 

@@ -87,4 +87,18 @@ absl::Status CheckCount(absl::string_view field, int count, int limit) {
   return Invalid(field, absl::StrCat(count, " of them, must be 1..", limit));
 }
 
+kvstore::SteadyTime SteadyTimeOf(gpr_timespec time) {
+  const gpr_timespec steady = gpr_convert_clock_type(time, GPR_CLOCK_MONOTONIC);
+  if (gpr_time_cmp(steady, gpr_inf_future(GPR_CLOCK_MONOTONIC)) == 0) {
+    return kvstore::SteadyTime::InfiniteFuture();
+  }
+  const gpr_timespec left = gpr_time_sub(steady, gpr_now(GPR_CLOCK_MONOTONIC));
+  return kvstore::SteadyTime::Now() + absl::Seconds(left.tv_sec) + absl::Nanoseconds(left.tv_nsec);
+}
+
+gpr_timespec ToGrpc(kvstore::SteadyTime time) {
+  const int64_t left = absl::ToInt64Nanoseconds(time - kvstore::SteadyTime::Now());
+  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_nanos(left, GPR_TIMESPAN));
+}
+
 }  // namespace pqcached::service

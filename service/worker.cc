@@ -13,12 +13,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
+#include "kvstore/clock.h"
 #include "kvstore/file_keeper.h"
 #include "kvstore/store.h"
 #include "service/broker.h"
 #include "service/command_line.h"
+#include "service/event.h"
 #include "service/kept_sessions.h"
 #include "service/log.h"
 #include "service/notify.h"
@@ -78,8 +78,8 @@ absl::StatusOr<Keepers> OpenKeepers(const Config& config, std::optional<KeptMapp
   if (config.pool_directory.empty()) return keepers;
   absl::StatusOr<std::unique_ptr<kvstore::FileKeeper>> files =
       kvstore::FileKeeper::Open(config.pool_directory);
-  for (const absl::Time until = absl::Now() + kOrphanPatience;
-       absl::IsAlreadyExists(files.status()) && absl::Now() < until;) {
+  for (const kvstore::SteadyTime until = kvstore::SteadyTime::Now() + kOrphanPatience;
+       absl::IsAlreadyExists(files.status()) && kvstore::SteadyTime::Now() < until;) {
     absl::SleepFor(kOrphanPause);
     files = kvstore::FileKeeper::Open(config.pool_directory);
   }
@@ -110,9 +110,9 @@ int AwaitSignal(const sigset_t& signals, Server& server, const Notifier* notifie
 
 // Shuts the server down. The process ends anyway when that takes longer than promised.
 void ShutDownWithin(absl::Duration timeout, const Config& config, Server& server, const Log& log) {
-  absl::Notification done;
+  Event done;
   std::thread watchdog([&] {
-    if (done.WaitForNotificationWithTimeout(timeout)) return;
+    if (done.WaitFor(timeout)) return;
     log.Error("shutdown_forced", {{"after_seconds", absl::ToDoubleSeconds(timeout)}});
     const std::string path = SocketPath(config);
     unlink(path.c_str());
@@ -120,7 +120,7 @@ void ShutDownWithin(absl::Duration timeout, const Config& config, Server& server
     _exit(kExitFailed);
   });
   server.Shutdown();
-  done.Notify();
+  done.Happen();
   watchdog.join();
 }
 

@@ -1,5 +1,7 @@
 #include "client/rpc/rpc_remote.h"
 
+#include <grpc/support/time.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <thread>
@@ -36,10 +38,14 @@ std::chrono::milliseconds Remaining(Deadline deadline) {
                                                                std::chrono::steady_clock::now());
 }
 
-// gRPC's way to say it; it counts from now on by a steady clock itself.
-std::chrono::system_clock::time_point ToGrpc(Deadline deadline) {
-  return std::chrono::system_clock::now() + std::chrono::duration_cast<std::chrono::microseconds>(
-                                                deadline - std::chrono::steady_clock::now());
+// By gRPC's own steady clock. What a jump of the wall clock can still do: gRPC waits for its timers
+// until a wall time, so after one back by an hour, a call that the sidecar does not answer ends up to
+// an hour after its deadline. The sidecar answers by the deadline, whatever the clocks do.
+gpr_timespec ToGrpc(Deadline deadline) {
+  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(
+      deadline - std::chrono::steady_clock::now());
+  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                      gpr_time_from_nanos(left.count(), GPR_TIMESPAN));
 }
 
 }  // namespace

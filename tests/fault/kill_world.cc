@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/time/clock.h"
+#include "kvstore/clock.h"
 #include "kvstore/holds.h"
 
 namespace pqcached::kvstore::testing {
@@ -448,21 +449,22 @@ void KillWorld::Merge(SequenceModel& sequence) {
   if (sequence.count != end) return;  // the pool is full
   const size_t before = segment_count();
   Announce(Operation::kMerge, sequence, end);
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
-  while (store_->Stats().live_work_count > 0 && absl::Now() < deadline) {
+  const SteadyTime deadline = SteadyTime::Now() + absl::Seconds(60);
+  while (store_->Stats().live_work_count > 0 && SteadyTime::Now() < deadline) {
     absl::SleepFor(absl::Microseconds(50));
   }
   Done();
-  if (absl::Now() >= deadline) Fault("the store does not get done with live indexes");
+  if (SteadyTime::Now() >= deadline) Fault("the store does not get done with live indexes");
   if (segment_count() < before) ++state_.merges;
 }
 
 // That it is there already is as good.
 absl::Status KillWorld::Build(const SequenceModel& sequence, uint32_t ordinal) {
-  absl::Status status = store_->BuildIndex(
-      kTenant, sequence.id,
-      {.index = kIndexes[ordinal], .iterations = 2, .deadline = absl::Now() + absl::Seconds(60)},
-      {});
+  absl::Status status = store_->BuildIndex(kTenant, sequence.id,
+                                           {.index = kIndexes[ordinal],
+                                            .iterations = 2,
+                                            .deadline = SteadyTime::Now() + absl::Seconds(60)},
+                                           {});
   return absl::IsAlreadyExists(status) ? absl::OkStatus() : status;
 }
 
@@ -533,12 +535,12 @@ void KillWorld::DropAll() {
   EvictRetained();
   store_->EndQuarantine();
   // Threads of the store may be at work on what was dropped a moment ago.
-  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  const SteadyTime deadline = SteadyTime::Now() + absl::Seconds(30);
   size_t used_bytes = 0;
   do {
     used_bytes = store_->ListCaches("").front().used_bytes;
     if (used_bytes > 0) absl::SleepFor(absl::Milliseconds(1));
-  } while (used_bytes > 0 && absl::Now() < deadline);
+  } while (used_bytes > 0 && SteadyTime::Now() < deadline);
   state_.leaked_extents += used_bytes / kMinExtentBytes;
   if (used_bytes > 0) Fault("extents have leaked");
 }

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "kvstore/builder.h"
+#include "kvstore/clock.h"
 #include "kvstore/ingest.h"
 #include "kvstore/live_index.h"
 #include "tests/kvstore/brute_force.h"
@@ -215,7 +216,7 @@ TEST(Build, IsDeterministicUnderASeedForAnyNumberOfThreads) {
     EXPECT_NE(once, BuildWith(1, other));
     // A deadline that does not bind changes nothing.
     other = spec;
-    other.deadline = absl::Now() + absl::Hours(1);
+    other.deadline = SteadyTime::Now() + absl::Hours(1);
     EXPECT_EQ(once, BuildWith(2, other));
   }
 }
@@ -323,7 +324,8 @@ TEST(Build, ThatMissesItsDeadlineLeavesNoTrace) {
   sequence.Ingest(700);
   const std::string before = Dump(sequence.store());
   const absl::Status status = sequence.store().BuildIndex(
-      kTenant, sequence.id(), {.index = kIndex, .deadline = absl::Now() - absl::Seconds(1)}, {});
+      kTenant, sequence.id(), {.index = kIndex, .deadline = SteadyTime::Now() - absl::Seconds(1)},
+      {});
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_TRUE(Dump(sequence.store()) == before);
 }
@@ -358,9 +360,9 @@ TEST(Build, UnderADeadlineEndsBeforeItWithFewerIterations) {
   options.threads = 1;
   options.epoch_tokens = 16384;
   BareSequence bare(options, 12000);
-  const absl::Time began = absl::UnixEpoch();
-  const absl::Time deadline = began + absl::Seconds(100);
-  absl::Time now = began;
+  const SteadyTime began = SteadyTime();
+  const SteadyTime deadline = began + absl::Seconds(100);
+  SteadyTime now = began;
   const BuildClock clock = [&now] { return now += absl::Seconds(1); };
   uint32_t most = 0;
   const absl::Status status = BuildSequenceIndex(

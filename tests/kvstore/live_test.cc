@@ -4,7 +4,7 @@
 #include <set>
 #include <thread>
 
-#include "absl/time/clock.h"
+#include "kvstore/clock.h"
 #include "kvstore/live_index.h"
 #include "kvstore/store_impl.h"
 #include "tests/kvstore/brute_force.h"
@@ -78,7 +78,7 @@ void Add(TestSequence& sequence, uint32_t tokens, float center, float spread, bo
 Engine& EngineOf(Store& store) { return static_cast<StoreImpl&>(store).engine(); }
 
 void WaitIdle(Store& store, uint64_t sequence_id) {
-  ASSERT_TRUE(EngineOf(store).live->WaitIdle(sequence_id, absl::Now() + absl::Minutes(2)));
+  ASSERT_TRUE(EngineOf(store).live->WaitIdle(sequence_id, SteadyTime::Now() + absl::Minutes(2)));
 }
 
 SequenceInfo Describe(TestSequence& sequence) {
@@ -368,12 +368,12 @@ TEST(LiveIndex, FinishingKeepsItsDeadlineAndCanBeCancelled) {
     const LiveIndexes::Pause pause(*EngineOf(sequence.store()).live, sequence.id());
     EXPECT_TRUE(EngineOf(sequence.store()).live->SpecOf(sequence.id()).has_value());
     Add(sequence, 40, 0, 1, /*append=*/false);
-    EXPECT_EQ(
-        sequence.store()
-            .BuildIndex(kTenant, sequence.id(),
-                        {.index = kIndex, .deadline = absl::Now() + absl::Milliseconds(5)}, {})
-            .code(),
-        absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(sequence.store()
+                  .BuildIndex(
+                      kTenant, sequence.id(),
+                      {.index = kIndex, .deadline = SteadyTime::Now() + absl::Milliseconds(5)}, {})
+                  .code(),
+              absl::StatusCode::kDeadlineExceeded);
     EXPECT_EQ(sequence.store()
                   .BuildIndex(kTenant, sequence.id(),
                               {.index = kIndex, .cancelled = [] { return true; }}, {})

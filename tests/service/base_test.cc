@@ -1,4 +1,4 @@
-// The parts of the daemon that need no gRPC: executor, sessions, counters, log, claim on the
+// The parts of the daemon that need no gRPC: executor, alarms, sessions, counters, log, claim on the
 // socket.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,6 +18,8 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "service/alarms.h"
+#include "service/event.h"
 #include "service/executor.h"
 #include "service/log.h"
 #include "service/rpc_stats.h"
@@ -27,6 +29,7 @@
 namespace pqcached::service {
 namespace {
 
+using kvstore::SteadyTime;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -66,6 +69,54 @@ TEST(ExecutorTest, UsesAllItsThreads) {
     }));
   }
   all_met.WaitForNotification();
+}
+
+TEST(AlarmsTest, ComeInOrderAndNotBeforeTheirTime) {
+  std::vector<int> came;
+  Event done;
+  {
+    Alarms alarms;
+    Alarm first(alarms), second(alarms), third(alarms), never(alarms), cancelled(alarms);
+    const SteadyTime now = SteadyTime::Now();
+    third.Set(now + absl::Milliseconds(60), [&] {
+      came.push_back(3);
+      EXPECT_GE(SteadyTime::Now(), now + absl::Milliseconds(60));
+      done.Happen();
+    });
+    first.Set(now - absl::Seconds(1), [&] { came.push_back(1); });
+    second.Set(now + absl::Milliseconds(30), [&] { came.push_back(-2); });
+    second.Set(now + absl::Milliseconds(30), [&] { came.push_back(2); });
+    never.Set(SteadyTime::InfiniteFuture(), [&] { came.push_back(4); });
+    cancelled.Set(now + absl::Milliseconds(40), [&] { came.push_back(5); });
+    cancelled.Cancel();
+    EXPECT_TRUE(done.WaitFor(absl::Seconds(60)));
+  }
+  EXPECT_EQ(came, (std::vector<int>{1, 2, 3}));
+}
+
+TEST(AlarmsTest, AnActionMaySetItsAlarmAnew) {
+  int count = 0;
+  Event done;
+  Alarms alarms;
+  kvstore::Mutex mutex;
+  Alarm alarm(alarms);
+  const std::function<void()> again = [&] {
+    const kvstore::MutexLock lock(&mutex);
+    if (++count == 3) return done.Happen();
+    alarm.Set(SteadyTime::Now(), again);
+  };
+  {
+    const kvstore::MutexLock lock(&mutex);
+    alarm.Set(SteadyTime::Now(), again);
+  }
+  EXPECT_TRUE(done.WaitFor(absl::Seconds(60)));
+}
+
+TEST(EventTest, SaysWhenItHasNotHappened) {
+  Event event;
+  EXPECT_FALSE(event.WaitFor(absl::Milliseconds(1)));
+  event.Happen();
+  EXPECT_TRUE(event.WaitFor(absl::ZeroDuration()));
 }
 
 TEST(SessionsTest, FindsByTokenUntilClosed) {

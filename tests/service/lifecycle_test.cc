@@ -13,6 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/synchronization/notification.h"
+#include "kvstore/clock.h"
 #include "tests/service/lifecycle_fixture.h"
 
 namespace pqcached::service {
@@ -58,7 +59,7 @@ TEST_F(LifecycleTest, ABuildEndsAtItsDeadlineWithoutAnIndex) {
   v1::BuildIndexRequest request;
   request.set_sequence_id(sequence_id);
   *request.mutable_index() = Pq(2, 4);
-  const absl::Time begun = absl::Now();
+  const kvstore::SteadyTime begun = kvstore::SteadyTime::Now();
   grpc::ClientContext context;  // without a deadline: max_timeout holds, not default_timeout
   context.AddMetadata("pqcached-session", client->token());
   const auto reader = client->kv().BuildIndex(&context, request);
@@ -66,7 +67,7 @@ TEST_F(LifecycleTest, ABuildEndsAtItsDeadlineWithoutAnIndex) {
   while (reader->Read(&progress)) {
   }
   EXPECT_TRUE(Failed(reader->Finish(), StatusCode::DEADLINE_EXCEEDED, "deadline"));
-  EXPECT_GE(absl::Now() - begun, absl::Seconds(2));
+  EXPECT_GE(kvstore::SteadyTime::Now() - begun, absl::Seconds(2));
   ExpectDumpAfterBuild(*client, sequence_id, before);
 }
 

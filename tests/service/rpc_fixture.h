@@ -81,7 +81,7 @@ v1::IndexSpec Flat();
 v1::Selection TokenCountSelection(const v1::IndexSpec& index, uint64_t sink, uint64_t window,
                                   uint64_t count);
 
-class RpcTest : public testing::Test {
+class RpcTest : public ::testing::Test {
  protected:
   RpcTest();
   ~RpcTest() override;
@@ -107,8 +107,8 @@ class RpcTest : public testing::Test {
 };
 
 // `status` is `code`, and its message has `words`.
-testing::AssertionResult Failed(const grpc::Status& status, grpc::StatusCode code,
-                                const std::string& words);
+::testing::AssertionResult Failed(const grpc::Status& status, grpc::StatusCode code,
+                                  const std::string& words);
 
 }  // namespace pqcached::service
 

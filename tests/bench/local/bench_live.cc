@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "absl/time/clock.h"
+#include "kvstore/clock.h"
 #include "kvstore/cost_model.h"
 #include "tests/bench/local/drift_keys.h"
 #include "tests/bench/local/live_world.h"
@@ -18,7 +18,9 @@ constexpr uint32_t kChunk = 8192;
 constexpr uint32_t kIterations = 5;
 constexpr DriftShape kWide = {.kv_heads = 8, .group_size = 4, .dim = 128};
 
-double SecondsSince(absl::Time begin) { return absl::ToDoubleSeconds(absl::Now() - begin); }
+double SecondsSince(kvstore::SteadyTime begin) {
+  return absl::ToDoubleSeconds(kvstore::SteadyTime::Now() - begin);
+}
 
 // The fourth chunk is the costly one: its epoch is young until then, so that it is trained, too.
 void MeasureLastChunk(Report& report) {
@@ -33,7 +35,7 @@ void MeasureLastChunk(Report& report) {
   for (int round = 0; round <= report.rounds(); ++round) {
     const uint64_t alone = world.NewSequence(false, 0);
     world.Ingest(alone, 0, chunks[0], values);
-    absl::Time begin = absl::Now();
+    kvstore::SteadyTime begin = kvstore::SteadyTime::Now();
     world.Build(alone, {.index = kLiveIndex, .iterations = kIterations});
     const double chunk_seconds = SecondsSince(begin);
     world.Drop(alone);
@@ -43,7 +45,7 @@ void MeasureLastChunk(Report& report) {
       world.WaitIdle(live);  // the engine computes longer than the index takes
       world.Ingest(live, i * kChunk, chunks[i], values);
     }
-    begin = absl::Now();
+    begin = kvstore::SteadyTime::Now();
     world.Build(live, {.index = kLiveIndex});
     if (round > 0) ratios.push_back(SecondsSince(begin) / chunk_seconds);  // the first warms up
     world.Drop(live);
@@ -123,7 +125,7 @@ void MeasureBudget(Report& report) {
     for (uint32_t tokens = 4 << 10; tokens <= kMost; tokens *= 2) {
       const uint64_t fork = world.Fork(all, tokens);
       const double budget = kvstore::PrefillSeconds(kPrefill, tokens);
-      const absl::Time begin = absl::Now();
+      const kvstore::SteadyTime begin = kvstore::SteadyTime::Now();
       const absl::Status status = world.store().BuildIndex(
           "bench", fork,
           {.index = kLiveIndex, .iterations = 300, .deadline = begin + absl::Seconds(budget)}, {});

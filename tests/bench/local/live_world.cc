@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/time/clock.h"
+#include "kvstore/clock.h"
 #include "kvstore/live_index.h"
 #include "kvstore/store_impl.h"
 #include "tests/bench/report.h"
@@ -83,7 +83,7 @@ void LiveWorld::Drop(uint64_t sequence_id) {
 
 void LiveWorld::WaitIdle(uint64_t sequence_id) {
   auto& live = *static_cast<kvstore::StoreImpl&>(*store_).engine().live;
-  Require(live.WaitIdle(sequence_id, absl::Now() + absl::Minutes(10)), "idle");
+  Require(live.WaitIdle(sequence_id, kvstore::SteadyTime::Now() + absl::Minutes(10)), "idle");
   Require(live.StatusOf(sequence_id).ok(), "live index");
 }
 

@@ -36,6 +36,15 @@ JUNK_DRAWERS = {"utils", "util", "common", "helpers", "helper", "misc", "types.h
 LINE_LIMIT = 600  # past it a file is surely two things
 SOURCES = {".h", ".hpp", ".cc", ".cu"}
 STANDARD_WITH_SLASH = ("sys/", "linux/", "arpa/", "netinet/", "net/", "bits/", "asm/", "sanitizer/")
+# Wall time jumps, so what waits or counts time uses a steady clock (kvstore/clock.h). Waits of absl end at a wall time even
+# when they are given a duration, and gRPC's alarms wait by absl; high_resolution_clock is the wall clock of libstdc++.
+STEADY = ("kvstore/", "service/", "client/", "gpu/", "kernels/")
+WALL_CLOCK = re.compile(
+    r"\babsl::(?:Now|GetCurrentTimeNanos|Time)\b|\b(?:system_clock|high_resolution_clock|CLOCK_REALTIME\w*|GPR_CLOCK_REALTIME)\b"
+    r"|\bgettimeofday\b|\bgrpc::Alarm\b|\btime\s*\(\s*(?:nullptr|NULL|0)\s*\)"
+    r"|\b(?:WaitForNotification|Await|LockWhen|ReaderLockWhen|Wait)With(?:Timeout|Deadline)\b")
+MAY_READ_THE_WALL_CLOCK = set()  # files that tell people the time; spdlog does it for the log
+COMMENT = re.compile(r"//.*")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
@@ -81,9 +90,19 @@ def guard_finding(path, text):
         yield f"{path}:1: include guard must be {guard}"
 
 
+def clock_findings(path, text):
+    if not str(path).startswith(STEADY) or str(path) in MAY_READ_THE_WALL_CLOCK:
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        found = WALL_CLOCK.search(COMMENT.sub("", line))
+        if found:
+            yield f"{path}:{number}: {found.group()} follows the wall clock, which jumps; use kvstore/clock.h or std::chrono::steady_clock"
+
+
 def source_findings(path, text):
     yield from include_findings(path, text)
     yield from guard_finding(path, text)
+    yield from clock_findings(path, text)
     lines = text.count("\n")
     if lines > LINE_LIMIT:
         yield f"{path}: {lines} lines; split it by meaning (limit {LINE_LIMIT})"

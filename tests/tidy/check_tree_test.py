@@ -52,6 +52,17 @@ class CheckTreeTest(unittest.TestCase):
         self.assert_finds("getenv", {"service/main.cc": 'getenv("A");\n'})
         self.assert_finds("has no README.md", {"kernels/a.cc": ""})
 
+    def test_nothing_follows_the_wall_clock(self):
+        for code in ("absl::Time until = absl::Now();", "std::chrono::system_clock::now()", "clock_gettime(CLOCK_REALTIME, &now);",
+                     "done.WaitForNotificationWithTimeout(timeout);", "mutex_.AwaitWithDeadline(condition, until);",
+                     "changed_.WaitWithTimeout(&mutex_, timeout);", "grpc::Alarm alarm_;", "time(nullptr)"):
+            for folder in ("kvstore", "service", "client/rpc", "gpu"):
+                self.assert_finds("follows the wall clock", {f"{folder}/a.cc": code + "\n"})
+            self.assertEqual([], self.found_in({"tests/README.md": "", "tests/a.cc": code + "\n"}))
+        self.assertEqual([], self.found_in({
+            "service/README.md": "",
+            "service/a.cc": "// Not absl::Now().\nabsl::Duration left = until - kvstore::SteadyTime::Now();\nWaitUntil(&mutex_, until);\n"}))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -17,10 +17,12 @@ class per status, or TypeError for an argument of a wrong type. Positions are ab
 from ._abi import library as _load
 from ._arrays import ArrayLike, Paged, Tensor
 from ._client import Cache, Client, Sequence
-from ._enums import BudgetKind, Device, DType, GroupRule, IndexKind, LayerKind, Path, PathChoice, RopeLayout, RowPart
+from ._enums import (BudgetKind, Device, DType, GpuPolicy, GroupRule, IndexKind, LayerKind, Path, PathChoice, RopeLayout,
+                     RowPart)
 from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
                       InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Status,
                       Unauthenticated, Unavailable, Unimplemented, Unknown)
+from ._gpu import Gpu, GpuCounts, GpuStep
 from ._options import (Attention, BuildProgress, ClientCounts, Index, LayerGroup, Rank, Scores, Selected, Selection,
                        SequenceInfo, merge)
 from ._steps import Decoder, Step, StepAttention, StepItem

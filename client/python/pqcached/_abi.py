@@ -1,4 +1,4 @@
-"""pqcached/client.h for ctypes: its structs, its functions, and how the library is found.
+"""pqcached/client.h, step.h and gpu.h for ctypes: its structs, its functions, and how the library is found.
 
 A new function is one line of PROTOTYPES; a new struct is one class with the header's fields in the header's order.
 tests/client/python/abi_test.py holds both against the header and the compiler.
@@ -155,6 +155,24 @@ class StepAttention(Sized):
                 ("lse_capacity", c_uint64), ("counts", c_void_p)]
 
 
+class GpuOptions(Sized):
+    _fields_ = [("struct_size", c_size_t), ("device", c_int32), ("sequence_capacity", c_uint32),
+                ("token_capacity", c_uint64), ("selected_capacity", c_uint64), ("query_length", c_uint32),
+                ("segment_capacity", c_uint32), ("codebook_capacity", c_uint32), ("no_block_cache", c_uint32),
+                ("cache_tokens", c_uint32), ("cache_loads", c_uint32), ("policy", c_enum), ("index", _IndexField),
+                ("gpu_library_path", c_char_p), ("codes_bytes", c_uint64)]
+
+
+class GpuCounts(Sized):
+    _fields_ = [("struct_size", c_size_t), ("hits", c_uint64), ("misses", c_uint64), ("loaded", c_uint64),
+                ("evicted", c_uint64), ("device_bytes", c_uint64), ("locked_bytes", c_uint64), ("generation", c_uint64),
+                ("staged", c_uint32), ("resident_layers", c_uint32)]
+
+
+class GpuPositions(Sized):
+    _fields_ = [("struct_size", c_size_t), ("positions", c_void_p), ("stride", c_uint64), ("counts", c_void_p)]
+
+
 _handle = c_void_p
 _status = c_enum
 
@@ -205,6 +223,13 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_decoder_prefill": (_status, [_handle, c_uint32, POINTER(Tensor), POINTER(Tensor)]),
     "pqc_decoder_decode": (_status, [_handle, c_uint32, POINTER(Tensor), POINTER(Tensor), POINTER(Tensor), c_void_p,
                                      c_uint64]),
+    "pqc_gpu_open": (_status, [_handle, POINTER(GpuOptions), POINTER(_handle)]),
+    "pqc_gpu_close": (None, [_handle]),
+    "pqc_gpu_count": (_status, [_handle, POINTER(GpuCounts)]),
+    "pqc_gpu_ingest": (_status, [_handle, _handle, c_uint32, c_uint64, POINTER(Tensor), POINTER(Tensor), c_void_p]),
+    "pqc_gpu_step_begin": (_status, [_handle, POINTER(StepItem), c_uint32, POINTER(StepOptions), c_void_p,
+                                     POINTER(_handle)]),
+    "pqc_gpu_step_select": (_status, [_handle, c_uint32, POINTER(Tensor), POINTER(GpuPositions)]),
     "pqc_merge": (_status, [c_uint32, c_uint32, c_void_p, c_void_p, c_void_p, c_void_p]),
 }
 

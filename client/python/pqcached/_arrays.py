@@ -97,7 +97,8 @@ class _DLTensor(ctypes.Structure):
 
 
 _DL_DEVICES = {1: Device.CPU, 2: Device.CUDA, 3: Device.CPU}  # 3: page-locked host memory
-_DL_UINT, _DL_FLOAT, _DL_BFLOAT = 1, 2, 4
+_DL_INT, _DL_UINT, _DL_FLOAT, _DL_BFLOAT = 0, 1, 2, 4
+_DL_CUDA = 2
 _DL_DTYPES = {(_DL_FLOAT, 16): DType.F16, (_DL_FLOAT, 32): DType.F32, (_DL_BFLOAT, 16): DType.BF16,
               (_DL_UINT, 16): None}
 
@@ -252,6 +253,36 @@ def _address(name: str, array: Any, dtypes: Sequence[Any], torch_dtypes: Sequenc
     if write and not writable:
         raise InvalidArgument(f"{name}: must be writable (numpy), and not require a gradient (torch)")
     return int(address)
+
+
+def device_floats(name: str, array: Any, shape: Tuple[int, ...]) -> Tuple[int, Any]:
+    """The address of float32 on a GPU that a call may write to, by DLPack, and what has to live as long."""
+    return _device_words(name, array, (_DL_FLOAT,), shape)
+
+
+def device_uint32s(name: str, array: Any, shape: Tuple[int, ...]) -> Tuple[int, Any]:
+    """Likewise of 32-bit integers, signed ones too: torch has no others."""
+    return _device_words(name, array, (_DL_INT, _DL_UINT), shape)
+
+
+def _device_words(name: str, array: Any, kinds: Tuple[int, ...], shape: Tuple[int, ...]) -> Tuple[int, Any]:
+    if not hasattr(array, "__dlpack__"):
+        raise TypeError(f"{name}: {type(array).__name__}; must be an array on a GPU that has __dlpack__")
+    capsule = array.__dlpack__()
+    found = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    if found.device_type != _DL_CUDA:
+        raise TypeError(f"{name}: on DLPack device {found.device_type}; must be on a GPU")
+    if found.code not in kinds or found.bits != 32 or found.lanes != 1:
+        raise _wrong_dtype(name, (found.code, found.bits))
+    has = tuple(found.shape[i] for i in range(found.ndim))
+    strides = tuple(found.strides[i] for i in range(found.ndim)) if found.strides else None
+    packed, step = [], 1
+    for size in reversed(has):
+        packed.append(step)
+        step *= size
+    if has != shape or (strides is not None and strides != tuple(reversed(packed))):
+        raise InvalidArgument(f"{name}: shape {has}, must be {shape}, contiguous")
+    return (found.data or 0) + found.byte_offset, capsule
 
 
 def floats_to_write(name: str, array: Any, shape: Tuple[int, ...]) -> int:

@@ -13,8 +13,9 @@ from . import _abi as abi
 from ._arguments import key_bytes, member, text, token_count, uint32, uint64
 from ._arrays import (ArrayLike, floats_to_write, new_array, numpy_dtype, positions_to_read, rows_to_write, tensor,
                       token_ids_to_read)
-from ._enums import LayerKind, Path, PathChoice, RowPart
+from ._enums import GpuPolicy, LayerKind, Path, PathChoice, RowPart
 from ._errors import InvalidArgument
+from ._gpu import Gpu
 from ._handle import Closable, Handle
 from ._options import (Attention, BuildProgress, ClientCounts, Index, LayerGroup, Rank, Scores, Selected, Selection,
                        SequenceInfo, from_c)
@@ -156,6 +157,34 @@ class Cache(Closable):
             abi.check(self._library.pqc_sequence_create_with(cache, byref(options), byref(handle), byref(shared)))
         assert handle.value
         return Sequence(self, handle.value, shared.value)
+
+    def open_gpu(self, token_capacity: int, *, device: int = 0, sequence_capacity: int = 0, selected_capacity: int = 0,
+                 query_length: int = 0, segment_capacity: int = 0, codebook_capacity: int = 0, block_cache: bool = True,
+                 cache_tokens: int = 0, cache_loads: int = 0, policy: GpuPolicy = GpuPolicy.FREQUENCY,
+                 index: Index = Index(), codes_bytes: int = 0, gpu_library_path: str = "") -> Gpu:
+        """Sets memory on a GPU aside, for prefill and steps with arrays there.
+
+        token_capacity: of the longest sequence. sequence_capacity: of a step. selected_capacity: the largest k.
+        query_length: the longest. codes_bytes: device memory for codes of the index; 0 = those of all layers. 0 of what
+        counts something stands for the library's choice (gpu.h).
+
+        Raises FailedPrecondition (libpqcached_gpu.so cannot be loaded; no device, no driver: compute on the CPU),
+        Unimplemented (an older device; the remote path; index flat; softcap), InvalidArgument, ResourceExhausted.
+        """
+        options = abi.GpuOptions(
+            device=device, sequence_capacity=uint32("sequence_capacity", sequence_capacity),
+            token_capacity=uint64("token_capacity", token_capacity),
+            selected_capacity=uint64("selected_capacity", selected_capacity),
+            query_length=uint32("query_length", query_length), segment_capacity=uint32("segment_capacity", segment_capacity),
+            codebook_capacity=uint32("codebook_capacity", codebook_capacity), no_block_cache=0 if block_cache else 1,
+            cache_tokens=uint32("cache_tokens", cache_tokens), cache_loads=uint32("cache_loads", cache_loads),
+            policy=member(GpuPolicy, "policy", policy), index=index.c(), codes_bytes=uint64("codes_bytes", codes_bytes),
+            gpu_library_path=text("gpu_library_path", gpu_library_path) or None)
+        handle = ctypes.c_void_p()
+        with self._handle as cache:
+            abi.check(self._library.pqc_gpu_open(cache, byref(options), byref(handle)))
+        assert handle.value
+        return Gpu(self, handle.value)
 
     def match_prefix(self, token_ids: Any, *, extra_key: bytes = b"") -> int:
         """How many tokens of a prompt are stored under these ids: a multiple of 128."""

@@ -68,6 +68,14 @@ class BudgetKind(enum.IntEnum):
     MASS = 2  # Unimplemented in this version
 
 
+class GpuPolicy(enum.IntEnum):
+    """Which block of the block cache gives way."""
+
+    LRU = 0
+    LFU = 1
+    FREQUENCY = 2  # as LFU, and a new block has to be asked for 1.25 times as often
+
+
 class RowPart(enum.IntEnum):
     """A row is [key | value]."""
 

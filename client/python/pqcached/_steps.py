@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import dataclasses
 from ctypes import byref
-from typing import TYPE_CHECKING, Any, List, Mapping, NamedTuple, Optional, Sequence as SequenceOf, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Mapping, NamedTuple, Optional, Sequence as SequenceOf, Tuple
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class Step(Closable):
     """
 
     def __init__(self, library: Any, client: Handle, items: SequenceOf[StepItem], selection: Optional[Selection],
-                 timeout_ms: int) -> None:
+                 timeout_ms: int, begin: Optional[Callable[..., int]] = None) -> None:
         self._library = library
         self._items = [StepItem(*item) for item in items]  # keeps the sequences
         self._selection = selection
@@ -75,7 +75,7 @@ class Step(Closable):
                 c_item.query_position = uint64(f"items[{i}].query_position", item.query_position)
                 c_item.query_length = uint32(f"items[{i}].query_length", item.query_length)
             pointer = calls.enter_context(client)
-            abi.check(library.pqc_step_begin(pointer, c_items, len(c_items), byref(options), byref(handle)))
+            abi.check((begin or library.pqc_step_begin)(pointer, c_items, len(c_items), byref(options), byref(handle)))
         assert handle.value
         self.query_tokens = sum(max(1, item.query_length) for item in self._items)
         self._beside: List[Any] = []  # what an attention beside works on; the last close waits for it

@@ -15,7 +15,7 @@ from daemon import SOURCE  # noqa: E402  (takes its argument from what is left)
 import pqcached  # noqa: E402
 from pqcached import _abi, _enums, _errors  # noqa: E402
 
-HEADERS = [SOURCE / "client/include/pqcached" / name for name in ("client.h", "step.h")]
+HEADERS = [SOURCE / "client/include/pqcached" / name for name in ("client.h", "step.h", "gpu.h")]
 
 STRUCTS = {"pqc_client_counts": _abi.ClientCounts, "pqc_sequence_options": _abi.SequenceOptions,
            "pqc_block_table": _abi.BlockTable, "pqc_tensor": _abi.Tensor, "pqc_client_options": _abi.ClientOptions,
@@ -25,11 +25,12 @@ STRUCTS = {"pqc_client_counts": _abi.ClientCounts, "pqc_sequence_options": _abi.
            "pqc_token_range": _abi.TokenRange, "pqc_selection": _abi.Selection, "pqc_query": _abi.Query,
            "pqc_positions": _abi.Positions, "pqc_attention": _abi.Attention,
            "pqc_step_item": _abi.StepItem, "pqc_step_options": _abi.StepOptions,
-           "pqc_step_positions": _abi.StepPositions, "pqc_step_attention": _abi.StepAttention}
+           "pqc_step_positions": _abi.StepPositions, "pqc_step_attention": _abi.StepAttention,
+           "pqc_gpu_options": _abi.GpuOptions, "pqc_gpu_counts": _abi.GpuCounts, "pqc_gpu_positions": _abi.GpuPositions}
 ENUMS = [(_enums.DType, "PQC_"), (_enums.LayerKind, "PQC_LAYERS_"), (_enums.RopeLayout, "PQC_ROPE_"),
          (_enums.IndexKind, "PQC_INDEX_"), (_enums.BudgetKind, "PQC_BUDGET_"), (_enums.Path, "PQC_PATH_"),
          (_enums.PathChoice, "PQC_PATH_"), (_errors.Status, "PQC_"), (_enums.Device, "PQC_"),
-         (_enums.GroupRule, "PQC_"), (_enums.RowPart, "PQC_")]
+         (_enums.GroupRule, "PQC_"), (_enums.RowPart, "PQC_"), (_enums.GpuPolicy, "PQC_GPU_")]
 
 
 def run(program):
@@ -37,7 +38,7 @@ def run(program):
     with tempfile.TemporaryDirectory() as folder:
         source, binary = os.path.join(folder, "a.c"), os.path.join(folder, "a")
         with open(source, "w", encoding="utf-8") as file:
-            file.write("#include <stddef.h>\n#include <stdio.h>\n#include \"pqcached/client.h\"\n"
+            file.write("#include <stddef.h>\n#include <stdio.h>\n#include \"pqcached/gpu.h\"\n"
                        f"int main(void) {{\n{program}\nreturn 0;\n}}\n")
         subprocess.run([*CC, f"-I{SOURCE / 'client/include'}", source, "-o", binary], check=True)
         return subprocess.run([binary], check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()

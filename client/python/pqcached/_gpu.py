@@ -1,0 +1,120 @@
+"""Prefill and steps whose arrays are on a GPU: torch's, cupy's or any with DLPack."""
+
+from __future__ import annotations
+
+import dataclasses
+from ctypes import byref
+from typing import TYPE_CHECKING, Any, Optional, Sequence as SequenceOf, Tuple
+
+import numpy as np
+
+from . import _abi as abi
+from ._arguments import uint32, uint64
+from ._arrays import ArrayLike, device_floats, device_uint32s, tensor
+from ._errors import InvalidArgument
+from ._handle import Closable, Handle
+from ._options import Selection, from_c
+from ._steps import Step, StepAttention, StepItem
+
+if TYPE_CHECKING:
+    from ._client import Cache, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuCounts:
+    hits: int  # rows found in the block cache
+    misses: int  # rows read from the sidecar's memory
+    loaded: int  # blocks of 128 rows copied into the block cache
+    evicted: int
+    device_bytes: int  # set aside on the device
+    locked_bytes: int  # of the sidecar's memory, page-locked so far
+    generation: int  # grows when what was captured in a graph has to be captured anew
+    staged: int  # 1: the host brings some rows in the middle of steps
+    resident_layers: int  # whose codes stay on the device
+
+
+class GpuStep(Step):
+    """A Step whose work is given to a stream. Made by Gpu.begin_step.
+
+    attend and select return when it is launched; end waits for it, and takes rows on the device or on the host.
+    """
+
+    def attend(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,
+               out: Optional[Tuple[Any, Any]] = None) -> StepAttention:
+        """As Step.attend, into `out`: (output, lse), contiguous float32 on the device. The selection is the step's."""
+        if out is None or selection is not None:
+            raise InvalidArgument("out: must be arrays on the device, and selection None, in a step on a GPU")
+        group = self._items[0].sequence._group(layer)
+        shape = (self.query_tokens, group.query_heads, group.value_dim)
+        output, held_output = device_floats("output", out[0], shape)
+        lse, held_lse = device_floats("lse", out[1], shape[:2])
+        found = StepAttention(out[0], out[1], np.empty(len(self._items), np.uint32))
+        attention = abi.StepAttention(output=output, output_capacity=shape[0] * shape[1] * shape[2], lse=lse,
+                                      lse_capacity=shape[0] * shape[1], counts=found.counts.ctypes.data)
+        borrowed = tensor("queries", queries)
+        with self._handle as step:
+            abi.check(self._library.pqc_step_attend(step, uint32("layer", layer), byref(borrowed.c), None,
+                                                    byref(attention)))
+        del held_output, held_lse
+        return found
+
+    def select_on_gpu(self, layer: int, queries: ArrayLike, positions: Any, counts: Any) -> None:
+        """For engines with kernels of their own: positions of the selected tokens, ascending, and how many.
+
+        positions: 32-bit integers [items, kv_heads, stride] on the device, with a stride of at least the largest k, written up
+        to the counts. counts: 32-bit integers [items, kv_heads].
+        """
+        heads = (len(self._items), self._items[0].sequence._group(layer).kv_heads)
+        stride = tuple(getattr(positions, "shape", ()))[-1:]
+        at, held_positions = device_uint32s("positions", positions, heads + stride)
+        counts_at, held_counts = device_uint32s("counts", counts, heads)
+        out = abi.GpuPositions(positions=at, stride=stride[0], counts=counts_at)
+        borrowed = tensor("queries", queries)
+        with self._handle as step:
+            abi.check(self._library.pqc_gpu_step_select(step, uint32("layer", layer), byref(borrowed.c), byref(out)))
+        del held_positions, held_counts
+
+
+class Gpu(Closable):
+    """A device for one cache. Made by Cache.open_gpu; close it before the client.
+
+    `stream` of the calls: a cudaStream_t as a number, such as torch.cuda.current_stream().cuda_stream. One step at a time;
+    ingest may run beside it, and on several threads for several sequences.
+    """
+
+    def __init__(self, cache: "Cache", handle: int) -> None:
+        self._cache = cache  # keeps the session
+        self._library = cache._library
+        self._own(Handle("gpu", handle, self._library.pqc_gpu_close, cache._handle), at_exit=True)
+
+    def count(self) -> GpuCounts:
+        """Waits for the device: for status pages, not for steps."""
+        counts = abi.GpuCounts()
+        with self._handle as gpu:
+            abi.check(self._library.pqc_gpu_count(gpu, byref(counts)))
+        made: GpuCounts = from_c(GpuCounts, counts)
+        return made
+
+    def ingest(self, sequence: "Sequence", layer: int, first_position: int, keys: ArrayLike, values: ArrayLike, *,
+               stream: int = 0) -> None:
+        """Sequence.ingest with arrays on the device (or Paged, with the table on the host): `stream` packs them, and they are
+        stored behind it. They may be overwritten by what the stream is given afterwards.
+
+        What fails later is raised by the next call for the sequence, and by sequence.flush(), which waits for all of it.
+        """
+        k, v = tensor("keys", keys), tensor("values", values)
+        number, first = uint32("layer", layer), uint64("first_position", first_position)
+        with self._handle as gpu, sequence._handle as pointer:
+            abi.check(self._library.pqc_gpu_ingest(gpu, pointer, number, first, byref(k.c), byref(v.c), stream))
+
+    def begin_step(self, items: SequenceOf[StepItem], selection: Selection, *, stream: int = 0,
+                   timeout_ms: int = 0) -> GpuStep:
+        """As Client.begin_step; all items have one query length, and the selection is that of the whole step.
+
+        Raises Aborted (another step is under way), ResourceExhausted (more segments or codebooks than there is room for) too.
+        """
+        def begin(gpu: int, c_items: Any, count: int, options: Any, step: Any) -> int:
+            status: int = self._library.pqc_gpu_step_begin(gpu, c_items, count, options, stream, step)
+            return status
+
+        return GpuStep(self._library, self._handle, items, selection, uint32("timeout_ms", timeout_ms), begin)

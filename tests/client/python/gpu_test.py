@@ -1,0 +1,134 @@
+"""Prefill and steps with arrays on a GPU: a real daemon and the installed libraries, on the emulation of the device.
+
+Usage: gpu_test.py BUILD LIBRARY
+"""
+
+import ctypes
+import sys
+import unittest
+
+import numpy as np
+
+LIBRARY = sys.argv.pop(2)
+
+from daemon import KV_HEADS, QUERY_HEADS, VALUE_DIM, DaemonTest, Layer  # noqa: E402
+
+import pqcached  # noqa: E402
+from pqcached._arrays import _DLTensor  # noqa: E402
+
+LAYERS = (0, 1, 2)
+TOKENS, SINK, WINDOW = 500, 4, 16
+
+emulation = ctypes.CDLL(LIBRARY)
+emulation.pqcached_emulated_allocate.restype = ctypes.c_void_p
+emulation.pqcached_emulated_allocate.argtypes = [ctypes.c_size_t]
+emulation.pqcached_emulated_free.argtypes = [ctypes.c_void_p]
+emulation.pqcached_emulated_free.restype = None
+emulation.pqcached_emulated_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+emulation.pqcached_emulated_copy.restype = None
+emulation.pqcached_emulated_stream.restype = ctypes.c_void_p
+
+new_capsule = ctypes.pythonapi.PyCapsule_New
+new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+
+class DeviceArray:
+    """What torch and cupy have, as far as DLPack tells: an array in the device's memory."""
+
+    KINDS = {"f": 2, "u": 1, "i": 0}
+
+    def __init__(self, array):
+        array = np.ascontiguousarray(array)
+        self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes
+        self.address = emulation.pqcached_emulated_allocate(array.nbytes)
+        emulation.pqcached_emulated_copy(self.address, array.ctypes.data, array.nbytes)
+        self._shape = (ctypes.c_int64 * array.ndim)(*array.shape)
+        self._managed = _DLTensor(data=self.address, device_type=2, ndim=array.ndim, code=self.KINDS[array.dtype.kind],
+                                  bits=8 * array.dtype.itemsize, lanes=1, shape=self._shape)
+
+    def __del__(self):
+        emulation.pqcached_emulated_free(self.address)
+
+    def __dlpack__(self, stream=None):
+        return new_capsule(ctypes.addressof(self._managed), b"dltensor", None)
+
+    def numpy(self):
+        array = np.empty(self.shape, self.dtype)
+        emulation.pqcached_emulated_copy(array.ctypes.data, self.address, self.nbytes)
+        return array
+
+
+class GpuTest(DaemonTest):
+    def test_prefill_and_steps_are_attention_over_what_is_selected(self):
+        layers = [Layer(TOKENS + 8, seed) for seed in LAYERS]
+        cache = self.cache(LAYERS)
+        stream = emulation.pqcached_emulated_stream()
+        with cache.create_sequence() as sequence, cache.open_gpu(
+                2048, selected_capacity=512, cache_tokens=256, gpu_library_path=LIBRARY) as gpu:
+            for number, layer in enumerate(layers):
+                gpu.ingest(sequence, number, 0, DeviceArray(layer.keys[:TOKENS]), DeviceArray(layer.values[:TOKENS]),
+                           stream=stream)
+                sequence.flush()  # the arrays go
+            sequence.build_index(iterations=3, sink_tokens=SINK)
+            selection = pqcached.Selection(ratio=0.2, sink_tokens=SINK, window_tokens=WINDOW)
+            for position in range(TOKENS, TOKENS + 8):
+                with gpu.begin_step([pqcached.StepItem(sequence, position)], selection, stream=stream) as step:
+                    for number, layer in enumerate(layers):
+                        self.check(step, number, layer)
+                    step.end({number: (DeviceArray(layer.keys[position:position + 1]),
+                                       DeviceArray(layer.values[position:position + 1]))
+                              for number, layer in enumerate(layers)})
+            counts = gpu.count()
+            self.assertGreater(counts.device_bytes, 0)
+            self.assertEqual(counts.resident_layers, len(LAYERS))
+
+    def check(self, step, number, layer):
+        queries = DeviceArray(layer.queries[None])
+        output = DeviceArray(np.zeros((1, QUERY_HEADS, VALUE_DIM), np.float32))
+        lse = DeviceArray(np.zeros((1, QUERY_HEADS), np.float32))
+        positions = DeviceArray(np.zeros((1, KV_HEADS, 512), np.int32))
+        counts = DeviceArray(np.zeros((1, KV_HEADS), np.uint32))
+        step.select_on_gpu(number, queries, positions, counts)
+        attention = step.attend(number, queries, out=(output, lse))
+        self.assertTrue((counts.numpy()[0] == attention.counts[0]).all())
+        self.assertGreater(attention.counts[0], 60)
+        selected = [positions.numpy()[0, head, :counts.numpy()[0, head]] for head in range(KV_HEADS)]
+        right_output, right_lse = layer.attend(selected)
+        np.testing.assert_allclose(output.numpy()[0], right_output, atol=1e-4)
+        np.testing.assert_allclose(lse.numpy()[0], right_lse, atol=1e-4)
+
+    def test_what_is_wrong_is_said_by_name(self):
+        cache = self.cache(LAYERS)
+        with self.fails(pqcached.InvalidArgument, "token_capacity"):
+            cache.open_gpu(0, gpu_library_path=LIBRARY)
+        with self.fails(pqcached.FailedPrecondition, "no device support"):
+            cache.open_gpu(2048, gpu_library_path="/nonexistent/libpqcached_gpu.so")
+        layer = Layer(TOKENS)
+        stream = emulation.pqcached_emulated_stream()
+        with cache.create_sequence() as sequence, cache.open_gpu(2048, gpu_library_path=LIBRARY) as gpu:
+            keys, values = DeviceArray(layer.keys), DeviceArray(layer.values)
+            with self.fails(pqcached.InvalidArgument, "keys.device"):
+                gpu.ingest(sequence, 0, 0, layer.keys, layer.values, stream=stream)
+            for number in LAYERS:
+                gpu.ingest(sequence, number, 0, keys, values, stream=stream)
+            gpu.ingest(sequence, 0, TOKENS + 1, keys, values, stream=stream)  # a gap: the sidecar's to say
+            with self.fails(pqcached.InvalidArgument, "rows of an earlier pqc_gpu_ingest"):
+                sequence.flush()
+            sequence.build_index(iterations=1)
+            selection = pqcached.Selection(ratio=0.2, sink_tokens=SINK, window_tokens=WINDOW)
+            with gpu.begin_step([(sequence, TOKENS - 1)], selection, stream=stream) as step:
+                output = DeviceArray(np.zeros((1, QUERY_HEADS, VALUE_DIM + 1), np.float32))
+                lse = DeviceArray(np.zeros((1, QUERY_HEADS), np.float32))
+                queries = DeviceArray(layer.queries[None])
+                with self.fails(pqcached.InvalidArgument, "out: must be arrays on the device"):
+                    step.attend(0, queries)
+                with self.fails(pqcached.InvalidArgument, "output: shape"):
+                    step.attend(0, queries, out=(output, lse))
+                with self.fails(TypeError, "lse: ndarray; must be" if not hasattr(np.ndarray, "__dlpack__")
+                                else "lse: on DLPack device 1"):
+                    step.attend(0, queries, out=(DeviceArray(np.zeros((1, QUERY_HEADS, VALUE_DIM), np.float32)),
+                                                 np.zeros((1, QUERY_HEADS), np.float32)))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,4 +1,5 @@
-"""Builds the wheel of package pqcached: copies the sources and, when told where they are, the two libraries.
+"""Builds the wheel of package pqcached: copies the sources and, when told where they are, the two libraries,
+and the one for GPUs where it lies beside them.
 
 PEP 517 and 660, with nothing but the standard library, so that `pip install` of this folder needs no network.
 
@@ -23,7 +24,7 @@ REQUIRES = ["numpy>=1.22"]
 SUMMARY = "KV-cache sidecar with product-quantization indexes for long LLM contexts: the client"
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-CLIENT, RPC = "libpqcached_client.so.1", "libpqcached_rpc.so"
+CLIENT, RPC, GPU = "libpqcached_client.so.1", "libpqcached_rpc.so", "libpqcached_gpu.so"
 DIST_INFO = f"{NAME}-{VERSION}.dist-info"
 
 
@@ -37,7 +38,7 @@ def find_libraries(config_settings):
     tried = [folder, folder / "client", folder / "lib", folder / "lib64", folder / "lib" / multiarch]
     for place in tried:
         if (place / CLIENT).is_file() and (place / RPC).is_file():
-            return [place / CLIENT, place / RPC]
+            return [place / name for name in (CLIENT, RPC, GPU) if (place / name).is_file()]
     raise FileNotFoundError(f"{CLIENT} and {RPC} are not together in any of: {', '.join(map(str, tried))}")
 
 

@@ -82,6 +82,8 @@ class BackendTest(FolderTest):
                 (None, {"PQCACHED_LIBRARY_DIR": str(prefix)}))):
             (self.folder / str(number)).mkdir()
             wheel = Backend(self.folder / str(number), **environment).build("build_wheel", settings)
+            built_gpu = settings is not None and (BUILD / "client/libpqcached_gpu.so").is_file()
+            self.assertEqual("pqcached/lib/libpqcached_gpu.so" in self.names(wheel), built_gpu)
             self.assertIn("-py3-none-linux_", wheel.name)
             self.assertLessEqual(expected, self.names(wheel))
 

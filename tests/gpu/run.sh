@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds kernels/, gpu/ and their device tests with CMake, a C++ compiler and nvcc alone, runs them, prints a table.
+# Builds kernels/, gpu/, the client without gRPC, and their device tests with CMake, a C++ compiler and nvcc alone; runs
+# them, and prints a table.
 #   tests/gpu/run.sh [--arch N] [--memcheck] [--bench]
 #   --arch N      architecture of the device (default: asked of nvidia-smi; 90 where it is not there)
 #   --memcheck    runs the tests under compute-sanitizer's memcheck and racecheck too, where it is installed

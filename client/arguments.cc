@@ -240,6 +240,12 @@ pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* vi
   return PQC_OK;
 }
 
+pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed) {
+  if (capacity >= needed) return PQC_OK;
+  return Fail(PQC_OUT_OF_RANGE, "%s: %llu, but %llu are needed", name,
+              static_cast<unsigned long long>(capacity), static_cast<unsigned long long>(needed));
+}
+
 pqc_status CheckIndex(const pqc_index& index, const char* name) {
   if (const pqc_status status = CheckMemberSize(index, name); status != PQC_OK) return status;
   const uint32_t kind = RawEnum(index.kind);

@@ -53,6 +53,8 @@ inline constexpr TensorPlace kOnHost = {};
 
 pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* view,
                       const TensorPlace& place = kOnHost);
+// A caller's buffer of `capacity` elements has room for `needed`.
+pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed);
 pqc_status CheckIndex(const pqc_index& index, const char* name);
 
 // Copies a selection and checks what it points at; the copy's `excluded` is still the caller's.

@@ -13,12 +13,6 @@ namespace {
 
 using LongLong = unsigned long long;  // for %llu
 
-pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed) {
-  if (capacity >= needed) return PQC_OK;
-  return Fail(PQC_OUT_OF_RANGE, "%s: %llu, but %llu are needed", name, LongLong{capacity},
-              LongLong{needed});
-}
-
 // Reads the parts that all queries have. `name`s are those of the header.
 pqc_status ReadQuery(const pqc_sequence* sequence, const pqc_query* caller_query, QueryView* view) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");

@@ -162,12 +162,12 @@ pqc_status Drop(pqc_sequence* sequence) {
   if (!sequence) return PQC_OK;
   const std::unique_ptr<pqc_sequence> owned(sequence);
   SequenceState& state = *owned->state;
+  ClientState& client = *state.cache->client;
+  // First: another sequence may lie at this address later.
+  if (client.sender) client.sender->Forget(state);
+  if (client.offload) client.offload->Forget(state);
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*state.cache->client, &remote); status != PQC_OK) {
-    return status;
-  }
-  state.cache->client->sender->Forget(state);
-  state.cache->client->offload->Forget(state);
+  if (const pqc_status status = GetRemote(client, &remote); status != PQC_OK) return status;
   if (state.local) state.local->Detach();
   ErrorText error;
   return Report(remote->DropSequence(state.sequence_id, &error), error);

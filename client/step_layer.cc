@@ -18,12 +18,6 @@ namespace {
 
 using LongLong = unsigned long long;  // for %llu
 
-pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed) {
-  if (capacity >= needed) return PQC_OK;
-  return Fail(PQC_OUT_OF_RANGE, "%s: %llu, but %llu are needed", name, LongLong{capacity},
-              LongLong{needed});
-}
-
 pqc_status ReadStepQueries(const pqc_step& step, const pqc_tensor* queries, const LayerShape& shape,
                            TensorView* view) {
   if (!queries) return Fail(PQC_INVALID_ARGUMENT, "queries: must not be NULL");
@@ -319,10 +313,7 @@ pqc_status AttendBegin(pqc_step* step, uint32_t layer, const pqc_tensor* queries
     return Fail(PQC_FAILED_PRECONDITION,
                 "step: it is on a GPU, where pqc_step_attend does not wait either");
   }
-  {
-    const std::lock_guard lock(step->mutex);
-    step->begun = step->running = true;
-  }
+  const std::lock_guard begin(step->mutex);  // the job ends behind what follows
   step->client->step_thread->Run([step] {
     const pqc_status status = Call([&] { return RunAttend(step->call); });
     const std::lock_guard lock(step->mutex);
@@ -331,6 +322,7 @@ pqc_status AttendBegin(pqc_step* step, uint32_t layer, const pqc_tensor* queries
     step->running = false;
     step->finished.notify_all();
   });
+  step->begun = step->running = true;
   return PQC_OK;
 }
 

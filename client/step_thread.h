@@ -26,12 +26,12 @@ class StepThread {
     if (thread_.joinable()) thread_.join();
   }
 
-  // `job` must not throw.
+  // `job` must not throw. Throws when there is no memory or no thread; then the job is not run.
   void Run(std::function<void()> job) {
     {
       const std::lock_guard lock(mutex_);
-      jobs_.push_back(std::move(job));
       if (!thread_.joinable()) thread_ = std::thread([this] { Serve(); });
+      jobs_.push_back(std::move(job));
     }
     changed_.notify_one();
   }

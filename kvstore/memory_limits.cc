@@ -113,14 +113,14 @@ void ApplyMemory(const fs::path& group, const CgroupFiles& files, MemoryLimits& 
 }
 
 void ApplyHugetlb(const fs::path& group, const CgroupFiles& files, MemoryLimits& limits) {
-  std::error_code ignored;
-  for (const fs::directory_entry& entry : fs::directory_iterator(group, ignored)) {
-    const std::string name = entry.path().filename().string();
+  std::error_code error;
+  for (fs::directory_iterator entry(group, error), end; entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
     if (!absl::StartsWith(name, "hugetlb.") || !absl::EndsWith(name, files.hugetlb_max)) continue;
     absl::string_view size = absl::StripSuffix(name, files.hugetlb_max);
     size = absl::StripPrefix(size, "hugetlb.");
     if (size.empty() || absl::StrContains(size, ".")) continue;  // hugetlb.<size>.rsvd.max
-    const std::optional<size_t> limit = ReadNumber(entry.path());
+    const std::optional<size_t> limit = ReadNumber(entry->path());
     if (!limit.has_value()) continue;
     const std::string stem = "hugetlb." + std::string(size);
     const size_t used = ReadNumber(group / (stem + files.hugetlb_current)).value_or(0);
@@ -149,7 +149,8 @@ MemoryLimits ReadMemoryLimits(const std::string& root) {
   const fs::path self(root + "/proc/self/cgroup");
   const fs::path mounts(root + "/sys/fs/cgroup");
   if (const auto path = OwnPath(self, ""); path.has_value()) {
-    const bool hybrid = !fs::exists(mounts / "cgroup.controllers");
+    std::error_code error;
+    const bool hybrid = !fs::exists(mounts / "cgroup.controllers", error);
     for (const fs::path& group : Groups(hybrid ? mounts / "unified" : mounts, *path)) {
       ApplyMemory(group, kVersion2, limits);
       ApplyHugetlb(group, kVersion2, limits);

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <set>
 #include <string>
 #include <unordered_set>
 
@@ -28,6 +29,8 @@ constexpr size_t kTouchBytes =
 
 // What comes free while others allocate may be gone again.
 constexpr int kMaxReclaims = 4;
+// Of free memory that is taken from who allocates while its pages go back to the machine.
+constexpr size_t kReturnBytes = size_t{64} << 20;
 constexpr absl::Duration kTouchPoll = absl::Milliseconds(100);  // while touching is paused
 
 // Whether the kernel backs shared memory with huge pages when asked to.
@@ -213,24 +216,42 @@ void Pool::LimitUse(size_t bytes, std::string why) {
   limit_reason_ = std::move(why);
 }
 
-// The extents are taken meanwhile, so that nobody is given one whose bytes are about to go.
 size_t Pool::ReturnFreePages(size_t wanted_bytes) {
-  std::vector<ExtentRef> taken;
+  std::vector<std::set<uint32_t>> free;
+  {
+    const MutexLock lock(&mutex_);
+    free = buddy_.free();
+  }
   const size_t before_bytes = absent_bytes();
   size_t returned_bytes = 0;
-  while (returned_bytes < wanted_bytes) {
-    {
-      const MutexLock lock(&mutex_);
-      const uint64_t units = buddy_.largest_free_units();
-      if (units == 0 || units << kExtentUnitShift < page_bytes_) break;
-      const auto order = static_cast<uint32_t>(std::countr_zero(units));
-      taken.push_back({.unit = *buddy_.Allocate(order), .order = order});
+  for (uint32_t order = static_cast<uint32_t>(free.size()); order-- > 0;) {
+    const uint32_t piece = std::min(order, OrderFor(kReturnBytes));
+    for (const uint32_t first : free[order]) {
+      for (uint64_t unit = first; unit < first + (uint64_t{1} << order); unit += 1u << piece) {
+        if (returned_bytes >= wanted_bytes) return returned_bytes;
+        if (!ReturnPages({.unit = static_cast<uint32_t>(unit), .order = piece})) continue;
+        returned_bytes = std::max(absent_bytes(), before_bytes) - before_bytes;
+      }
     }
-    if (madvise(data(taken.back()), taken.back().size_bytes(), MADV_REMOVE) != 0) break;
-    returned_bytes = std::max(absent_bytes(), before_bytes) - before_bytes;
   }
-  for (const ExtentRef extent : taken) Free(extent);
   return returned_bytes;
+}
+
+// The extent is taken meanwhile, so that nobody is given one whose bytes are about to go.
+bool Pool::ReturnPages(ExtentRef extent) {
+  const auto begin = static_cast<off_t>(extent.offset_bytes());
+  const off_t present = lseek(memfd_.get(), begin, SEEK_DATA);
+  const off_t end = begin + static_cast<off_t>(extent.size_bytes());
+  // Where the file system cannot say, there may be some.
+  const bool has_pages = present < 0 ? errno != ENXIO : present < end;
+  if (!has_pages || extent.size_bytes() < page_bytes_) return false;
+  {
+    const MutexLock lock(&mutex_);
+    if (!buddy_.Claim(extent.unit, extent.order)) return false;
+  }
+  const bool returned = madvise(data(extent), extent.size_bytes(), MADV_REMOVE) == 0;
+  Free(extent);
+  return returned;
 }
 
 size_t Pool::absent_bytes() const {

@@ -125,6 +125,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void StartTouching(uint32_t thread_count);
   absl::StatusOr<std::vector<Extent>> TryAllocate(std::span<const size_t> sizes_bytes);
   bool Reclaim(std::span<const size_t> sizes_bytes);
+  bool ReturnPages(ExtentRef extent);
   void Free(ExtentRef extent);
 
   const FileDescriptor memfd_;

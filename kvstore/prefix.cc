@@ -146,8 +146,8 @@ void NamedTokens::Restore(std::vector<uint32_t> token_ids) {
   List();
 }
 
-absl::Status NamedTokens::Name(uint64_t first_position, std::span<const uint32_t> token_ids) {
-  const MutexLock lock(&mutex_);
+absl::StatusOr<size_t> NamedTokens::Known(uint64_t first_position,
+                                          std::span<const uint32_t> token_ids) const {
   const size_t named = token_ids_.size();
   if (first_position > named) {
     return absl::InvalidArgumentError(absl::StrCat("first_position is ", first_position,
@@ -169,9 +169,22 @@ absl::Status NamedTokens::Name(uint64_t first_position, std::span<const uint32_t
                                                    "] is ", *theirs, "; position ",
                                                    ours - token_ids_.begin(), " is named ", *ours));
   }
-  token_ids_.insert(token_ids_.end(), token_ids.begin() + static_cast<ptrdiff_t>(known),
+  return known;
+}
+
+absl::Status NamedTokens::Check(uint64_t first_position,
+                                std::span<const uint32_t> token_ids) const {
+  const MutexLock lock(&mutex_);
+  return Known(first_position, token_ids).status();
+}
+
+absl::Status NamedTokens::Name(uint64_t first_position, std::span<const uint32_t> token_ids) {
+  const MutexLock lock(&mutex_);
+  const auto known = Known(first_position, token_ids);
+  if (!known.ok()) return known.status();
+  token_ids_.insert(token_ids_.end(), token_ids.begin() + static_cast<ptrdiff_t>(*known),
                     token_ids.end());
-  if (record_ != nullptr && known < token_ids.size()) record_->Write(token_ids_);
+  if (record_ != nullptr && *known < token_ids.size()) record_->Write(token_ids_);
   List();
   return absl::OkStatus();
 }

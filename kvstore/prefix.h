@@ -78,6 +78,9 @@ class NamedTokens final : public SequenceWatcher, public std::enable_shared_from
   // Names tokens [first_position, + ids). Errors: as Store::NameTokens.
   absl::Status Name(uint64_t first_position, std::span<const uint32_t> token_ids);
 
+  // What Name would say.
+  absl::Status Check(uint64_t first_position, std::span<const uint32_t> token_ids) const;
+
   struct Shared {
     std::shared_ptr<const Snapshot> snapshot;
     std::vector<uint32_t> token_ids;  // of its first tokens, as far as they are named
@@ -101,6 +104,9 @@ class NamedTokens final : public SequenceWatcher, public std::enable_shared_from
   void OnDrop() override;
 
  private:
+  // How many of the ids are named already.
+  absl::StatusOr<size_t> Known(uint64_t first_position, std::span<const uint32_t> token_ids) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Makes the keys of steps that are named, and lists what is stored of them.
   void List() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(uint32_t token_count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -42,6 +42,8 @@
 
 namespace pqcached::kvstore {
 
+inline constexpr absl::Duration kMaxPin = absl::Hours(24 * 30);  // see PinSequence
+
 // Time of an engine's prefill per layer, a quadratic in the tokens: its keys may be clustered
 // meanwhile. All 0: not known.
 struct PrefillCost {
@@ -350,6 +352,10 @@ class Store {
   //                           kMaxNamedAhead (prefix.h) behind what is stored
   virtual absl::Status NameTokens(std::string_view tenant, uint64_t sequence_id,
                                   uint64_t first_position, std::span<const uint32_t> token_ids) = 0;
+  // What NameTokens would say; nothing is named.
+  virtual absl::Status CheckNames(std::string_view tenant, uint64_t sequence_id,
+                                  uint64_t first_position,
+                                  std::span<const uint32_t> token_ids) const = 0;
   // Until ResumeSequence, every other call on it but Describe and Drop is kFailedPrecondition.
   // Returns the token_count. Suspending twice, or resuming what is not suspended, is no error.
   virtual absl::StatusOr<uint64_t> SuspendSequence(std::string_view tenant,

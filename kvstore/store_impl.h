@@ -55,6 +55,8 @@ class StoreImpl final : public Store {
                                        std::string_view extra_key) override;
   absl::Status NameTokens(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,
                           std::span<const uint32_t> token_ids) override;
+  absl::Status CheckNames(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,
+                          std::span<const uint32_t> token_ids) const override;
   absl::StatusOr<uint64_t> SuspendSequence(std::string_view tenant, uint64_t sequence_id) override;
   absl::StatusOr<uint64_t> ResumeSequence(std::string_view tenant, uint64_t sequence_id) override;
   absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) override;

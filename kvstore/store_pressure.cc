@@ -15,7 +15,6 @@ namespace {
 
 // Less than this is left of the machine or of a control group: memory is short.
 constexpr size_t kShortBytes = size_t{64} << 20;
-constexpr absl::Duration kMaxPin = absl::Hours(24 * 30);
 
 uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 

@@ -193,6 +193,15 @@ absl::Status StoreImpl::NameTokens(std::string_view tenant, uint64_t sequence_id
   return found->names->Name(first_position, token_ids);
 }
 
+absl::Status StoreImpl::CheckNames(std::string_view tenant, uint64_t sequence_id,
+                                   uint64_t first_position,
+                                   std::span<const uint32_t> token_ids) const {
+  const auto found = Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  if (const auto running = found->sequence->Read(); !running.ok()) return running.status();
+  return found->names->Check(first_position, token_ids);
+}
+
 absl::StatusOr<uint64_t> StoreImpl::SuspendSequence(std::string_view tenant, uint64_t sequence_id) {
   const auto found = Find(tenant, sequence_id);
   if (!found.ok()) return found.status();

@@ -168,13 +168,18 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   absl::Status Commit() {
     if (transaction_ == nullptr) return Invalid("header", "missing");
+    // Named when the rows are there: what fails has changed nothing.
+    absl::Status named;
     if (!token_ids_.empty()) {
-      const absl::Status named =
-          store_.NameTokens(call_.session.tenant, sequence_id_, first_id_, token_ids_);
-      if (!named.ok()) return Under("header.token_ids", named);
+      named = store_.CheckNames(call_.session.tenant, sequence_id_, first_id_, token_ids_);
     }
+    if (!named.ok()) return Under("header.token_ids", named);
     const absl::StatusOr<uint64_t> token_count = transaction_->Commit();
     if (!token_count.ok()) return token_count.status();
+    if (!token_ids_.empty()) {
+      named = store_.NameTokens(call_.session.tenant, sequence_id_, first_id_, token_ids_);
+      if (!named.ok()) return Under("header.token_ids", named);
+    }
     v1::IngestResponse response;
     response.set_token_count(*token_count);
     bool own_buffer = false;
@@ -257,23 +262,28 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* KvCacheService::Ingest(Context* conte
 absl::StatusOr<uint64_t> KvCacheService::AppendOne(const Call& call, const v1::SequenceAppend& item,
                                                    const std::string& field,
                                                    const std::vector<kvstore::LayerRows>& layers) {
-  if (item.token_ids_size() > 0) {
+  const std::span<const uint32_t> token_ids(item.token_ids().data(),
+                                            static_cast<size_t>(item.token_ids_size()));
+  if (!token_ids.empty()) {
     const bool has_tokens = !layers.empty() && !layers.front().keys.shape.empty();
     const uint64_t tokens = has_tokens ? layers.front().keys.shape.front() : 0;
-    if (static_cast<uint64_t>(item.token_ids_size()) != tokens) {
-      return Invalid(
-          field + ".token_ids",
-          absl::StrCat(item.token_ids_size(), " of them, must be one per token: ", tokens));
+    if (token_ids.size() != tokens) {
+      return Invalid(field + ".token_ids",
+                     absl::StrCat(token_ids.size(), " of them, must be one per token: ", tokens));
     }
-    const absl::Status named =
-        store_.NameTokens(call.session.tenant, item.sequence_id(), item.first_position(),
-                          {item.token_ids().data(), static_cast<size_t>(item.token_ids_size())});
+    const absl::Status named = store_.CheckNames(call.session.tenant, item.sequence_id(),
+                                                 item.first_position(), token_ids);
     if (named.code() == absl::StatusCode::kNotFound) return Under(field + ".sequence_id", named);
     if (!named.ok()) return Under(field + ".token_ids", named);
   }
   const absl::StatusOr<uint64_t> token_count =
       store_.Append(call.session.tenant, item.sequence_id(), item.first_position(), layers);
   if (!token_count.ok()) return UnderRows(field, token_count.status());
+  if (token_ids.empty()) return token_count;
+  // Named when the rows are there: what fails has changed nothing.
+  const absl::Status named =
+      store_.NameTokens(call.session.tenant, item.sequence_id(), item.first_position(), token_ids);
+  if (!named.ok()) return Under(field + ".token_ids", named);
   return token_count;
 }
 

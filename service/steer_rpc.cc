@@ -11,7 +11,6 @@ namespace pqcached::service {
 namespace {
 
 const std::string kAllTenants;
-constexpr absl::Duration kMaxPin = absl::Hours(24 * 30);
 
 }  // namespace
 
@@ -27,9 +26,9 @@ AdminService::Reactor* AdminService::Evict(Context* context, const v1::EvictRequ
 AdminService::Reactor* AdminService::Pin(Context* context, const v1::PinRequest* request,
                                          v1::PinResponse*) {
   return calls_.Unary(context, Rpc::kPin, Access::kAnyone, [=, this](const Call&) -> absl::Status {
-    if (request->ttl_ms() > static_cast<uint64_t>(absl::ToInt64Milliseconds(kMaxPin))) {
+    if (request->ttl_ms() > static_cast<uint64_t>(absl::ToInt64Milliseconds(kvstore::kMaxPin))) {
       return Invalid("ttl_ms", absl::StrCat(request->ttl_ms(), ", must be at most ",
-                                            absl::ToInt64Milliseconds(kMaxPin)));
+                                            absl::ToInt64Milliseconds(kvstore::kMaxPin)));
     }
     return NamingId(
         "sequence_id",

@@ -15,7 +15,7 @@
 
 #include "layer.h"
 #include "pqcached/client.hpp"
-#include "stopwatch.h"
+#include "tests/stopwatch.h"
 
 namespace pqcached::testing {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "faults.h"
-#include "stopwatch.h"
+#include "tests/stopwatch.h"
 
 namespace pqcached::testing {
 namespace {

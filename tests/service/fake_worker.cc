@@ -68,6 +68,10 @@ int Run(const std::string& directory, const std::string& step) {
   if (step == "crash") raise(SIGKILL);
   if (step == "keep-and-crash" && (Keep(notifier), true)) raise(SIGKILL);
   if (step == "silent") pause();
+  if (step == "end") {  // before the watchdog counts
+    WriteWhatIsKept(notifier, directory);
+    Write(directory + "/watchdog", absl::FormatDuration(WatchdogTimeout(environment)));
+  }
   if (!ready()) return 98;
   if (step == "serve-and-crash") raise(SIGKILL);
   if (step == "keep-serve-and-crash" && Keep(notifier)) raise(SIGKILL);
@@ -92,9 +96,7 @@ int Run(const std::string& directory, const std::string& step) {
     Write(directory + "/kept", "");
     AwaitTerm();
   }
-  // "end": says what it found, and has all ended.
-  WriteWhatIsKept(notifier, directory);
-  Write(directory + "/watchdog", absl::FormatDuration(WatchdogTimeout(environment)));
+  // "end": has said what it found, and has all ended.
   kill(supervisor, SIGTERM);
   AwaitTerm();
 }

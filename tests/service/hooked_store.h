@@ -50,6 +50,10 @@ class HookedStore final : public kvstore::Store {
                           std::span<const uint32_t> token_ids) override {
     return store_->NameTokens(tenant, sequence_id, first_position, token_ids);
   }
+  absl::Status CheckNames(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,
+                          std::span<const uint32_t> token_ids) const override {
+    return store_->CheckNames(tenant, sequence_id, first_position, token_ids);
+  }
   absl::StatusOr<uint64_t> SuspendSequence(std::string_view tenant, uint64_t sequence_id) override {
     return store_->SuspendSequence(tenant, sequence_id);
   }

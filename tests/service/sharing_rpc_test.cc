@@ -136,6 +136,22 @@ TEST_F(SharingRpcTest, IngestAndAppendNameTokensToo) {
   EXPECT_EQ(Match(cache_id, ids), 256u);
 }
 
+TEST_F(SharingRpcTest, AnAppendThatFailsNamesNothing) {
+  const uint64_t cache_id = client_->OpenCache();
+  const uint64_t sequence_id = client_->CreateSequence(cache_id);
+  const std::vector<uint32_t> ids = Ids(128);
+  v1::AppendRequest request;
+  v1::SequenceAppend* item = request.add_items();
+  item->set_sequence_id(sequence_id);
+  *item->add_rows() = RowsOf(kLayers[0], 0, 128);  // a layer is missing
+  for (uint32_t id = 0; id < 128; ++id) item->add_token_ids(id);
+  v1::AppendResponse response;
+  EXPECT_TRUE(
+      Failed(Call(&Kv::Append, request, &response), StatusCode::INVALID_ARGUMENT, "items[0].rows"));
+  ASSERT_TRUE(Append(sequence_id, 0, 128, ids).ok()) << "the tokens may be others now";
+  EXPECT_EQ(Match(cache_id, ids), 128u);
+}
+
 TEST_F(SharingRpcTest, ASuspendedSequenceWaits) {
   const uint64_t sequence_id = client_->Filled(100);
   v1::SuspendSequenceRequest suspend;

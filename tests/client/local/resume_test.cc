@@ -4,11 +4,10 @@
 #include <thread>
 
 #include "tests/client/local/step_fixture.h"
+#include "tests/stopwatch.h"
 
 namespace pqcached::testing {
 namespace {
-
-using std::chrono::steady_clock;
 
 class ResumeTest : public StepTest {
  protected:
@@ -128,9 +127,9 @@ TEST_F(ResumeTest, CallsEndWithTheirDeadlinesWhileThereIsNoWorker) {
   constexpr auto kMost =
       std::chrono::milliseconds(2000 + 1000);  // of StepTest, and what is allowed
   const auto bounded = [&](const char* name, const auto& call) {
-    const auto begin = steady_clock::now();
+    const Stopwatch watch;
     Expect(call(), PQC_UNAVAILABLE, "worker");
-    EXPECT_LT(steady_clock::now() - begin, kMost) << name;
+    EXPECT_LT(watch.Now(), kMost) << name;
   };
   bounded("Select", [&] { return sequence.Select(QueryAt(layer, 300), selection_).status(); });
   bounded("Decode", [&] { return Decode(sequence, layer, 301); });

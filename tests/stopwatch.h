@@ -1,8 +1,8 @@
 // Stopwatch: how long something takes on a machine that may be busy with others. A thread that sleeps for a
 // moment, again and again, knows by how much it wakes late: so long the machine has kept from this
 // process (and from its daemon, which is no better off), and that time is not counted.
-#ifndef PQCACHED_TESTS_FAULT_STOPWATCH_H_
-#define PQCACHED_TESTS_FAULT_STOPWATCH_H_
+#ifndef PQCACHED_TESTS_STOPWATCH_H_
+#define PQCACHED_TESTS_STOPWATCH_H_
 
 #include <algorithm>
 #include <chrono>
@@ -60,4 +60,4 @@ class Stopwatch {
 
 }  // namespace pqcached::testing
 
-#endif  // PQCACHED_TESTS_FAULT_STOPWATCH_H_
+#endif  // PQCACHED_TESTS_STOPWATCH_H_

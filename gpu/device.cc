@@ -2,10 +2,23 @@
 
 #include <cuda_runtime.h>
 
+#include <map>
+#include <mutex>
 #include <utility>
 
 namespace pqcached::gpu {
 namespace {
+
+// The process's, as what CUDA has registered is. It lives as long as objects that unlock at exit.
+struct LockedMemory {
+  std::mutex mutex;
+  std::map<std::byte*, uint32_t> holders;  // by where it begins: how many
+};
+
+LockedMemory& Locked() {
+  static auto* locked = new LockedMemory;
+  return *locked;
+}
 
 std::string VersionName(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
@@ -107,6 +120,42 @@ Status PinnedBuffer::Allocate(size_t size_bytes) {
   return {};
 }
 
+Status LockHostMemory(std::byte* memory, size_t size_bytes, HostAccess access,
+                      std::byte*& on_device) {
+  const std::string what = "page-locking " + std::to_string(size_bytes) + " bytes";
+  LockedMemory& locked = Locked();
+  const std::lock_guard lock(locked.mutex);
+  uint32_t& holders = locked.holders[memory];
+  cudaError_t error = cudaSuccess;
+  if (holders == 0) {
+    const unsigned flags = cudaHostRegisterMapped | cudaHostRegisterPortable |
+                           (access == HostAccess::kRead ? cudaHostRegisterReadOnly : 0);
+    error = cudaHostRegister(memory, size_bytes, flags);
+  }
+  void* address = nullptr;
+  if (error == cudaSuccess) {
+    error = cudaHostGetDevicePointer(&address, memory, 0);
+    if (error != cudaSuccess && holders == 0) (void)cudaHostUnregister(memory);
+  }
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();  // so that the next launch is not blamed
+    if (holders == 0) locked.holders.erase(memory);
+    return FromCuda(error, what);
+  }
+  ++holders;
+  on_device = static_cast<std::byte*>(address);
+  return {};
+}
+
+void UnlockHostMemory(std::byte* memory) {
+  LockedMemory& locked = Locked();
+  const std::lock_guard lock(locked.mutex);
+  const auto found = locked.holders.find(memory);
+  if (found == locked.holders.end() || --found->second > 0) return;
+  locked.holders.erase(found);
+  (void)cudaHostUnregister(memory);
+}
+
 CurrentDevice::CurrentDevice(int index) {
   cudaError_t error = cudaGetDevice(&before_);
   if (error == cudaSuccess && before_ != index) {
@@ -171,20 +220,14 @@ Status FindCapture(kernels::cuda::Stream stream, CaptureId& capture) {
   return FromCuda(error, "asking whether the stream captures");
 }
 
-Status CheckDevicePointer(const void* memory, std::string_view name) {
-  cudaPointerAttributes attributes = {};
-  const cudaError_t error = cudaPointerGetAttributes(&attributes, memory);
-  if (error != cudaSuccess) return FromCuda(error, name);
-  if (attributes.type != cudaMemoryTypeUnregistered) return {};
-  return {Code::kInvalid,
-          std::string(name) + " is pageable host memory; a device pointer is needed"};
-}
-
 Status CheckDevicePointer(const void* memory, std::string_view name, const Device& device) {
-  if (Status status = CheckDevicePointer(memory, name); !status.ok()) return status;
   cudaPointerAttributes attributes = {};
   const cudaError_t error = cudaPointerGetAttributes(&attributes, memory);
   if (error != cudaSuccess) return FromCuda(error, name);
+  if (attributes.type == cudaMemoryTypeUnregistered) {
+    return {Code::kInvalid,
+            std::string(name) + " is pageable host memory; a device pointer is needed"};
+  }
   if (attributes.type != cudaMemoryTypeDevice || attributes.device == device.index) return {};
   return {Code::kInvalid, std::string(name) + " is memory of device " +
                               std::to_string(attributes.device) + ", not " +

@@ -73,6 +73,16 @@ class PinnedBuffer {
   size_t size_bytes_ = 0;
 };
 
+// Page-locks memory of the host for all devices. CUDA knows memory as locked once in a process, so it is counted here:
+// every call that succeeds wants an UnlockHostMemory with the same `memory`, and the last of them unlocks. `on_device` is
+// where the current device finds it. Both are thread-safe; who asks for the same memory asks for the same size.
+//
+// Errors: kOutOfMemory, kFailed  the system refuses (limit of locked memory, cgroup)
+enum class HostAccess { kRead, kReadWrite };  // of this process
+Status LockHostMemory(std::byte* memory, size_t size_bytes, HostAccess access,
+                      std::byte*& on_device);
+void UnlockHostMemory(std::byte* memory);
+
 // Makes a device the calling thread's for as long as it lives: streams take work only from threads on their device.
 class CurrentDevice {
  public:
@@ -147,11 +157,9 @@ struct CaptureId {
 };
 Status FindCapture(kernels::cuda::Stream stream, CaptureId& capture);
 
-// Whether a kernel may read `memory`: device memory, or page-locked host memory.
+// Whether a kernel on `device` may read `memory`: its memory, or page-locked host memory.
 //
-// Errors: kInvalid  pageable host memory (the message says so, with `name`)
-Status CheckDevicePointer(const void* memory, std::string_view name);
-// Likewise on `device`. Errors: kInvalid  also: memory of another device
+// Errors: kInvalid  pageable host memory, or memory of another device (the message says so, with `name`)
 Status CheckDevicePointer(const void* memory, std::string_view name, const Device& device);
 
 // Errors: kInvalid  the stream belongs to another device than `device`

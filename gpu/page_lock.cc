@@ -1,7 +1,5 @@
 #include "gpu/page_lock.h"
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <string>
 
@@ -19,7 +17,7 @@ PageLock::PageLock(const Device& device, const std::byte* mapping, size_t size_b
 PageLock::~PageLock() {
   for (size_t piece = 0; piece < piece_count_; ++piece) {
     if (device_pieces_[piece].load() == nullptr) continue;
-    (void)cudaHostUnregister(const_cast<std::byte*>(mapping_) + piece * piece_bytes_);
+    UnlockHostMemory(const_cast<std::byte*>(mapping_) + piece * piece_bytes_);
   }
 }
 
@@ -38,15 +36,6 @@ Status PageLock::Lock(size_t begin_bytes, size_t size_bytes) {
   return {};
 }
 
-Status PageLock::Continue(bool& done) {
-  done = false;
-  for (size_t piece = 0; piece < piece_count_; ++piece) {
-    if (device_pieces_[piece].load(std::memory_order_acquire) == nullptr) return LockPiece(piece);
-  }
-  done = true;
-  return {};
-}
-
 const std::byte* PageLock::DeviceAddress(size_t offset_bytes) const {
   if (offset_bytes >= size_bytes_) return nullptr;
   const std::byte* piece =
@@ -60,23 +49,14 @@ Status PageLock::LockPiece(size_t piece) {
   }
   const std::lock_guard lock(mutex_);
   if (device_pieces_[piece].load(std::memory_order_acquire) != nullptr) return {};
-  // The runtime takes no const pointers; with cudaHostRegisterReadOnly it does not write.
+  // The runtime takes no const pointers; it does not write.
   auto* const memory = const_cast<std::byte*>(mapping_) + piece * piece_bytes_;
   const size_t bytes = std::min(piece_bytes_, size_bytes_ - piece * piece_bytes_);
-  const std::string what = "page-locking " + std::to_string(bytes) + " bytes";
-  const cudaError_t error =
-      cudaHostRegister(memory, bytes, cudaHostRegisterMapped | cudaHostRegisterReadOnly);
-  if (error != cudaSuccess) {
-    (void)cudaGetLastError();  // so that the next launch is not blamed
-    return FromCuda(error, what);
+  std::byte* address = nullptr;
+  if (Status status = LockHostMemory(memory, bytes, HostAccess::kRead, address); !status.ok()) {
+    return status;
   }
-  void* address = nullptr;
-  const cudaError_t address_error = cudaHostGetDevicePointer(&address, memory, 0);
-  if (address_error != cudaSuccess) {
-    (void)cudaHostUnregister(memory);
-    return FromCuda(address_error, what);
-  }
-  device_pieces_[piece].store(static_cast<std::byte*>(address), std::memory_order_release);
+  device_pieces_[piece].store(address, std::memory_order_release);
   locked_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   return {};
 }

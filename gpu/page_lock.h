@@ -1,8 +1,8 @@
 // PageLock: page-locks a read-only mapping piece by piece, so that kernels read it where it lies.
 //
-// A piece is locked when it is first asked for, or by Continue in the background, whichever comes first; decode
-// works before all of it is locked, with the rows of the rest brought by the host. Thread-safe; locking a piece takes
-// milliseconds and runs under a lock that lookups of locked pieces do not take.
+// A piece is locked when it is first asked for; the rows of one that cannot be locked are brought by the host. Devices
+// that read the same mapping share what is locked. Thread-safe; locking a piece takes milliseconds and runs under a lock
+// that lookups of locked pieces do not take.
 #ifndef PQCACHED_GPU_PAGE_LOCK_H_
 #define PQCACHED_GPU_PAGE_LOCK_H_
 
@@ -36,9 +36,6 @@ class PageLock {
   //         kUnsupported  the device cannot lock memory that this process may not write: use staging
   //         kOutOfMemory, kFailed  the system refuses (limit of locked memory, cgroup)
   Status Lock(size_t begin_bytes, size_t size_bytes);
-
-  // Locks the next piece that is not locked. `done` tells whether all are. Errors: as above.
-  Status Continue(bool& done);
 
   // Where the device finds byte `offset_bytes`; null while its piece is not locked. Pieces need not follow each
   // other on the device: a range that crosses pieces is asked for piece by piece.

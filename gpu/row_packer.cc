@@ -1,7 +1,5 @@
 #include "gpu/row_packer.h"
 
-#include <cuda_runtime.h>
-
 #include <string>
 
 #include "kernels/cuda/pack.h"
@@ -11,7 +9,7 @@ namespace pqcached::gpu {
 RowPacker::~RowPacker() { Unlock(); }
 
 void RowPacker::Unlock() {
-  if (ring_ != nullptr) (void)cudaHostUnregister(ring_);
+  if (ring_ != nullptr) UnlockHostMemory(ring_);
   ring_ = device_ring_ = nullptr;
   packed_.reset();
 }
@@ -19,19 +17,11 @@ void RowPacker::Unlock() {
 Status RowPacker::Lock(std::byte* ring, size_t size_bytes, uint32_t slot_count) {
   const BesideCaptures beside;  // other threads may capture
   Unlock();
-  const std::string what = "page-locking " + std::to_string(size_bytes) + " bytes of staging";
-  const cudaError_t error = cudaHostRegister(ring, size_bytes, cudaHostRegisterMapped);
-  if (error != cudaSuccess) {
-    (void)cudaGetLastError();  // so that the next launch is not blamed
-    return FromCuda(error, what);
+  if (Status status = LockHostMemory(ring, size_bytes, HostAccess::kReadWrite, device_ring_);
+      !status.ok()) {
+    return status;
   }
   ring_ = ring;
-  void* address = nullptr;
-  if (const cudaError_t found = cudaHostGetDevicePointer(&address, ring, 0); found != cudaSuccess) {
-    Unlock();
-    return FromCuda(found, what);
-  }
-  device_ring_ = static_cast<std::byte*>(address);
   slot_count_ = slot_count;
   packed_ = std::make_unique<OwnedEvent[]>(slot_count);
   for (uint32_t slot = 0; slot < slot_count; ++slot) {

@@ -1,6 +1,6 @@
 // RowPacker: K and V of a prefill, packed by an engine's stream into the staging ring that the sidecar reads.
 //
-// The ring is page-locked once. Each of its slots has an event, recorded behind the packing, so that whoever commits the slot
+// The ring is page-locked, by all packers that use it together. Each of its slots has an event, recorded behind the packing, so that whoever commits the slot
 // knows when it is full, while the stream goes on with the next layer. Nothing here waits but Wait.
 //
 // Thread-safe but for Lock, which no other call may be beside, and for one slot: Pack, then Wait, then Pack again.

@@ -67,16 +67,16 @@ TEST_F(DeviceFaultTest, SaysHowMuchMemoryWasWanted) {
 TEST_F(DeviceFaultTest, TellsPageableMemoryFromWhatKernelsRead) {
   DeviceBuffer buffer;
   ASSERT_TRUE(buffer.Allocate(16).ok());
-  EXPECT_TRUE(CheckDevicePointer(buffer.data(), "queries").ok());
+  Device device;
+  ASSERT_TRUE(FindDevice(0, device).ok());
+  EXPECT_TRUE(CheckDevicePointer(buffer.data(), "queries", device).ok());
   const std::vector<float> pageable(4);
-  const Status status = CheckDevicePointer(pageable.data(), "queries");
+  const Status status = CheckDevicePointer(pageable.data(), "queries", device);
   EXPECT_EQ(status.code(), Code::kInvalid);
   EXPECT_EQ(status.message(), "queries is pageable host memory; a device pointer is needed");
 
   OwnedStream stream;
   ASSERT_TRUE(stream.Create().ok());
-  Device device;
-  ASSERT_TRUE(FindDevice(0, device).ok());
   EXPECT_TRUE(CheckStream(stream.get(), device).ok());
   device.index = 3;
   EXPECT_EQ(CheckStream(stream.get(), device).message(), "the stream belongs to device 0, not 3");
@@ -99,7 +99,7 @@ class PageLockTest : public DeviceFaultTest {
   std::byte* mapping_ = nullptr;
 };
 
-TEST_F(PageLockTest, LocksWhatIsAskedForAndTheRestInTheBackground) {
+TEST_F(PageLockTest, LocksWhatIsAskedForOnAnyThread) {
   PageLock lock(device_, mapping_, kBytes, 2 * kPage);
   EXPECT_EQ(lock.DeviceAddress(0), nullptr);
   EXPECT_TRUE(lock.Lock(2 * kPage - 1, 2).ok());
@@ -107,18 +107,34 @@ TEST_F(PageLockTest, LocksWhatIsAskedForAndTheRestInTheBackground) {
   EXPECT_NE(lock.DeviceAddress(0), nullptr);
   EXPECT_NE(lock.DeviceAddress(4 * kPage - 1), nullptr);
   EXPECT_EQ(lock.DeviceAddress(4 * kPage), nullptr);
-  bool done = false;
-  std::thread background([&] {
-    while (!done) ASSERT_TRUE(lock.Continue(done).ok());
-  });
+  std::thread other([&] { EXPECT_TRUE(lock.Lock(0, kBytes).ok()); });
   EXPECT_TRUE(lock.Lock(0, kBytes).ok());
-  background.join();
+  other.join();
   EXPECT_EQ(lock.locked_bytes(), kBytes);
   EXPECT_NE(lock.DeviceAddress(kBytes - 1), nullptr);
   EXPECT_EQ(lock.DeviceAddress(kBytes), nullptr);
   EXPECT_TRUE(lock.Lock(0, 0).ok());
   EXPECT_EQ(lock.Lock(0, kBytes + 1).code(), Code::kInvalid);
   EXPECT_EQ(lock.Lock(kBytes + 1, 0).code(), Code::kInvalid);
+}
+
+TEST_F(PageLockTest, WhatTwoLockStaysLockedUntilBothHaveLetGo) {
+  const auto is_locked = [&] {
+    void* address = nullptr;
+    return cudaHostGetDevicePointer(&address, mapping_, 0) == cudaSuccess;
+  };
+  {
+    PageLock lock(device_, mapping_, kBytes, 2 * kPage);
+    {
+      PageLock other(device_, mapping_, kBytes, 2 * kPage);
+      EXPECT_TRUE(lock.Lock(0, 1).ok());
+      EXPECT_TRUE(other.Lock(0, kBytes).ok());
+      EXPECT_EQ(other.locked_bytes(), kBytes);
+    }
+    EXPECT_TRUE(is_locked());
+    EXPECT_TRUE(lock.Lock(0, kBytes).ok());
+  }
+  EXPECT_FALSE(is_locked());
 }
 
 TEST_F(PageLockTest, KeepsWhatIsLockedWhenTheSystemRefuses) {

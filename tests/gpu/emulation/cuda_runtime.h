@@ -111,6 +111,7 @@ struct cudaDeviceProp {
 inline constexpr unsigned cudaHostAllocDefault = 0;
 inline constexpr unsigned cudaHostAllocMapped = 2;
 inline constexpr unsigned cudaHostRegisterDefault = 0;
+inline constexpr unsigned cudaHostRegisterPortable = 1;
 inline constexpr unsigned cudaHostRegisterMapped = 2;
 inline constexpr unsigned cudaHostRegisterReadOnly = 8;
 inline constexpr unsigned cudaStreamNonBlocking = 1;

@@ -164,6 +164,8 @@ pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
   }
   gpu::StepsOptions wanted;
   if (const pqc_status status = ReadCapacities(options, &wanted); status != PQC_OK) return status;
+  state->sequence_capacity = wanted.sequence_capacity;
+  state->selected_capacity = wanted.selected_capacity;
   if (const pqc_status status = ToIndex(options.index, state->cache->default_index, &state->index);
       status != PQC_OK) {
     return status;

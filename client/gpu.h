@@ -23,18 +23,22 @@ struct StepsCloser {
 
 // How a sequence stood when a step on the GPU used it last.
 struct GpuSeen {
-  uint64_t epoch = 0;     // LocalSequence::epoch
-  uint64_t lease_id = 0;  // another lease may mean other rows
+  uint64_t epoch = 0;      // LocalSequence::epoch
+  uint64_t lease_id = 0;   // another lease may mean other rows
+  uint64_t last_step = 0;  // GpuState::step_count
 };
 
 // One step at a time; `busy` keeps the others out.
 struct GpuState {
   std::shared_ptr<const CacheState> cache;  // shared with the handle's
   kvstore::IndexDescriptor index;
+  uint32_t sequence_capacity = 0;
+  uint32_t selected_capacity = 0;
   LayerShape shape;              // of all layers
   std::vector<uint32_t> layers;  // ascending; their ordinals are the GPU's
   std::atomic<bool> busy = false;
-  std::map<uint64_t, GpuSeen> seen;  // by sequence
+  uint64_t step_count = 0;
+  std::map<uint64_t, GpuSeen> seen;  // by sequence, of those that may have a seat on the GPU
 
   // What the GPU may still read: the pool until another one is there, images until the work of their step is done.
   std::shared_ptr<Mapping> pool;  // shared as mappings are

@@ -90,7 +90,8 @@ pqc_status DescribeItem(pqc_step& step, size_t number) {
   gpu.sequences[number] = {.sequence = sequence_id,
                            .unchanged_tokens = known ? local.UnchangedSince(seen->second.epoch) : 0,
                            .query_begin = static_cast<uint32_t>(item.query_begin)};
-  gpu.seen[sequence_id] = {.epoch = item.pinned.epoch, .lease_id = lease_id};
+  gpu.seen[sequence_id] = {
+      .epoch = item.pinned.epoch, .lease_id = lease_id, .last_step = gpu.step_count};
   for (uint32_t ordinal = 0; ordinal < gpu.layers.size(); ++ordinal) {
     const size_t place = number * gpu.layers.size() + ordinal;
     if (const pqc_status status = DescribeLayer(step, item, ordinal, place, &step.counts[number]);
@@ -99,6 +100,14 @@ pqc_status DescribeItem(pqc_step& step, size_t number) {
     }
   }
   return PQC_OK;
+}
+
+// Sequences without a seat are described anew, whatever is known of them: seats go to whoever came last.
+void ForgetSeatless(GpuState& gpu) {
+  while (gpu.seen.size() > gpu.sequence_capacity) {
+    gpu.seen.erase(std::ranges::min_element(
+        gpu.seen, {}, [](const auto& entry) { return entry.second.last_step; }));
+  }
 }
 
 // Before the pool is another one, the device lets go of the one before.
@@ -199,6 +208,7 @@ pqc_status BeginOnGpu(pqc_step& step, void* stream) {
   gpu.sequences.resize(items);
   step.counts.assign(items, 0);
   step.stream = stream;
+  ++gpu.step_count;
   pqc_status status = PQC_OK;
   for (size_t i = 0; i < items && status == PQC_OK; ++i) {
     status = DescribeItem(step, i);
@@ -218,6 +228,7 @@ pqc_status BeginOnGpu(pqc_step& step, void* stream) {
   gpu.opened.clear();  // addresses in the pool stay good: the step pins the images
   if (status == PQC_OK) {
     step.gpu_begun = true;
+    ForgetSeatless(gpu);
     return PQC_OK;
   }
   for (const StepItem& item : step.items) gpu.seen.erase(item.sequence->sequence_id);
@@ -280,10 +291,10 @@ pqc_status SelectOnGpu(pqc_step* step, uint32_t layer, const pqc_tensor* queries
   }
   if (!out.positions) return Fail(PQC_INVALID_ARGUMENT, "out.positions: must not be NULL");
   if (!out.counts) return Fail(PQC_INVALID_ARGUMENT, "out.counts: must not be NULL");
-  const uint32_t most = *std::max_element(step->counts.begin(), step->counts.end());
-  if (out.stride < most) {
-    return Fail(PQC_OUT_OF_RANGE, "out.stride: %llu, but %u are needed",
-                static_cast<unsigned long long>(out.stride), most);
+  // Not only this step's k: a graph that is captured now is replayed with others.
+  if (out.stride < step->gpu->selected_capacity) {
+    return Fail(PQC_OUT_OF_RANGE, "out.stride: %llu, must be at least selected_capacity, %u",
+                static_cast<unsigned long long>(out.stride), step->gpu->selected_capacity);
   }
   uint32_t ordinal = 0;
   if (const pqc_status status = FindGpuLayer(*step->gpu, layer, &ordinal); status != PQC_OK) {

@@ -182,8 +182,8 @@ class Steps {
   // Lets the pool go; waits for the device. Before its memory is unmapped.
   virtual Outcome ReleasePool() = 0;
 
-  // After Begin, on its stream. positions [items, kv_heads, stride], ascending; counts [items, kv_heads]; both on the
-  // device. May be captured.
+  // After Begin, on its stream. positions [items, kv_heads, stride], ascending, stride at least selected_capacity; counts
+  // [items, kv_heads]; both on the device. May be captured.
   virtual Outcome Select(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
                          uint32_t* positions, size_t stride, uint32_t* counts) = 0;
   // Likewise. output [tokens, query heads, value_dim] and lse [tokens, query heads] of the selected rows.

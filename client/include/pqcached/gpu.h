@@ -128,7 +128,8 @@ typedef struct pqc_gpu_positions {
   size_t struct_size;
   uint32_t*
       positions; /* device, [items, kv_heads, stride]: ascending; behind the count nothing is written */
-  uint64_t stride;  /* at least the largest k */
+  uint64_t
+      stride; /* at least selected_capacity, whatever the step's k: graphs serve other steps too */
   uint32_t* counts; /* device, [items, kv_heads] */
 } pqc_gpu_positions;
 PQC_API pqc_status pqc_gpu_step_select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,

@@ -93,7 +93,8 @@ class Gpu {
     return Step(step, items.size());
   }
 
-  // positions [items, kv_heads, stride], ascending, and counts [items, kv_heads], on the device.
+  // positions [items, kv_heads, stride], ascending, and counts [items, kv_heads], on the device. The stride is at least
+  // selected_capacity.
   static Status Select(Step& step, uint32_t layer, const Tensor& queries,
                        std::span<uint32_t> positions, uint64_t stride, std::span<uint32_t> counts) {
     const pqc_tensor q = queries.c();

@@ -61,8 +61,8 @@ class GpuStep(Step):
     def select_on_gpu(self, layer: int, queries: ArrayLike, positions: Any, counts: Any) -> None:
         """For engines with kernels of their own: positions of the selected tokens, ascending, and how many.
 
-        positions: 32-bit integers [items, kv_heads, stride] on the device, with a stride of at least the largest k, written up
-        to the counts. counts: 32-bit integers [items, kv_heads].
+        positions: 32-bit integers [items, kv_heads, stride] on the device, with a stride of at least selected_capacity,
+        written up to the counts. counts: 32-bit integers [items, kv_heads].
         """
         heads = (len(self._items), self._items[0].sequence._group(layer).kv_heads)
         stride = tuple(getattr(positions, "shape", ()))[-1:]

@@ -113,16 +113,22 @@ pqc_status LockRing(GpuState& gpu, Offload& offload, const Staging::Slot& slot,
   return Report(locked, "staging");
 }
 
-pqc_status HandIn(GpuState& gpu, SequenceState& sequence, const Part& part, uint64_t first_position,
-                  Staging::Slot slot, uint32_t slot_count, Offload::Job* job) {
-  job->steps = gpu.steps.get();
-  job->rows = PackedRows(part);
-  job->filled.slot = std::move(slot);
-  job->filled.first_position = first_position + part.begin;
-  Offload& offload = *sequence.cache->client->offload;
+// Packs a part, and hands it in before another call can look for jobs of the ring.
+pqc_status HandIn(GpuState& gpu, const std::shared_ptr<SequenceState>& sequence, const Part& part,
+                  uint64_t first_position, Staging::Slot slot, uint32_t slot_count) {
+  Offload::Job job{
+      .sequence = sequence, .steps = gpu.steps.get(), .filled = {}, .rows = PackedRows(part)};
+  job.filled.slot = std::move(slot);
+  job.filled.first_position = first_position + part.begin;
+  Offload& offload = *sequence->cache->client->offload;
   const std::lock_guard lock(gpu.ingest_mutex);
-  const pqc_status status = LockRing(gpu, offload, job->filled.slot, slot_count);
-  return status == PQC_OK ? Pack(gpu, part, job->filled) : status;
+  if (const pqc_status status = LockRing(gpu, offload, job.filled.slot, slot_count);
+      status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = Pack(gpu, part, job.filled); status != PQC_OK) return status;
+  offload.Add(std::move(job));
+  return PQC_OK;
 }
 
 pqc_status IngestParts(GpuState& gpu, const std::shared_ptr<SequenceState>& sequence,
@@ -146,14 +152,11 @@ pqc_status IngestParts(GpuState& gpu, const std::shared_ptr<SequenceState>& sequ
       const pqc_status failed = client.offload->Check(*sequence);
       return failed != PQC_OK ? failed : status;
     }
-    Offload::Job job;
-    if (const pqc_status status = HandIn(gpu, *sequence, part, first_position, std::move(slot),
-                                         staging.slot_count(), &job);
+    if (const pqc_status status =
+            HandIn(gpu, sequence, part, first_position, std::move(slot), staging.slot_count());
         status != PQC_OK) {
       return status;
     }
-    job.sequence = sequence;
-    client.offload->Add(std::move(job));
     begin = part.end;
   }
   return PQC_OK;

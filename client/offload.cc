@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <new>
 #include <utility>
 
 #include "client/error.h"
@@ -20,18 +21,22 @@ Offload::~Offload() {
 }
 
 void Offload::Add(Job job) {
-  {
+  try {
     const std::lock_guard lock(mutex_);
-    ++sequences_[job.sequence.get()].waiting_count;
-    jobs_.push_back(std::move(job));
     if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
+    Progress& progress = sequences_[job.sequence.get()];
+    jobs_.push_back(std::move(job));
+    ++progress.waiting_count;
+  } catch (...) {  // the job is still here, and the stream may still write to its slot
+    if (!job.steps->WaitPacked(job.filled.slot.number()).ok()) job.filled.slot.Abandon();
+    throw;
   }
   work_.notify_one();
 }
 
 pqc_status Offload::Report(const Progress& progress) {
   if (progress.status == PQC_OK) return PQC_OK;
-  return Fail(progress.status, "rows of an earlier pqc_gpu_ingest: %s", progress.text.c_str());
+  return Fail(progress.status, "rows of an earlier pqc_gpu_ingest: %s", progress.error.text);
 }
 
 pqc_status Offload::Check(const SequenceState& sequence) {
@@ -94,8 +99,14 @@ void Offload::Run() {
     }
     const std::shared_ptr<SequenceState> sequence = job.sequence;
     ErrorText error;
-    const pqc_status status = Finish(std::move(job), &error);
-    Settle(*sequence, status, error.text);
+    pqc_status status = PQC_OK;
+    try {
+      status = Finish(std::move(job), &error);
+    } catch (const std::bad_alloc&) {
+      status = PQC_RESOURCE_EXHAUSTED;
+      std::snprintf(error.text, sizeof(error.text), "the client is out of memory");
+    }
+    Settle(*sequence, status, error);
   }
 }
 
@@ -110,7 +121,7 @@ pqc_status Offload::Finish(Job job, ErrorText* error) {
   return CommitSlot(remote_, job.sequence->sequence_id, job.rows, job.filled, error);
 }
 
-void Offload::Settle(const SequenceState& sequence, pqc_status status, const char* text) {
+void Offload::Settle(const SequenceState& sequence, pqc_status status, const ErrorText& error) {
   {
     const std::lock_guard lock(mutex_);
     under_way_ = nullptr;
@@ -118,7 +129,7 @@ void Offload::Settle(const SequenceState& sequence, pqc_status status, const cha
     Progress& progress = found->second;
     if (status != PQC_OK && progress.status == PQC_OK) {
       progress.status = status;
-      progress.text = text;
+      progress.error = error;
     }
     const bool is_told = progress.status == PQC_OK || !progress.is_wanted;
     if (--progress.waiting_count == 0 && is_told) sequences_.erase(found);

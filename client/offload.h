@@ -16,7 +16,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <thread>
 
 #include "client/handles.h"
@@ -44,7 +43,8 @@ class Offload {
   // Waits for what is being packed; what is not committed is forgotten.
   ~Offload();
 
-  // Never waits. A failure of the sequence drops the job, when its slot is packed.
+  // Does not wait. A failure of the sequence drops the job, when its slot is packed. Throws when there is no memory or
+  // no thread to be had; the slot has gone back then, when it was packed.
   void Add(Job job);
   // The failure of the sequence's rows, when there is one; it stays.
   pqc_status Check(const SequenceState& sequence);
@@ -60,14 +60,14 @@ class Offload {
     uint64_t waiting_count = 0;  // one of them may be under way
     bool is_wanted = true;
     pqc_status status = PQC_OK;
-    std::string text;
+    ErrorText error;
   };
 
   void Run();
   // Sees a job through; its slot has gone back, or never will.
   pqc_status Finish(Job job, ErrorText* error);
   bool IsWanted(const SequenceState& sequence);
-  void Settle(const SequenceState& sequence, pqc_status status, const char* text);
+  void Settle(const SequenceState& sequence, pqc_status status, const ErrorText& error);
   static pqc_status Report(const Progress& progress);
 
   Remote& remote_;

@@ -88,7 +88,7 @@ pqc_status ReadCapacities(const pqc_gpu_options& options, gpu::StepsOptions* to)
     return Fail(PQC_INVALID_ARGUMENT,
                 "options.no_block_cache: must be 0, or 1 with cache_tokens 0");
   }
-  if (const uint32_t policy = RawEnum(options.policy); policy > PQC_GPU_FREQUENCY) {
+  if (const uint32_t policy = RawEnum(options.policy); policy > PQC_GPU_LFU) {
     return Fail(PQC_INVALID_ARGUMENT, "options.policy: %u is unknown", policy);
   }
   static_assert(static_cast<int>(kernels::cuda::CachePolicy::kLru) == PQC_GPU_LRU + 1 &&

@@ -27,7 +27,7 @@
 
 namespace pqcached::gpu {
 
-inline constexpr uint32_t kStepsVersion = 3;
+inline constexpr uint32_t kStepsVersion = 4;
 inline constexpr char kGpuEntrySymbol[] = "pqcached_gpu_entry";
 
 // A Status that crosses between the libraries. Cut when longer.
@@ -62,7 +62,7 @@ struct StepsOptions {
   uint32_t codebook_capacity = 0;  // of a sequence
   uint32_t range_capacity = 0;     // candidate ranges of an item
   uint32_t cache_tokens = 4096;    // of the block cache, per sequence and kv head; 0: no cache
-  kernels::cuda::CachePolicy policy = kernels::cuda::CachePolicy::kLru;
+  kernels::cuda::CachePolicy policy = kernels::cuda::CachePolicy::kFrequencyAdmission;
   uint32_t max_loads = 32;   // blocks of a sequence and kv head loaded behind one step
   uint64_t codes_bytes = 0;  // device memory for codes: at least two layers; 0: all layers
 };

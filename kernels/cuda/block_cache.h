@@ -17,14 +17,14 @@
 namespace pqcached::kernels::cuda {
 
 enum class CachePolicy : uint8_t {
-  // The block asked for longest ago gives way; blocks of this step never do.
-  kLru = 1,
-  // The block with the smallest frequency since it was admitted gives way, if that of the new one, the rows asked for
-  // in this step, is larger. Frequencies age.
-  kLfu = 2,
   // As kLfu, but frequencies of all blocks are kept, resident or not, and the new one must be larger by
   // kAdmissionMargin: a block asked for once does not push out one that is asked for now and then.
-  kFrequencyAdmission = 3,
+  kFrequencyAdmission = 1,
+  // The block asked for longest ago gives way; blocks of this step never do.
+  kLru = 2,
+  // The block with the smallest frequency since it was admitted gives way, if that of the new one, the rows asked for
+  // in this step, is larger. Frequencies age.
+  kLfu = 3,
 };
 
 inline constexpr float kAdmissionMargin = 1.25f;
@@ -56,7 +56,7 @@ struct BlockCacheState {
 
 struct UpdateBlocksArgs {
   BlockCacheState state;
-  CachePolicy policy = CachePolicy::kLru;
+  CachePolicy policy = CachePolicy::kFrequencyAdmission;
   float ageing = 0.9f;             // what is left of a frequency after an update
   uint32_t max_loads = 32;         // of a lane in one update, at most kMaxLoads
   const RowLane* lanes = nullptr;  // as LocateRows had them

@@ -33,10 +33,10 @@ extern "C" {
 typedef struct pqc_gpu pqc_gpu;
 
 typedef enum pqc_gpu_policy {
-  PQC_GPU_LRU = 0, /* the block asked for longest ago gives way */
-  PQC_GPU_LFU = 1, /* the one asked for least gives way; frequencies age */
   PQC_GPU_FREQUENCY =
-      2 /* as LFU, over all blocks, and a new one has to be asked for 1.25 times as often */
+      0, /* as LFU, over all blocks, and a new one has to be asked for 1.25 times as often */
+  PQC_GPU_LRU = 1, /* the block asked for longest ago gives way */
+  PQC_GPU_LFU = 2  /* the one asked for least gives way; frequencies age */
 } pqc_gpu_policy;
 
 typedef struct pqc_gpu_options {

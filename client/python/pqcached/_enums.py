@@ -71,9 +71,9 @@ class BudgetKind(enum.IntEnum):
 class GpuPolicy(enum.IntEnum):
     """Which block of the block cache gives way."""
 
-    LRU = 0
-    LFU = 1
-    FREQUENCY = 2  # as LFU, and a new block has to be asked for 1.25 times as often
+    FREQUENCY = 0  # as LFU, and a new block has to be asked for 1.25 times as often
+    LRU = 1
+    LFU = 2
 
 
 class RowPart(enum.IntEnum):

@@ -30,6 +30,10 @@ using testing::Layer;
 using testing::MustBeOk;
 using testing::StepTest;
 
+// One default, whichever way an engine asks for it.
+static_assert(pqc_gpu_options{}.policy == PQC_GPU_FREQUENCY);
+static_assert(gpu::StepsOptions{}.policy == kernels::cuda::CachePolicy::kFrequencyAdmission);
+
 constexpr uint32_t kQueryFloats = Layer::kQueryHeads * Layer::kKeyDim;
 
 struct GpuCloser {

@@ -11,7 +11,7 @@ using kernels::cuda::kBlockSlots;
 using kernels::cuda::kMaxLoads;
 
 constexpr uint32_t kMaxLanes = 65535;
-constexpr uint32_t kMaxBlocks = 1u << 23;  // of 2^30 tokens
+constexpr uint32_t kMaxBlocks = 1u << 24;  // of 2^30 tokens, in segments that end within blocks
 constexpr uint32_t kMaxCacheTokens = 1u << 24;
 constexpr size_t kMaxRowBytes = 4096;
 constexpr size_t kAlignment = 256;
@@ -25,7 +25,7 @@ Status Check(const BlockCache::Options& options) {
     return Invalid("lane_capacity", "1 to 65535");
   }
   if (options.block_capacity < 1 || options.block_capacity > kMaxBlocks) {
-    return Invalid("block_capacity", "1 to 2^23");
+    return Invalid("block_capacity", "1 to 2^24");
   }
   if (options.cache_tokens < kBlockSlots || options.cache_tokens > kMaxCacheTokens ||
       options.cache_tokens % kBlockSlots != 0) {

@@ -18,6 +18,7 @@ constexpr uint32_t kMaxQueryLength = 8;
 constexpr uint32_t kMaxGroupQueries = 64;
 constexpr uint32_t kMaxLanes = 65535;
 constexpr uint32_t kMaxTokens = uint32_t{1} << 30;
+constexpr uint32_t kMaxSegments = uint32_t{1} << 22;
 
 Status OutOfRange(const char* field, uint64_t value, const std::string& range) {
   return {Code::kInvalid,
@@ -69,7 +70,12 @@ Status Check(const StepsOptions& options) {
   if (options.selected_capacity == 0 || options.selected_capacity > options.token_capacity) {
     return OutOfRange("selected_capacity", options.selected_capacity, "1 to token_capacity");
   }
-  if (options.span_capacity == 0) return OutOfRange("span_capacity", 0, "at least 1");
+  if (options.span_capacity == 0 || options.span_capacity > kMaxSegments) {
+    return OutOfRange("segment_capacity", options.span_capacity, "1 to 2^22");
+  }
+  if (options.max_loads > kernels::cuda::kMaxLoads) {
+    return OutOfRange("cache_loads", options.max_loads, "at most 128");
+  }
   if (options.codebook_capacity == 0 || options.codebook_capacity * lanes > kMaxLanes) {
     return OutOfRange("codebook_capacity", options.codebook_capacity,
                       "at least 1, and 65535 with all sequences and kv heads");

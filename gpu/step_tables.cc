@@ -272,7 +272,8 @@ Status StepTables::Extend(const Place& place, Described& described) {
     const StepSegment& segment = place.from.segments[index];
     if (segment.first_position >= target) break;
     if (index >= options_.span_capacity) {
-      return NoRoom("segments", place.from.segment_count, "span_capacity", options_.span_capacity);
+      return NoRoom("segments", place.from.segment_count, "segment_capacity",
+                    options_.span_capacity);
     }
     const uint32_t end = std::min(segment.first_position + segment.token_count, target);
     const Span span{

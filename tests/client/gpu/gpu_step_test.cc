@@ -466,6 +466,12 @@ TEST_F(GpuStepTest, WhatDoesNotFitIsRefusedByName) {
   options.query_length = 9;
   ExpectFails(Open(options), PQC_INVALID_ARGUMENT, "query_length");
   options = Options();
+  options.cache_loads = 129;
+  ExpectFails(Open(options), PQC_INVALID_ARGUMENT, "cache_loads");
+  options = Options();
+  options.segment_capacity = (1 << 22) + 1;
+  ExpectFails(Open(options), PQC_INVALID_ARGUMENT, "segment_capacity");
+  options = Options();
   options.index.kind = PQC_INDEX_FLAT;
   ExpectFails(Open(options), PQC_UNIMPLEMENTED, "options.index");
   options = Options();

@@ -252,11 +252,8 @@ Status StepTables::ForgetFrom(const Place& place, Described& described, uint32_t
     described.codebooks.pop_back();
   }
   described.tokens = position;
+  WriteRowLanes(place, described);
   const uint32_t first_lane = place.seat * options_.kv_heads;
-  if (described.spans.empty()) {
-    std::fill_n(host_.layers[place.layer].row_lanes + first_lane, options_.kv_heads,
-                kernels::cuda::RowLane{});
-  }
   if (place.rows.caches == nullptr) return {};
   return place.rows.caches[place.layer].Forget(place.stream, first_lane,
                                                first_lane + options_.kv_heads, first_block);
@@ -301,14 +298,22 @@ Status StepTables::Extend(const Place& place, Described& described) {
     WriteSpan(place, segment, span, index);
     described.spans.push_back(span);
   }
+  WriteRowLanes(place, described);
+  described.tokens = target;
+  return {};
+}
+
+// Which spans lanes have, and how far the last one goes: the block caches keep blocks that are complete, so a span
+// that a roll-back has cut must not look longer than it is.
+void StepTables::WriteRowLanes(const Place& place, const Described& described) {
+  Layer& host = host_.layers[place.layer];
+  const auto count = static_cast<uint32_t>(described.spans.size());
   for (uint32_t head = 0; head < options_.kv_heads; ++head) {
     const uint32_t lane = place.seat * options_.kv_heads + head;
     const uint32_t first = lane * options_.span_capacity;
-    host_.layers[place.layer].row_lanes[lane] = {
-        .span_begin = first, .span_end = first + static_cast<uint32_t>(described.spans.size())};
+    host.row_lanes[lane] = {.span_begin = first, .span_end = first + count};
+    if (count > 0) host.spans[first + count - 1].token_count = described.spans.back().token_count;
   }
-  described.tokens = target;
-  return {};
 }
 
 Status StepTables::CopyCodes(const Place& place, const StepSegment& segment, uint32_t begin,

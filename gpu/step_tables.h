@@ -127,6 +127,7 @@ class StepTables {
   Status CopyCentroids(const Place& place, const StepSegment& segment, size_t codebook);
   std::byte* HostCodes(uint32_t layer, size_t lane) const;
   void WriteCodeRanges(const Place& place);
+  void WriteRowLanes(const Place& place, const Described& described);
   void WriteSpan(const Place& place, const StepSegment& segment, const Span& span, size_t index);
   Status WriteChunks(const Place& place, const Described& described);
   Described& described(uint32_t layer, uint32_t seat) {

@@ -145,11 +145,11 @@ Status BlockCache::Forget(kernels::cuda::Stream stream, uint32_t lane_begin, uin
 }
 
 Status BlockCache::Read(Counters& counters) const {
+  const BesideCaptures beside;
   unsigned long long values[4] = {};
-  cudaError_t error = cudaDeviceSynchronize();
-  if (error == cudaSuccess) {
-    error = cudaMemcpy(values, counters_, sizeof(values), cudaMemcpyDeviceToHost);
-  }
+  cudaError_t error = cudaMemcpyAsync(values, counters_, sizeof(values), cudaMemcpyDeviceToHost,
+                                      side_stream_.get());
+  if (error == cudaSuccess) error = cudaStreamSynchronize(side_stream_.get());
   counters = {values[0], values[1], values[2], values[3]};
   return FromCuda(error, "reading the counters of the block cache");
 }

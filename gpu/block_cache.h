@@ -5,7 +5,7 @@
 // caller's stream goes on with other layers; the next BeginStep makes it wait, the host never does. So nothing that a
 // step reads is written meanwhile.
 //
-// Thread-compatible: one thread at a time, one stream at a time.
+// Thread-compatible, but for Read: one thread at a time, one stream at a time.
 #ifndef PQCACHED_GPU_BLOCK_CACHE_H_
 #define PQCACHED_GPU_BLOCK_CACHE_H_
 
@@ -67,7 +67,8 @@ class BlockCache {
   Status Forget(kernels::cuda::Stream stream, uint32_t lane_begin, uint32_t lane_end,
                 uint32_t first_block);
 
-  // Waits for the device. For status pages and benches, not for steps.
+  // As of the last EndStep, whose update it waits for. From any thread, beside steps and captures; for status pages and
+  // benches.
   Status Read(Counters& counters) const;
 
   size_t device_bytes() const { return memory_.size_bytes(); }

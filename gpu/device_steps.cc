@@ -181,6 +181,7 @@ Status DeviceSteps::CreateStaging() {
     return FromCuda(error, "making room for staged rows");
   }
   staging_ = std::move(staging);
+  is_staged_ = true;
   ++generation_;
   return {};
 }
@@ -229,7 +230,17 @@ Status DeviceSteps::BeginCaches(Stream stream) {
   return {};
 }
 
+// A step that could not be begun or ended has left work that no event tells of.
+Status DeviceSteps::Settle() {
+  if (is_settled_) return {};
+  const cudaError_t error = cudaDeviceSynchronize();
+  is_settled_ = error == cudaSuccess;
+  return FromCuda(error, "waiting for a step that was not ended");
+}
+
 Status DeviceSteps::BeginBatch(const StepBatch& batch) {
+  if (Status status = Settle(); !status.ok()) return status;
+  is_settled_ = false;
   stream_ = static_cast<Stream>(batch.stream);
   // Work of the step before, perhaps on another stream, uses the same tables and scratch.
   if (Status status = step_done_.MakeWait(stream_); !status.ok()) return status;
@@ -242,6 +253,7 @@ Status DeviceSteps::BeginBatch(const StepBatch& batch) {
   }
   Status status = tables_.Update(
       batch, {.page_lock = page_lock_.get(), .pool = batch.pool, .caches = caches_.get()}, stream_);
+  locked_bytes_ = page_lock_->locked_bytes();
   if (status.ok()) status = codes_.BeginStep(tables_.code_ranges());
   if (!status.ok() || staging_ || !tables_.has_host_rows()) return status;
   return CreateStaging();
@@ -249,6 +261,7 @@ Status DeviceSteps::BeginBatch(const StepBatch& batch) {
 
 Outcome DeviceSteps::Begin(const StepBatch& batch) {
   return OnDevice(options_.device, [&]() -> Status {
+    const BesideCaptures beside;
     query_length_ = 0;
     if (Status status = CheckBatch(batch); !status.ok()) return status;
     if (batch.pool != pool_ || batch.pool_bytes != pool_bytes_) {
@@ -268,6 +281,7 @@ Status DeviceSteps::LetPoolGo() {
   if (pool_ == nullptr) return {};
   const cudaError_t error = cudaDeviceSynchronize();
   page_lock_.reset();
+  locked_bytes_ = 0;
   tables_.Forget();
   pool_ = nullptr;
   pool_bytes_ = 0;
@@ -275,7 +289,10 @@ Status DeviceSteps::LetPoolGo() {
 }
 
 Outcome DeviceSteps::ReleasePool() {
-  return OnDevice(options_.device, [&] { return LetPoolGo(); });
+  return OnDevice(options_.device, [&] {
+    const BesideCaptures beside;
+    return LetPoolGo();
+  });
 }
 
 Status DeviceSteps::CheckLayer(uint32_t layer, const StepQueries& queries) const {
@@ -422,13 +439,17 @@ Outcome DeviceSteps::Attend(uint32_t layer, const StepQueries& queries, kernels:
     for (const auto& [memory, name] : {std::pair{output, "output"}, {lse, "lse"}}) {
       if (Status status = CheckDevicePointer(memory, name, device_); !status.ok()) return status;
     }
+    CaptureId capture;
+    if (Status status = FindCapture(stream_, capture); !status.ok()) return status;
+    if (capture.is_capturing && updated_[layer]) {
+      return {Code::kInvalid, "layer " + std::to_string(layer) +
+                                  " was launched in this step before it is captured: capture in a "
+                                  "step of its own"};
+    }
     if (Status status = SelectLayer(layer, queries, rule); !status.ok()) return status;
     if (Status status = AttendLayer(layer, output, lse); !status.ok()) return status;
     if (Status status = codes_.LeaveLayer(stream_); !status.ok()) return status;
-    if (!caches_) return {};
-    CaptureId capture;
-    if (Status status = FindCapture(stream_, capture); !status.ok()) return status;
-    return capture.is_capturing ? Status{} : UpdateCache(layer);
+    return !caches_ || capture.is_capturing ? Status{} : UpdateCache(layer);
   });
 }
 
@@ -439,6 +460,7 @@ Outcome DeviceSteps::Fetch(uint32_t layer, const StepRows& from, const void** ro
     if (layer >= options_.layer_count || from.token_count > capacity) {
       return OutOfRange("token_count", from.token_count, "at most " + std::to_string(capacity));
     }
+    if (Status status = CheckStreamTakesWork(stream_); !status.ok()) return status;
     for (const auto& [memory, name] : {std::pair{from.keys, "keys"}, {from.values, "values"}}) {
       if (Status status = CheckDevicePointer(memory, name, device_); !status.ok()) return status;
     }
@@ -471,17 +493,24 @@ Outcome DeviceSteps::End() {
   return OnDevice(options_.device, [&]() -> Status {
     if (query_length_ == 0) return {Code::kInvalid, "no step is under way"};
     query_length_ = 0;
+    // An event that a capture records would be of no use outside of it.
+    if (Status status = CheckStreamTakesWork(stream_); !status.ok()) return status;
     for (uint32_t layer = 0; caches_ && layer < options_.layer_count; ++layer) {
       if (updated_[layer]) continue;
       if (Status status = UpdateCache(layer); !status.ok()) return status;
     }
     if (Status status = codes_.EndStep(stream_); !status.ok()) return status;
-    return step_done_.Record(stream_);
+    Status status = step_done_.Record(stream_);
+    is_settled_ = status.ok();
+    return status;
   });
 }
 
 Outcome DeviceSteps::Wait() {
-  return OnDevice(options_.device, [&] { return step_done_.Wait(); });
+  return OnDevice(options_.device, [&] {
+    const BesideCaptures beside;
+    return step_done_.Wait();
+  });
 }
 
 Outcome DeviceSteps::LockStaging(std::byte* ring, size_t size_bytes, uint32_t slot_count) {
@@ -507,11 +536,12 @@ Outcome DeviceSteps::WaitPacked(uint32_t slot) {
 
 Outcome DeviceSteps::Count(StepsCounts* counts) {
   return OnDevice(options_.device, [&]() -> Status {
+    const BesideCaptures beside;
     *counts = {
         .device_bytes = tables_.device_bytes() + codes_.device_bytes() + scratch_.size_bytes(),
-        .locked_bytes = page_lock_ ? page_lock_->locked_bytes() : 0,
+        .locked_bytes = locked_bytes_,
         .generation = generation_,
-        .staged = staging_ != nullptr,
+        .staged = is_staged_,
         .resident_layers = codes_.resident_layer_count()};
     for (uint32_t layer = 0; caches_ && layer < options_.layer_count; ++layer) {
       BlockCache::Counters counters;

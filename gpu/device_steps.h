@@ -6,6 +6,7 @@
 #ifndef PQCACHED_GPU_DEVICE_STEPS_H_
 #define PQCACHED_GPU_DEVICE_STEPS_H_
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -58,6 +59,7 @@ class DeviceSteps final : public Steps {
   Status BeginCaches(kernels::cuda::Stream stream);
   Status CheckBatch(const StepBatch& batch) const;
   Status CheckStreamTakesWork(kernels::cuda::Stream stream) const;
+  Status Settle();
   Status BeginBatch(const StepBatch& batch);
   Status CreateStaging();
   Status CheckLayer(uint32_t layer, const StepQueries& queries) const;
@@ -87,7 +89,12 @@ class DeviceSteps final : public Steps {
   RowPacker packer_;
   kernels::cuda::Stream stream_ = nullptr;
   uint32_t query_length_ = 0;  // 0: no step is under way
-  uint64_t generation_ = 1;
+  bool is_settled_ = true;     // all work of the steps before is in front of step_done_
+
+  // For Count, which other threads call beside steps.
+  std::atomic<uint64_t> generation_ = 1;
+  std::atomic<bool> is_staged_ = false;
+  std::atomic<size_t> locked_bytes_ = 0;
 
   DeviceBuffer scratch_;
   float* lane_queries_ = nullptr;  // [lanes, L, G, key_dim]

@@ -60,6 +60,7 @@ Status LayerCodes::BeginStep(const kernels::cuda::ByteRange* ranges) {
   ranges_ = ranges;
   slots_ = {};
   last_capture_ = {};
+  forked_slot_ = kSlotCount;
   return {};
 }
 

@@ -186,13 +186,16 @@ class Steps {
   // [items, kv_heads]; both on the device. May be captured.
   virtual Outcome Select(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
                          uint32_t* positions, size_t stride, uint32_t* counts) = 0;
-  // Likewise. output [tokens, query heads, value_dim] and lse [tokens, query heads] of the selected rows.
+  // Likewise. output [tokens, query heads, value_dim] and lse [tokens, query heads] of the selected rows. Errors: kInvalid
+  // also when the stream captures a layer that this step has launched
   virtual Outcome Attend(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
                          float* output, float* lse) = 0;
   // Between Begin and End. Brings rows of new tokens to the host: *rows is [kv_heads, token_count, row] in page-locked
   // memory, of the cache's dtype, [key | value] back to back; filled after Wait, good until the next Begin.
   virtual Outcome Fetch(uint32_t layer, const StepRows& from, const void** rows) = 0;
-  // What was looked up goes into the block caches, on side streams; the host does not wait.
+  // What was looked up goes into the block caches, on side streams; the host does not wait. The step is over whatever it
+  // returns; when that is an error, Wait does not know of its work, and the next Begin waits for the device.
+  // Errors: kInvalid  the stream captures
   virtual Outcome End() = 0;
   // Waits until the work of the step that ended last is done, but for the updates of caches.
   virtual Outcome Wait() = 0;
@@ -205,6 +208,7 @@ class Steps {
   // Waits until the slot's last Pack is done; from any thread, beside anything.
   virtual Outcome WaitPacked(uint32_t slot) = 0;
 
+  // Beside steps, from any thread. Waits for what the block caches have been given.
   virtual Outcome Count(StepsCounts* counts) = 0;
   // Waits for the device, and destroys.
   virtual void Close() = 0;

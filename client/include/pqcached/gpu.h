@@ -13,10 +13,11 @@
  *
  * What a step launches is the same for every step of one query length, whatever sequences it has: an engine may
  * capture the calls between begin and end in a CUDA graph and replay it in later steps in place of the calls, as
- * long as its own tensors stay where they are and `generation` of pqc_gpu_counts stays what it was. Begin and end
- * are called outside of the capture, in every step. With codes_bytes, the step in which something is captured has no layers
- * that are launched before; a graph copies the codes that its layers read, one layer ahead from its second layer on, and
- * once something was captured, layers that are launched wait for their own copies.
+ * long as its own tensors stay where they are, with room for the items of those steps, and `generation` of pqc_gpu_counts
+ * stays what it was. Begin and end are called outside of the capture, in every step. A layer is not captured in a step that
+ * has launched it before: warm up in another step. With codes_bytes, none of that step's layers is launched before; a graph
+ * copies the codes that its layers read, one layer ahead from its second layer on, and once something was captured, layers
+ * that are launched wait for their own copies.
  *
  * CUDA comes with libpqcached_gpu.so, which is loaded by pqc_gpu_open: this library needs none. Where there is no
  * device, an engine uses the same calls with host memory (pqc_step_begin).
@@ -85,7 +86,8 @@ typedef struct pqc_gpu_counts {
       staged; /* 1: some rows cannot be page-locked; the host brings them in the middle of steps */
   uint32_t resident_layers; /* whose codes stay on the device; codes of the others are copied */
 } pqc_gpu_counts;
-/* Waits for the device: for status pages, not for steps. */
+/* As of the last step that ended, whose work it waits for: for status pages. May be called beside steps and captures, on
+ * any thread. */
 PQC_API pqc_status pqc_gpu_count(pqc_gpu* gpu, pqc_gpu_counts* counts);
 
 /* Prefill: pqc_ingest for K and V on the device (PQC_CUDA; [tokens, kv_heads, dim] or paged, dims contiguous, the block

@@ -1,6 +1,7 @@
 // bench_gpu: the figures of area `gpu`; where there is no device, all of them as absent, with the reason.
 //
 //   bench_gpu [--json FILE] [--rounds N]
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -97,6 +98,7 @@ int Main(int argc, char** argv) {
 }  // namespace pqcached::bench
 
 int main(int argc, char** argv) {
+  (void)std::signal(SIGPIPE, SIG_IGN);  // a PyTorch that has ended is a figure that is absent
   try {
     return pqcached::bench::Main(argc, argv);
   } catch (const std::exception& failure) {

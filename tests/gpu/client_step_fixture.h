@@ -33,7 +33,7 @@ inline constexpr uint32_t kKvHeads = 2;
 inline constexpr uint32_t kGroup = 2;
 inline constexpr uint32_t kQueryHeads = kKvHeads * kGroup;
 inline constexpr uint32_t kDim = 32;  // of keys and values
-inline constexpr uint32_t kTokens = 640;
+inline constexpr uint32_t kTokens = 704;
 inline constexpr uint32_t kPrefill = 600;
 inline constexpr uint32_t kSink = 4;
 inline constexpr uint32_t kWindow = 16;
@@ -139,14 +139,14 @@ class ClientStepTest : public DeviceTest {
     ExpectOk(pqc_cache_open(client_, &spec, &cache_));
   }
 
-  pqc_status OpenGpu(uint64_t codes_bytes) {
+  pqc_status OpenGpu(uint64_t codes_bytes, uint32_t cache_tokens = 256) {
     pqc_gpu_close(gpu_);
     gpu_ = nullptr;
     pqc_gpu_options options = PQC_INIT(pqc_gpu_options);
     options.sequence_capacity = 1;
     options.token_capacity = kTokenCapacity;
     options.selected_capacity = kTokenCapacity;
-    options.cache_tokens = 256;
+    options.cache_tokens = cache_tokens;
     options.codes_bytes = codes_bytes;
     return client::Call(
         [&] { return client::OpenGpu(cache_, &options, pqcached_gpu_entry(), &gpu_); });
@@ -157,13 +157,13 @@ class ClientStepTest : public DeviceTest {
     sequence_ = nullptr;
   }
 
-  // A sequence of kPrefill tokens with its index.
-  void Fill() {
+  // A sequence of so many tokens with its index.
+  void Fill(uint32_t token_count = kPrefill) {
     Drop();
     ExpectOk(pqc_sequence_create(cache_, &sequence_));
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
-      const Shaped keys(keys_[layer].data(), PQC_CPU, kPrefill, kKvHeads);
-      const Shaped values(values_[layer].data(), PQC_CPU, kPrefill, kKvHeads);
+      const Shaped keys(keys_[layer].data(), PQC_CPU, token_count, kKvHeads);
+      const Shaped values(values_[layer].data(), PQC_CPU, token_count, kKvHeads);
       ExpectOk(pqc_ingest(sequence_, layer, 0, &keys.tensor, &values.tensor));
     }
     BuildIndex();
@@ -188,16 +188,23 @@ class ClientStepTest : public DeviceTest {
     return pqc_gpu_step_begin(gpu_, &item, 1, &options, stream_, step);
   }
 
-  // Select and attend of one layer.
-  pqc_status RunLayer(pqc_step* step, uint32_t layer) {
+  pqc_status Select(pqc_step* step, uint32_t layer, uint64_t stride) {
     LayerTensors& tensors = *tensors_[layer];
     const Shaped queries(tensors.queries.data(), PQC_CUDA, 1, kQueryHeads);
     pqc_gpu_positions selected = PQC_INIT(pqc_gpu_positions);
     selected.positions = tensors.positions.data();
-    selected.stride = kTokenCapacity;
+    selected.stride = stride;
     selected.counts = tensors.counts.data();
-    const pqc_status status = pqc_gpu_step_select(step, layer, &queries.tensor, &selected);
-    if (status != PQC_OK) return status;
+    return pqc_gpu_step_select(step, layer, &queries.tensor, &selected);
+  }
+
+  // Select and attend of one layer.
+  pqc_status RunLayer(pqc_step* step, uint32_t layer) {
+    if (const pqc_status status = Select(step, layer, kTokenCapacity); status != PQC_OK) {
+      return status;
+    }
+    LayerTensors& tensors = *tensors_[layer];
+    const Shaped queries(tensors.queries.data(), PQC_CUDA, 1, kQueryHeads);
     pqc_step_attention out = PQC_INIT(pqc_step_attention);
     out.output = tensors.output.data();
     out.output_capacity = tensors.output.size();
@@ -221,11 +228,16 @@ class ClientStepTest : public DeviceTest {
     return {tensors.output.Get(), tensors.lse.Get(), tensors.positions.Get(), tensors.counts.Get()};
   }
 
-  // Ends with the rows of the token at `position`, on the device.
-  pqc_status End(pqc_step* step, uint64_t position) {
+  // Ends with the rows of the token at `position`.
+  pqc_status End(pqc_step* step, uint64_t position, pqc_device device = PQC_CUDA) {
     std::vector<std::unique_ptr<DeviceArray<float>>> arrays;
     std::vector<std::unique_ptr<Shaped>> shaped;
-    const auto on_device = [&](const std::vector<float>& numbers) {
+    const auto row_of = [&](const std::vector<float>& numbers) {
+      if (device == PQC_CPU) {
+        shaped.push_back(std::make_unique<Shaped>(numbers.data() + position * kTokenFloats, PQC_CPU,
+                                                  1, kKvHeads));
+        return shaped.back()->tensor;
+      }
       const auto begin = numbers.begin() + static_cast<ptrdiff_t>(position * kTokenFloats);
       arrays.push_back(
           std::make_unique<DeviceArray<float>>(std::vector<float>(begin, begin + kTokenFloats)));
@@ -235,8 +247,8 @@ class ClientStepTest : public DeviceTest {
     std::vector<pqc_layer_rows> rows(kLayers, PQC_INIT(pqc_layer_rows));
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
       rows[layer].layer = layer;
-      rows[layer].keys = on_device(keys_[layer]);
-      rows[layer].values = on_device(values_[layer]);
+      rows[layer].keys = row_of(keys_[layer]);
+      rows[layer].values = row_of(values_[layer]);
     }
     return pqc_step_end(step, rows.data(), kLayers, nullptr);
   }

@@ -19,6 +19,31 @@ TEST_F(ClientStepTest, WhereAllIsSelectedItIsFullAttention) {
   EXPECT_EQ(Counts().resident_layers, kLayers);
 }
 
+TEST_F(ClientStepTest, RowsBehindARollBackAreNotFoundInTheBlockCache) {
+  ExpectOk(OpenGpu(0, kTokenCapacity));
+  // The end of a block of 128 rows lies between, so that it was complete before.
+  constexpr uint32_t kEnd = 660, kBack = 620;
+  Fill(kEnd);
+  ExpectFullAttention(kEnd);
+  for (std::vector<float>& values : values_) {
+    for (size_t i = kBack * kTokenFloats; i < values.size(); ++i) values[i] += 1;
+  }
+  for (uint64_t position = kBack; position < kBack + 2 * kWindow; ++position) {
+    ExpectFullAttention(position);
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_GT(Counts().hits, 0u);
+}
+
+TEST_F(ClientStepTest, OfSequencesWithoutASeatNothingIsKept) {
+  ExpectOk(OpenGpu(0));
+  for (int i = 0; i < 3; ++i) {
+    Fill();
+    ExpectFullAttention(kPrefill);
+    EXPECT_LE(gpu_->state->seen.size(), 1u);
+  }
+}
+
 TEST_F(ClientStepTest, CodesOnTheDeviceAndCodesCopiedAheadSelectAndAttendTheSame) {
   const std::vector<uint32_t> orders[] = {
       in_order_, {4, 3, 2, 1, 0}, {0, 0, 1, 3, 3, 2, 4, 1}, {2, 4, 0, 1, 3}};
@@ -100,6 +125,32 @@ TEST_F(ClientStepTest, CodesAreCopiedAheadWhereThePoolCannotBePageLocked) {
 }
 #endif
 
+TEST_F(ClientStepTest, AStepThatIsEndedOrAbandonedInACaptureLeavesTheNextOnesWhole) {
+  for (const size_t layers : {size_t{0}, size_t{2}}) {
+    ExpectOk(OpenGpu(layers * kLayerCodes));
+    Fill();
+    for (const bool is_abandoned : {true, false}) {
+      PrepareTensors();
+      pqc_step* step = nullptr;
+      ExpectOk(Begin(kPrefill, 0.2, &step));
+      ASSERT_TRUE(step != nullptr);
+      gpu::Graph graph;
+      ASSERT_TRUE(graph.Begin(stream_).ok());
+      ExpectOk(RunLayer(step, 0));
+      if (is_abandoned) {
+        pqc_step_abandon(step);
+      } else {
+        ExpectFails(End(step, kPrefill, PQC_CPU), PQC_INVALID_ARGUMENT, "the stream captures");
+      }
+      ASSERT_TRUE(graph.End().ok());
+    }
+    for (uint64_t position = kPrefill; position < kPrefill + 3; ++position) {
+      ExpectFullAttention(position);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST_F(ClientStepTest, WhatCannotBeIsRefusedByName) {
   ExpectFails(OpenGpu(2 * kLayerCodes - 1), PQC_INVALID_ARGUMENT, "codes_bytes");
   ExpectOk(OpenGpu(2 * kLayerCodes));
@@ -107,11 +158,23 @@ TEST_F(ClientStepTest, WhatCannotBeIsRefusedByName) {
   PrepareTensors();
   pqc_step* step = nullptr;
   ExpectOk(Begin(kPrefill, 0.2, &step));
+  ExpectFails(Select(step, 0, kTokenCapacity - 1), PQC_OUT_OF_RANGE,
+              "out.stride: 1023, must be at least selected_capacity, 1024");
   ExpectOk(RunLayer(step, 0));
-  gpu::Graph graph;
-  ASSERT_TRUE(graph.Begin(stream_).ok());
-  ExpectFails(RunLayer(step, 1), PQC_INVALID_ARGUMENT, "capture in a step of its own");
-  (void)graph.End();
+  const auto capture = [&](uint32_t layer) {
+    gpu::Graph graph;
+    ASSERT_TRUE(graph.Begin(stream_).ok());
+    ExpectFails(RunLayer(step, layer), PQC_INVALID_ARGUMENT, "capture in a step of its own");
+    (void)graph.End();
+  };
+  capture(1);
+  ExpectOk(End(step, kPrefill));
+
+  ExpectOk(OpenGpu(0));
+  Fill();
+  ExpectOk(Begin(kPrefill, 0.2, &step));
+  ExpectOk(RunLayer(step, 0));
+  capture(0);
   ExpectOk(End(step, kPrefill));
 }
 

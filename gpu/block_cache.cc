@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "gpu/arena.h"
+
 namespace pqcached::gpu {
 namespace {
 
@@ -14,7 +16,6 @@ constexpr uint32_t kMaxLanes = 65535;
 constexpr uint32_t kMaxBlocks = 1u << 24;  // of 2^30 tokens, in segments that end within blocks
 constexpr uint32_t kMaxCacheTokens = 1u << 24;
 constexpr size_t kMaxRowBytes = 4096;
-constexpr size_t kAlignment = 256;
 
 Status Invalid(const char* field, const char* range) {
   return {Code::kInvalid, std::string(field) + " must be " + range};
@@ -40,25 +41,6 @@ Status Check(const BlockCache::Options& options) {
   return {};
 }
 
-// Adds up the sizes of arrays, then hands them out.
-class Layout {
- public:
-  template <typename T>
-  void Place(T*& pointer, size_t count) {
-    if (base_ != nullptr) pointer = reinterpret_cast<T*>(base_ + size_bytes_);
-    size_bytes_ += (count * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
-  }
-  void StartAgainAt(void* base) {
-    base_ = static_cast<std::byte*>(base);
-    size_bytes_ = 0;
-  }
-  size_t size_bytes() const { return size_bytes_; }
-
- private:
-  std::byte* base_ = nullptr;
-  size_t size_bytes_ = 0;
-};
-
 }  // namespace
 
 Status BlockCache::Create(const Options& options, kernels::cuda::Stream stream) {
@@ -71,23 +53,23 @@ Status BlockCache::Create(const Options& options, kernels::cuda::Stream stream) 
   state_.block_capacity = options.block_capacity;
   state_.slot_capacity = options.cache_tokens / kBlockSlots;
   state_.row_stride_bytes = options.row_stride_bytes;
-  const auto place = [&](Layout& layout) {
-    layout.Place(counters_, 4);
-    layout.Place(state_.cache_slots, blocks);
-    layout.Place(state_.touches, blocks);
-    layout.Place(state_.frequencies, blocks);
-    layout.Place(state_.slot_blocks, slots);
-    layout.Place(state_.last_uses, slots);
-    layout.Place(state_.update_counts, lanes);
-    layout.Place(state_.loads, lanes * kMaxLoads);
-    layout.Place(state_.load_counts, lanes);
-    layout.Place(state_.rows, slots * kBlockSlots * options.row_stride_bytes);
+  const auto place = [&](Arena& arena) {
+    arena.Place(counters_, 4);
+    arena.Place(state_.cache_slots, blocks);
+    arena.Place(state_.touches, blocks);
+    arena.Place(state_.frequencies, blocks);
+    arena.Place(state_.slot_blocks, slots);
+    arena.Place(state_.last_uses, slots);
+    arena.Place(state_.update_counts, lanes);
+    arena.Place(state_.loads, lanes * kMaxLoads);
+    arena.Place(state_.load_counts, lanes);
+    arena.Place(state_.rows, slots * kBlockSlots * options.row_stride_bytes);
   };
-  Layout layout;
-  place(layout);
-  if (Status status = memory_.Allocate(layout.size_bytes()); !status.ok()) return status;
-  layout.StartAgainAt(memory_.data());
-  place(layout);
+  Arena sizes;
+  place(sizes);
+  if (Status status = memory_.Allocate(sizes.size_bytes()); !status.ok()) return status;
+  Arena arena(memory_.data());
+  place(arena);
   state_.loaded = counters_ + 2;
   state_.evicted = counters_ + 3;
   if (Status status = side_stream_.Create(); !status.ok()) return status;

@@ -75,16 +75,6 @@ DeviceBuffer::~DeviceBuffer() {
   if (data_ != nullptr) (void)cudaFree(data_);
 }
 
-DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)),
-      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
-
-DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_bytes_, other.size_bytes_);
-  return *this;
-}
-
 Status DeviceBuffer::Allocate(size_t size_bytes) {
   if (data_ != nullptr) (void)cudaFree(std::exchange(data_, nullptr));
   size_bytes_ = 0;
@@ -108,6 +98,8 @@ PinnedBuffer::~PinnedBuffer() {
 }
 
 Status PinnedBuffer::Allocate(size_t size_bytes) {
+  if (data_ != nullptr) (void)cudaFreeHost(std::exchange(data_, nullptr));
+  size_bytes_ = 0;
   // With unified addressing, which every supported device has, both sides use one address.
   const cudaError_t error = cudaHostAlloc(&data_, size_bytes, cudaHostAllocMapped);
   if (error != cudaSuccess) {

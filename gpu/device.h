@@ -38,8 +38,8 @@ class DeviceBuffer {
  public:
   DeviceBuffer() = default;
   ~DeviceBuffer();
-  DeviceBuffer(DeviceBuffer&& other) noexcept;
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
 
   // Replaces what is held. Errors: kOutOfMemory (the message says how much was wanted and how much is
   // free).
@@ -62,7 +62,7 @@ class PinnedBuffer {
   PinnedBuffer(const PinnedBuffer&) = delete;
   PinnedBuffer& operator=(const PinnedBuffer&) = delete;
 
-  // Called once. Errors: kOutOfMemory (the message says how much was wanted)
+  // Replaces what is held. Errors: kOutOfMemory (the message says how much was wanted)
   Status Allocate(size_t size_bytes);
 
   void* data() const { return data_; }

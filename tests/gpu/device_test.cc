@@ -54,8 +54,7 @@ TEST_F(DeviceFaultTest, SaysHowMuchMemoryWasWanted) {
   EXPECT_NE(status.message().find("allocating 1000 bytes"), std::string::npos) << status.message();
   EXPECT_EQ(buffer.data(), nullptr);
   EXPECT_TRUE(buffer.Allocate(1000).ok()) << "and it can be tried again";
-  DeviceBuffer other = std::move(buffer);
-  EXPECT_EQ(other.size_bytes(), 1000u);
+  EXPECT_EQ(buffer.size_bytes(), 1000u);
 
   FailCall("cudaMalloc", cudaErrorMemoryAllocation);
   BlockCache cache;

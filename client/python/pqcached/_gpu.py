@@ -88,7 +88,7 @@ class Gpu(Closable):
         self._own(Handle("gpu", handle, self._library.pqc_gpu_close, cache._handle), at_exit=True)
 
     def count(self) -> GpuCounts:
-        """Waits for the device: for status pages, not for steps."""
+        """As of the last step that ended, whose work it waits for: for status pages. May be called beside steps."""
         counts = abi.GpuCounts()
         with self._handle as gpu:
             abi.check(self._library.pqc_gpu_count(gpu, byref(counts)))

@@ -1,7 +1,8 @@
 // Holds: what keeps a sequence from being evicted, and since when nobody has used it.
 //
-// Leases, writers and builds hold a sequence; a pin keeps it until its time has come. The evictor claims
-// a sequence that nobody holds: from then on nobody can hold it any more.
+// Leases, writers and builds hold a sequence; a pin keeps it until its time has come, also beyond the end
+// of the process (sequence_record.h). The evictor claims a sequence that nobody holds: from then on
+// nobody can hold it any more.
 //
 // Thread-safe, without locks.
 #ifndef PQCACHED_KVSTORE_HOLDS_H_
@@ -11,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <ctime>
 
 #include "absl/time/time.h"
 
@@ -21,8 +23,17 @@ inline int64_t SteadyNanos() {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// Since the machine booted, suspended or not: means the same to the next process.
+inline int64_t BootNanos() {
+  timespec now = {};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return now.tv_sec * 1'000'000'000 + now.tv_nsec;
+}
+
 class Holds {
  public:
+  static constexpr absl::Duration kLongestPin = absl::Hours(24 * 30);
+
   // False when it was claimed. Each successful call is followed by one Release.
   [[nodiscard]] bool Take() {
     int64_t count = count_.load(std::memory_order_acquire);
@@ -46,17 +57,17 @@ class Holds {
   bool claimed() const { return count_.load(std::memory_order_acquire) == kClaimed; }
   bool held() const { return count_.load(std::memory_order_acquire) > 0; }
 
-  // Zero: not any more.
-  void Pin(absl::Duration ttl) {
-    // At most as long as nanoseconds can be counted.
-    const absl::Duration most = absl::Hours(24 * 365);
-    pinned_until_.store(SteadyNanos() + absl::ToInt64Nanoseconds(std::min(ttl, most)));
+  // Of BootNanos; zero: not any more. Not for longer than kLongestPin from now, whatever a record says.
+  void PinUntil(int64_t boot_nanos) {
+    const int64_t most = BootNanos() + absl::ToInt64Nanoseconds(kLongestPin);
+    pinned_until_.store(std::min(boot_nanos, most));
   }
+  int64_t pinned_until() const { return pinned_until_.load(); }
   // Zero when it is not pinned.
   absl::Duration pin_left() const {
-    return std::max(absl::ZeroDuration(), absl::Nanoseconds(pinned_until_.load() - SteadyNanos()));
+    return std::max(absl::ZeroDuration(), absl::Nanoseconds(pinned_until_.load() - BootNanos()));
   }
-  bool pinned() const { return SteadyNanos() < pinned_until_.load(); }
+  bool pinned() const { return BootNanos() < pinned_until_.load(); }
 
   void Touch() { last_use_.store(SteadyNanos(), std::memory_order_relaxed); }
   absl::Duration idle() const {
@@ -67,8 +78,8 @@ class Holds {
   static constexpr int64_t kClaimed = -1;
 
   std::atomic<int64_t> count_ = 0;
-  std::atomic<int64_t> pinned_until_ = 0;  // as last_use_, of SteadyNanos
-  std::atomic<int64_t> last_use_ = SteadyNanos();
+  std::atomic<int64_t> pinned_until_ = 0;          // of BootNanos
+  std::atomic<int64_t> last_use_ = SteadyNanos();  // of that
 };
 
 // Holds one sequence while it lives.

@@ -396,6 +396,7 @@ RecoveredSequence CacheRecovery::Build(Draft draft) {
                                                  .record = std::move(record),
                                                  .suspended = draft.state.suspended != 0,
                                                  .views = std::move(draft.views)});
+  sequence->holds().PinUntil(draft.state.pinned_until);
   auto names = std::make_shared<NamedTokens>(cache_.prefixes, draft.identity.root, sequence,
                                              token_count, std::move(draft.names));
   sequence->Watch(names).IgnoreError();  // it is not dropped

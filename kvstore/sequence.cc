@@ -530,6 +530,23 @@ absl::StatusOr<uint32_t> Sequence::Suspend(bool suspended) {
   return shown->token_count();
 }
 
+absl::Status Sequence::PinUntil(int64_t boot_nanos) {
+  const MutexLock lock(&events_mutex_);
+  std::shared_ptr<const Snapshot> shown;
+  {
+    const MutexLock state_lock(&mutex_);
+    if (current_ == nullptr) return DroppedError();
+    shown = current_;
+  }
+  if (record_ != nullptr) {
+    absl::Status written =
+        record_->Write(shown->list, shown->layer_tokens, suspended(), boot_nanos);
+    if (!written.ok()) return written;
+  }
+  holds_.PinUntil(boot_nanos);
+  return absl::OkStatus();
+}
+
 void Sequence::Drop() {
   dropped_.store(true, std::memory_order_release);
   std::shared_ptr<const Snapshot> last;  // dies behind the locks

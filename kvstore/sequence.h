@@ -220,6 +220,10 @@ class Sequence {
   absl::StatusOr<uint32_t> Suspend(bool suspended);
   bool suspended() const { return suspended_.load(std::memory_order_acquire); }
 
+  // Keeps it from being evicted until then (Holds::PinUntil), in this process and in those that recover
+  // it. Errors: kNotFound when dropped; those of the record.
+  absl::Status PinUntil(int64_t boot_nanos);
+
   // Lets go of all memory; what readers and a writer hold dies with them.
   void Drop();
   bool dropped() const { return dropped_.load(std::memory_order_acquire); }

@@ -163,11 +163,13 @@ absl::StatusOr<std::unique_ptr<SequenceRecord>> SequenceRecord::Create(
 }
 
 absl::Status SequenceRecord::Write(const std::shared_ptr<const SegmentList>& list,
-                                   const std::vector<uint32_t>& layer_tokens, bool suspended) {
+                                   const std::vector<uint32_t>& layer_tokens, bool suspended,
+                                   std::optional<int64_t> pinned_until) {
   if (table_->detached()) return absl::OkStatus();
   StateRecord next = state_;
   ++next.generation;
   next.suspended = suspended;
+  next.pinned_until = pinned_until.value_or(next.pinned_until);
   const bool same_list = list == known_;
   if (!same_list) {
     if (absl::Status status = WriteList(*list, next); !status.ok()) return status;

@@ -1,6 +1,6 @@
 // SequenceRecord: writes down what a sequence is, change by change (record_table.h).
 //
-// The state of a sequence (token counts, suspended, where its list of segments stands) is written in
+// The state of a sequence (token counts, suspended, pinned, where its list of segments stands) is written in
 // turn into two slots; the word that makes the newer one whole is the commit point of every change. A
 // change of the list first writes a new list, and frees the old one last. Rows and layers of indexes get
 // their own slots with the first list that names them.
@@ -38,6 +38,7 @@ struct SequenceIdentity {
 
 struct StateRecord {  // then uint32_t[layer_count], the tokens per layer
   uint64_t generation = 0;
+  int64_t pinned_until = 0;  // of BootNanos
   uint32_t suspended = 0;
   HeapBlock list = {};  // none: empty
   uint32_t list_bytes = 0;
@@ -102,9 +103,11 @@ class SequenceRecord {
   // Shared with what else is written down of the sequence.
   const std::shared_ptr<const RecordSlot>& slot() const { return slot_; }
 
-  // Writes a change down before it is shown. Errors: kResourceExhausted; then nothing has changed.
+  // Writes a change down before it is shown. Without `pinned_until` a pin stays as it is. Errors:
+  // kResourceExhausted; then nothing has changed.
   absl::Status Write(const std::shared_ptr<const SegmentList>& list,
-                     const std::vector<uint32_t>& layer_tokens, bool suspended);
+                     const std::vector<uint32_t>& layer_tokens, bool suspended,
+                     std::optional<int64_t> pinned_until = {});
   // The sequence is no more.
   void Remove();
 

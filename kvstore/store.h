@@ -467,9 +467,10 @@ class Store {
   virtual absl::StatusOr<Admission> Admit(std::string_view tenant, uint64_t cache_id,
                                           const AdmitSpec& spec) = 0;
   // Keeps the sequence from being evicted for this long, and what is retained of it; its counterparts in
-  // other ranks, too. Zero: no longer. Empty tenant: of any tenant (for admin).
+  // other ranks, too. With a keeper, whoever recovers the sequence goes on. Zero: no longer. Empty tenant: of
+  // any tenant (for admin).
   //
-  // Errors: kNotFound, kInvalidArgument (ttl)
+  // Errors: kNotFound, kInvalidArgument (ttl), kResourceExhausted (records)
   virtual absl::Status PinSequence(std::string_view tenant, uint64_t sequence_id,
                                    absl::Duration ttl) = 0;
   // Drops a sequence that nobody uses, whosever it is, and retains nothing of it.

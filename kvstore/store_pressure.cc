@@ -273,7 +273,7 @@ void StoreImpl::Retain(const Found& found) {
     kept = found.names->Share(static_cast<uint32_t>(keys.size() * kPrefixStepTokens),
                               /*partial_indexes=*/false);
   }
-  const absl::Duration pin_left = found.sequence->holds().pin_left();
+  const int64_t pinned_until = found.sequence->holds().pinned_until();
   const PrefixKey root = found.names->root();
   Forget(found.sequence->sequence_id());
   found.sequence->Drop();  // a writer at work finds out when it publishes
@@ -287,7 +287,9 @@ void StoreImpl::Retain(const Found& found) {
   if (!made.ok()) return;  // as many sequences as may be, all of them in use
   const auto retained = FindOfAnyTenant(made->sequence_id);
   if (!retained.ok()) return;
-  if (pin_left > absl::ZeroDuration()) retained->sequence->holds().Pin(pin_left);
+  if (pinned_until > BootNanos()) {
+    retained->sequence->PinUntil(pinned_until).IgnoreError();  // without it, it may be evicted
+  }
   // Shorter ones with the same beginning are of no more use.
   for (const Found& other : SequencesOf(cache, /*retained_only=*/true)) {
     if (other.sequence == retained->sequence) continue;
@@ -354,19 +356,24 @@ absl::StatusOr<Admission> StoreImpl::Admit(std::string_view tenant, uint64_t cac
 
 absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_id,
                                     absl::Duration ttl) {
-  if (ttl < absl::ZeroDuration() || ttl > kMaxPin) {
+  if (ttl < absl::ZeroDuration() || ttl > Holds::kLongestPin) {
     return absl::InvalidArgumentError(absl::StrCat("ttl is ", absl::ToDoubleSeconds(ttl),
                                                    " s; it must lie in [0, ",
-                                                   absl::ToDoubleSeconds(kMaxPin), "]"));
+                                                   absl::ToDoubleSeconds(Holds::kLongestPin), "]"));
   }
   const auto found = tenant.empty() ? FindOfAnyTenant(sequence_id) : Find(tenant, sequence_id);
   if (!found.ok()) return found.status();
-  found->sequence->holds().Pin(ttl);
+  const int64_t until =
+      ttl > absl::ZeroDuration() ? BootNanos() + absl::ToInt64Nanoseconds(ttl) : 0;
+  if (absl::Status status = found->sequence->PinUntil(until); !status.ok()) return status;
   if (found->sequence->holds().claimed()) {
     return absl::NotFoundError(absl::StrCat("sequence ", sequence_id, " was evicted"));
   }
   for (const Found& other : Counterparts(*found->cache, *found->names, 0)) {
-    other.sequence->holds().Pin(ttl);
+    if (absl::Status status = other.sequence->PinUntil(until);
+        !status.ok() && !absl::IsNotFound(status)) {
+      return status;
+    }
   }
   return absl::OkStatus();
 }

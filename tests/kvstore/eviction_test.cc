@@ -223,6 +223,30 @@ TEST(Eviction, PinnedSequencesStayAndSoDoesWhatIsRetainedOfThem) {
   EXPECT_EQ(CountOf(shared, Prompt(1, 257)), 128u);
 }
 
+TEST(Eviction, WhatIsRetainedOfPinnedSequencesStaysBeyondTheProcess) {
+  testing::MemoryKeeper keeper;
+  StoreOptions options = PressureOptions();
+  options.keeper = &keeper;
+  std::optional<PressureStore> shared;
+  shared.emplace(8, options);
+  const uint64_t id = shared->Fill(Prompt(1, 257));
+  ASSERT_TRUE(shared->store->PinSequence(kTenant, id, absl::Hours(1)).ok());
+  shared->Drop(id);
+  shared.reset();
+  shared.emplace(8, options);
+  shared->store->EndQuarantine();
+  ASSERT_EQ(shared->Retained().size(), 1u);
+  EXPECT_GT(shared->Retained().front().pin_left, absl::Minutes(50));
+  shared->Fill(Prompt(2, 5 * 128));
+  const CreatedSequence greedy = shared->Create();
+  EXPECT_EQ(testing::AppendContent(*shared->store, greedy.sequence_id, shared->group, 0,
+                                   ContentOf(Prompt(3, 2 * 128)))
+                .status()
+                .code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(CountOf(*shared, Prompt(1, 257)), 256u);
+}
+
 TEST(Eviction, PinsEndByThemselves) {
   PressureStore shared(4);
   const uint64_t id = shared.Fill(Prompt(1, 257));

@@ -232,6 +232,31 @@ TEST_F(Recovery, KeepsSuspendedSequencesSuspended) {
   ExpectContent(store(), id, group(), NumberedContent(1, 10));
 }
 
+TEST_F(Recovery, PinsOutliveTheProcess) {
+  Content a = NumberedContent(1, 10);
+  const uint64_t pinned_id = Make(a);
+  const uint64_t other_id = Make(a);
+  const auto left = [this](uint64_t id) { return world_->Describe(id).pin_left; };
+  ASSERT_TRUE(store().PinSequence(kTenant, pinned_id, absl::Hours(1)).ok());
+  const absl::Duration before = left(pinned_id);
+  for (int restart = 0; restart < 3; ++restart) {
+    Append(pinned_id, a, NumberedContent(2, 3));  // what is written next says it, too
+    Restart();
+    EXPECT_LT(left(pinned_id), before);
+    EXPECT_GT(left(pinned_id), absl::Minutes(50));
+    EXPECT_EQ(left(other_id), absl::ZeroDuration());
+    EXPECT_EQ(store().EvictSequence(pinned_id).code(), absl::StatusCode::kFailedPrecondition);
+  }
+  ASSERT_TRUE(store().PinSequence(kTenant, pinned_id, absl::ZeroDuration()).ok());
+  Restart();
+  EXPECT_EQ(left(pinned_id), absl::ZeroDuration());
+  ASSERT_TRUE(store().PinSequence(kTenant, other_id, absl::Milliseconds(50)).ok());
+  Restart();
+  while (left(other_id) > absl::ZeroDuration()) absl::SleepFor(absl::Milliseconds(5));
+  EXPECT_TRUE(store().EvictSequence(other_id).ok());
+  ExpectContent(store(), pinned_id, group(), a);
+}
+
 TEST_F(Recovery, GoesOnWithLiveIndexes) {
   const LiveIndex live{.index = Pq(2, 4), .iterations = 2};
   Content a = NumberedContent(1, 500);

@@ -210,7 +210,7 @@ void Supervisor::OnWorkerEnded(int status) {
     case Intent::kRestart:
       if (options_.work) {  // a fork would be the old program
         DropKept();
-        outcome_.emplace().start_anew = true;
+        outcome_ = Outcome{.exit_code = 0, .start_anew = true, .successor = {}};
         return;
       }
       pause_ = options_.first_pause;

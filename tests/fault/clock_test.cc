@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "clock_shim.h"
-#include "stopwatch.h"
 #include "tests/sanitizers.h"
 #include "tests/service/broker_fixture.h"
 #include "tests/service/daemon_process.h"
 #include "tests/service/rpc_fixture.h"
+#include "tests/stopwatch.h"
 
 namespace pqcached::service {
 namespace {

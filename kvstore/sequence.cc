@@ -292,10 +292,10 @@ absl::Status Sequence::Install(Author author, std::shared_ptr<const Snapshot> ne
   return absl::OkStatus();
 }
 
-absl::Status Sequence::ChangeList(Author author, std::shared_ptr<const Snapshot> base,
+absl::Status Sequence::ChangeList(Author author, const Snapshot& base,
                                   std::vector<uint32_t> layer_tokens,
                                   const std::function<absl::Status(SegmentList&)>& change) {
-  auto list = std::make_shared<SegmentList>(*base->list);
+  auto list = std::make_shared<SegmentList>(*base.list);
   if (absl::Status status = change(*list); !status.ok()) return status;
   Complete(layer_tokens, *list);
   return Install(author, std::make_shared<Snapshot>(std::move(list), std::move(layer_tokens)));
@@ -313,21 +313,19 @@ absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens, TailEdit 
   const MutexLock lock(&events_mutex_);
   auto base = Read();
   if (!base.ok()) return base.status();
-  return ChangeList(
-      Author::kWriter, *std::move(base), std::move(layer_tokens), [&](SegmentList& list) {
-        std::vector<SegmentEntry>& segments = list.segments;
-        for (SegmentEntry& entry :
-             edit.entries) {  // background work may have added codes meanwhile
-          const auto same = FindSegment(segments, entry.rows->segment_id());
-          if (same != segments.end()) entry.indexes = same->indexes;
-        }
-        while (!segments.empty() && segments.back().rows->first_position() >= edit.begin) {
-          segments.pop_back();
-        }
-        std::move(edit.entries.begin(), edit.entries.end(), std::back_inserter(segments));
-        if (edit.ends_prefill) list.prefill_closed = true;
-        return absl::OkStatus();
-      });
+  return ChangeList(Author::kWriter, **base, std::move(layer_tokens), [&](SegmentList& list) {
+    std::vector<SegmentEntry>& segments = list.segments;
+    for (SegmentEntry& entry : edit.entries) {  // background work may have added codes meanwhile
+      const auto same = FindSegment(segments, entry.rows->segment_id());
+      if (same != segments.end()) entry.indexes = same->indexes;
+    }
+    while (!segments.empty() && segments.back().rows->first_position() >= edit.begin) {
+      segments.pop_back();
+    }
+    std::move(edit.entries.begin(), edit.entries.end(), std::back_inserter(segments));
+    if (edit.ends_prefill) list.prefill_closed = true;
+    return absl::OkStatus();
+  });
 }
 
 absl::Status Sequence::Publish(std::shared_ptr<const Snapshot> next) {
@@ -341,7 +339,7 @@ absl::Status Sequence::Publish(std::shared_ptr<const Snapshot> next) {
       return absl::AbortedError("the segments have changed meanwhile");
     }
   }
-  return ChangeList(Author::kWriter, *std::move(base), next->layer_tokens, [&](SegmentList& list) {
+  return ChangeList(Author::kWriter, **base, next->layer_tokens, [&](SegmentList& list) {
     list = *next->list;
     return absl::OkStatus();
   });
@@ -351,7 +349,7 @@ absl::Status Sequence::CloseTail() {
   const MutexLock lock(&events_mutex_);
   auto base = Read();
   if (!base.ok()) return base.status();
-  return ChangeList(Author::kWriter, *base, (*base)->layer_tokens, [](SegmentList& list) {
+  return ChangeList(Author::kWriter, **base, (*base)->layer_tokens, [](SegmentList& list) {
     if (list.tail_open()) list.segments.back().closed = true;  // Complete tells where it ends
     list.prefill_closed = true;
     return absl::OkStatus();
@@ -379,7 +377,7 @@ absl::Status Sequence::Truncate(uint32_t token_count, uint64_t own_lease) {
     return Install(Author::kWriter,
                    std::make_shared<Snapshot>((*base)->list, std::move(layer_tokens)));
   }
-  return ChangeList(Author::kWriter, *std::move(base), std::move(layer_tokens),
+  return ChangeList(Author::kWriter, **base, std::move(layer_tokens),
                     [token_count](SegmentList& list) {
                       CutAt(token_count, list.segments);
                       return absl::OkStatus();
@@ -395,7 +393,7 @@ absl::Status Sequence::ReplaceSegments(std::span<const uint64_t> segment_ids,
   if (!base.ok()) return base.status();
   const uint32_t complete = (*base)->token_count();
   return ChangeList(
-      Author::kBackground, *base, (*base)->layer_tokens, [&](SegmentList& list) -> absl::Status {
+      Author::kBackground, **base, (*base)->layer_tokens, [&](SegmentList& list) -> absl::Status {
         const auto first = FindSegment(list.segments, segment_ids.front());
         const auto left = static_cast<size_t>(list.segments.end() - first);
         if (segment_ids.size() > left) return GoneError(segment_ids.front());
@@ -421,7 +419,7 @@ absl::Status Sequence::PublishIndex(const IndexDescriptor& index,
   const MutexLock lock(&events_mutex_);
   auto base = Peek();
   if (!base.ok()) return base.status();
-  return ChangeList(Author::kBackground, *base, (*base)->layer_tokens,
+  return ChangeList(Author::kBackground, **base, (*base)->layer_tokens,
                     [&](SegmentList& list) -> absl::Status {
                       const size_t ordinal = list.Find(index);
                       if (ordinal == list.indexes.size()) {
@@ -446,7 +444,7 @@ absl::Status Sequence::RemoveIndex(const IndexDescriptor& index) {
   auto base = Peek();
   if (!base.ok()) return base.status();
   if ((*base)->list->Find(index) == (*base)->list->indexes.size()) return absl::OkStatus();
-  return ChangeList(Author::kBackground, *base, (*base)->layer_tokens, [&](SegmentList& list) {
+  return ChangeList(Author::kBackground, **base, (*base)->layer_tokens, [&](SegmentList& list) {
     std::erase(list.indexes, index);  // Complete takes it out of the entries
     return absl::OkStatus();
   });

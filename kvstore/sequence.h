@@ -241,8 +241,7 @@ class Sequence {
   absl::Status CheckRunning() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<const Watchers> watchers() const;
   // Changes a copy of the newest list (`change` may fail), completes it, and installs it.
-  absl::Status ChangeList(Author author, std::shared_ptr<const Snapshot> base,
-                          std::vector<uint32_t> layer_tokens,
+  absl::Status ChangeList(Author author, const Snapshot& base, std::vector<uint32_t> layer_tokens,
                           const std::function<absl::Status(SegmentList&)>& change)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(events_mutex_);
   // Makes `next` the newest snapshot and tells the watchers. Errors: kNotFound, kFailedPrecondition (writers).

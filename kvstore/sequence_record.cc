@@ -137,7 +137,8 @@ SequenceRecord::~SequenceRecord() {
 }
 
 absl::StatusOr<std::unique_ptr<SequenceRecord>> SequenceRecord::Create(
-    std::shared_ptr<RecordTable> table, const SequenceIdentity& identity, const Snapshot& first) {
+    const std::shared_ptr<RecordTable>& table, const SequenceIdentity& identity,
+    const Snapshot& first) {
   if (identity.session.size() > SequenceIdentity::kMaxSessionBytes) {
     return absl::InvalidArgumentError(absl::StrCat("session has ", identity.session.size(),
                                                    " bytes; at most ",

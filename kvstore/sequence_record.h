@@ -86,9 +86,9 @@ class SequenceRecord {
  public:
   // Writes a new sequence down. Errors: kResourceExhausted naming what is full; kInvalidArgument
   // (session).
-  static absl::StatusOr<std::unique_ptr<SequenceRecord>> Create(std::shared_ptr<RecordTable> table,
-                                                                const SequenceIdentity& identity,
-                                                                const Snapshot& first);
+  static absl::StatusOr<std::unique_ptr<SequenceRecord>> Create(
+      const std::shared_ptr<RecordTable>& table, const SequenceIdentity& identity,
+      const Snapshot& first);
 
   // One that stands there: `known` is its list, null when that is to be written again.
   struct Standing {

@@ -58,7 +58,10 @@ Supervisor::Supervisor(Options options, NotifySocket& socket, Notifier* above, K
       log_(log),
       signals_(BlockAndReadSignals()),
       pause_(options_.first_pause) {
-  for (auto& [name, descriptor] : kept) Keep(name, std::move(descriptor), /*map=*/false);
+  while (!kept.empty()) {
+    auto node = kept.extract(kept.begin());
+    Keep(node.key(), std::move(node.mapped()), /*map=*/false);
+  }
 }
 
 Supervisor::~Supervisor() {

@@ -25,11 +25,12 @@ class DescriptorLimit {
   rlimit before_ = {};
 };
 
-void ExpectServes(const std::string& endpoint, const std::string& cache_name) {
+Engine::Counts ExpectServes(const std::string& endpoint, const std::string& cache_name) {
   Engine engine({.endpoint = endpoint, .cache_name = cache_name});
   for (int i = 0; i < 20; ++i) engine.Act();
   engine.Verify();
   EXPECT_TRUE(engine.counts().clean()) << engine.counts().ToString();
+  return engine.counts();
 }
 
 TEST(ShortageTest, DescriptorsThatRunOutAreAnErrorOfTheCallThatNeedsThem) {
@@ -39,8 +40,9 @@ TEST(ShortageTest, DescriptorsThatRunOutAreAnErrorOfTheCallThatNeedsThem) {
     daemon = std::make_unique<Daemon>();
   }
   daemon->AwaitServing();
-  Engine before({.endpoint = daemon->endpoint(), .cache_name = "before"});
-  for (int i = 0; i < 10; ++i) before.Act();
+  auto before = std::make_unique<Engine>(
+      Engine::Options{.endpoint = daemon->endpoint(), .cache_name = "before"});
+  for (int i = 0; i < 10; ++i) before->Act();
   {
     std::vector<Client> clients;
     bool refused = false;
@@ -50,12 +52,17 @@ TEST(ShortageTest, DescriptorsThatRunOutAreAnErrorOfTheCallThatNeedsThem) {
       if (client.ok()) clients.push_back(std::move(*client));
     }
     EXPECT_TRUE(refused) << "there were descriptors for all";
-    for (int i = 0; i < 10; ++i) before.Act();  // who is in stays in
+    for (int i = 0; i < 10; ++i) before->Act();  // who is in stays in
   }
-  before.Verify();
-  EXPECT_TRUE(before.counts().clean()) << before.counts().ToString();
-  daemon->OpenClient();  // there is room again
-  ExpectServes(daemon->endpoint(), "after");
+  before->Verify();
+  Engine::Counts counts = before->counts();
+  EXPECT_TRUE(counts.clean()) << counts.ToString();
+  before.reset();
+  Client admin = daemon->OpenClient();  // there is room again
+  counts += ExpectServes(daemon->endpoint(), "after");
+  const Left left = AwaitNothingLeft(admin, 1);
+  EXPECT_TRUE(left.nothing_but(1)) << left.ToString();
+  Record("shortages_survived", 1, counts, left);
 }
 
 TEST(ShortageTest, ALogThatCannotBeWrittenEndsNothing) {
@@ -63,9 +70,10 @@ TEST(ShortageTest, ALogThatCannotBeWrittenEndsNothing) {
   const std::string endpoint = "unix://" + folder.File("s");
   Process daemon(
       {PQCACHED_DAEMON, "--listen", endpoint, "--log-level", "debug", "--log-file", "/dev/full"});
-  ExpectServes(endpoint, "cache");
+  const Engine::Counts counts = ExpectServes(endpoint, "cache");
   daemon.Signal(SIGTERM);
   EXPECT_EQ(daemon.Wait(), 0);
+  Record("shortages_survived", 1, counts, {});
 }
 
 }  // namespace

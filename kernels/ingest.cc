@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include "kernels/check.h"
@@ -9,6 +10,7 @@
 #include "kernels/ingest_internal.h"
 #include "kernels/int8_row.h"
 #include "kernels/int8_row_internal.h"
+#include "kernels/stream_internal.h"
 
 namespace pqcached::kernels {
 namespace {
@@ -176,7 +178,8 @@ IngestResult IngestStaged(const Exec& exec, const IngestArgs& args, const RowFor
       if (form.int8) QuantizeStaged(exec.level, args, staged, count, staging, int8_rows);
       const std::byte* rows = form.int8 ? int8_rows : staging;
       result.crc = SumUp(exec, args, {rows, count * form.row_bytes}, result.crc);
-      const internal::StreamCall call{.staging = rows,
+      const internal::StreamCall call{.source = rows,
+                                      .source_stride_bytes = static_cast<ptrdiff_t>(form.row_bytes),
                                       .row_bytes = form.row_bytes,
                                       .row_count = count,
                                       .target = args.rows.data() + token * args.row_stride_bytes,
@@ -198,10 +201,15 @@ bool IsContiguous(const StridedTensor& tensor) {
 }
 #endif
 
+void CheckShape(uint32_t key_dim, uint32_t value_dim, size_t row_stride_bytes,
+                const RowForm& form) {
+  PQC_CHECK(key_dim % 8 == 0 && key_dim > 0 && key_dim <= kMaxDim);
+  PQC_CHECK(value_dim % 8 == 0 && value_dim <= kMaxDim);
+  PQC_CHECK(row_stride_bytes >= form.row_bytes);
+}
+
 IngestResult Ingest(const Exec& exec, const IngestArgs& args, const RowForm& form) {
-  PQC_CHECK(args.key_dim % 8 == 0 && args.key_dim > 0 && args.key_dim <= kMaxDim);
-  PQC_CHECK(args.value_dim % 8 == 0 && args.value_dim <= kMaxDim);
-  PQC_CHECK(args.row_stride_bytes >= form.row_bytes);
+  CheckShape(args.key_dim, args.value_dim, args.row_stride_bytes, form);
   PQC_CHECK(args.token_count == 0 ||
             args.rows.size() >= (args.token_count - 1) * args.row_stride_bytes + form.row_bytes);
 #ifdef PQCACHED_X86
@@ -213,6 +221,79 @@ IngestResult Ingest(const Exec& exec, const IngestArgs& args, const RowForm& for
   return IngestReference(exec, args, form, 0, args.token_count, args.with_crc ? args.crc_seed : 0);
 }
 
+// Of one head of those of a layer.
+IngestArgs OneHead(const IngestHeadsArgs& args, uint32_t head, size_t row_bytes) {
+  const auto slice = [head](StridedTensor tensor, ptrdiff_t head_stride_bytes) {
+    if (tensor.data != nullptr) tensor.data += ptrdiff_t{head} * head_stride_bytes;
+    return tensor;
+  };
+  const size_t rows_bytes =
+      args.token_count == 0 ? 0 : (args.token_count - 1) * args.row_stride_bytes + row_bytes;
+  return {.token_count = args.token_count,
+          .key_dim = args.key_dim,
+          .value_dim = args.value_dim,
+          .key = slice(args.key, args.key_head_stride_bytes),
+          .value = slice(args.value, args.value_head_stride_bytes),
+          .row_dtype = args.row_dtype,
+          .row_stride_bytes = args.row_stride_bytes,
+          .rows = {args.rows[head], rows_bytes},
+          .with_crc = false};
+}
+
+// Head by head.
+IngestResult IngestEachHead(const Exec& exec, const IngestHeadsArgs& args, size_t row_bytes) {
+  IngestResult first_bad;
+  for (uint32_t head = 0; head < args.rows.size(); ++head) {
+    const IngestResult result = IngestRows(exec, OneHead(args, head, row_bytes));
+    if (result.ok()) continue;
+    if (first_bad.ok() || result.bad_token < first_bad.bad_token) first_bad = result;
+  }
+  return first_bad;
+}
+
+#ifdef PQCACHED_X86
+bool HeadsLieCloser(const StridedTensor& tensor, ptrdiff_t head_stride_bytes) {
+  return std::abs(head_stride_bytes) < std::abs(tensor.token_stride_bytes);
+}
+
+internal::HeadsPart PartOf(const StridedTensor& tensor, ptrdiff_t head_stride_bytes, uint32_t dim,
+                           size_t begin_bytes) {
+  return {.from = tensor.dtype,
+          .dim = dim,
+          .source = tensor.data,
+          .token_stride_bytes = tensor.token_stride_bytes,
+          .head_stride_bytes = head_stride_bytes,
+          .begin_bytes = begin_bytes};
+}
+
+// Token by token. A token that is not finite is looked at by the reference, which finds the offender
+// and writes the rows, too, in case the source has changed.
+IngestResult IngestByTokens(const Exec& exec, const IngestHeadsArgs& args, const RowForm& form) {
+  internal::HeadsCall call{
+      .key = PartOf(args.key, args.key_head_stride_bytes, args.key_dim, 0),
+      .value = PartOf(args.value, args.value_head_stride_bytes, args.value_dim, form.key_bytes),
+      .to = args.row_dtype,
+      .token_begin = 0,
+      .token_end = args.token_count,
+      .rows = args.rows.data(),
+      .head_count = static_cast<uint32_t>(args.rows.size()),
+      .row_stride_bytes = args.row_stride_bytes};
+  IngestResult result;
+  while (call.token_begin < call.token_end && result.ok()) {
+    const uint32_t token = exec.level >= Level::kAvx512 ? internal::CopyHeadsAvx512(call)
+                                                        : internal::CopyHeadsAvx2(call);
+    for (uint32_t head = 0; head < args.rows.size() && token < call.token_end && result.ok();
+         ++head) {
+      result =
+          IngestReference(exec, OneHead(args, head, form.row_bytes), form, token, 1, /*crc=*/0);
+    }
+    call.token_begin = token + 1;
+  }
+  exec.level >= Level::kAvx512 ? internal::FenceStreamsAvx512() : internal::FenceStreamsAvx2();
+  return result;
+}
+#endif
+
 }  // namespace
 
 IngestResult IngestRows(const Exec& exec, const IngestArgs& args) {
@@ -221,6 +302,24 @@ IngestResult IngestRows(const Exec& exec, const IngestArgs& args) {
 
 IngestResult IngestInt8Rows(const Exec& exec, const IngestArgs& args) {
   return Ingest(exec, args, FormOf(args, true));
+}
+
+IngestResult IngestHeads(const Exec& exec, const IngestHeadsArgs& args) {
+  if (args.rows.empty()) return {};
+  const size_t element_bytes = DTypeBytes(args.row_dtype);
+  const RowForm form{.dtype = args.row_dtype,
+                     .key_bytes = args.key_dim * element_bytes,
+                     .row_bytes = (args.key_dim + args.value_dim) * element_bytes};
+  CheckShape(args.key_dim, args.value_dim, args.row_stride_bytes, form);
+#ifdef PQCACHED_X86
+  if (exec.level >= Level::kAvx2 && IsContiguous(args.key) &&
+      HeadsLieCloser(args.key, args.key_head_stride_bytes) &&
+      (args.value_dim == 0 ||
+       (IsContiguous(args.value) && HeadsLieCloser(args.value, args.value_head_stride_bytes)))) {
+    return IngestByTokens(exec, args, form);
+  }
+#endif
+  return IngestEachHead(exec, args, form.row_bytes);
 }
 
 }  // namespace pqcached::kernels

@@ -1,7 +1,7 @@
-// Ingest copy: strided K and V tensors of one kv head -> rows `[key | value]`, in one pass.
+// Ingest copy: strided K and V tensors -> rows `[key | value]`, in one pass.
 //
-// The pass converts or quantises, looks for NaN and infinity, sums up a CRC32C of what it writes, and
-// stores non-temporally, because rows are written long before they are read.
+// The pass converts or quantises, looks for NaN and infinity, sums up a CRC32C of what it writes if
+// asked to, and stores non-temporally, because rows are written long before they are read.
 //
 // Stateless; thread-safe as long as targets are not shared.
 #ifndef PQCACHED_KERNELS_INGEST_H_
@@ -64,6 +64,26 @@ struct IngestResult {
 // read, row_stride_bytes is at least Int8RowBytes, and what is finite counts as good. All levels
 // write the same bits.
 [[nodiscard]] IngestResult IngestInt8Rows(const Exec& exec, const IngestArgs& args);
+
+// Tensors [token, head, dim] of all kv heads of a layer. Dims and dtypes as in IngestArgs.
+struct IngestHeadsArgs {
+  uint32_t token_count = 0;
+  uint32_t key_dim = 0;
+  uint32_t value_dim = 0;
+  StridedTensor key;  // of head 0
+  ptrdiff_t key_head_stride_bytes = 0;
+  StridedTensor value;
+  ptrdiff_t value_head_stride_bytes = 0;
+  DType row_dtype = DType::kF16;
+  size_t row_stride_bytes = 0;
+  std::span<std::byte* const> rows;  // of each head, token_count rows
+};
+
+// As IngestRows of each head, without a checksum; what is bad is the first token that is bad in any head,
+// and of that token the lowest head. Where the heads of a token lie closer together than the tokens
+// of a head, it reads token by token: source and rows then go by at the speed of a plain
+// non-temporal copy, which reading head by head does not reach by far.
+[[nodiscard]] IngestResult IngestHeads(const Exec& exec, const IngestHeadsArgs& args);
 
 }  // namespace pqcached::kernels
 

@@ -1,13 +1,12 @@
 #include "kernels/simd_avx2.h"
 // Vec comes first: what follows is written in terms of it.
+#include "kernels/ingest_heads_simd.h"
 #include "kernels/ingest_simd.h"
 
 namespace pqcached::kernels::internal {
 
 bool StagePartAvx2(const StageCall& call) { return StageByTypes(call); }
 
-void StreamRowsAvx2(const StreamCall& call) { StreamStagedRows(call); }
-
-void FenceStreamsAvx2() { Vec::Fence(); }
+uint32_t CopyHeadsAvx2(const HeadsCall& call) { return CopyHeads(call); }
 
 }  // namespace pqcached::kernels::internal

@@ -1,13 +1,12 @@
 #include "kernels/simd_avx512.h"
 // Vec comes first: what follows is written in terms of it.
+#include "kernels/ingest_heads_simd.h"
 #include "kernels/ingest_simd.h"
 
 namespace pqcached::kernels::internal {
 
 bool StagePartAvx512(const StageCall& call) { return StageByTypes(call); }
 
-void StreamRowsAvx512(const StreamCall& call) { StreamStagedRows(call); }
-
-void FenceStreamsAvx512() { Vec::Fence(); }
+uint32_t CopyHeadsAvx512(const HeadsCall& call) { return CopyHeads(call); }
 
 }  // namespace pqcached::kernels::internal

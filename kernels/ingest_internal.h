@@ -38,24 +38,35 @@ struct StageCall {
   size_t staging_stride_bytes;
 };
 
-struct StreamCall {
-  const std::byte* staging;
-  size_t row_bytes;
-  uint32_t row_count;
-  std::byte* target;
-  size_t target_stride_bytes;
+// The keys or the values of a layer's heads.
+struct HeadsPart {
+  DType from;
+  uint32_t dim = 0;  // 0: there are none
+  const std::byte* source;
+  ptrdiff_t token_stride_bytes;
+  ptrdiff_t head_stride_bytes;
+  size_t begin_bytes;  // in a row
 };
+
+struct HeadsCall {
+  HeadsPart key;
+  HeadsPart value;
+  DType to;
+  uint32_t token_begin;
+  uint32_t token_end;
+  std::byte* const* rows;  // of each head
+  uint32_t head_count;
+  size_t row_stride_bytes;
+};
+
+// Convert and copy token by token, over all heads, non-temporally and without a fence; return the first
+// token with an element that is not finite in the rows' dtype (its row is unspecified), or token_end.
+uint32_t CopyHeadsAvx2(const HeadsCall& call);
+uint32_t CopyHeadsAvx512(const HeadsCall& call);
 
 // Convert; false when an element is not finite in the row's dtype (then staging is unspecified).
 bool StagePartAvx2(const StageCall& call);
 bool StagePartAvx512(const StageCall& call);
-
-// Copy staged rows to memory, non-temporally; FenceStreams makes them visible in order with later
-// stores.
-void StreamRowsAvx2(const StreamCall& call);
-void StreamRowsAvx512(const StreamCall& call);
-void FenceStreamsAvx2();
-void FenceStreamsAvx512();
 
 }  // namespace pqcached::kernels::internal
 

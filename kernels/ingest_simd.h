@@ -7,14 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/copy_simd.h"
 #include "kernels/ingest_internal.h"
 
 namespace pqcached::kernels {
 namespace {
 
 using internal::StageCall;
-using internal::StreamCall;
 
 // Smallest magnitude (as the bits of a float) that is not finite in kType, after rounding.
 template <DType kType>
@@ -101,17 +99,6 @@ inline bool StageByTypes(const StageCall& call) {
       return StageFrom<DType::kF32>(call);
   }
   return false;
-}
-
-inline void StreamStagedRows(const StreamCall& call) {
-  if (call.row_bytes == call.target_stride_bytes) {
-    StreamBytes(call.target, call.staging, call.row_bytes * call.row_count);
-    return;
-  }
-  for (uint32_t i = 0; i < call.row_count; ++i) {
-    StreamBytes(call.target + i * call.target_stride_bytes, call.staging + i * call.row_bytes,
-                call.row_bytes);
-  }
 }
 
 }  // namespace

@@ -170,6 +170,18 @@ struct Vec {
     }
     return most;
   }
+  // Likewise 32 of them, non-temporally, `to` aligned to 64.
+  PQC_INLINE Bits StreamHalves(std::byte* to, const std::byte* from, Bits most) {
+    const __m256i magnitude = _mm256_set1_epi16(0x7fff);
+    const __m256i* source = reinterpret_cast<const __m256i*>(from);
+    __m256i* target = reinterpret_cast<__m256i*>(to);
+    const __m256i low = _mm256_loadu_si256(source);
+    const __m256i high = _mm256_loadu_si256(source + 1);
+    _mm256_stream_si256(target, low);
+    _mm256_stream_si256(target + 1, high);
+    most = _mm256_max_epu16(most, _mm256_and_si256(low, magnitude));
+    return _mm256_max_epu16(most, _mm256_and_si256(high, magnitude));
+  }
   PQC_INLINE bool AnyHalfAtLeast(Bits most, uint16_t limit) {
     const __m256i limits = _mm256_set1_epi16(static_cast<short>(limit));
     const __m256i reached = _mm256_cmpeq_epi16(_mm256_max_epu16(most, limits), most);

@@ -166,14 +166,25 @@ struct Vec {
   // magnitude.
   PQC_INLINE Bits CopyHalves(std::byte* to, const std::byte* from, uint32_t count, Bits most) {
     const __m512i magnitude = _mm512_set1_epi16(0x7fff);
-    for (uint32_t i = 0; i < count; i += 32) {
-      const uint32_t left = count - i;
-      const __mmask32 mask = static_cast<__mmask32>((uint64_t{1} << (left < 32 ? left : 32)) - 1);
+    uint32_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+      const __m512i bits = _mm512_loadu_si512(from + i * 2);
+      most = _mm512_max_epu16(most, _mm512_and_si512(bits, magnitude));
+      _mm512_storeu_si512(to + i * 2, bits);
+    }
+    if (i < count) {
+      const auto mask = static_cast<__mmask32>((uint32_t{1} << (count - i)) - 1);
       const __m512i bits = _mm512_maskz_loadu_epi16(mask, from + i * 2);
       most = _mm512_max_epu16(most, _mm512_and_si512(bits, magnitude));
       _mm512_mask_storeu_epi16(to + i * 2, mask, bits);
     }
     return most;
+  }
+  // Likewise 32 of them, non-temporally, `to` aligned to 64.
+  PQC_INLINE Bits StreamHalves(std::byte* to, const std::byte* from, Bits most) {
+    const __m512i bits = _mm512_loadu_si512(from);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), bits);
+    return _mm512_max_epu16(most, _mm512_and_si512(bits, _mm512_set1_epi16(0x7fff)));
   }
   PQC_INLINE bool AnyHalfAtLeast(Bits most, uint16_t limit) {
     return _mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(static_cast<short>(limit))) != 0;

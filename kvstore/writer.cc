@@ -1,6 +1,7 @@
 #include "kvstore/writer.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <functional>
 
@@ -185,29 +186,27 @@ size_t SegmentWriter::SegmentAt(uint32_t position) const {
   return static_cast<size_t>(it - begin) - 1;
 }
 
-// Tiles of tokens, not heads, are what threads share: the source of a tile, [tokens, heads, dim], lies in one piece, and what
-// one head has fetched of a page the next one finds.
+// Tiles of tokens, not heads, are what threads share: the source of a tile, [tokens, heads, dim], lies in
+// one piece and is read in the order in which it lies there.
 kernels::IngestResult SegmentWriter::WriteTile(const CheckedRows& rows, const SegmentRows& segment,
                                                Tile tile) const {
   const StoredLayers::Layer& layer = cache_->layers.layers[rows.layer_slot];
   const LayerShape& shape = layer.shape;
-  kernels::IngestResult worst;
+  std::array<std::byte*, kMaxKvHeads> targets;
   for (uint32_t head = 0; head < shape.kv_heads; ++head) {
-    std::byte* target = segment.rows(layer.first_head + head) + size_t{tile.slot} * shape.row_bytes;
-    const kernels::IngestResult result = kernels::IngestRows(
-        cache_->engine->options.exec,
-        {.token_count = tile.token_count,
-         .key_dim = shape.key_dim,
-         .value_dim = shape.value_dim,
-         .key = rows.keys.Head(tile.token, head),
-         .value = rows.values.Head(tile.token, head),
-         .row_dtype = shape.dtype,
-         .row_stride_bytes = shape.row_bytes,
-         .rows = {target, size_t{tile.token_count} * shape.row_bytes},
-         .with_crc = false});  // rows are summed up when their segment is closed
-    if (!result.ok() && (worst.ok() || result.bad_token < worst.bad_token)) worst = result;
+    targets[head] = segment.rows(layer.first_head + head) + size_t{tile.slot} * shape.row_bytes;
   }
-  return worst;
+  return kernels::IngestHeads(cache_->engine->options.exec,
+                              {.token_count = tile.token_count,
+                               .key_dim = shape.key_dim,
+                               .value_dim = shape.value_dim,
+                               .key = rows.keys.Head(tile.token, 0),
+                               .key_head_stride_bytes = rows.keys.strides_bytes[1],
+                               .value = rows.values.Head(tile.token, 0),
+                               .value_head_stride_bytes = rows.values.strides_bytes[1],
+                               .row_dtype = shape.dtype,
+                               .row_stride_bytes = shape.row_bytes,
+                               .rows = {targets.data(), shape.kv_heads}});
 }
 
 absl::Status SegmentWriter::Write(const CheckedRows& rows) {

@@ -1,14 +1,13 @@
 #include "client/local/staging.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 #include <utility>
 
 #include "client/error.h"
 #include "client/local/session.h"
 #include "client/pack.h"
-#include "kernels/gather.h"
+#include "kernels/stream.h"
 
 namespace pqcached::client {
 
@@ -134,32 +133,21 @@ void Staging::Slot::Return() {
 
 void PackStreaming(const TensorView& tensor, uint64_t begin, uint64_t end,
                    std::span<std::byte> to) {
-  constexpr uint32_t kStep = 4096;
-  static constexpr auto kAscending = [] {
-    std::array<uint32_t, kStep> numbers{};
-    for (uint32_t i = 0; i < kStep; ++i) numbers[i] = i;
-    return numbers;
-  }();
-  const uint64_t index_bytes = BytesPerIndex(tensor);
-  const int64_t stride = tensor.strides[0] * static_cast<int64_t>(ElementBytes(tensor.dtype));
-  if (!IsPacked(tensor, 1) || stride < static_cast<int64_t>(index_bytes)) {
+  if (!IsPacked(tensor, 1)) {
     Pack(tensor, begin, end, to.data());
     return;
   }
+  const uint64_t index_bytes = BytesPerIndex(tensor);
+  const int64_t stride = tensor.strides[0] * static_cast<int64_t>(ElementBytes(tensor.dtype));
   while (begin < end) {
-    const PackRun run = RunAt(tensor, begin, std::min(end, begin + kStep));
-    const auto count = static_cast<uint32_t>(run.count);
-    const kernels::RowSpan span{.rows = run.data, .token_count = count, .first_position = 0};
-    kernels::GatherRows(kernels::Exec{}, {.row_stride_bytes = static_cast<size_t>(stride),
-                                          .part_begin_bytes = 0,
-                                          .part_bytes = index_bytes,
-                                          .spans = {&span, 1},
-                                          .positions = {kAscending.data(), count},
-                                          .target_stride_bytes = index_bytes,
-                                          .target = to.subspan(0, count * index_bytes),
-                                          .stores = kernels::GatherStores::kStreaming});
-    to = to.subspan(count * index_bytes);
-    begin += count;
+    const PackRun run = RunAt(tensor, begin, end);
+    kernels::StreamRows(kernels::Exec{}, {.rows = run.data,
+                                          .row_stride_bytes = stride,
+                                          .row_bytes = index_bytes,
+                                          .row_count = run.count,
+                                          .target = to.first(run.count * index_bytes)});
+    to = to.subspan(run.count * index_bytes);
+    begin += run.count;
   }
 }
 

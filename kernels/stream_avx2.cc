@@ -1,0 +1,11 @@
+#include "kernels/simd_avx2.h"
+// Vec comes first: what follows is written in terms of it.
+#include "kernels/stream_simd.h"
+
+namespace pqcached::kernels::internal {
+
+void StreamRowsAvx2(const StreamCall& call) { StreamRowsOf(call); }
+
+void FenceStreamsAvx2() { Vec::Fence(); }
+
+}  // namespace pqcached::kernels::internal

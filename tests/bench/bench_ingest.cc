@@ -1,5 +1,7 @@
-// The copy of new tokens into rows, with checks and checksum, beside a copy without any; and the
-// checksum beside a read. 64K tokens of 8 heads of 128 dims, fp16, as tensors [tokens, heads, dim].
+// The copy of new tokens into rows, with checks and checksum, beside a copy without any; that of all heads,
+// with checks alone, beside a non-temporal one; and the checksum beside a read. 64K tokens of 8 heads of
+// 128 dims, fp16, as tensors [tokens, heads, dim].
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -7,12 +9,14 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/crc32c.h"
 #include "kernels/dtype.h"
 #include "kernels/ingest.h"
 #include "kernels/int8_row.h"
+#include "kernels/stream.h"
 #include "tests/bench/code_arena.h"
 #include "tests/bench/huge_buffer.h"
 #include "tests/bench/report.h"
@@ -29,6 +33,9 @@ constexpr uint32_t kDim = 128;
 constexpr size_t kPartBytes = kDim * sizeof(uint16_t);
 constexpr size_t kTensorBytes = size_t{kTokens} * kHeads * kPartBytes;
 constexpr size_t kHeadBytes = 2 * kTokens * kPartBytes;  // rows of one head
+constexpr uint32_t kPieces = 4;                          // of all tokens, for what takes all heads
+constexpr uint32_t kPieceTokens = kTokens / kPieces;
+constexpr size_t kPieceBytes = 2 * kPieceTokens * kHeads * kPartBytes;
 
 struct World {
   World() : keys(kTensorBytes), values(kTensorBytes), rows(2 * kTensorBytes) {
@@ -73,6 +80,61 @@ kernels::IngestResult IngestInt8(const World& world, uint32_t head) {
   return kernels::IngestInt8Rows({}, args);
 }
 
+// The tokens of one piece, all heads.
+kernels::IngestResult IngestPiece(const World& world, uint32_t piece, DType row_dtype) {
+  std::array<std::byte*, kHeads> rows;
+  for (uint32_t head = 0; head < kHeads; ++head) {
+    rows[head] = world.rows.data() + head * kHeadBytes + piece * (kHeadBytes / kPieces);
+  }
+  kernels::IngestHeadsArgs args;
+  args.token_count = kPieceTokens;
+  args.key_dim = kDim;
+  args.value_dim = kDim;
+  for (auto [tensor, buffer] :
+       {std::pair(&args.key, &world.keys), std::pair(&args.value, &world.values)}) {
+    *tensor = {buffer->data() + piece * (kTensorBytes / kPieces), DType::kF16, kHeads * kPartBytes,
+               sizeof(uint16_t)};
+  }
+  args.key_head_stride_bytes = kPartBytes;
+  args.value_head_stride_bytes = kPartBytes;
+  args.row_dtype = row_dtype;
+  args.row_stride_bytes = 2 * kPartBytes;
+  args.rows = rows;
+  return kernels::IngestHeads({}, args);
+}
+
+// As many bytes, from the same memory to the same memory.
+void CopyPiece(const World& world, uint32_t piece) {
+  std::span<std::byte> to = world.rows.bytes().subspan(piece * kPieceBytes, kPieceBytes);
+  for (const HugeBuffer* from : {&world.keys, &world.values}) {
+    constexpr size_t kBytes = kPieceBytes / 2;
+    kernels::StreamRows({}, {.rows = from->data() + piece * kBytes,
+                             .row_stride_bytes = kBytes,
+                             .row_bytes = kBytes,
+                             .row_count = 1,
+                             .target = to.first(kBytes)});
+    to = to.subspan(kBytes);
+  }
+}
+
+void CheckPieces(const World& world, DType row_dtype) {
+  for (uint32_t piece = 0; piece < kPieces; ++piece) {
+    Require(IngestPiece(world, piece, row_dtype).ok(), "ingest of all heads");
+  }
+  std::array<std::byte, 2 * kPartBytes> expected;
+  for (size_t t = 0; t < kTokens; t += 101) {
+    for (size_t head = 0; head < kHeads; ++head) {
+      const size_t from = (t * kHeads + head) * kPartBytes;
+      kernels::ConvertElements(DType::kF16, world.keys.data() + from, row_dtype, expected.data(),
+                               kDim);
+      kernels::ConvertElements(DType::kF16, world.values.data() + from, row_dtype,
+                               expected.data() + kPartBytes, kDim);
+      const std::byte* row = world.rows.data() + head * kHeadBytes + t * expected.size();
+      Require(std::memcmp(row, expected.data(), expected.size()) == 0, "rows of all heads");
+    }
+  }
+}
+
 void Check(const World& world) {
   const kernels::IngestResult result = Ingest(world, 1, DType::kF16);
   const std::span<const std::byte> rows = world.rows.bytes().subspan(kHeadBytes, kHeadBytes);
@@ -90,6 +152,11 @@ void Check(const World& world) {
   Require(int8.ok() &&
               int8.crc == kernels::Crc32c({kernels::Level::kReference}, rows.first(int8_bytes)),
           "ingest to int8 and its checksum");
+  for (const DType row_dtype : {DType::kF16, DType::kBf16}) CheckPieces(world, row_dtype);
+  CopyPiece(world, 1);
+  Require(std::memcmp(world.rows.data() + kPieceBytes, world.keys.data() + kPieceBytes / 2,
+                      kPieceBytes / 2) == 0,
+          "non-temporal copy");
 }
 
 void Run(const World& world, int threads, Report& report) {
@@ -125,6 +192,26 @@ void Run(const World& world, int threads, Report& report) {
   const size_t crc = add("crc32c", share, [&](uint32_t head) {
     sink = sink + kernels::Crc32c({}, world.rows.bytes().subspan(head * kHeadBytes, kHeadBytes));
   });
+  // visit(piece) for half of a thread's pieces a round: as many bytes as half of its heads.
+  const uint32_t pieces = kPieces / static_cast<uint32_t>(threads);
+  const auto add_pieces = [&](const char* name, auto visit) {
+    const uint32_t count = pieces / 2;
+    return rounds.Add(name, static_cast<double>(count * kPieceBytes),
+                      [pieces, count, visit](int thread, int round) {
+                        for (uint32_t i = 0; i < count; ++i) {
+                          const uint32_t step = static_cast<uint32_t>(round) * count + i;
+                          visit(static_cast<uint32_t>(thread) * pieces + step % pieces);
+                        }
+                      });
+  };
+  const size_t copy_pieces = add_pieces("non-temporal copy of the same bytes",
+                                        [&](uint32_t piece) { CopyPiece(world, piece); });
+  const size_t heads_same = add_pieces("ingest of all heads, fp16 to fp16", [&](uint32_t piece) {
+    sink = sink + IngestPiece(world, piece, DType::kF16).bad_token;
+  });
+  const size_t heads_convert = add_pieces("ingest of all heads, fp16 to bf16", [&](uint32_t piece) {
+    sink = sink + IngestPiece(world, piece, DType::kBf16).bad_token;
+  });
   rounds.Run(report.rounds());
 
   const std::string suffix = threads == 1 ? "" : "_2t";
@@ -135,6 +222,10 @@ void Run(const World& world, int threads, Report& report) {
   figure("ingest_f16_vs_memcpy", "memcpy of as many bytes", same, copy);
   figure("ingest_f16_to_bf16_vs_memcpy", "memcpy of as many bytes", convert, copy);
   figure("ingest_f16_to_int8_vs_memcpy", "memcpy of as many bytes of fp16", int8, copy);
+  figure("ingest_heads_f16_vs_ntcopy", "non-temporal copy of the same bytes", heads_same,
+         copy_pieces);
+  figure("ingest_heads_f16_to_bf16_vs_ntcopy", "non-temporal copy of the same bytes", heads_convert,
+         copy_pieces);
   figure("crc32c_vs_read", "plain read", crc, read);
 }
 

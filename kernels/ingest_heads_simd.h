@@ -21,22 +21,40 @@ using internal::HeadsPart;
 
 constexpr uint32_t kMaxPartBytes = 256 * sizeof(float);
 
+// As ConvertRow, whole lines of the target, non-temporally.
+template <DType kFrom, DType kTo>
+PQC_INLINE Vec::Bits StreamConverted(std::byte* to, const std::byte* from, uint32_t dim,
+                                     Vec::Bits most) {
+  for (uint32_t i = 0; i < dim; i += Vec::kLanes) {
+    const Vec::F value = Vec::LoadRow<kFrom>(from, i);
+    most = Vec::MaxMagnitude(most, value);
+    Vec::StreamRow<kTo>(to, i, value);
+  }
+  return most;
+}
+
 // One head's part of one token.
 template <DType kFrom, DType kTo>
 PQC_INLINE Vec::Bits CopyPart(std::byte* to, const std::byte* from, uint32_t dim, Vec::Bits most) {
-  if constexpr (kFrom == kTo && kFrom != DType::kF32) {
-    if (reinterpret_cast<uintptr_t>(to) % 64 != 0 || dim % 32 != 0) {
-      return Vec::CopyHalves(to, from, dim, most);
+  constexpr bool kSame = kFrom == kTo && kFrom != DType::kF32;
+  if (reinterpret_cast<uintptr_t>(to) % 64 == 0 && dim % 32 == 0) {
+    if constexpr (kSame) {
+      for (uint32_t i = 0; i < dim; i += 32) {
+        most = Vec::StreamHalves(to + i * 2, from + i * 2, most);
+      }
+      return most;
+    } else {
+      return StreamConverted<kFrom, kTo>(to, from, dim, most);
     }
-    for (uint32_t i = 0; i < dim; i += 32) {
-      most = Vec::StreamHalves(to + i * 2, from + i * 2, most);
-    }
+  }
+  if constexpr (kSame) {
+    return Vec::CopyHalves(to, from, dim, most);
   } else {
     alignas(64) std::byte part[kMaxPartBytes];
     most = ConvertRow<kFrom, kTo>(part, from, dim, most);
     StreamBytes(to, part, dim * (kTo == DType::kF32 ? 4 : 2));
+    return most;
   }
-  return most;
 }
 
 // Keys or values of one token; false when an element is not finite.

@@ -114,6 +114,15 @@ struct Vec {
   PQC_INLINE void StoreRowHalf(std::byte* row, uint32_t index, F value) {
     StoreRow<kType>(row, index, value);
   }
+  // As StoreRow, non-temporally; the place is aligned to what is stored.
+  template <DType kType>
+  PQC_INLINE void StreamRow(std::byte* row, uint32_t index, F value) {
+    if constexpr (kType == DType::kF32) {
+      _mm256_stream_ps(reinterpret_cast<float*>(row) + index, value);
+    } else {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(row + index * 2), Narrow<kType>(value));
+    }
+  }
   template <DType kType>
   PQC_INLINE __m128i Narrow(F value) {
     if constexpr (kType == DType::kF16) {

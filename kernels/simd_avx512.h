@@ -121,6 +121,15 @@ struct Vec {
                        _mm256_castsi256_si128(Narrow<kType>(value)));
     }
   }
+  // As StoreRow, non-temporally; the place is aligned to what is stored.
+  template <DType kType>
+  PQC_INLINE void StreamRow(std::byte* row, uint32_t index, F value) {
+    if constexpr (kType == DType::kF32) {
+      _mm512_stream_ps(reinterpret_cast<float*>(row) + index, value);
+    } else {
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(row + index * 2), Narrow<kType>(value));
+    }
+  }
   template <DType kType>
   PQC_INLINE __m256i Narrow(F value) {
     if constexpr (kType == DType::kF16) {

@@ -82,7 +82,8 @@ struct IngestHeadsArgs {
 // As IngestRows of each head, without a checksum; what is bad is the first token that is bad in any head,
 // and of that token the lowest head. Where the heads of a token lie closer together than the tokens
 // of a head, it reads token by token: source and rows then go by at the speed of a plain
-// non-temporal copy, which reading head by head does not reach by far.
+// non-temporal copy, which reading head by head does not reach by far. That speed takes keys and values
+// that are whole lines of their rows; others are stored through the caches.
 [[nodiscard]] IngestResult IngestHeads(const Exec& exec, const IngestHeadsArgs& args);
 
 }  // namespace pqcached::kernels

@@ -59,8 +59,9 @@ struct HeadsCall {
   size_t row_stride_bytes;
 };
 
-// Convert and copy token by token, over all heads, non-temporally and without a fence; return the first
-// token with an element that is not finite in the rows' dtype (its row is unspecified), or token_end.
+// Convert and copy token by token, over all heads, non-temporally where parts of rows are whole lines,
+// and without a fence; return the first token with an element that is not finite in the rows' dtype (its
+// row is unspecified), or token_end.
 uint32_t CopyHeadsAvx2(const HeadsCall& call);
 uint32_t CopyHeadsAvx512(const HeadsCall& call);
 

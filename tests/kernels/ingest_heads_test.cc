@@ -186,8 +186,8 @@ TEST_P(IngestHeadsTest, ConvertsBetweenAllTypesAtAnyTokenAndHeadCount) {
         for (const uint32_t heads : {1u, 2u, 3u, 8u}) {
           SCOPED_TRACE(testing::Message() << DTypeName(from) << " to " << DTypeName(to) << " "
                                           << count << " x " << heads);
-          HeadsTensor key = MakeHeads(from, {count, heads, 64}, count);
-          HeadsTensor value = MakeHeads(from, {count, heads, 64}, count + 1);
+          HeadsTensor key = MakeHeads(from, {count, heads, 32}, count);
+          HeadsTensor value = MakeHeads(from, {count, heads, 32}, count + 1);
           ASSERT_NO_FATAL_FAILURE(IngestAndExpect(GetParam(), key, value, to));
           ASSERT_NO_FATAL_FAILURE(IngestAndExpect(GetParam(), key, value, to, 6, 2));
         }

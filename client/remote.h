@@ -17,7 +17,7 @@
 
 namespace pqcached::client {
 
-inline constexpr uint32_t kRemoteVersion = 3;
+inline constexpr uint32_t kRemoteVersion = 4;
 inline constexpr uint32_t kMaxBatchItems = 256;
 inline constexpr char kRpcEntrySymbol[] = "pqcached_rpc_entry";
 
@@ -135,6 +135,21 @@ struct AppendItem {
   uint64_t token_count = 0;  // out
 };
 
+// Rows out of staging, part by part, while earlier parts are being copied.
+struct StagedRows {
+  enum class Next : uint32_t { kPart = 0, kEnd = 1, kGiveUp = 2 };
+  // What `next` asks when it has to wait: whether the call still goes on.
+  struct Probe {
+    void* context = nullptr;
+    bool (*stands)(void* context) = nullptr;
+  };
+  void* context = nullptr;
+  // Fills in the next part, which is in use until the next call of it. kGiveUp: nothing is stored.
+  Next (*next)(void* context, const Probe& probe, uint64_t* first_position,
+               RowBlock* rows) = nullptr;
+  uint64_t boot_word = 0;  // of the worker whose staging it is
+};
+
 // Whether a call of the C ABI waits for the answer: counted apart.
 enum class Waiting : uint32_t { kCaller = 0, kNobody = 1 };
 
@@ -180,6 +195,10 @@ class Remote {
 
   virtual pqc_status Ingest(uint64_t sequence_id, uint64_t first_position, const RowBlock& rows,
                             ErrorText* error) noexcept = 0;
+  // All or nothing. The control memory tells when the sidecar is done with a slot. PQC_CANCELLED when
+  // `rows` gave up. Not repeated after PQC_UNAVAILABLE.
+  virtual pqc_status IngestStaged(uint64_t sequence_id, const StagedRows& rows,
+                                  ErrorText* error) noexcept = 0;
   // rows: by staging reference, each layer at most once. All or nothing.
   virtual pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                             uint32_t row_block_count, uint64_t* token_count,

@@ -96,7 +96,7 @@ class Checksums::Watcher final : public SequenceWatcher,
     last_.store(next.list.get());
     const MutexLock lock(&inbox_->mutex);
     if (inbox_->stop || queued_.exchange(true)) return;
-    inbox_->jobs.push_back({cache_, sequence_, shared_from_this()});
+    inbox_->jobs.push_back({cache_, sequence_, shared_from_this(), SteadyTime::Now() + kDelay});
     inbox_->changed.SignalAll();
   }
   bool OnTruncate(uint32_t, uint64_t) override { return false; }
@@ -174,7 +174,9 @@ void Checksums::Work() {
       const MutexLock lock(&inbox_->mutex);
       inbox_->busy = false;
       inbox_->changed.SignalAll();
-      while (!inbox_->stop && inbox_->jobs.empty()) inbox_->changed.Wait(&inbox_->mutex);
+      while (!inbox_->stop && inbox_->next_due() > SteadyTime::Now()) {
+        inbox_->changed.WaitUntil(&inbox_->mutex, inbox_->next_due());
+      }
       if (inbox_->stop) return;
       job = std::move(inbox_->jobs.front());
       inbox_->jobs.pop_front();

@@ -1,6 +1,7 @@
 // Checksums of what no longer changes: rows of closed segments, codes of their ready layers.
 //
-// A thread of the store computes them some time after the bytes have become final, and writes them down
+// A thread of the store computes them some time after the bytes have become final, when the burst of rows
+// that they came in is likely over (it would have to share the memory bus with them), and writes them down
 // (record_table.h). In the store of the next process nothing that has one is read or leased before it was
 // compared, once: what differs is kDataLoss from then on, and counted.
 //
@@ -16,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "kvstore/cache.h"
+#include "kvstore/clock.h"
 #include "kvstore/mutex.h"
 #include "kvstore/sequence.h"
 
@@ -55,13 +57,19 @@ class Checksums {
     std::shared_ptr<const Cache> cache;
     std::weak_ptr<Sequence> sequence;
     std::shared_ptr<Watcher> watcher;
+    SteadyTime due;
   };
+  static constexpr absl::Duration kDelay = absl::Milliseconds(50);
   struct Inbox {  // may be needed by watchers that outlive this
     Mutex mutex;
     CondVar changed;
     bool stop ABSL_GUARDED_BY(mutex) = false;
     bool busy ABSL_GUARDED_BY(mutex) = false;
-    std::deque<Job> jobs ABSL_GUARDED_BY(mutex);
+    std::deque<Job> jobs ABSL_GUARDED_BY(mutex);  // by their times
+
+    SteadyTime next_due() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+      return jobs.empty() ? SteadyTime::InfiniteFuture() : jobs.front().due;
+    }
   };
 
   void Work();

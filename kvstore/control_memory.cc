@@ -12,7 +12,8 @@
 namespace pqcached::kvstore {
 namespace {
 
-constexpr size_t kWordsOffsetBytes = 4096;
+constexpr size_t kPageBytes = 4096;
+constexpr size_t kWordsOffsetBytes = kPageBytes + kMaxStagingSlots * sizeof(std::atomic<uint64_t>);
 
 void WakeWaiters(ControlPage& page) {
   page.wake_word.fetch_add(1, std::memory_order_release);
@@ -39,10 +40,12 @@ absl::StatusOr<std::unique_ptr<ControlMemory>> ControlMemory::Create(uint32_t wo
   if (keeper == nullptr) {
     if (absl::Status status = SealMemfd(*memfd, LaterWriters::kNever); !status.ok()) return status;
   }
-  // Words of leases to come are zero as they are.
+  // Words of slots and leases to come are zero as they are.
   auto* page = new (mapping->data()) ControlPage;
   page->word_count = word_count;
   page->words_offset_bytes = kWordsOffsetBytes;
+  page->slot_word_count = kMaxStagingSlots;
+  page->slot_words_offset_bytes = kPageBytes;
   page->boot_word.store(boot_word, std::memory_order_release);
   return std::unique_ptr<ControlMemory>(new ControlMemory(*std::move(memfd), *std::move(mapping)));
 }
@@ -62,12 +65,12 @@ void ControlMemory::End() const { EndPage(page()); }
 bool EndControlMemory(int descriptor) {
   struct stat status = {};
   if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode) ||
-      status.st_size < static_cast<off_t>(kWordsOffsetBytes)) {
+      status.st_size < static_cast<off_t>(kPageBytes)) {
     return false;
   }
   auto copy = Duplicate(descriptor);
   if (!copy.ok()) return false;
-  auto mapping = Mapping::Map(*copy, kWordsOffsetBytes, Mapping::Access::kReadWrite);
+  auto mapping = Mapping::Map(*copy, kPageBytes, Mapping::Access::kReadWrite);
   if (!mapping.ok()) return false;
   auto& page = *reinterpret_cast<ControlPage*>(mapping->data());
   if (page.magic != ControlPage::kMagic) return false;

@@ -1,12 +1,13 @@
 // ControlMemory: the words of one local session that its client reads without an rpc.
 //
-// A memfd with a ControlPage and LeaseWords (read/layout.h) behind it. Nobody but this process writes
+// A memfd with a ControlPage, slot words and LeaseWords (read/layout.h) behind it. Nobody but this process writes
 // it while it lives. Its end tells the client: boot_word becomes 0 and waiters wake.
 //
 // Thread-safe: the words are atomic; who writes which is the caller's to order.
 #ifndef PQCACHED_KVSTORE_CONTROL_MEMORY_H_
 #define PQCACHED_KVSTORE_CONTROL_MEMORY_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -39,6 +40,11 @@ class ControlMemory {
   // REQUIRES: index < word_count().
   LeaseWords& words(uint32_t index) const {
     return reinterpret_cast<LeaseWords*>(mapping_.data() + page().words_offset_bytes)[index];
+  }
+  // REQUIRES: slot < kMaxStagingSlots.
+  std::atomic<uint64_t>& slot_word(uint32_t slot) const {
+    return reinterpret_cast<std::atomic<uint64_t>*>(mapping_.data() +
+                                                    page().slot_words_offset_bytes)[slot];
   }
   // Raises wake_word and wakes who waits for it; after the words were written.
   void Wake() const;

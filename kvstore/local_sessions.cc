@@ -60,7 +60,14 @@ absl::StatusOr<SessionMemory> LocalSessions::Open(std::string_view session, uint
 
 absl::StatusOr<SharedMemory> LocalSessions::OpenStaging(std::string_view session,
                                                         uint64_t slot_bytes, uint32_t slot_count) {
-  auto ring = StagingRing::Create(slot_bytes, slot_count, max_staging_bytes_);
+  std::shared_ptr<const ControlMemory> control;
+  {
+    const MutexLock lock(&mutex_);
+    const auto found = Find(session);
+    if (!found.ok()) return found.status();
+    control = (*found)->control;
+  }
+  auto ring = StagingRing::Create(slot_bytes, slot_count, max_staging_bytes_, std::move(control));
   if (!ring.ok()) return ring.status();
   if (const size_t available = AvailableMemoryBytes(); (*ring)->size_bytes() > available) {
     return absl::ResourceExhaustedError(absl::StrCat(

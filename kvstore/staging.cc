@@ -6,9 +6,9 @@
 
 namespace pqcached::kvstore {
 
-absl::StatusOr<std::shared_ptr<StagingRing>> StagingRing::Create(uint64_t slot_bytes,
-                                                                 uint32_t slot_count,
-                                                                 size_t max_bytes) {
+absl::StatusOr<std::shared_ptr<StagingRing>> StagingRing::Create(
+    uint64_t slot_bytes, uint32_t slot_count, size_t max_bytes,
+    std::shared_ptr<const ControlMemory> control) {
   if (slot_bytes == 0 || slot_bytes % kStagingSlotMultiple != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "slot_bytes is ", slot_bytes, "; it must be a multiple of ", kStagingSlotMultiple));
@@ -28,8 +28,8 @@ absl::StatusOr<std::shared_ptr<StagingRing>> StagingRing::Create(uint64_t slot_b
   auto mapping = Mapping::Map(*memfd, size_bytes, Mapping::Access::kRead);
   if (!mapping.ok()) return mapping.status();
   if (absl::Status status = SealMemfd(*memfd, LaterWriters::kAllowed); !status.ok()) return status;
-  return std::shared_ptr<StagingRing>(
-      new StagingRing(*std::move(memfd), *std::move(mapping), slot_bytes, slot_count));
+  return std::shared_ptr<StagingRing>(new StagingRing(*std::move(memfd), *std::move(mapping),
+                                                      slot_bytes, slot_count, std::move(control)));
 }
 
 absl::StatusOr<SharedMemory> StagingRing::Share() const {
@@ -72,8 +72,13 @@ absl::StatusOr<StagedBytes> StagingRing::Claim(const StagingReference& reference
 }
 
 void StagingRing::Release(uint32_t slot) {
-  const MutexLock lock(&mutex_);
-  slots_[slot].claimed = false;
+  {
+    const MutexLock lock(&mutex_);
+    slots_[slot].claimed = false;
+    if (control_ == nullptr) return;
+    control_->slot_word(slot).store(slots_[slot].next_generation, std::memory_order_release);
+  }
+  control_->Wake();
 }
 
 }  // namespace pqcached::kvstore

@@ -14,20 +14,23 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kvstore/control_memory.h"
 #include "kvstore/memfd.h"
 #include "kvstore/mutex.h"
 
 namespace pqcached::kvstore {
 
 inline constexpr size_t kStagingSlotMultiple = size_t{1} << 20;
-inline constexpr uint32_t kMaxStagingSlots = 1024;
 
 class StagingRing : public std::enable_shared_from_this<StagingRing> {
  public:
+  // `control` tells the client when claims are over; null: nobody does.
+  //
   // Errors: kInvalidArgument    slot_bytes, slot_count
   //         kResourceExhausted  more than `max_bytes` (shortfall in bytes), or the kernel refuses
-  static absl::StatusOr<std::shared_ptr<StagingRing>> Create(uint64_t slot_bytes,
-                                                             uint32_t slot_count, size_t max_bytes);
+  static absl::StatusOr<std::shared_ptr<StagingRing>> Create(
+      uint64_t slot_bytes, uint32_t slot_count, size_t max_bytes,
+      std::shared_ptr<const ControlMemory> control = nullptr);
 
   // A descriptor for the client: it can write, but not resize or seal.
   absl::StatusOr<SharedMemory> Share() const;
@@ -43,16 +46,19 @@ class StagingRing : public std::enable_shared_from_this<StagingRing> {
     bool claimed = false;
   };
 
-  StagingRing(FileDescriptor memfd, Mapping mapping, uint64_t slot_bytes, uint32_t slot_count)
+  StagingRing(FileDescriptor memfd, Mapping mapping, uint64_t slot_bytes, uint32_t slot_count,
+              std::shared_ptr<const ControlMemory> control)
       : memfd_(std::move(memfd)),
         mapping_(std::move(mapping)),
         slot_bytes_(slot_bytes),
+        control_(std::move(control)),
         slots_(slot_count) {}
   void Release(uint32_t slot);
 
   const FileDescriptor memfd_;
   const Mapping mapping_;
   const uint64_t slot_bytes_;
+  const std::shared_ptr<const ControlMemory> control_;
   mutable Mutex mutex_;
   std::vector<Slot> slots_ ABSL_GUARDED_BY(mutex_);
 };

@@ -163,9 +163,10 @@ absl::Status IngestMessage::Parse(grpc::ByteBuffer* received) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<kvstore::LayerRows> IngestMessage::Rows(uint64_t max_bytes) const {
+absl::StatusOr<kvstore::LayerRows> IngestMessage::Rows(uint64_t max_bytes,
+                                                       StagingClaims* staging) const {
   const v1::LayerRows& from = request_.chunk().rows();
-  absl::StatusOr<kvstore::LayerRows> rows = LayerRowsOf(from, "chunk.rows", max_bytes);
+  absl::StatusOr<kvstore::LayerRows> rows = LayerRowsOf(from, "chunk.rows", max_bytes, staging);
   if (!rows.ok()) return rows;
   if (from.keys().has_inline_data()) Place(keys_, &rows->keys);
   if (from.values().has_inline_data()) Place(values_, &rows->values);

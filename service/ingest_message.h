@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "kvstore/store.h"
 #include "pqcached/v1/kv_cache.pb.h"
+#include "service/staging_claims.h"
 
 namespace pqcached::service {
 
@@ -31,8 +32,8 @@ class IngestMessage {
   const v1::IngestRequest& request() const { return request_; }
 
   // Of the chunk, checked as by LayerRowsOf (wire.h). REQUIRES: request().has_chunk()
-  // Borrows from this until the next Parse.
-  absl::StatusOr<kvstore::LayerRows> Rows(uint64_t max_bytes) const;
+  // Borrows from this until the next Parse, and from `staging`.
+  absl::StatusOr<kvstore::LayerRows> Rows(uint64_t max_bytes, StagingClaims* staging) const;
 
  private:
   using Bytes = std::span<const std::byte>;

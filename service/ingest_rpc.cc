@@ -159,7 +159,8 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     if (transaction_ == nullptr) return Invalid("header", "must come first");
     if (chunk.query_samples_size() > 0) return Unimplemented("chunk.query_samples");
     if (!chunk.has_rows()) return Invalid("chunk.rows", "missing");
-    const absl::StatusOr<kvstore::LayerRows> rows = request_.Rows(max_tensor_bytes_);
+    StagingClaims claims(store_, call_.session.id);  // over when the rows are copied
+    const absl::StatusOr<kvstore::LayerRows> rows = request_.Rows(max_tensor_bytes_, &claims);
     if (!rows.ok()) return rows.status();
     const absl::Status status = transaction_->Write(chunk.first_position(), *rows);
     return Under(absl::StartsWith(status.message(), "first_position") ? "chunk" : "chunk.rows",

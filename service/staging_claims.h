@@ -1,5 +1,5 @@
-// StagingClaims are the slots of a session's staging ring that one call uses. They are claimed as the
-// call comes to them and let go with this object, so that no other call uses them meanwhile.
+// StagingClaims are the slots of a session's staging ring that one call, or one message of a stream, uses.
+// They are claimed as the call comes to them and let go with this object, so that no other call uses them meanwhile.
 //
 // Single-thread.
 #ifndef PQCACHED_SERVICE_STAGING_CLAIMS_H_

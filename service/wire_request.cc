@@ -177,7 +177,7 @@ absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std
                                              uint64_t max_bytes, StagingClaims* staging) {
   const bool staged = tensor.data_case() == v1::Tensor::kStaging;
   if (staged && staging == nullptr) {
-    return Invalid(field + ".staging", "only for rows of Commit and Append");
+    return Invalid(field + ".staging", "only for rows of Ingest, Commit and Append");
   }
   if (!staged && tensor.data_case() != v1::Tensor::kInlineData)
     return Invalid(field + ".inline_data", "missing");

@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <deque>
-#include <mutex>
-#include <thread>
 #include <utility>
 
 #include "client/deadline.h"
@@ -15,20 +12,17 @@
 namespace pqcached::client {
 namespace {
 
-// Of the first slot, and of the last one, at least: one side waits for the other meanwhile.
+// The sidecar begins with the first part when it is packed, and copies the last one when all are.
+constexpr uint64_t kParts = 8;
 constexpr uint64_t kLeastPartBytes = uint64_t{1} << 20;
+// A sleeper looks this often whether its call still goes on.
+constexpr std::chrono::milliseconds kLook(5);
 
 TensorView Staged(const TensorView& tensor, uint64_t token_count, const StagingPlace* place) {
   return {.dtype = tensor.dtype,
           .ndim = 3,
           .shape = {token_count, tensor.shape[1], tensor.shape[2]},
           .staging = place};
-}
-
-// Tokens of the next slot: twice those of the one before, and half of what is left, so that the
-// sidecar begins soon and has little left to do at the end.
-uint64_t NextPart(uint64_t before, uint64_t left, uint64_t least, uint64_t most) {
-  return std::min(left, std::clamp(std::min(2 * before, left / 2), std::min(least, most), most));
 }
 
 FilledSlot Fill(Staging::Slot slot, const RowBlock& rows, uint64_t begin, uint64_t end) {
@@ -42,87 +36,149 @@ FilledSlot Fill(Staging::Slot slot, const RowBlock& rows, uint64_t begin, uint64
   return filled;
 }
 
-pqc_status Commit(const LocalIngest& ingest, const RowBlock& rows, FilledSlot& filled,
-                  ErrorText* error) {
-  return CommitSlot(ingest.remote, ingest.sequence_id, rows, filled, error);
+// Rows of staging, as a message tells of them.
+struct StagedBlock {
+  StagingPlace keys;
+  StagingPlace values;
+  RowBlock rows;
+};
+
+void Describe(const RowBlock& rows, const FilledSlot& filled, StagedBlock* block) {
+  block->keys = filled.slot.Place(0, filled.key_bytes);
+  block->values = filled.slot.Place(filled.values_begin(), filled.value_bytes);
+  block->rows = {.layer = rows.layer,
+                 .keys = Staged(rows.keys, filled.token_count, &block->keys),
+                 .values = Staged(rows.values, filled.token_count, &block->values)};
 }
 
-// Commits slots in order, on a thread of its own.
-class Committer {
+// The parts of one ingest: packs them into slots one by one, and uses a slot again when the sidecar is
+// done with it, while the call goes on.
+class Parts {
  public:
-  Committer(const LocalIngest& ingest, const RowBlock& rows, DeadlineClock::time_point deadline)
-      : ingest_(ingest), rows_(rows), deadline_(deadline), thread_([this] { Run(); }) {}
-  ~Committer() {
-    if (thread_.joinable()) Finish();
+  Parts(const LocalIngest& ingest, uint64_t first_position, const RowBlock& rows,
+        Staging::Slot slot, uint64_t part_tokens, DeadlineClock::time_point deadline)
+      : ingest_(ingest),
+        first_position_(first_position),
+        rows_(rows),
+        next_slot_(std::move(slot)),
+        boot_word_(next_slot_.Place(0, 0).boot_word),
+        part_tokens_(part_tokens),
+        deadline_(deadline) {}
+
+  StagedRows View() {
+    return {.context = this,
+            .next =
+                [](void* parts, const StagedRows::Probe& probe, uint64_t* first_position,
+                   RowBlock* rows) {
+                  return static_cast<Parts*>(parts)->Next(probe, first_position, rows);
+                },
+            .boot_word = boot_word_};
   }
 
-  // False when an earlier one has failed: more is of no use.
-  bool Add(FilledSlot filled) {
-    const std::lock_guard lock(mutex_);
-    if (status_ != PQC_OK) return false;
-    filled_.push_back(std::move(filled));
-    changed_.notify_one();
-    return true;
-  }
-
-  pqc_status Finish() {
-    {
-      const std::lock_guard lock(mutex_);
-      finishing_ = true;
+  // The call has ended so. What it may still be reading is not used again.
+  void End(pqc_status status) {
+    for (Staging::Slot& slot : in_flight_) {
+      if (MayStillBeRead(status) && !slot.Done()) slot.Abandon();
     }
-    changed_.notify_one();
-    thread_.join();
-    return status_ == PQC_OK ? PQC_OK : Fail(status_, "%s", error_.text);
+    in_flight_.clear();
   }
+  // Why no more parts came; PQC_OK when they did, or when the call had ended.
+  pqc_status own_status() const { return own_status_; }
 
  private:
-  void Run() {
-    const CallFrame frame;  // a part of the caller's call
-    SetCallDeadline(deadline_);
+  StagedRows::Next Next(const StagedRows::Probe& probe, uint64_t* first_position, RowBlock* rows) {
+    const uint64_t token_count = rows_.keys.shape[0];
+    if (token_ == token_count) return StagedRows::Next::kEnd;
+    if (!next_slot_.valid() && !TakeSlot(probe)) return StagedRows::Next::kGiveUp;
+    const uint64_t end = std::min(token_count, token_ + part_tokens_);
+    FilledSlot filled = Fill(std::move(next_slot_), rows_, token_, end);
+    Describe(rows_, filled, &block_);
+    *first_position = first_position_ + token_;
+    *rows = block_.rows;
+    filled.slot.Use();
+    in_flight_.push_back(std::move(filled.slot));
+    token_ = end;
+    return StagedRows::Next::kPart;
+  }
+
+  bool TakeSlot(const StagedRows::Probe& probe) {
     for (;;) {
-      FilledSlot filled;
-      {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [this] { return finishing_ || !filled_.empty(); });
-        if (filled_.empty()) return;
-        filled = std::move(filled_.front());
-        filled_.pop_front();
+      const uint32_t seen = in_flight_.empty() ? 0 : in_flight_.front().link().wake_word();
+      while (!in_flight_.empty() && in_flight_.front().Done()) in_flight_.pop_front();
+      ingest_.staging.TryTake(&next_slot_, /*left=*/0);
+      if (!next_slot_.valid() && in_flight_.empty()) {
+        own_status_ = ingest_.staging.Take(deadline_, &next_slot_);
+        if (own_status_ != PQC_OK) return false;
       }
-      ErrorText error;
-      const pqc_status status = Commit(ingest_, rows_, filled, &error);
-      if (status == PQC_OK) continue;
-      const std::lock_guard lock(mutex_);
-      status_ = status;
-      error_ = error;
-      filled_.clear();
+      if (next_slot_.valid()) break;
+      if (!probe.stands(probe.context)) return false;
+      const auto now = DeadlineClock::now();
+      if (now >= deadline_) {
+        own_status_ = Fail(PQC_DEADLINE_EXCEEDED, "staging: no slot in time");
+        return false;
+      }
+      in_flight_.front().link().Wait(seen, std::min(deadline_, now + kLook));
     }
+    if (next_slot_.Place(0, 0).boot_word == boot_word_) return true;
+    own_status_ = Fail(PQC_UNAVAILABLE, "staging: the sidecar's worker is another one by now");
+    return false;
   }
 
   const LocalIngest& ingest_;
+  const uint64_t first_position_;
   const RowBlock& rows_;
+  Staging::Slot next_slot_;
+  const uint64_t boot_word_;
+  const uint64_t part_tokens_;
   const DeadlineClock::time_point deadline_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<FilledSlot> filled_;
-  bool finishing_ = false;
-  pqc_status status_ = PQC_OK;
-  ErrorText error_;
-  std::thread thread_;
+  uint64_t token_ = 0;  // the first one that is not packed
+  StagedBlock block_;   // the last part
+  std::deque<Staging::Slot> in_flight_;
+  pqc_status own_status_ = PQC_OK;
 };
+
+pqc_status IngestParts(const LocalIngest& ingest, Parts& parts) {
+  ErrorText error;
+  const pqc_status status = ingest.remote.IngestStaged(ingest.sequence_id, parts.View(), &error);
+  parts.End(status);
+  if (status == PQC_OK) return PQC_OK;
+  if (parts.own_status() != PQC_OK)
+    return parts.own_status();  // its text is the thread's last error
+  return Fail(status, "%s", error.text);
+}
+
+// For a sidecar that does not tell when it is done with a slot: one call each.
+pqc_status CommitParts(const LocalIngest& ingest, uint64_t first_position, const RowBlock& rows,
+                       Staging::Slot slot, uint64_t part_tokens,
+                       DeadlineClock::time_point deadline) {
+  const uint64_t token_count = rows.keys.shape[0];
+  for (uint64_t token = 0;;) {
+    const uint64_t end = std::min(token_count, token + part_tokens);
+    ErrorText error;
+    {
+      FilledSlot filled = Fill(std::move(slot), rows, token, end);
+      filled.first_position = first_position + token;
+      const pqc_status status = CommitSlot(ingest.remote, ingest.sequence_id, rows, filled, &error);
+      if (status != PQC_OK) return Fail(status, "%s", error.text);
+    }
+    token = end;
+    if (token == token_count) return PQC_OK;
+    if (const pqc_status status = ingest.staging.Take(deadline, &slot); status != PQC_OK) {
+      return status;
+    }
+  }
+}
 
 }  // namespace
 
 pqc_status CommitSlot(Remote& remote, uint64_t sequence_id, const RowBlock& rows,
                       FilledSlot& filled, ErrorText* error) {
-  const StagingPlace keys = filled.slot.Place(0, filled.key_bytes);
-  const StagingPlace values = filled.slot.Place(filled.values_begin(), filled.value_bytes);
-  const RowBlock staged{.layer = rows.layer,
-                        .keys = Staged(rows.keys, filled.token_count, &keys),
-                        .values = Staged(rows.values, filled.token_count, &values)};
+  StagedBlock staged;
+  Describe(rows, filled, &staged);
   filled.slot.Use();
   uint64_t token_count = 0;
   const pqc_status status =
-      remote.Commit(sequence_id, filled.first_position, &staged, 1, &token_count, error);
+      remote.Commit(sequence_id, filled.first_position, &staged.rows, 1, &token_count, error);
   if (MayStillBeRead(status)) filled.slot.Abandon();
   return status;
 }
@@ -145,31 +201,13 @@ pqc_status IngestLocally(const LocalIngest& ingest, uint64_t first_position, con
     return status;
   }
   const uint64_t token_count = rows.keys.shape[0];
-  if (token_count <= step) {
-    FilledSlot filled = Fill(std::move(slot), rows, 0, token_count);
-    filled.first_position = first_position;
-    ErrorText error;
-    const pqc_status status = Commit(ingest, rows, filled, &error);
-    return status == PQC_OK ? PQC_OK : Fail(status, "%s", error.text);
+  const uint64_t part =
+      std::min(step, std::max({token_count / kParts, kLeastPartBytes / token_bytes, uint64_t{1}}));
+  if (token_count <= part || !slot.link().tells_of_slots()) {
+    return CommitParts(ingest, first_position, rows, std::move(slot), step, deadline);
   }
-  Committer committer(ingest, rows, deadline);
-  const uint64_t least = std::max<uint64_t>(1, kLeastPartBytes / token_bytes);
-  uint64_t part = 0;
-  for (uint64_t token = 0; token < token_count;) {
-    part = NextPart(part, token_count - token, least, step);
-    const uint64_t end = token + part;
-    FilledSlot filled = Fill(std::move(slot), rows, token, end);
-    filled.first_position = first_position + token;
-    if (!committer.Add(std::move(filled))) break;
-    token = end;
-    if (token == token_count) break;
-    if (const pqc_status status = ingest.staging.Take(deadline, &slot); status != PQC_OK) {
-      // What a commit failed with tells more than that its slots did not come back.
-      const pqc_status committed = committer.Finish();
-      return committed != PQC_OK ? committed : Fail(status, "staging: no slot in time");
-    }
-  }
-  return committer.Finish();
+  Parts parts(ingest, first_position, rows, std::move(slot), part, deadline);
+  return IngestParts(ingest, parts);
 }
 
 }  // namespace pqcached::client

@@ -1,5 +1,5 @@
-// Prefill rows by way of the staging ring: the caller's thread packs slots, another one commits them,
-// so that both sides copy at the same time.
+// Prefill rows by way of the staging ring: the caller's thread packs part after part into slots while the
+// sidecar copies what came before.
 #ifndef PQCACHED_CLIENT_LOCAL_INGEST_H_
 #define PQCACHED_CLIENT_LOCAL_INGEST_H_
 
@@ -36,9 +36,9 @@ struct LocalIngest {
   uint64_t max_tensor_bytes = 0;  // of one reference; 0 = no limit
 };
 
-// All or nothing as long as the rows fit into one slot. Of more, those before a failure are stored,
-// slot by slot, and acknowledged when the call is repeated. Sets *remote_instead when there is no
-// staging ring to be had, or a token does not fit into a slot: nothing is stored then.
+// All or nothing; but where the sidecar does not tell when it is done with a slot, what fits into a slot is:
+// then those before a failure are stored and acknowledged when the call is repeated. Sets *remote_instead
+// when there is no staging ring to be had, or a token does not fit into a slot: nothing is stored then.
 pqc_status IngestLocally(const LocalIngest& ingest, uint64_t first_position, const RowBlock& rows,
                          bool* remote_instead);
 

@@ -35,6 +35,11 @@ pqc_status CheckControl(const Mapping& control) {
       page.word_count > (control.size_bytes() - offset) / sizeof(LeaseWords)) {
     return Fail(PQC_INTERNAL, "control memory: words lie beyond its end");
   }
+  const uint64_t slot_words = page.slot_words_offset_bytes;
+  if (slot_words % sizeof(uint64_t) != 0 || slot_words > control.size_bytes() ||
+      page.slot_word_count > (control.size_bytes() - slot_words) / sizeof(uint64_t)) {
+    return Fail(PQC_INTERNAL, "control memory: slot words lie beyond its end");
+  }
   return PQC_OK;
 }
 
@@ -81,6 +86,13 @@ pqc_status LocalLink::Words(uint32_t index, const LeaseWords** words) const {
   *words =
       reinterpret_cast<const LeaseWords*>(control_->data() + page().words_offset_bytes) + index;
   return PQC_OK;
+}
+
+uint64_t LocalLink::SlotGeneration(uint32_t slot) const {
+  if (slot >= page().slot_word_count) return 0;
+  const auto* words = reinterpret_cast<const std::atomic<uint64_t>*>(
+      control_->data() + page().slot_words_offset_bytes);
+  return words[slot].load(std::memory_order_acquire);
 }
 
 void LocalLink::Wait(uint32_t seen, LocalClock::time_point deadline) const {

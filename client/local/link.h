@@ -57,6 +57,11 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   // PQC_INTERNAL when the sidecar named words that there are not.
   pqc_status Words(uint32_t index, const kvstore::LeaseWords** words) const;
 
+  // The generation below which no call that names the slot is at work or will be taken; 0 when the
+  // sidecar does not tell.
+  uint64_t SlotGeneration(uint32_t slot) const;
+  bool tells_of_slots() const { return page().slot_word_count > 0; }
+
   // The futex word that is raised with every change of the control memory. Wait returns when it is no
   // longer `seen`, at the deadline, or soon after the worker has ended; what changed is to be looked up
   // then.

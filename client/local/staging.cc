@@ -28,7 +28,7 @@ pqc_status Staging::OpenLocked(const std::shared_ptr<LocalLink>& link) {
   free_.resize(slot_count_);
   std::iota(free_.rbegin(), free_.rend(), 0);
   generations_.assign(slot_count_, 1);
-  abandoned_count_ = 0;
+  abandoned_.clear();
   return PQC_OK;
 }
 
@@ -62,6 +62,14 @@ Staging::Slot Staging::TakeLocked() {
   return taken;
 }
 
+void Staging::ReclaimLocked() {
+  std::erase_if(abandoned_, [this](uint32_t slot) {
+    const bool done = ring_->link->SlotGeneration(slot) >= generations_[slot];
+    if (done) free_.push_back(slot);
+    return done;
+  });
+}
+
 pqc_status Staging::Take(std::chrono::steady_clock::time_point deadline, Slot* slot) {
   for (;;) {
     std::shared_ptr<LocalLink> link;  // before the lock: it may take its time
@@ -72,8 +80,9 @@ pqc_status Staging::Take(std::chrono::steady_clock::time_point deadline, Slot* s
       continue;  // it came of the worker's end
     }
     const auto other_ring = [&] { return !ring_ || ring_->link != link; };
+    ReclaimLocked();
     if (!returned_.wait_until(lock, deadline, [&] {
-          return other_ring() || !free_.empty() || abandoned_count_ == slot_count_;
+          return other_ring() || !free_.empty() || abandoned_.size() == slot_count_;
         })) {
       return Fail(PQC_DEADLINE_EXCEEDED, "staging: all %u slots are in flight", slot_count_);
     }
@@ -87,9 +96,11 @@ pqc_status Staging::Take(std::chrono::steady_clock::time_point deadline, Slot* s
   }
 }
 
-void Staging::TryTake(Slot* slot) {
+void Staging::TryTake(Slot* slot, uint32_t left) {
   const std::lock_guard lock(mutex_);
-  if (!ring_ || !ring_->link->Stands() || free_.size() < std::min(slot_count_, 2u)) return;
+  if (!ring_ || !ring_->link->Stands()) return;
+  ReclaimLocked();
+  if (free_.size() < std::min(slot_count_, left + 1)) return;
   *slot = TakeLocked();
 }
 
@@ -113,7 +124,7 @@ void Staging::Slot::Use() {
 void Staging::Slot::Abandon() {
   {
     const std::lock_guard lock(owner_->mutex_);
-    if (owner_->ring_ == ring_) ++owner_->abandoned_count_;
+    if (owner_->ring_ == ring_) owner_->abandoned_.push_back(number_);
   }
   owner_->returned_.notify_all();
   owner_ = nullptr;

@@ -1,8 +1,9 @@
 // Staging: the ring of slots that rows pass through on their way to the sidecar.
 //
-// A slot is filled here, named in a Commit or Append, and used again when that call is answered. When
-// all are in flight, Take waits: that is the back-pressure. A slot whose call has no answer that tells
-// that the sidecar is done with it is never used again: it would change under a reader.
+// A slot is filled here, named in a call, and used again when the sidecar is done with it: the call is
+// answered, or the control memory says so. When all are in flight, Take waits: that is the back-pressure.
+// A slot whose call has no answer is abandoned until the control memory tells that it was taken and is
+// over: it would change under a reader.
 //
 // The ring is of one worker: when that has ended, its slots are of no more use, and the next Take opens a
 // ring of the next worker. Slots that are held keep their bytes meanwhile.
@@ -68,6 +69,9 @@ class Staging {
     // A call that names the slot is sent: its generation is used up, whatever the answer. The next
     // call, which may come before the slot is given back, has another one.
     void Use();
+    // Whether the control memory tells that the call it was last Used for is over.
+    bool Done() const { return ring_->link->SlotGeneration(number_) >= generation_; }
+    const LocalLink& link() const { return *ring_->link; }
     // Instead of giving it back: the sidecar may still read it.
     void Abandon();
 
@@ -84,12 +88,12 @@ class Staging {
 
   // Opens the ring, when it is not open. Does not wait for a worker. Errors: the host's, PQC_UNAVAILABLE
   pqc_status Open();
-  // Errors: PQC_DEADLINE_EXCEEDED (all slots are in flight), PQC_RESOURCE_EXHAUSTED (none will come
-  // back), the host's, PQC_UNAVAILABLE (no worker in time)
+  // Errors: PQC_DEADLINE_EXCEEDED (all slots are in flight), PQC_RESOURCE_EXHAUSTED (all are abandoned),
+  //         the host's, PQC_UNAVAILABLE (no worker in time)
   pqc_status Take(std::chrono::steady_clock::time_point deadline, Slot* slot);
-  // Neither waits nor opens the ring; leaves *slot as it is when there is none to be had. One slot is
-  // left to those who wait, unless there is only one.
-  void TryTake(Slot* slot);
+  // Neither waits nor opens the ring; leaves *slot as it is when there is none to be had. `left` of them
+  // are left to those who wait, unless there are no more in all.
+  void TryTake(Slot* slot, uint32_t left = 1);
 
   // The worker that made the ring has ended.
   void Forget();
@@ -99,6 +103,8 @@ class Staging {
  private:
   pqc_status OpenLocked(const std::shared_ptr<LocalLink>& link);
   Slot TakeLocked();
+  // Those abandoned slots that the sidecar is done with are free again.
+  void ReclaimLocked();
 
   LocalSession& session_;
   const uint64_t slot_bytes_;
@@ -108,7 +114,7 @@ class Staging {
   std::shared_ptr<const Ring> ring_;  // shared with slots
   std::vector<uint32_t> free_;
   std::vector<uint64_t> generations_;  // that the next call with the slot carries
-  uint32_t abandoned_count_ = 0;
+  std::vector<uint32_t> abandoned_;
 };
 
 // Whether the sidecar may still be at work on a call that ended so: the answer is not its own.

@@ -39,6 +39,15 @@ std::string TensorHead(int field, const TensorView& tensor, uint64_t token_count
 
 }  // namespace
 
+grpc::ByteBuffer StagedRequestOf(const RowBlock& rows, uint64_t first_position) {
+  v1::IngestRequest request;
+  v1::IngestChunk* chunk = request.mutable_chunk();
+  chunk->set_first_position(first_position);
+  ToWire(rows, chunk->mutable_rows());
+  const grpc::Slice slice(request.SerializeAsString());
+  return {&slice, 1};
+}
+
 grpc::ByteBuffer IngestRequestOf(const RowBlock& rows, uint64_t begin, uint64_t end,
                                  uint64_t first_position) {
   const uint64_t key_bytes = (end - begin) * BytesPerIndex(rows.keys);
@@ -77,6 +86,11 @@ IngestCall::IngestCall(const std::shared_ptr<grpc::Channel>& channel, grpc::Clie
   call_ = stub_.PrepareCall(context, method, &queue_);
   call_->StartCall(this);
   under_way_ = true;
+  // The answer is waited for from the beginning: it comes early when the call fails.
+  if (Settle()) {
+    call_->Read(&answer_, &answer_);
+    reading_ = true;
+  }
   v1::IngestRequest request;
   request.mutable_header()->set_sequence_id(sequence_id);
   const grpc::Slice header(request.SerializeAsString());
@@ -94,13 +108,31 @@ IngestCall::~IngestCall() {
   }
 }
 
+void IngestCall::Note(const void* tag, bool ok) {
+  if (tag == &answer_) {
+    reading_ = false;
+    answered_ = ok;
+  } else {
+    under_way_ = false;
+    broken_ = broken_ || !ok;
+  }
+}
+
 bool IngestCall::Settle() {
-  if (!under_way_) return !broken_;
-  under_way_ = false;
   void* tag = nullptr;
   bool ok = false;
-  broken_ = !queue_.Next(&tag, &ok) || !ok;
+  while (under_way_ && queue_.Next(&tag, &ok)) Note(tag, ok);
   return !broken_;
+}
+
+bool IngestCall::Stands() {
+  void* tag = nullptr;
+  bool ok = false;
+  while (queue_.AsyncNext(&tag, &ok, gpr_time_0(GPR_CLOCK_MONOTONIC)) ==
+         grpc::CompletionQueue::GOT_EVENT) {
+    Note(tag, ok);
+  }
+  return reading_ && !broken_;
 }
 
 bool IngestCall::Write(const grpc::ByteBuffer& message) {
@@ -115,19 +147,17 @@ grpc::Status IngestCall::Finish() {
     call_->WritesDone(this);
     under_way_ = true;
   }
-  grpc::ByteBuffer answer;
-  if (Settle()) {
-    call_->Read(&answer, this);
-    under_way_ = true;
-  }
-  const bool answered = Settle();
   grpc::Status status = TakeStatus();
-  if (status.ok() && !answered) return {grpc::StatusCode::INTERNAL, "Ingest: no answer"};
+  if (status.ok() && !answered_) return {grpc::StatusCode::INTERNAL, "Ingest: no answer"};
   return status;
 }
 
+// The call is over when the answer, or none, has come.
 grpc::Status IngestCall::TakeStatus() {
   Settle();
+  void* tag = nullptr;
+  bool ok = false;
+  while (reading_ && queue_.Next(&tag, &ok)) Note(tag, ok);
   grpc::Status status;
   call_->Finish(&status, this);
   under_way_ = true;

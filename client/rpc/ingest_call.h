@@ -16,6 +16,9 @@
 
 namespace pqcached::client {
 
+// An IngestRequest with rows by staging reference.
+grpc::ByteBuffer StagedRequestOf(const RowBlock& rows, uint64_t first_position);
+
 // An IngestRequest with the rows of tokens [begin, end). REQUIRES: no staging.
 grpc::ByteBuffer IngestRequestOf(const RowBlock& rows, uint64_t begin, uint64_t end,
                                  uint64_t first_position);
@@ -31,18 +34,26 @@ class IngestCall {
   // Waits for the message before. False when the call has ended: Finish tells why.
   bool Write(const grpc::ByteBuffer& message);
 
+  // False when the call has ended, whatever was written. Does not wait.
+  bool Stands();
+
   grpc::Status Finish();
 
  private:
-  // Waits for what was begun last; false when it failed.
+  // Waits until nothing but the answer is under way; false when the call is broken.
   bool Settle();
+  // What the queue gave.
+  void Note(const void* tag, bool ok);
   grpc::Status TakeStatus();
 
   grpc::ClientContext* const context_;
   grpc::CompletionQueue queue_;
   grpc::GenericStub stub_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
-  bool under_way_ = false;  // an operation
+  grpc::ByteBuffer answer_;
+  bool under_way_ = false;  // an operation other than the read of the answer
+  bool reading_ = false;    // the answer
+  bool answered_ = false;
   bool broken_ = false;
   bool finished_ = false;
 };

@@ -30,12 +30,6 @@ pqc_build_progress FromWire(const v1::BuildProgress& progress) {
           .codebook_bytes = progress.codebook_bytes()};
 }
 
-void AddRows(const RowBlock& rows, v1::LayerRows* message) {
-  message->set_layer(rows.layer);
-  ToWire(rows.keys, 0, rows.keys.shape[0], message->mutable_keys());
-  ToWire(rows.values, 0, rows.values.shape[0], message->mutable_values());
-}
-
 // Of which worker the arguments of a call are.
 struct BootWord {
   uint64_t word = 0;  // 0 = of none
@@ -81,6 +75,34 @@ pqc_status RpcRemote::Ingest(uint64_t sequence_id, uint64_t first_position, cons
   });
 }
 
+grpc::Status RpcRemote::IngestStagedOnce(grpc::ClientContext* context, uint64_t sequence_id,
+                                         const StagedRows& rows) {
+  IngestCall call(channel_, context, sequence_id);
+  const StagedRows::Probe probe{.context = &call, .stands = [](void* stream) {
+                                  return static_cast<IngestCall*>(stream)->Stands();
+                                }};
+  for (;;) {
+    uint64_t first_position = 0;
+    RowBlock part;
+    const StagedRows::Next next = rows.next(rows.context, probe, &first_position, &part);
+    if (next == StagedRows::Next::kGiveUp && call.Stands()) {
+      return {grpc::StatusCode::CANCELLED, "Ingest: given up"};
+    }
+    if (next != StagedRows::Next::kPart) return call.Finish();
+    if (!call.Write(StagedRequestOf(part, first_position))) return call.Finish();
+  }
+}
+
+pqc_status RpcRemote::IngestStaged(uint64_t sequence_id, const StagedRows& rows,
+                                   ErrorText* error) noexcept {
+  return Finish("Ingest", error, [&] {
+    return Attempt(
+        Repeat::kNever, CallDeadline(),
+        [&](auto* context) { return IngestStagedOnce(context, sequence_id, rows); },
+        Waiting::kCaller, rows.boot_word);
+  });
+}
+
 pqc_status RpcRemote::Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                              uint32_t row_block_count, uint64_t* token_count,
                              ErrorText* error) noexcept {
@@ -91,7 +113,7 @@ pqc_status RpcRemote::Commit(uint64_t sequence_id, uint64_t first_position, cons
     request.set_first_position(first_position);
     BootWord boot;
     for (uint32_t i = 0; i < row_block_count; ++i) {
-      AddRows(rows[i], request.add_rows());
+      ToWire(rows[i], request.add_rows());
       boot.AddRows(rows[i]);
     }
     if (boot.several) return OfSeveralWorkers();
@@ -128,7 +150,7 @@ pqc_status RpcRemote::Append(AppendItem* items, uint32_t item_count, Waiting wai
       item->set_sequence_id(items[i].sequence_id);
       item->set_first_position(items[i].first_position);
       for (uint32_t j = 0; j < items[i].row_block_count; ++j) {
-        AddRows(items[i].rows[j], item->add_rows());
+        ToWire(items[i].rows[j], item->add_rows());
         // The generation of a slot is used up by the first attempt.
         if (items[i].rows[j].keys.staging) repeat = Repeat::kNever;
         boot.AddRows(items[i].rows[j]);

@@ -56,6 +56,8 @@ class RpcRemote final : public Remote {
                               ErrorText* error) noexcept override;
   pqc_status Ingest(uint64_t sequence_id, uint64_t first_position, const RowBlock& rows,
                     ErrorText* error) noexcept override;
+  pqc_status IngestStaged(uint64_t sequence_id, const StagedRows& rows,
+                          ErrorText* error) noexcept override;
   pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                     uint32_t row_block_count, uint64_t* token_count,
                     ErrorText* error) noexcept override;
@@ -108,6 +110,8 @@ class RpcRemote final : public Remote {
                        Waiting waiting = Waiting::kCaller, uint64_t boot_word = 0) const;
   grpc::Status IngestOnce(grpc::ClientContext* context, uint64_t sequence_id,
                           uint64_t first_position, const RowBlock& rows);
+  grpc::Status IngestStagedOnce(grpc::ClientContext* context, uint64_t sequence_id,
+                                const StagedRows& rows);
   grpc::Status ScorePart(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
                          Deadline deadline, v1::ScoreResponse* response);
   grpc::Status SelectPart(const SelectItem* items, uint32_t item_count, Deadline deadline,

@@ -138,6 +138,12 @@ void ToWire(const TensorView& tensor, uint64_t begin, uint64_t end, v1::Tensor* 
   Pack(tensor, begin, end, reinterpret_cast<std::byte*>(bytes->data()));
 }
 
+void ToWire(const RowBlock& rows, v1::LayerRows* message) {
+  message->set_layer(rows.layer);
+  ToWire(rows.keys, 0, rows.keys.shape[0], message->mutable_keys());
+  ToWire(rows.values, 0, rows.values.shape[0], message->mutable_values());
+}
+
 const std::byte* TensorBytes(const v1::Tensor& tensor, pqc_dtype dtype,
                              std::initializer_list<uint64_t> shape, std::string* reason) {
   uint64_t bytes = ElementBytes(dtype);

@@ -34,6 +34,7 @@ void GiveImage(const v1::Attachment& attachment, const ImageSink& sink);
 // Indices [begin, end) of the first dimension, packed contiguously; of a tensor in staging, all of
 // them.
 void ToWire(const TensorView& tensor, uint64_t begin, uint64_t end, v1::Tensor* message);
+void ToWire(const RowBlock& rows, v1::LayerRows* message);
 
 // The bytes of a contiguous tensor of exactly this dtype and shape; null, with the reason, for any
 // other.

@@ -196,7 +196,13 @@ struct LeaseWords {
   uint32_t reserved[10] = {};
 };
 
-// First page of a session's read-only control memory; LeaseWords[word_count] follow.
+// At most so many slots has a session's staging ring.
+inline constexpr uint32_t kMaxStagingSlots = 1024;
+
+// First page of a session's read-only control memory; slot words and LeaseWords[word_count] follow.
+//
+// A slot word is an atomic 64-bit number: no call that names the slot with a lower generation is at work
+// any more, or will be taken.
 struct ControlPage {
   static constexpr uint32_t kMagic = 0x4c544350;  // "PCTL"
   uint32_t magic = kMagic;
@@ -207,6 +213,9 @@ struct ControlPage {
   std::atomic<uint32_t> wake_word = 0;  // futex (shared): raised whenever a word below changes
   uint32_t word_count = 0;
   uint64_t words_offset_bytes = 0;
+  uint32_t slot_word_count = 0;  // 0: slots are not told of
+  uint32_t reserved = 0;
+  uint64_t slot_words_offset_bytes = 0;
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free &&
@@ -215,7 +224,7 @@ static_assert(sizeof(ExtentRef) == 8 && sizeof(IndexDescriptor) == 16);
 static_assert(sizeof(IndexDataHeader) == 120 && sizeof(CodebookHeader) == 72);
 static_assert(sizeof(LeaseWords) == 64 && sizeof(SegmentDescriptor) == 24 &&
               sizeof(LayerDescriptor) == 112);
-static_assert(sizeof(ControlPage) == 32);
+static_assert(sizeof(ControlPage) == 48);
 static_assert(std::is_trivially_copyable_v<LayerDescriptor> &&
               std::is_trivially_copyable_v<SegmentDescriptor>);
 

@@ -87,6 +87,9 @@ class PoolRemote final : public Remote {
     info->token_count = sidecar_.token_count(sequence_id);
     return PQC_OK;
   }
+  pqc_status IngestStaged(uint64_t, const StagedRows&, ErrorText* error) noexcept override {
+    return Not(error);
+  }
   pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                     uint32_t row_block_count, uint64_t* token_count,
                     ErrorText* error) noexcept override {

@@ -81,7 +81,7 @@ std::string Text(const std::byte* data, size_t size) {
 
 void ExpectSame(const IngestMessage& message, v1::IngestRequest expected) {
   if (expected.has_chunk()) {
-    const auto rows = message.Rows(kMaxBytes);
+    const auto rows = message.Rows(kMaxBytes, nullptr);
     const auto wanted = LayerRowsOf(expected.chunk().rows(), "chunk.rows", kMaxBytes);
     ASSERT_EQ(rows.status(), wanted.status());
     if (rows.ok()) {

@@ -258,6 +258,28 @@ class StoreRemote final : public Remote {
   pqc_status Ingest(uint64_t, uint64_t, const RowBlock&, ErrorText* error) noexcept override {
     return Not("Ingest", error);
   }
+  pqc_status IngestStaged(uint64_t sequence_id, const StagedRows& source,
+                          ErrorText* error) noexcept override {
+    const absl::Status boot = CheckBoot(sidecar_, source.boot_word);
+    if (!boot.ok()) return FromStatus(boot, error);
+    auto transaction = Counted().BeginIngest(kTestTenant, sequence_id);
+    if (!transaction.ok()) return FromStatus(transaction.status(), error);
+    const StagedRows::Probe probe{.stands = [](void*) { return true; }};
+    for (;;) {
+      uint64_t first_position = 0;
+      RowBlock rows;
+      const StagedRows::Next next = source.next(source.context, probe, &first_position, &rows);
+      if (next == StagedRows::Next::kGiveUp) {
+        return FromStatus(absl::CancelledError("given up"), error);
+      }
+      if (next == StagedRows::Next::kEnd) break;
+      ++sidecar_.commits;
+      Claims claims(sidecar_);
+      const absl::Status written = WriteStaged(**transaction, first_position, rows, claims);
+      if (!written.ok()) return FromStatus(written, error);
+    }
+    return FromStatus((*transaction)->Commit().status(), error);
+  }
   pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                     uint32_t row_block_count, uint64_t* token_count,
                     ErrorText* error) noexcept override {

@@ -103,13 +103,18 @@ class CellSelection {
     }
     tokens_ = token_sums_.data();
     std::fill(token_sums_.begin(), token_sums_.end(), 0u);
-    for (const PqSpan& span : args_.spans) {
-      AddSpanTokens(span, token_sums_.subspan(size_t{span.codebook} * cell_count_, cell_count_));
-    }
+    for (const PqSpan& span : args_.spans) AddSpanTokens(span);
+    AddHeldLists();
   }
 
-  // Adds the candidates of a span, from its counts where these are nearly right.
-  void AddSpanTokens(const PqSpan& span, std::span<uint32_t> tokens) const {
+  std::span<uint32_t> TokensOf(uint32_t codebook) const {
+    return token_sums_.subspan(size_t{codebook} * cell_count_, cell_count_);
+  }
+
+  // Adds the candidates of a span, from its counts where these are nearly right; its lists are held
+  // back until there are enough of them.
+  void AddSpanTokens(const PqSpan& span) {
+    const std::span<uint32_t> tokens = TokensOf(span.codebook);
     const uint32_t begin = span.slot_begin;
     const uint32_t end = span.slot_end;
     const SlotRange common = Common(span);
@@ -128,19 +133,36 @@ class CellSelection {
   }
 
   // Adds the counts of all counted slots, from lists where these are the shorter reading.
-  void AddCounted(const PqSpan& span, std::span<uint32_t> tokens) const {
-    const uint32_t page_count = PostingPageCount(span.counted_end - span.counted_begin);
+  void AddCounted(const PqSpan& span, std::span<uint32_t> tokens) {
+    const uint32_t slot_count = span.counted_end - span.counted_begin;
+    const uint32_t page_count = PostingPageCount(slot_count);
     if (span.posting_begins == nullptr || (span.cell_counts != nullptr && page_count > 1)) {
       ops_.add_counts(span.cell_counts, cell_count_, tokens.data());
       return;
     }
-    if (page_count == 1) {
-      return ops_.add_list_counts(span.posting_begins, cell_count_, tokens.data());
-    }
+    if (page_count == 1) return HoldLists(span, slot_count);
     const uint16_t* const begins = span.posting_begins;
     for (size_t i = 0; i < size_t{cell_count_} * page_count; ++i) {
       tokens[i / page_count] += static_cast<uint16_t>(begins[i + page_count] - begins[i]);
     }
+  }
+
+  void HoldLists(const PqSpan& span, uint32_t slot_count) {
+    if (held_.count > 0 && (held_.codebook != span.codebook ||
+                            held_.slot_count + slot_count > std::numeric_limits<uint16_t>::max())) {
+      AddHeldLists();
+    }
+    held_.codebook = span.codebook;
+    held_.begins[held_.count++] = span.posting_begins;
+    held_.slot_count += slot_count;
+    if (held_.count == kMaxSummedLists) AddHeldLists();
+  }
+
+  void AddHeldLists() {
+    if (held_.count == 0) return;
+    ops_.add_list_counts(held_.begins, held_.count, cell_count_, TokensOf(held_.codebook).data());
+    held_.count = 0;
+    held_.slot_count = 0;
   }
 
   // Logits of all cells under one head of the plan.
@@ -269,6 +291,13 @@ class CellSelection {
   std::span<float> factors_;      // the same shape
   const uint32_t* tokens_ = nullptr;
   std::span<uint32_t> token_sums_;
+  // Lists of one codebook that are still to be added to token_sums_.
+  struct {
+    const uint16_t* begins[kMaxSummedLists];
+    uint32_t count = 0;
+    uint32_t slot_count = 0;
+    uint32_t codebook = 0;
+  } held_;
   std::span<float> values_;
   std::span<float> logits_;  // of one head; then its weights
   std::span<uint32_t> work_;

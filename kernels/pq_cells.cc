@@ -18,8 +18,11 @@ void AddCounts(const uint32_t* from, size_t count, uint32_t* to) {
   for (size_t i = 0; i < count; ++i) to[i] += from[i];
 }
 
-void AddListCounts(const uint16_t* begins, size_t count, uint32_t* to) {
-  for (size_t i = 0; i < count; ++i) to[i] += static_cast<uint16_t>(begins[i + 1] - begins[i]);
+void AddListCounts(const uint16_t* const* begins, uint32_t list_count, size_t count, uint32_t* to) {
+  for (uint32_t list = 0; list < list_count; ++list) {
+    const uint16_t* const own = begins[list];
+    for (size_t i = 0; i < count; ++i) to[i] += static_cast<uint16_t>(own[i + 1] - own[i]);
+  }
 }
 
 void AddOuter(const float* row, uint32_t n0, const float* column, uint32_t n1, float* out) {

@@ -62,6 +62,10 @@ struct CellFactors {
   uint32_t n1;  // a multiple of 16
 };
 
+// Posting lists (one page each) that are counted in one pass: sums of their begins are summed
+// counts. Four of 4096 cells, from L3: 0.9 us together, 2.1 one by one (EPYC Zen 4, 2026-11-22).
+inline constexpr uint32_t kMaxSummedLists = 4;
+
 struct EntryRange {
   float least;
   float largest;
@@ -71,8 +75,11 @@ struct EntryRange {
 struct CellOps {
   // to[i] += from[i].
   void (*add_counts)(const uint32_t* from, size_t count, uint32_t* to);
-  // to[i] += begins[i + 1] - begins[i]: the counts of posting lists.
-  void (*add_list_counts)(const uint16_t* begins, size_t count, uint32_t* to);
+  // to[i] += begins[list][i + 1] - begins[list][i] for every list: the counts of posting lists.
+  //
+  // REQUIRES: list_count <= kMaxSummedLists; the lists have less than 65536 slots together.
+  void (*add_list_counts)(const uint16_t* const* begins, uint32_t list_count, size_t count,
+                          uint32_t* to);
   // out[c0 * n1 + c1] = row[c0] + column[c1].
   void (*add_outer)(const float* row, uint32_t n0, const float* column, uint32_t n1, float* out);
   // Largest value among cells with tokens, or `least`.

@@ -10,6 +10,8 @@ namespace pqcached::kernels {
 namespace {
 
 constexpr size_t kLanes = 16;
+constexpr size_t kListLanes = 32;
+constexpr size_t kListsAhead = 512;  // entries
 
 void AddCounts(const uint32_t* from, size_t count, uint32_t* to) {
   for (size_t i = 0; i < count; i += kLanes) {
@@ -18,13 +20,45 @@ void AddCounts(const uint32_t* from, size_t count, uint32_t* to) {
   }
 }
 
-void AddListCounts(const uint16_t* begins, size_t count, uint32_t* to) {
-  for (size_t i = 0; i < count; i += kLanes) {
-    const __m256i begin = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(begins + i));
-    const __m256i end = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(begins + i + 1));
-    const __m512i n = _mm512_cvtepu16_epi32(_mm256_sub_epi16(end, begin));
-    _mm512_storeu_si512(to + i, _mm512_add_epi32(_mm512_loadu_si512(to + i), n));
+// Of `count` entries from place `i` on, those that are there, summed over kLists lists.
+template <uint32_t kLists>
+__m512i SumBegins(const uint16_t* const* begins, size_t i, size_t count) {
+  const size_t rest = i < count ? count - i : 0;
+  const auto lanes = static_cast<__mmask32>(rest >= kListLanes ? ~0u : (1u << rest) - 1u);
+  __m512i sum = _mm512_maskz_loadu_epi16(lanes, begins[0] + i);
+  for (uint32_t list = 1; list < kLists; ++list) {
+    sum = _mm512_add_epi16(sum, _mm512_maskz_loadu_epi16(lanes, begins[list] + i));
   }
+  return sum;
+}
+
+// Differences of sums are sums of differences, and right as long as they fit into 16 bits.
+template <uint32_t kLists>
+void AddListCountsOf(const uint16_t* const* begins, size_t count, uint32_t* to) {
+  alignas(64) static constexpr uint16_t kNext[kListLanes] = {
+      1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16,
+      17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32};
+  const __m512i next = _mm512_load_si512(kNext);
+  __m512i begin = SumBegins<kLists>(begins, 0, count + 1);
+  for (size_t i = 0; i < count; i += kListLanes) {
+    for (uint32_t list = 0; list < kLists; ++list) {
+      __builtin_prefetch(begins[list] + i + kListsAhead, 0, 2);
+    }
+    const __m512i behind = SumBegins<kLists>(begins, i + kListLanes, count + 1);
+    const __m512i n = _mm512_sub_epi16(_mm512_permutex2var_epi16(begin, next, behind), begin);
+    begin = behind;
+    const __m512i first = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(n));
+    _mm512_storeu_si512(to + i, _mm512_add_epi32(_mm512_loadu_si512(to + i), first));
+    if (i + kLanes >= count) return;
+    uint32_t* const rest = to + i + kLanes;
+    const __m512i second = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(n, 1));
+    _mm512_storeu_si512(rest, _mm512_add_epi32(_mm512_loadu_si512(rest), second));
+  }
+}
+
+void AddListCounts(const uint16_t* const* begins, uint32_t list_count, size_t count, uint32_t* to) {
+  if (list_count == kMaxSummedLists) return AddListCountsOf<kMaxSummedLists>(begins, count, to);
+  for (uint32_t i = 0; i < list_count; ++i) AddListCountsOf<1>(begins + i, count, to);
 }
 
 void AddOuter(const float* row, uint32_t n0, const float* column, uint32_t n1, float* out) {

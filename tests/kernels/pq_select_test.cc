@@ -183,6 +183,16 @@ TEST(PqSelectTest, MatchesBruteForceOverManyShortSegmentsWithLists) {
   }
 }
 
+// Lists are counted together, in 16 bits: no cell may have more tokens than these hold.
+TEST(PqSelectTest, MatchesBruteForceWhereOneCellHasTheTokensOfManyLists) {
+  PqCaseShape shape{.geometry = {32, 2, 6}, .group_size = 2, .codes = CodeKind::kOneCell};
+  for (const uint32_t size : {kPostingPageSlots, kPostingPageSlots, 30000u, 100u, 32767u, 2669u}) {
+    shape.segments.push_back(WholeSegment(size, false));
+    shape.segments.back().with_lists = true;
+  }
+  ExpectSelects(shape, 8500, {1, 500});
+}
+
 // Enough tokens for rough scores, which a sample, the tables or the codes may lead astray.
 TEST(PqSelectTest, MatchesBruteForceByRoughScores) {
   uint64_t seed = 6000;

@@ -211,6 +211,45 @@ TEST_P(DaemonTest, RowsComeBackAsTheyWentIn) {
   }
 }
 
+// Longer than a message, and on the local path than a ring of slots' first parts.
+TEST_P(DaemonTest, LongPromptsComeInWholeOrNotAtAll) {
+  constexpr uint64_t kTokens = 30000;  // 23 MiB
+  const Layer layer(kTokens, 11);
+  CacheSpec spec = SpecOf("long", {0});
+  spec.capacity_bytes = 128 << 20;
+  Cache cache = Must(client_.OpenCache(spec));
+  Sequence sequence = Must(cache.CreateSequence());
+  const size_t key_floats = size_t{Layer::kKvHeads} * Layer::kKeyDim;
+  std::vector<float> spoilt(kTokens * key_floats);
+  std::memcpy(spoilt.data(), layer.key(0, 0), spoilt.size() * sizeof(float));
+  for (const uint64_t token : {uint64_t{29999}, uint64_t{20000}}) {
+    spoilt[token * key_floats + 3] = NAN;
+    const Status status =
+        sequence.Ingest(0, 0, {spoilt.data(), PQC_F32, {kTokens, Layer::kKvHeads, Layer::kKeyDim}},
+                        layer.values(0, kTokens));
+    EXPECT_EQ(status.code(), PQC_INVALID_ARGUMENT);
+    EXPECT_NE(status.message().find("token " + std::to_string(token)), std::string::npos)
+        << status.message();
+    EXPECT_EQ(Must(sequence.Describe()).token_count, 0u);
+  }
+  MustBeOk(sequence.Ingest(0, 0, layer.keys(0, 10), layer.values(0, 10)));
+  MustBeOk(sequence.Ingest(0, 10, layer.keys(10, kTokens), layer.values(10, kTokens)));
+  std::vector<float> rows(size_t{2} * 30 * (Layer::kKeyDim + Layer::kValueDim));
+  for (uint64_t first = 0; first < kTokens; first += 30) {
+    MustBeOk(sequence.FetchRange(0, {first, first + 30}, PQC_ROW,
+                                 std::as_writable_bytes(std::span(rows))));
+    for (uint64_t i = 0; i < 60; ++i) {
+      const float* row = &rows[i * (Layer::kKeyDim + Layer::kValueDim)];
+      const uint64_t token = first + i % 30;
+      const auto head = static_cast<uint32_t>(i / 30);
+      ASSERT_EQ(std::memcmp(row, layer.key(token, head), Layer::kKeyDim * sizeof(float)), 0);
+      ASSERT_EQ(std::memcmp(row + Layer::kKeyDim, layer.value(token, head),
+                            Layer::kValueDim * sizeof(float)),
+                0);
+    }
+  }
+}
+
 TEST_P(DaemonTest, StridedTensorsAreReadByTheirStrides) {
   constexpr uint64_t kTokens = 300;
   const Layer layer(kTokens, 9);

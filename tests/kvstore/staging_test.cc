@@ -80,6 +80,19 @@ TEST(StagingRing, StaleGenerationsAreRefused) {
   EXPECT_TRUE(ring->Claim({.slot = 0, .size_bytes = 8, .generation = 6}).ok());
 }
 
+TEST(StagingRing, TheControlMemoryTellsWhenAClaimIsOver) {
+  const std::shared_ptr<const ControlMemory> control = *ControlMemory::Create(1, /*boot_word=*/7);
+  const auto ring = *StagingRing::Create(kSlot, 2, size_t{16} << 20, control);
+  auto claimed = ring->Claim({.slot = 1, .size_bytes = 8, .generation = 5});
+  ASSERT_TRUE(claimed.ok());
+  EXPECT_EQ(control->slot_word(1).load(), 0u);
+  claimed->claim.reset();
+  EXPECT_EQ(control->slot_word(1).load(), 6u);
+  EXPECT_FALSE(ring->Claim({.slot = 1, .size_bytes = 8, .generation = 5}).ok());  // stale
+  EXPECT_EQ(control->slot_word(1).load(), 6u);
+  EXPECT_EQ(control->slot_word(0).load(), 0u);
+}
+
 TEST(StagingRing, RangesOutsideASlotAreRefusedAndClaimNothing) {
   const auto ring = MakeRing();
   const uint64_t most = std::numeric_limits<uint64_t>::max();

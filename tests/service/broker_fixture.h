@@ -168,6 +168,11 @@ class LocalClient {
                                                         page().words_offset_bytes)[index];
   }
 
+  uint64_t SlotWord(uint32_t slot) const {
+    return reinterpret_cast<const std::atomic<uint64_t>*>(control_.data() +
+                                                          page().slot_words_offset_bytes)[slot];
+  }
+
   std::unique_ptr<grpc::ClientContext> Context() const {
     auto context = std::make_unique<grpc::ClientContext>();
     context->AddMetadata("pqcached-session", hello_.session_token);

@@ -1,4 +1,4 @@
-// Rows out of staging: what Commit and Append take, and what clients may do to the memory meanwhile.
+// Rows out of staging: what Ingest, Commit and Append take, and what clients may do to the memory meanwhile.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 
@@ -61,6 +61,35 @@ class CommitTest : public RpcTest {
     EXPECT_EQ(Dump(*observer_, sequence_id_), before);
   }
 
+  // The same rows as chunks of one Ingest, each a message.
+  grpc::Status Ingest(const std::vector<v1::CommitRequest>& parts,
+                      uint64_t* token_count = nullptr) {
+    const auto context = client_->Context();
+    v1::IngestResponse response;
+    const auto stream = client_->kv().Ingest(context.get(), &response);
+    v1::IngestRequest message;
+    message.mutable_header()->set_sequence_id(parts.front().sequence_id());
+    bool written = stream->Write(message);
+    for (const v1::CommitRequest& part : parts) {
+      for (const v1::LayerRows& rows : part.rows()) {
+        message.mutable_chunk()->set_first_position(part.first_position());
+        *message.mutable_chunk()->mutable_rows() = rows;
+        written = written && stream->Write(message);
+      }
+    }
+    stream->WritesDone();
+    const grpc::Status status = stream->Finish();
+    if (token_count != nullptr) *token_count = response.token_count();
+    return status;
+  }
+  void RefuseIngest(const std::string& name, const v1::CommitRequest& last, StatusCode code,
+                    const std::string& words) {
+    SCOPED_TRACE(name);
+    const std::string before = Dump(*observer_, sequence_id_);
+    EXPECT_TRUE(Failed(Ingest({last}), code, words));
+    EXPECT_EQ(Dump(*observer_, sequence_id_), before);
+  }
+
   std::unique_ptr<LocalClient> client_;
   std::unique_ptr<TestClient> observer_;
   uint64_t cache_id_ = 0;
@@ -87,6 +116,71 @@ TEST_F(CommitTest, StagedRowsAreStoredAsInlineOnes) {
     };
     EXPECT_EQ(fetch(sequence_id_), fetch(inline_id));
   }
+}
+
+TEST_F(CommitTest, IngestTakesStagedRowsAndTellsWhenItIsDoneWithTheirSlots) {
+  // The messages of a slot's rows claim it one by one: each has a generation of its own.
+  const auto part = [&](uint64_t first, uint64_t tokens, uint32_t slot) {
+    v1::CommitRequest request = Rows(first, tokens, slot, 1);
+    for (v1::Tensor* tensor :
+         {request.mutable_rows(1)->mutable_keys(), request.mutable_rows(1)->mutable_values()}) {
+      tensor->mutable_staging()->set_generation(2);
+    }
+    return request;
+  };
+  uint64_t token_count = 0;
+  const grpc::Status status =
+      Ingest({part(0, 100, 0), part(100, 60, 1), part(160, 40, 2)}, &token_count);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(token_count, 200u);
+  for (uint32_t slot = 0; slot < 4; ++slot) {
+    EXPECT_EQ(client_->SlotWord(slot), slot < 3 ? 3u : 0u) << slot;
+  }
+  v1::FetchBlocksRequest request;
+  request.set_layer(kLayers[1]);
+  request.add_ranges()->set_end(200);
+  const auto fetch = [&](uint64_t sequence_id) {
+    request.set_sequence_id(sequence_id);
+    v1::FetchBlocksResponse response;
+    EXPECT_TRUE(observer_->kv().FetchBlocks(observer_->Context().get(), request, &response).ok());
+    return response.SerializeAsString();
+  };
+  EXPECT_EQ(fetch(sequence_id_), fetch(observer_->Filled(200)));
+}
+
+TEST_F(CommitTest, AnIngestWithWrongReferencesStoresNothing) {
+  v1::CommitRequest rows = Rows(0, 8, 1, 1);
+  rows.mutable_rows()->RemoveLast();
+  const auto with = [&](uint64_t generation,
+                        const std::function<void(v1::StagingReference&)>& change) {
+    v1::CommitRequest request = rows;
+    request.mutable_rows(0)->mutable_keys()->mutable_staging()->set_generation(generation);
+    v1::StagingReference& values = *request.mutable_rows(0)->mutable_values()->mutable_staging();
+    values.set_generation(generation);
+    change(values);
+    return request;
+  };
+  const auto invalid = StatusCode::INVALID_ARGUMENT;
+  const std::string field = "chunk.rows.values.staging";
+  RefuseIngest("slot", with(1, [](auto& r) { r.set_slot(4); }), invalid, field + ".slot");
+  RefuseIngest("offset", with(2, [](auto& r) { r.set_offset_bytes(kSlotBytes); }), invalid,
+               field + ".offset_bytes");
+  RefuseIngest("odd offset", with(3, [](auto& r) { r.set_offset_bytes(3); }), invalid,
+               field + ".offset_bytes");
+  RefuseIngest("two generations", with(4, [](auto& r) { r.set_generation(100); }),
+               StatusCode::FAILED_PRECONDITION, field + ".generation");
+  RefuseIngest("stale", with(4, [](auto&) {}), StatusCode::FAILED_PRECONDITION, "generation");
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const v1::CommitRequest good = with(5, [](auto&) {});
+  const v1::StagingReference& values = good.rows(0).values().staging();
+  std::byte* const last =
+      staging_.data() + kSlotBytes + values.offset_bytes() + values.size_bytes() - 4;
+  std::byte kept[4];
+  std::memcpy(kept, last, 4);
+  std::memcpy(last, &nan, 4);
+  RefuseIngest("nan", good, invalid, "values: token 7");
+  std::memcpy(last, kept, 4);
+  EXPECT_TRUE(Ingest({with(6, [](auto&) {})}).ok());
 }
 
 TEST_F(CommitTest, AppendTakesStagedRowsAndTellsNewAttachments) {
@@ -194,6 +288,15 @@ TEST_F(CommitTest, StagingOfAnotherSessionIsNotReached) {
                      StatusCode::FAILED_PRECONDITION, "no staging"));
   EXPECT_TRUE(Failed(observer_->kv().Commit(observer_->Context().get(), request, &response),
                      StatusCode::FAILED_PRECONDITION, "local"));
+  const auto context = observer_->Context();
+  v1::IngestResponse ingested;
+  const auto stream = observer_->kv().Ingest(context.get(), &ingested);
+  v1::IngestRequest message;
+  message.mutable_header()->set_sequence_id(observer_->NewSequence());
+  stream->Write(message);
+  *message.mutable_chunk()->mutable_rows() = request.rows(0);
+  stream->Write(message);
+  EXPECT_TRUE(Failed(stream->Finish(), StatusCode::FAILED_PRECONDITION, "local"));
 }
 
 TEST_F(CommitTest, AClientThatPullsAtItsStagingHarmsOnlyItsRows) {

@@ -353,11 +353,10 @@ PQC_API pqc_status pqc_sequence_describe(pqc_sequence* sequence, pqc_sequence_in
 /* ---- Rows in */
 
 /* Stores K [tokens, kv_heads, key_dim] and V [tokens, kv_heads, value_dim] of consecutive prefill
- * tokens of one layer, from any strides or block tables. Large calls are cut: into messages of one
- * transaction, all or nothing, on the remote path; into staging slots on the local one, each all or
- * nothing, so that of a call larger than a slot the slots before a failure are stored. A range that
- * is stored already is acknowledged, so that a failed call can be repeated; a gap is
- * PQC_INVALID_ARGUMENT. NaN and infinity are refused. After pqc_build_index, new rows come by
+ * tokens of one layer, from any strides or block tables: all or nothing. (Below a sidecar that does
+ * not tell when it is done with a slot of staging, on the local path, of a call larger than a slot
+ * the slots before a failure are stored.) A range that is stored already is acknowledged, so that a
+ * failed call can be repeated; a gap is PQC_INVALID_ARGUMENT. NaN and infinity are refused. After pqc_build_index, new rows come by
  * pqc_append. */
 PQC_API pqc_status pqc_ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
                               const pqc_tensor* keys, const pqc_tensor* values);

@@ -260,5 +260,23 @@ TEST_F(StepSlotsTest, ASlotThatMayBeReadIsLostAndARingWithoutSlotsSaysSo) {
             PQC_RESOURCE_EXHAUSTED);
 }
 
+TEST_F(StepSlotsTest, AnAbandonedSlotComesBackWhenTheSidecarTellsThatItIsDone) {
+  const auto session = Open(1);
+  client::Staging& staging = session->staging();
+  ASSERT_EQ(staging.Open(), PQC_OK);
+  const auto now = std::chrono::steady_clock::now();
+  client::Staging::Slot slot;
+  ASSERT_EQ(staging.Take(now, &slot), PQC_OK);
+  const uint64_t generation = slot.Place(0, 1).generation;
+  slot.Use();
+  EXPECT_FALSE(slot.Done());
+  slot.Abandon();
+  control_->slot_word(0) = generation;  // of a call before it
+  EXPECT_EQ(staging.Take(now, &slot), PQC_RESOURCE_EXHAUSTED);
+  control_->slot_word(0) = generation + 1;
+  ASSERT_EQ(staging.Take(now, &slot), PQC_OK);
+  EXPECT_GT(slot.Place(0, 1).generation, generation);
+}
+
 }  // namespace
 }  // namespace pqcached

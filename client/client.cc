@@ -193,6 +193,27 @@ pqc_status OpenLocal(const pqc_client_options& options, const RemoteOptions& rem
   return status;
 }
 
+// Over the broker's path where that answers, over gRPC's otherwise.
+pqc_status OpenEither(const pqc_client_options& options, const RemoteOptions& remote_options,
+                      const RpcEntry& entry, std::shared_ptr<ClientState>* state) {
+  const uint32_t path = RawEnum(options.path);
+  const auto open_local = [&] {
+    *state = std::make_shared<ClientState>();
+    return OpenLocal(options, remote_options, entry, **state);
+  };
+  if (path != PQC_PATH_ONLY_REMOTE) {
+    const pqc_status status = open_local();
+    if (status == PQC_OK || path == PQC_PATH_ONLY_LOCAL) return status;
+  }
+  const auto remote = std::make_shared<ClientState>();
+  if (const pqc_status status = OpenRemote(remote_options, entry, *remote); status != PQC_OK) {
+    return status;
+  }
+  // A sidecar listens with its broker first: one that was just starting has it by now.
+  if (path == PQC_PATH_ONLY_REMOTE || open_local() != PQC_OK) *state = remote;
+  return PQC_OK;
+}
+
 pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
   if (!client) return Fail(PQC_INVALID_ARGUMENT, "client: must not be NULL");
   *client = nullptr;
@@ -221,15 +242,12 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
                                      .client_name = client_name.c_str(),
                                      .timeout_ms = timeout_ms,
                                      .remaining_ms = &RemainingMs};
-  auto state = std::make_shared<ClientState>();
-  state->timeout_ms = timeout_ms;
-  pqc_status status = PQC_UNAVAILABLE;
-  if (RawEnum(options.path) != PQC_PATH_ONLY_REMOTE) {
-    status = OpenLocal(options, remote_options, *entry, *state);
-    if (status != PQC_OK && RawEnum(options.path) == PQC_PATH_ONLY_LOCAL) return status;
+  std::shared_ptr<ClientState> state;
+  if (const pqc_status status = OpenEither(options, remote_options, *entry, &state);
+      status != PQC_OK) {
+    return status;
   }
-  if (status != PQC_OK) status = OpenRemote(remote_options, *entry, *state);
-  if (status != PQC_OK) return status;
+  state->timeout_ms = timeout_ms;
   ClearLastError();
   state->sender =
       std::make_unique<Sender>(*state->remote, state->local ? &state->local->staging() : nullptr);

@@ -36,7 +36,6 @@ Daemon::Daemon(const std::vector<std::string>& flags) : endpoint_("unix://" + fo
 }
 
 Client Daemon::OpenClient(const std::string& tenant, pqc_path_choice path) const {
-  if (path != PQC_PATH_ONLY_REMOTE) AwaitServing();  // gRPC's socket comes last
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   for (;;) {
     Result<Client> client =

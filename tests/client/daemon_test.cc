@@ -425,6 +425,13 @@ TEST_P(DaemonTest, AdmitsWhatFitsAndPinsAgainstEviction) {
   EXPECT_EQ(sequence.Pin(uint64_t{366} * 24 * 3600 * 1000).code(), PQC_INVALID_ARGUMENT);
 }
 
+TEST(DaemonPathTest, AClientThatComesWhileTheSidecarStartsIsLocal) {
+  for (int start = 0; start < 8; ++start) {
+    const Daemon daemon;
+    EXPECT_EQ(daemon.OpenClient("default", PQC_PATH_ANY).path(), PQC_PATH_LOCAL) << start;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Paths, DaemonTest,
                          ::testing::Values(PQC_PATH_ONLY_REMOTE, PQC_PATH_ONLY_LOCAL),
                          [](const auto& path) {

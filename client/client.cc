@@ -201,16 +201,17 @@ pqc_status OpenEither(const pqc_client_options& options, const RemoteOptions& re
     *state = std::make_shared<ClientState>();
     return OpenLocal(options, remote_options, entry, **state);
   };
+  pqc_status looked = PQC_OK;
   if (path != PQC_PATH_ONLY_REMOTE) {
-    const pqc_status status = open_local();
-    if (status == PQC_OK || path == PQC_PATH_ONLY_LOCAL) return status;
+    looked = open_local();
+    if (looked == PQC_OK || path == PQC_PATH_ONLY_LOCAL) return looked;
   }
   const auto remote = std::make_shared<ClientState>();
   if (const pqc_status status = OpenRemote(remote_options, entry, *remote); status != PQC_OK) {
     return status;
   }
   // A sidecar listens with its broker first: one that was just starting has it by now.
-  if (path == PQC_PATH_ONLY_REMOTE || open_local() != PQC_OK) *state = remote;
+  if (looked != PQC_UNAVAILABLE || open_local() != PQC_OK) *state = remote;
   return PQC_OK;
 }
 

@@ -98,7 +98,7 @@ pqc_status Pack(GpuState& gpu, const Part& part, FilledSlot& filled) {
       .stream = part.stream};
   const gpu::Outcome launched = gpu.steps->Pack(pack, filled.slot.number());
   // What was launched before it failed may write to the slot at any time.
-  if (!launched.ok() && launched.code != gpu::Code::kInvalid) filled.slot.Abandon();
+  if (!launched.ok() && launched.code != gpu::Code::kInvalid) filled.slot.Lose();
   return Report(launched, "gpu");
 }
 

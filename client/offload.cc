@@ -28,7 +28,7 @@ void Offload::Add(Job job) {
     jobs_.push_back(std::move(job));
     ++progress.waiting_count;
   } catch (...) {  // the job is still here, and the stream may still write to its slot
-    if (!job.steps->WaitPacked(job.filled.slot.number()).ok()) job.filled.slot.Abandon();
+    if (!job.steps->WaitPacked(job.filled.slot.number()).ok()) job.filled.slot.Lose();
     throw;
   }
   work_.notify_one();
@@ -113,7 +113,7 @@ void Offload::Run() {
 pqc_status Offload::Finish(Job job, ErrorText* error) {
   const gpu::Outcome packed = job.steps->WaitPacked(job.filled.slot.number());
   if (!packed.ok()) {
-    job.filled.slot.Abandon();
+    job.filled.slot.Lose();
     std::snprintf(error->text, sizeof(error->text), "%s", packed.text);
     return PQC_INTERNAL;
   }

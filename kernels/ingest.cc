@@ -313,9 +313,10 @@ IngestResult IngestHeads(const Exec& exec, const IngestHeadsArgs& args) {
   CheckShape(args.key_dim, args.value_dim, args.row_stride_bytes, form);
 #ifdef PQCACHED_X86
   if (exec.level >= Level::kAvx2 && IsContiguous(args.key) &&
-      HeadsLieCloser(args.key, args.key_head_stride_bytes) &&
-      (args.value_dim == 0 ||
-       (IsContiguous(args.value) && HeadsLieCloser(args.value, args.value_head_stride_bytes)))) {
+      (args.value_dim == 0 || IsContiguous(args.value)) &&
+      (args.rows.size() == 1 ||
+       (HeadsLieCloser(args.key, args.key_head_stride_bytes) &&
+        (args.value_dim == 0 || HeadsLieCloser(args.value, args.value_head_stride_bytes))))) {
     return IngestByTokens(exec, args, form);
   }
 #endif

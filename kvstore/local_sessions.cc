@@ -67,7 +67,7 @@ absl::StatusOr<SharedMemory> LocalSessions::OpenStaging(std::string_view session
     if (!found.ok()) return found.status();
     control = (*found)->control;
   }
-  auto ring = StagingRing::Create(slot_bytes, slot_count, max_staging_bytes_, std::move(control));
+  auto ring = StagingRing::Create(slot_bytes, slot_count, max_staging_bytes_, control);
   if (!ring.ok()) return ring.status();
   if (const size_t available = AvailableMemoryBytes(); (*ring)->size_bytes() > available) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -79,6 +79,9 @@ absl::StatusOr<SharedMemory> LocalSessions::OpenStaging(std::string_view session
   const MutexLock lock(&mutex_);
   const auto found = Find(session);
   if (!found.ok()) return found.status();
+  if ((*found)->control != control) {  // it was ended and opened anew meanwhile
+    return absl::FailedPreconditionError("session: it is another one by now");
+  }
   if ((*found)->staging != nullptr) {
     return absl::AlreadyExistsError("session: it has a staging ring already");
   }

@@ -38,7 +38,7 @@ absl::StatusOr<SharedMemory> StagingRing::Share() const {
   return SharedMemory{.descriptor = *std::move(descriptor), .size_bytes = mapping_.size_bytes()};
 }
 
-absl::StatusOr<StagedBytes> StagingRing::Claim(const StagingReference& reference) {
+absl::Status StagingRing::MarkClaimed(const StagingReference& reference) {
   const MutexLock lock(&mutex_);
   if (reference.slot >= slots_.size()) {
     return absl::InvalidArgumentError(
@@ -62,6 +62,12 @@ absl::StatusOr<StagedBytes> StagingRing::Claim(const StagingReference& reference
   }
   slot.claimed = true;
   slot.next_generation = reference.generation + 1;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StagedBytes> StagingRing::Claim(const StagingReference& reference) {
+  if (absl::Status status = MarkClaimed(reference); !status.ok()) return status;
+  // Without the lock: when there is no memory for it, it releases the slot at once.
   const std::span<const std::byte> whole(mapping_.data() + reference.slot * slot_bytes_,
                                          slot_bytes_);
   std::shared_ptr<const void> claim(this, [ring = shared_from_this(), index = reference.slot](

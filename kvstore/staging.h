@@ -53,6 +53,7 @@ class StagingRing : public std::enable_shared_from_this<StagingRing> {
         slot_bytes_(slot_bytes),
         control_(std::move(control)),
         slots_(slot_count) {}
+  absl::Status MarkClaimed(const StagingReference& reference);
   void Release(uint32_t slot);
 
   const FileDescriptor memfd_;

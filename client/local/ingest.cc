@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <new>
 #include <utility>
 
 #include "client/deadline.h"
@@ -70,7 +71,7 @@ class Parts {
             .next =
                 [](void* parts, const StagedRows::Probe& probe, uint64_t* first_position,
                    RowBlock* rows) {
-                  return static_cast<Parts*>(parts)->Next(probe, first_position, rows);
+                  return static_cast<Parts*>(parts)->NextOrNone(probe, first_position, rows);
                 },
             .boot_word = boot_word_};
   }
@@ -86,6 +87,17 @@ class Parts {
   pqc_status own_status() const { return own_status_; }
 
  private:
+  // Nothing is thrown into the other library.
+  StagedRows::Next NextOrNone(const StagedRows::Probe& probe, uint64_t* first_position,
+                              RowBlock* rows) noexcept {
+    try {
+      return Next(probe, first_position, rows);
+    } catch (const std::bad_alloc&) {
+      own_status_ = Fail(PQC_RESOURCE_EXHAUSTED, "the client is out of memory");
+      return StagedRows::Next::kGiveUp;
+    }
+  }
+
   StagedRows::Next Next(const StagedRows::Probe& probe, uint64_t* first_position, RowBlock* rows) {
     const uint64_t token_count = rows_.keys.shape[0];
     if (token_ == token_count) return StagedRows::Next::kEnd;
@@ -106,10 +118,6 @@ class Parts {
       const uint32_t seen = in_flight_.empty() ? 0 : in_flight_.front().link().wake_word();
       while (!in_flight_.empty() && in_flight_.front().Done()) in_flight_.pop_front();
       ingest_.staging.TryTake(&next_slot_, /*left=*/0);
-      if (!next_slot_.valid() && in_flight_.empty()) {
-        own_status_ = ingest_.staging.Take(deadline_, &next_slot_);
-        if (own_status_ != PQC_OK) return false;
-      }
       if (next_slot_.valid()) break;
       if (!probe.stands(probe.context)) return false;
       const auto now = DeadlineClock::now();
@@ -117,7 +125,16 @@ class Parts {
         own_status_ = Fail(PQC_DEADLINE_EXCEEDED, "staging: no slot in time");
         return false;
       }
-      in_flight_.front().link().Wait(seen, std::min(deadline_, now + kLook));
+      const auto look = std::min(deadline_, now + kLook);
+      if (!in_flight_.empty()) {
+        in_flight_.front().link().Wait(seen, look);
+        continue;
+      }
+      const pqc_status taken = ingest_.staging.Take(look, &next_slot_);
+      if (taken == PQC_OK) break;
+      if (taken == PQC_DEADLINE_EXCEEDED) continue;  // the others have them all
+      own_status_ = taken;
+      return false;
     }
     if (next_slot_.Place(0, 0).boot_word == boot_word_) return true;
     own_status_ = Fail(PQC_UNAVAILABLE, "staging: the sidecar's worker is another one by now");
@@ -147,7 +164,7 @@ pqc_status IngestParts(const LocalIngest& ingest, Parts& parts) {
   return Fail(status, "%s", error.text);
 }
 
-// For a sidecar that does not tell when it is done with a slot: one call each.
+// One call for each part.
 pqc_status CommitParts(const LocalIngest& ingest, uint64_t first_position, const RowBlock& rows,
                        Staging::Slot slot, uint64_t part_tokens,
                        DeadlineClock::time_point deadline) {
@@ -166,6 +183,18 @@ pqc_status CommitParts(const LocalIngest& ingest, uint64_t first_position, const
     if (const pqc_status status = ingest.staging.Take(deadline, &slot); status != PQC_OK) {
       return status;
     }
+  }
+}
+
+// Has the sidecar take slots that were abandoned before it came to their calls, so that they come back.
+void RetireAbandoned(const LocalIngest& ingest) {
+  for (const StagingPlace& place : ingest.staging.Abandoned()) {
+    const TensorView nothing{.dtype = PQC_BF16, .ndim = 3, .shape = {1, 1, 1}, .staging = &place};
+    const RowBlock rows{.layer = 0, .keys = nothing, .values = nothing};
+    constexpr uint64_t kNoSequence = 0;
+    uint64_t token_count = 0;
+    ErrorText refused;  // as it must be: there is no such sequence
+    ingest.remote.Commit(kNoSequence, 0, &rows, 1, &token_count, &refused);
   }
 }
 
@@ -195,6 +224,7 @@ pqc_status IngestLocally(const LocalIngest& ingest, uint64_t first_position, con
   *remote_instead = step == 0;
   if (step == 0) return PQC_OK;
 
+  RetireAbandoned(ingest);
   Staging::Slot slot;
   if (const pqc_status status = ingest.staging.Take(deadline, &slot); status != PQC_OK) {
     *remote_instead = status == PQC_RESOURCE_EXHAUSTED || status == PQC_UNIMPLEMENTED;
@@ -203,11 +233,13 @@ pqc_status IngestLocally(const LocalIngest& ingest, uint64_t first_position, con
   const uint64_t token_count = rows.keys.shape[0];
   const uint64_t part =
       std::min(step, std::max({token_count / kParts, kLeastPartBytes / token_bytes, uint64_t{1}}));
-  if (token_count <= part || !slot.link().tells_of_slots()) {
+  if (token_count <= part || !slot.link().tells_of_slots(ingest.staging.slot_count())) {
     return CommitParts(ingest, first_position, rows, std::move(slot), step, deadline);
   }
   Parts parts(ingest, first_position, rows, std::move(slot), part, deadline);
-  return IngestParts(ingest, parts);
+  const pqc_status status = IngestParts(ingest, parts);
+  *remote_instead = parts.own_status() == PQC_RESOURCE_EXHAUSTED;  // nothing is stored
+  return status;
 }
 
 }  // namespace pqcached::client

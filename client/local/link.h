@@ -60,7 +60,7 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   // The generation below which no call that names the slot is at work or will be taken; 0 when the
   // sidecar does not tell.
   uint64_t SlotGeneration(uint32_t slot) const;
-  bool tells_of_slots() const { return page().slot_word_count > 0; }
+  bool tells_of_slots(uint32_t slot_count) const { return page().slot_word_count >= slot_count; }
 
   // The futex word that is raised with every change of the control memory. Wait returns when it is no
   // longer `seen`, at the deadline, or soon after the worker has ended; what changed is to be looked up

@@ -10,6 +10,12 @@
 #include "kernels/stream.h"
 
 namespace pqcached::client {
+namespace {
+
+// A sleeper looks this often whether abandoned slots are done: no one tells it.
+constexpr std::chrono::milliseconds kLook(20);
+
+}  // namespace
 
 Staging::Staging(LocalSession& session, uint64_t slot_bytes, uint32_t slot_count)
     : session_(session),
@@ -29,6 +35,8 @@ pqc_status Staging::OpenLocked(const std::shared_ptr<LocalLink>& link) {
   std::iota(free_.rbegin(), free_.rend(), 0);
   generations_.assign(slot_count_, 1);
   abandoned_.clear();
+  abandoned_.reserve(slot_count_);  // slots are abandoned where nothing may fail
+  lost_count_ = 0;
   return PQC_OK;
 }
 
@@ -50,6 +58,21 @@ void Staging::Forget() {
 }
 
 uint64_t Staging::boot_word() const { return session_.link()->boot_word(); }
+
+std::vector<StagingPlace> Staging::Abandoned() {
+  const std::lock_guard lock(mutex_);
+  std::vector<StagingPlace> places;
+  if (!ring_ || !ring_->link->tells_of_slots(slot_count_)) return places;
+  ReclaimLocked();
+  for (const uint32_t slot : abandoned_) {
+    places.push_back({.slot = slot,
+                      .offset_bytes = 0,
+                      .size_bytes = 0,
+                      .generation = generations_[slot]++,
+                      .boot_word = ring_->link->boot_word()});
+  }
+  return places;
+}
 
 Staging::Slot Staging::TakeLocked() {
   Slot taken;
@@ -81,9 +104,15 @@ pqc_status Staging::Take(std::chrono::steady_clock::time_point deadline, Slot* s
     }
     const auto other_ring = [&] { return !ring_ || ring_->link != link; };
     ReclaimLocked();
-    if (!returned_.wait_until(lock, deadline, [&] {
-          return other_ring() || !free_.empty() || abandoned_.size() == slot_count_;
-        })) {
+    const auto now = std::chrono::steady_clock::now();
+    const auto look = abandoned_.empty() ? deadline : std::min(deadline, now + kLook);
+    ++waiting_count_;
+    const bool woken = returned_.wait_until(lock, look, [&] {
+      return other_ring() || !free_.empty() || abandoned_.size() + lost_count_ == slot_count_;
+    });
+    --waiting_count_;
+    if (!woken && look < deadline) continue;  // those abandoned may be done by now
+    if (!woken) {
       return Fail(PQC_DEADLINE_EXCEEDED, "staging: all %u slots are in flight", slot_count_);
     }
     if (other_ring()) continue;
@@ -100,7 +129,7 @@ void Staging::TryTake(Slot* slot, uint32_t left) {
   const std::lock_guard lock(mutex_);
   if (!ring_ || !ring_->link->Stands()) return;
   ReclaimLocked();
-  if (free_.size() < std::min(slot_count_, left + 1)) return;
+  if (free_.size() < std::min(slot_count_, waiting_count_ + left + 1)) return;
   *slot = TakeLocked();
 }
 
@@ -125,6 +154,16 @@ void Staging::Slot::Abandon() {
   {
     const std::lock_guard lock(owner_->mutex_);
     if (owner_->ring_ == ring_) owner_->abandoned_.push_back(number_);
+  }
+  owner_->returned_.notify_all();
+  owner_ = nullptr;
+  ring_.reset();
+}
+
+void Staging::Slot::Lose() {
+  {
+    const std::lock_guard lock(owner_->mutex_);
+    if (owner_->ring_ == ring_) ++owner_->lost_count_;
   }
   owner_->returned_.notify_all();
   owner_ = nullptr;

@@ -2,8 +2,8 @@
 //
 // A slot is filled here, named in a call, and used again when the sidecar is done with it: the call is
 // answered, or the control memory says so. When all are in flight, Take waits: that is the back-pressure.
-// A slot whose call has no answer is abandoned until the control memory tells that it was taken and is
-// over: it would change under a reader.
+// A slot whose call has no answer is abandoned until the control memory tells that the sidecar is done with
+// it: it would change under a reader. One that a device may still write to is lost.
 //
 // The ring is of one worker: when that has ended, its slots are of no more use, and the next Take opens a
 // ring of the next worker. Slots that are held keep their bytes meanwhile.
@@ -72,8 +72,10 @@ class Staging {
     // Whether the control memory tells that the call it was last Used for is over.
     bool Done() const { return ring_->link->SlotGeneration(number_) >= generation_; }
     const LocalLink& link() const { return *ring_->link; }
-    // Instead of giving it back: the sidecar may still read it.
+    // Instead of giving it back: the sidecar may still read it. REQUIRES: it was Used.
     void Abandon();
+    // Likewise, for ever: a device may still write to it.
+    void Lose();
 
    private:
     friend class Staging;
@@ -88,12 +90,16 @@ class Staging {
 
   // Opens the ring, when it is not open. Does not wait for a worker. Errors: the host's, PQC_UNAVAILABLE
   pqc_status Open();
-  // Errors: PQC_DEADLINE_EXCEEDED (all slots are in flight), PQC_RESOURCE_EXHAUSTED (all are abandoned),
+  // Errors: PQC_DEADLINE_EXCEEDED (all slots are in flight), PQC_RESOURCE_EXHAUSTED (all are abandoned or lost),
   //         the host's, PQC_UNAVAILABLE (no worker in time)
   pqc_status Take(std::chrono::steady_clock::time_point deadline, Slot* slot);
-  // Neither waits nor opens the ring; leaves *slot as it is when there is none to be had. `left` of them
-  // are left to those who wait, unless there are no more in all.
+  // Neither waits nor opens the ring; leaves *slot as it is when there is none to be had. As many as
+  // wait, and `left` more, are left to those who do, unless there is only one in all.
   void TryTake(Slot* slot, uint32_t left = 1);
+
+  // The abandoned slots, as the next call names them, which need not read them: when the sidecar takes it, it
+  // is done with all calls before, and will take none of them any more.
+  std::vector<StagingPlace> Abandoned();
 
   // The worker that made the ring has ended.
   void Forget();
@@ -115,6 +121,8 @@ class Staging {
   std::vector<uint32_t> free_;
   std::vector<uint64_t> generations_;  // that the next call with the slot carries
   std::vector<uint32_t> abandoned_;
+  uint32_t lost_count_ = 0;
+  uint32_t waiting_count_ = 0;  // in Take
 };
 
 // Whether the sidecar may still be at work on a call that ended so: the answer is not its own.

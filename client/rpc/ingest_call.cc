@@ -83,6 +83,9 @@ IngestCall::IngestCall(const std::shared_ptr<grpc::Channel>& channel, grpc::Clie
                        uint64_t sequence_id)
     : context_(context), stub_(channel) {
   const std::string method = std::string("/") + v1::KvCache::service_full_name() + "/Ingest";
+  v1::IngestRequest request;
+  request.mutable_header()->set_sequence_id(sequence_id);
+  const grpc::Slice header(request.SerializeAsString());
   call_ = stub_.PrepareCall(context, method, &queue_);
   call_->StartCall(this);
   under_way_ = true;
@@ -91,9 +94,6 @@ IngestCall::IngestCall(const std::shared_ptr<grpc::Channel>& channel, grpc::Clie
     call_->Read(&answer_, &answer_);
     reading_ = true;
   }
-  v1::IngestRequest request;
-  request.mutable_header()->set_sequence_id(sequence_id);
-  const grpc::Slice header(request.SerializeAsString());
   Write({&header, 1});
 }
 

@@ -1,5 +1,6 @@
 // RpcRemote: rows in, and the index over them.
 #include <algorithm>
+#include <new>
 
 #include "client/rpc/ingest_call.h"
 #include "client/rpc/rpc_remote.h"
@@ -98,7 +99,13 @@ pqc_status RpcRemote::IngestStaged(uint64_t sequence_id, const StagedRows& rows,
   return Finish("Ingest", error, [&] {
     return Attempt(
         Repeat::kNever, CallDeadline(),
-        [&](auto* context) { return IngestStagedOnce(context, sequence_id, rows); },
+        [&](auto* context) -> grpc::Status {
+          try {
+            return IngestStagedOnce(context, sequence_id, rows);
+          } catch (const std::bad_alloc&) {  // not the sidecar's answer: it may still be reading
+            return {grpc::StatusCode::CANCELLED, "the client is out of memory"};
+          }
+        },
         Waiting::kCaller, rows.boot_word);
   });
 }

@@ -82,7 +82,7 @@ TEST_F(BadInputTest, IngestOfWrongStridesAndTypes) {
       [](v1::IngestChunk& chunk) {
         chunk.mutable_rows()->mutable_keys()->mutable_staging()->set_slot(1);
       },
-      invalid, "chunk.rows.keys.staging");
+      StatusCode::FAILED_PRECONDITION, "chunk.rows.keys.staging: session: it is not local");
   CheckIngest(
       "query samples", [](v1::IngestChunk& chunk) { chunk.add_query_samples()->set_layer(1); },
       StatusCode::UNIMPLEMENTED, "chunk.query_samples");

@@ -183,6 +183,21 @@ TEST_F(CommitTest, AnIngestWithWrongReferencesStoresNothing) {
   EXPECT_TRUE(Ingest({with(6, [](auto&) {})}).ok());
 }
 
+TEST_F(CommitTest, ACallThatReadsNothingEndsThoseBeforeThatNameItsSlot) {
+  v1::CommitRequest late = Rows(0, 8, 1, 4);
+  v1::CommitRequest retire;
+  for (v1::Tensor* tensor :
+       {retire.add_rows()->mutable_keys(), retire.mutable_rows(0)->mutable_values()}) {
+    tensor->set_dtype(v1::DTYPE_BFLOAT16);
+    for (int i = 0; i < 3; ++i) tensor->add_shape(1);
+    tensor->mutable_staging()->set_slot(1);
+    tensor->mutable_staging()->set_generation(5);
+  }
+  EXPECT_TRUE(Failed(Commit(retire), StatusCode::NOT_FOUND, "sequence_id"));
+  EXPECT_EQ(client_->SlotWord(1), 6u);
+  EXPECT_TRUE(Failed(Commit(late), StatusCode::FAILED_PRECONDITION, "stale"));
+}
+
 TEST_F(CommitTest, AppendTakesStagedRowsAndTellsNewAttachments) {
   ASSERT_TRUE(Commit(Rows(0, 128, 0, 1)).ok());
   v1::AttachResponse attached;

@@ -260,6 +260,22 @@ TEST_F(StepSlotsTest, ASlotThatMayBeReadIsLostAndARingWithoutSlotsSaysSo) {
             PQC_RESOURCE_EXHAUSTED);
 }
 
+TEST_F(StepSlotsTest, ASlotThatADeviceMayWriteNeverComesBack) {
+  const auto session = Open(1);
+  client::Staging& staging = session->staging();
+  ASSERT_EQ(staging.Open(), PQC_OK);
+  const auto now = std::chrono::steady_clock::now();
+  client::Staging::Slot slot;
+  ASSERT_EQ(staging.Take(now, &slot), PQC_OK);
+  slot.Use();
+  const uint64_t generation = slot.Place(0, 1).generation;
+  control_->slot_word(0) = generation;  // all calls so far are over
+  EXPECT_TRUE(slot.Done());
+  slot.Lose();
+  EXPECT_EQ(staging.Take(now, &slot), PQC_RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(staging.Abandoned().empty());
+}
+
 TEST_F(StepSlotsTest, AnAbandonedSlotComesBackWhenTheSidecarTellsThatItIsDone) {
   const auto session = Open(1);
   client::Staging& staging = session->staging();
@@ -273,7 +289,13 @@ TEST_F(StepSlotsTest, AnAbandonedSlotComesBackWhenTheSidecarTellsThatItIsDone) {
   slot.Abandon();
   control_->slot_word(0) = generation;  // of a call before it
   EXPECT_EQ(staging.Take(now, &slot), PQC_RESOURCE_EXHAUSTED);
+  // A call that the sidecar takes ends those before, also one that never came to it.
+  const std::vector<client::StagingPlace> places = staging.Abandoned();
+  ASSERT_EQ(places.size(), 1u);
+  EXPECT_EQ(places[0].generation, generation + 1);
   control_->slot_word(0) = generation + 1;
+  EXPECT_EQ(staging.Take(now, &slot), PQC_RESOURCE_EXHAUSTED);
+  control_->slot_word(0) = generation + 2;
   ASSERT_EQ(staging.Take(now, &slot), PQC_OK);
   EXPECT_GT(slot.Place(0, 1).generation, generation);
 }

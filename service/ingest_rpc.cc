@@ -277,7 +277,7 @@ absl::StatusOr<uint64_t> KvCacheService::AppendOne(const Call& call, const v1::S
     if (named.code() == absl::StatusCode::kNotFound) return Under(field + ".sequence_id", named);
     if (!named.ok()) return Under(field + ".token_ids", named);
   }
-  const absl::StatusOr<uint64_t> token_count =
+  absl::StatusOr<uint64_t> token_count =
       store_.Append(call.session.tenant, item.sequence_id(), item.first_position(), layers);
   if (!token_count.ok()) return UnderRows(field, token_count.status());
   if (token_ids.empty()) return token_count;

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kvstore/read/pages.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -17,8 +18,6 @@
 
 namespace pqcached::kvstore {
 namespace {
-
-constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 absl::Status SystemError(absl::string_view what) {
   return absl::ResourceExhaustedError(absl::StrCat(what, ": ", std::strerror(errno)));
@@ -76,29 +75,8 @@ absl::StatusOr<FileDescriptor> Duplicate(int descriptor) {
 absl::StatusOr<Mapping> Mapping::Map(const FileDescriptor& memfd, size_t size_bytes,
                                      Access access) {
   const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
-  void* data = mmap(nullptr, size_bytes, protection, MAP_SHARED, memfd.get(), 0);
-  if (data == MAP_FAILED) return SystemError(absl::StrCat("mapping ", size_bytes, " bytes"));
-  return Mapping(static_cast<std::byte*>(data), size_bytes);
-}
-
-absl::StatusOr<Mapping> Mapping::MapAligned(const FileDescriptor& memfd, size_t size_bytes) {
-  const size_t reserved_bytes = size_bytes + kHugePageBytes;
-  void* reserved =
-      mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (reserved == MAP_FAILED) return SystemError(absl::StrCat("mapping ", size_bytes, " bytes"));
-  auto* begin = static_cast<std::byte*>(reserved);
-  const size_t misaligned = reinterpret_cast<uintptr_t>(begin) % kHugePageBytes;
-  std::byte* data = begin + (misaligned == 0 ? 0 : kHugePageBytes - misaligned);
-  std::byte* end = data + size_bytes;
-  if (mmap(data, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memfd.get(), 0) ==
-      MAP_FAILED) {
-    const absl::Status status = SystemError(absl::StrCat("mapping ", size_bytes, " bytes"));
-    munmap(reserved, reserved_bytes);
-    return status;
-  }
-  if (data > begin) munmap(begin, static_cast<size_t>(data - begin));
-  const auto behind_bytes = static_cast<size_t>(begin + reserved_bytes - end);
-  if (behind_bytes > 0) munmap(end, behind_bytes);
+  std::byte* const data = MapMemory(memfd.get(), size_bytes, protection);
+  if (data == nullptr) return SystemError(absl::StrCat("mapping ", size_bytes, " bytes"));
   return Mapping(data, size_bytes);
 }
 

@@ -35,15 +35,13 @@ size_t SizeOf(const FileDescriptor& memory);
 // A descriptor of the same open file.
 absl::StatusOr<FileDescriptor> Duplicate(int descriptor);
 
-// A shared mapping of a whole memfd. Movable.
+// A shared mapping of a whole memfd, at an address that huge pages can back. Movable.
 class Mapping {
  public:
   enum class Access { kRead, kReadWrite };
 
   Mapping() = default;
   static absl::StatusOr<Mapping> Map(const FileDescriptor& memfd, size_t size_bytes, Access access);
-  // For reading and writing, at an address that huge pages can back.
-  static absl::StatusOr<Mapping> MapAligned(const FileDescriptor& memfd, size_t size_bytes);
   Mapping(Mapping&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_bytes_(other.size_bytes_) {}
   Mapping& operator=(Mapping&& other) noexcept {

@@ -8,24 +8,20 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <set>
 #include <string>
 #include <unordered_set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
+#include "kvstore/read/pages.h"
 
 namespace pqcached::kvstore {
 namespace {
 
-constexpr size_t kHugePageBytes = size_t{2} << 20;
 constexpr size_t kTouchBytes =
     size_t{16} << 20;  // per step of a toucher: 40 ms at 0.4 GB/s, so that it stops soon
+static_assert(kTouchBytes % kHugePageBytes == 0);
 
 // What comes free while others allocate may be gone again.
 constexpr int kMaxReclaims = 4;
@@ -33,26 +29,8 @@ constexpr int kMaxReclaims = 4;
 constexpr size_t kReturnBytes = size_t{64} << 20;
 constexpr absl::Duration kTouchPoll = absl::Milliseconds(100);  // while touching is paused
 
-// Whether the kernel backs shared memory with huge pages when asked to.
-bool SharedHugePages() {
-  std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
-  std::string line;
-  std::getline(file, line);
-  return line.find("[advise]") != std::string::npos || line.find("[always]") != std::string::npos ||
-         line.find("[force]") != std::string::npos;
-}
-
 absl::Status OfPool(const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat("pool: ", status.message()));
-}
-
-// Makes the pages present without a change of their bytes.
-void TouchPages(std::byte* begin, size_t size_bytes, size_t page_bytes) {
-  if (madvise(begin, size_bytes, MADV_POPULATE_WRITE) == 0) return;
-  for (size_t offset = 0; offset < size_bytes; offset += page_bytes) {
-    // Atomic, because a writer may be at work in the same page.
-    __atomic_fetch_or(reinterpret_cast<unsigned char*>(begin + offset), 0, __ATOMIC_RELAXED);
-  }
 }
 
 }  // namespace
@@ -71,7 +49,7 @@ absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(Options options) {
                                              : CreateMemfd("pqcached-pool", capacity_bytes);
   if (!memfd.ok()) return memfd.status();
   if (options.mapping.data() == nullptr) {
-    auto mapping = Mapping::MapAligned(*memfd, capacity_bytes);
+    auto mapping = Mapping::Map(*memfd, capacity_bytes, Mapping::Access::kReadWrite);
     if (!mapping.ok()) return OfPool(mapping.status());
     options.mapping = *std::move(mapping);
   }
@@ -80,9 +58,13 @@ absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(Options options) {
         SealMemfd(*memfd, options.strict ? LaterWriters::kNever : LaterWriters::kAllowed);
     if (!sealed.ok()) return OfPool(sealed);
   }
-  const bool huge =
-      SharedHugePages() && madvise(options.mapping.data(), capacity_bytes, MADV_HUGEPAGE) == 0;
-  const size_t page_bytes = huge ? kHugePageBytes : static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const std::span<std::byte> memory(options.mapping.data(), capacity_bytes);
+  size_t page_bytes = AdvisePages(memfd->get(), memory);
+  // Of the first ones can be seen what the others will be.
+  if (options.touch_threads > 0 &&
+      TouchPages(memory.first(std::min(memory.size(), kHugePageBytes)))) {
+    page_bytes = std::max(page_bytes, kHugePageBytes);
+  }
   options.capacity_bytes = capacity_bytes;
   options.quota_bytes =
       options.quota_bytes == 0 ? capacity_bytes : std::min(options.quota_bytes, capacity_bytes);
@@ -124,7 +106,7 @@ void Pool::StartTouching(uint32_t thread_count) {
         }
         const size_t begin = next_touch_bytes_.fetch_add(kTouchBytes, std::memory_order_relaxed);
         if (begin >= capacity_bytes_) return;
-        TouchPages(base_ + begin, std::min(kTouchBytes, capacity_bytes_ - begin), page_bytes_);
+        TouchPages({base_ + begin, std::min(kTouchBytes, capacity_bytes_ - begin)});
       }
     });
   }
@@ -244,7 +226,7 @@ bool Pool::ReturnPages(ExtentRef extent) {
   const off_t end = begin + static_cast<off_t>(extent.size_bytes());
   // Where the file system cannot say, there may be some.
   const bool has_pages = present < 0 ? errno != ENXIO : present < end;
-  if (!has_pages || extent.size_bytes() < page_bytes_) return false;
+  if (!has_pages) return false;
   {
     const MutexLock lock(&mutex_);
     if (!buddy_.Claim(extent.unit, extent.order)) return false;

@@ -105,7 +105,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   size_t absent_bytes() const;
 
   PoolUsage usage() const;
-  // Of the pages in force: 4096, or the size of a huge page.
+  // Of the pages in force, where extents come from first: 4096, or the size of a huge page.
   size_t page_bytes() const { return page_bytes_; }
   // Bytes that the background has not touched yet.
   size_t untouched_bytes() const;

@@ -361,7 +361,8 @@ void Supervisor::Keep(const std::string& name, FileDescriptor descriptor, bool m
   if (!added) return;
   name_bytes_ += name.size() + 1;
   if (map) {
-    auto mapping = kvstore::Mapping::MapAligned(place->second, kvstore::SizeOf(place->second));
+    auto mapping = kvstore::Mapping::Map(place->second, kvstore::SizeOf(place->second),
+                                         kvstore::Mapping::Access::kReadWrite);
     if (mapping.ok()) {
       mappings_.emplace(name, *std::move(mapping));
     } else {

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "client/error.h"
+#include "kvstore/read/pages.h"
 
 namespace pqcached::client {
 
@@ -27,12 +28,12 @@ pqc_status Mapping::Map(int descriptor, size_t size_bytes, MappingAccess access,
                 size_bytes);
   }
   const int protection = access == MappingAccess::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
-  void* address = mmap(nullptr, size_bytes, protection, MAP_SHARED, descriptor, 0);
-  if (address == MAP_FAILED) {
+  std::byte* const data = kvstore::MapMemory(descriptor, size_bytes, protection);
+  if (data == nullptr) {
     return Fail(PQC_INTERNAL, "%s: %zu bytes cannot be mapped: %s", name, size_bytes,
                 std::strerror(errno));
   }
-  mapping->reset(new Mapping(static_cast<std::byte*>(address), size_bytes));
+  mapping->reset(new Mapping(data, size_bytes));
   return PQC_OK;
 }
 

@@ -151,7 +151,8 @@ int WritablePools(pid_t process, int* pools) {
     if (target.find("memfd:pool-") == std::string::npos) continue;
     ++*pools;
     const kvstore::FileDescriptor opened(open(entry.path().c_str(), O_RDWR | O_CLOEXEC));
-    writable += kvstore::Mapping::MapAligned(opened, 4096).ok() ? 1 : 0;
+    writable +=
+        kvstore::Mapping::Map(opened, 4096, kvstore::Mapping::Access::kReadWrite).ok() ? 1 : 0;
   }
   return writable;
 }

@@ -35,7 +35,7 @@ class Sidecar {
   // User and system seconds that the process has used, and those below it.
   double CpuSeconds() const;
   // Until the sidecar has nothing to do of its own accord: it touches the pages of new pools in the
-  // background, at less than 1 GB/s without huge pages, and takes a core for it.
+  // background, at 1 GB/s where it gets no huge ones, and takes a core for it.
   void WaitIdle() const;
 
  private:

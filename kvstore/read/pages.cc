@@ -1,0 +1,107 @@
+#include "kvstore/read/pages.h"
+
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <fstream>
+#include <string>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+namespace pqcached::kvstore {
+namespace {
+
+std::byte* MapAnywhere(int descriptor, size_t size_bytes, int protection) {
+  void* const data = mmap(nullptr, size_bytes, protection, MAP_SHARED, descriptor, 0);
+  return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
+}
+
+size_t SmallPageBytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
+
+// Whether the kernel backs shared memory with huge pages when asked to.
+bool SharedHugePages() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+  std::string line;
+  std::getline(file, line);
+  return line.find("[advise]") != std::string::npos || line.find("[always]") != std::string::npos ||
+         line.find("[force]") != std::string::npos;
+}
+
+// Atomic, because a writer may be at work in the same page.
+void TouchPage(std::byte* page) {
+  __atomic_fetch_or(reinterpret_cast<unsigned char*>(page), 0, __ATOMIC_RELAXED);
+}
+
+// The whole huge pages within.
+std::span<std::byte> HugePart(std::span<std::byte> memory) {
+  const size_t misaligned_bytes = reinterpret_cast<uintptr_t>(memory.data()) % kHugePageBytes;
+  const size_t before_bytes = (kHugePageBytes - misaligned_bytes) % kHugePageBytes;
+  if (memory.size() < before_bytes + kHugePageBytes) return {};
+  const size_t size_bytes = (memory.size() - before_bytes) / kHugePageBytes * kHugePageBytes;
+  return memory.subspan(before_bytes, size_bytes);
+}
+
+// One page has to be present, for the kernel does not collapse a hole.
+bool CollapsePages(std::span<std::byte> memory) {
+  for (size_t offset = 0; offset < memory.size(); offset += kHugePageBytes) {
+    TouchPage(memory.data() + offset);
+  }
+  return !memory.empty() && madvise(memory.data(), memory.size(), MADV_COLLAPSE) == 0;
+}
+
+}  // namespace
+
+std::byte* MapMemory(int descriptor, size_t size_bytes, int protection) {
+  // What is reserved beyond the size is where an aligned beginning is found.
+  const size_t reserved_bytes = size_bytes + kHugePageBytes;
+  if (size_bytes < kHugePageBytes || reserved_bytes < size_bytes) {
+    return MapAnywhere(descriptor, size_bytes, protection);
+  }
+  void* const reserved =
+      mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<std::byte*>(reserved);
+  const size_t misaligned_bytes = reinterpret_cast<uintptr_t>(begin) % kHugePageBytes;
+  std::byte* const data = begin + (kHugePageBytes - misaligned_bytes) % kHugePageBytes;
+  if (mmap(data, size_bytes, protection, MAP_SHARED | MAP_FIXED, descriptor, 0) == MAP_FAILED) {
+    munmap(reserved, reserved_bytes);
+    // Files whose own pages are longer still ask for another address.
+    return MapAnywhere(descriptor, size_bytes, protection);
+  }
+  const size_t page_bytes = SmallPageBytes();
+  std::byte* const end = data + (size_bytes + page_bytes - 1) / page_bytes * page_bytes;
+  if (data > begin) munmap(begin, static_cast<size_t>(data - begin));
+  munmap(end, static_cast<size_t>(begin + reserved_bytes - end));
+  return data;
+}
+
+bool TouchPages(std::span<std::byte> memory) {
+  const bool huge = CollapsePages(HugePart(memory));
+  if (madvise(memory.data(), memory.size(), MADV_POPULATE_WRITE) == 0) return huge;
+  const size_t page_bytes = SmallPageBytes();
+  for (size_t offset = 0; offset < memory.size(); offset += page_bytes) {
+    TouchPage(memory.data() + offset);
+  }
+  return huge;
+}
+
+size_t AdvisePages(int descriptor, std::span<std::byte> memory) {
+  struct statfs system = {};
+  if (fstatfs(descriptor, &system) == 0 &&
+      static_cast<uint64_t>(system.f_type) == HUGETLBFS_MAGIC) {
+    return static_cast<size_t>(system.f_bsize);
+  }
+  const bool huge = SharedHugePages() && madvise(memory.data(), memory.size(), MADV_HUGEPAGE) == 0;
+  return huge ? kHugePageBytes : SmallPageBytes();
+}
+
+}  // namespace pqcached::kvstore

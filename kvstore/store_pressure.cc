@@ -1,4 +1,6 @@
 // Store's work when memory is short: what is retained, who gives way, what will fit.
+#include <malloc.h>
+
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -411,6 +413,7 @@ absl::Status StoreImpl::EvictSequence(uint64_t sequence_id) {
 void StoreImpl::FollowMemoryLimits() {
   const MemoryLimits limits = ReadMemoryLimits(engine_->options.memory_root);
   const bool is_short = limits.excess_bytes > 0 || limits.available_bytes < kShortBytes;
+  if (is_short) malloc_trim(0);
   const std::vector<std::shared_ptr<const Cache>> caches = AllCaches();
   size_t left_bytes = limits.excess_bytes;
   const auto give_back = [&](Pool& pool) {

@@ -1,5 +1,6 @@
 #include "service/worker.h"
 
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
@@ -48,6 +49,15 @@ sigset_t BlockSignals() {
   sigaddset(&blocked, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
   return signals;
+}
+
+// Received messages come and go by the hundred megabytes: by default the heap gives their pages back to the
+// machine each time and takes new ones, which costs as much as copying the bytes. It is trimmed when the
+// machine is short of memory (Store).
+void KeepFreedMemory() {
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that there may be
+  mallopt(M_TRIM_THRESHOLD, 64 << 20);
+  mallopt(M_TOP_PAD, 16 << 20);
 }
 
 int Fail(const absl::Status& status, int exit_code) {
@@ -152,6 +162,7 @@ absl::Duration StopTimeoutOf(const Config& config) {
 }
 
 int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> mappings) {
+  KeepFreedMemory();
   const sigset_t signals = BlockSignals();
   const absl::StatusOr<Keepers> keepers = OpenKeepers(config, std::move(mappings));
   if (!keepers.ok()) return Fail(keepers.status(), kExitBadConfig);

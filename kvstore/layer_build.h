@@ -41,9 +41,9 @@ struct LayerTraining {
 // Fills centroids and header of `codebook`.
 void TrainLayer(const Cache& cache, const LayerTraining& training, Codebook& codebook);
 
-// Mean squared distance of a sample of the segments' keys to their centroids of `codebook`, summed
-// over sub-spaces, mean over kv heads: to be compared with CodebookHeader::inertia. `training`:
-// without first, iterations and go_on.
+// Mean squared distance of a sample of the segments' keys (2048 rows at most) to their centroids of
+// `codebook`, summed over sub-spaces, mean over kv heads: to be compared with CodebookHeader::inertia.
+// `training`: without first, iterations and go_on.
 double MeasureLayer(const Cache& cache, const LayerTraining& training, const Codebook& codebook);
 
 // Allocates index data of one layer of a segment, codes its slots [0, slot_end), counts and lists

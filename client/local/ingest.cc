@@ -9,6 +9,7 @@
 #include "client/deadline.h"
 #include "client/error.h"
 #include "client/pack.h"
+#include "kvstore/read/pages.h"
 
 namespace pqcached::client {
 namespace {
@@ -31,6 +32,7 @@ FilledSlot Fill(Staging::Slot slot, const RowBlock& rows, uint64_t begin, uint64
                     .token_count = end - begin,
                     .key_bytes = (end - begin) * BytesPerIndex(rows.keys),
                     .value_bytes = (end - begin) * BytesPerIndex(rows.values)};
+  if (filled.key_bytes + filled.value_bytes >= kvstore::kHugePageBytes) filled.slot.Touch();
   const std::span<std::byte> bytes = filled.slot.bytes();
   PackStreaming(rows.keys, begin, end, bytes.first(filled.key_bytes));
   PackStreaming(rows.values, begin, end, bytes.subspan(filled.values_begin(), filled.value_bytes));

@@ -8,6 +8,7 @@
 #include "client/local/session.h"
 #include "client/pack.h"
 #include "kernels/stream.h"
+#include "kvstore/read/pages.h"
 
 namespace pqcached::client {
 namespace {
@@ -34,6 +35,7 @@ pqc_status Staging::OpenLocked(const std::shared_ptr<LocalLink>& link) {
   free_.resize(slot_count_);
   std::iota(free_.rbegin(), free_.rend(), 0);
   generations_.assign(slot_count_, 1);
+  touched_.assign(slot_count_, false);
   abandoned_.clear();
   abandoned_.reserve(slot_count_);  // slots are abandoned where nothing may fail
   lost_count_ = 0;
@@ -133,6 +135,15 @@ void Staging::TryTake(Slot* slot, uint32_t left) {
   *slot = TakeLocked();
 }
 
+void Staging::Slot::Touch() {
+  {
+    const std::lock_guard lock(owner_->mutex_);
+    if (owner_->ring_ != ring_ || owner_->touched_[number_]) return;
+    owner_->touched_[number_] = true;
+  }
+  kvstore::TouchPages(bytes_);
+}
+
 Staging::Slot& Staging::Slot::operator=(Slot&& other) noexcept {
   if (this == &other) return *this;
   Return();
@@ -150,35 +161,27 @@ void Staging::Slot::Use() {
   if (owner_->ring_ == ring_) owner_->generations_[number_] = generation_;
 }
 
-void Staging::Slot::Abandon() {
+template <class GoesTo>
+void Staging::Slot::Leave(const GoesTo& goes_to) {
   {
     const std::lock_guard lock(owner_->mutex_);
-    if (owner_->ring_ == ring_) owner_->abandoned_.push_back(number_);
+    if (owner_->ring_ == ring_) goes_to(*owner_);
   }
   owner_->returned_.notify_all();
   owner_ = nullptr;
   ring_.reset();
+}
+
+void Staging::Slot::Abandon() {
+  Leave([this](Staging& owner) { owner.abandoned_.push_back(number_); });
 }
 
 void Staging::Slot::Lose() {
-  {
-    const std::lock_guard lock(owner_->mutex_);
-    if (owner_->ring_ == ring_) ++owner_->lost_count_;
-  }
-  owner_->returned_.notify_all();
-  owner_ = nullptr;
-  ring_.reset();
+  Leave([](Staging& owner) { ++owner.lost_count_; });
 }
 
 void Staging::Slot::Return() {
-  if (!owner_) return;
-  {
-    const std::lock_guard lock(owner_->mutex_);
-    if (owner_->ring_ == ring_) owner_->free_.push_back(number_);
-  }
-  owner_->returned_.notify_one();
-  owner_ = nullptr;
-  ring_.reset();
+  if (owner_) Leave([this](Staging& owner) { owner.free_.push_back(number_); });
 }
 
 void PackStreaming(const TensorView& tensor, uint64_t begin, uint64_t end,

@@ -59,6 +59,9 @@ class Staging {
     // Whether its worker is still there; no other one takes it.
     bool Stands() const { return valid() && ring_->link->Stands(); }
     std::span<std::byte> bytes() const { return bytes_; }
+    // Makes its pages present, unless that was done: huge ones where the machine has them. For who fills
+    // much of it: the first rows do not wait for page after page, and later ones miss fewer of them.
+    void Touch();
     uint32_t number() const { return number_; }
     // All slots, for whoever page-locks them.
     const std::shared_ptr<Mapping>& ring() const { return ring_->memory; }
@@ -80,6 +83,9 @@ class Staging {
    private:
     friend class Staging;
     void Return();
+    // Ends to hold it; goes_to(staging), under its lock, says what becomes of the number.
+    template <class GoesTo>
+    void Leave(const GoesTo& goes_to);
 
     Staging* owner_ = nullptr;
     std::shared_ptr<const Ring> ring_;  // shared with its other slots
@@ -120,6 +126,7 @@ class Staging {
   std::shared_ptr<const Ring> ring_;  // shared with slots
   std::vector<uint32_t> free_;
   std::vector<uint64_t> generations_;  // that the next call with the slot carries
+  std::vector<bool> touched_;
   std::vector<uint32_t> abandoned_;
   uint32_t lost_count_ = 0;
   uint32_t waiting_count_ = 0;  // in Take

@@ -1,6 +1,7 @@
 // The rows of steps on their way: by way of staging, and otherwise where that is not to be had.
 #include <gtest/gtest.h>
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -298,6 +299,24 @@ TEST_F(StepSlotsTest, AnAbandonedSlotComesBackWhenTheSidecarTellsThatItIsDone) {
   control_->slot_word(0) = generation + 2;
   ASSERT_EQ(staging.Take(now, &slot), PQC_OK);
   EXPECT_GT(slot.Place(0, 1).generation, generation);
+}
+
+TEST_F(StepSlotsTest, ASlotKeepsItsBytesWhenItsPagesAreTouched) {
+  constexpr uint64_t kLongSlotBytes = uint64_t{4} << 20;
+  const auto session = Open(1);
+  client::Staging staging(*session, kLongSlotBytes, 2);
+  ASSERT_EQ(staging.Open(), PQC_OK);
+  client::Staging::Slot slot;
+  staging.TryTake(&slot, /*left=*/0);
+  ASSERT_TRUE(slot.valid());
+  const auto pattern = [](size_t i) { return static_cast<std::byte>(i % 251); };
+  for (size_t i = 0; i < kLongSlotBytes; i += 997) slot.bytes()[i] = pattern(i);
+  slot.Touch();
+  slot.Touch();
+  for (size_t i = 0; i < kLongSlotBytes; i += 997) ASSERT_EQ(slot.bytes()[i], pattern(i)) << i;
+  std::vector<unsigned char> present(kLongSlotBytes / 4096);
+  ASSERT_EQ(mincore(slot.bytes().data(), kLongSlotBytes, present.data()), 0);
+  EXPECT_TRUE(std::all_of(present.begin(), present.end(), [](unsigned char p) { return p & 1; }));
 }
 
 }  // namespace

@@ -44,6 +44,10 @@ bool BeginsSomething(Rpc rpc) {
   }
 }
 
+Executor::Lane LaneOf(Rpc rpc) {
+  return rpc == Rpc::kCommit ? Executor::Lane::kBulk : Executor::Lane::kBrief;
+}
+
 std::string MetadataOf(const grpc::CallbackServerContext& context, const char* key) {
   const auto found = context.client_metadata().find(key);
   if (found == context.client_metadata().end()) return "";
@@ -104,9 +108,11 @@ Calls::Calls(const Config& config, std::string boot_id, Sessions& sessions, RpcS
       stats_(stats),
       log_(log),
       serving_(std::make_unique<Executor>(
-          Executor::Options{CallThreadsOf(config), config.max_pending_calls})),
-      builds_(std::make_unique<Executor>(
-          Executor::Options{config.max_builds, config.max_pending_calls})) {}
+          Executor::Options{.threads = CallThreadsOf(config),
+                            .bulk_threads = std::max(1u, CallThreadsOf(config) / 2),
+                            .max_pending = config.max_pending_calls})),
+      builds_(std::make_unique<Executor>(Executor::Options{
+          .threads = config.max_builds, .max_pending = config.max_pending_calls})) {}
 
 Calls::~Calls() = default;
 
@@ -120,12 +126,13 @@ grpc::ServerUnaryReactor* Calls::Unary(grpc::CallbackServerContext* context, Rpc
   }
   // Shared with the task, which std::function must be able to copy.
   const auto begun = std::make_shared<Call>(*std::move(call));
-  const absl::Status taken = RunServing([this, reactor, begun, work = std::move(work)] {
+  const auto carry_out = [this, reactor, begun, work = std::move(work)] {
     absl::Status status = begun->Check();
     if (status.ok()) status = Guarded([&] { return work(*begun); });
     End(*begun, status);
     reactor->Finish(Outcome(*begun, status));
-  });
+  };
+  const absl::Status taken = RunServing(carry_out, LaneOf(rpc));
   if (!taken.ok()) {
     End(*begun, taken);
     reactor->Finish(Outcome(*begun, taken));
@@ -203,8 +210,8 @@ absl::Status Calls::Refused() const {
       absl::StrCat("max_pending_calls: ", max_pending_calls_, " calls wait already"));
 }
 
-absl::Status Calls::RunServing(Executor::Task task) {
-  return serving_->TryRun(std::move(task)) ? absl::OkStatus() : Refused();
+absl::Status Calls::RunServing(Executor::Task task, Executor::Lane lane) {
+  return serving_->TryRun(std::move(task), lane) ? absl::OkStatus() : Refused();
 }
 
 absl::Status Calls::RunBuild(Executor::Task task) {

@@ -89,7 +89,7 @@ class Calls {
   void End(const Call& call, const absl::Status& status);
 
   // Errors: kResourceExhausted  too many calls wait
-  absl::Status RunServing(Executor::Task task);
+  absl::Status RunServing(Executor::Task task, Executor::Lane lane = Executor::Lane::kBrief);
   absl::Status RunBuild(Executor::Task task);
   // For what must happen: never refused.
   void RunCleanup(Executor::Task task);

@@ -17,28 +17,44 @@ Executor::~Executor() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool Executor::TryRun(Task task) { return Push(std::move(task), /*even_past_limit=*/false); }
+bool Executor::TryRun(Task task, Lane lane) {
+  return Push(std::move(task), lane, /*even_past_limit=*/false);
+}
 
-void Executor::Run(Task task) { Push(std::move(task), /*even_past_limit=*/true); }
+void Executor::Run(Task task) { Push(std::move(task), Lane::kBrief, /*even_past_limit=*/true); }
 
-bool Executor::Push(Task task, bool even_past_limit) {
+bool Executor::Push(Task task, Lane lane, bool even_past_limit) {
   absl::MutexLock lock(&mutex_);
-  if (!even_past_limit && tasks_.size() >= options_.max_pending) return false;
-  tasks_.push_back(std::move(task));
+  if (!even_past_limit && brief_.size() + bulk_.size() >= options_.max_pending) return false;
+  std::deque<Waiting>& waiting = lane == Lane::kBulk ? bulk_ : brief_;
+  waiting.push_back({std::move(task), next_number_++});
   return true;
+}
+
+std::optional<Executor::Lane> Executor::Next() const {
+  const bool bulk = !bulk_.empty() && bulk_at_work_ < options_.bulk_threads;
+  if (brief_.empty()) return bulk ? std::optional(Lane::kBulk) : std::nullopt;
+  return bulk && bulk_.front().number < brief_.front().number ? Lane::kBulk : Lane::kBrief;
 }
 
 void Executor::Work() {
   while (true) {
     Task task;
+    std::optional<Lane> lane;
     {
       absl::MutexLock lock(&mutex_);
       mutex_.Await(absl::Condition(this, &Executor::HasWork));
-      if (tasks_.empty()) return;
-      task = std::move(tasks_.front());
-      tasks_.pop_front();
+      lane = Next();
+      if (!lane.has_value()) return;  // bulk work that waits is left to those who are at it
+      std::deque<Waiting>& waiting = *lane == Lane::kBulk ? bulk_ : brief_;
+      task = std::move(waiting.front().task);
+      waiting.pop_front();
+      if (*lane == Lane::kBulk) ++bulk_at_work_;
     }
     task();
+    if (*lane == Lane::kBrief) continue;
+    absl::MutexLock lock(&mutex_);
+    --bulk_at_work_;
   }
 }
 

@@ -1,6 +1,8 @@
 // Executor carries out calls on its own threads, so that work on the store never holds up gRPC's.
 //
-// What waits is limited; past the limit TryRun refuses. The destructor finishes what was taken.
+// What waits is limited; past the limit TryRun refuses. Bulk work (rows of long prompts) waits until less
+// than its share of the threads is at it, so that brief calls find one; otherwise tasks begin in the order
+// in which they were taken. The destructor finishes what was taken.
 //
 // Thread-safe.
 #ifndef PQCACHED_SERVICE_EXECUTOR_H_
@@ -10,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -21,10 +24,12 @@ namespace pqcached::service {
 class Executor {
  public:
   using Task = std::function<void()>;
+  enum class Lane { kBrief, kBulk };
 
   struct Options {
     uint32_t threads = 1;
-    size_t max_pending = 1;  // tasks that wait; those at work are not counted
+    uint32_t bulk_threads = 1;  // of them; at least 1
+    size_t max_pending = 1;     // tasks that wait; those at work are not counted
   };
 
   explicit Executor(Options options);
@@ -33,22 +38,32 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
 
   // Returns false, without taking the task, when max_pending tasks wait already.
-  [[nodiscard]] bool TryRun(Task task);
+  [[nodiscard]] bool TryRun(Task task, Lane lane = Lane::kBrief);
 
   // Takes the task past the limit: for work that must happen and that another limit bounds (the end
   // of a session).
   void Run(Task task);
 
  private:
-  bool Push(Task task, bool even_past_limit);
+  struct Waiting {
+    Task task;
+    uint64_t number = 0;  // in the order of all
+  };
+
+  bool Push(Task task, Lane lane, bool even_past_limit);
   void Work();
+  // The lane whose first task is next; nothing when none may begin.
+  std::optional<Lane> Next() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || !tasks_.empty();
+    return stopping_ || Next().has_value();
   }
 
   const Options options_;
   absl::Mutex mutex_;
-  std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Waiting> brief_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Waiting> bulk_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t bulk_at_work_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };

@@ -79,7 +79,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
       if (finished_) return;
       working_ = true;
     }
-    Work([](IngestStream& self) { return self.Commit(); });
+    Work([](IngestStream& self) { return self.Commit(); }, Executor::Lane::kBrief);
   }
 
   // Deletes this, unless a timer is just looking.
@@ -104,16 +104,17 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
       read_ = Read::kUnderWay;
       StartRead(&incoming_);
     }
-    Work([](IngestStream& self) { return self.HandleMessage(); });
+    Work([](IngestStream& self) { return self.HandleMessage(); }, Executor::Lane::kBulk);
   }
 
   // Runs `step` on a serving thread. An error, or `done_` after it, finishes the call.
-  void Work(Step step) {
-    const absl::Status taken = calls_.RunServing([self = shared_from_this(), step] {
+  void Work(Step step, Executor::Lane lane) {
+    const auto carry_out = [self = shared_from_this(), step] {
       absl::Status status = self->call_.Check();
       if (status.ok()) status = Guarded([&] { return step(*self); });
       self->EndWork(status);
-    });
+    };
+    const absl::Status taken = calls_.RunServing(carry_out, lane);
     if (!taken.ok()) EndWork(taken);
   }
 

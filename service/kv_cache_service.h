@@ -90,8 +90,6 @@ class KvCacheService final
                                                        const v1::CreateSequenceRequest& request);
   // Drops a sequence that was made for a caller that has gone.
   absl::Status CheckOwned(const Call& call, uint64_t sequence_id);
-  // Errors: kResourceExhausted  as many commits are at work as may be
-  absl::Status BeginCommit(const Call& call);
   absl::Status CommitRows(const Call& call, const v1::CommitRequest& request,
                           v1::CommitResponse* response);
   // Errors: kNotFound, kFailedPrecondition when the lease is given and not the session's
@@ -129,7 +127,6 @@ class KvCacheService final
   Log& log_;
   DetachedSessions& detached_;
   const std::unique_ptr<SessionStreams> streams_;
-  std::atomic<uint32_t> commits_ = 0;  // at work
   absl::Mutex open_mutex_;  // one OpenCache at a time, so that exactly one of two hears `created`
   absl::Mutex mutex_;
   // Remembered by sequence, because a decode step asks in every layer; ids are never used twice.

@@ -1,7 +1,6 @@
 // What clients on this host call besides: rows out of staging, leases on mapped sequences.
 #include <algorithm>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -13,9 +12,6 @@ namespace pqcached::service {
 namespace {
 
 constexpr int kMaxCommitRows = static_cast<int>(kvstore::kMaxLayers);
-// What gRPC's own retries look for.
-constexpr char kRetryMetadata[] = "grpc-retry-pushback-ms";
-constexpr char kRetryMilliseconds[] = "10";
 
 // An error of the store about one layer's rows.
 absl::Status UnderCommitRows(int i, const absl::Status& status) {
@@ -24,19 +20,6 @@ absl::Status UnderCommitRows(int i, const absl::Status& status) {
 }
 
 }  // namespace
-
-// Half of the threads at most, so that calls of decode steps find one.
-absl::Status KvCacheService::BeginCommit(const Call& call) {
-  const uint32_t limit = std::max(1u, CallThreadsOf(config_) / 2);
-  uint32_t at_work = commits_.load();
-  while (at_work < limit && !commits_.compare_exchange_weak(at_work, at_work + 1)) {
-  }
-  if (at_work < limit) return absl::OkStatus();
-  call.context->AddTrailingMetadata(kRetryMetadata, kRetryMilliseconds);
-  return absl::ResourceExhaustedError(absl::StrCat("commit: the store is busy with ", at_work,
-                                                   " of them; repeat in ", kRetryMilliseconds,
-                                                   " ms"));
-}
 
 absl::Status KvCacheService::CommitRows(const Call& call, const v1::CommitRequest& request,
                                         v1::CommitResponse* response) {
@@ -78,8 +61,6 @@ KvCacheService::Reactor* KvCacheService::Commit(Context* context, const v1::Comm
             !status.ok()) {
           return status;
         }
-        if (absl::Status status = BeginCommit(call); !status.ok()) return status;
-        const absl::Cleanup end = [this] { commits_.fetch_sub(1); };
         return CommitRows(call, *request, response);
       });
 }

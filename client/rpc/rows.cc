@@ -13,9 +13,6 @@ namespace {
 // flow.
 constexpr uint64_t kIngestPayloadBytes = 1 << 20;
 constexpr std::chrono::hours kLongestBuild(24);
-// What a sidecar that wants a repeat sets, and how long it is left alone.
-constexpr char kRetryMetadata[] = "grpc-retry-pushback-ms";
-constexpr std::chrono::milliseconds kBusyPause(10);
 
 pqc_build_progress FromWire(const v1::BuildProgress& progress) {
   return {.struct_size = sizeof(pqc_build_progress),
@@ -124,24 +121,13 @@ pqc_status RpcRemote::Commit(uint64_t sequence_id, uint64_t first_position, cons
       boot.AddRows(rows[i]);
     }
     if (boot.several) return OfSeveralWorkers();
-    // Not repeated after UNAVAILABLE: the sidecar may have the slot in hand still. But when it is too
-    // busy to look at it, it says so and asks for a repeat.
-    const Deadline deadline = CallDeadline();
-    for (;;) {
-      bool busy = false;
-      grpc::Status status = Attempt(
-          Repeat::kNever, deadline,
-          [&](auto* context) {
-            grpc::Status attempt = kv_->Commit(context, request, &response);
-            busy = attempt.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
-                   context->GetServerTrailingMetadata().count(kRetryMetadata) > 0;
-            return attempt;
-          },
-          Waiting::kCaller, boot.word);
-      if (status.ok()) *token_count = response.token_count();
-      if (!busy || std::chrono::steady_clock::now() + kBusyPause >= deadline) return status;
-      if (session_.WaitEnded(kBusyPause)) return status;
-    }
+    // Not repeated after UNAVAILABLE: the sidecar may have the slot in hand still.
+    const grpc::Status status = Attempt(
+        Repeat::kNever, CallDeadline(),
+        [&](auto* context) { return kv_->Commit(context, request, &response); }, Waiting::kCaller,
+        boot.word);
+    if (status.ok()) *token_count = response.token_count();
+    return status;
   });
 }
 

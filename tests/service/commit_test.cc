@@ -350,8 +350,8 @@ TEST_F(CommitTest, AClientThatPullsAtItsStagingHarmsOnlyItsRows) {
   EXPECT_TRUE(built.ok()) << built.error_message();
 }
 
-// With four threads, two commits may be at work.
-TEST_F(RpcTest, ABusyStoreSaysWhenToComeBack) {
+// With four threads, two may be at work on rows of prompts.
+TEST_F(RpcTest, RowsOfPromptsWaitForEachOtherAndBriefCallsDoNot) {
   std::atomic<int> at_work = 0;
   absl::Notification go_on;
   StoreHooks hooks;
@@ -373,24 +373,45 @@ TEST_F(RpcTest, ABusyStoreSaysWhenToComeBack) {
     return commit;
   };
   std::vector<std::thread> threads;
-  for (uint32_t slot = 0; slot < 2; ++slot) {
+  for (uint32_t slot = 0; slot < 3; ++slot) {
     threads.emplace_back([&client, commit = request(slot)] {
       v1::CommitResponse response;
       const grpc::Status status = client.Rpc(&v1::KvCache::Stub::Commit, commit, &response);
       EXPECT_TRUE(status.ok()) << status.error_message();
     });
   }
+  const uint64_t streamed = client.CreateSequence(cache_id);
+  threads.emplace_back([&] {
+    const auto context = client.Context();
+    v1::IngestResponse response;
+    const auto writer = client.kv().Ingest(context.get(), &response);
+    v1::IngestRequest message;
+    message.mutable_header()->set_sequence_id(streamed);
+    writer->Write(message);
+    for (const uint32_t layer : kLayers) {
+      *message.mutable_chunk()->mutable_rows() = RowsOf(layer, 0, 8);
+      writer->Write(message);
+    }
+    writer->WritesDone();
+    const grpc::Status status = writer->Finish();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(response.token_count(), 8u);
+  });
   while (at_work < 2) std::this_thread::yield();
-  const v1::CommitRequest third = request(2);
+  for (int i = 0; i < 8; ++i) {
+    client.CreateSequence(cache_id);
+    EXPECT_EQ(at_work, 2);
+  }
+  // One that waits too long has changed nothing.
+  const v1::CommitRequest late = request(2);
   const auto context = client.Context();
+  context->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
   v1::CommitResponse response;
-  EXPECT_TRUE(Failed(client.kv().Commit(context.get(), third, &response),
-                     StatusCode::RESOURCE_EXHAUSTED, "busy"));
-  EXPECT_EQ(context->GetServerTrailingMetadata().count("grpc-retry-pushback-ms"), 1u);
+  EXPECT_TRUE(Failed(client.kv().Commit(context.get(), late, &response),
+                     StatusCode::DEADLINE_EXCEEDED, ""));
   go_on.Notify();
   for (std::thread& thread : threads) thread.join();
-  // Refused before its slot was claimed: the same request may come again.
-  EXPECT_TRUE(client.Rpc(&v1::KvCache::Stub::Commit, third, &response).ok());
+  EXPECT_EQ(at_work, 4);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 #include "client/deadline.h"
 #include "client/error.h"
@@ -76,15 +77,17 @@ pqc_status Connect(const std::string& path, Clock::time_point deadline, int* con
   return PQC_OK;
 }
 
-pqc_status SendAll(int socket, const BrokerRequest& request, const Patience& patience) {
+// *sent: of its bytes.
+pqc_status SendAll(int socket, const BrokerRequest& request, const Patience& patience,
+                   size_t* sent) {
   const auto* bytes = reinterpret_cast<const char*>(&request);
-  for (size_t sent = 0; sent < sizeof(request);) {
+  while (*sent < sizeof(request)) {
     if (const pqc_status status = WaitFor(socket, POLLOUT, patience); status != PQC_OK) {
       return status;
     }
-    const ssize_t count = send(socket, bytes + sent, sizeof(request) - sent, MSG_NOSIGNAL);
+    const ssize_t count = send(socket, bytes + *sent, sizeof(request) - *sent, MSG_NOSIGNAL);
     if (count > 0) {
-      sent += static_cast<size_t>(count);
+      *sent += static_cast<size_t>(count);
     } else if (errno != EINTR && errno != EAGAIN) {
       return Fail(PQC_UNAVAILABLE, "broker: %s", std::strerror(errno));
     }
@@ -109,14 +112,15 @@ void TakeDescriptors(msghdr* message, int* descriptor) {
   }
 }
 
-// *descriptor is the caller's to close, whatever the status.
-pqc_status ReceiveAll(int socket, const Patience& patience, BrokerReply* reply, int* descriptor) {
+// Goes on with an answer of which *received bytes have come.
+pqc_status ReceiveRest(int socket, const Patience& patience, BrokerReply* reply, size_t* received,
+                       int* descriptor) {
   auto* bytes = reinterpret_cast<char*>(reply);
-  for (size_t received = 0; received < sizeof(*reply);) {
+  while (*received < sizeof(*reply)) {
     if (const pqc_status status = WaitFor(socket, POLLIN, patience); status != PQC_OK) {
       return status;
     }
-    iovec part{.iov_base = bytes + received, .iov_len = sizeof(*reply) - received};
+    iovec part{.iov_base = bytes + *received, .iov_len = sizeof(*reply) - *received};
     alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))];
     msghdr message{};
     message.msg_iov = &part;
@@ -126,7 +130,7 @@ pqc_status ReceiveAll(int socket, const Patience& patience, BrokerReply* reply, 
     const ssize_t count = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
     if (count > 0) {
       TakeDescriptors(&message, descriptor);
-      received += static_cast<size_t>(count);
+      *received += static_cast<size_t>(count);
     } else if (count == 0) {
       return Fail(PQC_UNAVAILABLE, "broker: it closed the connection");
     } else if (errno != EINTR && errno != EAGAIN) {
@@ -203,22 +207,52 @@ pqc_status Broker::Open(const BrokerOptions& options, std::unique_ptr<Broker>* b
   return PQC_OK;
 }
 
-Broker::~Broker() { close(socket_); }
+Broker::~Broker() {
+  close(socket_);
+  if (incoming_.descriptor >= 0) close(incoming_.descriptor);
+}
+
+pqc_status Broker::ReceiveOwed(Clock::time_point deadline, BrokerReply* reply, int* descriptor) {
+  const Patience patience{deadline, abandoned_};
+  const pqc_status status =
+      ReceiveRest(socket_, patience, &incoming_.reply, &incoming_.received, &incoming_.descriptor);
+  if (status == PQC_DEADLINE_EXCEEDED) return status;
+  broken_ = status != PQC_OK;
+  *reply = incoming_.reply;
+  *descriptor = incoming_.descriptor;
+  incoming_ = {};
+  owed_.reset();
+  return status;
+}
+
+// A broker that stood still for a while answers what it was asked before: so an answer that is late is
+// taken by a repeat of its request, and given up only before another one.
+pqc_status Broker::RequestAndReceive(const BrokerRequest& request, Clock::time_point deadline,
+                                     BrokerReply* reply, int* descriptor) {
+  const std::unique_lock lock(mutex_, deadline);
+  if (!lock) return Fail(PQC_DEADLINE_EXCEEDED, "broker: busy with other requests");
+  if (broken_) return Fail(PQC_UNAVAILABLE, "broker: an earlier request did not go out whole");
+  if (owed_ && std::memcmp(&*owed_, &request, sizeof(request)) != 0) {
+    if (const pqc_status status = ReceiveOwed(deadline, reply, descriptor); status != PQC_OK) {
+      return status;
+    }
+    if (*descriptor >= 0) close(std::exchange(*descriptor, -1));
+  }
+  if (!owed_) {
+    size_t sent = 0;
+    const pqc_status status = SendAll(socket_, request, {deadline, abandoned_}, &sent);
+    broken_ = status != PQC_OK && sent > 0;
+    if (status != PQC_OK) return status;
+    owed_ = request;
+  }
+  return ReceiveOwed(deadline, reply, descriptor);
+}
 
 pqc_status Broker::Exchange(const BrokerRequest& request, Clock::time_point deadline,
                             MappingAccess access, const char* name, BrokerReply* reply,
                             std::shared_ptr<Mapping>* memory) {
   int descriptor = -1;
-  pqc_status status = PQC_OK;
-  {
-    const std::unique_lock lock(mutex_, deadline);
-    if (!lock) return Fail(PQC_DEADLINE_EXCEEDED, "broker: busy with other requests");
-    if (broken_) return Fail(PQC_UNAVAILABLE, "broker: an earlier answer did not come whole");
-    const Patience patience{deadline, abandoned_};
-    status = SendAll(socket_, request, patience);
-    if (status == PQC_OK) status = ReceiveAll(socket_, patience, reply, &descriptor);
-    broken_ = status != PQC_OK;
-  }
+  pqc_status status = RequestAndReceive(request, deadline, reply, &descriptor);
   if (status == PQC_OK) status = CheckReply(*reply, request.call);
   if (status != PQC_OK) {
     if (descriptor >= 0) close(descriptor);

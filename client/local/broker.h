@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "client/local/mapping.h"
@@ -63,12 +64,28 @@ class Broker {
                       const char* name, kvstore::BrokerReply* reply,
                       std::shared_ptr<Mapping>* memory);
 
+  // Under mutex_. Errors: PQC_DEADLINE_EXCEEDED, and the answer stays owed; PQC_UNAVAILABLE.
+  pqc_status ReceiveOwed(std::chrono::steady_clock::time_point deadline,
+                         kvstore::BrokerReply* reply, int* descriptor);
+  // *descriptor is the caller's to close, whatever the status.
+  pqc_status RequestAndReceive(const kvstore::BrokerRequest& request,
+                               std::chrono::steady_clock::time_point deadline,
+                               kvstore::BrokerReply* reply, int* descriptor);
+
   const int socket_;
   const uint32_t timeout_ms_;
   std::atomic<bool> abandoned_ = false;
   kvstore::BrokerReply hello_;
-  std::timed_mutex mutex_;  // of one request and its answer
-  bool broken_ = false;     // an exchange was cut short: what comes next is not its answer
+  struct Incoming {
+    kvstore::BrokerReply reply;
+    size_t received = 0;
+    int descriptor = -1;
+  };
+
+  std::timed_mutex mutex_;                      // of one request and its answer
+  std::optional<kvstore::BrokerRequest> owed_;  // whose answer has not come, or not all of it
+  Incoming incoming_;                           // of that answer
+  bool broken_ = false;  // a request or an answer was cut short by more than a deadline
 };
 
 }  // namespace pqcached::client

@@ -28,21 +28,13 @@ const MethodDescriptor* FindMethod(const char* name) {
   return method && !method->client_streaming() && !method->server_streaming() ? method : nullptr;
 }
 
-grpc::Status CallByPath(grpc::TemplatedGenericStub<Message, Message>& stub, const std::string& path,
-                        grpc::ClientContext* context, const Message& request, Message* response) {
-  grpc::CompletionQueue queue;
-  const auto call = stub.PrepareUnaryCall(context, path, request, &queue);
-  call->StartCall();
+struct CallByPath final : PendingCall {
+  using PendingCall::PendingCall;
+
+  std::unique_ptr<Message> response;
   grpc::Status status;
-  call->Finish(response, &status, nullptr);
-  void* tag;
-  bool ok;
-  queue.Next(&tag, &ok);  // ends: the call has a deadline
-  queue.Shutdown();
-  while (queue.Next(&tag, &ok)) {
-  }
-  return status;
-}
+  std::unique_ptr<grpc::ClientAsyncResponseReader<Message>> reader;
+};
 
 }  // namespace
 
@@ -55,15 +47,28 @@ pqc_status RpcRemote::AdminJson(const char* method_name, const char* request_jso
               std::string("method: Admin has no unary \"") + method_name + "\""};
     }
     const std::unique_ptr<Message> request = NewMessage(method->input_type());
-    const std::unique_ptr<Message> response = NewMessage(method->output_type());
+    std::unique_ptr<Message> response;
     const auto parsed = google::protobuf::util::JsonStringToMessage(request_json, request.get());
     if (!parsed.ok()) {
       return {grpc::StatusCode::INVALID_ARGUMENT, "request: " + std::string(parsed.message())};
     }
     const std::string path = "/" + method->service()->full_name() + "/" + method->name();
     grpc::TemplatedGenericStub<Message, Message> stub(channel_);
-    grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
-      return CallByPath(stub, path, context, *request, response.get());
+    grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](const Context& context) {
+      auto call = std::make_unique<CallByPath>(context);
+      call->response = NewMessage(method->output_type());
+      call->reader = stub.PrepareUnaryCall(context.get(), path, *request, call->queue());
+      call->reader->StartCall();
+      call->Begin();
+      call->reader->Finish(call->response.get(), &call->status, call.get());
+      void* tag = nullptr;
+      bool ok = false;
+      if (!call->Next(&tag, &ok)) {
+        left_behind_.Add(std::move(call));
+        return Overdue();
+      }
+      response = std::move(call->response);
+      return call->status;
     });
     if (!status.ok()) return status;
     google::protobuf::util::JsonPrintOptions options;

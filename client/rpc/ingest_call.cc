@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "client/pack.h"
 #include "client/rpc/wire.h"
@@ -79,41 +80,45 @@ grpc::ByteBuffer IngestRequestOf(const RowBlock& rows, uint64_t begin, uint64_t 
   return {&slice, 1};
 }
 
-IngestCall::IngestCall(const std::shared_ptr<grpc::Channel>& channel, grpc::ClientContext* context,
-                       uint64_t sequence_id)
-    : context_(context), stub_(channel) {
+IngestCall::IngestCall(const std::shared_ptr<grpc::Channel>& channel,
+                       std::shared_ptr<grpc::ClientContext> context, uint64_t sequence_id,
+                       LeftBehind* left_behind)
+    : left_behind_(left_behind), stub_(channel), held_(std::make_unique<Held>(std::move(context))) {
   const std::string method = std::string("/") + v1::KvCache::service_full_name() + "/Ingest";
   v1::IngestRequest request;
   request.mutable_header()->set_sequence_id(sequence_id);
   const grpc::Slice header(request.SerializeAsString());
-  call_ = stub_.PrepareCall(context, method, &queue_);
-  call_->StartCall(this);
-  under_way_ = true;
+  held_->stream = stub_.PrepareCall(held_->context(), method, held_->queue());
+  Begin();
+  held_->stream->StartCall(this);
   // The answer is waited for from the beginning: it comes early when the call fails.
   if (Settle()) {
-    call_->Read(&answer_, &answer_);
+    held_->Begin();
     reading_ = true;
+    held_->stream->Read(&held_->answer, held_.get());
   }
   Write({&header, 1});
 }
 
 IngestCall::~IngestCall() {
   if (!finished_) {
-    context_->TryCancel();
+    held_->context()->TryCancel();
     TakeStatus();
   }
-  queue_.Shutdown();
-  void* tag = nullptr;
-  for (bool ok = false; queue_.Next(&tag, &ok);) {
-  }
+  if (held_->under_way()) left_behind_->Add(std::move(held_));
+}
+
+void IngestCall::Begin() {
+  held_->Begin();
+  writing_ = true;
 }
 
 void IngestCall::Note(const void* tag, bool ok) {
-  if (tag == &answer_) {
+  if (tag == held_.get()) {
     reading_ = false;
     answered_ = ok;
   } else {
-    under_way_ = false;
+    writing_ = false;
     broken_ = broken_ || !ok;
   }
 }
@@ -121,31 +126,29 @@ void IngestCall::Note(const void* tag, bool ok) {
 bool IngestCall::Settle() {
   void* tag = nullptr;
   bool ok = false;
-  while (under_way_ && queue_.Next(&tag, &ok)) Note(tag, ok);
+  while (writing_ && held_->Next(&tag, &ok)) Note(tag, ok);
+  broken_ = broken_ || held_->overdue();
   return !broken_;
 }
 
 bool IngestCall::Stands() {
   void* tag = nullptr;
   bool ok = false;
-  while (queue_.AsyncNext(&tag, &ok, gpr_time_0(GPR_CLOCK_MONOTONIC)) ==
-         grpc::CompletionQueue::GOT_EVENT) {
-    Note(tag, ok);
-  }
+  while (held_->TryNext(&tag, &ok)) Note(tag, ok);
   return reading_ && !broken_;
 }
 
 bool IngestCall::Write(const grpc::ByteBuffer& message) {
   if (!Settle()) return false;
-  call_->Write(message, this);
-  under_way_ = true;
+  Begin();
+  held_->stream->Write(message, this);
   return true;
 }
 
 grpc::Status IngestCall::Finish() {
   if (Settle()) {
-    call_->WritesDone(this);
-    under_way_ = true;
+    Begin();
+    held_->stream->WritesDone(this);
   }
   grpc::Status status = TakeStatus();
   if (status.ok() && !answered_) return {grpc::StatusCode::INTERNAL, "Ingest: no answer"};
@@ -157,13 +160,13 @@ grpc::Status IngestCall::TakeStatus() {
   Settle();
   void* tag = nullptr;
   bool ok = false;
-  while (reading_ && queue_.Next(&tag, &ok)) Note(tag, ok);
-  grpc::Status status;
-  call_->Finish(&status, this);
-  under_way_ = true;
-  Settle();
+  while (reading_ && held_->Next(&tag, &ok)) Note(tag, ok);
   finished_ = true;
-  return status;
+  if (held_->overdue()) return Overdue();
+  Begin();
+  held_->stream->Finish(&held_->status, this);
+  Settle();
+  return held_->overdue() ? Overdue() : held_->status;
 }
 
 }  // namespace pqcached::client

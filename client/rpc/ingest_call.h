@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "client/remote.h"
+#include "client/rpc/pending_call.h"
 #include "pqcached/v1/kv_cache.pb.h"
 
 namespace pqcached::client {
@@ -25,9 +26,10 @@ grpc::ByteBuffer IngestRequestOf(const RowBlock& rows, uint64_t begin, uint64_t 
 
 class IngestCall {
  public:
-  // `context` outlives this.
-  IngestCall(const std::shared_ptr<grpc::Channel>& channel, grpc::ClientContext* context,
-             uint64_t sequence_id);
+  // `context` has a deadline. `left_behind` outlives this.
+  IngestCall(const std::shared_ptr<grpc::Channel>& channel,
+             std::shared_ptr<grpc::ClientContext> context, uint64_t sequence_id,
+             LeftBehind* left_behind);
   // Cancels the call when it is not finished.
   ~IngestCall();
 
@@ -40,19 +42,28 @@ class IngestCall {
   grpc::Status Finish();
 
  private:
+  // What gRPC holds meanwhile.
+  struct Held final : PendingCall {
+    using PendingCall::PendingCall;
+
+    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream;
+    grpc::ByteBuffer answer;
+    grpc::Status status;
+  };
+
   // Waits until nothing but the answer is under way; false when the call is broken.
   bool Settle();
+  // An operation other than the read of the answer begins.
+  void Begin();
   // What the queue gave.
   void Note(const void* tag, bool ok);
   grpc::Status TakeStatus();
 
-  grpc::ClientContext* const context_;
-  grpc::CompletionQueue queue_;
+  LeftBehind* const left_behind_;
   grpc::GenericStub stub_;
-  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
-  grpc::ByteBuffer answer_;
-  bool under_way_ = false;  // an operation other than the read of the answer
-  bool reading_ = false;    // the answer
+  std::unique_ptr<Held> held_;
+  bool writing_ = false;  // an operation other than the read of the answer is under way
+  bool reading_ = false;  // the answer
   bool answered_ = false;
   bool broken_ = false;
   bool finished_ = false;

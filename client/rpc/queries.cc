@@ -100,8 +100,8 @@ grpc::Status RpcRemote::SelectPart(const SelectItem* items, uint32_t item_count,
     ToWire(items[i].query, item->mutable_query());
     ToWire(*items[i].selection, item->mutable_selection());
   }
-  grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](auto* context) {
-    return kv_->TopK(context, request, &response);
+  grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
+    return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncTopK, context, request, &response);
   });
   if (!status.ok()) return status;
   if (static_cast<uint32_t>(response.items_size()) != item_count) {
@@ -138,8 +138,8 @@ grpc::Status RpcRemote::ScorePart(const QueryView& query, const pqc_index& index
   if (!ToWire(index, item->mutable_index())) item->clear_index();
   item->mutable_tokens()->set_begin(tokens.begin);
   item->mutable_tokens()->set_end(tokens.end);
-  grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](auto* context) {
-    return kv_->Score(context, request, response);
+  grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
+    return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncScore, context, request, response);
   });
   if (!status.ok()) return status;
   const auto heads = static_cast<int>(query.shape.query_heads);
@@ -204,8 +204,8 @@ pqc_status RpcRemote::FetchRange(const FetchView& fetch, pqc_token_range tokens,
       v1::TokenRange* range = request.add_ranges();
       range->set_begin(tokens.begin + token);
       range->set_end(tokens.begin + token + count);
-      grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](auto* context) {
-        return kv_->FetchBlocks(context, request, &response);
+      grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
+        return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncFetchBlocks, context, request, &response);
       });
       if (!status.ok()) return status;
       if (response.blocks_size() != 1) return BadAnswer("blocks", "must be one");
@@ -240,8 +240,8 @@ pqc_status RpcRemote::FetchTokens(const FetchView& fetch, const PositionsView& p
         const uint32_t* of_head = positions.positions + uint64_t{head} * positions.count + first;
         request.mutable_positions()->Add(of_head, of_head + count);
       }
-      grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](auto* context) {
-        return kv_->FetchTokens(context, request, &response);
+      grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
+        return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncFetchTokens, context, request, &response);
       });
       if (!status.ok()) return status;
       std::string reason;
@@ -271,8 +271,8 @@ grpc::Status RpcRemote::AttendPart(const AttendItem* items, uint32_t item_count,
     }
     item->set_want_positions(items[i].out->selected.positions != nullptr);
   }
-  grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](auto* context) {
-    return kv_->Attend(context, request, &response);
+  grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
+    return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncAttend, context, request, &response);
   });
   if (!status.ok()) return status;
   if (static_cast<uint32_t>(response.items_size()) != item_count) {

@@ -51,9 +51,10 @@ grpc::Status OfSeveralWorkers() {
 
 }  // namespace
 
-grpc::Status RpcRemote::IngestOnce(grpc::ClientContext* context, uint64_t sequence_id,
+grpc::Status RpcRemote::IngestOnce(const Context& context, Deadline deadline, uint64_t sequence_id,
                                    uint64_t first_position, const RowBlock& rows) {
-  IngestCall call(channel_, context, sequence_id);
+  if (grpc::Status status = Connect(*bulk_channel_, deadline); !status.ok()) return status;
+  IngestCall call(bulk_channel_, context, sequence_id, &left_behind_);
   const uint64_t token_count = rows.keys.shape[0];
   const uint64_t token_bytes = BytesPerIndex(rows.keys) + BytesPerIndex(rows.values);
   const uint64_t step = std::max<uint64_t>(1, PayloadBytes(kIngestPayloadBytes) / token_bytes);
@@ -67,15 +68,16 @@ grpc::Status RpcRemote::IngestOnce(grpc::ClientContext* context, uint64_t sequen
 pqc_status RpcRemote::Ingest(uint64_t sequence_id, uint64_t first_position, const RowBlock& rows,
                              ErrorText* error) noexcept {
   return Finish("Ingest", error, [&] {
-    return Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
-      return IngestOnce(context, sequence_id, first_position, rows);
+    const Deadline deadline = CallDeadline();
+    return Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
+      return IngestOnce(context, deadline, sequence_id, first_position, rows);
     });
   });
 }
 
-grpc::Status RpcRemote::IngestStagedOnce(grpc::ClientContext* context, uint64_t sequence_id,
+grpc::Status RpcRemote::IngestStagedOnce(const Context& context, uint64_t sequence_id,
                                          const StagedRows& rows) {
-  IngestCall call(channel_, context, sequence_id);
+  IngestCall call(channel_, context, sequence_id, &left_behind_);
   const StagedRows::Probe probe{.context = &call, .stands = [](void* stream) {
                                   return static_cast<IngestCall*>(stream)->Stands();
                                 }};
@@ -96,7 +98,7 @@ pqc_status RpcRemote::IngestStaged(uint64_t sequence_id, const StagedRows& rows,
   return Finish("Ingest", error, [&] {
     return Attempt(
         Repeat::kNever, CallDeadline(),
-        [&](auto* context) -> grpc::Status {
+        [&](const Context& context) -> grpc::Status {
           try {
             return IngestStagedOnce(context, sequence_id, rows);
           } catch (const std::bad_alloc&) {  // not the sidecar's answer: it may still be reading
@@ -124,8 +126,10 @@ pqc_status RpcRemote::Commit(uint64_t sequence_id, uint64_t first_position, cons
     // Not repeated after UNAVAILABLE: the sidecar may have the slot in hand still.
     const grpc::Status status = Attempt(
         Repeat::kNever, CallDeadline(),
-        [&](auto* context) { return kv_->Commit(context, request, &response); }, Waiting::kCaller,
-        boot.word);
+        [&](const Context& context) {
+          return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncCommit, context, request, &response);
+        },
+        Waiting::kCaller, boot.word);
     if (status.ok()) *token_count = response.token_count();
     return status;
   });
@@ -161,8 +165,10 @@ pqc_status RpcRemote::Append(AppendItem* items, uint32_t item_count, Waiting wai
     }
     grpc::Status status = Attempt(
         repeat, CallDeadline(),
-        [&](auto* context) { return kv_->Append(context, request, &response); }, waiting,
-        boot.word);
+        [&](const Context& context) {
+          return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncAppend, context, request, &response);
+        },
+        waiting, boot.word);
     if (!status.ok()) return status;
     if (static_cast<uint32_t>(response.token_counts_size()) != item_count) {
       return {grpc::StatusCode::INTERNAL, "AppendResponse.token_counts: must be one per item"};
@@ -190,7 +196,7 @@ pqc_status RpcRemote::BuildIndex(uint64_t sequence_id, const pqc_build_options& 
     const std::chrono::milliseconds timeout =
         options.timeout_ms ? std::chrono::milliseconds(options.timeout_ms) : kLongestBuild;
     grpc::ClientContext context;
-    if (grpc::Status status = Connect(CallDeadline()); !status.ok()) return status;
+    if (grpc::Status status = Connect(*channel_, CallDeadline()); !status.ok()) return status;
     Prepare(&context, std::chrono::steady_clock::now() + timeout);
     const auto stream = kv_->BuildIndex(&context, request);
     v1::BuildProgress message;

@@ -55,6 +55,7 @@ RpcRemote::RpcRemote(const RemoteOptions& options)
       timeout_(options.timeout_ms),
       remaining_ms_(options.remaining_ms),
       channel_(MakeChannel(options.endpoint)),
+      bulk_channel_(MakeChannel(options.endpoint)),
       kv_(v1::KvCache::NewStub(channel_)),
       admin_(v1::Admin::NewStub(channel_)),
       session_(*kv_) {}
@@ -130,15 +131,15 @@ void RpcRemote::Prepare(grpc::ClientContext* context, Deadline deadline, uint64_
   context->AddMetadata(kBootKey, text);
 }
 
-grpc::Status RpcRemote::Connect(Deadline deadline) const {
+grpc::Status RpcRemote::Connect(grpc::Channel& channel, Deadline deadline) const {
   for (;;) {
     if (!session_.WaitOpen(deadline)) {
       return {grpc::StatusCode::UNAVAILABLE,
               endpoint_ + ": the sidecar's worker has ended, and there is no other one in time"};
     }
-    if (channel_->GetState(true) == GRPC_CHANNEL_READY) return grpc::Status::OK;
+    if (channel.GetState(true) == GRPC_CHANNEL_READY) return grpc::Status::OK;
     const auto slice = std::min<Deadline>(deadline, std::chrono::steady_clock::now() + kSlice);
-    if (channel_->WaitForConnected(ToGrpc(slice))) return grpc::Status::OK;
+    if (channel.WaitForConnected(ToGrpc(slice))) return grpc::Status::OK;
     const bool over = std::chrono::steady_clock::now() >= deadline;
     if (over || session_.ended() || (session_.adopted() && session_.WaitBroken({}))) {
       return {grpc::StatusCode::UNAVAILABLE, endpoint_ + ": no connection"};
@@ -147,15 +148,15 @@ grpc::Status RpcRemote::Connect(Deadline deadline) const {
 }
 
 grpc::Status RpcRemote::Attempt(Repeat repeat, Deadline deadline,
-                                const std::function<grpc::Status(grpc::ClientContext*)>& attempt,
+                                const std::function<grpc::Status(const Context&)>& attempt,
                                 Waiting waiting, uint64_t boot_word) const {
   std::chrono::milliseconds pause = kFirstPause;
   for (;;) {
-    if (grpc::Status status = Connect(deadline); !status.ok()) return status;
+    if (grpc::Status status = Connect(*channel_, deadline); !status.ok()) return status;
     (waiting == Waiting::kCaller ? rpcs_ : background_rpcs_) += 1;
-    grpc::ClientContext context;
-    Prepare(&context, deadline, boot_word);
-    grpc::Status status = attempt(&context);
+    const auto context = std::make_shared<grpc::ClientContext>();
+    Prepare(context.get(), deadline, boot_word);
+    grpc::Status status = attempt(context);
     if (status.error_code() != grpc::StatusCode::UNAVAILABLE || repeat == Repeat::kNever)
       return status;
     if (Remaining(deadline) <= pause || session_.WaitBroken(pause)) return status;
@@ -196,8 +197,8 @@ pqc_status RpcRemote::OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
       rank->set_layer_begin(spec.layer_begin);
       rank->set_numa_node(spec.numa_node);
     }
-    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
-      return kv_->OpenCache(context, request, &response);
+    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](const Context& context) {
+      return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncOpenCache, context, request, &response);
     });
     *cache_id = response.cache_id();
     return status;
@@ -210,8 +211,9 @@ pqc_status RpcRemote::DescribeSequence(uint64_t sequence_id, pqc_sequence_info* 
     v1::DescribeSequenceRequest request;
     v1::DescribeSequenceResponse response;
     request.set_sequence_id(sequence_id);
-    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
-      return admin_->DescribeSequence(context, request, &response);
+    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](const Context& context) {
+      return Call(*admin_, &v1::Admin::Stub::PrepareAsyncDescribeSequence, context, request,
+                  &response);
     });
     const v1::SequenceDescription& described = response.sequence();
     info->token_count = described.token_count();

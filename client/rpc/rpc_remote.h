@@ -18,6 +18,7 @@
 #include <string>
 
 #include "client/remote.h"
+#include "client/rpc/pending_call.h"
 #include "client/rpc/session.h"
 #include "pqcached/v1/admin.grpc.pb.h"
 #include "pqcached/v1/kv_cache.grpc.pb.h"
@@ -100,17 +101,25 @@ class RpcRemote final : public Remote {
     return std::chrono::steady_clock::now() +
            std::chrono::milliseconds(remaining_ms_ ? remaining_ms_(timeout_ms) : timeout_ms);
   }
+  using Context = std::shared_ptr<grpc::ClientContext>;
+
   // boot_word: of the worker that the arguments are of; 0 = any.
   void Prepare(grpc::ClientContext* context, Deadline deadline, uint64_t boot_word = 0) const;
   // Waits for the session, when it has no worker, and for a connection.
-  grpc::Status Connect(Deadline deadline) const;
+  grpc::Status Connect(grpc::Channel& channel, Deadline deadline) const;
   // Calls `attempt` with a prepared context until it has anything but UNAVAILABLE.
   grpc::Status Attempt(Repeat repeat, Deadline deadline,
-                       const std::function<grpc::Status(grpc::ClientContext*)>& attempt,
+                       const std::function<grpc::Status(const Context&)>& attempt,
                        Waiting waiting = Waiting::kCaller, uint64_t boot_word = 0) const;
-  grpc::Status IngestOnce(grpc::ClientContext* context, uint64_t sequence_id,
+  // A unary call that ends by its deadline, also where the worker stands still.
+  template <class Stub, class Prepared, class Request, class Response>
+  grpc::Status Call(Stub& stub, Prepared prepared, const Context& context, const Request& request,
+                    Response* response) const {
+    return CallUnary(left_behind_, stub, prepared, context, request, response);
+  }
+  grpc::Status IngestOnce(const Context& context, Deadline deadline, uint64_t sequence_id,
                           uint64_t first_position, const RowBlock& rows);
-  grpc::Status IngestStagedOnce(grpc::ClientContext* context, uint64_t sequence_id,
+  grpc::Status IngestStagedOnce(const Context& context, uint64_t sequence_id,
                                 const StagedRows& rows);
   grpc::Status ScorePart(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
                          Deadline deadline, v1::ScoreResponse* response);
@@ -124,7 +133,10 @@ class RpcRemote final : public Remote {
   const std::string endpoint_;
   const std::chrono::milliseconds timeout_;
   uint32_t (*const remaining_ms_)(uint32_t timeout_ms);
+  mutable LeftBehind left_behind_;                // outlives the channels
   const std::shared_ptr<grpc::Channel> channel_;  // gRPC's way
+  // For long rows: where the worker stands still, what they fill is not the way of all other calls.
+  const std::shared_ptr<grpc::Channel> bulk_channel_;
   const std::unique_ptr<v1::KvCache::Stub> kv_;
   const std::unique_ptr<v1::Admin::Stub> admin_;
   Session session_;  // uses kv_

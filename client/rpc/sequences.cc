@@ -36,8 +36,9 @@ pqc_status RpcRemote::CreateSequence(uint64_t cache_id, const char* model_finger
       live->set_train_tokens(options.train_tokens);
       live->set_sink_tokens(options.sink_tokens);
     }
-    grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
-      return kv_->CreateSequence(context, request, &response);
+    grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](const Context& context) {
+      return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncCreateSequence, context, request,
+                  &response);
     });
     *sequence_id = response.sequence_id();
     *token_count = response.token_count();
@@ -52,8 +53,8 @@ pqc_status RpcRemote::ForkSequence(uint64_t sequence_id, uint64_t token_count, u
     v1::ForkSequenceResponse response;
     request.set_sequence_id(sequence_id);
     request.set_token_count(token_count);
-    grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](auto* context) {
-      return kv_->ForkSequence(context, request, &response);
+    grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](const Context& context) {
+      return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncForkSequence, context, request, &response);
     });
     *child_id = response.sequence_id();
     *child_token_count = response.token_count();
@@ -68,8 +69,8 @@ pqc_status RpcRemote::MatchPrefix(uint64_t cache_id, const pqc_sequence_options&
     v1::MatchPrefixResponse response;
     request.set_cache_id(cache_id);
     SetPrompt(prompt, &request);
-    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
-      return kv_->MatchPrefix(context, request, &response);
+    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](const Context& context) {
+      return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncMatchPrefix, context, request, &response);
     });
     *token_count = response.token_count();
     return status;
@@ -84,8 +85,8 @@ pqc_status RpcRemote::Admit(uint64_t cache_id, uint64_t token_count, uint64_t ou
     request.set_cache_id(cache_id);
     request.set_token_count(token_count);
     request.set_output_token_count(output_token_count);
-    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
-      return kv_->Admit(context, request, &response);
+    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](const Context& context) {
+      return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncAdmit, context, request, &response);
     });
     *admission = {.struct_size = sizeof(pqc_admission),
                   .verdict = static_cast<pqc_verdict>(response.verdict()),
@@ -105,8 +106,9 @@ pqc_status RpcRemote::PinSequence(uint64_t sequence_id, uint64_t ttl_ms,
     v1::PinResponse response;
     request.set_sequence_id(sequence_id);
     request.set_ttl_ms(ttl_ms);
-    return Attempt(Repeat::kHarmless, CallDeadline(),
-                   [&](auto* context) { return admin_->Pin(context, request, &response); });
+    return Attempt(Repeat::kHarmless, CallDeadline(), [&](const Context& context) {
+      return Call(*admin_, &v1::Admin::Stub::PrepareAsyncPin, context, request, &response);
+    });
   });
 }
 
@@ -115,8 +117,9 @@ pqc_status RpcRemote::SuspendSequence(uint64_t sequence_id, ErrorText* error) no
     v1::SuspendSequenceRequest request;
     v1::SuspendSequenceResponse response;
     request.set_sequence_id(sequence_id);
-    return Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
-      return kv_->SuspendSequence(context, request, &response);
+    return Attempt(Repeat::kHarmless, CallDeadline(), [&](const Context& context) {
+      return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncSuspendSequence, context, request,
+                  &response);
     });
   });
 }
@@ -127,8 +130,9 @@ pqc_status RpcRemote::ResumeSequence(uint64_t sequence_id, uint64_t* token_count
     v1::ResumeSequenceRequest request;
     v1::ResumeSequenceResponse response;
     request.set_sequence_id(sequence_id);
-    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](auto* context) {
-      return kv_->ResumeSequence(context, request, &response);
+    grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](const Context& context) {
+      return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncResumeSequence, context, request,
+                  &response);
     });
     *token_count = response.token_count();
     return status;
@@ -147,8 +151,9 @@ pqc_status RpcRemote::DropSequence(uint64_t sequence_id, ErrorText* error) noexc
           grpc::StatusCode::UNAVAILABLE,
           endpoint_ + ": the sidecar's worker has ended; the sequence ends with its session");
     }
-    return Attempt(Repeat::kNever, CallDeadline(),
-                   [&](auto* context) { return kv_->DropSequence(context, request, &response); });
+    return Attempt(Repeat::kNever, CallDeadline(), [&](const Context& context) {
+      return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncDropSequence, context, request, &response);
+    });
   });
 }
 
@@ -163,8 +168,11 @@ pqc_status RpcRemote::TruncateSequence(uint64_t sequence_id, uint64_t token_coun
     ToWire(lease, [&] { return request.mutable_lease(); });
     grpc::Status status = Attempt(
         Repeat::kNever, CallDeadline(),
-        [&](auto* context) { return kv_->TruncateSequence(context, request, &response); }, waiting,
-        lease.boot_word);
+        [&](const Context& context) {
+          return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncTruncateSequence, context, request,
+                      &response);
+        },
+        waiting, lease.boot_word);
     if (status.ok()) GiveImage(response.attachment(), image);
     return status;
   });
@@ -180,8 +188,10 @@ pqc_status RpcRemote::Attach(uint64_t sequence_id, const LeaseView& lease, uint6
     ToWire(lease, [&] { return request.mutable_lease(); });
     grpc::Status status = Attempt(
         Repeat::kNever, CallDeadline(),
-        [&](auto* context) { return kv_->Attach(context, request, &response); }, Waiting::kCaller,
-        lease.boot_word);
+        [&](const Context& context) {
+          return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncAttach, context, request, &response);
+        },
+        Waiting::kCaller, lease.boot_word);
     if (!status.ok()) return status;
     *lease_id = response.lease_id();
     *word_index = response.word_index();
@@ -197,8 +207,10 @@ pqc_status RpcRemote::Detach(const LeaseView& lease, ErrorText* error) noexcept 
     request.set_lease_id(lease.lease_id);
     return Attempt(
         Repeat::kHarmless, CallDeadline(),
-        [&](auto* context) { return kv_->Detach(context, request, &response); }, Waiting::kCaller,
-        lease.boot_word);
+        [&](const Context& context) {
+          return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncDetach, context, request, &response);
+        },
+        Waiting::kCaller, lease.boot_word);
   });
 }
 

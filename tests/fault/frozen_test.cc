@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -128,6 +129,47 @@ TEST_P(FrozenTest, AStoppedWorkerHoldsNoCallUp) {
   for (int i = 0; i < 20; ++i) engine.Act();
   engine.Verify();
   EXPECT_EQ(engine.counts().acknowledged_bytes_lost, 0u);
+}
+
+TEST_P(FrozenTest, AStoppedWorkerHoldsALongPromptUpNoLongerAndTheNextOnesGoThrough) {
+  constexpr uint64_t kTokens = 24000;  // 17 MiB: more parts than there are slots of staging
+  const Layer prompt(kTokens, 5);
+  const auto ingest = [&](Sequence& sequence) {
+    return sequence.Ingest(0, 0, prompt.keys(0, kTokens), prompt.values(0, kTokens));
+  };
+  CacheSpec spec = SpecOf("long", {0});
+  spec.capacity_bytes = 128 << 20;
+  Cache cache = Soon([&] { return client_->OpenCache(spec); });
+  const auto create = [&] { return Soon([&] { return cache.CreateSequence(); }); };
+  for (int i = 0; i < 3; ++i) {  // the first time, there is no ring of staging yet
+    Sequence held_up = create();
+    {
+      const Stopped worker(AwaitWorker(daemon_.process().pid()));
+      Bounded("ingest", [&] { EXPECT_FALSE(ingest(held_up).ok()); });
+    }
+    Sequence next = create();  // needs all slots
+    const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    Status status = ingest(next);
+    while (!status.ok() && std::chrono::steady_clock::now() < until) status = ingest(next);
+    ASSERT_TRUE(status.ok()) << status.message();
+    std::vector<float> rows(Layer::kKvHeads * kTokens * Layer::kKeyDim);
+    const auto bytes = std::as_writable_bytes(std::span(rows));
+    ASSERT_TRUE(next.FetchRange(0, {0, kTokens}, PQC_KEY, bytes).ok());
+    for (uint64_t token = 0; token < kTokens; token += 479) {
+      for (uint32_t head = 0; head < Layer::kKvHeads; ++head) {
+        const float* stored = rows.data() + (head * kTokens + token) * Layer::kKeyDim;
+        ASSERT_TRUE(std::equal(stored, stored + Layer::kKeyDim, prompt.key(token, head)))
+            << i << ", token " << token;
+      }
+    }
+    // All of the first one's rows, or none.
+    const uint64_t held = Soon([&] { return held_up.Describe(); }).token_count;
+    EXPECT_TRUE(held == 0 || held == kTokens) << held;
+    Soon([&]() -> Result<bool> {
+      const Status dropped = held_up.Drop();
+      return dropped.ok() ? Result<bool>(true) : Result<bool>(dropped);
+    });
+  }
 }
 
 TEST_P(FrozenTest, AClientClosesInTimeWhileItsWorkerIsStopped) {

@@ -213,6 +213,58 @@ TEST(BrokerTest, ASilentBrokerEndsWithTheDeadline) {
   EXPECT_EQ(write(done[1], "x", 1), 1);
 }
 
+// A worker that stood still answers late.
+TEST(BrokerTest, ALateAnswerIsOfTheRequestThatAskedForIt) {
+  int go_on[2];
+  ASSERT_EQ(pipe(go_on), 0);
+  const auto pool_reply = [](size_t bytes) {
+    BrokerReply reply;
+    reply.call = BrokerCall::kOpenPool;
+    reply.size_bytes = bytes;
+    return reply;
+  };
+  FakeBroker fake([&](int connection) {
+    const auto answer = [&](const BrokerReply& reply) {
+      const int memory = Memory(reply.size_bytes);
+      Send(connection, reply, {memory});
+      close(memory);
+    };
+    char byte;
+    Receive(connection);
+    answer(Hello(4096));
+    EXPECT_EQ(Receive(connection).cache_id, 1u);
+    EXPECT_EQ(read(go_on[0], &byte, 1), 1);
+    answer(pool_reply(8192));
+    EXPECT_EQ(Receive(connection).cache_id, 2u);  // the first one was not sent again
+    EXPECT_EQ(read(go_on[0], &byte, 1), 1);
+    answer(pool_reply(12288));
+    EXPECT_EQ(Receive(connection).cache_id, 3u);
+    answer(pool_reply(16384));
+  });
+  std::unique_ptr<Broker> broker;
+  ASSERT_EQ(Open(fake.path(), &broker, 100), PQC_OK) << pqc_last_error();
+  const auto open = [&](uint64_t cache_id, std::shared_ptr<Mapping>* pool) {
+    pqc_status status = PQC_DEADLINE_EXCEEDED;
+    for (int i = 0; i < 100 && status == PQC_DEADLINE_EXCEEDED; ++i) {
+      status = broker->OpenPool(cache_id, pool);
+    }
+    return status;
+  };
+  std::shared_ptr<Mapping> pool;
+  EXPECT_EQ(broker->OpenPool(1, &pool), PQC_DEADLINE_EXCEEDED);
+  EXPECT_EQ(write(go_on[1], "x", 1), 1);
+  ASSERT_EQ(open(1, &pool), PQC_OK) << pqc_last_error();
+  EXPECT_EQ(pool->size_bytes(), 8192u);
+  // Another request comes first: then the late answer is nobody's.
+  EXPECT_EQ(broker->OpenPool(2, &pool), PQC_DEADLINE_EXCEEDED);
+  EXPECT_EQ(broker->OpenPool(3, &pool), PQC_DEADLINE_EXCEEDED);
+  EXPECT_EQ(write(go_on[1], "x", 1), 1);
+  ASSERT_EQ(open(3, &pool), PQC_OK) << pqc_last_error();
+  EXPECT_EQ(pool->size_bytes(), 16384u);
+  close(go_on[0]);
+  close(go_on[1]);
+}
+
 TEST(BrokerTest, ABrokerThatHangsUpInAnAnswerIsUnavailable) {
   FakeBroker fake([](int connection) {
     Receive(connection);

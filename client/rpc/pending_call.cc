@@ -1,0 +1,64 @@
+#include "client/rpc/pending_call.h"
+
+#include <utility>
+
+namespace pqcached::client {
+namespace {
+
+// Beyond the deadline, for gRPC to tell of it: most calls end so.
+constexpr int64_t kGraceMs = 200;
+
+}  // namespace
+
+PendingCall::PendingCall(std::shared_ptr<grpc::ClientContext> context)
+    : context_(std::move(context)) {}
+
+PendingCall::~PendingCall() {
+  queue_.Shutdown();
+  void* tag = nullptr;
+  for (bool ok = false; queue_.Next(&tag, &ok);) {
+  }
+}
+
+bool PendingCall::Take(gpr_timespec until, void** tag, bool* ok) {
+  if (queue_.AsyncNext(tag, ok, until) != grpc::CompletionQueue::GOT_EVENT) return false;
+  --under_way_;
+  return true;
+}
+
+bool PendingCall::Next(void** tag, bool* ok) {
+  const gpr_timespec grace = gpr_time_from_millis(kGraceMs, GPR_TIMESPAN);
+  if (!overdue_ && Take(gpr_time_add(context_->raw_deadline(), grace), tag, ok)) return true;
+  overdue_ = true;
+  return false;
+}
+
+bool PendingCall::TryNext(void** tag, bool* ok) {
+  return Take(gpr_time_0(GPR_CLOCK_MONOTONIC), tag, ok);
+}
+
+grpc::Status Overdue() { return {grpc::StatusCode::DEADLINE_EXCEEDED, ""}; }
+
+void LeftBehind::Add(std::unique_ptr<PendingCall> call) {
+  call->context()->TryCancel();
+  const std::lock_guard lock(mutex_);
+  FreeEnded();
+  calls_.push_back(std::move(call));
+}
+
+void LeftBehind::FreeEnded() {
+  std::erase_if(calls_, [](const std::unique_ptr<PendingCall>& call) {
+    void* tag = nullptr;
+    for (bool ok = false; call->under_way() && call->TryNext(&tag, &ok);) {
+    }
+    return !call->under_way();
+  });
+}
+
+LeftBehind::~LeftBehind() {
+  const std::lock_guard lock(mutex_);
+  FreeEnded();
+  for (std::unique_ptr<PendingCall>& call : calls_) static_cast<void>(call.release());
+}
+
+}  // namespace pqcached::client

@@ -63,6 +63,7 @@ SequenceInfo Describe(const Cache& cache, const Sequence& sequence, const Snapsh
   info.retained = sequence.session().empty();
   info.pin_left = sequence.holds().pin_left();
   info.idle = sequence.holds().idle();
+  info.group_key = sequence.group_key();
   for (uint32_t slot = 0; slot < cache.layers.size(); ++slot) {
     const LayerShape& shape = cache.layers.layers[slot].shape;
     const uint32_t tokens = snapshot.layer_tokens[slot];

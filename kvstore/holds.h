@@ -2,7 +2,9 @@
 //
 // Leases, writers and builds hold a sequence; a pin keeps it until its time has come, also beyond the end
 // of the process (sequence_record.h). The evictor claims a sequence that nobody holds: from then on
-// nobody can hold it any more.
+// nobody can hold it any more. Of several that go together it first reserves each one, then settles all:
+// who wants to hold or pin one of them meanwhile waits for what comes out, so that nobody is told of an
+// eviction that does not happen.
 //
 // Thread-safe, without locks.
 #ifndef PQCACHED_KVSTORE_HOLDS_H_
@@ -13,6 +15,7 @@
 #include <chrono>
 #include <cstdint>
 #include <ctime>
+#include <thread>
 
 #include "absl/time/time.h"
 
@@ -36,25 +39,33 @@ class Holds {
 
   // False when it was claimed. Each successful call is followed by one Release.
   [[nodiscard]] bool Take() {
-    int64_t count = count_.load(std::memory_order_acquire);
-    while (count != kClaimed) {
-      if (count_.compare_exchange_weak(count, count + 1, std::memory_order_acq_rel)) return true;
+    for (;;) {
+      int64_t count = Settled();
+      if (count == kClaimed) return false;
+      if (count_.compare_exchange_weak(count, count + 1)) return true;
     }
-    return false;
   }
   void Release() {
     Touch();
     count_.fetch_sub(1, std::memory_order_acq_rel);
   }
-  // Of the evictor: true when nobody holds it and no pin keeps it. Once.
-  [[nodiscard]] bool Claim() {
+  // Of the evictor: true when nobody holds it and no pin keeps it; followed by one Settle, soon: until then
+  // others wait.
+  [[nodiscard]] bool Reserve() {
     int64_t nobody = 0;
-    if (!count_.compare_exchange_strong(nobody, kClaimed, std::memory_order_acq_rel)) return false;
+    if (!count_.compare_exchange_strong(nobody, kReserved)) return false;
     if (!pinned()) return true;
-    count_.store(0, std::memory_order_release);
+    Settle(/*claimed=*/false);
     return false;
   }
-  bool claimed() const { return count_.load(std::memory_order_acquire) == kClaimed; }
+  void Settle(bool claimed) { count_.store(claimed ? kClaimed : 0); }
+  // Both at once, of one that goes alone. Once.
+  [[nodiscard]] bool Claim() {
+    const bool reserved = Reserve();
+    if (reserved) Settle(/*claimed=*/true);
+    return reserved;
+  }
+  bool claimed() const { return Settled() == kClaimed; }
   bool held() const { return count_.load(std::memory_order_acquire) > 0; }
 
   // Of BootNanos; zero: not any more. Not for longer than kLongestPin from now, whatever a record says.
@@ -76,6 +87,16 @@ class Holds {
 
  private:
   static constexpr int64_t kClaimed = -1;
+  static constexpr int64_t kReserved = -2;
+
+  // The count when no evictor is about to decide, which takes it some loads and stores.
+  int64_t Settled() const {
+    for (;;) {
+      const int64_t count = count_.load();
+      if (count != kReserved) return count;
+      std::this_thread::yield();
+    }
+  }
 
   std::atomic<int64_t> count_ = 0;
   std::atomic<int64_t> pinned_until_ = 0;          // of BootNanos

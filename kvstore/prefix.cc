@@ -76,6 +76,15 @@ PrefixKey NextPrefixKey(const PrefixKey& before, std::span<const uint32_t> token
   return Sha256(bytes);
 }
 
+PrefixKey PromptDigest(std::span<const uint32_t> token_ids, std::string_view extra_key) {
+  Fields fields;
+  fields.Add(std::string_view("pqcached prompt 1"));
+  fields.Add(extra_key);
+  fields.Add(
+      std::string_view(reinterpret_cast<const char*>(token_ids.data()), token_ids.size_bytes()));
+  return Sha256(fields.bytes());
+}
+
 absl::Status CheckPrefix(std::span<const uint32_t> token_ids, std::string_view extra_key) {
   if (token_ids.size() > kMaxNamedAhead) {
     return absl::InvalidArgumentError(

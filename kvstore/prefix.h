@@ -37,6 +37,8 @@ using PrefixKey = std::array<uint8_t, 32>;
 PrefixKey PrefixRoot(std::string_view tenant, const CacheSpec& spec, std::string_view extra_key);
 // REQUIRES: token_ids.size() == kPrefixStepTokens.
 PrefixKey NextPrefixKey(const PrefixKey& before, std::span<const uint32_t> token_ids);
+// Of a whole prompt, to tell it from others.
+PrefixKey PromptDigest(std::span<const uint32_t> token_ids, std::string_view extra_key);
 
 // Errors: kInvalidArgument naming token_ids or extra_key.
 absl::Status CheckPrefix(std::span<const uint32_t> token_ids, std::string_view extra_key);

@@ -395,7 +395,8 @@ RecoveredSequence CacheRecovery::Build(Draft draft) {
                                  Sequence::Start{.first = std::move(first),
                                                  .record = std::move(record),
                                                  .suspended = draft.state.suspended != 0,
-                                                 .views = std::move(draft.views)});
+                                                 .views = std::move(draft.views),
+                                                 .group_key = draft.identity.group_key});
   sequence->holds().PinUntil(draft.state.pinned_until);
   auto names = std::make_shared<NamedTokens>(cache_.prefixes, draft.identity.root, sequence,
                                              token_count, std::move(draft.names));

@@ -171,6 +171,7 @@ Sequence::Sequence(uint64_t sequence_id, std::string session, uint32_t layer_cou
 Sequence::Sequence(uint64_t sequence_id, std::string session, Start start)
     : sequence_id_(sequence_id),
       session_(std::move(session)),
+      group_key_(std::move(start.group_key)),
       suspended_(start.suspended),
       record_(std::move(start.record)),
       current_(std::move(start.first)),

@@ -147,12 +147,15 @@ class Sequence {
     std::unique_ptr<SequenceRecord> record;  // of `first`; null: it is not written down
     bool suspended = false;
     std::vector<std::shared_ptr<const TailView>> views;  // of others, of its open segment
+    std::string group_key =
+        {};  // ties it to those of other ranks (rank_sequences.h); empty: to none
   };
   Sequence(uint64_t sequence_id, std::string session, Start start);
   ~Sequence();
 
   uint64_t sequence_id() const { return sequence_id_; }
   const std::string& session() const { return session_; }
+  const std::string& group_key() const { return group_key_; }
 
   // The newest snapshot. Errors: kNotFound when dropped, kFailedPrecondition when suspended.
   absl::StatusOr<std::shared_ptr<const Snapshot>> Read() const;
@@ -251,6 +254,7 @@ class Sequence {
 
   const uint64_t sequence_id_;
   const std::string session_;
+  const std::string group_key_;
   std::atomic<bool> dropped_ = false;
   std::atomic<bool> suspended_ = false;
   mutable Holds holds_;

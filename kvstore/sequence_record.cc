@@ -102,6 +102,7 @@ void WriteIdentity(RecordTable& table, uint32_t number, const SequenceIdentity& 
   writer.Add(live.seed);
   writer.Add(live.train_tokens);
   writer.Add(live.sink_tokens);
+  if (!identity.group_key.empty()) writer.AddText(identity.group_key);
   table.identities().Commit(number, writer.size_bytes());
 }
 
@@ -121,6 +122,8 @@ std::optional<SequenceIdentity> ReadIdentity(std::span<const std::byte> bytes) {
   live.train_tokens = reader.Get<uint32_t>();
   live.sink_tokens = reader.Get<uint32_t>();
   if (is_live != 0) identity.live_index = live;
+  if (reader.ok() && !reader.done()) identity.group_key = reader.GetText();
+  if (identity.group_key.size() > kMaxGroupKeyBytes) return std::nullopt;
   if (!reader.done() || is_live > 1) return std::nullopt;
   return identity;
 }

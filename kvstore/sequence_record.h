@@ -32,6 +32,8 @@ struct SequenceIdentity {
   std::string session;  // at most kMaxSessionBytes
   PrefixKey root = {};
   std::optional<LiveIndex> live_index;
+  std::string group_key =
+      {};  // at most kMaxGroupKeyBytes; written behind the rest unless it is empty
 };
 
 // ---- What stands in the slots and blocks.

@@ -43,6 +43,7 @@
 namespace pqcached::kvstore {
 
 inline constexpr absl::Duration kMaxPin = absl::Hours(24 * 30);  // see PinSequence
+inline constexpr size_t kMaxGroupKeyBytes = 64;
 
 // Time of an engine's prefill per layer, a quadratic in the tokens: its keys may be clustered
 // meanwhile. All 0: not known.
@@ -85,7 +86,8 @@ struct StoreOptions {
   bool retain = false;
   double max_retained_share = 0.8;  // of a pool
   EvictionPolicy eviction_policy = EvictionPolicy::kReuse;
-  // A sequence of a living session may be evicted when nobody has used it for so long; zero = never.
+  // A sequence of a living session may be evicted when nobody has used it for so long; zero = never. One of
+  // a rank only with a group_key, when nobody has used any of its members.
   absl::Duration evict_idle = absl::Seconds(60);
   std::map<std::string, TenantQuota, std::less<>> tenant_quotas;
   // How often the limits of the machine and of control groups are read anew; zero = only by OpenCache.
@@ -157,6 +159,7 @@ struct SequenceInfo {
   bool retained = false;      // its session is over
   absl::Duration pin_left = absl::ZeroDuration();
   absl::Duration idle = absl::ZeroDuration();  // since the last call on it
+  std::string group_key = {};
 };
 
 // Rows of tokens [first_position, first_position + tokens) of one layer: keys [tokens, kv_heads,
@@ -215,6 +218,9 @@ struct SequenceSpec {
   std::vector<uint32_t> token_ids = {};  // of the prompt, as far as known: for shared prefixes
   std::string extra_key = {};            // of the prefix; at most 256 bytes
   std::optional<LiveIndex> live_index = {};
+  // Of a rank's cache: what all ranks call the one sequence of their group that this is a part of; at
+  // most kMaxGroupKeyBytes. Empty: it is tied to none.
+  std::string group_key = {};
 };
 
 struct CreatedSequence {
@@ -332,6 +338,20 @@ class Store {
   virtual absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) = 0;
 
   // The sequence begins with the longest stored prefix of spec.token_ids (MatchPrefix), shared.
+  //
+  // With a group_key the ranks of a group (the caches of one tenant, name and rank.group) make one
+  // sequence together: all are told the same token_count, that of the first call, whatever becomes of
+  // other sequences between the calls; and all are evicted and pinned together, or none. Other ranks
+  // begin with what the first call holds for them until all members have ended; then the key may be
+  // used again. A fork is not tied.
+  //
+  // Errors: kInvalidArgument     token_ids, extra_key, live_index or group_key (too long; the cache has
+  //                              no rank.group)
+  //         kAlreadyExists       the rank has, or had, a sequence under the group_key, and not all ranks'
+  //                              have ended
+  //         kFailedPrecondition  group_key: another prompt than the first rank's; or the process has
+  //                              begun anew since, and with it what was held: begin the key anew on all ranks
+  //         kResourceExhausted   max_sequences
   virtual absl::StatusOr<CreatedSequence> CreateSequence(std::string_view tenant, uint64_t cache_id,
                                                          const SequenceSpec& spec) = 0;
   // A new sequence that shares the first `token_count` tokens (0 = all) and their indexes;
@@ -467,15 +487,16 @@ class Store {
   virtual absl::StatusOr<Admission> Admit(std::string_view tenant, uint64_t cache_id,
                                           const AdmitSpec& spec) = 0;
   // Keeps the sequence from being evicted for this long, and what is retained of it; its counterparts in
-  // other ranks, too. With a keeper, whoever recovers the sequence goes on. Zero: no longer. Empty tenant: of
+  // other ranks (by group_key, or by their tokens), too. With a keeper, whoever recovers the sequence goes on. Zero: no longer. Empty tenant: of
   // any tenant (for admin).
   //
   // Errors: kNotFound, kInvalidArgument (ttl), kResourceExhausted (records)
   virtual absl::Status PinSequence(std::string_view tenant, uint64_t sequence_id,
                                    absl::Duration ttl) = 0;
-  // Drops a sequence that nobody uses, whosever it is, and retains nothing of it.
+  // Drops a sequence that nobody uses, whosever it is, and retains nothing of it; with a group_key all
+  // members, or none.
   //
-  // Errors: kNotFound; kFailedPrecondition naming the lease, the pin, or the work that holds it
+  // Errors: kNotFound; kFailedPrecondition naming the member, and the lease, the pin, or the work that holds it
   virtual absl::Status EvictSequence(uint64_t sequence_id) = 0;
 
   // ---- What outlives the process (StoreOptions::keeper).

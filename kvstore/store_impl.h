@@ -18,6 +18,7 @@
 #include "kvstore/local_sessions.h"
 #include "kvstore/memory_watch.h"
 #include "kvstore/mutex.h"
+#include "kvstore/rank_sequences.h"
 #include "kvstore/reader.h"
 #include "kvstore/root_records.h"
 #include "kvstore/sequence.h"
@@ -134,8 +135,17 @@ class StoreImpl final : public Store {
     std::shared_ptr<const Snapshot> snapshot;  // null: nothing is shared
   };
 
+  struct NewSequence {
+    std::string session;
+    std::shared_ptr<const Snapshot> first;  // null: with nothing
+    PrefixKey root;
+    std::span<const uint32_t> token_ids;
+    std::optional<LiveIndex> live_index = {};
+    std::string group_key = {};
+  };
+
   // The longest stored prefix of a prompt, shared.
-  Prefix SharePrefix(const Cache& cache, std::span<const uint32_t> token_ids,
+  Prefix SharePrefix(const std::shared_ptr<const Cache>& cache, std::span<const uint32_t> token_ids,
                      std::string_view extra_key) const;
   absl::StatusOr<Found> FindOfAnyTenant(uint64_t sequence_id) const;
   absl::StatusOr<Found> Find(std::string_view tenant, uint64_t sequence_id) const;
@@ -150,20 +160,26 @@ class StoreImpl final : public Store {
   // field that does not go with them.
   absl::Status CheckRanks(std::string_view tenant, const CacheSpec& spec)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The open caches of its group, itself too; without a group, itself.
+  std::vector<std::shared_ptr<const Cache>> RanksOf(
+      const std::shared_ptr<const Cache>& cache) const;
+  // What each rank shares of the prompt, the same number of tokens, the most that all of them hold.
+  RankPrefixes SettleRanks(const std::shared_ptr<const Cache>& cache,
+                           std::span<const uint32_t> token_ids, std::string_view extra_key) const;
+  // CreateSequence with a group_key.
+  absl::StatusOr<CreatedSequence> CreateTied(const std::shared_ptr<const Cache>& cache,
+                                             const SequenceSpec& spec);
+  // Counts what a prompt of a new sequence has found.
+  void CountPrefix(const Cache& cache, const SequenceSpec& spec, const Snapshot* found);
   // Tokens of the prompt that every rank of the cache's group holds.
-  uint32_t MatchRanks(const Cache& cache, std::span<const uint32_t> token_ids,
-                      std::string_view extra_key) const;
+  uint32_t MatchRanks(const std::shared_ptr<const Cache>& cache,
+                      std::span<const uint32_t> token_ids, std::string_view extra_key) const;
   // Begins to keep up the index of a sequence that was made.
   absl::StatusOr<CreatedSequence> KeepUp(absl::StatusOr<CreatedSequence> created,
                                          const std::optional<LiveIndex>& live_index);
-  // Puts a new sequence that begins with `first` among the others. Errors: kResourceExhausted
-  // (max_sequences), and those of NamedTokens::Name.
-  absl::StatusOr<CreatedSequence> AddSequence(std::shared_ptr<const Cache> cache,
-                                              std::string session,
-                                              std::shared_ptr<const Snapshot> first,
-                                              const PrefixKey& root,
-                                              std::span<const uint32_t> token_ids,
-                                              const std::optional<LiveIndex>& live_index);
+  // Puts a new sequence among the others. Errors: kResourceExhausted (max_sequences), and those of
+  // NamedTokens::Name.
+  absl::StatusOr<CreatedSequence> AddSequence(std::shared_ptr<const Cache> cache, NewSequence made);
   // The memory of a new cache, written down when there is a keeper. Errors: those of Pool and keeper.
   absl::StatusOr<std::shared_ptr<const Cache>> MakeMemory(std::string_view tenant,
                                                           const CacheSpec& spec)
@@ -193,8 +209,13 @@ class StoreImpl final : public Store {
   size_t CarryOut(const Cache& cache, std::span<const Candidate> candidates,
                   std::span<const Victim> victims);
   bool CarryOut(const Cache& cache, const Candidate& candidate, const Victim& victim);
-  // False when somebody holds it now.
-  bool EvictWhole(const Found& found);
+  // With those of other ranks that are one with it. Errors: kFailedPrecondition naming the one that
+  // somebody holds now; then all stay.
+  absl::Status EvictWhole(const Found& found);
+  // Whether nobody holds it, and it is retained, or idle with all that it is tied to.
+  bool MayBeEvicted(const Found& found) const;
+  // What admin is told before it tries. Errors: kFailedPrecondition naming the lease or the pin.
+  absl::Status CheckUnused(std::span<const std::shared_ptr<Sequence>> sequences);
   bool Shorten(const Found& found, uint32_t keep_tokens);
   // Of the other ranks, with more than `keep_tokens` of the same tokens.
   std::vector<Found> Counterparts(const Cache& cache, const NamedTokens& names,
@@ -209,6 +230,7 @@ class StoreImpl final : public Store {
   RecoveryReport recovery_;
 
   LocalSessions local_;
+  RankSequences rank_sequences_;
 
   EvictedIds evicted_;
   std::atomic<uint64_t> evicted_sequences_ = 0;

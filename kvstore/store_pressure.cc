@@ -116,19 +116,27 @@ std::vector<StoreImpl::Found> StoreImpl::SequencesOf(const Cache& cache, bool re
   return all;
 }
 
+bool StoreImpl::MayBeEvicted(const Found& found) const {
+  const auto is_free = [](const Sequence& sequence) {
+    return !sequence.holds().held() && !sequence.holds().pinned();
+  };
+  if (!is_free(*found.sequence)) return false;
+  if (found.retained()) return true;
+  // Which sequences of living sessions belong together, over the ranks of a group, only keys tell.
+  if (!found.cache->spec.rank.group.empty() && found.sequence->group_key().empty()) return false;
+  const RankSequences::Members members = rank_sequences_.MembersOf(*found.cache, found.sequence);
+  return !members.joining &&
+         std::all_of(members.alive.begin(), members.alive.end(), [&](const auto& member) {
+           return is_free(*member) && member->holds().idle() >= engine_->options.evict_idle &&
+                  engine_->live->IdleOf(member->sequence_id());
+         });
+}
+
 std::vector<Candidate> StoreImpl::Candidates(const Cache& cache, bool retained_only) const {
-  const StoreOptions& options = engine_->options;
-  // Which sequences of living sessions belong together, over the ranks of a group, nobody knows.
-  const bool idle_too =
-      !retained_only && options.evict_idle > absl::ZeroDuration() && cache.spec.rank.group.empty();
+  const bool idle_too = !retained_only && engine_->options.evict_idle > absl::ZeroDuration();
   std::vector<Candidate> candidates;
   for (const Found& found : SequencesOf(cache, !idle_too)) {
-    const Holds& holds = found.sequence->holds();
-    if (holds.held() || holds.pinned()) continue;
-    if (!found.retained() && (holds.idle() < options.evict_idle ||
-                              !engine_->live->IdleOf(found.sequence->sequence_id()))) {
-      continue;
-    }
+    if (!MayBeEvicted(found)) continue;
     candidates.push_back({.sequence = found.sequence, .retained = found.retained()});
   }
   // In the order in which they were made, so that equals go in a known order.
@@ -167,18 +175,20 @@ size_t StoreImpl::CarryOut(const Cache& cache, std::span<const Candidate> candid
   return bytes;
 }
 
-bool StoreImpl::EvictWhole(const Found& found) {
-  Sequence& sequence = *found.sequence;
-  if (!sequence.holds().Claim()) return false;
-  evicted_.Add(sequence.sequence_id());
-  ++evicted_sequences_;
-  Forget(sequence.sequence_id());
-  sequence.Drop();
-  return true;
+absl::Status StoreImpl::EvictWhole(const Found& found) {
+  const auto claimed = rank_sequences_.Claim(*found.cache, found.sequence);
+  if (!claimed.ok()) return claimed.status();
+  for (const auto& sequence : *claimed) {
+    evicted_.Add(sequence->sequence_id());
+    ++evicted_sequences_;
+    Forget(sequence->sequence_id());
+    sequence->Drop();
+  }
+  return absl::OkStatus();
 }
 
 bool StoreImpl::Shorten(const Found& found, uint32_t keep_tokens) {
-  if (keep_tokens == 0) return EvictWhole(found);
+  if (keep_tokens == 0) return EvictWhole(found).ok();
   const auto lease = WriteLease::Take(found.sequence);
   return lease.ok() && !found.sequence->holds().pinned() &&
          found.sequence->Truncate(keep_tokens, /*own_lease=*/0).ok();
@@ -257,6 +267,7 @@ void StoreImpl::EndSequence(const Found& found) {
   if (engine_->options.retain && !found.retained()) return Retain(found);
   Forget(found.sequence->sequence_id());
   found.sequence->Drop();  // a writer at work finds out when it publishes
+  rank_sequences_.Ended(*found.cache, *found.sequence);
 }
 
 // The tokens go on as a sequence of nobody: another id, so that the old one is gone as promised.
@@ -279,13 +290,16 @@ void StoreImpl::Retain(const Found& found) {
   const PrefixKey root = found.names->root();
   Forget(found.sequence->sequence_id());
   found.sequence->Drop();  // a writer at work finds out when it publishes
+  rank_sequences_.Ended(cache, *found.sequence);
   if (!kept.ok()) return;
   const uint64_t tick = cache.uses->Tick();
   for (const SegmentEntry& entry : kept->snapshot->list->segments) {
     cache.uses->Use(tick, /*hit=*/false, entry.rows->heat());
   }
-  const auto made = AddSequence(found.cache, /*session=*/{}, std::move(kept->snapshot), root,
-                                kept->token_ids, std::nullopt);
+  const auto made = AddSequence(found.cache, {.session = {},
+                                              .first = std::move(kept->snapshot),
+                                              .root = root,
+                                              .token_ids = kept->token_ids});
   if (!made.ok()) return;  // as many sequences as may be, all of them in use
   const auto retained = FindOfAnyTenant(made->sequence_id);
   if (!retained.ok()) return;
@@ -371,11 +385,34 @@ absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_i
   if (found->sequence->holds().claimed()) {
     return absl::NotFoundError(absl::StrCat("sequence ", sequence_id, " was evicted"));
   }
+  std::vector<std::shared_ptr<Sequence>> others =
+      rank_sequences_.MembersOf(*found->cache, found->sequence).alive;
+  others.erase(others.begin());  // itself
   for (const Found& other : Counterparts(*found->cache, *found->names, 0)) {
-    if (absl::Status status = other.sequence->PinUntil(until);
-        !status.ok() && !absl::IsNotFound(status)) {
+    others.push_back(other.sequence);
+  }
+  for (const auto& other : others) {
+    if (absl::Status status = other->PinUntil(until); !status.ok() && !absl::IsNotFound(status)) {
       return status;
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StoreImpl::CheckUnused(std::span<const std::shared_ptr<Sequence>> sequences) {
+  const std::vector<LeaseInfo> leases = local_.ListLeases();
+  for (const auto& sequence : sequences) {
+    const uint64_t sequence_id = sequence->sequence_id();
+    for (const LeaseInfo& lease : leases) {
+      if (lease.sequence_id != sequence_id) continue;
+      return absl::FailedPreconditionError(absl::StrCat("sequence ", sequence_id, ": lease ",
+                                                        lease.lease_id, " of session ",
+                                                        lease.session, " holds it"));
+    }
+    if (!sequence->holds().pinned()) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("sequence ", sequence_id, ": it is pinned for another ",
+                     absl::ToDoubleSeconds(sequence->holds().pin_left()), " s"));
   }
   return absl::OkStatus();
 }
@@ -383,29 +420,16 @@ absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_i
 absl::Status StoreImpl::EvictSequence(uint64_t sequence_id) {
   const auto found = FindOfAnyTenant(sequence_id);
   if (!found.ok()) return found.status();
-  Sequence& sequence = *found->sequence;
-  for (const LeaseInfo& lease : local_.ListLeases()) {
-    if (lease.sequence_id != sequence_id) continue;
-    return absl::FailedPreconditionError(absl::StrCat("sequence ", sequence_id, ": lease ",
-                                                      lease.lease_id, " of session ", lease.session,
-                                                      " holds it"));
-  }
-  if (sequence.holds().pinned()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("sequence ", sequence_id, ": it is pinned for another ",
-                     absl::ToDoubleSeconds(sequence.holds().pin_left()), " s"));
-  }
+  const RankSequences::Members members = rank_sequences_.MembersOf(*found->cache, found->sequence);
+  if (absl::Status status = CheckUnused(members.alive); !status.ok()) return status;
   const Candidate candidate{.sequence = found->sequence, .retained = found->retained()};
   const std::vector<Victim> victims =
       PlanEviction({&candidate, 1}, found->cache->layers, engine_->options.eviction_policy);
   const std::vector<Found> counterparts = Counterparts(*found->cache, *found->names, 0);
-  if (!EvictWhole(*found)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("sequence ", sequence_id, ": a writer or a build holds it"));
-  }
+  if (absl::Status status = EvictWhole(*found); !status.ok()) return status;
   for (const Victim& victim : victims) evicted_bytes_ += victim.bytes();
   for (const Found& other : counterparts) {
-    if (candidate.retained && other.retained()) EvictWhole(other);
+    if (candidate.retained && other.retained()) EvictWhole(other).IgnoreError();
   }
   return absl::OkStatus();
 }

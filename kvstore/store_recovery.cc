@@ -116,6 +116,9 @@ absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
       sequences_.emplace(found.identity.sequence_id, Found{cache, found.sequence, found.names});
     }
   }
+  for (const RecoveredSequence& found : recovered.sequences) {
+    if (!found.identity.group_key.empty()) rank_sequences_.Restore(*cache, found.sequence);
+  }
   ServePressure(cache);
   for (const RecoveredSequence& found : recovered.sequences) {
     engine_->checksums->Add(cache, found.sequence);

@@ -14,13 +14,21 @@
 #include "kvstore/store_impl.h"
 
 namespace pqcached::kvstore {
+namespace {
+
+// The tokens of all these steps, from whoever holds them; null: nobody.
+std::shared_ptr<const Snapshot> ShareSteps(const Cache& cache, std::span<const PrefixKey> keys) {
+  for (const auto& holder : cache.prefixes->Holders(keys.back())) {
+    auto snapshot = holder->ShareStep(keys.size() - 1, keys.back());
+    if (snapshot != nullptr) return snapshot;
+  }
+  return nullptr;
+}
+
+}  // namespace
 
 absl::StatusOr<CreatedSequence> StoreImpl::AddSequence(std::shared_ptr<const Cache> cache,
-                                                       std::string session,
-                                                       std::shared_ptr<const Snapshot> first,
-                                                       const PrefixKey& root,
-                                                       std::span<const uint32_t> token_ids,
-                                                       const std::optional<LiveIndex>& live_index) {
+                                                       NewSequence made) {
   const uint64_t cache_id = cache->cache_id;
   uint64_t sequence_id = 0;
   EvictForCount(*cache);
@@ -34,6 +42,7 @@ absl::StatusOr<CreatedSequence> StoreImpl::AddSequence(std::shared_ptr<const Cac
     ++count;
     sequence_id = NewId();
   }
+  std::shared_ptr<const Snapshot> first = std::move(made.first);
   if (first == nullptr) {
     first = std::make_shared<const Snapshot>(std::make_shared<SegmentList>(),
                                              std::vector<uint32_t>(cache->layers.size(), 0));
@@ -43,23 +52,28 @@ absl::StatusOr<CreatedSequence> StoreImpl::AddSequence(std::shared_ptr<const Cac
   std::unique_ptr<NamesRecord> names_record;
   absl::Status status;
   if (cache->records != nullptr) {
-    auto created = SequenceRecord::Create(
-        cache->records,
-        {.sequence_id = sequence_id, .session = session, .root = root, .live_index = live_index},
-        *first);
+    auto created = SequenceRecord::Create(cache->records,
+                                          {.sequence_id = sequence_id,
+                                           .session = made.session,
+                                           .root = made.root,
+                                           .live_index = made.live_index,
+                                           .group_key = made.group_key},
+                                          *first);
     status = created.status();
     if (status.ok()) {
       record = *std::move(created);
       names_record = std::make_unique<NamesRecord>(cache->records, record->slot());
     }
   }
-  auto sequence = std::make_shared<Sequence>(
-      sequence_id, std::move(session),
-      Sequence::Start{.first = std::move(first), .record = std::move(record), .views = {}});
-  auto names = std::make_shared<NamedTokens>(cache->prefixes, root, sequence, token_count,
+  auto sequence = std::make_shared<Sequence>(sequence_id, std::move(made.session),
+                                             Sequence::Start{.first = std::move(first),
+                                                             .record = std::move(record),
+                                                             .views = {},
+                                                             .group_key = made.group_key});
+  auto names = std::make_shared<NamedTokens>(cache->prefixes, made.root, sequence, token_count,
                                              std::move(names_record));
   if (status.ok()) status = sequence->Watch(names).status();
-  if (status.ok()) status = names->Name(0, token_ids);
+  if (status.ok()) status = names->Name(0, made.token_ids);
   if (status.ok() && cache->records != nullptr) engine_->checksums->Add(cache, sequence);
   if (!status.ok()) sequence->Drop();
   const MutexLock lock(&mutex_);
@@ -71,45 +85,81 @@ absl::StatusOr<CreatedSequence> StoreImpl::AddSequence(std::shared_ptr<const Cac
   return CreatedSequence{.sequence_id = sequence_id, .token_count = token_count};
 }
 
-uint32_t StoreImpl::MatchRanks(const Cache& cache, std::span<const uint32_t> token_ids,
-                               std::string_view extra_key) const {
+std::vector<std::shared_ptr<const Cache>> StoreImpl::RanksOf(
+    const std::shared_ptr<const Cache>& cache) const {
+  if (cache->spec.rank.group.empty()) return {cache};
   std::vector<std::shared_ptr<const Cache>> ranks;
-  if (const Rank& rank = cache.spec.rank; !rank.group.empty()) {
-    const MutexLock lock(&mutex_);
-    for (const auto& [id, other] : caches_) {
-      const bool member = other->tenant == cache.tenant && other->spec.name == cache.spec.name &&
-                          other->spec.rank.group == rank.group;
-      if (member) ranks.push_back(other);
-    }
-    if (ranks.size() < rank.rank_count) return 0;  // a rank that is not open holds nothing
+  const MutexLock lock(&mutex_);
+  for (const auto& [id, other] : caches_) {
+    const bool member = other->tenant == cache->tenant && other->spec.name == cache->spec.name &&
+                        other->spec.rank.group == cache->spec.rank.group;
+    if (member) ranks.push_back(other);
   }
-  const auto match = [&](const Cache& of) {
-    const PrefixKey root = PrefixRoot(of.tenant, of.spec, extra_key);
-    return static_cast<uint32_t>(of.prefixes->Match(root, token_ids).size() * kPrefixStepTokens);
-  };
-  uint32_t token_count = match(cache);
-  for (const auto& other : ranks) {
-    if (other->cache_id != cache.cache_id) token_count = std::min(token_count, match(*other));
-  }
-  return token_count;
+  return ranks;
 }
 
-StoreImpl::Prefix StoreImpl::SharePrefix(const Cache& cache, std::span<const uint32_t> token_ids,
+uint32_t StoreImpl::MatchRanks(const std::shared_ptr<const Cache>& cache,
+                               std::span<const uint32_t> token_ids,
+                               std::string_view extra_key) const {
+  const std::vector<std::shared_ptr<const Cache>> ranks = RanksOf(cache);
+  if (ranks.size() < cache->spec.rank.rank_count) return 0;  // one that is not open holds nothing
+  size_t steps = ~size_t{0};
+  for (const auto& rank : ranks) {
+    const PrefixKey root = PrefixRoot(rank->tenant, rank->spec, extra_key);
+    steps = std::min(steps, rank->prefixes->Match(root, token_ids).size());
+  }
+  return static_cast<uint32_t>(steps * kPrefixStepTokens);
+}
+
+RankPrefixes StoreImpl::SettleRanks(const std::shared_ptr<const Cache>& cache,
+                                    std::span<const uint32_t> token_ids,
+                                    std::string_view extra_key) const {
+  const std::vector<std::shared_ptr<const Cache>> ranks = RanksOf(cache);
+  if (ranks.size() < cache->spec.rank.rank_count) return {};
+  std::vector<std::vector<PrefixKey>> keys;
+  size_t steps = ~size_t{0};
+  for (const auto& rank : ranks) {
+    const PrefixKey root = PrefixRoot(rank->tenant, rank->spec, extra_key);
+    keys.push_back(rank->prefixes->Match(root, token_ids));
+    steps = std::min(steps, keys.back().size());
+  }
+  // Holders may be dropped or rolled back meanwhile: then all share less.
+  for (; steps > 0; --steps) {
+    RankPrefixes shared;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      auto snapshot = ShareSteps(*ranks[i], std::span(keys[i]).first(steps));
+      if (snapshot == nullptr) break;
+      shared[ranks[i]->spec.rank.rank] = std::move(snapshot);
+    }
+    if (shared.size() == ranks.size()) return shared;
+  }
+  return {};
+}
+
+StoreImpl::Prefix StoreImpl::SharePrefix(const std::shared_ptr<const Cache>& cache,
+                                         std::span<const uint32_t> token_ids,
                                          std::string_view extra_key) const {
-  Prefix prefix{.root = PrefixRoot(cache.tenant, cache.spec, extra_key), .snapshot = nullptr};
+  Prefix prefix{.root = PrefixRoot(cache->tenant, cache->spec, extra_key), .snapshot = nullptr};
   if (token_ids.size() < kPrefixStepTokens) return prefix;
   const uint32_t token_count =
-      cache.spec.rank.group.empty() ? ~0u : MatchRanks(cache, token_ids, extra_key);
-  std::vector<PrefixKey> keys = cache.prefixes->Match(prefix.root, token_ids);
+      cache->spec.rank.group.empty() ? ~0u : MatchRanks(cache, token_ids, extra_key);
+  std::vector<PrefixKey> keys = cache->prefixes->Match(prefix.root, token_ids);
   keys.resize(std::min<size_t>(keys.size(), token_count / kPrefixStepTokens));
-  // Holders may be dropped or rolled back meanwhile: then another one, or a shorter prefix.
-  for (; !keys.empty(); keys.pop_back()) {
-    for (const auto& holder : cache.prefixes->Holders(keys.back())) {
-      prefix.snapshot = holder->ShareStep(keys.size() - 1, keys.back());
-      if (prefix.snapshot != nullptr) return prefix;
-    }
+  // Holders may be dropped or rolled back meanwhile: then a shorter prefix.
+  for (; !keys.empty() && prefix.snapshot == nullptr; keys.pop_back()) {
+    prefix.snapshot = ShareSteps(*cache, keys);
   }
   return prefix;
+}
+
+void StoreImpl::CountPrefix(const Cache& cache, const SequenceSpec& spec, const Snapshot* found) {
+  prompt_tokens_ += spec.token_ids.size() / kPrefixStepTokens * kPrefixStepTokens;
+  if (found == nullptr) return;
+  matched_tokens_ += found->token_count();
+  const uint64_t tick = cache.uses->Tick();
+  for (const SegmentEntry& entry : found->list->segments) {
+    cache.uses->Use(tick, /*hit=*/true, entry.rows->heat());
+  }
 }
 
 absl::StatusOr<CreatedSequence> StoreImpl::KeepUp(absl::StatusOr<CreatedSequence> created,
@@ -120,7 +170,7 @@ absl::StatusOr<CreatedSequence> StoreImpl::KeepUp(absl::StatusOr<CreatedSequence
   absl::Status status = engine_->live->Add(found->cache, found->sequence, *live_index);
   if (!status.ok()) {
     Forget(created->sequence_id);
-    found->sequence->Drop();
+    found->sequence->Drop();  // not a member yet of what it may be tied to
     return status;
   }
   return created;
@@ -139,18 +189,39 @@ absl::StatusOr<CreatedSequence> StoreImpl::CreateSequence(std::string_view tenan
   if (absl::Status status = CheckPrefix(spec.token_ids, spec.extra_key); !status.ok()) {
     return status;
   }
-  Prefix prefix = SharePrefix(**cache, spec.token_ids, spec.extra_key);
-  prompt_tokens_ += spec.token_ids.size() / kPrefixStepTokens * kPrefixStepTokens;
-  if (prefix.snapshot != nullptr) {
-    matched_tokens_ += prefix.snapshot->token_count();
-    const uint64_t tick = (*cache)->uses->Tick();
-    for (const SegmentEntry& entry : prefix.snapshot->list->segments) {
-      (*cache)->uses->Use(tick, /*hit=*/true, entry.rows->heat());
-    }
-  }
-  return KeepUp(AddSequence(*std::move(cache), spec.session, std::move(prefix.snapshot),
-                            prefix.root, spec.token_ids, spec.live_index),
+  if (absl::Status status = CheckGroupKey(**cache, spec.group_key); !status.ok()) return status;
+  if (!spec.group_key.empty()) return CreateTied(*cache, spec);
+  Prefix prefix = SharePrefix(*cache, spec.token_ids, spec.extra_key);
+  CountPrefix(**cache, spec, prefix.snapshot.get());
+  return KeepUp(AddSequence(*std::move(cache), {.session = spec.session,
+                                                .first = std::move(prefix.snapshot),
+                                                .root = prefix.root,
+                                                .token_ids = spec.token_ids,
+                                                .live_index = spec.live_index}),
                 spec.live_index);
+}
+
+absl::StatusOr<CreatedSequence> StoreImpl::CreateTied(const std::shared_ptr<const Cache>& cache,
+                                                      const SequenceSpec& spec) {
+  auto seat =
+      rank_sequences_.Take(*cache, spec.group_key, PromptDigest(spec.token_ids, spec.extra_key),
+                           [&] { return SettleRanks(cache, spec.token_ids, spec.extra_key); });
+  if (!seat.ok()) return seat.status();
+  CountPrefix(*cache, spec, seat->first().get());
+  auto created =
+      KeepUp(AddSequence(cache, {.session = spec.session,
+                                 .first = seat->first(),
+                                 .root = PrefixRoot(cache->tenant, cache->spec, spec.extra_key),
+                                 .token_ids = spec.token_ids,
+                                 .live_index = spec.live_index,
+                                 .group_key = spec.group_key}),
+             spec.live_index);
+  if (!created.ok()) return created;
+  // Not found: its session has ended meanwhile, and it never was a member.
+  if (const auto found = FindOfAnyTenant(created->sequence_id); found.ok()) {
+    seat->Join(found->sequence);
+  }
+  return created;
 }
 
 absl::StatusOr<CreatedSequence> StoreImpl::ForkSequence(std::string_view tenant,
@@ -170,10 +241,12 @@ absl::StatusOr<CreatedSequence> StoreImpl::ForkSequence(std::string_view tenant,
   const std::optional<LiveIndex> live_index = engine_->live->SpecOf(sequence_id);
   auto first = found->names->Share(shared, /*partial_indexes=*/live_index.has_value());
   if (!first.ok()) return first.status();
-  return KeepUp(
-      AddSequence(std::move(found->cache), std::string(session), std::move(first->snapshot),
-                  found->names->root(), first->token_ids, live_index),
-      live_index);
+  return KeepUp(AddSequence(std::move(found->cache), {.session = std::string(session),
+                                                      .first = std::move(first->snapshot),
+                                                      .root = found->names->root(),
+                                                      .token_ids = first->token_ids,
+                                                      .live_index = live_index}),
+                live_index);
 }
 
 absl::StatusOr<uint64_t> StoreImpl::MatchPrefix(std::string_view tenant, uint64_t cache_id,
@@ -182,7 +255,7 @@ absl::StatusOr<uint64_t> StoreImpl::MatchPrefix(std::string_view tenant, uint64_
   const auto cache = FindCache(tenant, cache_id);
   if (!cache.ok()) return cache.status();
   if (absl::Status status = CheckPrefix(token_ids, extra_key); !status.ok()) return status;
-  return MatchRanks(**cache, token_ids, extra_key);
+  return MatchRanks(*cache, token_ids, extra_key);
 }
 
 absl::Status StoreImpl::NameTokens(std::string_view tenant, uint64_t sequence_id,

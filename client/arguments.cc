@@ -10,6 +10,7 @@ namespace {
 constexpr size_t kMaxStructBytes = 4096;
 constexpr uint32_t kMaxLayerGroups = 16;
 constexpr uint64_t kMaxExtraKeyBytes = 256;
+constexpr uint64_t kMaxGroupKeyBytes = 64;
 constexpr uint32_t kMaxGroupQueries = 64;
 constexpr uint32_t kMaxLayers = 1024;
 constexpr uint32_t kMaxExcludedRanges = 16;
@@ -387,6 +388,14 @@ pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, Tenso
 pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_options* to) {
   if (const pqc_status status = ReadStruct(from, "options", to); status != PQC_OK) return status;
   if (const pqc_status status = CheckPrompt(*to, "options."); status != PQC_OK) return status;
+  if (to->group_key_bytes > kMaxGroupKeyBytes) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.group_key_bytes: %llu, must be at most %llu",
+                static_cast<unsigned long long>(to->group_key_bytes),
+                static_cast<unsigned long long>(kMaxGroupKeyBytes));
+  }
+  if (to->group_key_bytes && !to->group_key) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.group_key: must not be NULL");
+  }
   if (to->live > 1) {
     return Fail(PQC_INVALID_ARGUMENT, "options.live: %u, must be 0 or 1", to->live);
   }

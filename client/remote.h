@@ -17,7 +17,7 @@
 
 namespace pqcached::client {
 
-inline constexpr uint32_t kRemoteVersion = 4;
+inline constexpr uint32_t kRemoteVersion = 5;
 inline constexpr uint32_t kMaxBatchItems = 256;
 inline constexpr char kRpcEntrySymbol[] = "pqcached_rpc_entry";
 

@@ -71,7 +71,8 @@ absl::StatusOr<kvstore::SequenceSpec> KvCacheService::SequenceSpecOf(
   kvstore::SequenceSpec spec{.session = call.session.id,
                              .token_ids = {request.token_ids().begin(), request.token_ids().end()},
                              .extra_key = request.extra_key(),
-                             .live_index = std::nullopt};
+                             .live_index = std::nullopt,
+                             .group_key = request.group_key()};
   if (absl::Status status = CheckExtraKey(request.extra_key()); !status.ok()) return status;
   if (!request.has_live_index()) return spec;
   absl::StatusOr<kvstore::LiveIndex> live = LiveIndexOf(request.live_index(), "live_index");

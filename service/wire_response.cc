@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "absl/strings/escaping.h"
 #include "service/sessions.h"
 #include "service/wire.h"
 
@@ -175,6 +176,7 @@ void ToWire(const kvstore::SequenceInfo& info, bool brief, v1::SequenceDescripti
   message->set_retained(info.retained);
   message->set_pinned_seconds(absl::ToDoubleSeconds(info.pin_left));
   message->set_idle_seconds(absl::ToDoubleSeconds(info.idle));
+  message->set_group_key(absl::CEscape(info.group_key));
   if (brief) return;
   for (const kvstore::LayerInfo& layer : info.layers) {
     v1::LayerDescription* description = message->add_layers();

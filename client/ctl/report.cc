@@ -149,6 +149,9 @@ std::string ReportSequence(const Json& describe_sequence) {
   text += "codebooks  " + Bytes(sequence.at("codebook_bytes")) + "\n";
   text += "in pool    " + Bytes(sequence.at("used_bytes")) + "\n";
   text += "state      " + StateOf(sequence) + "\n";
+  if (const std::string key = sequence.at("group_key"); !key.empty()) {
+    text += "group key  " + key + "\n";
+  }
   return text + Segments(sequence) + Layers(sequence);
 }
 

@@ -28,6 +28,9 @@ pqc_status RpcRemote::CreateSequence(uint64_t cache_id, const char* model_finger
     request.set_cache_id(cache_id);
     request.set_model_fingerprint(model_fingerprint);
     SetPrompt(options, &request);
+    if (options.group_key_bytes > 0) {
+      request.set_group_key(options.group_key, options.group_key_bytes);
+    }
     if (options.live) {
       v1::LiveIndex* live = request.mutable_live_index();
       if (!ToWire(options.index, live->mutable_index())) live->clear_index();

@@ -51,7 +51,7 @@ TEST(AbiTest, StructsHaveTheSizesOfVersion1) {
   EXPECT_EQ(sizeof(pqc_positions), 48u);
   EXPECT_EQ(sizeof(pqc_attention), 88u);
   EXPECT_EQ(sizeof(pqc_client_counts), 40u);
-  EXPECT_EQ(sizeof(pqc_sequence_options), 112u);
+  EXPECT_EQ(sizeof(pqc_sequence_options), 128u);
   EXPECT_EQ(sizeof(pqc_step_item), 32u);
   EXPECT_EQ(sizeof(pqc_step_options), 24u);
   EXPECT_EQ(sizeof(pqc_step_positions), 48u);

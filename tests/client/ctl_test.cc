@@ -97,6 +97,20 @@ TEST_F(CtlTest, ShowsWhatThePqcachedHolds) {
   EXPECT_NE(table.output.find("BuildIndex"), std::string::npos) << table.output;
 }
 
+TEST_F(CtlTest, TellsWhatASequenceIsTiedBy) {
+  CacheSpec spec = SpecOf("the-cache", {0});
+  spec.rank_group = "group";
+  spec.rank_count = 1;
+  Cache cache = Must(client_.OpenCache(spec));
+  Sequence tied = Must(cache.CreateSequence(SequenceOptions{.group_key = "request\1"}));
+  Sequence untied = Must(cache.CreateSequence());
+  const auto describe = [&](const Sequence& sequence) {
+    return Run({"describe", std::to_string(sequence.id())}).output;
+  };
+  EXPECT_NE(describe(tied).find("group key  request\\001\n"), std::string::npos) << describe(tied);
+  EXPECT_EQ(describe(untied).find("group key"), std::string::npos);
+}
+
 TEST_F(CtlTest, PingsDescribesAndSetsTheLogLevel) {
   EXPECT_GT(RunJson({"ping"}).at("milliseconds").get<double>(), 0);
   const Outcome ping = Run({"ping"});

@@ -425,6 +425,73 @@ TEST_P(DaemonTest, AdmitsWhatFitsAndPinsAgainstEviction) {
   EXPECT_EQ(sequence.Pin(uint64_t{366} * 24 * 3600 * 1000).code(), PQC_INVALID_ARGUMENT);
 }
 
+// Two ranks of a model, each with a client of its own.
+TEST_P(DaemonTest, RanksMakeOneSequenceByItsKey) {
+  const Layer layer(400, 19);
+  Client clients[] = {daemon_.OpenClient("default", GetParam()),
+                      daemon_.OpenClient("default", GetParam())};
+  const SequenceOptions prompt = {.prompt = {.token_ids = Range(0, 400)}};
+  SequenceOptions tied = prompt;
+  tied.group_key = std::string("request\1\0", 9);
+  std::vector<Cache> caches;
+  std::vector<Sequence> holders;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    CacheSpec spec = SpecOf("ranks", {0});
+    spec.rank_group = "group";
+    spec.rank = rank;
+    spec.rank_count = 2;
+    spec.kv_head_begin = rank * Layer::kKvHeads;
+    caches.push_back(Must(clients[rank].OpenCache(spec)));
+    holders.push_back(Must(caches[rank].CreateSequence(prompt)));
+    MustBeOk(holders[rank].Ingest(0, 0, layer.keys(0, 400), layer.values(0, 400)));
+  }
+  uint64_t shared = 0;
+  Sequence first = Must(caches[0].CreateSequence(tied, &shared));
+  EXPECT_EQ(shared, 384u);
+  MustBeOk(holders[1].Drop());
+  EXPECT_EQ(Must(caches[1].MatchPrefix(prompt.prompt)), 256u);  // that are retained
+  SequenceOptions other = tied;
+  other.prompt.extra_key = "image";
+  EXPECT_EQ(caches[1].CreateSequence(other).status().code(), PQC_FAILED_PRECONDITION);
+  EXPECT_EQ(caches[0].CreateSequence(tied).status().code(), PQC_ALREADY_EXISTS);
+  Sequence second = Must(caches[1].CreateSequence(tied, &shared));
+  EXPECT_EQ(shared, 384u);
+  std::vector<float> keys(2 * 384 * Layer::kKeyDim);
+  MustBeOk(second.FetchRange(0, {0, 384}, PQC_KEY, std::as_writable_bytes(std::span(keys))));
+  for (uint64_t token = 0; token < 384; ++token) {
+    ASSERT_EQ(std::memcmp(&keys[token * Layer::kKeyDim], layer.key(token, 0),
+                          Layer::kKeyDim * sizeof(float)),
+              0);
+  }
+  const auto ask = [&](const char* method, const Sequence& of) {
+    return clients[0].AdminJson(method, "{\"sequence_id\": \"" + std::to_string(of.id()) + "\"}");
+  };
+  EXPECT_NE(Must(ask("DescribeSequence", second)).find("request\\\\001\\\\000"), std::string::npos);
+  tied.group_key = "another";  // that nobody reads, and so leases
+  Sequence members[] = {Must(caches[0].CreateSequence(tied)), Must(caches[1].CreateSequence(tied))};
+  Must(ask("Evict", members[1]));
+  for (Sequence& each : members) EXPECT_EQ(each.Describe().status().code(), PQC_NOT_FOUND);
+  MustBeOk(first.Describe().status());
+}
+
+TEST_P(DaemonTest, GroupKeysThatAreWrongAreRefused) {
+  Cache cache = Must(client_.OpenCache(SpecOf("alone", {0})));
+  const auto refused = [&](const SequenceOptions& options, const char* why) {
+    const Status status = cache.CreateSequence(options).status();
+    EXPECT_EQ(status.code(), PQC_INVALID_ARGUMENT);
+    EXPECT_NE(status.message().find(why), std::string::npos) << status.message();
+  };
+  refused({.group_key = std::string(65, 'k')}, "options.group_key_bytes: 65, must be at most 64");
+  refused({.group_key = std::string(64, 'k')}, "group_key: the cache has no rank.group");
+  pqc_sequence_options options = PQC_INIT(pqc_sequence_options);
+  options.group_key_bytes = 1;
+  pqc_sequence* sequence = nullptr;
+  EXPECT_EQ(pqc_sequence_create_with(cache.get(), &options, &sequence, nullptr),
+            PQC_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(pqc_last_error()).find("options.group_key: must not be NULL"),
+            std::string::npos);
+}
+
 TEST(DaemonPathTest, AClientThatComesWhileTheSidecarStartsIsLocal) {
   for (int start = 0; start < 8; ++start) {
     const Daemon daemon;

@@ -252,5 +252,36 @@ TEST_F(SharingRpcTest, RanksThatDisagreeAreRefused) {
   EXPECT_TRUE(second.ok()) << second.error_message();
 }
 
+TEST_F(SharingRpcTest, AGroupKeyTiesASequenceToThoseOfOtherRanks) {
+  v1::OpenCacheRequest open = CacheRequest("ranked");
+  open.mutable_rank()->set_group("tp");
+  open.mutable_rank()->set_rank_count(1);
+  v1::OpenCacheResponse opened;
+  ASSERT_TRUE(Call(&Kv::OpenCache, open, &opened).ok());
+  v1::CreateSequenceRequest request;
+  request.set_cache_id(opened.cache_id());
+  const auto create = [&](const std::string& key) {
+    request.set_group_key(key);
+    v1::CreateSequenceResponse response;
+    const grpc::Status status = Call(&Kv::CreateSequence, request, &response);
+    if (!status.ok()) return status;
+    v1::DescribeSequenceRequest describe;
+    describe.set_sequence_id(response.sequence_id());
+    v1::DescribeSequenceResponse described;
+    EXPECT_TRUE(
+        client_->admin().DescribeSequence(client_->Context().get(), describe, &described).ok());
+    EXPECT_EQ(described.sequence().group_key(), key.empty() ? "" : "a\\377");
+    return status;
+  };
+  EXPECT_TRUE(create("").ok());
+  EXPECT_TRUE(create("a\xff").ok());
+  EXPECT_TRUE(Failed(create("a\xff"), StatusCode::ALREADY_EXISTS, "group_key: "));
+  EXPECT_TRUE(Failed(create(std::string(65, 'k')), StatusCode::INVALID_ARGUMENT,
+                     "group_key: 65 bytes; at most 64"));
+  request.set_cache_id(client_->OpenCache());
+  EXPECT_TRUE(Failed(create("key"), StatusCode::INVALID_ARGUMENT,
+                     "group_key: the cache has no rank.group"));
+}
+
 }  // namespace
 }  // namespace pqcached::service

@@ -293,6 +293,14 @@ typedef struct pqc_sequence_options {
   uint64_t seed;
   uint64_t train_tokens; /* 0 = the sidecar's default */
   uint64_t sink_tokens;  /* not trained on */
+  /* Of a cache with a rank_group: what all ranks call the one sequence of their group that this is a part
+   * of; at most 64 bytes, none = tied to no other. All ranks get the *token_count of the first rank's
+   * call, and are evicted and pinned together, or none of them; forks are not tied. When the sequences of
+   * all ranks have ended, the key may be used again. PQC_ALREADY_EXISTS: the rank has, or had, a sequence
+   * under it, and not all have ended; PQC_FAILED_PRECONDITION: another prompt than the first rank's, or
+   * the sidecar has begun anew since its call: drop the sequences and begin the key anew on all ranks. */
+  const void* group_key;
+  uint64_t group_key_bytes;
 } pqc_sequence_options;
 
 /* *token_count (may be NULL) gets the tokens of the shared prefix: the next position to ingest. A prompt

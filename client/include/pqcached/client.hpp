@@ -438,6 +438,8 @@ class Cache {
     c.token_id_count = options.prompt.token_ids.size();
     c.extra_key = options.prompt.extra_key.data();
     c.extra_key_bytes = options.prompt.extra_key.size();
+    c.group_key = options.group_key.data();
+    c.group_key_bytes = options.group_key.size();
     if (options.live) {
       c.live = 1;
       c.iterations = options.live->iterations;

@@ -81,7 +81,8 @@ class CacheSpec(Sized):
 class SequenceOptions(Sized):
     _fields_ = [("struct_size", c_size_t), ("token_ids", c_void_p), ("token_id_count", c_uint64),
                 ("extra_key", c_char_p), ("extra_key_bytes", c_uint64), ("live", c_uint32), ("iterations", c_uint32),
-                ("index", _IndexField), ("seed", c_uint64), ("train_tokens", c_uint64), ("sink_tokens", c_uint64)]
+                ("index", _IndexField), ("seed", c_uint64), ("train_tokens", c_uint64), ("sink_tokens", c_uint64),
+                ("group_key", c_char_p), ("group_key_bytes", c_uint64)]
 
 
 class SequenceInfo(Sized):

@@ -134,7 +134,7 @@ class Cache(Closable):
 
     def create_sequence(self, token_ids: Optional[Any] = None, *, extra_key: bytes = b"", live: bool = False,
                         index: Index = Index(), iterations: int = 0, seed: int = 0, train_tokens: int = 0,
-                        sink_tokens: int = 0) -> "Sequence":
+                        sink_tokens: int = 0, group_key: bytes = b"") -> "Sequence":
         """A new sequence.
 
         token_ids: integers [tokens], of the prompt as far as known: the sequence begins with their longest stored
@@ -143,13 +143,19 @@ class Cache(Closable):
         live: prefill segments are indexed in the background as they fill, the last one when the first step begins or the
         first token is appended; build_index with the same index waits for all of it. The rest is as in build_index, but
         0 iterations and 0 train_tokens stand for the sidecar's choice.
+        group_key: of a cache with a rank: what all ranks call the one sequence of their group that this is a part of, at
+        most 64 bytes. All ranks share as many tokens as the first one's call, and are evicted and pinned together; forks
+        are not tied. When the sequences of all ranks are closed, the key may be used again. Raises AlreadyExists when the
+        rank has, or had, a sequence under it and not all are closed; FailedPrecondition with another prompt than the first
+        rank's, and when the sidecar has begun anew since: then close the sequences and begin the key anew on all ranks.
         """
         ids = token_ids_to_read("token_ids", () if token_ids is None else token_ids)
-        key = key_bytes("extra_key", extra_key)
+        key, group = key_bytes("extra_key", extra_key), key_bytes("group_key", group_key)
         options = abi.SequenceOptions(
             token_id_count=len(ids), extra_key=key or None, extra_key_bytes=len(key), live=1 if live else 0,
             iterations=uint32("iterations", iterations), index=index.c(), seed=uint64("seed", seed),
-            train_tokens=uint64("train_tokens", train_tokens), sink_tokens=uint64("sink_tokens", sink_tokens))
+            train_tokens=uint64("train_tokens", train_tokens), sink_tokens=uint64("sink_tokens", sink_tokens),
+            group_key=group or None, group_key_bytes=len(group))
         if len(ids):
             options.token_ids = ids.ctypes.data
         handle, shared = ctypes.c_void_p(), ctypes.c_uint64()

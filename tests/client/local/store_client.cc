@@ -192,6 +192,7 @@ class StoreRemote final : public Remote {
     kvstore::SequenceSpec spec;
     spec.session = sidecar_.session;
     spec.token_ids.assign(options.token_ids, options.token_ids + options.token_id_count);
+    spec.group_key.assign(static_cast<const char*>(options.group_key), options.group_key_bytes);
     if (options.live) {
       spec.live_index = kvstore::LiveIndex{
           .index = {kvstore::IndexKind::kPq, options.index.subspaces, options.index.bits}};

@@ -286,6 +286,26 @@ class SharingTest(DaemonTest):
         with self.assertRaises(pqcached.Error):
             sequence.fork(TOKENS + 1)
 
+    def test_ranks_make_one_sequence_by_its_key(self):
+        caches = [self.client.open_cache("ranks", model_fingerprint="model", groups=[group()], capacity_bytes=16 << 20,
+                                         rank=pqcached.Rank("group", rank, 2, rank * KV_HEADS)) for rank in range(2)]
+        for cache in caches:
+            self.addCleanup(cache.close)
+        holders = [cache.create_sequence(self.ids) for cache in caches]
+        for holder in holders:
+            self.addCleanup(holder.close)
+            holder.ingest(0, 0, self.layer.keys, self.layer.values)
+        key = b"request\0"
+        with caches[0].create_sequence(self.ids, group_key=key) as first:
+            holders[1].close()
+            with self.fails(pqcached.AlreadyExists, "group_key"):
+                caches[0].create_sequence(self.ids, group_key=key)
+            with self.fails(pqcached.FailedPrecondition, "group_key"):
+                caches[1].create_sequence(self.ids[:10], group_key=key)
+            with caches[1].create_sequence(self.ids, group_key=key) as second:
+                self.assertGreater(first.shared_tokens, 0)
+                self.assertEqual(second.shared_tokens, first.shared_tokens)
+
     def test_prefixes_are_found_and_shared(self):
         cache, sequence = self.filled(token_ids=self.ids)
         self.assertEqual(sequence.shared_tokens, 0)
@@ -333,6 +353,12 @@ class SharingTest(DaemonTest):
             cache.match_prefix([1], extra_key="text")
         with self.fails(pqcached.InvalidArgument, "extra_key"):
             cache.create_sequence(self.ids, extra_key=b"k" * 257)
+        with self.fails(TypeError, "group_key: str"):
+            cache.create_sequence(self.ids, group_key="text")
+        with self.fails(pqcached.InvalidArgument, "group_key_bytes: 65"):
+            cache.create_sequence(self.ids, group_key=b"k" * 65)
+        with self.fails(pqcached.InvalidArgument, "group_key: the cache has no rank.group"):
+            cache.create_sequence(self.ids, group_key=b"k")
         with self.fails(pqcached.InvalidArgument, "token_count: -1"):
             sequence.fork(-1)
 

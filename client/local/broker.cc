@@ -140,6 +140,12 @@ pqc_status ReceiveRest(int socket, const Patience& patience, BrokerReply* reply,
   return PQC_OK;
 }
 
+// Of a request for memory.
+bool IsRepeat(const BrokerRequest& before, const BrokerRequest& request) {
+  return before.call == request.call && before.cache_id == request.cache_id &&
+         before.slot_bytes == request.slot_bytes && before.slot_count == request.slot_count;
+}
+
 template <size_t kSize>
 bool Terminated(const char (&text)[kSize]) {
   return std::memchr(text, '\0', kSize) != nullptr;
@@ -232,7 +238,7 @@ pqc_status Broker::RequestAndReceive(const BrokerRequest& request, Clock::time_p
   const std::unique_lock lock(mutex_, deadline);
   if (!lock) return Fail(PQC_DEADLINE_EXCEEDED, "broker: busy with other requests");
   if (broken_) return Fail(PQC_UNAVAILABLE, "broker: an earlier request did not go out whole");
-  if (owed_ && std::memcmp(&*owed_, &request, sizeof(request)) != 0) {
+  if (owed_ && !IsRepeat(*owed_, request)) {
     if (const pqc_status status = ReceiveOwed(deadline, reply, descriptor); status != PQC_OK) {
       return status;
     }

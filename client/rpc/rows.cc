@@ -124,7 +124,7 @@ pqc_status RpcRemote::Commit(uint64_t sequence_id, uint64_t first_position, cons
     }
     if (boot.several) return OfSeveralWorkers();
     // Not repeated after UNAVAILABLE: the sidecar may have the slot in hand still.
-    const grpc::Status status = Attempt(
+    grpc::Status status = Attempt(
         Repeat::kNever, CallDeadline(),
         [&](const Context& context) {
           return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncCommit, context, request, &response);

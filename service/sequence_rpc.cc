@@ -58,7 +58,7 @@ absl::Status KvCacheService::CheckOwned(const Call& call, uint64_t sequence_id) 
     store_.DropSession(call.session.id);
     return absl::UnauthenticatedError("metadata pqcached-session: the session has ended");
   }
-  const absl::Status status = call.Check();
+  absl::Status status = call.Check();
   if (!status.ok()) {
     // Not found when the session's end was faster: it is gone either way.
     store_.DropSequence(call.session.tenant, sequence_id).IgnoreError();

@@ -36,9 +36,14 @@ bool SharedHugePages() {
          line.find("[force]") != std::string::npos;
 }
 
-// Atomic, because a writer may be at work in the same page.
-void TouchPage(std::byte* page) {
-  __atomic_fetch_or(reinterpret_cast<unsigned char*>(page), 0, __ATOMIC_RELAXED);
+// Whole pages. The kernel (5.14 and later) makes them present without a store that would race with a
+// writer's; before, it is one that changes nothing.
+void MakePresent(std::span<std::byte> pages) {
+  if (madvise(pages.data(), pages.size(), MADV_POPULATE_WRITE) == 0) return;
+  const size_t page_bytes = SmallPageBytes();
+  for (size_t offset = 0; offset < pages.size(); offset += page_bytes) {
+    __atomic_fetch_or(reinterpret_cast<unsigned char*>(pages.data() + offset), 0, __ATOMIC_RELAXED);
+  }
 }
 
 // The whole huge pages within.
@@ -53,7 +58,7 @@ std::span<std::byte> HugePart(std::span<std::byte> memory) {
 // One page has to be present, for the kernel does not collapse a hole.
 bool CollapsePages(std::span<std::byte> memory) {
   for (size_t offset = 0; offset < memory.size(); offset += kHugePageBytes) {
-    TouchPage(memory.data() + offset);
+    MakePresent(memory.subspan(offset, SmallPageBytes()));
   }
   return !memory.empty() && madvise(memory.data(), memory.size(), MADV_COLLAPSE) == 0;
 }
@@ -86,11 +91,7 @@ std::byte* MapMemory(int descriptor, size_t size_bytes, int protection) {
 
 bool TouchPages(std::span<std::byte> memory) {
   const bool huge = CollapsePages(HugePart(memory));
-  if (madvise(memory.data(), memory.size(), MADV_POPULATE_WRITE) == 0) return huge;
-  const size_t page_bytes = SmallPageBytes();
-  for (size_t offset = 0; offset < memory.size(); offset += page_bytes) {
-    TouchPage(memory.data() + offset);
-  }
+  MakePresent(memory);
   return huge;
 }
 

@@ -204,8 +204,8 @@ struct LiveIndex {
 struct SequenceOptions {
   Prompt prompt = {};
   std::optional<LiveIndex> live = {};  // an index that is kept up while rows arrive
-  std::string group_key =
-      {};  // ties it to those of other ranks (pqc_sequence_options); at most 64 bytes
+  // Ties it to those of other ranks (pqc_sequence_options); at most 64 bytes.
+  std::string group_key = {};
 };
 
 // New tokens of one layer: keys [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim].

@@ -147,8 +147,8 @@ class Sequence {
     std::unique_ptr<SequenceRecord> record;  // of `first`; null: it is not written down
     bool suspended = false;
     std::vector<std::shared_ptr<const TailView>> views;  // of others, of its open segment
-    std::string group_key =
-        {};  // ties it to those of other ranks (rank_sequences.h); empty: to none
+    // Ties it to those of other ranks (rank_sequences.h); empty: to none.
+    std::string group_key = {};
   };
   Sequence(uint64_t sequence_id, std::string session, Start start);
   ~Sequence();

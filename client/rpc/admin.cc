@@ -58,15 +58,7 @@ pqc_status RpcRemote::AdminJson(const char* method_name, const char* request_jso
       auto call = std::make_unique<CallByPath>(context);
       call->response = NewMessage(method->output_type());
       call->reader = stub.PrepareUnaryCall(context.get(), path, *request, call->queue());
-      call->reader->StartCall();
-      call->Begin();
-      call->reader->Finish(call->response.get(), &call->status, call.get());
-      void* tag = nullptr;
-      bool ok = false;
-      if (!call->Next(&tag, &ok)) {
-        left_behind_.Add(std::move(call));
-        return Overdue();
-      }
+      if (!Await(left_behind_, call, call->response.get())) return Overdue();
       response = std::move(call->response);
       return call->status;
     });

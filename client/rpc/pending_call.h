@@ -71,6 +71,20 @@ class LeftBehind {
   std::vector<std::unique_ptr<PendingCall>> calls_;  // under mutex_
 };
 
+// Carries out a unary call whose `reader` is prepared; `response` is part of it. False when it is overdue: then
+// it is left behind.
+template <class Call, class Response>
+bool Await(LeftBehind& left_behind, std::unique_ptr<Call>& call, Response* response) {
+  call->reader->StartCall();
+  call->Begin();
+  call->reader->Finish(response, &call->status, call.get());
+  void* tag = nullptr;
+  bool ok = false;
+  if (call->Next(&tag, &ok)) return true;
+  left_behind.Add(std::move(call));
+  return false;
+}
+
 // What a unary call of a stub gives to hold.
 template <class Response>
 struct UnaryCall final : PendingCall {
@@ -90,15 +104,7 @@ grpc::Status CallUnary(LeftBehind& left_behind, Stub& stub,
                        Response* response) {
   auto call = std::make_unique<UnaryCall<Response>>(context);
   call->reader = (stub.*prepare)(context.get(), request, call->queue());
-  call->reader->StartCall();
-  call->Begin();
-  call->reader->Finish(&call->response, &call->status, call.get());
-  void* tag = nullptr;
-  bool ok = false;
-  if (!call->Next(&tag, &ok)) {
-    left_behind.Add(std::move(call));
-    return Overdue();
-  }
+  if (!Await(left_behind, call, &call->response)) return Overdue();
   *response = std::move(call->response);
   return call->status;
 }

@@ -31,22 +31,25 @@ bool AllZero(const std::byte* bytes, size_t count) {
 }
 
 pqc_status Unimplemented(const char* name, const char* field) {
-  return Fail(PQC_UNIMPLEMENTED, "%s.%s: not in this version; must be zero", name, field);
+  return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.%s", name, field),
+              "not in this version; must be zero");
 }
 
 pqc_status CheckPlace(const pqc_tensor& tensor, const char* name, const TensorPlace& place) {
   const uint32_t device = RawEnum(tensor.device);
   if (device != PQC_CPU && device != PQC_CUDA) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.device: %u is unknown", name, device);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.device", name), "%u is unknown", device);
   }
   if (device == PQC_CUDA && place.device == PQC_CPU) {
-    return Fail(PQC_UNIMPLEMENTED, "%s.device: PQC_CUDA is for steps of pqc_gpu_step_begin", name);
+    return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.device", name),
+                "PQC_CUDA is for steps of pqc_gpu_step_begin");
   }
   if (device == PQC_CPU && place.device == PQC_CUDA) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.device: must be PQC_CUDA in a step on a GPU", name);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.device", name),
+                "must be PQC_CUDA in a step on a GPU");
   }
   if (!tensor.stream || tensor.stream == place.stream) return PQC_OK;
-  return Fail(PQC_INVALID_ARGUMENT, "%s.stream: must be %s", name,
+  return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.stream", name), "must be %s",
               device == PQC_CPU ? "NULL on PQC_CPU" : "NULL or the step's");
 }
 
@@ -55,23 +58,25 @@ pqc_status CheckTensorFields(const pqc_tensor& tensor, const char* name, const T
   if (const pqc_status status = CheckPlace(tensor, name, place); status != PQC_OK) return status;
   const uint32_t dtype = RawEnum(tensor.dtype);
   if (dtype < PQC_F16 || dtype > PQC_F32) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.dtype: %u, must be PQC_F16, PQC_BF16 or PQC_F32", name,
-                dtype);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.dtype", name),
+                "%u, must be PQC_F16, PQC_BF16 or PQC_F32", dtype);
   }
   if (tensor.reserved[0] || tensor.reserved[1]) return Unimplemented(name, "reserved");
   if (tensor.ndim < 1 || tensor.ndim > 4) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.ndim: %u, must be 1 to 4", name, tensor.ndim);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.ndim", name), "%u, must be 1 to 4",
+                tensor.ndim);
   }
-  if (!tensor.shape) return Fail(PQC_INVALID_ARGUMENT, "%s.shape: must not be NULL", name);
+  if (!tensor.shape)
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape", name), "must not be NULL");
   return PQC_OK;
 }
 
 pqc_status CheckDim(const TensorView& view, uint32_t dim, uint64_t size, const char* name,
                     const char* meaning) {
   if (view.shape[dim] == size) return PQC_OK;
-  return Fail(PQC_INVALID_ARGUMENT, "%s.shape[%u]: %llu, must be the cache's %s %llu", name, dim,
-              static_cast<unsigned long long>(view.shape[dim]), meaning,
-              static_cast<unsigned long long>(size));
+  return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape[%u]", name, dim),
+              "%llu, must be the cache's %s %llu", static_cast<unsigned long long>(view.shape[dim]),
+              meaning, static_cast<unsigned long long>(size));
 }
 
 // Turns [blocks, block_tokens, heads, dim] into [tokens, heads, dim] by way of the block table.
@@ -81,32 +86,35 @@ pqc_status ReadBlockTable(const pqc_block_table* from, const char* name, TensorV
   pqc_block_table blocks{};
   if (const pqc_status status = ReadStruct(from, table, &blocks); status != PQC_OK) return status;
   if (view->ndim != 4) {
-    return Fail(PQC_INVALID_ARGUMENT,
-                "%s.ndim: %u, must be 4 with a block table: [blocks, block_tokens, kv_heads, dim]",
-                name, view->ndim);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.ndim", name),
+                "%u, must be 4 with a block table: [blocks, block_tokens, kv_heads, dim]",
+                view->ndim);
   }
   if (blocks.block_tokens == 0 || blocks.block_tokens != view->shape[1]) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.block_tokens: %u, must be %s.shape[1], %llu, and not 0",
-                table, blocks.block_tokens, name, static_cast<unsigned long long>(view->shape[1]));
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.block_tokens", table),
+                "%u, must be %s.shape[1], %llu, and not 0", blocks.block_tokens, name,
+                static_cast<unsigned long long>(view->shape[1]));
   }
   if (blocks.token_count > kMaxSequenceTokens) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.token_count: %llu, must be at most 2^30", table,
-                static_cast<unsigned long long>(blocks.token_count));
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.token_count", table),
+                "%llu, must be at most 2^30", static_cast<unsigned long long>(blocks.token_count));
   }
   const uint64_t used = (blocks.token_count + blocks.block_tokens - 1) / blocks.block_tokens;
   if (blocks.block_count < used) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.block_count: %llu, but %llu are needed for %llu tokens",
-                table, static_cast<unsigned long long>(blocks.block_count),
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.block_count", table),
+                "%llu, but %llu are needed for %llu tokens",
+                static_cast<unsigned long long>(blocks.block_count),
                 static_cast<unsigned long long>(used),
                 static_cast<unsigned long long>(blocks.token_count));
   }
   if (used > 0 && !blocks.blocks) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.blocks: must not be NULL", table);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.blocks", table), "must not be NULL");
   }
   for (uint64_t i = 0; i < used; ++i) {
     if (blocks.blocks[i] >= view->shape[0]) {
-      return Fail(PQC_INVALID_ARGUMENT, "%s.blocks[%llu]: %u, must be below %s.shape[0], %llu",
-                  table, static_cast<unsigned long long>(i), blocks.blocks[i], name,
+      return Fail(PQC_INVALID_ARGUMENT,
+                  FieldPath::Of("%s.blocks[%llu]", table, static_cast<unsigned long long>(i)),
+                  "%u, must be below %s.shape[0], %llu", blocks.blocks[i], name,
                   static_cast<unsigned long long>(view->shape[0]));
     }
   }
@@ -133,12 +141,12 @@ pqc_status ReadRowTensor(const pqc_tensor& tensor, const LayerShape& shape, uint
     if (status != PQC_OK) return status;
   }
   if (view->ndim != 3) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.ndim: %u, must be 3: [tokens, kv_heads, %s]", name,
-                view->ndim, dim_meaning);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.ndim", name),
+                "%u, must be 3: [tokens, kv_heads, %s]", view->ndim, dim_meaning);
   }
   if (view->shape[0] < 1 || view->shape[0] > kMaxSequenceTokens) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.shape[0]: %llu tokens, must be 1 to 2^30", name,
-                static_cast<unsigned long long>(view->shape[0]));
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape[0]", name),
+                "%llu tokens, must be 1 to 2^30", static_cast<unsigned long long>(view->shape[0]));
   }
   if (const pqc_status status = CheckDim(*view, 1, shape.kv_heads, name, "kv_heads");
       status != PQC_OK) {
@@ -150,30 +158,33 @@ pqc_status ReadRowTensor(const pqc_tensor& tensor, const LayerShape& shape, uint
 pqc_status CheckGroup(const pqc_layer_group& group, const char* name) {
   const uint32_t kind = RawEnum(group.kind);
   if (kind == PQC_LAYERS_FULL || kind == PQC_LAYERS_WINDOW) {
-    return Fail(PQC_UNIMPLEMENTED, "%s.kind: %s is not in this version", name,
+    return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.kind", name), "%s is not in this version",
                 kind == PQC_LAYERS_FULL ? "PQC_LAYERS_FULL" : "PQC_LAYERS_WINDOW");
   }
   if (kind != PQC_LAYERS_SELECTED && kind != PQC_LAYERS_NONE) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.kind: %u, must be PQC_LAYERS_SELECTED or PQC_LAYERS_NONE",
-                name, kind);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.kind", name),
+                "%u, must be PQC_LAYERS_SELECTED or PQC_LAYERS_NONE", kind);
   }
   if (group.values_alias_keys) return Unimplemented(name, "values_alias_keys");
   if (group.window_tokens) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.window_tokens: only for PQC_LAYERS_WINDOW", name);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.window_tokens", name),
+                "only for PQC_LAYERS_WINDOW");
   }
   if (const uint32_t layout = RawEnum(group.rope_layout); layout > PQC_ROPE_INTERLEAVED) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.rope_layout: %u is unknown", name, layout);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.rope_layout", name), "%u is unknown",
+                layout);
   }
   if (group.layer_count < 1 || group.layer_count > kMaxLayers) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.layer_count: %u, must be 1 to %u", name,
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.layer_count", name), "%u, must be 1 to %u",
                 group.layer_count, kMaxLayers);
   }
-  if (!group.layers) return Fail(PQC_INVALID_ARGUMENT, "%s.layers: must not be NULL", name);
+  if (!group.layers)
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.layers", name), "must not be NULL");
   if (kind == PQC_LAYERS_NONE) return PQC_OK;
   const uint32_t dtype = RawEnum(group.dtype);
   if (dtype < PQC_F16 || dtype > PQC_F32) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.dtype: %u, must be PQC_F16, PQC_BF16 or PQC_F32", name,
-                dtype);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.dtype", name),
+                "%u, must be PQC_F16, PQC_BF16 or PQC_F32", dtype);
   }
   return PQC_OK;
 }
@@ -186,24 +197,25 @@ pqc_status CheckRank(const pqc_cache_spec& spec) {
                       : spec.layer_begin   ? "layer_begin"
                                            : nullptr;
   if (!field) return PQC_OK;
-  return Fail(PQC_INVALID_ARGUMENT, "spec.%s: must be 0 without spec.rank_group", field);
+  return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("spec.%s", field),
+              "must be 0 without spec.rank_group");
 }
 
 }  // namespace
 
 pqc_status ReadStruct(const void* from, size_t known_size, const char* name, void* to) {
-  if (!from) return Fail(PQC_INVALID_ARGUMENT, "%s: must not be NULL", name);
+  if (!from) return Fail(PQC_INVALID_ARGUMENT, name, "must not be NULL");
   size_t size;
   std::memcpy(&size, from, sizeof(size));
   if (size < known_size || size > kMaxStructBytes) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.struct_size: %zu, must be at least %zu", name, size,
-                known_size);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.struct_size", name),
+                "%zu, must be at least %zu", size, known_size);
   }
   const auto* bytes = static_cast<const std::byte*>(from);
   if (!AllZero(bytes + known_size, size - known_size)) {
-    return Fail(PQC_UNIMPLEMENTED,
-                "%s: bytes %zu to %zu are a field that this version does not know; must be zero",
-                name, known_size, size);
+    return Fail(PQC_UNIMPLEMENTED, name,
+                "bytes %zu to %zu are a field that this version does not know; must be zero",
+                known_size, size);
   }
   std::memcpy(to, from, known_size);
   return PQC_OK;
@@ -215,7 +227,8 @@ pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* vi
     return status;
   }
   if (tensor.block_table) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.block_table: only for keys and values of rows", name);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.block_table", name),
+                "only for keys and values of rows");
   }
   view->data = static_cast<const std::byte*>(tensor.ptr);
   view->dtype = tensor.dtype;
@@ -224,26 +237,27 @@ pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* vi
   for (uint32_t dim = tensor.ndim; dim-- > 0;) {
     const uint64_t size = tensor.shape[dim];
     if (size > kMaxElements || (size > 0 && elements > kMaxElements / size)) {
-      return Fail(PQC_INVALID_ARGUMENT, "%s.shape: more than 2^40 elements", name);
+      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape", name), "more than 2^40 elements");
     }
     const int64_t stride = tensor.strides ? tensor.strides[dim] : static_cast<int64_t>(elements);
     const auto reach = static_cast<int64_t>(kMaxElements / (size > 1 ? size - 1 : 1));
     if (stride > reach || stride < -reach) {
-      return Fail(PQC_INVALID_ARGUMENT, "%s.strides[%u]: beyond 2^40 elements", name, dim);
+      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.strides[%u]", name, dim),
+                  "beyond 2^40 elements");
     }
     view->shape[dim] = size;
     view->strides[dim] = stride;
     elements *= size;
   }
   if (!view->data && elements > 0) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.ptr: must not be NULL", name);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.ptr", name), "must not be NULL");
   }
   return PQC_OK;
 }
 
 pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed) {
   if (capacity >= needed) return PQC_OK;
-  return Fail(PQC_OUT_OF_RANGE, "%s: %llu, but %llu are needed", name,
+  return Fail(PQC_OUT_OF_RANGE, name, "%llu, but %llu are needed",
               static_cast<unsigned long long>(capacity), static_cast<unsigned long long>(needed));
 }
 
@@ -251,16 +265,16 @@ pqc_status CheckIndex(const pqc_index& index, const char* name) {
   if (const pqc_status status = CheckMemberSize(index, name); status != PQC_OK) return status;
   const uint32_t kind = RawEnum(index.kind);
   if (kind > PQC_INDEX_FLAT) {
-    return Fail(PQC_INVALID_ARGUMENT,
-                "%s.kind: %u, must be PQC_INDEX_DEFAULT, PQC_INDEX_PQ or PQC_INDEX_FLAT", name,
-                kind);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.kind", name),
+                "%u, must be PQC_INDEX_DEFAULT, PQC_INDEX_PQ or PQC_INDEX_FLAT", kind);
   }
   for (const uint32_t word : index.reserved) {
     if (word) return Unimplemented(name, "reserved");
   }
   if (kind != PQC_INDEX_PQ && (index.subspaces || index.bits)) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.%s: only for PQC_INDEX_PQ", name,
-                index.subspaces ? "subspaces" : "bits");
+    return Fail(PQC_INVALID_ARGUMENT,
+                FieldPath::Of("%s.%s", name, index.subspaces ? "subspaces" : "bits"),
+                "only for PQC_INDEX_PQ");
   }
   return PQC_OK;
 }
@@ -271,21 +285,21 @@ pqc_status ReadSelection(const pqc_selection* from, pqc_selection* to) {
     return status;
   }
   if (const uint32_t rule = RawEnum(to->rule); rule > PQC_MAX_LOGIT) {
-    return Fail(PQC_INVALID_ARGUMENT, "selection.rule: %u is unknown", rule);
+    return Fail(PQC_INVALID_ARGUMENT, "selection.rule", "%u is unknown", rule);
   }
   const uint32_t budget = RawEnum(to->budget);
   if (budget == PQC_BUDGET_MASS) {
-    return Fail(PQC_UNIMPLEMENTED, "selection.budget: PQC_BUDGET_MASS is not in this version");
+    return Fail(PQC_UNIMPLEMENTED, "selection.budget", "PQC_BUDGET_MASS is not in this version");
   }
   if (budget > PQC_BUDGET_MASS) {
-    return Fail(PQC_INVALID_ARGUMENT, "selection.budget: %u is unknown", budget);
+    return Fail(PQC_INVALID_ARGUMENT, "selection.budget", "%u is unknown", budget);
   }
   if (to->excluded_count > kMaxExcludedRanges) {
-    return Fail(PQC_INVALID_ARGUMENT, "selection.excluded_count: %u, must be at most %u",
+    return Fail(PQC_INVALID_ARGUMENT, "selection.excluded_count", "%u, must be at most %u",
                 to->excluded_count, kMaxExcludedRanges);
   }
   if (to->excluded_count && !to->excluded) {
-    return Fail(PQC_INVALID_ARGUMENT, "selection.excluded: must not be NULL");
+    return Fail(PQC_INVALID_ARGUMENT, "selection.excluded", "must not be NULL");
   }
   return PQC_OK;
 }
@@ -294,8 +308,8 @@ pqc_status CheckPositions(uint64_t first_position, uint64_t token_count) {
   if (first_position <= kMaxSequenceTokens && token_count <= kMaxSequenceTokens - first_position) {
     return PQC_OK;
   }
-  return Fail(PQC_INVALID_ARGUMENT,
-              "first_position: %llu and %llu tokens, but a sequence has at most 2^30",
+  return Fail(PQC_INVALID_ARGUMENT, "first_position",
+              "%llu and %llu tokens, but a sequence has at most 2^30",
               static_cast<unsigned long long>(first_position),
               static_cast<unsigned long long>(token_count));
 }
@@ -315,8 +329,9 @@ pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const Laye
     return status;
   }
   if (rows->values.shape[0] != rows->keys.shape[0]) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.shape[0]: %llu tokens, but %llu in the keys",
-                values_name.text, static_cast<unsigned long long>(rows->values.shape[0]),
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape[0]", values_name.text),
+                "%llu tokens, but %llu in the keys",
+                static_cast<unsigned long long>(rows->values.shape[0]),
                 static_cast<unsigned long long>(rows->keys.shape[0]));
   }
   return PQC_OK;
@@ -324,33 +339,36 @@ pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const Laye
 
 pqc_status CheckPrompt(const pqc_sequence_options& prompt, const char* prefix) {
   if (prompt.token_id_count > kMaxSequenceTokens) {
-    return Fail(PQC_INVALID_ARGUMENT, "%stoken_id_count: %llu, must be at most 2^30", prefix,
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%stoken_id_count", prefix),
+                "%llu, must be at most 2^30",
                 static_cast<unsigned long long>(prompt.token_id_count));
   }
   if (prompt.token_id_count && !prompt.token_ids) {
-    return Fail(PQC_INVALID_ARGUMENT, "%stoken_ids: must not be NULL", prefix);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%stoken_ids", prefix), "must not be NULL");
   }
   if (prompt.extra_key_bytes > kMaxExtraKeyBytes) {
-    return Fail(PQC_INVALID_ARGUMENT, "%sextra_key_bytes: %llu, must be at most %llu", prefix,
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%sextra_key_bytes", prefix),
+                "%llu, must be at most %llu",
                 static_cast<unsigned long long>(prompt.extra_key_bytes),
                 static_cast<unsigned long long>(kMaxExtraKeyBytes));
   }
   if (prompt.extra_key_bytes && !prompt.extra_key) {
-    return Fail(PQC_INVALID_ARGUMENT, "%sextra_key: must not be NULL", prefix);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%sextra_key", prefix), "must not be NULL");
   }
   return PQC_OK;
 }
 
 pqc_status CheckQueryLength(uint64_t length, const LayerShape& shape, const char* name) {
   if (length < 1 || length > kMaxQueryLength) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.shape[0]: query_length %llu, must be 1 to %u", name,
-                static_cast<unsigned long long>(length), kMaxQueryLength);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape[0]", name),
+                "query_length %llu, must be 1 to %u", static_cast<unsigned long long>(length),
+                kMaxQueryLength);
   }
   const uint64_t group = shape.query_heads / shape.kv_heads;
   if (group * length <= kMaxGroupQueries) return PQC_OK;
-  return Fail(PQC_INVALID_ARGUMENT,
-              "%s.shape[0]: query_length %llu; group size %llu x query_length must be at most %u",
-              name, static_cast<unsigned long long>(length), static_cast<unsigned long long>(group),
+  return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape[0]", name),
+              "query_length %llu; group size %llu x query_length must be at most %u",
+              static_cast<unsigned long long>(length), static_cast<unsigned long long>(group),
               kMaxGroupQueries);
 }
 
@@ -358,10 +376,9 @@ pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, Tenso
   constexpr char kName[] = "query.queries";
   if (const pqc_status status = ReadTensor(queries, kName, view); status != PQC_OK) return status;
   if (view->ndim != 2 && view->ndim != 3) {
-    return Fail(PQC_INVALID_ARGUMENT,
-                "%s.ndim: %u, must be 3: [query_length, query_heads, key_dim], or 2: [query_heads, "
-                "key_dim]",
-                kName, view->ndim);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.ndim", kName),
+                "%u, must be 3: [query_length, query_heads, key_dim], or 2: [query_heads, key_dim]",
+                view->ndim);
   }
   const uint32_t heads = view->ndim - 2;  // the index of that dimension
   const uint64_t length = heads == 1 ? view->shape[0] : 1;
@@ -389,22 +406,22 @@ pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_op
   if (const pqc_status status = ReadStruct(from, "options", to); status != PQC_OK) return status;
   if (const pqc_status status = CheckPrompt(*to, "options."); status != PQC_OK) return status;
   if (to->group_key_bytes > kMaxGroupKeyBytes) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.group_key_bytes: %llu, must be at most %llu",
+    return Fail(PQC_INVALID_ARGUMENT, "options.group_key_bytes", "%llu, must be at most %llu",
                 static_cast<unsigned long long>(to->group_key_bytes),
                 static_cast<unsigned long long>(kMaxGroupKeyBytes));
   }
   if (to->group_key_bytes && !to->group_key) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.group_key: must not be NULL");
+    return Fail(PQC_INVALID_ARGUMENT, "options.group_key", "must not be NULL");
   }
   if (to->live > 1) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.live: %u, must be 0 or 1", to->live);
+    return Fail(PQC_INVALID_ARGUMENT, "options.live", "%u, must be 0 or 1", to->live);
   }
   if (const pqc_status status = CheckIndex(to->index, "options.index"); status != PQC_OK) {
     return status;
   }
   if (!to->live && (to->iterations || to->seed || to->train_tokens || to->sink_tokens ||
                     to->index.kind != PQC_INDEX_DEFAULT)) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.live: 0, but the options of a live index are set");
+    return Fail(PQC_INVALID_ARGUMENT, "options.live", "0, but the options of a live index are set");
   }
   return PQC_OK;
 }
@@ -412,9 +429,9 @@ pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_op
 pqc_status ReadCacheSpec(const pqc_cache_spec* from, CacheArguments* to) {
   pqc_cache_spec& spec = to->spec;
   if (const pqc_status status = ReadStruct(from, "spec", &spec); status != PQC_OK) return status;
-  if (!spec.name) return Fail(PQC_INVALID_ARGUMENT, "spec.name: must not be NULL");
+  if (!spec.name) return Fail(PQC_INVALID_ARGUMENT, "spec.name", "must not be NULL");
   if (!spec.model_fingerprint) {
-    return Fail(PQC_INVALID_ARGUMENT, "spec.model_fingerprint: must not be NULL");
+    return Fail(PQC_INVALID_ARGUMENT, "spec.model_fingerprint", "must not be NULL");
   }
   if (const pqc_status status = CheckIndex(spec.default_index, "spec.default_index");
       status != PQC_OK) {
@@ -422,10 +439,10 @@ pqc_status ReadCacheSpec(const pqc_cache_spec* from, CacheArguments* to) {
   }
   if (const pqc_status status = CheckRank(spec); status != PQC_OK) return status;
   if (spec.group_count < 1 || spec.group_count > kMaxLayerGroups) {
-    return Fail(PQC_INVALID_ARGUMENT, "spec.group_count: %u, must be 1 to %u", spec.group_count,
+    return Fail(PQC_INVALID_ARGUMENT, "spec.group_count", "%u, must be 1 to %u", spec.group_count,
                 kMaxLayerGroups);
   }
-  if (!spec.groups) return Fail(PQC_INVALID_ARGUMENT, "spec.groups: must not be NULL");
+  if (!spec.groups) return Fail(PQC_INVALID_ARGUMENT, "spec.groups", "must not be NULL");
   to->groups.resize(spec.group_count);
   const auto* bytes = reinterpret_cast<const std::byte*>(spec.groups);
   for (uint32_t i = 0; i < spec.group_count; ++i) {

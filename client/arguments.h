@@ -40,7 +40,7 @@ pqc_status ReadStruct(const Struct* from, const char* name, Struct* to) {
 template <class Struct>
 pqc_status CheckMemberSize(const Struct& member, const char* name) {
   if (member.struct_size == 0 || member.struct_size == sizeof(Struct)) return PQC_OK;
-  return Fail(PQC_INVALID_ARGUMENT, "%s.struct_size: %zu, must be %zu or 0", name,
+  return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.struct_size", name), "%zu, must be %zu or 0",
               member.struct_size, sizeof(Struct));
 }
 

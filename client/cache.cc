@@ -25,8 +25,8 @@ LayerShape ShapeOf(const pqc_layer_group& group) {
 }
 
 pqc_status OpenCache(pqc_client* client, const pqc_cache_spec* caller_spec, pqc_cache** cache) {
-  if (!client) return Fail(PQC_INVALID_ARGUMENT, "client: must not be NULL");
-  if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache: must not be NULL");
+  if (!client) return Fail(PQC_INVALID_ARGUMENT, "client", "must not be NULL");
+  if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
   *cache = nullptr;
   CacheArguments arguments;
   if (const pqc_status status = ReadCacheSpec(caller_spec, &arguments); status != PQC_OK) {
@@ -50,7 +50,7 @@ pqc_status OpenCache(pqc_client* client, const pqc_cache_spec* caller_spec, pqc_
     }
   }
   auto opened = std::make_unique<pqc_cache>();
-  ErrorText error;
+  RefusalBuffer error;
   const pqc_status status = remote->OpenCache(arguments.spec, &state->cache_id, &error);
   if (status != PQC_OK) return Report(status, error);
   opened->state = std::move(state);

@@ -49,13 +49,13 @@ class SidecarHost final : public LocalHost {
     return broker_->OpenStaging(slot_bytes, slot_count, ring);
   }
   pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, AttachAnswer* answer) override {
-    ErrorText error;
+    RefusalBuffer error;
     const pqc_status status = remote_.Attach(sequence_id, lease, &answer->lease_id,
                                              &answer->word_index, answer->image.sink(), &error);
     return Report(status, error);
   }
   pqc_status Detach(const LeaseView& lease) override {
-    ErrorText error;
+    RefusalBuffer error;
     return Report(remote_.Detach(lease, &error), error);
   }
   void End() override { broker_->End(); }
@@ -75,20 +75,18 @@ bool IsLoopback(std::string_view host_port) {
 }
 
 pqc_status CheckEndpoint(const char* endpoint) {
-  if (!endpoint) return Fail(PQC_INVALID_ARGUMENT, "options.endpoint: must not be NULL");
+  if (!endpoint) return Fail(PQC_INVALID_ARGUMENT, "options.endpoint", "must not be NULL");
   const std::string_view view = endpoint;
   if (view.starts_with("unix:")) {
     if (view.size() > std::strlen("unix:")) return PQC_OK;
   } else if (const size_t colon = view.rfind(':');
              colon != std::string_view::npos && colon > 0 && colon + 1 < view.size()) {
     if (IsLoopback(view)) return PQC_OK;
-    return Fail(PQC_UNIMPLEMENTED,
-                "options.endpoint: \"%s\" is not on the loopback; this version has no TLS",
-                endpoint);
+    return Fail(PQC_UNIMPLEMENTED, "options.endpoint",
+                "\"%s\" is not on the loopback; this version has no TLS", endpoint);
   }
-  return Fail(PQC_INVALID_ARGUMENT,
-              "options.endpoint: \"%s\", must be unix:///path or host:port on the loopback",
-              endpoint);
+  return Fail(PQC_INVALID_ARGUMENT, "options.endpoint",
+              "\"%s\", must be unix:///path or host:port on the loopback", endpoint);
 }
 
 pqc_status CheckTenant(const char* tenant) {
@@ -96,21 +94,20 @@ pqc_status CheckTenant(const char* tenant) {
   const bool allowed =
       view.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_.-") == std::string_view::npos;
   if (!view.empty() && view.size() <= kMaxTenantBytes && allowed) return PQC_OK;
-  return Fail(PQC_INVALID_ARGUMENT, "options.tenant: must be 1 to %zu bytes of [a-z0-9_.-]",
+  return Fail(PQC_INVALID_ARGUMENT, "options.tenant", "must be 1 to %zu bytes of [a-z0-9_.-]",
               kMaxTenantBytes);
 }
 
 pqc_status CheckPath(const pqc_client_options& options) {
   if (const uint32_t path = RawEnum(options.path); path > PQC_PATH_ONLY_LOCAL) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.path: %u is unknown", path);
+    return Fail(PQC_INVALID_ARGUMENT, "options.path", "%u is unknown", path);
   }
   if ((options.staging_slot_bytes == 0) != (options.staging_slot_count == 0)) {
-    return Fail(PQC_INVALID_ARGUMENT,
-                "options.staging_slot_bytes, staging_slot_count: both or none must be 0");
+    return Fail(PQC_INVALID_ARGUMENT, "options.staging_slot_bytes", "both or none must be 0");
   }
   if (options.staging_slot_bytes % kStagingUnitBytes != 0) {
-    return Fail(PQC_INVALID_ARGUMENT,
-                "options.staging_slot_bytes: %llu, must be a multiple of 1 MiB",
+    return Fail(PQC_INVALID_ARGUMENT, "options.staging_slot_bytes",
+                "%llu, must be a multiple of 1 MiB",
                 static_cast<unsigned long long>(options.staging_slot_bytes));
   }
   return PQC_OK;
@@ -118,7 +115,7 @@ pqc_status CheckPath(const pqc_client_options& options) {
 
 pqc_status OpenRemote(const RemoteOptions& options, const RpcEntry& entry, ClientState& state) {
   Remote* remote = nullptr;
-  ErrorText error;
+  RefusalBuffer error;
   const pqc_status status = Report(entry.open(options, &remote, &error), error);
   state.remote.reset(remote);
   return status;
@@ -142,7 +139,8 @@ pqc_status OpenLocal(const pqc_client_options& options, const RemoteOptions& rem
                                .client_name = remote_options.client_name,
                                .timeout_ms = remote_options.timeout_ms};
   if (broker_options.socket_path.empty()) {
-    return Fail(PQC_UNAVAILABLE, "options.path: only a unix: endpoint has a broker");
+    return Retry(kRetryMemory,
+                 Fail(PQC_UNAVAILABLE, "options.path", "only a unix: endpoint has a broker"));
   }
   std::unique_ptr<Broker> broker;
   LocalLink::Parts parts;
@@ -216,7 +214,7 @@ pqc_status OpenEither(const pqc_client_options& options, const RemoteOptions& re
 }
 
 pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
-  if (!client) return Fail(PQC_INVALID_ARGUMENT, "client: must not be NULL");
+  if (!client) return Fail(PQC_INVALID_ARGUMENT, "client", "must not be NULL");
   *client = nullptr;
   pqc_client_options options;
   if (const pqc_status status = ReadStruct(caller_options, "options", &options); status != PQC_OK) {
@@ -229,7 +227,7 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
   const uint32_t timeout_ms = options.timeout_ms ? options.timeout_ms : kDefaultTimeoutMs;
   if (const pqc_status status = CheckTenant(tenant.c_str()); status != PQC_OK) return status;
   if (client_name.size() > kMaxClientNameBytes) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.client_name: must be at most %zu bytes",
+    return Fail(PQC_INVALID_ARGUMENT, "options.client_name", "must be at most %zu bytes",
                 kMaxClientNameBytes);
   }
   if (const pqc_status status = CheckPath(options); status != PQC_OK) return status;
@@ -261,7 +259,7 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
 }
 
 pqc_status Count(const pqc_client* client, pqc_client_counts* caller_counts) {
-  if (!client) return Fail(PQC_INVALID_ARGUMENT, "client: must not be NULL");
+  if (!client) return Fail(PQC_INVALID_ARGUMENT, "client", "must not be NULL");
   pqc_client_counts counts;
   if (const pqc_status status = ReadStruct(caller_counts, "counts", &counts); status != PQC_OK) {
     return status;
@@ -293,18 +291,18 @@ void KeepAnswer(void* context, const char* text, size_t size) {
 }
 
 pqc_status AdminJson(pqc_client* client, const char* method, const char* request, char** answer) {
-  if (!client) return Fail(PQC_INVALID_ARGUMENT, "client: must not be NULL");
-  if (!method) return Fail(PQC_INVALID_ARGUMENT, "method: must not be NULL");
-  if (!answer) return Fail(PQC_INVALID_ARGUMENT, "answer: must not be NULL");
+  if (!client) return Fail(PQC_INVALID_ARGUMENT, "client", "must not be NULL");
+  if (!method) return Fail(PQC_INVALID_ARGUMENT, "method", "must not be NULL");
+  if (!answer) return Fail(PQC_INVALID_ARGUMENT, "answer", "must not be NULL");
   *answer = nullptr;
   Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(*client->state, &remote); status != PQC_OK) return status;
   Answer kept;
-  ErrorText error;
+  RefusalBuffer error;
   const pqc_status status = remote->AdminJson(method, request && *request ? request : "{}",
                                               TextSink{&kept, &KeepAnswer}, &error);
   if (kept.out_of_memory) {
-    return Fail(PQC_RESOURCE_EXHAUSTED, "answer: the client is out of memory");
+    return Fail(PQC_RESOURCE_EXHAUSTED, "answer", "the client is out of memory");
   }
   *answer = kept.text;
   return Report(status, error);

@@ -63,11 +63,12 @@ namespace {
 // A tensor of one token, dims checked, as floats.
 pqc_status ReadToken(const pqc_tensor* tensor, const char* name, uint32_t heads, uint32_t dim,
                      std::vector<float>* numbers) {
-  if (!tensor) return Fail(PQC_INVALID_ARGUMENT, "%s: must not be NULL", name);
+  if (!tensor) return Fail(PQC_INVALID_ARGUMENT, name, "must not be NULL");
   TensorView view;
   if (const pqc_status status = ReadTensor(*tensor, name, &view); status != PQC_OK) return status;
   if (view.ndim != 2 || view.shape[0] != heads || view.shape[1] != dim) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s.shape: must be [%u, %u]", name, heads, dim);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape", name), "must be [%u, %u]", heads,
+                dim);
   }
   std::vector<std::byte> packed(heads * BytesPerIndex(view));
   Pack(view, 0, heads, packed.data());
@@ -321,8 +322,8 @@ void AbandonToken(pqc_decoder& decoder) {
 }
 
 pqc_status Open(pqc_sequence* sequence, const pqc_selection* selection, pqc_decoder** decoder) {
-  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
-  if (!decoder) return Fail(PQC_INVALID_ARGUMENT, "decoder: must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  if (!decoder) return Fail(PQC_INVALID_ARGUMENT, "decoder", "must not be NULL");
   *decoder = nullptr;
   auto opened = std::make_unique<pqc_decoder>();
   const CacheState& cache = *sequence->state->cache;
@@ -331,8 +332,8 @@ pqc_status Open(pqc_sequence* sequence, const pqc_selection* selection, pqc_deco
     return status;
   }
   if (opened->selection.selection.window_tokens == 0) {
-    return Fail(PQC_INVALID_ARGUMENT,
-                "selection.window_tokens: 0, must be at least 1: the token attends to itself");
+    return Fail(PQC_INVALID_ARGUMENT, "selection.window_tokens",
+                "0, must be at least 1: the token attends to itself");
   }
   opened->sequence = sequence;
   opened->client = cache.client;
@@ -346,9 +347,9 @@ pqc_status Open(pqc_sequence* sequence, const pqc_selection* selection, pqc_deco
 
 pqc_status Prefill(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* keys,
                    const pqc_tensor* values) {
-  if (!decoder) return Fail(PQC_INVALID_ARGUMENT, "decoder: must not be NULL");
+  if (!decoder) return Fail(PQC_INVALID_ARGUMENT, "decoder", "must not be NULL");
   if (decoder->decoding) {
-    return Fail(PQC_FAILED_PRECONDITION, "decoder: the prefill is over; decode token by token");
+    return Fail(PQC_FAILED_PRECONDITION, "decoder", "the prefill is over; decode token by token");
   }
   if (decoder->prefilled.empty()) {  // the sequence may have begun before
     pqc_sequence_info info = PQC_INIT(pqc_sequence_info);
@@ -368,10 +369,10 @@ pqc_status Prefill(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* keys,
 pqc_status Decode(pqc_decoder* decoder, uint32_t number, const pqc_tensor* query,
                   const pqc_tensor* key, const pqc_tensor* value, float* output,
                   uint64_t output_capacity) {
-  if (!decoder) return Fail(PQC_INVALID_ARGUMENT, "decoder: must not be NULL");
-  if (!output) return Fail(PQC_INVALID_ARGUMENT, "output: must not be NULL");
+  if (!decoder) return Fail(PQC_INVALID_ARGUMENT, "decoder", "must not be NULL");
+  if (!output) return Fail(PQC_INVALID_ARGUMENT, "output", "must not be NULL");
   if (decoder->next_layer->first != number) {
-    return Fail(PQC_INVALID_ARGUMENT, "layer: %u, but layer %u of position %llu is next", number,
+    return Fail(PQC_INVALID_ARGUMENT, "layer", "%u, but layer %u of position %llu is next", number,
                 decoder->next_layer->first, static_cast<unsigned long long>(decoder->position));
   }
   OwnLayer& layer = decoder->next_layer->second;
@@ -385,7 +386,7 @@ pqc_status Decode(pqc_decoder* decoder, uint32_t number, const pqc_tensor* query
   if (status != PQC_OK) return status;
   const uint64_t needed = uint64_t{shape.query_heads} * shape.value_dim;
   if (output_capacity < needed) {
-    return Fail(PQC_OUT_OF_RANGE, "output_capacity: %llu, but %llu are needed",
+    return Fail(PQC_OUT_OF_RANGE, "output_capacity", "%llu, but %llu are needed",
                 static_cast<unsigned long long>(output_capacity),
                 static_cast<unsigned long long>(needed));
   }
@@ -395,9 +396,9 @@ pqc_status Decode(pqc_decoder* decoder, uint32_t number, const pqc_tensor* query
   const bool last = std::next(decoder->next_layer) == decoder->layers.end();
   if (status == PQC_OK && last) status = EndStep(*decoder);
   if (status != PQC_OK) {
-    const std::string reason = pqc_last_error();
+    const RefusalBuffer reason = LastRefusal();
     AbandonToken(*decoder);
-    return Fail(status, "%s", reason.c_str());
+    return Fail(status, reason);
   }
   std::copy(decoder->output.begin(), decoder->output.end(), output);
   if (last) {

@@ -5,18 +5,83 @@
 
 namespace pqcached::client {
 namespace {
-thread_local char last_error[1024] = "";
-}  // namespace
 
-pqc_status Fail(pqc_status status, const char* format, ...) noexcept {
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(last_error, sizeof(last_error), format, arguments);
-  va_end(arguments);
+thread_local RefusalBuffer last;
+thread_local char last_message[sizeof(last.field) + sizeof(last.text) + 2] = "";
+
+// Returns `status` after the refusal has changed.
+pqc_status Changed(pqc_status status) noexcept {
+  kvstore::WriteMessage(last.field, last.text, last_message);
   return status;
 }
 
-void ClearLastError() noexcept { last_error[0] = '\0'; }
+template <size_t kSize>
+void Copy(const char* from, char (&to)[kSize]) noexcept {
+  std::snprintf(to, kSize, "%s", from);
+}
+
+}  // namespace
+
+FieldPath::FieldPath(const char* path) noexcept { Copy(path, text_); }
+
+FieldPath FieldPath::Of(const char* format, ...) noexcept {
+  FieldPath path;
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(path.text_, sizeof(path.text_), format, arguments);
+  va_end(arguments);
+  return path;
+}
+
+pqc_status Fail(pqc_status status, const FieldPath& field, const char* format, ...) noexcept {
+  RefusalBuffer refusal;  // the arguments may be texts of the last one
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(refusal.text, sizeof(refusal.text), format, arguments);
+  va_end(arguments);
+  Copy(field.c_str(), refusal.field);
+  return Fail(status, refusal);
+}
+
+pqc_status Fail(pqc_status status, const RefusalBuffer& refusal) noexcept {
+  last = refusal;
+  return Changed(status);
+}
+
+pqc_status Fail(const kvstore::Refusal& refusal) noexcept {
+  Set(&last, refusal.field.c_str(), refusal.text.c_str());
+  last.retry_ms = refusal.retry_ms;
+  return Changed(static_cast<pqc_status>(refusal.code));
+}
+
+pqc_status Retry(uint32_t retry_ms, pqc_status status) noexcept {
+  last.retry_ms = retry_ms;
+  return status;
+}
+
+pqc_status Under(const FieldPath& path, pqc_status status) noexcept {
+  const bool dot = last.field[0] != '\0' && last.field[0] != '[';
+  Copy(FieldPath::Of("%s%s%s", path.c_str(), dot ? "." : "", last.field).c_str(), last.field);
+  return Changed(status);
+}
+
+pqc_status Because(const char* text, pqc_status status) noexcept {
+  const RefusalBuffer before = last;
+  kvstore::WriteMessage(text, before.text, last.text);
+  return Changed(status);
+}
+
+const RefusalBuffer& LastRefusal() noexcept { return last; }
+
+void ClearLastError() noexcept {
+  last.text[0] = last.field[0] = last_message[0] = '\0';
+  last.retry_ms = kNoRetry;
+}
+
+void Set(RefusalBuffer* refusal, const char* field, const char* text) noexcept {
+  Copy(field, refusal->field);
+  Copy(text, refusal->text);
+}
 
 }  // namespace pqcached::client
 
@@ -24,7 +89,11 @@ extern "C" {
 
 uint32_t pqc_abi_version(void) { return PQC_ABI_VERSION; }
 
-const char* pqc_last_error(void) { return pqcached::client::last_error; }
+const char* pqc_last_error(void) { return pqcached::client::last_message; }
+
+const char* pqc_last_error_field(void) { return pqcached::client::last.field; }
+
+uint32_t pqc_last_error_retry_ms(void) { return pqcached::client::last.retry_ms; }
 
 const char* pqc_status_name(pqc_status status) {
   switch (static_cast<int>(status)) {

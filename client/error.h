@@ -1,4 +1,4 @@
-// The calling thread's last error, and the frame that every call of the C ABI runs in. Thread-safe.
+// The calling thread's last refusal, and the frame that every call of the C ABI runs in. Thread-safe.
 #ifndef PQCACHED_CLIENT_ERROR_H_
 #define PQCACHED_CLIENT_ERROR_H_
 
@@ -6,14 +6,59 @@
 #include <new>
 
 #include "client/deadline.h"
+#include "client/remote.h"
+#include "kvstore/read/refusal.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
 
-// Remembers why the thread's call failed, and returns `status`. Allocates nothing; cuts at 1023
-// bytes.
-[[gnu::format(printf, 2, 3)]] pqc_status Fail(pqc_status status, const char* format, ...) noexcept;
+using kvstore::kNoRetry;
+using kvstore::kRetryConflict;
+using kvstore::kRetryMemory;
+
+// A FieldPath is the path of a field in the words of the C header, such as "items[2].query_position".
+// It does not allocate; longer paths are cut.
+class FieldPath {
+ public:
+  FieldPath(const char* path) noexcept;  // NOLINT: a literal is a path
+  // Returns a path printed as by printf.
+  [[gnu::format(printf, 1, 2)]] static FieldPath Of(const char* format, ...) noexcept;
+
+  const char* c_str() const { return text_; }
+
+ private:
+  FieldPath() = default;
+
+  char text_[sizeof(RefusalBuffer::field)] = {};
+};
+
+// Records why the thread's call failed, and returns `status`. `field` is the refused field ("" =
+// none); the rest is the text, which begins with the refused value. Does not allocate. A repetition
+// is not worthwhile; see Retry.
+//
+//     return Fail(PQC_INVALID_ARGUMENT, "options.path", "%u is unknown", path);
+[[gnu::format(printf, 3, 4)]] pqc_status Fail(pqc_status status, const FieldPath& field,
+                                              const char* format, ...) noexcept;
+// Records a refusal that another function has returned.
+pqc_status Fail(pqc_status status, const RefusalBuffer& refusal) noexcept;
+pqc_status Fail(const kvstore::Refusal& refusal) noexcept;
+
+// Sets after which time a repetition of the thread's failed call may succeed. Returns `status`.
+//
+//     return Retry(kRetryConflict, Fail(PQC_ABORTED, "sequence", "another thread changes it"));
+pqc_status Retry(uint32_t retry_ms, pqc_status status) noexcept;
+
+// Puts `path` before the field of the thread's last refusal. Returns `status`.
+pqc_status Under(const FieldPath& path, pqc_status status) noexcept;
+// Puts `text` and ": " before the text of the thread's last refusal. Returns `status`.
+pqc_status Because(const char* text, pqc_status status) noexcept;
+
+// Returns the thread's last refusal; empty after a call that succeeded.
+const RefusalBuffer& LastRefusal() noexcept;
 void ClearLastError() noexcept;
+
+// Sets text and field, cut to their sizes.
+void Set(RefusalBuffer* refusal, const char* field, const char* text) noexcept;
 
 // Runs the body of one call; exceptions end here.
 template <class Body>
@@ -23,9 +68,9 @@ pqc_status Call(const Body& body) noexcept {
   try {
     return body();
   } catch (const std::bad_alloc&) {
-    return Fail(PQC_RESOURCE_EXHAUSTED, "the client is out of memory");
+    return Fail(PQC_RESOURCE_EXHAUSTED, "", "the client is out of memory");
   } catch (const std::exception& error) {
-    return Fail(PQC_INTERNAL, "%s", error.what());
+    return Fail(PQC_INTERNAL, "", "%s", error.what());
   }
 }
 

@@ -27,17 +27,18 @@ pqc_status LoadGpuLibrary(const char* path, const gpu::GpuEntry** entry) {
   void* const library =
       LoadLibrary(path, kFileName, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE, &reasons);
   if (!library) {
-    return Fail(PQC_FAILED_PRECONDITION, "no device support: %s: %s", kFileName, reasons.c_str());
+    return Fail(PQC_FAILED_PRECONDITION, "", "no device support: %s: %s", kFileName,
+                reasons.c_str());
   }
   const auto get =
       reinterpret_cast<const gpu::GpuEntry* (*)()>(dlsym(library, gpu::kGpuEntrySymbol));
   if (!get) {
-    return Fail(PQC_FAILED_PRECONDITION, "no device support: %s has no %s", path ? path : kFileName,
-                gpu::kGpuEntrySymbol);
+    return Fail(PQC_FAILED_PRECONDITION, "", "no device support: %s has no %s",
+                path ? path : kFileName, gpu::kGpuEntrySymbol);
   }
   const gpu::GpuEntry* found = get();
   if (found->steps_version != gpu::kStepsVersion) {
-    return Fail(PQC_FAILED_PRECONDITION,
+    return Fail(PQC_FAILED_PRECONDITION, "",
                 "no device support: %s has version %u of the inner interface, this client %u; "
                 "install the two libraries of one release",
                 path ? path : kFileName, found->steps_version, gpu::kStepsVersion);
@@ -56,40 +57,41 @@ pqc_status ReadShape(GpuState& state) {
   for (const auto& [layer, shape] : state.cache->stored_layers) {
     if (state.layers.empty()) state.shape = shape;
     if (!SameShape(state.shape, shape)) {
-      return Fail(PQC_UNIMPLEMENTED,
-                  "cache: layers %u and %u differ in shape; a GPU takes caches of one shape",
+      return Fail(PQC_UNIMPLEMENTED, "cache",
+                  "layers %u and %u differ in shape; a GPU takes caches of one shape",
                   state.layers.front(), layer);
     }
     state.layers.push_back(layer);
   }
-  if (state.layers.empty()) return Fail(PQC_INVALID_ARGUMENT, "cache: it stores no layers");
+  if (state.layers.empty()) return Fail(PQC_INVALID_ARGUMENT, "cache", "it stores no layers");
   if (state.shape.softcap > 0) {
-    return Fail(PQC_UNIMPLEMENTED, "cache: softcap is not selected by on a GPU in this version");
+    return Fail(PQC_UNIMPLEMENTED, "cache", "softcap is not selected by on a GPU in this version");
   }
   if (state.index.kind != kvstore::IndexKind::kPq) {
-    return Fail(PQC_UNIMPLEMENTED, "options.index: must be pq on a GPU in this version");
+    return Fail(PQC_UNIMPLEMENTED, "options.index", "must be pq on a GPU in this version");
   }
   return PQC_OK;
 }
 
 pqc_status ReadCapacities(const pqc_gpu_options& options, gpu::StepsOptions* to) {
   if (options.token_capacity < 1 || options.token_capacity > kMaxSequenceTokens) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.token_capacity: %llu, must be 1 to 2^30",
+    return Fail(PQC_INVALID_ARGUMENT, "options.token_capacity", "%llu, must be 1 to 2^30",
                 LongLong{options.token_capacity});
   }
   const uint64_t selected = options.selected_capacity
                                 ? options.selected_capacity
                                 : std::min(kDefaultSelected, options.token_capacity);
   if (selected > options.token_capacity) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.selected_capacity: %llu, but token_capacity is %llu",
-                LongLong{selected}, LongLong{options.token_capacity});
+    return Fail(PQC_INVALID_ARGUMENT, "options.selected_capacity",
+                "%llu, but token_capacity is %llu", LongLong{selected},
+                LongLong{options.token_capacity});
   }
   if (options.no_block_cache > 1 || (options.no_block_cache && options.cache_tokens)) {
-    return Fail(PQC_INVALID_ARGUMENT,
-                "options.no_block_cache: must be 0, or 1 with cache_tokens 0");
+    return Fail(PQC_INVALID_ARGUMENT, "options.no_block_cache",
+                "must be 0, or 1 with cache_tokens 0");
   }
   if (const uint32_t policy = RawEnum(options.policy); policy > PQC_GPU_LFU) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.policy: %u is unknown", policy);
+    return Fail(PQC_INVALID_ARGUMENT, "options.policy", "%u is unknown", policy);
   }
   static_assert(static_cast<int>(kernels::cuda::CachePolicy::kLru) == PQC_GPU_LRU + 1 &&
                 static_cast<int>(kernels::cuda::CachePolicy::kLfu) == PQC_GPU_LFU + 1 &&
@@ -116,7 +118,7 @@ pqc_status ReadCapacities(const pqc_gpu_options& options, gpu::StepsOptions* to)
 }
 
 pqc_status Count(pqc_gpu* gpu, pqc_gpu_counts* caller_counts) {
-  if (!gpu) return Fail(PQC_INVALID_ARGUMENT, "gpu: must not be NULL");
+  if (!gpu) return Fail(PQC_INVALID_ARGUMENT, "gpu", "must not be NULL");
   pqc_gpu_counts counts;
   if (const pqc_status status = ReadStruct(caller_counts, "counts", &counts); status != PQC_OK) {
     return status;
@@ -142,9 +144,9 @@ pqc_status Count(pqc_gpu* gpu, pqc_gpu_counts* caller_counts) {
 
 pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
                    const gpu::GpuEntry* entry, pqc_gpu** gpu) {
-  if (!gpu) return Fail(PQC_INVALID_ARGUMENT, "gpu: must not be NULL");
+  if (!gpu) return Fail(PQC_INVALID_ARGUMENT, "gpu", "must not be NULL");
   *gpu = nullptr;
-  if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache: must not be NULL");
+  if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
   pqc_gpu_options options;
   if (const pqc_status status = ReadStruct(caller_options, "options", &options); status != PQC_OK) {
     return status;
@@ -159,8 +161,8 @@ pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
     return status;
   }
   if (!state->cache->client->local) {
-    return Fail(PQC_UNIMPLEMENTED,
-                "cache: a GPU reads mapped memory, and this client's path is remote");
+    return Fail(PQC_UNIMPLEMENTED, "cache",
+                "a GPU reads mapped memory, and this client's path is remote");
   }
   gpu::StepsOptions wanted;
   if (const pqc_status status = ReadCapacities(options, &wanted); status != PQC_OK) return status;
@@ -198,23 +200,23 @@ pqc_status Report(const gpu::Outcome& outcome, const char* what) {
     case gpu::Code::kOk:
       return PQC_OK;
     case gpu::Code::kNoDevice:
-      return Fail(PQC_FAILED_PRECONDITION, "no device support: %s", outcome.text);
+      return Fail(PQC_FAILED_PRECONDITION, "", "no device support: %s", outcome.text);
     case gpu::Code::kUnsupported:
-      return Fail(PQC_UNIMPLEMENTED, "%s: %s", what, outcome.text);
+      return Fail(PQC_UNIMPLEMENTED, what, "%s", outcome.text);
     case gpu::Code::kInvalid:
-      return Fail(PQC_INVALID_ARGUMENT, "%s: %s", what, outcome.text);
+      return Fail(PQC_INVALID_ARGUMENT, what, "%s", outcome.text);
     case gpu::Code::kOutOfMemory:
-      return Fail(PQC_RESOURCE_EXHAUSTED, "%s: %s", what, outcome.text);
+      return Fail(PQC_RESOURCE_EXHAUSTED, what, "%s", outcome.text);
     case gpu::Code::kFailed:
       break;
   }
-  return Fail(PQC_INTERNAL, "%s: %s", what, outcome.text);
+  return Fail(PQC_INTERNAL, what, "%s", outcome.text);
 }
 
 pqc_status FindGpuLayer(const GpuState& gpu, uint32_t layer, uint32_t* ordinal) {
   const auto found = std::lower_bound(gpu.layers.begin(), gpu.layers.end(), layer);
   if (found == gpu.layers.end() || *found != layer) {
-    return Fail(PQC_INVALID_ARGUMENT, "layer: the cache stores no layer %u", layer);
+    return Fail(PQC_INVALID_ARGUMENT, "layer", "the cache stores no layer %u", layer);
   }
   *ordinal = static_cast<uint32_t>(found - gpu.layers.begin());
   return PQC_OK;

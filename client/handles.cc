@@ -47,7 +47,7 @@ Changing::Changing(pqc_sequence* sequence, Packed packed) : lock_(*sequence->sta
   status_ = lock_.status();
   if (status_ == PQC_OK) status_ = GetRemote(client, &remote_);
   if (status_ == PQC_OK && state.in_step) {
-    status_ = Fail(PQC_ABORTED, "sequence: a step with it is under way; end it first");
+    status_ = Fail(PQC_ABORTED, "sequence", "a step with it is under way; end it first");
   }
   if (status_ == PQC_OK) {
     status_ = client.sender->Flush(state, CallDeadline(client.timeout_ms));
@@ -57,6 +57,19 @@ Changing::Changing(pqc_sequence* sequence, Packed packed) : lock_(*sequence->sta
                   ? client.offload->Flush(state, CallDeadline(client.timeout_ms))
                   : client.offload->Check(state);
   }
+}
+
+pqc_status Report(pqc_status status, const RefusalBuffer& error, std::string_view wire_path) {
+  if (status == PQC_OK) return PQC_OK;
+  std::string_view field = error.field;
+  if (!wire_path.empty() && field.starts_with(wire_path)) {
+    field.remove_prefix(wire_path.size());
+    if (field.starts_with('.')) field.remove_prefix(1);
+  }
+  if (field == "sequence_id" || field == "query.sequence_id") field = "sequence";
+  RefusalBuffer own = error;
+  Set(&own, std::string(field).c_str(), error.text);
+  return Fail(status, own);
 }
 
 }  // namespace pqcached::client

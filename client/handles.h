@@ -94,7 +94,7 @@ struct SequenceState {
 // Sets *remote, or fails when the client is closed.
 inline pqc_status FindRemote(const ClientState& client, Remote** remote) {
   *remote = client.remote.get();
-  return *remote ? PQC_OK : Fail(PQC_FAILED_PRECONDITION, "client: it is closed");
+  return *remote ? PQC_OK : Fail(PQC_FAILED_PRECONDITION, "client", "it is closed");
 }
 
 // Also waits for a worker, when the session has none.
@@ -103,10 +103,10 @@ inline pqc_status GetRemote(const ClientState& client, Remote** remote) {
   return status == PQC_OK && client.local ? client.local->Await() : status;
 }
 
-// Passes on what a Remote returned, and its reason.
-inline pqc_status Report(pqc_status status, const ErrorText& error) {
-  return status == PQC_OK ? PQC_OK : Fail(status, "%s", error.text);
-}
+// Reports what a Remote returned, with the field's path in the words of the C header: without
+// `wire_path`, the path of the C call's arguments in the request ("items[0]"), and with the handle
+// `sequence` for a sequence id.
+pqc_status Report(pqc_status status, const RefusalBuffer& error, std::string_view wire_path = {});
 
 }  // namespace pqcached::client
 
@@ -137,7 +137,8 @@ class ChangeLock {
 
   pqc_status status() const {
     return held_ ? PQC_OK
-                 : Fail(PQC_ABORTED, "sequence: another thread is changing it; repeat later");
+                 : Retry(kRetryConflict, Fail(PQC_ABORTED, "sequence",
+                                              "another thread is changing it; repeat later"));
   }
 
  private:
@@ -167,7 +168,7 @@ inline pqc_status FindLayer(const CacheState& cache, uint32_t layer, const char*
                             LayerShape* shape) {
   const auto found = cache.stored_layers.find(layer);
   if (found == cache.stored_layers.end()) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s: the cache stores no layer %u", name, layer);
+    return Fail(PQC_INVALID_ARGUMENT, name, "the cache stores no layer %u", layer);
   }
   *shape = found->second;
   return PQC_OK;

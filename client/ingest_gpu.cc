@@ -17,7 +17,8 @@ constexpr uint64_t kPaddingBytes = 512;
 
 pqc_status CheckDevicePart(const TensorView& view, const char* name) {
   if (view.strides[2] == 1) return PQC_OK;
-  return Fail(PQC_UNIMPLEMENTED, "%s.strides: dims must be contiguous on a GPU", name);
+  return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.strides", name),
+              "dims must be contiguous on a GPU");
 }
 
 // What travels: no more bytes than the engine has, and than the cache keeps.
@@ -141,7 +142,7 @@ pqc_status IngestParts(GpuState& gpu, const std::shared_ptr<SequenceState>& sequ
   if (client.max_message_bytes != 0) {
     most = std::min(most, client.max_message_bytes / token_bytes);
   }
-  if (most == 0) return Fail(PQC_UNIMPLEMENTED, "keys: a token does not fit into a staging slot");
+  if (most == 0) return Fail(PQC_UNIMPLEMENTED, "keys", "a token does not fit into a staging slot");
   const auto deadline = CallDeadline(client.timeout_ms);
   const uint64_t token_count = rows.keys.shape[0];
   for (uint64_t begin = 0; begin < token_count;) {
@@ -165,14 +166,14 @@ pqc_status IngestParts(GpuState& gpu, const std::shared_ptr<SequenceState>& sequ
 pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
                        uint64_t first_position, const pqc_tensor* keys, const pqc_tensor* values,
                        void* stream) {
-  if (!handle) return Fail(PQC_INVALID_ARGUMENT, "gpu: must not be NULL");
-  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
-  if (!keys) return Fail(PQC_INVALID_ARGUMENT, "keys: must not be NULL");
-  if (!values) return Fail(PQC_INVALID_ARGUMENT, "values: must not be NULL");
+  if (!handle) return Fail(PQC_INVALID_ARGUMENT, "gpu", "must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  if (!keys) return Fail(PQC_INVALID_ARGUMENT, "keys", "must not be NULL");
+  if (!values) return Fail(PQC_INVALID_ARGUMENT, "values", "must not be NULL");
   GpuState& gpu = *handle->state;
   SequenceState& state = *sequence->state;
   if (state.cache->client != gpu.cache->client || state.cache->cache_id != gpu.cache->cache_id) {
-    return Fail(PQC_INVALID_ARGUMENT, "sequence: it is of another cache than the GPU");
+    return Fail(PQC_INVALID_ARGUMENT, "sequence", "it is of another cache than the GPU");
   }
   LayerShape shape;
   RowBlock rows{.layer = layer, .keys = {}, .values = {}};

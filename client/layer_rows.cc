@@ -12,9 +12,10 @@ constexpr uint32_t kMaxLayers = 1024;
 
 pqc_status ReadLayers(const CacheState& cache, const pqc_layer_rows* layers, uint32_t layer_count,
                       const TensorPlace& place, std::vector<RowBlock>* blocks) {
-  if (!layers) return Fail(PQC_INVALID_ARGUMENT, "layers: must not be NULL");
+  if (!layers) return Fail(PQC_INVALID_ARGUMENT, "layers", "must not be NULL");
   if (layer_count < 1 || layer_count > kMaxLayers) {
-    return Fail(PQC_INVALID_ARGUMENT, "layer_count: %u, must be 1 to %u", layer_count, kMaxLayers);
+    return Fail(PQC_INVALID_ARGUMENT, "layer_count", "%u, must be 1 to %u", layer_count,
+                kMaxLayers);
   }
   blocks->resize(layer_count);
   const auto* bytes = reinterpret_cast<const std::byte*>(layers);

@@ -11,10 +11,10 @@ namespace {
 pqc_status Merge(uint32_t rows, uint32_t dim, float* output_a, float* lse_a, const float* output_b,
                  const float* lse_b) {
   if (rows == 0) return PQC_OK;
-  if (dim > 0 && !output_a) return Fail(PQC_INVALID_ARGUMENT, "output_a: must not be NULL");
-  if (!lse_a) return Fail(PQC_INVALID_ARGUMENT, "lse_a: must not be NULL");
-  if (dim > 0 && !output_b) return Fail(PQC_INVALID_ARGUMENT, "output_b: must not be NULL");
-  if (!lse_b) return Fail(PQC_INVALID_ARGUMENT, "lse_b: must not be NULL");
+  if (dim > 0 && !output_a) return Fail(PQC_INVALID_ARGUMENT, "output_a", "must not be NULL");
+  if (!lse_a) return Fail(PQC_INVALID_ARGUMENT, "lse_a", "must not be NULL");
+  if (dim > 0 && !output_b) return Fail(PQC_INVALID_ARGUMENT, "output_b", "must not be NULL");
+  if (!lse_b) return Fail(PQC_INVALID_ARGUMENT, "lse_b", "must not be NULL");
   const kernels::Partial partials[] = {{output_a, lse_a}, {output_b, lse_b}};
   kernels::MergePartials(kernels::Exec{}, {.query_count = rows,
                                            .value_dim = dim,

@@ -36,7 +36,7 @@ void Offload::Add(Job job) {
 
 pqc_status Offload::Report(const Progress& progress) {
   if (progress.status == PQC_OK) return PQC_OK;
-  return Fail(progress.status, "rows of an earlier pqc_gpu_ingest: %s", progress.error.text);
+  return Because("rows of an earlier pqc_gpu_ingest", Fail(progress.status, progress.error));
 }
 
 pqc_status Offload::Check(const SequenceState& sequence) {
@@ -52,7 +52,7 @@ pqc_status Offload::Flush(const SequenceState& sequence, Clock::time_point deadl
     return stop_ || found == sequences_.end() || found->second.waiting_count == 0;
   };
   if (!done_.wait_until(lock, deadline, is_done)) {
-    return Fail(PQC_DEADLINE_EXCEEDED, "rows of earlier pqc_gpu_ingest are not stored in time");
+    return Fail(PQC_DEADLINE_EXCEEDED, "", "rows of earlier pqc_gpu_ingest are not stored in time");
   }
   const auto found = sequences_.find(&sequence);
   if (found == sequences_.end()) return PQC_OK;
@@ -98,30 +98,30 @@ void Offload::Run() {
       under_way_ = job.steps;
     }
     const std::shared_ptr<SequenceState> sequence = job.sequence;
-    ErrorText error;
+    RefusalBuffer error;
     pqc_status status = PQC_OK;
     try {
       status = Finish(std::move(job), &error);
     } catch (const std::bad_alloc&) {
       status = PQC_RESOURCE_EXHAUSTED;
-      std::snprintf(error.text, sizeof(error.text), "the client is out of memory");
+      Set(&error, "", "the client is out of memory");
     }
     Settle(*sequence, status, error);
   }
 }
 
-pqc_status Offload::Finish(Job job, ErrorText* error) {
+pqc_status Offload::Finish(Job job, RefusalBuffer* error) {
   const gpu::Outcome packed = job.steps->WaitPacked(job.filled.slot.number());
   if (!packed.ok()) {
     job.filled.slot.Lose();
-    std::snprintf(error->text, sizeof(error->text), "%s", packed.text);
+    Set(error, "", packed.text);
     return PQC_INTERNAL;
   }
   if (!IsWanted(*job.sequence)) return PQC_OK;
   return CommitSlot(remote_, job.sequence->sequence_id, job.rows, job.filled, error);
 }
 
-void Offload::Settle(const SequenceState& sequence, pqc_status status, const ErrorText& error) {
+void Offload::Settle(const SequenceState& sequence, pqc_status status, const RefusalBuffer& error) {
   {
     const std::lock_guard lock(mutex_);
     under_way_ = nullptr;

@@ -60,14 +60,14 @@ class Offload {
     uint64_t waiting_count = 0;  // one of them may be under way
     bool is_wanted = true;
     pqc_status status = PQC_OK;
-    ErrorText error;
+    RefusalBuffer error;
   };
 
   void Run();
   // Sees a job through; its slot has gone back, or never will.
-  pqc_status Finish(Job job, ErrorText* error);
+  pqc_status Finish(Job job, RefusalBuffer* error);
   bool IsWanted(const SequenceState& sequence);
-  void Settle(const SequenceState& sequence, pqc_status status, const ErrorText& error);
+  void Settle(const SequenceState& sequence, pqc_status status, const RefusalBuffer& error);
   static pqc_status Report(const Progress& progress);
 
   Remote& remote_;

@@ -15,7 +15,7 @@ using LongLong = unsigned long long;  // for %llu
 
 // Reads the parts that all queries have. `name`s are those of the header.
 pqc_status ReadQuery(const pqc_sequence* sequence, const pqc_query* caller_query, QueryView* view) {
-  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   pqc_query query;
   if (const pqc_status status = ReadStruct(caller_query, "query", &query); status != PQC_OK) {
     return status;
@@ -144,7 +144,7 @@ pqc_status Select(pqc_sequence* sequence, const pqc_query* query, const pqc_sele
   }
   pqc_selection terms;
   if (const pqc_status status = ReadSelection(selection, &terms); status != PQC_OK) return status;
-  if (!out) return Fail(PQC_INVALID_ARGUMENT, "out: must not be NULL");
+  if (!out) return Fail(PQC_INVALID_ARGUMENT, "out", "must not be NULL");
   if (const pqc_status status = CheckMemberSize(*out, "out"); status != PQC_OK) return status;
   pqc_positions selected = *out;
   SequenceState& state = *sequence->state;
@@ -158,16 +158,16 @@ pqc_status Select(pqc_sequence* sequence, const pqc_query* query, const pqc_sele
     if (status == PQC_OK || status == PQC_OUT_OF_RANGE) CopyCounts(selected, out);
     if (!remote_instead) return status;
   }
-  ErrorText error;
+  RefusalBuffer error;
   const SelectItem item{.query = view, .selection = &terms, .out = &selected};
   const pqc_status status = remote->TopK(&item, 1, &error);
   if (status == PQC_OK || status == PQC_OUT_OF_RANGE) CopyCounts(selected, out);
-  return Report(status, error);
+  return Report(status, error, "items[0]");
 }
 
 pqc_status CheckRange(pqc_token_range tokens) {
   if (tokens.begin < tokens.end && tokens.end <= kMaxSequenceTokens) return PQC_OK;
-  return Fail(PQC_INVALID_ARGUMENT, "tokens: [%llu, %llu), must not be empty nor go beyond 2^30",
+  return Fail(PQC_INVALID_ARGUMENT, "tokens", "[%llu, %llu), must not be empty nor go beyond 2^30",
               LongLong{tokens.begin}, LongLong{tokens.end});
 }
 
@@ -182,7 +182,7 @@ pqc_status Score(pqc_sequence* sequence, const pqc_query* query, const pqc_index
   if (const pqc_status status = CheckIndex(index, "index"); status != PQC_OK) return status;
   if (const pqc_status status = CheckRange(tokens); status != PQC_OK) return status;
   if (view.queries.shape[0] != 1) {
-    return Fail(PQC_INVALID_ARGUMENT, "query.queries.shape[0]: query_length %llu, must be 1 here",
+    return Fail(PQC_INVALID_ARGUMENT, "query.queries.shape[0]", "query_length %llu, must be 1 here",
                 LongLong{view.queries.shape[0]});
   }
   if (out.logits) {
@@ -200,8 +200,8 @@ pqc_status Score(pqc_sequence* sequence, const pqc_query* query, const pqc_index
     const pqc_status status = ScoreMapped(state, view, index, tokens, out, &remote_instead);
     if (!remote_instead) return status;
   }
-  ErrorText error;
-  return Report(remote->Score(view, index, tokens, out, &error), error);
+  RefusalBuffer error;
+  return Report(remote->Score(view, index, tokens, out, &error), error, "items[0]");
 }
 
 uint64_t RowBytes(const LayerShape& shape, pqc_row_part part) {
@@ -212,10 +212,10 @@ uint64_t RowBytes(const LayerShape& shape, pqc_row_part part) {
 
 pqc_status ReadFetch(const pqc_sequence* sequence, uint32_t layer, pqc_row_part part,
                      const void* out, FetchView* view) {
-  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
-  if (!out) return Fail(PQC_INVALID_ARGUMENT, "out: must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  if (!out) return Fail(PQC_INVALID_ARGUMENT, "out", "must not be NULL");
   if (const uint32_t number = RawEnum(part); number > PQC_VALUE) {
-    return Fail(PQC_INVALID_ARGUMENT, "part: %u, must be PQC_ROW, PQC_KEY or PQC_VALUE", number);
+    return Fail(PQC_INVALID_ARGUMENT, "part", "%u, must be PQC_ROW, PQC_KEY or PQC_VALUE", number);
   }
   view->sequence_id = sequence->state->sequence_id;
   view->layer = layer;
@@ -250,14 +250,14 @@ pqc_status FetchRange(pqc_sequence* sequence, uint32_t layer, pqc_token_range to
         &remote_instead);
     if (!remote_instead) return status;
   }
-  ErrorText error;
+  RefusalBuffer error;
   return Report(remote->FetchRange(view, tokens, static_cast<std::byte*>(out), &error), error);
 }
 
 pqc_status CheckPositions(const PositionsView& positions) {
-  if (!positions.positions) return Fail(PQC_INVALID_ARGUMENT, "positions: must not be NULL");
+  if (!positions.positions) return Fail(PQC_INVALID_ARGUMENT, "positions", "must not be NULL");
   if (positions.count >= 1 && positions.count <= kMaxSequenceTokens) return PQC_OK;
-  return Fail(PQC_INVALID_ARGUMENT, "count: %u, must be 1 to 2^30", positions.count);
+  return Fail(PQC_INVALID_ARGUMENT, "count", "%u, must be 1 to 2^30", positions.count);
 }
 
 pqc_status FetchTokens(pqc_sequence* sequence, uint32_t layer, const PositionsView& positions,
@@ -287,7 +287,7 @@ pqc_status FetchTokens(pqc_sequence* sequence, uint32_t layer, const PositionsVi
         &remote_instead);
     if (!remote_instead) return status;
   }
-  ErrorText error;
+  RefusalBuffer error;
   return Report(remote->FetchTokens(view, positions, static_cast<std::byte*>(out), &error), error);
 }
 
@@ -305,8 +305,8 @@ pqc_status Attend(pqc_sequence* sequence, const pqc_query* query, const pqc_sele
   if (const pqc_status status = CheckMemberSize(out.selected, "out.selected"); status != PQC_OK) {
     return status;
   }
-  if (!out.output) return Fail(PQC_INVALID_ARGUMENT, "out.output: must not be NULL");
-  if (!out.lse) return Fail(PQC_INVALID_ARGUMENT, "out.lse: must not be NULL");
+  if (!out.output) return Fail(PQC_INVALID_ARGUMENT, "out.output", "must not be NULL");
+  if (!out.lse) return Fail(PQC_INVALID_ARGUMENT, "out.lse", "must not be NULL");
   const uint64_t rows = view.queries.shape[0] * view.shape.query_heads;
   const uint64_t outputs = rows * view.shape.value_dim;
   if (const pqc_status status = CheckCapacity("out.output_capacity", out.output_capacity, outputs);
@@ -331,13 +331,13 @@ pqc_status Attend(pqc_sequence* sequence, const pqc_query* query, const pqc_sele
     }
     if (!remote_instead) return status;
   }
-  ErrorText error;
+  RefusalBuffer error;
   const AttendItem item{.query = view, .selection = selection, .positions = positions, .out = &out};
   const pqc_status status = remote->Attend(&item, 1, &error);
   if (status == PQC_OK || status == PQC_OUT_OF_RANGE) {
     CopyCounts(out.selected, &caller_out->selected);
   }
-  return Report(status, error);
+  return Report(status, error, "items[0]");
 }
 
 pqc_status AttendSelected(pqc_sequence* sequence, const pqc_query* query,

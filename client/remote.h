@@ -17,13 +17,16 @@
 
 namespace pqcached::client {
 
-inline constexpr uint32_t kRemoteVersion = 5;
+inline constexpr uint32_t kRemoteVersion = 6;
 inline constexpr uint32_t kMaxBatchItems = 256;
 inline constexpr char kRpcEntrySymbol[] = "pqcached_rpc_entry";
 
-// Why a call failed: the field and its limit. Cut when longer.
-struct ErrorText {
-  char text[1024] = {};
+// Why a call failed, in memory of fixed size; the counterpart of kvstore::Refusal. Longer texts and
+// paths are cut.
+struct RefusalBuffer {
+  char text[1024] = {};   // the value and the limit, without the field
+  char field[256] = {};   // path of the refused field, "" = none
+  uint32_t retry_ms = 0;  // when a repetition may succeed, 0 = never
 };
 
 // Where packed elements lie in the session's staging ring.
@@ -169,73 +172,73 @@ class Remote {
   virtual void Close() noexcept = 0;
 
   virtual pqc_status OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
-                               ErrorText* error) noexcept = 0;
+                               RefusalBuffer* error) noexcept = 0;
   // options: checked, all its fields.
   virtual pqc_status CreateSequence(uint64_t cache_id, const char* model_fingerprint,
                                     const pqc_sequence_options& options, uint64_t* sequence_id,
-                                    uint64_t* token_count, ErrorText* error) noexcept = 0;
+                                    uint64_t* token_count, RefusalBuffer* error) noexcept = 0;
   virtual pqc_status ForkSequence(uint64_t sequence_id, uint64_t token_count, uint64_t* child_id,
-                                  uint64_t* child_token_count, ErrorText* error) noexcept = 0;
+                                  uint64_t* child_token_count, RefusalBuffer* error) noexcept = 0;
   // Of `prompt`, token_ids and extra_key alone.
   virtual pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
-                                 uint64_t* token_count, ErrorText* error) noexcept = 0;
+                                 uint64_t* token_count, RefusalBuffer* error) noexcept = 0;
   virtual pqc_status Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
-                           pqc_admission* admission, ErrorText* error) noexcept = 0;
+                           pqc_admission* admission, RefusalBuffer* error) noexcept = 0;
   virtual pqc_status PinSequence(uint64_t sequence_id, uint64_t ttl_ms,
-                                 ErrorText* error) noexcept = 0;
-  virtual pqc_status SuspendSequence(uint64_t sequence_id, ErrorText* error) noexcept = 0;
+                                 RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status SuspendSequence(uint64_t sequence_id, RefusalBuffer* error) noexcept = 0;
   virtual pqc_status ResumeSequence(uint64_t sequence_id, uint64_t* token_count,
-                                    ErrorText* error) noexcept = 0;
-  virtual pqc_status DropSequence(uint64_t sequence_id, ErrorText* error) noexcept = 0;
+                                    RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status DropSequence(uint64_t sequence_id, RefusalBuffer* error) noexcept = 0;
   virtual pqc_status TruncateSequence(uint64_t sequence_id, uint64_t token_count,
                                       const LeaseView& lease, const ImageSink& image,
-                                      Waiting waiting, ErrorText* error) noexcept = 0;
+                                      Waiting waiting, RefusalBuffer* error) noexcept = 0;
   virtual pqc_status DescribeSequence(uint64_t sequence_id, pqc_sequence_info* info,
-                                      ErrorText* error) noexcept = 0;
+                                      RefusalBuffer* error) noexcept = 0;
 
   virtual pqc_status Ingest(uint64_t sequence_id, uint64_t first_position, const RowBlock& rows,
-                            ErrorText* error) noexcept = 0;
+                            RefusalBuffer* error) noexcept = 0;
   // All or nothing. The control memory tells when the sidecar is done with a slot. PQC_CANCELLED when
   // `rows` gave up. Not repeated after PQC_UNAVAILABLE.
   virtual pqc_status IngestStaged(uint64_t sequence_id, const StagedRows& rows,
-                                  ErrorText* error) noexcept = 0;
+                                  RefusalBuffer* error) noexcept = 0;
   // rows: by staging reference, each layer at most once. All or nothing.
   virtual pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                             uint32_t row_block_count, uint64_t* token_count,
-                            ErrorText* error) noexcept = 0;
+                            RefusalBuffer* error) noexcept = 0;
   // At most kMaxBatchItems. When an item fails, the message begins with "items[i]" and the items
   // before it are stored. With rows by staging reference it is not repeated after UNAVAILABLE.
   virtual pqc_status Append(AppendItem* items, uint32_t item_count, Waiting waiting,
-                            ErrorText* error) noexcept = 0;
+                            RefusalBuffer* error) noexcept = 0;
   // Calls options.callback on the calling thread.
   virtual pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
-                                ErrorText* error) noexcept = 0;
+                                RefusalBuffer* error) noexcept = 0;
 
   // Too small a capacity of an item's output is PQC_OUT_OF_RANGE with the counts of all items filled.
   virtual pqc_status TopK(const SelectItem* items, uint32_t item_count,
-                          ErrorText* error) noexcept = 0;
+                          RefusalBuffer* error) noexcept = 0;
   virtual pqc_status Score(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
-                           const ScoresOut& out, ErrorText* error) noexcept = 0;
+                           const ScoresOut& out, RefusalBuffer* error) noexcept = 0;
   // `out` has room for [kv_heads, tokens, dim] elements of the cache's dtype.
   virtual pqc_status FetchRange(const FetchView& fetch, pqc_token_range tokens, std::byte* out,
-                                ErrorText* error) noexcept = 0;
+                                RefusalBuffer* error) noexcept = 0;
   virtual pqc_status FetchTokens(const FetchView& fetch, const PositionsView& positions,
-                                 std::byte* out, ErrorText* error) noexcept = 0;
+                                 std::byte* out, RefusalBuffer* error) noexcept = 0;
   virtual pqc_status Attend(const AttendItem* items, uint32_t item_count,
-                            ErrorText* error) noexcept = 0;
+                            RefusalBuffer* error) noexcept = 0;
 
   // Takes a lease, or refreshes the one given.
   virtual pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, uint64_t* lease_id,
                             uint32_t* word_index, const ImageSink& image,
-                            ErrorText* error) noexcept = 0;
-  virtual pqc_status Detach(const LeaseView& lease, ErrorText* error) noexcept = 0;
+                            RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status Detach(const LeaseView& lease, RefusalBuffer* error) noexcept = 0;
 
   // RPCs sent so far, repeats included.
   virtual void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept = 0;
 
   // Names are those of the proto; 64-bit integers are strings, as protobuf's JSON mapping has it.
   virtual pqc_status AdminJson(const char* method, const char* request, const TextSink& answer,
-                               ErrorText* error) noexcept = 0;
+                               RefusalBuffer* error) noexcept = 0;
 
  protected:
   ~Remote() = default;
@@ -263,7 +266,7 @@ struct RemoteOptions {
 struct RpcEntry {
   uint32_t remote_version = 0;
   // Connects and opens a session.
-  pqc_status (*open)(const RemoteOptions& options, Remote** remote, ErrorText* error) = nullptr;
+  pqc_status (*open)(const RemoteOptions& options, Remote** remote, RefusalBuffer* error) = nullptr;
 };
 
 }  // namespace pqcached::client

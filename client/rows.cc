@@ -13,9 +13,9 @@ namespace {
 
 pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
                   const pqc_tensor* keys, const pqc_tensor* values) {
-  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
-  if (!keys) return Fail(PQC_INVALID_ARGUMENT, "keys: must not be NULL");
-  if (!values) return Fail(PQC_INVALID_ARGUMENT, "values: must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  if (!keys) return Fail(PQC_INVALID_ARGUMENT, "keys", "must not be NULL");
+  if (!values) return Fail(PQC_INVALID_ARGUMENT, "values", "must not be NULL");
   LayerShape shape;
   RowBlock rows{.layer = layer, .keys = {}, .values = {}};
   if (const pqc_status status = FindLayer(*sequence->state->cache, layer, "layer", &shape);
@@ -44,13 +44,14 @@ pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_positio
                       first_position, rows, &remote_instead);
     if (!remote_instead) return status;
   }
-  ErrorText error;
-  return Report(changing.remote().Ingest(state.sequence_id, first_position, rows, &error), error);
+  RefusalBuffer error;
+  return Report(changing.remote().Ingest(state.sequence_id, first_position, rows, &error), error,
+                "chunk.rows");
 }
 
 pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_layer_rows* layers,
                   uint32_t layer_count, uint64_t* token_count) {
-  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   std::vector<RowBlock> blocks;
   if (const pqc_status status =
           ReadLayers(*sequence->state->cache, layers, layer_count, kOnHost, &blocks);
@@ -65,7 +66,7 @@ pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_lay
   if (changing.status() != PQC_OK) return changing.status();
   SequenceState& state = *sequence->state;
   ImageBytes image;
-  ErrorText error;
+  RefusalBuffer error;
   AppendItem item{.sequence_id = state.sequence_id,
                   .first_position = first_position,
                   .rows = blocks.data(),
@@ -73,7 +74,7 @@ pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_lay
                   .lease = state.local ? state.local->lease() : LeaseView{},
                   .image = state.local ? image.sink() : ImageSink{}};
   const pqc_status status = changing.remote().Append(&item, 1, Waiting::kCaller, &error);
-  if (status != PQC_OK) return Report(status, error);
+  if (status != PQC_OK) return Report(status, error, "items[0]");
   state.prefill_open = false;  // the sidecar has closed it
   state.token_count = item.token_count;
   if (token_count) *token_count = item.token_count;
@@ -81,7 +82,7 @@ pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_lay
 }
 
 pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options) {
-  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   pqc_build_options options;
   if (const pqc_status status = ReadStruct(caller_options, "options", &options); status != PQC_OK) {
     return status;
@@ -97,7 +98,7 @@ pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options
     options.timeout_ms =
         static_cast<uint32_t>(std::max<int64_t>(1, int64_t{options.timeout_ms} - waited.count()));
   }
-  ErrorText error;
+  RefusalBuffer error;
   return Report(changing.remote().BuildIndex(sequence->state->sequence_id, options, &error), error);
 }
 

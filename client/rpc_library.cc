@@ -37,20 +37,19 @@ int LoadMode() {
 pqc_status LoadRpcLibrary(const char* path, const RpcEntry** entry) {
   std::string reasons;
   void* const library = LoadLibrary(path, kFileName, LoadMode(), &reasons);
-  if (!library) return Fail(PQC_FAILED_PRECONDITION, "rpc_library_path: %s", reasons.c_str());
+  if (!library) return Fail(PQC_FAILED_PRECONDITION, "rpc_library_path", "%s", reasons.c_str());
 
   const auto get = reinterpret_cast<const RpcEntry* (*)()>(dlsym(library, kRpcEntrySymbol));
   if (!get) {
-    return Fail(PQC_FAILED_PRECONDITION, "rpc_library_path: %s has no %s", path ? path : kFileName,
-                kRpcEntrySymbol);
+    return Fail(PQC_FAILED_PRECONDITION, "rpc_library_path", "%s has no %s",
+                path ? path : kFileName, kRpcEntrySymbol);
   }
   const RpcEntry* found = get();
   if (found->remote_version != kRemoteVersion) {
-    return Fail(
-        PQC_FAILED_PRECONDITION,
-        "rpc_library_path: %s has version %u of the inner interface, this client %u; install "
-        "the two libraries of one release",
-        path ? path : kFileName, found->remote_version, kRemoteVersion);
+    return Fail(PQC_FAILED_PRECONDITION, "rpc_library_path",
+                "%s has version %u of the inner interface, this client %u; install the two "
+                "libraries of one release",
+                path ? path : kFileName, found->remote_version, kRemoteVersion);
   }
   *entry = found;
   return PQC_OK;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "client/error.h"
@@ -29,22 +29,33 @@ void GiveUpRollBack(const Handover& handover) {
   if (local && handover.roll_back_to != Handover::kNoRollBack) local->EndRollBack();
 }
 
-// The item that a message of Append blames, or `count`.
-size_t BlamedItem(const char* text, size_t count) {
-  constexpr char kPrefix[] = "items[";
-  const char* found = std::strstr(text, kPrefix);
-  if (!found) return count;
+// Returns the index in the field "items[i]..." of a refused Append, or `count` when there is none.
+size_t BlamedItem(const RefusalBuffer& refusal, size_t count) {
+  constexpr std::string_view kItems = "items[";
+  const std::string_view field = refusal.field;
+  if (!field.starts_with(kItems)) return count;
   size_t item = count;
-  found += std::strlen(kPrefix);
-  std::from_chars(found, found + std::strlen(found), item);
+  std::from_chars(field.data() + kItems.size(), field.data() + field.size(), item);
   return std::min(item, count);
 }
 
-// Whether the same call may do better a little later.
-bool MayHelp(pqc_status status, const char* text) {
-  if (status == PQC_UNAVAILABLE) return std::strstr(text, "session is lost") == nullptr;
-  // A lease that another thread has just given back: the next attempt has the new one.
-  const bool old_lease = status == PQC_NOT_FOUND && std::strstr(text, "lease") != nullptr;
+// Returns whether the refused field belongs to a reference into the staging ring:
+// "items[0].rows[1].keys.staging.slot".
+bool IsAboutStaging(const RefusalBuffer& refusal) {
+  constexpr std::string_view kStaging = ".staging";
+  const std::string_view field = refusal.field;
+  const size_t found = field.find(kStaging);
+  if (found == std::string_view::npos) return false;
+  const size_t end = found + kStaging.size();
+  return end == field.size() || field[end] == '.';
+}
+
+// Returns whether a repetition of the same call may succeed.
+bool MayHelp(pqc_status status, const RefusalBuffer& refusal) {
+  if (status == PQC_UNAVAILABLE) return refusal.retry_ms != kNoRetry;
+  // A lease that another thread has just released: the next attempt has the new one.
+  const bool old_lease =
+      status == PQC_NOT_FOUND && std::string_view(refusal.field).ends_with("lease_id");
   return status == PQC_ABORTED || status == PQC_DEADLINE_EXCEEDED || old_lease;
 }
 
@@ -150,8 +161,8 @@ std::shared_ptr<Handover> Sender::DropFirstLocked(Progress& progress) {
 
 pqc_status Sender::ReportLocked(const Progress& progress) const {
   if (progress.failure.status == PQC_OK) return PQC_OK;
-  return Fail(progress.failure.status, "rows of an earlier step: %s",
-              progress.failure.text.c_str());
+  return Because("rows of an earlier step",
+                 Fail(progress.failure.status, progress.failure.refusal));
 }
 
 pqc_status Sender::WaitForRoom(Clock::time_point deadline) {
@@ -160,7 +171,7 @@ pqc_status Sender::WaitForRoom(Clock::time_point deadline) {
     return stop_ || (waiting_bytes_ <= kMaxWaitingBytes && waiting_count_ <= kMaxWaitingCount);
   });
   if (room) return PQC_OK;
-  return Fail(PQC_DEADLINE_EXCEEDED, "step: the sidecar does not keep up: %llu MiB of rows wait",
+  return Fail(PQC_DEADLINE_EXCEEDED, "step", "the sidecar does not keep up: %llu MiB of rows wait",
               static_cast<unsigned long long>(waiting_bytes_ >> 20));
 }
 
@@ -171,7 +182,7 @@ pqc_status Sender::Flush(const SequenceState& sequence, Clock::time_point deadli
   Progress& progress = found->second;
   const bool done =
       done_.wait_until(lock, deadline, [&] { return stop_ || progress.waiting.empty(); });
-  if (!done) return Fail(PQC_DEADLINE_EXCEEDED, "rows of earlier steps are not stored in time");
+  if (!done) return Fail(PQC_DEADLINE_EXCEEDED, "", "rows of earlier steps are not stored in time");
   const pqc_status status = ReportLocked(progress);
   progress.failure = {};
   return status;
@@ -194,7 +205,7 @@ pqc_status Sender::WaitStored(const SequenceState& sequence, uint64_t token_coun
            (!progress.waiting.front()->rolls_back() &&
             progress.waiting.front()->first_position >= token_count);
   });
-  if (!done) return Fail(PQC_DEADLINE_EXCEEDED, "rows of earlier steps are not stored in time");
+  if (!done) return Fail(PQC_DEADLINE_EXCEEDED, "", "rows of earlier steps are not stored in time");
   return ReportLocked(progress);
 }
 
@@ -243,9 +254,9 @@ void Sender::Run() {
       RollBack(&left);
       Send(std::move(left));
     } catch (const std::bad_alloc&) {
-      for (const auto& handover : batch) {
-        Settle(*handover, PQC_RESOURCE_EXHAUSTED, "the client is out of memory");
-      }
+      RefusalBuffer refusal;
+      Set(&refusal, "", "the client is out of memory");
+      for (const auto& handover : batch) Settle(*handover, PQC_RESOURCE_EXHAUSTED, refusal);
     }
     for (auto& handover : batch) LetGo(std::move(handover));
   }
@@ -274,11 +285,11 @@ bool Sender::stop_requested() {
   return stop_;
 }
 
-bool Sender::PauseBeforeRepeat(pqc_status status, const char* text, Clock::time_point give_up,
-                               std::chrono::milliseconds* pause) {
+bool Sender::PauseBeforeRepeat(pqc_status status, const RefusalBuffer& refusal,
+                               Clock::time_point give_up, std::chrono::milliseconds* pause) {
   // As long as its session may come back, the sidecar has somebody who will take the rows.
   const bool in_time = status == PQC_UNAVAILABLE || Clock::now() < give_up;
-  if (!MayHelp(status, text) || !in_time) return false;
+  if (!MayHelp(status, refusal) || !in_time) return false;
   std::unique_lock lock(mutex_);
   const bool stopped = work_.wait_for(lock, *pause, [this] { return stop_; });
   *pause = std::min(2 * *pause, kLongestPause);
@@ -294,7 +305,7 @@ void Sender::RollBack(Batch* batch) {
     }
     LocalSequence* local = handover->sequence->local.get();
     ImageBytes image;
-    ErrorText error;
+    RefusalBuffer error;
     LeaseView lease;
     const auto give_up = Clock::now() + kLongestBusy;
     std::chrono::milliseconds pause = kFirstPause;
@@ -304,14 +315,14 @@ void Sender::RollBack(Batch* batch) {
       status =
           remote_.TruncateSequence(handover->sequence->sequence_id, handover->roll_back_to, lease,
                                    local ? image.sink() : ImageSink{}, Waiting::kNobody, &error);
-    } while (status != PQC_OK && PauseBeforeRepeat(status, error.text, give_up, &pause));
+    } while (status != PQC_OK && PauseBeforeRepeat(status, error, give_up, &pause));
     if (status == PQC_OK) handover->sequence->token_count = handover->roll_back_to;
     if (local) {
       if (status == PQC_OK) status = local->Install(lease, image);
       local->EndRollBack();
     }
     if (status != PQC_OK || handover->token_count == 0) {
-      Settle(*handover, status, error.text);
+      Settle(*handover, status, error);
     } else {
       left.push_back(handover);
     }
@@ -319,7 +330,7 @@ void Sender::RollBack(Batch* batch) {
   *batch = std::move(left);
 }
 
-pqc_status Sender::SendOnce(const Batch& batch, bool staged, ErrorText* error) {
+pqc_status Sender::SendOnce(const Batch& batch, bool staged, RefusalBuffer* error) {
   Message message(batch, staged);
   slots_.Use();
   const pqc_status status = remote_.Append(
@@ -345,23 +356,23 @@ void Sender::Send(Batch batch) {
   std::chrono::milliseconds pause = kFirstPause;
   bool staged = true;
   while (!batch.empty()) {
-    ErrorText error;
+    RefusalBuffer error;
     const pqc_status status = SendOnce(batch, staged, &error);
     if (status == PQC_OK) {
-      for (const auto& handover : batch) Settle(*handover, PQC_OK, "");
+      for (const auto& handover : batch) Settle(*handover, PQC_OK, {});
       return;
     }
-    if (staged && !MayStillBeRead(status) && std::strstr(error.text, "staging") != nullptr) {
+    if (staged && !MayStillBeRead(status) && IsAboutStaging(error)) {
       staged = false;  // an earlier attempt is at work with the slot still, or the ring is gone
       continue;
     }
     // When one fails, those before it are stored.
-    const size_t blamed = BlamedItem(error.text, batch.size());
-    if (PauseBeforeRepeat(status, error.text, give_up, &pause)) continue;
+    const size_t blamed = BlamedItem(error, batch.size());
+    if (PauseBeforeRepeat(status, error, give_up, &pause)) continue;
     if (stop_requested()) return;
     if (blamed < batch.size() && batch.size() > 1) {
       // The others are sent again, those that were stored as repeats.
-      Settle(*batch[blamed], status, error.text);
+      Settle(*batch[blamed], status, error);
       batch.erase(batch.begin() + static_cast<ptrdiff_t>(blamed));
       continue;
     }
@@ -369,12 +380,12 @@ void Sender::Send(Batch batch) {
       for (const auto& handover : batch) Send({handover});
       return;
     }
-    Settle(*batch[0], status, error.text);
+    Settle(*batch[0], status, error);
     return;
   }
 }
 
-void Sender::Settle(const Handover& handover, pqc_status status, const char* text) {
+void Sender::Settle(const Handover& handover, pqc_status status, const RefusalBuffer& refusal) {
   Batch settled;
   {
     const std::lock_guard lock(mutex_);
@@ -384,7 +395,7 @@ void Sender::Settle(const Handover& handover, pqc_status status, const char* tex
     if (progress.waiting.front().get() != &handover) return;  // it is settled already
     settled.push_back(DropFirstLocked(progress));
     if (status != PQC_OK) {
-      progress.failure = {status, text};
+      progress.failure = {status, refusal};
       while (!progress.waiting.empty()) {
         // The failed one's roll-back, when it had one, is over.
         GiveUpRollBack(*progress.waiting.front());

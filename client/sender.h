@@ -64,7 +64,7 @@ class Sender {
  private:
   struct Failure {
     pqc_status status = PQC_OK;
-    std::string text;
+    RefusalBuffer refusal;
   };
   struct Progress {
     HandoverQueue waiting;  // the first may be in flight
@@ -78,13 +78,13 @@ class Sender {
   // Drops what needs no message.
   void RollBack(Batch* batch);
   void Send(Batch batch);
-  pqc_status SendOnce(const Batch& batch, bool staged, ErrorText* error);
+  pqc_status SendOnce(const Batch& batch, bool staged, RefusalBuffer* error);
   // Waits a little when the call may do better then; false when it will not, or nobody wants it.
-  bool PauseBeforeRepeat(pqc_status status, const char* text, Clock::time_point give_up,
+  bool PauseBeforeRepeat(pqc_status status, const RefusalBuffer& refusal, Clock::time_point give_up,
                          std::chrono::milliseconds* pause);
   bool stop_requested();
   // Ends the first handover of its sequence.
-  void Settle(const Handover& handover, pqc_status status, const char* text);
+  void Settle(const Handover& handover, pqc_status status, const RefusalBuffer& refusal);
   std::shared_ptr<Handover> DropFirstLocked(Progress& progress);
   // To be lent again, if nobody else holds it.
   void LetGo(std::shared_ptr<Handover> handover);

@@ -30,8 +30,8 @@ void Adopt(uint64_t sequence_id, uint64_t token_count, pqc_sequence& handle) {
 
 pqc_status Create(pqc_cache* cache, const pqc_sequence_options& options, pqc_sequence** sequence,
                   uint64_t* token_count) {
-  if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache: must not be NULL");
-  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
+  if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   *sequence = nullptr;
   Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(*cache->state->client, &remote); status != PQC_OK) {
@@ -39,7 +39,7 @@ pqc_status Create(pqc_cache* cache, const pqc_sequence_options& options, pqc_seq
   }
   std::unique_ptr<pqc_sequence> created = NewHandle(cache->state);
   uint64_t id = 0, tokens = 0;
-  ErrorText error;
+  RefusalBuffer error;
   const pqc_status status =
       remote->CreateSequence(cache->state->cache_id, cache->state->model_fingerprint.c_str(),
                              options, &id, &tokens, &error);
@@ -72,14 +72,14 @@ pqc_status CreateWith(pqc_cache* cache, const pqc_sequence_options* caller_optio
 }
 
 pqc_status Fork(pqc_sequence* parent, uint64_t token_count, pqc_sequence** child) {
-  if (!parent) return Fail(PQC_INVALID_ARGUMENT, "parent: must not be NULL");
-  if (!child) return Fail(PQC_INVALID_ARGUMENT, "child: must not be NULL");
+  if (!parent) return Fail(PQC_INVALID_ARGUMENT, "parent", "must not be NULL");
+  if (!child) return Fail(PQC_INVALID_ARGUMENT, "child", "must not be NULL");
   *child = nullptr;
   const Changing changing(parent);
   if (changing.status() != PQC_OK) return changing.status();
   std::unique_ptr<pqc_sequence> forked = NewHandle(parent->state->cache);
   uint64_t id = 0, tokens = 0;
-  ErrorText error;
+  RefusalBuffer error;
   const pqc_status status =
       changing.remote().ForkSequence(parent->state->sequence_id, token_count, &id, &tokens, &error);
   if (status != PQC_OK) return Report(status, error);
@@ -92,20 +92,20 @@ pqc_status Fork(pqc_sequence* parent, uint64_t token_count, pqc_sequence** child
 
 pqc_status MatchPrefix(pqc_cache* cache, const pqc_sequence_options& prompt,
                        uint64_t* token_count) {
-  if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache: must not be NULL");
-  if (!token_count) return Fail(PQC_INVALID_ARGUMENT, "token_count: must not be NULL");
+  if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
+  if (!token_count) return Fail(PQC_INVALID_ARGUMENT, "token_count", "must not be NULL");
   if (const pqc_status status = CheckPrompt(prompt, ""); status != PQC_OK) return status;
   Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(*cache->state->client, &remote); status != PQC_OK) {
     return status;
   }
-  ErrorText error;
+  RefusalBuffer error;
   return Report(remote->MatchPrefix(cache->state->cache_id, prompt, token_count, &error), error);
 }
 
 pqc_status Admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_count,
                  pqc_admission* admission) {
-  if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache: must not be NULL");
+  if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
   pqc_admission answer;
   if (const pqc_status status = ReadStruct(admission, "admission", &answer); status != PQC_OK) {
     return status;
@@ -114,7 +114,7 @@ pqc_status Admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_c
   if (const pqc_status status = GetRemote(*cache->state->client, &remote); status != PQC_OK) {
     return status;
   }
-  ErrorText error;
+  RefusalBuffer error;
   const pqc_status status =
       remote->Admit(cache->state->cache_id, token_count, output_token_count, &answer, &error);
   if (status != PQC_OK) return Report(status, error);
@@ -123,32 +123,32 @@ pqc_status Admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_c
 }
 
 pqc_status Pin(pqc_sequence* sequence, uint64_t ttl_ms) {
-  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(*sequence->state->cache->client, &remote);
       status != PQC_OK) {
     return status;
   }
-  ErrorText error;
+  RefusalBuffer error;
   return Report(remote->PinSequence(sequence->state->sequence_id, ttl_ms, &error), error);
 }
 
 pqc_status Suspend(pqc_sequence* sequence) {
-  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   const Changing changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
-  ErrorText error;
+  RefusalBuffer error;
   const pqc_status status = changing.remote().SuspendSequence(sequence->state->sequence_id, &error);
   if (status == PQC_OK) sequence->state->suspended = true;
   return Report(status, error);
 }
 
 pqc_status Resume(pqc_sequence* sequence, uint64_t* token_count) {
-  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   const Changing changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
   uint64_t tokens = 0;
-  ErrorText error;
+  RefusalBuffer error;
   const pqc_status status =
       changing.remote().ResumeSequence(sequence->state->sequence_id, &tokens, &error);
   if (status != PQC_OK) return Report(status, error);
@@ -169,14 +169,14 @@ pqc_status Drop(pqc_sequence* sequence) {
   Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(client, &remote); status != PQC_OK) return status;
   if (state.local) state.local->Detach();
-  ErrorText error;
+  RefusalBuffer error;
   return Report(remote->DropSequence(state.sequence_id, &error), error);
 }
 
 pqc_status Truncate(pqc_sequence* sequence, uint64_t token_count) {
-  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   if (token_count > kMaxSequenceTokens) {
-    return Fail(PQC_INVALID_ARGUMENT, "token_count: %llu, must be at most 2^30",
+    return Fail(PQC_INVALID_ARGUMENT, "token_count", "%llu, must be at most 2^30",
                 static_cast<unsigned long long>(token_count));
   }
   const Changing changing(sequence);
@@ -185,7 +185,7 @@ pqc_status Truncate(pqc_sequence* sequence, uint64_t token_count) {
   LocalSequence* local = state.local.get();
   if (local) local->BeginRollBack(static_cast<uint32_t>(token_count));
   ImageBytes image;
-  ErrorText error;
+  RefusalBuffer error;
   const LeaseView lease = local ? local->lease() : LeaseView{};
   pqc_status status = changing.remote().TruncateSequence(state.sequence_id, token_count, lease,
                                                          local ? image.sink() : ImageSink{},
@@ -197,7 +197,7 @@ pqc_status Truncate(pqc_sequence* sequence, uint64_t token_count) {
 }
 
 pqc_status Describe(pqc_sequence* sequence, pqc_sequence_info* info) {
-  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   pqc_sequence_info described;
   if (const pqc_status status = ReadStruct(info, "info", &described); status != PQC_OK) {
     return status;
@@ -207,7 +207,7 @@ pqc_status Describe(pqc_sequence* sequence, pqc_sequence_info* info) {
       status != PQC_OK) {
     return status;
   }
-  ErrorText error;
+  RefusalBuffer error;
   const pqc_status status =
       remote->DescribeSequence(sequence->state->sequence_id, &described, &error);
   if (status != PQC_OK) return Report(status, error);

@@ -31,7 +31,7 @@ pqc_status FindEnd(const ClientState& client, StepItem& item) {
   }
   if (sequence.token_count < item.query_position) {  // rows may have come by other calls
     pqc_sequence_info info{};
-    ErrorText error;
+    RefusalBuffer error;
     const pqc_status status = client.remote->DescribeSequence(sequence.sequence_id, &info, &error);
     if (status != PQC_OK) return Report(status, error);
     sequence.token_count = info.token_count;
@@ -42,40 +42,41 @@ pqc_status FindEnd(const ClientState& client, StepItem& item) {
 
 // Takes the sequence into the step.
 pqc_status Enter(pqc_step& step, const pqc_step_item& from, StepItem& item) {
-  if (!from.sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
+  if (!from.sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   item.sequence = from.sequence->state;
   const CacheState& cache = *item.sequence->cache;
   if (cache.client != step.client) {
-    return Fail(PQC_INVALID_ARGUMENT, "sequence: it is of another client");
+    return Fail(PQC_INVALID_ARGUMENT, "sequence", "it is of another client");
   }
   if (!step.cache) step.cache = item.sequence->cache;
   if (step.cache->cache_id != cache.cache_id) {
-    return Fail(PQC_INVALID_ARGUMENT, "sequence: it is of another cache than items[0]'s");
+    return Fail(PQC_INVALID_ARGUMENT, "sequence", "it is of another cache than items[0]'s");
   }
   item.query_position = from.query_position;
   item.query_length = from.query_length == 0 ? 1 : from.query_length;
   if (item.query_length > kMaxQueryLength) {
-    return Fail(PQC_INVALID_ARGUMENT, "query_length: %u, must be at most %u", item.query_length,
+    return Fail(PQC_INVALID_ARGUMENT, "query_length", "%u, must be at most %u", item.query_length,
                 kMaxQueryLength);
   }
   if (item.query_position > kMaxSequenceTokens - item.query_length) {
-    return Fail(PQC_INVALID_ARGUMENT,
-                "query_position: %llu and %u tokens, but a sequence has at most 2^30",
+    return Fail(PQC_INVALID_ARGUMENT, "query_position",
+                "%llu and %u tokens, but a sequence has at most 2^30",
                 LongLong{item.query_position}, item.query_length);
   }
   if (item.sequence->in_step.exchange(true)) {
-    return Fail(PQC_ABORTED, "sequence: it is in another step");
+    return Fail(PQC_ABORTED, "sequence", "it is in another step");
   }
   item.holds = true;
   // In this order: Changing looks the other way round.
   if (!item.sequence->changing) return PQC_OK;
-  return Fail(PQC_ABORTED, "sequence: another thread is changing it; repeat later");
+  return Retry(kRetryConflict,
+               Fail(PQC_ABORTED, "sequence", "another thread is changing it; repeat later"));
 }
 
 pqc_status Prepare(const pqc_step& step, StepItem& item) {
   const ClientState& client = *step.client;
   if (item.sequence->suspended) {
-    return Fail(PQC_FAILED_PRECONDITION, "sequence: it is suspended; resume it first");
+    return Fail(PQC_FAILED_PRECONDITION, "sequence", "it is suspended; resume it first");
   }
   if (const pqc_status status = client.sender->Check(*item.sequence); status != PQC_OK) {
     return status;
@@ -96,8 +97,8 @@ pqc_status Prepare(const pqc_step& step, StepItem& item) {
   }
   if (const pqc_status status = FindEnd(client, item); status != PQC_OK) return status;
   if (item.query_position > item.handed_in) {
-    return Fail(PQC_INVALID_ARGUMENT,
-                "query_position: %llu is beyond the tail; the sequence has %llu tokens",
+    return Fail(PQC_INVALID_ARGUMENT, "query_position",
+                "%llu is beyond the tail; the sequence has %llu tokens",
                 LongLong{item.query_position}, LongLong{item.handed_in});
   }
   return PQC_OK;
@@ -118,10 +119,11 @@ pqc_status CheckIndexes(const pqc_step& step, const kvstore::Selection& terms, S
 // Keeps other steps off the GPU until this one has ended.
 pqc_status TakeGpu(pqc_step& step, const std::shared_ptr<GpuState>& gpu) {
   if (step.cache->cache_id != gpu->cache->cache_id) {
-    return Fail(PQC_INVALID_ARGUMENT, "items[0].sequence: it is of another cache than the GPU");
+    return Fail(PQC_INVALID_ARGUMENT, "items[0].sequence", "it is of another cache than the GPU");
   }
   if (gpu->busy.exchange(true)) {
-    return Fail(PQC_ABORTED, "gpu: another step is under way; repeat later");
+    return Retry(kRetryConflict,
+                 Fail(PQC_ABORTED, "gpu", "another step is under way; repeat later"));
   }
   step.gpu = gpu;
   return PQC_OK;
@@ -137,11 +139,12 @@ struct Target {
 pqc_status Begin(const Target& target, const pqc_step_item* caller_items, uint32_t item_count,
                  const pqc_step_options* caller_options, pqc_step** caller_step) {
   const std::shared_ptr<ClientState>& client = target.client;
-  if (!caller_step) return Fail(PQC_INVALID_ARGUMENT, "step: must not be NULL");
+  if (!caller_step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
   *caller_step = nullptr;
-  if (!caller_items) return Fail(PQC_INVALID_ARGUMENT, "items: must not be NULL");
+  if (!caller_items) return Fail(PQC_INVALID_ARGUMENT, "items", "must not be NULL");
   if (item_count < 1 || item_count > kMaxStepItems) {
-    return Fail(PQC_INVALID_ARGUMENT, "item_count: %u, must be 1 to %u", item_count, kMaxStepItems);
+    return Fail(PQC_INVALID_ARGUMENT, "item_count", "%u, must be 1 to %u", item_count,
+                kMaxStepItems);
   }
   pqc_step_options options{};
   if (caller_options) {
@@ -168,8 +171,8 @@ pqc_status Begin(const Target& target, const pqc_step_item* caller_items, uint32
     }
     for (uint32_t j = 0; from.sequence && j < i; ++j) {
       if (step->items[j].sequence != from.sequence->state) continue;
-      return Fail(PQC_INVALID_ARGUMENT, "items[%u].sequence: listed twice, in items[%u] before", i,
-                  j);
+      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("items[%u].sequence", i),
+                  "listed twice, in items[%u] before", j);
     }
     if (const pqc_status status = Enter(*step, from, item); status != PQC_OK) {
       return UnderItem(i, status);
@@ -230,10 +233,10 @@ uint32_t FindTwice(const std::vector<RowBlock>& blocks) {
 // Reads the rows of a step's tokens: every stored layer once.
 pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint32_t layer_count,
                         std::vector<RowBlock>* blocks) {
-  if (!layers) return Fail(PQC_INVALID_ARGUMENT, "layers: must not be NULL");
+  if (!layers) return Fail(PQC_INVALID_ARGUMENT, "layers", "must not be NULL");
   const size_t stored = step.cache->stored_layers.size();
   if (layer_count != stored) {
-    return Fail(PQC_INVALID_ARGUMENT, "layer_count: %u, but the cache stores %zu layers",
+    return Fail(PQC_INVALID_ARGUMENT, "layer_count", "%u, but the cache stores %zu layers",
                 layer_count, stored);
   }
   // All on the device, or all on the host: the first tells.
@@ -244,15 +247,15 @@ pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint
     return status;
   }
   if (const uint32_t twice = FindTwice(*blocks); twice < layer_count) {
-    return Fail(PQC_INVALID_ARGUMENT, "layers[%u].layer: %u comes twice", twice,
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].layer", twice), "%u comes twice",
                 (*blocks)[twice].layer);
   }
   for (uint32_t i = 0; i < layer_count; ++i) {
     const RowBlock& block = (*blocks)[i];
     if (block.keys.shape[0] != step.query_tokens) {
-      return Fail(PQC_INVALID_ARGUMENT,
-                  "layers[%u].keys.shape[0]: %llu tokens, but the step has %llu", i,
-                  LongLong{block.keys.shape[0]}, LongLong{step.query_tokens});
+      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].keys.shape[0]", i),
+                  "%llu tokens, but the step has %llu", LongLong{block.keys.shape[0]},
+                  LongLong{step.query_tokens});
     }
   }
   return PQC_OK;
@@ -275,11 +278,11 @@ std::shared_ptr<Handover> HandOver(const pqc_step& step, const StepItem& item,
 
 pqc_status End(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
                const uint32_t* accepted) {
-  if (!step) return Fail(PQC_INVALID_ARGUMENT, "step: must not be NULL");
+  if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
   const OwnedStep owned(step);
   if (step->begun) {
-    return Fail(PQC_FAILED_PRECONDITION,
-                "step: an attention is under way; pqc_step_attend_wait first");
+    return Fail(PQC_FAILED_PRECONDITION, "step",
+                "an attention is under way; pqc_step_attend_wait first");
   }
   Remote* remote = nullptr;
   if (const pqc_status status = FindRemote(*step->client, &remote); status != PQC_OK) return status;
@@ -290,8 +293,8 @@ pqc_status End(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_coun
   for (size_t i = 0; accepted && i < step->items.size(); ++i) {
     const StepItem& item = step->items[i];
     if (accepted[i] <= item.query_length) continue;
-    return Fail(PQC_INVALID_ARGUMENT, "accepted[%zu]: %u, but the item has %u query tokens", i,
-                accepted[i], item.query_length);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("accepted[%zu]", i),
+                "%u, but the item has %u query tokens", accepted[i], item.query_length);
   }
   if (step->gpu) {
     const bool on_device = RawEnum(layers->keys.device) == PQC_CUDA;
@@ -318,7 +321,7 @@ pqc_status End(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_coun
 }
 
 pqc_status Flush(pqc_sequence* sequence) {
-  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence: must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   const ClientState& client = *sequence->state->cache->client;
   Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(client, &remote); status != PQC_OK) return status;
@@ -355,10 +358,17 @@ void StepReturner::operator()(pqc_step* step) const {
     delete step;
 }
 
+pqc_status FailStep(const kvstore::Refusal& refusal) {
+  constexpr std::string_view kOwnPath = "query.";
+  Fail(refusal);
+  if (!refusal.field.starts_with(kOwnPath)) return static_cast<pqc_status>(refusal.code);
+  RefusalBuffer moved = LastRefusal();
+  Set(&moved, refusal.field.c_str() + kOwnPath.size(), refusal.text.c_str());
+  return Fail(static_cast<pqc_status>(refusal.code), moved);
+}
+
 pqc_status UnderItem(size_t item, pqc_status status) {
-  const std::string reason = pqc_last_error();
-  const bool of_field = reason.starts_with("sequence:") || reason.starts_with("query_");
-  return Fail(status, "items[%zu]%s%s", item, of_field ? "." : ": ", reason.c_str());
+  return Under(FieldPath::Of("items[%zu]", item), status);
 }
 
 pqc_status CopySelection(const pqc_selection* from, const CacheState& cache, StepSelection* to) {
@@ -375,8 +385,7 @@ pqc_status CountSelected(StepItem& item, const kvstore::Selection& terms, uint32
   kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
   kvstore::Resolve(terms, item.query_position, kvstore::kMaxSequenceTokens, &resolved);
   *count = resolved.select_count;
-  if (resolved.fault == kvstore::ResolvedSelection::Fault::kNone) return PQC_OK;
-  return Fail(PQC_INVALID_ARGUMENT, "selection: %s", resolved.message.c_str());
+  return resolved.refusal.ok() ? PQC_OK : FailStep(resolved.refusal);
 }
 
 }  // namespace pqcached::client
@@ -407,7 +416,7 @@ extern "C" {
 pqc_status pqc_step_begin(pqc_client* client, const pqc_step_item* items, uint32_t item_count,
                           const pqc_step_options* options, pqc_step** step) {
   return Call([&] {
-    if (!client) return Fail(PQC_INVALID_ARGUMENT, "client: must not be NULL");
+    if (!client) return Fail(PQC_INVALID_ARGUMENT, "client", "must not be NULL");
     return pqcached::client::Begin({.client = client->state}, items, item_count, options, step);
   });
 }
@@ -415,7 +424,7 @@ pqc_status pqc_step_begin(pqc_client* client, const pqc_step_item* items, uint32
 pqc_status pqc_gpu_step_begin(pqc_gpu* gpu, const pqc_step_item* items, uint32_t item_count,
                               const pqc_step_options* options, void* stream, pqc_step** step) {
   return Call([&] {
-    if (!gpu) return Fail(PQC_INVALID_ARGUMENT, "gpu: must not be NULL");
+    if (!gpu) return Fail(PQC_INVALID_ARGUMENT, "gpu", "must not be NULL");
     return pqcached::client::Begin(
         {.client = gpu->state->cache->client, .gpu = gpu->state, .stream = stream}, items,
         item_count, options, step);

@@ -91,7 +91,7 @@ struct pqc_step {
   bool begun = false;
   bool running = false;
   pqc_status beside_status = PQC_OK;
-  std::string beside_error;
+  pqcached::client::RefusalBuffer beside_error;
 };
 
 namespace pqcached::client {
@@ -137,6 +137,9 @@ pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, cons
 pqc_status CountSelected(StepItem& item, const kvstore::Selection& terms, uint32_t* count);
 
 // Puts "items[i]: " in front of the thread's last error.
+// Reports a refused selection of a step, whose items name their query positions themselves.
+pqc_status FailStep(const kvstore::Refusal& refusal);
+
 pqc_status UnderItem(size_t item, pqc_status status);
 
 }  // namespace pqcached::client

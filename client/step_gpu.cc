@@ -40,12 +40,7 @@ pqc_status DescribeLayer(pqc_step& step, StepItem& item, uint32_t ordinal, size_
   }
   kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
   kvstore::Resolve(terms, item.query_position, opened.view.token_count(), &resolved);
-  if (resolved.fault == kvstore::ResolvedSelection::Fault::kInvalid) {
-    return Fail(PQC_INVALID_ARGUMENT, "selection: %s", resolved.message.c_str());
-  }
-  if (resolved.fault == kvstore::ResolvedSelection::Fault::kNotStored) {
-    return Fail(PQC_OUT_OF_RANGE, "%s", resolved.message.c_str());
-  }
+  if (!resolved.refusal.ok()) return FailStep(resolved.refusal);
   if (const pqc_status status = CheckCoded(opened.view, terms.index, resolved.candidates);
       status != PQC_OK) {
     return status;
@@ -115,7 +110,8 @@ pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
   const std::shared_ptr<Mapping> pool = step.items.front().pinned.image->shared_pool();
   for (const StepItem& item : step.items) {
     if (item.pinned.image->shared_pool() == pool) continue;
-    return Fail(PQC_UNAVAILABLE, "the sidecar's worker is another one by now; repeat the call");
+    return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "",
+                                    "the sidecar's worker is another one by now; repeat the call"));
   }
   if (gpu.pool == pool) return PQC_OK;
   if (const pqc_status status = Report(gpu.steps->ReleasePool(), "gpu"); status != PQC_OK) {
@@ -129,19 +125,20 @@ pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
 
 pqc_status CheckSelection(const pqc_step& step) {
   if (!step.has_selection) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.selection: a step on a GPU needs one at its begin");
+    return Fail(PQC_INVALID_ARGUMENT, "options.selection",
+                "a step on a GPU needs one at its begin");
   }
   if (step.selection.terms.index != step.gpu->index) {
-    return Fail(PQC_INVALID_ARGUMENT,
-                "options.selection.index: must be that of pqc_gpu_open, pq m=%u b=%u",
-                step.gpu->index.subspace_count, step.gpu->index.bits);
+    return Fail(PQC_INVALID_ARGUMENT, "options.selection.index",
+                "must be that of pqc_gpu_open, pq m=%u b=%u", step.gpu->index.subspace_count,
+                step.gpu->index.bits);
   }
   const uint32_t length = step.items.front().query_length;
   for (size_t i = 1; i < step.items.size(); ++i) {
     if (step.items[i].query_length == length) continue;
-    return Fail(PQC_UNIMPLEMENTED,
-                "items[%zu].query_length: %u, but items[0] has %u; on a GPU all have one", i,
-                step.items[i].query_length, length);
+    return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("items[%zu].query_length", i),
+                "%u, but items[0] has %u; on a GPU all have one", step.items[i].query_length,
+                length);
   }
   return PQC_OK;
 }
@@ -165,8 +162,8 @@ pqc_status FetchRows(GpuState& gpu, RowBlock* block) {
   TensorView& keys = block->keys;
   TensorView& values = block->values;
   if (keys.blocks || values.blocks || keys.strides[2] != 1 || values.strides[2] != 1) {
-    return Fail(PQC_UNIMPLEMENTED,
-                "keys, values: on a GPU without block table, and with contiguous dims");
+    return Fail(PQC_UNIMPLEMENTED, "keys",
+                "on a GPU without block table, and with contiguous dims");
   }
   const auto tokens = static_cast<uint32_t>(keys.shape[0]);
   const void* rows = nullptr;
@@ -283,17 +280,17 @@ pqc_status SelectOnGpu(pqc_step* step, uint32_t layer, const pqc_tensor* queries
     return status;
   }
   if (!step->gpu) {
-    return Fail(PQC_FAILED_PRECONDITION, "step: it is on the CPU; pqc_step_select");
+    return Fail(PQC_FAILED_PRECONDITION, "step", "it is on the CPU; pqc_step_select");
   }
   pqc_gpu_positions out;
   if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
     return status;
   }
-  if (!out.positions) return Fail(PQC_INVALID_ARGUMENT, "out.positions: must not be NULL");
-  if (!out.counts) return Fail(PQC_INVALID_ARGUMENT, "out.counts: must not be NULL");
+  if (!out.positions) return Fail(PQC_INVALID_ARGUMENT, "out.positions", "must not be NULL");
+  if (!out.counts) return Fail(PQC_INVALID_ARGUMENT, "out.counts", "must not be NULL");
   // Not only this step's k: a graph that is captured now is replayed with others.
   if (out.stride < step->gpu->selected_capacity) {
-    return Fail(PQC_OUT_OF_RANGE, "out.stride: %llu, must be at least selected_capacity, %u",
+    return Fail(PQC_OUT_OF_RANGE, "out.stride", "%llu, must be at least selected_capacity, %u",
                 static_cast<unsigned long long>(out.stride), step->gpu->selected_capacity);
   }
   uint32_t ordinal = 0;

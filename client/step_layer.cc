@@ -20,7 +20,7 @@ using LongLong = unsigned long long;  // for %llu
 
 pqc_status ReadStepQueries(const pqc_step& step, const pqc_tensor* queries, const LayerShape& shape,
                            TensorView* view) {
-  if (!queries) return Fail(PQC_INVALID_ARGUMENT, "queries: must not be NULL");
+  if (!queries) return Fail(PQC_INVALID_ARGUMENT, "queries", "must not be NULL");
   const TensorPlace place = step.gpu ? TensorPlace{PQC_CUDA, step.stream} : kOnHost;
   if (const pqc_status status = ReadTensor(*queries, "queries", view, place); status != PQC_OK) {
     return status;
@@ -34,9 +34,8 @@ pqc_status ReadStepQueries(const pqc_step& step, const pqc_tensor* queries, cons
   }
   if (view->ndim != 3 || view->shape[0] != step.query_tokens ||
       view->shape[1] != shape.query_heads || view->shape[2] != shape.key_dim) {
-    return Fail(PQC_INVALID_ARGUMENT,
-                "queries.shape: must be [%llu, %u, %u]: query tokens of all items, query_heads, "
-                "key_dim",
+    return Fail(PQC_INVALID_ARGUMENT, "queries.shape",
+                "must be [%llu, %u, %u]: query tokens of all items, query_heads, key_dim",
                 LongLong{step.query_tokens}, shape.query_heads, shape.key_dim);
   }
   for (const StepItem& item : step.items) {
@@ -50,10 +49,10 @@ pqc_status ReadStepQueries(const pqc_step& step, const pqc_tensor* queries, cons
 
 pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                          const pqc_selection* selection) {
-  if (!step) return Fail(PQC_INVALID_ARGUMENT, "step: must not be NULL");
+  if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
   if (step->begun) {
-    return Fail(PQC_FAILED_PRECONDITION,
-                "step: an attention is under way; pqc_step_attend_wait first");
+    return Fail(PQC_FAILED_PRECONDITION, "step",
+                "an attention is under way; pqc_step_attend_wait first");
   }
   Remote* remote = nullptr;
   if (const pqc_status status = FindRemote(*step->client, &remote); status != PQC_OK) return status;
@@ -70,12 +69,12 @@ pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queri
     return status;
   }
   if (selection && step->gpu) {
-    return Fail(PQC_UNIMPLEMENTED, "selection: must be NULL on a GPU: it is that of the begin");
+    return Fail(PQC_UNIMPLEMENTED, "selection", "must be NULL on a GPU: it is that of the begin");
   }
   call.selection = selection ? &step->call_selection : &step->selection;
   if (selection) return CopySelection(selection, *step->cache, &step->call_selection);
   if (step->has_selection) return PQC_OK;
-  return Fail(PQC_INVALID_ARGUMENT, "selection: must not be NULL: the step has none either");
+  return Fail(PQC_INVALID_ARGUMENT, "selection", "must not be NULL: the step has none either");
 }
 
 namespace {
@@ -141,7 +140,7 @@ pqc_status RunAllMapped(const LayerCall& call, uint32_t* counts) {
   std::mutex mutex;
   size_t failed = items.size();
   pqc_status failure = PQC_OK;
-  ErrorText reason;
+  RefusalBuffer reason;
   const auto run = [&](uint32_t i, uint32_t) {
     const pqc_status status = Call([&] { return RunMapped(call, items[i], serial, &counts[i]); });
     if (status == PQC_OK) return;
@@ -149,12 +148,12 @@ pqc_status RunAllMapped(const LayerCall& call, uint32_t* counts) {
     if (i >= failed) return;
     failed = i;
     failure = status;
-    std::snprintf(reason.text, sizeof(reason.text), "%s", pqc_last_error());
+    reason = LastRefusal();
   };
   // By reference: a copy would allocate.
   parallel.run(static_cast<uint32_t>(items.size()), std::cref(run));
   if (failure == PQC_OK) return PQC_OK;
-  Fail(failure, "%s", reason.text);
+  Fail(failure, reason);
   return UnderItem(failed, failure);
 }
 
@@ -173,11 +172,11 @@ pqc_status UntilIndexed(const pqc_step& step, Ask ask) {
   constexpr auto kLongestPause = std::chrono::milliseconds(20);
   auto pause = std::chrono::milliseconds(1);
   for (;;) {
-    ErrorText error;
+    RefusalBuffer error;
     const pqc_status status = ask(&error);
     if (status != PQC_ABORTED) return Report(status, error);
     if (StepClock::now() + pause >= step.deadline) {
-      return Fail(PQC_DEADLINE_EXCEEDED, "%s", error.text);
+      return Fail(PQC_DEADLINE_EXCEEDED, error);
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
@@ -194,7 +193,7 @@ pqc_status SelectRemotely(const LayerCall& call, const uint64_t* begins, uint32_
     outs[i].capacity = begins[i + 1] - begins[i];
     selects[i] = {QueryOf(call, items[i]), &call.selection->selection, &outs[i]};
   }
-  return UntilIndexed(*call.step, [&](ErrorText* error) {
+  return UntilIndexed(*call.step, [&](RefusalBuffer* error) {
     return call.step->client->remote->TopK(selects.data(), static_cast<uint32_t>(selects.size()),
                                            error);
   });
@@ -211,7 +210,7 @@ pqc_status AttendRemotely(const LayerCall& call, uint32_t* counts) {
     attends[i] = {
         .query = QueryOf(call, items[i]), .selection = &call.selection->selection, .out = &outs[i]};
   }
-  const pqc_status status = UntilIndexed(*call.step, [&](ErrorText* error) {
+  const pqc_status status = UntilIndexed(*call.step, [&](RefusalBuffer* error) {
     return call.step->client->remote->Attend(attends.data(), static_cast<uint32_t>(attends.size()),
                                              error);
   });
@@ -225,16 +224,16 @@ pqc_status Select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
     return status;
   }
   if (step->gpu) {
-    return Fail(PQC_FAILED_PRECONDITION,
-                "step: it is on a GPU, where positions stay; pqc_gpu_step_select");
+    return Fail(PQC_FAILED_PRECONDITION, "step",
+                "it is on a GPU, where positions stay; pqc_gpu_step_select");
   }
   const LayerCall& call = step->call;
   pqc_step_positions out;
   if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
     return status;
   }
-  if (!out.begins) return Fail(PQC_INVALID_ARGUMENT, "out.begins: must not be NULL");
-  if (!out.counts) return Fail(PQC_INVALID_ARGUMENT, "out.counts: must not be NULL");
+  if (!out.begins) return Fail(PQC_INVALID_ARGUMENT, "out.begins", "must not be NULL");
+  if (!out.counts) return Fail(PQC_INVALID_ARGUMENT, "out.counts", "must not be NULL");
   std::vector<StepItem>& items = step->items;
   std::vector<uint64_t>& begins = step->begins;
   begins.assign(items.size() + 1, 0);
@@ -269,8 +268,8 @@ pqc_status ReadAttend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
   if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
     return status;
   }
-  if (!out.output) return Fail(PQC_INVALID_ARGUMENT, "out.output: must not be NULL");
-  if (!out.lse) return Fail(PQC_INVALID_ARGUMENT, "out.lse: must not be NULL");
+  if (!out.output) return Fail(PQC_INVALID_ARGUMENT, "out.output", "must not be NULL");
+  if (!out.lse) return Fail(PQC_INVALID_ARGUMENT, "out.lse", "must not be NULL");
   const uint64_t rows = step->query_tokens * call.shape.query_heads;
   if (const pqc_status status =
           CheckCapacity("out.output_capacity", out.output_capacity, rows * call.shape.value_dim);
@@ -310,15 +309,15 @@ pqc_status AttendBegin(pqc_step* step, uint32_t layer, const pqc_tensor* queries
     return status;
   }
   if (step->gpu) {
-    return Fail(PQC_FAILED_PRECONDITION,
-                "step: it is on a GPU, where pqc_step_attend does not wait either");
+    return Fail(PQC_FAILED_PRECONDITION, "step",
+                "it is on a GPU, where pqc_step_attend does not wait either");
   }
   const std::lock_guard begin(step->mutex);  // the job ends behind what follows
   step->client->step_thread->Run([step] {
     const pqc_status status = Call([&] { return RunAttend(step->call); });
     const std::lock_guard lock(step->mutex);
     step->beside_status = status;
-    step->beside_error = pqc_last_error();
+    step->beside_error = LastRefusal();
     step->running = false;
     step->finished.notify_all();
   });
@@ -327,15 +326,15 @@ pqc_status AttendBegin(pqc_step* step, uint32_t layer, const pqc_tensor* queries
 }
 
 pqc_status AttendWait(pqc_step* step) {
-  if (!step) return Fail(PQC_INVALID_ARGUMENT, "step: must not be NULL");
+  if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
   std::unique_lock lock(step->mutex);
   if (!step->begun) {
-    return Fail(PQC_FAILED_PRECONDITION, "step: no attention was begun; pqc_step_attend_begin");
+    return Fail(PQC_FAILED_PRECONDITION, "step", "no attention was begun; pqc_step_attend_begin");
   }
   step->finished.wait(lock, [step] { return !step->running; });
   step->begun = false;
   if (step->beside_status == PQC_OK) return PQC_OK;
-  return Fail(step->beside_status, "%s", step->beside_error.c_str());
+  return Fail(step->beside_status, step->beside_error);
 }
 
 }  // namespace

@@ -61,9 +61,9 @@ pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, con
       return status;
     }
     if (StepClock::now() >= step.deadline) {
-      return Fail(PQC_DEADLINE_EXCEEDED,
-                  "query_position: %u tokens with their index are not there in time; %u are stored",
-                  needed, local.token_count());
+      return Fail(PQC_DEADLINE_EXCEEDED, "query_position",
+                  "%u tokens with their index are not there in time; %u are stored", needed,
+                  local.token_count());
     }
     local.session().Wait(seen, step.deadline);
   }
@@ -89,10 +89,10 @@ pqc_status EndPrefill(const pqc_step& step, const kvstore::Selection& terms, con
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(step.deadline - StepClock::now());
     if (left.count() <= 0) {
-      return Fail(PQC_DEADLINE_EXCEEDED, "sequence: its index is not there in time");
+      return Fail(PQC_DEADLINE_EXCEEDED, "sequence", "its index is not there in time");
     }
     options.timeout_ms = static_cast<uint32_t>(left.count());
-    ErrorText error;
+    RefusalBuffer error;
     const pqc_status status =
         step.client->remote->BuildIndex(sequence.sequence_id, options, &error);
     if (status == PQC_OK || status == PQC_CANCELLED) break;
@@ -110,7 +110,7 @@ pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, cons
   if (needed > item->handed_in) {
     const kvstore::ResolvedSelection resolved =
         kvstore::Resolve(terms, item->query_position, static_cast<uint32_t>(item->handed_in));
-    return Fail(PQC_OUT_OF_RANGE, "%s", resolved.message.c_str());
+    return FailStep(resolved.refusal);
   }
   if (const pqc_status status = EndPrefill(step, terms, *item); status != PQC_OK) return status;
   if (item->sequence->local) return WaitMapped(step, terms, layer, needed, item);

@@ -13,6 +13,7 @@
 #include "kvstore/clock.h"
 #include "kvstore/layer_build.h"
 #include "kvstore/live_index.h"
+#include "kvstore/refusal.h"
 #include "kvstore/training.h"
 
 namespace pqcached::kvstore {
@@ -29,7 +30,7 @@ constexpr int kCatchUpRounds = 8;  // then what arrives is coded while writers w
 
 absl::Status CheckSpec(const Cache& cache, const BuildSpec& spec) {
   if (spec.index.kind == IndexKind::kFlat) {
-    return absl::InvalidArgumentError("index: flat needs no build");
+    return InvalidArgument("index", "flat needs no build");
   }
   for (const StoredLayers::Layer& layer : cache.layers.layers) {
     if (absl::Status status = ValidateIndex(spec.index, layer.shape.key_dim, "index");
@@ -38,8 +39,8 @@ absl::Status CheckSpec(const Cache& cache, const BuildSpec& spec) {
     }
   }
   if (spec.iterations < 1 || spec.iterations > kMaxIterations) {
-    return absl::InvalidArgumentError(absl::StrCat("iterations is ", spec.iterations,
-                                                   "; it must lie in [1, ", kMaxIterations, "]"));
+    return InvalidArgument(
+        "iterations", absl::StrCat(spec.iterations, ", must lie in [1, ", kMaxIterations, "]"));
   }
   return absl::OkStatus();
 }
@@ -48,11 +49,13 @@ absl::Status CheckSpec(const Cache& cache, const BuildSpec& spec) {
 absl::Status CheckTokens(const Cache& cache, const Snapshot& base) {
   for (uint32_t slot = 1; slot < cache.layers.size(); ++slot) {
     if (base.layer_tokens[slot] == base.layer_tokens[0]) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "layer ", cache.layers.layers[slot].layer, " holds ", base.layer_tokens[slot],
-        " tokens; layer ", cache.layers.layers[0].layer, " holds ", base.layer_tokens[0]));
+    return FailedPrecondition(
+        "sequence_id", absl::StrCat("layer ", cache.layers.layers[slot].layer, " holds ",
+                                    base.layer_tokens[slot], " tokens; layer ",
+                                    cache.layers.layers[0].layer, " holds ", base.layer_tokens[0]));
   }
-  if (base.token_count() == 0) return absl::FailedPreconditionError("the sequence has no tokens");
+  if (base.token_count() == 0)
+    return FailedPrecondition("sequence_id", "the sequence has no tokens");
   return absl::OkStatus();
 }
 
@@ -62,13 +65,13 @@ absl::Status CheckSequence(const Cache& cache, const Snapshot& base, const Build
     const std::string name =
         absl::StrCat("index pq m=", spec.index.subspace_count, " b=", spec.index.bits);
     if (base.list->index_ready(found)) {
-      return absl::AlreadyExistsError(absl::StrCat("the sequence has ", name));
+      return AlreadyExists("index", absl::StrCat("the sequence has ", name));
     }
-    return absl::AbortedError(absl::StrCat("a build of ", name, " is under way"));
+    return Aborted("index", absl::StrCat("a build of ", name, " is in progress"), kRetryMemory);
   }
   if (indexes.size() >= kMaxIndexes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("a sequence has at most ", kMaxIndexes, " indexes"));
+    return ResourceExhausted(
+        "index", absl::StrCat("a sequence has at most ", kMaxIndexes, " indexes"), kNoRetry);
   }
   return CheckTokens(cache, base);
 }
@@ -240,13 +243,13 @@ absl::Status Build::StopStatus() const {
     case Stop::kNone:
       return absl::OkStatus();
     case Stop::kCancelled:
-      return absl::CancelledError("the build was cancelled");
+      return Cancelled("the build was cancelled");
     case Stop::kDeadline:
-      return absl::DeadlineExceededError("the deadline came before every layer had a codebook");
+      return DeadlineExceeded("", "the deadline passed before every layer had a codebook");
     case Stop::kDropped:
-      return absl::NotFoundError("the sequence was dropped during the build");
+      return NotFound("sequence_id", "the sequence was dropped during the build");
   }
-  return absl::InternalError("unknown stop");
+  return Internal("unknown stop");
 }
 
 // Costs are asked for only where they are needed: without a deadline a build depends on no clock.
@@ -424,7 +427,8 @@ absl::Status Build::PublishLayer(uint32_t layer_slot) {
 absl::StatusOr<bool> Build::CodeNewcomers(const Snapshot& snapshot, bool with_tail) {
   const SegmentList& list = *snapshot.list;
   const size_t ordinal = list.Find(spec_.index);
-  if (ordinal == list.indexes.size()) return absl::AbortedError("the index was taken away");
+  if (ordinal == list.indexes.size())
+    return Aborted("index", "the index was taken away", kRetryConflict);
   std::vector<IndexedSegment> indexed;
   for (const SegmentEntry& entry : list.segments) {
     if (entry.indexes[ordinal] != nullptr || (!entry.closed && !with_tail)) continue;
@@ -517,7 +521,7 @@ absl::Status BuildSequenceIndex(const Cache& cache, WriteLease lease, const Buil
   }
   if (absl::Status status = CheckSequence(cache, **base, spec); !status.ok()) return status;
   if (clock() >= spec.deadline) {
-    return absl::DeadlineExceededError("the deadline came before the build began");
+    return DeadlineExceeded("", "the deadline passed before the build began");
   }
   // Merges would take away the segments that are being coded.
   const LiveIndexes::Pause pause(live, sequence->sequence_id());

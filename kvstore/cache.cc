@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvstore/checksums.h"
 #include "kvstore/live_index.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 
@@ -27,8 +28,8 @@ absl::StatusOr<uint32_t> Cache::LayerSlot(uint32_t layer) const {
       layers.layers.begin(), layers.layers.end(), layer,
       [](const StoredLayers::Layer& stored, uint32_t wanted) { return stored.layer < wanted; });
   if (it == layers.layers.end() || it->layer != layer) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("layer ", layer, " is not a stored layer of cache ", spec.name));
+    return InvalidArgument("layer",
+                           absl::StrCat(layer, " is not a stored layer of cache ", spec.name));
   }
   return static_cast<uint32_t>(it - layers.layers.begin());
 }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/crc32c.h"
 #include "kvstore/record_bytes.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -76,9 +77,8 @@ void SumLayer(const Cache& cache, const SegmentRows& rows, const SegmentIndex::L
 }
 
 absl::Status LossError(const Cache& cache, uint64_t segment_id, uint32_t layer_slot) {
-  return absl::DataLossError(absl::StrCat("layer ", cache.layers.layers[layer_slot].layer,
-                                          " of segment ", segment_id,
-                                          " is not what was written: its checksum differs"));
+  return DataLoss(absl::StrCat("layer ", cache.layers.layers[layer_slot].layer, " of segment ",
+                               segment_id, " is not what was written: its checksum differs"));
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvstore/memory_limits.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -35,19 +36,19 @@ bool IsOurFile(int descriptor) {
 absl::StatusOr<std::unique_ptr<FileKeeper>> FileKeeper::Open(const std::string& directory) {
   FileDescriptor opened(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!opened.valid()) {
-    return absl::NotFoundError(absl::StrCat(directory, ": ", ErrorText(errno)));
+    return NotFound("", absl::StrCat(directory, ": ", ErrorText(errno)));
   }
   struct stat info = {};
   struct statfs system = {};
   if (fstat(opened.get(), &info) != 0 || fstatfs(opened.get(), &system) != 0) {
-    return absl::NotFoundError(absl::StrCat(directory, ": ", ErrorText(errno)));
+    return NotFound("", absl::StrCat(directory, ": ", ErrorText(errno)));
   }
   if (info.st_uid != geteuid() || (info.st_mode & 0022) != 0) {
-    return absl::FailedPreconditionError(absl::StrCat(directory, ": must belong to uid ", geteuid(),
-                                                      " and be writable by it alone"));
+    return FailedPrecondition("", absl::StrCat(directory, ": must belong to uid ", geteuid(),
+                                               " and be writable by it alone"));
   }
   if (flock(opened.get(), LOCK_EX | LOCK_NB) != 0) {
-    return absl::AlreadyExistsError(absl::StrCat(directory, ": another process uses it"));
+    return AlreadyExists("", absl::StrCat(directory, ": another process uses it"));
   }
   return std::unique_ptr<FileKeeper>(
       new FileKeeper(std::move(opened), static_cast<size_t>(system.f_bsize),
@@ -59,28 +60,33 @@ absl::StatusOr<FileDescriptor> FileKeeper::CreateMemory(const char* name, size_t
   struct statfs system = {};
   if (fstatfs(directory_.get(), &system) == 0 &&
       rounded_bytes / block_bytes_ > static_cast<size_t>(system.f_bavail)) {
-    return absl::ResourceExhaustedError(
+    return ResourceExhausted(
+        "",
         absl::StrCat(name, ": ", rounded_bytes, " bytes wanted; the file system has ",
-                     static_cast<size_t>(system.f_bavail) * block_bytes_));
+                     static_cast<size_t>(system.f_bavail) * block_bytes_),
+        kRetryMemory);
   }
   if (is_hugetlb_) {
     const size_t left_bytes = ReadMemoryLimits().HugetlbAvailableBytes(block_bytes_);
     if (rounded_bytes > left_bytes) {
-      return absl::ResourceExhaustedError(
+      return ResourceExhausted(
+          "",
           absl::StrCat(name, ": ", rounded_bytes, " bytes wanted; the control group leaves ",
-                       left_bytes, " of huge pages, ", rounded_bytes - left_bytes, " bytes short"));
+                       left_bytes, " of huge pages, ", rounded_bytes - left_bytes, " bytes short"),
+          kRetryMemory);
     }
   }
   FileDescriptor file(openat(directory_.get(), ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (!file.valid() || ftruncate(file.get(), static_cast<off_t>(rounded_bytes)) != 0) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(name, ": a file of ", rounded_bytes, " bytes: ", ErrorText(errno)));
+    return ResourceExhausted(
+        "", absl::StrCat(name, ": a file of ", rounded_bytes, " bytes: ", ErrorText(errno)),
+        kRetryMemory);
   }
   return file;
 }
 
 absl::Status FileKeeper::Keep(std::string_view name, int descriptor) {
-  if (!IsKeeperName(name)) return absl::InvalidArgumentError(absl::StrCat("name ", Text(name)));
+  if (!IsKeeperName(name)) return InvalidArgument("name", Text(name));
   const std::string from = absl::StrCat("/proc/self/fd/", descriptor);
   if (linkat(AT_FDCWD, from.c_str(), directory_.get(), std::string(name).c_str(),
              AT_SYMLINK_FOLLOW) == 0) {
@@ -89,25 +95,25 @@ absl::Status FileKeeper::Keep(std::string_view name, int descriptor) {
   const std::string error = absl::StrCat(Text(name), ": ", ErrorText(errno));
   switch (errno) {
     case EEXIST:
-      return absl::AlreadyExistsError(error);
+      return AlreadyExists("", error);
     case EXDEV:
     case EPERM:
     case ENOENT:
-      return absl::FailedPreconditionError(error);
+      return FailedPrecondition("", error);
     case ENOSPC:
     case EDQUOT:
-      return absl::ResourceExhaustedError(error);
+      return ResourceExhausted("", error, kRetryMemory);
     default:
-      return absl::UnavailableError(error);
+      return Unavailable("", error, kNoRetry);
   }
 }
 
 absl::Status FileKeeper::Release(std::string_view name) {
-  if (!IsKeeperName(name)) return absl::InvalidArgumentError(absl::StrCat("name ", Text(name)));
+  if (!IsKeeperName(name)) return InvalidArgument("name", Text(name));
   if (unlinkat(directory_.get(), std::string(name).c_str(), 0) == 0 || errno == ENOENT) {
     return absl::OkStatus();
   }
-  return absl::UnavailableError(absl::StrCat(Text(name), ": ", ErrorText(errno)));
+  return Unavailable("", absl::StrCat(Text(name), ": ", ErrorText(errno)), kNoRetry);
 }
 
 FileDescriptor FileKeeper::Take(std::string_view name) const {

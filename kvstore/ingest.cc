@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvstore/live_index.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -31,20 +32,20 @@ class IngestTransactionImpl final : public IngestTransaction {
 
  private:
   absl::Status CheckUsable() const {
-    if (committed_) return absl::FailedPreconditionError("the ingest is committed");
+    if (committed_) return FailedPrecondition("sequence_id", "the ingest is committed");
     return failed_;
   }
 
   absl::Status WriteChunk(uint64_t first_position, const LayerRows& rows) {
     const absl::StatusOr<CheckedRows> checked = CheckRows(writer_->cache(), rows);
-    if (!checked.ok()) return checked.status();
+    if (!checked.ok()) return Under("rows", checked.status());
     const auto arrival = CheckArrival(first_position, checked->token_count,
                                       writer_->layer_tokens(checked->layer_slot), rows.layer);
     if (!arrival.ok()) return arrival.status();
     if (*arrival == Arrival::kRepeat) return absl::OkStatus();
     const uint32_t token_end = writer_->layer_tokens(checked->layer_slot) + checked->token_count;
     if (absl::Status status = writer_->Reserve(token_end); !status.ok()) return status;
-    return writer_->Write(*checked);
+    return Under("rows", writer_->Write(*checked));
   }
 
   std::optional<SegmentWriter> writer_;
@@ -57,24 +58,27 @@ absl::StatusOr<std::vector<CheckedRows>> CheckAppend(const Cache& cache,
                                                      std::span<const LayerRows> layers) {
   std::vector<CheckedRows> all;
   std::vector<bool> seen(cache.layers.size(), false);
-  for (const LayerRows& rows : layers) {
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const LayerRows& rows = layers[i];
+    const auto field = [i] { return absl::StrCat("rows[", i, "]"); };
     const absl::StatusOr<CheckedRows> checked = CheckRows(cache, rows);
-    if (!checked.ok()) return checked.status();
+    if (!checked.ok()) return Under(field(), checked.status());
     if (seen[checked->layer_slot]) {
-      return absl::InvalidArgumentError(absl::StrCat("rows: layer ", rows.layer, " comes twice"));
+      return InvalidArgument(field() + ".layer", absl::StrCat(rows.layer, ", must be listed once"));
     }
     seen[checked->layer_slot] = true;
     all.push_back(*checked);
     if (all.front().token_count != checked->token_count) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("rows: layer ", rows.layer, " has ", checked->token_count, " tokens; layer ",
+      return InvalidArgument(
+          field() + ".keys.shape",
+          absl::StrCat("layer ", rows.layer, " has ", checked->token_count, " tokens; layer ",
                        layers.front().layer, " has ", all.front().token_count));
     }
   }
   for (uint32_t slot = 0; slot < seen.size(); ++slot) {
     if (seen[slot]) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("rows: layer ", cache.layers.layers[slot].layer, " is missing"));
+    return InvalidArgument("rows",
+                           absl::StrCat("layer ", cache.layers.layers[slot].layer, " is missing"));
   }
   return all;
 }
@@ -108,15 +112,18 @@ absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLea
   }
   if (new_count == 0) return writer->base().token_count();
   if (new_count != all->size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "first_position is ", first_position, ": some layers hold these tokens, others do not"));
+    return InvalidArgument(
+        "first_position",
+        absl::StrCat(first_position, ": some layers hold these tokens, others do not"));
   }
   const LiveIndexes& live = *writer->cache().engine->live;
   if (live.SpecOf(writer->sequence().sequence_id()).has_value()) writer->EndPrefill();
   const auto token_end = static_cast<uint32_t>(first_position) + all->front().token_count;
   if (absl::Status status = writer->Reserve(token_end); !status.ok()) return status;
-  for (const CheckedRows& rows : *all) {
-    if (absl::Status status = writer->Write(rows); !status.ok()) return status;
+  for (size_t i = 0; i < all->size(); ++i) {
+    if (absl::Status status = writer->Write((*all)[i]); !status.ok()) {
+      return Under(absl::StrCat("rows[", i, "]"), status);
+    }
   }
   return writer->Commit();
 }
@@ -126,8 +133,8 @@ absl::StatusOr<uint64_t> TruncateRows(WriteLease lease, uint64_t token_count, ui
   if (!base.ok()) return base.status();
   const uint32_t stored = (*base)->token_count();
   if (token_count > stored) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("token_count is ", token_count, "; the sequence has ", stored, " tokens"));
+    return InvalidArgument("token_count",
+                           absl::StrCat(token_count, "; the sequence has ", stored, " tokens"));
   }
   const auto kept = static_cast<uint32_t>(token_count);
   if (absl::Status status = lease.sequence().Truncate(kept, own_lease); !status.ok()) return status;

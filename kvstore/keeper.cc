@@ -1,6 +1,7 @@
 #include "kvstore/keeper.h"
 
 #include <algorithm>
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 
@@ -12,7 +13,7 @@ absl::StatusOr<FileDescriptor> DescriptorKeeper::CreateMemory(const char* name, 
 }
 
 absl::Status DescriptorKeeper::KeepMapped(std::string_view, int) {
-  return absl::UnimplementedError("mappings are not kept here");
+  return Unimplemented("", "mappings are not kept here");
 }
 
 Mapping DescriptorKeeper::TakeMapping(std::string_view) { return {}; }

@@ -5,12 +5,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvstore/attach.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 
 absl::Status Lease::Begin() {
   if (!parts_.sequence->holds().Take()) {
-    return absl::NotFoundError(absl::StrCat("sequence ", sequence_id(), " was evicted"));
+    return NotFound("sequence_id", absl::StrCat("sequence ", sequence_id(), " was evicted"));
   }
   {
     const MutexLock lock(
@@ -27,7 +28,8 @@ absl::Status Lease::Begin() {
   // A suspension before Watch was not heard; a later one was.
   if (!parts_.sequence->suspended()) return absl::OkStatus();
   End();
-  return absl::FailedPreconditionError(absl::StrCat("sequence ", sequence_id(), " is suspended"));
+  return FailedPrecondition("sequence_id",
+                            absl::StrCat("sequence ", sequence_id(), " is suspended"));
 }
 
 void Lease::Follow(const Snapshot& next) {
@@ -46,13 +48,13 @@ absl::StatusOr<VersionedImage> Lease::Refresh(uint64_t known_version) {
   {
     const MutexLock lock(&mutex_);
     if (state_ == State::kEnded) {
-      return absl::NotFoundError(absl::StrCat("no lease ", parts_.lease_id));
+      return NotFound("lease_id", absl::StrCat("no lease ", parts_.lease_id));
     }
     refreshed_ = SteadyTime::Now();
     const uint64_t last = handed_out_.empty() ? 0 : handed_out_.back().version;
     if (known_version > last) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("known_version is ", known_version, "; the newest attachment is ", last));
+      return InvalidArgument("known_version",
+                             absl::StrCat(known_version, "; the newest attachment is ", last));
     }
     const auto kept =
         std::find_if(handed_out_.begin(), handed_out_.end(),
@@ -62,9 +64,10 @@ absl::StatusOr<VersionedImage> Lease::Refresh(uint64_t known_version) {
     if (state_ == State::kRevoked || newest_.version == known_version) return VersionedImage{};
     if (newest_.version != last) {
       if (handed_out_.size() >= kMaxVersions) {
-        return absl::ResourceExhaustedError(absl::StrCat("known_version is ", known_version, "; ",
-                                                         handed_out_.size(),
-                                                         " attachments are not acknowledged"));
+        return ResourceExhausted("known_version",
+                                 absl::StrCat(known_version, "; ", handed_out_.size(),
+                                              " attachments are not acknowledged"),
+                                 kNoRetry);
       }
       handed_out_.push_back(newest_);
     }

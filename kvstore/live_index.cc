@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "kvstore/clock.h"
 #include "kvstore/live_sequence.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -106,7 +107,7 @@ class LiveIndexes::Watcher : public SequenceWatcher {
 
 absl::Status CheckLiveIndex(const Cache& cache, const LiveIndex& spec) {
   if (spec.index.kind == IndexKind::kFlat) {
-    return absl::InvalidArgumentError("live_index.index: flat needs no build");
+    return InvalidArgument("live_index.index", "flat needs no build");
   }
   for (const StoredLayers::Layer& layer : cache.layers.layers) {
     if (absl::Status status = ValidateIndex(spec.index, layer.shape.key_dim, "live_index.index");
@@ -115,8 +116,9 @@ absl::Status CheckLiveIndex(const Cache& cache, const LiveIndex& spec) {
     }
   }
   if (spec.iterations > kMaxIterations) {
-    return absl::InvalidArgumentError(absl::StrCat("live_index.iterations is ", spec.iterations,
-                                                   "; it must lie in [0, ", kMaxIterations, "]"));
+    return InvalidArgument(
+        "live_index.iterations",
+        absl::StrCat(spec.iterations, ", must lie in [0, ", kMaxIterations, "]"));
   }
   return absl::OkStatus();
 }
@@ -260,7 +262,7 @@ absl::Status LiveIndexes::Finish(const Cache& cache, Sequence& sequence, const B
   {
     const MutexLock lock(&inbox_->mutex);
     const auto it = inbox_->entries.find(sequence_id);
-    if (it == inbox_->entries.end()) return absl::NotFoundError("the sequence was dropped");
+    if (it == inbox_->entries.end()) return NotFound("sequence_id", "the sequence was dropped");
     it->second.status = absl::OkStatus();
     it->second.wanted[0] = it->second.wanted[1] = true;
     inbox_->changed.SignalAll();
@@ -278,13 +280,13 @@ absl::Status LiveIndexes::Finish(const Cache& cache, Sequence& sequence, const B
       BuildProgress report = ReportOf(cache, **snapshot, ordinal, reported);
       report.layers_done = reported + 1;
       report.seconds = absl::ToDoubleSeconds(SteadyTime::Now() - began);
-      if (!progress(report)) return absl::CancelledError("the build was cancelled");
+      if (!progress(report)) return Cancelled("the build was cancelled");
     }
     if (IsFinished(list, spec.index)) return absl::OkStatus();
     if (absl::Status status = StatusOf(sequence_id); !status.ok()) return status;
-    if (spec.cancelled && spec.cancelled()) return absl::CancelledError("the build was cancelled");
+    if (spec.cancelled && spec.cancelled()) return Cancelled("the build was cancelled");
     if (SteadyTime::Now() >= spec.deadline) {
-      return absl::DeadlineExceededError("the deadline came before every layer was indexed");
+      return DeadlineExceeded("", "the deadline passed before every layer was indexed");
     }
     const MutexLock lock(&inbox_->mutex);
     inbox_->changed.WaitUntil(&inbox_->mutex, std::min(spec.deadline, SteadyTime::Now() + kPoll));

@@ -7,6 +7,7 @@
 #include "kvstore/checksums.h"
 #include "kvstore/clock.h"
 #include "kvstore/merge.h"
+#include "kvstore/refusal.h"
 #include "kvstore/training.h"
 
 namespace pqcached::kvstore {
@@ -210,7 +211,7 @@ absl::Status LiveSequence::TrainAndCode(const Snapshot& snapshot, const Place& p
   // Centroids that were trained on the same epoch are nearly there already.
   if (state.epoch_begin < place.begin()) training.iterations = (training.iterations + 1) / 2;
   TrainLayer(*cache_, training, **codebook);
-  if (!go_on_()) return absl::CancelledError("the training was given up");
+  if (!go_on_()) return Cancelled("the training was given up");
   if (absl::Status status = CodeAndPublish(place, *codebook); !status.ok()) return status;
   ++next_epoch_;
   state.codebook = *std::move(codebook);
@@ -234,7 +235,7 @@ absl::Status LiveSequence::CodeAndPublish(const Place& place,
   auto layer = CodeLayer(*cache_, place.layer_slot, rows, place.token_end - place.begin(),
                          spec_.sink_tokens, std::move(codebook));
   if (!layer.ok()) return layer.status();
-  if (!go_on_()) return absl::CancelledError("the coding was given up");
+  if (!go_on_()) return Cancelled("the coding was given up");
   std::shared_ptr<const SegmentIndex> index;
   if (IndexOf(*place.entry) == nullptr) {
     index = std::make_shared<SegmentIndex>(spec_.index, cache_->layers.size());

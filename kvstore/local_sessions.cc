@@ -5,18 +5,19 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvstore/memory_limits.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
 
 absl::Status NoLease(uint64_t lease_id) {
-  return absl::NotFoundError(absl::StrCat("no lease ", lease_id));
+  return NotFound("lease_id", absl::StrCat("no lease ", lease_id));
 }
 
 absl::StatusOr<AttachedSequence> Show(Lease& lease, uint64_t known_version) {
   if (lease.revoked()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("lease: ", lease.lease_id(), " is revoked; detach, and attach anew"));
+    return FailedPrecondition(
+        "lease_id", absl::StrCat(lease.lease_id(), " is revoked; detach, and attach again"));
   }
   auto image = lease.Refresh(known_version);
   if (!image.ok()) return image.status();
@@ -35,8 +36,8 @@ LocalSessions::~LocalSessions() {
 absl::StatusOr<LocalSessions::Session*> LocalSessions::Find(std::string_view session) {
   const auto found = sessions_.find(session);
   if (found == sessions_.end()) {
-    return absl::FailedPreconditionError(
-        "session: it is not local; only sessions of the broker have memory to share");
+    return FailedPrecondition("session",
+                              "it is not local; only sessions of the broker have memory to share");
   }
   return &found->second;
 }
@@ -70,9 +71,11 @@ absl::StatusOr<SharedMemory> LocalSessions::OpenStaging(std::string_view session
   auto ring = StagingRing::Create(slot_bytes, slot_count, max_staging_bytes_, control);
   if (!ring.ok()) return ring.status();
   if (const size_t available = AvailableMemoryBytes(); (*ring)->size_bytes() > available) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "slot_bytes: ", slot_count, " slots of ", slot_bytes, " bytes; the machine has ", available,
-        ", ", (*ring)->size_bytes() - available, " bytes short"));
+    return ResourceExhausted(
+        "slot_bytes",
+        absl::StrCat(slot_count, " slots of ", slot_bytes, " bytes; the machine has ", available,
+                     ", ", (*ring)->size_bytes() - available, " bytes short"),
+        kRetryMemory);
   }
   auto shared = (*ring)->Share();
   if (!shared.ok()) return shared.status();
@@ -80,10 +83,10 @@ absl::StatusOr<SharedMemory> LocalSessions::OpenStaging(std::string_view session
   const auto found = Find(session);
   if (!found.ok()) return found.status();
   if ((*found)->control != control) {  // it was ended and opened anew meanwhile
-    return absl::FailedPreconditionError("session: it is another one by now");
+    return FailedPrecondition("session", "the sidecar has replaced it");
   }
   if ((*found)->staging != nullptr) {
-    return absl::AlreadyExistsError("session: it has a staging ring already");
+    return AlreadyExists("session", "it has a staging ring already");
   }
   (*found)->staging = *std::move(ring);
   return shared;
@@ -99,7 +102,7 @@ absl::StatusOr<StagedBytes> LocalSessions::ClaimStaging(std::string_view session
     ring = (*found)->staging;
   }
   if (ring == nullptr) {
-    return absl::FailedPreconditionError("session: it has no staging ring");
+    return FailedPrecondition("session", "it has no staging ring");
   }
   return ring->Claim(reference);
 }
@@ -116,8 +119,8 @@ absl::StatusOr<Lease::Parts> LocalSessions::Reserve(std::string_view session) {
   } else if (mine.used_words < max_leases_) {
     parts.word_index = mine.used_words++;
   } else {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("max_leases: the session has ", max_leases_, " leases"));
+    return ResourceExhausted("max_leases", absl::StrCat("the session has ", max_leases_, " leases"),
+                             kRetryMemory);
   }
   parts.lease_id = next_lease_id_++;
   parts.session = std::string(session);
@@ -183,8 +186,9 @@ absl::StatusOr<AttachedSequence> LocalSessions::Attach(std::shared_ptr<const Cac
   const auto lease = FindLease(session, state.lease_id);
   if (!lease.ok()) return lease.status();
   if ((*lease)->sequence_id() != sequence_id) {
-    return absl::InvalidArgumentError(absl::StrCat("lease: ", state.lease_id, " is of sequence ",
-                                                   (*lease)->sequence_id(), ", not ", sequence_id));
+    return InvalidArgument("lease_id",
+                           absl::StrCat(state.lease_id, " is of sequence ", (*lease)->sequence_id(),
+                                        ", not ", sequence_id));
   }
   return Show(**lease, state.known_version);
 }

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvstore/read/pages.h"
+#include "kvstore/refusal.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -20,7 +21,7 @@ namespace pqcached::kvstore {
 namespace {
 
 absl::Status SystemError(absl::string_view what) {
-  return absl::ResourceExhaustedError(absl::StrCat(what, ": ", std::strerror(errno)));
+  return ResourceExhausted("", absl::StrCat(what, ": ", std::strerror(errno)), kRetryMemory);
 }
 
 }  // namespace

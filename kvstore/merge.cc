@@ -8,6 +8,7 @@
 
 #include "kernels/pq.h"
 #include "kvstore/layer_build.h"
+#include "kvstore/refusal.h"
 #include "kvstore/training.h"
 
 namespace pqcached::kvstore {
@@ -126,14 +127,14 @@ absl::StatusOr<SegmentEntry> MergeSegments(const Cache& cache, const MergeSpec& 
     auto index = std::make_shared<const SegmentIndex>(spec.run.back().indexes[i]->index(),
                                                       cache.layers.size());
     for (uint32_t slot = 0; slot < cache.layers.size(); ++slot) {
-      if (!spec.go_on()) return absl::CancelledError("the merge was given up");
+      if (!spec.go_on()) return Cancelled("the merge was given up");
       auto layer = MergeLayer(cache, spec, i, slot, *rows);
       if (!layer.ok()) return layer.status();
       index = index->With(slot, *std::move(layer));
     }
     merged.indexes.push_back(std::move(index));
   }
-  if (!spec.go_on()) return absl::CancelledError("the merge was given up");
+  if (!spec.go_on()) return Cancelled("the merge was given up");
   return merged;
 }
 

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -14,9 +15,9 @@ constexpr size_t kMaxFingerprintBytes = 256;
 constexpr size_t kMaxGroups = 16;
 constexpr uint32_t kMaxRanks = 1024;
 
-absl::Status OutOfLimits(absl::string_view field, uint64_t value, uint64_t low, uint64_t high) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, " is ", value, "; it must lie in [", low, ", ", high, "]"));
+absl::Status OutOfLimits(absl::string_view field, uint64_t value, uint64_t low, uint64_t high,
+                         absl::string_view unit = "") {
+  return InvalidArgument(field, absl::StrCat(value, unit, ", must lie in [", low, ", ", high, "]"));
 }
 
 absl::Status CheckDim(absl::string_view field, uint32_t dim) {
@@ -24,8 +25,7 @@ absl::Status CheckDim(absl::string_view field, uint32_t dim) {
     return OutOfLimits(field, dim, kMinHeadDim, kMaxHeadDim);
   }
   if (dim % kHeadDimMultiple != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(field, " is ", dim, "; it must be a multiple of ", kHeadDimMultiple));
+    return InvalidArgument(field, absl::StrCat(dim, ", must be a multiple of ", kHeadDimMultiple));
   }
   return absl::OkStatus();
 }
@@ -33,7 +33,7 @@ absl::Status CheckDim(absl::string_view field, uint32_t dim) {
 absl::Status CheckLayers(const std::string& prefix, const LayerGroup& group,
                          std::set<uint32_t>& seen) {
   if (group.layers.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(prefix, "layers is empty"));
+    return InvalidArgument(prefix + "layers", "empty");
   }
   for (size_t i = 0; i < group.layers.size(); ++i) {
     const uint32_t layer = group.layers[i];
@@ -41,12 +41,11 @@ absl::Status CheckLayers(const std::string& prefix, const LayerGroup& group,
       return OutOfLimits(absl::StrCat(prefix, "layers[", i, "]"), layer, 0, kMaxLayers - 1);
     }
     if (i > 0 && layer <= group.layers[i - 1]) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(prefix, "layers is not ascending at [", i, "]"));
+      return InvalidArgument(absl::StrCat(prefix, "layers[", i, "]"), "not ascending");
     }
     if (!seen.insert(layer).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(prefix, "layers[", i, "]: layer ", layer, " is in two groups"));
+      return InvalidArgument(absl::StrCat(prefix, "layers[", i, "]"),
+                             absl::StrCat("layer ", layer, " is in two groups"));
     }
   }
   return absl::OkStatus();
@@ -60,33 +59,31 @@ absl::Status CheckShape(const std::string& prefix, const LayerGroup& group) {
     return OutOfLimits(prefix + "query_heads", group.query_heads, 1, kMaxQueryHeads);
   }
   if (group.query_heads % group.kv_heads != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(prefix, "query_heads is ", group.query_heads,
-                                                   "; it must be a multiple of kv_heads, ",
-                                                   group.kv_heads));
+    return InvalidArgument(
+        prefix + "query_heads",
+        absl::StrCat(group.query_heads, ", must be a multiple of kv_heads, ", group.kv_heads));
   }
   if (group.group_size() > kMaxGroupSize) {
-    return absl::UnimplementedError(absl::StrCat(prefix, "query_heads of ", group.group_size(),
-                                                 " per kv head; at most ", kMaxGroupSize));
+    return Unimplemented(prefix + "query_heads",
+                         absl::StrCat(group.group_size(), " per kv head; at most ", kMaxGroupSize));
   }
   if (absl::Status status = CheckDim(prefix + "key_dim", group.key_dim); !status.ok()) {
     return status;
   }
   if (group.value_dim == 0) {
-    return absl::UnimplementedError(absl::StrCat(prefix, "value_dim of 0 (no values)"));
+    return Unimplemented(prefix + "value_dim", "0 (no values)");
   }
   if (absl::Status status = CheckDim(prefix + "value_dim", group.value_dim); !status.ok()) {
     return status;
   }
   if (!kernels::IsDType(static_cast<uint8_t>(group.dtype))) {
-    return absl::InvalidArgumentError(absl::StrCat(prefix, "dtype is unknown"));
+    return InvalidArgument(prefix + "dtype", "unknown");
   }
   if (!std::isfinite(group.softmax_scale) || group.softmax_scale < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(prefix, "softmax_scale must be finite and not negative"));
+    return InvalidArgument(prefix + "softmax_scale", "must be finite and not negative");
   }
   if (!std::isfinite(group.softcap) || group.softcap < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(prefix, "softcap must be finite and not negative"));
+    return InvalidArgument(prefix + "softcap", "must be finite and not negative");
   }
   return absl::OkStatus();
 }
@@ -98,11 +95,11 @@ absl::Status CheckGroup(const std::string& prefix, const LayerGroup& group,
     case LayerKind::kNone:
       break;
     case LayerKind::kFull:
-      return absl::UnimplementedError(absl::StrCat(prefix, "kind full"));
+      return Unimplemented(prefix + "kind", "full");
     case LayerKind::kWindow:
-      return absl::UnimplementedError(absl::StrCat(prefix, "kind window"));
+      return Unimplemented(prefix + "kind", "window");
     default:
-      return absl::InvalidArgumentError(absl::StrCat(prefix, "kind is unknown"));
+      return InvalidArgument(prefix + "kind", "unknown");
   }
   if (absl::Status status = CheckLayers(prefix, group, seen); !status.ok()) return status;
   return group.kind == LayerKind::kNone ? absl::OkStatus() : CheckShape(prefix, group);
@@ -111,11 +108,11 @@ absl::Status CheckGroup(const std::string& prefix, const LayerGroup& group,
 absl::Status CheckRank(const CacheSpec& spec) {
   const Rank& rank = spec.rank;
   if (rank.group.size() > kMaxNameBytes) {
-    return OutOfLimits("length of rank.group", rank.group.size(), 0, kMaxNameBytes);
+    return OutOfLimits("rank.group", rank.group.size(), 0, kMaxNameBytes, " bytes");
   }
   if (rank.group.empty()) {
     if (rank == Rank{}) return absl::OkStatus();
-    return absl::InvalidArgumentError("rank.group is empty; then all of rank must be 0");
+    return InvalidArgument("rank.group", "empty; then all of rank must be 0");
   }
   if (rank.rank_count == 0 || rank.rank_count > kMaxRanks) {
     return OutOfLimits("rank.rank_count", rank.rank_count, 1, kMaxRanks);
@@ -147,19 +144,20 @@ float LayerGroup::scale() const {
 
 absl::Status ValidateCacheSpec(const CacheSpec& spec) {
   if (spec.name.empty() || spec.name.size() > kMaxNameBytes) {
-    return OutOfLimits("length of name", spec.name.size(), 1, kMaxNameBytes);
+    return OutOfLimits("name", spec.name.size(), 1, kMaxNameBytes, " bytes");
   }
   if (spec.model_fingerprint.empty() || spec.model_fingerprint.size() > kMaxFingerprintBytes) {
-    return OutOfLimits("length of model_fingerprint", spec.model_fingerprint.size(), 1,
-                       kMaxFingerprintBytes);
+    return OutOfLimits("model_fingerprint", spec.model_fingerprint.size(), 1, kMaxFingerprintBytes,
+                       " bytes");
   }
   if (spec.groups.empty() || spec.groups.size() > kMaxGroups) {
-    return OutOfLimits("count of layer_groups", spec.groups.size(), 1, kMaxGroups);
+    return OutOfLimits("layer_groups", spec.groups.size(), 1, kMaxGroups, " groups");
   }
-  if (spec.capacity_bytes == 0) return absl::InvalidArgumentError("capacity_bytes is 0");
+  if (spec.capacity_bytes == 0) return InvalidArgument("capacity_bytes", "0");
   if (spec.quota_bytes > spec.capacity_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "quota_bytes is ", spec.quota_bytes, "; at most capacity_bytes, ", spec.capacity_bytes));
+    return InvalidArgument(
+        "quota_bytes",
+        absl::StrCat(spec.quota_bytes, ", must be at most capacity_bytes, ", spec.capacity_bytes));
   }
   std::set<uint32_t> seen;
   bool stores_rows = false;
@@ -175,7 +173,7 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
     }
   }
   if (!stores_rows) {
-    return absl::InvalidArgumentError("layer_groups: no group of kind selected");
+    return InvalidArgument("layer_groups", "no group of kind selected");
   }
   return CheckRank(spec);
 }
@@ -184,24 +182,24 @@ absl::Status ValidateIndex(const IndexDescriptor& index, uint32_t key_dim, std::
   const absl::string_view field(name.data(), name.size());  // another type in Debian's abseil
   if (index.kind == IndexKind::kFlat) {
     if (index != IndexDescriptor{}) {
-      return absl::InvalidArgumentError(absl::StrCat(field, ": flat has no parameters"));
+      return InvalidArgument(field, "flat has no parameters");
     }
     return absl::OkStatus();
   }
   if (index.kind != IndexKind::kPq) {
-    return absl::InvalidArgumentError(absl::StrCat(field, ".kind is unknown"));
+    return InvalidArgument(absl::StrCat(field, ".kind"), "unknown");
   }
   const uint32_t subspaces = index.subspace_count;
   if (subspaces == 0 || subspaces > 16 || (subspaces & (subspaces - 1)) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(field, ".subspaces is ", subspaces, "; it must be 1, 2, 4, 8 or 16"));
+    return InvalidArgument(absl::StrCat(field, ".subspaces"),
+                           absl::StrCat(subspaces, ", must be 1, 2, 4, 8 or 16"));
   }
   if (index.bits < 4 || index.bits > 8) {
     return OutOfLimits(absl::StrCat(field, ".bits"), index.bits, 4, 8);
   }
   if (key_dim % subspaces != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(field, ".subspaces is ", subspaces, "; it must divide key_dim, ", key_dim));
+    return InvalidArgument(absl::StrCat(field, ".subspaces"),
+                           absl::StrCat(subspaces, ", must divide key_dim, ", key_dim));
   }
   return absl::OkStatus();
 }

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kvstore/read/pages.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -30,7 +31,7 @@ constexpr size_t kReturnBytes = size_t{64} << 20;
 constexpr absl::Duration kTouchPoll = absl::Milliseconds(100);  // while touching is paused
 
 absl::Status OfPool(const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat("pool: ", status.message()));
+  return Refuse(status.code(), "", absl::StrCat("pool: ", TextOf(status)), RetryMsOf(status));
 }
 
 }  // namespace
@@ -38,9 +39,9 @@ absl::Status OfPool(const absl::Status& status) {
 absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(Options options) {
   constexpr size_t kMaxCapacityBytes = kMinExtentBytes << kMaxExtentOrder;
   if (options.capacity_bytes == 0 || options.capacity_bytes > kMaxCapacityBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("capacity_bytes is ", options.capacity_bytes,
-                                                   "; it must lie in [1, ", kMaxCapacityBytes,
-                                                   "]"));
+    return InvalidArgument(
+        "capacity_bytes",
+        absl::StrCat(options.capacity_bytes, ", must lie in [1, ", kMaxCapacityBytes, "]"));
   }
   const size_t capacity_bytes =
       (options.capacity_bytes + kMinExtentBytes - 1) / kMinExtentBytes * kMinExtentBytes;
@@ -164,9 +165,10 @@ absl::StatusOr<std::vector<Extent>> Pool::TryAllocate(std::span<const size_t> si
     }
   }
   if (shortfall_bytes > 0) {
-    return absl::ResourceExhaustedError(absl::StrCat("pool of ", capacity_bytes_,
-                                                     " bytes: ", wanted_bytes, " bytes wanted, ",
-                                                     shortfall_bytes, " bytes short", why));
+    return ResourceExhausted("",
+                             absl::StrCat("pool of ", capacity_bytes_, " bytes: ", wanted_bytes,
+                                          " bytes wanted, ", shortfall_bytes, " bytes short", why),
+                             kRetryMemory);
   }
   std::vector<Extent> extents;
   extents.reserve(refs.size());

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -87,12 +88,12 @@ PrefixKey PromptDigest(std::span<const uint32_t> token_ids, std::string_view ext
 
 absl::Status CheckPrefix(std::span<const uint32_t> token_ids, std::string_view extra_key) {
   if (token_ids.size() > kMaxNamedAhead) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("token_ids: ", token_ids.size(), " of them; at most ", kMaxNamedAhead));
+    return InvalidArgument(
+        "token_ids", absl::StrCat(token_ids.size(), " of them, must be at most ", kMaxNamedAhead));
   }
   if (extra_key.size() > kMaxExtraKeyBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("extra_key has ", extra_key.size(), " bytes; at most ", kMaxExtraKeyBytes));
+    return InvalidArgument(
+        "extra_key", absl::StrCat(extra_key.size(), " bytes, must be at most ", kMaxExtraKeyBytes));
   }
   return absl::OkStatus();
 }
@@ -159,24 +160,24 @@ absl::StatusOr<size_t> NamedTokens::Known(uint64_t first_position,
                                           std::span<const uint32_t> token_ids) const {
   const size_t named = token_ids_.size();
   if (first_position > named) {
-    return absl::InvalidArgumentError(absl::StrCat("first_position is ", first_position,
-                                                   ": a gap; ", named, " tokens are named"));
+    return InvalidArgument("first_position",
+                           absl::StrCat(first_position, ": a gap; ", named, " tokens are named"));
   }
   const uint64_t end = first_position + token_ids.size();
   const uint64_t limit = std::min(uint64_t{stored_} + kMaxNamedAhead, uint64_t{kMaxSequenceTokens});
   if (end > limit) {
-    return absl::InvalidArgumentError(absl::StrCat("token_ids end at ", end, "; ", stored_,
-                                                   " tokens are stored, at most ", limit,
-                                                   " may be named"));
+    return InvalidArgument("token_ids",
+                           absl::StrCat("they end at ", end, "; ", stored_,
+                                        " tokens are stored, at most ", limit, " may be named"));
   }
   const auto begin = token_ids_.begin() + static_cast<ptrdiff_t>(first_position);
   const size_t known = std::min(named - first_position, token_ids.size());
   const auto [ours, theirs] =
       std::mismatch(begin, begin + static_cast<ptrdiff_t>(known), token_ids.begin());
   if (ours != begin + static_cast<ptrdiff_t>(known)) {
-    return absl::InvalidArgumentError(absl::StrCat("token_ids[", theirs - token_ids.begin(),
-                                                   "] is ", *theirs, "; position ",
-                                                   ours - token_ids_.begin(), " is named ", *ours));
+    return InvalidArgument(
+        absl::StrCat("token_ids[", theirs - token_ids.begin(), "]"),
+        absl::StrCat(*theirs, "; position ", ours - token_ids_.begin(), " is named ", *ours));
   }
   return known;
 }
@@ -223,7 +224,7 @@ void NamedTokens::Forget(uint32_t token_count) {
 
 absl::StatusOr<NamedTokens::Shared> NamedTokens::Share(uint32_t token_count, bool partial_indexes) {
   const std::shared_ptr<Sequence> sequence = sequence_.lock();
-  if (sequence == nullptr) return absl::NotFoundError("the sequence was dropped");
+  if (sequence == nullptr) return NotFound("sequence_id", "the sequence was dropped");
   const MutexLock lock(&mutex_);
   auto snapshot = sequence->Share(token_count, partial_indexes);
   if (!snapshot.ok()) return snapshot.status();

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -13,20 +14,21 @@ bool IsAlive(const Sequence* sequence) {
 }
 
 absl::Status HeldError(const Sequence& sequence) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "sequence ", sequence.sequence_id(),
-      sequence.holds().pinned() ? ": it is pinned" : ": a writer or a build holds it"));
+  return FailedPrecondition(
+      "sequence_id", absl::StrCat("sequence ", sequence.sequence_id(),
+                                  sequence.holds().pinned() ? ": it is pinned"
+                                                            : ": a writer or a build holds it"));
 }
 
 }  // namespace
 
 absl::Status CheckGroupKey(const Cache& cache, std::string_view group_key) {
   if (group_key.size() > kMaxGroupKeyBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("group_key: ", group_key.size(), " bytes; at most ", kMaxGroupKeyBytes));
+    return InvalidArgument(
+        "group_key", absl::StrCat(group_key.size(), " bytes, must be at most ", kMaxGroupKeyBytes));
   }
   if (!group_key.empty() && cache.spec.rank.group.empty()) {
-    return absl::InvalidArgumentError("group_key: the cache has no rank.group");
+    return InvalidArgument("group_key", "the cache has no rank.group");
   }
   return absl::OkStatus();
 }
@@ -46,23 +48,24 @@ RankSequences::Name RankSequences::NameOf(const Cache& cache, const std::string&
 
 absl::Status RankSequences::CheckFree(const Entry& entry, uint32_t rank, const PrefixKey& prompt) {
   if (entry.seated.contains(rank)) {
-    return absl::AlreadyExistsError("group_key: another call makes the sequence of this rank");
+    return AlreadyExists("group_key", "another call makes the sequence of this rank");
   }
   for (const Member& member : entry.members) {
     if (member.rank != rank) continue;
     const bool alive = IsAlive(member.sequence.lock().get());
-    return absl::AlreadyExistsError(absl::StrCat(
-        "group_key: this rank ", alive ? "has" : "had", " sequence ", member.sequence_id,
-        " under it", alive ? "" : ", and other ranks still have theirs"));
+    return AlreadyExists(
+        "group_key",
+        absl::StrCat("this rank ", alive ? "has" : "had", " sequence ", member.sequence_id,
+                     " under it", alive ? "" : ", and other ranks still have theirs"));
   }
   if (entry.recovered) {
-    return absl::FailedPreconditionError(
-        "group_key: the sidecar has begun anew since the other ranks' calls: end their sequences, "
-        "and begin the key anew on all ranks");
+    return FailedPrecondition("group_key",
+                              "the sidecar has restarted since the other ranks' calls: end their "
+                              "sequences, and use another key on all ranks");
   }
   if (entry.prompt != prompt) {
-    return absl::FailedPreconditionError(
-        "group_key: token_ids or extra_key are not those of the first rank");
+    return FailedPrecondition("group_key",
+                              "token_ids or extra_key are not those of the first rank");
   }
   return absl::OkStatus();
 }
@@ -86,7 +89,7 @@ absl::StatusOr<RankSequences::Seat> RankSequences::Sit(const Name& name, uint32_
   if (const auto old = entries_.find(name); old != entries_.end()) unused = TakeUnused(old);
   auto entry = entries_.find(name);
   if (entry == entries_.end()) {
-    if (settled == nullptr) return absl::NotFoundError("group_key: not in use");
+    if (settled == nullptr) return NotFound("group_key", "not in use");
     entry = entries_.try_emplace(name).first;
     entry->second.prompt = prompt;
     entry->second.held.swap(*settled);
@@ -167,8 +170,9 @@ absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> RankSequences::Claim(
   const MutexLock lock(&mutex_);
   Members members = MembersUnder(name, sequence);
   if (members.joining) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "sequence ", sequence->sequence_id(), ": another rank is about to join its group_key"));
+    return FailedPrecondition("sequence_id",
+                              absl::StrCat("sequence ", sequence->sequence_id(),
+                                           ": another rank is joining its group_key"));
   }
   std::vector<std::shared_ptr<Sequence>>& all = members.alive;
   const auto held = std::find_if_not(all.begin(), all.end(),

@@ -10,6 +10,7 @@
 #include "kvstore/checksums.h"
 #include "kvstore/read/layer_ops.h"
 #include "kvstore/read/resolve.h"
+#include "kvstore/refusal.h"
 #include "kvstore/tensor.h"
 
 namespace pqcached::kvstore {
@@ -48,21 +49,25 @@ absl::StatusOr<OwnedView> ViewLayer(const Reading& reading, uint32_t layer) {
 
 // Adds codes and centroids to the view. Errors: kFailedPrecondition when the sequence lacks the
 // index, kAborted when it is under way.
-absl::Status AddIndex(const Reading& reading, const IndexDescriptor& index, OwnedView& owned) {
-  if (absl::Status status = ValidateIndex(index, owned.view.shape.key_dim, "index"); !status.ok()) {
+absl::Status AddIndex(const Reading& reading, const IndexDescriptor& index, std::string_view field,
+                      OwnedView& owned) {
+  if (absl::Status status = ValidateIndex(index, owned.view.shape.key_dim, field); !status.ok()) {
     return status;
   }
   if (index.kind == IndexKind::kFlat) return absl::OkStatus();
   const SegmentList& list = *reading.snapshot->list;
   const size_t ordinal = list.Find(index);
   if (ordinal == list.indexes.size()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the sequence has no index pq m=", index.subspace_count, " b=", index.bits, ": build it"));
+    return FailedPrecondition(absl::string_view(field.data(), field.size()),
+                              absl::StrCat("the sequence has no index pq m=", index.subspace_count,
+                                           " b=", index.bits, ": build it"));
   }
   if (!list.index_ready(ordinal, owned.layer_slot)) {
-    return absl::AbortedError(absl::StrCat(
-        "layer ", reading.cache->layers.layers[owned.layer_slot].layer,
-        ": index pq m=", index.subspace_count, " b=", index.bits, " is not ready in all segments"));
+    return Aborted(absl::string_view(field.data(), field.size()),
+                   absl::StrCat("layer ", reading.cache->layers.layers[owned.layer_slot].layer,
+                                ": index pq m=", index.subspace_count, " b=", index.bits,
+                                " is not ready in all segments"),
+                   kRetryConflict);
   }
   for (size_t i = 0; i < owned.segments.size(); ++i) {
     const SegmentIndex& data = *list.segments[i].indexes[ordinal];
@@ -82,15 +87,8 @@ ParallelFor ChooseParallel(const Reading& reading, uint64_t tokens) {
 absl::StatusOr<ResolvedSelection> ResolveOrError(const Selection& selection, uint64_t position,
                                                  uint32_t stored) {
   ResolvedSelection resolved = Resolve(selection, position, stored);
-  switch (resolved.fault) {
-    case ResolvedSelection::Fault::kNone:
-      return resolved;
-    case ResolvedSelection::Fault::kInvalid:
-      return absl::InvalidArgumentError(resolved.message);
-    case ResolvedSelection::Fault::kNotStored:
-      return absl::OutOfRangeError(resolved.message);
-  }
-  return absl::InternalError("unknown fault");
+  if (!resolved.refusal.ok()) return ToStatus(resolved.refusal);
+  return resolved;
 }
 
 // A query, checked, with its layer. The tokens of a query are served together: the view has their
@@ -103,14 +101,14 @@ struct PreparedQuery {
 
 absl::StatusOr<PreparedQuery> Prepare(const Reading& reading, const Query& query) {
   auto owned = ViewLayer(reading, query.layer);
-  if (!owned.ok()) return owned.status();
+  if (!owned.ok()) return Under("query", owned.status());
   auto queries = QueriesToFloats(query.queries, owned->view.shape);
-  if (!queries.ok()) return queries.status();
+  if (!queries.ok()) return Under("query", queries.status());
   const uint32_t length = queries->query_length;
   if (query.query_position > kMaxSequenceTokens - length) {
-    return absl::InvalidArgumentError(absl::StrCat("query_position is ", query.query_position,
-                                                   "; it must be below ",
-                                                   kMaxSequenceTokens - length + 1));
+    return InvalidArgument(
+        "query.query_position",
+        absl::StrCat(query.query_position, ", must be below ", kMaxSequenceTokens - length + 1));
   }
   PreparedQuery prepared{
       .owned = *std::move(owned), .query_length = length, .queries = std::move(queries->data)};
@@ -121,7 +119,8 @@ absl::StatusOr<PreparedQuery> Prepare(const Reading& reading, const Query& query
 
 absl::StatusOr<Selected> Select(const Reading& reading, const Query& query,
                                 const Selection& selection, PreparedQuery& prepared) {
-  if (absl::Status status = AddIndex(reading, selection.index, prepared.owned); !status.ok()) {
+  if (absl::Status status = AddIndex(reading, selection.index, "selection.index", prepared.owned);
+      !status.ok()) {
     return status;
   }
   const LayerView& view = prepared.owned.view;
@@ -194,21 +193,21 @@ Attention Attend(const Reading& reading, const PreparedQuery& prepared,
 absl::Status CheckPositions(const LayerView& view, std::span<const uint32_t> positions,
                             bool ascending) {
   if (positions.size() % view.shape.kv_heads != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("positions: ", positions.size(),
-                                                   " of them; not a multiple of kv_heads, ",
-                                                   view.shape.kv_heads));
+    return InvalidArgument("positions",
+                           absl::StrCat(positions.size(), " of them; not a multiple of kv_heads, ",
+                                        view.shape.kv_heads));
   }
   const uint32_t stored = view.token_count();
   const size_t per_head = positions.size() / view.shape.kv_heads;
   for (size_t i = 0; i < positions.size(); ++i) {
     if (positions[i] >= stored) {
-      return absl::OutOfRangeError(
-          absl::StrCat("positions[", i, "] is ", positions[i], "; ", stored, " tokens are stored"));
+      return OutOfRange(absl::StrCat("positions[", i, "]"),
+                        absl::StrCat(positions[i], "; ", stored, " tokens are stored"));
     }
     if (ascending && i % per_head != 0 && positions[i] <= positions[i - 1]) {
-      return absl::InvalidArgumentError(absl::StrCat("positions[", i, "] is ", positions[i],
-                                                     " behind ", positions[i - 1],
-                                                     "; they must ascend within a kv head"));
+      return InvalidArgument(absl::StrCat("positions[", i, "]"),
+                             absl::StrCat(positions[i], " after ", positions[i - 1],
+                                          ", must ascend within a kv head"));
     }
   }
   return absl::OkStatus();
@@ -216,12 +215,12 @@ absl::Status CheckPositions(const LayerView& view, std::span<const uint32_t> pos
 
 absl::Status CheckTokens(TokenRange tokens, uint32_t stored) {
   if (tokens.begin >= tokens.end) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tokens: [", tokens.begin, ", ", tokens.end, ") is empty"));
+    return InvalidArgument("tokens",
+                           absl::StrCat("[", tokens.begin, ", ", tokens.end, ") is empty"));
   }
   if (tokens.end > stored) {
-    return absl::OutOfRangeError(absl::StrCat("tokens: [", tokens.begin, ", ", tokens.end, "); ",
-                                              stored, " tokens are stored"));
+    return OutOfRange("tokens", absl::StrCat("[", tokens.begin, ", ", tokens.end, "); ", stored,
+                                             " tokens are stored"));
   }
   return absl::OkStatus();
 }
@@ -244,7 +243,7 @@ absl::StatusOr<PartBytes> BytesOfPart(const LayerShape& shape, RowPart part) {
       return PartBytes{shape.value_dim, shape.key_dim * element_bytes,
                        shape.value_dim * element_bytes};
   }
-  return absl::InvalidArgumentError("part is unknown");
+  return InvalidArgument("part", "unknown");
 }
 
 // Gathers `count` rows of one kv head into `target`; ascending positions in one go, others one by
@@ -291,10 +290,12 @@ absl::StatusOr<Scores> ScoreTokens(const Reading& reading, const Query& query,
   auto prepared = Prepare(reading, query);
   if (!prepared.ok()) return prepared.status();
   if (prepared->query_length > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("queries: query length is ", prepared->query_length, "; Score takes one"));
+    return InvalidArgument("query.queries.shape",
+                           absl::StrCat("query length is ", prepared->query_length,
+                                        ", must be 1: Score takes one query token"));
   }
-  if (absl::Status status = AddIndex(reading, index, prepared->owned); !status.ok()) return status;
+  if (absl::Status status = AddIndex(reading, index, "index", prepared->owned); !status.ok())
+    return status;
   const LayerView& view = prepared->owned.view;
   if (absl::Status status = CheckTokens(tokens, view.token_count()); !status.ok()) return status;
   const PositionRange range{static_cast<uint32_t>(tokens.begin), static_cast<uint32_t>(tokens.end)};

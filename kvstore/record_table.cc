@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -85,7 +86,7 @@ absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Open(const kernels::Ex
                                                                const Shape& shape) {
   const size_t size_bytes = Places(shape).size_bytes;
   if (SizeOf(kept) < size_bytes) {
-    return absl::DataLossError("the record table is missing or too short");
+    return DataLoss("the record table is missing or too short");
   }
   auto copy = Duplicate(kept.get());
   if (!copy.ok()) return copy.status();
@@ -93,7 +94,7 @@ absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Open(const kernels::Ex
   if (!mapping.ok()) return mapping.status();
   const auto& header = *reinterpret_cast<const Header*>(mapping->data());
   if (header.magic.load(std::memory_order_acquire) != kMagic) {
-    return absl::DataLossError("the record table has another layout");
+    return DataLoss("the record table has another layout");
   }
   std::shared_ptr<RecordTable> table(
       new RecordTable(exec, shape, *std::move(copy), *std::move(mapping)));

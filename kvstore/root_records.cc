@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvstore/cache_image.h"
 #include "kvstore/record_bytes.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -183,7 +184,8 @@ absl::Status RootRecords::AddCache(const CacheRecord& cache) {
   if (detached_) return absl::OkStatus();
   const auto slot = free_caches_.Take();
   if (!slot.has_value()) {
-    return absl::ResourceExhaustedError(absl::StrCat("at most ", kCacheSlots, " caches are kept"));
+    return ResourceExhausted(
+        "max_caches", absl::StrCat("at most ", kCacheSlots, " caches are kept"), kRetryMemory);
   }
   header().cache_end.RaiseTo(free_caches_.end());
   RecordWriter writer(cache_slots_.Open(*slot));
@@ -194,7 +196,8 @@ absl::Status RootRecords::AddCache(const CacheRecord& cache) {
   WriteSpec(cache.spec, writer);
   if (!writer.ok()) {
     free_caches_.Give(*slot);
-    return absl::ResourceExhaustedError("the description of the cache is too long to be kept");
+    return ResourceExhausted("", "the description of the cache is too long to be recorded",
+                             kNoRetry);
   }
   cache_slots_.Commit(*slot, writer.size_bytes());
   slot_of_cache_[cache.cache_id] = *slot;
@@ -213,20 +216,21 @@ void RootRecords::RemoveCache(uint64_t cache_id) {
 absl::Status RootRecords::KeepSession(const KeptSession& session) {
   const std::vector<std::byte> bytes = Encode(session);
   const MutexLock lock(&mutex_);
-  if (detached_) return absl::UnavailableError("the store is on its way out");
+  if (detached_) return Unavailable("", "the store is shutting down", kNoRetry);
   if (bytes.size() > session_slots_.content_bytes()) {
-    return absl::InvalidArgumentError(absl::StrCat("session: more than ",
-                                                   session_slots_.content_bytes() - 16,
-                                                   " bytes of id, tenant, name and token"));
+    return InvalidArgument("session",
+                           absl::StrCat("more than ", session_slots_.content_bytes() - 16,
+                                        " bytes of id, tenant, name and token"));
   }
   const auto known = sessions_.find(session.id);
   if (known != sessions_.end()) {
-    return absl::AlreadyExistsError(absl::StrCat("session ", session.id, " is kept already"));
+    return AlreadyExists("session", absl::StrCat(session.id, " is kept already"));
   }
   const auto slot = free_sessions_.Take();
   if (!slot.has_value()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("at most ", kSessionSlots, " sessions are kept"));
+    return ResourceExhausted("max_sessions",
+                             absl::StrCat("at most ", kSessionSlots, " sessions are kept"),
+                             kRetryMemory);
   }
   header().session_end.RaiseTo(free_sessions_.end());
   session_slots_.Put(*slot, bytes);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvstore/clock.h"
+#include "kvstore/refusal.h"
 #include "kvstore/sequence_record.h"
 
 namespace pqcached::kvstore {
@@ -98,12 +99,13 @@ std::vector<SegmentEntry>::iterator FindSegment(std::vector<SegmentEntry>& segme
 }
 
 absl::Status GoneError(uint64_t segment_id) {
-  return absl::AbortedError(absl::StrCat("segment ", segment_id, " is gone or has changed"));
+  return Aborted("", absl::StrCat("segment ", segment_id, " is gone or has changed"),
+                 kRetryConflict);
 }
 
 // Errors: kInvalidArgument.
 absl::Status CheckReplacement(const std::vector<SegmentEntry>& entries) {
-  if (entries.empty()) return absl::InvalidArgumentError("replacement is empty");
+  if (entries.empty()) return InvalidArgument("replacement", "empty");
   for (size_t i = 0; i < entries.size(); ++i) {
     const SegmentEntry& entry = entries[i];
     const uint32_t begin = entry.rows->first_position();
@@ -112,9 +114,9 @@ absl::Status CheckReplacement(const std::vector<SegmentEntry>& entries) {
         entry.token_end <= entry.rows->end_capacity()) {
       continue;
     }
-    return absl::InvalidArgumentError(absl::StrCat("replacement[", i, "] is open, or its tokens [",
-                                                   begin, ", ", entry.token_end,
-                                                   ") do not follow those before it"));
+    return InvalidArgument("replacement",
+                           absl::StrCat("segment ", i, " is open, or its tokens [", begin, ", ",
+                                        entry.token_end, ") do not follow those before it"));
   }
   return absl::OkStatus();
 }
@@ -181,11 +183,12 @@ Sequence::Sequence(uint64_t sequence_id, std::string session, Start start)
 Sequence::~Sequence() = default;
 
 absl::Status Sequence::DroppedError() const {
-  return absl::NotFoundError(absl::StrCat("sequence ", sequence_id_, " was dropped"));
+  return NotFound("sequence_id", absl::StrCat("sequence ", sequence_id_, " was dropped"));
 }
 
 absl::Status Sequence::SuspendedError() const {
-  return absl::FailedPreconditionError(absl::StrCat("sequence ", sequence_id_, " is suspended"));
+  return FailedPrecondition("sequence_id",
+                            absl::StrCat("sequence ", sequence_id_, " is suspended"));
 }
 
 absl::Status Sequence::CheckRunning() const {
@@ -223,8 +226,9 @@ absl::Status Sequence::StartWriting(bool is_short, SteadyTime deadline) {
     } else if (is_short && SteadyTime::Now() < deadline) {
       writer_gone_.WaitUntil(&mutex_, deadline);
     } else {
-      return absl::AbortedError(
-          absl::StrCat("another writer of sequence ", sequence_id_, " is at work"));
+      return Aborted("sequence_id",
+                     absl::StrCat("another writer of sequence ", sequence_id_, " is in progress"),
+                     kRetryConflict);
     }
   }
   if (!holds_.Take()) return DroppedError();  // about to be evicted
@@ -337,7 +341,7 @@ absl::Status Sequence::Publish(std::shared_ptr<const Snapshot> next) {
   {
     const MutexLock state_lock(&mutex_);
     if (writer_list_ != (*base)->list) {
-      return absl::AbortedError("the segments have changed meanwhile");
+      return Aborted("", "the segments have changed concurrently", kRetryConflict);
     }
   }
   return ChangeList(Author::kWriter, **base, next->layer_tokens, [&](SegmentList& list) {
@@ -388,7 +392,7 @@ absl::Status Sequence::Truncate(uint32_t token_count, uint64_t own_lease) {
 absl::Status Sequence::ReplaceSegments(std::span<const uint64_t> segment_ids,
                                        std::vector<SegmentEntry> replacement) {
   if (absl::Status status = CheckReplacement(replacement); !status.ok()) return status;
-  if (segment_ids.empty()) return absl::InvalidArgumentError("segment_ids is empty");
+  if (segment_ids.empty()) return InvalidArgument("segment_ids", "empty");
   const MutexLock lock(&events_mutex_);
   auto base = Peek();
   if (!base.ok()) return base.status();
@@ -420,24 +424,25 @@ absl::Status Sequence::PublishIndex(const IndexDescriptor& index,
   const MutexLock lock(&events_mutex_);
   auto base = Peek();
   if (!base.ok()) return base.status();
-  return ChangeList(Author::kBackground, **base, (*base)->layer_tokens,
-                    [&](SegmentList& list) -> absl::Status {
-                      const size_t ordinal = list.Find(index);
-                      if (ordinal == list.indexes.size()) {
-                        if (ordinal >= kMaxIndexes) {
-                          return absl::ResourceExhaustedError(
-                              absl::StrCat("a sequence has at most ", kMaxIndexes, " indexes"));
-                        }
-                        list.indexes.push_back(index);
-                        for (SegmentEntry& entry : list.segments) entry.indexes.resize(ordinal + 1);
-                      }
-                      for (const IndexedSegment& indexed : segments) {
-                        const auto entry = FindSegment(list.segments, indexed.segment_id);
-                        if (entry == list.segments.end()) return GoneError(indexed.segment_id);
-                        entry->indexes[ordinal] = indexed.index;
-                      }
-                      return absl::OkStatus();
-                    });
+  return ChangeList(
+      Author::kBackground, **base, (*base)->layer_tokens, [&](SegmentList& list) -> absl::Status {
+        const size_t ordinal = list.Find(index);
+        if (ordinal == list.indexes.size()) {
+          if (ordinal >= kMaxIndexes) {
+            return ResourceExhausted(
+                "index", absl::StrCat("a sequence has at most ", kMaxIndexes, " indexes"),
+                kNoRetry);
+          }
+          list.indexes.push_back(index);
+          for (SegmentEntry& entry : list.segments) entry.indexes.resize(ordinal + 1);
+        }
+        for (const IndexedSegment& indexed : segments) {
+          const auto entry = FindSegment(list.segments, indexed.segment_id);
+          if (entry == list.segments.end()) return GoneError(indexed.segment_id);
+          entry->indexes[ordinal] = indexed.index;
+        }
+        return absl::OkStatus();
+      });
 }
 
 absl::Status Sequence::RemoveIndex(const IndexDescriptor& index) {
@@ -456,8 +461,8 @@ absl::StatusOr<std::shared_ptr<const Snapshot>> Sequence::Share(uint32_t token_c
   auto base = Peek();  // held until the pin below is in place
   if (!base.ok()) return base.status();
   if (token_count > (*base)->token_count()) {
-    return absl::OutOfRangeError(absl::StrCat("token_count is ", token_count, "; sequence ",
-                                              sequence_id_, " has ", (*base)->token_count()));
+    return OutOfRange("token_count", absl::StrCat(token_count, "; sequence ", sequence_id_, " has ",
+                                                  (*base)->token_count()));
   }
   std::vector<uint32_t> layer_tokens((*base)->layer_tokens.size(), token_count);
   auto list = std::make_shared<SegmentList>(*(*base)->list);

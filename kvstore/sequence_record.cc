@@ -7,12 +7,14 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/crc32c.h"
 #include "kvstore/record_bytes.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
 
 absl::Status FullError(absl::string_view what) {
-  return absl::ResourceExhaustedError(absl::StrCat("the record table has no room for ", what));
+  return ResourceExhausted("", absl::StrCat("the record table has no room for ", what),
+                           kRetryMemory);
 }
 
 // The number of the rows' record, which is made if there is none.
@@ -143,9 +145,9 @@ absl::StatusOr<std::unique_ptr<SequenceRecord>> SequenceRecord::Create(
     const std::shared_ptr<RecordTable>& table, const SequenceIdentity& identity,
     const Snapshot& first) {
   if (identity.session.size() > SequenceIdentity::kMaxSessionBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("session has ", identity.session.size(),
-                                                   " bytes; at most ",
-                                                   SequenceIdentity::kMaxSessionBytes));
+    return InvalidArgument("session",
+                           absl::StrCat(identity.session.size(), " bytes, must be at most ",
+                                        SequenceIdentity::kMaxSessionBytes));
   }
   std::optional<RecordSlot> slot;
   {

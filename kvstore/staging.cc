@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 
@@ -10,17 +11,18 @@ absl::StatusOr<std::shared_ptr<StagingRing>> StagingRing::Create(
     uint64_t slot_bytes, uint32_t slot_count, size_t max_bytes,
     std::shared_ptr<const ControlMemory> control) {
   if (slot_bytes == 0 || slot_bytes % kStagingSlotMultiple != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "slot_bytes is ", slot_bytes, "; it must be a multiple of ", kStagingSlotMultiple));
+    return InvalidArgument(
+        "slot_bytes", absl::StrCat(slot_bytes, ", must be a multiple of ", kStagingSlotMultiple));
   }
   if (slot_count == 0 || slot_count > kMaxStagingSlots) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("slot_count is ", slot_count, "; it must lie in [1, ", kMaxStagingSlots, "]"));
+    return InvalidArgument("slot_count",
+                           absl::StrCat(slot_count, ", must lie in [1, ", kMaxStagingSlots, "]"));
   }
   if (slot_bytes > max_bytes / slot_count) {
-    return absl::ResourceExhaustedError(absl::StrCat("slot_bytes: ", slot_count, " slots of ",
-                                                     slot_bytes, " bytes; max_staging_bytes is ",
-                                                     max_bytes));
+    return ResourceExhausted("slot_bytes",
+                             absl::StrCat(slot_count, " slots of ", slot_bytes,
+                                          " bytes; max_staging_bytes is ", max_bytes),
+                             kNoRetry);
   }
   const size_t size_bytes = slot_bytes * slot_count;
   auto memfd = CreateMemfd("pqcached-staging", size_bytes);
@@ -41,24 +43,23 @@ absl::StatusOr<SharedMemory> StagingRing::Share() const {
 absl::Status StagingRing::MarkClaimed(const StagingReference& reference) {
   const MutexLock lock(&mutex_);
   if (reference.slot >= slots_.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("slot is ", reference.slot, "; the ring has ", slots_.size(), " slots"));
+    return InvalidArgument(
+        "slot", absl::StrCat(reference.slot, "; the ring has ", slots_.size(), " slots"));
   }
   if (reference.offset_bytes > slot_bytes_ ||
       reference.size_bytes > slot_bytes_ - reference.offset_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("offset_bytes is ", reference.offset_bytes,
-                                                   " with ", reference.size_bytes,
-                                                   " bytes; a slot has ", slot_bytes_));
+    return InvalidArgument("offset_bytes",
+                           absl::StrCat(reference.offset_bytes, " with ", reference.size_bytes,
+                                        " bytes; a slot has ", slot_bytes_));
   }
   Slot& slot = slots_[reference.slot];
   if (slot.claimed) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("slot ", reference.slot, " is in flight: a call at work uses it"));
+    return FailedPrecondition("slot", absl::StrCat(reference.slot, " is in use by another call"));
   }
   if (reference.generation < slot.next_generation) {
-    return absl::FailedPreconditionError(absl::StrCat("generation is ", reference.generation,
-                                                      ", stale; slot ", reference.slot, " is at ",
-                                                      slot.next_generation));
+    return FailedPrecondition("generation",
+                              absl::StrCat(reference.generation, ", stale; slot ", reference.slot,
+                                           " is at ", slot.next_generation));
   }
   slot.claimed = true;
   slot.next_generation = reference.generation + 1;

@@ -9,6 +9,7 @@
 #include "kvstore/describe.h"
 #include "kvstore/live_index.h"
 #include "kvstore/memory_limits.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -17,30 +18,31 @@ constexpr uint32_t kMaxThreads = 1024;
 
 absl::Status CheckTokens(absl::string_view option, uint32_t tokens) {
   if (tokens == 0 || tokens > kMaxSegmentTokens || tokens % kBlockTokens != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(option, " is ", tokens, "; it must be a multiple of ", kBlockTokens, " in [",
-                     kBlockTokens, ", ", kMaxSegmentTokens, "]"));
+    return InvalidArgument(option,
+                           absl::StrCat(tokens, ", must be a multiple of ", kBlockTokens, " in [",
+                                        kBlockTokens, ", ", kMaxSegmentTokens, "]"));
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckOptions(const StoreOptions& options) {
   if (options.max_pool_bytes < kMinExtentBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("max_pool_bytes is ", options.max_pool_bytes, "; at least ", kMinExtentBytes));
+    return InvalidArgument("max_pool_bytes", absl::StrCat(options.max_pool_bytes,
+                                                          ", must be at least ", kMinExtentBytes));
   }
-  if (options.max_caches == 0) return absl::InvalidArgumentError("max_caches is 0");
-  if (options.max_sequences == 0) return absl::InvalidArgumentError("max_sequences is 0");
+  if (options.max_caches == 0) return InvalidArgument("max_caches", "0");
+  if (options.max_sequences == 0) return InvalidArgument("max_sequences", "0");
   if (!(options.max_retained_share >= 0 && options.max_retained_share <= 1)) {
-    return absl::InvalidArgumentError("max_retained_share must lie in [0, 1]");
+    return InvalidArgument("max_retained_share",
+                           absl::StrCat(options.max_retained_share, ", must lie in [0, 1]"));
   }
-  if (options.epoch_tokens == 0) return absl::InvalidArgumentError("epoch_tokens is 0");
+  if (options.epoch_tokens == 0) return InvalidArgument("epoch_tokens", "0");
   if (options.threads > kMaxThreads) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("threads is ", options.threads, "; at most ", kMaxThreads));
+    return InvalidArgument("threads",
+                           absl::StrCat(options.threads, ", must be at most ", kMaxThreads));
   }
   if (options.exec.level > kernels::BestLevel()) {
-    return absl::InvalidArgumentError("exec.level: the machine lacks these instructions");
+    return InvalidArgument("exec.level", "the machine lacks these instructions");
   }
   if (absl::Status status = CheckTokens("segment_tokens", options.segment_tokens); !status.ok()) {
     return status;
@@ -126,8 +128,8 @@ absl::Status StoreImpl::CheckRanks(std::string_view tenant, const CacheSpec& spe
     const CacheSpec& other = cache->spec;
     if (cache->tenant != tenant || other.name != spec.name) continue;
     if (const std::string field = FindClash(other, spec); !field.empty()) {
-      return absl::FailedPreconditionError(absl::StrCat(field, ": does not go with that of rank ",
-                                                        other.rank.rank, " of cache ", spec.name));
+      return FailedPrecondition(field, absl::StrCat("does not go with that of rank ",
+                                                    other.rank.rank, " of cache ", spec.name));
     }
   }
   return absl::OkStatus();
@@ -156,8 +158,8 @@ absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const Ca
   }
   if (is_new) ServePressure(found);
   if (const std::string field = FindDifference(found->spec, spec); !field.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("cache ", spec.name, " is open with another ", field));
+    return FailedPrecondition(field,
+                              absl::StrCat("cache ", spec.name, " is open with another value"));
   }
   return DescribeCache(found);
 }
@@ -167,8 +169,8 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeCache(std::string_vi
                                                                   size_t machine_bytes) {
   const StoreOptions& options = engine_->options;
   if (caches_.size() >= options.max_caches) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("max_caches: ", options.max_caches, " caches are open"));
+    return ResourceExhausted("max_caches", absl::StrCat(options.max_caches, " caches are open"),
+                             kRetryMemory);
   }
   if (absl::Status status = CheckTenantQuota(tenant, spec.capacity_bytes); !status.ok()) {
     return status;
@@ -182,15 +184,19 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeCache(std::string_vi
   const size_t allowed_bytes =
       options.max_pool_bytes - std::min(options.max_pool_bytes, open_bytes);
   if (spec.capacity_bytes > allowed_bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("capacity_bytes is ", spec.capacity_bytes, "; max_pool_bytes leaves ",
-                     allowed_bytes, ", ", spec.capacity_bytes - allowed_bytes, " bytes short"));
+    return ResourceExhausted(
+        "capacity_bytes",
+        absl::StrCat(spec.capacity_bytes, "; max_pool_bytes leaves ", allowed_bytes, ", ",
+                     spec.capacity_bytes - allowed_bytes, " bytes short"),
+        spec.capacity_bytes > options.max_pool_bytes ? kNoRetry : kRetryMemory);
   }
   const size_t available_bytes = machine_bytes - std::min(machine_bytes, untouched_bytes);
   if (spec.capacity_bytes > available_bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("capacity_bytes is ", spec.capacity_bytes, "; the machine has ",
-                     available_bytes, ", ", spec.capacity_bytes - available_bytes, " bytes short"));
+    return ResourceExhausted(
+        "capacity_bytes",
+        absl::StrCat(spec.capacity_bytes, "; the machine has ", available_bytes, ", ",
+                     spec.capacity_bytes - available_bytes, " bytes short"),
+        kRetryMemory);
   }
   auto cache = MakeMemory(tenant, spec);
   if (!cache.ok()) return cache.status();
@@ -203,7 +209,7 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::FindCache(std::string_vi
   const MutexLock lock(&mutex_);
   const auto it = caches_.find(cache_id);
   if (it == caches_.end() || it->second->tenant != tenant) {
-    return absl::NotFoundError(absl::StrCat("no cache ", cache_id));
+    return NotFound("cache_id", absl::StrCat("no cache ", cache_id));
   }
   return it->second;
 }
@@ -212,10 +218,10 @@ absl::StatusOr<StoreImpl::Found> StoreImpl::FindOfAnyTenant(uint64_t sequence_id
   const MutexLock lock(&mutex_);
   const auto it = sequences_.find(sequence_id);
   if (it == sequences_.end()) {
-    return absl::NotFoundError(
-        evicted_.Contains(sequence_id)
-            ? absl::StrCat("sequence ", sequence_id, " was evicted: memory was short")
-            : absl::StrCat("no sequence ", sequence_id));
+    return NotFound("sequence_id",
+                    evicted_.Contains(sequence_id)
+                        ? absl::StrCat("sequence ", sequence_id, " was evicted: memory was short")
+                        : absl::StrCat("no sequence ", sequence_id));
   }
   return it->second;
 }
@@ -224,7 +230,7 @@ absl::StatusOr<StoreImpl::Found> StoreImpl::Find(std::string_view tenant,
                                                  uint64_t sequence_id) const {
   auto found = FindOfAnyTenant(sequence_id);
   if (found.ok() && found->cache->tenant != tenant) {
-    return absl::NotFoundError(absl::StrCat("no sequence ", sequence_id));
+    return NotFound("sequence_id", absl::StrCat("no sequence ", sequence_id));
   }
   if (found.ok()) found->sequence->holds().Touch();
   return found;
@@ -323,7 +329,7 @@ absl::StatusOr<std::vector<SequenceInfo>> StoreImpl::ListSequences(std::string_v
     const MutexLock lock(&mutex_);
     const auto it = caches_.find(cache_id);
     if (it == caches_.end() || (!tenant.empty() && it->second->tenant != tenant)) {
-      return absl::NotFoundError(absl::StrCat("no cache ", cache_id));
+      return NotFound("cache_id", absl::StrCat("no cache ", cache_id));
     }
     for (const auto& [id, found] : sequences_) {
       if (found.cache->cache_id == cache_id) all.push_back(found);

@@ -10,6 +10,7 @@
 #include "kvstore/builder.h"
 #include "kvstore/live_index.h"
 #include "kvstore/memory_limits.h"
+#include "kvstore/refusal.h"
 #include "kvstore/store_impl.h"
 
 namespace pqcached::kvstore {
@@ -88,10 +89,11 @@ absl::Status StoreImpl::CheckTenantQuota(std::string_view tenant, size_t capacit
   if (const auto quota = options.tenant_quotas.find(tenant); quota != options.tenant_quotas.end()) {
     const size_t left = left_of(quota->second.max_bytes, open_of(tenant));
     if (capacity_bytes > left) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("capacity_bytes is ", capacity_bytes, "; the quota of tenant ", quota->first,
-                       " is ", quota->second.max_bytes, " and leaves ", left, ", ",
-                       capacity_bytes - left, " bytes short"));
+      return ResourceExhausted("capacity_bytes",
+                               absl::StrCat(capacity_bytes, "; the quota of tenant ", quota->first,
+                                            " is ", quota->second.max_bytes, " and leaves ", left,
+                                            ", ", capacity_bytes - left, " bytes short"),
+                               kRetryMemory);
     }
   }
   size_t guaranteed_bytes = 0;  // to others, and not open yet
@@ -100,10 +102,12 @@ absl::Status StoreImpl::CheckTenantQuota(std::string_view tenant, size_t capacit
   }
   const size_t left = left_of(left_of(options.max_pool_bytes, all_bytes), guaranteed_bytes);
   if (capacity_bytes <= left) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("capacity_bytes is ", capacity_bytes, "; max_pool_bytes leaves ", left,
-                   " beside ", guaranteed_bytes, " that other tenants are guaranteed, ",
-                   capacity_bytes - left, " bytes short"));
+  return ResourceExhausted(
+      "capacity_bytes",
+      absl::StrCat(capacity_bytes, "; max_pool_bytes leaves ", left, " in addition to ",
+                   guaranteed_bytes, " that other tenants are guaranteed, ", capacity_bytes - left,
+                   " bytes short"),
+      kRetryMemory);
 }
 
 std::vector<StoreImpl::Found> StoreImpl::SequencesOf(const Cache& cache, bool retained_only) const {
@@ -281,7 +285,7 @@ void StoreImpl::Retain(const Found& found) {
     closed_end = std::min((*snapshot)->tail_begin(), (*snapshot)->token_count());
   }
   keys.resize(std::min<size_t>(keys.size(), closed_end / kPrefixStepTokens));
-  absl::StatusOr<NamedTokens::Shared> kept = absl::NotFoundError("nothing to retain");
+  absl::StatusOr<NamedTokens::Shared> kept = NotFound("", "nothing to retain");
   if (!keys.empty() && cache.prefixes->Holders(keys.back()).size() < 2) {
     kept = found.names->Share(static_cast<uint32_t>(keys.size() * kPrefixStepTokens),
                               /*partial_indexes=*/false);
@@ -330,9 +334,9 @@ absl::StatusOr<Admission> StoreImpl::Admit(std::string_view tenant, uint64_t cac
   const Cache& cache = **found;
   if (spec.prefill_tokens > kMaxSequenceTokens || spec.output_tokens > kMaxSequenceTokens ||
       spec.prefill_tokens + spec.output_tokens > kMaxSequenceTokens) {
-    return absl::OutOfRangeError(
-        absl::StrCat("token_count is ", spec.prefill_tokens, ", with ", spec.output_tokens,
-                     " of output; a sequence has at most ", kMaxSequenceTokens));
+    return OutOfRange("token_count",
+                      absl::StrCat(spec.prefill_tokens, ", with ", spec.output_tokens,
+                                   " of output; a sequence has at most ", kMaxSequenceTokens));
   }
   const IndexDescriptor index = spec.index.value_or(cache.spec.default_index);
   for (const StoredLayers::Layer& layer : cache.layers.layers) {
@@ -373,9 +377,8 @@ absl::StatusOr<Admission> StoreImpl::Admit(std::string_view tenant, uint64_t cac
 absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_id,
                                     absl::Duration ttl) {
   if (ttl < absl::ZeroDuration() || ttl > Holds::kLongestPin) {
-    return absl::InvalidArgumentError(absl::StrCat("ttl is ", absl::ToDoubleSeconds(ttl),
-                                                   " s; it must lie in [0, ",
-                                                   absl::ToDoubleSeconds(Holds::kLongestPin), "]"));
+    return InvalidArgument("ttl", absl::StrCat(absl::ToDoubleSeconds(ttl), " s, must lie in [0, ",
+                                               absl::ToDoubleSeconds(Holds::kLongestPin), "]"));
   }
   const auto found = tenant.empty() ? FindOfAnyTenant(sequence_id) : Find(tenant, sequence_id);
   if (!found.ok()) return found.status();
@@ -383,7 +386,7 @@ absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_i
       ttl > absl::ZeroDuration() ? BootNanos() + absl::ToInt64Nanoseconds(ttl) : 0;
   if (absl::Status status = found->sequence->PinUntil(until); !status.ok()) return status;
   if (found->sequence->holds().claimed()) {
-    return absl::NotFoundError(absl::StrCat("sequence ", sequence_id, " was evicted"));
+    return NotFound("sequence_id", absl::StrCat("sequence ", sequence_id, " was evicted"));
   }
   std::vector<std::shared_ptr<Sequence>> others =
       rank_sequences_.MembersOf(*found->cache, found->sequence).alive;
@@ -405,14 +408,14 @@ absl::Status StoreImpl::CheckUnused(std::span<const std::shared_ptr<Sequence>> s
     const uint64_t sequence_id = sequence->sequence_id();
     for (const LeaseInfo& lease : leases) {
       if (lease.sequence_id != sequence_id) continue;
-      return absl::FailedPreconditionError(absl::StrCat("sequence ", sequence_id, ": lease ",
-                                                        lease.lease_id, " of session ",
-                                                        lease.session, " holds it"));
+      return FailedPrecondition("sequence_id",
+                                absl::StrCat("sequence ", sequence_id, ": lease ", lease.lease_id,
+                                             " of session ", lease.session, " holds it"));
     }
     if (!sequence->holds().pinned()) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("sequence ", sequence_id, ": it is pinned for another ",
-                     absl::ToDoubleSeconds(sequence->holds().pin_left()), " s"));
+    return FailedPrecondition(
+        "sequence_id", absl::StrCat("sequence ", sequence_id, ": it is pinned for another ",
+                                    absl::ToDoubleSeconds(sequence->holds().pin_left()), " s"));
   }
   return absl::OkStatus();
 }

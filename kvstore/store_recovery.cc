@@ -7,6 +7,7 @@
 #include "kvstore/clock.h"
 #include "kvstore/live_index.h"
 #include "kvstore/recovery.h"
+#include "kvstore/refusal.h"
 #include "kvstore/store_impl.h"
 
 namespace pqcached::kvstore {
@@ -73,7 +74,7 @@ absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
   if (record.spec.capacity_bytes > kMinExtentBytes << kMaxExtentOrder ||
       record.heap_bytes != HeapBytes(record.spec.capacity_bytes) ||
       record.sequence_slots > kMaxSequenceSlots) {
-    return absl::DataLossError("the record of a cache has sizes that nobody wrote");
+    return DataLoss("the record of a cache has sizes that nobody wrote");
   }
   auto table =
       RecordTable::Open(engine_->options.exec, keeper.Take(record.table_name()), ShapeOf(record));
@@ -85,13 +86,13 @@ absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
   options.records = *table;
   options.quota_bytes = record.spec.quota_bytes;
   if (!memory.valid() || SizeOf(memory) < options.capacity_bytes) {
-    return absl::DataLossError("the pool is missing or too short");
+    return DataLoss("the pool is missing or too short");
   }
   if (NeverHasLaterWriters(memory) != options.strict) {
-    return absl::DataLossError("the pool was made with another strict_memory");
+    return DataLoss("the pool was made with another strict_memory");
   }
   if (options.strict && mapping.size_bytes() < options.capacity_bytes) {
-    return absl::DataLossError("the pool is strict, and its mapping is gone");
+    return DataLoss("the pool is strict, and its mapping is gone");
   }
   options.mapping = std::move(mapping);
   auto pool = Pool::Create(std::move(options));

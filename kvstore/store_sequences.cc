@@ -10,6 +10,7 @@
 #include "kvstore/checksums.h"
 #include "kvstore/ingest.h"
 #include "kvstore/live_index.h"
+#include "kvstore/refusal.h"
 #include "kvstore/sequence_record.h"
 #include "kvstore/store_impl.h"
 
@@ -36,8 +37,9 @@ absl::StatusOr<CreatedSequence> StoreImpl::AddSequence(std::shared_ptr<const Cac
     const MutexLock lock(&mutex_);
     uint32_t& count = sequence_counts_[cache_id];
     if (count >= engine_->options.max_sequences) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("max_sequences: cache ", cache_id, " has ", count, " sequences"));
+      return ResourceExhausted("max_sequences",
+                               absl::StrCat("cache ", cache_id, " has ", count, " sequences"),
+                               kRetryMemory);
     }
     ++count;
     sequence_id = NewId();
@@ -233,8 +235,8 @@ absl::StatusOr<CreatedSequence> StoreImpl::ForkSequence(std::string_view tenant,
   if (!parent.ok()) return parent.status();
   const uint32_t stored = (*parent)->token_count();
   if (token_count > stored) {
-    return absl::OutOfRangeError(
-        absl::StrCat("token_count is ", token_count, "; the sequence has ", stored, " tokens"));
+    return OutOfRange("token_count",
+                      absl::StrCat(token_count, "; the sequence has ", stored, " tokens"));
   }
   const uint32_t shared = token_count == 0 ? stored : static_cast<uint32_t>(token_count);
   // Only a live index goes on where it is not ready yet: nobody would finish another one.

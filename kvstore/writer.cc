@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/pq_encode.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -50,16 +51,14 @@ absl::StatusOr<CheckedRows> CheckRows(const Cache& cache, const LayerRows& rows)
   const absl::StatusOr<uint32_t> layer_slot = cache.LayerSlot(rows.layer);
   if (!layer_slot.ok()) return layer_slot.status();
   const LayerShape& shape = cache.layers.layers[*layer_slot].shape;
-  const auto keys = CheckTensor(rows.keys, shape.kv_heads, shape.key_dim,
-                                absl::StrCat("layer ", rows.layer, ": keys"));
+  const auto keys = CheckTensor(rows.keys, shape.kv_heads, shape.key_dim, "keys");
   if (!keys.ok()) return keys.status();
-  const auto values = CheckTensor(rows.values, shape.kv_heads, shape.value_dim,
-                                  absl::StrCat("layer ", rows.layer, ": values"));
+  const auto values = CheckTensor(rows.values, shape.kv_heads, shape.value_dim, "values");
   if (!values.ok()) return values.status();
   if (keys->shape[0] != values->shape[0]) {
-    return absl::InvalidArgumentError(absl::StrCat("layer ", rows.layer, ": values: shape has ",
-                                                   values->shape[0], " tokens; keys have ",
-                                                   keys->shape[0]));
+    return InvalidArgument("values.shape",
+                           absl::StrCat("layer ", rows.layer, ": ", values->shape[0],
+                                        " tokens; keys have ", keys->shape[0]));
   }
   return CheckedRows{.layer_slot = *layer_slot,
                      .token_count = static_cast<uint32_t>(keys->shape[0]),
@@ -70,16 +69,16 @@ absl::StatusOr<CheckedRows> CheckRows(const Cache& cache, const LayerRows& rows)
 absl::StatusOr<Arrival> CheckArrival(uint64_t first_position, uint32_t token_count, uint32_t stored,
                                      uint32_t layer) {
   if (first_position > kMaxSequenceTokens || first_position + token_count > kMaxSequenceTokens) {
-    return absl::OutOfRangeError(absl::StrCat("first_position is ", first_position, " with ",
-                                              token_count, " tokens; a sequence has at most ",
-                                              kMaxSequenceTokens));
+    return OutOfRange("first_position",
+                      absl::StrCat(first_position, " with ", token_count,
+                                   " tokens; a sequence has at most ", kMaxSequenceTokens));
   }
   if (first_position + token_count <= stored) return Arrival::kRepeat;
   if (first_position == stored) return Arrival::kNew;
-  return absl::InvalidArgumentError(
-      absl::StrCat("first_position is ", first_position, " with ", token_count,
-                   " tokens: ", first_position > stored ? "a gap" : "partly stored", "; layer ",
-                   layer, " continues at ", stored));
+  return InvalidArgument("first_position",
+                         absl::StrCat(first_position, " with ", token_count, " tokens: ",
+                                      first_position > stored ? "a gap" : "partly stored",
+                                      "; layer ", layer, " continues at ", stored));
 }
 
 absl::StatusOr<SegmentWriter> SegmentWriter::Begin(std::shared_ptr<const Cache> cache,
@@ -234,9 +233,9 @@ absl::Status SegmentWriter::Write(const CheckedRows& rows) {
     for (uint32_t tile = 0; tile < tiles; ++tile) {
       const kernels::IngestResult& result = results_[tile];
       if (result.ok()) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("layer ", layer.layer, ": ",
-                       result.bad_part == kernels::IngestPart::kKey ? "keys" : "values", ": token ",
+      return InvalidArgument(
+          result.bad_part == kernels::IngestPart::kKey ? "keys" : "values",
+          absl::StrCat("layer ", layer.layer, ": token ",
                        position + tile * kTileTokens + result.bad_token, " has NaN or infinity as ",
                        kernels::DTypeName(shape.dtype)));
     }

@@ -84,7 +84,7 @@ AdminService::Reactor* AdminService::ListSequences(Context* context,
                         for (const uint64_t cache_id : cache_ids) {
                           const absl::StatusOr<std::vector<kvstore::SequenceInfo>> sequences =
                               store_.ListSequences(kAllTenants, cache_id);
-                          if (!sequences.ok()) return NamingId("cache_id", sequences.status());
+                          if (!sequences.ok()) return sequences.status();
                           for (const kvstore::SequenceInfo& sequence : *sequences) {
                             ToWire(sequence, /*brief=*/true, response->add_sequences());
                           }
@@ -100,7 +100,7 @@ AdminService::Reactor* AdminService::DescribeSequence(Context* context,
     const absl::StatusOr<kvstore::SequenceInfo> sequence =
         store_.DescribeSequence(kAllTenants, request->sequence_id());
     if (sequence.ok()) ToWire(*sequence, /*brief=*/false, response->mutable_sequence());
-    return NamingId("sequence_id", sequence.status());
+    return sequence.status();
   });
 }
 

@@ -26,6 +26,7 @@
 #include "service/event.h"
 #include "service/kept_sessions.h"
 #include "service/log.h"
+#include "service/refusal.h"
 #include "service/socket_claim.h"
 
 namespace pqcached::service {
@@ -109,8 +110,7 @@ class Broker::Impl : public std::enable_shared_from_this<Broker::Impl> {
     }
     if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
     if (error) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("cannot listen on ", path, ": ", error.message()));
+      return FailedPrecondition("", absl::StrCat("cannot listen on ", path, ": ", error.message()));
     }
     Accept();
     thread_ = std::thread([this] { Run(); });
@@ -178,9 +178,10 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     }
     peer_ = peer;
     if (refused) {
-      Fail(absl::ResourceExhaustedError(
-          absl::StrCat("max_sessions: ", broker_.parts_.config.max_sessions,
-                       ", and too many connections have not opened a session")));
+      Fail(ResourceExhausted("max_sessions",
+                             absl::StrCat(broker_.parts_.config.max_sessions,
+                                          ", and too many connections have not opened a session"),
+                             kRetryMemory));
       closing_ = true;
       Write();
       return;
@@ -246,17 +247,17 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
   absl::Status Handle() {
     if (request_.version != kvstore::kBrokerVersion) {
       closing_ = true;
-      return absl::UnimplementedError(absl::StrCat(
-          "version is ", request_.version, "; this sidecar speaks ", kvstore::kBrokerVersion));
+      return Unimplemented("version",
+                           absl::StrCat(request_.version, ", must be ", kvstore::kBrokerVersion));
     }
     if (request_.reserved != 0 || request_.reserved2 != 0) {
-      return absl::InvalidArgumentError("reserved: must be 0");
+      return InvalidArgument("reserved", "must be 0");
     }
     if (request_.call == BrokerCall::kHello) return Hello();
     if (request_.call == BrokerCall::kResume) return Resume();
-    if (token_.empty()) return absl::FailedPreconditionError("call: hello must come first");
+    if (token_.empty()) return FailedPrecondition("call", "hello must come first");
     absl::StatusOr<kvstore::SharedMemory> shared =
-        absl::UnimplementedError(absl::StrCat("call ", static_cast<uint32_t>(request_.call)));
+        Unimplemented("call", absl::StrCat(static_cast<uint32_t>(request_.call)));
     if (request_.call == BrokerCall::kOpenPool) {
       shared = broker_.parts_.store.OpenPool(session_.tenant, request_.cache_id);
     } else if (request_.call == BrokerCall::kOpenStaging) {
@@ -269,12 +270,12 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
   }
 
   absl::Status Hello() {
-    if (!token_.empty()) return absl::FailedPreconditionError("call: the session is open already");
+    if (!token_.empty()) return FailedPrecondition("call", "the session is open already");
     std::string tenant;
     std::string client_name;
-    if (!TextOf(request_.tenant, tenant)) return absl::InvalidArgumentError("tenant: has no end");
+    if (!TextOf(request_.tenant, tenant)) return InvalidArgument("tenant", "has no end");
     if (!TextOf(request_.client_name, client_name)) {
-      return absl::InvalidArgumentError("client_name: has no end");
+      return InvalidArgument("client_name", "has no end");
     }
     const Parts& parts = broker_.parts_;
     const absl::StatusOr<std::string> allowed =
@@ -286,8 +287,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     const absl::StatusOr<OpenedSession> opened =
         parts.sessions.Open(*allowed, client_name, static_cast<uint32_t>(peer_.pid));
     if (!opened.ok()) {
-      return absl::Status(opened.status().code(),
-                          absl::StripPrefix(opened.status().message(), "open."));
+      return opened.status();
     }
     const Session& session = opened->session;
     absl::Status status =
@@ -302,10 +302,10 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
   }
 
   absl::Status Resume() {
-    if (!token_.empty()) return absl::FailedPreconditionError("call: the session is open already");
+    if (!token_.empty()) return FailedPrecondition("call", "the session is open already");
     std::string token;
     if (!TextOf(request_.resume_token, token)) {
-      return absl::InvalidArgumentError("resume_token: has no end");
+      return InvalidArgument("resume_token", "has no end");
     }
     const Parts& parts = broker_.parts_;
     if (const absl::StatusOr<Session> known = parts.sessions.Find(token); known.ok()) {
@@ -382,7 +382,9 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
 
   void Fail(const absl::Status& status) {
     reply_.status = static_cast<uint32_t>(status.code());
-    SetText(reply_.message, status.message());
+    SetText(reply_.message, TextOf(status));
+    SetText(reply_.field, FieldOf(status));
+    reply_.retry_ms = RetryMsOf(status);
   }
 
   void Write() {

@@ -7,6 +7,7 @@
 #include "kvstore/clock.h"
 #include "service/kv_cache_service.h"
 #include "service/log.h"
+#include "service/refusal.h"
 #include "service/wire.h"
 
 namespace pqcached::service {
@@ -83,7 +84,7 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
                               {"session", call_.session.id},
                               {"status", StatusName(status.code())},
                               {"seconds", absl::ToDoubleSeconds(SteadyTime::Now() - now)}});
-    return NamingId("sequence_id", status);
+    return status;
   }
 
   // Returns whether to go on.
@@ -100,7 +101,7 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
   void End(const absl::Status& status) {
     absl::Status outcome = status;
     if (status.code() == absl::StatusCode::kCancelled && SteadyTime::Now() >= call_.deadline) {
-      outcome = absl::DeadlineExceededError("the deadline has passed");
+      outcome = DeadlineExceeded("", "the deadline has passed");
     }
     calls_.End(call_, outcome);
     absl::MutexLock lock(&mutex_);
@@ -132,7 +133,7 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
     } else if (ended_ && !finished_) {
       finished_ = true;
       alarm_.Cancel();
-      Finish(Outcome(call_, outcome_));
+      Finish(ToGrpc(outcome_));
     }
   }
 
@@ -166,7 +167,8 @@ grpc::ServerWriteReactor<v1::BuildProgress>* KvCacheService::BuildIndex(
         IndexOrDefault(call, "sequence_id", request->sequence_id(), request->has_index(),
                        request->index(), "index");
     if (!index.ok()) return index.status();
-    if (index->kind == kvstore::IndexKind::kFlat) return Invalid("index.flat", "needs no build");
+    if (index->kind == kvstore::IndexKind::kFlat)
+      return InvalidArgument("index.flat", "needs no build");
     spec->index = *index;
     return spec;
   });

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "kvstore/clock.h"
 #include "service/log.h"
+#include "service/refusal.h"
 #include "service/wire.h"
 
 namespace pqcached::service {
@@ -25,9 +26,6 @@ namespace {
 
 constexpr char kSessionMetadata[] = "pqcached-session";
 constexpr char kBootMetadata[] = "pqcached-boot";
-// Not the one that gRPC's own retries look for: whether to try again is the caller's to say.
-constexpr char kRetryMetadata[] = "pqcached-retry-after-ms";
-constexpr absl::string_view kRepeatWords = "repeat in ";
 
 // Whether a call begins something that a drain would have to wait for.
 bool BeginsSomething(Rpc rpc) {
@@ -57,8 +55,9 @@ std::string MetadataOf(const grpc::CallbackServerContext& context, const char* k
 absl::Status CheckBoot(const grpc::CallbackServerContext& context, const std::string& boot_id) {
   const std::string meant = MetadataOf(context, kBootMetadata);
   if (meant.empty() || meant == boot_id) return absl::OkStatus();
-  return absl::AbortedError(
-      absl::StrCat(kBootMetadata, ": the call is meant for another worker; this one is ", boot_id));
+  return Aborted(kBootMetadata,
+                 absl::StrCat("the call is meant for another worker; this one is ", boot_id),
+                 kRetryConflict);
 }
 
 // What is our own failure, and not the caller's.
@@ -70,31 +69,20 @@ bool IsServerFault(absl::StatusCode code) {
 }  // namespace
 
 absl::Status Call::Check() const {
-  if (SteadyTime::Now() >= deadline) return absl::DeadlineExceededError("the deadline has passed");
-  if (context->IsCancelled()) return absl::CancelledError("the caller has gone");
+  if (SteadyTime::Now() >= deadline) return DeadlineExceeded("", "the deadline has passed");
+  if (context->IsCancelled()) return Cancelled("the caller has cancelled the call");
   return absl::OkStatus();
-}
-
-grpc::Status Outcome(const Call& call, const absl::Status& status) {
-  if (status.code() != absl::StatusCode::kResourceExhausted ||
-      absl::StrContains(status.message(), kRepeatWords)) {
-    return ToGrpc(status);
-  }
-  const std::string milliseconds = absl::StrCat(absl::ToInt64Milliseconds(RetryAfter(status)));
-  call.context->AddTrailingMetadata(kRetryMetadata, milliseconds);
-  return ToGrpc(absl::ResourceExhaustedError(
-      absl::StrCat(status.message(), "; ", kRepeatWords, milliseconds, " ms")));
 }
 
 absl::Status Guarded(const std::function<absl::Status()>& work) {
   try {
     return work();
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError("memory: the machine has too little for this call");
+    return ResourceExhausted("memory", "the machine has too little for this call", kRetryMemory);
   } catch (const std::length_error&) {
-    return absl::ResourceExhaustedError("memory: the call needs more than there can be");
+    return ResourceExhausted("memory", "the call needs more than there can be", kNoRetry);
   } catch (const std::exception& error) {
-    return absl::InternalError(absl::StrCat("exception: ", error.what()));
+    return Internal(absl::StrCat("exception: ", error.what()));
   }
 }
 
@@ -130,12 +118,12 @@ grpc::ServerUnaryReactor* Calls::Unary(grpc::CallbackServerContext* context, Rpc
     absl::Status status = begun->Check();
     if (status.ok()) status = Guarded([&] { return work(*begun); });
     End(*begun, status);
-    reactor->Finish(Outcome(*begun, status));
+    reactor->Finish(ToGrpc(status));
   };
   const absl::Status taken = RunServing(carry_out, LaneOf(rpc));
   if (!taken.ok()) {
     End(*begun, taken);
-    reactor->Finish(Outcome(*begun, taken));
+    reactor->Finish(ToGrpc(taken));
   }
   return reactor;
 }
@@ -143,7 +131,7 @@ grpc::ServerUnaryReactor* Calls::Unary(grpc::CallbackServerContext* context, Rpc
 grpc::ServerUnaryReactor* Calls::Unimplemented(grpc::CallbackServerContext* context, Rpc rpc) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   stats_.Record(rpc, absl::StatusCode::kUnimplemented, absl::ZeroDuration());
-  reactor->Finish(ToGrpc(service::Unimplemented(RpcName(rpc))));
+  reactor->Finish(ToGrpc(NotYet(RpcName(rpc))));
   return reactor;
 }
 
@@ -160,7 +148,7 @@ absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc,
       std::min(has_deadline ? asked : call.started + without, call.started + max_timeout_);
   absl::Status status = call.Check();
   if (status.ok() && turned_away() && BeginsSomething(rpc)) {
-    status = absl::UnavailableError("the sidecar is draining: it takes nothing new");
+    status = Unavailable("", "the sidecar is draining: it admits no new sequences", kRetryMemory);
   }
   if (status.ok()) status = CheckBoot(*context, boot_id_);
   if (status.ok() && access == Access::kSession) {
@@ -172,7 +160,7 @@ absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc,
   if (status.ok()) {
     const MutexLock lock(&mutex_);
     if (draining_) {
-      status = absl::UnavailableError("the sidecar is shutting down");
+      status = Unavailable("", "the sidecar is shutting down", kRetryMemory);
     } else {
       ++at_work_;
     }
@@ -206,8 +194,8 @@ void Calls::End(const Call& call, const absl::Status& status) {
 }
 
 absl::Status Calls::Refused() const {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("max_pending_calls: ", max_pending_calls_, " calls wait already"));
+  return ResourceExhausted("max_pending_calls",
+                           absl::StrCat(max_pending_calls_, " calls wait already"), kRetryQueue);
 }
 
 absl::Status Calls::RunServing(Executor::Task task, Executor::Lane lane) {

@@ -54,10 +54,6 @@ struct Call {
   absl::Status Check() const;
 };
 
-// What a call is to finish with: kResourceExhausted says when to repeat it, in words and as trailing
-// metadata `pqcached-retry-after-ms`.
-grpc::Status Outcome(const Call& call, const absl::Status& status);
-
 // Runs `work`, which may be out of memory: an exception becomes a status.
 //
 // Errors: those of `work`; kResourceExhausted (memory), kInternal (any other exception)

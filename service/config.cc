@@ -21,6 +21,7 @@
 #include "absl/strings/str_split.h"
 #include "kernels/exec.h"
 #include "kvstore/read/broker_protocol.h"
+#include "service/refusal.h"
 
 namespace pqcached::service {
 namespace {
@@ -44,13 +45,14 @@ constexpr std::array kUnits = {
     Unit{"b", 1},
 };
 
-absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
+absl::Status Invalid(const std::string& message) { return InvalidArgument("", message); }
 
 absl::Status Set(const ConfigKey& key, absl::string_view value, absl::string_view source,
                  Config& config) {
   absl::Status status = key.set(value, config);
   if (status.ok()) return status;
-  return Invalid(absl::StrCat(key.name, ": '", value, "' ", status.message(), " (", source, ")"));
+  return InvalidArgument(key.name,
+                         absl::StrCat("'", value, "' ", TextOf(status), " (", source, ")"));
 }
 
 const ConfigKey* FindKey(absl::string_view name) {
@@ -96,7 +98,7 @@ absl::Status ApplyFile(const std::string& path, Config& config) {
   try {
     return ApplyNode(YAML::LoadFile(path), path, config);
   } catch (const YAML::BadFile&) {
-    return absl::NotFoundError(absl::StrCat("config: cannot read ", path));
+    return NotFound("config", absl::StrCat("cannot read ", path));
   } catch (const YAML::Exception& error) {
     return Invalid(absl::StrCat("config: ", path, " is no YAML: ", error.what()));
   }

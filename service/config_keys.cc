@@ -15,6 +15,7 @@
 #include "kernels/exec.h"
 #include "kvstore/read/layout.h"
 #include "service/config_pressure.h"
+#include "service/refusal.h"
 
 namespace pqcached::service {
 namespace {
@@ -23,7 +24,7 @@ constexpr absl::string_view kUnixScheme = "unix://";
 constexpr size_t kMaxSocketPathBytes = 107;  // sockaddr_un, less the final zero
 constexpr std::array kLogLevels = {"trace", "debug", "info", "warning", "error", "critical", "off"};
 
-absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
+absl::Status Invalid(const std::string& message) { return InvalidArgument("", message); }
 
 struct CountRange {
   uint32_t min = 0;

@@ -1,4 +1,5 @@
 #include "service/config_pressure.h"
+#include "service/refusal.h"
 
 #include <string>
 #include <utility>
@@ -12,7 +13,7 @@
 namespace pqcached::service {
 namespace {
 
-absl::Status Invalid(absl::string_view message) { return absl::InvalidArgumentError(message); }
+absl::Status Invalid(absl::string_view message) { return InvalidArgument("", message); }
 
 absl::Status SetRetain(absl::string_view value, Config& config) {
   if (value != "true" && value != "false") return Invalid("must be true or false");

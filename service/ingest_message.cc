@@ -158,7 +158,7 @@ absl::Status IngestMessage::Parse(grpc::ByteBuffer* received) {
   keys_ = values_ = {};
   if (!StripRequest(Join(received), &stripped_, &keys_, &values_) ||
       !request_.ParseFromString(stripped_)) {
-    return Invalid("request", "is no IngestRequest");
+    return InvalidArgument("request", "is no IngestRequest");
   }
   return absl::OkStatus();
 }

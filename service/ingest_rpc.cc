@@ -4,12 +4,12 @@
 #include <algorithm>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kvstore/clock.h"
 #include "service/ingest_message.h"
 #include "service/kv_cache_service.h"
 #include "service/log.h"
+#include "service/refusal.h"
 #include "service/staging_claims.h"
 #include "service/wire.h"
 
@@ -18,13 +18,9 @@ namespace {
 
 using kvstore::SteadyTime;
 
-// Puts the path of a chunk or an item before an error of the store about its rows.
-absl::Status UnderRows(const std::string& field, const absl::Status& status) {
-  if (status.code() == absl::StatusCode::kNotFound) return Under(field + ".sequence_id", status);
-  const bool about_rows = absl::StartsWith(status.message(), "layer") ||
-                          absl::StartsWith(status.message(), "keys") ||
-                          absl::StartsWith(status.message(), "values");
-  return Under(about_rows ? field + ".rows" : field, status);
+// Returns an error about names with its path in IngestHeader.
+absl::Status UnderHeader(const absl::Status& status) {
+  return Under("header", MoveField("first_position", "token_ids_begin", status));
 }
 
 // One Ingest call. While a serving thread works on one message, the next one is read already; it waits
@@ -71,7 +67,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   void OnSendInitialMetadataDone(bool ok) override {
     if (!ok) {
       absl::MutexLock lock(&mutex_);
-      FinishLocked(absl::CancelledError("the caller has gone"));
+      FinishLocked(Cancelled("the caller has cancelled the call"));
       return;
     }
     {
@@ -126,7 +122,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
       if (!status.ok() || done_) {
         FinishLocked(status);
       } else if (expired_) {
-        FinishLocked(absl::DeadlineExceededError("the deadline has passed"));
+        FinishLocked(DeadlineExceeded("", "the deadline has passed"));
       }
     }
     GoOn();
@@ -142,13 +138,13 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
       case v1::IngestRequest::REQUEST_NOT_SET:
         break;
     }
-    return Invalid("request", "missing: header or chunk");
+    return InvalidArgument("request", "missing: header or chunk");
   }
 
   absl::Status HandleHeader(const v1::IngestHeader& header) {
-    if (transaction_ != nullptr) return Invalid("header", "sent twice");
+    if (transaction_ != nullptr) return InvalidArgument("header", "sent twice");
     auto transaction = store_.BeginIngest(call_.session.tenant, header.sequence_id());
-    if (!transaction.ok()) return Under("header.sequence_id", transaction.status());
+    if (!transaction.ok()) return Under("header", transaction.status());
     transaction_ = *std::move(transaction);
     sequence_id_ = header.sequence_id();
     first_id_ = header.token_ids_begin();
@@ -157,37 +153,35 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   }
 
   absl::Status HandleChunk(const v1::IngestChunk& chunk) {
-    if (transaction_ == nullptr) return Invalid("header", "must come first");
-    if (chunk.query_samples_size() > 0) return Unimplemented("chunk.query_samples");
-    if (!chunk.has_rows()) return Invalid("chunk.rows", "missing");
+    if (transaction_ == nullptr) return InvalidArgument("header", "must come first");
+    if (chunk.query_samples_size() > 0) return NotYet("chunk.query_samples");
+    if (!chunk.has_rows()) return InvalidArgument("chunk.rows", "missing");
     StagingClaims claims(store_, call_.session.id);  // over when the rows are copied
     const absl::StatusOr<kvstore::LayerRows> rows = request_.Rows(max_tensor_bytes_, &claims);
     if (!rows.ok()) return rows.status();
-    const absl::Status status = transaction_->Write(chunk.first_position(), *rows);
-    return Under(absl::StartsWith(status.message(), "first_position") ? "chunk" : "chunk.rows",
-                 status);
+    return Under("chunk", transaction_->Write(chunk.first_position(), *rows));
   }
 
   absl::Status Commit() {
-    if (transaction_ == nullptr) return Invalid("header", "missing");
+    if (transaction_ == nullptr) return InvalidArgument("header", "missing");
     // Named when the rows are there: what fails has changed nothing.
     absl::Status named;
     if (!token_ids_.empty()) {
       named = store_.CheckNames(call_.session.tenant, sequence_id_, first_id_, token_ids_);
     }
-    if (!named.ok()) return Under("header.token_ids", named);
+    if (!named.ok()) return UnderHeader(named);
     const absl::StatusOr<uint64_t> token_count = transaction_->Commit();
     if (!token_count.ok()) return token_count.status();
     if (!token_ids_.empty()) {
       named = store_.NameTokens(call_.session.tenant, sequence_id_, first_id_, token_ids_);
-      if (!named.ok()) return Under("header.token_ids", named);
+      if (!named.ok()) return UnderHeader(named);
     }
     v1::IngestResponse response;
     response.set_token_count(*token_count);
     bool own_buffer = false;
     const grpc::Status written =
         grpc::SerializationTraits<v1::IngestResponse>::Serialize(response, response_, &own_buffer);
-    if (!written.ok()) return absl::InternalError(written.error_message());
+    if (!written.ok()) return Internal(written.error_message());
     done_ = true;
     return absl::OkStatus();
   }
@@ -208,10 +202,11 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     const SteadyTime now = SteadyTime::Now();
     if (now >= call_.deadline) {
       expired_ = true;
-      if (!working_) FinishLocked(absl::DeadlineExceededError("the deadline has passed"));
+      if (!working_) FinishLocked(DeadlineExceeded("", "the deadline has passed"));
     } else if (!working_ && now >= waiting_since_ + most_idle_) {
-      FinishLocked(absl::DeadlineExceededError(
-          absl::StrCat("stream_timeout: no message came for ", absl::FormatDuration(most_idle_))));
+      FinishLocked(
+          DeadlineExceeded("stream_timeout",
+                           absl::StrCat("no message came for ", absl::FormatDuration(most_idle_))));
     } else {
       SetAlarm();
     }
@@ -224,7 +219,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     transaction_.reset();
     alarm_.Cancel();
     calls_.End(call_, status);
-    Finish(Outcome(call_, status));
+    Finish(ToGrpc(status));
   }
 
   kvstore::Store& store_;
@@ -270,22 +265,22 @@ absl::StatusOr<uint64_t> KvCacheService::AppendOne(const Call& call, const v1::S
     const bool has_tokens = !layers.empty() && !layers.front().keys.shape.empty();
     const uint64_t tokens = has_tokens ? layers.front().keys.shape.front() : 0;
     if (token_ids.size() != tokens) {
-      return Invalid(field + ".token_ids",
-                     absl::StrCat(token_ids.size(), " of them, must be one per token: ", tokens));
+      return InvalidArgument(
+          field + ".token_ids",
+          absl::StrCat(token_ids.size(), " of them, must be one per token: ", tokens));
     }
     const absl::Status named = store_.CheckNames(call.session.tenant, item.sequence_id(),
                                                  item.first_position(), token_ids);
-    if (named.code() == absl::StatusCode::kNotFound) return Under(field + ".sequence_id", named);
-    if (!named.ok()) return Under(field + ".token_ids", named);
+    if (!named.ok()) return Under(field, named);
   }
   absl::StatusOr<uint64_t> token_count =
       store_.Append(call.session.tenant, item.sequence_id(), item.first_position(), layers);
-  if (!token_count.ok()) return UnderRows(field, token_count.status());
+  if (!token_count.ok()) return Under(field, token_count.status());
   if (token_ids.empty()) return token_count;
   // Named when the rows are there: what fails has changed nothing.
   const absl::Status named =
       store_.NameTokens(call.session.tenant, item.sequence_id(), item.first_position(), token_ids);
-  if (!named.ok()) return Under(field + ".token_ids", named);
+  if (!named.ok()) return Under(field, named);
   return token_count;
 }
 
@@ -304,8 +299,8 @@ KvCacheService::Reactor* KvCacheService::Append(Context* context, const v1::Appe
           const v1::SequenceAppend& item = request->items(i);
           const std::string field = absl::StrCat("items[", i, "]");
           if (!seen.insert(item.sequence_id()).second) {
-            return Invalid(field + ".sequence_id",
-                           absl::StrCat(item.sequence_id(), " comes twice"));
+            return InvalidArgument(field + ".sequence_id",
+                                   absl::StrCat(item.sequence_id(), " comes twice"));
           }
           if (absl::Status status = CheckLease(call, item.lease(), field + ".lease");
               !status.ok()) {

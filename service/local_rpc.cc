@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "service/kv_cache_service.h"
 #include "service/staging_claims.h"
@@ -13,10 +12,10 @@ namespace {
 
 constexpr int kMaxCommitRows = static_cast<int>(kvstore::kMaxLayers);
 
-// An error of the store about one layer's rows.
-absl::Status UnderCommitRows(int i, const absl::Status& status) {
-  if (absl::StartsWith(status.message(), "first_position")) return status;
-  return Under(absl::StrCat("rows[", i, "]"), status);
+// Returns an error about a lease with its path in a request that has the message `lease`.
+absl::Status UnderLease(const absl::Status& status) {
+  return MoveField("known_version", "lease.known_version",
+                   MoveField("lease_id", "lease.lease_id", status));
 }
 
 }  // namespace
@@ -26,8 +25,8 @@ absl::Status KvCacheService::CommitRows(const Call& call, const v1::CommitReques
   absl::flat_hash_set<uint32_t> seen;
   for (int i = 0; i < request.rows_size(); ++i) {
     if (!seen.insert(request.rows(i).layer()).second) {
-      return Invalid(absl::StrCat("rows[", i, "].layer"),
-                     absl::StrCat(request.rows(i).layer(), " comes twice"));
+      return InvalidArgument(absl::StrCat("rows[", i, "].layer"),
+                             absl::StrCat(request.rows(i).layer(), " comes twice"));
     }
   }
   StagingClaims claims(store_, call.session.id);
@@ -39,18 +38,18 @@ absl::Status KvCacheService::CommitRows(const Call& call, const v1::CommitReques
     layers.push_back(*std::move(rows));
   }
   auto transaction = store_.BeginIngest(call.session.tenant, request.sequence_id());
-  if (!transaction.ok()) return NamingId("sequence_id", transaction.status());
+  if (!transaction.ok()) return transaction.status();
   for (size_t i = 0; i < layers.size(); ++i) {
     if (absl::Status status = call.Check(); !status.ok()) return status;
     if (absl::Status status = (*transaction)->Write(request.first_position(), layers[i]);
         !status.ok()) {
-      return UnderCommitRows(static_cast<int>(i), status);
+      return MoveField("rows", absl::StrCat("rows[", i, "]"), status);
     }
   }
   if (absl::Status status = call.Check(); !status.ok()) return status;
   const absl::StatusOr<uint64_t> token_count = (*transaction)->Commit();
   if (token_count.ok()) response->set_token_count(*token_count);
-  return NamingId("sequence_id", token_count.status());
+  return token_count.status();
 }
 
 KvCacheService::Reactor* KvCacheService::Commit(Context* context, const v1::CommitRequest* request,
@@ -85,33 +84,31 @@ absl::Status KvCacheService::FillAttachment(const Call& call, const v1::LeaseSta
 
 KvCacheService::Reactor* KvCacheService::Attach(Context* context, const v1::AttachRequest* request,
                                                 v1::AttachResponse* response) {
-  return calls_.Unary(
-      context, Rpc::kAttach, Access::kSession, [=, this](const Call& call) -> absl::Status {
-        absl::StatusOr<kvstore::AttachedSequence> attached =
-            store_.Attach(call.session.tenant, request->sequence_id(), call.session.id,
-                          LeaseStateOf(request->lease()));
-        if (!attached.ok()) {
-          const bool about_lease = absl::StartsWith(attached.status().message(), "no lease");
-          return NamingId(about_lease ? "lease.lease_id" : "sequence_id", attached.status());
-        }
-        const bool made = request->lease().lease_id() == 0;
-        absl::Status status = CheckResponseBytes(attached->attachment.image.size());
-        if (status.ok()) status = call.Check();
-        if (!status.ok()) {  // nobody hears of the new lease
-          if (made) store_.Detach(call.session.id, attached->lease_id).IgnoreError();
-          return status;
-        }
-        response->set_lease_id(attached->lease_id);
-        response->set_word_index(attached->word_index);
-        ToWire(std::move(attached->attachment), response->mutable_attachment());
-        return absl::OkStatus();
-      });
+  return calls_.Unary(context, Rpc::kAttach, Access::kSession,
+                      [=, this](const Call& call) -> absl::Status {
+                        absl::StatusOr<kvstore::AttachedSequence> attached =
+                            store_.Attach(call.session.tenant, request->sequence_id(),
+                                          call.session.id, LeaseStateOf(request->lease()));
+                        if (!attached.ok()) return UnderLease(attached.status());
+                        const bool made = request->lease().lease_id() == 0;
+                        absl::Status status = CheckResponseBytes(attached->attachment.image.size());
+                        if (status.ok()) status = call.Check();
+                        if (!status.ok()) {  // nobody hears of the new lease
+                          if (made)
+                            store_.Detach(call.session.id, attached->lease_id).IgnoreError();
+                          return status;
+                        }
+                        response->set_lease_id(attached->lease_id);
+                        response->set_word_index(attached->word_index);
+                        ToWire(std::move(attached->attachment), response->mutable_attachment());
+                        return absl::OkStatus();
+                      });
 }
 
 KvCacheService::Reactor* KvCacheService::Detach(Context* context, const v1::DetachRequest* request,
                                                 v1::DetachResponse*) {
   return calls_.Unary(context, Rpc::kDetach, Access::kSession, [=, this](const Call& call) {
-    return NamingId("lease_id", store_.Detach(call.session.id, request->lease_id()));
+    return store_.Detach(call.session.id, request->lease_id());
   });
 }
 

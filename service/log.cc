@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "absl/strings/escaping.h"
+#include "service/refusal.h"
 
 namespace pqcached::service {
 namespace {
@@ -31,8 +32,9 @@ std::optional<spdlog::level::level_enum> FindLevel(absl::string_view name) {
 }
 
 absl::Status UnknownLevel(absl::string_view name) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "level: '", name, "' must be one of trace, debug, info, warning, error, critical, off"));
+  return InvalidArgument(
+      "level", absl::StrCat("'", name,
+                            "' must be one of trace, debug, info, warning, error, critical, off"));
 }
 
 bool NeedsQuotes(absl::string_view value) {
@@ -61,7 +63,7 @@ absl::StatusOr<std::unique_ptr<Log>> Log::Open(absl::string_view level, const st
     logger->set_pattern("ts=%Y-%m-%dT%H:%M:%S.%eZ level=%l %v", spdlog::pattern_time_type::utc);
     return std::unique_ptr<Log>(new Log(std::move(logger)));
   } catch (const spdlog::spdlog_ex& error) {
-    return absl::NotFoundError(absl::StrCat("log_file: ", error.what()));
+    return NotFound("log_file", absl::StrCat(error.what()));
   }
 }
 

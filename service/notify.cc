@@ -17,6 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "kvstore/clock.h"
 #include "kvstore/memfd.h"
+#include "service/refusal.h"
 
 namespace pqcached::service {
 namespace {
@@ -56,7 +57,7 @@ absl::StatusOr<KeptDescriptors> Inherited(const Environment& environment) {
   if (text.empty() || !IsForThisProcess(environment, "LISTEN_PID", false)) return kept;
   int count = 0;
   if (!absl::SimpleAtoi(text, &count) || count < 0 || count > kMaxListenDescriptors) {
-    return absl::InvalidArgumentError(absl::StrCat("LISTEN_FDS: '", text, "' is no count"));
+    return InvalidArgument("LISTEN_FDS", absl::StrCat("'", text, "' is no count"));
   }
   const std::vector<std::string> names = absl::StrSplit(Get(environment, "LISTEN_FDNAMES"), ':');
   for (int i = 0; i < count; ++i) {
@@ -74,9 +75,9 @@ absl::StatusOr<KeptDescriptors> Inherited(const Environment& environment) {
 absl::Status SendError(int error) {
   const std::string message = absl::StrCat("notify: ", std::strerror(error));
   if (error == ETOOMANYREFS || error == EMFILE || error == ENFILE) {
-    return absl::ResourceExhaustedError(message);
+    return ResourceExhausted("", message, kRetryMemory);
   }
-  return absl::UnavailableError(message);
+  return Unavailable("", message, kNoRetry);
 }
 
 }  // namespace
@@ -90,8 +91,8 @@ absl::StatusOr<std::unique_ptr<Notifier>> Notifier::FromEnvironment(const Enviro
   sockaddr_un address;
   socklen_t size = 0;
   if (!AddressOf(options.socket, address, size)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("NOTIFY_SOCKET: '", options.socket, "' is no path of a unix socket"));
+    return InvalidArgument("NOTIFY_SOCKET",
+                           absl::StrCat("'", options.socket, "' is no path of a unix socket"));
   }
   absl::StatusOr<KeptDescriptors> kept = Inherited(environment);
   if (!kept.ok()) return kept.status();
@@ -154,8 +155,9 @@ absl::Status Notifier::Barrier() const {
     ready = poll(&end, 1, static_cast<int>(std::max<int64_t>(left, 0)));
   } while (ready < 0 && errno == EINTR);
   if (ready > 0) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat("notify: no answer within ", absl::FormatDuration(options_.timeout)));
+  return Unavailable("notify",
+                     absl::StrCat("no answer within ", absl::FormatDuration(options_.timeout)),
+                     kNoRetry);
 }
 
 absl::Status Notifier::Keep(std::string_view name, int descriptor) {
@@ -185,7 +187,7 @@ absl::Status Notifier::Forward(std::string_view name, int descriptor) {
 absl::Status Notifier::Store(std::string_view name, int descriptor, absl::string_view fields,
                              bool wait) {
   if (!kvstore::IsKeeperName(name)) {
-    return absl::InvalidArgumentError("name: must be 1..200 bytes of [A-Za-z0-9._-]");
+    return InvalidArgument("name", "must be 1..200 bytes of [A-Za-z0-9._-]");
   }
   const std::string key(name);
   absl::StatusOr<FileDescriptor> copy = kvstore::Duplicate(descriptor);
@@ -193,14 +195,15 @@ absl::Status Notifier::Store(std::string_view name, int descriptor, absl::string
   {
     absl::MutexLock lock(&mutex_);
     if (kept_.count(key) != 0) {
-      return absl::AlreadyExistsError(absl::StrCat("name: '", key, "' is kept already"));
+      return AlreadyExists("name", absl::StrCat("'", key, "' is kept already"));
     }
     // The other side would drop what is too much without a word.
     if (kept_.size() >= options_.max_kept ||
         name_bytes_ + key.size() + 1 > options_.max_name_bytes) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("descriptors: ", kept_.size(), " are kept; at most ", options_.max_kept,
-                       ", with names of ", options_.max_name_bytes, " bytes"));
+      return ResourceExhausted("descriptors",
+                               absl::StrCat(kept_.size(), " are kept; at most ", options_.max_kept,
+                                            ", with names of ", options_.max_name_bytes, " bytes"),
+                               kRetryMemory);
     }
     kept_.emplace(key, *std::move(copy));
     name_bytes_ += key.size() + 1;

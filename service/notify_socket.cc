@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "service/refusal.h"
 #include "service/socket_claim.h"
 
 namespace pqcached::service {
@@ -46,13 +47,12 @@ void ReadControl(msghdr& header, Notification& message, bool& has_sender) {
 
 absl::StatusOr<std::unique_ptr<NotifySocket>> NotifySocket::Bind(const std::string& path) {
   const auto failed = [&path](const char* what) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("listen: ", path, ": ", what, ": ", std::strerror(errno)));
+    return FailedPrecondition("listen", absl::StrCat(path, ": ", what, ": ", std::strerror(errno)));
   };
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    return absl::FailedPreconditionError(absl::StrCat("listen: ", path, " is too long a path"));
+    return FailedPrecondition("listen", absl::StrCat(path, " is too long a path"));
   }
   path.copy(address.sun_path, path.size());
   FileDescriptor bound(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

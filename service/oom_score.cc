@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "service/refusal.h"
 
 namespace pqcached::service {
 
@@ -19,8 +20,7 @@ absl::Status AdjustOomScore(int32_t score) {
   const int error = errno;
   if (file >= 0) close(file);
   if (written) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      absl::StrCat("oom_score_adjust: ", score, ": ", std::strerror(error)));
+  return PermissionDenied("oom_score_adjust", absl::StrCat(score, ": ", std::strerror(error)));
 }
 
 }  // namespace pqcached::service

@@ -1,9 +1,9 @@
 // Rank, fetch, attend.
 #include <algorithm>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "service/kv_cache_service.h"
+#include "service/refusal.h"
 #include "service/wire.h"
 
 namespace pqcached::service {
@@ -13,18 +13,10 @@ constexpr size_t kMaxRememberedSpecs = 8192;
 
 std::string Item(int index) { return absl::StrCat("items[", index, "]"); }
 
-// Puts the path of an item before an error of the store, which speaks of a query, a selection, a
-// sequence or tokens.
+// Returns an error of the store with its path in the request. The fields of the store are those of
+// the item, but for the sequence, which the item's query names.
 absl::Status UnderItem(const std::string& field, const absl::Status& status) {
-  if (status.code() == absl::StatusCode::kNotFound)
-    return Under(field + ".query.sequence_id", status);
-  for (const absl::string_view word : {"layer", "queries", "query_position"}) {
-    if (absl::StartsWith(status.message(), word)) return Under(field + ".query", status);
-  }
-  for (const absl::string_view word : {"budget", "excluded", "sink_tokens", "window_tokens"}) {
-    if (absl::StartsWith(status.message(), word)) return Under(field + ".selection", status);
-  }
-  return Under(field, status);
+  return Under(field, MoveField("sequence_id", "query.sequence_id", status));
 }
 
 uint32_t QueryHeadsOf(const kvstore::Query& query) {
@@ -52,7 +44,7 @@ absl::StatusOr<KvCacheService::SharedSpec> KvCacheService::SpecOf(const Call& ca
     specs_[sequence_id] = {tenant, spec};
     return spec;
   }
-  return absl::NotFoundError(absl::StrCat("no sequence ", sequence_id));
+  return NotFound("sequence_id", absl::StrCat("no sequence ", sequence_id));
 }
 
 absl::StatusOr<kvstore::IndexDescriptor> KvCacheService::IndexOrDefault(
@@ -63,7 +55,7 @@ absl::StatusOr<kvstore::IndexDescriptor> KvCacheService::IndexOrDefault(
   if (!index.ok()) return index.status();
   if (index->has_value()) return **index;
   const absl::StatusOr<SharedSpec> cache = SpecOf(call, sequence_id);
-  if (!cache.ok()) return NamingId(id_field, cache.status());
+  if (!cache.ok()) return MoveField("sequence_id", id_field, cache.status());
   return (*cache)->default_index;
 }
 
@@ -84,9 +76,10 @@ absl::StatusOr<kvstore::Selection> KvCacheService::ResolveSelection(const Call& 
 
 absl::Status KvCacheService::CheckResponseBytes(uint64_t bytes) const {
   if (bytes <= config_.max_message_bytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "response: ", bytes, " bytes, above max_message_bytes = ", config_.max_message_bytes,
-      "; ask for less at once"));
+  return ResourceExhausted("response",
+                           absl::StrCat(bytes, " bytes, above max_message_bytes = ",
+                                        config_.max_message_bytes, "; ask for less at once"),
+                           kNoRetry);
 }
 
 KvCacheService::Reactor* KvCacheService::TopK(Context* context, const v1::TopKRequest* request,
@@ -157,7 +150,7 @@ absl::StatusOr<KvCacheService::TokenShape> KvCacheService::TokenShapeOf(const Ca
                                                                         uint32_t layer,
                                                                         kvstore::RowPart part) {
   const absl::StatusOr<SharedSpec> spec = SpecOf(call, sequence_id);
-  if (!spec.ok()) return NamingId("sequence_id", spec.status());
+  if (!spec.ok()) return spec.status();
   for (const kvstore::LayerGroup& group : (*spec)->groups) {
     if (group.kind == kvstore::LayerKind::kNone) continue;
     if (std::find(group.layers.begin(), group.layers.end(), layer) == group.layers.end()) continue;
@@ -166,7 +159,7 @@ absl::StatusOr<KvCacheService::TokenShape> KvCacheService::TokenShapeOf(const Ca
     return TokenShape{group.kv_heads,
                       group.kv_heads * (keys + values) * kernels::DTypeBytes(group.dtype)};
   }
-  return absl::InvalidArgumentError(absl::StrCat("layer ", layer, " is not stored by the cache"));
+  return InvalidArgument("layer", absl::StrCat(layer, " is not stored by the cache"));
 }
 
 KvCacheService::Reactor* KvCacheService::FetchBlocks(Context* context,
@@ -198,10 +191,9 @@ KvCacheService::Reactor* KvCacheService::FetchBlocks(Context* context,
           if (absl::Status status = call.Check(); !status.ok()) return status;
           absl::StatusOr<kvstore::Rows> rows = store_.FetchRange(
               call.session.tenant, request->sequence_id(), request->layer(), ranges[i], *part);
-          if (rows.status().code() == absl::StatusCode::kNotFound) {
-            return Under("sequence_id", rows.status());
+          if (!rows.ok()) {
+            return MoveField("tokens", absl::StrCat("ranges[", i, "]"), rows.status());
           }
-          if (!rows.ok()) return Under(absl::StrCat("ranges[", i, "]"), rows.status());
           ToWire(*std::move(rows), response->add_blocks());
         }
         return CheckResponseBytes(response->ByteSizeLong());
@@ -215,16 +207,16 @@ KvCacheService::Reactor* KvCacheService::FetchTokens(Context* context,
       context, Rpc::kFetchTokens, Access::kSession, [=, this](const Call& call) -> absl::Status {
         const absl::StatusOr<kvstore::RowPart> part = RowPartOf(request->part(), "part");
         if (!part.ok()) return part.status();
-        if (request->count() == 0) return Invalid("count", "0, must be at least 1");
-        if (request->positions().empty()) return Invalid("positions", "missing");
+        if (request->count() == 0) return InvalidArgument("count", "0, must be at least 1");
+        if (request->positions().empty()) return InvalidArgument("positions", "missing");
         const absl::StatusOr<TokenShape> token =
             TokenShapeOf(call, request->sequence_id(), request->layer(), *part);
         if (!token.ok()) return token.status();
         const uint64_t wanted = uint64_t{token->kv_heads} * request->count();
         if (static_cast<uint64_t>(request->positions_size()) != wanted) {
-          return Invalid("positions",
-                         absl::StrCat(request->positions_size(),
-                                      " of them, must be kv_heads x count = ", wanted));
+          return InvalidArgument("positions",
+                                 absl::StrCat(request->positions_size(),
+                                              " of them, must be kv_heads x count = ", wanted));
         }
         if (absl::Status status = CheckResponseBytes(uint64_t{request->count()} * token->bytes);
             !status.ok()) {
@@ -233,7 +225,7 @@ KvCacheService::Reactor* KvCacheService::FetchTokens(Context* context,
         absl::StatusOr<kvstore::Rows> rows = store_.FetchTokens(
             call.session.tenant, request->sequence_id(), request->layer(),
             {request->positions().data(), static_cast<size_t>(request->positions_size())}, *part);
-        if (!rows.ok()) return NamingId("sequence_id", rows.status());
+        if (!rows.ok()) return rows.status();
         ToWire(*std::move(rows), response->mutable_rows());
         return CheckResponseBytes(response->ByteSizeLong());
       });
@@ -258,13 +250,13 @@ absl::Status KvCacheService::AttendOne(const Call& call, const v1::AttendItem& i
     if (!positions.ok()) return positions.status();
     attention = store_.AttendPositions(call.session.tenant, sequence_id, *query, *positions);
     if (attention.ok() && attention->selected.count != item.positions().count()) {
-      return Invalid(
+      return InvalidArgument(
           field + ".positions.positions",
           absl::StrCat(positions->size(), " of them, must be kv_heads x count = ",
                        uint64_t{attention->selected.kv_heads} * item.positions().count()));
     }
   } else {
-    return Invalid(field + ".tokens", "missing: selection or positions");
+    return InvalidArgument(field + ".tokens", "missing: selection or positions");
   }
   if (!attention.ok()) return UnderItem(field, attention.status());
   ToWire(*attention, query->queries.shape, item.want_positions(), message);

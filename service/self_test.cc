@@ -13,6 +13,7 @@
 #include "kernels/exec.h"
 #include "kvstore/clock.h"
 #include "kvstore/store.h"
+#include "service/refusal.h"
 
 namespace pqcached::service {
 namespace {
@@ -69,7 +70,7 @@ double Logit(uint32_t query_head, uint32_t token) {
 }
 
 absl::Status Differs(absl::string_view what, double is, double must) {
-  return absl::DataLossError(absl::StrCat(what, " is ", is, ", must be ", must));
+  return DataLoss(absl::StrCat(what, " is ", is, ", must be ", must));
 }
 
 // A store that works at one level, with one sequence.
@@ -129,7 +130,7 @@ class Probe {
             std::memcmp(row + kDim * sizeof(float), &Values()[from], kDim * sizeof(float)) == 0) {
           continue;
         }
-        return absl::DataLossError(
+        return DataLoss(
             absl::StrCat("row of token ", token, ", kv head ", head, " is not what was stored"));
       }
     }
@@ -155,7 +156,7 @@ class Probe {
       for (uint32_t i = 0; i < selected->count; ++i) {
         const uint32_t token = selected->positions[size_t{head} * selected->count + i];
         if (token < kTokens && sums[token] >= sorted[selected->count - 1] - kTolerance) continue;
-        return absl::DataLossError(
+        return DataLoss(
             absl::StrCat("token ", token, " of kv head ", head, " is none of the best"));
       }
     }
@@ -232,7 +233,7 @@ std::vector<SelfTestCheck> RunSelfTest(const std::function<bool()>& go_on) {
     const std::string_view name = kernels::LevelName(level);
     const kvstore::SteadyTime began = kvstore::SteadyTime::Now();
     SelfTestCheck done{.name = absl::StrCat(std::string(name), ".", what),
-                       .status = go_on() ? work() : absl::CancelledError("ended early"),
+                       .status = go_on() ? work() : Cancelled("ended early"),
                        .detail = std::string(detail)};
     done.seconds = absl::ToDoubleSeconds(kvstore::SteadyTime::Now() - began);
     checks.push_back(std::move(done));

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "service/kv_cache_service.h"
 #include "service/log.h"
+#include "service/refusal.h"
 #include "service/wire.h"
 
 namespace pqcached::service {
@@ -14,8 +15,8 @@ constexpr size_t kMaxExtraKeyBytes = 256;
 
 absl::Status CheckExtraKey(const std::string& key) {
   if (key.size() <= kMaxExtraKeyBytes) return absl::OkStatus();
-  return Invalid("extra_key",
-                 absl::StrCat(key.size(), " bytes, must be at most ", kMaxExtraKeyBytes));
+  return InvalidArgument("extra_key",
+                         absl::StrCat(key.size(), " bytes, must be at most ", kMaxExtraKeyBytes));
 }
 
 }  // namespace
@@ -56,7 +57,7 @@ KvCacheService::Reactor* KvCacheService::OpenCache(Context* context,
 absl::Status KvCacheService::CheckOwned(const Call& call, uint64_t sequence_id) {
   if (!sessions_.IsOpen(call.token)) {
     store_.DropSession(call.session.id);
-    return absl::UnauthenticatedError("metadata pqcached-session: the session has ended");
+    return Unauthenticated("pqcached-session", "the session has ended");
   }
   absl::Status status = call.Check();
   if (!status.ok()) {
@@ -87,23 +88,24 @@ KvCacheService::Reactor* KvCacheService::CreateSequence(Context* context,
   return calls_.Unary(
       context, Rpc::kCreateSequence, Access::kSession, [=, this](const Call& call) -> absl::Status {
         if (request->model_fingerprint().size() > kMaxFingerprintBytes) {
-          return Invalid("model_fingerprint",
-                         absl::StrCat(request->model_fingerprint().size(),
-                                      " bytes, must be at most ", kMaxFingerprintBytes));
+          return InvalidArgument("model_fingerprint",
+                                 absl::StrCat(request->model_fingerprint().size(),
+                                              " bytes, must be at most ", kMaxFingerprintBytes));
         }
         if (!request->model_fingerprint().empty()) {
           for (const kvstore::CacheInfo& cache : store_.ListCaches(call.session.tenant)) {
             if (cache.cache_id != request->cache_id()) continue;
             if (cache.spec.model_fingerprint == request->model_fingerprint()) continue;
-            return absl::FailedPreconditionError(
-                absl::StrCat("model_fingerprint: '", request->model_fingerprint(),
-                             "', must be the cache's, '", cache.spec.model_fingerprint, "'"));
+            return FailedPrecondition(
+                "model_fingerprint",
+                absl::StrCat("'", request->model_fingerprint(), "', must be the cache's, '",
+                             cache.spec.model_fingerprint, "'"));
           }
         }
         const absl::StatusOr<kvstore::SequenceSpec> spec = SequenceSpecOf(call, *request);
         if (!spec.ok()) return spec.status();
         const auto created = store_.CreateSequence(call.session.tenant, request->cache_id(), *spec);
-        if (!created.ok()) return NamingId("cache_id", created.status());
+        if (!created.ok()) return created.status();
         response->set_sequence_id(created->sequence_id);
         response->set_token_count(created->token_count);
         return CheckOwned(call, created->sequence_id);
@@ -119,7 +121,7 @@ KvCacheService::Reactor* KvCacheService::DropSequence(Context* context,
       absl::MutexLock lock(&mutex_);
       specs_.erase(request->sequence_id());
     }
-    return NamingId("sequence_id", status);
+    return status;
   });
 }
 
@@ -136,7 +138,7 @@ KvCacheService::Reactor* KvCacheService::TruncateSequence(
         const absl::StatusOr<uint64_t> token_count =
             store_.TruncateSequence(call.session.tenant, request->sequence_id(),
                                     request->token_count(), request->lease().lease_id());
-        if (!token_count.ok()) return NamingId("sequence_id", token_count.status());
+        if (!token_count.ok()) return token_count.status();
         response->set_token_count(*token_count);
         return FillAttachment(call, request->lease(), response->mutable_attachment());
       });
@@ -149,7 +151,7 @@ KvCacheService::Reactor* KvCacheService::ForkSequence(Context* context,
       context, Rpc::kForkSequence, Access::kSession, [=, this](const Call& call) -> absl::Status {
         const auto forked = store_.ForkSequence(call.session.tenant, request->sequence_id(),
                                                 request->token_count(), call.session.id);
-        if (!forked.ok()) return NamingId("sequence_id", forked.status());
+        if (!forked.ok()) return forked.status();
         response->set_sequence_id(forked->sequence_id);
         response->set_token_count(forked->token_count);
         return CheckOwned(call, forked->sequence_id);
@@ -161,9 +163,7 @@ KvCacheService::Reactor* KvCacheService::SuspendSequence(Context* context,
                                                          v1::SuspendSequenceResponse*) {
   return calls_.Unary(
       context, Rpc::kSuspendSequence, Access::kSession, [=, this](const Call& call) {
-        return NamingId(
-            "sequence_id",
-            store_.SuspendSequence(call.session.tenant, request->sequence_id()).status());
+        return store_.SuspendSequence(call.session.tenant, request->sequence_id()).status();
       });
 }
 
@@ -174,7 +174,7 @@ KvCacheService::Reactor* KvCacheService::ResumeSequence(Context* context,
     const absl::StatusOr<uint64_t> token_count =
         store_.ResumeSequence(call.session.tenant, request->sequence_id());
     if (token_count.ok()) response->set_token_count(*token_count);
-    return NamingId("sequence_id", token_count.status());
+    return token_count.status();
   });
 }
 
@@ -188,7 +188,7 @@ KvCacheService::Reactor* KvCacheService::MatchPrefix(Context* context,
             call.session.tenant, request->cache_id(),
             {request->token_ids().data(), static_cast<size_t>(request->token_ids_size())},
             request->extra_key());
-        if (!token_count.ok()) return NamingId("cache_id", token_count.status());
+        if (!token_count.ok()) return token_count.status();
         response->set_token_count(*token_count);
         return absl::OkStatus();
       });
@@ -201,7 +201,7 @@ KvCacheService::Reactor* KvCacheService::Admit(Context* context, const v1::Admit
         const absl::StatusOr<kvstore::AdmitSpec> spec = AdmitSpecOf(*request);
         if (!spec.ok()) return spec.status();
         const auto admission = store_.Admit(call.session.tenant, request->cache_id(), *spec);
-        if (!admission.ok()) return NamingId("cache_id", admission.status());
+        if (!admission.ok()) return admission.status();
         ToWire(*admission, response);
         return absl::OkStatus();
       });

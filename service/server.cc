@@ -13,6 +13,7 @@
 #include "service/broker.h"
 #include "service/kv_cache_service.h"
 #include "service/log.h"
+#include "service/refusal.h"
 #include "service/socket_claim.h"
 #include "service/wire.h"
 
@@ -99,9 +100,10 @@ class Server::Impl {
     }
     if (server_ == nullptr) {
       broker_.reset();
-      return absl::FailedPreconditionError(absl::StrCat(
-          "cannot listen on ", config_.listen,
-          config_.tcp_listen.empty() ? "" : absl::StrCat(" and ", config_.tcp_listen)));
+      return FailedPrecondition(
+          "", absl::StrCat(
+                  "cannot listen on ", config_.listen,
+                  config_.tcp_listen.empty() ? "" : absl::StrCat(" and ", config_.tcp_listen)));
     }
     endpoints_.push_back(config_.listen);
     if (!config_.tcp_listen.empty()) {
@@ -117,7 +119,7 @@ class Server::Impl {
     SetServing(false);
     if (options_.keepers.memory != nullptr) sessions_.Leave();
     calls_.Drain(SteadyTime::Now() + config_.shutdown_timeout);
-    kv_cache_.EndSessions(absl::UnavailableError("the sidecar is shutting down"));
+    kv_cache_.EndSessions(Unavailable("", "the sidecar is shutting down", kRetryMemory));
     broker_.reset();
     server_->Shutdown(ToGrpc(SteadyTime::Now() + kCancelGrace));
     server_->Wait();

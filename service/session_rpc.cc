@@ -6,6 +6,7 @@
 #include "kvstore/clock.h"
 #include "service/kv_cache_service.h"
 #include "service/log.h"
+#include "service/refusal.h"
 #include "service/version.h"
 #include "service/wire.h"
 
@@ -41,10 +42,12 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   void Start() {
     const size_t streams = parts_.streams.Add(shared_from_this());
     if (parts_.calls.draining()) {
-      FinishOnce(absl::UnavailableError("the sidecar is shutting down"));
+      FinishOnce(Unavailable("", "the sidecar is shutting down", kRetryMemory));
     } else if (streams > parts_.config.max_sessions + kMaxUnopenedStreams) {
-      FinishOnce(absl::ResourceExhaustedError(absl::StrCat(
-          "max_sessions: ", parts_.config.max_sessions, ", and ", streams, " streams are open")));
+      FinishOnce(ResourceExhausted(
+          "max_sessions",
+          absl::StrCat(parts_.config.max_sessions, ", and ", streams, " streams are open"),
+          kRetryMemory));
     } else {
       absl::MutexLock lock(&mutex_);
       SetAlarm(parts_.config.default_timeout, &SessionStream::EndUnopened);
@@ -97,18 +100,18 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
       case v1::SessionRequest::kOpen:
         return Open(request_.open());
       case v1::SessionRequest::kHeartbeat:
-        return token_.empty() ? Invalid("open", "must come first") : absl::OkStatus();
+        return token_.empty() ? InvalidArgument("open", "must come first") : absl::OkStatus();
       case v1::SessionRequest::REQUEST_NOT_SET:
         break;
     }
-    return Invalid("request", "missing: open or heartbeat");
+    return InvalidArgument("request", "missing: open or heartbeat");
   }
 
   absl::Status Open(const v1::SessionOpen& open) {
-    if (!token_.empty()) return Invalid("open", "the session is open already");
+    if (!token_.empty()) return InvalidArgument("open", "the session is open already");
     if (open.protocol_version() != kProtocolVersion) {
-      return Invalid("open.protocol_version",
-                     absl::StrCat(open.protocol_version(), ", must be ", kProtocolVersion));
+      return InvalidArgument("open.protocol_version",
+                             absl::StrCat(open.protocol_version(), ", must be ", kProtocolVersion));
     }
     const bool resumes = !open.resume_token().empty();
     const absl::StatusOr<OpenedSession> opened = resumes ? Resume(open) : OpenNew(open);
@@ -133,15 +136,15 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   // gRPC does not tell who the peer is.
   absl::Status CheckTenant(absl::string_view tenant) const {
     if (!parts_.config.tenant_uids.Binds(std::string(tenant))) return absl::OkStatus();
-    return absl::PermissionDeniedError(
-        "open.tenant: is bound to uids (tenant_uids); such a session is opened by the broker");
+    return PermissionDenied(
+        "open.tenant", "is bound to uids (tenant_uids); such a session is opened by the broker");
   }
 
   absl::StatusOr<OpenedSession> OpenNew(const v1::SessionOpen& open) {
     absl::Status status = CheckTenant(open.tenant().empty() ? "default" : open.tenant());
     if (!status.ok()) return status;
     absl::StatusOr<OpenedSession> opened = parts_.sessions.Open(open.tenant(), open.client_name());
-    if (!opened.ok()) return opened;
+    if (!opened.ok()) return Under("open", opened.status());
     const Session& session = opened->session;
     status =
         parts_.store.KeepSession({session.id, session.tenant, session.client_name, opened->token});
@@ -157,7 +160,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     }
     absl::StatusOr<OpenedSession> resumed = parts_.sessions.Resume(open.resume_token());
     if (resumed.ok()) return resumed;
-    return absl::Status(resumed.status().code(), absl::StrCat("open.", resumed.status().message()));
+    return Under("open", resumed.status());
   }
 
   // The callback holds the stream weakly, because the alarm keeps the callback.
@@ -184,7 +187,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
       absl::MutexLock lock(&mutex_);
       if (!token_.empty()) return;
     }
-    FinishOnce(absl::DeadlineExceededError("open: did not come within default_timeout"));
+    FinishOnce(DeadlineExceeded("open", "was not received within default_timeout"));
   }
 
   void CloseSession() {

@@ -9,6 +9,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "service/refusal.h"
 #include "service/tenant_uids.h"
 
 namespace pqcached::service {
@@ -23,18 +24,19 @@ absl::StatusOr<OpenedSession> Sessions::Open(absl::string_view tenant,
                                              absl::string_view client_name, uint32_t peer_pid) {
   if (tenant.empty()) tenant = "default";
   if (!IsTenantName(tenant)) {
-    return absl::InvalidArgumentError("open.tenant: must be 1..64 bytes of [a-z0-9_.-]");
+    return InvalidArgument("tenant", "must be 1..64 bytes of [a-z0-9_.-]");
   }
   if (client_name.size() > kMaxClientNameBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "open.client_name: ", client_name.size(), " bytes, must be at most ", kMaxClientNameBytes));
+    return InvalidArgument(
+        "client_name",
+        absl::StrCat(client_name.size(), " bytes, must be at most ", kMaxClientNameBytes));
   }
   OpenedSession opened{RandomHex(kTokenBytes),
                        {"", std::string(tenant), std::string(client_name), peer_pid, 0}};
   absl::MutexLock lock(&mutex_);
   if (by_token_.size() >= max_sessions_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("max_sessions: ", max_sessions_, " sessions are open already"));
+    return ResourceExhausted(
+        "max_sessions", absl::StrCat(max_sessions_, " sessions are open already"), kRetryMemory);
   }
   opened.session.number = ++opened_count_;
   opened.session.id = absl::StrCat(client_name, "#", opened.session.number);
@@ -56,10 +58,10 @@ absl::StatusOr<OpenedSession> Sessions::Resume(absl::string_view token, uint32_t
   absl::MutexLock lock(&mutex_);
   const auto found = by_token_.find(token);
   if (found == by_token_.end()) {
-    return absl::NotFoundError("resume_token: no such session, or it has ended");
+    return NotFound("resume_token", "no such session, or it has ended");
   }
   if (!found->second.detached) {
-    return absl::FailedPreconditionError("resume_token: the session's client is connected");
+    return FailedPrecondition("resume_token", "the session's client is connected");
   }
   found->second.detached = false;
   found->second.session.peer_pid = peer_pid;
@@ -76,8 +78,7 @@ absl::StatusOr<Session> Sessions::Find(absl::string_view token) const {
   absl::MutexLock lock(&mutex_);
   const auto found = by_token_.find(token);
   if (found == by_token_.end()) {
-    return absl::UnauthenticatedError(
-        "metadata pqcached-session: no such session, or it has ended");
+    return Unauthenticated("pqcached-session", "no such session, or it has ended");
   }
   return found->second.session;
 }

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvstore/clock.h"
+#include "service/refusal.h"
 
 namespace pqcached::service {
 namespace {
@@ -25,12 +26,11 @@ constexpr absl::Duration kClaimPause = absl::Milliseconds(20);
 std::string LockPath(const std::string& path) { return path + ".lock"; }
 
 absl::Status Failed(const std::string& path, absl::string_view what, int error) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("listen: ", path, ": ", what, ": ", std::strerror(error)));
+  return FailedPrecondition("listen", absl::StrCat(path, ": ", what, ": ", std::strerror(error)));
 }
 
 absl::Status Taken(const std::string& path) {
-  return absl::AlreadyExistsError(absl::StrCat("listen: another process serves on ", path));
+  return AlreadyExists("listen", absl::StrCat("another process serves on ", path));
 }
 
 absl::Status MakeDirectory(const std::string& path) {
@@ -88,8 +88,7 @@ absl::Status ClearPath(const std::string& path) {
     return errno == ENOENT ? absl::OkStatus() : Failed(path, "cannot look at it", errno);
   }
   if (!S_ISSOCK(status.st_mode)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("listen: ", path, " exists and is no socket"));
+    return FailedPrecondition("listen", absl::StrCat(path, " exists and is no socket"));
   }
   if (IsServed(path)) return Taken(path);
   if (unlink(path.c_str()) != 0) return Failed(path, "cannot remove the stale socket", errno);

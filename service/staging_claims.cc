@@ -1,6 +1,7 @@
 #include "service/staging_claims.h"
 
 #include "absl/strings/str_cat.h"
+#include "service/refusal.h"
 #include "service/wire.h"
 
 namespace pqcached::service {
@@ -20,15 +21,15 @@ absl::StatusOr<std::span<const std::byte>> StagingClaims::Resolve(
     return bytes;
   }
   if (claimed->second.generation != wanted.generation) {
-    return absl::FailedPreconditionError(absl::StrCat(field, ".generation: ", wanted.generation,
-                                                      "; the call uses slot ", wanted.slot, " as ",
-                                                      claimed->second.generation, " already"));
+    return FailedPrecondition(field + ".generation",
+                              absl::StrCat(wanted.generation, "; the call uses slot ", wanted.slot,
+                                           " as ", claimed->second.generation, " already"));
   }
   const std::span<const std::byte> slot = claimed->second.staged.slot;
   if (wanted.offset_bytes > slot.size() || wanted.size_bytes > slot.size() - wanted.offset_bytes) {
-    return Invalid(field + ".offset_bytes",
-                   absl::StrCat(wanted.offset_bytes, " with ", wanted.size_bytes,
-                                " bytes; a slot has ", slot.size()));
+    return InvalidArgument(field + ".offset_bytes",
+                           absl::StrCat(wanted.offset_bytes, " with ", wanted.size_bytes,
+                                        " bytes; a slot has ", slot.size()));
   }
   return slot.subspan(wanted.offset_bytes, wanted.size_bytes);
 }

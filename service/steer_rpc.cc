@@ -19,7 +19,7 @@ AdminService::Reactor* AdminService::Evict(Context* context, const v1::EvictRequ
   return calls_.Unary(context, Rpc::kEvict, Access::kAnyone, [=, this](const Call&) {
     const absl::Status status = store_.EvictSequence(request->sequence_id());
     if (status.ok()) log_.Info("sequence_evicted", {{"sequence_id", request->sequence_id()}});
-    return NamingId("sequence_id", status);
+    return status;
   });
 }
 
@@ -27,11 +27,11 @@ AdminService::Reactor* AdminService::Pin(Context* context, const v1::PinRequest*
                                          v1::PinResponse*) {
   return calls_.Unary(context, Rpc::kPin, Access::kAnyone, [=, this](const Call&) -> absl::Status {
     if (request->ttl_ms() > static_cast<uint64_t>(absl::ToInt64Milliseconds(kvstore::kMaxPin))) {
-      return Invalid("ttl_ms", absl::StrCat(request->ttl_ms(), ", must be at most ",
-                                            absl::ToInt64Milliseconds(kvstore::kMaxPin)));
+      return InvalidArgument("ttl_ms", absl::StrCat(request->ttl_ms(), ", must be at most ",
+                                                    absl::ToInt64Milliseconds(kvstore::kMaxPin)));
     }
-    return NamingId(
-        "sequence_id",
+    return MoveField(
+        "ttl", "ttl_ms",
         store_.PinSequence(kAllTenants, request->sequence_id(),
                            absl::Milliseconds(static_cast<int64_t>(request->ttl_ms()))));
   });

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvstore/clock.h"
+#include "service/refusal.h"
 
 namespace pqcached::service {
 namespace {
@@ -23,9 +24,9 @@ constexpr absl::string_view kDone = "=done";  // no name of a descriptor
 
 absl::Status Failed(const char* what, int error) {
   const std::string message = absl::StrCat("take-over: ", what, ": ", std::strerror(error));
-  if (error == ENOENT || error == ECONNREFUSED) return absl::NotFoundError(message);
-  if (error == EACCES || error == EPERM) return absl::PermissionDeniedError(message);
-  return absl::UnavailableError(message);
+  if (error == ENOENT || error == ECONNREFUSED) return NotFound("", message);
+  if (error == EACCES || error == EPERM) return PermissionDenied("", message);
+  return Unavailable("", message, kNoRetry);
 }
 
 // One message, with the descriptor beside it where there is one. 0, or errno.
@@ -129,11 +130,11 @@ absl::Status SendKept(int successor, const KeptDescriptors& kept) {
   setsockopt(successor, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
   for (const auto& [name, descriptor] : kept) {
     if (const int error = Send(successor, name, descriptor.get(), nullptr); error != 0) {
-      return absl::UnavailableError(absl::StrCat("take-over: sending: ", std::strerror(error)));
+      return Unavailable("take-over", absl::StrCat("sending: ", std::strerror(error)), kNoRetry);
     }
   }
   const int error = Send(successor, kDone, -1, nullptr);
-  return error == 0 ? absl::OkStatus() : absl::UnavailableError(std::strerror(error));
+  return error == 0 ? absl::OkStatus() : Unavailable("", std::strerror(error), kNoRetry);
 }
 
 }  // namespace pqcached::service

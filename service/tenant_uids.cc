@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "service/refusal.h"
 
 namespace pqcached::service {
 namespace {
@@ -37,7 +38,8 @@ absl::StatusOr<TenantUids> TenantUids::Parse(absl::string_view text) {
     entry.last_uid = entry.first_uid;
     const bool last = range.second.empty() || absl::SimpleAtoi(range.second, &entry.last_uid);
     if (!first || !last || entry.last_uid < entry.first_uid || !IsTenantName(halves.second)) {
-      return absl::InvalidArgumentError(
+      return InvalidArgument(
+          "",
           absl::StrCat("must be a list like '1000=team-a, 2000-2999=team-b'; it has '", part, "'"));
     }
     entry.tenant = std::string(halves.second);
@@ -57,9 +59,10 @@ absl::StatusOr<std::string> TenantUids::TenantOf(uint32_t uid, absl::string_view
     if (uid < entry.first_uid || uid > entry.last_uid) continue;
     if (claimed.empty() || claimed == entry.tenant) return entry.tenant;
   }
-  return absl::PermissionDeniedError(
-      claimed.empty() ? absl::StrCat("tenant: uid ", uid, " is nobody's (tenant_uids)")
-                      : absl::StrCat("tenant: uid ", uid, " is not '", claimed, "' (tenant_uids)"));
+  return PermissionDenied("tenant",
+                          claimed.empty()
+                              ? absl::StrCat("uid ", uid, " has no tenant (tenant_uids)")
+                              : absl::StrCat("uid ", uid, " is not '", claimed, "' (tenant_uids)"));
 }
 
 }  // namespace pqcached::service

@@ -24,10 +24,7 @@
 #include "kvstore/store.h"
 #include "pqcached/v1/admin.pb.h"
 #include "pqcached/v1/kv_cache.pb.h"
-
-namespace grpc {
-class Status;
-}
+#include "service/refusal.h"
 
 namespace pqcached::service {
 
@@ -35,25 +32,6 @@ class StagingClaims;
 
 inline constexpr int kMaxBatchItems = 256;
 inline constexpr int kMaxFetchRanges = 1024;
-
-// ---- Status
-
-grpc::Status ToGrpc(const absl::Status& status);
-
-// After which time to repeat what was kResourceExhausted: soon when only a queue was full.
-absl::Duration RetryAfter(const absl::Status& status);
-
-// Puts `field` before the path that an error of the store begins with.
-absl::Status Under(absl::string_view field, const absl::Status& status);
-
-// Puts `id_field` before the error when it is kNotFound; other errors stay as they are.
-absl::Status NamingId(absl::string_view id_field, const absl::Status& status);
-
-absl::Status Invalid(absl::string_view field, absl::string_view what);
-absl::Status Unimplemented(absl::string_view field);
-
-// Errors: kInvalidArgument  not in 1..limit
-absl::Status CheckCount(absl::string_view field, int count, int limit);
 
 // ---- Time
 

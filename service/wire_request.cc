@@ -17,7 +17,8 @@ constexpr uint32_t kMaxIterations = 1000;
 // Errors: kInvalidArgument  above the largest position
 absl::StatusOr<uint32_t> TokensOf(uint64_t tokens, absl::string_view field) {
   if (tokens > kvstore::kMaxSequenceTokens) {
-    return Invalid(field, absl::StrCat(tokens, ", must be at most ", kvstore::kMaxSequenceTokens));
+    return InvalidArgument(field,
+                           absl::StrCat(tokens, ", must be at most ", kvstore::kMaxSequenceTokens));
   }
   return static_cast<uint32_t>(tokens);
 }
@@ -31,7 +32,7 @@ absl::StatusOr<kernels::DType> DTypeOf(v1::DType dtype, const std::string& field
     case v1::DTYPE_FLOAT32:
       return kernels::DType::kF32;
     default:
-      return Invalid(field, absl::StrCat(static_cast<int>(dtype), ", must be a DType"));
+      return InvalidArgument(field, absl::StrCat(static_cast<int>(dtype), ", must be a DType"));
   }
 }
 
@@ -44,8 +45,8 @@ absl::Status CheckShapeBytes(const v1::Tensor& tensor, uint64_t element_bytes,
   }
   for (const uint64_t extent : tensor.shape()) {
     if (extent > max_bytes / element_bytes / elements) {
-      return Invalid(field + ".shape",
-                     absl::StrCat("spans more than max_message_bytes = ", max_bytes));
+      return InvalidArgument(field + ".shape",
+                             absl::StrCat("spans more than max_message_bytes = ", max_bytes));
     }
     elements *= extent;
   }
@@ -53,19 +54,19 @@ absl::Status CheckShapeBytes(const v1::Tensor& tensor, uint64_t element_bytes,
 }
 
 absl::Status CheckGroupExtras(const v1::LayerGroup& group, const std::string& field) {
-  if (group.values_alias_keys()) return Unimplemented(field + ".values_alias_keys");
-  if (group.scale_shape_size() > 0) return Unimplemented(field + ".scale_shape");
-  if (group.window_tokens() != 0) return Unimplemented(field + ".window_tokens");
+  if (group.values_alias_keys()) return NotYet(field + ".values_alias_keys");
+  if (group.scale_shape_size() > 0) return NotYet(field + ".scale_shape");
+  if (group.window_tokens() != 0) return NotYet(field + ".window_tokens");
   const v1::RopeDescription& rope = group.rope();
   if (!v1::RopeDescription::Layout_IsValid(rope.layout())) {
-    return Invalid(field + ".rope.layout",
-                   absl::StrCat(static_cast<int>(rope.layout()), ", must be a Layout"));
+    return InvalidArgument(field + ".rope.layout",
+                           absl::StrCat(static_cast<int>(rope.layout()), ", must be a Layout"));
   }
   if (!std::isfinite(rope.theta()) || rope.theta() < 0) {
-    return Invalid(field + ".rope.theta", "must be finite and not negative");
+    return InvalidArgument(field + ".rope.theta", "must be finite and not negative");
   }
   if (rope.rotary_dim() > group.key_dim()) {
-    return Invalid(
+    return InvalidArgument(
         field + ".rope.rotary_dim",
         absl::StrCat(rope.rotary_dim(), ", must be at most key_dim = ", group.key_dim()));
   }
@@ -83,12 +84,12 @@ absl::StatusOr<kvstore::LayerGroup> LayerGroupOf(const v1::LayerGroup& group,
       result.kind = kvstore::LayerKind::kNone;
       break;
     case v1::LAYER_KIND_FULL:
-      return Unimplemented(field + ".kind LAYER_KIND_FULL");
+      return Unimplemented(field + ".kind", "LAYER_KIND_FULL is not implemented in this version");
     case v1::LAYER_KIND_WINDOW:
-      return Unimplemented(field + ".kind LAYER_KIND_WINDOW");
+      return Unimplemented(field + ".kind", "LAYER_KIND_WINDOW is not implemented in this version");
     default:
-      return Invalid(field + ".kind",
-                     absl::StrCat(static_cast<int>(group.kind()), ", must be a LayerKind"));
+      return InvalidArgument(field + ".kind",
+                             absl::StrCat(static_cast<int>(group.kind()), ", must be a LayerKind"));
   }
   result.layers.assign(group.layers().begin(), group.layers().end());
   if (absl::Status status = CheckGroupExtras(group, field); !status.ok()) return status;
@@ -109,9 +110,10 @@ absl::StatusOr<kvstore::LayerGroup> LayerGroupOf(const v1::LayerGroup& group,
 
 absl::Status CheckRank(const v1::Rank& rank) {
   if (rank.numa_node() < -1) {
-    return Invalid("rank.numa_node", absl::StrCat(rank.numa_node(), ", must be at least -1"));
+    return InvalidArgument("rank.numa_node",
+                           absl::StrCat(rank.numa_node(), ", must be at least -1"));
   }
-  if (rank.numa_node() > 0) return Unimplemented("rank.numa_node");
+  if (rank.numa_node() > 0) return NotYet("rank.numa_node");
   return absl::OkStatus();
 }
 
@@ -127,9 +129,10 @@ absl::StatusOr<kvstore::GroupRule> GroupRuleOf(v1::GroupRule rule, const std::st
     case v1::GROUP_RULE_MAX_LOGIT:
       return kvstore::GroupRule::kMaxLogit;
     case v1::GROUP_RULE_PER_QUERY_HEAD:
-      return Unimplemented(field + " GROUP_RULE_PER_QUERY_HEAD");
+      return Unimplemented(field + "",
+                           "GROUP_RULE_PER_QUERY_HEAD is not implemented in this version");
     default:
-      return Invalid(field, absl::StrCat(static_cast<int>(rule), ", must be a GroupRule"));
+      return InvalidArgument(field, absl::StrCat(static_cast<int>(rule), ", must be a GroupRule"));
   }
 }
 
@@ -145,19 +148,19 @@ absl::Status SetBudget(const v1::Selection& selection, const std::string& field,
       result.budget_ratio = selection.token_ratio();
       return absl::OkStatus();
     case v1::Selection::kAttentionMass:
-      return Unimplemented(field + ".attention_mass");
+      return NotYet(field + ".attention_mass");
     case v1::Selection::BUDGET_NOT_SET:
       break;
   }
-  return Invalid(field + ".budget", "missing: token_count or token_ratio");
+  return InvalidArgument(field + ".budget", "missing: token_count or token_ratio");
 }
 
 absl::Status SetExcluded(const v1::Selection& selection, const std::string& field,
                          kvstore::Selection& result) {
   if (selection.excluded_size() > static_cast<int>(kvstore::kMaxExcludedRanges)) {
-    return Invalid(field + ".excluded",
-                   absl::StrCat(selection.excluded_size(), " ranges, must be at most ",
-                                kvstore::kMaxExcludedRanges));
+    return InvalidArgument(field + ".excluded",
+                           absl::StrCat(selection.excluded_size(), " ranges, must be at most ",
+                                        kvstore::kMaxExcludedRanges));
   }
   for (int i = 0; i < selection.excluded_size(); ++i) {
     const std::string path = absl::StrCat(field, ".excluded[", i, "]");
@@ -177,12 +180,12 @@ absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std
                                              uint64_t max_bytes, StagingClaims* staging) {
   const bool staged = tensor.data_case() == v1::Tensor::kStaging;
   if (staged && staging == nullptr) {
-    return Invalid(field + ".staging", "only for rows of Ingest, Commit and Append");
+    return InvalidArgument(field + ".staging", "only for rows of Ingest, Commit and Append");
   }
   if (!staged && tensor.data_case() != v1::Tensor::kInlineData)
-    return Invalid(field + ".inline_data", "missing");
+    return InvalidArgument(field + ".inline_data", "missing");
   if (tensor.shape_size() > kMaxTensorDimensions) {
-    return Invalid(
+    return InvalidArgument(
         field + ".shape",
         absl::StrCat(tensor.shape_size(), " dimensions, must be at most ", kMaxTensorDimensions));
   }
@@ -197,7 +200,7 @@ absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std
   kvstore::TensorView view;
   if (staged) {
     if (tensor.staging().offset_bytes() % element_bytes != 0) {
-      return Invalid(
+      return InvalidArgument(
           field + ".staging.offset_bytes",
           absl::StrCat(tensor.staging().offset_bytes(), ", must be a multiple of ", element_bytes));
     }
@@ -235,11 +238,11 @@ absl::StatusOr<kvstore::LiveIndex> LiveIndexOf(const v1::LiveIndex& live,
   const auto index = IndexOf(true, live.index(), field + ".index");
   if (!index.ok()) return index.status();
   if ((*index)->kind != kvstore::IndexKind::kPq) {
-    return Invalid(field + ".index", "must be pq; flat needs no index");
+    return InvalidArgument(field + ".index", "must be pq; flat needs no index");
   }
   if (live.iterations() > kMaxIterations) {
-    return Invalid(field + ".iterations",
-                   absl::StrCat(live.iterations(), ", must be at most ", kMaxIterations));
+    return InvalidArgument(field + ".iterations",
+                           absl::StrCat(live.iterations(), ", must be at most ", kMaxIterations));
   }
   const absl::StatusOr<uint32_t> train = TokensOf(live.train_tokens(), field + ".train_tokens");
   if (!train.ok()) return train.status();
@@ -297,7 +300,7 @@ absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
     case v1::IndexSpec::KIND_NOT_SET:
       break;
   }
-  return Invalid(field + ".kind", "missing: pq or flat");
+  return InvalidArgument(field + ".kind", "missing: pq or flat");
 }
 
 absl::StatusOr<kvstore::Query> QueryOf(const v1::Query& query, const std::string& field,
@@ -306,7 +309,7 @@ absl::StatusOr<kvstore::Query> QueryOf(const v1::Query& query, const std::string
       TensorOf(query.queries(), field + ".queries", max_bytes);
   if (!queries.ok()) return queries.status();
   if (query.query_position() >= kvstore::kMaxSequenceTokens) {
-    return Invalid(
+    return InvalidArgument(
         field + ".query_position",
         absl::StrCat(query.query_position(), ", must be below ", kvstore::kMaxSequenceTokens));
   }
@@ -328,7 +331,7 @@ absl::StatusOr<kvstore::Selection> SelectionOf(const v1::Selection& selection,
   if (!window.ok()) return window.status();
   result.window_tokens = *window;
   if (selection.rerank_factor() != 0 && selection.rerank_factor() != 1) {
-    return Unimplemented(field + ".rerank_factor other than 0 and 1");
+    return Unimplemented(field + ".rerank_factor", "must be 0 or 1 in this version");
   }
   if (absl::Status status = SetExcluded(selection, field, result); !status.ok()) return status;
   if (absl::Status status = SetBudget(selection, field, result); !status.ok()) return status;
@@ -337,7 +340,7 @@ absl::StatusOr<kvstore::Selection> SelectionOf(const v1::Selection& selection,
 
 absl::StatusOr<kvstore::BuildSpec> BuildSpecOf(const v1::BuildIndexRequest& request) {
   kvstore::BuildSpec spec;
-  if (request.layers_size() > 0) return Unimplemented("layers");
+  if (request.layers_size() > 0) return NotYet("layers");
   spec.iterations = request.iterations() == 0 ? kDefaultIterations : request.iterations();
   spec.seed = request.seed();
   const absl::StatusOr<uint32_t> train = TokensOf(request.train_tokens(), "train_tokens");
@@ -351,13 +354,14 @@ absl::StatusOr<kvstore::BuildSpec> BuildSpecOf(const v1::BuildIndexRequest& requ
 
 absl::StatusOr<kvstore::TokenRange> TokenRangeOf(bool present, const v1::TokenRange& range,
                                                  const std::string& field) {
-  if (!present) return Invalid(field, "missing");
+  if (!present) return InvalidArgument(field, "missing");
   if (range.end() > kvstore::kMaxSequenceTokens) {
-    return Invalid(field + ".end",
-                   absl::StrCat(range.end(), ", must be at most ", kvstore::kMaxSequenceTokens));
+    return InvalidArgument(field + ".end", absl::StrCat(range.end(), ", must be at most ",
+                                                        kvstore::kMaxSequenceTokens));
   }
   if (range.begin() >= range.end()) {
-    return Invalid(field, absl::StrCat("[", range.begin(), ", ", range.end(), ") is empty"));
+    return InvalidArgument(field,
+                           absl::StrCat("[", range.begin(), ", ", range.end(), ") is empty"));
   }
   return kvstore::TokenRange{range.begin(), range.end()};
 }
@@ -372,17 +376,18 @@ absl::StatusOr<kvstore::RowPart> RowPartOf(v1::RowPart part, const std::string& 
     case v1::ROW_PART_VALUE:
       return kvstore::RowPart::kValue;
     default:
-      return Invalid(field, absl::StrCat(static_cast<int>(part), ", must be a RowPart"));
+      return InvalidArgument(field, absl::StrCat(static_cast<int>(part), ", must be a RowPart"));
   }
 }
 
 absl::StatusOr<std::vector<uint32_t>> PositionsOf(
     uint32_t count, const google::protobuf::RepeatedField<uint32_t>& positions,
     const std::string& field) {
-  if (count == 0) return Invalid(field + ".count", "0, must be at least 1");
+  if (count == 0) return InvalidArgument(field + ".count", "0, must be at least 1");
   if (positions.empty() || static_cast<uint32_t>(positions.size()) % count != 0) {
-    return Invalid(field + ".positions",
-                   absl::StrCat(positions.size(), " of them, must be kv_heads x count = ", count));
+    return InvalidArgument(
+        field + ".positions",
+        absl::StrCat(positions.size(), " of them, must be kv_heads x count = ", count));
   }
   return std::vector<uint32_t>(positions.begin(), positions.end());
 }

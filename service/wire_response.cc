@@ -1,6 +1,7 @@
 #include <cstring>
 
 #include "absl/strings/escaping.h"
+#include "service/refusal.h"
 #include "service/sessions.h"
 #include "service/wire.h"
 
@@ -158,8 +159,7 @@ void ToWire(const kvstore::Admission& admission, v1::AdmitResponse* message) {
   message->set_shortfall_bytes(admission.shortfall_bytes);
   message->set_limit_bytes(admission.limit_bytes);
   if (admission.verdict == kvstore::Verdict::kLater) {
-    message->set_retry_after_ms(static_cast<uint64_t>(
-        absl::ToInt64Milliseconds(RetryAfter(absl::ResourceExhaustedError("")))));
+    message->set_retry_after_ms(kRetryMemory);
   }
 }
 

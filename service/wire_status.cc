@@ -1,28 +1,29 @@
 #include <grpcpp/support/status.h>
 
-#include <algorithm>
-#include <array>
+#include <string>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "pqcached/v1/status_details.pb.h"
+#include "service/refusal.h"
 #include "service/wire.h"
 
 namespace pqcached::service {
 namespace {
 
-// gRPC sends messages as HTTP/2 headers, which peers limit to 8 KiB, and all but printable ASCII as
-// three bytes each.
-constexpr size_t kMaxEncodedBytes = 4096;
+// gRPC sends messages as HTTP/2 headers, which peers limit to 8 KiB: the message with three bytes for
+// each but printable ASCII, and again, with the field and its description, in base64.
+constexpr size_t kMaxMessageBytes = 2048;
+constexpr size_t kMaxDescriptionBytes = 512;
 constexpr size_t kEscapeBytes = 3;
 
-// The longest beginning that fits, without a part of a UTF-8 character at its end.
-absl::string_view Fitting(absl::string_view message) {
+// Returns the longest beginning that fits, without a part of a UTF-8 character at its end.
+absl::string_view Fitting(absl::string_view message, size_t max_encoded_bytes) {
   size_t encoded = 0;
   size_t end = 0;
   for (; end < message.size(); ++end) {
     const bool plain = message[end] >= ' ' && message[end] <= '~' && message[end] != '%';
     encoded += plain ? 1 : kEscapeBytes;
-    if (encoded > kMaxEncodedBytes) break;
+    if (encoded > max_encoded_bytes) break;
   }
   const auto continues = [&](size_t at) {
     return at < message.size() && (static_cast<unsigned char>(message[at]) & 0xc0) == 0x80;
@@ -31,60 +32,57 @@ absl::string_view Fitting(absl::string_view message) {
   return message.substr(0, end);
 }
 
-// First words of the store's messages that are proto fields of the message whose path goes before
-// them.
-constexpr std::array<absl::string_view, 29> kFields = {
-    "budget",         "count",       "default_index", "excluded",   "extra_key",
-    "first_position", "generation",  "index",         "iterations", "keys",
-    "known_version",  "layer",       "layers",        "lease",      "live_index",
-    "offset_bytes",   "positions",   "queries",       "query",      "query_position",
-    "rows",           "selection",   "sink_tokens",   "slot",       "token_count",
-    "token_ids",      "token_ratio", "tokens",        "values"};
+constexpr char kTypePrefix[] = "type.googleapis.com/google.rpc.";
 
-bool BeginsWithField(absl::string_view message) {
-  const size_t length =
-      std::min(message.find_first_not_of("abcdefghijklmnopqrstuvwxyz_"), message.size());
-  if (std::find(kFields.begin(), kFields.end(), message.substr(0, length)) == kFields.end())
-    return false;
-  const absl::string_view rest = message.substr(length);
-  return rest.empty() || rest.front() == ':' || rest.front() == '.' || rest.front() == '[' ||
-         absl::StartsWith(rest, " is ");
+void AddDetail(absl::string_view type, const google::protobuf::Message& message,
+               v1::StatusDetails* details) {
+  google::protobuf::Any* detail = details->add_details();
+  detail->set_type_url(absl::StrCat(kTypePrefix, type));
+  detail->set_value(message.SerializeAsString());
+}
+
+// Returns a serialized google.rpc.Status.
+std::string DetailsOf(const absl::Status& status, absl::string_view message) {
+  const std::string field = FieldOf(status);
+  const uint32_t retry_ms = RetryMsOf(status);
+  v1::StatusDetails details;
+  details.set_code(static_cast<int32_t>(status.code()));
+  details.set_message(message.data(), message.size());
+  if (!field.empty()) {
+    v1::BadRequestDetail bad_request;
+    auto* violation = bad_request.add_field_violations();
+    violation->set_field(field);
+    const std::string text = TextOf(status);
+    const absl::string_view fitting = Fitting(text, kMaxDescriptionBytes);
+    violation->set_description(fitting.data(), fitting.size());
+    AddDetail("BadRequest", bad_request, &details);
+  }
+  if (retry_ms > 0) {
+    v1::RetryInfoDetail retry_info;
+    retry_info.mutable_retry_delay()->set_seconds(retry_ms / 1000);
+    retry_info.mutable_retry_delay()->set_nanos(static_cast<int32_t>(retry_ms % 1000) * 1'000'000);
+    AddDetail("RetryInfo", retry_info, &details);
+  }
+  return details.SerializeAsString();
 }
 
 }  // namespace
 
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
-                      std::string(Fitting(status.message())));
+  const std::string whole(status.message());
+  const absl::string_view message = Fitting(whole, kMaxMessageBytes);
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(message),
+                      DetailsOf(status, message));
 }
 
-absl::Duration RetryAfter(const absl::Status& status) {
-  const bool queue = absl::StartsWith(status.message(), "max_pending_calls");
-  return queue ? absl::Milliseconds(10) : absl::Seconds(1);
-}
-
-absl::Status Under(absl::string_view field, const absl::Status& status) {
-  if (status.ok() || field.empty()) return status;
-  const absl::string_view separator = BeginsWithField(status.message()) ? "." : ": ";
-  return absl::Status(status.code(), absl::StrCat(field, separator, status.message()));
-}
-
-absl::Status NamingId(absl::string_view id_field, const absl::Status& status) {
-  return status.code() == absl::StatusCode::kNotFound ? Under(id_field, status) : status;
-}
-
-absl::Status Invalid(absl::string_view field, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat(field, ": ", what));
-}
-
-absl::Status Unimplemented(absl::string_view field) {
-  return absl::UnimplementedError(absl::StrCat(field, ": not implemented in this version"));
+absl::Status NotYet(absl::string_view field) {
+  return Unimplemented(field, "not implemented in this version");
 }
 
 absl::Status CheckCount(absl::string_view field, int count, int limit) {
   if (count >= 1 && count <= limit) return absl::OkStatus();
-  return Invalid(field, absl::StrCat(count, " of them, must be 1..", limit));
+  return InvalidArgument(field, absl::StrCat(count, " of them, must be 1..", limit));
 }
 
 kvstore::SteadyTime SteadyTimeOf(gpr_timespec time) {

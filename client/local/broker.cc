@@ -46,10 +46,12 @@ pqc_status WaitFor(int socket, short events, const Patience& patience) {
     const int ready = poll(&entry, 1, std::min(left_ms, kLongestSleepMs));
     if (ready > 0) return PQC_OK;
     if (ready < 0 && errno != EINTR) {
-      return Fail(PQC_UNAVAILABLE, "broker: %s", std::strerror(errno));
+      return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: %s", std::strerror(errno)));
     }
-    if (patience.abandoned) return Fail(PQC_UNAVAILABLE, "broker: its worker has ended");
-    if (left_ms == 0) return Fail(PQC_DEADLINE_EXCEEDED, "broker: no answer within the deadline");
+    if (patience.abandoned)
+      return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: its worker has ended"));
+    if (left_ms == 0)
+      return Fail(PQC_DEADLINE_EXCEEDED, "", "broker: no answer within the deadline");
   }
 }
 
@@ -57,11 +59,14 @@ pqc_status Connect(const std::string& path, Clock::time_point deadline, int* con
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    return Fail(PQC_UNAVAILABLE, "broker: %s is longer than a socket's path may be", path.c_str());
+    return Retry(kRetryMemory,
+                 Fail(PQC_UNAVAILABLE, "", "broker: %s is longer than a socket's path may be",
+                      path.c_str()));
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   const int socket_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (socket_fd < 0) return Fail(PQC_UNAVAILABLE, "broker: %s", std::strerror(errno));
+  if (socket_fd < 0)
+    return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: %s", std::strerror(errno)));
   int error = 0;
   while (connect(socket_fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     error = errno;
@@ -69,7 +74,8 @@ pqc_status Connect(const std::string& path, Clock::time_point deadline, int* con
     // The queue of a unix socket is full: there is nothing to wait on but time.
     if (error != EAGAIN || LeftMs(deadline) == 0) {
       close(socket_fd);
-      return Fail(PQC_UNAVAILABLE, "broker: %s: %s", path.c_str(), std::strerror(error));
+      return Retry(kRetryMemory,
+                   Fail(PQC_UNAVAILABLE, "", "broker: %s: %s", path.c_str(), std::strerror(error)));
     }
     poll(nullptr, 0, 1);
   }
@@ -89,7 +95,7 @@ pqc_status SendAll(int socket, const BrokerRequest& request, const Patience& pat
     if (count > 0) {
       *sent += static_cast<size_t>(count);
     } else if (errno != EINTR && errno != EAGAIN) {
-      return Fail(PQC_UNAVAILABLE, "broker: %s", std::strerror(errno));
+      return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: %s", std::strerror(errno)));
     }
   }
   return PQC_OK;
@@ -116,7 +122,11 @@ void TakeDescriptors(msghdr* message, int* descriptor) {
 pqc_status ReceiveRest(int socket, const Patience& patience, BrokerReply* reply, size_t* received,
                        int* descriptor) {
   auto* bytes = reinterpret_cast<char*>(reply);
-  while (*received < sizeof(*reply)) {
+  for (;;) {
+    // The head says whether the rest is what this client knows.
+    const bool other =
+        *received >= kvstore::kBrokerReplyHeadBytes && reply->version != kvstore::kBrokerVersion;
+    if (other || *received == sizeof(*reply)) return PQC_OK;
     if (const pqc_status status = WaitFor(socket, POLLIN, patience); status != PQC_OK) {
       return status;
     }
@@ -132,12 +142,11 @@ pqc_status ReceiveRest(int socket, const Patience& patience, BrokerReply* reply,
       TakeDescriptors(&message, descriptor);
       *received += static_cast<size_t>(count);
     } else if (count == 0) {
-      return Fail(PQC_UNAVAILABLE, "broker: it closed the connection");
+      return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: it closed the connection"));
     } else if (errno != EINTR && errno != EAGAIN) {
-      return Fail(PQC_UNAVAILABLE, "broker: %s", std::strerror(errno));
+      return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: %s", std::strerror(errno)));
     }
   }
-  return PQC_OK;
 }
 
 // Of a request for memory.
@@ -153,23 +162,26 @@ bool Terminated(const char (&text)[kSize]) {
 
 pqc_status CheckReply(const BrokerReply& reply, BrokerCall call) {
   if (reply.magic != BrokerReply::kMagic || reply.version != kvstore::kBrokerVersion) {
-    return Fail(PQC_FAILED_PRECONDITION, "broker: it speaks version %u, this client %u",
+    return Fail(PQC_FAILED_PRECONDITION, "", "broker: it speaks version %u, this client %u",
                 reply.version, kvstore::kBrokerVersion);
   }
-  if (reply.call != call || !Terminated(reply.message) || !Terminated(reply.session_token) ||
-      !Terminated(reply.boot_id) || !Terminated(reply.tenant)) {
-    return Fail(PQC_INTERNAL, "broker: its answer does not fit the request");
+  if (reply.call != call || !Terminated(reply.message) || !Terminated(reply.field) ||
+      !Terminated(reply.session_token) || !Terminated(reply.boot_id) || !Terminated(reply.tenant)) {
+    return Fail(PQC_INTERNAL, "", "broker: its answer does not fit the request");
   }
   if (reply.status == 0) return PQC_OK;
+  RefusalBuffer refusal;
+  Set(&refusal, reply.field, reply.message);
+  refusal.retry_ms = reply.retry_ms;
   const bool known = reply.status <= PQC_UNAUTHENTICATED;
-  return Fail(known ? static_cast<pqc_status>(reply.status) : PQC_UNKNOWN, "broker: %s",
-              reply.message);
+  return Because("broker",
+                 Fail(known ? static_cast<pqc_status>(reply.status) : PQC_UNKNOWN, refusal));
 }
 
 template <size_t kSize>
 pqc_status CopyText(const std::string& text, const char* field, char (&to)[kSize]) {
   if (text.size() >= kSize) {
-    return Fail(PQC_INVALID_ARGUMENT, "%s: must be at most %zu bytes", field, kSize - 1);
+    return Fail(PQC_INVALID_ARGUMENT, field, "must be at most %zu bytes", kSize - 1);
   }
   std::memcpy(to, text.c_str(), text.size() + 1);
   return PQC_OK;
@@ -236,8 +248,10 @@ pqc_status Broker::ReceiveOwed(Clock::time_point deadline, BrokerReply* reply, i
 pqc_status Broker::RequestAndReceive(const BrokerRequest& request, Clock::time_point deadline,
                                      BrokerReply* reply, int* descriptor) {
   const std::unique_lock lock(mutex_, deadline);
-  if (!lock) return Fail(PQC_DEADLINE_EXCEEDED, "broker: busy with other requests");
-  if (broken_) return Fail(PQC_UNAVAILABLE, "broker: an earlier request did not go out whole");
+  if (!lock) return Fail(PQC_DEADLINE_EXCEEDED, "", "broker: busy with other requests");
+  if (broken_)
+    return Retry(kRetryMemory,
+                 Fail(PQC_UNAVAILABLE, "", "broker: an earlier request did not go out whole"));
   if (owed_ && !IsRepeat(*owed_, request)) {
     if (const pqc_status status = ReceiveOwed(deadline, reply, descriptor); status != PQC_OK) {
       return status;
@@ -290,7 +304,7 @@ pqc_status Broker::OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
     return status;
   }
   if (mapped->size_bytes() / slot_count < slot_bytes) {
-    return Fail(PQC_INTERNAL, "broker: a staging ring of %zu bytes for %u slots of %llu",
+    return Fail(PQC_INTERNAL, "", "broker: a staging ring of %zu bytes for %u slots of %llu",
                 mapped->size_bytes(), slot_count, static_cast<unsigned long long>(slot_bytes));
   }
   *ring = std::move(mapped);

@@ -19,9 +19,9 @@ pqc_status Image::Parse(std::span<const std::byte> bytes, uint64_t sequence_id,
                         std::shared_ptr<Mapping> pool, std::shared_ptr<Image>* image) {
   kvstore::Attachment attachment;
   const std::string wrong = kvstore::ParseAttachment(bytes, pool->size_bytes(), &attachment);
-  if (!wrong.empty()) return Fail(PQC_INTERNAL, "attachment: %s", wrong.c_str());
+  if (!wrong.empty()) return Fail(PQC_INTERNAL, "", "attachment: %s", wrong.c_str());
   if (attachment.header.sequence_id != sequence_id) {
-    return Fail(PQC_INTERNAL, "attachment: of sequence %llu, not %llu",
+    return Fail(PQC_INTERNAL, "", "attachment: of sequence %llu, not %llu",
                 static_cast<unsigned long long>(attachment.header.sequence_id),
                 static_cast<unsigned long long>(sequence_id));
   }
@@ -46,7 +46,7 @@ pqc_status Image::FindIndex(const kvstore::IndexDescriptor& index, uint32_t* ind
       return PQC_OK;
     }
   }
-  return Fail(PQC_FAILED_PRECONDITION, "the sequence has no index pq m=%u b=%u: build it",
+  return Fail(PQC_FAILED_PRECONDITION, "", "the sequence has no index pq m=%u b=%u: build it",
               index.subspace_count, index.bits);
 }
 
@@ -84,7 +84,7 @@ pqc_status Image::Borrow(uint32_t layer, const kvstore::LayerShape& shape, uint3
     const std::string wrong = kvstore::MappedLayer::Make(attachment_, layer, shape, index_slot,
                                                          pool_->data(), borrowed.layer_.get());
     if (!wrong.empty()) {
-      return Fail(PQC_INTERNAL, "attachment: layer %u: %s", layer, wrong.c_str());
+      return Fail(PQC_INTERNAL, "", "attachment: layer %u: %s", layer, wrong.c_str());
     }
   }
   borrowed.image_ = this;

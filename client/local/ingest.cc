@@ -95,7 +95,7 @@ class Parts {
     try {
       return Next(probe, first_position, rows);
     } catch (const std::bad_alloc&) {
-      own_status_ = Fail(PQC_RESOURCE_EXHAUSTED, "the client is out of memory");
+      own_status_ = Fail(PQC_RESOURCE_EXHAUSTED, "", "the client is out of memory");
       return StagedRows::Next::kGiveUp;
     }
   }
@@ -124,7 +124,7 @@ class Parts {
       if (!probe.stands(probe.context)) return false;
       const auto now = DeadlineClock::now();
       if (now >= deadline_) {
-        own_status_ = Fail(PQC_DEADLINE_EXCEEDED, "staging: no slot in time");
+        own_status_ = Fail(PQC_DEADLINE_EXCEEDED, "", "staging: no slot in time");
         return false;
       }
       const auto look = std::min(deadline_, now + kLook);
@@ -139,7 +139,8 @@ class Parts {
       return false;
     }
     if (next_slot_.Place(0, 0).boot_word == boot_word_) return true;
-    own_status_ = Fail(PQC_UNAVAILABLE, "staging: the sidecar's worker is another one by now");
+    own_status_ = Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "",
+                                           "staging: the sidecar's worker is another one by now"));
     return false;
   }
 
@@ -157,13 +158,13 @@ class Parts {
 };
 
 pqc_status IngestParts(const LocalIngest& ingest, Parts& parts) {
-  ErrorText error;
+  RefusalBuffer error;
   const pqc_status status = ingest.remote.IngestStaged(ingest.sequence_id, parts.View(), &error);
   parts.End(status);
   if (status == PQC_OK) return PQC_OK;
   if (parts.own_status() != PQC_OK)
     return parts.own_status();  // its text is the thread's last error
-  return Fail(status, "%s", error.text);
+  return Fail(status, error);
 }
 
 // One call for each part.
@@ -173,12 +174,12 @@ pqc_status CommitParts(const LocalIngest& ingest, uint64_t first_position, const
   const uint64_t token_count = rows.keys.shape[0];
   for (uint64_t token = 0;;) {
     const uint64_t end = std::min(token_count, token + part_tokens);
-    ErrorText error;
+    RefusalBuffer error;
     {
       FilledSlot filled = Fill(std::move(slot), rows, token, end);
       filled.first_position = first_position + token;
       const pqc_status status = CommitSlot(ingest.remote, ingest.sequence_id, rows, filled, &error);
-      if (status != PQC_OK) return Fail(status, "%s", error.text);
+      if (status != PQC_OK) return Fail(status, error);
     }
     token = end;
     if (token == token_count) return PQC_OK;
@@ -195,7 +196,7 @@ void RetireAbandoned(const LocalIngest& ingest) {
     const RowBlock rows{.layer = 0, .keys = nothing, .values = nothing};
     constexpr uint64_t kNoSequence = 0;
     uint64_t token_count = 0;
-    ErrorText refused;  // as it must be: there is no such sequence
+    RefusalBuffer refused;  // as it must be: there is no such sequence
     ingest.remote.Commit(kNoSequence, 0, &rows, 1, &token_count, &refused);
   }
 }
@@ -203,7 +204,7 @@ void RetireAbandoned(const LocalIngest& ingest) {
 }  // namespace
 
 pqc_status CommitSlot(Remote& remote, uint64_t sequence_id, const RowBlock& rows,
-                      FilledSlot& filled, ErrorText* error) {
+                      FilledSlot& filled, RefusalBuffer* error) {
   StagedBlock staged;
   Describe(rows, filled, &staged);
   filled.slot.Use();

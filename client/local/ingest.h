@@ -26,7 +26,7 @@ struct FilledSlot {
 // Hands the slot's rows to the sidecar. `rows`: layer, dtypes, heads and dims of what is packed; neither its bytes nor its token
 // count is read. The slot is not used again when the sidecar may still read it.
 pqc_status CommitSlot(Remote& remote, uint64_t sequence_id, const RowBlock& rows,
-                      FilledSlot& filled, ErrorText* error);
+                      FilledSlot& filled, RefusalBuffer* error);
 
 struct LocalIngest {
   Staging& staging;

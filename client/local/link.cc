@@ -21,24 +21,24 @@ constexpr std::chrono::milliseconds kLongestSleep(50);
 
 pqc_status CheckControl(const Mapping& control) {
   if (control.size_bytes() < sizeof(ControlPage)) {
-    return Fail(PQC_INTERNAL, "control memory: %zu bytes", control.size_bytes());
+    return Fail(PQC_INTERNAL, "", "control memory: %zu bytes", control.size_bytes());
   }
   const auto& page = *reinterpret_cast<const ControlPage*>(control.data());
-  if (page.magic != ControlPage::kMagic) return Fail(PQC_INTERNAL, "control memory: magic");
+  if (page.magic != ControlPage::kMagic) return Fail(PQC_INTERNAL, "", "control memory: magic");
   if (page.layout_version != kvstore::kLayoutVersion) {
-    return Fail(PQC_FAILED_PRECONDITION,
+    return Fail(PQC_FAILED_PRECONDITION, "",
                 "control memory: layout_version is %u; this client reads %u", page.layout_version,
                 kvstore::kLayoutVersion);
   }
   const uint64_t offset = page.words_offset_bytes;
   if (offset % alignof(LeaseWords) != 0 || offset > control.size_bytes() ||
       page.word_count > (control.size_bytes() - offset) / sizeof(LeaseWords)) {
-    return Fail(PQC_INTERNAL, "control memory: words lie beyond its end");
+    return Fail(PQC_INTERNAL, "", "control memory: words lie beyond its end");
   }
   const uint64_t slot_words = page.slot_words_offset_bytes;
   if (slot_words % sizeof(uint64_t) != 0 || slot_words > control.size_bytes() ||
       page.slot_word_count > (control.size_bytes() - slot_words) / sizeof(uint64_t)) {
-    return Fail(PQC_INTERNAL, "control memory: slot words lie beyond its end");
+    return Fail(PQC_INTERNAL, "", "control memory: slot words lie beyond its end");
   }
   return PQC_OK;
 }
@@ -53,7 +53,8 @@ LocalLink::LocalLink(Parts parts)
 pqc_status LocalLink::Make(Parts parts, std::shared_ptr<LocalLink>* link) {
   if (const pqc_status status = CheckControl(*parts.control); status != PQC_OK) return status;
   std::shared_ptr<LocalLink> made(new LocalLink(std::move(parts)));
-  if (!made->Lives()) return Fail(PQC_UNAVAILABLE, "the sidecar's worker has ended already");
+  if (!made->Lives())
+    return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended already"));
   *link = std::move(made);
   return PQC_OK;
 }
@@ -81,7 +82,8 @@ pqc_status LocalLink::Pool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) {
 
 pqc_status LocalLink::Words(uint32_t index, const LeaseWords** words) const {
   if (index >= page().word_count) {
-    return Fail(PQC_INTERNAL, "lease: word_index is %u; there are %u", index, page().word_count);
+    return Fail(PQC_INTERNAL, "", "lease: word_index is %u; there are %u", index,
+                page().word_count);
   }
   *words =
       reinterpret_cast<const LeaseWords*>(control_->data() + page().words_offset_bytes) + index;

@@ -24,13 +24,13 @@ pqc_status Mapping::Map(int descriptor, size_t size_bytes, MappingAccess access,
   // A mapping beyond the end would be a SIGBUS later on.
   if (descriptor < 0 || fstat(descriptor, &status) != 0 || size_bytes == 0 ||
       static_cast<uint64_t>(status.st_size) < size_bytes) {
-    return Fail(PQC_INTERNAL, "%s: the sidecar's memory is not of the %zu bytes that it says", name,
+    return Fail(PQC_INTERNAL, name, "the sidecar's memory is not of the %zu bytes that it says",
                 size_bytes);
   }
   const int protection = access == MappingAccess::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
   std::byte* const data = kvstore::MapMemory(descriptor, size_bytes, protection);
   if (data == nullptr) {
-    return Fail(PQC_INTERNAL, "%s: %zu bytes cannot be mapped: %s", name, size_bytes,
+    return Fail(PQC_INTERNAL, name, "%zu bytes cannot be mapped: %s", size_bytes,
                 std::strerror(errno));
   }
   mapping->reset(new Mapping(data, size_bytes));

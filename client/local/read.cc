@@ -34,13 +34,13 @@ const ParallelFor& Choose(const ParallelFor& parallel, uint64_t tokens) {
 
 pqc_status CheckQueryPosition(uint64_t position) {
   if (position < kvstore::kMaxSequenceTokens) return PQC_OK;
-  return Fail(PQC_INVALID_ARGUMENT, "query_position is %llu; it must be below %u",
+  return Fail(PQC_INVALID_ARGUMENT, "query_position", "%llu, must be below %u",
               static_cast<unsigned long long>(position), kvstore::kMaxSequenceTokens);
 }
 
 pqc_status CheckTokens(pqc_token_range tokens, uint32_t stored, const char* name) {
   if (tokens.end <= stored) return PQC_OK;
-  return Fail(PQC_OUT_OF_RANGE, "%s: [%llu, %llu); %u tokens are stored", name,
+  return Fail(PQC_OUT_OF_RANGE, name, "[%llu, %llu); %u tokens are stored",
               static_cast<unsigned long long>(tokens.begin),
               static_cast<unsigned long long>(tokens.end), stored);
 }
@@ -51,12 +51,12 @@ pqc_status CheckPositions(const LayerView& view, const PositionsView& positions,
   for (size_t i = 0; i < count; ++i) {
     const uint32_t position = positions.positions[i];
     if (position >= stored) {
-      return Fail(PQC_OUT_OF_RANGE, "positions[%zu] is %u; %u tokens are stored", i, position,
-                  stored);
+      return Fail(PQC_OUT_OF_RANGE, FieldPath::Of("positions[%zu]", i), "%u; %u tokens are stored",
+                  position, stored);
     }
     if (ascending && i % positions.count != 0 && position <= positions.positions[i - 1]) {
-      return Fail(PQC_INVALID_ARGUMENT,
-                  "positions[%zu] is %u behind %u; they must ascend within a kv head", i, position,
+      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("positions[%zu]", i),
+                  "%u behind %u; they must ascend within a kv head", position,
                   positions.positions[i - 1]);
     }
   }
@@ -158,8 +158,8 @@ pqc_status ToTerms(const pqc_selection& selection, const kvstore::IndexDescripto
   } ranges[] = {{"sink_tokens", selection.sink_tokens}, {"window_tokens", selection.window_tokens}};
   for (const auto& range : ranges) {
     if (range.tokens > kMost) {
-      return Fail(PQC_INVALID_ARGUMENT, "selection.%s: %llu, must be at most %llu", range.name,
-                  static_cast<unsigned long long>(range.tokens),
+      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("selection.%s", range.name),
+                  "%llu, must be at most %llu", static_cast<unsigned long long>(range.tokens),
                   static_cast<unsigned long long>(kMost));
     }
   }
@@ -200,12 +200,7 @@ pqc_status SelectLocally(const Pinned& pinned, const QueryView& query,
   LayerView view = opened.view;
   const kvstore::ResolvedSelection& resolved = scratch.resolved;
   kvstore::Resolve(terms, query.query_position, view.token_count(), &scratch.resolved);
-  if (resolved.fault == kvstore::ResolvedSelection::Fault::kInvalid) {
-    return Fail(PQC_INVALID_ARGUMENT, "selection: %s", resolved.message.c_str());
-  }
-  if (resolved.fault == kvstore::ResolvedSelection::Fault::kNotStored) {
-    return Fail(PQC_OUT_OF_RANGE, "%s", resolved.message.c_str());
-  }
+  if (!resolved.refusal.ok()) return Fail(resolved.refusal);
   if (const pqc_status status = CheckCoded(view, terms.index, resolved.candidates);
       status != PQC_OK) {
     return status;
@@ -242,7 +237,7 @@ pqc_status AttendLocally(const Pinned& pinned, const QueryView& query, uint32_t 
   // Between selecting and attending, another thread may have rolled the sequence back.
   for (uint32_t kv_head = 0; count > 0 && kv_head < query.shape.kv_heads; ++kv_head) {
     if (scratch.positions[(kv_head + 1) * size_t{count} - 1] >= opened.view.token_count()) {
-      return Fail(PQC_ABORTED, "sequence: it was rolled back meanwhile");
+      return Fail(PQC_ABORTED, "sequence", "it was rolled back meanwhile");
     }
   }
   WidenGroup(&opened.view, query.queries.shape[0]);

@@ -78,7 +78,7 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
   const LeaseWords* found = nullptr;
   pqc_status status = link->Words(answer.word_index, &found);
   if (status == PQC_OK && found->lease_id.load(std::memory_order_acquire) != answer.lease_id) {
-    status = Fail(PQC_INTERNAL, "lease: its words belong to another one");
+    status = Fail(PQC_INTERNAL, "", "lease: its words belong to another one");
   }
   std::shared_ptr<Image> fetched;
   if (status == PQC_OK && answer.image.version != 0) {
@@ -86,7 +86,8 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
   }
   const std::lock_guard lock(mutex_);
   if (link_ != link)
-    return Fail(PQC_UNAVAILABLE, "the sidecar's worker has ended; repeat the call");
+    return Retry(kRetryMemory,
+                 Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended; repeat the call"));
   if (lease_id_ == 0) session_->CountLease(1);
   lease_id_ = answer.lease_id;
   if (status != PQC_OK) return status;
@@ -97,7 +98,7 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
     KeepLocked(std::move(fetched));
   }
   *image = newest_;
-  return newest_ ? PQC_OK : Fail(PQC_INTERNAL, "Attach: no attachment came");
+  return newest_ ? PQC_OK : Fail(PQC_INTERNAL, "", "Attach: no attachment came");
 }
 
 void LocalSequence::LetGo(const LocalLink& present) {
@@ -232,19 +233,20 @@ pqc_status LocalSequence::Check(uint64_t epoch) const {
   if (const pqc_status status = session_->Check(); status != PQC_OK) return status;
   const uint64_t present = this->epoch();
   if (present / kWorker != epoch / kWorker) {
-    return Fail(PQC_UNAVAILABLE, "the sidecar's worker is another one by now; repeat the call");
+    return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "",
+                                    "the sidecar's worker is another one by now; repeat the call"));
   }
   const LeaseWords* now = words();
-  if (!now) return Fail(PQC_ABORTED, "sequence: its lease has ended");
+  if (!now) return Fail(PQC_ABORTED, "sequence", "its lease has ended");
   const uint32_t flags = now->flags.load(std::memory_order_acquire);
   if (flags & LeaseWords::kSuspended) {
-    return Fail(PQC_FAILED_PRECONDITION, "sequence: it is suspended; resume it first");
+    return Fail(PQC_FAILED_PRECONDITION, "sequence", "it is suspended; resume it first");
   }
   if (flags & LeaseWords::kRevoked) {
-    return Fail(PQC_ABORTED, "sequence: its lease was revoked: it was shortened or dropped");
+    return Fail(PQC_ABORTED, "sequence", "its lease was revoked: it was shortened or dropped");
   }
   if (present != epoch) {
-    return Fail(PQC_ABORTED, "sequence: it was rolled back meanwhile");
+    return Fail(PQC_ABORTED, "sequence", "it was rolled back meanwhile");
   }
   return PQC_OK;
 }

@@ -67,15 +67,16 @@ void LocalSession::Close() {
 
 pqc_status LocalSession::ReportLost() const {
   const std::lock_guard lock(mutex_);
-  return Fail(PQC_UNAVAILABLE, "the session is lost, and its sequences with it: %s",
+  return Fail(PQC_UNAVAILABLE, "", "the session is lost, and its sequences with it: %s",
               why_lost_.c_str());
 }
 
 pqc_status LocalSession::Check() const {
-  if (closed_) return Fail(PQC_FAILED_PRECONDITION, "client: it is closed");
+  if (closed_) return Fail(PQC_FAILED_PRECONDITION, "client", "it is closed");
   if (lost()) return ReportLost();
   if (link()->Lives()) return PQC_OK;
-  return Fail(PQC_UNAVAILABLE, "the sidecar's worker has ended; repeat the call");
+  return Retry(kRetryMemory,
+               Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended; repeat the call"));
 }
 
 pqc_status LocalSession::Await() {
@@ -87,7 +88,7 @@ pqc_status LocalSession::Attached(std::shared_ptr<LocalLink>* attached) {
   std::chrono::milliseconds pause = kFirstPause;
   LocalClock::time_point deadline = LocalClock::time_point::max();  // not known: nobody waits
   for (;;) {
-    if (closed_) return Fail(PQC_FAILED_PRECONDITION, "client: it is closed");
+    if (closed_) return Fail(PQC_FAILED_PRECONDITION, "client", "it is closed");
     *attached = link();
     if ((*attached)->Stands()) return PQC_OK;
     if (lost()) return ReportLost();
@@ -111,8 +112,9 @@ pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
   const auto deadline = LocalClock::now() + std::chrono::milliseconds(timeout_ms);
   const std::unique_lock lock(attaching_, deadline);
   if (!lock) {
-    return Fail(PQC_UNAVAILABLE,
-                "the sidecar's worker has ended, and there is no other one in time");
+    return Retry(kRetryMemory,
+                 Fail(PQC_UNAVAILABLE, "",
+                      "the sidecar's worker has ended, and there is no other one in time"));
   }
   if (link()->Lives()) return PQC_OK;  // another thread was quicker
   if (lost()) return ReportLost();
@@ -126,7 +128,7 @@ pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
     Replace(std::move(resumed));
     return PQC_OK;
   }
-  const std::string why = pqc_last_error();
+  const std::string why = pqc_last_error();  // for people, inside of another text
   if (IsFinal(status)) {
     {
       const std::lock_guard own(mutex_);
@@ -137,8 +139,10 @@ pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
     return ReportLost();
   }
   *again = true;
-  return Fail(PQC_UNAVAILABLE, "the sidecar's worker has ended, and there is no other one yet: %s",
-              why.c_str());
+  return Retry(
+      kRetryMemory,
+      Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended, and there is no other one yet: %s",
+           why.c_str()));
 }
 
 void LocalSession::Replace(std::shared_ptr<LocalLink> link) {

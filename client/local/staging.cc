@@ -44,7 +44,9 @@ pqc_status Staging::OpenLocked(const std::shared_ptr<LocalLink>& link) {
 
 pqc_status Staging::Open() {
   const std::shared_ptr<LocalLink> link = session_.link();
-  if (!link->Stands()) return Fail(PQC_UNAVAILABLE, "staging: the sidecar's worker has ended");
+  if (!link->Stands())
+    return Retry(kRetryMemory,
+                 Fail(PQC_UNAVAILABLE, "", "staging: the sidecar's worker has ended"));
   const std::lock_guard lock(mutex_);
   return OpenLocked(link);
 }
@@ -115,11 +117,11 @@ pqc_status Staging::Take(std::chrono::steady_clock::time_point deadline, Slot* s
     --waiting_count_;
     if (!woken && look < deadline) continue;  // those abandoned may be done by now
     if (!woken) {
-      return Fail(PQC_DEADLINE_EXCEEDED, "staging: all %u slots are in flight", slot_count_);
+      return Fail(PQC_DEADLINE_EXCEEDED, "", "staging: all %u slots are in flight", slot_count_);
     }
     if (other_ring()) continue;
     if (free_.empty()) {
-      return Fail(PQC_RESOURCE_EXHAUSTED, "staging: calls with all %u slots got no answer",
+      return Fail(PQC_RESOURCE_EXHAUSTED, "", "staging: calls with all %u slots got no answer",
                   slot_count_);
     }
     *slot = TakeLocked();

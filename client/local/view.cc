@@ -23,14 +23,13 @@ pqc_status CheckIndexTerms(const IndexDescriptor& index, uint32_t key_dim) {
   if (index.kind == IndexKind::kFlat) return PQC_OK;
   const uint32_t m = index.subspace_count;
   if (m == 0 || m > 16 || (m & (m - 1)) != 0) {
-    return Fail(PQC_INVALID_ARGUMENT, "index.subspaces is %u; it must be 1, 2, 4, 8 or 16", m);
+    return Fail(PQC_INVALID_ARGUMENT, "index.subspaces", "%u, must be 1, 2, 4, 8 or 16", m);
   }
   if (index.bits < 4 || index.bits > 8) {
-    return Fail(PQC_INVALID_ARGUMENT, "index.bits is %u; it must lie in [4, 8]", index.bits);
+    return Fail(PQC_INVALID_ARGUMENT, "index.bits", "%u, must lie in [4, 8]", index.bits);
   }
   if (key_dim % m != 0) {
-    return Fail(PQC_INVALID_ARGUMENT, "index.subspaces is %u; it must divide key_dim, %u", m,
-                key_dim);
+    return Fail(PQC_INVALID_ARGUMENT, "index.subspaces", "%u, must divide key_dim, %u", m, key_dim);
   }
   return PQC_OK;
 }
@@ -74,8 +73,10 @@ pqc_status CheckCoded(const kvstore::LayerView& view, const IndexDescriptor& ind
   for (const kvstore::SegmentView& segment : view.segments) {
     const uint32_t segment_end = segment.first_position + segment.token_count;
     if (segment.index_data || segment_end <= begin || segment.first_position >= end) continue;
-    return Fail(PQC_ABORTED, "the index pq m=%u b=%u does not reach positions [%u, %u) yet",
-                index.subspace_count, index.bits, segment.first_position, segment_end);
+    return Retry(
+        kRetryConflict,
+        Fail(PQC_ABORTED, "", "the index pq m=%u b=%u does not reach positions [%u, %u) yet",
+             index.subspace_count, index.bits, segment.first_position, segment_end));
   }
   return PQC_OK;
 }

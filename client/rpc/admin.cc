@@ -39,7 +39,7 @@ struct CallByPath final : PendingCall {
 }  // namespace
 
 pqc_status RpcRemote::AdminJson(const char* method_name, const char* request_json,
-                                const TextSink& answer, ErrorText* error) noexcept {
+                                const TextSink& answer, RefusalBuffer* error) noexcept {
   return Finish(method_name, error, [&]() -> grpc::Status {
     const MethodDescriptor* method = FindMethod(method_name);
     if (!method) {

@@ -3,16 +3,17 @@
 #include <exception>
 
 #include "client/remote.h"
+#include "client/rpc/refusal.h"
 #include "client/rpc/rpc_remote.h"
 
 namespace pqcached::client {
 namespace {
 
-pqc_status Open(const RemoteOptions& options, Remote** remote, ErrorText* error) {
+pqc_status Open(const RemoteOptions& options, Remote** remote, RefusalBuffer* error) {
   try {
     RpcRemote* opened = nullptr;
     const grpc::Status status = RpcRemote::Open(options, &opened);
-    std::snprintf(error->text, sizeof(error->text), "%s", status.error_message().c_str());
+    if (!status.ok()) ToRefusal(status, error);
     *remote = opened;
     return static_cast<pqc_status>(status.error_code());
   } catch (const std::exception& exception) {

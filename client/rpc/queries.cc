@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "client/rpc/refusal.h"
 #include "client/rpc/rpc_remote.h"
 #include "client/rpc/wire.h"
 
@@ -45,8 +46,8 @@ grpc::Status CopySelected(const v1::Selected& selected, const LayerShape& shape,
 }
 
 grpc::Status TooSmall() {
-  return {grpc::StatusCode::OUT_OF_RANGE,
-          "capacity: too few positions; kv_heads x count of each output are needed"};
+  return Refuse(grpc::StatusCode::OUT_OF_RANGE, "capacity",
+                "too few positions; kv_heads x count of each output are needed");
 }
 
 grpc::Status CopyAttention(const v1::Attention& attention, const std::string& field,
@@ -116,7 +117,7 @@ grpc::Status RpcRemote::SelectPart(const SelectItem* items, uint32_t item_count,
 }
 
 pqc_status RpcRemote::TopK(const SelectItem* items, uint32_t item_count,
-                           ErrorText* error) noexcept {
+                           RefusalBuffer* error) noexcept {
   return Finish("TopK", error, [&]() -> grpc::Status {
     const Deadline deadline = CallDeadline();
     bool too_small = false;
@@ -151,7 +152,7 @@ grpc::Status RpcRemote::ScorePart(const QueryView& query, const pqc_index& index
 }
 
 pqc_status RpcRemote::Score(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
-                            const ScoresOut& out, ErrorText* error) noexcept {
+                            const ScoresOut& out, RefusalBuffer* error) noexcept {
   return Finish("Score", error, [&]() -> grpc::Status {
     const Deadline deadline = CallDeadline();
     const uint32_t heads = query.shape.query_heads;
@@ -186,7 +187,7 @@ pqc_status RpcRemote::Score(const QueryView& query, const pqc_index& index, pqc_
 }
 
 pqc_status RpcRemote::FetchRange(const FetchView& fetch, pqc_token_range tokens, std::byte* out,
-                                 ErrorText* error) noexcept {
+                                 RefusalBuffer* error) noexcept {
   return Finish("FetchBlocks", error, [&]() -> grpc::Status {
     const Deadline deadline = CallDeadline();
     const uint32_t heads = fetch.shape.kv_heads;
@@ -221,7 +222,7 @@ pqc_status RpcRemote::FetchRange(const FetchView& fetch, pqc_token_range tokens,
 }
 
 pqc_status RpcRemote::FetchTokens(const FetchView& fetch, const PositionsView& positions,
-                                  std::byte* out, ErrorText* error) noexcept {
+                                  std::byte* out, RefusalBuffer* error) noexcept {
   return Finish("FetchTokens", error, [&]() -> grpc::Status {
     const Deadline deadline = CallDeadline();
     const uint32_t heads = fetch.shape.kv_heads;
@@ -287,7 +288,7 @@ grpc::Status RpcRemote::AttendPart(const AttendItem* items, uint32_t item_count,
 }
 
 pqc_status RpcRemote::Attend(const AttendItem* items, uint32_t item_count,
-                             ErrorText* error) noexcept {
+                             RefusalBuffer* error) noexcept {
   return Finish("Attend", error, [&]() -> grpc::Status {
     const Deadline deadline = CallDeadline();
     bool too_small = false;

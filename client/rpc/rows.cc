@@ -3,6 +3,7 @@
 #include <new>
 
 #include "client/rpc/ingest_call.h"
+#include "client/rpc/refusal.h"
 #include "client/rpc/rpc_remote.h"
 #include "client/rpc/wire.h"
 
@@ -44,11 +45,6 @@ struct BootWord {
   }
 };
 
-grpc::Status OfSeveralWorkers() {
-  return {grpc::StatusCode::UNAVAILABLE,
-          "the sidecar's worker is another one by now; repeat the call"};
-}
-
 }  // namespace
 
 grpc::Status RpcRemote::IngestOnce(const Context& context, Deadline deadline, uint64_t sequence_id,
@@ -66,7 +62,7 @@ grpc::Status RpcRemote::IngestOnce(const Context& context, Deadline deadline, ui
 }
 
 pqc_status RpcRemote::Ingest(uint64_t sequence_id, uint64_t first_position, const RowBlock& rows,
-                             ErrorText* error) noexcept {
+                             RefusalBuffer* error) noexcept {
   return Finish("Ingest", error, [&] {
     const Deadline deadline = CallDeadline();
     return Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
@@ -94,7 +90,7 @@ grpc::Status RpcRemote::IngestStagedOnce(const Context& context, uint64_t sequen
 }
 
 pqc_status RpcRemote::IngestStaged(uint64_t sequence_id, const StagedRows& rows,
-                                   ErrorText* error) noexcept {
+                                   RefusalBuffer* error) noexcept {
   return Finish("Ingest", error, [&] {
     return Attempt(
         Repeat::kNever, CallDeadline(),
@@ -111,7 +107,7 @@ pqc_status RpcRemote::IngestStaged(uint64_t sequence_id, const StagedRows& rows,
 
 pqc_status RpcRemote::Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                              uint32_t row_block_count, uint64_t* token_count,
-                             ErrorText* error) noexcept {
+                             RefusalBuffer* error) noexcept {
   return Finish("Commit", error, [&]() -> grpc::Status {
     v1::CommitRequest request;
     v1::CommitResponse response;
@@ -122,7 +118,7 @@ pqc_status RpcRemote::Commit(uint64_t sequence_id, uint64_t first_position, cons
       ToWire(rows[i], request.add_rows());
       boot.AddRows(rows[i]);
     }
-    if (boot.several) return OfSeveralWorkers();
+    if (boot.several) return WorkerReplaced();
     // Not repeated after UNAVAILABLE: the sidecar may have the slot in hand still.
     grpc::Status status = Attempt(
         Repeat::kNever, CallDeadline(),
@@ -136,7 +132,7 @@ pqc_status RpcRemote::Commit(uint64_t sequence_id, uint64_t first_position, cons
 }
 
 pqc_status RpcRemote::Append(AppendItem* items, uint32_t item_count, Waiting waiting,
-                             ErrorText* error) noexcept {
+                             RefusalBuffer* error) noexcept {
   return Finish("Append", error, [&]() -> grpc::Status {
     v1::AppendRequest request;
     v1::AppendResponse response;
@@ -155,13 +151,13 @@ pqc_status RpcRemote::Append(AppendItem* items, uint32_t item_count, Waiting wai
       ToWire(items[i].lease, [&] { return item->mutable_lease(); });
       boot.Add(items[i].lease.boot_word);
     }
-    if (boot.several) return OfSeveralWorkers();
+    if (boot.several) return WorkerReplaced();
     const uint64_t limit = session_.max_message_bytes();
     if (limit != 0 && request.ByteSizeLong() > limit) {
-      return {grpc::StatusCode::INVALID_ARGUMENT,
-              "layers: a message of " + std::to_string(request.ByteSizeLong()) +
-                  " bytes, must be at most max_message_bytes " + std::to_string(limit) +
-                  "; append fewer tokens at once"};
+      return Refuse(grpc::StatusCode::INVALID_ARGUMENT, "layers",
+                    "a message of " + std::to_string(request.ByteSizeLong()) +
+                        " bytes, must be at most max_message_bytes " + std::to_string(limit) +
+                        "; append fewer tokens at once");
     }
     grpc::Status status = Attempt(
         repeat, CallDeadline(),
@@ -183,7 +179,7 @@ pqc_status RpcRemote::Append(AppendItem* items, uint32_t item_count, Waiting wai
 }
 
 pqc_status RpcRemote::BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
-                                 ErrorText* error) noexcept {
+                                 RefusalBuffer* error) noexcept {
   return Finish("BuildIndex", error, [&]() -> grpc::Status {
     v1::BuildIndexRequest request;
     request.set_sequence_id(sequence_id);

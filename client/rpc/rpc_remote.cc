@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <thread>
 
+#include "client/rpc/refusal.h"
 #include "client/rpc/wire.h"
 
 namespace pqcached::client {
@@ -76,19 +77,20 @@ grpc::Status RpcRemote::Open(const RemoteOptions& options, RpcRemote** remote) {
   open.set_protocol_version(kProtocolVersion);
   grpc::Status status = opened->session_.Open(open, opened->CallDeadline());
   if (!status.ok()) {
-    return {status.error_code(), opened->endpoint_ + ": " + status.error_message()};
+    return Refuse(status.error_code(), FieldOf(status),
+                  opened->endpoint_ + ": " + status.error_message());
   }
   *remote = opened.release();
   return status;
 }
 
-pqc_status RpcRemote::Finish(const char* method, ErrorText* error,
+pqc_status RpcRemote::Finish(const char* method, RefusalBuffer* error,
                              const std::function<grpc::Status()>& call) const noexcept {
   try {
     const grpc::Status status = session_.ended()
                                     ? Explain(method, {grpc::StatusCode::UNAVAILABLE, ""})
                                     : Explain(method, call());
-    std::snprintf(error->text, sizeof(error->text), "%s", status.error_message().c_str());
+    ToRefusal(status, error);
     return static_cast<pqc_status>(status.error_code());
   } catch (const std::bad_alloc&) {
     std::snprintf(error->text, sizeof(error->text), "the client is out of memory");
@@ -102,17 +104,15 @@ pqc_status RpcRemote::Finish(const char* method, ErrorText* error,
 grpc::Status RpcRemote::Explain(const char* method, const grpc::Status& status) const {
   switch (status.error_code()) {
     case grpc::StatusCode::ABORTED:
-      if (status.error_message().rfind(kBootKey, 0) != 0) return status;
-      return {grpc::StatusCode::UNAVAILABLE,
-              "the sidecar's worker is another one by now; repeat the call"};
+      return FieldOf(status) == kBootKey ? WorkerReplaced() : status;
     case grpc::StatusCode::UNAVAILABLE:
     case grpc::StatusCode::UNAUTHENTICATED: {
       if (!session_.WaitEnded(kSessionEndWait)) return status;
       const grpc::Status end = session_.end_status();
-      return {grpc::StatusCode::UNAVAILABLE,
-              endpoint_ + ": the session is lost, and its sequences with it (boot_id " +
-                  session_.boot_id() +
-                  "): " + (end.ok() ? std::string("the sidecar ended it") : end.error_message())};
+      return Refuse(grpc::StatusCode::UNAVAILABLE, "",
+                    endpoint_ + ": the session is lost, and its sequences with it (boot_id " +
+                        session_.boot_id() + "): " +
+                        (end.ok() ? std::string("the sidecar ended it") : end.error_message()));
     }
     case grpc::StatusCode::DEADLINE_EXCEEDED:
       return {status.error_code(),
@@ -134,15 +134,17 @@ void RpcRemote::Prepare(grpc::ClientContext* context, Deadline deadline, uint64_
 grpc::Status RpcRemote::Connect(grpc::Channel& channel, Deadline deadline) const {
   for (;;) {
     if (!session_.WaitOpen(deadline)) {
-      return {grpc::StatusCode::UNAVAILABLE,
-              endpoint_ + ": the sidecar's worker has ended, and there is no other one in time"};
+      return Refuse(
+          grpc::StatusCode::UNAVAILABLE, "",
+          endpoint_ + ": the sidecar's worker has ended, and there is no other one in time",
+          kRetryMemory);
     }
     if (channel.GetState(true) == GRPC_CHANNEL_READY) return grpc::Status::OK;
     const auto slice = std::min<Deadline>(deadline, std::chrono::steady_clock::now() + kSlice);
     if (channel.WaitForConnected(ToGrpc(slice))) return grpc::Status::OK;
     const bool over = std::chrono::steady_clock::now() >= deadline;
     if (over || session_.ended() || (session_.adopted() && session_.WaitBroken({}))) {
-      return {grpc::StatusCode::UNAVAILABLE, endpoint_ + ": no connection"};
+      return Refuse(grpc::StatusCode::UNAVAILABLE, "", endpoint_ + ": no connection", kRetryMemory);
     }
   }
 }
@@ -176,7 +178,7 @@ void RpcRemote::Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept {
 }
 
 pqc_status RpcRemote::OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
-                                ErrorText* error) noexcept {
+                                RefusalBuffer* error) noexcept {
   return Finish("OpenCache", error, [&] {
     v1::OpenCacheRequest request;
     v1::OpenCacheResponse response;
@@ -206,7 +208,7 @@ pqc_status RpcRemote::OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
 }
 
 pqc_status RpcRemote::DescribeSequence(uint64_t sequence_id, pqc_sequence_info* info,
-                                       ErrorText* error) noexcept {
+                                       RefusalBuffer* error) noexcept {
   return Finish("DescribeSequence", error, [&] {
     v1::DescribeSequenceRequest request;
     v1::DescribeSequenceResponse response;

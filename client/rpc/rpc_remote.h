@@ -35,53 +35,55 @@ class RpcRemote final : public Remote {
   void Close() noexcept override { delete this; }
 
   pqc_status OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
-                       ErrorText* error) noexcept override;
+                       RefusalBuffer* error) noexcept override;
   pqc_status CreateSequence(uint64_t cache_id, const char* model_fingerprint,
                             const pqc_sequence_options& options, uint64_t* sequence_id,
-                            uint64_t* token_count, ErrorText* error) noexcept override;
+                            uint64_t* token_count, RefusalBuffer* error) noexcept override;
   pqc_status ForkSequence(uint64_t sequence_id, uint64_t token_count, uint64_t* child_id,
-                          uint64_t* child_token_count, ErrorText* error) noexcept override;
+                          uint64_t* child_token_count, RefusalBuffer* error) noexcept override;
   pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
-                         uint64_t* token_count, ErrorText* error) noexcept override;
+                         uint64_t* token_count, RefusalBuffer* error) noexcept override;
   pqc_status Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
-                   pqc_admission* admission, ErrorText* error) noexcept override;
-  pqc_status PinSequence(uint64_t sequence_id, uint64_t ttl_ms, ErrorText* error) noexcept override;
-  pqc_status SuspendSequence(uint64_t sequence_id, ErrorText* error) noexcept override;
+                   pqc_admission* admission, RefusalBuffer* error) noexcept override;
+  pqc_status PinSequence(uint64_t sequence_id, uint64_t ttl_ms,
+                         RefusalBuffer* error) noexcept override;
+  pqc_status SuspendSequence(uint64_t sequence_id, RefusalBuffer* error) noexcept override;
   pqc_status ResumeSequence(uint64_t sequence_id, uint64_t* token_count,
-                            ErrorText* error) noexcept override;
-  pqc_status DropSequence(uint64_t sequence_id, ErrorText* error) noexcept override;
+                            RefusalBuffer* error) noexcept override;
+  pqc_status DropSequence(uint64_t sequence_id, RefusalBuffer* error) noexcept override;
   pqc_status TruncateSequence(uint64_t sequence_id, uint64_t token_count, const LeaseView& lease,
                               const ImageSink& image, Waiting waiting,
-                              ErrorText* error) noexcept override;
+                              RefusalBuffer* error) noexcept override;
   pqc_status DescribeSequence(uint64_t sequence_id, pqc_sequence_info* info,
-                              ErrorText* error) noexcept override;
+                              RefusalBuffer* error) noexcept override;
   pqc_status Ingest(uint64_t sequence_id, uint64_t first_position, const RowBlock& rows,
-                    ErrorText* error) noexcept override;
+                    RefusalBuffer* error) noexcept override;
   pqc_status IngestStaged(uint64_t sequence_id, const StagedRows& rows,
-                          ErrorText* error) noexcept override;
+                          RefusalBuffer* error) noexcept override;
   pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                     uint32_t row_block_count, uint64_t* token_count,
-                    ErrorText* error) noexcept override;
+                    RefusalBuffer* error) noexcept override;
   pqc_status Append(AppendItem* items, uint32_t item_count, Waiting waiting,
-                    ErrorText* error) noexcept override;
+                    RefusalBuffer* error) noexcept override;
   pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
-                        ErrorText* error) noexcept override;
-  pqc_status TopK(const SelectItem* items, uint32_t item_count, ErrorText* error) noexcept override;
+                        RefusalBuffer* error) noexcept override;
+  pqc_status TopK(const SelectItem* items, uint32_t item_count,
+                  RefusalBuffer* error) noexcept override;
   pqc_status Score(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
-                   const ScoresOut& out, ErrorText* error) noexcept override;
+                   const ScoresOut& out, RefusalBuffer* error) noexcept override;
   pqc_status FetchRange(const FetchView& fetch, pqc_token_range tokens, std::byte* out,
-                        ErrorText* error) noexcept override;
+                        RefusalBuffer* error) noexcept override;
   pqc_status FetchTokens(const FetchView& fetch, const PositionsView& positions, std::byte* out,
-                         ErrorText* error) noexcept override;
+                         RefusalBuffer* error) noexcept override;
   pqc_status Attend(const AttendItem* items, uint32_t item_count,
-                    ErrorText* error) noexcept override;
+                    RefusalBuffer* error) noexcept override;
   pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, uint64_t* lease_id,
                     uint32_t* word_index, const ImageSink& image,
-                    ErrorText* error) noexcept override;
-  pqc_status Detach(const LeaseView& lease, ErrorText* error) noexcept override;
+                    RefusalBuffer* error) noexcept override;
+  pqc_status Detach(const LeaseView& lease, RefusalBuffer* error) noexcept override;
   void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept override;
   pqc_status AdminJson(const char* method, const char* request, const TextSink& answer,
-                       ErrorText* error) noexcept override;
+                       RefusalBuffer* error) noexcept override;
 
  private:
   enum class Repeat { kNever, kHarmless };
@@ -90,7 +92,7 @@ class RpcRemote final : public Remote {
   ~RpcRemote() = default;
 
   // Where every call passes: exceptions end here, and the status and its reason become the C ABI's.
-  pqc_status Finish(const char* method, ErrorText* error,
+  pqc_status Finish(const char* method, RefusalBuffer* error,
                     const std::function<grpc::Status()>& call) const noexcept;
   // What a lost session makes of a status.
   grpc::Status Explain(const char* method, const grpc::Status& status) const;

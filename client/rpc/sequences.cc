@@ -21,7 +21,7 @@ void SetPrompt(const pqc_sequence_options& prompt, Request* request) {
 
 pqc_status RpcRemote::CreateSequence(uint64_t cache_id, const char* model_fingerprint,
                                      const pqc_sequence_options& options, uint64_t* sequence_id,
-                                     uint64_t* token_count, ErrorText* error) noexcept {
+                                     uint64_t* token_count, RefusalBuffer* error) noexcept {
   return Finish("CreateSequence", error, [&] {
     v1::CreateSequenceRequest request;
     v1::CreateSequenceResponse response;
@@ -50,7 +50,7 @@ pqc_status RpcRemote::CreateSequence(uint64_t cache_id, const char* model_finger
 }
 
 pqc_status RpcRemote::ForkSequence(uint64_t sequence_id, uint64_t token_count, uint64_t* child_id,
-                                   uint64_t* child_token_count, ErrorText* error) noexcept {
+                                   uint64_t* child_token_count, RefusalBuffer* error) noexcept {
   return Finish("ForkSequence", error, [&] {
     v1::ForkSequenceRequest request;
     v1::ForkSequenceResponse response;
@@ -66,7 +66,7 @@ pqc_status RpcRemote::ForkSequence(uint64_t sequence_id, uint64_t token_count, u
 }
 
 pqc_status RpcRemote::MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
-                                  uint64_t* token_count, ErrorText* error) noexcept {
+                                  uint64_t* token_count, RefusalBuffer* error) noexcept {
   return Finish("MatchPrefix", error, [&] {
     v1::MatchPrefixRequest request;
     v1::MatchPrefixResponse response;
@@ -81,7 +81,7 @@ pqc_status RpcRemote::MatchPrefix(uint64_t cache_id, const pqc_sequence_options&
 }
 
 pqc_status RpcRemote::Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
-                            pqc_admission* admission, ErrorText* error) noexcept {
+                            pqc_admission* admission, RefusalBuffer* error) noexcept {
   return Finish("Admit", error, [&] {
     v1::AdmitRequest request;
     v1::AdmitResponse response;
@@ -103,7 +103,7 @@ pqc_status RpcRemote::Admit(uint64_t cache_id, uint64_t token_count, uint64_t ou
 }
 
 pqc_status RpcRemote::PinSequence(uint64_t sequence_id, uint64_t ttl_ms,
-                                  ErrorText* error) noexcept {
+                                  RefusalBuffer* error) noexcept {
   return Finish("Pin", error, [&] {
     v1::PinRequest request;
     v1::PinResponse response;
@@ -115,7 +115,7 @@ pqc_status RpcRemote::PinSequence(uint64_t sequence_id, uint64_t ttl_ms,
   });
 }
 
-pqc_status RpcRemote::SuspendSequence(uint64_t sequence_id, ErrorText* error) noexcept {
+pqc_status RpcRemote::SuspendSequence(uint64_t sequence_id, RefusalBuffer* error) noexcept {
   return Finish("SuspendSequence", error, [&] {
     v1::SuspendSequenceRequest request;
     v1::SuspendSequenceResponse response;
@@ -128,7 +128,7 @@ pqc_status RpcRemote::SuspendSequence(uint64_t sequence_id, ErrorText* error) no
 }
 
 pqc_status RpcRemote::ResumeSequence(uint64_t sequence_id, uint64_t* token_count,
-                                     ErrorText* error) noexcept {
+                                     RefusalBuffer* error) noexcept {
   return Finish("ResumeSequence", error, [&] {
     v1::ResumeSequenceRequest request;
     v1::ResumeSequenceResponse response;
@@ -142,7 +142,7 @@ pqc_status RpcRemote::ResumeSequence(uint64_t sequence_id, uint64_t* token_count
   });
 }
 
-pqc_status RpcRemote::DropSequence(uint64_t sequence_id, ErrorText* error) noexcept {
+pqc_status RpcRemote::DropSequence(uint64_t sequence_id, RefusalBuffer* error) noexcept {
   return Finish("DropSequence", error, [&] {
     v1::DropSequenceRequest request;
     v1::DropSequenceResponse response;
@@ -162,7 +162,7 @@ pqc_status RpcRemote::DropSequence(uint64_t sequence_id, ErrorText* error) noexc
 
 pqc_status RpcRemote::TruncateSequence(uint64_t sequence_id, uint64_t token_count,
                                        const LeaseView& lease, const ImageSink& image,
-                                       Waiting waiting, ErrorText* error) noexcept {
+                                       Waiting waiting, RefusalBuffer* error) noexcept {
   return Finish("TruncateSequence", error, [&] {
     v1::TruncateSequenceRequest request;
     v1::TruncateSequenceResponse response;
@@ -183,7 +183,7 @@ pqc_status RpcRemote::TruncateSequence(uint64_t sequence_id, uint64_t token_coun
 
 pqc_status RpcRemote::Attach(uint64_t sequence_id, const LeaseView& lease, uint64_t* lease_id,
                              uint32_t* word_index, const ImageSink& image,
-                             ErrorText* error) noexcept {
+                             RefusalBuffer* error) noexcept {
   return Finish("Attach", error, [&] {
     v1::AttachRequest request;
     v1::AttachResponse response;
@@ -203,7 +203,7 @@ pqc_status RpcRemote::Attach(uint64_t sequence_id, const LeaseView& lease, uint6
   });
 }
 
-pqc_status RpcRemote::Detach(const LeaseView& lease, ErrorText* error) noexcept {
+pqc_status RpcRemote::Detach(const LeaseView& lease, RefusalBuffer* error) noexcept {
   return Finish("Detach", error, [&] {
     v1::DetachRequest request;
     v1::DetachResponse response;

@@ -19,13 +19,14 @@
 #ifndef PQCACHED_KVSTORE_READ_BROKER_PROTOCOL_H_
 #define PQCACHED_KVSTORE_READ_BROKER_PROTOCOL_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
 namespace pqcached::kvstore {
 
 inline constexpr char kBrokerSuffix[] = ".broker";
-inline constexpr uint32_t kBrokerVersion = 1;
+inline constexpr uint32_t kBrokerVersion = 2;  // 1: without BrokerReply::field and retry_ms
 
 enum class BrokerCall : uint32_t {
   kHello = 1,        // opens the session; descriptor: the control memory, read-only
@@ -57,16 +58,22 @@ struct BrokerReply {
   uint32_t version = kBrokerVersion;
   BrokerCall call = BrokerCall::kHello;  // that it answers
   uint32_t status = 0;                   // gRPC's code; not 0: no descriptor comes
-  char message[512] = {};                // why: the field and its limit
+  char message[512] = {};                // with a status: why, without the field
   char session_token[72] = {};     // kHello, kResume: a secret; metadata `pqcached-session` of RPCs
   char boot_id[72] = {};           // likewise
   char tenant[72] = {};            // likewise: that the sidecar gave the session
   uint64_t boot_word = 0;          // likewise: ControlPage::boot_word while this worker lives
   uint64_t max_message_bytes = 0;  // likewise
   uint64_t size_bytes = 0;         // of what the descriptor stands for
+  char field[120] = {};            // with a status: path of the refused field, "" = none
+  uint32_t retry_ms = 0;           // with a status: when a repetition may succeed, 0 = never
+  uint32_t reserved = 0;
 };
 
-static_assert(sizeof(BrokerRequest) == 248 && sizeof(BrokerReply) == 768);
+static_assert(sizeof(BrokerRequest) == 248 && sizeof(BrokerReply) == 896);
+// Every version has the magic and the version in its first bytes, and at least this many of them: a
+// client reads these first, and does not wait for more from a sidecar of another version.
+inline constexpr size_t kBrokerReplyHeadBytes = 768;
 static_assert(std::is_trivially_copyable_v<BrokerRequest> &&
               std::is_trivially_copyable_v<BrokerReply>);
 

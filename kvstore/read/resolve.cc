@@ -2,48 +2,60 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <string_view>
 
 namespace pqcached::kvstore {
 namespace {
 
-using Fault = ResolvedSelection::Fault;
-
-void Fail(Fault fault, std::string message, ResolvedSelection* resolved) {
-  resolved->fault = fault;
-  resolved->message = std::move(message);
+void Refuse(std::string_view field, std::string_view text, ResolvedSelection* resolved) {
+  resolved->refusal.Set(StatusCode::kInvalidArgument, field, text);
 }
 
-// What is wrong with a field, or nothing.
-std::string CheckFields(const Selection& selection, uint64_t query_position) {
-  if (query_position >= kMaxSequenceTokens) {
-    return "query_position is " + std::to_string(query_position) + "; it must be below " +
-           std::to_string(kMaxSequenceTokens);
-  }
-  if (selection.rule < GroupRule::kSumSoftmax || selection.rule > GroupRule::kMaxLogit)
-    return "group_rule is unknown";
+void CheckExcluded(const Selection& selection, ResolvedSelection* resolved) {
   if (selection.excluded.size() > kMaxExcludedRanges) {
-    return "excluded: " + std::to_string(selection.excluded.size()) + " ranges; at most " +
-           std::to_string(kMaxExcludedRanges);
+    return Refuse("selection.excluded",
+                  std::to_string(selection.excluded.size()) + " ranges, must be at most " +
+                      std::to_string(kMaxExcludedRanges),
+                  resolved);
   }
   for (size_t i = 0; i < selection.excluded.size(); ++i) {
     const PositionRange& range = selection.excluded[i];
-    const auto field = [i] { return "excluded[" + std::to_string(i) + "]"; };
-    if (range.begin >= range.end) return field() + " is empty";
-    if (range.end > kMaxSequenceTokens) return field() + " ends beyond the longest sequence";
-    if (i > 0 && range.begin < selection.excluded[i - 1].end) {
-      return field() + " begins before the end of the range before it";
+    const char* wrong = nullptr;
+    if (range.begin >= range.end) {
+      wrong = "empty";
+    } else if (range.end > kMaxSequenceTokens) {
+      wrong = "ends beyond the longest sequence";
+    } else if (i > 0 && range.begin < selection.excluded[i - 1].end) {
+      wrong = "begins before the end of the range before it";
+    }
+    if (wrong != nullptr) {
+      return Refuse("selection.excluded[" + std::to_string(i) + "]", wrong, resolved);
     }
   }
+}
+
+// Sets the refusal when a field is out of its range.
+void CheckFields(const Selection& selection, uint64_t query_position, ResolvedSelection* resolved) {
+  if (query_position >= kMaxSequenceTokens) {
+    return Refuse(
+        "query.query_position",
+        std::to_string(query_position) + ", must be below " + std::to_string(kMaxSequenceTokens),
+        resolved);
+  }
+  if (selection.rule < GroupRule::kSumSoftmax || selection.rule > GroupRule::kMaxLogit) {
+    return Refuse("selection.group_rule", "unknown", resolved);
+  }
+  CheckExcluded(selection, resolved);
+  if (!resolved->refusal.ok()) return;
   if (selection.budget_kind == BudgetKind::kRatio) {
     if (!(selection.budget_ratio > 0.0 && selection.budget_ratio <= 1.0)) {
-      return "budget token_ratio is " + std::to_string(selection.budget_ratio) +
-             "; it must lie in (0, 1]";
+      Refuse("selection.token_ratio",
+             std::to_string(selection.budget_ratio) + ", must lie in (0, 1]", resolved);
     }
   } else if (selection.budget_kind != BudgetKind::kCount) {
-    return "budget is of an unknown kind";
+    Refuse("selection.budget", "unknown kind", resolved);
   }
-  return {};
 }
 
 // Calls take(range) for each piece of [begin, end) without the excluded ranges; returns their tokens.
@@ -77,24 +89,21 @@ ResolvedSelection Resolve(const Selection& selection, uint64_t query_position,
 
 void Resolve(const Selection& selection, uint64_t query_position, uint32_t stored_tokens,
              ResolvedSelection* resolved) {
-  resolved->fault = Fault::kNone;
-  resolved->message.clear();
+  resolved->refusal.Clear();
   resolved->candidates.clear();
   resolved->candidate_count = resolved->select_count = 0;
   resolved->sink_tokens = resolved->window_tokens = 0;
-  if (std::string wrong = CheckFields(selection, query_position); !wrong.empty()) {
-    return Fail(Fault::kInvalid, std::move(wrong), resolved);
-  }
+  CheckFields(selection, query_position, resolved);
+  if (!resolved->refusal.ok()) return;
   const auto context = static_cast<uint32_t>(query_position) + 1;
   const uint32_t sink_end = std::min(selection.sink_tokens, context);
   const uint32_t window_begin =
       std::max(sink_end, context - std::min(selection.window_tokens, context));
   if (window_begin > sink_end && window_begin > stored_tokens) {
-    return Fail(Fault::kNotStored,
-                "query_position is " + std::to_string(query_position) +
-                    ", so rows up to position " + std::to_string(window_begin) + " are needed; " +
-                    std::to_string(stored_tokens) + " are stored",
-                resolved);
+    return resolved->refusal.Set(StatusCode::kOutOfRange, "query.query_position",
+                                 std::to_string(query_position) + " needs rows up to position " +
+                                     std::to_string(window_begin) + "; " +
+                                     std::to_string(stored_tokens) + " are stored");
   }
   const auto count_only = [](PositionRange) {};
   resolved->sink_tokens = TakeWithout(selection.excluded, 0, sink_end, count_only);
@@ -107,11 +116,11 @@ void Resolve(const Selection& selection, uint64_t query_position, uint32_t store
   if (selection.budget_kind == BudgetKind::kCount) {
     const uint64_t most = kept + resolved->candidate_count;
     if (selection.budget_count <= kept || selection.budget_count > most) {
-      return Fail(Fault::kInvalid,
-                  "budget token_count is " + std::to_string(selection.budget_count) +
-                      "; it must lie in [sink + window + 1, attendable tokens] = [" +
-                      std::to_string(kept + 1) + ", " + std::to_string(most) + "]",
-                  resolved);
+      return Refuse("selection.token_count",
+                    std::to_string(selection.budget_count) +
+                        ", must lie in [sink + window + 1, attendable tokens] = [" +
+                        std::to_string(kept + 1) + ", " + std::to_string(most) + "]",
+                    resolved);
     }
     resolved->select_count = static_cast<uint32_t>(selection.budget_count - kept);
   } else {

@@ -5,21 +5,17 @@
 #define PQCACHED_KVSTORE_READ_RESOLVE_H_
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
+#include "kvstore/read/refusal.h"
 #include "kvstore/read/selection.h"
 
 namespace pqcached::kvstore {
 
 struct ResolvedSelection {
-  enum class Fault : uint8_t {
-    kNone = 0,
-    kInvalid = 1,    // a field of the selection
-    kNotStored = 2,  // candidates that are not stored yet
-  };
-  Fault fault = Fault::kNone;
-  std::string message;  // names field and limit, when there is a fault
+  // kInvalidArgument: a field of the selection; kOutOfRange: candidates that are not stored yet.
+  // Fields begin with "selection." or are "query.query_position".
+  Refusal refusal;
 
   std::vector<PositionRange> candidates;  // ascending, disjoint, non-empty
   uint32_t candidate_count = 0;

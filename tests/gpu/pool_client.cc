@@ -64,46 +64,46 @@ class PoolRemote final : public Remote {
   void Close() noexcept override { delete this; }
 
   pqc_status OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
-                       ErrorText*) noexcept override {
+                       RefusalBuffer*) noexcept override {
     sidecar_.SetLayers(spec.groups[0]);
     *cache_id = 1;
     return PQC_OK;
   }
   pqc_status CreateSequence(uint64_t, const char*, const pqc_sequence_options&,
                             uint64_t* sequence_id, uint64_t* token_count,
-                            ErrorText*) noexcept override {
+                            RefusalBuffer*) noexcept override {
     *sequence_id = sidecar_.CreateSequence();
     *token_count = 0;
     return PQC_OK;
   }
-  pqc_status DropSequence(uint64_t, ErrorText*) noexcept override { return PQC_OK; }
+  pqc_status DropSequence(uint64_t, RefusalBuffer*) noexcept override { return PQC_OK; }
   pqc_status TruncateSequence(uint64_t sequence_id, uint64_t token_count, const LeaseView&,
-                              const ImageSink&, Waiting, ErrorText*) noexcept override {
+                              const ImageSink&, Waiting, RefusalBuffer*) noexcept override {
     sidecar_.Truncate(sequence_id, token_count);
     return PQC_OK;
   }
   pqc_status DescribeSequence(uint64_t sequence_id, pqc_sequence_info* info,
-                              ErrorText*) noexcept override {
+                              RefusalBuffer*) noexcept override {
     info->token_count = sidecar_.token_count(sequence_id);
     return PQC_OK;
   }
-  pqc_status IngestStaged(uint64_t, const StagedRows&, ErrorText* error) noexcept override {
+  pqc_status IngestStaged(uint64_t, const StagedRows&, RefusalBuffer* error) noexcept override {
     return Not(error);
   }
   pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                     uint32_t row_block_count, uint64_t* token_count,
-                    ErrorText* error) noexcept override {
+                    RefusalBuffer* error) noexcept override {
     const pqc_status status =
         sidecar_.Commit(sequence_id, first_position, rows, row_block_count, error);
     *token_count = sidecar_.token_count(sequence_id);
     return status;
   }
-  pqc_status Append(AppendItem* items, uint32_t item_count, Waiting, ErrorText*) noexcept override {
+  pqc_status Append(AppendItem* items, uint32_t item_count, Waiting, RefusalBuffer*) noexcept override {
     for (uint32_t i = 0; i < item_count; ++i) items[i].token_count = sidecar_.Append(items[i]);
     return PQC_OK;
   }
   pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options&,
-                        ErrorText*) noexcept override {
+                        RefusalBuffer*) noexcept override {
     sidecar_.BuildIndex(sequence_id);
     return PQC_OK;
   }
@@ -112,59 +112,59 @@ class PoolRemote final : public Remote {
   }
 
   pqc_status ForkSequence(uint64_t, uint64_t, uint64_t*, uint64_t*,
-                          ErrorText* error) noexcept override {
+                          RefusalBuffer* error) noexcept override {
     return Not(error);
   }
   pqc_status MatchPrefix(uint64_t, const pqc_sequence_options&, uint64_t*,
-                         ErrorText* error) noexcept override {
+                         RefusalBuffer* error) noexcept override {
     return Not(error);
   }
   pqc_status Admit(uint64_t, uint64_t, uint64_t, pqc_admission*,
-                   ErrorText* error) noexcept override {
+                   RefusalBuffer* error) noexcept override {
     return Not(error);
   }
-  pqc_status PinSequence(uint64_t, uint64_t, ErrorText* error) noexcept override {
+  pqc_status PinSequence(uint64_t, uint64_t, RefusalBuffer* error) noexcept override {
     return Not(error);
   }
-  pqc_status SuspendSequence(uint64_t, ErrorText* error) noexcept override { return Not(error); }
-  pqc_status ResumeSequence(uint64_t, uint64_t*, ErrorText* error) noexcept override {
+  pqc_status SuspendSequence(uint64_t, RefusalBuffer* error) noexcept override { return Not(error); }
+  pqc_status ResumeSequence(uint64_t, uint64_t*, RefusalBuffer* error) noexcept override {
     return Not(error);
   }
-  pqc_status Ingest(uint64_t, uint64_t, const RowBlock&, ErrorText* error) noexcept override {
+  pqc_status Ingest(uint64_t, uint64_t, const RowBlock&, RefusalBuffer* error) noexcept override {
     return Not(error);
   }
-  pqc_status TopK(const SelectItem*, uint32_t, ErrorText* error) noexcept override {
+  pqc_status TopK(const SelectItem*, uint32_t, RefusalBuffer* error) noexcept override {
     return Not(error);
   }
   pqc_status Score(const QueryView&, const pqc_index&, pqc_token_range, const ScoresOut&,
-                   ErrorText* error) noexcept override {
+                   RefusalBuffer* error) noexcept override {
     return Not(error);
   }
   pqc_status FetchRange(const FetchView&, pqc_token_range, std::byte*,
-                        ErrorText* error) noexcept override {
+                        RefusalBuffer* error) noexcept override {
     return Not(error);
   }
   pqc_status FetchTokens(const FetchView&, const PositionsView&, std::byte*,
-                         ErrorText* error) noexcept override {
+                         RefusalBuffer* error) noexcept override {
     return Not(error);
   }
-  pqc_status Attend(const AttendItem*, uint32_t, ErrorText* error) noexcept override {
+  pqc_status Attend(const AttendItem*, uint32_t, RefusalBuffer* error) noexcept override {
     return Not(error);
   }
   pqc_status Attach(uint64_t, const LeaseView&, uint64_t*, uint32_t*, const ImageSink&,
-                    ErrorText* error) noexcept override {
+                    RefusalBuffer* error) noexcept override {
     return Not(error);
   }
-  pqc_status Detach(const LeaseView&, ErrorText* error) noexcept override { return Not(error); }
+  pqc_status Detach(const LeaseView&, RefusalBuffer* error) noexcept override { return Not(error); }
   pqc_status AdminJson(const char*, const char*, const TextSink&,
-                       ErrorText* error) noexcept override {
+                       RefusalBuffer* error) noexcept override {
     return Not(error);
   }
 
  private:
   ~PoolRemote() = default;
 
-  static pqc_status Not(ErrorText* error) {
+  static pqc_status Not(RefusalBuffer* error) {
     std::snprintf(error->text, sizeof(error->text),
                   "the stand-in for the sidecar has no such call");
     return PQC_UNIMPLEMENTED;
@@ -363,7 +363,7 @@ void PoolSidecar::Write(StoredSequence& sequence, uint64_t first_position, const
 }
 
 pqc_status PoolSidecar::Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
-                               uint32_t count, ErrorText* error) {
+                               uint32_t count, RefusalBuffer* error) {
   std::unique_lock lock(mutex_);
   opened_.wait(lock, [this] { return !is_closed_; });
   ++commit_count_;

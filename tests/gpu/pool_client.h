@@ -73,7 +73,7 @@ class PoolSidecar {
   void SetLayers(const pqc_layer_group& group);
   uint64_t CreateSequence();
   pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const client::RowBlock* rows,
-                    uint32_t count, client::ErrorText* error);
+                    uint32_t count, client::RefusalBuffer* error);
   uint64_t Append(client::AppendItem& item);
   void Truncate(uint64_t sequence_id, uint64_t token_count);
   void BuildIndex(uint64_t sequence_id);

@@ -90,6 +90,15 @@ PQC_API const char* pqc_status_name(pqc_status status);
  * call. */
 PQC_API const char* pqc_last_error(void);
 
+/* Returns the path of the refused field of the calling thread's last failed call, in the words of
+ * this header: "selection.token_ratio", "items[2].query_position". Returns "" when the failure is
+ * about no field, and after a call that succeeded. Valid until the thread's next call. */
+PQC_API const char* pqc_last_error_field(void);
+
+/* Returns the time in milliseconds after which a repetition of the calling thread's last failed call
+ * may succeed; 0 when repeating it is not worthwhile. */
+PQC_API uint32_t pqc_last_error_retry_ms(void);
+
 /* ---- Tensors */
 
 typedef enum pqc_dtype { PQC_F16 = 1, PQC_BF16 = 2, PQC_F32 = 3 } pqc_dtype;

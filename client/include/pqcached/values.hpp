@@ -27,13 +27,20 @@ class [[nodiscard]] Status {
   Status() = default;
   // Of a call of the C ABI that this thread has just made.
   explicit Status(pqc_status code) : code_(code) {
-    if (code != PQC_OK) message_ = pqc_last_error();
+    if (code == PQC_OK) return;
+    message_ = pqc_last_error();
+    field_ = pqc_last_error_field();
+    retry_ms_ = pqc_last_error_retry_ms();
   }
   Status(pqc_status code, std::string message) : code_(code), message_(std::move(message)) {}
 
   bool ok() const { return code_ == PQC_OK; }
   pqc_status code() const { return code_; }
   const std::string& message() const { return message_; }
+  // Returns the path of the refused field ("selection.token_ratio"), or "".
+  const std::string& field() const { return field_; }
+  // Returns after how many milliseconds a repetition may succeed; 0 = it is not worthwhile.
+  uint32_t retry_ms() const { return retry_ms_; }
   // "NOT_FOUND: sequence_id: 7 ..."
   std::string ToString() const {
     return ok() ? "OK" : std::string(pqc_status_name(code_)) + ": " + message_;
@@ -42,6 +49,8 @@ class [[nodiscard]] Status {
  private:
   pqc_status code_ = PQC_OK;
   std::string message_;
+  std::string field_;
+  uint32_t retry_ms_ = 0;
 };
 
 // A value, or the status that tells why there is none.

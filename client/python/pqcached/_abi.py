@@ -182,6 +182,8 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_abi_version": (c_uint32, []),
     "pqc_status_name": (c_char_p, [_status]),
     "pqc_last_error": (c_char_p, []),
+    "pqc_last_error_field": (c_char_p, []),
+    "pqc_last_error_retry_ms": (c_uint32, []),
     "pqc_client_open": (_status, [POINTER(ClientOptions), POINTER(_handle)]),
     "pqc_client_close": (None, [_handle]),
     "pqc_client_path": (c_enum, [_handle]),
@@ -279,22 +281,31 @@ _kept = threading.local()
 
 def forget_reason() -> None:
     """Before a call: what was kept before belongs to another one."""
-    _kept.reason = b""
+    _kept.reason = None
 
 
 def keep_reason() -> None:
     """Before a handle is closed at an unknown time."""
-    reason = library().pqc_last_error()
-    if reason:
+    reason = _last_reason()
+    if reason[0]:
         _kept.reason = reason
+
+
+def _last_reason() -> Tuple[bytes, bytes, int]:
+    loaded = library()
+    return loaded.pqc_last_error(), loaded.pqc_last_error_field(), loaded.pqc_last_error_retry_ms()
 
 
 def error_of(status: int) -> Error:
     """The exception of a call that failed, made by the thread that called."""
-    reason = library().pqc_last_error() or getattr(_kept, "reason", b"")
-    message = reason.decode("utf-8", "replace")
+    reason = _last_reason()
+    if not reason[0]:
+        reason = getattr(_kept, "reason", None) or reason
+    message, field = (text.decode("utf-8", "replace") for text in reason[:2])
     known = ERRORS.get(status)
-    return known(message) if known else Unknown(f"status {status}: {message}")
+    if known is None:
+        return Unknown(f"status {status}: {message}", field, reason[2])
+    return known(message, field, reason[2])
 
 
 def check(status: int) -> None:

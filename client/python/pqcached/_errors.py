@@ -29,13 +29,20 @@ class Status(enum.IntEnum):
 
 
 class Error(Exception):
-    """A call failed and changed nothing. `status` says how, `message` names the field and its limit."""
+    """A call failed and changed nothing.
+
+    `status` is the code, `message` the readable reason with the field and its limit, `field` the path of the
+    refused field ("selection.token_ratio", or ""), `retry_ms` the time in milliseconds after which a
+    repetition may succeed (0: repeating the call is not worthwhile).
+    """
 
     status: ClassVar[Status] = Status.UNKNOWN
 
-    def __init__(self, message: str = "") -> None:
+    def __init__(self, message: str = "", field: str = "", retry_ms: int = 0) -> None:
         super().__init__(message)
         self.message = message
+        self.field = field
+        self.retry_ms = retry_ms
 
     def __str__(self) -> str:
         return f"{self.status.name}: {self.message}"

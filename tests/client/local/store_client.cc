@@ -21,13 +21,13 @@ namespace {
 
 using namespace pqcached::client;  // NOLINT: this is its stand-in
 
-pqc_status FromStatus(const absl::Status& status, ErrorText* error) {
+pqc_status FromStatus(const absl::Status& status, RefusalBuffer* error) {
   std::snprintf(error->text, sizeof(error->text), "%s", std::string(status.message()).c_str());
   return static_cast<pqc_status>(status.code());
 }
 
 pqc_status FromStatus(const absl::Status& status) {
-  ErrorText error;
+  RefusalBuffer error;
   return Report(FromStatus(status, &error), error);
 }
 
@@ -165,7 +165,7 @@ class StoreRemote final : public Remote {
   void Close() noexcept override { delete this; }
 
   pqc_status OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
-                       ErrorText* error) noexcept override {
+                       RefusalBuffer* error) noexcept override {
     kvstore::CacheSpec cache;
     cache.name = spec.name;
     cache.model_fingerprint = spec.model_fingerprint;
@@ -188,7 +188,7 @@ class StoreRemote final : public Remote {
   }
   pqc_status CreateSequence(uint64_t cache_id, const char*, const pqc_sequence_options& options,
                             uint64_t* sequence_id, uint64_t* token_count,
-                            ErrorText* error) noexcept override {
+                            RefusalBuffer* error) noexcept override {
     kvstore::SequenceSpec spec;
     spec.session = sidecar_.session;
     spec.token_ids.assign(options.token_ids, options.token_ids + options.token_id_count);
@@ -201,19 +201,19 @@ class StoreRemote final : public Remote {
                    error);
   }
   pqc_status ForkSequence(uint64_t sequence_id, uint64_t token_count, uint64_t* child_id,
-                          uint64_t* child_token_count, ErrorText* error) noexcept override {
+                          uint64_t* child_token_count, RefusalBuffer* error) noexcept override {
     return Created(Counted().ForkSequence(kTestTenant, sequence_id, token_count, sidecar_.session),
                    child_id, child_token_count, error);
   }
   pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
-                         uint64_t* token_count, ErrorText* error) noexcept override {
+                         uint64_t* token_count, RefusalBuffer* error) noexcept override {
     const auto matched =
         Counted().MatchPrefix(kTestTenant, cache_id, {prompt.token_ids, prompt.token_id_count}, "");
     if (matched.ok()) *token_count = *matched;
     return FromStatus(matched.status(), error);
   }
   pqc_status Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
-                   pqc_admission* admission, ErrorText* error) noexcept override {
+                   pqc_admission* admission, RefusalBuffer* error) noexcept override {
     const auto fits = Counted().Admit(
         kTestTenant, cache_id,
         {.prefill_tokens = token_count, .output_tokens = output_token_count, .index = {}});
@@ -221,26 +221,26 @@ class StoreRemote final : public Remote {
     return FromStatus(fits.status(), error);
   }
   pqc_status PinSequence(uint64_t sequence_id, uint64_t ttl_ms,
-                         ErrorText* error) noexcept override {
+                         RefusalBuffer* error) noexcept override {
     return FromStatus(Counted().PinSequence(kTestTenant, sequence_id,
                                             absl::Milliseconds(static_cast<int64_t>(ttl_ms))),
                       error);
   }
-  pqc_status SuspendSequence(uint64_t sequence_id, ErrorText* error) noexcept override {
+  pqc_status SuspendSequence(uint64_t sequence_id, RefusalBuffer* error) noexcept override {
     return FromStatus(Counted().SuspendSequence(kTestTenant, sequence_id).status(), error);
   }
   pqc_status ResumeSequence(uint64_t sequence_id, uint64_t* token_count,
-                            ErrorText* error) noexcept override {
+                            RefusalBuffer* error) noexcept override {
     const auto resumed = Counted().ResumeSequence(kTestTenant, sequence_id);
     if (resumed.ok()) *token_count = *resumed;
     return FromStatus(resumed.status(), error);
   }
-  pqc_status DropSequence(uint64_t sequence_id, ErrorText* error) noexcept override {
+  pqc_status DropSequence(uint64_t sequence_id, RefusalBuffer* error) noexcept override {
     return FromStatus(Counted().DropSequence(kTestTenant, sequence_id), error);
   }
   pqc_status TruncateSequence(uint64_t sequence_id, uint64_t token_count, const LeaseView& lease,
                               const ImageSink& image, Waiting waiting,
-                              ErrorText* error) noexcept override {
+                              RefusalBuffer* error) noexcept override {
     Count(waiting);
     if (!sidecar_.reachable) return FromStatus(absl::UnavailableError("nobody answers"), error);
     const absl::Status boot = CheckBoot(sidecar_, lease.boot_word);
@@ -251,16 +251,16 @@ class StoreRemote final : public Remote {
     return FromStatus(truncated.status(), error);
   }
   pqc_status DescribeSequence(uint64_t sequence_id, pqc_sequence_info* info,
-                              ErrorText* error) noexcept override {
+                              RefusalBuffer* error) noexcept override {
     const auto described = Counted().DescribeSequence(kTestTenant, sequence_id);
     if (described.ok()) info->token_count = described->token_count;
     return FromStatus(described.status(), error);
   }
-  pqc_status Ingest(uint64_t, uint64_t, const RowBlock&, ErrorText* error) noexcept override {
+  pqc_status Ingest(uint64_t, uint64_t, const RowBlock&, RefusalBuffer* error) noexcept override {
     return Not("Ingest", error);
   }
   pqc_status IngestStaged(uint64_t sequence_id, const StagedRows& source,
-                          ErrorText* error) noexcept override {
+                          RefusalBuffer* error) noexcept override {
     const absl::Status boot = CheckBoot(sidecar_, source.boot_word);
     if (!boot.ok()) return FromStatus(boot, error);
     auto transaction = Counted().BeginIngest(kTestTenant, sequence_id);
@@ -283,7 +283,7 @@ class StoreRemote final : public Remote {
   }
   pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                     uint32_t row_block_count, uint64_t* token_count,
-                    ErrorText* error) noexcept override {
+                    RefusalBuffer* error) noexcept override {
     ++sidecar_.commits;
     for (uint32_t i = 0; i < row_block_count; ++i) {
       const absl::Status boot = CheckBoot(sidecar_, rows[i].keys.staging->boot_word);
@@ -301,7 +301,7 @@ class StoreRemote final : public Remote {
     return FromStatus(committed.status(), error);
   }
   pqc_status Append(AppendItem* items, uint32_t item_count, Waiting waiting,
-                    ErrorText* error) noexcept override {
+                    RefusalBuffer* error) noexcept override {
     Count(waiting);
     sidecar_.PassGate();
     if (!sidecar_.reachable) return FromStatus(absl::UnavailableError("nobody answers"), error);
@@ -341,7 +341,7 @@ class StoreRemote final : public Remote {
     return PQC_OK;
   }
   pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
-                        ErrorText* error) noexcept override {
+                        RefusalBuffer* error) noexcept override {
     const uint32_t m = options.index.kind == PQC_INDEX_PQ ? options.index.subspaces : 2;
     const uint32_t b = options.index.kind == PQC_INDEX_PQ ? options.index.bits : 6;
     const kvstore::BuildSpec spec{.index = {kvstore::IndexKind::kPq, m, b},
@@ -355,29 +355,29 @@ class StoreRemote final : public Remote {
     };
     return FromStatus(Counted().BuildIndex(kTestTenant, sequence_id, spec, go_on), error);
   }
-  pqc_status TopK(const SelectItem*, uint32_t, ErrorText* error) noexcept override {
+  pqc_status TopK(const SelectItem*, uint32_t, RefusalBuffer* error) noexcept override {
     return Not("TopK", error);
   }
   pqc_status Score(const QueryView&, const pqc_index&, pqc_token_range, const ScoresOut&,
-                   ErrorText* error) noexcept override {
+                   RefusalBuffer* error) noexcept override {
     return Not("Score", error);
   }
   pqc_status FetchRange(const FetchView&, pqc_token_range, std::byte*,
-                        ErrorText* error) noexcept override {
+                        RefusalBuffer* error) noexcept override {
     return Not("FetchRange", error);
   }
   pqc_status FetchTokens(const FetchView&, const PositionsView&, std::byte*,
-                         ErrorText* error) noexcept override {
+                         RefusalBuffer* error) noexcept override {
     return Not("FetchTokens", error);
   }
-  pqc_status Attend(const AttendItem*, uint32_t, ErrorText* error) noexcept override {
+  pqc_status Attend(const AttendItem*, uint32_t, RefusalBuffer* error) noexcept override {
     return Not("Attend", error);
   }
   pqc_status Attach(uint64_t, const LeaseView&, uint64_t*, uint32_t*, const ImageSink&,
-                    ErrorText* error) noexcept override {
+                    RefusalBuffer* error) noexcept override {
     return Not("Attach", error);
   }
-  pqc_status Detach(const LeaseView&, ErrorText* error) noexcept override {
+  pqc_status Detach(const LeaseView&, RefusalBuffer* error) noexcept override {
     return Not("Detach", error);
   }
   void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept override {
@@ -385,7 +385,7 @@ class StoreRemote final : public Remote {
     *background_rpcs = sidecar_.background_calls;
   }
   pqc_status AdminJson(const char*, const char*, const TextSink&,
-                       ErrorText* error) noexcept override {
+                       RefusalBuffer* error) noexcept override {
     return Not("Admin", error);
   }
 
@@ -399,12 +399,12 @@ class StoreRemote final : public Remote {
   void Count(Waiting waiting) {
     ++(waiting == Waiting::kCaller ? sidecar_.calls : sidecar_.background_calls);
   }
-  static pqc_status Not(const char* call, ErrorText* error) {
+  static pqc_status Not(const char* call, RefusalBuffer* error) {
     std::snprintf(error->text, sizeof(error->text), "%s is not of the local path", call);
     return PQC_INTERNAL;
   }
   static pqc_status Created(const absl::StatusOr<kvstore::CreatedSequence>& created, uint64_t* id,
-                            uint64_t* token_count, ErrorText* error) {
+                            uint64_t* token_count, RefusalBuffer* error) {
     if (created.ok()) {
       *id = created->sequence_id;
       *token_count = created->token_count;

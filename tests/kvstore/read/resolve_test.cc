@@ -6,13 +6,13 @@
 namespace pqcached::kvstore {
 namespace {
 
-using Fault = ResolvedSelection::Fault;
+using Code = StatusCode;
 using Ranges = std::vector<PositionRange>;
 
 TEST(Resolve, CountsSinkAndWindowAgainstTheBudget) {
   const ResolvedSelection resolved =
       Resolve({.sink_tokens = 16, .window_tokens = 64, .budget_ratio = 0.1}, 4095, 4096);
-  EXPECT_EQ(resolved.fault, Fault::kNone);
+  EXPECT_EQ(resolved.refusal.code, Code::kOk);
   EXPECT_EQ(resolved.candidates, (Ranges{{16, 4032}}));
   EXPECT_EQ(resolved.candidate_count, 4016u);
   EXPECT_EQ(resolved.select_count, 409u - 16 - 64);
@@ -22,16 +22,16 @@ TEST(Resolve, CountsSinkAndWindowAgainstTheBudget) {
 
 TEST(Resolve, NeedsNoRowsOfTheWindow) {
   const Selection selection{.window_tokens = 64, .budget_ratio = 1.0};
-  EXPECT_EQ(Resolve(selection, 999, 936).fault, Fault::kNone);
+  EXPECT_EQ(Resolve(selection, 999, 936).refusal.code, Code::kOk);
   EXPECT_EQ(Resolve(selection, 999, 936).select_count, 936u);
-  EXPECT_EQ(Resolve(selection, 999, 935).fault, Fault::kNotStored);
+  EXPECT_EQ(Resolve(selection, 999, 935).refusal.code, Code::kOutOfRange);
 }
 
 TEST(Resolve, ShortContextsLeaveNothingToSelect) {
   const Selection selection{.sink_tokens = 16, .window_tokens = 64, .budget_ratio = 1.0};
   for (const uint64_t position : {0u, 15u, 16u, 40u, 79u}) {
     const ResolvedSelection resolved = Resolve(selection, position, 0);
-    EXPECT_EQ(resolved.fault, Fault::kNone) << resolved.message;
+    EXPECT_EQ(resolved.refusal.code, Code::kOk) << resolved.refusal.message();
     EXPECT_EQ(resolved.select_count, 0u);
     EXPECT_EQ(resolved.sink_tokens + resolved.window_tokens, position + 1);
   }
@@ -58,9 +58,9 @@ TEST(Resolve, CountLiesBetweenOneTokenMoreThanKeptAndAll) {
   selection.budget_count = 100;
   EXPECT_EQ(Resolve(selection, 99, 100).select_count, 70u);
   selection.budget_count = 30;
-  EXPECT_EQ(Resolve(selection, 99, 100).fault, Fault::kInvalid);
+  EXPECT_EQ(Resolve(selection, 99, 100).refusal.code, Code::kInvalidArgument);
   selection.budget_count = 101;
-  EXPECT_EQ(Resolve(selection, 99, 100).fault, Fault::kInvalid);
+  EXPECT_EQ(Resolve(selection, 99, 100).refusal.code, Code::kInvalidArgument);
 }
 
 TEST(Resolve, ExcludedTokensAreNeitherAttendedNorCounted) {
@@ -80,7 +80,7 @@ TEST(Resolve, ExcludedTokensAreNeitherAttendedNorCounted) {
 TEST(Resolve, EverythingMayBeExcluded) {
   const ResolvedSelection resolved =
       Resolve({.excluded = {{0, 1000}}, .budget_ratio = 1.0}, 99, 100);
-  EXPECT_EQ(resolved.fault, Fault::kNone);
+  EXPECT_EQ(resolved.refusal.code, Code::kOk);
   EXPECT_TRUE(resolved.candidates.empty());
   EXPECT_EQ(resolved.select_count, 0u);
 }
@@ -89,10 +89,10 @@ TEST(Resolve, HoldsAtTheLongestSequence) {
   const ResolvedSelection resolved =
       Resolve({.sink_tokens = ~0u, .window_tokens = ~0u, .budget_ratio = 1.0},
               kMaxSequenceTokens - 1, kMaxSequenceTokens);
-  EXPECT_EQ(resolved.fault, Fault::kNone);
+  EXPECT_EQ(resolved.refusal.code, Code::kOk);
   EXPECT_EQ(resolved.select_count, 0u);
-  EXPECT_EQ(Resolve({.budget_ratio = 1.0}, kMaxSequenceTokens, kMaxSequenceTokens).fault,
-            Fault::kInvalid);
+  EXPECT_EQ(Resolve({.budget_ratio = 1.0}, kMaxSequenceTokens, kMaxSequenceTokens).refusal.code,
+            Code::kInvalidArgument);
 }
 
 }  // namespace

@@ -32,8 +32,8 @@ class Graph {
 
   // Ends the recording and replaces the previous graph.
   //
-  // Errors: kFailed  an operation cannot be captured: the previous graph stays, and the stream is as
-  //                  it was before Begin
+  // Errors: kFailed  an operation cannot be captured: the previous graph stays, and the stream is
+  //                  as it was before Begin
   Status End();
 
   // Replays the graph on `stream`. Errors: kInvalid  nothing was recorded

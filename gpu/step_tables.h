@@ -65,7 +65,8 @@ class StepTables {
   // `caches` are between BeginStep and EndStep. An error may leave some sequences described; the
   // caller has nothing to undo.
   //
-  // REQUIRES: when some layers are not resident, no copy of the previous step's codes is in progress.
+  // REQUIRES: when some layers are not resident, no copy of the previous step's codes is in
+  //           progress.
   // Errors: as Steps::Begin
   Status Update(const StepBatch& batch, const Rows& rows, kernels::cuda::Stream stream);
   // Returns true once any span was described whose rows the host has to copy.

@@ -64,7 +64,7 @@ struct StepsOptions {
   uint32_t span_capacity = 0;      // segments per sequence
   uint32_t codebook_capacity = 0;  // codebooks per sequence
   uint32_t range_capacity = 0;     // candidate ranges per item
-  uint32_t cache_tokens = 4096;    // of the block cache, per sequence and kv head; 0: no cache
+  uint32_t cache_tokens = 4096;    // block cache size per sequence and kv head; 0: no cache
   kernels::cuda::CachePolicy policy = kernels::cuda::CachePolicy::kFrequencyAdmission;
   uint32_t max_loads = 32;   // blocks per sequence and kv head loaded after one step
   uint64_t codes_bytes = 0;  // device memory for codes: at least two layers; 0: all layers
@@ -80,7 +80,7 @@ struct StepSegment {
   size_t plane_stride = 0;
   const float* centroids = nullptr;  // centroids of kv head 0
   size_t centroids_head_stride = 0;  // in bytes
-  uint32_t codebook_epoch = 0;       // identifies the codebook, together with its address
+  uint32_t codebook_epoch = 0;  // codebook generation; with the address it identifies the codebook
 };
 
 struct StepRange {

@@ -35,7 +35,7 @@ struct IngestArgs {
   size_t row_stride_bytes = 0;  // >= (key_dim + value_dim) * DTypeBytes(row_dtype)
   std::span<std::byte>
       rows;               // token_count rows (the last one may end with its value); any alignment
-  uint32_t crc_seed = 0;  // of the preceding bytes: 0, or IngestResult::crc of the previous call
+  uint32_t crc_seed = 0;  // 0, or IngestResult::crc of the bytes that precede
   bool with_crc = true;   // false: no checksum is computed
 };
 

@@ -1,7 +1,7 @@
 // Exact logits by byte permutes (VBMI): the four bytes of the entries form four tables of bytes.
 //
-// For 64 codes, a table of 256 entries takes 8 two-register permutes and 4 blends per byte table,
-// and 8 unpacks combine the bytes; permutes of floats would take 32 permutes and 28 blends. Below 7
+// For 64 codes and 256 entries, the four byte tables take 8 two-register permutes and 4 blends, and
+// 8 unpacks combine the bytes; permutes of floats would take 32 permutes and 28 blends. Below 7
 // bits the permutes of floats are faster.
 #include <immintrin.h>
 

@@ -24,7 +24,7 @@ __host__ __device__ constexpr uint32_t DigitBins(uint32_t digit) {
 
 struct PartialNormaliser {
   float max;
-  float sum;  // of exp(logit - max)
+  float sum;  // sum of exp(logit - max)
 };
 
 struct ValueScratch {

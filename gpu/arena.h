@@ -1,5 +1,5 @@
-// Arena: one piece of memory handed out as arrays. Walked twice by the same code: first to learn the size, then, at
-// a base, to set the pointers.
+// Arena cuts one piece of memory into arrays. The same code runs twice over an Arena: once without
+// a base, to compute the size, and once with a base, to set the pointers.
 //
 // A value; thread-compatible.
 #ifndef PQCACHED_GPU_ARENA_H_
@@ -13,7 +13,8 @@ class Arena {
  public:
   explicit Arena(void* base = nullptr) : base_(static_cast<std::byte*>(base)) {}
 
-  // The next `count` of T, aligned to 256 bytes. Leaves `pointer` as it is while there is no base.
+  // Appends an array of `count` elements of T, aligned to 256 bytes, and points `pointer` at it.
+  // Leaves `pointer` unchanged when the arena has no base.
   template <typename T>
   void Place(T*& pointer, size_t count) {
     if (base_ != nullptr) pointer = reinterpret_cast<T*>(base_ + size_bytes_);

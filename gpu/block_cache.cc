@@ -13,7 +13,7 @@ using kernels::cuda::kBlockSlots;
 using kernels::cuda::kMaxLoads;
 
 constexpr uint32_t kMaxLanes = 65535;
-constexpr uint32_t kMaxBlocks = 1u << 24;  // of 2^30 tokens, in segments that end within blocks
+constexpr uint32_t kMaxBlocks = 1u << 24;  // 2^30 tokens; segments may end in partial blocks
 constexpr uint32_t kMaxCacheTokens = 1u << 24;
 constexpr size_t kMaxRowBytes = 4096;
 

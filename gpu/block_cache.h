@@ -1,11 +1,13 @@
-// BlockCache: rows of one layer that stay in device memory, per sequence and kv head, in blocks of 128.
+// BlockCache keeps rows (KV entries) of one layer in device memory, per sequence and kv head, in
+// blocks of 128 rows.
 //
-// Owns the memory, and the order between a decode step and the update behind it: lookups and reads run on
-// the caller's stream between BeginStep and EndStep; decisions and copies follow on a side stream, while the
-// caller's stream goes on with other layers; the next BeginStep makes it wait, the host never does. So nothing that a
-// step reads is written meanwhile.
+// The cache owns its device memory and orders each decode step against the cache update that
+// follows it. Lookups and reads run on the caller's stream between BeginStep and EndStep. The
+// admission decisions and the copies run afterwards on a side stream, while the caller's stream
+// continues with other layers. The next BeginStep makes the caller's stream wait for the update;
+// the host never waits. The update therefore never writes anything that a running step reads.
 //
-// Thread-compatible, but for Read: one thread at a time, one stream at a time.
+// Thread-compatible, except Read (any thread): one thread at a time, one stream at a time.
 #ifndef PQCACHED_GPU_BLOCK_CACHE_H_
 #define PQCACHED_GPU_BLOCK_CACHE_H_
 
@@ -24,11 +26,11 @@ class BlockCache {
   struct Options {
     uint32_t lane_capacity = 0;    // sequences times kv heads, 1 to 65535
     uint32_t block_capacity = 0;   // blocks of the longest sequence, >= 1
-    uint32_t cache_tokens = 4096;  // of a lane, a multiple of 128
+    uint32_t cache_tokens = 4096;  // per lane, a multiple of 128
     size_t row_stride_bytes = 0;   // a multiple of 16
     kernels::cuda::CachePolicy policy = kernels::cuda::CachePolicy::kFrequencyAdmission;
     float ageing = 0.9f;      // 0 to 1
-    uint32_t max_loads = 32;  // blocks of a lane in one update, at most kMaxLoads
+    uint32_t max_loads = 32;  // blocks per lane in one update, at most kMaxLoads
   };
 
   struct Counters {
@@ -40,35 +42,37 @@ class BlockCache {
 
   BlockCache() = default;
 
-  // Allocates, and empties all lanes on `stream`. Called once.
+  // Allocates the memory and empties all lanes on `stream`. Called once.
   //
   // Errors: kInvalid      an option is out of range (the message names it and the range)
-  //         kOutOfMemory  of device memory
+  //         kOutOfMemory  the device has too little free memory
   Status Create(const Options& options, kernels::cuda::Stream stream);
 
-  // `stream` goes on when the last update is done (FinishUpdate). Afterwards lookups may run on it, and the tables that EndStep
-  // was given may be changed by it.
+  // Makes `stream` wait for the last update (as FinishUpdate does). Work enqueued on `stream`
+  // afterwards may look rows up and may change the tables that EndStep received.
   Status BeginStep(kernels::cuda::Stream stream);
 
-  // `stream` goes on when the last update is done, and the next BeginStep waits for nothing more. Needed around a step
-  // that is captured in a graph: before the capture, and as the last of what is captured.
+  // Makes `stream` wait for the last update, so that the next BeginStep has nothing left to wait
+  // for. Required around a step that is captured in a graph: before the capture, and as the last
+  // captured operation.
   Status FinishUpdate(kernels::cuda::Stream stream);
 
-  // For LocateRows, between BeginStep and EndStep.
+  // Returns the argument for LocateRows. Valid between BeginStep and EndStep.
   kernels::cuda::BlockResidency residency() const;
 
-  // Starts the update from what was looked up, once all that `stream` has been given is done. `lanes` and `spans`
-  // are the device tables that LocateRows had.
+  // Starts the update from the recorded lookups, once all work enqueued on `stream` so far is done.
+  // `lanes` and `spans` are the device tables that LocateRows received.
   Status EndStep(kernels::cuda::Stream stream, const kernels::cuda::RowLane* lanes,
                  const kernels::cuda::DeviceRowSpan* spans);
 
-  // Between BeginStep and EndStep: forgets blocks [first_block, ...) of lanes [lane_begin, lane_end). Before a lane
-  // gets another sequence, and before rows behind first_block are written again (roll-back).
+  // Invalidates blocks [first_block, ...) of lanes [lane_begin, lane_end). Called between BeginStep
+  // and EndStep, before a lane is given to another sequence and before rows from first_block on are
+  // rewritten after a roll-back.
   Status Forget(kernels::cuda::Stream stream, uint32_t lane_begin, uint32_t lane_end,
                 uint32_t first_block);
 
-  // As of the last EndStep, whose update it waits for. From any thread, beside steps and captures; for status pages and
-  // benches.
+  // Waits for the update of the last EndStep and copies its counters. May be called from any
+  // thread, concurrently with steps and captures; meant for status pages and benchmarks.
   Status Read(Counters& counters) const;
 
   size_t device_bytes() const { return memory_.size_bytes(); }
@@ -77,7 +81,7 @@ class BlockCache {
   Options options_;
   DeviceBuffer memory_;
   kernels::cuda::BlockCacheState state_;
-  unsigned long long* counters_ = nullptr;  // [4], as in Counters
+  unsigned long long* counters_ = nullptr;  // [4], in the order of Counters
   OwnedStream side_stream_;
   OwnedEvent step_done_;
   OwnedEvent update_done_;

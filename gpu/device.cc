@@ -9,10 +9,11 @@
 namespace pqcached::gpu {
 namespace {
 
-// The process's, as what CUDA has registered is. It lives as long as objects that unlock at exit.
+// LockedMemory counts the page locks of the whole process, because CUDA registers memory per
+// process. It is never destroyed: objects with static lifetime may unlock at exit.
 struct LockedMemory {
   std::mutex mutex;
-  std::map<std::byte*, uint32_t> holders;  // by where it begins: how many
+  std::map<std::byte*, uint32_t> holders;  // start address -> number of locks held
 };
 
 LockedMemory& Locked() {
@@ -80,7 +81,7 @@ Status DeviceBuffer::Allocate(size_t size_bytes) {
   size_bytes_ = 0;
   const cudaError_t error = cudaMalloc(&data_, size_bytes);
   if (error != cudaSuccess) {
-    (void)cudaGetLastError();  // so that the next launch is not blamed
+    (void)cudaGetLastError();  // clears the error, so that the next launch does not report it
     data_ = nullptr;
     size_t free_bytes = 0;
     size_t total_bytes = 0;
@@ -100,10 +101,10 @@ PinnedBuffer::~PinnedBuffer() {
 Status PinnedBuffer::Allocate(size_t size_bytes) {
   if (data_ != nullptr) (void)cudaFreeHost(std::exchange(data_, nullptr));
   size_bytes_ = 0;
-  // With unified addressing, which every supported device has, both sides use one address.
+  // Every supported device has unified addressing: host and device use the same address.
   const cudaError_t error = cudaHostAlloc(&data_, size_bytes, cudaHostAllocMapped);
   if (error != cudaSuccess) {
-    (void)cudaGetLastError();  // so that the next launch is not blamed
+    (void)cudaGetLastError();  // clears the error, so that the next launch does not report it
     data_ = nullptr;
     return FromCuda(error,
                     "allocating " + std::to_string(size_bytes) + " bytes of page-locked memory");
@@ -130,7 +131,7 @@ Status LockHostMemory(std::byte* memory, size_t size_bytes, HostAccess access,
     if (error != cudaSuccess && holders == 0) (void)cudaHostUnregister(memory);
   }
   if (error != cudaSuccess) {
-    (void)cudaGetLastError();  // so that the next launch is not blamed
+    (void)cudaGetLastError();  // clears the error, so that the next launch does not report it
     if (holders == 0) locked.holders.erase(memory);
     return FromCuda(error, what);
   }
@@ -153,7 +154,7 @@ CurrentDevice::CurrentDevice(int index) {
   if (error == cudaSuccess && before_ != index) {
     error = cudaSetDevice(index);
   } else {
-    before_ = -1;  // nothing to go back to
+    before_ = -1;  // no previous device to restore
   }
   status_ = FromCuda(error, "going to device " + std::to_string(index));
 }

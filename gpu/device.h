@@ -1,8 +1,8 @@
-// The device and what belongs to it: whether there is one that these kernels run on, its memory, streams
-// and events, as objects that give themselves back.
+// RAII wrappers for a CUDA device: checks that a supported device exists, and owns its memory,
+// streams and events.
 //
-// Destructors ignore errors: at unload the driver may be gone already. Thread-compatible; FindDevice is
-// thread-safe.
+// Destructors ignore errors, because the driver may already be unloaded at process exit.
+// Thread-compatible; FindDevice is thread-safe.
 #ifndef PQCACHED_GPU_DEVICE_H_
 #define PQCACHED_GPU_DEVICE_H_
 
@@ -20,17 +20,18 @@ struct Device {
   int index = -1;
   std::string name;
   uint32_t multiprocessor_count = 0;
-  uint32_t compute_capability = 0;   // 90: 9.0
-  bool registers_read_only = false;  // page-locks mappings that this process cannot write
+  uint32_t compute_capability = 0;   // 90 means 9.0
+  bool registers_read_only = false;  // can page-lock mappings that this process cannot write
 };
 
 inline constexpr uint32_t kMinComputeCapability = 80;
 
-// Fills `device` with what is known of device `index`.
+// Fills `device` with the properties of device `index`.
 //
-// Errors: kNoDevice     no device, no driver, or one older than the runtime (the message names both versions)
-//         kInvalid      there is no device of that index
-//         kUnsupported  its compute capability is below kMinComputeCapability
+// Errors: kNoDevice     no device, no driver, or a driver older than the runtime (the message names
+//                       both versions)
+//         kInvalid      no device has that index
+//         kUnsupported  the compute capability is below kMinComputeCapability
 Status FindDevice(int index, Device& device);
 
 // Device memory; contents are unspecified.
@@ -41,8 +42,8 @@ class DeviceBuffer {
   DeviceBuffer(const DeviceBuffer&) = delete;
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;
 
-  // Replaces what is held. Errors: kOutOfMemory (the message says how much was wanted and how much is
-  // free).
+  // Frees the previous memory and allocates `size_bytes`.
+  // Errors: kOutOfMemory  (the message gives the bytes wanted and the bytes free)
   Status Allocate(size_t size_bytes);
 
   void* data() const { return data_; }
@@ -53,8 +54,8 @@ class DeviceBuffer {
   size_t size_bytes_ = 0;
 };
 
-// Page-locked host memory, which the device reads and writes where it lies: same addresses on both sides. Contents are
-// unspecified.
+// Page-locked host memory that the device reads and writes in place: host and device use the same
+// addresses. Contents are unspecified.
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;
@@ -62,7 +63,8 @@ class PinnedBuffer {
   PinnedBuffer(const PinnedBuffer&) = delete;
   PinnedBuffer& operator=(const PinnedBuffer&) = delete;
 
-  // Replaces what is held. Errors: kOutOfMemory (the message says how much was wanted)
+  // Frees the previous memory and allocates `size_bytes`.
+  // Errors: kOutOfMemory  (the message gives the bytes wanted)
   Status Allocate(size_t size_bytes);
 
   void* data() const { return data_; }
@@ -73,17 +75,20 @@ class PinnedBuffer {
   size_t size_bytes_ = 0;
 };
 
-// Page-locks memory of the host for all devices. CUDA knows memory as locked once in a process, so it is counted here:
-// every call that succeeds wants an UnlockHostMemory with the same `memory`, and the last of them unlocks. `on_device` is
-// where the current device finds it. Both are thread-safe; who asks for the same memory asks for the same size.
+// LockHostMemory page-locks host memory for all devices. CUDA registers a piece of memory once per
+// process, so locks are counted here: every successful call needs one UnlockHostMemory with the
+// same `memory`, and the last one unlocks. `on_device` receives the address of the memory on the
+// current device. Both functions are thread-safe; all callers that lock the same `memory` must pass
+// the same size.
 //
 // Errors: kOutOfMemory, kFailed  the system refuses (limit of locked memory, cgroup)
-enum class HostAccess { kRead, kReadWrite };  // of this process
+enum class HostAccess { kRead, kReadWrite };  // access of this process to the memory
 Status LockHostMemory(std::byte* memory, size_t size_bytes, HostAccess access,
                       std::byte*& on_device);
 void UnlockHostMemory(std::byte* memory);
 
-// Makes a device the calling thread's for as long as it lives: streams take work only from threads on their device.
+// Makes a device the calling thread's current device for the object's lifetime: a stream accepts
+// work only from threads whose current device is the stream's.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int index);
@@ -98,7 +103,7 @@ class CurrentDevice {
   Status status_;
 };
 
-// A stream of its own, which does not wait for the default stream.
+// Owns a stream that does not synchronise with the default stream.
 class OwnedStream {
  public:
   OwnedStream() = default;
@@ -113,7 +118,7 @@ class OwnedStream {
   kernels::cuda::Stream stream_ = nullptr;
 };
 
-// An event without timing. Before it is recorded, waiting for it does not wait.
+// Owns an event without timing. Waiting for an event that was never recorded returns at once.
 class OwnedEvent {
  public:
   OwnedEvent() = default;
@@ -121,22 +126,23 @@ class OwnedEvent {
   OwnedEvent(const OwnedEvent&) = delete;
   OwnedEvent& operator=(const OwnedEvent&) = delete;
 
-  // How Wait spends its time: kSpins is the sooner back, kSleeps leaves the core to others.
+  // Selects how Wait blocks: kSpins returns sooner, kSleeps frees the core for other threads.
   enum class Waiting { kSpins, kSleeps };
   Status Create(Waiting waiting = Waiting::kSpins);
-  // Marks what `stream` has been given so far.
+  // Records all work enqueued on `stream` so far.
   Status Record(kernels::cuda::Stream stream);
-  // `stream` goes on when what was marked last is done; the host does not wait.
+  // Makes `stream` wait until the work recorded last is done; the host does not wait.
   Status MakeWait(kernels::cuda::Stream stream) const;
-  // The host waits.
+  // Blocks the host until the work recorded last is done.
   Status Wait() const;
 
  private:
   CUevent_st* event_ = nullptr;
 };
 
-// Lets the calling thread wait and page-lock while other threads capture graphs in CUDA's strictest mode, for as long as it
-// lives: what it does then is no part of a graph.
+// Puts the calling thread into CUDA's relaxed capture mode for the object's lifetime, so that it
+// may wait and page-lock while other threads capture graphs in the strictest mode. The thread's own
+// calls are not part of any graph.
 class BesideCaptures {
  public:
   BesideCaptures();
@@ -145,10 +151,11 @@ class BesideCaptures {
   BesideCaptures& operator=(const BesideCaptures&) = delete;
 
  private:
-  int mode_;  // cudaStreamCaptureMode, before and after
+  int mode_;  // cudaStreamCaptureMode to restore
 };
 
-// A capture that a stream is in. Two calls that find the same one are replayed together.
+// Identifies the graph capture that a stream is part of. Two calls with equal ids belong to the
+// same graph and are replayed together.
 struct CaptureId {
   bool is_capturing = false;
   unsigned long long id = 0;
@@ -157,9 +164,10 @@ struct CaptureId {
 };
 Status FindCapture(kernels::cuda::Stream stream, CaptureId& capture);
 
-// Whether a kernel on `device` may read `memory`: its memory, or page-locked host memory.
+// Checks that a kernel on `device` may read `memory`: memory of that device, or page-locked host
+// memory.
 //
-// Errors: kInvalid  pageable host memory, or memory of another device (the message says so, with `name`)
+// Errors: kInvalid  pageable host memory, or memory of another device (the message names `name`)
 Status CheckDevicePointer(const void* memory, std::string_view name, const Device& device);
 
 // Errors: kInvalid  the stream belongs to another device than `device`

@@ -25,7 +25,8 @@ Status OutOfRange(const char* field, uint64_t value, const std::string& range) {
           std::string(field) + " is " + std::to_string(value) + ", must be " + range};
 }
 
-// Runs a call on the device; nothing throws across the libraries.
+// Runs `body` with `device` as the current device and catches exceptions, which must not cross the
+// library boundary.
 template <class Body>
 Outcome OnDevice(int device, const Body& body) noexcept {
   try {
@@ -104,7 +105,7 @@ Status DeviceSteps::Open(const StepsOptions& options, std::unique_ptr<DeviceStep
 
 DeviceSteps::~DeviceSteps() {
   const CurrentDevice current(options_.device);
-  if (current.status().ok()) (void)cudaDeviceSynchronize();  // kernels may still read
+  if (current.status().ok()) (void)cudaDeviceSynchronize();  // kernels may still be reading
 }
 
 size_t DeviceSteps::PlaceScratch(void* base) {
@@ -131,7 +132,8 @@ Status DeviceSteps::Create(const StepsOptions& options) {
   row_bytes_ = (size_t{options.key_dim} + options.value_dim) * kernels::DTypeBytes(options.dtype);
   updated_.assign(options.layer_count, false);
   attend_scratch_bytes_ = kernels::cuda::AttendScratchBytes(attend_shape(options.query_length));
-  // Its chunks are counted by the tables, which want to know where queries lie: sizes first.
+  // Sizes are needed before the tables exist: the tables count the chunks, but Create needs the
+  // address of lane_queries_, which lies in this scratch memory.
   const uint32_t chunk_capacity =
       (options.token_capacity + kernels::cuda::kChunkTokens - 1) / kernels::cuda::kChunkTokens +
       options.codebook_capacity + options.range_capacity;
@@ -167,7 +169,7 @@ Status DeviceSteps::CreateCaches() {
   for (uint32_t layer = 0; layer < options_.layer_count; ++layer) {
     if (Status status = caches_[layer].Create(cache, nullptr); !status.ok()) return status;
   }
-  // Streams of engines do not wait for the default one.
+  // Engine streams do not wait for the default stream, so the host does.
   return FromCuda(cudaStreamSynchronize(nullptr), "emptying the block caches");
 }
 
@@ -230,7 +232,7 @@ Status DeviceSteps::BeginCaches(Stream stream) {
   return {};
 }
 
-// A step that could not be begun or ended has left work that no event tells of.
+// Waits for the device when an earlier Begin or End failed: no event covers the work that it left.
 Status DeviceSteps::Settle() {
   if (is_settled_) return {};
   const cudaError_t error = cudaDeviceSynchronize();
@@ -242,10 +244,10 @@ Status DeviceSteps::BeginBatch(const StepBatch& batch) {
   if (Status status = Settle(); !status.ok()) return status;
   is_settled_ = false;
   stream_ = static_cast<Stream>(batch.stream);
-  // Work of the step before, perhaps on another stream, uses the same tables and scratch.
+  // The previous step may have run on another stream; it uses the same tables and scratch.
   if (Status status = step_done_.MakeWait(stream_); !status.ok()) return status;
   if (Status status = BeginCaches(stream_); !status.ok()) return status;
-  if (!all_codes_resident()) {  // codes are read where the tables are about to put others
+  if (!all_codes_resident()) {  // the previous step may still read codes that the update overwrites
     if (Status status = step_done_.Wait(); !status.ok()) return status;
   }
   if (!page_lock_) {
@@ -396,7 +398,8 @@ Status DeviceSteps::Locate(uint32_t layer) {
 }
 
 Status DeviceSteps::AttendLayer(uint32_t layer, float* output, float* lse) {
-  // A layer that is attended twice in a step must not read while the first update writes.
+  // When a layer is attended twice in a step, the second read must wait for the cache update of the
+  // first.
   if (caches_ && updated_[layer]) {
     if (Status status = caches_[layer].BeginStep(stream_); !status.ok()) return status;
   }
@@ -493,7 +496,7 @@ Outcome DeviceSteps::End() {
   return OnDevice(options_.device, [&]() -> Status {
     if (query_length_ == 0) return {Code::kInvalid, "no step is under way"};
     query_length_ = 0;
-    // An event that a capture records would be of no use outside of it.
+    // An event recorded by a capture could not be waited for outside of the graph.
     if (Status status = CheckStreamTakesWork(stream_); !status.ok()) return status;
     for (uint32_t layer = 0; caches_ && layer < options_.layer_count; ++layer) {
       if (updated_[layer]) continue;

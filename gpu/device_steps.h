@@ -1,8 +1,8 @@
-// DeviceSteps: Steps on one device.
+// DeviceSteps implements Steps on one device.
 //
-// One set of scratch serves all layers, because a step's work is ordered by its stream. What was looked up in a layer
-// goes into its block cache on a side stream as soon as the layer is done; of captured work, whose replays this class
-// does not see, at the end of the step.
+// All layers share one set of scratch memory, because the stream orders the work of a step. The
+// lookups of a layer update its block cache on a side stream as soon as the layer is done. Captured
+// layers, whose replays this class does not observe, update their caches at the end of the step.
 #ifndef PQCACHED_GPU_DEVICE_STEPS_H_
 #define PQCACHED_GPU_DEVICE_STEPS_H_
 
@@ -28,10 +28,10 @@ namespace pqcached::gpu {
 
 class DeviceSteps final : public Steps {
  public:
-  // Errors: kNoDevice     there is none; compute on the CPU
-  //         kUnsupported  the device is of an older architecture
-  //         kInvalid      a field of the options (the message names it and the limit)
-  //         kOutOfMemory  device memory or page-locked memory (how much was wanted)
+  // Errors: kNoDevice     no device: compute on the CPU
+  //         kUnsupported  the architecture of the device is too old
+  //         kInvalid      an option is out of range (the message names it and the limit)
+  //         kOutOfMemory  device memory or page-locked memory (the message gives the bytes wanted)
   static Status Open(const StepsOptions& options, std::unique_ptr<DeviceSteps>& steps);
   ~DeviceSteps();
 
@@ -79,8 +79,8 @@ class DeviceSteps final : public Steps {
   LayerCodes codes_;
   StepTables tables_;
   std::unique_ptr<BlockCache[]> caches_;  // [layers], or null
-  std::vector<bool> updated_;             // [layers]: in this step
-  std::unique_ptr<RowStaging> staging_;  // null: the device has read all rows so far where they lie
+  std::vector<bool> updated_;             // [layers]: the block cache was updated in this step
+  std::unique_ptr<RowStaging> staging_;   // null while the device could read all rows in place
   std::unique_ptr<PageLock> page_lock_;
   const std::byte* pool_ = nullptr;
   size_t pool_bytes_ = 0;
@@ -88,10 +88,10 @@ class DeviceSteps final : public Steps {
   OwnedEvent step_done_;
   RowPacker packer_;
   kernels::cuda::Stream stream_ = nullptr;
-  uint32_t query_length_ = 0;  // 0: no step is under way
-  bool is_settled_ = true;     // all work of the steps before is in front of step_done_
+  uint32_t query_length_ = 0;  // 0: no step is in progress
+  bool is_settled_ = true;     // step_done_ covers all work of earlier steps
 
-  // For Count, which other threads call beside steps.
+  // Read by Count, which other threads call concurrently with steps.
   std::atomic<uint64_t> generation_ = 1;
   std::atomic<bool> is_staged_ = false;
   std::atomic<size_t> locked_bytes_ = 0;

@@ -1,4 +1,4 @@
-// The one symbol of libpqcached_gpu.
+// Defines the only exported symbol of libpqcached_gpu.
 #include <memory>
 #include <new>
 
@@ -8,7 +8,7 @@
 namespace pqcached::gpu {
 namespace {
 
-// Nothing throws across the libraries.
+// Opens steps and catches exceptions, which must not cross the library boundary.
 Outcome OpenSteps(const StepsOptions& options, Steps** steps) {
   try {
     std::unique_ptr<DeviceSteps> opened;

@@ -12,10 +12,11 @@ Graph::~Graph() {
 
 Status Graph::Begin(kernels::cuda::Stream stream) {
   if (stream == nullptr) return {Code::kInvalid, "the default stream cannot be captured"};
-  // Other threads (page-locking in the background) may do what this one may not.
+  // The thread-local mode leaves other threads (which may page-lock in the background)
+  // unrestricted.
   const cudaError_t error = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
   if (error == cudaErrorIllegalState) {
-    (void)cudaGetLastError();  // so that the next launch is not blamed
+    (void)cudaGetLastError();  // clears the error, so that the next launch does not report it
     return {Code::kInvalid, "the stream captures already"};
   }
   if (error == cudaSuccess) stream_ = stream;

@@ -1,6 +1,8 @@
-// Graph: what a stream is given between Begin and End, kept to be given again in one call (a CUDA graph).
+// Graph records the work that a stream receives between Begin and End and replays it in one call (a
+// CUDA graph).
 //
-// For decode steps: launches stay the same from step to step, and what changes stands in device tables. Thread-compatible.
+// Made for decode steps: their launches are the same in every step, and the data that changes is in
+// device tables. Thread-compatible.
 #ifndef PQCACHED_GPU_GRAPH_H_
 #define PQCACHED_GPU_GRAPH_H_
 
@@ -20,22 +22,25 @@ class Graph {
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  // From here to End, this thread's work for `stream`, and for streams that wait for its events, is kept instead of run.
-  // Nothing may wait, allocate, or wait for events from before; the last event of each other stream is waited for.
+  // Starts recording. Until End, work that this thread enqueues on `stream`, and on streams that
+  // wait for its events, is recorded instead of run. The recorded code must not wait on the host,
+  // allocate, or wait for events recorded before Begin. Every other stream that takes part must be
+  // joined: `stream` must wait for its last event.
   //
   // Errors: kInvalid  the stream captures already, or is the default stream
   Status Begin(kernels::cuda::Stream stream);
 
-  // Replaces what was kept before.
+  // Ends the recording and replaces the previous graph.
   //
-  // Errors: kFailed  something was done that cannot be kept: nothing is kept, the stream is as it was before Begin
+  // Errors: kFailed  an operation cannot be captured: the previous graph stays, and the stream is
+  //                  as it was before Begin
   Status End();
 
-  // Runs what was kept. Errors: kInvalid  nothing was kept
+  // Replays the graph on `stream`. Errors: kInvalid  nothing was recorded
   Status Launch(kernels::cuda::Stream stream) const;
 
   bool is_ready() const { return exec_ != nullptr; }
-  // Kernels, copies and host functions of what was kept.
+  // Returns the number of kernels, copies and host functions in the graph.
   size_t node_count() const { return node_count_; }
 
  private:

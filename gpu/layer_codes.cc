@@ -142,7 +142,8 @@ Status LayerCodes::Prefetch(Stream stream, uint32_t layer, const CaptureId& capt
   return slot_filled_[SlotOf(layer)].Record(side_stream_.get());
 }
 
-// The next two: those that do not share the layer's slot, when it has one, until it is free.
+// Prefetches the next two layers into their slots. A layer that shares its slot with `layer` is
+// copied only when `stream` has finished reading that slot.
 Status LayerCodes::PrefetchBehind(Stream stream, uint32_t layer) {
   const uint32_t first = std::max(layer + 1, resident_count_);
   const uint32_t end = std::min(first + kSlotCount, options_.layer_count);

@@ -1,15 +1,19 @@
-// LayerCodes: where the codes of all layers are read in device memory: resident as far as a budget goes, the rest copied
-// one layer ahead of its use, in every step.
+// LayerCodes provides the PQ codes of all layers in device memory. As many layers as the budget
+// allows are resident; the others are copied one layer ahead of their use, in every step.
 //
-// The first layers are resident: whoever has new codes of theirs copies them to Memory. The others share two slots by
-// turns: while a layer is computed from one slot, a side stream fills the other with the next layer, from page-locked memory.
-// Where a layer's codes are to be found never changes, so that chunk tables (kernels/cuda/select.h) name fixed addresses.
+// The first layers are resident: the caller copies new codes of these layers to Memory. The other
+// layers alternate between two slots: while a layer is computed from one slot, a side stream copies
+// the next layer from page-locked host memory into the other. The address of a layer's codes never
+// changes, so chunk tables (kernels/cuda/select.h) can contain fixed addresses.
 //
-// A step: BeginStep; for layers, once or more, in order for speed: BeginLayer, work that reads the codes, EndLayer, other
-// work of the layer, LeaveLayer; EndStep. Layers may be captured in graphs, one by one or together. A graph brings what its layers
-// read, because who replays it is not known: one layer ahead from the second layer of a graph on, and joined within LeaveLayer,
-// because a graph may end there. Replays may use the slots at any time, so from the first capture on, layers that are
-// launched bring their own codes, on their own stream.
+// The order of calls in a step is: BeginStep; for each layer, once or more, fastest in ascending
+// order: BeginLayer, the work that reads the codes, EndLayer, the other work of the layer,
+// LeaveLayer; then EndStep. Layers may be captured in graphs, one by one or together. A graph
+// copies the codes that its layers read, because it cannot rely on anything outside of it when it
+// is replayed. From the second layer of a graph on, the codes are copied one layer ahead, and the
+// side stream is joined in LeaveLayer, because the graph may end there. Replays may use the slots
+// at any time, so after the first capture, layers launched outside of graphs copy their own codes
+// on their own stream.
 //
 // Thread-compatible; one stream at a time.
 #ifndef PQCACHED_GPU_LAYER_CODES_H_
@@ -29,43 +33,46 @@ class LayerCodes {
  public:
   struct Options {
     uint32_t layer_count = 0;         // 1 to 1024
-    size_t layer_capacity_bytes = 0;  // codes of one layer, of all sequences and kv heads
-    size_t codes_bytes = 0;           // of device memory: at least two layers; 0: all
+    size_t layer_capacity_bytes = 0;  // codes of one layer, for all sequences and kv heads
+    size_t codes_bytes = 0;           // device memory for codes: at least two layers; 0: all layers
     uint32_t range_capacity = 0;      // copies of one layer in one step, 1 to 65535
   };
 
   LayerCodes() = default;
 
-  // Allocates. Called once.
+  // Allocates the memory. Called once.
   //
   // Errors: kInvalid      an option is out of range (the message names it and the range)
-  //         kOutOfMemory  of device memory
+  //         kOutOfMemory  the device has too little free memory
   Status Create(const Options& options);
 
   uint32_t resident_layer_count() const { return resident_count_; }
   bool IsResident(uint32_t layer) const { return layer < resident_count_; }
 
-  // Where the codes of a layer begin, [layer_capacity_bytes]: those of a resident layer are there always, and of another one
-  // between BeginLayer and EndLayer.
+  // Returns the address of a layer's codes, [layer_capacity_bytes]. The codes of a resident layer
+  // are always valid, those of another layer only between BeginLayer and EndLayer.
   std::byte* Memory(uint32_t layer) const;
 
-  // `ranges` is a table in device memory, [layers that are not resident, range_capacity]: all codes of each, from
-  // page-locked memory to Memory. Both stay as they are until the step is done, and where they are for graphs.
+  // Begins a step. `ranges` is a table in device memory, [layers that are not resident,
+  // range_capacity], which lists all copies of each layer from page-locked memory to Memory. The
+  // table and the memory that it names must not change until the step is done, and graphs require
+  // them to stay at the same addresses.
   Status BeginStep(const kernels::cuda::ByteRange* ranges);
 
-  // `stream` goes on when the codes of the layer are there.
+  // Makes `stream` wait until the codes of the layer are on the device.
   //
-  // Errors: kInvalid  the stream captures, and layers of this step were launched before
+  // Errors: kInvalid  the stream captures, and layers of this step were launched before the capture
   Status BeginLayer(kernels::cuda::Stream stream, uint32_t layer);
 
-  // Everything that reads the layer's codes has been given to `stream`: the slot goes to the layer after the next.
+  // Called when all work that reads the layer's codes is enqueued on `stream`: reuses the layer's
+  // slot for the layer after the next.
   Status EndLayer(kernels::cuda::Stream stream, uint32_t layer);
 
-  // The last of the layer's work has been given to `stream`.
+  // Called when all work of the layer is enqueued on `stream`.
   Status LeaveLayer(kernels::cuda::Stream stream);
 
-  // `stream` goes on when everything that was brought is there, used or not: the memory that it came from may change
-  // behind it.
+  // Makes `stream` wait for all copies of the step, used or not. Work enqueued on it afterwards may
+  // change the source memory.
   Status EndStep(kernels::cuda::Stream stream);
 
   size_t device_bytes() const { return memory_.size_bytes(); }
@@ -74,10 +81,10 @@ class LayerCodes {
   static constexpr uint32_t kSlotCount = 2;
   static constexpr uint32_t kNoLayer = UINT32_MAX;
 
-  // What a slot holds, or will hold when its event is done.
+  // Content of a slot, valid once the slot's event is done.
   struct Slot {
     uint32_t layer = kNoLayer;
-    CaptureId capture;  // for whom
+    CaptureId capture;  // the graph that copied the codes
   };
 
   uint32_t SlotOf(uint32_t layer) const { return (layer - resident_count_) % kSlotCount; }
@@ -88,7 +95,8 @@ class LayerCodes {
   bool IsAhead() const;
   Status BeginCaptured(kernels::cuda::Stream stream, uint32_t layer, const CaptureId& capture);
   Status Copy(kernels::cuda::Stream stream, uint32_t layer);
-  // Fills the layer's slot on the side stream, once what `stream` has been given is done.
+  // Copies the layer's codes into its slot on the side stream, after all work enqueued on `stream`
+  // so far.
   Status Prefetch(kernels::cuda::Stream stream, uint32_t layer, const CaptureId& capture);
   Status PrefetchBehind(kernels::cuda::Stream stream, uint32_t layer);
 
@@ -96,14 +104,14 @@ class LayerCodes {
   size_t layer_stride_bytes_ = 0;
   uint32_t resident_count_ = 0;
   DeviceBuffer memory_;  // [resident_count_ (+ kSlotCount), layer_stride_bytes_]
-  const kernels::cuda::ByteRange* ranges_ = nullptr;  // of the step
+  const kernels::cuda::ByteRange* ranges_ = nullptr;  // table of the current step
   OwnedStream side_stream_;
   OwnedEvent slot_free_;
   std::array<OwnedEvent, kSlotCount> slot_filled_;
-  std::array<Slot, kSlotCount> slots_;  // of the step
-  CaptureId last_capture_;              // that a layer was in
-  bool captured_ = false;               // some layer, ever
-  uint32_t forked_slot_ = kSlotCount;   // filled beside a layer that is captured
+  std::array<Slot, kSlotCount> slots_;  // contents in the current step
+  CaptureId last_capture_;              // capture that contained the last captured layer
+  bool captured_ = false;               // true after the first capture
+  uint32_t forked_slot_ = kSlotCount;   // slot filled on the side stream during a captured layer
 };
 
 }  // namespace pqcached::gpu

@@ -49,7 +49,7 @@ Status PageLock::LockPiece(size_t piece) {
   }
   const std::lock_guard lock(mutex_);
   if (device_pieces_[piece].load(std::memory_order_acquire) != nullptr) return {};
-  // The runtime takes no const pointers; it does not write.
+  // cudaHostRegister takes no const pointer, but does not write.
   auto* const memory = const_cast<std::byte*>(mapping_) + piece * piece_bytes_;
   const size_t bytes = std::min(piece_bytes_, size_bytes_ - piece * piece_bytes_);
   std::byte* address = nullptr;

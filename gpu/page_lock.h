@@ -1,8 +1,8 @@
-// PageLock: page-locks a read-only mapping piece by piece, so that kernels read it where it lies.
+// PageLock page-locks a read-only mapping piece by piece, so that kernels read it in place.
 //
-// A piece is locked when it is first asked for; the rows of one that cannot be locked are brought by the host. Devices
-// that read the same mapping share what is locked. Thread-safe; locking a piece takes milliseconds and runs under a lock
-// that lookups of locked pieces do not take.
+// A piece is locked when Lock first requests it. Rows in a piece that cannot be locked are copied
+// by the host (row_staging.h). Devices that read the same mapping share its locks. Thread-safe.
+// Locking a piece takes milliseconds and holds a mutex; lookups of locked pieces do not take it.
 #ifndef PQCACHED_GPU_PAGE_LOCK_H_
 #define PQCACHED_GPU_PAGE_LOCK_H_
 
@@ -21,24 +21,27 @@ class PageLock {
  public:
   static constexpr size_t kPieceBytes = size_t{64} << 20;
 
-  // The mapping must outlive this. Nothing is locked yet. `piece_bytes` is a multiple of the page size.
+  // Locks nothing yet. The mapping must outlive this object. `piece_bytes` is a multiple of the
+  // page size.
   PageLock(const Device& device, const std::byte* mapping, size_t size_bytes,
            size_t piece_bytes = kPieceBytes);
-  // Unlocks. No kernel may still read the mapping.
+  // Unlocks all pieces. REQUIRES: no kernel reads the mapping any more.
   ~PageLock();
   PageLock(const PageLock&) = delete;
   PageLock& operator=(const PageLock&) = delete;
 
-  // Locks the pieces that [begin_bytes, begin_bytes + size_bytes) touches. Locked pieces stay locked when a later
-  // one fails.
+  // Locks the pieces that [begin_bytes, begin_bytes + size_bytes) touches. When a piece fails,
+  // those locked before it stay locked.
   //
   // Errors: kInvalid      the range is outside the mapping
-  //         kUnsupported  the device cannot lock memory that this process may not write: use staging
+  //         kUnsupported  the device cannot lock memory that this process may not write: use
+  //                       staging
   //         kOutOfMemory, kFailed  the system refuses (limit of locked memory, cgroup)
   Status Lock(size_t begin_bytes, size_t size_bytes);
 
-  // Where the device finds byte `offset_bytes`; null while its piece is not locked. Pieces need not follow each
-  // other on the device: a range that crosses pieces is asked for piece by piece.
+  // Returns the device address of byte `offset_bytes`, or null while its piece is not locked.
+  // Adjacent pieces need not be adjacent on the device: look up a range that crosses pieces piece
+  // by piece.
   const std::byte* DeviceAddress(size_t offset_bytes) const;
 
   size_t piece_bytes() const { return piece_bytes_; }

@@ -15,7 +15,7 @@ void RowPacker::Unlock() {
 }
 
 Status RowPacker::Lock(std::byte* ring, size_t size_bytes, uint32_t slot_count) {
-  const BesideCaptures beside;  // other threads may capture
+  const BesideCaptures beside;  // page-locking is otherwise an error while other threads capture
   Unlock();
   if (Status status = LockHostMemory(ring, size_bytes, HostAccess::kReadWrite, device_ring_);
       !status.ok()) {
@@ -42,7 +42,8 @@ Status RowPacker::Pack(const StepPack& pack, uint32_t slot) {
   return packed_[slot].Record(static_cast<kernels::cuda::Stream>(pack.stream));
 }
 
-// [tokens, heads, dim], back to back: rows of one part, with heads as close as they can be.
+// Packs keys or values as [tokens, heads, dim] without gaps: rows of one part, whose heads are
+// adjacent.
 Status RowPacker::PackOne(const StepPackTensor& from, const StepPack& pack) {
   const size_t head_bytes = from.dim * kernels::DTypeBytes(from.packed_dtype);
   return FromKernel(

@@ -64,7 +64,7 @@ Status RowStaging::Bring(kernels::cuda::Stream stream, const std::byte** address
                   "having the host copy missed rows");
 }
 
-// On a thread of the runtime, which runs one such function at a time.
+// Runs on a thread of the CUDA runtime, which runs one host function at a time.
 void RowStaging::CopyRows(void* staging) {
   const auto& self = *static_cast<const RowStaging*>(staging);
   const size_t row_bytes = self.options_.row_stride_bytes;

@@ -1,11 +1,13 @@
-// RowStaging: rows that the device cannot read where they lie, brought by the host in the middle of a stream's work.
+// RowStaging lets the host copy rows that the device cannot read in place, as part of a stream's
+// work.
 //
-// For devices that cannot page-lock a read-only mapping, and for pieces of it that are not locked yet: spans with
-// `host_only` set (kernels/cuda/rows.h). LocateRows lists their rows; Bring has the host copy them into page-locked memory
-// and turns their addresses there. The caller's thread waits for nothing: a thread of the runtime does the copies when the
-// stream has come that far. A step with it can be captured in a graph.
+// It serves devices that cannot page-lock a read-only mapping, and pieces of the mapping that are
+// not locked: the spans with `host_only` set (kernels/cuda/rows.h). LocateRows lists their rows;
+// Bring makes the host copy them into page-locked memory and replaces their addresses. The caller's
+// thread does not wait: a thread of the CUDA runtime copies the rows when the stream reaches that
+// point. A step with these copies can be captured in a graph.
 //
-// Thread-compatible; one stream at a time. Slower by far than reads in place: a fallback.
+// Thread-compatible; one stream at a time. A fallback: far slower than reads in place.
 #ifndef PQCACHED_GPU_ROW_STAGING_H_
 #define PQCACHED_GPU_ROW_STAGING_H_
 
@@ -33,15 +35,16 @@ class RowStaging {
   // Allocates lane_capacity * rows_per_lane rows of page-locked memory. Called once.
   //
   // Errors: kInvalid      an option is out of range (the message names it and the range)
-  //         kOutOfMemory  of device memory, or page-locking refused
+  //         kOutOfMemory  too little device memory, or page-locking was refused
   Status Create(const Options& options, kernels::cuda::Stream stream);
 
-  // For LocateRowsArgs. Each LocateRows with them is followed by Bring.
+  // Tables for LocateRowsArgs. Every LocateRows that receives them must be followed by Bring.
   uint32_t* missed_rows() const { return missed_rows_; }
   uint32_t* missed_counts() const { return missed_counts_; }
 
-  // Afterwards, in the order of `stream`, all of `addresses` ([lane, rows_per_lane], as LocateRows left them) can be read
-  // by the device, until the next Bring. The spans' memory stays mapped until then.
+  // Enqueues the copies of the missed rows on `stream`. Work enqueued afterwards can read all of
+  // `addresses` ([lane, rows_per_lane], as written by LocateRows) on the device, until the next
+  // Bring. The spans' memory must stay mapped until then.
   Status Bring(kernels::cuda::Stream stream, const std::byte** addresses);
 
  private:

@@ -1,4 +1,4 @@
-// Status: how calls of gpu/ end, with words for people.
+// Status is the result of calls of gpu/: a code and a human-readable message.
 //
 // A value; thread-compatible.
 #ifndef PQCACHED_GPU_STATUS_H_
@@ -17,8 +17,8 @@ enum class Code : uint8_t {
   kOk,
   kNoDevice,     // no GPU, no driver, or a driver older than the runtime: compute on the CPU
   kUnsupported,  // the device cannot do it: another architecture, no read-only page-locking
-  kInvalid,      // an argument: the message names it and the limit
-  kOutOfMemory,  // device memory, or page-locking refused: the message says how much was wanted
+  kInvalid,      // an argument is out of range: the message names it and the limit
+  kOutOfMemory,  // no device memory, or page-locking refused: the message gives the bytes wanted
   kFailed,       // anything else that the runtime reports
 };
 
@@ -36,7 +36,8 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// What a cudaError_t means, `what` being what was tried ("page-locking 64 MiB at ...").
+// Converts a cudaError_t to a Status. `what` names the failed operation ("page-locking 64 MiB at
+// ...").
 Status FromCuda(int cuda_error, std::string_view what);
 
 inline Status FromKernel(kernels::cuda::KernelStatus status, std::string_view what) {

@@ -25,7 +25,8 @@ uint32_t BlockCount(uint32_t tokens) { return (tokens + kBlockSlots - 1) / kBloc
 
 }  // namespace
 
-// The tables that are uploaded come first. The image on the host has no codes behind them.
+// Places the uploaded tables first in `base`. Planes and centroids are placed elsewhere, as the
+// host image has none.
 size_t StepTables::PlaceTables(void* base, Image& image) const {
   Arena arena(base);
   image.layers.resize(options_.layer_count);
@@ -109,7 +110,8 @@ void StepTables::Forget() {
   }
 }
 
-// A sequence keeps its seat; a new one takes that of whoever has been away longest.
+// Assigns seats: a known sequence keeps its seat, and a new one takes the seat that was unused for
+// the longest time.
 Status StepTables::FindSeats(const StepBatch& batch) {
   if (batch.count > options_.sequence_capacity) {
     return Invalid("items: " + std::to_string(batch.count) + ", but sequence_capacity is " +
@@ -162,7 +164,7 @@ Status StepTables::Update(const StepBatch& batch, const Rows& rows, kernels::cud
   ++step_;
   seats_before_ = seats_;
   if (Status status = FindSeats(batch); !status.ok()) return status;
-  // The copy of the step before reads what is written now.
+  // The upload of the previous step may still read the host image that is overwritten now.
   if (Status status = uploaded_.Wait(); !status.ok()) return status;
   EmptySeats();
   for (uint32_t item = 0; item < batch.count; ++item) {
@@ -178,7 +180,7 @@ Status StepTables::Update(const StepBatch& batch, const Rows& rows, kernels::cud
                         .stream = stream};
       const uint32_t unchanged = is_new ? 0 : batch.sequences[item].unchanged_tokens;
       if (Status status = Describe(place, unchanged); !status.ok()) {
-        for (const uint32_t taken : item_seats_) seats_[taken] = {};  // described anew next time
+        for (const uint32_t taken : item_seats_) seats_[taken] = {};  // forget the descriptions
         return {status.code(), "items[" + std::to_string(item) + "]: " + status.message()};
       }
     }
@@ -259,7 +261,8 @@ Status StepTables::ForgetFrom(const Place& place, Described& described, uint32_t
                                                first_lane + options_.kv_heads, first_block);
 }
 
-// Describes all that is coded: more than this step needs, so that the next ones find it there.
+// Describes all coded tokens, more than this step needs, so that the following steps need no
+// update.
 Status StepTables::Extend(const Place& place, Described& described) {
   const uint32_t target = std::min(place.from.coded_tokens, options_.token_capacity);
   size_t index = described.spans.empty() ? 0 : described.spans.size() - 1;
@@ -303,8 +306,8 @@ Status StepTables::Extend(const Place& place, Described& described) {
   return {};
 }
 
-// Which spans lanes have, and how far the last one goes: the block caches keep blocks that are complete, so a span
-// that a roll-back has cut must not look longer than it is.
+// Writes the span range of each lane and the length of its last span. The block caches admit
+// complete blocks only, so the length of a span cut by a roll-back must be exact.
 void StepTables::WriteRowLanes(const Place& place, const Described& described) {
   Layer& host = host_.layers[place.layer];
   const auto count = static_cast<uint32_t>(described.spans.size());
@@ -345,7 +348,8 @@ std::byte* StepTables::HostCodes(uint32_t layer, size_t lane) const {
   return static_cast<std::byte*>(host_codes_.data()) + lanes * plane_count_ * plane_stride_;
 }
 
-// What the step reads of the planes, from their begin on: ends of ranges stay aligned.
+// Writes the ranges of the planes that the step reads. Each starts at the beginning of its plane,
+// so that its addresses stay aligned.
 void StepTables::WriteCodeRanges(const Place& place) {
   if (codes_->IsResident(place.layer)) return;
   const uint32_t end = place.from.candidates[place.from.candidate_count - 1].end;
@@ -374,7 +378,8 @@ Status StepTables::CopyCentroids(const Place& place, const StepSegment& segment,
                   "copying a codebook to the device");
 }
 
-// Rows that cannot be page-locked, or that the device would see in pieces, are brought by the host.
+// Writes one span per kv head. The host copies rows that cannot be page-locked or that are not
+// contiguous on the device.
 void StepTables::WriteSpan(const Place& place, const StepSegment& segment, const Span& span,
                            size_t index) {
   const size_t row_bytes =
@@ -400,7 +405,8 @@ void StepTables::WriteSpan(const Place& place, const StepSegment& segment, const
   }
 }
 
-// Cuts the candidates at codebooks and at multiples of kChunkTokens: positions are slots here.
+// Cuts the candidates at codebook boundaries and at multiples of kChunkTokens. Slots of these
+// planes are positions.
 Status StepTables::WriteChunks(const Place& place, const Described& described) {
   Layer& host = host_.layers[place.layer];
   const Layer& device = device_.layers[place.layer];

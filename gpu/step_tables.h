@@ -1,13 +1,15 @@
-// StepTables: what the kernels of a step are told, in tables on the device; and who sits where.
+// StepTables writes the device tables that the kernels of a step read, and assigns seats to
+// sequences.
 //
-// The host writes an image in page-locked memory, one copy brings it to the device between steps. Of each seat and
-// layer it remembers what it has described: codes and centroids are copied once, when tokens first become candidates, in
-// batches as large as the engine's window; spans of rows change as seldom. What was rolled back, or lies elsewhere by now,
-// is forgotten there and in the block cache.
+// The host writes an image in page-locked memory, and one copy uploads it to the device between
+// steps. For each seat and layer the class remembers what it has described: codes and centroids are
+// copied once, when their tokens first become candidates, in batches as large as the engine's
+// window; spans of rows change equally rarely. State that was rolled back or has moved is
+// invalidated here and in the block cache.
 //
-// Codes of resident layers (LayerCodes) are copied to the device. Those of the others are copied to page-locked memory of
-// this class, laid out as on the device: one range of bytes for a plane, however many segments it comes from, and wherever the
-// pool itself cannot be page-locked.
+// Codes of resident layers (LayerCodes) are copied to the device. Codes of other layers are copied
+// to page-locked memory of this class in the layout of the device. A plane is therefore one range
+// of bytes, even when it spans several segments and when the pool itself cannot be page-locked.
 //
 // Thread-compatible.
 #ifndef PQCACHED_GPU_STEP_TABLES_H_
@@ -33,51 +35,54 @@ namespace pqcached::gpu {
 
 class StepTables {
  public:
-  // On the device; the same from step to step.
+  // Tables of one layer. Device addresses that do not change between steps.
   struct Layer {
     kernels::cuda::SelectLane* select_lanes = nullptr;  // [lanes]
     kernels::cuda::SelectChunk* chunks = nullptr;       // [lanes, chunk_capacity]
     kernels::cuda::TableTask* tasks = nullptr;          // [lanes, codebook_capacity]
     kernels::cuda::RowLane* row_lanes = nullptr;        // [lanes]
     kernels::cuda::DeviceRowSpan* spans = nullptr;      // [lanes, span_capacity]
-    uint8_t* planes = nullptr;   // [lanes, planes, plane_stride]: slots are positions
+    uint8_t* planes = nullptr;   // [lanes, planes, plane_stride]; slots are positions
     float* centroids = nullptr;  // [lanes, codebook_capacity, floats of a codebook]
   };
 
-  // Where rows are read, and what else depends on them.
+  // The memory that rows are read from, and the objects that depend on it.
   struct Rows {
-    PageLock* page_lock = nullptr;  // what it cannot lock, only the host reads
+    PageLock* page_lock = nullptr;  // rows that it cannot lock are read by the host only
     const std::byte* pool = nullptr;
     BlockCache* caches = nullptr;  // [layers], or null
   };
 
-  // Allocates for `options`, which are checked. `lane_queries` is where the queries of lanes will be on the device, `codes`
-  // where codes are; both outlive it.
+  // Allocates memory for `options`, which must be valid. `lane_queries` is the device address of
+  // the lanes' queries and `codes` provides the addresses of the codes; both must outlive this
+  // object.
   // Errors: kOutOfMemory
   Status Create(const StepsOptions& options, const LayerCodes& codes, const float* lane_queries);
-  // What LayerCodes is created with.
+  // Returns the options for LayerCodes::Create.
   static LayerCodes::Options CodesOptions(const StepsOptions& options);
 
-  // Gives the sequences seats and writes the tables; `caches` are between BeginStep and EndStep. What it fails with
-  // may have described some sequences; nothing has to be undone.
+  // Assigns seats to the sequences of the batch and writes and uploads the tables. Called while
+  // `caches` are between BeginStep and EndStep. An error may leave some sequences described; the
+  // caller has nothing to undo.
   //
-  // REQUIRES: no codes of the step before are under way to the device, when some layers are not resident.
+  // REQUIRES: when some layers are not resident, no copy of the previous step's codes is in
+  //           progress.
   // Errors: as Steps::Begin
   Status Update(const StepBatch& batch, const Rows& rows, kernels::cuda::Stream stream);
-  // Whether the host has to bring rows of some span that was ever described.
+  // Returns true once any span was described whose rows the host has to copy.
   bool has_host_rows() const { return has_host_rows_; }
-  // Forgets everything that was described. The block caches have to forget too.
+  // Discards all descriptions. The caller must invalidate the block caches too.
   void Forget();
 
   const kernels::cuda::SeatItem* seats() const { return device_.seats; }
-  // Codes of the layers that are not resident, for LayerCodes.
+  // Copies of the codes of non-resident layers, for LayerCodes.
   const kernels::cuda::ByteRange* code_ranges() const { return device_.code_ranges; }
   const Layer& layer(uint32_t layer) const { return device_.layers[layer]; }
   uint32_t chunk_capacity() const { return chunk_capacity_; }
   size_t device_bytes() const { return memory_.size_bytes(); }
 
  private:
-  // Where something lay when it was described.
+  // Identity of a codebook when it was described: a change of any field means another codebook.
   struct Codebook {
     const float* centroids = nullptr;
     uint32_t epoch = 0;
@@ -85,7 +90,7 @@ class StepTables {
     friend bool operator==(const Codebook&, const Codebook&) = default;
   };
   struct Span {
-    const std::byte* rows = nullptr;  // of the first head
+    const std::byte* rows = nullptr;  // rows of the first head
     const uint8_t* planes = nullptr;
     uint32_t first_position = 0;
     uint32_t token_count = 0;
@@ -98,15 +103,15 @@ class StepTables {
     std::vector<Codebook> codebooks;
   };
   struct Seat {
-    uint64_t sequence = 0;  // 0: nobody
+    uint64_t sequence = 0;  // 0: the seat is free
     uint64_t last_step = 0;
   };
   struct Image {
     kernels::cuda::SeatItem* seats = nullptr;
-    kernels::cuda::ByteRange* code_ranges = nullptr;  // [not resident layers, lanes, planes]
+    kernels::cuda::ByteRange* code_ranges = nullptr;  // [non-resident layers, lanes, planes]
     std::vector<Layer> layers;
   };
-  // One layer of one item, at its seat.
+  // One layer of one item of the batch, at its seat.
   struct Place {
     const StepLayer& from;
     uint32_t seat;
@@ -145,7 +150,7 @@ class StepTables {
   size_t upload_bytes_ = 0;
   DeviceBuffer memory_;
   PinnedBuffer pinned_;
-  PinnedBuffer host_codes_;  // [not resident layers, lanes, planes, plane_stride_]
+  PinnedBuffer host_codes_;  // [non-resident layers, lanes, planes, plane_stride_]
   Image device_;
   Image host_;
   OwnedEvent uploaded_;
@@ -153,7 +158,7 @@ class StepTables {
   bool has_host_rows_ = false;
   std::vector<Seat> seats_;
   std::vector<Seat> seats_before_;
-  std::vector<uint32_t> item_seats_;  // of the batch
+  std::vector<uint32_t> item_seats_;  // [items of the batch]
   std::vector<Described> described_;  // [layer, seat]
 };
 

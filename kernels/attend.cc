@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
 
-// Calls visit(row) for each row asked for, in order of positions.
+// Calls visit(row) for each requested row, in order of positions.
 template <typename Visit>
 void ForEachRow(const AttendArgs& args, bool all_rows, Visit visit) {
   const size_t stride = args.shape.row_stride_bytes;
@@ -45,7 +45,7 @@ double Logit(const AttendArgs& args, const float* query, const std::byte* row) {
   return logit < -largest ? kNegativeInfinity : std::min(logit, largest);
 }
 
-// The specification. Every other variant is tested against it.
+// The specification: every other variant is tested against it.
 void AttendReference(const AttendArgs& args, bool all_rows) {
   const AttendShape& shape = args.shape;
   for (size_t head = 0; head < size_t{shape.query_length} * shape.group_size; ++head) {
@@ -89,7 +89,7 @@ void RunVariant(Level level, const internal::AttendCall& call) {
   internal::AttendPortable(call);
 }
 
-// Passes of at most kHeadsPerPass heads.
+// Processes the heads in passes of at most kHeadsPerPass.
 void AttendInPasses(const Exec& exec, const AttendArgs& args, bool all_rows) {
   const AttendShape& shape = args.shape;
   void* scratch = args.scratch.data();

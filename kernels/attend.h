@@ -1,11 +1,11 @@
-// Attention of a few queries over rows of one kv head, without copying the rows.
+// Attention of a few queries over rows (KV entries) of one kv head, without copying the rows.
 //
 // One call serves all query heads that share the kv head (the *group*) and up to
-// kMaxAttendQueryLength decode positions, so that a row is read once. The result is a *partial*
-// attention (output, log-sum-exp): merge several with MergePartials (kernels/merge.h). There is no
-// causal mask: every query attends to every row that is given. In a step of several tokens that is
-// right for the selected rows, which all of them see; the engine attends to its own window, where
-// the mask matters, and merges.
+// kMaxAttendQueryLength decode positions, so that each row is read once. The result is a *partial*
+// attention (output, log-sum-exp); MergePartials (kernels/merge.h) merges several. There is no
+// causal mask: every query attends to every given row. In a step of several tokens this is correct
+// for the selected rows, which all tokens of the step may see; the engine attends to its own local
+// window, where the mask matters, and merges.
 //
 // Stateless; thread-safe as long as outputs and scratch are not shared.
 #ifndef PQCACHED_KERNELS_ATTEND_H_
@@ -26,9 +26,9 @@ inline constexpr uint32_t kMaxAttendDim = 256;
 
 // Shape of one call.
 struct AttendShape {
-  DType dtype = DType::kF16;    // of the rows
+  DType dtype = DType::kF16;    // dtype of the rows
   uint32_t key_dim = 0;         // 32..256, multiple of 8
-  uint32_t value_dim = 0;       // 32..256, multiple of 8; the value begins right behind the key
+  uint32_t value_dim = 0;       // 32..256, multiple of 8; the value directly follows the key
   size_t row_stride_bytes = 0;  // >= (key_dim + value_dim) * DTypeBytes(dtype)
   uint32_t group_size = 1;      // G: query heads of this kv head, 1..1024
   uint32_t query_length = 1;    // L: 1..kMaxAttendQueryLength
@@ -46,24 +46,26 @@ struct AttendArgs {
   std::span<std::byte> scratch;         // at least AttendScratchBytes(shape), any alignment
 };
 
-// Bytes of scratch that any level needs for the shape; below 1 MiB for L * G <= 64.
+// Returns the scratch size in bytes for the shape, enough for every instruction set; below 1 MiB
+// for L * G <= 64.
 size_t AttendScratchBytes(const AttendShape& shape);
 
 // Sets output = sum_t softmax(logit)_t value_t and lse over the rows of `positions`.
 //
-// Without rows: output = 0, lse = -infinity; likewise when every logit is -infinity. Logits above
-// the largest float count as the largest float (several such rows share equally). NaN in queries or
-// rows gives unspecified output for the queries concerned; nothing else suffers.
+// Without rows, and when every logit is -infinity: output = 0, lse = -infinity. Logits above the
+// largest float count as the largest float (several such rows have equal weights). NaN in queries
+// or rows makes the output of the affected queries unspecified, and no other output.
 //
-// Products and sums are fp32, except on kAvx512Bf16 with bf16 rows: the query is split in two bf16
-// parts (q.k keeps about 16 bits of the query), and the weights of the value sum are rounded to
-// bf16 after the softmax, normalised by the sum of the rounded weights. kReference computes in
-// double. Tolerances that the tests hold, with v = max |value|, and logits of magnitude up to 30:
+// Products and sums are fp32, except on kAvx512Bf16 with bf16 rows: the query is split into two
+// bf16 parts (q.k keeps about 16 bits of the query), and the weights of the value sum are rounded
+// to bf16 after the softmax and normalised by the sum of the rounded weights. kReference computes
+// in double. The tests require these tolerances, with v = max |value| and logits of magnitude up to
+// 30:
 //   output  2e-5 * v; with bf16 dot products 5e-3 * v at worst and 5e-4 * v in the mean
 //   lse     5e-5; with bf16 dot products 1e-3
 void AttendRows(const Exec& exec, const AttendArgs& args);
 
-// The same over every row of every span; `positions` is ignored. This is full attention, streaming.
+// Attends to every row of every span (full attention, streaming); `positions` is ignored.
 void AttendAllRows(const Exec& exec, const AttendArgs& args);
 
 }  // namespace pqcached::kernels

@@ -1,5 +1,5 @@
 #include "kernels/simd_avx2.h"
-// Vec comes first: what follows is written in terms of it.
+// Vec must be included first: the next headers are written in terms of it.
 #include "kernels/attend_simd.h"
 
 namespace pqcached::kernels::internal {

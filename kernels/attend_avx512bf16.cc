@@ -1,9 +1,9 @@
-// Attention over bf16 rows with vdpbf16ps: beside the dot products (dot_avx512bf16.h), the weights
-// are rounded to bf16 after the softmax and normalised by the sum of the rounded ones, and the
+// Attention over bf16 rows with vdpbf16ps. Dot products use dot_avx512bf16.h. The weights are
+// rounded to bf16 after the softmax and normalised by the sum of the rounded weights, and the
 // values of two rows are interleaved, so that one instruction adds both. With d = 128 and four
-// heads, a row in L2 takes 73 cycles of a Zen 4 where FMAs take 89.
+// heads, a row in L2 takes 73 cycles of a Zen 4, and 89 with FMAs.
 #include "kernels/dot_avx512bf16.h"
-// Vec comes first: what follows is written in terms of it.
+// Vec must be included first: the next headers are written in terms of it.
 #include "kernels/attend_simd.h"
 
 namespace pqcached::kernels {
@@ -13,8 +13,8 @@ struct Bf16Math {
   using Dots = Bf16Dots;
   static constexpr uint32_t kElementBytes = 2;
 
-  // Rounds the weights to bf16 in place (the first half of their bytes) and returns the sum of the
-  // rounded ones.
+  // Rounds the weights to bf16 in place (in the first half of their bytes) and returns the sum of
+  // the rounded weights.
   PQC_INLINE float PackWeights(float* weights, float) {
     const __m512bh ones = AsBf16(_mm512_set1_epi16(0x3f80));
     __m512 sum = _mm512_setzero_ps();
@@ -28,9 +28,9 @@ struct Bf16Math {
     return _mm512_reduce_add_ps(sum);
   }
 
-  // Adds weighted values of dims [dim, dim + 32 * kGroups), the last group cut by `mask`. In
-  // scratch a group of 32 dims holds the eights' low halves, then their high halves: the order in
-  // which unpacking leaves them.
+  // Adds weighted values of dims [dim, dim + 32 * kGroups), the last group limited by `mask`. In
+  // scratch, a group of 32 dims is stored in the order that unpacking produces: the low halves of
+  // its blocks of eight, then their high halves.
   template <int kHeads, int kGroups, bool kPrefetch>
   PQC_INLINE void AddValues(const Workspace& work, uint32_t head, const AttendCall& call,
                             uint32_t dim, __mmask32 mask, const std::byte* const* rows,

@@ -1,4 +1,4 @@
-// What attend.cc and its instruction-set files share. Private to them.
+// Declarations shared by attend.cc and its instruction-set files, and private to them.
 #ifndef PQCACHED_KERNELS_ATTEND_INTERNAL_H_
 #define PQCACHED_KERNELS_ATTEND_INTERNAL_H_
 
@@ -10,19 +10,19 @@
 
 namespace pqcached::kernels::internal {
 
-// Heads (query positions times query heads) that one pass over the rows serves; more heads take
-// several passes.
+// Number of heads (query positions times query heads) that one pass over the rows serves; more
+// heads take several passes.
 inline constexpr uint32_t kHeadsPerPass = 64;
 
 // Rows per block of the online softmax: a block of 512-byte rows takes half of a 32 KiB L1 cache.
 inline constexpr uint32_t kBlockRows = 32;
 
-// State of one head between blocks, in scratch.
+// State of one head between blocks, kept in scratch.
 struct AttendHead {
-  float largest;     // of the logits so far
+  float largest;     // largest logit so far
   float weight_sum;  // sum of exp(logit - largest)
-  float norm_sum;    // the same of the weights as they were applied to the values
-  float rescale;     // what the sums so far are to be multiplied with before the block is added
+  float norm_sum;    // sum of the weights as they were applied to the values
+  float rescale;     // factor for the earlier sums before the current block is added
 };
 inline constexpr uint32_t kHeadStateFloats = sizeof(AttendHead) / sizeof(float);
 
@@ -32,7 +32,7 @@ struct AttendCall {
   uint32_t key_dim;
   uint32_t value_dim;
   size_t row_stride_bytes;
-  uint32_t head_count;  // of this pass: 1..kHeadsPerPass
+  uint32_t head_count;  // heads in this pass: 1..kHeadsPerPass
   float scale;
   float softcap;
   const float* queries;  // [head_count, key_dim]
@@ -40,7 +40,7 @@ struct AttendCall {
   size_t span_count;
   const uint32_t* positions;
   size_t position_count;
-  bool all_rows;       // instead of positions: all rows of all spans
+  bool all_rows;       // true: use all rows of all spans, ignore positions
   float* output;       // [head_count, value_dim]
   float* lse;          // [head_count]
   std::byte* scratch;  // aligned to 64

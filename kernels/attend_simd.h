@@ -1,11 +1,12 @@
 // Attention over rows by address, written once for every Vec.
 //
-// Rows are taken in blocks of kBlockRows. While a block is worked on (dot products, online softmax,
-// weighted sum of values, for up to four heads at a time), the rows of the next block are
+// Rows are processed in blocks of kBlockRows. During the work on a block (dot products, online
+// softmax, weighted sum of values, for up to four heads at a time), the rows of the next block are
 // prefetched into L2, keys during the dot products and values during the sum, so that memory is
-// never idle; without it a row costs a full memory latency per few rows.
+// always busy. Without prefetching, every few rows cost a full memory latency.
 //
-// `Math` says how products are formed; FmaMath is the one for all dtypes. Include after one of
+// The parameter `Math` defines how products are computed; FmaMath works for all dtypes. Include
+// after one of simd_*.h; everything is local to the including file.
 // simd_*.h; everything is local to the including file.
 #ifndef PQCACHED_KERNELS_ATTEND_SIMD_H_
 #define PQCACHED_KERNELS_ATTEND_SIMD_H_
@@ -28,15 +29,15 @@ constexpr float kLargestFloat = 3.40282347e+38f;
 
 // Scratch of one pass, for `head_count` heads.
 struct Workspace {
-  float* queries;     // [heads, PaddedDim(key_dim)], in the form that Math wants
-  float* values;      // [heads, PaddedDim(value_dim)] weighted sums, in the order that Math wants
-  float* logits;      // [heads, kBlockRows], then the weights in the form that Math wants
+  float* queries;     // [heads, PaddedDim(key_dim)], in the format of Math
+  float* values;      // [heads, PaddedDim(value_dim)] weighted sums, in the order of Math
+  float* logits;      // [heads, kBlockRows], then the weights in the format of Math
   AttendHead* heads;  // [heads]
   uint32_t query_stride;
   uint32_t value_stride;
 };
 
-// exp(x) for x <= 0, 0 below -87; relative error below 2e-7. NaN gives 0.
+// Returns exp(x) for x <= 0, 0 below -87; relative error below 2e-7. NaN gives 0.
 PQC_INLINE Vec::F Exp(Vec::F x) {
   const Vec::F clamped = Vec::Max(x, Vec::Set(-87.0f));
   const Vec::F n = Vec::Round(clamped * Vec::Set(1.44269504f));
@@ -52,7 +53,7 @@ PQC_INLINE Vec::F Exp(Vec::F x) {
   return Vec::ZeroIfLess(x, -87.0f, Vec::Ldexp(p, n));
 }
 
-// softcap * tanh(x / softcap); absolute error about 1e-7 * softcap.
+// Returns softcap * tanh(x / softcap); absolute error about 1e-7 * softcap.
 PQC_INLINE Vec::F Softcap(Vec::F x, float softcap) {
   const Vec::F e = Exp(Vec::Abs(x) * Vec::Set(-2.0f / softcap));
   const Vec::F one = Vec::Set(1.0f);
@@ -60,14 +61,14 @@ PQC_INLINE Vec::F Softcap(Vec::F x, float softcap) {
   return Vec::CopySign(tanh * Vec::Set(softcap), x);
 }
 
-// Hands out the addresses of the rows to attend to, in order.
+// Produces the addresses of the rows to attend to, in order.
 struct RowFeed {
   const AttendCall& call;
   size_t span_index = 0;
   size_t next = 0;  // index into positions, or row of the current span
 
-  // Sets rows[0, kBlockRows), repeating the last one behind the end, and returns how many there
-  // are.
+  // Sets rows[0, kBlockRows) and returns the number of valid ones; the entries after them repeat
+  // the last valid row.
   uint32_t Fill(const std::byte** rows) {
     if (!call.all_rows && next == call.position_count) return 0;
     const uint32_t count = call.all_rows ? FillAll(rows) : FillChosen(rows);
@@ -109,13 +110,13 @@ struct RowFeed {
   }
 };
 
-// Products of fp32, whatever the rows are.
+// Products in fp32, for rows of any dtype.
 template <DType kType>
 struct FmaMath {
   static constexpr uint32_t kElementBytes = kType == DType::kF32 ? 4 : 2;
   using Dots = FmaDots<kType>;
 
-  // Weights are used as they are.
+  // Leaves the weights unchanged.
   PQC_INLINE float PackWeights(float*, float weight_sum) { return weight_sum; }
 
   // Adds weighted values of dims [dim, dim + kVectors * kLanes) to the sums.
@@ -192,13 +193,13 @@ struct FmaMath {
     }
   }
 
-  // output[0, dim) = factor * sums, in the order of dims.
+  // Sets output[0, dim) = factor * sums, in the order of dims.
   static void Finish(const float* sums, uint32_t dim, float factor, float* output) {
     for (uint32_t i = 0; i < dim; ++i) output[i] = sums[i] * factor;
   }
 };
 
-// Turns the logits of a block into weights and brings the head's state up to date.
+// Converts the logits of a block to weights and updates the head's state.
 template <class Math>
 PQC_INLINE void UpdateSoftmax(const Workspace& work, uint32_t head, uint32_t count, float softcap) {
   using F = Vec::F;
@@ -239,7 +240,8 @@ PQC_INLINE void UpdateSoftmax(const Workspace& work, uint32_t head, uint32_t cou
   state.norm_sum = state.norm_sum * rescale + norm_sum;
 }
 
-// One block for kHeads heads. `ahead`: what to prefetch meanwhile, when kPrefetch.
+// Processes one block for kHeads heads. When kPrefetch is set, `ahead` prefetches the next block
+// during the work.
 template <class Math, int kHeads, bool kPrefetch>
 void AttendBlock(const Workspace& work, uint32_t head, const AttendCall& call,
                  const std::byte* const* rows, uint32_t count, Prefetcher* ahead) {

@@ -1,7 +1,7 @@
 // PQC_CHECK(condition) stops the program when the condition is false.
 //
-// It guards the REQUIRES clauses of kernels: a false condition is a bug of the caller, never
-// something that a peer or a file can bring about. Kernels neither log nor throw, so it traps.
+// It checks the REQUIRES clauses of kernels: a false condition is a bug of the caller, and no peer
+// or file can cause it. Kernels neither log nor throw, so the check traps.
 #ifndef PQCACHED_KERNELS_CHECK_H_
 #define PQCACHED_KERNELS_CHECK_H_
 

@@ -20,8 +20,8 @@ PQC_INLINE void CopyBytes(std::byte* to, const std::byte* from, size_t bytes) {
   if (i < bytes) Vec::CopyLine(to + bytes - 64, from + bytes - 64);
 }
 
-// Whole lines of the target go around the caches; what is left at both ends is stored plainly. The
-// caller fences.
+// Copies with non-temporal stores for whole cache lines of the target and with plain stores for
+// partial lines at both ends. The caller must fence.
 PQC_INLINE void StreamBytes(std::byte* to, const std::byte* from, size_t bytes) {
   const size_t before = (64 - reinterpret_cast<uintptr_t>(to) % 64) % 64;
   if (before > 0) {

@@ -1,5 +1,5 @@
-// CRC32C (Castagnoli, reflected, polynomial 0x1EDC6F41): the checksum of everything that is stored
-// or transferred.
+// CRC32C (Castagnoli, reflected, polynomial 0x1EDC6F41), the checksum of all stored and transferred
+// data.
 //
 // Pure functions; thread-safe.
 #ifndef PQCACHED_KERNELS_CRC32C_H_
@@ -13,9 +13,10 @@
 
 namespace pqcached::kernels {
 
-// CRC32C of `data` behind bytes whose CRC32C is `seed` (0: no bytes before), so that
+// Returns the CRC32C of `data` appended to bytes whose CRC32C is `seed` (0: no bytes before), so
+// that
 //   Crc32c(exec, b, Crc32c(exec, a)) == Crc32c(exec, a followed by b).
-// All levels give the same value. Crc32c of "123456789" is 0xe3069283.
+// All instruction sets give the same value. The CRC32C of "123456789" is 0xe3069283.
 uint32_t Crc32c(const Exec& exec, std::span<const std::byte> data, uint32_t seed = 0);
 
 }  // namespace pqcached::kernels

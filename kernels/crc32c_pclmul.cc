@@ -1,6 +1,6 @@
-// CRC32C by carry-less multiplication: four 128-bit accumulators are moved 512 bits ahead per step
-// and absorb the data, independent of one another, where a chain of crc32 instructions waits three
-// cycles for each 8 bytes. What is left goes through crc32.
+// CRC32C by carry-less multiplication. Four independent 128-bit accumulators are moved 512 bits
+// ahead per step and absorb the data, whereas a chain of crc32 instructions waits three cycles for
+// each 8 bytes. The remaining bytes are processed with crc32.
 #include <immintrin.h>
 
 #include "kernels/crc32c_internal.h"
@@ -18,7 +18,7 @@ namespace {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
 }
 
-// Moves `value` ahead by the distance for which `powers` was made.
+// Moves `value` ahead by the distance that `powers` was computed for.
 [[gnu::always_inline]] inline __m128i Fold(__m128i value, __m128i powers) {
   return _mm_xor_si128(_mm_clmulepi64_si128(value, powers, 0x00),
                        _mm_clmulepi64_si128(value, powers, 0x11));

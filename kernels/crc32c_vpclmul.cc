@@ -1,5 +1,5 @@
-// CRC32C by 512-bit carry-less multiplication: as crc32c_pclmul.cc, with four accumulators of 64
-// bytes.
+// CRC32C by 512-bit carry-less multiplication, like crc32c_pclmul.cc but with four accumulators of
+// 64 bytes.
 #include <immintrin.h>
 
 #include "kernels/crc32c_internal.h"
@@ -11,7 +11,7 @@ namespace {
   return _mm512_loadu_si512(from);
 }
 
-// fold(value) ^ data.
+// Returns fold(value) ^ data.
 [[gnu::always_inline]] inline __m512i FoldInto(__m512i value, __m512i powers, __m512i data) {
   return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(value, powers, 0x00),
                                    _mm512_clmulepi64_epi128(value, powers, 0x11), data, 0x96);
@@ -34,7 +34,7 @@ template <uint32_t kBits>
                        _mm_clmulepi64_si128(value, powers, 0x11));
 }
 
-// The register after the 64 bytes that `value` stands for.
+// Reduces the accumulated 64 bytes to the CRC register after them.
 [[gnu::always_inline]] inline uint32_t Reduce(__m512i value) {
   const __m128i last =
       _mm_xor_si128(_mm_xor_si128(Fold(_mm512_castsi512_si128(value), Powers<384>()),

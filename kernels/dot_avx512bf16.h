@@ -1,13 +1,13 @@
-// Dot products of bf16 rows with vdpbf16ps, which forms 32 products per instruction where an FMA
-// forms 16, and takes the keys as they lie in memory. The query is split in two bf16 parts, so that
-// a product keeps 16 bits of it.
+// Dot products of bf16 rows with vdpbf16ps, which computes 32 products per instruction (an FMA
+// computes 16) and reads the keys without conversion. The query is split into two bf16 parts, so
+// that a product keeps 16 bits of it.
 //
-// Only for files compiled for AVX-512 BF16; everything is local to the including file.
+// Include only in files compiled for AVX-512 BF16; everything is local to the including file.
 #ifndef PQCACHED_KERNELS_DOT_AVX512BF16_H_
 #define PQCACHED_KERNELS_DOT_AVX512BF16_H_
 
 #include "kernels/simd_avx512.h"
-// Vec comes first: what follows is written in terms of it.
+// Vec must be included first: the next headers are written in terms of it.
 #include "kernels/dot_simd.h"
 
 namespace pqcached::kernels {
@@ -15,7 +15,7 @@ namespace {
 
 PQC_INLINE __m512bh AsBf16(__m512i bits) { return reinterpret_cast<__m512bh>(bits); }
 
-// Elements [index, index + 32) of a row; `mask` cuts the end off.
+// Loads elements [index, index + 32) of a row; `mask` limits the elements that are read.
 PQC_INLINE __m512i LoadBits(const std::byte* row, uint32_t index) {
   return _mm512_loadu_si512(row + index * 2);
 }
@@ -23,18 +23,19 @@ PQC_INLINE __m512i LoadBits(const std::byte* row, uint32_t index, __mmask32 mask
   return _mm512_maskz_loadu_epi16(mask, row + index * 2);
 }
 
-// The low `count` of 32 bits.
+// Returns a mask with the low `count` of 32 bits set.
 PQC_INLINE __mmask32 LowMask(uint32_t count) {
   return static_cast<__mmask32>((uint64_t{1} << count) - 1);
 }
 
-// The first min(count, 16) floats, then zeros.
+// Loads the first min(count, 16) floats; the rest are zeros.
 PQC_INLINE __m512 LoadFloats(const float* from, uint32_t count) {
   return _mm512_maskz_loadu_ps(static_cast<__mmask16>(LowMask(count < 16 ? count : 16)), from);
 }
 
 struct Bf16Dots {
-  // Each 32 dims: 32 high parts, then 32 low parts (what the high parts miss).
+  // Writes, for each 32 dims, 32 high parts and then 32 low parts (the rounding errors of the high
+  // parts).
   static void PrepareQuery(const float* query, uint32_t dim, float scale, float* to) {
     const __m512 factor = _mm512_set1_ps(scale);
     for (uint32_t i = 0; i < dim; i += 32, to += 32) {

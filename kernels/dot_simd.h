@@ -17,20 +17,20 @@ constexpr uint32_t kDimPadding = 32;
 
 constexpr uint32_t PaddedDim(uint32_t dim) { return (dim + kDimPadding - 1) & ~(kDimPadding - 1); }
 
-// Dot products with fp32 products, whatever the rows are.
+// Dot products in fp32, for rows of any dtype.
 template <DType kType>
 struct FmaDots {
-  // to[0, PaddedDim(dim)) = scale * from[0, dim), then zeros.
+  // Sets to[0, PaddedDim(dim)) to scale * from[0, dim), followed by zeros.
   static void PrepareQuery(const float* from, uint32_t dim, float scale, float* to) {
     for (uint32_t i = 0; i < dim; ++i) to[i] = from[i] * scale;
     for (uint32_t i = dim; i < PaddedDim(dim); ++i) to[i] = 0.0f;
   }
 
-  // logits[q * stride + t] = query q . row t, for kQueries queries and kAccumulators / kQueries
-  // rows.
+  // Sets logits[q * stride + t] = query q . row t, for kQueries queries and kAccumulators /
+  // kQueries rows.
   //
-  // A row element is loaded and widened once for all queries of the tile, and a query element once
-  // for all rows.
+  // Each row element is loaded and widened once for all queries of the tile, and each query element
+  // is loaded once for all rows.
   template <int kQueries>
   PQC_INLINE void Tile(const float* queries, size_t query_stride, uint32_t key_dim,
                        const std::byte* const* rows, float* logits, size_t stride) {

@@ -61,8 +61,8 @@ uint16_t F32ToF16(float value) {
     const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
     return static_cast<uint16_t>(sign | ShiftRightRounded(mantissa, 126u - exponent));
   }
-  // A carry out of the mantissa raises the exponent, and out of the largest finite value gives
-  // infinity.
+  // A carry out of the mantissa increments the exponent; a carry out of the largest finite value
+  // gives infinity.
   return static_cast<uint16_t>(sign | ShiftRightRounded(magnitude - (112u << 23), 13));
 }
 
@@ -72,7 +72,7 @@ uint16_t F32ToBf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7fffffffu) > kF32Infinity) {
     return static_cast<uint16_t>((bits >> 16) |
-                                 0x40u);  // quiet, so that no payload is cut to infinity
+                                 0x40u);  // quiet: a payload cut to 0 would mean infinity
   }
   return static_cast<uint16_t>(ShiftRightRounded(bits, 16));
 }

@@ -18,13 +18,13 @@ enum class DType : uint8_t {
   kF32 = 3,   // IEEE 754 binary32
 };
 
-// Whether `value` is one of the enumerators: for values that come from outside.
+// Checks that `value` is one of the enumerators, for values from untrusted input.
 bool IsDType(uint8_t value);
 
-// 2, 2 or 4. REQUIRES: IsDType.
+// Returns 2, 2 or 4. REQUIRES: IsDType.
 size_t DTypeBytes(DType dtype);
 
-// "f16", "bf16" or "f32".
+// Returns "f16", "bf16" or "f32".
 const char* DTypeName(DType dtype);
 
 float F16ToF32(uint16_t bits);
@@ -32,7 +32,7 @@ uint16_t F32ToF16(float value);
 float Bf16ToF32(uint16_t bits);
 uint16_t F32ToBf16(float value);
 
-// Element `index` of an array of `dtype` that begins at `data`, at any alignment.
+// Loads or stores element `index` of an array of `dtype` that begins at `data`, at any alignment.
 float LoadElement(DType dtype, const std::byte* data, size_t index);
 void StoreElement(DType dtype, std::byte* data, size_t index, float value);
 

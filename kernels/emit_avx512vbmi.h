@@ -1,5 +1,5 @@
-// Positions from masks of 64 tokens. For files that are compiled for AVX-512 VBMI2 only; in an
-// anonymous namespace, so that no copy leaves them.
+// Converts masks of 64 tokens to positions. Include only in files compiled for AVX-512 VBMI2; the
+// anonymous namespace keeps every copy local to its file.
 #ifndef PQCACHED_KERNELS_EMIT_AVX512VBMI_H_
 #define PQCACHED_KERNELS_EMIT_AVX512VBMI_H_
 
@@ -17,7 +17,8 @@ inline __mmask64 ValidLanes(uint32_t begin, uint32_t end) {
   return rest >= kEmitGroup ? ~0ull : (1ull << rest) - 1;
 }
 
-// Returns the lowest bits of the mask, as many as the quota allows, and takes them from it.
+// Returns the lowest bits of the mask, at most `quota` of them, and subtracts their number from the
+// quota.
 inline __mmask64 TakeQuota(__mmask64 mask, uint32_t& quota) {
   const auto count = static_cast<uint32_t>(__builtin_popcountll(mask));
   if (count <= quota) {
@@ -29,7 +30,7 @@ inline __mmask64 TakeQuota(__mmask64 mask, uint32_t& quota) {
   return taken;
 }
 
-// Appends positions; those from `written` on may be overwritten at will up to the capacity.
+// Appends positions. Entries from `written` up to the capacity may be overwritten.
 struct PositionWriter {
   uint32_t* positions;
   uint32_t capacity;
@@ -42,7 +43,7 @@ struct PositionWriter {
         40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18,
         17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const auto count = static_cast<uint32_t>(__builtin_popcountll(mask));
-    // Into a register first: compression to memory is microcoded on Zen 4.
+    // Compresses into a register first, because compression to memory is microcoded on Zen 4.
     __m512i bits = _mm512_maskz_compress_epi8(mask, iota);
     const __m512i base = _mm512_set1_epi32(static_cast<int>(first_position));
     uint32_t* out = positions + written;

@@ -1,7 +1,7 @@
 // Exact scores: logits of a group of query heads against the keys of consecutive rows.
 //
-// For the flat index, for re-ranking and as the measure of every other index. Streams the rows once
-// for the whole group.
+// Used for the flat index, for re-ranking and as the ground truth for every other index. The rows
+// are streamed once for the whole group.
 //
 // Stateless; thread-safe as long as outputs and scratch are not shared.
 #ifndef PQCACHED_KERNELS_EXACT_SCORE_H_
@@ -34,8 +34,8 @@ struct ExactScoreArgs {
 size_t ExactScoreScratchBytes(uint32_t group_size, uint32_t key_dim);
 
 // Sets scores[g, t] = scale * q_g . key_t, with fp32 products and sums (kReference: double). On
-// kAvx512Bf16 and bf16 rows the query is split in two bf16 parts. Error at most 1e-5 * |scale| *
-// |q| * |key|, 3e-5 with bf16 dot products.
+// kAvx512Bf16 with bf16 rows the query is split into two bf16 parts. The error is at most 1e-5 *
+// |scale| * |q| * |key|, and 3e-5 * |scale| * |q| * |key| with bf16 dot products.
 void ExactScores(const Exec& exec, const ExactScoreArgs& args);
 
 }  // namespace pqcached::kernels

@@ -1,4 +1,4 @@
-// What exact_score.cc and its instruction-set files share. Private to them.
+// Declarations shared by exact_score.cc and its instruction-set files, and private to them.
 #ifndef PQCACHED_KERNELS_EXACT_SCORE_INTERNAL_H_
 #define PQCACHED_KERNELS_EXACT_SCORE_INTERNAL_H_
 

@@ -17,8 +17,8 @@ namespace {
 
 using internal::ExactScoreCall;
 
-// Scores of kQueries queries from `head` on for one block. The tiles may write all kBlockRows
-// columns.
+// Computes the scores of one block for kQueries queries from `head` on. The tiles may write all
+// kBlockRows columns.
 template <class Dots, int kQueries>
 PQC_INLINE void ScoreBlock(const ExactScoreCall& call, uint32_t head, const std::byte* const* rows,
                            uint32_t count, Prefetcher* ahead, uint32_t columns, float* scores,
@@ -32,7 +32,7 @@ PQC_INLINE void ScoreBlock(const ExactScoreCall& call, uint32_t head, const std:
   }
 }
 
-// All heads over one block; the first ones prefetch the next block, when there is one.
+// Processes all heads over one block; the first tiles prefetch the next block, if there is one.
 template <class Dots>
 void ScoreAllHeads(const ExactScoreCall& call, const std::byte* const* rows, uint32_t first,
                    uint32_t count, Prefetcher* ahead, uint32_t columns) {
@@ -58,7 +58,7 @@ void ScoreAllHeads(const ExactScoreCall& call, const std::byte* const* rows, uin
   }
 }
 
-// Sets rows[0, kBlockRows) to the rows from `first` on, repeating the last one behind the end.
+// Sets rows[0, kBlockRows) to the rows from `first` on; entries past the end repeat the last row.
 inline void SetRows(const ExactScoreCall& call, uint32_t first, const std::byte** rows) {
   const std::byte* row = call.rows + first * call.row_stride_bytes;
   for (uint32_t i = 0; i < kBlockRows; ++i) {
@@ -73,9 +73,9 @@ void ExactScoresWith(const ExactScoreCall& call, uint32_t key_bytes) {
     Dots::PrepareQuery(call.queries + size_t{head} * call.key_dim, call.key_dim, call.scale,
                        call.scratch + size_t{head} * PaddedDim(call.key_dim));
   }
-  // What lies between the keys is fetched too, unless it is more than they: a Zen 4 reads keys of
-  // 256 bytes out of rows of 512 in 20 ns a row then, and in 47 ns when their lines alone are
-  // prefetched.
+  // The bytes between keys are prefetched too, unless they exceed the keys: a Zen 4 reads keys of
+  // 256 bytes out of rows of 512 in 20 ns per row this way, and in 47 ns when only the lines of the
+  // keys are prefetched.
   const bool whole_rows = call.row_stride_bytes <= 2 * size_t{key_bytes};
   const uint32_t columns =
       Prefetcher::Columns(whole_rows ? static_cast<uint32_t>(call.row_stride_bytes) : key_bytes);

@@ -1,10 +1,10 @@
-// Exec chooses which form of a kernel runs.
+// Exec selects the instruction set (dispatch target) that a kernel uses.
 //
-// A *level* is a set of instructions; levels form a ladder, each includes those below it. Every
-// kernel takes an Exec first and runs its best form at or below the level asked for, so that tests
-// and operators can hold a level back.
+// A *level* is an instruction set. Levels form a ladder: each includes those below it. Every kernel
+// takes an Exec as its first argument and runs its best variant at or below the requested level, so
+// that tests and operators can limit the level.
 //
-// Thread-safe: all functions only read what was found out at the first call.
+// Thread-safe: all functions only read values that the first call determined.
 #ifndef PQCACHED_KERNELS_EXEC_H_
 #define PQCACHED_KERNELS_EXEC_H_
 
@@ -24,20 +24,20 @@ enum class Level : uint8_t {
   kAvx512Bf16,  // + BF16
 };
 
-// Returns the highest level that this machine runs.
+// Returns the highest level that this machine supports.
 Level BestLevel();
 
-// Returns all levels that this machine runs, ascending; never empty.
+// Returns all levels that this machine supports, ascending; never empty.
 std::vector<Level> AvailableLevels();
 
 // Returns "reference", "portable", "avx2", "avx512", "avx512vbmi" or "avx512bf16".
 std::string_view LevelName(Level level);
 
-// The inverse of LevelName; nothing for any other text. Whether the machine runs the level is not
-// checked.
+// Returns the level with this name, or nullopt for any other text. Does not check that the machine
+// supports the level.
 std::optional<Level> ParseLevel(std::string_view name);
 
-// REQUIRES of every kernel that takes it: level <= BestLevel().
+// REQUIRES, in every kernel that takes an Exec: level <= BestLevel().
 struct Exec {
   Level level = BestLevel();
 };

@@ -1,4 +1,4 @@
-// FastExp: exp for softmax weights, in operations that compilers vectorise.
+// FastExp computes exp for softmax weights with operations that compilers vectorise.
 #ifndef PQCACHED_KERNELS_FAST_EXP_H_
 #define PQCACHED_KERNELS_FAST_EXP_H_
 
@@ -18,7 +18,8 @@ inline constexpr float kLn2Low = -2.12194440e-4f;
 inline constexpr float kExpCoefficients[] = {5.0000001201e-1f, 1.6666665459e-1f, 4.1665795894e-2f,
                                              8.3334519073e-3f, 1.3981999507e-3f, 1.9875691500e-4f};
 
-// Returns exp(x) within 2e-7 of itself for kMinExponent <= x <= 0, zero below and 1 above.
+// Returns exp(x) with a relative error of at most 2e-7 for kMinExponent <= x <= 0, zero below and 1
+// above.
 inline float FastExp(float x) {
   const float not_low = x < kMinExponent ? kMinExponent : x;
   const float clipped = not_low > 0.0f ? 0.0f : not_low;

@@ -1,5 +1,5 @@
-// Order-preserving integers of floats, for bisection. For files that are compiled for AVX-512 only;
-// static, so that no copy leaves them.
+// Order-preserving integer keys of floats, for bisection. Include only in files compiled for
+// AVX-512; the functions are static, so that every copy is local to its file.
 #ifndef PQCACHED_KERNELS_FLOAT_KEY_AVX512_H_
 #define PQCACHED_KERNELS_FLOAT_KEY_AVX512_H_
 
@@ -19,7 +19,7 @@ static inline float KeyFloat(int32_t key) {
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits)));
 }
 
-// The threshold lies in [low, high).
+// Interval [low, high) of keys that contains the threshold.
 struct KeyInterval {
   int32_t low;
   int32_t high;
@@ -27,8 +27,8 @@ struct KeyInterval {
 
 // Returns a key strictly between low and high. REQUIRES: high - low > 1.
 //
-// The middle by key suits values of many magnitudes, the middle by value those of few. Around zero
-// nobody knows, so callers should alternate `by_value`.
+// Halving by key suits values of many magnitudes, halving by value suits values of few. Around zero
+// neither is known to be better, so callers should alternate `by_value`.
 static inline int32_t MiddleKey(KeyInterval interval, bool by_value) {
   const auto middle = static_cast<int32_t>((int64_t{interval.low} + interval.high) >> 1);
   const float low = KeyFloat(interval.low);

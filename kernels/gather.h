@@ -1,4 +1,4 @@
-// Gather: copies rows, chosen by token position, into one contiguous buffer.
+// Gather copies rows, selected by token position, into one contiguous buffer.
 //
 // Stateless; thread-safe as long as targets are not shared.
 #ifndef PQCACHED_KERNELS_GATHER_H_
@@ -13,15 +13,15 @@
 
 namespace pqcached::kernels {
 
-// What of the target to expect next.
+// Expected use of the target, which determines the kind of stores.
 enum class GatherStores : uint8_t {
-  kCached = 0,  // it is read again soon (a reused staging buffer): plain stores
-  kStreaming =
-      1,  // it is large and cold, or goes to a device: non-temporal stores, fenced before return
+  kCached = 0,     // the target is read again soon (a reused staging buffer): plain stores
+  kStreaming = 1,  // large and cold, or read by a device: non-temporal stores, fenced before return
 };
 
-// Copies bytes [part_begin_bytes, part_begin_bytes + part_bytes) of each row. With k = key_dim *
-// element bytes and v likewise: the whole row is {0, k + v}, the key {0, k}, the value {k, v}.
+// Arguments for copying bytes [part_begin_bytes, part_begin_bytes + part_bytes) of each row. With k
+// = key_dim * element bytes and v = value_dim * element bytes, the whole row is {0, k + v}, the key
+// {0, k} and the value {k, v}.
 struct GatherArgs {
   size_t row_stride_bytes = 0;
   size_t part_begin_bytes = 0;
@@ -34,8 +34,8 @@ struct GatherArgs {
   GatherStores stores = GatherStores::kCached;
 };
 
-// Sets target[i] = part of the row of positions[i]. Bytes between part_bytes and the stride stay as
-// they are. Source and target do not overlap.
+// Sets target[i] = part of the row of positions[i]. Bytes between part_bytes and the stride stay
+// unchanged. Source and target must not overlap.
 void GatherRows(const Exec& exec, const GatherArgs& args);
 
 }  // namespace pqcached::kernels

@@ -1,4 +1,4 @@
-// What gather.cc and its instruction-set files share. Private to them.
+// Declarations shared by gather.cc and its instruction-set files, and private to them.
 #ifndef PQCACHED_KERNELS_GATHER_INTERNAL_H_
 #define PQCACHED_KERNELS_GATHER_INTERNAL_H_
 

@@ -1,12 +1,13 @@
 // Gather, written once for every Vec.
 //
-// Rows are prefetched into L2 kBatchRows ahead of the copy; prefetching into L1 does nothing on a
-// Zen 4, whose L1 miss buffers are too few. A batch is copied in columns of two lines, not row by
-// row: lines read in ascending order make the hardware prefetch what lies behind the row, which
-// nobody wants. A tenth of 128K rows of 512 bytes, share of the plain read of as many bytes, 1
-// thread, EPYC Zen 4, 2026-11-21: row by row 0.36, columns of 256 bytes 0.39, of 128 bytes 0.41;
-// the keys alone 0.25, 0.26 and 0.47. What is left is mostly the stores: rows that are only read take
-// 26 ns each, copied to 16 KiB again and again 26, to 256 KiB (beyond L1) 36, streamed 35.
+// Rows are prefetched into L2 kBatchRows ahead of the copy; prefetching into L1 has no effect on a
+// Zen 4, which has too few L1 miss buffers. A batch is copied in columns of two lines, not row by
+// row: lines read in ascending order make the hardware prefetch the bytes after the row, which are
+// not needed. Measured for a tenth of 128K rows of 512 bytes, as a share of the speed of a plain
+// read of as many bytes, 1 thread, EPYC Zen 4, 2026-11-21: row by row 0.36, columns of 256 bytes
+// 0.39, of 128 bytes 0.41; the keys alone 0.25, 0.26 and 0.47. The remaining cost is mostly the
+// stores: rows that are only read take 26 ns each, copied repeatedly to the same 16 KiB 26, to 256
+// KiB (beyond L1) 36, streamed 35.
 //
 // Include after one of simd_*.h; everything is local to the including file.
 #ifndef PQCACHED_KERNELS_GATHER_SIMD_H_
@@ -26,7 +27,7 @@ using internal::GatherCall;
 constexpr uint32_t kBatchRows = 32;
 constexpr size_t kColumnBytes = 128;
 
-// Finds the rows of positions, in order, and prefetches them.
+// Finds the rows of positions in order and prefetches them.
 struct RowFinder {
   const GatherCall& call;
   const RowSpan* span;
@@ -61,7 +62,7 @@ PQC_INLINE void CopyPart(std::byte* to, const std::byte* from, size_t bytes) {
   }
 }
 
-// Copies a batch column by column, and prefetches the same column of the next batch.
+// Copies a batch column by column and prefetches the same column of the next batch.
 template <bool kStreaming>
 PQC_INLINE void CopyBatch(const GatherCall& call, const std::byte* const* rows, uint32_t count,
                           const std::byte* const* ahead, uint32_t ahead_count, std::byte* target,
@@ -88,7 +89,7 @@ PQC_INLINE void CopyBatch(const GatherCall& call, const std::byte* const* rows, 
 
 template <bool kStreaming>
 void GatherWith(const GatherCall& call) {
-  // Pieces of lines would be stored plainly, so unaligned targets are streamed by whole rows.
+  // Partial lines would be stored with plain stores, so unaligned targets are streamed row by row.
   const bool aligned =
       (reinterpret_cast<uintptr_t>(call.target) | call.target_stride_bytes) % 64 == 0;
   const size_t column_bytes = kStreaming && !aligned ? call.part_bytes : kColumnBytes;

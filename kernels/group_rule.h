@@ -1,7 +1,8 @@
-// How the query heads that share one kv head (a *group*) agree on one value per token.
+// GroupRule defines the GQA head aggregation: how the logits of the query heads that share one kv
+// head (a *group*) become one value per token.
 //
 // A *logit* is the scaled score of one token under one query head. The tokens with the largest
-// values are selected.
+// values are selected. For example, 32 query heads over 8 kv heads form groups of 4.
 #ifndef PQCACHED_KERNELS_GROUP_RULE_H_
 #define PQCACHED_KERNELS_GROUP_RULE_H_
 
@@ -9,8 +10,8 @@
 
 namespace pqcached::kernels {
 
-// Normalisers (max and sum of exponentials of a head's logits) are over all candidate tokens, over
-// all spans together.
+// Normalisers (the maximum and the sum of exponentials of a head's logits) cover all candidate
+// tokens of all spans together.
 //
 // With one query head all rules are the same: the value is the logit.
 enum class GroupRule : uint8_t {
@@ -20,11 +21,11 @@ enum class GroupRule : uint8_t {
   kMaxLogit = 4,    // max over heads of the logits
 };
 
-// Logits beyond it, infinities among them, count as it, and NaN counts as -kLogitLimit: sums and
-// differences of logits stay finite, and every token has a place in the order.
+// Logits are clamped to [-kLogitLimit, kLogitLimit], infinities included, and NaN becomes
+// -kLogitLimit: sums and differences of logits stay finite, and all tokens are ordered.
 inline constexpr float kLogitLimit = 1e30f;
 
-// The same for the entries of tables that are added up to logits, at most 16 of them.
+// Clamps, in the same way, the entries of tables, at most 16 of which are summed to a logit.
 inline constexpr float kEntryLimit = kLogitLimit / 32;
 
 constexpr float ClampTo(float limit, float value) {
@@ -34,7 +35,8 @@ constexpr float ClampTo(float limit, float value) {
 constexpr float ClampLogit(float logit) { return ClampTo(kLogitLimit, logit); }
 constexpr float ClampEntry(float entry) { return ClampTo(kEntryLimit, entry); }
 
-// A softmax weight exp(x), x = logit - max <= 0, counts as zero below this x, at every level.
+// A softmax weight exp(x), x = logit - max <= 0, counts as zero below this x on every instruction
+// set.
 inline constexpr float kMinExponent = -64.0f;
 
 }  // namespace pqcached::kernels

@@ -17,10 +17,10 @@ namespace {
 
 constexpr uint32_t kMaxDim = 256;
 
-// What a row looks like.
+// Layout of a row.
 struct RowForm {
   bool int8 = false;
-  DType dtype = DType::kF32;  // of its elements; not int8
+  DType dtype = DType::kF32;  // dtype of the elements; unused for int8
   size_t key_bytes = 0;
   size_t row_bytes = 0;
 };
@@ -32,7 +32,7 @@ RowForm FormOf(const IngestArgs& args, bool int8) {
           (args.key_dim + args.value_dim) * element_bytes};
 }
 
-// Writes one token's key or value; false when an element is not finite in the row's dtype.
+// Writes one token's key or value. Returns false when an element is not finite in the row's dtype.
 bool IngestPartOfRow(const StridedTensor& tensor, uint32_t token, uint32_t dim, DType row_dtype,
                      std::byte* target) {
   const std::byte* source = tensor.data + ptrdiff_t{token} * tensor.token_stride_bytes;
@@ -46,7 +46,7 @@ bool IngestPartOfRow(const StridedTensor& tensor, uint32_t token, uint32_t dim, 
   return finite;
 }
 
-// Likewise to int8.
+// Writes one token's key or value as int8. Returns false when an element is not finite.
 bool QuantizePartOfRow(const StridedTensor& tensor, uint32_t token, uint32_t dim, std::byte* target,
                        std::byte* scale_target) {
   float elements[kMaxDim];
@@ -58,7 +58,7 @@ bool QuantizePartOfRow(const StridedTensor& tensor, uint32_t token, uint32_t dim
   return true;
 }
 
-// Writes one row; returns the part that is bad.
+// Writes one row. Returns the part that is not finite, if any.
 IngestPart IngestToken(const IngestArgs& args, const RowForm& form, uint32_t token,
                        std::byte* row) {
   std::byte* scales = row + args.key_dim + args.value_dim;  // int8 rows only
@@ -79,7 +79,7 @@ uint32_t SumUp(const Exec& exec, const IngestArgs& args, std::span<const std::by
   return args.with_crc ? Crc32c(exec, rows, crc) : 0;
 }
 
-// The specification, for some of the tokens.
+// The specification, applied to a range of tokens.
 IngestResult IngestReference(const Exec& exec, const IngestArgs& args, const RowForm& form,
                              uint32_t first_token, uint32_t token_count, uint32_t crc) {
   for (uint32_t token = first_token; token < first_token + token_count; ++token) {
@@ -118,7 +118,7 @@ bool StagePart(Level level, const StridedTensor& tensor, uint32_t first_token, u
   return level >= Level::kAvx512 ? internal::StagePartAvx512(call) : internal::StagePartAvx2(call);
 }
 
-// How rows lie in staging. Those that become int8 keep the types of their tensors.
+// Layout of rows in staging. Rows that become int8 keep the dtypes of their tensors there.
 struct Staged {
   DType key_dtype;
   DType value_dtype;
@@ -133,7 +133,7 @@ Staged StagedOf(const IngestArgs& args, const RowForm& form) {
   return {key_dtype, value_dtype, key_bytes, key_bytes + args.value_dim * DTypeBytes(value_dtype)};
 }
 
-// Staged rows -> int8 rows, one behind the other.
+// Quantises staged rows to contiguous int8 rows.
 void QuantizeStaged(Level level, const IngestArgs& args, const Staged& staged, uint32_t row_count,
                     std::byte* staging, std::byte* rows) {
   const auto quantize = level >= Level::kAvx512 ? internal::QuantizeAvx512 : internal::QuantizeAvx2;
@@ -155,9 +155,9 @@ void QuantizeStaged(Level level, const IngestArgs& args, const Staged& staged, u
   quantize(call);
 }
 
-// Builds rows in staging, where one pass looks for what is not finite, and the sum reads them from
-// L1, then streams them out. When a part is not finite, the reference looks again for the first
-// offender; it writes the rows, too, in case the source has changed.
+// Builds rows in staging, where one pass checks for non-finite elements and the checksum reads the
+// rows from L1, then streams them out. When a part is not finite, the reference searches for the
+// first such token; it also writes the rows, in case the source has changed.
 IngestResult IngestStaged(const Exec& exec, const IngestArgs& args, const RowForm& form) {
   alignas(64) std::byte staging[internal::kScatteredStagingBytes];
   alignas(64) std::byte int8_rows[internal::kInt8StagingBytes];
@@ -221,7 +221,7 @@ IngestResult Ingest(const Exec& exec, const IngestArgs& args, const RowForm& for
   return IngestReference(exec, args, form, 0, args.token_count, args.with_crc ? args.crc_seed : 0);
 }
 
-// Of one head of those of a layer.
+// Returns the arguments for one of the layer's heads.
 IngestArgs OneHead(const IngestHeadsArgs& args, uint32_t head, size_t row_bytes) {
   const auto slice = [head](StridedTensor tensor, ptrdiff_t head_stride_bytes) {
     if (tensor.data != nullptr) tensor.data += ptrdiff_t{head} * head_stride_bytes;
@@ -240,7 +240,7 @@ IngestArgs OneHead(const IngestHeadsArgs& args, uint32_t head, size_t row_bytes)
           .with_crc = false};
 }
 
-// Head by head.
+// Ingests head by head.
 IngestResult IngestEachHead(const Exec& exec, const IngestHeadsArgs& args, size_t row_bytes) {
   IngestResult first_bad;
   for (uint32_t head = 0; head < args.rows.size(); ++head) {
@@ -266,8 +266,8 @@ internal::HeadsPart PartOf(const StridedTensor& tensor, ptrdiff_t head_stride_by
           .begin_bytes = begin_bytes};
 }
 
-// Token by token. A token that is not finite is looked at by the reference, which finds the offender
-// and writes the rows, too, in case the source has changed.
+// Ingests token by token. When a token is not finite, the reference finds the part and head; it
+// also writes the rows, in case the source has changed.
 IngestResult IngestByTokens(const Exec& exec, const IngestHeadsArgs& args, const RowForm& form) {
   internal::HeadsCall call{
       .key = PartOf(args.key, args.key_head_stride_bytes, args.key_dim, 0),

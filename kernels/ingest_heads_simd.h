@@ -1,8 +1,8 @@
 // The ingest copy of all heads, token by token, written once for every Vec.
 //
-// Include after ingest_simd.h; everything is local to the including file. What reads and writes must
-// alternate by less than the processor looks ahead (a part of a row): with some KiB of the one and then of
-// the other they do not overlap, and the copy takes twice as long.
+// Include after ingest_simd.h; everything is local to the including file. Reads and writes must
+// alternate at a distance shorter than the processor's look-ahead (a part of a row). When some KiB
+// are read and then some KiB written, the two do not overlap, and the copy takes twice as long.
 #ifndef PQCACHED_KERNELS_INGEST_HEADS_SIMD_H_
 #define PQCACHED_KERNELS_INGEST_HEADS_SIMD_H_
 
@@ -18,7 +18,7 @@ namespace {
 using internal::HeadsCall;
 using internal::HeadsPart;
 
-// As ConvertRow, whole lines of the target, non-temporally.
+// Converts like ConvertRow into whole lines of the target, with non-temporal stores.
 template <DType kFrom, DType kTo>
 PQC_INLINE Vec::Bits StreamConverted(std::byte* to, const std::byte* from, uint32_t dim,
                                      Vec::Bits most) {
@@ -30,9 +30,9 @@ PQC_INLINE Vec::Bits StreamConverted(std::byte* to, const std::byte* from, uint3
   return most;
 }
 
-// One head's part of one token. What is not whole lines is stored plainly: lines that are streamed in
-// part cost more than it saves to go around the caches (42 MiB of fp16 to bf16, 80 dims, EPYC Zen 4,
-// 2026-11-22: 12.9 ms, plainly 6.7).
+// Copies one head's part of one token. Parts that are not whole lines are stored with plain stores:
+// streaming partial lines costs more than bypassing the caches saves (42 MiB of fp16 to bf16, 80
+// dims, EPYC Zen 4, 2026-11-22: 12.9 ms streamed, 6.7 ms with plain stores).
 template <DType kFrom, DType kTo>
 PQC_INLINE Vec::Bits CopyPart(std::byte* to, const std::byte* from, uint32_t dim, Vec::Bits most) {
   constexpr bool kSame = kFrom == kTo && kFrom != DType::kF32;
@@ -53,7 +53,7 @@ PQC_INLINE Vec::Bits CopyPart(std::byte* to, const std::byte* from, uint32_t dim
   }
 }
 
-// Keys or values of one token; false when an element is not finite.
+// Copies keys or values of one token. Returns false when an element is not finite.
 template <DType kFrom, DType kTo>
 bool CopyTokenPart(const HeadsCall& call, const HeadsPart& part, uint32_t token) {
   const std::byte* from = part.source + ptrdiff_t{token} * part.token_stride_bytes;

@@ -14,7 +14,7 @@ namespace {
 
 using internal::StageCall;
 
-// Smallest magnitude (as the bits of a float) that is not finite in kType, after rounding.
+// Smallest magnitude (as the bits of a float) that is infinite in kType after rounding.
 template <DType kType>
 constexpr uint32_t kFirstInfinite = kType == DType::kF16    ? 0x477ff000u  // 65520
                                     : kType == DType::kBf16 ? 0x7f7f8000u
@@ -37,7 +37,8 @@ PQC_INLINE Vec::Bits ConvertRow(std::byte* to, const std::byte* from, uint32_t d
   return most;
 }
 
-// Elements [begin, begin + count) of all tokens; the same ones of later tokens are prefetched.
+// Stages elements [begin, begin + count) of all tokens and prefetches the same elements of later
+// tokens.
 template <DType kFrom, DType kTo>
 PQC_INLINE Vec::Bits StageColumn(const StageCall& call, uint32_t begin, uint32_t count,
                                  Vec::Bits most) {

@@ -58,7 +58,7 @@ void DequantizeRows(const Exec& exec, const DequantizeArgs& args) {
   internal::Int8Call call{.dtype = args.target_dtype,
                           .dim = args.key_dim,
                           .row_count = args.row_count,
-                          .part = const_cast<std::byte*>(args.rows.data()),  // only read
+                          .part = const_cast<std::byte*>(args.rows.data()),  // not written
                           .scale_offset = size_t{args.key_dim} + args.value_dim,
                           .row_stride_bytes = args.row_stride_bytes,
                           .other = args.target.data(),

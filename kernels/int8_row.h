@@ -1,11 +1,11 @@
-// Int8 rows: half the bytes of fp16 rows, for caches whose memory or bandwidth matters more than
-// the last digits.
+// Int8 rows: half the bytes of fp16 rows, for caches in which memory or bandwidth matters more than
+// precision.
 //
 //   [key_dim x int8 | value_dim x int8 | fp32 scale of the key | fp32 scale of the value]
 //
-// without padding and at any alignment; rows of keys alone end with the scale of the key. An
-// element is its int8 times the scale. IngestInt8Rows (kernels/ingest.h) writes such rows; attention
-// and exact scores read them after DequantizeRows.
+// The layout has no padding and any alignment; rows that contain only keys end with the scale of
+// the key. An element is its int8 times the scale. IngestInt8Rows (kernels/ingest.h) writes such
+// rows; attention and exact scores read them after DequantizeRows.
 //
 // Stateless; thread-safe as long as targets are not shared.
 #ifndef PQCACHED_KERNELS_INT8_ROW_H_
@@ -20,16 +20,17 @@
 
 namespace pqcached::kernels {
 
-// value_dim 0: keys alone.
+// Returns the size of a row in bytes. value_dim 0: the row contains only the key.
 constexpr size_t Int8RowBytes(uint32_t key_dim, uint32_t value_dim) {
   return size_t{key_dim} + value_dim + (value_dim > 0 ? 2 : 1) * sizeof(float);
 }
 
-// Sets to[i] = from[i] / scale, rounded to the nearest (ties to even), and returns the scale, with
-// which the largest magnitude becomes 127:
+// Sets to[i] = from[i] / scale, rounded to the nearest (ties to even), and returns the scale, which
+// maps the largest magnitude to 127:
 //   |from[i] - to[i] * scale| <= 0.5001 * scale, scale = max |from| / 127.
-// Vectors whose elements are all below 2^-100 become zeros with scale 0. This is the specification;
-// the vector forms give the same bits. REQUIRES: finite elements, from.size() == to.size().
+// Vectors whose elements are all below 2^-100 become zeros with scale 0. This function is the
+// specification; the vector variants give the same bits. REQUIRES: finite elements, from.size() ==
+// to.size().
 float QuantizeInt8(std::span<const float> from, std::span<int8_t> to);
 
 struct DequantizeArgs {
@@ -43,8 +44,8 @@ struct DequantizeArgs {
   size_t target_stride_bytes = 0;
 };
 
-// Writes element * scale, a product of fp32 that is rounded to target_dtype. All levels give the
-// same bits. Source and target do not overlap.
+// Writes element * scale, a product in fp32 that is rounded to target_dtype. All instruction sets
+// give the same bits. Source and target must not overlap.
 void DequantizeRows(const Exec& exec, const DequantizeArgs& args);
 
 }  // namespace pqcached::kernels

@@ -1,4 +1,4 @@
-// What int8_row.cc, ingest.cc and the instruction-set files share. Private to them.
+// Declarations shared by int8_row.cc, ingest.cc and the instruction-set files, and private to them.
 #ifndef PQCACHED_KERNELS_INT8_ROW_INTERNAL_H_
 #define PQCACHED_KERNELS_INT8_ROW_INTERNAL_H_
 
@@ -11,26 +11,27 @@ namespace pqcached::kernels::internal {
 
 // The largest element is 127 times the scale.
 inline constexpr float kInt8Most = 127.0f;
-// Below it a vector counts as zero, so that the reciprocal of the scale stays finite.
+// Vectors below this magnitude count as zero, so that the reciprocal of the scale stays finite.
 inline constexpr float kInt8Least = 0x1p-100f;
 
-// Keys or values of some rows, between int8 and another type. Dims are multiples of 8.
+// Arguments for converting keys or values of some rows between int8 and another dtype. Dims are
+// multiples of 8.
 struct Int8Call {
-  DType dtype;  // of the other side
+  DType dtype;  // dtype of `other`
   uint32_t dim;
   uint32_t row_count;
   std::byte* part;          // the first row's int8 elements
-  size_t scale_offset;      // from there to the scale
-  size_t row_stride_bytes;  // of the int8 rows
+  size_t scale_offset;      // bytes from `part` to the scale
+  size_t row_stride_bytes;  // stride of the int8 rows
   std::byte* other;
   size_t other_stride_bytes;
 };
 
-// Reads `other`, writes the parts and their scales.
+// Read `other`, write the parts and their scales.
 void QuantizeAvx2(const Int8Call& call);
 void QuantizeAvx512(const Int8Call& call);
 
-// Reads the parts and their scales, writes `other`.
+// Read the parts and their scales, write `other`.
 void DequantizeAvx2(const Int8Call& call);
 void DequantizeAvx512(const Int8Call& call);
 

@@ -13,13 +13,14 @@ namespace {
 
 constexpr uint32_t kMaxCentroidCount = 256;
 
-// Samples are added up in float for this many, then in double: a cluster may hold millions.
+// Number of samples that are summed in float before the sum is added to a double: a cluster may
+// contain millions.
 constexpr uint32_t kFlushSamples = 8 * kNearestBlock;
 
-// A distance below this share of |sample|^2 is rounding, not distance.
+// Distances below this share of |sample|^2 are rounding errors.
 constexpr float kDistanceNoise = 1e-6f;
 
-// splitmix64, so that a seed means the same everywhere.
+// splitmix64, so that a seed gives the same numbers on every platform.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
@@ -55,9 +56,9 @@ struct Farthest {
   uint32_t sample = 0;
 };
 
-// What one pass collects, per cluster.
+// Sums that one pass computes, per cluster.
 struct Clusters {
-  std::span<float> block_sums;   // [centroid_count, dim], of the samples since the last flush
+  std::span<float> block_sums;   // [centroid_count, dim], sums since the last flush
   std::span<double> sums;        // [centroid_count, dim]
   std::span<uint32_t> counts;    // [centroid_count]
   std::span<Farthest> farthest;  // [centroid_count]
@@ -71,7 +72,7 @@ void Flush(Clusters& clusters) {
   }
 }
 
-// Where a block of samples went.
+// Assignment of a block of samples to clusters.
 struct Assigned {
   uint32_t first_sample = 0;
   uint32_t count = 0;
@@ -93,7 +94,7 @@ void Collect(const Assigned& assigned, Clusters& clusters) {
   }
 }
 
-// Moves every centroid to its mean, and empty clusters onto far samples.
+// Moves every centroid to its mean, and empty clusters to far samples.
 KMeansStats Move(const KMeansProblem& problem, Clusters& clusters) {
   KMeansStats stats;
   stats.inertia = clusters.inertia;
@@ -143,7 +144,7 @@ void KMeansInit(const KMeansProblem& problem, uint64_t seed) {
     std::fill(problem.centroids.begin(), problem.centroids.end(), 0.0f);
     return;
   }
-  // Floyd's draw of distinct numbers; the set is small enough to be searched.
+  // Floyd's algorithm draws distinct numbers; the set is small enough for a linear search.
   Random random(seed);
   uint32_t drawn[kMaxCentroidCount];
   for (uint32_t i = 0; i < drawn_count; ++i) {

@@ -25,7 +25,7 @@ void SetEmpty(const MergeArgs& args, size_t query) {
 }
 
 // The specification. Writes each output element only after all its inputs are read, so that merging
-// in place works.
+// in place is safe.
 void MergeReference(const MergeArgs& args, size_t query) {
   const double largest = LargestLse(args, query);
   if (largest == static_cast<double>(kNegativeInfinity)) return SetEmpty(args, query);
@@ -45,7 +45,8 @@ void MergeReference(const MergeArgs& args, size_t query) {
   args.lse[query] = static_cast<float>(largest + std::log(weight_sum));
 }
 
-// One pass per partial, in fp32. The first partial is scaled into the output, which may be its own.
+// Merges with one pass per partial, in fp32. The first partial is scaled into the output, which may
+// be that partial's own.
 void MergeInOrder(const MergeArgs& args, size_t query) {
   const double largest = LargestLse(args, query);
   if (largest == static_cast<double>(kNegativeInfinity)) return SetEmpty(args, query);

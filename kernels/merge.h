@@ -17,7 +17,7 @@ namespace pqcached::kernels {
 // One partial attention for `query_count` queries (heads times positions).
 struct Partial {
   const float* output = nullptr;  // [query_count, value_dim]
-  const float* lse = nullptr;  // [query_count], -infinity: nothing attended, its output is not read
+  const float* lse = nullptr;     // [query_count], -infinity: no rows; the output is not read
 };
 
 struct MergeArgs {
@@ -28,9 +28,9 @@ struct MergeArgs {
   std::span<float> lse;               // [query_count], overwritten
 };
 
-// Partials of a query whose lse is -infinity do not count; if all are, output = 0 and lse =
-// -infinity. `output` and `lse` may be those of partials[0] (merge in place), and overlap with no
-// other.
+// Merges the partials of each query. Partials whose lse is -infinity are ignored; if all are,
+// output = 0 and lse = -infinity. `output` and `lse` may be those of partials[0] (merge in place)
+// and must not overlap any other partial.
 void MergePartials(const Exec& exec, const MergeArgs& args);
 
 }  // namespace pqcached::kernels

@@ -1,9 +1,9 @@
 // Nearest centroids of a block of samples in one sub-space: the inner part of k-means and of
 // encoding.
 //
-// Shared by kmeans.cc, pq_encode.cc and the instruction-set files; nobody else includes it.
-// Distances are squared and Euclidean. The nearest centroid is the one with the largest *score*,
-// sample . c - |c|^2 / 2 = (|sample|^2 - distance) / 2.
+// Included by kmeans.cc, pq_encode.cc and the instruction-set files only. Distances are squared and
+// Euclidean. The nearest centroid is the one with the largest *score*, sample . c - |c|^2 / 2 =
+// (|sample|^2 - distance) / 2.
 #ifndef PQCACHED_KERNELS_NEAREST_H_
 #define PQCACHED_KERNELS_NEAREST_H_
 
@@ -12,10 +12,11 @@
 
 namespace pqcached::kernels {
 
-// Samples per call at most, so that the caller's buffers stay in the first cache level.
+// Largest number of samples per call, so that the caller's buffers stay in the L1 cache.
 inline constexpr uint32_t kNearestBlock = 128;
 
-// Centroids in the forms that the variants read. All parts but `rows` lie in the caller's scratch.
+// Centroids in the layouts that the variants read. All parts except `rows` are in the caller's
+// scratch.
 struct NearestCentroids {
   uint32_t dim;
   uint32_t count;        // a multiple of 16, at most 256
@@ -23,7 +24,7 @@ struct NearestCentroids {
   const float* columns;  // [dim, count]
   const float* bias;     // [count]: -|c|^2 / 2
   const uint32_t*
-      pairs;  // [dim / 2, count]: bf16 of dims 2i (low half) and 2i + 1; null: not asked for
+      pairs;  // [dim / 2, count]: bf16 of dims 2i (low half) and 2i + 1; null: not requested
   const float* pair_bias;  // [count]: bias of the centroids rounded to bf16
 };
 
@@ -32,25 +33,25 @@ struct NearestOps {
   // score. REQUIRES: sample_count <= kNearestBlock; samples [sample_count, dim].
   void (*find)(const NearestCentroids& centroids, const float* samples, uint32_t sample_count,
                uint8_t* codes, float* scores);
-  // The same for bf16 samples and centroids; null where a level has no bf16 products.
-  // REQUIRES: dim is even; pairs are there.
+  // The same for bf16 samples and centroids; null when the instruction set has no bf16 products.
+  // REQUIRES: dim is even; pairs are not null.
   void (*find_bf16)(const NearestCentroids& centroids, const uint16_t* samples,
                     uint32_t sample_count, uint8_t* codes, float* scores);
-  // The nearest centroid of one sample, from rows alone: preparing the other forms costs more than
-  // one sample.
+  // Returns the nearest centroid of one sample, from rows alone: preparing the other layouts costs
+  // more than one sample.
   uint32_t (*find_one)(const float* rows, uint32_t count, uint32_t dim, const float* sample);
-  // sums[codes[s], :] += samples[s, :] and norms[s] = |samples[s]|^2.
+  // Sets sums[codes[s], :] += samples[s, :] and norms[s] = |samples[s]|^2.
   void (*add)(uint32_t dim, const float* samples, uint32_t sample_count, const uint8_t* codes,
               float* sums, float* norms);
   void (*add_bf16)(uint32_t dim, const uint16_t* samples, uint32_t sample_count,
-                   const uint8_t* codes, float* sums, float* norms);  // null with find_bf16
+                   const uint8_t* codes, float* sums, float* norms);  // null when find_bf16 is
 };
 
 extern const NearestOps kNearestReference;
 extern const NearestOps kNearestPortable;
 extern const NearestOps kNearestAvx2;
 extern const NearestOps kNearestAvx512;
-extern const NearestOps kNearestAvx512Bf16;  // its bf16 forms only
+extern const NearestOps kNearestAvx512Bf16;  // contains the bf16 functions only
 
 }  // namespace pqcached::kernels
 

@@ -1,6 +1,6 @@
-// Nearest centroids with vdpbf16ps: two dims to a product, twice the rate of fp32.
+// Nearest centroids with vdpbf16ps: two dims per product, twice the rate of fp32.
 #include "kernels/simd_avx512.h"
-// Vec comes first: what follows is written in terms of it.
+// Vec must be included first: the next headers are written in terms of it.
 #include "kernels/nearest_simd.h"
 
 namespace pqcached::kernels {

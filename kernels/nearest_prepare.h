@@ -1,4 +1,4 @@
-// Which NearestOps a level has, and the forms of centroids that they read.
+// NearestOps of an instruction set, and the preparation of the centroid layouts that they read.
 #ifndef PQCACHED_KERNELS_NEAREST_PREPARE_H_
 #define PQCACHED_KERNELS_NEAREST_PREPARE_H_
 
@@ -15,6 +15,7 @@ NearestOps NearestOpsFor(const Exec& exec);
 
 size_t NearestScratchBytes(uint32_t dim, uint32_t count);
 
+// Computes the layouts of `centroids` in `scratch`.
 // REQUIRES: centroids [count, dim] outlive the result; scratch is 64-byte aligned; dim is even if
 // with_pairs.
 NearestCentroids PrepareNearest(std::span<const float> centroids, uint32_t dim, bool with_pairs,

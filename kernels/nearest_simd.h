@@ -1,9 +1,9 @@
 // Nearest centroids, written once for every Vec: tiles of samples by centroids whose sums stay in
-// registers, which hides the latency of the multiplications and loads each register of centroids
+// registers. This hides the latency of the multiplications and loads each register of centroids
 // once for several samples.
 //
-// `Product` says how samples and centroids are multiplied; F32Product is the one of all levels.
-// Include after one of simd_*.h; everything is local to the including file.
+// The parameter `Product` defines how samples and centroids are multiplied; F32Product works on
+// every instruction set. Include after one of simd_*.h; everything is local to the including file.
 #ifndef PQCACHED_KERNELS_NEAREST_SIMD_H_
 #define PQCACHED_KERNELS_NEAREST_SIMD_H_
 
@@ -28,7 +28,7 @@ struct F32Product {
   }
 };
 
-// kSamples samples against kVectors registers of centroids from `first` on.
+// Compares kSamples samples with kVectors registers of centroids from `first` on.
 template <uint32_t kVectors, uint32_t kSamples, typename Product>
 inline void FindTile(const Product& product, const NearestCentroids& centroids, uint32_t first,
                      const typename Product::Sample* samples, uint8_t* codes, float* scores) {
@@ -58,7 +58,7 @@ inline void FindTile(const Product& product, const NearestCentroids& centroids, 
     for (uint32_t v = 0; v < kVectors; ++v) {
       equal |= uint64_t{Vec::EqualMask(sums[s][v], Vec::Set(score))} << (v * Vec::kLanes);
     }
-    // No bit only where scores are NaN, which finite samples cannot give.
+    // No bit is set only when scores are NaN, which finite samples cannot cause.
     const uint32_t code = equal == 0 ? 0u : static_cast<uint32_t>(__builtin_ctzll(equal));
     if (first != 0 && !(score > scores[s])) continue;
     scores[s] = score;
@@ -83,7 +83,7 @@ inline void FindTiles(const Product& product, const NearestCentroids& centroids,
   }
 }
 
-// NearestOps::find: 24 sums of 32 registers, or 12 of 16.
+// Implements NearestOps::find with 24 sums in 32 registers, or 12 in 16.
 template <typename Product>
 inline void FindTiled(const Product& product, const NearestCentroids& centroids,
                       const typename Product::Sample* samples, uint32_t sample_count,
@@ -136,7 +136,7 @@ inline uint32_t FindOne(const float* rows, uint32_t count, uint32_t dim, const f
 PQC_INLINE float Widen(float element) { return element; }
 PQC_INLINE float Widen(uint16_t element) { return Bf16ToF32(element); }
 
-// NearestOps::add for samples of fp32 or bf16.
+// Implements NearestOps::add for samples of fp32 or bf16.
 template <typename Sample>
 inline void AddSamples(uint32_t dim, const Sample* samples, uint32_t sample_count,
                        const uint8_t* codes, float* sums, float* norms) {

@@ -10,16 +10,18 @@
 namespace pqcached::kernels {
 namespace {
 
-// Slots that are scored, and then weighed, while their logits are in the second cache level.
+// Slots per block: a block's logits are computed, and then weighted, while they are in the L2
+// cache.
 constexpr uint32_t kBlockSlots = 4096;
 
-// One head's normaliser over one block.
+// Normaliser of one head over one block.
 struct BlockNormaliser {
   float max;
   float sum;
 };
 
-// Spans that end a block early, at most; with more of them the blocks are not worth having.
+// Largest number of spans, each of which ends a block early; with more spans, blocks do not pay
+// off.
 constexpr size_t kMaxSpanCount = 4096;
 
 size_t MaxBlockCount(size_t candidate_count) {
@@ -34,7 +36,7 @@ size_t BlockCount(std::span<const PqSpan> spans) {
   return count;
 }
 
-// One selection by the scores of all tokens, block by block. A block never crosses a span.
+// One selection by the scores of all tokens, block by block. A block never crosses a span boundary.
 class BlockSelection {
  public:
   BlockSelection(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan)
@@ -102,8 +104,8 @@ class BlockSelection {
     }
   }
 
-  // The block's logits, [head, slot_count]; kept for the second pass only where normalisers are
-  // needed.
+  // Returns the block's logits, [head, slot_count]; they are kept for the second pass only when
+  // normalisers are needed.
   std::span<float> LogitsOf(const Block& block) const {
     const uint32_t heads = plan_.head_count;
     if (heads == 1) return values_.subspan(block.first_candidate, block.slot_count);

@@ -10,7 +10,7 @@
 namespace pqcached::kernels {
 namespace {
 
-// From bits by cell (code_0, code_1) to bits by plane byte (code_1, code_0).
+// Converts bits by cell (code_0, code_1) to bits by plane byte (code_1, code_0).
 void SwapNibbles(const uint8_t* by_cell, uint8_t* by_byte) {
   for (uint32_t byte = 0; byte < 32; ++byte) {
     uint32_t bits = 0;
@@ -23,7 +23,7 @@ void SwapNibbles(const uint8_t* by_cell, uint8_t* by_byte) {
   }
 }
 
-// From bits by cell to the order of CellMembers.
+// Converts bits by cell to the order of CellMembers.
 void FillBits(const PqGeometry& geometry, const uint8_t* by_cell, uint8_t (&bits)[8][64]) {
   if (HasNibblePlanes(geometry)) return SwapNibbles(by_cell, bits[0]);
   if (PlaneCount(geometry) == 1) {
@@ -39,7 +39,7 @@ void FillBits(const PqGeometry& geometry, const uint8_t* by_cell, uint8_t (&bits
   }
 }
 
-// Calls visit(cell) for every cell whose bit is set in a and not in b (null: in no cell).
+// Calls visit(cell) for every cell whose bit is set in `a` and not in `b` (which may be null).
 template <typename Visit>
 void ForEachCell(const uint8_t* a, const uint8_t* b, uint32_t cell_count, Visit visit) {
   const uint32_t step = std::min(cell_count, 64u);
@@ -54,12 +54,12 @@ void ForEachCell(const uint8_t* a, const uint8_t* b, uint32_t cell_count, Visit 
   }
 }
 
-// What scans and lists cost, in hundredths of a nanosecond.
+// Estimated costs of scans and lists, in hundredths of a nanosecond.
 struct EmissionCost {
   uint32_t scan_slot;
-  uint32_t page;       // of lists: its bitmap
-  uint32_t list;       // a cell of a page: two reads from memory that are not foreseen
-  uint32_t list_slot;  // a token
+  uint32_t page;       // per page of lists: its bitmap
+  uint32_t list;       // per list of a page: two unpredictable reads from memory
+  uint32_t list_slot;  // per token of a list
 };
 
 constexpr EmissionCost kVbmiCost = {.scan_slot = 8, .page = 10000, .list = 1000, .list_slot = 500};
@@ -143,7 +143,7 @@ class CellEmission {
     emission.listed = {.cells = cells, .above_count = count, .tied_count = 0};
     ForEachCell(at_least, above, task_.cell_count, [&](uint32_t cell) {
       cells[count++] = static_cast<uint16_t>(cell);
-      // No more are read of a list than the quota allows.
+      // The emission reads at most equal_quota entries of a list.
       listed_tokens += std::min(tokens[cell], output_.equal_quota);
     });
     emission.listed.tied_count = count - emission.listed.above_count;
@@ -152,7 +152,7 @@ class CellEmission {
     return emission;
   }
 
-  // Notes the pages of a span's lists; FlushPages emits them.
+  // Collects the pages of a span's lists; FlushPages emits them.
   void AddPages(const PqSpan& span, SlotRange slots) {
     const uint32_t page_count = PostingPageCount(span.counted_end - span.counted_begin);
     const ListedCells& listed = task_.codebooks[span.codebook].listed;
@@ -217,7 +217,7 @@ class CellEmission {
     return ScanCellsPortable;
   }
 
-  // Fills what the codebook's scan reads of the members.
+  // Fills the fields of the members that the codebook's scan reads.
   void FillMembers(uint32_t codebook) {
     CellMembers& members = task_.codebooks[codebook].members;
     const size_t first_byte = size_t{codebook} * task_.cell_count / 8;
@@ -231,7 +231,7 @@ class CellEmission {
     const bool simd = scan != ScanCellsPortable;
     members.is_staircase = simd && task_.plan.head_count == 1 && PlaneCount(geometry_) == 2;
     if (members.is_staircase) {
-      // Logits grow with the entry of sub-space 1, so the members of a row are its first by rank.
+      // Logits grow with the entry of sub-space 1, so the members of a row are its largest entries.
       const uint32_t centroid_count = CentroidCount(geometry_);
       const float* table = task_.tables + codebook * TableFloats(geometry_);
       task_.ops.rank(table + centroid_count, centroid_count, members.rank);

@@ -1,7 +1,7 @@
-// From member cells to positions: the last step of a selection over cells, span by span either by a
-// pass over the codes or from posting lists, whichever costs less.
+// The last step of a selection over cells: converts member cells to positions, span by span, either
+// by a scan of the codes or from inverted lists (posting lists), whichever costs less.
 //
-// Shared by the files of PqSelect; nobody else includes it.
+// Included by the files of PqSelect only.
 #ifndef PQCACHED_KERNELS_PQ_CELL_EMIT_H_
 #define PQCACHED_KERNELS_PQ_CELL_EMIT_H_
 
@@ -16,12 +16,12 @@
 
 namespace pqcached::kernels {
 
-// What a codebook's spans need; filled when the first of them asks.
+// Data for the spans of one codebook; filled at its first span.
 struct CodebookEmission {
   CellMembers members;
   CellScan scan;  // null: members are not filled
   ListedCells listed;
-  uint32_t listed_tokens;  // of candidates
+  uint32_t listed_tokens;  // candidates in the listed cells
   uint32_t all_tokens;
 };
 
@@ -32,12 +32,12 @@ struct CellEmitTask {
   const PqSelectPlan& plan;
   uint32_t cell_count;      // per codebook
   const uint32_t* tokens;   // [codebook, cell]
-  const uint8_t* at_least;  // bits [codebook, cell], of CellOps::compare
+  const uint8_t* at_least;  // bits [codebook, cell], as written by CellOps::compare
   const uint8_t* above;
   const float* tables;  // [codebook, head of the plan, TableFloats], clamped
   CellThreshold threshold;
   std::span<CodebookEmission> codebooks;
-  std::span<uint16_t> listed_cells;  // [codebook, cell]: room for ListedCells
+  std::span<uint16_t> listed_cells;  // [codebook, cell]: storage for ListedCells
   CellListScratch* lists;
 };
 

@@ -1,5 +1,5 @@
-// The loops of EmitCellLists, compiled once for any machine and once with bit instructions; in an
-// anonymous namespace, so that no copy leaves its file.
+// The loops of EmitCellLists, compiled once for any machine and once with bit instructions. The
+// anonymous namespace keeps every copy local to its file.
 #ifndef PQCACHED_KERNELS_PQ_CELL_LIST_LOOPS_H_
 #define PQCACHED_KERNELS_PQ_CELL_LIST_LOOPS_H_
 
@@ -22,7 +22,7 @@ inline void PrefetchBegins(const CellListPage& page) {
   }
 }
 
-// Notes the lists of cells [first, last) that are not empty, and prefetches their ends.
+// Collects the non-empty lists of cells [first, last) and prefetches their ends.
 inline uint32_t NoteRuns(const CellListPage& page, uint32_t first, uint32_t last, uint32_t noted,
                          CellListRun* runs) {
   for (uint32_t i = first; i < last; ++i) {
@@ -36,7 +36,7 @@ inline uint32_t NoteRuns(const CellListPage& page, uint32_t first, uint32_t last
   return noted;
 }
 
-// The first entry in [begin, end) that is not below `slot`.
+// Returns the index of the first entry in [begin, end) that is not below `slot`.
 inline uint32_t LowerBound(const uint16_t* slots, uint32_t begin, uint32_t end, uint32_t slot) {
   while (begin < end) {
     const uint32_t middle = (begin + end) / 2;
@@ -53,7 +53,7 @@ inline bool IsWhole(const CellListPage& page) {
   return page.slot_begin == 0 && page.slot_end == CellListScratch::kWords * 64;
 }
 
-// The candidates of a run, the first `limit` of them only.
+// Returns the candidates of a run, at most the first `limit` of them.
 inline CellListRun Candidates(const CellListPage& page, CellListRun run, bool whole,
                               uint32_t limit) {
   uint32_t begin = run.begin;
@@ -74,7 +74,7 @@ inline void SetBits(const CellListPage& page, CellListRun run, uint64_t* bits, u
   }
 }
 
-// Moves tied tokens into `above`, in order, while the quota lasts; the rest is dropped.
+// Moves tied tokens into `above`, in order, while the quota lasts, and drops the rest.
 inline uint32_t MergeTied(CellListScratch& scratch, uint32_t quota) {
   for (uint32_t i = 0; i < CellListScratch::kWords; ++i) {
     uint64_t word = scratch.tied[i];
@@ -97,7 +97,7 @@ inline uint32_t FirstBit(uint64_t word) {
 // Appends the positions of a word's bits.
 inline uint32_t EmitWord(uint64_t word, uint32_t first_position, uint32_t* positions,
                          uint32_t written, uint32_t capacity) {
-  constexpr uint32_t kAhead = 4;  // written without asking whether so many bits are set
+  constexpr uint32_t kAhead = 4;  // written without checking that so many bits are set
   const uint32_t end = written + static_cast<uint32_t>(__builtin_popcountll(word));
   if (written + kAhead <= capacity) {
     for (uint32_t i = 0; i < kAhead; ++i) {
@@ -137,7 +137,7 @@ struct NoShort {
   }
 };
 
-// Short is how a form emits pages of few tokens; it returns false for others.
+// Emits one page. Short handles pages of few tokens and returns false for all others.
 template <typename Short>
 inline void EmitPage(const CellListPage& page, const PageRuns& range, CellListScratch& scratch,
                      CellScanOutput& output) {

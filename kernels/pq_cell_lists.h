@@ -1,10 +1,10 @@
-// Positions of member cells from posting lists (pq_postings.h): what a selection of few tokens does
-// instead of a pass over the codes.
+// Positions of member cells from inverted lists (posting lists, pq_postings.h): used instead of a
+// scan of the codes when few tokens are selected.
 //
-// The slots of a page's lists go into a bitmap of the page, which gives them back in order. Lists
-// lie scattered in memory, so they are prefetched for many pages together.
+// The slots in a page's lists are collected in a bitmap of the page, which returns them in order.
+// Lists are scattered in memory, so those of many pages are prefetched together.
 //
-// Shared by pq_cell_select.cc and the instruction-set files; nobody else includes it.
+// Included by pq_cell_select.cc and the instruction-set files only.
 #ifndef PQCACHED_KERNELS_PQ_CELL_LISTS_H_
 #define PQCACHED_KERNELS_PQ_CELL_LISTS_H_
 
@@ -15,7 +15,8 @@
 
 namespace pqcached::kernels {
 
-// The member cells of one codebook that have tokens: above the threshold, then those tied with it.
+// The member cells of one codebook that contain tokens: first those above the threshold, then those
+// tied with it.
 struct ListedCells {
   uint16_t* cells;
   uint32_t above_count;
@@ -23,27 +24,28 @@ struct ListedCells {
 };
 
 struct CellListPage {
-  const uint16_t* begins;  // of cell 0
-  size_t begin_stride;     // from cell to cell
-  const uint16_t* slots;   // of the page
-  // Candidates, counted from the page's first slot; kPostingPageSlots where the last is one.
+  const uint16_t* begins;  // list of cell 0
+  size_t begin_stride;     // distance between cells
+  const uint16_t* slots;   // slots of the page
+  // Range of candidates relative to the page's first slot; slot_end is kPostingPageSlots when the
+  // candidates reach the end of the page.
   uint32_t slot_begin;
   uint32_t slot_end;
-  uint32_t first_position;  // of the page's first slot
+  uint32_t first_position;  // position of the page's first slot
   const ListedCells* listed;
 };
 
-// Entries of one list, counted from the page's first.
+// Entries of one list, as indices into the page's slots.
 struct CellListRun {
   uint16_t begin;
   uint16_t end;
 };
 
-// Pages and runs that are prefetched together, at most.
+// Largest number of pages and runs that are prefetched together.
 inline constexpr uint32_t kMaxListPages = 64;
 inline constexpr uint32_t kMaxListRuns = 4096;
 
-// All zero before and after a call, but for the runs.
+// All fields except `runs` are zero before and after a call.
 struct CellListScratch {
   static constexpr uint32_t kWords = 32768 / 64;
 
@@ -53,8 +55,8 @@ struct CellListScratch {
   alignas(64) CellListRun runs[kMaxListRuns];
 };
 
-// Appends the positions of the pages' candidates whose cells are listed, page after page; tokens of
-// tied cells while the quota lasts.
+// Appends the positions of the pages' candidates whose cells are listed, page after page, and
+// tokens of tied cells while the quota lasts.
 //
 // REQUIRES: page_count <= kMaxListPages; all listed cells of all pages <= kMaxListRuns.
 using CellListEmit = void (*)(const CellListPage* pages, uint32_t page_count,

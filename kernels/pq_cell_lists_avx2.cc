@@ -1,5 +1,5 @@
-// The same loops with the bit instructions that come with AVX2: where a bitmap becomes positions,
-// they are most of the work.
+// The same loops with the bit instructions of AVX2 machines: most of the work is the conversion of
+// bitmaps to positions.
 #include "kernels/pq_cell_list_loops.h"
 
 namespace pqcached::kernels {

@@ -1,6 +1,5 @@
-// Positions from posting lists where a page has few tokens: the place of each among them is the
-// number of smaller ones, 32 of which are compared at once. A bitmap of the page would cost more
-// than they are worth.
+// Positions from posting lists for pages with few tokens. The index of each slot in the output is
+// the number of smaller slots; 32 slots are compared at once. A bitmap of the page would cost more.
 #include <immintrin.h>
 
 #include "kernels/pq_cell_list_loops.h"
@@ -12,8 +11,8 @@ constexpr uint32_t kLanes = 32;
 constexpr uint32_t kMaxRegisters = 8;
 constexpr uint32_t kMaxShort = kMaxRegisters * kLanes;
 
-// Writes the positions of `count` different offsets. The rest of kRegisters registers is larger
-// than any.
+// Writes the positions of `count` different offsets in ascending order. The other elements of the
+// kRegisters registers must be larger than any offset.
 template <uint32_t kRegisters>
 void Rank(const uint16_t* offsets, uint32_t count, uint32_t first_position, uint32_t* positions) {
   __m512i all[kRegisters];
@@ -32,7 +31,7 @@ struct ShortByRank {
   static bool Emit(const CellListPage& page, const PageRuns& range, CellListScratch& scratch,
                    CellScanOutput& output) {
     const bool with_tied = output.equal_quota > 0 && range.tied_end > range.above_end;
-    // The first of several tied lists cannot be told without an order of all.
+    // The first tokens of several tied lists are known only after ordering all their slots.
     if (with_tied && range.tied_end - range.above_end > 1) return false;
     const uint32_t run_end = with_tied ? range.tied_end : range.above_end;
     uint32_t most = 0;
@@ -57,7 +56,7 @@ struct ShortByRank {
       }
       if (tied) output.equal_quota -= static_cast<uint32_t>(run.end - run.begin);
     }
-    // The largest offset fills the last of 1, 2, 4 or 8 registers.
+    // Padding offsets, which are the largest, fill the last of 1, 2, 4 or 8 registers.
     uint32_t registers = 1;
     while (registers * kLanes < count) registers *= 2;
     for (uint32_t i = count; i < registers * kLanes; i += kLanes) {

@@ -20,11 +20,13 @@ const CellOps& OpsFor(const Exec& exec) {
   return kCellOpsPortable;
 }
 
-// Weights are products of factors where every logit, and the distance of any two, stays below this:
-// then rounding stays below what PqSelect promises, and no weight is small enough to count as zero.
+// Weights are products of factors when every logit, and the distance of any two logits, is below
+// this limit: then rounding stays within the bound of PqSelect, and no weight is small enough to
+// count as zero.
 constexpr float kMaxProductLogit = -kMinExponent;
 
-// The part of a span whose cells are counted and that are candidates; may be empty.
+// Returns the part of a span that contains candidates and is covered by the cell counts; may be
+// empty.
 SlotRange Common(const PqSpan& span) {
   const uint32_t begin = std::max(span.slot_begin, span.counted_begin);
   return {begin, std::max(begin, std::min(span.slot_end, span.counted_end))};
@@ -32,7 +34,7 @@ SlotRange Common(const PqSpan& span) {
 
 uint32_t Size(SlotRange slots) { return slots.end - slots.begin; }
 
-// One selection over cells; all arrays are [codebook, cell] unless said.
+// One selection over cells. Arrays have the shape [codebook, cell] unless stated otherwise.
 class CellSelection {
  public:
   CellSelection(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan)
@@ -111,8 +113,8 @@ class CellSelection {
     return token_sums_.subspan(size_t{codebook} * cell_count_, cell_count_);
   }
 
-  // Adds the candidates of a span, from its counts where these are nearly right; its lists are held
-  // back until there are enough of them.
+  // Adds the candidates of a span, starting from its counts when these are nearly right. Its lists
+  // are deferred until several can be added together.
   void AddSpanTokens(const PqSpan& span) {
     const std::span<uint32_t> tokens = TokensOf(span.codebook);
     const uint32_t begin = span.slot_begin;
@@ -132,7 +134,7 @@ class CellSelection {
     AddCells(geometry_, span, {common.end, span.counted_end}, kMinusOne, tokens);
   }
 
-  // Adds the counts of all counted slots, from lists where these are the shorter reading.
+  // Adds the counts of all counted slots, from the posting lists when these are shorter to read.
   void AddCounted(const PqSpan& span, std::span<uint32_t> tokens) {
     const uint32_t slot_count = span.counted_end - span.counted_begin;
     const uint32_t page_count = PostingPageCount(slot_count);
@@ -165,7 +167,7 @@ class CellSelection {
     held_.slot_count = 0;
   }
 
-  // Logits of all cells under one head of the plan.
+  // Computes the logits of all cells under one head of the plan.
   void FindLogits(uint32_t head, std::span<float> logits) const {
     const uint32_t centroid_count = CentroidCount(geometry_);
     for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
@@ -179,8 +181,9 @@ class CellSelection {
     }
   }
 
-  // Sets factors_ so that the weight of a cell under a head, below offsets_, is the product of its
-  // factors, as its logit is the sum of its entries. False: the logits are too large or too far apart.
+  // Sets factors_ so that the weight of a cell under a head, relative to offsets_, is the product
+  // of its factors, as its logit is the sum of its entries. Returns false when the logits are too
+  // large or too far apart.
   bool FindFactors() {
     const uint32_t centroid_count = CentroidCount(geometry_);
     for (uint32_t head = 0; head < plan_.head_count; ++head) {
@@ -208,7 +211,7 @@ class CellSelection {
     return true;
   }
 
-  // The factors of one codebook, of all heads from the given one on.
+  // Returns the factors of one codebook for all heads from `head` on.
   CellFactors Factors(uint32_t codebook, uint32_t head) const {
     const float* first = factors_.data() + TableIndex(codebook, head);
     const size_t stride = TableFloats(geometry_);
@@ -217,7 +220,7 @@ class CellSelection {
     return {first, stride, centroid_count, first + centroid_count, stride, centroid_count};
   }
 
-  // Sum of the weights of all candidates, from the factors.
+  // Returns the sum of the weights of all candidates, computed from the factors.
   double WeightSum(uint32_t head) const {
     double sum = 0.0;
     for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
@@ -226,12 +229,12 @@ class CellSelection {
     return sum;
   }
 
-  // Values under kSumSoftmax from the factors: exponentials of the tables' entries alone.
+  // Computes values under kSumSoftmax from the factors, with exponentials of table entries only.
   void FindValuesByFactors() {
     for (uint32_t head = 0; head < plan_.head_count; ++head) {
       const auto scale = static_cast<float>(1.0 / WeightSum(head));
       for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
-        // The last sub-space's, the only one that is there for certain.
+        // The factors of the last sub-space, the only one that always exists.
         float* const last = factors_.data() + TableIndex(codebook, head) +
                             (geometry_.subspace_count - 1) * CentroidCount(geometry_);
         for (uint32_t i = 0; i < CentroidCount(geometry_); ++i) last[i] *= scale;
@@ -284,14 +287,14 @@ class CellSelection {
   const PqSelectArgs& args_;
   const PqSelectPlan& plan_;
   const PqGeometry& geometry_;
-  const uint32_t cell_count_;  // per codebook
+  const uint32_t cell_count_;  // cells per codebook
   const float row_of_one_ = 1.0f;
-  float offsets_[kMaxGroupSize];  // of the factors: sums of the largest entries
+  float offsets_[kMaxGroupSize];  // offsets of the factors: sums of the largest entries
   std::span<float> tables_;       // [codebook, head of the plan, TableFloats], clamped
   std::span<float> factors_;      // the same shape
   const uint32_t* tokens_ = nullptr;
   std::span<uint32_t> token_sums_;
-  // Lists of one codebook that are still to be added to token_sums_.
+  // Lists of one codebook that have not been added to token_sums_ yet.
   struct {
     const uint16_t* begins[kMaxSummedLists];
     uint32_t count = 0;
@@ -299,7 +302,7 @@ class CellSelection {
     uint32_t codebook = 0;
   } held_;
   std::span<float> values_;
-  std::span<float> logits_;  // of one head; then its weights
+  std::span<float> logits_;  // logits of one head, replaced by its weights
   std::span<uint32_t> work_;
   std::span<CodebookEmission> codebooks_;
   std::span<uint16_t> listed_cells_;

@@ -1,8 +1,7 @@
 // The k-th largest value by tokens, over weighted cells.
 //
-// Bisection over a list that shrinks (compression), and where there are many cells, within a
-// bracket that a sample of them gives: all cells are read once. The compiler's vectoriser does not
-// take compression.
+// Uses bisection over a list that shrinks by compression. With many cells, a sample first gives a
+// bracket, and all cells are read once. The compiler's vectoriser does not generate compression.
 #include <immintrin.h>
 
 #include "kernels/float_key_avx512.h"
@@ -29,24 +28,24 @@ uint32_t CountAtLeast(const WeightedCells& cells, float value) {
   return static_cast<uint32_t>(_mm512_reduce_add_epi32(tokens));
 }
 
-// The k-th largest value lies in the interval: k tokens or more from its low end on, fewer from its
-// high end on.
+// An interval that contains the k-th largest value: at least k tokens have values at or above its
+// low end, fewer than k at or above its high end.
 struct Bracket {
   KeyInterval interval;
-  WeightedCells cells;    // all in the interval, maybe more
-  uint32_t above_list;    // tokens of larger values than any in the list
-  uint32_t above_high;    // tokens at the interval's end or above
-  uint32_t at_least_low;  // tokens at its begin or above
+  WeightedCells cells;    // all cells in the interval, possibly more
+  uint32_t above_list;    // tokens of values above all values in the list
+  uint32_t above_high;    // tokens at or above the high end
+  uint32_t at_least_low;  // tokens at or above the low end
 };
 
 struct Kept {
   WeightedCells cells;
   uint32_t tokens;
-  uint32_t above;  // tokens at high or above
+  uint32_t above;  // tokens at or above high
 };
 
-// Keeps the cells with tokens and low <= value < high. In place is fine: it writes behind what it
-// reads.
+// Keeps the cells with tokens and low <= value < high. May run in place, because it never writes
+// ahead of its reads.
 Kept Keep(const WeightedCells& cells, float low, float high, float* values, uint32_t* tokens) {
   const __m512 low_bound = _mm512_set1_ps(low);
   const __m512 high_bound = _mm512_set1_ps(high);
@@ -108,7 +107,7 @@ void Bisect(Bracket& bracket, uint32_t k, bool by_value) {
   }
 }
 
-// Lists as short as this are ranked, cell by cell.
+// Lists up to this length are ordered by comparing every pair of cells.
 constexpr size_t kRankedCount = 2 * kLanes;
 
 CellThreshold FindByRank(const Bracket& bracket, uint32_t k) {
@@ -159,12 +158,12 @@ CellThreshold FindIn(Bracket bracket, uint32_t k, float* kept_values, uint32_t* 
   return {KeyFloat(bracket.interval.low), bracket.above_high};
 }
 
-// From so many cells on, one of 16 is sampled.
+// Smallest number of cells for which one of 16 is sampled.
 constexpr size_t kMinSampled = 2048;
 constexpr size_t kSampleStride = 16;
 
-// One cell of every 16 in a row, at a place that moves on from row to row: sums of an entry of the
-// row and one of the column are spread evenly.
+// Samples one cell of each run of 16, at a place that shifts from run to run, so that sums of a row
+// entry and a column entry are sampled evenly.
 WeightedCells Sample(const WeightedCells& cells, float* values, uint32_t* tokens) {
   const size_t count = cells.count / kSampleStride;
   const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
@@ -179,7 +178,8 @@ WeightedCells Sample(const WeightedCells& cells, float* values, uint32_t* tokens
   return {values, tokens, count};
 }
 
-// A bracket from what a sample says, plus a margin; without cells if the sample misled.
+// Computes a bracket from a sample plus a margin. The bracket has no cells if the sample was
+// misleading.
 Bracket BracketBySample(const WeightedCells& cells, uint32_t all_tokens, uint32_t k,
                         float* kept_values, uint32_t* kept_tokens) {
   Bracket sample = BracketAll(Sample(cells, kept_values, kept_tokens));
@@ -201,7 +201,7 @@ Bracket BracketBySample(const WeightedCells& cells, uint32_t all_tokens, uint32_
   }
   const Kept kept = Keep(cells, low, high, kept_values, kept_tokens);
   const bool misled = kept.above >= k || kept.above + kept.tokens < k;
-  // The least and the largest that were kept are closer than what the sample knew.
+  // The smallest and largest values that were kept are a tighter bracket than the sample's.
   Bracket bracket = BracketAll({kept_values, kept_tokens, misled ? 0 : kept.cells.count});
   bracket.above_list = kept.above;
   bracket.above_high = kept.above;

@@ -10,8 +10,7 @@
 namespace pqcached::kernels {
 namespace {
 
-// Loops below run over independent lanes where the order of float additions would stop the
-// vectoriser.
+// Loops below use independent lanes where the order of float additions would prevent vectorisation.
 constexpr size_t kLanes = 16;
 
 void AddCounts(const uint32_t* from, size_t count, uint32_t* to) {
@@ -137,7 +136,8 @@ CellThreshold FindCellThreshold(const float* values, const uint32_t* tokens, siz
     cells[size] = {.value = values[i], .tokens = tokens[i]};
     size += tokens[i] != 0 ? 1 : 0;
   }
-  // Quickselect by weight: [0, begin) is above the threshold, [end, size) is not above.
+  // Quickselect by weight: cells in [0, begin) are above the threshold, cells in [end, size) are
+  // not.
   size_t begin = 0;
   size_t end = size;
   uint32_t above_count = 0;
@@ -219,8 +219,8 @@ const CellOps kCellOpsPortable = {.add_counts = AddCounts,
 
 namespace {
 
-// Spans from here on are worth a table with a byte for every cell: one load a token, and no jump
-// that depends on the codes but for tied cells.
+// Spans of at least this many slots use a table with a byte for every cell: one load per token, and
+// no branch that depends on the codes except for tied cells.
 constexpr uint32_t kMinTableSlots = 4096;
 
 enum : uint8_t { kNotSelected = 0, kAbove = 1, kTied = 2 };
@@ -231,7 +231,7 @@ uint8_t StateOf(const CellMembers& members, uint32_t code_0, uint32_t code_1) {
   return above != 0 ? kAbove : at_least != 0 ? kTied : kNotSelected;
 }
 
-// StateAt(slot) is one of the above.
+// StateAt(slot) returns one of the states above.
 template <typename StateAt>
 void Emit(const CellScanSpan& span, CellScanOutput& output, StateAt state_at) {
   // Local copies: the compiler must assume that a stored position could change the originals.

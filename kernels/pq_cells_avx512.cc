@@ -1,6 +1,6 @@
 // Arithmetic over arrays of cells, 16 floats at a time.
 //
-// The compiler's vectoriser does not take sums of floats.
+// Written by hand because the compiler's vectoriser does not handle sums of floats.
 #include <immintrin.h>
 
 #include "kernels/pq_cells.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kLanes = 16;
 constexpr size_t kListLanes = 32;
-constexpr size_t kListsAhead = 512;  // entries
+constexpr size_t kListsAhead = 512;  // prefetch distance in entries
 
 void AddCounts(const uint32_t* from, size_t count, uint32_t* to) {
   for (size_t i = 0; i < count; i += kLanes) {
@@ -20,7 +20,7 @@ void AddCounts(const uint32_t* from, size_t count, uint32_t* to) {
   }
 }
 
-// Of `count` entries from place `i` on, those that are there, summed over kLists lists.
+// Returns the entries from place `i` on, limited to `count`, summed over kLists lists.
 template <uint32_t kLists>
 __m512i SumBegins(const uint16_t* const* begins, size_t i, size_t count) {
   const size_t rest = i < count ? count - i : 0;
@@ -32,7 +32,8 @@ __m512i SumBegins(const uint16_t* const* begins, size_t i, size_t count) {
   return sum;
 }
 
-// Differences of sums are sums of differences, and right as long as they fit into 16 bits.
+// Uses differences of sums instead of sums of differences; both are equal as long as they fit into
+// 16 bits.
 template <uint32_t kLists>
 void AddListCountsOf(const uint16_t* const* begins, size_t count, uint32_t* to) {
   alignas(64) static constexpr uint16_t kNext[kListLanes] = {
@@ -114,7 +115,7 @@ void Exponentials(const float* entries, uint32_t count, float max, float* expone
   }
 }
 
-// Rows of cells whose sums stay floats before they go into doubles.
+// Number of rows of cells that are summed as floats before the sum is added to doubles.
 constexpr uint32_t kRowsAFlush = 8;
 
 double SumProducts(const CellFactors& factors, const uint32_t* tokens) {
@@ -138,7 +139,7 @@ double SumProducts(const CellFactors& factors, const uint32_t* tokens) {
   return total;
 }
 
-// values (+)= the products of kHeads heads.
+// Sets or adds to values the products of kHeads heads.
 template <uint32_t kHeads>
 void AddProductsOf(const CellFactors& factors, bool first, float* values) {
   const uint32_t n1 = factors.n1;

@@ -1,8 +1,8 @@
 // Positions of member cells with byte permutes (VBMI) and byte compression (VBMI2).
 //
-// A table of 64 bytes is one register, so a membership test of 64 tokens is 2 permutes and 1
+// A table of 64 bytes is one register, so a membership test of 64 tokens takes 2 permutes and 1
 // comparison (staircases), or 4 two-register permutes, 3 blends and 1 bit test (any set of cells).
-// No scores exist on the way.
+// No scores are computed.
 #include <immintrin.h>
 
 #include "kernels/emit_avx512vbmi.h"
@@ -11,7 +11,7 @@
 namespace pqcached::kernels {
 namespace {
 
-// Membership of 64 tokens as bits, by one of three forms of the same set.
+// Sets of member cells in three representations; Test returns the membership of 64 tokens as bits.
 struct StaircaseSet {
   static constexpr bool kTwoPlanes = true;
   static constexpr bool kAhead = false;
@@ -25,7 +25,7 @@ struct StaircaseSet {
   }
 };
 
-// 1 << (i % 8) at byte i of every 16.
+// Returns 1 << (i % 8) for each code i (its low four bits).
 inline __m512i BitOf(__m512i code) {
   const __m512i bits = _mm512_set1_epi64(static_cast<long long>(0x8040201008040201ull));
   return _mm512_shuffle_epi8(bits, _mm512_and_si512(code, _mm512_set1_epi8(15)));
@@ -38,7 +38,7 @@ struct BitRowSet {
   __m512i rows[8];
 
   __mmask64 Test(__m512i code_0, __m512i code_1) const {
-    // Bit 3 of code_1 chooses within a pair of registers, bits 4 and 5 the pair.
+    // Bit 3 of code_1 selects within a pair of registers, bits 4 and 5 select the pair.
     const __m512i bit_3 = _mm512_and_si512(code_1, _mm512_set1_epi8(8));
     const __m512i index = _mm512_or_si512(code_0, _mm512_slli_epi16(bit_3, 3));
     const __mmask64 bit_4 = _mm512_test_epi8_mask(code_1, _mm512_set1_epi8(16));
@@ -75,8 +75,8 @@ BitRowSet LoadBitRows(const uint8_t (*rows)[64]) {
   return set;
 }
 
-// With kAhead codes are prefetched into L2 so far ahead: where a group of 64 takes long, the
-// processor's own view ahead is too short to hide the memory's latency.
+// Prefetch distance for sets with kAhead: their work on a group of 64 takes so long that the
+// processor's own look-ahead is too short to hide the memory latency.
 constexpr uint32_t kAheadBytes = 4096;
 
 struct Codes {
@@ -97,7 +97,8 @@ inline Codes LoadCodes(const CellScanSpan& span, uint32_t slot, __mmask64 lanes)
   return codes;
 }
 
-// The tied cells, one of which is checked in any case; without any it repeats nothing.
+// The tied cells. Test always compares with the first one; Scan does not call Test when there is
+// none.
 struct TiedCells {
   __m512i first_0;
   __m512i first_1;
@@ -119,7 +120,7 @@ struct TiedCells {
   }
 };
 
-// Tied tokens count while the quota lasts; then only those above the threshold.
+// Selects tied tokens while the quota lasts, then only tokens above the threshold.
 template <typename Set>
 void Scan(const CellMembers& members, const Set& above, const CellScanSpan& span,
           CellScanOutput& output) {

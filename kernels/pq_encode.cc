@@ -10,7 +10,7 @@
 namespace pqcached::kernels {
 namespace {
 
-// Below this many rows, preparing the centroids costs more than it saves.
+// Smallest number of rows for which preparing the centroids pays off.
 constexpr uint32_t kMinPreparedRows = 12;
 
 struct RowBlock {
@@ -18,7 +18,7 @@ struct RowBlock {
   uint32_t count = 0;
 };
 
-// Copies the sub-space of some rows into samples, [block.count, dim].
+// Copies the sub-space of some rows to samples, [block.count, dim].
 void LoadBlock(const Exec& exec, const PqEncodeArgs& args, uint32_t subspace, RowBlock block,
                std::span<float> samples) {
   const uint32_t dim = SubspaceDim(args.geometry);
@@ -57,7 +57,7 @@ void PqEncode(const Exec& exec, const PqEncodeArgs& args) {
   const std::span<float> samples = cutter.Take<float>(size_t{kNearestBlock} * dim);
   const std::span<std::byte> nearest_scratch =
       cutter.Take<std::byte>(NearestScratchBytes(dim, CentroidCount(args.geometry)));
-  if (args.row_count == 0) return;  // then there need be no rows to point to
+  if (args.row_count == 0) return;  // `rows` may be null
   const NearestOps ops = NearestOpsFor(exec);
   uint8_t codes[kNearestBlock];
   float scores[kNearestBlock];

@@ -10,12 +10,12 @@ namespace {
 struct Page {
   uint32_t slot_begin;
   uint32_t slot_end;
-  uint16_t* begins;     // of cell 0
-  size_t begin_stride;  // from cell to cell
+  uint16_t* begins;     // list of cell 0
+  size_t begin_stride;  // distance between cells
   uint16_t* slots;      // [slot_end - slot_begin]
 };
 
-// The specification: cell after cell, slot after slot.
+// The specification: visits cell after cell, and slot after slot.
 void FillPageReference(const PqBuildPostingsArgs& args, const Page& page) {
   const uint32_t cell_count = CellCount(args.geometry);
   uint32_t written = 0;
@@ -29,8 +29,8 @@ void FillPageReference(const PqBuildPostingsArgs& args, const Page& page) {
   page.begins[cell_count * page.begin_stride] = static_cast<uint16_t>(written);
 }
 
-// Counting sort; the begin of cell + 1 counts the slots of a cell, and then is where its next slot
-// goes.
+// Counting sort. begins[cell + 1] first counts the slots of the cell, and then is the index of its
+// next slot.
 template <typename CellOf>
 void SortPage(const Page& page, uint32_t cell_count, CellOf cell_of) {
   const size_t stride = page.begin_stride;

@@ -1,5 +1,5 @@
-// Scores of a group of heads, token by token: the entries of all heads for one code are one load,
-// which for tables of 256 entries beats permutes of registers, head by head.
+// Scores of a group of heads, token by token. One load reads the entries of all heads for one code;
+// for tables of 256 entries this is faster than register permutes head by head.
 #include <immintrin.h>
 
 #include "kernels/pq_rough.h"
@@ -8,7 +8,7 @@ namespace pqcached::kernels {
 namespace {
 
 constexpr uint32_t kBlockSlots = 1024;
-constexpr uint32_t kTurn = 8;  // tokens whose products are in registers at a time
+constexpr uint32_t kTurn = 8;  // tokens whose products are in registers at the same time
 constexpr uint32_t kMaxSubspaces = 16;
 constexpr uint32_t kLanes = 16;
 
@@ -49,7 +49,7 @@ inline __m128 Join(__m128 a, __m128 b) {
   return kRule == LaneRule::kSumOfProducts ? _mm_add_ps(a, b) : _mm_max_ps(a, b);
 }
 
-// One number of each of four tokens: the rule over their lanes.
+// Returns one number for each of four tokens: the rule applied over its lanes.
 template <typename Lanes, LaneRule kRule>
 inline __m128 JoinLanes(const typename Lanes::Vector* tokens) {
   __m128 x[4];
@@ -61,15 +61,17 @@ inline __m128 JoinLanes(const typename Lanes::Vector* tokens) {
   return Join<kRule>(_mm_movelh_ps(pair_0, pair_1), _mm_movehl_ps(pair_1, pair_0));
 }
 
-// Codes of a block, a byte each: planes[j] for sub-space j.
+// Codes of a block, one byte each: planes[j] for sub-space j.
 struct BlockCodes {
   const uint8_t* planes[kMaxSubspaces];
 };
 
-// Byte i of the word times kFactor. A rotation needs no copy of the word, as a shift does.
+// Returns byte i of the word times kFactor. A rotation, unlike a shift, needs no copy of the word.
 template <uint32_t kFactor>
 inline uint64_t ByteTimes(uint64_t word, uint32_t i) {
-  constexpr uint32_t kShift = kFactor == 4 ? 4 : kFactor == 8 ? 5 : 6;  // with 4 bytes a float
+  constexpr uint32_t kShift = kFactor == 4   ? 4
+                              : kFactor == 8 ? 5
+                                             : 6;  // log2 of kFactor floats in bytes
   const uint32_t right = (8 * i + 64 - kShift) % 64;
   return ((word >> right | word << ((64 - right) % 64)) & (255u << kShift)) / 4;
 }
@@ -89,8 +91,8 @@ inline Vector Combine(Vector a, Vector b) {
   return kRule == LaneRule::kMaxOfSums ? a + b : a * b;
 }
 
-// Scores of up to kTurn tokens from `slot` on; with fewer the codes of the rest count as zero.
-// kSubspaces: as many as there are, or 0 for any number; four of them without a loop save a
+// Scores up to kTurn tokens from `slot` on; the codes of missing tokens count as zero. kSubspaces
+// is the number of sub-spaces, or 0 for any number; fixing it at four removes a loop and saves a
 // quarter of the time.
 template <typename Lanes, LaneRule kRule, uint32_t kSubspaces>
 inline void ScoreTurn(const RoughSlots& slots, const LaneTables& tables, const BlockCodes& codes,
@@ -127,7 +129,7 @@ inline __mmask16 ValidLanes(uint32_t begin, uint32_t end) {
   return static_cast<__mmask16>(end - begin >= kLanes ? 0xFFFFu : (1u << (end - begin)) - 1u);
 }
 
-// Appends what is `least` or more.
+// Appends the tokens whose score is `least` or more.
 void Append(const float* scores, uint32_t count, uint32_t first_position, float least,
             RoughList& list) {
   const __m512 bound = _mm512_set1_ps(least);
@@ -148,7 +150,7 @@ void Append(const float* scores, uint32_t count, uint32_t first_position, float 
   list.count = written;
 }
 
-// One byte a code, from nibbles.
+// Expands nibbles to one byte per code.
 void SplitNibbles(const RoughSlots& slots, uint32_t begin, uint32_t count,
                   uint8_t (*bytes)[kBlockSlots]) {
   for (uint32_t subspace = 0; subspace < slots.subspace_count; subspace += 2) {

@@ -1,5 +1,6 @@
-// Rough scores of one head by byte permutes: 64 codes take one to four operations a sub-space, and
-// a loss is one saturating addition. Beside 32-bit entries that is a fourth of the work.
+// Rough scores of one head by byte permutes: 64 codes take one to four operations per sub-space,
+// and a loss is added with one saturating addition. This is a quarter of the work of 32-bit
+// entries.
 #include <immintrin.h>
 
 #include "kernels/emit_avx512vbmi.h"
@@ -32,7 +33,7 @@ struct ByteTable {
   }
 };
 
-// The codes of 64 slots in two sub-spaces, from two planes or from one of nibbles.
+// Codes of 64 slots in two sub-spaces, from two planes or from one plane of nibbles.
 template <bool kNibbles>
 struct CodePair {
   const uint8_t* plane_0;
@@ -63,13 +64,13 @@ struct Lister {
   }
 };
 
-// Part of a block: kPairs pairs of sub-spaces from one on.
+// One pass over a block: kPairs pairs of consecutive sub-spaces.
 struct Pass {
-  const uint8_t* losses;  // of the first sub-space
+  const uint8_t* losses;  // losses of the first sub-space
   size_t table_bytes;
   uint32_t slot_count;
-  bool first;  // the block's losses begin with these sub-spaces
-  bool last;   // they end with them: list
+  bool first;  // starts the losses of the block
+  bool last;   // completes them and lists the tokens
   uint32_t first_position;
 };
 
@@ -151,7 +152,7 @@ void ListByLossAvx512Vbmi(const RoughSlots& slots, const uint8_t* losses, RoughL
 }
 
 uint8_t FindLossAvx512Vbmi(const uint8_t* losses, uint32_t count, uint32_t k) {
-  uint32_t low = 0;  // fewer than k are below it
+  uint32_t low = 0;  // invariant: fewer than k losses are below it
   for (uint32_t step = 128; step > 0; step /= 2) {
     const __m512i bound = _mm512_set1_epi8(static_cast<char>(low + step));
     uint32_t below = 0;

@@ -1,7 +1,7 @@
-// Selection without cells in one pass over the codes: a sample says about where the threshold lies,
-// the pass lists tokens with rough scores from there on, and those near the k-th are scored
-// exactly. That the rest is right is checked, not assumed; where it cannot be shown, nothing is
-// selected and the caller scores every token.
+// Selection without cells in one pass over the codes. A sample estimates the threshold, the pass
+// lists tokens with rough scores from there on, and tokens near the k-th are scored exactly. Error
+// bounds prove that the selection is right; where they do not suffice, nothing is selected and the
+// caller scores every token.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,15 +18,16 @@ namespace pqcached::kernels {
 #if defined(PQCACHED_X86)
 namespace {
 
-// Fewer candidates are not worth a sample.
+// Smallest number of candidates for which a sample pays off.
 constexpr uint32_t kMinCandidates = 4096;
 
-// The sample: runs of slots from all over the candidates, longer ones where sums are estimated too.
+// The sample consists of runs of slots spread over the candidates; the runs are longer when sums
+// are estimated too.
 constexpr uint32_t kSampleRuns = 64;
 constexpr uint32_t kRunSlots = 32;
 constexpr uint32_t kRunSlotsOfLanes = 64;
 
-// Tokens that are scored exactly at a time.
+// Number of tokens that are scored exactly at a time.
 constexpr uint32_t kChunkSlots = kSampleRuns * kRunSlotsOfLanes;
 
 constexpr uint32_t kMaxPlanes = 16;
@@ -62,7 +63,7 @@ class RoughSelection {
     FillTables(args, plan, tables_);
   }
 
-  // False: nothing is selected.
+  // Returns false when nothing is selected.
   bool Run() {
     GatherSample();
     if (!(lanes_ == 1 ? ListByLoss() : ListByLanes()) || list_.count < k_) return false;
@@ -75,10 +76,10 @@ class RoughSelection {
   }
 
  private:
-  static constexpr float kRounding = 1e-5f;  // of products, relative
+  static constexpr float kRounding = 1e-5f;  // relative rounding error of products
 
   struct Band {
-    float low;  // rough scores that are neither in nor out for certain
+    float low;  // lowest and highest rough score of tokens that may be in or out
     float high;
   };
 
@@ -96,7 +97,8 @@ class RoughSelection {
             .first_position = span.first_position + span.slot_begin};
   }
 
-  // Scores [count] of the chunk's slots from `begin` on; up to kListSlack more are overwritten.
+  // Scores `count` slots of the chunk from `begin` on; up to kListSlack more scores are
+  // overwritten.
   void ScoreChunk(uint32_t codebook, uint32_t begin, uint32_t count, float* scores) {
     PqSpan span;
     span.planes = chunk_.data() + begin;
@@ -117,18 +119,18 @@ class RoughSelection {
     PQC_CHECK(list.count == count);
   }
 
-  // Calls visit(span, slot, count) for the runs of slots that are the sample.
+  // Calls visit(span, slot, count) for the runs of slots in the sample.
   template <typename Visit>
   void ForEachRun(Visit visit) const {
     const uint32_t run_slots = lanes_ == 1 ? kRunSlots : kRunSlotsOfLanes;
     const uint32_t stride = plan_.candidate_count / kSampleRuns;
     uint32_t run_count = 0;
-    uint32_t next = 0;   // candidate that the next run begins with
-    uint32_t first = 0;  // candidate that the span begins with
+    uint32_t next = 0;   // candidate at which the next run begins
+    uint32_t first = 0;  // candidate at which the span begins
     for (const PqSpan& span : args_.spans) {
       const uint32_t end = first + (span.slot_end - span.slot_begin);
       for (; next < end && run_count < kSampleRuns; next += stride, ++run_count) {
-        // Whole lines of memory where that is possible.
+        // Runs start at whole cache lines where possible.
         const uint32_t slot = span.slot_begin + (next - first);
         const uint32_t begin = std::max(slot / run_slots * run_slots, span.slot_begin);
         visit(span, begin, std::min({run_slots, stride, span.slot_end - begin}));
@@ -148,7 +150,7 @@ class RoughSelection {
     });
   }
 
-  // Copies the sample's codes into chunk_.
+  // Copies the sample's codes to chunk_.
   void GatherSample() {
     ForEachRun([&](const PqSpan& span, uint32_t slot, uint32_t count) {
       const uint8_t* from = span.planes + slot;
@@ -163,7 +165,7 @@ class RoughSelection {
     });
   }
 
-  // Scores the sample into exact_.
+  // Scores the sample and stores the scores in exact_.
   void ScoreSample() {
     uint32_t begin = 0;
     for (uint32_t i = 0; i < run_count_;) {
@@ -175,8 +177,8 @@ class RoughSelection {
     }
   }
 
-  // A score that k tokens reach, if the sample does not mislead by much; false where that is most
-  // of the tokens.
+  // Computes a score that k tokens reach unless the sample is far off. Returns false when most
+  // tokens reach it.
   bool FindLeast(float& least) {
     ScoreSample();
     const uint32_t sampled = sampled_;
@@ -190,7 +192,7 @@ class RoughSelection {
     return true;
   }
 
-  // One head.
+  // Lists tokens for one head.
   bool ListByLoss() {
     float least = 0.0f;
     if (!FindLeast(least)) return false;
@@ -206,12 +208,13 @@ class RoughSelection {
       top_ = codebook == 0 ? largest : std::max(top_, largest);
       magnitude = std::max(magnitude, all);
     }
-    // Half a unit for every sub-space and for the codebook's offset, then roundings of floats.
+    // Half a unit of rounding for every sub-space and for the codebook's offset, plus float
+    // rounding.
     const auto terms = static_cast<float>(geometry_.subspace_count + 1);
     max_error_ = 0.5f * terms + 0.05f;
     loss_scale_ = (static_cast<float>(kMaxLoss) - 2.0f * max_error_) / (top_ - least);
     const float float_error = 4.0f * terms * 6e-8f * magnitude * loss_scale_;
-    // Also false for NaN, where all scores are alike.
+    // The comparisons are also false for NaN, which occurs when all scores are equal.
     if (!(float_error < 0.2f) || !(loss_scale_ < 1e30f)) return false;
     max_error_ += float_error;
     auto* const losses = reinterpret_cast<uint8_t*>(entries_.data());
@@ -254,7 +257,7 @@ class RoughSelection {
     }
   }
 
-  // Several heads.
+  // Lists tokens for several heads.
   bool ListByLanes() {
     lane_rule_ = args_.rule == GroupRule::kSumSoftmax   ? LaneRule::kSumOfProducts
                  : args_.rule == GroupRule::kMaxSoftmax ? LaneRule::kMaxOfProducts
@@ -281,7 +284,7 @@ class RoughSelection {
     }
     least_ratio_ = largest_ratio_ = 1.0f;
     if (!products) return true;
-    // The sums of all tokens differ a little from those of the sample.
+    // The sums over all tokens differ slightly from those over the sample.
     for (uint32_t i = 0; i < plan_.head_count; ++i) {
       scales[i] = static_cast<float>(1.0 / lane_sums_[i]);
       least_ratio_ = i == 0 ? scales[i] : std::min(least_ratio_, scales[i]);
@@ -291,9 +294,9 @@ class RoughSelection {
     return true;
   }
 
-  // Lays the entries of all heads side by side: as they are, or as weights below the largest of
-  // their sub-space, so that sums become products. False: weights are too far apart for that, or
-  // entries too large to be rounded as promised.
+  // Stores the entries of all heads adjacent: either unchanged, or as weights relative to the
+  // largest entry of their sub-space, so that sums become products. Returns false when weights are
+  // too far apart, or entries too large for the promised rounding.
   bool FillEntries(bool products) {
     const uint32_t centroid_count = CentroidCount(geometry_);
     std::fill(entries_.begin(), entries_.end(), 0.0f);
@@ -329,7 +332,7 @@ class RoughSelection {
     return true;
   }
 
-  // Lanes without a head never have the largest sum.
+  // Fills lanes without a head so that they never have the largest sum.
   void FillNeutral() {
     for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
       float* to = entries_.data() + codebook * table_floats_ * lanes_;
@@ -339,7 +342,7 @@ class RoughSelection {
     }
   }
 
-  // Multiplies the products of every lane.
+  // Multiplies the products of every lane by its scale.
   void ScaleLanes(const float* scales) {
     for (uint32_t codebook = 0; codebook < plan_.codebook_count; ++codebook) {
       float* to = entries_.data() + codebook * table_floats_ * lanes_;
@@ -349,7 +352,7 @@ class RoughSelection {
     }
   }
 
-  // Scores the tokens near the k-th exactly, and selects if that settles it.
+  // Scores the tokens near the k-th exactly, and selects if that decides all of them.
   bool SettleLanes(const Band& band) {
     const BandCount count =
         ListBandAvx512(scores_.data(), list_.count, band.low, band.high, band_.data());
@@ -370,7 +373,7 @@ class RoughSelection {
 
   bool SettleLosses() {
     const int kth = FindLossAvx512Vbmi(list_.losses, list_.count, k_);
-    // Most roundings cancel out: a narrow band is often enough.
+    // Most rounding errors cancel: a narrow band is often sufficient.
     const int error = static_cast<int>(max_error_);
     for (int width = error; width <= 3 * error + 2; ++width) {
       const int low = std::max(kth - width, 0);
@@ -380,7 +383,7 @@ class RoughSelection {
                                  static_cast<uint8_t>(high), band_.data());
       ValueThreshold threshold = FindExactThreshold(count);
       const double loss = (double{top_} - double{threshold.value}) * double{loss_scale_};
-      // Tokens beside the band must lie on the side of the threshold that they are put on.
+      // Tokens outside the band must be proven to be on the assumed side of the threshold.
       if ((count.above > 0 && loss <= low - 1 + double{max_error_}) ||
           loss >= high + 1 - double{max_error_}) {
         continue;
@@ -395,7 +398,7 @@ class RoughSelection {
     return false;
   }
 
-  // 1 or 0. Without jumps: nobody could foresee them.
+  // Returns 1 or 0 without branches, which would be unpredictable.
   static uint32_t IsSelected(float score, ValueThreshold& threshold) {
     const uint32_t is_tied = static_cast<uint32_t>(score == threshold.value) &
                              static_cast<uint32_t>(threshold.equal_quota > 0);
@@ -403,14 +406,14 @@ class RoughSelection {
     return static_cast<uint32_t>(score > threshold.value) | is_tied;
   }
 
-  // Of the band's tokens, where count.above more are above it.
+  // Returns the threshold among the band's tokens when count.above tokens are above the band.
   ValueThreshold FindExactThreshold(const BandCount& count) {
     ScoreBand(count.band);
     return FindThreshold(exec_, exact_.subspan(0, count.band), k_ - count.above,
                          work_.subspan(0, count.band));
   }
 
-  // Scores the tokens of the band exactly, those of one span after another.
+  // Scores the tokens of the band exactly, span by span.
   void ScoreBand(uint32_t count) {
     const PqSpan* span = args_.spans.data();
     for (uint32_t i = 0; i < count;) {
@@ -444,10 +447,10 @@ class RoughSelection {
   const uint32_t k_;
   const uint32_t lanes_;
   const size_t table_floats_;
-  std::span<float> tables_;        // [codebook, head of the plan, TableFloats], clamped
-  std::span<float> entries_;       // [codebook, subspace, code, lane]; or losses, bytes
-  std::span<uint32_t> positions_;  // of list_
-  std::span<float> scores_;        // of list_
+  std::span<float> tables_;   // [codebook, head of the plan, TableFloats], clamped
+  std::span<float> entries_;  // [codebook, subspace, code, lane]; for one head, losses as bytes
+  std::span<uint32_t> positions_;  // positions of list_
+  std::span<float> scores_;        // scores of list_
   std::span<uint32_t> band_;       // indices into list_
   std::span<float> exact_;         // scores of the band, or of the sample
   std::span<float> work_;
@@ -459,15 +462,15 @@ class RoughSelection {
   };
   SampleRun runs_[kSampleRuns];
   uint32_t run_count_ = 0;
-  uint32_t sampled_ = 0;  // slots of all runs
+  uint32_t sampled_ = 0;  // total slots of the runs
   RoughList list_ = {.positions = nullptr, .scores = nullptr, .losses = nullptr, .count = 0};
 
-  // Bytes: loss = (top_ - score) * loss_scale_, within max_error_.
+  // Bytes variant: loss = (top_ - score) * loss_scale_, within max_error_.
   float top_ = 0.0f;
   float loss_scale_ = 0.0f;
   float max_error_ = 0.0f;
 
-  // Lanes: an exact score is the rough one times something between the ratios.
+  // Lanes variant: the exact score is the rough one times a factor between the two ratios.
   LaneRule lane_rule_ = LaneRule::kSumOfProducts;
   float least_ = 0.0f;
   float least_ratio_ = 0.0f;

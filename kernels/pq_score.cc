@@ -5,8 +5,7 @@
 namespace pqcached::kernels {
 namespace {
 
-// Slots per turn, so that logits and codes stay in the first cache level from sub-space to
-// sub-space.
+// Slots per block, so that logits and codes stay in the L1 cache across the sub-spaces.
 constexpr uint32_t kBlockSlots = 2048;
 constexpr uint32_t kMaxCentroidCount = 256;
 

@@ -1,7 +1,7 @@
 // The variants of PqScore, on raw pointers so that the instruction-set files need no standard
 // headers.
 //
-// Shared by pq_select.cc and the instruction-set files; nobody else includes it.
+// Included by pq_select.cc and the instruction-set files only.
 #ifndef PQCACHED_KERNELS_PQ_SCORE_H_
 #define PQCACHED_KERNELS_PQ_SCORE_H_
 
@@ -15,10 +15,10 @@ struct PqScoreTask {
   uint32_t bits;
   bool nibble_planes;
   uint32_t group_size;
-  const uint8_t* planes;  // of the first slot to score
+  const uint8_t* planes;  // planes at the first slot to score
   size_t plane_stride;
   uint32_t slot_count;
-  const float* tables;  // [G, subspace_count, 2^bits], not clamped yet
+  const float* tables;  // [G, subspace_count, 2^bits], not clamped
   float* logits;        // [G, slot_count]
 };
 

@@ -8,8 +8,7 @@
 namespace pqcached::kernels {
 namespace {
 
-// Slots per turn, so that logits and codes stay in the first cache level from sub-space to
-// sub-space.
+// Slots per block, so that logits and codes stay in the L1 cache across the sub-spaces.
 constexpr uint32_t kBlockSlots = 2048;
 constexpr uint32_t kLanes = 16;
 
@@ -21,7 +20,7 @@ class Table {
     const __m512 limit = _mm512_set1_ps(kEntryLimit);
     const __m512 negative_limit = _mm512_set1_ps(-kEntryLimit);
     for (uint32_t i = 0; i < kRegisters; ++i) {
-      // In this order NaN becomes -kEntryLimit.
+      // The order of the operands makes NaN become -kEntryLimit.
       const __m512 low = _mm512_max_ps(_mm512_loadu_ps(entries + i * kLanes), negative_limit);
       registers_[i] = _mm512_min_ps(low, limit);
     }
@@ -38,7 +37,8 @@ class Table {
  private:
   static constexpr uint32_t kRegisters = (1u << kBits) / kLanes;
 
-  // Looks up in kCount registers from kFirst on; the lower bits of the code choose within.
+  // Looks codes up in kCount registers from kFirst on; the lower bits of a code select within a
+  // register.
   template <uint32_t kFirst, uint32_t kCount>
   __m512 FindIn(__m512i code) const {
     if constexpr (kCount == 2) {

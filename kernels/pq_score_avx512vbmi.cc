@@ -1,7 +1,8 @@
-// Logits by byte permutes (VBMI), exact: the four bytes of the entries are four tables of bytes.
+// Exact logits by byte permutes (VBMI): the four bytes of the entries form four tables of bytes.
 //
-// 256 entries take 8 two-register permutes and 4 blends for 64 codes, and 8 unpacks put the bytes
-// together; by permutes of floats it would be 32 and 28. Below 7 bits the floats win.
+// For 64 codes and 256 entries, the four byte tables take 8 two-register permutes and 4 blends, and
+// 8 unpacks combine the bytes; permutes of floats would take 32 permutes and 28 blends. Below 7
+// bits the permutes of floats are faster.
 #include <immintrin.h>
 
 #include "kernels/group_rule.h"
@@ -10,8 +11,7 @@
 namespace pqcached::kernels {
 namespace {
 
-// Slots per turn, so that logits and codes stay in the first cache level from sub-space to
-// sub-space.
+// Slots per block, so that logits and codes stay in the L1 cache across the sub-spaces.
 constexpr uint32_t kBlockSlots = 2048;
 constexpr uint32_t kGroup = 64;  // codes per register
 constexpr uint32_t kLanes = 16;
@@ -27,7 +27,7 @@ class ByteTables {
   explicit ByteTables(const float* entries) {
     alignas(64) uint8_t bytes[4][kSize];
     for (uint32_t i = 0; i < (1u << kBits); i += kLanes) {
-      // In this order NaN becomes -kEntryLimit.
+      // The order of the operands makes NaN become -kEntryLimit.
       const __m512 low = _mm512_max_ps(_mm512_loadu_ps(entries + i), _mm512_set1_ps(-kEntryLimit));
       const __m512i bits = _mm512_castps_si512(_mm512_min_ps(low, _mm512_set1_ps(kEntryLimit)));
       for (uint32_t byte = 0; byte < 4; ++byte) {
@@ -44,7 +44,7 @@ class ByteTables {
   }
 
   Logits64 Find(__m512i codes) const {
-    // The unpacks below work within 128 bits; codes in this order make their results come out in
+    // The unpacks below work within 128 bits; this order of codes makes their results appear in
     // slot order.
     const __m512i order =
         _mm512_set_epi8(63, 62, 61, 60, 47, 46, 45, 44, 31, 30, 29, 28, 15, 14, 13, 12,  //

@@ -73,7 +73,7 @@ size_t ScoreAllScratchBytes(const PqSelectShape& shape) {
          2 * ScratchAligned(candidates * sizeof(float));
 }
 
-// Scores every candidate, then selects by value: the specification at Level::kReference.
+// Scores every candidate, then selects by value. This is the specification at Level::kReference.
 void SelectByScores(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan) {
   ScratchCutter scratch(args.scratch);
   const size_t table_floats = plan.head_count * TableFloats(args.geometry);
@@ -84,7 +84,7 @@ void SelectByScores(const Exec& exec, const PqSelectArgs& args, const PqSelectPl
   const std::span<float> values = scratch.Take<float>(plan.candidate_count);
   const std::span<float> work = scratch.Take<float>(plan.candidate_count);
 
-  // The logits of one span are a block of [group_size, slots], one after another.
+  // The logits of each span are a block of [group_size, slots]; blocks follow each other.
   Normaliser normalisers[kMaxGroupSize];
   const bool normalised = NeedsNormalisers(args.rule, group_size);
   size_t first = 0;

@@ -1,7 +1,7 @@
-// The ways through PqSelect: by cells where the geometry has them, else by rough scores, else by the
-// scores of all tokens.
+// The implementations of PqSelect: by cells when the geometry has them, otherwise by rough scores,
+// otherwise by the scores of all tokens.
 //
-// Shared by the files of PqSelect; nobody else includes it.
+// Included by the files of PqSelect only.
 #ifndef PQCACHED_KERNELS_PQ_SELECT_PATHS_H_
 #define PQCACHED_KERNELS_PQ_SELECT_PATHS_H_
 
@@ -16,11 +16,11 @@ namespace pqcached::kernels {
 
 inline constexpr uint32_t kMaxGroupSize = 64;
 
-// What PqSelect found out about its arguments.
+// Properties of the arguments of PqSelect.
 struct PqSelectPlan {
   uint32_t codebook_count = 0;
   uint32_t candidate_count = 0;
-  // Heads left after the rule is taken into account: 1 under kMeanLogit, whose tables are summed.
+  // Number of heads after aggregation: 1 under kMeanLogit, whose tables are summed.
   uint32_t head_count = 0;
 };
 
@@ -28,17 +28,19 @@ struct PqSelectPlan {
 // the group under kMeanLogit.
 void FillTables(const PqSelectArgs& args, const PqSelectPlan& plan, std::span<float> tables);
 
-// REQUIRES of all: 1 <= positions.size() <= candidate_count; scratch of the matching function.
+// Selects by the scores of all tokens.
+// REQUIRES of all functions below: 1 <= positions.size() <= candidate_count; scratch of the
+// matching function.
 size_t ScoreAllScratchBytes(const PqSelectShape& shape);
 void SelectByScores(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan);
 
-// The same with blocks that stay in the cache; not for Level::kReference.
+// The same, in blocks that stay in the cache; not for Level::kReference.
 size_t BlockSelectScratchBytes(const PqSelectShape& shape);
 void SelectByBlocks(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan);
 
-// The same in one pass over the codes, with exact scores for few tokens only. False: nothing is
-// selected, because the level has no such form, or because it cannot be shown that the selection
-// would be the right one.
+// The same, in one pass over the codes, with exact scores for few tokens only. Returns false when
+// nothing is selected, because the instruction set has no such variant or because the selection
+// cannot be proven right.
 size_t RoughSelectScratchBytes(const PqSelectShape& shape);
 bool SelectByRoughScores(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan);
 
@@ -47,14 +49,14 @@ struct SlotRange {
   uint32_t end = 0;
 };
 
-// Adds `weight` to the count of the cell of every slot in range; of the span only the planes are
+// Adds `weight` to the count of the cell of every slot in `slots`. Only the planes of the span are
 // read.
 //
 // REQUIRES: HasCells(geometry).
 void AddCells(const PqGeometry& geometry, const PqSpan& span, SlotRange slots, uint32_t weight,
               std::span<uint32_t> counts);
 
-// REQUIRES: HasCells(geometry).
+// Selects over cells. REQUIRES: HasCells(geometry).
 size_t CellSelectScratchBytes(const PqSelectShape& shape);
 void SelectByCells(const Exec& exec, const PqSelectArgs& args, const PqSelectPlan& plan);
 

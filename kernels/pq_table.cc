@@ -26,7 +26,8 @@ void BuildTablesReference(const BuildTablesArgs& args) {
   }
 }
 
-// Independent lanes, because the compiler may not change the order of float additions.
+// Number of independent sums, needed because the compiler may not change the order of float
+// additions.
 constexpr uint32_t kLanes = 8;
 
 float Dot(const float* a, const float* b, uint32_t dim) {

@@ -1,4 +1,5 @@
-// BuildTables: from query heads and centroids to the tables that PqSelect and PqScore add up.
+// BuildTables computes, from query heads and centroids, the tables whose entries PqSelect and
+// PqScore add up.
 #ifndef PQCACHED_KERNELS_PQ_TABLE_H_
 #define PQCACHED_KERNELS_PQ_TABLE_H_
 
@@ -23,7 +24,7 @@ struct BuildTablesArgs {
 // Sets tables[g, j, c] = scale * (sub-space j of query g) . centroids[j, c].
 //
 // REQUIRES: IsValid(geometry); the spans have exactly the shapes above and do not overlap.
-// Levels round differently: by at most 1e-5 * |scale| * |query sub-space| * |centroid|.
+// Instruction sets round differently: by at most 1e-5 * |scale| * |query sub-space| * |centroid|.
 void BuildTables(const Exec& exec, const BuildTablesArgs& args);
 
 }  // namespace pqcached::kernels

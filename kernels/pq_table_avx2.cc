@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint32_t kLanes = 8;
 
-// Lane i of the result is the sum of the lanes of rows[i].
+// Returns the sum of the lanes of rows[i] in lane i.
 __m256 ReduceRows(const __m256 (&rows)[kLanes]) {
   const __m256 a =
       _mm256_hadd_ps(_mm256_hadd_ps(rows[0], rows[1]), _mm256_hadd_ps(rows[2], rows[3]));

@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint32_t kLanes = 16;
 
-// Lane i of the result is the sum of the lanes of rows[i].
+// Returns the sum of the lanes of rows[i] in lane i.
 __m512 ReduceRows(const __m512 (&rows)[kLanes]) {
   __m512 quads[4];
   for (uint32_t i = 0; i < 4; ++i) {

@@ -1,7 +1,7 @@
 // The variants of BuildTables, on raw pointers so that the instruction-set files need no standard
 // headers.
 //
-// Shared by pq_table.cc and the instruction-set files; nobody else includes it.
+// Included by pq_table.cc and the instruction-set files only.
 #ifndef PQCACHED_KERNELS_PQ_TABLE_TASK_H_
 #define PQCACHED_KERNELS_PQ_TABLE_TASK_H_
 

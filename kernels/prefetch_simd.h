@@ -1,4 +1,4 @@
-// Prefetcher: brings the rows of the next block into L2 while a block is worked on.
+// Prefetcher loads the rows of the next block into L2 during the work on the current block.
 //
 // Include after one of simd_*.h; everything is local to the including file.
 #ifndef PQCACHED_KERNELS_PREFETCH_SIMD_H_
@@ -14,7 +14,7 @@ namespace {
 
 using internal::kBlockRows;
 
-// Prefetches the rows of a block a bit at a time, two lines of one row, then two of the next:
+// Prefetches the rows of a block in small pieces, two lines of one row and then two of the next:
 // column by column, as gather_simd.h explains.
 struct Prefetcher {
   static constexpr uint32_t kColumnBytes = 128;
@@ -23,7 +23,7 @@ struct Prefetcher {
   uint32_t row = 0;
   uint32_t offset = 0;
 
-  // The next `pieces` of the order.
+  // Prefetches the next `pieces` pieces.
   [[gnu::always_inline]] inline void Advance(uint32_t pieces) {
     while (pieces > 0) {
       const uint32_t left = kBlockRows - row;
@@ -41,7 +41,7 @@ struct Prefetcher {
     }
   }
 
-  // How many pieces per row make `bytes` of all rows.
+  // Returns the number of pieces per row that cover `bytes` of all rows.
   static constexpr uint32_t Columns(uint32_t bytes) {
     return (bytes + kColumnBytes - 1) / kColumnBytes;
   }

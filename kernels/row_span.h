@@ -1,8 +1,8 @@
-// RowSpan: a run of consecutive tokens whose rows lie one after the other.
+// RowSpan is a run of consecutive tokens whose rows are stored one after the other.
 //
-// A row is one token of one layer and kv head, `[key | value]` back to back in one dtype. A
-// sequence is a list of spans; kernels that read rows take such a list and absolute token
-// positions.
+// A row is the KV entry of one token, one layer and one kv head: `[key | value]`, adjacent and in
+// one dtype. A sequence is a list of spans; kernels that read rows take such a list and absolute
+// token positions.
 #ifndef PQCACHED_KERNELS_ROW_SPAN_H_
 #define PQCACHED_KERNELS_ROW_SPAN_H_
 
@@ -12,11 +12,10 @@
 namespace pqcached::kernels {
 
 // Tokens [first_position, first_position + token_count). A list of spans is ascending and does not
-// overlap; between spans there may be gaps. `rows` needs no alignment (cache-line alignment is
-// faster).
+// overlap; it may have gaps. `rows` needs no alignment (cache-line alignment is faster).
 struct RowSpan {
   const std::byte* rows =
-      nullptr;  // row of token first_position; the next ones follow at the kernel's row stride
+      nullptr;  // row of token first_position; further rows follow at the kernel's row stride
   uint32_t token_count = 0;
   uint32_t first_position = 0;
 };

@@ -1,7 +1,7 @@
 // Conversions of `count` elements at any alignment, on raw pointers so that the instruction-set
 // file needs no standard headers.
 //
-// Shared by sample_load.cc and the instruction-set file; nobody else includes it.
+// Included by sample_load.cc and the instruction-set file only.
 #ifndef PQCACHED_KERNELS_SAMPLE_CONVERT_H_
 #define PQCACHED_KERNELS_SAMPLE_CONVERT_H_
 

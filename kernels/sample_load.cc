@@ -9,7 +9,7 @@ namespace pqcached::kernels {
 namespace {
 
 #if defined(PQCACHED_X86)
-constexpr size_t kChunk = 256;  // elements on their way from fp16 through fp32 to bf16
+constexpr size_t kChunk = 256;  // elements converted at a time from fp16 through fp32 to bf16
 
 void WidenAvx2(DType source_type, const std::byte* source, size_t count, float* target) {
   const auto* halves = reinterpret_cast<const uint16_t*>(source);

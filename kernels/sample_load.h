@@ -1,6 +1,6 @@
-// LoadSamples: rows of any dtype and stride made compact, for k-means and encoding.
+// LoadSamples copies rows of any dtype and stride to compact samples, for k-means and encoding.
 //
-// Shared by kmeans.cc and pq_encode.cc; nobody else includes it.
+// Included by kmeans.cc and pq_encode.cc only.
 #ifndef PQCACHED_KERNELS_SAMPLE_LOAD_H_
 #define PQCACHED_KERNELS_SAMPLE_LOAD_H_
 
@@ -22,7 +22,7 @@ struct SampleLoadArgs {
   std::byte* samples = nullptr;     // [row_count, dim] of sample_type, any alignment
 };
 
-// Gives the bits of ConvertElements (NaN payloads excepted) at every level.
+// Converts like ConvertElements: the same bits on every instruction set, NaN payloads excepted.
 void LoadSamples(const Exec& exec, const SampleLoadArgs& args);
 
 }  // namespace pqcached::kernels

@@ -1,4 +1,5 @@
-// Conversions of 8 elements at a time. Wider registers gain nothing: memory is the limit.
+// Conversions of 8 elements at a time. Wider registers are no faster, because memory bandwidth is
+// the limit.
 #include <immintrin.h>
 
 #include "kernels/sample_convert.h"
@@ -8,7 +9,7 @@ namespace {
 
 constexpr size_t kLanes = 8;
 
-// Elements beyond the last whole register go through a padded one.
+// Converts in whole registers; the remaining elements pass through a padded one.
 template <typename From, typename To, typename Convert>
 void ConvertAll(const From* source, size_t count, To* target, Convert convert) {
   size_t i = 0;
@@ -43,11 +44,12 @@ void WidenBf16Avx2(const uint16_t* source, size_t count, float* target) {
 void NarrowBf16Avx2(const float* source, size_t count, uint16_t* target) {
   ConvertAll(source, count, target, [](const float* from, uint16_t* to) {
     const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(from));
-    // To nearest, ties to even: half an ulp less one, plus one where the last kept bit is odd.
+    // Rounds to nearest, ties to even: adds half an ulp minus one, plus one if the last kept bit is
+    // odd.
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i bias = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
     __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, bias), 16);
-    // Rounding could carry a NaN into infinity or zero: it keeps its upper half, made quiet.
+    // Rounding could carry a NaN into infinity or zero, so a NaN keeps its upper half, made quiet.
     const __m256 value = _mm256_castsi256_ps(bits);
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
     const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));

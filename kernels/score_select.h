@@ -1,10 +1,10 @@
-// ScoreSelect: the tokens with the largest values under given logits, exactly k of them.
+// ScoreSelect selects exactly k tokens, those with the largest values under given logits.
 //
-// It serves indexes that score every token (flat), and it is the last step of PqSelect where there
-// are no cells. Logits pass ClampLogit first. Under kMeanLogit the value is the float sum of the
-// logits in the order of heads. kMeanLogit, kMaxLogit and a group of one select the same positions
-// at every level; under the softmax rules levels may round a value by 1e-5 of itself (kMaxSoftmax:
-// by 1e-5 + 1e-6 * |value|).
+// Indexes that score every token (flat) use it, and it is the last step of PqSelect when there are
+// no cells. Logits pass ClampLogit first. Under kMeanLogit the value is the float sum of the logits
+// in the order of heads. kMeanLogit, kMaxLogit and a group of one select the same positions on
+// every instruction set; under the softmax rules, instruction sets may round a value by 1e-5 of
+// itself (kMaxSoftmax: by 1e-5 + 1e-6 * |value|).
 #ifndef PQCACHED_KERNELS_SCORE_SELECT_H_
 #define PQCACHED_KERNELS_SCORE_SELECT_H_
 
@@ -21,7 +21,7 @@ struct ScoreSpan {
   const float* logits = nullptr;  // [G, token_count], rows head_stride floats apart
   size_t head_stride = 0;
   uint32_t token_count = 0;
-  uint32_t first_position = 0;  // of token 0
+  uint32_t first_position = 0;  // position of token 0
 };
 
 struct ScoreSelectArgs {
@@ -32,12 +32,12 @@ struct ScoreSelectArgs {
   std::span<std::byte> scratch;      // ScoreSelectScratchBytes, 64-byte aligned
 };
 
-// Bytes of scratch for ScoreSelect over `token_count` tokens of all spans. Never falls when a
-// number grows.
+// Returns the bytes of scratch for ScoreSelect over `token_count` tokens of all spans. Never
+// decreases when an argument increases.
 size_t ScoreSelectScratchBytes(uint32_t group_size, uint32_t token_count);
 
-// Writes the positions of the k = positions.size() tokens with the largest values, ascending. Of
-// tokens whose values equal the k-th, those at the lowest positions are taken.
+// Writes the positions of the k = positions.size() tokens with the largest values, ascending. Among
+// tokens whose values equal the k-th, those at the lowest positions are selected.
 //
 // REQUIRES: group_size is 1 to 64; k <= tokens of all spans; scratch as above.
 void ScoreSelect(const Exec& exec, const ScoreSelectArgs& args);

@@ -1,4 +1,4 @@
-// ScratchCutter hands out consecutive 64-byte aligned parts of a kernel's scratch.
+// ScratchCutter returns consecutive 64-byte aligned parts of a kernel's scratch.
 #ifndef PQCACHED_KERNELS_SCRATCH_CUTTER_H_
 #define PQCACHED_KERNELS_SCRATCH_CUTTER_H_
 
@@ -20,7 +20,8 @@ class ScratchCutter {
   // REQUIRES: scratch is 64-byte aligned and outlives the parts.
   explicit ScratchCutter(std::span<std::byte> scratch) : rest_(scratch) {}
 
-  // Returns `count` elements with unspecified contents. REQUIRES: they fit into the rest.
+  // Returns `count` elements with unspecified contents. REQUIRES: they fit into the remaining
+  // scratch.
   template <typename T>
   std::span<T> Take(size_t count) {
     const size_t bytes = ScratchAligned(count * sizeof(T));

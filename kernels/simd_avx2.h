@@ -1,6 +1,7 @@
-// Vec: eight floats in AVX2 + FMA + F16C. Members are described in simd_portable.h.
+// Vec with eight floats in AVX2 + FMA + F16C. simd_portable.h describes the members.
 //
-// Only for files compiled for this instruction set; everything is local to the including file.
+// Include only in files compiled for this instruction set; everything is local to the including
+// file.
 #ifndef PQCACHED_KERNELS_SIMD_AVX2_H_
 #define PQCACHED_KERNELS_SIMD_AVX2_H_
 
@@ -73,7 +74,7 @@ struct Vec {
     return LoadRow<kType>(row, index);
   }
 
-  // Eight sums by three levels of pairwise adds.
+  // Returns eight sums, computed by three levels of pairwise additions.
   PQC_INLINE F Sums(const F (&a)[8]) {
     const F low = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));
     const F high = _mm256_hadd_ps(_mm256_hadd_ps(a[4], a[5]), _mm256_hadd_ps(a[6], a[7]));
@@ -114,7 +115,7 @@ struct Vec {
   PQC_INLINE void StoreRowHalf(std::byte* row, uint32_t index, F value) {
     StoreRow<kType>(row, index, value);
   }
-  // As StoreRow, non-temporally; the place is aligned to what is stored.
+  // Stores like StoreRow, non-temporally. REQUIRES: the target is aligned to the bytes stored.
   template <DType kType>
   PQC_INLINE void StreamRow(std::byte* row, uint32_t index, F value) {
     if constexpr (kType == DType::kF32) {
@@ -137,7 +138,7 @@ struct Vec {
     }
   }
 
-  // int8 elements, as they are; stores round to nearest even. REQUIRES: within +-127.
+  // Converts int8 elements without scaling; stores round to nearest even. REQUIRES: within +-127.
   PQC_INLINE F LoadInt8(const std::byte* from) {
     return _mm256_cvtepi32_ps(
         _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
@@ -151,7 +152,7 @@ struct Vec {
   }
   PQC_INLINE void StoreInt8Half(std::byte* to, F value) { StoreInt8(to, value); }
 
-  // Magnitudes as integers order like the floats, infinity and NaN above all others.
+  // Magnitudes as integers are ordered like the floats, with infinity and NaN above all others.
   using Bits = __m256i;
   PQC_INLINE Bits ZeroBits() { return _mm256_setzero_si256(); }
   PQC_INLINE Bits MaxMagnitude(Bits most, F value) {
@@ -162,8 +163,8 @@ struct Vec {
     const __m256i reached = _mm256_cmpeq_epi32(_mm256_max_epu32(most, limits), most);
     return _mm256_movemask_epi8(reached) != 0;
   }
-  // Copies 16-bit elements [0, count), count a multiple of 8, and raises `most` to their largest
-  // magnitude.
+  // Copies 16-bit elements [0, count), count a multiple of 8, and returns the maximum of `most` and
+  // their magnitudes.
   PQC_INLINE Bits CopyHalves(std::byte* to, const std::byte* from, uint32_t count, Bits most) {
     const __m256i magnitude = _mm256_set1_epi16(0x7fff);
     uint32_t i = 0;
@@ -179,7 +180,7 @@ struct Vec {
     }
     return most;
   }
-  // Likewise 32 of them, non-temporally, `to` aligned to 64.
+  // The same for 32 elements, non-temporally, with `to` aligned to 64 bytes.
   PQC_INLINE Bits StreamHalves(std::byte* to, const std::byte* from, Bits most) {
     const __m256i magnitude = _mm256_set1_epi16(0x7fff);
     const __m256i* source = reinterpret_cast<const __m256i*>(from);
@@ -197,7 +198,7 @@ struct Vec {
     return _mm256_movemask_epi8(reached) != 0;
   }
 
-  // 64 bytes. Stream: non-temporal, `to` aligned to 64.
+  // Copies 64 bytes. StreamLine: non-temporal, with `to` aligned to 64 bytes.
   PQC_INLINE void CopyLine(std::byte* to, const std::byte* from) {
     const __m256i* source = reinterpret_cast<const __m256i*>(from);
     __m256i* target = reinterpret_cast<__m256i*>(to);

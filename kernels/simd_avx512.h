@@ -1,6 +1,7 @@
-// Vec: sixteen floats in AVX-512 F/BW/VL/DQ. Members are described in simd_portable.h.
+// Vec with sixteen floats in AVX-512 F/BW/VL/DQ. simd_portable.h describes the members.
 //
-// Only for files compiled for this instruction set; everything is local to the including file.
+// Include only in files compiled for this instruction set; everything is local to the including
+// file.
 #ifndef PQCACHED_KERNELS_SIMD_AVX512_H_
 #define PQCACHED_KERNELS_SIMD_AVX512_H_
 
@@ -70,7 +71,7 @@ struct Vec {
     }
   }
 
-  // Sixteen sums by four levels of pairwise adds.
+  // Sixteen sums are computed by four levels of pairwise additions.
   PQC_INLINE F Sums4(F a0, F a1, F a2, F a3) {
     const F a01 = _mm512_add_ps(_mm512_unpacklo_ps(a0, a1), _mm512_unpackhi_ps(a0, a1));
     const F a23 = _mm512_add_ps(_mm512_unpacklo_ps(a2, a3), _mm512_unpackhi_ps(a2, a3));
@@ -121,7 +122,7 @@ struct Vec {
                        _mm256_castsi256_si128(Narrow<kType>(value)));
     }
   }
-  // As StoreRow, non-temporally; the place is aligned to what is stored.
+  // Stores like StoreRow, non-temporally. REQUIRES: the target is aligned to the bytes stored.
   template <DType kType>
   PQC_INLINE void StreamRow(std::byte* row, uint32_t index, F value) {
     if constexpr (kType == DType::kF32) {
@@ -135,7 +136,7 @@ struct Vec {
     if constexpr (kType == DType::kF16) {
       return _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     } else {
-      // Not vcvtneps2bf16, which takes denormals for zero.
+      // vcvtneps2bf16 is not used because it treats denormals as zero.
       const __m512i bits = _mm512_castps_si512(value);
       const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
       const __m512i rounded =
@@ -144,7 +145,7 @@ struct Vec {
     }
   }
 
-  // int8 elements, as they are; stores round to nearest even. REQUIRES: within +-127.
+  // Converts int8 elements without scaling; stores round to nearest even. REQUIRES: within +-127.
   PQC_INLINE F LoadInt8(const std::byte* from) {
     return _mm512_cvtepi32_ps(
         _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
@@ -162,7 +163,7 @@ struct Vec {
                      _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(value)));
   }
 
-  // Magnitudes as integers order like the floats, infinity and NaN above all others.
+  // Magnitudes as integers are ordered like the floats, with infinity and NaN above all others.
   using Bits = __m512i;
   PQC_INLINE Bits ZeroBits() { return _mm512_setzero_si512(); }
   PQC_INLINE Bits MaxMagnitude(Bits most, F value) {
@@ -171,8 +172,8 @@ struct Vec {
   PQC_INLINE bool AnyAtLeast(Bits most, uint32_t limit) {
     return _mm512_cmpge_epu32_mask(most, _mm512_set1_epi32(static_cast<int>(limit))) != 0;
   }
-  // Copies 16-bit elements [0, count), count a multiple of 8, and raises `most` to their largest
-  // magnitude.
+  // Copies 16-bit elements [0, count), count a multiple of 8, and returns the maximum of `most` and
+  // their magnitudes.
   PQC_INLINE Bits CopyHalves(std::byte* to, const std::byte* from, uint32_t count, Bits most) {
     const __m512i magnitude = _mm512_set1_epi16(0x7fff);
     uint32_t i = 0;
@@ -189,7 +190,7 @@ struct Vec {
     }
     return most;
   }
-  // Likewise 32 of them, non-temporally, `to` aligned to 64.
+  // The same for 32 elements, non-temporally, with `to` aligned to 64 bytes.
   PQC_INLINE Bits StreamHalves(std::byte* to, const std::byte* from, Bits most) {
     const __m512i bits = _mm512_loadu_si512(from);
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to), bits);
@@ -199,7 +200,7 @@ struct Vec {
     return _mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(static_cast<short>(limit))) != 0;
   }
 
-  // 64 bytes. Stream: non-temporal, `to` aligned to 64.
+  // Copies 64 bytes. StreamLine: non-temporal, with `to` aligned to 64 bytes.
   PQC_INLINE void CopyLine(std::byte* to, const std::byte* from) {
     _mm512_storeu_si512(to, _mm512_loadu_si512(from));
   }

@@ -1,5 +1,5 @@
-// ExpAvx512: FastExp for 16 floats. For files that are compiled for AVX-512 only; static, so that
-// no copy leaves them.
+// ExpAvx512 is FastExp for 16 floats. Include only in files compiled for AVX-512; the function is
+// static, so that every copy is local to its file.
 #ifndef PQCACHED_KERNELS_SIMD_EXP_AVX512_H_
 #define PQCACHED_KERNELS_SIMD_EXP_AVX512_H_
 
@@ -9,10 +9,11 @@
 
 namespace pqcached::kernels {
 
-// Returns exp(x) within 3e-6 of itself for kMinExponent <= x <= 0, zero below and 1 above.
+// Returns exp(x) with a relative error of at most 3e-6 for kMinExponent <= x <= 0, zero below and 1
+// above.
 //
-// 2^y with y = x log2(e): the polynomial takes the part of y above its floor, scalef the floor.
-// Rounding of y is the largest error, and only where the weight is tiny.
+// Computes 2^y with y = x log2(e): the polynomial handles the part of y above its floor, scalef the
+// floor. Rounding of y is the largest error, and only where the weight is tiny.
 static inline __m512 ExpAvx512(__m512 x) {
   const __mmask16 large = _mm512_cmp_ps_mask(x, _mm512_set1_ps(kMinExponent), _CMP_GE_OQ);
   const __m512 y =

@@ -1,9 +1,9 @@
-// Vec: four floats in the compiler's own vector extension, for machines without a file of their own
-// (SSE2, NEON).
+// Vec with four floats in the compiler's own vector extension, for machines without a Vec file of
+// their own (SSE2, NEON).
 //
-// Included by one portable file per kernel; everything is local to that file. The three Vec structs
-// (simd_portable.h, simd_avx2.h, simd_avx512.h) have the same members, so that *_simd.h is written
-// once.
+// Each kernel's portable file includes it; everything is local to the including file. The three Vec
+// structs (simd_portable.h, simd_avx2.h, simd_avx512.h) have the same members, so that *_simd.h is
+// written once.
 #ifndef PQCACHED_KERNELS_SIMD_PORTABLE_H_
 #define PQCACHED_KERNELS_SIMD_PORTABLE_H_
 
@@ -24,8 +24,7 @@ struct Vec {
   using H = uint16_t __attribute__((vector_size(8)));
 
   static constexpr uint32_t kLanes = 4;
-  static constexpr uint32_t kAccumulators =
-      8;  // of a dot-product or value tile, so that it fits the registers
+  static constexpr uint32_t kAccumulators = 8;  // registers for sums of a dot-product or value tile
 
   PQC_INLINE F Set(float value) { return F{value, value, value, value}; }
   PQC_INLINE F Load(const float* from) {
@@ -44,13 +43,13 @@ struct Vec {
     return reinterpret_cast<F>((reinterpret_cast<U>(magnitude) & 0x7fffffffu) |
                                (reinterpret_cast<U>(sign) & 0x80000000u));
   }
-  // Nearest integer. REQUIRES: |a| < 2^22.
+  // Returns the nearest integer. REQUIRES: |a| < 2^22.
   PQC_INLINE F Round(F a) { return (a + 12582912.0f) - 12582912.0f; }
-  // a * 2^n. REQUIRES: n integral in -126..127.
+  // Returns a * 2^n. REQUIRES: n integral in -126..127.
   PQC_INLINE F Ldexp(F a, F n) {
     return a * reinterpret_cast<F>((__builtin_convertvector(n, I) + 127) << 23);
   }
-  // value where x >= limit, else 0.
+  // Returns value where x >= limit, else 0.
   PQC_INLINE F ZeroIfLess(F x, float limit, F value) { return x >= limit ? value : F{}; }
 
   PQC_INLINE float Sum(F a) { return (a[0] + a[1]) + (a[2] + a[3]); }
@@ -60,14 +59,14 @@ struct Vec {
     return low > high ? low : high;
   }
 
-  // Bit i: whether a and b are equal in lane i.
+  // Sets bit i of the result if a and b are equal in lane i.
   PQC_INLINE uint32_t EqualMask(F a, F b) {
     uint32_t mask = 0;
     for (uint32_t i = 0; i < kLanes; ++i) mask |= (a[i] == b[i] ? 1u : 0u) << i;
     return mask;
   }
 
-  // Elements [index, index + kLanes) of a row as floats.
+  // Loads elements [index, index + kLanes) of a row as floats.
   template <DType kType>
   PQC_INLINE F LoadRow(const std::byte* row, uint32_t index) {
     if constexpr (kType == DType::kF32) {
@@ -79,20 +78,20 @@ struct Vec {
       __builtin_memcpy(&half, row + index * 2, sizeof(half));
       const U bits = __builtin_convertvector(half, U);
       if constexpr (kType == DType::kBf16) return reinterpret_cast<F>(bits << 16);
-      // The exponent is re-based by a multiplication, which is right for subnormals too. Rows are
+      // The exponent is adjusted by a multiplication, which is right for subnormals too. Rows are
       // finite.
       const F magnitude = reinterpret_cast<F>((bits & 0x7fffu) << 13) * 0x1p112f;
       return reinterpret_cast<F>(reinterpret_cast<U>(magnitude) | ((bits & 0x8000u) << 16));
     }
   }
 
-  // The same for the last 8 elements of a row, if kLanes were 16.
+  // The same for the last 8 elements of a row, where kLanes is 16.
   template <DType kType>
   PQC_INLINE F LoadRowHalf(const std::byte* row, uint32_t index) {
     return LoadRow<kType>(row, index);
   }
 
-  // to[q * stride + t] = sum of accumulators[q * (kAccumulators / kQueries) + t].
+  // Sets to[q * stride + t] = sum of accumulators[q * (kAccumulators / kQueries) + t].
   template <int kQueries>
   PQC_INLINE void StoreSums(const F (&accumulators)[kAccumulators], float* to, size_t stride) {
     constexpr uint32_t kTokens = kAccumulators / kQueries;

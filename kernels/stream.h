@@ -1,5 +1,5 @@
-// Streaming copy: rows some stride apart -> packed, around the caches, for whom another core or a device
-// reads next.
+// StreamRows copies rows at some stride to packed memory, bypassing the caches, because another
+// core or a device reads the copy next.
 //
 // Stateless; thread-safe as long as targets are not shared.
 #ifndef PQCACHED_KERNELS_STREAM_H_
@@ -14,14 +14,14 @@
 namespace pqcached::kernels {
 
 struct StreamArgs {
-  const std::byte* rows = nullptr;  // the first one; any alignment
+  const std::byte* rows = nullptr;  // first row; any alignment
   ptrdiff_t row_stride_bytes = 0;   // may be negative or 0
   size_t row_bytes = 0;
   size_t row_count = 0;
-  std::span<std::byte> target;  // row_count * row_bytes; any alignment, whole lines are fast
+  std::span<std::byte> target;  // row_count * row_bytes; any alignment, whole cache lines are fast
 };
 
-// Copies the rows, and fences before it returns. Source and target do not overlap.
+// Copies the rows and fences before it returns. Source and target must not overlap.
 void StreamRows(const Exec& exec, const StreamArgs& args);
 
 }  // namespace pqcached::kernels

@@ -1,4 +1,5 @@
-// Strided copies around the caches: what the ingest copy and stream.cc share. Private to kernels.
+// Strided copies that bypass the caches, shared by the ingest copy and stream.cc. Private to
+// kernels.
 #ifndef PQCACHED_KERNELS_STREAM_INTERNAL_H_
 #define PQCACHED_KERNELS_STREAM_INTERNAL_H_
 
@@ -16,7 +17,7 @@ struct StreamCall {
   size_t target_stride_bytes;
 };
 
-// FenceStreams makes what was copied visible in order with later stores.
+// FenceStreams makes the copied bytes visible before later stores.
 void StreamRowsAvx2(const StreamCall& call);
 void StreamRowsAvx512(const StreamCall& call);
 void FenceStreamsAvx2();

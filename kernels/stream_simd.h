@@ -1,4 +1,4 @@
-// Strided copies around the caches, written once for every Vec.
+// Strided copies that bypass the caches, written once for every Vec.
 //
 // Include after one of simd_*.h; everything is local to the including file.
 #ifndef PQCACHED_KERNELS_STREAM_SIMD_H_

@@ -1,4 +1,5 @@
-// Positions of large values, 64 at a time: one byte compression (VBMI2) instead of four of words.
+// Positions of large values, 64 at a time: one byte compression (VBMI2) replaces four compressions
+// of words.
 #include <immintrin.h>
 
 #include "kernels/emit_avx512vbmi.h"

@@ -1,7 +1,7 @@
 // Group rules, threshold and positions over plain value arrays, 16 floats at a time.
 //
-// The threshold comes from bisection over a shrinking list (compression) instead of nth_element,
-// whose branches cost about 3 ns a token.
+// The threshold is found by bisection over a shrinking list (compression) instead of nth_element,
+// whose branches cost about 3 ns per token.
 #include <immintrin.h>
 
 #include "kernels/float_key_avx512.h"
@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kLanes = 16;
 
-// Additions of floats before the lanes go into the double sum.
+// Number of floats that are summed before the lanes are added to the double sum.
 constexpr size_t kFlushCount = 64 * kLanes;
 
 __mmask16 LanesFrom(size_t i, size_t count) {
@@ -22,7 +22,7 @@ __mmask16 LanesFrom(size_t i, size_t count) {
   return static_cast<__mmask16>(rest >= kLanes ? 0xFFFFu : (1u << rest) - 1u);
 }
 
-// In this order NaN becomes -kLogitLimit.
+// The order of the operands makes NaN become -kLogitLimit.
 __m512 LoadLogits(__mmask16 lanes, const float* logits) {
   const __m512 low =
       _mm512_max_ps(_mm512_maskz_loadu_ps(lanes, logits), _mm512_set1_ps(-kLogitLimit));
@@ -100,10 +100,10 @@ uint32_t CountAtLeast(const float* values, size_t count, float value) {
 
 struct Kept {
   size_t count;
-  uint32_t above_count;  // values at high or above
+  uint32_t above_count;  // values at or above high
 };
 
-// Keeps low <= value < high. In place is fine: it writes behind what it reads.
+// Keeps low <= value < high. May run in place, because it never writes ahead of its reads.
 Kept Keep(const float* values, size_t count, float low, float high, float* kept) {
   const __m512 low_bound = _mm512_set1_ps(low);
   const __m512 high_bound = _mm512_set1_ps(high);
@@ -115,7 +115,7 @@ Kept Keep(const float* values, size_t count, float low, float high, float* kept)
     const __mmask16 above = _mm512_mask_cmp_ps_mask(lanes, x, high_bound, _CMP_GE_OQ);
     const auto mask = static_cast<__mmask16>(not_low & ~above);
     const __m512 packed = _mm512_maskz_compress_ps(mask, x);
-    // Not beyond what has been read: result.count <= i.
+    // A whole register written in place must not pass the values already read: result.count <= i.
     if (i + kLanes <= count) {
       _mm512_storeu_ps(kept + result.count, packed);
     } else {
@@ -127,7 +127,7 @@ Kept Keep(const float* values, size_t count, float low, float high, float* kept)
   return result;
 }
 
-// Values between low and high, kept in a list, and how many lie above it.
+// List of the values in an interval, and the number of values above it.
 struct Bracket {
   KeyInterval interval;
   const float* list;
@@ -137,8 +137,8 @@ struct Bracket {
 
 ValueCut FindCutIn(Bracket bracket, uint32_t k, float* work) {
   KeyInterval interval = bracket.interval;
-  uint32_t above_list = bracket.above_count;  // values larger than any in the list
-  uint32_t above_high = bracket.above_count;  // values at high or above
+  uint32_t above_list = bracket.above_count;  // values above all values in the list
+  uint32_t above_high = bracket.above_count;  // values at or above high
   for (bool by_value = true; interval.high - int64_t{interval.low} > 1; by_value = !by_value) {
     const int32_t middle = MiddleKey(interval, by_value);
     const uint32_t at_least = CountAtLeast(bracket.list, bracket.list_count, KeyFloat(middle));
@@ -177,17 +177,17 @@ Bracket BracketAll(const float* values, size_t count) {
           .above_count = 0};
 }
 
-// Values in a sample, taken in whole registers from all over the array. A bracket from it spares
-// all but one pass over the whole.
+// Number of sampled values, taken in whole registers spread over the array. The sample's bracket
+// saves all but one pass over the array.
 constexpr size_t kSampleCount = 2048;
 constexpr size_t kMinSampled = 4 * kSampleCount;
 
-// Ranks by which the sample's answer is widened: at least four standard deviations for values in
-// random order. Where neighbours resemble each other it may miss, and then the whole array is
-// searched.
+// Number of ranks by which the sample's bracket is widened: at least four standard deviations for
+// values in random order. When neighbouring values are similar it may miss, and then the whole
+// array is searched.
 constexpr uint32_t kSampleMargin = 96;
 
-// Brackets the k-th largest by the sample; the list is empty if the sample misled.
+// Brackets the k-th largest value with a sample; the list is empty if the sample was misleading.
 Bracket BracketBySample(const float* values, size_t count, uint32_t k, float* work) {
   const size_t stride = count / (kSampleCount / kLanes);
   for (size_t i = 0; i < kSampleCount; i += kLanes) {
@@ -204,7 +204,7 @@ Bracket BracketBySample(const float* values, size_t count, uint32_t k, float* wo
   }
   const Kept kept = Keep(values, count, low, high, work);
   const bool misled = kept.above_count >= k || kept.above_count + kept.count < k;
-  // The least and the largest that were kept are closer than what the sample knew.
+  // The smallest and largest values that were kept are a tighter bracket than the sample's.
   Bracket bracket = BracketAll(work, misled ? 0 : kept.count);
   bracket.above_count = kept.above_count;
   return bracket;
@@ -218,11 +218,11 @@ ValueCut FindCut(const float* values, size_t count, uint32_t k, float* work) {
   return FindCutIn(BracketAll(values, count), k, work);
 }
 
-// Writes base + i for the set bits of mask, of which there are `count`.
+// Writes base + i for the `count` set bits of mask.
 void Compress(__mmask16 mask, uint32_t count, uint32_t base, uint32_t* positions, uint32_t room) {
   const __m512i iota = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i position = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(base)), iota);
-  // Into a register first: compression to memory is microcoded on Zen 4.
+  // Compresses into a register first, because compression to memory is microcoded on Zen 4.
   const __m512i packed = _mm512_maskz_compress_epi32(mask, position);
   if (room >= kLanes) {
     _mm512_storeu_si512(positions, packed);

@@ -7,11 +7,10 @@
 namespace pqcached::kernels {
 namespace {
 
-// Loops below run over independent lanes where the order of float additions would stop the
-// vectoriser.
+// Loops below use independent lanes where the order of float additions would prevent vectorisation.
 constexpr size_t kLanes = 16;
 
-// Additions of floats before the lanes go into the double sum.
+// Number of floats that are summed before the lanes are added to the double sum.
 constexpr size_t kFlushCount = 64 * kLanes;
 
 float Largest(const float* logits, size_t count, float least) {

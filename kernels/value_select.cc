@@ -61,7 +61,7 @@ void EmitReference(EmitTask& task) {
 
 bool IsReference(const Exec& exec) { return exec.level == Level::kReference; }
 
-// Adds one head after another to the values.
+// Computes the group's values head by head.
 void GroupValuesByHead(const ValueOps& ops, const GroupValuesArgs& args) {
   const size_t count = args.values.size();
   float* const values = args.values.data();
@@ -110,7 +110,7 @@ void Emit(const Exec& exec, EmitTask& task) {
 ValueThreshold FindThreshold(const Exec& exec, std::span<const float> values, uint32_t k,
                              std::span<float> work) {
   PQC_CHECK(k >= 1 && k <= values.size() && work.size() == values.size());
-  // Nothing is simpler than nth_element, so the portable form is the reference too.
+  // The portable variant is also the reference, because nth_element is the simplest form.
   const ValueOps& ops = IsReference(exec) ? kValueOpsPortable : ValueOpsFor(exec);
   const ValueCut cut = ops.find_cut(values.data(), values.size(), k, work.data());
   return {.value = cut.value, .equal_quota = k - cut.above_count};

@@ -1,12 +1,14 @@
 // Partial attention.
 //
-// A block takes one part of the rows of one lane and up to kHeads of its L * G heads. Rows come in tiles
-// to shared memory, 16 bytes a thread, where a thread scores one row for some heads and later adds up
-// one value dimension for all heads: no reductions over lanes but the softmax's. Rows in the tile are
-// 16 bytes further apart than they are long, so that 32 of them are read without bank conflicts.
+// A thread block computes one part (split) of the rows of one lane for up to kHeads of the lane's L
+// * G heads. Rows are loaded into shared memory in tiles, 16 bytes per thread. There a thread
+// scores one row for some heads, and later accumulates one value dimension for all heads; only the
+// softmax needs reductions over the threads of a warp. Rows in the tile are padded by 16 bytes, so
+// that 32 rows are read without bank conflicts.
 //
-// Speed: rows of host memory are read once, because all heads of a lane (up to kHeads) share a block;
-// the loads of the next tile are not yet in flight while this one is worked on, and products do not use
+// Speed: rows in host memory are read once, because all heads of a lane (up to kHeads) share a
+// block. The loads of the next tile do not yet overlap the work on the current one, and products do
+// not use tensor cores; measurements have to decide about both.
 // tensor cores. Both are to be decided by measurement.
 #include "kernels/cuda/attend.h"
 
@@ -28,24 +30,24 @@ constexpr uint32_t kMaxSplits = 1024;
 constexpr uint32_t kMaxLanes = 65535;
 constexpr float kLargestFloat = 3.402823466e38f;
 
-// What a kernel is told beside its arguments.
+// Kernel parameters that are computed from AttendArgs.
 struct AttendPlan {
   uint32_t head_count;      // L * G
   uint32_t tile_rows;       // rows in shared memory, at most kTileRows
-  uint32_t tile_row_words;  // of 16 bytes, with the one between rows
-  uint32_t query_begin;     // bytes into shared memory
+  uint32_t tile_row_words;  // in units of 16 bytes, including the padding
+  uint32_t query_begin;     // offset in shared memory in bytes
   float* outputs;           // [split, lane, head, value_dim]
   float* lses;              // [split, lane, head]
 };
 
-// Per head: weights of the tile's rows, then what the running sums are scaled by.
+// State per head: the weights of the tile's rows, then the factor that rescales the running sums.
 template <uint32_t kHeads>
 struct AttendShared {
   float weights[kHeads][kTileRows];
   float rescale[kHeads];
   float maxima[kHeads];
   float sums[kHeads];
-  // Behind it: the tile, then queries [kHeads, key_dim].
+  // Followed in memory by the tile, then by the queries [kHeads, key_dim].
 };
 
 template <uint32_t kHeads>
@@ -53,7 +55,8 @@ constexpr uint32_t TileBegin() {
   return (sizeof(AttendShared<kHeads>) + 15) / 16 * 16;
 }
 
-// A logit beyond the range of floats: above it the largest float, below it -infinity.
+// Scales a dot product to a logit and clamps it to floats: above their range to the largest float,
+// below it to -infinity.
 __device__ float ToLogit(const AttendArgs& args, float dot) {
   float logit = dot * args.scale;
   if (args.softcap > 0.0f) logit = args.softcap * tanhf(logit / args.softcap);
@@ -125,7 +128,7 @@ class AttendBlock {
     }
   }
 
-  // Warp w scores heads w, w + kWarps, ...; lane l row l.
+  // Scores the tile: warp w takes heads w, w + kWarps, ...; thread l of a warp takes row l.
   __device__ void ScoreTile(uint32_t count) {
     const uint32_t row = LaneIndex();
     if (row >= count) return;
@@ -145,7 +148,8 @@ class AttendBlock {
     }
   }
 
-  // Logits to weights relative to the largest so far, and what was added up before relative to it.
+  // Converts logits to weights relative to the largest logit so far, and computes the factors that
+  // rescale earlier sums to it.
   __device__ void WeighTile(uint32_t count) {
     for (uint32_t head = WarpIndex(); head < head_count_; head += kWarps) {
       const uint32_t row = LaneIndex();
@@ -164,7 +168,8 @@ class AttendBlock {
     }
   }
 
-  // A thread owns value dimensions threadIdx.x, + kThreads for all heads.
+  // Accumulates values: a thread owns value dimensions threadIdx.x, threadIdx.x + kThreads, ... for
+  // all heads.
   __device__ void AddValues(uint32_t count) {
     PQC_UNROLL
     for (uint32_t i = 0; i < kDimsPerThread; ++i) {
@@ -224,7 +229,7 @@ __global__ void __launch_bounds__(kThreads) AttendKernel(AttendArgs args, Attend
   block.Run();
 }
 
-// Partial j of query q: outputs + j * stride, or from a list.
+// Partial j of query q starts at outputs + j * stride, or is taken from a list (ListedPartials).
 struct StridedPartials {
   const float* outputs;
   const float* lses;
@@ -246,8 +251,8 @@ struct ListedPartials {
   }
 };
 
-// One block a query. Every thread reads all of its inputs, the lse of all partials among them, before
-// anything is written: merging in place works.
+// Merges with one block per query. Every thread reads all of its inputs, including the lse of all
+// partials, before any thread writes, so merging in place is safe.
 template <typename Partials>
 __global__ void MergeKernel(Partials partials, uint32_t value_dim, float* output, float* lse) {
   const uint32_t query = blockIdx.x;

@@ -1,8 +1,8 @@
-// Partial attention on the device: all kv heads of a layer and a batch of sequences in one call, split
-// over the rows of each lane, and the merge.
+// Partial attention on the device, and the merge of partial results: all kv heads of a layer and a
+// batch of sequences in one call, split over the rows of each lane.
 //
 // The definitions are those of kernels/attend.h and kernels/merge.h, with the same tolerances for
-// products in fp32: no mask, output = 0 and lse = -infinity without rows.
+// products in fp32: there is no mask, and a lane without rows has output = 0 and lse = -infinity.
 #ifndef PQCACHED_KERNELS_CUDA_ATTEND_H_
 #define PQCACHED_KERNELS_CUDA_ATTEND_H_
 
@@ -15,14 +15,14 @@
 namespace pqcached::kernels::cuda {
 
 struct AttendShape {
-  DType dtype = DType::kF16;   // of the rows
+  DType dtype = DType::kF16;   // dtype of the rows
   uint32_t key_dim = 0;        // 32..256, multiple of 8
-  uint32_t value_dim = 0;      // likewise; the value begins right behind the key
-  uint32_t group_size = 1;     // G, query heads of a kv head
+  uint32_t value_dim = 0;      // likewise; the value directly follows the key in a row
+  uint32_t group_size = 1;     // G, query heads per kv head
   uint32_t query_length = 1;   // L, 1..8; L * G at most 64
   uint32_t lane_capacity = 0;  // at most 65535
   uint32_t row_capacity = 0;   // rows of the largest lane
-  uint32_t split_count = 1;    // into how many parts a lane's rows are cut; 1..1024
+  uint32_t split_count = 1;    // number of parts that a lane's rows are cut into; 1..1024
 };
 
 struct AttendArgs {
@@ -39,16 +39,18 @@ struct AttendArgs {
   size_t scratch_bytes = 0;
 };
 
-// 0 when split_count is 1.
+// Returns 0 when split_count is 1.
 size_t AttendScratchBytes(const AttendShape& shape);
 
-// How many splits fill a device of `multiprocessor_count` for `lane_count` lanes of `row_count` rows.
+// Returns the number of splits that fills a device of `multiprocessor_count` multiprocessors with
+// `lane_count` lanes of `row_count` rows.
 uint32_t ChooseSplitCount(uint32_t multiprocessor_count, uint32_t lane_count, uint32_t row_count);
 
-// Attention of the queries of each lane over the lane's rows: one launch, and the merge of the splits.
+// Attends with the queries of each lane to the lane's rows: one launch, and one more that merges
+// the splits.
 //
 // Errors: those of the launches; cudaErrorInvalidValue when a number is out of range or the scratch
-// too small.
+// is too small.
 KernelStatus AttendRows(const AttendArgs& args, Stream stream);
 
 inline constexpr uint32_t kMaxPartials = 8;
@@ -63,7 +65,7 @@ struct MergePartialsArgs {
   float* lse = nullptr;                     // [query_count]; may be lses[0]
 };
 
-// As kernels::MergePartials. Errors: as above.
+// Merges partials like kernels::MergePartials. Errors: as above.
 KernelStatus MergePartials(const MergePartialsArgs& args, Stream stream);
 
 }  // namespace pqcached::kernels::cuda

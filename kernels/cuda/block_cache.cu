@@ -10,7 +10,8 @@ constexpr uint32_t kWarps = kThreads / kWarpThreads;
 constexpr uint32_t kMaxLanes = 65535;
 constexpr uint32_t kNoSpan = 0xFFFFFFFFu;
 
-// Larger is better; 0 is nothing. The index is the lower half, turned round so that the lowest wins.
+// A score and a block or slot index in one integer: larger is better, 0 means none. The index is
+// complemented in the lower half, so that among equal scores the lowest index wins.
 using Ranked = unsigned long long;
 __device__ Ranked Rank(float score, uint32_t index) {
   return Ranked{__float_as_uint(score)} << 32 | (0xFFFFFFFFu - index);  // score >= 0
@@ -22,7 +23,7 @@ __device__ float ScoreOf(Ranked ranked) {
   return __uint_as_float(static_cast<uint32_t>(ranked >> 32));
 }
 
-// The largest of the block's; every thread gets it.
+// Returns the largest value of the block's threads to every thread.
 __device__ Ranked BlockBest(Ranked value, Ranked* slots) {
   for (int distance = 16; distance > 0; distance /= 2) {
     value = Larger(value, __shfl_xor_sync(kAllLanes, value, distance));
@@ -35,7 +36,8 @@ __device__ Ranked BlockBest(Ranked value, Ranked* slots) {
   return best;
 }
 
-// The span that holds all slots of the block; kNoSpan when the block is not complete, or the host's alone.
+// Returns the span that contains all slots of the block; kNoSpan when the block is not complete or
+// only the host can read it.
 __device__ uint32_t CompleteSpan(const UpdateBlocksArgs& args, const RowLane& lane,
                                  uint32_t block) {
   for (uint32_t i = lane.span_begin; i < lane.span_end; ++i) {
@@ -112,7 +114,7 @@ class LaneUpdate {
     }
   }
 
-  // Asked for, not resident, complete.
+  // Returns the best block that was requested, is not resident and is complete.
   __device__ Ranked BestCandidate() const {
     Ranked best = 0;
     for (uint32_t block = threadIdx.x; block < args_.state.block_capacity; block += kThreads) {
@@ -123,7 +125,7 @@ class LaneUpdate {
     return best;
   }
 
-  // The slot that is easiest to do without: the larger the score the easier.
+  // Returns the best slot to evict.
   __device__ Ranked BestVictim() const {
     Ranked best = 0;
     for (uint32_t slot = threadIdx.x; slot < args_.state.slot_capacity; slot += kThreads) {
@@ -135,7 +137,7 @@ class LaneUpdate {
   __device__ float Dispensability(uint32_t slot) const {
     const uint32_t block = slot_blocks_[slot];
     if (block == kNotResident) return kFreeSlot;
-    // Differences of counts, so that they are exact.
+    // The difference of the counts is exact as a float; the counts themselves need not be.
     if (args_.policy == CachePolicy::kLru) return static_cast<float>(update_ - last_uses_[slot]);
     return 1.0f / (1.0f + frequencies_[block]);
   }
@@ -177,7 +179,7 @@ __global__ void ChooseBlocksKernel(UpdateBlocksArgs args) {
   update.Run();
 }
 
-// A block of rows lies in one piece on both sides.
+// Copies one block of rows, which is contiguous in the source and in the cache.
 __global__ void LoadBlocksKernel(UpdateBlocksArgs args) {
   if (blockIdx.x >= args.state.load_counts[blockIdx.y]) return;
   const BlockLoad load = args.state.loads[size_t{blockIdx.y} * kMaxLoads + blockIdx.x];

@@ -1,8 +1,8 @@
-// CopyRanges: pieces of bytes that a table in device memory names, from page-locked host memory or from
-// wherever the device reads, to device memory.
+// CopyRanges copies byte ranges that a table in device memory lists, from page-locked host memory
+// or any memory that the device can read, to device memory.
 //
-// What cudaMemcpyAsync does one piece a call, but with numbers that change from step to step under a
-// launch that stays the same.
+// cudaMemcpyAsync would need one call per range. Here the ranges may change from step to step while
+// the launch stays the same, as a captured graph requires.
 #ifndef PQCACHED_KERNELS_CUDA_COPY_H_
 #define PQCACHED_KERNELS_CUDA_COPY_H_
 
@@ -21,12 +21,12 @@ struct ByteRange {
 
 struct CopyRangesArgs {
   uint32_t range_capacity = 0;        // at most 65535
-  uint32_t blocks_per_range = 8;      // 1..1024: so many thread blocks share a range
-  const ByteRange* ranges = nullptr;  // [range_capacity], in device memory; without overlap
+  uint32_t blocks_per_range = 8;      // 1..1024: thread blocks per range
+  const ByteRange* ranges = nullptr;  // [range_capacity], in device memory; not overlapping
 };
 
-// Copies all ranges; one launch. Ranges whose ends are as far from multiples of 16 as each other
-// are copied fastest.
+// Copies all ranges; one launch. Ranges whose source and target have the same offset from a
+// multiple of 16 bytes are copied fastest.
 //
 // Errors: those of the launch; cudaErrorInvalidValue when a number is out of range.
 KernelStatus CopyRanges(const CopyRangesArgs& args, Stream stream);

@@ -1,4 +1,4 @@
-// Elements of rows and tensors on the device: the conversions of kernels/dtype.h.
+// Element access for rows and tensors on the device: the conversions of kernels/dtype.h.
 #ifndef PQCACHED_KERNELS_CUDA_ELEMENTS_CUH_
 #define PQCACHED_KERNELS_CUDA_ELEMENTS_CUH_
 
@@ -9,7 +9,7 @@
 
 namespace pqcached::kernels::cuda {
 
-// DTypeBytes, for both sides.
+// DTypeBytes for host and device code.
 __host__ __device__ constexpr uint32_t ElementBytes(DType dtype) {
   return dtype == DType::kF32 ? 4 : 2;
 }
@@ -19,7 +19,7 @@ __device__ inline float HalfToFloat(uint32_t bits) {
 }
 __device__ inline float Bf16ToFloat(uint32_t bits) { return __uint_as_float(bits << 16); }
 
-// Rounds to nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even. NaN stays NaN.
 __device__ inline uint16_t FloatToBf16(float value) {
   const uint32_t bits = __float_as_uint(value);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
@@ -29,7 +29,7 @@ __device__ inline uint16_t FloatToHalf(float value) {
   return __half_as_ushort(__float2half_rn(value));
 }
 
-// `data` is aligned for its type.
+// Loads an element as a float. REQUIRES: `data` is aligned for its type.
 __device__ inline float LoadFloat(DType dtype, const std::byte* data, size_t index) {
   if (dtype == DType::kF32) return reinterpret_cast<const float*>(data)[index];
   const uint32_t bits = reinterpret_cast<const uint16_t*>(data)[index];
@@ -44,7 +44,7 @@ __device__ inline void StoreFloat(DType dtype, std::byte* data, size_t index, fl
   }
 }
 
-// The elements of 16 bytes: 8 of two bytes, or 4.
+// The elements in 16 bytes: 8 elements of two bytes, or 4 of four.
 template <DType kDType>
 struct Vector16 {
   static constexpr uint32_t kCount = 16 / ElementBytes(kDType);

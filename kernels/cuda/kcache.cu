@@ -15,7 +15,8 @@ constexpr uint32_t kMaxLanes = 65535;
 constexpr uint32_t kValueThreads = 128;
 constexpr uint32_t kTileTokens = 128;
 
-// A warp a key, its dimensions over the lanes: the keys are read once, in order, for all heads.
+// One warp scores one key, with its dimensions spread over the threads: the keys are read once, in
+// order, for all heads.
 __global__ void ExactScoresKernel(ExactScoresArgs args) {
   const KeyLane lane = args.lanes[blockIdx.y];
   const uint32_t end = Smaller(lane.token_count, (blockIdx.x + 1) * kTokensPerBlock);
@@ -46,7 +47,7 @@ struct ValueShared {
   float sums[kValueThreads / kWarpThreads];
 };
 
-// A block one head of one lane, a thread a value dimension.
+// One block computes one head of one lane, and one thread a value dimension.
 __global__ void WeightedValuesKernel(WeightedValuesArgs args) {
   auto& shared = Shared<ValueShared>();
   const uint32_t head = blockIdx.x;

@@ -1,8 +1,8 @@
-// KCache on the device: exact logits over keys that are kept there, and the weighted sum of values of
-// the tokens that were selected by them (ScoreSelect in between, kernels/cuda/select.h).
+// KCache on the device: exact logits over keys that are in device memory, and the weighted sum of
+// the values of the tokens that ScoreSelect (kernels/cuda/select.h) selected by them.
 //
-// A lane is one sequence under one kv head. Values are fetched from where they are: addresses may point
-// into device memory (layers that keep their values) or into the page-locked mapping.
+// A lane is one sequence under one kv head. Values are read in place: addresses may point into
+// device memory (layers that keep their values) or into the page-locked mapping.
 #ifndef PQCACHED_KERNELS_CUDA_KCACHE_H_
 #define PQCACHED_KERNELS_CUDA_KCACHE_H_
 
@@ -15,7 +15,7 @@
 namespace pqcached::kernels::cuda {
 
 struct KeyLane {
-  const std::byte* keys = nullptr;  // row of token 0, aligned to 16 bytes; the key starts the row
+  const std::byte* keys = nullptr;  // row of token 0, aligned to 16 bytes; rows start with the key
   const float* queries = nullptr;   // [G, key_dim]
   float* scores = nullptr;          // [G, score_stride]; [g, t] is overwritten for t < token_count
   uint32_t token_count = 0;         // at most token_capacity
@@ -33,7 +33,7 @@ struct ExactScoresArgs {
   const KeyLane* lanes = nullptr;  // [lane_capacity], in device memory
 };
 
-// As kernels::ExactScores, for all lanes in one launch.
+// Computes the logits of kernels::ExactScores for all lanes in one launch.
 //
 // Errors: those of the launch; cudaErrorInvalidValue when a number is out of range.
 KernelStatus ExactScores(const ExactScoresArgs& args, Stream stream);
@@ -50,14 +50,14 @@ struct WeightedValuesArgs {
   const uint32_t* tokens = nullptr;  // [lane, token_stride]: selected tokens, indices into scores
   size_t token_stride = 0;
   const uint32_t* counts = nullptr;             // [lane]
-  const std::byte* const* addresses = nullptr;  // [lane, token_stride]: their values
-  // False: weights are those of the softmax over all keys and do not add up to 1. True: they are
-  // divided by their sum, the softmax over the selected tokens.
+  const std::byte* const* addresses = nullptr;  // [lane, token_stride]: addresses of their values
+  // False: weights are those of the softmax over all keys and do not sum to 1. True: weights are
+  // divided by their sum, as in a softmax over the selected tokens only.
   bool renormalise = false;
   float* output = nullptr;  // [lane, G, value_dim], overwritten; 0 without tokens
 };
 
-// Sets output = sum over selected t of exp(score[t] - lse) value_t, renormalised or not.
+// Sets output = sum over selected t of exp(score[t] - lse) value_t, optionally renormalised.
 //
 // Errors: as above.
 KernelStatus WeightedValues(const WeightedValuesArgs& args, Stream stream);

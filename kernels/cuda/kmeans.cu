@@ -1,8 +1,8 @@
-// k-means: a pass that assigns, a block per cluster that adds up its samples, and one that places empty
-// clusters.
+// k-means in three kernels: one assigns samples, one (with a block per cluster) sums the samples of
+// each cluster, and one moves empty clusters.
 //
-// Adding up reads the codes of all samples once per cluster, a byte each, which stay in L2; the samples
-// themselves are read once.
+// The second kernel reads the codes of all samples, one byte each, once per cluster; they stay in
+// L2. Each sample is read once.
 #include "kernels/cuda/kmeans.h"
 
 #include "kernels/cuda/nearest.cuh"
@@ -17,7 +17,7 @@ constexpr uint32_t kMoveThreads = 128;
 constexpr uint32_t kMoveWarps = kMoveThreads / kWarpThreads;
 constexpr uint32_t kDimsPerLane = kMaxDim / kWarpThreads;
 
-// A distance below this share of |sample|^2 is rounding, not distance; as on the CPU.
+// Distances below this share of |sample|^2 are rounding errors; as on the CPU.
 constexpr float kDistanceNoise = 1e-6f;
 
 struct ClusterState {
@@ -69,8 +69,9 @@ struct MoveShared {
   ClusterState states[kMoveWarps];
 };
 
-// One cluster of one task. A warp looks at 32 samples at a time and adds those of the cluster one after the
-// other, a lane per dimension; the warps' sums are added in order.
+// Computes one cluster of one task. A warp examines 32 samples at a time and adds those of the
+// cluster one after the other, one thread per dimension. The sums of the warps are then added in a
+// fixed order.
 __global__ void MoveKernel(KMeansStepArgs args, KMeansScratch scratch) {
   auto& shared = Shared<MoveShared>();
   const KMeansTask task = args.tasks[blockIdx.y];
@@ -133,7 +134,8 @@ struct ReseedShared {
   ClusterState clusters[kMaxCentroids];
 };
 
-// Each empty cluster onto the farthest sample of another one, as on the CPU; one warp a task.
+// Moves each empty cluster to the farthest sample of another cluster, as on the CPU; one warp per
+// task.
 __global__ void ReseedKernel(KMeansStepArgs args, KMeansScratch scratch) {
   auto& shared = Shared<ReseedShared>();
   const KMeansTask task = args.tasks[blockIdx.x];

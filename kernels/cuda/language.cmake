@@ -1,6 +1,8 @@
-# Turns on the CUDA language where PQCACHED_CUDA asks for it; afterwards PQCACHED_CUDA_ENABLED says whether it is on.
+# Enables the CUDA language as PQCACHED_CUDA requests, and sets PQCACHED_CUDA_ENABLED to whether it
+# is enabled.
 #
-# AUTO means: where nvcc is found. CMAKE_CUDA_ARCHITECTURES defaults to 90, machine code and PTX of it.
+# AUTO enables it where nvcc is found. CMAKE_CUDA_ARCHITECTURES defaults to 90: machine code and PTX
+# for it.
 set(PQCACHED_CUDA AUTO CACHE STRING "CUDA side of kernels and gpu: ON, OFF, or AUTO (where nvcc is found)")
 set(PQCACHED_CUDA_ENABLED OFF)
 if(PQCACHED_CUDA STREQUAL "AUTO")
@@ -20,7 +22,7 @@ elseif(PQCACHED_CUDA)
   endif()
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
-  # CMake 3.25 does not know the flag for nvcc 13 and would silently leave it out.
+  # CMake 3.25 does not know this flag for nvcc 13 and would silently omit it.
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
   set(CMAKE_CUDA_STANDARD 20)

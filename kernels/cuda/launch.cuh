@@ -1,7 +1,7 @@
-// How kernels are launched, and what many of them share on the device.
+// Launch helper and device functions that many kernels share.
 //
-// Launch is typed and needs no <<<>>>, so that tests can compile the same source as C++ against an
-// emulation of the device (tests/gpu/emulation).
+// Launch is typed and does not use <<<>>>, so that tests can compile the same source as C++ against
+// an emulation of the device (tests/gpu/emulation).
 #ifndef PQCACHED_KERNELS_CUDA_LAUNCH_CUH_
 #define PQCACHED_KERNELS_CUDA_LAUNCH_CUH_
 
@@ -13,7 +13,7 @@
 
 #include "kernels/cuda/status.h"
 
-// Before loops over arrays that should live in registers.
+// Placed before loops over arrays that should be kept in registers.
 #if defined(PQCACHED_CUDA_EMULATION)
 #define PQC_UNROLL
 #else
@@ -31,7 +31,7 @@ struct LaunchShape {
   size_t shared_bytes = 0;  // at most 48 KiB
 };
 
-// Launches nothing when there are no blocks.
+// Launches `kernel`. Does nothing when a dimension of the grid is 0.
 template <typename... Parameters, typename... Arguments>
 KernelStatus Launch(void (*kernel)(Parameters...), const LaunchShape& shape, Stream stream,
                     Arguments&&... arguments) {
@@ -48,7 +48,7 @@ inline KernelStatus Clear(void* memory, size_t bytes, Stream stream) {
   return bytes == 0 ? KernelStatus{} : KernelStatus{cudaMemsetAsync(memory, 0, bytes, stream)};
 }
 
-// The shared memory of the block, LaunchShape::shared_bytes of it, as a T.
+// Returns the block's shared memory (LaunchShape::shared_bytes bytes) as a T.
 template <typename T>
 __device__ T& Shared() {
 #if defined(PQCACHED_CUDA_EMULATION)
@@ -87,7 +87,7 @@ __device__ T WarpSum(T value) {
   return value;
 }
 
-// Sums over the block; every thread gets the sum. `slots` has one entry a warp and is free again
+// Returns the sum over the block to every thread. `slots` has one entry per warp and may be reused
 // after the next barrier.
 template <typename T>
 __device__ T BlockSum(T value, T* slots) {
@@ -110,7 +110,7 @@ __device__ inline float BlockMax(float value, float* slots) {
   return largest;
 }
 
-// The sum of `value` over the threads before this one; `slots` as above.
+// Returns the sum of `value` over the threads before this one; `slots` as above.
 __device__ inline uint32_t BlockSumBefore(uint32_t value, uint32_t* slots) {
   uint32_t inclusive = value;
   for (uint32_t distance = 1; distance < kWarpThreads; distance *= 2) {

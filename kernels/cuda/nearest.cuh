@@ -1,10 +1,11 @@
-// NearestCentroids: the nearest of up to 256 centroids for the rows of one block.
+// NearestCentroids finds the nearest of up to 256 centroids for the rows of one tile.
 //
-// A tiled product of samples and centroids on the general cores, in fp32: a block takes kTileRows rows and
-// goes over the centroids kTileCentroids at a time, dimensions in pieces through shared memory; a thread
-// works out 4 x 4 products. Tensor cores (bf16, as the CPU's kAvx512Bf16) are the next step for speed.
+// It is a tiled product of samples and centroids in fp32 without tensor cores. A block takes
+// kTileRows rows and processes kTileCentroids centroids at a time; dimensions pass through shared
+// memory in pieces, and a thread computes 4 x 4 products. Tensor cores (in bf16, like the CPU's
+// kAvx512Bf16) are the next step for speed.
 //
-// Shared by encode and k-means; nobody else includes it.
+// Included by encoding and k-means only.
 #ifndef PQCACHED_KERNELS_CUDA_NEAREST_CUH_
 #define PQCACHED_KERNELS_CUDA_NEAREST_CUH_
 
@@ -18,13 +19,13 @@ inline constexpr uint32_t kTileCentroids = 64;
 inline constexpr uint32_t kTileDims = 16;
 inline constexpr uint32_t kThreadRows = 4;
 inline constexpr uint32_t kThreadCentroids = 4;
-inline constexpr uint32_t kTileSide = 16;  // threads along rows, and along centroids
+inline constexpr uint32_t kTileSide = 16;  // threads per side of the tile (rows, centroids)
 static_assert(kTileSide * kTileSide == kNearestThreads && kTileSide * kThreadRows == kTileRows);
 
 struct NearestShared {
   float samples[kTileDims][kTileRows + 1];
   float centroids[kTileDims][kTileCentroids + 1];
-  // Scores x.c - |c|^2 / 2 of the tile; the largest is the nearest.
+  // Scores x.c - |c|^2 / 2 of the tile: the centroid with the largest score is the nearest.
   float scores[kTileRows][kTileCentroids + 1];
   float best_scores[kTileRows];
   uint32_t codes[kTileRows];
@@ -34,15 +35,16 @@ struct NearestShared {
 
 struct NearestTask {
   DType dtype;
-  const std::byte* rows;  // of the first row of the tile
+  const std::byte* rows;  // first row of the tile
   size_t row_stride_bytes;
-  uint32_t row_count;  // of the tile
+  uint32_t row_count;  // rows in the tile
   uint32_t dim;
   const float* centroids;  // [centroid_count, dim]
   uint32_t centroid_count;
 };
 
-// Leaves codes, best_scores and sample_norms of the rows in shared memory. All threads of the block call it.
+// Computes codes, best_scores and sample_norms of the rows in shared memory. All threads of the
+// block must call it.
 __device__ inline void FindNearest(const NearestTask& task, NearestShared& shared) {
   const uint32_t row_side = threadIdx.x / kTileSide;
   const uint32_t centroid_side = threadIdx.x % kTileSide;
@@ -99,7 +101,7 @@ __device__ inline void FindNearest(const NearestTask& task, NearestShared& share
       }
     }
     __syncthreads();
-    // A thread a row, in the order of centroids: ties go to the lowest index.
+    // One thread per row compares the centroids in order, so ties go to the lowest index.
     if (threadIdx.x < kTileRows) {
       float best = first == 0 ? -INFINITY : shared.best_scores[threadIdx.x];
       uint32_t code = first == 0 ? 0 : shared.codes[threadIdx.x];

@@ -22,7 +22,7 @@ __device__ const std::byte* TokenOf(const PackRowsArgs& args, const PackTensor& 
   return tensor.data + element * static_cast<int64_t>(ElementBytes(tensor.dtype));
 }
 
-// A warp copies one part of a row: 16 bytes a lane where types and alignment allow.
+// Copies one part of a row with one warp: 16 bytes per thread where types and alignment allow.
 __device__ void PackPart(DType from_type, const std::byte* from, DType to_type, std::byte* to,
                          uint32_t dim) {
   const uint32_t bytes = dim * ElementBytes(to_type);
@@ -34,7 +34,7 @@ __device__ void PackPart(DType from_type, const std::byte* from, DType to_type, 
     return;
   }
   for (uint32_t i = LaneIndex(); i < dim; i += kWarpThreads) {
-    if (from_type == to_type && from_type != DType::kF32) {  // bits as they are, NaN too
+    if (from_type == to_type && from_type != DType::kF32) {  // bits unchanged, NaN too
       reinterpret_cast<uint16_t*>(to)[i] = reinterpret_cast<const uint16_t*>(from)[i];
     } else {
       StoreFloat(to_type, to, i, LoadFloat(from_type, from, i));

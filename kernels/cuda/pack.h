@@ -1,8 +1,8 @@
-// PackRows: K and V as engines hold them -> rows `[key | value]`, on the device: the prefill offload into
-// page-locked staging, from where a Commit takes them.
+// PackRows converts K and V from the layout of the engine to rows `[key | value]` on the device.
+// The prefill offload uses it to fill page-locked staging, which a Commit reads.
 //
-// The device twin of kernels/ingest.h without its checks: what is not finite, and the checksum, are looked
-// for when the sidecar copies the rows out of staging.
+// This is the device variant of kernels/ingest.h without its checks: the sidecar checks for
+// non-finite values and computes the checksum when it copies the rows out of staging.
 #ifndef PQCACHED_KERNELS_CUDA_PACK_H_
 #define PQCACHED_KERNELS_CUDA_PACK_H_
 
@@ -14,31 +14,32 @@
 
 namespace pqcached::kernels::cuda {
 
-// [tokens, heads, dim], or with a block table [blocks, tokens of a block, heads, dim]: element (t, h, i)
-// is at data + block(t) * block_stride + (t within its block) * token_stride + h * head_stride + i, in
-// elements; dimensions are contiguous.
+// A tensor [tokens, heads, dim], or with a block table [blocks, tokens of a block, heads, dim].
+// Element (t, h, i) is at data + block(t) * block_stride + (t within its block) * token_stride + h
+// * head_stride + i, in elements; dimensions are contiguous.
 struct PackTensor {
   const std::byte* data = nullptr;  // aligned for its type
   DType dtype = DType::kF16;
-  int64_t block_stride = 0;  // read with a block table
+  int64_t block_stride = 0;  // used with a block table only
   int64_t token_stride = 0;
   int64_t head_stride = 0;
 };
 
 struct PackRowsArgs {
   uint32_t token_count = 0;
-  uint32_t first_token = 0;  // of the tensors, or of the sequence that the block table describes
+  uint32_t first_token = 0;  // index in the tensors, or in the sequence that the block table maps
   uint32_t head_count = 0;   // kv heads, at most 65535
   uint32_t key_dim = 0;      // multiple of 8, at most 256
-  uint32_t value_dim = 0;    // likewise; 0: rows hold keys alone
+  uint32_t value_dim = 0;    // likewise; 0: rows contain only keys
   PackTensor key;
   PackTensor value;
-  // Null: no blocks. Else block_table[t / block_tokens] is the block of token t, in device memory.
+  // Null: no blocks. Otherwise block_table[t / block_tokens] is the block of token t; in device
+  // memory.
   const int32_t* block_table = nullptr;
   uint32_t block_tokens = 0;
   DType row_dtype = DType::kF16;
-  std::byte* rows = nullptr;     // of head 0; aligned for row_dtype
-  size_t head_stride_bytes = 0;  // from the rows of one head to those of the next
+  std::byte* rows = nullptr;     // rows of head 0; aligned for row_dtype
+  size_t head_stride_bytes = 0;  // between the rows of consecutive heads
   size_t row_stride_bytes = 0;   // >= (key_dim + value_dim) * DTypeBytes(row_dtype)
 };
 

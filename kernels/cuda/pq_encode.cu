@@ -6,8 +6,8 @@ namespace {
 
 constexpr uint32_t kMaxTasks = 65535;
 
-// A block codes kTileRows rows of one task in one plane, both sub-spaces of a plane of nibbles, so that
-// every byte is written once.
+// Encodes kTileRows rows of one task in one plane per block. A plane of nibbles contains two
+// sub-spaces, both encoded by the same block, so that every byte is written once.
 __global__ void PqEncodeKernel(PqEncodeArgs args) {
   const EncodeTask task = args.tasks[blockIdx.y];
   const uint32_t first_row = blockIdx.x * kTileRows;

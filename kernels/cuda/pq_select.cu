@@ -1,8 +1,8 @@
-// PqSelect where the geometry has cells.
+// PqSelect for geometries with cells.
 //
-// Speed: codes are read three times (count, count members, emit), 16 slots a load. Keeping the cell
-// counts of closed segments, and one chained scan over chunks instead of the last two passes, would
-// leave one; to be decided by measurement.
+// Speed: codes are read three times (to count tokens per cell, to count selected slots, to emit
+// positions), 16 slots per load. Caching the cell counts of sealed segments, and one chained scan
+// over chunks instead of the last two passes, would leave one read; measurements have to decide.
 #include "kernels/cuda/select.h"
 #include "kernels/cuda/select_common.cuh"
 #include "kernels/cuda/value_select.cuh"
@@ -17,13 +17,12 @@ constexpr uint32_t kDigitBins = 256;
 
 constexpr uint32_t MemberWords(uint32_t cell_count) { return (cell_count + 31) / 32; }
 
-// Arrays over cells are [table, cell].
+// Scratch arrays over cells have the shape [table, cell].
 struct CellScratch {
   uint32_t* tokens;
   float* values;
   uint32_t* keys;
-  uint32_t*
-      members;  // [table, 2, MemberWords]: bits of cells above, bits of cells at the threshold
+  uint32_t* members;  // [table, 2, MemberWords]: a bit per cell above, then at the threshold
   LaneThreshold* thresholds;  // [lane]
   ChosenCounts* counts;       // [chunk]
 };
@@ -53,7 +52,7 @@ CellScratch CutCellScratch(const PqSelectShape& shape, void* scratch) {
   return cut;
 }
 
-// cells[i] = the cell of this thread's slot i.
+// Sets cells[i] to the cell of this thread's slot i.
 __device__ void LoadCells(const SelectChunk& chunk, PqGeometry geometry, ThreadSlots slots,
                           uint32_t (&cells)[kSlotsPerThread]) {
   uint8_t bytes[kSlotsPerThread];
@@ -107,7 +106,8 @@ struct SettleShared {
   uint32_t above;
 };
 
-// One block settles one lane over all cells of all its tables, cells [0, cell_count).
+// One block selects cells for one lane, over all cells of all tables of the lane, numbered [0,
+// cell_count).
 class LaneSettler {
  public:
   __device__ LaneSettler(const PqSelectArgs& args, const CellScratch& scratch,
@@ -177,7 +177,7 @@ class LaneSettler {
     }
   }
 
-  // Digit by digit from the top: which value of it the k-th largest key has.
+  // Finds the k-th largest key by radix select, from the highest digit down.
   __device__ LaneThreshold FindThreshold(uint32_t k) {
     auto& shared = Shared<SettleShared>();
     uint32_t prefix = 0;
@@ -191,7 +191,7 @@ class LaneSettler {
         atomicAdd(&shared.bins[keys_[i] >> shift & 255u], tokens_[i]);
       }
       __syncthreads();
-      const uint32_t bin = kDigitBins - 1 - threadIdx.x;  // thread 0 has the largest
+      const uint32_t bin = kDigitBins - 1 - threadIdx.x;  // thread 0 takes the largest digit
       const uint32_t tokens = threadIdx.x < kDigitBins ? shared.bins[bin] : 0;
       const uint32_t above = BlockSumBefore(tokens, shared.words);
       if (above < left && left <= above + tokens) {
@@ -215,7 +215,7 @@ class LaneSettler {
   uint32_t* keys_;
 };
 
-// Bits of the cells above and at the threshold, a warp per word.
+// Writes the bits of the cells above and at the threshold, one warp per word.
 __device__ void WriteMembers(const PqSelectArgs& args, const CellScratch& scratch,
                              const SelectLane& lane, LaneThreshold threshold) {
   const uint32_t cells_per_table = CellCount(args.geometry);

@@ -7,10 +7,10 @@ namespace {
 
 constexpr uint32_t kThreads = 128;
 constexpr uint32_t kMaxGroupSize = 64;
-constexpr uint32_t kMaxTasks = 65535;  // of a grid's second dimension
+constexpr uint32_t kMaxTasks = 65535;  // limit of a grid's second dimension
 
-// One thread an entry [subspace, code] of all heads: a centroid is read once and stays in the cache
-// while the heads go by. Queries of a group fit there too.
+// One thread computes one entry [subspace, code] for all heads: a centroid is read once and stays
+// in the cache for all heads. The queries of a group fit there too.
 __global__ void BuildTablesKernel(BuildTablesArgs args) {
   const TableTask task = args.tasks[blockIdx.y];
   const uint32_t entry_count = args.geometry.subspace_count << args.geometry.bits;

@@ -1,5 +1,5 @@
-// BuildTables on the device: tables of all kv heads of a layer and of a batch of sequences in one
-// launch.
+// BuildTables on the device: the tables of all kv heads of a layer and of a batch of sequences in
+// one launch.
 #ifndef PQCACHED_KERNELS_CUDA_PQ_TABLE_H_
 #define PQCACHED_KERNELS_CUDA_PQ_TABLE_H_
 
@@ -10,9 +10,9 @@
 
 namespace pqcached::kernels::cuda {
 
-// One codebook under the queries of one kv head.
+// One codebook, and the queries of one kv head.
 struct TableTask {
-  const float* queries = nullptr;    // [G, key_dim]; null: nothing to do
+  const float* queries = nullptr;    // [G, key_dim]; null: the task is unused
   const float* centroids = nullptr;  // [subspace_count, 2^bits, key_dim / subspace_count]
 };
 
@@ -26,7 +26,8 @@ struct BuildTablesArgs {
                                      // without queries stay as they are
 };
 
-// The same tables as kernels::BuildTables, within its bound on rounding.
+// Computes the tables of kernels::BuildTables, within its bound on rounding. Tables of unused tasks
+// stay unchanged.
 //
 // Errors: those of the launch. cudaErrorInvalidValue when the geometry, group_size or task_capacity
 // is out of range.

@@ -10,7 +10,7 @@ constexpr uint32_t kWarps = kThreads / kWarpThreads;
 constexpr uint32_t kMaxLanes = 65535;
 constexpr uint32_t kRowsPerBlock = 4 * kWarps;
 
-// The last span that begins at or before the position; span_end when there is none.
+// Returns the last span that begins at or before the position; span_end when there is none.
 __device__ uint32_t FindSpan(const LocateRowsArgs& args, const RowLane& lane, uint32_t position) {
   uint32_t low = lane.span_begin;
   uint32_t high = lane.span_end;
@@ -26,7 +26,7 @@ __device__ uint32_t FindSpan(const LocateRowsArgs& args, const RowLane& lane, ui
 }
 
 struct Row {
-  const std::byte* address;  // null: no span holds the position
+  const std::byte* address;  // null: no span contains the position
   bool is_hit;
   bool is_host_only;
 };
@@ -61,7 +61,8 @@ struct LocateShared {
   uint32_t misses;
 };
 
-// One block a lane: three lists of positions one after the other, kThreads at a time, without holes.
+// Locates the rows of one lane with one block: appends three lists of positions, kThreads at a
+// time, and omits positions without a row.
 class LaneLocator {
  public:
   __device__ LaneLocator(const LocateRowsArgs& args, uint32_t lane_index)
@@ -142,7 +143,7 @@ __global__ void StageRowsKernel(StageRowsArgs args) {
   args.missed_counts[blockIdx.x] = 0;
 }
 
-// A warp a row: 16 bytes a lane, so that a row of 512 bytes is one load of the warp.
+// Copies one row per warp, 16 bytes per thread, so that a row of 512 bytes is one load of the warp.
 __global__ void GatherRowsKernel(GatherRowsArgs args) {
   const uint32_t count = args.row_counts[blockIdx.y];
   const auto words = static_cast<uint32_t>(args.part_bytes / sizeof(uint4));

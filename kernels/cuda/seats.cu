@@ -15,7 +15,7 @@ bool IsValidShape(const SeatShape& shape) {
          shape.query_length > 0 && uint64_t{shape.group_size} * shape.query_length <= kMaxQueries;
 }
 
-// One block a lane and query of it.
+// A query of a lane; one block processes one.
 struct LaneQuery {
   uint32_t seat;
   uint32_t kv_head;
@@ -28,14 +28,15 @@ struct LaneQuery {
         query(blockIdx.x),
         item(seats[seat]) {}
 
-  // Among the engine's query tokens, and query heads of a token.
+  // Index of the query token in the engine's tensors. head() is the index of the query head in that
+  // token.
   __device__ uint32_t token(const SeatShape& shape) const {
     return item.query_begin + query / shape.group_size;
   }
   __device__ uint32_t head(const SeatShape& shape) const {
     return kv_head * shape.group_size + query % shape.group_size;
   }
-  // Among all queries of lanes.
+  // Index of the query in tensors [lane, L, G].
   __device__ size_t lane_query(const SeatShape& shape) const {
     return size_t{blockIdx.y} * shape.query_length * shape.group_size + query;
   }

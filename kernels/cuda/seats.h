@@ -1,8 +1,10 @@
-// Between an engine's tensors, packed by the items of a step, and lanes: queries in, results out.
+// Copies between an engine's tensors, packed by the items of a step, and tensors ordered by lanes:
+// queries to lanes, results back.
 //
-// A *seat* is where one sequence stays from step to step; its lanes are [seat * kv_heads, (seat + 1) * kv_heads).
-// Which query tokens belong to a seat in this step stands in a table in device memory, so that items may come in
-// any order, and launches stay the same. Heads of a query token: query head h belongs to kv head h / group_size.
+// A *seat* is the place of one sequence across steps; its lanes are [seat * kv_heads, (seat + 1) *
+// kv_heads). A table in device memory maps each seat to its query tokens in this step, so that
+// items may be in any order while the launches stay the same. Query head h belongs to kv head h /
+// group_size.
 #ifndef PQCACHED_KERNELS_CUDA_SEATS_H_
 #define PQCACHED_KERNELS_CUDA_SEATS_H_
 
@@ -17,7 +19,7 @@ namespace pqcached::kernels::cuda {
 inline constexpr uint32_t kEmptySeat = 0xFFFFFFFFu;
 
 struct SeatItem {
-  uint32_t item = kEmptySeat;  // of the step; kEmptySeat: nothing is read or written for the seat
+  uint32_t item = kEmptySeat;  // index in the step; kEmptySeat: the seat is unused
   uint32_t query_begin = 0;    // its first query token in packed tensors
 };
 
@@ -37,9 +39,10 @@ struct ArrangeQueriesArgs {
   int64_t token_stride = 0;            // in elements
   int64_t head_stride = 0;
   int64_t dim_stride = 1;
-  float* lane_queries = nullptr;  // [lane, L, G, key_dim]; those of empty seats stay as they are
+  float* lane_queries = nullptr;  // [lane, L, G, key_dim]; entries of empty seats stay unchanged
 };
 
+// Copies queries to lanes.
 // Errors: those of the launch; cudaErrorInvalidValue when a number is out of range.
 KernelStatus ArrangeQueries(const ArrangeQueriesArgs& args, Stream stream);
 
@@ -53,7 +56,7 @@ struct ArrangeOutputsArgs {
   float* lse = nullptr;                // [tokens, kv_heads * G]
 };
 
-// Errors: as above.
+// Copies outputs and lse from lanes to the engine's tensors. Errors: as above.
 KernelStatus ArrangeOutputs(const ArrangeOutputsArgs& args, Stream stream);
 
 struct ArrangePositionsArgs {
@@ -62,12 +65,12 @@ struct ArrangePositionsArgs {
   const uint32_t* lane_positions = nullptr;  // [lane, lane_stride]
   size_t lane_stride = 0;
   const uint32_t* lane_counts = nullptr;  // [lane]
-  uint32_t* positions = nullptr;  // [item, kv_heads, stride]; behind the counts nothing is written
-  size_t stride = 0;              // at least the largest count
-  uint32_t* counts = nullptr;     // [item, kv_heads]
+  uint32_t* positions = nullptr;          // [item, kv_heads, stride]; the rest stays unchanged
+  size_t stride = 0;                      // at least the largest count
+  uint32_t* counts = nullptr;             // [item, kv_heads]
 };
 
-// Errors: as above.
+// Copies selected positions and counts from lanes to the engine's tensors. Errors: as above.
 KernelStatus ArrangePositions(const ArrangePositionsArgs& args, Stream stream);
 
 }  // namespace pqcached::kernels::cuda

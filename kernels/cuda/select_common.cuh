@@ -1,7 +1,8 @@
-// What selections on the device share: the order of values as integers, codes of 16 slots at a time,
-// and the two last steps, which count and then write the positions of chosen slots.
+// Parts that all selections on the device share: values ordered as integers, loads of the codes of
+// 16 slots, and the last two steps, which count the chosen slots and write their positions.
 //
-// A block handles one chunk; a thread 16 consecutive slots of it, so that positions come out in order.
+// A block handles one chunk. A thread handles 16 consecutive slots of it, so that positions are
+// written in order.
 #ifndef PQCACHED_KERNELS_CUDA_SELECT_COMMON_CUH_
 #define PQCACHED_KERNELS_CUDA_SELECT_COMMON_CUH_
 
@@ -37,15 +38,15 @@ class ScratchParts {
   std::byte* next_;
 };
 
-// Integers in the order of the (finite) values; equal values, zeros of both signs too, have equal
-// keys. No value has key kNoKey.
+// Maps finite values to integers of the same order. Equal values have equal keys, zeros of both
+// signs included. No value has the key kNoKey.
 inline constexpr uint32_t kNoKey = 0xFFFFFFFFu;
 __device__ inline uint32_t OrderedKey(float value) {
   const uint32_t bits = value == 0.0f ? 0u : __float_as_uint(value);
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// Of the slots of a chunk, those of this thread.
+// The slots of a chunk that this thread handles.
 struct ThreadSlots {
   uint32_t begin;
   uint32_t count;  // at most kSlotsPerThread; 0: none
@@ -56,7 +57,7 @@ __device__ inline ThreadSlots SlotsOfThread(const SelectChunk& chunk) {
   return {begin, Smaller(kSlotsPerThread, chunk.slot_end - begin)};
 }
 
-// bytes[i] = what the plane holds at slot begin + i.
+// Sets bytes[i] to the plane's byte at slot begin + i.
 __device__ inline void LoadPlane(const uint8_t* plane, ThreadSlots slots,
                                  uint8_t (&bytes)[kSlotsPerThread]) {
   const uint8_t* from = plane + slots.begin;
@@ -73,11 +74,12 @@ __device__ inline void LoadPlane(const uint8_t* plane, ThreadSlots slots,
   for (uint32_t i = 0; i < kSlotsPerThread; ++i) bytes[i] = i < slots.count ? from[i] : uint8_t{0};
 }
 
-// The tables of one lane and codebook, clamped; under kMeanLogit one head, the sum of the group.
+// Clamped tables of one lane and codebook. Under kMeanLogit they look like one head, the sum of the
+// group.
 struct TableView {
   const float* entries;
-  uint32_t entry_count;  // of one head
-  uint32_t head_count;   // heads that the rule sees
+  uint32_t entry_count;  // per head
+  uint32_t head_count;   // heads after aggregation: 1 under kMeanLogit
   uint32_t summed_count;
 
   __device__ float Entry(uint32_t head, uint32_t index) const {
@@ -95,7 +97,7 @@ __device__ inline TableView TablesOf(const float* tables, uint32_t table, PqGeom
           summed ? group_size : 1};
 }
 
-// One head's normaliser, in the forms that rules need.
+// Normaliser of one head, in the forms that the rules need.
 struct HeadNormaliser {
   float max;
   float inverse_sum;
@@ -128,19 +130,19 @@ constexpr bool ReadsNormalisers(GroupRule rule, uint32_t head_count) {
   return head_count > 1 && (rule == GroupRule::kSumSoftmax || rule == GroupRule::kMaxSoftmax);
 }
 
-// Of all slots of a chunk, or of those before some slot.
+// Counts over all slots of a chunk, or over those before a given slot.
 struct ChosenCounts {
   uint32_t above;
   uint32_t equal;
 };
 
-// What was found out about a lane.
+// Threshold of a lane.
 struct LaneThreshold {
-  uint32_t key;          // of the k-th largest value; kNoKey: nothing is selected
-  uint32_t equal_quota;  // how many of the slots that equal it are taken
+  uint32_t key;          // key of the k-th largest value; kNoKey: nothing is selected
+  uint32_t equal_quota;  // number of slots equal to the threshold that are selected
 };
 
-// How this thread's slots compare with the threshold: bit i for slot i.
+// Comparison of this thread's slots with the threshold: bit i for slot i.
 struct SlotClasses {
   uint32_t above;
   uint32_t equal;
@@ -153,7 +155,7 @@ __device__ inline void CountChosen(SlotClasses classes, ChosenCounts* counts, ui
   if (threadIdx.x == 0) *counts = {above, equal};
 }
 
-// Writes the positions of a chunk behind those of the lane's chunks before it.
+// Writes the positions of a chunk after those of the lane's earlier chunks.
 __device__ inline void EmitChosen(const SelectChunk& chunk, const SelectLane& lane,
                                   LaneThreshold threshold, SlotClasses classes,
                                   const ChosenCounts* counts, const Selection& selection,

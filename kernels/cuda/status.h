@@ -1,10 +1,11 @@
-// What every CUDA kernel returns, and the stream that it takes.
+// KernelStatus, which every CUDA kernel function returns, and the stream type that it takes.
 //
-// Headers of kernels/cuda compile without nvcc and name no CUDA types but the stream's. All pointers
-// in their arguments are to memory that the device can read (device memory, or the device address of
-// page-locked memory) unless said; all work is ordered by the stream, nothing waits, and nothing is
-// allocated, so that a step can be captured in a CUDA graph. Sizes in arguments are *capacities* that
-// fix the launch; counts that change from step to step are read from tables on the device.
+// Headers of kernels/cuda compile without nvcc and name no CUDA type except the stream. Unless
+// stated otherwise, all pointers in arguments are addresses that the device can read (device
+// memory, or the device address of page-locked memory). The stream orders all work; no function
+// waits or allocates, so that a step can be captured in a CUDA graph. Sizes in arguments are
+// *capacities* that determine the launch; counts that change from step to step are read from tables
+// on the device.
 //
 // Thread-safe as long as outputs and scratch are not shared between streams.
 #ifndef PQCACHED_KERNELS_CUDA_STATUS_H_
@@ -18,8 +19,8 @@ namespace pqcached::kernels::cuda {
 
 using Stream = CUstream_st*;
 
-// Whether the launches were accepted; what goes wrong later shows at a synchronisation.
-// gpu/cuda_error.h gives the words.
+// Reports whether the launches were accepted; later errors are reported by a synchronisation.
+// gpu/status.h converts it to a Status with a message.
 struct [[nodiscard]] KernelStatus {
   int cuda_error = 0;  // cudaError_t
 

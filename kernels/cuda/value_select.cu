@@ -1,7 +1,8 @@
 // Selection by the values of all tokens.
 //
-// Speed: codes (or logits) are read twice, once for the normalisers and once for the values; then four
-// passes over keys of 4 bytes a token. Tables are looked up in shared memory where they fit.
+// Speed: codes (or logits) are read twice, once for the normalisers and once for the values,
+// followed by four passes over keys of 4 bytes per token. Table look-ups use shared memory where
+// the tables fit.
 #include "kernels/cuda/value_select.cuh"
 
 #include "kernels/cuda/select_common.cuh"
@@ -9,10 +10,10 @@
 namespace pqcached::kernels::cuda {
 namespace {
 
-// Digits of a key, from the top: 11, 11 and 10 bits.
+// Digits of a key, from the highest: 11, 11 and 10 bits.
 constexpr uint32_t kDigitCount = 3;
 constexpr uint32_t kMaxBins = 2048;
-constexpr uint32_t kSharedTableFloats = 8192;  // beyond it tables are read where they are
+constexpr uint32_t kSharedTableFloats = 8192;  // larger tables are read from global memory
 
 __host__ __device__ constexpr uint32_t DigitShift(uint32_t digit) {
   return digit == 0 ? 21 : digit == 1 ? 10 : 0;
@@ -23,14 +24,14 @@ __host__ __device__ constexpr uint32_t DigitBins(uint32_t digit) {
 
 struct PartialNormaliser {
   float max;
-  float sum;  // of exp(logit - max)
+  float sum;  // sum of exp(logit - max)
 };
 
 struct ValueScratch {
-  uint32_t* bins;               // [digit, lane, kMaxBins]: keys with the digits above, by digit
+  uint32_t* bins;  // [digit, lane, kMaxBins]: histogram of keys with the same higher digits
   PartialNormaliser* partials;  // [chunk, G]
   uint32_t* keys;               // [chunk, kChunkTokens]
-  LaneThreshold* progress;      // [digit, lane]: digits so far as a key, and how many are left
+  LaneThreshold* progress;      // [digit, lane]: key prefix found so far, and tokens left to select
   ChosenCounts* counts;         // [chunk]
 };
 
@@ -49,7 +50,7 @@ ValueScratch CutScratch(const ScoreSelectShape& shape, void* scratch) {
   return cut;
 }
 
-// Where logits come from when they are given.
+// Source of given logits (ScoreSelect).
 class GivenLogits {
  public:
   __device__ GivenLogits(const ValueSelectArgs& args, const SelectChunk& chunk, float*)
@@ -66,7 +67,8 @@ class GivenLogits {
   ThreadSlots slots_;
 };
 
-// Where logits are summed up from tables. All threads of the block construct it together.
+// Source of logits that are summed from tables (PqSelect). All threads of the block must construct
+// it together.
 class TableLogits {
  public:
   __device__ TableLogits(const ValueSelectArgs& args, const SelectChunk& chunk, float* shared)
@@ -122,7 +124,7 @@ struct LogitShared {
   float tables[kSharedTableFloats];
 };
 
-// Maximum and sum of exponentials of every head over one chunk.
+// Computes the maximum and the sum of exponentials of every head over one chunk.
 template <typename Logits>
 __global__ void NormaliseChunksKernel(ValueSelectArgs args, ValueScratch scratch) {
   const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
@@ -146,7 +148,7 @@ __global__ void NormaliseChunksKernel(ValueSelectArgs args, ValueScratch scratch
   }
 }
 
-// The normaliser of one head over all chunks of a lane; a warp works it out.
+// Merges the normalisers of one head over all chunks of a lane, with one warp.
 __device__ inline HeadNormaliser MergeNormalisers(const ValueScratch& scratch,
                                                   const SelectLane& lane, uint32_t group_size,
                                                   uint32_t head) {
@@ -165,7 +167,7 @@ __device__ inline HeadNormaliser MergeNormalisers(const ValueScratch& scratch,
   return {max, static_cast<float>(1.0 / sum), static_cast<float>(log(sum))};
 }
 
-// Adds up the block's bins in shared memory, then those of the lane.
+// Adds the block's histogram in shared memory to that of the lane.
 __device__ inline void AddBins(const uint32_t* block_bins, uint32_t bin_count, uint32_t* bins) {
   __syncthreads();
   for (uint32_t i = threadIdx.x; i < bin_count; i += kChunkThreads) {
@@ -178,7 +180,7 @@ __device__ inline uint32_t* BinsOf(const ValueScratch& scratch, uint32_t digit, 
   return scratch.bins + (size_t{digit} * lane_capacity + lane) * kMaxBins;
 }
 
-// Keys of all tokens of a chunk, and how often their first digits occur.
+// Computes the keys of all tokens of a chunk, and the histogram of their first digits.
 template <typename Logits>
 __global__ void FindValuesKernel(ValueSelectArgs args, ValueScratch scratch) {
   const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
@@ -224,8 +226,8 @@ struct DigitShared {
   uint32_t total;
 };
 
-// Finds the value of one digit of the lane's k-th largest key from the counts of the kernel before.
-// All blocks of a lane find the same; the first notes it for later kernels.
+// Finds one digit of the lane's k-th largest key from the histogram of the previous kernel. All
+// blocks of a lane find the same digit; the first block stores it for later kernels.
 __device__ LaneThreshold PickDigit(const ValueSelectArgs& args, const ValueScratch& scratch,
                                    uint32_t lane_index, uint32_t digit) {
   auto& shared = Shared<DigitShared>();
@@ -233,7 +235,7 @@ __device__ LaneThreshold PickDigit(const ValueSelectArgs& args, const ValueScrat
   const SelectLane lane = args.candidates.lanes[lane_index];
   const uint32_t* bins = BinsOf(scratch, digit, lane_index, lane_capacity);
   const uint32_t bins_per_thread = DigitBins(digit) / kChunkThreads;
-  // Thread 0 has the largest digits.
+  // thread 0 takes the largest digits
   const uint32_t last = DigitBins(digit) - 1 - threadIdx.x * bins_per_thread;
   uint32_t tokens = 0;
   for (uint32_t i = 0; i < bins_per_thread; ++i) tokens += bins[last - i];
@@ -265,7 +267,7 @@ __device__ LaneThreshold PickDigit(const ValueSelectArgs& args, const ValueScrat
   return progress;
 }
 
-// How often each value of `digit` occurs among keys that agree with the digits before.
+// Counts each value of `digit` among the keys that share the digits found so far.
 __global__ void CountDigitsKernel(ValueSelectArgs args, ValueScratch scratch, uint32_t digit) {
   const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
   if (chunk.lane == kNoLane) return;
@@ -323,7 +325,7 @@ KernelStatus LaunchAll(const ValueSelectArgs& args, Stream stream) {
   const dim3 chunks(args.candidates.chunk_capacity);
   const LaunchShape logit_launch = {chunks, kChunkThreads, sizeof(LogitShared)};
   const LaunchShape digit_launch = {chunks, kChunkThreads, sizeof(DigitShared)};
-  // Lanes without chunks have no block that says so.
+  // Clears the counts, because a lane without chunks has no block that would write its count.
   KernelStatus status =
       Clear(args.selection.counts, size_t{shape.lane_capacity} * sizeof(uint32_t), stream);
   if (status.ok()) status = Clear(scratch.bins, BinsBytes(shape), stream);

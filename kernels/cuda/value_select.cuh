@@ -1,6 +1,6 @@
 // Selection by the values of all tokens: ScoreSelect, and PqSelect without cells.
 //
-// Shared by their files; nobody else includes it.
+// Included by the files of these two functions only.
 #ifndef PQCACHED_KERNELS_CUDA_VALUE_SELECT_CUH_
 #define PQCACHED_KERNELS_CUDA_VALUE_SELECT_CUH_
 
@@ -12,8 +12,8 @@ struct ValueSelectArgs {
   uint32_t group_size = 0;
   GroupRule rule = GroupRule::kSumSoftmax;
   SelectTables candidates;
-  PqGeometry geometry;            // with tables
-  const float* tables = nullptr;  // null: logits are given
+  PqGeometry geometry;            // used when `tables` is not null
+  const float* tables = nullptr;  // null: logits are given by the chunks
   Selection selection;
   float* lse = nullptr;
   void* scratch = nullptr;  // ScoreSelectScratchBytes

@@ -14,7 +14,7 @@ void Fail(Fault fault, std::string message, ResolvedSelection* resolved) {
   resolved->message = std::move(message);
 }
 
-// What is wrong with a field, or nothing.
+// Returns the reason why a field is invalid; empty when all fields are valid.
 std::string CheckFields(const Selection& selection, uint64_t query_position) {
   if (query_position >= kMaxSequenceTokens) {
     return "query_position is " + std::to_string(query_position) + "; it must be below " +
@@ -46,7 +46,8 @@ std::string CheckFields(const Selection& selection, uint64_t query_position) {
   return {};
 }
 
-// Calls take(range) for each piece of [begin, end) without the excluded ranges; returns their tokens.
+// Calls take(range) for each piece of [begin, end) outside the excluded ranges; returns the number
+// of tokens in the pieces.
 template <typename Take>
 uint32_t TakeWithout(const std::vector<PositionRange>& excluded, uint32_t begin, uint32_t end,
                      Take take) {

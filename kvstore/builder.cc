@@ -146,12 +146,11 @@ class Build {
   const SteadyTime began_;
 
   std::vector<Epoch> epochs_;
-  // In the order in which decode needs them: by layer, then by generation.
+  // Ordered by layer, then by generation, because decode needs them in this order.
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<Task> tasks_;
   std::vector<std::shared_ptr<SegmentIndex>> segment_indexes_;  // per segment
-  std::vector<BuildCost> costs_;                                // per layer slot; only with a
-                                                                // deadline
+  std::vector<BuildCost> costs_;                                // per layer slot; under a deadline
   std::atomic<Stop> stop_ = Stop::kNone;
   std::atomic<uint32_t> tasks_left_ = 0;
   std::atomic<int64_t> coding_left_ns_ = 0;  // on one thread, by the measured costs
@@ -159,8 +158,7 @@ class Build {
   // the newest observation. It exceeds 1 when other processes use the machine.
   std::atomic<double> slowdown_ = 1.0;
 
-  Mutex progress_mutex_;                                                // serialises progress
-                                                                        // reports
+  Mutex progress_mutex_;                                                // one report at a time
   std::vector<uint32_t> epochs_done_ ABSL_GUARDED_BY(progress_mutex_);  // per layer slot
   uint32_t layers_done_ ABSL_GUARDED_BY(progress_mutex_) = 0;
   absl::Status publishing_ ABSL_GUARDED_BY(progress_mutex_);
@@ -456,8 +454,7 @@ absl::StatusOr<bool> Build::CodeNewcomers(const Snapshot& snapshot, bool with_ta
 }
 
 absl::Status Build::CatchUp() {
-  for (int round = 0; round < kCatchUpRounds; ++round) {  // each round leaves fewer rows for the
-                                                          // step below
+  for (int round = 0; round < kCatchUpRounds; ++round) {  // each leaves less for below
     const auto snapshot = sequence_->Peek();
     if (!snapshot.ok()) return snapshot.status();
     const auto coded = CodeNewcomers(**snapshot, /*with_tail=*/false);
@@ -536,9 +533,7 @@ absl::Status BuildSequenceIndex(const Cache& cache, WriteLease lease, const Buil
   { const WriteLease done = std::move(lease); }  // lets writers append again
   absl::Status status = build.Run();
   if (status.ok()) status = build.CatchUp();
-  if (!status.ok())
-    sequence->RemoveIndex(spec.index).IgnoreError();  // the sequence may have been
-                                                      // dropped
+  if (!status.ok()) sequence->RemoveIndex(spec.index).IgnoreError();  // it may be dropped
   return status;
 }
 

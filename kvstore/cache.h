@@ -33,8 +33,8 @@ struct Engine {
   ~Engine();
 
   const StoreOptions options;
-  std::optional<oneapi::tbb::global_control> more_threads;  // allows more threads than cores, when
-                                                            // the options ask for them
+  // Allows more threads than cores, when the options ask for them.
+  std::optional<oneapi::tbb::global_control> more_threads;
   Arena serving;
   Arena building;
   ScratchPool scratch;

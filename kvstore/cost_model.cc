@@ -26,8 +26,7 @@
 namespace pqcached::kvstore {
 namespace {
 
-constexpr uint32_t kRows = 8192;  // size of a prefill segment: its samples exceed the first cache
-                                  // levels
+constexpr uint32_t kRows = 8192;  // a prefill segment: exceeds the first cache levels
 constexpr int kRepeats = 3;       // the minimum is used, because disturbances only add time
 constexpr char kHeading[] = "pqcached build costs 1";
 

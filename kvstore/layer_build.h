@@ -34,8 +34,7 @@ struct LayerTraining {
   uint32_t sample_tokens = 0;               // rows per kv head; 0 = all
   uint32_t iterations = 0;
   uint64_t seed = 0;
-  const Codebook* first = nullptr;  // codebook whose centroids the training starts from; null:
-                                    // random rows
+  const Codebook* first = nullptr;  // start from its centroids; null: from random rows
   std::function<bool()> go_on;      // called between iterations, from several threads; false stops
 };
 

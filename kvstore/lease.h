@@ -94,8 +94,7 @@ class Lease final : public SequenceWatcher, public std::enable_shared_from_this<
   State state_ ABSL_GUARDED_BY(mutex_) = State::kFollowing;
   SteadyTime refreshed_ ABSL_GUARDED_BY(mutex_) = started_;
   Version newest_ ABSL_GUARDED_BY(mutex_);                   // no list when revoked
-  std::vector<Version> handed_out_ ABSL_GUARDED_BY(mutex_);  // ascending; delivered and not
-                                                             // superseded by an acknowledgement
+  std::vector<Version> handed_out_ ABSL_GUARDED_BY(mutex_);  // ascending, not acknowledged
   std::vector<uint32_t> layer_tokens_ ABSL_GUARDED_BY(mutex_);
   // True after a truncation that left the client its slots of the active segment, which are then
   // not written again.

@@ -13,8 +13,7 @@ namespace pqcached::kvstore {
 namespace {
 
 constexpr uint32_t kMaxIterations = 1000;
-constexpr absl::Duration kPoll = absl::Milliseconds(10);  // interval of checks for cancellation and
-                                                          // drop
+constexpr absl::Duration kPoll = absl::Milliseconds(10);  // for cancellation and drop
 
 using Purpose = LiveSequence::Purpose;
 
@@ -243,9 +242,7 @@ void LiveIndexes::Settle(const Pick& pick, const absl::Status& status, bool work
   const auto purpose = static_cast<size_t>(pick.purpose);
   if (!status.ok()) {
     entry.status = status;
-    if (!news)
-      entry.wanted[0] = entry.wanted[1] = false;  // retried when the sequence publishes
-                                                  // next
+    if (!news) entry.wanted[0] = entry.wanted[1] = false;  // until it publishes next
     return;
   }
   if (worked) {

@@ -40,8 +40,7 @@ absl::StatusOr<bool> LiveSequence::Step(Purpose purpose, const std::function<boo
   go_on_ = go_on;
   ordinal_ = (*snapshot)->list->Find(spec_.index);
   if (!begun_) Begin(**snapshot);
-  for (uint32_t slot = 0; slot < layers_.size(); ++slot) {  // truncated tokens are indexed again
-                                                            // when they return
+  for (uint32_t slot = 0; slot < layers_.size(); ++slot) {  // indexed again after a truncation
     layers_[slot].done_end = std::min(layers_[slot].done_end, (*snapshot)->layer_tokens[slot]);
   }
   auto worked = purpose == Purpose::kDecode ? StepForDecode(**snapshot) : StepForUpkeep(**snapshot);
@@ -179,8 +178,7 @@ absl::Status LiveSequence::TakeUp(const Snapshot& snapshot, const Place& place) 
     train = true;
   } else if (!state.mature && !IsTail(*place.entry)) {
     train = true;
-  } else if (!state.mature) {  // decode segments of a young generation: train each time its size
-                               // has doubled
+  } else if (!state.mature) {  // decode segments: each time the generation doubles
     train = place.token_end - state.epoch_begin >= 2 * (state.trained_end - state.epoch_begin);
   }
   if (train) {
@@ -319,8 +317,7 @@ std::span<const SegmentEntry> LiveSequence::FindRun(const Snapshot& snapshot) co
   for (size_t i = 0; i < list.segments.size(); ++i) {
     const SegmentEntry& entry = list.segments[i];
     const bool fit = entry.closed && IsTail(entry) && entry.token_end <= done_end &&
-                     entry.rows->user_count() <= 1 &&  // a merge of shared rows would hold their
-                                                       // tokens twice
+                     entry.rows->user_count() <= 1 &&  // else a merge holds tokens twice
                      std::all_of(entry.indexes.begin(), entry.indexes.end(), [](const auto& index) {
                        return index != nullptr && index->all_ready();
                      });

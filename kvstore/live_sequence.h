@@ -52,10 +52,8 @@ class LiveSequence {
   struct LayerState {
     std::shared_ptr<const Codebook> codebook;  // the newest one; null: none yet
     uint32_t epoch_begin = 0;
-    uint32_t trained_end = 0;           // end position (exclusive) of the tokens available to the
-                                        // last training
-    bool mature = false;                // trained on epoch_tokens, or on all tokens of the
-                                        // generation
+    uint32_t trained_end = 0;           // end position (exclusive) of the training data
+    bool mature = false;                // see the file comment
     uint32_t done_end = 0;              // end position (exclusive) of the indexed tokens
     std::vector<uint64_t> provisional;  // segments of the generation that have earlier codebooks
   };

@@ -68,8 +68,7 @@ struct StagingReference {
 // them concurrently: read each byte once, and check the bytes that were read.
 struct StagedBytes {
   std::span<const std::byte> bytes;
-  std::span<const std::byte> slot;  // the whole slot, which other references of the same call also
-                                    // point into
+  std::span<const std::byte> slot;  // the whole slot; other references of the call may use it
   std::shared_ptr<const void> claim;
 };
 

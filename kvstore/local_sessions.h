@@ -60,8 +60,7 @@ class LocalSessions {
     std::shared_ptr<StagingRing> staging;
     std::map<uint64_t, std::shared_ptr<Lease>> leases;
     std::vector<uint32_t> free_words;
-    uint32_t used_words = 0;  // words at or above it were never used; unused ones below it are in
-                              // free_words
+    uint32_t used_words = 0;  // words below it are in use or in free_words
   };
   using Sessions = std::map<std::string, Session, std::less<>>;
 

@@ -31,8 +31,7 @@ inline constexpr uint32_t kBrokerVersion = 1;
 enum class BrokerCall : uint32_t {
   kHello = 1,        // opens a session; descriptor: the control memory, read-only
   kOpenPool = 2,     // descriptor: the pool of a cache that the session's tenant owns, read-only
-  kOpenStaging = 3,  // once per session; descriptor: the staging ring, created and size-sealed by
-                     // the sidecar
+  kOpenStaging = 3,  // once; descriptor: the staging ring, created and size-sealed by the sidecar
   kResume = 4,       // reopens a session; sent instead of kHello and answered in the same way
 };
 
@@ -58,14 +57,12 @@ struct BrokerReply {
   uint32_t magic = kMagic;
   uint32_t version = kBrokerVersion;
   BrokerCall call = BrokerCall::kHello;  // the call that this reply answers
-  uint32_t status = 0;                   // gRPC status code; a reply other than 0 (OK) carries no
-                                         // descriptor
+  uint32_t status = 0;                   // gRPC status code; only OK (0) carries a descriptor
   char message[512] = {};                // reason for the status: the field and its limit
   char session_token[72] = {};     // kHello, kResume: a secret; metadata `pqcached-session` of RPCs
   char boot_id[72] = {};           // kHello, kResume
   char tenant[72] = {};            // kHello, kResume: the tenant that the sidecar assigned
-  uint64_t boot_word = 0;          // kHello, kResume: value of ControlPage::boot_word while this
-                                   // worker lives
+  uint64_t boot_word = 0;          // kHello, kResume: of the worker, see ControlPage
   uint64_t max_message_bytes = 0;  // kHello, kResume
   uint64_t size_bytes = 0;         // size of the memory behind the descriptor
 };

@@ -36,8 +36,7 @@ struct Piece {
 // workers.
 struct Plan {
   std::span<const Piece> pieces;
-  std::span<const CodebookHeader* const> codebooks;  // of the pieces; neighbouring pieces may share
-                                                     // one
+  std::span<const CodebookHeader* const> codebooks;  // of the pieces; neighbours may share
   uint32_t token_count = 0;
 };
 
@@ -347,8 +346,7 @@ void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectL
       SelectByCodes(task, args.rule, positions);
     }
   };
-  parallel.run(shape.kv_heads, std::cref(select_head));  // by reference, because a copy would
-                                                         // allocate
+  parallel.run(shape.kv_heads, std::cref(select_head));  // a reference, because a copy allocates
 }
 
 size_t ScoreScratchBytes(const LayerView& view, const IndexDescriptor& index,

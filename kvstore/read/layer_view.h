@@ -39,8 +39,8 @@ struct SegmentView {
   std::span<const std::byte* const> rows;  // [kv_heads]: first row of each head
   // Start of the index extent; null when only rows are needed.
   const IndexDataHeader* index_data = nullptr;
-  const CodebookHeader* codebook = nullptr;  // start of the codebook extent; null when only rows
-                                             // are needed
+  // Start of the codebook extent; null when only rows are needed.
+  const CodebookHeader* codebook = nullptr;
 };
 
 // Segments of one layer; they ascend without a gap from position 0.

@@ -48,8 +48,7 @@ inline constexpr uint32_t kExtentUnitShift = 16;
 inline constexpr size_t kMinExtentBytes = size_t{1} << kExtentUnitShift;
 inline constexpr uint32_t kMaxExtentOrder = 24;   // 2^24 x 64 KiB = 1 TiB
 inline constexpr uint32_t kBlockTokens = 128;     // unit of the GPU cache, of checksums and of I/O
-inline constexpr size_t kContentAlignment = 128;  // of planes, counts, lists and centroids in an
-                                                  // extent
+inline constexpr size_t kContentAlignment = 128;  // of planes, counts and centroids in an extent
 
 // Limits. Sizes that another process supplies are checked against these before any arithmetic, so
 // that no product below can overflow.
@@ -95,8 +94,9 @@ enum class LayerState : uint32_t {
 // Order of the row slots of a layer.
 enum class RowOrder : uint32_t {
   kToken = 0,  // slot i holds token `first_position + i`
-  kCell = 1,   // slots are grouped by PQ cell; `order` maps slot -> token. Reserved: no sidecar of
-               // this version writes it.
+  // Slots are grouped by PQ cell; `order` maps slot -> token. Reserved: no sidecar of this version
+  // writes it.
+  kCell = 1,
 };
 
 enum class IndexKind : uint32_t {
@@ -146,8 +146,8 @@ struct IndexDataHeader {
   uint32_t cell_count = 0;
   uint32_t counted_begin = 0;  // slots before it (sink tokens) are coded but not counted
   std::atomic<uint32_t> counted_end = 0;
-  uint32_t codebook_epoch = 0;  // ordinal of the codebook generation, within the sequence, that
-                                // coded these slots
+  // Ordinal of the codebook generation, within the sequence, that coded these slots.
+  uint32_t codebook_epoch = 0;
   uint64_t posting_begins_offset_bytes = 0;
   uint64_t posting_begins_stride_bytes = 0;
   uint64_t posting_slots_offset_bytes = 0;
@@ -182,8 +182,8 @@ struct LayerDescriptor {
   RowOrder row_order = RowOrder::kToken;
   uint32_t row_bytes = 0;
   uint32_t kv_head_count = 0;
-  uint32_t row_extent_begin = 0;  // its row extents are row_extents[row_extent_begin .. +
-                                  // kv_head_count) of the attachment
+  // Its row extents are row_extents[row_extent_begin .. + kv_head_count) of the attachment.
+  uint32_t row_extent_begin = 0;
   uint32_t reserved = 0;
   ExtentRef order;                     // permutation slot -> token; valid when row_order is kCell
   ExtentRef index_data[kMaxIndexes];   // valid when state is kReady and the index is not kFlat
@@ -196,8 +196,9 @@ struct SegmentDescriptor {
   uint64_t segment_id = 0;
   uint32_t first_position = 0;  // absolute position of slot 0
   uint32_t slot_capacity = 0;   // a multiple of kBlockTokens
-  uint32_t token_end = 0;       // end position (exclusive) of this sequence's tokens in the
-                                // segment; 0 for the active segment, whose end is the token count
+  // End position (exclusive) of this sequence's tokens in the segment; 0 for the active segment,
+  // whose end is the sequence's token count.
+  uint32_t token_end = 0;
   uint32_t reserved = 0;
 };
 
@@ -206,10 +207,10 @@ struct LeaseWords {
   static constexpr uint32_t kRevoked = 1;    // truncated, dropped or expired: the client detaches
   static constexpr uint32_t kSuspended = 2;  // set until ResumeSequence
   std::atomic<uint64_t> lease_id = 0;        // 0: these words are unused
-  std::atomic<uint64_t> version = 0;         // of the newest attachment; when it is higher than the
-                                             // client's, the client fetches new descriptors
-  std::atomic<uint32_t> token_count = 0;     // number of tokens that are complete in all stored
-                                             // layers
+  // Version of the newest attachment; when it is higher than the client's, the client fetches new
+  // descriptors.
+  std::atomic<uint64_t> version = 0;
+  std::atomic<uint32_t> token_count = 0;  // complete in all stored layers
   std::atomic<uint32_t> flags = 0;
   uint32_t reserved[10] = {};
 };

@@ -66,6 +66,7 @@ class ScratchPool {
     std::span<std::byte> bytes_;
   };
 
+  // Returns a buffer of `size_bytes`, from the pool when it has one that is large enough.
   // REQUIRES: the pool outlives the buffer.
   Buffer Take(size_t size_bytes);
 

@@ -27,7 +27,7 @@
 
 namespace pqcached::kvstore {
 
-// Errors: kInvalidArgument naming the field.
+// Checks the spec of an incremental index. Errors: kInvalidArgument naming the field.
 absl::Status CheckLiveIndex(const Cache& cache, const LiveIndex& spec);
 
 class LiveIndexes {

@@ -48,6 +48,7 @@ struct Attachment {
   std::vector<ExtentRef> row_extents;
 };
 
+// Returns the encoded form of an attachment, laid out as described above.
 std::vector<std::byte> EncodeAttachment(const Attachment& attachment);
 
 // Checks every size, offset and order against the limits of layout.h and `pool_bytes`, so that

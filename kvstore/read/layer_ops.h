@@ -27,6 +27,7 @@ struct SelectLayerArgs {
   std::span<uint32_t> positions;              // [kv_heads, k], overwritten, ascending per kv head
 };
 
+// Returns the scratch size of one worker for SelectLayer.
 size_t SelectScratchBytes(const kernels::Exec& exec, const LayerView& view,
                           const IndexDescriptor& index, std::span<const PositionRange> candidates);
 
@@ -44,8 +45,10 @@ struct ScoreLayerArgs {
   std::span<float> sum_exp;        // [query_heads], overwritten: sum of exp(logit - max)
 };
 
+// Returns the scratch size of one worker for ScoreLayer.
 size_t ScoreScratchBytes(const LayerView& view, const IndexDescriptor& index, PositionRange tokens);
 
+// Writes the logits of every query head over `tokens`, with their maximum and sum of exponentials.
 void ScoreLayer(const kernels::Exec& exec, const LayerView& view, const ScoreLayerArgs& args,
                 const ParallelFor& parallel, std::span<std::byte> scratch);
 
@@ -56,8 +59,11 @@ struct AttendLayerArgs {
   std::span<float> lse;                 // [query_heads], overwritten; -infinity when k = 0
 };
 
+// Returns the scratch size of one worker for AttendLayer.
 size_t AttendLayerScratchBytes(const LayerView& view);
 
+// Writes the attention output of every query head over the k positions of its kv head, and the
+// log-sum-exp (`lse`) of the scaled logits, with which the engine merges it with its own part.
 void AttendLayer(const kernels::Exec& exec, const LayerView& view, const AttendLayerArgs& args,
                  const ParallelFor& parallel, std::span<std::byte> scratch);
 

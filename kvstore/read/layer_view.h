@@ -29,6 +29,7 @@ struct LayerShape {
   float scale = 1.0f;
   float softcap = 0.0f;  // 0 = none
 
+  // Returns the number of query heads per kv head: 32 query heads over 8 kv heads have groups of 4.
   uint32_t group_size() const { return query_heads / kv_heads; }
 };
 

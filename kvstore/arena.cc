@@ -14,11 +14,11 @@ namespace {
 
 constexpr std::align_val_t kScratchAlignment{64};
 
-// Runs body(worker) for every worker < worker_count, side by side.
+// Runs body(worker) for every worker < worker_count, concurrently.
 #if defined(__SANITIZE_THREAD__)
-// Distributions ship oneTBB without instrumentation, so that ThreadSanitizer takes the scheduler's
-// own hand-overs for races. Under that sanitizer plain threads take its place, and the bodies are
-// judged as always.
+// Distributions ship oneTBB without instrumentation, so ThreadSanitizer reports races in the
+// scheduler itself. Under that sanitizer plain threads replace the scheduler; the bodies are
+// checked as usual.
 template <class Body>
 void RunWorkers(oneapi::tbb::task_arena&, uint32_t worker_count, const Body& body) {
   std::vector<std::thread> threads;
@@ -55,7 +55,7 @@ void Arena::Run(uint32_t task_count, const ParallelFor::Body& body) {
     for (uint32_t task = 0; task < task_count; ++task) body(task, 0);
     return;
   }
-  // Workers draw tasks from a counter: tasks begin in order, and one slow task delays no other.
+  // Workers take tasks from a counter: tasks begin in order, and a slow task delays no other.
   std::atomic<uint32_t> next_task = 0;
   RunWorkers(arena_, workers, [&](uint32_t worker) {
     for (uint32_t task = next_task++; task < task_count; task = next_task++) body(task, worker);
@@ -89,7 +89,7 @@ ScratchPool::Buffer ScratchPool::Take(size_t size_bytes) {
 
 void ScratchPool::GiveBack(Buffer::Block block) {
   if (block.size_bytes > kMaxKeptBlockBytes) return;
-  Buffer::Block smallest;  // dies behind the lock
+  Buffer::Block smallest;  // freed after the lock is released
   const MutexLock lock(&mutex_);
   blocks_.push_back(std::move(block));
   if (blocks_.size() <= kMaxKeptBlocks) return;

@@ -1,7 +1,7 @@
-// Arena: the threads of one kind of work (serving, building), as a ParallelFor; and its scratch
-// memory.
+// Arena: the threads of one kind of work (serving, building) as a ParallelFor. ScratchPool:
+// reusable scratch memory.
 //
-// Calls from several threads share the arena's workers, so that the machine is not oversubscribed.
+// Concurrent calls share the arena's workers, so that the machine is not oversubscribed.
 //
 // Thread-safe.
 #ifndef PQCACHED_KVSTORE_ARENA_H_
@@ -28,7 +28,7 @@ class Arena {
   Arena(uint32_t thread_count, Priority priority);
 
   uint32_t worker_count() const { return worker_count_; }
-  // Tasks begin in ascending order. REQUIRES: the arena outlives it.
+  // Returns a ParallelFor whose tasks begin in ascending order. REQUIRES: the arena outlives it.
   ParallelFor parallel_for();
 
  private:
@@ -38,10 +38,11 @@ class Arena {
   oneapi::tbb::task_arena arena_;
 };
 
-// Reuses scratch buffers, because fresh memory costs a page fault per 4 KiB.
+// Pool of scratch buffers. They are reused because fresh memory costs a page fault per 4 KiB.
 class ScratchPool {
  public:
-  // Owner of a buffer, 64-byte aligned, contents unspecified; gives it back when it dies.
+  // Owner of a 64-byte aligned buffer with unspecified contents; the destructor returns the memory
+  // to the pool.
   class Buffer {
    public:
     Buffer(Buffer&&) = default;
@@ -65,6 +66,7 @@ class ScratchPool {
     std::span<std::byte> bytes_;
   };
 
+  // Returns a buffer of `size_bytes`, from the pool when it has one that is large enough.
   // REQUIRES: the pool outlives the buffer.
   Buffer Take(size_t size_bytes);
 

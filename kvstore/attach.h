@@ -1,4 +1,5 @@
-// From a snapshot to what a client on this host is told of it (read/attachment.h).
+// Converts a snapshot into the attachment that a client on the same host receives
+// (read/attachment.h).
 //
 // Pure; thread-safe.
 #ifndef PQCACHED_KVSTORE_ATTACH_H_
@@ -16,11 +17,12 @@
 
 namespace pqcached::kvstore {
 
-// Everything that the attachment names belongs to `list` and stays in place while it is held.
+// Returns the attachment of `list`. Everything that it names belongs to `list` and stays in place
+// as long as the caller holds `list`.
 Attachment MakeAttachment(const Cache& cache, uint64_t sequence_id, uint64_t version,
                           const SegmentList& list, const std::vector<uint32_t>& layer_tokens);
 
-// Bytes of the extents that these lists hold, each counted once.
+// Returns the bytes of all extents that these lists hold; each extent counts once.
 size_t HeldBytes(std::span<const std::shared_ptr<const SegmentList>> lists);
 
 }  // namespace pqcached::kvstore

@@ -7,8 +7,8 @@
 namespace pqcached::kvstore {
 
 BuddyAllocator::BuddyAllocator(uint32_t unit_count) : unit_count_(unit_count), free_(kOrderCount) {
-  // The longest aligned extents that tile [0, unit_count): the binary digits of unit_count from the
-  // top.
+  // The largest aligned extents that tile [0, unit_count) are the binary digits of unit_count, from
+  // the highest.
   uint32_t unit = 0;
   while (unit < unit_count) {
     const uint32_t length = std::bit_floor(unit_count - unit);
@@ -38,7 +38,7 @@ bool BuddyAllocator::Claim(uint32_t unit, uint32_t order) {
   for (uint32_t found = order; found < kOrderCount; ++found) {
     uint32_t begin = static_cast<uint32_t>(unit & ~((uint64_t{1} << found) - 1));
     if (free_[found].erase(begin) == 0) continue;
-    while (found > order) {  // gives the halves back that it does not lie in
+    while (found > order) {  // keeps the halves that do not contain the extent free
       --found;
       const uint32_t upper = begin + (uint32_t{1} << found);
       free_[found].insert(unit < upper ? upper : begin);

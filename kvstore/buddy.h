@@ -1,9 +1,9 @@
-// BuddyAllocator: which units of a pool are handed out.
+// BuddyAllocator: assigns the units of a pool to extents.
 //
-// Space is counted in *units*. An *extent* is 2^order units, aligned to its own size; freeing
-// merges it with its buddy as long as that one is free. The lowest free extent of the smallest
-// sufficient order is taken, so that a half-empty pool stays dense at its start. The total need not
-// be a power of two.
+// Space is counted in *units*. An *extent* is 2^order units, aligned to its own size. Freeing an
+// extent merges it with its buddy as long as the buddy is free. Allocate returns the lowest free
+// extent of the smallest sufficient order, so that a half-empty pool stays dense at its start. The
+// total number of units need not be a power of two.
 //
 // Thread-compatible.
 #ifndef PQCACHED_KVSTORE_BUDDY_H_
@@ -22,11 +22,11 @@ class BuddyAllocator {
   // REQUIRES: unit_count <= 2^32 - 1.
   explicit BuddyAllocator(uint32_t unit_count);
 
-  // Returns the first unit of an extent of 2^order units, or nothing when no free run is long
+  // Returns the first unit of an extent of 2^order units, or nothing when no free extent is large
   // enough.
   std::optional<uint32_t> Allocate(uint32_t order);
 
-  // Takes just this extent. False when not all of it is free.
+  // Allocates exactly this extent. Returns false when part of it is in use.
   bool Claim(uint32_t unit, uint32_t order);
 
   // REQUIRES: `unit` came from Allocate(order) or Claim and was not freed since.
@@ -34,9 +34,9 @@ class BuddyAllocator {
 
   uint64_t used_units() const { return used_units_; }
   uint64_t free_units() const { return unit_count_ - used_units_; }
-  // Of the longest extent that Allocate would grant; 0 when full.
+  // Returns the size of the largest extent that Allocate would return; 0 when full.
   uint64_t largest_free_units() const;
-  // [order]: first units of free extents.
+  // Returns the first units of the free extents, indexed by order.
   const std::vector<std::set<uint32_t>>& free() const { return free_; }
 
  private:
@@ -45,7 +45,7 @@ class BuddyAllocator {
   uint32_t unit_count_;
   uint64_t used_units_ = 0;
   std::vector<std::set<uint32_t>> free_;             // [order]: first units of free extents
-  std::unordered_map<uint32_t, uint32_t> order_of_;  // of the extents handed out, by first unit
+  std::unordered_map<uint32_t, uint32_t> order_of_;  // first unit -> order of the allocated extents
 };
 
 }  // namespace pqcached::kvstore

@@ -20,13 +20,15 @@ namespace pqcached::kvstore {
 namespace {
 
 constexpr uint32_t kMaxIterations = 1000;
-// Of the time to a deadline: kept back for what no cost tells (wake-ups, publishing).
+// Share of the time to the deadline that is reserved for costs that the model does not know
+// (wake-ups, publishing).
 constexpr double kReserve = 0.10;
-constexpr uint32_t kLeastSample = 1024;  // under a deadline; per kv head
-constexpr double kMostSlowdown = 8.0;    // beyond it a look was bad luck
-// How long the last step waits for a writer before it looks whether it is still wanted.
+constexpr uint32_t kLeastSample = 1024;  // rows per kv head, under a deadline
+constexpr double kMostSlowdown = 8.0;    // a larger measured slowdown is an outlier
+// Maximum time that the last step waits for a writer before it checks again whether the build was
+// stopped.
 constexpr absl::Duration kWriterWait = absl::Milliseconds(10);
-constexpr int kCatchUpRounds = 8;  // then what arrives is coded while writers wait
+constexpr int kCatchUpRounds = 8;  // after that, new rows are coded while writers wait
 
 absl::Status CheckSpec(const Cache& cache, const BuildSpec& spec) {
   if (spec.index.kind == IndexKind::kFlat) {
@@ -45,7 +47,7 @@ absl::Status CheckSpec(const Cache& cache, const BuildSpec& spec) {
   return absl::OkStatus();
 }
 
-// Whether all layers hold the same tokens.
+// Checks that all layers hold the same number of tokens.
 absl::Status CheckTokens(const Cache& cache, const Snapshot& base) {
   for (uint32_t slot = 1; slot < cache.layers.size(); ++slot) {
     if (base.layer_tokens[slot] == base.layer_tokens[0]) continue;
@@ -76,7 +78,7 @@ absl::Status CheckSequence(const Cache& cache, const Snapshot& base, const Build
   return CheckTokens(cache, base);
 }
 
-// One build at work, on segments that are all closed.
+// One build in progress. All segments of its snapshot count as closed.
 class Build {
  public:
   Build(const Cache& cache, std::shared_ptr<Sequence> sequence,
@@ -90,15 +92,16 @@ class Build {
         clock_(clock),
         began_(clock()) {}
 
-  // Makes extents for everything. Errors: kResourceExhausted.
+  // Allocates the extents of the whole build. Errors: kResourceExhausted.
   absl::Status Allocate();
   // Trains, codes and publishes layer by layer. Errors: kCancelled, kDeadlineExceeded, kNotFound.
   absl::Status Run();
-  // Codes what arrived meanwhile. Errors: kCancelled, kNotFound, kResourceExhausted.
+  // Codes the rows that arrived during the build. Errors: kCancelled, kNotFound,
+  // kResourceExhausted.
   absl::Status CatchUp();
 
  private:
-  // A layer and epoch: what one codebook extent holds.
+  // One layer and codebook generation, the content of one codebook extent.
   struct Unit {
     uint32_t layer_slot = 0;
     uint32_t epoch = 0;
@@ -133,8 +136,8 @@ class Build {
   void EncodeHead(const Unit& unit, uint32_t kv_head);
   void FinishUnit(Unit& unit);
   absl::Status PublishLayer(uint32_t layer_slot);
-  // Codes the segments of a snapshot that have no index yet; of the tail only its writer may ask.
-  // Returns whether there were any.
+  // Codes the segments of a snapshot that have no index yet. Only the writer may pass with_tail =
+  // true, which includes the active segment. Returns true when there were any.
   absl::StatusOr<bool> CodeNewcomers(const Snapshot& snapshot, bool with_tail);
 
   const Cache& cache_;
@@ -146,16 +149,16 @@ class Build {
   const SteadyTime began_;
 
   std::vector<Epoch> epochs_;
-  std::vector<std::unique_ptr<Unit>>
-      units_;  // in the order in which decode needs them: by layer, then by epoch
+  // Ordered by layer, then by generation, because decode needs them in this order.
+  std::vector<std::unique_ptr<Unit>> units_;
   std::vector<Task> tasks_;
   std::vector<std::shared_ptr<SegmentIndex>> segment_indexes_;  // per segment
   std::vector<BuildCost> costs_;                                // per layer slot; under a deadline
   std::atomic<Stop> stop_ = Stop::kNone;
   std::atomic<uint32_t> tasks_left_ = 0;
-  std::atomic<int64_t> coding_left_ns_ = 0;  // of one thread, by the measured costs
-  // How many times longer work takes here and now than when costs were measured: others use the
-  // machine, too. The newest look.
+  std::atomic<int64_t> coding_left_ns_ = 0;  // on one thread, by the measured costs
+  // Ratio of the observed duration of work to the duration that the measured costs predict, from
+  // the newest observation. It exceeds 1 when other processes use the machine.
   std::atomic<double> slowdown_ = 1.0;
 
   Mutex progress_mutex_;                                                // one report at a time
@@ -252,7 +255,7 @@ absl::Status Build::StopStatus() const {
   return Internal("unknown stop");
 }
 
-// Costs are asked for only where they are needed: without a deadline a build depends on no clock.
+// Costs are measured only with a deadline, so that a build without one depends on no clock.
 void Build::MeasureCosts() {
   if (spec_.deadline == SteadyTime::InfiniteFuture()) return;
   for (const StoredLayers::Layer& stored : cache_.layers.layers) {
@@ -263,7 +266,7 @@ void Build::MeasureCosts() {
   coding_left_ns_ = absl::ToInt64Nanoseconds(coding);
 }
 
-// Of one kv head, on one thread.
+// Returns the time to code the unit's rows of one kv head on one thread.
 absl::Duration Build::CodingTime(const Unit& unit) const {
   if (costs_.empty()) return absl::ZeroDuration();
   return absl::Seconds(costs_[unit.layer_slot].code * head_tokens(unit));
@@ -296,7 +299,7 @@ void Build::RunTask(const Task& task) {
   if (unit.heads_left.fetch_sub(1) == 1) FinishUnit(unit);
 }
 
-// Exactly the rows that were ingested.
+// Returns exactly the rows that were ingested.
 std::vector<SegmentTokens> Build::TokensOf(const Unit& unit) const {
   std::vector<SegmentTokens> tokens;
   const Epoch& epoch = epochs_[unit.epoch];
@@ -329,7 +332,7 @@ TrainingResult Build::TrainTask(const Task& task) {
   if (costs_.empty()) {
     return Train(cache_.engine->options.exec, args, cache_.engine->scratch);
   }
-  // This task's share of the time that coding leaves.
+  // The task gets its share of the time that coding leaves.
   const BuildCost& cost = costs_[unit.layer_slot];
   const double slowdown = slowdown_.load();
   const SteadyTime now = clock_();
@@ -338,7 +341,7 @@ TrainingResult Build::TrainTask(const Task& task) {
   const absl::Duration left = spec_.deadline - now - kReserve * (spec_.deadline - began_) -
                               absl::Nanoseconds(coding_left_ns_.load()) * slowdown / workers;
   const absl::Duration slice = std::max(absl::ZeroDuration(), left * share);
-  // A smaller sample is the first knob: the codebook loses little by it.
+  // The sample is reduced before the iterations: this costs the codebook little quality.
   const double fit = absl::ToDoubleSeconds(slice) / ((cost.load + cost.step) * slowdown);
   uint32_t sample =
       spec_.train_tokens == 0 ? head_tokens(unit) : std::min(spec_.train_tokens, head_tokens(unit));
@@ -455,7 +458,7 @@ absl::StatusOr<bool> Build::CodeNewcomers(const Snapshot& snapshot, bool with_ta
 }
 
 absl::Status Build::CatchUp() {
-  for (int round = 0; round < kCatchUpRounds; ++round) {  // the more, the fewer are left below
+  for (int round = 0; round < kCatchUpRounds; ++round) {  // each leaves less for below
     const auto snapshot = sequence_->Peek();
     if (!snapshot.ok()) return snapshot.status();
     const auto coded = CodeNewcomers(**snapshot, /*with_tail=*/false);
@@ -466,7 +469,7 @@ absl::Status Build::CatchUp() {
     if (Stopped()) return StopStatus();
     const auto lease = WriteLease::TakeShort(sequence_, SteadyTime::Now() + kWriterWait);
     if (!lease.ok()) {
-      if (absl::IsAborted(lease.status())) continue;  // a writer is at work
+      if (absl::IsAborted(lease.status())) continue;  // another writer is active
       return lease.status();
     }
     const auto snapshot = sequence_->Peek();
@@ -512,18 +515,18 @@ absl::Status BuildSequenceIndex(const Cache& cache, WriteLease lease, const Buil
   if (const auto kept_up = live.SpecOf(sequence->sequence_id());
       kept_up.has_value() && kept_up->index == spec.index) {
     if (absl::Status status = CheckTokens(cache, **base); !status.ok()) return status;
-    // What later turns leave open is coded under the codebooks that there are.
+    // An active segment of a later turn is coded under the existing codebooks while it is open.
     if (!(*base)->list->prefill_closed) {
       if (absl::Status status = sequence->CloseTail(); !status.ok()) return status;
     }
-    { const WriteLease done = std::move(lease); }  // rows may come
+    { const WriteLease done = std::move(lease); }  // lets writers append again
     return live.Finish(cache, *sequence, spec, progress);
   }
   if (absl::Status status = CheckSequence(cache, **base, spec); !status.ok()) return status;
   if (clock() >= spec.deadline) {
     return DeadlineExceeded("", "the deadline passed before the build began");
   }
-  // Merges would take away the segments that are being coded.
+  // Merges would replace the segments that are being coded.
   const LiveIndexes::Pause pause(live, sequence->sequence_id());
   const auto quiet = sequence->Read();
   if (!quiet.ok()) return quiet.status();
@@ -531,7 +534,7 @@ absl::Status BuildSequenceIndex(const Cache& cache, WriteLease lease, const Buil
   if (absl::Status status = build.Allocate(); !status.ok()) return status;
   if (absl::Status status = sequence->CloseTail(); !status.ok()) return status;
   if (absl::Status status = sequence->PublishIndex(spec.index, {}); !status.ok()) return status;
-  { const WriteLease done = std::move(lease); }  // rows may come
+  { const WriteLease done = std::move(lease); }  // lets writers append again
   absl::Status status = build.Run();
   if (status.ok()) status = build.CatchUp();
   if (!status.ok()) sequence->RemoveIndex(spec.index).IgnoreError();  // it may be dropped

@@ -1,4 +1,4 @@
-// BuildIndex: from rows to codebooks and codes.
+// BuildIndex: trains codebooks on the rows of a sequence and codes the rows with them.
 #ifndef PQCACHED_KVSTORE_BUILDER_H_
 #define PQCACHED_KVSTORE_BUILDER_H_
 
@@ -14,27 +14,28 @@
 
 namespace pqcached::kvstore {
 
-// A range of segments that share codebooks.
+// Codebook generation: a range of segments that share one codebook per layer and index.
 struct Epoch {
   size_t segment_begin = 0;
   size_t segment_end = 0;
   PositionRange tokens;
 };
 
-// Tokens of an epoch, at least, when a build covers `token_count`: the fourth part of a long context. A
-// selection settles values and threshold for each codebook, so epochs of one length would make it the
-// slower the longer the context is, and shorter ones were not the better ones (README.md).
+// Returns the minimum number of tokens of a codebook generation for a build that covers
+// `token_count` tokens: a quarter of them, and at least `least`. A selection computes score tables
+// and a threshold per codebook, so generations of a fixed length would slow selection down as the
+// context grows, and shorter ones did not improve quality (README.md).
 uint32_t EpochTokens(uint32_t token_count, uint32_t least);
 
-// Cuts segments into epochs of at least `epoch_tokens`; what is left at the end joins the last
-// epoch. `segment_ends`: the position behind each segment's last token.
+// Cuts segments into codebook generations of at least `epoch_tokens`; the remainder at the end
+// joins the last one. `segment_ends` holds the end position (exclusive) of each segment.
 std::vector<Epoch> CutEpochs(const std::vector<uint32_t>& segment_ends, uint32_t epoch_tokens);
 
 using BuildClock = std::function<SteadyTime()>;
 
-// The contract is that of Store::BuildIndex. The lease is held only while the tail is closed; writers
-// go on while the build runs, and what they add meanwhile is coded at its end. Layers become ready
-// one by one, in ascending order as far as the workers allow.
+// Builds an index under the contract of Store::BuildIndex. The write lease is held only until the
+// active segment is closed. Writers continue during the build; rows that they add are coded at its
+// end. Layers become ready one by one, in ascending order as far as the workers allow.
 absl::Status BuildSequenceIndex(const Cache& cache, WriteLease lease, const BuildSpec& spec,
                                 const std::function<bool(const BuildProgress&)>& progress,
                                 const BuildClock& clock = SteadyTime::Now);

@@ -1,4 +1,5 @@
-// Cache: what all calls on the sequences of one KV space share; Engine: what all caches share.
+// Cache: the state shared by all calls on the sequences of one KV space. Engine: the state shared
+// by all caches.
 #ifndef PQCACHED_KVSTORE_CACHE_H_
 #define PQCACHED_KVSTORE_CACHE_H_
 
@@ -32,18 +33,19 @@ struct Engine {
   ~Engine();
 
   const StoreOptions options;
-  std::optional<oneapi::tbb::global_control> more_threads;  // than cores, when options say so
+  // Allows more threads than cores, when the options ask for them.
+  std::optional<oneapi::tbb::global_control> more_threads;
   Arena serving;
   Arena building;
   ScratchPool scratch;
   std::atomic<uint64_t> next_segment_id = 1;
-  std::atomic<uint64_t> data_loss_count = 0;  // layers of segments that failed their checksum
+  std::atomic<uint64_t> data_loss_count = 0;  // layers of segments whose checksum differed
   CostModel costs;
-  std::unique_ptr<LiveIndexes> live;     // its thread uses all of the above
+  std::unique_ptr<LiveIndexes> live;     // its thread uses all members above
   std::unique_ptr<Checksums> checksums;  // null without a keeper
 };
 
-// Immutable but for its pool and prefixes; thread-safe.
+// Immutable except for its pool and prefixes; thread-safe.
 struct Cache {
   uint64_t cache_id = 0;
   std::string tenant;
@@ -51,7 +53,7 @@ struct Cache {
   StoredLayers layers;
   std::shared_ptr<Pool> pool;
   Engine* engine = nullptr;                    // outlives the cache
-  const std::shared_ptr<RecordTable> records;  // null: nothing is written down
+  const std::shared_ptr<RecordTable> records;  // null: the cache is not persisted
   const std::shared_ptr<PrefixIndex> prefixes = std::make_shared<PrefixIndex>();
   const std::unique_ptr<HeatClock> uses = std::make_unique<HeatClock>();
 
@@ -65,7 +67,8 @@ struct Cache {
         engine(shared),
         records(std::move(table)) {}
 
-  // Ordinal of an absolute layer among the stored ones. Errors: kInvalidArgument naming the layer.
+  // Returns the layer slot (ordinal among the stored layers) of an absolute layer. Errors:
+  // kInvalidArgument naming the layer.
   absl::StatusOr<uint32_t> LayerSlot(uint32_t layer) const;
 };
 

@@ -1,4 +1,4 @@
-// What a cache is, as bytes: to be written down and read again.
+// Serialised form of a cache's spec, for the records that the next process reads.
 //
 // Pure; thread-safe.
 #ifndef PQCACHED_KVSTORE_CACHE_IMAGE_H_
@@ -12,7 +12,7 @@
 namespace pqcached::kvstore {
 
 void WriteSpec(const CacheSpec& spec, RecordWriter& writer);
-// Nothing unless the bytes are a spec that ValidateCacheSpec accepts.
+// Returns nothing unless the bytes are a spec that ValidateCacheSpec accepts.
 std::optional<CacheSpec> ReadSpec(RecordReader& reader);
 
 }  // namespace pqcached::kvstore

@@ -1,5 +1,5 @@
-// CheckedBytes: bytes that an earlier process left, and their CRC32C; compared once, when they are first
-// needed.
+// CheckedBytes: bytes that an earlier process left, with their CRC32C. They are verified once,
+// before their first use.
 //
 // Thread-safe.
 #ifndef PQCACHED_KVSTORE_CHECKED_BYTES_H_
@@ -25,7 +25,8 @@ class CheckedBytes {
 
   explicit CheckedBytes(std::vector<Piece> pieces) : pieces_(std::move(pieces)) {}
 
-  // Whether they are what they were. `losses` grows by one when it is found that they are not.
+  // Returns true when all bytes match their checksums. Increments `losses` when a mismatch is found
+  // for the first time.
   bool Verify(const kernels::Exec& exec, std::atomic<uint64_t>& losses) const {
     State state = state_.load(std::memory_order_acquire);
     if (state != State::kUnknown) return state == State::kGood;

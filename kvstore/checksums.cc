@@ -34,7 +34,7 @@ std::span<const std::byte> CodebookBytes(const Cache& cache, const SegmentIndex:
   return {reinterpret_cast<const std::byte*>(&header), Codebook::SizeBytes(header.index, shape)};
 }
 
-// The rows' record, when there is one that lacks checksums.
+// Returns the record number when the record exists and has no checksums yet.
 std::optional<uint32_t> NumberOf(RecordTable& table, RecordSlot& record, const SlotArray& sums) {
   const MutexLock lock(&table.mutex());
   if (!record.valid()) return std::nullopt;
@@ -83,7 +83,7 @@ absl::Status LossError(const Cache& cache, uint64_t segment_id, uint32_t layer_s
 
 }  // namespace
 
-// Tells the worker when there may be something new.
+// Queues a job when a sequence may have new final bytes.
 class Checksums::Watcher final : public SequenceWatcher,
                                  public std::enable_shared_from_this<Checksums::Watcher> {
  public:
@@ -103,7 +103,7 @@ class Checksums::Watcher final : public SequenceWatcher,
   void OnSuspend(bool) override {}
   void OnDrop() override {}
 
-  // Before the sequence is looked at: what comes later is another job.
+  // Clears the queued flag before the snapshot is read, so that later changes queue another job.
   void Begin() { queued_ = false; }
   void Sum(const Snapshot& snapshot, const std::function<bool()>& stopped);
 
@@ -111,9 +111,9 @@ class Checksums::Watcher final : public SequenceWatcher,
   const std::shared_ptr<Inbox> inbox_;
   const std::shared_ptr<const Cache> cache_;
   const std::weak_ptr<Sequence> sequence_;
-  std::atomic<const SegmentList*> last_ =
-      nullptr;                            // compared only; another one may lie there later
-  std::atomic<bool> incomplete_ = false;  // a closed segment waits for rows
+  // Compared only, never dereferenced: another list may later have this address.
+  std::atomic<const SegmentList*> last_ = nullptr;
+  std::atomic<bool> incomplete_ = false;  // a closed segment still misses rows
   std::atomic<bool> queued_ = false;
 };
 
@@ -121,7 +121,7 @@ void Checksums::Watcher::Sum(const Snapshot& snapshot, const std::function<bool(
   const uint32_t complete = snapshot.token_count();
   bool incomplete = false;
   for (const SegmentEntry& entry : snapshot.list->segments) {
-    // What is shared out of an open tail is final only while it is shared.
+    // Rows shared from the active segment of another sequence are final only while they are shared.
     if (!entry.closed || entry.use->tail() != nullptr) continue;
     if (entry.token_end > complete) {
       incomplete = true;
@@ -251,7 +251,7 @@ absl::Status VerifyList(const Cache& cache, const SegmentList& list) {
                  return index != nullptr && index->recovered();
                });
       });
-  if (is_checked) return absl::OkStatus();  // all of it was made by this process
+  if (is_checked) return absl::OkStatus();  // this process wrote all of it
   std::vector<absl::Status> found(pieces);
   cache.engine->serving.parallel_for().run(pieces, [&](uint32_t piece, uint32_t) {
     const SegmentEntry& entry = list.segments[piece / cache.layers.size()];

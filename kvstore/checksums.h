@@ -1,9 +1,10 @@
-// Checksums of what no longer changes: rows of closed segments, codes of their ready layers.
+// Checksums of immutable bytes: rows of closed segments, and codes of their ready layers.
 //
-// A thread of the store computes them some time after the bytes have become final, when the burst of rows
-// that they came in is likely over (it would have to share the memory bus with them), and writes them down
-// (record_table.h). In the store of the next process nothing that has one is read or leased before it was
-// compared, once: what differs is kDataLoss from then on, and counted.
+// A thread of the store computes them some time after the bytes become final. By then the burst of
+// writes that the bytes belong to is likely over; during it, the thread would compete for memory
+// bandwidth. The thread stores the checksums in the cache's records (record_table.h). The store of
+// the next process compares bytes that have a checksum once, before they are first read or leased;
+// bytes that differ yield kDataLoss from then on, and are counted.
 //
 // Thread-safe.
 #ifndef PQCACHED_KVSTORE_CHECKSUMS_H_
@@ -23,9 +24,9 @@
 
 namespace pqcached::kvstore {
 
-// ---- What stands in the slots.
+// ---- Content of the record slots.
 
-struct RowSumsRecord {  // then uint32_t per head: CRC32C of its first `slot_count` rows
+struct RowSumsRecord {  // followed by uint32_t per head: CRC32C of its first `slot_count` rows
   uint64_t segment_id = 0;
   uint32_t slot_count = 0;
   uint32_t reserved = 0;
@@ -36,19 +37,19 @@ struct LayerSumsRecord {  // CRC32C of the whole content
   uint32_t codebook = 0;
 };
 
-// Writes checksums of segments down.
+// Computes and records checksums of segments on its own thread.
 class Checksums {
  public:
   Checksums();
-  // Ends the work under way.
+  // Stops the thread and waits for work in progress.
   ~Checksums() { Stop(); }
   Checksums(const Checksums&) = delete;
   Checksums& operator=(const Checksums&) = delete;
   void Stop();
 
-  // From now on, of this sequence until it is dropped.
+  // Records checksums of this sequence until it is dropped.
   void Add(std::shared_ptr<const Cache> cache, const std::shared_ptr<Sequence>& sequence);
-  // Until there is nothing left to do: for tests.
+  // Waits until all work is done. For tests.
   void WaitIdle();
 
  private:
@@ -60,12 +61,12 @@ class Checksums {
     SteadyTime due;
   };
   static constexpr absl::Duration kDelay = absl::Milliseconds(50);
-  struct Inbox {  // may be needed by watchers that outlive this
+  struct Inbox {  // shared with watchers, which may outlive the Checksums object
     Mutex mutex;
     CondVar changed;
     bool stop ABSL_GUARDED_BY(mutex) = false;
     bool busy ABSL_GUARDED_BY(mutex) = false;
-    std::deque<Job> jobs ABSL_GUARDED_BY(mutex);  // by their times
+    std::deque<Job> jobs ABSL_GUARDED_BY(mutex);  // ordered by due time
 
     SteadyTime next_due() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
       return jobs.empty() ? SteadyTime::InfiniteFuture() : jobs.front().due;
@@ -79,18 +80,18 @@ class Checksums {
   std::thread worker_;
 };
 
-// Recovery: what `rows`, whose record has this number, is to be compared with. False when the checksums
-// themselves have rotted.
+// Sets the checksums that `rows`, stored in record `number`, are compared with. For recovery.
+// Returns false when the checksum record itself is damaged.
 bool ExpectRowSums(const Cache& cache, uint32_t number, const SegmentRows& rows);
-// Likewise of a layer of an index.
+// Does the same for one layer of an index.
 bool ExpectLayerSums(const Cache& cache, uint32_t number, uint64_t segment_id, uint32_t layer_slot,
                      const SegmentIndex::Layer& layer);
 
-// Compares what has not been compared yet. Errors: kDataLoss.
+// Verifies bytes that were not verified yet. Errors: kDataLoss.
 absl::Status VerifyRows(const Cache& cache, const SegmentRows& rows, uint32_t layer_slot);
 absl::Status VerifyIndex(const Cache& cache, const SegmentRows& rows, const SegmentIndex& index,
                          uint32_t layer_slot);
-// All of a list.
+// Verifies all segments and indexes of a list.
 absl::Status VerifyList(const Cache& cache, const SegmentList& list);
 
 }  // namespace pqcached::kvstore

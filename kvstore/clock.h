@@ -1,12 +1,13 @@
-// SteadyTime: a point in time by a clock that nobody sets.
+// SteadyTime: a point in time on a clock that is never adjusted.
 //
-// Wall time jumps: an administrator, NTP or a resumed virtual machine moves it by hours. So deadlines,
-// waits and times to live are SteadyTimes, and those of absl, whose waits end at a wall time even when
-// they are given a duration, stand nowhere here (tests/tidy). It is the clock of
-// std::chrono::steady_clock: it stands still while the machine is suspended, and its values mean
-// nothing to another machine or after a reboot.
+// Wall time jumps: an administrator, NTP or a resumed virtual machine moves it by hours. Deadlines,
+// waits and times to live are therefore SteadyTimes. The corresponding types of absl are not used
+// (tests/tidy checks this), because their waits end at a wall time even when they are given a
+// duration. The clock is that of std::chrono::steady_clock: it stops while the machine is
+// suspended, and its values have no meaning on another machine or after a reboot.
 //
-// Arithmetic saturates, as that of absl::Duration: the infinite future plus or minus anything stays it.
+// Arithmetic saturates like that of absl::Duration: the infinite future plus or minus a finite
+// duration remains the infinite future.
 #ifndef PQCACHED_KVSTORE_CLOCK_H_
 #define PQCACHED_KVSTORE_CLOCK_H_
 
@@ -18,7 +19,7 @@ namespace pqcached::kvstore {
 
 class SteadyTime {
  public:
-  // Long ago.
+  // Constructs a time in the distant past (the epoch of the clock).
   constexpr SteadyTime() = default;
   explicit SteadyTime(std::chrono::steady_clock::time_point time)
       : since_boot_(absl::FromChrono(time.time_since_epoch())) {}
@@ -27,7 +28,7 @@ class SteadyTime {
   static constexpr SteadyTime InfiniteFuture() { return SteadyTime(absl::InfiniteDuration()); }
   static constexpr SteadyTime InfinitePast() { return SteadyTime(-absl::InfiniteDuration()); }
 
-  // The infinite future becomes the last that there is.
+  // Converts to std::chrono; the infinite future becomes the largest representable time.
   std::chrono::steady_clock::time_point ToChrono() const {
     return std::chrono::steady_clock::time_point(absl::ToChronoNanoseconds(since_boot_));
   }

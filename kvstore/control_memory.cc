@@ -17,7 +17,7 @@ constexpr size_t kWordsOffsetBytes = kPageBytes + kMaxStagingSlots * sizeof(std:
 
 void WakeWaiters(ControlPage& page) {
   page.wake_word.fetch_add(1, std::memory_order_release);
-  // Not private: waiters are in other processes.
+  // The futex is not private because waiters are in other processes.
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&page.wake_word), FUTEX_WAKE,
           std::numeric_limits<int>::max(), nullptr, nullptr, 0);
 }
@@ -40,7 +40,7 @@ absl::StatusOr<std::unique_ptr<ControlMemory>> ControlMemory::Create(uint32_t wo
   if (keeper == nullptr) {
     if (absl::Status status = SealMemfd(*memfd, LaterWriters::kNever); !status.ok()) return status;
   }
-  // Words of slots and leases to come are zero as they are.
+  // New memory is zero, the initial value of all slot words and lease words.
   auto* page = new (mapping->data()) ControlPage;
   page->word_count = word_count;
   page->words_offset_bytes = kWordsOffsetBytes;

@@ -1,9 +1,10 @@
 // ControlMemory: the words of one local session that its client reads without an rpc.
 //
-// A memfd with a ControlPage, slot words and LeaseWords (read/layout.h) behind it. Nobody but this process writes
-// it while it lives. Its end tells the client: boot_word becomes 0 and waiters wake.
+// A memfd that holds a ControlPage, then slot words (completion counters) and LeaseWords
+// (read/layout.h). Only this process writes it while the process lives. End notifies the client:
+// boot_word becomes 0 and waiters wake.
 //
-// Thread-safe: the words are atomic; who writes which is the caller's to order.
+// Thread-safe: the words are atomic; the caller orders concurrent writers of the same word.
 #ifndef PQCACHED_KVSTORE_CONTROL_MEMORY_H_
 #define PQCACHED_KVSTORE_CONTROL_MEMORY_H_
 
@@ -21,8 +22,8 @@ namespace pqcached::kvstore {
 
 class ControlMemory {
  public:
-  // With a keeper its memory can be kept, and then EndControlMemory be called by whoever keeps it; so
-  // it is not sealed against other writers.
+  // Creates the memory. With a keeper, the supervisor can keep it and call EndControlMemory after
+  // this process has ended; the memory is then not sealed against other writers.
   //
   // Errors: kResourceExhausted  the kernel refuses
   static absl::StatusOr<std::unique_ptr<ControlMemory>> Create(uint32_t word_count,
@@ -33,7 +34,7 @@ class ControlMemory {
   ControlMemory& operator=(const ControlMemory&) = delete;
 
   absl::StatusOr<SharedMemory> Share() const;
-  // Of the same memory, for a keeper.
+  // Returns a writable descriptor of the same memory, for a keeper.
   absl::StatusOr<FileDescriptor> ShareWithKeeper() const { return Duplicate(memfd_.get()); }
 
   uint32_t word_count() const { return page().word_count; }
@@ -46,9 +47,10 @@ class ControlMemory {
     return reinterpret_cast<std::atomic<uint64_t>*>(mapping_.data() +
                                                     page().slot_words_offset_bytes)[slot];
   }
-  // Raises wake_word and wakes who waits for it; after the words were written.
+  // Increments wake_word and wakes all waiters. Called after the words were written.
   void Wake() const;
-  // From now on the client takes nothing more from what it mapped.
+  // Sets boot_word to 0 and wakes waiters, after which the client uses no more results from mapped
+  // memory.
   void End() const;
 
  private:
@@ -60,8 +62,9 @@ class ControlMemory {
   const Mapping mapping_;
 };
 
-// As ControlMemory::End, on memory whose worker has ended, by whoever kept a descriptor that may write.
-// False when it is no control memory, or may not be written; then nothing is changed. May be done again.
+// Does the same as ControlMemory::End on the memory of a worker that has ended. The supervisor
+// calls it with a writable descriptor that it kept. Returns false and changes nothing when the
+// memory is no control memory or cannot be written. Idempotent.
 bool EndControlMemory(int descriptor);
 
 }  // namespace pqcached::kvstore

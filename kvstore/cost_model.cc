@@ -26,8 +26,8 @@
 namespace pqcached::kvstore {
 namespace {
 
-constexpr uint32_t kRows = 8192;  // a prefill segment: its samples leave the first cache levels
-constexpr int kRepeats = 3;       // the best counts: what disturbs only ever adds
+constexpr uint32_t kRows = 8192;  // a prefill segment: exceeds the first cache levels
+constexpr int kRepeats = 3;       // the minimum is used, because disturbances only add time
 constexpr char kHeading[] = "pqcached build costs 1";
 
 struct AlignedDelete {
@@ -142,7 +142,8 @@ BuildCost Measure(const kernels::Exec& exec, const LayerShape& shape,
   return cost;
 }
 
-// Replaces the file in one step. What cannot be written is measured again next time.
+// Replaces the file atomically. A file that cannot be written is ignored: the next process measures
+// again.
 void WriteFile(const std::string& file, const std::string& text) {
   const std::string fresh = file + ".new";
   {

@@ -1,10 +1,11 @@
-// CostModel: what training and coding cost on this machine, measured here; and how many iterations of
-// k-means fit into a time.
+// CostModel: measures the cost of training and coding on this machine, and computes how many
+// k-means iterations fit into a given time.
 //
-// The time of one layer is `fixed + rows * (load + code) + sample * (load + iterations * step)` over
-// its kv heads, shared by the workers. A kind of layer is measured when it is first asked for, in
-// some ten milliseconds, and kept: in memory, and in a file together with a description of the
-// machine, so that the next process need not measure. A file of another machine is measured anew.
+// The time of one kv head of a layer is `rows * code + subspaces * samples * (load + iterations *
+// step)`; the workers share the kv heads. Each kind of layer is measured at its first use, which
+// takes about ten milliseconds. The result is cached in memory and in a file, together with a
+// description of the machine, so that the next process need not measure. A file from another
+// machine is ignored and overwritten.
 //
 // Thread-safe. A measurement runs on the caller's thread and holds no lock.
 #ifndef PQCACHED_KVSTORE_COST_MODEL_H_
@@ -22,14 +23,14 @@
 
 namespace pqcached::kvstore {
 
-// Seconds of one thread and kv head.
+// Cost in seconds for one thread and one kv head.
 struct BuildCost {
-  double load = 0;  // a row into the samples of one sub-space
-  double step = 0;  // an iteration, per sample and sub-space
-  double code = 0;  // a row in all sub-spaces, with its cell counted and listed
+  double load = 0;  // to load one row into the samples of one sub-space
+  double step = 0;  // one iteration, per sample and sub-space
+  double code = 0;  // to code one row in all sub-spaces, count its cell and list it
 };
 
-// One layer, or several alike.
+// Size of the work on one layer, or on several equal layers.
 struct BuildSize {
   uint32_t head_count = 0;  // kv heads, over the layers
   uint32_t subspace_count = 0;
@@ -38,23 +39,23 @@ struct BuildSize {
   uint32_t worker_count = 1;
 };
 
-// Seconds until all is trained and coded.
+// Returns the seconds until everything is trained and coded.
 double BuildSeconds(const BuildCost& cost, const BuildSize& size, uint32_t iterations);
-// The most iterations that end within `seconds`, in [1, most].
+// Returns the largest number of iterations, in [1, most], that finish within `seconds`.
 uint32_t IterationsWithin(const BuildCost& cost, const BuildSize& size, double seconds,
                           uint32_t most);
-// Time that the engine takes for the prefill of one layer of this many tokens, during which its keys
-// may be clustered. 0 when no coefficient is known.
+// Returns the seconds that the engine needs for the prefill of `token_count` tokens in one layer;
+// the keys may be clustered during that time. 0 when no coefficient is known.
 double PrefillSeconds(const PrefillCost& cost, uint32_t token_count);
 
 class CostModel {
  public:
-  // `file`: empty = not kept.
+  // `file`: path of the cost file; empty = costs are not saved.
   CostModel(const kernels::Exec& exec, std::string file);
 
   BuildCost Measured(const LayerShape& shape, const IndexDescriptor& index);
 
-  // "CPU model, level": what a measurement is good for.
+  // Returns "CPU model, core count, instruction set", the key under which measurements are valid.
   static std::string DescribeMachine(const kernels::Exec& exec);
 
  private:

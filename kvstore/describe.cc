@@ -6,8 +6,8 @@
 namespace pqcached::kvstore {
 namespace {
 
-// Position behind the last slot that segment `i` will ever show; of the open tail: that it shows
-// now.
+// Returns the end position (exclusive) of segment `i`. For the active segment this is the end of
+// the tokens that it shows now.
 uint32_t SegmentEnd(const Snapshot& snapshot, size_t i) {
   const std::vector<SegmentEntry>& entries = snapshot.list->segments;
   if (entries[i].closed) return entries[i].token_end;
@@ -78,7 +78,7 @@ SequenceInfo Describe(const Cache& cache, const Sequence& sequence, const Snapsh
       }
     }
   }
-  std::set<const Codebook*> codebooks;  // segments of an epoch share them
+  std::set<const Codebook*> codebooks;  // segments of one generation share them
   for (size_t i = 0; i < list.segments.size(); ++i) {
     info.segments.push_back(DescribeSegment(cache, snapshot, i));
     const SegmentRows& rows = *list.segments[i].rows;
@@ -88,7 +88,7 @@ SequenceInfo Describe(const Cache& cache, const Sequence& sequence, const Snapsh
       if (index == nullptr) continue;
       info.used_bytes += index->used_bytes();
       for (const auto& codebook : index->codebooks()) {
-        if (codebook == nullptr) continue;  // not made yet
+        if (codebook == nullptr) continue;  // not trained yet
         if (!codebooks.insert(codebook.get()).second) continue;
         info.used_bytes += codebook->used_bytes();
         info.codebook_bytes += codebook->content_bytes();

@@ -1,4 +1,4 @@
-// Describe: what people and figures want to know of a sequence.
+// Describe: summarises a sequence for admin tools and metrics.
 #ifndef PQCACHED_KVSTORE_DESCRIBE_H_
 #define PQCACHED_KVSTORE_DESCRIBE_H_
 

@@ -7,14 +7,14 @@
 namespace pqcached::kvstore {
 namespace {
 
-// Where a step cuts a candidate, before it is known what comes free.
+// One step on a candidate, before the extents that it frees are known.
 struct Cut {
   Victim victim;
-  size_t segment_begin = 0;  // entries of the list that go with it
+  size_t segment_begin = 0;  // entries of the list that the step evicts
   size_t segment_end = 0;
 };
 
-// Counts down who still needs the parts of segments.
+// Counts down the remaining users of each part of a segment.
 class Releaser {
  public:
   Releaser(const StoredLayers& layers, std::vector<ExtentRef>& extents)
@@ -46,7 +46,8 @@ class Releaser {
     }
   }
 
-  // Whether this user is the last of `users`, who are counted as they are met for the first time.
+  // Returns true when this user is the last of `users`; the count is recorded at the first call for
+  // a part.
   template <typename Count>
   bool IsLast(const void* part, Count users) {
     const auto [left, added] = left_.try_emplace(part, static_cast<int64_t>(users));
@@ -58,7 +59,8 @@ class Releaser {
   std::unordered_map<const void*, int64_t> left_;
 };
 
-// From the end: a segment is worth as much as what is behind it, which cannot be used without it.
+// Cuts a cached prefix from its end. The score of a segment is the maximum over it and the segments
+// after it, which are useless without it.
 void CutRetained(size_t candidate, const SegmentList& list, EvictionPolicy policy,
                  std::vector<Cut>& cuts) {
   double score = -std::numeric_limits<double>::infinity();
@@ -67,7 +69,7 @@ void CutRetained(size_t candidate, const SegmentList& list, EvictionPolicy polic
     size_t begin = end - 1;
     score = std::max(score, HeatClock::Score(policy, list.segments[begin].rows->heat()));
     uint32_t keep_tokens = list.segments[begin].rows->first_position();
-    if (keep_tokens < kBlockTokens) {  // nobody could find so few
+    if (keep_tokens < kBlockTokens) {  // a prefix this short cannot be matched
       for (; begin > 0; --begin) {
         score = std::max(score, HeatClock::Score(policy, list.segments[begin - 1].rows->heat()));
       }
@@ -97,7 +99,7 @@ std::vector<Victim> PlanEviction(std::span<const Candidate> candidates, const St
   std::vector<Cut> cuts;
   for (size_t i = 0; i < candidates.size(); ++i) {
     const auto snapshot = candidates[i].sequence->Peek();
-    if (!snapshot.ok()) continue;  // dropped meanwhile
+    if (!snapshot.ok()) continue;  // dropped since the candidates were listed
     snapshots[i] = *snapshot;
     const SegmentList& list = *snapshots[i]->list;
     if (candidates[i].retained && !list.segments.empty()) {
@@ -109,7 +111,7 @@ std::vector<Victim> PlanEviction(std::span<const Candidate> candidates, const St
                       .segment_end = list.segments.size()});
     }
   }
-  // Stable: the end of a sequence stays before its beginning.
+  // The sort is stable, so that the end of a sequence is evicted before its beginning.
   std::stable_sort(cuts.begin(), cuts.end(), [&](const Cut& a, const Cut& b) {
     const bool a_retained = candidates[a.victim.candidate].retained;
     const bool b_retained = candidates[b.victim.candidate].retained;

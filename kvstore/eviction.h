@@ -1,12 +1,14 @@
-// Eviction: which tokens give way when a pool is full, and what comes free.
+// Eviction: chooses the tokens that are evicted when a pool is full, and the extents that this
+// frees.
 //
-// A *candidate* is a sequence that may go: a *retained* one (its session is over; it is kept because the
-// next request may begin with the same tokens), or an idle one of a session that lives. Nobody holds a
-// candidate (holds.h). Retained sequences go first, segment by segment from their ends, so that their
-// beginnings serve for longest; an idle sequence goes whole.
+// A *candidate* is an evictable sequence: a *retained* one (a cached prefix: its session is over,
+// and it is kept because the next request may begin with the same tokens), or an idle one of a
+// living session. A candidate has no holders (holds.h). Cached prefixes are evicted first, segment
+// by segment from their ends, so that their beginnings remain usable for longest. An idle sequence
+// is evicted as a whole.
 //
-// Planning changes nothing and may be out of date when it is carried out: whoever carries it out claims
-// each sequence first.
+// Planning changes nothing, and a plan may be out of date when it is carried out: the evictor
+// claims each sequence first.
 #ifndef PQCACHED_KVSTORE_EVICTION_H_
 #define PQCACHED_KVSTORE_EVICTION_H_
 
@@ -31,20 +33,20 @@ struct Candidate {
 
 // One step of an eviction.
 struct Victim {
-  size_t candidate = 0;            // its ordinal
-  uint32_t keep_tokens = 0;        // of the sequence; 0: it goes whole
-  double score = 0;                // of the policy
-  std::vector<ExtentRef> extents;  // that come free with it, when all before it have gone
+  size_t candidate = 0;            // ordinal of the candidate
+  uint32_t keep_tokens = 0;        // tokens of the sequence that remain; 0: all are evicted
+  double score = 0;                // the policy's score; the lowest is evicted first
+  std::vector<ExtentRef> extents;  // extents that this step frees, after all steps before it
 
   size_t bytes() const;
 };
 
-// Everything that may go, in the order in which it goes. What a step frees counts what only
-// candidates hold; what others look at besides comes free later, and is not counted.
+// Returns all possible steps in eviction order. The extents of a step are those that only
+// candidates hold; extents that other readers hold too become free later, and are not counted.
 std::vector<Victim> PlanEviction(std::span<const Candidate> candidates, const StoredLayers& layers,
                                  EvictionPolicy policy);
 
-// The ids of sequences that were evicted, the newest of them. Thread-safe.
+// The ids of the most recently evicted sequences. Thread-safe.
 class EvictedIds {
  public:
   static constexpr size_t kMaxIds = 1 << 16;

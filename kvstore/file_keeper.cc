@@ -24,7 +24,7 @@ absl::string_view Text(std::string_view text) { return {text.data(), text.size()
 
 std::string ErrorText(int error) { return std::strerror(error); }
 
-// Whether a descriptor is a regular file of ours that nobody else can open for writing.
+// Returns true when the descriptor is a regular file of this user that no other user can open.
 bool IsOurFile(int descriptor) {
   struct stat info = {};
   return fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == geteuid() &&

@@ -1,8 +1,8 @@
-// FileKeeper: memory that outlives its process as files of a directory on tmpfs or hugetlbfs, such as a
-// volume of a container.
+// FileKeeper: memory that outlives its process as files in a directory on tmpfs or hugetlbfs, such
+// as a volume of a container.
 //
-// Kept is what was made by CreateMemory of the same keeper: a file gets its name by Keep, in one step.
-// One process at a time uses a directory; the lock ends with it.
+// Only memory from CreateMemory of the same keeper can be kept: Keep gives its file a name,
+// atomically. One process at a time uses a directory; its lock is released when the process ends.
 //
 // Thread-safe.
 #ifndef PQCACHED_KVSTORE_FILE_KEEPER_H_
@@ -25,11 +25,12 @@ class FileKeeper final : public DescriptorKeeper {
   //         kAlreadyExists       another process uses it
   static absl::StatusOr<std::unique_ptr<FileKeeper>> Open(const std::string& directory);
 
-  // Errors besides: kResourceExhausted when the file system has less left, or on hugetlbfs a control group
-  // leaves less of its pages, which would end the process when they are touched. (Bytes that others take of it
-  // afterwards are missed when pages are touched: give the directory a file system of its own.)
+  // Additional errors: kResourceExhausted when the file system has less space, or when on hugetlbfs
+  // a control group leaves fewer of its pages; touching the pages would then kill the process.
+  // (Bytes that other users of the file system take afterwards are missing when pages are touched:
+  // give the directory a file system of its own.)
   absl::StatusOr<FileDescriptor> CreateMemory(const char* name, size_t size_bytes) override;
-  // Errors besides: kFailedPrecondition for what is no file of this directory.
+  // Additional errors: kFailedPrecondition when the descriptor is no file of this directory.
   absl::Status Keep(std::string_view name, int descriptor) override;
   absl::Status Release(std::string_view name) override;
   FileDescriptor Take(std::string_view name) const override;
@@ -40,8 +41,8 @@ class FileKeeper final : public DescriptorKeeper {
       : directory_(std::move(directory)), block_bytes_(block_bytes), is_hugetlb_(is_hugetlb) {}
 
   const FileDescriptor directory_;
-  const size_t block_bytes_;  // that file sizes are multiples of
-  const bool is_hugetlb_;     // hugetlbfs: a block is a page
+  const size_t block_bytes_;  // file sizes are multiples of it
+  const bool is_hugetlb_;     // on hugetlbfs, where a block is a page
 };
 
 }  // namespace pqcached::kvstore

@@ -39,8 +39,8 @@ void FreeMap::Free(ExtentRef extent) {
   free_[order].insert(unit);
 }
 
-// From the longest down: what is left of a length are two of the next one. Extents are aligned to their
-// length, so nothing else can be in the way.
+// ShortfallBytes goes from the largest order down: each extent that is left at one order provides
+// two at the next. Extents are aligned to their size, so alignment never prevents a fit.
 bool FreeMap::Fits(const ExtentDemand& demand) const { return ShortfallBytes(demand) == 0; }
 
 size_t FreeMap::ShortfallBytes(const ExtentDemand& demand) const {

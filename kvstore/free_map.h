@@ -1,6 +1,7 @@
-// FreeMap: what is free in a pool, to find out what more free extents would make possible.
+// FreeMap: a copy of the free extents of a pool, to compute which allocations would succeed after
+// more extents are freed.
 //
-// A copy: nothing that happens to it happens to the pool. Thread-compatible.
+// Changes to the copy do not affect the pool. Thread-compatible.
 #ifndef PQCACHED_KVSTORE_FREE_MAP_H_
 #define PQCACHED_KVSTORE_FREE_MAP_H_
 
@@ -17,18 +18,18 @@
 
 namespace pqcached::kvstore {
 
-// How many extents of each order are wanted.
+// Number of extents needed, per order.
 class ExtentDemand {
  public:
   static constexpr uint32_t kOrderCount = 32;
 
   ExtentDemand() = default;
-  // Each size rounded up to an extent, as Pool::Allocate does.
+  // Adds one extent per size, each rounded up as Pool::Allocate does.
   explicit ExtentDemand(std::span<const size_t> sizes_bytes);
 
   void Add(size_t size_bytes, uint64_t extent_count = 1);
 
-  // The largest number there is when they are more.
+  // Returns the total size; saturates at the largest size_t.
   size_t bytes() const { return bytes_; }
   uint64_t count(uint32_t order) const { return counts_[order]; }
 
@@ -39,8 +40,8 @@ class ExtentDemand {
 
 class FreeMap {
  public:
-  // `free`: first units of free extents, by order. At most `limit_bytes` may be in use. `staying`: first
-  // units of extents that stay in use, whoever frees them.
+  // `free`: first units of the free extents, by order. At most `limit_bytes` may be in use.
+  // `staying`: first units of extents that remain in use even after Free.
   FreeMap(std::vector<std::set<uint32_t>> free, size_t used_bytes, size_t limit_bytes,
           std::unordered_set<uint32_t> staying = {})
       : free_(std::move(free)),
@@ -51,9 +52,9 @@ class FreeMap {
   // REQUIRES: the extent is in use.
   void Free(ExtentRef extent);
 
-  // Whether all of it would be granted at once.
+  // Returns true when all extents could be allocated together.
   bool Fits(const ExtentDemand& demand) const;
-  // Bytes that are missing for it: in all, or in one piece; 0 when it fits.
+  // Returns the bytes that are missing, in total or in contiguous pieces; 0 when the demand fits.
   size_t ShortfallBytes(const ExtentDemand& demand) const;
 
   size_t used_bytes() const { return used_bytes_; }
@@ -66,7 +67,7 @@ class FreeMap {
   std::unordered_set<uint32_t> staying_;
 };
 
-// The order of the extent that a size is given.
+// Returns the order of the smallest extent that holds `size_bytes`.
 uint32_t OrderFor(size_t size_bytes);
 
 }  // namespace pqcached::kvstore

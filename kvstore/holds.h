@@ -1,10 +1,11 @@
-// Holds: what keeps a sequence from being evicted, and since when nobody has used it.
+// Holds: protects a sequence from eviction, and records the time of its last use.
 //
-// Leases, writers and builds hold a sequence; a pin keeps it until its time has come, also beyond the end
-// of the process (sequence_record.h). The evictor claims a sequence that nobody holds: from then on
-// nobody can hold it any more. Of several that go together it first reserves each one, then settles all:
-// who wants to hold or pin one of them meanwhile waits for what comes out, so that nobody is told of an
-// eviction that does not happen.
+// Leases, writers and builds hold a sequence. A pin keeps it until a given time, even past the end
+// of the process (sequence_record.h). The evictor claims a sequence that has no holders; after
+// that, no caller can hold it any more. To evict several sequences together, the evictor first
+// reserves each of them, then settles all. A caller that wants to hold or pin one of them
+// concurrently waits for the decision, so that no caller is notified of an eviction that does not
+// happen.
 //
 // Thread-safe, without locks.
 #ifndef PQCACHED_KVSTORE_HOLDS_H_
@@ -21,12 +22,13 @@
 
 namespace pqcached::kvstore {
 
-// Of a clock that nobody sets.
+// Returns the nanoseconds of a clock that is never adjusted.
 inline int64_t SteadyNanos() {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Since the machine booted, suspended or not: means the same to the next process.
+// Returns the nanoseconds since the machine booted, suspended time included. Values keep their
+// meaning in the next process.
 inline int64_t BootNanos() {
   timespec now = {};
   clock_gettime(CLOCK_BOOTTIME, &now);
@@ -37,7 +39,8 @@ class Holds {
  public:
   static constexpr absl::Duration kLongestPin = absl::Hours(24 * 30);
 
-  // False when it was claimed. Each successful call is followed by one Release.
+  // Acquires a hold. Returns false when the sequence was claimed. Each successful call is followed
+  // by one Release.
   [[nodiscard]] bool Take() {
     for (;;) {
       int64_t count = Settled();
@@ -49,8 +52,8 @@ class Holds {
     Touch();
     count_.fetch_sub(1, std::memory_order_acq_rel);
   }
-  // Of the evictor: true when nobody holds it and no pin keeps it; followed by one Settle, soon: until then
-  // others wait.
+  // Reserves the sequence for the evictor. Returns true when it has no holders and no pin. The
+  // evictor then calls Settle once, soon, because other callers wait until it does.
   [[nodiscard]] bool Reserve() {
     int64_t nobody = 0;
     if (!count_.compare_exchange_strong(nobody, kReserved)) return false;
@@ -59,7 +62,7 @@ class Holds {
     return false;
   }
   void Settle(bool claimed) { count_.store(claimed ? kClaimed : 0); }
-  // Both at once, of one that goes alone. Once.
+  // Reserves and settles a sequence that is evicted alone. At most once.
   [[nodiscard]] bool Claim() {
     const bool reserved = Reserve();
     if (reserved) Settle(/*claimed=*/true);
@@ -68,13 +71,14 @@ class Holds {
   bool claimed() const { return Settled() == kClaimed; }
   bool held() const { return count_.load(std::memory_order_acquire) > 0; }
 
-  // Of BootNanos; zero: not any more. Not for longer than kLongestPin from now, whatever a record says.
+  // Pins the sequence until a time of BootNanos; zero removes the pin. The time is limited to
+  // kLongestPin from now, even when a record holds a later one.
   void PinUntil(int64_t boot_nanos) {
     const int64_t most = BootNanos() + absl::ToInt64Nanoseconds(kLongestPin);
     pinned_until_.store(std::min(boot_nanos, most));
   }
   int64_t pinned_until() const { return pinned_until_.load(); }
-  // Zero when it is not pinned.
+  // Returns the remaining time of the pin; zero when there is none.
   absl::Duration pin_left() const {
     return std::max(absl::ZeroDuration(), absl::Nanoseconds(pinned_until_.load() - BootNanos()));
   }
@@ -89,7 +93,8 @@ class Holds {
   static constexpr int64_t kClaimed = -1;
   static constexpr int64_t kReserved = -2;
 
-  // The count when no evictor is about to decide, which takes it some loads and stores.
+  // Returns the count once no evictor is about to decide; a decision takes the evictor only a few
+  // loads and stores.
   int64_t Settled() const {
     for (;;) {
       const int64_t count = count_.load();
@@ -99,15 +104,15 @@ class Holds {
   }
 
   std::atomic<int64_t> count_ = 0;
-  std::atomic<int64_t> pinned_until_ = 0;          // of BootNanos
-  std::atomic<int64_t> last_use_ = SteadyNanos();  // of that
+  std::atomic<int64_t> pinned_until_ = 0;          // time of BootNanos
+  std::atomic<int64_t> last_use_ = SteadyNanos();  // time of SteadyNanos
 };
 
-// Holds one sequence while it lives.
+// Holds one sequence for the lifetime of this object.
 template <typename Owner>  // a Sequence
 class Hold {
  public:
-  // Check `taken` before anything else.
+  // The caller checks `taken` before any other use of the sequence.
   explicit Hold(Owner& owner) : owner_(owner), taken_(owner.holds().Take()) {}
   ~Hold() {
     if (taken_) owner_.holds().Release();

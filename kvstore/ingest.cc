@@ -26,7 +26,7 @@ class IngestTransactionImpl final : public IngestTransaction {
     if (absl::Status status = CheckUsable(); !status.ok()) return status;
     committed_ = true;
     absl::StatusOr<uint64_t> token_count = writer_->Commit();
-    writer_.reset();  // other writers may begin
+    writer_.reset();  // other writers may begin now
     return token_count;
   }
 
@@ -53,7 +53,7 @@ class IngestTransactionImpl final : public IngestTransaction {
   bool committed_ = false;
 };
 
-// Checks that every stored layer comes exactly once, all with the same number of tokens.
+// Checks that every stored layer occurs exactly once, and that all have the same number of tokens.
 absl::StatusOr<std::vector<CheckedRows>> CheckAppend(const Cache& cache,
                                                      std::span<const LayerRows> layers) {
   std::vector<CheckedRows> all;

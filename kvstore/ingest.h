@@ -1,4 +1,4 @@
-// Ingest, Append and Truncate: the writers of rows.
+// Ingest, Append and Truncate: the operations that write rows (KV entries).
 #ifndef PQCACHED_KVSTORE_INGEST_H_
 #define PQCACHED_KVSTORE_INGEST_H_
 

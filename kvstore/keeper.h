@@ -1,8 +1,9 @@
-// DescriptorKeeper: who holds memory when this process dies.
+// DescriptorKeeper: keeps memory alive when this process dies.
 //
-// A process that is killed loses its mappings, not the memory behind them, as long as somebody else
-// holds a descriptor of it. A keeper is the line to that somebody: a supervisor, systemd's
-// file-descriptor store, or a directory whose files outlive their makers.
+// A process that is killed loses its mappings, but the memory behind them persists as long as
+// another process or a directory holds a reference to it. A keeper is the connection to that
+// holder: a supervisor, systemd's file-descriptor store, or a directory whose files outlive their
+// creators.
 //
 // Thread-safe.
 #ifndef PQCACHED_KVSTORE_KEEPER_H_
@@ -26,41 +27,42 @@ class DescriptorKeeper {
 
   virtual ~DescriptorKeeper() = default;
 
-  // Makes zeroed memory of at least `size_bytes` that may be kept: of a fixed size, with mode 0600.
-  // `name`: that it is going to be kept under. Here a memfd.
+  // Creates zeroed memory of at least `size_bytes` that can be kept: of a fixed size, with mode
+  // 0600. `name`: the name under which it will be kept. The default implementation creates a memfd.
   //
   // Errors: kResourceExhausted  the kernel refuses
   virtual absl::StatusOr<FileDescriptor> CreateMemory(const char* name, size_t size_bytes);
 
-  // Keeps a duplicate of `descriptor` until Release, also beyond the end of this process. It is kept
-  // when this returns. `name`: [A-Za-z0-9._-]{1,kMaxNameBytes}.
+  // Keeps a duplicate of `descriptor` until Release, even past the end of this process. The
+  // duplicate is kept when the call returns. `name`: [A-Za-z0-9._-]{1,kMaxNameBytes}.
   //
   // Errors: kInvalidArgument    name
-  //         kAlreadyExists      something is kept under this name
+  //         kAlreadyExists      the name is in use
   //         kResourceExhausted  too many descriptors
-  //         kUnavailable        whoever keeps does not answer
+  //         kUnavailable        the keeper does not answer
   virtual absl::Status Keep(std::string_view name, int descriptor) = 0;
-  // Whether KeepMapped can.
+  // Returns true when the keeper supports KeepMapped.
   virtual bool keeps_mappings() const { return false; }
-  // As Keep, of memory that only mappings which exist when this returns may write afterwards
-  // (LaterWriters::kNever): a mapping of it is kept, too.
+  // Does the same as Keep for memory that only mappings which exist when this returns can write
+  // afterwards (LaterWriters::kNever): the keeper also keeps a mapping of it.
   //
   // REQUIRES: keeps_mappings().
   virtual absl::Status KeepMapped(std::string_view name, int descriptor);
-  // The mapping of what an earlier process kept so, for reading and writing; whoever asks first gets
-  // it. Empty: there is none.
+  // Returns the read-write mapping of memory that an earlier process kept by KeepMapped; empty when
+  // there is none. The first caller takes it.
   virtual Mapping TakeMapping(std::string_view name);
 
-  // Lets go of it. No error when nothing is kept under this name.
+  // Releases the descriptor. No error when the name is not in use.
   virtual absl::Status Release(std::string_view name) = 0;
 
-  // A duplicate of what is kept under this name, which stays kept; invalid when there is nothing.
+  // Returns a duplicate of the descriptor kept under this name, which remains kept; invalid when
+  // the name is not in use.
   virtual FileDescriptor Take(std::string_view name) const = 0;
-  // Of everything that is kept, sorted.
+  // Returns all names in use, sorted.
   virtual std::vector<std::string> Names() const = 0;
 };
 
-// Whether something may be kept under this name.
+// Returns true when `name` is a valid name for Keep.
 bool IsKeeperName(std::string_view name);
 
 }  // namespace pqcached::kvstore

@@ -10,11 +10,11 @@
 namespace pqcached::kvstore {
 namespace {
 
-// A mean over kv heads and sub-spaces needs fewer rows than centroids do: looking at 8192 took as long as
-// one and a half iterations.
+// A mean over kv heads and sub-spaces needs fewer rows than centroids do: measuring 8192 took as
+// long as one and a half iterations.
 constexpr uint32_t kMeasuredTokens = 2048;
 
-// One (kv head, sub-space) of a training.
+// Returns the arguments of one training task, a (kv head, sub-space).
 TrainingArgs TaskArgs(const LayerTraining& training, const LayerShape& shape, uint32_t task,
                       std::span<const kernels::RowSpan> rows, const Codebook& codebook) {
   const uint32_t subspaces = training.index.subspace_count;

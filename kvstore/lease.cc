@@ -14,8 +14,8 @@ absl::Status Lease::Begin() {
     return NotFound("sequence_id", absl::StrCat("sequence ", sequence_id(), " was evicted"));
   }
   {
-    const MutexLock lock(
-        &mutex_);  // before Watch, so that no publication overtakes what it returns
+    // Locked before Watch, so that no publication overtakes the snapshot that Watch returns.
+    const MutexLock lock(&mutex_);
     auto first = parts_.sequence->Watch(shared_from_this());
     if (!first.ok()) {
       parts_.sequence->holds().Release();
@@ -25,7 +25,7 @@ absl::Status Lease::Begin() {
     words().lease_id.store(parts_.lease_id, std::memory_order_release);
     Follow(**first);
   }
-  // A suspension before Watch was not heard; a later one was.
+  // Watch reports suspensions only from now on; an earlier one is found here.
   if (!parts_.sequence->suspended()) return absl::OkStatus();
   End();
   return FailedPrecondition("sequence_id",
@@ -42,7 +42,7 @@ void Lease::Follow(const Snapshot& next) {
 }
 
 absl::StatusOr<VersionedImage> Lease::Refresh(uint64_t known_version) {
-  std::vector<Version> old;  // die behind the lock
+  std::vector<Version> old;  // freed after the lock is released
   Version newest;
   std::vector<uint32_t> layer_tokens;
   {
@@ -80,7 +80,7 @@ absl::StatusOr<VersionedImage> Lease::Refresh(uint64_t known_version) {
 }
 
 void Lease::End() {
-  std::vector<Version> held;  // die behind the lock
+  std::vector<Version> held;  // freed after the lock is released
   {
     const MutexLock lock(&mutex_);
     if (state_ == State::kEnded) return;
@@ -109,7 +109,7 @@ void Lease::RevokeIdle(absl::Duration timeout) {
 void Lease::Revoke() {
   if (state_ != State::kFollowing) return;
   state_ = State::kRevoked;
-  newest_.list.reset();  // what was not handed out is nobody's business any more
+  newest_.list.reset();  // no version is delivered any more
   words().flags.fetch_or(LeaseWords::kRevoked, std::memory_order_release);
 }
 

@@ -1,16 +1,18 @@
-// Lease: the promise to one session that the bytes of one sequence stay in place.
+// Lease: the guarantee to one session that the bytes of one sequence stay in place.
 //
-// A lease follows its sequence. Each change of the sequence's list is a *version*; the client gets to
-// know one by its attachment, and what a version names that was handed out stays in place until the
-// client acknowledges a later one, or the lease ends. In between, the lease's words in the control
-// memory say what a client may read: token_count is stored after version, so a client that loads
-// token_count and then finds its own version has descriptors for all of these tokens.
+// A lease follows its sequence. Each change of the sequence's segment list is a *version*, which
+// the client receives as an attachment. Everything that a delivered version names stays in place
+// until the client acknowledges a later version, or the lease ends. Between deliveries, the lease's
+// words in the control memory state what the client may read: token_count is stored after version,
+// so a client that loads token_count and then finds its own version has descriptors for all of
+// these tokens.
 //
-// A lease that is *revoked* (somebody else rolled the sequence back, it was dropped or suspended, or
-// the holder let it expire) follows no more, but holds what was handed out, until it ends.
+// A *revoked* lease (another holder truncated the sequence, the sequence was dropped or suspended,
+// or the lease expired because its holder did not refresh it) no longer follows the sequence, but
+// keeps the delivered versions until it ends.
 //
-// Thread-safe. Its lock may be held while the sequence's newest snapshot is read; watcher calls come
-// with the sequence's events_mutex_ held.
+// Thread-safe. Its lock may be held while the sequence's newest snapshot is read; watcher calls are
+// made with the sequence's events_mutex_ held.
 #ifndef PQCACHED_KVSTORE_LEASE_H_
 #define PQCACHED_KVSTORE_LEASE_H_
 
@@ -32,7 +34,7 @@ namespace pqcached::kvstore {
 
 class Lease final : public SequenceWatcher, public std::enable_shared_from_this<Lease> {
  public:
-  // Attachments that may be handed out and not be acknowledged.
+  // Maximum number of attachments that are delivered but not acknowledged.
   static constexpr size_t kMaxVersions = 64;
 
   struct Parts {
@@ -45,20 +47,22 @@ class Lease final : public SequenceWatcher, public std::enable_shared_from_this<
   };
   explicit Lease(Parts parts) : parts_(std::move(parts)) {}
 
-  // Begins to follow; once, before anything else. Errors: kNotFound, kFailedPrecondition (suspended).
+  // Begins to follow the sequence. Called once, before all other functions. Errors: kNotFound,
+  // kFailedPrecondition (suspended).
   absl::Status Begin();
 
-  // Lets go of what was handed out before `known_version`, and hands out the newest version when it is
-  // another one. A revoked lease has nothing newer.
+  // Releases the versions delivered before `known_version`, and returns the newest version if it
+  // differs from `known_version`. A revoked lease has no newer version.
   //
-  // Errors: kInvalidArgument    known_version was never handed out
+  // Errors: kInvalidArgument    known_version was never delivered
   //         kResourceExhausted  kMaxVersions
+  //         kNotFound           the lease has ended
   absl::StatusOr<VersionedImage> Refresh(uint64_t known_version);
 
-  // Revokes the lease when its holder has not refreshed it for longer than this.
+  // Revokes the lease when its holder has not refreshed it for longer than `timeout`.
   void RevokeIdle(absl::Duration timeout);
 
-  // Lets go of everything and frees the words; the client reads no more. Later calls change nothing.
+  // Releases all versions and clears the words; the client no longer reads. Idempotent.
   void End();
 
   LeaseInfo Describe() const;
@@ -90,9 +94,11 @@ class Lease final : public SequenceWatcher, public std::enable_shared_from_this<
   State state_ ABSL_GUARDED_BY(mutex_) = State::kFollowing;
   SteadyTime refreshed_ ABSL_GUARDED_BY(mutex_) = started_;
   Version newest_ ABSL_GUARDED_BY(mutex_);                   // no list when revoked
-  std::vector<Version> handed_out_ ABSL_GUARDED_BY(mutex_);  // ascending, not acknowledged away
+  std::vector<Version> handed_out_ ABSL_GUARDED_BY(mutex_);  // ascending, not acknowledged
   std::vector<uint32_t> layer_tokens_ ABSL_GUARDED_BY(mutex_);
-  bool tail_left_ ABSL_GUARDED_BY(mutex_) = false;  // slots that it may look at are kept
+  // True after a truncation that left the client its slots of the active segment, which are then
+  // not written again.
+  bool tail_left_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace pqcached::kvstore

@@ -14,12 +14,11 @@ namespace pqcached::kvstore {
 namespace {
 
 constexpr uint32_t kMaxIterations = 1000;
-constexpr absl::Duration kPoll = absl::Milliseconds(10);  // for cancels and drops, while waiting
+constexpr absl::Duration kPoll = absl::Milliseconds(10);  // for cancellation and drop
 
 using Purpose = LiveSequence::Purpose;
 
-// Layers whose index is ready in all segments; true when that is all layers and the tail is closed or
-// coded too.
+// Returns true when the index is ready in all layers of all segments, the active one included.
 bool IsFinished(const SegmentList& list, const IndexDescriptor& index) {
   const size_t ordinal = list.Find(index);
   return ordinal < list.indexes.size() && list.index_ready(ordinal);
@@ -57,7 +56,7 @@ struct LiveIndexes::Entry {
   bool wanted[2] = {true, true};  // per Purpose: there may be work
   bool running = false;
   uint32_t pauses = 0;
-  uint64_t published = 0;  // counts what the sequence has published
+  uint64_t published = 0;  // number of publications of the sequence
   absl::Status status;
 
   bool idle() const { return !wanted[0] && !wanted[1] && !running; }
@@ -76,13 +75,13 @@ class LiveIndexes::Watcher : public SequenceWatcher {
       : inbox_(std::move(inbox)), sequence_id_(sequence_id) {}
 
   void OnPublish(const Snapshot&) override { Wake(); }
-  // A full segment is coded while it is still the open tail: its slots are not written again.
+  // A full segment is coded while it is still active, so its slots must not be written again.
   bool OnTruncate(uint32_t, uint64_t) override { return true; }
   void OnSuspend(bool suspended) override {
     if (!suspended) Wake();
   }
   void OnDrop() override {
-    std::shared_ptr<LiveSequence> work;  // dies behind the lock
+    std::shared_ptr<LiveSequence> work;  // freed after the lock is released
     const MutexLock lock(&inbox_->mutex);
     const auto it = inbox_->entries.find(sequence_id_);
     if (it == inbox_->entries.end()) return;
@@ -138,7 +137,7 @@ void LiveIndexes::Stop() {
 
 LiveIndexes::~LiveIndexes() {
   Stop();
-  std::map<uint64_t, Entry> entries;  // die behind the lock
+  std::map<uint64_t, Entry> entries;  // freed after the lock is released
   const MutexLock lock(&inbox_->mutex);
   entries.swap(inbox_->entries);
 }
@@ -158,7 +157,7 @@ absl::Status LiveIndexes::Add(std::shared_ptr<const Cache> cache,
     watcher->OnDrop();
     return watched.status();
   }
-  watcher->OnPublish(**sequence->Peek());  // what came before the watcher
+  watcher->OnPublish(**sequence->Peek());  // processes earlier publications
   return absl::OkStatus();
 }
 
@@ -197,7 +196,7 @@ bool LiveIndexes::WaitIdle(uint64_t sequence_id, SteadyTime deadline) const {
   return true;
 }
 
-// Segments without codes before all else; of equals, the next sequence after the last one.
+// Prefers segments without codes; among equals, the sequence after the last one.
 std::optional<LiveIndexes::Pick> LiveIndexes::PickNext(uint64_t last) {
   for (const Purpose purpose : {Purpose::kDecode, Purpose::kUpkeep}) {
     auto& entries = inbox_->entries;
@@ -245,7 +244,7 @@ void LiveIndexes::Settle(const Pick& pick, const absl::Status& status, bool work
   const auto purpose = static_cast<size_t>(pick.purpose);
   if (!status.ok()) {
     entry.status = status;
-    if (!news) entry.wanted[0] = entry.wanted[1] = false;  // until the sequence publishes next
+    if (!news) entry.wanted[0] = entry.wanted[1] = false;  // until it publishes next
     return;
   }
   if (worked) {

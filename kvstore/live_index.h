@@ -1,11 +1,11 @@
-// LiveIndexes: the worker that keeps up the indexes of sequences while their rows arrive.
+// LiveIndexes: the worker thread that maintains incremental indexes while rows arrive.
 //
-// One thread takes up what sequences publish, the most urgent first: segments without codes before
-// everything that only makes decoding better later (recoding, merges); sequences in turn. The work
+// One thread processes what sequences publish, the most urgent first: segments without codes
+// precede work that only improves later decoding (recoding, merges); sequences take turns. The work
 // itself runs on the building arena (live_sequence.h).
 //
-// Work that fails (the pool is full) leaves rows and indexes as they are; it is told by StatusOf and
-// by `failed`, and tried again when the sequence publishes next, or by Finish.
+// Work that fails (the pool is full) leaves rows and indexes as they are. StatusOf and the `failed`
+// callback report the failure; the work is retried when the sequence publishes next, or by Finish.
 //
 // Thread-safe. Locks are not held during work.
 #ifndef PQCACHED_KVSTORE_LIVE_INDEX_H_
@@ -27,7 +27,7 @@
 
 namespace pqcached::kvstore {
 
-// Errors: kInvalidArgument naming the field.
+// Checks the spec of an incremental index. Errors: kInvalidArgument naming the field.
 absl::Status CheckLiveIndex(const Cache& cache, const LiveIndex& spec);
 
 class LiveIndexes {
@@ -36,34 +36,36 @@ class LiveIndexes {
   using Failed = std::function<void(uint64_t sequence_id, const absl::Status& status)>;
 
   explicit LiveIndexes(Failed failed = {});
-  ~LiveIndexes();  // stops
+  ~LiveIndexes();  // calls Stop
   LiveIndexes(const LiveIndexes&) = delete;
   LiveIndexes& operator=(const LiveIndexes&) = delete;
 
-  // Ends the work under way; there is none from then on.
+  // Waits for the end of work in progress, which stops early; no work starts afterwards.
   void Stop();
 
-  // Keeps up the index until the sequence is dropped. What the sequence shares with others and is
-  // indexed already, is taken over as it is. Errors: kNotFound when dropped.
+  // Maintains the index until the sequence is dropped. Segments that the sequence shares with
+  // others and that are already indexed keep their codes. Errors: kNotFound when dropped.
   absl::Status Add(std::shared_ptr<const Cache> cache, std::shared_ptr<Sequence> sequence,
                    const LiveIndex& spec);
 
   std::optional<LiveIndex> SpecOf(uint64_t sequence_id) const;
-  // Of the newest work: ok, or why it failed.
+  // Returns the status of the most recent work on the sequence: ok, or the reason why it failed.
   absl::Status StatusOf(uint64_t sequence_id) const;
-  // Whether the worker has nothing left to do for the sequence (until it publishes next).
+  // Returns true when the worker has no work left for the sequence until it publishes next.
   bool IdleOf(uint64_t sequence_id) const;
-  // How many sequences the worker has something left to do for.
+  // Returns the number of sequences that the worker has work left for.
   uint32_t CountBusy() const;
-  // Until IdleOf, or the deadline; returns IdleOf.
+  // Waits until IdleOf or the deadline; returns IdleOf.
   bool WaitIdle(uint64_t sequence_id, SteadyTime deadline) const;
 
-  // BuildIndex of a live index: waits until all its closed segments are indexed. `progress`: as
-  // Store::BuildIndex, one report per layer. Errors: as those, and those of the work.
+  // Implements BuildIndex for an incremental index: waits until all its closed segments are
+  // indexed. `progress`: as in Store::BuildIndex, one report per layer. Errors: those of
+  // Store::BuildIndex, and those of the work.
   absl::Status Finish(const Cache& cache, Sequence& sequence, const BuildSpec& spec,
                       const std::function<bool(const BuildProgress&)>& progress);
 
-  // No work on the sequence while it lives; waits for the piece under way.
+  // Prevents work on the sequence for the lifetime of this object. The constructor waits for work
+  // in progress.
   class Pause {
    public:
     Pause(LiveIndexes& indexes, uint64_t sequence_id);
@@ -79,7 +81,7 @@ class LiveIndexes {
  private:
   class Watcher;
   struct Entry;
-  // What watchers, which may outlive the worker, need of it.
+  // State shared with watchers, which may outlive the worker.
   struct Inbox {
     mutable Mutex mutex;
     mutable CondVar changed;

@@ -16,7 +16,8 @@ namespace {
 constexpr uint32_t kMostIterations = 10;
 constexpr absl::Duration kWriterWait = absl::Milliseconds(2);
 
-// Position behind the tokens of a layer that are final in this entry; 0 when some are still to come.
+// Returns the end position (exclusive) of the tokens of a layer in this entry when all of them are
+// final; 0 when some are still missing.
 uint32_t FinalEnd(const Snapshot& snapshot, const SegmentEntry& entry, uint32_t layer_slot) {
   const uint32_t end = entry.closed ? entry.token_end : entry.rows->end_capacity();
   return snapshot.layer_tokens[layer_slot] >= end ? end : 0;
@@ -40,17 +41,17 @@ absl::StatusOr<bool> LiveSequence::Step(Purpose purpose, const std::function<boo
   go_on_ = go_on;
   ordinal_ = (*snapshot)->list->Find(spec_.index);
   if (!begun_) Begin(**snapshot);
-  for (uint32_t slot = 0; slot < layers_.size(); ++slot) {  // what was rolled back comes again
+  for (uint32_t slot = 0; slot < layers_.size(); ++slot) {  // indexed again after a truncation
     layers_[slot].done_end = std::min(layers_[slot].done_end, (*snapshot)->layer_tokens[slot]);
   }
   auto worked = purpose == Purpose::kDecode ? StepForDecode(**snapshot) : StepForUpkeep(**snapshot);
-  // A segment may change hands between snapshot and publishing; the next snapshot shows what became
-  // of it.
+  // Another writer may replace a segment between snapshot and publication; the next snapshot
+  // contains the result.
   if (absl::IsAborted(worked.status()) || absl::IsCancelled(worked.status())) return true;
   return worked;
 }
 
-// A sequence may begin with the tokens and the index of another one.
+// Adopts the codes of segments that the sequence shares with another one.
 void LiveSequence::Begin(const Snapshot& snapshot) {
   begun_ = true;
   for (const SegmentEntry& entry : snapshot.list->segments) {
@@ -89,8 +90,8 @@ LiveSequence::Place LiveSequence::FindNext(const Snapshot& snapshot, bool coded)
   Place next;
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
     const auto entry = std::find_if(entries.begin(), entries.end(), [&](const SegmentEntry& e) {
-      // Codes may be lost again, when a tail that was rolled back moves: what lacks them waits, taken
-      // up before or not.
+      // A segment can lose its codes when the active segment moves after a truncation. A segment
+      // without codes is due, even when it was indexed before.
       return coded ? FinalEnd(snapshot, e, slot) > layers_[slot].done_end : !IsCoded(e, slot);
     });
     if (entry == entries.end()) continue;
@@ -113,7 +114,7 @@ absl::StatusOr<bool> LiveSequence::StepForUpkeep(const Snapshot& snapshot) {
     if (absl::Status status = TakeUp(snapshot, place); !status.ok()) return status;
     return true;
   }
-  if (snapshot.list->prefill_closed) {  // no more prefill to wait for
+  if (snapshot.list->prefill_closed) {  // no more prefill tokens will arrive
     for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
       if (layers_[slot].codebook != nullptr && !layers_[slot].provisional.empty()) {
         MatureEpoch(slot);
@@ -165,20 +166,20 @@ uint32_t LiveSequence::Iterations(uint32_t layer_slot, PositionRange tokens) con
 absl::Status LiveSequence::TakeUp(const Snapshot& snapshot, const Place& place) {
   LayerState& state = layers_[place.layer_slot];
   const uint32_t epoch_tokens = cache_->engine->options.epoch_tokens;
-  state.epoch_begin = std::min(state.epoch_begin, place.begin());  // after a roll back
+  state.epoch_begin = std::min(state.epoch_begin, place.begin());  // after a truncation
   state.trained_end = std::max(state.trained_end, state.epoch_begin);
   bool train = false;
   if (state.codebook == nullptr) {
     state.epoch_begin = place.begin();
     train = true;
   } else if (Drifted(place)) {
-    if (!state.mature) MatureEpoch(place.layer_slot);  // it ends here
+    if (!state.mature) MatureEpoch(place.layer_slot);  // the drift ends the generation
     state.epoch_begin = place.begin();
     state.mature = false;
     train = true;
   } else if (!state.mature && !IsTail(*place.entry)) {
     train = true;
-  } else if (!state.mature) {  // tails of a new epoch: each time that it has doubled
+  } else if (!state.mature) {  // decode segments: each time the generation doubles
     train = place.token_end - state.epoch_begin >= 2 * (state.trained_end - state.epoch_begin);
   }
   if (train) {
@@ -208,7 +209,7 @@ absl::Status LiveSequence::TrainAndCode(const Snapshot& snapshot, const Place& p
   LayerTraining training = Training(place.layer_slot, segments);
   training.first = state.codebook.get();
   training.iterations = Iterations(place.layer_slot, {place.begin(), place.token_end});
-  // Centroids that were trained on the same epoch are nearly there already.
+  // Centroids that were trained on the same generation are already close to the result.
   if (state.epoch_begin < place.begin()) training.iterations = (training.iterations + 1) / 2;
   TrainLayer(*cache_, training, **codebook);
   if (!go_on_()) return Cancelled("the training was given up");
@@ -246,7 +247,7 @@ absl::Status LiveSequence::CodeAndPublish(const Place& place,
   return sequence_->PublishIndex(spec_.index, {&indexed, 1});
 }
 
-// A tail that was opened before all layers had codebooks has no codes of its own.
+// Codes an active segment that has no codes because it was opened before all layers had codebooks.
 absl::StatusOr<bool> LiveSequence::CodeOpenTail(const Snapshot& snapshot) {
   const SegmentList& list = *snapshot.list;
   if (!list.tail_open() || !(IsTail(list.segments.back()) || list.prefill_closed)) return false;
@@ -296,7 +297,7 @@ absl::StatusOr<bool> LiveSequence::Recode(const Snapshot& snapshot) {
     const uint32_t end = entry == entries.end() ? 0 : FinalEnd(snapshot, *entry, slot);
     if (end == 0 || !IsCoded(*entry, slot) ||
         IndexOf(*entry)->codebook(slot) == recoding.codebook) {
-      recodings_.pop_front();  // merged, rolled back, or up to date
+      recodings_.pop_front();  // merged, truncated, or up to date
       continue;
     }
     const absl::Status status = CodeAndPublish({&*entry, slot, end}, recoding.codebook);
@@ -317,7 +318,7 @@ std::span<const SegmentEntry> LiveSequence::FindRun(const Snapshot& snapshot) co
   for (size_t i = 0; i < list.segments.size(); ++i) {
     const SegmentEntry& entry = list.segments[i];
     const bool fit = entry.closed && IsTail(entry) && entry.token_end <= done_end &&
-                     entry.rows->user_count() <= 1 &&  // else a merge would hold its tokens twice
+                     entry.rows->user_count() <= 1 &&  // else a merge holds tokens twice
                      std::all_of(entry.indexes.begin(), entry.indexes.end(), [](const auto& index) {
                        return index != nullptr && index->all_ready();
                      });

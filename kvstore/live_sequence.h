@@ -1,17 +1,21 @@
-// LiveSequence: keeps up the index of one sequence, one piece of work after the other.
+// LiveSequence: maintains the incremental index of one sequence, one piece of work after the other.
 //
-// Per layer, a segment is taken up when its tokens are final: it is closed, or full in this layer.
-// Which codebook codes it:
-//   prefill, epoch young    a codebook trained on a sample of the epoch so far, beginning with the
-//                           one before. It codes this segment only, until the epoch has epoch_tokens;
-//                           the codebook that makes it mature then codes the earlier ones anew
-//   prefill, epoch mature   its codebook
-//   keys that have drifted  away from the epoch's codebook begin a new epoch, however young it is
-//   tail, coded on arrival  the codes stay, as long as its keys do not drift
-// Runs of merge_segments tails are merged into one segment.
+// A segment of one layer is indexed when its tokens are final: the segment is closed, or full in
+// this layer. A codebook generation (epoch) is *mature* when its codebook was trained on
+// epoch_tokens, or on all its tokens. The codebook of a segment is:
+//   prefill, young generation   a new codebook, trained on a sample of the generation so far,
+//                               starting from the previous centroids. It codes this segment only.
+//                               When the generation reaches epoch_tokens, the codebook that makes
+//                               it mature also recodes the earlier segments
+//   prefill, mature generation  the generation's codebook
+//   drifted keys                keys that have drifted away from the generation's codebook begin a
+//                               new generation, however young the current one is
+//   decode, coded on arrival    the codes stay, as long as the keys do not drift
+// *Decode segments* (tail_tokens slots, filled by Append) are merged: each run of merge_segments of
+// them becomes one segment.
 //
-// Single-thread: of the worker of LiveIndexes. Writers, readers, forks and drops of the sequence go on
-// meanwhile; what they change is found in the next snapshot.
+// Single-threaded: runs on the worker thread of LiveIndexes. Writers, readers, forks and drops of
+// the sequence continue concurrently; the next snapshot contains their changes.
 #ifndef PQCACHED_KVSTORE_LIVE_SEQUENCE_H_
 #define PQCACHED_KVSTORE_LIVE_SEQUENCE_H_
 
@@ -31,28 +35,29 @@ namespace pqcached::kvstore {
 
 class LiveSequence {
  public:
-  // What a piece of work is for: the next decode step, or quality and speed later on.
+  // Purpose of a piece of work: the next decode step, or later quality and speed.
   enum class Purpose : uint8_t { kDecode, kUpkeep };
 
   LiveSequence(std::shared_ptr<const Cache> cache, std::shared_ptr<Sequence> sequence,
                const LiveIndex& spec);
 
-  // Does the next piece of work, if there is any. `go_on`: false ends it early, without effect.
+  // Does the next piece of work. Returns false when there is none. `go_on`: when it returns false,
+  // the work ends early without effect.
   //
-  // Errors: kNotFound when dropped; kResourceExhausted when the pool is full: rows and indexes stay as
-  // they were, and the next call tries again.
+  // Errors: kNotFound when dropped; kResourceExhausted when the pool is full. Rows and indexes then
+  // stay as they were, and the next call tries again.
   absl::StatusOr<bool> Step(Purpose purpose, const std::function<bool()>& go_on);
 
  private:
   struct LayerState {
-    std::shared_ptr<const Codebook> codebook;  // newest; null: none yet
+    std::shared_ptr<const Codebook> codebook;  // the newest one; null: none yet
     uint32_t epoch_begin = 0;
-    uint32_t trained_end = 0;           // the epoch's tokens before it were there to be trained on
-    bool mature = false;                // trained on epoch_tokens, or on all there are
-    uint32_t done_end = 0;              // tokens before it are taken up
-    std::vector<uint64_t> provisional;  // segments of the epoch under earlier codebooks
+    uint32_t trained_end = 0;           // end position (exclusive) of the training data
+    bool mature = false;                // see the file comment
+    uint32_t done_end = 0;              // end position (exclusive) of the indexed tokens
+    std::vector<uint64_t> provisional;  // segments of the generation that have earlier codebooks
   };
-  // Tokens of a layer and segment that are final.
+  // Final tokens of one layer and segment.
   struct Place {
     const SegmentEntry* entry = nullptr;  // null: none
     uint32_t layer_slot = 0;
@@ -60,7 +65,7 @@ class LiveSequence {
 
     uint32_t begin() const { return entry->rows->first_position(); }
   };
-  // A segment to be coded anew in one layer.
+  // One segment to be recoded in one layer.
   struct Recoding {
     uint32_t layer_slot = 0;
     uint64_t segment_id = 0;
@@ -68,24 +73,25 @@ class LiveSequence {
   };
 
   void Begin(const Snapshot& snapshot);
-  // The lowest (segment, layer) that waits and has codes already, or has none.
+  // Returns the lowest (segment, layer) that is due: with `coded`, one that has codes; otherwise
+  // one that has none.
   Place FindNext(const Snapshot& snapshot, bool coded);
   absl::StatusOr<bool> StepForDecode(const Snapshot& snapshot);
   absl::StatusOr<bool> StepForUpkeep(const Snapshot& snapshot);
   absl::Status TakeUp(const Snapshot& snapshot, const Place& place);
-  // Trains on the epoch so far and codes the place.
+  // Trains a codebook on the generation so far and codes the place with it.
   absl::Status TrainAndCode(const Snapshot& snapshot, const Place& place);
   void MatureEpoch(uint32_t layer_slot);
   absl::Status CodeAndPublish(const Place& place, std::shared_ptr<const Codebook> codebook);
   absl::StatusOr<bool> CodeOpenTail(const Snapshot& snapshot);
   absl::StatusOr<bool> Recode(const Snapshot& snapshot);
   absl::StatusOr<bool> Merge(const Snapshot& snapshot);
-  // The first run of tails that may be merged; empty when there is none.
+  // Returns the first run of decode segments that can be merged; empty when there is none.
   std::span<const SegmentEntry> FindRun(const Snapshot& snapshot) const;
 
   bool IsTail(const SegmentEntry& entry) const;
   bool IsCoded(const SegmentEntry& entry, uint32_t layer_slot) const;
-  // Index of the entry; null when it has none.
+  // Returns the index of the entry; null when it has none.
   const SegmentIndex* IndexOf(const SegmentEntry& entry) const;
   LayerTraining Training(uint32_t layer_slot, std::span<const SegmentTokens> segments) const;
   bool Drifted(const Place& place) const;
@@ -98,7 +104,7 @@ class LiveSequence {
   std::function<bool()> go_on_;
   bool begun_ = false;
   uint32_t next_epoch_ = 0;
-  size_t ordinal_ = 0;  // of the index in the snapshot at hand
+  size_t ordinal_ = 0;  // ordinal of the index in the current snapshot
   std::vector<LayerState> layers_;
   std::deque<Recoding> recodings_;
 };

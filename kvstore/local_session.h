@@ -1,11 +1,13 @@
-// Words of local access: what a client on the same host gets to map, and what it holds.
+// Types of local access: the memory that a client on the same host maps, and the leases that it
+// holds.
 //
-// A *local session* has control memory (read-only to it) and at most one staging ring. A *lease*
-// keeps the bytes of a sequence in place for its session: everything that an attachment named stays
-// as it is until the client acknowledges a newer version, detaches, or its session ends. A lease that
-// is revoked is only marked and listed; its bytes are not reused before that.
+// A *local session* has control memory (read-only to the client) and at most one staging ring. A
+// *lease* keeps the bytes of a sequence in place for its session: everything that an attachment
+// named stays unchanged until the client acknowledges a newer version, detaches, or its session
+// ends. A revoked lease is only marked and listed; its bytes are not reused before one of these
+// events.
 //
-// Plain values; descriptors close by themselves.
+// Plain values; descriptors close themselves.
 #ifndef PQCACHED_KVSTORE_LOCAL_SESSION_H_
 #define PQCACHED_KVSTORE_LOCAL_SESSION_H_
 
@@ -34,7 +36,7 @@ class FileDescriptor {
 
   int get() const { return descriptor_; }
   bool valid() const { return descriptor_ >= 0; }
-  // The caller's to close.
+  // Returns the descriptor and gives up its ownership; the caller closes it.
   int Release() { return std::exchange(descriptor_, -1); }
 
  private:
@@ -48,7 +50,8 @@ struct SharedMemory {
 
 struct SessionMemory {
   SharedMemory control;
-  // The same, for StoreOptions::keeper; invalid without one. The caller keeps it under a name.
+  // Descriptor of the control memory for StoreOptions::keeper; invalid without a keeper. The caller
+  // keeps it under a name.
   FileDescriptor kept_control;
 };
 
@@ -56,16 +59,16 @@ struct StagingReference {
   uint32_t slot = 0;
   uint64_t offset_bytes = 0;
   uint64_t size_bytes = 0;
-  // Higher than that of the last claim of the slot: so a call that is repeated late, when the client
-  // has put other bytes there, is refused.
+  // Higher than the generation of the last claim of the slot. A call that is repeated late, after
+  // the client has written other bytes to the slot, is therefore refused.
   uint64_t generation = 0;
 };
 
-// Bytes of a staging slot. A claim lives as long as this. The client may write them meanwhile: read each
-// byte once, check what was read.
+// Bytes of a claimed staging slot; the claim is released with this object. The client may write
+// them concurrently: read each byte once, and check the bytes that were read.
 struct StagedBytes {
   std::span<const std::byte> bytes;
-  std::span<const std::byte> slot;  // all of it: what other references of the call to it mean
+  std::span<const std::byte> slot;  // the whole slot; other references of the call may use it
   std::shared_ptr<const void> claim;
 };
 
@@ -91,7 +94,7 @@ struct LeaseInfo {
   uint64_t sequence_id = 0;
   std::string session;
   double age_seconds = 0;
-  size_t bytes = 0;  // of the extents that it keeps in place
+  size_t bytes = 0;  // size of the extents that the lease keeps in place
   uint32_t version_count = 0;
   bool revoked = false;
 };

@@ -53,7 +53,7 @@ absl::StatusOr<SessionMemory> LocalSessions::Open(std::string_view session, uint
     if (!kept.ok()) return kept.status();
     memory.kept_control = *std::move(kept);
   }
-  Drop(session);  // its client did not hear of what was opened before
+  Drop(session);  // the client never received the memory of an earlier Open
   const MutexLock lock(&mutex_);
   sessions_[std::string(session)].control = *std::move(control);
   return memory;
@@ -82,7 +82,7 @@ absl::StatusOr<SharedMemory> LocalSessions::OpenStaging(std::string_view session
   const MutexLock lock(&mutex_);
   const auto found = Find(session);
   if (!found.ok()) return found.status();
-  if ((*found)->control != control) {  // it was ended and opened anew meanwhile
+  if ((*found)->control != control) {  // the session was closed and opened again concurrently
     return FailedPrecondition("session", "the sidecar has replaced it");
   }
   if ((*found)->staging != nullptr) {
@@ -179,7 +179,7 @@ absl::StatusOr<AttachedSequence> LocalSessions::Attach(std::shared_ptr<const Cac
     const auto lease = Begin(std::move(cache), std::move(sequence), session);
     if (!lease.ok()) return lease.status();
     auto attached = Show(**lease, 0);
-    // Nobody has been told of it.
+    // The client has not received the lease yet.
     if (!attached.ok()) Detach(session, (*lease)->lease_id()).IgnoreError();
     return attached;
   }
@@ -210,7 +210,7 @@ absl::Status LocalSessions::Detach(std::string_view session, uint64_t lease_id) 
     if (node.empty()) return NoLease(lease_id);
     lease = std::move(node.mapped());
   }
-  lease->End();  // before its words are another lease's
+  lease->End();  // before another lease reuses its words
   FreeWords(session, lease->word_index());
   return absl::OkStatus();
 }
@@ -234,7 +234,7 @@ std::vector<LeaseInfo> LocalSessions::ListLeases() const {
   return infos;
 }
 
-// First the word, then the memory: a client that still runs takes no result any more.
+// Clears boot_word before it frees memory, so that a client that still runs uses no more results.
 void LocalSessions::End(Session& session) {
   session.control->End();
   for (auto& [id, lease] : session.leases) lease->End();

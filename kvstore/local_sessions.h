@@ -1,8 +1,8 @@
-// LocalSessions: the sessions of clients on this host, and what each holds: control memory, a staging
-// ring, leases.
+// LocalSessions: the sessions of clients on this host, with their control memory, staging rings and
+// leases.
 //
-// Thread-safe. One lock, held for map operations; it may be taken by nobody who holds a lease's or a
-// sequence's lock.
+// Thread-safe. One lock, held for map operations only. Callers that hold the lock of a lease or of
+// a sequence must not take it.
 #ifndef PQCACHED_KVSTORE_LOCAL_SESSIONS_H_
 #define PQCACHED_KVSTORE_LOCAL_SESSIONS_H_
 
@@ -25,7 +25,7 @@ namespace pqcached::kvstore {
 
 class LocalSessions {
  public:
-  // max_leases: per session, as max_staging_bytes. lease_timeout, keeper: see StoreOptions.
+  // max_leases and max_staging_bytes: limits per session. lease_timeout, keeper: see StoreOptions.
   LocalSessions(uint32_t max_leases, size_t max_staging_bytes, absl::Duration lease_timeout,
                 DescriptorKeeper* keeper = nullptr)
       : max_leases_(max_leases),
@@ -34,7 +34,7 @@ class LocalSessions {
         keeper_(keeper) {}
   ~LocalSessions();
 
-  // See Store, also for the errors.
+  // These functions implement those of Store, which documents them and their errors.
   absl::StatusOr<SessionMemory> Open(std::string_view session, uint64_t boot_word);
   absl::StatusOr<SharedMemory> OpenStaging(std::string_view session, uint64_t slot_bytes,
                                            uint32_t slot_count);
@@ -45,11 +45,11 @@ class LocalSessions {
                                           std::string_view session, const LeaseState& lease);
   absl::StatusOr<VersionedImage> Refresh(std::string_view session, const LeaseState& lease);
   absl::Status Detach(std::string_view session, uint64_t lease_id);
-  // Revokes those that have expired, too.
+  // Revokes expired leases, then lists all leases.
   std::vector<LeaseInfo> ListLeases() const;
 
-  // Tells the client by its control memory, then frees what the session held. No error when there is
-  // no such session.
+  // Notifies the client through its control memory, then frees the memory and leases of the
+  // session. No error when there is no such session.
   void Drop(std::string_view session);
 
   size_t staging_bytes() const;
@@ -60,13 +60,13 @@ class LocalSessions {
     std::shared_ptr<StagingRing> staging;
     std::map<uint64_t, std::shared_ptr<Lease>> leases;
     std::vector<uint32_t> free_words;
-    uint32_t used_words = 0;  // below it all words are in use or in free_words
+    uint32_t used_words = 0;  // words below it are in use or in free_words
   };
   using Sessions = std::map<std::string, Session, std::less<>>;
 
   absl::StatusOr<Session*> Find(std::string_view session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<Lease>> FindLease(std::string_view session, uint64_t lease_id);
-  // The words and control memory of a lease to come, and its id.
+  // Reserves words for a new lease; returns their index, the control memory and the lease id.
   absl::StatusOr<Lease::Parts> Reserve(std::string_view session);
   absl::StatusOr<std::shared_ptr<Lease>> Begin(std::shared_ptr<const Cache> cache,
                                                std::shared_ptr<Sequence> sequence,

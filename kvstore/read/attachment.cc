@@ -13,7 +13,7 @@ constexpr uint32_t kMaxRowBytes = 2 * kMaxHeadDim * sizeof(float);
 
 size_t Padded(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
-// Copies the values to the start of `rest` and returns what is behind them.
+// Copies the values to the start of `rest` and returns the bytes after them.
 template <typename T>
 std::span<std::byte> Put(const std::vector<T>& values, std::span<std::byte> rest) {
   const size_t size_bytes = values.size() * sizeof(T);
@@ -21,8 +21,8 @@ std::span<std::byte> Put(const std::vector<T>& values, std::span<std::byte> rest
   return rest.subspan(size_bytes);
 }
 
-// Copies as many values as `values` has room for and goes on behind them.
-// REQUIRES: the image holds that many.
+// Copies values.size() values from the start of `image` and removes them from it. REQUIRES: the
+// image holds that many.
 template <typename T>
 void Take(std::span<const std::byte>& image, std::vector<T>& values) {
   const size_t size_bytes = values.size() * sizeof(T);
@@ -34,7 +34,7 @@ std::string At(std::string_view what, size_t i) {
   return std::string(what) + "[" + std::to_string(i) + "]";
 }
 
-// Whether the extent lies in the pool, where a buddy allocator would put it.
+// Returns true when the extent lies in the pool and is aligned as the buddy allocator aligns it.
 bool LiesIn(const ExtentRef& extent, size_t pool_bytes) {
   return extent.order <= kMaxExtentOrder && extent.unit % (uint32_t{1} << extent.order) == 0 &&
          extent.offset_bytes() <= pool_bytes &&
@@ -43,7 +43,7 @@ bool LiesIn(const ExtentRef& extent, size_t pool_bytes) {
 
 bool IsValid(const IndexDescriptor& index) {
   if (index.kind == IndexKind::kFlat) return index == IndexDescriptor{};
-  // With the number of sub-spaces itself for a dimension, which each of them divides.
+  // The key dimension is unknown here; the number of sub-spaces serves as one that it divides.
   return index.kind == IndexKind::kPq &&
          kernels::IsValid(GeometryOf(index, index.subspace_count == 0 ? 1 : index.subspace_count));
 }
@@ -72,7 +72,7 @@ std::string CheckHeader(const AttachmentHeader& header, size_t image_bytes) {
   return {};
 }
 
-// The position behind the last slot of a segment that this sequence may ever show.
+// Returns the end position (exclusive) of the slots that this sequence may ever show of a segment.
 uint32_t EndOf(const SegmentDescriptor& segment) {
   return segment.token_end != 0 ? segment.token_end
                                 : segment.first_position + segment.slot_capacity;
@@ -107,7 +107,7 @@ std::string CheckSegments(const Attachment& attachment) {
   return {};
 }
 
-// The index data of one layer of one segment: there exactly when it is ready.
+// Checks the index data of one layer of one segment, which exists exactly when the layer is READY.
 std::string CheckIndexes(const AttachmentHeader& header, const LayerDescriptor& layer,
                          size_t pool_bytes) {
   for (uint32_t i = 0; i < kMaxIndexes; ++i) {
@@ -167,7 +167,8 @@ std::string CheckLayers(const Attachment& attachment, size_t pool_bytes) {
   return {};
 }
 
-// Whether `count` areas of `stride` bytes, each with `content` bytes in use, lie in an extent.
+// Returns true when `count` areas of `stride` bytes, each with `content` bytes in use, lie in an
+// extent.
 bool AreasFit(uint64_t offset, uint64_t stride, uint64_t content, uint32_t count,
               size_t header_bytes, size_t extent_bytes) {
   return offset % kContentAlignment == 0 && stride % kContentAlignment == 0 &&
@@ -236,7 +237,8 @@ std::string CheckCodebook(const std::byte* data, size_t extent_bytes, const Inde
   return {};
 }
 
-// The ordinal of a layer among those of the attachment, or layer_count.
+// Returns the ordinal of a layer among those of the attachment; layer_count when it has no such
+// layer.
 uint32_t FindLayer(const Attachment& attachment, uint32_t layer) {
   const uint32_t layer_count = attachment.header.layer_count;
   for (uint32_t i = 0; i < layer_count && i < attachment.layers.size(); ++i) {

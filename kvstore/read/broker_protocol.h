@@ -1,21 +1,22 @@
-// The broker's protocol: how a client on the same host gets a session and descriptors.
+// Broker protocol: how a client on the same host opens a session and receives descriptors.
 //
-// The broker listens on a unix stream socket beside the gRPC one: its path with ".broker" behind it.
-// The client sends one request at a time, BrokerRequest, and gets one BrokerReply, whose descriptor,
-// where there is one, comes by SCM_RIGHTS with its first byte. The first request must be kHello. The
-// connection is the session: its end ends the session, and nothing else of the client's is needed
-// for that.
+// The broker listens on a unix stream socket next to the gRPC one; its path is the gRPC path with
+// the suffix ".broker". The client sends one BrokerRequest at a time and receives one BrokerReply.
+// A descriptor, if the reply has one, is passed by SCM_RIGHTS with the reply's first byte. The
+// first request must be kHello or kResume. The connection is the session: closing it ends the
+// session, and the client has to do nothing else.
 //
-// A worker of the sidecar may die; sessions outlive it. The client sees it by ControlPage::boot_word,
-// which is no longer the reply's, and by the end of what it can read here. It then opens another
-// connection, says kResume instead of kHello, and gets the same session: the same token and tenant,
-// new control memory, another boot_id. Leases, staging and what was not answered are gone. It closes
-// the old connection when it has unmapped all that came over it: not before, because what it maps is
-// not used for anything else until then. A sidecar that does not know kResume answers it with a
-// status, and so does one that has no such session any more (NOT_FOUND); hello is still possible then.
+// Sessions outlive a worker of the sidecar that dies. The client detects the death when
+// ControlPage::boot_word differs from the reply's, and when its connection is closed. It then opens
+// another connection, sends kResume instead of kHello, and receives the same session: the same
+// token and tenant, new control memory, another boot_id. Leases, staging and unanswered calls are
+// lost. The client closes the old connection only after it has unmapped all memory received over
+// it, because that memory is not used for anything else until the connection is closed. A sidecar
+// that does not know kResume, or no longer has the session (NOT_FOUND), answers with an error
+// status; the client can then send kHello.
 //
-// Fixed sizes, so that neither side ever reads a length from the other. Texts are zero-terminated;
-// reserved bytes are zero.
+// All messages have fixed sizes, so that neither side ever reads a length from the other. Texts are
+// zero-terminated; reserved bytes are zero.
 #ifndef PQCACHED_KVSTORE_READ_BROKER_PROTOCOL_H_
 #define PQCACHED_KVSTORE_READ_BROKER_PROTOCOL_H_
 
@@ -29,10 +30,10 @@ inline constexpr char kBrokerSuffix[] = ".broker";
 inline constexpr uint32_t kBrokerVersion = 2;  // 1: without BrokerReply::field and retry_ms
 
 enum class BrokerCall : uint32_t {
-  kHello = 1,        // opens the session; descriptor: the control memory, read-only
-  kOpenPool = 2,     // descriptor: the pool of a cache of the session's tenant, read-only
+  kHello = 1,        // opens a session; descriptor: the control memory, read-only
+  kOpenPool = 2,     // descriptor: the pool of a cache that the session's tenant owns, read-only
   kOpenStaging = 3,  // once; descriptor: the staging ring, created and size-sealed by the sidecar
-  kResume = 4,       // instead of kHello, answered as it is
+  kResume = 4,       // reopens a session; sent instead of kHello and answered in the same way
 };
 
 struct BrokerRequest {
@@ -41,9 +42,9 @@ struct BrokerRequest {
   uint32_t version = kBrokerVersion;
   BrokerCall call = BrokerCall::kHello;
   uint32_t reserved = 0;
-  char tenant[72] = {};  // kHello: "" = what the peer's uid says, or "default"
+  char tenant[72] = {};  // kHello: "" = the tenant of the peer's uid, or "default"
   union {
-    char client_name[136] = {};  // kHello: for people
+    char client_name[136] = {};  // kHello: human-readable
     char resume_token[72];       // kResume: BrokerReply::session_token of the session
   };
   uint64_t cache_id = 0;    // kOpenPool
@@ -56,15 +57,15 @@ struct BrokerReply {
   static constexpr uint32_t kMagic = 0x50524250;  // "PBRP"
   uint32_t magic = kMagic;
   uint32_t version = kBrokerVersion;
-  BrokerCall call = BrokerCall::kHello;  // that it answers
-  uint32_t status = 0;                   // gRPC's code; not 0: no descriptor comes
-  char message[512] = {};                // with a status: why, without the field
+  BrokerCall call = BrokerCall::kHello;  // the call that this reply answers
+  uint32_t status = 0;                   // gRPC status code; only OK (0) carries a descriptor
+  char message[512] = {};                // reason for the status: the field and its limit
   char session_token[72] = {};     // kHello, kResume: a secret; metadata `pqcached-session` of RPCs
-  char boot_id[72] = {};           // likewise
-  char tenant[72] = {};            // likewise: that the sidecar gave the session
-  uint64_t boot_word = 0;          // likewise: ControlPage::boot_word while this worker lives
-  uint64_t max_message_bytes = 0;  // likewise
-  uint64_t size_bytes = 0;         // of what the descriptor stands for
+  char boot_id[72] = {};           // kHello, kResume
+  char tenant[72] = {};            // kHello, kResume: the tenant that the sidecar assigned
+  uint64_t boot_word = 0;          // kHello, kResume: of the worker, see ControlPage
+  uint64_t max_message_bytes = 0;  // kHello, kResume
+  uint64_t size_bytes = 0;         // size of the memory behind the descriptor
   char field[120] = {};            // with a status: path of the refused field, "" = none
   uint32_t retry_ms = 0;           // with a status: when a repetition may succeed, 0 = never
   uint32_t reserved = 0;

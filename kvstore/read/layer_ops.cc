@@ -26,16 +26,17 @@ struct Piece {
   const SegmentView* segment = nullptr;
   uint32_t slot_begin = 0;
   uint32_t slot_end = 0;
-  uint32_t codebook = 0;  // ordinal among the codebooks in use
+  uint32_t codebook = 0;  // ordinal among the codebooks of the plan
 
   uint32_t token_count() const { return slot_end - slot_begin; }
   uint32_t first_position() const { return segment->first_position + slot_begin; }
 };
 
-// The candidates cut at segment boundaries. Lies in the first worker's scratch; read by all.
+// Candidates cut at segment boundaries. Stored in the first worker's scratch and read by all
+// workers.
 struct Plan {
   std::span<const Piece> pieces;
-  std::span<const CodebookHeader* const> codebooks;  // of the pieces; neighbours share
+  std::span<const CodebookHeader* const> codebooks;  // of the pieces; neighbours may share
   uint32_t token_count = 0;
 };
 
@@ -45,7 +46,7 @@ struct PlanSize {
   uint32_t token_count = 0;
 };
 
-// Calls take(piece, codebook) for every piece in order; piece.codebook is set.
+// Calls take(piece, codebook) for every piece in order, with piece.codebook set.
 template <typename Take>
 PlanSize ForEachPiece(const LayerView& view, std::span<const PositionRange> ranges, Take take) {
   PlanSize size;
@@ -81,16 +82,17 @@ PlanSize SizeOf(const LayerView& view, std::span<const PositionRange> ranges) {
   return ForEachPiece(view, ranges, [](const Piece&, const CodebookHeader*) {});
 }
 
-// PqSelect adds up plain table entries: a softcap takes the way over logits.
+// Returns true when the layer is selected from explicit logits. PqSelect adds plain table entries
+// and cannot apply a softcap.
 bool TakesLogits(const LayerShape& shape, const IndexDescriptor& index) {
   return index.kind == IndexKind::kFlat || shape.softcap > 0;
 }
 
-// Sizes of one worker's scratch, in this order.
+// Sizes of the parts of one worker's scratch, in memory order.
 struct ScratchParts {
-  size_t piece_bytes = 0;     // the plan; used in the first worker's scratch only
-  size_t codebook_bytes = 0;  // likewise
-  size_t span_bytes = 0;      // what a kernel wants to see of the pieces
+  size_t piece_bytes = 0;     // the plan; only in the first worker's scratch
+  size_t codebook_bytes = 0;  // the plan; only in the first worker's scratch
+  size_t span_bytes = 0;      // the pieces in the form that the kernel reads
   size_t table_bytes = 0;
   size_t logit_bytes = 0;
   size_t kernel_bytes = 0;
@@ -164,7 +166,7 @@ Scratch Cut(std::span<std::byte> scratch, const ScratchParts& parts, uint32_t wo
   return cut;
 }
 
-// The plan, written into the first worker's scratch.
+// Writes the plan into the first worker's scratch.
 Plan MakePlan(const LayerView& view, std::span<const PositionRange> ranges, const Scratch& first) {
   Piece* const pieces = reinterpret_cast<Piece*>(first.pieces);
   const auto** const codebooks = reinterpret_cast<const CodebookHeader**>(first.codebooks);
@@ -179,7 +181,7 @@ Plan MakePlan(const LayerView& view, std::span<const PositionRange> ranges, cons
           .token_count = size.token_count};
 }
 
-// One kv head at work.
+// Work on one kv head.
 struct HeadTask {
   const kernels::Exec& exec;
   const LayerShape& shape;
@@ -196,7 +198,7 @@ std::span<const float> HeadQueries(const LayerShape& shape, std::span<const floa
   return queries.subspan(kv_head * floats, floats);
 }
 
-// The tables of every codebook, [codebooks, G, m, 2^b].
+// Fills the tables of every codebook, [codebooks, G, m, 2^b].
 void FillTables(const HeadTask& task) {
   const kernels::PqGeometry geometry = GeometryOf(task.index, task.shape.key_dim);
   const size_t floats = task.shape.group_size() * kernels::TableFloats(geometry);
@@ -229,8 +231,8 @@ kernels::PqSpan SpanOf(const Piece& piece, uint32_t kv_head) {
     span.posting_begins = PostingBegins(header, kv_head);
     span.posting_slots = PostingSlots(header, kv_head);
   }
-  // Stored counts save a pass over the slots, but every slot in one of the two ranges alone is
-  // corrected for.
+  // Stored counts save a pass over the slots, but each slot that lies in only one of the two ranges
+  // needs a correction.
   const uint32_t overlap = overlap_end - overlap_begin;
   const uint32_t differing =
       piece.token_count() - overlap + (counted_end - header.counted_begin) - overlap;
@@ -243,7 +245,7 @@ void CapLogits(const LayerShape& shape, std::span<float> logits) {
   for (float& logit : logits) logit = shape.softcap * std::tanh(logit / shape.softcap);
 }
 
-// Logits of one piece, [G, stride]; pq needs filled tables.
+// Computes the logits of one piece, [G, stride]; pq requires filled tables.
 void ScorePiece(const HeadTask& task, const Piece& piece, float* logits, size_t stride) {
   const uint32_t group = task.shape.group_size();
   const uint32_t tokens = piece.token_count();
@@ -263,8 +265,8 @@ void ScorePiece(const HeadTask& task, const Piece& piece, float* logits, size_t 
   } else {
     const kernels::PqGeometry geometry = GeometryOf(task.index, task.shape.key_dim);
     const size_t floats = kernels::TableFloats(geometry);
-    for (uint32_t head = 0; head < group;
-         ++head) {  // one at a time: rows of `logits` are `stride` apart
+    // Heads are scored one at a time, because rows of `logits` are `stride` apart.
+    for (uint32_t head = 0; head < group; ++head) {
       kernels::PqScore(task.exec, {.geometry = geometry,
                                    .group_size = 1,
                                    .span = SpanOf(piece, task.kv_head),
@@ -344,7 +346,7 @@ void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectL
       SelectByCodes(task, args.rule, positions);
     }
   };
-  parallel.run(shape.kv_heads, std::cref(select_head));  // by reference: a copy would allocate
+  parallel.run(shape.kv_heads, std::cref(select_head));  // a reference, because a copy allocates
 }
 
 size_t ScoreScratchBytes(const LayerView& view, const IndexDescriptor& index,
@@ -397,7 +399,7 @@ kernels::AttendShape AttendShapeOf(const LayerShape& shape) {
           .query_length = 1};
 }
 
-// Row spans of one kv head, written into scratch.
+// Writes the row spans of one kv head into scratch.
 std::span<const kernels::RowSpan> FillRowSpans(const LayerView& view, uint32_t kv_head,
                                                std::span<std::byte> scratch) {
   auto* const spans = reinterpret_cast<kernels::RowSpan*>(scratch.data());

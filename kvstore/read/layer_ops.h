@@ -1,8 +1,8 @@
-// Selection, scores and attention over one layer: all its kv heads, over all segments together.
+// Selection, scores and attention over one layer: over all its kv heads and all segments together.
 //
-// Tasks are kv heads; the caller says how they run (ParallelFor) and lends the scratch, 64-byte
-// aligned and worker_count times the size that the matching ...ScratchBytes function gives. Nothing
-// is kept between calls.
+// Each kv head is one task. The caller supplies the way in which tasks run (ParallelFor) and the
+// scratch memory: 64-byte aligned, worker_count times the size that the matching ...ScratchBytes
+// function returns. No state is retained between calls.
 //
 // Thread-safe as long as outputs and scratch are not shared.
 #ifndef PQCACHED_KVSTORE_READ_LAYER_OPS_H_
@@ -19,7 +19,7 @@
 namespace pqcached::kvstore {
 
 struct SelectLayerArgs {
-  IndexDescriptor index;  // pq: every segment with candidates has its index_data and codebook
+  IndexDescriptor index;  // pq: every segment with candidates has index_data and codebook
   GroupRule rule = GroupRule::kSumSoftmax;
   std::span<const PositionRange> candidates;  // ascending, disjoint, stored
   std::span<const float> queries;             // [query_heads, key_dim]
@@ -27,11 +27,12 @@ struct SelectLayerArgs {
   std::span<uint32_t> positions;              // [kv_heads, k], overwritten, ascending per kv head
 };
 
+// Returns the scratch size of one worker for SelectLayer.
 size_t SelectScratchBytes(const kernels::Exec& exec, const LayerView& view,
                           const IndexDescriptor& index, std::span<const PositionRange> candidates);
 
-// Writes the k candidates with the largest values under the rule; normalisers are over all
-// candidates. Ties go to the lower position.
+// Writes the k candidates with the largest values under the GQA head aggregation `rule`; softmax
+// normalisers are over all candidates. Ties are resolved in favour of the lower position.
 void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectLayerArgs& args,
                  const ParallelFor& parallel, std::span<std::byte> scratch);
 
@@ -44,8 +45,10 @@ struct ScoreLayerArgs {
   std::span<float> sum_exp;        // [query_heads], overwritten: sum of exp(logit - max)
 };
 
+// Returns the scratch size of one worker for ScoreLayer.
 size_t ScoreScratchBytes(const LayerView& view, const IndexDescriptor& index, PositionRange tokens);
 
+// Writes the logits of every query head over `tokens`, with their maximum and sum of exponentials.
 void ScoreLayer(const kernels::Exec& exec, const LayerView& view, const ScoreLayerArgs& args,
                 const ParallelFor& parallel, std::span<std::byte> scratch);
 
@@ -56,8 +59,11 @@ struct AttendLayerArgs {
   std::span<float> lse;                 // [query_heads], overwritten; -infinity when k = 0
 };
 
+// Returns the scratch size of one worker for AttendLayer.
 size_t AttendLayerScratchBytes(const LayerView& view);
 
+// Writes the attention output of every query head over the k positions of its kv head, and the
+// log-sum-exp (`lse`) of the scaled logits, with which the engine merges it with its own part.
 void AttendLayer(const kernels::Exec& exec, const LayerView& view, const AttendLayerArgs& args,
                  const ParallelFor& parallel, std::span<std::byte> scratch);
 

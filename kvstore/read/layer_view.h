@@ -1,8 +1,8 @@
-// LayerView: one layer of a sequence as pointers into mapped memory; what selection and attention
-// work on.
+// LayerView: pointers to one layer of a sequence in mapped memory, the input of selection and
+// attention.
 //
-// A view is plain values. Whoever makes it (the store from a snapshot, a client from descriptors)
-// keeps the memory behind it valid and its visible slots unchanged while it is used.
+// A view consists of plain values. Its maker (the store from a snapshot, a client from descriptors)
+// keeps the memory that it points to valid and the visible slots unchanged while the view is used.
 #ifndef PQCACHED_KVSTORE_READ_LAYER_VIEW_H_
 #define PQCACHED_KVSTORE_READ_LAYER_VIEW_H_
 
@@ -29,20 +29,22 @@ struct LayerShape {
   float scale = 1.0f;
   float softcap = 0.0f;  // 0 = none
 
+  // Returns the number of query heads per kv head: 32 query heads over 8 kv heads have groups of 4.
   uint32_t group_size() const { return query_heads / kv_heads; }
 };
 
-// The slots of one segment that may be read.
+// Readable slots of one segment.
 struct SegmentView {
   uint32_t first_position = 0;
   uint32_t token_count = 0;
   std::span<const std::byte* const> rows;  // [kv_heads]: first row of each head
-  const IndexDataHeader* index_data =
-      nullptr;                               // start of the extent; null when only rows are wanted
-  const CodebookHeader* codebook = nullptr;  // likewise
+  // Start of the index extent; null when only rows are needed.
+  const IndexDataHeader* index_data = nullptr;
+  // Start of the codebook extent; null when only rows are needed.
+  const CodebookHeader* codebook = nullptr;
 };
 
-// Segments ascend without gap from position 0.
+// Segments of one layer; they ascend without a gap from position 0.
 struct LayerView {
   LayerShape shape;
   std::span<const SegmentView> segments;
@@ -52,15 +54,15 @@ struct LayerView {
   }
 };
 
-// Runs body(task, worker) for every task < task_count, worker < worker_count, never two at once
-// with the same worker; returns when all are done.
+// Runs body(task, worker) for every task < task_count on some worker < worker_count, and returns
+// when all tasks are done. One worker runs one task at a time.
 struct ParallelFor {
   using Body = std::function<void(uint32_t task, uint32_t worker)>;
   uint32_t worker_count = 1;
   std::function<void(uint32_t task_count, const Body& body)> run;
 };
 
-// On the caller's thread, in order.
+// Returns a ParallelFor that runs all tasks on the caller's thread, in order.
 ParallelFor SerialFor();
 
 inline kernels::PqGeometry GeometryOf(const IndexDescriptor& index, uint32_t key_dim) {
@@ -79,14 +81,15 @@ inline const uint32_t* CellCounts(const IndexDataHeader& header, uint32_t kv_hea
                                            kv_head * header.counts_stride_bytes);
 }
 
-// [PostingPageCount, CellCount + 1] of the counted slots. REQUIRES: header.cell_count > 0.
+// Returns the list begins of the counted slots, [PostingPageCount, CellCount + 1]. REQUIRES:
+// header.cell_count > 0.
 inline const uint16_t* PostingBegins(const IndexDataHeader& header, uint32_t kv_head) {
   return reinterpret_cast<const uint16_t*>(reinterpret_cast<const std::byte*>(&header) +
                                            header.posting_begins_offset_bytes +
                                            kv_head * header.posting_begins_stride_bytes);
 }
 
-// [counted slots]. REQUIRES: header.cell_count > 0.
+// Returns the slots of all posting lists, [counted slots]. REQUIRES: header.cell_count > 0.
 inline const uint16_t* PostingSlots(const IndexDataHeader& header, uint32_t kv_head) {
   return reinterpret_cast<const uint16_t*>(reinterpret_cast<const std::byte*>(&header) +
                                            header.posting_slots_offset_bytes +
@@ -100,7 +103,7 @@ inline std::span<const float> Centroids(const CodebookHeader& header, uint32_t k
           kernels::CentroidFloats(GeometryOf(header.index, header.key_dim))};
 }
 
-// Row spans of one kv head, for the kernels that read rows.
+// Returns the row spans of one kv head, the input of kernels that read rows.
 std::vector<kernels::RowSpan> RowSpans(const LayerView& view, uint32_t kv_head);
 
 }  // namespace pqcached::kvstore

@@ -27,7 +27,7 @@ std::byte* MapAnywhere(int descriptor, size_t size_bytes, int protection) {
 
 size_t SmallPageBytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
 
-// Whether the kernel backs shared memory with huge pages when asked to.
+// Returns true when the kernel backs shared memory with huge pages on request.
 bool SharedHugePages() {
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
   std::string line;
@@ -36,8 +36,8 @@ bool SharedHugePages() {
          line.find("[force]") != std::string::npos;
 }
 
-// Whole pages. The kernel (5.14 and later) makes them present without a store that would race with a
-// writer's; before, it is one that changes nothing.
+// Faults whole pages in. The kernel (5.14 and later) does so without a store that would race with a
+// writer's; on older kernels an atomic store that changes nothing does it.
 void MakePresent(std::span<std::byte> pages) {
   if (madvise(pages.data(), pages.size(), MADV_POPULATE_WRITE) == 0) return;
   const size_t page_bytes = SmallPageBytes();
@@ -46,7 +46,7 @@ void MakePresent(std::span<std::byte> pages) {
   }
 }
 
-// The whole huge pages within.
+// Returns the part of the memory that consists of whole, aligned huge pages.
 std::span<std::byte> HugePart(std::span<std::byte> memory) {
   const size_t misaligned_bytes = reinterpret_cast<uintptr_t>(memory.data()) % kHugePageBytes;
   const size_t before_bytes = (kHugePageBytes - misaligned_bytes) % kHugePageBytes;
@@ -55,7 +55,8 @@ std::span<std::byte> HugePart(std::span<std::byte> memory) {
   return memory.subspan(before_bytes, size_bytes);
 }
 
-// One page has to be present, for the kernel does not collapse a hole.
+// Collapses each huge-page range into a huge page. One small page of each range has to be present,
+// because the kernel does not collapse a hole.
 bool CollapsePages(std::span<std::byte> memory) {
   for (size_t offset = 0; offset < memory.size(); offset += kHugePageBytes) {
     MakePresent(memory.subspan(offset, SmallPageBytes()));
@@ -66,7 +67,8 @@ bool CollapsePages(std::span<std::byte> memory) {
 }  // namespace
 
 std::byte* MapMemory(int descriptor, size_t size_bytes, int protection) {
-  // What is reserved beyond the size is where an aligned beginning is found.
+  // The reservation is kHugePageBytes longer than the mapping, so that it contains an aligned
+  // start.
   const size_t reserved_bytes = size_bytes + kHugePageBytes;
   if (size_bytes < kHugePageBytes || reserved_bytes < size_bytes) {
     return MapAnywhere(descriptor, size_bytes, protection);
@@ -79,7 +81,7 @@ std::byte* MapMemory(int descriptor, size_t size_bytes, int protection) {
   std::byte* const data = begin + (kHugePageBytes - misaligned_bytes) % kHugePageBytes;
   if (mmap(data, size_bytes, protection, MAP_SHARED | MAP_FIXED, descriptor, 0) == MAP_FAILED) {
     munmap(reserved, reserved_bytes);
-    // Files whose own pages are longer still ask for another address.
+    // Files with larger pages (hugetlbfs) may need a different address.
     return MapAnywhere(descriptor, size_bytes, protection);
   }
   const size_t page_bytes = SmallPageBytes();

@@ -1,4 +1,4 @@
-// Resolve: from the terms of a selection to candidate ranges and k.
+// Resolve: computes candidate ranges and k from the terms of a selection.
 //
 // Pure; thread-safe.
 #ifndef PQCACHED_KVSTORE_READ_RESOLVE_H_
@@ -20,18 +20,20 @@ struct ResolvedSelection {
   std::vector<PositionRange> candidates;  // ascending, disjoint, non-empty
   uint32_t candidate_count = 0;
   uint32_t select_count = 0;  // k
-  // Attended by the engine itself: the ranges of sink and window that exist and are not excluded.
+  // Number of sink tokens and of local-window tokens that exist and are not excluded. The engine
+  // attends to them itself.
   uint32_t sink_tokens = 0;
   uint32_t window_tokens = 0;
 };
 
-// Resolves for a query at `query_position` of a layer that holds `stored_tokens` rows. With n =
-// query_position + 1, candidates are [sink_tokens, n - window_tokens) without the excluded ranges.
-// A query of several tokens (speculation) has the position of its first one, and one selection: the
-// tokens behind it belong to the engine's window, which is then that much longer.
+// Resolves the selection for a query at `query_position` of a layer that holds `stored_tokens`
+// rows. With n = query_position + 1, candidates are [sink_tokens, n - window_tokens) without the
+// excluded ranges. A query of several tokens (speculative decoding) has the position of its first
+// token and one selection: its later tokens belong to the engine's local window, which grows by
+// their number.
 ResolvedSelection Resolve(const Selection& selection, uint64_t query_position,
                           uint32_t stored_tokens);
-// The same into the memory of an earlier one.
+// Does the same and reuses the memory of an earlier result.
 void Resolve(const Selection& selection, uint64_t query_position, uint32_t stored_tokens,
              ResolvedSelection* resolved);
 

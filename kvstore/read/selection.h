@@ -1,4 +1,4 @@
-// What is to be selected: the terms of one query, shared by client and sidecar.
+// Selection: the parameters of one top-k query, shared by client and sidecar.
 #ifndef PQCACHED_KVSTORE_READ_SELECTION_H_
 #define PQCACHED_KVSTORE_READ_SELECTION_H_
 
@@ -20,22 +20,22 @@ struct PositionRange {
 
 enum class BudgetKind : uint8_t { kCount = 0, kRatio = 1 };
 
-// With n = query_position + 1 tokens of context, a query attends to
-//   sink      [0, sink_tokens)                      by the engine itself
-//   window    [n - window_tokens, n)                by the engine itself
-//   selected  k tokens of the rest that is not excluded
+// A query with n = query_position + 1 tokens of context attends to
+//   sink      [0, sink_tokens)                      attended by the engine itself
+//   window    [n - window_tokens, n)                attended by the engine itself
+//   selected  k of the other tokens that are not excluded
 // and the budget counts all three: budget = sink + window + k.
 struct Selection {
   IndexDescriptor index = {};
   GroupRule rule = GroupRule::kSumSoftmax;
   uint32_t sink_tokens = 0;
   uint32_t window_tokens = 0;
-  std::vector<PositionRange> excluded =
-      {};  // masked: neither attended nor counted; ascending, disjoint, non-empty
+  // Masked tokens, neither attended nor counted; ascending, disjoint, non-empty.
+  std::vector<PositionRange> excluded = {};
   BudgetKind budget_kind = BudgetKind::kRatio;
-  uint64_t budget_count = 0;  // kCount: in [sink + window + 1, tokens attended at most]
-  double budget_ratio =
-      1.0;  // kRatio: in (0, 1]; k = clamp(floor(ratio * n) - sink - window, 0, candidates)
+  uint64_t budget_count = 0;  // kCount: in [sink + window + 1, number of attendable tokens]
+  // kRatio: in (0, 1]; k = clamp(floor(ratio * n) - sink - window, 0, candidates).
+  double budget_ratio = 1.0;
 };
 
 }  // namespace pqcached::kvstore

@@ -247,8 +247,7 @@ size_t Pool::absent_bytes() const {
 
 void Pool::Free(ExtentRef extent) {
   const MutexLock lock(&mutex_);
-  if (records_ != nullptr && records_->detached())
-    return;  // its bytes stay in use for the next process
+  if (records_ != nullptr && records_->detached()) return;  // stays in use for the next process
   if (claimed_.erase(extent.unit) > 0) {
     quarantine_.push_back(extent);
     return;

@@ -11,7 +11,6 @@
 //
 // Thread-safe. One lock, held while members are looked up; inside it, only the locks that freeing
 // memory needs are acquired.
-// that comes free.
 #ifndef PQCACHED_KVSTORE_RANK_SEQUENCES_H_
 #define PQCACHED_KVSTORE_RANK_SEQUENCES_H_
 

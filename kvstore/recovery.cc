@@ -15,8 +15,8 @@
 namespace pqcached::kvstore {
 namespace {
 
-using LayerNumbers =
-    std::vector<uint32_t>;  // per layer slot; EntryRecord::kNoLayer where not ready
+// Number of the layer's record per layer slot; EntryRecord::kNoLayer where not ready.
+using LayerNumbers = std::vector<uint32_t>;
 
 // A sequence as read from the records.
 struct Draft {
@@ -124,8 +124,7 @@ std::optional<Draft> CacheRecovery::ReadDraft(uint32_t number) {
 bool CacheRecovery::ReadState(uint32_t number, Draft& draft) {
   for (const uint32_t turn : {0u, 1u}) {
     const SlotArray::Content content = table_.states().Read(2 * number + turn);
-    if (content.state == SlotArray::State::kEmpty)
-      continue;  // the process was killed while it wrote this state
+    if (content.state == SlotArray::State::kEmpty) continue;  // killed while writing it
     if (content.state == SlotArray::State::kBroken) return false;
     RecordReader reader(content.bytes);
     const auto state = reader.Get<StateRecord>();
@@ -191,8 +190,7 @@ bool CacheRecovery::ReadEntry(RecordReader& reader, Draft& draft) {
   }
   if (!reader.ok()) return false;
   std::vector<SegmentEntry>& segments = draft.list.segments;
-  if (!segments.empty() && !segments.back().closed)
-    return false;  // only the last segment may be open
+  if (!segments.empty() && !segments.back().closed) return false;  // only the last may be open
   const uint32_t begin = segments.empty() ? 0 : segments.back().token_end;
   auto rows = RowsOf(record.rows);
   if (rows == nullptr || rows->segment_id() != record.segment_id ||

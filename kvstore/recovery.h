@@ -4,11 +4,10 @@
 // Nothing is trusted: records have checksums, their contents are checked against the shape of the
 // cache and against each other, and no two of them get the same bytes of the pool. A sequence is
 // recovered in its acknowledged state, or dropped and counted. A corrupt index, or one that
-// BuildIndex had not finished, is dropped alone; an incremental index continues.
+// BuildIndex had not finished, is dropped without its sequence; an incremental index continues.
 //
 // Records are only read until the end, when the unused ones are emptied: if the process is killed
-// before, the next one finds the same records.
-// between leaves the same work to the next one.
+// before that, the next one finds the same records.
 #ifndef PQCACHED_KVSTORE_RECOVERY_H_
 #define PQCACHED_KVSTORE_RECOVERY_H_
 

@@ -91,8 +91,9 @@ absl::StatusOr<std::unique_ptr<RootRecords>> RootRecords::Open(const kernels::Ex
   }
   for (const std::string& name : keeper.Names()) {
     const bool ours = name.starts_with("pool-") || name.starts_with("records-");
-    if (!ours || named.contains(name))
-      continue;  // created by a process that was killed before it recorded the cache
+    // An unnamed pool or table was created by a process that was killed before it recorded the
+    // cache.
+    if (!ours || named.contains(name)) continue;
     if (absl::Status status = keeper.Release(name); !status.ok()) return status;
   }
   return root;

@@ -19,8 +19,8 @@ size_t AlignUp(size_t bytes) {
   return (bytes + kContentAlignment - 1) / kContentAlignment * kContentAlignment;
 }
 
-// Returns the number of cells that a segment counts and lists: 0 if reading their counts would take
-// longer than reading its codes.
+// Returns the number of cells that a segment counts and lists: 0 if the counts would be more bytes
+// to read than the codes.
 uint32_t CountedCells(const kernels::PqGeometry& geometry, uint32_t slot_capacity) {
   if (!kernels::HasCells(geometry)) return 0;
   const uint32_t cells = kernels::CellCount(geometry);
@@ -187,8 +187,7 @@ SegmentIndex::Layer SegmentIndex::MakeLayer(const LayerShape& shape, uint32_t sl
                                             uint32_t counted_begin, Extent extent,
                                             std::shared_ptr<const Codebook> codebook) {
   const IndexPlaces places(codebook->header().index, shape, slot_capacity);
-  std::memset(extent.data(), 0,
-              places.counts_offset);  // counts and posting lists are written completely later
+  std::memset(extent.data(), 0, places.counts_offset);  // counts and lists are written later
   WriteHeader(shape, slot_capacity, counted_begin, codebook->header(),
               new (extent.data()) IndexDataHeader);
   return {.data = std::make_shared<const IndexData>(std::move(extent)),

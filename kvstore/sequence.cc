@@ -34,7 +34,7 @@ std::shared_ptr<TailView> MakeView(std::vector<uint32_t> layer_tokens, const Seg
   return view;
 }
 
-// Sorts the indexes of an entry into the order of the list; missing indexes are null.
+// Reorders the indexes of an entry to the order of the list; missing indexes are null.
 void OrderIndexes(const std::vector<IndexDescriptor>& order, SegmentEntry& entry) {
   const auto has_index = [](const std::shared_ptr<const SegmentIndex>& index,
                             const IndexDescriptor& wanted) {

@@ -18,7 +18,6 @@
 // Thread-safe. Two locks: events_mutex_ orders changes and the notifications of watchers, and may
 // be held while mutex_ (which guards the newest snapshot) is acquired; readers acquire mutex_
 // alone.
-// held while mutex_ (the newest snapshot) is taken; readers take mutex_ alone.
 #ifndef PQCACHED_KVSTORE_SEQUENCE_H_
 #define PQCACHED_KVSTORE_SEQUENCE_H_
 
@@ -173,9 +172,9 @@ class Sequence {
   // Makes the caller the writer until EndWrite. Errors: kAborted if there is another writer,
   // kNotFound if dropped, kFailedPrecondition if suspended.
   absl::Status BeginWrite();
-  // Same for short background work on the active segment: waits for another writer until
-  // `deadline`; writers that begin concurrently wait for its end instead of failing with kAborted.
-  // Errors: as BeginWrite.
+  // Same as BeginWrite, for short background work on the active segment: waits for another writer
+  // until `deadline`; writers that begin concurrently wait for its end instead of failing with
+  // kAborted. Errors: as BeginWrite.
   absl::Status BeginShortWrite(SteadyTime deadline);
   void EndWrite();
 
@@ -200,7 +199,8 @@ class Sequence {
   // same tokens. Writers and readers continue concurrently. Indexes of the entries may be in any
   // order, and some may be missing.
   //
-  // Errors: kAborted             a segment of the run is no longer in the list, or was truncated
+  // Errors: kAborted             a segment of the run is no longer in the list or was truncated, or
+  //                              the replacement has another token range
   //         kInvalidArgument     the replacement is not closed or not contiguous
   //         kNotFound            dropped
   absl::Status ReplaceSegments(std::span<const uint64_t> segment_ids,

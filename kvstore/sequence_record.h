@@ -32,7 +32,7 @@ struct SequenceIdentity {
   std::string session;  // at most kMaxSessionBytes
   PrefixKey root = {};
   std::optional<LiveIndex> live_index;
-  // At most kMaxGroupKeyBytes; written after the other fields, and only if it is not empty.
+  // Limited to kMaxGroupKeyBytes; written after the other fields, and only if it is not empty.
   std::string group_key = {};
 };
 

@@ -101,7 +101,8 @@ void DurableCounter::RaiseTo(uint64_t number) {
 }
 
 std::optional<uint64_t> DurableCounter::Read() const {
-  // If the process was killed between the two stores of Reset, only the larger number was stored.
+  // A process that is killed between the two stores of Reset leaves the new, larger number in
+  // `value` and the old one in `inverse`.
   constexpr uint64_t kMostSteps = uint64_t{1} << 20;
   const uint64_t first = value.load(std::memory_order_acquire);
   const uint64_t second = ~inverse.load(std::memory_order_acquire);

@@ -21,11 +21,8 @@ namespace pqcached::kvstore {
 
 class SlotArray {
  public:
-  enum class State : uint8_t {
-    kEmpty,
-    kFull,
-    kBroken
-  };  // kBroken: corrupt, neither empty nor valid
+  // kBroken: corrupt, neither empty nor full.
+  enum class State : uint8_t { kEmpty, kFull, kBroken };
   struct Content {
     State state = State::kEmpty;
     std::span<const std::byte> bytes;  // when full
@@ -91,7 +88,7 @@ struct DurableCounter {
   std::atomic<uint64_t> value;
   std::atomic<uint64_t> inverse;
 
-  // Sets the number without a look at the old one, as in fresh memory.
+  // Sets the number unconditionally, in fresh memory or to repair a corrupt counter.
   void Reset(uint64_t number);
   // Raises the number; no effect if it is already as high. One caller at a time.
   void RaiseTo(uint64_t number);

@@ -195,7 +195,8 @@ class StoreImpl final : public Store {
   CacheInfo DescribeCache(const std::shared_ptr<const Cache>& cache) const;
   void Forget(uint64_t sequence_id);
 
-  // Sets, and removes, the reclaimer of a cache's pool.
+  // ServePressure sets the reclaimer of a cache's pool; EndPressure stops the memory watch and
+  // removes all reclaimers.
   void ServePressure(const std::shared_ptr<const Cache>& cache);
   void EndPressure();
   // Checks `capacity_bytes` against the tenant's quota and the guarantees of other tenants. Errors:

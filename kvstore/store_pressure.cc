@@ -20,8 +20,8 @@ constexpr size_t kShortBytes = size_t{64} << 20;
 
 uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
-// Returns the number of epochs as CutEpochs (builder.h) cuts them, for segments that are all full
-// except the last.
+// Returns the number of codebook generations that CutEpochs (builder.h) makes of segments that are
+// all full except the last.
 uint64_t EpochCount(uint64_t tokens, uint64_t segment_tokens, uint64_t epoch_tokens) {
   const uint64_t segments = CeilDiv(epoch_tokens, segment_tokens);
   const uint64_t whole = tokens / (segments * segment_tokens);

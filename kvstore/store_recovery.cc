@@ -16,8 +16,7 @@ namespace {
 constexpr uint32_t kSlotsPerSequence = 2;
 constexpr uint32_t kMaxSequenceSlots = uint32_t{1} << 24;
 constexpr uint64_t kLeastHeapBytes = uint64_t{16} << 20;
-constexpr uint64_t kMostHeapBytes = uint64_t{64}
-                                    << 30;  // pages are not touched before they are used
+constexpr uint64_t kMostHeapBytes = uint64_t{64} << 30;  // of which only used pages are touched
 constexpr uint64_t kPoolBytesPerHeapByte = 8;
 
 RecordTable::Shape ShapeOf(const CacheRecord& record) {

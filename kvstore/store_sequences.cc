@@ -102,8 +102,7 @@ uint32_t StoreImpl::MatchRanks(const std::shared_ptr<const Cache>& cache,
                                std::span<const uint32_t> token_ids,
                                std::string_view extra_key) const {
   const std::vector<std::shared_ptr<const Cache>> ranks = RanksOf(cache);
-  if (ranks.size() < cache->spec.rank.rank_count)
-    return 0;  // a rank without an open cache holds nothing
+  if (ranks.size() < cache->spec.rank.rank_count) return 0;  // a missing rank holds nothing
   size_t steps = ~size_t{0};
   for (const auto& rank : ranks) {
     const PrefixKey root = PrefixRoot(rank->tenant, rank->spec, extra_key);

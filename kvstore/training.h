@@ -32,8 +32,8 @@ struct TrainingArgs {
 
 struct TrainingResult {
   uint32_t trained_tokens = 0;
-  uint32_t iterations =
-      0;  // iterations in effect: on convergence all, since more would not move a centroid
+  // Iterations in effect. All of them on convergence, since further ones would not move a centroid.
+  uint32_t iterations = 0;
   double inertia = 0;  // mean squared distance of a sample to its centroid, before the last move
 };
 

@@ -304,8 +304,7 @@ void SegmentWriter::CountLayer(uint32_t layer_slot) const {
     if (i < kept_ && full.token_end <= begin) break;
     const uint32_t slot_end = full.token_end - full.rows->first_position();
     for (const auto& index : full.indexes) {
-      if (index == nullptr || !index->ready(layer_slot))
-        continue;  // counted by the build that adds the layer
+      if (index == nullptr || !index->ready(layer_slot)) continue;  // its builder counts it
       if (index->header(layer_slot).counted_end.load() > 0) continue;
       CountCells(cache_->engine->options.exec, cache_->layers.layers[layer_slot], *index,
                  layer_slot, slot_end);

@@ -1,7 +1,8 @@
-// Memory that other processes may map: memfds of a fixed size with mode 0600.
+// Memfds: memory of a fixed size and mode 0600 that other processes may map.
 //
-// Nobody who gets a descriptor can change the size. One that was opened read-only cannot be opened
-// again for writing by another uid, because of the mode; by root only as far as the seals allow.
+// The holder of a descriptor cannot change the size. A descriptor that was opened read-only cannot
+// be reopened for writing by another uid, because of the mode; root can reopen it for writing
+// unless the seals forbid it.
 //
 // Thread-safe.
 #ifndef PQCACHED_KVSTORE_MEMFD_H_
@@ -14,28 +15,30 @@
 
 namespace pqcached::kvstore {
 
-// Sealed against shrinking and growing. `name` is for people who look at /proc.
+// Creates a memfd that is sealed against shrinking and growing. `name` is shown in /proc.
 //
 // Errors: kResourceExhausted  the kernel refuses
 absl::StatusOr<FileDescriptor> CreateMemfd(const char* name, size_t size_bytes);
 
 enum class LaterWriters {
   kAllowed,
-  kNever,  // only mappings that exist now can write; nobody else ever again, not even root
+  // Only the mappings that exist now can write; no process can map it for writing later, not even
+  // root's.
+  kNever,
 };
-// Adds the last seals; before a descriptor leaves this process.
+// Adds the last seals. To be called before a descriptor is sent to another process.
 absl::Status SealMemfd(const FileDescriptor& memfd, LaterWriters writers);
-// Whether that was done with kNever.
+// Returns whether the memory was sealed with LaterWriters::kNever.
 bool NeverHasLaterWriters(const FileDescriptor& memory);
 
-// A descriptor of the same memory that can only read.
+// Returns a read-only descriptor of the same memory.
 absl::StatusOr<FileDescriptor> OpenReadOnly(int memfd);
-// 0 when it cannot be known.
+// Returns the size in bytes, or 0 if it cannot be determined.
 size_t SizeOf(const FileDescriptor& memory);
-// A descriptor of the same open file.
+// Returns another descriptor of the same open file.
 absl::StatusOr<FileDescriptor> Duplicate(int descriptor);
 
-// A shared mapping of a whole memfd, at an address that huge pages can back. Movable.
+// Shared mapping of a whole memfd, at an address that huge pages can back. Movable.
 class Mapping {
  public:
   enum class Access { kRead, kReadWrite };

@@ -19,13 +19,13 @@ namespace fs = std::filesystem;
 // Version 1 writes the largest multiple of a page for "no limit".
 constexpr size_t kNoLimitFrom = size_t{1} << 62;
 
-// The names of a version's files.
+// File names of one cgroup version.
 struct CgroupFiles {
   const char* max;
-  const char* high;  // empty: the version has none
+  const char* high;  // empty if the version has none
   const char* current;
   const char* reclaimable;  // key in memory.stat
-  const char* hugetlb_max;  // behind "hugetlb.<size>"
+  const char* hugetlb_max;  // suffix of "hugetlb.<size>"
   const char* hugetlb_current;
 };
 constexpr CgroupFiles kVersion1 = {"memory.limit_in_bytes", "",
@@ -34,7 +34,7 @@ constexpr CgroupFiles kVersion1 = {"memory.limit_in_bytes", "",
 constexpr CgroupFiles kVersion2 = {"memory.max",    "memory.high", "memory.current",
                                    "inactive_file", ".max",        ".current"};
 
-// Nothing when there is no such file, or no number in it ("max").
+// Returns the number in the file, or nothing if the file is missing or holds no number ("max").
 std::optional<size_t> ReadNumber(const fs::path& path) {
   std::ifstream file(path);
   size_t value = 0;
@@ -42,7 +42,7 @@ std::optional<size_t> ReadNumber(const fs::path& path) {
   return value;
 }
 
-// Of "key value" lines; 0 when there is none.
+// Returns the value of `wanted` in a file of "key value" lines, or 0 if the key is missing.
 size_t ReadKey(const fs::path& path, const std::string& wanted) {
   std::ifstream file(path);
   std::string key;
@@ -61,8 +61,8 @@ std::optional<size_t> MachineBytes(const fs::path& meminfo) {
   return std::nullopt;
 }
 
-// The path of a controller ("memory"; empty = version 2) in /proc/self/cgroup; nothing when the
-// process is in none.
+// Returns the path of a controller ("memory"; empty = version 2) from /proc/self/cgroup, or nothing
+// if the process is not in such a group.
 std::optional<std::string> OwnPath(const fs::path& self, const std::string& controller) {
   std::ifstream file(self);
   for (std::string line; std::getline(file, line);) {
@@ -76,8 +76,8 @@ std::optional<std::string> OwnPath(const fs::path& self, const std::string& cont
   return std::nullopt;
 }
 
-// The group and its ancestors, as far as they can be seen under `mount`. In a container the path may be
-// the host's: then the mount shows the container's own group at its root.
+// Returns the group and its ancestors, as far as they are visible under `mount`. Inside a container
+// the path may be the host's; the mount then shows the container's own group at its root.
 std::vector<fs::path> Groups(const fs::path& mount, const std::string& path) {
   std::vector<fs::path> groups;
   fs::path relative(std::string(absl::StripPrefix(path, "/")));

@@ -1,4 +1,4 @@
-// MemoryWatch: calls somebody every few seconds, on a thread of its own, until it is destroyed.
+// MemoryWatch calls a function at a fixed interval, on its own thread, until it is destroyed.
 #ifndef PQCACHED_KVSTORE_MEMORY_WATCH_H_
 #define PQCACHED_KVSTORE_MEMORY_WATCH_H_
 
@@ -13,7 +13,7 @@ namespace pqcached::kvstore {
 class MemoryWatch {
  public:
   MemoryWatch(absl::Duration interval, std::function<void()> check);
-  // Waits for the call under way.
+  // Waits for a call in progress.
   ~MemoryWatch();
   MemoryWatch(const MemoryWatch&) = delete;
   MemoryWatch& operator=(const MemoryWatch&) = delete;

@@ -50,7 +50,7 @@ absl::StatusOr<std::shared_ptr<const SegmentRows>> CopyRows(const Cache& cache, 
   return created->front().rows;
 }
 
-// Codes of the run under the codebook that all of it has.
+// Copies the run's codes. All segments of the run have the same codebook.
 absl::StatusOr<SegmentIndex::Layer> CopyCodes(const Cache& cache, const Run& run, size_t index,
                                               uint32_t layer_slot, const SegmentRows& rows,
                                               uint32_t sink_tokens) {

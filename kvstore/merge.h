@@ -1,6 +1,6 @@
-// Merge: neighbouring closed segments become one. Rows and codes are copied; a layer is coded anew where
-// the segments have different codebooks, under a fresh codebook where their keys have drifted away
-// from the newest one.
+// Merge replaces neighbouring closed segments by one. Rows and codes are copied. A layer is
+// re-encoded if the segments have different codebooks, and it gets a fresh codebook if its keys
+// have drifted away from the newest one.
 #ifndef PQCACHED_KVSTORE_MERGE_H_
 #define PQCACHED_KVSTORE_MERGE_H_
 
@@ -15,23 +15,25 @@
 namespace pqcached::kvstore {
 
 struct MergeSpec {
-  // Closed neighbours with the same indexes, ready in all layers.
+  // Neighbouring closed segments with the same indexes, which are ready in all layers.
   std::span<const SegmentEntry> run;
   uint32_t sink_tokens = 0;
-  uint32_t sample_tokens = 0;  // of a fresh codebook, and to measure drift
-  uint32_t iterations = 0;     // of a fresh codebook
+  uint32_t sample_tokens = 0;  // sample size for a fresh codebook and for measuring drift
+  uint32_t iterations = 0;     // of k-means, for a fresh codebook
   uint64_t seed = 0;
-  uint32_t new_epoch = 0;  // ordinal of fresh codebooks
+  uint32_t new_epoch = 0;  // codebook generation of fresh codebooks
   double drift_ratio = 1;
-  std::function<bool()> go_on;  // false: give up
+  std::function<bool()> go_on;  // returns false to cancel the merge
 };
 
-// Makes the segment that may take the place of the run (Sequence::ReplaceSegments).
+// Builds the segment that can replace the run (Sequence::ReplaceSegments).
 //
-// Errors: kResourceExhausted with the shortfall; kCancelled when go_on said so.
+// Errors: kResourceExhausted  the pool is full (names the shortfall)
+//         kCancelled          go_on returned false
 absl::StatusOr<SegmentEntry> MergeSegments(const Cache& cache, const MergeSpec& spec);
 
-// Whether new keys, measured under a codebook, have drifted away from what it was trained on.
+// Returns whether keys with this `inertia` under a codebook have drifted away from the keys that it
+// was trained on.
 bool HasDrifted(double inertia, const Codebook& codebook, double drift_ratio);
 
 }  // namespace pqcached::kvstore

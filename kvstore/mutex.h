@@ -1,7 +1,9 @@
-// Mutex and CondVar: those of the standard library, with what clang's thread-safety analysis reads.
+// Mutex and CondVar wrap the standard library's with annotations for clang's thread-safety
+// analysis.
 //
-// Not absl's: its waits end at a wall time, which jumps (clock.h), and distributions ship it without
-// instrumentation, so that ThreadSanitizer does not see the order that its locks make.
+// absl's are not used: their timed waits end at a wall-clock time, which can jump (clock.h), and
+// distributions ship absl without instrumentation, so that ThreadSanitizer does not see the order
+// that its locks establish.
 #ifndef PQCACHED_KVSTORE_MUTEX_H_
 #define PQCACHED_KVSTORE_MUTEX_H_
 
@@ -44,7 +46,7 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 
 class CondVar {
  public:
-  // Waits for a signal, or until `deadline`; may also wake for nothing.
+  // Waits for a signal, or until `deadline`; may wake up spuriously.
   void WaitUntil(Mutex* mutex, SteadyTime deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     if (deadline == SteadyTime::InfiniteFuture()) return Wait(mutex);
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);

@@ -30,7 +30,7 @@ std::vector<uint32_t> NamesRecord::Recover(bool& broken) {
     if (!reader.done()) broken = true;
     if (names.generation > newest.generation) newest = names;
   }
-  if (broken) return {};  // the newest may be the broken one
+  if (broken) return {};  // the broken one may be the newer one
   if (newest.generation == 0) return {};
   names_.generation = newest.generation;
   if (!newest.block.valid() || newest.count == 0) return {};
@@ -38,7 +38,7 @@ std::vector<uint32_t> NamesRecord::Recover(bool& broken) {
     broken = true;
     return {};
   }
-  names_.block = newest.block;  // ours from now on, whatever it holds
+  names_.block = newest.block;  // owned by this object from now on, even if its content is broken
   const auto bytes = table_->bytes(newest.block);
   const size_t size_bytes = size_t{newest.count} * sizeof(uint32_t);
   if (size_bytes > bytes.size() ||
@@ -52,7 +52,7 @@ std::vector<uint32_t> NamesRecord::Recover(bool& broken) {
   return ids;
 }
 
-// Moves to a longer block. False when there is none.
+// Moves the ids to a longer block. Returns false if the heap has none.
 bool NamesRecord::Grow(std::span<const uint32_t> ids, Names& next) {
   std::optional<HeapBlock> block;
   {

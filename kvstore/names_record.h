@@ -1,8 +1,9 @@
-// NamesRecord: writes down the token ids of a sequence (record_table.h), for shared prefixes in the next
-// process.
+// NamesRecord records the token ids of a sequence (record_table.h), so that a restarted process can
+// find shared prefixes.
 //
-// Ids stand in a block of the heap, and in turn in two slots where it is and how many of them count. When
-// the heap is full, fewer ids are written: then less is found again.
+// The ids are stored in a heap block. Two slots, written alternately, hold the location of the
+// block and the number of valid ids. When the heap is full, fewer ids are recorded, and a restarted
+// process finds shorter prefixes.
 //
 // Thread-compatible.
 #ifndef PQCACHED_KVSTORE_NAMES_RECORD_H_
@@ -19,17 +20,18 @@ namespace pqcached::kvstore {
 
 class NamesRecord {
  public:
-  // No ids yet. `slot`: of the sequence; kept for as long as this lives.
+  // Starts with no ids. `slot` is the sequence's; it stays taken while this object lives.
   NamesRecord(std::shared_ptr<RecordTable> table, std::shared_ptr<const RecordSlot> slot);
   ~NamesRecord();
   NamesRecord(const NamesRecord&) = delete;
   NamesRecord& operator=(const NamesRecord&) = delete;
 
-  // Reads what stands there; once, before Write. Broken: none, and `broken` is set.
+  // Reads the recorded ids; called at most once, before Write. If the record is broken, sets
+  // `broken` and returns no ids.
   std::vector<uint32_t> Recover(bool& broken);
 
-  // The ids are these now. Either the first ones are what they were, and others follow, or fewer are
-  // left.
+  // Records the sequence's current ids. Compared with the previous call, ids were either appended
+  // or removed at the end.
   void Write(std::span<const uint32_t> ids);
 
  private:
@@ -44,7 +46,7 @@ class NamesRecord {
 
   const std::shared_ptr<RecordTable> table_;
   const std::shared_ptr<const RecordSlot> slot_;  // shared with SequenceRecord
-  Names names_;                                   // the newest
+  Names names_;                                   // newest written state
 };
 
 }  // namespace pqcached::kvstore

@@ -20,13 +20,14 @@
 namespace pqcached::kvstore {
 namespace {
 
-constexpr size_t kTouchBytes =
-    size_t{16} << 20;  // per step of a toucher: 40 ms at 0.4 GB/s, so that it stops soon
+// Bytes per step of a touching thread: 40 ms at 0.4 GB/s, so that it stops soon.
+constexpr size_t kTouchBytes = size_t{16} << 20;
 static_assert(kTouchBytes % kHugePageBytes == 0);
 
-// What comes free while others allocate may be gone again.
+// Bounds the retries: memory that the reclaimer frees may be allocated by other threads first.
 constexpr int kMaxReclaims = 4;
-// Of free memory that is taken from who allocates while its pages go back to the machine.
+// Largest piece of free memory that allocations cannot use while its pages are returned to the
+// machine.
 constexpr size_t kReturnBytes = size_t{64} << 20;
 constexpr absl::Duration kTouchPoll = absl::Milliseconds(100);  // while touching is paused
 
@@ -61,7 +62,7 @@ absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(Options options) {
   }
   const std::span<std::byte> memory(options.mapping.data(), capacity_bytes);
   size_t page_bytes = AdvisePages(memfd->get(), memory);
-  // Of the first ones can be seen what the others will be.
+  // The page size of the first pages predicts that of the others.
   if (options.touch_threads > 0 &&
       TouchPages(memory.first(std::min(memory.size(), kHugePageBytes)))) {
     page_bytes = std::max(page_bytes, kHugePageBytes);
@@ -221,12 +222,12 @@ size_t Pool::ReturnFreePages(size_t wanted_bytes) {
   return returned_bytes;
 }
 
-// The extent is taken meanwhile, so that nobody is given one whose bytes are about to go.
+// Claims the extent while its pages are removed, so that it is not allocated concurrently.
 bool Pool::ReturnPages(ExtentRef extent) {
   const auto begin = static_cast<off_t>(extent.offset_bytes());
   const off_t present = lseek(memfd_.get(), begin, SEEK_DATA);
   const off_t end = begin + static_cast<off_t>(extent.size_bytes());
-  // Where the file system cannot say, there may be some.
+  // If the file system does not support SEEK_DATA, assumes that there are pages.
   const bool has_pages = present < 0 ? errno != ENXIO : present < end;
   if (!has_pages) return false;
   {
@@ -241,14 +242,14 @@ bool Pool::ReturnPages(ExtentRef extent) {
 size_t Pool::absent_bytes() const {
   struct stat status = {};
   if (fstat(memfd_.get(), &status) != 0) return 0;
-  constexpr size_t kBlockBytes = 512;  // of st_blocks, whatever the file system
+  constexpr size_t kBlockBytes = 512;  // unit of st_blocks on every file system
   return capacity_bytes_ -
          std::min(capacity_bytes_, static_cast<size_t>(status.st_blocks) * kBlockBytes);
 }
 
 void Pool::Free(ExtentRef extent) {
   const MutexLock lock(&mutex_);
-  if (records_ != nullptr && records_->detached()) return;  // the next process may want its bytes
+  if (records_ != nullptr && records_->detached()) return;  // stays in use for the next process
   if (claimed_.erase(extent.unit) > 0) {
     quarantine_.push_back(extent);
     return;
@@ -287,7 +288,7 @@ void Pool::BeginQuarantine() {
   }
 }
 
-// The longest aligned extents that tile the units.
+// Covers the units with the longest aligned extents.
 void Pool::Quarantine(uint32_t begin, uint32_t end) {
   while (begin < end) {
     const uint32_t fits = static_cast<uint32_t>(std::bit_width(end - begin)) - 1;
@@ -299,7 +300,7 @@ void Pool::Quarantine(uint32_t begin, uint32_t end) {
 }
 
 void Pool::EndQuarantine() {
-  if (records_ == nullptr) return;  // nothing outlives its process
+  if (records_ == nullptr) return;  // without records there is no earlier process
   const MutexLock lock(&mutex_);
   claimed_.clear();
   for (const ExtentRef& extent : quarantine_) {

@@ -1,8 +1,9 @@
-// Pool hands out extents of one cache's memory.
+// Pool allocates extents of one cache's memory.
 //
-// An *extent* is 2^order x kMinExtentBytes of contiguous bytes of a memfd that the sidecar alone
-// writes. An Extent object owns one: its bytes go back to the free lists when the object dies, so
-// whoever may still read them holds the object (or a shared_ptr to its holder).
+// An *extent* is 2^order x kMinExtentBytes of contiguous bytes of a memfd that only the sidecar
+// writes. An Extent object owns one: its bytes return to the free lists when the object is
+// destroyed. A reader therefore holds the object (or a shared_ptr to its owner) while it reads the
+// bytes.
 //
 // Thread-safe. One lock, held for O(extents of a request * log(extents)); no call blocks on I/O.
 #ifndef PQCACHED_KVSTORE_POOL_H_
@@ -34,35 +35,37 @@ class Extent;
 
 struct PoolUsage {
   size_t capacity_bytes = 0;
-  size_t used_bytes = 0;  // quarantined ones included
+  size_t used_bytes = 0;  // includes quarantined bytes
   size_t free_bytes = 0;
-  size_t largest_free_bytes = 0;  // the longest extent that would be granted
-  size_t quarantined_bytes = 0;   // that processes may read which an earlier process told of them
-  size_t limit_bytes = 0;         // of used_bytes; capacity_bytes, unless less may be used
+  size_t largest_free_bytes = 0;  // longest extent that could be allocated
+  size_t quarantined_bytes = 0;   // possibly still mapped by clients of an earlier process
+  size_t limit_bytes = 0;         // limit of used_bytes: the quota, or less when memory is short
 };
 
-// shared_ptr: extents keep their pool alive, because a reader may outlast the cache.
+// Held by shared_ptr: extents keep their pool alive, because a reader may outlive the cache.
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
   struct Options {
     size_t capacity_bytes = 0;  // > 0, rounded up to kMinExtentBytes
-    uint32_t touch_threads =
-        1;  // that touch all pages in the background; 0 = pages are touched by their first use
-    bool strict = false;     // nobody else can ever write the memory, not even root
-    size_t quota_bytes = 0;  // of what may be in use; 0 = capacity_bytes
-    // A descriptor of the memory, at least capacity_bytes, that stays the caller's; -1: a memfd is made.
+    // Threads that touch all pages in the background; 0 = pages are touched on first use.
+    uint32_t touch_threads = 1;
+    bool strict = false;  // no other process can ever map the memory for writing, not even root's
+    size_t quota_bytes = 0;  // limit of the bytes in use; 0 = capacity_bytes
+    // Descriptor of the memory, at least capacity_bytes long, owned by the caller; -1: a memfd is
+    // created.
     int memory = -1;
-    // Of all of that memory, for writing; empty: it is mapped here.
+    // Writable mapping of all of that memory; empty: Create maps it.
     Mapping mapping = {};
-    // Where it is written down what is handed out; null: nowhere.
+    // Table that records which extents are allocated; null: they are not recorded.
     std::shared_ptr<RecordTable> records = nullptr;
   };
 
-  // Makes room for extents of these sizes; returns whether to try again.
+  // Tries to free memory for extents of these sizes; returns whether the allocation should be
+  // retried.
   using Reclaimer = std::function<bool(std::span<const size_t> sizes_bytes)>;
 
-  // Reserves the memory; its pages are touched in the background, from the start, where extents
-  // come from first.
+  // Reserves the memory. Its pages are touched in the background from the start, where extents are
+  // allocated first.
   //
   // Errors: kInvalidArgument    capacity_bytes (names the range)
   //         kResourceExhausted  the kernel refuses the memfd or the mapping
@@ -71,48 +74,51 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Returns one extent per size, each rounded up to the next power of two; all or none. Contents
-  // are unspecified. Asks the reclaimer when there is not enough.
+  // Allocates one extent per size, each rounded up to the next power of two; all or none. Contents
+  // are unspecified. Calls the reclaimer if there is not enough memory.
   //
-  // Errors: kResourceExhausted  not enough memory, or no run is long enough (the message gives the
-  // shortfall in bytes)
+  // Errors: kResourceExhausted  not enough memory, or no free run is long enough (the message gives
+  //                             the shortfall in bytes)
   absl::StatusOr<std::vector<Extent>> Allocate(std::span<const size_t> sizes_bytes);
 
-  // Recovery: an extent that an earlier process handed out and that goes on to be in use. Nothing when it
-  // lies outside or overlaps another one.
+  // Recovery: takes over an extent that an earlier process had allocated. Returns nothing if it is
+  // out of range or overlaps another extent.
   std::optional<Extent> Claim(ExtentRef extent);
-  // Behind all claims: what the records call in use and nobody has claimed belongs to nobody from now
-  // on, until EndQuarantine frees it. Until then, what was claimed joins it when it is freed.
+  // Recovery, after all claims: quarantines the units that the records mark as used and that no
+  // Claim took over. Until EndQuarantine, freed extents that were claimed are quarantined, too.
   void BeginQuarantine();
+  // Frees all quarantined extents.
   void EndQuarantine();
 
-  // Who makes room; empty: nobody. One call at a time; returns when none is under way. The caller of
-  // Allocate waits, so its locks must not be those that the reclaimer takes.
+  // Sets the reclaimer; empty: none. The reclaimer runs in one thread at a time. Returns when no
+  // reclaimer call is in progress. The caller of Allocate waits for the reclaimer, so it must not
+  // hold locks that the reclaimer acquires.
   void SetReclaimer(Reclaimer reclaimer);
 
-  // What is free now, and may be used. What was claimed stays in use there, whoever frees it.
+  // Returns the free extents and the limit of use. Claimed extents do not become free there,
+  // whichever sequence releases them.
   FreeMap free_map() const;
 
-  // Lets no more than this be in use from now on, nor more than the quota; what is in use stays.
-  // `why` is what refusals say. SIZE_MAX: the quota alone.
+  // Limits the bytes in use from now on to the minimum of `bytes` and the quota; allocated extents
+  // stay. Errors of Allocate append `why`. SIZE_MAX: only the quota applies.
   void LimitUse(size_t bytes, std::string why);
-  // Stops, or goes on with, touching pages in the background.
+  // Pauses or resumes touching pages in the background.
   void PauseTouching(bool paused) { touching_paused_.store(paused, std::memory_order_relaxed); }
-  // Gives pages of free extents, the longest first, back to the machine; returns how many bytes. None
-  // of a strict pool, which nobody may punch holes in.
+  // Returns pages of free extents, the longest extents first, to the machine; returns the number of
+  // bytes. Returns 0 for a strict pool, whose seal forbids punching holes.
   size_t ReturnFreePages(size_t wanted_bytes);
-  // Bytes that hold no page of the machine.
+  // Returns the number of bytes that no physical page backs.
   size_t absent_bytes() const;
 
   PoolUsage usage() const;
-  // Of the pages in force, where extents come from first: 4096, or the size of a huge page.
+  // Returns the size of the pages where extents are allocated first: 4096, or a huge page size.
   size_t page_bytes() const { return page_bytes_; }
-  // Bytes that the background has not touched yet.
+  // Returns the number of bytes that the background threads have not touched yet.
   size_t untouched_bytes() const;
-  // The memfd; stays owned by the pool.
+  // Returns the memfd, which the pool owns.
   int descriptor() const { return memfd_.get(); }
-  // For a client: a descriptor that can only read. The memfd has mode 0600 and can neither shrink nor
-  // grow, so that a reader's mapping stays whole whatever other readers do.
+  // Returns a read-only descriptor for a client. The memfd has mode 0600 and can neither shrink nor
+  // grow, so a client's mapping stays valid whatever other clients do.
   absl::StatusOr<SharedMemory> Share() const;
 
   std::byte* data(ExtentRef extent) const { return base_ + extent.offset_bytes(); }

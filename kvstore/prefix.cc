@@ -24,7 +24,8 @@ PrefixKey Sha256(std::span<const std::byte> bytes) {
   return key;
 }
 
-// Fields one after the other, each with its length, so that no two lists of fields read the same.
+// Serializes fields one after the other. Strings carry their length, so that no two different lists
+// of fields give the same bytes.
 class Fields {
  public:
   void Add(std::string_view text) {
@@ -228,7 +229,8 @@ absl::StatusOr<NamedTokens::Shared> NamedTokens::Share(uint32_t token_count, boo
   const MutexLock lock(&mutex_);
   auto snapshot = sequence->Share(token_count, partial_indexes);
   if (!snapshot.ok()) return snapshot.status();
-  // Behind stored_ a roll back may be under way: names there may belong to tokens that come after it.
+  // Beyond stored_ a truncation may be in progress: those names may belong to tokens that are
+  // stored after it.
   const size_t named = std::min({token_ids_.size(), size_t{token_count}, size_t{stored_}});
   return Shared{*std::move(snapshot),
                 {token_ids_.begin(), token_ids_.begin() + static_cast<ptrdiff_t>(named)}};
@@ -239,7 +241,7 @@ std::shared_ptr<const Snapshot> NamedTokens::ShareStep(size_t step, const Prefix
   if (sequence == nullptr) return nullptr;
   const MutexLock lock(&mutex_);
   if (step >= listed_ || keys_[step] != key) return nullptr;
-  // What is listed is stored, and no roll back of it begins before this lock is free.
+  // A listed step is stored, and no truncation can remove it while this lock is held.
   const auto token_count = static_cast<uint32_t>((step + 1) * kPrefixStepTokens);
   auto snapshot = sequence->Share(token_count, /*partial_indexes=*/false);
   return snapshot.ok() ? *std::move(snapshot) : nullptr;

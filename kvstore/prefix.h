@@ -1,11 +1,10 @@
-// Prefixes: which stored tokens the prompt of a new sequence may share.
+// Prefixes: finds the stored tokens that the prompt of a new sequence can share.
 //
-// Tokens are addressed by content, in steps of kPrefixStepTokens: the key of a step is SHA-256 over
-// the key of the step before it and the ids of its tokens, and the chain begins with all that makes
-// K and V of the same ids differ. So equal keys mean equal rows, for as long as nobody finds two
-// inputs of SHA-256 with one output; another tenant, model, layout or extra key begins another
-// chain. A step is listed while a sequence that lives holds all its tokens, complete over all stored
-// layers, under these ids.
+// Tokens are addressed by content, in steps of kPrefixStepTokens. The key of a step is the SHA-256
+// of the previous step's key and of the ids of its tokens. The root of the chain covers everything
+// that changes K and V of the same ids: another tenant, model, layout or extra key starts another
+// chain. Equal keys therefore mean equal rows (unless SHA-256 collides). A step is listed while a
+// live sequence holds all its tokens, complete over all stored layers, under these ids.
 #ifndef PQCACHED_KVSTORE_PREFIX_H_
 #define PQCACHED_KVSTORE_PREFIX_H_
 
@@ -27,31 +26,33 @@ namespace pqcached::kvstore {
 
 inline constexpr uint32_t kPrefixStepTokens = kBlockTokens;
 inline constexpr size_t kMaxExtraKeyBytes = 256;
-// Tokens that may be named before they are stored: named ids are kept in memory, which stored tokens
-// bound by their rows.
+// Number of tokens that may be named before they are stored. Ids are kept in memory; for stored
+// tokens their number is bounded by the memory of the rows, so ids ahead of them need a limit of
+// their own.
 inline constexpr uint32_t kMaxNamedAhead = uint32_t{1} << 22;
 
 using PrefixKey = std::array<uint8_t, 32>;
 
-// The key that the chains of a cache begin with.
+// Returns the root key of a cache's chains.
 PrefixKey PrefixRoot(std::string_view tenant, const CacheSpec& spec, std::string_view extra_key);
+// Returns the key of the step that follows `before`.
 // REQUIRES: token_ids.size() == kPrefixStepTokens.
 PrefixKey NextPrefixKey(const PrefixKey& before, std::span<const uint32_t> token_ids);
-// Of a whole prompt, to tell it from others.
+// Returns a digest that identifies a whole prompt.
 PrefixKey PromptDigest(std::span<const uint32_t> token_ids, std::string_view extra_key);
 
-// Errors: kInvalidArgument naming token_ids or extra_key.
+// Checks the lengths. Errors: kInvalidArgument naming token_ids or extra_key.
 absl::Status CheckPrefix(std::span<const uint32_t> token_ids, std::string_view extra_key);
 
 class NamedTokens;
 
-// The steps that the sequences of one cache hold. Thread-safe.
+// Maps step keys to the sequences of one cache that hold these steps. Thread-safe.
 class PrefixIndex {
  public:
   void Add(const PrefixKey& key, const std::shared_ptr<NamedTokens>& holder);
   void Remove(const PrefixKey& key, const NamedTokens* holder);
 
-  // Keys of the longest listed prefix, step by step.
+  // Returns the keys of the longest listed prefix, one per step.
   std::vector<PrefixKey> Match(const PrefixKey& root, std::span<const uint32_t> token_ids) const;
   std::vector<std::shared_ptr<NamedTokens>> Holders(const PrefixKey& key) const;
 
@@ -65,39 +66,41 @@ class PrefixIndex {
   std::unordered_map<PrefixKey, std::vector<Holder>, KeyHash> steps_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The ids of one sequence's tokens; lists its steps while they are stored. Thread-safe; its lock is
-// taken before those of the index and of the sequence's newest snapshot.
+// Token ids of one sequence. Lists its steps in the index while they are stored. Thread-safe. Its
+// lock is acquired before those of the index and of the sequence's newest snapshot.
 class NamedTokens final : public SequenceWatcher, public std::enable_shared_from_this<NamedTokens> {
  public:
-  // `stored_tokens`: that the sequence begins with. `record`: where ids are written down; null: nowhere.
+  // `stored_tokens`: tokens that the sequence starts with. `record`: where ids are recorded; null:
+  // they are not recorded.
   NamedTokens(std::shared_ptr<PrefixIndex> index, const PrefixKey& root,
               std::weak_ptr<Sequence> sequence, uint32_t stored_tokens,
               std::unique_ptr<NamesRecord> record = nullptr);
 
-  // The names that the record holds; once, before Name.
+  // Sets the names that the record holds; called at most once, before Name.
   void Restore(std::vector<uint32_t> token_ids);
 
   // Names tokens [first_position, + ids). Errors: as Store::NameTokens.
   absl::Status Name(uint64_t first_position, std::span<const uint32_t> token_ids);
 
-  // What Name would say.
+  // Returns the status that Name would return, without naming tokens.
   absl::Status Check(uint64_t first_position, std::span<const uint32_t> token_ids) const;
 
   struct Shared {
     std::shared_ptr<const Snapshot> snapshot;
-    std::vector<uint32_t> token_ids;  // of its first tokens, as far as they are named
+    std::vector<uint32_t> token_ids;  // ids of the first tokens, as far as they are named
   };
-  // The first `token_count` tokens, with their names. Errors: as Sequence::Share.
+  // Shares the first `token_count` tokens, with their names. Errors: as Sequence::Share.
   absl::StatusOr<Shared> Share(uint32_t token_count, bool partial_indexes);
-  // The tokens up to the end of step `step`; null when they are no longer stored under this key.
+  // Shares the tokens up to the end of step `step`; returns null if they are no longer stored under
+  // this key.
   std::shared_ptr<const Snapshot> ShareStep(size_t step, const PrefixKey& key);
 
   const PrefixKey& root() const { return root_; }
-  // Keys of the steps that are stored under their names.
+  // Returns the keys of the listed steps.
   std::vector<PrefixKey> ListedKeys() const;
-  // Of the tokens of those steps.
+  // Returns the token ids of the listed steps.
   std::vector<uint32_t> ListedIds() const;
-  // Whether its first tokens are stored under these ids.
+  // Returns whether the sequence's first tokens are stored under these ids.
   bool BeginsWith(std::span<const uint32_t> token_ids) const;
 
   void OnPublish(const Snapshot& next) override;
@@ -106,10 +109,10 @@ class NamedTokens final : public SequenceWatcher, public std::enable_shared_from
   void OnDrop() override;
 
  private:
-  // How many of the ids are named already.
+  // Returns the number of ids that are already named.
   absl::StatusOr<size_t> Known(uint64_t first_position, std::span<const uint32_t> token_ids) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Makes the keys of steps that are named, and lists what is stored of them.
+  // Computes the keys of completely named steps, and lists the steps that are stored.
   void List() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(uint32_t token_count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -120,9 +123,9 @@ class NamedTokens final : public SequenceWatcher, public std::enable_shared_from
   mutable Mutex mutex_;
   const std::unique_ptr<NamesRecord> record_ ABSL_PT_GUARDED_BY(mutex_);
   std::vector<uint32_t> token_ids_ ABSL_GUARDED_BY(mutex_);
-  std::vector<PrefixKey> keys_ ABSL_GUARDED_BY(mutex_);  // of the whole steps of token_ids_
-  size_t listed_ ABSL_GUARDED_BY(mutex_) = 0;            // of keys_
-  uint32_t stored_ ABSL_GUARDED_BY(mutex_);              // what no roll back has begun to forget
+  std::vector<PrefixKey> keys_ ABSL_GUARDED_BY(mutex_);  // one per complete step of token_ids_
+  size_t listed_ ABSL_GUARDED_BY(mutex_) = 0;  // the first listed_ of keys_ are in the index
+  uint32_t stored_ ABSL_GUARDED_BY(mutex_);    // tokens that are stored and not being truncated
 };
 
 }  // namespace pqcached::kvstore

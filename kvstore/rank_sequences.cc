@@ -78,7 +78,7 @@ absl::StatusOr<RankSequences::Seat> RankSequences::Take(
   auto seat = Sit(name, rank, prompt, nullptr);
   if (!absl::IsNotFound(seat.status())) return seat;
   RankPrefixes settled = settle();
-  return Sit(name, rank, prompt, &settled);  // another rank may have been faster: then as it says
+  return Sit(name, rank, prompt, &settled);  // if another rank was first, its prefix counts
 }
 
 absl::StatusOr<RankSequences::Seat> RankSequences::Sit(const Name& name, uint32_t rank,
@@ -102,10 +102,10 @@ absl::StatusOr<RankSequences::Seat> RankSequences::Sit(const Name& name, uint32_
 
 void RankSequences::Leave(const Name& name, uint32_t rank,
                           const std::shared_ptr<Sequence>& member) {
-  RankPrefixes::node_type begun;  // die behind the lock
+  RankPrefixes::node_type begun;  // destroyed after the lock is released
   Entry unused;
   const MutexLock lock(&mutex_);
-  const auto entry = entries_.find(name);  // the seat keeps it
+  const auto entry = entries_.find(name);  // exists while the seat is taken
   entry->second.seated.erase(rank);
   if (member != nullptr) {
     entry->second.members.push_back({rank, member->sequence_id(), member});
@@ -144,7 +144,7 @@ RankSequences::Members RankSequences::MembersUnder(
   const bool is_member = std::any_of(known.begin(), known.end(), [&](const Member& member) {
     return member.sequence_id == sequence->sequence_id();
   });
-  if (!is_member || sequence->dropped()) return members;  // the key is another sequence's by now
+  if (!is_member || sequence->dropped()) return members;  // the key now belongs to another sequence
   for (const Member& member : known) {
     auto other = member.sequence.lock();
     if (IsAlive(other.get()) && other != sequence) members.alive.push_back(std::move(other));

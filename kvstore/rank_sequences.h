@@ -1,14 +1,16 @@
-// RankSequences: which sequences of the ranks of a group are one sequence of that group.
+// RankSequences: tracks which sequences of a group's ranks form one sequence of the group.
 //
-// Ranks that give the same *group key* make *members* of one sequence, one in each rank's cache. What prefix
-// all of them begin with is settled once, by the first rank that comes, and held for each rank until it has
-// come, so that nothing that becomes of other sequences changes it. When no member lives any more, all
-// that is known and held under the key goes, and the key may be used again.
+// Sequences that ranks create under the same *group key* are *members* of one sequence, one in each
+// rank's cache. The prefix that all of them start with is settled once, by the first rank that
+// calls. It is held for each rank until that rank's member exists, so that later changes to other
+// sequences do not affect it. When no member is alive any more, the entry of the key and all that
+// it holds are freed, and the key can be used again.
 //
-// A *seat* is taken by a rank while its member is being made: until it is left, no member is evicted.
+// A rank takes a *seat* while its member is being created; no member is evicted while a seat is
+// taken.
 //
-// Thread-safe. One lock, held for a look at the members; no other is taken inside but those of the memory
-// that comes free.
+// Thread-safe. One lock, held while members are looked up; inside it, only the locks that freeing
+// memory needs are acquired.
 #ifndef PQCACHED_KVSTORE_RANK_SEQUENCES_H_
 #define PQCACHED_KVSTORE_RANK_SEQUENCES_H_
 
@@ -32,39 +34,43 @@
 
 namespace pqcached::kvstore {
 
-// What each rank shares of one prompt, the same number of tokens; by rank. None: nothing is shared.
+// Shared prefix of one prompt by rank, with the same number of tokens in each. Empty: nothing is
+// shared.
 using RankPrefixes = std::map<uint32_t, std::shared_ptr<const Snapshot>>;
 
-// Errors: kInvalidArgument naming group_key.
+// Checks the length, and that the cache belongs to a group. Errors: kInvalidArgument naming
+// group_key.
 absl::Status CheckGroupKey(const Cache& cache, std::string_view group_key);
 
 class RankSequences {
  public:
   class Seat;
 
-  // Takes the seat of the cache's rank under the key, for a prompt that begins with what `settle` says; it
-  // is asked, without a lock, when the key is not in use.
+  // Takes the seat of the cache's rank under the key. If the key is not in use, calls `settle`,
+  // without holding a lock, for the prefixes that the members start with.
   //
-  // Errors: kAlreadyExists       the rank has, or had, a member, and not all have ended
-  //         kFailedPrecondition  another prompt than the first rank's; or the members were recovered, and
-  //                              nothing is held
+  // Errors: kAlreadyExists       the rank has, or had, a member, and not all members have ended
+  //         kFailedPrecondition  the prompt is not the first rank's; or the members were recovered,
+  //                              and their prefixes are no longer held
   // REQUIRES: CheckGroupKey.
   absl::StatusOr<Seat> Take(const Cache& cache, const std::string& group_key,
                             const PrefixKey& prompt, const std::function<RankPrefixes()>& settle);
-  // A member that an earlier process made.
+  // Adds a member that an earlier process created.
   void Restore(const Cache& cache, const std::shared_ptr<Sequence>& sequence);
-  // Looks whether another member lives, after this one was dropped. Any sequence may come.
+  // Removes the key's entry if no member is alive any more; called after `sequence` was dropped.
+  // Accepts sequences without a group key, too.
   void Ended(const Cache& cache, const Sequence& sequence);
 
   struct Members {
     std::vector<std::shared_ptr<Sequence>> alive;
-    bool joining = false;  // whether a seat is taken
+    bool joining = false;  // a seat is taken
   };
-  // Those that are one with the sequence, itself too, first; of one that is not tied, itself.
+  // Returns the live members of the sequence's group, the sequence itself first; for a sequence
+  // without a group key, only the sequence itself.
   Members MembersOf(const Cache& cache, const std::shared_ptr<Sequence>& sequence) const;
 
-  // Claims all members (Holds), or none; the key may then be used again. Errors: kFailedPrecondition
-  // naming the member that is held.
+  // Claims all members for eviction (Holds), or none; the key can then be used again. Errors:
+  // kFailedPrecondition naming the member that is in use.
   absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> Claim(
       const Cache& cache, const std::shared_ptr<Sequence>& sequence);
 
@@ -82,10 +88,10 @@ class RankSequences {
     std::weak_ptr<Sequence> sequence;
   };
   struct Entry {
-    bool recovered = false;       // then prompt and held are not known
-    PrefixKey prompt = {};        // of the first rank
-    RankPrefixes held;            // of ranks that have no member yet
-    std::vector<Member> members;  // also those that have ended
+    bool recovered = false;       // prompt and held are unknown
+    PrefixKey prompt = {};        // the first rank's
+    RankPrefixes held;            // for ranks without a member yet
+    std::vector<Member> members;  // includes members that have ended
     std::set<uint32_t> seated;
 
     bool Lives() const;
@@ -94,11 +100,13 @@ class RankSequences {
 
   static Name NameOf(const Cache& cache, const std::string& group_key);
   static absl::Status CheckFree(const Entry& entry, uint32_t rank, const PrefixKey& prompt);
-  // `settled`: what a key that is not in use begins with; null: then kNotFound. Errors: as Take.
+  // Takes the seat. `settled`: the prefixes for a key that is not in use; null: kNotFound in that
+  // case. Other errors: as Take.
   absl::StatusOr<Seat> Sit(const Name& name, uint32_t rank, const PrefixKey& prompt,
                            RankPrefixes* settled);
   void Leave(const Name& name, uint32_t rank, const std::shared_ptr<Sequence>& member);
-  // Takes the entry out when it is no longer in use: it dies behind the lock.
+  // Removes and returns the entry if it is no longer in use, so that the caller destroys it after
+  // releasing the lock.
   Entry TakeUnused(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Members MembersUnder(const Name& name, const std::shared_ptr<Sequence>& sequence) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -107,7 +115,8 @@ class RankSequences {
   Entries entries_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Left at its end: for the member that was made, or for another try. Single-thread.
+// Seat of one rank; its destructor leaves the seat and registers the member, if there is one.
+// Single-thread.
 class RankSequences::Seat {
  public:
   Seat(Seat&& other) noexcept
@@ -121,9 +130,9 @@ class RankSequences::Seat {
     if (owner_ != nullptr) owner_->Leave(name_, rank_, member_);
   }
 
-  // What the member begins with; null: with nothing.
+  // Returns the prefix that the member starts with; null: none.
   const std::shared_ptr<const Snapshot>& first() const { return first_; }
-  // This is the member.
+  // Sets the member to register.
   void Join(std::shared_ptr<Sequence> sequence) { member_ = std::move(sequence); }
 
  private:

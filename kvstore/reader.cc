@@ -16,10 +16,11 @@
 namespace pqcached::kvstore {
 namespace {
 
-// Below it a call is done before other threads wake up: rows read per kv head times kv heads.
+// Number of rows, over all kv heads, below which a call finishes before other threads would wake
+// up.
 constexpr uint64_t kParallelTokens = 2048;
 
-// A LayerView and what it points at.
+// A LayerView together with the arrays that it points to.
 struct OwnedView {
   uint32_t layer_slot = 0;
   std::vector<SegmentView> segments;
@@ -91,12 +92,12 @@ absl::StatusOr<ResolvedSelection> ResolveOrError(const Selection& selection, uin
   return resolved;
 }
 
-// A query, checked, with its layer. The tokens of a query are served together: the view has their
-// heads as one group of query_length times as many query heads.
+// A checked query with its layer. The query's tokens are processed together: in the view, their
+// query heads form groups of query_length times the layer's group size.
 struct PreparedQuery {
   OwnedView owned;
   uint32_t query_length = 1;
-  std::vector<float> queries;  // [kv_heads, query_length, group of the layer, key_dim]
+  std::vector<float> queries;  // [kv_heads, query_length, the layer's group size, key_dim]
 };
 
 absl::StatusOr<PreparedQuery> Prepare(const Reading& reading, const Query& query) {
@@ -150,7 +151,7 @@ absl::StatusOr<Selected> Select(const Reading& reading, const Query& query,
   return selected;
 }
 
-// From [kv_heads, query_length, group, size] to [query_length, kv_heads, group, size].
+// Reorders [kv_heads, query_length, group, size] to [query_length, kv_heads, group, size].
 std::vector<float> ByToken(std::span<const float> by_head, const LayerShape& shape,
                            uint32_t query_length, size_t size) {
   const size_t run = shape.group_size() / query_length * size;
@@ -246,8 +247,8 @@ absl::StatusOr<PartBytes> BytesOfPart(const LayerShape& shape, RowPart part) {
   return InvalidArgument("part", "unknown");
 }
 
-// Gathers `count` rows of one kv head into `target`; ascending positions in one go, others one by
-// one.
+// Gathers the rows of one kv head at `positions` into `target`: ascending positions in one call,
+// others one by one.
 void GatherHead(const kernels::Exec& exec, const LayerView& view, uint32_t kv_head,
                 std::span<const uint32_t> positions, const PartBytes& part,
                 std::span<std::byte> target) {

@@ -1,6 +1,6 @@
-// Readers: what is asked of one snapshot of a sequence. The contracts are those of Store (store.h).
+// Readers: calls that read one snapshot of a sequence. Store documents their contracts (store.h).
 //
-// Thread-safe; nobody is waited for.
+// Thread-safe; no call waits for another one.
 #ifndef PQCACHED_KVSTORE_READER_H_
 #define PQCACHED_KVSTORE_READER_H_
 
@@ -16,7 +16,7 @@
 
 namespace pqcached::kvstore {
 
-// A snapshot and its cache, for the length of one call.
+// A snapshot and its cache, kept alive during one call.
 struct Reading {
   std::shared_ptr<const Cache> cache;
   std::shared_ptr<const Snapshot> snapshot;

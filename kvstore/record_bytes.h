@@ -1,7 +1,7 @@
-// RecordWriter and RecordReader: fields one after the other, as they stand in records.
+// RecordWriter and RecordReader: serialize the fields of a record one after the other.
 //
-// A reader of a record trusts nothing: it never reads beyond the bytes, and says at the end whether
-// they held what was asked for.
+// A reader does not trust the record: it never reads beyond the bytes, and reports at the end
+// whether they held all requested fields.
 //
 // Single-thread.
 #ifndef PQCACHED_KVSTORE_RECORD_BYTES_H_
@@ -37,7 +37,7 @@ class RecordWriter {
     Append(text.data(), text.size());
   }
 
-  // Whether all of it found room.
+  // Returns whether all added fields fitted.
   bool ok() const { return ok_; }
   size_t size_bytes() const { return used_; }
 
@@ -81,9 +81,9 @@ class RecordReader {
     return std::string(text.begin(), text.end());
   }
 
-  // Whether all of it was there.
+  // Returns whether the bytes held all fields read so far.
   bool ok() const { return ok_; }
-  // Whether that was all there is.
+  // Returns whether the bytes held all fields read so far, and nothing else.
   bool done() const { return ok_ && bytes_.empty(); }
 
  private:

@@ -26,7 +26,8 @@ struct RecordTable::Header {
   DurableCounter next_segment_id;
 };
 
-// Where things lie. Each SegmentRows holds a unit per head at least, each layer of an index one.
+// Offsets of the table's parts. Each SegmentRows uses at least one unit per head, each layer of an
+// index at least one unit; this bounds the number of slots.
 struct RecordTable::Places {
   struct Array {
     size_t offset = 0;
@@ -103,7 +104,7 @@ absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Open(const kernels::Ex
     const uint32_t end = table->end(kind);
     table->numbers(kind).BeginWith(end);
     table->claimed_[static_cast<size_t>(kind)].resize(end);
-    table->end_of(kind).Reset(end);  // whole again, if it had rotted
+    table->end_of(kind).Reset(end);  // repairs it if it was corrupt
   }
   table->header().next_segment_id.Reset(table->next_segment_id());
   return table;
@@ -138,7 +139,7 @@ RecordTable::RecordTable(const kernels::Exec& exec, const Shape& shape, FileDesc
 void RecordTable::Mark(ExtentRef extent, uint8_t used) {
   if (detached()) return;
   std::memset(in_use_ + extent.unit, used, size_t{1} << extent.order);
-  std::atomic_signal_fence(std::memory_order_seq_cst);  // executed before what follows
+  std::atomic_signal_fence(std::memory_order_seq_cst);  // stored before the writes that follow
 }
 
 bool RecordTable::is_used(uint32_t unit) const { return in_use_[unit] != std::byte{0}; }

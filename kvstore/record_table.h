@@ -1,17 +1,19 @@
-// RecordTable: the memory in which one cache writes down what its pool holds (keeper.h).
+// RecordTable: the memory in which one cache records what its pool holds (keeper.h).
 //
-// It has, one behind the other:
-//   in-use map   a byte per unit of the pool: set before an extent is handed out, cleared when it is freed
+// Its parts, in this order:
+//   in-use map   a byte per unit of the pool: set before an extent is allocated, cleared when it is
+//                freed
 //   rows         a slot per SegmentRows (slot_array.h), and one for its checksums
 //   layers       a slot per layer of a SegmentIndex, and one for its checksums
-//   sequences    per sequence its identity, and two slots each for its state and its names, written in turn
-//   heap         blocks for what has no fixed size: lists of segments, token ids
-// What a slot means is said by those who write it (sequence_record.h) and read it again (recovery.h).
+//   sequences    per sequence its identity, and two slots each for its state and its names, which
+//                are written alternately
+//   heap         blocks for data of variable size: lists of segments, token ids
+// sequence_record.h defines the content of the slots, recovery.h reads it again.
 //
-// A slot is taken by a number; the number's owner (RecordSlot) empties it when it dies, unless the table is
-// detached: then everything stays for the next process.
+// A slot is identified by a number. The owner of the number (RecordSlot) empties the slot when it
+// is destroyed, unless the table is detached: then everything stays for the next process.
 //
-// Thread-safe but for what asks for `mutex`.
+// Thread-safe, except for the functions that require `mutex`.
 #ifndef PQCACHED_KVSTORE_RECORD_TABLE_H_
 #define PQCACHED_KVSTORE_RECORD_TABLE_H_
 
@@ -39,7 +41,7 @@ class RecordTable;
 
 enum class RecordKind : uint8_t { kRows, kLayer, kSequence };
 
-// Owner of a number in a table. Movable.
+// Owner of a slot number of a table. Movable.
 class RecordSlot {
  public:
   RecordSlot() = default;
@@ -64,7 +66,7 @@ class RecordSlot {
   uint32_t number_ = 0;
 };
 
-// A block of the heap. order == kNone: there is none.
+// A block of the heap. order == kNone: no block.
 struct HeapBlock {
   static constexpr uint32_t kNone = ~0u;
   static constexpr size_t kUnitBytes = 256;
@@ -80,24 +82,24 @@ class RecordTable : public std::enable_shared_from_this<RecordTable> {
   struct Shape {
     uint32_t unit_count = 0;   // of the pool
     uint32_t head_count = 0;   // over all layers
-    uint32_t layer_count = 0;  // stored ones
+    uint32_t layer_count = 0;  // stored layers
     uint32_t sequence_slots = 0;
     uint64_t heap_bytes = 0;
   };
-  // Content of the slots, at most.
+  // Largest content of a slot.
   static constexpr size_t kIdentityBytes = 480;
   static constexpr size_t kNamesBytes = 32;
   static constexpr size_t kLayerBytes = 64;
   static constexpr size_t kStateHeadBytes = 40;  // then uint32_t per layer
   static constexpr size_t kRowsHeadBytes = 24;   // then an ExtentRef per head
 
-  // Makes the memory; the caller keeps it. Errors: those of the keeper.
+  // Creates the memory; the caller stores it in the keeper. Errors: those of the keeper.
   static absl::StatusOr<std::shared_ptr<RecordTable>> Create(const kernels::Exec& exec,
                                                              DescriptorKeeper& keeper,
                                                              const std::string& name,
                                                              const Shape& shape);
-  // Maps what an earlier process left. All slots count as taken, and the heap as free, until Claim and
-  // EndRecovery. Errors: kDataLoss when it is no table of this shape; kResourceExhausted.
+  // Maps the table of an earlier process. Until Claim and EndRecovery, all slots count as taken and
+  // the heap as free. Errors: kDataLoss if it is not a table of this shape; kResourceExhausted.
   static absl::StatusOr<std::shared_ptr<RecordTable>> Open(const kernels::Exec& exec,
                                                            const FileDescriptor& kept,
                                                            const Shape& shape);
@@ -106,42 +108,43 @@ class RecordTable : public std::enable_shared_from_this<RecordTable> {
   const kernels::Exec& exec() const { return exec_; }
   int descriptor() const { return memory_descriptor_.get(); }
 
-  // Of the pool, under its lock.
+  // Record the state of the pool's units; called under the pool's lock.
   void MarkUsed(ExtentRef extent) { Mark(extent, 1); }
   void MarkFree(ExtentRef extent) { Mark(extent, 0); }
   bool is_used(uint32_t unit) const;
 
-  // From now on nothing is written any more: what stands there is for the next process.
+  // Stops all writes: the current content stays for the next process.
   void Detach() { detached_.store(true, std::memory_order_release); }
   bool detached() const { return detached_.load(std::memory_order_acquire); }
 
-  // Held while numbers and blocks are taken, and while what is shared by sequences is written.
+  // Protects slot numbers and blocks while they are taken and returned, and records shared by
+  // sequences while they are written.
   Mutex& mutex() ABSL_LOCK_RETURNED(mutex_) { return mutex_; }
 
   std::optional<RecordSlot> Take(RecordKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<HeapBlock> TakeBlock(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveBlock(HeapBlock block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::span<std::byte> bytes(HeapBlock block) const;
-  // Of a segment that is written down: the ids of later processes' lie behind it.
+  // Marks `segment_id` as used, so that a restarted worker allocates larger ids.
   void SeenSegment(uint64_t segment_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t next_segment_id() const;
 
-  // Written by the owner of the number.
+  // The arrays of slots. Only the owner of a number writes its slots.
   SlotArray& rows() { return rows_; }
   SlotArray& row_sums() { return row_sums_; }
   SlotArray& layers() { return layers_; }
   SlotArray& layer_sums() { return layer_sums_; }
   SlotArray& identities() { return identities_; }
   SlotArray& states() { return states_; }  // [sequence][2]
-  SlotArray& names() { return names_; }    // likewise
+  SlotArray& names() { return names_; }    // [sequence][2]
 
-  // Recovery: numbers at or behind it were never used.
+  // Recovery: returns the first number that was never used.
   uint32_t end(RecordKind kind) const;
-  // A number or block that is in use goes on to be so. Nothing when it is claimed already, or (blocks)
-  // lies outside or overlaps another one.
+  // Take over a number or block that is in use. Return nothing (false) if it is already claimed, or
+  // if a block is out of range or overlaps another one.
   std::optional<RecordSlot> Claim(RecordKind kind, uint32_t number);
   bool ClaimBlock(HeapBlock block);
-  // Empties all numbers that nobody has claimed. Returns how many of them held something.
+  // Empties all slots that were not claimed. Returns how many of them were not empty.
   uint32_t EndRecovery();
 
  private:

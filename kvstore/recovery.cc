@@ -15,10 +15,10 @@
 namespace pqcached::kvstore {
 namespace {
 
-using LayerNumbers =
-    std::vector<uint32_t>;  // per layer slot; EntryRecord::kNoLayer where not ready
+// Number of the layer's record per layer slot; EntryRecord::kNoLayer where not ready.
+using LayerNumbers = std::vector<uint32_t>;
 
-// A sequence as it stands in the records.
+// A sequence as read from the records.
 struct Draft {
   SequenceIdentity identity;
   std::shared_ptr<const RecordSlot> slot;
@@ -26,7 +26,7 @@ struct Draft {
   std::vector<uint32_t> layer_tokens;
   SegmentList list;                                      // entries without indexes
   std::vector<std::vector<LayerNumbers>> layer_numbers;  // [entry][index]
-  bool as_written = true;                                // nothing of the list was left out
+  bool as_written = true;                                // no part of the list was left out
   std::unique_ptr<NamesRecord> names;
   std::vector<uint32_t> token_ids;
   std::vector<std::shared_ptr<const TailView>> views;
@@ -62,11 +62,11 @@ class CacheRecovery {
   RecordTable& table_;
   RecoveredCache recovered_;
   std::set<uint64_t> sequence_ids_;
-  std::map<uint32_t, std::shared_ptr<const SegmentRows>> rows_;    // by number; null: broken
-  std::map<uint32_t, SegmentIndex::Layer> layers_;                 // likewise, without data
+  std::map<uint32_t, std::shared_ptr<const SegmentRows>> rows_;  // by number; null: broken
+  std::map<uint32_t, SegmentIndex::Layer> layers_;               // by number; without data: broken
   std::map<uint32_t, std::shared_ptr<const Codebook>> codebooks_;  // by unit; null: broken
   std::map<std::pair<uint64_t, LayerNumbers>, std::shared_ptr<const SegmentIndex>> indexes_;
-  std::map<const SegmentRows*, size_t> owners_;  // of open segments: ordinal of the draft
+  std::map<const SegmentRows*, size_t> owners_;  // of open segments: ordinal of their draft
 };
 
 RecoveredCache CacheRecovery::Run() {
@@ -76,7 +76,7 @@ RecoveredCache CacheRecovery::Run() {
     if (!draft.has_value()) continue;
     const SegmentRows* tail = draft->list.tail();
     if (tail != nullptr && !owners_.emplace(tail, drafts.size()).second) {
-      ++recovered_.dropped_records;  // two writers of one segment
+      ++recovered_.dropped_records;  // two sequences would write the same segment
       continue;
     }
     drafts.push_back(*std::move(draft));
@@ -85,7 +85,7 @@ RecoveredCache CacheRecovery::Run() {
   PinTails(drafts);
   for (Draft& draft : drafts) recovered_.sequences.push_back(Build(std::move(draft)));
   for (const auto& [number, rows] : rows_) recovered_.segments += rows != nullptr ? 1 : 0;
-  rows_.clear();  // what no sequence holds joins the quarantine
+  rows_.clear();  // extents that no sequence holds become quarantined
   layers_.clear();
   codebooks_.clear();
   indexes_.clear();
@@ -97,7 +97,7 @@ RecoveredCache CacheRecovery::Run() {
 std::optional<Draft> CacheRecovery::ReadDraft(uint32_t number) {
   const SlotArray::Content content = table_.identities().Read(number);
   if (content.state == SlotArray::State::kEmpty) return std::nullopt;
-  ++recovered_.dropped_records;  // unless all is well
+  ++recovered_.dropped_records;  // taken back below if nothing is broken
   if (content.state != SlotArray::State::kFull) return std::nullopt;
   auto identity = ReadIdentity(content.bytes);
   if (!identity.has_value() || !sequence_ids_.insert(identity->sequence_id).second) {
@@ -119,11 +119,12 @@ std::optional<Draft> CacheRecovery::ReadDraft(uint32_t number) {
   return draft;
 }
 
-// The newer one of the two states. When one of them has rotted it may be that one: then neither counts.
+// Reads the newer of the two states. If one of them is corrupt, it may be the newer one, so neither
+// is used.
 bool CacheRecovery::ReadState(uint32_t number, Draft& draft) {
   for (const uint32_t turn : {0u, 1u}) {
     const SlotArray::Content content = table_.states().Read(2 * number + turn);
-    if (content.state == SlotArray::State::kEmpty) continue;  // killed while it was written
+    if (content.state == SlotArray::State::kEmpty) continue;  // killed while writing it
     if (content.state == SlotArray::State::kBroken) return false;
     RecordReader reader(content.bytes);
     const auto state = reader.Get<StateRecord>();
@@ -189,7 +190,7 @@ bool CacheRecovery::ReadEntry(RecordReader& reader, Draft& draft) {
   }
   if (!reader.ok()) return false;
   std::vector<SegmentEntry>& segments = draft.list.segments;
-  if (!segments.empty() && !segments.back().closed) return false;  // only the last one is open
+  if (!segments.empty() && !segments.back().closed) return false;  // only the last may be open
   const uint32_t begin = segments.empty() ? 0 : segments.back().token_end;
   auto rows = RowsOf(record.rows);
   if (rows == nullptr || rows->segment_id() != record.segment_id ||
@@ -348,14 +349,15 @@ void CacheRecovery::RecoverIndexes(Draft& draft) {
     }
     const auto& live = draft.identity.live_index;
     if (!is_complete && !(live.has_value() && live->index == descriptor)) {
-      draft.as_written = false;  // nobody goes on with it
+      draft.as_written = false;  // no build will complete it
       continue;
     }
     kept.push_back(descriptor);
     for (size_t entry = 0; entry < segments.size(); ++entry) {
       segments[entry].indexes.push_back(found[entry]);
       if (segments[entry].closed || found[entry] == nullptr) continue;
-      // Counted by a writer that did not come to close the segment.
+      // The earlier process was killed after it had counted the cells and before it had closed the
+      // segment.
       for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {
         if (found[entry]->ready(slot)) found[entry]->header(slot).counted_end.store(0);
       }
@@ -364,7 +366,7 @@ void CacheRecovery::RecoverIndexes(Draft& draft) {
   draft.list.indexes = std::move(kept);
 }
 
-// Writers leave alone what others have been shown of their open segments.
+// Pins the shared rows of open segments, so that their writers do not overwrite them.
 void CacheRecovery::PinTails(std::vector<Draft>& drafts) {
   for (Draft& draft : drafts) {
     for (SegmentEntry& entry : draft.list.segments) {
@@ -386,7 +388,8 @@ RecoveredSequence CacheRecovery::Build(Draft draft) {
                                .state = draft.state,
                                .known = draft.as_written ? first->list : nullptr});
   if (!draft.as_written) {
-    // Before the records of what was left out are emptied. When there is no room, the next change does it.
+    // Writes the list before the records of the parts that were left out are emptied. If there is
+    // no room for it, the next change of the sequence writes it.
     record->Write(first->list, first->layer_tokens, draft.state.suspended != 0).IgnoreError();
   }
   const uint32_t token_count = first->token_count();
@@ -400,7 +403,7 @@ RecoveredSequence CacheRecovery::Build(Draft draft) {
   sequence->holds().PinUntil(draft.state.pinned_until);
   auto names = std::make_shared<NamedTokens>(cache_.prefixes, draft.identity.root, sequence,
                                              token_count, std::move(draft.names));
-  sequence->Watch(names).IgnoreError();  // it is not dropped
+  sequence->Watch(names).IgnoreError();  // cannot fail: the sequence is not dropped
   names->Restore(std::move(draft.token_ids));
   return {.identity = std::move(draft.identity),
           .sequence = std::move(sequence),

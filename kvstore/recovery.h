@@ -1,12 +1,13 @@
-// Recovery: from what an earlier process wrote down of a cache to its sequences (sequence_record.h).
+// Recovery: restores a cache's sequences from the records of an earlier process
+// (sequence_record.h).
 //
-// Nothing is trusted: records have checksums, what they name is checked against the shape of the cache and
-// against each other, and no two of them get the same bytes of the pool. A sequence comes back as it was
-// acknowledged, or is dropped and counted. An index that rotted, or that BuildIndex had not finished, is
-// dropped alone; a live one goes on.
+// Nothing is trusted: records have checksums, their contents are checked against the shape of the
+// cache and against each other, and no two of them get the same bytes of the pool. A sequence is
+// recovered in its acknowledged state, or dropped and counted. A corrupt index, or one that
+// BuildIndex had not finished, is dropped without its sequence; an incremental index continues.
 //
-// Records are only read, and emptied at the end where nobody needs them: a process that is killed in
-// between leaves the same work to the next one.
+// Records are only read until the end, when the unused ones are emptied: if the process is killed
+// before that, the next one finds the same records.
 #ifndef PQCACHED_KVSTORE_RECOVERY_H_
 #define PQCACHED_KVSTORE_RECOVERY_H_
 
@@ -31,8 +32,10 @@ struct RecoveredCache {
   uint32_t dropped_records = 0;
 };
 
-// REQUIRES: cache.records is an opened table; nothing was allocated from the pool yet. Whatever of the
-// pool is in use and comes back in no sequence is in quarantine afterwards.
+// Recovers the sequences. Extents that are marked as used and belong to no recovered sequence are
+// quarantined afterwards.
+//
+// REQUIRES: cache.records is an opened table; nothing was allocated from the pool yet.
 RecoveredCache RecoverSequences(const Cache& cache);
 
 }  // namespace pqcached::kvstore

@@ -23,7 +23,7 @@ constexpr size_t kSessionSlotBytes = 1024;
 constexpr size_t kRootBytes =
     kHeaderBytes + kCacheSlots * kCacheSlotBytes + kSessionSlots * kSessionSlotBytes;
 enum Kind : uint32_t { kCacheKind = 1, kSessionKind = 2 };
-// Behind every id that a process can have given whose counter has rotted.
+// Larger than every id that an earlier process can have allocated; used if its counter is corrupt.
 constexpr uint64_t kBehindAll = uint64_t{1} << 40;
 
 std::vector<std::byte> Encode(const KeptSession& session) {
@@ -42,8 +42,8 @@ std::vector<std::byte> Encode(const KeptSession& session) {
 struct RootRecords::Header {
   std::atomic<uint64_t> magic;
   DurableCounter next_id;
-  DurableCounter cache_end;    // slots behind it were never used
-  DurableCounter session_end;  // likewise
+  DurableCounter cache_end;    // slots from this one on were never used
+  DurableCounter session_end;  // same for sessions
 };
 
 std::string CacheRecord::pool_name() const { return absl::StrCat("pool-", cache_id); }
@@ -92,7 +92,9 @@ absl::StatusOr<std::unique_ptr<RootRecords>> RootRecords::Open(const kernels::Ex
   }
   for (const std::string& name : keeper.Names()) {
     const bool ours = name.starts_with("pool-") || name.starts_with("records-");
-    if (!ours || named.contains(name)) continue;  // made, and killed before it was written down
+    // An unnamed pool or table was created by a process that was killed before it recorded the
+    // cache.
+    if (!ours || named.contains(name)) continue;
     if (absl::Status status = keeper.Release(name); !status.ok()) return status;
   }
   return root;
@@ -112,7 +114,7 @@ RootRecords::RootRecords(const kernels::Exec& exec, Mapping memory)
 void RootRecords::Read() {
   const MutexLock lock(&mutex_);
   next_id_ = std::max<uint64_t>(1, header().next_id.Read().value_or(kBehindAll));
-  header().next_id.Reset(next_id_);  // whole again, if it had rotted
+  header().next_id.Reset(next_id_);  // repairs it if it was corrupt
   ReadCaches();
   ReadSessions();
 }

@@ -1,7 +1,7 @@
-// RootRecords: what a store writes down of itself besides the contents of its caches: ids, caches,
-// sessions. They stand in kept memory (keeper.h), for the store of the next process.
+// RootRecords: the store's records apart from the contents of its caches: ids, caches, sessions.
+// They are stored in kept memory (keeper.h), for the store of the next process.
 //
-// Nothing that is read back is trusted: what is broken is dropped and counted.
+// Nothing that is read back is trusted: broken records are dropped and counted.
 //
 // Thread-safe.
 #ifndef PQCACHED_KVSTORE_ROOT_RECORDS_H_
@@ -24,7 +24,7 @@
 
 namespace pqcached::kvstore {
 
-// A cache, and the shape of its record table.
+// A cache and the shape of its record table.
 struct CacheRecord {
   uint64_t cache_id = 0;
   std::string tenant;
@@ -32,31 +32,32 @@ struct CacheRecord {
   uint32_t sequence_slots = 0;
   uint64_t heap_bytes = 0;
 
-  std::string pool_name() const;   // of the kept memory
-  std::string table_name() const;  // likewise
+  std::string pool_name() const;   // name of the pool's kept memory
+  std::string table_name() const;  // name of the record table's kept memory
 };
 
 class RootRecords {
  public:
-  // Finds the records of an earlier process, or makes new ones. Kept memory of the store that no
-  // record names is let go of.
+  // Opens the records of an earlier process, or creates new ones. Releases kept pools and record
+  // tables that no record names.
   //
   // Errors: those of the keeper.
   static absl::StatusOr<std::unique_ptr<RootRecords>> Open(const kernels::Exec& exec,
                                                            DescriptorKeeper& keeper);
 
-  // Whether there were records of an earlier process.
+  // Returns whether an earlier process left records.
   bool recovered() const { return recovered_; }
   uint32_t dropped_records() const { return dropped_records_; }
 
-  // A new id of a cache or sequence; no earlier process has given it.
+  // Returns a new id for a cache or sequence, which no earlier process has used.
   uint64_t NewId();
-  // An id was found in records.
+  // Marks an id found in other records as used.
   void SeenId(uint64_t id);
 
-  // Of earlier processes.
+  // Caches that earlier processes recorded.
   const std::vector<CacheRecord>& caches() const { return caches_; }
   // Errors: kResourceExhausted.
+  // Records a cache.
   absl::Status AddCache(const CacheRecord& cache);
   void RemoveCache(uint64_t cache_id);
 
@@ -65,7 +66,7 @@ class RootRecords {
   void ForgetSession(std::string_view id);
   std::vector<KeptSession> KeptSessions() const;
 
-  // From now on nothing is written any more: what stands there is for the next process.
+  // Stops all writes: the current records stay for the next process.
   void Detach();
 
  private:

@@ -19,14 +19,15 @@ size_t AlignUp(size_t bytes) {
   return (bytes + kContentAlignment - 1) / kContentAlignment * kContentAlignment;
 }
 
-// Cells that a segment counts and lists: none where their counts are more to read than its codes.
+// Returns the number of cells that a segment counts and lists: 0 if the counts would be more bytes
+// to read than the codes.
 uint32_t CountedCells(const kernels::PqGeometry& geometry, uint32_t slot_capacity) {
   if (!kernels::HasCells(geometry)) return 0;
   const uint32_t cells = kernels::CellCount(geometry);
   return 2 * slot_capacity >= cells ? cells : 0;
 }
 
-// Where things lie in an index extent.
+// Offsets of the parts of an index extent.
 struct IndexPlaces {
   size_t plane_offset = AlignUp(sizeof(IndexDataHeader));
   size_t head_stride = 0;
@@ -67,7 +68,7 @@ std::vector<Extent> TakeFront(std::vector<Extent>& extents, size_t& next, size_t
           std::make_move_iterator(begin + static_cast<ptrdiff_t>(count))};
 }
 
-// Sets all that says what the memory holds.
+// Fills in all fields of the header that describe the memory's content.
 void WriteHeader(const LayerShape& shape, uint32_t slot_capacity, uint32_t counted_begin,
                  const CodebookHeader& codebook, IndexDataHeader* header) {
   const IndexPlaces places(codebook.index, shape, slot_capacity);
@@ -186,7 +187,7 @@ SegmentIndex::Layer SegmentIndex::MakeLayer(const LayerShape& shape, uint32_t sl
                                             uint32_t counted_begin, Extent extent,
                                             std::shared_ptr<const Codebook> codebook) {
   const IndexPlaces places(codebook->header().index, shape, slot_capacity);
-  std::memset(extent.data(), 0, places.counts_offset);  // counts and lists are written whole
+  std::memset(extent.data(), 0, places.counts_offset);  // counts and lists are written later
   WriteHeader(shape, slot_capacity, counted_begin, codebook->header(),
               new (extent.data()) IndexDataHeader);
   return {.data = std::make_shared<const IndexData>(std::move(extent)),

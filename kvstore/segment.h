@@ -1,8 +1,8 @@
-// Segments: the extents that hold a token range, and the words to make and fill them.
+// Segments: the extents that hold the KV of a token range, and functions to create and fill them.
 //
 // A segment's memory is written by the one writer of its sequence, and only in slots that no
-// snapshot shows (sequence.h). Everything here is shared by shared_ptr: by the sequence and by each
-// reader that still looks at it.
+// snapshot shows (sequence.h). All parts are held by shared_ptr: by the sequence and by each reader
+// that is still using them.
 //
 // Thread-compatible.
 #ifndef PQCACHED_KVSTORE_SEGMENT_H_
@@ -24,32 +24,33 @@
 
 namespace pqcached::kvstore {
 
-// The stored layers of a cache, ascending; a *layer slot* is an ordinal in it.
+// Stored layers of a cache, ascending; a *layer slot* is an ordinal in it.
 struct StoredLayers {
   struct Layer {
     uint32_t layer = 0;
     LayerShape shape;
-    uint32_t first_head = 0;  // of its kv heads among those of all layers
+    uint32_t first_head = 0;  // of this layer's kv heads among those of all layers
   };
   std::vector<Layer> layers;
   uint32_t head_count = 0;  // over all layers
 
   explicit StoredLayers(const CacheSpec& spec);
   uint32_t size() const { return static_cast<uint32_t>(layers.size()); }
-  // The layer of a kv head among those of all layers.
+  // Returns the layer slot of a kv head, which is numbered among those of all layers.
   uint32_t SlotOfHead(uint32_t head) const { return slot_of_head_[head]; }
 
  private:
   std::vector<uint32_t> slot_of_head_;  // [head_count]
 };
 
-// Centroids of one epoch, layer and index.
+// Centroids of one codebook generation, layer and index.
 class Codebook {
  public:
   static size_t SizeBytes(const IndexDescriptor& index, const LayerShape& shape);
   // Writes the header; centroids are unspecified.
   Codebook(Extent extent, const IndexDescriptor& index, const LayerShape& shape, uint32_t epoch);
-  // One that an earlier process wrote; null when it has another header.
+  // Returns the codebook that an earlier process wrote into the extent; null if its header does not
+  // match.
   static std::shared_ptr<const Codebook> Recover(Extent extent, const IndexDescriptor& index,
                                                  const LayerShape& shape);
 
@@ -57,7 +58,7 @@ class Codebook {
   std::span<float> centroids(uint32_t kv_head) const;
   ExtentRef extent() const { return extent_.ref(); }
   size_t used_bytes() const { return extent_.size_bytes(); }
-  // Content: what figures count.
+  // Returns the size of the centroids, which statistics report.
   size_t content_bytes() const;
 
  private:
@@ -71,7 +72,7 @@ class SegmentRows {
  public:
   static void AppendSizes(const StoredLayers& layers, uint32_t slot_capacity,
                           std::vector<size_t>& sizes_bytes);
-  // `extents`: as many as AppendSizes asked for.
+  // `extents`: of the sizes that AppendSizes returns, in the same order.
   SegmentRows(uint64_t segment_id, uint32_t first_position, uint32_t slot_capacity,
               std::vector<Extent> extents);
 
@@ -81,23 +82,26 @@ class SegmentRows {
   uint32_t end_capacity() const { return first_position_ + slot_capacity_; }
   std::byte* rows(uint32_t head) const { return extents_[head].data(); }
   ExtentRef extent(uint32_t head) const { return extents_[head].ref(); }
-  // [kv_heads] of a layer.
+  // Returns the rows of each kv head of a layer: [kv_heads].
   std::span<const std::byte* const> heads(const StoredLayers::Layer& layer) const {
     return std::span(pointers_).subspan(layer.first_head, layer.shape.kv_heads);
   }
   size_t used_bytes() const;
-  // Where it is written down, if it is; guarded by the table's mutex. Dies before the extents.
+  // Slot that records these rows, if there is one; guarded by the table's mutex. Destroyed before
+  // the extents.
   RecordSlot& record() const { return record_; }
-  // Recovery: what the next layer's rows are to be compared with; before it is shared. See checksums.h.
+  // Recovery: adds the expected content of the next layer's rows; called before the object is
+  // shared. See checksums.h.
   void Expect(std::unique_ptr<const CheckedBytes> bytes) const {
     expected_.push_back(std::move(bytes));
   }
   const CheckedBytes* expected(uint32_t layer_slot) const {
     return layer_slot < expected_.size() ? expected_[layer_slot].get() : nullptr;
   }
-  // Sequences that hold it, leases and readers of dropped ones included.
+  // Returns the number of sequences that hold the segment, including leases and readers of dropped
+  // sequences.
   uint32_t user_count() const { return user_count_.load(std::memory_order_relaxed); }
-  // How it was used so far; no part of its content.
+  // Usage history of the segment; not part of its content.
   Heat& heat() const { return heat_; }
 
  private:
@@ -107,7 +111,7 @@ class SegmentRows {
   uint32_t first_position_;
   uint32_t slot_capacity_;
   std::vector<Extent> extents_;             // [heads of all layers]
-  std::vector<const std::byte*> pointers_;  // likewise
+  std::vector<const std::byte*> pointers_;  // [heads of all layers]
   mutable std::atomic<uint32_t> user_count_ = 0;
   mutable std::vector<std::unique_ptr<const CheckedBytes>> expected_;  // per layer slot
   mutable RecordSlot record_;
@@ -122,7 +126,7 @@ class IndexData {
   std::byte* data() const { return extent_.data(); }
   ExtentRef ref() const { return extent_.ref(); }
   size_t size_bytes() const { return extent_.size_bytes(); }
-  // As those of SegmentRows.
+  // Same as the functions of SegmentRows.
   RecordSlot& record() const { return record_; }
   void Expect(std::unique_ptr<const CheckedBytes> bytes) const { expected_ = std::move(bytes); }
   const CheckedBytes* expected() const { return expected_.get(); }
@@ -133,10 +137,10 @@ class IndexData {
   mutable RecordSlot record_;
 };
 
-// Codes of a segment under one index, and the codebooks that they mean.
+// Codes of a segment under one index, and the codebooks that they refer to.
 class SegmentIndex {
  public:
-  // What one layer holds; shared by the versions of a segment's index.
+  // Data of one layer; shared by the versions of a segment's index.
   struct Layer {
     std::shared_ptr<const IndexData> data;  // null: none yet
     std::shared_ptr<const Codebook> codebook;
@@ -146,41 +150,42 @@ class SegmentIndex {
 
   static size_t LayerBytes(const IndexDescriptor& index, const LayerShape& shape,
                            uint32_t slot_capacity);
-  // Writes the header and zero planes. Slots before `counted_begin` will not be counted.
+  // Writes the header and zeroes the planes. Slots before `counted_begin` will not be counted.
   static Layer MakeLayer(const LayerShape& shape, uint32_t slot_capacity, uint32_t counted_begin,
                          Extent extent, std::shared_ptr<const Codebook> codebook);
 
-  // One that an earlier process wrote; without data when it has another header.
+  // Returns a layer that an earlier process wrote; without data if its header does not match.
   static Layer RecoverLayer(const LayerShape& shape, uint32_t slot_capacity, Extent extent,
                             std::shared_ptr<const Codebook> codebook);
 
   static void AppendSizes(const StoredLayers& layers, const IndexDescriptor& index,
                           uint32_t slot_capacity, std::vector<size_t>& sizes_bytes);
-  // All layers made. `codebooks`: per layer slot. Every layer counts as ready, until BeginLayers.
+  // Creates all layers. `codebooks`: per layer slot. Every layer counts as ready, until
+  // BeginLayers.
   SegmentIndex(const StoredLayers& layers, uint32_t slot_capacity, uint32_t counted_begin,
                std::vector<Extent> extents, std::vector<std::shared_ptr<const Codebook>> codebooks);
-  // No layer made, none ready.
+  // Creates an index without layers; none is ready.
   SegmentIndex(const IndexDescriptor& index, uint32_t layer_count);
 
-  // The same with another layer in this slot, which is ready.
+  // Returns a copy that has `layer` in this slot, marked as ready.
   std::shared_ptr<const SegmentIndex> With(uint32_t layer_slot, Layer layer) const;
 
-  // Of the following, those with a layer_slot REQUIRE that the layer is made, as ready ones are.
+  // REQUIRES, for the functions with a layer_slot: the layer exists, as every ready layer does.
   IndexDataHeader& header(uint32_t layer_slot) const { return layers_[layer_slot].header(); }
   ExtentRef extent(uint32_t layer_slot) const { return layers_[layer_slot].data->ref(); }
   const Layer& layer(uint32_t layer_slot) const { return layers_[layer_slot]; }
   const std::shared_ptr<const Codebook>& codebook(uint32_t layer_slot) const {
     return layers_[layer_slot].codebook;
   }
-  // Per layer slot; null where the layer is not made.
+  // Returns the codebook per layer slot; null where the layer does not exist.
   std::vector<std::shared_ptr<const Codebook>> codebooks() const;
-  uint32_t epoch() const;  // of the first layer that is made; ~0u without
+  uint32_t epoch() const;  // codebook generation of the first existing layer; ~0u if none exists
   const IndexDescriptor& index() const { return index_; }
   size_t used_bytes() const;
 
-  // For work that publishes layer by layer (Sequence::PublishIndex): no layer is ready, until
-  // MarkReady says so. A ready layer has its codebook, and codes of every row that is shown; of a
-  // closed segment it never changes again.
+  // Marks all layers as not ready, for work that publishes layer by layer (Sequence::PublishIndex)
+  // and calls MarkReady for each. A ready layer has its codebook and the codes of every visible
+  // row; in a closed segment it never changes again.
   void BeginLayers();
   void MarkReady(uint32_t layer_slot) const {
     layer_ready_[layer_slot].store(true, std::memory_order_release);
@@ -189,7 +194,8 @@ class SegmentIndex {
     return layer_ready_[layer_slot].load(std::memory_order_acquire);
   }
   bool all_ready() const;
-  // Whether any of it is to be compared with what an earlier process wrote (checksums.h).
+  // Returns whether any part is still to be compared with the checksums of an earlier process
+  // (checksums.h).
   bool recovered() const;
 
  private:
@@ -198,8 +204,8 @@ class SegmentIndex {
   std::unique_ptr<std::atomic<bool>[]> layer_ready_;  // per layer slot
 };
 
-// Bytes of codes, counts and posting lists of one layer of a segment under an index, without
-// rounding: what figures count.
+// Returns the bytes of codes, counts and posting lists of one layer of a segment under an index,
+// without rounding, which statistics report.
 size_t IndexContentBytes(const LayerShape& shape, const IndexDescriptor& index,
                          uint32_t slot_capacity, uint32_t slot_count);
 
@@ -208,16 +214,16 @@ class SegmentUse;  // sequence.h
 // A segment as one snapshot sees it.
 struct SegmentEntry {
   std::shared_ptr<const SegmentRows> rows;
-  // Per index of the sequence; null where the segment has none (yet).
+  // Per index of the sequence; null where the segment does not have that index (yet).
   std::vector<std::shared_ptr<const SegmentIndex>> indexes;
   bool closed = false;  // its token count is final
-  uint32_t token_end =
-      0;  // position behind the last token that this sequence has in it; 0 while open
-  std::shared_ptr<const SegmentUse> use = nullptr;  // the sequence's share; Sequence sets it
+  // Position after the last token that this sequence has in the segment; 0 while open.
+  uint32_t token_end = 0;
+  std::shared_ptr<const SegmentUse> use = nullptr;  // this sequence's share; set by Sequence
 };
 
-// What a new segment has to hold besides rows: codes under these codebooks (per layer slot).
-// Per index; an empty one makes no codes.
+// Codebooks [indexes][layer slots] under which a new segment's rows are encoded. An index with an
+// empty list gets no codes.
 using NewestCodebooks = std::vector<std::vector<std::shared_ptr<const Codebook>>>;
 
 struct NewSegment {
@@ -226,35 +232,38 @@ struct NewSegment {
   uint32_t slot_capacity = 0;
 };
 
-// Makes the segments, all or none. Errors: kResourceExhausted with the shortfall over all of them.
+// Creates the segments, all or none. Errors: kResourceExhausted; the message gives the shortfall
+// over all of them.
 absl::StatusOr<std::vector<SegmentEntry>> CreateSegments(Pool& pool, const StoredLayers& layers,
                                                          std::span<const NewSegment> segments,
                                                          const NewestCodebooks& codebooks);
 
-// Codes the slots [slot_begin, slot_end) of one layer and kv head. `scratch`:
-// kernels::PqEncodeScratchBytes, 64-byte aligned.
+// Encodes the given slots of one layer and kv head. `scratch`: kernels::PqEncodeScratchBytes,
+// 64-byte aligned.
 void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                  const SegmentRows& rows, const SegmentIndex::Layer& index, uint32_t kv_head,
                  PositionRange slots, std::span<std::byte> scratch);
 inline void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                         const SegmentRows& rows, const SegmentIndex& index, uint32_t layer_slot,
                         uint32_t kv_head, PositionRange slots, std::span<std::byte> scratch) {
-  if (!index.ready(layer_slot)) return;  // whoever makes the layer codes all of it
+  if (!index.ready(layer_slot)) return;  // a layer that becomes ready later is encoded as a whole
   EncodeSlots(exec, layer, rows, index.layer(layer_slot), kv_head, slots, scratch);
 }
 
-// Counts the cells of the slots [counted_begin, slot_end) of one layer and writes their posting
-// lists, when the segment counts cells (IndexDataHeader::cell_count), and announces them; once, and not
-// before the layer is ready. REQUIRES: the segment is closed, or about to be.
+// Counts the cells of the slots [counted_begin, slot_end) of one layer, writes their posting lists,
+// and announces them, if the segment counts cells (IndexDataHeader::cell_count). Does nothing
+// before the layer is ready, or when the layer was already counted.
+//
+// REQUIRES: the segment is closed, or about to be.
 void CountCells(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                 const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end);
-// The same in two steps: one kv head, and the word that announces all heads.
+// CountCells in two steps: CountHead counts one kv head, AnnounceCounts then announces all heads.
 void CountHead(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                const SegmentIndex::Layer& index, uint32_t kv_head, uint32_t slot_end);
 void AnnounceCounts(const SegmentIndex::Layer& index, uint32_t slot_end);
 
-// Per index of the list, the codebooks of the segment that was coded last: those that new rows are
-// coded with. Empty where no segment is ready in all layers.
+// Returns, per index of the list, the newest codebooks, with which new rows are encoded. Empty for
+// an index that no segment has ready in all layers.
 NewestCodebooks NewestOf(std::span<const SegmentEntry> segments, size_t index_count);
 
 }  // namespace pqcached::kvstore

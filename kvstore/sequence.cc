@@ -18,7 +18,7 @@ bool ShowsMore(const std::vector<uint32_t>& shown, const std::vector<uint32_t>& 
   return false;
 }
 
-// Lives as long as a sharer of an open segment.
+// Pins the visible rows of an open segment for a sequence that shares it.
 struct TailPin {
   std::shared_ptr<TailView> view;
 
@@ -35,7 +35,7 @@ std::shared_ptr<TailView> MakeView(std::vector<uint32_t> layer_tokens, const Seg
   return view;
 }
 
-// Brings the indexes of an entry into the order of the list; what the entry lacks is null.
+// Reorders the indexes of an entry to the order of the list; missing indexes are null.
 void OrderIndexes(const std::vector<IndexDescriptor>& order, SegmentEntry& entry) {
   const auto has_index = [](const std::shared_ptr<const SegmentIndex>& index,
                             const IndexDescriptor& wanted) {
@@ -61,9 +61,9 @@ bool ReadyInAll(const std::vector<SegmentEntry>& segments, size_t index, uint32_
   });
 }
 
-// Fills in what follows from the rest of a list.
+// Fills in the fields that are derived from the rest of a list.
 void Complete(const std::vector<uint32_t>& layer_tokens, SegmentList& list) {
-  if (list.segments.empty()) {  // codebooks went with the last segment
+  if (list.segments.empty()) {  // the codebooks were removed with the last segment
     list.indexes.clear();
     list.prefill_closed = false;
   }
@@ -84,7 +84,8 @@ void Complete(const std::vector<uint32_t>& layer_tokens, SegmentList& list) {
   }
 }
 
-// Removes entries behind `token_end`, and closes the one that holds it. An open segment stays open.
+// Removes the entries after `token_end`, and shortens the closed one that holds it. An open segment
+// stays open.
 void CutAt(uint32_t token_end, std::vector<SegmentEntry>& segments) {
   while (!segments.empty() && segments.back().rows->first_position() >= token_end) {
     segments.pop_back();
@@ -98,12 +99,13 @@ std::vector<SegmentEntry>::iterator FindSegment(std::vector<SegmentEntry>& segme
                       [id](const SegmentEntry& entry) { return entry.rows->segment_id() == id; });
 }
 
+// Error for a segment that is no longer in the list, or that has changed.
 absl::Status GoneError(uint64_t segment_id) {
   return Aborted("", absl::StrCat("segment ", segment_id, " is gone or has changed"),
                  kRetryConflict);
 }
 
-// Errors: kInvalidArgument.
+// Checks that all segments are closed and contiguous. Errors: kInvalidArgument.
 absl::Status CheckReplacement(const std::vector<SegmentEntry>& entries) {
   if (entries.empty()) return InvalidArgument("replacement", "empty");
   for (size_t i = 0; i < entries.size(); ++i) {
@@ -231,7 +233,7 @@ absl::Status Sequence::StartWriting(bool is_short, SteadyTime deadline) {
                      kRetryConflict);
     }
   }
-  if (!holds_.Take()) return DroppedError();  // about to be evicted
+  if (!holds_.Take()) return DroppedError();  // claimed by the evictor
   writing_ = true;
   short_ = is_short;
   writer_list_ = current_->list;
@@ -239,7 +241,7 @@ absl::Status Sequence::StartWriting(bool is_short, SteadyTime deadline) {
 }
 
 void Sequence::EndWrite() {
-  std::shared_ptr<const SegmentList> list;  // dies behind the lock
+  std::shared_ptr<const SegmentList> list;  // destroyed after the lock is released
   const MutexLock lock(&mutex_);
   writing_ = false;
   holds_.Release();
@@ -269,7 +271,7 @@ std::shared_ptr<const Sequence::Watchers> Sequence::watchers() const {
 
 absl::Status Sequence::Install(Author author, std::shared_ptr<const Snapshot> next) {
   const Snapshot& shown = *next;
-  if (record_ != nullptr) {  // nobody else can drop or suspend it while events_mutex_ is held
+  if (record_ != nullptr) {  // events_mutex_ excludes other drops and suspends
     {
       const MutexLock lock(&mutex_);
       if (current_ == nullptr) return DroppedError();
@@ -278,7 +280,7 @@ absl::Status Sequence::Install(Author author, std::shared_ptr<const Snapshot> ne
     absl::Status written = record_->Write(shown.list, shown.layer_tokens, suspended());
     if (!written.ok()) return written;
   }
-  std::shared_ptr<const SegmentList> known;  // dies behind the lock
+  std::shared_ptr<const SegmentList> known;  // destroyed after the lock is released
   std::shared_ptr<const Watchers> watchers;
   {
     const MutexLock lock(&mutex_);
@@ -289,7 +291,7 @@ absl::Status Sequence::Install(Author author, std::shared_ptr<const Snapshot> ne
       known.swap(writer_list_);
     }
     views_.push_back(current_->view);
-    current_.swap(next);  // the old one dies with the argument, behind the lock
+    current_.swap(next);  // the argument frees the old one after the lock is released
     Prune();
     watchers = watchers_;
   }
@@ -320,7 +322,7 @@ absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens, TailEdit 
   if (!base.ok()) return base.status();
   return ChangeList(Author::kWriter, **base, std::move(layer_tokens), [&](SegmentList& list) {
     std::vector<SegmentEntry>& segments = list.segments;
-    for (SegmentEntry& entry : edit.entries) {  // background work may have added codes meanwhile
+    for (SegmentEntry& entry : edit.entries) {  // background work may have added codes concurrently
       const auto same = FindSegment(segments, entry.rows->segment_id());
       if (same != segments.end()) entry.indexes = same->indexes;
     }
@@ -355,7 +357,7 @@ absl::Status Sequence::CloseTail() {
   auto base = Read();
   if (!base.ok()) return base.status();
   return ChangeList(Author::kWriter, **base, (*base)->layer_tokens, [](SegmentList& list) {
-    if (list.tail_open()) list.segments.back().closed = true;  // Complete tells where it ends
+    if (list.tail_open()) list.segments.back().closed = true;  // Complete sets token_end
     list.prefill_closed = true;
     return absl::OkStatus();
   });
@@ -372,7 +374,7 @@ absl::Status Sequence::Truncate(uint32_t token_count, uint64_t own_lease) {
     if (watcher->OnTruncate(token_count, own_lease)) left = true;
   }
   const std::vector<SegmentEntry>& segments = (*base)->list->segments;
-  if (left && (*base)->list->tail_open()) {  // until another segment is the tail
+  if (left && (*base)->list->tail_open()) {  // until another segment is the active one
     const MutexLock state_lock(&mutex_);
     views_.push_back(MakeView((*base)->layer_tokens, (*base)->list->tail()));
   }
@@ -451,14 +453,14 @@ absl::Status Sequence::RemoveIndex(const IndexDescriptor& index) {
   if (!base.ok()) return base.status();
   if ((*base)->list->Find(index) == (*base)->list->indexes.size()) return absl::OkStatus();
   return ChangeList(Author::kBackground, **base, (*base)->layer_tokens, [&](SegmentList& list) {
-    std::erase(list.indexes, index);  // Complete takes it out of the entries
+    std::erase(list.indexes, index);  // Complete removes it from the entries
     return absl::OkStatus();
   });
 }
 
 absl::StatusOr<std::shared_ptr<const Snapshot>> Sequence::Share(uint32_t token_count,
                                                                 bool partial_indexes) {
-  auto base = Peek();  // held until the pin below is in place
+  auto base = Peek();  // held until the pin below exists
   if (!base.ok()) return base.status();
   if (token_count > (*base)->token_count()) {
     return OutOfRange("token_count", absl::StrCat(token_count, "; sequence ", sequence_id_, " has ",
@@ -504,7 +506,7 @@ absl::StatusOr<std::shared_ptr<const Snapshot>> Sequence::Watch(
 }
 
 void Sequence::Unwatch(const SequenceWatcher* watcher) {
-  std::shared_ptr<const Watchers> old;  // dies behind the lock
+  std::shared_ptr<const Watchers> old;  // destroyed after the lock is released
   const MutexLock lock(&mutex_);
   auto watchers = std::make_shared<Watchers>(*watchers_);
   std::erase_if(*watchers, [watcher](const auto& other) { return other.get() == watcher; });
@@ -553,7 +555,7 @@ absl::Status Sequence::PinUntil(int64_t boot_nanos) {
 
 void Sequence::Drop() {
   dropped_.store(true, std::memory_order_release);
-  std::shared_ptr<const Snapshot> last;  // dies behind the locks
+  std::shared_ptr<const Snapshot> last;  // destroyed after the locks are released
   std::shared_ptr<const SegmentList> known;
   std::shared_ptr<const Watchers> watchers;
   const MutexLock lock(&events_mutex_);

@@ -1,22 +1,23 @@
-// Sequence: the token stream of one request, as a row of snapshots.
+// Sequence: the token stream of one request, as a series of snapshots.
 //
-// A *snapshot* is what a reader sees: segments and how many rows of each layer are visible. It
-// never changes. A writer prepares memory that no snapshot shows, then publishes the next snapshot
-// in one step; so readers never wait for writers, and a failed write leaves no trace.
+// A *snapshot* is a reader's view: segments, and the number of visible rows of each layer. It never
+// changes. A writer prepares memory that no snapshot shows, then publishes the next snapshot in one
+// step. Readers therefore never wait for writers, and a failed write leaves no trace.
 //
-// Who changes what:
-//   a writer          (one at a time, WriteLease) the tokens: rows behind those that are shown,
-//                     the open tail, what closes and opens behind it, roll back
-//   background work   (any number) how closed segments hold their tokens: ReplaceSegments puts
-//                     others in their place, PublishIndex adds codes. Never tokens, never the tail
-// Each publishes on top of what the other has published meanwhile.
+// Changes are made by:
+//   a writer          (one at a time, WriteLease) the tokens: rows after the visible ones, the
+//                     active segment, closing it and opening the next one, truncation
+//   background work   (any number) the representation of closed segments: ReplaceSegments replaces
+//                     them, PublishIndex adds codes. Never tokens, never the active segment
+// Each publishes on top of the other's newest snapshot.
 //
-// Slots come to be written again only after a roll back, when older snapshots, sequences that share
-// the tail, or leases may still show them: ReadersBeyond tells the writer, who then moves the open
-// segment to fresh memory.
+// Slots are overwritten only after a truncation, when older snapshots, sequences that share the
+// active segment (the tail), or leases may still show them. ReadersBeyond reports this to the
+// writer, which then moves the active segment to fresh memory.
 //
-// Thread-safe. Two locks: events_mutex_ orders changes and what watchers hear of them, and may be
-// held while mutex_ (the newest snapshot) is taken; readers take mutex_ alone.
+// Thread-safe. Two locks: events_mutex_ orders changes and the notifications of watchers, and may
+// be held while mutex_ (which guards the newest snapshot) is acquired; readers acquire mutex_
+// alone.
 #ifndef PQCACHED_KVSTORE_SEQUENCE_H_
 #define PQCACHED_KVSTORE_SEQUENCE_H_
 
@@ -38,25 +39,27 @@ namespace pqcached::kvstore {
 
 class SequenceRecord;
 
-// Says when nobody looks any more at what a snapshot or a sharer shows of a tail.
+// Records whether the part of an active segment that a snapshot or a sharing sequence shows is
+// still in use.
 struct TailView {
-  std::vector<uint32_t> layer_tokens;  // shown, per layer slot
-  const SegmentRows* tail = nullptr;   // the open segment; null when there was none
+  std::vector<uint32_t> layer_tokens;  // visible tokens per layer slot
+  const SegmentRows* tail = nullptr;   // the open segment; null if there was none
+  // True when no reader uses the view any more.
   std::atomic<bool> drained = false;
 };
 
-// A look at the rows of an open segment below token counts, for as long as `pin` lives.
+// Protects the rows of an open segment below the given token counts, for as long as `pin` lives.
 struct PinnedTail {
   std::shared_ptr<const TailView> view;
   std::shared_ptr<const void> pin;
 };
 PinnedTail PinTail(std::vector<uint32_t> layer_tokens, const SegmentRows* tail);
 
-// A sequence's share of a segment. Kept by every list that names the segment.
+// A sequence's share of a segment. Held by every list that contains the segment.
 class SegmentUse {
  public:
-  // `tail`: when the segment was still open in the sequence that it is shared with; kept from being
-  // written below its layer_tokens for as long as this or a copy of `tail` lives.
+  // `tail`: pin of a segment that was still open in the sequence it is shared with; slots below its
+  // layer_tokens are not overwritten while this object or a copy of `tail` lives.
   SegmentUse(std::shared_ptr<const SegmentRows> rows, std::shared_ptr<const void> tail);
   ~SegmentUse();
   SegmentUse(const SegmentUse&) = delete;
@@ -69,27 +72,29 @@ class SegmentUse {
   std::shared_ptr<const void> tail_;
 };
 
-// A list never changes, so its address is its version.
+// List of a sequence's segments. Immutable, so its address is its version.
 struct SegmentList {
-  std::vector<SegmentEntry> segments;  // without gap from position 0; only the last one may be open
+  // Contiguous from position 0; only the last segment may be open.
+  std::vector<SegmentEntry> segments;
   std::vector<IndexDescriptor> indexes;  // in any state; see index_ready
-  bool prefill_closed = false;           // by the first BuildIndex, or by the first token decoded
-  // [indexes, layer slots]: ready in every segment. Set by Sequence.
+  // Set by the first BuildIndex, or when the first decoded token is appended.
+  bool prefill_closed = false;
+  // [indexes, layer slots]: whether every segment is ready. Set by Sequence.
   std::vector<std::vector<bool>> ready;
 
   bool tail_open() const { return !segments.empty() && !segments.back().closed; }
   const SegmentRows* tail() const { return tail_open() ? segments.back().rows.get() : nullptr; }
-  // Whether every segment has codes and codebook of this layer: then it may be selected from, and
-  // rows that a writer adds to it get their codes too.
+  // Returns whether every segment has codes and a codebook of this layer. Tokens can then be
+  // selected from the layer, and new rows are encoded when they are written.
   bool index_ready(size_t index, uint32_t layer_slot) const { return ready[index][layer_slot]; }
   bool index_ready(size_t index) const;  // in all layers
-  // Ordinal of an index; indexes.size() when there is none.
+  // Returns the ordinal of an index; indexes.size() if the list does not have it.
   size_t Find(const IndexDescriptor& index) const;
 };
 
 struct Snapshot {
   std::shared_ptr<const SegmentList> list;  // shared by successive snapshots
-  // Outlives the snapshot, whose writer asks whether it is drained.
+  // Outlives the snapshot, so that the writer can check whether it is drained.
   std::shared_ptr<TailView> view;
   const std::vector<uint32_t>& layer_tokens;  // visible rows, per layer slot
 
@@ -98,56 +103,58 @@ struct Snapshot {
   Snapshot(const Snapshot&) = delete;
   Snapshot& operator=(const Snapshot&) = delete;
 
-  // Tokens complete over all layers.
+  // Returns the number of tokens that are complete over all layers.
   uint32_t token_count() const;
-  // Where the open tail begins; token_count() when there is none.
+  // Returns the first position of the open segment; token_count() if no segment is open.
   uint32_t tail_begin() const;
 };
 
-// A snapshot of a list in which nothing is missing but what follows from the rest.
+// Creates a snapshot from a list whose derived fields are not filled in yet.
 std::shared_ptr<const Snapshot> CompleteSnapshot(SegmentList list,
                                                  std::vector<uint32_t> layer_tokens);
 
-// Hears what becomes of a sequence: one call at a time, in the order of the changes, each after it has
-// taken effect (OnTruncate: before). Calls come with events_mutex_ held: a watcher may call Read,
-// Peek, Watch and Unwatch of the sequence, nothing that changes it. Locks that a watcher takes may be
-// held around Watch and Unwatch, too, and around nothing that changes the sequence.
+// Receives the changes of a sequence: one call at a time, in the order of the changes, each after
+// the change has taken effect (OnTruncate: before). Calls are made with events_mutex_ held: a
+// watcher may call Read, Peek, Watch and Unwatch of the sequence, but nothing that changes it.
+// Locks that a watcher acquires may also be held around Watch and Unwatch, but around nothing that
+// changes the sequence.
 class SequenceWatcher {
  public:
   virtual ~SequenceWatcher() = default;
-  // The version is new when next.list is another object than before.
+  // A new list version is published if next.list is another object than before.
   virtual void OnPublish(const Snapshot& next) = 0;
-  // Tokens from token_count on are about to be forgotten, at the wish of the holder of `own_lease`
-  // (0 = of none). Returns whether anybody else may go on to look at them in the open tail, whose
-  // slots are then not written again. OnPublish follows.
+  // Tokens from token_count on are about to be truncated by the holder of `own_lease` (0 = no
+  // lease). Returns whether another reader may still use them in the active segment, whose slots
+  // are then not overwritten. OnPublish follows.
   virtual bool OnTruncate(uint32_t token_count, uint64_t own_lease) = 0;
   virtual void OnSuspend(bool suspended) = 0;
   virtual void OnDrop() = 0;
 };
 
-// Codes of a segment, found by id.
+// New codes of the segment with this id.
 struct IndexedSegment {
   uint64_t segment_id = 0;
   std::shared_ptr<const SegmentIndex> index;
 };
 
-// What a writer changes in the list.
+// A writer's change to the list of segments.
 struct TailEdit {
-  uint32_t begin = 0;                 // entries that begin at or behind it ..
-  std::vector<SegmentEntry> entries;  // .. give way to these
-  bool ends_prefill = false;          // as CloseTail does
+  uint32_t begin = 0;                 // entries from this position on ...
+  std::vector<SegmentEntry> entries;  // ... are replaced by these
+  bool ends_prefill = false;          // same as in CloseTail
 };
 
 class Sequence {
  public:
   Sequence(uint64_t sequence_id, std::string session, uint32_t layer_count);
-  // What a sequence begins with.
+  // Initial state of a sequence.
   struct Start {
-    std::shared_ptr<const Snapshot> first;  // tokens that it shares (Share), or that were recovered
-    std::unique_ptr<SequenceRecord> record;  // of `first`; null: it is not written down
+    // Shared tokens (Share), or recovered ones.
+    std::shared_ptr<const Snapshot> first;
+    std::unique_ptr<SequenceRecord> record;  // record of `first`; null: not recorded
     bool suspended = false;
-    std::vector<std::shared_ptr<const TailView>> views;  // of others, of its open segment
-    // Ties it to those of other ranks (rank_sequences.h); empty: to none.
+    std::vector<std::shared_ptr<const TailView>> views;  // other readers' views of its open segment
+    // Links it to the sequences of other ranks (rank_sequences.h); empty: not linked.
     std::string group_key = {};
   };
   Sequence(uint64_t sequence_id, std::string session, Start start);
@@ -157,81 +164,87 @@ class Sequence {
   const std::string& session() const { return session_; }
   const std::string& group_key() const { return group_key_; }
 
-  // The newest snapshot. Errors: kNotFound when dropped, kFailedPrecondition when suspended.
+  // Returns the newest snapshot. Errors: kNotFound if dropped, kFailedPrecondition if suspended.
   absl::StatusOr<std::shared_ptr<const Snapshot>> Read() const;
-  // The same, also of a suspended sequence: for reports and background work.
+  // Same as Read, but also for a suspended sequence: for reports and background work.
   absl::StatusOr<std::shared_ptr<const Snapshot>> Peek() const;
 
-  // Makes the caller the writer until EndWrite. Errors: kAborted when there is one, kNotFound when
-  // dropped, kFailedPrecondition when suspended.
+  // Makes the caller the writer until EndWrite. Errors: kAborted if there is another writer,
+  // kNotFound if dropped, kFailedPrecondition if suspended.
   absl::Status BeginWrite();
-  // The same for short background work on the tail: waits for a writer until `deadline`, and writers
-  // that come meanwhile wait for its end instead of being told kAborted. Errors: as BeginWrite.
+  // Same as BeginWrite, for short background work on the active segment: waits for another writer
+  // until `deadline`; writers that begin concurrently wait for its end instead of failing with
+  // kAborted. Errors: as BeginWrite.
   absl::Status BeginShortWrite(SteadyTime deadline);
   void EndWrite();
 
-  // Of the writer: shows rows that it wrote; with `edit`, changes the list. Errors: kNotFound when
-  // dropped meanwhile, kFailedPrecondition when suspended.
+  // Writer: publishes the rows that it wrote; with `edit`, also changes the list. Errors: kNotFound
+  // if dropped concurrently, kFailedPrecondition if suspended.
   absl::Status PublishRows(std::vector<uint32_t> layer_tokens);
   absl::Status PublishRows(std::vector<uint32_t> layer_tokens, TailEdit edit);
-  // Of the writer: a snapshot with a list of its own making. Errors: as PublishRows; kAborted when
-  // background work has changed the list since BeginWrite or since this writer's last publishing.
+  // Writer: publishes a snapshot with a list that the writer built. Errors: as PublishRows;
+  // kAborted if background work has changed the list since BeginWrite or since this writer last
+  // published.
   absl::Status Publish(std::shared_ptr<const Snapshot> next);
-  // Of the writer: closes the open segment where its tokens end, and with it the prefill. Errors: as
+  // Writer: closes the open segment after its last token, and ends the prefill. Errors: as
   // PublishRows. REQUIRES: all layers have the same number of tokens.
   absl::Status CloseTail();
-  // Of the writer: forgets the tokens from `token_count` on. REQUIRES: token_count <= that of the
+  // Writer: truncates the sequence to `token_count` tokens. REQUIRES: token_count <= that of the
   // newest snapshot.
   absl::Status Truncate(uint32_t token_count, uint64_t own_lease);
-  // Of the writer: whether anybody else may look at rows beyond these in the open segment.
+  // Writer: returns whether another reader may use rows beyond these in the open segment.
   bool ReadersBeyond(const std::vector<uint32_t>& layer_tokens) const;
 
-  // Puts `replacement` in place of a run of neighbouring closed segments with the same tokens, all
-  // complete over all layers, while writers and readers go on. Indexes of the entries may come in
-  // any order and may lack some.
+  // Replaces a run of neighbouring closed segments, complete over all layers, by segments with the
+  // same tokens. Writers and readers continue concurrently. Indexes of the entries may be in any
+  // order, and some may be missing.
   //
-  // Errors: kAborted             not all of the run is in the list any more, or it was rolled back into
-  //         kInvalidArgument     the replacement is not closed or has other tokens
+  // Errors: kAborted             a segment of the run is no longer in the list or was truncated, or
+  //                              the replacement has another token range
+  //         kInvalidArgument     the replacement is not closed or not contiguous
   //         kNotFound            dropped
   absl::Status ReplaceSegments(std::span<const uint64_t> segment_ids,
                                std::vector<SegmentEntry> replacement);
-  // Adds codes to segments (or puts them in place of others of the same index), and the index to the
-  // sequence when it is new. Layers of them that are not ready yet may become so later: publish the
-  // same again after SegmentIndex::MarkReady, so that readers and watchers get to know.
+  // Adds codes to segments (or replaces those of the same index), and adds the index to the
+  // sequence if it is new. Layers that are not ready yet may become ready later: publish the same
+  // segments again after SegmentIndex::MarkReady, to notify readers and watchers.
   //
-  // An open segment: of its writer only, who has coded every row that is shown.
+  // Codes of an open segment may be published only by its writer, after encoding every visible row.
   //
-  // Errors: kAborted            not all of the segments are in the list any more
+  // Errors: kAborted            a segment is no longer in the list
   //         kResourceExhausted  more than kMaxIndexes
   //         kNotFound           dropped
   absl::Status PublishIndex(const IndexDescriptor& index, std::span<const IndexedSegment> segments);
-  // Takes an index away again, as of a cancelled build. No error when there is none.
+  // Removes an index, for example that of a cancelled build. No error if there is none.
   absl::Status RemoveIndex(const IndexDescriptor& index);
 
-  // The first `token_count` tokens for another sequence; copies nothing. Of indexes those that are
-  // ready in all of these segments and layers, and with `partial_indexes` also the others.
+  // Returns the first `token_count` tokens for another sequence; copies nothing. Includes the
+  // indexes that are ready in all of these segments and layers, and with `partial_indexes` also the
+  // others.
   //
-  // Errors: kOutOfRange more tokens than are complete over all layers; kNotFound, as Peek
+  // Errors: kOutOfRange  more tokens than are complete over all layers
+  //         kNotFound    dropped
   absl::StatusOr<std::shared_ptr<const Snapshot>> Share(uint32_t token_count, bool partial_indexes);
 
-  // Adds a watcher and returns the snapshot whose followers it hears of.
+  // Adds a watcher and returns the current snapshot; the watcher receives all later changes.
   absl::StatusOr<std::shared_ptr<const Snapshot>> Watch(std::shared_ptr<SequenceWatcher> watcher);
-  // A call that is on its way may still come.
+  // Removes a watcher. A call that is already in progress may still reach it.
   void Unwatch(const SequenceWatcher* watcher);
 
-  // A writer at work finds out when it publishes. Background work goes on.
+  // Suspends or resumes the sequence; returns the token_count. A writer in progress fails when it
+  // publishes. Background work continues.
   absl::StatusOr<uint32_t> Suspend(bool suspended);
   bool suspended() const { return suspended_.load(std::memory_order_acquire); }
 
-  // Keeps it from being evicted until then (Holds::PinUntil), in this process and in those that recover
-  // it. Errors: kNotFound when dropped; those of the record.
+  // Pins the sequence against eviction until then (Holds::PinUntil), in this process and in those
+  // that recover it. Errors: kNotFound if dropped; those of the record.
   absl::Status PinUntil(int64_t boot_nanos);
 
-  // Lets go of all memory; what readers and a writer hold dies with them.
+  // Releases all memory; memory that readers and a writer hold is freed when they finish.
   void Drop();
   bool dropped() const { return dropped_.load(std::memory_order_acquire); }
 
-  // A writer at work holds the sequence; others who need it to stay do so themselves.
+  // A writer in progress holds the sequence; other users that need it to stay hold it themselves.
   Holds& holds() const { return holds_; }
 
  private:
@@ -247,7 +260,8 @@ class Sequence {
   absl::Status ChangeList(Author author, const Snapshot& base, std::vector<uint32_t> layer_tokens,
                           const std::function<absl::Status(SegmentList&)>& change)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(events_mutex_);
-  // Makes `next` the newest snapshot and tells the watchers. Errors: kNotFound, kFailedPrecondition (writers).
+  // Makes `next` the newest snapshot and notifies the watchers. Errors: kNotFound,
+  // kFailedPrecondition (writers).
   absl::Status Install(Author author, std::shared_ptr<const Snapshot> next)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(events_mutex_);
   void Prune() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -264,20 +278,21 @@ class Sequence {
 
   mutable Mutex mutex_;
   std::shared_ptr<const Snapshot> current_ ABSL_GUARDED_BY(mutex_);  // null when dropped
-  // Of older snapshots and sharers that may still look at the open segment.
+  // Views of older snapshots and sharing sequences that may still read the open segment.
   mutable std::vector<std::shared_ptr<const TailView>> views_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const Watchers> watchers_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<const SegmentList> writer_list_ ABSL_GUARDED_BY(mutex_);  // that the writer knows
+  // List version that the writer knows.
+  std::shared_ptr<const SegmentList> writer_list_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool short_ ABSL_GUARDED_BY(mutex_) = false;  // of the writer at work
+  bool short_ ABSL_GUARDED_BY(mutex_) = false;  // the current writer began with BeginShortWrite
   CondVar writer_gone_;
 };
 
-// The right to write, while it lives.
+// The exclusive right to write to a sequence, while it lives.
 class WriteLease {
  public:
   static absl::StatusOr<WriteLease> Take(std::shared_ptr<Sequence> sequence);
-  // By BeginShortWrite.
+  // Calls BeginShortWrite.
   static absl::StatusOr<WriteLease> TakeShort(std::shared_ptr<Sequence> sequence,
                                               SteadyTime deadline);
   WriteLease(WriteLease&&) = default;
@@ -290,7 +305,7 @@ class WriteLease {
 
  private:
   explicit WriteLease(std::shared_ptr<Sequence> sequence) : sequence_(std::move(sequence)) {}
-  std::shared_ptr<Sequence> sequence_;  // a writer may outlast a drop
+  std::shared_ptr<Sequence> sequence_;  // a writer may outlive a drop
 };
 
 }  // namespace pqcached::kvstore

@@ -17,7 +17,7 @@ absl::Status FullError(absl::string_view what) {
                            kRetryMemory);
 }
 
-// The number of the rows' record, which is made if there is none.
+// Returns the number of the record of these rows, which is created if there is none.
 absl::StatusOr<uint32_t> RowsNumber(RecordTable& table, const SegmentRows& rows)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(table.mutex()) {
   if (rows.record().valid()) return rows.record().number();
@@ -36,7 +36,7 @@ absl::StatusOr<uint32_t> RowsNumber(RecordTable& table, const SegmentRows& rows)
   return rows.record().number();
 }
 
-// Likewise of a layer that is ready.
+// Same for a layer that is ready.
 absl::StatusOr<uint32_t> LayerNumber(RecordTable& table, const SegmentRows& rows,
                                      const SegmentIndex& index, uint32_t layer_slot)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(table.mutex()) {

@@ -1,12 +1,12 @@
-// SequenceRecord: writes down what a sequence is, change by change (record_table.h).
+// SequenceRecord: records the state of a sequence, change by change (record_table.h).
 //
-// The state of a sequence (token counts, suspended, pinned, where its list of segments stands) is written in
-// turn into two slots; the word that makes the newer one whole is the commit point of every change. A
-// change of the list first writes a new list, and frees the old one last. Rows and layers of indexes get
-// their own slots with the first list that names them.
+// The state of a sequence (token counts, suspended, pinned, location of its list of segments) is
+// written alternately into two slots. The word that completes the newer slot is the commit point of
+// every change. A change of the list first writes a new list, and frees the old one last. Rows and
+// layers of indexes get their own slots with the first list that contains them.
 //
-// Thread-compatible: calls come with the sequence's events_mutex_ held. The table's mutex is taken
-// inside, when the list has changed.
+// Thread-compatible: calls are made with the sequence's events_mutex_ held. The table's mutex is
+// acquired inside, when the list has changed.
 #ifndef PQCACHED_KVSTORE_SEQUENCE_RECORD_H_
 #define PQCACHED_KVSTORE_SEQUENCE_RECORD_H_
 
@@ -25,36 +25,37 @@
 
 namespace pqcached::kvstore {
 
-// What does not change.
+// Immutable part of a sequence's record.
 struct SequenceIdentity {
   static constexpr size_t kMaxSessionBytes = 240;
   uint64_t sequence_id = 0;
   std::string session;  // at most kMaxSessionBytes
   PrefixKey root = {};
   std::optional<LiveIndex> live_index;
-  std::string group_key =
-      {};  // at most kMaxGroupKeyBytes; written behind the rest unless it is empty
+  // Limited to kMaxGroupKeyBytes; written after the other fields, and only if it is not empty.
+  std::string group_key = {};
 };
 
-// ---- What stands in the slots and blocks.
+// ---- Content of the slots and blocks.
 
-struct StateRecord {  // then uint32_t[layer_count], the tokens per layer
+struct StateRecord {  // followed by uint32_t[layer_count], the tokens per layer
   uint64_t generation = 0;
-  int64_t pinned_until = 0;  // of BootNanos
+  int64_t pinned_until = 0;  // a time of BootNanos
   uint32_t suspended = 0;
-  HeapBlock list = {};  // none: empty
+  HeapBlock list = {};  // invalid: the list is empty
   uint32_t list_bytes = 0;
   uint32_t list_crc = 0;
   uint32_t layer_count = 0;
 };
-struct ListRecord {  // then IndexDescriptor[index_count], then the entries
+struct ListRecord {  // followed by IndexDescriptor[index_count], then the entries
   uint32_t entry_count = 0;
   uint32_t index_count = 0;
   uint32_t prefill_closed = 0;
   uint32_t reserved = 0;
 };
-struct
-    EntryRecord {  // then uint32_t[index_count][layer_count]: layer records, kNoLayer where not ready
+// Followed by uint32_t[index_count][layer_count]: numbers of layer records, kNoLayer where not
+// ready.
+struct EntryRecord {
   static constexpr uint32_t kNoLayer = ~0u;
   uint64_t segment_id = 0;
   uint32_t rows = 0;  // number of the rows' record
@@ -62,7 +63,7 @@ struct
   uint32_t closed = 0;
   uint32_t reserved = 0;
 };
-struct RowsRecord {  // then ExtentRef[head_count]
+struct RowsRecord {  // followed by ExtentRef[head_count]
   uint64_t segment_id = 0;
   uint32_t first_position = 0;
   uint32_t slot_capacity = 0;
@@ -81,18 +82,18 @@ static_assert(sizeof(StateRecord) <= RecordTable::kStateHeadBytes);
 static_assert(sizeof(RowsRecord) <= RecordTable::kRowsHeadBytes);
 static_assert(sizeof(LayerRecord) <= RecordTable::kLayerBytes);
 
-// Nothing when the bytes are no identity.
+// Parses an identity; returns nothing if the bytes are not one.
 std::optional<SequenceIdentity> ReadIdentity(std::span<const std::byte> bytes);
 
 class SequenceRecord {
  public:
-  // Writes a new sequence down. Errors: kResourceExhausted naming what is full; kInvalidArgument
-  // (session).
+  // Records a new sequence. Errors: kResourceExhausted naming the part of the table that is full;
+  // kInvalidArgument (session).
   static absl::StatusOr<std::unique_ptr<SequenceRecord>> Create(
       const std::shared_ptr<RecordTable>& table, const SequenceIdentity& identity,
       const Snapshot& first);
 
-  // One that stands there: `known` is its list, null when that is to be written again.
+  // A record that already exists. `known` is its list; null: the next Write writes the list again.
   struct Standing {
     std::shared_ptr<RecordTable> table;
     std::shared_ptr<const RecordSlot> slot;
@@ -102,15 +103,15 @@ class SequenceRecord {
   explicit SequenceRecord(Standing standing);
   ~SequenceRecord();
 
-  // Shared with what else is written down of the sequence.
+  // Slot of the sequence, shared with its other records.
   const std::shared_ptr<const RecordSlot>& slot() const { return slot_; }
 
-  // Writes a change down before it is shown. Without `pinned_until` a pin stays as it is. Errors:
-  // kResourceExhausted; then nothing has changed.
+  // Records a change before it is published. Without `pinned_until` the pin stays as it is. Errors:
+  // kResourceExhausted; the record is then unchanged.
   absl::Status Write(const std::shared_ptr<const SegmentList>& list,
                      const std::vector<uint32_t>& layer_tokens, bool suspended,
                      std::optional<int64_t> pinned_until = {});
-  // The sequence is no more.
+  // Removes the record of a sequence that was dropped.
   void Remove();
 
  private:
@@ -119,8 +120,8 @@ class SequenceRecord {
 
   const std::shared_ptr<RecordTable> table_;
   const std::shared_ptr<const RecordSlot> slot_;  // shared with NamesRecord
-  StateRecord state_;                             // the newest
-  std::shared_ptr<const SegmentList> known_;      // that the newest names
+  StateRecord state_;                             // newest written state
+  std::shared_ptr<const SegmentList> known_;      // list that the newest state refers to
 };
 
 }  // namespace pqcached::kvstore

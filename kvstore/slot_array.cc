@@ -51,7 +51,7 @@ uint64_t SlotArray::CommitWord(uint32_t slot, size_t size_bytes) const {
 std::span<std::byte> SlotArray::Open(uint32_t slot) {
   Head& head = HeadOf(slot);
   head.commit.store(0, std::memory_order_relaxed);
-  std::atomic_signal_fence(std::memory_order_seq_cst);  // executed before the bytes are written
+  std::atomic_signal_fence(std::memory_order_seq_cst);  // stored before the bytes are written
   return {reinterpret_cast<std::byte*>(&head + 1), content_bytes()};
 }
 
@@ -101,7 +101,8 @@ void DurableCounter::RaiseTo(uint64_t number) {
 }
 
 std::optional<uint64_t> DurableCounter::Read() const {
-  // Killed between the two stores: the higher one was on its way in.
+  // A process that is killed between the two stores of Reset leaves the new, larger number in
+  // `value` and the old one in `inverse`.
   constexpr uint64_t kMostSteps = uint64_t{1} << 20;
   const uint64_t first = value.load(std::memory_order_acquire);
   const uint64_t second = ~inverse.load(std::memory_order_acquire);

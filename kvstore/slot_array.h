@@ -1,10 +1,10 @@
-// SlotArray: records in memory that outlives the process, each one there as a whole or not at all.
+// SlotArray: records in memory that outlives the process; each is either complete or absent.
 //
-// A *slot* is empty, or holds bytes with their CRC32C. The word that says so is stored last, and cleared
-// before the bytes change: a process that is killed in between leaves the slot empty. Stores that were
-// executed survive a kill in program order; nothing is promised for a loss of power.
+// A *slot* is empty, or holds bytes with their CRC32C. The commit word is stored last, and cleared
+// before the bytes change: a process that is killed in between leaves the slot empty. Executed
+// stores survive a kill in program order; there is no guarantee for a power failure.
 //
-// Thread-compatible per slot: different slots may be written at once.
+// Thread-compatible per slot: different slots may be written concurrently.
 #ifndef PQCACHED_KVSTORE_SLOT_ARRAY_H_
 #define PQCACHED_KVSTORE_SLOT_ARRAY_H_
 
@@ -21,28 +21,31 @@ namespace pqcached::kvstore {
 
 class SlotArray {
  public:
-  enum class State : uint8_t { kEmpty, kFull, kBroken };  // broken: neither, so it has rotted
+  // kBroken: corrupt, neither empty nor full.
+  enum class State : uint8_t { kEmpty, kFull, kBroken };
   struct Content {
     State state = State::kEmpty;
     std::span<const std::byte> bytes;  // when full
   };
 
-  // Bytes of a slot for so much content, and of so many slots.
+  // Returns the bytes that a slot with this capacity for content takes.
   static size_t SlotBytes(size_t content_bytes);
 
   SlotArray() = default;
-  // `memory`: aligned to 8 bytes, as many whole slots as fit. All zero: all slots are empty.
-  // `kind` tells arrays apart: what was written under another kind or number is broken.
+  // `memory`: aligned to 8 bytes; holds as many slots as fit completely. If it is all zero, all
+  // slots are empty. `kind` distinguishes arrays: content that was written under another kind or
+  // slot number reads as broken.
   SlotArray(const kernels::Exec& exec, std::span<std::byte> memory, size_t slot_bytes,
             uint32_t kind);
 
   uint32_t count() const { return count_; }
-  size_t content_bytes() const;  // at most, per slot
+  size_t content_bytes() const;  // maximum per slot
 
-  // Empties the slot and gives its bytes to be written, which Commit then makes its content.
+  // Empties the slot and returns its bytes for writing; Commit then makes them its content.
   std::span<std::byte> Open(uint32_t slot);
   void Commit(uint32_t slot, size_t size_bytes);
   // REQUIRES: content.size() <= content_bytes().
+  // Replaces the content of the slot.
   void Put(uint32_t slot, std::span<const std::byte> content);
   void Clear(uint32_t slot);
 
@@ -60,7 +63,7 @@ class SlotArray {
   uint32_t kind_ = 0;
 };
 
-// Which slots are free: the ones that were given back, then those never used.
+// Allocator of slot numbers: returned numbers are taken again first, then those never used.
 //
 // Thread-compatible.
 class SlotNumbers {
@@ -69,9 +72,9 @@ class SlotNumbers {
 
   std::optional<uint32_t> Take();
   void Give(uint32_t slot) { free_.push_back(slot); }
-  // Slots at or behind it were never taken.
+  // Returns the first number that was never taken.
   uint32_t end() const { return end_; }
-  // Begins with slots [0, end) taken, for Give to free those that are not.
+  // Starts with slots [0, end) taken; Give then frees the unused ones.
   void BeginWith(uint32_t end) { end_ = end; }
 
  private:
@@ -80,16 +83,16 @@ class SlotNumbers {
   std::vector<uint32_t> free_;
 };
 
-// A number in shared memory that only grows, held twice, so that it is known when it has rotted.
+// A number in shared memory that only grows. It is stored twice, so that corruption is detected.
 struct DurableCounter {
   std::atomic<uint64_t> value;
   std::atomic<uint64_t> inverse;
 
-  // Of fresh memory.
+  // Sets the number unconditionally, in fresh memory or to repair a corrupt counter.
   void Reset(uint64_t number);
-  // No effect when it is that high already. One caller at a time.
+  // Raises the number; no effect if it is already as high. One caller at a time.
   void RaiseTo(uint64_t number);
-  // Nothing when it has rotted.
+  // Returns the number, or nothing if it is corrupt.
   std::optional<uint64_t> Read() const;
 };
 

@@ -68,7 +68,7 @@ absl::Status StagingRing::MarkClaimed(const StagingReference& reference) {
 
 absl::StatusOr<StagedBytes> StagingRing::Claim(const StagingReference& reference) {
   if (absl::Status status = MarkClaimed(reference); !status.ok()) return status;
-  // Without the lock: when there is no memory for it, it releases the slot at once.
+  // Runs without the lock: if allocating the claim fails, its deleter calls Release at once.
   const std::span<const std::byte> whole(mapping_.data() + reference.slot * slot_bytes_,
                                          slot_bytes_);
   std::shared_ptr<const void> claim(this, [ring = shared_from_this(), index = reference.slot](

@@ -1,8 +1,9 @@
-// StagingRing: memory through which one client hands rows over without copying them into messages.
+// StagingRing: shared memory through which one client passes rows without copying them into
+// messages.
 //
-// A memfd of slot_count x slot_bytes that the client writes and this process only reads. Its size is
-// sealed, so that no client can take pages away under a read: a hole that it punches reads as zeros.
-// Claims keep the memory; it is never used again for another session.
+// A memfd of slot_count x slot_bytes that the client writes and this process only reads. Its size
+// is sealed, so a client cannot remove pages during a read; a hole that it punches reads as zeros.
+// A claim keeps the memory alive. The memory is never reused for another session.
 //
 // Thread-safe.
 #ifndef PQCACHED_KVSTORE_STAGING_H_
@@ -24,7 +25,7 @@ inline constexpr size_t kStagingSlotMultiple = size_t{1} << 20;
 
 class StagingRing : public std::enable_shared_from_this<StagingRing> {
  public:
-  // `control` tells the client when claims are over; null: nobody does.
+  // `control` notifies the client when claims end; null: no notification.
   //
   // Errors: kInvalidArgument    slot_bytes, slot_count
   //         kResourceExhausted  more than `max_bytes` (shortfall in bytes), or the kernel refuses
@@ -32,10 +33,10 @@ class StagingRing : public std::enable_shared_from_this<StagingRing> {
       uint64_t slot_bytes, uint32_t slot_count, size_t max_bytes,
       std::shared_ptr<const ControlMemory> control = nullptr);
 
-  // A descriptor for the client: it can write, but not resize or seal.
+  // Returns a descriptor for the client, which can write but not resize or seal.
   absl::StatusOr<SharedMemory> Share() const;
 
-  // Errors: see Store::ClaimStaging.
+  // Claims a slot. Errors: see Store::ClaimStaging.
   absl::StatusOr<StagedBytes> Claim(const StagingReference& reference);
 
   size_t size_bytes() const { return mapping_.size_bytes(); }

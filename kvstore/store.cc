@@ -50,8 +50,8 @@ absl::Status CheckOptions(const StoreOptions& options) {
   return CheckTokens("tail_tokens", options.tail_tokens);
 }
 
-// Names the first field in which the specs differ; empty when they agree. The capacity of an open
-// cache stays as it is.
+// Returns the first field in which the specs differ; empty if they agree. Capacities are not
+// compared: an open cache keeps its own.
 std::string FindDifference(const CacheSpec& a, const CacheSpec& b) {
   if (a.model_fingerprint != b.model_fingerprint) return "model_fingerprint";
   if (a.default_index != b.default_index) return "default_index";
@@ -93,8 +93,8 @@ std::vector<StoredLayer> LayersOf(const CacheSpec& spec) {
   return layers;
 }
 
-// Names the first field in which two ranks of a group do not go together; empty when they do. They
-// may hold different layers, or different kv heads of a layer.
+// Returns the first field in which two ranks of a group are incompatible; empty if there is none.
+// Ranks may hold different layers, or different kv heads of a layer.
 std::string FindClash(const CacheSpec& a, const CacheSpec& b) {
   if (a.model_fingerprint != b.model_fingerprint) return "model_fingerprint";
   if (a.rank.rank_count != b.rank.rank_count) return "rank.rank_count";
@@ -143,7 +143,7 @@ absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const Ca
   {
     const MutexLock lock(&mutex_);
     for (const auto& [id, cache] : caches_) {
-      // Ranks of a group have a cache each under one name.
+      // Ranks of a group have one cache each, all under one name.
       const bool same_rank =
           cache->spec.rank.group != spec.rank.group || cache->spec.rank.rank == spec.rank.rank;
       if (cache->tenant == tenant && cache->spec.name == spec.name && same_rank) found = cache;
@@ -176,7 +176,7 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeCache(std::string_vi
     return status;
   }
   size_t open_bytes = 0;
-  size_t untouched_bytes = 0;  // promised, though the machine still counts them as available
+  size_t untouched_bytes = 0;  // reserved, though the machine still counts them as available
   for (const auto& [id, cache] : caches_) {
     open_bytes += cache->pool->usage().capacity_bytes;
     untouched_bytes += cache->pool->untouched_bytes();
@@ -338,7 +338,7 @@ absl::StatusOr<std::vector<SequenceInfo>> StoreImpl::ListSequences(std::string_v
   std::vector<SequenceInfo> infos;
   for (const Found& found : all) {
     const auto snapshot = found.sequence->Peek();
-    if (!snapshot.ok()) continue;  // dropped meanwhile
+    if (!snapshot.ok()) continue;  // dropped concurrently
     infos.push_back(Describe(*found.cache, *found.sequence, **snapshot));
   }
   std::sort(infos.begin(), infos.end(), [](const SequenceInfo& a, const SequenceInfo& b) {

@@ -1,6 +1,7 @@
-// StoreImpl: the maps behind Store's calls. What a call does stands elsewhere; here things are found
-// and handed on. store.cc: caches, reads and reports; store_sequences.cc: what makes and changes
-// sequences; store_local.cc: local access; store_pressure.cc: who gives way when memory is short.
+// StoreImpl implements Store: it looks up caches and sequences and forwards each call to the module
+// that does the work. store.cc: caches, reads and reports; store_sequences.cc: calls that create
+// and change sequences; store_local.cc: local access; store_pressure.cc: retention, eviction and
+// admission; store_recovery.cc: recovery and kept state.
 //
 // Thread-safe.
 #ifndef PQCACHED_KVSTORE_STORE_IMPL_H_
@@ -40,7 +41,7 @@ class StoreImpl final : public Store {
 
   ~StoreImpl() override;
 
-  // Recovers what the keeper holds; once, before anything else.
+  // Recovers the memory that the keeper holds; called once, before all other calls.
   absl::Status Open();
 
   Engine& engine() { return *engine_; }  // for tests
@@ -106,9 +107,9 @@ class StoreImpl final : public Store {
                            absl::Duration ttl) override;
   absl::Status EvictSequence(uint64_t sequence_id) override;
 
-  // Reads the limits of the machine and of control groups, and follows them: when memory is short, no
-  // more pages are touched, free ones and those of retained sequences are given back, and pools grow
-  // no further.
+  // Reads the memory limits of the machine and of control groups and adapts to them. When memory is
+  // short, it stops touching pages, returns free pages and those of evicted retained sequences to
+  // the machine, and stops the pools from growing.
   void FollowMemoryLimits();
   RecoveryReport Recovery() const override;
   absl::Status KeepSession(const KeptSession& session) override;
@@ -121,7 +122,7 @@ class StoreImpl final : public Store {
                                                 uint64_t sequence_id) override;
 
  private:
-  // shared_ptr: calls keep their cache and sequence while others drop them.
+  // Held by shared_ptr: a call keeps its cache and sequence alive while other calls drop them.
   struct Found {
     std::shared_ptr<const Cache> cache;
     std::shared_ptr<Sequence> sequence;
@@ -137,14 +138,14 @@ class StoreImpl final : public Store {
 
   struct NewSequence {
     std::string session;
-    std::shared_ptr<const Snapshot> first;  // null: with nothing
+    std::shared_ptr<const Snapshot> first;  // null: it starts empty
     PrefixKey root;
     std::span<const uint32_t> token_ids;
     std::optional<LiveIndex> live_index = {};
     std::string group_key = {};
   };
 
-  // The longest stored prefix of a prompt, shared.
+  // Shares the longest stored prefix of a prompt.
   Prefix SharePrefix(const std::shared_ptr<const Cache>& cache, std::span<const uint32_t> token_ids,
                      std::string_view extra_key) const;
   absl::StatusOr<Found> FindOfAnyTenant(uint64_t sequence_id) const;
@@ -156,77 +157,84 @@ class StoreImpl final : public Store {
                                                          const CacheSpec& spec,
                                                          size_t machine_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The caches of the other ranks of its group that are open. Errors: kFailedPrecondition naming the
-  // field that does not go with them.
+  // Checks that the spec is compatible with the open caches of its group's other ranks. Errors:
+  // kFailedPrecondition naming the incompatible field.
   absl::Status CheckRanks(std::string_view tenant, const CacheSpec& spec)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The open caches of its group, itself too; without a group, itself.
+  // Returns the open caches of its group, including itself; without a group, only itself.
   std::vector<std::shared_ptr<const Cache>> RanksOf(
       const std::shared_ptr<const Cache>& cache) const;
-  // What each rank shares of the prompt, the same number of tokens, the most that all of them hold.
+  // Returns, for each rank, a share of the longest prefix of the prompt that all ranks hold; the
+  // number of tokens is the same in all of them.
   RankPrefixes SettleRanks(const std::shared_ptr<const Cache>& cache,
                            std::span<const uint32_t> token_ids, std::string_view extra_key) const;
-  // CreateSequence with a group_key.
+  // Creates a sequence with a group_key.
   absl::StatusOr<CreatedSequence> CreateTied(const std::shared_ptr<const Cache>& cache,
                                              const SequenceSpec& spec);
-  // Counts what a prompt of a new sequence has found.
+  // Updates the statistics of prompt and matched tokens for a new sequence.
   void CountPrefix(const Cache& cache, const SequenceSpec& spec, const Snapshot* found);
-  // Tokens of the prompt that every rank of the cache's group holds.
+  // Returns the number of the prompt's tokens that every rank of the cache's group holds.
   uint32_t MatchRanks(const std::shared_ptr<const Cache>& cache,
                       std::span<const uint32_t> token_ids, std::string_view extra_key) const;
-  // Begins to keep up the index of a sequence that was made.
+  // Starts the incremental index of a new sequence; drops the sequence if that fails.
   absl::StatusOr<CreatedSequence> KeepUp(absl::StatusOr<CreatedSequence> created,
                                          const std::optional<LiveIndex>& live_index);
-  // Puts a new sequence among the others. Errors: kResourceExhausted (max_sequences), and those of
+  // Adds a new sequence. Errors: kResourceExhausted (max_sequences), and those of
   // NamedTokens::Name.
   absl::StatusOr<CreatedSequence> AddSequence(std::shared_ptr<const Cache> cache, NewSequence made);
-  // The memory of a new cache, written down when there is a keeper. Errors: those of Pool and keeper.
+  // Creates the memory of a new cache, and records it if there is a keeper. Errors: those of Pool
+  // and of the keeper.
   absl::StatusOr<std::shared_ptr<const Cache>> MakeMemory(std::string_view tenant,
                                                           const CacheSpec& spec)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Pool::Options PoolOptions(size_t capacity_bytes) const;
   uint64_t NewId() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Errors: kDataLoss when nothing of the cache can be recovered.
+  // Recovers one cache. Errors: kDataLoss if nothing of the cache can be recovered.
   absl::Status RecoverCache(const CacheRecord& record);
   std::vector<std::shared_ptr<const Cache>> AllCaches() const;
   CacheInfo DescribeCache(const std::shared_ptr<const Cache>& cache) const;
   void Forget(uint64_t sequence_id);
 
-  // Begins and ends to make room in the pool of a cache.
+  // ServePressure sets the reclaimer of a cache's pool; EndPressure stops the memory watch and
+  // removes all reclaimers.
   void ServePressure(const std::shared_ptr<const Cache>& cache);
   void EndPressure();
-  // What may be opened beside `tenant`'s quota and the guarantees of others. Errors:
+  // Checks `capacity_bytes` against the tenant's quota and the guarantees of other tenants. Errors:
   // kResourceExhausted naming the quota.
   absl::Status CheckTenantQuota(std::string_view tenant, size_t capacity_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Drops a sequence at its end and retains of it what may serve others.
+  // Drops a sequence and retains the prefix that other sequences may share.
   void EndSequence(const Found& found);
   void Retain(const Found& found);
   std::vector<Found> SequencesOf(const Cache& cache, bool retained_only) const;
   std::vector<Candidate> Candidates(const Cache& cache, bool retained_only) const;
   bool MakeRoom(const Cache& cache, std::span<const size_t> sizes_bytes);
-  // Returns the bytes that came free.
+  // Shortens or evicts the victims; returns the number of freed bytes.
   size_t CarryOut(const Cache& cache, std::span<const Candidate> candidates,
                   std::span<const Victim> victims);
   bool CarryOut(const Cache& cache, const Candidate& candidate, const Victim& victim);
-  // With those of other ranks that are one with it. Errors: kFailedPrecondition naming the one that
-  // somebody holds now; then all stay.
+  // Evicts a sequence together with the members of its group in other ranks, or none. Errors:
+  // kFailedPrecondition naming the member that is in use.
   absl::Status EvictWhole(const Found& found);
-  // Whether nobody holds it, and it is retained, or idle with all that it is tied to.
+  // Returns whether the sequence is not in use, and either retained or idle together with all
+  // members of its group.
   bool MayBeEvicted(const Found& found) const;
-  // What admin is told before it tries. Errors: kFailedPrecondition naming the lease or the pin.
+  // Checks that no sequence is leased or pinned, for a precise error to admin. Errors:
+  // kFailedPrecondition naming the lease or the pin.
   absl::Status CheckUnused(std::span<const std::shared_ptr<Sequence>> sequences);
   bool Shorten(const Found& found, uint32_t keep_tokens);
-  // Of the other ranks, with more than `keep_tokens` of the same tokens.
+  // Returns the sequences of other ranks that begin with the same tokens, by more than
+  // `keep_tokens`.
   std::vector<Found> Counterparts(const Cache& cache, const NamedTokens& names,
                                   uint32_t keep_tokens) const;
-  // Evicts retained sequences until those left hold at most so much; returns the bytes that came free.
+  // Evicts retained sequences until the others hold at most `most_bytes`; returns the number of
+  // freed bytes.
   size_t ShrinkRetained(const Cache& cache, size_t most_bytes);
-  // When max_sequences are there: one retained sequence makes room for another one.
+  // Evicts one retained sequence if the cache has max_sequences.
   void EvictForCount(const Cache& cache);
 
-  const std::unique_ptr<Engine> engine_;  // before the caches that use it
-  std::unique_ptr<RootRecords> root_;     // null without a keeper; set by Open, as recovery_
+  const std::unique_ptr<Engine> engine_;  // declared before the caches that use it
+  std::unique_ptr<RootRecords> root_;     // null without a keeper; set by Open, like recovery_
   RecoveryReport recovery_;
 
   LocalSessions local_;
@@ -237,7 +245,7 @@ class StoreImpl final : public Store {
   std::atomic<uint64_t> evicted_bytes_ = 0;
   std::atomic<uint64_t> prompt_tokens_ = 0;
   std::atomic<uint64_t> matched_tokens_ = 0;
-  Mutex retain_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // one end of a sequence at a time
+  Mutex retain_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // serializes Retain
 
   mutable Mutex mutex_;
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
@@ -245,7 +253,7 @@ class StoreImpl final : public Store {
   std::unordered_map<uint64_t, Found> sequences_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, uint32_t> sequence_counts_ ABSL_GUARDED_BY(mutex_);  // per cache
 
-  std::unique_ptr<MemoryWatch> watch_;  // null: nobody watches
+  std::unique_ptr<MemoryWatch> watch_;  // null: memory limits are not watched
 };
 
 }  // namespace pqcached::kvstore

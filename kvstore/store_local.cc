@@ -36,7 +36,7 @@ absl::StatusOr<AttachedSequence> StoreImpl::Attach(std::string_view tenant, uint
   if (!found.ok()) return found.status();
   const auto leased = found->sequence->Read();
   if (!leased.ok()) return leased.status();
-  // What comes later is made by this process.
+  // Verified only once: later content is written by this process.
   if (absl::Status status = VerifyList(*found->cache, *(*leased)->list); !status.ok()) {
     return status;
   }
@@ -84,7 +84,7 @@ StoreStats StoreImpl::Stats() {
   std::set<const SegmentRows*> shared;
   for (const auto& sequence : sequences) {
     const auto snapshot = sequence->Peek();
-    if (!snapshot.ok()) continue;  // dropped meanwhile
+    if (!snapshot.ok()) continue;  // dropped concurrently
     for (const SegmentEntry& entry : (*snapshot)->list->segments) {
       const SegmentRows* rows = entry.rows.get();
       if (seen.insert(rows).second || !shared.insert(rows).second) continue;

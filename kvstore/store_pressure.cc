@@ -1,4 +1,4 @@
-// Store's work when memory is short: what is retained, who gives way, what will fit.
+// Store's work under memory pressure: retention, eviction and admission.
 #include <malloc.h>
 
 #include <algorithm>
@@ -16,12 +16,13 @@
 namespace pqcached::kvstore {
 namespace {
 
-// Less than this is left of the machine or of a control group: memory is short.
+// Memory is short when less than this is left in the machine or in a control group.
 constexpr size_t kShortBytes = size_t{64} << 20;
 
 uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
-// As CutEpochs (builder.h), of segments that are full but for the last.
+// Returns the number of codebook generations that CutEpochs (builder.h) makes of segments that are
+// all full except the last.
 uint64_t EpochCount(uint64_t tokens, uint64_t segment_tokens, uint64_t epoch_tokens) {
   const uint64_t segments = CeilDiv(epoch_tokens, segment_tokens);
   const uint64_t whole = tokens / (segments * segment_tokens);
@@ -39,7 +40,8 @@ void AddSegments(const Cache& cache, const IndexDescriptor& index, uint32_t slot
   for (const size_t size_bytes : sizes_bytes) demand.Add(size_bytes, segment_count);
 }
 
-// What a prefill with its index, and tails behind it, will take.
+// Returns the extents that a prefill with its index, and the active segments after it, will
+// allocate.
 ExtentDemand DemandOf(const Cache& cache, const AdmitSpec& spec, const IndexDescriptor& index) {
   const StoreOptions& options = cache.engine->options;
   ExtentDemand demand;
@@ -96,7 +98,7 @@ absl::Status StoreImpl::CheckTenantQuota(std::string_view tenant, size_t capacit
                                kRetryMemory);
     }
   }
-  size_t guaranteed_bytes = 0;  // to others, and not open yet
+  size_t guaranteed_bytes = 0;  // guaranteed to others and not open yet
   for (const auto& [name, quota] : options.tenant_quotas) {
     if (name != tenant) guaranteed_bytes += left_of(quota.guaranteed_bytes, open_of(name));
   }
@@ -126,7 +128,8 @@ bool StoreImpl::MayBeEvicted(const Found& found) const {
   };
   if (!is_free(*found.sequence)) return false;
   if (found.retained()) return true;
-  // Which sequences of living sessions belong together, over the ranks of a group, only keys tell.
+  // Sequences of live sessions are evicted together over all ranks of a group, and only group keys
+  // identify the members.
   if (!found.cache->spec.rank.group.empty() && found.sequence->group_key().empty()) return false;
   const RankSequences::Members members = rank_sequences_.MembersOf(*found.cache, found.sequence);
   return !members.joining &&
@@ -143,18 +146,18 @@ std::vector<Candidate> StoreImpl::Candidates(const Cache& cache, bool retained_o
     if (!MayBeEvicted(found)) continue;
     candidates.push_back({.sequence = found.sequence, .retained = found.retained()});
   }
-  // In the order in which they were made, so that equals go in a known order.
+  // Sorted by creation, so that the order of equal candidates is deterministic.
   std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
     return a.sequence->sequence_id() < b.sequence->sequence_id();
   });
   return candidates;
 }
 
-// Finds out first whether it helps: nothing is evicted in vain.
+// Checks first whether eviction frees enough, so that nothing is evicted in vain.
 bool StoreImpl::MakeRoom(const Cache& cache, std::span<const size_t> sizes_bytes) {
   const ExtentDemand demand(sizes_bytes);
   FreeMap free = cache.pool->free_map();
-  if (free.Fits(demand)) return true;  // somebody else has made room meanwhile
+  if (free.Fits(demand)) return true;  // another thread has freed memory concurrently
   const std::vector<Candidate> candidates = Candidates(cache, /*retained_only=*/false);
   const std::vector<Victim> victims =
       PlanEviction(candidates, cache.layers, engine_->options.eviction_policy);
@@ -172,7 +175,7 @@ size_t StoreImpl::CarryOut(const Cache& cache, std::span<const Candidate> candid
                            std::span<const Victim> victims) {
   size_t bytes = 0;
   for (const Victim& victim : victims) {
-    if (!CarryOut(cache, candidates[victim.candidate], victim)) continue;  // somebody uses it now
+    if (!CarryOut(cache, candidates[victim.candidate], victim)) continue;  // in use again
     bytes += victim.bytes();
     evicted_bytes_ += victim.bytes();
   }
@@ -198,12 +201,12 @@ bool StoreImpl::Shorten(const Found& found, uint32_t keep_tokens) {
          found.sequence->Truncate(keep_tokens, /*own_lease=*/0).ok();
 }
 
-// Retained sequences of the other ranks with the same tokens are shortened likewise: alone they would
-// serve nobody.
+// Retained sequences of the other ranks with the same tokens are shortened, too: without the
+// evicted one they are useless.
 bool StoreImpl::CarryOut(const Cache& cache, const Candidate& candidate, const Victim& victim) {
   const auto found = FindOfAnyTenant(candidate.sequence->sequence_id());
   if (!found.ok()) return false;
-  std::vector<Found> counterparts;  // as long as its names are known
+  std::vector<Found> counterparts;  // looked up before the names are removed
   if (candidate.retained) counterparts = Counterparts(cache, *found->names, victim.keep_tokens);
   if (!Shorten(*found, victim.keep_tokens)) return false;
   for (const Found& other : counterparts) {
@@ -247,7 +250,7 @@ void StoreImpl::EvictForCount(const Cache& cache) {
   const std::vector<Candidate> candidates = Candidates(cache, /*retained_only=*/true);
   std::vector<Victim> victims =
       PlanEviction(candidates, cache.layers, engine_->options.eviction_policy);
-  // Whole, because a shorter one counts as one, too.
+  // Evicted as a whole, because a shortened sequence counts, too.
   for (Victim& victim : victims) {
     victim.keep_tokens = 0;
     if (CarryOut(cache, candidates[victim.candidate], victim)) return;
@@ -270,18 +273,19 @@ size_t StoreImpl::ShrinkRetained(const Cache& cache, size_t most_bytes) {
 void StoreImpl::EndSequence(const Found& found) {
   if (engine_->options.retain && !found.retained()) return Retain(found);
   Forget(found.sequence->sequence_id());
-  found.sequence->Drop();  // a writer at work finds out when it publishes
+  found.sequence->Drop();  // a writer in progress fails when it publishes
   rank_sequences_.Ended(*found.cache, *found.sequence);
 }
 
-// The tokens go on as a sequence of nobody: another id, so that the old one is gone as promised.
+// Retains the tokens in a new sequence without a session. It has a new id, so that calls with the
+// old id fail, as after any drop.
 void StoreImpl::Retain(const Found& found) {
   const Cache& cache = *found.cache;
   const MutexLock lock(&retain_mutex_);
   std::vector<PrefixKey> keys = found.names->ListedKeys();
   uint32_t closed_end = 0;
   if (const auto snapshot = found.sequence->Peek(); snapshot.ok()) {
-    // An open segment is discarded: it holds memory for tokens that nobody will write.
+    // Excludes the open segment: it holds memory for tokens that will not be written.
     closed_end = std::min((*snapshot)->tail_begin(), (*snapshot)->token_count());
   }
   keys.resize(std::min<size_t>(keys.size(), closed_end / kPrefixStepTokens));
@@ -293,7 +297,7 @@ void StoreImpl::Retain(const Found& found) {
   const int64_t pinned_until = found.sequence->holds().pinned_until();
   const PrefixKey root = found.names->root();
   Forget(found.sequence->sequence_id());
-  found.sequence->Drop();  // a writer at work finds out when it publishes
+  found.sequence->Drop();  // a writer in progress fails when it publishes
   rank_sequences_.Ended(cache, *found.sequence);
   if (!kept.ok()) return;
   const uint64_t tick = cache.uses->Tick();
@@ -304,13 +308,13 @@ void StoreImpl::Retain(const Found& found) {
                                               .first = std::move(kept->snapshot),
                                               .root = root,
                                               .token_ids = kept->token_ids});
-  if (!made.ok()) return;  // as many sequences as may be, all of them in use
+  if (!made.ok()) return;  // max_sequences reached, and all sequences are in use
   const auto retained = FindOfAnyTenant(made->sequence_id);
   if (!retained.ok()) return;
   if (pinned_until > BootNanos()) {
-    retained->sequence->PinUntil(pinned_until).IgnoreError();  // without it, it may be evicted
+    retained->sequence->PinUntil(pinned_until).IgnoreError();  // if this fails, it may be evicted
   }
-  // Shorter ones with the same beginning are of no more use.
+  // Drops shorter retained sequences with the same beginning, which are now redundant.
   for (const Found& other : SequencesOf(cache, /*retained_only=*/true)) {
     if (other.sequence == retained->sequence) continue;
     const std::vector<PrefixKey> theirs = other.names->ListedKeys();
@@ -390,7 +394,7 @@ absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_i
   }
   std::vector<std::shared_ptr<Sequence>> others =
       rank_sequences_.MembersOf(*found->cache, found->sequence).alive;
-  others.erase(others.begin());  // itself
+  others.erase(others.begin());  // the sequence itself
   for (const Found& other : Counterparts(*found->cache, *found->names, 0)) {
     others.push_back(other.sequence);
   }
@@ -448,7 +452,7 @@ void StoreImpl::FollowMemoryLimits() {
   };
   for (const auto& cache : caches) {
     cache->pool->PauseTouching(is_short);
-    give_back(*cache->pool);  // first what nobody uses
+    give_back(*cache->pool);  // free pages first
   }
   for (const auto& cache : caches) {
     if (left_bytes == 0) break;

@@ -1,4 +1,4 @@
-// Store's calls about what outlives the process.
+// Store's calls that recover state of an earlier process, and record state for the next one.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -13,11 +13,11 @@
 namespace pqcached::kvstore {
 namespace {
 
-// Sequences that are dropped may be held for a while; their slots are free only afterwards.
+// Dropped sequences may still be held for a while, and their slots are freed only afterwards.
 constexpr uint32_t kSlotsPerSequence = 2;
 constexpr uint32_t kMaxSequenceSlots = uint32_t{1} << 24;
 constexpr uint64_t kLeastHeapBytes = uint64_t{16} << 20;
-constexpr uint64_t kMostHeapBytes = uint64_t{64} << 30;  // none of it is touched before it is used
+constexpr uint64_t kMostHeapBytes = uint64_t{64} << 30;  // of which only used pages are touched
 constexpr uint64_t kPoolBytesPerHeapByte = 8;
 
 RecordTable::Shape ShapeOf(const CacheRecord& record) {
@@ -58,7 +58,7 @@ absl::Status StoreImpl::Open() {
   for (const CacheRecord& record : root_->caches()) {
     absl::Status status = RecoverCache(record);
     if (status.ok()) continue;
-    if (!absl::IsDataLoss(status)) return status;  // the next try may have more luck
+    if (!absl::IsDataLoss(status)) return status;  // the next attempt may succeed
     ++recovery_.dropped_records;
     root_->RemoveCache(record.cache_id);
     for (const std::string& name : {record.pool_name(), record.table_name()}) {
@@ -143,11 +143,12 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeMemory(std::string_v
   Pool::Options options = PoolOptions(spec.capacity_bytes);
   options.quota_bytes = spec.quota_bytes;
   if (spec.capacity_bytes > kMinExtentBytes << kMaxExtentOrder) {
-    return Pool::Create(std::move(options)).status();  // which names the limit
+    return Pool::Create(std::move(options)).status();  // fails with the limit in the message
   }
   const uint64_t cache_id = NewId();
   DescriptorKeeper* keeper = engine_->options.keeper;
-  // Nobody could map a strict pool again for writing.
+  // A strict pool cannot be mapped for writing again, so it is kept only by keepers that keep
+  // mappings.
   if (keeper == nullptr || (options.strict && !keeper->keeps_mappings())) {
     auto pool = Pool::Create(std::move(options));
     if (!pool.ok()) return pool.status();
@@ -167,7 +168,7 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeMemory(std::string_v
   const std::string name = record.pool_name();
   const size_t size_bytes = size_t{shape.unit_count} << kExtentUnitShift;
   const bool strict = options.strict;
-  auto memory = strict ? CreateMemfd(name.c_str(), size_bytes)  // without its last seal
+  auto memory = strict ? CreateMemfd(name.c_str(), size_bytes)  // KeepPool adds the last seal
                        : keeper->CreateMemory(name.c_str(), size_bytes);
   if (!memory.ok()) return memory.status();
   options.memory = memory->get();
@@ -176,7 +177,7 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeMemory(std::string_v
   if (!pool.ok()) return pool.status();
   absl::Status status = KeepPool(*keeper, name, *memory, strict);
   if (status.ok()) status = keeper->Keep(record.table_name(), (*table)->descriptor());
-  // Written down when it is kept: a record always finds its memory.
+  // Recorded after the memory is kept, so that every record has its memory.
   if (status.ok()) status = root_->AddCache(record);
   if (!status.ok()) {
     for (const std::string& each : {record.pool_name(), record.table_name()}) {
@@ -188,7 +189,7 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeMemory(std::string_v
                                        engine_.get(), *std::move(table));
 }
 
-// What is written down stays as it is, while all that it describes is taken down.
+// Detaches the records, so that they stay unchanged while the objects they describe are destroyed.
 StoreImpl::~StoreImpl() {
   EndPressure();
   if (root_ == nullptr) return;

@@ -1,4 +1,4 @@
-// Store's calls that make and change sequences.
+// Store's calls that create and change sequences.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -17,7 +17,7 @@
 namespace pqcached::kvstore {
 namespace {
 
-// The tokens of all these steps, from whoever holds them; null: nobody.
+// Shares the tokens of all these steps from a sequence that holds them; null if there is none.
 std::shared_ptr<const Snapshot> ShareSteps(const Cache& cache, std::span<const PrefixKey> keys) {
   for (const auto& holder : cache.prefixes->Holders(keys.back())) {
     auto snapshot = holder->ShareStep(keys.size() - 1, keys.back());
@@ -104,7 +104,7 @@ uint32_t StoreImpl::MatchRanks(const std::shared_ptr<const Cache>& cache,
                                std::span<const uint32_t> token_ids,
                                std::string_view extra_key) const {
   const std::vector<std::shared_ptr<const Cache>> ranks = RanksOf(cache);
-  if (ranks.size() < cache->spec.rank.rank_count) return 0;  // one that is not open holds nothing
+  if (ranks.size() < cache->spec.rank.rank_count) return 0;  // a missing rank holds nothing
   size_t steps = ~size_t{0};
   for (const auto& rank : ranks) {
     const PrefixKey root = PrefixRoot(rank->tenant, rank->spec, extra_key);
@@ -125,7 +125,7 @@ RankPrefixes StoreImpl::SettleRanks(const std::shared_ptr<const Cache>& cache,
     keys.push_back(rank->prefixes->Match(root, token_ids));
     steps = std::min(steps, keys.back().size());
   }
-  // Holders may be dropped or rolled back meanwhile: then all share less.
+  // Holders may be dropped or truncated concurrently; all ranks then share a shorter prefix.
   for (; steps > 0; --steps) {
     RankPrefixes shared;
     for (size_t i = 0; i < ranks.size(); ++i) {
@@ -147,7 +147,7 @@ StoreImpl::Prefix StoreImpl::SharePrefix(const std::shared_ptr<const Cache>& cac
       cache->spec.rank.group.empty() ? ~0u : MatchRanks(cache, token_ids, extra_key);
   std::vector<PrefixKey> keys = cache->prefixes->Match(prefix.root, token_ids);
   keys.resize(std::min<size_t>(keys.size(), token_count / kPrefixStepTokens));
-  // Holders may be dropped or rolled back meanwhile: then a shorter prefix.
+  // Holders may be dropped or truncated concurrently; the prefix is then shorter.
   for (; !keys.empty() && prefix.snapshot == nullptr; keys.pop_back()) {
     prefix.snapshot = ShareSteps(*cache, keys);
   }
@@ -172,7 +172,7 @@ absl::StatusOr<CreatedSequence> StoreImpl::KeepUp(absl::StatusOr<CreatedSequence
   absl::Status status = engine_->live->Add(found->cache, found->sequence, *live_index);
   if (!status.ok()) {
     Forget(created->sequence_id);
-    found->sequence->Drop();  // not a member yet of what it may be tied to
+    found->sequence->Drop();  // not yet a member of its group
     return status;
   }
   return created;
@@ -219,7 +219,7 @@ absl::StatusOr<CreatedSequence> StoreImpl::CreateTied(const std::shared_ptr<cons
                                  .group_key = spec.group_key}),
              spec.live_index);
   if (!created.ok()) return created;
-  // Not found: its session has ended meanwhile, and it never was a member.
+  // If it is not found, its session ended concurrently, and the sequence never becomes a member.
   if (const auto found = FindOfAnyTenant(created->sequence_id); found.ok()) {
     seat->Join(found->sequence);
   }
@@ -239,7 +239,8 @@ absl::StatusOr<CreatedSequence> StoreImpl::ForkSequence(std::string_view tenant,
                       absl::StrCat(token_count, "; the sequence has ", stored, " tokens"));
   }
   const uint32_t shared = token_count == 0 ? stored : static_cast<uint32_t>(token_count);
-  // Only a live index goes on where it is not ready yet: nobody would finish another one.
+  // Includes indexes that are not ready only for an incremental index: no build would complete
+  // other ones.
   const std::optional<LiveIndex> live_index = engine_->live->SpecOf(sequence_id);
   auto first = found->names->Share(shared, /*partial_indexes=*/live_index.has_value());
   if (!first.ok()) return first.status();
@@ -305,7 +306,7 @@ absl::Status StoreImpl::DropSequence(std::string_view tenant, uint64_t sequence_
 }
 
 uint32_t StoreImpl::DropSession(std::string_view session) {
-  local_.Drop(session);  // first: its client takes no result any more
+  local_.Drop(session);  // first, so that the session's client discards results
   if (session.empty()) return 0;
   std::vector<Found> dropped;
   {
@@ -352,7 +353,7 @@ absl::Status StoreImpl::BuildIndex(std::string_view tenant, uint64_t sequence_id
                                    const std::function<bool(const BuildProgress&)>& progress) {
   const auto found = Find(tenant, sequence_id);
   if (!found.ok()) return found.status();
-  const Hold hold(*found->sequence);  // longer than its writing
+  const Hold hold(*found->sequence);  // held longer than the write lease
   auto lease = WriteLease::Take(found->sequence);
   if (!lease.ok()) return lease.status();
   return BuildSequenceIndex(*found->cache, *std::move(lease), spec, progress);

@@ -66,8 +66,7 @@ absl::StatusOr<CheckedTensor> CheckTensor(const TensorView& view, uint32_t dim1,
     (span < 0 ? lowest : highest) += span;
     contiguous *= Wide{view.shape[i]};
     tensor.shape[i] = view.shape[i];
-    // Below the bounds that are checked next, so the narrowing is exact whenever the tensor is
-    // accepted.
+    // The narrowing is exact for every accepted tensor, because the bounds are checked next.
     tensor.strides_bytes[i] =
         view.shape[i] == 1 ? 0 : static_cast<ptrdiff_t>(stride * element_bytes);
   }

@@ -1,4 +1,4 @@
-// Checks of tensors that come from outside, and their conversion to floats.
+// Validates tensors of clients, and converts queries to floats.
 //
 // Pure functions; thread-safe.
 #ifndef PQCACHED_KVSTORE_TENSOR_H_
@@ -24,19 +24,19 @@ struct CheckedTensor {
   std::array<uint64_t, 3> shape = {};
   std::array<ptrdiff_t, 3> strides_bytes = {};  // 0 where the dimension is 1
 
-  // [dim0, dim2] at `head` of dim1, from `first` of dim0 on.
+  // Returns the slice [dim0, dim2] at `head` of dim1, starting at `first` of dim0.
   kernels::StridedTensor Head(uint64_t first, uint32_t head) const;
 };
 
-// Checks rank 3, dim1 and dim2, dim0 >= 1, dtype, and that strides keep every element inside the
-// data.
+// Checks that the rank is 3, dim1 and dim2, dim0 >= 1, the dtype, and that strides keep every
+// element inside the data.
 //
-// Errors: kInvalidArgument naming `field` and what is wrong with it.
+// Errors: kInvalidArgument naming `field` and the problem.
 absl::StatusOr<CheckedTensor> CheckTensor(const TensorView& view, uint32_t dim1, uint32_t dim2,
                                           absl::string_view field);
 
-// Queries of one or several tokens, ordered by the kv head that they belong to: the query heads of a kv
-// head and all tokens are one group.
+// Queries of one or several tokens, grouped by kv head: the query heads of a kv head, over all
+// tokens, form one group.
 struct QueryFloats {
   uint32_t query_length = 0;
   std::vector<float> data;  // [kv_heads, query_length, query_heads / kv_heads, key_dim]

@@ -13,7 +13,7 @@ constexpr size_t kAlignment = 64;
 
 size_t AlignUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Loads rows of one sub-space, one after the other.
+// Loads rows of one sub-space into consecutive samples.
 class SampleLoader {
  public:
   SampleLoader(const kernels::Exec& exec, const TrainingArgs& args, kernels::DType sample_type,
@@ -45,8 +45,8 @@ class SampleLoader {
   std::byte* next_;
 };
 
-// Loads `wanted` of `available` rows, each subset as likely as any other (selection sampling,
-// Knuth 3.4.2 S).
+// Loads `wanted` of `available` rows; every subset is equally likely (selection sampling, Knuth
+// 3.4.2 S).
 void LoadSample(const TrainingArgs& args, uint32_t available, uint32_t wanted,
                 SampleLoader& loader) {
   uint64_t state = args.sample_seed;
@@ -71,7 +71,7 @@ void LoadSample(const TrainingArgs& args, uint32_t available, uint32_t wanted,
   }
 }
 
-// Samples in scratch, ready for steps.
+// Samples in scratch memory, ready for k-means steps.
 class Samples {
  public:
   Samples(const kernels::Exec& exec, const TrainingArgs& args, ScratchPool& scratch)
@@ -144,7 +144,7 @@ TrainingResult Train(const kernels::Exec& exec, const TrainingArgs& args, Scratc
     ++result.iterations;
     result.inertia = stats.inertia / samples.count();
     if (stats.inertia == last_inertia && stats.reseeded_count == 0) {
-      result.iterations = args.iterations;  // the assignment stands still
+      result.iterations = args.iterations;  // converged: the assignment no longer changes
       break;
     }
     last_inertia = stats.inertia;
@@ -159,7 +159,7 @@ double MeasureInertia(const kernels::Exec& exec, const TrainingArgs& args, Scrat
   const std::span<float> moved(reinterpret_cast<float*>(copy.bytes().data()),
                                args.centroids.size());
   std::copy(args.centroids.begin(), args.centroids.end(), moved.begin());
-  // A step measures before it moves.
+  // KMeansStep measures the inertia before it moves the centroids.
   return kernels::KMeansStep(exec, samples.Problem(moved), samples.step_scratch()).inertia /
          samples.count();
 }

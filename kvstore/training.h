@@ -1,6 +1,6 @@
-// Training of one codebook part: the centroids of one sub-space of one kv head.
+// Training of one part of a codebook: the centroids of one sub-space of one kv head.
 //
-// Deterministic under a seed and an iteration count. Thread-safe.
+// Deterministic for a given seed and iteration count. Thread-safe.
 #ifndef PQCACHED_KVSTORE_TRAINING_H_
 #define PQCACHED_KVSTORE_TRAINING_H_
 
@@ -17,31 +17,35 @@ struct TrainingArgs {
   LayerShape shape;
   IndexDescriptor index;
   uint32_t subspace = 0;
-  std::span<const kernels::RowSpan>
-      rows;                    // of the kv head: exactly the rows that may be trained on
-  uint32_t sample_tokens = 0;  // 0, or at least as many as there are: all
+  // Rows of the kv head; contains only rows that may be trained on.
+  std::span<const kernels::RowSpan> rows;
+  uint32_t sample_tokens = 0;  // sample size; 0, or at least the number of rows: all rows
   uint32_t iterations = 0;
-  uint64_t sample_seed = 0;           // the same for all sub-spaces of a kv head
-  uint64_t seed = 0;                  // of the initial centroids
-  std::span<const float> first = {};  // begin with these centroids instead; [2^b, key_dim / m]
-  // Asked before each iteration; false ends the training with the centroids as they are.
+  uint64_t sample_seed = 0;  // same for all sub-spaces of a kv head
+  uint64_t seed = 0;         // for the initial centroids
+  // Initial centroids [2^b, key_dim / m]; empty: chosen by `seed`.
+  std::span<const float> first = {};
+  // Called before each iteration; false ends the training with the current centroids.
   std::function<bool()> go_on;
   std::span<float> centroids;  // [2^b, key_dim / m], overwritten
 };
 
 struct TrainingResult {
   uint32_t trained_tokens = 0;
-  uint32_t iterations = 0;  // in effect: further ones would not have moved a centroid
+  // Iterations in effect. All of them on convergence, since further ones would not move a centroid.
+  uint32_t iterations = 0;
   double inertia = 0;  // mean squared distance of a sample to its centroid, before the last move
 };
 
+// Trains `args.centroids` by k-means on a sample of the rows.
 TrainingResult Train(const kernels::Exec& exec, const TrainingArgs& args, ScratchPool& scratch);
 
-// Mean squared distance of a sample of the rows to their nearest centroid, which stay as they are.
-// Of `args`: shape, index, subspace, rows, sample_tokens, sample_seed, centroids. 0 without rows.
+// Returns the mean squared distance of a sample of the rows to their nearest centroids, which are
+// not changed; 0 without rows. Fields of `args` in use: shape, index, subspace, rows,
+// sample_tokens, sample_seed, centroids.
 double MeasureInertia(const kernels::Exec& exec, const TrainingArgs& args, ScratchPool& scratch);
 
-// A well mixed 64-bit value of a seed and a tag.
+// Returns a well-mixed 64-bit hash of a seed and a tag.
 uint64_t MixSeed(uint64_t seed, uint64_t tag);
 
 }  // namespace pqcached::kvstore

@@ -12,7 +12,7 @@
 namespace pqcached::kvstore {
 namespace {
 
-// Below it a copy is done before other threads wake up.
+// Number of bytes below which a copy finishes before other threads would wake up.
 constexpr size_t kParallelBytes = size_t{256} << 10;
 constexpr uint32_t kParallelEncodeTokens = 64;
 constexpr uint32_t kTileTokens = 64;  // a few hundred KiB over all heads of a layer
@@ -21,8 +21,8 @@ ParallelFor ParallelIf(bool worthwhile, Arena& arena) {
   return worthwhile ? arena.parallel_for() : SerialFor();
 }
 
-// The codebooks of a new segment: those of the segment before it, as far as it has them in all
-// layers.
+// Returns the codebooks for a new segment: those of the previous segment, for each index that it
+// has ready in all layers.
 NewestCodebooks CodebooksOf(const SegmentEntry& before) {
   NewestCodebooks codebooks;
   for (const auto& index : before.indexes) {
@@ -112,12 +112,12 @@ SegmentEntry& SegmentWriter::EditTail() {
   return edited_.back();
 }
 
-// Moves the open segment when readers of older snapshots, sharers or leases still look at slots that
-// are about to be written.
+// Moves the open segment to fresh memory if readers of older snapshots, sharing sequences or leases
+// may still read slots that are about to be written.
 absl::Status SegmentWriter::LeaveReadersBehind() {
   if (readers_left_) return absl::OkStatus();
   if (!base_->list->tail_open() || !lease_.sequence().ReadersBeyond(layer_tokens_)) {
-    readers_left_ = true;  // no reader can come to an older snapshot later
+    readers_left_ = true;  // older snapshots get no new readers
     return absl::OkStatus();
   }
   SegmentEntry& old = EditTail();
@@ -185,8 +185,8 @@ size_t SegmentWriter::SegmentAt(uint32_t position) const {
   return static_cast<size_t>(it - begin) - 1;
 }
 
-// Tiles of tokens, not heads, are what threads share: the source of a tile, [tokens, heads, dim], lies in
-// one piece and is read in the order in which it lies there.
+// Threads share the work by tiles of tokens, not by heads: the source of a tile, [tokens, heads,
+// dim], is contiguous and is read in memory order.
 kernels::IngestResult SegmentWriter::WriteTile(const CheckedRows& rows, const SegmentRows& segment,
                                                Tile tile) const {
   const StoredLayers::Layer& layer = cache_->layers.layers[rows.layer_slot];
@@ -246,7 +246,7 @@ absl::Status SegmentWriter::Write(const CheckedRows& rows) {
 }
 
 void SegmentWriter::EncodeNew() {
-  // One task per kv head of every layer; a task does all segments and indexes of it.
+  // One task per kv head of every layer; a task encodes all its segments and indexes.
   size_t scratch_bytes = 0;
   uint32_t most_tokens = 0;
   for (uint32_t slot = 0; slot < cache_->layers.size(); ++slot) {
@@ -287,13 +287,13 @@ void SegmentWriter::EncodeHead(uint32_t head, std::span<std::byte> scratch) cons
 
 void SegmentWriter::CountClosed() {
   const auto count_layer = [this](uint32_t slot, uint32_t) { CountLayer(slot); };
-  // Most appends close nothing, and then there is nothing to do.
+  // Most appends close no segment, and then there is nothing to count.
   const ParallelFor parallel =
       ParallelIf(entry_count() > base_->list->segments.size(), cache_->engine->serving);
   parallel.run(cache_->layers.size(), std::cref(count_layer));
 }
 
-// Counts the segments that this commit filled in the layer, or found full and closed.
+// Counts the segments that are closed and, with this commit, complete in the layer.
 void SegmentWriter::CountLayer(uint32_t layer_slot) const {
   const uint32_t begin = base_->layer_tokens[layer_slot];
   const uint32_t end = layer_tokens_[layer_slot];
@@ -303,7 +303,7 @@ void SegmentWriter::CountLayer(uint32_t layer_slot) const {
     if (i < kept_ && full.token_end <= begin) break;
     const uint32_t slot_end = full.token_end - full.rows->first_position();
     for (const auto& index : full.indexes) {
-      if (index == nullptr || !index->ready(layer_slot)) continue;  // its maker counts
+      if (index == nullptr || !index->ready(layer_slot)) continue;  // its builder counts it
       if (index->header(layer_slot).counted_end.load() > 0) continue;
       CountCells(cache_->engine->options.exec, cache_->layers.layers[layer_slot], *index,
                  layer_slot, slot_end);

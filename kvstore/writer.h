@@ -1,7 +1,7 @@
-// SegmentWriter: rows into slots that no snapshot shows, then one step that shows them.
+// SegmentWriter writes rows into slots that no snapshot shows, then publishes them in one step.
 //
-// Ingest and Append are sequences of these steps under a WriteLease. When it dies before Commit,
-// nothing has happened.
+// Ingest and Append are sequences of these steps under a WriteLease. A writer that is destroyed
+// before Commit leaves the sequence unchanged.
 //
 // Single-thread; uses the serving arena inside.
 #ifndef PQCACHED_KVSTORE_WRITER_H_
@@ -28,28 +28,28 @@ struct CheckedRows {
   CheckedTensor values;
 };
 
-// Errors: kInvalidArgument naming the field.
+// Checks the tensors of one layer. Errors: kInvalidArgument naming the field.
 absl::StatusOr<CheckedRows> CheckRows(const Cache& cache, const LayerRows& rows);
 
-// How a range of incoming tokens meets what is stored.
+// Relation of a range of incoming tokens to the stored ones: new, or stored already.
 enum class Arrival : uint8_t { kNew, kRepeat };
-// Errors: kInvalidArgument for a gap or a partly stored range; kOutOfRange beyond
-// kMaxSequenceTokens. `stored`: of the layer.
+// Classifies a range of incoming tokens. `stored`: tokens that the layer has. Errors:
+// kInvalidArgument for a gap or a partly stored range; kOutOfRange beyond kMaxSequenceTokens.
 absl::StatusOr<Arrival> CheckArrival(uint64_t first_position, uint32_t token_count, uint32_t stored,
                                      uint32_t layer);
 
 class SegmentWriter {
  public:
-  // `segment_tokens`: capacity of segments that it opens.
+  // `segment_tokens`: capacity of the segments that it opens.
   static absl::StatusOr<SegmentWriter> Begin(std::shared_ptr<const Cache> cache, WriteLease lease,
                                              uint32_t segment_tokens);
 
-  // Segments that it opens get no codes: a live index codes them when they are full.
+  // Opens segments without codes: the incremental index encodes them when they are full.
   void CodeLater() { code_later_ = true; }
 
-  // Closes the open segment of a first prefill where its tokens end, so that they can be trained on. Those
-  // of later turns are coded while they are open. REQUIRES: before Reserve; all layers have the same
-  // tokens.
+  // Closes the open segment of a first prefill after its last token, so that a codebook can be
+  // trained on it. Open segments of later turns are encoded while they are filled. REQUIRES: before
+  // Reserve; all layers have the same tokens.
   void EndPrefill();
 
   const Sequence& sequence() const { return lease_.sequence(); }
@@ -57,22 +57,24 @@ class SegmentWriter {
   const Cache& cache() const { return *cache_; }
   uint32_t layer_tokens(uint32_t layer_slot) const { return layer_tokens_[layer_slot]; }
 
-  // Makes room for tokens below `token_end`; once before each Write. Errors: kResourceExhausted.
+  // Allocates segments for tokens below `token_end`; called once before each Write. Errors:
+  // kResourceExhausted.
   absl::Status Reserve(uint32_t token_end);
   // Writes rows at the layer's next position. Errors: kInvalidArgument for NaN or infinity, naming
-  // token, layer and part; the layer's next position stays.
+  // token, layer and part; the layer's next position then stays.
   //
-  // REQUIRES: Reserve made room.
+  // REQUIRES: Reserve was called for these tokens.
   absl::Status Write(const CheckedRows& rows);
-  // Codes what was written, in segments that have an index; counts the cells of layers of segments
-  // that are closed and full; shows all of it. Returns the token_count. Once.
+  // Encodes the new rows in segments that have an index, counts the cells of complete layers of
+  // closed segments, and publishes all of it. Returns the token_count. Called once.
   absl::StatusOr<uint64_t> Commit();
 
  private:
   SegmentWriter(std::shared_ptr<const Cache> cache, WriteLease lease,
                 std::shared_ptr<const Snapshot> base, uint32_t segment_tokens);
   absl::Status LeaveReadersBehind();
-  // Tokens [token, token + token_count) of the rows, into slots of one segment from `slot` on.
+  // Tokens [token, token + token_count) of the rows, for the slots of one segment that start at
+  // `slot`.
   struct Tile {
     uint32_t token = 0;
     uint32_t slot = 0;
@@ -85,14 +87,14 @@ class SegmentWriter {
   void CountClosed();
   void CountLayer(uint32_t layer_slot) const;
 
-  // The list as it will be: kept_ entries of the base, then edited_.
+  // Number of segments after Commit: kept_ entries of the base, then edited_.
   size_t entry_count() const { return kept_ + edited_.size(); }
   const SegmentEntry& entry(size_t i) const {
     return i < kept_ ? base_->list->segments[i] : edited_[i - kept_];
   }
-  // The open segment, to be changed. REQUIRES: there is one.
+  // Returns the base's open segment for editing. REQUIRES: there is one.
   SegmentEntry& EditTail();
-  // The first segment that holds slots at or behind `position`.
+  // Returns the ordinal of the segment that holds `position`.
   size_t SegmentAt(uint32_t position) const;
 
   std::shared_ptr<const Cache> cache_;
@@ -104,7 +106,7 @@ class SegmentWriter {
   size_t kept_;
   std::vector<SegmentEntry> edited_;
   std::vector<uint32_t> layer_tokens_;
-  bool readers_left_ = false;                   // of older snapshots, from the slots to be written
+  bool readers_left_ = false;  // slots to be written are not visible to older readers
   std::vector<kernels::IngestResult> results_;  // per tile, of one Write
 };
 

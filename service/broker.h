@@ -41,13 +41,13 @@ class Broker {
     Log& log;
     DetachedSessions& detached;
     SessionKeepers keepers;
-    bool claimed = false;  // another process (the supervisor) has claimed the socket for this one
+    bool claimed = false;  // the supervisor holds the claim on the socket
   };
 
   // Starts serving before it returns; the parts must outlive the broker. Changes the umask of the
   // process for a moment.
   //
-  // Errors: kAlreadyExists, kFailedPrecondition  as SocketClaim::Take, or the socket cannot be bound
+  // Errors: kAlreadyExists, kFailedPrecondition  as SocketClaim::Take; or cannot bind the socket
   static absl::StatusOr<std::unique_ptr<Broker>> Start(Parts parts, const std::string& socket_path);
 
   // Calls Shutdown.

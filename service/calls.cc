@@ -25,11 +25,12 @@ namespace {
 
 constexpr char kSessionMetadata[] = "pqcached-session";
 constexpr char kBootMetadata[] = "pqcached-boot";
-// Not the one that gRPC's own retries look for: whether to try again is the caller's to say.
+// Differs from the key that gRPC's own retries read, because the caller decides whether to try
+// again.
 constexpr char kRetryMetadata[] = "pqcached-retry-after-ms";
 constexpr absl::string_view kRepeatWords = "repeat in ";
 
-// Whether a call begins something that a drain would have to wait for.
+// Returns whether the rpc starts work for which a drain would have to wait.
 bool BeginsSomething(Rpc rpc) {
   switch (rpc) {
     case Rpc::kOpenCache:
@@ -61,7 +62,7 @@ absl::Status CheckBoot(const grpc::CallbackServerContext& context, const std::st
       absl::StrCat(kBootMetadata, ": the call is meant for another worker; this one is ", boot_id));
 }
 
-// What is our own failure, and not the caller's.
+// Returns whether the code means a failure of the sidecar and not of the caller.
 bool IsServerFault(absl::StatusCode code) {
   return code == absl::StatusCode::kInternal || code == absl::StatusCode::kUnknown ||
          code == absl::StatusCode::kDataLoss;
@@ -154,7 +155,7 @@ absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc,
   call.started = SteadyTime::Now();
   const SteadyTime asked = SteadyTimeOf(context->raw_deadline());
   const bool has_deadline = asked != SteadyTime::InfiniteFuture();
-  // A build takes as long as it takes, unless the caller says otherwise.
+  // The default for builds is max_timeout, because the duration of a build is not known.
   const absl::Duration without = rpc == Rpc::kBuildIndex ? max_timeout_ : default_timeout_;
   call.deadline =
       std::min(has_deadline ? asked : call.started + without, call.started + max_timeout_);

@@ -1,9 +1,9 @@
 // Names of the descriptors that a worker keeps for each local session beyond its own end.
 //
-//   control.<boot id>.<n>  the session's control memory, in which the supervisor or the next worker marks
-//                          the worker's end
-//   socket.<boot id>.<n>   the broker's connection; its end shows that the client has unmapped all memory that it
-//                          received over it, whichever worker runs at that time
+//   control.<boot id>.<n>  the session's control memory, in which the supervisor or the next worker
+//                          marks the worker's end
+//   socket.<boot id>.<n>   the broker's connection; its end shows that the client has unmapped all
+//                          memory that it received over it, whichever worker runs at that time
 //
 // Thread-safe: functions of their arguments.
 #ifndef PQCACHED_SERVICE_KEPT_SESSIONS_H_

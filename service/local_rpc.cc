@@ -1,4 +1,5 @@
-// What clients on this host call besides: rows out of staging, leases on mapped sequences.
+// RPCs for clients on this host: Commit (writes rows from the staging ring), Attach and Detach
+// (leases on mapped sequences).
 #include <algorithm>
 
 #include "absl/container/flat_hash_set.h"
@@ -13,7 +14,7 @@ namespace {
 
 constexpr int kMaxCommitRows = static_cast<int>(kvstore::kMaxLayers);
 
-// An error of the store about one layer's rows.
+// Prefixes a store error about one layer's rows with the path of these rows.
 absl::Status UnderCommitRows(int i, const absl::Status& status) {
   if (absl::StartsWith(status.message(), "first_position")) return status;
   return Under(absl::StrCat("rows[", i, "]"), status);
@@ -76,7 +77,8 @@ absl::Status KvCacheService::FillAttachment(const Call& call, const v1::LeaseSta
   if (lease.lease_id() == 0) return absl::OkStatus();
   absl::StatusOr<kvstore::VersionedImage> image =
       store_.RefreshLease(call.session.id, LeaseStateOf(lease));
-  // The call has done its work, and the lease's words say the rest.
+  // A failed refresh is not an error of the call, which has done its work; the lease words show the
+  // client the state of its lease.
   if (image.ok() && image->image.size() <= config_.max_message_bytes) {
     ToWire(*std::move(image), attachment);
   }
@@ -97,7 +99,7 @@ KvCacheService::Reactor* KvCacheService::Attach(Context* context, const v1::Atta
         const bool made = request->lease().lease_id() == 0;
         absl::Status status = CheckResponseBytes(attached->attachment.image.size());
         if (status.ok()) status = call.Check();
-        if (!status.ok()) {  // nobody hears of the new lease
+        if (!status.ok()) {  // the client does not receive the new lease
           if (made) store_.Detach(call.session.id, attached->lease_id).IgnoreError();
           return status;
         }

@@ -1,4 +1,4 @@
-// Rank, fetch, attend.
+// RPCs that read: TopK, Score, FetchBlocks, FetchTokens, Attend.
 #include <algorithm>
 
 #include "absl/strings/match.h"
@@ -13,8 +13,8 @@ constexpr size_t kMaxRememberedSpecs = 8192;
 
 std::string Item(int index) { return absl::StrCat("items[", index, "]"); }
 
-// Puts the path of an item before an error of the store, which speaks of a query, a selection, a
-// sequence or tokens.
+// Prefixes a store error with the path of an item. Store errors name a part of a query or of a
+// selection, a sequence, or tokens.
 absl::Status UnderItem(const std::string& field, const absl::Status& status) {
   if (status.code() == absl::StatusCode::kNotFound)
     return Under(field + ".query.sequence_id", status);

@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kMaxEncodedBytes = 4096;
 constexpr size_t kEscapeBytes = 3;
 
-// The longest beginning that fits, without a part of a UTF-8 character at its end.
+// Returns the longest prefix that fits, without a partial UTF-8 character at its end.
 absl::string_view Fitting(absl::string_view message) {
   size_t encoded = 0;
   size_t end = 0;
@@ -31,8 +31,8 @@ absl::string_view Fitting(absl::string_view message) {
   return message.substr(0, end);
 }
 
-// First words of the store's messages that are proto fields of the message whose path goes before
-// them.
+// First words of store messages that are proto fields, so that the path of their message is joined
+// to them by a dot.
 constexpr std::array<absl::string_view, 29> kFields = {
     "budget",         "count",       "default_index", "excluded",   "extra_key",
     "first_position", "generation",  "index",         "iterations", "keys",

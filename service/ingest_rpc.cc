@@ -170,7 +170,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   absl::Status Commit() {
     if (transaction_ == nullptr) return Invalid("header", "missing");
-    // Named when the rows are there: what fails has changed nothing.
+    // Tokens are named after their rows are stored, so that a failed call has changed nothing.
     absl::Status named;
     if (!token_ids_.empty()) {
       named = store_.CheckNames(call_.session.tenant, sequence_id_, first_id_, token_ids_);
@@ -283,7 +283,7 @@ absl::StatusOr<uint64_t> KvCacheService::AppendOne(const Call& call, const v1::S
       store_.Append(call.session.tenant, item.sequence_id(), item.first_position(), layers);
   if (!token_count.ok()) return UnderRows(field, token_count.status());
   if (token_ids.empty()) return token_count;
-  // Named when the rows are there: what fails has changed nothing.
+  // Tokens are named after their rows are stored, so that a failed call has changed nothing.
   const absl::Status named =
       store_.NameTokens(call.session.tenant, item.sequence_id(), item.first_position(), token_ids);
   if (!named.ok()) return Under(field + ".token_ids", named);

@@ -59,7 +59,7 @@ void RaiseDescriptorLimit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// Claims on all sockets of the configuration. The supervisor holds them while workers come and go.
+// Claims on all sockets of the configuration. The supervisor holds them across the lives of its workers.
 struct Claims {
   std::unique_ptr<SocketClaim> grpc;
   std::unique_ptr<SocketClaim> broker;
@@ -78,8 +78,8 @@ absl::StatusOr<Claims> TakeClaims(const Config& config) {
   return claims;
 }
 
-// Returns the command that starts this program again. Its path follows links anew, and the
-// take-over flag is left out.
+// Returns the command that starts this program again, without the take-over flag. Symbolic links in
+// its path are followed again at each start.
 std::vector<std::string> CommandOf(int argc, const char* const* argv) {
   std::vector<std::string> command = {ProgramPath(argv[0])};
   for (int i = 1; i < argc; ++i) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds pqcached, starts the sidecar, lets a small trained language model answer long-context
-# questions with its KV cache in the sidecar, prints the report, and stops the sidecar.
+# Builds pqcached, starts the sidecar in a temporary directory, lets a small trained model answer
+# long-context questions with its KV cache there, prints the report, and stops the sidecar.
 #   deploy/quickstart.sh [--json FILE] [--skip-packages]
 #   --json FILE       also writes the report as JSON
 #   --skip-packages   does not install Debian packages

@@ -59,7 +59,8 @@ void RaiseDescriptorLimit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// Claims on all sockets of the configuration. The supervisor holds them across the lives of its workers.
+// Claims on all sockets of the configuration, which the supervisor holds across the lives of its
+// workers.
 struct Claims {
   std::unique_ptr<SocketClaim> grpc;
   std::unique_ptr<SocketClaim> broker;

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds pqcached, starts the sidecar in a temporary directory, lets a small trained language model answer long-context
-# questions while its KV cache lives there, prints the report, and stops the sidecar.
+# Builds pqcached, starts the sidecar in a temporary directory, lets a small trained model answer
+# long-context questions with its KV cache there, prints the report, and stops the sidecar.
 #   deploy/quickstart.sh [--json FILE] [--skip-packages]
-#   --json FILE       the report as JSON too
-#   --skip-packages   installs no Debian packages
+#   --json FILE       also writes the report as JSON
+#   --skip-packages   does not install Debian packages
 set -euo pipefail
 json=()
 while [ $# -gt 0 ]; do

@@ -114,7 +114,7 @@ AdminService::Reactor* AdminService::Stats(Context* context, const v1::StatsRequ
     uint64_t free_bytes = 0;
     uint32_t sequence_count = 0;
     uint64_t largest_free_bytes = 0;
-    uint64_t whole_bytes = 0;  // of the free ones, in the longest piece of each pool
+    uint64_t whole_bytes = 0;  // sum over the pools of the longest free run
     const std::vector<kvstore::CacheInfo> caches = store_.ListCaches(kAllTenants);
     for (const kvstore::CacheInfo& cache : caches) {
       capacity_bytes += cache.capacity_bytes;

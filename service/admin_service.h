@@ -1,7 +1,7 @@
-// AdminService answers the rpcs of pqcached.v1.Admin: look at the sidecar (admin_rpc.cc) and steer it
-// (steer_rpc.cc), over all tenants.
+// AdminService answers the rpcs of pqcached.v1.Admin, which cover all tenants: admin_rpc.cc
+// inspects the sidecar, steer_rpc.cc changes its state.
 //
-// Thread-safe, as gRPC demands.
+// Thread-safe, as gRPC requires.
 #ifndef PQCACHED_SERVICE_ADMIN_SERVICE_H_
 #define PQCACHED_SERVICE_ADMIN_SERVICE_H_
 
@@ -50,7 +50,7 @@ class AdminService final : public v1::Admin::CallbackService {
   RpcStats& stats_;
   Calls& calls_;
   Log& log_;
-  const std::function<void(bool)> set_serving_;  // what the health service says
+  const std::function<void(bool)> set_serving_;  // sets the status that the health service reports
 };
 
 }  // namespace pqcached::service

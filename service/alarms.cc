@@ -22,7 +22,7 @@ Alarms::Key Alarms::Add(SteadyTime at, Action action) {
 }
 
 void Alarms::Remove(const Key& key) {
-  Action removed;  // dies behind the lock, with what it holds
+  Action removed;  // destroyed after the lock is released, with its captures
   const MutexLock lock(&mutex_);
   const auto found = waiting_.find(key);
   if (found == waiting_.end()) return;

@@ -1,10 +1,10 @@
-// Alarms calls back at a time of the steady clock, on one thread of its own.
+// Alarms runs actions at given times of the steady clock, on one thread of its own.
 //
-// Why not grpc::Alarm: gRPC's timers all wait on one condition variable of absl, until a wall time. Set
-// that clock back by an hour, and they come an hour late.
+// grpc::Alarm is not used, because all timers of gRPC wait on one absl condition variable until a
+// wall-clock time: when the wall clock is set back by an hour, they fire an hour late.
 //
-// Thread-safe. What is called back runs without a lock of this class, and holds up all other alarms:
-// it should be short.
+// Thread-safe. Actions run without any lock of this class. A running action delays all other
+// alarms, so it should be short.
 #ifndef PQCACHED_SERVICE_ALARMS_H_
 #define PQCACHED_SERVICE_ALARMS_H_
 
@@ -24,14 +24,14 @@ class Alarms {
   using Action = std::function<void()>;
 
   Alarms() : thread_([this] { Run(); }) {}
-  // What has not come yet never comes.
+  // Stops the thread. Actions that have not started never run.
   ~Alarms();
   Alarms(const Alarms&) = delete;
   Alarms& operator=(const Alarms&) = delete;
 
  private:
   friend class Alarm;
-  using Key = std::pair<kvstore::SteadyTime, uint64_t>;  // the number tells equal times apart
+  using Key = std::pair<kvstore::SteadyTime, uint64_t>;  // the number distinguishes equal times
 
   Key Add(kvstore::SteadyTime at, Action action);
   void Remove(const Key& key);
@@ -45,9 +45,10 @@ class Alarms {
   std::thread thread_;
 };
 
-// One alarm, set at most once at a time. Lives no longer than its Alarms.
+// Alarm is a timer with at most one pending action. The Alarms object must outlive it.
 //
-// Thread-compatible: an action that sets it anew takes the lock under which it was set.
+// Thread-compatible: an action that sets its alarm again must hold the lock under which the alarm
+// was set.
 class Alarm {
  public:
   explicit Alarm(Alarms& alarms) : alarms_(alarms) {}
@@ -55,17 +56,18 @@ class Alarm {
   Alarm(const Alarm&) = delete;
   Alarm& operator=(const Alarm&) = delete;
 
-  // Calls `action` once, not before `at`, in the place of what was set before.
+  // Calls `action` once, not before `at`. Replaces a pending action.
   void Set(kvstore::SteadyTime at, Alarms::Action action) {
     Cancel();
     key_ = alarms_.Add(at, std::move(action));
   }
-  // An action that has begun goes on: this does not wait for it, so what it uses must be its own.
+  // Removes the pending action. Does not wait for an action that is running, so an action must own
+  // (or share) all that it uses.
   void Cancel() { alarms_.Remove(key_); }
 
  private:
   Alarms& alarms_;
-  Alarms::Key key_;  // of no alarm until Set
+  Alarms::Key key_;  // the key of no alarm until Set
 };
 
 }  // namespace pqcached::service

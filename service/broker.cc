@@ -3,7 +3,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <utility>  // before Asio, which forgets it
+#include <utility>  // before Asio, whose headers use it without including it
 
 #include <boost/asio/bind_executor.hpp>
 #include <boost/asio/buffer.hpp>
@@ -39,12 +39,14 @@ using kvstore::BrokerCall;
 using kvstore::BrokerReply;
 using kvstore::BrokerRequest;
 
-// Connections beyond max_sessions: those that have not said hello yet.
+// Number of connections without an open session (hello not received yet) that are accepted beyond
+// max_sessions.
 constexpr size_t kMaxUnopened = 64;
-// After an accept that failed, because descriptors have run out.
+// Pause after a failed accept, for example because the process has run out of descriptors.
 constexpr std::chrono::milliseconds kAcceptPause(100);
 
-// A text field; nothing when it has no end.
+// Copies a zero-terminated text field to `text`. Returns false when the field has no terminating
+// zero.
 template <size_t kSize>
 bool TextOf(const char (&field)[kSize], std::string& text) {
   const size_t length = strnlen(field, kSize);
@@ -55,12 +57,12 @@ bool TextOf(const char (&field)[kSize], std::string& text) {
 template <size_t kSize>
 void SetText(char (&field)[kSize], absl::string_view text) {
   const size_t length = std::min(text.size(), kSize - 1);
-  if (length > 0) std::memcpy(field, text.data(), length);  // an empty text may have no address
+  if (length > 0) std::memcpy(field, text.data(), length);  // data() of an empty text may be null
   std::memset(field + length, 0, kSize - length);
 }
 
-// Sends what is left of the reply, with the descriptor beside its first byte. Returns the bytes sent,
-// or -1 as sendmsg does.
+// Sends the rest of the reply, from byte `sent` on; the descriptor goes with the first byte.
+// Returns the number of bytes sent, or -1 and errno like sendmsg.
 ssize_t SendPart(int socket, const BrokerReply& reply, size_t sent, int descriptor) {
   iovec part = {const_cast<char*>(reinterpret_cast<const char*>(&reply)) + sent,
                 sizeof(reply) - sent};
@@ -82,7 +84,7 @@ ssize_t SendPart(int socket, const BrokerReply& reply, size_t sent, int descript
 
 uint64_t BootWordOf(const std::string& boot_id) {
   const uint64_t word = std::strtoull(boot_id.c_str(), nullptr, 16);
-  return word == 0 ? 1 : word;  // 0 says that the worker has ended
+  return word == 0 ? 1 : word;  // 0 means that the worker has ended
 }
 
 }  // namespace
@@ -118,7 +120,7 @@ class Broker::Impl : public std::enable_shared_from_this<Broker::Impl> {
   }
 
   bool Answers(absl::Duration timeout) {
-    const auto answered = std::make_shared<Event>();  // whoever comes last frees it
+    const auto answered = std::make_shared<Event>();  // shared: this call may end before the task
     asio::post(io_, [answered] { answered->Happen(); });
     return answered->WaitFor(timeout);
   }
@@ -134,7 +136,8 @@ class Broker::Impl : public std::enable_shared_from_this<Broker::Impl> {
  private:
   class Connection;
 
-  // Until Close. A handler that runs out of memory loses its connection, not the broker.
+  // Runs the event loop until Close. A handler that runs out of memory loses its connection, not
+  // the broker.
   void Run() {
     while (true) {
       try {
@@ -151,22 +154,23 @@ class Broker::Impl : public std::enable_shared_from_this<Broker::Impl> {
 
   const Parts parts_;
   const uint64_t boot_word_;
-  std::unique_ptr<SocketClaim> claim_;  // null = whoever supervises has it
+  std::unique_ptr<SocketClaim> claim_;  // null = the supervisor holds the claim
   std::string path_;
   asio::io_context io_{1};
   stream_protocol::acceptor acceptor_;
   asio::steady_timer pause_;
-  std::set<std::shared_ptr<Connection>> connections_;  // of the broker's thread
+  std::set<std::shared_ptr<Connection>> connections_;  // used on the broker's thread only
   std::thread thread_;
 };
 
-// One client. Reads a request, answers it, reads the next. Everything on the broker's thread.
+// Connection serves one client: reads a request, answers it, reads the next. All of it runs on the
+// broker's thread.
 class Broker::Impl::Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(Impl& broker, stream_protocol::socket socket)
       : broker_(broker), socket_(std::move(socket)), timer_(broker.io_) {}
 
-  // Ends with the peer's session, unless there is none.
+  // Ends the client's session, if one is open.
   ~Connection() { EndSession(); }
 
   void Start(bool refused) {
@@ -189,12 +193,15 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     ReadRequest();
   }
 
-  // Closes the socket and ends the session, or leaves it to the next worker. What was begun on the socket fails.
+  // Closes the socket, and ends the session or leaves it to the next worker. Pending operations on
+  // the socket fail.
   void Close() {
     error_code ignored;
     timer_.cancel();
     const bool left = EndSession() == Ending::kLeft;
-    // Others hold duplicates. One that is left to the next worker is watched for the client's end.
+    // The supervisor may hold a duplicate of the socket, so close() alone does not end the
+    // connection. The read side of a connection that is left to the next worker stays open, so that
+    // the end of the client can be observed.
     socket_.shutdown(left ? asio::socket_base::shutdown_send : asio::socket_base::shutdown_both,
                      ignored);
     socket_.close(ignored);
@@ -204,8 +211,8 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
  private:
   enum class Ending { kEnded, kLeft };
 
-  // The first byte of a request may take as long as it likes once a session is open; the rest of it
-  // may not, and neither may hello.
+  // Reads the next request. An open session may wait for the first byte of a request without limit;
+  // the rest of a request has a deadline, and so has hello.
   void ReadRequest() {
     const bool open = !token_.empty();
     if (!open) SetDeadline();
@@ -218,7 +225,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
   }
 
   void OnRead(const error_code& error, size_t got) {
-    // A connection that is reset was closed before its last reply was read.
+    // A reset connection means that the client closed it before it had read the last reply.
     if (got > 0 || error == asio::error::eof) resume_unread_ = false;
     if (error) {
       Close();
@@ -235,7 +242,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     }
     ClearDeadline();
     if (request_.magic != BrokerRequest::kMagic) {
-      Close();  // it speaks something else
+      Close();  // the peer speaks another protocol
       return;
     }
     reply_ = BrokerReply{};
@@ -333,7 +340,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
                                     {"pid", peer_.pid}});
   }
 
-  // Makes the connection this session's, and says so in the reply.
+  // Binds the connection to the session, and fills the reply with the session's data.
   absl::Status Open(const OpenedSession& opened) {
     const Parts& parts = broker_.parts_;
     auto memory = parts.store.OpenLocalSession(opened.session.id, broker_.boot_word_);
@@ -359,7 +366,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     absl::Status status;
     if (keepers.memory != nullptr) status = keepers.memory->Keep(name, control);
     if (!status.ok() || keepers.connections == nullptr) return status;
-    // Where memory is files, the supervisor must know of this one, too.
+    // When memory is kept in files, the supervisor needs a copy of this descriptor, too.
     if (keepers.connections != keepers.memory) status = keepers.connections->Keep(name, control);
     if (!status.ok()) return status;
     return keepers.connections->Keep(SocketName(broker_.parts_.boot_id, session_.number),
@@ -419,7 +426,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     timer_.async_wait([weak = weak_from_this()](const error_code& error) {
       const auto self = weak.lock();
       if (error || self == nullptr) return;
-      // Not when it was cleared while this call was on its way.
+      // The deadline may have been cleared after this handler was queued.
       if (self->timer_.expiry() <= std::chrono::steady_clock::now()) self->Close();
     });
   }
@@ -430,7 +437,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     if (token_.empty()) return Ending::kEnded;
     const Parts& parts = broker_.parts_;
     const std::string token = std::exchange(token_, {});
-    if (resume_unread_) {  // its client will come again
+    if (resume_unread_) {  // the client will resume the session
       ReleaseKept();
       parts.sessions.Detach(token);
       parts.detached.Await({token, session_});
@@ -453,10 +460,10 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
   ucred peer_ = {};
   BrokerRequest request_;
   BrokerReply reply_;
-  kvstore::FileDescriptor descriptor_;  // that goes with the reply
+  kvstore::FileDescriptor descriptor_;  // sent with the reply
   size_t sent_ = 0;
-  bool closing_ = false;        // after the reply
-  bool resume_unread_ = false;  // a reply to kResume of which is not known that it arrived
+  bool closing_ = false;        // close the connection after the reply
+  bool resume_unread_ = false;  // true until the reply to kResume is known to have arrived
   std::string token_;           // empty until hello
   Session session_;
 };

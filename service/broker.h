@@ -1,15 +1,16 @@
-// Broker opens sessions for clients on this host and hands them descriptors: of pools, of their
-// control memory and their staging ring (kvstore/read/broker_protocol.h).
+// Broker opens sessions for clients on this host and sends them descriptors: of pools, of their
+// control memory and of their staging ring (kvstore/read/broker_protocol.h).
 //
-// It listens on a unix socket beside that of gRPC. There, unlike through gRPC, the kernel says who the
-// peer is, so the peer's uid can decide which tenant it is. A connection is a session: its end, however
-// it comes, ends the session. Descriptors that a client sends are dropped by the kernel unopened.
+// It listens on a unix socket next to gRPC's. Unlike gRPC, it learns the peer's uid from the
+// kernel, so the uid can decide which tenant the client is. A connection is a session: when the
+// connection ends, for whatever reason, the session ends. Descriptors that a client sends are
+// dropped by the kernel unopened.
 //
-// What a session holds outlives this process where there are keepers: control memory and connection are
-// kept before the client hears of them.
+// The resources of a session outlive this process where there are keepers: control memory and
+// connection are passed to the keepers before the client receives them.
 //
-// One thread of its own, which waits for nobody but the keepers: peers that are slow or silent have deadlines, and what
-// ends with a session ends on the threads of Calls.
+// The broker has one thread, which waits for the keepers only: slow or silent peers have deadlines,
+// and the cleanup after a session runs on the threads of Calls.
 #ifndef PQCACHED_SERVICE_BROKER_H_
 #define PQCACHED_SERVICE_BROKER_H_
 
@@ -26,7 +27,7 @@ namespace pqcached::service {
 
 class Log;
 
-// The broker's socket, for the one of gRPC.
+// Returns the path of the broker's socket, given the path of gRPC's socket.
 std::string BrokerPath(const std::string& socket_path);
 
 class Broker {
@@ -40,22 +41,24 @@ class Broker {
     Log& log;
     DetachedSessions& detached;
     SessionKeepers keepers;
-    bool claimed = false;  // somebody else has the right to serve on the socket, for this process
+    bool claimed = false;  // the supervisor holds the claim on the socket
   };
 
-  // Serves when it returns; the parts must outlive it. Changes the umask of the process for a moment.
+  // Starts serving before it returns; the parts must outlive the broker. Changes the umask of the
+  // process for a moment.
   //
-  // Errors: kAlreadyExists, kFailedPrecondition  as SocketClaim::Take, or the socket cannot be bound
+  // Errors: kAlreadyExists, kFailedPrecondition  as SocketClaim::Take; or cannot bind the socket
   static absl::StatusOr<std::unique_ptr<Broker>> Start(Parts parts, const std::string& socket_path);
 
-  // As Shutdown.
+  // Calls Shutdown.
   ~Broker();
 
-  // Whether its thread is at work. Waits for it, at most for `timeout`.
+  // Returns whether the broker's thread handles a task within `timeout`.
   bool Answers(absl::Duration timeout);
 
-  // Takes no more connections and ends all sessions, or leaves them to the next worker (Sessions::Leave); their clients see it in their control memory,
-  // when Calls has come to it, and on their sockets. Returns when the socket is removed.
+  // Stops accepting connections and ends all sessions, or leaves them to the next worker
+  // (Sessions::Leave). Clients observe this on their sockets, and in their control memory once
+  // Calls has run the cleanup. Returns after the socket is removed.
   void Shutdown();
 
  private:

@@ -1,4 +1,4 @@
-// BuildIndex: a long call with a stream of progress, which ends early when its caller goes.
+// BuildIndex is a long call with a stream of progress; it ends early when the client disconnects.
 #include <atomic>
 #include <deque>
 #include <utility>
@@ -15,18 +15,19 @@ namespace {
 
 using kvstore::SteadyTime;
 
-// Progress that the client has not read yet; newer takes the place of the last of so much. More than
-// one, because the first may be on its way.
+// Largest number of progress messages that the client has not read yet; beyond it, a newer message
+// replaces the last one. It is greater than 1 because the first message may be in transmission.
 constexpr size_t kMaxUnreadProgress = 4096;
 
-// Share of the time until the deadline that the store may use: its answer has to arrive before the
+// Share of the time until the deadline that the store may use: the response must arrive before the
 // deadline.
 constexpr double kDeadlineShare = 0.95;
 
 class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
                           public std::enable_shared_from_this<BuildStream> {
  public:
-  // Errors of the decoding of the request are found on the build's thread, like all others.
+  // Decodes the request. It runs on the build's thread, so that its errors are reported like all
+  // others.
   using SpecOf = std::function<absl::StatusOr<kvstore::BuildSpec>(const Call& call)>;
 
   BuildStream(kvstore::Store& store, Calls& calls, Log& log, absl::Duration most_idle,
@@ -87,7 +88,8 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
     return status;
   }
 
-  // Returns whether to go on.
+  // Queues a progress message. Returns false when the build must stop: cancelled, or past its
+  // deadline.
   bool Report(const kvstore::BuildProgress& progress) {
     if (cancelled_.load(std::memory_order_relaxed)) return false;
     if (SteadyTime::Now() >= call_.deadline) return false;
@@ -111,7 +113,8 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
     if (!finished_) CutOffAfter(most_idle_);
   }
 
-  // The build is done: a client that does not read what is left of its progress is cut off.
+  // Cancels the call after `most_idle`, if the client has not read the remaining progress of the
+  // finished build by then.
   void CutOffAfter(absl::Duration most_idle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     alarm_.Set(SteadyTime::Now() + most_idle, [weak = weak_from_this()] {
       const auto self = weak.lock();

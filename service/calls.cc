@@ -27,7 +27,7 @@ namespace {
 constexpr char kSessionMetadata[] = "pqcached-session";
 constexpr char kBootMetadata[] = "pqcached-boot";
 
-// Whether a call begins something that a drain would have to wait for.
+// Returns whether the rpc starts work for which a drain would have to wait.
 bool BeginsSomething(Rpc rpc) {
   switch (rpc) {
     case Rpc::kOpenCache:
@@ -60,7 +60,7 @@ absl::Status CheckBoot(const grpc::CallbackServerContext& context, const std::st
                  kRetryConflict);
 }
 
-// What is our own failure, and not the caller's.
+// Returns whether the code means a failure of the sidecar and not of the caller.
 bool IsServerFault(absl::StatusCode code) {
   return code == absl::StatusCode::kInternal || code == absl::StatusCode::kUnknown ||
          code == absl::StatusCode::kDataLoss;
@@ -142,7 +142,7 @@ absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc,
   call.started = SteadyTime::Now();
   const SteadyTime asked = SteadyTimeOf(context->raw_deadline());
   const bool has_deadline = asked != SteadyTime::InfiniteFuture();
-  // A build takes as long as it takes, unless the caller says otherwise.
+  // The default for builds is max_timeout, because the duration of a build is not known.
   const absl::Duration without = rpc == Rpc::kBuildIndex ? max_timeout_ : default_timeout_;
   call.deadline =
       std::min(has_deadline ? asked : call.started + without, call.started + max_timeout_);

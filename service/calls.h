@@ -1,9 +1,9 @@
-// Calls carries every rpc from its first check to its status: session, deadline, thread, counters,
+// Calls runs every rpc from its first check to its status: session, deadline, thread, counters,
 // log.
 //
-// A *call* is one rpc at work. Its work runs on threads of this class, never on gRPC's: the serving
-// threads, or for builds, which take long, threads of their own. During a drain new calls are
-// refused and those at work may end.
+// A *call* is one rpc in flight. Its work runs on threads of this class, never on gRPC's: on the
+// serving threads, or, for builds, which take long, on threads of their own. During a drain new
+// calls are refused and calls in flight may end.
 //
 // Thread-safe.
 #ifndef PQCACHED_SERVICE_CALLS_H_
@@ -45,68 +45,75 @@ enum class Access {
 struct Call {
   Rpc rpc = Rpc::kSession;
   grpc::CallbackServerContext* context = nullptr;  // alive until the call is finished
-  std::string token;                               // kSession only, as session
+  std::string token;                               // kSession only, like session
   Session session;
   kvstore::SteadyTime started;
   kvstore::SteadyTime deadline;
 
-  // Errors: kDeadlineExceeded, kCancelled: nobody waits for the answer any more
+  // Checks whether the caller still waits for the answer.
+  //
+  // Errors: kDeadlineExceeded, kCancelled  the caller no longer waits
   absl::Status Check() const;
 };
 
 // Runs `work`, which may be out of memory: an exception becomes a status.
 //
-// Errors: those of `work`; kResourceExhausted (memory), kInternal (any other exception)
+// Errors: those of `work`; kResourceExhausted (out of memory), kInternal (any other exception)
 absl::Status Guarded(const std::function<absl::Status()>& work);
 
 class Calls {
  public:
   using Work = std::function<absl::Status(const Call& call)>;
 
-  // boot_id: of this worker. A call whose metadata `pqcached-boot` names another one is refused.
+  // `boot_id` names this worker. A call whose metadata `pqcached-boot` names another worker is
+  // refused.
   Calls(const Config& config, std::string boot_id, Sessions& sessions, RpcStats& stats, Log& log);
   ~Calls();
 
   // Runs `work` on a serving thread and finishes the call with its status. Requests and responses
   // live until then.
   //
-  // Without having done the work: kUnauthenticated, kDeadlineExceeded, kCancelled,
-  // kResourceExhausted (too many calls wait), kUnavailable (draining), kAborted (meant for another
-  // worker: leases and places of staging are of one).
+  // Errors before the work starts: kUnauthenticated, kDeadlineExceeded, kCancelled,
+  // kResourceExhausted (too many calls wait), kUnavailable (draining), kAborted (the call names
+  // another worker: leases and staging slots belong to one worker).
   grpc::ServerUnaryReactor* Unary(grpc::CallbackServerContext* context, Rpc rpc, Access access,
                                   Work work);
 
   // Finishes the call with kUnimplemented, naming the rpc.
   grpc::ServerUnaryReactor* Unimplemented(grpc::CallbackServerContext* context, Rpc rpc);
 
-  // For streams: the checks of Unary, and its counting. Each successful Begin is followed by one
-  // End; a failed one has been counted.
+  // Checks and counts the call of a stream, as Unary does for its calls. Each successful Begin is
+  // followed by one End; a failed Begin has already been counted.
   absl::StatusOr<Call> Begin(grpc::CallbackServerContext* context, Rpc rpc, Access access);
   void End(const Call& call, const absl::Status& status);
 
+  // Run the task on a serving thread or on a build thread.
+  //
   // Errors: kResourceExhausted  too many calls wait
   absl::Status RunServing(Executor::Task task, Executor::Lane lane = Executor::Lane::kBrief);
   absl::Status RunBuild(Executor::Task task);
-  // For what must happen: never refused.
+  // Runs a task that must run on a serving thread; never refuses.
   void RunCleanup(Executor::Task task);
 
-  // For what calls do at a certain time. Outlives them.
+  // Returns the timers of the calls. Outlives the calls.
   Alarms& alarms() { return alarms_; }
 
-  // Refuses new calls and waits until those at work have ended, at most until `until`.
+  // Refuses new calls and waits for the calls in flight to end, at most until `until`.
   void Drain(kvstore::SteadyTime until);
   bool draining() const;
 
-  // While `turned_away`, calls that begin something new are kUnavailable ("draining").
+  // While `turned_away` is true, calls that start new work fail with kUnavailable ("draining").
   void TurnAway(bool turned_away) { turned_away_.store(turned_away, std::memory_order_relaxed); }
   bool turned_away() const { return turned_away_.load(std::memory_order_relaxed); }
-  // Calls that have begun and not ended.
+  // Returns the number of calls that have begun and not ended.
   size_t at_work() const;
 
-  // BuildIndex calls that have begun and not ended.
+  // Returns the number of BuildIndex calls that have begun and not ended.
   uint32_t builds_at_work() const { return builds_at_work_.load(std::memory_order_relaxed); }
 
-  // Finishes what was taken and stops the threads. REQUIRES: no further call begins or runs.
+  // Finishes the accepted tasks and stops the threads.
+  //
+  // REQUIRES: no further call begins or runs.
   void Stop();
 
  private:
@@ -120,7 +127,7 @@ class Calls {
   RpcStats& stats_;
   Log& log_;
   mutable kvstore::Mutex mutex_;
-  kvstore::CondVar ended_;  // a call of at_work_
+  kvstore::CondVar ended_;  // signalled when at_work_ becomes 0
   size_t at_work_ ABSL_GUARDED_BY(mutex_) = 0;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<bool> turned_away_ = false;

@@ -35,7 +35,7 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
       kTakeOverFlag, result.take_over,
       "Go on in place of the supervisor that serves on this socket, with all that it holds.");
   bool work = false;
-  app.add_flag(kWorkerFlag, work)->group("");  // of no use to people: not in --help
+  app.add_flag(kWorkerFlag, work)->group("");  // internal: not in --help
 
   std::map<std::string, std::string> values;
   std::map<std::string, CLI::Option*> options;

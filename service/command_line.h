@@ -1,4 +1,5 @@
-// The command line of the daemon: which configuration, and what to do with it.
+// CommandLine is the parsed command line of the daemon: the sources of the configuration and the
+// action to perform.
 #ifndef PQCACHED_SERVICE_COMMAND_LINE_H_
 #define PQCACHED_SERVICE_COMMAND_LINE_H_
 
@@ -10,8 +11,8 @@ namespace pqcached::service {
 
 enum class Action {
   kServe,
-  kWork,         // serve under a supervisor, which has started this process
-  kCheckConfig,  // load the configuration, say what is in force, exit
+  kWork,         // serve as the worker of the supervisor that started this process
+  kCheckConfig,  // load the configuration, print the values in force, exit
   kPrint,        // print `text` and exit with `exit_code`
 };
 
@@ -20,18 +21,18 @@ struct CommandLine {
   ConfigSources sources;
   std::string text;
   int exit_code = 0;
-  bool take_over = false;  // kServe: from the supervisor that holds the socket
+  bool take_over = false;  // kServe: take over from the supervisor that holds the socket
 };
 
 inline constexpr int kExitFailed = 1;     // could not start or run
 inline constexpr int kExitBadConfig = 2;  // command line or configuration
 
-// With this flag the program is the worker that its supervisor starts.
+// Flag with which the supervisor starts the program as its worker.
 inline constexpr char kWorkerFlag[] = "--worker";
 inline constexpr char kTakeOverFlag[] = "--take-over";
 
-// Every key of the configuration is a flag; --help tells them all. Never fails: a wrong command
-// line becomes kPrint.
+// Parses the command line. Every key of the configuration is a flag, and --help lists them all.
+// Never fails: a wrong command line becomes kPrint.
 CommandLine ParseCommandLine(int argc, const char* const* argv);
 
 }  // namespace pqcached::service

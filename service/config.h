@@ -1,13 +1,16 @@
-// Config is everything that an operator can set, with its defaults.
+// Config holds every setting that an operator can change, with its default.
 //
-// A *key* has one name everywhere: `max_pool_bytes` in the YAML file, PQCACHED_MAX_POOL_BYTES in
-// the environment,
-// --max-pool-bytes on the command line. Command line > environment > file > default. Values are
-// texts with units
-// ("512mib", "30gb", "30s"); every source goes through the same check, and an error names the key
-// and where it came from.
+// A *key* has one name, which each source spells in its own way:
 //
-// Plain values; the functions are thread-safe as far as the environment is left alone.
+//   YAML file      max_pool_bytes
+//   environment    PQCACHED_MAX_POOL_BYTES
+//   command line   --max-pool-bytes
+//
+// The command line takes precedence over the environment, the environment over the file, and the
+// file over the default. Values are texts with units ("512mib", "30gb", "30s"). Every source goes
+// through the same check, and an error names the key and the source of the value.
+//
+// Plain values. The functions are thread-safe as long as no thread changes the environment.
 #ifndef PQCACHED_SERVICE_CONFIG_H_
 #define PQCACHED_SERVICE_CONFIG_H_
 
@@ -79,9 +82,11 @@ struct Config {
 
 struct ConfigKey {
   absl::string_view name;
-  absl::string_view value;  // what it takes, for people: "SIZE", "DURATION", ...
-  absl::string_view text;   // what it does and its range
-  // Errors: kInvalidArgument  what is wrong with the value, without the key's name
+  absl::string_view value;  // kind of value, as --help shows it: "SIZE", "DURATION", ...
+  absl::string_view text;   // help text: its effect and its range
+  // Parses `value` and sets the field of `config`.
+  //
+  // Errors: kInvalidArgument  the message says what is wrong, without the key's name
   std::function<absl::Status(absl::string_view value, Config& config)> set;
   std::function<std::string(const Config& config)> get;
 
@@ -89,14 +94,14 @@ struct ConfigKey {
   std::string environment() const;  // "PQCACHED_MAX_POOL_BYTES"
 };
 
-// All keys, in the order in which people read about them.
+// Returns all keys, in the order of the help text and of the example file.
 const std::vector<ConfigKey>& ConfigKeys();
 
 // Returns nullptr when the variable is not set.
 using Environment = std::function<const char*(const char* name)>;
 Environment ProcessEnvironment();
 
-// What the command line said, still as texts.
+// The sources that the command line names, with values that are not parsed yet.
 struct ConfigSources {
   std::string file;  // path of the YAML file; empty = environment PQCACHED_CONFIG, or none
   std::map<std::string, std::string> flags;  // by key name
@@ -104,26 +109,26 @@ struct ConfigSources {
 
 // Merges the sources and checks the result.
 //
-// Errors: kInvalidArgument  names the key, the value, what it must be, and the source
-//         kNotFound         the file
+// Errors: kInvalidArgument  names the key, the value, the allowed values, and the source
+//         kNotFound         the file does not exist or cannot be read
 absl::StatusOr<Config> LoadConfig(const ConfigSources& sources, const Environment& environment);
 
-// A YAML file with every key, its meaning and its default, all commented out.
+// Returns a YAML file with every key, its meaning and its default, all commented out.
 std::string ExampleConfig();
 
-// Values in force, by key.
+// Returns the values in force, by key.
 std::map<std::string, std::string> DescribeConfig(const Config& config);
 
-// Of the socket of gRPC, and of the supervisor's beside it.
+// Return the paths of gRPC's socket and of the supervisor's socket next to it.
 std::string SocketPath(const Config& config);
 std::string SupervisorPath(const Config& config);
 
-// REQUIRES: `config` came from LoadConfig.
+// REQUIRES: `config` is a result of LoadConfig.
 kvstore::StoreOptions StoreOptionsOf(const Config& config);
 uint32_t CallThreadsOf(const Config& config);
 
-// "512mib" -> 2^29; decimal (kb, mb, gb, tb) and binary (kib, mib, gib, tib) units; a bare number
-// is bytes.
+// Converts between a number of bytes and its text: "512mib" is 2^29. Units are decimal (kb, mb, gb,
+// tb) or binary (kib, mib, gib, tib); a bare number counts bytes.
 absl::StatusOr<size_t> ParseSize(absl::string_view text);
 std::string FormatSize(size_t bytes);
 

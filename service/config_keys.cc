@@ -183,7 +183,7 @@ absl::Status SetTenantUids(absl::string_view value, Config& config) {
   return absl::OkStatus();
 }
 
-// Keys of clients on this host, which map memory.
+// Keys for clients on this host, which map memory.
 void AddLocalKeys(std::vector<ConfigKey>& keys) {
   keys.push_back(BoolKey("broker",
                          "Serve the broker on <socket>.broker: clients on this host map memory.",
@@ -208,7 +208,7 @@ void AddLocalKeys(std::vector<ConfigKey>& keys) {
                          &Config::max_staging_bytes, size_t{1} << 20, size_t{1} << 40));
 }
 
-// Keys of indexes that are kept up while rows arrive.
+// Keys of incremental indexes, which are extended while rows arrive.
 void AddLiveKeys(std::vector<ConfigKey>& keys) {
   keys.push_back(CountKey("train_tokens", "Sample of a live index's codebook, per kv head.",
                           &Config::train_tokens, {kvstore::kBlockTokens, 1u << 20}));
@@ -238,7 +238,7 @@ absl::Status SetPoolDirectory(absl::string_view value, Config& config) {
   return absl::OkStatus();
 }
 
-// Keys of what happens when a worker ends.
+// Keys of the supervisor and of the recovery after a worker ends.
 void AddRecoveryKeys(std::vector<ConfigKey>& keys) {
   keys.push_back(BoolKey("supervise",
                          "Run as a supervisor that holds the memory and a worker that serves: what "

@@ -60,7 +60,7 @@ absl::Status SetQuotas(absl::string_view value, Config& config) {
     const std::vector<absl::string_view> sizes = absl::StrSplit(parts.second, ':');
     const absl::Status malformed =
         Invalid(absl::StrCat("'", item, "' must be TENANT=GUARANTEED:MOST, as team-a=1gib:4gib"));
-    if (sizes.empty() || sizes.size() > 2) return malformed;  // empty: there is no '='
+    if (sizes.empty() || sizes.size() > 2) return malformed;  // empty: the item has no '='
     kvstore::TenantQuota quota;
     const auto guaranteed = ParseSize(sizes.front());
     const auto most = ParseSize(sizes.back());

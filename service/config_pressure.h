@@ -1,4 +1,5 @@
-// Keys of the configuration about memory that is short (config.h).
+// Keys of the configuration for eviction, quotas and other behaviour when memory is short
+// (config.h).
 #ifndef PQCACHED_SERVICE_CONFIG_PRESSURE_H_
 #define PQCACHED_SERVICE_CONFIG_PRESSURE_H_
 

@@ -21,7 +21,7 @@ using kvstore::FileDescriptor;
 
 void Wake(int eventfd) {
   const uint64_t one = 1;
-  if (write(eventfd, &one, sizeof(one)) < 0) return;  // it is awake already
+  if (write(eventfd, &one, sizeof(one)) < 0) return;  // counter is full: the thread wakes anyway
 }
 
 }  // namespace
@@ -54,7 +54,8 @@ void DetachedSessions::Stop() {
   thread_.join();
 }
 
-// Control memory of earlier workers is of no use to anybody once it says so; their connections are.
+// Marks the kept sessions of earlier workers as ended. Marked control memory is released, as
+// nothing needs it any more; the connections are held until the clients close them.
 void DetachedSessions::EndKept(kvstore::DescriptorKeeper* keeper) {
   if (keeper == nullptr) return;
   for (const std::string& name : keeper->Names()) {
@@ -89,14 +90,14 @@ void DetachedSessions::Restore() {
   }
 }
 
-// Sequences whose session was ended by a worker that did not live to drop them.
+// Drops the sequences whose session an earlier worker ended without living to drop them.
 void DetachedSessions::DropOrphans(const std::set<std::string>& known) {
   std::set<std::string> orphaned;
   for (const kvstore::CacheInfo& cache : parts_.store.ListCaches("")) {
     const auto sequences = parts_.store.ListSequences(cache.tenant, cache.cache_id);
     if (!sequences.ok()) continue;
     for (const kvstore::SequenceInfo& sequence : *sequences) {
-      if (sequence.retained) continue;  // of nobody, and meant to be
+      if (sequence.retained) continue;  // a cached prefix: belongs to no session by design
       if (known.count(sequence.session) == 0) orphaned.insert(sequence.session);
     }
   }
@@ -154,7 +155,8 @@ void DetachedSessions::Poll() {
   }
 }
 
-// What the client still says there was meant for a worker that is gone.
+// Returns whether the client has closed the connection. Discards what it reads: requests on this
+// connection were meant for a worker that has ended.
 bool DetachedSessions::HasEnded(const Connection& connection) {
   std::array<char, 4096> unheard;
   const ssize_t got = recv(connection.socket.get(), unheard.data(), unheard.size(), MSG_DONTWAIT);
@@ -194,7 +196,7 @@ void DetachedSessions::DropOverdue() {
     }
   }
   for (const OpenedSession& session : overdue) {
-    if (!parts_.sessions.CloseDetached(session.token)) continue;  // its client has come
+    if (!parts_.sessions.CloseDetached(session.token)) continue;  // its client has resumed it
     parts_.calls.RunCleanup([&store = parts_.store, &log = parts_.log, session = session.session] {
       const uint32_t dropped = store.DropSession(session.id);
       log.Info(

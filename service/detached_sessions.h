@@ -1,14 +1,18 @@
-// DetachedSessions: the sessions of earlier workers, until their clients have come back, or will not.
+// DetachedSessions holds the sessions of earlier workers until their clients resume them or their
+// time has run out.
 //
-// A session that was open when its worker ended goes on in the next one under its token. It is *detached*
-// until its client resumes it. While the client's old connection is open (whoever supervises the worker
-// holds it), it may take as long as it likes: an engine that computes nothing makes no calls. Without
-// one, its session is dropped after resume_timeout, as if the engine had died.
+// A session that was open when its worker ended continues in the next worker under the same token.
+// It is *detached* until its client resumes it. While the client's old connection is open (the
+// supervisor of the worker holds it), the client may take any time: an engine that computes nothing
+// makes no calls. Once that connection has ended, the session is dropped after resume_timeout, as
+// if the engine had died.
 //
-// An old connection ends when its client has unmapped all that came over it, or has died. When all have
-// ended, memory that was handed out by earlier workers and belongs to nobody now may be used again.
+// An old connection ends when its client has unmapped all memory that it received over it, or has
+// died. When all old connections have ended, memory that earlier workers handed out and that no
+// sequence uses may be allocated again.
 //
-// Start and Stop belong to one thread; Await is thread-safe. One thread of its own, when there is need.
+// Start and Stop must be called on one thread; Await is thread-safe. The object has a thread of its
+// own, if it needs one.
 #ifndef PQCACHED_SERVICE_DETACHED_SESSIONS_H_
 #define PQCACHED_SERVICE_DETACHED_SESSIONS_H_
 
@@ -31,10 +35,11 @@ namespace pqcached::service {
 
 class Log;
 
-// Who keeps what of local sessions beyond the end of this process; null = nobody. May be the same.
+// Keepers of the resources of local sessions beyond the end of this process; null = none. Both may
+// be the same object.
 struct SessionKeepers {
-  kvstore::DescriptorKeeper* memory = nullptr;       // that of the store: StoreOptions::keeper
-  kvstore::DescriptorKeeper* connections = nullptr;  // and control memory
+  kvstore::DescriptorKeeper* memory = nullptr;       // the store's keeper: StoreOptions::keeper
+  kvstore::DescriptorKeeper* connections = nullptr;  // keeps connections and control memory
 };
 
 class DetachedSessions {
@@ -49,15 +54,17 @@ class DetachedSessions {
   };
 
   explicit DetachedSessions(Parts parts);
-  // As Stop.
+  // Calls Stop.
   ~DetachedSessions();
 
-  // Restores the sessions that the store has kept, drops the sequences of others, and tells clients of
-  // earlier workers that those have ended. Before anything is served.
+  // Restores the sessions that the store has kept, drops the sequences of other sessions, and
+  // notifies the clients of earlier workers that those workers have ended. Must be called before
+  // anything is served.
   void Start();
   void Stop();
 
-  // A session whose client was not reached when it resumed it waits anew.
+  // Waits again, up to resume_timeout, for the client of a session that was resumed without
+  // reaching its client.
   void Await(const OpenedSession& session);
 
  private:
@@ -68,7 +75,7 @@ class DetachedSessions {
   };
   struct Waiting {
     Session session;
-    Clock::time_point until;  // max = while one of its connections is open
+    Clock::time_point until;  // max = no limit, as one of its connections is open
   };
 
   void EndKept(kvstore::DescriptorKeeper* keeper);
@@ -83,7 +90,7 @@ class DetachedSessions {
 
   const Parts parts_;
   const kvstore::FileDescriptor wake_;             // eventfd
-  std::map<std::string, Connection> connections_;  // by name; of the thread, once it runs
+  std::map<std::string, Connection> connections_;  // by name; used by the thread only, once it runs
   absl::Mutex mutex_;
   std::map<std::string, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // by token
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,4 +1,5 @@
-// Event: something that happens once, and that can be waited for by a clock that nobody sets.
+// Event is a one-shot notification. Its timeout is measured on the steady clock, which cannot be
+// set.
 //
 // Thread-safe.
 #ifndef PQCACHED_SERVICE_EVENT_H_
@@ -15,9 +16,9 @@ class Event {
   void Happen() {
     const kvstore::MutexLock lock(&mutex_);
     happened_ = true;
-    changed_.SignalAll();  // under the lock: who waits may destroy this as soon as it is free
+    changed_.SignalAll();  // under the lock: the waiter may destroy this once it is free
   }
-  // Returns whether it has happened.
+  // Waits at most `timeout` for the event. Returns whether it has happened.
   bool WaitFor(absl::Duration timeout) {
     const kvstore::SteadyTime until = kvstore::SteadyTime::Now() + timeout;
     const kvstore::MutexLock lock(&mutex_);

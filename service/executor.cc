@@ -45,7 +45,7 @@ void Executor::Work() {
       absl::MutexLock lock(&mutex_);
       mutex_.Await(absl::Condition(this, &Executor::HasWork));
       lane = Next();
-      if (!lane.has_value()) return;  // bulk work that waits is left to those who are at it
+      if (!lane.has_value()) return;  // the threads that run bulk tasks finish the waiting ones
       std::deque<Waiting>& waiting = *lane == Lane::kBulk ? bulk_ : brief_;
       task = std::move(waiting.front().task);
       waiting.pop_front();

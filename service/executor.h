@@ -1,8 +1,9 @@
-// Executor carries out calls on its own threads, so that work on the store never holds up gRPC's.
+// Executor runs calls on its own threads, so that work on the store never blocks gRPC's threads.
 //
-// What waits is limited; past the limit TryRun refuses. Bulk work (rows of long prompts) waits until less
-// than its share of the threads is at it, so that brief calls find one; otherwise tasks begin in the order
-// in which they were taken. The destructor finishes what was taken.
+// The number of waiting tasks is limited; at the limit TryRun refuses. Bulk tasks (rows of long
+// prompts) may occupy only their share of the threads, so that brief calls find a free one; apart
+// from that, tasks start in the order in which they were accepted. The destructor finishes all
+// accepted tasks.
 //
 // Thread-safe.
 #ifndef PQCACHED_SERVICE_EXECUTOR_H_
@@ -28,8 +29,8 @@ class Executor {
 
   struct Options {
     uint32_t threads = 1;
-    uint32_t bulk_threads = 1;  // of them; at least 1
-    size_t max_pending = 1;     // tasks that wait; those at work are not counted
+    uint32_t bulk_threads = 1;  // most of `threads` that bulk tasks may occupy; at least 1
+    size_t max_pending = 1;     // tasks that wait; running tasks are not counted
   };
 
   explicit Executor(Options options);
@@ -37,22 +38,22 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Returns false, without taking the task, when max_pending tasks wait already.
+  // Returns false, without accepting the task, when max_pending tasks wait already.
   [[nodiscard]] bool TryRun(Task task, Lane lane = Lane::kBrief);
 
-  // Takes the task past the limit: for work that must happen and that another limit bounds (the end
-  // of a session).
+  // Accepts the task even past the limit: for work that must run and that another limit bounds (the
+  // end of a session).
   void Run(Task task);
 
  private:
   struct Waiting {
     Task task;
-    uint64_t number = 0;  // in the order of all
+    uint64_t number = 0;  // order of acceptance over both lanes
   };
 
   bool Push(Task task, Lane lane, bool even_past_limit);
   void Work();
-  // The lane whose first task is next; nothing when none may begin.
+  // Returns the lane whose first task is next; nothing when no task may start.
   std::optional<Lane> Next() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return stopping_ || Next().has_value();

@@ -22,8 +22,9 @@ constexpr uint32_t LengthDelimited(int field) {
          WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
 }
 
-// Calls visit(tag, field, value) for each field of `message`: all its bytes, and those of its value when
-// it is length-delimited. False when `message` is no message, or as soon as `visit` says so.
+// Calls visit(tag, field, value) for each field of `message`: `field` holds all its bytes, `value`
+// those of its value when it is length-delimited (otherwise it is empty). Returns false when
+// `message` is malformed, and as soon as `visit` returns false.
 template <class Visit>
 bool ForEachField(Bytes message, const Visit& visit) {
   CodedInputStream in(reinterpret_cast<const uint8_t*>(message.data()),
@@ -61,8 +62,9 @@ void AppendField(uint32_t tag, const std::string& value, std::string* to) {
   to->append(value);
 }
 
-// Each Strip function appends a message to `to`, without the inline data that it finds in it. What comes
-// twice is left to protobuf: of the data, the last one counts there, too.
+// The Strip functions append a message to `to` without its inline data, which they return as a
+// view. A field that occurs twice is left to protobuf: the last occurrence of the data counts here
+// as it does there.
 bool StripTensor(Bytes tensor, std::string* to, Bytes* data) {
   return ForEachField(tensor, [&](uint32_t tag, Bytes field, Bytes value) {
     if (tag == LengthDelimited(v1::Tensor::kInlineDataFieldNumber)) {
@@ -75,10 +77,11 @@ bool StripTensor(Bytes tensor, std::string* to, Bytes* data) {
   });
 }
 
-// A message whose fields of some tags are stripped by strip(tag, value, &stripped), which returns
-// kOther for all others.
+// Result of strip(tag, value, &stripped): kYes when `stripped` replaces the value, kOther when the
+// field stays as it is, kBad when the value is malformed.
 enum class Stripped { kYes, kOther, kBad };
 
+// Appends `message` to `to`, with `strip` applied to each of its fields.
 template <class Strip>
 bool StripFields(Bytes message, std::string* to, const Strip& strip) {
   return ForEachField(message, [&](uint32_t tag, Bytes field, Bytes value) {

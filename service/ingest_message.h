@@ -1,5 +1,5 @@
-// IngestMessage: one IngestRequest as it came from the wire. Its rows are looked at where gRPC has put
-// them: protobuf would copy them into strings that it allocates anew for each message.
+// IngestMessage is one received IngestRequest. Its rows are read where gRPC has received them,
+// because protobuf would copy them into strings that it allocates again for each message.
 //
 // Single-thread.
 #ifndef PQCACHED_SERVICE_INGEST_MESSAGE_H_
@@ -23,22 +23,25 @@ namespace pqcached::service {
 
 class IngestMessage {
  public:
-  // Takes the message out of `received`, in place of the one before.
+  // Parses the message in `received`, and replaces the previous one.
   //
-  // Errors: kInvalidArgument  it is no IngestRequest
+  // Errors: kInvalidArgument  it is not an IngestRequest
   absl::Status Parse(grpc::ByteBuffer* received);
 
-  // All of the message but the inline data of its chunk's keys and values, which is there, but empty.
+  // Returns the message. The inline data of its chunk's keys and values is present but empty.
   const v1::IngestRequest& request() const { return request_; }
 
-  // Of the chunk, checked as by LayerRowsOf (wire.h). REQUIRES: request().has_chunk()
-  // Borrows from this until the next Parse, and from `staging`.
+  // Returns the rows of the chunk, checked as by LayerRowsOf (wire.h). The result borrows from this
+  // object until the next Parse, and from `staging`.
+  //
+  // REQUIRES: request().has_chunk()
   absl::StatusOr<kvstore::LayerRows> Rows(uint64_t max_bytes, StagingClaims* staging) const;
 
  private:
   using Bytes = std::span<const std::byte>;
 
-  // The message in one piece; copied into `joined_` when it came in several.
+  // Returns the message as one piece; copies it to `joined_` when it was received in several
+  // slices.
   Bytes Join(grpc::ByteBuffer* received);
 
   v1::IngestRequest request_;

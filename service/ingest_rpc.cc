@@ -1,4 +1,4 @@
-// Rows in: Ingest (a transaction over a stream) and Append.
+// RPCs that write KV rows: Ingest (a transaction over a stream) and Append.
 #include <grpcpp/support/byte_buffer.h>
 
 #include <algorithm>
@@ -23,13 +23,13 @@ absl::Status UnderHeader(const absl::Status& status) {
   return Under("header", MoveField("first_position", "token_ids_begin", status));
 }
 
-// One Ingest call. While a serving thread works on one message, the next one is read already; it waits
-// until its turn comes.
+// IngestStream is one Ingest call. While a serving thread works on one message, the next one is
+// already being read; it waits for its turn.
 //
-// The rows are committed when the client has ended its side well. A failed read does not tell an
-// end from a client that is gone, and the news of its going may come later; but on a dead stream
-// the initial metadata cannot be sent any more. So they are sent after the last read, and only
-// their success leads to the commit.
+// The rows are committed when the client has ended its side in order. A failed read does not
+// distinguish this from a client that has disconnected, of which gRPC may be notified later; but on
+// a dead stream the initial metadata can no longer be sent. Therefore the initial metadata is sent
+// after the last read, and only its success leads to the commit.
 class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
                            public std::enable_shared_from_this<IngestStream> {
  public:
@@ -78,14 +78,14 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     Work([](IngestStream& self) { return self.Commit(); }, Executor::Lane::kBrief);
   }
 
-  // Deletes this, unless a timer is just looking.
+  // Deletes this object, unless a timer holds it at this moment.
   void OnDone() override { self_.reset(); }
 
  private:
   using Step = absl::Status (*)(IngestStream&);
   enum class Read { kUnderWay, kMessage, kEnd, kSeenEnd };
 
-  // Takes up what has been read, unless a thread works on what came before.
+  // Handles what has been read, unless a thread still works on the previous message.
   void GoOn() {
     {
       absl::MutexLock lock(&mutex_);
@@ -156,7 +156,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     if (transaction_ == nullptr) return InvalidArgument("header", "must come first");
     if (chunk.query_samples_size() > 0) return NotYet("chunk.query_samples");
     if (!chunk.has_rows()) return InvalidArgument("chunk.rows", "missing");
-    StagingClaims claims(store_, call_.session.id);  // over when the rows are copied
+    StagingClaims claims(store_, call_.session.id);  // released when the rows are copied
     const absl::StatusOr<kvstore::LayerRows> rows = request_.Rows(max_tensor_bytes_, &claims);
     if (!rows.ok()) return rows.status();
     return Under("chunk", transaction_->Write(chunk.first_position(), *rows));
@@ -194,8 +194,8 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     });
   }
 
-  // At the deadline, or when a client that sends nothing may have held its rows and their memory for
-  // long enough.
+  // Ends the call at its deadline, or when a client that sends nothing has held its rows and their
+  // memory for stream_timeout.
   void Look() {
     absl::MutexLock lock(&mutex_);
     if (finished_) return;
@@ -212,7 +212,8 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     }
   }
 
-  // The transaction goes first, so that a caller that hears of the failure can begin again at once.
+  // The transaction is ended first, so that a caller that receives the failure can begin again at
+  // once.
   void FinishLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (finished_) return;
     finished_ = true;
@@ -228,20 +229,20 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   const absl::Duration most_idle_;
   grpc::ByteBuffer* const response_;
   Call call_;
-  grpc::ByteBuffer incoming_;           // gRPC's, while a read is under way
+  grpc::ByteBuffer incoming_;           // owned by gRPC while a read is in progress
   std::shared_ptr<IngestStream> self_;  // until OnDone
-  // Of whoever works; the lock hands it on.
+  // Used by the thread that works on the call; the lock passes them to the next one.
   grpc::ByteBuffer message_;
   IngestMessage request_;
   std::unique_ptr<kvstore::IngestTransaction> transaction_;
   uint64_t sequence_id_ = 0;
   uint64_t first_id_ = 0;
-  std::vector<uint32_t> token_ids_;  // named when all rows are there
+  std::vector<uint32_t> token_ids_;  // ids of the tokens, recorded after the commit of the rows
   bool done_ = false;
   absl::Mutex mutex_;
   Alarm alarm_ ABSL_GUARDED_BY(mutex_);
   Read read_ ABSL_GUARDED_BY(mutex_) = Read::kUnderWay;
-  SteadyTime waiting_since_ ABSL_GUARDED_BY(mutex_);  // for a message, unless working_
+  SteadyTime waiting_since_ ABSL_GUARDED_BY(mutex_);  // time of the last work on a message
   bool working_ ABSL_GUARDED_BY(mutex_) = false;
   bool expired_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
@@ -277,7 +278,7 @@ absl::StatusOr<uint64_t> KvCacheService::AppendOne(const Call& call, const v1::S
       store_.Append(call.session.tenant, item.sequence_id(), item.first_position(), layers);
   if (!token_count.ok()) return Under(field, token_count.status());
   if (token_ids.empty()) return token_count;
-  // Named when the rows are there: what fails has changed nothing.
+  // Tokens are named after their rows are stored, so that a failed call has changed nothing.
   const absl::Status named =
       store_.NameTokens(call.session.tenant, item.sequence_id(), item.first_position(), token_ids);
   if (!named.ok()) return Under(field, named);

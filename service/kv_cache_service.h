@@ -1,7 +1,7 @@
-// KvCacheService answers the rpcs of pqcached.v1.KvCache. The rpcs stand in files by meaning:
+// KvCacheService answers the rpcs of pqcached.v1.KvCache. Their handlers are grouped by subject:
 // session_rpc.cc, sequence_rpc.cc, ingest_rpc.cc, local_rpc.cc, build_rpc.cc, query_rpc.cc.
 //
-// Thread-safe, as gRPC demands.
+// Thread-safe, as gRPC requires.
 #ifndef PQCACHED_SERVICE_KV_CACHE_SERVICE_H_
 #define PQCACHED_SERVICE_KV_CACHE_SERVICE_H_
 
@@ -23,7 +23,7 @@ namespace pqcached::service {
 
 class SessionStreams;
 
-// Ingest takes its messages as bytes: see IngestMessage.
+// Ingest receives its messages as bytes: see IngestMessage.
 class KvCacheService final
     : public v1::KvCache::WithRawCallbackMethod_Ingest<v1::KvCache::CallbackService> {
  public:
@@ -32,7 +32,7 @@ class KvCacheService final
                  DetachedSessions& detached);
   ~KvCacheService() override;
 
-  // Ends all session streams with `status`, and drops their sequences soon after.
+  // Ends all session streams with `status`; their sequences are dropped soon afterwards.
   void EndSessions(const absl::Status& status);
 
  private:
@@ -41,11 +41,11 @@ class KvCacheService final
   using SharedSpec = std::shared_ptr<const kvstore::CacheSpec>;
 
   struct RememberedSpec {
-    std::string tenant;  // others do not learn from it
+    std::string tenant;  // SpecOf returns the entry to this tenant only
     SharedSpec spec;
   };
 
-  // Of one token of one layer in a response.
+  // Size of one token of one layer in a response.
   struct TokenShape {
     uint32_t kv_heads = 0;
     uint64_t bytes = 0;  // over all kv heads
@@ -88,25 +88,30 @@ class KvCacheService final
 
   absl::StatusOr<kvstore::SequenceSpec> SequenceSpecOf(const Call& call,
                                                        const v1::CreateSequenceRequest& request);
-  // Drops a sequence that was made for a caller that has gone.
+  // Drops a sequence that was created for a caller that has disconnected, and returns the error of
+  // the call then.
   absl::Status CheckOwned(const Call& call, uint64_t sequence_id);
   absl::Status CommitRows(const Call& call, const v1::CommitRequest& request,
                           v1::CommitResponse* response);
-  // Errors: kNotFound, kFailedPrecondition when the lease is given and not the session's
+  // Checks that the session holds the lease, when one is given.
+  //
+  // Errors: kNotFound, kFailedPrecondition  the session does not hold the lease
   absl::Status CheckLease(const Call& call, const v1::LeaseState& lease, const std::string& field);
-  // Tells what is newer, when a lease is given; never fails.
+  // Fills `attachment` with the sequence's segment map, when a lease is given whose known version
+  // is older. Always returns OK.
   absl::Status FillAttachment(const Call& call, const v1::LeaseState& lease,
                               v1::Attachment* attachment);
   absl::StatusOr<uint64_t> AppendOne(const Call& call, const v1::SequenceAppend& item,
                                      const std::string& field,
                                      const std::vector<kvstore::LayerRows>& layers);
-  // Resolves an absent index: the default of the sequence's cache.
+  // Returns the requested index, or the default of the sequence's cache when the request names
+  // none.
   absl::StatusOr<kvstore::IndexDescriptor> IndexOrDefault(const Call& call,
                                                           absl::string_view id_field,
                                                           uint64_t sequence_id, bool present,
                                                           const v1::IndexSpec& spec,
                                                           const std::string& field);
-  // Of the sequence's cache.
+  // Returns the specification of the sequence's cache.
   absl::StatusOr<SharedSpec> SpecOf(const Call& call, uint64_t sequence_id);
   absl::StatusOr<kvstore::Selection> ResolveSelection(const Call& call, uint64_t sequence_id,
                                                       const v1::Selection& selection,
@@ -115,7 +120,9 @@ class KvCacheService final
                          v1::Attention* message);
   absl::StatusOr<TokenShape> TokenShapeOf(const Call& call, uint64_t sequence_id, uint32_t layer,
                                           kvstore::RowPart part);
-  // Errors: kResourceExhausted  the response would not fit a message
+  // Checks the size of a response.
+  //
+  // Errors: kResourceExhausted  the response would not fit in a message
   absl::Status CheckResponseBytes(uint64_t bytes) const;
 
   const Config config_;
@@ -127,9 +134,10 @@ class KvCacheService final
   Log& log_;
   DetachedSessions& detached_;
   const std::unique_ptr<SessionStreams> streams_;
-  absl::Mutex open_mutex_;  // one OpenCache at a time, so that exactly one of two hears `created`
+  absl::Mutex open_mutex_;  // serializes OpenCache, so that exactly one caller gets `created`
   absl::Mutex mutex_;
-  // Remembered by sequence, because a decode step asks in every layer; ids are never used twice.
+  // Cache specifications by sequence id, because a decode step needs one in every layer. Ids are
+  // never reused.
   absl::flat_hash_map<uint64_t, RememberedSpec> specs_ ABSL_GUARDED_BY(mutex_);
 };
 

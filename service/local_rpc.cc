@@ -1,4 +1,5 @@
-// What clients on this host call besides: rows out of staging, leases on mapped sequences.
+// RPCs for clients on this host: Commit (writes rows from the staging ring), Attach and Detach
+// (leases on mapped sequences).
 #include <algorithm>
 
 #include "absl/container/flat_hash_set.h"
@@ -75,7 +76,8 @@ absl::Status KvCacheService::FillAttachment(const Call& call, const v1::LeaseSta
   if (lease.lease_id() == 0) return absl::OkStatus();
   absl::StatusOr<kvstore::VersionedImage> image =
       store_.RefreshLease(call.session.id, LeaseStateOf(lease));
-  // The call has done its work, and the lease's words say the rest.
+  // A failed refresh is not an error of the call, which has done its work; the lease words show the
+  // client the state of its lease.
   if (image.ok() && image->image.size() <= config_.max_message_bytes) {
     ToWire(*std::move(image), attachment);
   }
@@ -86,22 +88,22 @@ KvCacheService::Reactor* KvCacheService::Attach(Context* context, const v1::Atta
                                                 v1::AttachResponse* response) {
   return calls_.Unary(context, Rpc::kAttach, Access::kSession,
                       [=, this](const Call& call) -> absl::Status {
-                        absl::StatusOr<kvstore::AttachedSequence> attached =
+        absl::StatusOr<kvstore::AttachedSequence> attached =
                             store_.Attach(call.session.tenant, request->sequence_id(),
                                           call.session.id, LeaseStateOf(request->lease()));
                         if (!attached.ok()) return UnderLease(attached.status());
-                        const bool made = request->lease().lease_id() == 0;
-                        absl::Status status = CheckResponseBytes(attached->attachment.image.size());
-                        if (status.ok()) status = call.Check();
-                        if (!status.ok()) {  // nobody hears of the new lease
+        const bool made = request->lease().lease_id() == 0;
+        absl::Status status = CheckResponseBytes(attached->attachment.image.size());
+        if (status.ok()) status = call.Check();
+        if (!status.ok()) {  // the client does not receive the new lease
                           if (made)
                             store_.Detach(call.session.id, attached->lease_id).IgnoreError();
-                          return status;
+          return status;
                         }
-                        response->set_lease_id(attached->lease_id);
-                        response->set_word_index(attached->word_index);
-                        ToWire(std::move(attached->attachment), response->mutable_attachment());
-                        return absl::OkStatus();
+        response->set_lease_id(attached->lease_id);
+        response->set_word_index(attached->word_index);
+        ToWire(std::move(attached->attachment), response->mutable_attachment());
+        return absl::OkStatus();
                       });
 }
 

@@ -34,8 +34,10 @@ enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kCritical, kOff }
 
 class Log {
  public:
-  // `file` empty = standard error. Errors: kInvalidArgument (level, by name), kNotFound (the file
-  // cannot be opened).
+  // Opens the log. An empty `file` means standard error.
+  //
+  // Errors: kInvalidArgument  the level is unknown
+  //         kNotFound         the file cannot be opened
   static absl::StatusOr<std::unique_ptr<Log>> Open(absl::string_view level,
                                                    const std::string& file);
   ~Log();
@@ -46,14 +48,15 @@ class Log {
   void Warning(absl::string_view event, std::initializer_list<LogField> fields) const;
   void Error(absl::string_view event, std::initializer_list<LogField> fields) const;
 
-  // Returns the level that was in force before. Errors: kInvalidArgument.
+  // Sets the level and returns the previous one.
+  //
+  // Errors: kInvalidArgument  the level is unknown
   absl::StatusOr<std::string> SetLevel(absl::string_view level);
 
  private:
   explicit Log(std::shared_ptr<spdlog::logger> logger);
 
-  const std::shared_ptr<spdlog::logger>
-      logger_;  // shared because spdlog hands loggers out that way
+  const std::shared_ptr<spdlog::logger> logger_;  // shared because spdlog requires it
 };
 
 }  // namespace pqcached::service

@@ -1,4 +1,4 @@
-// pqcached: one program, a supervisor and the worker that it starts.
+// pqcached is one program that runs as the supervisor and as the worker that the supervisor starts.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -29,13 +29,14 @@
 namespace pqcached::service {
 namespace {
 
-// A worker whose supervisor was killed takes so long to free its memory, at most.
+// Longest wait for the worker of a killed supervisor to free its memory and end.
 constexpr absl::Duration kOrphanPatience = absl::Seconds(10);
-// systemd takes messages in its own time; the worker waits meanwhile.
+// Longest wait for systemd to accept a message; the worker is not supervised during that time.
 constexpr absl::Duration kAboveTimeout = absl::Milliseconds(500);
-// What the old supervisor may take beyond its own worker's end.
+// Time that the old supervisor gets in a take-over, beyond the time that its worker needs to end.
 constexpr absl::Duration kTakeOverGrace = absl::Minutes(1);
-// After READY=1 was not said for so many times the watchdog's time, the worker is killed.
+// A worker that has not sent READY=1 after this many watchdog timeouts (and Options::start_timeout)
+// is killed.
 constexpr int kStartFactor = 20;
 
 int Fail(const absl::Status& status, int exit_code) {
@@ -50,7 +51,7 @@ int PrintConfig(const Config& config) {
   return 0;
 }
 
-// As many descriptors as the kernel lets this user have; the worker inherits it.
+// Raises the limit of descriptors as far as the kernel permits; the worker inherits it.
 void RaiseDescriptorLimit() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -58,7 +59,8 @@ void RaiseDescriptorLimit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// The right to serve on all sockets of the configuration, across workers.
+// Claims on all sockets of the configuration, which the supervisor holds across the lives of its
+// workers.
 struct Claims {
   std::unique_ptr<SocketClaim> grpc;
   std::unique_ptr<SocketClaim> broker;
@@ -77,7 +79,8 @@ absl::StatusOr<Claims> TakeClaims(const Config& config) {
   return claims;
 }
 
-// What starts this program again: links are followed anew, and nothing is taken over.
+// Returns the command that starts this program again, without the take-over flag. Symbolic links in
+// its path are followed again at each start.
 std::vector<std::string> CommandOf(int argc, const char* const* argv) {
   std::vector<std::string> command = {ProgramPath(argv[0])};
   for (int i = 1; i < argc; ++i) {
@@ -111,7 +114,7 @@ Supervisor::Options SupervisorOptionsOf(const Config& config, std::vector<std::s
   if (config.pool_directory.empty()) return options;
   options.keeps_files = [directory = config.pool_directory] {
     const auto keeper = kvstore::FileKeeper::Open(directory);
-    // One that somebody else holds still has something for all that is known.
+    // A directory that another process holds may contain memory to recover.
     return keeper.ok() ? !(*keeper)->Names().empty() : absl::IsAlreadyExists(keeper.status());
   };
   options.drop_files = [directory = config.pool_directory] {
@@ -122,7 +125,7 @@ Supervisor::Options SupervisorOptionsOf(const Config& config, std::vector<std::s
   return options;
 }
 
-// The exit status; nothing where this program is to be started anew.
+// Runs the supervisor. Returns its exit status, or nothing when this program must be started again.
 std::optional<int> Supervise(const Config& config, const CommandLine& command_line,
                              const std::vector<std::string>& command) {
   RaiseDescriptorLimit();
@@ -143,7 +146,8 @@ std::optional<int> Supervise(const Config& config, const CommandLine& command_li
     if (!taken.ok() && !absl::IsNotFound(taken.status())) return Fail(taken.status(), kExitFailed);
     if (taken.ok()) kept.merge(*taken);
   }
-  // Destroyed last: whoever comes next finds nothing of this process.
+  // Declared first, so that it closes last: the successor starts when it is closed, after this
+  // process has released its sockets.
   kvstore::FileDescriptor successor;
   absl::StatusOr<Claims> claims = TakeClaims(config);
   if (!claims.ok()) return Fail(claims.status(), kExitFailed);
@@ -159,7 +163,8 @@ std::optional<int> Supervise(const Config& config, const CommandLine& command_li
   return outcome.exit_code;
 }
 
-// In place of this process, with nothing of it. Returns only when that fails.
+// Replaces this process by a new run of the program that inherits none of its memory. Returns only
+// on failure.
 int StartAnew(std::vector<std::string> command) {
   std::vector<char*> pointers;
   for (std::string& argument : command) pointers.push_back(argument.data());

@@ -31,7 +31,8 @@ absl::string_view Get(const Environment& environment, const char* name) {
   return value == nullptr ? absl::string_view() : absl::string_view(value);
 }
 
-// Variables that name a process are for that one alone; what it starts inherits them.
+// Returns whether the variable `name` holds this process's pid. Such variables address one process,
+// but its children inherit them.
 bool IsForThisProcess(const Environment& environment, const char* name, bool when_missing) {
   const absl::string_view text = Get(environment, name);
   int64_t pid = 0;
@@ -64,7 +65,7 @@ absl::StatusOr<KeptDescriptors> Inherited(const Environment& environment) {
     FileDescriptor descriptor(kFirstListenDescriptor + i);
     const size_t index = static_cast<size_t>(i);
     if (fcntl(descriptor.get(), F_SETFD, FD_CLOEXEC) != 0) {
-      descriptor.Release();  // there is none
+      descriptor.Release();  // no such descriptor is open
     } else if (index < names.size() && kvstore::IsKeeperName(names[index])) {
       kept.try_emplace(names[index], std::move(descriptor));
     }
@@ -146,7 +147,7 @@ absl::Status Notifier::Barrier() const {
     const FileDescriptor writing(ends[1]);
     if (absl::Status status = SendWith("BARRIER=1", writing.get()); !status.ok()) return status;
   }
-  // The other side closes its end when it has come to it.
+  // The receiver closes its copy of the write end when it processes the message.
   pollfd end = {.fd = reading.get(), .events = 0, .revents = 0};
   const kvstore::SteadyTime until = kvstore::SteadyTime::Now() + options_.timeout;
   int ready = 0;
@@ -197,7 +198,7 @@ absl::Status Notifier::Store(std::string_view name, int descriptor, absl::string
     if (kept_.count(key) != 0) {
       return AlreadyExists("name", absl::StrCat("'", key, "' is kept already"));
     }
-    // The other side would drop what is too much without a word.
+    // The receiver would silently drop a descriptor beyond its limits.
     if (kept_.size() >= options_.max_kept ||
         name_bytes_ + key.size() + 1 > options_.max_name_bytes) {
       return ResourceExhausted("descriptors",

@@ -1,11 +1,13 @@
-// Notifier: this process's line to whoever supervises it, by the protocol of systemd's sd_notify.
+// Notifier sends messages and descriptors to the process's supervisor, by the protocol of systemd's
+// sd_notify.
 //
-// The supervisor of pqcached speaks it to its worker, and systemd to the supervisor. Datagrams to the
-// socket that $NOTIFY_SOCKET names say how the service is; descriptors that go along (FDSTORE) are held
-// by the other side beyond the end of this process, and come back to the next one from descriptor 3 on
-// ($LISTEN_FDS, $LISTEN_FDNAMES). That makes it a DescriptorKeeper.
+// pqcached's supervisor is the receiver for its worker, and systemd for the supervisor. Datagrams
+// to the socket that $NOTIFY_SOCKET names report the state of the service. The receiver holds
+// descriptors that are sent along (FDSTORE) beyond the end of this process, and passes them to the
+// next process as descriptors 3 and up ($LISTEN_FDS, $LISTEN_FDNAMES). That makes the notifier a
+// DescriptorKeeper.
 //
-// Thread-safe. No lock is held while something is sent.
+// Thread-safe. No lock is held while a message is sent.
 #ifndef PQCACHED_SERVICE_NOTIFY_H_
 #define PQCACHED_SERVICE_NOTIFY_H_
 
@@ -30,25 +32,26 @@ namespace pqcached::service {
 using KeptDescriptors = std::map<std::string, kvstore::FileDescriptor, std::less<>>;
 using KeptMappings = std::map<std::string, kvstore::Mapping, std::less<>>;
 
-// "1" asks a supervisor of pqcached to map what it keeps.
+// Field of an FDSTORE message: "1" asks pqcached's supervisor to map the descriptor's memory and to
+// hold the mapping.
 inline constexpr char kMapField[] = "PQCACHED_MAP";
 
-// The first of the descriptors that a supervisor hands over.
+// Number of the first descriptor that a supervisor passes to this process.
 inline constexpr int kFirstListenDescriptor = 3;
 
 class Notifier final : public kvstore::DescriptorKeeper {
  public:
   struct Options {
-    std::string socket;                 // path, or "@name" of an abstract one
-    KeptDescriptors kept = {};          // that an earlier process left
-    size_t max_kept = 65536;            // descriptors that the other side holds at once
-    size_t max_name_bytes = 120 << 10;  // all names together: they come back in one variable
-    absl::Duration timeout = absl::Seconds(5);  // for the other side to take a message
+    std::string socket;                 // the receiver's path, or "@name" of an abstract socket
+    KeptDescriptors kept = {};          // descriptors that an earlier process stored
+    size_t max_kept = 65536;            // most descriptors that the receiver holds
+    size_t max_name_bytes = 120 << 10;  // all names together: they return in one variable
+    absl::Duration timeout = absl::Seconds(5);  // longest wait for the receiver to accept a message
   };
 
-  // As the environment says: NOTIFY_SOCKET, and where they are meant for this process LISTEN_FDS,
-  // LISTEN_FDNAMES, FDSTORE. Null without NOTIFY_SOCKET. Descriptors without a name that can be kept,
-  // and doubles, are closed.
+  // Creates a notifier from the environment: NOTIFY_SOCKET, FDSTORE and, if LISTEN_PID names this
+  // process, LISTEN_FDS and LISTEN_FDNAMES. Returns null without NOTIFY_SOCKET. Closes passed
+  // descriptors whose name is invalid or occurred before.
   //
   // REQUIRES: called once, before this process opens descriptors of its own.
   // Errors: kInvalidArgument  NOTIFY_SOCKET, LISTEN_FDS
@@ -56,11 +59,14 @@ class Notifier final : public kvstore::DescriptorKeeper {
       const Environment& environment, absl::Duration timeout = absl::Seconds(5));
   explicit Notifier(Options options);
 
-  // The other side keeps mappings, too; this process has these of it.
+  // Sets the mappings that this process has inherited from a supervisor that keeps mappings, too.
+  //
   // REQUIRES: called before this object is shared.
   void Inherit(KeptMappings mappings);
 
-  // "READY=1", "STATUS=..." and so on, several in lines. Errors: kUnavailable
+  // Sends a message of one or more lines: "READY=1", "STATUS=...".
+  //
+  // Errors: kUnavailable
   absl::Status Send(absl::string_view message) const;
 
   // See DescriptorKeeper.
@@ -72,17 +78,18 @@ class Notifier final : public kvstore::DescriptorKeeper {
   kvstore::FileDescriptor Take(std::string_view name) const override;
   std::vector<std::string> Names() const override;
 
-  // As Keep, without waiting until it is held.
+  // Stores the descriptor like Keep, but does not wait until the receiver holds it.
   absl::Status Forward(std::string_view name, int descriptor);
 
-  // Lets what an earlier process left go out of this object; it stays kept by the other side.
+  // Returns duplicates of all stored descriptors, which also stay stored here and at the receiver.
   KeptDescriptors TakeAll();
 
  private:
-  // `fields`: more of the message's lines, each with its end.
+  // Stores the descriptor and sends it. `fields` holds further lines of the message, each with its
+  // line end.
   absl::Status Store(std::string_view name, int descriptor, absl::string_view fields, bool wait);
   absl::Status SendWith(absl::string_view message, int descriptor) const;
-  // Returns when the other side has taken all that was sent before.
+  // Waits until the receiver has processed all earlier messages.
   absl::Status Barrier() const;
 
   const Options options_;  // without `kept`
@@ -94,7 +101,8 @@ class Notifier final : public kvstore::DescriptorKeeper {
   size_t name_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// How often the other side wants to hear WATCHDOG=1; zero = never. From WATCHDOG_USEC, WATCHDOG_PID.
+// Returns the time within which the receiver expects WATCHDOG=1, from WATCHDOG_USEC and
+// WATCHDOG_PID; zero = no watchdog.
 absl::Duration WatchdogTimeout(const Environment& environment);
 
 }  // namespace pqcached::service

@@ -22,7 +22,7 @@ using kvstore::FileDescriptor;
 constexpr size_t kMaxMessageBytes = 4096;
 constexpr size_t kMaxDescriptors = 16;  // more are cut off by the kernel, and closed
 
-// The descriptors that came along, each with an owner, and who sent them.
+// Reads the descriptors of a message, each into an owner, and the sender's pid and uid.
 void ReadControl(msghdr& header, Notification& message, bool& has_sender) {
   for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr; part = CMSG_NXTHDR(&header, part)) {
     if (part->cmsg_level != SOL_SOCKET) continue;

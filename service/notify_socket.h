@@ -1,7 +1,7 @@
-// NotifySocket: where a supervisor hears its worker, the other side of Notifier.
+// NotifySocket receives the messages of a worker's Notifier in its supervisor.
 //
-// A datagram socket at a path that only this user may write to. Each message comes with the kernel's
-// word on who sent it.
+// It is a datagram socket at a path that only this user may write to. The kernel attaches the
+// sender's pid and uid to each message.
 //
 // Single-thread.
 #ifndef PQCACHED_SERVICE_NOTIFY_SOCKET_H_
@@ -20,9 +20,10 @@
 
 namespace pqcached::service {
 
-// What stands in one datagram: lines NAME=VALUE, the last one of a name counts.
+// Notification is the content of one datagram: lines NAME=VALUE. When a name occurs several times,
+// the last value counts.
 struct Notification {
-  pid_t pid = 0;  // of the sender
+  pid_t pid = 0;  // pid of the sender
   uid_t uid = 0;
   std::map<std::string, std::string> fields;
   std::vector<kvstore::FileDescriptor> descriptors;
@@ -39,7 +40,8 @@ struct Notification {
 
 class NotifySocket {
  public:
-  // Takes the place of what is at `path`: the caller has the claim on it.
+  // Binds the socket and replaces an existing one at `path`, on which the caller must hold the
+  // claim.
   //
   // Errors: kFailedPrecondition  it cannot be bound
   static absl::StatusOr<std::unique_ptr<NotifySocket>> Bind(const std::string& path);
@@ -51,8 +53,8 @@ class NotifySocket {
   const std::string& path() const { return path_; }
   int descriptor() const { return socket_.get(); }
 
-  // The next message; nothing when none waits. What is cut off or says nothing of who sent it is
-  // skipped.
+  // Returns the next message, or nothing when none waits. Skips messages that are truncated or
+  // carry no sender.
   std::optional<Notification> Receive();
 
  private:

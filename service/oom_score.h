@@ -1,4 +1,4 @@
-// OomScore: what the kernel adds to this process's badness when it has to kill one.
+// AdjustOomScore sets how likely the kernel is to kill this process when memory runs out.
 #ifndef PQCACHED_SERVICE_OOM_SCORE_H_
 #define PQCACHED_SERVICE_OOM_SCORE_H_
 
@@ -8,9 +8,10 @@
 
 namespace pqcached::service {
 
-// For this process and those that it starts later.
+// Sets oom_score_adj (-1000..1000; lower protects) of this process and of the processes that it
+// starts later.
 //
-// Errors: kPermissionDenied  the kernel refuses a lower one
+// Errors: kPermissionDenied  the kernel refuses to lower the score
 absl::Status AdjustOomScore(int32_t score);
 
 }  // namespace pqcached::service

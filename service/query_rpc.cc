@@ -1,4 +1,4 @@
-// Rank, fetch, attend.
+// RPCs that read: TopK, Score, FetchBlocks, FetchTokens, Attend.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"

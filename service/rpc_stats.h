@@ -1,6 +1,6 @@
-// RpcStats counts calls by method and status, and their time.
+// RpcStats counts calls by method and status, and adds up their durations.
 //
-// Thread-safe and lock-free; a snapshot is not one instant over all counters.
+// Thread-safe and lock-free. A snapshot does not show all counters at the same instant.
 #ifndef PQCACHED_SERVICE_RPC_STATS_H_
 #define PQCACHED_SERVICE_RPC_STATS_H_
 
@@ -52,10 +52,10 @@ enum class Rpc : uint8_t {
 };
 inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kSelfTest) + 1;
 
-// Name in the proto: "CreateSequence".
+// Returns the name in the proto: "CreateSequence".
 absl::string_view RpcName(Rpc rpc);
 
-// "OK", "INVALID_ARGUMENT", ...: gRPC's names.
+// Returns gRPC's name of the code: "OK", "INVALID_ARGUMENT".
 absl::string_view StatusName(absl::StatusCode code);
 
 class RpcStats {
@@ -70,7 +70,7 @@ class RpcStats {
   };
 
   void Record(Rpc rpc, absl::StatusCode code, absl::Duration elapsed);
-  // Rpcs that were called at least once.
+  // Returns the counters of the rpcs that were called at least once.
   std::vector<Row> Snapshot() const;
 
  private:

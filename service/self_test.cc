@@ -20,16 +20,16 @@ namespace {
 
 using kvstore::kBlockTokens;
 
-constexpr uint32_t kTokens = 777;  // several segments, the last one not full
+constexpr uint32_t kTokens = 777;  // several segments, the last one partly filled
 constexpr uint32_t kKvHeads = 2;
 constexpr uint32_t kGroup = 2;  // query heads per kv head
 constexpr uint32_t kDim = 64;
 constexpr uint32_t kBudget = 100;
-constexpr double kTolerance = 1e-3;  // of fp32 sums over kDim or kTokens numbers near 1
+constexpr double kTolerance = 1e-3;  // for fp32 sums of kDim or kTokens terms near 1
 constexpr char kTenant[] = "self-test";
 constexpr kvstore::IndexDescriptor kIndex = {kvstore::IndexKind::kPq, 2, 6};
 
-// The same numbers at every call.
+// Returns `count` normally distributed numbers, the same ones for the same seed.
 std::vector<float> Numbers(size_t count, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::normal_distribution<float> normal;
@@ -73,7 +73,7 @@ absl::Status Differs(absl::string_view what, double is, double must) {
   return DataLoss(absl::StrCat(what, " is ", is, ", must be ", must));
 }
 
-// A store that works at one level, with one sequence.
+// Probe is a store that uses one instruction set and holds one sequence.
 class Probe {
  public:
   static absl::StatusOr<std::unique_ptr<Probe>> Make(kernels::Level level) {
@@ -106,7 +106,7 @@ class Probe {
     return probe;
   }
 
-  // Rows are given back as they came.
+  // Stores the rows and checks that they are read back unchanged.
   absl::Status CheckRows() {
     auto ingest = store_->BeginIngest(kTenant, id_);
     if (!ingest.ok()) return ingest.status();
@@ -137,7 +137,7 @@ class Probe {
     return absl::OkStatus();
   }
 
-  // The selected tokens are those that score highest.
+  // Checks that the selected tokens have the highest scores.
   absl::Status CheckSelect() {
     const auto selected = store_->TopK(kTenant, id_, Asked(),
                                        {.rule = kvstore::GroupRule::kMeanLogit,
@@ -163,7 +163,7 @@ class Probe {
     return absl::OkStatus();
   }
 
-  // Attention over all tokens, as computed in double precision.
+  // Checks the attention over all tokens against double precision.
   absl::Status CheckAttend() {
     const auto attention = store_->Attend(kTenant, id_, Asked(), {}, /*want_positions=*/false);
     if (!attention.ok()) return attention.status();
@@ -189,7 +189,7 @@ class Probe {
     return absl::OkStatus();
   }
 
-  // How far scores by codes are from exact ones: the root of the mean square.
+  // Builds an index and returns the root mean square error of its scores.
   absl::StatusOr<double> BuildAndScore() {
     absl::Status built =
         store_->BuildIndex(kTenant, id_, {.index = kIndex, .iterations = 4, .sink_tokens = 0}, {});
@@ -217,10 +217,11 @@ class Probe {
   uint64_t id_ = 0;
 };
 
-// Levels round differently in training, so that they may end in other codebooks, but not in worse ones.
+// Compares the score error with that of the reference. Instruction sets round differently in
+// training, so they may produce other codebooks, but these must not be worse.
 absl::Status CompareErrors(double error, double reference) {
   constexpr double kMost = 1.05;
-  if (error <= kMost * reference) return absl::OkStatus();  // not, when it is no number
+  if (error <= kMost * reference) return absl::OkStatus();  // false for NaN
   return Differs("error of scores", error, reference);
 }
 

@@ -1,8 +1,8 @@
-// SelfTest: whether kernels and store do on this machine what their references do.
+// RunSelfTest checks that kernels and store agree with their references on this machine.
 //
-// For each instruction set that the machine has, a small store of its own takes rows, gives them back,
-// ranks, attends and indexes; results are compared with plain loops, or with those of the reference
-// level. Nothing of the daemon's own store is touched.
+// For each instruction set that the machine has, a small separate store receives rows, returns
+// them, selects tokens, attends and builds an index. The results are compared with plain loops, or
+// with those of the reference instruction set. The daemon's own store is not touched.
 #ifndef PQCACHED_SERVICE_SELF_TEST_H_
 #define PQCACHED_SERVICE_SELF_TEST_H_
 
@@ -16,12 +16,13 @@ namespace pqcached::service {
 
 struct SelfTestCheck {
   std::string name;     // "<instruction set>.<what>"
-  absl::Status status;  // kDataLoss: results differ; others: the check could not be made
+  absl::Status status;  // kDataLoss: results differ; others: the check did not run
   std::string detail;   // what was compared
   double seconds = 0;
 };
 
-// `go_on`: asked between checks; false ends the test early.
+// Runs all checks. `go_on` is called before each check; when it returns false, the remaining ones
+// are not run (kCancelled).
 std::vector<SelfTestCheck> RunSelfTest(const std::function<bool()>& go_on);
 
 }  // namespace pqcached::service

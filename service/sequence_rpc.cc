@@ -1,4 +1,5 @@
-// Caches and sequences: open, create, fork, roll back, suspend, drop; prefixes.
+// RPCs for caches and sequences: open, create, fork, roll back, suspend and drop; prefixes;
+// admission.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -10,7 +11,7 @@
 namespace pqcached::service {
 namespace {
 
-constexpr size_t kMaxFingerprintBytes = 256;  // as OpenCache's
+constexpr size_t kMaxFingerprintBytes = 256;  // the limit of OpenCache
 constexpr size_t kMaxExtraKeyBytes = 256;
 
 absl::Status CheckExtraKey(const std::string& key) {
@@ -52,8 +53,9 @@ KvCacheService::Reactor* KvCacheService::OpenCache(Context* context,
       });
 }
 
-// A sequence whose id nobody hears would stay: one made for a caller that has gone or whose deadline
-// has passed is dropped again, and one made while its session ended.
+// A sequence whose id does not reach its caller would never be dropped. Therefore a sequence that
+// was created for a cancelled call, past its deadline, or during the end of its session is dropped
+// again.
 absl::Status KvCacheService::CheckOwned(const Call& call, uint64_t sequence_id) {
   if (!sessions_.IsOpen(call.token)) {
     store_.DropSession(call.session.id);
@@ -61,7 +63,7 @@ absl::Status KvCacheService::CheckOwned(const Call& call, uint64_t sequence_id) 
   }
   absl::Status status = call.Check();
   if (!status.ok()) {
-    // Not found when the session's end was faster: it is gone either way.
+    // kNotFound means that the end of the session has already dropped the sequence.
     store_.DropSequence(call.session.tenant, sequence_id).IgnoreError();
   }
   return status;
@@ -131,7 +133,7 @@ KvCacheService::Reactor* KvCacheService::TruncateSequence(
   return calls_.Unary(
       context, Rpc::kTruncateSequence, Access::kSession,
       [=, this](const Call& call) -> absl::Status {
-        // First, because only the caller's own lease may be spared.
+        // The lease is checked first, because truncation may spare only the caller's own lease.
         if (absl::Status status = CheckLease(call, request->lease(), "lease"); !status.ok()) {
           return status;
         }

@@ -25,18 +25,19 @@ using kvstore::SteadyTime;
 constexpr absl::string_view kUnixScheme = "unix://";
 constexpr size_t kBootIdBytes = 8;
 
-// Room for the framing around a tensor that fills max_message_bytes by itself.
+// Room for the framing of a message whose tensor alone fills max_message_bytes.
 constexpr int kFramingBytes = 64 << 10;
 
-// What calls of one connection may be open at once; more wait in the client.
+// Number of calls that one connection may have open; further calls wait in the client.
 constexpr int kMaxConcurrentStreams = 256;
 
-// A TCP client that is gone without a word is noticed after this; a unix socket tells at once. Long,
-// because it holds for unix sockets too: an engine that stands in a debugger keeps its session.
+// Keepalive detects a TCP client that vanished without closing its connection; the end of a unix
+// socket is noticed at once. The timeout is long because it applies to unix sockets too: an engine
+// that is stopped in a debugger must keep its session.
 constexpr int kKeepaliveMilliseconds = 60'000;
 constexpr int kKeepaliveTimeoutMilliseconds = 10 * 60'000;
 
-// After shutdown_timeout, calls that were cancelled get so long to notice.
+// Time that cancelled calls get to notice their cancellation, after shutdown_timeout.
 constexpr absl::Duration kCancelGrace = absl::Milliseconds(200);
 
 }  // namespace
@@ -64,11 +65,12 @@ class Server::Impl {
     }
     detached_.Start();
 
-    // Never given back: when the last user of gRPC goes, gRPC may wait 10 s for a poller of its own.
+    // Never paired with grpc_shutdown: when the last user of gRPC releases it, gRPC may wait 10 s
+    // for one of its own pollers.
     grpc_init();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-    if (config_.broker) {  // first, so that whoever reaches gRPC's socket finds it
+    if (config_.broker) {  // started first, so that clients of gRPC's socket find it
       auto broker = Broker::Start({config_, boot_id_, store_, sessions_, calls_, log_, detached_,
                                    options_.keepers, options_.claimed},
                                   path);

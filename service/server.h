@@ -1,7 +1,7 @@
-// Server is the gRPC server over one store: the services, standard health and reflection, on the
+// Server is the gRPC server of one store: the services, standard health and reflection, on the
 // endpoints of the configuration.
 //
-// Start and Shutdown belong to one thread; everything else runs by itself.
+// Start and Shutdown must be called on one thread; requests are served on the server's own threads.
 #ifndef PQCACHED_SERVICE_SERVER_H_
 #define PQCACHED_SERVICE_SERVER_H_
 
@@ -23,40 +23,42 @@ namespace pqcached::service {
 class Log;
 
 struct ServerOptions {
-  bool claimed = false;  // whoever supervises this process has the right to serve on the sockets
-  // Where there are any, sessions that are open at the end go on in the next process.
+  bool claimed = false;  // the supervisor holds the claims on the sockets
+  // Keepers, if any: sessions that are open at the end then continue in the next process.
   SessionKeepers keepers;
 };
 
 class Server {
  public:
-  // Serves when it returns. `store` and `log` must outlive the server.
+  // Starts serving before it returns. `store` and `log` must outlive the server.
   //
-  // While it binds the socket, the umask of the process is changed: no other thread should make
+  // The umask of the process is changed while the sockets are bound: no other thread should create
   // files then.
   //
   // Errors: kAlreadyExists       another process serves on the socket
-  //         kFailedPrecondition  an endpoint cannot be bound (names it)
+  //         kFailedPrecondition  an endpoint cannot be bound (the message names it)
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Config& config, kvstore::Store& store,
                                                        Log& log, ServerOptions options = {});
 
-  // As Shutdown.
+  // Calls Shutdown.
   ~Server();
 
-  // What to connect to: "unix:///run/pqcached/pqcached.sock", "127.0.0.1:7070" with the port that
-  // was taken.
+  // Returns the addresses to connect to: "unix:///run/pqcached/pqcached.sock", or "127.0.0.1:7070"
+  // with the port that was bound.
   const std::vector<std::string>& endpoints() const;
 
-  // Names this run of the server.
+  // Returns the id of this run of the server.
   const std::string& boot_id() const;
 
-  // Whether calls would be answered. Waits for the broker at most for `timeout`, and for the store.
+  // Returns whether calls would be answered. Waits for the store without limit, and for the broker
+  // at most `timeout`.
   bool Answers(absl::Duration timeout);
-  // To the services, for callers in this process: without a socket.
+  // Returns a channel to the services for callers in this process; it needs no socket.
   std::shared_ptr<grpc::Channel> InProcessChannel();
 
-  // Refuses new calls, says NOT_SERVING, lets calls at work end until shutdown_timeout, then ends
-  // the sessions (or leaves them) and cancels what is left. Returns when no call is left and the socket is removed.
+  // Refuses new calls, reports NOT_SERVING, and lets calls in flight end until shutdown_timeout.
+  // Then ends the sessions (or leaves them to the next worker) and cancels the remaining calls.
+  // Returns when no call is left and the sockets are removed.
   void Shutdown();
 
  private:

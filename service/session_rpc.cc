@@ -16,12 +16,13 @@ using kvstore::SteadyTime;
 
 namespace {
 
-// Streams beyond max_sessions: those that have not sent `open` yet, and those about to end.
+// Number of streams beyond max_sessions that may be open: streams that have not sent `open` yet,
+// and streams about to end.
 constexpr size_t kMaxUnopenedStreams = 64;
 
 }  // namespace
 
-// One client's session: it lives as long as its stream, and its sequences with it.
+// SessionStream is one client's session. The session and its sequences end with the stream.
 class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>,
                             public std::enable_shared_from_this<SessionStream> {
  public:
@@ -55,7 +56,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     }
   }
 
-  // Ends the stream; later ends change nothing.
+  // Ends the stream with `status`. No effect when it has ended already.
   void FinishOnce(const absl::Status& status) {
     absl::MutexLock lock(&mutex_);
     if (finished_) return;
@@ -66,10 +67,11 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   }
 
   void OnReadDone(bool ok) override {
-    // Not ok: the client is done, or gone.
+    // A failed read means that the client has ended its side or disconnected.
     const absl::Status status = ok ? Handle() : absl::OkStatus();
     if (!ok || !status.ok()) {
-      // In this order: who hears of the end can open a session in its place.
+      // The session is closed first, so that a client that observes the end of its stream can open
+      // another session in its place.
       parts_.calls.RunCleanup([self = shared_from_this(), status] {
         self->CloseSession();
         self->FinishOnce(status);
@@ -133,7 +135,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     return absl::OkStatus();
   }
 
-  // gRPC does not tell who the peer is.
+  // Refuses tenants that are bound to uids, because gRPC does not provide the peer's uid.
   absl::Status CheckTenant(absl::string_view tenant) const {
     if (!parts_.config.tenant_uids.Binds(std::string(tenant))) return absl::OkStatus();
     return PermissionDenied(
@@ -163,7 +165,8 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     return Under("open", resumed.status());
   }
 
-  // The callback holds the stream weakly, because the alarm keeps the callback.
+  // The callback holds the stream weakly, because the stream owns the alarm, which owns the
+  // callback.
   void SetAlarm(absl::Duration after, void (SessionStream::*action)())
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     alarm_.Set(SteadyTime::Now() + after, [weak = weak_from_this(), action] {
@@ -174,7 +177,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   void Beat() {
     absl::MutexLock lock(&mutex_);
     if (finished_) return;
-    if (!writing_) {  // a client that does not read gets no second one
+    if (!writing_) {  // no second heartbeat while the client does not read
       event_.mutable_heartbeat();
       writing_ = true;
       StartWrite(&event_);
@@ -197,12 +200,12 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
       if (token_.empty() || closed_) return;
       closed_ = true;
       session = session_;
-      if (resume_unread_) {  // its client will come again
+      if (resume_unread_) {  // the client will resume the session
         parts_.sessions.Detach(token_);
         parts_.detached.Await({token_, session});
         return;
       }
-      if (!parts_.sessions.Close(token_)) return;  // left to the next worker
+      if (!parts_.sessions.Close(token_)) return;  // false: left to the next worker
     }
     const uint32_t dropped = parts_.store.DropSession(session.id);
     parts_.log.Info(
@@ -215,14 +218,14 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   v1::SessionRequest request_;
   v1::SessionEvent event_;
   absl::Mutex mutex_;
-  std::string token_;  // written under mutex_ by the reading reaction, which alone reads it without
+  std::string token_;  // written in OnReadDone under mutex_; only OnReadDone reads it unlocked
   Session session_ ABSL_GUARDED_BY(mutex_);
   Alarm alarm_ ABSL_GUARDED_BY(mutex_);
   absl::StatusCode outcome_ = absl::StatusCode::kOk;  // written before Finish, read after OnDone
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  bool resume_unread_ ABSL_GUARDED_BY(mutex_) = false;  // not known that its client heard of it
+  bool resume_unread_ ABSL_GUARDED_BY(mutex_) = false;  // the reply to a resume is not written yet
 };
 
 size_t SessionStreams::Add(std::shared_ptr<SessionStream> stream) {

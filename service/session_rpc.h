@@ -1,4 +1,4 @@
-// SessionStreams knows the session streams that are open, so that a shutdown can end them.
+// SessionStreams holds the open session streams, so that a shutdown can end them.
 //
 // Thread-safe.
 #ifndef PQCACHED_SERVICE_SESSION_RPC_H_
@@ -19,8 +19,8 @@ class SessionStream;
 
 class SessionStreams {
  public:
-  // Shared: the stream itself, timers and a shutdown hold it, and each may be the last.
-  // Returns how many there are now.
+  // Adds a stream and returns the number of open streams. Streams are shared, because the stream
+  // itself, timers and a shutdown hold them, and each may be the last owner.
   size_t Add(std::shared_ptr<SessionStream> stream);
   void Remove(const std::shared_ptr<SessionStream>& stream);
   std::vector<std::shared_ptr<SessionStream>> All() const;

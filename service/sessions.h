@@ -1,9 +1,10 @@
-// Sessions are the clients that hold a Session stream or a connection of the broker: who they are, by
-// the secret token that they were given.
+// Sessions maps the secret token of each open session to its session. A session is a client that
+// holds a Session stream or a connection to the broker.
 //
-// A session of an earlier worker is *detached* until its client resumes it; its token is good meanwhile.
+// A session of an earlier worker is *detached* until its client resumes it; its token is valid in
+// the meantime.
 //
-// Thread-safe. One lock, held for a map operation; the store is never called under it.
+// Thread-safe. The one lock is held for a map operation; the store is never called under it.
 #ifndef PQCACHED_SERVICE_SESSIONS_H_
 #define PQCACHED_SERVICE_SESSIONS_H_
 
@@ -21,11 +22,11 @@
 namespace pqcached::service {
 
 struct Session {
-  std::string id;  // names it in the store; no secret
+  std::string id;  // names the session in the store; not a secret
   std::string tenant;
   std::string client_name;
-  uint32_t peer_pid = 0;  // of the process behind a broker's connection; 0 = not known
-  uint64_t number = 0;    // the end of its id; of no other session that is open
+  uint32_t peer_pid = 0;  // pid of the client of a broker connection; 0 = unknown
+  uint64_t number = 0;    // the number at the end of `id`; unique among open sessions
 };
 
 struct OpenedSession {
@@ -37,39 +38,43 @@ class Sessions {
  public:
   explicit Sessions(uint32_t max_sessions) : max_sessions_(max_sessions) {}
 
-  // Empty tenant = "default".
+  // Opens a session. An empty tenant means "default".
   //
   // Errors: kInvalidArgument    open.tenant, open.client_name
   //         kResourceExhausted  max_sessions
   absl::StatusOr<OpenedSession> Open(absl::string_view tenant, absl::string_view client_name,
                                      uint32_t peer_pid = 0);
 
-  // A session that an earlier worker has kept: it is detached. Never refused, but counted against max_sessions.
+  // Restores a session of an earlier worker, as detached. Never refuses, but counts the session
+  // against max_sessions.
   Session Restore(const kvstore::KeptSession& kept);
 
-  // Gives a detached session to the client that knows its token.
+  // Assigns a detached session to the client that presents its token.
   //
   // Errors: kNotFound            no such session, or it has ended
   //         kFailedPrecondition  it is not detached
   absl::StatusOr<OpenedSession> Resume(absl::string_view token, uint32_t peer_pid = 0);
-  // The client was not reached. No effect when it has ended.
+  // Detaches a session again whose client was not reached. No effect when the session has ended.
   void Detach(absl::string_view token);
 
+  // Returns the session of the token.
+  //
   // Errors: kUnauthenticated  no such session, or it has ended
   absl::StatusOr<Session> Find(absl::string_view token) const;
 
   bool IsOpen(absl::string_view token) const { return Find(token).ok(); }
 
-  // Ends it: from now on Find fails. True: the caller drops its sequences afterwards. False: it is left
-  // to the next worker, or has ended already.
+  // Closes the session, so that Find fails from now on. Returns true when the caller must drop its
+  // sequences, false when the session is left to the next worker or has ended already.
   bool Close(absl::string_view token);
-  // Likewise, but only while it is detached.
+  // Closes the session like Close, but only if it is detached.
   bool CloseDetached(absl::string_view token);
-  // From now on sessions whose clients go away are left to the next worker: this one is ending.
+  // Leaves all sessions to the next worker from now on, because this worker is ending: Close has no
+  // effect any more.
   void Leave();
 
   uint32_t count() const;
-  // Of the session with this id; 0 when it is not known.
+  // Returns the peer's pid of the session with this id; 0 when it is unknown.
   uint32_t PeerPidOf(absl::string_view session_id) const;
 
  private:
@@ -84,10 +89,10 @@ class Sessions {
   uint64_t opened_count_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// The name that the client gave, out of Session::id.
+// Returns the client name that is part of Session::id.
 absl::string_view ClientNameOf(absl::string_view session_id);
 
-// `bytes` random bytes from the kernel, as hex.
+// Returns `bytes` random bytes from the kernel, in hex.
 std::string RandomHex(size_t bytes);
 
 }  // namespace pqcached::service

@@ -46,7 +46,7 @@ absl::Status MakeDirectory(const std::string& path) {
   return absl::OkStatus();
 }
 
-// Whether the open file is still the one at `path`: its last holder removes it.
+// Returns whether the open file is still the one at `path`: its last holder removes it.
 bool IsStillThere(int descriptor, const std::string& path) {
   struct stat opened = {};
   struct stat named = {};
@@ -69,7 +69,7 @@ absl::StatusOr<int> Lock(const std::string& path) {
   return Taken(path);
 }
 
-// Whether a process of another kind, which knows no claims, accepts connections there.
+// Returns whether a process that uses no claims accepts connections there.
 bool IsServed(const std::string& path) {
   const int descriptor = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (descriptor < 0) return false;
@@ -95,7 +95,7 @@ absl::Status ClearPath(const std::string& path) {
   return absl::OkStatus();
 }
 
-// Removes the file while it is locked: see IsStillThere.
+// Removes the lock file while it is still locked: see IsStillThere.
 void Unlock(const std::string& path, int descriptor) {
   unlink(LockPath(path).c_str());
   close(descriptor);

@@ -1,8 +1,9 @@
-// SocketClaim is the right to serve on the path of a unix socket: one process at a time has it.
+// SocketClaim is the exclusive right to serve on the path of a unix socket: one process holds it at
+// a time.
 //
-// gRPC would take over the path of a daemon that is alive. A claim is a locked file beside the
-// socket, which the kernel unlocks however its holder ends, so what a killed daemon leaves behind
-// is cleared away and a live one is refused.
+// gRPC would replace the socket of a running daemon. A claim is a locked file next to the socket,
+// which the kernel unlocks however its holder ends. Therefore the remains of a killed daemon are
+// removed, and a second daemon is refused while the first one runs.
 //
 // Single-thread.
 #ifndef PQCACHED_SERVICE_SOCKET_CLAIM_H_
@@ -18,7 +19,7 @@
 
 namespace pqcached::service {
 
-// Holds the mask under which this process makes files.
+// ScopedUmask sets the umask of the process and restores the previous one at its end.
 class ScopedUmask {
  public:
   explicit ScopedUmask(mode_t mask) : previous_(umask(mask)) {}
@@ -32,20 +33,22 @@ class ScopedUmask {
 
 class SocketClaim {
  public:
-  // Makes the directory (mode 0700) when it is missing, and removes a socket that nobody serves. Waits
-  // for as long as `patience` for the end of who serves without a claim: the worker of a supervisor
-  // that was killed.
+  // Creates the directory (mode 0700) if it is missing, and removes a socket on which no process
+  // serves. Waits at most `patience` for a process that serves without a claim to end: the worker
+  // of a killed supervisor.
   //
-  // Errors: kAlreadyExists       somebody serves there
-  //         kFailedPrecondition  the path is not a socket, or the directory cannot be made or
-  //         written
+  // Errors: kAlreadyExists       another process serves on the path
+  //         kFailedPrecondition  the path is not a socket, or the directory cannot be created or
+  //                              written
   static absl::StatusOr<std::unique_ptr<SocketClaim>> Take(
       const std::string& path, absl::Duration patience = absl::ZeroDuration());
 
-  // Removes the socket, which a worker that was killed has left. REQUIRES: nobody serves there.
+  // Removes the socket that a killed worker has left.
+  //
+  // REQUIRES: no process serves on it.
   void Clear() const;
 
-  // Removes the socket and gives the claim back.
+  // Removes the socket and releases the claim.
   ~SocketClaim();
   SocketClaim(const SocketClaim&) = delete;
   SocketClaim& operator=(const SocketClaim&) = delete;

@@ -1,5 +1,6 @@
-// StagingClaims are the slots of a session's staging ring that one call, or one message of a stream, uses.
-// They are claimed as the call comes to them and let go with this object, so that no other call uses them meanwhile.
+// StagingClaims holds the slots of a session's staging ring that one call, or one message of a
+// stream, uses. A slot is claimed at its first use and released with this object; no other call can
+// use it in the meantime.
 //
 // Single-thread.
 #ifndef PQCACHED_SERVICE_STAGING_CLAIMS_H_
@@ -21,8 +22,8 @@ class StagingClaims {
   StagingClaims(kvstore::Store& store, std::string session)
       : store_(store), session_(std::move(session)) {}
 
-  // The bytes that `reference` means, which the client may change at any time. All references of a
-  // call to one slot have one generation.
+  // Returns the bytes that `reference` names, which the client may change at any time. All
+  // references of a call to one slot must have the same generation.
   //
   // Errors: kInvalidArgument, kFailedPrecondition, under `field`
   absl::StatusOr<std::span<const std::byte>> Resolve(const v1::StagingReference& reference,

@@ -1,4 +1,4 @@
-// What an operator may do besides looking: evict, pin, drain, test.
+// Admin rpcs that change or test the sidecar: Evict, Pin, Drain, SelfTest.
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -23,9 +23,10 @@ namespace {
 
 using kvstore::FileDescriptor;
 
-// Later than this, it was this process that was stopped, and the worker with it perhaps.
+// A wait that ends this much later than planned means that this process was suspended, and perhaps
+// the worker with it.
 constexpr std::chrono::seconds kOverslept(1);
-constexpr size_t kMaxNameBytes = 120 << 10;  // of all names: they go into one variable
+constexpr size_t kMaxNameBytes = 120 << 10;  // total of all names: they are passed in one variable
 
 std::chrono::nanoseconds Nanoseconds(absl::Duration duration) {
   return absl::ToChronoNanoseconds(duration);
@@ -72,7 +73,7 @@ Supervisor::~Supervisor() {
 }
 
 Supervisor::Outcome Supervisor::Run() {
-  EndSessions();  // of the worker of an earlier supervisor
+  EndSessions();  // sessions of the worker of an earlier supervisor
   next_ping_ = Clock::now();
   Start();
   while (!outcome_) {
@@ -152,7 +153,7 @@ void Supervisor::Finish(int exit_code) {
   outcome_ = Outcome{.exit_code = exit_code, .successor = std::move(successor_)};
 }
 
-// The later one wins: a stop goes before a restart.
+// A later intent replaces an earlier one: a stop overrides a restart.
 void Supervisor::Stop(Intent intent) {
   intent_ = intent;
   if (worker_ == 0) {
@@ -187,10 +188,10 @@ void Supervisor::OnSignals() {
 
 void Supervisor::ReapWorker() {
   if (worker_ == 0) return;
-  OnMessages();  // what it sent before it died still counts, and is known by its pid
+  OnMessages();  // messages sent before its death, matched by its pid
   int status = 0;
   if (waitpid(worker_, &status, WNOHANG) != worker_) return;
-  OnMessages();  // and what came between the two
+  OnMessages();  // messages that arrived between the two calls
   log_.Write(intent_ == Intent::kServe ? LogLevel::kError : LogLevel::kInfo, "worker_ended",
              {{"pid", worker_},
               {"how", HowItEnded(status)},
@@ -199,7 +200,7 @@ void Supervisor::ReapWorker() {
   OnWorkerEnded(status);
 }
 
-// Nobody writes the sessions' memory now but this process.
+// The worker has ended, so that only this process writes to the control memory of the sessions now.
 void Supervisor::OnWorkerEnded(int status) {
   EndSessions();
   deadline_.reset();
@@ -211,7 +212,7 @@ void Supervisor::OnWorkerEnded(int status) {
       HandOver();
       return;
     case Intent::kRestart:
-      if (options_.work) {  // a fork would be the old program
+      if (options_.work) {  // a fork would run the old program
         DropKept();
         outcome_ = Outcome{.exit_code = 0, .start_anew = true, .successor = {}};
         return;
@@ -233,12 +234,14 @@ void Supervisor::OnWorkerEnded(int status) {
 
 void Supervisor::OnFailedStart(int status) {
   if (WIFEXITED(status) && !recovers_ && !ever_ready_) {
-    // It said what is wrong, and had nothing to recover: another time would be no better.
+    // The worker has reported its error, and had nothing to recover: another start would fail in
+    // the same way.
     Finish(WEXITSTATUS(status) == 0 ? kExitFailed : WEXITSTATUS(status));
     return;
   }
   if (WIFEXITED(status) && WEXITSTATUS(status) == kExitBadConfig) {
-    // It has not come to recovering: what is kept waits until somebody has mended the configuration.
+    // The worker failed before recovery: the kept memory waits until the operator has corrected the
+    // configuration.
     log_.Error("configuration_refused", {{"kept_descriptors", kept_.size()}});
     Pause();
     return;
@@ -269,7 +272,7 @@ void Supervisor::DropKept() {
 }
 
 void Supervisor::HandOver() {
-  KeptDescriptors stay;  // of no use without their mappings
+  KeptDescriptors stay;  // useless to the successor without their mappings
   for (const auto& [name, mapping] : mappings_) stay.insert(kept_.extract(name));
   const absl::Status status = SendKept(successor_.get(), kept_);
   kept_.merge(stay);
@@ -304,7 +307,7 @@ void Supervisor::OnMessages() {
     } else if (worker_ != 0 && message->pid == worker_) {
       OnWorkerMessage(*message);
     }
-    // A barrier is a descriptor that is closed by now.
+    // A BARRIER=1 message needs no action: its descriptor is closed when `message` is destroyed.
   }
 }
 

@@ -1,22 +1,26 @@
-// Supervisor: the small process that starts the worker, holds its memory, and starts the next one.
+// Supervisor is the small process that starts the worker, holds its memory, and starts the next
+// worker when it ends.
 //
-// The worker is the same program. It speaks the protocol of sd_notify (notify.h) to its supervisor:
-// what it keeps here survives it. When it dies, its clients are told (kept_sessions.h) and the next
-// one starts with all that is kept, after a pause that grows. One that says nothing for
-// watchdog_timeout is killed. Workers that die before READY=1, max_failed_recoveries in a row, end in
-// what is kept being let go of; one more that dies then ends the supervisor. A worker that refuses its
-// configuration counts for nothing: the next one tries again.
+// The worker runs the same program. It sends sd_notify messages (notify.h) to its supervisor; the
+// descriptors that it stores there survive it. When the worker dies, the supervisor notifies the
+// worker's clients (kept_sessions.h) and starts the next worker with all kept descriptors, after a
+// pause that grows with each death. A worker that does not report for watchdog_timeout is killed.
+// After max_failed_recoveries workers in a row have died before READY=1, the supervisor releases
+// all kept memory; when the next worker dies before READY=1 as well, the supervisor ends. A worker
+// that rejects its configuration is not counted: the supervisor starts it again.
 //
 //   SIGTERM, SIGINT   stops the worker, then this process
-//   SIGHUP            stops the worker and starts the program anew: another binary at the same path
-//                     goes on with what is kept
-//   take-over         (take_over.h) stops the worker and hands what is kept to another supervisor
+//   SIGHUP            stops the worker and starts the program again: another binary at the same
+//                     path continues with the kept memory
+//   take-over         (take_over.h) stops the worker and passes the kept memory to another
+//                     supervisor
 //
-// Memory that nobody may map again for writing (strict_memory) survives a worker only in a mapping of the
-// supervisor's: then workers are forks of it (Options::work), on SIGHUP nothing goes on and the supervisor
-// is started anew itself, and a take-over leaves such memory behind.
+// Memory that may never be mapped again for writing (strict_memory) survives a worker only in a
+// mapping of the supervisor. Workers are then forks of the supervisor (Options::work), a SIGHUP
+// starts the supervisor itself again and keeps nothing, and a take-over leaves such memory behind.
 //
-// Single-thread, and no other thread may be in the process. If it is killed, the kernel kills its worker.
+// Single-thread; the process must have no other threads. When the supervisor is killed, the kernel
+// kills its worker.
 #ifndef PQCACHED_SERVICE_SUPERVISOR_H_
 #define PQCACHED_SERVICE_SUPERVISOR_H_
 
@@ -41,9 +45,9 @@ namespace pqcached::service {
 class Supervisor {
  public:
   struct Options {
-    ForkedWork work = {};              // of a worker that is a fork; empty: `command` is executed
-    std::vector<std::string> command;  // of the worker; the first is the path that is executed
-    size_t max_kept = 4096;            // descriptors
+    ForkedWork work = {};              // run by a forked worker; empty: `command` is executed
+    std::vector<std::string> command;  // of the worker; the first element is the path to execute
+    size_t max_kept = 4096;            // largest number of kept descriptors
     uint32_t max_failed_recoveries = 5;
     absl::Duration watchdog_timeout = absl::Seconds(30);  // zero = none
     absl::Duration start_timeout = absl::Minutes(10);     // until READY=1
@@ -51,24 +55,25 @@ class Supervisor {
     absl::Duration first_pause = absl::Milliseconds(100);
     absl::Duration longest_pause = absl::Seconds(5);
     absl::Duration steady_after =
-        absl::Seconds(60);  // served for so long: the pause is short again
-    // How often who supervises this process wants to hear of it; zero = never.
+        absl::Seconds(60);  // after serving this long, pauses restart from first_pause
+    // Time within which this process's own supervisor expects WATCHDOG=1; zero = never.
     absl::Duration above_watchdog_timeout;
-    // Before each start of a worker, when none is alive. May be empty, as the others.
+    // Called before each start of a worker, when no worker runs. The functions may be empty.
     std::function<void()> before_start;
-    std::function<bool()> keeps_files;  // whether something is kept that is no descriptor
+    std::function<bool()> keeps_files;  // whether memory is kept in files, without descriptors
     std::function<void()> drop_files;
   };
 
   struct Outcome {
     int exit_code = 0;
-    bool start_anew = false;  // this program, in place of this process
-    // Where it is valid: another supervisor has all that was kept, and goes on when this is closed,
-    // which must be after this process has given up its claims.
+    bool start_anew = false;  // run this program again in place of this process
+    // When valid, another supervisor has received all kept descriptors. It starts when this is
+    // closed, which must happen after this process has released its claims.
     kvstore::FileDescriptor successor;
   };
 
-  // `above` (may be null) gets what is kept here, too. `kept` is what an earlier supervisor held.
+  // `above` (may be null) is this process's own supervisor, to which kept descriptors are
+  // forwarded. `kept` are the descriptors that an earlier supervisor held.
   Supervisor(Options options, NotifySocket& socket, Notifier* above, KeptDescriptors kept,
              const Log& log);
   // Kills the worker.
@@ -76,7 +81,8 @@ class Supervisor {
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
-  // Until SIGTERM, a take-over, or an end of its own. Takes SIGTERM, SIGINT, SIGHUP and SIGCHLD.
+  // Supervises until SIGTERM, SIGINT, a take-over, or a failure. Handles SIGTERM, SIGINT, SIGHUP
+  // and SIGCHLD.
   Outcome Run();
 
  private:
@@ -113,27 +119,27 @@ class Supervisor {
   const Log& log_;
   kvstore::FileDescriptor signals_;
   KeptDescriptors kept_;
-  KeptMappings mappings_;  // of some of them
+  KeptMappings mappings_;  // mappings of some of `kept_`
   size_t name_bytes_ = 0;
   pid_t worker_ = 0;  // 0 = none
   State state_ = State::kPausing;
   Intent intent_ = Intent::kServe;
-  std::optional<Clock::time_point> deadline_;  // of the state
+  std::optional<Clock::time_point> deadline_;  // end of the present state, if it is limited
   Clock::time_point started_;
   Clock::time_point next_ping_;
   absl::Duration pause_;
   uint32_t failed_ = 0;  // workers in a row that died before READY=1
   uint32_t starts_ = 0;
   bool recovers_ = false;  // the worker was started with something kept
-  bool ready_ = false;     // the worker said so
+  bool ready_ = false;     // the worker has sent READY=1
   bool ever_ready_ = false;
-  bool dropped_ = false;  // what was kept, since the last READY=1
+  bool dropped_ = false;  // kept memory was released since the last READY=1
   kvstore::FileDescriptor successor_;
   std::optional<Outcome> outcome_;
 };
 
-// How many descriptors a worker keeps at most: of a session its connection and its control memory, twice
-// while a client changes over; of a cache its pool and its records.
+// Returns the largest number of descriptors that a worker keeps: for each session its connection
+// and its control memory (twice while a client resumes), for each cache its pool and its records.
 size_t MaxKeptOf(const Config& config);
 
 }  // namespace pqcached::service

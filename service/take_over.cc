@@ -20,7 +20,7 @@ namespace {
 using kvstore::FileDescriptor;
 
 constexpr absl::Duration kSendTimeout = absl::Seconds(10);
-constexpr absl::string_view kDone = "=done";  // no name of a descriptor
+constexpr absl::string_view kDone = "=done";  // cannot be the name of a descriptor
 
 absl::Status Failed(const char* what, int error) {
   const std::string message = absl::StrCat("take-over: ", what, ": ", std::strerror(error));
@@ -29,7 +29,7 @@ absl::Status Failed(const char* what, int error) {
   return Unavailable("", message, kNoRetry);
 }
 
-// One message, with the descriptor beside it where there is one. 0, or errno.
+// Sends one message, with the descriptor if there is one. Returns 0, or errno.
 int Send(int socket, absl::string_view text, int descriptor, sockaddr_un* address) {
   iovec part = {const_cast<char*>(text.data()), text.size()};
   msghdr message = {};
@@ -60,7 +60,7 @@ struct Received {
   FileDescriptor descriptor;
 };
 
-// The next message; an empty one at the end.
+// Waits for the next message; its text is empty at the end of the stream.
 absl::StatusOr<Received> Receive(int socket, kvstore::SteadyTime until) {
   pollfd ready = {.fd = socket, .events = POLLIN, .revents = 0};
   int count = 0;

@@ -1,8 +1,9 @@
-// Take-over: one supervisor gets from another, on the same socket, what that holds.
+// A take-over moves all kept descriptors from one supervisor to another one on the same socket.
 //
-// The new one asks by a datagram to the notify socket of the old one, with one end of a socket pair
-// beside it. The old one stops its worker, sends every descriptor under its name, says that it is done,
-// gives up its claims, and closes its end: only then does the new one begin.
+// The new supervisor sends a datagram to the notify socket of the old one, with one end of a socket
+// pair attached. The old supervisor stops its worker, sends every descriptor under its name,
+// reports that it is done, releases its claims, and closes its end; only then does the new
+// supervisor start.
 //
 // Single-thread.
 #ifndef PQCACHED_SERVICE_TAKE_OVER_H_
@@ -18,16 +19,18 @@ namespace pqcached::service {
 
 inline constexpr char kTakeOverField[] = "TAKE_OVER";
 
-// Asks the supervisor whose notify socket this is, and waits until it has given up its claims.
+// Asks the supervisor at this notify socket for its descriptors, and waits until it has released
+// its claims.
 //
-// Errors: kNotFound          nobody is there
-//         kPermissionDenied  of another user
-//         kUnavailable       it does not answer within `timeout`, or refuses; it goes on
+// Errors: kNotFound          no supervisor listens there
+//         kPermissionDenied  the supervisor belongs to another user
+//         kUnavailable       it does not answer within `timeout`, or refuses; it continues to serve
 absl::StatusOr<KeptDescriptors> TakeOver(const std::string& socket_path, absl::Duration timeout);
 
-// The other side: sends all, and that it is done. The caller closes `successor` afterwards.
+// Sends all descriptors to the new supervisor, then the end mark. The caller closes `successor`
+// afterwards.
 //
-// Errors: kUnavailable  the new one is gone, or does not read
+// Errors: kUnavailable  the new supervisor has ended, or does not read
 absl::Status SendKept(int successor, const KeptDescriptors& kept);
 
 }  // namespace pqcached::service

@@ -1,7 +1,11 @@
-// TenantUids: which user of this host may be which tenant.
+// TenantUids maps the users of this host to tenants.
 //
-// Text: "1000=team-a, 2000-2999=team-b": a uid or a range, and a tenant; separated by commas. A uid may
-// be several tenants: then it says which it means, or it is the first of them.
+// Its text is a comma-separated list of uids or uid ranges with a tenant each:
+//
+//   1000=team-a, 2000-2999=team-b
+//
+// A uid may belong to several tenants: the client then names the one that it means, and without a
+// name it gets the first.
 //
 // Plain value; thread-safe.
 #ifndef PQCACHED_SERVICE_TENANT_UIDS_H_
@@ -18,17 +22,18 @@ namespace pqcached::service {
 
 class TenantUids {
  public:
-  // Errors: kInvalidArgument  what is wrong with the text, without a key's name
+  // Errors: kInvalidArgument  the message says what is wrong with the text, without a key's name
   static absl::StatusOr<TenantUids> Parse(absl::string_view text);
 
   bool empty() const { return entries_.empty(); }
   const std::string& text() const { return text_; }
-  // Whether some uid is bound to this tenant: then only peers whose uid is known may be it.
+  // Returns whether a uid is bound to this tenant; such a tenant is only for clients whose uid is
+  // known.
   bool Binds(absl::string_view tenant) const;
-  // The tenant of a peer that claims to be `claimed` (empty: whatever its uid is). With no entries at
-  // all the claim is taken as it is.
+  // Returns the tenant of a peer that claims to be `claimed` (empty: the first tenant of its uid).
+  // Without any entries, the claim is accepted as it is.
   //
-  // Errors: kPermissionDenied
+  // Errors: kPermissionDenied  no entry binds the uid to the claimed tenant
   absl::StatusOr<std::string> TenantOf(uint32_t uid, absl::string_view claimed) const;
 
  private:
@@ -41,7 +46,7 @@ class TenantUids {
   std::vector<Entry> entries_;
 };
 
-// 1..64 bytes of [a-z0-9_.-].
+// Returns whether the text is a valid tenant name: 1..64 bytes of [a-z0-9_.-].
 bool IsTenantName(absl::string_view tenant);
 
 }  // namespace pqcached::service

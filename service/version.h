@@ -1,4 +1,5 @@
-// What this sidecar is, for people and for the capability handshake.
+// Version and capabilities of this sidecar, as shown to operators and as sent in the capability
+// handshake.
 #ifndef PQCACHED_SERVICE_VERSION_H_
 #define PQCACHED_SERVICE_VERSION_H_
 
@@ -14,7 +15,7 @@ inline constexpr std::array<absl::string_view, 16> kCapabilities = {
     "append",        "attend",           "commit",  "fetch",        "index.flat", "index.live",
     "index.pq",      "ingest.inline",    "prefix",  "query.length", "rank",       "score",
     "sequence.fork", "sequence.suspend", "session", "topk"};
-// With a broker, which local clients need.
+// Further capabilities of a sidecar that serves a broker, which local clients need.
 inline constexpr std::array<absl::string_view, 2> kLocalCapabilities = {"local.broker", "staging"};
 
 }  // namespace pqcached::service

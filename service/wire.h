@@ -1,10 +1,10 @@
-// Wire maps the proto to the words of the store and back, and absl::Status to grpc::Status, in one
-// place.
+// Wire converts between the proto and the types of the store, and from absl::Status to
+// grpc::Status, in one place.
 //
-// Decoding functions check what would be lost in the mapping (enumerators, missing parts, what this
-// version does not implement) and leave ranges and shapes to the store, which checks them once for
-// everybody. `field` is the path of the message in its request ("items[2].query"); every error
-// begins with a path.
+// Decoding functions check what the conversion would lose (enumerators, missing parts, features
+// that this version does not implement) and leave ranges and shapes to the store, which checks them
+// once for all callers. `field` is the path of the message in its request ("items[2].query"); every
+// error begins with a path.
 //
 // Pure functions; thread-safe. Views borrow from the message.
 #ifndef PQCACHED_SERVICE_WIRE_H_
@@ -35,15 +35,17 @@ inline constexpr int kMaxFetchRanges = 1024;
 
 // ---- Time
 
-// gRPC keeps deadlines by the clock that SteadyTime is of, and these stay on it; std::chrono's
-// system_clock, its other way to say them, would let a jump of the wall clock in.
+// Convert between gRPC's time and SteadyTime. gRPC measures deadlines on the same clock as
+// SteadyTime; the conversion avoids std::chrono::system_clock, gRPC's other representation, which
+// would make deadlines follow jumps of the wall clock.
 kvstore::SteadyTime SteadyTimeOf(gpr_timespec time);
 gpr_timespec ToGrpc(kvstore::SteadyTime time);
 
 // ---- Requests
 
+// Decode tensors and rows. With `staging`, a tensor may be a reference into the staging ring.
+//
 // Errors: kInvalidArgument  also: the shape spans more than `max_bytes`, whatever its strides
-// With `staging`, the tensor may be a reference into it.
 absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std::string& field,
                                              uint64_t max_bytes, StagingClaims* staging = nullptr);
 absl::StatusOr<kvstore::LayerRows> LayerRowsOf(const v1::LayerRows& rows, const std::string& field,
@@ -53,13 +55,13 @@ kvstore::LeaseState LeaseStateOf(const v1::LeaseState& lease);
 absl::StatusOr<kvstore::LiveIndex> LiveIndexOf(const v1::LiveIndex& live, const std::string& field);
 absl::StatusOr<kvstore::AdmitSpec> AdmitSpecOf(const v1::AdmitRequest& request);
 absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& request);
-// Nothing when the message is absent: the cache's default is meant.
+// Returns nothing when the message is absent: the cache's default applies.
 absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
                                                                 const v1::IndexSpec& spec,
                                                                 const std::string& field);
 absl::StatusOr<kvstore::Query> QueryOf(const v1::Query& query, const std::string& field,
                                        uint64_t max_bytes);
-// The index is set apart: see IndexOf.
+// Leaves the index of the selection at its default: see IndexOf.
 absl::StatusOr<kvstore::Selection> SelectionOf(const v1::Selection& selection,
                                                const std::string& field);
 absl::StatusOr<kvstore::BuildSpec> BuildSpecOf(const v1::BuildIndexRequest& request);
@@ -78,15 +80,15 @@ void ToWire(const kvstore::Scores& scores, v1::Scores* message);
 // `query_shape`: [query_length, query_heads, ...].
 void ToWire(const kvstore::Attention& attention, const std::vector<uint64_t>& query_shape,
             bool want_positions, v1::Attention* message);
-// Takes the bytes out of `image`.
+// Moves the bytes out of `image`.
 void ToWire(kvstore::VersionedImage image, v1::Attachment* message);
 void ToWire(const kvstore::LeaseInfo& info, uint32_t peer_pid, v1::LeaseDescription* message);
-// Takes the bytes out of `rows`.
+// Moves the bytes out of `rows`.
 void ToWire(kvstore::Rows rows, v1::Tensor* tensor);
 void ToWire(const kvstore::BuildProgress& progress, v1::BuildProgress* message);
 void ToWire(const kvstore::CacheInfo& info, v1::CacheDescription* message);
 void ToWire(const kvstore::Admission& admission, v1::AdmitResponse* message);
-// Without layers and segments when `brief`.
+// Omits layers and segments when `brief`.
 void ToWire(const kvstore::SequenceInfo& info, bool brief, v1::SequenceDescription* message);
 
 }  // namespace pqcached::service

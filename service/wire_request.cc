@@ -14,7 +14,9 @@ constexpr int kMaxTensorDimensions = 4;
 constexpr uint32_t kDefaultIterations = 10;
 constexpr uint32_t kMaxIterations = 1000;
 
-// Errors: kInvalidArgument  above the largest position
+// Returns a number of tokens or a position as uint32_t.
+//
+// Errors: kInvalidArgument  it is larger than the largest position
 absl::StatusOr<uint32_t> TokensOf(uint64_t tokens, absl::string_view field) {
   if (tokens > kvstore::kMaxSequenceTokens) {
     return InvalidArgument(field,
@@ -36,7 +38,8 @@ absl::StatusOr<kernels::DType> DTypeOf(v1::DType dtype, const std::string& field
   }
 }
 
-// Strides of 0 would let a few bytes claim any number of elements.
+// Limits the bytes that the shape spans: with strides of 0, a few bytes could claim any number of
+// elements.
 absl::Status CheckShapeBytes(const v1::Tensor& tensor, uint64_t element_bytes,
                              const std::string& field, uint64_t max_bytes) {
   uint64_t elements = 1;

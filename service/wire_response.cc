@@ -87,7 +87,7 @@ void ToWire(const kvstore::Scores& scores, v1::Scores* message) {
 
 void ToWire(const kvstore::Attention& attention, const std::vector<uint64_t>& query_shape,
             bool want_positions, v1::Attention* message) {
-  const uint64_t heads = attention.lse.size();  // of all query tokens
+  const uint64_t heads = attention.lse.size();  // over all query tokens
   const uint64_t length = query_shape.empty() || query_shape[0] == 0 ? 1 : query_shape[0];
   ToWire(std::span<const float>(attention.output),
          {length, heads / length, heads == 0 ? 0 : attention.output.size() / heads},

@@ -30,16 +30,17 @@
 namespace pqcached::service {
 namespace {
 
-// Beyond shutdown_timeout, for work that does not notice that it was cancelled.
+// Time beyond shutdown_timeout for work that does not notice its cancellation.
 constexpr absl::Duration kShutdownGrace = absl::Seconds(5);
-// A worker whose supervisor was killed holds the pool directory until its memory is freed.
+// Longest wait for the pool directory: the worker of a killed supervisor holds it until its memory
+// is freed.
 constexpr absl::Duration kOrphanPatience = absl::Seconds(10);
 constexpr absl::Duration kOrphanPause = absl::Milliseconds(20);
-// Beyond that, for memory to be freed.
+// Further time for memory to be freed.
 constexpr absl::Duration kEndGrace = absl::Seconds(10);
 
-// All threads inherit the mask, so that signals are only ever taken by AwaitSignal. A terminal's
-// SIGHUP is for the supervisor.
+// Blocks the signals in all threads, which inherit the mask, so that only AwaitSignal receives
+// them. The supervisor handles a terminal's SIGHUP.
 sigset_t BlockSignals() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -51,11 +52,11 @@ sigset_t BlockSignals() {
   return signals;
 }
 
-// Received messages come and go by the hundred megabytes: by default the heap gives their pages back to the
-// machine each time and takes new ones, which costs as much as copying the bytes. It is trimmed when the
-// machine is short of memory (Store).
+// Keeps freed memory in the heap. Received messages allocate and free hundreds of megabytes; by
+// default the heap returns their pages to the kernel each time and requests new ones, which costs
+// as much as copying the bytes. The store trims the heap when the machine is short of memory.
 void KeepFreedMemory() {
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that there may be
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest value that glibc accepts
   mallopt(M_TRIM_THRESHOLD, 64 << 20);
   mallopt(M_TOP_PAD, 16 << 20);
 }
@@ -65,7 +66,7 @@ int Fail(const absl::Status& status, int exit_code) {
   return exit_code;
 }
 
-// Who keeps what beyond the end of this process; null = nobody.
+// Keepers of memory and descriptors beyond the end of this process; null = none.
 struct Keepers {
   std::unique_ptr<Notifier> notifier;
   std::unique_ptr<kvstore::FileKeeper> files;
@@ -101,7 +102,8 @@ absl::StatusOr<Keepers> OpenKeepers(const Config& config, std::optional<KeptMapp
   return keepers;
 }
 
-// Waits for one of them; meanwhile tells the supervisor that the server answers, as often as it wants.
+// Waits for one of `signals`. In the meantime notifies the supervisor that the server answers, as
+// often as the watchdog needs.
 int AwaitSignal(const sigset_t& signals, Server& server, const Notifier* notifier) {
   const absl::Duration timeout = WatchdogTimeout(ProcessEnvironment());
   if (notifier == nullptr || timeout <= absl::ZeroDuration()) {
@@ -113,12 +115,13 @@ int AwaitSignal(const sigset_t& signals, Server& server, const Notifier* notifie
   while (true) {
     const int signal_number = sigtimedwait(&signals, nullptr, &pause);
     if (signal_number > 0) return signal_number;
-    // Hangs with what hangs there: then nothing is said.
+    // A server that hangs blocks Answers, so that no message is sent and the supervisor kills this
+    // process.
     if (server.Answers(timeout / 4)) notifier->Send("WATCHDOG=1").IgnoreError();
   }
 }
 
-// Shuts the server down. The process ends anyway when that takes longer than promised.
+// Shuts the server down. Ends the process by force if that takes longer than `timeout`.
 void ShutDownWithin(absl::Duration timeout, const Config& config, Server& server, const Log& log) {
   Event done;
   std::thread watchdog([&] {
@@ -168,7 +171,7 @@ int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> ma
   if (!keepers.ok()) return Fail(keepers.status(), kExitBadConfig);
   absl::StatusOr<std::unique_ptr<Log>> log = Log::Open(config.log_level, config.log_file);
   if (!log.ok()) return Fail(log.status(), kExitBadConfig);
-  if (!claimed) {  // a supervisor has done it for its workers
+  if (!claimed) {  // a supervisor sets the score for its workers
     if (absl::Status status = AdjustOomScore(config.oom_score_adjust); !status.ok()) {
       (*log)->Info("oom_score_not_adjusted", {{"message", status.message()}});
     }
@@ -195,7 +198,7 @@ int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> ma
   if (notifier != nullptr) {
     notifier->Send(absl::StrCat("READY=1\nSTATUS=serving as ", getpid())).IgnoreError();
   }
-  LogReady(config, **server, **log);  // who reads it may count on the watchdog
+  LogReady(config, **server, **log);  // after READY=1: readers may rely on the watchdog
 
   const int signal_number = AwaitSignal(signals, **server, notifier);
   if (notifier != nullptr) notifier->Send("STOPPING=1").IgnoreError();

@@ -1,4 +1,4 @@
-// The worker: the process that serves. Wires configuration, log, store and server together, and ends
+// The worker is the process that serves. It connects configuration, log, store and server, and ends
 // cleanly on SIGTERM.
 #ifndef PQCACHED_SERVICE_WORKER_H_
 #define PQCACHED_SERVICE_WORKER_H_
@@ -11,15 +11,15 @@
 
 namespace pqcached::service {
 
-// Serves until SIGTERM or SIGINT; returns the exit status. What it holds goes on in the next worker where
-// $NOTIFY_SOCKET names somebody who keeps it, or pool_directory is set.
+// Serves until SIGTERM or SIGINT; returns the exit status. Its memory and sessions continue in the
+// next worker if $NOTIFY_SOCKET names a supervisor that keeps them, or if pool_directory is set.
 //
-// `claimed`: this process's supervisor has the right to serve on the sockets. `mappings`: it keeps
-// mappings, too, and this process, a fork of it, has these.
-// REQUIRES: called once, on the main thread, before others start.
+// `claimed`: the supervisor holds the claims on the sockets for this process. `mappings`: the
+// supervisor keeps mappings, and this process, a fork of it, has inherited these.
+// REQUIRES: called once, on the main thread, before other threads start.
 int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> mappings = {});
 
-// Within which a worker has ended after SIGTERM, by itself or by force.
+// Returns the time within which a worker ends after SIGTERM, by itself or by force.
 absl::Duration StopTimeoutOf(const Config& config);
 
 }  // namespace pqcached::service

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kCannotExecute = 127;
 
-// What this process was told, and the worker is told otherwise.
+// Variables that are meant for this process; the worker gets its own values.
 constexpr std::array<absl::string_view, 7> kReplaced = {
     "NOTIFY_SOCKET=", "LISTEN_PID=",    "LISTEN_FDS=",   "LISTEN_FDNAMES=",
     "FDSTORE=",       "WATCHDOG_USEC=", "WATCHDOG_PID=",
@@ -53,10 +53,11 @@ std::vector<std::string> EnvironmentOf(const WorkerProcess& worker) {
   return variables;
 }
 
-// Puts them where LISTEN_FDS says, in the order of their names, and closes all others.
+// Moves the descriptors to where LISTEN_FDS announces them, in the order of their names, and closes
+// all others. Returns false when the kernel refuses.
 bool PlaceDescriptors(const KeptDescriptors& kept) {
   const int end = kFirstListenDescriptor + static_cast<int>(kept.size());
-  std::vector<int> copies;  // above the places, so that none is overwritten before it is moved
+  std::vector<int> copies;  // above the target range, so that none is overwritten too early
   for (const auto& [name, descriptor] : kept) {
     copies.push_back(fcntl(descriptor.get(), F_DUPFD_CLOEXEC, end));
     if (copies.back() < 0) return false;
@@ -75,7 +76,8 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
   return pointers;
 }
 
-// In the child; what this process has opened is closed there, and nothing of it is destroyed.
+// Runs `work` in the child, which has closed all descriptors but the kept ones. Ends without
+// running destructors.
 [[noreturn]] void Work(const WorkerProcess& worker, std::vector<std::string> environment) {
   std::vector<char*> variables = Pointers(environment);
   environ = variables.data();
@@ -86,7 +88,7 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
 
 [[noreturn]] void Become(const WorkerProcess& worker, pid_t supervisor) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != supervisor) _exit(kCannotExecute);  // it has ended already
+  if (getppid() != supervisor) _exit(kCannotExecute);  // the supervisor has ended already
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);

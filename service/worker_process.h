@@ -1,4 +1,4 @@
-// Starting the worker's process: what it inherits of its supervisor.
+// Starts the worker's process and passes it what it inherits from its supervisor.
 //
 // Single-thread.
 #ifndef PQCACHED_SERVICE_WORKER_PROCESS_H_
@@ -16,28 +16,30 @@
 
 namespace pqcached::service {
 
-// What a worker runs that is no program of its own but a fork of this process, with what that has
-// mapped. Returns its exit status.
+// Function that a worker runs when it is a fork of this process and not a program of its own.
+// `mappings` are the mappings of this process. Returns the exit status.
 using ForkedWork = std::function<int(KeptMappings mappings)>;
 
 struct WorkerProcess {
-  const std::vector<std::string>& command;  // the first is the path that is executed
+  const std::vector<std::string>& command;  // the first element is the path to execute
   const std::string& notify_socket;
   const KeptDescriptors& kept;
   size_t max_kept = 0;
   absl::Duration watchdog_timeout = absl::ZeroDuration();  // zero = none
   const ForkedWork& work;                                  // empty: `command` is executed
-  KeptMappings& mappings;  // for `work`; they stay with this process
+  KeptMappings& mappings;  // passed to `work` in the child; this process keeps them
 };
 
-// The worker's pid; -1 and errno when there is none. It is killed when this process ends. What cannot
-// be executed ends with status 127 and a line on standard error.
+// Starts a worker and returns its pid; -1 and errno when the fork fails. The worker is killed when
+// this process ends. A command that cannot be executed ends with status 127 and a line on standard
+// error.
 //
 // REQUIRES: no other thread runs.
 pid_t StartWorkerProcess(const WorkerProcess& worker);
 
-// The path to execute a program that was started as `argument` again, also after another file has
-// taken its place: made absolute; links are followed anew each time.
+// Returns an absolute path with which to start a program again that was started as `argument`, even
+// after another file has replaced it. Symbolic links in `argument` are not resolved, so that each
+// start follows them again.
 std::string ProgramPath(const char* argument);
 
 }  // namespace pqcached::service

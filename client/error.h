@@ -10,12 +10,12 @@
 
 namespace pqcached::client {
 
-// Remembers why the thread's call failed, and returns `status`. Allocates nothing; cuts at 1023
-// bytes.
+// Stores the reason why the thread's call failed, and returns `status`. Allocates nothing;
+// truncates the text to 1023 bytes.
 [[gnu::format(printf, 2, 3)]] pqc_status Fail(pqc_status status, const char* format, ...) noexcept;
 void ClearLastError() noexcept;
 
-// Runs the body of one call; exceptions end here.
+// Runs the body of one call and converts exceptions to statuses.
 template <class Body>
 pqc_status Call(const Body& body) noexcept {
   ClearLastError();

@@ -11,25 +11,25 @@
 namespace pqcached::client {
 namespace {
 
-// A step waits while this much is on its way.
+// Limits of the queue, in bytes and in handovers: a new step waits while it is longer.
 constexpr uint64_t kMaxWaitingBytes = uint64_t{64} << 20;
 constexpr uint64_t kMaxWaitingCount = 4096;
-// Of one message: below every max_message_bytes, with room for the other fields.
+// Limit of one message: below every max_message_bytes, with room for the other fields.
 constexpr uint64_t kMaxBatchBytes = uint64_t{4} << 20;
 constexpr std::chrono::milliseconds kFirstPause(1);
 constexpr std::chrono::milliseconds kLongestPause(200);
 constexpr std::chrono::seconds kLongestBusy(10);
 
-// Kept for the next steps.
+// Idle handovers that are kept for later steps.
 constexpr size_t kMaxIdleCount = 1024;
 
-// A roll-back that is not asked for any more.
+// Withdraws a roll-back that will not be sent.
 void GiveUpRollBack(const Handover& handover) {
   LocalSequence* local = handover.sequence->local.get();
   if (local && handover.roll_back_to != Handover::kNoRollBack) local->EndRollBack();
 }
 
-// The item that a message of Append blames, or `count`.
+// Returns the index of the item that an Append error names, or `count`.
 size_t BlamedItem(const char* text, size_t count) {
   constexpr char kPrefix[] = "items[";
   const char* found = std::strstr(text, kPrefix);
@@ -40,15 +40,15 @@ size_t BlamedItem(const char* text, size_t count) {
   return std::min(item, count);
 }
 
-// Whether the same call may do better a little later.
+// Returns true when a repeat of the same call may succeed a little later.
 bool MayHelp(pqc_status status, const char* text) {
   if (status == PQC_UNAVAILABLE) return std::strstr(text, "session is lost") == nullptr;
-  // A lease that another thread has just given back: the next attempt has the new one.
+  // Another thread may have just released this lease: the next attempt uses the new one.
   const bool old_lease = status == PQC_NOT_FOUND && std::strstr(text, "lease") != nullptr;
   return status == PQC_ABORTED || status == PQC_DEADLINE_EXCEEDED || old_lease;
 }
 
-// What the items of one Append point at.
+// Arrays to which the items of one Append refer.
 struct Message {
   Message(const std::vector<std::shared_ptr<Handover>>& batch, bool staged) : images(batch.size()) {
     size_t layer_count = 0;
@@ -111,9 +111,10 @@ std::shared_ptr<Handover> Sender::Lend() {
 void Sender::LetGo(std::shared_ptr<Handover> handover) {
   {
     const std::lock_guard lock(mutex_);
-    if (handover.use_count() > 1) return handover.reset();  // the last one comes here too
+    // the last holder also calls this function
+    if (handover.use_count() > 1) return handover.reset();
   }
-  handover->Clear();  // a sequence may end here
+  handover->Clear();  // this may destroy a sequence's state
   const std::lock_guard lock(mutex_);
   if (idle_.size() < kMaxIdleCount) idle_.push_back(std::move(handover));
 }
@@ -124,7 +125,7 @@ void Sender::Add(std::span<std::shared_ptr<Handover>> handovers) {
     for (std::shared_ptr<Handover>& handover : handovers) {
       if (!handover->rolls_back() && handover->token_count == 0) continue;
       Progress& progress = sequences_[handover->sequence.get()];
-      if (progress.failure.status != PQC_OK) {  // a gap: nothing behind it can be stored
+      if (progress.failure.status != PQC_OK) {  // a gap: no later rows can be stored
         GiveUpRollBack(*handover);
         continue;
       }
@@ -233,7 +234,7 @@ void Sender::Run() {
       });
       if (stop_) return;
     }
-    // Steps before that are sent inline, and all steps when there is no ring to be had.
+    // Steps before the ring is open, and all steps when there is no ring, are sent inline.
     if (const uint64_t worker = slots_.boot_word(); worker != opened_at) {
       opened_at = worker;
       slots_.Open();
@@ -251,7 +252,8 @@ void Sender::Run() {
   }
 }
 
-// The first of each sequence, as many as fit into one message; the sequences take turns.
+// Takes the first handover of each sequence, as many as fit into one message; the sequences take
+// turns.
 Sender::Batch Sender::TakeBatchLocked() {
   Batch batch;
   uint64_t bytes = 0;
@@ -276,7 +278,7 @@ bool Sender::stop_requested() {
 
 bool Sender::PauseBeforeRepeat(pqc_status status, const char* text, Clock::time_point give_up,
                                std::chrono::milliseconds* pause) {
-  // As long as its session may come back, the sidecar has somebody who will take the rows.
+  // A session that may resume will have a worker again that accepts the rows.
   const bool in_time = status == PQC_UNAVAILABLE || Clock::now() < give_up;
   if (!MayHelp(status, text) || !in_time) return false;
   std::unique_lock lock(mutex_);
@@ -333,7 +335,7 @@ pqc_status Sender::SendOnce(const Batch& batch, bool staged, ErrorText* error) {
   for (size_t i = 0; i < batch.size(); ++i) {
     batch[i]->sequence->token_count = message.items[i].token_count;
     if (LocalSequence* local = batch[i]->sequence->local.get()) {
-      // A wrong image does no harm here: the next step asks for one and tells what is wrong.
+      // An invalid image does no harm here: the next step requests one and reports the error.
       local->Install(message.items[i].lease, message.images[i]);
     }
   }
@@ -352,20 +354,20 @@ void Sender::Send(Batch batch) {
       return;
     }
     if (staged && !MayStillBeRead(status) && std::strstr(error.text, "staging") != nullptr) {
-      staged = false;  // an earlier attempt is at work with the slot still, or the ring is gone
+      staged = false;  // an earlier attempt still uses the slot, or the ring is gone
       continue;
     }
-    // When one fails, those before it are stored.
+    // When an item fails, the items before it are stored.
     const size_t blamed = BlamedItem(error.text, batch.size());
     if (PauseBeforeRepeat(status, error.text, give_up, &pause)) continue;
     if (stop_requested()) return;
     if (blamed < batch.size() && batch.size() > 1) {
-      // The others are sent again, those that were stored as repeats.
+      // The others are sent again; those that are already stored are harmless repeats.
       Settle(*batch[blamed], status, error.text);
       batch.erase(batch.begin() + static_cast<ptrdiff_t>(blamed));
       continue;
     }
-    if (batch.size() > 1) {  // nobody is blamed: alone, it is clear who fails
+    if (batch.size() > 1) {  // no item is named: sent alone, the failing one is identified
       for (const auto& handover : batch) Send({handover});
       return;
     }
@@ -379,14 +381,14 @@ void Sender::Settle(const Handover& handover, pqc_status status, const char* tex
   {
     const std::lock_guard lock(mutex_);
     const auto found = sequences_.find(handover.sequence.get());
-    if (found == sequences_.end()) return;  // forgotten meanwhile
+    if (found == sequences_.end()) return;  // forgotten concurrently
     Progress& progress = found->second;
-    if (progress.waiting.front().get() != &handover) return;  // it is settled already
+    if (progress.waiting.front().get() != &handover) return;  // already settled
     settled.push_back(DropFirstLocked(progress));
     if (status != PQC_OK) {
       progress.failure = {status, text};
       while (!progress.waiting.empty()) {
-        // The failed one's roll-back, when it had one, is over.
+        // The failed handover's own roll-back, if it had one, has ended.
         GiveUpRollBack(*progress.waiting.front());
         settled.push_back(DropFirstLocked(progress));
       }

@@ -98,7 +98,7 @@ inline pqc_status FindRemote(const ClientState& client, Remote** remote) {
   return *remote ? PQC_OK : Fail(PQC_FAILED_PRECONDITION, "client: it is closed");
 }
 
-// As FindRemote, but also waits for a worker when the session has none.
+// Like FindRemote, but also waits for a worker when the session has none.
 inline pqc_status GetRemote(const ClientState& client, Remote** remote) {
   const pqc_status status = FindRemote(client, remote);
   return status == PQC_OK && client.local ? client.local->Await() : status;

@@ -74,7 +74,7 @@ struct pqc_step {
   pqcached::client::StepSelection selection;  // for calls that pass no selection
   pqcached::client::StepClock::time_point deadline;
 
-  // On a GPU: the state that one step at a time holds; gpu_begun is set after BeginOnGpu succeeds.
+  // GPU of the step, held by one step at a time; gpu_begun is set after BeginOnGpu succeeds.
   std::shared_ptr<pqcached::client::GpuState> gpu;  // shared with its handle; null on the CPU
   void* stream = nullptr;
   bool gpu_begun = false;

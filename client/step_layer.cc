@@ -153,7 +153,7 @@ pqc_status RunAllMapped(const LayerCall& call, uint32_t* counts) {
     failure = status;
     std::snprintf(reason.text, sizeof(reason.text), "%s", pqc_last_error());
   };
-  // By reference, because a copy would allocate.
+  // std::cref avoids a copy, which would allocate.
   parallel.run(static_cast<uint32_t>(items.size()), std::cref(run));
   if (failure == PQC_OK) return PQC_OK;
   Fail(failure, "%s", reason.text);

@@ -91,7 +91,7 @@ class Parts {
   pqc_status own_status() const { return own_status_; }
 
  private:
-  // As Next, but noexcept: exceptions must not pass into the other library.
+  // Like Next, but noexcept: exceptions must not pass into the other library.
   StagedRows::Next NextOrNone(const StagedRows::Probe& probe, uint64_t* first_position,
                               RowBlock* rows) noexcept {
     try {

@@ -33,7 +33,7 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
     uint64_t boot_word = 0;            // value in the control page when the session was opened
   };
 
-  // Errors: PQC_INTERNAL (invalid control memory), PQC_FAILED_PRECONDITION (another layout version),
+  // Errors: PQC_INTERNAL (invalid control memory), PQC_FAILED_PRECONDITION (other layout version),
   //         PQC_UNAVAILABLE (the worker has already ended)
   static pqc_status Make(Parts parts, std::shared_ptr<LocalLink>* link);
 
@@ -47,9 +47,9 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
     return !ended_.load(std::memory_order_acquire) &&
            page().boot_word.load(std::memory_order_acquire) == boot_word_;
   }
-  // As Stands, but also checks the connection.
+  // Like Stands, but also checks the connection.
   bool Lives() const;
-  // As Lives, but waits up to `wait_ms` for an end of the connection.
+  // Like Lives, but waits up to `wait_ms` for an end of the connection.
   bool LivesFor(uint32_t wait_ms) const;
 
   // Returns a cache's pool, mapped at the first use. The pool keeps the link alive.

@@ -89,7 +89,7 @@ class LocalSession {
   //
   // Errors: PQC_UNAVAILABLE (not in time; or the session is lost), PQC_FAILED_PRECONDITION (closed)
   pqc_status Attached(std::shared_ptr<LocalLink>* link);
-  // As Attached, for callers that need no link. Fast when the session is attached.
+  // Like Attached, for callers that need no link. Fast when the session is attached.
   pqc_status Await();
   // Returns the present link, whatever its state.
   std::shared_ptr<LocalLink> link() const {

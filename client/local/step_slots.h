@@ -25,8 +25,8 @@ class StepSlots {
   // A null `staging` means that there is no ring, and never a range.
   explicit StepSlots(Staging* staging) : staging_(staging) {}
 
-  // Bytes of a slot. Given back when destroyed; the slot is not used again when the sidecar may still
-  // read them.
+  // A range of a slot's bytes. Released on destruction; the slot is abandoned when the sidecar may
+  // still read it.
   class Range {
    public:
     Range() = default;

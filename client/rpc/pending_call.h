@@ -36,7 +36,7 @@ class PendingCall {
   bool under_way() const { return under_way_ > 0; }
   // Waits for the next completed operation. False when the call is overdue.
   bool Next(void** tag, bool* ok);
-  // As Next, without waiting: false when no operation has completed.
+  // Like Next, without waiting: false when no operation has completed.
   bool TryNext(void** tag, bool* ok);
   bool overdue() const { return overdue_; }
 

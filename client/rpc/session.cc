@@ -151,9 +151,8 @@ grpc::Status Session::RunStream(const v1::SessionOpen& open) {
       if (event.has_heartbeat()) WriteHeartbeat();
     }
   } else if (answered) {
-    context_
-        ->TryCancel();  // Finish waits for the stream's end, which this sidecar has no reason to
-                        // bring about.
+    // Finish waits for the stream's end, and this sidecar has no reason to end the stream.
+    context_->TryCancel();
   }
   {  // no writer uses the stream any more
     const std::lock_guard lock(write_mutex_);

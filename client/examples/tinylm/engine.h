@@ -12,7 +12,7 @@
 //     sliding:  q_h, k_g = rope(., i);  sees the keys j with i - window < j <= i
 //     full:     q_h = q_h * (1 + temperature_h * ln(max(i + 1, base) / base));  no rope;
 //               sees all keys j <= i
-//     x       = x + Wo [softmax_j(q_h . k_j) v_j]          query head h reads kv head h / group_size
+//     x       = x + Wo [softmax_j(q_h . k_j) v_j]         query head h reads kv head h / group_size
 //     b       = rms(x; mlp_norm)
 //     x       = x + Wdown (silu(Wgate b) * (Wup b))
 //   logits    = E rms(x; norm)

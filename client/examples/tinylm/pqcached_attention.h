@@ -63,8 +63,8 @@ class PqcachedAttention : public Attention {
   // Sets the selection of later steps: a fraction `ratio` of all tokens is attended to, sink and
   // window included. Initially flat, 1/10.
   void SetSelection(const pqc_index& index, double ratio);
-  // Sets a selection with a fixed number of attended tokens. A context with no more tokens than that
-  // is attended to in full.
+  // Sets a selection with a fixed number of attended tokens. A context with no more tokens than
+  // that is attended to in full.
   void SetTokenBudget(const pqc_index& index, uint64_t token_count);
 
   void BeginSequence() override;

@@ -194,8 +194,8 @@ class Tensor:
 
 
 class Paged(Tensor):
-    """Rows of a paged engine, read in place: token t is row t % block_tokens of block blocks[t //
-    block_tokens].
+    """Rows of a paged engine, read in place: token t is row t % block_tokens of block
+    blocks[t // block_tokens].
 
     memory: all blocks, K's or V's, as a view [blocks, block_tokens, heads, dim], whatever the order
     in memory. For vLLM's [blocks, 2, tokens, heads, dim] that is `memory[:, 0]`, for [blocks,

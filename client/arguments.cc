@@ -6,7 +6,7 @@
 namespace pqcached::client {
 namespace {
 
-// Larger sizes are no struct of ours but memory that nobody set.
+// Larger values of struct_size are uninitialised memory, not a struct of a later version.
 constexpr size_t kMaxStructBytes = 4096;
 constexpr uint32_t kMaxLayerGroups = 16;
 constexpr uint64_t kMaxExtraKeyBytes = 256;
@@ -14,10 +14,11 @@ constexpr uint64_t kMaxGroupKeyBytes = 64;
 constexpr uint32_t kMaxGroupQueries = 64;
 constexpr uint32_t kMaxLayers = 1024;
 constexpr uint32_t kMaxExcludedRanges = 16;
-// Of a tensor, and how far its strides may reach: offsets in bytes stay far below 63 bits.
+// Limit of a tensor's elements and of its strides' reach: offsets in bytes stay far below 63 bits.
 constexpr uint64_t kMaxElements = uint64_t{1} << 40;
 
-// Of a field of a field. Steps read names for each layer, and do not allocate.
+// Name of a nested field. Fixed size, because steps build names for each layer and must not
+// allocate.
 template <size_t kSize>
 struct FieldName {
   FieldName(const char* name, const char* field) {
@@ -79,7 +80,7 @@ pqc_status CheckDim(const TensorView& view, uint32_t dim, uint64_t size, const c
               meaning, static_cast<unsigned long long>(size));
 }
 
-// Turns [blocks, block_tokens, heads, dim] into [tokens, heads, dim] by way of the block table.
+// Views [blocks, block_tokens, heads, dim] as [tokens, heads, dim] through the block table.
 pqc_status ReadBlockTable(const pqc_block_table* from, const char* name, TensorView* view) {
   const FieldName<96> table_name(name, ".block_table");
   const char* table = table_name.text;
@@ -380,7 +381,7 @@ pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, Tenso
                 "%u, must be 3: [query_length, query_heads, key_dim], or 2: [query_heads, key_dim]",
                 view->ndim);
   }
-  const uint32_t heads = view->ndim - 2;  // the index of that dimension
+  const uint32_t heads = view->ndim - 2;  // dimension of the heads
   const uint64_t length = heads == 1 ? view->shape[0] : 1;
   if (const pqc_status status = CheckQueryLength(length, shape, kName); status != PQC_OK) {
     return status;

@@ -1,8 +1,9 @@
-// Reads what callers of the C ABI hand in: copies structs of any later size, checks them, and names
-// the field that is wrong. What only the sidecar can know (limits of dims and budgets, ids, finite
-// numbers) is left to it.
+// Reads the arguments that callers pass to the C ABI: copies structs, which may be of a later and
+// larger version, checks them, and names the invalid field in the error. Checks that need the
+// sidecar's state or limits (dims, budgets, ids, finite numbers) are left to the sidecar.
 //
-// Every function returns PQC_OK or what Fail returned. Pure but for the last error; thread-safe.
+// Every function returns PQC_OK or the status that Fail returned. Pure but for the last error;
+// thread-safe.
 #ifndef PQCACHED_CLIENT_ARGUMENTS_H_
 #define PQCACHED_CLIENT_ARGUMENTS_H_
 
@@ -19,7 +20,7 @@ namespace pqcached::client {
 inline constexpr uint64_t kMaxSequenceTokens = uint64_t{1} << 30;
 inline constexpr uint32_t kMaxQueryLength = 8;
 
-// The number in an enum of the caller's, which may hold anything.
+// Returns the number in an enum field of the caller's, which may hold any value.
 template <class Enum>
 uint32_t RawEnum(const Enum& field) {
   static_assert(sizeof(Enum) == sizeof(uint32_t));
@@ -28,7 +29,8 @@ uint32_t RawEnum(const Enum& field) {
   return number;
 }
 
-// Copies a caller's struct of `known_size` bytes or more; the bytes above must be zero.
+// Copies a caller's struct of `known_size` bytes or more; the bytes after `known_size` must be
+// zero.
 pqc_status ReadStruct(const void* from, size_t known_size, const char* name, void* to);
 
 template <class Struct>
@@ -36,7 +38,7 @@ pqc_status ReadStruct(const Struct* from, const char* name, Struct* to) {
   return ReadStruct(from, sizeof(Struct), name, to);
 }
 
-// Checks the size of a struct that is a member of another one.
+// Checks the struct_size of a struct that is a member of another struct.
 template <class Struct>
 pqc_status CheckMemberSize(const Struct& member, const char* name) {
   if (member.struct_size == 0 || member.struct_size == sizeof(Struct)) return PQC_OK;
@@ -44,40 +46,42 @@ pqc_status CheckMemberSize(const Struct& member, const char* name) {
               member.struct_size, sizeof(Struct));
 }
 
-// Where a call wants its tensors.
+// Device and stream on which a call accepts its tensors.
 struct TensorPlace {
   pqc_device device = PQC_CPU;
-  const void* stream = nullptr;  // that tensors on a device may name
+  const void* stream = nullptr;  // the stream that tensors on a device may name
 };
 inline constexpr TensorPlace kOnHost = {};
 
 pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* view,
                       const TensorPlace& place = kOnHost);
-// A caller's buffer of `capacity` elements has room for `needed`.
+// Checks that a caller's buffer of `capacity` elements has room for `needed`.
 pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed);
 pqc_status CheckIndex(const pqc_index& index, const char* name);
 
-// Copies a selection and checks what it points at; the copy's `excluded` is still the caller's.
+// Copies a selection and checks the arrays that it refers to; the copy's `excluded` still points to
+// the caller's memory.
 pqc_status ReadSelection(const pqc_selection* from, pqc_selection* to);
 
-// Reads the K and V of one layer, [tokens, kv_heads, dim] each. `name` goes in front of the fields'
-// names.
+// Reads the K and V of one layer, [tokens, kv_heads, dim] each. Error texts put `name` before the
+// fields' names.
 pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const LayerShape& shape,
                     const char* name, RowBlock* rows, const TensorPlace& place = kOnHost);
 
-// That rows of a sequence may lie there.
+// Checks that a sequence can hold rows at these positions.
 pqc_status CheckPositions(uint64_t first_position, uint64_t token_count);
 
 // Reads the queries of one or more tokens as [query_length, query_heads, key_dim].
 pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view);
 pqc_status CheckQueryLength(uint64_t length, const LayerShape& shape, const char* name);
 
-// Reads what a sequence is to be created with; token_ids and extra_key are still the caller's.
+// Reads the options of a new sequence; token_ids and extra_key still point to the caller's memory.
 pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_options* to);
-// Of token_ids and extra_key alone; `prefix` goes in front of the fields' names.
+// Checks only token_ids and extra_key; error texts put `prefix` before the fields' names.
 pqc_status CheckPrompt(const pqc_sequence_options& prompt, const char* prefix);
 
-// A cache as it is to be opened. Move-only, because `spec` points into the object.
+// Checked arguments of a cache to open. Neither copyable nor movable, because `spec` points into
+// the object.
 struct CacheArguments {
   CacheArguments() = default;
   CacheArguments(const CacheArguments&) = delete;

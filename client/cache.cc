@@ -1,4 +1,4 @@
-// Caches.
+// Opens and closes caches.
 #include <cmath>
 #include <memory>
 
@@ -10,7 +10,7 @@
 namespace pqcached::client {
 namespace {
 
-// What the sidecar takes when a cache names none.
+// The sidecar's default for a cache that names no index.
 constexpr kvstore::IndexDescriptor kDefaultIndex = {kvstore::IndexKind::kPq, 2, 6};
 
 LayerShape ShapeOf(const pqc_layer_group& group) {

@@ -1,4 +1,4 @@
-// The client: opening, closing, and the tools' door to Admin.
+// Opens and closes clients, and passes Admin calls of tools.
 #include <errno.h>
 
 #include <cstdlib>
@@ -25,7 +25,7 @@ constexpr size_t kMaxTenantBytes = 64;
 constexpr size_t kMaxClientNameBytes = 128;
 constexpr uint64_t kStagingUnitBytes = uint64_t{1} << 20;
 
-// Empty for an endpoint that is no unix socket with a path in the file system.
+// Returns the path of a unix socket; empty for other endpoints and abstract sockets.
 std::string SocketPath(std::string_view endpoint) {
   constexpr std::string_view kUnix = "unix:";
   if (!endpoint.starts_with(kUnix)) return {};
@@ -34,10 +34,10 @@ std::string SocketPath(std::string_view endpoint) {
   return std::string(endpoint);
 }
 
-// The broker and the RPCs as the local path asks for them.
+// Implements LocalHost by the broker and the RPCs.
 class SidecarHost final : public LocalHost {
  public:
-  // The remote outlives it: LocalSession lets no call begin once it is closed.
+  // The remote outlives the object: LocalSession begins no call after it is closed.
   SidecarHost(std::unique_ptr<Broker> broker, Remote& remote)
       : broker_(std::move(broker)), remote_(remote) {}
 
@@ -121,7 +121,7 @@ pqc_status OpenRemote(const RemoteOptions& options, const RpcEntry& entry, Clien
   return status;
 }
 
-// Opens a connection of the broker's and what comes over it.
+// Opens a broker connection and fills in *parts, except the host.
 pqc_status Connect(const BrokerOptions& options, std::unique_ptr<Broker>* broker,
                    LocalLink::Parts* parts) {
   if (const pqc_status status = Broker::Open(options, broker, &parts->control); status != PQC_OK) {
@@ -131,7 +131,7 @@ pqc_status Connect(const BrokerOptions& options, std::unique_ptr<Broker>* broker
   return PQC_OK;
 }
 
-// A session of the broker's, used by gRPC too.
+// Opens a session at the broker; gRPC uses the same session.
 pqc_status OpenLocal(const pqc_client_options& options, const RemoteOptions& remote_options,
                      const RpcEntry& entry, ClientState& state) {
   BrokerOptions broker_options{.socket_path = SocketPath(options.endpoint),
@@ -148,7 +148,7 @@ pqc_status OpenLocal(const pqc_client_options& options, const RemoteOptions& rem
     return status;
   }
   const kvstore::BrokerReply hello = broker->hello();
-  const auto phase = std::make_shared<SessionPhase>();  // shared: it outlives the remote
+  const auto phase = std::make_shared<SessionPhase>();  // shared, because it outlives the remote
   RemoteOptions with_token = remote_options;
   with_token.session_token = hello.session_token;
   with_token.boot_id = hello.boot_id;
@@ -191,7 +191,7 @@ pqc_status OpenLocal(const pqc_client_options& options, const RemoteOptions& rem
   return status;
 }
 
-// Over the broker's path where that answers, over gRPC's otherwise.
+// Opens the local path if the broker answers, the remote path otherwise.
 pqc_status OpenEither(const pqc_client_options& options, const RemoteOptions& remote_options,
                       const RpcEntry& entry, std::shared_ptr<ClientState>* state) {
   const uint32_t path = RawEnum(options.path);
@@ -208,7 +208,8 @@ pqc_status OpenEither(const pqc_client_options& options, const RemoteOptions& re
   if (const pqc_status status = OpenRemote(remote_options, entry, *remote); status != PQC_OK) {
     return status;
   }
-  // A sidecar listens with its broker first: one that was just starting has it by now.
+  // A sidecar starts its broker before gRPC: after a successful gRPC connection, a sidecar that was
+  // still starting has its broker.
   if (looked != PQC_UNAVAILABLE || open_local() != PQC_OK) *state = remote;
   return PQC_OK;
 }
@@ -280,7 +281,7 @@ struct Answer {
   bool out_of_memory = false;
 };
 
-// The text is malloc'ed here: its owner frees it with this library's pqc_free.
+// Copies the answer into malloc'ed memory, which its owner frees with this library's pqc_free.
 void KeepAnswer(void* context, const char* text, size_t size) {
   auto* answer = static_cast<Answer*>(context);
   answer->text = static_cast<char*>(std::malloc(size + 1));

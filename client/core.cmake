@@ -1,4 +1,5 @@
-# The client but for its libraries: libpqcached_client is made of it, and tests link it. Needs kernels and kvstore/read alone.
+# All of the client except what it loads at run time, for libpqcached_client and tests. Needs only
+# kernels and kvstore/read.
 set(sources
   arguments.cc
   cache.cc

@@ -1,7 +1,7 @@
-// How long the calling thread's call of the C ABI may still wait, over all that it waits for.
+// Deadline of the C ABI call that the calling thread is in, shared by all waits of that call.
 //
-// A call's time begins with its first wait, so that calls that never wait do not look at the clock.
-// Outside of calls, on threads of the client's own, every wait has the whole time.
+// A call's time begins with its first wait, so that calls that never wait do not read the clock.
+// Outside of a call, on the client's own threads, every wait has the full timeout.
 #ifndef PQCACHED_CLIENT_DEADLINE_H_
 #define PQCACHED_CLIENT_DEADLINE_H_
 
@@ -12,7 +12,7 @@ namespace pqcached::client {
 
 using DeadlineClock = std::chrono::steady_clock;
 
-// Frames a call of the C ABI (error.h); one within another changes nothing.
+// Marks the thread as inside a call of the C ABI (error.h); a nested frame changes nothing.
 class CallFrame {
  public:
   CallFrame() noexcept;
@@ -24,12 +24,12 @@ class CallFrame {
   const bool outermost_;
 };
 
-// Until when the thread's call may wait: `timeout_ms` after its first wait.
+// Returns the time until which the thread's call may wait: `timeout_ms` after its first wait.
 DeadlineClock::time_point CallDeadline(uint32_t timeout_ms) noexcept;
-// The same as a duration; 0 when it is over.
+// Returns the remaining time of the thread's call in milliseconds; 0 after the deadline.
 uint32_t RemainingMs(uint32_t timeout_ms) noexcept;
 
-// The call has a deadline of its own; it holds if no other does already.
+// Sets the deadline of the thread's call, unless the call has one already.
 void SetCallDeadline(DeadlineClock::time_point deadline) noexcept;
 
 }  // namespace pqcached::client

@@ -1,5 +1,5 @@
-// The convenience session: a decoder keeps the rows of sink and window, and joins its attention over
-// them with that over the selected tokens. Built on the calls that every engine has.
+// The convenience session: a decoder keeps the rows of the sink and the window, and merges its
+// attention over them with the attention over the selected tokens. Built only on the public calls.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -35,7 +35,7 @@ struct OwnLayer {
   LayerShape shape;
   OwnRows sink;
   OwnRows recent;
-  std::vector<float> key, value;  // of the token under way
+  std::vector<float> key, value;  // of the token in progress
 };
 
 }  // namespace
@@ -48,9 +48,9 @@ struct pqc_decoder {
   std::map<uint32_t, pqcached::client::OwnLayer> layers;
   std::map<uint32_t, pqcached::client::OwnLayer>::iterator next_layer;
   std::map<uint32_t, uint64_t> prefilled;  // tokens by layer
-  bool decoding = false;                   // the prefill is over
+  bool decoding = false;                   // the prefill is complete
   bool indexed = false;
-  uint64_t position = 0;  // of the token under way; of the first one of the prefill before
+  uint64_t position = 0;  // of the token in progress; during the prefill, of its first token
   pqc_step* step = nullptr;
   pqcached::client::Scratch scratch;
   std::vector<float> queries, output, lse, own_lse;
@@ -60,7 +60,7 @@ struct pqc_decoder {
 namespace pqcached::client {
 namespace {
 
-// A tensor of one token, dims checked, as floats.
+// Reads a tensor of one token with the given shape, as floats.
 pqc_status ReadToken(const pqc_tensor* tensor, const char* name, uint32_t heads, uint32_t dim,
                      std::vector<float>* numbers) {
   if (!tensor) return Fail(PQC_INVALID_ARGUMENT, name, "must not be NULL");
@@ -81,7 +81,7 @@ pqc_status ReadToken(const pqc_tensor* tensor, const char* name, uint32_t heads,
 
 uint32_t RowFloats(const LayerShape& shape) { return shape.key_dim + shape.value_dim; }
 
-// What of the sequence's rows [begin, end) is stored, fetched.
+// Fetches the sequence's stored rows [begin, end).
 pqc_status FetchOwn(pqc_sequence* sequence, uint32_t layer, const LayerShape& shape, uint64_t begin,
                     uint64_t end, OwnRows* rows) {
   rows->first_position = begin;
@@ -103,14 +103,14 @@ pqc_status FetchOwn(pqc_sequence* sequence, uint32_t layer, const LayerShape& sh
   return PQC_OK;
 }
 
-// Adds the token under way, and forgets what no window needs any more.
+// Adds the token in progress, and drops rows that no later window needs.
 void Remember(OwnLayer& layer, uint64_t sink_tokens, uint64_t window_tokens) {
   const LayerShape& shape = layer.shape;
   OwnRows& recent = layer.recent;
   const size_t row = RowFloats(shape);
   const bool trim = recent.token_count >= 2 * window_tokens + 64;
   const uint64_t forget = trim ? recent.token_count - window_tokens : 0;
-  // A sink that was not full when decoding began gets its rows as they leave the window.
+  // If the sink was not full when decoding began, rows move to it as they leave the window.
   OwnRows& sink = layer.sink;
   const bool grows = sink.end() == recent.first_position && sink.token_count < sink_tokens;
   const uint64_t moved = grows ? std::min(forget, sink_tokens - sink.token_count) : 0;
@@ -135,7 +135,7 @@ void ForgetNewest(OwnLayer& layer) {
   --layer.recent.token_count;
 }
 
-// Positions [begin, end) that are not excluded.
+// Adds the positions [begin, end) that are not excluded.
 void AddPositions(const StepSelection& selection, uint64_t begin, uint64_t end,
                   std::vector<uint32_t>* positions) {
   for (uint64_t position = begin; position < end; ++position) {
@@ -147,7 +147,8 @@ void AddPositions(const StepSelection& selection, uint64_t begin, uint64_t end,
   }
 }
 
-// Attention over sink and window, the token under way included, joined with *output and *lse.
+// Merges attention over the sink and the window, the token in progress included, into *output and
+// *lse.
 void JoinOwn(pqc_decoder& decoder, OwnLayer& layer) {
   const LayerShape& shape = layer.shape;
   const uint32_t group = shape.query_heads / shape.kv_heads;
@@ -169,7 +170,7 @@ void JoinOwn(pqc_decoder& decoder, OwnLayer& layer) {
   for (uint32_t head = 0; head < shape.kv_heads; ++head) {
     std::vector<kernels::RowSpan> spans;
     const OwnRows& sink = layer.sink;
-    // Sink rows that the recent ones hold too are read from those.
+    // Sink rows that are also in `recent` are read from `recent`.
     const uint64_t sink_rows = std::min(sink.token_count, layer.recent.first_position);
     if (sink_rows > 0) {
       spans.push_back({.rows = reinterpret_cast<const std::byte*>(sink.heads[head].data()),
@@ -201,7 +202,7 @@ void JoinOwn(pqc_decoder& decoder, OwnLayer& layer) {
                                            .lse = decoder.lse});
 }
 
-// Whether there is anything between sink and window.
+// Returns true when there are tokens between the sink and the window.
 bool Selects(const pqc_decoder& decoder) {
   const pqc_selection& selection = decoder.selection.selection;
   const uint64_t context = decoder.position + 1;
@@ -223,7 +224,7 @@ pqc_status BuildOnce(pqc_decoder& decoder) {
   return PQC_OK;
 }
 
-// What the first decode does: the index, and the rows of sink and window that are stored.
+// Starts decoding: builds the index, and fetches the stored rows of the sink and the window.
 pqc_status BeginDecoding(pqc_decoder& decoder) {
   pqc_sequence_info info = PQC_INIT(pqc_sequence_info);
   if (const pqc_status status = pqc_sequence_describe(decoder.sequence, &info); status != PQC_OK) {
@@ -254,7 +255,7 @@ pqc_status BeginStep(pqc_decoder& decoder) {
   item.sequence = decoder.sequence;
   item.query_position = decoder.position;
   pqc_step_options options = PQC_INIT(pqc_step_options);
-  // Without anything to select, the index need not be there.
+  // When there is nothing to select, the index need not exist.
   options.selection = Selects(decoder) ? &decoder.selection.selection : nullptr;
   pqc_client client{decoder.client};
   return pqc_step_begin(&client, &item, 1, &options, &decoder.step);
@@ -286,7 +287,7 @@ pqc_status EndStep(pqc_decoder& decoder) {
                       static_cast<uint32_t>(rows.size()), nullptr);
 }
 
-// Selected middle, then the decoder's own part.
+// Computes the selected tokens' attention, then merges the decoder's own part.
 pqc_status DecodeLayer(pqc_decoder& decoder, uint32_t number, OwnLayer& layer) {
   const LayerShape& shape = layer.shape;
   decoder.output.assign(size_t{shape.query_heads} * shape.value_dim, 0);
@@ -312,7 +313,7 @@ pqc_status DecodeLayer(pqc_decoder& decoder, uint32_t number, OwnLayer& layer) {
   return PQC_OK;
 }
 
-// The token can be decoded again, from its first layer on.
+// Resets the token in progress, so that it can be decoded again from its first layer on.
 void AbandonToken(pqc_decoder& decoder) {
   pqc_step_abandon(std::exchange(decoder.step, nullptr));
   for (auto& [number, layer] : decoder.layers) {
@@ -351,7 +352,7 @@ pqc_status Prefill(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* keys,
   if (decoder->decoding) {
     return Fail(PQC_FAILED_PRECONDITION, "decoder", "the prefill is over; decode token by token");
   }
-  if (decoder->prefilled.empty()) {  // the sequence may have begun before
+  if (decoder->prefilled.empty()) {  // the sequence may already have tokens
     pqc_sequence_info info = PQC_INIT(pqc_sequence_info);
     const pqc_status status = pqc_sequence_describe(decoder->sequence, &info);
     if (status != PQC_OK) return status;

@@ -1,4 +1,4 @@
-// Opening a GPU for a cache: the library, and what it is asked to set aside.
+// Opens a GPU for a cache: loads the library and reserves device memory.
 #include "client/gpu.h"
 
 #include <dlfcn.h>
@@ -21,7 +21,7 @@ constexpr uint32_t kDefaultCacheTokens = 4096;
 constexpr uint32_t kDefaultLoads = 32;
 using LongLong = unsigned long long;  // for %llu
 
-// It stays loaded for ever: the driver's threads may outlive what they ran for.
+// Loads the GPU library, which stays loaded forever: the driver's threads may outlive their work.
 pqc_status LoadGpuLibrary(const char* path, const gpu::GpuEntry** entry) {
   std::string reasons;
   void* const library =

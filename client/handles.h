@@ -1,4 +1,4 @@
-// What the opaque handles of the C ABI point at.
+// State behind the opaque handles of the C ABI.
 #ifndef PQCACHED_CLIENT_HANDLES_H_
 #define PQCACHED_CLIENT_HANDLES_H_
 
@@ -42,7 +42,7 @@ class ScratchPool {
 
    private:
     ScratchPool* pool_;
-    std::unique_ptr<Scratch> scratch_;  // null: moved away
+    std::unique_ptr<Scratch> scratch_;  // null after a move
   };
 
  private:
@@ -50,19 +50,19 @@ class ScratchPool {
   std::vector<std::unique_ptr<Scratch>> idle_;
 };
 
-// A connection and its session. Null `remote`: the client is closed. Only pqc_client_close writes
-// here, and it excludes all other calls by contract.
+// Connection of a client and its session. A null `remote` means that the client is closed. Only
+// pqc_client_close writes to this struct, and its contract excludes all concurrent calls.
 struct ClientState {
   ClientState();
   ~ClientState();
   void Close();
 
   uint32_t timeout_ms = 0;
-  uint64_t max_message_bytes = 0;  // of the sidecar; 0 = not known
+  uint64_t max_message_bytes = 0;  // limit of the sidecar; 0 = unknown
   std::unique_ptr<Remote, RemoteCloser> remote;
   std::shared_ptr<LocalSession> local;  // null on the remote path; shared with sequences
-  std::unique_ptr<Sender> sender;       // rows of finished steps
-  std::unique_ptr<Offload> offload;     // rows that a GPU packs
+  std::unique_ptr<Sender> sender;       // sends rows of finished steps
+  std::unique_ptr<Offload> offload;     // sends rows that a GPU packs
   std::unique_ptr<StepThread> step_thread;
   const std::unique_ptr<StepPool> steps;
   ScratchPool scratch;
@@ -70,25 +70,26 @@ struct ClientState {
 
 // Immutable.
 struct CacheState {
-  std::shared_ptr<ClientState> client;  // shared: the handles may be closed in any order
+  std::shared_ptr<ClientState> client;  // shared, because handles may be closed in any order
   uint64_t cache_id = 0;
   std::string model_fingerprint;
   kvstore::IndexDescriptor default_index;
   std::map<uint32_t, LayerShape> stored_layers;
 };
 
-// Shared by the handle, the steps that it is in, and rows on their way.
+// State of a sequence, shared by its handle, the steps that contain it, and its unacknowledged
+// rows.
 struct SequenceState {
   std::shared_ptr<const CacheState> cache;
   uint64_t sequence_id = 0;
   std::unique_ptr<LocalSequence> local;  // null on the remote path
-  std::atomic<bool> changing = false;    // a call that changes the sequence is under way
+  std::atomic<bool> changing = false;    // a call that changes the sequence is in progress
   std::atomic<bool> in_step = false;
-  std::atomic<bool> suspended = false;    // by this client
-  std::atomic<uint64_t> token_count = 0;  // complete over all layers, as the last answer told
-  kvstore::IndexDescriptor live_index;    // that the sidecar keeps up; flat = none
+  std::atomic<bool> suspended = false;    // suspended by this client
+  std::atomic<uint64_t> token_count = 0;  // complete over all layers, from the last answer
+  kvstore::IndexDescriptor live_index;  // index that the sidecar updates incrementally; flat = none
   std::atomic<bool> prefill_open =
-      false;  // rows that came last may wait for the end of the prefill
+      false;  // the newest rows may be indexed only at the end of the prefill
 };
 
 // Sets *remote, or fails when the client is closed.
@@ -97,7 +98,7 @@ inline pqc_status FindRemote(const ClientState& client, Remote** remote) {
   return *remote ? PQC_OK : Fail(PQC_FAILED_PRECONDITION, "client", "it is closed");
 }
 
-// Also waits for a worker, when the session has none.
+// Like FindRemote, but also waits for a worker when the session has none.
 inline pqc_status GetRemote(const ClientState& client, Remote** remote) {
   const pqc_status status = FindRemote(client, remote);
   return status == PQC_OK && client.local ? client.local->Await() : status;
@@ -119,12 +120,13 @@ struct pqc_cache {
 };
 
 struct pqc_sequence {
-  std::shared_ptr<pqcached::client::SequenceState> state;  // shared with steps, rows on their way
+  // shared with steps and unacknowledged rows
+  std::shared_ptr<pqcached::client::SequenceState> state;
 };
 
 namespace pqcached::client {
 
-// Keeps other calls that change the sequence out for as long as it lives.
+// Excludes other calls that change the sequence for as long as the lock lives.
 class ChangeLock {
  public:
   explicit ChangeLock(SequenceState& sequence)
@@ -146,8 +148,9 @@ class ChangeLock {
   const bool held_;
 };
 
-// What a call that changes a sequence begins with: no other one is under way, no step either, and the
-// rows of finished steps are stored; those that a GPU packs, too, or at least none has failed.
+// Precondition of a call that changes a sequence: no other such call and no step is in progress,
+// and the rows of finished steps are stored. Rows that a GPU packs are stored too (kStored), or at
+// least none of them has failed (kOnTheirWay).
 class Changing {
  public:
   enum class Packed { kStored, kOnTheirWay };
@@ -163,7 +166,7 @@ class Changing {
   pqc_status status_ = PQC_OK;
 };
 
-// Finds a layer whose rows are stored.
+// Finds a layer that the cache stores.
 inline pqc_status FindLayer(const CacheState& cache, uint32_t layer, const char* name,
                             LayerShape* shape) {
   const auto found = cache.stored_layers.find(layer);
@@ -174,8 +177,8 @@ inline pqc_status FindLayer(const CacheState& cache, uint32_t layer, const char*
   return PQC_OK;
 }
 
-// Reads rows of several layers. The callers' structs may be larger than ours: the first one tells
-// their distance.
+// Reads rows of several layers. The callers' structs may be larger than this version's: struct_size
+// of the first one is the stride of the array.
 struct TensorPlace;
 pqc_status ReadLayers(const CacheState& cache, const pqc_layer_rows* layers, uint32_t layer_count,
                       const TensorPlace& place, std::vector<RowBlock>* blocks);

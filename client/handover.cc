@@ -8,9 +8,9 @@
 namespace pqcached::client {
 namespace {
 
-// Of the bytes of one layer's keys or values, for the copies on both sides.
+// Alignment of one layer's keys and of its values, so that both sides copy whole cache lines.
 constexpr uint64_t kPartAlignment = 64;
-// A handover that is used again keeps no more memory of its own.
+// A reused handover keeps at most this much memory of its own.
 constexpr size_t kMaxKeptBytes = size_t{1} << 20;
 
 uint64_t AlignUp(uint64_t bytes) {

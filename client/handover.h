@@ -1,5 +1,5 @@
-// Handover: what one step leaves to be done for one sequence. It is lent by the Sender and used again,
-// with its memory, when the sidecar has acknowledged it.
+// Handover holds the roll-back and the new rows that one step has to send for one sequence. The
+// Sender lends it, and reuses it with its memory after the sidecar has acknowledged it.
 //
 // Thread-compatible.
 #ifndef PQCACHED_CLIENT_HANDOVER_H_
@@ -18,7 +18,7 @@
 
 namespace pqcached::client {
 
-// Rows of one layer, packed: where they begin in the memory of their handover.
+// Packed rows of one layer: their place in the memory of their handover.
 struct KeptRows {
   uint32_t layer = 0;
   LayerShape shape;
@@ -28,7 +28,7 @@ struct KeptRows {
   uint64_t values_begin = 0;  // [tokens, kv_heads, value_dim]
 };
 
-// How a message tells of the rows of one layer: places of staging, or the bytes themselves.
+// Staging references of the rows of one layer in a message that does not carry the rows inline.
 struct SentRows {
   StagingPlace keys;
   StagingPlace values;
@@ -37,34 +37,36 @@ struct SentRows {
 // A roll-back, new rows, or both in this order.
 struct Handover {
   static constexpr uint64_t kNoRollBack = UINT64_MAX;
-  std::shared_ptr<SequenceState> sequence;  // shared with its handle, which may be closed before
+  std::shared_ptr<SequenceState> sequence;  // shared with its handle, which may be closed earlier
   uint64_t roll_back_to = kNoRollBack;
   uint64_t first_position = 0;
   uint64_t token_count = 0;
-  std::vector<KeptRows> layers;  // every stored layer, or none when token_count is 0
-  StepSlots::Range staged;       // where the rows lie, or else
+  std::vector<KeptRows> layers;  // every stored layer; empty when token_count is 0
+  StepSlots::Range staged;       // staging memory of the rows; without it, they are in `own`
   std::vector<std::byte> own;
   uint64_t row_bytes = 0;
 
-  std::shared_ptr<Handover> next;  // in its queue
+  std::shared_ptr<Handover> next;  // in the same queue
 
   bool rolls_back() const { return roll_back_to != kNoRollBack; }
-  // Copies the tokens [begin, begin + token_count) of all layers: into staging when there is room.
+  // Copies the tokens [begin, begin + token_count) of all layers: into staging if there is room,
+  // else into `own`.
   void Keep(std::span<const RowBlock> blocks, const CacheState& cache, uint64_t begin,
             StepSlots& slots);
-  // The rows for a message. `places`: one per layer, in use as long as the blocks; empty: inline.
+  // Fills in the row blocks of a message. `places` has one entry per layer and must live as long as
+  // the blocks; empty means that the rows are sent inline.
   void Describe(std::span<SentRows> places, std::span<RowBlock> blocks) const;
-  // As it was made, but for memory that is worth keeping.
+  // Resets the object to its initial state, but keeps memory that is worth reusing.
   void Clear();
 };
 
-// Handovers of one sequence, in order.
+// Queue of the handovers of one sequence, in order.
 class HandoverQueue {
  public:
   HandoverQueue() = default;
   HandoverQueue(const HandoverQueue&) = delete;
   HandoverQueue& operator=(const HandoverQueue&) = delete;
-  // One by one: a chain of destructors would be as deep as the queue is long.
+  // Pops one by one: a chain of destructors would recurse as deep as the queue is long.
   ~HandoverQueue() {
     while (!empty()) Pop();
   }
@@ -75,7 +77,7 @@ class HandoverQueue {
   std::shared_ptr<Handover> Pop();
 
  private:
-  std::shared_ptr<Handover> first_;  // shared with the message under way
+  std::shared_ptr<Handover> first_;  // shared with the message in flight
   Handover* last_ = nullptr;
 };
 

@@ -1,4 +1,5 @@
-// Prefill rows on a GPU: packed into staging by the engine's stream, handed to the sidecar behind it (Offload).
+// Prefill of rows on a GPU: the engine's stream packs them into staging, and Offload sends them
+// afterwards.
 #include <algorithm>
 #include <mutex>
 
@@ -12,7 +13,7 @@
 namespace pqcached::client {
 namespace {
 
-// Room of a slot for what lies between its four parts.
+// Bytes of a slot that are reserved for padding between its four parts.
 constexpr uint64_t kPaddingBytes = 512;
 
 pqc_status CheckDevicePart(const TensorView& view, const char* name) {
@@ -21,19 +22,19 @@ pqc_status CheckDevicePart(const TensorView& view, const char* name) {
               "dims must be contiguous on a GPU");
 }
 
-// What travels: no more bytes than the engine has, and than the cache keeps.
+// Returns the dtype for staging: the smaller of the engine's and the cache's.
 pqc_dtype PackedDType(pqc_dtype from, pqc_dtype kept) {
   return ElementBytes(from) < ElementBytes(kept) ? from : kept;
 }
 
 uint64_t TokenBytes(const TensorView& view, pqc_dtype kept) {
   const uint64_t elements = view.shape[1] * view.shape[2];
-  const uint64_t table = view.blocks ? sizeof(int32_t) : 0;  // at worst, a block for each token
+  const uint64_t table = view.blocks ? sizeof(int32_t) : 0;  // worst case: one block per token
   return elements * ElementBytes(PackedDType(view.dtype, kept)) + table;
 }
 
-// The tokens [begin, begin + ...) of a tensor, for the device. Its part of a block table is copied to `table`, in the slot:
-// the caller's may go when the call returns.
+// Describes the tokens [begin, end) of a tensor for the device. Their part of the block table is
+// copied to `table`, in the slot, because the caller may free its own when the call returns.
 gpu::StepPackTensor PackOf(const TensorView& from, pqc_dtype packed, uint64_t begin, uint64_t end,
                            std::byte* to, std::byte* table) {
   gpu::StepPackTensor tensor{.data = from.data,
@@ -57,7 +58,7 @@ gpu::StepPackTensor PackOf(const TensorView& from, pqc_dtype packed, uint64_t be
   return tensor;
 }
 
-// One part of a call.
+// Range of tokens that one call packs into one slot.
 struct Part {
   const RowBlock& rows;
   pqc_dtype kept;
@@ -66,7 +67,7 @@ struct Part {
   void* stream;
 };
 
-// Rows of the part as they lie in the slot.
+// Returns dtypes and shapes of the part's rows as packed in the slot.
 RowBlock PackedRows(const Part& part) {
   RowBlock packed{.layer = part.rows.layer, .keys = {}, .values = {}};
   const auto shape = [&](const TensorView& from, TensorView& to) {
@@ -98,12 +99,13 @@ pqc_status Pack(GpuState& gpu, const Part& part, FilledSlot& filled) {
       .token_count = static_cast<uint32_t>(tokens),
       .stream = part.stream};
   const gpu::Outcome launched = gpu.steps->Pack(pack, filled.slot.number());
-  // What was launched before it failed may write to the slot at any time.
+  // Work that was launched before the failure may write to the slot at any time.
   if (!launched.ok() && launched.code != gpu::Code::kInvalid) filled.slot.Lose();
   return Report(launched, "gpu");
 }
 
-// Page-locks the ring of the slot, when it is another one than before: one of the first call, or of the next worker.
+// Page-locks the slot's ring if it is a new one: at the first call, and after a new worker has
+// started.
 pqc_status LockRing(GpuState& gpu, Offload& offload, const Staging::Slot& slot,
                     uint32_t slot_count) {
   if (gpu.ring == slot.ring()) return PQC_OK;
@@ -114,7 +116,7 @@ pqc_status LockRing(GpuState& gpu, Offload& offload, const Staging::Slot& slot,
   return Report(locked, "staging");
 }
 
-// Packs a part, and hands it in before another call can look for jobs of the ring.
+// Packs a part, and queues it before another call can look for jobs of the ring.
 pqc_status HandIn(GpuState& gpu, const std::shared_ptr<SequenceState>& sequence, const Part& part,
                   uint64_t first_position, Staging::Slot slot, uint32_t slot_count) {
   Offload::Job job{
@@ -149,7 +151,7 @@ pqc_status IngestParts(GpuState& gpu, const std::shared_ptr<SequenceState>& sequ
     const Part part{rows, kept, begin, std::min(begin + most, token_count), stream};
     Staging::Slot slot;
     if (const pqc_status status = staging.Take(deadline, &slot); status != PQC_OK) {
-      // What a commit failed with tells more than that its slots did not come back.
+      // The error of a failed commit says more than the timeout that it caused.
       const pqc_status failed = client.offload->Check(*sequence);
       return failed != PQC_OK ? failed : status;
     }

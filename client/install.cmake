@@ -1,4 +1,4 @@
-# What engines link and operators run: component `client` of the installation.
+# Component `client` of the installation: the libraries for engines and the tool for operators.
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/pqcached)

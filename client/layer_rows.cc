@@ -1,4 +1,4 @@
-// Rows of several layers, as callers hand them in.
+// Reads rows of several layers that callers pass.
 #include <cstdio>
 
 #include "client/arguments.h"

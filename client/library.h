@@ -1,4 +1,5 @@
-// Loads a library of ours that the client does not link, so that engines need not have what it needs.
+// Loads a library of this project that the client does not link, so that engines do not need its
+// dependencies.
 #ifndef PQCACHED_CLIENT_LIBRARY_H_
 #define PQCACHED_CLIENT_LIBRARY_H_
 
@@ -6,8 +7,9 @@
 
 namespace pqcached::client {
 
-// `path`, or where it is null: `file_name` beside this library, then on the loader's search path. Null, with the
-// loader's reasons in *reasons, when it cannot be loaded. `mode` is dlopen's.
+// Loads `path`; when it is null, `file_name` from the directory of this library, then from the
+// loader's search path. Returns null, with the loader's reasons in *reasons, when it cannot be
+// loaded. `mode` is dlopen's.
 void* LoadLibrary(const char* path, const char* file_name, int mode, std::string* reasons);
 
 }  // namespace pqcached::client

@@ -1,4 +1,4 @@
-// pqc_merge.
+// Implements pqc_merge.
 #include <cstddef>
 
 #include "client/error.h"

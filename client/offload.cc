@@ -27,7 +27,7 @@ void Offload::Add(Job job) {
     Progress& progress = sequences_[job.sequence.get()];
     jobs_.push_back(std::move(job));
     ++progress.waiting_count;
-  } catch (...) {  // the job is still here, and the stream may still write to its slot
+  } catch (...) {  // the job was not queued, and the stream may still write to its slot
     if (!job.steps->WaitPacked(job.filled.slot.number()).ok()) job.filled.slot.Lose();
     throw;
   }

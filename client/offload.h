@@ -1,9 +1,10 @@
-// Offload: takes prefill rows that a GPU packs into staging to the sidecar, on a thread of its own.
+// Offload sends prefill rows that a GPU packs into staging to the sidecar, on its own thread.
 //
-// An engine's stream fills slots; this thread waits for the event behind each one, in the order in which they were handed in,
-// and commits it. So the sidecar copies a layer while the stream computes the next one. Slots come back when they are
-// committed: who finds none (Staging::Take) waits for that. What follows a failure of a sequence is not sent, and the failure
-// stays until it is told.
+// The engine's stream fills slots; this thread waits for the event recorded after each slot, in the
+// order in which the slots were added, and commits the slot. So the sidecar copies a layer while
+// the stream computes the next one. Slots are free again after their commit: a caller that finds no
+// free slot (Staging::Take) waits for that. After a failure, the later jobs of the same sequence
+// are not sent, and the error is kept until Flush returns it.
 //
 // Thread-safe.
 #ifndef PQCACHED_CLIENT_OFFLOAD_H_
@@ -30,34 +31,37 @@ class Offload {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // A slot that `steps` packs. Nobody else writes it, and `steps` lives until it is drained.
+  // A slot that `steps` packs. No other writer uses the slot, and `steps` lives until it is
+  // drained.
   struct Job {
-    std::shared_ptr<SequenceState> sequence;  // shared with its handle, which may be closed before
+    std::shared_ptr<SequenceState> sequence;  // shared with its handle, which may be closed earlier
     gpu::Steps* steps = nullptr;
     FilledSlot filled;
-    RowBlock rows;  // as CommitSlot wants them
+    RowBlock rows;  // as CommitSlot requires them
   };
 
-  // The remote outlives it.
+  // REQUIRES: `remote` outlives the object.
   explicit Offload(Remote& remote) : remote_(remote) {}
-  // Waits for what is being packed; what is not committed is forgotten.
+  // Waits until all jobs are packed and processed.
   ~Offload();
 
-  // Does not wait. A failure of the sequence drops the job, when its slot is packed. Throws when there is no memory or
-  // no thread to be had; the slot has gone back then, when it was packed.
+  // Queues a job without waiting. If the sequence has failed, the job is dropped after its slot is
+  // packed. Throws when memory or a thread cannot be had; the job's slot is then packed and free
+  // again.
   void Add(Job job);
-  // The failure of the sequence's rows, when there is one; it stays.
+  // Returns the sequence's pending error, if it has one, and keeps it.
   pqc_status Check(const SequenceState& sequence);
-  // Waits until everything of the sequence is stored; forgets its failure when it has told it.
+  // Waits until all queued rows of the sequence are stored. Returns the sequence's pending error
+  // and clears it.
   pqc_status Flush(const SequenceState& sequence, Clock::time_point deadline);
-  // Of a sequence that is dropped.
+  // Drops the state of a sequence that is being dropped.
   void Forget(const SequenceState& sequence);
-  // Waits until no job of this device is left.
+  // Waits until no job of this device is queued or in progress.
   void Drain(const gpu::Steps* steps);
 
  private:
   struct Progress {
-    uint64_t waiting_count = 0;  // one of them may be under way
+    uint64_t waiting_count = 0;  // one of them may be in progress
     bool is_wanted = true;
     pqc_status status = PQC_OK;
     RefusalBuffer error;
@@ -74,8 +78,8 @@ class Offload {
   std::mutex mutex_;
   std::condition_variable work_, done_;
   std::deque<Job> jobs_;
-  const gpu::Steps* under_way_ = nullptr;               // whose job the thread has
-  std::map<const SequenceState*, Progress> sequences_;  // with jobs, or a failure
+  const gpu::Steps* under_way_ = nullptr;               // device of the job in progress
+  std::map<const SequenceState*, Progress> sequences_;  // sequences with jobs or a pending error
   bool stop_ = false;
   std::thread thread_;
 };

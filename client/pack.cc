@@ -6,7 +6,7 @@
 namespace pqcached::client {
 namespace {
 
-// The elements of dimensions [dim, ndim) at `data`; returns what is behind them in `to`.
+// Packs the elements of dimensions [dim, ndim) at `data` into `to`; returns the end of the output.
 std::byte* PackFrom(const TensorView& tensor, uint32_t dim, const std::byte* data,
                     uint64_t element_bytes, std::byte* to) {
   if (IsPacked(tensor, dim)) {
@@ -22,8 +22,8 @@ std::byte* PackFrom(const TensorView& tensor, uint32_t dim, const std::byte* dat
   return to;
 }
 
-// Rows [count, heads, dim] whose dims do not lie side by side: head by head, so that tokens that do
-// are read along.
+// Packs rows [count, heads, dim] whose last dimension is not contiguous. Works head by head, so
+// that tokens that are contiguous share the cache lines read.
 void PackTransposed(const TensorView& tensor, const PackRun& run, uint64_t element_bytes,
                     std::byte* to) {
   const uint64_t heads = tensor.shape[1], dim = tensor.shape[2];

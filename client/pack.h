@@ -1,4 +1,4 @@
-// Packs borrowed tensors, whatever their strides and block tables: what both libraries need of them.
+// Packs borrowed tensors of any strides, paged or not. Used by both client libraries.
 //
 // Pure; thread-safe.
 #ifndef PQCACHED_CLIENT_PACK_H_
@@ -13,20 +13,20 @@ namespace pqcached::client {
 
 uint64_t ElementBytes(pqc_dtype dtype);
 
-// How many bytes one index of the first dimension takes, packed.
+// Returns the packed size of one index of the first dimension, in bytes.
 uint64_t BytesPerIndex(const TensorView& tensor);
 
-// Consecutive indices of the first dimension whose elements lie one stride apart.
+// Consecutive indices of the first dimension that are one stride apart in memory.
 struct PackRun {
-  const std::byte* data = nullptr;  // of the first one
+  const std::byte* data = nullptr;  // of the first index
   uint64_t count = 0;
 };
 
-// The longest run that begins at `index`, not beyond `end`.
+// Returns the longest run that begins at `index` and ends at or before `end`.
 // REQUIRES: index < end <= shape[0]; no staging.
 PackRun RunAt(const TensorView& tensor, uint64_t index, uint64_t end);
 
-// True when dimensions [first, ndim) lie packed, last index fastest.
+// Returns true when dimensions [first, ndim) are contiguous, last index fastest.
 bool IsPacked(const TensorView& tensor, uint32_t first);
 
 // Writes indices [begin, end) of the first dimension to `to`, contiguously.

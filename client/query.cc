@@ -1,4 +1,4 @@
-// Rank, fetch, attend.
+// Implements the calls that select, score, fetch and attend.
 #include <algorithm>
 #include <cstddef>
 
@@ -13,7 +13,7 @@ namespace {
 
 using LongLong = unsigned long long;  // for %llu
 
-// Reads the parts that all queries have. `name`s are those of the header.
+// Reads the fields that all queries share. Errors use the field names of the header.
 pqc_status ReadQuery(const pqc_sequence* sequence, const pqc_query* caller_query, QueryView* view) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   pqc_query query;
@@ -96,7 +96,7 @@ pqc_status ScoreMapped(SequenceState& state, const QueryView& query, const pqc_i
       remote_instead);
 }
 
-// Exactly one of `terms` and `positions`.
+// Exactly one of `terms` and `positions` is given.
 pqc_status AttendMapped(SequenceState& state, const QueryView& query, const pqc_selection* terms,
                         const PositionsView* positions, pqc_attention* out, bool* remote_instead) {
   kvstore::Selection selection;

@@ -1,4 +1,4 @@
-// How a call that reads a sequence gets at its rows in mapped memory.
+// Reads a sequence's rows in mapped memory.
 #ifndef PQCACHED_CLIENT_READ_PATH_H_
 #define PQCACHED_CLIENT_READ_PATH_H_
 
@@ -7,9 +7,9 @@
 
 namespace pqcached::client {
 
-// Runs read(pinned) until it has read what still stands, and returns its status. What the newest image
-// here lacks may be in a newer one: that is fetched, once, before a call fails. Sets *remote_instead
-// when there is no lease to be had.
+// Runs read(pinned) until the data that it read is known to be valid, and returns its status. If
+// the client's newest image lacks rows or an index, a newer image is fetched once before the call
+// fails. Sets *remote_instead when no lease can be acquired.
 //
 // REQUIRES: sequence.local.
 template <class Read>

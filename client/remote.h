@@ -1,10 +1,10 @@
-// Remote is what libpqcached_client asks of libpqcached_rpc: the sidecar's calls, their arguments
-// checked already.
+// Remote is the interface of libpqcached_rpc for libpqcached_client: the sidecar's calls, with
+// arguments that are already checked.
 //
-// The two libraries are bound apart (rpc_library.h) and may even have different allocators. So no
-// memory changes its owner here, no type of the standard library crosses, nothing throws, and what
-// a call writes goes into the caller's memory. Both sides must have the same kRemoteVersion; it
-// grows with every change of this file.
+// The two libraries are bound separately (rpc_library.h) and may even have different allocators. So
+// no memory changes its owner across this interface, it has no types of the standard library, it
+// does not throw, and calls write their results into the caller's memory. Both sides must have the
+// same kRemoteVersion, which is increased with every change of this file.
 //
 // A Remote is thread-safe, but for Close.
 #ifndef PQCACHED_CLIENT_REMOTE_H_
@@ -24,18 +24,18 @@ inline constexpr char kRpcEntrySymbol[] = "pqcached_rpc_entry";
 // Why a call failed, in memory of fixed size; the counterpart of kvstore::Refusal. Longer texts and
 // paths are cut.
 struct RefusalBuffer {
-  char text[1024] = {};   // the value and the limit, without the field
+  char text[1024] = {};
   char field[256] = {};   // path of the refused field, "" = none
   uint32_t retry_ms = 0;  // when a repetition may succeed, 0 = never
 };
 
-// Where packed elements lie in the session's staging ring.
+// Place of packed elements in the session's staging ring.
 struct StagingPlace {
   uint32_t slot = 0;
   uint64_t offset_bytes = 0;  // in the slot
   uint64_t size_bytes = 0;
   uint64_t generation = 0;
-  uint64_t boot_word = 0;  // of the worker that made the ring: no other one takes the place
+  uint64_t boot_word = 0;  // of the worker that made the ring; other workers refuse the place
 };
 
 // Borrowed elements; every element lies inside what the caller owns.
@@ -45,22 +45,23 @@ struct TensorView {
   uint32_t ndim = 0;
   uint64_t shape[4] = {};
   int64_t strides[4] = {};  // in elements, always filled
-  // Rows of a paged engine: index i of the first dimension is index i % block_tokens of block
-  // blocks[i / block_tokens], and blocks are block_stride elements apart. Null = not paged.
+  // Block table of a paged engine: index i of the first dimension is index i % block_tokens of
+  // block blocks[i / block_tokens], and blocks are block_stride elements apart. Null = not paged.
   const uint32_t* blocks = nullptr;
   uint32_t block_tokens = 0;
   int64_t block_stride = 0;
-  const StagingPlace* staging = nullptr;  // instead of `data`, when not null; then packed
+  // replaces `data` when not null; the tensor is then packed
+  const StagingPlace* staging = nullptr;
 };
 
-// Of one stored layer, as its cache was opened.
+// Shape of one stored layer, as given when its cache was opened.
 struct LayerShape {
   uint32_t kv_heads = 0;
   uint32_t query_heads = 0;
   uint32_t key_dim = 0;
   uint32_t value_dim = 0;
   pqc_dtype dtype = PQC_F32;
-  float scale = 1;  // of logits
+  float scale = 1;  // softmax scale of the logits
   float softcap = 0;
 };
 
@@ -79,7 +80,7 @@ struct QueryView {
   LayerShape shape;
 };
 
-// Which rows to fetch, of which part.
+// Layer and part of the rows to fetch.
 struct FetchView {
   uint64_t sequence_id = 0;
   uint32_t layer = 0;
@@ -98,14 +99,14 @@ struct ScoresOut {
   float* sum_exp = nullptr;  // [query_heads], or null
 };
 
-// One of the batch that TopK answers. Fills *out, but out->positions only when it is not null.
+// One item of a TopK batch. The call fills *out; out->positions only when it is not null.
 struct SelectItem {
   QueryView query;
   const pqc_selection* selection = nullptr;
   pqc_positions* out = nullptr;
 };
 
-// One of the batch that Attend answers. Exactly one of `selection` and `positions`; out->output and
+// One item of an Attend batch. Exactly one of `selection` and `positions` is set; out->output and
 // out->lse have room.
 struct AttendItem {
   QueryView query;
@@ -114,20 +115,20 @@ struct AttendItem {
   pqc_attention* out = nullptr;
 };
 
-// A lease that the caller has; lease_id 0 = none.
+// Lease of the caller; lease_id 0 = none.
 struct LeaseView {
   uint64_t lease_id = 0;
-  uint64_t known_version = 0;  // the oldest attachment that is still in use: older ones are let go
-  uint64_t boot_word = 0;      // of the worker that gave the lease: no other one takes it
+  uint64_t known_version = 0;  // the oldest attachment still in use; older ones are released
+  uint64_t boot_word = 0;      // of the worker that granted the lease; other workers refuse it
 };
 
-// Gets an attachment that came with an answer, at most once; `write` null = not wanted.
+// Receives an attachment that is part of an answer, at most once; null `write` = not wanted.
 struct ImageSink {
   void* context = nullptr;
   void (*write)(void* context, uint64_t version, const std::byte* image, size_t size) = nullptr;
 };
 
-// New rows of one sequence: every stored layer once.
+// New rows of one sequence: each stored layer exactly once.
 struct AppendItem {
   uint64_t sequence_id = 0;
   uint64_t first_position = 0;
@@ -138,37 +139,39 @@ struct AppendItem {
   uint64_t token_count = 0;  // out
 };
 
-// Rows out of staging, part by part, while earlier parts are being copied.
+// Rows in staging, passed part by part, while the sidecar copies earlier parts.
 struct StagedRows {
   enum class Next : uint32_t { kPart = 0, kEnd = 1, kGiveUp = 2 };
-  // What `next` asks when it has to wait: whether the call still goes on.
+  // Lets `next` check, while it waits, that the call is still in progress.
   struct Probe {
     void* context = nullptr;
     bool (*stands)(void* context) = nullptr;
   };
   void* context = nullptr;
-  // Fills in the next part, which is in use until the next call of it. kGiveUp: nothing is stored.
+  // Fills in the next part, which must stay valid until the next invocation. After kGiveUp nothing
+  // is stored.
   Next (*next)(void* context, const Probe& probe, uint64_t* first_position,
                RowBlock* rows) = nullptr;
-  uint64_t boot_word = 0;  // of the worker whose staging it is
+  uint64_t boot_word = 0;  // of the worker that made the staging ring
 };
 
-// Whether a call of the C ABI waits for the answer: counted apart.
+// Says if a caller of the C ABI waits for the answer; RPCs of both kinds are counted separately.
 enum class Waiting : uint32_t { kCaller = 0, kNobody = 1 };
 
-// Gets a text of any length, in one call.
+// Receives a text of any length, in one call.
 struct TextSink {
   void* context = nullptr;
   void (*write)(void* context, const char* text, size_t size) = nullptr;
 };
 
-// Every call ends within what is left of the caller's time (RemoteOptions), but BuildIndex, which has its
-// own. Errors are the sidecar's (pqc_status has gRPC's codes), and PQC_UNAVAILABLE when it cannot be
-// reached, or when the worker that the arguments are of is another one by now. A session outlives
-// workers; PQC_UNAVAILABLE for ever once it is lost.
+// Every call ends within the remaining time of the caller's call (RemoteOptions), except
+// BuildIndex, which has its own timeout. Errors are the sidecar's (pqc_status has gRPC's codes);
+// PQC_UNAVAILABLE when the sidecar cannot be reached, or when another worker has replaced the one
+// that the arguments refer to. A session outlives workers; after the session is lost, every call
+// returns PQC_UNAVAILABLE.
 class Remote {
  public:
-  // Ends the session and deletes the object. No other call may be under way.
+  // Ends the session and deletes the object. No other call may be in progress.
   virtual void Close() noexcept = 0;
 
   virtual pqc_status OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
@@ -198,23 +201,25 @@ class Remote {
 
   virtual pqc_status Ingest(uint64_t sequence_id, uint64_t first_position, const RowBlock& rows,
                             RefusalBuffer* error) noexcept = 0;
-  // All or nothing. The control memory tells when the sidecar is done with a slot. PQC_CANCELLED when
-  // `rows` gave up. Not repeated after PQC_UNAVAILABLE.
+  // Stores all rows or none. The control memory reports when the sidecar is done with a slot.
+  // Returns PQC_CANCELLED when `rows` gave up. Not repeated after PQC_UNAVAILABLE.
   virtual pqc_status IngestStaged(uint64_t sequence_id, const StagedRows& rows,
                                   RefusalBuffer* error) noexcept = 0;
-  // rows: by staging reference, each layer at most once. All or nothing.
+  // Stores all rows or none. `rows` are staging references, each layer at most once.
   virtual pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                             uint32_t row_block_count, uint64_t* token_count,
                             RefusalBuffer* error) noexcept = 0;
-  // At most kMaxBatchItems. When an item fails, the message begins with "items[i]" and the items
-  // before it are stored. With rows by staging reference it is not repeated after UNAVAILABLE.
+  // Appends at most kMaxBatchItems items. When an item fails, the message begins with "items[i]"
+  // and the items before it are stored. Calls with staging references are not repeated after
+  // UNAVAILABLE.
   virtual pqc_status Append(AppendItem* items, uint32_t item_count, Waiting waiting,
                             RefusalBuffer* error) noexcept = 0;
   // Calls options.callback on the calling thread.
   virtual pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
                                 RefusalBuffer* error) noexcept = 0;
 
-  // Too small a capacity of an item's output is PQC_OUT_OF_RANGE with the counts of all items filled.
+  // Returns PQC_OUT_OF_RANGE, with the counts of all items filled, when an item's output is too
+  // small.
   virtual pqc_status TopK(const SelectItem* items, uint32_t item_count,
                           RefusalBuffer* error) noexcept = 0;
   virtual pqc_status Score(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
@@ -227,16 +232,16 @@ class Remote {
   virtual pqc_status Attend(const AttendItem* items, uint32_t item_count,
                             RefusalBuffer* error) noexcept = 0;
 
-  // Takes a lease, or refreshes the one given.
+  // Acquires a lease, or refreshes the given one.
   virtual pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, uint64_t* lease_id,
                             uint32_t* word_index, const ImageSink& image,
                             RefusalBuffer* error) noexcept = 0;
   virtual pqc_status Detach(const LeaseView& lease, RefusalBuffer* error) noexcept = 0;
 
-  // RPCs sent so far, repeats included.
+  // Returns the number of RPCs sent so far, repeats included.
   virtual void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept = 0;
 
-  // Names are those of the proto; 64-bit integers are strings, as protobuf's JSON mapping has it.
+  // Field names are the proto's; 64-bit integers are strings, as in protobuf's JSON mapping.
   virtual pqc_status AdminJson(const char* method, const char* request, const TextSink& answer,
                                RefusalBuffer* error) noexcept = 0;
 
@@ -249,11 +254,11 @@ struct RemoteOptions {
   const char* tenant = nullptr;
   const char* client_name = nullptr;
   uint32_t timeout_ms = 0;
-  // What is left of the time of the call that the thread is in, of `timeout_ms`.
+  // Returns the remaining part of `timeout_ms` for the call that the thread is in.
   uint32_t (*remaining_ms)(uint32_t timeout_ms) = nullptr;
-  // A session that the broker opened; null = one by a Session stream. `ended` waits until it is over for
-  // ever or the time is over, and says whether it is; `detached` until it has no worker, as far as is
-  // known. They are called from any thread.
+  // Token of a session that the broker opened; null = open one by a Session stream. `ended` waits
+  // until the session is over for good or the time is over, and returns true if it is over;
+  // `detached` waits until the session is known to have no worker. Both are called from any thread.
   const char* session_token = nullptr;
   const char* boot_id = nullptr;
   uint64_t max_message_bytes = 0;
@@ -262,7 +267,7 @@ struct RemoteOptions {
   bool (*detached)(void* context, uint32_t wait_ms) = nullptr;
 };
 
-// What libpqcached_rpc's one exported function, `const RpcEntry* pqcached_rpc_entry()`, returns.
+// Return type of libpqcached_rpc's only exported function, `const RpcEntry* pqcached_rpc_entry()`.
 struct RpcEntry {
   uint32_t remote_version = 0;
   // Connects and opens a session.

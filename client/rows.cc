@@ -1,4 +1,4 @@
-// Rows in, and the index over them.
+// Implements the calls that write rows and build indexes.
 #include <algorithm>
 #include <cstdio>
 #include <vector>
@@ -75,7 +75,7 @@ pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_lay
                   .image = state.local ? image.sink() : ImageSink{}};
   const pqc_status status = changing.remote().Append(&item, 1, Waiting::kCaller, &error);
   if (status != PQC_OK) return Report(status, error, "items[0]");
-  state.prefill_open = false;  // the sidecar has closed it
+  state.prefill_open = false;  // the sidecar has ended the prefill
   state.token_count = item.token_count;
   if (token_count) *token_count = item.token_count;
   return state.local ? state.local->Install(item.lease, image) : PQC_OK;
@@ -93,7 +93,7 @@ pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options
   const auto begun = DeadlineClock::now();
   const Changing changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
-  if (options.timeout_ms != 0) {  // waiting has taken some of it
+  if (options.timeout_ms != 0) {  // the wait has used some of it
     const auto waited = std::chrono::floor<std::chrono::milliseconds>(DeadlineClock::now() - begun);
     options.timeout_ms =
         static_cast<uint32_t>(std::max<int64_t>(1, int64_t{options.timeout_ms} - waited.count()));

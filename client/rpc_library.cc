@@ -12,7 +12,7 @@ namespace {
 
 constexpr char kFileName[] = "libpqcached_rpc.so";
 
-// True when the process has replaced the function, as sanitizers, jemalloc or tcmalloc do.
+// Returns true when the process has replaced the function, as sanitizers, jemalloc or tcmalloc do.
 bool IsReplaced(const char* library, const char* function) {
   void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
   if (!handle) return false;
@@ -21,10 +21,10 @@ bool IsReplaced(const char* library, const char* function) {
   return replaced;
 }
 
-// RTLD_DEEPBIND makes the library prefer its own gRPC and protobuf to those that the engine
-// exports. Where malloc is replaced it would also make it free by libc what the replacement has
-// allocated, so there it has to go: what is left is RTLD_LOCAL, which keeps the library's symbols
-// from the engine, but not the engine's from the library.
+// Returns dlopen's mode. RTLD_DEEPBIND makes the library prefer its own gRPC and protobuf to those
+// that the engine exports. If malloc is replaced, it would also make the library free, with libc's
+// free, memory that the replacement has allocated, so RTLD_DEEPBIND is left out there. RTLD_LOCAL
+// remains: it hides the library's symbols from the engine, but not the engine's from the library.
 int LoadMode() {
   const bool replaced = IsReplaced("libc.so.6", "malloc") || IsReplaced("libc.so.6", "free") ||
                         IsReplaced("libstdc++.so.6", "_Znwm") ||

@@ -1,4 +1,4 @@
-// Loads libpqcached_rpc, so that its gRPC and protobuf never meet those of the engine.
+// Loads libpqcached_rpc, separating its gRPC and protobuf from those of the engine.
 #ifndef PQCACHED_CLIENT_RPC_LIBRARY_H_
 #define PQCACHED_CLIENT_RPC_LIBRARY_H_
 
@@ -6,10 +6,11 @@
 
 namespace pqcached::client {
 
-// Sets *entry to the library's, which stays loaded for ever: gRPC's threads may outlive their
-// channels. `path` null: beside this library, then the loader's search path.
+// Sets *entry to the library's entry. The library stays loaded forever, because gRPC's threads may
+// outlive their channels. A null `path` searches the directory of this library, then the loader's
+// search path.
 //
-// Errors: PQC_FAILED_PRECONDITION  it cannot be loaded, or is of another version than this library
+// Errors: PQC_FAILED_PRECONDITION  the library cannot be loaded, or its version differs
 pqc_status LoadRpcLibrary(const char* path, const RpcEntry** entry);
 
 }  // namespace pqcached::client

@@ -11,19 +11,19 @@
 namespace pqcached::client {
 namespace {
 
-// A step waits while this much is on its way.
+// Limits of the queue, in bytes and in handovers: a new step waits while it is longer.
 constexpr uint64_t kMaxWaitingBytes = uint64_t{64} << 20;
 constexpr uint64_t kMaxWaitingCount = 4096;
-// Of one message: below every max_message_bytes, with room for the other fields.
+// Limit of one message: below every max_message_bytes, with room for the other fields.
 constexpr uint64_t kMaxBatchBytes = uint64_t{4} << 20;
 constexpr std::chrono::milliseconds kFirstPause(1);
 constexpr std::chrono::milliseconds kLongestPause(200);
 constexpr std::chrono::seconds kLongestBusy(10);
 
-// Kept for the next steps.
+// Idle handovers that are kept for later steps.
 constexpr size_t kMaxIdleCount = 1024;
 
-// A roll-back that is not asked for any more.
+// Withdraws a roll-back that will not be sent.
 void GiveUpRollBack(const Handover& handover) {
   LocalSequence* local = handover.sequence->local.get();
   if (local && handover.roll_back_to != Handover::kNoRollBack) local->EndRollBack();
@@ -59,7 +59,7 @@ bool MayHelp(pqc_status status, const RefusalBuffer& refusal) {
   return status == PQC_ABORTED || status == PQC_DEADLINE_EXCEEDED || old_lease;
 }
 
-// What the items of one Append point at.
+// Arrays to which the items of one Append refer.
 struct Message {
   Message(const std::vector<std::shared_ptr<Handover>>& batch, bool staged) : images(batch.size()) {
     size_t layer_count = 0;
@@ -122,9 +122,10 @@ std::shared_ptr<Handover> Sender::Lend() {
 void Sender::LetGo(std::shared_ptr<Handover> handover) {
   {
     const std::lock_guard lock(mutex_);
-    if (handover.use_count() > 1) return handover.reset();  // the last one comes here too
+    // the last holder also calls this function
+    if (handover.use_count() > 1) return handover.reset();
   }
-  handover->Clear();  // a sequence may end here
+  handover->Clear();  // this may destroy a sequence's state
   const std::lock_guard lock(mutex_);
   if (idle_.size() < kMaxIdleCount) idle_.push_back(std::move(handover));
 }
@@ -135,7 +136,7 @@ void Sender::Add(std::span<std::shared_ptr<Handover>> handovers) {
     for (std::shared_ptr<Handover>& handover : handovers) {
       if (!handover->rolls_back() && handover->token_count == 0) continue;
       Progress& progress = sequences_[handover->sequence.get()];
-      if (progress.failure.status != PQC_OK) {  // a gap: nothing behind it can be stored
+      if (progress.failure.status != PQC_OK) {  // a gap: no later rows can be stored
         GiveUpRollBack(*handover);
         continue;
       }
@@ -244,7 +245,7 @@ void Sender::Run() {
       });
       if (stop_) return;
     }
-    // Steps before that are sent inline, and all steps when there is no ring to be had.
+    // Steps before the ring is open, and all steps when there is no ring, are sent inline.
     if (const uint64_t worker = slots_.boot_word(); worker != opened_at) {
       opened_at = worker;
       slots_.Open();
@@ -262,7 +263,8 @@ void Sender::Run() {
   }
 }
 
-// The first of each sequence, as many as fit into one message; the sequences take turns.
+// Takes the first handover of each sequence, as many as fit into one message; the sequences take
+// turns.
 Sender::Batch Sender::TakeBatchLocked() {
   Batch batch;
   uint64_t bytes = 0;
@@ -344,7 +346,7 @@ pqc_status Sender::SendOnce(const Batch& batch, bool staged, RefusalBuffer* erro
   for (size_t i = 0; i < batch.size(); ++i) {
     batch[i]->sequence->token_count = message.items[i].token_count;
     if (LocalSequence* local = batch[i]->sequence->local.get()) {
-      // A wrong image does no harm here: the next step asks for one and tells what is wrong.
+      // An invalid image does no harm here: the next step requests one and reports the error.
       local->Install(message.items[i].lease, message.images[i]);
     }
   }
@@ -363,7 +365,7 @@ void Sender::Send(Batch batch) {
       return;
     }
     if (staged && !MayStillBeRead(status) && IsAboutStaging(error)) {
-      staged = false;  // an earlier attempt is at work with the slot still, or the ring is gone
+      staged = false;  // an earlier attempt still uses the slot, or the ring is gone
       continue;
     }
     // When one fails, those before it are stored.
@@ -376,7 +378,7 @@ void Sender::Send(Batch batch) {
       batch.erase(batch.begin() + static_cast<ptrdiff_t>(blamed));
       continue;
     }
-    if (batch.size() > 1) {  // nobody is blamed: alone, it is clear who fails
+    if (batch.size() > 1) {  // no item is named: sent alone, the failing one is identified
       for (const auto& handover : batch) Send({handover});
       return;
     }
@@ -390,14 +392,14 @@ void Sender::Settle(const Handover& handover, pqc_status status, const RefusalBu
   {
     const std::lock_guard lock(mutex_);
     const auto found = sequences_.find(handover.sequence.get());
-    if (found == sequences_.end()) return;  // forgotten meanwhile
+    if (found == sequences_.end()) return;  // forgotten concurrently
     Progress& progress = found->second;
-    if (progress.waiting.front().get() != &handover) return;  // it is settled already
+    if (progress.waiting.front().get() != &handover) return;  // already settled
     settled.push_back(DropFirstLocked(progress));
     if (status != PQC_OK) {
       progress.failure = {status, refusal};
       while (!progress.waiting.empty()) {
-        // The failed one's roll-back, when it had one, is over.
+        // The failed handover's own roll-back, if it had one, has ended.
         GiveUpRollBack(*progress.waiting.front());
         settled.push_back(DropFirstLocked(progress));
       }

@@ -1,12 +1,12 @@
-// Sender: takes the rows of finished steps to the sidecar, on a thread of its own.
+// Sender sends the rows of finished steps to the sidecar, on its own thread.
 //
-// Rows are kept until they are acknowledged, and sent again after UNAVAILABLE, to whatever worker there
-// is then, as long as the session is not lost; positions make a repeat harmless. What follows a failure
-// of a sequence is not sent: the failure stays until it is told.
+// Rows are kept until they are acknowledged, and sent again after UNAVAILABLE, to the worker of
+// that time, as long as the session is not lost; positions make a repeat harmless. After a failure,
+// the later rows of the same sequence are not sent; the error is kept until Flush returns it.
 //
-// On the local path rows lie in staging and a message only tells where; when no slot is to be had, or
-// the sidecar refuses it, the message carries them itself. What is lent and handed in is used again, so
-// that steps do not allocate once they are under way.
+// On the local path rows are in staging and a message carries only references; when no slot is
+// free, or the sidecar refuses the slot, the message carries the rows themselves. Handovers and
+// their memory are reused, so that steps in steady state do not allocate.
 //
 // Thread-safe.
 #ifndef PQCACHED_CLIENT_SENDER_H_
@@ -35,30 +35,32 @@ class Sender {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // staging: of the local path, or null. Both outlive it.
+  // `staging` is null on the remote path. REQUIRES: `remote` and `staging` outlive the object.
   Sender(Remote& remote, Staging* staging);
-  // What is not acknowledged is forgotten.
+  // Drops unacknowledged rows.
   ~Sender();
 
-  // An empty handover, to be filled and Added. It must not outlive the sender.
+  // Returns an empty handover, to be filled and passed to Add. It must not outlive the sender.
   std::shared_ptr<Handover> Lend();
-  // Where the rows of handovers lie.
+  // Returns the staging slots for the rows of handovers.
   StepSlots& slots() { return slots_; }
-  // Takes a step's handovers over, and leaves null pointers. Never waits.
+  // Takes ownership of a step's handovers, and leaves null pointers. Never waits.
   void Add(std::span<std::shared_ptr<Handover>> handovers);
 
   // Waits until there is room for another step.
   pqc_status WaitForRoom(Clock::time_point deadline);
-  // Waits until everything of the sequence is stored; forgets its failure when it has told it.
+  // Waits until all queued rows of the sequence are stored. Returns the sequence's pending error
+  // and clears it.
   pqc_status Flush(const SequenceState& sequence, Clock::time_point deadline);
-  // The failure of the sequence's rows, when there is one; it stays.
+  // Returns the sequence's pending error, if it has one, and keeps it.
   pqc_status Check(const SequenceState& sequence);
-  // Waits until at most `token_count` of the handed in tokens are missing.
+  // Waits until tokens [0, token_count) of the sequence are not waiting to be stored.
   pqc_status WaitStored(const SequenceState& sequence, uint64_t token_count,
                         Clock::time_point deadline);
-  // Where the tokens that were handed in end; false when none is on its way.
+  // Sets *end to the end of the sequence's tokens, queued ones included; returns false when none is
+  // queued.
   bool HandedInEnd(const SequenceState& sequence, uint64_t* end);
-  // Of a sequence that is dropped.
+  // Drops the state and the queued rows of a sequence that is being dropped.
   void Forget(const SequenceState& sequence);
 
  private:
@@ -68,14 +70,14 @@ class Sender {
   };
   struct Progress {
     HandoverQueue waiting;  // the first may be in flight
-    uint64_t end = 0;       // of the tokens handed in
+    uint64_t end = 0;       // end of the queued tokens
     Failure failure;
   };
   using Batch = std::vector<std::shared_ptr<Handover>>;
 
   void Run();
   Batch TakeBatchLocked();
-  // Drops what needs no message.
+  // Sends the batch's roll-backs, and removes handovers that failed or have no rows.
   void RollBack(Batch* batch);
   void Send(Batch batch);
   pqc_status SendOnce(const Batch& batch, bool staged, RefusalBuffer* error);
@@ -86,7 +88,7 @@ class Sender {
   // Ends the first handover of its sequence.
   void Settle(const Handover& handover, pqc_status status, const RefusalBuffer& refusal);
   std::shared_ptr<Handover> DropFirstLocked(Progress& progress);
-  // To be lent again, if nobody else holds it.
+  // Makes the handover available to Lend, if this was its last reference.
   void LetGo(std::shared_ptr<Handover> handover);
   pqc_status ReportLocked(const Progress& progress) const;
 
@@ -94,7 +96,7 @@ class Sender {
   StepSlots slots_;
   std::mutex mutex_;
   std::condition_variable work_, done_;
-  std::map<const SequenceState*, Progress> sequences_;  // until they are dropped
+  std::map<const SequenceState*, Progress> sequences_;  // kept until the sequence is dropped
   const SequenceState* last_taken_ = nullptr;
   uint64_t waiting_bytes_ = 0;
   uint64_t waiting_count_ = 0;

@@ -1,4 +1,4 @@
-// The life of sequences.
+// Implements the calls that create, change and drop sequences.
 #include <memory>
 
 #include "client/arguments.h"
@@ -11,7 +11,7 @@
 namespace pqcached::client {
 namespace {
 
-// A handle for a sequence that the sidecar has made or is about to make.
+// Creates a handle for a sequence that the sidecar has created or is about to create.
 std::unique_ptr<pqc_sequence> NewHandle(const std::shared_ptr<const CacheState>& cache) {
   auto handle = std::make_unique<pqc_sequence>();
   handle->state = std::make_shared<SequenceState>();
@@ -48,7 +48,7 @@ pqc_status Create(pqc_cache* cache, const pqc_sequence_options& options, pqc_seq
   if (options.live) {
     created->state->live_index = {kvstore::IndexKind::kPq, options.index.subspaces,
                                   options.index.bits};
-    created->state->prefill_open = true;  // also of a prefix that it shares
+    created->state->prefill_open = true;  // also for a prefix that it shares
   }
   if (token_count) *token_count = tokens;
   *sequence = created.release();
@@ -163,7 +163,7 @@ pqc_status Drop(pqc_sequence* sequence) {
   const std::unique_ptr<pqc_sequence> owned(sequence);
   SequenceState& state = *owned->state;
   ClientState& client = *state.cache->client;
-  // First: another sequence may lie at this address later.
+  // Before the state is freed: another sequence may later have the same address.
   if (client.sender) client.sender->Forget(state);
   if (client.offload) client.offload->Forget(state);
   Remote* remote = nullptr;

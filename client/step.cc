@@ -1,4 +1,4 @@
-// The beginning of steps, and their end.
+// Begins and ends steps.
 #include "client/step.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ constexpr uint32_t kMaxStepItems = 4096;
 constexpr size_t kMaxIdleSteps = 16;
 using LongLong = unsigned long long;  // for %llu
 
-// Where the tokens of a sequence end, those on their way included.
+// Finds the end of a sequence's tokens, queued ones included.
 pqc_status FindEnd(const ClientState& client, StepItem& item) {
   SequenceState& sequence = *item.sequence;
   if (client.sender->HandedInEnd(sequence, &item.handed_in)) return PQC_OK;
@@ -29,7 +29,7 @@ pqc_status FindEnd(const ClientState& client, StepItem& item) {
     item.handed_in = sequence.local->token_count();
     return PQC_OK;
   }
-  if (sequence.token_count < item.query_position) {  // rows may have come by other calls
+  if (sequence.token_count < item.query_position) {  // other calls may have added rows
     pqc_sequence_info info{};
     RefusalBuffer error;
     const pqc_status status = client.remote->DescribeSequence(sequence.sequence_id, &info, &error);
@@ -40,7 +40,7 @@ pqc_status FindEnd(const ClientState& client, StepItem& item) {
   return PQC_OK;
 }
 
-// Takes the sequence into the step.
+// Adds the sequence to the step.
 pqc_status Enter(pqc_step& step, const pqc_step_item& from, StepItem& item) {
   if (!from.sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   item.sequence = from.sequence->state;
@@ -67,7 +67,7 @@ pqc_status Enter(pqc_step& step, const pqc_step_item& from, StepItem& item) {
     return Fail(PQC_ABORTED, "sequence", "it is in another step");
   }
   item.holds = true;
-  // In this order: Changing looks the other way round.
+  // The order matters: Changing sets and checks the two flags in the opposite order.
   if (!item.sequence->changing) return PQC_OK;
   return Retry(kRetryConflict,
                Fail(PQC_ABORTED, "sequence", "another thread is changing it; repeat later"));
@@ -104,7 +104,7 @@ pqc_status Prepare(const pqc_step& step, StepItem& item) {
   return PQC_OK;
 }
 
-// The index that the default selection names must be there before layers are launched.
+// Checks that the default selection's index exists before layers are launched.
 pqc_status CheckIndexes(const pqc_step& step, const kvstore::Selection& terms, StepItem& item) {
   if (!step.client->local) return PQC_OK;
   uint32_t index_slot = 0;
@@ -116,7 +116,7 @@ pqc_status CheckIndexes(const pqc_step& step, const kvstore::Selection& terms, S
   return item.pinned.image->FindIndex(terms.index, &index_slot);
 }
 
-// Keeps other steps off the GPU until this one has ended.
+// Excludes other steps from the GPU until this one has ended.
 pqc_status TakeGpu(pqc_step& step, const std::shared_ptr<GpuState>& gpu) {
   if (step.cache->cache_id != gpu->cache->cache_id) {
     return Fail(PQC_INVALID_ARGUMENT, "items[0].sequence", "it is of another cache than the GPU");
@@ -129,7 +129,7 @@ pqc_status TakeGpu(pqc_step& step, const std::shared_ptr<GpuState>& gpu) {
   return PQC_OK;
 }
 
-// With `gpu`, of steps on it.
+// Target of a step; `gpu` is set for steps on a GPU.
 struct Target {
   const std::shared_ptr<ClientState>& client;
   std::shared_ptr<GpuState> gpu = nullptr;  // shared with its handle
@@ -215,11 +215,12 @@ pqc_status Begin(const Target& target, const pqc_step_item* caller_items, uint32
   return PQC_OK;
 }
 
-// Of a list of layers that are all there: the first that comes twice, or the count.
+// Returns the index of the first layer that occurs twice, or the count. REQUIRES: all layers are
+// stored ones.
 uint32_t FindTwice(const std::vector<RowBlock>& blocks) {
   const auto count = static_cast<uint32_t>(blocks.size());
   for (uint32_t i = 1; i < count; ++i) {
-    if (blocks[i].layer > blocks[i - 1].layer) continue;  // as engines hand them in
+    if (blocks[i].layer > blocks[i - 1].layer) continue;  // the order in which engines pass them
     for (uint32_t j = 0; j < count; ++j) {
       for (uint32_t k = 0; k < j; ++k) {
         if (blocks[j].layer == blocks[k].layer) return j;
@@ -230,7 +231,7 @@ uint32_t FindTwice(const std::vector<RowBlock>& blocks) {
   return count;
 }
 
-// Reads the rows of a step's tokens: every stored layer once.
+// Reads the rows of a step's tokens: each stored layer exactly once.
 pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint32_t layer_count,
                         std::vector<RowBlock>* blocks) {
   if (!layers) return Fail(PQC_INVALID_ARGUMENT, "layers", "must not be NULL");
@@ -239,7 +240,7 @@ pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint
     return Fail(PQC_INVALID_ARGUMENT, "layer_count", "%u, but the cache stores %zu layers",
                 layer_count, stored);
   }
-  // All on the device, or all on the host: the first tells.
+  // All tensors are on the device, or all are on the host: the first one decides.
   const bool on_device = step.gpu && RawEnum(layers->keys.device) == PQC_CUDA;
   const TensorPlace place = on_device ? TensorPlace{PQC_CUDA, step.stream} : kOnHost;
   if (const pqc_status status = ReadLayers(*step.cache, layers, layer_count, place, blocks);
@@ -261,7 +262,7 @@ pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint
   return PQC_OK;
 }
 
-// What the step leaves to be done for an item.
+// Creates the handover of an item: its roll-back, if any, and its new rows.
 std::shared_ptr<Handover> HandOver(const pqc_step& step, const StepItem& item,
                                    uint64_t token_count) {
   Sender& sender = *step.client->sender;
@@ -351,7 +352,7 @@ void StepPool::Return(std::unique_ptr<pqc_step> step) {
 }
 
 void StepReturner::operator()(pqc_step* step) const {
-  const std::shared_ptr<ClientState> client = step->client;  // the pool is the client's
+  const std::shared_ptr<ClientState> client = step->client;  // the client owns the pool
   if (client)
     client->steps->Return(std::unique_ptr<pqc_step>(step));
   else

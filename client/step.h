@@ -1,4 +1,5 @@
-// A step: what pqc_step points at. One thread at a time, but for the attention that runs beside.
+// State of a step, behind a pqc_step handle. Used by one thread at a time, except for the
+// asynchronous attention.
 #ifndef PQCACHED_CLIENT_STEP_H_
 #define PQCACHED_CLIENT_STEP_H_
 
@@ -25,23 +26,23 @@ struct GpuState;
 
 struct StepItem {
   std::shared_ptr<SequenceState> sequence;  // shared with its handle
-  bool holds = false;                       // sequence->in_step is this step's
+  bool holds = false;                       // this step has set sequence->in_step
   uint64_t query_position = 0;
   uint32_t query_length = 1;
-  uint64_t query_begin = 0;  // in packed tensors
-  uint64_t handed_in = 0;    // where the tokens of the sequence ended when the step began
+  uint64_t query_begin = 0;  // offset in packed tensors, in query tokens
+  uint64_t handed_in = 0;    // end of the sequence's tokens when the step began
   Pinned pinned;             // local path
   std::optional<ScratchPool::Loan> scratch;
 };
 
-// A selection and what it points at.
+// A selection with copies of the arrays that it refers to.
 struct StepSelection {
   pqc_selection selection{};
   std::vector<pqc_token_range> excluded;
   kvstore::Selection terms;
 };
 
-// A checked call about one layer.
+// A checked call for one layer.
 struct LayerCall {
   pqc_step* step = nullptr;
   uint32_t layer = 0;
@@ -55,37 +56,38 @@ struct LayerCall {
 
 }  // namespace pqcached::client
 
-// Used again with its memory (StepPool), so that steps do not allocate once they are under way.
+// State of a step, reused with its memory (StepPool), so that steps in steady state do not
+// allocate.
 struct pqc_step {
   pqc_step() = default;
   pqc_step(const pqc_step&) = delete;
   pqc_step& operator=(const pqc_step&) = delete;
   ~pqc_step() { Clear(); }
-  // Lets the sequences go; waits for what runs beside.
+  // Waits for the asynchronous attention, then releases the sequences.
   void Clear();
 
   std::shared_ptr<pqcached::client::ClientState> client;      // shared with its handle
-  std::shared_ptr<const pqcached::client::CacheState> cache;  // of all items
+  std::shared_ptr<const pqcached::client::CacheState> cache;  // the same for all items
   std::vector<pqcached::client::StepItem> items;
   uint64_t query_tokens = 0;
   bool has_selection = false;
-  pqcached::client::StepSelection selection;  // of calls without one
+  pqcached::client::StepSelection selection;  // for calls that pass no selection
   pqcached::client::StepClock::time_point deadline;
 
-  // On a GPU: whose steps exclude each other, and whether its side has begun this one.
+  // GPU of the step, held by one step at a time; gpu_begun is set after BeginOnGpu succeeds.
   std::shared_ptr<pqcached::client::GpuState> gpu;  // shared with its handle; null on the CPU
   void* stream = nullptr;
   bool gpu_begun = false;
 
-  // Of the call under way.
+  // Call in progress.
   pqcached::client::LayerCall call;
-  pqcached::client::StepSelection call_selection;  // that it brought
+  pqcached::client::StepSelection call_selection;  // selection passed with the call
   std::vector<uint32_t> counts;                    // per item
-  std::vector<uint64_t> begins;                    // of the items' positions, and the end
+  std::vector<uint64_t> begins;                    // begins of the items' positions, and the end
   std::vector<pqcached::client::RowBlock> blocks;
   std::vector<std::shared_ptr<pqcached::client::Handover>> handovers;  // per item
 
-  // The attention that runs beside.
+  // Asynchronous attention (pqc_step_attend_begin).
   std::mutex mutex;
   std::condition_variable finished;
   bool begun = false;
@@ -96,7 +98,7 @@ struct pqc_step {
 
 namespace pqcached::client {
 
-// Steps of one client that wait to be used again. Thread-safe.
+// Pool of a client's idle steps, for reuse. Thread-safe.
 class StepPool {
  public:
   std::unique_ptr<pqc_step> Lend();
@@ -107,7 +109,7 @@ class StepPool {
   std::vector<std::unique_ptr<pqc_step>> idle_;
 };
 
-// Ends a step.
+// Clears a step and returns it to its client's pool.
 struct StepReturner {
   void operator()(pqc_step* step) const;
 };
@@ -117,23 +119,24 @@ using OwnedStep = std::unique_ptr<pqc_step, StepReturner>;
 
 namespace pqcached::client {
 
-// Checks what every call about a layer is given, and fills step->call. `selection` may be null.
+// Checks the arguments that every call for a layer has, and fills step->call. `selection` may be
+// null.
 pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                          const pqc_selection* selection);
 
-// Copies a selection so that it needs nothing of the caller's.
+// Copies a selection so that the copy refers to none of the caller's memory.
 pqc_status CopySelection(const pqc_selection* from, const CacheState& cache, StepSelection* to);
 
-// Tells the sidecar, once, that the prefill of a live index is over, and waits until its first layer
-// can be selected from. The only call that a step waits for.
+// Sends the sidecar, once, the end of the prefill of an incremental index, and waits until tokens
+// can be selected from its first layer. The only RPC that a step waits for.
 pqc_status EndPrefill(const pqc_step& step, const kvstore::Selection& terms, const StepItem& item);
 
-// Waits until the rows that a selection needs of an item are stored, and, with a layer, until their
-// codes are there. Swaps item.pinned for a newer image where that is needed.
+// Waits until the rows that a selection needs of an item are stored, and, if a layer is given,
+// until their codes are available. Replaces item.pinned by a newer image where necessary.
 pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, const uint32_t* layer,
                      StepItem* item);
 
-// How many tokens are selected of an item; no rows are read for it.
+// Counts the tokens that are selected for an item, without reading rows.
 pqc_status CountSelected(StepItem& item, const kvstore::Selection& terms, uint32_t* count);
 
 // Puts "items[i]: " in front of the thread's last error.

@@ -1,4 +1,5 @@
-// Steps on a GPU: sequences described to it, layers launched, rows of new tokens brought back.
+// Steps on a GPU: describes sequences to it, launches layers, and copies rows of new tokens to the
+// host.
 #include <algorithm>
 
 #include "client/arguments.h"
@@ -12,7 +13,7 @@
 namespace pqcached::client {
 namespace {
 
-// What a view has of one segment, as addresses in the pool.
+// Converts a segment's view to addresses in the pool.
 gpu::StepSegment SegmentOf(const kvstore::SegmentView& from) {
   gpu::StepSegment segment{.first_position = from.first_position,
                            .token_count = from.token_count,
@@ -27,7 +28,7 @@ gpu::StepSegment SegmentOf(const kvstore::SegmentView& from) {
   return segment;
 }
 
-// One layer of one item; `place` is where in the step's arrays.
+// Describes one layer of one item; `place` is its index in the step's arrays.
 pqc_status DescribeLayer(pqc_step& step, StepItem& item, uint32_t ordinal, size_t place,
                          uint32_t* select_count) {
   GpuState& gpu = *step.gpu;
@@ -53,7 +54,7 @@ pqc_status DescribeLayer(pqc_step& step, StepItem& item, uint32_t ordinal, size_
     segments.push_back(SegmentOf(segment));
     coded = segment.first_position + segment.token_count;
   }
-  // Rows that not all layers have yet may not be coded either.
+  // Codes of rows that some layers do not have yet are not used.
   coded = std::min(coded, item.sequence->local->token_count());
   std::vector<gpu::StepRange>& ranges = gpu.ranges[place];
   ranges.clear();
@@ -74,7 +75,8 @@ pqc_status DescribeItem(pqc_step& step, size_t number) {
   GpuState& gpu = *step.gpu;
   StepItem& item = step.items[number];
   LocalSequence& local = *item.sequence->local;
-  for (const uint32_t layer : gpu.layers) {  // before anything is opened: the image may change
+  // before any layer is opened, because the image may change
+  for (const uint32_t layer : gpu.layers) {
     const pqc_status status = WaitReady(step, step.selection.terms, &layer, &item);
     if (status != PQC_OK) return status;
   }
@@ -97,7 +99,8 @@ pqc_status DescribeItem(pqc_step& step, size_t number) {
   return PQC_OK;
 }
 
-// Sequences without a seat are described anew, whatever is known of them: seats go to whoever came last.
+// Forgets sequences that have lost their seat, so that they are described again in full: the most
+// recently used sequences have the seats.
 void ForgetSeatless(GpuState& gpu) {
   while (gpu.seen.size() > gpu.sequence_capacity) {
     gpu.seen.erase(std::ranges::min_element(
@@ -105,7 +108,7 @@ void ForgetSeatless(GpuState& gpu) {
   }
 }
 
-// Before the pool is another one, the device lets go of the one before.
+// Makes the device release the previous pool before it uses another one.
 pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
   const std::shared_ptr<Mapping> pool = step.items.front().pinned.image->shared_pool();
   for (const StepItem& item : step.items) {
@@ -153,7 +156,8 @@ gpu::StepQueries QueriesOf(const TensorView& view) {
 
 kernels::GroupRule RuleOf(const pqc_step& step) { return step.selection.terms.rule; }
 
-// Rows of the whole step, on the device: the host's copy takes their place when the step's work is done.
+// Replaces a block's device rows, those of the whole step, by the host's copy, which is complete
+// when the step's work is done.
 pqc_status FetchRows(GpuState& gpu, RowBlock* block) {
   uint32_t ordinal = 0;
   if (const pqc_status status = FindGpuLayer(gpu, block->layer, &ordinal); status != PQC_OK) {
@@ -222,7 +226,7 @@ pqc_status BeginOnGpu(pqc_step& step, void* stream) {
                                       .stream = stream}),
                     "gpu");
   }
-  gpu.opened.clear();  // addresses in the pool stay good: the step pins the images
+  gpu.opened.clear();  // addresses in the pool stay valid, because the step pins the images
   if (status == PQC_OK) {
     step.gpu_begun = true;
     ForgetSeatless(gpu);
@@ -253,7 +257,7 @@ pqc_status FinishOnGpu(pqc_step& step, std::vector<RowBlock>* blocks) {
   if (const pqc_status status = Report(gpu.steps->End(), "gpu"); status != PQC_OK) return status;
   step.gpu_begun = false;
   if (const pqc_status status = Report(gpu.steps->Wait(), "gpu"); status != PQC_OK) return status;
-  // Updates of the block caches go on reading until the next step begins.
+  // Updates of the block caches continue to read until the next step begins.
   gpu.held.clear();
   for (const StepItem& item : step.items) gpu.held.push_back(item.pinned.image);
   return PQC_OK;
@@ -262,7 +266,7 @@ pqc_status FinishOnGpu(pqc_step& step, std::vector<RowBlock>* blocks) {
 void LeaveGpu(pqc_step& step) {
   if (!step.gpu) return;
   GpuState& gpu = *step.gpu;
-  if (step.gpu_begun) {  // abandoned: what was launched may still read
+  if (step.gpu_begun) {  // abandoned: launched work may still read
     (void)gpu.steps->End();
     (void)gpu.steps->Wait();
     for (const StepItem& item : step.items) gpu.held.push_back(item.pinned.image);

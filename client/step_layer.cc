@@ -1,4 +1,4 @@
-// One layer of a step: select and attend over all its items.
+// One layer of a step: selects and attends over all its items.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -99,7 +99,8 @@ float* LseOf(const LayerCall& call, const StepItem& item) {
   return call.lse + item.query_begin * call.shape.query_heads;
 }
 
-// One item in mapped memory; its positions stay in its scratch.
+// Selects, and attends if asked to, for one item in mapped memory; its positions stay in its
+// scratch.
 pqc_status RunMapped(const LayerCall& call, StepItem& item, const kvstore::ParallelFor& parallel,
                      uint32_t* count) {
   const kvstore::Selection& terms = call.selection->terms;
@@ -124,7 +125,8 @@ pqc_status RunMapped(const LayerCall& call, StepItem& item, const kvstore::Paral
   return item.sequence->local->Check(item.pinned.epoch);
 }
 
-// Many items: each on one thread. Few: one after the other, each on all threads.
+// Runs all items: many items in parallel, one thread each; few items one after the other, each on
+// all threads.
 pqc_status RunAllMapped(const LayerCall& call, uint32_t* counts) {
   std::vector<StepItem>& items = call.step->items;
   const Workers& workers = call.step->client->local->workers();
@@ -150,7 +152,7 @@ pqc_status RunAllMapped(const LayerCall& call, uint32_t* counts) {
     failure = status;
     reason = LastRefusal();
   };
-  // By reference: a copy would allocate.
+  // std::cref avoids a copy, which would allocate.
   parallel.run(static_cast<uint32_t>(items.size()), std::cref(run));
   if (failure == PQC_OK) return PQC_OK;
   Fail(failure, reason);
@@ -166,7 +168,7 @@ pqc_status WaitAllStored(const LayerCall& call) {
   return PQC_OK;
 }
 
-// Repeats a call for as long as the layer's index is under way.
+// Repeats a call while the layer's index is being built.
 template <typename Ask>
 pqc_status UntilIndexed(const pqc_step& step, Ask ask) {
   constexpr auto kLongestPause = std::chrono::milliseconds(20);
@@ -244,7 +246,7 @@ pqc_status Select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
     begins[i + 1] = begins[i] + uint64_t{call.shape.kv_heads} * out.counts[i];
   }
   caller_out->count = begins.back();
-  if (!out.positions) return PQC_OK;  // only asked how many
+  if (!out.positions) return PQC_OK;  // the caller only asked for the counts
   if (const pqc_status status = CheckCapacity("out.capacity", out.capacity, begins.back());
       status != PQC_OK) {
     return status;
@@ -312,7 +314,7 @@ pqc_status AttendBegin(pqc_step* step, uint32_t layer, const pqc_tensor* queries
     return Fail(PQC_FAILED_PRECONDITION, "step",
                 "it is on a GPU, where pqc_step_attend does not wait either");
   }
-  const std::lock_guard begin(step->mutex);  // the job ends behind what follows
+  const std::lock_guard begin(step->mutex);  // the job cannot finish before the flags below are set
   step->client->step_thread->Run([step] {
     const pqc_status status = Call([&] { return RunAttend(step->call); });
     const std::lock_guard lock(step->mutex);

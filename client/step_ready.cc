@@ -1,4 +1,4 @@
-// Waiting for what a step needs.
+// Waits for the rows and codes that a step needs.
 #include <algorithm>
 #include <thread>
 
@@ -10,7 +10,8 @@
 namespace pqcached::client {
 namespace {
 
-// Tokens that must be stored before the selection can be made; 0 when nothing is selected from.
+// Returns the number of tokens that must be stored before the selection; 0 when nothing can be
+// selected.
 uint32_t NeededTokens(const kvstore::Selection& terms, uint64_t query_position) {
   const auto context = static_cast<uint32_t>(query_position) + 1;
   const uint32_t sink_end = std::min(terms.sink_tokens, context);
@@ -29,13 +30,13 @@ bool IsReady(const StepItem& item, const kvstore::Selection& terms, const uint32
   return image.CodedTokens(*layer, index_slot) >= needed;
 }
 
-// Takes a newer image when there is one. Sets *found.
+// Pins a newer image if there is one. Sets *found.
 pqc_status TakeNewer(const pqc_step& step, StepItem* item, bool* found) {
   LocalSequence& local = *item->sequence->local;
   std::shared_ptr<Image> newest;
   if (const pqc_status status = local.Pin(&newest); status != PQC_OK) return status;
   if (newest == item->pinned.image && local.HasNewer()) {
-    // The answer to rows on their way brings it.
+    // The answer to rows in flight will bring the newer image.
     uint64_t end = 0;
     if (!step.client->sender->HandedInEnd(*item->sequence, &end)) {
       const pqc_status status = local.Refresh(&newest);
@@ -83,7 +84,7 @@ pqc_status EndPrefill(const pqc_step& step, const kvstore::Selection& terms, con
   options.index.kind = PQC_INDEX_PQ;
   options.index.subspaces = sequence.live_index.subspace_count;
   options.index.bits = sequence.live_index.bits;
-  // The first layer is there: the others follow in the order in which the step needs them.
+  // The first layer is indexed: the other layers follow in the order in which the step needs them.
   options.callback = [](void*, const pqc_build_progress*) { return 0; };
   for (;;) {
     const auto left =
@@ -96,7 +97,7 @@ pqc_status EndPrefill(const pqc_step& step, const kvstore::Selection& terms, con
     const pqc_status status =
         step.client->remote->BuildIndex(sequence.sequence_id, options, &error);
     if (status == PQC_OK || status == PQC_CANCELLED) break;
-    if (status != PQC_ABORTED) return Report(status, error);  // a writer is at work
+    if (status != PQC_ABORTED) return Report(status, error);  // another writer is active
     std::this_thread::sleep_for(kWriterPause);
   }
   sequence.prefill_open = false;

@@ -1,5 +1,5 @@
-// StepThread: where attentions run that a step does not wait for at once. One thread per client,
-// started at the first use; jobs run in order, each on all of the client's workers.
+// StepThread runs asynchronous attentions, for which a step waits later. Each client has one such
+// thread, started at the first use; jobs run in order, each on all of the client's workers.
 //
 // Thread-safe.
 #ifndef PQCACHED_CLIENT_STEP_THREAD_H_
@@ -16,7 +16,7 @@ namespace pqcached::client {
 class StepThread {
  public:
   StepThread() = default;
-  // Runs what was given before.
+  // Completes the queued jobs.
   ~StepThread() {
     {
       const std::lock_guard lock(mutex_);
@@ -26,7 +26,8 @@ class StepThread {
     if (thread_.joinable()) thread_.join();
   }
 
-  // `job` must not throw. Throws when there is no memory or no thread; then the job is not run.
+  // Queues `job`, which must not throw. Throws when memory or a thread cannot be had; then the job
+  // is not run.
   void Run(std::function<void()> job) {
     {
       const std::lock_guard lock(mutex_);
@@ -38,7 +39,7 @@ class StepThread {
 
  private:
   void Serve() {
-    std::vector<std::function<void()>> taken;  // lends its memory to jobs_ in turn
+    std::vector<std::function<void()>> taken;  // swapped with jobs_, so that both keep their memory
     for (;;) {
       {
         std::unique_lock lock(mutex_);

@@ -1,6 +1,7 @@
-// pqcachectl: what a running pqcached holds and does, in tables for people or as JSON.
+// pqcachectl shows the state and the activity of a running pqcached, as human-readable tables or as
+// JSON.
 //
-// Exit codes: 0 done, 1 the sidecar refused, 2 wrong usage, 3 the sidecar cannot be reached.
+// Exit codes: 0 done, 1 refused by the sidecar, 2 wrong usage, 3 sidecar not reachable.
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
@@ -32,12 +33,12 @@ struct Arguments {
   uint64_t output_token_count = 0;
 };
 
-// A call that failed; main reports it.
+// A failed call, which main reports.
 struct Failure {
   Status status;
 };
 
-// A check of the self-test that failed; its report is printed.
+// A failed check of the self-test, whose report is already printed.
 struct CheckFailed {};
 
 class Sidecar {
@@ -134,7 +135,7 @@ void Drain(Sidecar& sidecar, const Arguments& arguments) {
   Print(arguments, answer, ReportDrain(answer));
 }
 
-// Asks as a client of the cache's tenant: a cache is nobody else's.
+// Sends Admit as a client of the cache's tenant: a cache accepts only clients of its own tenant.
 void Admit(Sidecar& sidecar, const Arguments& arguments) {
   const std::string id = std::to_string(arguments.cache);
   std::string tenant;
@@ -152,7 +153,7 @@ void Admit(Sidecar& sidecar, const Arguments& arguments) {
   Print(arguments, answer, ReportAdmission(answer));
 }
 
-// Its exit code says whether all is well.
+// The exit code reports if all checks passed.
 void SelfTest(Sidecar& sidecar, const Arguments& arguments) {
   const Json answer = sidecar.Call("SelfTest");
   Print(arguments, answer, ReportSelfTest(answer));

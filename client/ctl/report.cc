@@ -29,7 +29,7 @@ std::string Join(const Json& items) {
   return text;
 }
 
-// "LAYER_STATE_READY" -> "ready"
+// Converts, for example, "LAYER_STATE_READY" to "ready".
 std::string EnumName(const std::string& value, const std::string& prefix) {
   std::string name = value.starts_with(prefix) ? value.substr(prefix.size()) : value;
   for (char& letter : name) {
@@ -84,7 +84,7 @@ std::string Layers(const Json& sequence) {
 
 uint64_t Seconds(const Json& seconds) { return static_cast<uint64_t>(seconds.get<double>()); }
 
-// What keeps a sequence, and since when nobody has called on it.
+// Returns the reasons why a sequence is kept, and the time since its last use.
 std::string StateOf(const Json& sequence) {
   std::string state = sequence.at("retained").get<bool>() ? "retained" : "in use";
   if (sequence.at("pinned_seconds").get<double>() > 0) {

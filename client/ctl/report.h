@@ -1,4 +1,4 @@
-// Reports: answers of Admin, parsed, as text for people. Pure; thread-safe.
+// Formats parsed answers of Admin as human-readable text. Pure; thread-safe.
 //
 // The JSON has the proto's field names; 64-bit integers are strings.
 #ifndef PQCACHED_CLIENT_CTL_REPORT_H_
@@ -12,9 +12,9 @@ namespace pqcached::ctl {
 
 using Json = nlohmann::json;
 
-// A number, or a number in a string; 0 when it is neither.
+// Returns a number, or the number in a string; 0 when the value is neither.
 uint64_t Number(const Json& value);
-// "pq m=2 b=6", "flat", "default"
+// Returns, for example, "pq m=2 b=6", "flat" or "default".
 std::string IndexName(const Json& index_spec);
 
 std::string ReportCaches(const Json& list_caches, const Json& list_sequences);
@@ -24,7 +24,7 @@ std::string ReportLeases(const Json& list_leases);
 std::string ReportStats(const Json& stats);
 std::string ReportDrain(const Json& drain);
 std::string ReportSelfTest(const Json& self_test);
-// What Admit says.
+// Formats the answer of Admit.
 std::string ReportAdmission(const Json& admission);
 std::string ReportPing(const std::string& endpoint, const Json& server_info, double milliseconds);
 

@@ -1,4 +1,5 @@
-// Table is text in columns, for people. A column whose cells are all numbers is aligned right.
+// Table formats cells as human-readable columns. A column whose cells are all numbers is aligned
+// right.
 // Single-thread.
 #ifndef PQCACHED_CLIENT_CTL_TABLE_H_
 #define PQCACHED_CLIENT_CTL_TABLE_H_
@@ -13,19 +14,19 @@ class Table {
  public:
   explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
 
-  // As many cells as the header has.
+  // Adds a row; it must have as many cells as the header.
   void Add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
   bool empty() const { return rows_.size() == 1; }
-  // Lines, each with a newline and no blanks at its end.
+  // Returns lines that end with a newline and have no trailing blanks.
   std::string ToText() const;
 
  private:
   std::vector<std::vector<std::string>> rows_;
 };
 
-// "12.5 MiB"
+// Returns, for example, "12.5 MiB".
 std::string FormatBytes(uint64_t bytes);
-// "1d 2h", "3m 20s", "12s"
+// Returns, for example, "1d 2h", "3m 20s" or "12s".
 std::string FormatSeconds(uint64_t seconds);
 
 }  // namespace pqcached::ctl

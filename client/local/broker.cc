@@ -23,7 +23,7 @@ using kvstore::BrokerCall;
 using kvstore::BrokerReply;
 using kvstore::BrokerRequest;
 
-// A worker may end without an end of the connection.
+// Longest sleep between checks: a worker may end without an end of the connection.
 constexpr int kLongestSleepMs = 50;
 
 int LeftMs(Clock::time_point deadline) {
@@ -32,7 +32,7 @@ int LeftMs(Clock::time_point deadline) {
   return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
 }
 
-// Until when to wait for a broker, unless it is given up before.
+// Limits of a wait for the broker: a deadline, and a flag that ends it earlier.
 struct Patience {
   Clock::time_point deadline;
   const std::atomic<bool>& abandoned;
@@ -71,7 +71,7 @@ pqc_status Connect(const std::string& path, Clock::time_point deadline, int* con
   while (connect(socket_fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     error = errno;
     if (error == EINTR) continue;
-    // The queue of a unix socket is full: there is nothing to wait on but time.
+    // The accept queue of the unix socket is full, which poll cannot wait for.
     if (error != EAGAIN || LeftMs(deadline) == 0) {
       close(socket_fd);
       return Retry(kRetryMemory,
@@ -83,7 +83,7 @@ pqc_status Connect(const std::string& path, Clock::time_point deadline, int* con
   return PQC_OK;
 }
 
-// *sent: of its bytes.
+// *sent is the number of bytes sent.
 pqc_status SendAll(int socket, const BrokerRequest& request, const Patience& patience,
                    size_t* sent) {
   const auto* bytes = reinterpret_cast<const char*>(&request);
@@ -101,7 +101,7 @@ pqc_status SendAll(int socket, const BrokerRequest& request, const Patience& pat
   return PQC_OK;
 }
 
-// Keeps the first descriptor of a message and closes what else came.
+// Keeps the first descriptor of a message and closes all others.
 void TakeDescriptors(msghdr* message, int* descriptor) {
   for (cmsghdr* header = CMSG_FIRSTHDR(message); header; header = CMSG_NXTHDR(message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
@@ -118,7 +118,7 @@ void TakeDescriptors(msghdr* message, int* descriptor) {
   }
 }
 
-// Goes on with an answer of which *received bytes have come.
+// Receives the rest of an answer, of which *received bytes are already here.
 pqc_status ReceiveRest(int socket, const Patience& patience, BrokerReply* reply, size_t* received,
                        int* descriptor) {
   auto* bytes = reinterpret_cast<char*>(reply);
@@ -149,7 +149,7 @@ pqc_status ReceiveRest(int socket, const Patience& patience, BrokerReply* reply,
   }
 }
 
-// Of a request for memory.
+// Returns true when both requests ask for the same memory.
 bool IsRepeat(const BrokerRequest& before, const BrokerRequest& request) {
   return before.call == request.call && before.cache_id == request.cache_id &&
          before.slot_bytes == request.slot_bytes && before.slot_count == request.slot_count;
@@ -243,8 +243,8 @@ pqc_status Broker::ReceiveOwed(Clock::time_point deadline, BrokerReply* reply, i
   return status;
 }
 
-// A broker that stood still for a while answers what it was asked before: so an answer that is late is
-// taken by a repeat of its request, and given up only before another one.
+// After a stall, the broker answers the requests that it received before. So a repeat of a request
+// takes the late answer to it, and a different request first receives and discards that answer.
 pqc_status Broker::RequestAndReceive(const BrokerRequest& request, Clock::time_point deadline,
                                      BrokerReply* reply, int* descriptor) {
   const std::unique_lock lock(mutex_, deadline);
@@ -314,7 +314,7 @@ pqc_status Broker::OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
 void Broker::End() { shutdown(socket_, SHUT_RDWR); }
 
 bool Broker::Ended(uint32_t wait_ms) const {
-  // Not POLLIN: an answer to another thread's request is no end.
+  // POLLIN is left out: an answer to another thread's request is no end.
   pollfd entry{.fd = socket_, .events = POLLRDHUP, .revents = 0};
   return poll(&entry, 1, static_cast<int>(std::min<uint32_t>(wait_ms, 1 << 30))) > 0;
 }

@@ -1,5 +1,5 @@
-// Broker: the connection to the sidecar's broker (kvstore/read/broker_protocol.h), which is the
-// session.
+// Broker is the connection to the sidecar's broker (kvstore/read/broker_protocol.h). The lifetime
+// of this connection is that of the session.
 //
 // Thread-safe: one request at a time, each with a deadline.
 #ifndef PQCACHED_CLIENT_LOCAL_BROKER_H_
@@ -20,12 +20,13 @@
 namespace pqcached::client {
 
 struct BrokerOptions {
-  std::string socket_path;  // of gRPC's socket
+  std::string socket_path;  // path of gRPC's socket
   std::string tenant;
   std::string client_name;
-  uint32_t timeout_ms = 10000;   // of a call
-  uint32_t open_timeout_ms = 0;  // of Open; 0 = the same
-  // Goes on with this session instead of opening one; tenant and client_name are those it has.
+  uint32_t timeout_ms = 10000;   // timeout of a call
+  uint32_t open_timeout_ms = 0;  // timeout of Open; 0 = timeout_ms
+  // Token of a session to resume instead of opening one; tenant and client_name must be those of
+  // the session.
   std::string resume_token = {};
 };
 
@@ -33,15 +34,15 @@ class Broker {
  public:
   // Connects and opens a session, or resumes one. *control is its control memory.
   //
-  // Errors: PQC_UNAVAILABLE (there is no broker), PQC_DEADLINE_EXCEEDED, the broker's own,
-  //         PQC_FAILED_PRECONDITION (it speaks another version), PQC_NOT_FOUND (nothing to resume)
+  // Errors: PQC_UNAVAILABLE (no broker), PQC_DEADLINE_EXCEEDED, the broker's own,
+  //         PQC_FAILED_PRECONDITION (its protocol version differs), PQC_NOT_FOUND (no such session)
   static pqc_status Open(const BrokerOptions& options, std::unique_ptr<Broker>* broker,
                          std::shared_ptr<Mapping>* control);
   ~Broker();
   Broker(const Broker&) = delete;
   Broker& operator=(const Broker&) = delete;
 
-  // Of kHello or kResume; constant.
+  // Returns the reply to kHello or kResume; constant.
   const kvstore::BrokerReply& hello() const { return hello_; }
 
   pqc_status OpenPool(uint64_t cache_id, std::shared_ptr<Mapping>* pool);
@@ -49,25 +50,28 @@ class Broker {
 
   // Closes the connection, and with it the session.
   void End();
-  // Nobody will answer any more. The connection stays open, because whoever holds its other end learns
-  // from its end that nothing is mapped any more.
+  // Makes pending and later requests fail, because the worker will not answer them. The connection
+  // stays open: its end is the signal, for any holder of the other end, that nothing is mapped any
+  // more.
   void Abandon() { abandoned_ = true; }
-  // Waits until the other side has closed the connection or the time is over; says whether it has.
+  // Waits until the other side closes the connection or the time is over; returns true if it has
+  // closed.
   bool Ended(uint32_t wait_ms) const;
 
  private:
   explicit Broker(int socket, uint32_t timeout_ms) : socket_(socket), timeout_ms_(timeout_ms) {}
 
-  // Sends a request and maps what the answer brings.
+  // Sends a request and maps the memory that the answer carries.
   pqc_status Exchange(const kvstore::BrokerRequest& request,
                       std::chrono::steady_clock::time_point deadline, MappingAccess access,
                       const char* name, kvstore::BrokerReply* reply,
                       std::shared_ptr<Mapping>* memory);
 
-  // Under mutex_. Errors: PQC_DEADLINE_EXCEEDED, and the answer stays owed; PQC_UNAVAILABLE.
+  // Receives the pending answer. REQUIRES: mutex_ is held.
+  // Errors: PQC_DEADLINE_EXCEEDED (the answer stays pending), PQC_UNAVAILABLE
   pqc_status ReceiveOwed(std::chrono::steady_clock::time_point deadline,
                          kvstore::BrokerReply* reply, int* descriptor);
-  // *descriptor is the caller's to close, whatever the status.
+  // The caller closes *descriptor, whatever the status.
   pqc_status RequestAndReceive(const kvstore::BrokerRequest& request,
                                std::chrono::steady_clock::time_point deadline,
                                kvstore::BrokerReply* reply, int* descriptor);
@@ -82,10 +86,10 @@ class Broker {
     int descriptor = -1;
   };
 
-  std::timed_mutex mutex_;                      // of one request and its answer
-  std::optional<kvstore::BrokerRequest> owed_;  // whose answer has not come, or not all of it
-  Incoming incoming_;                           // of that answer
-  bool broken_ = false;  // a request or an answer was cut short by more than a deadline
+  std::timed_mutex mutex_;                      // held for one request and its answer
+  std::optional<kvstore::BrokerRequest> owed_;  // request whose answer is not completely received
+  Incoming incoming_;                           // received part of that answer
+  bool broken_ = false;  // an error other than a deadline cut a request or an answer short
 };
 
 }  // namespace pqcached::client

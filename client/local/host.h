@@ -1,10 +1,10 @@
-// LocalHost: what the local path asks for from outside. The broker and the RPCs stand behind it; tests
-// put memory of their own there.
+// LocalHost is the interface through which the local path reaches the sidecar. The client
+// implements it by the broker and the RPCs; tests implement it with their own memory.
 //
-// One worker of the sidecar stands behind it (LocalLink).
+// A host belongs to one worker of the sidecar (LocalLink).
 //
-// Thread-safe. Every call ends within the client's timeout and leaves its reason as the thread's last
-// error.
+// Thread-safe. Every call ends within the client's timeout and stores the reason of a failure as
+// the thread's last error.
 #ifndef PQCACHED_CLIENT_LOCAL_HOST_H_
 #define PQCACHED_CLIENT_LOCAL_HOST_H_
 
@@ -18,12 +18,12 @@
 
 namespace pqcached::client {
 
-// An encoded attachment (kvstore/read/attachment.h); version 0 = none came.
+// An encoded attachment (kvstore/read/attachment.h); version 0 = none received.
 struct ImageBytes {
   uint64_t version = 0;
   std::vector<std::byte> image;
 
-  // Fills *this.
+  // Returns a sink that fills *this.
   ImageSink sink() {
     return {this, [](void* context, uint64_t number, const std::byte* data, size_t size) {
               auto* bytes = static_cast<ImageBytes*>(context);
@@ -44,17 +44,18 @@ class LocalHost {
   virtual ~LocalHost() = default;
 
   virtual pqc_status OpenPool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) = 0;
-  // Once.
+  // REQUIRES: called at most once.
   virtual pqc_status OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
                                  std::shared_ptr<Mapping>* ring) = 0;
-  // Takes a lease, or refreshes the one given.
+  // Acquires a lease, or refreshes the given one.
   virtual pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, AttachAnswer* answer) = 0;
   virtual pqc_status Detach(const LeaseView& lease) = 0;
-  // Ends the session, whoever still maps its memory. No call follows.
+  // Ends the session, even if its memory is still mapped. No call follows.
   virtual void End() = 0;
-  // Waits until the connection has ended or the time is over; says whether it has.
+  // Waits until the connection ends or the time is over; returns true if it has ended.
   virtual bool Ended(uint32_t wait_ms) = 0;
-  // The worker has ended: calls under way fail soon with PQC_UNAVAILABLE. The connection stays open.
+  // Notes that the worker has ended: pending calls soon fail with PQC_UNAVAILABLE. The connection
+  // stays open.
   virtual void Abandon() = 0;
 };
 

@@ -30,7 +30,7 @@ pqc_status Image::Parse(std::span<const std::byte> bytes, uint64_t sequence_id,
 }
 
 uint32_t Image::LayerTokens(uint32_t layer) const {
-  // Every segment names the same layers, in the same order.
+  // Every segment names the same layers in the same order.
   for (size_t i = 0; i < attachment_.layer_tokens.size() && i < attachment_.layers.size(); ++i) {
     if (attachment_.layers[i].layer == layer) return attachment_.layer_tokens[i];
   }

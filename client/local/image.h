@@ -1,7 +1,8 @@
-// Image: one version of where the bytes of a sequence lie, ready to be read.
+// Image is a segment map: one version of the places of a sequence's bytes in the pool, parsed and
+// ready to be read.
 //
-// Thread-safe. Whoever holds it may read what it names, for as long as the sidecar is not told that
-// it has been let go (LocalSequence::lease).
+// Thread-safe. A holder of an image may read the memory to which it refers: the client's lease
+// keeps that memory until LocalSequence::lease no longer lists the image's version as in use.
 #ifndef PQCACHED_CLIENT_LOCAL_IMAGE_H_
 #define PQCACHED_CLIENT_LOCAL_IMAGE_H_
 
@@ -26,24 +27,25 @@ class Image {
                           std::shared_ptr<Mapping> pool, std::shared_ptr<Image>* image);
 
   uint64_t version() const { return attachment_.header.version; }
-  // Complete over all layers, when it was made.
+  // Returns the number of tokens that were complete over all layers when the image was made.
   uint32_t token_count() const { return attachment_.header.token_count; }
-  // Rows of one layer, when it was made; 0 for a layer that is not stored.
+  // Returns the row count of one layer when the image was made; 0 for a layer that is not stored.
   uint32_t LayerTokens(uint32_t layer) const;
-  // How far rows can come without a newer image.
+  // Returns the number of tokens that this image can describe without being replaced.
   uint32_t capacity_tokens() const { return capacity_tokens_; }
 
-  // Of whoever reads the pool beyond the image's life.
+  // Returns the pool, for readers that use it after the image's end.
   std::shared_ptr<Mapping> shared_pool() const { return pool_; }
 
-  // Slot of an index, kMaxIndexes for flat; PQC_FAILED_PRECONDITION when the sequence has none such.
+  // Finds the slot of an index, kMaxIndexes for flat; PQC_FAILED_PRECONDITION when the sequence has
+  // no such index.
   pqc_status FindIndex(const kvstore::IndexDescriptor& index, uint32_t* index_slot) const;
 
-  // How far the codes of an index reach without gap in a layer, for whoever waits: all there will be
-  // when every segment is READY.
+  // Returns the number of tokens that an index of a layer covers without gap; capacity_tokens()
+  // when every segment is READY. Used by waiters.
   uint32_t CodedTokens(uint32_t layer, uint32_t index_slot) const;
 
-  // A layer for one reader at a time. Goes back when destroyed; must not outlive the image.
+  // A layer, borrowed by one reader at a time. Returned on destruction; must not outlive the image.
   class Loan {
    public:
     Loan() = default;
@@ -58,7 +60,7 @@ class Image {
     uint64_t key_ = 0;
     std::unique_ptr<kvstore::MappedLayer> layer_;
   };
-  // Errors: PQC_INTERNAL  what lies in the pool does not fit the descriptors
+  // Errors: PQC_INTERNAL  the pool's contents do not match the descriptors
   pqc_status Borrow(uint32_t layer, const kvstore::LayerShape& shape, uint32_t index_slot,
                     Loan* loan);
 
@@ -66,7 +68,7 @@ class Image {
   Image(kvstore::Attachment attachment, std::shared_ptr<Mapping> pool);
 
   const kvstore::Attachment attachment_;
-  const std::shared_ptr<Mapping> pool_;  // shared as mappings are
+  const std::shared_ptr<Mapping> pool_;  // shared, as all mappings are
   uint32_t capacity_tokens_ = 0;
   std::mutex mutex_;
   std::map<uint64_t, std::vector<std::unique_ptr<kvstore::MappedLayer>>> idle_;  // by layer, index

@@ -14,10 +14,11 @@
 namespace pqcached::client {
 namespace {
 
-// The sidecar begins with the first part when it is packed, and copies the last one when all are.
+// Number of parts: the sidecar copies while the client packs, except during the packing of the
+// first part and the copy of the last.
 constexpr uint64_t kParts = 8;
 constexpr uint64_t kLeastPartBytes = uint64_t{1} << 20;
-// A sleeper looks this often whether its call still goes on.
+// A waiting thread checks at this interval that its call is still in progress.
 constexpr std::chrono::milliseconds kLook(5);
 
 TensorView Staged(const TensorView& tensor, uint64_t token_count, const StagingPlace* place) {
@@ -39,7 +40,7 @@ FilledSlot Fill(Staging::Slot slot, const RowBlock& rows, uint64_t begin, uint64
   return filled;
 }
 
-// Rows of staging, as a message tells of them.
+// References to rows in staging for one message.
 struct StagedBlock {
   StagingPlace keys;
   StagingPlace values;
@@ -54,8 +55,8 @@ void Describe(const RowBlock& rows, const FilledSlot& filled, StagedBlock* block
                  .values = Staged(rows.values, filled.token_count, &block->values)};
 }
 
-// The parts of one ingest: packs them into slots one by one, and uses a slot again when the sidecar is
-// done with it, while the call goes on.
+// Parts of one ingest call: packs them into slots one by one, and reuses a slot when the sidecar is
+// done with it, while the call continues.
 class Parts {
  public:
   Parts(const LocalIngest& ingest, uint64_t first_position, const RowBlock& rows,
@@ -78,18 +79,19 @@ class Parts {
             .boot_word = boot_word_};
   }
 
-  // The call has ended so. What it may still be reading is not used again.
+  // Handles the end of the call: slots that the sidecar may still read are abandoned.
   void End(pqc_status status) {
     for (Staging::Slot& slot : in_flight_) {
       if (MayStillBeRead(status) && !slot.Done()) slot.Abandon();
     }
     in_flight_.clear();
   }
-  // Why no more parts came; PQC_OK when they did, or when the call had ended.
+  // Returns the reason why no more parts were produced; PQC_OK when all were, or when the call had
+  // ended.
   pqc_status own_status() const { return own_status_; }
 
  private:
-  // Nothing is thrown into the other library.
+  // Like Next, but noexcept: exceptions must not pass into the other library.
   StagedRows::Next NextOrNone(const StagedRows::Probe& probe, uint64_t* first_position,
                               RowBlock* rows) noexcept {
     try {
@@ -134,7 +136,7 @@ class Parts {
       }
       const pqc_status taken = ingest_.staging.Take(look, &next_slot_);
       if (taken == PQC_OK) break;
-      if (taken == PQC_DEADLINE_EXCEEDED) continue;  // the others have them all
+      if (taken == PQC_DEADLINE_EXCEEDED) continue;  // other callers have all slots
       own_status_ = taken;
       return false;
     }
@@ -151,8 +153,8 @@ class Parts {
   const uint64_t boot_word_;
   const uint64_t part_tokens_;
   const DeadlineClock::time_point deadline_;
-  uint64_t token_ = 0;  // the first one that is not packed
-  StagedBlock block_;   // the last part
+  uint64_t token_ = 0;  // the first token that is not packed
+  StagedBlock block_;   // the latest part
   std::deque<Staging::Slot> in_flight_;
   pqc_status own_status_ = PQC_OK;
 };
@@ -167,7 +169,7 @@ pqc_status IngestParts(const LocalIngest& ingest, Parts& parts) {
   return Fail(status, error);
 }
 
-// One call for each part.
+// Commits each part by its own call.
 pqc_status CommitParts(const LocalIngest& ingest, uint64_t first_position, const RowBlock& rows,
                        Staging::Slot slot, uint64_t part_tokens,
                        DeadlineClock::time_point deadline) {
@@ -189,7 +191,8 @@ pqc_status CommitParts(const LocalIngest& ingest, uint64_t first_position, const
   }
 }
 
-// Has the sidecar take slots that were abandoned before it came to their calls, so that they come back.
+// Sends the sidecar new calls with the abandoned slots, so that it will not accept the earlier
+// calls with them and the slots become free.
 void RetireAbandoned(const LocalIngest& ingest) {
   for (const StagingPlace& place : ingest.staging.Abandoned()) {
     const TensorView nothing{.dtype = PQC_BF16, .ndim = 3, .shape = {1, 1, 1}, .staging = &place};

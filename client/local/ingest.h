@@ -1,5 +1,5 @@
-// Prefill rows by way of the staging ring: the caller's thread packs part after part into slots while the
-// sidecar copies what came before.
+// Prefill of rows through the staging ring: the caller's thread packs part after part into slots
+// while the sidecar copies the earlier parts.
 #ifndef PQCACHED_CLIENT_LOCAL_INGEST_H_
 #define PQCACHED_CLIENT_LOCAL_INGEST_H_
 
@@ -11,7 +11,7 @@
 
 namespace pqcached::client {
 
-// One slot, packed: keys from its begin on, values behind them.
+// A packed slot: keys at its beginning, values after them.
 struct FilledSlot {
   Staging::Slot slot;
   uint64_t first_position = 0;
@@ -23,8 +23,9 @@ struct FilledSlot {
   uint64_t values_begin() const { return AlignUp(key_bytes); }
 };
 
-// Hands the slot's rows to the sidecar. `rows`: layer, dtypes, heads and dims of what is packed; neither its bytes nor its token
-// count is read. The slot is not used again when the sidecar may still read it.
+// Commits the slot's rows to the sidecar. `rows` gives layer, dtypes, heads and dims of the packed
+// rows; neither its bytes nor its token count is read. The slot is abandoned when the sidecar may
+// still read it.
 pqc_status CommitSlot(Remote& remote, uint64_t sequence_id, const RowBlock& rows,
                       FilledSlot& filled, RefusalBuffer* error);
 
@@ -32,13 +33,14 @@ struct LocalIngest {
   Staging& staging;
   Remote& remote;
   uint64_t sequence_id = 0;
-  uint32_t timeout_ms = 0;        // of the whole
-  uint64_t max_tensor_bytes = 0;  // of one reference; 0 = no limit
+  uint32_t timeout_ms = 0;        // timeout of the whole call
+  uint64_t max_tensor_bytes = 0;  // limit of one staging reference; 0 = no limit
 };
 
-// All or nothing; but where the sidecar does not tell when it is done with a slot, what fits into a slot is:
-// then those before a failure are stored and acknowledged when the call is repeated. Sets *remote_instead
-// when there is no staging ring to be had, or a token does not fit into a slot: nothing is stored then.
+// Writes all rows or none, except when the sidecar reports no slot generations: then each slot is
+// committed separately, the slots before a failure stay stored, and a repeat of the call
+// acknowledges them. Sets *remote_instead, and stores nothing, when there is no staging ring or a
+// token does not fit into a slot.
 pqc_status IngestLocally(const LocalIngest& ingest, uint64_t first_position, const RowBlock& rows,
                          bool* remote_instead);
 

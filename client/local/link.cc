@@ -16,7 +16,7 @@ namespace {
 using kvstore::ControlPage;
 using kvstore::LeaseWords;
 
-// A sleeper looks this often whether the worker still lives: a killed sidecar wakes nobody.
+// A waiting thread checks at this interval that the worker lives: a killed sidecar wakes no waiter.
 constexpr std::chrono::milliseconds kLongestSleep(50);
 
 pqc_status CheckControl(const Mapping& control) {

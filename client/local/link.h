@@ -1,8 +1,8 @@
-// LocalLink: what a session has of one worker: its connection, its control memory, the pools that it
-// shares.
+// LocalLink is a session's connection to one worker, with the worker's control memory and the pools
+// that it shares.
 //
-// When the worker ends, the session goes on over another link (LocalSession). The old one stays until
-// nobody reads the memory that came over it; then its connection is closed, which tells the sidecar so.
+// When the worker ends, the session continues over another link (LocalSession). The old link lives
+// until its memory has no readers; then its connection is closed, which notifies the sidecar.
 //
 // Thread-safe.
 #ifndef PQCACHED_CLIENT_LOCAL_LINK_H_
@@ -26,45 +26,45 @@ using LocalClock = std::chrono::steady_clock;
 
 class LocalLink : public std::enable_shared_from_this<LocalLink> {
  public:
-  // What a new connection brings.
+  // Parts of a new connection.
   struct Parts {
     std::unique_ptr<LocalHost> host;
-    std::shared_ptr<Mapping> control;  // shared as mappings are
-    uint64_t boot_word = 0;            // of the control page, as the session was opened
+    std::shared_ptr<Mapping> control;  // shared, as all mappings are
+    uint64_t boot_word = 0;            // value in the control page when the session was opened
   };
 
-  // Errors: PQC_INTERNAL (the control memory is no such thing), PQC_FAILED_PRECONDITION (its layout is
-  //         of another version), PQC_UNAVAILABLE (the worker is gone already)
+  // Errors: PQC_INTERNAL (invalid control memory), PQC_FAILED_PRECONDITION (other layout version),
+  //         PQC_UNAVAILABLE (the worker has already ended)
   static pqc_status Make(Parts parts, std::shared_ptr<LocalLink>* link);
 
   uint64_t boot_word() const { return boot_word_; }
   LocalHost& host() const { return *host_; }
   const std::shared_ptr<Mapping>& control() const { return control_; }
 
-  // False when the worker that wrote the memory is gone: nothing read since may be used. Does not ask
-  // the kernel.
+  // Returns false when the worker that wrote the memory has ended: data read since then must not be
+  // used. Makes no system call.
   bool Stands() const {
     return !ended_.load(std::memory_order_acquire) &&
            page().boot_word.load(std::memory_order_acquire) == boot_word_;
   }
-  // Looks at the connection, too.
+  // Like Stands, but also checks the connection.
   bool Lives() const;
-  // The same, for at most so long as it lives.
+  // Like Lives, but waits up to `wait_ms` for an end of the connection.
   bool LivesFor(uint32_t wait_ms) const;
 
-  // Of a cache; mapped at the first use. It holds the link.
+  // Returns a cache's pool, mapped at the first use. The pool keeps the link alive.
   pqc_status Pool(uint64_t cache_id, std::shared_ptr<Mapping>* pool);
-  // PQC_INTERNAL when the sidecar named words that there are not.
+  // Finds the words of a lease; PQC_INTERNAL when the sidecar named an index out of range.
   pqc_status Words(uint32_t index, const kvstore::LeaseWords** words) const;
 
-  // The generation below which no call that names the slot is at work or will be taken; 0 when the
-  // sidecar does not tell.
+  // Returns the slot's completed generation: calls that name the slot with a smaller generation are
+  // not in flight and will not be accepted. 0 when the sidecar has no word for the slot.
   uint64_t SlotGeneration(uint32_t slot) const;
   bool tells_of_slots(uint32_t slot_count) const { return page().slot_word_count >= slot_count; }
 
-  // The futex word that is raised with every change of the control memory. Wait returns when it is no
-  // longer `seen`, at the deadline, or soon after the worker has ended; what changed is to be looked up
-  // then.
+  // Futex word that is increased with every change of the control memory. Wait returns when the
+  // word differs from `seen`, at the deadline, or soon after the worker has ended; the caller then
+  // checks what has changed.
   uint32_t wake_word() const { return page().wake_word.load(std::memory_order_acquire); }
   void Wait(uint32_t seen, LocalClock::time_point deadline) const;
 
@@ -80,10 +80,10 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   const std::unique_ptr<LocalHost> host_;
   const std::shared_ptr<Mapping> control_;
   const uint64_t boot_word_;
-  mutable std::atomic<bool> ended_ = false;  // the connection
+  mutable std::atomic<bool> ended_ = false;  // the connection has ended
   std::atomic<uint64_t> mapped_bytes_ = 0;
   std::mutex mutex_;
-  std::map<uint64_t, std::shared_ptr<Mapping>> pools_;  // by cache
+  std::map<uint64_t, std::shared_ptr<Mapping>> pools_;  // by cache id
 };
 
 }  // namespace pqcached::client

@@ -21,7 +21,7 @@ pqc_status Mapping::Map(int descriptor, size_t size_bytes, MappingAccess access,
     }
   } const closer{descriptor};
   struct stat status;
-  // A mapping beyond the end would be a SIGBUS later on.
+  // An access beyond the end of the file would raise SIGBUS.
   if (descriptor < 0 || fstat(descriptor, &status) != 0 || size_bytes == 0 ||
       static_cast<uint64_t>(status.st_size) < size_bytes) {
     return Fail(PQC_INTERNAL, name, "the sidecar's memory is not of the %zu bytes that it says",

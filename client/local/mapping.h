@@ -1,6 +1,6 @@
-// Mapping: memory of the sidecar's, mapped into this process for as long as the object lives.
+// Mapping is memory of the sidecar, mapped into this process for as long as the object lives.
 //
-// Immutable; thread-safe. What the bytes do is the sidecar's affair.
+// Immutable; thread-safe. The sidecar may change the mapped bytes at any time.
 #ifndef PQCACHED_CLIENT_LOCAL_MAPPING_H_
 #define PQCACHED_CLIENT_LOCAL_MAPPING_H_
 
@@ -15,9 +15,9 @@ enum class MappingAccess { kRead, kReadWrite };
 
 class Mapping {
  public:
-  // Takes the descriptor over and closes it. `name` is for people.
+  // Takes ownership of the descriptor and closes it. `name` is used in error texts.
   //
-  // Errors: PQC_INTERNAL  the descriptor stands for fewer bytes than were said, or cannot be mapped
+  // Errors: PQC_INTERNAL  the descriptor has fewer bytes than `size_bytes`, or cannot be mapped
   static pqc_status Map(int descriptor, size_t size_bytes, MappingAccess access, const char* name,
                         std::shared_ptr<Mapping>* mapping);
   ~Mapping();

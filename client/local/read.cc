@@ -19,7 +19,7 @@ using kvstore::ParallelFor;
 using kvstore::PositionRange;
 
 constexpr size_t kScratchAlignment = 64;
-// Below it a call is done before other threads wake up: rows read, over all kv heads.
+// Fewer rows than this, over all kv heads, are read before other threads would wake up.
 constexpr uint64_t kParallelTokens = 2048;
 const kvstore::IndexDescriptor kRowsOnly = {};
 
@@ -69,7 +69,7 @@ pqc_status AttendOver(const LayerView& view, const QueryView& query,
   const uint64_t length = query.queries.shape[0];
   const size_t rows = length * query.shape.query_heads;
   const ParallelFor& chosen = Choose(parallel, positions.size());
-  const bool direct = length == 1;  // the order is the caller's already
+  const bool direct = length == 1;  // the rows are already in the caller's order
   if (!direct) {
     scratch.output.resize(rows * query.shape.value_dim);
     scratch.lse.resize(rows);
@@ -123,7 +123,7 @@ void Scratch::Free::operator()(std::byte* bytes) const { std::free(bytes); }
 
 std::span<std::byte> Scratch::Bytes(size_t bytes) {
   if (bytes > byte_count_) {
-    // A half more, so that a growing sequence does not make it grow at each step.
+    // Grows by half, so that a growing sequence does not reallocate at each step.
     const size_t grown =
         (bytes + bytes / 2 + kScratchAlignment) / kScratchAlignment * kScratchAlignment;
     bytes_.reset(static_cast<std::byte*>(std::aligned_alloc(kScratchAlignment, grown)));
@@ -174,7 +174,7 @@ pqc_status ToTerms(const pqc_selection& selection, const kvstore::IndexDescripto
   terms->window_tokens = static_cast<uint32_t>(selection.window_tokens);
   terms->excluded.clear();
   for (uint32_t i = 0; i < selection.excluded_count; ++i) {
-    // Beyond every sequence is as far as can be said, and refused by Resolve.
+    // Larger positions are clamped to just beyond the longest sequence, which Resolve refuses.
     terms->excluded.push_back(
         {static_cast<uint32_t>(std::min(selection.excluded[i].begin, kMost + 1)),
          static_cast<uint32_t>(std::min(selection.excluded[i].end, kMost + 1))});
@@ -234,7 +234,7 @@ pqc_status AttendLocally(const Pinned& pinned, const QueryView& query, uint32_t 
       status != PQC_OK) {
     return status;
   }
-  // Between selecting and attending, another thread may have rolled the sequence back.
+  // Another thread may have rolled the sequence back between selecting and attending.
   for (uint32_t kv_head = 0; count > 0 && kv_head < query.shape.kv_heads; ++kv_head) {
     if (scratch.positions[(kv_head + 1) * size_t{count} - 1] >= opened.view.token_count()) {
       return Fail(PQC_ABORTED, "sequence", "it was rolled back meanwhile");

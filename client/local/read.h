@@ -1,8 +1,8 @@
-// Rank, fetch and attend over an image: what the sidecar does for the remote path, with the same
-// checks.
+// Selects, scores, fetches and attends over an image: does for the local path, with the same
+// checks, the work that the sidecar does for the remote path.
 //
 // Thread-safe as long as scratch and outputs are not shared. Failures are the thread's last error.
-// Whoever uses a result has to call LocalSequence::Check first.
+// A caller must call LocalSequence::Check before it uses a result.
 #ifndef PQCACHED_CLIENT_LOCAL_READ_H_
 #define PQCACHED_CLIENT_LOCAL_READ_H_
 
@@ -22,18 +22,18 @@
 
 namespace pqcached::client {
 
-// An image of a sequence, held for some reading.
+// An image of a sequence, held during a read.
 struct Pinned {
   LocalSequence* sequence = nullptr;
   std::shared_ptr<Image> image;
-  uint64_t epoch = 0;  // of the sequence, from before the image was taken
+  uint64_t epoch = 0;  // epoch of the sequence before the image was pinned
 };
 pqc_status PinNewest(LocalSequence& sequence, Pinned* pinned);
 
-// Memory that readers lend each other, so that nothing is allocated once it has grown.
+// Reusable memory of readers: after it has grown to the needed size, no call allocates.
 class Scratch {
  public:
-  // At least `bytes`, 64-byte aligned; what was in it is lost.
+  // Returns at least `bytes`, 64-byte aligned; earlier contents are lost.
   std::span<std::byte> Bytes(size_t bytes);
 
   std::vector<float> queries;       // [kv_heads, query_length, group_size, key_dim]
@@ -50,7 +50,7 @@ class Scratch {
   size_t byte_count_ = 0;
 };
 
-// The terms of a selection as the kernels want them. REQUIRES: ReadSelection has checked it.
+// Converts a selection to the kernels' terms. REQUIRES: ReadSelection has checked it.
 pqc_status ToTerms(const pqc_selection& selection, const kvstore::IndexDescriptor& default_index,
                    kvstore::Selection* terms);
 pqc_status ToIndex(const pqc_index& index, const kvstore::IndexDescriptor& default_index,
@@ -62,17 +62,18 @@ struct LocalSelected {
   uint32_t window_tokens = 0;
 };
 
-// Sets scratch.positions.
+// Selects tokens into scratch.positions.
 pqc_status SelectLocally(const Pinned& pinned, const QueryView& query,
                          const kvstore::Selection& terms, const kvstore::ParallelFor& parallel,
                          Scratch& scratch, LocalSelected* selected);
 
-// Over scratch.positions, `count` per kv head, that SelectLocally has set for the same query.
+// Attends over scratch.positions, `count` per kv head, as SelectLocally left them for the same
+// query.
 pqc_status AttendLocally(const Pinned& pinned, const QueryView& query, uint32_t count,
                          const kvstore::ParallelFor& parallel, Scratch& scratch, float* output,
                          float* lse);
 
-// Over a caller's positions.
+// Attends over positions that the caller gives.
 pqc_status AttendPositionsLocally(const Pinned& pinned, const QueryView& query,
                                   const PositionsView& positions,
                                   const kvstore::ParallelFor& parallel, Scratch& scratch,

@@ -37,7 +37,7 @@ pqc_status LocalSequence::Refresh(std::shared_ptr<Image>* image) {
 pqc_status LocalSequence::Fetch(bool force, std::shared_ptr<Image>* image) {
   const std::lock_guard fetching(fetch_mutex_);
   for (;;) {
-    if (!force) {  // another thread may have fetched it meanwhile
+    if (!force) {  // another thread may have just fetched it
       const std::lock_guard lock(mutex_);
       if (StandsLocked() && !revoked()) {
         *image = newest_;
@@ -48,7 +48,7 @@ pqc_status LocalSequence::Fetch(bool force, std::shared_ptr<Image>* image) {
     if (const pqc_status status = session_->Attached(&link); status != PQC_OK) return status;
     const pqc_status status = FetchOver(link, force, image);
     if (status == PQC_OK || link->Lives()) return status;
-    // Whatever the failure was: it came of the worker's end. There may be another worker in time.
+    // The failure may be a consequence of the worker's end. Another worker may start in time.
   }
 }
 
@@ -69,7 +69,7 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
 
   AttachAnswer answer;
   LeaseView known = lease();
-  if (force) known.known_version = 0;  // also what has only grown
+  if (force) known.known_version = 0;  // requests an image even if layers have only grown
   known.boot_word = link->boot_word();
   if (const pqc_status status = link->host().Attach(sequence_id_, known, &answer);
       status != PQC_OK) {
@@ -93,7 +93,8 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
   if (status != PQC_OK) return status;
   words_.store(found, std::memory_order_release);
   if (fetched) {
-    // Of the same version, but made now: layers that grew since are in it.
+    // The image may have the same version, but it is newer: it includes rows that layers have
+    // gained since.
     layers_are_equal_ = false;
     KeepLocked(std::move(fetched));
   }
@@ -109,7 +110,7 @@ void LocalSequence::LetGo(const LocalLink& present) {
 void LocalSequence::LetGoLocked() {
   if (!link_) return;
   if (lease_id_ != 0) session_->CountLease(-1);
-  lease_id_ = 0;  // it ended with its worker
+  lease_id_ = 0;  // the lease ended with its worker
   newest_.reset();
   replaced_.clear();
   retired_.clear();
@@ -190,7 +191,7 @@ void LocalSequence::GiveBackRetired() {
       return !held;
     });
   }
-  // One that is not taken back is when the session or its worker ends.
+  // A lease that is not released here ends with the session or its worker.
   for (const uint64_t lease_id : unused) {
     if (link && link->Stands() && !session_->closed()) {
       link->host().Detach({.lease_id = lease_id, .boot_word = link->boot_word()});
@@ -206,7 +207,7 @@ LocalSequence::~LocalSequence() {
 uint32_t LocalSequence::token_count() const {
   const LeaseWords* now = words();
   if (!now) return 0;
-  // In this order: a limit that is gone again means that the words are of after the roll-back.
+  // The order matters: if the limit is already gone, the words are newer than the roll-back.
   const uint32_t limit = visible_limit_.load(std::memory_order_acquire);
   return std::min(now->token_count.load(std::memory_order_acquire), limit);
 }

@@ -12,12 +12,12 @@ namespace {
 
 using Phase = SessionPhase::Phase;
 
-// The watcher looks this often whether the worker still lives: a killed sidecar wakes nobody, and the
-// connection may have another holder that keeps it open.
+// The watcher checks at this interval that the worker lives: a killed sidecar wakes no waiter, and
+// another holder may keep the connection open.
 constexpr uint32_t kWatchMs = 100;
 constexpr std::chrono::milliseconds kFirstPause(10);
 constexpr std::chrono::milliseconds kLongestPause(500);
-// Of the watcher's own attempts: callers wait behind them.
+// Timeout of the watcher's own attempts, because callers wait for them to end.
 constexpr uint32_t kWatcherAttemptMs = 1000;
 
 uint32_t MillisecondsUntil(LocalClock::time_point deadline) {
@@ -25,8 +25,9 @@ uint32_t MillisecondsUntil(LocalClock::time_point deadline) {
   return static_cast<uint32_t>(std::clamp<int64_t>(left.count(), 0, UINT32_MAX));
 }
 
-// What says that the sidecar does not know the session, and not that it cannot be asked. Until it has
-// noticed the end of an attempt that was given up, it says that the client is connected.
+// Returns true when the status means that the sidecar does not know the session, rather than that
+// it cannot answer now. The status for a client that is still connected is not final: the sidecar
+// returns it until it notices the end of an abandoned attempt.
 bool IsFinal(pqc_status status) {
   return status == PQC_NOT_FOUND || status == PQC_UNAUTHENTICATED ||
          status == PQC_PERMISSION_DENIED || status == PQC_INVALID_ARGUMENT ||
@@ -62,7 +63,7 @@ void LocalSession::Close() {
   if (closed_.exchange(true)) return;
   phase_->Set(Phase::kOver);
   watcher_.join();
-  link()->host().End();  // sequences that outlive the client keep this object
+  link()->host().End();  // sequences that outlive the client keep this object alive
 }
 
 pqc_status LocalSession::ReportLost() const {
@@ -86,7 +87,7 @@ pqc_status LocalSession::Await() {
 
 pqc_status LocalSession::Attached(std::shared_ptr<LocalLink>* attached) {
   std::chrono::milliseconds pause = kFirstPause;
-  LocalClock::time_point deadline = LocalClock::time_point::max();  // not known: nobody waits
+  LocalClock::time_point deadline = LocalClock::time_point::max();  // unknown until a wait begins
   for (;;) {
     if (closed_) return Fail(PQC_FAILED_PRECONDITION, "client", "it is closed");
     *attached = link();
@@ -107,7 +108,7 @@ pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
   *again = false;
   if (const auto old = link(); !old->Stands()) {
     phase_->Set(Phase::kDetached);
-    old->host().Abandon();  // calls under way hold what a new link needs
+    old->host().Abandon();  // calls in progress hold resources that a new link needs
   }
   const auto deadline = LocalClock::now() + std::chrono::milliseconds(timeout_ms);
   const std::unique_lock lock(attaching_, deadline);
@@ -116,7 +117,7 @@ pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
                  Fail(PQC_UNAVAILABLE, "",
                       "the sidecar's worker has ended, and there is no other one in time"));
   }
-  if (link()->Lives()) return PQC_OK;  // another thread was quicker
+  if (link()->Lives()) return PQC_OK;  // another thread was faster
   if (lost()) return ReportLost();
   const auto left =
       std::chrono::ceil<std::chrono::milliseconds>(deadline - LocalClock::now()).count();
@@ -153,7 +154,7 @@ void LocalSession::Replace(std::shared_ptr<LocalLink> link) {
   }
   phase_->Set(Phase::kAttached);
   staging_->Forget();
-  // Also those that nobody uses must not keep the old memory mapped.
+  // Sequences that are not in use must not keep the old memory mapped either.
   const std::lock_guard lock(sequences_mutex_);
   for (LocalSequence* sequence : sequences_) sequence->LetGo(*kept);
 }

@@ -1,12 +1,13 @@
-// LocalSession: one client's session over mapped memory: its link to the worker, staging ring, threads.
+// LocalSession is one client's session over mapped memory: its link to the worker, its staging ring
+// and its threads.
 //
-// It outlives workers. When one ends, what reads its memory fails with PQC_UNAVAILABLE; the session is
-// resumed with the next worker, by the next call or by a thread of its own, whichever comes first. Ids
-// stay; leases and staging do not: sequences let go of them and attach anew. A session that the sidecar
-// does not know any more is lost for ever.
+// A session outlives workers. When a worker ends, readers of its memory fail with PQC_UNAVAILABLE;
+// the session is resumed with the next worker, by the next call or by the session's own thread,
+// whichever is first. Sequence ids stay valid; leases and staging do not: sequences release them
+// and attach again. A session that the sidecar does not know any more is lost for good.
 //
-// Thread-safe. Outlives its client's handle while sequences or steps still point to it; what needs the
-// host then fails.
+// Thread-safe. Outlives its client's handle while sequences or steps refer to it; operations that
+// need the host then fail.
 #ifndef PQCACHED_CLIENT_LOCAL_SESSION_H_
 #define PQCACHED_CLIENT_LOCAL_SESSION_H_
 
@@ -30,10 +31,10 @@ namespace pqcached::client {
 
 class LocalSequence;
 
-// Where a session stands. Thread-safe.
+// Phase of a session, which others can wait for. Thread-safe.
 class SessionPhase {
  public:
-  enum class Phase { kAttached, kDetached, kOver };  // kOver: closed or lost, for ever
+  enum class Phase { kAttached, kDetached, kOver };  // kOver: closed or lost, for good
 
   void Set(Phase phase) {
     {
@@ -43,7 +44,8 @@ class SessionPhase {
     }
     changed_.notify_all();
   }
-  // Waits until it has come so far, or the time is over; says whether it has.
+  // Waits until the phase is at least `least` or the time is over; returns true if the phase is
+  // reached.
   bool Wait(Phase least, uint32_t wait_ms) const {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, std::chrono::milliseconds(wait_ms),
@@ -58,15 +60,15 @@ class SessionPhase {
 
 class LocalSession {
  public:
-  // Resumes the session with the worker of now. PQC_NOT_FOUND and other errors about the request mean
-  // that there is no such session any more; those about the moment do not.
+  // Resumes the session with the present worker. PQC_NOT_FOUND and other errors about the request
+  // mean that the session does not exist any more; errors about the present moment do not.
   using Resume = std::function<pqc_status(uint32_t timeout_ms, LocalLink::Parts* parts)>;
 
   struct Options {
     Workers::Options workers;
     uint64_t staging_slot_bytes = 0;  // 0 = the default
     uint32_t staging_slot_count = 0;
-    uint32_t timeout_ms = 10000;          // of a call
+    uint32_t timeout_ms = 10000;          // timeout of a call
     std::shared_ptr<SessionPhase> phase;  // shared with the Remote; never null
   };
 
@@ -75,20 +77,21 @@ class LocalSession {
                          std::shared_ptr<LocalSession>* session);
   ~LocalSession();
 
-  // No call of the host's begins any more; those under way must have ended.
+  // Ends the session: no call of the host begins any more. REQUIRES: calls in progress have ended.
   void Close();
 
-  // PQC_UNAVAILABLE when the worker whose memory was read is gone: nothing read since may be used.
+  // Returns PQC_UNAVAILABLE when the worker whose memory was read has ended: data read since then
+  // must not be used.
   pqc_status Check() const;
 
-  // The link to a worker that lives, as far as can be told; waits until there is one, at most as long
-  // as the thread's call may.
+  // Returns the link to a worker that lives, as far as is known; waits for one at most as long as
+  // the thread's call may wait.
   //
   // Errors: PQC_UNAVAILABLE (not in time; or the session is lost), PQC_FAILED_PRECONDITION (closed)
   pqc_status Attached(std::shared_ptr<LocalLink>* link);
-  // Likewise, when the link is not needed. Quick when nothing is wrong.
+  // Like Attached, for callers that need no link. Fast when the session is attached.
   pqc_status Await();
-  // Whatever its state.
+  // Returns the present link, whatever its state.
   std::shared_ptr<LocalLink> link() const {
     const std::lock_guard lock(mutex_);
     return link_;
@@ -99,7 +102,7 @@ class LocalSession {
   Staging& staging() { return *staging_; }
   Workers& workers() { return workers_; }
 
-  // Of the present link (LocalLink::Wait).
+  // Refer to the present link (LocalLink::Wait).
   uint32_t wake_word() const { return link()->wake_word(); }
   void Wait(uint32_t seen, LocalClock::time_point deadline) const { link()->Wait(seen, deadline); }
 
@@ -107,14 +110,14 @@ class LocalSession {
   uint64_t lease_count() const { return lease_count_; }
   uint64_t mapped_bytes() const { return link()->mapped_bytes(); }
 
-  // Sequences that hold memory of links, to be told when one has ended.
+  // Registers a sequence that holds memory of a link, to be notified when the link is replaced.
   void Add(LocalSequence& sequence);
   void Remove(LocalSequence& sequence);
 
  private:
   LocalSession(std::shared_ptr<LocalLink> link, Resume resume, const Options& options);
 
-  // One attempt to get a link that lives, when there is none. *again: another attempt may help.
+  // Makes one attempt to get a live link, when there is none. *again: another attempt may succeed.
   pqc_status Reattach(uint32_t timeout_ms, bool* again);
   void Replace(std::shared_ptr<LocalLink> link);
   pqc_status ReportLost() const;
@@ -129,9 +132,9 @@ class LocalSession {
   std::atomic<bool> lost_ = false;
   std::atomic<uint64_t> lease_count_ = 0;
 
-  std::timed_mutex attaching_;  // of one attempt at a time; before the others
+  std::timed_mutex attaching_;  // held for one attempt at a time; locked before the others
   mutable std::mutex mutex_;
-  std::shared_ptr<LocalLink> link_;  // shared with what reads its memory
+  std::shared_ptr<LocalLink> link_;  // shared with readers of its memory
   std::string why_lost_;
   std::mutex sequences_mutex_;
   std::set<LocalSequence*> sequences_;

@@ -13,7 +13,7 @@
 namespace pqcached::client {
 namespace {
 
-// A sleeper looks this often whether abandoned slots are done: no one tells it.
+// A waiting thread checks the abandoned slots at this interval: their completion wakes no waiter.
 constexpr std::chrono::milliseconds kLook(20);
 
 }  // namespace
@@ -37,7 +37,7 @@ pqc_status Staging::OpenLocked(const std::shared_ptr<LocalLink>& link) {
   generations_.assign(slot_count_, 1);
   touched_.assign(slot_count_, false);
   abandoned_.clear();
-  abandoned_.reserve(slot_count_);  // slots are abandoned where nothing may fail
+  abandoned_.reserve(slot_count_);  // Abandon must not fail, so it must not allocate
   lost_count_ = 0;
   return PQC_OK;
 }
@@ -99,12 +99,12 @@ void Staging::ReclaimLocked() {
 
 pqc_status Staging::Take(std::chrono::steady_clock::time_point deadline, Slot* slot) {
   for (;;) {
-    std::shared_ptr<LocalLink> link;  // before the lock: it may take its time
+    std::shared_ptr<LocalLink> link;  // before the lock, because it may take long
     if (const pqc_status status = session_.Attached(&link); status != PQC_OK) return status;
     std::unique_lock lock(mutex_);
     if (const pqc_status status = OpenLocked(link); status != PQC_OK) {
       if (link->Lives()) return status;
-      continue;  // it came of the worker's end
+      continue;  // a consequence of the worker's end
     }
     const auto other_ring = [&] { return !ring_ || ring_->link != link; };
     ReclaimLocked();
@@ -115,7 +115,7 @@ pqc_status Staging::Take(std::chrono::steady_clock::time_point deadline, Slot* s
       return other_ring() || !free_.empty() || abandoned_.size() + lost_count_ == slot_count_;
     });
     --waiting_count_;
-    if (!woken && look < deadline) continue;  // those abandoned may be done by now
+    if (!woken && look < deadline) continue;  // abandoned slots may be done by now
     if (!woken) {
       return Fail(PQC_DEADLINE_EXCEEDED, "", "staging: all %u slots are in flight", slot_count_);
     }

@@ -1,8 +1,8 @@
-// StepSlots: room in the staging ring for the rows of steps.
+// StepSlots allocates ranges of staging slots for the rows of steps.
 //
-// Rows of a step are few, and several steps may be on their way at once, so they share slots: ranges
-// of one slot after the other. A slot goes back to the ring when no range of it is held any more; rows
-// of other ranges do not move meanwhile.
+// The rows of one step are few, and several steps may be in flight at once, so steps share slots:
+// each takes the next range of a slot. A slot returns to the ring when none of its ranges is held;
+// the rows of other ranges stay in place until then.
 //
 // Thread-safe. Outlives its ranges.
 #ifndef PQCACHED_CLIENT_LOCAL_STEP_SLOTS_H_
@@ -22,11 +22,11 @@ namespace pqcached::client {
 
 class StepSlots {
  public:
-  // Null: no ring, and never a range.
+  // A null `staging` means that there is no ring, and never a range.
   explicit StepSlots(Staging* staging) : staging_(staging) {}
 
-  // Bytes of a slot. Given back when destroyed; the slot is not used again when the sidecar may still
-  // read them.
+  // A range of a slot's bytes. Released on destruction; the slot is abandoned when the sidecar may
+  // still read it.
   class Range {
    public:
     Range() = default;
@@ -35,13 +35,15 @@ class StepSlots {
     ~Range() { Return(); }
 
     bool valid() const { return owner_ != nullptr; }
-    // Whether a call may name it: its worker is still there.
+    // Returns true when a call may name the range, which means that its worker lives.
     bool Stands() const;
     std::span<std::byte> bytes() const { return bytes_; }
-    // How the next call names a part of it. One thread at a time makes calls.
+    // Returns the reference by which the next call names a part of the range. One thread at a time
+    // makes calls.
     StagingPlace Place(uint64_t offset_bytes, uint64_t size_bytes) const;
-    // From when a call is sent that names the range, until one that names it is answered by the
-    // sidecar: it takes no second call with a slot while the first is at work.
+    // Sets if the sidecar may still read the range: true from the end of an unanswered call that
+    // names it, until the sidecar answers such a call. The sidecar accepts no second call with a
+    // slot while the first is in flight.
     void SetMayBeRead(bool may_be_read);
 
    private:
@@ -49,27 +51,28 @@ class StepSlots {
     void Return();
 
     StepSlots* owner_ = nullptr;
-    size_t held_ = 0;  // which of the slots
+    size_t held_ = 0;  // index of the slot in StepSlots::held_
     uint64_t offset_bytes_ = 0;
     std::span<std::byte> bytes_;
     bool may_be_read_ = false;
   };
 
-  // Opens the ring, so that there may be ranges. Errors: the host's
+  // Opens the ring, so that ranges can be taken. Errors: the host's
   pqc_status Open() { return staging_ ? staging_->Open() : PQC_OK; }
-  // Of the worker that a ring would be of; 0 without one.
+  // Returns the boot word of the worker to which a ring would belong; 0 without staging.
   uint64_t boot_word() const { return staging_ ? staging_->boot_word() : 0; }
-  // An invalid range when there is no room: does not wait. `bytes` > 0.
+  // Takes a range without waiting; returns an invalid range when there is no room. `bytes` > 0.
   Range Take(uint64_t bytes);
-  // A call is sent with the places that ranges have told by now.
+  // Marks the generations as used, because a call is being sent with references that ranges have
+  // returned.
   void Use();
 
  private:
   struct Held {
     Staging::Slot slot;
-    uint64_t taken_bytes = 0;  // from its begin
+    uint64_t taken_bytes = 0;  // from the slot's beginning
     uint32_t range_count = 0;
-    uint32_t may_be_read_count = 0;  // ranges, those given back so included
+    uint32_t may_be_read_count = 0;  // ranges, released ones included
 
     bool HasRoom(uint64_t bytes) const;
   };

@@ -18,7 +18,7 @@ static_assert(static_cast<int>(kernels::DType::kF16) == PQC_F16 &&
               static_cast<int>(kernels::DType::kBf16) == PQC_BF16 &&
               static_cast<int>(kernels::DType::kF32) == PQC_F32);
 
-// The sidecar's words for it.
+// Uses the sidecar's error texts.
 pqc_status CheckIndexTerms(const IndexDescriptor& index, uint32_t key_dim) {
   if (index.kind == IndexKind::kFlat) return PQC_OK;
   const uint32_t m = index.subspace_count;

@@ -1,4 +1,4 @@
-// A layer of a pinned image, checked for what is to be read of it.
+// Opens layers of pinned images, with checks for the intended read.
 #ifndef PQCACHED_CLIENT_LOCAL_VIEW_H_
 #define PQCACHED_CLIENT_LOCAL_VIEW_H_
 
@@ -15,29 +15,30 @@
 namespace pqcached::client {
 
 struct OpenedLayer {
-  Image::Loan loan;         // what `view` borrows from
+  Image::Loan loan;         // owns the memory that `view` borrows
   kvstore::LayerView view;  // one query token
 };
 
 kvstore::LayerShape ShapeOf(const LayerShape& shape);
 
-// Opens the visible rows of a layer, and an index of them.
+// Opens the visible rows of a layer and an index over them.
 //
 // Errors: PQC_INVALID_ARGUMENT (index), PQC_FAILED_PRECONDITION (the sequence lacks it)
 pqc_status OpenLayer(const Pinned& pinned, uint32_t layer, const LayerShape& shape,
                      const kvstore::IndexDescriptor& index, OpenedLayer* opened);
 
-// PQC_ABORTED when a segment with candidates has no codes yet.
+// Returns PQC_ABORTED when a segment with candidates has no codes yet.
 pqc_status CheckCoded(const kvstore::LayerView& view, const kvstore::IndexDescriptor& index,
                       std::span<const kvstore::PositionRange> candidates);
 
-// The queries of several tokens are those of as many times the group: makes the view's query heads
-// [kv_heads, query_length x group_size].
+// Treats the queries of several tokens as one larger group: makes the view's query heads [kv_heads,
+// query_length x group_size].
 void WidenGroup(kvstore::LayerView* view, uint64_t query_length);
 
-// [query_length, kv_heads, group_size, dim] -> [kv_heads, query_length, group_size, dim], as floats.
+// Copies [query_length, kv_heads, group_size, dim] to [kv_heads, query_length, group_size, dim], as
+// floats.
 void GatherQueries(const QueryView& query, std::vector<float>* queries);
-// And back.
+// Copies [kv_heads, query_length, group_size, dim] to [query_length, kv_heads, group_size, dim].
 void ScatterRows(const LayerShape& shape, uint64_t query_length, uint32_t dim, const float* from,
                  float* to);
 

@@ -6,8 +6,8 @@ namespace pqcached::client {
 namespace {
 
 constexpr uint32_t kMaxThreads = 256;
-// A thread looks this often for work, or for its end, before it goes to sleep: between the layers of a
-// step work comes again within microseconds.
+// A thread polls this often for work, or for the end, before it sleeps: between the layers of a
+// step, new work arrives within microseconds.
 constexpr int kSpins = 2000;
 constexpr uint32_t kOpen = 1u << 31;
 
@@ -17,7 +17,7 @@ void Pause() {
 #endif
 }
 
-// Waits until *word is no longer `old`.
+// Waits while *word equals `old`.
 void WaitWhile(const std::atomic<uint32_t>& word, uint32_t old) {
   for (int spin = 0; spin < kSpins; ++spin) {
     if (word.load(std::memory_order_acquire) != old) return;
@@ -49,7 +49,7 @@ Workers::~Workers() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-// Not before the first use: many clients never run a kernel.
+// Starts the threads at the first use, because many clients never run a kernel.
 void Workers::StartThreads() {
   if (!threads_.empty()) return;
   for (uint32_t worker = 1; worker < parallel_for_.worker_count; ++worker) {
@@ -71,7 +71,8 @@ void Workers::Run(uint32_t task_count, const Body& body) {
   round_.fetch_add(1, std::memory_order_release);
   round_.notify_all();
   TakeTasks(0);
-  // Threads that have not come in by now find the gate closed: nobody waits for a sleeper.
+  // Threads that have not entered by now find the gate closed, so a run never waits for a sleeping
+  // thread.
   uint32_t inside = gate_.fetch_and(~kOpen, std::memory_order_acq_rel) & ~kOpen;
   while (inside != 0) {
     WaitWhile(gate_, inside);
@@ -112,7 +113,7 @@ void Workers::Serve(uint32_t worker) {
   }
 }
 
-// The hook's tasks are workers, so that no two run at once with the same scratch.
+// The hook's tasks are workers, so that two tasks never use the same scratch at once.
 void Workers::RunByHook(uint32_t task_count, const Body& body) {
   struct Shared {
     const Body& body;

@@ -1,7 +1,8 @@
-// Workers: the threads that the kernels of one client run on. Either the engine's, by its hook, or a
-// small pool of the client's own.
+// Workers are the threads on which the kernels of one client run: either the engine's, through its
+// hook, or a small pool of the client's own.
 //
-// Thread-safe: when several calls run at once, one gets the threads and the others run alone.
+// Thread-safe: when several calls run at once, one uses the threads and the others run on their own
+// thread only.
 #ifndef PQCACHED_CLIENT_LOCAL_WORKERS_H_
 #define PQCACHED_CLIENT_LOCAL_WORKERS_H_
 
@@ -28,7 +29,7 @@ class Workers {
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  // Borrows from *this.
+  // Returns the interface for kernels, which borrows from *this.
   const kvstore::ParallelFor& parallel_for() const { return parallel_for_; }
   uint32_t worker_count() const { return parallel_for_.worker_count; }
 
@@ -37,7 +38,7 @@ class Workers {
 
   void Run(uint32_t task_count, const Body& body);
   void RunByHook(uint32_t task_count, const Body& body);
-  // Takes tasks until there are none.
+  // Runs tasks until none is left.
   void TakeTasks(uint32_t worker);
   bool Enter();
   void Leave();
@@ -46,15 +47,15 @@ class Workers {
 
   const Options options_;
   kvstore::ParallelFor parallel_for_;
-  std::mutex run_mutex_;  // of the run under way
+  std::mutex run_mutex_;  // held during a run
   std::vector<std::thread> threads_;
 
-  // Of the run under way. Written before the gate opens, read inside.
+  // Present run. Written before the gate opens, read by threads inside.
   const Body* body_ = nullptr;
   uint32_t task_count_ = 0;
   std::atomic<uint32_t> next_task_ = 0;
-  std::atomic<uint32_t> gate_ = 0;   // the top bit: open; the others: threads inside
-  std::atomic<uint32_t> round_ = 0;  // raised for each run, and for the end
+  std::atomic<uint32_t> gate_ = 0;   // top bit: open; other bits: number of threads inside
+  std::atomic<uint32_t> round_ = 0;  // increased for each run, and at the end
   std::atomic<bool> stop_ = false;
 };
 

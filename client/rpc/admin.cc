@@ -1,4 +1,4 @@
-// RpcRemote: Admin by name, and Admit, for tools.
+// RpcRemote: Admin calls by name, and Admit, for tools.
 #include <google/protobuf/util/json_util.h>
 #include <grpcpp/generic/generic_stub.h>
 
@@ -19,7 +19,7 @@ std::unique_ptr<Message> NewMessage(const google::protobuf::Descriptor* descript
 }
 
 const MethodDescriptor* FindMethod(const char* name) {
-  // The files' descriptors are registered with the messages' first use.
+  // Using a message type registers the descriptors of its file.
   const bool is_admit = std::string_view(name) == "Admit";
   const google::protobuf::ServiceDescriptor* service =
       is_admit ? v1::AdmitRequest::descriptor()->file()->FindServiceByName("KvCache")

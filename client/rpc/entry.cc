@@ -1,4 +1,4 @@
-// The one function that libpqcached_rpc exports.
+// The only function that libpqcached_rpc exports.
 #include <cstdio>
 #include <exception>
 

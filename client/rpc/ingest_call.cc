@@ -17,7 +17,7 @@ namespace {
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedOutputStream;
 
-// The head of a length-delimited field whose `bytes` follow.
+// Returns the head of a length-delimited field, which `bytes` bytes follow.
 std::string Head(int field, uint64_t bytes) {
   uint8_t head[2 * 10];
   uint8_t* end =
@@ -26,7 +26,7 @@ std::string Head(int field, uint64_t bytes) {
   return {reinterpret_cast<const char*>(head), static_cast<size_t>(end - head)};
 }
 
-// A Tensor up to its inline data, behind its own head as `field` of LayerRows.
+// Returns a Tensor up to its inline data, preceded by its own head as `field` of LayerRows.
 std::string TensorHead(int field, const TensorView& tensor, uint64_t token_count,
                        uint64_t data_bytes) {
   v1::Tensor message;
@@ -58,7 +58,7 @@ grpc::ByteBuffer IngestRequestOf(const RowBlock& rows, uint64_t begin, uint64_t 
   v1::LayerRows layer;
   layer.set_layer(rows.layer);
 
-  // From the innermost message outwards: each head tells the size of all that follows.
+  // Built from the innermost message outwards: each head contains the size of all that follows.
   const std::string between =
       TensorHead(v1::LayerRows::kValuesFieldNumber, rows.values, end - begin, value_bytes);
   const uint64_t rest_bytes = key_bytes + between.size() + value_bytes;
@@ -69,7 +69,7 @@ grpc::ByteBuffer IngestRequestOf(const RowBlock& rows, uint64_t begin, uint64_t 
   before = Head(v1::IngestRequest::kChunkFieldNumber, before.size() + rest_bytes) + before;
 
   const grpc::Slice slice(before.size() + rest_bytes);
-  // It is nobody else's yet.
+  // The slice is not shared yet, so it may be written.
   auto* at = reinterpret_cast<std::byte*>(const_cast<uint8_t*>(slice.begin()));
   std::memcpy(at, before.data(), before.size());
   at += before.size();
@@ -91,7 +91,7 @@ IngestCall::IngestCall(const std::shared_ptr<grpc::Channel>& channel,
   held_->stream = stub_.PrepareCall(held_->context(), method, held_->queue());
   Begin();
   held_->stream->StartCall(this);
-  // The answer is waited for from the beginning: it comes early when the call fails.
+  // The read of the answer begins early, because a failing call is answered early.
   if (Settle()) {
     held_->Begin();
     reading_ = true;
@@ -155,7 +155,7 @@ grpc::Status IngestCall::Finish() {
   return status;
 }
 
-// The call is over when the answer, or none, has come.
+// Waits for the answer, or for its absence, then finishes the call.
 grpc::Status IngestCall::TakeStatus() {
   Settle();
   void* tag = nullptr;

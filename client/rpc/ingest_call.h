@@ -1,5 +1,6 @@
-// IngestCall: one Ingest stream. Rows are packed straight into what gRPC sends: as protobuf messages they
-// would be copied once more. The wire is that of v1::IngestRequest.
+// IngestCall is one Ingest stream. Rows are packed straight into the buffers that gRPC sends,
+// because protobuf messages would copy them once more. The wire format is that of
+// v1::IngestRequest.
 //
 // Single-thread.
 #ifndef PQCACHED_CLIENT_RPC_INGEST_CALL_H_
@@ -17,32 +18,33 @@
 
 namespace pqcached::client {
 
-// An IngestRequest with rows by staging reference.
+// Returns an IngestRequest with rows by staging reference.
 grpc::ByteBuffer StagedRequestOf(const RowBlock& rows, uint64_t first_position);
 
-// An IngestRequest with the rows of tokens [begin, end). REQUIRES: no staging.
+// Returns an IngestRequest with the rows of tokens [begin, end). REQUIRES: no staging.
 grpc::ByteBuffer IngestRequestOf(const RowBlock& rows, uint64_t begin, uint64_t end,
                                  uint64_t first_position);
 
 class IngestCall {
  public:
-  // `context` has a deadline. `left_behind` outlives this.
+  // REQUIRES: `context` has a deadline, and `left_behind` outlives the object.
   IngestCall(const std::shared_ptr<grpc::Channel>& channel,
              std::shared_ptr<grpc::ClientContext> context, uint64_t sequence_id,
              LeftBehind* left_behind);
-  // Cancels the call when it is not finished.
+  // Cancels the call if it is not finished.
   ~IngestCall();
 
-  // Waits for the message before. False when the call has ended: Finish tells why.
+  // Waits for the previous message, then starts to write. False when the call has ended: Finish
+  // returns the reason.
   bool Write(const grpc::ByteBuffer& message);
 
-  // False when the call has ended, whatever was written. Does not wait.
+  // Returns false when the call has ended, whatever was written. Does not wait.
   bool Stands();
 
   grpc::Status Finish();
 
  private:
-  // What gRPC holds meanwhile.
+  // Objects that gRPC uses while operations are in progress.
   struct Held final : PendingCall {
     using PendingCall::PendingCall;
 
@@ -51,19 +53,19 @@ class IngestCall {
     grpc::Status status;
   };
 
-  // Waits until nothing but the answer is under way; false when the call is broken.
+  // Waits until at most the read of the answer is in progress; false when the call is broken.
   bool Settle();
-  // An operation other than the read of the answer begins.
+  // Counts an operation, other than the read of the answer, that begins.
   void Begin();
-  // What the queue gave.
+  // Records the completion that the queue returned for `tag`.
   void Note(const void* tag, bool ok);
   grpc::Status TakeStatus();
 
   LeftBehind* const left_behind_;
   grpc::GenericStub stub_;
   std::unique_ptr<Held> held_;
-  bool writing_ = false;  // an operation other than the read of the answer is under way
-  bool reading_ = false;  // the answer
+  bool writing_ = false;  // an operation other than the read of the answer is in progress
+  bool reading_ = false;  // the read of the answer is in progress
   bool answered_ = false;
   bool broken_ = false;
   bool finished_ = false;

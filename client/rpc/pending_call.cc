@@ -5,7 +5,7 @@
 namespace pqcached::client {
 namespace {
 
-// Beyond the deadline, for gRPC to tell of it: most calls end so.
+// Time after the deadline for gRPC to report it: most overdue calls end within this time.
 constexpr int64_t kGraceMs = 200;
 
 }  // namespace

@@ -1,9 +1,9 @@
-// PendingCall: a call that need not outlast its caller.
+// PendingCall is a call that its caller can leave behind.
 //
-// gRPC ends the operations of a call that is over its deadline only when the transport has written what it
-// had in hand. A worker that stands still reads nothing, so that a call which fills the socket would hold
-// up its caller, and all others on that connection, until somebody ends the worker. Who waits for a
-// PendingCall waits until shortly after its deadline, and leaves it behind then.
+// After the deadline of a call, gRPC completes the call's operations only when the transport has
+// written its buffered bytes. A stalled worker reads nothing, so a call that fills the socket would
+// block its caller, and all others on that connection, until the worker is ended. A caller of a
+// PendingCall waits until shortly after the deadline, and then leaves the call behind.
 #ifndef PQCACHED_CLIENT_RPC_PENDING_CALL_H_
 #define PQCACHED_CLIENT_RPC_PENDING_CALL_H_
 
@@ -16,13 +16,14 @@
 
 namespace pqcached::client {
 
-// What gRPC still has of the caller's: nothing is freed before it has given all of it back.
+// Objects of the caller that gRPC uses: they are freed only after gRPC has completed all operations
+// on them.
 //
 // Single-thread.
 class PendingCall {
  public:
   explicit PendingCall(std::shared_ptr<grpc::ClientContext> context);
-  // REQUIRES: no operation is under way.
+  // REQUIRES: no operation is in progress.
   virtual ~PendingCall();
   PendingCall(const PendingCall&) = delete;
   PendingCall& operator=(const PendingCall&) = delete;
@@ -30,12 +31,12 @@ class PendingCall {
   grpc::ClientContext* context() const { return context_.get(); }
   grpc::CompletionQueue* queue() { return &queue_; }
 
-  // An operation has begun whose tag the queue will give.
+  // Counts an operation that has begun and whose tag the queue will return.
   void Begin() { ++under_way_; }
   bool under_way() const { return under_way_ > 0; }
-  // The next one that has ended. False when the call is overdue.
+  // Waits for the next completed operation. False when the call is overdue.
   bool Next(void** tag, bool* ok);
-  // Likewise, without waiting: false when none has.
+  // Like Next, without waiting: false when no operation has completed.
   bool TryNext(void** tag, bool* ok);
   bool overdue() const { return overdue_; }
 
@@ -50,8 +51,8 @@ class PendingCall {
 
 grpc::Status Overdue();
 
-// Calls that were left behind, until gRPC lets go of them. When this ends before that, they are never
-// freed: gRPC may still write to them.
+// Calls that were left behind, until gRPC has completed their operations. Calls that are not
+// complete when this object is destroyed are never freed, because gRPC may still write to them.
 //
 // Thread-safe.
 class LeftBehind {
@@ -61,7 +62,7 @@ class LeftBehind {
   LeftBehind(const LeftBehind&) = delete;
   LeftBehind& operator=(const LeftBehind&) = delete;
 
-  // Cancels it. Frees those before whose time has come.
+  // Cancels the call and keeps it. Frees earlier calls that are complete.
   void Add(std::unique_ptr<PendingCall> call);
 
  private:
@@ -71,8 +72,8 @@ class LeftBehind {
   std::vector<std::unique_ptr<PendingCall>> calls_;  // under mutex_
 };
 
-// Carries out a unary call whose `reader` is prepared; `response` is part of it. False when it is overdue: then
-// it is left behind.
+// Starts a unary call whose `reader` is prepared, and waits for it; `response` is part of the call.
+// Returns false when the call is overdue and was left behind.
 template <class Call, class Response>
 bool Await(LeftBehind& left_behind, std::unique_ptr<Call>& call, Response* response) {
   call->reader->StartCall();
@@ -85,7 +86,7 @@ bool Await(LeftBehind& left_behind, std::unique_ptr<Call>& call, Response* respo
   return false;
 }
 
-// What a unary call of a stub gives to hold.
+// State of a unary call of a stub.
 template <class Response>
 struct UnaryCall final : PendingCall {
   using PendingCall::PendingCall;
@@ -95,7 +96,8 @@ struct UnaryCall final : PendingCall {
   std::unique_ptr<grpc::ClientAsyncResponseReader<Response>> reader;
 };
 
-// As stub.Method(context, request, response), by its PrepareAsync form; DEADLINE_EXCEEDED when overdue.
+// Does what stub.Method(context, request, response) does, through its PrepareAsync form;
+// DEADLINE_EXCEEDED when overdue.
 template <class Stub, class Request, class Response>
 grpc::Status CallUnary(LeftBehind& left_behind, Stub& stub,
                        std::unique_ptr<grpc::ClientAsyncResponseReader<Response>> (Stub::*prepare)(

@@ -1,4 +1,4 @@
-// RpcRemote: rank, fetch, attend.
+// RpcRemote: selects, scores, fetches and attends.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,7 +10,7 @@
 namespace pqcached::client {
 namespace {
 
-// Reads larger than this are cut into several calls.
+// Reads larger than this are split into several calls.
 constexpr uint64_t kReadPayloadBytes = 4 << 20;
 
 grpc::Status BadAnswer(const std::string& field, const std::string& what) {
@@ -71,8 +71,8 @@ grpc::Status CopyAttention(const v1::Attention& attention, const std::string& fi
   return copied;
 }
 
-// [heads, tokens] of `from` into columns [token, token + tokens) of [heads, token_count] in `out`;
-// `bytes` per column.
+// Copies [heads, tokens] of `from` into columns [token, token + tokens) of [heads, token_count] in
+// `out`; `bytes` per column.
 void CopyColumns(const std::byte* from, uint32_t heads, uint64_t tokens, uint64_t token,
                  uint64_t token_count, uint64_t bytes, std::byte* out) {
   for (uint32_t head = 0; head < heads; ++head) {
@@ -81,7 +81,7 @@ void CopyColumns(const std::byte* from, uint32_t heads, uint64_t tokens, uint64_
   }
 }
 
-// Joins the (max, sum of exponentials) of two disjoint sets of tokens.
+// Merges the (max, sum of exponentials) of two disjoint sets of tokens.
 void JoinSums(float max, float sum_exp, float* joined_max, float* joined_sum_exp) {
   const float larger = std::max(max, *joined_max);
   if (!std::isfinite(larger)) return;

@@ -1,4 +1,4 @@
-// RpcRemote: rows in, and the index over them.
+// RpcRemote: writes rows and builds indexes.
 #include <algorithm>
 #include <new>
 
@@ -10,8 +10,8 @@
 namespace pqcached::client {
 namespace {
 
-// Of the rows in one message: large enough that the per-message cost is small, small enough to
-// flow.
+// Row bytes in one message: large enough that the per-message cost is small, small enough that
+// packing and sending overlap.
 constexpr uint64_t kIngestPayloadBytes = 1 << 20;
 constexpr std::chrono::hours kLongestBuild(24);
 
@@ -29,9 +29,9 @@ pqc_build_progress FromWire(const v1::BuildProgress& progress) {
           .codebook_bytes = progress.codebook_bytes()};
 }
 
-// Of which worker the arguments of a call are.
+// Worker to which the arguments of a call belong.
 struct BootWord {
-  uint64_t word = 0;  // 0 = of none
+  uint64_t word = 0;  // 0 = no worker
   bool several = false;
 
   void Add(uint64_t other) {
@@ -97,7 +97,8 @@ pqc_status RpcRemote::IngestStaged(uint64_t sequence_id, const StagedRows& rows,
         [&](const Context& context) -> grpc::Status {
           try {
             return IngestStagedOnce(context, sequence_id, rows);
-          } catch (const std::bad_alloc&) {  // not the sidecar's answer: it may still be reading
+            // not the sidecar's answer, so the sidecar may still be reading
+          } catch (const std::bad_alloc&) {
             return {grpc::StatusCode::CANCELLED, "the client is out of memory"};
           }
         },
@@ -144,7 +145,7 @@ pqc_status RpcRemote::Append(AppendItem* items, uint32_t item_count, Waiting wai
       item->set_first_position(items[i].first_position);
       for (uint32_t j = 0; j < items[i].row_block_count; ++j) {
         ToWire(items[i].rows[j], item->add_rows());
-        // The generation of a slot is used up by the first attempt.
+        // The first attempt uses up the generation of a slot.
         if (items[i].rows[j].keys.staging) repeat = Repeat::kNever;
         boot.AddRows(items[i].rows[j]);
       }

@@ -17,9 +17,10 @@ constexpr char kSessionKey[] = "pqcached-session";
 constexpr char kBootKey[] = "pqcached-boot";
 constexpr std::chrono::milliseconds kFirstPause(10);
 constexpr std::chrono::milliseconds kLongestPause(1000);
-// Somebody who waits for a connection looks this often whether there is still somebody to connect to.
+// A thread that waits for a connection checks at this interval that the session and its worker
+// still exist.
 constexpr std::chrono::milliseconds kSlice(50);
-// A call may learn that the sidecar is gone a moment before the session's thread does.
+// A call may notice the sidecar's end a moment before the session's thread does.
 constexpr std::chrono::milliseconds kSessionEndWait(100);
 
 std::shared_ptr<grpc::Channel> MakeChannel(const char* endpoint) {
@@ -27,7 +28,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const char* endpoint) {
   arguments.SetMaxSendMessageSize(-1);
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  // Each client has a connection of its own: the end of one means the end of its session.
+  // Each client has its own connection: the end of the connection means the end of its session.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
@@ -39,9 +40,10 @@ std::chrono::milliseconds Remaining(Deadline deadline) {
                                                                std::chrono::steady_clock::now());
 }
 
-// By gRPC's own steady clock. What a jump of the wall clock can still do: gRPC waits for its timers
-// until a wall time, so after one back by an hour, a call that the sidecar does not answer ends up to
-// an hour after its deadline. The sidecar answers by the deadline, whatever the clocks do.
+// Converts to gRPC's own steady clock. A jump of the wall clock can still have one effect: gRPC
+// waits for its timers until a wall time, so after a jump back by an hour, a call that the sidecar
+// does not answer ends up to an hour after its deadline. The sidecar answers by the deadline,
+// whatever the clocks do.
 gpr_timespec ToGrpc(Deadline deadline) {
   const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(
       deadline - std::chrono::steady_clock::now());
@@ -167,7 +169,7 @@ grpc::Status RpcRemote::Attempt(Repeat repeat, Deadline deadline,
 }
 
 uint64_t RpcRemote::PayloadBytes(uint64_t wanted_bytes) const {
-  // The message's other fields fit in the rest.
+  // The rest is room for the message's other fields.
   const uint64_t limit = session_.max_message_bytes();
   return limit == 0 ? wanted_bytes : std::min(wanted_bytes, limit - limit / 8);
 }

@@ -1,11 +1,11 @@
-// RpcRemote: the sidecar's calls over gRPC.
+// RpcRemote implements Remote by calls over gRPC.
 //
-// Every call has a deadline and carries the session's token, and the word of the worker that its leases
-// and places of staging are of, so that no other worker takes them for its own. A call is sent when there
-// is a connection. One that is harmless to repeat is repeated after UNAVAILABLE, with growing pauses,
-// until its deadline, or until the worker has ended: then it fails, and the next call waits for the next
-// worker. A session outlives workers (Session); a lost one does not come back: the sidecar knows nothing
-// of its sequences.
+// Every call has a deadline and carries the session's token and the boot word of the worker that
+// granted its leases and staging places, so that no other worker takes them for its own. A call is
+// sent when there is a connection. A call that is harmless to repeat is repeated after UNAVAILABLE,
+// with growing pauses, until its deadline or the worker's end: then it fails, and the next call
+// waits for the next worker. A session outlives workers (Session); a lost session does not return,
+// because the sidecar no longer knows its sequences.
 #ifndef PQCACHED_CLIENT_RPC_RPC_REMOTE_H_
 #define PQCACHED_CLIENT_RPC_RPC_REMOTE_H_
 
@@ -25,7 +25,7 @@
 
 namespace pqcached::client {
 
-// Of the steady clock: the other one may be set at any time.
+// The steady clock, because the system clock may be set at any time.
 using Deadline = std::chrono::steady_clock::time_point;
 
 class RpcRemote final : public Remote {
@@ -94,10 +94,10 @@ class RpcRemote final : public Remote {
   // Where every call passes: exceptions end here, and the status and its reason become the C ABI's.
   pqc_status Finish(const char* method, RefusalBuffer* error,
                     const std::function<grpc::Status()>& call) const noexcept;
-  // What a lost session makes of a status.
+  // Returns the status that a caller sees, which explains a lost session.
   grpc::Status Explain(const char* method, const grpc::Status& status) const;
 
-  // Of the call that the thread is in.
+  // Returns the deadline of the call that the thread is in.
   Deadline CallDeadline() const {
     const auto timeout_ms = static_cast<uint32_t>(timeout_.count());
     return std::chrono::steady_clock::now() +
@@ -105,15 +105,15 @@ class RpcRemote final : public Remote {
   }
   using Context = std::shared_ptr<grpc::ClientContext>;
 
-  // boot_word: of the worker that the arguments are of; 0 = any.
+  // `boot_word` is that of the worker to which the arguments belong; 0 = any worker.
   void Prepare(grpc::ClientContext* context, Deadline deadline, uint64_t boot_word = 0) const;
-  // Waits for the session, when it has no worker, and for a connection.
+  // Waits for a worker, when the session has none, and for a connection.
   grpc::Status Connect(grpc::Channel& channel, Deadline deadline) const;
-  // Calls `attempt` with a prepared context until it has anything but UNAVAILABLE.
+  // Repeats `attempt` with a prepared context until it returns anything but UNAVAILABLE.
   grpc::Status Attempt(Repeat repeat, Deadline deadline,
                        const std::function<grpc::Status(const Context&)>& attempt,
                        Waiting waiting = Waiting::kCaller, uint64_t boot_word = 0) const;
-  // A unary call that ends by its deadline, also where the worker stands still.
+  // Makes a unary call that ends by its deadline, even if the worker is stalled.
   template <class Stub, class Prepared, class Request, class Response>
   grpc::Status Call(Stub& stub, Prepared prepared, const Context& context, const Request& request,
                     Response* response) const {
@@ -129,15 +129,17 @@ class RpcRemote final : public Remote {
                           bool* too_small);
   grpc::Status AttendPart(const AttendItem* items, uint32_t item_count, Deadline deadline,
                           bool* too_small);
-  // What one message may carry of rows: small enough for the sidecar, large enough to be fast.
+  // Returns the number of row bytes for one message: small enough for the sidecar, large enough to
+  // be fast.
   uint64_t PayloadBytes(uint64_t wanted_bytes) const;
 
   const std::string endpoint_;
   const std::chrono::milliseconds timeout_;
   uint32_t (*const remaining_ms_)(uint32_t timeout_ms);
   mutable LeftBehind left_behind_;                // outlives the channels
-  const std::shared_ptr<grpc::Channel> channel_;  // gRPC's way
-  // For long rows: where the worker stands still, what they fill is not the way of all other calls.
+  const std::shared_ptr<grpc::Channel> channel_;  // for all other calls
+  // Separate channel for long rows: with a stalled worker, the bytes that fill its socket do not
+  // block other calls.
   const std::shared_ptr<grpc::Channel> bulk_channel_;
   const std::unique_ptr<v1::KvCache::Stub> kv_;
   const std::unique_ptr<v1::Admin::Stub> admin_;

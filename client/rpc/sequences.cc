@@ -1,4 +1,4 @@
-// RpcRemote: the life of sequences, and leases on them.
+// RpcRemote: creates, changes and drops sequences, and leases them.
 #include <algorithm>
 #include <chrono>
 
@@ -8,7 +8,7 @@
 namespace pqcached::client {
 namespace {
 
-// A sequence that is dropped waits so long for a worker to tell.
+// Longest wait of DropSequence for a worker.
 constexpr std::chrono::seconds kDropPatience(2);
 
 template <class Request>
@@ -147,7 +147,7 @@ pqc_status RpcRemote::DropSequence(uint64_t sequence_id, RefusalBuffer* error) n
     v1::DropSequenceRequest request;
     v1::DropSequenceResponse response;
     request.set_sequence_id(sequence_id);
-    // Without a worker the sequence ends with its session: handles are not to be kept from closing.
+    // Without a worker the sequence ends with its session, and closing a handle must not take long.
     const auto soon = std::chrono::steady_clock::now() + kDropPatience;
     if (!session_.WaitOpen(std::min<Deadline>(soon, CallDeadline()))) {
       return grpc::Status(

@@ -4,12 +4,12 @@
 
 namespace pqcached::client {
 namespace {
-// How long Close waits for the sidecar's last word before it cuts the stream.
+// Close waits this long for the sidecar to end the stream, then cancels the stream.
 constexpr std::chrono::seconds kCloseWait(1);
-// Between attempts to go on with a session.
+// Pauses between attempts to resume a session.
 constexpr std::chrono::milliseconds kFirstPause(20);
 constexpr std::chrono::milliseconds kLongestPause(500);
-// A stream that held so long breaks for another reason than the one before.
+// A stream that lasted this long breaks for a new reason, so the pauses start again.
 constexpr std::chrono::seconds kHeld(5);
 }  // namespace
 
@@ -42,7 +42,7 @@ void Session::Close() {
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
-    if (state_ != State::kOpen && context_) context_->TryCancel();  // nobody answers
+    if (state_ != State::kOpen && context_) context_->TryCancel();  // no sidecar answers
   }
   changed_.notify_all();
   {
@@ -58,7 +58,7 @@ void Session::Close() {
 }
 
 bool Session::WaitOpen(std::chrono::steady_clock::time_point deadline) const {
-  if (adopted()) return true;  // the caller waits for it
+  if (adopted()) return true;  // the caller waits for the worker
   std::unique_lock lock(mutex_);
   return changed_.wait_until(lock, deadline, [this] { return state_ != State::kBroken; });
 }
@@ -99,8 +99,8 @@ void Session::SetState(State state, const grpc::Status& status) {
 bool Session::GoesOn(const grpc::Status& status) const {
   const std::lock_guard lock(mutex_);
   if (closing_ || state_ == State::kOpening) return false;
-  // A stream that breaks, or an attempt that found nobody, or a sidecar that has not noticed the end of
-  // the stream before. An orderly end is an end.
+  // A broken stream, an attempt that reached no sidecar, or a sidecar that has not noticed the end
+  // of the previous stream. An orderly end is final.
   return status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
          status.error_code() == grpc::StatusCode::UNAVAILABLE ||
          status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
@@ -151,11 +151,10 @@ grpc::Status Session::RunStream(const v1::SessionOpen& open) {
       if (event.has_heartbeat()) WriteHeartbeat();
     }
   } else if (answered) {
-    context_
-        ->TryCancel();  // Finish waits for the stream's end, which this sidecar has no reason to
-                        // bring about.
+    // Finish waits for the stream's end, and this sidecar has no reason to end the stream.
+    context_->TryCancel();
   }
-  {  // nobody writes any more
+  {  // no writer uses the stream any more
     const std::lock_guard lock(write_mutex_);
     stream = std::move(stream_);
   }

@@ -1,4 +1,4 @@
-// Words of the C ABI as messages, and back. Pure; thread-safe.
+// Converts values of the C ABI to protobuf messages and back. Pure; thread-safe.
 #ifndef PQCACHED_CLIENT_RPC_WIRE_H_
 #define PQCACHED_CLIENT_RPC_WIRE_H_
 
@@ -15,13 +15,13 @@ namespace pqcached::client {
 v1::DType ToWire(pqc_dtype dtype);
 v1::RowPart ToWire(pqc_row_part part);
 
-// Absent (false) for PQC_INDEX_DEFAULT.
+// Returns false, and sets nothing, for PQC_INDEX_DEFAULT.
 bool ToWire(const pqc_index& index, v1::IndexSpec* spec);
 void ToWire(const pqc_layer_group& group, v1::LayerGroup* message);
 void ToWire(const pqc_selection& selection, v1::Selection* message);
 void ToWire(const QueryView& query, v1::Query* message);
 
-// Nothing for a lease of id 0; `message` makes the field.
+// Sets nothing for a lease of id 0; `message` returns the message to fill in.
 template <class MakeMessage>
 void ToWire(const LeaseView& lease, const MakeMessage& message) {
   if (lease.lease_id == 0) return;
@@ -31,13 +31,13 @@ void ToWire(const LeaseView& lease, const MakeMessage& message) {
 
 void GiveImage(const v1::Attachment& attachment, const ImageSink& sink);
 
-// Indices [begin, end) of the first dimension, packed contiguously; of a tensor in staging, all of
-// them.
+// Packs indices [begin, end) of the first dimension contiguously. A tensor in staging is converted
+// as a whole, as a reference.
 void ToWire(const TensorView& tensor, uint64_t begin, uint64_t end, v1::Tensor* message);
 void ToWire(const RowBlock& rows, v1::LayerRows* message);
 
-// The bytes of a contiguous tensor of exactly this dtype and shape; null, with the reason, for any
-// other.
+// Returns the bytes of a contiguous tensor of exactly this dtype and shape; null, with the reason,
+// for any other.
 const std::byte* TensorBytes(const v1::Tensor& tensor, pqc_dtype dtype,
                              std::initializer_list<uint64_t> shape, std::string* reason);
 

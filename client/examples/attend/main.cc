@@ -13,7 +13,7 @@ namespace {
 constexpr uint64_t kTokens = 4096, kSink = 16, kWindow = 64;
 constexpr uint32_t kHeads = 2, kQueryHeads = 8, kDim = 64;
 
-// An example has nobody to hand an error to.
+// Ends the program on an error: an example has no caller to report it to.
 void Must(const pqcached::Status& status) {
   if (status.ok()) return;
   std::fprintf(stderr, "%s\n", status.ToString().c_str());
@@ -34,7 +34,7 @@ std::vector<float> Numbers(uint64_t count, float frequency) {
   return numbers;
 }
 
-// What every engine has: attention of one query over the sink and the window, here in plain loops.
+// The engine's own part: attention of one query over the sink and the window, in plain loops.
 pqcached::Attention AttendOwn(const std::vector<float>& k, const std::vector<float>& v,
                               const std::vector<float>& q) {
   pqcached::Attention own{.output = std::vector<float>(kQueryHeads * kDim),

@@ -13,7 +13,7 @@ static float k[kTokens * kRow], v[kTokens * kRow], q[kOut];
 static float output[kOut], lse[kQueryHeads], own[kOut], own_lse[kQueryHeads];
 static uint32_t ends[kHeads][kEnds];
 
-static void Must(pqc_status status) { /* An example has nobody to hand an error to. */
+static void Must(pqc_status status) { /* Ends the program on an error. */
   if (status == PQC_OK) return;
   fprintf(stderr, "%s: %s\n", pqc_status_name(status), pqc_last_error());
   exit(1);
@@ -57,7 +57,7 @@ int main(int argc, char** argv) {
   Must(pqc_attend(sequence, &query, &selection, &attention));
   const uint32_t selected = attention.selected.count;
 
-  /* An engine attends to its own sink and window; this one keeps no rows, and asks by position. */
+  /* An engine attends to its own sink and window; this one keeps no rows, and requests them. */
   for (uint32_t i = 0; i < kHeads * kEnds; ++i)
     ends[i / kEnds][i % kEnds] = i % kEnds < kSink ? i % kEnds : kTokens - kEnds + i % kEnds;
   attention.output = own, attention.lse = own_lse;

@@ -1,5 +1,6 @@
-"""The smallest engine in Python: stores one layer's keys and values in a running pqcached, and attends to a tenth of
-them. Usage: attend.py ENDPOINT, for example unix:///run/pqcached/pqcached.sock.
+"""The smallest engine in Python: stores one layer's keys and values in a running pqcached, and
+attends to a tenth of them. Usage: attend.py ENDPOINT, for example
+unix:///run/pqcached/pqcached.sock.
 """
 
 import sys
@@ -17,7 +18,7 @@ def numbers(*shape, frequency):
 
 
 def attend_own(keys, values, queries):
-    """What every engine has: attention of one query over the sink and the window; output and log-sum-exp."""
+    """Returns output and log-sum-exp of the engine's own part: one query over sink and window."""
     own = np.r_[0:SINK, TOKENS - WINDOW:TOKENS]
     logits = np.einsum("hgd,thd->hgt", queries.reshape(HEADS, -1, DIM), keys[own]) / np.sqrt(DIM)
     lse = np.logaddexp.reduce(logits, axis=2)

@@ -1,10 +1,12 @@
-"""The quickstart from Python: a trained model answers questions about a long context while its KV lives in pqcached.
+"""The quickstart from Python: a trained model answers questions about a long context while its KV
+is stored in pqcached.
 
-    quickstart.py --endpoint unix:///tmp/pqcached.sock [--length 8192] [--tasks mq,niah] [--contexts 2] [--questions 5]
+    quickstart.py --endpoint unix:///tmp/pqcached.sock [--length 8192] [--tasks mq,niah]
+                  [--contexts 2] [--questions 5]
 
-Prints the table of deploy/quickstart.sh for one length: right answers, tokens attended, milliseconds per token. The
-model runs in numpy (tinylm.py), so that prefill and full attention are slower than in the C++ engine; what the sidecar
-does is the same.
+Prints the table of deploy/quickstart.sh for one length: right answers, tokens attended to,
+milliseconds per token. The model runs in numpy (tinylm.py), so prefill and full attention are
+slower than in the C++ engine; the sidecar does the same work.
 """
 
 import argparse
@@ -27,12 +29,14 @@ METHODS = [("full attention", None, None), ("exact top-k, 1/5", Index.flat(), 0.
 
 
 class Remembering:
-    """What the engine adds: rows go to the sidecar; sink and window stay here as well."""
+    """The engine's part: sends rows to the sidecar, and keeps sink and window as well."""
 
     def __init__(self, sequence, model):
         self.sequence, self.model = sequence, model
-        self.rows = {layer: [] for layer in model.full_layers}  # (keys, values) [tokens, kv_heads, dim], chunk by chunk
-        self.prefilled, self.now, self.new = {}, {}, {}  # all rows, for full attention, which the table compares with
+        # (keys, values) [tokens, kv_heads, dim] by chunk
+        self.rows = {layer: [] for layer in model.full_layers}
+        # all rows, for the comparison with full attention
+        self.prefilled, self.now, self.new = {}, {}, {}
         self.selected = 0  # in the last step, per kv head
 
     def ingest(self, layer, first, keys, values):
@@ -51,7 +55,7 @@ class Remembering:
         self.now, self.new = dict(self.prefilled), {}
 
     def attend(self, index, ratio):
-        """What TinyLM.decode asks for, with this method."""
+        """Returns the attention function of this method for TinyLM.decode."""
         selection = None if index is None else Selection(ratio=ratio, sink_tokens=SINK, window_tokens=WINDOW, index=index)
 
         def attend_full(layer, position, queries, keys, values):
@@ -80,7 +84,9 @@ class Remembering:
 
 
 def ask(model, memory, question, index, ratio):
-    """One question, greedily: whether all of its answer is right, and the seconds per token."""
+    """Asks one question, greedily; returns if all of its answer is right, and the seconds per
+    token.
+    """
     attend_full, logits, right, steps, start = memory.attend(index, ratio), None, True, 0, time.perf_counter()
 
     def feed(token):
@@ -107,7 +113,7 @@ def ask(model, memory, question, index, ratio):
 
 
 def ask_all(arguments, cache, model):
-    """{(method, task): [(right, seconds, selected)]}, and the seconds of each prefill."""
+    """Returns {(method, task): [(right, seconds, selected)]}, and the seconds of each prefill."""
     outcomes, prefills = {}, []
     for task in arguments.tasks.split(","):
         path = pathlib.Path(arguments.data, "prompts_dev", f"{task}_{arguments.length}.jsonl")

@@ -1,6 +1,8 @@
-"""TinyLM in numpy, fp32: the model of the example engine in C++ (../tinylm), whose engine.h has the equations.
+"""TinyLM in numpy, fp32: the model of the example engine in C++ (../tinylm), whose engine.h has the
+equations.
 
-Sliding layers and the prefill are computed here; what the full layers attend to while decoding is up to an attention.
+Computes the sliding layers and the prefill; while decoding, the caller provides the attention of
+the full layers.
 """
 
 import json
@@ -8,11 +10,11 @@ import pathlib
 
 import numpy as np
 
-CHUNK = 256  # tokens of one pass of the prefill
+CHUNK = 256  # tokens per pass of the prefill
 
 
 def load_tensors(path):
-    """The tensors of a .safetensors file by name, in fp32."""
+    """Returns the tensors of a .safetensors file by name, in fp32."""
     data = pathlib.Path(path).read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8:8 + size])
@@ -26,8 +28,10 @@ def load_tensors(path):
 
 
 def attend(queries, keys, values, mask=None):
-    """queries [heads, tokens, dim] (scaled), keys and values [kv_heads, tokens, dim]: output [heads, tokens, dim] and
-    log-sum-exp [heads, tokens]. mask [tokens, tokens]: True where nothing is seen."""
+    """Attends with queries [heads, tokens, dim] (scaled) to keys and values [kv_heads, tokens,
+    dim]: returns output [heads, tokens, dim] and log-sum-exp [heads, tokens]. mask [tokens,
+    tokens]: True for invisible keys.
+    """
     kv_heads, heads, count, dim = len(keys), *queries.shape
     logits = queries.reshape(kv_heads, -1, dim) @ keys.transpose(0, 2, 1)
     if mask is not None:
@@ -58,8 +62,9 @@ class TinyLM:
         self.rows = {}
 
     def prefill(self, tokens, ingest):
-        """Starts a sequence with exact attention. ingest(layer, first_position, keys, values) gets the rows of the full
-        layers, [tokens, kv_heads, dim]."""
+        """Starts a sequence with exact attention. Passes the rows of the full layers, [tokens,
+        kv_heads, dim], to ingest(layer, first_position, keys, values).
+        """
         empty = np.empty((self.kv_heads, 0, self.dim), np.float32)
         self.position, self.rows = 0, {layer: (empty, empty) for layer in range(len(self.is_full))}
 
@@ -70,19 +75,20 @@ class TinyLM:
         for begin in range(0, len(tokens), CHUNK):
             self._forward(np.asarray(tokens[begin:begin + CHUNK]), attend_full)
         for layer in self.full_layers:
-            self.rows[layer] = (empty, empty)  # an engine forgets them here
+            self.rows[layer] = (empty, empty)  # an engine drops them here
         self.prefill_end = self.position
 
     def decode(self, token, attend_full):
-        """Logits after one more token. attend_full(layer, position, queries [heads, dim], keys [kv_heads, dim], values)
-        returns the output [heads, dim]."""
+        """Returns the logits after one more token. attend_full(layer, position, queries [heads,
+        dim], keys [kv_heads, dim], values) returns the output [heads, dim].
+        """
         def attend_one(layer, queries, keys, values):
             return attend_full(layer, self.position, queries[:, 0], keys[:, 0], values[:, 0])[:, None]
 
         return self._forward(np.asarray([token]), attend_one)
 
     def rewind(self):
-        """Back to the end of the prefill."""
+        """Returns to the end of the prefill."""
         gone = self.position - self.prefill_end
         if gone:
             self.rows = {layer: (k if self.is_full[layer] else k[:, :-gone], v if self.is_full[layer] else v[:, :-gone])
@@ -107,7 +113,7 @@ class TinyLM:
         return weights["model.embed_tokens.weight"] @ rms(x[-1], weights["model.norm.weight"], self.epsilon)
 
     def _project(self, layer, x, w):
-        """Queries [heads, tokens, dim], scaled; keys and values [kv_heads, tokens, dim]."""
+        """Returns queries [heads, tokens, dim], scaled; keys and values [kv_heads, tokens, dim]."""
         a = rms(x, w("input_layernorm"), self.epsilon)
         queries, keys, values = ((a @ w(f"self_attn.{part}_proj").T).reshape(len(x), -1, self.dim).transpose(1, 0, 2)
                                  for part in "qkv")
@@ -127,12 +133,12 @@ class TinyLM:
         return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=2)
 
     def _attend_rows(self, layer, queries, keys, values, window):
-        """Causal attention over the layer's rows, which these are added to."""
+        """Appends keys and values to the layer's rows, and computes causal attention over these."""
         old_keys, old_values = self.rows[layer]
         keys, values = np.concatenate([old_keys, keys], axis=1), np.concatenate([old_values, values], axis=1)
         self.rows[layer] = (keys, values)
         count, total = queries.shape[1], keys.shape[1]
-        if window and total > count + window:  # older rows are seen by none of these queries; a rewind needs them
+        if window and total > count + window:  # no query sees older rows, but a rewind needs them
             keys, values = keys[:, -(count + window):], values[:, -(count + window):]
         own = np.arange(keys.shape[1] - count, keys.shape[1])[:, None]
         others = np.arange(keys.shape[1])

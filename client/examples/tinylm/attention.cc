@@ -49,7 +49,7 @@ void KvRows::Truncate(uint32_t end_position) {
 
 void AttendRows(const KvRows& rows, uint32_t begin, uint32_t end, const float* q,
                 uint32_t query_heads, Workers& workers, float* o, float* lse) {
-  // Long ranges are split, so that more threads than kv heads find work.
+  // Long ranges are split, so that more threads than there are kv heads have work.
   constexpr uint32_t kSplitTokens = 8192;
   const uint32_t kv_heads = rows.kv_heads(), group_size = query_heads / kv_heads;
   const uint32_t splits = std::max(1u, (end - begin + kSplitTokens - 1) / kSplitTokens);
@@ -71,7 +71,7 @@ void AttendRows(const KvRows& rows, uint32_t begin, uint32_t end, const float* q
                           .o = part_o.data() + query * kHeadDim,
                           .lse = part_lse.data() + query});
   };
-  if (end - begin < 1024) {  // waking a thread costs more
+  if (end - begin < 1024) {  // waking a thread takes longer
     for (uint32_t task = 0; task < kv_heads; ++task) attend(task);
   } else {
     workers.Run(kv_heads * splits, attend);

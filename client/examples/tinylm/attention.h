@@ -1,12 +1,13 @@
 #ifndef PQCACHED_CLIENT_EXAMPLES_TINYLM_ATTENTION_H_
 #define PQCACHED_CLIENT_EXAMPLES_TINYLM_ATTENTION_H_
 
-// What the engine asks of the attention of its full layers while it decodes, and two
-// implementations that need nobody else: exact over all tokens, and over sink + window only.
-// pqcached_attention.h holds the third.
+// Interface of the attention that the engine's full layers use during decoding, and two
+// implementations that need no other process: exact over all tokens, and over sink + window only.
+// The third implementation is in pqcached_attention.h.
 //
-// K and V are handed over during the prefill, chunk by chunk; a decode step then hands in one
-// query, key and value per layer. A sequence can be rewound to the end of its prefill, so that many
+// K and V are passed during the prefill, chunk by chunk; a decode step then passes one query, key
+// and value per layer. A sequence can be rewound to the end of its prefill, so that many questions
+// share one prefilled context.
 // questions share one prefilled context.
 
 #include <cstddef>
@@ -29,7 +30,7 @@ struct KvChunk {
   const float* v = nullptr;
 };
 
-// One token of one layer. The query is scaled: q . k is the logit.
+// One token of one layer. The query is scaled already: q . k is the logit.
 struct DecodeArgs {
   uint32_t layer = 0;
   uint32_t position = 0;
@@ -50,14 +51,14 @@ class Attention {
   virtual ~Attention() = default;
 
   virtual void BeginSequence() = 0;
-  // Every full layer of a chunk, then the next chunk.
+  // Called for every full layer of a chunk, then for the next chunk.
   virtual void Prefill(const KvChunk& chunk) = 0;
   virtual void EndPrefill() {}
-  // Attends to the token itself and what came before it, for every full layer of a step in order;
-  // EndStep follows.
+  // Attends to the token itself and all earlier tokens. Called for every full layer of a step in
+  // order; EndStep follows.
   virtual void Decode(const DecodeArgs& args) = 0;
   virtual void EndStep() {}
-  // Back to the end of the prefill.
+  // Returns to the end of the prefill.
   virtual void Rewind() = 0;
 
   virtual AttendedTokens last_attended() const = 0;
@@ -77,7 +78,7 @@ class KvRows {
   size_t bytes() const { return size_t{token_count_} * k_.size() * 2 * kHeadDim * sizeof(float); }
 
   void Clear(uint32_t first_position);
-  // k, v: [token_count, kv_heads, 64], for the positions from end_position() on.
+  // Appends k, v: [token_count, kv_heads, 64], at the positions from end_position() on.
   void Append(const float* k, const float* v, uint32_t token_count);
   void DropBefore(uint32_t position);
   void Truncate(uint32_t end_position);
@@ -87,16 +88,16 @@ class KvRows {
   std::vector<std::vector<float>> k_, v_;
 };
 
-// Attention of one query token (q [query_heads, 64]) to rows [begin, end): o [query_heads, 64], lse
-// [query_heads].
+// Computes the attention of one query token (q [query_heads, 64]) to rows [begin, end): o
+// [query_heads, 64], lse [query_heads].
 void AttendRows(const KvRows& rows, uint32_t begin, uint32_t end, const float* q,
                 uint32_t query_heads, Workers& workers, float* o, float* lse);
 
 // Merges the partial attention b into a: lse = ln(exp(lse_a) + exp(lse_b)), o weighted accordingly.
 void MergePartial(uint32_t heads, float* o_a, float* lse_a, const float* o_b, const float* lse_b);
 
-// Exact attention over all tokens, held by the engine: 4 bytes x 2 x 64 x kv_heads per token and
-// layer.
+// Exact attention over all tokens, whose K and V the engine holds: 4 bytes x 2 x 64 x kv_heads per
+// token and layer.
 class FullAttention : public Attention {
  public:
   FullAttention(const Config& config, Workers& workers);
@@ -116,9 +117,9 @@ class FullAttention : public Attention {
   AttendedTokens attended_;
 };
 
-// The first tokens and the last ones (the current one included); what lies between is forgotten. By
-// itself it fails every question about the middle; with a sidecar's partial attention over the
-// middle it is complete.
+// Attention over the first and the last tokens (the current one included); the tokens between are
+// dropped. Alone, it fails every question about the middle; merged with a sidecar's partial
+// attention over the middle, it is complete.
 class WindowAttention : public Attention {
  public:
   struct Options {
@@ -126,7 +127,7 @@ class WindowAttention : public Attention {
     uint32_t window_tokens = 64;
   };
   WindowAttention(const Config& config, const Options& options, Workers& workers);
-  // Goes on where `other` is, for a fork.
+  // Copies the state of `other`, for a fork.
   WindowAttention(const WindowAttention& other, const Config& config, Workers& workers);
 
   void BeginSequence() override;
@@ -136,7 +137,7 @@ class WindowAttention : public Attention {
   AttendedTokens last_attended() const override { return attended_; }
   size_t engine_kv_bytes() const override;
 
-  // Decode that leaves the log-sum-exp of its logits too: lse [query_heads].
+  // Like Decode, but also writes the log-sum-exp of the logits: lse [query_heads].
   void DecodePartial(const DecodeArgs& args, float* lse);
   uint32_t prefill_end() const { return prefill_end_; }
 
@@ -144,7 +145,8 @@ class WindowAttention : public Attention {
   const Config& config_;
   Options options_;
   Workers& workers_;
-  std::vector<KvRows> sinks_, windows_;  // by layer; a window also keeps what a rewind needs again
+  // by layer; a window also keeps rows that a rewind needs again
+  std::vector<KvRows> sinks_, windows_;
   uint32_t prefill_end_ = 0;
   AttendedTokens attended_;
 };

@@ -1,7 +1,7 @@
 #ifndef PQCACHED_CLIENT_EXAMPLES_TINYLM_CLIENT_CALLS_H_
 #define PQCACHED_CLIENT_EXAMPLES_TINYLM_CLIENT_CALLS_H_
 
-// Small words for calls of the client.
+// Shorthands for calls of the client.
 
 #include <pqcached/client.h>
 
@@ -10,7 +10,7 @@
 
 namespace tinylm {
 
-// Every struct of the client begins with its size.
+// Returns a struct of the client with its first field, the size, filled in.
 template <typename T>
 T Sized() {
   T value{};
@@ -25,7 +25,8 @@ inline void Check(pqc_status status, const char* call) {
                            pqc_last_error());
 }
 
-// A borrowed contiguous fp32 array. The client reads it only, whatever the pointer's type says.
+// Returns a borrowed contiguous fp32 array. The client only reads it, although the pointer's type
+// is not const.
 inline pqc_tensor Borrow(const float* data, const uint64_t (&shape)[3]) {
   auto tensor = Sized<pqc_tensor>();
   tensor.ptr = const_cast<float*>(data);

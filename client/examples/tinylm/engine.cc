@@ -10,7 +10,7 @@
 namespace tinylm {
 namespace {
 
-constexpr uint32_t kRowTile = 64;  // tokens of one task of the dense layers
+constexpr uint32_t kRowTile = 64;  // tokens per task of the dense layers
 
 void RmsNorm(const float* x, const std::vector<float>& gain, float epsilon, float* out) {
   const size_t count = gain.size();
@@ -35,8 +35,8 @@ void Multiply(const Matrix& w, const float* x, float* y, uint32_t rows, bool add
                          .add = add});
 }
 
-// Rotate-half layout. The angle is rounded to fp32 as the training did: keys of the same token must
-// turn alike.
+// Rotates in rotate-half layout. The angle is rounded to fp32 as in training, so that keys of the
+// same token get the same rotation.
 void Rope(const std::vector<float>& frequency, uint32_t position, float* head) {
   constexpr uint32_t kHalf = kHeadDim / 2;
   for (uint32_t d = 0; d < kHalf; ++d) {
@@ -172,7 +172,7 @@ void Engine::Forward(std::span<const uint32_t> tokens, const FullLayer& attend_f
       KvRows& rows = sliding_[layer];
       rows.Append(act.k.data(), act.v.data(), count);
       AttendCausal(rows, config.window, act);
-      // While decoding, the rows behind the window stay for a rewind; a question is short.
+      // While decoding, rows before the window are kept for a rewind; questions are short.
       if (count > 1 && rows.end_position() > config.window) {
         rows.DropBefore(rows.end_position() - config.window);
       }
@@ -188,7 +188,8 @@ void Engine::Forward(std::span<const uint32_t> tokens, const FullLayer& attend_f
   position_ += count;
 }
 
-// q, k and v of `count` tokens from `first` on: normed, scaled and, on sliding layers, turned.
+// Computes q, k and v of `count` tokens from `first` on: normed, scaled and, on sliding layers,
+// rotated.
 void Engine::Project(uint32_t layer, uint32_t first, uint32_t count, Activations& act) {
   const Config& config = model_.config;
   const LayerWeights& weights = model_.layers[layer];
@@ -222,7 +223,7 @@ void Engine::Project(uint32_t layer, uint32_t first, uint32_t count, Activations
   }
 }
 
-// The chunk's queries against `rows`, whose last ones are the chunk's own.
+// Attends with the chunk's queries to `rows`, which end with the chunk's own rows.
 void Engine::AttendCausal(const KvRows& rows, uint32_t window, Activations& act) {
   const Config& config = model_.config;
   const uint32_t group_size = config.group_size(), tile_tokens = kAttendRows / group_size;
@@ -263,7 +264,7 @@ void Engine::AttendCausal(const KvRows& rows, uint32_t window, Activations& act)
   }
 }
 
-// Adds what attention found and the feed-forward block to x.
+// Adds the attention's output and the feed-forward block to x.
 void Engine::Mlp(uint32_t layer, uint32_t first, uint32_t count, Activations& act) {
   const Config& config = model_.config;
   const LayerWeights& weights = model_.layers[layer];

@@ -12,12 +12,12 @@
 //     sliding:  q_h, k_g = rope(., i);  sees the keys j with i - window < j <= i
 //     full:     q_h = q_h * (1 + temperature_h * ln(max(i + 1, base) / base));  no rope;
 //               sees all keys j <= i
-//     x       = x + Wo [softmax_j(q_h . k_j) v_j]          query head h reads kv head h / group_size
+//     x       = x + Wo [softmax_j(q_h . k_j) v_j]         query head h reads kv head h / group_size
 //     b       = rms(x; mlp_norm)
 //     x       = x + Wdown (silu(Wgate b) * (Wup b))
 //   logits    = E rms(x; norm)
 //
-// The sliding layers stay the engine's own. What the full layers attend to while decoding is an
+// The engine keeps the K and V of the sliding layers itself. While decoding, the full layers use an
 // Attention.
 
 #include <cstdint>
@@ -34,7 +34,7 @@ namespace tinylm {
 // Single-thread: one sequence at a time.
 class Engine {
  public:
-  // What one token leaves in a layer, for comparison with a reference: filled by Prefill for its
+  // Intermediate values of one token, for comparison with a reference. Prefill records those of its
   // last token.
   struct Trace {
     std::vector<std::vector<float>> hidden;   // after the embedding and after each layer
@@ -42,22 +42,22 @@ class Engine {
   };
 
   Engine(const Model& model, Workers& workers);
-  // Goes on where `other` is, on threads of its own.
+  // Copies the state of `other`, and runs on other threads.
   Engine(const Engine& other, Workers& workers);
 
-  // Starts a sequence: exact attention over all tokens, whose K and V of the full layers go to each
-  // of `attentions` chunk by chunk, and are then forgotten here. The logits after the last token
-  // are returned. `progress` (may be empty) gets the tokens done so far.
+  // Starts a sequence with exact attention over all tokens. Passes K and V of the full layers to
+  // each of `attentions` chunk by chunk, and then drops them here. Returns the logits after the
+  // last token. Calls `progress` (may be empty) with the number of tokens processed so far.
   std::vector<float> Prefill(std::span<const uint32_t> tokens,
                              std::span<Attention* const> attentions,
                              const std::function<void(uint32_t)>& progress = {},
                              Trace* trace = nullptr);
 
-  // Feeds one token and returns the logits after it. The same `attention` for all tokens until
-  // Rewind.
+  // Feeds one token and returns the logits after it. REQUIRES: the same `attention` for all tokens
+  // until Rewind.
   std::vector<float> Decode(uint32_t token, Attention& attention);
 
-  // Back to the end of the prefill.
+  // Returns to the end of the prefill.
   void Rewind(Attention& attention);
 
   uint32_t position() const { return position_; }

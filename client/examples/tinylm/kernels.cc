@@ -26,7 +26,7 @@ inline Vector Load(const float* from) { return *reinterpret_cast<const Unaligned
 inline void Store(float* to, Vector value) { *reinterpret_cast<Unaligned*>(to) = value; }
 inline Vector Splat(float value) { return Vector{} + value; }
 
-// One tile of C: kRows rows, two vectors of columns.
+// Computes one tile of C: kRows rows, two vectors of columns.
 template <uint32_t kRows>
 inline void MatMulTile(const MatMulArgs& args, const float* a, const float* b, float* c) {
   Vector sum[kRows][2];
@@ -48,7 +48,7 @@ inline void MatMulTile(const MatMulArgs& args, const float* a, const float* b, f
   }
 }
 
-// The rows from `row` on, in tiles of kRows, the remainder in smaller ones.
+// Computes the rows from `row` on, in tiles of kRows, and the remainder in smaller tiles.
 template <uint32_t kRows>
 inline void MatMulColumns(const MatMulArgs& args, uint32_t row, const float* b, float* c) {
   for (; row + kRows <= args.rows; row += kRows) {
@@ -66,7 +66,8 @@ void MatMul(const MatMulArgs& args) {
   }
 }
 
-// exp with a relative error below 3e-7 on [-87, 88]; 0 below (also for -inf), exp(88) above.
+// Returns exp with a relative error below 3e-7 on [-87, 88]; 0 below (also for -inf), exp(88)
+// above.
 inline Vector Exp(Vector x) {
   const Vector low = Splat(-87.0f), high = Splat(88.0f);
   const IntVector vanishes = x < low;
@@ -92,7 +93,7 @@ inline Vector Exp(Vector x) {
   return vanishes ? Vector{} : p * scale;
 }
 
-// x = exp(x - shift) for `count` values, a multiple of kLanes; returns their sum.
+// Replaces x by exp(x - shift) for `count` values, a multiple of kLanes; returns their sum.
 float ExpAndSum(float* x, uint32_t count, float shift) {
   Vector sum{};
   for (uint32_t i = 0; i < count; i += kLanes) {
@@ -116,12 +117,12 @@ float Max(const float* x, uint32_t count) {
   return result;
 }
 
-// The running softmax of one row: maximum and sum of exponentials so far.
+// Running softmax of one row: maximum and sum of exponentials so far.
 struct RowState {
   float max = kMinusInfinity, sum = 0;
 };
 
-// Turns the row's scores against one key block into weights and rescales what o has gathered so
+// Converts the row's scores for one key block to weights, and rescales o, the output accumulated so
 // far.
 void UpdateRow(float* scores, uint32_t count, RowState& state, float* o) {
   const float block_max = Max(scores, count);
@@ -159,8 +160,8 @@ float Sum(Vector value) {
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-// The scores of a few rows, key by key: a decode step reads each key once, too seldom to transpose
-// it.
+// Computes the scores of a few rows, key by key: a decode step reads each key only once, so a
+// transpose does not pay off.
 void DotScores(const AttendArgs& args, const float* keys, uint32_t count, float* scores) {
   for (uint32_t i = 0; i < count; ++i) {
     for (uint32_t row = 0; row < args.row_count; ++row) {
@@ -194,7 +195,7 @@ void BlockScores(const AttendArgs& args, const float* keys, uint32_t count, uint
           .columns = width});
 }
 
-// Hides what row r may not see of the keys [first_key, first_key + count) of a block; `width` >=
+// Masks the keys of the block [first_key, first_key + count) that row r must not see; `width` >=
 // count columns exist.
 void Mask(const AttendArgs& args, uint32_t row, uint32_t first_key, uint32_t count, uint32_t width,
           float* scores) {
@@ -207,7 +208,7 @@ void Mask(const AttendArgs& args, uint32_t row, uint32_t first_key, uint32_t cou
   for (uint32_t i = 0; i < end && first_key + i < oldest; ++i) scores[i] = kMinusInfinity;
 }
 
-// Blocked over keys with a running softmax, so that scores never leave the second-level cache.
+// Processes blocks of keys with a running softmax, so that scores stay in the second-level cache.
 void Attend(const AttendArgs& args) {
   alignas(64) float scores[kAttendRows * kKeyBlock];
   RowState states[kAttendRows];

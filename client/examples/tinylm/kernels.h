@@ -3,8 +3,8 @@
 
 // The arithmetic of the example engine: matrix product, exact attention, SwiGLU, all in fp32.
 //
-// kernels.cc is compiled once per instruction set; BestKernels() takes what this processor has.
-// Functions are pure and may run on any thread.
+// kernels.cc is compiled once per instruction set; BestKernels() selects the best one that this
+// processor has. Functions are pure and may run on any thread.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,12 +12,12 @@
 namespace tinylm {
 
 inline constexpr uint32_t kHeadDim = 64;       // the only head size of this engine
-inline constexpr uint32_t kPanelColumns = 32;  // columns of B that lie side by side, see MatMulArgs
+inline constexpr uint32_t kPanelColumns = 32;  // adjacent columns of B, see MatMulArgs
 inline constexpr uint32_t kAttendRows = 256;   // most query rows of one Attend call
 
-// C[rows, columns] = A[rows, inner] x B[inner, columns], added to C if `add`. B is cut into panels
-// of kPanelColumns columns: element (i, j) lies at b[(j / 32) * b_panel_stride + i * b_stride + j %
-// 32].
+// C[rows, columns] = A[rows, inner] x B[inner, columns], added to C if `add`. B is split into
+// panels of kPanelColumns columns: element (i, j) is at b[(j / 32) * b_panel_stride + i * b_stride
+// + j % 32].
 //
 // REQUIRES: columns is a multiple of kPanelColumns; C overlaps neither A nor B.
 struct MatMulArgs {
@@ -35,9 +35,8 @@ struct MatMulArgs {
 // Causal softmax attention of some query rows to one kv head.
 //
 // Row r (its query already scaled) has position first_position + r / group_size and sees the keys
-// at positions <= its own, of those only the last `window` ones unless window is 0. Sets
-// o[row_count, 64], and lse[row_count] = ln sum exp(q . k), which is -inf (and o is 0) where no key
-// is visible.
+// at positions <= its own; if window is not 0, only the last `window` of these. Sets o[row_count,
+// 64], and lse[row_count] = ln sum exp(q . k), which is -inf (and o is 0) when no key is visible.
 //
 // REQUIRES: row_count <= kAttendRows.
 struct AttendArgs {
@@ -63,8 +62,8 @@ struct Kernels {
 
 const Kernels& BestKernels();
 
-// One per compilation of kernels.cc; only BestKernels() and tests call them. The vector ones exist
-// on x86-64 only and need that instruction set.
+// One function per compilation of kernels.cc, called only by BestKernels() and tests. The vector
+// versions exist only on x86-64, and need that instruction set.
 const Kernels& PortableKernels();
 const Kernels& Avx2Kernels();
 const Kernels& Avx512Kernels();

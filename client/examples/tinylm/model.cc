@@ -45,7 +45,7 @@ class Safetensors {
                           bytes_.begin() + static_cast<std::ptrdiff_t>(data_begin_));
   }
 
-  // The tensor in fp32; it must have this shape.
+  // Returns a tensor in fp32. Throws if its shape is not `shape`.
   std::vector<float> Get(const std::string& name, const std::vector<uint64_t>& shape) const {
     if (!header_.contains(name)) Fail(name, "is missing");
     const json& entry = header_[name];
@@ -73,7 +73,7 @@ class Safetensors {
     return values;
   }
 
-  // FNV-1a over the file.
+  // Returns the FNV-1a hash of the file.
   std::string Fingerprint() const {
     uint64_t hash = 0xcbf29ce484222325u;
     for (const char byte : bytes_) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3u;

@@ -1,7 +1,7 @@
 #ifndef PQCACHED_CLIENT_EXAMPLES_TINYLM_MODEL_H_
 #define PQCACHED_CLIENT_EXAMPLES_TINYLM_MODEL_H_
 
-// The weights of TinyLM in fp32, as the engine wants them, read from config.json and
+// The weights of TinyLM in fp32, in the engine's layout, read from config.json and
 // model.safetensors.
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Config {
   uint32_t intermediate = 0;
   uint32_t query_heads = 0;
   uint32_t kv_heads = 0;
-  uint32_t window = 0;  // of the sliding layers, itself included
+  uint32_t window = 0;  // of the sliding layers; includes the token itself
   float rms_epsilon = 0;
   float rope_theta = 0;
   float temperature_base = 0;
@@ -27,8 +27,8 @@ struct Config {
   std::vector<uint32_t> full_layers() const;
 };
 
-// The transpose of a weight (out, in), cut into panels of kPanelColumns outputs: what mat_mul
-// multiplies with.
+// The transpose of a weight (out, in), split into panels of kPanelColumns outputs, as mat_mul
+// expects it.
 struct Matrix {
   uint32_t inputs = 0, outputs = 0;
   std::vector<float> panels;
@@ -45,10 +45,11 @@ struct Model {
   Matrix unembedding;            // the same weights
   std::vector<float> norm;
   std::vector<LayerWeights> layers;
-  std::string fingerprint;  // of the weights' bytes: what a cache of K and V is good for
+  // of the weights' bytes; a cache of K and V is valid only for this model
+  std::string fingerprint;
 };
 
-// Throws std::runtime_error naming the file and what is wrong with it.
+// Throws std::runtime_error that names the file and its fault.
 Model LoadModel(const std::string& directory);
 
 }  // namespace tinylm

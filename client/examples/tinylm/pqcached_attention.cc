@@ -9,8 +9,8 @@
 namespace tinylm {
 namespace {
 
-// Notes what each layer of a build cost: the time since the report before counts for the reporting
-// layer.
+// Records the cost of each layer of a build: the time since the previous report counts for the
+// reporting layer.
 int RecordProgress(void* context, const pqc_build_progress* progress) {
   auto& layers = static_cast<PqcachedAttention::IndexBuild*>(context)->layers;
   double seconds_before = 0;
@@ -68,7 +68,7 @@ PqcachedAttention::PqcachedAttention(const PqcachedAttention& parent, Steps& ste
 }
 
 PqcachedAttention::~PqcachedAttention() {
-  own_steps_.reset();  // before its sequence
+  own_steps_.reset();  // before its sequence is dropped
   if (sequence_) pqc_sequence_drop(sequence_);
 }
 
@@ -77,7 +77,8 @@ std::unique_ptr<PqcachedAttention> PqcachedAttention::Fork(Steps& steps, Workers
 }
 
 void PqcachedAttention::OpenCache(const std::string& fingerprint) {
-  // Only the full layers: the sliding ones stay the engine's own. Queries come in scaled.
+  // Stores only the full layers: the engine keeps the sliding ones itself. Queries are already
+  // scaled.
   const std::vector<uint32_t> layers = config_.full_layers();
   auto group = Sized<pqc_layer_group>();
   group.kind = PQC_LAYERS_SELECTED;

@@ -79,7 +79,7 @@ Answer Ask(Engine& engine, Attention& attention, const Question& question) {
     for (size_t i = 0; i < segment.answer.size(); ++i) {
       answer.outputs.push_back(PickToken(logits));
       answer.is_right = answer.is_right && answer.outputs.back().token == segment.answer[i];
-      // Nobody asks what follows the very last token.
+      // The logits after the very last token are not needed.
       const bool is_last = &segment == &question.back() && i + 1 == segment.answer.size();
       if (!is_last) feed(answer.outputs.back().token);
     }

@@ -1,7 +1,7 @@
 #ifndef PQCACHED_CLIENT_EXAMPLES_TINYLM_PROMPTS_H_
 #define PQCACHED_CLIENT_EXAMPLES_TINYLM_PROMPTS_H_
 
-// The prompt files, and asking the engine their questions.
+// Reads the prompt files, and asks the engine their questions.
 
 #include <cstdint>
 #include <functional>
@@ -24,9 +24,9 @@ struct Prompt {
   std::vector<Question> questions;
 };
 
-// The file directory/TASK_LENGTH.jsonl, its first `prompt_limit` contexts (0 = all).
+// Reads the file directory/TASK_LENGTH.jsonl, its first `prompt_limit` contexts (0 = all).
 //
-// Throws std::runtime_error naming the file. HasPrompts says whether it exists.
+// Throws std::runtime_error that names the file. HasPrompts returns true if the file exists.
 std::vector<Prompt> LoadPrompts(const std::string& directory, const std::string& task,
                                 uint32_t length, size_t prompt_limit = 0);
 bool HasPrompts(const std::string& directory, const std::string& task, uint32_t length);
@@ -39,9 +39,9 @@ struct GeneratedToken {
 
 struct Answer {
   bool is_right = false;                // every generated token is the expected one
-  std::vector<GeneratedToken> outputs;  // of all segments, one after another
+  std::vector<GeneratedToken> outputs;  // of all segments, in order
   std::vector<float> first_logits;      // after the first input
-  uint32_t step_count = 0;              // tokens fed
+  uint32_t step_count = 0;              // number of tokens fed
   double seconds = 0;
 };
 

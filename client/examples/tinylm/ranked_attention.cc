@@ -22,7 +22,7 @@ struct Reply {
   char error[512] = {};
 };
 
-// What a rank has of the model.
+// Returns the config of one rank's part of the model.
 Config ConfigOfRank(Config config, uint32_t rank_count) {
   if (rank_count == 0 || config.kv_heads % rank_count != 0) {
     throw std::runtime_error("rank_count: " + std::to_string(rank_count) + " ranks cannot share " +
@@ -33,7 +33,7 @@ Config ConfigOfRank(Config config, uint32_t rank_count) {
   return config;
 }
 
-// The rank's heads of [tokens, heads, 64].
+// Returns the rank's heads of [tokens, heads, 64].
 std::vector<float> Slice(const float* data, uint32_t tokens, uint32_t heads, uint32_t rank,
                          uint32_t rank_count) {
   const size_t part = size_t{heads} / rank_count * kHeadDim;
@@ -82,7 +82,7 @@ struct RankProcess::Command {
 
 namespace {
 
-// Does one command; returns the floats of the answer.
+// Executes one command; returns the floats of the answer.
 std::vector<float> Do(const RankProcess::Command& command, const std::vector<float>& floats,
                       const Config& config, PqcachedAttention& attention) {
   const size_t kv_floats = size_t{config.kv_heads} * kHeadDim;
@@ -169,7 +169,7 @@ RankProcess::RankProcess(const std::string& program, const std::string& model_di
     throw std::runtime_error("no socket pair");
   }
   pid_ = fork();
-  if (pid_ == 0) {  // only what is safe beside other threads
+  if (pid_ == 0) {  // only async-signal-safe calls: the process may have other threads
     const bool placed = pair[1] == kRankSocket ? fcntl(kRankSocket, F_SETFD, 0) == 0
                                                : dup2(pair[1], kRankSocket) == kRankSocket;
     if (placed) execv(arguments[0], arguments.data());
@@ -228,7 +228,7 @@ RankedAttention::RankedAttention(const Model& model, const PqcachedAttention::Op
       others_(std::move(others)),
       own_(ConfigOfRank(model.config, options.rank_count), model.fingerprint, options, workers) {}
 
-// Every rank does it, this one last, and then the answers are heard.
+// Executes a command on every rank, on this one last, and then receives the answers.
 void RankedAttention::All(const RankProcess::Command& command) {
   for (const RankProcess& rank : others_) rank.Send(command, {});
   Do(command, {}, ConfigOfRank(config_, rank_count_), own_);

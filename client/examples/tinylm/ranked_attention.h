@@ -1,11 +1,12 @@
 #ifndef PQCACHED_CLIENT_EXAMPLES_TINYLM_RANKED_ATTENTION_H_
 #define PQCACHED_CLIENT_EXAMPLES_TINYLM_RANKED_ATTENTION_H_
 
-// A model in several processes: each rank has a part of the heads, a client and a cache of its own.
+// A model in several processes: each rank has a part of the heads, its own client and its own
+// cache.
 //
-// Rank 0 is the engine's process; every other rank is a process of its own (tinylm_rank), which does
-// what the engine's does, for its heads. Between them go K, V and queries one way and the attention of
-// the rank's heads the other: what a collective operation does between GPUs.
+// Rank 0 is the engine's process; every other rank is a separate process (tinylm_rank), which makes
+// the same calls for its heads. K, V and queries are sent to a rank, and the attention of the
+// rank's heads is sent back, as a collective operation does between GPUs.
 
 #include <sys/types.h>
 
@@ -20,22 +21,22 @@
 
 namespace tinylm {
 
-// The descriptor on which tinylm_rank hears its commands.
+// Descriptor from which tinylm_rank reads its commands.
 inline constexpr int kRankSocket = 3;
 
-// A rank of another process.
+// A rank in another process.
 class RankProcess {
  public:
-  // Starts tinylm_rank, the program of this path, with the model of this folder.
+  // Starts the program `program` (tinylm_rank) with the model in `model_directory`.
   RankProcess(const std::string& program, const std::string& model_directory,
               const PqcachedAttention::Options& options);
   RankProcess(RankProcess&& other) noexcept;
   ~RankProcess();
 
   struct Command;
-  // `floats` go with the command. Failures are std::runtime_error.
+  // Sends a command with `floats`. Failures are std::runtime_error.
   void Send(const Command& command, const std::vector<float>& floats) const;
-  // What came of the last command: floats [count], or the other process's error.
+  // Receives the result of the last command: floats [count], or the other process's error.
   AttendedTokens Receive(std::vector<float>& floats) const;
 
  private:
@@ -45,11 +46,11 @@ class RankProcess {
 
 class RankedAttention : public Attention {
  public:
-  // `others`: the ranks 1, 2, ... of the same options.
+  // `others` are the ranks 1, 2, ..., started with the same options.
   RankedAttention(const Model& model, const PqcachedAttention::Options& options,
                   std::vector<RankProcess> others, Workers& workers);
 
-  // The ranks 1 .. rank_count - 1.
+  // Starts the ranks 1 .. rank_count - 1.
   static std::vector<RankProcess> Start(const std::string& program,
                                         const std::string& model_directory,
                                         const PqcachedAttention::Options& options);
@@ -68,13 +69,14 @@ class RankedAttention : public Attention {
  private:
   void All(const RankProcess::Command& command);
 
-  const Config config_;  // of the whole model
+  const Config config_;  // config of the whole model
   const uint32_t rank_count_;
   std::vector<RankProcess> others_;
   PqcachedAttention own_;
 };
 
-// The life of a rank's process: does the commands of the socket until it ends. `options`: of the rank.
+// Main loop of a rank's process: executes the commands from the socket until its end. `options` are
+// those of the rank.
 void ServeRank(int socket, const Model& model, const PqcachedAttention::Options& options);
 
 }  // namespace tinylm

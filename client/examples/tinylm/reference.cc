@@ -81,7 +81,7 @@ ReferenceComparison CompareWithReference(Engine& engine, Attention& attention,
   ReferenceComparison result;
   if (references.empty()) return result;
   const std::vector<Prompt> prompts = LoadPrompts(prompt_directory, task, length, prompt_limit);
-  size_t prefilled = prompts.size();  // none yet
+  size_t prefilled = prompts.size();  // no context is prefilled yet
   for (const json& reference : references) {
     const size_t line = reference.at("line"), question = reference.at("question");
     if (line >= prompts.size()) continue;

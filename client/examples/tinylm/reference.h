@@ -15,7 +15,7 @@ struct ReferenceComparison {
   struct Mismatch {
     std::string where;
     uint32_t expected = 0, actual = 0;
-    float margin = 0;  // logit of the actual token less that of the best other
+    float margin = 0;  // logit of the actual token minus that of the best other token
     bool is_near_tie =
         false;  // the expected token is the runner-up, by less than twice the logit tolerance
   };
@@ -32,7 +32,8 @@ struct ReferenceComparison {
 inline constexpr float kLogitTolerance = 1e-3f;
 
 // Asks the questions that reference_directory/TASK_LENGTH.ref.jsonl answers, with full attention;
-// only those of the first `prompt_limit` contexts (0 = all). No such file: nothing is compared.
+// only those of the first `prompt_limit` contexts (0 = all). Compares nothing when the file does
+// not exist.
 ReferenceComparison CompareWithReference(Engine& engine, Attention& attention,
                                          const std::string& prompt_directory,
                                          const std::string& reference_directory,

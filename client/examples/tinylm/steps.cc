@@ -27,7 +27,7 @@ pqc_step* Begin(pqc_client* client, const std::vector<pqc_step_item>& items,
   return step;
 }
 
-// q, o [tokens, heads, 64], lse [tokens, heads], counts [tokens].
+// Shapes: q, o [tokens, heads, 64], lse [tokens, heads], counts [tokens].
 void AttendStep(pqc_step* step, uint32_t layer, uint64_t tokens, uint64_t heads, const float* q,
                 const pqc_selection& selection, float* o, float* lse, uint32_t* counts) {
   const uint64_t shape[3] = {tokens, heads, kHeadDim};
@@ -41,7 +41,7 @@ void AttendStep(pqc_step* step, uint32_t layer, uint64_t tokens, uint64_t heads,
   Check(pqc_step_attend(step, layer, &queries, &selection, &attention), "pqc_step_attend");
 }
 
-// One token per item: `rows` of all layers, k and v [tokens, kv_heads, 64].
+// Ends a step with one token per item; `rows` holds all layers, k and v [tokens, kv_heads, 64].
 void EndStep(pqc_step* step, uint64_t tokens, uint64_t kv_heads,
              const std::vector<StepRows>& rows) {
   const uint64_t shape[3] = {tokens, kv_heads, kHeadDim};
@@ -71,7 +71,8 @@ uint32_t SingleSteps::Attend(const StepQuery& query) {
 
 void SingleSteps::End(pqc_sequence* sequence, uint32_t position, uint32_t kv_heads,
                       const std::vector<StepRows>& rows) {
-  // A short context needs nobody's attention; its rows are handed in all the same.
+  // A short context selects nothing, so no attention has begun the step; its rows are appended all
+  // the same.
   if (!step_) step_ = Begin(client_, {ItemOf(sequence, position)}, nullptr);
   EndStep(std::exchange(step_, nullptr), 1, kv_heads, rows);
 }
@@ -104,7 +105,8 @@ void BatchSteps::Meet(std::unique_lock<std::mutex>& lock) {
   } else {
     met_.wait(lock, [&] { return meeting_ != meeting; });
   }
-  // The next meeting is not over before this member has joined it.
+  // The next meeting cannot end before this member has joined it, so error_ is still this
+  // meeting's.
   if (!error_.empty()) throw std::runtime_error(error_);
 }
 

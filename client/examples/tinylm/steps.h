@@ -1,11 +1,11 @@
 #ifndef PQCACHED_CLIENT_EXAMPLES_TINYLM_STEPS_H_
 #define PQCACHED_CLIENT_EXAMPLES_TINYLM_STEPS_H_
 
-// Decode steps against the sidecar: one sequence by itself, or several in lockstep as a batch.
+// Decode steps against the sidecar: for one sequence, or for several in lockstep as a batch.
 //
-// A step begins with the first layer that attends and ends with the rows of its token. No call waits
-// for an RPC where the client maps the sidecar's memory: rows of finished steps travel in the
-// background.
+// A step begins with the first layer that attends and ends with the rows of its token. No call
+// waits for an RPC when the client maps the sidecar's memory: rows of finished steps are sent in
+// the background.
 
 #include <pqcached/client.h>
 
@@ -17,14 +17,14 @@
 
 namespace tinylm {
 
-// What one sequence asks of one layer.
+// Query of one sequence for one layer.
 struct StepQuery {
   pqc_sequence* sequence = nullptr;
   uint32_t position = 0;
   uint32_t layer = 0;
   uint32_t query_heads = 0;
   const float* q = nullptr;  // [query_heads, 64]
-  pqc_selection selection;   // of the whole batch
+  pqc_selection selection;   // the same for the whole batch
   float* o = nullptr;        // [query_heads, 64], written
   float* lse = nullptr;      // [query_heads], written
 };
@@ -41,12 +41,12 @@ class Steps {
   virtual ~Steps() = default;
   // Returns how many tokens were selected, per kv head.
   virtual uint32_t Attend(const StepQuery& query) = 0;
-  // `rows`: of every stored layer.
+  // `rows` has one entry per stored layer.
   virtual void End(pqc_sequence* sequence, uint32_t position, uint32_t kv_heads,
                    const std::vector<StepRows>& rows) = 0;
 };
 
-// Of one sequence. Single-thread.
+// Steps of one sequence. Single-thread.
 class SingleSteps : public Steps {
  public:
   explicit SingleSteps(pqc_client* client) : client_(client) {}
@@ -61,8 +61,9 @@ class SingleSteps : public Steps {
   pqc_step* step_ = nullptr;
 };
 
-// Of several sequences whose threads take the same calls in the same order: the last one to call does
-// the work for all of them. A sequence that is done leaves, and the others go on without it.
+// Steps of several sequences whose threads make the same calls in the same order: the last one to
+// call does the work for all of them. A finished sequence leaves, and the others continue without
+// it.
 //
 // Thread-safe.
 class BatchSteps : public Steps {
@@ -74,7 +75,7 @@ class BatchSteps : public Steps {
   uint32_t Attend(const StepQuery& query) override;
   void End(pqc_sequence* sequence, uint32_t position, uint32_t kv_heads,
            const std::vector<StepRows>& rows) override;
-  // Of a member that attends no more. Every member calls it once.
+  // Removes a member that attends no more. Every member calls it once.
   void Leave();
 
   uint32_t largest_batch() const { return largest_batch_; }
@@ -87,7 +88,7 @@ class BatchSteps : public Steps {
     const std::vector<StepRows>* rows;
   };
 
-  // Waits until all members wait, and lets the last one do their work.
+  // Waits until all members have called; the last one does the work of all.
   void Meet(std::unique_lock<std::mutex>& lock);
   void DoAll();
   void AttendAll();
@@ -101,7 +102,7 @@ class BatchSteps : public Steps {
   uint64_t meeting_ = 0;
   std::vector<const StepQuery*> queries_;
   std::vector<Ending> endings_;
-  std::vector<pqc_sequence*> order_;  // of the running step's items
+  std::vector<pqc_sequence*> order_;  // of the items of the step in progress
   std::vector<uint32_t> counts_;      // of the last attention, by item
   std::string error_;                 // of the last meeting
   pqc_step* step_ = nullptr;

@@ -1,4 +1,4 @@
-// tinylm_rank: one rank of a model in several processes. Started by RankProcess, not by people.
+// tinylm_rank: one rank of a model in several processes. Started by RankProcess, not by hand.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>

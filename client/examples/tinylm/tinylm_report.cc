@@ -1,11 +1,11 @@
-// tinylm_report: asks the example model questions about long contexts, with its KV in several
-// places, and prints how often it was right, what that held in memory, and how long it took.
+// tinylm_report: asks the example model questions about long contexts, with its KV stored in
+// several ways, and prints the share of right answers, the memory held, and the time taken.
 //
 //   tinylm_report --model DIR --prompts DIR --endpoint unix:///PATH [--lengths 32768,8192] [--tasks
 //   niah,mq,var,freq]
 //                 [--contexts 2] [--questions 5] [--dtype f16|f32] [--json FILE]
 //
-// One context is prefilled once and shared by all methods; every question starts again from its
+// One context is prefilled once and shared by all methods; every question starts from the context's
 // end.
 
 #include <unistd.h>
@@ -35,7 +35,7 @@ struct Options {
   std::string lengths = "32768,8192", tasks = "niah,mq,var,freq", dtype = "f16";
   std::string contexts = "2", questions = "5";  // per task and length, and per context; 0 = all
 
-  // Numbers as they were checked.
+  // Parsed and checked numbers.
   std::vector<uint32_t> length_list;
   uint32_t context_limit = 0, question_limit = 0;
 };
@@ -77,7 +77,7 @@ struct LengthTally {
   uint32_t length = 0, contexts = 0;
   std::vector<MethodTally> methods;
   std::vector<PqcachedAttention::IndexBuild> builds;  // of the last context
-  uint64_t pool_bytes = 0;  // of the last context's sequence, both indexes included
+  uint64_t pool_bytes = 0;  // of the last context's sequence, all indexes included
   double prefill_seconds = 0;
 };
 
@@ -88,7 +88,7 @@ std::vector<std::string> SplitList(const std::string& list) {
   return parts;
 }
 
-// A bar on the terminal while a long prompt is read; nothing elsewhere.
+// A progress bar for long prompts, shown only if stderr is a terminal.
 class ProgressBar {
  public:
   ProgressBar(std::string label, size_t token_count)

@@ -36,7 +36,7 @@ void Workers::Serve() {
   }
 }
 
-// Takes indices until none is left.
+// Runs tasks until no index is left.
 void Workers::Drain(std::unique_lock<std::mutex>& lock) {
   while (next_index_ < count_) {
     const uint32_t index = next_index_++;

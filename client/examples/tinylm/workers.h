@@ -1,7 +1,7 @@
 #ifndef PQCACHED_CLIENT_EXAMPLES_TINYLM_WORKERS_H_
 #define PQCACHED_CLIENT_EXAMPLES_TINYLM_WORKERS_H_
 
-// Workers runs loops on a few threads of its own plus the calling one.
+// Workers runs loops on a few threads of its own and the calling one.
 
 #include <condition_variable>
 #include <cstdint>
@@ -15,12 +15,12 @@ namespace tinylm {
 // Single-thread: one Run at a time.
 class Workers {
  public:
-  // thread_count >= 1 counts the calling thread too; 0 = as many as the machine has.
+  // `thread_count` >= 1 includes the calling thread; 0 = the number of the machine's cores.
   explicit Workers(uint32_t thread_count = 0);
   ~Workers();
 
-  // Calls task(i) once for each i < count, in any order, and returns when all have returned. Tasks
-  // must not throw.
+  // Calls task(i) once for each i < count, in any order, and returns when all calls have returned.
+  // Tasks must not throw.
   void Run(uint32_t count, const std::function<void(uint32_t)>& task);
 
  private:

@@ -1,11 +1,12 @@
-"""Builds the wheel of package pqcached: copies the sources and, when told where they are, the two libraries,
-and the one for GPUs where it lies beside them.
+"""Builds the wheel of package pqcached from the sources and, if their folder is given, the two
+client libraries, with the GPU library if it is in the same folder.
 
-PEP 517 and 660, with nothing but the standard library, so that `pip install` of this folder needs no network.
+Implements PEP 517 and 660 with only the standard library, so that `pip install` of this folder
+needs no network.
 
-The libraries come from the folder named by the config setting `library`, or by the environment's
-PQCACHED_LIBRARY_DIR: a build folder, an installed prefix, or the folder in which they lie. Without either the wheel
-has no libraries, and the loader has to find libpqcached_client.so.1 at run time.
+The config setting `library`, or the environment's PQCACHED_LIBRARY_DIR, names the folder of the
+libraries: a build folder, an installed prefix, or the folder that contains them. Without either,
+the wheel has no libraries, and the loader must find libpqcached_client.so.1 at run time.
 """
 
 import base64
@@ -29,7 +30,7 @@ DIST_INFO = f"{NAME}-{VERSION}.dist-info"
 
 
 def find_libraries(config_settings):
-    """The paths of the libraries to bundle; none when no folder is named."""
+    """Returns the paths of the libraries to bundle; none when no folder is named."""
     named = (config_settings or {}).get("library") or os.environ.get("PQCACHED_LIBRARY_DIR")
     if not named:
         return []
@@ -72,11 +73,12 @@ def write_wheel(directory, tag, files):
         for name, content in files.items():
             info = zipfile.ZipInfo(name)  # the fixed date makes equal contents equal wheels
             info.external_attr = (0o755 if ".so" in name else 0o644) << 16
-            wheel.writestr(info, content, zipfile.ZIP_DEFLATED, compresslevel=1)  # libraries are large
+            # libraries are large
+            wheel.writestr(info, content, zipfile.ZIP_DEFLATED, compresslevel=1)
     return file_name
 
 
-# ---- The hooks that pip calls.
+# ---- Hooks that pip calls.
 
 
 def get_requires_for_build_wheel(config_settings=None):
@@ -100,7 +102,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
-    """A link to this folder. It has no place for libraries: the loader has to find them."""
+    """Builds a link to this folder. It cannot hold libraries: the loader must find them."""
     if find_libraries(config_settings):
         raise ValueError("an editable install cannot hold libraries; leave `library` out and set LD_LIBRARY_PATH")
     return write_wheel(wheel_directory, "py3-none-any", {f"{NAME}.pth": f"{ROOT}\n".encode()})

@@ -3,15 +3,17 @@
     import pqcached
 
     with pqcached.Client("unix:///run/pqcached/pqcached.sock") as client:
-        cache = client.open_cache("demo", model_fingerprint="demo-1", groups=[layers], capacity_bytes=64 << 20)
+        cache = client.open_cache("demo", model_fingerprint="demo-1", groups=[layers],
+                                  capacity_bytes=64 << 20)
         with cache.create_sequence() as sequence:
             sequence.ingest(0, 0, keys, values)
             sequence.build_index(sink_tokens=16)
             attention = sequence.attend(0, tokens - 1, queries, selection)
-            attention.merge(*attend_own(keys, values, queries))  # the engine's part: sink and window
+            attention.merge(*attend_own(keys, values, queries))  # engine's sink and window
 
-Arrays are numpy's, torch's or any with DLPack, and are read where they lie. What fails raises pqcached.Error, with one
-class per status, or TypeError for an argument of a wrong type. Positions are absolute token positions.
+Arrays are numpy's, torch's or any with DLPack, and are read in place. A failed call raises
+pqcached.Error, with one subclass per status, or TypeError for an argument of a wrong type.
+Positions are absolute token positions.
 """
 
 from ._abi import library as _load
@@ -31,7 +33,7 @@ __version__ = "0.1.0"
 
 
 def library_path() -> str:
-    """The client library that this process uses; loads it."""
+    """Returns the path of the client library that this process uses; loads the library."""
     return str(_load()._name)
 
 

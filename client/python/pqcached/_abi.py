@@ -1,7 +1,8 @@
-"""pqcached/client.h, step.h and gpu.h for ctypes: its structs, its functions, and how the library is found.
+"""The ctypes version of pqcached/client.h, step.h and gpu.h: structs, functions, and the search for
+the library.
 
-A new function is one line of PROTOTYPES; a new struct is one class with the header's fields in the header's order.
-tests/client/python/abi_test.py holds both against the header and the compiler.
+A new function is one line of PROTOTYPES; a new struct is one class with the header's fields in the
+header's order. tests/client/python/abi_test.py compares both with the header and the compiler.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ c_enum = c_uint32
 
 
 class Sized(Structure):
-    """A struct that begins with its size and has set it."""
+    """A struct whose first field is its size, set on construction."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(ctypes.sizeof(self), **fields)
@@ -60,7 +61,7 @@ class LayerGroup(Sized):
                 ("window_tokens", c_uint32)]
 
 
-_TensorField: Any = Tensor  # for type checkers, which take a struct for no type of a field
+_TensorField: Any = Tensor  # for type checkers, which do not accept a struct as the type of a field
 
 
 class Index(Sized):
@@ -177,7 +178,7 @@ class GpuPositions(Sized):
 _handle = c_void_p
 _status = c_enum
 
-# Name -> what it returns, what it takes. Arrays of numbers are passed as addresses.
+# Result and argument types of each function. Arrays of numbers are passed as addresses.
 PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_abi_version": (c_uint32, []),
     "pqc_status_name": (c_char_p, [_status]),
@@ -264,7 +265,9 @@ def _open(path: str) -> Any:
 
 
 def library() -> Any:
-    """The client library, loaded once. Raises FailedPrecondition, which says where it was looked for."""
+    """Returns the client library, loaded once. Raises FailedPrecondition, which lists the places
+    that were searched.
+    """
     global _library
     if _library is None:
         with _lock:
@@ -273,8 +276,9 @@ def library() -> Any:
     return _library
 
 
-# ---- Errors. The library keeps the reason of a thread's last call, and the garbage collector may close a handle, which
-# is such a call, right after one that failed: it keeps the reason here then.
+# ---- Errors. The library keeps the error text of a thread's last call. The garbage collector may
+# close a handle right after a failed call, and closing is such a call too: the text is then kept
+# here.
 
 _kept = threading.local()
 

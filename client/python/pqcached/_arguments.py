@@ -1,4 +1,4 @@
-"""Numbers and texts on their way into C, which would cut them silently."""
+"""Checks numbers and texts that are passed to C, which would truncate them silently."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Type, TypeVar
 
 from ._errors import InvalidArgument
 
-MAX_TOKENS = 1 << 30  # of a sequence
+MAX_TOKENS = 1 << 30  # per sequence
 
 _EnumType = TypeVar("_EnumType", bound=enum.IntEnum)
 
@@ -33,7 +33,7 @@ def uint64(name: str, value: Any) -> int:
 
 
 def token_count(begin: int, end: int) -> int:
-    """Of a range that the library would accept."""
+    """Returns the token count of a range that the library would accept."""
     if begin < end <= MAX_TOKENS:
         return end - begin
     raise InvalidArgument(f"tokens: [{begin}, {end}), must not be empty nor go beyond 2^30")

@@ -1,7 +1,7 @@
-"""Arrays of others as tensors of the C ABI, by address: nothing is copied.
+"""Converts foreign arrays to tensors of the C ABI by address, without copies.
 
-Read: numpy arrays, torch tensors on CPU or CUDA, and whatever has __dlpack__ or __array_interface__. Written: numpy
-arrays and torch tensors on the CPU.
+Readable: numpy arrays, torch tensors on CPU or CUDA, and objects with __dlpack__ or
+__array_interface__. Writable: numpy arrays and torch tensors on the CPU.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _BITS16 = np.dtype(np.uint16)
 
 
 class _Memory(NamedTuple):
-    """What is known of a foreign array. Strides are in elements; None = contiguous."""
+    """Properties of a foreign array. Strides are in elements; None = contiguous."""
 
     address: int
     device: Device
-    dtype: Optional[DType]  # None: 16 bits whose meaning the caller has to tell
+    dtype: Optional[DType]  # None: 16 bits whose meaning the caller must give
     shape: Tuple[int, ...]
     strides: Optional[Tuple[int, ...]]
     stream: int
-    owner: Any  # keeps the memory
+    owner: Any  # keeps the memory alive
 
 
 def _wrong_dtype(name: str, dtype: Any) -> TypeError:
@@ -59,7 +59,9 @@ def _of_numpy(name: str, array: np.ndarray[Any, Any]) -> _Memory:
 
 
 def _torch() -> Any:
-    """Module torch when the program has imported it: without it nothing can be a torch tensor."""
+    """Returns module torch if the program has imported it: otherwise no object can be a torch
+    tensor.
+    """
     return sys.modules.get("torch")
 
 
@@ -108,7 +110,7 @@ _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def _of_dlpack(name: str, array: Any) -> _Memory:
-    # The capsule is not consumed: it lives as long as the call, and frees the tensor itself then.
+    # The capsule is not consumed: it lives until the call ends, and then frees the tensor itself.
     capsule = array.__dlpack__()
     tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     if tensor.device_type not in _DL_DEVICES:
@@ -137,16 +139,20 @@ def _memory_of(name: str, array: Any) -> _Memory:
 
 
 class Tensor:
-    """An array that pqcached reads where it lies: never copied, whatever its strides.
+    """An array that pqcached reads in place: never copied, whatever its strides.
 
-    Every call takes the array itself just as well; this is for what the array does not tell, and saves work where
-    one array is handed in again and again. The array must keep its address and shape for as long as this lives.
+    Every call also takes the array itself. A Tensor adds information that the array lacks, and
+    saves work when one array is passed again and again. The array must keep its address and shape
+    for as long as the Tensor lives.
 
-    array: numpy array, torch tensor (CPU, or CUDA, which this version answers with Unimplemented), or an object with
-        `__dlpack__` or `__array_interface__`; of float16, float32 or bfloat16, of up to 4 dimensions.
-    dtype: DType.BF16 says that an array of uint16 holds bfloat16; else it must be the array's own.
+    array: numpy array, torch tensor (CPU, or CUDA, which this version answers with Unimplemented),
+    or an object with `__dlpack__` or `__array_interface__`; of float16, float32 or bfloat16, of up
+    to 4 dimensions.
+    dtype: DType.BF16 means that an array of uint16 holds bfloat16; otherwise it must be the array's
+    own dtype.
 
-    Raises TypeError for what is no such array, InvalidArgument for strides that are no whole elements.
+    Raises TypeError for an object that is no such array, InvalidArgument for strides that are not
+    multiples of the element size.
     """
 
     __slots__ = ("c", "device", "dtype", "shape", "strides", "_owner")
@@ -188,13 +194,15 @@ class Tensor:
 
 
 class Paged(Tensor):
-    """Rows of a paged engine, read where they lie: token t is row t % block_tokens of block blocks[t // block_tokens].
+    """Rows of a paged engine, read in place: token t is row t % block_tokens of block
+    blocks[t // block_tokens].
 
-    memory: all blocks, K's or V's, as a view [blocks, block_tokens, heads, dim], whatever the order in memory: of vLLM's
-        [blocks, 2, tokens, heads, dim] `memory[:, 0]`, of [blocks, heads, tokens, dim] `memory.transpose(1, 2)` in torch.
-    blocks: integers, the table of one sequence. token_count: how many of its tokens a call hands in, from the first one.
-
-    Raises what Tensor raises, and InvalidArgument for a memory that has not four dimensions.
+    memory: all blocks, K's or V's, as a view [blocks, block_tokens, heads, dim], whatever the order
+    in memory. For vLLM's [blocks, 2, tokens, heads, dim] that is `memory[:, 0]`, for [blocks,
+    heads, tokens, dim] `memory.transpose(1, 2)` in torch.
+    blocks: integers, the block table of one sequence. token_count: number of the sequence's tokens
+    that a call passes, from the first one.
+    Raises what Tensor raises, and InvalidArgument for a memory that does not have four dimensions.
     """
 
     __slots__ = ("_table", "_blocks")
@@ -220,7 +228,8 @@ def tensor(name: str, array: ArrayLike) -> Tensor:
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """The dtype of arrays that hold rows of the cache; uint16 for BF16, which numpy does not have."""
+    """Returns the dtype of arrays that hold rows of the cache; uint16 for BF16, which numpy lacks.
+    """
     return _TO_NUMPY[dtype]
 
 
@@ -256,12 +265,14 @@ def _address(name: str, array: Any, dtypes: Sequence[Any], torch_dtypes: Sequenc
 
 
 def device_floats(name: str, array: Any, shape: Tuple[int, ...]) -> Tuple[int, Any]:
-    """The address of float32 on a GPU that a call may write to, by DLPack, and what has to live as long."""
+    """Returns the address of float32 on a GPU that a call may write to, by DLPack, and the object
+    that keeps the memory alive.
+    """
     return _device_words(name, array, (_DL_FLOAT,), shape)
 
 
 def device_uint32s(name: str, array: Any, shape: Tuple[int, ...]) -> Tuple[int, Any]:
-    """Likewise of 32-bit integers, signed ones too: torch has no others."""
+    """Like device_floats for 32-bit integers, signed or not: torch has only signed ones."""
     return _device_words(name, array, (_DL_INT, _DL_UINT), shape)
 
 
@@ -286,17 +297,17 @@ def _device_words(name: str, array: Any, kinds: Tuple[int, ...], shape: Tuple[in
 
 
 def floats_to_write(name: str, array: Any, shape: Tuple[int, ...]) -> int:
-    """The address of an array that a call may write float32 to."""
+    """Returns the address of an array to which a call may write float32."""
     return _address(name, array, [np.dtype(np.float32)], ["float32"], shape)
 
 
 def floats_to_read(name: str, array: Any, shape: Tuple[int, ...]) -> int:
-    """The address of contiguous float32."""
+    """Returns the address of contiguous float32."""
     return _address(name, array, [np.dtype(np.float32)], ["float32"], shape, write=False)
 
 
 def rows_to_write(name: str, array: Any, dtype: DType, shape: Tuple[int, ...]) -> int:
-    """The address of an array that a call may write rows of the cache to."""
+    """Returns the address of an array to which a call may write rows of the cache."""
     torch_dtype = {DType.F16: "float16", DType.BF16: "bfloat16", DType.F32: "float32"}[dtype]
     numpy_dtypes = [numpy_dtype(dtype)]
     if dtype is DType.BF16 and isinstance(array, np.ndarray) and array.dtype.name == "bfloat16":
@@ -305,7 +316,7 @@ def rows_to_write(name: str, array: Any, dtype: DType, shape: Tuple[int, ...]) -
 
 
 def _uint32s(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """As contiguous uint32; copied only when it is something else."""
+    """Returns the array as contiguous uint32; copies it only if it is not that already."""
     if array.dtype != np.uint32:
         if array.dtype.kind not in "iu":
             raise TypeError(f"{name}: dtype {array.dtype}; must be integers")
@@ -315,7 +326,7 @@ def _uint32s(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def positions_to_read(name: str, positions: Any, kv_heads: int) -> np.ndarray[Any, Any]:
-    """Positions [kv_heads, count]."""
+    """Returns positions [kv_heads, count] as contiguous uint32."""
     array = np.asarray(positions)
     if array.ndim != 2 or array.shape[0] != kv_heads:
         raise InvalidArgument(f"{name}.shape: {array.shape}, must be [kv_heads, count] with {kv_heads} kv_heads")

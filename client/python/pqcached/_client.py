@@ -1,4 +1,4 @@
-"""Client, Cache and Sequence: the calls."""
+"""Client, Cache and Sequence, with the calls on them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ from ._steps import Decoder, Step, StepItem, layer_rows
 
 
 class Client(Closable):
-    """A connection and its session, which ends with it, and with it the client's sequences.
+    """A connection and its session. When the client is closed, the session ends and its sequences
+    are dropped.
 
     endpoint: "unix:///run/pqcached/pqcached.sock", or "host:port" on the loopback.
-    tenant: whose caches these are.
-    client_name: for people; the program's name when empty.
-    timeout_ms: of each call but build_index; 0 = 10000.
-    thread_count: of the kernels that run in this process; 0 = all cores.
-    path: how to reach the rows; ONLY_LOCAL raises Unavailable, with the reason, where that cannot be.
-    rpc_library_path: libpqcached_rpc.so; empty = beside libpqcached_client.so, then where the loader looks.
+    tenant: owner of the caches.
+    client_name: human-readable name; the program's name when empty.
+    timeout_ms: of each call except build_index; 0 = 10000.
+    thread_count: threads for the kernels that run in this process; 0 = all cores.
+    path: access to the rows; ONLY_LOCAL raises Unavailable, with the reason, if it is not possible.
+    rpc_library_path: libpqcached_rpc.so; empty = in the folder of libpqcached_client.so, then where
+    the loader searches.
 
-    Client, Cache and Sequence may be used from several threads at once; calls release the GIL. A forked child needs
-    a client of its own.
+    Client, Cache and Sequence may be used from several threads at once; calls release the GIL. A
+    forked child needs its own client.
 
-    Raises InvalidArgument (endpoint, tenant), Unavailable (nobody listens), DeadlineExceeded (somebody listens and does
-    not answer), FailedPrecondition (a library is not found, or of another version), Unimplemented (an endpoint beyond
-    this host).
+    Raises InvalidArgument (endpoint, tenant), Unavailable (no server listens), DeadlineExceeded (a
+    server listens and does not answer), FailedPrecondition (a library is not found, or its version
+    differs), Unimplemented (an endpoint beyond this host).
     """
 
     def __init__(self, endpoint: str, *, tenant: str = "default", client_name: str = "", timeout_ms: int = 0,
@@ -57,7 +59,7 @@ class Client(Closable):
 
     @property
     def path(self) -> Path:
-        """How this client reaches the rows."""
+        """The path by which this client reads the rows."""
         with self._handle as client:
             return Path(self._library.pqc_client_path(client))
 
@@ -70,13 +72,15 @@ class Client(Closable):
 
     def open_cache(self, name: str, *, model_fingerprint: str, groups: SequenceOf[LayerGroup], capacity_bytes: int,
                    default_index: Index = Index(), rank: Optional[Rank] = None) -> "Cache":
-        """Opens the tenant's cache of this name, or joins it.
+        """Opens the tenant's cache of this name; creates it if it does not exist.
 
-        name: 1..128 bytes. model_fingerprint: 1..256 bytes, all that makes K and V differ. capacity_bytes: of its pool.
-        default_index: pq(2, 6) when not said. rank: of a model that spans several processes.
+        name: 1..128 bytes. model_fingerprint: 1..256 bytes, must include everything that affects K
+        and V. capacity_bytes: size of the cache's pool. default_index: pq(2, 6) when not given.
+        rank: for a model that spans several processes.
 
-        Raises FailedPrecondition (the cache exists with another fingerprint or shape), InvalidArgument (a limit),
-        ResourceExhausted (no room for such a pool), Unimplemented (a kind of layer of later versions).
+        Raises FailedPrecondition (the cache exists with another fingerprint or shape),
+        InvalidArgument (a limit), ResourceExhausted (no room for such a pool), Unimplemented (a
+        kind of layer of later versions).
         """
         parts = [group.c() for group in groups]
         spec = abi.CacheSpec(name=text("name", name), model_fingerprint=text("model_fingerprint", model_fingerprint),
@@ -95,20 +99,24 @@ class Client(Closable):
 
     def begin_step(self, items: SequenceOf[StepItem], selection: Optional[Selection] = None, *,
                    timeout_ms: int = 0) -> Step:
-        """One decode position, or several (speculation), over all layers for a batch of sequences.
+        """Begins one decode position, or several (speculation), over all layers for a batch of
+        sequences.
 
-        items: of one cache, each sequence once. selection: of all items and layers, unless a call brings another one;
-        with it, the step waits here for the rows that it needs. timeout_ms: of the whole step's waiting; 0 = the client's.
-
-        Raises InvalidArgument (items[i]: listed twice, of another client, positions beyond the tail), FailedPrecondition
-        (suspended; no such index), Aborted (in another step), DeadlineExceeded (rows or index not there in time).
+        items: of one cache, each sequence once. selection: for all items and layers, unless a call
+        passes another one; if it is given, the step waits here for the rows that it needs.
+        timeout_ms: for all waits of the step together; 0 = the client's.
+        Raises InvalidArgument (items[i]: listed twice, of another client, positions beyond the
+        sequence's end), FailedPrecondition (suspended; no such index), Aborted (in another step),
+        DeadlineExceeded (rows or index not available in time).
         """
         return Step(self._library, self._handle, items, selection, uint32("timeout_ms", timeout_ms))
 
     def admin(self, method: str, request: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
-        """Any unary Admin RPC by name, for tools: `client.admin("Stats")`. Fields have the names of the proto.
+        """Makes any unary Admin RPC by name, for tools: `client.admin("Stats")`. Fields have the
+        proto's names.
 
-        Raises NotFound or InvalidArgument for a method or field that does not exist, and what the method raises.
+        Raises NotFound or InvalidArgument for a method or field that does not exist, and what the
+        method raises.
         """
         answer = ctypes.c_void_p()
         name, body = text("method", method), json.dumps(dict(request or {})).encode()
@@ -122,10 +130,12 @@ class Client(Closable):
 
 
 class Cache(Closable):
-    """A KV space of one model. Made by Client.open_cache; closing it closes the handle, the cache lives on."""
+    """A KV space of one model. Made by Client.open_cache; closing it closes only the handle, the
+    cache continues to exist.
+    """
 
     def __init__(self, client: Client, handle: int, groups: SequenceOf[LayerGroup]) -> None:
-        self._client = client  # keeps the session
+        self._client = client  # keeps the session alive
         self._library = client._library
         self._own(Handle("cache", handle, self._library.pqc_cache_close, client._handle), at_exit=False)
         self.groups: Tuple[LayerGroup, ...] = tuple(groups)
@@ -135,19 +145,23 @@ class Cache(Closable):
     def create_sequence(self, token_ids: Optional[Any] = None, *, extra_key: bytes = b"", live: bool = False,
                         index: Index = Index(), iterations: int = 0, seed: int = 0, train_tokens: int = 0,
                         sink_tokens: int = 0, group_key: bytes = b"") -> "Sequence":
-        """A new sequence.
+        """Creates a sequence.
 
-        token_ids: integers [tokens], of the prompt as far as known: the sequence begins with their longest stored
-        prefix (see Sequence.shared_tokens), and others may share what it stores under them. extra_key: of the prefix
-        (images, ...), at most 256 bytes.
-        live: prefill segments are indexed in the background as they fill, the last one when the first step begins or the
-        first token is appended; build_index with the same index waits for all of it. The rest is as in build_index, but
-        0 iterations and 0 train_tokens stand for the sidecar's choice.
-        group_key: of a cache with a rank: what all ranks call the one sequence of their group that this is a part of, at
-        most 64 bytes. All ranks share as many tokens as the first one's call, and are evicted and pinned together; forks
-        are not tied. When the sequences of all ranks are closed, the key may be used again. Raises AlreadyExists when the
-        rank has, or had, a sequence under it and not all are closed; FailedPrecondition with another prompt than the first
-        rank's, and when the sidecar has begun anew since: then close the sequences and begin the key anew on all ranks.
+        token_ids: integers [tokens], the known part of the prompt: the sequence begins with their
+        longest stored prefix (see Sequence.shared_tokens), and other sequences may share the rows
+        that it stores under them. extra_key: additional key of the prefix (images, ...), at most
+        256 bytes.
+        live: if true, prefill segments are indexed in the background as they fill, the last one
+        when the first step begins or the first token is appended; build_index with the same index
+        waits for all of it. The other arguments are as in build_index, but 0 iterations and 0
+        train_tokens select the sidecar's defaults.
+        group_key: for a cache with a rank: common name, on all ranks, of the group's sequence to
+        which this one belongs; at most 64 bytes. All ranks share as many tokens as the call of the
+        first rank, and their sequences are evicted and pinned together; forks are independent. The
+        key may be used again after the sequences of all ranks are closed. Raises AlreadyExists when
+        the rank has, or had, a sequence under the key and not all are closed; FailedPrecondition
+        when the prompt differs from the first rank's, and when the sidecar has restarted since:
+        then close the sequences and use the key again on all ranks.
         """
         ids = token_ids_to_read("token_ids", () if token_ids is None else token_ids)
         key, group = key_bytes("extra_key", extra_key), key_bytes("group_key", group_key)
@@ -168,14 +182,16 @@ class Cache(Closable):
                  query_length: int = 0, segment_capacity: int = 0, codebook_capacity: int = 0, block_cache: bool = True,
                  cache_tokens: int = 0, cache_loads: int = 0, policy: GpuPolicy = GpuPolicy.FREQUENCY,
                  index: Index = Index(), codes_bytes: int = 0, gpu_library_path: str = "") -> Gpu:
-        """Sets memory on a GPU aside, for prefill and steps with arrays there.
+        """Reserves memory on a GPU, for prefill and steps with arrays there.
 
-        token_capacity: of the longest sequence. sequence_capacity: of a step. selected_capacity: the largest k.
-        query_length: the longest. codes_bytes: device memory for codes of the index; 0 = those of all layers. 0 of what
-        counts something stands for the library's choice (gpu.h).
+        token_capacity: tokens of the longest sequence. sequence_capacity: sequences of a step.
+        selected_capacity: the largest k. query_length: the longest. codes_bytes: device memory for
+        codes of the index; 0 = enough for all layers. 0 for a count selects the library's default
+        (gpu.h).
 
-        Raises FailedPrecondition (libpqcached_gpu.so cannot be loaded; no device, no driver: compute on the CPU),
-        Unimplemented (an older device; the remote path; index flat; softcap), InvalidArgument, ResourceExhausted.
+        Raises FailedPrecondition (libpqcached_gpu.so cannot be loaded; no device, no driver:
+        compute on the CPU), Unimplemented (an older device; the remote path; index flat; softcap),
+        InvalidArgument, ResourceExhausted.
         """
         options = abi.GpuOptions(
             device=device, sequence_capacity=uint32("sequence_capacity", sequence_capacity),
@@ -193,7 +209,9 @@ class Cache(Closable):
         return Gpu(self, handle.value)
 
     def match_prefix(self, token_ids: Any, *, extra_key: bytes = b"") -> int:
-        """How many tokens of a prompt are stored under these ids: a multiple of 128."""
+        """Returns the number of a prompt's tokens that are stored under these ids: a multiple of
+        128.
+        """
         ids, key = token_ids_to_read("token_ids", token_ids), key_bytes("extra_key", extra_key)
         count = ctypes.c_uint64()
         with self._handle as cache:
@@ -205,14 +223,15 @@ class Cache(Closable):
 class Sequence(Closable):
     """The tokens of one request. Made by Cache.create_sequence; closing it drops it in the sidecar.
 
-    All calls raise InvalidArgument when an argument is wrong, TypeError when it is of a wrong type or dtype,
-    FailedPrecondition when a handle is closed, Unavailable when the session is lost, DeadlineExceeded. Calls that change
-    one sequence exclude each other: the second one raises Aborted. A call that fails changes nothing.
+    All calls raise InvalidArgument for a wrong argument, TypeError for one of a wrong type or
+    dtype, FailedPrecondition for a closed handle, Unavailable for a lost session, and
+    DeadlineExceeded. Calls that change one sequence exclude each other: the second one raises
+    Aborted. A failed call changes nothing.
     """
 
     def __init__(self, cache: Cache, handle: int, shared_tokens: int) -> None:
-        self._cache = cache  # keeps the session
-        self.shared_tokens = shared_tokens  # that it began with: the next position to ingest
+        self._cache = cache  # keeps the session alive
+        self.shared_tokens = shared_tokens  # tokens at its creation: the next position to ingest
         self._library = cache._library
         self._group_of = cache._group_of
         self._own(Handle("sequence", handle, self._library.pqc_sequence_drop, cache._handle), at_exit=False)
@@ -223,14 +242,16 @@ class Sequence(Closable):
             return int(self._library.pqc_sequence_id(sequence))
 
     def drop(self) -> None:
-        """As close(), and says when the sidecar could not be told."""
+        """Like close(), but raises an error when the sidecar could not be notified."""
         abi.forget_reason()
         status = self._handle.close()
         if status is not None:
             abi.check(status)
 
     def fork(self, token_count: int = 0) -> "Sequence":
-        """A new sequence that shares the first `token_count` tokens (0 = all) and their indexes, copy-on-write."""
+        """Creates a sequence that shares the first `token_count` tokens (0 = all) and their
+        indexes, copy-on-write.
+        """
         count, handle = uint64("token_count", token_count), ctypes.c_void_p()
         with self._handle as sequence:
             abi.check(self._library.pqc_sequence_fork(sequence, count, byref(handle)))
@@ -241,7 +262,9 @@ class Sequence(Closable):
         return child
 
     def suspend(self) -> None:
-        """Preemption: until resume(), every other call but describe and drop raises FailedPrecondition."""
+        """Suspends the sequence (preemption): until resume(), every other call except describe and
+        drop raises FailedPrecondition.
+        """
         with self._handle as sequence:
             abi.check(self._library.pqc_sequence_suspend(sequence))
 
@@ -253,7 +276,7 @@ class Sequence(Closable):
         return count.value
 
     def truncate(self, token_count: int) -> None:
-        """Forgets the tokens from `token_count` on."""
+        """Drops the tokens from `token_count` on."""
         count = uint64("token_count", token_count)
         with self._handle as sequence:
             abi.check(self._library.pqc_sequence_truncate(sequence, count))
@@ -265,15 +288,16 @@ class Sequence(Closable):
         made: SequenceInfo = from_c(SequenceInfo, info)
         return made
 
-    # ---- Rows in
+    # ---- Writing rows
 
     def ingest(self, layer: int, first_position: int, keys: ArrayLike, values: ArrayLike) -> None:
-        """Stores consecutive prefill tokens of one layer. All or nothing.
+        """Stores consecutive prefill tokens of one layer: all of them or none.
 
-        keys [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim]: any strides, or Paged; read where they lie.
-        A range that is stored already is acknowledged; a gap, NaN and infinity are InvalidArgument.
-
-        Raises FailedPrecondition after build_index (then append), ResourceExhausted (the pool is full).
+        keys [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim]: any strides, or
+        Paged; read in place. A range that is stored already is acknowledged; a gap, NaN and
+        infinity raise InvalidArgument.
+        Raises FailedPrecondition after build_index (then use append), ResourceExhausted (the pool
+        is full).
         """
         k, v = tensor("keys", keys), tensor("values", values)
         number, first = uint32("layer", layer), uint64("first_position", first_position)
@@ -283,8 +307,8 @@ class Sequence(Closable):
     def append(self, first_position: int, layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> int:
         """Appends new tokens to all stored layers at once; returns the sequence's token count.
 
-        layers: layer -> (keys, values), shaped as in ingest. A repeat is acknowledged, a gap InvalidArgument. The
-        codes of the nearest centroids are there when the call returns.
+        layers: layer -> (keys, values), shaped as in ingest. A repeat is acknowledged, a gap raises
+        InvalidArgument. The codes of the nearest centroids are stored when the call returns.
         """
         rows, _held = layer_rows(layers)
         first, stored = uint64("first_position", first_position), ctypes.c_uint64()
@@ -293,12 +317,15 @@ class Sequence(Closable):
         return stored.value
 
     def flush(self) -> None:
-        """Waits until all rows that steps handed in are stored; raises why one was not."""
+        """Waits until all rows of ended steps are stored; raises the sequence's pending error, if
+        any.
+        """
         with self._handle as sequence:
             abi.check(self._library.pqc_sequence_flush(sequence))
 
     def decoder(self, selection: Selection) -> Decoder:
-        """The convenience session, which keeps sink and window too. It uses the sequence until it is closed.
+        """Opens the convenience session, which also keeps the sink and the window. It uses the
+        sequence until it is closed.
 
         Raises InvalidArgument for a selection without a window: a token attends to itself.
         """
@@ -309,12 +336,14 @@ class Sequence(Closable):
     def build_index(self, index: Index = Index(), *, iterations: int = 0, seed: int = 0, train_tokens: int = 0,
                     sink_tokens: int = 0, timeout_ms: int = 0,
                     progress: Optional[Callable[[BuildProgress], Optional[bool]]] = None) -> None:
-        """Closes the prefill and builds the index of all layers.
+        """Ends the prefill and builds the index of all layers.
 
-        iterations: of k-means; 0 = 10. seed: same rows, iterations and seed give the same index. train_tokens: sample
-        per epoch; 0 = all. sink_tokens: first tokens that are not trained on. timeout_ms: 0 = what the sidecar allows.
-        progress: called on this thread; False ends the build (raises Cancelled), and so does an exception, which
-        is raised again. A build that ends so leaves no trace, unless it was too late, which describe() tells.
+        iterations: of k-means; 0 = 10. seed: same rows, iterations and seed give the same index.
+        train_tokens: sample per codebook generation; 0 = all. sink_tokens: first tokens that are
+        not used for training. timeout_ms: 0 = the sidecar's limit.
+        progress: called on this thread; returning False ends the build (raises Cancelled), and so
+        does an exception, which is raised again. A build that is ended leaves no trace, unless it
+        had finished already; describe() shows that.
 
         Raises AlreadyExists (built twice), Cancelled, Aborted.
         """
@@ -324,7 +353,7 @@ class Sequence(Closable):
             assert progress is not None
             try:
                 return 0 if progress(from_c(BuildProgress, pointer.contents)) is False else 1
-            except BaseException as error:  # KeyboardInterrupt too: nothing may pass through C
+            except BaseException as error:  # KeyboardInterrupt too: no exception may pass through C
                 raised.append(error)
                 return 0
 
@@ -341,7 +370,7 @@ class Sequence(Closable):
         if raised:
             raise raised[0]
 
-    # ---- Rank, fetch, attend
+    # ---- Select, fetch, attend
 
     def _group(self, layer: int) -> LayerGroup:
         group = self._group_of.get(layer)
@@ -358,11 +387,14 @@ class Sequence(Closable):
         return query
 
     def select(self, layer: int, query_position: int, queries: ArrayLike, selection: Selection) -> Selected:
-        """The positions of the best tokens: uint32 [kv_heads, count], ascending per kv head.
+        """Returns the positions of the best tokens: uint32 [kv_heads, count], ascending per kv
+        head.
 
-        queries: [query_heads, key_dim], or [1, query_heads, key_dim]. query_position: absolute, of the query's token.
+        queries: [query_heads, key_dim], or [1, query_heads, key_dim]. query_position: absolute
+        position of the query's token.
 
-        Raises FailedPrecondition (the index is not built), OutOfRange (a position that is not stored).
+        Raises FailedPrecondition (the index is not built), OutOfRange (a position that is not
+        stored).
         """
         query = self._query(layer, query_position, queries)
         terms, kv_heads = selection.c(), self._group(layer).kv_heads
@@ -384,12 +416,13 @@ class Sequence(Closable):
 
     def attend(self, layer: int, query_position: int, queries: ArrayLike, selection: Selection, *,
                out: Optional[Tuple[Any, Any]] = None) -> Attention:
-        """A partial attention over the selected tokens; merge it with that over sink and window.
+        """Returns the partial attention over the selected tokens, to be merged with the attention
+        over sink and window.
 
-        queries, query_position: as in select. out: (output, lse) to write to, contiguous writable float32
-        [query_heads, value_dim] and [query_heads], numpy or torch on the CPU; new numpy arrays when not given.
-
-        Raises as select does.
+        queries, query_position: as in select. out: (output, lse) to write to, contiguous writable
+        float32 [query_heads, value_dim] and [query_heads], numpy or torch on the CPU; new numpy
+        arrays when not given.
+        Raises what select raises.
         """
         query = self._query(layer, query_position, queries)
         terms = selection.c()
@@ -400,7 +433,7 @@ class Sequence(Closable):
 
     def attend_positions(self, layer: int, query_position: int, queries: ArrayLike, positions: Any, *,
                          out: Optional[Tuple[Any, Any]] = None) -> Attention:
-        """As attend, over given positions: integers [kv_heads, count], ascending per kv head.
+        """Like attend, over given positions: integers [kv_heads, count], ascending per kv head.
 
         Raises OutOfRange for a position that is not stored.
         """
@@ -432,7 +465,9 @@ class Sequence(Closable):
 
     def score(self, layer: int, query_position: int, queries: ArrayLike, tokens: Tuple[int, int],
               index: Index = Index()) -> Scores:
-        """Logits of the tokens of [begin, end) under an index, and per query head their max and sum of exp."""
+        """Returns the logits of the tokens [begin, end) under an index, and per query head their
+        maximum and the sum of exp(logit - maximum).
+        """
         query = self._query(layer, query_position, queries)
         begin, end = uint64("tokens.begin", tokens[0]), uint64("tokens.end", tokens[1])
         heads = self._group(layer).query_heads
@@ -447,10 +482,11 @@ class Sequence(Closable):
 
     def fetch_range(self, layer: int, tokens: Tuple[int, int], part: RowPart = RowPart.ROW, *,
                     out: Optional[Any] = None) -> Any:
-        """Rows of the tokens [begin, end): [kv_heads, tokens, dim] of the cache's dtype.
+        """Returns rows of the tokens [begin, end): [kv_heads, tokens, dim] of the cache's dtype.
 
-        dim is key_dim + value_dim, or that of the part. bfloat16 comes as numpy uint16; out, a contiguous writable
-        array of the cache's dtype, may be a torch tensor. Returns `out`, or a new numpy array.
+        dim is key_dim + value_dim, or that of the part. bfloat16 is returned as numpy uint16; out,
+        a contiguous writable array of the cache's dtype, may be a torch tensor. Returns `out`, or a
+        new numpy array.
 
         Raises OutOfRange for tokens that are not stored.
         """
@@ -464,7 +500,9 @@ class Sequence(Closable):
 
     def fetch_tokens(self, layer: int, positions: Any, part: RowPart = RowPart.ROW, *,
                      out: Optional[Any] = None) -> Any:
-        """Rows at positions [kv_heads, count]: [kv_heads, count, dim], as fetch_range gives them."""
+        """Returns rows at positions [kv_heads, count]: [kv_heads, count, dim], in the form of
+        fetch_range.
+        """
         layer = uint32("layer", layer)
         chosen = positions_to_read("positions", positions, self._group(layer).kv_heads)
         count = chosen.shape[1]

@@ -1,4 +1,4 @@
-"""The enums of client.h. Members of later versions are one line each."""
+"""The enums of client.h. A member of a later version is one more line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class DType(enum.IntEnum):
-    """Of rows and queries. numpy has no bfloat16: see Tensor."""
+    """Element type of rows and queries. numpy has no bfloat16: see Tensor."""
 
     F16 = 1
     BF16 = 2
@@ -19,16 +19,16 @@ class Device(enum.IntEnum):
 
 
 class Path(enum.IntEnum):
-    """How a client reaches the rows."""
+    """Path by which a client reaches the rows."""
 
     REMOTE = 0  # by RPC
     LOCAL = 1  # in mapped memory
 
 
 class PathChoice(enum.IntEnum):
-    """How a client is to reach the rows."""
+    """Paths that a client may use to reach the rows."""
 
-    ANY = 0  # local where the sidecar offers it, else remote
+    ANY = 0  # local if the sidecar offers it, else remote
     ONLY_REMOTE = 1
     ONLY_LOCAL = 2
 
@@ -54,7 +54,7 @@ class IndexKind(enum.IntEnum):
 
 
 class GroupRule(enum.IntEnum):
-    """How the query heads of one kv head agree on its tokens."""
+    """GQA head aggregation: combines the scores of the query heads of one kv head."""
 
     SUM_SOFTMAX = 0
     MAX_SOFTMAX = 1
@@ -69,9 +69,9 @@ class BudgetKind(enum.IntEnum):
 
 
 class GpuPolicy(enum.IntEnum):
-    """Which block of the block cache gives way."""
+    """Eviction policy of the block cache."""
 
-    FREQUENCY = 0  # as LFU, and a new block has to be asked for 1.25 times as often
+    FREQUENCY = 0  # as LFU, but a new block must have been requested 1.25 times as often
     LRU = 1
     LFU = 2
 

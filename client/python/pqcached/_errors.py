@@ -1,4 +1,4 @@
-"""Statuses of calls, and one exception class for each."""
+"""Statuses of calls, with one exception class for each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar, Dict, Type
 
 
 class Status(enum.IntEnum):
-    """The numbers of gRPC, as in pqc_status."""
+    """gRPC's status codes, as in pqc_status."""
 
     OK = 0
     CANCELLED = 1
@@ -55,7 +55,7 @@ class Cancelled(Error):
 
 
 class Unknown(Error):
-    """A status that this version does not know."""
+    """The status is not known to this version."""
 
     status = Status.UNKNOWN
 
@@ -79,7 +79,7 @@ class NotFound(Error):
 
 
 class AlreadyExists(Error):
-    """For example an index that is built already."""
+    """The object exists already, for example an index that is built already."""
 
     status = Status.ALREADY_EXISTS
 
@@ -91,13 +91,15 @@ class PermissionDenied(Error):
 
 
 class ResourceExhausted(Error):
-    """Memory or a limit is used up; the message says by how much."""
+    """Memory or a limit is exhausted; the message gives the shortfall."""
 
     status = Status.RESOURCE_EXHAUSTED
 
 
 class FailedPrecondition(Error):
-    """Not in this state: a closed handle, an index that is not built, a library that is not found."""
+    """The state does not permit the call: a closed handle, an index that is not built, a library
+    that is not found.
+    """
 
     status = Status.FAILED_PRECONDITION
 
@@ -109,13 +111,15 @@ class Aborted(Error):
 
 
 class OutOfRange(Error):
-    """A position beyond the stored tokens, or memory for the answer that is too small."""
+    """A position is beyond the stored tokens, or the memory for the answer is too small."""
 
     status = Status.OUT_OF_RANGE
 
 
 class Unimplemented(Error):
-    """Known to the interface and not in this version, such as tensors on CUDA devices."""
+    """The interface defines this, but this version does not implement it, for example tensors on
+    CUDA devices.
+    """
 
     status = Status.UNIMPLEMENTED
 
@@ -127,7 +131,7 @@ class Internal(Error):
 
 
 class Unavailable(Error):
-    """Nobody listens, or the session is lost: open a new client."""
+    """No sidecar listens, or the session is lost: open a new client."""
 
     status = Status.UNAVAILABLE
 

@@ -26,22 +26,25 @@ class GpuCounts:
     misses: int  # rows read from the sidecar's memory
     loaded: int  # blocks of 128 rows copied into the block cache
     evicted: int
-    device_bytes: int  # set aside on the device
-    locked_bytes: int  # of the sidecar's memory, page-locked so far
-    generation: int  # grows when what was captured in a graph has to be captured anew
-    staged: int  # 1: the host brings some rows in the middle of steps
-    resident_layers: int  # whose codes stay on the device
+    device_bytes: int  # reserved on the device
+    locked_bytes: int  # page-locked part of the sidecar's memory so far
+    generation: int  # grows when captured graphs have to be captured again
+    staged: int  # 1: the host copies some rows in the middle of steps
+    resident_layers: int  # layers whose codes stay on the device
 
 
 class GpuStep(Step):
-    """A Step whose work is given to a stream. Made by Gpu.begin_step.
+    """A Step that runs on a CUDA stream. Made by Gpu.begin_step.
 
-    attend and select return when it is launched; end waits for it, and takes rows on the device or on the host.
+    attend and select return when their work is launched; end waits for it, and takes rows on the
+    device or on the host.
     """
 
     def attend(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,
                out: Optional[Tuple[Any, Any]] = None) -> StepAttention:
-        """As Step.attend, into `out`: (output, lse), contiguous float32 on the device. The selection is the step's."""
+        """Like Step.attend, into `out`: (output, lse), contiguous float32 on the device. Uses the
+        step's selection.
+        """
         if out is None or selection is not None:
             raise InvalidArgument("out: must be arrays on the device, and selection None, in a step on a GPU")
         group = self._items[0].sequence._group(layer)
@@ -59,10 +62,12 @@ class GpuStep(Step):
         return found
 
     def select_on_gpu(self, layer: int, queries: ArrayLike, positions: Any, counts: Any) -> None:
-        """For engines with kernels of their own: positions of the selected tokens, ascending, and how many.
+        """Writes the positions of the selected tokens, ascending, and their counts, for engines
+        with their own kernels.
 
-        positions: 32-bit integers [items, kv_heads, stride] on the device, with a stride of at least selected_capacity,
-        written up to the counts. counts: 32-bit integers [items, kv_heads].
+        positions: 32-bit integers [items, kv_heads, stride] on the device, with a stride of at
+        least selected_capacity, written up to the counts. counts: 32-bit integers [items,
+        kv_heads].
         """
         heads = (len(self._items), self._items[0].sequence._group(layer).kv_heads)
         stride = tuple(getattr(positions, "shape", ()))[-1:]
@@ -78,17 +83,20 @@ class GpuStep(Step):
 class Gpu(Closable):
     """A device for one cache. Made by Cache.open_gpu; close it before the client.
 
-    `stream` of the calls: a cudaStream_t as a number, such as torch.cuda.current_stream().cuda_stream. One step at a time;
-    ingest may run beside it, and on several threads for several sequences.
+    Argument `stream` of the calls is a cudaStream_t as a number, such as
+    torch.cuda.current_stream().cuda_stream. One step at a time; ingest may run concurrently with
+    it, and on several threads for several sequences.
     """
 
     def __init__(self, cache: "Cache", handle: int) -> None:
-        self._cache = cache  # keeps the session
+        self._cache = cache  # keeps the session alive
         self._library = cache._library
         self._own(Handle("gpu", handle, self._library.pqc_gpu_close, cache._handle), at_exit=True)
 
     def count(self) -> GpuCounts:
-        """As of the last step that ended, whose work it waits for: for status pages. May be called beside steps."""
+        """Returns the counts at the end of the last step, whose work it waits for: for status
+        pages. May be called concurrently with steps.
+        """
         counts = abi.GpuCounts()
         with self._handle as gpu:
             abi.check(self._library.pqc_gpu_count(gpu, byref(counts)))
@@ -97,10 +105,12 @@ class Gpu(Closable):
 
     def ingest(self, sequence: "Sequence", layer: int, first_position: int, keys: ArrayLike, values: ArrayLike, *,
                stream: int = 0) -> None:
-        """Sequence.ingest with arrays on the device (or Paged, with the table on the host): `stream` packs them, and they are
-        stored behind it. They may be overwritten by what the stream is given afterwards.
+        """Like Sequence.ingest with arrays on the device (or Paged, with the table on the host).
+        `stream` packs the rows, and they are stored afterwards. Later work of the stream may
+        overwrite the arrays.
 
-        What fails later is raised by the next call for the sequence, and by sequence.flush(), which waits for all of it.
+        A later failure is raised by the next call for the sequence, and by sequence.flush(), which
+        waits for all rows.
         """
         k, v = tensor("keys", keys), tensor("values", values)
         number, first = uint32("layer", layer), uint64("first_position", first_position)
@@ -109,9 +119,11 @@ class Gpu(Closable):
 
     def begin_step(self, items: SequenceOf[StepItem], selection: Selection, *, stream: int = 0,
                    timeout_ms: int = 0) -> GpuStep:
-        """As Client.begin_step; all items have one query length, and the selection is that of the whole step.
+        """Like Client.begin_step; all items have one query length, and the selection holds for the
+        whole step.
 
-        Raises Aborted (another step is under way), ResourceExhausted (more segments or codebooks than there is room for) too.
+        Also raises Aborted (another step is in progress), ResourceExhausted (more segments or
+        codebooks than there is room for).
         """
         def begin(gpu: int, c_items: Any, count: int, options: Any, step: Any) -> int:
             status: int = self._library.pqc_gpu_step_begin(gpu, c_items, count, options, stream, step)

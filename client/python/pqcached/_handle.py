@@ -1,7 +1,8 @@
-"""Handles of the C ABI, safe to close at any time, from any thread, in any order.
+"""Handles of the C ABI that may be closed at any time, from any thread, in any order.
 
-The library wants no handle closed while a call uses it, and a call on a sequence uses its client too. So calls are
-counted, on the handle and on its client's, and a handle that is closed under a call is given back when the call ends.
+The library does not permit closing a handle during a call on it, and a call on a sequence uses its
+client too. So calls are counted, on the handle and on its client's, and a handle that is closed
+during a call is released when the call ends.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Callable, Optional, Type, TypeVar
 from . import _abi as abi
 from ._errors import FailedPrecondition
 
-_forks = 0  # a child must not use, nor close, what its parent has opened
+_forks = 0  # a child must neither use nor close its parent's handles
 
 
 def _count_fork() -> None:
@@ -27,7 +28,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class Handle:
-    """`with handle as pointer:` counts a call. Thread-safe."""
+    """Wraps a pointer; `with handle as pointer:` counts a call. Thread-safe."""
 
     __slots__ = ("_what", "_pointer", "_close", "_root", "_lock", "_forks", "_calls", "_closed", "_taken",
                  "_giving_back")
@@ -35,8 +36,8 @@ class Handle:
     def __init__(self, what: str, pointer: int, close: Callable[[int], Any], client: Optional["Handle"] = None) -> None:
         self._what, self._pointer, self._close = what, pointer, close
         self._root: "Handle" = client._root if client is not None else self
-        # Reentrant: the garbage collector may close a handle in the thread that holds the lock. It adds to the counts
-        # no more than it takes away again.
+        # Reentrant, because the garbage collector may close a handle in the thread that holds the
+        # lock. Such a close leaves the counts as they were.
         self._lock: Any = client._lock if client is not None else threading.RLock()
         self._forks = _forks
         self._calls = 0
@@ -71,7 +72,7 @@ class Handle:
         with self._lock:
             self._calls -= 1
             own = self._take()
-            if not own and root is not self:  # else the call on the client ends below
+            if not own and root is not self:  # otherwise _give_back ends the call on the client
                 root._calls -= 1
             clients = not own and root is not self and root._take()
         if own:
@@ -80,7 +81,9 @@ class Handle:
             root._give_back()
 
     def _take(self) -> bool:
-        """Whether the caller, who holds the lock, has to give the handle back now: true once."""
+        """Returns True, once, when the caller must release the handle now. The caller holds the
+        lock.
+        """
         if not self._closed or self._calls or self._taken:
             return False
         self._taken = True
@@ -88,9 +91,11 @@ class Handle:
         return True
 
     def close(self, close: Optional[Callable[[int], Any]] = None) -> Any:
-        """Closes now, or when the calls under way end; again is fine. By `close`, when given and the first to come.
+        """Closes the handle now, or when its calls in flight end; may be repeated. Uses `close`
+        instead of the handle's own function, if it is given and no earlier call has closed the
+        handle.
 
-        Returns what the library's function returns, None where it was not called.
+        Returns what the library's function returns, or None if it was not called.
         """
         if self._forks != _forks:
             return None
@@ -105,10 +110,12 @@ class Handle:
         return self._give_back()
 
     def _give_back(self) -> Any:
-        """Of a handle that was taken, as a call on its client, which is counted already."""
+        """Releases a taken handle. That is a call on its client, which the caller has counted
+        already.
+        """
         root = self._root
         if root is not self and root._taken:
-            with root._giving_back:  # the client is being closed, or was: not both at once
+            with root._giving_back:  # the client is being or has been closed: both must not overlap
                 pass
         try:
             return self._close(self._pointer)
@@ -118,23 +125,27 @@ class Handle:
                 root._end_call()
 
     def close_unseen(self) -> None:
-        """For the garbage collector, which may come between a call that failed and the question why."""
+        """Closes the handle for the garbage collector, and keeps the error text of a call that has
+        just failed.
+        """
         abi.keep_reason()
         self.close()
-        abi.library().pqc_sequence_drop(None)  # leaves no reason behind
+        abi.library().pqc_sequence_drop(None)  # clears the error text of the close
 
 
 _Self = TypeVar("_Self", bound="Closable")
 
 
 class Closable:
-    """Closed by close(), by the end of `with`, or when nobody refers to it any more; in any order."""
+    """An object closed by close(), by the end of `with`, or when it is no longer referenced; in any
+    order.
+    """
 
     _handle: Handle
 
     def _own(self, handle: Handle, at_exit: bool) -> None:
         self._handle = handle
-        # At the program's end closing the client is enough: the session takes its sequences with it.
+        # When the program ends, closing the client is enough: its session drops its sequences.
         weakref.finalize(self, handle.close_unseen).atexit = at_exit
 
     @property
@@ -142,7 +153,9 @@ class Closable:
         return self._handle.closed
 
     def close(self) -> None:
-        """Gives the handle back, or lets the last call that is under way in another thread do so; again is fine."""
+        """Releases the handle, or leaves that to the last call in flight on another thread; may be
+        repeated.
+        """
         self._handle.close()
 
     def __enter__(self: _Self) -> _Self:

@@ -1,4 +1,6 @@
-"""What callers say and are told, as plain values. Shapes are in brackets, counts are tokens unless named otherwise."""
+"""Options and results of calls, as plain values. Shapes are in brackets; counts are tokens unless
+named otherwise.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from ._errors import InvalidArgument
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """What ranks the tokens. The default is the cache's default index."""
+    """The index that scores the tokens. The default is the cache's default index."""
 
     kind: IndexKind = IndexKind.DEFAULT
     subspaces: int = 0  # pq: m in 1, 2, 4, 8, 16; divides key_dim
@@ -44,8 +46,8 @@ class LayerGroup:
     kv_heads: int  # 1..256
     query_heads: int  # a multiple of kv_heads, at most 1024
     key_dim: int  # 32..256, a multiple of 8
-    value_dim: int  # likewise
-    dtype: DType = DType.F16  # of the stored rows; what is ingested may have another
+    value_dim: int  # a multiple of 8, 32..256
+    dtype: DType = DType.F16  # dtype of the stored rows; ingested rows may have another
     kind: LayerKind = LayerKind.SELECTED
     softmax_scale: float = 0.0  # 0 = 1 / sqrt(key_dim)
     softcap: float = 0.0  # 0 = none
@@ -56,7 +58,8 @@ class LayerGroup:
 
     def __post_init__(self) -> None:
         for name, kind in (("kind", LayerKind), ("dtype", DType), ("rope_layout", RopeLayout)):
-            object.__setattr__(self, name, member(kind, name, getattr(self, name)))  # an int will do
+            # accepts an int
+            object.__setattr__(self, name, member(kind, name, getattr(self, name)))
 
     def c(self) -> abi.LayerGroup:
         layers = [uint32("layers", layer) for layer in self.layers]
@@ -72,31 +75,35 @@ class LayerGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-    """Which part of a model a process has: each rank opens the cache of one name with its own layers and kv heads."""
+    """Part of a model that a process has: each rank opens the cache of one name with its own layers
+    and kv heads.
+    """
 
     group: str  # one name for all ranks, at most 128 bytes
     rank: int
     rank_count: int
-    kv_head_begin: int = 0  # of its kv heads in the model
-    layer_begin: int = 0  # its layers begin at or behind it
+    kv_head_begin: int = 0  # first of its kv heads in the model
+    layer_begin: int = 0  # its layers have numbers at or above this
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Which tokens to choose. With n = query_position + 1 tokens of context, the engine itself attends to the sink
-    [0, sink_tokens) and the window [n - window_tokens, n); of the rest, less `excluded`, the best are selected. The
-    budget counts all three: say either `ratio` or `token_count`.
+    """Choice of tokens. With n = query_position + 1 tokens of context, the engine itself attends to
+    the sink [0, sink_tokens) and the window [n - window_tokens, n); the best of the other tokens,
+    without `excluded`, are selected. The budget counts all three: give either `ratio` or
+    `token_count`.
 
-    Raises InvalidArgument when neither or both are said.
+    Raises InvalidArgument when neither or both are given.
     """
 
     ratio: Optional[float] = None  # in (0, 1], of n
-    token_count: Optional[int] = None  # in [sink + window + 1, all that may be attended]
+    # in [sink + window + 1, number of tokens that may be attended to]
+    token_count: Optional[int] = None
     sink_tokens: int = 0
     window_tokens: int = 0
     index: Index = Index()
     rule: GroupRule = GroupRule.SUM_SOFTMAX
-    # [begin, end), ascending, disjoint, at most 16: masked, neither attended nor counted.
+    # Ranges [begin, end), ascending, disjoint, at most 16: masked, neither attended to nor counted.
     excluded: Sequence[Tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
@@ -129,7 +136,7 @@ class Selection:
         return c
 
     def most_tokens(self, context_tokens: int) -> int:
-        """No more than this are selected per kv head."""
+        """Returns an upper bound of the selected tokens per kv head."""
         limit = min(context_tokens, MAX_TOKENS)
         if self.token_count is not None:
             return min(limit, self.token_count)
@@ -139,7 +146,7 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True)
 class BuildProgress:
-    """Of one layer of a build, after an iteration or when it is done."""
+    """Progress of one layer of a build, after an iteration or when it is done."""
 
     layer: int
     layers_done: int
@@ -147,7 +154,7 @@ class BuildProgress:
     epoch: int
     epoch_count: int
     iterations: int
-    inertia: float  # mean squared distance key - centroids
+    inertia: float  # mean squared distance of the keys to their centroids
     seconds: float  # since the build began
     index_bytes: int  # of this layer
     codebook_bytes: int  # of this layer
@@ -157,37 +164,38 @@ class BuildProgress:
 class SequenceInfo:
     token_count: int  # complete over all stored layers
     row_bytes: int  # content of the stored rows
-    index_bytes: int  # codes and counts
+    index_bytes: int  # bytes of codes and counts
     codebook_bytes: int  # centroids
-    used_bytes: int  # held in the pool
+    used_bytes: int  # memory used in the pool
     segment_count: int
     index_count: int
 
 
 @dataclasses.dataclass(frozen=True)
 class ClientCounts:
-    """What a client has done and holds."""
+    """Counts of a client's RPCs and resources."""
 
-    rpcs: int  # that a call of this client waited for
-    background_rpcs: int  # that none waited for
-    mapped_bytes: int  # of pools
+    rpcs: int  # RPCs that a call of this client waited for
+    background_rpcs: int  # RPCs that no call waited for
+    mapped_bytes: int  # mapped pool memory
     lease_count: int
 
 
 def from_c(kind: Any, c: Any) -> Any:
-    """The plain value of a struct whose fields have the same names."""
+    """Returns the plain value of a struct whose fields have the same names."""
     return kind(**{field.name: getattr(c, field.name) for field in dataclasses.fields(kind)})
 
 
 @dataclasses.dataclass(frozen=True)
 class Selected:
-    """What a selection chose."""
+    """Tokens that a selection chose."""
 
     count: int  # per kv head
     kv_heads: int
-    sink_tokens: int  # what the engine attends by itself
+    sink_tokens: int  # part of the context that the engine attends to itself
     window_tokens: int
-    positions: Optional[np.ndarray[Any, Any]] = None  # uint32 [kv_heads, count], ascending; None when not asked for
+    # uint32 [kv_heads, count], ascending; None if not requested
+    positions: Optional[np.ndarray[Any, Any]] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,13 +203,16 @@ class Attention:
     """A partial attention over the selected tokens."""
 
     output: Any  # float32 [query_heads, value_dim]; zeros where nothing was selected
-    lse: Any  # float32 [query_heads], natural log of the sum of exp of the scaled logits; -inf where nothing was
+    # float32 [query_heads]: log-sum-exp of the scaled logits; -inf where nothing was selected
+    lse: Any
     selected: Selected
 
     def merge(self, output: Any, lse: Any) -> "Attention":
-        """Makes this, in place, the attention over both token sets, which have to be disjoint; returns it.
+        """Merges the attention over another, disjoint set of tokens into this one, in place;
+        returns self.
 
-        output, lse: float32 of this one's shapes, contiguous: the engine's own part over sink and window.
+        output, lse: contiguous float32 of the same shapes: the engine's own part over sink and
+        window.
         """
         merge(self.output, self.lse, output, lse)
         return self
@@ -215,11 +226,12 @@ class Scores:
 
 
 def merge(output_a: Any, lse_a: Any, output_b: Any, lse_b: Any) -> None:
-    """Merges partial attention b into a, in place: lse_a = log(exp(lse_a) + exp(lse_b)), outputs weighted accordingly.
+    """Merges partial attention b into a, in place: lse_a = log(exp(lse_a) + exp(lse_b)), outputs
+    weighted accordingly.
 
-    output_a, output_b: float32 [..., dim]; lse_a, lse_b: float32 [...]; contiguous numpy arrays or CPU torch tensors;
-    those of a writable. The token sets have to be disjoint; -inf in an lse stands for no tokens.
-
+    output_a, output_b: float32 [..., dim]; lse_a, lse_b: float32 [...]; contiguous numpy arrays or
+    CPU torch tensors; those of a writable. The token sets must be disjoint; -inf in an lse means no
+    tokens.
     Raises TypeError (kind of array, dtype), InvalidArgument (shapes, not contiguous, not writable).
     """
     shape = tuple(getattr(output_a, "shape", ()))

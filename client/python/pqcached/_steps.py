@@ -1,4 +1,6 @@
-"""Steps: one decode position over all layers for a batch of sequences; and the decoder that wraps them for one."""
+"""Steps: one decode position over all layers for a batch of sequences; and the decoder, which wraps
+them for one sequence.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class StepItem(NamedTuple):
     """A sequence's part in a step."""
 
     sequence: "Sequence"
-    query_position: int  # of its first query token, whose row Step.end hands in
+    query_position: int  # of its first query token, whose row Step.end appends
     query_length: int = 1  # 1..8: more than one is a speculation
 
 
@@ -34,12 +36,14 @@ class StepAttention:
     """Partial attention over the selected tokens of all items, packed: the query tokens of all items, in order."""
 
     output: Any  # float32 [query_tokens, query_heads, value_dim]; zeros where nothing was selected
-    lse: Any  # float32 [query_tokens, query_heads]; -inf where nothing was
+    lse: Any  # float32 [query_tokens, query_heads]; -inf where nothing was selected
     counts: np.ndarray[Any, Any]  # uint32 [items]: selected tokens of each, per kv head
 
 
 def layer_rows(layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> Tuple[Any, List[Any]]:
-    """Rows by layer as the library takes them, and what has to live as long."""
+    """Returns the rows by layer as the library expects them, and the objects that keep their memory
+    alive.
+    """
     rows, held = (abi.LayerRows * len(layers))(), []
     for row, (layer, (keys, values)) in zip(rows, layers.items()):
         k, v = tensor(f"layers[{layer}].keys", keys), tensor(f"layers[{layer}].values", values)
@@ -50,16 +54,17 @@ def layer_rows(layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> Tuple[Any, 
 
 
 class Step(Closable):
-    """Made by Client.begin_step; ended by end(), abandoned by close() or the end of `with`.
+    """One decode step. Made by Client.begin_step; ended by end(), abandoned by close() or the end
+    of `with`.
 
-    On the local path no call of a step waits for an RPC. What it gave counts only when end() raises nothing. One thread
-    per step; several steps of different sequences may run at once.
+    On the local path no call of a step waits for an RPC. The step's results are valid only when
+    end() raises nothing. One thread per step; several steps of different sequences may run at once.
     """
 
     def __init__(self, library: Any, client: Handle, items: SequenceOf[StepItem], selection: Optional[Selection],
                  timeout_ms: int, begin: Optional[Callable[..., int]] = None) -> None:
         self._library = library
-        self._items = [StepItem(*item) for item in items]  # keeps the sequences
+        self._items = [StepItem(*item) for item in items]  # keeps the sequences alive
         self._selection = selection
         if not self._items:
             raise InvalidArgument("items: must not be empty")
@@ -78,7 +83,8 @@ class Step(Closable):
             abi.check((begin or library.pqc_step_begin)(pointer, c_items, len(c_items), byref(options), byref(handle)))
         assert handle.value
         self.query_tokens = sum(max(1, item.query_length) for item in self._items)
-        self._beside: List[Any] = []  # what an attention beside works on; the last close waits for it
+        # buffers of an asynchronous attention; the last close waits for it
+        self._beside: List[Any] = []
         beside = self._beside
 
         def abandon(step: int) -> None:
@@ -91,7 +97,8 @@ class Step(Closable):
         return None if selection is None else byref(selection.c())
 
     def select(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None) -> List[np.ndarray[Any, Any]]:
-        """For engines with paged kernels of their own: positions of each item, uint32 [kv_heads, count], ascending.
+        """Returns the positions for each item, uint32 [kv_heads, count], ascending; for engines
+        with their own paged kernels.
 
         queries: [query_tokens of all items, query_heads, key_dim].
         """
@@ -117,9 +124,11 @@ class Step(Closable):
 
     def attend(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,
                out: Optional[Tuple[Any, Any]] = None) -> StepAttention:
-        """Attention over the selected tokens of all items; merge it with that over their sinks and windows.
+        """Returns the attention over the selected tokens of all items, to be merged with that over
+        their sinks and windows.
 
-        queries: as in select. out: (output, lse) to write to, contiguous writable float32 of StepAttention's shapes.
+        queries: as in select. out: (output, lse) to write to, contiguous writable float32 of
+        StepAttention's shapes.
         """
         borrowed, attention, found = self._attention(layer, queries, out)
         with self._handle as step:
@@ -129,9 +138,10 @@ class Step(Closable):
 
     def attend_begin(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,
                      out: Optional[Tuple[Any, Any]] = None) -> None:
-        """As attend, on other threads beside the engine's own work; attend_wait gives the result. One at a time.
+        """Like attend, but on other threads, concurrently with the engine's own work; attend_wait
+        returns the result. One at a time.
 
-        `queries` and `out` must stay as they are until then.
+        `queries` and `out` must stay unchanged until then.
         """
         borrowed, attention, found = self._attention(layer, queries, out)
         with self._handle as step:
@@ -140,7 +150,8 @@ class Step(Closable):
             self._beside[:] = [found, borrowed, attention, selection]
 
     def attend_wait(self) -> StepAttention:
-        """Raises FailedPrecondition without an attend_begin before, and what the attention raised."""
+        """Raises FailedPrecondition if attend_begin was not called, and what the attention raised.
+        """
         with self._handle as step:
             status = self._library.pqc_step_attend_wait(step)
             found = self._beside[0] if self._beside else None
@@ -162,10 +173,11 @@ class Step(Closable):
         return tensor("queries", queries), attention, found
 
     def end(self, layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], accepted: Optional[SequenceOf[int]] = None) -> None:
-        """Hands in the rows of the new tokens, and closes the step, whatever is raised.
+        """Appends the rows of the new tokens and closes the step, even if it raises.
 
-        layers: every stored layer -> (keys, values), [query_tokens of all items, kv_heads, dim]; they are copied.
-        accepted: how many of each item's query tokens stay; None = all. The rest is rolled back.
+        layers: every stored layer -> (keys, values), [query_tokens of all items, kv_heads, dim];
+        they are copied. accepted: number of each item's query tokens to keep; None = all. The
+        others are rolled back.
 
         Raises Unavailable or Aborted when the step's results must not be used.
         """
@@ -196,10 +208,11 @@ class Step(Closable):
 
 
 class Decoder(Closable):
-    """Prefill each layer, then decode token by token, layer by layer in ascending order. Made by Sequence.decoder.
+    """Prefills each layer, then decodes token by token, layer by layer in ascending order. Made by
+    Sequence.decoder.
 
-    Keeps the rows of sink and window and joins their attention with that over the selected tokens. The first decode
-    builds what the sequence's index lacks.
+    Keeps the rows of sink and window and merges their attention with that over the selected tokens.
+    The first decode builds the missing part of the sequence's index.
     """
 
     def __init__(self, sequence: "Sequence", selection: Selection) -> None:
@@ -212,19 +225,21 @@ class Decoder(Closable):
         self._own(Handle("decoder", handle.value, self._library.pqc_decoder_close, sequence._handle), at_exit=True)
 
     def prefill(self, layer: int, keys: ArrayLike, values: ArrayLike) -> None:
-        """K and V [tokens, kv_heads, dim] of the next tokens of a layer.
+        """Stores K and V [tokens, kv_heads, dim] of the next tokens of a layer.
 
-        Raises FailedPrecondition once decoding has begun.
+        Raises FailedPrecondition after decoding has begun.
         """
         k, v = tensor("keys", keys), tensor("values", values)
         with self._sequence._handle, self._handle as decoder:
             abi.check(self._library.pqc_decoder_prefill(decoder, uint32("layer", layer), byref(k.c), byref(v.c)))
 
     def decode(self, layer: int, query: ArrayLike, key: ArrayLike, value: ArrayLike, *, out: Optional[Any] = None) -> Any:
-        """Attention of the next token over everything attended, itself included: float32 [query_heads, value_dim].
+        """Returns the attention of the next token over sink, window and selected tokens, itself
+        included: float32 [query_heads, value_dim].
 
-        query [query_heads, key_dim], key [kv_heads, key_dim], value [kv_heads, value_dim]. out: a contiguous writable
-        float32 array to write to. A token that failed may be decoded again, from its first layer on.
+        query [query_heads, key_dim], key [kv_heads, key_dim], value [kv_heads, value_dim]. out: a
+        contiguous writable float32 array to write to. A token that failed may be decoded again,
+        from its first layer on.
 
         Raises InvalidArgument for a layer that is not the next one.
         """

@@ -1,4 +1,5 @@
-"""Attention implementation "pqcached" for Hugging Face Transformers: prefill ingests, decode attends.
+"""Attention implementation "pqcached" for Hugging Face Transformers: prefill ingests, decode
+attends.
 
     import pqcached
     from pqcached.transformers import Session, register
@@ -10,14 +11,17 @@
             selection=pqcached.Selection(ratio=0.1, sink_tokens=16, window_tokens=64)):
         model.generate(**inputs)
 
-A pass over several tokens is attended exactly (SDPA), and its rows go to pqcached, one sequence per row of the batch. A
-pass over one token attends to sink and window itself, asks pqcached for the rest, and merges the two by log-sum-exp.
+A pass over several tokens uses exact attention (SDPA), and its rows are stored in pqcached, one
+sequence per row of the batch. A pass over one token attends to sink and window itself, requests the
+attention over the other tokens from pqcached, and merges the two by log-sum-exp.
 
-What it is for: measuring methods on real models, and a pattern for engines. The model's own cache keeps all rows, since
-prefill and the window are read from it; an engine that wants the memory keeps sink and window alone.
+The module serves to measure methods on real models, and as a pattern for engines. The model's own
+cache keeps all rows, since prefill and the window read them; an engine that wants to save the
+memory keeps only sink and window.
 
-Needs transformers with AttentionInterface and AttentionMaskInterface (4.53 or later), its DynamicCache, and rows of the
-batch that are in step: no padding, no beam search. Layers of another kind than full attention stay exact.
+Needs transformers with AttentionInterface and AttentionMaskInterface (4.53 or later), its
+DynamicCache, and batch rows in step: no padding, no beam search. Layers that do not have full
+attention stay exact.
 """
 
 from __future__ import annotations
@@ -37,14 +41,14 @@ from ._options import Index, LayerGroup, Selection
 NAME = "pqcached"
 
 _DTYPES = {torch.float16: DType.F16, torch.bfloat16: DType.BF16, torch.float32: DType.F32}
-# Appends are one message: all layers' rows together stay well below the sidecar's max_message_bytes.
+# Each append is one message: all layers' rows together must stay well below max_message_bytes.
 _APPEND_BYTES = 4 << 20
 
 _active: contextvars.ContextVar[Optional["Session"]] = contextvars.ContextVar("pqcached_session", default=None)
 
 
 def register(name: str = NAME) -> None:
-    """Makes `name` an attention implementation of transformers, with the masks of "sdpa"."""
+    """Registers `name` as an attention implementation of transformers, with the masks of "sdpa"."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -54,10 +58,12 @@ def register(name: str = NAME) -> None:
 
 def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                       attention_mask: Optional[torch.Tensor], **kwargs: Any) -> Tuple[torch.Tensor, None]:
-    """What transformers calls per layer. query [batch, query_heads, tokens, dim], key and value [batch, kv_heads, all
-    tokens, dim]; returns [batch, tokens, query_heads, value_dim].
+    """Attention function that transformers calls per layer. query [batch, query_heads, tokens,
+    dim], key and value [batch, kv_heads, all tokens, dim]; returns [batch, tokens, query_heads,
+    value_dim].
 
-    Raises FailedPrecondition outside of a Session, Unimplemented for what the module's text excludes.
+    Raises FailedPrecondition outside of a Session, Unimplemented for the cases that the module's
+    docstring excludes.
     """
     session = _active.get()
     if session is None:
@@ -80,7 +86,7 @@ def _full_attention_layers(config: Any) -> List[int]:
 
 
 def _masks_nothing(mask: Optional[torch.Tensor]) -> bool:
-    """Whether the last query may attend to all tokens, as it does without padding."""
+    """Returns True if the last query may attend to all tokens, as it does without padding."""
     if mask is None:
         return True
     last = mask[..., -1, :] if mask.dim() == 4 else mask
@@ -104,13 +110,16 @@ def _merged(output: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_
 
 
 class Session:
-    """Where the rows of a model's generations go, for the `with` block in which it is used. One thread at a time.
+    """Store of the rows of a model's generations, for the `with` block in which it is used. One
+    thread at a time.
 
-    client: stays open longer than this. config: the model's. model_fingerprint: all that makes K and V differ.
-    capacity_bytes: of the cache, which lives until the sidecar ends, under `cache_name`.
-    selection: what decode attends; window_tokens of at least 1, which is the new token itself.
-    index: built once a context is longer than sink, window and `index_tokens`; shorter ones are ranked exactly (flat).
-        Index.flat() builds none. The selection's own index is not used.
+    client: must stay open longer than the session. config: the model's. model_fingerprint: must
+    include everything that affects K and V. capacity_bytes: of the cache, which exists under
+    `cache_name` until the sidecar ends.
+    selection: the tokens that decoding attends to; window_tokens must be at least 1, for the new
+    token itself.
+    index: built when a context is longer than sink, window and `index_tokens`; shorter contexts are
+    scored exactly (flat). Index.flat() builds none. The selection's own index is not used.
     exact: attention over several tokens, with the signature of transformers; SDPA when not given.
     """
 
@@ -149,13 +158,13 @@ class Session:
 
     @property
     def sequences(self) -> List[Sequence]:
-        """Of the generation under way, one per row of the batch."""
+        """Sequences of the generation in progress, one per row of the batch."""
         return self._sequences
 
     def attend(self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                attention_mask: Optional[torch.Tensor], *, scaling: Optional[float] = None,
                **kwargs: Any) -> Tuple[torch.Tensor, None]:
-        """One layer of one pass; see attention_forward."""
+        """Computes one layer of one pass; see attention_forward."""
         layer = module.layer_idx
         if scaling is None:
             scaling = query.shape[-1] ** -0.5
@@ -189,7 +198,7 @@ class Session:
         if self._scaling and scaling != self._scaling:
             raise Unimplemented(f"scaling: {scaling}, but {self._scaling} in the layers before")
 
-    # ---- Rows in
+    # ---- Writing rows
 
     def _forget(self) -> None:
         for sequence in getattr(self, "_sequences", []):
@@ -198,11 +207,12 @@ class Session:
         self._stored = dict.fromkeys(self._layers, 0)
         self._pending: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
         self._indexed = False
-        self._last_keys: Optional[torch.Tensor] = None  # of the first layer, to see that rows keep their place
+        # of the first layer, to detect rows that have moved
+        self._last_keys: Optional[torch.Tensor] = None
 
     def _begin(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, first: int,
                scaling: float) -> None:
-        """Sees to it that the sequences are those of this pass, whose tokens begin at `first`."""
+        """Prepares the sequences for this pass, whose tokens begin at `first`."""
         if layer == self._layers[0]:
             if first == 0:
                 self._forget()
@@ -232,7 +242,7 @@ class Session:
         self._sequences = [cache.create_sequence() for _ in range(key.shape[0])]
 
     def _truncate(self, first: int) -> None:
-        """The model's cache was cropped."""
+        """Truncates the sequences after the model's cache was cropped."""
         for sequence in self._sequences:
             sequence.truncate(first)
         self._stored = dict.fromkeys(self._layers, first)
@@ -240,12 +250,14 @@ class Session:
 
     @staticmethod
     def _rows(states: torch.Tensor, row: int, begin: int, end: int) -> torch.Tensor:
-        """[kv_heads, all tokens, dim] of one row of the batch as [tokens, kv_heads, dim]; a view on the CPU."""
+        """Returns [kv_heads, all tokens, dim] of one batch row as [tokens, kv_heads, dim]; a view
+        on the CPU.
+        """
         return states[row, :, begin:end].detach().transpose(0, 1).cpu()
 
     def _store(self, layer: int, key: torch.Tensor, value: torch.Tensor, first: int) -> None:
         total = key.shape[2]
-        if self._indexed:  # all layers at once then
+        if self._indexed:  # append takes all layers at once
             self._pending[layer] = (key, value)
         else:
             for row, sequence in enumerate(self._sequences):
@@ -253,7 +265,9 @@ class Session:
         self._stored[layer] = total
 
     def _build_when_due(self, stored: int) -> None:
-        """Before the rows of a decoding pass come: a build closes the prefill of all layers."""
+        """Builds the index when it is due, before a decoding pass stores its rows: a build ends the
+        prefill of all layers.
+        """
         shortest = self._selection.sink_tokens + self._selection.window_tokens + self._index_tokens
         if self._indexed or self._index.kind == IndexKind.FLAT or stored <= shortest:
             return

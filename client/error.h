@@ -1,4 +1,5 @@
-// The calling thread's last refusal, and the frame that every call of the C ABI runs in. Thread-safe.
+// The calling thread's last refusal, and the frame that every call of the C ABI runs in.
+// Thread-safe.
 #ifndef PQCACHED_CLIENT_ERROR_H_
 #define PQCACHED_CLIENT_ERROR_H_
 
@@ -16,8 +17,8 @@ using kvstore::kNoRetry;
 using kvstore::kRetryConflict;
 using kvstore::kRetryMemory;
 
-// A FieldPath is the path of a field in the words of the C header, such as "items[2].query_position".
-// It does not allocate; longer paths are cut.
+// A FieldPath is the path of a field in the words of the C header, such as
+// "items[2].query_position". It does not allocate; longer paths are cut.
 class FieldPath {
  public:
   FieldPath(const char* path) noexcept;  // NOLINT: a literal is a path
@@ -60,7 +61,7 @@ void ClearLastError() noexcept;
 // Sets text and field, cut to their sizes.
 void Set(RefusalBuffer* refusal, const char* field, const char* text) noexcept;
 
-// Runs the body of one call; exceptions end here.
+// Runs the body of one call and converts exceptions to statuses.
 template <class Body>
 pqc_status Call(const Body& body) noexcept {
   ClearLastError();

@@ -21,10 +21,10 @@ inline constexpr uint32_t kRemoteVersion = 6;
 inline constexpr uint32_t kMaxBatchItems = 256;
 inline constexpr char kRpcEntrySymbol[] = "pqcached_rpc_entry";
 
-// Why a call failed, in memory of fixed size; the counterpart of kvstore::Refusal. Longer texts and
-// paths are cut.
+// Refusal in memory of fixed size, for calls between the libraries; the counterpart of
+// kvstore::Refusal. Longer texts and paths are truncated.
 struct RefusalBuffer {
-  char text[1024] = {};
+  char text[1024] = {};   // the value and the limit, without the field
   char field[256] = {};   // path of the refused field, "" = none
   uint32_t retry_ms = 0;  // when a repetition may succeed, 0 = never
 };
@@ -176,13 +176,13 @@ class Remote {
 
   virtual pqc_status OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
                                RefusalBuffer* error) noexcept = 0;
-  // options: checked, all its fields.
+  // All fields of `options` are checked.
   virtual pqc_status CreateSequence(uint64_t cache_id, const char* model_fingerprint,
                                     const pqc_sequence_options& options, uint64_t* sequence_id,
                                     uint64_t* token_count, RefusalBuffer* error) noexcept = 0;
   virtual pqc_status ForkSequence(uint64_t sequence_id, uint64_t token_count, uint64_t* child_id,
                                   uint64_t* child_token_count, RefusalBuffer* error) noexcept = 0;
-  // Of `prompt`, token_ids and extra_key alone.
+  // Uses only token_ids and extra_key of `prompt`.
   virtual pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
                                  uint64_t* token_count, RefusalBuffer* error) noexcept = 0;
   virtual pqc_status Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
@@ -209,12 +209,12 @@ class Remote {
   virtual pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                             uint32_t row_block_count, uint64_t* token_count,
                             RefusalBuffer* error) noexcept = 0;
-  // Appends at most kMaxBatchItems items. When an item fails, the message begins with "items[i]"
+  // Appends at most kMaxBatchItems items. When an item fails, the field begins with "items[i]"
   // and the items before it are stored. Calls with staging references are not repeated after
   // UNAVAILABLE.
   virtual pqc_status Append(AppendItem* items, uint32_t item_count, Waiting waiting,
                             RefusalBuffer* error) noexcept = 0;
-  // Calls options.callback on the calling thread.
+  // Invokes options.callback on the calling thread.
   virtual pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
                                 RefusalBuffer* error) noexcept = 0;
 

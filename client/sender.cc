@@ -289,7 +289,7 @@ bool Sender::stop_requested() {
 
 bool Sender::PauseBeforeRepeat(pqc_status status, const RefusalBuffer& refusal,
                                Clock::time_point give_up, std::chrono::milliseconds* pause) {
-  // As long as its session may come back, the sidecar has somebody who will take the rows.
+  // A session that may resume will have a worker again that accepts the rows.
   const bool in_time = status == PQC_UNAVAILABLE || Clock::now() < give_up;
   if (!MayHelp(status, refusal) || !in_time) return false;
   std::unique_lock lock(mutex_);
@@ -368,12 +368,12 @@ void Sender::Send(Batch batch) {
       staged = false;  // an earlier attempt still uses the slot, or the ring is gone
       continue;
     }
-    // When one fails, those before it are stored.
+    // When an item fails, the items before it are stored.
     const size_t blamed = BlamedItem(error, batch.size());
     if (PauseBeforeRepeat(status, error, give_up, &pause)) continue;
     if (stop_requested()) return;
     if (blamed < batch.size() && batch.size() > 1) {
-      // The others are sent again, those that were stored as repeats.
+      // The others are sent again; those that are already stored are harmless repeats.
       Settle(*batch[blamed], status, error);
       batch.erase(batch.begin() + static_cast<ptrdiff_t>(blamed));
       continue;

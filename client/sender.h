@@ -81,11 +81,12 @@ class Sender {
   void RollBack(Batch* batch);
   void Send(Batch batch);
   pqc_status SendOnce(const Batch& batch, bool staged, RefusalBuffer* error);
-  // Waits a little when the call may do better then; false when it will not, or nobody wants it.
+  // Waits a little if a repeat of the call may succeed; returns false if it cannot, or after a stop
+  // request.
   bool PauseBeforeRepeat(pqc_status status, const RefusalBuffer& refusal, Clock::time_point give_up,
                          std::chrono::milliseconds* pause);
   bool stop_requested();
-  // Ends the first handover of its sequence.
+  // Removes the first handover of its sequence; on an error, also removes all later ones.
   void Settle(const Handover& handover, pqc_status status, const RefusalBuffer& refusal);
   std::shared_ptr<Handover> DropFirstLocked(Progress& progress);
   // Makes the handover available to Lend, if this was its last reference.

@@ -139,10 +139,10 @@ pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, cons
 // Counts the tokens that are selected for an item, without reading rows.
 pqc_status CountSelected(StepItem& item, const kvstore::Selection& terms, uint32_t* count);
 
-// Puts "items[i]: " in front of the thread's last error.
 // Reports a refused selection of a step, whose items name their query positions themselves.
 pqc_status FailStep(const kvstore::Refusal& refusal);
 
+// Puts "items[i]" before the field of the thread's last refusal.
 pqc_status UnderItem(size_t item, pqc_status status);
 
 }  // namespace pqcached::client

@@ -292,7 +292,8 @@ pqc_status SelectOnGpu(pqc_step* step, uint32_t layer, const pqc_tensor* queries
   }
   if (!out.positions) return Fail(PQC_INVALID_ARGUMENT, "out.positions", "must not be NULL");
   if (!out.counts) return Fail(PQC_INVALID_ARGUMENT, "out.counts", "must not be NULL");
-  // Not only this step's k: a graph that is captured now is replayed with others.
+  // The full capacity, not only this step's k: a graph that is captured now is replayed with other
+  // values.
   if (out.stride < step->gpu->selected_capacity) {
     return Fail(PQC_OUT_OF_RANGE, "out.stride", "%llu, must be at least selected_capacity, %u",
                 static_cast<unsigned long long>(out.stride), step->gpu->selected_capacity);

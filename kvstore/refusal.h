@@ -1,16 +1,16 @@
-// A refusal as an absl::Status: the code and the message of the status, and a payload that holds the
-// path of the refused field, the bare text and the retry time.
+// A refusal as an absl::Status: the code and the message of the status, and a payload that holds
+// the path of the refused field, the bare text and the retry time.
 //
-// All errors of kvstore/ and service/ are made here, so that each has a field where there is one, and
-// no code has to look for it in the message:
+// All errors of kvstore/ and service/ are made here, so that each has a field where there is one,
+// and no code has to look for it in the message:
 //
 //     return OutOfRange("token_count", absl::StrCat(count, ", must be at most ", stored));
 //     ...
 //     if (FieldOf(status) == "token_count") ...
 //     return Under("items[2]", status);  // "items[2].token_count: 12, must be at most 10"
 //
-// Fields are paths relative to the arguments of the call that failed, in the words of the proto. Texts
-// begin with the refused value.
+// Fields are paths relative to the arguments of the call that failed, in the words of the proto.
+// Texts begin with the refused value.
 //
 // Pure functions; thread-safe.
 #ifndef PQCACHED_KVSTORE_REFUSAL_H_
@@ -64,8 +64,8 @@ uint32_t RetryMsOf(const absl::Status& status);
 absl::Status Under(absl::string_view path, const absl::Status& status);
 // Returns `status` with `field` as its field, in place of its own. OK stays OK.
 absl::Status WithField(absl::string_view field, const absl::Status& status);
-// Returns `status` with the path `from` at the beginning of its field replaced by `to`. Other fields
-// stay: MoveField("rows", "rows[3]", ...) makes "rows[3].keys" of "rows.keys".
+// Returns `status` with the path `from` at the beginning of its field replaced by `to`. Other
+// fields stay: MoveField("rows", "rows[3]", ...) makes "rows[3].keys" of "rows.keys".
 absl::Status MoveField(absl::string_view from, absl::string_view to, const absl::Status& status);
 
 }  // namespace pqcached::kvstore

@@ -56,7 +56,7 @@ struct Call {
   absl::Status Check() const;
 };
 
-// Runs `work`, which may be out of memory: an exception becomes a status.
+// Runs `work` and turns its exceptions into a status.
 //
 // Errors: those of `work`; kResourceExhausted (out of memory), kInternal (any other exception)
 absl::Status Guarded(const std::function<absl::Status()>& work);

@@ -164,7 +164,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   absl::Status Commit() {
     if (transaction_ == nullptr) return InvalidArgument("header", "missing");
-    // Named when the rows are there: what fails has changed nothing.
+    // Tokens are named after their rows are stored, so that a failed call has changed nothing.
     absl::Status named;
     if (!token_ids_.empty()) {
       named = store_.CheckNames(call_.session.tenant, sequence_id_, first_id_, token_ids_);

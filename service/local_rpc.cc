@@ -88,22 +88,22 @@ KvCacheService::Reactor* KvCacheService::Attach(Context* context, const v1::Atta
                                                 v1::AttachResponse* response) {
   return calls_.Unary(context, Rpc::kAttach, Access::kSession,
                       [=, this](const Call& call) -> absl::Status {
-        absl::StatusOr<kvstore::AttachedSequence> attached =
+                        absl::StatusOr<kvstore::AttachedSequence> attached =
                             store_.Attach(call.session.tenant, request->sequence_id(),
                                           call.session.id, LeaseStateOf(request->lease()));
                         if (!attached.ok()) return UnderLease(attached.status());
-        const bool made = request->lease().lease_id() == 0;
-        absl::Status status = CheckResponseBytes(attached->attachment.image.size());
-        if (status.ok()) status = call.Check();
-        if (!status.ok()) {  // the client does not receive the new lease
+                        const bool made = request->lease().lease_id() == 0;
+                        absl::Status status = CheckResponseBytes(attached->attachment.image.size());
+                        if (status.ok()) status = call.Check();
+                        if (!status.ok()) {  // the client does not receive the new lease
                           if (made)
                             store_.Detach(call.session.id, attached->lease_id).IgnoreError();
-          return status;
+                          return status;
                         }
-        response->set_lease_id(attached->lease_id);
-        response->set_word_index(attached->word_index);
-        ToWire(std::move(attached->attachment), response->mutable_attachment());
-        return absl::OkStatus();
+                        response->set_lease_id(attached->lease_id);
+                        response->set_word_index(attached->word_index);
+                        ToWire(std::move(attached->attachment), response->mutable_attachment());
+                        return absl::OkStatus();
                       });
 }
 

@@ -45,8 +45,8 @@ using kvstore::Under;
 using kvstore::Unimplemented;
 using kvstore::WithField;
 
-// Returns `status` as gRPC sends it: the same code, the message, cut to what fits in HTTP/2 headers,
-// and the details.
+// Returns `status` as gRPC sends it: the same code, the message, cut to what fits in HTTP/2
+// headers, and the details.
 grpc::Status ToGrpc(const absl::Status& status);
 
 // Returns kUnimplemented about `field`, which the proto reserves for a later version.

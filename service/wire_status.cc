@@ -10,8 +10,9 @@
 namespace pqcached::service {
 namespace {
 
-// gRPC sends messages as HTTP/2 headers, which peers limit to 8 KiB: the message with three bytes for
-// each but printable ASCII, and again, with the field and its description, in base64.
+// gRPC sends messages as HTTP/2 headers, which peers limit to 8 KiB: the message with three bytes
+// for each byte that is not printable ASCII, and again, with the field and its description, in
+// base64.
 constexpr size_t kMaxMessageBytes = 2048;
 constexpr size_t kMaxDescriptionBytes = 512;
 constexpr size_t kEscapeBytes = 3;

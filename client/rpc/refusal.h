@@ -22,8 +22,8 @@ using kvstore::kRetryMemory;
 grpc::Status Refuse(grpc::StatusCode code, const std::string& field, const std::string& text,
                     uint32_t retry_ms = kNoRetry);
 
-// Fills `refusal` with the details of `status`; with its message when it has none. UNAVAILABLE of gRPC
-// itself (no details) is worth repeating: the sidecar may be restarting.
+// Fills `refusal` with the details of `status`; with its message when it has none. UNAVAILABLE of
+// gRPC itself (no details) is worth repeating: the sidecar may be restarting.
 void ToRefusal(const grpc::Status& status, RefusalBuffer* refusal);
 
 // Returns UNAVAILABLE: the worker that the arguments belong to (leases, staging) was replaced.

@@ -120,7 +120,7 @@ pqc_status RpcRemote::Commit(uint64_t sequence_id, uint64_t first_position, cons
       boot.AddRows(rows[i]);
     }
     if (boot.several) return WorkerReplaced();
-    // Not repeated after UNAVAILABLE: the sidecar may have the slot in hand still.
+    // Not repeated after UNAVAILABLE: the sidecar may still be reading the slot.
     grpc::Status status = Attempt(
         Repeat::kNever, CallDeadline(),
         [&](const Context& context) {

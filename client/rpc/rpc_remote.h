@@ -91,7 +91,7 @@ class RpcRemote final : public Remote {
   explicit RpcRemote(const RemoteOptions& options);
   ~RpcRemote() = default;
 
-  // Where every call passes: exceptions end here, and the status and its reason become the C ABI's.
+  // Wraps every call: catches exceptions, and converts the status and its reason to the C ABI's.
   pqc_status Finish(const char* method, RefusalBuffer* error,
                     const std::function<grpc::Status()>& call) const noexcept;
   // Returns the status that a caller sees, which explains a lost session.

@@ -59,7 +59,7 @@ struct BrokerReply {
   uint32_t version = kBrokerVersion;
   BrokerCall call = BrokerCall::kHello;  // the call that this reply answers
   uint32_t status = 0;                   // gRPC status code; only OK (0) carries a descriptor
-  char message[512] = {};                // reason for the status: the field and its limit
+  char message[512] = {};                // reason for the status, without the field
   char session_token[72] = {};     // kHello, kResume: a secret; metadata `pqcached-session` of RPCs
   char boot_id[72] = {};           // kHello, kResume
   char tenant[72] = {};            // kHello, kResume: the tenant that the sidecar assigned

@@ -1,5 +1,6 @@
-// The only place where the words of a refusal are put together. Its one function is a file of its own,
-// so that a test can link another one, which replaces every text, and see that nothing depends on texts.
+// The only place where the words of a refusal are put together. Its one function has a file of its
+// own, so that a test can link another one, which replaces every text, and see that nothing depends
+// on texts.
 #include <algorithm>
 
 #include "kvstore/read/refusal.h"

@@ -1,21 +1,59 @@
-// Store: caches, their sequences, and everything that is asked of them. The one door of kvstore for
-// the service.
+// Store owns caches and their sequences: it stores, indexes and reads rows. The service calls
+// nothing else of kvstore.
 //
-// A *cache* owns one pool. A *sequence* is a list of segments, the last one open (the tail). Rows
-// arrive per layer in position order (Ingest, Append), are indexed by BuildIndex, and are read by
-// TopK, Score, Fetch and Attend. After the first BuildIndex later rows get the codes of their
-// nearest centroids under the newest codebook as they arrive, those of the next turn of a
-// conversation too.
+// A *row* is the KV entry [key, value] of one token, layer and kv head. A *cache* owns one pool of
+// memory. A *sequence* is a list of segments; the last one is open (the tail, or active segment).
+// Rows are written per layer in position order (Ingest, Append), indexed by BuildIndex, and read by
+// TopK, Score, Fetch and Attend. Rows written after the first BuildIndex, those of the next turn of
+// a conversation included, are coded with their nearest centroids under the newest codebook as they
+// are written.
 //
-// Sequences share what they have in common (ForkSequence, CreateSequence with token_ids): closed
-// segments, and the filled part of a tail. What one of them adds or forgets is its own.
+// Sequences share their common tokens (ForkSequence, CreateSequence with token_ids): closed
+// segments, and the filled part of a tail. Rows that one of them adds or removes concern only
+// itself.
 //
-// Every call names a tenant; ids of another tenant are kNotFound. Nothing changes when a call
-// fails.
+// Every call names a tenant; ids of another tenant are kNotFound. A call that fails changes
+// nothing.
 //
 // Thread-safe. Writers of one sequence (Ingest, Append, BuildIndex, Truncate) exclude each other:
-// the second one gets kAborted at once. Readers never wait for writers; a dropped sequence's memory
-// returns when its last reader is done.
+// the second one returns kAborted at once, and may succeed when the first one has ended. Readers
+// never wait for writers; a dropped sequence's memory is freed when its last reader is done.
+//
+// Status codes have the meaning of the table in proto/pqcached/v1/kv_cache.proto. Every call on a
+// sequence may return kNotFound (no such sequence; dropped or evicted, and the message says which)
+// and, while the sequence is suspended, kFailedPrecondition; calls that read rows, kDataLoss (a
+// layer of a segment fails its checksum: drop the sequence). The comments below list the other
+// errors.
+//
+// Example, which writes a prompt and attends to a tenth of it:
+//
+//     StoreOptions options;
+//     options.max_pool_bytes = 64 << 20;
+//     auto store = Store::Create(options);
+//     if (!store.ok()) return store.status();
+//     const IndexDescriptor index = {.kind = IndexKind::kPq, .subspace_count = 2, .bits = 6};
+//     const LayerGroup group{.layers = {0}, .kv_heads = 2, .query_heads = 8,
+//                            .key_dim = 64, .value_dim = 64};
+//     const auto cache = (*store)->OpenCache(
+//         "tenant", {.name = "demo", .model_fingerprint = "demo-1", .groups = {group},
+//                    .capacity_bytes = 32 << 20, .default_index = index});
+//     if (!cache.ok()) return cache.status();
+//     const auto made = (*store)->CreateSequence("tenant", cache->cache_id, {.session = "demo"});
+//     if (!made.ok()) return made.status();
+//     {
+//       auto ingest = (*store)->BeginIngest("tenant", made->sequence_id);
+//       if (!ingest.ok()) return ingest.status();
+//       absl::Status written = (*ingest)->Write(0, {.layer = 0, .keys = keys, .values = values});
+//       if (!written.ok()) return written;
+//       if (auto tokens = (*ingest)->Commit(); !tokens.ok()) return tokens.status();
+//     }
+//     absl::Status built = (*store)->BuildIndex("tenant", made->sequence_id, {.index = index}, {});
+//     if (!built.ok()) return built;
+//     return (*store)->Attend("tenant", made->sequence_id,
+//                             {.layer = 0, .query_position = 1023, .queries = queries},
+//                             {.index = index, .sink_tokens = 16, .window_tokens = 64,
+//                              .budget_ratio = 0.1},
+//                             /*want_positions=*/false);
 #ifndef PQCACHED_KVSTORE_STORE_H_
 #define PQCACHED_KVSTORE_STORE_H_
 
@@ -42,20 +80,20 @@
 
 namespace pqcached::kvstore {
 
-inline constexpr absl::Duration kMaxPin = absl::Hours(24 * 30);  // see PinSequence
-inline constexpr size_t kMaxGroupKeyBytes = 64;
+inline constexpr absl::Duration kMaxPin = absl::Hours(24 * 30);  // longest ttl of PinSequence
+inline constexpr size_t kMaxGroupKeyBytes = 64;                  // of SequenceSpec::group_key
 
-// Time of an engine's prefill per layer, a quadratic in the tokens: its keys may be clustered
-// meanwhile. All 0: not known.
+// Time of an engine's prefill of one layer, a quadratic in the tokens (PQCache, SIGMOD 2025,
+// section 3.3, equation 2); the layer's keys may be clustered in this time. All 0: not known.
 struct PrefillCost {
   double seconds_per_token_squared = 0;
   double seconds_per_token = 0;
   double seconds = 0;
 };
 
-// Pool bytes of one tenant, over the capacities of all its caches.
+// Limits of one tenant, in pool bytes, over the capacities of all its caches.
 struct TenantQuota {
-  size_t guaranteed_bytes = 0;  // that others cannot open
+  size_t guaranteed_bytes = 0;  // reserved: other tenants' caches cannot use them
   size_t max_bytes = std::numeric_limits<size_t>::max();
 };
 
@@ -65,51 +103,55 @@ struct StoreOptions {
   uint32_t max_sequences = 4096;   // per cache
   uint32_t segment_tokens = 8192;  // capacity of a prefill segment; a multiple of kBlockTokens
   uint32_t tail_tokens = 1024;     // capacity of a tail segment; a multiple of kBlockTokens
-  uint32_t epoch_tokens =
-      32768;  // a codebook is trained on at least so many tokens, or on all there are
+  // Tokens that a codebook is trained on at least, or all tokens of the sequence.
+  uint32_t epoch_tokens = 32768;
   uint32_t train_tokens = 8192;  // sample of a live codebook, per kv head
-  double drift_ratio =
-      1.25;  // a live index trains anew when the inertia of new keys exceeds this times the trained
+  // A live index trains a new codebook when the inertia of new keys exceeds this times the inertia
+  // of the trained ones.
+  double drift_ratio = 1.25;
   uint32_t merge_segments = 8;  // closed tails that are merged into one segment; 0 = never
-  bool strict_memory = false;   // pools cannot be mapped for writing by anybody else, ever
+  bool strict_memory = false;   // no other process can ever map pools for writing
   PrefillCost prefill_cost;     // reported by the engine, or configured
-  std::string cost_file;        // where measured costs of builds are kept; empty = nowhere
-  // Told, from a thread of the store, of work on a live index that failed (the pool is full).
+  std::string cost_file;        // file of the measured costs of builds; empty = none
+  // Called from a thread of the store when work on a live index has failed (the pool is full).
   std::function<void(uint64_t sequence_id, const absl::Status& status)> live_index_failed;
   uint32_t max_leases = 4096;  // per session
-  // A lease that its holder has not refreshed for so long is expired, which is found when leases are
-  // listed: it is revoked, and keeps what was handed out until it ends.
+  // A lease that its holder has not refreshed for this long has expired; ListLeases finds and
+  // revokes it. Its memory stays in place until the lease ends.
   absl::Duration lease_timeout = absl::InfiniteDuration();
   size_t max_staging_bytes = size_t{256} << 20;  // per session
-  // When a session or a sequence ends, closed segments of its named tokens stay for others who begin
-  // with them, until they are evicted.
+  // When a session or a sequence ends, closed segments of its named tokens remain as a cached
+  // prefix for later sequences, until they are evicted.
   bool retain = false;
-  double max_retained_share = 0.8;  // of a pool
+  double max_retained_share = 0.8;  // share of a pool that cached prefixes may use
   EvictionPolicy eviction_policy = EvictionPolicy::kReuse;
-  // A sequence of a living session may be evicted when nobody has used it for so long; zero = never. One of
-  // a rank only with a group_key, when nobody has used any of its members.
+  // A sequence of a living session may be evicted when no call has used it for this long; zero =
+  // never. A rank's sequence only with a group_key, when no call has used any member of the group.
   absl::Duration evict_idle = absl::Seconds(60);
   std::map<std::string, TenantQuota, std::less<>> tenant_quotas;
-  // How often the limits of the machine and of control groups are read anew; zero = only by OpenCache.
+  // Interval of reading the memory limits of the machine and of control groups; zero = only
+  // OpenCache reads them.
   absl::Duration memory_check_interval = absl::ZeroDuration();
-  std::string memory_root;  // that /proc and /sys stand under, for tests
+  std::string memory_root;  // prefix of the paths /proc and /sys, for tests
   uint32_t threads = 0;     // of the serving and of the building arena; 0 = all cores
   kernels::Exec exec;       // instruction set
-  // Holds what the store of the next process recovers; outlives the store. Null: nothing outlives it.
+  // Keeps the state that the store of the next process recovers; outlives the store. Null: the
+  // state ends with the process.
   DescriptorKeeper* keeper = nullptr;
 };
 
-// What a store found of an earlier process when it was made.
+// State of an earlier process that a store found when it was created.
 struct RecoveryReport {
-  bool recovered = false;  // whether there was anything
+  bool recovered = false;  // an earlier process had left state
   uint32_t caches = 0, sequences = 0, segments = 0;
-  uint32_t dropped_records = 0;  // broken ones, with what they alone named
-  size_t bytes = 0;              // of the pools, in use by what was recovered
-  size_t quarantined_bytes = 0;  // of the pools, in use by nobody known
+  uint32_t dropped_records =
+      0;             // broken records, dropped with the state that only they referred to
+  size_t bytes = 0;  // pool bytes used by the recovered sequences
+  size_t quarantined_bytes = 0;  // pool bytes in use without a known owner
   double seconds = 0;
 };
 
-// A session as it is to be known to the next process.
+// A session as the next process will know it.
 struct KeptSession {
   std::string id;  // as in SequenceSpec::session
   std::string tenant;
@@ -122,17 +164,17 @@ struct CacheInfo {
   std::string tenant;
   CacheSpec spec;
   size_t capacity_bytes = 0, used_bytes = 0, free_bytes = 0, largest_free_bytes = 0;
-  size_t page_bytes = 0;  // of the memory in force: 4096 or a huge page size
+  size_t page_bytes = 0;  // page size of the pool's memory: 4096 or a huge page size
   uint32_t sequence_count = 0;
-  uint32_t retained_count = 0;  // of them: their sessions are over
-  size_t limit_bytes = 0;  // of used_bytes: the capacity, the quota, or less when memory is short
+  uint32_t retained_count = 0;  // sequences whose sessions have ended: cached prefixes
+  size_t limit_bytes = 0;  // of used_bytes: the capacity, the quota, or less if memory is short
 };
 
 struct LayerInfo {
   uint32_t layer = 0;
   uint64_t row_count = 0;  // tokens whose rows are visible
-  std::vector<LayerState>
-      index_states;  // per index of the sequence, over all its segments (the lowest)
+  // Per index of the sequence: the lowest state over all segments.
+  std::vector<LayerState> index_states;
 };
 
 struct SegmentInfo {
@@ -146,17 +188,17 @@ struct SegmentInfo {
 struct SequenceInfo {
   uint64_t sequence_id = 0;
   uint64_t cache_id = 0;
-  std::string session;       // that created it
+  std::string session;       // the session that created it
   uint64_t token_count = 0;  // tokens complete over all stored layers
   std::vector<IndexDescriptor> indexes;
-  absl::Status live_index = {};  // of the newest work on it: ok, or why it failed
+  absl::Status live_index = {};  // outcome of the newest work on it: ok, or why it failed
   std::vector<LayerInfo> layers;
   std::vector<SegmentInfo> segments;
-  size_t row_bytes = 0, index_bytes = 0,
-         codebook_bytes = 0;  // content: what the figures call KV bytes and index bytes
-  size_t used_bytes = 0;      // extents held in the pool, shared ones too
-  size_t shared_bytes = 0;    // of used_bytes: rows that other sequences hold, too
-  bool retained = false;      // its session is over
+  // Content, without padding and unused capacity.
+  size_t row_bytes = 0, index_bytes = 0, codebook_bytes = 0;
+  size_t used_bytes = 0;    // extents held in the pool, shared ones too
+  size_t shared_bytes = 0;  // of used_bytes: rows that other sequences hold, too
+  bool retained = false;    // a cached prefix: its session has ended
   absl::Duration pin_left = absl::ZeroDuration();
   absl::Duration idle = absl::ZeroDuration();  // since the last call on it
   std::string group_key = {};
@@ -170,20 +212,27 @@ struct LayerRows {
   TensorView values;
 };
 
-// An all-or-nothing ingest: chunks become visible together at Commit; destroyed without Commit,
-// nothing happened. Single-thread.
+// An ingest of several chunks, all or nothing: they become visible together at Commit; without
+// Commit the destructor discards them. Other writers of the sequence return kAborted while it
+// lives. For one thread at a time.
 class IngestTransaction {
  public:
   virtual ~IngestTransaction() = default;
-  // Copies the rows. `first_position` must be the layer's next position; a range that is stored
-  // already is acknowledged without a change.
+  // Copies the rows of tokens [first_position, first_position + tokens) of one layer.
+  // `first_position` must be the layer's next position; a range that is stored already is
+  // acknowledged without a change. After an error, all further calls return it.
   //
   // Errors: kInvalidArgument     layer, shape, strides, dtype, NaN or infinity (names the field,
-  //                              for a bad number the token), positions with a gap or partly stored
-  //         kResourceExhausted   the pool is full: the message gives the shortfall in bytes
-  //         kOutOfRange          more than kMaxSequenceTokens
+  //                              for a bad number the token); positions with a gap or partly stored
+  //         kResourceExhausted   the pool is full: the message gives the shortfall in bytes; may
+  //                              succeed later, when sequences have ended
+  //         kOutOfRange          more than kMaxSequenceTokens: never succeeds
+  //         kFailedPrecondition  after Commit
   virtual absl::Status Write(uint64_t first_position, const LayerRows& rows) = 0;
-  // Makes all of it visible; returns the sequence's token_count.
+  // Makes all rows visible, once; returns the sequence's token_count.
+  //
+  // Errors: that of a failed Write; kFailedPrecondition (a second Commit); kNotFound (the sequence
+  // was dropped)
   virtual absl::StatusOr<uint64_t> Commit() = 0;
 };
 
@@ -192,21 +241,23 @@ struct BuildSpec {
   uint32_t iterations = 10;  // of k-means, 1..1000; with a seed the result is deterministic
   uint64_t seed = 0;
   uint32_t train_tokens = 0;  // sample per epoch and kv head; 0 = all
-  uint32_t sink_tokens = 16;  // excluded from training
+  uint32_t sink_tokens = 16;  // first tokens, excluded from training
   SteadyTime deadline = SteadyTime::InfiniteFuture();
-  // Asked between iterations, from several builder threads at once: true cancels. May be empty.
+  // Called between iterations, by several builder threads concurrently: true cancels. May be empty.
   std::function<bool()> cancelled = {};
 };
 
-// An index that the store keeps up by itself while rows arrive: a segment is indexed when it is full,
-// tails as they close; closed tails are merged. The last segment of the first prefill is closed, and then
-// indexed, by the first Append behind it, or by BuildIndex with the same index; that of later turns is
-// coded while it is open. BuildIndex waits until all is indexed; its iterations, seed and train_tokens
-// mean nothing then, and when it is cancelled the index goes on.
+// Incremental index: the store indexes rows by itself while they are written. A segment is indexed
+// when it is full, tails as they close; closed tails are merged. The last segment of the first
+// prefill is closed, and then indexed, by the first Append behind it, or by BuildIndex with the
+// same index; that of later turns is coded while it is open. BuildIndex waits until all rows are
+// indexed; its iterations, seed and train_tokens then have no effect, and when it is cancelled the
+// index continues.
 struct LiveIndex {
   IndexDescriptor index;
-  // Of k-means, half of them where a codebook goes on from another one of its epoch; 0 = what the cost
-  // model finds, at most 10.
+  // Iterations of k-means, half as many where a codebook starts from another one of its epoch; 0 =
+  // as many as the cost model finds to fit into the prefill (PQCache, section 3.3, equation 3), at
+  // most 10.
   uint32_t iterations = 0;
   uint64_t seed = 0;
   uint32_t train_tokens = 0;  // sample per codebook and kv head; 0 = StoreOptions::train_tokens
@@ -214,20 +265,22 @@ struct LiveIndex {
 };
 
 struct SequenceSpec {
-  std::string session;                   // owns the sequence: DropSession drops it
-  std::vector<uint32_t> token_ids = {};  // of the prompt, as far as known: for shared prefixes
-  std::string extra_key = {};            // of the prefix; at most 256 bytes
+  std::string session;  // owns the sequence: DropSession drops it
+  std::vector<uint32_t> token_ids =
+      {};                      // prompt, as far as known, for shared prefixes; at most 2^22
+  std::string extra_key = {};  // further identity of the prefix; at most 256 bytes
   std::optional<LiveIndex> live_index = {};
-  // Of a rank's cache: what all ranks call the one sequence of their group that this is a part of; at
-  // most kMaxGroupKeyBytes. Empty: it is tied to none.
+  // Only in a rank's cache: name under which all ranks create their parts of one sequence; at most
+  // kMaxGroupKeyBytes. Empty: the sequence is not tied to others.
   std::string group_key = {};
 };
 
 struct CreatedSequence {
   uint64_t sequence_id = 0;
-  uint64_t token_count = 0;  // that it shares with others: the next position to ingest
+  uint64_t token_count = 0;  // tokens shared with other sequences: the next position to ingest
 };
 
+// Progress of a build after one codebook of one layer.
 struct BuildProgress {
   uint32_t layer = 0;
   uint32_t layers_done = 0, layer_count = 0;
@@ -239,13 +292,14 @@ struct BuildProgress {
   size_t codebook_bytes = 0;
 };
 
-// A query of one layer. Queries: fp32, fp16 or bf16 [query_length, query_heads, key_dim]. The tokens of a
-// longer query (speculation) share one selection, over the heads of all of them: at most kMaxGroupSize
-// queries per kv head. Score takes one token.
+// A query of one layer. Queries: fp32, fp16 or bf16 [query_length, query_heads, key_dim]. The
+// tokens of a longer query (speculation) share one selection, over the heads of all of them: at
+// most kMaxGroupSize queries per kv head. Score takes one token.
 struct Query {
   uint32_t layer = 0;
-  uint64_t query_position = 0;  // absolute position of the first query token; rows up to
-                                // query_position - window_tokens must be stored
+  // Absolute position of the first query token; rows up to query_position - window_tokens must be
+  // stored.
+  uint64_t query_position = 0;
   TensorView queries;
 };
 
@@ -253,7 +307,7 @@ struct Selected {
   uint32_t kv_heads = 0;
   uint32_t count = 0;                           // k, per kv head
   std::vector<uint32_t> positions;              // [kv_heads, count], ascending per head
-  uint64_t sink_tokens = 0, window_tokens = 0;  // what the engine attends by itself
+  uint64_t sink_tokens = 0, window_tokens = 0;  // tokens that the engine attends itself
 };
 
 struct Scores {
@@ -261,6 +315,7 @@ struct Scores {
   std::vector<float> max, sum_exp;  // [query_heads], over these tokens: sum of exp(logit - max)
 };
 
+// The part of a row: [key, value], its key, or its value.
 enum class RowPart : uint8_t { kRow = 0, kKey = 1, kValue = 2 };
 
 struct Rows {
@@ -269,254 +324,312 @@ struct Rows {
   std::vector<std::byte> data;  // [kv_heads, tokens, dim]
 };
 
+// A partial attention over the selected tokens: the engine merges it with its own over sink and
+// window.
 struct Attention {
   std::vector<float> output;  // [query_length, query_heads, value_dim]
-  // [query_length, query_heads]; natural log of the scaled logits; -inf when nothing was selected
+  // [query_length, query_heads]: natural log of the sum of exp(scaled logits); -inf when nothing
+  // was selected.
   std::vector<float> lse;
-  Selected selected;  // `positions` only when asked for
+  Selected selected;  // `positions` only when requested
 };
 
 struct StoreStats {
   uint32_t lease_count = 0;          // revoked ones included
-  uint32_t revoked_lease_count = 0;  // that their holders have not let go of
+  uint32_t revoked_lease_count = 0;  // revoked leases that their holders have not released
   size_t staging_bytes = 0;          // of all sessions
   size_t shared_bytes = 0;           // rows that several sequences hold, counted once
-  uint32_t live_work_count = 0;      // live indexes with work under way or waiting
-  uint32_t retained_count = 0;       // sequences whose sessions are over
+  uint32_t live_work_count = 0;      // live indexes with work in progress or waiting
+  uint32_t retained_count = 0;       // cached prefixes: sequences whose sessions have ended
   uint32_t pinned_count = 0;
-  uint64_t evicted_sequences = 0, evicted_bytes = 0;  // since the start; bytes that came free
-  // Tokens of prompts that CreateSequence was given, in whole steps of 128, and those of them that it
-  // found.
+  uint64_t evicted_sequences = 0, evicted_bytes = 0;  // since the start; bytes freed by eviction
+  // Tokens of the prompts of CreateSequence, in whole steps of 128, and those found in the cache.
   uint64_t prompt_tokens = 0, matched_tokens = 0;
   size_t memory_available_bytes = 0;  // to this process: machine and control groups
-  uint32_t recovered_sequences = 0;   // when the store was made
-  size_t quarantined_bytes = 0;       // that clients of earlier processes may still map
+  uint32_t recovered_sequences = 0;   // recovered when the store was created
+  size_t quarantined_bytes = 0;       // bytes that clients of earlier processes may still map
   uint64_t data_loss_count = 0;       // layers of segments that failed their checksum
 };
 
-// Whether a request will fit.
+// A request for Admit.
 struct AdmitSpec {
-  uint64_t prefill_tokens = 0;                // that no other sequence holds
+  uint64_t prefill_tokens = 0;                // tokens that no other sequence holds
   uint64_t output_tokens = 0;                 // expected, appended one by one
-  std::optional<IndexDescriptor> index = {};  // of all of them; the cache's default
+  std::optional<IndexDescriptor> index = {};  // over all tokens; absent = the cache's default
 };
 
+// Answer of Admit: when a request fits into the cache's memory.
 enum class Verdict : uint8_t {
   kFitsNow = 1,
-  kAfterEviction = 2,  // of what nobody uses
-  kLater = 3,          // when others have let go of what they hold
-  kNever = 4,          // more than the cache may hold
+  kAfterEviction = 2,  // when cached prefixes and idle sequences are evicted
+  kLater = 3,          // retryable: when sequences in use have ended or shrunk
+  kNever = 4,          // exceeds the limit of the cache
 };
 
 struct Admission {
   Verdict verdict = Verdict::kNever;
   size_t needed_bytes = 0;     // of extents
-  size_t evicted_bytes = 0;    // kAfterEviction: that would have to go
-  size_t shortfall_bytes = 0;  // kLater, kNever: what is missing
-  size_t limit_bytes = 0;      // that the cache may hold
+  size_t evicted_bytes = 0;    // kAfterEviction: bytes to evict
+  size_t shortfall_bytes = 0;  // kLater, kNever: missing bytes
+  size_t limit_bytes = 0;      // bytes that the cache may use at present
 };
 
+// See the top of this file.
 class Store {
  public:
-  // With a keeper: recovers what an earlier process left with it. Its destructor leaves all of it to the
-  // next process.
+  // Creates a store. With a keeper, recovers the state that an earlier process left with it; the
+  // destructor leaves the state to the next process.
   //
   // Errors: kInvalidArgument naming the option; those of the keeper.
   static absl::StatusOr<std::unique_ptr<Store>> Create(const StoreOptions& options);
   virtual ~Store() = default;
 
   // Opens the tenant's cache of this name, or returns it when it is open with the same spec (its
-  // capacity stays).
+  // capacity does not change).
   //
-  // Ranks of a group open one each, under one name: with the same fingerprint and rank_count, and
-  // layers or kv heads that no other rank has.
+  // Ranks of a group open one cache each, under one name: with the same fingerprint and rank_count,
+  // and layers or kv heads that no other rank has.
   //
-  // Errors: kFailedPrecondition  open with another fingerprint or shape, or a rank that does not go
-  //                              with the others (names the field)
-  //         kResourceExhausted   max_caches, max_pool_bytes, or the machine has less memory
-  //         (shortfall in bytes), or the tenant's quota, or what others are guaranteed
+  // Errors: kInvalidArgument, kUnimplemented  a field of the spec, with its limit: never succeeds
+  //         kFailedPrecondition  open with another fingerprint or shape, or the rank does not fit
+  //                              the others (names the field)
+  //         kResourceExhausted   max_caches, max_pool_bytes, the tenant's quota, bytes guaranteed
+  //                              to other tenants, or less memory on the machine (shortfall in
+  //                              bytes)
   virtual absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) = 0;
 
-  // The sequence begins with the longest stored prefix of spec.token_ids (MatchPrefix), shared.
+  // Creates a sequence that begins with the longest stored prefix of spec.token_ids (MatchPrefix),
+  // which it shares.
   //
-  // With a group_key the ranks of a group (the caches of one tenant, name and rank.group) make one
-  // sequence together: all are told the same token_count, that of the first call, whatever becomes of
-  // other sequences between the calls; and all are evicted and pinned together, or none. Other ranks
-  // begin with what the first call holds for them until all members have ended; then the key may be
+  // With a group_key the ranks of a group (the caches of one tenant, name and rank.group) create
+  // one sequence together: all receive the token_count of the first call, even if other sequences
+  // end between the calls; and all are evicted and pinned together, or none. The first call
+  // reserves the prefixes for the other ranks until all members have ended; then the key may be
   // used again. A fork is not tied.
   //
-  // Errors: kInvalidArgument     token_ids, extra_key, live_index or group_key (too long; the cache has
-  //                              no rank.group)
-  //         kAlreadyExists       the rank has, or had, a sequence under the group_key, and not all ranks'
-  //                              have ended
-  //         kFailedPrecondition  group_key: another prompt than the first rank's; or the process has
-  //                              begun anew since, and with it what was held: begin the key anew on all ranks
-  //         kResourceExhausted   max_sequences
+  // Errors: kInvalidArgument     token_ids, extra_key, live_index or group_key (too long; the cache
+  //                              has no rank.group)
+  //         kNotFound            the cache
+  //         kAlreadyExists       the rank has, or had, a sequence under the group_key, and not all
+  //                              ranks' have ended
+  //         kFailedPrecondition  group_key: another prompt than the first rank's, or the process
+  //                              has restarted since its call, and lost the reserved prefixes:
+  //                              create the sequences of all ranks again
+  //         kResourceExhausted   max_sequences, or no room for its record (with a keeper)
   virtual absl::StatusOr<CreatedSequence> CreateSequence(std::string_view tenant, uint64_t cache_id,
                                                          const SequenceSpec& spec) = 0;
-  // A new sequence that shares the first `token_count` tokens (0 = all) and their indexes;
-  // copy-on-write. A live index goes on in both.
+  // Creates a sequence of `session` that shares the first `token_count` tokens (0 = all) and their
+  // indexes, copy-on-write. A live index continues in both; an index that is still being built is
+  // not shared.
   //
   // Errors: kOutOfRange  more tokens than are complete over all stored layers
   virtual absl::StatusOr<CreatedSequence> ForkSequence(std::string_view tenant,
                                                        uint64_t sequence_id, uint64_t token_count,
                                                        std::string_view session) = 0;
-  // How many tokens of this prompt are stored under their ids in a sequence that lives: a multiple
-  // of 128; the least over the ranks of the cache's group.
+  // Returns how many tokens of this prompt are stored under their ids in any sequence, a cached
+  // prefix included: a multiple of 128; the least over the ranks of the cache's group.
+  //
+  // Errors: kNotFound (the cache); kInvalidArgument (token_ids: at most 2^22; extra_key)
   virtual absl::StatusOr<uint64_t> MatchPrefix(std::string_view tenant, uint64_t cache_id,
                                                std::span<const uint32_t> token_ids,
                                                std::string_view extra_key) = 0;
-  // Names tokens [first_position, + ids), stored or still to come.
+  // Names tokens [first_position, first_position + ids) with their token ids, stored or not yet.
   //
-  // Errors: kInvalidArgument  a gap behind the tokens named so far, other ids than those, or more than
-  //                           kMaxNamedAhead (prefix.h) behind what is stored
+  // Errors: kInvalidArgument  a gap behind the tokens named so far, other ids than theirs, or more
+  //                           than kMaxNamedAhead (prefix.h) tokens ahead of the stored ones
   virtual absl::Status NameTokens(std::string_view tenant, uint64_t sequence_id,
                                   uint64_t first_position, std::span<const uint32_t> token_ids) = 0;
-  // What NameTokens would say; nothing is named.
+  // Returns the status that NameTokens would return; names nothing.
   virtual absl::Status CheckNames(std::string_view tenant, uint64_t sequence_id,
                                   uint64_t first_position,
                                   std::span<const uint32_t> token_ids) const = 0;
-  // Until ResumeSequence, every other call on it but Describe and Drop is kFailedPrecondition.
-  // Returns the token_count. Suspending twice, or resuming what is not suspended, is no error.
+  // Suspends the sequence: until ResumeSequence, every call that reads or changes it returns
+  // kFailedPrecondition; Describe, Pin and Drop still work. Revokes its leases. Both return the
+  // token_count. Suspending twice, or resuming a sequence that is not suspended, is no error.
   virtual absl::StatusOr<uint64_t> SuspendSequence(std::string_view tenant,
                                                    uint64_t sequence_id) = 0;
   virtual absl::StatusOr<uint64_t> ResumeSequence(std::string_view tenant,
                                                   uint64_t sequence_id) = 0;
+  // Drops the sequence; with StoreOptions::retain, closed segments of its named tokens remain as a
+  // cached prefix under another id. Its memory is freed when its last reader and lease have ended.
   virtual absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) = 0;
-  // Drops all sequences of a session and forgets that it is kept; returns how many.
+  // Ends a session: drops all its sequences, leases and local memory, and removes its record
+  // (KeepSession). Returns the number of sequences.
   virtual uint32_t DropSession(std::string_view session) = 0;
-  // Forgets the tokens from `token_count` on, in all layers. Returns the new token_count. With the last
-  // token go the indexes: their codebooks were trained on keys that are gone. A live one begins anew,
-  // another one is to be built again.
+  // Removes the tokens from `token_count` on, in all layers, and their ids. Returns the new
+  // token_count. Removing all tokens removes the indexes, because their codebooks were trained on
+  // removed keys: a live index starts again, another one has to be built again.
   //
-  // Leases that it shortens are revoked, but `own_lease` (0 = none), whose holder knows. Ids of the
-  // forgotten tokens are forgotten too.
+  // Revokes leases on the removed tokens, except `own_lease` (0 = none), whose holder makes the
+  // call.
   //
-  // Errors: kInvalidArgument  beyond the sequence
+  // Errors: kInvalidArgument  token_count is more than the sequence has
+  //         kAborted          another writer
   virtual absl::StatusOr<uint64_t> TruncateSequence(std::string_view tenant, uint64_t sequence_id,
                                                     uint64_t token_count,
                                                     uint64_t own_lease = 0) = 0;
 
+  // Begins an ingest, and excludes other writers until the transaction is destroyed or committed.
+  //
+  // Errors: kAborted  another writer
   virtual absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::string_view tenant,
                                                                          uint64_t sequence_id) = 0;
-  // Appends the rows of new tokens for all stored layers at once (each exactly once); closes and
-  // opens tails as needed. A repeat is acknowledged, a gap refused. Returns the token_count.
-  // Errors: as IngestTransaction::Write.
+  // Appends the rows of new tokens for all stored layers at once (each exactly once, with the same
+  // number of tokens); closes and opens tails as needed. A range that is stored already is
+  // acknowledged, a gap is refused. Returns the token_count.
+  //
+  // Errors: as IngestTransaction::Write; kAborted (another writer)
   virtual absl::StatusOr<uint64_t> Append(std::string_view tenant, uint64_t sequence_id,
                                           uint64_t first_position,
                                           std::span<const LayerRows> layers) = 0;
 
-  // Closes the open tail, trains a codebook per epoch, layer and kv head, and codes all rows. Writers
-  // go on meanwhile; what they add is coded too. Each layer is ready when it is published, in
-  // ascending order as far as the workers allow. `progress` is called from a builder thread after
-  // each (layer, epoch), one call at a time; false cancels. A cancelled or failed build leaves no
-  // index.
+  // Closes the open tail, trains a codebook per epoch, layer and kv head, and codes all rows
+  // (PQCache, SIGMOD 2025, section 3.1, step 2). Returns when all layers are ready. Writers
+  // continue concurrently; rows that they add are coded too. Each layer is ready when it is
+  // published, in ascending order as far as the workers allow. `progress` is called from a builder
+  // thread after each (layer, epoch), one call at a time; false cancels. A cancelled or failed
+  // build leaves no index.
   //
-  // Errors: kInvalidArgument     a field of `spec`
-  //         kFailedPrecondition  no tokens, or the layers hold different token counts (names the layer)
+  // Errors: kInvalidArgument     a field of `spec`; flat, which needs no build
+  //         kFailedPrecondition  no tokens, or the layers hold different token counts (names the
+  //                              layer)
   //         kAlreadyExists       the sequence has this index
+  //         kAborted             another build of this index, or another writer: may succeed later
   //         kResourceExhausted   pool (shortfall in bytes), or kMaxIndexes
   //         kDeadlineExceeded    before the first usable codebook of every layer; later the build
-  //                              ends early with fewer iterations
+  //                              ends early with fewer iterations, and succeeds
   //         kCancelled           `progress` returned false, or `cancelled` true
   virtual absl::Status BuildIndex(std::string_view tenant, uint64_t sequence_id,
                                   const BuildSpec& spec,
                                   const std::function<bool(const BuildProgress&)>& progress) = 0;
 
-  // Errors of the following: kInvalidArgument (field and limit), kNotFound, kOutOfRange (positions
-  // that are not stored), kFailedPrecondition (the sequence has no such index: build it), kAborted (the
-  // layer's is under way: repeat later).
+  // Reading. Errors of the following: kInvalidArgument (field and limit), kOutOfRange (positions
+  // that are not stored), kFailedPrecondition (the sequence has no such index: build it), kAborted
+  // (the layer's index is being built: repeat later).
+
+  // Returns the k best tokens for a query: per query head approximate scores, the sum over the
+  // sub-spaces of the query's inner product with the key's centroid (PQCache, section 3.1, step 4),
+  // or exact ones (flat); selection.rule joins the heads of a kv head.
   virtual absl::StatusOr<Selected> TopK(std::string_view tenant, uint64_t sequence_id,
                                         const Query& query, const Selection& selection) = 0;
+  // Returns the logits of the tokens of a range under an index, for a query of one token;
+  // query_position has no effect.
   virtual absl::StatusOr<Scores> Score(std::string_view tenant, uint64_t sequence_id,
                                        const Query& query, const IndexDescriptor& index,
                                        TokenRange tokens) = 0;
+  // Returns the rows of a token range, not empty: [kv_heads, tokens, dim] of the cache's dtype.
   virtual absl::StatusOr<Rows> FetchRange(std::string_view tenant, uint64_t sequence_id,
                                           uint32_t layer, TokenRange tokens, RowPart part) = 0;
-  // positions: [kv_heads, count].
+  // Returns the rows at positions [kv_heads, count], in any order: [kv_heads, count, dim].
   virtual absl::StatusOr<Rows> FetchTokens(std::string_view tenant, uint64_t sequence_id,
                                            uint32_t layer, std::span<const uint32_t> positions,
                                            RowPart part) = 0;
+  // Selects as TopK, and returns the partial attention over the selected rows, with exact logits.
   virtual absl::StatusOr<Attention> Attend(std::string_view tenant, uint64_t sequence_id,
                                            const Query& query, const Selection& selection,
                                            bool want_positions) = 0;
-  // Over given positions instead of a selection: [kv_heads, count], ascending per head.
+  // Returns the partial attention over given positions, [kv_heads, count] and ascending per kv
+  // head. Needs no index; query_position has no effect on the result.
   virtual absl::StatusOr<Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id,
                                                     const Query& query,
                                                     std::span<const uint32_t> positions) = 0;
 
-  // ---- Local access: sessions of clients on this host, which read mapped memory (local_session.h).
+  // ---- Local access: sessions of clients on this host, which read mapped memory
+  // (local_session.h).
 
-  // Makes the control memory of a session. The descriptor is read-only and the caller's to close.
+  // Creates the control memory of a session. `boot_word` identifies this worker. The caller owns
+  // the descriptor, which is read-only.
+  //
+  // Errors: kResourceExhausted  memory
   virtual absl::StatusOr<SessionMemory> OpenLocalSession(std::string_view session,
                                                          uint64_t boot_word) = 0;
-  // A read-only descriptor of a cache's pool, the caller's to close.
+  // Returns a read-only descriptor of a cache's pool, which the caller owns.
   virtual absl::StatusOr<SharedMemory> OpenPool(std::string_view tenant, uint64_t cache_id) = 0;
-  // Makes the session's staging ring; once. The descriptor is writable and the caller's to close.
+  // Creates the session's staging ring of slot_count slots of slot_bytes; once. The caller owns the
+  // descriptor, which is writable.
   //
-  // Errors: kAlreadyExists; kInvalidArgument  slot_bytes, slot_count; kResourceExhausted
+  // Errors: kInvalidArgument     slot_bytes (a multiple of 1 MiB), slot_count
+  //         kAlreadyExists       the session has one
+  //         kFailedPrecondition  the session is not local
+  //         kResourceExhausted   max_staging_bytes, or the machine's memory
   virtual absl::StatusOr<SharedMemory> OpenStaging(std::string_view session, uint64_t slot_bytes,
                                                    uint32_t slot_count) = 0;
-  // Claims the slot for one call and gives its bytes, which the client may change at any time. The
-  // claim ends with the returned object.
+  // Claims the slot for one call and returns its bytes, which the client may change at any time.
+  // The returned object releases the claim.
   //
   // Errors: kInvalidArgument (slot, offset, size), kFailedPrecondition (no staging; stale
-  // generation; slot in flight)
+  // generation: never succeeds; slot in flight: may succeed later)
   virtual absl::StatusOr<StagedBytes> ClaimStaging(std::string_view session,
                                                    const StagingReference& reference) = 0;
-  // Takes a lease on what the sequence is now, or refreshes one.
+  // Acquires a lease on the sequence's present state, or refreshes one (lease.lease_id not 0): the
+  // bytes that the returned attachment names stay in place until the lease is released, or a newer
+  // version is acknowledged.
   //
-  // Errors: kFailedPrecondition (the session is not local, the sequence is suspended), kNotFound,
-  // kResourceExhausted (leases of the session)
+  // Errors: kFailedPrecondition (the session is not local; the lease is revoked: detach, and attach
+  // again), kNotFound (also the lease), kInvalidArgument (a lease of another sequence;
+  // known_version), kResourceExhausted (max_leases; too many unacknowledged attachments)
   virtual absl::StatusOr<AttachedSequence> Attach(std::string_view tenant, uint64_t sequence_id,
                                                   std::string_view session,
                                                   const LeaseState& lease) = 0;
-  // The newest attachment of a lease, empty when known_version is it; lets go of older ones.
+  // Returns the newest attachment of a lease, empty when it is known_version, and releases older
+  // ones.
+  //
+  // Errors: as Attach
   virtual absl::StatusOr<VersionedImage> RefreshLease(std::string_view session,
                                                       const LeaseState& lease) = 0;
+  // Releases a lease. Errors: kNotFound (the lease)
   virtual absl::Status Detach(std::string_view session, uint64_t lease_id) = 0;
+  // Returns all leases; revokes those that have expired (StoreOptions::lease_timeout).
   virtual std::vector<LeaseInfo> ListLeases() = 0;
+  // Returns counters and gauges over all caches.
   virtual StoreStats Stats() = 0;
 
-  // ---- Memory pressure. Sequences that were evicted are kNotFound, as if dropped; the message says so.
+  // ---- Memory pressure. Sequences that were evicted are kNotFound, as if dropped; the message
+  // says so.
 
-  // Whether such a request would fit, by what allocation will take; a promise of nothing, since others
-  // allocate too.
+  // Returns whether a request fits, computed as allocation would do it. Reserves nothing: other
+  // requests may allocate first.
   //
-  // Errors: kNotFound, kInvalidArgument (index), kOutOfRange (tokens)
+  // Errors: kNotFound (the cache), kInvalidArgument (index), kOutOfRange (more than
+  // kMaxSequenceTokens)
   virtual absl::StatusOr<Admission> Admit(std::string_view tenant, uint64_t cache_id,
                                           const AdmitSpec& spec) = 0;
-  // Keeps the sequence from being evicted for this long, and what is retained of it; its counterparts in
-  // other ranks (by group_key, or by their tokens), too. With a keeper, whoever recovers the sequence goes on. Zero: no longer. Empty tenant: of
-  // any tenant (for admin).
+  // Protects the sequence from eviction for `ttl` (at most kMaxPin; zero ends the protection), the
+  // cached prefix that remains of it, and its counterparts in other ranks (by group_key, or by
+  // their tokens). With a keeper, the pin holds in the next process. Empty tenant: any tenant (for
+  // admin).
   //
-  // Errors: kNotFound, kInvalidArgument (ttl), kResourceExhausted (records)
+  // Errors: kInvalidArgument (ttl), kResourceExhausted (no room for its record)
   virtual absl::Status PinSequence(std::string_view tenant, uint64_t sequence_id,
                                    absl::Duration ttl) = 0;
-  // Drops a sequence that nobody uses, whosever it is, and retains nothing of it; with a group_key all
-  // members, or none.
+  // Drops a sequence of any tenant that is not in use, without a cached prefix; with a group_key
+  // all members, or none.
   //
-  // Errors: kNotFound; kFailedPrecondition naming the member, and the lease, the pin, or the work that holds it
+  // Errors: kFailedPrecondition  a lease, a pin, or work in progress holds it (names the member and
+  //                              its holder): succeeds once they have ended
   virtual absl::Status EvictSequence(uint64_t sequence_id) = 0;
 
   // ---- What outlives the process (StoreOptions::keeper).
 
+  // Returns what Create recovered of an earlier process.
   virtual RecoveryReport Recovery() const = 0;
-  // Writes a session down for the next process, before its client hears of it, until DropSession. No
-  // effect without a keeper.
+  // Records a session for the next process, until DropSession; called before its client receives
+  // the token. No effect without a keeper.
   //
-  // Errors: kAlreadyExists, kResourceExhausted, kInvalidArgument (too long)
+  // Errors: kAlreadyExists, kResourceExhausted (too many sessions), kInvalidArgument (too long)
   virtual absl::Status KeepSession(const KeptSession& session) = 0;
-  // Those of earlier processes that were not dropped since. Whoever serves them drops the others'
-  // sequences (SequenceInfo::session).
+  // Returns the recorded sessions of earlier processes that were not dropped since. The service
+  // drops the sequences of all other sessions (SequenceInfo::session).
   virtual std::vector<KeptSession> KeptSessions() const = 0;
-  // Nobody maps any more what earlier processes handed out: it may be used again.
+  // Makes quarantined memory free: no client maps memory of earlier processes any more.
   virtual void EndQuarantine() = 0;
 
-  // Empty tenant: all tenants (for admin).
+  // Returns the open caches of a tenant; empty tenant: of all tenants (for admin).
   virtual std::vector<CacheInfo> ListCaches(std::string_view tenant) = 0;
+  // Returns the sequences of a cache, by ascending id. Errors: kNotFound (the cache)
   virtual absl::StatusOr<std::vector<SequenceInfo>> ListSequences(std::string_view tenant,
                                                                   uint64_t cache_id) = 0;
+  // Returns the state of one sequence, a suspended one too; empty tenant: any tenant (for admin).
   virtual absl::StatusOr<SequenceInfo> DescribeSequence(std::string_view tenant,
                                                         uint64_t sequence_id) = 0;
 };

@@ -1,36 +1,172 @@
 /* pqcached client: C ABI.
  *
+ * An engine stores the K and V of its attention layers in a sidecar process, and per decode step
+ * and layer asks it which stored tokens matter for a query (pqc_select), or for the attention over
+ * them (pqc_attend). The method is PQCache (SIGMOD 2025, arXiv 2407.12820; "the paper" below).
+ *
+ * Words
+ *   row        the KV entry [key, value] of one token, layer and kv head; key_dim + value_dim
+ *              numbers
+ *   KV         the rows of several tokens; keys and values are passed as two tensors
+ *   cache      one tenant's KV space for one model, with a fixed amount of memory
+ *   sequence   the tokens of one request; its rows are written layer by layer in position order
+ *   prefill    writing the rows of a prompt (pqc_ingest, pqc_gpu_ingest)
+ *   index      selects tokens by approximate scores: pq (product quantization) or flat (exact
+ *              scores)
+ *   codebook   the centroids of one layer and kv head; a long sequence has several generations of
+ *              codebooks, numbered as epochs
+ *   sink       the first tokens of the context; window: the last ones. The engine attends both
+ *              itself
+ *   selection  the k tokens that an index chose between sink and window
+ *   local path the client maps the sidecar's memory and computes in this process; remote path: RPCs
+ *
  * Conventions
- *  1. Handles are opaque. What pqc_X_open or pqc_X_create returned goes back through pqc_X_close or
- *     pqc_X_drop, once. Caches and sequences may outlive their client's handle: their calls then
- *     give PQC_FAILED_PRECONDITION.
+ *  1. Handles are opaque. A handle that pqc_X_open or pqc_X_create returned is closed once, by
+ *     pqc_X_close or pqc_X_drop. Caches and sequences may outlive their client's handle: their
+ *     calls then return PQC_FAILED_PRECONDITION.
  *  2. Every struct begins with `struct_size`: set it with PQC_INIT(type) or to sizeof. Fields are
- *     only ever added at the end; bytes that this version does not know must be zero and give
- *     PQC_UNIMPLEMENTED otherwise. A smaller struct than this version's is PQC_INVALID_ARGUMENT. In
- *     arrays of structs the first one's struct_size is the distance of all. Structs that are
- *     members of others (pqc_tensor, pqc_index, pqc_positions) never grow, and their struct_size
- *     may be 0.
- *  3. Every call returns a pqc_status, whose numbers are gRPC's. pqc_last_error() tells the calling
- *     thread why its last call failed: the field and its limit.
- *  4. Outputs are the caller's memory. A capacity that is too small gives PQC_OUT_OF_RANGE, with
- *     the needed size in the message and in the `count` field where there is one.
- *  5. Positions are absolute token positions; those beyond the stored tokens give PQC_OUT_OF_RANGE.
- *     Token counts, heads and dims are counts, not bytes, unless named `_bytes`.
- *  6. A client and its caches and sequences may be used from several threads at once. Calls that
- *     change one sequence exclude each other: the second one gets PQC_ABORTED. Handles must not be
- *     closed while a call uses them.
+ *     only ever added at the end; bytes that this version does not know must be zero
+ *     (PQC_UNIMPLEMENTED otherwise). A smaller struct than this version's is PQC_INVALID_ARGUMENT.
+ *     In arrays of structs the first element's struct_size is the distance between elements.
+ *     Structs that are members of others (pqc_tensor, pqc_index, pqc_positions) never grow, and
+ *     their struct_size may be 0.
+ *  3. Every call returns a pqc_status, with the numbers of gRPC's codes; see the table below.
+ *     pqc_last_error() returns the reason of the calling thread's last failure: the field and its
+ *     limit. pqc_last_error_field() returns the path of the refused field, for example
+ *     "queries.dims[1]", or "" when no field is to blame; pqc_last_error_retry_ms() returns the
+ *     time in ms after which a repetition may succeed, or 0 when repeating is not worthwhile.
+ *  4. Outputs are the caller's memory. A capacity that is too small is PQC_OUT_OF_RANGE, with the
+ *     needed size in the message and in the `count` field where there is one.
+ *  5. Positions are absolute token positions; those beyond the stored tokens are PQC_OUT_OF_RANGE.
+ *     A sequence has at most 2^30 tokens. Token counts, heads and dims are counts, not bytes,
+ *     unless named `_bytes`; times are named `_ms` (milliseconds) or `seconds`.
+ *  6. All calls on a client, its caches and its sequences may run concurrently on several threads.
+ *     Calls that change one sequence (ingest, append, build, truncate, fork, suspend, resume)
+ *     exclude each other and steps: the second one returns PQC_ABORTED at once. They first wait
+ *     until the rows of finished steps are stored, and return the pending error of those rows, if
+ *     any, without doing their own work. Handles must not be closed while a call uses them.
  *  7. Every call ends within its deadline: `timeout_ms` of the client, or of the call's options.
- *     After PQC_UNAVAILABLE the client repeats, within the deadline, only what is harmless to
- *     repeat (reads; rows, since positions make a repeat a no-op).
- *     When the sidecar's worker ends, calls and steps under way give PQC_UNAVAILABLE; the next call
- *     goes on with the next worker, within its deadline: handles and what was acknowledged stay,
- *     unacknowledged rows of steps are sent again, a build under way has to be begun anew. Once the
- *     sidecar does not know the session any more, every call gives PQC_UNAVAILABLE ("the session is
- *     lost"), and a new client is needed.
+ *     After PQC_UNAVAILABLE the client itself repeats, within the deadline, only calls that are
+ *     harmless to repeat (reads; rows, since positions make a repeat a no-op).
+ *     When the sidecar's worker process ends, calls and steps in progress return PQC_UNAVAILABLE;
+ *     the next call continues with the next worker, within its deadline: handles and acknowledged
+ *     rows remain, the client sends unacknowledged rows of steps again, and a build that was in
+ *     progress has to be started again. Once the sidecar does not know the session any more, every
+ *     call returns PQC_UNAVAILABLE ("the session is lost"), and a new client is needed.
  *  8. No call throws, aborts, installs signal handlers, or touches the environment; callbacks must
- *     not throw. The library needs libc, libm, libstdc++ and libdl; gRPC is loaded apart
- *     (libpqcached_rpc) so that it never meets a protobuf of the engine's. A process that forks
- *     must not use in the child a client opened before.
+ *     not throw. The library needs libc, libm, libstdc++ and libdl; gRPC is loaded separately
+ *     (libpqcached_rpc), so that it never meets the protobuf of the engine. After fork(), the child
+ *     must not use a client that was opened before.
+ *  9. A failed call changes nothing, unless its comment says otherwise. After PQC_DEADLINE_EXCEEDED
+ *     and PQC_UNAVAILABLE the sidecar may have done the work without this client's knowing.
+ *
+ * Status codes (the wire has the same ones: proto/pqcached/v1/kv_cache.proto)
+ *
+ *   code                     meaning                             what the caller does
+ *   PQC_OK                   the call did its work               -
+ *   PQC_CANCELLED            a callback cancelled the build      repeats it if it is still wanted
+ *   PQC_UNKNOWN              a status that no version defines    reports a bug
+ *   PQC_INVALID_ARGUMENT     an argument breaks a documented     changes the field that the message
+ *                            rule; positions leave a gap         names; never succeeds unchanged
+ *   PQC_DEADLINE_EXCEEDED    no answer in time; the sidecar may  repeats reads, pqc_ingest and
+ *                            still have done the work            pqc_append; else describes first
+ *   PQC_NOT_FOUND            no such sequence, cache or lease:   creates it again and ingests;
+ *                            dropped, or evicted when memory     never succeeds on this handle
+ *                            was short (the message says so)
+ *   PQC_ALREADY_EXISTS       the index is built, or the group    uses the one that exists
+ *                            key is in use
+ *   PQC_PERMISSION_DENIED    the tenant belongs to other users   asks the operator; never succeeds
+ *   PQC_RESOURCE_EXHAUSTED   memory or a limit; the message has  repeats when the retry time has
+ *                            the shortfall in bytes              passed, or drops sequences, or
+ *                                                                asks for less
+ *   PQC_FAILED_PRECONDITION  the object's state does not allow   changes that state (resume, build
+ *                            the call                            the index, open a client), repeats
+ *   PQC_ABORTED              another call changes the sequence,  discards the call's outputs and
+ *                            or an index is being built, or the  repeats it, at once or when the
+ *                            rows changed during the call        other call has ended
+ *   PQC_OUT_OF_RANGE         tokens that are not stored; too     stores the tokens, or passes more
+ *                            many tokens; too small a capacity   room, and repeats
+ *   PQC_UNIMPLEMENTED        not in this version                 does without; never succeeds
+ *   PQC_INTERNAL             a bug, here or in the sidecar       reports it
+ *   PQC_UNAVAILABLE          no connection, a worker that has    repeats; opens a new client when
+ *                            ended, or a draining sidecar        the message says "the session is
+ *                                                                lost"
+ *   PQC_DATA_LOSS            stored bytes fail their checksum    drops the sequence, ingests again
+ *   PQC_UNAUTHENTICATED      the session has ended               opens a new client
+ *
+ * The retry time is pqc_last_error_retry_ms().
+ *
+ * Any call may return PQC_INVALID_ARGUMENT for NULL where a pointer is needed,
+ * PQC_FAILED_PRECONDITION after its client was closed, PQC_RESOURCE_EXHAUSTED when this process is
+ * out of memory or too many calls wait in the sidecar, PQC_DEADLINE_EXCEEDED, PQC_UNAVAILABLE,
+ * PQC_UNAUTHENTICATED and PQC_INTERNAL. Calls on a sequence may return PQC_NOT_FOUND and, while it
+ * is suspended, PQC_FAILED_PRECONDITION; calls that read rows, PQC_DATA_LOSS. The comments below
+ * list what a call may return in addition.
+ *
+ * Example, which stores 4096 tokens of one layer and attends to a tenth of them:
+ *
+ *     pqc_client* client = NULL;
+ *     pqc_cache* cache = NULL;
+ *     pqc_sequence* sequence = NULL;
+ *     pqc_client_options options = PQC_INIT(pqc_client_options);
+ *     options.endpoint = "unix:///run/pqcached/pqcached.sock";
+ *     pqc_status status = pqc_client_open(&options, &client);
+ *
+ *     const uint32_t layers[] = {0};
+ *     pqc_layer_group group = PQC_INIT(pqc_layer_group);
+ *     group.kind = PQC_LAYERS_SELECTED;
+ *     group.layers = layers;
+ *     group.layer_count = 1;
+ *     group.kv_heads = 8;
+ *     group.query_heads = 32;  // groups of 4 query heads per kv head
+ *     group.key_dim = group.value_dim = 128;
+ *     group.dtype = PQC_F16;
+ *     pqc_cache_spec spec = PQC_INIT(pqc_cache_spec);
+ *     spec.name = "demo";
+ *     spec.model_fingerprint = "demo-1";
+ *     spec.groups = &group;
+ *     spec.group_count = 1;
+ *     spec.capacity_bytes = 64u << 20;
+ *     if (status == PQC_OK) status = pqc_cache_open(client, &spec, &cache);
+ *     if (status == PQC_OK) status = pqc_sequence_create(cache, &sequence);
+ *
+ *     const uint64_t kv_shape[] = {4096, 8, 128};  // [tokens, kv_heads, dim]
+ *     pqc_tensor k = PQC_INIT(pqc_tensor);
+ *     k.ptr = keys;
+ *     k.dtype = PQC_F32;
+ *     k.ndim = 3;
+ *     k.shape = kv_shape;
+ *     pqc_tensor v = k;
+ *     v.ptr = values;
+ *     if (status == PQC_OK) status = pqc_ingest(sequence, 0, 0, &k, &v);
+ *
+ *     pqc_build_options build = PQC_INIT(pqc_build_options);
+ *     build.sink_tokens = 16;
+ *     if (status == PQC_OK) status = pqc_build_index(sequence, &build);
+ *
+ *     const uint64_t query_shape[] = {32, 128};  // [query_heads, key_dim]
+ *     pqc_query q = PQC_INIT(pqc_query);
+ *     q.query_position = 4095;
+ *     q.queries.ptr = query;
+ *     q.queries.dtype = PQC_F32;
+ *     q.queries.ndim = 2;
+ *     q.queries.shape = query_shape;
+ *     pqc_selection selection = PQC_INIT(pqc_selection);
+ *     selection.sink_tokens = 16;
+ *     selection.window_tokens = 64;
+ *     selection.budget = PQC_BUDGET_RATIO;
+ *     selection.ratio = 0.1;  // 409 of 4096 tokens: 16 sink + 64 window + 329 selected
+ *     pqc_attention attention = PQC_INIT(pqc_attention);
+ *     attention.output = output;
+ *     attention.output_capacity = 32 * 128;
+ *     attention.lse = lse;
+ *     attention.lse_capacity = 32;
+ *     if (status == PQC_OK) status = pqc_attend(sequence, &q, &selection, &attention);
+ *     // The engine attends sink and window itself, and adds its part with pqc_merge.
+ *
+ *     pqc_sequence_drop(sequence);
+ *     pqc_cache_close(cache);
+ *     pqc_client_close(client);
  */
 #ifndef PQCACHED_CLIENT_H_
 #define PQCACHED_CLIENT_H_
@@ -50,7 +186,7 @@ extern "C" {
 
 #define PQC_ABI_VERSION 1u
 
-/* pqc_selection s = PQC_INIT(pqc_selection); clears s and sets its size. */
+/* Value of a cleared struct whose struct_size is set: pqc_selection s = PQC_INIT(pqc_selection); */
 #ifdef __cplusplus
 #define PQC_INIT(type)                         \
   ([] {                                        \
@@ -63,6 +199,7 @@ extern "C" {
   { .struct_size = sizeof(type) }
 #endif
 
+/* See the table at the top. The numbers are gRPC's. */
 typedef enum pqc_status {
   PQC_OK = 0,
   PQC_CANCELLED = 1,
@@ -83,11 +220,15 @@ typedef enum pqc_status {
   PQC_UNAUTHENTICATED = 16
 } pqc_status;
 
+/* Returns the library's PQC_ABI_VERSION: an engine that was compiled with another one must not go
+ * on. Never fails. */
 PQC_API uint32_t pqc_abi_version(void);
-/* "OK", "INVALID_ARGUMENT", ... */
+/* Returns the name of a status: "OK", "INVALID_ARGUMENT", ..., or "UNKNOWN_STATUS" for a number
+ * that is none. The string is static. Never fails. */
 PQC_API const char* pqc_status_name(pqc_status status);
-/* Why the calling thread's last call failed; "" when it did not. Valid until the thread's next
- * call. */
+/* Returns why the calling thread's last call failed, in English with the field and its limit; ""
+ * when it succeeded. At most 1023 bytes. The string belongs to the library and is valid until the
+ * thread's next call that returns a status. Never fails. */
 PQC_API const char* pqc_last_error(void);
 
 /* Returns the path of the refused field of the calling thread's last failed call, in the words of
@@ -101,98 +242,121 @@ PQC_API uint32_t pqc_last_error_retry_ms(void);
 
 /* ---- Tensors */
 
+/* Number format of elements, in the machine's byte order. */
 typedef enum pqc_dtype { PQC_F16 = 1, PQC_BF16 = 2, PQC_F32 = 3 } pqc_dtype;
 /* PQC_CUDA is for prefill and steps on a GPU (gpu.h), and PQC_UNIMPLEMENTED elsewhere. */
 typedef enum pqc_device { PQC_CPU = 0, PQC_CUDA = 1 } pqc_device;
 
-/* Rows of a paged engine: token t lives in block blocks[t / block_tokens], at index t %
- * block_tokens of a block. The tensor is then the engine's whole block memory, its K or its V part:
- * shape and strides are [blocks, block_tokens, heads, dim], whatever the order in memory (vLLM's
- * [blocks, 2, tokens, heads, dim] and [blocks, heads, tokens, dim], llama.cpp's transposed V with a
- * token stride of 1), and the tokens of a call are the first `token_count` of the table. */
+/* Block table of a paged engine: token t is stored in block blocks[t / block_tokens], at index
+ * t % block_tokens of the block. The tensor is then the engine's whole block memory, its K or its V
+ * part: shape and strides are [blocks, block_tokens, kv_heads, dim], whatever the order in memory
+ * (vLLM's [blocks, 2, tokens, heads, dim] and [blocks, heads, tokens, dim], llama.cpp's transposed
+ * V with a token stride of 1), and the tokens of a call are the first `token_count` of the
+ * table. */
 typedef struct pqc_block_table {
   size_t struct_size;
-  const uint32_t* blocks;
-  uint64_t block_count;
-  uint32_t block_tokens;
-  uint64_t token_count;
+  const uint32_t* blocks; /* block numbers, [block_count], each below the tensor's shape[0] */
+  uint64_t block_count;   /* at least token_count / block_tokens, rounded up */
+  uint32_t block_tokens;  /* tokens per block: the tensor's shape[1] */
+  uint64_t token_count;   /* tokens of this call */
 } pqc_block_table;
 
-/* A borrowed array. `strides` are in elements; NULL = contiguous, last index fastest. */
+/* A borrowed array of the caller. Memory and the arrays pointed to must stay until the call
+ * returns. */
 typedef struct pqc_tensor {
   size_t struct_size;
-  void* ptr;
+  void* ptr; /* the element with index 0 in every dimension; never written by the library */
   pqc_device device;
   pqc_dtype dtype;
-  uint32_t ndim; /* at most 4 */
-  const uint64_t* shape;
-  const int64_t* strides;
-  const pqc_block_table* block_table;
-  void* stream; /* of the device; must be NULL on PQC_CPU */
-  uint64_t reserved[2];
+  uint32_t ndim;          /* 1 to 4 */
+  const uint64_t* shape;  /* [ndim]; at most 2^40 elements */
+  const int64_t* strides; /* [ndim], in elements; NULL = contiguous, last index fastest */
+  const pqc_block_table* block_table; /* NULL = not paged; only for keys and values of rows */
+  void* stream;                       /* of the device; must be NULL on PQC_CPU */
+  uint64_t reserved[2];               /* must be 0 */
 } pqc_tensor;
 
 /* ---- Client */
 
 typedef struct pqc_client pqc_client;
 
-/* Runs body(context, i) for each i in [0, count), in any order, on any threads, and returns when
- * all are done. */
+/* Thread pool of the engine: runs body(context, i) for each i in [0, count), in any order, on any
+ * threads, and returns when all are done. Called from every thread that calls the library, also
+ * concurrently. */
 typedef void (*pqc_parallel_for)(void* hook_context, uint32_t count,
                                  void (*body)(void* context, uint32_t index), void* context);
 
 typedef enum pqc_path_choice {
-  PQC_PATH_ANY = 0,         /* local where the sidecar's broker answers, else remote */
-  PQC_PATH_ONLY_REMOTE = 1, /* by RPC alone */
-  PQC_PATH_ONLY_LOCAL = 2   /* PQC_UNAVAILABLE, with the reason, where there is no broker */
+  PQC_PATH_ANY = 0,         /* local where the sidecar's broker answers, remote otherwise */
+  PQC_PATH_ONLY_REMOTE = 1, /* remote */
+  PQC_PATH_ONLY_LOCAL = 2   /* local; PQC_UNAVAILABLE, with the reason, where no broker answers */
 } pqc_path_choice;
 
 typedef struct pqc_client_options {
   size_t struct_size;
-  const char* endpoint;    /* "unix:///run/pqcached/pqcached.sock" or "host:port" on the loopback */
-  const char* tenant;      /* NULL = what the broker knows the process's user by, or "default" */
-  const char* client_name; /* for people; NULL = the program's name */
-  uint32_t timeout_ms;     /* of each call but pqc_build_index; 0 = 10000 */
-  /* For the kernels that run in this process (PQC_PATH_LOCAL); the remote path has no use for them.
-   * NULL = a small pool of the client's own, of thread_count threads (0 = all cores). */
+  const char* endpoint; /* "unix:///run/pqcached/pqcached.sock" or "host:port" on the loopback */
+  const char* tenant;   /* 1 to 64 bytes of [a-z0-9_.-]; NULL = the tenant that the broker has for
+                              the process's user, or "default" */
+  const char* client_name; /* human-readable, at most 128 bytes; NULL = the program's name */
+  uint32_t timeout_ms;     /* deadline of each call except pqc_build_index; 0 = 10000 */
+  /* Threads of the kernels that run in this process on the local path; unused on the remote path.
+   * NULL = a pool of the client's own, of thread_count threads (0 = all cores). */
   pqc_parallel_for parallel_for;
   void* parallel_for_context;
   uint32_t thread_count;
-  /* NULL = libpqcached_rpc.so beside libpqcached_client.so, then the loader's search path. */
+  /* NULL = libpqcached_rpc.so in the folder of libpqcached_client.so, then the loader's search
+   * path. */
   const char* rpc_library_path;
   pqc_path_choice path;
-  /* Ring of memory that rows pass through on the local path: slot_count slots of slot_bytes, both 0 =
-   * the client's default. slot_bytes is a multiple of 1 MiB. */
+  /* Staging ring: shared memory through which rows reach the sidecar on the local path, of
+   * staging_slot_count slots of staging_slot_bytes (a multiple of 1 MiB); both 0 = the client's
+   * default. */
   uint64_t staging_slot_bytes;
   uint32_t staging_slot_count;
 } pqc_client_options;
 
-/* Connects and opens a session. The session, and with it the client's sequences, ends with
- * pqc_client_close.
- * Errors: PQC_INVALID_ARGUMENT (endpoint, tenant), PQC_UNAVAILABLE (nobody listens),
- *         PQC_DEADLINE_EXCEEDED (somebody listens and does not answer),
- *         PQC_FAILED_PRECONDITION (libpqcached_rpc cannot be loaded, or is of another version),
- *         PQC_UNIMPLEMENTED (an endpoint beyond this host) */
+/* Connects to the sidecar and opens a session. *client is set on PQC_OK, and NULL otherwise. One
+ * client per process is enough; several are independent of each other.
+ *
+ * Errors: PQC_INVALID_ARGUMENT     endpoint, tenant, path, staging_slot_*
+ *         PQC_UNIMPLEMENTED        an endpoint that is not on this host
+ *         PQC_FAILED_PRECONDITION  libpqcached_rpc cannot be loaded or belongs to another release:
+ *                                  install the two libraries of one release
+ *         PQC_PERMISSION_DENIED    the tenant belongs to other users of this host
+ *         PQC_RESOURCE_EXHAUSTED   the sidecar has max_sessions sessions: repeat later
+ *         PQC_UNAVAILABLE          no process listens at the endpoint: repeat once it runs
+ *         PQC_DEADLINE_EXCEEDED    a process listens and does not answer */
 PQC_API pqc_status pqc_client_open(const pqc_client_options* options, pqc_client** client);
-PQC_API void pqc_client_close(pqc_client* client); /* NULL is fine */
+/* Ends the session, which drops the client's sequences in the sidecar, and closes the handle. Rows
+ * of finished steps that are not stored yet are discarded. No other call on the client may be in
+ * progress. NULL does nothing. */
+PQC_API void pqc_client_close(pqc_client* client);
 
 typedef enum pqc_path { PQC_PATH_REMOTE = 0, PQC_PATH_LOCAL = 1 } pqc_path;
-/* How this client reaches the rows: by RPC, or in mapped memory. */
+/* Returns how this client reaches the rows: by RPC, or in mapped memory. PQC_PATH_REMOTE for NULL.
+ * The path does not change during a client's life. */
 PQC_API pqc_path pqc_client_path(const pqc_client* client);
 
 typedef struct pqc_client_counts {
   size_t struct_size;
-  uint64_t rpcs;            /* that a call of this client waited for */
-  uint64_t background_rpcs; /* that none waited for: rows of finished steps */
-  uint64_t mapped_bytes;    /* of pools */
-  uint64_t lease_count;
+  uint64_t rpcs;            /* RPCs that a call of this client waited for */
+  uint64_t background_rpcs; /* RPCs that no call waited for: rows of finished steps */
+  uint64_t mapped_bytes;    /* bytes of the sidecar's pools that this process maps */
+  uint64_t lease_count;     /* leases on sequences that the client holds; 0 on the remote path */
 } pqc_client_counts;
+/* Fills *counts with the client's counters since it was opened. No RPC; for status pages and
+ * tests. */
 PQC_API pqc_status pqc_client_count(const pqc_client* client, pqc_client_counts* counts);
 
-/* Any unary Admin RPC, or Admit, by name, for tools: request and answer as JSON (protobuf's mapping). *answer
- * is freed with pqc_free. */
+/* Calls a unary RPC of the service Admin, or KvCache.Admit, by its name ("Stats"). `request` and
+ * *answer are JSON in protobuf's mapping, with the proto's field names; 64-bit integers are
+ * strings. `request` may be NULL or "" for an empty message. *answer is freed with pqc_free; NULL
+ * on failure. For tools. Not repeated by the client.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  no such method; the request does not parse; and those of the RPC */
 PQC_API pqc_status pqc_admin_json(pqc_client* client, const char* method, const char* request,
                                   char** answer);
+/* Frees memory that a call returned. NULL does nothing. */
 PQC_API void pqc_free(void* memory);
 
 /* ---- Caches */
@@ -200,184 +364,263 @@ PQC_API void pqc_free(void* memory);
 typedef struct pqc_cache pqc_cache;
 
 typedef enum pqc_layer_kind {
-  PQC_LAYERS_SELECTED = 1,
-  PQC_LAYERS_FULL = 2,   /* PQC_UNIMPLEMENTED in this version */
-  PQC_LAYERS_WINDOW = 3, /* PQC_UNIMPLEMENTED in this version */
-  PQC_LAYERS_NONE = 4    /* nothing is stored */
+  PQC_LAYERS_SELECTED = 1, /* rows are stored and selected from */
+  PQC_LAYERS_FULL = 2,     /* PQC_UNIMPLEMENTED in this version */
+  PQC_LAYERS_WINDOW = 3,   /* PQC_UNIMPLEMENTED in this version */
+  PQC_LAYERS_NONE = 4      /* nothing is stored: the engine keeps these layers itself */
 } pqc_layer_kind;
 
+/* Rotation of the keys. Informative: keys are stored as they are passed, after RoPE. */
 typedef enum pqc_rope_layout {
   PQC_ROPE_UNKNOWN = 0,
   PQC_ROPE_NONE = 1,
-  PQC_ROPE_HALF = 2,
-  PQC_ROPE_INTERLEAVED = 3
+  PQC_ROPE_HALF = 2,       /* pairs (i, i + rotary_dim / 2) */
+  PQC_ROPE_INTERLEAVED = 3 /* pairs (2i, 2i + 1) */
 } pqc_rope_layout;
 
+/* Layers of one kind and shape. */
 typedef struct pqc_layer_group {
   size_t struct_size;
   pqc_layer_kind kind;
-  const uint32_t* layers; /* absolute layer numbers, ascending, < 1024 */
-  uint32_t layer_count;
-  uint32_t kv_heads;    /* 1..256; at most 64 query heads each */
-  uint32_t query_heads; /* a multiple of kv_heads, at most 1024; query head h reads kv head h /
-                           (query_heads / kv_heads) */
-  uint32_t key_dim;     /* 32..256, a multiple of 8 */
-  uint32_t value_dim;   /* likewise */
-  pqc_dtype dtype;      /* of the stored rows */
-  float softmax_scale;  /* 0 = 1 / sqrt(key_dim) */
-  float softcap;        /* 0 = none */
+  const uint32_t* layers; /* absolute layer numbers, ascending, < 1024; each in one group only */
+  uint32_t layer_count;   /* 1..1024 */
+  uint32_t kv_heads;      /* 1..256; at most 64 query heads each */
+  uint32_t query_heads;   /* a multiple of kv_heads, at most 1024; query head h reads kv head h /
+                             (query_heads / kv_heads) */
+  uint32_t key_dim;       /* 32..256, a multiple of 8 */
+  uint32_t value_dim;     /* 32..256, a multiple of 8 */
+  pqc_dtype dtype;        /* format of the stored rows */
+  float softmax_scale;    /* factor of the logits; 0 = 1 / sqrt(key_dim) */
+  float softcap;          /* logits become softcap * tanh(logits / softcap); 0 = none */
   pqc_rope_layout rope_layout;
   double rope_theta;
-  uint32_t rotary_dim;
+  uint32_t rotary_dim;        /* rotated dims of a key */
   uint32_t values_alias_keys; /* must be 0 in this version */
   uint32_t window_tokens;     /* PQC_LAYERS_WINDOW only */
 } pqc_layer_group;
 
 typedef enum pqc_index_kind {
-  PQC_INDEX_DEFAULT = 0,
-  PQC_INDEX_PQ = 1,
-  PQC_INDEX_FLAT = 2
+  PQC_INDEX_DEFAULT = 0, /* the cache's default index */
+  PQC_INDEX_PQ = 1,  /* product quantization of keys (paper, sections 2.2 and 3.1); needs a build */
+  PQC_INDEX_FLAT = 2 /* exact scores over all keys; needs no build */
 } pqc_index_kind;
 
 typedef struct pqc_index {
   size_t struct_size;
   pqc_index_kind kind;
-  uint32_t subspaces;   /* pq: m in 1, 2, 4, 8, 16; divides key_dim */
-  uint32_t bits;        /* pq: b in 4..8 */
-  uint32_t reserved[5]; /* parameters of later kinds */
+  uint32_t subspaces;   /* pq: m in 1, 2, 4, 8, 16; divides key_dim. 0 for other kinds */
+  uint32_t bits;        /* pq: b in 4..8, so 2^b centroids per sub-space. 0 for other kinds */
+  uint32_t reserved[5]; /* parameters of later kinds; must be 0 */
 } pqc_index;
 
 typedef struct pqc_cache_spec {
   size_t struct_size;
   const char* name;              /* 1..128 bytes */
-  const char* model_fingerprint; /* 1..256 bytes: all that makes K and V differ */
-  const pqc_layer_group* groups;
-  uint32_t group_count;
-  uint64_t capacity_bytes;
-  pqc_index default_index; /* PQC_INDEX_DEFAULT = pq m=2 b=6 */
-  /* Ranks of one model: NULL and zeros for a single process. Each rank opens the cache of the same
-   * name with its own layers and kv heads; layer_begin and kv_head_begin say which of the model they
-   * are. */
-  const char* rank_group;
-  uint32_t rank;
-  uint32_t rank_count;
-  uint32_t kv_head_begin;
-  uint32_t layer_begin;
-  int32_t numa_node;
+  const char* model_fingerprint; /* 1..256 bytes that name everything that makes K and V differ:
+                                    weights revision, RoPE scaling, adapters */
+  const pqc_layer_group* groups; /* [group_count] */
+  uint32_t group_count;          /* 1..16 */
+  uint64_t capacity_bytes;       /* memory of the cache's pool; at least 1 */
+  pqc_index default_index;       /* PQC_INDEX_DEFAULT = pq m=2 b=6 */
+  /* Ranks (processes) of one model: NULL and zeros for a single process. Each rank opens the cache
+   * of the same name with its own layers and kv heads; the fields give their place in the model. */
+  const char* rank_group; /* name shared by the ranks, at most 128 bytes */
+  uint32_t rank;          /* 0..rank_count - 1 */
+  uint32_t rank_count;    /* 1..1024 */
+  uint32_t kv_head_begin; /* first of this rank's kv heads, in every layer */
+  uint32_t layer_begin;   /* this rank's layers begin at or after this number */
+  int32_t numa_node;      /* -1 or 0; others are PQC_UNIMPLEMENTED */
 } pqc_cache_spec;
 
-/* Opens the tenant's cache of this name, or joins it when its fingerprint and shape agree
- * (PQC_FAILED_PRECONDITION otherwise). */
+/* Opens the tenant's cache of this name, or joins it when it is open with the same fingerprint,
+ * shape and default index; the capacity of an open cache stays as it is. *cache is set on PQC_OK,
+ * and NULL otherwise. Repeating a call is harmless.
+ *
+ * Errors: PQC_INVALID_ARGUMENT, PQC_UNIMPLEMENTED  a field of `spec`: never succeeds
+ *         PQC_FAILED_PRECONDITION  the cache is open with another spec, or this rank does not fit
+ *                                  the other ranks (the message names the field): pass the spec
+ *                                  that it has, or another name
+ *         PQC_RESOURCE_EXHAUSTED   max_caches, max_pool_bytes, the tenant's quota, or less memory
+ *                                  on the machine (shortfall in bytes): ask for less, or repeat
+ *                                  later
+ *         PQC_UNAVAILABLE          also while the sidecar is draining */
 PQC_API pqc_status pqc_cache_open(pqc_client* client, const pqc_cache_spec* spec,
                                   pqc_cache** cache);
-PQC_API void pqc_cache_close(pqc_cache* cache); /* the handle; the cache lives on in the sidecar */
+/* Closes the handle; the cache and its sequences remain in the sidecar. No RPC. NULL does
+ * nothing. */
+PQC_API void pqc_cache_close(pqc_cache* cache);
 
 /* ---- Sequences */
 
 typedef struct pqc_sequence pqc_sequence;
 
+/* Creates an empty sequence that belongs to the client's session. *sequence is set on PQC_OK, and
+ * NULL otherwise. The client does not repeat the call by itself.
+ *
+ * Errors: PQC_RESOURCE_EXHAUSTED  max_sequences: drop sequences, or repeat later
+ *         PQC_NOT_FOUND           the cache does not exist any more: open it again
+ *         PQC_UNAVAILABLE         also while the sidecar is draining */
 PQC_API pqc_status pqc_sequence_create(pqc_cache* cache, pqc_sequence** sequence);
-/* Drops the sequence in the sidecar and closes the handle, whatever the status says. NULL is fine.
- */
+/* Drops the sequence in the sidecar and closes the handle, whatever the status is. Rows of finished
+ * steps that are not stored yet are discarded. With the sidecar's option `retain` its closed
+ * segments remain as a cached prefix until they are evicted. NULL does nothing. Not repeatable: the
+ * handle is closed. */
 PQC_API pqc_status pqc_sequence_drop(pqc_sequence* sequence);
+/* Returns the sidecar's id of the sequence, as pqcachectl prints it; 0 for NULL. Never fails. */
 PQC_API uint64_t pqc_sequence_id(const pqc_sequence* sequence);
-/* Forgets the tokens from `token_count` on; with the last one the indexes, but a live one begins anew. */
+/* Removes the tokens from `token_count` on in all layers, so that `token_count` tokens remain.
+ * Removing all tokens removes the indexes too: a live index starts again with the next rows,
+ * another one has to be built again. Leases of other clients on the removed tokens are revoked.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  token_count is more than the sequence has
+ *         PQC_ABORTED           another call changes the sequence, or a step has it: end it,
+ *                               repeat */
 PQC_API pqc_status pqc_sequence_truncate(pqc_sequence* sequence, uint64_t token_count);
 
-/* Of sequences that share prefixes, or whose index is kept up while rows arrive. */
+/* Options of sequences that share prefixes, have a live index, or are tied to other ranks'
+ * sequences. */
 typedef struct pqc_sequence_options {
   size_t struct_size;
-  /* Of the prompt, as far as known: the sequence begins with the longest stored prefix of them, in
-   * steps of 128 tokens, and others may share what it stores under them. */
+  /* Token ids of the prompt, as far as known, at most 2^22. The sequence begins with their longest
+   * stored prefix, in steps of 128 tokens, and later sequences may share the rows that it stores
+   * under them. */
   const uint32_t* token_ids;
   uint64_t token_id_count;
-  const void* extra_key; /* of the prefix (images, ...): at most 256 bytes */
+  const void* extra_key; /* further identity of the prefix (images, adapters): at most 256 bytes */
   uint64_t extra_key_bytes;
   /* Live index: prefill segments are indexed in the background as they fill; the last one when the
-   * first step begins or the first token is appended, or by pqc_build_index with the same index, which
-   * waits for all of it. */
-  uint32_t live;       /* 0 or 1 */
-  uint32_t iterations; /* of k-means; 0 = what the sidecar's cost model finds */
-  pqc_index index;
-  uint64_t seed;
-  uint64_t train_tokens; /* 0 = the sidecar's default */
-  uint64_t sink_tokens;  /* not trained on */
-  /* Of a cache with a rank_group: what all ranks call the one sequence of their group that this is a part
-   * of; at most 64 bytes, none = tied to no other. All ranks get the *token_count of the first rank's
-   * call, and are evicted and pinned together, or none of them; forks are not tied. When the sequences of
-   * all ranks have ended, the key may be used again. PQC_ALREADY_EXISTS: the rank has, or had, a sequence
-   * under it, and not all have ended; PQC_FAILED_PRECONDITION: another prompt than the first rank's, or
-   * the sidecar has begun anew since its call: drop the sequences and begin the key anew on all ranks. */
+   * first step begins or the first token is appended, or by pqc_build_index with the same index,
+   * which waits for all of it. */
+  uint32_t live; /* 0 or 1; the next five fields must be 0 when it is 0 */
+  /* Iterations of k-means, at most 1000; 0 = as many as fit into the engine's prefill time, at most
+   * 10 (paper, section 3.3, equations 1 to 3). */
+  uint32_t iterations;
+  pqc_index index;       /* pq */
+  uint64_t seed;         /* of k-means */
+  uint64_t train_tokens; /* sample per codebook and kv head; 0 = the sidecar's default */
+  uint64_t sink_tokens;  /* first tokens that are not trained on */
+  /* Only for a cache with a rank_group: the name, at most 64 bytes, under which all ranks create
+   * their parts of one sequence; 0 bytes = tied to no other. All ranks receive the *token_count of
+   * the first rank's call, and their sequences are evicted and pinned together, or none of them;
+   * forks are not tied. The key may be used again when the sequences of all ranks have ended. */
   const void* group_key;
   uint64_t group_key_bytes;
 } pqc_sequence_options;
 
-/* *token_count (may be NULL) gets the tokens of the shared prefix: the next position to ingest. A prompt
- * that is stored as a whole is shared as a whole; an engine that needs the logits of its last token
- * truncates by one and hands in that token's rows again. */
+/* Creates a sequence with options (NULL = none, as pqc_sequence_create). *token_count (may be NULL)
+ * receives the tokens of the shared prefix: the next position to ingest. A prompt that is stored
+ * completely is shared completely; an engine that needs the logits of its last token truncates by
+ * one and ingests that token's rows again. The client does not repeat the call by itself.
+ *
+ * Errors: those of pqc_sequence_create, and
+ *         PQC_INVALID_ARGUMENT     token_ids, extra_key, group_key, or a field of the live index
+ *         PQC_ALREADY_EXISTS       group_key: this rank has, or had, a sequence under it, and not
+ *                                  all ranks' have ended: use that one, or another key
+ *         PQC_FAILED_PRECONDITION  group_key: the prompt differs from the first rank's, or the
+ *                                  sidecar has restarted since its call: drop the sequences of all
+ *                                  ranks, and create all of them again */
 PQC_API pqc_status pqc_sequence_create_with(pqc_cache* cache, const pqc_sequence_options* options,
                                             pqc_sequence** sequence, uint64_t* token_count);
-/* A new sequence that shares the first `token_count` tokens (0 = all) and their indexes,
- * copy-on-write. */
+/* Creates a sequence that shares the first `token_count` tokens of `parent` (0 = all) and their
+ * indexes, copy-on-write: neither sees later changes of the other. A live index continues in both.
+ * *child is set on PQC_OK, and NULL otherwise. The client does not repeat the call by itself.
+ *
+ * Errors: PQC_OUT_OF_RANGE        token_count is more than the parent has
+ *         PQC_ABORTED             another call changes the parent, or a step has it
+ *         PQC_RESOURCE_EXHAUSTED  max_sequences
+ *         PQC_UNAVAILABLE         also while the sidecar is draining */
 PQC_API pqc_status pqc_sequence_fork(pqc_sequence* parent, uint64_t token_count,
                                      pqc_sequence** child);
-/* How many tokens of a prompt are stored under these ids: a multiple of 128. */
+/* Sets *token_count to the number of tokens of a prompt (token_ids: [token_id_count], at most 2^22)
+ * that are stored under these ids and this extra_key: a multiple of 128; in a rank group the least
+ * over all ranks. Nothing is reserved: pqc_sequence_create_with may find less. extra_key may be
+ * NULL with 0 bytes.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  token_id_count, extra_key_bytes */
 PQC_API pqc_status pqc_match_prefix(pqc_cache* cache, const uint32_t* token_ids,
                                     uint64_t token_id_count, const void* extra_key,
                                     uint64_t extra_key_bytes, uint64_t* token_count);
-/* Will a request fit? By what allocation will take; nothing is reserved. */
+/* Answer of pqc_admit: when a request fits into the cache's memory. */
 typedef enum pqc_verdict {
   PQC_FITS_NOW = 1,
-  PQC_FITS_AFTER_EVICTION = 2, /* of what nobody uses */
-  PQC_FITS_LATER = 3,          /* when others have let go of what they hold */
-  PQC_FITS_NEVER = 4           /* more than the cache may hold */
+  PQC_FITS_AFTER_EVICTION = 2, /* when cached prefixes and idle sequences are evicted, as needed */
+  PQC_FITS_LATER = 3,          /* when sequences in use have ended or shrunk */
+  PQC_FITS_NEVER = 4           /* exceeds the cache's limit: a larger cache is needed */
 } pqc_verdict;
 
 typedef struct pqc_admission {
   size_t struct_size;
   pqc_verdict verdict;
-  uint64_t needed_bytes;
-  uint64_t evicted_bytes;   /* after eviction: that would have to go */
-  uint64_t shortfall_bytes; /* later, never: what is missing */
-  uint64_t limit_bytes;     /* that the cache may hold */
-  uint64_t retry_after_ms;  /* later */
+  uint64_t needed_bytes;    /* memory of the request's rows and index */
+  uint64_t evicted_bytes;   /* PQC_FITS_AFTER_EVICTION: bytes to evict; 0 otherwise */
+  uint64_t shortfall_bytes; /* PQC_FITS_LATER, PQC_FITS_NEVER: missing bytes; 0 otherwise */
+  uint64_t limit_bytes;     /* bytes that the cache may use at present */
+  uint64_t retry_after_ms;  /* PQC_FITS_LATER: when to ask again; 0 otherwise */
 } pqc_admission;
 
-/* token_count: of the prefill, without those that pqc_match_prefix found; output_token_count: expected. The
- * index is the cache's default one. */
+/* Asks whether a request of `token_count` prefill tokens (without those that pqc_match_prefix
+ * found) and `output_token_count` expected tokens fits, with the cache's default index. The answer
+ * is computed as allocation would do it; nothing is reserved, so a later call may still be refused.
+ *
+ * Errors: PQC_OUT_OF_RANGE  more than 2^30 tokens together: never succeeds
+ *         PQC_UNAVAILABLE   also while the sidecar is draining */
 PQC_API pqc_status pqc_admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_count,
                              pqc_admission* admission);
-/* Keeps the sequence from being evicted for so long (at most 30 days), and what is retained of it when it ends;
- * 0 = no longer. */
+/* Protects the sequence from eviction for `ttl_ms` from now (at most 30 days; 0 = ends the
+ * protection), and the cached prefix that remains of it when it ends. With a group_key, the
+ * sequences of all ranks. Works on a suspended sequence too.
+ *
+ * Errors: PQC_INVALID_ARGUMENT    ttl_ms
+ *         PQC_RESOURCE_EXHAUSTED  no room to record the pin for a restarted worker */
 PQC_API pqc_status pqc_sequence_pin(pqc_sequence* sequence, uint64_t ttl_ms);
-/* Preemption: until it is resumed, every other call on the sequence but describe and drop gives
- * PQC_FAILED_PRECONDITION. *token_count may be NULL. */
+/* Suspends the sequence (preemption): it keeps its tokens, its leases are revoked, and until
+ * pqc_sequence_resume every call that reads or changes it returns PQC_FAILED_PRECONDITION;
+ * describe, pin and drop still work. Suspending twice is no error.
+ *
+ * Errors: PQC_ABORTED  another call changes the sequence, or a step has it */
 PQC_API pqc_status pqc_sequence_suspend(pqc_sequence* sequence);
+/* Ends a suspension. *token_count (may be NULL) receives the tokens of the sequence. Resuming a
+ * sequence that is not suspended is no error. Errors: as pqc_sequence_suspend. */
 PQC_API pqc_status pqc_sequence_resume(pqc_sequence* sequence, uint64_t* token_count);
 
 typedef struct pqc_sequence_info {
   size_t struct_size;
-  uint64_t token_count;    /* complete over all stored layers */
+  uint64_t token_count;    /* tokens whose rows are complete over all stored layers */
   uint64_t row_bytes;      /* content of the stored rows */
-  uint64_t index_bytes;    /* codes and counts */
-  uint64_t codebook_bytes; /* centroids */
-  uint64_t used_bytes;     /* held in the pool */
+  uint64_t index_bytes;    /* content of the indexes: codes and counts */
+  uint64_t codebook_bytes; /* content of the codebooks: centroids */
+  uint64_t used_bytes;     /* memory in the pool, shared memory included */
   uint32_t segment_count;
   uint32_t index_count;
 } pqc_sequence_info;
+/* Fills *info with the sequence's state in the sidecar, by one RPC. Rows of steps that are not
+ * stored yet do not count (pqc_sequence_flush waits for them). Works on a suspended sequence
+ * too. */
 PQC_API pqc_status pqc_sequence_describe(pqc_sequence* sequence, pqc_sequence_info* info);
 
-/* ---- Rows in */
+/* ---- Writing rows */
 
-/* Stores K [tokens, kv_heads, key_dim] and V [tokens, kv_heads, value_dim] of consecutive prefill
- * tokens of one layer, from any strides or block tables: all or nothing. (Below a sidecar that does
- * not tell when it is done with a slot of staging, on the local path, of a call larger than a slot
- * the slots before a failure are stored.) A range that is stored already is acknowledged, so that a
- * failed call can be repeated; a gap is PQC_INVALID_ARGUMENT. NaN and infinity are refused. After pqc_build_index, new rows come by
- * pqc_append. */
+/* Stores the rows of consecutive prefill tokens of one layer: keys [tokens, kv_heads, key_dim] and
+ * values [tokens, kv_heads, value_dim] from position `first_position` on, of any dtype, strides or
+ * block table; they are converted to the cache's dtype and copied before the call returns. All or
+ * nothing. (With a sidecar of an older release that does not report when it is done with a staging
+ * slot, on the local path: the slots of a larger call that precede a failure are stored.)
+ *
+ * `first_position` is the layer's next position; a range that is stored completely is acknowledged
+ * without a change, so repeating a call is harmless. Rows that follow a built index receive the
+ * codes of their nearest centroids under the newest codebook.
+ *
+ * Errors: PQC_INVALID_ARGUMENT    layer; shape; NaN or infinity (also after the conversion); a gap
+ *                                 (store the missing positions first), or a partly stored range
+ *         PQC_UNIMPLEMENTED       memory of a GPU: pqc_gpu_ingest
+ *         PQC_ABORTED             another call changes the sequence, or a step has it: repeat
+ *         PQC_RESOURCE_EXHAUSTED  the pool is full (shortfall in bytes): drop sequences, or repeat
+ *                                 later
+ *         PQC_UNAVAILABLE         also while the sidecar is draining */
 PQC_API pqc_status pqc_ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
                               const pqc_tensor* keys, const pqc_tensor* values);
 
+/* Rows of the same tokens in one layer. */
 typedef struct pqc_layer_rows {
   size_t struct_size;
   uint32_t layer;
@@ -385,59 +628,93 @@ typedef struct pqc_layer_rows {
   pqc_tensor values; /* [tokens, kv_heads, value_dim] */
 } pqc_layer_rows;
 
-/* Appends new tokens to all stored layers at once. A repeat is acknowledged, a gap refused; the
- * codes of their nearest centroids are there when the call returns. *token_count (may be NULL) gets
- * the sequence's tokens. */
+/* Appends new tokens to all stored layers at once: layers [layer_count] has every stored layer
+ * exactly once, all with the same tokens. The rows and their codes under the newest codebook are
+ * stored when the call returns. All or nothing. `first_position` is the sequence's token count; a
+ * range that is stored completely is acknowledged without a change. *token_count (may be NULL)
+ * receives the sequence's tokens.
+ *
+ * Errors: those of pqc_ingest (not the draining), and
+ *         PQC_INVALID_ARGUMENT  a layer is missing or listed twice, token counts differ, or the
+ *                               rows exceed the sidecar's max_message_bytes: append fewer tokens at
+ *                               once */
 PQC_API pqc_status pqc_append(pqc_sequence* sequence, uint64_t first_position,
                               const pqc_layer_rows* layers, uint32_t layer_count,
                               uint64_t* token_count);
 
 /* ---- Index */
 
+/* Progress of a build after one codebook of one layer. */
 typedef struct pqc_build_progress {
   size_t struct_size;
   uint32_t layer;
   uint32_t layers_done;
   uint32_t layer_count;
-  uint32_t epoch;
+  uint32_t epoch; /* of the codebook; a long sequence has several */
   uint32_t epoch_count;
-  uint32_t iterations;
-  double inertia;          /* mean squared distance key - centroids */
+  uint32_t iterations;     /* k-means iterations done for this codebook */
+  double inertia;          /* mean squared distance of the trained keys to their centroids */
   double seconds;          /* since the build began */
-  uint64_t index_bytes;    /* of this layer */
-  uint64_t codebook_bytes; /* of this layer */
+  uint64_t index_bytes;    /* codes and counts of this layer so far */
+  uint64_t codebook_bytes; /* centroids of this layer so far */
 } pqc_build_progress;
 
-/* Returns nonzero to go on, 0 to cancel. After the last layer it is too late to cancel. */
+/* Returns nonzero to continue, 0 to cancel. After the last layer it is too late to cancel. Called
+ * on the thread that called pqc_build_index. */
 typedef int (*pqc_build_callback)(void* context, const pqc_build_progress* progress);
 
 typedef struct pqc_build_options {
   size_t struct_size;
-  pqc_index index;
-  uint32_t iterations;         /* of k-means; 0 = 10 */
+  pqc_index index;             /* pq, or the cache's default when that is pq; flat needs no build */
+  uint32_t iterations;         /* of k-means, at most 1000; 0 = 10 */
   uint64_t seed;               /* same rows, iterations and seed: same index */
-  uint64_t train_tokens;       /* sample per epoch; 0 = all */
+  uint64_t train_tokens;       /* sample per epoch and kv head; 0 = all */
   uint64_t sink_tokens;        /* first tokens that are not trained on */
-  uint32_t timeout_ms;         /* 0 = what the sidecar allows (its max_timeout) */
-  pqc_build_callback callback; /* may be NULL; on the calling thread */
+  uint32_t timeout_ms;         /* 0 = the longest that the sidecar allows (its max_timeout) */
+  pqc_build_callback callback; /* may be NULL */
   void* callback_context;
 } pqc_build_options;
 
-/* Closes the prefill and builds the index of all layers. A cancelled or failed build leaves no
- * index (the tail stays closed), unless the cancellation came too late, which pqc_sequence_describe
- * tells. Rows may come meanwhile; another build of this index gives PQC_ABORTED while one is under
- * way, also a cancelled one that is still being wound up, and PQC_ALREADY_EXISTS after it. */
+/* Closes the prefill, trains the codebooks by k-means (paper, section 3.1, step 2) and codes the
+ * rows of all layers. Returns when the index is complete. With a live index of the same kind it
+ * waits until all rows are indexed, and iterations, seed and train_tokens have no effect. Until it
+ * returns, other calls that change the sequence, and steps with it, return PQC_ABORTED. A cancelled
+ * or failed build leaves no index, and the last segment stays closed; where the cancellation was
+ * too late, the index exists (pqc_sequence_describe: index_count).
+ *
+ * When the time runs out after every layer has a usable codebook, the build ends with fewer
+ * iterations and returns PQC_OK.
+ *
+ * Errors: PQC_INVALID_ARGUMENT     a field of `options`
+ *         PQC_FAILED_PRECONDITION  no tokens, or layers with different token counts (the message
+ *                                  names the layer): ingest the missing rows first
+ *         PQC_ALREADY_EXISTS       the sequence has this index: nothing to do
+ *         PQC_ABORTED              another build of this index, a cancelled one that has not ended
+ *                                  yet included, or another call that changes the sequence: repeat
+ *                                  later
+ *         PQC_RESOURCE_EXHAUSTED   the pool is full (shortfall in bytes), or 4 indexes exist
+ *         PQC_DEADLINE_EXCEEDED    before every layer had a codebook: repeat with more time
+ *         PQC_CANCELLED            the callback returned 0 */
 PQC_API pqc_status pqc_build_index(pqc_sequence* sequence, const pqc_build_options* options);
 
-/* ---- Rank, fetch, attend */
+/* ---- Select, score, fetch, attend
+ *
+ * These calls read: they may run concurrently with each other and with calls that change the
+ * sequence. They see the rows that were stored when they began. Further errors of all of them:
+ * PQC_INVALID_ARGUMENT (a field and its limit), PQC_OUT_OF_RANGE (tokens that are not stored: write
+ * them first), PQC_ABORTED (the sequence was truncated during the call: repeat). */
 
+/* GQA head aggregation: the rule by which the query heads of one kv head agree on one set of
+ * tokens. The paper selects per head and leaves this open; its published code has the sum of
+ * softmax. */
 typedef enum pqc_group_rule {
-  PQC_SUM_SOFTMAX = 0, /* default: sum over the query heads of softmax over all candidates */
-  PQC_MAX_SOFTMAX = 1,
-  PQC_MEAN_LOGIT = 2,
-  PQC_MAX_LOGIT = 3
+  PQC_SUM_SOFTMAX = 0, /* default: sum over the query heads of the softmax over all candidates */
+  PQC_MAX_SOFTMAX = 1, /* maximum over the query heads of the softmax over all candidates */
+  PQC_MEAN_LOGIT = 2,  /* mean over the query heads of the logits */
+  PQC_MAX_LOGIT = 3    /* maximum over the query heads of the logits */
 } pqc_group_rule;
 
+/* Absolute token positions [begin, end). */
 typedef struct pqc_token_range {
   uint64_t begin;
   uint64_t end;
@@ -449,84 +726,127 @@ typedef enum pqc_budget_kind {
   PQC_BUDGET_MASS = 2 /* PQC_UNIMPLEMENTED */
 } pqc_budget_kind;
 
-/* With n = query_position + 1 tokens of context, the engine itself attends to the sink [0,
- * sink_tokens) and the window [n - window_tokens, n); k of the rest, less the excluded ranges, are
- * selected. The budget counts all three. */
+/* Terms of a selection. With n = query_position + 1 tokens of context, the engine itself attends to
+ * the sink [0, sink_tokens) and the window [n - window_tokens, n) (initial and local tokens in the
+ * paper, section 3.4). The candidates are the tokens between them, without the excluded ranges; the
+ * k best are selected. The budget counts all three: k = budget - sink - window tokens, at least 0
+ * and at most the candidates. A ratio of 0.1 of 4096 tokens with a sink of 16 and a window of 64
+ * selects floor(409.6) - 80 = 329 tokens. */
 typedef struct pqc_selection {
   size_t struct_size;
   pqc_index index;
   pqc_group_rule rule;
   uint64_t sink_tokens;
   uint64_t window_tokens;
-  /* Ascending, disjoint, at most 16: masked, neither attended nor counted. */
+  /* Masked tokens, neither attended nor counted: ascending, disjoint, not empty. */
   const pqc_token_range* excluded;
-  uint32_t excluded_count;
+  uint32_t excluded_count; /* at most 16 */
   pqc_budget_kind budget;
-  double ratio;         /* PQC_BUDGET_RATIO: in (0, 1], of n */
-  uint64_t token_count; /* PQC_BUDGET_COUNT: in [sink + window + 1, all that may be attended] */
+  double ratio; /* PQC_BUDGET_RATIO: in (0, 1], of n, rounded down to tokens */
+  /* PQC_BUDGET_COUNT: in [sink + window + 1, all tokens that may be attended]. */
+  uint64_t token_count;
 } pqc_selection;
 
 /* A query of one layer. queries: [query_length, query_heads, key_dim] or, for one token,
- * [query_heads, key_dim]. The tokens of a speculation (query_length 2..8) share one selection, over
- * the group's heads of all of them: group size x query_length is at most 64. */
+ * [query_heads, key_dim], of any dtype. The tokens of a speculation (query_length 2..8) share one
+ * selection, over the group's heads of all of them: group size x query_length is at most 64 (a
+ * query of 32 heads over 8 kv heads has groups of 4). */
 typedef struct pqc_query {
   size_t struct_size;
   uint32_t layer;
-  uint64_t query_position; /* absolute, of the first query token */
+  uint64_t query_position; /* absolute position of the first query token */
   pqc_tensor queries;
 } pqc_query;
 
 /* positions[kv_head * count + i], ascending per kv head. */
 typedef struct pqc_positions {
   size_t struct_size;
-  uint32_t* positions;    /* may be NULL to ask for the count only */
+  uint32_t* positions;    /* [kv_heads, count]; NULL asks for the counts only */
   uint64_t capacity;      /* of `positions`, in elements */
   uint32_t kv_heads;      /* out */
   uint32_t count;         /* out: k, per kv head */
-  uint64_t sink_tokens;   /* out: what the engine attends by itself */
-  uint64_t window_tokens; /* out */
+  uint64_t sink_tokens;   /* out: sink tokens that the engine attends itself */
+  uint64_t window_tokens; /* out: window tokens that the engine attends itself */
 } pqc_positions;
 
+/* Selects the k best tokens for a query. Scores are, per query head, the sum over the sub-spaces of
+ * the query's inner product with the key's centroid (paper, section 3.1, step 4), or exact inner
+ * products (flat); `selection->rule` joins the heads of a kv head. The counts of *out are also set
+ * on PQC_OUT_OF_RANGE for a too small capacity.
+ *
+ * Errors: PQC_FAILED_PRECONDITION  the sequence has no such index: pqc_build_index
+ *         PQC_ABORTED              the layer's index is being built: repeat later
+ *         PQC_OUT_OF_RANGE         candidates that are not stored yet; capacity
+ *         PQC_UNIMPLEMENTED        PQC_BUDGET_MASS */
 PQC_API pqc_status pqc_select(pqc_sequence* sequence, const pqc_query* query,
                               const pqc_selection* selection, pqc_positions* out);
 
-/* Logits of the tokens of a range under an index: logits[query_heads * tokens], and per query head
- * max and sum of exp(logit - max) (each may be NULL). */
+/* Computes the logits of the tokens of a range under an index (NULL = the cache's default): logits
+ * [query_heads, tokens], scaled and softcapped, with room for `logit_capacity` elements; max
+ * [query_heads], the largest logit, and sum_exp [query_heads], the sum of exp(logit - max). Each of
+ * the three may be NULL. For one query token; query_position has no effect.
+ *
+ * Errors: those of pqc_select; PQC_OUT_OF_RANGE: tokens, logit_capacity */
 PQC_API pqc_status pqc_score(pqc_sequence* sequence, const pqc_query* query, const pqc_index* index,
                              pqc_token_range tokens, float* logits, uint64_t logit_capacity,
                              float* max, float* sum_exp);
 
+/* The part of a row: [key, value], its key, or its value. */
 typedef enum pqc_row_part { PQC_ROW = 0, PQC_KEY = 1, PQC_VALUE = 2 } pqc_row_part;
 
-/* Rows of a token range: out [kv_heads, tokens, dim] of the cache's dtype, dim = key_dim +
- * value_dim, key_dim or value_dim. */
+/* Copies the rows of a token range (not empty) to `out`, [kv_heads, tokens, dim] of the cache's
+ * dtype, where dim is key_dim + value_dim, key_dim or value_dim, as `part` says. out_bytes: room of
+ * `out`.
+ *
+ * Errors: PQC_OUT_OF_RANGE  out_bytes; tokens that are not stored */
 PQC_API pqc_status pqc_fetch_range(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,
                                    pqc_row_part part, void* out, uint64_t out_bytes);
-/* Rows by position: positions [kv_heads, count], out [kv_heads, count, dim]. */
+/* Copies rows by position: positions [kv_heads, count], in any order; out [kv_heads, count, dim],
+ * as pqc_fetch_range. count: 1 to 2^30, per kv head. Errors: as pqc_fetch_range. */
 PQC_API pqc_status pqc_fetch_tokens(pqc_sequence* sequence, uint32_t layer,
                                     const uint32_t* positions, uint32_t count, pqc_row_part part,
                                     void* out, uint64_t out_bytes);
 
-/* A partial attention over the selected tokens: merge it with the engine's own by log-sum-exp
- * (pqc_merge). */
+/* Result of an attention over the selected tokens only; pqc_merge adds the engine's own part over
+ * sink and window. */
 typedef struct pqc_attention {
   size_t struct_size;
-  float* output;            /* [query_heads, value_dim]; zeros where nothing was selected */
-  uint64_t output_capacity; /* elements */
-  float* lse; /* [query_heads]: natural log of the scaled logits; -inf where nothing was selected */
-  uint64_t lse_capacity;
+  /* [query_length, query_heads, value_dim]; 0 where nothing was selected. */
+  float* output;
+  uint64_t output_capacity; /* of `output`, in elements */
+  /* [query_length, query_heads]: natural log of the sum of exp(scaled logits); -inf where nothing
+   * was selected. */
+  float* lse;
+  uint64_t lse_capacity;  /* of `lse`, in elements */
   pqc_positions selected; /* out; positions only when selected.positions is given */
 } pqc_attention;
 
+/* Selects as pqc_select, and attends to the selected tokens: output = sum of softmax(logits) x
+ * values with exact logits, whatever index selected them. On the local path in this process.
+ *
+ * Errors: those of pqc_select; PQC_OUT_OF_RANGE: output_capacity, lse_capacity,
+ * selected.capacity */
 PQC_API pqc_status pqc_attend(pqc_sequence* sequence, const pqc_query* query,
                               const pqc_selection* selection, pqc_attention* out);
-/* Over given positions: [kv_heads, count], ascending per kv head. */
+/* Attends to given positions, [kv_heads, count] and ascending per kv head, count at least 1. Needs
+ * no index; query_position has no effect.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  positions that do not ascend
+ *         PQC_OUT_OF_RANGE      positions that are not stored; capacities */
 PQC_API pqc_status pqc_attend_positions(pqc_sequence* sequence, const pqc_query* query,
                                         const uint32_t* positions, uint32_t count,
                                         pqc_attention* out);
 
-/* Merges partial b into a, for `rows` rows of `dim` floats: lse = log(exp(lse_a) + exp(lse_b)),
- * output weighted accordingly. */
+/* Merges the partial attention b into a, for `rows` queries of `dim` floats (output_*: [rows, dim],
+ * lse_*: [rows]), over disjoint sets of tokens:
+ *
+ *   lse      = log(exp(lse_a) + exp(lse_b))
+ *   output_a = exp(lse_a - lse) output_a + exp(lse_b - lse) output_b,   lse_a = lse
+ *
+ * A part with lse -inf does not count, and its output is not read. No client is needed;
+ * thread-safe.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  a NULL pointer */
 PQC_API pqc_status pqc_merge(uint32_t rows, uint32_t dim, float* output_a, float* lse_a,
                              const float* output_b, const float* lse_b);
 

@@ -1,11 +1,35 @@
-// pqcached client: C++20 over the C ABI of client.h, in two headers: this one, and values.hpp, which it
-// includes: what goes in and comes out. gpu.hpp adds steps and prefill on a GPU.
-// Client, Cache, Sequence, Step and Decoder own their handle and move; they may be destroyed in any
-// order. Nothing throws but std::bad_alloc: what may fail returns a Status or a Result<T>.
-// Thread-safety, deadlines and limits are those of client.h, which also says what each field means.
+// pqcached client: C++20 over the C ABI of client.h, in two headers: this one, and values.hpp,
+// which it includes, with statuses, tensors, options and results. gpu.hpp adds steps and prefill on
+// a GPU.
 //
-//   auto client = pqcached::Client::Open({.endpoint = "unix:///run/pqcached/pqcached.sock"});
-//   if (!client.ok()) return Complain(client.status().message());
+// Client, Cache, Sequence, Step and Decoder own their handle and move; they may be destroyed in any
+// order. Nothing throws except std::bad_alloc: a function that may fail returns a Status or a
+// Result<T>. Each function calls the function of the C ABI that its comment names; its errors,
+// thread-safety and deadline, and whether repeating it can help, are written there, and the table
+// of status codes at the top of client.h. A row is a KV entry: [key, value] of one token, layer and
+// kv head.
+//
+// Example, which stores the rows of a prompt in one layer and attends to a tenth of them:
+//
+//     auto client = pqcached::Client::Open({.endpoint = "unix:///run/pqcached/pqcached.sock"});
+//     if (!client.ok()) return client.status();
+//     const pqcached::LayerGroup layers{.layers = {0}, .kv_heads = 8, .query_heads = 32,
+//                                       .key_dim = 128, .value_dim = 128};
+//     auto cache = client->OpenCache({.name = "demo", .model_fingerprint = "demo-1",
+//                                     .groups = {layers}, .capacity_bytes = 64 << 20});
+//     if (!cache.ok()) return cache.status();
+//     auto sequence = cache->CreateSequence();
+//     if (!sequence.ok()) return sequence.status();
+//
+//     pqcached::Status status = sequence->Ingest(0, 0, {k, {4096, 8, 128}}, {v, {4096, 8, 128}});
+//     if (status.ok()) status = sequence->BuildIndex({.sink_tokens = 16});
+//     if (!status.ok()) return status;
+//
+//     auto attention = sequence->Attend(
+//         {.layer = 0, .query_position = 4095, .queries = {q, {32, 128}}},
+//         {.sink_tokens = 16, .window_tokens = 64, .ratio = 0.1});
+//     if (!attention.ok()) return attention.status();
+//     attention->Merge(own);  // the engine's part: sink and window
 #ifndef PQCACHED_CLIENT_HPP_
 #define PQCACHED_CLIENT_HPP_
 
@@ -27,19 +51,26 @@
 
 namespace pqcached {
 
+// The tokens of one request, with their rows and indexes (pqc_sequence). Made by Cache and Fork.
+// Thread-safe as client.h says, but for moves and Drop; the destructor drops the sequence.
 class Sequence {
  public:
+  // Returns the sidecar's id of the sequence (pqc_sequence_id).
   uint64_t id() const { return pqc_sequence_id(handle_.get()); }
-  // For calls of the C ABI; still this object's.
+  // Returns the handle for calls of the C ABI; this object still owns it.
   pqc_sequence* get() const { return handle_.get(); }
 
+  // Stores the rows of consecutive prefill tokens of one layer, from `first_position` on: keys
+  // [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim], copied before it returns.
+  // Repeating it is harmless (pqc_ingest).
   Status Ingest(uint32_t layer, uint64_t first_position, const Tensor& keys, const Tensor& values) {
     const pqc_tensor k = keys.c();
     const pqc_tensor v = values.c();
     return Status(pqc_ingest(handle_.get(), layer, first_position, &k, &v));
   }
 
-  // Returns the sequence's tokens.
+  // Appends new tokens to all stored layers at once, each layer listed exactly once; returns the
+  // sequence's tokens. Repeating it is harmless (pqc_append).
   Result<uint64_t> Append(uint64_t first_position, std::span<const LayerRows> layers) {
     std::vector<pqc_layer_rows> rows(layers.size(), PQC_INIT(pqc_layer_rows));
     for (size_t i = 0; i < layers.size(); ++i) {
@@ -54,6 +85,8 @@ class Sequence {
     return token_count;
   }
 
+  // Trains and codes the index of all layers; returns when it is complete (pqc_build_index).
+  // PQC_ALREADY_EXISTS says that the index was built before.
   Status BuildIndex(const BuildOptions& options = {}) {
     pqc_build_options c = PQC_INIT(pqc_build_options);
     c.index = options.index;
@@ -71,7 +104,8 @@ class Sequence {
     return Status(pqc_build_index(handle_.get(), &c));
   }
 
-  // Asks twice when the answer is larger than kExpectedPositions.
+  // Returns the k best tokens for a query, positions [kv_heads, count] ascending per kv head
+  // (pqc_select). Calls it twice when there are more than kExpectedPositions.
   Result<Selected> Select(const Query& query, const Selection& selection) {
     const pqc_query q = ToC(query);
     const pqc_selection s = ToC(selection);
@@ -94,6 +128,9 @@ class Sequence {
     return selected;
   }
 
+  // Selects tokens and returns the partial attention over them: output [query_length, query_heads,
+  // value_dim] and lse [query_length, query_heads], to be merged with the engine's own over sink
+  // and window (pqc_attend, Attention::Merge).
   Result<Attention> Attend(const Query& query, const Selection& selection) {
     const pqc_query q = ToC(query);
     const pqc_selection s = ToC(selection);
@@ -101,7 +138,8 @@ class Sequence {
                   [&](pqc_attention* out) { return pqc_attend(handle_.get(), &q, &s, out); });
   }
 
-  // Over given positions, [kv_heads, count].
+  // Returns the partial attention over given positions, [kv_heads, count] and ascending per kv head
+  // (pqc_attend_positions). PQC_INVALID_ARGUMENT also when `positions` is shorter.
   Result<Attention> Attend(const Query& query, std::span<const uint32_t> positions,
                            uint32_t count) {
     if (Status status = CheckPositions(query.layer, positions, count); !status.ok()) return status;
@@ -111,6 +149,8 @@ class Sequence {
     });
   }
 
+  // Returns the logits of the tokens of a range under an index, [query_heads, tokens], and their
+  // maximum and sum of exponentials per query head (pqc_score). For a query of one token.
   Result<Scores> Score(const Query& query, const Index& index, pqc_token_range tokens) {
     const pqc_query q = ToC(query);
     const size_t heads = QueryHeads(query);
@@ -124,13 +164,15 @@ class Sequence {
     return scores;
   }
 
-  // Rows [kv_heads, tokens, dim] of the cache's dtype.
+  // Copies the rows of a token range to `out`: [kv_heads, tokens, dim] of the cache's dtype
+  // (pqc_fetch_range).
   Status FetchRange(uint32_t layer, pqc_token_range tokens, pqc_row_part part,
                     std::span<std::byte> out) {
     return Status(pqc_fetch_range(handle_.get(), layer, tokens, part, out.data(), out.size()));
   }
 
-  // Rows [kv_heads, count, dim] at positions [kv_heads, count].
+  // Copies the rows at positions [kv_heads, count], in any order, to `out`: [kv_heads, count, dim]
+  // of the cache's dtype (pqc_fetch_tokens).
   Status FetchTokens(uint32_t layer, std::span<const uint32_t> positions, uint32_t count,
                      pqc_row_part part, std::span<std::byte> out) {
     if (Status status = CheckPositions(layer, positions, count); !status.ok()) return status;
@@ -138,11 +180,13 @@ class Sequence {
                                    out.size()));
   }
 
+  // Removes the tokens from `token_count` on, in all layers (pqc_sequence_truncate).
   Status Truncate(uint64_t token_count) {
     return Status(pqc_sequence_truncate(handle_.get(), token_count));
   }
 
-  // A new sequence that shares the first `token_count` tokens; 0 = all.
+  // Returns a new sequence that shares the first `token_count` tokens (0 = all) and their indexes,
+  // copy-on-write (pqc_sequence_fork).
   Result<Sequence> Fork(uint64_t token_count = 0) {
     pqc_sequence* child = nullptr;
     const pqc_status status = pqc_sequence_fork(handle_.get(), token_count, &child);
@@ -150,10 +194,13 @@ class Sequence {
     return Sequence(child, sizes_);
   }
 
+  // Suspends the sequence: it keeps its tokens, and until Resume calls that read or change it
+  // return PQC_FAILED_PRECONDITION (pqc_sequence_suspend).
   Status Suspend() { return Status(pqc_sequence_suspend(handle_.get())); }
-  // Against eviction, also of what is retained of it; 0 = no longer.
+  // Protects the sequence, and the cached prefix that remains of it, from eviction for `ttl_ms`
+  // milliseconds, at most 30 days; 0 ends the protection (pqc_sequence_pin).
   Status Pin(uint64_t ttl_ms) { return Status(pqc_sequence_pin(handle_.get(), ttl_ms)); }
-  // Returns the sequence's tokens.
+  // Ends a suspension; returns the sequence's tokens (pqc_sequence_resume).
   Result<uint64_t> Resume() {
     uint64_t token_count = 0;
     const pqc_status status = pqc_sequence_resume(handle_.get(), &token_count);
@@ -161,9 +208,11 @@ class Sequence {
     return token_count;
   }
 
-  // Waits until the rows of finished steps are stored.
+  // Waits until the rows of finished steps, and of Gpu::Ingest, are stored; returns and clears
+  // their pending error (pqc_sequence_flush).
   Status Flush() { return Status(pqc_sequence_flush(handle_.get())); }
 
+  // Returns the sequence's state in the sidecar: tokens, bytes, segments (pqc_sequence_describe).
   Result<pqc_sequence_info> Describe() {
     pqc_sequence_info info = PQC_INIT(pqc_sequence_info);
     const pqc_status status = pqc_sequence_describe(handle_.get(), &info);
@@ -171,7 +220,8 @@ class Sequence {
     return info;
   }
 
-  // Drops the sequence now and says how it went; the destructor drops it otherwise.
+  // Drops the sequence now and returns the status, which the destructor would ignore. The object is
+  // empty afterwards, whatever the status is (pqc_sequence_drop).
   Status Drop() { return Status(pqc_sequence_drop(handle_.release())); }
 
  private:
@@ -193,7 +243,7 @@ class Sequence {
   Sequence(pqc_sequence* handle, std::shared_ptr<const SizesByLayer> sizes)
       : handle_(handle), sizes_(std::move(sizes)) {}
 
-  // Zeros for a layer that is not stored: the call itself then names what is wrong.
+  // Returns zeros for a layer that is not stored: the call itself then names the field.
   Sizes SizesOf(uint32_t layer) const {
     const auto found = sizes_->find(layer);
     return found == sizes_->end() ? Sizes{} : found->second;
@@ -242,8 +292,7 @@ class Sequence {
     const bool several = query.queries.ndim() == 3;
     attention.lse.resize(QueryHeads(query) * (several ? query.queries.dim(0) : 1));
     attention.output.resize(attention.lse.size() * SizesOf(query.layer).value_dim);
-    // Even an empty output must not be NULL, so that it is the wrong field that is complained
-    // about.
+    // Even an empty output must not be NULL, so that the error names the field that is wrong.
     attention.lse.reserve(1);
     attention.output.reserve(1);
     pqc_attention out = PQC_INIT(pqc_attention);
@@ -257,26 +306,30 @@ class Sequence {
   }
 
   std::unique_ptr<pqc_sequence, Dropper> handle_;
-  std::shared_ptr<const SizesByLayer> sizes_;  // shared with its cache, which may go first
+  // Shared with its cache, which may be destroyed first.
+  std::shared_ptr<const SizesByLayer> sizes_;
 };
 
+// One sequence of a step (pqc_step_item).
 struct StepItem {
   const Sequence* sequence = nullptr;
-  uint64_t query_position = 0;  // of its first query token
-  uint32_t query_length = 1;
+  uint64_t query_position = 0;  // absolute position of the first query token
+  uint32_t query_length = 1;    // query tokens, 1..8
 };
 
-// One decode position, or several, over all layers for a batch of sequences. Abandoned when it is
-// destroyed before End.
+// One decode position, or several (speculation), over all layers for a batch of sequences. Made by
+// Client::BeginStep and Gpu::BeginStep; abandoned when it is destroyed before End. One thread at a
+// time.
 class Step {
  public:
   struct Positions {
-    std::vector<uint32_t> positions = {};  // of item i from begins[i] on: [kv_heads, counts[i]]
+    std::vector<uint32_t> positions = {};  // item i's begin at begins[i]: [kv_heads, counts[i]]
     std::vector<uint64_t> begins = {};     // [items]
-    std::vector<uint32_t> counts = {};     // [items]
+    std::vector<uint32_t> counts = {};     // [items], k per kv head
   };
 
-  // queries: [query tokens of all items, query_heads, key_dim]. Without a selection, the step's.
+  // Returns the k best tokens of each item in one layer. queries: [query tokens of all items,
+  // query_heads, key_dim]; `selection` null = the step's (pqc_step_select).
   Result<Positions> Select(uint32_t layer, const Tensor& queries,
                            const Selection* selection = nullptr) {
     const pqc_tensor q = queries.c();
@@ -298,8 +351,9 @@ class Step {
     return selected;
   }
 
-  // (o, lse) of all query tokens, [query tokens, query_heads, value_dim] and [query tokens,
-  // query_heads], into the caller's memory.
+  // Writes the partial attention over the selected tokens of one layer to the caller's memory:
+  // output [query tokens of all items, query_heads, value_dim] and lse [query tokens of all items,
+  // query_heads]. Results may be used only after End has succeeded (pqc_step_attend).
   Status Attend(uint32_t layer, const Tensor& queries, std::span<float> output,
                 std::span<float> lse, const Selection* selection = nullptr) {
     const pqc_tensor q = queries.c();
@@ -308,7 +362,8 @@ class Step {
     return Status(pqc_step_attend(handle_.get(), layer, &q, selection ? &s : nullptr, &out));
   }
 
-  // The same beside other work, until AttendWait; the arguments' memory must stay.
+  // Starts Attend on other threads and returns; the arguments' memory must stay until AttendWait
+  // returns (pqc_step_attend_begin). Not in a step on a GPU.
   Status AttendBegin(uint32_t layer, const Tensor& queries, std::span<float> output,
                      std::span<float> lse, const Selection* selection = nullptr) {
     const pqc_tensor q = queries.c();
@@ -316,10 +371,13 @@ class Step {
     pqc_step_attention out = ToC(output, lse);
     return Status(pqc_step_attend_begin(handle_.get(), layer, &q, selection ? &s : nullptr, &out));
   }
+  // Waits for the attention that AttendBegin started; returns its status (pqc_step_attend_wait).
   Status AttendWait() { return Status(pqc_step_attend_wait(handle_.get())); }
 
-  // Hands in the rows of the step's tokens, [query tokens, kv_heads, dim] of every stored layer;
-  // `accepted`: how many of each item's stay, empty = all. Results must not be used unless it is ok.
+  // Passes the rows of the step's tokens, [query tokens of all items, kv_heads, dim] of every
+  // stored layer, and closes the step, whatever the status is. `accepted`, [items]: how many query
+  // tokens of each item remain; empty = all. The step's results may be used only when it succeeds
+  // (pqc_step_end).
   Status End(std::span<const LayerRows> layers, std::span<const uint32_t> accepted = {}) {
     if (!accepted.empty() && accepted.size() != item_count_) {
       return {PQC_INVALID_ARGUMENT, "accepted: " + std::to_string(accepted.size()) + ", but " +
@@ -341,7 +399,7 @@ class Step {
   struct Abandoner {
     void operator()(pqc_step* step) const { pqc_step_abandon(step); }
   };
-  // What a step begins with, for the C ABI. Points into itself.
+  // Arguments of a step's begin for the C ABI. Points into itself.
   struct Terms {
     Terms(std::span<const StepItem> step_items, const Selection* step_selection,
           uint32_t timeout_ms)
@@ -381,10 +439,12 @@ class Step {
   size_t item_count_ = 0;
 };
 
-// Keeps sink and window too: for engines without a cache of their own.
+// Keeps sink and window too: for engines without a KV cache of their own (pqc_decoder). One thread
+// at a time.
 class Decoder {
  public:
-  // Uses the sequence until it is destroyed.
+  // Opens a decoder with one selection for all layers; its window_tokens must be at least 1. The
+  // decoder uses the sequence until it is destroyed (pqc_decoder_open).
   static Result<Decoder> Open(Sequence& sequence, const Selection& selection) {
     const pqc_selection s = Sequence::ToC(selection);
     pqc_decoder* decoder = nullptr;
@@ -393,15 +453,18 @@ class Decoder {
     return Decoder(decoder);
   }
 
-  // Rows of the next tokens of a layer.
+  // Stores the rows of the next prefill tokens of a layer: keys [tokens, kv_heads, key_dim], values
+  // [tokens, kv_heads, value_dim] (pqc_decoder_prefill).
   Status Prefill(uint32_t layer, const Tensor& keys, const Tensor& values) {
     const pqc_tensor k = keys.c();
     const pqc_tensor v = values.c();
     return Status(pqc_decoder_prefill(handle_.get(), layer, &k, &v));
   }
 
-  // Attention of the next token over sink, selected and window, itself included: output
-  // [query_heads, value_dim].
+  // Decodes the next token in one layer: query [query_heads, key_dim], key [kv_heads, key_dim],
+  // value [kv_heads, value_dim]; output [query_heads, value_dim], the attention over sink, selected
+  // tokens and window, the token itself included. Layers are called in ascending order
+  // (pqc_decoder_decode).
   Status Decode(uint32_t layer, const Tensor& query, const Tensor& key, const Tensor& value,
                 std::span<float> output) {
     const pqc_tensor q = query.c();
@@ -420,10 +483,14 @@ class Decoder {
   std::unique_ptr<pqc_decoder, Closer> handle_;
 };
 
+// One tenant's KV space for one model (pqc_cache). Made by Client::OpenCache. Thread-safe, but for
+// moves; the destructor closes the handle, and the cache remains in the sidecar.
 class Cache {
  public:
+  // Returns the handle for calls of the C ABI; this object still owns it.
   pqc_cache* get() const { return handle_.get(); }
 
+  // Creates an empty sequence (pqc_sequence_create).
   Result<Sequence> CreateSequence() {
     pqc_sequence* sequence = nullptr;
     const pqc_status status = pqc_sequence_create(handle_.get(), &sequence);
@@ -431,7 +498,9 @@ class Cache {
     return Sequence(sequence, sizes_);
   }
 
-  // *token_count (may be null) gets the tokens of the shared prefix: the next position to ingest.
+  // Creates a sequence that begins with the longest stored prefix of its prompt. *token_count (may
+  // be null) receives the tokens of that prefix: the next position to ingest
+  // (pqc_sequence_create_with).
   Result<Sequence> CreateSequence(const SequenceOptions& options, uint64_t* token_count = nullptr) {
     pqc_sequence_options c = PQC_INIT(pqc_sequence_options);
     c.token_ids = options.prompt.token_ids.data();
@@ -454,7 +523,8 @@ class Cache {
     return Sequence(sequence, sizes_);
   }
 
-  // Whether a request will fit: tokens of the prefill that MatchPrefix has not found, and of the output.
+  // Returns whether a request fits: `token_count` prefill tokens that MatchPrefix has not found,
+  // and `output_token_count` expected tokens. Reserves nothing (pqc_admit).
   Result<pqc_admission> Admit(uint64_t token_count, uint64_t output_token_count = 0) {
     pqc_admission admission = PQC_INIT(pqc_admission);
     const pqc_status status = pqc_admit(handle_.get(), token_count, output_token_count, &admission);
@@ -462,7 +532,7 @@ class Cache {
     return admission;
   }
 
-  // How many tokens of the prompt are stored: a multiple of 128.
+  // Returns how many tokens of the prompt are stored: a multiple of 128 (pqc_match_prefix).
   Result<uint64_t> MatchPrefix(const Prompt& prompt) {
     uint64_t token_count = 0;
     const pqc_status status =
@@ -490,8 +560,11 @@ class Cache {
   std::shared_ptr<const Sequence::SizesByLayer> sizes_;  // shared with the sequences
 };
 
+// A connection and session with the sidecar (pqc_client). Thread-safe, but for moves; the
+// destructor ends the session, which drops its sequences.
 class Client {
  public:
+  // Connects to the sidecar and opens a session (pqc_client_open).
   static Result<Client> Open(const ClientOptions& options) {
     pqc_client_options c = PQC_INIT(pqc_client_options);
     c.endpoint = options.endpoint.c_str();
@@ -512,11 +585,13 @@ class Client {
     return Client(client);
   }
 
-  // Takes over a handle of the C ABI's.
+  // Takes ownership of a handle of the C ABI.
   static Client Adopt(pqc_client* handle) { return Client(handle); }
 
+  // Returns how this client reaches the rows: by RPC, or in mapped memory (pqc_client_path).
   pqc_path path() const { return pqc_client_path(handle_.get()); }
 
+  // Returns the client's counters: RPCs, mapped bytes, leases (pqc_client_count).
   Result<pqc_client_counts> Count() const {
     pqc_client_counts counts = PQC_INIT(pqc_client_counts);
     const pqc_status status = pqc_client_count(handle_.get(), &counts);
@@ -524,8 +599,9 @@ class Client {
     return counts;
   }
 
-  // `selection`, when not null, is that of all layers; timeout_ms: of the step's waiting, 0 = the
-  // client's.
+  // Begins a step for `items`. `selection` holds for all layers; null = each call passes one.
+  // timeout_ms: deadline of all the step's waits, in milliseconds; 0 = the client's
+  // (pqc_step_begin).
   Result<Step> BeginStep(std::span<const StepItem> items, const Selection* selection = nullptr,
                          uint32_t timeout_ms = 0) {
     const Step::Terms terms(items, selection, timeout_ms);
@@ -537,6 +613,8 @@ class Client {
     return Step(step, items.size());
   }
 
+  // Opens the tenant's cache of this name, or joins it when it is open with the same spec
+  // (pqc_cache_open).
   Result<Cache> OpenCache(const CacheSpec& spec) {
     std::vector<pqc_layer_group> groups(spec.groups.size(), PQC_INIT(pqc_layer_group));
     for (size_t i = 0; i < groups.size(); ++i) {
@@ -570,7 +648,8 @@ class Client {
     return Cache(cache, spec);
   }
 
-  // Any unary Admin RPC by name; names of the fields are those of the proto.
+  // Calls a unary Admin RPC by its name, for example "Stats", and returns its answer; both
+  // messages are JSON with the proto's field names (pqc_admin_json).
   Result<std::string> AdminJson(const std::string& method, const std::string& request = "{}") {
     char* answer = nullptr;
     const pqc_status status =

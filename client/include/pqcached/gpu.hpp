@@ -1,10 +1,19 @@
-// pqcached client: C++20 over gpu.h. A Gpu makes Steps of client.hpp whose queries, outputs and rows are on the device:
-// tensors by Tensor::OnGpu, spans of device memory, which are passed on and never read.
+// pqcached client: C++20 over gpu.h. A Gpu makes Steps of client.hpp whose queries, outputs and
+// rows (KV entries) are on the device: tensors by Tensor::OnGpu, and spans of device memory, which
+// are passed on and never read.
 //
-//   auto gpu = pqcached::Gpu::Open(cache, {.token_capacity = 131072});
-//   if (!gpu.ok()) ...  // no device support: the same steps with Client::BeginStep and host memory
+// A Gpu owns its handle and moves; it is destroyed before its client. Each function calls the
+// function of gpu.h that its comment names, where its errors and thread-safety are written.
 //
-// Owns its handle and moves; is destroyed before its client. Thread-safety, errors and limits are those of gpu.h.
+// Example, one position of one sequence:
+//
+//     auto gpu = pqcached::Gpu::Open(cache, {.token_capacity = 131072});
+//     if (!gpu.ok()) return gpu.status();  // no device: Client::BeginStep and host memory
+//     const pqcached::Selection selection{.sink_tokens = 16, .window_tokens = 64, .ratio = 0.1};
+//     auto step = gpu->BeginStep({&item, 1}, selection, stream);
+//     if (!step.ok()) return step.status();
+//     pqcached::Status status = step->Attend(0, query.OnGpu(), output, lse);  // per layer
+//     if (status.ok()) status = step->End({&rows, 1});  // a step that has failed is abandoned
 #ifndef PQCACHED_GPU_HPP_
 #define PQCACHED_GPU_HPP_
 
@@ -18,11 +27,11 @@
 
 namespace pqcached {
 
-// As pqc_gpu_options; 0 = the default there.
+// Options of Gpu::Open, with the meaning, limits and defaults (0) of pqc_gpu_options.
 struct GpuOptions {
   int32_t device = 0;
   uint32_t sequence_capacity = 0;
-  uint64_t token_capacity = 0;  // has to be set
+  uint64_t token_capacity = 0;  // required
   uint64_t selected_capacity = 0;
   uint32_t query_length = 0;
   uint32_t segment_capacity = 0;
@@ -36,8 +45,11 @@ struct GpuOptions {
   uint64_t codes_bytes = 0;
 };
 
+// A device with memory reserved for steps of one cache (pqc_gpu).
 class Gpu {
  public:
+  // Reserves device memory for the cache (pqc_gpu_open). PQC_FAILED_PRECONDITION and
+  // PQC_UNIMPLEMENTED say that the device cannot be used: Client::BeginStep computes on the CPU.
   static Result<Gpu> Open(const Cache& cache, const GpuOptions& options) {
     pqc_gpu_options c = PQC_INIT(pqc_gpu_options);
     c.device = options.device;
@@ -61,9 +73,10 @@ class Gpu {
     return Gpu(gpu);
   }
 
-  // Takes over a handle of the C ABI's.
+  // Takes ownership of a handle of the C ABI.
   static Gpu Adopt(pqc_gpu* handle) { return Gpu(handle); }
 
+  // Returns the counters of the block cache and of memory (pqc_gpu_count). Any thread.
   Result<pqc_gpu_counts> Count() const {
     pqc_gpu_counts counts = PQC_INIT(pqc_gpu_counts);
     const pqc_status status = pqc_gpu_count(handle_.get(), &counts);
@@ -71,8 +84,10 @@ class Gpu {
     return counts;
   }
 
-  // K [tokens, kv_heads, key_dim] and V [tokens, kv_heads, value_dim] on the device, contiguous or paged, packed by `stream`, a
-  // cudaStream_t, and stored behind it. Sequence::Flush waits for that.
+  // Stores the rows of prefill tokens of one layer: keys [tokens, kv_heads, key_dim] and values
+  // [tokens, kv_heads, value_dim] on the device, contiguous or paged. `stream`, a cudaStream_t,
+  // packs them; the call returns when that is launched, and the rows are stored in the background.
+  // Sequence::Flush waits for that, and returns its error (pqc_gpu_ingest).
   Status Ingest(Sequence& sequence, uint32_t layer, uint64_t first_position, const Tensor& keys,
                 const Tensor& values, void* stream) {
     const pqc_tensor k = keys.c();
@@ -81,7 +96,9 @@ class Gpu {
         pqc_gpu_ingest(handle_.get(), sequence.get(), layer, first_position, &k, &v, stream));
   }
 
-  // A step whose work is given to `stream`. Its Attend and End take tensors and spans on the device; Select is Gpu's.
+  // Begins a step whose work is launched on `stream`, a cudaStream_t. Its Attend and End take
+  // tensors and spans on the device; for positions, Gpu::Select. timeout_ms: deadline of the step's
+  // waits, in milliseconds; 0 = the client's (pqc_gpu_step_begin).
   Result<Step> BeginStep(std::span<const StepItem> items, const Selection& selection, void* stream,
                          uint32_t timeout_ms = 0) {
     const Step::Terms terms(items, &selection, timeout_ms);
@@ -93,8 +110,10 @@ class Gpu {
     return Step(step, items.size());
   }
 
-  // positions [items, kv_heads, stride], ascending, and counts [items, kv_heads], on the device. The stride is at least
-  // selected_capacity.
+  // Selects tokens in one layer of a step of BeginStep: queries [query tokens of all items,
+  // query_heads, key_dim], positions [items, kv_heads, stride], ascending, and counts [items,
+  // kv_heads], all on the device. The stride is at least selected_capacity, in elements
+  // (pqc_gpu_step_select).
   static Status Select(Step& step, uint32_t layer, const Tensor& queries,
                        std::span<uint32_t> positions, uint64_t stride, std::span<uint32_t> counts) {
     const pqc_tensor q = queries.c();

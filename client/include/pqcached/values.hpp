@@ -1,6 +1,14 @@
 // pqcached client: statuses, tensors, options and results of client.hpp.
 //
-// Plain values. What each field means is said in client.h, where it has the same name.
+// Plain values. The meaning, unit and limits of each field are written in client.h, where it has
+// the same name; a field that is left out has the default of client.h. Statuses are those of the
+// table at the top of client.h. Not synchronised: one thread at a time, or only reads.
+//
+// Example, which describes 4096 tokens of the fp16 K of a paged engine, in blocks of 16:
+//
+//     // [blocks, block_tokens, kv_heads, dim]
+//     const pqcached::Tensor block_memory(k, PQC_F16, {1024, 16, 8, 128});
+//     const auto keys = pqcached::Tensor::Paged(block_memory, block_table, /*token_count=*/4096);
 #ifndef PQCACHED_VALUES_HPP_
 #define PQCACHED_VALUES_HPP_
 
@@ -21,11 +29,13 @@
 
 namespace pqcached {
 
-// Whether a call succeeded, and if not, why: the field and its limit.
+// Outcome of a call: a status code and, when it failed, the reason with the field and its limit.
 class [[nodiscard]] Status {
  public:
+  // Success.
   Status() = default;
-  // Of a call of the C ABI that this thread has just made.
+  // Takes the code that a call of the C ABI has returned to this thread, and the reason that
+  // pqc_last_error gives. No other call may lie between.
   explicit Status(pqc_status code) : code_(code) {
     if (code == PQC_OK) return;
     message_ = pqc_last_error();
@@ -35,13 +45,15 @@ class [[nodiscard]] Status {
   Status(pqc_status code, std::string message) : code_(code), message_(std::move(message)) {}
 
   bool ok() const { return code_ == PQC_OK; }
+  // Returns the code; the table in client.h says what the caller can do about it.
   pqc_status code() const { return code_; }
+  // Returns the reason; empty on success.
   const std::string& message() const { return message_; }
   // Returns the path of the refused field ("selection.token_ratio"), or "".
   const std::string& field() const { return field_; }
   // Returns after how many milliseconds a repetition may succeed; 0 = it is not worthwhile.
   uint32_t retry_ms() const { return retry_ms_; }
-  // "NOT_FOUND: sequence_id: 7 ..."
+  // Returns code and reason as text: "OK", "NOT_FOUND: sequence_id: 7 ...".
   std::string ToString() const {
     return ok() ? "OK" : std::string(pqc_status_name(code_)) + ": " + message_;
   }
@@ -53,7 +65,7 @@ class [[nodiscard]] Status {
   uint32_t retry_ms_ = 0;
 };
 
-// A value, or the status that tells why there is none.
+// A value, or the status of the call that could not return one.
 template <class T>
 class [[nodiscard]] Result {
  public:
@@ -61,8 +73,9 @@ class [[nodiscard]] Result {
   Result(Status status) : status_(std::move(status)) { assert(!status_.ok()); }
 
   bool ok() const { return value_.has_value(); }
+  // Returns OK when there is a value.
   const Status& status() const { return status_; }
-  // REQUIRES: ok()
+  // Accesses the value. REQUIRES: ok()
   T& operator*() { return (assert(ok()), *value_); }
   const T& operator*() const { return (assert(ok()), *value_); }
   T* operator->() { return (assert(ok()), &*value_); }
@@ -73,25 +86,27 @@ class [[nodiscard]] Result {
   Status status_;
 };
 
-// A borrowed array of up to four dimensions. Strides are in elements; none = contiguous, last index
-// fastest.
+// A borrowed array of up to four dimensions (pqc_tensor). Strides are in elements; none =
+// contiguous, last index fastest. The memory must stay until the call that it is passed to returns.
 class Tensor {
  public:
   Tensor() = default;
+  // An fp32 array, contiguous. `data` must hold as many elements as `shape` says; not checked.
   Tensor(std::span<const float> data, std::initializer_list<uint64_t> shape)
       : Tensor(data.data(), PQC_F32, shape) {}
+  // An array of any dtype; `data` is its element with index 0 in every dimension.
   Tensor(const void* data, pqc_dtype dtype, std::initializer_list<uint64_t> shape,
          std::initializer_list<int64_t> strides = {})
       : data_(data), dtype_(dtype), has_strides_(strides.size() > 0) {
-    // What does not fit becomes a tensor of no dimensions, which every call refuses.
+    // A wrong number of dimensions gives a tensor of none, which every call refuses.
     if (shape.size() > shape_.size() || (has_strides_ && strides.size() != shape.size())) return;
     ndim_ = static_cast<uint32_t>(shape.size());
     std::copy(shape.begin(), shape.end(), shape_.begin());
     std::copy(strides.begin(), strides.end(), strides_.begin());
   }
 
-  // Rows of a paged engine: `block_memory` is [blocks, block_tokens, heads, dim], and token t lies in
-  // block blocks[t / block_tokens]. Borrows `blocks`.
+  // Returns a paged tensor (pqc_block_table): `block_memory` is [blocks, block_tokens, kv_heads,
+  // dim], and token t is stored in block blocks[t / block_tokens]. Borrows `blocks`.
   static Tensor Paged(Tensor block_memory, std::span<const uint32_t> blocks, uint64_t token_count) {
     Tensor tensor = block_memory;
     tensor.block_table_ = PQC_INIT(pqc_block_table);
@@ -103,16 +118,18 @@ class Tensor {
     return tensor;
   }
 
-  // The same where `data` is memory of a GPU (gpu.hpp).
+  // Returns the same tensor with device PQC_CUDA: `data` is memory of a GPU (gpu.hpp).
   Tensor OnGpu() const {
     Tensor tensor = *this;
     tensor.device_ = PQC_CUDA;
     return tensor;
   }
 
+  // Returns the size of dimension `index`. REQUIRES: index < 4; 0 beyond ndim().
   uint64_t dim(uint32_t index) const { return shape_[index]; }
   uint32_t ndim() const { return ndim_; }
-  // Borrows from this object.
+  // Returns the tensor for the C ABI, which borrows shape, strides and block table from this
+  // object.
   pqc_tensor c() const {
     pqc_tensor tensor = PQC_INIT(pqc_tensor);
     tensor.ptr = const_cast<void*>(data_);
@@ -137,8 +154,10 @@ class Tensor {
   pqc_block_table block_table_{};
 };
 
+// An index kind with its parameters (pqc_index); by default the cache's default index.
 struct Index : pqc_index {
   Index() : pqc_index{} {}
+  // Product quantization with `subspaces` (m: 1, 2, 4, 8, 16) of `bits` (b: 4..8) bits each.
   static Index Pq(uint32_t subspaces, uint32_t bits) {
     Index index;
     index.kind = PQC_INDEX_PQ;
@@ -146,6 +165,7 @@ struct Index : pqc_index {
     index.bits = bits;
     return index;
   }
+  // Exact scores over all keys.
   static Index Flat() {
     Index index;
     index.kind = PQC_INDEX_FLAT;
@@ -153,23 +173,25 @@ struct Index : pqc_index {
   }
 };
 
-// Here and below each member has an initializer, so that designated ones may leave it out without a
-// warning.
+// Options of Client::Open (pqc_client_options). Here and below each member has an initializer, so
+// that designated initializers may leave it out without a warning.
 struct ClientOptions {
   std::string endpoint = {};
-  std::string tenant = {};       // empty = what the sidecar knows the process by, or "default"
+  std::string tenant = {};       // empty = the broker's tenant for this process, or "default"
   std::string client_name = {};  // empty = the program's name
-  uint32_t timeout_ms = 0;
+  uint32_t timeout_ms = 0;       // deadline of each call; 0 = 10000
   std::string rpc_library_path = {};
   pqc_path_choice path = PQC_PATH_ANY;
-  uint32_t thread_count = 0;  // of the local path; 0 = all cores
-  // Instead of threads of the client's own: runs body(i) for each i < count, in any order.
+  uint32_t thread_count = 0;  // threads of the local path; 0 = all cores
+  // The engine's thread pool, in place of threads of the client's own: runs body(i) for each
+  // i < count, in any order.
   pqc_parallel_for parallel_for = nullptr;
   void* parallel_for_context = nullptr;
   uint64_t staging_slot_bytes = 0;
   uint32_t staging_slot_count = 0;
 };
 
+// Layers of one kind and shape (pqc_layer_group).
 struct LayerGroup {
   pqc_layer_kind kind = PQC_LAYERS_SELECTED;
   std::vector<uint32_t> layers = {};
@@ -182,13 +204,14 @@ struct LayerGroup {
   float softcap = 0;
 };
 
+// Description of a cache for Client::OpenCache (pqc_cache_spec).
 struct CacheSpec {
   std::string name = {};
   std::string model_fingerprint = {};
   std::vector<LayerGroup> groups = {};
   uint64_t capacity_bytes = 0;
   Index default_index = {};
-  // Of a model that spans several processes; empty = one process.
+  // Place of this process in a model that spans several; empty and 0 = a single process.
   std::string rank_group = {};
   uint32_t rank = 0;
   uint32_t rank_count = 0;
@@ -196,12 +219,13 @@ struct CacheSpec {
   uint32_t layer_begin = 0;
 };
 
-// What a prompt is known by, for shared prefixes.
+// Identity of a prompt, for shared prefixes: at most 2^22 token ids and 256 bytes.
 struct Prompt {
   std::vector<uint32_t> token_ids = {};
   std::string extra_key = {};
 };
 
+// An index that the sidecar keeps up to date while rows are written (pqc_sequence_options).
 struct LiveIndex {
   Index index = {};
   uint32_t iterations = 0;
@@ -210,20 +234,23 @@ struct LiveIndex {
   uint64_t sink_tokens = 0;
 };
 
+// Options of Cache::CreateSequence (pqc_sequence_options).
 struct SequenceOptions {
   Prompt prompt = {};
-  std::optional<LiveIndex> live = {};  // an index that is kept up while rows arrive
-  // Ties it to those of other ranks (pqc_sequence_options); at most 64 bytes.
+  std::optional<LiveIndex> live = {};
+  // Ties the sequence to those of other ranks (pqc_sequence_options); at most 64 bytes.
   std::string group_key = {};
 };
 
-// New tokens of one layer: keys [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim].
+// Rows (KV entries) of new tokens in one layer: keys [tokens, kv_heads, key_dim], values [tokens,
+// kv_heads, value_dim].
 struct LayerRows {
   uint32_t layer = 0;
   Tensor keys = {};
   Tensor values = {};
 };
 
+// Options of Sequence::BuildIndex (pqc_build_options).
 struct BuildOptions {
   Index index = {};
   uint32_t iterations = 0;
@@ -231,43 +258,46 @@ struct BuildOptions {
   uint64_t train_tokens = 0;
   uint64_t sink_tokens = 0;
   uint32_t timeout_ms = 0;
-  // Returns false to cancel; must not throw.
+  // Called on the calling thread after each codebook; returns false to cancel; must not throw.
   std::function<bool(const pqc_build_progress&)> progress = {};
 };
 
+// A query of one layer (pqc_query), of one token or of a speculation.
 struct Query {
   uint32_t layer = 0;
   uint64_t query_position = 0;
   Tensor queries = {};  // [query_heads, key_dim] or [query_length, query_heads, key_dim]
 };
 
+// Terms of a selection (pqc_selection).
 struct Selection {
   Index index = {};
   pqc_group_rule rule = PQC_SUM_SOFTMAX;
   uint64_t sink_tokens = 0;
   uint64_t window_tokens = 0;
   std::vector<pqc_token_range> excluded = {};
-  double ratio = 0.1;        // of the context; counts sink, window and selected
-  uint64_t token_count = 0;  // instead of `ratio`, when not 0
+  double ratio = 0.1;        // budget, of the context: counts sink, window and selected tokens
+  uint64_t token_count = 0;  // budget in tokens, in place of `ratio`, when not 0
 };
 
+// Selected tokens (pqc_positions).
 struct Selected {
   uint32_t kv_heads = 0;
-  uint32_t count = 0;                    // per kv head
+  uint32_t count = 0;                    // k, per kv head
   std::vector<uint32_t> positions = {};  // [kv_heads, count], ascending per kv head
-  uint64_t sink_tokens = 0;
-  uint64_t window_tokens = 0;
+  uint64_t sink_tokens = 0;              // sink tokens that the engine attends itself
+  uint64_t window_tokens = 0;            // window tokens that the engine attends itself
 };
 
-// A partial attention: o [query_length, query_heads, value_dim] and the natural log of the sum of
-// exponentials [query_length, query_heads].
+// A partial attention over some tokens: output [query_length, query_heads, value_dim] and lse
+// [query_length, query_heads], the natural log of the sum of exponentials of the scaled logits.
 struct Attention {
   std::vector<float> output = {};
   std::vector<float> lse = {};
   Selected selected = {};  // without positions
 
-  // Makes this the attention over both token sets, which have to be disjoint. REQUIRES: the same
-  // shapes.
+  // Makes this the attention over both token sets, which must be disjoint (pqc_merge). REQUIRES:
+  // the same shapes.
   void Merge(const Attention& other) {
     assert(output.size() == other.output.size() && lse.size() == other.lse.size());
     const auto rows = static_cast<uint32_t>(lse.size());
@@ -277,6 +307,7 @@ struct Attention {
   }
 };
 
+// Logits of the tokens of a range (pqc_score).
 struct Scores {
   std::vector<float> logits = {};   // [query_heads, tokens]
   std::vector<float> max = {};      // [query_heads]

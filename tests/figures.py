@@ -25,7 +25,7 @@ AREAS = {
     "quality": "Answers of the trained model with its KV in the sidecar",
     "judge": "Selections compared with exact top-k: answers and captured vectors",
     "quickstart": "The report of deploy/quickstart.sh",
-    "kernels": "Kernels against the limit of the machine and against other libraries",
+    "kernels": "Kernels against their limits",
     "kernels by hand": "Kernels, measured by hand",
     "local": "Client and sidecar on one host",
     "ingest by hand": "Ingest, measured by hand",
@@ -138,10 +138,10 @@ def table_line(row):
     value = number(row["value"])
     shown = value if row["unit"] in (None, "", "count") or row["value"] is None else f"{value} {row['unit']}"
     judged = verdict(row)
-    told = [row.get("remark"), f"source: {row['source']}" if row.get("source") else None]
+    remarks = [row.get("remark"), f"source: {row['source']}" if row.get("source") else None]
     cells = [f"`{row['name']}`", shown, goal_of(row), "**MISSED**" if judged == "MISSED" else judged,
              "" if row["spread"] is None else f"± {number(row['spread'])}", row["against"],
-             "; ".join(part for part in told if part), row["machine"], row["instruction_set"], row["date"]]
+             "; ".join(part for part in remarks if part), row["machine"], row["instruction_set"], row["date"]]
     return "| " + " | ".join(cell(text) for text in cells) + " |"
 
 

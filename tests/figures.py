@@ -44,21 +44,21 @@ Everything that this project measures, as measured last. This page is generated:
     python3 tests/figures.py --page     # writes this page again, e.g. after an edit of the notes
 
 A run replaces the rows of its areas that were measured with the same instruction set (the best one
-of the machine that the kernels use); rows of other areas and of other instruction sets stay. An area
-of which nothing could run replaces nothing that was measured.
+that the kernels can use on the machine). Rows of other areas and of other instruction sets stay. An
+area of which nothing could run replaces no measured row.
 
 How to read a table:
 
-- **value** is the median where a row has several samples; `x` is a ratio to the column *against*:
-  `_vs_` names say how many times as fast (higher is better), `_over_` names how many times as much
-  time or memory (lower is better).
-- **spread** is the distance between the quartiles of the samples; in `quality` and `judge` it is half of
-  the 95 % interval over contexts.
-- **goal** says how large or small the value has to be; **MISSED** goals stay in the table.
-- Names that end in `_2t` ran on two threads, `_f16` on fp16 rows, `_s10` selected a tenth of the tokens,
-  `_1024` 1024 tokens.
-- *source* marks rows that no program of `tests/figures.sh` measures: the README that quoted them first.
-  They stay until they are measured and edited by hand.
+- **value** is the median where a row has several samples. The unit `x` is a ratio to the column
+  *against*: `_vs_` names say how many times as fast (higher is better), `_over_` names how many
+  times as much time (lower is better).
+- **spread** is the distance between the quartiles of the samples; in `quality` and `judge` it is
+  half of the 95 % interval over contexts.
+- **goal** is the least or the largest value that is good enough. **MISSED** goals stay in the table.
+- Names that end in `_2t` ran on two threads, `_f16` on fp16 rows; `_s10` selected a tenth of the
+  tokens, `_1024` 1024 tokens.
+- *source* marks rows that no program of `tests/figures.sh` measures, and the README that quoted
+  them first. They stay until they are measured and edited by hand.
 
 Studies over several parameters are tables in the notes of their area, kept in
 [`figures_notes.md`](figures_notes.md).

@@ -54,7 +54,7 @@ How to read a table:
   times as much time (lower is better).
 - **spread** is the distance between the quartiles of the samples; in `quality` and `judge` it is
   half of the 95 % interval over contexts.
-- **goal** is the least or the largest value that is good enough. **MISSED** goals stay in the table.
+- **goal** is the smallest or largest acceptable value. **MISSED** goals stay in the table.
 - Names that end in `_2t` ran on two threads, `_f16` on fp16 rows; `_s10` selected a tenth of the
   tokens, `_1024` 1024 tokens.
 - *source* marks rows that no program of `tests/figures.sh` measures, and the README that quoted

@@ -1,15 +1,68 @@
-"""Joins the rows that the programs of tests/figures.sh wrote, completes them, prints a table.
+"""Collects the rows that the programs of tests/figures.sh wrote, prints them, and keeps the page of all figures.
 
-figures.py DIRECTORY [--json FILE]: every *.json of DIRECTORY is a list of rows without machine and date.
-figures.py --markdown FILE: prints the rows of such a FILE, as --json wrote it, as a table for a README.
+figures.py DIRECTORY [--json FILE] [--no-page]
+    Reads every *.json of DIRECTORY (a list of rows without machine and date), completes the rows, prints
+    a table, and updates tests/figures.json and tests/FIGURES.md. --no-page leaves these two alone.
+figures.py --page
+    Writes tests/FIGURES.md from tests/figures.json and tests/figures_notes.md; measures nothing.
 """
 
 import argparse
 import datetime
 import json
 import pathlib
+import re
+
+TESTS = pathlib.Path(__file__).resolve().parent
+DATA, NOTES, PAGE = TESTS / "figures.json", TESTS / "figures_notes.md", TESTS / "FIGURES.md"
 
 KEYS = ["area", "name", "value", "unit", "better", "goal", "against", "samples", "spread", "machine", "date"]
+# Added in figures.json: the instruction set is always there, the others where there is something to say.
+PAGE_KEYS = KEYS + ["instruction_set", "remark", "source"]
+
+# Sections of the page, in their order. A row of an area that is not listed gets a section at the end.
+AREAS = {
+    "quality": "Answers of the trained model with its KV in the sidecar",
+    "judge": "Selections compared with exact top-k: answers and captured vectors",
+    "quickstart": "The report of deploy/quickstart.sh",
+    "kernels": "Kernels against their limits",
+    "kernels by hand": "Kernels, measured by hand",
+    "local": "Client and sidecar on one host",
+    "ingest by hand": "Ingest, measured by hand",
+    "store by hand": "Store, measured by hand",
+    "recovery": "Faults survived, and what was lost",
+    "gpu": "Kernels and steps on a GPU",
+}
+
+HEAD = """\
+# Figures
+
+Everything that this project measures, as measured last. This page is generated: do not edit it.
+
+    tests/figures.sh [AREA...]          # measures, then updates tests/figures.json and this page
+    tests/figures.sh --no-page ...      # measures and prints only
+    python3 tests/figures.py --page     # writes this page again, e.g. after an edit of the notes
+
+A run replaces the rows of its areas that were measured with the same instruction set (the best one
+that the kernels can use on the machine). Rows of other areas and of other instruction sets stay. An
+area of which nothing could run replaces no measured row.
+
+How to read a table:
+
+- **value** is the median where a row has several samples. The unit `x` is a ratio to the column
+  *against*: `_vs_` names say how many times as fast (higher is better), `_over_` names how many
+  times as much time (lower is better).
+- **spread** is the distance between the quartiles of the samples; in `quality` and `judge` it is
+  half of the 95 % interval over contexts.
+- **goal** is the smallest or largest acceptable value. **MISSED** goals stay in the table.
+- Names that end in `_2t` ran on two threads, `_f16` on fp16 rows; `_s10` selected a tenth of the
+  tokens, `_1024` 1024 tokens.
+- *source* marks rows that no program of `tests/figures.sh` measures, and the README that quoted
+  them first. They stay until they are measured and edited by hand.
+
+Studies over several parameters are tables in the notes of their area, kept in
+[`figures_notes.md`](figures_notes.md).
+"""
 
 
 def machine():
@@ -19,6 +72,27 @@ def machine():
             model = line.split(":", 1)[1].strip()
             cores += 1
     return f"{model}, {cores} cores"
+
+
+def instruction_set(flags):
+    """The best form of the kernels on a CPU with these flags, by the names of kernels/exec.h."""
+    ladder = [
+        ("avx2", {"avx2", "fma", "f16c"}),
+        ("avx512", {"avx512f", "avx512bw", "avx512vl", "avx512dq"}),
+        ("avx512vbmi", {"avx512vbmi", "avx512_vbmi2"}),
+        ("avx512bf16", {"avx512_bf16"}),
+    ]
+    best = "portable"
+    for name, needed in ladder:
+        if not needed <= flags:
+            break
+        best = name
+    return best
+
+
+def machine_flags():
+    match = re.search(r"^flags\s*:\s*(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return set(match.group(1).split()) if match else set()
 
 
 def verdict(row):
@@ -31,7 +105,7 @@ def verdict(row):
 
 
 def number(value):
-    return "-" if value is None else f"{value:.4g}"
+    return "-" if value is None else f"{value:.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
 
 
 def goal_of(row):
@@ -39,55 +113,114 @@ def goal_of(row):
     return f"{sign} {number(row['goal'])}" if row["goal"] is not None else ""
 
 
-def print_markdown(rows):
-    """Rows of two threads without a goal of their own stand beside those of one."""
-    names = {row["name"] for row in rows}
+def merged(kept, run):
+    """The rows of the page after a run: those of the run's areas and instruction sets are replaced."""
+    def place(row):
+        return row["area"], row["instruction_set"]
 
-    def single(row):
-        base = row["name"].removesuffix("_2t")
-        if base == row["name"] or row["goal"] is not None:
-            return None
-        return next((name for name in (base, base + "_1t") if name in names), None)
+    measured = {place(row) for row in run if row["value"] is not None}
+    known = {place(row) for row in kept if row["value"] is not None}
+    replaced = {place(row) for row in run if place(row) in measured or place(row) not in known}
+    return [row for row in kept if place(row) not in replaced] + [row for row in run if place(row) in replaced]
 
-    two_threads = {single(row): row for row in rows if single(row)}
-    print(f"{rows[0]['machine']}, {rows[0]['date']}.\n")
-    print("| row | value | 2 threads | goal | | against |")
-    print("|---|---|---|---|---|---|")
+
+def notes_by_area(text):
+    """What figures_notes.md says under each `## AREA`."""
+    parts = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
+    return {area.strip(): note.strip() for area, note in zip(parts[1::2], parts[2::2])}
+
+
+def cell(text):
+    return str(text or "").replace("|", "\\|").replace("\n", " ")
+
+
+def table_line(row):
+    value = number(row["value"])
+    shown = value if row["unit"] in (None, "", "count") or row["value"] is None else f"{value} {row['unit']}"
+    judged = verdict(row)
+    remarks = [row.get("remark"), f"source: {row['source']}" if row.get("source") else None]
+    cells = [f"`{row['name']}`", shown, goal_of(row), "**MISSED**" if judged == "MISSED" else judged,
+             "" if row["spread"] is None else f"± {number(row['spread'])}", row["against"],
+             "; ".join(part for part in remarks if part), row["machine"], row["instruction_set"], row["date"]]
+    return "| " + " | ".join(cell(text) for text in cells) + " |"
+
+
+def page(rows, notes):
+    """The text of FIGURES.md."""
+    by_area = {}
     for row in rows:
-        if single(row):
+        by_area.setdefault(row["area"], []).append(row)
+    areas = [*AREAS, *sorted(area for area in {*by_area, *notes} if area not in AREAS)]
+    missed = [row for area in areas for row in by_area.get(area, []) if verdict(row) == "MISSED"]
+    with_goal = [row for row in rows if verdict(row) in ("met", "MISSED")]
+    lines = [HEAD, f"{len(with_goal) - len(missed)} of {len(with_goal)} goals are met."]
+    if missed:
+        lines.append("Missed: " + ", ".join(f"`{row['name']}`" for row in missed) + ".")
+    for area in areas:
+        if area not in by_area and area not in notes:
             continue
-        two = number(two_threads[row["name"]]["value"]) if row["name"] in two_threads else ""
-        print(f"| `{row['name']}` | {number(row['value'])} | {two} | {goal_of(row)} | {verdict(row)} | {row['against']} |")
+        lines += ["", f"## {area}: {AREAS[area]}" if area in AREAS else f"## {area}"]
+        if area in by_area:
+            lines += ["", "| name | value | goal | | spread | against | remark | machine | instruction set | date |",
+                      "|---|---|---|---|---|---|---|---|---|---|"]
+            lines += [table_line(row) for row in by_area[area]]
+        if area in notes:
+            lines += ["", "### Notes", "", notes[area]] if area in by_area else ["", notes[area]]
+    return "\n".join(lines) + "\n"
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("directory", type=pathlib.Path, nargs="?")
-    parser.add_argument("--json", type=pathlib.Path)
-    parser.add_argument("--markdown", type=pathlib.Path)
-    arguments = parser.parse_args()
-    if arguments.markdown:
-        print_markdown(json.loads(arguments.markdown.read_text()))
-        return
-    if not arguments.directory:
-        parser.error("name a directory of rows, or --markdown FILE")
+def data_text(rows):
+    """One row a line, so that a new run is a readable difference."""
+    kept = [{key: row[key] for key in PAGE_KEYS if key in row and (key in KEYS or row[key] is not None)} for row in rows]
+    return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in kept) + "\n]\n"
 
-    common = {"machine": machine(), "date": datetime.date.today().isoformat()}
+
+def write_page():
+    PAGE.write_text(page(json.loads(DATA.read_text()), notes_by_area(NOTES.read_text())))
+
+
+def collected(directory, common):
     rows = []
-    for path in sorted(arguments.directory.glob("*.json")):
+    for path in sorted(directory.glob("*.json")):
         for row in json.loads(path.read_text()):
             complete = {**dict.fromkeys(KEYS), **row, **common}
             if set(complete) != set(KEYS):
                 raise SystemExit(f"{path.name}: row {row.get('name')} has unknown keys {set(complete) - set(KEYS)}")
             rows.append(complete)
+    return rows
 
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
-    print(f"{common['machine']}, {common['date']}")
+
+def print_rows(rows):
     print(f"{'area':8} {'row':44} {'value':>10} {'goal':>10}  {'':7} {'spread':>9} {'samples':>7}  against")
     for row in rows:
         print(f"{row['area']:8} {row['name']:44} {number(row['value']):>10} {goal_of(row):>10}  {verdict(row):7} "
               f"{number(row['spread']):>9} {row['samples'] or '':>7}  {row['against'] or ''}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=pathlib.Path, nargs="?")
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--no-page", action="store_true")
+    parser.add_argument("--page", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.page:
+        write_page()
+        return
+    if not arguments.directory:
+        parser.error("name a directory of rows, or --page")
+
+    common = {"machine": machine(), "date": datetime.date.today().isoformat()}
+    rows = collected(arguments.directory, common)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    print(f"{common['machine']}, {common['date']}")
+    print_rows(rows)
+    if not arguments.no_page:
+        level = instruction_set(machine_flags())
+        run = [{**row, "instruction_set": level} for row in rows]
+        DATA.write_text(data_text(merged(json.loads(DATA.read_text()), run)))
+        write_page()
 
 
 if __name__ == "__main__":

@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
-# Measures every figure that the project claims, side by side in one run, and prints a table.
-#   tests/figures.sh [--json FILE] [--skip-packages] [AREA...]     areas: quality kernels local judge recovery gpu (default: all)
+# Measures every figure that the project claims in one run, prints a table, and updates tests/FIGURES.md.
+#   tests/figures.sh [--json FILE] [--no-page] [--skip-packages] [AREA...]
+#   areas: quality kernels local judge recovery gpu (default: all); --no-page leaves the page and its data alone
 #
-# A row: {area, name, value, unit, better, goal, against, samples, spread, machine, date}. A row that could not run here has
-# value null and says why in `against`. Missed goals are printed like the others; the exit status tells only whether it ran.
+# A row: {area, name, value, unit, better, goal, against, samples, spread, machine, date}. A row that could
+# not run here has value null and the reason in `against`. Missed goals are printed like the others; the
+# exit status is 0 when the programs ran, whatever the figures are.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 json=
+no_page=
 areas=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --json) json=$(realpath -m "${2:?--json needs a file}"); shift ;;
+    --no-page) no_page=1 ;;
     --skip-packages) export PQCACHED_SKIP_PACKAGES=1 ;;
-    -h|--help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
     quality|kernels|local|judge|recovery|gpu) areas+=("$1") ;;
     *) echo "error: unknown area $1 (see --help)" >&2; exit 2 ;;
   esac
@@ -29,8 +33,9 @@ cmake --build build/bench --target "$target"
 rows=$(mktemp -d)
 trap 'rm -rf "$rows"' EXIT
 
-# On a machine with sched_autogroup a background job of another login takes half of a core, whatever its nice value;
-# a session of its own with a high autogroup priority is what makes timings repeatable (needs root; harmless without).
+# With sched_autogroup, a background job of another login takes half of a core, whatever its nice value.
+# setsid gives the program an autogroup of its own, whose high priority makes timings repeatable. Raising
+# the priority needs root; without root the attempt fails and does no harm.
 measure() {
   setsid --wait bash -c 'echo -15 2>/dev/null >/proc/self/autogroup || true; exec "$@"' measure "$@"
 }
@@ -54,4 +59,4 @@ for area in "${areas[@]}"; do
     measure "$program" --json "$rows/$area-$(basename "$program").json"
   done
 done
-python3 tests/figures.py "$rows" ${json:+--json "$json"}
+python3 tests/figures.py "$rows" ${json:+--json "$json"} ${no_page:+--no-page}

@@ -130,7 +130,7 @@ TEST(Fragmentation, IsBoundedAndFreeingEverythingMergesToOnePiece) {
     EXPECT_EQ(pool->usage().largest_free_bytes, kCapacity);
   }
   RecordProperty("most_free", std::to_string(most_free));
-  EXPECT_LT(most_free, 1.0 / 4);  // as kvstore/README.md says
+  EXPECT_LT(most_free, 1.0 / 4);  // tests/FIGURES.md quotes it
 }
 
 // ---- Quotas

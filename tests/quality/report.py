@@ -1,6 +1,6 @@
 """The judge's report: one self-contained HTML file from its CSV files, for a light and a dark page.
 
-report.py DIRECTORY: writes DIRECTORY/report.html, DIRECTORY/summary/*.csv and DIRECTORY/*.svg (the pictures of the README).
+report.py DIRECTORY: writes DIRECTORY/report.html, DIRECTORY/summary/*.csv and DIRECTORY/*.svg (the pictures of FINDINGS.md).
 """
 
 import pathlib

@@ -1,0 +1,67 @@
+"""FIGURES.md is what figures.py writes, a run replaces its own areas only, and missed goals are shown."""
+
+import json
+import unittest
+
+import figures
+
+
+def row(area, name, value, instruction_set="avx2", **more):
+    return {**dict.fromkeys(figures.KEYS), "area": area, "name": name, "value": value, "unit": "x", "better": "higher",
+            "instruction_set": instruction_set, **more}
+
+
+class FiguresTest(unittest.TestCase):
+    def test_the_page_is_what_the_data_file_gives(self):
+        rows = json.loads(figures.DATA.read_text())
+        notes = figures.notes_by_area(figures.NOTES.read_text())
+        self.assertEqual(figures.page(rows, notes), figures.PAGE.read_text(),
+                         "run `python3 tests/figures.py --page` and commit tests/FIGURES.md")
+        self.assertEqual(figures.data_text(rows), figures.DATA.read_text(), "figures.json has unknown keys or another layout")
+
+    def test_every_row_of_the_data_file_is_complete(self):
+        rows = json.loads(figures.DATA.read_text())
+        for one in rows:
+            self.assertLessEqual({*figures.KEYS, "instruction_set"}, set(one), one["name"])
+        places = [(one["area"], one["name"], one["instruction_set"]) for one in rows]
+        self.assertEqual(len(places), len(set(places)))
+
+    def test_a_run_replaces_only_its_areas_of_its_instruction_set(self):
+        kept = [row("kernels", "old", 1), row("kernels", "old", 2, "avx512"), row("local", "other", 3)]
+        self.assertEqual(figures.merged(kept, [row("kernels", "new", 4)]),
+                         [row("kernels", "old", 2, "avx512"), row("local", "other", 3), row("kernels", "new", 4)])
+
+    def test_a_run_without_values_replaces_no_measured_ones(self):
+        measured, absent = row("gpu", "step", 5), row("gpu", "step", None)
+        self.assertEqual(figures.merged([measured], [absent]), [measured])
+        self.assertEqual(figures.merged([], [absent]), [absent])
+        self.assertEqual(figures.merged([absent], [measured]), [measured])
+
+    def test_a_missed_goal_is_shown(self):
+        rows = [row("kernels", "slow", 1, goal=2), row("kernels", "fast", 3, goal=2),
+                row("kernels", "large", 3, goal=2, better="lower"), row("kernels", "open", 3)]
+        text = figures.page(rows, {})
+        self.assertIn("1 of 3 goals are met.\nMissed: `slow`, `large`.", text)
+        self.assertIn("| `slow` | 1 x | >= 2 | **MISSED** |", text)
+        self.assertIn("| `large` | 3 x | <= 2 | **MISSED** |", text)
+        self.assertIn("| `fast` | 3 x | >= 2 | met |", text)
+        self.assertIn("| `open` | 3 x |  |  |", text)
+
+    def test_notes_follow_the_table_of_their_area(self):
+        notes = figures.notes_by_area("<!-- head -->\n\n## kernels\n\nWhy.\n\n## new area\n\nAlone.\n")
+        text = figures.page([row("kernels", "a", 1)], notes)
+        self.assertIn("### Notes\n\nWhy.\n", text)
+        self.assertIn("## new area\n\nAlone.\n", text)
+
+    def test_the_instruction_set_is_the_best_complete_one(self):
+        avx2 = {"avx2", "fma", "f16c"}
+        avx512 = avx2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+        self.assertEqual(figures.instruction_set({"sse2"}), "portable")
+        self.assertEqual(figures.instruction_set(avx2), "avx2")
+        self.assertEqual(figures.instruction_set(avx512), "avx512")
+        self.assertEqual(figures.instruction_set(avx512 | {"avx512_bf16"}), "avx512")
+        self.assertEqual(figures.instruction_set(avx512 | {"avx512vbmi", "avx512_vbmi2", "avx512_bf16"}), "avx512bf16")
+
+
+if __name__ == "__main__":
+    unittest.main()

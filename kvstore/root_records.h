@@ -41,7 +41,9 @@ class RootRecords {
   // Finds the records of an earlier process, or makes new ones. Kept memory of the store that no
   // record names is let go of.
   //
-  // Errors: those of the keeper.
+  // Errors: kFailedPrecondition  the records are of another layout_version or record_version (the
+  //                              message names both); nothing was changed
+  //         those of the keeper
   static absl::StatusOr<std::unique_ptr<RootRecords>> Open(const kernels::Exec& exec,
                                                            DescriptorKeeper& keeper);
 

@@ -91,6 +91,8 @@ struct DurableCounter {
   void RaiseTo(uint64_t number);
   // Nothing when it has rotted.
   std::optional<uint64_t> Read() const;
+  // Likewise, of a number that never grows.
+  std::optional<uint64_t> ReadExact() const;
 };
 
 }  // namespace pqcached::kvstore

@@ -321,7 +321,8 @@ class Store {
   // With a keeper: recovers what an earlier process left with it. Its destructor leaves all of it to the
   // next process.
   //
-  // Errors: kInvalidArgument naming the option; those of the keeper.
+  // Errors: kInvalidArgument naming the option; kFailedPrecondition when the keeper has pools or
+  // records of another version (RootRecords::Open), which stay as they are; those of the keeper.
   static absl::StatusOr<std::unique_ptr<Store>> Create(const StoreOptions& options);
   virtual ~Store() = default;
 

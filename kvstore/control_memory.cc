@@ -62,6 +62,8 @@ void ControlMemory::Wake() const { WakeWaiters(page()); }
 
 void ControlMemory::End() const { EndPage(page()); }
 
+// The page may be of another layout_version: a supervisor outlives the program of its workers. The
+// fields that EndPage writes have the same offsets in every version.
 bool EndControlMemory(int descriptor) {
   struct stat status = {};
   if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode) ||

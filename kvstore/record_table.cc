@@ -12,7 +12,7 @@
 namespace pqcached::kvstore {
 namespace {
 
-constexpr uint64_t kMagic = 0x3252'4c42'5443'5051;  // changes with the layout of any record
+constexpr uint64_t kMagic = 0x3252'4c42'5443'5051;  // RootRecords checks the version
 constexpr size_t kHeaderBytes = 4096;
 constexpr uint64_t kBehindAll = uint64_t{1} << 40;
 

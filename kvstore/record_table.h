@@ -39,6 +39,11 @@ namespace pqcached::kvstore {
 
 class RecordTable;
 
+// Version of the structs that are stored in the records: those of sequence_record.h and
+// names_record.h, the specs of caches (cache_image.h), and the areas of a table. A change of any of
+// them raises it (tests/kvstore/read/layout_version_test.cc has rows of the structs).
+inline constexpr uint32_t kRecordVersion = 2;
+
 enum class RecordKind : uint8_t { kRows, kLayer, kSequence };
 
 // Owner of a slot number of a table. Movable.

@@ -2,19 +2,25 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kvstore/cache_image.h"
+#include "kvstore/read/layout.h"
 #include "kvstore/record_bytes.h"
+#include "kvstore/record_table.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
 
 constexpr char kMemoryName[] = "records";
-constexpr uint64_t kMagic = 0x3152'4443'4351'5051;  // changes with the layout of any record
+constexpr uint64_t kMagic = 0x3252'4443'4351'5051;
+constexpr uint64_t kUnversionedMagic = 0x3152'4443'4351'5051;  // its header ends with session_end
+constexpr uint64_t kUnversioned = 1;                           // layout_version and record_version
+constexpr uint64_t kVersions = uint64_t{kRecordVersion} << 32 | kLayoutVersion;
 constexpr size_t kHeaderBytes = 4096;
 constexpr uint32_t kCacheSlots = 256;
 constexpr size_t kCacheSlotBytes = size_t{16} << 10;
@@ -44,7 +50,27 @@ struct RootRecords::Header {
   DurableCounter next_id;
   DurableCounter cache_end;    // slots from this one on were never used
   DurableCounter session_end;  // same for sessions
+  DurableCounter versions;     // record_version << 32 | layout_version
 };
+
+namespace {
+
+// Refuses memory that a process with other structs wrote. Versions that have rotted are not
+// compared: the records below them have checksums.
+absl::Status CheckVersions(uint64_t versions) {
+  const auto layout_version = static_cast<uint32_t>(versions);
+  const auto record_version = static_cast<uint32_t>(versions >> 32);
+  if (versions == kVersions) return absl::OkStatus();
+  return FailedPrecondition(
+      "", absl::StrCat(
+              "the kept pools and records have layout_version ", layout_version,
+              " and record_version ", record_version, "; this sidecar reads layout_version ",
+              kLayoutVersion, " and record_version ", kRecordVersion,
+              "; nothing was changed: start the earlier sidecar again, or remove what it keeps "
+              "(the files of pool_directory, or the descriptors by stopping the service)"));
+}
+
+}  // namespace
 
 std::string CacheRecord::pool_name() const { return absl::StrCat("pool-", cache_id); }
 std::string CacheRecord::table_name() const { return absl::StrCat("records-", cache_id); }
@@ -52,11 +78,18 @@ std::string CacheRecord::table_name() const { return absl::StrCat("records-", ca
 absl::StatusOr<Mapping> RootRecords::MapKept(DescriptorKeeper& keeper) {
   const FileDescriptor kept = keeper.Take(kMemoryName);
   if (!kept.valid()) return Mapping();
-  if (SizeOf(kept) >= kRootBytes) {
-    auto memory = Mapping::Map(kept, kRootBytes, Mapping::Access::kReadWrite);
+  if (const size_t kept_bytes = std::min(SizeOf(kept), kRootBytes); kept_bytes >= kHeaderBytes) {
+    auto memory = Mapping::Map(kept, kept_bytes, Mapping::Access::kReadWrite);
     if (!memory.ok()) return memory.status();
     const auto& header = *reinterpret_cast<const Header*>(memory->data());
-    if (header.magic.load(std::memory_order_acquire) == kMagic) return memory;
+    const uint64_t magic = header.magic.load(std::memory_order_acquire);
+    if (magic == kUnversionedMagic) return CheckVersions(kUnversioned << 32 | kUnversioned);
+    if (magic == kMagic) {
+      const std::optional<uint64_t> versions = header.versions.ReadExact();
+      absl::Status status = CheckVersions(versions.value_or(kVersions));
+      if (!status.ok()) return status;
+      if (kept_bytes == kRootBytes) return memory;
+    }
   }
   if (absl::Status status = keeper.Release(kMemoryName); !status.ok()) return status;
   return Mapping();
@@ -71,6 +104,7 @@ absl::StatusOr<Mapping> RootRecords::Make(DescriptorKeeper& keeper) {
   header->next_id.Reset(0);
   header->cache_end.Reset(0);
   header->session_end.Reset(0);
+  header->versions.Reset(kVersions);
   header->magic.store(kMagic, std::memory_order_release);
   if (absl::Status status = keeper.Keep(kMemoryName, created->get()); !status.ok()) return status;
   return memory;
@@ -115,6 +149,7 @@ void RootRecords::Read() {
   const MutexLock lock(&mutex_);
   next_id_ = std::max<uint64_t>(1, header().next_id.Read().value_or(kBehindAll));
   header().next_id.Reset(next_id_);  // repairs it if it was corrupt
+  header().versions.Reset(kVersions);
   ReadCaches();
   ReadSessions();
 }

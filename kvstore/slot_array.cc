@@ -110,4 +110,10 @@ std::optional<uint64_t> DurableCounter::Read() const {
   return first;
 }
 
+std::optional<uint64_t> DurableCounter::ReadExact() const {
+  const uint64_t number = value.load(std::memory_order_acquire);
+  if (~inverse.load(std::memory_order_acquire) != number) return std::nullopt;
+  return number;
+}
+
 }  // namespace pqcached::kvstore

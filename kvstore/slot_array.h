@@ -94,6 +94,8 @@ struct DurableCounter {
   void RaiseTo(uint64_t number);
   // Returns the number, or nothing if it is corrupt.
   std::optional<uint64_t> Read() const;
+  // Likewise, of a number that never grows.
+  std::optional<uint64_t> ReadExact() const;
 };
 
 }  // namespace pqcached::kvstore

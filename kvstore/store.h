@@ -380,7 +380,8 @@ class Store {
   // Creates a store. With a keeper, recovers the state that an earlier process left with it; the
   // destructor leaves the state to the next process.
   //
-  // Errors: kInvalidArgument naming the option; those of the keeper.
+  // Errors: kInvalidArgument naming the option; kFailedPrecondition when the keeper has pools or
+  // records of another version (RootRecords::Open), which stay as they are; those of the keeper.
   static absl::StatusOr<std::unique_ptr<Store>> Create(const StoreOptions& options);
   virtual ~Store() = default;
 

@@ -61,6 +61,13 @@ void KeepFreedMemory() {
   mallopt(M_TOP_PAD, 16 << 20);
 }
 
+// A supervisor drops what it keeps when workers keep failing to recover it, but not for this code:
+// memory of another layout_version waits for an operator, as an invalid configuration does.
+int ExitCodeOf(const absl::Status& created) {
+  const bool refused = absl::IsInvalidArgument(created) || absl::IsFailedPrecondition(created);
+  return refused ? kExitBadConfig : kExitFailed;
+}
+
 int Fail(const absl::Status& status, int exit_code) {
   std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   return exit_code;
@@ -186,8 +193,7 @@ int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> ma
   };
   absl::StatusOr<std::unique_ptr<kvstore::Store>> store = kvstore::Store::Create(options);
   if (!store.ok()) {
-    return Fail(store.status(),
-                absl::IsInvalidArgument(store.status()) ? kExitBadConfig : kExitFailed);
+    return Fail(store.status(), ExitCodeOf(store.status()));
   }
   LogRecovery((*store)->Recovery(), **log);
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures every figure that the project claims in one run, prints a table, and updates tests/FIGURES.md.
 #   tests/figures.sh [--json FILE] [--no-page] [--skip-packages] [AREA...]
-#   areas: quality kernels local judge recovery gpu (default: all); --no-page leaves the page and its data alone
+#   areas: house quality kernels local judge recovery gpu (default: all); --no-page leaves the page and its data alone
 #
 # A row: {area, name, value, unit, better, goal, against, samples, spread, machine, date}. A row that could
 # not run here has value null and the reason in `against`. Missed goals are printed like the others; the
@@ -17,19 +17,21 @@ while [ $# -gt 0 ]; do
     --no-page) no_page=1 ;;
     --skip-packages) export PQCACHED_SKIP_PACKAGES=1 ;;
     -h|--help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    quality|kernels|local|judge|recovery|gpu) areas+=("$1") ;;
+    house|quality|kernels|local|judge|recovery|gpu) areas+=("$1") ;;
     *) echo "error: unknown area $1 (see --help)" >&2; exit 2 ;;
   esac
   shift
 done
-[ ${#areas[@]} -gt 0 ] || areas=(quality kernels local judge recovery gpu)
+[ ${#areas[@]} -gt 0 ] || areas=(house quality kernels local judge recovery gpu)
 
-deploy/install_packages.sh build test bench
-cmake --preset bench >/dev/null
-target=all
-[ "${areas[*]}" = kernels ] && target=kernel_benches
-[ "${areas[*]}" = recovery ] && target=recovery_programs
-cmake --build build/bench --target "$target"
+if [ "${areas[*]}" != house ]; then
+  deploy/install_packages.sh build test bench
+  cmake --preset bench >/dev/null
+  target=all
+  [ "${areas[*]}" = kernels ] && target=kernel_benches
+  [ "${areas[*]}" = recovery ] && target=recovery_programs
+  cmake --build build/bench --target "$target"
+fi
 rows=$(mktemp -d)
 trap 'rm -rf "$rows"' EXIT
 
@@ -41,6 +43,10 @@ measure() {
 }
 
 for area in "${areas[@]}"; do
+  if [ "$area" = house ]; then
+    echo "== house: the prose and the size of the sources" >&2
+    PYTHONDONTWRITEBYTECODE=1 python3 tests/tidy/prose.py . --json "$rows/house.json" | tail -n 1 >&2 || true
+  fi
   if [ "$area" = quality ]; then
     echo "== quality: all questions of the trained model" >&2
     measure env PYTHONDONTWRITEBYTECODE=1 python3 tests/quality/quality_rows.py build/bench --json "$rows/quality.json"

@@ -48,12 +48,21 @@ bool IsValid(const IndexDescriptor& index) {
          kernels::IsValid(GeometryOf(index, index.subspace_count == 0 ? 1 : index.subspace_count));
 }
 
+std::string OtherVersion(uint32_t layout_version) {
+  return "layout_version is " + std::to_string(layout_version) + "; this client reads " +
+         std::to_string(kLayoutVersion);
+}
+
+// Checks the two fields that every layout version begins with.
+std::string CheckVersion(std::span<const std::byte> image) {
+  uint32_t fields[2];  // magic, layout_version
+  if (image.size() < sizeof(fields)) return "size";
+  std::memcpy(fields, image.data(), sizeof(fields));
+  if (fields[0] != AttachmentHeader::kMagic) return "magic";
+  return fields[1] == kLayoutVersion ? "" : OtherVersion(fields[1]);
+}
+
 std::string CheckHeader(const AttachmentHeader& header, size_t image_bytes) {
-  if (header.magic != AttachmentHeader::kMagic) return "magic";
-  if (header.layout_version != kLayoutVersion) {
-    return "layout_version is " + std::to_string(header.layout_version) + "; this client reads " +
-           std::to_string(kLayoutVersion);
-  }
   if (header.layer_count == 0 || header.layer_count > kMaxLayers) return "layer_count";
   if (header.index_count > kMaxIndexes) return "index_count";
   for (uint32_t i = 0; i < header.index_count; ++i) {
@@ -181,7 +190,7 @@ std::string CheckIndexData(const std::byte* data, size_t extent_bytes, const Ind
   const auto& header = *reinterpret_cast<const IndexDataHeader*>(data);
   const kernels::PqGeometry geometry = GeometryOf(index, shape.key_dim);
   if (header.magic != IndexDataHeader::kMagic) return "magic";
-  if (header.layout_version != kLayoutVersion) return "layout_version";
+  if (header.layout_version != kLayoutVersion) return OtherVersion(header.layout_version);
   if (header.index != index) return "index";
   if (header.kv_head_count != shape.kv_heads) return "kv_head_count";
   if (header.slot_capacity != slot_capacity) return "slot_capacity";
@@ -224,7 +233,7 @@ std::string CheckCodebook(const std::byte* data, size_t extent_bytes, const Inde
                           const LayerShape& shape) {
   const auto& header = *reinterpret_cast<const CodebookHeader*>(data);
   if (header.magic != CodebookHeader::kMagic) return "magic";
-  if (header.layout_version != kLayoutVersion) return "layout_version";
+  if (header.layout_version != kLayoutVersion) return OtherVersion(header.layout_version);
   if (header.index != index) return "index";
   if (header.kv_head_count != shape.kv_heads) return "kv_head_count";
   if (header.key_dim != shape.key_dim) return "key_dim";
@@ -273,6 +282,7 @@ std::vector<std::byte> EncodeAttachment(const Attachment& attachment) {
 std::string ParseAttachment(std::span<const std::byte> image, size_t pool_bytes,
                             Attachment* attachment) {
   Attachment parsed;
+  if (std::string wrong = CheckVersion(image); !wrong.empty()) return wrong;
   if (image.size() < sizeof(parsed.header)) return "size";
   std::memcpy(&parsed.header, image.data(), sizeof(parsed.header));
   if (std::string wrong = CheckHeader(parsed.header, image.size()); !wrong.empty()) return wrong;

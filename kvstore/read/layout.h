@@ -43,7 +43,12 @@
 
 namespace pqcached::kvstore {
 
-inline constexpr uint32_t kLayoutVersion = 1;
+// Version of the structs below and of AttachmentHeader. A change of any of them raises it and adds
+// rows to tests/kvstore/read/layout_version_test.cc:
+//   1  first
+//   2  IndexDataHeader has posting lists
+//   3  ControlPage has slot words
+inline constexpr uint32_t kLayoutVersion = 3;
 inline constexpr uint32_t kExtentUnitShift = 16;
 inline constexpr size_t kMinExtentBytes = size_t{1} << kExtentUnitShift;
 inline constexpr uint32_t kMaxExtentOrder = 24;   // 2^24 x 64 KiB = 1 TiB

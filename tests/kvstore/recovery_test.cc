@@ -1,10 +1,13 @@
 // What a store finds again of an earlier one; kills are in tests/fault.
 
 #include <chrono>
+#include <map>
+#include <string>
 #include <thread>
 
 #include "absl/time/clock.h"
 #include "kvstore/checksums.h"
+#include "kvstore/record_table.h"
 #include "kvstore/store_impl.h"
 #include "tests/kvstore/content.h"
 #include "tests/kvstore/memory_keeper.h"
@@ -346,6 +349,79 @@ TEST_F(Recovery, LetsGoOfACacheWhoseMemoryIsGone) {
   EXPECT_EQ(store().Recovery().dropped_records, 1u);
   EXPECT_EQ(store().DescribeSequence(kTenant, id).status().code(), absl::StatusCode::kNotFound);
   EXPECT_GT(world_->cache_id, 1u);
+}
+
+// The bytes of everything that is kept, by name.
+std::map<std::string, std::string> BytesOf(const MemoryKeeper& keeper) {
+  std::map<std::string, std::string> bytes;
+  for (const std::string& name : keeper.Names()) {
+    const FileDescriptor kept = keeper.Take(name);
+    const auto mapping = Mapping::Map(kept, SizeOf(kept), Mapping::Access::kRead);
+    EXPECT_TRUE(mapping.ok());
+    bytes[name].assign(reinterpret_cast<const char*>(mapping->data()), mapping->size_bytes());
+  }
+  return bytes;
+}
+
+TEST_F(Recovery, RefusesMemoryOfAnotherVersionAndTouchesNothing) {
+  const uint64_t id = Make(NumberedContent(1, 600));
+  ASSERT_TRUE(Build(id, Pq(2, 4)).ok());
+  ASSERT_TRUE(store().KeepSession({"session", "default", "name", "token"}).ok());
+  world_.reset();
+
+  // Header of RootRecords: magic, then counters of 16 bytes each (a number and its complement).
+  constexpr size_t kVersionsOffset = 8 + 3 * 16;
+  const FileDescriptor kept = keeper_.Take("records");
+  const auto root = Mapping::Map(kept, SizeOf(kept), Mapping::Access::kReadWrite);
+  ASSERT_TRUE(root.ok());
+  auto* const magic = reinterpret_cast<uint64_t*>(root->data());
+  auto* const versions = reinterpret_cast<uint64_t*>(root->data() + kVersionsOffset);
+  const uint64_t our_magic = *magic;
+  const uint64_t ours = versions[0];
+  ASSERT_EQ(ours, uint64_t{kRecordVersion} << 32 | kLayoutVersion);
+  ASSERT_EQ(versions[1], ~ours);
+
+  const auto expect_refused = [&](uint32_t layout_version, uint32_t record_version) {
+    SCOPED_TRACE(layout_version);
+    const auto before = BytesOf(keeper_);
+    const auto created = Store::Create(Options(keeper_));
+    ASSERT_EQ(created.status().code(), absl::StatusCode::kFailedPrecondition) << created.status();
+    EXPECT_THAT(std::string(created.status().message()),
+                ::testing::AllOf(
+                    ::testing::HasSubstr("have layout_version " + std::to_string(layout_version) +
+                                         " and record_version " + std::to_string(record_version)),
+                    ::testing::HasSubstr("reads layout_version " + std::to_string(kLayoutVersion) +
+                                         " and record_version " + std::to_string(kRecordVersion))));
+    EXPECT_TRUE(BytesOf(keeper_) == before);
+  };
+  const auto set_versions = [&](uint32_t layout_version, uint32_t record_version) {
+    versions[0] = uint64_t{record_version} << 32 | layout_version;
+    versions[1] = ~versions[0];
+  };
+  set_versions(kLayoutVersion - 1, kRecordVersion);
+  expect_refused(kLayoutVersion - 1, kRecordVersion);
+  set_versions(kLayoutVersion + 1, kRecordVersion);
+  expect_refused(kLayoutVersion + 1, kRecordVersion);
+  set_versions(kLayoutVersion, kRecordVersion + 1);
+  expect_refused(kLayoutVersion, kRecordVersion + 1);
+  // Records of before there were versions: the magic's last digit was 1, and zeros followed.
+  set_versions(0, 0);
+  *magic = our_magic - (uint64_t{1} << 56);
+  expect_refused(1, 1);
+  // The earlier sidecar still finds all that it left.
+  *magic = our_magic;
+  set_versions(kLayoutVersion, kRecordVersion);
+  Restart();
+  EXPECT_EQ(store().Recovery().sequences, 1u);
+  EXPECT_EQ(store().Recovery().dropped_records, 0u);
+  EXPECT_EQ(store().KeptSessions().size(), 1u);
+  ExpectContent(store(), id, group(), NumberedContent(1, 600));
+  // A version that has rotted is written again.
+  world_.reset();
+  versions[1] ^= 1;
+  Restart();
+  EXPECT_EQ(store().Recovery().sequences, 1u);
+  EXPECT_EQ(versions[1], ~ours);
 }
 
 TEST_F(Recovery, FailsWhenMemoryCannotBeKept) {

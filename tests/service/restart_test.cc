@@ -6,10 +6,16 @@
 
 #include <chrono>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kvstore/memfd.h"
+#include "kvstore/read/layout.h"
+#include "kvstore/record_table.h"
 #include "tests/service/broker_fixture.h"
 #include "tests/service/daemon_process.h"
 #include "tests/service/rpc_fixture.h"
@@ -390,6 +396,65 @@ TEST_F(RestartTest, MemoryInFilesOutlivesAllProcesses) {
     daemon.Signal(SIGKILL);
     daemon.Wait();
   }
+  Daemon daemon(Arguments({"--pool-directory", pools}));
+  ASSERT_TRUE(daemon.AwaitOutput(kReady)) << daemon.output();
+  EXPECT_TRUE(Use(token).ok());
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(daemon.Wait(), 0);
+  std::filesystem::remove_all(pools);
+}
+
+// The bytes of the files of a directory, by name.
+std::map<std::string, std::string> BytesOf(const std::string& directory) {
+  std::map<std::string, std::string> bytes;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    std::ifstream file(entry.path(), std::ios::binary);
+    bytes[entry.path().filename()].assign(std::istreambuf_iterator<char>(file), {});
+  }
+  return bytes;
+}
+
+TEST_F(RestartTest, MemoryInFilesOfAnotherLayoutIsRefusedAndStays) {
+  const std::string pools = "/dev/shm/" + directory_.filename().string();
+  std::filesystem::create_directory(pools);
+  std::string token;
+  {
+    Daemon daemon(Arguments({"--pool-directory", pools}));
+    ASSERT_TRUE(daemon.AwaitOutput(kReady)) << daemon.output();
+    TestClient client(endpoint());
+    token = client.token();
+    ASSERT_TRUE(Use(token).ok());
+    daemon.Signal(SIGKILL);
+    daemon.Wait();
+  }
+  // As if the worker that wrote them had known the layout before this one.
+  constexpr std::streamoff kVersionsOffset = 56;  // in the header of kvstore/root_records.cc
+  const auto write_layout = [&pools](uint32_t layout_version) {
+    const uint64_t version = uint64_t{kvstore::kRecordVersion} << 32 | layout_version;
+    const uint64_t words[2] = {version, ~version};
+    std::fstream file(pools + "/records", std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(kVersionsOffset);
+    file.write(reinterpret_cast<const char*>(words), sizeof(words));
+  };
+  write_layout(kvstore::kLayoutVersion - 1);
+  const auto before = BytesOf(pools);
+  EXPECT_GE(before.size(), 3u);  // the records of the store, a pool and its records
+  {
+    Daemon daemon(Arguments({"--pool-directory", pools, "--max-failed-recoveries", "1"}));
+    // A supervisor drops the files after one failed recovery here; a refusal must not count as one.
+    ASSERT_TRUE(daemon.AwaitOutput(" start=2 ")) << daemon.output();
+    daemon.Signal(SIGTERM);
+    daemon.Wait();
+    EXPECT_THAT(daemon.output(), HasSubstr("event=configuration_refused"));
+    EXPECT_THAT(daemon.output(), Not(HasSubstr("event=recoveries_failed")));
+    EXPECT_THAT(daemon.output(), HasSubstr("exit 2"));
+    EXPECT_THAT(daemon.output(),
+                HasSubstr(absl::StrCat("have layout_version ", kvstore::kLayoutVersion - 1)));
+    EXPECT_THAT(daemon.output(),
+                HasSubstr(absl::StrCat("reads layout_version ", kvstore::kLayoutVersion)));
+  }
+  EXPECT_TRUE(BytesOf(pools) == before);
+  write_layout(kvstore::kLayoutVersion);
   Daemon daemon(Arguments({"--pool-directory", pools}));
   ASSERT_TRUE(daemon.AwaitOutput(kReady)) << daemon.output();
   EXPECT_TRUE(Use(token).ok());

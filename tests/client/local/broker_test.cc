@@ -174,6 +174,7 @@ TEST(BrokerTest, AnswersThatDoNotFitAreRefused) {
   BrokerReply reply = Hello(4096);
   reply.version = 2;
   EXPECT_EQ(OpenWith(reply, 4096), PQC_FAILED_PRECONDITION);
+  EXPECT_STREQ(pqc_last_error(), "broker: it speaks version 2, this client 1");
   reply = Hello(4096);
   reply.call = BrokerCall::kOpenPool;
   EXPECT_EQ(OpenWith(reply, 4096), PQC_INTERNAL);

@@ -247,7 +247,11 @@ TEST_F(AttachmentTest, WrongFieldsAreNamed) {
     return wrong;
   };
   EXPECT_EQ(refused([](Attachment& a) { a.header.magic = 1; }), "magic");
-  EXPECT_NE(refused([](Attachment& a) { a.header.layout_version = 2; }), "");
+  for (const uint32_t other : {1u, 2u, kLayoutVersion + 1}) {
+    EXPECT_EQ(refused([&](Attachment& a) { a.header.layout_version = other; }),
+              "layout_version is " + std::to_string(other) + "; this client reads " +
+                  std::to_string(kLayoutVersion));
+  }
   EXPECT_EQ(refused([](Attachment& a) { a.header.index_count = 5; }), "index_count");
   EXPECT_EQ(refused([](Attachment& a) { a.header.indexes[0].bits = 9; }), "indexes[0]");
   EXPECT_EQ(refused([](Attachment& a) { a.header.token_count = 1; }), "token_count");
@@ -287,6 +291,35 @@ TEST_F(AttachmentTest, EveryCutImageIsRefused) {
   longer.push_back(std::byte{0});
   EXPECT_NE(ParseAttachment(longer, kPoolBytes, &parsed), "");
   EXPECT_NE(ParseAttachment(image, kPoolBytes - 25 * kMinExtentBytes, &parsed), "");
+}
+
+TEST_F(AttachmentTest, AnImageOfAnotherLayoutIsRefusedByItsVersionWhateverItsSize) {
+  attachment_.header.layout_version = kLayoutVersion - 1;
+  const std::vector<std::byte> image = EncodeAttachment(attachment_);
+  Attachment parsed;
+  for (const size_t size : {size_t{8}, sizeof(AttachmentHeader) - 8, image.size()}) {
+    EXPECT_EQ(ParseAttachment(std::span(image).first(size), kPoolBytes, &parsed),
+              "layout_version is " + std::to_string(kLayoutVersion - 1) + "; this client reads " +
+                  std::to_string(kLayoutVersion));
+  }
+}
+
+TEST_F(AttachmentTest, HeadersOfAnotherLayoutInThePoolAreRefusedWithBothVersions) {
+  const LayerDescriptor& tail = attachment_.layers.back();
+  const auto make_with = [&](uint32_t* layout_version) {
+    *layout_version = kLayoutVersion - 1;
+    MappedLayer mapped;
+    std::string wrong = MappedLayer::Make(attachment_, 7, Shape(), 0, pool_.data(), &mapped);
+    *layout_version = kLayoutVersion;
+    return wrong;
+  };
+  const std::string versions = "layout_version is " + std::to_string(kLayoutVersion - 1) +
+                               "; this client reads " + std::to_string(kLayoutVersion);
+  auto* data = reinterpret_cast<IndexDataHeader*>(pool_.data() + tail.index_data[0].offset_bytes());
+  auto* codebook =
+      reinterpret_cast<CodebookHeader*>(pool_.data() + tail.codebook[0].offset_bytes());
+  EXPECT_EQ(make_with(&data->layout_version), "segments[1] index data: " + versions);
+  EXPECT_EQ(make_with(&codebook->layout_version), "segments[1] codebook: " + versions);
 }
 
 TEST_F(AttachmentTest, FlippedImagesNeverLeadOutsideThePool) {

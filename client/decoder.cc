@@ -149,7 +149,7 @@ void AddPositions(const StepSelection& selection, uint64_t begin, uint64_t end,
 
 // Merges attention over the sink and the window, the token in progress included, into *output and
 // *lse.
-void JoinOwn(pqc_decoder& decoder, OwnLayer& layer) {
+void MergeOwn(pqc_decoder& decoder, OwnLayer& layer) {
   const LayerShape& shape = layer.shape;
   const uint32_t group = shape.query_heads / shape.kv_heads;
   const uint64_t context = decoder.position + 1;
@@ -309,7 +309,7 @@ pqc_status DecodeLayer(pqc_decoder& decoder, uint32_t number, OwnLayer& layer) {
   }
   Remember(layer, decoder.selection.selection.sink_tokens,
            decoder.selection.selection.window_tokens);
-  JoinOwn(decoder, layer);
+  MergeOwn(decoder, layer);
   return PQC_OK;
 }
 

@@ -23,7 +23,7 @@ struct StepsCloser {
 };
 
 // State of a sequence at the last GPU step that used it.
-struct GpuSeen {
+struct GpuSequenceState {
   uint64_t epoch = 0;      // LocalSequence::epoch
   uint64_t lease_id = 0;   // a different lease may mean different rows
   uint64_t last_step = 0;  // GpuState::step_count
@@ -40,7 +40,7 @@ struct GpuState {
   std::atomic<bool> busy = false;
   uint64_t step_count = 0;
   // by sequence id; only sequences that may have a seat on the GPU
-  std::map<uint64_t, GpuSeen> seen;
+  std::map<uint64_t, GpuSequenceState> seen;
 
   // Memory that the GPU may still read: the pool until another pool replaces it, images until their
   // step's work is done.
@@ -83,7 +83,7 @@ pqc_status AttendOnGpu(const LayerCall& call);
 pqc_status FinishOnGpu(pqc_step& step, std::vector<RowBlock>* blocks);
 
 // Releases the GPU, also after an abandoned step: waits first for the work that the step launched.
-void LeaveGpu(pqc_step& step);
+void ReleaseGpu(pqc_step& step);
 
 }  // namespace pqcached::client
 

@@ -33,11 +33,11 @@ void Handover::Keep(std::span<const RowBlock> blocks, const CacheState& cache, u
   layers.clear();
   row_bytes = 0;
   for (const RowBlock& block : blocks) {
-    KeptRows kept{.layer = block.layer,
-                  .shape = cache.stored_layers.at(block.layer),
-                  .key_dtype = block.keys.dtype,
-                  .value_dtype = block.values.dtype,
-                  .keys_begin = row_bytes};
+    CopiedRows kept{.layer = block.layer,
+                    .shape = cache.stored_layers.at(block.layer),
+                    .key_dtype = block.keys.dtype,
+                    .value_dtype = block.values.dtype,
+                    .keys_begin = row_bytes};
     kept.values_begin = row_bytes + AlignUp(token_count * BytesPerIndex(block.keys));
     row_bytes = kept.values_begin + AlignUp(token_count * BytesPerIndex(block.values));
     layers.push_back(kept);
@@ -58,7 +58,7 @@ void Handover::Keep(std::span<const RowBlock> blocks, const CacheState& cache, u
 void Handover::Describe(std::span<SentRows> places, std::span<RowBlock> blocks) const {
   const std::byte* memory = staged.valid() ? staged.bytes().data() : own.data();
   for (size_t i = 0; i < layers.size(); ++i) {
-    const KeptRows& kept = layers[i];
+    const CopiedRows& kept = layers[i];
     RowBlock& block = blocks[i];
     block = {.layer = kept.layer,
              .keys = ViewOf(memory + kept.keys_begin, kept.key_dtype, token_count,

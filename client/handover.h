@@ -19,7 +19,7 @@
 namespace pqcached::client {
 
 // Packed rows of one layer: their place in the memory of their handover.
-struct KeptRows {
+struct CopiedRows {
   uint32_t layer = 0;
   LayerShape shape;
   pqc_dtype key_dtype = PQC_F32;
@@ -41,8 +41,8 @@ struct Handover {
   uint64_t roll_back_to = kNoRollBack;
   uint64_t first_position = 0;
   uint64_t token_count = 0;
-  std::vector<KeptRows> layers;  // every stored layer; empty when token_count is 0
-  StepSlots::Range staged;       // staging memory of the rows; without it, they are in `own`
+  std::vector<CopiedRows> layers;  // every stored layer; empty when token_count is 0
+  StepSlots::Range staged;         // staging memory of the rows; without it, they are in `own`
   std::vector<std::byte> own;
   uint64_t row_bytes = 0;
 

@@ -117,8 +117,9 @@ pqc_status LockRing(GpuState& gpu, Offload& offload, const Staging::Slot& slot,
 }
 
 // Packs a part, and queues it before another call can look for jobs of the ring.
-pqc_status HandIn(GpuState& gpu, const std::shared_ptr<SequenceState>& sequence, const Part& part,
-                  uint64_t first_position, Staging::Slot slot, uint32_t slot_count) {
+pqc_status PackAndQueue(GpuState& gpu, const std::shared_ptr<SequenceState>& sequence,
+                        const Part& part, uint64_t first_position, Staging::Slot slot,
+                        uint32_t slot_count) {
   Offload::Job job{
       .sequence = sequence, .steps = gpu.steps.get(), .filled = {}, .rows = PackedRows(part)};
   job.filled.slot = std::move(slot);
@@ -155,8 +156,8 @@ pqc_status IngestParts(GpuState& gpu, const std::shared_ptr<SequenceState>& sequ
       const pqc_status failed = client.offload->Check(*sequence);
       return failed != PQC_OK ? failed : status;
     }
-    if (const pqc_status status =
-            HandIn(gpu, sequence, part, first_position, std::move(slot), staging.slot_count());
+    if (const pqc_status status = PackAndQueue(gpu, sequence, part, first_position, std::move(slot),
+                                               staging.slot_count());
         status != PQC_OK) {
       return status;
     }
@@ -185,7 +186,7 @@ pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
   if (status == PQC_OK) status = CheckDevicePart(rows.values, "values");
   if (status == PQC_OK) status = CheckPositions(first_position, rows.keys.shape[0]);
   if (status != PQC_OK) return status;
-  const Changing changing(sequence, Changing::Packed::kOnTheirWay);
+  const Changing changing(sequence, Changing::Packed::kMayBePending);
   if (changing.status() != PQC_OK) return changing.status();
   state.prefill_open = state.live_index.kind == kvstore::IndexKind::kPq;
   return IngestParts(gpu, sequence->state, first_position, rows, stream);

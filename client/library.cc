@@ -5,7 +5,7 @@
 namespace pqcached::client {
 namespace {
 
-std::string BesideThisLibrary(const char* file_name) {
+std::string PathInThisFolder(const char* file_name) {
   Dl_info info;
   if (dladdr(reinterpret_cast<const void*>(&LoadLibrary), &info) == 0 || !info.dli_fname) return "";
   const std::string own = info.dli_fname;
@@ -27,7 +27,7 @@ void* Load(const std::string& path, int mode, std::string* reasons) {
 void* LoadLibrary(const char* path, const char* file_name, int mode, std::string* reasons) {
   if (path) return Load(path, mode, reasons);
   void* library = nullptr;
-  if (const std::string beside = BesideThisLibrary(file_name); !beside.empty()) {
+  if (const std::string beside = PathInThisFolder(file_name); !beside.empty()) {
     library = Load(beside, mode, reasons);
   }
   return library ? library : Load(file_name, mode, reasons);

@@ -131,8 +131,8 @@ void Offload::Settle(const SequenceState& sequence, pqc_status status, const Ref
       progress.status = status;
       progress.error = error;
     }
-    const bool is_told = progress.status == PQC_OK || !progress.is_wanted;
-    if (--progress.waiting_count == 0 && is_told) sequences_.erase(found);
+    const bool is_reported = progress.status == PQC_OK || !progress.is_wanted;
+    if (--progress.waiting_count == 0 && is_reported) sequences_.erase(found);
   }
   done_.notify_all();
 }

@@ -14,7 +14,7 @@ namespace pqcached::client {
 // REQUIRES: sequence.local.
 template <class Read>
 pqc_status ReadMapped(SequenceState& sequence, const Read& read, bool* remote_instead) {
-  constexpr int kMostAttempts = 4;
+  constexpr int kMaxAttempts = 4;
   bool refreshed = false;
   for (int attempt = 1;; ++attempt) {
     Pinned pinned;
@@ -35,7 +35,7 @@ pqc_status ReadMapped(SequenceState& sequence, const Read& read, bool* remote_in
     const pqc_status stands = sequence.local->Check(pinned.epoch);
     if (stands == PQC_OK && status == PQC_OK) return PQC_OK;
     if (stands != PQC_OK && stands != PQC_ABORTED) return stands;
-    if (attempt >= kMostAttempts) return PQC_ABORTED;
+    if (attempt >= kMaxAttempts) return PQC_ABORTED;
   }
 }
 

@@ -156,7 +156,7 @@ struct StagedRows {
 };
 
 // Says if a caller of the C ABI waits for the answer; RPCs of both kinds are counted separately.
-enum class Waiting : uint32_t { kCaller = 0, kNobody = 1 };
+enum class Waiting : uint32_t { kCaller = 0, kInBackground = 1 };
 
 // Receives a text of any length, in one call.
 struct TextSink {

@@ -30,7 +30,7 @@ void GiveUpRollBack(const Handover& handover) {
 }
 
 // Returns the index in the field "items[i]..." of a refused Append, or `count` when there is none.
-size_t BlamedItem(const RefusalBuffer& refusal, size_t count) {
+size_t FailedItem(const RefusalBuffer& refusal, size_t count) {
   constexpr std::string_view kItems = "items[";
   const std::string_view field = refusal.field;
   if (!field.starts_with(kItems)) return count;
@@ -51,7 +51,7 @@ bool IsAboutStaging(const RefusalBuffer& refusal) {
 }
 
 // Returns whether a repetition of the same call may succeed.
-bool MayHelp(pqc_status status, const RefusalBuffer& refusal) {
+bool IsRetryable(pqc_status status, const RefusalBuffer& refusal) {
   if (status == PQC_UNAVAILABLE) return refusal.retry_ms != kNoRetry;
   // A lease that another thread has just released: the next attempt has the new one.
   const bool old_lease =
@@ -210,7 +210,7 @@ pqc_status Sender::WaitStored(const SequenceState& sequence, uint64_t token_coun
   return ReportLocked(progress);
 }
 
-bool Sender::HandedInEnd(const SequenceState& sequence, uint64_t* end) {
+bool Sender::QueuedEnd(const SequenceState& sequence, uint64_t* end) {
   const std::lock_guard lock(mutex_);
   const auto found = sequences_.find(&sequence);
   if (found == sequences_.end() || found->second.waiting.empty()) return false;
@@ -291,7 +291,7 @@ bool Sender::PauseBeforeRepeat(pqc_status status, const RefusalBuffer& refusal,
                                Clock::time_point give_up, std::chrono::milliseconds* pause) {
   // A session that may resume will have a worker again that accepts the rows.
   const bool in_time = status == PQC_UNAVAILABLE || Clock::now() < give_up;
-  if (!MayHelp(status, refusal) || !in_time) return false;
+  if (!IsRetryable(status, refusal) || !in_time) return false;
   std::unique_lock lock(mutex_);
   const bool stopped = work_.wait_for(lock, *pause, [this] { return stop_; });
   *pause = std::min(2 * *pause, kLongestPause);
@@ -314,9 +314,9 @@ void Sender::RollBack(Batch* batch) {
     pqc_status status = PQC_OK;
     do {
       lease = local ? local->lease() : LeaseView{};
-      status =
-          remote_.TruncateSequence(handover->sequence->sequence_id, handover->roll_back_to, lease,
-                                   local ? image.sink() : ImageSink{}, Waiting::kNobody, &error);
+      status = remote_.TruncateSequence(handover->sequence->sequence_id, handover->roll_back_to,
+                                        lease, local ? image.sink() : ImageSink{},
+                                        Waiting::kInBackground, &error);
     } while (status != PQC_OK && PauseBeforeRepeat(status, error, give_up, &pause));
     if (status == PQC_OK) handover->sequence->token_count = handover->roll_back_to;
     if (local) {
@@ -335,8 +335,9 @@ void Sender::RollBack(Batch* batch) {
 pqc_status Sender::SendOnce(const Batch& batch, bool staged, RefusalBuffer* error) {
   Message message(batch, staged);
   slots_.Use();
-  const pqc_status status = remote_.Append(
-      message.items.data(), static_cast<uint32_t>(message.items.size()), Waiting::kNobody, error);
+  const pqc_status status =
+      remote_.Append(message.items.data(), static_cast<uint32_t>(message.items.size()),
+                     Waiting::kInBackground, error);
   for (const auto& handover : batch) {
     if (staged && (status == PQC_OK || MayStillBeRead(status))) {
       handover->staged.SetMayBeRead(status != PQC_OK);
@@ -369,7 +370,7 @@ void Sender::Send(Batch batch) {
       continue;
     }
     // When an item fails, the items before it are stored.
-    const size_t blamed = BlamedItem(error, batch.size());
+    const size_t blamed = FailedItem(error, batch.size());
     if (PauseBeforeRepeat(status, error, give_up, &pause)) continue;
     if (stop_requested()) return;
     if (blamed < batch.size() && batch.size() > 1) {

@@ -59,7 +59,7 @@ class Sender {
                         Clock::time_point deadline);
   // Sets *end to the end of the sequence's tokens, queued ones included; returns false when none is
   // queued.
-  bool HandedInEnd(const SequenceState& sequence, uint64_t* end);
+  bool QueuedEnd(const SequenceState& sequence, uint64_t* end);
   // Drops the state and the queued rows of a sequence that is being dropped.
   void Forget(const SequenceState& sequence);
 

@@ -24,9 +24,9 @@ using LongLong = unsigned long long;  // for %llu
 // Finds the end of a sequence's tokens, queued ones included.
 pqc_status FindEnd(const ClientState& client, StepItem& item) {
   SequenceState& sequence = *item.sequence;
-  if (client.sender->HandedInEnd(sequence, &item.handed_in)) return PQC_OK;
+  if (client.sender->QueuedEnd(sequence, &item.end_before_step)) return PQC_OK;
   if (sequence.local) {
-    item.handed_in = sequence.local->token_count();
+    item.end_before_step = sequence.local->token_count();
     return PQC_OK;
   }
   if (sequence.token_count < item.query_position) {  // other calls may have added rows
@@ -36,7 +36,7 @@ pqc_status FindEnd(const ClientState& client, StepItem& item) {
     if (status != PQC_OK) return Report(status, error);
     sequence.token_count = info.token_count;
   }
-  item.handed_in = sequence.token_count;
+  item.end_before_step = sequence.token_count;
   return PQC_OK;
 }
 
@@ -96,10 +96,10 @@ pqc_status Prepare(const pqc_step& step, StepItem& item) {
     }
   }
   if (const pqc_status status = FindEnd(client, item); status != PQC_OK) return status;
-  if (item.query_position > item.handed_in) {
+  if (item.query_position > item.end_before_step) {
     return Fail(PQC_INVALID_ARGUMENT, "query_position",
                 "%llu is beyond the tail; the sequence has %llu tokens",
-                LongLong{item.query_position}, LongLong{item.handed_in});
+                LongLong{item.query_position}, LongLong{item.end_before_step});
   }
   return PQC_OK;
 }
@@ -117,7 +117,7 @@ pqc_status CheckIndexes(const pqc_step& step, const kvstore::Selection& terms, S
 }
 
 // Excludes other steps from the GPU until this one has ended.
-pqc_status TakeGpu(pqc_step& step, const std::shared_ptr<GpuState>& gpu) {
+pqc_status AcquireGpu(pqc_step& step, const std::shared_ptr<GpuState>& gpu) {
   if (step.cache->cache_id != gpu->cache->cache_id) {
     return Fail(PQC_INVALID_ARGUMENT, "items[0].sequence", "it is of another cache than the GPU");
   }
@@ -189,7 +189,7 @@ pqc_status Begin(const Target& target, const pqc_step_item* caller_items, uint32
     }
   }
   if (target.gpu) {
-    if (const pqc_status status = TakeGpu(*step, target.gpu); status != PQC_OK) return status;
+    if (const pqc_status status = AcquireGpu(*step, target.gpu); status != PQC_OK) return status;
   }
   if (const pqc_status status = client->sender->WaitForRoom(step->deadline); status != PQC_OK) {
     return status;
@@ -217,7 +217,7 @@ pqc_status Begin(const Target& target, const pqc_step_item* caller_items, uint32
 
 // Returns the index of the first layer that occurs twice, or the count. REQUIRES: all layers are
 // stored ones.
-uint32_t FindTwice(const std::vector<RowBlock>& blocks) {
+uint32_t FindDuplicate(const std::vector<RowBlock>& blocks) {
   const auto count = static_cast<uint32_t>(blocks.size());
   for (uint32_t i = 1; i < count; ++i) {
     if (blocks[i].layer > blocks[i - 1].layer) continue;  // the order in which engines pass them
@@ -247,7 +247,7 @@ pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint
       status != PQC_OK) {
     return status;
   }
-  if (const uint32_t twice = FindTwice(*blocks); twice < layer_count) {
+  if (const uint32_t twice = FindDuplicate(*blocks); twice < layer_count) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].layer", twice), "%u comes twice",
                 (*blocks)[twice].layer);
   }
@@ -263,14 +263,14 @@ pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint
 }
 
 // Creates the handover of an item: its roll-back, if any, and its new rows.
-std::shared_ptr<Handover> HandOver(const pqc_step& step, const StepItem& item,
-                                   uint64_t token_count) {
+std::shared_ptr<Handover> MakePendingUpdate(const pqc_step& step, const StepItem& item,
+                                            uint64_t token_count) {
   Sender& sender = *step.client->sender;
   std::shared_ptr<Handover> handover = sender.Lend();
   handover->sequence = item.sequence;
   handover->first_position = item.query_position;
   handover->token_count = token_count;
-  if (item.query_position < item.handed_in) handover->roll_back_to = item.query_position;
+  if (item.query_position < item.end_before_step) handover->roll_back_to = item.query_position;
   if (token_count > 0) {
     handover->Keep(step.blocks, *step.cache, item.query_begin, sender.slots());
   }
@@ -310,7 +310,8 @@ pqc_status End(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_coun
   }
   for (size_t i = 0; i < step->items.size(); ++i) {
     const StepItem& item = step->items[i];
-    step->handovers.push_back(HandOver(*step, item, accepted ? accepted[i] : item.query_length));
+    step->handovers.push_back(
+        MakePendingUpdate(*step, item, accepted ? accepted[i] : item.query_length));
   }
   for (const std::shared_ptr<Handover>& handover : step->handovers) {
     LocalSequence* local = handover->sequence->local.get();
@@ -396,7 +397,7 @@ void pqc_step::Clear() {
     std::unique_lock lock(mutex);
     finished.wait(lock, [this] { return !running; });
   }
-  pqcached::client::LeaveGpu(*this);
+  pqcached::client::ReleaseGpu(*this);
   stream = nullptr;
   for (pqcached::client::StepItem& item : items) {
     if (item.holds) item.sequence->in_step = false;

@@ -29,9 +29,9 @@ struct StepItem {
   bool holds = false;                       // this step has set sequence->in_step
   uint64_t query_position = 0;
   uint32_t query_length = 1;
-  uint64_t query_begin = 0;  // offset in packed tensors, in query tokens
-  uint64_t handed_in = 0;    // end of the sequence's tokens when the step began
-  Pinned pinned;             // local path
+  uint64_t query_begin = 0;      // offset in packed tensors, in query tokens
+  uint64_t end_before_step = 0;  // end of the sequence's tokens when the step began
+  Pinned pinned;                 // local path
   std::optional<ScratchPool::Loan> scratch;
 };
 
@@ -92,8 +92,8 @@ struct pqc_step {
   std::condition_variable finished;
   bool begun = false;
   bool running = false;
-  pqc_status beside_status = PQC_OK;
-  pqcached::client::RefusalBuffer beside_error;
+  pqc_status async_status = PQC_OK;
+  pqcached::client::RefusalBuffer async_error;
 };
 
 namespace pqcached::client {

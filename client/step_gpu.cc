@@ -101,7 +101,7 @@ pqc_status DescribeItem(pqc_step& step, size_t number) {
 
 // Forgets sequences that have lost their seat, so that they are described again in full: the most
 // recently used sequences have the seats.
-void ForgetSeatless(GpuState& gpu) {
+void DropUnseated(GpuState& gpu) {
   while (gpu.seen.size() > gpu.sequence_capacity) {
     gpu.seen.erase(std::ranges::min_element(
         gpu.seen, {}, [](const auto& entry) { return entry.second.last_step; }));
@@ -229,7 +229,7 @@ pqc_status BeginOnGpu(pqc_step& step, void* stream) {
   gpu.opened.clear();  // addresses in the pool stay valid, because the step pins the images
   if (status == PQC_OK) {
     step.gpu_begun = true;
-    ForgetSeatless(gpu);
+    DropUnseated(gpu);
     return PQC_OK;
   }
   for (const StepItem& item : step.items) gpu.seen.erase(item.sequence->sequence_id);
@@ -263,7 +263,7 @@ pqc_status FinishOnGpu(pqc_step& step, std::vector<RowBlock>* blocks) {
   return PQC_OK;
 }
 
-void LeaveGpu(pqc_step& step) {
+void ReleaseGpu(pqc_step& step) {
   if (!step.gpu) return;
   GpuState& gpu = *step.gpu;
   if (step.gpu_begun) {  // abandoned: launched work may still read

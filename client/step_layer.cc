@@ -318,8 +318,8 @@ pqc_status AttendBegin(pqc_step* step, uint32_t layer, const pqc_tensor* queries
   step->client->step_thread->Run([step] {
     const pqc_status status = Call([&] { return RunAttend(step->call); });
     const std::lock_guard lock(step->mutex);
-    step->beside_status = status;
-    step->beside_error = LastRefusal();
+    step->async_status = status;
+    step->async_error = LastRefusal();
     step->running = false;
     step->finished.notify_all();
   });
@@ -335,8 +335,8 @@ pqc_status AttendWait(pqc_step* step) {
   }
   step->finished.wait(lock, [step] { return !step->running; });
   step->begun = false;
-  if (step->beside_status == PQC_OK) return PQC_OK;
-  return Fail(step->beside_status, step->beside_error);
+  if (step->async_status == PQC_OK) return PQC_OK;
+  return Fail(step->async_status, step->async_error);
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ pqc_status TakeNewer(const pqc_step& step, StepItem* item, bool* found) {
   if (newest == item->pinned.image && local.HasNewer()) {
     // The answer to rows in flight will bring the newer image.
     uint64_t end = 0;
-    if (!step.client->sender->HandedInEnd(*item->sequence, &end)) {
+    if (!step.client->sender->QueuedEnd(*item->sequence, &end)) {
       const pqc_status status = local.Refresh(&newest);
       if (status != PQC_OK) return status;
     }
@@ -108,9 +108,9 @@ pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, cons
                      StepItem* item) {
   SetCallDeadline(step.deadline);
   const uint32_t needed = NeededTokens(terms, item->query_position);
-  if (needed > item->handed_in) {
+  if (needed > item->end_before_step) {
     const kvstore::ResolvedSelection resolved =
-        kvstore::Resolve(terms, item->query_position, static_cast<uint32_t>(item->handed_in));
+        kvstore::Resolve(terms, item->query_position, static_cast<uint32_t>(item->end_before_step));
     return FailStep(resolved.refusal);
   }
   if (const pqc_status status = EndPrefill(step, terms, *item); status != PQC_OK) return status;

@@ -118,16 +118,16 @@ Status BlockCache::EndStep(kernels::cuda::Stream stream, const kernels::cuda::Ro
 
 Status BlockCache::Forget(kernels::cuda::Stream stream, uint32_t lane_begin, uint32_t lane_end,
                           uint32_t first_block) {
-  return FromKernel(kernels::cuda::ForgetBlocks({.state = state_,
-                                                 .lane_begin = lane_begin,
-                                                 .lane_end = lane_end,
-                                                 .first_block = first_block},
-                                                stream),
+  return FromKernel(kernels::cuda::InvalidateBlocks({.state = state_,
+                                                     .lane_begin = lane_begin,
+                                                     .lane_end = lane_end,
+                                                     .first_block = first_block},
+                                                    stream),
                     "forgetting blocks");
 }
 
 Status BlockCache::Read(Counters& counters) const {
-  const BesideCaptures beside;
+  const RelaxedCaptureMode beside;
   unsigned long long values[4] = {};
   cudaError_t error = cudaMemcpyAsync(values, counters_, sizeof(values), cudaMemcpyDeviceToHost,
                                       side_stream_.get());

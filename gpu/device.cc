@@ -194,13 +194,13 @@ Status OwnedEvent::Wait() const {
   return FromCuda(cudaEventSynchronize(event_), "waiting for an event");
 }
 
-BesideCaptures::BesideCaptures() {
+RelaxedCaptureMode::RelaxedCaptureMode() {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   (void)cudaThreadExchangeStreamCaptureMode(&mode);
   mode_ = mode;
 }
 
-BesideCaptures::~BesideCaptures() {
+RelaxedCaptureMode::~RelaxedCaptureMode() {
   auto mode = static_cast<cudaStreamCaptureMode>(mode_);
   (void)cudaThreadExchangeStreamCaptureMode(&mode);
 }

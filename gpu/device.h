@@ -143,12 +143,12 @@ class OwnedEvent {
 // Puts the calling thread into CUDA's relaxed capture mode for the object's lifetime, so that it
 // may wait and page-lock while other threads capture graphs in the strictest mode. The thread's own
 // calls are not part of any graph.
-class BesideCaptures {
+class RelaxedCaptureMode {
  public:
-  BesideCaptures();
-  ~BesideCaptures();
-  BesideCaptures(const BesideCaptures&) = delete;
-  BesideCaptures& operator=(const BesideCaptures&) = delete;
+  RelaxedCaptureMode();
+  ~RelaxedCaptureMode();
+  RelaxedCaptureMode(const RelaxedCaptureMode&) = delete;
+  RelaxedCaptureMode& operator=(const RelaxedCaptureMode&) = delete;
 
  private:
   int mode_;  // cudaStreamCaptureMode to restore

@@ -234,15 +234,15 @@ Status DeviceSteps::BeginCaches(Stream stream) {
 
 // Waits for the device when an earlier Begin or End failed: no event covers the work that it left.
 Status DeviceSteps::Settle() {
-  if (is_settled_) return {};
+  if (has_no_unfinished_step_) return {};
   const cudaError_t error = cudaDeviceSynchronize();
-  is_settled_ = error == cudaSuccess;
+  has_no_unfinished_step_ = error == cudaSuccess;
   return FromCuda(error, "waiting for a step that was not ended");
 }
 
 Status DeviceSteps::BeginBatch(const StepBatch& batch) {
   if (Status status = Settle(); !status.ok()) return status;
-  is_settled_ = false;
+  has_no_unfinished_step_ = false;
   stream_ = static_cast<Stream>(batch.stream);
   // The previous step may have run on another stream; it uses the same tables and scratch.
   if (Status status = step_done_.MakeWait(stream_); !status.ok()) return status;
@@ -263,11 +263,11 @@ Status DeviceSteps::BeginBatch(const StepBatch& batch) {
 
 Outcome DeviceSteps::Begin(const StepBatch& batch) {
   return OnDevice(options_.device, [&]() -> Status {
-    const BesideCaptures beside;
+    const RelaxedCaptureMode beside;
     query_length_ = 0;
     if (Status status = CheckBatch(batch); !status.ok()) return status;
     if (batch.pool != pool_ || batch.pool_bytes != pool_bytes_) {
-      if (Status status = LetPoolGo(); !status.ok()) return status;
+      if (Status status = UnlockPool(); !status.ok()) return status;
       pool_ = batch.pool;
       pool_bytes_ = batch.pool_bytes;
     }
@@ -278,7 +278,7 @@ Outcome DeviceSteps::Begin(const StepBatch& batch) {
   });
 }
 
-Status DeviceSteps::LetPoolGo() {
+Status DeviceSteps::UnlockPool() {
   query_length_ = 0;
   if (pool_ == nullptr) return {};
   const cudaError_t error = cudaDeviceSynchronize();
@@ -292,8 +292,8 @@ Status DeviceSteps::LetPoolGo() {
 
 Outcome DeviceSteps::ReleasePool() {
   return OnDevice(options_.device, [&] {
-    const BesideCaptures beside;
-    return LetPoolGo();
+    const RelaxedCaptureMode beside;
+    return UnlockPool();
   });
 }
 
@@ -371,7 +371,7 @@ Outcome DeviceSteps::Select(uint32_t layer, const StepQueries& queries, kernels:
                                          .counts = counts},
                                         stream_);
     if (!arranged.ok()) return FromKernel(arranged, "arranging positions");
-    return codes_.LeaveLayer(stream_);
+    return codes_.JoinSideStream(stream_);
   });
 }
 
@@ -451,7 +451,7 @@ Outcome DeviceSteps::Attend(uint32_t layer, const StepQueries& queries, kernels:
     }
     if (Status status = SelectLayer(layer, queries, rule); !status.ok()) return status;
     if (Status status = AttendLayer(layer, output, lse); !status.ok()) return status;
-    if (Status status = codes_.LeaveLayer(stream_); !status.ok()) return status;
+    if (Status status = codes_.JoinSideStream(stream_); !status.ok()) return status;
     return !caches_ || capture.is_capturing ? Status{} : UpdateCache(layer);
   });
 }
@@ -504,14 +504,14 @@ Outcome DeviceSteps::End() {
     }
     if (Status status = codes_.EndStep(stream_); !status.ok()) return status;
     Status status = step_done_.Record(stream_);
-    is_settled_ = status.ok();
+    has_no_unfinished_step_ = status.ok();
     return status;
   });
 }
 
 Outcome DeviceSteps::Wait() {
   return OnDevice(options_.device, [&] {
-    const BesideCaptures beside;
+    const RelaxedCaptureMode beside;
     return step_done_.Wait();
   });
 }
@@ -539,7 +539,7 @@ Outcome DeviceSteps::WaitPacked(uint32_t slot) {
 
 Outcome DeviceSteps::Count(StepsCounts* counts) {
   return OnDevice(options_.device, [&]() -> Status {
-    const BesideCaptures beside;
+    const RelaxedCaptureMode beside;
     *counts = {
         .device_bytes = tables_.device_bytes() + codes_.device_bytes() + scratch_.size_bytes(),
         .locked_bytes = locked_bytes_,

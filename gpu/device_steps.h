@@ -67,7 +67,7 @@ class DeviceSteps final : public Steps {
   Status Locate(uint32_t layer);
   Status AttendLayer(uint32_t layer, float* output, float* lse);
   Status UpdateCache(uint32_t layer);
-  Status LetPoolGo();
+  Status UnlockPool();
   bool all_codes_resident() const { return codes_.IsResident(options_.layer_count - 1); }
   kernels::cuda::SeatShape seat_shape() const;
   kernels::cuda::AttendShape attend_shape(uint32_t query_length) const;
@@ -88,8 +88,8 @@ class DeviceSteps final : public Steps {
   OwnedEvent step_done_;
   RowPacker packer_;
   kernels::cuda::Stream stream_ = nullptr;
-  uint32_t query_length_ = 0;  // 0: no step is in progress
-  bool is_settled_ = true;     // step_done_ covers all work of earlier steps
+  uint32_t query_length_ = 0;           // 0: no step is in progress
+  bool has_no_unfinished_step_ = true;  // step_done_ covers all work of earlier steps
 
   // Read by Count, which other threads call concurrently with steps.
   std::atomic<uint64_t> generation_ = 1;

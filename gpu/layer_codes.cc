@@ -64,7 +64,7 @@ Status LayerCodes::BeginStep(const kernels::cuda::ByteRange* ranges) {
   return {};
 }
 
-bool LayerCodes::IsAhead() const {
+bool LayerCodes::HasUncapturedPrefetch() const {
   return std::ranges::any_of(slots_, [](const Slot& slot) {
     return slot.layer != kNoLayer && !slot.capture.is_capturing;
   });
@@ -76,7 +76,7 @@ Status LayerCodes::BeginLayer(Stream stream, uint32_t layer) {
   if (Status status = FindCapture(stream, capture); !status.ok()) return status;
   if (capture.is_capturing) return BeginCaptured(stream, layer, capture);
   if (captured_) return IsResident(layer) ? Status() : Copy(stream, layer);
-  if (IsResident(layer)) return PrefetchBehind(stream, layer);
+  if (IsResident(layer)) return PrefetchNextLayers(stream, layer);
   if (!Holds(layer, capture)) {
     if (Status status = Prefetch(stream, layer, capture); !status.ok()) return status;
   }
@@ -84,7 +84,7 @@ Status LayerCodes::BeginLayer(Stream stream, uint32_t layer) {
 }
 
 Status LayerCodes::BeginCaptured(Stream stream, uint32_t layer, const CaptureId& capture) {
-  if (IsAhead()) {
+  if (HasUncapturedPrefetch()) {
     return {Code::kInvalid,
             "layers of this step were launched before one is captured, and codes are still brought "
             "for them: "
@@ -107,10 +107,10 @@ Status LayerCodes::BeginCaptured(Stream stream, uint32_t layer, const CaptureId&
 
 Status LayerCodes::EndLayer(Stream stream, uint32_t layer) {
   if (IsResident(layer) || captured_) return {};
-  return PrefetchBehind(stream, layer);
+  return PrefetchNextLayers(stream, layer);
 }
 
-Status LayerCodes::LeaveLayer(Stream stream) {
+Status LayerCodes::JoinSideStream(Stream stream) {
   if (forked_slot_ == kSlotCount) return {};
   const OwnedEvent& filled = slot_filled_[forked_slot_];
   forked_slot_ = kSlotCount;
@@ -144,7 +144,7 @@ Status LayerCodes::Prefetch(Stream stream, uint32_t layer, const CaptureId& capt
 
 // Prefetches the next two layers into their slots. A layer that shares its slot with `layer` is
 // copied only when `stream` has finished reading that slot.
-Status LayerCodes::PrefetchBehind(Stream stream, uint32_t layer) {
+Status LayerCodes::PrefetchNextLayers(Stream stream, uint32_t layer) {
   const uint32_t first = std::max(layer + 1, resident_count_);
   const uint32_t end = std::min(first + kSlotCount, options_.layer_count);
   for (uint32_t next = first; next < end; ++next) {

@@ -8,10 +8,10 @@
 //
 // The order of calls in a step is: BeginStep; for each layer, once or more, fastest in ascending
 // order: BeginLayer, the work that reads the codes, EndLayer, the other work of the layer,
-// LeaveLayer; then EndStep. Layers may be captured in graphs, one by one or together. A graph
+// JoinSideStream; then EndStep. Layers may be captured in graphs, one by one or together. A graph
 // copies the codes that its layers read, because it cannot rely on anything outside of it when it
 // is replayed. From the second layer of a graph on, the codes are copied one layer ahead, and the
-// side stream is joined in LeaveLayer, because the graph may end there. Replays may use the slots
+// side stream is joined in JoinSideStream, because the graph may end there. Replays may use the slots
 // at any time, so after the first capture, layers launched outside of graphs copy their own codes
 // on their own stream.
 //
@@ -69,7 +69,7 @@ class LayerCodes {
   Status EndLayer(kernels::cuda::Stream stream, uint32_t layer);
 
   // Called when all work of the layer is enqueued on `stream`.
-  Status LeaveLayer(kernels::cuda::Stream stream);
+  Status JoinSideStream(kernels::cuda::Stream stream);
 
   // Makes `stream` wait for all copies of the step, used or not. Work enqueued on it afterwards may
   // change the source memory.
@@ -92,13 +92,13 @@ class LayerCodes {
     const Slot& slot = slots_[SlotOf(layer)];
     return slot.layer == layer && slot.capture == capture;
   }
-  bool IsAhead() const;
+  bool HasUncapturedPrefetch() const;
   Status BeginCaptured(kernels::cuda::Stream stream, uint32_t layer, const CaptureId& capture);
   Status Copy(kernels::cuda::Stream stream, uint32_t layer);
   // Copies the layer's codes into its slot on the side stream, after all work enqueued on `stream`
   // so far.
   Status Prefetch(kernels::cuda::Stream stream, uint32_t layer, const CaptureId& capture);
-  Status PrefetchBehind(kernels::cuda::Stream stream, uint32_t layer);
+  Status PrefetchNextLayers(kernels::cuda::Stream stream, uint32_t layer);
 
   Options options_;
   size_t layer_stride_bytes_ = 0;

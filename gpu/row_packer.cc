@@ -15,7 +15,8 @@ void RowPacker::Unlock() {
 }
 
 Status RowPacker::Lock(std::byte* ring, size_t size_bytes, uint32_t slot_count) {
-  const BesideCaptures beside;  // page-locking is otherwise an error while other threads capture
+  const RelaxedCaptureMode
+      beside;  // page-locking is otherwise an error while other threads capture
   Unlock();
   if (Status status = LockHostMemory(ring, size_bytes, HostAccess::kReadWrite, device_ring_);
       !status.ok()) {
@@ -70,7 +71,7 @@ Status RowPacker::PackOne(const StepPackTensor& from, const StepPack& pack) {
 }
 
 Status RowPacker::Wait(uint32_t slot) {
-  const BesideCaptures beside;
+  const RelaxedCaptureMode beside;
   return packed_[slot].Wait();
 }
 

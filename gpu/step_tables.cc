@@ -162,14 +162,14 @@ void StepTables::EmptySeats() {
 
 Status StepTables::Update(const StepBatch& batch, const Rows& rows, kernels::cuda::Stream stream) {
   ++step_;
-  seats_before_ = seats_;
+  previous_seats_ = seats_;
   if (Status status = FindSeats(batch); !status.ok()) return status;
   // The upload of the previous step may still read the host image that is overwritten now.
   if (Status status = uploaded_.Wait(); !status.ok()) return status;
   EmptySeats();
   for (uint32_t item = 0; item < batch.count; ++item) {
     const uint32_t seat = item_seats_[item];
-    const bool is_new = seats_before_[seat].sequence != batch.sequences[item].sequence;
+    const bool is_new = previous_seats_[seat].sequence != batch.sequences[item].sequence;
     host_.seats[seat] = {.item = item, .query_begin = batch.sequences[item].query_begin};
     for (uint32_t layer = 0; layer < options_.layer_count; ++layer) {
       const Place place{.from = batch.layers[size_t{item} * options_.layer_count + layer],
@@ -230,7 +230,7 @@ Status StepTables::Describe(const Place& place, uint32_t unchanged_tokens) {
     break;
   }
   if (stable < described.tokens || unchanged_tokens == 0) {
-    if (Status status = ForgetFrom(place, described, stable); !status.ok()) return status;
+    if (Status status = InvalidateFrom(place, described, stable); !status.ok()) return status;
   }
   if (place.from.candidate_count == 0) return {};
   if (place.from.candidates[place.from.candidate_count - 1].end > described.tokens) {
@@ -240,7 +240,7 @@ Status StepTables::Describe(const Place& place, uint32_t unchanged_tokens) {
   return WriteChunks(place, described);
 }
 
-Status StepTables::ForgetFrom(const Place& place, Described& described, uint32_t position) {
+Status StepTables::InvalidateFrom(const Place& place, Described& described, uint32_t position) {
   uint32_t first_block = 0;
   while (!described.spans.empty() && described.spans.back().first_position >= position) {
     described.spans.pop_back();
@@ -394,7 +394,7 @@ void StepTables::WriteSpan(const Place& place, const StepSegment& segment, const
       if (page_lock.DeviceAddress(offset + bytes - 1) != rows + bytes - 1) rows = nullptr;
     }
     const bool host_only = rows == nullptr;
-    has_host_rows_ = has_host_rows_ || host_only;
+    has_host_only_rows_ = has_host_only_rows_ || host_only;
     const size_t lane = size_t{place.seat} * options_.kv_heads + head;
     host_.layers[place.layer].spans[lane * options_.span_capacity + index] = {
         .rows = host_only ? segment.rows[head] : rows,

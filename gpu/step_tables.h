@@ -70,7 +70,7 @@ class StepTables {
   // Errors: as Steps::Begin
   Status Update(const StepBatch& batch, const Rows& rows, kernels::cuda::Stream stream);
   // Returns true once any span was described whose rows the host has to copy.
-  bool has_host_rows() const { return has_host_rows_; }
+  bool has_host_rows() const { return has_host_only_rows_; }
   // Discards all descriptions. The caller must invalidate the block caches too.
   void Forget();
 
@@ -126,7 +126,7 @@ class StepTables {
   void EmptySeats();
   Status Describe(const Place& place, uint32_t unchanged_tokens);
   Status CheckLayer(const StepLayer& from) const;
-  Status ForgetFrom(const Place& place, Described& described, uint32_t position);
+  Status InvalidateFrom(const Place& place, Described& described, uint32_t position);
   Status Extend(const Place& place, Described& described);
   Status CopyCodes(const Place& place, const StepSegment& segment, uint32_t begin, uint32_t end);
   Status CopyCentroids(const Place& place, const StepSegment& segment, size_t codebook);
@@ -155,9 +155,9 @@ class StepTables {
   Image host_;
   OwnedEvent uploaded_;
   uint64_t step_ = 0;
-  bool has_host_rows_ = false;
+  bool has_host_only_rows_ = false;
   std::vector<Seat> seats_;
-  std::vector<Seat> seats_before_;
+  std::vector<Seat> previous_seats_;
   std::vector<uint32_t> item_seats_;  // [items of the batch]
   std::vector<Described> described_;  // [layer, seat]
 };

@@ -62,7 +62,7 @@ PQC_INLINE Vec::F Softcap(Vec::F x, float softcap) {
 }
 
 // Produces the addresses of the rows to attend to, in order.
-struct RowFeed {
+struct RowCursor {
   const AttendCall& call;
   size_t span_index = 0;
   size_t next = 0;  // index into positions, or row of the current span
@@ -71,13 +71,13 @@ struct RowFeed {
   // the last valid row.
   uint32_t Fill(const std::byte** rows) {
     if (!call.all_rows && next == call.position_count) return 0;
-    const uint32_t count = call.all_rows ? FillAll(rows) : FillChosen(rows);
+    const uint32_t count = call.all_rows ? FillAll(rows) : FillByPositions(rows);
     if (count == 0) return 0;
     for (uint32_t i = count; i < kBlockRows; ++i) rows[i] = rows[count - 1];
     return count;
   }
 
-  uint32_t FillChosen(const std::byte** rows) {
+  uint32_t FillByPositions(const std::byte** rows) {
     const size_t left = call.position_count - next;
     const uint32_t count = left < kBlockRows ? static_cast<uint32_t>(left) : kBlockRows;
     const uint32_t* positions = call.positions + next;
@@ -311,7 +311,7 @@ void AttendWith(const AttendCall& call) {
     work.heads[head] = AttendHead{-kInfinity, 0.0f, 0.0f, 1.0f};
   }
 
-  RowFeed feed{call};
+  RowCursor feed{call};
   const std::byte* rows[2][kBlockRows];
   uint32_t current = 0;
   uint32_t count = feed.Fill(rows[0]);

@@ -108,7 +108,7 @@ bool StagePart(Level level, const StridedTensor& tensor, uint32_t first_token, u
       .to = dtype,
       .dim = dim,
       .token_count = token_count,
-      .tokens_behind = args.token_count - first_token - token_count,
+      .tokens_after = args.token_count - first_token - token_count,
       .source = tensor.data + ptrdiff_t{first_token} * tensor.token_stride_bytes,
       .token_stride_bytes = tensor.token_stride_bytes,
       .prefetch_tokens = scattered ? internal::kScatteredPrefetchTokens : internal::kPrefetchTokens,

@@ -30,7 +30,7 @@ struct StageCall {
   DType to;
   uint32_t dim;
   uint32_t token_count;
-  uint32_t tokens_behind;  // number of tokens after these in the tensor, which may be prefetched
+  uint32_t tokens_after;  // number of tokens after these in the tensor, which may be prefetched
   const std::byte* source;
   ptrdiff_t token_stride_bytes;
   uint32_t prefetch_tokens;  // prefetch distance in tokens

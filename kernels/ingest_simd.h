@@ -44,7 +44,7 @@ PQC_INLINE Vec::Bits StageColumn(const StageCall& call, uint32_t begin, uint32_t
                                  Vec::Bits most) {
   constexpr uint32_t kFromBytes = kFrom == DType::kF32 ? 4 : 2;
   constexpr uint32_t kToBytes = kTo == DType::kF32 ? 4 : 2;
-  const uint32_t tokens_in_reach = call.token_count + call.tokens_behind;
+  const uint32_t tokens_in_reach = call.token_count + call.tokens_after;
   for (uint32_t t = 0; t < call.token_count; ++t) {
     const std::byte* from =
         call.source + ptrdiff_t{t} * call.token_stride_bytes + begin * kFromBytes;

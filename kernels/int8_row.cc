@@ -39,11 +39,11 @@ float QuantizeInt8(std::span<const float> from, std::span<int8_t> to) {
   float most = 0.0f;
   for (const float value : from) most = std::max(most, std::abs(value));
   const bool zero = most < internal::kInt8Least;
-  const float factor = zero ? 0.0f : internal::kInt8Most / most;
+  const float factor = zero ? 0.0f : internal::kInt8Max / most;
   for (size_t i = 0; i < from.size(); ++i) {
     to[i] = static_cast<int8_t>(std::nearbyint(from[i] * factor));
   }
-  return zero ? 0.0f : most / internal::kInt8Most;
+  return zero ? 0.0f : most / internal::kInt8Max;
 }
 
 void DequantizeRows(const Exec& exec, const DequantizeArgs& args) {

@@ -10,7 +10,7 @@
 namespace pqcached::kernels::internal {
 
 // The largest element is 127 times the scale.
-inline constexpr float kInt8Most = 127.0f;
+inline constexpr float kInt8Max = 127.0f;
 // Vectors below this magnitude count as zero, so that the reciprocal of the scale stays finite.
 inline constexpr float kInt8Least = 0x1p-100f;
 

@@ -26,12 +26,12 @@ PQC_INLINE void QuantizePart(const std::byte* from, uint32_t dim, std::byte* to,
   if (i < dim) magnitudes = Vec::Max(magnitudes, Vec::Abs(Vec::LoadRowHalf<kFrom>(from, i)));
   const float most = Vec::Largest(magnitudes);
   const bool zero = most < internal::kInt8Least;
-  const F factor = Vec::Set(zero ? 0.0f : internal::kInt8Most / most);
+  const F factor = Vec::Set(zero ? 0.0f : internal::kInt8Max / most);
   for (i = 0; i + Vec::kLanes <= dim; i += Vec::kLanes) {
     Vec::StoreInt8(to + i, Vec::LoadRow<kFrom>(from, i) * factor);
   }
   if (i < dim) Vec::StoreInt8Half(to + i, Vec::LoadRowHalf<kFrom>(from, i) * factor);
-  const float scale = zero ? 0.0f : most / internal::kInt8Most;
+  const float scale = zero ? 0.0f : most / internal::kInt8Max;
   __builtin_memcpy(scale_to, &scale, sizeof(scale));
 }
 

@@ -129,7 +129,7 @@ class BlockSelection {
       float* const row = logits.data() + size_t{head} * block.slot_count;
       if (args_.rule == GroupRule::kMaxLogit) {
         const HeadWeight none = {.max = 0.0f, .inverse_sum = 1.0f, .log_sum = 0.0f};
-        ops_.raise_to(row, block.slot_count, none, head == 0, values);
+        ops_.update_max(row, block.slot_count, none, head == 0, values);
         continue;
       }
       BlockNormaliser& normaliser = block_normalisers_[block.index * plan_.head_count + head];
@@ -163,7 +163,7 @@ class BlockSelection {
                                  .inverse_sum = static_cast<float>(1.0 / merged.sum),
                                  .log_sum = static_cast<float>(std::log(merged.sum))};
       if (args_.rule == GroupRule::kMaxSoftmax) {
-        ops_.raise_to(row, block.slot_count, weight, head == 0, values);
+        ops_.update_max(row, block.slot_count, weight, head == 0, values);
       } else {
         ops_.add_softmax(row, block.slot_count, weight, head == 0, values);
       }

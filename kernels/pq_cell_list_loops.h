@@ -23,8 +23,8 @@ inline void PrefetchBegins(const CellListPage& page) {
 }
 
 // Collects the non-empty lists of cells [first, last) and prefetches their ends.
-inline uint32_t NoteRuns(const CellListPage& page, uint32_t first, uint32_t last, uint32_t noted,
-                         CellListRun* runs) {
+inline uint32_t CollectRuns(const CellListPage& page, uint32_t first, uint32_t last, uint32_t noted,
+                            CellListRun* runs) {
   for (uint32_t i = first; i < last; ++i) {
     const uint16_t* const begins = page.begins + page.listed->cells[i] * page.begin_stride;
     const CellListRun run = {.begin = begins[0], .end = begins[page.begin_stride]};
@@ -167,9 +167,9 @@ inline void EmitCellLists(const CellListPage* pages, uint32_t page_count, CellLi
     const ListedCells& listed = *pages[i].listed;
     const uint32_t above = listed.above_count;
     ranges[i].begin = noted;
-    ranges[i].above_end = noted = NoteRuns(pages[i], 0, above, noted, scratch.runs);
+    ranges[i].above_end = noted = CollectRuns(pages[i], 0, above, noted, scratch.runs);
     ranges[i].tied_end = noted =
-        NoteRuns(pages[i], above, above + listed.tied_count, noted, scratch.runs);
+        CollectRuns(pages[i], above, above + listed.tied_count, noted, scratch.runs);
   }
   for (uint32_t i = 0; i < page_count; ++i) EmitPage<Short>(pages[i], ranges[i], scratch, output);
 }

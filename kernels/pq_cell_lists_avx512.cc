@@ -27,7 +27,7 @@ void Rank(const uint16_t* offsets, uint32_t count, uint32_t first_position, uint
   }
 }
 
-struct ShortByRank {
+struct ShortByCounting {
   static bool Emit(const CellListPage& page, const PageRuns& range, CellListScratch& scratch,
                    CellScanOutput& output) {
     const bool with_tied = output.equal_quota > 0 && range.tied_end > range.above_end;
@@ -85,7 +85,7 @@ struct ShortByRank {
 
 void EmitCellListsAvx512(const CellListPage* pages, uint32_t page_count, CellListScratch& scratch,
                          CellScanOutput& output) {
-  EmitCellLists<ShortByRank>(pages, page_count, scratch, output);
+  EmitCellLists<ShortByCounting>(pages, page_count, scratch, output);
 }
 
 }  // namespace pqcached::kernels

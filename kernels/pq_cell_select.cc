@@ -258,7 +258,7 @@ class CellSelection {
       FindLogits(head, logits_);
       if (by_factors) {
         const auto log_sum = static_cast<float>(std::log(WeightSum(head)));
-        ops_.raise_to(logits_.data(), offsets_[head], log_sum, total, values_.data());
+        ops_.update_max(logits_.data(), offsets_[head], log_sum, total, values_.data());
         continue;
       }
       const float max = ops_.largest(logits_.data(), tokens_, total, -kLogitLimit);
@@ -269,7 +269,7 @@ class CellSelection {
         ops_.add_scaled(weights, static_cast<float>(1.0 / weight_sum), total, values_.data());
       } else {
         const auto log_sum = static_cast<float>(std::log(weight_sum));
-        ops_.raise_to(logits_.data(), max, log_sum, total, values_.data());
+        ops_.update_max(logits_.data(), max, log_sum, total, values_.data());
       }
     }
   }
@@ -278,7 +278,7 @@ class CellSelection {
     FindLogits(0, values_);
     for (uint32_t head = 1; head < plan_.head_count; ++head) {
       FindLogits(head, logits_);
-      ops_.raise_to(logits_.data(), 0.0f, 0.0f, values_.size(), values_.data());
+      ops_.update_max(logits_.data(), 0.0f, 0.0f, values_.size(), values_.data());
     }
   }
 

@@ -108,9 +108,9 @@ void Bisect(Bracket& bracket, uint32_t k, bool by_value) {
 }
 
 // Lists up to this length are ordered by comparing every pair of cells.
-constexpr size_t kRankedCount = 2 * kLanes;
+constexpr size_t kCountedCells = 2 * kLanes;
 
-CellThreshold FindByRank(const Bracket& bracket, uint32_t k) {
+CellThreshold FindByCounting(const Bracket& bracket, uint32_t k) {
   const WeightedCells& cells = bracket.cells;
   const __m512 value_0 = _mm512_loadu_ps(cells.values);
   const __m512 value_1 = cells.count > kLanes ? _mm512_loadu_ps(cells.values + kLanes) : value_0;
@@ -144,7 +144,7 @@ CellThreshold FindIn(Bracket bracket, uint32_t k, float* kept_values, uint32_t* 
   uint32_t list_tokens = bracket.at_least_low - bracket.above_list;
   for (bool by_value = true; bracket.interval.high - int64_t{bracket.interval.low} > 1;
        by_value = !by_value) {
-    if (bracket.cells.count <= kRankedCount) return FindByRank(bracket, k);
+    if (bracket.cells.count <= kCountedCells) return FindByCounting(bracket, k);
     Bisect(bracket, k, by_value);
     const uint32_t rest = bracket.at_least_low - bracket.above_high;
     if (rest <= list_tokens / 3) {

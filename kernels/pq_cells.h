@@ -100,7 +100,7 @@ struct CellOps {
   // Sets sums[i] += scale * weights[i].
   void (*add_scaled)(const float* weights, float scale, size_t count, float* sums);
   // Sets largest[i] = max(largest[i], (values[i] - max) - log_sum).
-  void (*raise_to)(const float* values, float max, float log_sum, size_t count, float* largest);
+  void (*update_max)(const float* values, float max, float log_sum, size_t count, float* largest);
   // Finds the k-th largest value by tokens, of which there are all_tokens. `work` has 2 * count
   // words.
   // REQUIRES: 1 <= k <= all_tokens.

@@ -116,15 +116,15 @@ void Exponentials(const float* entries, uint32_t count, float max, float* expone
 }
 
 // Number of rows of cells that are summed as floats before the sum is added to doubles.
-constexpr uint32_t kRowsAFlush = 8;
+constexpr uint32_t kFlushRows = 8;
 
 double SumProducts(const CellFactors& factors, const uint32_t* tokens) {
   const uint32_t n0 = factors.n0;
   const uint32_t n1 = factors.n1;
   const float* const column = factors.columns;
   double total = 0.0;
-  for (uint32_t begin = 0; begin < n0; begin += kRowsAFlush) {
-    const uint32_t end = n0 - begin < kRowsAFlush ? n0 : begin + kRowsAFlush;
+  for (uint32_t begin = 0; begin < n0; begin += kFlushRows) {
+    const uint32_t end = n0 - begin < kFlushRows ? n0 : begin + kFlushRows;
     __m512 sum = _mm512_setzero_ps();
     for (uint32_t c0 = begin; c0 < end; ++c0) {
       __m512 row_sum = _mm512_setzero_ps();
@@ -240,7 +240,7 @@ const CellOps kCellOpsAvx512 = {.add_counts = AddCounts,
                                 .sum_products = SumProducts,
                                 .add_products = AddProducts,
                                 .add_scaled = AddScaled,
-                                .raise_to = RaiseTo,
+                                .update_max = RaiseTo,
                                 .find_threshold = FindCellThresholdAvx512,
                                 .rank = Rank,
                                 .count_bits = CountBits,

@@ -8,7 +8,7 @@ namespace pqcached::kernels {
 namespace {
 
 constexpr uint32_t kBlockSlots = 1024;
-constexpr uint32_t kTurn = 8;  // tokens whose products are in registers at the same time
+constexpr uint32_t kTokensPerTile = 8;  // tokens whose products are in registers at the same time
 constexpr uint32_t kMaxSubspaces = 16;
 constexpr uint32_t kLanes = 16;
 
@@ -78,8 +78,8 @@ inline uint64_t ByteTimes(uint64_t word, uint32_t i) {
 
 inline uint64_t LoadCodes(const uint8_t* plane, uint32_t count) {
   uint64_t word = 0;
-  if (count == kTurn) {
-    __builtin_memcpy(&word, plane, kTurn);
+  if (count == kTokensPerTile) {
+    __builtin_memcpy(&word, plane, kTokensPerTile);
   } else {
     __builtin_memcpy(&word, plane, count);
   }
@@ -91,12 +91,13 @@ inline Vector Combine(Vector a, Vector b) {
   return kRule == LaneRule::kMaxOfSums ? a + b : a * b;
 }
 
-// Scores up to kTurn tokens from `slot` on; the codes of missing tokens count as zero. kSubspaces
+// Scores up to kTokensPerTile tokens from `slot` on; the codes of missing tokens count as zero. kSubspaces
 // is the number of sub-spaces, or 0 for any number; fixing it at four removes a loop and saves a
 // quarter of the time.
 template <typename Lanes, LaneRule kRule, uint32_t kSubspaces>
-inline void ScoreTurn(const RoughSlots& slots, const LaneTables& tables, const BlockCodes& codes,
-                      uint32_t slot, uint32_t count, typename Lanes::Vector* tokens) {
+inline void ScoreTokenTile(const RoughSlots& slots, const LaneTables& tables,
+                           const BlockCodes& codes, uint32_t slot, uint32_t count,
+                           typename Lanes::Vector* tokens) {
   const size_t table_floats = size_t{Lanes::kCount} << slots.bits;
   const float* entries = tables.entries;
   const auto find = [](const float* table, uint64_t word, uint32_t i) {
@@ -106,7 +107,7 @@ inline void ScoreTurn(const RoughSlots& slots, const LaneTables& tables, const B
     uint64_t words[4];
     for (uint32_t j = 0; j < 4; ++j) words[j] = LoadCodes(codes.planes[j] + slot, count);
 #pragma GCC unroll 8
-    for (uint32_t i = 0; i < kTurn; ++i) {
+    for (uint32_t i = 0; i < kTokensPerTile; ++i) {
       auto token = find(entries, words[0], i);
       token = Combine<kRule>(token, find(entries + table_floats, words[1], i));
       token = Combine<kRule>(token, find(entries + 2 * table_floats, words[2], i));
@@ -117,7 +118,7 @@ inline void ScoreTurn(const RoughSlots& slots, const LaneTables& tables, const B
   for (uint32_t subspace = 0; subspace < slots.subspace_count; ++subspace) {
     const uint64_t word = LoadCodes(codes.planes[subspace] + slot, count);
 #pragma GCC unroll 8
-    for (uint32_t i = 0; i < kTurn; ++i) {
+    for (uint32_t i = 0; i < kTokensPerTile; ++i) {
       const auto entry = find(entries, word, i);
       tokens[i] = subspace == 0 ? entry : Combine<kRule>(tokens[i], entry);
     }
@@ -179,9 +180,9 @@ void List(const RoughSlots& slots, const LaneTables& tables, float least, double
     }
     Vector sum = {};
     uint32_t slot = 0;
-    for (; slot + kTurn <= count; slot += kTurn) {
-      Vector tokens[kTurn];
-      ScoreTurn<Lanes, kRule, kSubspaces>(slots, tables, codes, slot, kTurn, tokens);
+    for (; slot + kTokensPerTile <= count; slot += kTokensPerTile) {
+      Vector tokens[kTokensPerTile];
+      ScoreTokenTile<Lanes, kRule, kSubspaces>(slots, tables, codes, slot, kTokensPerTile, tokens);
       if (kRule != LaneRule::kMaxOfSums) {
         sum += ((tokens[0] + tokens[1]) + (tokens[2] + tokens[3])) +
                ((tokens[4] + tokens[5]) + (tokens[6] + tokens[7]));
@@ -190,8 +191,8 @@ void List(const RoughSlots& slots, const LaneTables& tables, float least, double
       _mm_store_ps(scores + slot + 4, JoinLanes<Lanes, kRule>(tokens + 4));
     }
     if (slot < count) {
-      Vector tokens[kTurn];
-      ScoreTurn<Lanes, kRule, kSubspaces>(slots, tables, codes, slot, count - slot, tokens);
+      Vector tokens[kTokensPerTile];
+      ScoreTokenTile<Lanes, kRule, kSubspaces>(slots, tables, codes, slot, count - slot, tokens);
       for (uint32_t i = 0; i < count - slot; ++i) sum += tokens[i];
       _mm_store_ps(scores + slot, JoinLanes<Lanes, kRule>(tokens));
       _mm_store_ps(scores + slot + 4, JoinLanes<Lanes, kRule>(tokens + 4));

@@ -67,12 +67,12 @@ class RoughSelection {
   bool Run() {
     GatherSample();
     if (!(lanes_ == 1 ? ListByLoss() : ListByLanes()) || list_.count < k_) return false;
-    if (lanes_ == 1) return SettleLosses();
+    if (lanes_ == 1) return SelectByExactLosses();
     const float kth =
         FindThreshold(exec_, {scores_.data(), list_.count}, k_, work_.subspan(0, list_.count))
             .value;
-    return SettleLanes({kth * (least_ratio_ / largest_ratio_) * (1.0f - kRounding),
-                        kth * (largest_ratio_ / least_ratio_) * (1.0f + kRounding)});
+    return SelectByExactScores({kth * (least_ratio_ / largest_ratio_) * (1.0f - kRounding),
+                                kth * (largest_ratio_ / least_ratio_) * (1.0f + kRounding)});
   }
 
  private:
@@ -353,7 +353,7 @@ class RoughSelection {
   }
 
   // Scores the tokens near the k-th exactly, and selects if that decides all of them.
-  bool SettleLanes(const Band& band) {
+  bool SelectByExactScores(const Band& band) {
     const BandCount count =
         ListBandAvx512(scores_.data(), list_.count, band.low, band.high, band_.data());
     if (count.above >= k_ || count.above + count.band < k_) return false;
@@ -371,7 +371,7 @@ class RoughSelection {
     return true;
   }
 
-  bool SettleLosses() {
+  bool SelectByExactLosses() {
     const int kth = FindLossAvx512Vbmi(list_.losses, list_.count, k_);
     // Most rounding errors cancel: a narrow band is often sufficient.
     const int error = static_cast<int>(max_error_);

@@ -45,7 +45,7 @@ struct ValueOps {
                       float* values);
   // Sets values[i] = max(values[i], (logit - max) - log_sum); `first` overwrites. With max =
   // log_sum = 0 this is the largest logit.
-  void (*raise_to)(const float* logits, size_t count, HeadWeight head, bool first, float* values);
+  void (*update_max)(const float* logits, size_t count, HeadWeight head, bool first, float* values);
   // Sets (`first`) or adds to values[i] the logit.
   void (*add_logits)(const float* logits, size_t count, bool first, float* values);
   // Returns the k-th largest of count >= k >= 1 values. `work` has count floats.

@@ -261,7 +261,7 @@ void Emit(EmitTask& task) {
 const ValueOps kValueOpsAvx512 = {.largest = Largest,
                                   .sum_exponentials = SumExponentials,
                                   .add_softmax = AddSoftmax,
-                                  .raise_to = RaiseTo,
+                                  .update_max = RaiseTo,
                                   .add_logits = AddLogits,
                                   .find_cut = FindCut,
                                   .emit = Emit};

@@ -88,7 +88,7 @@ void Emit(EmitTask& task) {
 const ValueOps kValueOpsPortable = {.largest = Largest,
                                     .sum_exponentials = SumExponentials,
                                     .add_softmax = AddSoftmax,
-                                    .raise_to = RaiseTo,
+                                    .update_max = RaiseTo,
                                     .add_logits = AddLogits,
                                     .find_cut = FindCut,
                                     .emit = Emit};

@@ -80,7 +80,7 @@ void GroupValuesByHead(const ValueOps& ops, const GroupValuesArgs& args) {
     } else if (args.rule == GroupRule::kSumSoftmax) {
       ops.add_softmax(logits, count, weight, first, values);
     } else {
-      ops.raise_to(logits, count, weight, first, values);
+      ops.update_max(logits, count, weight, first, values);
     }
   }
 }

@@ -88,11 +88,11 @@ ScratchPool::Buffer ScratchPool::Take(size_t size_bytes) {
 }
 
 void ScratchPool::GiveBack(Buffer::Block block) {
-  if (block.size_bytes > kMaxKeptBlockBytes) return;
+  if (block.size_bytes > kMaxFreeBlockBytes) return;
   Buffer::Block smallest;  // freed after the lock is released
   const MutexLock lock(&mutex_);
   blocks_.push_back(std::move(block));
-  if (blocks_.size() <= kMaxKeptBlocks) return;
+  if (blocks_.size() <= kMaxFreeBlocks) return;
   const auto it =
       std::min_element(blocks_.begin(), blocks_.end(),
                        [](const auto& a, const auto& b) { return a.size_bytes < b.size_bytes; });

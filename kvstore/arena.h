@@ -71,8 +71,8 @@ class ScratchPool {
   Buffer Take(size_t size_bytes);
 
  private:
-  static constexpr size_t kMaxKeptBlocks = 16;
-  static constexpr size_t kMaxKeptBlockBytes = size_t{64} << 20;
+  static constexpr size_t kMaxFreeBlocks = 16;
+  static constexpr size_t kMaxFreeBlockBytes = size_t{64} << 20;
 
   void GiveBack(Buffer::Block block);
 

@@ -22,9 +22,9 @@ namespace {
 constexpr uint32_t kMaxIterations = 1000;
 // Share of the time to the deadline that is reserved for costs that the model does not know
 // (wake-ups, publishing).
-constexpr double kReserve = 0.10;
-constexpr uint32_t kLeastSample = 1024;  // rows per kv head, under a deadline
-constexpr double kMostSlowdown = 8.0;    // a larger measured slowdown is an outlier
+constexpr double kReservedShare = 0.10;
+constexpr uint32_t kMinSampleTokens = 1024;  // rows per kv head, under a deadline
+constexpr double kMaxSlowdown = 8.0;         // a larger measured slowdown is an outlier
 // Maximum time that the last step waits for a writer before it checks again whether the build was
 // stopped.
 constexpr absl::Duration kWriterWait = absl::Milliseconds(10);
@@ -127,7 +127,7 @@ class Build {
   }
   void MeasureCosts();
   absl::Duration CodingTime(const Unit& unit) const;
-  void LookAtSpeed(absl::Duration took, absl::Duration by_costs);
+  void UpdateSlowdown(absl::Duration took, absl::Duration by_costs);
   void RequestStop(Stop reason);
   bool Stopped();
   absl::Status StopStatus() const;
@@ -138,7 +138,7 @@ class Build {
   absl::Status PublishLayer(uint32_t layer_slot);
   // Codes the segments of a snapshot that have no index yet. Only the writer may pass with_tail =
   // true, which includes the active segment. Returns true when there were any.
-  absl::StatusOr<bool> CodeNewcomers(const Snapshot& snapshot, bool with_tail);
+  absl::StatusOr<bool> CodeNewSegments(const Snapshot& snapshot, bool with_tail);
 
   const Cache& cache_;
   const std::shared_ptr<Sequence> sequence_;
@@ -164,7 +164,7 @@ class Build {
   Mutex progress_mutex_;                                                // one report at a time
   std::vector<uint32_t> epochs_done_ ABSL_GUARDED_BY(progress_mutex_);  // per layer slot
   uint32_t layers_done_ ABSL_GUARDED_BY(progress_mutex_) = 0;
-  absl::Status publishing_ ABSL_GUARDED_BY(progress_mutex_);
+  absl::Status publish_status_ ABSL_GUARDED_BY(progress_mutex_);
 };
 
 uint32_t Build::segment_end(size_t segment) const {
@@ -284,7 +284,7 @@ absl::Status Build::Run() {
       [this](uint32_t task, uint32_t) { RunTask(tasks_[task]); });
   if (stop_.load() != Stop::kNone) return StopStatus();
   const MutexLock lock(&progress_mutex_);
-  return publishing_;
+  return publish_status_;
 }
 
 void Build::RunTask(const Task& task) {
@@ -327,7 +327,7 @@ TrainingResult Build::TrainTask(const Task& task) {
                     .iterations = spec_.iterations,
                     .sample_seed = head_seed,
                     .seed = MixSeed(head_seed, task.subspace),
-                    .go_on = [this] { return !Stopped(); },
+                    .keep_going = [this] { return !Stopped(); },
                     .centroids = centroids.subspan(task.subspace * part_floats, part_floats)};
   if (costs_.empty()) {
     return Train(cache_.engine->options.exec, args, cache_.engine->scratch);
@@ -338,7 +338,7 @@ TrainingResult Build::TrainTask(const Task& task) {
   const SteadyTime now = clock_();
   const double workers = cache_.engine->building.worker_count();
   const double share = std::min(1.0, workers / std::max(1u, tasks_left_.load()));
-  const absl::Duration left = spec_.deadline - now - kReserve * (spec_.deadline - began_) -
+  const absl::Duration left = spec_.deadline - now - kReservedShare * (spec_.deadline - began_) -
                               absl::Nanoseconds(coding_left_ns_.load()) * slowdown / workers;
   const absl::Duration slice = std::max(absl::ZeroDuration(), left * share);
   // The sample is reduced before the iterations: this costs the codebook little quality.
@@ -346,22 +346,22 @@ TrainingResult Build::TrainTask(const Task& task) {
   uint32_t sample =
       spec_.train_tokens == 0 ? head_tokens(unit) : std::min(spec_.train_tokens, head_tokens(unit));
   if (fit < sample) {
-    sample = std::min(sample, std::max(kLeastSample, static_cast<uint32_t>(fit)));
+    sample = std::min(sample, std::max(kMinSampleTokens, static_cast<uint32_t>(fit)));
     args.sample_tokens = sample;
   }
   const absl::Duration step = absl::Seconds(cost.step * sample);
-  args.go_on = [this, step = step * slowdown, until = now + slice] {
+  args.keep_going = [this, step = step * slowdown, until = now + slice] {
     return !Stopped() && clock_() + step <= until;
   };
   const TrainingResult result = Train(cache_.engine->options.exec, args, cache_.engine->scratch);
   if (result.iterations > 0 && result.iterations < args.iterations) {
-    LookAtSpeed(clock_() - now, absl::Seconds(cost.load * sample) + step * result.iterations);
+    UpdateSlowdown(clock_() - now, absl::Seconds(cost.load * sample) + step * result.iterations);
   }
   return result;
 }
 
-void Build::LookAtSpeed(absl::Duration took, absl::Duration by_costs) {
-  slowdown_ = std::clamp(absl::FDivDuration(took, by_costs), 1.0, kMostSlowdown);
+void Build::UpdateSlowdown(absl::Duration took, absl::Duration by_costs) {
+  slowdown_ = std::clamp(absl::FDivDuration(took, by_costs), 1.0, kMaxSlowdown);
 }
 
 void Build::EncodeHead(const Unit& unit, uint32_t kv_head) {
@@ -388,7 +388,7 @@ void Build::FinishUnit(Unit& unit) {
     index_bytes +=
         IndexContentBytes(layer(unit).shape, spec_.index, rows.slot_capacity(), slot_end);
     if (i < epoch.segment_begin || i >= epoch.segment_end) continue;
-    AnnounceCounts(segment_indexes_[i]->layer(unit.layer_slot), slot_end);
+    PublishCounts(segment_indexes_[i]->layer(unit.layer_slot), slot_end);
   }
   CodebookHeader& header = unit.codebook->header();
   double inertia = 0;
@@ -402,7 +402,7 @@ void Build::FinishUnit(Unit& unit) {
   const MutexLock lock(&progress_mutex_);
   if (++epochs_done_[unit.layer_slot] == epochs_.size()) {
     ++layers_done_;
-    if (!Stopped()) publishing_.Update(PublishLayer(unit.layer_slot));
+    if (!Stopped()) publish_status_.Update(PublishLayer(unit.layer_slot));
   }
   if (!progress_ || Stopped()) return;
   BuildProgress report{.layer = layer(unit).layer,
@@ -427,7 +427,7 @@ absl::Status Build::PublishLayer(uint32_t layer_slot) {
   return sequence_->PublishIndex(spec_.index, indexed);
 }
 
-absl::StatusOr<bool> Build::CodeNewcomers(const Snapshot& snapshot, bool with_tail) {
+absl::StatusOr<bool> Build::CodeNewSegments(const Snapshot& snapshot, bool with_tail) {
   const SegmentList& list = *snapshot.list;
   const size_t ordinal = list.Find(spec_.index);
   if (ordinal == list.indexes.size())
@@ -461,7 +461,7 @@ absl::Status Build::CatchUp() {
   for (int round = 0; round < kCatchUpRounds; ++round) {  // each leaves less for below
     const auto snapshot = sequence_->Peek();
     if (!snapshot.ok()) return snapshot.status();
-    const auto coded = CodeNewcomers(**snapshot, /*with_tail=*/false);
+    const auto coded = CodeNewSegments(**snapshot, /*with_tail=*/false);
     if (!coded.ok() && !absl::IsAborted(coded.status())) return coded.status();
     if (coded.ok() && !*coded) break;
   }
@@ -474,7 +474,7 @@ absl::Status Build::CatchUp() {
     }
     const auto snapshot = sequence_->Peek();
     if (!snapshot.ok()) return snapshot.status();
-    return CodeNewcomers(**snapshot, /*with_tail=*/true).status();
+    return CodeNewSegments(**snapshot, /*with_tail=*/true).status();
   }
 }
 
@@ -511,13 +511,13 @@ absl::Status BuildSequenceIndex(const Cache& cache, WriteLease lease, const Buil
   const auto base = sequence->Read();
   if (!base.ok()) return base.status();
   if (absl::Status status = VerifyList(cache, *(*base)->list); !status.ok()) return status;
-  LiveIndexes& live = *cache.engine->live;
-  if (const auto kept_up = live.SpecOf(sequence->sequence_id());
-      kept_up.has_value() && kept_up->index == spec.index) {
+  IncrementalIndexer& live = *cache.engine->live;
+  if (const auto live_spec = live.SpecOf(sequence->sequence_id());
+      live_spec.has_value() && live_spec->index == spec.index) {
     if (absl::Status status = CheckTokens(cache, **base); !status.ok()) return status;
     // An active segment of a later turn is coded under the existing codebooks while it is open.
     if (!(*base)->list->prefill_closed) {
-      if (absl::Status status = sequence->CloseTail(); !status.ok()) return status;
+      if (absl::Status status = sequence->CloseActiveSegment(); !status.ok()) return status;
     }
     { const WriteLease done = std::move(lease); }  // lets writers append again
     return live.Finish(cache, *sequence, spec, progress);
@@ -527,12 +527,12 @@ absl::Status BuildSequenceIndex(const Cache& cache, WriteLease lease, const Buil
     return DeadlineExceeded("", "the deadline passed before the build began");
   }
   // Merges would replace the segments that are being coded.
-  const LiveIndexes::Pause pause(live, sequence->sequence_id());
+  const IncrementalIndexer::Pause pause(live, sequence->sequence_id());
   const auto quiet = sequence->Read();
   if (!quiet.ok()) return quiet.status();
   Build build(cache, sequence, *quiet, spec, progress, clock);
   if (absl::Status status = build.Allocate(); !status.ok()) return status;
-  if (absl::Status status = sequence->CloseTail(); !status.ok()) return status;
+  if (absl::Status status = sequence->CloseActiveSegment(); !status.ok()) return status;
   if (absl::Status status = sequence->PublishIndex(spec.index, {}); !status.ok()) return status;
   { const WriteLease done = std::move(lease); }  // lets writers append again
   absl::Status status = build.Run();

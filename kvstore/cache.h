@@ -25,7 +25,7 @@
 namespace pqcached::kvstore {
 
 class Checksums;
-class LiveIndexes;
+class IncrementalIndexer;
 
 // Thread-safe.
 struct Engine {
@@ -41,8 +41,8 @@ struct Engine {
   std::atomic<uint64_t> next_segment_id = 1;
   std::atomic<uint64_t> data_loss_count = 0;  // layers of segments whose checksum differed
   CostModel costs;
-  std::unique_ptr<LiveIndexes> live;     // its thread uses all members above
-  std::unique_ptr<Checksums> checksums;  // null without a keeper
+  std::unique_ptr<IncrementalIndexer> live;  // its thread uses all members above
+  std::unique_ptr<Checksums> checksums;      // null without a keeper
 };
 
 // Immutable except for its pool and prefixes; thread-safe.
@@ -55,7 +55,7 @@ struct Cache {
   Engine* engine = nullptr;                    // outlives the cache
   const std::shared_ptr<RecordTable> records;  // null: the cache is not persisted
   const std::shared_ptr<PrefixIndex> prefixes = std::make_shared<PrefixIndex>();
-  const std::unique_ptr<HeatClock> uses = std::make_unique<HeatClock>();
+  const std::unique_ptr<UsageClock> uses = std::make_unique<UsageClock>();
 
   Cache(uint64_t id, std::string owner, CacheSpec cache_spec, std::shared_ptr<Pool> memory,
         Engine* shared, std::shared_ptr<RecordTable> table = nullptr)

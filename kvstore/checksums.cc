@@ -45,7 +45,7 @@ std::optional<uint32_t> NumberOf(RecordTable& table, RecordSlot& record, const S
 void SumRows(const Cache& cache, const SegmentEntry& entry) {
   RecordTable& table = *cache.records;
   const SegmentRows& rows = *entry.rows;
-  const auto number = NumberOf(table, rows.record(), table.row_sums());
+  const auto number = NumberOf(table, rows.record(), table.row_checksums());
   if (!number.has_value()) return;
   const uint32_t slot_count = entry.token_end - rows.first_position();
   std::vector<uint32_t> sums(cache.layers.head_count);
@@ -54,10 +54,10 @@ void SumRows(const Cache& cache, const SegmentEntry& entry) {
   }
   const MutexLock lock(&table.mutex());
   if (table.detached()) return;
-  RecordWriter writer(table.row_sums().Open(*number));
-  writer.Add(RowSumsRecord{.segment_id = rows.segment_id(), .slot_count = slot_count});
+  RecordWriter writer(table.row_checksums().Open(*number));
+  writer.Add(RowChecksumsRecord{.segment_id = rows.segment_id(), .slot_count = slot_count});
   writer.AddAll(std::span<const uint32_t>(sums));
-  table.row_sums().Commit(*number, writer.size_bytes());
+  table.row_checksums().Commit(*number, writer.size_bytes());
 }
 
 void SumLayer(const Cache& cache, const SegmentRows& rows, const SegmentIndex::Layer& layer,
@@ -65,15 +65,15 @@ void SumLayer(const Cache& cache, const SegmentRows& rows, const SegmentIndex::L
   const IndexDataHeader& header = layer.header();
   if (header.cell_count > 0 && header.counted_end.load(std::memory_order_acquire) == 0) return;
   RecordTable& table = *cache.records;
-  const auto number = NumberOf(table, layer.data->record(), table.layer_sums());
+  const auto number = NumberOf(table, layer.data->record(), table.layer_checksums());
   if (!number.has_value()) return;
-  const LayerSumsRecord record{
+  const LayerChecksumsRecord record{
       .segment_id = rows.segment_id(),
       .data = kernels::Crc32c(table.exec(), DataBytes(cache, layer, layer_slot)),
       .codebook = kernels::Crc32c(table.exec(), CodebookBytes(cache, layer, layer_slot))};
   const MutexLock lock(&table.mutex());
   if (table.detached()) return;
-  table.layer_sums().Put(*number, std::as_bytes(std::span(&record, 1)));
+  table.layer_checksums().Put(*number, std::as_bytes(std::span(&record, 1)));
 }
 
 absl::Status LossError(const Cache& cache, uint64_t segment_id, uint32_t layer_slot) {
@@ -190,11 +190,11 @@ void Checksums::Work() {
   }
 }
 
-bool ExpectRowSums(const Cache& cache, uint32_t number, const SegmentRows& rows) {
-  const SlotArray::Content content = cache.records->row_sums().Read(number);
+bool LoadRowChecksums(const Cache& cache, uint32_t number, const SegmentRows& rows) {
+  const SlotArray::Content content = cache.records->row_checksums().Read(number);
   if (content.state == SlotArray::State::kEmpty) return true;
   RecordReader reader(content.bytes);
-  const auto record = reader.Get<RowSumsRecord>();
+  const auto record = reader.Get<RowChecksumsRecord>();
   const auto sums = reader.GetAll<uint32_t>(cache.layers.head_count);
   if (!reader.done() || record.segment_id != rows.segment_id() ||
       record.slot_count > rows.slot_capacity()) {
@@ -210,12 +210,12 @@ bool ExpectRowSums(const Cache& cache, uint32_t number, const SegmentRows& rows)
   return true;
 }
 
-bool ExpectLayerSums(const Cache& cache, uint32_t number, uint64_t segment_id, uint32_t layer_slot,
-                     const SegmentIndex::Layer& layer) {
-  const SlotArray::Content content = cache.records->layer_sums().Read(number);
+bool LoadLayerChecksums(const Cache& cache, uint32_t number, uint64_t segment_id,
+                        uint32_t layer_slot, const SegmentIndex::Layer& layer) {
+  const SlotArray::Content content = cache.records->layer_checksums().Read(number);
   if (content.state == SlotArray::State::kEmpty) return true;
   RecordReader reader(content.bytes);
-  const auto record = reader.Get<LayerSumsRecord>();
+  const auto record = reader.Get<LayerChecksumsRecord>();
   if (!reader.done() || record.segment_id != segment_id) return false;
   layer.data->Expect(std::make_unique<CheckedBytes>(std::vector<CheckedBytes::Piece>{
       {DataBytes(cache, layer, layer_slot), record.data},

@@ -26,12 +26,12 @@ namespace pqcached::kvstore {
 
 // ---- Content of the record slots.
 
-struct RowSumsRecord {  // followed by uint32_t per head: CRC32C of its first `slot_count` rows
+struct RowChecksumsRecord {  // followed by uint32_t per head: CRC32C of its first `slot_count` rows
   uint64_t segment_id = 0;
   uint32_t slot_count = 0;
   uint32_t reserved = 0;
 };
-struct LayerSumsRecord {  // CRC32C of the whole content
+struct LayerChecksumsRecord {  // CRC32C of the whole content
   uint64_t segment_id = 0;
   uint32_t data = 0;
   uint32_t codebook = 0;
@@ -82,10 +82,10 @@ class Checksums {
 
 // Sets the checksums that `rows`, stored in record `number`, are compared with. For recovery.
 // Returns false when the checksum record itself is damaged.
-bool ExpectRowSums(const Cache& cache, uint32_t number, const SegmentRows& rows);
+bool LoadRowChecksums(const Cache& cache, uint32_t number, const SegmentRows& rows);
 // Does the same for one layer of an index.
-bool ExpectLayerSums(const Cache& cache, uint32_t number, uint64_t segment_id, uint32_t layer_slot,
-                     const SegmentIndex::Layer& layer);
+bool LoadLayerChecksums(const Cache& cache, uint32_t number, uint64_t segment_id,
+                        uint32_t layer_slot, const SegmentIndex::Layer& layer);
 
 // Verifies bytes that were not verified yet. Errors: kDataLoss.
 absl::Status VerifyRows(const Cache& cache, const SegmentRows& rows, uint32_t layer_slot);

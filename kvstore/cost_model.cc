@@ -184,7 +184,7 @@ double PrefillSeconds(const PrefillCost& cost, uint32_t token_count) {
 CostModel::CostModel(const kernels::Exec& exec, std::string file)
     : exec_(exec), file_(std::move(file)) {}
 
-std::string CostModel::DescribeMachine(const kernels::Exec& exec) {
+std::string CostModel::MachineKey(const kernels::Exec& exec) {
   std::string model = "unknown CPU";
   std::ifstream in("/proc/cpuinfo");
   for (std::string line; std::getline(in, line);) {
@@ -205,7 +205,7 @@ void CostModel::Load() {
   std::string heading;
   std::string machine;
   if (!std::getline(in, heading) || heading != kHeading) return;
-  if (!std::getline(in, machine) || machine != DescribeMachine(exec_)) return;
+  if (!std::getline(in, machine) || machine != MachineKey(exec_)) return;
   for (std::string line; std::getline(in, line);) {
     std::istringstream fields(line);
     uint32_t dtype, key_dim, row_bytes, subspaces, bits;
@@ -221,7 +221,7 @@ void CostModel::Load() {
 
 std::string CostModel::Text() const {
   std::ostringstream out;
-  out << kHeading << "\n" << DescribeMachine(exec_) << "\n";
+  out << kHeading << "\n" << MachineKey(exec_) << "\n";
   for (const auto& [kind, cost] : costs_) {
     const auto& [dtype, key_dim, row_bytes, subspaces, bits] = kind;
     out << dtype << " " << key_dim << " " << row_bytes << " " << subspaces << " " << bits << " "

@@ -56,7 +56,7 @@ class CostModel {
   BuildCost Measured(const LayerShape& shape, const IndexDescriptor& index);
 
   // Returns "CPU model, core count, instruction set", the key under which measurements are valid.
-  static std::string DescribeMachine(const kernels::Exec& exec);
+  static std::string MachineKey(const kernels::Exec& exec);
 
  private:
   // dtype, key_dim, row_bytes, m, b

@@ -15,9 +15,9 @@ struct Cut {
 };
 
 // Counts down the remaining users of each part of a segment.
-class Releaser {
+class FreedExtentCounter {
  public:
-  Releaser(const StoredLayers& layers, std::vector<ExtentRef>& extents)
+  FreedExtentCounter(const StoredLayers& layers, std::vector<ExtentRef>& extents)
       : layers_(layers), extents_(&extents) {}
 
   void Collect(std::vector<ExtentRef>& extents) { extents_ = &extents; }
@@ -67,11 +67,11 @@ void CutRetained(size_t candidate, const SegmentList& list, EvictionPolicy polic
   size_t end = list.segments.size();
   while (end > 0) {
     size_t begin = end - 1;
-    score = std::max(score, HeatClock::Score(policy, list.segments[begin].rows->heat()));
+    score = std::max(score, UsageClock::Score(policy, list.segments[begin].rows->heat()));
     uint32_t keep_tokens = list.segments[begin].rows->first_position();
     if (keep_tokens < kBlockTokens) {  // a prefix this short cannot be matched
       for (; begin > 0; --begin) {
-        score = std::max(score, HeatClock::Score(policy, list.segments[begin - 1].rows->heat()));
+        score = std::max(score, UsageClock::Score(policy, list.segments[begin - 1].rows->heat()));
       }
       keep_tokens = 0;
     }
@@ -121,7 +121,7 @@ std::vector<Victim> PlanEviction(std::span<const Candidate> candidates, const St
   std::vector<Victim> victims;
   victims.reserve(cuts.size());
   std::vector<ExtentRef> none;
-  Releaser releaser(layers, none);
+  FreedExtentCounter releaser(layers, none);
   for (Cut& cut : cuts) {
     releaser.Collect(cut.victim.extents);
     const auto& segments = snapshots[cut.victim.candidate]->list->segments;

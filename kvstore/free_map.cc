@@ -26,7 +26,7 @@ void ExtentDemand::Add(size_t size_bytes, uint64_t extent_count) {
 }
 
 void FreeMap::Free(ExtentRef extent) {
-  if (staying_.contains(extent.unit)) return;
+  if (pinned_units_.contains(extent.unit)) return;
   used_bytes_ -= extent.size_bytes();
   uint32_t unit = extent.unit;
   uint32_t order = extent.order;

@@ -47,7 +47,7 @@ class FreeMap {
       : free_(std::move(free)),
         used_bytes_(used_bytes),
         limit_bytes_(limit_bytes),
-        staying_(std::move(staying)) {}
+        pinned_units_(std::move(staying)) {}
 
   // REQUIRES: the extent is in use.
   void Free(ExtentRef extent);
@@ -64,7 +64,7 @@ class FreeMap {
   std::vector<std::set<uint32_t>> free_;
   size_t used_bytes_;
   size_t limit_bytes_;
-  std::unordered_set<uint32_t> staying_;
+  std::unordered_set<uint32_t> pinned_units_;
 };
 
 // Returns the order of the smallest extent that holds `size_bytes`.

@@ -17,20 +17,20 @@ namespace pqcached::kvstore {
 
 enum class EvictionPolicy : uint8_t { kLru = 0, kReuse = 1 };
 
-struct Heat {
-  std::atomic<uint64_t> last_use = 0;  // tick of HeatClock
+struct SegmentUsage {
+  std::atomic<uint64_t> last_use = 0;  // tick of UsageClock
   std::atomic<uint32_t> hits = 0;
   std::atomic<double> worth = 0;
 };
 
 // Logical clock of one cache. It advances with each use.
-class HeatClock {
+class UsageClock {
  public:
   // Advances the clock and returns the new tick.
   uint64_t Tick() { return uses_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
   // Records a use at `tick`. `hit`: another request reused the same tokens.
-  void Use(uint64_t tick, bool hit, Heat& heat) const {
+  void Use(uint64_t tick, bool hit, SegmentUsage& heat) const {
     const uint32_t hits =
         hit ? heat.hits.fetch_add(1, std::memory_order_relaxed) + 1 : heat.hits.load();
     heat.last_use.store(tick, std::memory_order_relaxed);
@@ -38,7 +38,7 @@ class HeatClock {
   }
 
   // Returns the eviction score; the lowest is evicted first.
-  static double Score(EvictionPolicy policy, const Heat& heat) {
+  static double Score(EvictionPolicy policy, const SegmentUsage& heat) {
     if (policy == EvictionPolicy::kReuse) return heat.worth.load(std::memory_order_relaxed);
     return static_cast<double>(heat.last_use.load(std::memory_order_relaxed));
   }

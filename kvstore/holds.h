@@ -43,7 +43,7 @@ class Holds {
   // by one Release.
   [[nodiscard]] bool Take() {
     for (;;) {
-      int64_t count = Settled();
+      int64_t count = DecidedCount();
       if (count == kClaimed) return false;
       if (count_.compare_exchange_weak(count, count + 1)) return true;
     }
@@ -68,7 +68,7 @@ class Holds {
     if (reserved) Settle(/*claimed=*/true);
     return reserved;
   }
-  bool claimed() const { return Settled() == kClaimed; }
+  bool claimed() const { return DecidedCount() == kClaimed; }
   bool held() const { return count_.load(std::memory_order_acquire) > 0; }
 
   // Pins the sequence until a time of BootNanos; zero removes the pin. The time is limited to
@@ -95,7 +95,7 @@ class Holds {
 
   // Returns the count once no evictor is about to decide; a decision takes the evictor only a few
   // loads and stores.
-  int64_t Settled() const {
+  int64_t DecidedCount() const {
     for (;;) {
       const int64_t count = count_.load();
       if (count != kReserved) return count;

@@ -39,10 +39,10 @@ class IngestTransactionImpl final : public IngestTransaction {
   absl::Status WriteChunk(uint64_t first_position, const LayerRows& rows) {
     const absl::StatusOr<CheckedRows> checked = CheckRows(writer_->cache(), rows);
     if (!checked.ok()) return Under("rows", checked.status());
-    const auto arrival = CheckArrival(first_position, checked->token_count,
-                                      writer_->layer_tokens(checked->layer_slot), rows.layer);
+    const auto arrival = ClassifyRange(first_position, checked->token_count,
+                                       writer_->layer_tokens(checked->layer_slot), rows.layer);
     if (!arrival.ok()) return arrival.status();
-    if (*arrival == Arrival::kRepeat) return absl::OkStatus();
+    if (*arrival == RangeKind::kRepeat) return absl::OkStatus();
     const uint32_t token_end = writer_->layer_tokens(checked->layer_slot) + checked->token_count;
     if (absl::Status status = writer_->Reserve(token_end); !status.ok()) return status;
     return Under("rows", writer_->Write(*checked));
@@ -90,8 +90,8 @@ absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::shared_ptr<c
   const uint32_t segment_tokens = cache->engine->options.segment_tokens;
   auto writer = SegmentWriter::Begin(std::move(cache), std::move(lease), segment_tokens);
   if (!writer.ok()) return writer.status();
-  const LiveIndexes& live = *writer->cache().engine->live;
-  if (live.SpecOf(writer->sequence().sequence_id()).has_value()) writer->CodeLater();
+  const IncrementalIndexer& live = *writer->cache().engine->live;
+  if (live.SpecOf(writer->sequence().sequence_id()).has_value()) writer->DeferEncoding();
   return std::make_unique<IngestTransactionImpl>(*std::move(writer));
 }
 
@@ -105,10 +105,10 @@ absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLea
   uint32_t new_count = 0;
   for (const CheckedRows& rows : *all) {
     const auto arrival =
-        CheckArrival(first_position, rows.token_count, writer->layer_tokens(rows.layer_slot),
-                     writer->cache().layers.layers[rows.layer_slot].layer);
+        ClassifyRange(first_position, rows.token_count, writer->layer_tokens(rows.layer_slot),
+                      writer->cache().layers.layers[rows.layer_slot].layer);
     if (!arrival.ok()) return arrival.status();
-    if (*arrival == Arrival::kNew) ++new_count;
+    if (*arrival == RangeKind::kNew) ++new_count;
   }
   if (new_count == 0) return writer->base().token_count();
   if (new_count != all->size()) {
@@ -116,7 +116,7 @@ absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLea
         "first_position",
         absl::StrCat(first_position, ": some layers hold these tokens, others do not"));
   }
-  const LiveIndexes& live = *writer->cache().engine->live;
+  const IncrementalIndexer& live = *writer->cache().engine->live;
   if (live.SpecOf(writer->sequence().sequence_id()).has_value()) writer->EndPrefill();
   const auto token_end = static_cast<uint32_t>(first_position) + all->front().token_count;
   if (absl::Status status = writer->Reserve(token_end); !status.ok()) return status;

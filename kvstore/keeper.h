@@ -42,11 +42,11 @@ class DescriptorKeeper {
   //         kUnavailable        the keeper does not answer
   virtual absl::Status Keep(std::string_view name, int descriptor) = 0;
   // Returns true when the keeper supports KeepMapped.
-  virtual bool keeps_mappings() const { return false; }
+  virtual bool supports_mappings() const { return false; }
   // Does the same as Keep for memory that only mappings which exist when this returns can write
   // afterwards (LaterWriters::kNever): the keeper also keeps a mapping of it.
   //
-  // REQUIRES: keeps_mappings().
+  // REQUIRES: supports_mappings().
   virtual absl::Status KeepMapped(std::string_view name, int descriptor);
   // Returns the read-write mapping of memory that an earlier process kept by KeepMapped; empty when
   // there is none. The first caller takes it.

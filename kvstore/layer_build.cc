@@ -34,7 +34,7 @@ TrainingArgs TaskArgs(const LayerTraining& training, const LayerShape& shape, ui
                     .iterations = training.iterations,
                     .sample_seed = head_seed,
                     .seed = MixSeed(head_seed, subspace),
-                    .go_on = training.go_on,
+                    .keep_going = training.keep_going,
                     .centroids = part_of(codebook)};
   if (training.first != nullptr) args.first = part_of(*training.first);
   return args;
@@ -60,7 +60,7 @@ absl::StatusOr<SegmentIndex::Layer> Code(const Cache& cache, uint32_t layer_slot
     EncodeSlots(exec, layer, rows, data, kv_head, {0, slot_end}, scratch.bytes());
     if (count) CountHead(exec, layer, data, kv_head, slot_end);
   });
-  if (count) AnnounceCounts(data, slot_end);
+  if (count) PublishCounts(data, slot_end);
   return data;
 }
 

@@ -34,8 +34,8 @@ struct LayerTraining {
   uint32_t sample_tokens = 0;               // rows per kv head; 0 = all
   uint32_t iterations = 0;
   uint64_t seed = 0;
-  const Codebook* first = nullptr;  // start from its centroids; null: from random rows
-  std::function<bool()> go_on;      // called between iterations, from several threads; false stops
+  const Codebook* first = nullptr;   // start from its centroids; null: from random rows
+  std::function<bool()> keep_going;  // called between iterations, from several threads; false stops
 };
 
 // Trains the centroids of `codebook` and fills its header.
@@ -43,7 +43,7 @@ void TrainLayer(const Cache& cache, const LayerTraining& training, Codebook& cod
 
 // Returns the mean squared distance of a sample of the segments' keys (at most 2048 rows per kv
 // head) to their centroids of `codebook`, summed over sub-spaces, averaged over kv heads. It is
-// comparable with CodebookHeader::inertia. `training`: first, iterations and go_on are ignored.
+// comparable with CodebookHeader::inertia. `training`: first, iterations and keep_going are ignored.
 double MeasureLayer(const Cache& cache, const LayerTraining& training, const Codebook& codebook);
 
 // Allocates the index data of one layer of a segment, codes its slots [0, slot_end), and counts and

@@ -51,25 +51,25 @@ absl::StatusOr<VersionedImage> Lease::Refresh(uint64_t known_version) {
       return NotFound("lease_id", absl::StrCat("no lease ", parts_.lease_id));
     }
     refreshed_ = SteadyTime::Now();
-    const uint64_t last = handed_out_.empty() ? 0 : handed_out_.back().version;
+    const uint64_t last = delivered_.empty() ? 0 : delivered_.back().version;
     if (known_version > last) {
       return InvalidArgument("known_version",
                              absl::StrCat(known_version, "; the newest attachment is ", last));
     }
     const auto kept =
-        std::find_if(handed_out_.begin(), handed_out_.end(),
+        std::find_if(delivered_.begin(), delivered_.end(),
                      [&](const Version& version) { return version.version >= known_version; });
-    std::move(handed_out_.begin(), kept, std::back_inserter(old));
-    handed_out_.erase(handed_out_.begin(), kept);
+    std::move(delivered_.begin(), kept, std::back_inserter(old));
+    delivered_.erase(delivered_.begin(), kept);
     if (state_ == State::kRevoked || newest_.version == known_version) return VersionedImage{};
     if (newest_.version != last) {
-      if (handed_out_.size() >= kMaxVersions) {
+      if (delivered_.size() >= kMaxVersions) {
         return ResourceExhausted("known_version",
-                                 absl::StrCat(known_version, "; ", handed_out_.size(),
+                                 absl::StrCat(known_version, "; ", delivered_.size(),
                                               " attachments are not acknowledged"),
                                  kNoRetry);
       }
-      handed_out_.push_back(newest_);
+      delivered_.push_back(newest_);
     }
     newest = newest_;
     layer_tokens = layer_tokens_;
@@ -85,7 +85,7 @@ void Lease::End() {
     const MutexLock lock(&mutex_);
     if (state_ == State::kEnded) return;
     state_ = State::kEnded;
-    held.swap(handed_out_);
+    held.swap(delivered_);
     held.push_back(std::exchange(newest_, {}));
     LeaseWords& mine = words();
     mine.lease_id.store(0, std::memory_order_release);
@@ -97,7 +97,7 @@ void Lease::End() {
   parts_.sequence->holds().Release();
 }
 
-void Lease::RevokeIdle(absl::Duration timeout) {
+void Lease::RevokeIfExpired(absl::Duration timeout) {
   {
     const MutexLock lock(&mutex_);
     if (state_ != State::kFollowing || SteadyTime::Now() - refreshed_ <= timeout) return;
@@ -127,10 +127,10 @@ bool Lease::OnTruncate(uint32_t token_count, uint64_t own_lease) {
     const MutexLock lock(&mutex_);
     const bool shortened =
         *std::max_element(layer_tokens_.begin(), layer_tokens_.end()) > token_count;
-    if (state_ == State::kEnded || own_lease == parts_.lease_id || !shortened || tail_left_) {
+    if (state_ == State::kEnded || own_lease == parts_.lease_id || !shortened || tail_preserved_) {
       return false;
     }
-    tail_left_ = true;
+    tail_preserved_ = true;
     Revoke();
   }
   parts_.control->Wake();
@@ -173,9 +173,9 @@ LeaseInfo Lease::Describe() const {
   std::vector<std::shared_ptr<const SegmentList>> lists;
   {
     const MutexLock lock(&mutex_);
-    for (const Version& version : handed_out_) lists.push_back(version.list);
+    for (const Version& version : delivered_) lists.push_back(version.list);
     if (newest_.list != nullptr) lists.push_back(newest_.list);
-    info.version_count = static_cast<uint32_t>(handed_out_.size());
+    info.version_count = static_cast<uint32_t>(delivered_.size());
     info.revoked = state_ == State::kRevoked;
   }
   info.bytes = HeldBytes(lists);

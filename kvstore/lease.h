@@ -60,7 +60,7 @@ class Lease final : public SequenceWatcher, public std::enable_shared_from_this<
   absl::StatusOr<VersionedImage> Refresh(uint64_t known_version);
 
   // Revokes the lease when its holder has not refreshed it for longer than `timeout`.
-  void RevokeIdle(absl::Duration timeout);
+  void RevokeIfExpired(absl::Duration timeout);
 
   // Releases all versions and clears the words; the client no longer reads. Idempotent.
   void End();
@@ -93,12 +93,12 @@ class Lease final : public SequenceWatcher, public std::enable_shared_from_this<
   mutable Mutex mutex_;
   State state_ ABSL_GUARDED_BY(mutex_) = State::kFollowing;
   SteadyTime refreshed_ ABSL_GUARDED_BY(mutex_) = started_;
-  Version newest_ ABSL_GUARDED_BY(mutex_);                   // no list when revoked
-  std::vector<Version> handed_out_ ABSL_GUARDED_BY(mutex_);  // ascending, not acknowledged
+  Version newest_ ABSL_GUARDED_BY(mutex_);                  // no list when revoked
+  std::vector<Version> delivered_ ABSL_GUARDED_BY(mutex_);  // ascending, not acknowledged
   std::vector<uint32_t> layer_tokens_ ABSL_GUARDED_BY(mutex_);
   // True after a truncation that left the client its slots of the active segment, which are then
   // not written again.
-  bool tail_left_ ABSL_GUARDED_BY(mutex_) = false;
+  bool tail_preserved_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace pqcached::kvstore

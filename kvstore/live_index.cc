@@ -50,7 +50,7 @@ BuildProgress ReportOf(const Cache& cache, const Snapshot& snapshot, size_t ordi
 
 }  // namespace
 
-struct LiveIndexes::Entry {
+struct IncrementalIndexer::Entry {
   std::shared_ptr<LiveSequence> work;
   LiveIndex spec;
   bool wanted[2] = {true, true};  // per Purpose: there may be work
@@ -62,14 +62,14 @@ struct LiveIndexes::Entry {
   bool idle() const { return !wanted[0] && !wanted[1] && !running; }
 };
 
-struct LiveIndexes::Pick {
+struct IncrementalIndexer::Pick {
   uint64_t sequence_id = 0;
   std::shared_ptr<LiveSequence> work;
   Purpose purpose = Purpose::kDecode;
   uint64_t published = 0;
 };
 
-class LiveIndexes::Watcher : public SequenceWatcher {
+class IncrementalIndexer::Watcher : public SequenceWatcher {
  public:
   Watcher(std::shared_ptr<Inbox> inbox, uint64_t sequence_id)
       : inbox_(std::move(inbox)), sequence_id_(sequence_id) {}
@@ -122,10 +122,10 @@ absl::Status CheckLiveIndex(const Cache& cache, const LiveIndex& spec) {
   return absl::OkStatus();
 }
 
-LiveIndexes::LiveIndexes(Failed failed)
+IncrementalIndexer::IncrementalIndexer(Failed failed)
     : failed_(std::move(failed)), inbox_(std::make_shared<Inbox>()), worker_([this] { Work(); }) {}
 
-void LiveIndexes::Stop() {
+void IncrementalIndexer::Stop() {
   stop_.store(true);
   {
     const MutexLock lock(&inbox_->mutex);
@@ -135,15 +135,15 @@ void LiveIndexes::Stop() {
   if (worker_.joinable()) worker_.join();
 }
 
-LiveIndexes::~LiveIndexes() {
+IncrementalIndexer::~IncrementalIndexer() {
   Stop();
   std::map<uint64_t, Entry> entries;  // freed after the lock is released
   const MutexLock lock(&inbox_->mutex);
   entries.swap(inbox_->entries);
 }
 
-absl::Status LiveIndexes::Add(std::shared_ptr<const Cache> cache,
-                              std::shared_ptr<Sequence> sequence, const LiveIndex& spec) {
+absl::Status IncrementalIndexer::Add(std::shared_ptr<const Cache> cache,
+                                     std::shared_ptr<Sequence> sequence, const LiveIndex& spec) {
   const uint64_t sequence_id = sequence->sequence_id();
   {
     auto work = std::make_shared<LiveSequence>(std::move(cache), sequence, spec);
@@ -161,34 +161,34 @@ absl::Status LiveIndexes::Add(std::shared_ptr<const Cache> cache,
   return absl::OkStatus();
 }
 
-std::optional<LiveIndex> LiveIndexes::SpecOf(uint64_t sequence_id) const {
+std::optional<LiveIndex> IncrementalIndexer::SpecOf(uint64_t sequence_id) const {
   const MutexLock lock(&inbox_->mutex);
   const auto it = inbox_->entries.find(sequence_id);
   if (it == inbox_->entries.end()) return std::nullopt;
   return it->second.spec;
 }
 
-absl::Status LiveIndexes::StatusOf(uint64_t sequence_id) const {
+absl::Status IncrementalIndexer::StatusOf(uint64_t sequence_id) const {
   const MutexLock lock(&inbox_->mutex);
   const auto it = inbox_->entries.find(sequence_id);
   return it == inbox_->entries.end() ? absl::OkStatus() : it->second.status;
 }
 
-bool LiveIndexes::IdleOf(uint64_t sequence_id) const {
+bool IncrementalIndexer::IsIdle(uint64_t sequence_id) const {
   const MutexLock lock(&inbox_->mutex);
   const auto it = inbox_->entries.find(sequence_id);
   return it == inbox_->entries.end() || it->second.idle();
 }
 
-uint32_t LiveIndexes::CountBusy() const {
+uint32_t IncrementalIndexer::CountBusySequences() const {
   const MutexLock lock(&inbox_->mutex);
   return static_cast<uint32_t>(
       std::count_if(inbox_->entries.begin(), inbox_->entries.end(),
                     [](const auto& entry) { return !entry.second.idle(); }));
 }
 
-bool LiveIndexes::WaitIdle(uint64_t sequence_id, SteadyTime deadline) const {
-  while (!IdleOf(sequence_id)) {
+bool IncrementalIndexer::WaitIdle(uint64_t sequence_id, SteadyTime deadline) const {
+  while (!IsIdle(sequence_id)) {
     if (SteadyTime::Now() >= deadline) return false;
     const MutexLock lock(&inbox_->mutex);
     inbox_->changed.WaitUntil(&inbox_->mutex, std::min(deadline, SteadyTime::Now() + kPoll));
@@ -197,7 +197,7 @@ bool LiveIndexes::WaitIdle(uint64_t sequence_id, SteadyTime deadline) const {
 }
 
 // Prefers segments without codes; among equals, the sequence after the last one.
-std::optional<LiveIndexes::Pick> LiveIndexes::PickNext(uint64_t last) {
+std::optional<IncrementalIndexer::Pick> IncrementalIndexer::PickNext(uint64_t last) {
   for (const Purpose purpose : {Purpose::kDecode, Purpose::kUpkeep}) {
     auto& entries = inbox_->entries;
     auto it = entries.upper_bound(last);
@@ -212,7 +212,7 @@ std::optional<LiveIndexes::Pick> LiveIndexes::PickNext(uint64_t last) {
   return std::nullopt;
 }
 
-void LiveIndexes::Work() {
+void IncrementalIndexer::Work() {
   uint64_t last = 0;
   for (;;) {
     std::optional<Pick> pick;
@@ -233,7 +233,7 @@ void LiveIndexes::Work() {
   }
 }
 
-void LiveIndexes::Settle(const Pick& pick, const absl::Status& status, bool worked) {
+void IncrementalIndexer::Settle(const Pick& pick, const absl::Status& status, bool worked) {
   const MutexLock lock(&inbox_->mutex);
   inbox_->changed.SignalAll();
   const auto it = inbox_->entries.find(pick.sequence_id);
@@ -254,8 +254,9 @@ void LiveIndexes::Settle(const Pick& pick, const absl::Status& status, bool work
   }
 }
 
-absl::Status LiveIndexes::Finish(const Cache& cache, Sequence& sequence, const BuildSpec& spec,
-                                 const std::function<bool(const BuildProgress&)>& progress) {
+absl::Status IncrementalIndexer::Finish(const Cache& cache, Sequence& sequence,
+                                        const BuildSpec& spec,
+                                        const std::function<bool(const BuildProgress&)>& progress) {
   const SteadyTime began = SteadyTime::Now();
   const uint64_t sequence_id = sequence.sequence_id();
   {
@@ -292,7 +293,7 @@ absl::Status LiveIndexes::Finish(const Cache& cache, Sequence& sequence, const B
   }
 }
 
-LiveIndexes::Pause::Pause(LiveIndexes& indexes, uint64_t sequence_id)
+IncrementalIndexer::Pause::Pause(IncrementalIndexer& indexes, uint64_t sequence_id)
     : indexes_(indexes), sequence_id_(sequence_id) {
   Inbox& inbox = *indexes_.inbox_;
   const MutexLock lock(&inbox.mutex);
@@ -306,7 +307,7 @@ LiveIndexes::Pause::Pause(LiveIndexes& indexes, uint64_t sequence_id)
   }
 }
 
-LiveIndexes::Pause::~Pause() {
+IncrementalIndexer::Pause::~Pause() {
   Inbox& inbox = *indexes_.inbox_;
   const MutexLock lock(&inbox.mutex);
   const auto it = inbox.entries.find(sequence_id_);

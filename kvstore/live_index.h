@@ -1,4 +1,4 @@
-// LiveIndexes: the worker thread that maintains incremental indexes while rows arrive.
+// IncrementalIndexer: the worker thread that maintains incremental indexes while rows arrive.
 //
 // One thread processes what sequences publish, the most urgent first: segments without codes
 // precede work that only improves later decoding (recoding, merges); sequences take turns. The work
@@ -30,15 +30,15 @@ namespace pqcached::kvstore {
 // Checks the spec of an incremental index. Errors: kInvalidArgument naming the field.
 absl::Status CheckLiveIndex(const Cache& cache, const LiveIndex& spec);
 
-class LiveIndexes {
+class IncrementalIndexer {
  public:
   // Called on the worker's thread.
   using Failed = std::function<void(uint64_t sequence_id, const absl::Status& status)>;
 
-  explicit LiveIndexes(Failed failed = {});
-  ~LiveIndexes();  // calls Stop
-  LiveIndexes(const LiveIndexes&) = delete;
-  LiveIndexes& operator=(const LiveIndexes&) = delete;
+  explicit IncrementalIndexer(Failed failed = {});
+  ~IncrementalIndexer();  // calls Stop
+  IncrementalIndexer(const IncrementalIndexer&) = delete;
+  IncrementalIndexer& operator=(const IncrementalIndexer&) = delete;
 
   // Waits for the end of work in progress, which stops early; no work starts afterwards.
   void Stop();
@@ -52,10 +52,10 @@ class LiveIndexes {
   // Returns the status of the most recent work on the sequence: ok, or the reason why it failed.
   absl::Status StatusOf(uint64_t sequence_id) const;
   // Returns true when the worker has no work left for the sequence until it publishes next.
-  bool IdleOf(uint64_t sequence_id) const;
+  bool IsIdle(uint64_t sequence_id) const;
   // Returns the number of sequences that the worker has work left for.
-  uint32_t CountBusy() const;
-  // Waits until IdleOf or the deadline; returns IdleOf.
+  uint32_t CountBusySequences() const;
+  // Waits until IsIdle or the deadline; returns IsIdle.
   bool WaitIdle(uint64_t sequence_id, SteadyTime deadline) const;
 
   // Implements BuildIndex for an incremental index: waits until all its closed segments are
@@ -68,13 +68,13 @@ class LiveIndexes {
   // in progress.
   class Pause {
    public:
-    Pause(LiveIndexes& indexes, uint64_t sequence_id);
+    Pause(IncrementalIndexer& indexes, uint64_t sequence_id);
     ~Pause();
     Pause(const Pause&) = delete;
     Pause& operator=(const Pause&) = delete;
 
    private:
-    LiveIndexes& indexes_;
+    IncrementalIndexer& indexes_;
     const uint64_t sequence_id_;
   };
 

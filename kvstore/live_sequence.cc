@@ -13,7 +13,7 @@
 namespace pqcached::kvstore {
 namespace {
 
-constexpr uint32_t kMostIterations = 10;
+constexpr uint32_t kMaxLiveIterations = 10;
 constexpr absl::Duration kWriterWait = absl::Milliseconds(2);
 
 // Returns the end position (exclusive) of the tokens of a layer in this entry when all of them are
@@ -34,11 +34,11 @@ LiveSequence::LiveSequence(std::shared_ptr<const Cache> cache, std::shared_ptr<S
                                            : cache_->engine->options.train_tokens),
       layers_(cache_->layers.size()) {}
 
-absl::StatusOr<bool> LiveSequence::Step(Purpose purpose, const std::function<bool()>& go_on) {
+absl::StatusOr<bool> LiveSequence::Step(Purpose purpose, const std::function<bool()>& keep_going) {
   auto snapshot = sequence_->Peek();
   if (!snapshot.ok()) return snapshot.status();
   if (absl::Status status = VerifyList(*cache_, *(*snapshot)->list); !status.ok()) return status;
-  go_on_ = go_on;
+  go_on_ = keep_going;
   ordinal_ = (*snapshot)->list->Find(spec_.index);
   if (!begun_) Begin(**snapshot);
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {  // indexed again after a truncation
@@ -105,18 +105,18 @@ LiveSequence::Place LiveSequence::FindNext(const Snapshot& snapshot, bool coded)
 absl::StatusOr<bool> LiveSequence::StepForDecode(const Snapshot& snapshot) {
   const Place place = FindNext(snapshot, /*coded=*/false);
   if (place.entry == nullptr) return CodeOpenTail(snapshot);
-  if (absl::Status status = TakeUp(snapshot, place); !status.ok()) return status;
+  if (absl::Status status = IndexPlace(snapshot, place); !status.ok()) return status;
   return true;
 }
 
 absl::StatusOr<bool> LiveSequence::StepForUpkeep(const Snapshot& snapshot) {
   if (const Place place = FindNext(snapshot, /*coded=*/true); place.entry != nullptr) {
-    if (absl::Status status = TakeUp(snapshot, place); !status.ok()) return status;
+    if (absl::Status status = IndexPlace(snapshot, place); !status.ok()) return status;
     return true;
   }
   if (snapshot.list->prefill_closed) {  // no more prefill tokens will arrive
     for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
-      if (layers_[slot].codebook != nullptr && !layers_[slot].provisional.empty()) {
+      if (layers_[slot].codebook != nullptr && !layers_[slot].recode_segment_ids.empty()) {
         MatureEpoch(slot);
       }
     }
@@ -137,7 +137,7 @@ LayerTraining LiveSequence::Training(uint32_t layer_slot,
           .iterations = 0,
           .seed = MixSeed(MixSeed(spec_.seed, layer), segments.back().tokens.end),
           .first = nullptr,
-          .go_on = go_on_};
+          .keep_going = go_on_};
 }
 
 bool LiveSequence::Drifted(const Place& place) const {
@@ -152,7 +152,7 @@ uint32_t LiveSequence::Iterations(uint32_t layer_slot, PositionRange tokens) con
   const PrefillCost& prefill = cache_->engine->options.prefill_cost;
   const double seconds =
       PrefillSeconds(prefill, tokens.end) - PrefillSeconds(prefill, tokens.begin);
-  if (seconds <= 0) return kMostIterations;
+  if (seconds <= 0) return kMaxLiveIterations;
   const LayerShape& shape = cache_->layers.layers[layer_slot].shape;
   return IterationsWithin(cache_->engine->costs.Measured(shape, spec_.index),
                           {.head_count = shape.kv_heads,
@@ -160,10 +160,10 @@ uint32_t LiveSequence::Iterations(uint32_t layer_slot, PositionRange tokens) con
                            .row_count = tokens.end - tokens.begin,
                            .sample_count = sample_tokens_,
                            .worker_count = cache_->engine->building.worker_count()},
-                          seconds, kMostIterations);
+                          seconds, kMaxLiveIterations);
 }
 
-absl::Status LiveSequence::TakeUp(const Snapshot& snapshot, const Place& place) {
+absl::Status LiveSequence::IndexPlace(const Snapshot& snapshot, const Place& place) {
   LayerState& state = layers_[place.layer_slot];
   const uint32_t epoch_tokens = cache_->engine->options.epoch_tokens;
   state.epoch_begin = std::min(state.epoch_begin, place.begin());  // after a truncation
@@ -217,17 +217,17 @@ absl::Status LiveSequence::TrainAndCode(const Snapshot& snapshot, const Place& p
   ++next_epoch_;
   state.codebook = *std::move(codebook);
   state.trained_end = place.token_end;
-  state.provisional.push_back(place.entry->rows->segment_id());
+  state.recode_segment_ids.push_back(place.entry->rows->segment_id());
   return absl::OkStatus();
 }
 
 void LiveSequence::MatureEpoch(uint32_t layer_slot) {
   LayerState& state = layers_[layer_slot];
   state.mature = true;
-  for (const uint64_t segment_id : state.provisional) {
+  for (const uint64_t segment_id : state.recode_segment_ids) {
     recodings_.push_back({layer_slot, segment_id, state.codebook});
   }
-  state.provisional.clear();
+  state.recode_segment_ids.clear();
 }
 
 absl::Status LiveSequence::CodeAndPublish(const Place& place,
@@ -250,7 +250,8 @@ absl::Status LiveSequence::CodeAndPublish(const Place& place,
 // Codes an active segment that has no codes because it was opened before all layers had codebooks.
 absl::StatusOr<bool> LiveSequence::CodeOpenTail(const Snapshot& snapshot) {
   const SegmentList& list = *snapshot.list;
-  if (!list.tail_open() || !(IsTail(list.segments.back()) || list.prefill_closed)) return false;
+  if (!list.has_active_segment() || !(IsTail(list.segments.back()) || list.prefill_closed))
+    return false;
   const uint32_t begin = list.segments.back().rows->first_position();
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
     if (layers_[slot].codebook == nullptr) return false;
@@ -267,7 +268,7 @@ absl::StatusOr<bool> LiveSequence::CodeOpenTail(const Snapshot& snapshot) {
   const auto now = sequence_->Peek();
   if (!now.ok()) return now.status();
   const SegmentList& newest = *(*now)->list;
-  if (!newest.tail_open() ||
+  if (!newest.has_active_segment() ||
       newest.segments.back().rows->segment_id() != list.segments.back().rows->segment_id()) {
     return true;
   }
@@ -339,7 +340,7 @@ absl::StatusOr<bool> LiveSequence::Merge(const Snapshot& snapshot) {
                                         .seed = spec_.seed,
                                         .new_epoch = next_epoch_,
                                         .drift_ratio = cache_->engine->options.drift_ratio,
-                                        .go_on = go_on_});
+                                        .keep_going = go_on_});
   if (!merged.ok()) return merged.status();
   std::vector<uint64_t> segment_ids;
   for (const SegmentEntry& entry : run) segment_ids.push_back(entry.rows->segment_id());
@@ -354,7 +355,7 @@ absl::StatusOr<bool> LiveSequence::Merge(const Snapshot& snapshot) {
                      .trained_end = run.back().token_end,
                      .mature = false,
                      .done_end = layers_[slot].done_end,
-                     .provisional = {}};
+                     .recode_segment_ids = {}};
   }
   ++next_epoch_;
   return true;

@@ -14,7 +14,7 @@
 // *Decode segments* (tail_tokens slots, filled by Append) are merged: each run of merge_segments of
 // them becomes one segment.
 //
-// Single-threaded: runs on the worker thread of LiveIndexes. Writers, readers, forks and drops of
+// Single-threaded: runs on the worker thread of IncrementalIndexer. Writers, readers, forks and drops of
 // the sequence continue concurrently; the next snapshot contains their changes.
 #ifndef PQCACHED_KVSTORE_LIVE_SEQUENCE_H_
 #define PQCACHED_KVSTORE_LIVE_SEQUENCE_H_
@@ -41,21 +41,22 @@ class LiveSequence {
   LiveSequence(std::shared_ptr<const Cache> cache, std::shared_ptr<Sequence> sequence,
                const LiveIndex& spec);
 
-  // Does the next piece of work. Returns false when there is none. `go_on`: when it returns false,
+  // Does the next piece of work. Returns false when there is none. `keep_going`: when it returns false,
   // the work ends early without effect.
   //
   // Errors: kNotFound when dropped; kResourceExhausted when the pool is full. Rows and indexes then
   // stay as they were, and the next call tries again.
-  absl::StatusOr<bool> Step(Purpose purpose, const std::function<bool()>& go_on);
+  absl::StatusOr<bool> Step(Purpose purpose, const std::function<bool()>& keep_going);
 
  private:
   struct LayerState {
     std::shared_ptr<const Codebook> codebook;  // the newest one; null: none yet
     uint32_t epoch_begin = 0;
-    uint32_t trained_end = 0;           // end position (exclusive) of the training data
-    bool mature = false;                // see the file comment
-    uint32_t done_end = 0;              // end position (exclusive) of the indexed tokens
-    std::vector<uint64_t> provisional;  // segments of the generation that have earlier codebooks
+    uint32_t trained_end = 0;  // end position (exclusive) of the training data
+    bool mature = false;       // see the file comment
+    uint32_t done_end = 0;     // end position (exclusive) of the indexed tokens
+    std::vector<uint64_t>
+        recode_segment_ids;  // segments of the generation that have earlier codebooks
   };
   // Final tokens of one layer and segment.
   struct Place {
@@ -78,7 +79,7 @@ class LiveSequence {
   Place FindNext(const Snapshot& snapshot, bool coded);
   absl::StatusOr<bool> StepForDecode(const Snapshot& snapshot);
   absl::StatusOr<bool> StepForUpkeep(const Snapshot& snapshot);
-  absl::Status TakeUp(const Snapshot& snapshot, const Place& place);
+  absl::Status IndexPlace(const Snapshot& snapshot, const Place& place);
   // Trains a codebook on the generation so far and codes the place with it.
   absl::Status TrainAndCode(const Snapshot& snapshot, const Place& place);
   void MatureEpoch(uint32_t layer_slot);

@@ -52,7 +52,7 @@ struct SessionMemory {
   SharedMemory control;
   // Descriptor of the control memory for StoreOptions::keeper; invalid without a keeper. The caller
   // keeps it under a name.
-  FileDescriptor kept_control;
+  FileDescriptor keeper_control;
 };
 
 struct StagingReference {

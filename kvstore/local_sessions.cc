@@ -10,7 +10,7 @@
 namespace pqcached::kvstore {
 namespace {
 
-absl::Status NoLease(uint64_t lease_id) {
+absl::Status NoLeaseError(uint64_t lease_id) {
   return NotFound("lease_id", absl::StrCat("no lease ", lease_id));
 }
 
@@ -47,11 +47,11 @@ absl::StatusOr<SessionMemory> LocalSessions::Open(std::string_view session, uint
   if (!control.ok()) return control.status();
   auto shared = (*control)->Share();
   if (!shared.ok()) return shared.status();
-  SessionMemory memory{.control = *std::move(shared), .kept_control = {}};
+  SessionMemory memory{.control = *std::move(shared), .keeper_control = {}};
   if (keeper_ != nullptr) {
     auto kept = (*control)->ShareWithKeeper();
     if (!kept.ok()) return kept.status();
-    memory.kept_control = *std::move(kept);
+    memory.keeper_control = *std::move(kept);
   }
   Drop(session);  // the client never received the memory of an earlier Open
   const MutexLock lock(&mutex_);
@@ -166,7 +166,7 @@ absl::StatusOr<std::shared_ptr<Lease>> LocalSessions::FindLease(std::string_view
   const auto found = Find(session);
   if (!found.ok()) return found.status();
   const auto lease = (*found)->leases.find(lease_id);
-  if (lease == (*found)->leases.end()) return NoLease(lease_id);
+  if (lease == (*found)->leases.end()) return NoLeaseError(lease_id);
   return lease->second;
 }
 
@@ -207,7 +207,7 @@ absl::Status LocalSessions::Detach(std::string_view session, uint64_t lease_id) 
     const auto found = Find(session);
     if (!found.ok()) return found.status();
     auto node = (*found)->leases.extract(lease_id);
-    if (node.empty()) return NoLease(lease_id);
+    if (node.empty()) return NoLeaseError(lease_id);
     lease = std::move(node.mapped());
   }
   lease->End();  // before another lease reuses its words
@@ -226,7 +226,7 @@ std::vector<LeaseInfo> LocalSessions::ListLeases() const {
   std::vector<LeaseInfo> infos;
   infos.reserve(leases.size());
   for (const auto& lease : leases) {
-    lease->RevokeIdle(lease_timeout_);
+    lease->RevokeIfExpired(lease_timeout_);
     infos.push_back(lease->Describe());
   }
   std::sort(infos.begin(), infos.end(),

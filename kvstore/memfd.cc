@@ -50,7 +50,7 @@ absl::Status SealMemfd(const FileDescriptor& memfd, LaterWriters writers) {
   return absl::OkStatus();
 }
 
-bool NeverHasLaterWriters(const FileDescriptor& memory) {
+bool HasFutureWriteSeal(const FileDescriptor& memory) {
   const int seals = fcntl(memory.get(), F_GET_SEALS);
   return seals >= 0 && (seals & F_SEAL_FUTURE_WRITE) != 0;
 }

@@ -29,7 +29,7 @@ enum class LaterWriters {
 // Adds the last seals. To be called before a descriptor is sent to another process.
 absl::Status SealMemfd(const FileDescriptor& memfd, LaterWriters writers);
 // Returns whether the memory was sealed with LaterWriters::kNever.
-bool NeverHasLaterWriters(const FileDescriptor& memory);
+bool HasFutureWriteSeal(const FileDescriptor& memory);
 
 // Returns a read-only descriptor of the same memory.
 absl::StatusOr<FileDescriptor> OpenReadOnly(int memfd);

@@ -77,7 +77,7 @@ absl::StatusOr<SegmentIndex::Layer> CopyCodes(const Cache& cache, const Run& run
     }
     CountHead(cache.engine->options.exec, layer, data, kv_head, run.end() - run.begin());
   });
-  AnnounceCounts(data, run.end() - run.begin());
+  PublishCounts(data, run.end() - run.begin());
   return data;
 }
 
@@ -95,7 +95,7 @@ absl::StatusOr<SegmentIndex::Layer> MergeLayer(const Cache& cache, const MergeSp
                          .iterations = spec.iterations,
                          .seed = MixSeed(MixSeed(spec.seed, layer_slot), run.begin()),
                          .first = nullptr,
-                         .go_on = spec.go_on};
+                         .keep_going = spec.keep_going};
   if (HasDrifted(MeasureLayer(cache, training, *newest), *newest, spec.drift_ratio)) {
     auto fresh = NewCodebook(cache, layer_slot, training.index, spec.new_epoch);
     if (!fresh.ok()) return fresh.status();
@@ -127,14 +127,14 @@ absl::StatusOr<SegmentEntry> MergeSegments(const Cache& cache, const MergeSpec& 
     auto index = std::make_shared<const SegmentIndex>(spec.run.back().indexes[i]->index(),
                                                       cache.layers.size());
     for (uint32_t slot = 0; slot < cache.layers.size(); ++slot) {
-      if (!spec.go_on()) return Cancelled("the merge was given up");
+      if (!spec.keep_going()) return Cancelled("the merge was given up");
       auto layer = MergeLayer(cache, spec, i, slot, *rows);
       if (!layer.ok()) return layer.status();
       index = index->With(slot, *std::move(layer));
     }
     merged.indexes.push_back(std::move(index));
   }
-  if (!spec.go_on()) return Cancelled("the merge was given up");
+  if (!spec.keep_going()) return Cancelled("the merge was given up");
   return merged;
 }
 

@@ -23,13 +23,13 @@ struct MergeSpec {
   uint64_t seed = 0;
   uint32_t new_epoch = 0;  // codebook generation of fresh codebooks
   double drift_ratio = 1;
-  std::function<bool()> go_on;  // returns false to cancel the merge
+  std::function<bool()> keep_going;  // returns false to cancel the merge
 };
 
 // Builds the segment that can replace the run (Sequence::ReplaceSegments).
 //
 // Errors: kResourceExhausted  the pool is full (names the shortfall)
-//         kCancelled          go_on returned false
+//         kCancelled          keep_going returned false
 absl::StatusOr<SegmentEntry> MergeSegments(const Cache& cache, const MergeSpec& spec);
 
 // Returns whether keys with this `inertia` under a codebook have drifted away from the keys that it

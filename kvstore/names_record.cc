@@ -16,7 +16,7 @@ NamesRecord::NamesRecord(std::shared_ptr<RecordTable> table, std::shared_ptr<con
 
 NamesRecord::~NamesRecord() {
   const MutexLock lock(&table_->mutex());
-  table_->GiveBlock(names_.block);
+  table_->FreeBlock(names_.block);
 }
 
 std::vector<uint32_t> NamesRecord::Recover(bool& broken) {
@@ -57,8 +57,8 @@ bool NamesRecord::Grow(std::span<const uint32_t> ids, Names& next) {
   std::optional<HeapBlock> block;
   {
     const MutexLock lock(&table_->mutex());
-    block = table_->TakeBlock(std::max(ids.size_bytes(), 2 * next.block.size_bytes()));
-    if (!block.has_value()) block = table_->TakeBlock(ids.size_bytes());
+    block = table_->AllocateBlock(std::max(ids.size_bytes(), 2 * next.block.size_bytes()));
+    if (!block.has_value()) block = table_->AllocateBlock(ids.size_bytes());
   }
   if (!block.has_value()) return false;
   std::memcpy(table_->bytes(*block).data(), ids.data(), size_t{next.count} * sizeof(uint32_t));
@@ -90,7 +90,7 @@ void NamesRecord::Write(std::span<const uint32_t> ids) {
   table_->names().Commit(slot, writer.size_bytes());
   if (next.block.unit != names_.block.unit || next.block.order != names_.block.order) {
     const MutexLock lock(&table_->mutex());
-    table_->GiveBlock(names_.block);
+    table_->FreeBlock(names_.block);
   }
   names_ = next;
 }

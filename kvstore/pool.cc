@@ -31,7 +31,7 @@ constexpr int kMaxReclaims = 4;
 constexpr size_t kReturnBytes = size_t{64} << 20;
 constexpr absl::Duration kTouchPoll = absl::Milliseconds(100);  // while touching is paused
 
-absl::Status OfPool(const absl::Status& status) {
+absl::Status PoolError(const absl::Status& status) {
   return Refuse(status.code(), "", absl::StrCat("pool: ", TextOf(status)), RetryMsOf(status));
 }
 
@@ -52,19 +52,19 @@ absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(Options options) {
   if (!memfd.ok()) return memfd.status();
   if (options.mapping.data() == nullptr) {
     auto mapping = Mapping::Map(*memfd, capacity_bytes, Mapping::Access::kReadWrite);
-    if (!mapping.ok()) return OfPool(mapping.status());
+    if (!mapping.ok()) return PoolError(mapping.status());
     options.mapping = *std::move(mapping);
   }
   if (options.memory < 0) {
     absl::Status sealed =
         SealMemfd(*memfd, options.strict ? LaterWriters::kNever : LaterWriters::kAllowed);
-    if (!sealed.ok()) return OfPool(sealed);
+    if (!sealed.ok()) return PoolError(sealed);
   }
   const std::span<std::byte> memory(options.mapping.data(), capacity_bytes);
-  size_t page_bytes = AdvisePages(memfd->get(), memory);
+  size_t page_bytes = AdviseHugePages(memfd->get(), memory);
   // The page size of the first pages predicts that of the others.
   if (options.touch_threads > 0 &&
-      TouchPages(memory.first(std::min(memory.size(), kHugePageBytes)))) {
+      PopulatePages(memory.first(std::min(memory.size(), kHugePageBytes)))) {
     page_bytes = std::max(page_bytes, kHugePageBytes);
   }
   options.capacity_bytes = capacity_bytes;
@@ -108,7 +108,7 @@ void Pool::StartTouching(uint32_t thread_count) {
         }
         const size_t begin = next_touch_bytes_.fetch_add(kTouchBytes, std::memory_order_relaxed);
         if (begin >= capacity_bytes_) return;
-        TouchPages({base_ + begin, std::min(kTouchBytes, capacity_bytes_ - begin)});
+        PopulatePages({base_ + begin, std::min(kTouchBytes, capacity_bytes_ - begin)});
       }
     });
   }
@@ -195,7 +195,7 @@ FreeMap Pool::free_map() const {
           std::move(staying)};
 }
 
-void Pool::LimitUse(size_t bytes, std::string why) {
+void Pool::SetUseLimit(size_t bytes, std::string why) {
   const MutexLock lock(&mutex_);
   limit_bytes_ = std::min(bytes, quota_bytes_);
   limit_reason_ = std::move(why);

@@ -101,7 +101,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   // Limits the bytes in use from now on to the minimum of `bytes` and the quota; allocated extents
   // stay. Errors of Allocate append `why`. SIZE_MAX: only the quota applies.
-  void LimitUse(size_t bytes, std::string why);
+  void SetUseLimit(size_t bytes, std::string why);
   // Pauses or resumes touching pages in the background.
   void PauseTouching(bool paused) { touching_paused_.store(paused, std::memory_order_relaxed); }
   // Returns pages of free extents, the longest extents first, to the machine; returns the number of

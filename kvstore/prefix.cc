@@ -207,14 +207,14 @@ void NamedTokens::List() {
         std::span(token_ids_).subspan(keys_.size() * kPrefixStepTokens, kPrefixStepTokens)));
   }
   const size_t stored_steps = stored_ / kPrefixStepTokens;
-  while (listed_ < std::min(keys_.size(), stored_steps)) {
-    index_->Add(keys_[listed_++], shared_from_this());
+  while (listed_steps_ < std::min(keys_.size(), stored_steps)) {
+    index_->Add(keys_[listed_steps_++], shared_from_this());
   }
 }
 
 void NamedTokens::Forget(uint32_t token_count) {
   const size_t steps = token_count / kPrefixStepTokens;
-  while (listed_ > steps) index_->Remove(keys_[--listed_], this);
+  while (listed_steps_ > steps) index_->Remove(keys_[--listed_steps_], this);
   if (token_ids_.size() > token_count) {
     token_ids_.resize(token_count);
     if (record_ != nullptr) record_->Write(token_ids_);
@@ -240,7 +240,7 @@ std::shared_ptr<const Snapshot> NamedTokens::ShareStep(size_t step, const Prefix
   const std::shared_ptr<Sequence> sequence = sequence_.lock();
   if (sequence == nullptr) return nullptr;
   const MutexLock lock(&mutex_);
-  if (step >= listed_ || keys_[step] != key) return nullptr;
+  if (step >= listed_steps_ || keys_[step] != key) return nullptr;
   // A listed step is stored, and no truncation can remove it while this lock is held.
   const auto token_count = static_cast<uint32_t>((step + 1) * kPrefixStepTokens);
   auto snapshot = sequence->Share(token_count, /*partial_indexes=*/false);
@@ -249,13 +249,13 @@ std::shared_ptr<const Snapshot> NamedTokens::ShareStep(size_t step, const Prefix
 
 std::vector<PrefixKey> NamedTokens::ListedKeys() const {
   const MutexLock lock(&mutex_);
-  return {keys_.begin(), keys_.begin() + static_cast<ptrdiff_t>(listed_)};
+  return {keys_.begin(), keys_.begin() + static_cast<ptrdiff_t>(listed_steps_)};
 }
 
 std::vector<uint32_t> NamedTokens::ListedIds() const {
   const MutexLock lock(&mutex_);
   return {token_ids_.begin(),
-          token_ids_.begin() + static_cast<ptrdiff_t>(listed_ * kPrefixStepTokens)};
+          token_ids_.begin() + static_cast<ptrdiff_t>(listed_steps_ * kPrefixStepTokens)};
 }
 
 bool NamedTokens::BeginsWith(std::span<const uint32_t> token_ids) const {

@@ -124,8 +124,9 @@ class NamedTokens final : public SequenceWatcher, public std::enable_shared_from
   const std::unique_ptr<NamesRecord> record_ ABSL_PT_GUARDED_BY(mutex_);
   std::vector<uint32_t> token_ids_ ABSL_GUARDED_BY(mutex_);
   std::vector<PrefixKey> keys_ ABSL_GUARDED_BY(mutex_);  // one per complete step of token_ids_
-  size_t listed_ ABSL_GUARDED_BY(mutex_) = 0;  // the first listed_ of keys_ are in the index
-  uint32_t stored_ ABSL_GUARDED_BY(mutex_);    // tokens that are stored and not being truncated
+  size_t listed_steps_ ABSL_GUARDED_BY(mutex_) =
+      0;                                     // the first listed_steps_ of keys_ are in the index
+  uint32_t stored_ ABSL_GUARDED_BY(mutex_);  // tokens that are stored and not being truncated
 };
 
 }  // namespace pqcached::kvstore

@@ -34,9 +34,9 @@ absl::Status CheckGroupKey(const Cache& cache, std::string_view group_key) {
 }
 
 bool RankSequences::Entry::Lives() const {
-  return !seated.empty() || std::any_of(members.begin(), members.end(), [](const Member& member) {
-    return IsAlive(member.sequence.lock().get());
-  });
+  return !ranks_joining.empty() ||
+         std::any_of(members.begin(), members.end(),
+                     [](const Member& member) { return IsAlive(member.sequence.lock().get()); });
 }
 
 RankSequences::Name RankSequences::NameOf(const Cache& cache, const std::string& group_key) {
@@ -47,7 +47,7 @@ RankSequences::Name RankSequences::NameOf(const Cache& cache, const std::string&
 }
 
 absl::Status RankSequences::CheckFree(const Entry& entry, uint32_t rank, const PrefixKey& prompt) {
-  if (entry.seated.contains(rank)) {
+  if (entry.ranks_joining.contains(rank)) {
     return AlreadyExists("group_key", "another call makes the sequence of this rank");
   }
   for (const Member& member : entry.members) {
@@ -75,18 +75,18 @@ absl::StatusOr<RankSequences::Seat> RankSequences::Take(
     const std::function<RankPrefixes()>& settle) {
   const Name name = NameOf(cache, group_key);
   const uint32_t rank = cache.spec.rank.rank;
-  auto seat = Sit(name, rank, prompt, nullptr);
+  auto seat = TakeSeat(name, rank, prompt, nullptr);
   if (!absl::IsNotFound(seat.status())) return seat;
   RankPrefixes settled = settle();
-  return Sit(name, rank, prompt, &settled);  // if another rank was first, its prefix counts
+  return TakeSeat(name, rank, prompt, &settled);  // if another rank was first, its prefix counts
 }
 
-absl::StatusOr<RankSequences::Seat> RankSequences::Sit(const Name& name, uint32_t rank,
-                                                       const PrefixKey& prompt,
-                                                       RankPrefixes* settled) {
+absl::StatusOr<RankSequences::Seat> RankSequences::TakeSeat(const Name& name, uint32_t rank,
+                                                            const PrefixKey& prompt,
+                                                            RankPrefixes* settled) {
   Entry unused;
   const MutexLock lock(&mutex_);
-  if (const auto old = entries_.find(name); old != entries_.end()) unused = TakeUnused(old);
+  if (const auto old = entries_.find(name); old != entries_.end()) unused = ExtractIfUnused(old);
   auto entry = entries_.find(name);
   if (entry == entries_.end()) {
     if (settled == nullptr) return NotFound("group_key", "not in use");
@@ -95,7 +95,7 @@ absl::StatusOr<RankSequences::Seat> RankSequences::Sit(const Name& name, uint32_
     entry->second.held.swap(*settled);
   }
   if (absl::Status status = CheckFree(entry->second, rank, prompt); !status.ok()) return status;
-  entry->second.seated.insert(rank);
+  entry->second.ranks_joining.insert(rank);
   const auto held = entry->second.held.find(rank);
   return Seat(this, name, rank, held == entry->second.held.end() ? nullptr : held->second);
 }
@@ -106,15 +106,15 @@ void RankSequences::Leave(const Name& name, uint32_t rank,
   Entry unused;
   const MutexLock lock(&mutex_);
   const auto entry = entries_.find(name);  // exists while the seat is taken
-  entry->second.seated.erase(rank);
+  entry->second.ranks_joining.erase(rank);
   if (member != nullptr) {
     entry->second.members.push_back({rank, member->sequence_id(), member});
     begun = entry->second.held.extract(rank);
   }
-  unused = TakeUnused(entry);
+  unused = ExtractIfUnused(entry);
 }
 
-RankSequences::Entry RankSequences::TakeUnused(Entries::iterator entry) {
+RankSequences::Entry RankSequences::ExtractIfUnused(Entries::iterator entry) {
   if (entry->second.Lives()) return {};
   return std::move(entries_.extract(entry).mapped());
 }
@@ -131,15 +131,15 @@ void RankSequences::Ended(const Cache& cache, const Sequence& sequence) {
   Entry unused;
   const MutexLock lock(&mutex_);
   const auto entry = entries_.find(NameOf(cache, sequence.group_key()));
-  if (entry != entries_.end()) unused = TakeUnused(entry);
+  if (entry != entries_.end()) unused = ExtractIfUnused(entry);
 }
 
-RankSequences::Members RankSequences::MembersUnder(
-    const Name& name, const std::shared_ptr<Sequence>& sequence) const {
+RankSequences::Members RankSequences::FindMembers(const Name& name,
+                                                  const std::shared_ptr<Sequence>& sequence) const {
   Members members{.alive = {sequence}};
   const auto entry = entries_.find(name);
   if (entry == entries_.end()) return members;
-  members.joining = !entry->second.seated.empty();
+  members.joining = !entry->second.ranks_joining.empty();
   const std::vector<Member>& known = entry->second.members;
   const bool is_member = std::any_of(known.begin(), known.end(), [&](const Member& member) {
     return member.sequence_id == sequence->sequence_id();
@@ -156,7 +156,7 @@ RankSequences::Members RankSequences::MembersOf(const Cache& cache,
                                                 const std::shared_ptr<Sequence>& sequence) const {
   if (sequence->group_key().empty()) return {.alive = {sequence}};
   const MutexLock lock(&mutex_);
-  return MembersUnder(NameOf(cache, sequence->group_key()), sequence);
+  return FindMembers(NameOf(cache, sequence->group_key()), sequence);
 }
 
 absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> RankSequences::Claim(
@@ -168,7 +168,7 @@ absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> RankSequences::Claim(
   Entry unused;
   const Name name = NameOf(cache, sequence->group_key());
   const MutexLock lock(&mutex_);
-  Members members = MembersUnder(name, sequence);
+  Members members = FindMembers(name, sequence);
   if (members.joining) {
     return FailedPrecondition("sequence_id",
                               absl::StrCat("sequence ", sequence->sequence_id(),
@@ -180,7 +180,8 @@ absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> RankSequences::Claim(
   const bool claimed = held == all.end();
   std::for_each(all.begin(), held, [&](const auto& member) { member->holds().Settle(claimed); });
   if (!claimed) return HeldError(**held);
-  if (const auto entry = entries_.find(name); entry != entries_.end()) unused = TakeUnused(entry);
+  if (const auto entry = entries_.find(name); entry != entries_.end())
+    unused = ExtractIfUnused(entry);
   return std::move(all);
 }
 

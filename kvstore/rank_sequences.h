@@ -92,7 +92,7 @@ class RankSequences {
     PrefixKey prompt = {};        // the first rank's
     RankPrefixes held;            // for ranks without a member yet
     std::vector<Member> members;  // includes members that have ended
-    std::set<uint32_t> seated;
+    std::set<uint32_t> ranks_joining;
 
     bool Lives() const;
   };
@@ -102,13 +102,13 @@ class RankSequences {
   static absl::Status CheckFree(const Entry& entry, uint32_t rank, const PrefixKey& prompt);
   // Takes the seat. `settled`: the prefixes for a key that is not in use; null: kNotFound in that
   // case. Other errors: as Take.
-  absl::StatusOr<Seat> Sit(const Name& name, uint32_t rank, const PrefixKey& prompt,
-                           RankPrefixes* settled);
+  absl::StatusOr<Seat> TakeSeat(const Name& name, uint32_t rank, const PrefixKey& prompt,
+                                RankPrefixes* settled);
   void Leave(const Name& name, uint32_t rank, const std::shared_ptr<Sequence>& member);
   // Removes and returns the entry if it is no longer in use, so that the caller destroys it after
   // releasing the lock.
-  Entry TakeUnused(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Members MembersUnder(const Name& name, const std::shared_ptr<Sequence>& sequence) const
+  Entry ExtractIfUnused(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Members FindMembers(const Name& name, const std::shared_ptr<Sequence>& sequence) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable Mutex mutex_;

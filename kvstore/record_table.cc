@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x3252'4c42'5443'5051;  // RootRecords checks the version
 constexpr size_t kHeaderBytes = 4096;
-constexpr uint64_t kBehindAll = uint64_t{1} << 40;
+constexpr uint64_t kAfterAllIds = uint64_t{1} << 40;
 
 size_t PageUp(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
@@ -36,7 +36,7 @@ struct RecordTable::Places {
     size_t size_bytes() const { return slot_bytes * count; }
   };
   size_t in_use = kHeaderBytes;
-  Array rows, row_sums, layers, layer_sums, identities, states, names;
+  Array rows, row_checksums, layers, layer_checksums, identities, states, names;
   size_t heap = 0;
   size_t size_bytes = 0;
 
@@ -50,9 +50,9 @@ struct RecordTable::Places {
       next = PageUp(next + array.size_bytes());
     };
     place(rows, kRowsHeadBytes + heads * sizeof(ExtentRef), rows_count);
-    place(row_sums, kRowsHeadBytes + heads * sizeof(uint32_t), rows_count);
+    place(row_checksums, kRowsHeadBytes + heads * sizeof(uint32_t), rows_count);
     place(layers, kLayerBytes, size_t{shape.unit_count} + 1);
-    place(layer_sums, kLayerBytes, size_t{shape.unit_count} + 1);
+    place(layer_checksums, kLayerBytes, size_t{shape.unit_count} + 1);
     place(identities, kIdentityBytes, sequences);
     place(states, kStateHeadBytes + shape.layer_count * sizeof(uint32_t), 2 * sequences);
     place(names, kNamesBytes, 2 * sequences);
@@ -102,7 +102,7 @@ absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Open(const kernels::Ex
   const MutexLock lock(&table->mutex_);
   for (const RecordKind kind : {RecordKind::kRows, RecordKind::kLayer, RecordKind::kSequence}) {
     const uint32_t end = table->end(kind);
-    table->numbers(kind).BeginWith(end);
+    table->numbers(kind).StartWithTaken(end);
     table->claimed_[static_cast<size_t>(kind)].resize(end);
     table->end_of(kind).Reset(end);  // repairs it if it was corrupt
   }
@@ -125,9 +125,9 @@ RecordTable::RecordTable(const kernels::Exec& exec, const Shape& shape, FileDesc
   in_use_ = memory_.data() + places.in_use;
   heap_ = memory_.data() + places.heap;
   rows_ = array(places.rows);
-  row_sums_ = array(places.row_sums);
+  row_sums_ = array(places.row_checksums);
   layers_ = array(places.layers);
-  layer_sums_ = array(places.layer_sums);
+  layer_sums_ = array(places.layer_checksums);
   identities_ = array(places.identities);
   states_ = array(places.states);
   names_ = array(places.names);
@@ -190,7 +190,7 @@ void RecordTable::Give(RecordKind kind, uint32_t number) {
   numbers(kind).Give(number);
 }
 
-std::optional<HeapBlock> RecordTable::TakeBlock(size_t size_bytes) {
+std::optional<HeapBlock> RecordTable::AllocateBlock(size_t size_bytes) {
   const size_t units =
       std::max<size_t>(1, (size_bytes + HeapBlock::kUnitBytes - 1) / HeapBlock::kUnitBytes);
   HeapBlock block{.unit = 0, .order = static_cast<uint32_t>(std::bit_width(units - 1))};
@@ -200,7 +200,7 @@ std::optional<HeapBlock> RecordTable::TakeBlock(size_t size_bytes) {
   return block;
 }
 
-void RecordTable::GiveBlock(HeapBlock block) {
+void RecordTable::FreeBlock(HeapBlock block) {
   if (block.valid() && !detached()) heap_blocks_.Free(block.unit, block.order);
 }
 
@@ -208,12 +208,12 @@ std::span<std::byte> RecordTable::bytes(HeapBlock block) const {
   return {heap_ + size_t{block.unit} * HeapBlock::kUnitBytes, block.size_bytes()};
 }
 
-void RecordTable::SeenSegment(uint64_t segment_id) {
+void RecordTable::MarkSegmentIdUsed(uint64_t segment_id) {
   if (!detached()) header().next_segment_id.RaiseTo(segment_id + 1);
 }
 
 uint64_t RecordTable::next_segment_id() const {
-  return std::max<uint64_t>(1, header().next_segment_id.Read().value_or(kBehindAll));
+  return std::max<uint64_t>(1, header().next_segment_id.Read().value_or(kAfterAllIds));
 }
 
 std::optional<RecordSlot> RecordTable::Claim(RecordKind kind, uint32_t number) {

@@ -127,18 +127,18 @@ class RecordTable : public std::enable_shared_from_this<RecordTable> {
   Mutex& mutex() ABSL_LOCK_RETURNED(mutex_) { return mutex_; }
 
   std::optional<RecordSlot> Take(RecordKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::optional<HeapBlock> TakeBlock(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void GiveBlock(HeapBlock block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<HeapBlock> AllocateBlock(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FreeBlock(HeapBlock block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::span<std::byte> bytes(HeapBlock block) const;
   // Marks `segment_id` as used, so that a restarted worker allocates larger ids.
-  void SeenSegment(uint64_t segment_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MarkSegmentIdUsed(uint64_t segment_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t next_segment_id() const;
 
   // The arrays of slots. Only the owner of a number writes its slots.
   SlotArray& rows() { return rows_; }
-  SlotArray& row_sums() { return row_sums_; }
+  SlotArray& row_checksums() { return row_sums_; }
   SlotArray& layers() { return layers_; }
-  SlotArray& layer_sums() { return layer_sums_; }
+  SlotArray& layer_checksums() { return layer_sums_; }
   SlotArray& identities() { return identities_; }
   SlotArray& states() { return states_; }  // [sequence][2]
   SlotArray& names() { return names_; }    // [sequence][2]

@@ -26,10 +26,10 @@ struct Draft {
   std::vector<uint32_t> layer_tokens;
   SegmentList list;                                      // entries without indexes
   std::vector<std::vector<LayerNumbers>> layer_numbers;  // [entry][index]
-  bool as_written = true;                                // no part of the list was left out
+  bool is_complete_list = true;                          // no part of the list was left out
   std::unique_ptr<NamesRecord> names;
   std::vector<uint32_t> token_ids;
-  std::vector<std::shared_ptr<const TailView>> views;
+  std::vector<std::shared_ptr<const ActiveSegmentView>> views;
 };
 
 class CacheRecovery {
@@ -177,7 +177,7 @@ bool CacheRecovery::ReadList(Draft& draft) {
   }
   if (!good) {
     const MutexLock lock(&table_.mutex());
-    table_.GiveBlock(state.list);
+    table_.FreeBlock(state.list);
   }
   return good;
 }
@@ -241,7 +241,7 @@ std::shared_ptr<const SegmentRows> CacheRecovery::ReadRows(uint32_t number) {
   auto rows = std::make_shared<const SegmentRows>(record.segment_id, record.first_position,
                                                   record.slot_capacity, std::move(extents));
   rows->record() = *std::move(slot);
-  if (!ExpectRowSums(cache_, number, *rows)) ++recovered_.dropped_records;
+  if (!LoadRowChecksums(cache_, number, *rows)) ++recovered_.dropped_records;
   return rows;
 }
 
@@ -274,7 +274,7 @@ SegmentIndex::Layer CacheRecovery::MakeLayer(uint32_t number, const LayerRecord&
   auto slot = layer.data == nullptr ? std::nullopt : table_.Claim(RecordKind::kLayer, number);
   if (!slot.has_value()) return {};
   layer.data->record() = *std::move(slot);
-  if (!ExpectLayerSums(cache_, number, record.segment_id, record.layer_slot, layer)) {
+  if (!LoadLayerChecksums(cache_, number, record.segment_id, record.layer_slot, layer)) {
     ++recovered_.dropped_records;
   }
   return layer;
@@ -341,7 +341,7 @@ void CacheRecovery::RecoverIndexes(Draft& draft) {
         const bool is_ready = found.back() != nullptr && found.back()->ready(slot);
         if (was_ready && !is_ready) {
           ++recovered_.dropped_records;
-          draft.as_written = false;
+          draft.is_complete_list = false;
         }
         was_complete = was_complete && was_ready;
         is_complete = is_complete && is_ready;
@@ -349,7 +349,7 @@ void CacheRecovery::RecoverIndexes(Draft& draft) {
     }
     const auto& live = draft.identity.live_index;
     if (!is_complete && !(live.has_value() && live->index == descriptor)) {
-      draft.as_written = false;  // no build will complete it
+      draft.is_complete_list = false;  // no build will complete it
       continue;
     }
     kept.push_back(descriptor);
@@ -372,8 +372,8 @@ void CacheRecovery::PinTails(std::vector<Draft>& drafts) {
     for (SegmentEntry& entry : draft.list.segments) {
       const auto owner = owners_.find(entry.rows.get());
       if (!entry.closed || owner == owners_.end()) continue;
-      PinnedTail pinned =
-          PinTail(std::vector<uint32_t>(cache_.layers.size(), entry.token_end), entry.rows.get());
+      PinnedActiveSegment pinned = PinActiveSegment(
+          std::vector<uint32_t>(cache_.layers.size(), entry.token_end), entry.rows.get());
       entry.use = std::make_shared<SegmentUse>(entry.rows, std::move(pinned.pin));
       drafts[owner->second].views.push_back(std::move(pinned.view));
     }
@@ -383,11 +383,11 @@ void CacheRecovery::PinTails(std::vector<Draft>& drafts) {
 RecoveredSequence CacheRecovery::Build(Draft draft) {
   auto first = CompleteSnapshot(std::move(draft.list), std::move(draft.layer_tokens));
   auto record = std::make_unique<SequenceRecord>(
-      SequenceRecord::Standing{.table = cache_.records,
+      SequenceRecord::Existing{.table = cache_.records,
                                .slot = draft.slot,
                                .state = draft.state,
-                               .known = draft.as_written ? first->list : nullptr});
-  if (!draft.as_written) {
+                               .known = draft.is_complete_list ? first->list : nullptr});
+  if (!draft.is_complete_list) {
     // Writes the list before the records of the parts that were left out are emptied. If there is
     // no room for it, the next change of the sequence writes it.
     record->Write(first->list, first->layer_tokens, draft.state.suspended != 0).IgnoreError();

@@ -30,7 +30,7 @@ constexpr size_t kRootBytes =
     kHeaderBytes + kCacheSlots * kCacheSlotBytes + kSessionSlots * kSessionSlotBytes;
 enum Kind : uint32_t { kCacheKind = 1, kSessionKind = 2 };
 // Larger than every id that an earlier process can have allocated; used if its counter is corrupt.
-constexpr uint64_t kBehindAll = uint64_t{1} << 40;
+constexpr uint64_t kAfterAllIds = uint64_t{1} << 40;
 
 std::vector<std::byte> Encode(const KeptSession& session) {
   std::vector<std::byte> bytes(kSessionSlotBytes);
@@ -147,7 +147,7 @@ RootRecords::RootRecords(const kernels::Exec& exec, Mapping memory)
 
 void RootRecords::Read() {
   const MutexLock lock(&mutex_);
-  next_id_ = std::max<uint64_t>(1, header().next_id.Read().value_or(kBehindAll));
+  next_id_ = std::max<uint64_t>(1, header().next_id.Read().value_or(kAfterAllIds));
   header().next_id.Reset(next_id_);  // repairs it if it was corrupt
   header().versions.Reset(kVersions);
   ReadCaches();
@@ -157,7 +157,7 @@ void RootRecords::Read() {
 void RootRecords::ReadCaches() {
   const uint64_t end =
       std::min<uint64_t>(header().cache_end.Read().value_or(kCacheSlots), kCacheSlots);
-  free_caches_.BeginWith(static_cast<uint32_t>(end));
+  free_caches_.StartWithTaken(static_cast<uint32_t>(end));
   for (uint32_t slot = 0; slot < end; ++slot) {
     const SlotArray::Content content = cache_slots_.Read(slot);
     CacheRecord cache;
@@ -185,7 +185,7 @@ void RootRecords::ReadCaches() {
 void RootRecords::ReadSessions() {
   const uint64_t end =
       std::min<uint64_t>(header().session_end.Read().value_or(kSessionSlots), kSessionSlots);
-  free_sessions_.BeginWith(static_cast<uint32_t>(end));
+  free_sessions_.StartWithTaken(static_cast<uint32_t>(end));
   for (uint32_t slot = 0; slot < end; ++slot) {
     const SlotArray::Content content = session_slots_.Read(slot);
     RecordReader reader(content.bytes);
@@ -210,7 +210,7 @@ uint64_t RootRecords::NewId() {
   return id;
 }
 
-void RootRecords::SeenId(uint64_t id) {
+void RootRecords::MarkIdUsed(uint64_t id) {
   const MutexLock lock(&mutex_);
   next_id_ = std::max(next_id_, id + 1);
   header().next_id.RaiseTo(next_id_);

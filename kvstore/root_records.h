@@ -54,7 +54,7 @@ class RootRecords {
   // Returns a new id for a cache or sequence, which no earlier process has used.
   uint64_t NewId();
   // Marks an id found in other records as used.
-  void SeenId(uint64_t id);
+  void MarkIdUsed(uint64_t id);
 
   // Caches that earlier processes recorded.
   const std::vector<CacheRecord>& caches() const { return caches_; }

@@ -28,7 +28,7 @@ uint32_t CountedCells(const kernels::PqGeometry& geometry, uint32_t slot_capacit
 }
 
 // Offsets of the parts of an index extent.
-struct IndexPlaces {
+struct IndexExtentLayout {
   size_t plane_offset = AlignUp(sizeof(IndexDataHeader));
   size_t head_stride = 0;
   size_t counts_offset = 0;
@@ -40,7 +40,7 @@ struct IndexPlaces {
   size_t slots_stride = 0;
   size_t size_bytes = 0;
 
-  IndexPlaces(const IndexDescriptor& index, const LayerShape& shape, uint32_t slot_capacity) {
+  IndexExtentLayout(const IndexDescriptor& index, const LayerShape& shape, uint32_t slot_capacity) {
     const kernels::PqGeometry geometry = GeometryOf(index, shape.key_dim);
     head_stride = kernels::CodePlanesBytes(geometry, slot_capacity);
     counts_offset = plane_offset + AlignUp(head_stride * shape.kv_heads);
@@ -71,7 +71,7 @@ std::vector<Extent> TakeFront(std::vector<Extent>& extents, size_t& next, size_t
 // Fills in all fields of the header that describe the memory's content.
 void WriteHeader(const LayerShape& shape, uint32_t slot_capacity, uint32_t counted_begin,
                  const CodebookHeader& codebook, IndexDataHeader* header) {
-  const IndexPlaces places(codebook.index, shape, slot_capacity);
+  const IndexExtentLayout places(codebook.index, shape, slot_capacity);
   header->index = codebook.index;
   header->kv_head_count = shape.kv_heads;
   header->slot_capacity = slot_capacity;
@@ -180,13 +180,13 @@ size_t SegmentRows::used_bytes() const {
 
 size_t SegmentIndex::LayerBytes(const IndexDescriptor& index, const LayerShape& shape,
                                 uint32_t slot_capacity) {
-  return IndexPlaces(index, shape, slot_capacity).size_bytes;
+  return IndexExtentLayout(index, shape, slot_capacity).size_bytes;
 }
 
 SegmentIndex::Layer SegmentIndex::MakeLayer(const LayerShape& shape, uint32_t slot_capacity,
                                             uint32_t counted_begin, Extent extent,
                                             std::shared_ptr<const Codebook> codebook) {
-  const IndexPlaces places(codebook->header().index, shape, slot_capacity);
+  const IndexExtentLayout places(codebook->header().index, shape, slot_capacity);
   std::memset(extent.data(), 0, places.counts_offset);  // counts and lists are written later
   WriteHeader(shape, slot_capacity, counted_begin, codebook->header(),
               new (extent.data()) IndexDataHeader);
@@ -353,7 +353,7 @@ void CountCells(const kernels::Exec& exec, const StoredLayers::Layer& layer,
   for (uint32_t kv_head = 0; kv_head < layer.shape.kv_heads; ++kv_head) {
     CountHead(exec, layer, index.layer(layer_slot), kv_head, slot_end);
   }
-  AnnounceCounts(index.layer(layer_slot), slot_end);
+  PublishCounts(index.layer(layer_slot), slot_end);
 }
 
 void CountHead(const kernels::Exec& exec, const StoredLayers::Layer& layer,
@@ -382,7 +382,7 @@ void CountHead(const kernels::Exec& exec, const StoredLayers::Layer& layer,
              .slots = {const_cast<uint16_t*>(PostingSlots(header, kv_head)), slot_count}});
 }
 
-void AnnounceCounts(const SegmentIndex::Layer& index, uint32_t slot_end) {
+void PublishCounts(const SegmentIndex::Layer& index, uint32_t slot_end) {
   IndexDataHeader& header = index.header();
   if (header.cell_count == 0 || slot_end <= header.counted_begin) return;
   header.counted_end.store(slot_end, std::memory_order_release);

@@ -102,7 +102,7 @@ class SegmentRows {
   // sequences.
   uint32_t user_count() const { return user_count_.load(std::memory_order_relaxed); }
   // Usage history of the segment; not part of its content.
-  Heat& heat() const { return heat_; }
+  SegmentUsage& heat() const { return heat_; }
 
  private:
   friend class SegmentUse;
@@ -115,7 +115,7 @@ class SegmentRows {
   mutable std::atomic<uint32_t> user_count_ = 0;
   mutable std::vector<std::unique_ptr<const CheckedBytes>> expected_;  // per layer slot
   mutable RecordSlot record_;
-  mutable Heat heat_;
+  mutable SegmentUsage heat_;
 };
 
 // Memory of one layer of a segment's index.
@@ -257,10 +257,10 @@ inline void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& la
 // REQUIRES: the segment is closed, or about to be.
 void CountCells(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                 const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end);
-// CountCells in two steps: CountHead counts one kv head, AnnounceCounts then announces all heads.
+// CountCells in two steps: CountHead counts one kv head, PublishCounts then announces all heads.
 void CountHead(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                const SegmentIndex::Layer& index, uint32_t kv_head, uint32_t slot_end);
-void AnnounceCounts(const SegmentIndex::Layer& index, uint32_t slot_end);
+void PublishCounts(const SegmentIndex::Layer& index, uint32_t slot_end);
 
 // Returns, per index of the list, the newest codebooks, with which new rows are encoded. Empty for
 // an index that no segment has ready in all layers.

@@ -20,16 +20,17 @@ bool ShowsMore(const std::vector<uint32_t>& shown, const std::vector<uint32_t>& 
 
 // Pins the visible rows of an open segment for a sequence that shares it.
 struct TailPin {
-  std::shared_ptr<TailView> view;
+  std::shared_ptr<ActiveSegmentView> view;
 
-  explicit TailPin(std::shared_ptr<TailView> shown) : view(std::move(shown)) {}
+  explicit TailPin(std::shared_ptr<ActiveSegmentView> shown) : view(std::move(shown)) {}
   ~TailPin() { view->drained.store(true, std::memory_order_release); }
   TailPin(const TailPin&) = delete;
   TailPin& operator=(const TailPin&) = delete;
 };
 
-std::shared_ptr<TailView> MakeView(std::vector<uint32_t> layer_tokens, const SegmentRows* tail) {
-  auto view = std::make_shared<TailView>();
+std::shared_ptr<ActiveSegmentView> MakeView(std::vector<uint32_t> layer_tokens,
+                                            const SegmentRows* tail) {
+  auto view = std::make_shared<ActiveSegmentView>();
   view->layer_tokens = std::move(layer_tokens);
   view->tail = tail;
   return view;
@@ -100,7 +101,7 @@ std::vector<SegmentEntry>::iterator FindSegment(std::vector<SegmentEntry>& segme
 }
 
 // Error for a segment that is no longer in the list, or that has changed.
-absl::Status GoneError(uint64_t segment_id) {
+absl::Status SegmentChangedError(uint64_t segment_id) {
   return Aborted("", absl::StrCat("segment ", segment_id, " is gone or has changed"),
                  kRetryConflict);
 }
@@ -149,11 +150,11 @@ uint32_t Snapshot::token_count() const {
   return *std::min_element(layer_tokens.begin(), layer_tokens.end());
 }
 
-uint32_t Snapshot::tail_begin() const {
-  return list->tail_open() ? list->segments.back().rows->first_position() : token_count();
+uint32_t Snapshot::active_begin() const {
+  return list->has_active_segment() ? list->segments.back().rows->first_position() : token_count();
 }
 
-PinnedTail PinTail(std::vector<uint32_t> layer_tokens, const SegmentRows* tail) {
+PinnedActiveSegment PinActiveSegment(std::vector<uint32_t> layer_tokens, const SegmentRows* tail) {
   auto view = MakeView(std::move(layer_tokens), tail);
   auto pin = std::make_shared<TailPin>(view);
   return {.view = std::move(view), .pin = std::move(pin)};
@@ -211,22 +212,22 @@ absl::StatusOr<std::shared_ptr<const Snapshot>> Sequence::Peek() const {
 }
 
 absl::Status Sequence::BeginWrite() {
-  return StartWriting(/*is_short=*/false, SteadyTime::InfinitePast());
+  return AcquireWriter(/*is_short=*/false, SteadyTime::InfinitePast());
 }
 
 absl::Status Sequence::BeginShortWrite(SteadyTime deadline) {
-  return StartWriting(/*is_short=*/true, deadline);
+  return AcquireWriter(/*is_short=*/true, deadline);
 }
 
-absl::Status Sequence::StartWriting(bool is_short, SteadyTime deadline) {
+absl::Status Sequence::AcquireWriter(bool is_short, SteadyTime deadline) {
   const MutexLock lock(&mutex_);
   for (;;) {
     if (absl::Status status = CheckRunning(); !status.ok()) return status;
     if (!writing_) break;
     if (short_) {
-      writer_gone_.Wait(&mutex_);
+      writer_done_.Wait(&mutex_);
     } else if (is_short && SteadyTime::Now() < deadline) {
-      writer_gone_.WaitUntil(&mutex_, deadline);
+      writer_done_.WaitUntil(&mutex_, deadline);
     } else {
       return Aborted("sequence_id",
                      absl::StrCat("another writer of sequence ", sequence_id_, " is in progress"),
@@ -246,17 +247,17 @@ void Sequence::EndWrite() {
   writing_ = false;
   holds_.Release();
   list.swap(writer_list_);
-  writer_gone_.SignalAll();
+  writer_done_.SignalAll();
 }
 
 void Sequence::Prune() const {
   const SegmentRows* tail = current_->list->tail();
-  std::erase_if(views_, [tail](const std::shared_ptr<const TailView>& view) {
+  std::erase_if(views_, [tail](const std::shared_ptr<const ActiveSegmentView>& view) {
     return view->tail != tail || view->drained.load(std::memory_order_acquire);
   });
 }
 
-bool Sequence::ReadersBeyond(const std::vector<uint32_t>& layer_tokens) const {
+bool Sequence::HasReadersBeyond(const std::vector<uint32_t>& layer_tokens) const {
   const MutexLock lock(&mutex_);
   if (current_ == nullptr) return false;
   Prune();
@@ -316,7 +317,7 @@ absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens) {
                  std::make_shared<Snapshot>((*base)->list, std::move(layer_tokens)));
 }
 
-absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens, TailEdit edit) {
+absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens, ListEdit edit) {
   const MutexLock lock(&events_mutex_);
   auto base = Read();
   if (!base.ok()) return base.status();
@@ -352,12 +353,12 @@ absl::Status Sequence::Publish(std::shared_ptr<const Snapshot> next) {
   });
 }
 
-absl::Status Sequence::CloseTail() {
+absl::Status Sequence::CloseActiveSegment() {
   const MutexLock lock(&events_mutex_);
   auto base = Read();
   if (!base.ok()) return base.status();
   return ChangeList(Author::kWriter, **base, (*base)->layer_tokens, [](SegmentList& list) {
-    if (list.tail_open()) list.segments.back().closed = true;  // Complete sets token_end
+    if (list.has_active_segment()) list.segments.back().closed = true;  // Complete sets token_end
     list.prefill_closed = true;
     return absl::OkStatus();
   });
@@ -374,11 +375,11 @@ absl::Status Sequence::Truncate(uint32_t token_count, uint64_t own_lease) {
     if (watcher->OnTruncate(token_count, own_lease)) left = true;
   }
   const std::vector<SegmentEntry>& segments = (*base)->list->segments;
-  if (left && (*base)->list->tail_open()) {  // until another segment is the active one
+  if (left && (*base)->list->has_active_segment()) {  // until another segment is the active one
     const MutexLock state_lock(&mutex_);
     views_.push_back(MakeView((*base)->layer_tokens, (*base)->list->tail()));
   }
-  const bool list_stays = !segments.empty() && (*base)->list->tail_open() &&
+  const bool list_stays = !segments.empty() && (*base)->list->has_active_segment() &&
                           segments.back().rows->first_position() < token_count;
   if (list_stays) {
     return Install(Author::kWriter,
@@ -403,16 +404,16 @@ absl::Status Sequence::ReplaceSegments(std::span<const uint64_t> segment_ids,
       Author::kBackground, **base, (*base)->layer_tokens, [&](SegmentList& list) -> absl::Status {
         const auto first = FindSegment(list.segments, segment_ids.front());
         const auto left = static_cast<size_t>(list.segments.end() - first);
-        if (segment_ids.size() > left) return GoneError(segment_ids.front());
+        if (segment_ids.size() > left) return SegmentChangedError(segment_ids.front());
         const auto end = first + static_cast<ptrdiff_t>(segment_ids.size());
         for (auto entry = first; entry != end; ++entry) {
           const uint64_t id = segment_ids[static_cast<size_t>(entry - first)];
-          if (entry->rows->segment_id() != id || !entry->closed) return GoneError(id);
+          if (entry->rows->segment_id() != id || !entry->closed) return SegmentChangedError(id);
         }
         const uint32_t token_end = (end - 1)->token_end;
         if (token_end > complete || token_end != replacement.back().token_end ||
             first->rows->first_position() != replacement.front().rows->first_position()) {
-          return GoneError(segment_ids.back());
+          return SegmentChangedError(segment_ids.back());
         }
         const auto place = list.segments.erase(first, end);
         list.segments.insert(place, std::make_move_iterator(replacement.begin()),
@@ -440,7 +441,7 @@ absl::Status Sequence::PublishIndex(const IndexDescriptor& index,
         }
         for (const IndexedSegment& indexed : segments) {
           const auto entry = FindSegment(list.segments, indexed.segment_id);
-          if (entry == list.segments.end()) return GoneError(indexed.segment_id);
+          if (entry == list.segments.end()) return SegmentChangedError(indexed.segment_id);
           entry->indexes[ordinal] = indexed.index;
         }
         return absl::OkStatus();
@@ -474,7 +475,7 @@ absl::StatusOr<std::shared_ptr<const Snapshot>> Sequence::Share(uint32_t token_c
   for (SegmentEntry& entry : list->segments) {
     std::shared_ptr<const void> tail = entry.use->tail();
     if (!entry.closed) {
-      PinnedTail pinned = PinTail(layer_tokens, entry.rows.get());
+      PinnedActiveSegment pinned = PinActiveSegment(layer_tokens, entry.rows.get());
       tail = std::move(pinned.pin);
       const MutexLock lock(&mutex_);
       views_.push_back(std::move(pinned.view));

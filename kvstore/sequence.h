@@ -12,7 +12,7 @@
 // Each publishes on top of the other's newest snapshot.
 //
 // Slots are overwritten only after a truncation, when older snapshots, sequences that share the
-// active segment (the tail), or leases may still show them. ReadersBeyond reports this to the
+// active segment (the tail), or leases may still show them. HasReadersBeyond reports this to the
 // writer, which then moves the active segment to fresh memory.
 //
 // Thread-safe. Two locks: events_mutex_ orders changes and the notifications of watchers, and may
@@ -41,7 +41,7 @@ class SequenceRecord;
 
 // Records whether the part of an active segment that a snapshot or a sharing sequence shows is
 // still in use.
-struct TailView {
+struct ActiveSegmentView {
   std::vector<uint32_t> layer_tokens;  // visible tokens per layer slot
   const SegmentRows* tail = nullptr;   // the open segment; null if there was none
   // True when no reader uses the view any more.
@@ -49,11 +49,11 @@ struct TailView {
 };
 
 // Protects the rows of an open segment below the given token counts, for as long as `pin` lives.
-struct PinnedTail {
-  std::shared_ptr<const TailView> view;
+struct PinnedActiveSegment {
+  std::shared_ptr<const ActiveSegmentView> view;
   std::shared_ptr<const void> pin;
 };
-PinnedTail PinTail(std::vector<uint32_t> layer_tokens, const SegmentRows* tail);
+PinnedActiveSegment PinActiveSegment(std::vector<uint32_t> layer_tokens, const SegmentRows* tail);
 
 // A sequence's share of a segment. Held by every list that contains the segment.
 class SegmentUse {
@@ -82,8 +82,10 @@ struct SegmentList {
   // [indexes, layer slots]: whether every segment is ready. Set by Sequence.
   std::vector<std::vector<bool>> ready;
 
-  bool tail_open() const { return !segments.empty() && !segments.back().closed; }
-  const SegmentRows* tail() const { return tail_open() ? segments.back().rows.get() : nullptr; }
+  bool has_active_segment() const { return !segments.empty() && !segments.back().closed; }
+  const SegmentRows* tail() const {
+    return has_active_segment() ? segments.back().rows.get() : nullptr;
+  }
   // Returns whether every segment has codes and a codebook of this layer. Tokens can then be
   // selected from the layer, and new rows are encoded when they are written.
   bool index_ready(size_t index, uint32_t layer_slot) const { return ready[index][layer_slot]; }
@@ -95,7 +97,7 @@ struct SegmentList {
 struct Snapshot {
   std::shared_ptr<const SegmentList> list;  // shared by successive snapshots
   // Outlives the snapshot, so that the writer can check whether it is drained.
-  std::shared_ptr<TailView> view;
+  std::shared_ptr<ActiveSegmentView> view;
   const std::vector<uint32_t>& layer_tokens;  // visible rows, per layer slot
 
   Snapshot(std::shared_ptr<const SegmentList> segments, std::vector<uint32_t> tokens);
@@ -106,7 +108,7 @@ struct Snapshot {
   // Returns the number of tokens that are complete over all layers.
   uint32_t token_count() const;
   // Returns the first position of the open segment; token_count() if no segment is open.
-  uint32_t tail_begin() const;
+  uint32_t active_begin() const;
 };
 
 // Creates a snapshot from a list whose derived fields are not filled in yet.
@@ -138,10 +140,10 @@ struct IndexedSegment {
 };
 
 // A writer's change to the list of segments.
-struct TailEdit {
+struct ListEdit {
   uint32_t begin = 0;                 // entries from this position on ...
   std::vector<SegmentEntry> entries;  // ... are replaced by these
-  bool ends_prefill = false;          // same as in CloseTail
+  bool ends_prefill = false;          // same as in CloseActiveSegment
 };
 
 class Sequence {
@@ -153,7 +155,8 @@ class Sequence {
     std::shared_ptr<const Snapshot> first;
     std::unique_ptr<SequenceRecord> record;  // record of `first`; null: not recorded
     bool suspended = false;
-    std::vector<std::shared_ptr<const TailView>> views;  // other readers' views of its open segment
+    std::vector<std::shared_ptr<const ActiveSegmentView>>
+        views;  // other readers' views of its open segment
     // Links it to the sequences of other ranks (rank_sequences.h); empty: not linked.
     std::string group_key = {};
   };
@@ -181,19 +184,19 @@ class Sequence {
   // Writer: publishes the rows that it wrote; with `edit`, also changes the list. Errors: kNotFound
   // if dropped concurrently, kFailedPrecondition if suspended.
   absl::Status PublishRows(std::vector<uint32_t> layer_tokens);
-  absl::Status PublishRows(std::vector<uint32_t> layer_tokens, TailEdit edit);
+  absl::Status PublishRows(std::vector<uint32_t> layer_tokens, ListEdit edit);
   // Writer: publishes a snapshot with a list that the writer built. Errors: as PublishRows;
   // kAborted if background work has changed the list since BeginWrite or since this writer last
   // published.
   absl::Status Publish(std::shared_ptr<const Snapshot> next);
   // Writer: closes the open segment after its last token, and ends the prefill. Errors: as
   // PublishRows. REQUIRES: all layers have the same number of tokens.
-  absl::Status CloseTail();
+  absl::Status CloseActiveSegment();
   // Writer: truncates the sequence to `token_count` tokens. REQUIRES: token_count <= that of the
   // newest snapshot.
   absl::Status Truncate(uint32_t token_count, uint64_t own_lease);
   // Writer: returns whether another reader may use rows beyond these in the open segment.
-  bool ReadersBeyond(const std::vector<uint32_t>& layer_tokens) const;
+  bool HasReadersBeyond(const std::vector<uint32_t>& layer_tokens) const;
 
   // Replaces a run of neighbouring closed segments, complete over all layers, by segments with the
   // same tokens. Writers and readers continue concurrently. Indexes of the entries may be in any
@@ -253,7 +256,7 @@ class Sequence {
 
   absl::Status DroppedError() const;
   absl::Status SuspendedError() const;
-  absl::Status StartWriting(bool is_short, SteadyTime deadline);
+  absl::Status AcquireWriter(bool is_short, SteadyTime deadline);
   absl::Status CheckRunning() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<const Watchers> watchers() const;
   // Changes a copy of the newest list (`change` may fail), completes it, and installs it.
@@ -279,13 +282,13 @@ class Sequence {
   mutable Mutex mutex_;
   std::shared_ptr<const Snapshot> current_ ABSL_GUARDED_BY(mutex_);  // null when dropped
   // Views of older snapshots and sharing sequences that may still read the open segment.
-  mutable std::vector<std::shared_ptr<const TailView>> views_ ABSL_GUARDED_BY(mutex_);
+  mutable std::vector<std::shared_ptr<const ActiveSegmentView>> views_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const Watchers> watchers_ ABSL_GUARDED_BY(mutex_);
   // List version that the writer knows.
   std::shared_ptr<const SegmentList> writer_list_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool short_ ABSL_GUARDED_BY(mutex_) = false;  // the current writer began with BeginShortWrite
-  CondVar writer_gone_;
+  CondVar writer_done_;
 };
 
 // The exclusive right to write to a sequence, while it lives.

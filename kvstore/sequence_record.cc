@@ -31,7 +31,7 @@ absl::StatusOr<uint32_t> RowsNumber(RecordTable& table, const SegmentRows& rows)
                         .head_count = heads});
   for (uint32_t head = 0; head < heads; ++head) writer.Add(rows.extent(head));
   table.rows().Commit(slot->number(), writer.size_bytes());
-  table.SeenSegment(rows.segment_id());
+  table.MarkSegmentIdUsed(rows.segment_id());
   rows.record() = *std::move(slot);
   return rows.record().number();
 }
@@ -130,7 +130,7 @@ std::optional<SequenceIdentity> ReadIdentity(std::span<const std::byte> bytes) {
   return identity;
 }
 
-SequenceRecord::SequenceRecord(Standing standing)
+SequenceRecord::SequenceRecord(Existing standing)
     : table_(std::move(standing.table)),
       slot_(std::move(standing.slot)),
       state_(standing.state),
@@ -138,7 +138,7 @@ SequenceRecord::SequenceRecord(Standing standing)
 
 SequenceRecord::~SequenceRecord() {
   const MutexLock lock(&table_->mutex());
-  table_->GiveBlock(state_.list);
+  table_->FreeBlock(state_.list);
 }
 
 absl::StatusOr<std::unique_ptr<SequenceRecord>> SequenceRecord::Create(
@@ -157,7 +157,7 @@ absl::StatusOr<std::unique_ptr<SequenceRecord>> SequenceRecord::Create(
   if (!slot.has_value()) return FullError("another sequence");
   const uint32_t number = slot->number();
   auto record = std::make_unique<SequenceRecord>(
-      Standing{.table = table,
+      Existing{.table = table,
                .slot = std::make_shared<const RecordSlot>(*std::move(slot)),
                .state = {.layer_count = table->shape().layer_count},
                .known = nullptr});
@@ -183,7 +183,7 @@ absl::Status SequenceRecord::Write(const std::shared_ptr<const SegmentList>& lis
   WriteState(next, layer_tokens);
   if (!same_list) {
     const MutexLock lock(&table_->mutex());
-    table_->GiveBlock(state_.list);
+    table_->FreeBlock(state_.list);
   }
   state_ = next;
   if (!same_list) known_ = list;
@@ -197,11 +197,11 @@ absl::Status SequenceRecord::WriteList(const SegmentList& list, StateRecord& sta
   if (list.segments.empty()) return absl::OkStatus();
   const size_t size_bytes = ListBytes(list, table_->shape().layer_count);
   const MutexLock lock(&table_->mutex());
-  const auto block = table_->TakeBlock(size_bytes);
+  const auto block = table_->AllocateBlock(size_bytes);
   if (!block.has_value()) return FullError("another list of segments");
   RecordWriter writer(table_->bytes(*block));
   if (absl::Status status = EncodeList(*table_, list, writer); !status.ok()) {
-    table_->GiveBlock(*block);
+    table_->FreeBlock(*block);
     return status;
   }
   state.list = *block;

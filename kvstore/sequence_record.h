@@ -94,13 +94,13 @@ class SequenceRecord {
       const Snapshot& first);
 
   // A record that already exists. `known` is its list; null: the next Write writes the list again.
-  struct Standing {
+  struct Existing {
     std::shared_ptr<RecordTable> table;
     std::shared_ptr<const RecordSlot> slot;
     StateRecord state;
     std::shared_ptr<const SegmentList> known;
   };
-  explicit SequenceRecord(Standing standing);
+  explicit SequenceRecord(Existing standing);
   ~SequenceRecord();
 
   // Slot of the sequence, shared with its other records.

@@ -75,7 +75,7 @@ class SlotNumbers {
   // Returns the first number that was never taken.
   uint32_t end() const { return end_; }
   // Starts with slots [0, end) taken; Give then frees the unused ones.
-  void BeginWith(uint32_t end) { end_ = end; }
+  void StartWithTaken(uint32_t end) { end_ = end; }
 
  private:
   uint32_t count_;

@@ -95,7 +95,7 @@ std::vector<StoredLayer> LayersOf(const CacheSpec& spec) {
 
 // Returns the first field in which two ranks of a group are incompatible; empty if there is none.
 // Ranks may hold different layers, or different kv heads of a layer.
-std::string FindClash(const CacheSpec& a, const CacheSpec& b) {
+std::string FindIncompatibleField(const CacheSpec& a, const CacheSpec& b) {
   if (a.model_fingerprint != b.model_fingerprint) return "model_fingerprint";
   if (a.rank.rank_count != b.rank.rank_count) return "rank.rank_count";
   if (a.default_index != b.default_index) return "default_index";
@@ -127,7 +127,7 @@ absl::Status StoreImpl::CheckRanks(std::string_view tenant, const CacheSpec& spe
   for (const auto& [id, cache] : caches_) {
     const CacheSpec& other = cache->spec;
     if (cache->tenant != tenant || other.name != spec.name) continue;
-    if (const std::string field = FindClash(other, spec); !field.empty()) {
+    if (const std::string field = FindIncompatibleField(other, spec); !field.empty()) {
       return FailedPrecondition(field, absl::StrCat("does not go with that of rank ",
                                                     other.rank.rank, " of cache ", spec.name));
     }
@@ -156,7 +156,7 @@ absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const Ca
       is_new = true;
     }
   }
-  if (is_new) ServePressure(found);
+  if (is_new) InstallReclaimer(found);
   if (const std::string field = FindDifference(found->spec, spec); !field.empty()) {
     return FailedPrecondition(field,
                               absl::StrCat("cache ", spec.name, " is open with another value"));
@@ -214,7 +214,7 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::FindCache(std::string_vi
   return it->second;
 }
 
-absl::StatusOr<StoreImpl::Found> StoreImpl::FindOfAnyTenant(uint64_t sequence_id) const {
+absl::StatusOr<StoreImpl::Found> StoreImpl::FindInAnyTenant(uint64_t sequence_id) const {
   const MutexLock lock(&mutex_);
   const auto it = sequences_.find(sequence_id);
   if (it == sequences_.end()) {
@@ -228,7 +228,7 @@ absl::StatusOr<StoreImpl::Found> StoreImpl::FindOfAnyTenant(uint64_t sequence_id
 
 absl::StatusOr<StoreImpl::Found> StoreImpl::Find(std::string_view tenant,
                                                  uint64_t sequence_id) const {
-  auto found = FindOfAnyTenant(sequence_id);
+  auto found = FindInAnyTenant(sequence_id);
   if (found.ok() && found->cache->tenant != tenant) {
     return NotFound("sequence_id", absl::StrCat("no sequence ", sequence_id));
   }
@@ -349,7 +349,7 @@ absl::StatusOr<std::vector<SequenceInfo>> StoreImpl::ListSequences(std::string_v
 
 absl::StatusOr<SequenceInfo> StoreImpl::DescribeSequence(std::string_view tenant,
                                                          uint64_t sequence_id) {
-  const auto found = tenant.empty() ? FindOfAnyTenant(sequence_id) : Find(tenant, sequence_id);
+  const auto found = tenant.empty() ? FindInAnyTenant(sequence_id) : Find(tenant, sequence_id);
   if (!found.ok()) return found.status();
   const auto snapshot = found->sequence->Peek();
   if (!snapshot.ok()) return snapshot.status();

@@ -35,7 +35,7 @@ class StoreImpl final : public Store {
                options.keeper) {
     if (options.memory_check_interval > absl::ZeroDuration()) {
       watch_ = std::make_unique<MemoryWatch>(options.memory_check_interval,
-                                             [this] { FollowMemoryLimits(); });
+                                             [this] { ApplyMemoryLimits(); });
     }
   }
 
@@ -110,7 +110,7 @@ class StoreImpl final : public Store {
   // Reads the memory limits of the machine and of control groups and adapts to them. When memory is
   // short, it stops touching pages, returns free pages and those of evicted retained sequences to
   // the machine, and stops the pools from growing.
-  void FollowMemoryLimits();
+  void ApplyMemoryLimits();
   RecoveryReport Recovery() const override;
   absl::Status KeepSession(const KeptSession& session) override;
   std::vector<KeptSession> KeptSessions() const override;
@@ -148,7 +148,7 @@ class StoreImpl final : public Store {
   // Shares the longest stored prefix of a prompt.
   Prefix SharePrefix(const std::shared_ptr<const Cache>& cache, std::span<const uint32_t> token_ids,
                      std::string_view extra_key) const;
-  absl::StatusOr<Found> FindOfAnyTenant(uint64_t sequence_id) const;
+  absl::StatusOr<Found> FindInAnyTenant(uint64_t sequence_id) const;
   absl::StatusOr<Found> Find(std::string_view tenant, uint64_t sequence_id) const;
   absl::StatusOr<std::shared_ptr<const Cache>> FindCache(std::string_view tenant,
                                                          uint64_t cache_id) const;
@@ -162,23 +162,24 @@ class StoreImpl final : public Store {
   absl::Status CheckRanks(std::string_view tenant, const CacheSpec& spec)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the open caches of its group, including itself; without a group, only itself.
-  std::vector<std::shared_ptr<const Cache>> RanksOf(
+  std::vector<std::shared_ptr<const Cache>> CachesOfGroup(
       const std::shared_ptr<const Cache>& cache) const;
   // Returns, for each rank, a share of the longest prefix of the prompt that all ranks hold; the
   // number of tokens is the same in all of them.
-  RankPrefixes SettleRanks(const std::shared_ptr<const Cache>& cache,
-                           std::span<const uint32_t> token_ids, std::string_view extra_key) const;
+  RankPrefixes ShareRankPrefixes(const std::shared_ptr<const Cache>& cache,
+                                 std::span<const uint32_t> token_ids,
+                                 std::string_view extra_key) const;
   // Creates a sequence with a group_key.
-  absl::StatusOr<CreatedSequence> CreateTied(const std::shared_ptr<const Cache>& cache,
-                                             const SequenceSpec& spec);
+  absl::StatusOr<CreatedSequence> CreateGroupMember(const std::shared_ptr<const Cache>& cache,
+                                                    const SequenceSpec& spec);
   // Updates the statistics of prompt and matched tokens for a new sequence.
   void CountPrefix(const Cache& cache, const SequenceSpec& spec, const Snapshot* found);
   // Returns the number of the prompt's tokens that every rank of the cache's group holds.
   uint32_t MatchRanks(const std::shared_ptr<const Cache>& cache,
                       std::span<const uint32_t> token_ids, std::string_view extra_key) const;
   // Starts the incremental index of a new sequence; drops the sequence if that fails.
-  absl::StatusOr<CreatedSequence> KeepUp(absl::StatusOr<CreatedSequence> created,
-                                         const std::optional<LiveIndex>& live_index);
+  absl::StatusOr<CreatedSequence> StartLiveIndex(absl::StatusOr<CreatedSequence> created,
+                                                 const std::optional<LiveIndex>& live_index);
   // Adds a new sequence. Errors: kResourceExhausted (max_sequences), and those of
   // NamedTokens::Name.
   absl::StatusOr<CreatedSequence> AddSequence(std::shared_ptr<const Cache> cache, NewSequence made);
@@ -195,10 +196,10 @@ class StoreImpl final : public Store {
   CacheInfo DescribeCache(const std::shared_ptr<const Cache>& cache) const;
   void Forget(uint64_t sequence_id);
 
-  // ServePressure sets the reclaimer of a cache's pool; EndPressure stops the memory watch and
+  // InstallReclaimer sets the reclaimer of a cache's pool; RemoveReclaimers stops the memory watch and
   // removes all reclaimers.
-  void ServePressure(const std::shared_ptr<const Cache>& cache);
-  void EndPressure();
+  void InstallReclaimer(const std::shared_ptr<const Cache>& cache);
+  void RemoveReclaimers();
   // Checks `capacity_bytes` against the tenant's quota and the guarantees of other tenants. Errors:
   // kResourceExhausted naming the quota.
   absl::Status CheckTenantQuota(std::string_view tenant, size_t capacity_bytes)
@@ -210,23 +211,23 @@ class StoreImpl final : public Store {
   std::vector<Candidate> Candidates(const Cache& cache, bool retained_only) const;
   bool MakeRoom(const Cache& cache, std::span<const size_t> sizes_bytes);
   // Shortens or evicts the victims; returns the number of freed bytes.
-  size_t CarryOut(const Cache& cache, std::span<const Candidate> candidates,
-                  std::span<const Victim> victims);
-  bool CarryOut(const Cache& cache, const Candidate& candidate, const Victim& victim);
+  size_t ExecuteEviction(const Cache& cache, std::span<const Candidate> candidates,
+                         std::span<const Victim> victims);
+  bool ExecuteEviction(const Cache& cache, const Candidate& candidate, const Victim& victim);
   // Evicts a sequence together with the members of its group in other ranks, or none. Errors:
   // kFailedPrecondition naming the member that is in use.
-  absl::Status EvictWhole(const Found& found);
+  absl::Status EvictAllMembers(const Found& found);
   // Returns whether the sequence is not in use, and either retained or idle together with all
   // members of its group.
-  bool MayBeEvicted(const Found& found) const;
+  bool IsEvictable(const Found& found) const;
   // Checks that no sequence is leased or pinned, for a precise error to admin. Errors:
   // kFailedPrecondition naming the lease or the pin.
   absl::Status CheckUnused(std::span<const std::shared_ptr<Sequence>> sequences);
   bool Shorten(const Found& found, uint32_t keep_tokens);
   // Returns the sequences of other ranks that begin with the same tokens, by more than
   // `keep_tokens`.
-  std::vector<Found> Counterparts(const Cache& cache, const NamedTokens& names,
-                                  uint32_t keep_tokens) const;
+  std::vector<Found> RankCounterparts(const Cache& cache, const NamedTokens& names,
+                                      uint32_t keep_tokens) const;
   // Evicts retained sequences until the others hold at most `most_bytes`; returns the number of
   // freed bytes.
   size_t ShrinkRetained(const Cache& cache, size_t most_bytes);

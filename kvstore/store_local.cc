@@ -56,7 +56,7 @@ std::vector<LeaseInfo> StoreImpl::ListLeases() { return local_.ListLeases(); }
 
 StoreStats StoreImpl::Stats() {
   StoreStats stats{.staging_bytes = local_.staging_bytes(),
-                   .live_work_count = engine_->live->CountBusy()};
+                   .live_work_count = engine_->live->CountBusySequences()};
   for (const LeaseInfo& lease : local_.ListLeases()) {
     ++stats.lease_count;
     if (lease.revoked) ++stats.revoked_lease_count;

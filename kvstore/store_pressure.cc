@@ -61,14 +61,14 @@ ExtentDemand DemandOf(const Cache& cache, const AdmitSpec& spec, const IndexDesc
 
 }  // namespace
 
-void StoreImpl::ServePressure(const std::shared_ptr<const Cache>& cache) {
+void StoreImpl::InstallReclaimer(const std::shared_ptr<const Cache>& cache) {
   cache->pool->SetReclaimer([this, weak = std::weak_ptr(cache)](std::span<const size_t> sizes) {
     const std::shared_ptr<const Cache> alive = weak.lock();
     return alive != nullptr && MakeRoom(*alive, sizes);
   });
 }
 
-void StoreImpl::EndPressure() {
+void StoreImpl::RemoveReclaimers() {
   watch_.reset();
   for (const auto& cache : AllCaches()) cache->pool->SetReclaimer({});
 }
@@ -122,7 +122,7 @@ std::vector<StoreImpl::Found> StoreImpl::SequencesOf(const Cache& cache, bool re
   return all;
 }
 
-bool StoreImpl::MayBeEvicted(const Found& found) const {
+bool StoreImpl::IsEvictable(const Found& found) const {
   const auto is_free = [](const Sequence& sequence) {
     return !sequence.holds().held() && !sequence.holds().pinned();
   };
@@ -135,7 +135,7 @@ bool StoreImpl::MayBeEvicted(const Found& found) const {
   return !members.joining &&
          std::all_of(members.alive.begin(), members.alive.end(), [&](const auto& member) {
            return is_free(*member) && member->holds().idle() >= engine_->options.evict_idle &&
-                  engine_->live->IdleOf(member->sequence_id());
+                  engine_->live->IsIdle(member->sequence_id());
          });
 }
 
@@ -143,7 +143,7 @@ std::vector<Candidate> StoreImpl::Candidates(const Cache& cache, bool retained_o
   const bool idle_too = !retained_only && engine_->options.evict_idle > absl::ZeroDuration();
   std::vector<Candidate> candidates;
   for (const Found& found : SequencesOf(cache, !idle_too)) {
-    if (!MayBeEvicted(found)) continue;
+    if (!IsEvictable(found)) continue;
     candidates.push_back({.sequence = found.sequence, .retained = found.retained()});
   }
   // Sorted by creation, so that the order of equal candidates is deterministic.
@@ -167,22 +167,22 @@ bool StoreImpl::MakeRoom(const Cache& cache, std::span<const size_t> sizes_bytes
     ++count;
   }
   if (!free.Fits(demand)) return false;
-  CarryOut(cache, candidates, std::span(victims).first(count));
+  ExecuteEviction(cache, candidates, std::span(victims).first(count));
   return true;
 }
 
-size_t StoreImpl::CarryOut(const Cache& cache, std::span<const Candidate> candidates,
-                           std::span<const Victim> victims) {
+size_t StoreImpl::ExecuteEviction(const Cache& cache, std::span<const Candidate> candidates,
+                                  std::span<const Victim> victims) {
   size_t bytes = 0;
   for (const Victim& victim : victims) {
-    if (!CarryOut(cache, candidates[victim.candidate], victim)) continue;  // in use again
+    if (!ExecuteEviction(cache, candidates[victim.candidate], victim)) continue;  // in use again
     bytes += victim.bytes();
     evicted_bytes_ += victim.bytes();
   }
   return bytes;
 }
 
-absl::Status StoreImpl::EvictWhole(const Found& found) {
+absl::Status StoreImpl::EvictAllMembers(const Found& found) {
   const auto claimed = rank_sequences_.Claim(*found.cache, found.sequence);
   if (!claimed.ok()) return claimed.status();
   for (const auto& sequence : *claimed) {
@@ -195,7 +195,7 @@ absl::Status StoreImpl::EvictWhole(const Found& found) {
 }
 
 bool StoreImpl::Shorten(const Found& found, uint32_t keep_tokens) {
-  if (keep_tokens == 0) return EvictWhole(found).ok();
+  if (keep_tokens == 0) return EvictAllMembers(found).ok();
   const auto lease = WriteLease::Take(found.sequence);
   return lease.ok() && !found.sequence->holds().pinned() &&
          found.sequence->Truncate(keep_tokens, /*own_lease=*/0).ok();
@@ -203,11 +203,12 @@ bool StoreImpl::Shorten(const Found& found, uint32_t keep_tokens) {
 
 // Retained sequences of the other ranks with the same tokens are shortened, too: without the
 // evicted one they are useless.
-bool StoreImpl::CarryOut(const Cache& cache, const Candidate& candidate, const Victim& victim) {
-  const auto found = FindOfAnyTenant(candidate.sequence->sequence_id());
+bool StoreImpl::ExecuteEviction(const Cache& cache, const Candidate& candidate,
+                                const Victim& victim) {
+  const auto found = FindInAnyTenant(candidate.sequence->sequence_id());
   if (!found.ok()) return false;
   std::vector<Found> counterparts;  // looked up before the names are removed
-  if (candidate.retained) counterparts = Counterparts(cache, *found->names, victim.keep_tokens);
+  if (candidate.retained) counterparts = RankCounterparts(cache, *found->names, victim.keep_tokens);
   if (!Shorten(*found, victim.keep_tokens)) return false;
   for (const Found& other : counterparts) {
     if (other.retained()) Shorten(other, victim.keep_tokens);
@@ -216,8 +217,9 @@ bool StoreImpl::CarryOut(const Cache& cache, const Candidate& candidate, const V
   return true;
 }
 
-std::vector<StoreImpl::Found> StoreImpl::Counterparts(const Cache& cache, const NamedTokens& names,
-                                                      uint32_t keep_tokens) const {
+std::vector<StoreImpl::Found> StoreImpl::RankCounterparts(const Cache& cache,
+                                                          const NamedTokens& names,
+                                                          uint32_t keep_tokens) const {
   std::vector<Found> same;
   const std::string& group = cache.spec.rank.group;
   if (group.empty()) return same;
@@ -253,7 +255,7 @@ void StoreImpl::EvictForCount(const Cache& cache) {
   // Evicted as a whole, because a shortened sequence counts, too.
   for (Victim& victim : victims) {
     victim.keep_tokens = 0;
-    if (CarryOut(cache, candidates[victim.candidate], victim)) return;
+    if (ExecuteEviction(cache, candidates[victim.candidate], victim)) return;
   }
 }
 
@@ -267,7 +269,7 @@ size_t StoreImpl::ShrinkRetained(const Cache& cache, size_t most_bytes) {
   for (; count < victims.size() && held_bytes > most_bytes; ++count) {
     held_bytes -= victims[count].bytes();
   }
-  return CarryOut(cache, candidates, std::span(victims).first(count));
+  return ExecuteEviction(cache, candidates, std::span(victims).first(count));
 }
 
 void StoreImpl::EndSequence(const Found& found) {
@@ -286,7 +288,7 @@ void StoreImpl::Retain(const Found& found) {
   uint32_t closed_end = 0;
   if (const auto snapshot = found.sequence->Peek(); snapshot.ok()) {
     // Excludes the open segment: it holds memory for tokens that will not be written.
-    closed_end = std::min((*snapshot)->tail_begin(), (*snapshot)->token_count());
+    closed_end = std::min((*snapshot)->active_begin(), (*snapshot)->token_count());
   }
   keys.resize(std::min<size_t>(keys.size(), closed_end / kPrefixStepTokens));
   absl::StatusOr<NamedTokens::Shared> kept = NotFound("", "nothing to retain");
@@ -309,7 +311,7 @@ void StoreImpl::Retain(const Found& found) {
                                               .root = root,
                                               .token_ids = kept->token_ids});
   if (!made.ok()) return;  // max_sequences reached, and all sequences are in use
-  const auto retained = FindOfAnyTenant(made->sequence_id);
+  const auto retained = FindInAnyTenant(made->sequence_id);
   if (!retained.ok()) return;
   if (pinned_until > BootNanos()) {
     retained->sequence->PinUntil(pinned_until).IgnoreError();  // if this fails, it may be evicted
@@ -384,7 +386,7 @@ absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_i
     return InvalidArgument("ttl", absl::StrCat(absl::ToDoubleSeconds(ttl), " s, must lie in [0, ",
                                                absl::ToDoubleSeconds(Holds::kLongestPin), "]"));
   }
-  const auto found = tenant.empty() ? FindOfAnyTenant(sequence_id) : Find(tenant, sequence_id);
+  const auto found = tenant.empty() ? FindInAnyTenant(sequence_id) : Find(tenant, sequence_id);
   if (!found.ok()) return found.status();
   const int64_t until =
       ttl > absl::ZeroDuration() ? BootNanos() + absl::ToInt64Nanoseconds(ttl) : 0;
@@ -395,7 +397,7 @@ absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_i
   std::vector<std::shared_ptr<Sequence>> others =
       rank_sequences_.MembersOf(*found->cache, found->sequence).alive;
   others.erase(others.begin());  // the sequence itself
-  for (const Found& other : Counterparts(*found->cache, *found->names, 0)) {
+  for (const Found& other : RankCounterparts(*found->cache, *found->names, 0)) {
     others.push_back(other.sequence);
   }
   for (const auto& other : others) {
@@ -425,23 +427,23 @@ absl::Status StoreImpl::CheckUnused(std::span<const std::shared_ptr<Sequence>> s
 }
 
 absl::Status StoreImpl::EvictSequence(uint64_t sequence_id) {
-  const auto found = FindOfAnyTenant(sequence_id);
+  const auto found = FindInAnyTenant(sequence_id);
   if (!found.ok()) return found.status();
   const RankSequences::Members members = rank_sequences_.MembersOf(*found->cache, found->sequence);
   if (absl::Status status = CheckUnused(members.alive); !status.ok()) return status;
   const Candidate candidate{.sequence = found->sequence, .retained = found->retained()};
   const std::vector<Victim> victims =
       PlanEviction({&candidate, 1}, found->cache->layers, engine_->options.eviction_policy);
-  const std::vector<Found> counterparts = Counterparts(*found->cache, *found->names, 0);
-  if (absl::Status status = EvictWhole(*found); !status.ok()) return status;
+  const std::vector<Found> counterparts = RankCounterparts(*found->cache, *found->names, 0);
+  if (absl::Status status = EvictAllMembers(*found); !status.ok()) return status;
   for (const Victim& victim : victims) evicted_bytes_ += victim.bytes();
   for (const Found& other : counterparts) {
-    if (candidate.retained && other.retained()) EvictWhole(other).IgnoreError();
+    if (candidate.retained && other.retained()) EvictAllMembers(other).IgnoreError();
   }
   return absl::OkStatus();
 }
 
-void StoreImpl::FollowMemoryLimits() {
+void StoreImpl::ApplyMemoryLimits() {
   const MemoryLimits limits = ReadMemoryLimits(engine_->options.memory_root);
   const bool is_short = limits.excess_bytes > 0 || limits.available_bytes < kShortBytes;
   if (is_short) malloc_trim(0);
@@ -461,17 +463,17 @@ void StoreImpl::FollowMemoryLimits() {
     for (const Victim& victim :
          PlanEviction(candidates, cache->layers, engine_->options.eviction_policy)) {
       if (freed_bytes >= left_bytes) break;
-      freed_bytes += CarryOut(*cache, candidates, {&victim, 1});
+      freed_bytes += ExecuteEviction(*cache, candidates, {&victim, 1});
     }
     give_back(*cache->pool);
   }
   for (const auto& cache : caches) {
     Pool& pool = *cache->pool;
     if (!is_short) {
-      pool.LimitUse(std::numeric_limits<size_t>::max(), {});
+      pool.SetUseLimit(std::numeric_limits<size_t>::max(), {});
     } else if (const size_t absent_bytes = pool.absent_bytes(); absent_bytes > 0) {
-      pool.LimitUse(pool.usage().capacity_bytes - absent_bytes,
-                    absl::StrCat("; memory is short: ", limits.source));
+      pool.SetUseLimit(pool.usage().capacity_bytes - absent_bytes,
+                       absl::StrCat("; memory is short: ", limits.source));
     }
   }
 }

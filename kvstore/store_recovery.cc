@@ -88,7 +88,7 @@ absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
   if (!memory.valid() || SizeOf(memory) < options.capacity_bytes) {
     return DataLoss("the pool is missing or too short");
   }
-  if (NeverHasLaterWriters(memory) != options.strict) {
+  if (HasFutureWriteSeal(memory) != options.strict) {
     return DataLoss("the pool was made with another strict_memory");
   }
   if (options.strict && mapping.size_bytes() < options.capacity_bytes) {
@@ -112,7 +112,7 @@ absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
     const MutexLock lock(&mutex_);
     caches_.emplace(record.cache_id, cache);
     for (const RecoveredSequence& found : recovered.sequences) {
-      root_->SeenId(found.identity.sequence_id);
+      root_->MarkIdUsed(found.identity.sequence_id);
       ++sequence_counts_[record.cache_id];
       sequences_.emplace(found.identity.sequence_id, Found{cache, found.sequence, found.names});
     }
@@ -120,7 +120,7 @@ absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
   for (const RecoveredSequence& found : recovered.sequences) {
     if (!found.identity.group_key.empty()) rank_sequences_.Restore(*cache, found.sequence);
   }
-  ServePressure(cache);
+  InstallReclaimer(cache);
   for (const RecoveredSequence& found : recovered.sequences) {
     engine_->checksums->Add(cache, found.sequence);
     if (!found.identity.live_index.has_value()) continue;
@@ -149,7 +149,7 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeMemory(std::string_v
   DescriptorKeeper* keeper = engine_->options.keeper;
   // A strict pool cannot be mapped for writing again, so it is kept only by keepers that keep
   // mappings.
-  if (keeper == nullptr || (options.strict && !keeper->keeps_mappings())) {
+  if (keeper == nullptr || (options.strict && !keeper->supports_mappings())) {
     auto pool = Pool::Create(std::move(options));
     if (!pool.ok()) return pool.status();
     return std::make_shared<const Cache>(cache_id, std::string(tenant), spec, *std::move(pool),
@@ -191,7 +191,7 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeMemory(std::string_v
 
 // Detaches the records, so that they stay unchanged while the objects they describe are destroyed.
 StoreImpl::~StoreImpl() {
-  EndPressure();
+  RemoveReclaimers();
   if (root_ == nullptr) return;
   engine_->live->Stop();
   engine_->checksums->Stop();

@@ -87,7 +87,7 @@ absl::StatusOr<CreatedSequence> StoreImpl::AddSequence(std::shared_ptr<const Cac
   return CreatedSequence{.sequence_id = sequence_id, .token_count = token_count};
 }
 
-std::vector<std::shared_ptr<const Cache>> StoreImpl::RanksOf(
+std::vector<std::shared_ptr<const Cache>> StoreImpl::CachesOfGroup(
     const std::shared_ptr<const Cache>& cache) const {
   if (cache->spec.rank.group.empty()) return {cache};
   std::vector<std::shared_ptr<const Cache>> ranks;
@@ -103,7 +103,7 @@ std::vector<std::shared_ptr<const Cache>> StoreImpl::RanksOf(
 uint32_t StoreImpl::MatchRanks(const std::shared_ptr<const Cache>& cache,
                                std::span<const uint32_t> token_ids,
                                std::string_view extra_key) const {
-  const std::vector<std::shared_ptr<const Cache>> ranks = RanksOf(cache);
+  const std::vector<std::shared_ptr<const Cache>> ranks = CachesOfGroup(cache);
   if (ranks.size() < cache->spec.rank.rank_count) return 0;  // a missing rank holds nothing
   size_t steps = ~size_t{0};
   for (const auto& rank : ranks) {
@@ -113,10 +113,10 @@ uint32_t StoreImpl::MatchRanks(const std::shared_ptr<const Cache>& cache,
   return static_cast<uint32_t>(steps * kPrefixStepTokens);
 }
 
-RankPrefixes StoreImpl::SettleRanks(const std::shared_ptr<const Cache>& cache,
-                                    std::span<const uint32_t> token_ids,
-                                    std::string_view extra_key) const {
-  const std::vector<std::shared_ptr<const Cache>> ranks = RanksOf(cache);
+RankPrefixes StoreImpl::ShareRankPrefixes(const std::shared_ptr<const Cache>& cache,
+                                          std::span<const uint32_t> token_ids,
+                                          std::string_view extra_key) const {
+  const std::vector<std::shared_ptr<const Cache>> ranks = CachesOfGroup(cache);
   if (ranks.size() < cache->spec.rank.rank_count) return {};
   std::vector<std::vector<PrefixKey>> keys;
   size_t steps = ~size_t{0};
@@ -164,10 +164,10 @@ void StoreImpl::CountPrefix(const Cache& cache, const SequenceSpec& spec, const 
   }
 }
 
-absl::StatusOr<CreatedSequence> StoreImpl::KeepUp(absl::StatusOr<CreatedSequence> created,
-                                                  const std::optional<LiveIndex>& live_index) {
+absl::StatusOr<CreatedSequence> StoreImpl::StartLiveIndex(
+    absl::StatusOr<CreatedSequence> created, const std::optional<LiveIndex>& live_index) {
   if (!created.ok() || !live_index.has_value()) return created;
-  const auto found = FindOfAnyTenant(created->sequence_id);
+  const auto found = FindInAnyTenant(created->sequence_id);
   if (!found.ok()) return found.status();
   absl::Status status = engine_->live->Add(found->cache, found->sequence, *live_index);
   if (!status.ok()) {
@@ -192,35 +192,35 @@ absl::StatusOr<CreatedSequence> StoreImpl::CreateSequence(std::string_view tenan
     return status;
   }
   if (absl::Status status = CheckGroupKey(**cache, spec.group_key); !status.ok()) return status;
-  if (!spec.group_key.empty()) return CreateTied(*cache, spec);
+  if (!spec.group_key.empty()) return CreateGroupMember(*cache, spec);
   Prefix prefix = SharePrefix(*cache, spec.token_ids, spec.extra_key);
   CountPrefix(**cache, spec, prefix.snapshot.get());
-  return KeepUp(AddSequence(*std::move(cache), {.session = spec.session,
-                                                .first = std::move(prefix.snapshot),
-                                                .root = prefix.root,
-                                                .token_ids = spec.token_ids,
-                                                .live_index = spec.live_index}),
-                spec.live_index);
+  return StartLiveIndex(AddSequence(*std::move(cache), {.session = spec.session,
+                                                        .first = std::move(prefix.snapshot),
+                                                        .root = prefix.root,
+                                                        .token_ids = spec.token_ids,
+                                                        .live_index = spec.live_index}),
+                        spec.live_index);
 }
 
-absl::StatusOr<CreatedSequence> StoreImpl::CreateTied(const std::shared_ptr<const Cache>& cache,
-                                                      const SequenceSpec& spec) {
-  auto seat =
-      rank_sequences_.Take(*cache, spec.group_key, PromptDigest(spec.token_ids, spec.extra_key),
-                           [&] { return SettleRanks(cache, spec.token_ids, spec.extra_key); });
+absl::StatusOr<CreatedSequence> StoreImpl::CreateGroupMember(
+    const std::shared_ptr<const Cache>& cache, const SequenceSpec& spec) {
+  auto seat = rank_sequences_.Take(
+      *cache, spec.group_key, PromptDigest(spec.token_ids, spec.extra_key),
+      [&] { return ShareRankPrefixes(cache, spec.token_ids, spec.extra_key); });
   if (!seat.ok()) return seat.status();
   CountPrefix(*cache, spec, seat->first().get());
-  auto created =
-      KeepUp(AddSequence(cache, {.session = spec.session,
-                                 .first = seat->first(),
-                                 .root = PrefixRoot(cache->tenant, cache->spec, spec.extra_key),
-                                 .token_ids = spec.token_ids,
-                                 .live_index = spec.live_index,
-                                 .group_key = spec.group_key}),
-             spec.live_index);
+  auto created = StartLiveIndex(
+      AddSequence(cache, {.session = spec.session,
+                          .first = seat->first(),
+                          .root = PrefixRoot(cache->tenant, cache->spec, spec.extra_key),
+                          .token_ids = spec.token_ids,
+                          .live_index = spec.live_index,
+                          .group_key = spec.group_key}),
+      spec.live_index);
   if (!created.ok()) return created;
   // If it is not found, its session ended concurrently, and the sequence never becomes a member.
-  if (const auto found = FindOfAnyTenant(created->sequence_id); found.ok()) {
+  if (const auto found = FindInAnyTenant(created->sequence_id); found.ok()) {
     seat->Join(found->sequence);
   }
   return created;
@@ -244,12 +244,12 @@ absl::StatusOr<CreatedSequence> StoreImpl::ForkSequence(std::string_view tenant,
   const std::optional<LiveIndex> live_index = engine_->live->SpecOf(sequence_id);
   auto first = found->names->Share(shared, /*partial_indexes=*/live_index.has_value());
   if (!first.ok()) return first.status();
-  return KeepUp(AddSequence(std::move(found->cache), {.session = std::string(session),
-                                                      .first = std::move(first->snapshot),
-                                                      .root = found->names->root(),
-                                                      .token_ids = first->token_ids,
-                                                      .live_index = live_index}),
-                live_index);
+  return StartLiveIndex(AddSequence(std::move(found->cache), {.session = std::string(session),
+                                                              .first = std::move(first->snapshot),
+                                                              .root = found->names->root(),
+                                                              .token_ids = first->token_ids,
+                                                              .live_index = live_index}),
+                        live_index);
 }
 
 absl::StatusOr<uint64_t> StoreImpl::MatchPrefix(std::string_view tenant, uint64_t cache_id,

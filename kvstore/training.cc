@@ -139,7 +139,7 @@ TrainingResult Train(const kernels::Exec& exec, const TrainingArgs& args, Scratc
   TrainingResult result{.trained_tokens = samples.count()};
   if (samples.count() == 0) return result;
   double last_inertia = std::numeric_limits<double>::infinity();
-  while (result.iterations < args.iterations && args.go_on()) {
+  while (result.iterations < args.iterations && args.keep_going()) {
     const kernels::KMeansStats stats = kernels::KMeansStep(exec, problem, samples.step_scratch());
     ++result.iterations;
     result.inertia = stats.inertia / samples.count();

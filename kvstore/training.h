@@ -26,7 +26,7 @@ struct TrainingArgs {
   // Initial centroids [2^b, key_dim / m]; empty: chosen by `seed`.
   std::span<const float> first = {};
   // Called before each iteration; false ends the training with the current centroids.
-  std::function<bool()> go_on;
+  std::function<bool()> keep_going;
   std::span<float> centroids;  // [2^b, key_dim / m], overwritten
 };
 

@@ -66,15 +66,15 @@ absl::StatusOr<CheckedRows> CheckRows(const Cache& cache, const LayerRows& rows)
                      .values = *values};
 }
 
-absl::StatusOr<Arrival> CheckArrival(uint64_t first_position, uint32_t token_count, uint32_t stored,
-                                     uint32_t layer) {
+absl::StatusOr<RangeKind> ClassifyRange(uint64_t first_position, uint32_t token_count,
+                                        uint32_t stored, uint32_t layer) {
   if (first_position > kMaxSequenceTokens || first_position + token_count > kMaxSequenceTokens) {
     return OutOfRange("first_position",
                       absl::StrCat(first_position, " with ", token_count,
                                    " tokens; a sequence has at most ", kMaxSequenceTokens));
   }
-  if (first_position + token_count <= stored) return Arrival::kRepeat;
-  if (first_position == stored) return Arrival::kNew;
+  if (first_position + token_count <= stored) return RangeKind::kRepeat;
+  if (first_position == stored) return RangeKind::kNew;
   return InvalidArgument("first_position",
                          absl::StrCat(first_position, " with ", token_count, " tokens: ",
                                       first_position > stored ? "a gap" : "partly stored",
@@ -101,13 +101,13 @@ void SegmentWriter::EndPrefill() {
   const SegmentRows* tail = base_->list->tail();
   const bool is_tail = tail == nullptr || tail->slot_capacity() == segment_tokens_;
   if (base_->list->prefill_closed || is_tail) return;
-  SegmentEntry& open = EditTail();
+  SegmentEntry& open = EditActiveSegment();
   open.closed = true;
   open.token_end = layer_tokens_.front();
   ends_prefill_ = true;
 }
 
-SegmentEntry& SegmentWriter::EditTail() {
+SegmentEntry& SegmentWriter::EditActiveSegment() {
   if (edited_.empty()) edited_.push_back(base_->list->segments[--kept_]);
   return edited_.back();
 }
@@ -115,12 +115,12 @@ SegmentEntry& SegmentWriter::EditTail() {
 // Moves the open segment to fresh memory if readers of older snapshots, sharing sequences or leases
 // may still read slots that are about to be written.
 absl::Status SegmentWriter::LeaveReadersBehind() {
-  if (readers_left_) return absl::OkStatus();
-  if (!base_->list->tail_open() || !lease_.sequence().ReadersBeyond(layer_tokens_)) {
-    readers_left_ = true;  // older snapshots get no new readers
+  if (readers_checked_) return absl::OkStatus();
+  if (!base_->list->has_active_segment() || !lease_.sequence().HasReadersBeyond(layer_tokens_)) {
+    readers_checked_ = true;  // older snapshots get no new readers
     return absl::OkStatus();
   }
-  SegmentEntry& old = EditTail();
+  SegmentEntry& old = EditActiveSegment();
   const NewSegment same{.segment_id = cache_->engine->next_segment_id++,
                         .first_position = old.rows->first_position(),
                         .slot_capacity = old.rows->slot_capacity()};
@@ -138,7 +138,7 @@ absl::Status SegmentWriter::LeaveReadersBehind() {
     }
   }
   old = std::move(fresh);
-  readers_left_ = true;
+  readers_checked_ = true;
   return absl::OkStatus();
 }
 
@@ -154,16 +154,16 @@ absl::Status SegmentWriter::Reserve(uint32_t token_end) {
                       .first_position = first,
                       .slot_capacity = segment_tokens_});
   }
-  auto created =
-      CreateSegments(*cache_->pool, cache_->layers, wanted,
-                     code_later_ ? NewestCodebooks(base_->list->indexes.size())
-                                 : NewestOf(base_->list->segments, base_->list->indexes.size()));
+  auto created = CreateSegments(*cache_->pool, cache_->layers, wanted,
+                                defer_encoding_
+                                    ? NewestCodebooks(base_->list->indexes.size())
+                                    : NewestOf(base_->list->segments, base_->list->indexes.size()));
   if (!created.ok()) return created.status();
   const auto close = [](SegmentEntry& full) {
     full.closed = true;
     full.token_end = full.rows->end_capacity();
   };
-  if (last != nullptr && !last->closed) close(EditTail());
+  if (last != nullptr && !last->closed) close(EditActiveSegment());
   for (SegmentEntry& fresh : *created) {
     if (&fresh != &created->back()) close(fresh);
     edited_.push_back(std::move(fresh));
@@ -248,10 +248,10 @@ absl::Status SegmentWriter::Write(const CheckedRows& rows) {
 void SegmentWriter::EncodeNew() {
   // One task per kv head of every layer; a task encodes all its segments and indexes.
   size_t scratch_bytes = 0;
-  uint32_t most_tokens = 0;
+  uint32_t max_tokens = 0;
   for (uint32_t slot = 0; slot < cache_->layers.size(); ++slot) {
     const StoredLayers::Layer& layer = cache_->layers.layers[slot];
-    most_tokens = std::max(most_tokens, layer_tokens_[slot] - base_->layer_tokens[slot]);
+    max_tokens = std::max(max_tokens, layer_tokens_[slot] - base_->layer_tokens[slot]);
     for (const IndexDescriptor& index : base_->list->indexes) {
       scratch_bytes = std::max(
           scratch_bytes, kernels::PqEncodeScratchBytes(GeometryOf(index, layer.shape.key_dim)));
@@ -259,7 +259,7 @@ void SegmentWriter::EncodeNew() {
   }
   scratch_bytes = (scratch_bytes + 63) / 64 * 64;
   const ParallelFor parallel =
-      ParallelIf(most_tokens >= kParallelEncodeTokens, cache_->engine->serving);
+      ParallelIf(max_tokens >= kParallelEncodeTokens, cache_->engine->serving);
   const ScratchPool::Buffer scratch =
       cache_->engine->scratch.Take(parallel.worker_count * scratch_bytes);
   const auto encode_head = [&](uint32_t head, uint32_t worker) {

@@ -32,11 +32,11 @@ struct CheckedRows {
 absl::StatusOr<CheckedRows> CheckRows(const Cache& cache, const LayerRows& rows);
 
 // Relation of a range of incoming tokens to the stored ones: new, or stored already.
-enum class Arrival : uint8_t { kNew, kRepeat };
+enum class RangeKind : uint8_t { kNew, kRepeat };
 // Classifies a range of incoming tokens. `stored`: tokens that the layer has. Errors:
 // kInvalidArgument for a gap or a partly stored range; kOutOfRange beyond kMaxSequenceTokens.
-absl::StatusOr<Arrival> CheckArrival(uint64_t first_position, uint32_t token_count, uint32_t stored,
-                                     uint32_t layer);
+absl::StatusOr<RangeKind> ClassifyRange(uint64_t first_position, uint32_t token_count,
+                                        uint32_t stored, uint32_t layer);
 
 class SegmentWriter {
  public:
@@ -45,7 +45,7 @@ class SegmentWriter {
                                              uint32_t segment_tokens);
 
   // Opens segments without codes: the incremental index encodes them when they are full.
-  void CodeLater() { code_later_ = true; }
+  void DeferEncoding() { defer_encoding_ = true; }
 
   // Closes the open segment of a first prefill after its last token, so that a codebook can be
   // trained on it. Open segments of later turns are encoded while they are filled. REQUIRES: before
@@ -93,7 +93,7 @@ class SegmentWriter {
     return i < kept_ ? base_->list->segments[i] : edited_[i - kept_];
   }
   // Returns the base's open segment for editing. REQUIRES: there is one.
-  SegmentEntry& EditTail();
+  SegmentEntry& EditActiveSegment();
   // Returns the ordinal of the segment that holds `position`.
   size_t SegmentAt(uint32_t position) const;
 
@@ -101,12 +101,12 @@ class SegmentWriter {
   WriteLease lease_;
   std::shared_ptr<const Snapshot> base_;
   uint32_t segment_tokens_;
-  bool code_later_ = false;
+  bool defer_encoding_ = false;
   bool ends_prefill_ = false;
   size_t kept_;
   std::vector<SegmentEntry> edited_;
   std::vector<uint32_t> layer_tokens_;
-  bool readers_left_ = false;  // slots to be written are not visible to older readers
+  bool readers_checked_ = false;  // slots to be written are not visible to older readers
   std::vector<kernels::IngestResult> results_;  // per tile, of one Write
 };
 

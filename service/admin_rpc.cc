@@ -146,7 +146,7 @@ AdminService::Reactor* AdminService::Stats(Context* context, const v1::StatsRequ
     response->set_fragmentation(free_bytes == 0 ? 0
                                                 : 1 - static_cast<double>(whole_bytes) /
                                                           static_cast<double>(free_bytes));
-    response->set_draining(calls_.turned_away());
+    response->set_draining(calls_.refuses_new_work());
     for (const RpcStats::Row& row : stats_.Snapshot()) {
       v1::RpcStats* message = response->add_rpcs();
       message->set_method(std::string(RpcName(row.rpc)));

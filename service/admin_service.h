@@ -1,5 +1,5 @@
 // AdminService answers the rpcs of pqcached.v1.Admin, which cover all tenants: admin_rpc.cc
-// inspects the sidecar, steer_rpc.cc changes its state.
+// inspects the sidecar, admin_actions_rpc.cc changes its state.
 //
 // Thread-safe, as gRPC requires.
 #ifndef PQCACHED_SERVICE_ADMIN_SERVICE_H_

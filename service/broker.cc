@@ -198,7 +198,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
   void Close() {
     error_code ignored;
     timer_.cancel();
-    const bool left = EndSession() == Ending::kLeft;
+    const bool left = EndSession() == Ending::kLeftToNextWorker;
     // The supervisor may hold a duplicate of the socket, so close() alone does not end the
     // connection. The read side of a connection that is left to the next worker stays open, so that
     // the end of the client can be observed.
@@ -209,7 +209,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
   }
 
  private:
-  enum class Ending { kEnded, kLeft };
+  enum class Ending { kEnded, kLeftToNextWorker };
 
   // Reads the next request. An open session may wait for the first byte of a request without limit;
   // the rest of a request has a deadline, and so has hello.
@@ -346,7 +346,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     auto memory = parts.store.OpenLocalSession(opened.session.id, broker_.boot_word_);
     if (!memory.ok()) return memory.status();
     session_ = opened.session;
-    if (absl::Status status = Keep(memory->kept_control.get()); !status.ok()) {
+    if (absl::Status status = Keep(memory->keeper_control.get()); !status.ok()) {
       ReleaseKept();
       return status;
     }
@@ -443,7 +443,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
       parts.detached.Await({token, session_});
       return Ending::kEnded;
     }
-    if (!parts.sessions.Close(token)) return Ending::kLeft;
+    if (!parts.sessions.Close(token)) return Ending::kLeftToNextWorker;
     ReleaseKept();
     parts.calls.RunCleanup([&store = parts.store, &log = parts.log, session = session_] {
       const uint32_t dropped = store.DropSession(session.id);

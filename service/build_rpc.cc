@@ -30,12 +30,12 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
   // others.
   using SpecOf = std::function<absl::StatusOr<kvstore::BuildSpec>(const Call& call)>;
 
-  BuildStream(kvstore::Store& store, Calls& calls, Log& log, absl::Duration most_idle,
+  BuildStream(kvstore::Store& store, Calls& calls, Log& log, absl::Duration max_idle,
               uint64_t sequence_id)
       : store_(store),
         calls_(calls),
         log_(log),
-        most_idle_(most_idle),
+        max_idle_(max_idle),
         sequence_id_(sequence_id),
         alarm_(calls.alarms()) {}
 
@@ -110,13 +110,13 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
     ended_ = true;
     outcome_ = std::move(outcome);
     WriteOrFinish();
-    if (!finished_) CutOffAfter(most_idle_);
+    if (!finished_) CancelAfter(max_idle_);
   }
 
-  // Cancels the call after `most_idle`, if the client has not read the remaining progress of the
+  // Cancels the call after `max_idle`, if the client has not read the remaining progress of the
   // finished build by then.
-  void CutOffAfter(absl::Duration most_idle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    alarm_.Set(SteadyTime::Now() + most_idle, [weak = weak_from_this()] {
+  void CancelAfter(absl::Duration max_idle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    alarm_.Set(SteadyTime::Now() + max_idle, [weak = weak_from_this()] {
       const auto self = weak.lock();
       if (self == nullptr) return;
       absl::MutexLock lock(&self->mutex_);
@@ -143,7 +143,7 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
   kvstore::Store& store_;
   Calls& calls_;
   Log& log_;
-  const absl::Duration most_idle_;
+  const absl::Duration max_idle_;
   const uint64_t sequence_id_;
   Call call_;
   std::shared_ptr<BuildStream> self_;  // until OnDone

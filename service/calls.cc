@@ -28,7 +28,7 @@ constexpr char kSessionMetadata[] = "pqcached-session";
 constexpr char kBootMetadata[] = "pqcached-boot";
 
 // Returns whether the rpc starts work for which a drain would have to wait.
-bool BeginsSomething(Rpc rpc) {
+bool StartsNewWork(Rpc rpc) {
   switch (rpc) {
     case Rpc::kOpenCache:
     case Rpc::kCreateSequence:
@@ -147,7 +147,7 @@ absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc,
   call.deadline =
       std::min(has_deadline ? asked : call.started + without, call.started + max_timeout_);
   absl::Status status = call.Check();
-  if (status.ok() && turned_away() && BeginsSomething(rpc)) {
+  if (status.ok() && refuses_new_work() && StartsNewWork(rpc)) {
     status = Unavailable("", "the sidecar is draining: it admits no new sequences", kRetryMemory);
   }
   if (status.ok()) status = CheckBoot(*context, boot_id_);
@@ -162,11 +162,11 @@ absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc,
     if (draining_) {
       status = Unavailable("", "the sidecar is shutting down", kRetryMemory);
     } else {
-      ++at_work_;
+      ++in_flight_count_;
     }
   }
   if (status.ok()) {
-    if (rpc == Rpc::kBuildIndex) builds_at_work_.fetch_add(1, std::memory_order_relaxed);
+    if (rpc == Rpc::kBuildIndex) builds_in_flight_.fetch_add(1, std::memory_order_relaxed);
     return call;
   }
   stats_.Record(rpc, status.code(), SteadyTime::Now() - call.started);
@@ -188,9 +188,9 @@ void Calls::End(const Call& call, const absl::Status& status) {
                                 {"session", call.session.id},
                                 {"message", status.message()}});
   }
-  if (call.rpc == Rpc::kBuildIndex) builds_at_work_.fetch_sub(1, std::memory_order_relaxed);
+  if (call.rpc == Rpc::kBuildIndex) builds_in_flight_.fetch_sub(1, std::memory_order_relaxed);
   const MutexLock lock(&mutex_);
-  if (--at_work_ == 0) ended_.SignalAll();
+  if (--in_flight_count_ == 0) ended_.SignalAll();
 }
 
 absl::Status Calls::Refused() const {
@@ -211,12 +211,12 @@ void Calls::RunCleanup(Executor::Task task) { serving_->Run(std::move(task)); }
 void Calls::Drain(SteadyTime until) {
   const MutexLock lock(&mutex_);
   draining_ = true;
-  while (at_work_ > 0 && SteadyTime::Now() < until) ended_.WaitUntil(&mutex_, until);
+  while (in_flight_count_ > 0 && SteadyTime::Now() < until) ended_.WaitUntil(&mutex_, until);
 }
 
 size_t Calls::at_work() const {
   const MutexLock lock(&mutex_);
-  return at_work_;
+  return in_flight_count_;
 }
 
 bool Calls::draining() const {

@@ -102,14 +102,16 @@ class Calls {
   void Drain(kvstore::SteadyTime until);
   bool draining() const;
 
-  // While `turned_away` is true, calls that start new work fail with kUnavailable ("draining").
-  void TurnAway(bool turned_away) { turned_away_.store(turned_away, std::memory_order_relaxed); }
-  bool turned_away() const { return turned_away_.load(std::memory_order_relaxed); }
+  // While `refuses_new_work` is true, calls that start new work fail with kUnavailable ("draining").
+  void SetRefuseNewWork(bool refuses_new_work) {
+    refuses_new_work_.store(refuses_new_work, std::memory_order_relaxed);
+  }
+  bool refuses_new_work() const { return refuses_new_work_.load(std::memory_order_relaxed); }
   // Returns the number of calls that have begun and not ended.
   size_t at_work() const;
 
   // Returns the number of BuildIndex calls that have begun and not ended.
-  uint32_t builds_at_work() const { return builds_at_work_.load(std::memory_order_relaxed); }
+  uint32_t builds_at_work() const { return builds_in_flight_.load(std::memory_order_relaxed); }
 
   // Finishes the accepted tasks and stops the threads.
   //
@@ -127,11 +129,11 @@ class Calls {
   RpcStats& stats_;
   Log& log_;
   mutable kvstore::Mutex mutex_;
-  kvstore::CondVar ended_;  // signalled when at_work_ becomes 0
-  size_t at_work_ ABSL_GUARDED_BY(mutex_) = 0;
+  kvstore::CondVar ended_;  // signalled when in_flight_count_ becomes 0
+  size_t in_flight_count_ ABSL_GUARDED_BY(mutex_) = 0;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-  std::atomic<bool> turned_away_ = false;
-  std::atomic<uint32_t> builds_at_work_ = 0;
+  std::atomic<bool> refuses_new_work_ = false;
+  std::atomic<uint32_t> builds_in_flight_ = 0;
   Alarms alarms_;
   std::unique_ptr<Executor> serving_;
   std::unique_ptr<Executor> builds_;

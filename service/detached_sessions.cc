@@ -32,8 +32,8 @@ DetachedSessions::DetachedSessions(Parts parts)
 DetachedSessions::~DetachedSessions() { Stop(); }
 
 void DetachedSessions::Start() {
-  EndKept(parts_.keepers.connections);
-  if (parts_.keepers.memory != parts_.keepers.connections) EndKept(parts_.keepers.memory);
+  EndKeptSessions(parts_.keepers.connections);
+  if (parts_.keepers.memory != parts_.keepers.connections) EndKeptSessions(parts_.keepers.memory);
   Restore();
   bool needed = !connections_.empty();
   {
@@ -56,7 +56,7 @@ void DetachedSessions::Stop() {
 
 // Marks the kept sessions of earlier workers as ended. Marked control memory is released, as
 // nothing needs it any more; the connections are held until the clients close them.
-void DetachedSessions::EndKept(kvstore::DescriptorKeeper* keeper) {
+void DetachedSessions::EndKeptSessions(kvstore::DescriptorKeeper* keeper) {
   if (keeper == nullptr) return;
   for (const std::string& name : keeper->Names()) {
     if (!IsControlName(name) && !IsSocketName(name)) continue;
@@ -158,8 +158,9 @@ void DetachedSessions::Poll() {
 // Returns whether the client has closed the connection. Discards what it reads: requests on this
 // connection were meant for a worker that has ended.
 bool DetachedSessions::HasEnded(const Connection& connection) {
-  std::array<char, 4096> unheard;
-  const ssize_t got = recv(connection.socket.get(), unheard.data(), unheard.size(), MSG_DONTWAIT);
+  std::array<char, 4096> discarded_bytes;
+  const ssize_t got =
+      recv(connection.socket.get(), discarded_bytes.data(), discarded_bytes.size(), MSG_DONTWAIT);
   return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
 }
 

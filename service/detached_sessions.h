@@ -78,7 +78,7 @@ class DetachedSessions {
     Clock::time_point until;  // max = no limit, as one of its connections is open
   };
 
-  void EndKept(kvstore::DescriptorKeeper* keeper);
+  void EndKeptSessions(kvstore::DescriptorKeeper* keeper);
   void Restore();
   void DropOrphans(const std::set<std::string>& known);
   void Run();

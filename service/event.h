@@ -15,21 +15,21 @@ class Event {
  public:
   void Happen() {
     const kvstore::MutexLock lock(&mutex_);
-    happened_ = true;
+    notified_ = true;
     changed_.SignalAll();  // under the lock: the waiter may destroy this once it is free
   }
   // Waits at most `timeout` for the event. Returns whether it has happened.
   bool WaitFor(absl::Duration timeout) {
     const kvstore::SteadyTime until = kvstore::SteadyTime::Now() + timeout;
     const kvstore::MutexLock lock(&mutex_);
-    while (!happened_ && kvstore::SteadyTime::Now() < until) changed_.WaitUntil(&mutex_, until);
-    return happened_;
+    while (!notified_ && kvstore::SteadyTime::Now() < until) changed_.WaitUntil(&mutex_, until);
+    return notified_;
   }
 
  private:
   kvstore::Mutex mutex_;
   kvstore::CondVar changed_;
-  bool happened_ ABSL_GUARDED_BY(mutex_) = false;
+  bool notified_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace pqcached::service

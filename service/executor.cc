@@ -18,21 +18,21 @@ Executor::~Executor() {
 }
 
 bool Executor::TryRun(Task task, Lane lane) {
-  return Push(std::move(task), lane, /*even_past_limit=*/false);
+  return Push(std::move(task), lane, /*ignore_limit=*/false);
 }
 
-void Executor::Run(Task task) { Push(std::move(task), Lane::kBrief, /*even_past_limit=*/true); }
+void Executor::Run(Task task) { Push(std::move(task), Lane::kBrief, /*ignore_limit=*/true); }
 
-bool Executor::Push(Task task, Lane lane, bool even_past_limit) {
+bool Executor::Push(Task task, Lane lane, bool ignore_limit) {
   absl::MutexLock lock(&mutex_);
-  if (!even_past_limit && brief_.size() + bulk_.size() >= options_.max_pending) return false;
+  if (!ignore_limit && brief_.size() + bulk_.size() >= options_.max_pending) return false;
   std::deque<Waiting>& waiting = lane == Lane::kBulk ? bulk_ : brief_;
   waiting.push_back({std::move(task), next_number_++});
   return true;
 }
 
 std::optional<Executor::Lane> Executor::Next() const {
-  const bool bulk = !bulk_.empty() && bulk_at_work_ < options_.bulk_threads;
+  const bool bulk = !bulk_.empty() && bulk_running_ < options_.bulk_threads;
   if (brief_.empty()) return bulk ? std::optional(Lane::kBulk) : std::nullopt;
   return bulk && bulk_.front().number < brief_.front().number ? Lane::kBulk : Lane::kBrief;
 }
@@ -49,12 +49,12 @@ void Executor::Work() {
       std::deque<Waiting>& waiting = *lane == Lane::kBulk ? bulk_ : brief_;
       task = std::move(waiting.front().task);
       waiting.pop_front();
-      if (*lane == Lane::kBulk) ++bulk_at_work_;
+      if (*lane == Lane::kBulk) ++bulk_running_;
     }
     task();
     if (*lane == Lane::kBrief) continue;
     absl::MutexLock lock(&mutex_);
-    --bulk_at_work_;
+    --bulk_running_;
   }
 }
 

@@ -51,7 +51,7 @@ class Executor {
     uint64_t number = 0;  // order of acceptance over both lanes
   };
 
-  bool Push(Task task, Lane lane, bool even_past_limit);
+  bool Push(Task task, Lane lane, bool ignore_limit);
   void Work();
   // Returns the lane whose first task is next; nothing when no task may start.
   std::optional<Lane> Next() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -64,7 +64,7 @@ class Executor {
   std::deque<Waiting> brief_ ABSL_GUARDED_BY(mutex_);
   std::deque<Waiting> bulk_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint32_t bulk_at_work_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t bulk_running_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };

@@ -38,7 +38,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
       : store_(store),
         calls_(calls),
         max_tensor_bytes_(config.max_message_bytes),
-        most_idle_(config.stream_timeout),
+        max_idle_(config.stream_timeout),
         response_(response),
         alarm_(calls.alarms()) {}
 
@@ -61,7 +61,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
       absl::MutexLock lock(&mutex_);
       read_ = ok ? Read::kMessage : Read::kEnd;
     }
-    GoOn();
+    ProcessNext();
   }
 
   void OnSendInitialMetadataDone(bool ok) override {
@@ -83,21 +83,21 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
  private:
   using Step = absl::Status (*)(IngestStream&);
-  enum class Read { kUnderWay, kMessage, kEnd, kSeenEnd };
+  enum class Read { kInProgress, kMessage, kEnd, kEndHandled };
 
   // Handles what has been read, unless a thread still works on the previous message.
-  void GoOn() {
+  void ProcessNext() {
     {
       absl::MutexLock lock(&mutex_);
       if (finished_ || working_) return;
       if (read_ == Read::kEnd) {
-        read_ = Read::kSeenEnd;
+        read_ = Read::kEndHandled;
         StartSendInitialMetadata();
       }
       if (read_ != Read::kMessage) return;
       working_ = true;
       message_.Swap(&incoming_);
-      read_ = Read::kUnderWay;
+      read_ = Read::kInProgress;
       StartRead(&incoming_);
     }
     Work([](IngestStream& self) { return self.HandleMessage(); }, Executor::Lane::kBulk);
@@ -125,7 +125,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
         FinishLocked(DeadlineExceeded("", "the deadline has passed"));
       }
     }
-    GoOn();
+    ProcessNext();
   }
 
   absl::Status HandleMessage() {
@@ -188,7 +188,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   void SetAlarm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const SteadyTime idle_since = working_ ? SteadyTime::Now() : waiting_since_;
-    const SteadyTime next = std::min(call_.deadline, idle_since + most_idle_);
+    const SteadyTime next = std::min(call_.deadline, idle_since + max_idle_);
     alarm_.Set(next, [weak = weak_from_this()] {
       if (const auto self = weak.lock(); self != nullptr) self->Look();
     });
@@ -203,10 +203,9 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     if (now >= call_.deadline) {
       expired_ = true;
       if (!working_) FinishLocked(DeadlineExceeded("", "the deadline has passed"));
-    } else if (!working_ && now >= waiting_since_ + most_idle_) {
-      FinishLocked(
-          DeadlineExceeded("stream_timeout",
-                           absl::StrCat("no message came for ", absl::FormatDuration(most_idle_))));
+    } else if (!working_ && now >= waiting_since_ + max_idle_) {
+      FinishLocked(DeadlineExceeded(
+          "stream_timeout", absl::StrCat("no message came for ", absl::FormatDuration(max_idle_))));
     } else {
       SetAlarm();
     }
@@ -226,7 +225,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   kvstore::Store& store_;
   Calls& calls_;
   const uint64_t max_tensor_bytes_;
-  const absl::Duration most_idle_;
+  const absl::Duration max_idle_;
   grpc::ByteBuffer* const response_;
   Call call_;
   grpc::ByteBuffer incoming_;           // owned by gRPC while a read is in progress
@@ -241,7 +240,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   bool done_ = false;
   absl::Mutex mutex_;
   Alarm alarm_ ABSL_GUARDED_BY(mutex_);
-  Read read_ ABSL_GUARDED_BY(mutex_) = Read::kUnderWay;
+  Read read_ ABSL_GUARDED_BY(mutex_) = Read::kInProgress;
   SteadyTime waiting_since_ ABSL_GUARDED_BY(mutex_);  // time of the last work on a message
   bool working_ ABSL_GUARDED_BY(mutex_) = false;
   bool expired_ ABSL_GUARDED_BY(mutex_) = false;

@@ -40,7 +40,7 @@ class KvCacheService final
   using Reactor = grpc::ServerUnaryReactor;
   using SharedSpec = std::shared_ptr<const kvstore::CacheSpec>;
 
-  struct RememberedSpec {
+  struct CachedSpec {
     std::string tenant;  // SpecOf returns the entry to this tenant only
     SharedSpec spec;
   };
@@ -90,7 +90,7 @@ class KvCacheService final
                                                        const v1::CreateSequenceRequest& request);
   // Drops a sequence that was created for a caller that has disconnected, and returns the error of
   // the call then.
-  absl::Status CheckOwned(const Call& call, uint64_t sequence_id);
+  absl::Status DropIfAbandoned(const Call& call, uint64_t sequence_id);
   absl::Status CommitRows(const Call& call, const v1::CommitRequest& request,
                           v1::CommitResponse* response);
   // Checks that the session holds the lease, when one is given.
@@ -138,7 +138,7 @@ class KvCacheService final
   absl::Mutex mutex_;
   // Cache specifications by sequence id, because a decode step needs one in every layer. Ids are
   // never reused.
-  absl::flat_hash_map<uint64_t, RememberedSpec> specs_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, CachedSpec> specs_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace pqcached::service

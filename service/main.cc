@@ -30,9 +30,9 @@ namespace pqcached::service {
 namespace {
 
 // Longest wait for the worker of a killed supervisor to free its memory and end.
-constexpr absl::Duration kOrphanPatience = absl::Seconds(10);
+constexpr absl::Duration kOrphanTimeout = absl::Seconds(10);
 // Longest wait for systemd to accept a message; the worker is not supervised during that time.
-constexpr absl::Duration kAboveTimeout = absl::Milliseconds(500);
+constexpr absl::Duration kParentTimeout = absl::Milliseconds(500);
 // Time that the old supervisor gets in a take-over, beyond the time that its worker needs to end.
 constexpr absl::Duration kTakeOverGrace = absl::Minutes(1);
 // A worker that has not sent READY=1 after this many watchdog timeouts (and Options::start_timeout)
@@ -66,14 +66,14 @@ struct Claims {
   std::unique_ptr<SocketClaim> broker;
 };
 
-absl::StatusOr<Claims> TakeClaims(const Config& config) {
+absl::StatusOr<Claims> AcquireClaims(const Config& config) {
   Claims claims;
   absl::StatusOr<std::unique_ptr<SocketClaim>> claim =
-      SocketClaim::Take(SocketPath(config), kOrphanPatience);
+      SocketClaim::Take(SocketPath(config), kOrphanTimeout);
   if (!claim.ok()) return claim.status();
   claims.grpc = *std::move(claim);
   if (!config.broker) return claims;
-  claim = SocketClaim::Take(BrokerPath(SocketPath(config)), kOrphanPatience);
+  claim = SocketClaim::Take(BrokerPath(SocketPath(config)), kOrphanTimeout);
   if (!claim.ok()) return claim.status();
   claims.broker = *std::move(claim);
   return claims;
@@ -99,7 +99,7 @@ Supervisor::Options SupervisorOptionsOf(const Config& config, std::vector<std::s
       return RunWorker(config, /*claimed=*/true, std::move(mappings));
     };
   }
-  options.max_kept = MaxKeptOf(config);
+  options.max_kept = MaxKeptDescriptors(config);
   options.max_failed_recoveries = config.max_failed_recoveries;
   options.watchdog_timeout = config.watchdog_timeout;
   if (config.watchdog_timeout > absl::ZeroDuration()) {
@@ -136,10 +136,10 @@ std::optional<int> Supervise(const Config& config, const CommandLine& command_li
   }
   const Environment environment = ProcessEnvironment();
   const absl::StatusOr<std::unique_ptr<Notifier>> above =
-      Notifier::FromEnvironment(environment, kAboveTimeout);
+      Notifier::FromEnvironment(environment, kParentTimeout);
   if (!above.ok()) return Fail(above.status(), kExitFailed);
   KeptDescriptors kept;
-  if (*above != nullptr) kept = (*above)->TakeAll();
+  if (*above != nullptr) kept = (*above)->DuplicateAll();
   if (command_line.take_over) {
     absl::StatusOr<KeptDescriptors> taken =
         TakeOver(SupervisorPath(config), StopTimeoutOf(config) + kTakeOverGrace);
@@ -149,13 +149,13 @@ std::optional<int> Supervise(const Config& config, const CommandLine& command_li
   // Declared first, so that it closes last: the successor starts when it is closed, after this
   // process has released its sockets.
   kvstore::FileDescriptor successor;
-  absl::StatusOr<Claims> claims = TakeClaims(config);
+  absl::StatusOr<Claims> claims = AcquireClaims(config);
   if (!claims.ok()) return Fail(claims.status(), kExitFailed);
   const absl::StatusOr<std::unique_ptr<NotifySocket>> socket =
       NotifySocket::Bind(SupervisorPath(config));
   if (!socket.ok()) return Fail(socket.status(), kExitFailed);
   Supervisor::Options options = SupervisorOptionsOf(config, command, *claims);
-  options.above_watchdog_timeout = WatchdogTimeout(environment);
+  options.parent_watchdog_timeout = WatchdogTimeout(environment);
   Supervisor supervisor(std::move(options), **socket, above->get(), std::move(kept), **log);
   Supervisor::Outcome outcome = supervisor.Run();
   successor = std::move(outcome.successor);
@@ -165,7 +165,7 @@ std::optional<int> Supervise(const Config& config, const CommandLine& command_li
 
 // Replaces this process by a new run of the program that inherits none of its memory. Returns only
 // on failure.
-int StartAnew(std::vector<std::string> command) {
+int ReplaceProcess(std::vector<std::string> command) {
   std::vector<char*> pointers;
   for (std::string& argument : command) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
@@ -194,7 +194,7 @@ int Main(int argc, const char* const* argv) {
   if (!config->supervise) return RunWorker(*config, /*claimed=*/false);
   const std::vector<std::string> command = CommandOf(argc, argv);
   const std::optional<int> exit_code = Supervise(*config, command_line, command);
-  return exit_code.has_value() ? *exit_code : StartAnew(command);
+  return exit_code.has_value() ? *exit_code : ReplaceProcess(command);
 }
 
 }  // namespace

@@ -246,7 +246,7 @@ std::vector<std::string> Notifier::Names() const {
   return names;
 }
 
-KeptDescriptors Notifier::TakeAll() {
+KeptDescriptors Notifier::DuplicateAll() {
   absl::MutexLock lock(&mutex_);
   KeptDescriptors copies;
   for (const auto& [name, descriptor] : kept_) {

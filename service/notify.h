@@ -71,7 +71,7 @@ class Notifier final : public kvstore::DescriptorKeeper {
 
   // See DescriptorKeeper.
   absl::Status Keep(std::string_view name, int descriptor) override;
-  bool keeps_mappings() const override { return keeps_mappings_; }
+  bool supports_mappings() const override { return keeps_mappings_; }
   absl::Status KeepMapped(std::string_view name, int descriptor) override;
   kvstore::Mapping TakeMapping(std::string_view name) override;
   absl::Status Release(std::string_view name) override;
@@ -82,7 +82,7 @@ class Notifier final : public kvstore::DescriptorKeeper {
   absl::Status Forward(std::string_view name, int descriptor);
 
   // Returns duplicates of all stored descriptors, which also stay stored here and at the receiver.
-  KeptDescriptors TakeAll();
+  KeptDescriptors DuplicateAll();
 
  private:
   // Stores the descriptor and sends it. `fields` holds further lines of the message, each with its

@@ -227,14 +227,14 @@ absl::Status CompareErrors(double error, double reference) {
 
 }  // namespace
 
-std::vector<SelfTestCheck> RunSelfTest(const std::function<bool()>& go_on) {
+std::vector<SelfTestCheck> RunSelfTest(const std::function<bool()>& keep_going) {
   std::vector<SelfTestCheck> checks;
   const auto check = [&](kernels::Level level, absl::string_view what, absl::string_view detail,
                          const std::function<absl::Status()>& work) {
     const std::string_view name = kernels::LevelName(level);
     const kvstore::SteadyTime began = kvstore::SteadyTime::Now();
     SelfTestCheck done{.name = absl::StrCat(std::string(name), ".", what),
-                       .status = go_on() ? work() : Cancelled("ended early"),
+                       .status = keep_going() ? work() : Cancelled("ended early"),
                        .detail = std::string(detail)};
     done.seconds = absl::ToDoubleSeconds(kvstore::SteadyTime::Now() - began);
     checks.push_back(std::move(done));

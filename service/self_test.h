@@ -21,9 +21,9 @@ struct SelfTestCheck {
   double seconds = 0;
 };
 
-// Runs all checks. `go_on` is called before each check; when it returns false, the remaining ones
+// Runs all checks. `keep_going` is called before each check; when it returns false, the remaining ones
 // are not run (kCancelled).
-std::vector<SelfTestCheck> RunSelfTest(const std::function<bool()>& go_on);
+std::vector<SelfTestCheck> RunSelfTest(const std::function<bool()>& keep_going);
 
 }  // namespace pqcached::service
 

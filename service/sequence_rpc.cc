@@ -56,7 +56,7 @@ KvCacheService::Reactor* KvCacheService::OpenCache(Context* context,
 // A sequence whose id does not reach its caller would never be dropped. Therefore a sequence that
 // was created for a cancelled call, past its deadline, or during the end of its session is dropped
 // again.
-absl::Status KvCacheService::CheckOwned(const Call& call, uint64_t sequence_id) {
+absl::Status KvCacheService::DropIfAbandoned(const Call& call, uint64_t sequence_id) {
   if (!sessions_.IsOpen(call.token)) {
     store_.DropSession(call.session.id);
     return Unauthenticated("pqcached-session", "the session has ended");
@@ -110,7 +110,7 @@ KvCacheService::Reactor* KvCacheService::CreateSequence(Context* context,
         if (!created.ok()) return created.status();
         response->set_sequence_id(created->sequence_id);
         response->set_token_count(created->token_count);
-        return CheckOwned(call, created->sequence_id);
+        return DropIfAbandoned(call, created->sequence_id);
       });
 }
 
@@ -156,7 +156,7 @@ KvCacheService::Reactor* KvCacheService::ForkSequence(Context* context,
         if (!forked.ok()) return forked.status();
         response->set_sequence_id(forked->sequence_id);
         response->set_token_count(forked->token_count);
-        return CheckOwned(call, forked->sequence_id);
+        return DropIfAbandoned(call, forked->sequence_id);
       });
 }
 

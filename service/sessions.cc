@@ -86,7 +86,7 @@ absl::StatusOr<Session> Sessions::Find(absl::string_view token) const {
 bool Sessions::Close(absl::string_view token) {
   absl::MutexLock lock(&mutex_);
   const auto found = by_token_.find(token);
-  if (found == by_token_.end() || leaving_) return false;
+  if (found == by_token_.end() || leaves_sessions_) return false;
   by_token_.erase(found);
   return true;
 }
@@ -94,14 +94,14 @@ bool Sessions::Close(absl::string_view token) {
 bool Sessions::CloseDetached(absl::string_view token) {
   absl::MutexLock lock(&mutex_);
   const auto found = by_token_.find(token);
-  if (found == by_token_.end() || !found->second.detached || leaving_) return false;
+  if (found == by_token_.end() || !found->second.detached || leaves_sessions_) return false;
   by_token_.erase(found);
   return true;
 }
 
 void Sessions::Leave() {
   absl::MutexLock lock(&mutex_);
-  leaving_ = true;
+  leaves_sessions_ = true;
 }
 
 uint32_t Sessions::count() const {

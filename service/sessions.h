@@ -85,7 +85,7 @@ class Sessions {
     bool detached = false;
   };
   absl::flat_hash_map<std::string, Entry> by_token_ ABSL_GUARDED_BY(mutex_);
-  bool leaving_ ABSL_GUARDED_BY(mutex_) = false;
+  bool leaves_sessions_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t opened_count_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -29,7 +29,7 @@ absl::Status Failed(const std::string& path, absl::string_view what, int error) 
   return FailedPrecondition("listen", absl::StrCat(path, ": ", what, ": ", std::strerror(error)));
 }
 
-absl::Status Taken(const std::string& path) {
+absl::Status AlreadyServed(const std::string& path) {
   return AlreadyExists("listen", absl::StrCat("another process serves on ", path));
 }
 
@@ -47,7 +47,7 @@ absl::Status MakeDirectory(const std::string& path) {
 }
 
 // Returns whether the open file is still the one at `path`: its last holder removes it.
-bool IsStillThere(int descriptor, const std::string& path) {
+bool IsSameFile(int descriptor, const std::string& path) {
   struct stat opened = {};
   struct stat named = {};
   return fstat(descriptor, &opened) == 0 && stat(path.c_str(), &named) == 0 &&
@@ -61,12 +61,12 @@ absl::StatusOr<int> Lock(const std::string& path) {
     if (descriptor < 0) return Failed(lock_path, "cannot open", errno);
     if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
       close(descriptor);
-      return Taken(path);
+      return AlreadyServed(path);
     }
-    if (IsStillThere(descriptor, lock_path)) return descriptor;
+    if (IsSameFile(descriptor, lock_path)) return descriptor;
     close(descriptor);
   }
-  return Taken(path);
+  return AlreadyServed(path);
 }
 
 // Returns whether a process that uses no claims accepts connections there.
@@ -90,12 +90,12 @@ absl::Status ClearPath(const std::string& path) {
   if (!S_ISSOCK(status.st_mode)) {
     return FailedPrecondition("listen", absl::StrCat(path, " exists and is no socket"));
   }
-  if (IsServed(path)) return Taken(path);
+  if (IsServed(path)) return AlreadyServed(path);
   if (unlink(path.c_str()) != 0) return Failed(path, "cannot remove the stale socket", errno);
   return absl::OkStatus();
 }
 
-// Removes the lock file while it is still locked: see IsStillThere.
+// Removes the lock file while it is still locked: see IsSameFile.
 void Unlock(const std::string& path, int descriptor) {
   unlink(LockPath(path).c_str());
   close(descriptor);

@@ -41,7 +41,7 @@ AdminService::Reactor* AdminService::Drain(Context* context, const v1::DrainRequ
                                            v1::DrainResponse* response) {
   return calls_.Unary(context, Rpc::kDrain, Access::kAnyone, [=, this](const Call&) {
     const bool draining = !request->resume();
-    calls_.TurnAway(draining);
+    calls_.SetRefuseNewWork(draining);
     set_serving_(!draining);
     uint32_t sequences = 0;
     for (const kvstore::CacheInfo& cache : store_.ListCaches(kAllTenants)) {

@@ -25,14 +25,14 @@ using kvstore::FileDescriptor;
 
 // A wait that ends this much later than planned means that this process was suspended, and perhaps
 // the worker with it.
-constexpr std::chrono::seconds kOverslept(1);
+constexpr std::chrono::seconds kSuspendThreshold(1);
 constexpr size_t kMaxNameBytes = 120 << 10;  // total of all names: they are passed in one variable
 
 std::chrono::nanoseconds Nanoseconds(absl::Duration duration) {
   return absl::ToChronoNanoseconds(duration);
 }
 
-std::string HowItEnded(int status) {
+std::string DescribeExit(int status) {
   if (WIFSIGNALED(status)) return absl::StrCat("signal ", WTERMSIG(status));
   return absl::StrCat("exit ", WEXITSTATUS(status));
 }
@@ -47,7 +47,7 @@ FileDescriptor BlockAndReadSignals() {
 
 }  // namespace
 
-size_t MaxKeptOf(const Config& config) {
+size_t MaxKeptDescriptors(const Config& config) {
   return 4 * size_t{config.max_sessions} + 4 * size_t{config.max_caches} + 64;
 }
 
@@ -82,19 +82,19 @@ Supervisor::Outcome Supervisor::Run() {
     const Clock::time_point before = Clock::now();
     const int milliseconds = MillisecondsToWait();
     poll(waiting.data(), waiting.size(), milliseconds);
-    const auto overslept = Clock::now() - before - std::chrono::milliseconds(milliseconds);
-    if (deadline_ && milliseconds >= 0 && overslept > kOverslept) *deadline_ += overslept;
+    const auto late_by = Clock::now() - before - std::chrono::milliseconds(milliseconds);
+    if (deadline_ && milliseconds >= 0 && late_by > kSuspendThreshold) *deadline_ += late_by;
     OnMessages();
     OnSignals();
     OnDeadline();
-    PingAbove();
+    PingParent();
   }
   return std::move(*outcome_);
 }
 
 int Supervisor::MillisecondsToWait() const {
   std::optional<Clock::time_point> until = deadline_;
-  if (options_.above_watchdog_timeout > absl::ZeroDuration()) {
+  if (options_.parent_watchdog_timeout > absl::ZeroDuration()) {
     until = until ? std::min(*until, next_ping_) : next_ping_;
   }
   if (!until) return -1;
@@ -106,14 +106,14 @@ void Supervisor::SetDeadline(absl::Duration after) {
   deadline_ = Clock::now() + Nanoseconds(after);
 }
 
-void Supervisor::TellAbove(absl::string_view message) const {
+void Supervisor::NotifyParent(absl::string_view message) const {
   if (above_ != nullptr) above_->Send(message).IgnoreError();
 }
 
-void Supervisor::PingAbove() {
-  if (options_.above_watchdog_timeout <= absl::ZeroDuration() || Clock::now() < next_ping_) return;
-  TellAbove("WATCHDOG=1");
-  next_ping_ = Clock::now() + Nanoseconds(options_.above_watchdog_timeout / 3);
+void Supervisor::PingParent() {
+  if (options_.parent_watchdog_timeout <= absl::ZeroDuration() || Clock::now() < next_ping_) return;
+  NotifyParent("WATCHDOG=1");
+  next_ping_ = Clock::now() + Nanoseconds(options_.parent_watchdog_timeout / 3);
 }
 
 void Supervisor::Start() {
@@ -179,7 +179,7 @@ void Supervisor::OnSignals() {
       if (intent_ == Intent::kServe) Stop(Intent::kRestart);
     } else {
       log_.Info("stopping_worker", {{"signal", number == SIGTERM ? "SIGTERM" : "SIGINT"}});
-      TellAbove("STOPPING=1");
+      NotifyParent("STOPPING=1");
       Stop(Intent::kExit);
     }
   }
@@ -194,7 +194,7 @@ void Supervisor::ReapWorker() {
   OnMessages();  // messages that arrived between the two calls
   log_.Write(intent_ == Intent::kServe ? LogLevel::kError : LogLevel::kInfo, "worker_ended",
              {{"pid", worker_},
-              {"how", HowItEnded(status)},
+              {"how", DescribeExit(status)},
               {"seconds", std::chrono::duration<double>(Clock::now() - started_).count()}});
   worker_ = 0;
   OnWorkerEnded(status);
@@ -209,7 +209,7 @@ void Supervisor::OnWorkerEnded(int status) {
       Finish(status == 0 ? 0 : kExitFailed);
       return;
     case Intent::kHandOver:
-      HandOver();
+      MakePendingUpdate();
       return;
     case Intent::kRestart:
       if (options_.work) {  // a fork would run the old program
@@ -228,7 +228,8 @@ void Supervisor::OnWorkerEnded(int status) {
     OnFailedStart(status);
     return;
   }
-  if (Clock::now() - started_ >= Nanoseconds(options_.steady_after)) pause_ = options_.first_pause;
+  if (Clock::now() - started_ >= Nanoseconds(options_.reset_pause_after))
+    pause_ = options_.first_pause;
   Pause();
 }
 
@@ -253,9 +254,9 @@ void Supervisor::OnFailedStart(int status) {
     return;
   }
   if (failed_ >= options_.max_failed_recoveries) {
-    log_.Error(
-        "recoveries_failed",
-        {{"count", failed_}, {"last", HowItEnded(status)}, {"dropped_descriptors", kept_.size()}});
+    log_.Error("recoveries_failed", {{"count", failed_},
+                                     {"last", DescribeExit(status)},
+                                     {"dropped_descriptors", kept_.size()}});
     DropKept();
   }
   Pause();
@@ -271,7 +272,7 @@ void Supervisor::DropKept() {
   dropped_ = true;
 }
 
-void Supervisor::HandOver() {
+void Supervisor::MakePendingUpdate() {
   KeptDescriptors stay;  // useless to the successor without their mappings
   for (const auto& [name, mapping] : mappings_) stay.insert(kept_.extract(name));
   const absl::Status status = SendKept(successor_.get(), kept_);
@@ -318,7 +319,7 @@ void Supervisor::OnWorkerMessage(Notification& message) {
   }
   if (message.Says("FDSTOREREMOVE", "1")) Release(name);
   if (const std::string status = message.Get("STATUS"); !status.empty()) {
-    TellAbove(absl::StrCat("STATUS=", status));
+    NotifyParent(absl::StrCat("STATUS=", status));
   }
   if (message.Says("STOPPING", "1") && state_ != State::kStopping) {
     state_ = State::kStopping;
@@ -338,7 +339,7 @@ void Supervisor::OnReady() {
   failed_ = 0;
   dropped_ = false;
   ever_ready_ = true;
-  TellAbove("READY=1");
+  NotifyParent("READY=1");
 }
 
 void Supervisor::OnTakeOver(Notification& message) {
@@ -350,7 +351,7 @@ void Supervisor::OnTakeOver(Notification& message) {
   }
   log_.Info("handing_over", {{"pid", message.pid}});
   successor_ = std::move(message.descriptors[0]);
-  TellAbove("STOPPING=1");
+  NotifyParent("STOPPING=1");
   Stop(Intent::kHandOver);
 }
 

@@ -54,10 +54,10 @@ class Supervisor {
     absl::Duration stop_timeout = absl::Seconds(20);      // after SIGTERM, then SIGKILL
     absl::Duration first_pause = absl::Milliseconds(100);
     absl::Duration longest_pause = absl::Seconds(5);
-    absl::Duration steady_after =
+    absl::Duration reset_pause_after =
         absl::Seconds(60);  // after serving this long, pauses restart from first_pause
     // Time within which this process's own supervisor expects WATCHDOG=1; zero = never.
-    absl::Duration above_watchdog_timeout;
+    absl::Duration parent_watchdog_timeout;
     // Called before each start of a worker, when no worker runs. The functions may be empty.
     std::function<void()> before_start;
     std::function<bool()> keeps_files;  // whether memory is kept in files, without descriptors
@@ -102,14 +102,14 @@ class Supervisor {
   void OnWorkerEnded(int status);
   void OnFailedStart(int status);
   void Pause();
-  void HandOver();
+  void MakePendingUpdate();
   void Finish(int exit_code);
   void Keep(const std::string& name, kvstore::FileDescriptor descriptor, bool map);
   void Release(const std::string& name);
   void DropKept();
   void EndSessions();
-  void PingAbove();
-  void TellAbove(absl::string_view message) const;
+  void PingParent();
+  void NotifyParent(absl::string_view message) const;
   int MillisecondsToWait() const;
   void SetDeadline(absl::Duration after);
 
@@ -140,7 +140,7 @@ class Supervisor {
 
 // Returns the largest number of descriptors that a worker keeps: for each session its connection
 // and its control memory (twice while a client resumes), for each cache its pool and its records.
-size_t MaxKeptOf(const Config& config);
+size_t MaxKeptDescriptors(const Config& config);
 
 }  // namespace pqcached::service
 

@@ -34,8 +34,8 @@ namespace {
 constexpr absl::Duration kShutdownGrace = absl::Seconds(5);
 // Longest wait for the pool directory: the worker of a killed supervisor holds it until its memory
 // is freed.
-constexpr absl::Duration kOrphanPatience = absl::Seconds(10);
-constexpr absl::Duration kOrphanPause = absl::Milliseconds(20);
+constexpr absl::Duration kOrphanTimeout = absl::Seconds(10);
+constexpr absl::Duration kOrphanRetryPause = absl::Milliseconds(20);
 // Further time for memory to be freed.
 constexpr absl::Duration kEndGrace = absl::Seconds(10);
 
@@ -96,9 +96,9 @@ absl::StatusOr<Keepers> OpenKeepers(const Config& config, std::optional<KeptMapp
   if (config.pool_directory.empty()) return keepers;
   absl::StatusOr<std::unique_ptr<kvstore::FileKeeper>> files =
       kvstore::FileKeeper::Open(config.pool_directory);
-  for (const kvstore::SteadyTime until = kvstore::SteadyTime::Now() + kOrphanPatience;
+  for (const kvstore::SteadyTime until = kvstore::SteadyTime::Now() + kOrphanTimeout;
        absl::IsAlreadyExists(files.status()) && kvstore::SteadyTime::Now() < until;) {
-    absl::SleepFor(kOrphanPause);
+    absl::SleepFor(kOrphanRetryPause);
     files = kvstore::FileKeeper::Open(config.pool_directory);
   }
   if (!files.ok()) {

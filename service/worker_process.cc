@@ -86,7 +86,7 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
   _exit(status);
 }
 
-[[noreturn]] void Become(const WorkerProcess& worker, pid_t supervisor) {
+[[noreturn]] void ExecWorker(const WorkerProcess& worker, pid_t supervisor) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != supervisor) _exit(kCannotExecute);  // the supervisor has ended already
   sigset_t none;
@@ -107,7 +107,7 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
 pid_t StartWorkerProcess(const WorkerProcess& worker) {
   const pid_t supervisor = getpid();
   const pid_t pid = fork();
-  if (pid == 0) Become(worker, supervisor);
+  if (pid == 0) ExecWorker(worker, supervisor);
   return pid;
 }
 

@@ -160,7 +160,7 @@ void SelfTest(Sidecar& sidecar, const Arguments& arguments) {
   if (!answer.at("passed").get<bool>()) throw CheckFailed();
 }
 
-int Complain(const Arguments& arguments, const pqcached::Status& status) {
+int ReportError(const Arguments& arguments, const pqcached::Status& status) {
   const bool unreachable =
       status.code() == PQC_UNAVAILABLE || status.code() == PQC_DEADLINE_EXCEEDED;
   std::fprintf(stderr, "pqcachectl: %s\n", status.ToString().c_str());
@@ -176,12 +176,12 @@ using Command = void (*)(Sidecar&, const Arguments&);
 
 int Run(const Arguments& arguments, Command command) {
   Result<Client> client = OpenClient(arguments, /*tenant=*/"");
-  if (!client.ok()) return Complain(arguments, client.status());
+  if (!client.ok()) return ReportError(arguments, client.status());
   Sidecar sidecar(std::move(*client));
   try {
     command(sidecar, arguments);
   } catch (const Failure& failure) {
-    return Complain(arguments, failure.status);
+    return ReportError(arguments, failure.status);
   } catch (const CheckFailed&) {
     return kExitRefused;
   } catch (const Json::exception& exception) {

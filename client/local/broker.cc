@@ -33,13 +33,13 @@ int LeftMs(Clock::time_point deadline) {
 }
 
 // Limits of a wait for the broker: a deadline, and a flag that ends it earlier.
-struct Patience {
+struct WaitLimit {
   Clock::time_point deadline;
   const std::atomic<bool>& abandoned;
 };
 
 // Waits until the socket may be read or written without blocking.
-pqc_status WaitFor(int socket, short events, const Patience& patience) {
+pqc_status WaitFor(int socket, short events, const WaitLimit& patience) {
   for (;;) {
     pollfd entry{.fd = socket, .events = events, .revents = 0};
     const int left_ms = LeftMs(patience.deadline);
@@ -84,7 +84,7 @@ pqc_status Connect(const std::string& path, Clock::time_point deadline, int* con
 }
 
 // *sent is the number of bytes sent.
-pqc_status SendAll(int socket, const BrokerRequest& request, const Patience& patience,
+pqc_status SendAll(int socket, const BrokerRequest& request, const WaitLimit& patience,
                    size_t* sent) {
   const auto* bytes = reinterpret_cast<const char*>(&request);
   while (*sent < sizeof(request)) {
@@ -119,7 +119,7 @@ void TakeDescriptors(msghdr* message, int* descriptor) {
 }
 
 // Receives the rest of an answer, of which *received bytes are already here.
-pqc_status ReceiveRest(int socket, const Patience& patience, BrokerReply* reply, size_t* received,
+pqc_status ReceiveRest(int socket, const WaitLimit& patience, BrokerReply* reply, size_t* received,
                        int* descriptor) {
   auto* bytes = reinterpret_cast<char*>(reply);
   for (;;) {
@@ -230,8 +230,8 @@ Broker::~Broker() {
   if (incoming_.descriptor >= 0) close(incoming_.descriptor);
 }
 
-pqc_status Broker::ReceiveOwed(Clock::time_point deadline, BrokerReply* reply, int* descriptor) {
-  const Patience patience{deadline, abandoned_};
+pqc_status Broker::ReceivePending(Clock::time_point deadline, BrokerReply* reply, int* descriptor) {
+  const WaitLimit patience{deadline, abandoned_};
   const pqc_status status =
       ReceiveRest(socket_, patience, &incoming_.reply, &incoming_.received, &incoming_.descriptor);
   if (status == PQC_DEADLINE_EXCEEDED) return status;
@@ -239,7 +239,7 @@ pqc_status Broker::ReceiveOwed(Clock::time_point deadline, BrokerReply* reply, i
   *reply = incoming_.reply;
   *descriptor = incoming_.descriptor;
   incoming_ = {};
-  owed_.reset();
+  pending_request_.reset();
   return status;
 }
 
@@ -252,20 +252,20 @@ pqc_status Broker::RequestAndReceive(const BrokerRequest& request, Clock::time_p
   if (broken_)
     return Retry(kRetryMemory,
                  Fail(PQC_UNAVAILABLE, "", "broker: an earlier request did not go out whole"));
-  if (owed_ && !IsRepeat(*owed_, request)) {
-    if (const pqc_status status = ReceiveOwed(deadline, reply, descriptor); status != PQC_OK) {
+  if (pending_request_ && !IsRepeat(*pending_request_, request)) {
+    if (const pqc_status status = ReceivePending(deadline, reply, descriptor); status != PQC_OK) {
       return status;
     }
     if (*descriptor >= 0) close(std::exchange(*descriptor, -1));
   }
-  if (!owed_) {
+  if (!pending_request_) {
     size_t sent = 0;
     const pqc_status status = SendAll(socket_, request, {deadline, abandoned_}, &sent);
     broken_ = status != PQC_OK && sent > 0;
     if (status != PQC_OK) return status;
-    owed_ = request;
+    pending_request_ = request;
   }
-  return ReceiveOwed(deadline, reply, descriptor);
+  return ReceivePending(deadline, reply, descriptor);
 }
 
 pqc_status Broker::Exchange(const BrokerRequest& request, Clock::time_point deadline,

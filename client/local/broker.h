@@ -69,8 +69,8 @@ class Broker {
 
   // Receives the pending answer. REQUIRES: mutex_ is held.
   // Errors: PQC_DEADLINE_EXCEEDED (the answer stays pending), PQC_UNAVAILABLE
-  pqc_status ReceiveOwed(std::chrono::steady_clock::time_point deadline,
-                         kvstore::BrokerReply* reply, int* descriptor);
+  pqc_status ReceivePending(std::chrono::steady_clock::time_point deadline,
+                            kvstore::BrokerReply* reply, int* descriptor);
   // The caller closes *descriptor, whatever the status.
   pqc_status RequestAndReceive(const kvstore::BrokerRequest& request,
                                std::chrono::steady_clock::time_point deadline,
@@ -86,9 +86,10 @@ class Broker {
     int descriptor = -1;
   };
 
-  std::timed_mutex mutex_;                      // held for one request and its answer
-  std::optional<kvstore::BrokerRequest> owed_;  // request whose answer is not completely received
-  Incoming incoming_;                           // received part of that answer
+  std::timed_mutex mutex_;  // held for one request and its answer
+  std::optional<kvstore::BrokerRequest>
+      pending_request_;  // request whose answer is not completely received
+  Incoming incoming_;    // received part of that answer
   bool broken_ = false;  // an error other than a deadline cut a request or an answer short
 };
 

@@ -19,7 +19,7 @@ namespace {
 constexpr uint64_t kParts = 8;
 constexpr uint64_t kLeastPartBytes = uint64_t{1} << 20;
 // A waiting thread checks at this interval that its call is still in progress.
-constexpr std::chrono::milliseconds kLook(5);
+constexpr std::chrono::milliseconds kPollInterval(5);
 
 TensorView Staged(const TensorView& tensor, uint64_t token_count, const StagingPlace* place) {
   return {.dtype = tensor.dtype,
@@ -129,7 +129,7 @@ class Parts {
         own_status_ = Fail(PQC_DEADLINE_EXCEEDED, "", "staging: no slot in time");
         return false;
       }
-      const auto look = std::min(deadline_, now + kLook);
+      const auto look = std::min(deadline_, now + kPollInterval);
       if (!in_flight_.empty()) {
         in_flight_.front().link().Wait(seen, look);
         continue;
@@ -193,7 +193,7 @@ pqc_status CommitParts(const LocalIngest& ingest, uint64_t first_position, const
 
 // Sends the sidecar new calls with the abandoned slots, so that it will not accept the earlier
 // calls with them and the slots become free.
-void RetireAbandoned(const LocalIngest& ingest) {
+void InvalidateAbandoned(const LocalIngest& ingest) {
   for (const StagingPlace& place : ingest.staging.Abandoned()) {
     const TensorView nothing{.dtype = PQC_BF16, .ndim = 3, .shape = {1, 1, 1}, .staging = &place};
     const RowBlock rows{.layer = 0, .keys = nothing, .values = nothing};
@@ -230,7 +230,7 @@ pqc_status IngestLocally(const LocalIngest& ingest, uint64_t first_position, con
   *remote_instead = step == 0;
   if (step == 0) return PQC_OK;
 
-  RetireAbandoned(ingest);
+  InvalidateAbandoned(ingest);
   Staging::Slot slot;
   if (const pqc_status status = ingest.staging.Take(deadline, &slot); status != PQC_OK) {
     *remote_instead = status == PQC_RESOURCE_EXHAUSTED || status == PQC_UNIMPLEMENTED;
@@ -239,7 +239,7 @@ pqc_status IngestLocally(const LocalIngest& ingest, uint64_t first_position, con
   const uint64_t token_count = rows.keys.shape[0];
   const uint64_t part =
       std::min(step, std::max({token_count / kParts, kLeastPartBytes / token_bytes, uint64_t{1}}));
-  if (token_count <= part || !slot.link().tells_of_slots(ingest.staging.slot_count())) {
+  if (token_count <= part || !slot.link().has_slot_words(ingest.staging.slot_count())) {
     return CommitParts(ingest, first_position, rows, std::move(slot), step, deadline);
   }
   Parts parts(ingest, first_position, rows, std::move(slot), part, deadline);

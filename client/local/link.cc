@@ -59,9 +59,9 @@ pqc_status LocalLink::Make(Parts parts, std::shared_ptr<LocalLink>* link) {
   return PQC_OK;
 }
 
-bool LocalLink::Lives() const { return LivesFor(0); }
+bool LocalLink::Lives() const { return WaitWhileAlive(0); }
 
-bool LocalLink::LivesFor(uint32_t wait_ms) const {
+bool LocalLink::WaitWhileAlive(uint32_t wait_ms) const {
   if (!Stands()) return false;
   if (host_->Ended(wait_ms)) ended_.store(true, std::memory_order_release);
   return Stands();

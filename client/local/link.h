@@ -50,7 +50,7 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   // Like Stands, but also checks the connection.
   bool Lives() const;
   // Like Lives, but waits up to `wait_ms` for an end of the connection.
-  bool LivesFor(uint32_t wait_ms) const;
+  bool WaitWhileAlive(uint32_t wait_ms) const;
 
   // Returns a cache's pool, mapped at the first use. The pool keeps the link alive.
   pqc_status Pool(uint64_t cache_id, std::shared_ptr<Mapping>* pool);
@@ -60,7 +60,7 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   // Returns the slot's completed generation: calls that name the slot with a smaller generation are
   // not in flight and will not be accepted. 0 when the sidecar has no word for the slot.
   uint64_t SlotGeneration(uint32_t slot) const;
-  bool tells_of_slots(uint32_t slot_count) const { return page().slot_word_count >= slot_count; }
+  bool has_slot_words(uint32_t slot_count) const { return page().slot_word_count >= slot_count; }
 
   // Futex word that is increased with every change of the control memory. Wait returns when the
   // word differs from `seen`, at the deadline, or soon after the worker has ended; the caller then

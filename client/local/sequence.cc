@@ -22,7 +22,7 @@ bool LocalSequence::revoked() const {
 pqc_status LocalSequence::Pin(std::shared_ptr<Image>* image) {
   {
     const std::lock_guard lock(mutex_);
-    if (StandsLocked() && !revoked()) {
+    if (HasValidImageLocked() && !revoked()) {
       *image = newest_;
       return PQC_OK;
     }
@@ -39,7 +39,7 @@ pqc_status LocalSequence::Fetch(bool force, std::shared_ptr<Image>* image) {
   for (;;) {
     if (!force) {  // another thread may have just fetched it
       const std::lock_guard lock(mutex_);
-      if (StandsLocked() && !revoked()) {
+      if (HasValidImageLocked() && !revoked()) {
         *image = newest_;
         return PQC_OK;
       }
@@ -59,13 +59,13 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
   {
     const std::lock_guard lock(mutex_);
     if (link_ != link) {
-      LetGoLocked();
+      ReleaseLinkLocked();
       link_ = link;
       controls_.push_back(link->control());
     }
   }
   if (revoked()) Detach();
-  GiveBackRetired();
+  DetachRetired();
 
   AttachAnswer answer;
   LeaseView known = lease();
@@ -96,7 +96,7 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
     // The image may have the same version, but it is newer: it includes rows that layers have
     // gained since.
     layers_are_equal_ = false;
-    KeepLocked(std::move(fetched));
+    ReplaceNewestLocked(std::move(fetched));
   }
   *image = newest_;
   return newest_ ? PQC_OK : Fail(PQC_INTERNAL, "", "Attach: no attachment came");
@@ -104,10 +104,10 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
 
 void LocalSequence::LetGo(const LocalLink& present) {
   const std::lock_guard lock(mutex_);
-  if (link_ && link_.get() != &present) LetGoLocked();
+  if (link_ && link_.get() != &present) ReleaseLinkLocked();
 }
 
-void LocalSequence::LetGoLocked() {
+void LocalSequence::ReleaseLinkLocked() {
   if (!link_) return;
   if (lease_id_ != 0) session_->CountLease(-1);
   lease_id_ = 0;  // the lease ended with its worker
@@ -119,7 +119,7 @@ void LocalSequence::LetGoLocked() {
   epoch_.fetch_add(kWorker, std::memory_order_acq_rel);
 }
 
-void LocalSequence::KeepLocked(std::shared_ptr<Image> image) {
+void LocalSequence::ReplaceNewestLocked(std::shared_ptr<Image> image) {
   if (newest_) replaced_.push_back(newest_);
   newest_ = std::move(image);
   std::erase_if(replaced_, [](const std::weak_ptr<Image>& old) { return old.expired(); });
@@ -145,7 +145,7 @@ pqc_status LocalSequence::Install(const LeaseView& lease, const ImageBytes& byte
   if (link_ != link || lease_id_ != lease.lease_id) return PQC_OK;
   if (newest_ && newest_->version() >= image->version()) return PQC_OK;
   layers_are_equal_ = false;
-  KeepLocked(std::move(image));
+  ReplaceNewestLocked(std::move(image));
   return PQC_OK;
 }
 
@@ -175,10 +175,10 @@ void LocalSequence::Detach() {
     replaced_.clear();
     words_.store(nullptr, std::memory_order_release);
   }
-  GiveBackRetired();
+  DetachRetired();
 }
 
-void LocalSequence::GiveBackRetired() {
+void LocalSequence::DetachRetired() {
   std::vector<uint64_t> unused;
   std::shared_ptr<LocalLink> link;
   {
@@ -254,7 +254,7 @@ pqc_status LocalSequence::Check(uint64_t epoch) const {
 
 void LocalSequence::BeginRollBack(uint32_t token_count) {
   const std::lock_guard lock(mutex_);
-  ++roll_backs_under_way_;
+  ++active_roll_backs_;
   visible_limit_.store(std::min(visible_limit_.load(), token_count), std::memory_order_release);
   layers_are_equal_.store(true, std::memory_order_release);
   const uint64_t begun = epoch_.fetch_add(1, std::memory_order_acq_rel) + 1;
@@ -274,7 +274,7 @@ uint32_t LocalSequence::UnchangedSince(uint64_t epoch) const {
 
 void LocalSequence::EndRollBack() {
   const std::lock_guard lock(mutex_);
-  if (--roll_backs_under_way_ > 0) return;
+  if (--active_roll_backs_ > 0) return;
   visible_limit_.store(UINT32_MAX, std::memory_order_release);
 }
 

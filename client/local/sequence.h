@@ -93,10 +93,10 @@ class LocalSequence {
   // Fetches over a valid link.
   pqc_status FetchOver(const std::shared_ptr<LocalLink>& link, bool force,
                        std::shared_ptr<Image>* image);
-  void KeepLocked(std::shared_ptr<Image> image);
-  void LetGoLocked();
-  bool StandsLocked() const { return newest_ && link_->Stands(); }
-  void GiveBackRetired();
+  void ReplaceNewestLocked(std::shared_ptr<Image> image);
+  void ReleaseLinkLocked();
+  bool HasValidImageLocked() const { return newest_ && link_->Stands(); }
+  void DetachRetired();
   const kvstore::LeaseWords* words() const { return words_.load(std::memory_order_acquire); }
   bool revoked() const;
 
@@ -118,7 +118,7 @@ class LocalSequence {
   std::shared_ptr<Image> newest_;               // shared with readers
   std::vector<std::weak_ptr<Image>> replaced_;  // images that may still have holders
   std::vector<Retired> retired_;
-  uint32_t roll_backs_under_way_ = 0;
+  uint32_t active_roll_backs_ = 0;
   // of the latest roll-backs, by the epoch in which each began
   std::array<uint32_t, 16> roll_back_ends_ = {};
 };

@@ -14,7 +14,7 @@ namespace pqcached::client {
 namespace {
 
 // A waiting thread checks the abandoned slots at this interval: their completion wakes no waiter.
-constexpr std::chrono::milliseconds kLook(20);
+constexpr std::chrono::milliseconds kPollInterval(20);
 
 }  // namespace
 
@@ -66,7 +66,7 @@ uint64_t Staging::boot_word() const { return session_.link()->boot_word(); }
 std::vector<StagingPlace> Staging::Abandoned() {
   const std::lock_guard lock(mutex_);
   std::vector<StagingPlace> places;
-  if (!ring_ || !ring_->link->tells_of_slots(slot_count_)) return places;
+  if (!ring_ || !ring_->link->has_slot_words(slot_count_)) return places;
   ReclaimLocked();
   for (const uint32_t slot : abandoned_) {
     places.push_back({.slot = slot,
@@ -109,7 +109,7 @@ pqc_status Staging::Take(std::chrono::steady_clock::time_point deadline, Slot* s
     const auto other_ring = [&] { return !ring_ || ring_->link != link; };
     ReclaimLocked();
     const auto now = std::chrono::steady_clock::now();
-    const auto look = abandoned_.empty() ? deadline : std::min(deadline, now + kLook);
+    const auto look = abandoned_.empty() ? deadline : std::min(deadline, now + kPollInterval);
     ++waiting_count_;
     const bool woken = returned_.wait_until(lock, look, [&] {
       return other_ring() || !free_.empty() || abandoned_.size() + lost_count_ == slot_count_;
@@ -143,7 +143,7 @@ void Staging::Slot::Touch() {
     if (owner_->ring_ != ring_ || owner_->touched_[number_]) return;
     owner_->touched_[number_] = true;
   }
-  kvstore::TouchPages(bytes_);
+  kvstore::PopulatePages(bytes_);
 }
 
 Staging::Slot& Staging::Slot::operator=(Slot&& other) noexcept {

@@ -58,7 +58,7 @@ pqc_status RpcRemote::AdminJson(const char* method_name, const char* request_jso
       auto call = std::make_unique<CallByPath>(context);
       call->response = NewMessage(method->output_type());
       call->reader = stub.PrepareUnaryCall(context.get(), path, *request, call->queue());
-      if (!Await(left_behind_, call, call->response.get())) return Overdue();
+      if (!Await(abandoned_calls_, call, call->response.get())) return Overdue();
       response = std::move(call->response);
       return call->status;
     });

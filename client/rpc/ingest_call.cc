@@ -82,8 +82,10 @@ grpc::ByteBuffer IngestRequestOf(const RowBlock& rows, uint64_t begin, uint64_t 
 
 IngestCall::IngestCall(const std::shared_ptr<grpc::Channel>& channel,
                        std::shared_ptr<grpc::ClientContext> context, uint64_t sequence_id,
-                       LeftBehind* left_behind)
-    : left_behind_(left_behind), stub_(channel), held_(std::make_unique<Held>(std::move(context))) {
+                       AbandonedCalls* left_behind)
+    : abandoned_calls_(left_behind),
+      stub_(channel),
+      held_(std::make_unique<Held>(std::move(context))) {
   const std::string method = std::string("/") + v1::KvCache::service_full_name() + "/Ingest";
   v1::IngestRequest request;
   request.mutable_header()->set_sequence_id(sequence_id);
@@ -105,7 +107,7 @@ IngestCall::~IngestCall() {
     held_->context()->TryCancel();
     TakeStatus();
   }
-  if (held_->under_way()) left_behind_->Add(std::move(held_));
+  if (held_->has_pending_operations()) abandoned_calls_->Add(std::move(held_));
 }
 
 void IngestCall::Begin() {

@@ -30,7 +30,7 @@ class IngestCall {
   // REQUIRES: `context` has a deadline, and `left_behind` outlives the object.
   IngestCall(const std::shared_ptr<grpc::Channel>& channel,
              std::shared_ptr<grpc::ClientContext> context, uint64_t sequence_id,
-             LeftBehind* left_behind);
+             AbandonedCalls* left_behind);
   // Cancels the call if it is not finished.
   ~IngestCall();
 
@@ -61,7 +61,7 @@ class IngestCall {
   void Note(const void* tag, bool ok);
   grpc::Status TakeStatus();
 
-  LeftBehind* const left_behind_;
+  AbandonedCalls* const abandoned_calls_;
   grpc::GenericStub stub_;
   std::unique_ptr<Held> held_;
   bool writing_ = false;  // an operation other than the read of the answer is in progress

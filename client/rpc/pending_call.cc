@@ -39,23 +39,23 @@ bool PendingCall::TryNext(void** tag, bool* ok) {
 
 grpc::Status Overdue() { return {grpc::StatusCode::DEADLINE_EXCEEDED, ""}; }
 
-void LeftBehind::Add(std::unique_ptr<PendingCall> call) {
+void AbandonedCalls::Add(std::unique_ptr<PendingCall> call) {
   call->context()->TryCancel();
   const std::lock_guard lock(mutex_);
   FreeEnded();
   calls_.push_back(std::move(call));
 }
 
-void LeftBehind::FreeEnded() {
+void AbandonedCalls::FreeEnded() {
   std::erase_if(calls_, [](const std::unique_ptr<PendingCall>& call) {
     void* tag = nullptr;
-    for (bool ok = false; call->under_way() && call->TryNext(&tag, &ok);) {
+    for (bool ok = false; call->has_pending_operations() && call->TryNext(&tag, &ok);) {
     }
-    return !call->under_way();
+    return !call->has_pending_operations();
   });
 }
 
-LeftBehind::~LeftBehind() {
+AbandonedCalls::~AbandonedCalls() {
   const std::lock_guard lock(mutex_);
   FreeEnded();
   for (std::unique_ptr<PendingCall>& call : calls_) static_cast<void>(call.release());

@@ -33,7 +33,7 @@ class PendingCall {
 
   // Counts an operation that has begun and whose tag the queue will return.
   void Begin() { ++under_way_; }
-  bool under_way() const { return under_way_ > 0; }
+  bool has_pending_operations() const { return under_way_ > 0; }
   // Waits for the next completed operation. False when the call is overdue.
   bool Next(void** tag, bool* ok);
   // Like Next, without waiting: false when no operation has completed.
@@ -55,12 +55,12 @@ grpc::Status Overdue();
 // complete when this object is destroyed are never freed, because gRPC may still write to them.
 //
 // Thread-safe.
-class LeftBehind {
+class AbandonedCalls {
  public:
-  LeftBehind() = default;
-  ~LeftBehind();
-  LeftBehind(const LeftBehind&) = delete;
-  LeftBehind& operator=(const LeftBehind&) = delete;
+  AbandonedCalls() = default;
+  ~AbandonedCalls();
+  AbandonedCalls(const AbandonedCalls&) = delete;
+  AbandonedCalls& operator=(const AbandonedCalls&) = delete;
 
   // Cancels the call and keeps it. Frees earlier calls that are complete.
   void Add(std::unique_ptr<PendingCall> call);
@@ -75,7 +75,7 @@ class LeftBehind {
 // Starts a unary call whose `reader` is prepared, and waits for it; `response` is part of the call.
 // Returns false when the call is overdue and was left behind.
 template <class Call, class Response>
-bool Await(LeftBehind& left_behind, std::unique_ptr<Call>& call, Response* response) {
+bool Await(AbandonedCalls& left_behind, std::unique_ptr<Call>& call, Response* response) {
   call->reader->StartCall();
   call->Begin();
   call->reader->Finish(response, &call->status, call.get());
@@ -99,7 +99,7 @@ struct UnaryCall final : PendingCall {
 // Does what stub.Method(context, request, response) does, through its PrepareAsync form;
 // DEADLINE_EXCEEDED when overdue.
 template <class Stub, class Request, class Response>
-grpc::Status CallUnary(LeftBehind& left_behind, Stub& stub,
+grpc::Status CallUnary(AbandonedCalls& left_behind, Stub& stub,
                        std::unique_ptr<grpc::ClientAsyncResponseReader<Response>> (Stub::*prepare)(
                            grpc::ClientContext*, const Request&, grpc::CompletionQueue*),
                        const std::shared_ptr<grpc::ClientContext>& context, const Request& request,

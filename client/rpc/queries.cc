@@ -45,7 +45,7 @@ grpc::Status CopySelected(const v1::Selected& selected, const LayerShape& shape,
   return grpc::Status::OK;
 }
 
-grpc::Status TooSmall() {
+grpc::Status OutputTooSmallError() {
   return Refuse(grpc::StatusCode::OUT_OF_RANGE, "capacity",
                 "too few positions; kv_heads x count of each output are needed");
 }
@@ -82,7 +82,7 @@ void CopyColumns(const std::byte* from, uint32_t heads, uint64_t tokens, uint64_
 }
 
 // Merges the (max, sum of exponentials) of two disjoint sets of tokens.
-void JoinSums(float max, float sum_exp, float* joined_max, float* joined_sum_exp) {
+void MergeSums(float max, float sum_exp, float* joined_max, float* joined_sum_exp) {
   const float larger = std::max(max, *joined_max);
   if (!std::isfinite(larger)) return;
   *joined_sum_exp =
@@ -92,8 +92,8 @@ void JoinSums(float max, float sum_exp, float* joined_max, float* joined_sum_exp
 
 }  // namespace
 
-grpc::Status RpcRemote::SelectPart(const SelectItem* items, uint32_t item_count, Deadline deadline,
-                                   bool* too_small) {
+grpc::Status RpcRemote::TopKPart(const SelectItem* items, uint32_t item_count, Deadline deadline,
+                                 bool* too_small) {
   v1::TopKRequest request;
   v1::TopKResponse response;
   for (uint32_t i = 0; i < item_count; ++i) {
@@ -123,10 +123,10 @@ pqc_status RpcRemote::TopK(const SelectItem* items, uint32_t item_count,
     bool too_small = false;
     for (uint32_t i = 0; i < item_count; i += kMaxBatchItems) {
       grpc::Status status =
-          SelectPart(items + i, std::min(kMaxBatchItems, item_count - i), deadline, &too_small);
+          TopKPart(items + i, std::min(kMaxBatchItems, item_count - i), deadline, &too_small);
       if (!status.ok()) return status;
     }
-    return too_small ? TooSmall() : grpc::Status::OK;
+    return too_small ? OutputTooSmallError() : grpc::Status::OK;
   });
 }
 
@@ -177,7 +177,7 @@ pqc_status RpcRemote::Score(const QueryView& query, const pqc_index& index, pqc_
       }
       for (uint32_t head = 0; head < heads; ++head) {
         const int at = static_cast<int>(head);
-        JoinSums(scores.max(at), scores.sum_exp(at), &max[head], &sum_exp[head]);
+        MergeSums(scores.max(at), scores.sum_exp(at), &max[head], &sum_exp[head]);
       }
     }
     if (out.max) std::copy(max.begin(), max.end(), out.max);
@@ -297,7 +297,7 @@ pqc_status RpcRemote::Attend(const AttendItem* items, uint32_t item_count,
           AttendPart(items + i, std::min(kMaxBatchItems, item_count - i), deadline, &too_small);
       if (!status.ok()) return status;
     }
-    return too_small ? TooSmall() : grpc::Status::OK;
+    return too_small ? OutputTooSmallError() : grpc::Status::OK;
   });
 }
 

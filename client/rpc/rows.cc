@@ -50,7 +50,7 @@ struct BootWord {
 grpc::Status RpcRemote::IngestOnce(const Context& context, Deadline deadline, uint64_t sequence_id,
                                    uint64_t first_position, const RowBlock& rows) {
   if (grpc::Status status = Connect(*bulk_channel_, deadline); !status.ok()) return status;
-  IngestCall call(bulk_channel_, context, sequence_id, &left_behind_);
+  IngestCall call(bulk_channel_, context, sequence_id, &abandoned_calls_);
   const uint64_t token_count = rows.keys.shape[0];
   const uint64_t token_bytes = BytesPerIndex(rows.keys) + BytesPerIndex(rows.values);
   const uint64_t step = std::max<uint64_t>(1, PayloadBytes(kIngestPayloadBytes) / token_bytes);
@@ -73,7 +73,7 @@ pqc_status RpcRemote::Ingest(uint64_t sequence_id, uint64_t first_position, cons
 
 grpc::Status RpcRemote::IngestStagedOnce(const Context& context, uint64_t sequence_id,
                                          const StagedRows& rows) {
-  IngestCall call(channel_, context, sequence_id, &left_behind_);
+  IngestCall call(channel_, context, sequence_id, &abandoned_calls_);
   const StagedRows::Probe probe{.context = &call, .stands = [](void* stream) {
                                   return static_cast<IngestCall*>(stream)->Stands();
                                 }};
@@ -173,7 +173,7 @@ pqc_status RpcRemote::Append(AppendItem* items, uint32_t item_count, Waiting wai
     for (uint32_t i = 0; i < item_count; ++i) {
       const int at = static_cast<int>(i);
       items[i].token_count = response.token_counts(at);
-      if (at < response.attachments_size()) GiveImage(response.attachments(at), items[i].image);
+      if (at < response.attachments_size()) WriteImage(response.attachments(at), items[i].image);
     }
     return status;
   });

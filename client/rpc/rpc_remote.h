@@ -117,7 +117,7 @@ class RpcRemote final : public Remote {
   template <class Stub, class Prepared, class Request, class Response>
   grpc::Status Call(Stub& stub, Prepared prepared, const Context& context, const Request& request,
                     Response* response) const {
-    return CallUnary(left_behind_, stub, prepared, context, request, response);
+    return CallUnary(abandoned_calls_, stub, prepared, context, request, response);
   }
   grpc::Status IngestOnce(const Context& context, Deadline deadline, uint64_t sequence_id,
                           uint64_t first_position, const RowBlock& rows);
@@ -125,8 +125,8 @@ class RpcRemote final : public Remote {
                                 const StagedRows& rows);
   grpc::Status ScorePart(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
                          Deadline deadline, v1::ScoreResponse* response);
-  grpc::Status SelectPart(const SelectItem* items, uint32_t item_count, Deadline deadline,
-                          bool* too_small);
+  grpc::Status TopKPart(const SelectItem* items, uint32_t item_count, Deadline deadline,
+                        bool* too_small);
   grpc::Status AttendPart(const AttendItem* items, uint32_t item_count, Deadline deadline,
                           bool* too_small);
   // Returns the number of row bytes for one message: small enough for the sidecar, large enough to
@@ -136,7 +136,7 @@ class RpcRemote final : public Remote {
   const std::string endpoint_;
   const std::chrono::milliseconds timeout_;
   uint32_t (*const remaining_ms_)(uint32_t timeout_ms);
-  mutable LeftBehind left_behind_;                // outlives the channels
+  mutable AbandonedCalls abandoned_calls_;        // outlives the channels
   const std::shared_ptr<grpc::Channel> channel_;  // for all other calls
   // Separate channel for long rows: with a stalled worker, the bytes that fill its socket do not
   // block other calls.

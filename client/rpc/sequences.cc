@@ -9,7 +9,7 @@ namespace pqcached::client {
 namespace {
 
 // Longest wait of DropSequence for a worker.
-constexpr std::chrono::seconds kDropPatience(2);
+constexpr std::chrono::seconds kDropWait(2);
 
 template <class Request>
 void SetPrompt(const pqc_sequence_options& prompt, Request* request) {
@@ -148,7 +148,7 @@ pqc_status RpcRemote::DropSequence(uint64_t sequence_id, RefusalBuffer* error) n
     v1::DropSequenceResponse response;
     request.set_sequence_id(sequence_id);
     // Without a worker the sequence ends with its session, and closing a handle must not take long.
-    const auto soon = std::chrono::steady_clock::now() + kDropPatience;
+    const auto soon = std::chrono::steady_clock::now() + kDropWait;
     if (!session_.WaitOpen(std::min<Deadline>(soon, CallDeadline()))) {
       return grpc::Status(
           grpc::StatusCode::UNAVAILABLE,
@@ -176,7 +176,7 @@ pqc_status RpcRemote::TruncateSequence(uint64_t sequence_id, uint64_t token_coun
                       &response);
         },
         waiting, lease.boot_word);
-    if (status.ok()) GiveImage(response.attachment(), image);
+    if (status.ok()) WriteImage(response.attachment(), image);
     return status;
   });
 }
@@ -198,7 +198,7 @@ pqc_status RpcRemote::Attach(uint64_t sequence_id, const LeaseView& lease, uint6
     if (!status.ok()) return status;
     *lease_id = response.lease_id();
     *word_index = response.word_index();
-    GiveImage(response.attachment(), image);
+    WriteImage(response.attachment(), image);
     return status;
   });
 }

@@ -10,7 +10,7 @@ constexpr std::chrono::seconds kCloseWait(1);
 constexpr std::chrono::milliseconds kFirstPause(20);
 constexpr std::chrono::milliseconds kLongestPause(500);
 // A stream that lasted this long breaks for a new reason, so the pauses start again.
-constexpr std::chrono::seconds kHeld(5);
+constexpr std::chrono::seconds kStableStreamTime(5);
 }  // namespace
 
 grpc::Status Session::Open(const v1::SessionOpen& open,
@@ -96,7 +96,7 @@ void Session::SetState(State state, const grpc::Status& status) {
   changed_.notify_all();
 }
 
-bool Session::GoesOn(const grpc::Status& status) const {
+bool Session::MayResume(const grpc::Status& status) const {
   const std::lock_guard lock(mutex_);
   if (closing_ || state_ == State::kOpening) return false;
   // A broken stream, an attempt that reached no sidecar, or a sidecar that has not noticed the end
@@ -112,13 +112,13 @@ void Session::Run(v1::SessionOpen open) {
   for (;;) {
     const auto begun = std::chrono::steady_clock::now();
     const grpc::Status status = RunStream(open);
-    if (!GoesOn(status)) {
+    if (!MayResume(status)) {
       SetState(State::kEnded, status);
       return;
     }
     SetState(State::kBroken, status);
     open.set_resume_token(opened_.session_token());
-    if (std::chrono::steady_clock::now() - begun > kHeld) pause = kFirstPause;
+    if (std::chrono::steady_clock::now() - begun > kStableStreamTime) pause = kFirstPause;
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, pause, [this] { return closing_; });
     pause = std::min(2 * pause, kLongestPause);

@@ -65,7 +65,7 @@ class Session {
   // Opens a stream, reads it until its end and returns its status.
   grpc::Status RunStream(const v1::SessionOpen& open);
   // Returns true when the session may still exist and is not being closed.
-  bool GoesOn(const grpc::Status& status) const;
+  bool MayResume(const grpc::Status& status) const;
   void WriteHeartbeat();
   void SetState(State state, const grpc::Status& status = {});
 

@@ -113,7 +113,7 @@ void ToWire(const QueryView& query, v1::Query* message) {
   ToWire(query.queries, 0, query.queries.shape[0], message->mutable_queries());
 }
 
-void GiveImage(const v1::Attachment& attachment, const ImageSink& sink) {
+void WriteImage(const v1::Attachment& attachment, const ImageSink& sink) {
   if (!sink.write || attachment.image().empty()) return;
   sink.write(sink.context, attachment.version(),
              reinterpret_cast<const std::byte*>(attachment.image().data()),

@@ -29,7 +29,7 @@ void ToWire(const LeaseView& lease, const MakeMessage& message) {
   message()->set_known_version(lease.known_version);
 }
 
-void GiveImage(const v1::Attachment& attachment, const ImageSink& sink);
+void WriteImage(const v1::Attachment& attachment, const ImageSink& sink);
 
 // Packs indices [begin, end) of the first dimension contiguously. A tensor in staging is converted
 // as a whole, as a reference.

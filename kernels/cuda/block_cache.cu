@@ -12,26 +12,26 @@ constexpr uint32_t kNoSpan = 0xFFFFFFFFu;
 
 // A score and a block or slot index in one integer: larger is better, 0 means none. The index is
 // complemented in the lower half, so that among equal scores the lowest index wins.
-using Ranked = unsigned long long;
-__device__ Ranked Rank(float score, uint32_t index) {
-  return Ranked{__float_as_uint(score)} << 32 | (0xFFFFFFFFu - index);  // score >= 0
+using PackedScore = unsigned long long;
+__device__ PackedScore Rank(float score, uint32_t index) {
+  return PackedScore{__float_as_uint(score)} << 32 | (0xFFFFFFFFu - index);  // score >= 0
 }
-__device__ uint32_t IndexOf(Ranked ranked) {
+__device__ uint32_t IndexOf(PackedScore ranked) {
   return 0xFFFFFFFFu - static_cast<uint32_t>(ranked & 0xFFFFFFFFu);
 }
-__device__ float ScoreOf(Ranked ranked) {
+__device__ float ScoreOf(PackedScore ranked) {
   return __uint_as_float(static_cast<uint32_t>(ranked >> 32));
 }
 
 // Returns the largest value of the block's threads to every thread.
-__device__ Ranked BlockBest(Ranked value, Ranked* slots) {
+__device__ PackedScore BlockBest(PackedScore value, PackedScore* slots) {
   for (int distance = 16; distance > 0; distance /= 2) {
     value = Larger(value, __shfl_xor_sync(kAllLanes, value, distance));
   }
   __syncthreads();
   if (LaneIndex() == 0) slots[WarpIndex()] = value;
   __syncthreads();
-  Ranked best = slots[0];
+  PackedScore best = slots[0];
   for (uint32_t warp = 1; warp < kWarps; ++warp) best = Larger(best, slots[warp]);
   return best;
 }
@@ -50,7 +50,7 @@ __device__ uint32_t CompleteSpan(const UpdateBlocksArgs& args, const RowLane& la
 }
 
 struct UpdateShared {
-  Ranked best[kWarps];
+  PackedScore best[kWarps];
 };
 
 class LaneUpdate {
@@ -75,10 +75,10 @@ class LaneUpdate {
     uint32_t load_count = 0;
     uint32_t evicted = 0;
     while (load_count < args_.max_loads) {
-      const Ranked candidate = BlockBest(BestCandidate(), shared.best);
+      const PackedScore candidate = BlockBest(BestCandidate(), shared.best);
       if (candidate == 0) break;
-      const Ranked victim = BlockBest(BestVictim(), shared.best);
-      if (victim == 0 || !GivesWay(candidate, victim)) break;
+      const PackedScore victim = BlockBest(BestVictim(), shared.best);
+      if (victim == 0 || !MustEvict(candidate, victim)) break;
       __syncthreads();
       const uint32_t block = IndexOf(candidate);
       const uint32_t slot = IndexOf(victim);
@@ -115,26 +115,26 @@ class LaneUpdate {
   }
 
   // Returns the best block that was requested, is not resident and is complete.
-  __device__ Ranked BestCandidate() const {
-    Ranked best = 0;
+  __device__ PackedScore BestCandidate() const {
+    PackedScore best = 0;
     for (uint32_t block = threadIdx.x; block < args_.state.block_capacity; block += kThreads) {
       if (touches_[block] == 0 || cache_slots_[block] != kNotResident) continue;
-      const Ranked ranked = Rank(frequencies_[block], block);
+      const PackedScore ranked = Rank(frequencies_[block], block);
       if (ranked > best && CompleteSpan(args_, lane_, block) != kNoSpan) best = ranked;
     }
     return best;
   }
 
   // Returns the best slot to evict.
-  __device__ Ranked BestVictim() const {
-    Ranked best = 0;
+  __device__ PackedScore BestVictim() const {
+    PackedScore best = 0;
     for (uint32_t slot = threadIdx.x; slot < args_.state.slot_capacity; slot += kThreads) {
-      best = Larger(best, Rank(Dispensability(slot), slot));
+      best = Larger(best, Rank(EvictionScore(slot), slot));
     }
     return best;
   }
 
-  __device__ float Dispensability(uint32_t slot) const {
+  __device__ float EvictionScore(uint32_t slot) const {
     const uint32_t block = slot_blocks_[slot];
     if (block == kNotResident) return kFreeSlot;
     // The difference of the counts is exact as a float; the counts themselves need not be.
@@ -142,7 +142,7 @@ class LaneUpdate {
     return 1.0f / (1.0f + frequencies_[block]);
   }
 
-  __device__ bool GivesWay(Ranked candidate, Ranked victim) const {
+  __device__ bool MustEvict(PackedScore candidate, PackedScore victim) const {
     const uint32_t block = slot_blocks_[IndexOf(victim)];
     if (block == kNotResident) return true;
     switch (args_.policy) {
@@ -192,7 +192,7 @@ __global__ void LoadBlocksKernel(UpdateBlocksArgs args) {
   for (size_t i = threadIdx.x; i < block_bytes / sizeof(uint4); i += kThreads) to[i] = from[i];
 }
 
-__global__ void ForgetBlocksKernel(ForgetBlocksArgs args) {
+__global__ void ForgetBlocksKernel(InvalidateBlocksArgs args) {
   const uint32_t lane = args.lane_begin + blockIdx.x;
   const BlockCacheState& state = args.state;
   for (uint32_t block = args.first_block + threadIdx.x; block < state.block_capacity;
@@ -230,7 +230,7 @@ KernelStatus UpdateBlocks(const UpdateBlocksArgs& args, Stream stream) {
                 stream, args);
 }
 
-KernelStatus ForgetBlocks(const ForgetBlocksArgs& args, Stream stream) {
+KernelStatus InvalidateBlocks(const InvalidateBlocksArgs& args, Stream stream) {
   if (!IsValidState(args.state) || args.lane_begin > args.lane_end ||
       args.lane_end > args.state.lane_capacity) {
     return {cudaErrorInvalidValue};

@@ -38,7 +38,7 @@ struct BlockLoad {
   uint32_t slot = 0;
 };
 
-// State of a cache. All arrays are in device memory. A cache is initialised by ForgetBlocks of all
+// State of a cache. All arrays are in device memory. A cache is initialised by InvalidateBlocks of all
 // its lanes.
 struct BlockCacheState {
   uint32_t lane_capacity = 0;             // at most 65535
@@ -73,7 +73,7 @@ struct UpdateBlocksArgs {
 // Errors: those of the launches; cudaErrorInvalidValue when a number is out of range.
 KernelStatus UpdateBlocks(const UpdateBlocksArgs& args, Stream stream);
 
-struct ForgetBlocksArgs {
+struct InvalidateBlocksArgs {
   BlockCacheState state;
   uint32_t lane_begin = 0;
   uint32_t lane_end = 0;
@@ -82,7 +82,7 @@ struct ForgetBlocksArgs {
 
 // Removes these blocks from the cache and clears their touches and frequencies. Called for lanes
 // that are given to another sequence, and after a roll-back of a sequence. Errors: as above.
-KernelStatus ForgetBlocks(const ForgetBlocksArgs& args, Stream stream);
+KernelStatus InvalidateBlocks(const InvalidateBlocksArgs& args, Stream stream);
 
 }  // namespace pqcached::kernels::cuda
 

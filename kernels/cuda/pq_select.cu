@@ -10,8 +10,8 @@
 namespace pqcached::kernels::cuda {
 namespace {
 
-constexpr uint32_t kSettleThreads = 512;
-constexpr uint32_t kSettleWarps = kSettleThreads / kWarpThreads;
+constexpr uint32_t kSelectCellsThreads = 512;
+constexpr uint32_t kSelectCellsWarps = kSelectCellsThreads / kWarpThreads;
 constexpr uint32_t kMaxCells = 1u << kMaxCellBits;
 constexpr uint32_t kDigitBins = 256;
 
@@ -23,8 +23,8 @@ struct CellScratch {
   float* values;
   uint32_t* keys;
   uint32_t* members;  // [table, 2, MemberWords]: a bit per cell above, then at the threshold
-  LaneThreshold* thresholds;  // [lane]
-  ChosenCounts* counts;       // [chunk]
+  LaneThreshold* thresholds;   // [lane]
+  SelectedSlotCounts* counts;  // [chunk]
 };
 
 size_t CellTokensBytes(const PqSelectShape& shape) {
@@ -35,7 +35,7 @@ size_t CellScratchBytes(const PqSelectShape& shape) {
   const size_t words = size_t{shape.table_capacity} * 2 * MemberWords(CellCount(shape.geometry));
   return 3 * CellTokensBytes(shape) + ScratchPart(words * sizeof(uint32_t)) +
          ScratchPart(shape.lane_capacity * sizeof(LaneThreshold)) +
-         ScratchPart(shape.chunk_capacity * sizeof(ChosenCounts));
+         ScratchPart(shape.chunk_capacity * sizeof(SelectedSlotCounts));
 }
 
 CellScratch CutCellScratch(const PqSelectShape& shape, void* scratch) {
@@ -48,7 +48,7 @@ CellScratch CutCellScratch(const PqSelectShape& shape, void* scratch) {
   cut.members = parts.Take<uint32_t>(size_t{shape.table_capacity} * 2 *
                                      MemberWords(CellCount(shape.geometry)));
   cut.thresholds = parts.Take<LaneThreshold>(shape.lane_capacity);
-  cut.counts = parts.Take<ChosenCounts>(shape.chunk_capacity);
+  cut.counts = parts.Take<SelectedSlotCounts>(shape.chunk_capacity);
   return cut;
 }
 
@@ -97,10 +97,10 @@ __global__ void CountCellsKernel(PqSelectArgs args, CellScratch scratch) {
   }
 }
 
-struct SettleShared {
-  float floats[kSettleWarps];
-  double doubles[kSettleWarps];
-  uint32_t words[kSettleWarps];
+struct SelectCellsShared {
+  float floats[kSelectCellsWarps];
+  double doubles[kSelectCellsWarps];
+  uint32_t words[kSelectCellsWarps];
   uint32_t bins[kDigitBins];
   uint32_t digit;
   uint32_t above;
@@ -108,10 +108,10 @@ struct SettleShared {
 
 // One block selects cells for one lane, over all cells of all tables of the lane, numbered [0,
 // cell_count).
-class LaneSettler {
+class LaneCellSelector {
  public:
-  __device__ LaneSettler(const PqSelectArgs& args, const CellScratch& scratch,
-                         const SelectLane& lane)
+  __device__ LaneCellSelector(const PqSelectArgs& args, const CellScratch& scratch,
+                              const SelectLane& lane)
       : args_(args), lane_(lane), cells_per_table_(CellCount(args.geometry)) {
     const size_t first = size_t{lane.table_begin} * cells_per_table_;
     cell_count_ = (lane.table_end - lane.table_begin) * cells_per_table_;
@@ -121,9 +121,9 @@ class LaneSettler {
   }
 
   __device__ LaneThreshold Settle(uint32_t* selected_count) {
-    auto& shared = Shared<SettleShared>();
+    auto& shared = Shared<SelectCellsShared>();
     uint32_t tokens = 0;
-    for (uint32_t i = threadIdx.x; i < cell_count_; i += kSettleThreads) tokens += tokens_[i];
+    for (uint32_t i = threadIdx.x; i < cell_count_; i += kSelectCellsThreads) tokens += tokens_[i];
     const uint32_t token_count = BlockSum(tokens, shared.words);
     const uint32_t k = Smaller(lane_.k, token_count);
     *selected_count = k;
@@ -144,14 +144,14 @@ class LaneSettler {
   }
 
   __device__ HeadNormaliser Normalise(uint32_t head) const {
-    auto& shared = Shared<SettleShared>();
+    auto& shared = Shared<SelectCellsShared>();
     float max = -kLogitLimit;
-    for (uint32_t i = threadIdx.x; i < cell_count_; i += kSettleThreads) {
+    for (uint32_t i = threadIdx.x; i < cell_count_; i += kSelectCellsThreads) {
       if (tokens_[i] > 0) max = Larger(max, Logit(head, i));
     }
     max = BlockMax(max, shared.floats);
     double sum = 0.0;
-    for (uint32_t i = threadIdx.x; i < cell_count_; i += kSettleThreads) {
+    for (uint32_t i = threadIdx.x; i < cell_count_; i += kSelectCellsThreads) {
       if (tokens_[i] == 0) continue;
       const float exponent = Logit(head, i) - max;
       if (exponent >= kMinExponent) sum += double{expf(exponent)} * tokens_[i];
@@ -166,26 +166,26 @@ class LaneSettler {
     for (uint32_t head = 0; head < head_count; ++head) {
       HeadNormaliser normaliser = {0.0f, 1.0f, 0.0f};
       if (ReadsNormalisers(args_.rule, head_count)) normaliser = Normalise(head);
-      for (uint32_t i = threadIdx.x; i < cell_count_; i += kSettleThreads) {
+      for (uint32_t i = threadIdx.x; i < cell_count_; i += kSelectCellsThreads) {
         if (tokens_[i] == 0) continue;
         const float before = head == 0 ? 0.0f : values_[i];
         values_[i] = AddToValue(args_.rule, head_count, head, before, Logit(head, i), normaliser);
       }
     }
-    for (uint32_t i = threadIdx.x; i < cell_count_; i += kSettleThreads) {
+    for (uint32_t i = threadIdx.x; i < cell_count_; i += kSelectCellsThreads) {
       keys_[i] = tokens_[i] > 0 ? OrderedKey(values_[i]) : 0;
     }
   }
 
   // Finds the k-th largest key by radix select, from the highest digit down.
   __device__ LaneThreshold FindThreshold(uint32_t k) {
-    auto& shared = Shared<SettleShared>();
+    auto& shared = Shared<SelectCellsShared>();
     uint32_t prefix = 0;
     uint32_t left = k;
     for (uint32_t shift = 24;; shift -= 8) {
-      for (uint32_t i = threadIdx.x; i < kDigitBins; i += kSettleThreads) shared.bins[i] = 0;
+      for (uint32_t i = threadIdx.x; i < kDigitBins; i += kSelectCellsThreads) shared.bins[i] = 0;
       __syncthreads();
-      for (uint32_t i = threadIdx.x; i < cell_count_; i += kSettleThreads) {
+      for (uint32_t i = threadIdx.x; i < cell_count_; i += kSelectCellsThreads) {
         const uint64_t above_digit = uint64_t{keys_[i]} >> (shift + 8);
         if (tokens_[i] == 0 || above_digit != uint64_t{prefix} >> (shift + 8)) continue;
         atomicAdd(&shared.bins[keys_[i] >> shift & 255u], tokens_[i]);
@@ -223,7 +223,7 @@ __device__ void WriteMembers(const PqSelectArgs& args, const CellScratch& scratc
   for (uint32_t table = lane.table_begin; table < lane.table_end; ++table) {
     const uint32_t* keys = scratch.keys + size_t{table} * cells_per_table;
     uint32_t* members = scratch.members + size_t{table} * 2 * words;
-    for (uint32_t word = WarpIndex(); word < words; word += kSettleWarps) {
+    for (uint32_t word = WarpIndex(); word < words; word += kSelectCellsWarps) {
       const uint32_t cell = word * 32 + LaneIndex();
       const uint32_t key = cell < cells_per_table && threshold.key != kNoKey ? keys[cell] : 0;
       const uint32_t above = __ballot_sync(kAllLanes, key > threshold.key);
@@ -236,12 +236,12 @@ __device__ void WriteMembers(const PqSelectArgs& args, const CellScratch& scratc
   }
 }
 
-__global__ void SettleCellsKernel(PqSelectArgs args, CellScratch scratch) {
+__global__ void SelectCellsKernel(PqSelectArgs args, CellScratch scratch) {
   const SelectLane lane = args.candidates.lanes[blockIdx.x];
   uint32_t count = 0;
   LaneThreshold threshold = {kNoKey, 0};
   if (lane.chunk_begin < lane.chunk_end) {
-    LaneSettler settler(args, scratch, lane);
+    LaneCellSelector settler(args, scratch, lane);
     threshold = settler.Settle(&count);
     __syncthreads();
     WriteMembers(args, scratch, lane, threshold);
@@ -282,15 +282,15 @@ __global__ void CountMembersKernel(PqSelectArgs args, CellScratch scratch) {
   const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
   if (chunk.lane == kNoLane) return;
   const SlotClasses classes = ClassifyByCell(args, scratch, chunk);
-  CountChosen(classes, &scratch.counts[blockIdx.x], Shared<MemberShared>().slots);
+  CountSelectedSlots(classes, &scratch.counts[blockIdx.x], Shared<MemberShared>().slots);
 }
 
 __global__ void EmitMembersKernel(PqSelectArgs args, CellScratch scratch) {
   const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
   if (chunk.lane == kNoLane) return;
   const SlotClasses classes = ClassifyByCell(args, scratch, chunk);
-  EmitChosen(chunk, args.candidates.lanes[chunk.lane], scratch.thresholds[chunk.lane], classes,
-             scratch.counts, args.selection, Shared<MemberShared>().slots);
+  EmitSelectedSlots(chunk, args.candidates.lanes[chunk.lane], scratch.thresholds[chunk.lane],
+                    classes, scratch.counts, args.selection, Shared<MemberShared>().slots);
 }
 
 PqSelectShape ShapeOf(const PqSelectArgs& args) {
@@ -307,8 +307,8 @@ KernelStatus SelectByCells(const PqSelectArgs& args, Stream stream) {
   status =
       Launch(CountCellsKernel, {chunks, kChunkThreads, sizeof(CountShared)}, stream, args, scratch);
   if (!status.ok()) return status;
-  status = Launch(SettleCellsKernel, {lanes, kSettleThreads, sizeof(SettleShared)}, stream, args,
-                  scratch);
+  status = Launch(SelectCellsKernel, {lanes, kSelectCellsThreads, sizeof(SelectCellsShared)},
+                  stream, args, scratch);
   if (!status.ok()) return status;
   status = Launch(CountMembersKernel, {chunks, kChunkThreads, sizeof(MemberShared)}, stream, args,
                   scratch);

@@ -131,7 +131,7 @@ constexpr bool ReadsNormalisers(GroupRule rule, uint32_t head_count) {
 }
 
 // Counts over all slots of a chunk, or over those before a given slot.
-struct ChosenCounts {
+struct SelectedSlotCounts {
   uint32_t above;
   uint32_t equal;
 };
@@ -149,18 +149,18 @@ struct SlotClasses {
 };
 
 // Counts the slots of a chunk above and at the threshold.
-__device__ inline void CountChosen(SlotClasses classes, ChosenCounts* counts, uint32_t* slots) {
+__device__ inline void CountSelectedSlots(SlotClasses classes, SelectedSlotCounts* counts, uint32_t* slots) {
   const uint32_t above = BlockSum(static_cast<uint32_t>(__popc(classes.above)), slots);
   const uint32_t equal = BlockSum(static_cast<uint32_t>(__popc(classes.equal)), slots);
   if (threadIdx.x == 0) *counts = {above, equal};
 }
 
 // Writes the positions of a chunk after those of the lane's earlier chunks.
-__device__ inline void EmitChosen(const SelectChunk& chunk, const SelectLane& lane,
+__device__ inline void EmitSelectedSlots(const SelectChunk& chunk, const SelectLane& lane,
                                   LaneThreshold threshold, SlotClasses classes,
-                                  const ChosenCounts* counts, const Selection& selection,
+                                  const SelectedSlotCounts* counts, const Selection& selection,
                                   uint32_t* slots) {
-  ChosenCounts before = {0, 0};
+  SelectedSlotCounts before = {0, 0};
   for (uint32_t i = lane.chunk_begin + threadIdx.x; i < blockIdx.x; i += kChunkThreads) {
     before.above += counts[i].above;
     before.equal += counts[i].equal;

@@ -32,7 +32,7 @@ struct ValueScratch {
   PartialNormaliser* partials;  // [chunk, G]
   uint32_t* keys;               // [chunk, kChunkTokens]
   LaneThreshold* progress;      // [digit, lane]: key prefix found so far, and tokens left to select
-  ChosenCounts* counts;         // [chunk]
+  SelectedSlotCounts* counts;   // [chunk]
 };
 
 size_t BinsBytes(const ScoreSelectShape& shape) {
@@ -46,7 +46,7 @@ ValueScratch CutScratch(const ScoreSelectShape& shape, void* scratch) {
   cut.partials = parts.Take<PartialNormaliser>(size_t{shape.chunk_capacity} * shape.group_size);
   cut.keys = parts.Take<uint32_t>(size_t{shape.chunk_capacity} * kChunkTokens);
   cut.progress = parts.Take<LaneThreshold>(size_t{kDigitCount} * shape.lane_capacity);
-  cut.counts = parts.Take<ChosenCounts>(shape.chunk_capacity);
+  cut.counts = parts.Take<SelectedSlotCounts>(shape.chunk_capacity);
   return cut;
 }
 
@@ -228,7 +228,7 @@ struct DigitShared {
 
 // Finds one digit of the lane's k-th largest key from the histogram of the previous kernel. All
 // blocks of a lane find the same digit; the first block stores it for later kernels.
-__device__ LaneThreshold PickDigit(const ValueSelectArgs& args, const ValueScratch& scratch,
+__device__ LaneThreshold FindDigit(const ValueSelectArgs& args, const ValueScratch& scratch,
                                    uint32_t lane_index, uint32_t digit) {
   auto& shared = Shared<DigitShared>();
   const uint32_t lane_capacity = args.candidates.lane_capacity;
@@ -272,7 +272,7 @@ __global__ void CountDigitsKernel(ValueSelectArgs args, ValueScratch scratch, ui
   const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
   if (chunk.lane == kNoLane) return;
   auto& shared = Shared<DigitShared>();
-  const LaneThreshold progress = PickDigit(args, scratch, chunk.lane, digit - 1);
+  const LaneThreshold progress = FindDigit(args, scratch, chunk.lane, digit - 1);
   for (uint32_t i = threadIdx.x; i < DigitBins(digit); i += kChunkThreads) shared.bins[i] = 0;
   __syncthreads();
   const uint32_t shift_before = DigitShift(digit - 1);
@@ -302,9 +302,9 @@ __device__ SlotClasses ClassifyByKey(const ValueScratch& scratch, const SelectCh
 __global__ void CountValuesKernel(ValueSelectArgs args, ValueScratch scratch) {
   const SelectChunk chunk = args.candidates.chunks[blockIdx.x];
   if (chunk.lane == kNoLane) return;
-  const LaneThreshold threshold = PickDigit(args, scratch, chunk.lane, kDigitCount - 1);
-  CountChosen(ClassifyByKey(scratch, chunk, threshold), &scratch.counts[blockIdx.x],
-              Shared<DigitShared>().words);
+  const LaneThreshold threshold = FindDigit(args, scratch, chunk.lane, kDigitCount - 1);
+  CountSelectedSlots(ClassifyByKey(scratch, chunk, threshold), &scratch.counts[blockIdx.x],
+                     Shared<DigitShared>().words);
 }
 
 __global__ void EmitValuesKernel(ValueSelectArgs args, ValueScratch scratch) {
@@ -312,9 +312,9 @@ __global__ void EmitValuesKernel(ValueSelectArgs args, ValueScratch scratch) {
   if (chunk.lane == kNoLane) return;
   const LaneThreshold threshold =
       scratch.progress[(kDigitCount - 1) * args.candidates.lane_capacity + chunk.lane];
-  EmitChosen(chunk, args.candidates.lanes[chunk.lane], threshold,
-             ClassifyByKey(scratch, chunk, threshold), scratch.counts, args.selection,
-             Shared<DigitShared>().words);
+  EmitSelectedSlots(chunk, args.candidates.lanes[chunk.lane], threshold,
+                    ClassifyByKey(scratch, chunk, threshold), scratch.counts, args.selection,
+                    Shared<DigitShared>().words);
 }
 
 template <typename Logits>
@@ -355,7 +355,7 @@ size_t ScoreSelectScratchBytes(const ScoreSelectShape& shape) {
          ScratchPart(size_t{shape.chunk_capacity} * shape.group_size * sizeof(PartialNormaliser)) +
          ScratchPart(size_t{shape.chunk_capacity} * kChunkTokens * sizeof(uint32_t)) +
          ScratchPart(size_t{kDigitCount} * shape.lane_capacity * sizeof(LaneThreshold)) +
-         ScratchPart(shape.chunk_capacity * sizeof(ChosenCounts));
+         ScratchPart(shape.chunk_capacity * sizeof(SelectedSlotCounts));
 }
 
 KernelStatus ScoreSelect(const ScoreSelectArgs& args, Stream stream) {

@@ -35,7 +35,7 @@ std::string At(std::string_view what, size_t i) {
 }
 
 // Returns true when the extent lies in the pool and is aligned as the buddy allocator aligns it.
-bool LiesIn(const ExtentRef& extent, size_t pool_bytes) {
+bool IsInPool(const ExtentRef& extent, size_t pool_bytes) {
   return extent.order <= kMaxExtentOrder && extent.unit % (uint32_t{1} << extent.order) == 0 &&
          extent.offset_bytes() <= pool_bytes &&
          extent.size_bytes() <= pool_bytes - extent.offset_bytes();
@@ -82,7 +82,7 @@ std::string CheckHeader(const AttachmentHeader& header, size_t image_bytes) {
 }
 
 // Returns the end position (exclusive) of the slots that this sequence may ever show of a segment.
-uint32_t EndOf(const SegmentDescriptor& segment) {
+uint32_t EndPosition(const SegmentDescriptor& segment) {
   return segment.token_end != 0 ? segment.token_end
                                 : segment.first_position + segment.slot_capacity;
 }
@@ -128,8 +128,8 @@ std::string CheckIndexes(const AttachmentHeader& header, const LayerDescriptor& 
       if (layer.codebook[i].valid()) return At("codebook", i);
       continue;
     }
-    if (!LiesIn(layer.index_data[i], pool_bytes)) return At("index_data", i);
-    if (!LiesIn(layer.codebook[i], pool_bytes)) return At("codebook", i);
+    if (!IsInPool(layer.index_data[i], pool_bytes)) return At("index_data", i);
+    if (!IsInPool(layer.codebook[i], pool_bytes)) return At("codebook", i);
   }
   return {};
 }
@@ -153,7 +153,7 @@ std::string CheckLayer(const Attachment& attachment, const SegmentDescriptor& se
   const size_t rows_bytes = size_t{segment.slot_capacity} * layer.row_bytes;
   for (uint32_t head = 0; head < layer.kv_head_count; ++head) {
     const ExtentRef& extent = attachment.row_extents[layer.row_extent_begin + head];
-    if (!LiesIn(extent, pool_bytes) || extent.size_bytes() < rows_bytes) {
+    if (!IsInPool(extent, pool_bytes) || extent.size_bytes() < rows_bytes) {
       return At("row_extents", layer.row_extent_begin + head);
     }
   }
@@ -331,7 +331,7 @@ std::string MappedLayer::Make(const Attachment& attachment, uint32_t layer, cons
       rows[head] = pool + attachment.row_extents[descriptor.row_extent_begin + head].offset_bytes();
     }
     SegmentView view{.first_position = segment.first_position,
-                     .token_count = EndOf(segment) - segment.first_position,
+                     .token_count = EndPosition(segment) - segment.first_position,
                      .rows = {rows, shape.kv_heads}};
     if (with_codes && descriptor.state[index_slot] != LayerState::kReady) made.ready_ = false;
     if (with_codes && descriptor.state[index_slot] == LayerState::kReady) {

@@ -84,7 +84,7 @@ PlanSize SizeOf(const LayerView& view, std::span<const PositionRange> ranges) {
 
 // Returns true when the layer is selected from explicit logits. PqSelect adds plain table entries
 // and cannot apply a softcap.
-bool TakesLogits(const LayerShape& shape, const IndexDescriptor& index) {
+bool NeedsLogits(const LayerShape& shape, const IndexDescriptor& index) {
   return index.kind == IndexKind::kFlat || shape.softcap > 0;
 }
 
@@ -121,7 +121,7 @@ ScratchParts SelectParts(const kernels::Exec& exec, const LayerShape& shape,
                          const IndexDescriptor& index, const PlanSize& plan) {
   ScratchParts parts = TableParts(shape, index, plan);
   const uint32_t group = shape.group_size();
-  if (TakesLogits(shape, index)) {
+  if (NeedsLogits(shape, index)) {
     parts.span_bytes = plan.piece_count * sizeof(kernels::ScoreSpan);
     parts.logit_bytes = size_t{plan.token_count} * group * sizeof(float);
     parts.kernel_bytes =
@@ -340,7 +340,7 @@ void SelectLayer(const kernels::Exec& exec, const LayerView& view, const SelectL
     const std::span<uint32_t> positions =
         args.positions.subspan(size_t{kv_head} * args.select_count, args.select_count);
     if (args.index.kind == IndexKind::kPq) FillTables(task);
-    if (TakesLogits(shape, args.index)) {
+    if (NeedsLogits(shape, args.index)) {
       SelectByLogits(task, args.rule, positions);
     } else {
       SelectByCodes(task, args.rule, positions);

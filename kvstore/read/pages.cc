@@ -20,7 +20,7 @@
 namespace pqcached::kvstore {
 namespace {
 
-std::byte* MapAnywhere(int descriptor, size_t size_bytes, int protection) {
+std::byte* MapUnaligned(int descriptor, size_t size_bytes, int protection) {
   void* const data = mmap(nullptr, size_bytes, protection, MAP_SHARED, descriptor, 0);
   return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
 }
@@ -38,7 +38,7 @@ bool SharedHugePages() {
 
 // Faults whole pages in. The kernel (5.14 and later) does so without a store that would race with a
 // writer's; on older kernels an atomic store that changes nothing does it.
-void MakePresent(std::span<std::byte> pages) {
+void FaultIn(std::span<std::byte> pages) {
   if (madvise(pages.data(), pages.size(), MADV_POPULATE_WRITE) == 0) return;
   const size_t page_bytes = SmallPageBytes();
   for (size_t offset = 0; offset < pages.size(); offset += page_bytes) {
@@ -59,7 +59,7 @@ std::span<std::byte> HugePart(std::span<std::byte> memory) {
 // because the kernel does not collapse a hole.
 bool CollapsePages(std::span<std::byte> memory) {
   for (size_t offset = 0; offset < memory.size(); offset += kHugePageBytes) {
-    MakePresent(memory.subspan(offset, SmallPageBytes()));
+    FaultIn(memory.subspan(offset, SmallPageBytes()));
   }
   return !memory.empty() && madvise(memory.data(), memory.size(), MADV_COLLAPSE) == 0;
 }
@@ -71,7 +71,7 @@ std::byte* MapMemory(int descriptor, size_t size_bytes, int protection) {
   // start.
   const size_t reserved_bytes = size_bytes + kHugePageBytes;
   if (size_bytes < kHugePageBytes || reserved_bytes < size_bytes) {
-    return MapAnywhere(descriptor, size_bytes, protection);
+    return MapUnaligned(descriptor, size_bytes, protection);
   }
   void* const reserved =
       mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -82,7 +82,7 @@ std::byte* MapMemory(int descriptor, size_t size_bytes, int protection) {
   if (mmap(data, size_bytes, protection, MAP_SHARED | MAP_FIXED, descriptor, 0) == MAP_FAILED) {
     munmap(reserved, reserved_bytes);
     // Files with larger pages (hugetlbfs) may need a different address.
-    return MapAnywhere(descriptor, size_bytes, protection);
+    return MapUnaligned(descriptor, size_bytes, protection);
   }
   const size_t page_bytes = SmallPageBytes();
   std::byte* const end = data + (size_bytes + page_bytes - 1) / page_bytes * page_bytes;
@@ -91,13 +91,13 @@ std::byte* MapMemory(int descriptor, size_t size_bytes, int protection) {
   return data;
 }
 
-bool TouchPages(std::span<std::byte> memory) {
+bool PopulatePages(std::span<std::byte> memory) {
   const bool huge = CollapsePages(HugePart(memory));
-  MakePresent(memory);
+  FaultIn(memory);
   return huge;
 }
 
-size_t AdvisePages(int descriptor, std::span<std::byte> memory) {
+size_t AdviseHugePages(int descriptor, std::span<std::byte> memory) {
   struct statfs system = {};
   if (fstatfs(descriptor, &system) == 0 &&
       static_cast<uint64_t>(system.f_type) == HUGETLBFS_MAGIC) {

@@ -28,11 +28,11 @@ std::byte* MapMemory(int descriptor, size_t size_bytes, int protection);
 // write them; with huge pages where the machine has free ones, with small pages elsewhere. Returns
 // true when every aligned kHugePageBytes of the memory is now a huge page; false when it is not, or
 // when the memory contains no aligned kHugePageBytes.
-bool TouchPages(std::span<std::byte> memory);
+bool PopulatePages(std::span<std::byte> memory);
 
 // Requests huge pages for the first use of memory that is mapped from the descriptor. Returns the
-// page size in bytes that the memory gets without TouchPages.
-size_t AdvisePages(int descriptor, std::span<std::byte> memory);
+// page size in bytes that the memory gets without PopulatePages.
+size_t AdviseHugePages(int descriptor, std::span<std::byte> memory);
 
 }  // namespace pqcached::kvstore
 

@@ -27,7 +27,7 @@ class Killer {
   int kills() const { return kills_; }
   bool done() const { return done_; }
   // The engine has gone on since the last kill.
-  void GoOn() { gone_on_ = kills_.load(); }
+  void ProcessNext() { gone_on_ = kills_.load(); }
 
  private:
   void Run() {
@@ -81,7 +81,7 @@ TEST_P(WorkerKillTest, LosesNothingThatWasAcknowledged) {
       while (!killer.done()) {
         const int before = killer.kills();
         for (int i = 0; i < 5; ++i) engine.Act();
-        if (killer.kills() == before) killer.GoOn();
+        if (killer.kills() == before) killer.ProcessNext();
         if (killer.kills() != before) engine.Verify();
       }
       engine.Verify();

@@ -288,7 +288,7 @@ class DecodeStepTest : public DeviceTest {
       Locate(*full_[layer], &cache);
       ExpectOk(staging_.Bring(stream_, addresses_.data()));
       Attend(layer, *full_[layer]);
-      ExpectOk(codes_->LeaveLayer(stream_));
+      ExpectOk(codes_->JoinSideStream(stream_));
       ExpectOk(cache.EndStep(stream_, row_lanes_.data(), full_[layer]->spans.data()));
     }
     ExpectOk(codes_->EndStep(stream_));

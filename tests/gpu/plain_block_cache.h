@@ -50,9 +50,9 @@ class PlainBlockCache {
       if (candidate == kernels::cuda::kNotResident) return;
       uint32_t victim = 0;
       for (uint32_t slot = 1; slot < options_.slot_capacity; ++slot) {
-        if (Dispensability(slot) > Dispensability(victim)) victim = slot;
+        if (EvictionScore(slot) > EvictionScore(victim)) victim = slot;
       }
-      if (!GivesWay(candidate, victim)) return;
+      if (!MustEvict(candidate, victim)) return;
       if (blocks_of_slots_[victim] != kernels::cuda::kNotResident) {
         slots_of_blocks_[blocks_of_slots_[victim]] = kernels::cuda::kNotResident;
       }
@@ -74,7 +74,7 @@ class PlainBlockCache {
     }
   }
 
-  float Dispensability(uint32_t slot) const {
+  float EvictionScore(uint32_t slot) const {
     const uint32_t block = blocks_of_slots_[slot];
     if (block == kernels::cuda::kNotResident) return 3e38f;
     if (options_.policy == kernels::cuda::CachePolicy::kLru) {
@@ -83,7 +83,7 @@ class PlainBlockCache {
     return 1.0f / (1.0f + frequencies_[block]);
   }
 
-  bool GivesWay(uint32_t candidate, uint32_t victim) const {
+  bool MustEvict(uint32_t candidate, uint32_t victim) const {
     const uint32_t block = blocks_of_slots_[victim];
     if (block == kernels::cuda::kNotResident) return true;
     if (options_.policy == kernels::cuda::CachePolicy::kLru) return last_uses_[victim] < update_;

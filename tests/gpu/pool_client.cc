@@ -98,7 +98,8 @@ class PoolRemote final : public Remote {
     *token_count = sidecar_.token_count(sequence_id);
     return status;
   }
-  pqc_status Append(AppendItem* items, uint32_t item_count, Waiting, RefusalBuffer*) noexcept override {
+  pqc_status Append(AppendItem* items, uint32_t item_count, Waiting,
+                    RefusalBuffer*) noexcept override {
     for (uint32_t i = 0; i < item_count; ++i) items[i].token_count = sidecar_.Append(items[i]);
     return PQC_OK;
   }
@@ -126,7 +127,9 @@ class PoolRemote final : public Remote {
   pqc_status PinSequence(uint64_t, uint64_t, RefusalBuffer* error) noexcept override {
     return Not(error);
   }
-  pqc_status SuspendSequence(uint64_t, RefusalBuffer* error) noexcept override { return Not(error); }
+  pqc_status SuspendSequence(uint64_t, RefusalBuffer* error) noexcept override {
+    return Not(error);
+  }
   pqc_status ResumeSequence(uint64_t, uint64_t*, RefusalBuffer* error) noexcept override {
     return Not(error);
   }

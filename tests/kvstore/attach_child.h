@@ -12,7 +12,7 @@
 
 namespace pqcached::kvstore {
 
-inline constexpr uid_t kNobody = 65534;
+inline constexpr uid_t kInBackground = 65534;
 
 // Runs `body` in a forked child and returns what it returned, or "the child died".
 inline std::string InChild(const std::function<std::string()>& body) {
@@ -44,7 +44,7 @@ inline std::string InChild(const std::function<std::string()>& body) {
 // Becomes another user, for good. Its /proc/self/fd stays its own, as it is for a process that was
 // started by that user. False when this process may not.
 inline bool BecomeNobody() {
-  return setgroups(0, nullptr) == 0 && setgid(kNobody) == 0 && setuid(kNobody) == 0 &&
+  return setgroups(0, nullptr) == 0 && setgid(kInBackground) == 0 && setuid(kInBackground) == 0 &&
          prctl(PR_SET_DUMPABLE, 1) == 0;
 }
 

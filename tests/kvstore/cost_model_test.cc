@@ -85,7 +85,7 @@ class CostFile : public ::testing::Test {
   BuildCost Measured() { return CostModel(exec_, file_).Measured(kShape, kIndex); }
 
   const kernels::Exec exec_;
-  const std::string machine_ = CostModel::DescribeMachine(exec_);
+  const std::string machine_ = CostModel::MachineKey(exec_);
   std::filesystem::path directory_, file_;
 };
 

@@ -324,7 +324,7 @@ class LimitedStore {
     Write("sys/fs/cgroup/memory.high", std::to_string(high_bytes) + "\n");
     Write("sys/fs/cgroup/memory.current", std::to_string(used_bytes) + "\n");
   }
-  void Follow() { static_cast<StoreImpl&>(*shared_->store).FollowMemoryLimits(); }
+  void Follow() { static_cast<StoreImpl&>(*shared_->store).ApplyMemoryLimits(); }
   PressureStore& shared() { return *shared_; }
   size_t present_bytes() {
     const auto pool = shared_->store->OpenPool(kTenant, shared_->cache_id);

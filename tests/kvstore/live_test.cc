@@ -224,7 +224,7 @@ TEST(LiveIndex, WorkThatIsLeftIsCounted) {
   TestSequence sequence(SmallSpec(), LiveOptions());
   sequence.NewSequence(Live());
   {
-    const LiveIndexes::Pause pause(*EngineOf(sequence.store()).live, sequence.id());
+    const IncrementalIndexer::Pause pause(*EngineOf(sequence.store()).live, sequence.id());
     Add(sequence, kChunk, 0, 1, /*append=*/false);
     EXPECT_EQ(sequence.store().Stats().live_work_count, 1u);
   }
@@ -365,7 +365,7 @@ TEST(LiveIndex, FinishingKeepsItsDeadlineAndCanBeCancelled) {
   EXPECT_EQ(Finish(sequence).code(), absl::StatusCode::kFailedPrecondition);  // no tokens
   Add(sequence, kChunk, 0, 1, /*append=*/false);
   {
-    const LiveIndexes::Pause pause(*EngineOf(sequence.store()).live, sequence.id());
+    const IncrementalIndexer::Pause pause(*EngineOf(sequence.store()).live, sequence.id());
     EXPECT_TRUE(EngineOf(sequence.store()).live->SpecOf(sequence.id()).has_value());
     Add(sequence, 40, 0, 1, /*append=*/false);
     EXPECT_EQ(sequence.store()

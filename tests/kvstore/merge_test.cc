@@ -63,7 +63,7 @@ class MergeTest : public ::testing::Test {
                   .segments = {&tokens, 1},
                   .iterations = kIterations,
                   .seed = 1,
-                  .go_on = [] { return true; }},
+                  .keep_going = [] { return true; }},
                  *codebook);
       codebooks.push_back(std::move(codebook));
     }
@@ -90,7 +90,7 @@ class MergeTest : public ::testing::Test {
             .seed = 3,
             .new_epoch = 9,
             .drift_ratio = 1.25,
-            .go_on = [] { return true; }};
+            .keep_going = [] { return true; }};
   }
 
   kernels::PqGeometry geometry(uint32_t slot) const {
@@ -264,7 +264,7 @@ TEST_F(MergeTest, GivenUpOrWithoutRoomItLeavesNothing) {
   const size_t used_bytes = cache_->pool->usage().used_bytes;
   for (int calls = 0; calls < 3; ++calls) {
     MergeSpec spec = Spec(run);
-    spec.go_on = [left = calls]() mutable { return left-- > 0; };
+    spec.keep_going = [left = calls]() mutable { return left-- > 0; };
     EXPECT_EQ(MergeSegments(*cache_, spec).status().code(), absl::StatusCode::kCancelled) << calls;
     EXPECT_EQ(cache_->pool->usage().used_bytes, used_bytes);
   }

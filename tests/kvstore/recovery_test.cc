@@ -290,13 +290,13 @@ TEST_F(Recovery, DropsAnIndexThatWasHalfBuilt) {
   const uint64_t id = Make(a);
   // The first report comes when a layer is published; the store is left there.
   std::atomic<bool> reported = false;
-  std::atomic<bool> go_on = false;
+  std::atomic<bool> keep_going = false;
   std::thread builder([&, old = &store()] {
     old->BuildIndex(kTenant, id, {.index = Pq(2, 4), .iterations = 2},
                     [&](const BuildProgress& progress) {
                       if (progress.layers_done == 0) return true;
                       reported = true;
-                      while (!go_on) std::this_thread::yield();
+                      while (!keep_going) std::this_thread::yield();
                       return false;
                     })
         .IgnoreError();
@@ -314,7 +314,7 @@ TEST_F(Recovery, DropsAnIndexThatWasHalfBuilt) {
     ASSERT_TRUE(source.ok() && target.ok());
     std::copy_n(source->data(), size_bytes, target->data());
   }
-  go_on = true;
+  keep_going = true;
   builder.join();
   { const SharingStore once(SmallSpec(), Options(copy)); }  // what it leaves out, is out
   const SharingStore next(SmallSpec(), Options(copy));

@@ -71,7 +71,7 @@ std::vector<uint32_t> ChooseRandom(const Choice& choice) {
 ChosenAttention::ChosenAttention(const tinylm::Config& config,
                                  tinylm::WindowAttention::Options ends, tinylm::Workers& workers)
     : config_(config),
-      ends_(ends),
+      sink_and_window_(ends),
       workers_(workers),
       layers_(config.layer_count(), tinylm::KvRows(config.kv_heads)) {}
 
@@ -94,8 +94,9 @@ void ChosenAttention::Decode(const tinylm::DecodeArgs& args) {
   tinylm::KvRows& rows = layers_[args.layer];
   rows.Append(args.k, args.v, 1);
   const uint32_t token_count = args.position + 1, group_size = config_.group_size();
-  const uint32_t begin = std::min(ends_.sink_tokens, token_count);
-  const uint32_t end = std::max(begin, token_count - std::min(ends_.window_tokens, token_count));
+  const uint32_t begin = std::min(sink_and_window_.sink_tokens, token_count);
+  const uint32_t end =
+      std::max(begin, token_count - std::min(sink_and_window_.window_tokens, token_count));
   const uint32_t select = SelectCount(budget_, token_count, begin + token_count - end, end - begin);
   attended_ = {.sink = begin, .window = token_count - end, .selected = select};
   workers_.Run(config_.kv_heads, [&](uint32_t head) {

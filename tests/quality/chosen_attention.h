@@ -58,7 +58,7 @@ class ChosenAttention : public tinylm::Attention {
 
  private:
   const tinylm::Config& config_;
-  tinylm::WindowAttention::Options ends_;
+  tinylm::WindowAttention::Options sink_and_window_;
   tinylm::Workers& workers_;
   std::vector<tinylm::KvRows> layers_;
   Chooser chooser_ = ChooseExactTopK;

@@ -35,13 +35,13 @@ using testing::Not;
 
 TEST(ExecutorTest, RefusesWhatIsBeyondItsQueue) {
   absl::Notification begun;
-  absl::Notification go_on;
+  absl::Notification keep_going;
   std::atomic<int> done = 0;
   {
     Executor executor({.threads = 1, .max_pending = 2});
     ASSERT_TRUE(executor.TryRun([&] {
       begun.Notify();
-      go_on.WaitForNotification();
+      keep_going.WaitForNotification();
       ++done;
     }));
     begun.WaitForNotification();
@@ -49,7 +49,7 @@ TEST(ExecutorTest, RefusesWhatIsBeyondItsQueue) {
     EXPECT_TRUE(executor.TryRun([&] { ++done; }));
     EXPECT_FALSE(executor.TryRun([&] { done += 100; }));
     executor.Run([&] { ++done; });
-    go_on.Notify();
+    keep_going.Notify();
   }
   EXPECT_EQ(done, 4) << "what was taken is finished before the executor goes";
 }

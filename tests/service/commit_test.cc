@@ -353,11 +353,11 @@ TEST_F(CommitTest, AClientThatPullsAtItsStagingHarmsOnlyItsRows) {
 // With four threads, two may be at work on rows of prompts.
 TEST_F(RpcTest, RowsOfPromptsWaitForEachOtherAndBriefCallsDoNot) {
   std::atomic<int> at_work = 0;
-  absl::Notification go_on;
+  absl::Notification keep_going;
   StoreHooks hooks;
   hooks.before_ingest = [&] {
     ++at_work;
-    go_on.WaitForNotification();
+    keep_going.WaitForNotification();
   };
   Start({}, [&](std::unique_ptr<kvstore::Store> store) {
     return std::make_unique<HookedStore>(std::move(store), hooks);
@@ -409,7 +409,7 @@ TEST_F(RpcTest, RowsOfPromptsWaitForEachOtherAndBriefCallsDoNot) {
   v1::CommitResponse response;
   EXPECT_TRUE(Failed(client.kv().Commit(context.get(), late, &response),
                      StatusCode::DEADLINE_EXCEEDED, ""));
-  go_on.Notify();
+  keep_going.Notify();
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(at_work, 4);
 }

@@ -189,10 +189,10 @@ TEST_F(LifecycleTest, AnExceptionEndsItsCallAlone) {
 
 TEST_F(LifecycleTest, ASequenceThatNobodyHearsOfIsDropped) {
   absl::Notification begun;
-  absl::Notification go_on;
+  absl::Notification keep_going;
   hooks_.before_create_sequence = [&] {
     begun.Notify();
-    go_on.WaitForNotification();
+    keep_going.WaitForNotification();
   };
   StartHooked([](Config& config) { config.default_timeout = absl::Seconds(1); });
   const auto client = Connect();
@@ -215,7 +215,7 @@ TEST_F(LifecycleTest, ASequenceThatNobodyHearsOfIsDropped) {
   v1::IngestResponse response;
   EXPECT_EQ(client->kv().Ingest(&idle, &response)->Finish().error_code(),
             StatusCode::DEADLINE_EXCEEDED);
-  go_on.Notify();
+  keep_going.Notify();
   v1::StatsResponse stats;
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   const auto ended = [&] {
@@ -231,12 +231,12 @@ TEST_F(LifecycleTest, ASequenceThatNobodyHearsOfIsDropped) {
 
 TEST_F(LifecycleTest, WhatIsOverdueIsNotBegun) {
   absl::Notification begun;
-  absl::Notification go_on;
+  absl::Notification keep_going;
   std::atomic<int> calls = 0;
   hooks_.before_top_k = [&] {
     if (calls++ > 0) return;
     begun.Notify();
-    go_on.WaitForNotification();
+    keep_going.WaitForNotification();
   };
   StartHooked([](Config& config) {
     config.call_threads = 1;
@@ -255,7 +255,7 @@ TEST_F(LifecycleTest, WhatIsOverdueIsNotBegun) {
   v1::IngestResponse response;
   EXPECT_EQ(client->kv().Ingest(&context, &response)->Finish().error_code(),
             StatusCode::DEADLINE_EXCEEDED);
-  go_on.Notify();
+  keep_going.Notify();
   first.join();
   EXPECT_EQ(Stats(*client).sequence_count(), 1u);  // behind the overdue call in the queue
   EXPECT_EQ(calls, 1);
@@ -278,11 +278,11 @@ TEST_F(LifecycleTest, AnIdleIngestEndsAtTheDefaultDeadline) {
 
 TEST_F(LifecycleTest, TooManyWaitingCallsAreRefused) {
   absl::Notification begun;
-  absl::Notification go_on;
+  absl::Notification keep_going;
   std::atomic<int> calls = 0;
   hooks_.before_top_k = [&] {
     if (calls++ == 0) begun.Notify();
-    go_on.WaitForNotification();
+    keep_going.WaitForNotification();
   };
   StartHooked([](Config& config) {
     config.call_threads = 1;
@@ -300,7 +300,7 @@ TEST_F(LifecycleTest, TooManyWaitingCallsAreRefused) {
       const grpc::Status status = TopK(*client, sequence_id, kLong);
       if (status.ok()) return;
       EXPECT_TRUE(Failed(status, StatusCode::RESOURCE_EXHAUSTED, "max_pending_calls"));
-      if (refused++ == 0) go_on.Notify();
+      if (refused++ == 0) keep_going.Notify();
     });
   }
   first.join();
@@ -310,10 +310,10 @@ TEST_F(LifecycleTest, TooManyWaitingCallsAreRefused) {
 
 TEST_F(LifecycleTest, ShutdownLetsCallsAtWorkEndAndRefusesNewOnes) {
   absl::Notification begun;
-  absl::Notification go_on;
+  absl::Notification keep_going;
   hooks_.before_top_k = [&] {
     begun.Notify();
-    go_on.WaitForNotification();
+    keep_going.WaitForNotification();
   };
   StartHooked([](Config& config) { config.shutdown_timeout = absl::Seconds(60); });
   const auto client = Connect();
@@ -329,7 +329,7 @@ TEST_F(LifecycleTest, ShutdownLetsCallsAtWorkEndAndRefusesNewOnes) {
     EXPECT_TRUE(Failed(status, StatusCode::UNAVAILABLE, "shutting down"));
     break;
   }
-  go_on.Notify();
+  keep_going.Notify();
   at_work.join();
   stopper.join();
   EXPECT_TRUE(Failed(client->EndSession(), StatusCode::UNAVAILABLE, "shutting down"));

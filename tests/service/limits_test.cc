@@ -59,12 +59,12 @@ TEST_F(LimitsTest, CachesSequencesAndPools) {
 
 TEST_F(LimitsTest, BuildsInFlightAndWaiting) {
   absl::Notification begun;
-  absl::Notification go_on;
+  absl::Notification keep_going;
   std::atomic<int> builds = 0;
   hooks_.before_build = [&](const auto&) {
     if (builds++ > 0) return;
     begun.Notify();
-    go_on.WaitForNotification();
+    keep_going.WaitForNotification();
   };
   StartHooked([](Config& config) {
     config.max_builds = 1;
@@ -95,7 +95,7 @@ TEST_F(LimitsTest, BuildsInFlightAndWaiting) {
       EXPECT_TRUE(Failed(status, StatusCode::RESOURCE_EXHAUSTED, "max_pending_calls: 1"));
       EXPECT_THAT(status.error_message(), HasSubstr("repeat in"));
       EXPECT_EQ(State(*client), before);
-      if (refused++ == 0) go_on.Notify();
+      if (refused++ == 0) keep_going.Notify();
     });
   }
   first.join();

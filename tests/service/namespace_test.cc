@@ -15,25 +15,25 @@
 namespace pqcached::service {
 namespace {
 
-constexpr uid_t kNobody = 65534;
+constexpr uid_t kInBackground = 65534;
 constexpr char kNotPermitted[] = "not permitted: ";
 
 // Both sides' ends of two pipes that carry texts with their length before them.
 class TextPipe {
  public:
-  TextPipe() { opened_ = pipe2(ends_, O_CLOEXEC) == 0; }
+  TextPipe() { opened_ = pipe2(sink_and_window_, O_CLOEXEC) == 0; }
   ~TextPipe() {
     if (!opened_) return;
-    close(ends_[0]);
-    close(ends_[1]);
+    close(sink_and_window_[0]);
+    close(sink_and_window_[1]);
   }
   TextPipe(const TextPipe&) = delete;
   TextPipe& operator=(const TextPipe&) = delete;
   bool Write(const std::string& text) {
     const uint64_t size = text.size();
-    if (write(ends_[1], &size, sizeof(size)) != sizeof(size)) return false;
+    if (write(sink_and_window_[1], &size, sizeof(size)) != sizeof(size)) return false;
     for (size_t sent = 0; sent < text.size();) {
-      const ssize_t wrote = write(ends_[1], text.data() + sent, text.size() - sent);
+      const ssize_t wrote = write(sink_and_window_[1], text.data() + sent, text.size() - sent);
       if (wrote <= 0) return false;
       sent += static_cast<size_t>(wrote);
     }
@@ -41,10 +41,11 @@ class TextPipe {
   }
   std::string Read() {
     uint64_t size = 0;
-    if (read(ends_[0], &size, sizeof(size)) != sizeof(size)) return "the other side died";
+    if (read(sink_and_window_[0], &size, sizeof(size)) != sizeof(size))
+      return "the other side died";
     std::string text(size, '\0');
     for (size_t got = 0; got < size;) {
-      const ssize_t received = read(ends_[0], text.data() + got, size - got);
+      const ssize_t received = read(sink_and_window_[0], text.data() + got, size - got);
       if (received <= 0) return "the other side died";
       got += static_cast<size_t>(received);
     }
@@ -52,7 +53,7 @@ class TextPipe {
   }
 
  private:
-  int ends_[2] = {};
+  int sink_and_window_[2] = {};
   bool opened_ = false;
 };
 
@@ -74,7 +75,7 @@ std::string EnterContainer(const std::string& sockets, const std::string& root) 
       umount2(".", MNT_DETACH) != 0 || chdir("/") != 0) {
     return failed("pivot_root");
   }
-  if (setgroups(0, nullptr) != 0 || setgid(kNobody) != 0 || setuid(kNobody) != 0) {
+  if (setgroups(0, nullptr) != 0 || setgid(kInBackground) != 0 || setuid(kInBackground) != 0) {
     return failed("setuid");
   }
   if (unshare(CLONE_NEWUSER) != 0) return failed("user namespace");
@@ -109,9 +110,9 @@ TEST_F(NamespaceTest, AClientThatSharesOnlyTheSocketsDirectoryMapsAndReads) {
   if (getuid() != 0) GTEST_SKIP() << "needs root, to make namespaces and become another user";
   Start([](Config& config) { config.socket_mode = 0660; });
   ASSERT_EQ(chmod(directory_.c_str(), 0750), 0);
-  ASSERT_EQ(chown(directory_.c_str(), 0, kNobody), 0);
+  ASSERT_EQ(chown(directory_.c_str(), 0, kInBackground), 0);
   for (const char* name : {"pqcached.sock", "pqcached.sock.broker"}) {
-    ASSERT_EQ(chown((directory_ / name).c_str(), 0, kNobody), 0);
+    ASSERT_EQ(chown((directory_ / name).c_str(), 0, kInBackground), 0);
   }
   std::string root = testing::TempDir() + "pqcached-root-XXXXXX";
   ASSERT_NE(mkdtemp(root.data()), nullptr);

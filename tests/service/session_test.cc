@@ -230,10 +230,10 @@ TEST_F(SessionTest, AnIngestOfAnEndedSessionIsNotCommitted) {
 
 TEST_F(SessionTest, ASequenceMadeWhileItsSessionEndsIsDropped) {
   absl::Notification begun;
-  absl::Notification go_on;
+  absl::Notification keep_going;
   hooks_.before_create_sequence = [&] {
     begun.Notify();
-    go_on.WaitForNotification();
+    keep_going.WaitForNotification();
   };
   StartHooked();
   const auto client = Connect();
@@ -247,7 +247,7 @@ TEST_F(SessionTest, ASequenceMadeWhileItsSessionEndsIsDropped) {
   });
   begun.WaitForNotification();
   EXPECT_TRUE(client->EndSession().ok());
-  go_on.Notify();
+  keep_going.Notify();
   maker.join();
   EXPECT_TRUE(Failed(status, StatusCode::UNAUTHENTICATED, "the session has ended"));
   EXPECT_EQ(Stats(*watcher).sequence_count(), 0u);

@@ -214,7 +214,7 @@ TEST_F(SupervisorTest, ForwardsWhatItKeepsToWhoSupervisesIt) {
   auto above_socket = NotifySocket::Bind(above_path);
   ASSERT_TRUE(above_socket.ok());
   Notifier above({.socket = above_path});
-  options_.above_watchdog_timeout = absl::Hours(1);
+  options_.parent_watchdog_timeout = absl::Hours(1);
   EXPECT_EQ(Run({"keep-and-reload", "end"}, {}, &above).exit_code, 0);
   std::vector<std::string> heard;
   while (const auto message = (*above_socket)->Receive()) {
@@ -307,7 +307,7 @@ TEST(UnitTest, SystemdHoldsAsMuchAsTheDefaultsNeed) {
   for (std::string line; std::getline(unit, line);) {
     if (line.rfind(key, 0) == 0) limit = std::stoul(line.substr(key.size()));
   }
-  EXPECT_GE(limit, MaxKeptOf(Config()));
+  EXPECT_GE(limit, MaxKeptDescriptors(Config()));
 }
 
 TEST(WorkerProcessTest, SaysWhatCannotBeExecuted) {

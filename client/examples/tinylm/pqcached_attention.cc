@@ -35,7 +35,7 @@ PqcachedAttention::PqcachedAttention(const Config& config, const std::string& fi
                                      const Options& options, Workers& workers)
     : config_(config),
       options_(options),
-      ends_(config_, options.engine_tokens, workers),
+      sink_and_window_(config_, options.engine_tokens, workers),
       selection_(Sized<pqc_selection>()) {
   auto client_options = Sized<pqc_client_options>();
   client_options.endpoint = options_.endpoint.c_str();
@@ -58,7 +58,7 @@ PqcachedAttention::PqcachedAttention(const PqcachedAttention& parent, Steps& ste
                                      Workers& workers)
     : config_(parent.config_),
       options_(parent.options_),
-      ends_(parent.ends_, config_, workers),
+      sink_and_window_(parent.sink_and_window_, config_, workers),
       client_(parent.client_),
       cache_(parent.cache_),
       steps_(&steps),
@@ -127,14 +127,14 @@ void PqcachedAttention::BeginSequence() {
   Check(pqc_sequence_create(cache_.get(), &sequence_), "pqc_sequence_create");
   builds_.clear();
   new_rows_.clear();
-  ends_.BeginSequence();
+  sink_and_window_.BeginSequence();
 }
 
 void PqcachedAttention::Prefill(const KvChunk& chunk) {
   const uint64_t shape[3] = {chunk.token_count, config_.kv_heads, kHeadDim};
   const pqc_tensor keys = Borrow(chunk.k, shape), values = Borrow(chunk.v, shape);
   Check(pqc_ingest(sequence_, chunk.layer, chunk.first_position, &keys, &values), "pqc_ingest");
-  ends_.Prefill(chunk);
+  sink_and_window_.Prefill(chunk);
 }
 
 void PqcachedAttention::EndPrefill() {
@@ -156,8 +156,8 @@ void PqcachedAttention::EndPrefill() {
 void PqcachedAttention::Decode(const DecodeArgs& args) {
   const uint32_t heads = config_.query_heads;
   std::vector<float> lse(heads);
-  ends_.DecodePartial(args, lse.data());
-  attended_ = ends_.last_attended();
+  sink_and_window_.DecodePartial(args, lse.data());
+  attended_ = sink_and_window_.last_attended();
 
   position_ = args.position;
   const size_t row_floats = size_t{config_.kv_heads} * kHeadDim;
@@ -186,8 +186,8 @@ void PqcachedAttention::EndStep() {
 }
 
 void PqcachedAttention::Rewind() {
-  Check(pqc_sequence_truncate(sequence_, ends_.prefill_end()), "pqc_sequence_truncate");
-  ends_.Rewind();
+  Check(pqc_sequence_truncate(sequence_, sink_and_window_.prefill_end()), "pqc_sequence_truncate");
+  sink_and_window_.Rewind();
 }
 
 pqc_sequence_info PqcachedAttention::DescribeSequence() const {

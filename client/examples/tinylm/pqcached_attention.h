@@ -74,7 +74,7 @@ class PqcachedAttention : public Attention {
   void EndStep() override;
   void Rewind() override;
   AttendedTokens last_attended() const override { return attended_; }
-  size_t engine_kv_bytes() const override { return ends_.engine_kv_bytes(); }
+  size_t engine_kv_bytes() const override { return sink_and_window_.engine_kv_bytes(); }
 
   const std::vector<IndexBuild>& builds() const { return builds_; }  // of the present sequence
   pqc_sequence_info DescribeSequence() const;
@@ -85,7 +85,7 @@ class PqcachedAttention : public Attention {
 
   const Config config_;
   Options options_;
-  WindowAttention ends_;                // sink and window
+  WindowAttention sink_and_window_;     // sink and window
   std::shared_ptr<pqc_client> client_;  // shared with forks, as is the cache
   std::shared_ptr<pqc_cache> cache_;
   std::unique_ptr<Steps> own_steps_;

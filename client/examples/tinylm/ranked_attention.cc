@@ -83,8 +83,8 @@ struct RankProcess::Command {
 namespace {
 
 // Executes one command; returns the floats of the answer.
-std::vector<float> Do(const RankProcess::Command& command, const std::vector<float>& floats,
-                      const Config& config, PqcachedAttention& attention) {
+std::vector<float> Execute(const RankProcess::Command& command, const std::vector<float>& floats,
+                           const Config& config, PqcachedAttention& attention) {
   const size_t kv_floats = size_t{config.kv_heads} * kHeadDim;
   switch (command.act) {
     case Act::kBegin:
@@ -133,7 +133,7 @@ void ServeRank(int socket, const Model& model, const PqcachedAttention::Options&
         attention =
             std::make_unique<PqcachedAttention>(config, model.fingerprint, options, workers);
       }
-      answer = Do(command, floats, config, *attention);
+      answer = Execute(command, floats, config, *attention);
       reply.attended = attention->last_attended();
     } catch (const std::exception& error) {
       std::strncpy(reply.error, error.what(), sizeof reply.error - 1);
@@ -231,7 +231,7 @@ RankedAttention::RankedAttention(const Model& model, const PqcachedAttention::Op
 // Executes a command on every rank, on this one last, and then receives the answers.
 void RankedAttention::All(const RankProcess::Command& command) {
   for (const RankProcess& rank : others_) rank.Send(command, {});
-  Do(command, {}, ConfigOfRank(config_, rank_count_), own_);
+  Execute(command, {}, ConfigOfRank(config_, rank_count_), own_);
   std::vector<float> none;
   for (const RankProcess& rank : others_) rank.Receive(none);
 }

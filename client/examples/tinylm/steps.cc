@@ -80,7 +80,7 @@ void SingleSteps::End(pqc_sequence* sequence, uint32_t position, uint32_t kv_hea
 uint32_t BatchSteps::Attend(const StepQuery& query) {
   std::unique_lock lock(mutex_);
   queries_.push_back(&query);
-  Meet(lock);
+  WaitForMembers(lock);
   const auto place = std::find(order_.begin(), order_.end(), query.sequence);
   return counts_[static_cast<size_t>(place - order_.begin())];
 }
@@ -89,7 +89,7 @@ void BatchSteps::End(pqc_sequence* sequence, uint32_t position, uint32_t kv_head
                      const std::vector<StepRows>& rows) {
   std::unique_lock lock(mutex_);
   endings_.push_back({sequence, position, kv_heads, &rows});
-  Meet(lock);
+  WaitForMembers(lock);
 }
 
 void BatchSteps::Leave() {
@@ -98,7 +98,7 @@ void BatchSteps::Leave() {
   if (member_count_ > 0 && waiting_count_ == member_count_) DoAll();
 }
 
-void BatchSteps::Meet(std::unique_lock<std::mutex>& lock) {
+void BatchSteps::WaitForMembers(std::unique_lock<std::mutex>& lock) {
   const uint64_t meeting = meeting_;
   if (++waiting_count_ == member_count_) {
     DoAll();

@@ -89,7 +89,7 @@ class BatchSteps : public Steps {
   };
 
   // Waits until all members have called; the last one does the work of all.
-  void Meet(std::unique_lock<std::mutex>& lock);
+  void WaitForMembers(std::unique_lock<std::mutex>& lock);
   void DoAll();
   void AttendAll();
   void EndAll();

@@ -283,12 +283,12 @@ def library() -> Any:
 _kept = threading.local()
 
 
-def forget_reason() -> None:
+def clear_error_text() -> None:
     """Before a call: what was kept before belongs to another one."""
     _kept.reason = None
 
 
-def keep_reason() -> None:
+def keep_error_text() -> None:
     """Before a handle is closed at an unknown time."""
     reason = _last_reason()
     if reason[0]:

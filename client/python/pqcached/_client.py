@@ -51,7 +51,7 @@ class Client(Closable):
             thread_count=uint32("thread_count", thread_count), path=member(PathChoice, "path", path),
             rpc_library_path=text("rpc_library_path", rpc_library_path) or None)
         self._library = abi.library()
-        abi.forget_reason()
+        abi.clear_error_text()
         handle = ctypes.c_void_p()
         abi.check(self._library.pqc_client_open(byref(options), byref(handle)))
         assert handle.value
@@ -243,7 +243,7 @@ class Sequence(Closable):
 
     def drop(self) -> None:
         """Like close(), but raises an error when the sidecar could not be notified."""
-        abi.forget_reason()
+        abi.clear_error_text()
         status = self._handle.close()
         if status is not None:
             abi.check(status)
@@ -399,7 +399,7 @@ class Sequence(Closable):
         query = self._query(layer, query_position, queries)
         terms, kv_heads = selection.c(), self._group(layer).kv_heads
         out = abi.Positions()
-        capacity = kv_heads * selection.most_tokens(int(query.query_position) + 1)
+        capacity = kv_heads * selection.max_tokens(int(query.query_position) + 1)
         while True:
             positions = new_array((capacity,), np.uint32)
             out.positions, out.capacity = positions.ctypes.data, capacity

@@ -43,14 +43,14 @@ class Handle:
         self._calls = 0
         self._closed = False
         self._taken = False
-        self._giving_back = threading.RLock()  # held from _take to the end of _give_back
+        self._giving_back = threading.RLock()  # held from _take to the end of _release
 
     @property
     def closed(self) -> bool:
         return self._closed or self._root._closed
 
     def __enter__(self) -> int:
-        abi.forget_reason()
+        abi.clear_error_text()
         if self._forks != _forks:
             raise FailedPrecondition(f"{self._what}: opened before a fork; a child needs a client of its own")
         root = self._root
@@ -72,13 +72,13 @@ class Handle:
         with self._lock:
             self._calls -= 1
             own = self._take()
-            if not own and root is not self:  # otherwise _give_back ends the call on the client
+            if not own and root is not self:  # otherwise _release ends the call on the client
                 root._calls -= 1
             clients = not own and root is not self and root._take()
         if own:
-            self._give_back()
+            self._release()
         if clients:
-            root._give_back()
+            root._release()
 
     def _take(self) -> bool:
         """Returns True, once, when the caller must release the handle now. The caller holds the
@@ -107,9 +107,9 @@ class Handle:
                 return None
             if self._root is not self:
                 self._root._calls += 1
-        return self._give_back()
+        return self._release()
 
-    def _give_back(self) -> Any:
+    def _release(self) -> Any:
         """Releases a taken handle. That is a call on its client, which the caller has counted
         already.
         """
@@ -124,11 +124,11 @@ class Handle:
             if root is not self:
                 root._end_call()
 
-    def close_unseen(self) -> None:
+    def close_from_collector(self) -> None:
         """Closes the handle for the garbage collector, and keeps the error text of a call that has
         just failed.
         """
-        abi.keep_reason()
+        abi.keep_error_text()
         self.close()
         abi.library().pqc_sequence_drop(None)  # clears the error text of the close
 
@@ -146,7 +146,7 @@ class Closable:
     def _own(self, handle: Handle, at_exit: bool) -> None:
         self._handle = handle
         # When the program ends, closing the client is enough: its session drops its sequences.
-        weakref.finalize(self, handle.close_unseen).atexit = at_exit
+        weakref.finalize(self, handle.close_from_collector).atexit = at_exit
 
     @property
     def closed(self) -> bool:

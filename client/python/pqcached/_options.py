@@ -135,7 +135,7 @@ class Selection:
             c.budget, c.ratio = BudgetKind.RATIO, number("ratio", self.ratio)
         return c
 
-    def most_tokens(self, context_tokens: int) -> int:
+    def max_tokens(self, context_tokens: int) -> int:
         """Returns an upper bound of the selected tokens per kv head."""
         limit = min(context_tokens, MAX_TOKENS)
         if self.token_count is not None:
@@ -242,5 +242,5 @@ def merge(output_a: Any, lse_a: Any, output_b: Any, lse_b: Any) -> None:
     rows = 1
     for size in shape[:-1]:
         rows *= size
-    abi.forget_reason()
+    abi.clear_error_text()
     abi.check(abi.library().pqc_merge(uint32("rows", rows), uint32("dim", shape[-1]), *addresses))

@@ -84,8 +84,8 @@ class Step(Closable):
         assert handle.value
         self.query_tokens = sum(max(1, item.query_length) for item in self._items)
         # buffers of an asynchronous attention; the last close waits for it
-        self._beside: List[Any] = []
-        beside = self._beside
+        self._async_buffers: List[Any] = []
+        beside = self._async_buffers
 
         def abandon(step: int) -> None:
             library.pqc_step_abandon(step)
@@ -106,7 +106,7 @@ class Step(Closable):
         borrowed, terms = tensor("queries", queries), self._terms(selection)
         bound = selection or self._selection
         capacity = 0 if bound is None else kv_heads * sum(
-            bound.most_tokens(item.query_position + 1) for item in self._items)
+            bound.max_tokens(item.query_position + 1) for item in self._items)
         begins, counts = np.empty(len(self._items), np.uint64), np.empty(len(self._items), np.uint32)
         out = abi.StepPositions(begins=begins.ctypes.data, counts=counts.ctypes.data)
         while True:
@@ -147,15 +147,15 @@ class Step(Closable):
         with self._handle as step:
             abi.check(self._library.pqc_step_attend_begin(step, uint32("layer", layer), byref(borrowed.c),
                                                           self._terms(selection), byref(attention)))
-            self._beside[:] = [found, borrowed, attention, selection]
+            self._async_buffers[:] = [found, borrowed, attention, selection]
 
     def attend_wait(self) -> StepAttention:
         """Raises FailedPrecondition if attend_begin was not called, and what the attention raised.
         """
         with self._handle as step:
             status = self._library.pqc_step_attend_wait(step)
-            found = self._beside[0] if self._beside else None
-            self._beside.clear()
+            found = self._async_buffers[0] if self._async_buffers else None
+            self._async_buffers.clear()
             abi.check(status)
         assert isinstance(found, StepAttention)
         return found
@@ -195,10 +195,10 @@ class Step(Closable):
         def end(step: int) -> int:
             status: int = self._library.pqc_step_end(step, rows, len(rows), kept)
             held.clear()
-            self._beside.clear()
+            self._async_buffers.clear()
             return status
 
-        abi.forget_reason()
+        abi.clear_error_text()
         if self._handle.closed:
             raise FailedPrecondition("step: it is closed")
         status = self._handle.close(end)

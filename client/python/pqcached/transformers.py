@@ -93,7 +93,7 @@ def _masks_nothing(mask: Optional[torch.Tensor]) -> bool:
     return bool(last.all() if last.dtype == torch.bool else (last == 0).all())
 
 
-def _ends(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> Tuple[torch.Tensor,
+def _attend_all(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> Tuple[torch.Tensor,
                                                                                                torch.Tensor]:
     """Attention of one token over all of `key`: float32 output [batch, query_heads, dim], lse [batch, query_heads]."""
     batch, query_heads, _, dim = query.shape
@@ -298,10 +298,10 @@ class Session:
         total = key.shape[2]
         sink, window = self._selection.sink_tokens, self._selection.window_tokens
         if total <= sink + window:
-            output, _ = _ends(query, key, value, scaling)
+            output, _ = _attend_all(query, key, value, scaling)
         else:
             begin = total - window
-            output, lse = _ends(query, torch.cat([key[:, :, :sink], key[:, :, begin:]], 2),
+            output, lse = _attend_all(query, torch.cat([key[:, :, :sink], key[:, :, begin:]], 2),
                                 torch.cat([value[:, :, :sink], value[:, :, begin:]], 2), scaling)
             middle, middle_lse = self._middle(layer, query, total)
             output = _merged(output, lse, middle.to(output.device), middle_lse.to(lse.device))

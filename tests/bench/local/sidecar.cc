@@ -101,12 +101,12 @@ double Sidecar::CpuSeconds() const {
 }
 
 void Sidecar::WaitIdle() const {
-  constexpr std::chrono::milliseconds kLook(200);
+  constexpr std::chrono::milliseconds kPollInterval(200);
   constexpr int kMostLooks = 300;
   constexpr double kIdleSeconds = 0.015;  // of a look
   double before = CpuSeconds();
   for (int look = 0; look < kMostLooks; ++look) {
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kPollInterval);
     const double now = CpuSeconds();
     if (now - before < kIdleSeconds) return;
     before = now;

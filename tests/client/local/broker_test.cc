@@ -216,8 +216,8 @@ TEST(BrokerTest, ASilentBrokerEndsWithTheDeadline) {
 
 // A worker that stood still answers late.
 TEST(BrokerTest, ALateAnswerIsOfTheRequestThatAskedForIt) {
-  int go_on[2];
-  ASSERT_EQ(pipe(go_on), 0);
+  int keep_going[2];
+  ASSERT_EQ(pipe(keep_going), 0);
   const auto pool_reply = [](size_t bytes) {
     BrokerReply reply;
     reply.call = BrokerCall::kOpenPool;
@@ -234,10 +234,10 @@ TEST(BrokerTest, ALateAnswerIsOfTheRequestThatAskedForIt) {
     Receive(connection);
     answer(Hello(4096));
     EXPECT_EQ(Receive(connection).cache_id, 1u);
-    EXPECT_EQ(read(go_on[0], &byte, 1), 1);
+    EXPECT_EQ(read(keep_going[0], &byte, 1), 1);
     answer(pool_reply(8192));
     EXPECT_EQ(Receive(connection).cache_id, 2u);  // the first one was not sent again
-    EXPECT_EQ(read(go_on[0], &byte, 1), 1);
+    EXPECT_EQ(read(keep_going[0], &byte, 1), 1);
     answer(pool_reply(12288));
     EXPECT_EQ(Receive(connection).cache_id, 3u);
     answer(pool_reply(16384));
@@ -253,17 +253,17 @@ TEST(BrokerTest, ALateAnswerIsOfTheRequestThatAskedForIt) {
   };
   std::shared_ptr<Mapping> pool;
   EXPECT_EQ(broker->OpenPool(1, &pool), PQC_DEADLINE_EXCEEDED);
-  EXPECT_EQ(write(go_on[1], "x", 1), 1);
+  EXPECT_EQ(write(keep_going[1], "x", 1), 1);
   ASSERT_EQ(open(1, &pool), PQC_OK) << pqc_last_error();
   EXPECT_EQ(pool->size_bytes(), 8192u);
   // Another request comes first: then the late answer is nobody's.
   EXPECT_EQ(broker->OpenPool(2, &pool), PQC_DEADLINE_EXCEEDED);
   EXPECT_EQ(broker->OpenPool(3, &pool), PQC_DEADLINE_EXCEEDED);
-  EXPECT_EQ(write(go_on[1], "x", 1), 1);
+  EXPECT_EQ(write(keep_going[1], "x", 1), 1);
   ASSERT_EQ(open(3, &pool), PQC_OK) << pqc_last_error();
   EXPECT_EQ(pool->size_bytes(), 16384u);
-  close(go_on[0]);
-  close(go_on[1]);
+  close(keep_going[0]);
+  close(keep_going[1]);
 }
 
 TEST(BrokerTest, ABrokerThatHangsUpInAnAnswerIsUnavailable) {

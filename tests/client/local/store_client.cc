@@ -348,12 +348,12 @@ class StoreRemote final : public Remote {
                                   .iterations = 3,
                                   .seed = 1,
                                   .sink_tokens = static_cast<uint32_t>(options.sink_tokens)};
-    const auto go_on = [&options](const kvstore::BuildProgress& done) {
+    const auto keep_going = [&options](const kvstore::BuildProgress& done) {
       pqc_build_progress progress = PQC_INIT(pqc_build_progress);
       progress.layers_done = done.layers_done;
       return !options.callback || options.callback(options.callback_context, &progress) != 0;
     };
-    return FromStatus(Counted().BuildIndex(kTestTenant, sequence_id, spec, go_on), error);
+    return FromStatus(Counted().BuildIndex(kTestTenant, sequence_id, spec, keep_going), error);
   }
   pqc_status TopK(const SelectItem*, uint32_t, RefusalBuffer* error) noexcept override {
     return Not("TopK", error);

@@ -136,7 +136,7 @@ class LifetimeTest(DaemonTest):
         from pqcached import _abi
         sequence = self.cache().create_sequence()
         self.assertEqual(_abi.library().pqc_sequence_describe(None, None), pqcached.Status.INVALID_ARGUMENT)
-        sequence._handle.close_unseen()
+        sequence._handle.close_from_collector()
         self.assertEqual(_abi.error_of(3).message, "sequence: must not be NULL")
 
     def test_closing_under_calls_of_other_threads_is_safe(self):

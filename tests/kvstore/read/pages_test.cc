@@ -95,7 +95,7 @@ TEST(MapMemory, SaysWhyTheKernelRefuses) {
   EXPECT_NE(errno, 0);
 }
 
-TEST(TouchPages, MakesAllPresentAndKeepsTheBytes) {
+TEST(PopulatePages, MakesAllPresentAndKeepsTheBytes) {
   for (const size_t begin : {size_t{0}, kPage, kHugePageBytes - kPage}) {
     for (const size_t size : {kPage, kHugePageBytes - kPage, kHugePageBytes, kHugePageBytes + kPage,
                               3 * kHugePageBytes + 7 * kPage}) {
@@ -105,7 +105,7 @@ TEST(TouchPages, MakesAllPresentAndKeepsTheBytes) {
       for (size_t offset = begin; offset < begin + size; offset += 5 * kPage) {
         mapping.data()[offset] = Pattern(offset);
       }
-      TouchPages({mapping.data() + begin, size});
+      PopulatePages({mapping.data() + begin, size});
       EXPECT_GE(PresentBytes(memfd), size) << begin;
       for (size_t offset = begin; offset < begin + size; offset += kPage) {
         const bool written = (offset - begin) % (5 * kPage) == 0;
@@ -115,13 +115,13 @@ TEST(TouchPages, MakesAllPresentAndKeepsTheBytes) {
   }
 }
 
-TEST(TouchPages, NothingIsFine) { EXPECT_FALSE(TouchPages({})); }
+TEST(PopulatePages, NothingIsFine) { EXPECT_FALSE(PopulatePages({})); }
 
-TEST(TouchPages, AreHugeInEveryMappingWhenItSaysSo) {
+TEST(PopulatePages, AreHugeInEveryMappingWhenItSaysSo) {
   constexpr size_t kSize = 4 * kHugePageBytes;
   const FileDescriptor memfd = MakeMemory(kSize);
   const Mapping writer = MakeMapping(memfd, kSize);
-  if (!TouchPages({writer.data(), kSize})) {
+  if (!PopulatePages({writer.data(), kSize})) {
     GTEST_SKIP() << "this machine gives shared memory no huge pages";
   }
   EXPECT_EQ(HugeBytes(writer.data()), kSize);
@@ -132,7 +132,7 @@ TEST(TouchPages, AreHugeInEveryMappingWhenItSaysSo) {
   EXPECT_EQ(HugeBytes(reader.data()), kSize);
 }
 
-TEST(TouchPages, IsUnseenByThoseWhoReadAndWriteMeanwhile) {
+TEST(PopulatePages, IsUnseenByThoseWhoReadAndWriteMeanwhile) {
   constexpr size_t kSize = 16 * kHugePageBytes;
   constexpr size_t kStride = 3 * kPage + 64;
   const FileDescriptor memfd = MakeMemory(kSize);
@@ -155,7 +155,7 @@ TEST(TouchPages, IsUnseenByThoseWhoReadAndWriteMeanwhile) {
     }
   });
   for (size_t offset = 0; offset < kSize; offset += kHugePageBytes) {
-    TouchPages({writer.data() + offset, kHugePageBytes});
+    PopulatePages({writer.data() + offset, kHugePageBytes});
   }
   writes.join();
   reads.join();

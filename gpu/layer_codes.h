@@ -11,9 +11,9 @@
 // JoinSideStream; then EndStep. Layers may be captured in graphs, one by one or together. A graph
 // copies the codes that its layers read, because it cannot rely on anything outside of it when it
 // is replayed. From the second layer of a graph on, the codes are copied one layer ahead, and the
-// side stream is joined in JoinSideStream, because the graph may end there. Replays may use the slots
-// at any time, so after the first capture, layers launched outside of graphs copy their own codes
-// on their own stream.
+// side stream is joined in JoinSideStream, because the graph may end there. Replays may use the
+// slots at any time, so after the first capture, layers launched outside of graphs copy their own
+// codes on their own stream.
 //
 // Thread-compatible; one stream at a time.
 #ifndef PQCACHED_GPU_LAYER_CODES_H_

@@ -91,9 +91,9 @@ inline Vector Combine(Vector a, Vector b) {
   return kRule == LaneRule::kMaxOfSums ? a + b : a * b;
 }
 
-// Scores up to kTokensPerTile tokens from `slot` on; the codes of missing tokens count as zero. kSubspaces
-// is the number of sub-spaces, or 0 for any number; fixing it at four removes a loop and saves a
-// quarter of the time.
+// Scores up to kTokensPerTile tokens from `slot` on; the codes of missing tokens count as zero.
+// kSubspaces is the number of sub-spaces, or 0 for any number; fixing it at four removes a loop and
+// saves a quarter of the time.
 template <typename Lanes, LaneRule kRule, uint32_t kSubspaces>
 inline void ScoreTokenTile(const RoughSlots& slots, const LaneTables& tables,
                            const BlockCodes& codes, uint32_t slot, uint32_t count,

@@ -43,7 +43,8 @@ void TrainLayer(const Cache& cache, const LayerTraining& training, Codebook& cod
 
 // Returns the mean squared distance of a sample of the segments' keys (at most 2048 rows per kv
 // head) to their centroids of `codebook`, summed over sub-spaces, averaged over kv heads. It is
-// comparable with CodebookHeader::inertia. `training`: first, iterations and keep_going are ignored.
+// comparable with CodebookHeader::inertia. `training`: first, iterations and keep_going are
+// ignored.
 double MeasureLayer(const Cache& cache, const LayerTraining& training, const Codebook& codebook);
 
 // Allocates the index data of one layer of a segment, codes its slots [0, slot_end), and counts and

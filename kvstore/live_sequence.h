@@ -14,8 +14,8 @@
 // *Decode segments* (tail_tokens slots, filled by Append) are merged: each run of merge_segments of
 // them becomes one segment.
 //
-// Single-threaded: runs on the worker thread of IncrementalIndexer. Writers, readers, forks and drops of
-// the sequence continue concurrently; the next snapshot contains their changes.
+// Single-threaded: runs on the worker thread of IncrementalIndexer. Writers, readers, forks and
+// drops of the sequence continue concurrently; the next snapshot contains their changes.
 #ifndef PQCACHED_KVSTORE_LIVE_SEQUENCE_H_
 #define PQCACHED_KVSTORE_LIVE_SEQUENCE_H_
 
@@ -41,8 +41,8 @@ class LiveSequence {
   LiveSequence(std::shared_ptr<const Cache> cache, std::shared_ptr<Sequence> sequence,
                const LiveIndex& spec);
 
-  // Does the next piece of work. Returns false when there is none. `keep_going`: when it returns false,
-  // the work ends early without effect.
+  // Does the next piece of work. Returns false when there is none. `keep_going`: when it returns
+  // false, the work ends early without effect.
   //
   // Errors: kNotFound when dropped; kResourceExhausted when the pool is full. Rows and indexes then
   // stay as they were, and the next call tries again.

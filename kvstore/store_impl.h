@@ -196,8 +196,8 @@ class StoreImpl final : public Store {
   CacheInfo DescribeCache(const std::shared_ptr<const Cache>& cache) const;
   void Forget(uint64_t sequence_id);
 
-  // InstallReclaimer sets the reclaimer of a cache's pool; RemoveReclaimers stops the memory watch and
-  // removes all reclaimers.
+  // InstallReclaimer sets the reclaimer of a cache's pool; RemoveReclaimers stops the memory watch
+  // and removes all reclaimers.
   void InstallReclaimer(const std::shared_ptr<const Cache>& cache);
   void RemoveReclaimers();
   // Checks `capacity_bytes` against the tenant's quota and the guarantees of other tenants. Errors:

@@ -102,7 +102,8 @@ class Calls {
   void Drain(kvstore::SteadyTime until);
   bool draining() const;
 
-  // While `refuses_new_work` is true, calls that start new work fail with kUnavailable ("draining").
+  // While `refuses_new_work` is true, calls that start new work fail with kUnavailable
+  // ("draining").
   void SetRefuseNewWork(bool refuses_new_work) {
     refuses_new_work_.store(refuses_new_work, std::memory_order_relaxed);
   }

@@ -21,8 +21,8 @@ struct SelfTestCheck {
   double seconds = 0;
 };
 
-// Runs all checks. `keep_going` is called before each check; when it returns false, the remaining ones
-// are not run (kCancelled).
+// Runs all checks. `keep_going` is called before each check; when it returns false, the remaining
+// ones are not run (kCancelled).
 std::vector<SelfTestCheck> RunSelfTest(const std::function<bool()>& keep_going);
 
 }  // namespace pqcached::service

@@ -38,8 +38,8 @@ struct BlockLoad {
   uint32_t slot = 0;
 };
 
-// State of a cache. All arrays are in device memory. A cache is initialised by InvalidateBlocks of all
-// its lanes.
+// State of a cache. All arrays are in device memory. A cache is initialised by InvalidateBlocks of
+// all its lanes.
 struct BlockCacheState {
   uint32_t lane_capacity = 0;             // at most 65535
   uint32_t block_capacity = 0;            // largest number of blocks of one lane

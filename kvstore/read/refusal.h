@@ -3,7 +3,8 @@
 //
 // It is the plain form of a refusal, for code that has no absl: the client, and the checks that the
 // client and the sidecar share. kvstore/refusal.h holds the same four values in an absl::Status.
-// Code decides by `code`, `field` and `retry_ms`; the text is for people, and no code looks into it.
+// Code decides by `code`, `field` and `retry_ms`; the text is for people, and no code looks into
+// it.
 //
 //     refusal->Set(StatusCode::kInvalidArgument, "budget.token_ratio", "1.5, must lie in (0, 1]");
 //     // message(): "budget.token_ratio: 1.5, must lie in (0, 1]"

@@ -274,7 +274,8 @@ TEST_F(BadInput, LayersOfAnAppend) {
   other.layer = 3;
   ExpectRefused(append({}), StatusCode::kInvalidArgument, "layer 1 is missing");
   ExpectRefused(append({GoodRows()}), StatusCode::kInvalidArgument, "layer 3 is missing");
-  ExpectRefused(append({GoodRows(), GoodRows()}), StatusCode::kInvalidArgument, "comes twice");
+  ExpectRefused(append({GoodRows(), GoodRows()}), StatusCode::kInvalidArgument,
+                "must be listed once");
   LayerRows shorter = other;
   shorter.keys.shape[0] = 2;
   shorter.values.shape[0] = 2;

@@ -230,7 +230,7 @@ TEST_F(BadInputTest, AppendOfWrongRows) {
       "items[0].rows: layer 4 is missing");
   CheckAppend(
       "layer twice", [](v1::SequenceAppend& item) { item.mutable_rows(1)->set_layer(1); }, invalid,
-      "items[0].rows: layer 1 comes twice");
+      "items[0].rows[1].layer: 1, must be listed once");
   CheckAppend(
       "unequal counts",
       [](v1::SequenceAppend& item) { *item.mutable_rows(1) = RowsOf(4, kTokens, 1); }, invalid,

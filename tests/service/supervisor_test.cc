@@ -148,7 +148,7 @@ TEST_F(SupervisorTest, KillsAWorkerThatDoesNotAnswer) {
   options_.start_timeout = absl::Seconds(60);
   EXPECT_EQ(Run({"hang", "end"}).exit_code, 0);
   EXPECT_EQ(starts(), 2u);
-  EXPECT_THAT(Read("log"), HasSubstr("because=\"it does not answer\""));
+  EXPECT_THAT(Read("log"), HasSubstr("because=\"did not answer the watchdog\""));
   EXPECT_EQ(Read("watchdog"), "50ms");
 }
 
@@ -159,13 +159,13 @@ TEST_F(SupervisorTest, KillsAWorkerThatDoesNotGetReady) {
   // The second one has to be quicker than that; it does next to nothing.
   options_.start_timeout = absl::Seconds(1);
   EXPECT_EQ(Run({"silent", "end"}, std::move(kept)).exit_code, 0);
-  EXPECT_THAT(Read("log"), HasSubstr("because=\"it is not ready\""));
+  EXPECT_THAT(Read("log"), HasSubstr("because=\"did not become ready in time\""));
 }
 
 TEST_F(SupervisorTest, KillsAWorkerThatDoesNotStop) {
   options_.stop_timeout = absl::Milliseconds(50);
   EXPECT_EQ(Run({"deaf"}).exit_code, 1) << "it did not end cleanly";
-  EXPECT_THAT(Read("log"), HasSubstr("because=\"it does not stop\""));
+  EXPECT_THAT(Read("log"), HasSubstr("because=\"did not stop in time\""));
 }
 
 TEST_F(SupervisorTest, SighupStartsTheProgramAnewWithAllThatIsKept) {

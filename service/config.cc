@@ -19,7 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "kernels/exec.h"
+#include "kernels/base/exec.h"
 #include "kvstore/read/broker_protocol.h"
 #include "service/refusal.h"
 

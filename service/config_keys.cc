@@ -12,7 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "kernels/exec.h"
+#include "kernels/base/exec.h"
 #include "kvstore/read/layout.h"
 #include "service/config_pressure.h"
 #include "service/refusal.h"

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "kernels/exec.h"
+#include "kernels/base/exec.h"
 #include "kvstore/clock.h"
 #include "kvstore/store.h"
 #include "service/refusal.h"

@@ -8,7 +8,7 @@
 #include "client/error.h"
 #include "client/local/view.h"
 #include "client/pack.h"
-#include "kernels/gather.h"
+#include "kernels/rows/gather.h"
 #include "kvstore/read/layer_ops.h"
 
 namespace pqcached::client {

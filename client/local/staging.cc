@@ -7,7 +7,7 @@
 #include "client/error.h"
 #include "client/local/session.h"
 #include "client/pack.h"
-#include "kernels/stream.h"
+#include "kernels/base/stream.h"
 #include "kvstore/read/pages.h"
 
 namespace pqcached::client {

@@ -5,7 +5,7 @@
 
 #include "client/error.h"
 #include "client/pack.h"
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 
 namespace pqcached::client {
 namespace {

@@ -11,6 +11,13 @@ import sys
 
 # Folder -> what its files may include, of ours and of others. Longest prefix wins.
 MAY_INCLUDE = {
+    "kernels/base/simd": ({"kernels/base"}, set()),
+    "kernels/base": ({"kernels/base"}, set()),
+    "kernels/rows": ({"kernels/rows", "kernels/base"}, set()),
+    "kernels/attend": ({"kernels/attend", "kernels/base"}, set()),
+    "kernels/select/exact": ({"kernels/select/exact", "kernels/attend", "kernels/base"}, set()),
+    "kernels/select": ({"kernels/select", "kernels/base"}, set()),
+    "kernels/train": ({"kernels/train", "kernels/select", "kernels/base"}, set()),
     "kernels": ({"kernels"}, set()),
     "gpu": ({"gpu", "kernels"}, {"cuda"}),
     "kvstore/read": ({"kvstore/read", "kernels"}, set()),

@@ -33,7 +33,7 @@ bool AllZero(const std::byte* bytes, size_t count) {
 
 pqc_status Unimplemented(const char* name, const char* field) {
   return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.%s", name, field),
-              "not in this version; must be zero");
+              "not supported in this version; must be zero");
 }
 
 pqc_status CheckPlace(const pqc_tensor& tensor, const char* name, const TensorPlace& place) {
@@ -159,7 +159,8 @@ pqc_status ReadRowTensor(const pqc_tensor& tensor, const LayerShape& shape, uint
 pqc_status CheckGroup(const pqc_layer_group& group, const char* name) {
   const uint32_t kind = RawEnum(group.kind);
   if (kind == PQC_LAYERS_FULL || kind == PQC_LAYERS_WINDOW) {
-    return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.kind", name), "%s is not in this version",
+    return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.kind", name),
+                "%s is not supported in this version",
                 kind == PQC_LAYERS_FULL ? "PQC_LAYERS_FULL" : "PQC_LAYERS_WINDOW");
   }
   if (kind != PQC_LAYERS_SELECTED && kind != PQC_LAYERS_NONE) {
@@ -215,7 +216,7 @@ pqc_status ReadStruct(const void* from, size_t known_size, const char* name, voi
   const auto* bytes = static_cast<const std::byte*>(from);
   if (!AllZero(bytes + known_size, size - known_size)) {
     return Fail(PQC_UNIMPLEMENTED, name,
-                "bytes %zu to %zu are a field that this version does not know; must be zero",
+                "bytes %zu to %zu belong to a field that this version does not know; must be zero",
                 known_size, size);
   }
   std::memcpy(to, from, known_size);
@@ -290,7 +291,8 @@ pqc_status ReadSelection(const pqc_selection* from, pqc_selection* to) {
   }
   const uint32_t budget = RawEnum(to->budget);
   if (budget == PQC_BUDGET_MASS) {
-    return Fail(PQC_UNIMPLEMENTED, "selection.budget", "PQC_BUDGET_MASS is not in this version");
+    return Fail(PQC_UNIMPLEMENTED, "selection.budget",
+                "PQC_BUDGET_MASS is not supported in this version");
   }
   if (budget > PQC_BUDGET_MASS) {
     return Fail(PQC_INVALID_ARGUMENT, "selection.budget", "%u is unknown", budget);
@@ -422,7 +424,8 @@ pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_op
   }
   if (!to->live && (to->iterations || to->seed || to->train_tokens || to->sink_tokens ||
                     to->index.kind != PQC_INDEX_DEFAULT)) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.live", "0, but the options of a live index are set");
+    return Fail(PQC_INVALID_ARGUMENT, "options.live",
+                "0, but options of an incremental index are set");
   }
   return PQC_OK;
 }

@@ -14,9 +14,9 @@
 #include "client/handles.h"
 #include "client/pack.h"
 #include "client/step.h"
-#include "kernels/attend.h"
-#include "kernels/dtype.h"
-#include "kernels/merge.h"
+#include "kernels/attend/attend.h"
+#include "kernels/attend/merge.h"
+#include "kernels/base/dtype.h"
 
 namespace pqcached::client {
 namespace {

@@ -39,8 +39,8 @@ pqc_status LoadGpuLibrary(const char* path, const gpu::GpuEntry** entry) {
   const gpu::GpuEntry* found = get();
   if (found->steps_version != gpu::kStepsVersion) {
     return Fail(PQC_FAILED_PRECONDITION, "",
-                "no device support: %s has version %u of the inner interface, this client %u; "
-                "install the two libraries of one release",
+                "no device support: %s has version %u of the internal interface, this client %u; "
+                "install the two libraries of the same release",
                 path ? path : kFileName, found->steps_version, gpu::kStepsVersion);
   }
   *entry = found;
@@ -58,14 +58,14 @@ pqc_status ReadShape(GpuState& state) {
     if (state.layers.empty()) state.shape = shape;
     if (!SameShape(state.shape, shape)) {
       return Fail(PQC_UNIMPLEMENTED, "cache",
-                  "layers %u and %u differ in shape; a GPU takes caches of one shape",
+                  "layers %u and %u differ in shape; on a GPU all layers must have one shape",
                   state.layers.front(), layer);
     }
     state.layers.push_back(layer);
   }
   if (state.layers.empty()) return Fail(PQC_INVALID_ARGUMENT, "cache", "it stores no layers");
   if (state.shape.softcap > 0) {
-    return Fail(PQC_UNIMPLEMENTED, "cache", "softcap is not selected by on a GPU in this version");
+    return Fail(PQC_UNIMPLEMENTED, "cache", "softcap is not supported on a GPU in this version");
   }
   if (state.index.kind != kvstore::IndexKind::kPq) {
     return Fail(PQC_UNIMPLEMENTED, "options.index", "must be pq on a GPU in this version");

@@ -47,7 +47,7 @@ Changing::Changing(pqc_sequence* sequence, Packed packed) : lock_(*sequence->sta
   status_ = lock_.status();
   if (status_ == PQC_OK) status_ = GetRemote(client, &remote_);
   if (status_ == PQC_OK && state.in_step) {
-    status_ = Fail(PQC_ABORTED, "sequence", "a step with it is under way; end it first");
+    status_ = Fail(PQC_ABORTED, "sequence", "it is in a step; end that step first");
   }
   if (status_ == PQC_OK) {
     status_ = client.sender->Flush(state, CallDeadline(client.timeout_ms));

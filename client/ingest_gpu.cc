@@ -176,7 +176,7 @@ pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
   GpuState& gpu = *handle->state;
   SequenceState& state = *sequence->state;
   if (state.cache->client != gpu.cache->client || state.cache->cache_id != gpu.cache->cache_id) {
-    return Fail(PQC_INVALID_ARGUMENT, "sequence", "it is of another cache than the GPU");
+    return Fail(PQC_INVALID_ARGUMENT, "sequence", "it belongs to another cache than the GPU");
   }
   LayerShape shape;
   RowBlock rows{.layer = layer, .keys = {}, .values = {}};

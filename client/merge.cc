@@ -2,7 +2,7 @@
 #include <cstddef>
 
 #include "client/error.h"
-#include "kernels/merge.h"
+#include "kernels/attend/merge.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {

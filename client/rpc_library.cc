@@ -47,7 +47,7 @@ pqc_status LoadRpcLibrary(const char* path, const RpcEntry** entry) {
   const RpcEntry* found = get();
   if (found->remote_version != kRemoteVersion) {
     return Fail(PQC_FAILED_PRECONDITION, "rpc_library_path",
-                "%s has version %u of the inner interface, this client %u; install the two "
+                "%s has version %u of the internal interface, this client %u; install the two "
                 "libraries of one release",
                 path ? path : kFileName, found->remote_version, kRemoteVersion);
   }

@@ -172,7 +172,8 @@ pqc_status Sender::WaitForRoom(Clock::time_point deadline) {
     return stop_ || (waiting_bytes_ <= kMaxWaitingBytes && waiting_count_ <= kMaxWaitingCount);
   });
   if (room) return PQC_OK;
-  return Fail(PQC_DEADLINE_EXCEEDED, "step", "the sidecar does not keep up: %llu MiB of rows wait",
+  return Fail(PQC_DEADLINE_EXCEEDED, "step",
+              "the sidecar is slower than the engine: %llu MiB of rows wait to be sent",
               static_cast<unsigned long long>(waiting_bytes_ >> 20));
 }
 

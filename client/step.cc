@@ -46,11 +46,11 @@ pqc_status Enter(pqc_step& step, const pqc_step_item& from, StepItem& item) {
   item.sequence = from.sequence->state;
   const CacheState& cache = *item.sequence->cache;
   if (cache.client != step.client) {
-    return Fail(PQC_INVALID_ARGUMENT, "sequence", "it is of another client");
+    return Fail(PQC_INVALID_ARGUMENT, "sequence", "it belongs to another client");
   }
   if (!step.cache) step.cache = item.sequence->cache;
   if (step.cache->cache_id != cache.cache_id) {
-    return Fail(PQC_INVALID_ARGUMENT, "sequence", "it is of another cache than items[0]'s");
+    return Fail(PQC_INVALID_ARGUMENT, "sequence", "it belongs to another cache than items[0]'s");
   }
   item.query_position = from.query_position;
   item.query_length = from.query_length == 0 ? 1 : from.query_length;
@@ -98,8 +98,8 @@ pqc_status Prepare(const pqc_step& step, StepItem& item) {
   if (const pqc_status status = FindEnd(client, item); status != PQC_OK) return status;
   if (item.query_position > item.end_before_step) {
     return Fail(PQC_INVALID_ARGUMENT, "query_position",
-                "%llu is beyond the tail; the sequence has %llu tokens",
-                LongLong{item.query_position}, LongLong{item.end_before_step});
+                "%llu is beyond the sequence's end, %llu tokens", LongLong{item.query_position},
+                LongLong{item.end_before_step});
   }
   return PQC_OK;
 }
@@ -119,11 +119,12 @@ pqc_status CheckIndexes(const pqc_step& step, const kvstore::Selection& terms, S
 // Excludes other steps from the GPU until this one has ended.
 pqc_status AcquireGpu(pqc_step& step, const std::shared_ptr<GpuState>& gpu) {
   if (step.cache->cache_id != gpu->cache->cache_id) {
-    return Fail(PQC_INVALID_ARGUMENT, "items[0].sequence", "it is of another cache than the GPU");
+    return Fail(PQC_INVALID_ARGUMENT, "items[0].sequence",
+                "it belongs to another cache than the GPU");
   }
   if (gpu->busy.exchange(true)) {
     return Retry(kRetryConflict,
-                 Fail(PQC_ABORTED, "gpu", "another step is under way; repeat later"));
+                 Fail(PQC_ABORTED, "gpu", "another step is in progress; repeat later"));
   }
   step.gpu = gpu;
   return PQC_OK;
@@ -172,7 +173,7 @@ pqc_status Begin(const Target& target, const pqc_step_item* caller_items, uint32
     for (uint32_t j = 0; from.sequence && j < i; ++j) {
       if (step->items[j].sequence != from.sequence->state) continue;
       return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("items[%u].sequence", i),
-                  "listed twice, in items[%u] before", j);
+                  "listed twice, first in items[%u]", j);
     }
     if (const pqc_status status = Enter(*step, from, item); status != PQC_OK) {
       return UnderItem(i, status);
@@ -248,8 +249,8 @@ pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint
     return status;
   }
   if (const uint32_t twice = FindDuplicate(*blocks); twice < layer_count) {
-    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].layer", twice), "%u comes twice",
-                (*blocks)[twice].layer);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].layer", twice),
+                "%u is listed twice", (*blocks)[twice].layer);
   }
   for (uint32_t i = 0; i < layer_count; ++i) {
     const RowBlock& block = (*blocks)[i];
@@ -283,7 +284,7 @@ pqc_status End(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_coun
   const OwnedStep owned(step);
   if (step->begun) {
     return Fail(PQC_FAILED_PRECONDITION, "step",
-                "an attention is under way; pqc_step_attend_wait first");
+                "an attention is in progress; call pqc_step_attend_wait first");
   }
   Remote* remote = nullptr;
   if (const pqc_status status = FindRemote(*step->client, &remote); status != PQC_OK) return status;

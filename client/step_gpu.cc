@@ -113,8 +113,8 @@ pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
   const std::shared_ptr<Mapping> pool = step.items.front().pinned.image->shared_pool();
   for (const StepItem& item : step.items) {
     if (item.pinned.image->shared_pool() == pool) continue;
-    return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "",
-                                    "the sidecar's worker is another one by now; repeat the call"));
+    return Retry(kRetryMemory,
+                 Fail(PQC_UNAVAILABLE, "", "the sidecar's worker was replaced; repeat the call"));
   }
   if (gpu.pool == pool) return PQC_OK;
   if (const pqc_status status = Report(gpu.steps->ReleasePool(), "gpu"); status != PQC_OK) {
@@ -128,8 +128,7 @@ pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
 
 pqc_status CheckSelection(const pqc_step& step) {
   if (!step.has_selection) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.selection",
-                "a step on a GPU needs one at its begin");
+    return Fail(PQC_INVALID_ARGUMENT, "options.selection", "must not be NULL for a step on a GPU");
   }
   if (step.selection.terms.index != step.gpu->index) {
     return Fail(PQC_INVALID_ARGUMENT, "options.selection.index",
@@ -167,7 +166,7 @@ pqc_status FetchRows(GpuState& gpu, RowBlock* block) {
   TensorView& values = block->values;
   if (keys.blocks || values.blocks || keys.strides[2] != 1 || values.strides[2] != 1) {
     return Fail(PQC_UNIMPLEMENTED, "keys",
-                "on a GPU without block table, and with contiguous dims");
+                "on a GPU they must have no block table, and contiguous dims");
   }
   const auto tokens = static_cast<uint32_t>(keys.shape[0]);
   const void* rows = nullptr;
@@ -284,7 +283,7 @@ pqc_status SelectOnGpu(pqc_step* step, uint32_t layer, const pqc_tensor* queries
     return status;
   }
   if (!step->gpu) {
-    return Fail(PQC_FAILED_PRECONDITION, "step", "it is on the CPU; pqc_step_select");
+    return Fail(PQC_FAILED_PRECONDITION, "step", "it is on the CPU; use pqc_step_select");
   }
   pqc_gpu_positions out;
   if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {

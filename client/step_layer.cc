@@ -52,7 +52,7 @@ pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queri
   if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
   if (step->begun) {
     return Fail(PQC_FAILED_PRECONDITION, "step",
-                "an attention is under way; pqc_step_attend_wait first");
+                "an attention is in progress; call pqc_step_attend_wait first");
   }
   Remote* remote = nullptr;
   if (const pqc_status status = FindRemote(*step->client, &remote); status != PQC_OK) return status;
@@ -69,12 +69,14 @@ pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queri
     return status;
   }
   if (selection && step->gpu) {
-    return Fail(PQC_UNIMPLEMENTED, "selection", "must be NULL on a GPU: it is that of the begin");
+    return Fail(PQC_UNIMPLEMENTED, "selection",
+                "must be NULL on a GPU: the step's selection is used");
   }
   call.selection = selection ? &step->call_selection : &step->selection;
   if (selection) return CopySelection(selection, *step->cache, &step->call_selection);
   if (step->has_selection) return PQC_OK;
-  return Fail(PQC_INVALID_ARGUMENT, "selection", "must not be NULL: the step has none either");
+  return Fail(PQC_INVALID_ARGUMENT, "selection",
+              "must not be NULL, because the step has no selection");
 }
 
 namespace {
@@ -227,7 +229,7 @@ pqc_status Select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
   }
   if (step->gpu) {
     return Fail(PQC_FAILED_PRECONDITION, "step",
-                "it is on a GPU, where positions stay; pqc_gpu_step_select");
+                "it is on a GPU; use pqc_gpu_step_select, which leaves the positions there");
   }
   const LayerCall& call = step->call;
   pqc_step_positions out;
@@ -312,7 +314,7 @@ pqc_status AttendBegin(pqc_step* step, uint32_t layer, const pqc_tensor* queries
   }
   if (step->gpu) {
     return Fail(PQC_FAILED_PRECONDITION, "step",
-                "it is on a GPU, where pqc_step_attend does not wait either");
+                "it is on a GPU, where pqc_step_attend is asynchronous already");
   }
   const std::lock_guard begin(step->mutex);  // the job cannot finish before the flags below are set
   step->client->step_thread->Run([step] {
@@ -331,7 +333,8 @@ pqc_status AttendWait(pqc_step* step) {
   if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
   std::unique_lock lock(step->mutex);
   if (!step->begun) {
-    return Fail(PQC_FAILED_PRECONDITION, "step", "no attention was begun; pqc_step_attend_begin");
+    return Fail(PQC_FAILED_PRECONDITION, "step",
+                "no attention was begun; call pqc_step_attend_begin");
   }
   step->finished.wait(lock, [step] { return !step->running; });
   step->begun = false;

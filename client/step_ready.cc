@@ -63,7 +63,7 @@ pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, con
     }
     if (StepClock::now() >= step.deadline) {
       return Fail(PQC_DEADLINE_EXCEEDED, "query_position",
-                  "%u tokens with their index are not there in time; %u are stored", needed,
+                  "%u tokens with their index were not available in time; %u are stored", needed,
                   local.token_count());
     }
     local.session().Wait(seen, step.deadline);
@@ -90,7 +90,7 @@ pqc_status EndPrefill(const pqc_step& step, const kvstore::Selection& terms, con
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(step.deadline - StepClock::now());
     if (left.count() <= 0) {
-      return Fail(PQC_DEADLINE_EXCEEDED, "sequence", "its index is not there in time");
+      return Fail(PQC_DEADLINE_EXCEEDED, "sequence", "its index was not available in time");
     }
     options.timeout_ms = static_cast<uint32_t>(left.count());
     RefusalBuffer error;

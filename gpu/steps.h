@@ -22,10 +22,10 @@
 #include <cstring>
 
 #include "gpu/status.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/group_rule.h"
 #include "kernels/cuda/block_cache.h"
-#include "kernels/dtype.h"
-#include "kernels/group_rule.h"
-#include "kernels/pq.h"
+#include "kernels/select/pq.h"
 
 namespace pqcached::gpu {
 

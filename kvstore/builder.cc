@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "kernels/pq_encode.h"
+#include "kernels/train/pq_encode.h"
 #include "kvstore/checksums.h"
 #include "kvstore/clock.h"
 #include "kvstore/layer_build.h"

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/crc32c.h"
+#include "kernels/base/crc32c.h"
 
 namespace pqcached::kvstore {
 

@@ -17,11 +17,11 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/dtype.h"
-#include "kernels/kmeans.h"
-#include "kernels/pq_encode.h"
-#include "kernels/pq_postings.h"
-#include "kernels/pq_select.h"
+#include "kernels/base/dtype.h"
+#include "kernels/select/cells/pq_postings.h"
+#include "kernels/select/pq_select.h"
+#include "kernels/train/kmeans.h"
+#include "kernels/train/pq_encode.h"
 
 namespace pqcached::kvstore {
 namespace {

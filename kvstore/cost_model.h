@@ -16,7 +16,7 @@
 #include <string>
 #include <tuple>
 
-#include "kernels/exec.h"
+#include "kernels/base/exec.h"
 #include "kvstore/mutex.h"
 #include "kvstore/read/layer_view.h"
 #include "kvstore/store.h"

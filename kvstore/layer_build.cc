@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "kernels/pq_encode.h"
+#include "kernels/train/pq_encode.h"
 #include "kvstore/training.h"
 
 namespace pqcached::kvstore {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/pq_encode.h"
+#include "kernels/train/pq_encode.h"
 #include "kvstore/checksums.h"
 #include "kvstore/clock.h"
 #include "kvstore/merge.h"

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/pq.h"
+#include "kernels/select/pq.h"
 #include "kvstore/layer_build.h"
 #include "kvstore/refusal.h"
 #include "kvstore/training.h"

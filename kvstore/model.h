@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 #include "kvstore/read/layout.h"
 #include "kvstore/read/selection.h"
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/crc32c.h"
+#include "kernels/base/crc32c.h"
 #include "kvstore/record_bytes.h"
 
 namespace pqcached::kvstore {

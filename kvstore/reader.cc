@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/gather.h"
+#include "kernels/rows/gather.h"
 #include "kvstore/checksums.h"
 #include "kvstore/read/layer_ops.h"
 #include "kvstore/read/resolve.h"

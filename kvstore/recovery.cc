@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "kernels/crc32c.h"
+#include "kernels/base/crc32c.h"
 #include "kvstore/checksums.h"
 #include "kvstore/live_index.h"
 #include "kvstore/names_record.h"

@@ -7,10 +7,10 @@
 #include <numeric>
 #include <utility>
 
-#include "kernels/check.h"
-#include "kernels/pq_encode.h"
-#include "kernels/pq_postings.h"
-#include "kernels/pq_select.h"
+#include "kernels/base/check.h"
+#include "kernels/select/cells/pq_postings.h"
+#include "kernels/select/pq_select.h"
+#include "kernels/train/pq_encode.h"
 
 namespace pqcached::kvstore {
 namespace {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/crc32c.h"
+#include "kernels/base/crc32c.h"
 #include "kvstore/record_bytes.h"
 #include "kvstore/refusal.h"
 

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/check.h"
-#include "kernels/crc32c.h"
+#include "kernels/base/check.h"
+#include "kernels/base/crc32c.h"
 
 namespace pqcached::kvstore {
 namespace {

@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/exec.h"
+#include "kernels/base/exec.h"
 
 namespace pqcached::kvstore {
 

@@ -71,7 +71,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "kernels/exec.h"
+#include "kernels/base/exec.h"
 #include "kvstore/clock.h"
 #include "kvstore/heat.h"
 #include "kvstore/keeper.h"

@@ -74,7 +74,7 @@ absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
   if (record.spec.capacity_bytes > kMinExtentBytes << kMaxExtentOrder ||
       record.heap_bytes != HeapBytes(record.spec.capacity_bytes) ||
       record.sequence_slots > kMaxSequenceSlots) {
-    return DataLoss("the record of a cache has sizes that nobody wrote");
+    return DataLoss("the record of a cache has sizes that no sidecar wrote");
   }
   auto table =
       RecordTable::Open(engine_->options.exec, keeper.Take(record.table_name()), ShapeOf(record));

@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "kernels/ingest.h"
+#include "kernels/rows/ingest.h"
 #include "kvstore/model.h"
 #include "kvstore/read/layer_view.h"
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "kernels/check.h"
-#include "kernels/kmeans.h"
+#include "kernels/base/check.h"
+#include "kernels/train/kmeans.h"
 
 namespace pqcached::kvstore {
 namespace {

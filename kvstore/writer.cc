@@ -6,7 +6,7 @@
 #include <functional>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/pq_encode.h"
+#include "kernels/train/pq_encode.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/ingest.h"
+#include "kernels/rows/ingest.h"
 #include "kvstore/cache.h"
 #include "kvstore/sequence.h"
 #include "kvstore/tensor.h"

@@ -2,7 +2,7 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/exec.h"
+#include "kernels/base/exec.h"
 #include "service/admin_service.h"
 #include "service/log.h"
 #include "service/version.h"

@@ -262,7 +262,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     }
     if (request_.call == BrokerCall::kHello) return Hello();
     if (request_.call == BrokerCall::kResume) return Resume();
-    if (token_.empty()) return FailedPrecondition("call", "hello must come first");
+    if (token_.empty()) return FailedPrecondition("call", "the first call must be hello");
     absl::StatusOr<kvstore::SharedMemory> shared =
         Unimplemented("call", absl::StrCat(static_cast<uint32_t>(request_.call)));
     if (request_.call == BrokerCall::kOpenPool) {
@@ -277,12 +277,12 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
   }
 
   absl::Status Hello() {
-    if (!token_.empty()) return FailedPrecondition("call", "the session is open already");
+    if (!token_.empty()) return FailedPrecondition("call", "the session is already open");
     std::string tenant;
     std::string client_name;
-    if (!TextOf(request_.tenant, tenant)) return InvalidArgument("tenant", "has no end");
+    if (!TextOf(request_.tenant, tenant)) return InvalidArgument("tenant", "not zero-terminated");
     if (!TextOf(request_.client_name, client_name)) {
-      return InvalidArgument("client_name", "has no end");
+      return InvalidArgument("client_name", "not zero-terminated");
     }
     const Parts& parts = broker_.parts_;
     const absl::StatusOr<std::string> allowed =
@@ -309,10 +309,10 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
   }
 
   absl::Status Resume() {
-    if (!token_.empty()) return FailedPrecondition("call", "the session is open already");
+    if (!token_.empty()) return FailedPrecondition("call", "the session is already open");
     std::string token;
     if (!TextOf(request_.resume_token, token)) {
-      return InvalidArgument("resume_token", "has no end");
+      return InvalidArgument("resume_token", "not zero-terminated");
     }
     const Parts& parts = broker_.parts_;
     if (const absl::StatusOr<Session> known = parts.sessions.Find(token); known.ok()) {

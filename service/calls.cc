@@ -56,7 +56,7 @@ absl::Status CheckBoot(const grpc::CallbackServerContext& context, const std::st
   const std::string meant = MetadataOf(context, kBootMetadata);
   if (meant.empty() || meant == boot_id) return absl::OkStatus();
   return Aborted(kBootMetadata,
-                 absl::StrCat("the call is meant for another worker; this one is ", boot_id),
+                 absl::StrCat("the call is addressed to another worker; this worker is ", boot_id),
                  kRetryConflict);
 }
 
@@ -195,7 +195,8 @@ void Calls::End(const Call& call, const absl::Status& status) {
 
 absl::Status Calls::Refused() const {
   return ResourceExhausted("max_pending_calls",
-                           absl::StrCat(max_pending_calls_, " calls wait already"), kRetryQueue);
+                           absl::StrCat(max_pending_calls_, " calls are already waiting"),
+                           kRetryQueue);
 }
 
 absl::Status Calls::RunServing(Executor::Task task, Executor::Lane lane) {

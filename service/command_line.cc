@@ -11,9 +11,10 @@ namespace {
 constexpr char kDescription[] =
     "pqcached keeps the KV cache of long LLM contexts in host memory, with indexes that find the "
     "tokens that matter.\n"
-    "Configuration: flags, then the environment (PQCACHED_ and the key in capitals), then the "
-    "file, then defaults.\n"
-    "Exit status: 0 stopped cleanly, 1 could not start or run, 2 wrong command line or "
+    "Configuration, in order of precedence: flags, environment (PQCACHED_ and the key in "
+    "capitals), "
+    "file, defaults.\n"
+    "Exit status: 0 stopped cleanly, 1 could not start or run, 2 invalid command line or "
     "configuration.";
 
 }  // namespace
@@ -27,13 +28,13 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   app.add_flag("--print-config", print_config,
                "Print a commented configuration file with all keys and defaults.");
   app.add_flag("--check-config", check_config,
-               "Check the configuration, print the values in force, do not start.");
+               "Check the configuration, print the effective values, and exit.");
   app.add_option("--config", result.sources.file,
                  "YAML file (environment PQCACHED_CONFIG). Default: none.");
 
   app.add_flag(
       kTakeOverFlag, result.take_over,
-      "Go on in place of the supervisor that serves on this socket, with all that it holds.");
+      "Take over from the supervisor that serves on this socket, with its memory and sessions.");
   bool work = false;
   app.add_flag(kWorkerFlag, work)->group("");  // internal: not in --help
 

@@ -19,7 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "kernels/exec.h"
+#include "kernels/base/exec.h"
 #include "kvstore/read/broker_protocol.h"
 #include "service/refusal.h"
 
@@ -79,8 +79,7 @@ absl::Status ApplyNode(const YAML::Node& root, const std::string& path, Config& 
     if (key == nullptr) {
       return Invalid(absl::StrCat("unknown key '", name, "' (", source, "); known: ", KeyNames()));
     }
-    if (!seen.insert(name).second)
-      return Invalid(absl::StrCat(name, ": given twice (", source, ")"));
+    if (!seen.insert(name).second) return Invalid(absl::StrCat(name, ": set twice (", source, ")"));
     if (entry.second.IsNull()) {
       return Invalid(
           absl::StrCat(name, ": has no value (", source, "); write \"\" for an empty one"));
@@ -100,7 +99,7 @@ absl::Status ApplyFile(const std::string& path, Config& config) {
   } catch (const YAML::BadFile&) {
     return NotFound("config", absl::StrCat("cannot read ", path));
   } catch (const YAML::Exception& error) {
-    return Invalid(absl::StrCat("config: ", path, " is no YAML: ", error.what()));
+    return Invalid(absl::StrCat("config: ", path, " is not valid YAML: ", error.what()));
   }
 }
 
@@ -153,12 +152,14 @@ absl::StatusOr<Config> LoadConfig(const ConfigSources& sources, const Environmen
         std::tuple(config.supervise, kSupervisorSuffix, "supervise")}) {
     const size_t path_bytes = config.listen.size() - kUnixScheme.size();
     if (!wanted || path_bytes + suffix.size() <= kMaxSocketPathBytes) continue;
-    return Invalid(absl::StrCat("listen: its path has ", path_bytes, " bytes, with '", suffix,
-                                "' more than the ", kMaxSocketPathBytes,
-                                " that the kernel takes; shorten it, or set ", key, " to false"));
+    return Invalid(absl::StrCat("listen: its path has ", path_bytes, " bytes; with '", suffix,
+                                "' it exceeds the ", kMaxSocketPathBytes,
+                                " that the kernel allows; shorten it, or set ", key, " to false"));
   }
   if (config.strict_memory && !config.pool_directory.empty()) {
-    return Invalid("strict_memory: pools in files (pool_directory) can be written by others");
+    return Invalid(
+        "strict_memory: not possible with pool_directory, as other processes can write to pools in "
+        "files");
   }
   if (config.max_timeout < config.default_timeout) {
     return Invalid(absl::StrCat("max_timeout: ", absl::FormatDuration(config.max_timeout),
@@ -170,10 +171,10 @@ absl::StatusOr<Config> LoadConfig(const ConfigSources& sources, const Environmen
 
 std::string ExampleConfig() {
   std::string text =
-      "# Configuration of pqcached. Every key stands here with its default; remove the '#' to "
+      "# Configuration of pqcached. Every key is listed with its default; remove the '#' to "
       "change one.\n"
-      "# A flag (--max-pool-bytes) goes before the environment (PQCACHED_MAX_POOL_BYTES), that "
-      "before this file.\n"
+      "# A flag (--max-pool-bytes) overrides the environment (PQCACHED_MAX_POOL_BYTES), which "
+      "overrides this file.\n"
       "# Sizes: bytes, or kb mb gb tb (powers of 1000), kib mib gib tib (powers of 1024). "
       "Durations: 500ms, 30s, 5m.\n";
   const Config defaults;

@@ -12,7 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "kernels/exec.h"
+#include "kernels/base/exec.h"
 #include "kvstore/read/layout.h"
 #include "service/config_pressure.h"
 #include "service/refusal.h"
@@ -90,7 +90,7 @@ absl::Status SetListen(absl::string_view value, Config& config) {
   }
   const absl::string_view path = value.substr(kUnixScheme.size());
   if (path.size() > kMaxSocketPathBytes) {
-    return Invalid(absl::StrFormat("its path has %d bytes, the kernel takes at most %d",
+    return Invalid(absl::StrFormat("its path has %d bytes; the kernel allows at most %d",
                                    path.size(), kMaxSocketPathBytes));
   }
   if (path.back() == '/') return Invalid("must name a socket, not a directory");
@@ -123,8 +123,8 @@ absl::Status SetTcpListen(absl::string_view value, Config& config) {
   if (!IsLoopback(value.substr(0, colon))) {
     return Invalid(absl::StrCat(
         "host '", value.substr(0, colon),
-        "' is no loopback address: TCP is not encrypted in this version, so only 127.x.x.x, "
-        "[::1] and localhost are taken"));
+        "' is not a loopback address: TCP is not encrypted in this version, so only 127.x.x.x, "
+        "[::1] and localhost are allowed"));
   }
   config.tcp_listen = std::string(value);
   return absl::OkStatus();
@@ -160,7 +160,7 @@ absl::Status SetPrefillCost(absl::string_view value, Config& config) {
   }
   if (!valid) {
     return Invalid(
-        "must be three numbers, not negative: seconds per token squared, per token, and per "
+        "must be three non-negative numbers: seconds per token squared, per token, and per "
         "layer, for example 1e-12,2e-7,1e-4");
   }
   config.prefill_cost = {numbers[0], numbers[1], numbers[2]};
@@ -185,46 +185,49 @@ absl::Status SetTenantUids(absl::string_view value, Config& config) {
 
 // Keys for clients on this host, which map memory.
 void AddLocalKeys(std::vector<ConfigKey>& keys) {
-  keys.push_back(BoolKey("broker",
-                         "Serve the broker on <socket>.broker: clients on this host map memory.",
-                         &Config::broker));
+  keys.push_back(
+      BoolKey("broker", "Serve the broker on <socket>.so that clients on this host can map memory.",
+              &Config::broker));
   keys.push_back(
       {"tenant_uids", "LIST",
-       "Users that may be a tenant: 1000=team-a,2000-2999=team-b. Others are refused by the "
-       "broker, "
-       "and sessions without a known uid for these tenants. Empty = a client says who it is.",
+       "Users of each tenant: 1000=team-a,2000-2999=team-b. The broker refuses other users; "
+       ""
+       "sessions whose uid is unknown (gRPC) cannot be of these tenants. Empty = clients name "
+       "their tenant.",
        SetTenantUids, [](const Config& c) { return c.tenant_uids.text(); }});
   keys.push_back(BoolKey("strict_memory",
-                         "Pools can never be mapped for writing by anybody else, not even by root.",
+                         "No other process can map a pool for writing, not even as root.",
                          &Config::strict_memory));
-  keys.push_back(
-      CountKey("max_leases", "Mapped sequences per session.", &Config::max_leases, {1, 1u << 20}));
+  keys.push_back(CountKey("max_leases", "Leases (mapped sequences) per session.",
+                          &Config::max_leases, {1, 1u << 20}));
   keys.push_back(
       DurationKey("lease_timeout",
-                  "A lease that its client has not refreshed for so long is revoked; its "
-                  "memory stays in place until the client lets go. 0s = never.",
+                  "A lease that its client has not refreshed for this long is revoked; its "
+                  "memory stays in place until the client releases it. 0s = never.",
                   &Config::lease_timeout, absl::ZeroDuration(), absl::Hours(24)));
-  keys.push_back(SizeKey("max_staging_bytes", "Memory of one session's staging ring.",
+  keys.push_back(SizeKey("max_staging_bytes", "Largest staging ring of one session.",
                          &Config::max_staging_bytes, size_t{1} << 20, size_t{1} << 40));
 }
 
 // Keys of incremental indexes, which are extended while rows arrive.
 void AddLiveKeys(std::vector<ConfigKey>& keys) {
-  keys.push_back(CountKey("train_tokens", "Sample of a live index's codebook, per kv head.",
-                          &Config::train_tokens, {kvstore::kBlockTokens, 1u << 20}));
-  keys.push_back({"drift_ratio", "NUMBER",
-                  "A live index trains anew when the mean squared distance of new keys to their "
-                  "centroids exceeds this times what it was in training.",
-                  SetDriftRatio, [](const Config& c) { return absl::StrCat(c.drift_ratio); }});
+  keys.push_back(CountKey(
+      "train_tokens", "Tokens, per kv head, that a codebook of an incremental index is trained on.",
+      &Config::train_tokens, {kvstore::kBlockTokens, 1u << 20}));
+  keys.push_back(
+      {"drift_ratio", "NUMBER",
+       "An incremental index retrains when the mean squared distance of new keys to their "
+       "centroids exceeds the one in training by this factor.",
+       SetDriftRatio, [](const Config& c) { return absl::StrCat(c.drift_ratio); }});
   keys.push_back(CountKey("merge_segments",
-                          "Closed tails that are merged into one segment. 0 = never.",
+                          "Number of closed active segments that are merged into one. 0 = never.",
                           &Config::merge_segments, {0, 1024}));
   keys.push_back({"prefill_cost", "S2,S1,S0",
                   "Seconds of the engine's prefill per layer: per token squared, per token, and "
-                  "fixed. Empty = not known.",
+                  "fixed. Empty = unknown.",
                   SetPrefillCost, PrefillCostText});
   keys.push_back({"cost_file", "PATH",
-                  "File that keeps the measured costs of builds. Empty = measured at each start.",
+                  "File for the measured costs of builds. Empty = measure at each start.",
                   [](absl::string_view value, Config& config) {
                     config.cost_file = std::string(value);
                     return absl::OkStatus();
@@ -240,27 +243,29 @@ absl::Status SetPoolDirectory(absl::string_view value, Config& config) {
 
 // Keys of the supervisor and of the recovery after a worker ends.
 void AddRecoveryKeys(std::vector<ConfigKey>& keys) {
-  keys.push_back(BoolKey("supervise",
-                         "Run as a supervisor that holds the memory and a worker that serves: what "
-                         "was acknowledged outlives the worker.",
-                         &Config::supervise));
-  keys.push_back(CountKey("max_failed_recoveries",
-                          "Workers in a row that may end before they serve; then the memory that "
-                          "they were to recover is let go of.",
-                          &Config::max_failed_recoveries, {1, 1000}));
   keys.push_back(
-      DurationKey("watchdog_timeout",
-                  "A worker that does not answer for so long is killed and started anew. "
-                  "0 = never.",
-                  &Config::watchdog_timeout, absl::ZeroDuration(), absl::Hours(1)));
+      BoolKey("supervise",
+              "Run as a supervisor that holds the memory and a worker that serves, so that "
+              "acknowledged data outlives the worker.",
+              &Config::supervise));
+  keys.push_back(
+      CountKey("max_failed_recoveries",
+               "Workers in a row that may end before they serve; after that, the memory that "
+               "they failed to recover is released.",
+               &Config::max_failed_recoveries, {1, 1000}));
+  keys.push_back(DurationKey("watchdog_timeout",
+                             "A worker that does not answer for this long is killed and restarted. "
+                             "0 = never.",
+                             &Config::watchdog_timeout, absl::ZeroDuration(), absl::Hours(1)));
   keys.push_back(DurationKey("resume_timeout",
                              "How long a session whose client is not connected waits for it after "
                              "a restart of the worker.",
                              &Config::resume_timeout, absl::Milliseconds(1), absl::Hours(24)));
-  keys.push_back({"pool_directory", "PATH",
-                  "Directory on tmpfs or hugetlbfs, this user's alone: the memory is files there, "
-                  "which outlive all processes. Empty = memory without names.",
-                  SetPoolDirectory, [](const Config& c) { return c.pool_directory; }});
+  keys.push_back(
+      {"pool_directory", "PATH",
+       "Directory on tmpfs or hugetlbfs, private to this user. Memory is kept in files there, "
+       "which outlive all processes. Empty = anonymous memory.",
+       SetPoolDirectory, [](const Config& c) { return c.pool_directory; }});
 }
 
 absl::Status SetSocketMode(absl::string_view value, Config& config) {
@@ -287,7 +292,7 @@ absl::Status SetKernelLevel(absl::string_view value, Config& config) {
     const auto level = kernels::ParseLevel(std::string(value));
     if (!level || std::find(available.begin(), available.end(), *level) == available.end()) {
       return Invalid(
-          absl::StrCat("must be auto or one that this machine has: ",
+          absl::StrCat("must be auto or a level that this machine supports: ",
                        absl::StrJoin(available, ", ", [](std::string* out, kernels::Level each) {
                          absl::StrAppend(out, std::string(kernels::LevelName(each)));
                        })));
@@ -302,65 +307,66 @@ std::vector<ConfigKey> MakeKeys() {
   std::vector<ConfigKey> keys;
   keys.push_back(
       {"listen", "ADDRESS",
-       "Unix socket that serves all calls. Its directory is made (mode 0700) when missing.",
+       "Unix socket that serves all calls. Its directory is created (mode 0700) if missing.",
        SetListen, [](const Config& c) { return c.listen; }});
-  keys.push_back(
-      {"socket_mode", "MODE", "Who may connect to the socket: 0600 the owner, 0660 the group too.",
-       SetSocketMode, [](const Config& c) { return absl::StrFormat("%04o", c.socket_mode); }});
+  keys.push_back({"socket_mode", "MODE",
+                  "Permissions of the sockets: 0600 = owner only, 0660 = owner and group.",
+                  SetSocketMode,
+                  [](const Config& c) { return absl::StrFormat("%04o", c.socket_mode); }});
   keys.push_back({"tcp_listen", "HOST:PORT",
                   "Also serve loopback TCP, without encryption: any local user can connect. Port 0 "
-                  "= any free one. "
+                  "= any free port. "
                   "Empty = none.",
                   SetTcpListen, [](const Config& c) { return c.tcp_listen; }});
   keys.push_back(SizeKey("max_pool_bytes",
-                         "Memory for the rows and indexes of all caches together.",
+                         "Memory for the KV rows and indexes of all caches together.",
                          &Config::max_pool_bytes, size_t{1} << 20, size_t{1} << 46));
   keys.push_back(
       CountKey("max_caches", "Caches that may be open at once.", &Config::max_caches, {1, 65536}));
   keys.push_back(
       CountKey("max_sequences", "Sequences per cache.", &Config::max_sequences, {1, 1u << 20}));
-  keys.push_back(
-      CountKey("max_sessions", "Clients with an open session.", &Config::max_sessions, {1, 65536}));
+  keys.push_back(CountKey("max_sessions", "Sessions that may be open at once.",
+                          &Config::max_sessions, {1, 65536}));
   keys.push_back(SizeKey("max_message_bytes", "Largest request or response.",
                          &Config::max_message_bytes, size_t{64} << 10, size_t{1} << 30));
   keys.push_back(SizeKey("request_memory_bytes",
-                         "Memory for messages on their way over all connections, at least "
-                         "max_message_bytes; beyond it connections wait or are cut.",
+                         "Memory for messages in transmission on all connections, at least "
+                         "max_message_bytes; beyond it, connections wait or are closed.",
                          &Config::request_memory_bytes, size_t{1} << 20, size_t{1} << 40));
-  keys.push_back(CountKey("max_pending_calls",
-                          "Calls that wait for a thread; one more is answered RESOURCE_EXHAUSTED.",
-                          &Config::max_pending_calls, {1, 1u << 20}));
+  keys.push_back(
+      CountKey("max_pending_calls",
+               "Calls that may wait for a thread; further calls fail with RESOURCE_EXHAUSTED.",
+               &Config::max_pending_calls, {1, 1u << 20}));
   keys.push_back(CountKey("max_builds", "Index builds that run at once; others wait.",
                           &Config::max_builds, {1, 64}));
   keys.push_back(CountKey("call_threads",
-                          "Threads that carry out calls. 0 = twice the cores, at least 4.",
+                          "Threads that run calls. 0 = twice the cores, at least 4.",
                           &Config::call_threads, {0, 1024}));
-  keys.push_back(CountKey("threads", "Cores that one selection or one build may use. 0 = all.",
+  keys.push_back(CountKey("threads",
+                          "Threads that one selection or one build may use. 0 = one per core.",
                           &Config::threads, {0, 1024}));
   keys.push_back(CountKey("segment_tokens", "Capacity of a prefill segment, a multiple of 128.",
                           &Config::segment_tokens, {kBlock, kvstore::kMaxSegmentTokens, kBlock}));
   keys.push_back(CountKey("tail_tokens",
-                          "Capacity of a tail segment (appended tokens), a multiple of 128.",
+                          "Capacity of an active segment (appended tokens), a multiple of 128.",
                           &Config::tail_tokens, {kBlock, kvstore::kMaxSegmentTokens, kBlock}));
-  keys.push_back(CountKey("epoch_tokens", "Tokens that one codebook is trained on, at least.",
+  keys.push_back(CountKey("epoch_tokens", "Smallest number of tokens of one codebook generation.",
                           &Config::epoch_tokens, {kBlock, kvstore::kMaxSequenceTokens}));
   AddLiveKeys(keys);
   AddLocalKeys(keys);
   AddPressureKeys(keys);
-  keys.push_back(
-      {"kernel_level", "LEVEL",
-       "Instruction set: auto, or a lower one to compare (reference, portable, avx2, avx512, ...).",
-       SetKernelLevel, [](const Config& c) { return c.kernel_level; }});
-  keys.push_back(DurationKey("default_timeout", "Deadline of a call that came without one.",
+  keys.push_back({"kernel_level", "LEVEL",
+                  "Instruction set: auto, or a lower one for comparisons (reference, portable, "
+                  "avx2, avx512, ...).",
+                  SetKernelLevel, [](const Config& c) { return c.kernel_level; }});
+  keys.push_back(DurationKey("default_timeout", "Deadline of a call that has none.",
                              &Config::default_timeout, absl::Milliseconds(1), absl::Hours(24)));
-  keys.push_back(DurationKey("max_timeout",
-                             "Longest that any call may take, whatever its deadline.",
+  keys.push_back(DurationKey("max_timeout", "Longest duration of any call, whatever its deadline.",
                              &Config::max_timeout, absl::Milliseconds(1), absl::Hours(24)));
   keys.push_back(
-      DurationKey("heartbeat_interval", "How often an open session hears from the sidecar.",
+      DurationKey("heartbeat_interval", "Interval of the sidecar's heartbeats on an open session.",
                   &Config::heartbeat_interval, absl::Milliseconds(10), absl::Seconds(10)));
-  keys.push_back(DurationKey("shutdown_timeout",
-                             "How long calls at work may take to end after SIGTERM.",
+  keys.push_back(DurationKey("shutdown_timeout", "Time for calls in flight to end after SIGTERM.",
                              &Config::shutdown_timeout, absl::ZeroDuration(), absl::Minutes(10)));
   AddRecoveryKeys(keys);
   keys.push_back({"log_level", "LEVEL", "trace, debug, info, warning, error, critical or off.",

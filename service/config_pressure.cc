@@ -58,8 +58,8 @@ absl::Status SetQuotas(absl::string_view value, Config& config) {
       return Invalid(absl::StrCat("'", tenant, "' must be 1..64 bytes of [a-z0-9_.-]"));
     }
     const std::vector<absl::string_view> sizes = absl::StrSplit(parts.second, ':');
-    const absl::Status malformed =
-        Invalid(absl::StrCat("'", item, "' must be TENANT=GUARANTEED:MOST, as team-a=1gib:4gib"));
+    const absl::Status malformed = Invalid(
+        absl::StrCat("'", item, "' must be TENANT=GUARANTEED:MAX, for example team-a=1gib:4gib"));
     if (sizes.empty() || sizes.size() > 2) return malformed;  // empty: the item has no '='
     kvstore::TenantQuota quota;
     const auto guaranteed = ParseSize(sizes.front());
@@ -68,10 +68,10 @@ absl::Status SetQuotas(absl::string_view value, Config& config) {
     quota.guaranteed_bytes = *guaranteed;
     if (sizes.size() == 2) quota.max_bytes = *most;
     if (quota.max_bytes < quota.guaranteed_bytes) {
-      return Invalid(absl::StrCat("'", item, "' guarantees more than there may be"));
+      return Invalid(absl::StrCat("'", item, "' has a guarantee above its maximum"));
     }
     if (!config.tenant_quotas.emplace(tenant, quota).second) {
-      return Invalid(absl::StrCat("'", tenant, "' comes twice"));
+      return Invalid(absl::StrCat("'", tenant, "' is listed twice"));
     }
   }
   return absl::OkStatus();
@@ -106,42 +106,45 @@ ConfigKey DurationKey(absl::string_view name, absl::string_view text,
 }  // namespace
 
 void AddPressureKeys(std::vector<ConfigKey>& keys) {
-  keys.push_back(
-      {"retain", "BOOL",
-       "When a request ends, closed segments of its named tokens stay for others that begin "
-       "with them, until memory is short.",
-       SetRetain, [](const Config& c) { return c.retain ? "true" : "false"; }});
-  keys.push_back({"max_retained_share", "NUMBER", "Of a pool, that may be retained so: 0..1.",
-                  SetRetainedShare,
+  keys.push_back({"retain", "BOOL",
+                  "When a sequence ends, its closed segments with named tokens stay as a cached "
+                  "prefix for others that begin "
+                  "with them, until memory is short.",
+                  SetRetain, [](const Config& c) { return c.retain ? "true" : "false"; }});
+  keys.push_back({"max_retained_share", "NUMBER",
+                  "Share of a pool that cached prefixes may occupy: 0..1.", SetRetainedShare,
                   [](const Config& c) { return absl::StrCat(c.max_retained_share); }});
   keys.push_back(
       {"eviction_policy", "POLICY",
-       "What is retained goes first when nobody has used it for the longest time (lru), or "
-       "when it has served the fewest requests, with past ones fading (reuse).",
+       "Which cached prefix is evicted first: the least recently used one (lru), or the one "
+       "that has served the fewest requests, where older requests count less (reuse).",
        SetPolicy, [](const Config& c) {
          return c.eviction_policy == kvstore::EvictionPolicy::kLru ? "lru" : "reuse";
        }});
   keys.push_back(
       DurationKey("evict_idle",
-                  "A sequence of a living session that nobody maps, pins or writes may be "
-                  "evicted when no call came for so long. 0 = never.",
+                  "A sequence of an open session that is not mapped, pinned or written may be "
+                  "evicted when no call has used it for this long. 0 = never.",
                   &Config::evict_idle, absl::ZeroDuration()));
-  keys.push_back({"tenant_quotas", "LIST",
-                  "Pool bytes of tenants, over all their caches: TENANT=GUARANTEED:MOST, as "
-                  "team-a=1gib:4gib,team-b=0:2gib. Others cannot open what is guaranteed.",
-                  SetQuotas, QuotasText});
-  keys.push_back(DurationKey("memory_check_interval",
-                             "How often the limits of the machine and of control groups are read "
-                             "anew. 0 = only when a cache is opened.",
-                             &Config::memory_check_interval, absl::ZeroDuration()));
+  keys.push_back(
+      {"tenant_quotas", "LIST",
+       "Pool bytes of tenants, over all their caches: TENANT=GUARANTEED:MAX, for example "
+       "team-a=1gib:4gib,team-b=0:2gib. Guaranteed bytes are not available to other tenants.",
+       SetQuotas, QuotasText});
+  keys.push_back(
+      DurationKey("memory_check_interval",
+                  "Interval at which the limits of the machine and of control groups are read. "
+                  "0 = only when a cache is opened.",
+                  &Config::memory_check_interval, absl::ZeroDuration()));
   keys.push_back({"oom_score_adjust", "NUMBER",
-                  "What the kernel adds to the daemon's badness when memory runs out, -1000..1000. "
-                  "Lowering it needs a permission; without, it stays.",
+                  "The daemon's oom_score_adj, -1000..1000; the kernel kills processes with lower "
+                  "scores later. "
+                  "Lowering it needs a privilege; without that, it stays unchanged.",
                   SetOomScore, [](const Config& c) { return absl::StrCat(c.oom_score_adjust); }});
   keys.push_back(
       DurationKey("stream_timeout",
-                  "How long a stream may stand still: an Ingest without a message, progress "
-                  "of a finished build that is not read.",
+                  "Longest idle time of a stream: of an Ingest without a message, or of a "
+                  "finished build whose progress is not read.",
                   &Config::stream_timeout, absl::Milliseconds(1)));
 }
 

@@ -161,7 +161,7 @@ absl::Status IngestMessage::Parse(grpc::ByteBuffer* received) {
   keys_ = values_ = {};
   if (!StripRequest(Join(received), &stripped_, &keys_, &values_) ||
       !request_.ParseFromString(stripped_)) {
-    return InvalidArgument("request", "is no IngestRequest");
+    return InvalidArgument("request", "is not an IngestRequest");
   }
   return absl::OkStatus();
 }

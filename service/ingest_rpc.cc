@@ -205,7 +205,8 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
       if (!working_) FinishLocked(DeadlineExceeded("", "the deadline has passed"));
     } else if (!working_ && now >= waiting_since_ + max_idle_) {
       FinishLocked(DeadlineExceeded(
-          "stream_timeout", absl::StrCat("no message came for ", absl::FormatDuration(max_idle_))));
+          "stream_timeout",
+          absl::StrCat("no message received for ", absl::FormatDuration(max_idle_))));
     } else {
       SetAlarm();
     }
@@ -300,7 +301,7 @@ KvCacheService::Reactor* KvCacheService::Append(Context* context, const v1::Appe
           const std::string field = absl::StrCat("items[", i, "]");
           if (!seen.insert(item.sequence_id()).second) {
             return InvalidArgument(field + ".sequence_id",
-                                   absl::StrCat(item.sequence_id(), " comes twice"));
+                                   absl::StrCat(item.sequence_id(), " is listed twice"));
           }
           if (absl::Status status = CheckLease(call, item.lease(), field + ".lease");
               !status.ok()) {

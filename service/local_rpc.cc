@@ -27,7 +27,7 @@ absl::Status KvCacheService::CommitRows(const Call& call, const v1::CommitReques
   for (int i = 0; i < request.rows_size(); ++i) {
     if (!seen.insert(request.rows(i).layer()).second) {
       return InvalidArgument(absl::StrCat("rows[", i, "].layer"),
-                             absl::StrCat(request.rows(i).layer(), " comes twice"));
+                             absl::StrCat(request.rows(i).layer(), " is listed twice"));
     }
   }
   StagingClaims claims(store_, call.session.id);

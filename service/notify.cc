@@ -58,7 +58,7 @@ absl::StatusOr<KeptDescriptors> Inherited(const Environment& environment) {
   if (text.empty() || !IsForThisProcess(environment, "LISTEN_PID", false)) return kept;
   int count = 0;
   if (!absl::SimpleAtoi(text, &count) || count < 0 || count > kMaxListenDescriptors) {
-    return InvalidArgument("LISTEN_FDS", absl::StrCat("'", text, "' is no count"));
+    return InvalidArgument("LISTEN_FDS", absl::StrCat("'", text, "' is not a count"));
   }
   const std::vector<std::string> names = absl::StrSplit(Get(environment, "LISTEN_FDNAMES"), ':');
   for (int i = 0; i < count; ++i) {
@@ -93,7 +93,7 @@ absl::StatusOr<std::unique_ptr<Notifier>> Notifier::FromEnvironment(const Enviro
   socklen_t size = 0;
   if (!AddressOf(options.socket, address, size)) {
     return InvalidArgument("NOTIFY_SOCKET",
-                           absl::StrCat("'", options.socket, "' is no path of a unix socket"));
+                           absl::StrCat("'", options.socket, "' is not the path of a unix socket"));
   }
   absl::StatusOr<KeptDescriptors> kept = Inherited(environment);
   if (!kept.ok()) return kept.status();
@@ -196,15 +196,16 @@ absl::Status Notifier::Store(std::string_view name, int descriptor, absl::string
   {
     absl::MutexLock lock(&mutex_);
     if (kept_.count(key) != 0) {
-      return AlreadyExists("name", absl::StrCat("'", key, "' is kept already"));
+      return AlreadyExists("name", absl::StrCat("'", key, "' is already in use"));
     }
     // The receiver would silently drop a descriptor beyond its limits.
     if (kept_.size() >= options_.max_kept ||
         name_bytes_ + key.size() + 1 > options_.max_name_bytes) {
-      return ResourceExhausted("descriptors",
-                               absl::StrCat(kept_.size(), " are kept; at most ", options_.max_kept,
-                                            ", with names of ", options_.max_name_bytes, " bytes"),
-                               kRetryMemory);
+      return ResourceExhausted(
+          "descriptors",
+          absl::StrCat(kept_.size(), " are kept, of at most ", options_.max_kept,
+                       ", with names of ", options_.max_name_bytes, " bytes"),
+          kRetryMemory);
     }
     kept_.emplace(key, *std::move(copy));
     name_bytes_ += key.size() + 1;

@@ -52,7 +52,7 @@ absl::StatusOr<std::unique_ptr<NotifySocket>> NotifySocket::Bind(const std::stri
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    return FailedPrecondition("listen", absl::StrCat(path, " is too long a path"));
+    return FailedPrecondition("listen", absl::StrCat(path, " is too long"));
   }
   path.copy(address.sun_path, path.size());
   FileDescriptor bound(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

@@ -78,7 +78,7 @@ absl::Status KvCacheService::CheckResponseBytes(uint64_t bytes) const {
   if (bytes <= config_.max_message_bytes) return absl::OkStatus();
   return ResourceExhausted("response",
                            absl::StrCat(bytes, " bytes, above max_message_bytes = ",
-                                        config_.max_message_bytes, "; ask for less at once"),
+                                        config_.max_message_bytes, "; request less per call"),
                            kNoRetry);
 }
 

@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "kernels/exec.h"
+#include "kernels/base/exec.h"
 #include "kvstore/clock.h"
 #include "kvstore/store.h"
 #include "service/refusal.h"
@@ -70,7 +70,7 @@ double Logit(uint32_t query_head, uint32_t token) {
 }
 
 absl::Status Differs(absl::string_view what, double is, double must) {
-  return DataLoss(absl::StrCat(what, " is ", is, ", must be ", must));
+  return DataLoss(absl::StrCat(what, " is ", is, ", expected ", must));
 }
 
 // Probe is a store that uses one instruction set and holds one sequence.
@@ -130,8 +130,8 @@ class Probe {
             std::memcmp(row + kDim * sizeof(float), &Values()[from], kDim * sizeof(float)) == 0) {
           continue;
         }
-        return DataLoss(
-            absl::StrCat("row of token ", token, ", kv head ", head, " is not what was stored"));
+        return DataLoss(absl::StrCat("row of token ", token, ", kv head ", head,
+                                     " differs from the stored row"));
       }
     }
     return absl::OkStatus();
@@ -157,7 +157,7 @@ class Probe {
         const uint32_t token = selected->positions[size_t{head} * selected->count + i];
         if (token < kTokens && sums[token] >= sorted[selected->count - 1] - kTolerance) continue;
         return DataLoss(
-            absl::StrCat("token ", token, " of kv head ", head, " is none of the best"));
+            absl::StrCat("token ", token, " of kv head ", head, " is not among the best"));
       }
     }
     return absl::OkStatus();
@@ -250,10 +250,11 @@ std::vector<SelfTestCheck> RunSelfTest(const std::function<bool()>& keep_going) 
       return probe->CheckRows();
     });
     if (!stored) continue;
-    check(level, "select", "best tokens against plain loops", [&] { return probe->CheckSelect(); });
+    check(level, "select", "selected tokens against plain loops",
+          [&] { return probe->CheckSelect(); });
     check(level, "attend", "attention against double precision",
           [&] { return probe->CheckAttend(); });
-    check(level, "index", "errors of scores by codes against the reference level", [&] {
+    check(level, "index", "errors of PQ scores against the reference instruction set", [&] {
       const auto error = probe->BuildAndScore();
       if (!error.ok()) return error.status();
       if (reference == 0) reference = *error;

@@ -110,7 +110,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   }
 
   absl::Status Open(const v1::SessionOpen& open) {
-    if (!token_.empty()) return InvalidArgument("open", "the session is open already");
+    if (!token_.empty()) return InvalidArgument("open", "the session is already open");
     if (open.protocol_version() != kProtocolVersion) {
       return InvalidArgument("open.protocol_version",
                              absl::StrCat(open.protocol_version(), ", must be ", kProtocolVersion));
@@ -138,8 +138,8 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   // Refuses tenants that are bound to uids, because gRPC does not provide the peer's uid.
   absl::Status CheckTenant(absl::string_view tenant) const {
     if (!parts_.config.tenant_uids.Binds(std::string(tenant))) return absl::OkStatus();
-    return PermissionDenied(
-        "open.tenant", "is bound to uids (tenant_uids); such a session is opened by the broker");
+    return PermissionDenied("open.tenant",
+                            "is bound to uids (tenant_uids); open its sessions through the broker");
   }
 
   absl::StatusOr<OpenedSession> OpenNew(const v1::SessionOpen& open) {

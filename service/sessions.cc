@@ -36,7 +36,7 @@ absl::StatusOr<OpenedSession> Sessions::Open(absl::string_view tenant,
   absl::MutexLock lock(&mutex_);
   if (by_token_.size() >= max_sessions_) {
     return ResourceExhausted(
-        "max_sessions", absl::StrCat(max_sessions_, " sessions are open already"), kRetryMemory);
+        "max_sessions", absl::StrCat(max_sessions_, " sessions are already open"), kRetryMemory);
   }
   opened.session.number = ++opened_count_;
   opened.session.id = absl::StrCat(client_name, "#", opened.session.number);
@@ -61,7 +61,7 @@ absl::StatusOr<OpenedSession> Sessions::Resume(absl::string_view token, uint32_t
     return NotFound("resume_token", "no such session, or it has ended");
   }
   if (!found->second.detached) {
-    return FailedPrecondition("resume_token", "the session's client is connected");
+    return FailedPrecondition("resume_token", "the session's client is still connected");
   }
   found->second.detached = false;
   found->second.session.peer_pid = peer_pid;

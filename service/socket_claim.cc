@@ -85,10 +85,10 @@ bool IsServed(const std::string& path) {
 absl::Status ClearPath(const std::string& path) {
   struct stat status = {};
   if (lstat(path.c_str(), &status) != 0) {
-    return errno == ENOENT ? absl::OkStatus() : Failed(path, "cannot look at it", errno);
+    return errno == ENOENT ? absl::OkStatus() : Failed(path, "cannot read its status", errno);
   }
   if (!S_ISSOCK(status.st_mode)) {
-    return FailedPrecondition("listen", absl::StrCat(path, " exists and is no socket"));
+    return FailedPrecondition("listen", absl::StrCat(path, " exists but is not a socket"));
   }
   if (IsServed(path)) return AlreadyServed(path);
   if (unlink(path.c_str()) != 0) return Failed(path, "cannot remove the stale socket", errno);

@@ -21,9 +21,10 @@ absl::StatusOr<std::span<const std::byte>> StagingClaims::Resolve(
     return bytes;
   }
   if (claimed->second.generation != wanted.generation) {
-    return FailedPrecondition(field + ".generation",
-                              absl::StrCat(wanted.generation, "; the call uses slot ", wanted.slot,
-                                           " as ", claimed->second.generation, " already"));
+    return FailedPrecondition(
+        field + ".generation",
+        absl::StrCat(wanted.generation, "; the call already uses slot ", wanted.slot, " as ",
+                     claimed->second.generation, " already"));
   }
   const std::span<const std::byte> slot = claimed->second.staged.slot;
   if (wanted.offset_bytes > slot.size() || wanted.size_bytes > slot.size() - wanted.offset_bytes) {

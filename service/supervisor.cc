@@ -249,7 +249,8 @@ void Supervisor::OnFailedStart(int status) {
   }
   ++failed_;
   if (dropped_) {
-    log_.Error("recovery_given_up", {{"message", "the worker dies also with nothing to recover"}});
+    log_.Error("recovery_given_up",
+               {{"message", "the worker also dies without anything to recover"}});
     Finish(kExitFailed);
     return;
   }
@@ -294,10 +295,11 @@ void Supervisor::OnDeadline() {
     Start();
     return;
   }
-  log_.Error("worker_killed", {{"pid", worker_},
-                               {"because", state_ == State::kStopping   ? "it does not stop"
-                                           : state_ == State::kStarting ? "it is not ready"
-                                                                        : "it does not answer"}});
+  log_.Error("worker_killed",
+             {{"pid", worker_},
+              {"because", state_ == State::kStopping   ? "did not stop in time"
+                          : state_ == State::kStarting ? "did not become ready in time"
+                                                       : "did not answer the watchdog"}});
   kill(worker_, SIGKILL);
 }
 

@@ -121,7 +121,7 @@ absl::StatusOr<KeptDescriptors> TakeOver(const std::string& socket_path, absl::D
       kept.insert_or_assign(std::move(received->text), std::move(received->descriptor));
     }
   }
-  if (!done) return Failed("the other supervisor goes on", ECONNABORTED);
+  if (!done) return Failed("the other supervisor continues to serve", ECONNABORTED);
   return kept;
 }
 

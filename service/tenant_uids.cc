@@ -40,7 +40,8 @@ absl::StatusOr<TenantUids> TenantUids::Parse(absl::string_view text) {
     if (!first || !last || entry.last_uid < entry.first_uid || !IsTenantName(halves.second)) {
       return InvalidArgument(
           "",
-          absl::StrCat("must be a list like '1000=team-a, 2000-2999=team-b'; it has '", part, "'"));
+          absl::StrCat("must be a list such as '1000=team-a, 2000-2999=team-b'; invalid entry '",
+                       part, "'"));
     }
     entry.tenant = std::string(halves.second);
     uids.entries_.push_back(std::move(entry));

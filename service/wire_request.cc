@@ -183,7 +183,8 @@ absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std
                                              uint64_t max_bytes, StagingClaims* staging) {
   const bool staged = tensor.data_case() == v1::Tensor::kStaging;
   if (staged && staging == nullptr) {
-    return InvalidArgument(field + ".staging", "only for rows of Ingest, Commit and Append");
+    return InvalidArgument(field + ".staging",
+                           "only allowed for rows of Ingest, Commit and Append");
   }
   if (!staged && tensor.data_case() != v1::Tensor::kInlineData)
     return InvalidArgument(field + ".inline_data", "missing");
@@ -241,7 +242,7 @@ absl::StatusOr<kvstore::LiveIndex> LiveIndexOf(const v1::LiveIndex& live,
   const auto index = IndexOf(true, live.index(), field + ".index");
   if (!index.ok()) return index.status();
   if ((*index)->kind != kvstore::IndexKind::kPq) {
-    return InvalidArgument(field + ".index", "must be pq; flat needs no index");
+    return InvalidArgument(field + ".index", "must be pq; flat needs no incremental index");
   }
   if (live.iterations() > kMaxIterations) {
     return InvalidArgument(field + ".iterations",

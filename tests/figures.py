@@ -75,7 +75,7 @@ def machine():
 
 
 def instruction_set(flags):
-    """The best form of the kernels on a CPU with these flags, by the names of kernels/exec.h."""
+    """The best form of the kernels on a CPU with these flags, by the names of kernels/base/exec.h."""
     ladder = [
         ("avx2", {"avx2", "fma", "f16c"}),
         ("avx512", {"avx512f", "avx512bw", "avx512vl", "avx512dq"}),

@@ -185,7 +185,7 @@ int Run(const Arguments& arguments, Command command) {
   } catch (const CheckFailed&) {
     return kExitRefused;
   } catch (const Json::exception& exception) {
-    std::fprintf(stderr, "pqcachectl: the sidecar's answer has another form: %s\n",
+    std::fprintf(stderr, "pqcachectl: the sidecar's answer has an unexpected form: %s\n",
                  exception.what());
     return kExitRefused;
   }
@@ -194,10 +194,10 @@ int Run(const Arguments& arguments, Command command) {
 
 int Main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app("Looks at a running pqcached, and steers it.", "pqcachectl");
+  CLI::App app("Inspects and controls a running pqcached.", "pqcachectl");
   app.add_option("--endpoint", arguments.endpoint, "unix:///path or host:port on the loopback")
       ->capture_default_str();
-  app.add_option("--timeout-ms", arguments.timeout_ms, "of each call")
+  app.add_option("--timeout-ms", arguments.timeout_ms, "timeout of each call in milliseconds")
       ->capture_default_str()
       ->check(CLI::Range(1, 3600000));
   app.add_flag("--json", arguments.json, "print JSON instead of tables");
@@ -207,29 +207,29 @@ int Main(int argc, char** argv) {
   app.add_subcommand("ls", "caches and sequences");
   CLI::App* describe = app.add_subcommand("describe", "a sequence, or the sidecar itself");
   describe->add_option("SEQUENCE", arguments.sequence, "id of a sequence, as ls shows it");
-  app.add_subcommand("stats", "memory and calls so far");
-  app.add_subcommand("leases", "what clients on this host keep in place");
+  app.add_subcommand("stats", "memory use and call counts");
+  app.add_subcommand("leases", "leases of local clients and the memory that they pin");
   app.add_subcommand("ping", "version and round-trip time");
-  CLI::App* evict = app.add_subcommand("evict", "drops a sequence that nobody uses");
-  CLI::App* pin = app.add_subcommand("pin", "keeps a sequence from being evicted");
+  CLI::App* evict = app.add_subcommand("evict", "drops a sequence that is not in use");
+  CLI::App* pin = app.add_subcommand("pin", "protects a sequence from eviction");
   for (CLI::App* command : {evict, pin}) {
     command->add_option("SEQUENCE", arguments.sequence, "id of a sequence, as ls shows it")
         ->required();
   }
-  pin->add_option("SECONDS", arguments.pin_seconds, "for so long; 0 = no longer")
+  pin->add_option("SECONDS", arguments.pin_seconds, "duration of the pin; 0 = unpin")
       ->required()
       ->check(CLI::Range(0, 30 * 24 * 3600));
-  CLI::App* admit = app.add_subcommand("admit", "whether a request would fit into a cache");
+  CLI::App* admit = app.add_subcommand("admit", "checks if a request would fit into a cache");
   admit->add_option("CACHE", arguments.cache, "id of a cache, as ls shows it")->required();
-  admit->add_option("TOKENS", arguments.token_count, "of the prompt")
+  admit->add_option("TOKENS", arguments.token_count, "tokens of the prompt")
       ->required()
       ->check(CLI::NonNegativeNumber);
-  admit->add_option("OUTPUT_TOKENS", arguments.output_token_count, "expected")
+  admit->add_option("OUTPUT_TOKENS", arguments.output_token_count, "expected output tokens")
       ->check(CLI::NonNegativeNumber);
-  app.add_subcommand("drain", "takes nothing new, and lets go on what is there")
-      ->add_flag("--resume", arguments.resume, "serves again");
-  app.add_subcommand("selftest", "checks kernels and store on this machine");
-  CLI::App* log_level = app.add_subcommand("log-level", "sets how much the sidecar logs");
+  app.add_subcommand("drain", "stops admitting new sequences; existing sequences continue")
+      ->add_flag("--resume", arguments.resume, "ends the drain: admits new sequences again");
+  app.add_subcommand("selftest", "checks the kernels and the store on this machine");
+  CLI::App* log_level = app.add_subcommand("log-level", "sets the sidecar's log level");
   log_level
       ->add_option("LEVEL", arguments.log_level,
                    "trace, debug, info, warning, error, critical, off")

@@ -53,7 +53,7 @@ size_t StoredLayers(const Json& cache) {
 }
 
 std::string Segments(const Json& sequence) {
-  Table table({"SEGMENT", "TOKENS", "SLOTS", "STATE", "EPOCHS"});
+  Table table({"SEGMENT", "TOKENS", "SLOTS", "STATE", "GENERATIONS"});
   for (const Json& segment : sequence.at("segments")) {
     std::string epochs;
     for (const Json& epoch : segment.at("codebook_epochs")) {
@@ -86,7 +86,7 @@ uint64_t Seconds(const Json& seconds) { return static_cast<uint64_t>(seconds.get
 
 // Returns the reasons why a sequence is kept, and the time since its last use.
 std::string StateOf(const Json& sequence) {
-  std::string state = sequence.at("retained").get<bool>() ? "retained" : "in use";
+  std::string state = sequence.at("retained").get<bool>() ? "cached" : "in use";
   if (sequence.at("pinned_seconds").get<double>() > 0) {
     AddItem("pinned " + FormatSeconds(Seconds(sequence.at("pinned_seconds"))), &state);
   }
@@ -114,7 +114,7 @@ std::string IndexName(const Json& index_spec) {
 
 std::string ReportCaches(const Json& list_caches, const Json& list_sequences) {
   Table caches({"CACHE", "TENANT", "NAME", "FINGERPRINT", "LAYERS", "INDEX", "CAPACITY", "USED",
-                "FREE", "SEQUENCES", "RETAINED"});
+                "FREE", "SEQUENCES", "CACHED"});
   for (const Json& cache : list_caches.at("caches")) {
     caches.Add({Count(cache.at("cache_id")), cache.at("tenant"), cache.at("name"),
                 cache.at("model_fingerprint"), std::to_string(StoredLayers(cache)),
@@ -200,15 +200,16 @@ std::string ReportStats(const Json& stats) {
   text += "staging    " + Bytes(stats.at("staging_bytes")) + "\n";
   text += "builds     " + Count(stats.at("builds_in_flight")) + " in flight\n";
   text += "longest    " + Bytes(stats.at("largest_free_bytes")) + " free in one piece, " +
-          Fixed(stats.at("fragmentation").get<double>() * 100, 0) + " % of the free bytes apart\n";
-  text += "retained   " + Count(stats.at("retained_count")) + " sequences, " +
+          Fixed(stats.at("fragmentation").get<double>() * 100, 0) +
+          " % of the free bytes in other pieces\n";
+  text += "cached     " + Count(stats.at("retained_count")) + " sequences, " +
           Count(stats.at("pinned_count")) + " pinned\n";
   text += "evicted    " + Count(stats.at("evicted_sequences")) + " sequences, " +
           Bytes(stats.at("evicted_bytes")) + "\n";
   text += "prefixes   " + Count(stats.at("matched_tokens")) + " of " +
           Count(stats.at("prompt_tokens")) + " tokens found\n";
-  text += "memory     " + Bytes(stats.at("memory_available_bytes")) + " left to the sidecar\n";
-  if (stats.at("draining").get<bool>()) text += "draining   takes nothing new\n";
+  text += "memory     " + Bytes(stats.at("memory_available_bytes")) + " available to the sidecar\n";
+  if (stats.at("draining").get<bool>()) text += "draining   admits no new sequences\n";
   Table calls({"CALL", "STATUS", "COUNT", "MEAN ms", "MAX ms"});
   for (const Json& rpc : stats.at("rpcs")) {
     uint64_t total = 0;
@@ -224,10 +225,10 @@ std::string ReportStats(const Json& stats) {
 }
 
 std::string ReportDrain(const Json& drain) {
-  if (!drain.at("draining").get<bool>()) return "serves again\n";
+  if (!drain.at("draining").get<bool>()) return "not draining: admits new sequences\n";
   return "draining: " + Count(drain.at("session_count")) + " sessions with " +
          Count(drain.at("sequence_count")) + " sequences left, " +
-         Count(drain.at("calls_at_work")) + " calls at work\n";
+         Count(drain.at("calls_at_work")) + " calls in flight\n";
 }
 
 std::string ReportSelfTest(const Json& self_test) {
@@ -247,13 +248,14 @@ std::string ReportAdmission(const Json& admission) {
   if (verdict == "fits_now") return "fits now" + needs + "\n";
   if (verdict == "after_eviction") {
     return "fits after eviction" + needs + "; " + Bytes(admission.at("evicted_bytes")) +
-           " that nobody uses would go\n";
+           " of cached prefixes would be evicted\n";
   }
   if (verdict == "later") {
-    return "fits later" + needs + "; " + shortfall + " short until others let go, ask again in " +
+    return "fits later" + needs + "; " + shortfall +
+           " short until other sequences are released; retry in " +
            Count(admission.at("retry_after_ms")) + " ms\n";
   }
-  return "never fits" + needs + "; " + shortfall + " too much\n";
+  return "exceeds the capacity" + needs + "; " + shortfall + " over the limit\n";
 }
 
 std::string ReportPing(const std::string& endpoint, const Json& server_info, double milliseconds) {

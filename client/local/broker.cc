@@ -59,9 +59,8 @@ pqc_status Connect(const std::string& path, Clock::time_point deadline, int* con
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    return Retry(kRetryMemory,
-                 Fail(PQC_UNAVAILABLE, "", "broker: %s is longer than a socket's path may be",
-                      path.c_str()));
+    return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: %s is too long for a socket path",
+                                    path.c_str()));
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   const int socket_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -162,12 +161,12 @@ bool Terminated(const char (&text)[kSize]) {
 
 pqc_status CheckReply(const BrokerReply& reply, BrokerCall call) {
   if (reply.magic != BrokerReply::kMagic || reply.version != kvstore::kBrokerVersion) {
-    return Fail(PQC_FAILED_PRECONDITION, "", "broker: it speaks version %u, this client %u",
+    return Fail(PQC_FAILED_PRECONDITION, "", "broker: its protocol version is %u, this client's %u",
                 reply.version, kvstore::kBrokerVersion);
   }
   if (reply.call != call || !Terminated(reply.message) || !Terminated(reply.field) ||
       !Terminated(reply.session_token) || !Terminated(reply.boot_id) || !Terminated(reply.tenant)) {
-    return Fail(PQC_INTERNAL, "", "broker: its answer does not fit the request");
+    return Fail(PQC_INTERNAL, "", "broker: the answer does not match the request");
   }
   if (reply.status == 0) return PQC_OK;
   RefusalBuffer refusal;
@@ -251,7 +250,7 @@ pqc_status Broker::RequestAndReceive(const BrokerRequest& request, Clock::time_p
   if (!lock) return Fail(PQC_DEADLINE_EXCEEDED, "", "broker: busy with other requests");
   if (broken_)
     return Retry(kRetryMemory,
-                 Fail(PQC_UNAVAILABLE, "", "broker: an earlier request did not go out whole"));
+                 Fail(PQC_UNAVAILABLE, "", "broker: an earlier request was sent only in part"));
   if (pending_request_ && !IsRepeat(*pending_request_, request)) {
     if (const pqc_status status = ReceivePending(deadline, reply, descriptor); status != PQC_OK) {
       return status;
@@ -304,7 +303,8 @@ pqc_status Broker::OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
     return status;
   }
   if (mapped->size_bytes() / slot_count < slot_bytes) {
-    return Fail(PQC_INTERNAL, "", "broker: a staging ring of %zu bytes for %u slots of %llu",
+    return Fail(PQC_INTERNAL, "",
+                "broker: the staging ring has %zu bytes for %u slots of %llu bytes",
                 mapped->size_bytes(), slot_count, static_cast<unsigned long long>(slot_bytes));
   }
   *ring = std::move(mapped);

@@ -21,7 +21,7 @@ pqc_status Image::Parse(std::span<const std::byte> bytes, uint64_t sequence_id,
   const std::string wrong = kvstore::ParseAttachment(bytes, pool->size_bytes(), &attachment);
   if (!wrong.empty()) return Fail(PQC_INTERNAL, "", "attachment: %s", wrong.c_str());
   if (attachment.header.sequence_id != sequence_id) {
-    return Fail(PQC_INTERNAL, "", "attachment: of sequence %llu, not %llu",
+    return Fail(PQC_INTERNAL, "", "attachment: it is for sequence %llu, not %llu",
                 static_cast<unsigned long long>(attachment.header.sequence_id),
                 static_cast<unsigned long long>(sequence_id));
   }

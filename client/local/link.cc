@@ -33,12 +33,12 @@ pqc_status CheckControl(const Mapping& control) {
   const uint64_t offset = page.words_offset_bytes;
   if (offset % alignof(LeaseWords) != 0 || offset > control.size_bytes() ||
       page.word_count > (control.size_bytes() - offset) / sizeof(LeaseWords)) {
-    return Fail(PQC_INTERNAL, "", "control memory: words lie beyond its end");
+    return Fail(PQC_INTERNAL, "", "control memory: words are beyond its end");
   }
   const uint64_t slot_words = page.slot_words_offset_bytes;
   if (slot_words % sizeof(uint64_t) != 0 || slot_words > control.size_bytes() ||
       page.slot_word_count > (control.size_bytes() - slot_words) / sizeof(uint64_t)) {
-    return Fail(PQC_INTERNAL, "", "control memory: slot words lie beyond its end");
+    return Fail(PQC_INTERNAL, "", "control memory: slot words are beyond its end");
   }
   return PQC_OK;
 }
@@ -54,7 +54,7 @@ pqc_status LocalLink::Make(Parts parts, std::shared_ptr<LocalLink>* link) {
   if (const pqc_status status = CheckControl(*parts.control); status != PQC_OK) return status;
   std::shared_ptr<LocalLink> made(new LocalLink(std::move(parts)));
   if (!made->Lives())
-    return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended already"));
+    return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has already ended"));
   *link = std::move(made);
   return PQC_OK;
 }

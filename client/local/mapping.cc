@@ -24,7 +24,7 @@ pqc_status Mapping::Map(int descriptor, size_t size_bytes, MappingAccess access,
   // An access beyond the end of the file would raise SIGBUS.
   if (descriptor < 0 || fstat(descriptor, &status) != 0 || size_bytes == 0 ||
       static_cast<uint64_t>(status.st_size) < size_bytes) {
-    return Fail(PQC_INTERNAL, name, "the sidecar's memory is not of the %zu bytes that it says",
+    return Fail(PQC_INTERNAL, name, "the sidecar's memory is smaller than the announced %zu bytes",
                 size_bytes);
   }
   const int protection = access == MappingAccess::kRead ? PROT_READ : PROT_READ | PROT_WRITE;

@@ -8,7 +8,7 @@
 #include "client/error.h"
 #include "client/local/view.h"
 #include "client/pack.h"
-#include "kernels/gather.h"
+#include "kernels/rows/gather.h"
 #include "kvstore/read/layer_ops.h"
 
 namespace pqcached::client {
@@ -56,7 +56,7 @@ pqc_status CheckPositions(const LayerView& view, const PositionsView& positions,
     }
     if (ascending && i % positions.count != 0 && position <= positions.positions[i - 1]) {
       return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("positions[%zu]", i),
-                  "%u behind %u; they must ascend within a kv head", position,
+                  "%u after %u, must ascend within a kv head", position,
                   positions.positions[i - 1]);
     }
   }
@@ -237,7 +237,7 @@ pqc_status AttendLocally(const Pinned& pinned, const QueryView& query, uint32_t 
   // Another thread may have rolled the sequence back between selecting and attending.
   for (uint32_t kv_head = 0; count > 0 && kv_head < query.shape.kv_heads; ++kv_head) {
     if (scratch.positions[(kv_head + 1) * size_t{count} - 1] >= opened.view.token_count()) {
-      return Fail(PQC_ABORTED, "sequence", "it was rolled back meanwhile");
+      return Fail(PQC_ABORTED, "sequence", "it was rolled back during the call");
     }
   }
   WidenGroup(&opened.view, query.queries.shape[0]);

@@ -78,7 +78,7 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
   const LeaseWords* found = nullptr;
   pqc_status status = link->Words(answer.word_index, &found);
   if (status == PQC_OK && found->lease_id.load(std::memory_order_acquire) != answer.lease_id) {
-    status = Fail(PQC_INTERNAL, "", "lease: its words belong to another one");
+    status = Fail(PQC_INTERNAL, "", "lease: its words belong to another lease");
   }
   std::shared_ptr<Image> fetched;
   if (status == PQC_OK && answer.image.version != 0) {
@@ -99,7 +99,7 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
     ReplaceNewestLocked(std::move(fetched));
   }
   *image = newest_;
-  return newest_ ? PQC_OK : Fail(PQC_INTERNAL, "", "Attach: no attachment came");
+  return newest_ ? PQC_OK : Fail(PQC_INTERNAL, "", "Attach: the answer has no attachment");
 }
 
 void LocalSequence::LetGo(const LocalLink& present) {
@@ -234,8 +234,8 @@ pqc_status LocalSequence::Check(uint64_t epoch) const {
   if (const pqc_status status = session_->Check(); status != PQC_OK) return status;
   const uint64_t present = this->epoch();
   if (present / kWorker != epoch / kWorker) {
-    return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "",
-                                    "the sidecar's worker is another one by now; repeat the call"));
+    return Retry(kRetryMemory,
+                 Fail(PQC_UNAVAILABLE, "", "the sidecar's worker was replaced; repeat the call"));
   }
   const LeaseWords* now = words();
   if (!now) return Fail(PQC_ABORTED, "sequence", "its lease has ended");
@@ -247,7 +247,7 @@ pqc_status LocalSequence::Check(uint64_t epoch) const {
     return Fail(PQC_ABORTED, "sequence", "its lease was revoked: it was shortened or dropped");
   }
   if (present != epoch) {
-    return Fail(PQC_ABORTED, "sequence", "it was rolled back meanwhile");
+    return Fail(PQC_ABORTED, "sequence", "it was rolled back during the call");
   }
   return PQC_OK;
 }

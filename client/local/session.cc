@@ -115,7 +115,7 @@ pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
   if (!lock) {
     return Retry(kRetryMemory,
                  Fail(PQC_UNAVAILABLE, "",
-                      "the sidecar's worker has ended, and there is no other one in time"));
+                      "the sidecar's worker has ended, and no new worker has started in time"));
   }
   if (link()->Lives()) return PQC_OK;  // another thread was faster
   if (lost()) return ReportLost();
@@ -142,8 +142,8 @@ pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
   *again = true;
   return Retry(
       kRetryMemory,
-      Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended, and there is no other one yet: %s",
-           why.c_str()));
+      Fail(PQC_UNAVAILABLE, "",
+           "the sidecar's worker has ended, and no new worker has started yet: %s", why.c_str()));
 }
 
 void LocalSession::Replace(std::shared_ptr<LocalLink> link) {

@@ -7,7 +7,7 @@
 #include "client/error.h"
 #include "client/local/session.h"
 #include "client/pack.h"
-#include "kernels/stream.h"
+#include "kernels/base/stream.h"
 #include "kvstore/read/pages.h"
 
 namespace pqcached::client {
@@ -121,8 +121,8 @@ pqc_status Staging::Take(std::chrono::steady_clock::time_point deadline, Slot* s
     }
     if (other_ring()) continue;
     if (free_.empty()) {
-      return Fail(PQC_RESOURCE_EXHAUSTED, "", "staging: calls with all %u slots got no answer",
-                  slot_count_);
+      return Fail(PQC_RESOURCE_EXHAUSTED, "",
+                  "staging: all %u slots belong to calls without an answer", slot_count_);
     }
     *slot = TakeLocked();
     return PQC_OK;

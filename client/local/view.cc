@@ -5,7 +5,7 @@
 
 #include "client/error.h"
 #include "client/pack.h"
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 
 namespace pqcached::client {
 namespace {
@@ -75,7 +75,7 @@ pqc_status CheckCoded(const kvstore::LayerView& view, const IndexDescriptor& ind
     if (segment.index_data || segment_end <= begin || segment.first_position >= end) continue;
     return Retry(
         kRetryConflict,
-        Fail(PQC_ABORTED, "", "the index pq m=%u b=%u does not reach positions [%u, %u) yet",
+        Fail(PQC_ABORTED, "", "the index pq m=%u b=%u does not cover positions [%u, %u) yet",
              index.subspace_count, index.bits, segment.first_position, segment_end));
   }
   return PQC_OK;

@@ -14,7 +14,7 @@ namespace {
 constexpr uint64_t kReadPayloadBytes = 4 << 20;
 
 grpc::Status BadAnswer(const std::string& field, const std::string& what) {
-  return {grpc::StatusCode::INTERNAL, "the sidecar's answer does not fit: " + field + ": " + what};
+  return {grpc::StatusCode::INTERNAL, "the sidecar's answer is invalid: " + field + ": " + what};
 }
 
 uint64_t RowBytes(const FetchView& fetch) {

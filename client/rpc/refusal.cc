@@ -84,7 +84,7 @@ void ToRefusal(const grpc::Status& status, RefusalBuffer* refusal) {
 
 grpc::Status WorkerReplaced() {
   return Refuse(grpc::StatusCode::UNAVAILABLE, "",
-                "the sidecar's worker was replaced by another one; repeat the call", kRetryMemory);
+                "the sidecar's worker was replaced; repeat the call", kRetryMemory);
 }
 
 std::string FieldOf(const grpc::Status& status) { return DetailsOf(status).field; }

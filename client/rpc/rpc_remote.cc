@@ -138,7 +138,7 @@ grpc::Status RpcRemote::Connect(grpc::Channel& channel, Deadline deadline) const
     if (!session_.WaitOpen(deadline)) {
       return Refuse(
           grpc::StatusCode::UNAVAILABLE, "",
-          endpoint_ + ": the sidecar's worker has ended, and there is no other one in time",
+          endpoint_ + ": the sidecar's worker has ended, and no new worker has started in time",
           kRetryMemory);
     }
     if (channel.GetState(true) == GRPC_CHANNEL_READY) return grpc::Status::OK;

@@ -160,7 +160,7 @@ grpc::Status Session::RunStream(const v1::SessionOpen& open) {
   }
   const grpc::Status status = stream->Finish();
   if (!opened && (answered || status.ok())) {
-    return {grpc::StatusCode::INTERNAL, "the sidecar did not answer with `opened`"};
+    return {grpc::StatusCode::INTERNAL, "the sidecar's first answer was not `opened`"};
   }
   return status;
 }

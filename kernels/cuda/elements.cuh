@@ -1,11 +1,11 @@
-// Element access for rows and tensors on the device: the conversions of kernels/dtype.h.
+// Element access for rows and tensors on the device: the conversions of kernels/base/dtype.h.
 #ifndef PQCACHED_KERNELS_CUDA_ELEMENTS_CUH_
 #define PQCACHED_KERNELS_CUDA_ELEMENTS_CUH_
 
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/launch.cuh"
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 
 namespace pqcached::kernels::cuda {
 

@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/base/dtype.h"
 #include "kernels/cuda/status.h"
-#include "kernels/dtype.h"
 
 namespace pqcached::kernels::cuda {
 

@@ -1,7 +1,7 @@
 // Codes and codebooks on the device: PqEncode, and single k-means steps, for all kv heads and
 // sub-spaces of a layer at once.
 //
-// The definitions are those of kernels/pq_encode.h and kernels/kmeans.h, with the rounding that
+// The definitions are those of kernels/train/pq_encode.h and kernels/train/kmeans.h, with the rounding that
 // their instruction-set variants may have. Deterministic on one device: sums are added in a fixed
 // order, without atomics.
 #ifndef PQCACHED_KERNELS_CUDA_KMEANS_H_
@@ -10,9 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/base/dtype.h"
 #include "kernels/cuda/status.h"
-#include "kernels/dtype.h"
-#include "kernels/pq.h"
+#include "kernels/select/pq.h"
 
 namespace pqcached::kernels::cuda {
 

@@ -1,7 +1,7 @@
 // PackRows converts K and V from the layout of the engine to rows `[key | value]` on the device.
 // The prefill offload uses it to fill page-locked staging, which a Commit reads.
 //
-// This is the device variant of kernels/ingest.h without its checks: the sidecar checks for
+// This is the device variant of kernels/rows/ingest.h without its checks: the sidecar checks for
 // non-finite values and computes the checksum when it copies the rows out of staging.
 #ifndef PQCACHED_KERNELS_CUDA_PACK_H_
 #define PQCACHED_KERNELS_CUDA_PACK_H_
@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/base/dtype.h"
 #include "kernels/cuda/status.h"
-#include "kernels/dtype.h"
 
 namespace pqcached::kernels::cuda {
 
@@ -44,7 +44,7 @@ struct PackRowsArgs {
 };
 
 // Writes the row of token first_token + t and head h to rows + h * head_stride_bytes + t *
-// row_stride_bytes. Narrowing rounds as kernels/dtype.h does.
+// row_stride_bytes. Narrowing rounds as kernels/base/dtype.h does.
 //
 // Errors: those of the launch; cudaErrorInvalidValue when a number is out of range.
 KernelStatus PackRows(const PackRowsArgs& args, Stream stream);

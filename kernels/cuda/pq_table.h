@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/status.h"
-#include "kernels/pq.h"
+#include "kernels/select/pq.h"
 
 namespace pqcached::kernels::cuda {
 

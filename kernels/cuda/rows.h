@@ -106,7 +106,7 @@ struct GatherRowsArgs {
   const std::byte* const* addresses = nullptr;  // [lane, address_stride]
   size_t address_stride = 0;
   const uint32_t* row_counts = nullptr;  // [lane]
-  size_t part_begin_bytes = 0;           // as in kernels/gather.h; both are multiples of 16
+  size_t part_begin_bytes = 0;           // as in kernels/rows/gather.h; both are multiples of 16
   size_t part_bytes = 0;
   std::byte* target = nullptr;     // [lane, address_stride, target_stride_bytes], aligned to 16
   size_t target_stride_bytes = 0;  // >= part_bytes, a multiple of 16

@@ -5,7 +5,7 @@
 // Candidates of a lane are divided into *chunks*, pieces of its spans. Two tables in device memory,
 // which the host updates between steps, list the candidates and the number of tokens to select, so
 // that the launches stay the same. Logits, values, GQA head aggregation (group rules) and ties are
-// defined in kernels/pq_select.h and kernels/score_select.h. With one head, and with mean or max of
+// defined in kernels/select/pq_select.h and kernels/select/score_select.h. With one head, and with mean or max of
 // logits, the positions equal those of the CPU exactly; the softmax rules may differ in tokens
 // within the stated rounding.
 #ifndef PQCACHED_KERNELS_CUDA_SELECT_H_
@@ -14,9 +14,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/base/group_rule.h"
 #include "kernels/cuda/status.h"
-#include "kernels/group_rule.h"
-#include "kernels/pq.h"
+#include "kernels/select/pq.h"
 
 namespace pqcached::kernels::cuda {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "kernels/pq_postings.h"
+#include "kernels/select/cells/pq_postings.h"
 
 namespace pqcached::kvstore {
 namespace {

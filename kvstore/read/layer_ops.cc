@@ -5,12 +5,12 @@
 #include <functional>
 #include <new>
 
-#include "kernels/attend.h"
-#include "kernels/check.h"
-#include "kernels/exact_score.h"
-#include "kernels/pq_select.h"
-#include "kernels/pq_table.h"
-#include "kernels/score_select.h"
+#include "kernels/attend/attend.h"
+#include "kernels/base/check.h"
+#include "kernels/select/exact/exact_score.h"
+#include "kernels/select/pq_select.h"
+#include "kernels/select/pq_table.h"
+#include "kernels/select/score_select.h"
 
 namespace pqcached::kvstore {
 namespace {

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/exec.h"
+#include "kernels/base/exec.h"
 #include "kvstore/read/layer_view.h"
 #include "kvstore/read/selection.h"
 

@@ -12,9 +12,9 @@
 #include <span>
 #include <vector>
 
-#include "kernels/attend.h"
-#include "kernels/dtype.h"
-#include "kernels/pq.h"
+#include "kernels/attend/attend.h"
+#include "kernels/base/dtype.h"
+#include "kernels/select/pq.h"
 #include "kvstore/read/layout.h"
 
 namespace pqcached::kvstore {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/group_rule.h"
+#include "kernels/base/group_rule.h"
 #include "kvstore/read/layout.h"
 
 namespace pqcached::kvstore {

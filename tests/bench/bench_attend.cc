@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/attend.h"
-#include "kernels/pq_table.h"
+#include "kernels/attend/attend.h"
+#include "kernels/select/pq_table.h"
 #include "tests/bench/cell_order.h"
 #include "tests/bench/code_arena.h"
 #include "tests/bench/naive.h"

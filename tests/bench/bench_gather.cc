@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/exact_score.h"
-#include "kernels/gather.h"
+#include "kernels/rows/gather.h"
+#include "kernels/select/exact/exact_score.h"
 #include "tests/bench/code_arena.h"
 #include "tests/bench/report.h"
 #include "tests/bench/rounds.h"

@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/crc32c.h"
-#include "kernels/dtype.h"
-#include "kernels/ingest.h"
-#include "kernels/int8_row.h"
-#include "kernels/stream.h"
+#include "kernels/base/crc32c.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/stream.h"
+#include "kernels/rows/ingest.h"
+#include "kernels/rows/int8_row.h"
 #include "tests/bench/code_arena.h"
 #include "tests/bench/huge_buffer.h"
 #include "tests/bench/report.h"

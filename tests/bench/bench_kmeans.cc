@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/dtype.h"
-#include "kernels/kmeans.h"
-#include "kernels/pq_encode.h"
+#include "kernels/base/dtype.h"
+#include "kernels/train/kmeans.h"
+#include "kernels/train/pq_encode.h"
 #include "tests/bench/blas_peer.h"
 #include "tests/bench/code_arena.h"
 #include "tests/bench/faiss_peer.h"

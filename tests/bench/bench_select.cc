@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/exec.h"
-#include "kernels/pq.h"
+#include "kernels/base/exec.h"
+#include "kernels/select/pq.h"
 #include "tests/bench/code_arena.h"
 #include "tests/bench/faiss_peer.h"
 #include "tests/bench/naive.h"

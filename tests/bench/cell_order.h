@@ -14,8 +14,8 @@
 #include <span>
 #include <vector>
 
-#include "kernels/pq.h"
-#include "kernels/row_span.h"
+#include "kernels/base/row_span.h"
+#include "kernels/select/pq.h"
 
 namespace pqcached::bench {
 

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <random>
 
-#include "kernels/pq_postings.h"
-#include "kernels/pq_table.h"
+#include "kernels/select/cells/pq_postings.h"
+#include "kernels/select/pq_table.h"
 
 namespace pqcached::bench {
 

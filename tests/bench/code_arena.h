@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
-#include "kernels/group_rule.h"
-#include "kernels/pq.h"
-#include "kernels/pq_select.h"
+#include "kernels/base/group_rule.h"
+#include "kernels/select/pq.h"
+#include "kernels/select/pq_select.h"
 #include "tests/bench/huge_buffer.h"
 
 namespace pqcached::bench {

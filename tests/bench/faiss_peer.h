@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "kernels/pq.h"
+#include "kernels/select/pq.h"
 
 namespace pqcached::bench {
 

@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
-#include "kernels/dtype.h"
-#include "kernels/pq.h"
+#include "kernels/base/dtype.h"
+#include "kernels/select/pq.h"
 
 namespace pqcached::bench {
 

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <string>
 
-#include "kernels/exec.h"
+#include "kernels/base/exec.h"
 
 namespace pqcached::bench {
 namespace {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/dtype.h"
-#include "kernels/row_span.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/row_span.h"
 #include "tests/bench/huge_buffer.h"
 
 namespace pqcached::bench {

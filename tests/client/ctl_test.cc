@@ -172,7 +172,7 @@ TEST_F(CtlTest, TellsWhetherARequestWouldFit) {
     const std::vector<uint32_t> names = testing::Range(0, kTokens);
     Sequence sequence = Must(cache.CreateSequence({.prompt = {.token_ids = names}}));
     ASSERT_TRUE(sequence.Ingest(0, 0, layer.keys(0, kTokens), layer.values(0, kTokens)).ok());
-    expect(wanted, "VERDICT_LATER", " short until others let go, ask again in ");
+    expect(wanted, "VERDICT_LATER", " short until other sequences are released; retry in ");
     ASSERT_TRUE(sequence.Drop().ok());
   }
   expect(wanted, "VERDICT_AFTER_EVICTION", " that nobody uses would go");

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <memory>
 
-#include "kernels/pq.h"
+#include "kernels/select/pq.h"
 #include "kvstore/read/attachment.h"
 #include "tests/fuzz/bytes.h"
 #include "tests/fuzz/target.h"

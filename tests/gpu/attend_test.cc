@@ -10,8 +10,8 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/attend.h"
-#include "kernels/merge.h"
+#include "kernels/attend/attend.h"
+#include "kernels/attend/merge.h"
 #include "tests/gpu/device_array.h"
 #include "tests/kernels/row_data.h"
 

@@ -14,10 +14,10 @@
 #include "gpu/graph.h"
 #include "gpu/layer_codes.h"
 #include "gpu/row_staging.h"
+#include "kernels/base/dtype.h"
 #include "kernels/cuda/attend.h"
 #include "kernels/cuda/pq_table.h"
 #include "kernels/cuda/select.h"
-#include "kernels/dtype.h"
 #include "tests/gpu/device_array.h"
 
 namespace pqcached::gpu {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/cuda/select.h"
-#include "kernels/score_select.h"
+#include "kernels/select/score_select.h"
 #include "tests/gpu/device_array.h"
 #include "tests/kernels/row_data.h"
 

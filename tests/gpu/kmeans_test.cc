@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/kmeans.h"
-#include "kernels/pq_encode.h"
+#include "kernels/train/kmeans.h"
+#include "kernels/train/pq_encode.h"
 #include "tests/gpu/device_array.h"
 #include "tests/kernels/row_data.h"
 

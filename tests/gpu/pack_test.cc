@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 #include "tests/gpu/device_array.h"
 #include "tests/kernels/row_data.h"
 

@@ -16,7 +16,7 @@
 #include "client/pack.h"
 #include "client/sender.h"
 #include "client/step_thread.h"
-#include "kernels/pq_encode.h"
+#include "kernels/train/pq_encode.h"
 #include "kvstore/read/attachment.h"
 
 namespace pqcached::testing {

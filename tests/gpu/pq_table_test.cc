@@ -7,7 +7,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/pq_table.h"
+#include "kernels/select/pq_table.h"
 #include "tests/gpu/device_array.h"
 #include "tests/kernels/row_data.h"
 

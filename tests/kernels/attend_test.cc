@@ -1,6 +1,6 @@
 // Attention: every level against double precision, over spans, selections, shapes and extreme
 // logits; partial results merge.
-#include "kernels/attend.h"
+#include "kernels/attend/attend.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/merge.h"
+#include "kernels/attend/merge.h"
 #include "tests/kernels/row_data.h"
 
 namespace pqcached::kernels {

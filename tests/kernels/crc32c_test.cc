@@ -1,5 +1,5 @@
 // CRC32C: known values, and every level against the definition bit by bit.
-#include "kernels/crc32c.h"
+#include "kernels/base/crc32c.h"
 
 #include <gtest/gtest.h>
 

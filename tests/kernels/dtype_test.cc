@@ -1,5 +1,5 @@
 // Scalar conversions: all 16-bit values, and rounding against the nearest representable neighbours.
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 
 #include <gtest/gtest.h>
 

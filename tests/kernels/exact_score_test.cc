@@ -1,5 +1,5 @@
 // ExactScores: every level against double precision.
-#include "kernels/exact_score.h"
+#include "kernels/select/exact/exact_score.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Exec: levels form a ladder and their names can be parsed back.
-#include "kernels/exec.h"
+#include "kernels/base/exec.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // GatherRows: every level copies exactly the bytes asked for and touches no others.
-#include "kernels/gather.h"
+#include "kernels/rows/gather.h"
 
 #include <gtest/gtest.h>
 

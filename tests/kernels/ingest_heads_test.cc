@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/ingest.h"
+#include "kernels/rows/ingest.h"
 #include "tests/kernels/row_data.h"
 #include "tests/kernels/tensor_data.h"
 

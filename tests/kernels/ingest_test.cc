@@ -1,6 +1,6 @@
 // IngestRows: every level writes the bytes that scalar conversion gives, sums them up, and names
 // the first offender.
-#include "kernels/ingest.h"
+#include "kernels/rows/ingest.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/crc32c.h"
+#include "kernels/base/crc32c.h"
 #include "tests/kernels/row_data.h"
 #include "tests/kernels/tensor_data.h"
 

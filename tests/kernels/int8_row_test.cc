@@ -1,6 +1,6 @@
 // Int8 rows: every level writes the bits of the definition, names the first offender, and reads
 // back what it wrote within half a scale.
-#include "kernels/int8_row.h"
+#include "kernels/rows/int8_row.h"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/crc32c.h"
-#include "kernels/ingest.h"
+#include "kernels/base/crc32c.h"
+#include "kernels/rows/ingest.h"
 #include "tests/kernels/row_data.h"
 #include "tests/kernels/tensor_data.h"
 

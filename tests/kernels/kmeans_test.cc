@@ -1,6 +1,6 @@
 // k-means: every level against double precision, and what happens to empty clusters and few
 // samples.
-#include "kernels/kmeans.h"
+#include "kernels/train/kmeans.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // MergePartials: the identities that make partial attentions composable.
-#include "kernels/merge.h"
+#include "kernels/attend/merge.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <map>
 
-#include "kernels/pq_postings.h"
+#include "kernels/select/cells/pq_postings.h"
 
 namespace pqcached::kernels {
 namespace {

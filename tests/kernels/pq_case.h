@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/exec.h"
-#include "kernels/group_rule.h"
-#include "kernels/pq.h"
-#include "kernels/pq_select.h"
+#include "kernels/base/exec.h"
+#include "kernels/base/group_rule.h"
+#include "kernels/select/pq.h"
+#include "kernels/select/pq_select.h"
 
 namespace pqcached::kernels {
 

@@ -1,5 +1,5 @@
 // PqEncode: every level picks a nearest centroid, and writes only the slots that it was given.
-#include "kernels/pq_encode.h"
+#include "kernels/train/pq_encode.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // PqBuildPostings: every level against the definition.
-#include "kernels/pq_postings.h"
+#include "kernels/select/cells/pq_postings.h"
 
 #include <gtest/gtest.h>
 

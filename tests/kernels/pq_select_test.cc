@@ -1,5 +1,5 @@
 // PqSelect, PqScore and PqCountCells: every level against brute force over the definition.
-#include "kernels/pq_select.h"
+#include "kernels/select/pq_select.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/pq_postings.h"
+#include "kernels/select/cells/pq_postings.h"
 #include "tests/kernels/pq_case.h"
 
 namespace pqcached::kernels {

@@ -1,5 +1,5 @@
 // BuildTables: every level against double precision.
-#include "kernels/pq_table.h"
+#include "kernels/select/pq_table.h"
 
 #include <gtest/gtest.h>
 

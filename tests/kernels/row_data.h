@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/dtype.h"
-#include "kernels/exec.h"
-#include "kernels/row_span.h"
+#include "kernels/base/dtype.h"
+#include "kernels/base/exec.h"
+#include "kernels/base/row_span.h"
 
 namespace pqcached::kernels {
 

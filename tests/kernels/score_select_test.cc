@@ -1,5 +1,5 @@
 // ScoreSelect: every level against brute force in double precision.
-#include "kernels/score_select.h"
+#include "kernels/select/score_select.h"
 
 #include <gtest/gtest.h>
 

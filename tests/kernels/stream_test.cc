@@ -1,5 +1,5 @@
 // StreamRows: every level packs the rows, and writes nothing else.
-#include "kernels/stream.h"
+#include "kernels/base/stream.h"
 
 #include <gtest/gtest.h>
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/dtype.h"
-#include "kernels/ingest.h"
+#include "kernels/base/dtype.h"
+#include "kernels/rows/ingest.h"
 #include "tests/kernels/row_data.h"
 
 namespace pqcached::kernels {

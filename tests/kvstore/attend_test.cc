@@ -1,6 +1,6 @@
 #include <numeric>
 
-#include "kernels/merge.h"
+#include "kernels/attend/merge.h"
 #include "tests/kvstore/fixture.h"
 
 namespace pqcached::kvstore {
@@ -16,7 +16,7 @@ using testing::SmallOptions;
 using testing::SmallSpec;
 using testing::TestSequence;
 
-// Bounds of kernels/attend.h for values of magnitude about 4, with bf16 dot products the wide one.
+// Bounds of kernels/attend/attend.h for values of magnitude about 4, with bf16 dot products the wide one.
 double OutputTolerance(kernels::DType dtype) {
   return dtype == kernels::DType::kBf16 ? 2e-2 : 1e-4;
 }

@@ -190,7 +190,8 @@ TEST_F(BrokerTest, WrongRequestsAreAnsweredOrEndTheConnection) {
   EXPECT_EQ(status_of([](BrokerRequest& r) { r.version = 2; }), StatusCode::UNIMPLEMENTED);
   BrokerRequest other = BrokerConnection::Hello();
   other.version = 2;
-  EXPECT_STREQ(BrokerConnection(path()).Call(other).message, "version is 2; this sidecar speaks 1");
+  EXPECT_STREQ(BrokerConnection(path()).Call(other).message,
+               "version is 2; this sidecar supports 1");
   EXPECT_EQ(status_of([](BrokerRequest& r) { r.reserved = 2; }), StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(status_of([](BrokerRequest& r) { r.call = BrokerCall::kOpenPool; }),
             StatusCode::FAILED_PRECONDITION);

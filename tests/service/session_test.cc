@@ -119,7 +119,7 @@ TEST_F(SessionTest, SessionsThatCannotBe) {
   EXPECT_TRUE(Failed(OpenSession(endpoint(), {tenant}), invalid, "open.tenant"));
   EXPECT_TRUE(Failed(OpenSession(endpoint(), {name}), invalid, "open.client_name"));
   EXPECT_TRUE(Failed(OpenSession(endpoint(), {open, heartbeat, open}), invalid,
-                     "open: the session is open already"));
+                     "open: the session is already open"));
   grpc::ClientContext context;
   const auto client = Connect();  // the failed ones left no session behind
   EXPECT_EQ(client->token().size(), 32u);

@@ -148,7 +148,7 @@ TEST_F(SupervisorTest, KillsAWorkerThatDoesNotAnswer) {
   options_.start_timeout = absl::Seconds(60);
   EXPECT_EQ(Run({"hang", "end"}).exit_code, 0);
   EXPECT_EQ(starts(), 2u);
-  EXPECT_THAT(Read("log"), HasSubstr("because=\"it does not answer\""));
+  EXPECT_THAT(Read("log"), HasSubstr("because=\"did not answer the watchdog\""));
   EXPECT_EQ(Read("watchdog"), "50ms");
 }
 

@@ -160,7 +160,7 @@ def main():
         ends = (0, 0) if index is None and ratio is None else (SINK, WINDOW)
         print(f"{name:24}{right}{ends[0]:>13}+{ends[1]:>3}+{max(s for _, _, s in every):>6}  "
               f"{1000 * np.median([s for _, s, _ in every]):>9.2f}")
-    print(f"prefill, hand-over and builds: {np.mean(prefills):.1f} s per context")
+    print(f"prefill, ingest and index builds: {np.mean(prefills):.1f} s per context")
 
 
 if __name__ == "__main__":

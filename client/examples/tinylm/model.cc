@@ -37,9 +37,9 @@ class Safetensors {
  public:
   explicit Safetensors(std::string bytes) : bytes_(std::move(bytes)) {
     uint64_t header_bytes = 0;
-    if (bytes_.size() < sizeof header_bytes) Fail("header", "is cut short");
+    if (bytes_.size() < sizeof header_bytes) Fail("header", "is truncated");
     std::memcpy(&header_bytes, bytes_.data(), sizeof header_bytes);
-    if (header_bytes > bytes_.size() - sizeof header_bytes) Fail("header", "is cut short");
+    if (header_bytes > bytes_.size() - sizeof header_bytes) Fail("header", "is truncated");
     data_begin_ = sizeof header_bytes + header_bytes;
     header_ = json::parse(bytes_.begin() + sizeof header_bytes,
                           bytes_.begin() + static_cast<std::ptrdiff_t>(data_begin_));
@@ -56,8 +56,9 @@ class Safetensors {
     for (const uint64_t size : shape) count *= size;
     const auto begin = entry.at("data_offsets").at(0).get<uint64_t>();
     const auto end = entry.at("data_offsets").at(1).get<uint64_t>();
-    if (begin > end || end > bytes_.size() - data_begin_) Fail(name, "lies outside the file");
-    if (end - begin != count * (is_half ? 2 : 4)) Fail(name, "has a size that is not its shape's");
+    if (begin > end || end > bytes_.size() - data_begin_) Fail(name, "is outside of the file");
+    if (end - begin != count * (is_half ? 2 : 4))
+      Fail(name, "has a size that does not match its shape");
 
     const char* from = bytes_.data() + data_begin_ + begin;
     std::vector<float> values(count);
@@ -123,7 +124,7 @@ Config ParseConfig(const json& file) {
                     config.window > 0 && file.at("head_dim") == kHeadDim &&
                     config.hidden % kPanelColumns == 0 && config.vocabulary % kPanelColumns == 0 &&
                     config.intermediate % kPanelColumns == 0;
-  if (!fits) throw std::runtime_error("has sizes that this engine was not made for");
+  if (!fits) throw std::runtime_error("has sizes that this engine does not support");
   return config;
 }
 

@@ -53,7 +53,7 @@ void WriteAll(int socket, const void* data, size_t bytes) {
   const auto* from = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t count = send(socket, from, bytes, MSG_NOSIGNAL);
-    if (count <= 0) throw std::runtime_error("a rank's process has gone");
+    if (count <= 0) throw std::runtime_error("a rank's process has ended");
     from += count;
     bytes -= static_cast<size_t>(count);
   }
@@ -177,7 +177,7 @@ RankProcess::RankProcess(const std::string& program, const std::string& model_di
   }
   close(pair[1]);
   socket_ = pair[0];
-  if (pid_ < 0) throw std::runtime_error("no process for a rank");
+  if (pid_ < 0) throw std::runtime_error("cannot start a rank's process");
 }
 
 RankProcess::RankProcess(RankProcess&& other) noexcept
@@ -199,11 +199,11 @@ void RankProcess::Send(const Command& command, const std::vector<float>& floats)
 AttendedTokens RankProcess::Receive(std::vector<float>& floats) const {
   Reply reply;
   if (!ReadAll(socket_, &reply, sizeof reply)) {
-    throw std::runtime_error("a rank's process has gone");
+    throw std::runtime_error("a rank's process has ended");
   }
   floats.resize(reply.float_count);
   if (!ReadAll(socket_, floats.data(), floats.size() * sizeof(float))) {
-    throw std::runtime_error("a rank's process has gone");
+    throw std::runtime_error("a rank's process has ended");
   }
   if (reply.error[0] != 0) throw std::runtime_error(reply.error);
   return reply.attended;

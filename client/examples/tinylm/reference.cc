@@ -48,7 +48,7 @@ void Compare(const Answer& answer, const json& expected, const std::string& wher
   if (!expected.contains("logits_after_first_input")) return;
   const auto logits = expected.at("logits_after_first_input").get<std::vector<float>>();
   if (logits.size() != answer.first_logits.size()) {
-    throw std::runtime_error(where + ": the reference has another number of logits");
+    throw std::runtime_error(where + ": the reference has a different number of logits");
   }
   for (size_t token = 0; token < logits.size(); ++token) {
     const float error = std::abs(logits[token] - answer.first_logits[token]);

@@ -114,7 +114,7 @@ void BatchSteps::DoAll() {
   error_.clear();
   try {
     if (!queries_.empty() && !endings_.empty()) {
-      throw std::runtime_error("the members of a batch are not in step");
+      throw std::runtime_error("the members of a batch call in different order");
     }
     if (!queries_.empty()) AttendAll();
     if (!endings_.empty()) EndAll();

@@ -260,9 +260,9 @@ void Report::PrintLength(const LengthTally& tally) const {
     }
     std::printf("  %.2f s in all\n", build.seconds);
   }
-  std::printf("prefill, hand-over and builds: %.1f s per context; %.1f MiB of pool per context\n",
-              tally.prefill_seconds / tally.contexts,
-              static_cast<double>(tally.pool_bytes) / kMebibyte);
+  std::printf(
+      "prefill, ingest and index builds: %.1f s per context; %.1f MiB of pool per context\n",
+      tally.prefill_seconds / tally.contexts, static_cast<double>(tally.pool_bytes) / kMebibyte);
 }
 
 json Report::ToJson() const {

@@ -318,7 +318,7 @@ typedef struct pqc_client_options {
  * Errors: PQC_INVALID_ARGUMENT     endpoint, tenant, path, staging_slot_*
  *         PQC_UNIMPLEMENTED        an endpoint that is not on this host
  *         PQC_FAILED_PRECONDITION  libpqcached_rpc cannot be loaded or belongs to another release:
- *                                  install the two libraries of one release
+ *                                  install the two libraries of the same release
  *         PQC_PERMISSION_DENIED    the tenant belongs to other users of this host
  *         PQC_RESOURCE_EXHAUSTED   the sidecar has max_sessions sessions: repeat later
  *         PQC_UNAVAILABLE          no process listens at the endpoint: repeat once it runs

@@ -44,7 +44,7 @@ def text(name: str, value: Any) -> bytes:
         raise TypeError(f"{name}: {type(value).__name__}; must be a str")
     encoded = value.encode("utf-8")
     if b"\0" in encoded:
-        raise InvalidArgument(f"{name}: must not hold a NUL")
+        raise InvalidArgument(f"{name}: must not contain a NUL character")
     return encoded
 
 

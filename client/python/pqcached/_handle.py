@@ -52,7 +52,7 @@ class Handle:
     def __enter__(self) -> int:
         abi.clear_error_text()
         if self._forks != _forks:
-            raise FailedPrecondition(f"{self._what}: opened before a fork; a child needs a client of its own")
+            raise FailedPrecondition(f"{self._what}: opened before a fork; a child needs its own client")
         root = self._root
         with self._lock:
             if self._closed:

@@ -108,7 +108,7 @@ class Selection:
 
     def __post_init__(self) -> None:
         if (self.ratio is None) == (self.token_count is None):
-            raise InvalidArgument("selection: either ratio or token_count has to be said")
+            raise InvalidArgument("selection: give either ratio or token_count")
         self.c()
 
     def c(self) -> abi.Selection:

@@ -203,7 +203,7 @@ class Step(Closable):
             raise FailedPrecondition("step: it is closed")
         status = self._handle.close(end)
         if status is None:
-            raise FailedPrecondition("step: another thread uses it")
+            raise FailedPrecondition("step: another thread is using it")
         abi.check(status)
 
 

@@ -188,13 +188,13 @@ class Session:
     def _check(self, module: Any, mask: Optional[torch.Tensor], scaling: float, kwargs: Dict[str, Any]) -> None:
         for name in ("softcap", "s_aux"):
             if kwargs.get(name) is not None:
-                raise Unimplemented(f"{name}: attention with it is not in this version")
+                raise Unimplemented(f"{name}: attention with it is not supported in this version")
         if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
             raise Unimplemented("is_causal: only causal attention")
         if kwargs.get("dropout"):
             raise Unimplemented("dropout: for inference only")
         if not _masks_nothing(mask):
-            raise Unimplemented("attention_mask: padded batches and static caches are not in this version")
+            raise Unimplemented("attention_mask: padded batches and static caches are not supported in this version")
         if self._scaling and scaling != self._scaling:
             raise Unimplemented(f"scaling: {scaling}, but {self._scaling} in the layers before")
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 
 namespace pqcached::bench {
 namespace {

@@ -15,7 +15,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kvstore/store.h"
 
 namespace pqcached::kvstore {

@@ -13,7 +13,7 @@
 #include <string>
 #include <thread>
 
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 #include "tests/bench/report.h"
 
 namespace pqcached::bench {

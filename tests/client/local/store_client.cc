@@ -49,7 +49,7 @@ pqc_status MapShared(const absl::StatusOr<kvstore::SharedMemory>& memory, Mappin
 
 absl::Status CheckBoot(const Sidecar& sidecar, uint64_t boot_word) {
   if (boot_word == 0 || boot_word == sidecar.boot_word) return absl::OkStatus();
-  return absl::UnavailableError("the sidecar's worker is another one by now; repeat the call");
+  return absl::UnavailableError("the sidecar's worker was replaced; repeat the call");
 }
 
 class StoreHost final : public LocalHost {

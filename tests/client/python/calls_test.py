@@ -485,7 +485,7 @@ class RefusalsTest(DaemonTest):
         invalid = pqcached.InvalidArgument
         layers = pqcached.LayerGroup
         for arguments, error, part in (
-                ({"name": ""}, invalid, "name"), ({"name": "a\0b"}, invalid, "name: must not hold a NUL"),
+                ({"name": ""}, invalid, "name"), ({"name": "a\0b"}, invalid, "name: must not contain a NUL character"),
                 ({"name": 7}, TypeError, "name: int"), ({"fingerprint": "f" * 257}, invalid, "fingerprint"),
                 ({"capacity": -1}, invalid, "capacity_bytes"), ({"capacity": 1 << 40}, pqcached.ResourceExhausted, "byte"),
                 ({"groups": [layers([0], 2, 6, 36, 64)]}, invalid, "key_dim"),

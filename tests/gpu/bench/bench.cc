@@ -5,7 +5,7 @@
 #include <random>
 #include <utility>
 
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 
 namespace pqcached::bench {
 

@@ -11,8 +11,8 @@
 
 #include "kernels/cuda/kmeans.h"
 #include "kernels/cuda/pack.h"
-#include "kernels/kmeans.h"
-#include "kernels/pq_encode.h"
+#include "kernels/train/kmeans.h"
+#include "kernels/train/pq_encode.h"
 #include "tests/gpu/bench/bench.h"
 #include "tests/gpu/bench/matrix.h"
 

@@ -1,5 +1,5 @@
 // For the emulation, and where there is no cuBLAS.
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 #include "tests/gpu/bench/bench.h"
 #include "tests/gpu/bench/matrix.h"
 

@@ -12,7 +12,7 @@
 
 #include "kernels/cuda/pq_table.h"
 #include "kernels/cuda/select.h"
-#include "kernels/pq.h"
+#include "kernels/select/pq.h"
 #include "tests/gpu/bench/bench.h"
 
 namespace pqcached::bench {

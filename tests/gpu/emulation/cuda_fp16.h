@@ -1,8 +1,8 @@
-// The part of CUDA's cuda_fp16.h that the kernels use, over kernels/dtype.h.
+// The part of CUDA's cuda_fp16.h that the kernels use, over kernels/base/dtype.h.
 #ifndef PQCACHED_TESTS_GPU_EMULATION_CUDA_FP16_H_
 #define PQCACHED_TESTS_GPU_EMULATION_CUDA_FP16_H_
 
-#include "kernels/dtype.h"
+#include "kernels/base/dtype.h"
 
 // NOLINTBEGIN: names are CUDA's.
 struct __half {

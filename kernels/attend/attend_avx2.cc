@@ -1,0 +1,9 @@
+#include "kernels/base/simd/simd_avx2.h"
+// Vec must be included first: the next headers are written in terms of it.
+#include "kernels/attend/attend_simd.h"
+
+namespace pqcached::kernels::internal {
+
+void AttendAvx2(const AttendCall& call) { AttendByType(call); }
+
+}  // namespace pqcached::kernels::internal

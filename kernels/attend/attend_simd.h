@@ -1,0 +1,351 @@
+// Attention over rows by address, written once for every Vec.
+//
+// Rows are processed in blocks of kBlockRows. During the work on a block (dot products, online
+// softmax, weighted sum of values, for up to four heads at a time), the rows of the next block are
+// prefetched into L2, keys during the dot products and values during the sum, so that memory is
+// always busy. Without prefetching, every few rows cost a full memory latency.
+//
+// The parameter `Math` defines how products are computed; FmaMath works for all dtypes. Include
+// after one of simd_*.h; everything is local to the including file.
+// simd_*.h; everything is local to the including file.
+#ifndef PQCACHED_KERNELS_ATTEND_ATTEND_SIMD_H_
+#define PQCACHED_KERNELS_ATTEND_ATTEND_SIMD_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/attend/attend_internal.h"
+#include "kernels/attend/prefetch_simd.h"
+#include "kernels/base/simd/dot_simd.h"
+
+namespace pqcached::kernels {
+namespace {
+
+using internal::AttendCall;
+using internal::AttendHead;
+
+constexpr float kInfinity = __builtin_inff();
+constexpr float kLargestFloat = 3.40282347e+38f;
+
+// Scratch of one pass, for `head_count` heads.
+struct Workspace {
+  float* queries;     // [heads, PaddedDim(key_dim)], in the format of Math
+  float* values;      // [heads, PaddedDim(value_dim)] weighted sums, in the order of Math
+  float* logits;      // [heads, kBlockRows], then the weights in the format of Math
+  AttendHead* heads;  // [heads]
+  uint32_t query_stride;
+  uint32_t value_stride;
+};
+
+// Returns exp(x) for x <= 0, 0 below -87; relative error below 2e-7. NaN gives 0.
+PQC_INLINE Vec::F Exp(Vec::F x) {
+  const Vec::F clamped = Vec::Max(x, Vec::Set(-87.0f));
+  const Vec::F n = Vec::Round(clamped * Vec::Set(1.44269504f));
+  Vec::F r = Vec::NegMulAdd(n, Vec::Set(0.693359375f), clamped);
+  r = Vec::NegMulAdd(n, Vec::Set(-2.12194440e-4f), r);
+  Vec::F p = Vec::Set(1.9875691500e-4f);
+  p = Vec::MulAdd(p, r, Vec::Set(1.3981999507e-3f));
+  p = Vec::MulAdd(p, r, Vec::Set(8.3334519073e-3f));
+  p = Vec::MulAdd(p, r, Vec::Set(4.1665795894e-2f));
+  p = Vec::MulAdd(p, r, Vec::Set(1.6666665459e-1f));
+  p = Vec::MulAdd(p, r, Vec::Set(5.0000001201e-1f));
+  p = Vec::MulAdd(p * r, r, r + Vec::Set(1.0f));
+  return Vec::ZeroIfLess(x, -87.0f, Vec::Ldexp(p, n));
+}
+
+// Returns softcap * tanh(x / softcap); absolute error about 1e-7 * softcap.
+PQC_INLINE Vec::F Softcap(Vec::F x, float softcap) {
+  const Vec::F e = Exp(Vec::Abs(x) * Vec::Set(-2.0f / softcap));
+  const Vec::F one = Vec::Set(1.0f);
+  const Vec::F tanh = (one - e) / (one + e);
+  return Vec::CopySign(tanh * Vec::Set(softcap), x);
+}
+
+// Produces the addresses of the rows to attend to, in order.
+struct RowCursor {
+  const AttendCall& call;
+  size_t span_index = 0;
+  size_t next = 0;  // index into positions, or row of the current span
+
+  // Sets rows[0, kBlockRows) and returns the number of valid ones; the entries after them repeat
+  // the last valid row.
+  uint32_t Fill(const std::byte** rows) {
+    if (!call.all_rows && next == call.position_count) return 0;
+    const uint32_t count = call.all_rows ? FillAll(rows) : FillByPositions(rows);
+    if (count == 0) return 0;
+    for (uint32_t i = count; i < kBlockRows; ++i) rows[i] = rows[count - 1];
+    return count;
+  }
+
+  uint32_t FillByPositions(const std::byte** rows) {
+    const size_t left = call.position_count - next;
+    const uint32_t count = left < kBlockRows ? static_cast<uint32_t>(left) : kBlockRows;
+    const uint32_t* positions = call.positions + next;
+    const size_t stride = call.row_stride_bytes;
+    const RowSpan* next_span = call.spans + span_index;
+    RowSpan span = *next_span;
+    for (uint32_t i = 0; i < count; ++i) {
+      while (positions[i] - span.first_position >= span.token_count) span = *++next_span;
+      rows[i] = span.rows + size_t{positions[i] - span.first_position} * stride;
+    }
+    span_index = static_cast<size_t>(next_span - call.spans);
+    next += count;
+    return count;
+  }
+
+  uint32_t FillAll(const std::byte** rows) {
+    const size_t stride = call.row_stride_bytes;
+    uint32_t count = 0;
+    for (; span_index < call.span_count; ++span_index, next = 0) {
+      const RowSpan span = call.spans[span_index];
+      const std::byte* row = span.rows + next * stride;
+      const size_t end = span.token_count - next < kBlockRows - count
+                             ? count + (span.token_count - next)
+                             : kBlockRows;
+      next += end - count;
+      for (; count < end; ++count, row += stride) rows[count] = row;
+      if (count == kBlockRows) break;
+    }
+    return count;
+  }
+};
+
+// Products in fp32, for rows of any dtype.
+template <DType kType>
+struct FmaMath {
+  static constexpr uint32_t kElementBytes = kType == DType::kF32 ? 4 : 2;
+  using Dots = FmaDots<kType>;
+
+  // Leaves the weights unchanged.
+  PQC_INLINE float PackWeights(float*, float weight_sum) { return weight_sum; }
+
+  // Adds weighted values of dims [dim, dim + kVectors * kLanes) to the sums.
+  template <int kHeads, int kVectors, bool kHalf, bool kPrefetch>
+  PQC_INLINE void AddValues(const Workspace& work, uint32_t head, const AttendCall& call,
+                            uint32_t dim, const std::byte* const* rows, uint32_t count,
+                            Prefetcher* ahead) {
+    using F = Vec::F;
+    const uint32_t columns = Prefetcher::Columns(call.value_dim * kElementBytes);
+    float* values = work.values + size_t{head} * work.value_stride + dim;
+    const float* weights = work.logits + size_t{head} * kBlockRows;
+    F sums[kHeads][kVectors];
+#pragma GCC unroll 4
+    for (int q = 0; q < kHeads; ++q) {
+      const F rescale = Vec::Set(work.heads[head + static_cast<uint32_t>(q)].rescale);
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) {
+        const float* from = values + static_cast<uint32_t>(q) * work.value_stride +
+                            static_cast<uint32_t>(v) * Vec::kLanes;
+        sums[q][v] = Vec::Load(from) * rescale;
+      }
+    }
+    for (uint32_t t = 0; t < count; ++t) {
+      if constexpr (kPrefetch) ahead->Advance(columns);
+      F value[kVectors];
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) {
+        const uint32_t index = call.key_dim + dim + static_cast<uint32_t>(v) * Vec::kLanes;
+        value[v] =
+            kHalf ? Vec::LoadRowHalf<kType>(rows[t], index) : Vec::LoadRow<kType>(rows[t], index);
+      }
+#pragma GCC unroll 4
+      for (int q = 0; q < kHeads; ++q) {
+        const F weight = Vec::Set(weights[static_cast<uint32_t>(q) * kBlockRows + t]);
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) {
+          sums[q][v] = Vec::MulAdd(weight, value[v], sums[q][v]);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < kHeads; ++q) {
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) {
+        Vec::Store(values + static_cast<uint32_t>(q) * work.value_stride +
+                       static_cast<uint32_t>(v) * Vec::kLanes,
+                   sums[q][v]);
+      }
+    }
+  }
+
+  template <int kHeads, bool kPrefetch>
+  static void Values(const Workspace& work, uint32_t head, const AttendCall& call,
+                     const std::byte* const* rows, uint32_t count, Prefetcher* ahead) {
+    constexpr int kWide = static_cast<int>(Vec::kAccumulators) / kHeads > 8
+                              ? 8
+                              : static_cast<int>(Vec::kAccumulators) / kHeads;
+    constexpr uint32_t kStep = static_cast<uint32_t>(kWide) * Vec::kLanes;
+    uint32_t dim = 0;
+    if (kStep <= call.value_dim) {
+      AddValues<kHeads, kWide, false, kPrefetch>(work, head, call, 0, rows, count, ahead);
+      dim = kStep;
+    } else if (kPrefetch) {
+      ahead->Advance(kBlockRows * Prefetcher::Columns(call.value_dim * kElementBytes));
+    }
+    for (; dim + kStep <= call.value_dim; dim += kStep) {
+      AddValues<kHeads, kWide, false, false>(work, head, call, dim, rows, count, nullptr);
+    }
+    for (; dim + Vec::kLanes <= call.value_dim; dim += Vec::kLanes) {
+      AddValues<kHeads, 1, false, false>(work, head, call, dim, rows, count, nullptr);
+    }
+    if (dim < call.value_dim) {
+      AddValues<kHeads, 1, true, false>(work, head, call, dim, rows, count, nullptr);
+    }
+  }
+
+  // Sets output[0, dim) = factor * sums, in the order of dims.
+  static void Finish(const float* sums, uint32_t dim, float factor, float* output) {
+    for (uint32_t i = 0; i < dim; ++i) output[i] = sums[i] * factor;
+  }
+};
+
+// Converts the logits of a block to weights and updates the head's state.
+template <class Math>
+PQC_INLINE void UpdateSoftmax(const Workspace& work, uint32_t head, uint32_t count, float softcap) {
+  using F = Vec::F;
+  float* logits = work.logits + size_t{head} * kBlockRows;
+  AttendHead& state = work.heads[head];
+  if (softcap > 0.0f) {
+    for (uint32_t i = 0; i < count; i += Vec::kLanes) {
+      Vec::Store(logits + i, Softcap(Vec::Load(logits + i), softcap));
+    }
+  }
+  for (uint32_t i = count; i < kBlockRows; ++i) logits[i] = -kInfinity;
+  F most = Vec::Set(state.largest);
+#pragma GCC unroll 2
+  for (uint32_t i = 0; i < kBlockRows; i += Vec::kLanes)
+    most = Vec::Max(Vec::Load(logits + i), most);
+  float largest = Vec::Largest(most);
+  if (largest > kLargestFloat) largest = kLargestFloat;
+  const float base = largest == -kInfinity ? 0.0f : largest;
+  F sum = Vec::Set(0.0f);
+#pragma GCC unroll 2
+  for (uint32_t i = 0; i < kBlockRows; i += Vec::kLanes) {
+    const F x = Vec::Min(Vec::Load(logits + i), Vec::Set(kLargestFloat));
+    const F weight = Exp(x - Vec::Set(base));
+    sum += weight;
+    Vec::Store(logits + i, weight);
+  }
+  const float weight_sum = Vec::Sum(sum);
+  const float norm_sum = Math::PackWeights(logits, weight_sum);
+  float rescale = 1.0f;
+  if (largest != state.largest) {
+    float lanes[Vec::kLanes];
+    Vec::Store(lanes, Exp(Vec::Set(state.largest - base)));
+    rescale = lanes[0];
+  }
+  state.rescale = rescale;
+  state.largest = largest;
+  state.weight_sum = state.weight_sum * rescale + weight_sum;
+  state.norm_sum = state.norm_sum * rescale + norm_sum;
+}
+
+// Processes one block for kHeads heads. When kPrefetch is set, `ahead` prefetches the next block
+// during the work.
+template <class Math, int kHeads, bool kPrefetch>
+void AttendBlock(const Workspace& work, uint32_t head, const AttendCall& call,
+                 const std::byte* const* rows, uint32_t count, Prefetcher* ahead) {
+  constexpr uint32_t kRows = Vec::kAccumulators / static_cast<uint32_t>(kHeads);
+  for (uint32_t t = 0; t < count; t += kRows) {
+    if constexpr (kPrefetch) {
+      ahead->Advance(kRows * Prefetcher::Columns(call.key_dim * Math::kElementBytes));
+    }
+    Math::Dots::template Tile<kHeads>(work.queries + size_t{head} * work.query_stride,
+                                      work.query_stride, call.key_dim, rows + t,
+                                      work.logits + size_t{head} * kBlockRows + t, kBlockRows);
+  }
+  for (uint32_t q = 0; q < static_cast<uint32_t>(kHeads); ++q) {
+    UpdateSoftmax<Math>(work, head + q, count, call.softcap);
+  }
+  Math::template Values<kHeads, kPrefetch>(work, head, call, rows, count, ahead);
+}
+
+template <class Math, bool kPrefetch>
+uint32_t AttendBlockWidest(const Workspace& work, uint32_t head, const AttendCall& call,
+                           const std::byte* const* rows, uint32_t count, Prefetcher* ahead) {
+  const uint32_t left = call.head_count - head;
+  if (left >= 4) {
+    AttendBlock<Math, 4, kPrefetch>(work, head, call, rows, count, ahead);
+    return 4;
+  }
+  if (left >= 2) {
+    AttendBlock<Math, 2, kPrefetch>(work, head, call, rows, count, ahead);
+    return 2;
+  }
+  AttendBlock<Math, 1, kPrefetch>(work, head, call, rows, count, ahead);
+  return 1;
+}
+
+inline Workspace CarveScratch(const AttendCall& call) {
+  Workspace work;
+  work.query_stride = PaddedDim(call.key_dim);
+  work.value_stride = PaddedDim(call.value_dim);
+  float* next = reinterpret_cast<float*>(call.scratch);
+  work.queries = next;
+  next += size_t{call.head_count} * work.query_stride;
+  work.values = next;
+  next += size_t{call.head_count} * work.value_stride;
+  work.logits = next;
+  next += size_t{call.head_count} * kBlockRows;
+  work.heads = reinterpret_cast<AttendHead*>(next);
+  return work;
+}
+
+template <class Math>
+void FinishHead(const AttendCall& call, const Workspace& work, uint32_t head) {
+  const AttendHead& state = work.heads[head];
+  const bool any = state.weight_sum > 0.0f;
+  Math::Finish(work.values + size_t{head} * work.value_stride, call.value_dim,
+               any ? 1.0f / state.norm_sum : 0.0f, call.output + size_t{head} * call.value_dim);
+  call.lse[head] = any ? state.largest + __builtin_logf(state.weight_sum) : -kInfinity;
+}
+
+template <class Math>
+void AttendWith(const AttendCall& call) {
+  const Workspace work = CarveScratch(call);
+  for (uint32_t head = 0; head < call.head_count; ++head) {
+    Math::Dots::PrepareQuery(call.queries + size_t{head} * call.key_dim, call.key_dim, call.scale,
+                             work.queries + size_t{head} * work.query_stride);
+    float* values = work.values + size_t{head} * work.value_stride;
+    for (uint32_t i = 0; i < work.value_stride; ++i) values[i] = 0.0f;
+    work.heads[head] = AttendHead{-kInfinity, 0.0f, 0.0f, 1.0f};
+  }
+
+  RowCursor feed{call};
+  const std::byte* rows[2][kBlockRows];
+  uint32_t current = 0;
+  uint32_t count = feed.Fill(rows[0]);
+  if (count > 0) {
+    const uint32_t row_bytes = (call.key_dim + call.value_dim) * Math::kElementBytes;
+    Prefetcher{rows[0]}.Advance(kBlockRows * Prefetcher::Columns(row_bytes));
+  }
+  while (count > 0) {
+    const std::byte* const* block = rows[current];
+    const uint32_t ahead_count = feed.Fill(rows[1 - current]);
+    Prefetcher ahead{rows[1 - current]};
+    uint32_t head =
+        ahead_count > 0 ? AttendBlockWidest<Math, true>(work, 0, call, block, count, &ahead) : 0;
+    while (head < call.head_count) {
+      head += AttendBlockWidest<Math, false>(work, head, call, block, count, nullptr);
+    }
+    current = 1 - current;
+    count = ahead_count;
+  }
+  for (uint32_t head = 0; head < call.head_count; ++head) FinishHead<Math>(call, work, head);
+}
+
+inline void AttendByType(const AttendCall& call) {
+  switch (call.dtype) {
+    case DType::kF16:
+      return AttendWith<FmaMath<DType::kF16>>(call);
+    case DType::kBf16:
+      return AttendWith<FmaMath<DType::kBf16>>(call);
+    case DType::kF32:
+      return AttendWith<FmaMath<DType::kF32>>(call);
+  }
+}
+
+}  // namespace
+}  // namespace pqcached::kernels
+
+#endif  // PQCACHED_KERNELS_ATTEND_ATTEND_SIMD_H_

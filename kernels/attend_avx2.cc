@@ -1,9 +1,0 @@
-#include "kernels/simd_avx2.h"
-// Vec must be included first: the next headers are written in terms of it.
-#include "kernels/attend_simd.h"
-
-namespace pqcached::kernels::internal {
-
-void AttendAvx2(const AttendCall& call) { AttendByType(call); }
-
-}  // namespace pqcached::kernels::internal

@@ -1,9 +1,0 @@
-#include "kernels/simd_avx512.h"
-// Vec must be included first: the next headers are written in terms of it.
-#include "kernels/exact_score_simd.h"
-
-namespace pqcached::kernels::internal {
-
-void ExactScoresAvx512(const ExactScoreCall& call) { ExactScoresByType(call); }
-
-}  // namespace pqcached::kernels::internal

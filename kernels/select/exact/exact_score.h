@@ -1,0 +1,43 @@
+// Exact scores: logits of a group of query heads against the keys of consecutive rows.
+//
+// Used for the flat index, for re-ranking and as the ground truth for every other index. The rows
+// are streamed once for the whole group.
+//
+// Stateless; thread-safe as long as outputs and scratch are not shared.
+#ifndef PQCACHED_KERNELS_SELECT_EXACT_EXACT_SCORE_H_
+#define PQCACHED_KERNELS_SELECT_EXACT_EXACT_SCORE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/base/dtype.h"
+#include "kernels/base/exec.h"
+
+namespace pqcached::kernels {
+
+struct ExactScoreArgs {
+  DType dtype = DType::kF16;
+  uint32_t key_dim = 0;         // 32..256, multiple of 8
+  size_t row_stride_bytes = 0;  // >= key_dim * DTypeBytes(dtype): the key is the start of a row
+  uint32_t group_size = 1;      // G >= 1
+  uint32_t token_count = 0;
+  float scale = 1.0f;
+  std::span<const float> queries;   // [G, key_dim]
+  const std::byte* rows = nullptr;  // row of the first token, any alignment
+  size_t score_stride =
+      0;  // >= token_count: distance between the scores of two query heads, in floats
+  std::span<float> scores;       // [G, score_stride]; [g, t] is overwritten for t < token_count
+  std::span<std::byte> scratch;  // at least ExactScoreScratchBytes(G, key_dim), any alignment
+};
+
+size_t ExactScoreScratchBytes(uint32_t group_size, uint32_t key_dim);
+
+// Sets scores[g, t] = scale * q_g . key_t, with fp32 products and sums (kReference: double). On
+// kAvx512Bf16 with bf16 rows the query is split into two bf16 parts. The error is at most 1e-5 *
+// |scale| * |q| * |key|, and 3e-5 * |scale| * |q| * |key| with bf16 dot products.
+void ExactScores(const Exec& exec, const ExactScoreArgs& args);
+
+}  // namespace pqcached::kernels
+
+#endif  // PQCACHED_KERNELS_SELECT_EXACT_EXACT_SCORE_H_

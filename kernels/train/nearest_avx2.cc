@@ -1,0 +1,13 @@
+#include "kernels/base/simd/simd_avx2.h"
+// Vec must be included first: the next headers are written in terms of it.
+#include "kernels/train/nearest_simd.h"
+
+namespace pqcached::kernels {
+
+const NearestOps kNearestAvx2 = {.find = FindF32,
+                                 .find_bf16 = nullptr,
+                                 .find_one = FindOne,
+                                 .add = AddSamples<float>,
+                                 .add_bf16 = nullptr};
+
+}  // namespace pqcached::kernels

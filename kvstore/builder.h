@@ -24,7 +24,7 @@ struct Epoch {
 // Returns the minimum number of tokens of a codebook generation for a build that covers
 // `token_count` tokens: a quarter of them, and at least `least`. A selection computes score tables
 // and a threshold per codebook, so generations of a fixed length would slow selection down as the
-// context grows, and shorter ones did not improve quality (README.md).
+// context grows, and shorter ones did not improve quality (tests/FIGURES.md).
 uint32_t EpochTokens(uint32_t token_count, uint32_t least);
 
 // Cuts segments into codebook generations of at least `epoch_tokens`; the remainder at the end

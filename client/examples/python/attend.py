@@ -34,11 +34,11 @@ def main(endpoint):
     with pqcached.Client(endpoint) as client:
         cache = client.open_cache("demo", model_fingerprint="demo-1", groups=[layers], capacity_bytes=64 << 20)
         with cache.create_sequence() as sequence:
-            sequence.ingest(0, 0, keys, values)  # [tokens, heads, dim]: numpy, torch or DLPack, any strides
+            sequence.ingest(0, 0, keys, values)  # [tokens, heads, dim]: numpy, torch or DLPack
             sequence.build_index(sink_tokens=SINK)
             attention = sequence.attend(0, TOKENS - 1, queries, pqcached.Selection(
                 ratio=0.1, sink_tokens=SINK, window_tokens=WINDOW))
-            attention.merge(*attend_own(keys, values, queries))  # the engine's part: sink and window
+            attention.merge(*attend_own(keys, values, queries))  # the part of sink and window
     # [example]
     print(f"attended {SINK} sink + {WINDOW} window + {attention.selected.count} selected of {TOKENS} tokens; "
           f"output[0] = {attention.output[0, 0]:.4f}")

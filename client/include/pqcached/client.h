@@ -30,11 +30,12 @@
  *     In arrays of structs the first element's struct_size is the distance between elements.
  *     Structs that are members of others (pqc_tensor, pqc_index, pqc_positions) never grow, and
  *     their struct_size may be 0.
- *  3. Every call returns a pqc_status, with the numbers of gRPC's codes; see the table below.
- *     pqc_last_error() returns the reason of the calling thread's last failure: the field and its
- *     limit. pqc_last_error_field() returns the path of the refused field, for example
- *     "queries.dims[1]", or "" when no field is to blame; pqc_last_error_retry_ms() returns the
- *     time in ms after which a repetition may succeed, or 0 when repeating is not worthwhile.
+ *  3. Every call returns a pqc_status, with the numbers of gRPC's codes; see the table below. Three
+ *     calls describe the calling thread's last failure: pqc_last_error() returns a message with the
+ *     field, the refused value and the limit, for people to read; pqc_last_error_field() the path
+ *     of the field; pqc_last_error_retry_ms() the retry time, after which a repetition may succeed
+ *     (0 = repeating is not worthwhile). Programs decide by these and the status, never by the
+ *     message.
  *  4. Outputs are the caller's memory. A capacity that is too small is PQC_OUT_OF_RANGE, with the
  *     needed size in the message and in the `count` field where there is one.
  *  5. Positions are absolute token positions; those beyond the stored tokens are PQC_OUT_OF_RANGE.
@@ -52,7 +53,7 @@
  *     the next call continues with the next worker, within its deadline: handles and acknowledged
  *     rows remain, the client sends unacknowledged rows of steps again, and a build that was in
  *     progress has to be started again. Once the sidecar does not know the session any more, every
- *     call returns PQC_UNAVAILABLE ("the session is lost"), and a new client is needed.
+ *     call returns PQC_UNAVAILABLE with a retry time of 0, and a new client is needed.
  *  8. No call throws, aborts, installs signal handlers, or touches the environment; callbacks must
  *     not throw. The library needs libc, libm, libstdc++ and libdl; gRPC is loaded separately
  *     (libpqcached_rpc), so that it never meets the protobuf of the engine. After fork(), the child
@@ -88,13 +89,11 @@
  *                            many tokens; too small a capacity   room, and repeats
  *   PQC_UNIMPLEMENTED        not in this version                 does without; never succeeds
  *   PQC_INTERNAL             a bug, here or in the sidecar       reports it
- *   PQC_UNAVAILABLE          no connection, a worker that has    repeats; opens a new client when
- *                            ended, or a draining sidecar        the message says "the session is
- *                                                                lost"
+ *   PQC_UNAVAILABLE          no connection, a worker that has    repeats after the retry time; when
+ *                            ended, a draining sidecar, or a     that is 0, opens a new client
+ *                            lost session
  *   PQC_DATA_LOSS            stored bytes fail their checksum    drops the sequence, ingests again
  *   PQC_UNAUTHENTICATED      the session has ended               opens a new client
- *
- * The retry time is pqc_last_error_retry_ms().
  *
  * Any call may return PQC_INVALID_ARGUMENT for NULL where a pointer is needed,
  * PQC_FAILED_PRECONDITION after its client was closed, PQC_RESOURCE_EXHAUSTED when this process is
@@ -226,18 +225,16 @@ PQC_API uint32_t pqc_abi_version(void);
 /* Returns the name of a status: "OK", "INVALID_ARGUMENT", ..., or "UNKNOWN_STATUS" for a number
  * that is none. The string is static. Never fails. */
 PQC_API const char* pqc_status_name(pqc_status status);
-/* Returns why the calling thread's last call failed, in English with the field and its limit; ""
- * when it succeeded. At most 1023 bytes. The string belongs to the library and is valid until the
- * thread's next call that returns a status. Never fails. */
+/* Returns the message of the calling thread's last failure, "" when its last call succeeded. At
+ * most 1023 bytes. The string belongs to the library and is valid until the thread's next call that
+ * returns a status. Never fails. */
 PQC_API const char* pqc_last_error(void);
-
-/* Returns the path of the refused field of the calling thread's last failed call, in the words of
- * this header: "selection.token_ratio", "items[2].query_position". Returns "" when the failure is
- * about no field, and after a call that succeeded. Valid until the thread's next call. */
+/* Returns the path of the refused field: "items[2].query_position", "queries.shape[1]"; a path that
+ * the sidecar also checks has the proto's name ("selection.token_ratio" for `ratio`). "" when the
+ * failure is about no field, or there is none. Valid as long as pqc_last_error's. Never fails. */
 PQC_API const char* pqc_last_error_field(void);
-
-/* Returns the time in milliseconds after which a repetition of the calling thread's last failed call
- * may succeed; 0 when repeating it is not worthwhile. */
+/* Returns the retry time in milliseconds; 0 when repeating the call unchanged is not worthwhile,
+ * and when there was no failure. Never fails. */
 PQC_API uint32_t pqc_last_error_retry_ms(void);
 
 /* ---- Tensors */

@@ -29,13 +29,14 @@
 
 namespace pqcached {
 
-// Outcome of a call: a status code and, when it failed, the reason with the field and its limit.
+// Outcome of a call: a status code and, when it failed, the reason, the refused field and the retry
+// time (convention 3 of client.h).
 class [[nodiscard]] Status {
  public:
   // Success.
   Status() = default;
-  // Takes the code that a call of the C ABI has returned to this thread, and the reason that
-  // pqc_last_error gives. No other call may lie between.
+  // Takes the code that a call of the C ABI has returned to this thread, and its pqc_last_error,
+  // pqc_last_error_field and pqc_last_error_retry_ms. No other call may lie between.
   explicit Status(pqc_status code) : code_(code) {
     if (code == PQC_OK) return;
     message_ = pqc_last_error();
@@ -47,7 +48,7 @@ class [[nodiscard]] Status {
   bool ok() const { return code_ == PQC_OK; }
   // Returns the code; the table in client.h says what the caller can do about it.
   pqc_status code() const { return code_; }
-  // Returns the reason; empty on success.
+  // Returns the reason, for people to read; empty on success.
   const std::string& message() const { return message_; }
   // Returns the path of the refused field ("selection.token_ratio"), or "".
   const std::string& field() const { return field_; }

@@ -131,7 +131,7 @@ class Internal(Error):
 
 
 class Unavailable(Error):
-    """No sidecar listens, or the session is lost: open a new client."""
+    """The sidecar does not answer: repeat after `retry_ms`; when that is 0, open a new client."""
 
     status = Status.UNAVAILABLE
 

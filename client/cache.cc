@@ -52,7 +52,16 @@ pqc_status OpenCache(pqc_client* client, const pqc_cache_spec* caller_spec, pqc_
   auto opened = std::make_unique<pqc_cache>();
   RefusalBuffer error;
   const pqc_status status = remote->OpenCache(arguments.spec, &state->cache_id, &error);
-  if (status != PQC_OK) return Report(status, error);
+  if (status != PQC_OK) {
+    return Report(status, error,
+                  {{"layer_groups", "spec.groups"},
+                   {"rank.group", "spec.rank_group"},
+                   {"rank", "spec"},
+                   {"name", "spec.name"},
+                   {"model_fingerprint", "spec.model_fingerprint"},
+                   {"capacity_bytes", "spec.capacity_bytes"},
+                   {"default_index", "spec.default_index"}});
+  }
   opened->state = std::move(state);
   *cache = opened.release();
   return PQC_OK;

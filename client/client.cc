@@ -116,7 +116,9 @@ pqc_status CheckPath(const pqc_client_options& options) {
 pqc_status OpenRemote(const RemoteOptions& options, const RpcEntry& entry, ClientState& state) {
   Remote* remote = nullptr;
   RefusalBuffer error;
-  const pqc_status status = Report(entry.open(options, &remote, &error), error);
+  const pqc_status status =
+      Report(entry.open(options, &remote, &error), error,
+             {{"open.tenant", "options.tenant"}, {"open.client_name", "options.client_name"}});
   state.remote.reset(remote);
   return status;
 }
@@ -306,7 +308,7 @@ pqc_status AdminJson(pqc_client* client, const char* method, const char* request
     return Fail(PQC_RESOURCE_EXHAUSTED, "answer", "the client is out of memory");
   }
   *answer = kept.text;
-  return Report(status, error);
+  return status == PQC_OK ? PQC_OK : Fail(status, error);  // the request has the wire's names
 }
 
 }  // namespace

@@ -9,6 +9,23 @@ namespace {
 thread_local RefusalBuffer last;
 thread_local char last_message[sizeof(last.field) + sizeof(last.text) + 2] = "";
 
+// Ends of paths. The wire keeps the parameters of an index in a message of its kind.
+constexpr HeaderName kSameInAllCalls[] = {
+    {"query.sequence_id", "sequence"},
+    {"sequence_id", "sequence"},
+    {"selection.group_rule", "selection.rule"},
+    {"selection.token_ratio", "selection.ratio"},
+    {"pq.subspaces", "subspaces"},
+    {"pq.bits", "bits"},
+    {"index.flat", "index"},
+};
+
+// Returns whether `field` is `path`, or a field below it.
+bool IsBeginning(std::string_view path, std::string_view field) {
+  if (!field.starts_with(path)) return false;
+  return field.size() == path.size() || field[path.size()] == '.' || field[path.size()] == '[';
+}
+
 // Returns `status` after the refusal has changed.
 pqc_status Changed(pqc_status status) noexcept {
   kvstore::WriteMessage(last.field, last.text, last_message);
@@ -21,6 +38,23 @@ void Copy(const char* from, char (&to)[kSize]) noexcept {
 }
 
 }  // namespace
+
+std::string InHeader(std::string_view field, std::initializer_list<HeaderName> names) {
+  std::string path(field);
+  for (const HeaderName& name : names) {
+    if (!IsBeginning(name.wire, path)) continue;
+    std::string_view rest = field.substr(name.wire.size());
+    if (rest.starts_with('.')) rest.remove_prefix(1);
+    path = kvstore::JoinFields(name.header, rest);
+    break;
+  }
+  for (const HeaderName& name : kSameInAllCalls) {
+    const size_t found = path.find(name.wire);
+    if (found == std::string::npos || found + name.wire.size() != path.size()) continue;
+    if (found == 0 || path[found - 1] == '.') path.replace(found, std::string::npos, name.header);
+  }
+  return path;
+}
 
 FieldPath::FieldPath(const char* path) noexcept { Copy(path, text_); }
 
@@ -48,8 +82,8 @@ pqc_status Fail(pqc_status status, const RefusalBuffer& refusal) noexcept {
   return Changed(status);
 }
 
-pqc_status Fail(const kvstore::Refusal& refusal) noexcept {
-  Set(&last, refusal.field.c_str(), refusal.text.c_str());
+pqc_status Fail(const kvstore::Refusal& refusal) {
+  Set(&last, InHeader(refusal.field).c_str(), refusal.text.c_str());
   last.retry_ms = refusal.retry_ms;
   return Changed(static_cast<pqc_status>(refusal.code));
 }

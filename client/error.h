@@ -4,7 +4,10 @@
 #define PQCACHED_CLIENT_ERROR_H_
 
 #include <exception>
+#include <initializer_list>
 #include <new>
+#include <string>
+#include <string_view>
 
 #include "client/deadline.h"
 #include "client/remote.h"
@@ -33,6 +36,20 @@ class FieldPath {
   char text_[sizeof(RefusalBuffer::field)] = {};
 };
 
+// A HeaderName says what a path of the request is called in the C header:
+// {"items[0].rows", "layers"}.
+struct HeaderName {
+  std::string_view wire;
+  std::string_view header;
+};
+
+// Returns the path of a refused field in the words of the C header. The first of `names` whose wire
+// path is the beginning of `field` replaces it; the fields of a selection and of an index, and
+// `sequence_id`, have the same names in all calls.
+//
+//     InHeader("items[0].selection.token_ratio", {{"items[0]", ""}})  // "selection.ratio"
+std::string InHeader(std::string_view field, std::initializer_list<HeaderName> names = {});
+
 // Records why the thread's call failed, and returns `status`. `field` is the refused field ("" =
 // none); the rest is the text, which begins with the refused value. Does not allocate. A repetition
 // is not worthwhile; see Retry.
@@ -42,7 +59,8 @@ class FieldPath {
                                               const char* format, ...) noexcept;
 // Records a refusal that another function has returned.
 pqc_status Fail(pqc_status status, const RefusalBuffer& refusal) noexcept;
-pqc_status Fail(const kvstore::Refusal& refusal) noexcept;
+// The same for one whose field is named as in the request.
+pqc_status Fail(const kvstore::Refusal& refusal);
 
 // Sets after which time a repetition of the thread's failed call may succeed. Returns `status`.
 //

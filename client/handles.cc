@@ -59,16 +59,11 @@ Changing::Changing(pqc_sequence* sequence, Packed packed) : lock_(*sequence->sta
   }
 }
 
-pqc_status Report(pqc_status status, const RefusalBuffer& error, std::string_view wire_path) {
+pqc_status Report(pqc_status status, const RefusalBuffer& error,
+                  std::initializer_list<HeaderName> names) {
   if (status == PQC_OK) return PQC_OK;
-  std::string_view field = error.field;
-  if (!wire_path.empty() && field.starts_with(wire_path)) {
-    field.remove_prefix(wire_path.size());
-    if (field.starts_with('.')) field.remove_prefix(1);
-  }
-  if (field == "sequence_id" || field == "query.sequence_id") field = "sequence";
   RefusalBuffer own = error;
-  Set(&own, std::string(field).c_str(), error.text);
+  Set(&own, InHeader(error.field, names).c_str(), error.text);
   return Fail(status, own);
 }
 

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -104,10 +105,10 @@ inline pqc_status GetRemote(const ClientState& client, Remote** remote) {
   return status == PQC_OK && client.local ? client.local->Await() : status;
 }
 
-// Reports what a Remote returned, with the field's path in the words of the C header: without
-// `wire_path`, the path of the C call's arguments in the request ("items[0]"), and with the handle
-// `sequence` for a sequence id.
-pqc_status Report(pqc_status status, const RefusalBuffer& error, std::string_view wire_path = {});
+// Reports what a Remote returned, with the field's path in the words of the C header (InHeader).
+// `names` are the names of the C call's arguments.
+pqc_status Report(pqc_status status, const RefusalBuffer& error,
+                  std::initializer_list<HeaderName> names = {});
 
 }  // namespace pqcached::client
 

@@ -36,7 +36,8 @@ void Offload::Add(Job job) {
 
 pqc_status Offload::Report(const Progress& progress) {
   if (progress.status == PQC_OK) return PQC_OK;
-  return Because("rows of an earlier pqc_gpu_ingest", Fail(progress.status, progress.error));
+  return Because("rows of an earlier pqc_gpu_ingest",
+                 client::Report(progress.status, progress.error, {{"rows[0]", ""}}));
 }
 
 pqc_status Offload::Check(const SequenceState& sequence) {

@@ -162,7 +162,7 @@ pqc_status Select(pqc_sequence* sequence, const pqc_query* query, const pqc_sele
   const SelectItem item{.query = view, .selection = &terms, .out = &selected};
   const pqc_status status = remote->TopK(&item, 1, &error);
   if (status == PQC_OK || status == PQC_OUT_OF_RANGE) CopyCounts(selected, out);
-  return Report(status, error, "items[0]");
+  return Report(status, error, {{"items[0]", ""}});
 }
 
 pqc_status CheckRange(pqc_token_range tokens) {
@@ -201,7 +201,7 @@ pqc_status Score(pqc_sequence* sequence, const pqc_query* query, const pqc_index
     if (!remote_instead) return status;
   }
   RefusalBuffer error;
-  return Report(remote->Score(view, index, tokens, out, &error), error, "items[0]");
+  return Report(remote->Score(view, index, tokens, out, &error), error, {{"items[0]", ""}});
 }
 
 uint64_t RowBytes(const LayerShape& shape, pqc_row_part part) {
@@ -251,7 +251,8 @@ pqc_status FetchRange(pqc_sequence* sequence, uint32_t layer, pqc_token_range to
     if (!remote_instead) return status;
   }
   RefusalBuffer error;
-  return Report(remote->FetchRange(view, tokens, static_cast<std::byte*>(out), &error), error);
+  return Report(remote->FetchRange(view, tokens, static_cast<std::byte*>(out), &error), error,
+                {{"ranges[0]", "tokens"}});
 }
 
 pqc_status CheckPositions(const PositionsView& positions) {
@@ -337,7 +338,10 @@ pqc_status Attend(pqc_sequence* sequence, const pqc_query* query, const pqc_sele
   if (status == PQC_OK || status == PQC_OUT_OF_RANGE) {
     CopyCounts(out.selected, &caller_out->selected);
   }
-  return Report(status, error, "items[0]");
+  return Report(status, error,
+                {{"items[0].positions.positions", "positions"},
+                 {"items[0].positions.count", "count"},
+                 {"items[0]", ""}});
 }
 
 pqc_status AttendSelected(pqc_sequence* sequence, const pqc_query* query,

@@ -11,6 +11,12 @@
 namespace pqcached::client {
 namespace {
 
+// Ingest names the rows "chunk.rows", Commit "rows[0]".
+pqc_status ReportIngest(pqc_status status, const RefusalBuffer& error) {
+  return Report(status, error,
+                {{"chunk.rows", ""}, {"chunk", ""}, {"header", ""}, {"rows[0]", ""}});
+}
+
 pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
                   const pqc_tensor* keys, const pqc_tensor* values) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
@@ -42,11 +48,11 @@ pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_positio
                        .timeout_ms = state.cache->client->timeout_ms,
                        .max_tensor_bytes = state.cache->client->max_message_bytes},
                       first_position, rows, &remote_instead);
-    if (!remote_instead) return status;
+    if (!remote_instead) return ReportIngest(status, LastRefusal());
   }
   RefusalBuffer error;
-  return Report(changing.remote().Ingest(state.sequence_id, first_position, rows, &error), error,
-                "chunk.rows");
+  return ReportIngest(changing.remote().Ingest(state.sequence_id, first_position, rows, &error),
+                      error);
 }
 
 pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_layer_rows* layers,
@@ -74,7 +80,8 @@ pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_lay
                   .lease = state.local ? state.local->lease() : LeaseView{},
                   .image = state.local ? image.sink() : ImageSink{}};
   const pqc_status status = changing.remote().Append(&item, 1, Waiting::kCaller, &error);
-  if (status != PQC_OK) return Report(status, error, "items[0]");
+  if (status != PQC_OK)
+    return Report(status, error, {{"items[0].rows", "layers"}, {"items[0]", ""}});
   state.prefill_open = false;  // the sidecar has ended the prefill
   state.token_count = item.token_count;
   if (token_count) *token_count = item.token_count;
@@ -99,7 +106,11 @@ pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options
         static_cast<uint32_t>(std::max<int64_t>(1, int64_t{options.timeout_ms} - waited.count()));
   }
   RefusalBuffer error;
-  return Report(changing.remote().BuildIndex(sequence->state->sequence_id, options, &error), error);
+  return Report(changing.remote().BuildIndex(sequence->state->sequence_id, options, &error), error,
+                {{"index", "options.index"},
+                 {"iterations", "options.iterations"},
+                 {"train_tokens", "options.train_tokens"},
+                 {"sink_tokens", "options.sink_tokens"}});
 }
 
 }  // namespace

@@ -37,11 +37,12 @@ int LoadMode() {
 pqc_status LoadRpcLibrary(const char* path, const RpcEntry** entry) {
   std::string reasons;
   void* const library = LoadLibrary(path, kFileName, LoadMode(), &reasons);
-  if (!library) return Fail(PQC_FAILED_PRECONDITION, "rpc_library_path", "%s", reasons.c_str());
+  if (!library)
+    return Fail(PQC_FAILED_PRECONDITION, "options.rpc_library_path", "%s", reasons.c_str());
 
   const auto get = reinterpret_cast<const RpcEntry* (*)()>(dlsym(library, kRpcEntrySymbol));
   if (!get) {
-    return Fail(PQC_FAILED_PRECONDITION, "rpc_library_path", "%s has no %s",
+    return Fail(PQC_FAILED_PRECONDITION, "options.rpc_library_path", "%s has no %s",
                 path ? path : kFileName, kRpcEntrySymbol);
   }
   const RpcEntry* found = get();

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <string>
 #include <string_view>
 #include <utility>
 
 #include "client/error.h"
+#include "client/handles.h"
 #include "client/local/sequence.h"
 
 namespace pqcached::client {
@@ -37,6 +39,13 @@ size_t FailedItem(const RefusalBuffer& refusal, size_t count) {
   size_t item = count;
   std::from_chars(field.data() + kItems.size(), field.data() + field.size(), item);
   return std::min(item, count);
+}
+
+// Returns the beginning "items[i]" of the field of a refused Append, or "" when there is none. The
+// caller's items are others: the sender puts rows of several steps into one Append.
+std::string ItemPath(const RefusalBuffer& refusal) {
+  const std::string_view field = refusal.field;
+  return field.starts_with("items[") ? std::string(field.substr(0, field.find(']') + 1)) : "";
 }
 
 // Returns whether the refused field belongs to a reference into the staging ring:
@@ -162,8 +171,10 @@ std::shared_ptr<Handover> Sender::DropFirstLocked(Progress& progress) {
 
 pqc_status Sender::ReportLocked(const Progress& progress) const {
   if (progress.failure.status == PQC_OK) return PQC_OK;
+  const RefusalBuffer& refusal = progress.failure.refusal;
   return Because("rows of an earlier step",
-                 Fail(progress.failure.status, progress.failure.refusal));
+                 Report(progress.failure.status, refusal,
+                        {{ItemPath(refusal) + ".rows", "layers"}, {ItemPath(refusal), ""}}));
 }
 
 pqc_status Sender::WaitForRoom(Clock::time_point deadline) {

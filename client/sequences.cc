@@ -43,7 +43,14 @@ pqc_status Create(pqc_cache* cache, const pqc_sequence_options& options, pqc_seq
   const pqc_status status =
       remote->CreateSequence(cache->state->cache_id, cache->state->model_fingerprint.c_str(),
                              options, &id, &tokens, &error);
-  if (status != PQC_OK) return Report(status, error);
+  if (status != PQC_OK) {
+    return Report(status, error,
+                  {{"cache_id", "cache"},
+                   {"live_index", "options"},
+                   {"token_ids", "options.token_ids"},
+                   {"extra_key", "options.extra_key"},
+                   {"group_key", "options.group_key"}});
+  }
   Adopt(id, tokens, *created);
   if (options.live) {
     created->state->live_index = {kvstore::IndexKind::kPq, options.index.subspaces,
@@ -82,7 +89,7 @@ pqc_status Fork(pqc_sequence* parent, uint64_t token_count, pqc_sequence** child
   RefusalBuffer error;
   const pqc_status status =
       changing.remote().ForkSequence(parent->state->sequence_id, token_count, &id, &tokens, &error);
-  if (status != PQC_OK) return Report(status, error);
+  if (status != PQC_OK) return Report(status, error, {{"sequence_id", "parent"}});
   Adopt(id, tokens, *forked);
   forked->state->live_index = parent->state->live_index;
   forked->state->prefill_open = parent->state->prefill_open.load();
@@ -100,7 +107,8 @@ pqc_status MatchPrefix(pqc_cache* cache, const pqc_sequence_options& prompt,
     return status;
   }
   RefusalBuffer error;
-  return Report(remote->MatchPrefix(cache->state->cache_id, prompt, token_count, &error), error);
+  return Report(remote->MatchPrefix(cache->state->cache_id, prompt, token_count, &error), error,
+                {{"cache_id", "cache"}});
 }
 
 pqc_status Admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_count,
@@ -117,7 +125,7 @@ pqc_status Admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_c
   RefusalBuffer error;
   const pqc_status status =
       remote->Admit(cache->state->cache_id, token_count, output_token_count, &answer, &error);
-  if (status != PQC_OK) return Report(status, error);
+  if (status != PQC_OK) return Report(status, error, {{"cache_id", "cache"}});
   *admission = answer;
   return PQC_OK;
 }

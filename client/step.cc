@@ -371,6 +371,7 @@ pqc_status FailStep(const kvstore::Refusal& refusal) {
 }
 
 pqc_status UnderItem(size_t item, pqc_status status) {
+  if (status == PQC_UNAVAILABLE) return status;  // about the sidecar, not about the item
   return Under(FieldPath::Of("items[%zu]", item), status);
 }
 

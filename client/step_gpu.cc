@@ -35,14 +35,16 @@ pqc_status DescribeLayer(pqc_step& step, StepItem& item, uint32_t ordinal, size_
   const kvstore::Selection& terms = step.selection.terms;
   OpenedLayer& opened = gpu.opened[place];
   const uint32_t layer = gpu.layers[ordinal];
-  if (const pqc_status status = OpenLayer(item.pinned, layer, gpu.shape, terms.index, &opened);
+  if (const pqc_status status =
+          OpenLayer(item.pinned, layer, gpu.shape, {terms.index, "selection.index"}, &opened);
       status != PQC_OK) {
     return status;
   }
   kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
   kvstore::Resolve(terms, item.query_position, opened.view.token_count(), &resolved);
   if (!resolved.refusal.ok()) return FailStep(resolved.refusal);
-  if (const pqc_status status = CheckCoded(opened.view, terms.index, resolved.candidates);
+  if (const pqc_status status =
+          CheckCoded(opened.view, {terms.index, "selection.index"}, resolved.candidates);
       status != PQC_OK) {
     return status;
   }

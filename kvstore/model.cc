@@ -191,14 +191,14 @@ absl::Status ValidateIndex(const IndexDescriptor& index, uint32_t key_dim, std::
   }
   const uint32_t subspaces = index.subspace_count;
   if (subspaces == 0 || subspaces > 16 || (subspaces & (subspaces - 1)) != 0) {
-    return InvalidArgument(absl::StrCat(field, ".subspaces"),
+    return InvalidArgument(absl::StrCat(field, ".pq.subspaces"),
                            absl::StrCat(subspaces, ", must be 1, 2, 4, 8 or 16"));
   }
   if (index.bits < 4 || index.bits > 8) {
-    return OutOfLimits(absl::StrCat(field, ".bits"), index.bits, 4, 8);
+    return OutOfLimits(absl::StrCat(field, ".pq.bits"), index.bits, 4, 8);
   }
   if (key_dim % subspaces != 0) {
-    return InvalidArgument(absl::StrCat(field, ".subspaces"),
+    return InvalidArgument(absl::StrCat(field, ".pq.subspaces"),
                            absl::StrCat(subspaces, ", must divide key_dim, ", key_dim));
   }
   return absl::OkStatus();

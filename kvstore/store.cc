@@ -94,7 +94,8 @@ std::vector<StoredLayer> LayersOf(const CacheSpec& spec) {
 }
 
 // Returns the first field in which two ranks of a group are incompatible; empty if there is none.
-// Ranks may hold different layers, or different kv heads of a layer.
+// Ranks may hold different layers, or different kv heads of a layer. Paths of groups
+// are those of `b`.
 std::string FindIncompatibleField(const CacheSpec& a, const CacheSpec& b) {
   if (a.model_fingerprint != b.model_fingerprint) return "model_fingerprint";
   if (a.rank.rank_count != b.rank.rank_count) return "rank.rank_count";
@@ -102,18 +103,18 @@ std::string FindIncompatibleField(const CacheSpec& a, const CacheSpec& b) {
   for (const StoredLayer& x : LayersOf(a)) {
     for (const StoredLayer& y : LayersOf(b)) {
       if (x.layer != y.layer) continue;
-      const std::string suffix = absl::StrCat(" of layer ", x.layer);
-      if (x.group->key_dim != y.group->key_dim) return "key_dim" + suffix;
-      if (x.group->value_dim != y.group->value_dim) return "value_dim" + suffix;
-      if (x.group->group_size() != y.group->group_size()) return "query_heads" + suffix;
-      if (x.group->dtype != y.group->dtype) return "dtype" + suffix;
-      if (x.group->scale() != y.group->scale()) return "softmax_scale" + suffix;
-      if (x.group->softcap != y.group->softcap) return "softcap" + suffix;
-      if (x.group->rope != y.group->rope) return "rope" + suffix;
+      const std::string group = absl::StrCat("layer_groups[", y.group - b.groups.data(), "].");
+      if (x.group->key_dim != y.group->key_dim) return group + "key_dim";
+      if (x.group->value_dim != y.group->value_dim) return group + "value_dim";
+      if (x.group->group_size() != y.group->group_size()) return group + "query_heads";
+      if (x.group->dtype != y.group->dtype) return group + "dtype";
+      if (x.group->scale() != y.group->scale()) return group + "softmax_scale";
+      if (x.group->softcap != y.group->softcap) return group + "softcap";
+      if (x.group->rope != y.group->rope) return group + "rope";
       const uint32_t a_begin = a.rank.kv_head_begin;
       const uint32_t b_begin = b.rank.kv_head_begin;
       if (a_begin < b_begin + y.group->kv_heads && b_begin < a_begin + x.group->kv_heads) {
-        return "rank.kv_head_begin" + suffix;
+        return "rank.kv_head_begin";
       }
     }
   }

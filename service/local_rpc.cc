@@ -11,12 +11,14 @@
 namespace pqcached::service {
 namespace {
 
+constexpr char kSessionField[] = "pqcached-session";  // the metadata that names the session
 constexpr int kMaxCommitRows = static_cast<int>(kvstore::kMaxLayers);
 
 // Returns an error about a lease with its path in a request that has the message `lease`.
 absl::Status UnderLease(const absl::Status& status) {
-  return MoveField("known_version", "lease.known_version",
-                   MoveField("lease_id", "lease.lease_id", status));
+  return MoveField(
+      "known_version", "lease.known_version",
+      MoveField("lease_id", "lease.lease_id", MoveField("session", kSessionField, status)));
 }
 
 }  // namespace
@@ -68,7 +70,8 @@ KvCacheService::Reactor* KvCacheService::Commit(Context* context, const v1::Comm
 absl::Status KvCacheService::CheckLease(const Call& call, const v1::LeaseState& lease,
                                         const std::string& field) {
   if (lease.lease_id() == 0) return absl::OkStatus();
-  return Under(field, store_.RefreshLease(call.session.id, LeaseStateOf(lease)).status());
+  const absl::Status status = store_.RefreshLease(call.session.id, LeaseStateOf(lease)).status();
+  return Under(field, MoveField("session", "", status));
 }
 
 absl::Status KvCacheService::FillAttachment(const Call& call, const v1::LeaseState& lease,
@@ -110,7 +113,7 @@ KvCacheService::Reactor* KvCacheService::Attach(Context* context, const v1::Atta
 KvCacheService::Reactor* KvCacheService::Detach(Context* context, const v1::DetachRequest* request,
                                                 v1::DetachResponse*) {
   return calls_.Unary(context, Rpc::kDetach, Access::kSession, [=, this](const Call& call) {
-    return store_.Detach(call.session.id, request->lease_id());
+    return MoveField("session", kSessionField, store_.Detach(call.session.id, request->lease_id()));
   });
 }
 

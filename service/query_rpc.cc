@@ -249,6 +249,9 @@ absl::Status KvCacheService::AttendOne(const Call& call, const v1::AttendItem& i
         PositionsOf(item.positions().count(), item.positions().positions(), field + ".positions");
     if (!positions.ok()) return positions.status();
     attention = store_.AttendPositions(call.session.tenant, sequence_id, *query, *positions);
+    if (!attention.ok()) {
+      attention = MoveField("positions", "positions.positions", attention.status());
+    }
     if (attention.ok() && attention->selected.count != item.positions().count()) {
       return InvalidArgument(
           field + ".positions.positions",

@@ -20,6 +20,12 @@ namespace {
 // and streams about to end.
 constexpr size_t kMaxUnopenedStreams = 64;
 
+// Returns an error of Sessions with its path in SessionRequest. A limit of the sidecar is no field
+// of it.
+absl::Status UnderOpen(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) ? status : Under("open", status);
+}
+
 }  // namespace
 
 // SessionStream is one client's session. The session and its sequences end with the stream.
@@ -146,7 +152,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     absl::Status status = CheckTenant(open.tenant().empty() ? "default" : open.tenant());
     if (!status.ok()) return status;
     absl::StatusOr<OpenedSession> opened = parts_.sessions.Open(open.tenant(), open.client_name());
-    if (!opened.ok()) return Under("open", opened.status());
+    if (!opened.ok()) return UnderOpen(opened.status());
     const Session& session = opened->session;
     status =
         parts_.store.KeepSession({session.id, session.tenant, session.client_name, opened->token});
@@ -162,7 +168,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     }
     absl::StatusOr<OpenedSession> resumed = parts_.sessions.Resume(open.resume_token());
     if (resumed.ok()) return resumed;
-    return Under("open", resumed.status());
+    return UnderOpen(resumed.status());
   }
 
   // The callback holds the stream weakly, because the stream owns the alarm, which owns the

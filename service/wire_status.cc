@@ -15,6 +15,7 @@ namespace {
 // base64.
 constexpr size_t kMaxMessageBytes = 2048;
 constexpr size_t kMaxDescriptionBytes = 512;
+constexpr size_t kMaxFieldBytes = 256;  // what the client's libraries keep of a path
 constexpr size_t kEscapeBytes = 3;
 
 // Returns the longest beginning that fits, without a part of a UTF-8 character at its end.
@@ -52,7 +53,8 @@ std::string DetailsOf(const absl::Status& status, absl::string_view message) {
   if (!field.empty()) {
     v1::BadRequestDetail bad_request;
     auto* violation = bad_request.add_field_violations();
-    violation->set_field(field);
+    const absl::string_view path = Fitting(field, kMaxFieldBytes);
+    violation->set_field(path.data(), path.size());
     const std::string text = TextOf(status);
     const absl::string_view fitting = Fitting(text, kMaxDescriptionBytes);
     violation->set_description(fitting.data(), fitting.size());

@@ -24,6 +24,7 @@
 #include "service/log.h"
 #include "service/notify.h"
 #include "service/oom_score.h"
+#include "service/refusal.h"
 #include "service/server.h"
 #include "service/version.h"
 
@@ -102,8 +103,7 @@ absl::StatusOr<Keepers> OpenKeepers(const Config& config, std::optional<KeptMapp
     files = kvstore::FileKeeper::Open(config.pool_directory);
   }
   if (!files.ok()) {
-    return absl::Status(files.status().code(),
-                        absl::StrCat("pool_directory: ", files.status().message()));
+    return Under("pool_directory", files.status());
   }
   keepers.files = *std::move(files);
   return keepers;

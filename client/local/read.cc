@@ -21,7 +21,6 @@ using kvstore::PositionRange;
 constexpr size_t kScratchAlignment = 64;
 // Fewer rows than this, over all kv heads, are read before other threads would wake up.
 constexpr uint64_t kParallelTokens = 2048;
-const kvstore::IndexDescriptor kRowsOnly = {};
 
 const ParallelFor& Serial() {
   static const ParallelFor serial = kvstore::SerialFor();
@@ -34,7 +33,7 @@ const ParallelFor& Choose(const ParallelFor& parallel, uint64_t tokens) {
 
 pqc_status CheckQueryPosition(uint64_t position) {
   if (position < kvstore::kMaxSequenceTokens) return PQC_OK;
-  return Fail(PQC_INVALID_ARGUMENT, "query_position", "%llu, must be below %u",
+  return Fail(PQC_INVALID_ARGUMENT, "query.query_position", "%llu, must be below %u",
               static_cast<unsigned long long>(position), kvstore::kMaxSequenceTokens);
 }
 
@@ -193,7 +192,8 @@ pqc_status SelectLocally(const Pinned& pinned, const QueryView& query,
     return status;
   }
   OpenedLayer opened;
-  if (const pqc_status status = OpenLayer(pinned, query.layer, query.shape, terms.index, &opened);
+  if (const pqc_status status =
+          OpenLayer(pinned, query.layer, query.shape, {terms.index, "selection.index"}, &opened);
       status != PQC_OK) {
     return status;
   }
@@ -201,7 +201,8 @@ pqc_status SelectLocally(const Pinned& pinned, const QueryView& query,
   const kvstore::ResolvedSelection& resolved = scratch.resolved;
   kvstore::Resolve(terms, query.query_position, view.token_count(), &scratch.resolved);
   if (!resolved.refusal.ok()) return Fail(resolved.refusal);
-  if (const pqc_status status = CheckCoded(view, terms.index, resolved.candidates);
+  if (const pqc_status status =
+          CheckCoded(view, {terms.index, "selection.index"}, resolved.candidates);
       status != PQC_OK) {
     return status;
   }
@@ -230,7 +231,7 @@ pqc_status SelectLocally(const Pinned& pinned, const QueryView& query,
 pqc_status AttendLocally(const Pinned& pinned, const QueryView& query, uint32_t count,
                          const ParallelFor& parallel, Scratch& scratch, float* output, float* lse) {
   OpenedLayer opened;
-  if (const pqc_status status = OpenLayer(pinned, query.layer, query.shape, kRowsOnly, &opened);
+  if (const pqc_status status = OpenLayer(pinned, query.layer, query.shape, {}, &opened);
       status != PQC_OK) {
     return status;
   }
@@ -250,7 +251,7 @@ pqc_status AttendPositionsLocally(const Pinned& pinned, const QueryView& query,
                                   const PositionsView& positions, const ParallelFor& parallel,
                                   Scratch& scratch, float* output, float* lse) {
   OpenedLayer opened;
-  if (const pqc_status status = OpenLayer(pinned, query.layer, query.shape, kRowsOnly, &opened);
+  if (const pqc_status status = OpenLayer(pinned, query.layer, query.shape, {}, &opened);
       status != PQC_OK) {
     return status;
   }
@@ -269,7 +270,8 @@ pqc_status ScoreLocally(const Pinned& pinned, const QueryView& query,
                         const kvstore::IndexDescriptor& index, pqc_token_range tokens,
                         const ParallelFor& parallel, Scratch& scratch, const ScoresOut& out) {
   OpenedLayer opened;
-  if (const pqc_status status = OpenLayer(pinned, query.layer, query.shape, index, &opened);
+  if (const pqc_status status =
+          OpenLayer(pinned, query.layer, query.shape, {index, "index"}, &opened);
       status != PQC_OK) {
     return status;
   }
@@ -279,7 +281,7 @@ pqc_status ScoreLocally(const Pinned& pinned, const QueryView& query,
     return status;
   }
   const PositionRange range{static_cast<uint32_t>(tokens.begin), static_cast<uint32_t>(tokens.end)};
-  if (const pqc_status status = CheckCoded(view, index, {&range, 1}); status != PQC_OK) {
+  if (const pqc_status status = CheckCoded(view, {index, "index"}, {&range, 1}); status != PQC_OK) {
     return status;
   }
   GatherQueries(query, &scratch.queries);
@@ -305,12 +307,12 @@ pqc_status ScoreLocally(const Pinned& pinned, const QueryView& query,
 pqc_status FetchRangeLocally(const Pinned& pinned, const FetchView& fetch, pqc_token_range tokens,
                              std::byte* out) {
   OpenedLayer opened;
-  if (const pqc_status status = OpenLayer(pinned, fetch.layer, fetch.shape, kRowsOnly, &opened);
+  if (const pqc_status status = OpenLayer(pinned, fetch.layer, fetch.shape, {}, &opened);
       status != PQC_OK) {
     return status;
   }
   const LayerView& view = opened.view;
-  if (const pqc_status status = CheckTokens(tokens, view.token_count(), "ranges[0]: tokens");
+  if (const pqc_status status = CheckTokens(tokens, view.token_count(), "tokens");
       status != PQC_OK) {
     return status;
   }
@@ -336,7 +338,7 @@ pqc_status FetchRangeLocally(const Pinned& pinned, const FetchView& fetch, pqc_t
 pqc_status FetchTokensLocally(const Pinned& pinned, const FetchView& fetch,
                               const PositionsView& positions, std::byte* out) {
   OpenedLayer opened;
-  if (const pqc_status status = OpenLayer(pinned, fetch.layer, fetch.shape, kRowsOnly, &opened);
+  if (const pqc_status status = OpenLayer(pinned, fetch.layer, fetch.shape, {}, &opened);
       status != PQC_OK) {
     return status;
   }

@@ -19,17 +19,21 @@ static_assert(static_cast<int>(kernels::DType::kF16) == PQC_F16 &&
               static_cast<int>(kernels::DType::kF32) == PQC_F32);
 
 // Uses the sidecar's error texts.
-pqc_status CheckIndexTerms(const IndexDescriptor& index, uint32_t key_dim) {
+pqc_status CheckIndexTerms(const WantedIndex& wanted, uint32_t key_dim) {
+  const IndexDescriptor& index = wanted.index;
   if (index.kind == IndexKind::kFlat) return PQC_OK;
   const uint32_t m = index.subspace_count;
   if (m == 0 || m > 16 || (m & (m - 1)) != 0) {
-    return Fail(PQC_INVALID_ARGUMENT, "index.subspaces", "%u, must be 1, 2, 4, 8 or 16", m);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.subspaces", wanted.field),
+                "%u, must be 1, 2, 4, 8 or 16", m);
   }
   if (index.bits < 4 || index.bits > 8) {
-    return Fail(PQC_INVALID_ARGUMENT, "index.bits", "%u, must lie in [4, 8]", index.bits);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.bits", wanted.field),
+                "%u, must lie in [4, 8]", index.bits);
   }
   if (key_dim % m != 0) {
-    return Fail(PQC_INVALID_ARGUMENT, "index.subspaces", "%u, must divide key_dim, %u", m, key_dim);
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.subspaces", wanted.field),
+                "%u, must divide key_dim, %u", m, key_dim);
   }
   return PQC_OK;
 }
@@ -49,13 +53,14 @@ kvstore::LayerShape ShapeOf(const LayerShape& shape) {
 }
 
 pqc_status OpenLayer(const Pinned& pinned, uint32_t layer, const LayerShape& shape,
-                     const IndexDescriptor& index, OpenedLayer* opened) {
-  if (const pqc_status status = CheckIndexTerms(index, shape.key_dim); status != PQC_OK) {
+                     const WantedIndex& wanted, OpenedLayer* opened) {
+  if (const pqc_status status = CheckIndexTerms(wanted, shape.key_dim); status != PQC_OK) {
     return status;
   }
   uint32_t index_slot = 0;
-  if (const pqc_status status = pinned.image->FindIndex(index, &index_slot); status != PQC_OK) {
-    return status;
+  if (const pqc_status status = pinned.image->FindIndex(wanted.index, &index_slot);
+      status != PQC_OK) {
+    return Under(wanted.field, status);
   }
   if (const pqc_status status =
           pinned.image->Borrow(layer, ShapeOf(shape), index_slot, &opened->loan);
@@ -66,17 +71,18 @@ pqc_status OpenLayer(const Pinned& pinned, uint32_t layer, const LayerShape& sha
   return PQC_OK;
 }
 
-pqc_status CheckCoded(const kvstore::LayerView& view, const IndexDescriptor& index,
+pqc_status CheckCoded(const kvstore::LayerView& view, const WantedIndex& wanted,
                       std::span<const kvstore::PositionRange> candidates) {
+  const IndexDescriptor& index = wanted.index;
   if (index.kind == IndexKind::kFlat || candidates.empty()) return PQC_OK;
   const uint32_t begin = candidates.front().begin, end = candidates.back().end;
   for (const kvstore::SegmentView& segment : view.segments) {
     const uint32_t segment_end = segment.first_position + segment.token_count;
     if (segment.index_data || segment_end <= begin || segment.first_position >= end) continue;
-    return Retry(
-        kRetryConflict,
-        Fail(PQC_ABORTED, "", "the index pq m=%u b=%u does not cover positions [%u, %u) yet",
-             index.subspace_count, index.bits, segment.first_position, segment_end));
+    return Retry(kRetryConflict,
+                 Fail(PQC_ABORTED, wanted.field,
+                      "the index pq m=%u b=%u does not cover positions [%u, %u) yet",
+                      index.subspace_count, index.bits, segment.first_position, segment_end));
   }
   return PQC_OK;
 }

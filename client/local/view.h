@@ -19,16 +19,22 @@ struct OpenedLayer {
   kvstore::LayerView view;  // one query token
 };
 
+// An index that a call asks for, and the field of its arguments that names it.
+struct WantedIndex {
+  kvstore::IndexDescriptor index;  // flat = rows alone
+  const char* field = "index";
+};
+
 kvstore::LayerShape ShapeOf(const LayerShape& shape);
 
 // Opens the visible rows of a layer and an index over them.
 //
 // Errors: PQC_INVALID_ARGUMENT (index), PQC_FAILED_PRECONDITION (the sequence lacks it)
 pqc_status OpenLayer(const Pinned& pinned, uint32_t layer, const LayerShape& shape,
-                     const kvstore::IndexDescriptor& index, OpenedLayer* opened);
+                     const WantedIndex& wanted, OpenedLayer* opened);
 
 // Returns PQC_ABORTED when a segment with candidates has no codes yet.
-pqc_status CheckCoded(const kvstore::LayerView& view, const kvstore::IndexDescriptor& index,
+pqc_status CheckCoded(const kvstore::LayerView& view, const WantedIndex& wanted,
                       std::span<const kvstore::PositionRange> candidates);
 
 // Treats the queries of several tokens as one larger group: makes the view's query heads [kv_heads,

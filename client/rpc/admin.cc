@@ -5,6 +5,7 @@
 #include <memory>
 #include <string_view>
 
+#include "client/rpc/refusal.h"
 #include "client/rpc/rpc_remote.h"
 
 namespace pqcached::client {
@@ -43,14 +44,14 @@ pqc_status RpcRemote::AdminJson(const char* method_name, const char* request_jso
   return Finish(method_name, error, [&]() -> grpc::Status {
     const MethodDescriptor* method = FindMethod(method_name);
     if (!method) {
-      return {grpc::StatusCode::INVALID_ARGUMENT,
-              std::string("method: Admin has no unary \"") + method_name + "\""};
+      return Refuse(grpc::StatusCode::INVALID_ARGUMENT, "method",
+                    std::string("Admin has no unary \"") + method_name + "\"");
     }
     const std::unique_ptr<Message> request = NewMessage(method->input_type());
     std::unique_ptr<Message> response;
     const auto parsed = google::protobuf::util::JsonStringToMessage(request_json, request.get());
     if (!parsed.ok()) {
-      return {grpc::StatusCode::INVALID_ARGUMENT, "request: " + std::string(parsed.message())};
+      return Refuse(grpc::StatusCode::INVALID_ARGUMENT, "request", std::string(parsed.message()));
     }
     const std::string path = "/" + method->service()->full_name() + "/" + method->name();
     grpc::TemplatedGenericStub<Message, Message> stub(channel_);

@@ -87,6 +87,11 @@ grpc::Status WorkerReplaced() {
                 "the sidecar's worker was replaced; repeat the call", kRetryMemory);
 }
 
+grpc::Status Because(const std::string& text, const grpc::Status& status) {
+  const Details details = DetailsOf(status);
+  return Refuse(status.error_code(), details.field, text + ": " + details.text, details.retry_ms);
+}
+
 std::string FieldOf(const grpc::Status& status) { return DetailsOf(status).field; }
 
 }  // namespace pqcached::client

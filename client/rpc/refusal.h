@@ -29,6 +29,9 @@ void ToRefusal(const grpc::Status& status, RefusalBuffer* refusal);
 // Returns UNAVAILABLE: the worker that the arguments belong to (leases, staging) was replaced.
 grpc::Status WorkerReplaced();
 
+// Returns `status` with `text` and ": " before the text of its refusal.
+grpc::Status Because(const std::string& text, const grpc::Status& status);
+
 // Returns the field that the details name, or "".
 std::string FieldOf(const grpc::Status& status);
 

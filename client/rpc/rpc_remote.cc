@@ -78,10 +78,7 @@ grpc::Status RpcRemote::Open(const RemoteOptions& options, RpcRemote** remote) {
   open.set_tenant(options.tenant);
   open.set_protocol_version(kProtocolVersion);
   grpc::Status status = opened->session_.Open(open, opened->CallDeadline());
-  if (!status.ok()) {
-    return Refuse(status.error_code(), FieldOf(status),
-                  opened->endpoint_ + ": " + status.error_message());
-  }
+  if (!status.ok()) return Because(opened->endpoint_, status);
   *remote = opened.release();
   return status;
 }

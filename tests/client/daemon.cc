@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <stdexcept>
 
 namespace pqcached::testing {
 
 Daemon::Daemon(const std::vector<std::string>& flags) : endpoint_("unix://" + folder_.File("s")) {
-  std::vector<std::string> command = {PQCACHED_DAEMON,
+  const char* rewritten = std::getenv("PQCACHED_TEST_REWRITTEN_DAEMON");
+  std::vector<std::string> command = {rewritten ? rewritten : PQCACHED_DAEMON,
                                       "--listen",
                                       endpoint_,
                                       "--segment-tokens",

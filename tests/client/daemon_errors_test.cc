@@ -11,6 +11,7 @@
 
 #include "daemon.h"
 #include "pqcached/client.hpp"
+#include "tests/rewritten_texts.h"
 
 namespace pqcached {
 namespace {
@@ -30,10 +31,12 @@ class DaemonErrorsTest : public ::testing::TestWithParam<pqc_path_choice> {
     ASSERT_TRUE(status.ok()) << status.ToString();
   }
 
-  // That a call failed with this code, and said what is in `part`.
-  static void Expect(const Status& status, pqc_status code, const std::string& part) {
+  // A call failed with this code about this field ("" = none), and its message has `part`.
+  static void Expect(const Status& status, pqc_status code, const std::string& field,
+                     const std::string& part = "") {
     EXPECT_EQ(status.code(), code) << status.ToString();
-    EXPECT_NE(status.message().find(part), std::string::npos) << status.ToString();
+    EXPECT_EQ(status.field(), field) << status.ToString();
+    EXPECT_TRUE(HasText(status.message(), part)) << status.ToString();
   }
 
   void ExpectUnchanged() {
@@ -86,40 +89,43 @@ TEST_P(DaemonErrorsTest, NanAndInfinityAreRefused) {
 TEST_P(DaemonErrorsTest, ShapesMustBeTheCaches) {
   const std::vector<float> some(10 * 2 * 64);
   const Tensor keys = layer_.keys(0, 10), values = layer_.values(0, 10);
-  Expect(Ingest(kTokens, {some, {10, 2, 32}}, values), PQC_INVALID_ARGUMENT, "keys.shape[2]: 32");
-  Expect(Ingest(kTokens, {some, {10, 1, 64}}, values), PQC_INVALID_ARGUMENT, "keys.shape[1]: 1");
-  Expect(Ingest(kTokens, {some, {1, 1, 1, 1, 1}}, values), PQC_INVALID_ARGUMENT, "keys.ndim: 0");
-  Expect(Ingest(kTokens, {some, {20, 64}}, values), PQC_INVALID_ARGUMENT, "keys.ndim: 2");
-  Expect(Ingest(kTokens, {some, {0, 2, 64}}, values), PQC_INVALID_ARGUMENT, "keys.shape[0]: 0");
-  Expect(Ingest(kTokens, keys, {some, {9, 2, 32}}), PQC_INVALID_ARGUMENT, "values.shape[0]: 9");
+  Expect(Ingest(kTokens, {some, {10, 2, 32}}, values), PQC_INVALID_ARGUMENT, "keys.shape[2]");
+  Expect(Ingest(kTokens, {some, {10, 1, 64}}, values), PQC_INVALID_ARGUMENT, "keys.shape[1]");
+  Expect(Ingest(kTokens, {some, {1, 1, 1, 1, 1}}, values), PQC_INVALID_ARGUMENT, "keys.ndim");
+  Expect(Ingest(kTokens, {some, {20, 64}}, values), PQC_INVALID_ARGUMENT, "keys.ndim");
+  Expect(Ingest(kTokens, {some, {0, 2, 64}}, values), PQC_INVALID_ARGUMENT, "keys.shape[0]");
+  Expect(Ingest(kTokens, keys, {some, {9, 2, 32}}), PQC_INVALID_ARGUMENT, "values.shape[0]");
   Expect(Ingest(kTokens, keys, {nullptr, PQC_F32, {10, 2, 32}}), PQC_INVALID_ARGUMENT,
          "values.ptr");
-  Expect(sequence_.Ingest(1, kTokens, keys, values), PQC_INVALID_ARGUMENT, "no layer 1");
+  Expect(sequence_.Ingest(1, kTokens, keys, values), PQC_INVALID_ARGUMENT, "layer");
   Expect(Ingest(uint64_t{1} << 40, keys, values), PQC_INVALID_ARGUMENT, "first_position");
   const Tensor queries(some, {Layer::kQueryHeads, 32});
   Expect(sequence_.Select({.layer = 0, .query_position = 9, .queries = queries}, {}).status(),
-         PQC_INVALID_ARGUMENT, "query.queries.shape[1]: 32");
+         PQC_INVALID_ARGUMENT, "query.queries.shape[1]");
   const std::vector<float> many(9 * Layer::kQueryHeads * Layer::kKeyDim);
   const Tensor nine(many, {9, Layer::kQueryHeads, Layer::kKeyDim});
   Expect(sequence_.Select({.layer = 0, .query_position = 9, .queries = nine}, {}).status(),
-         PQC_INVALID_ARGUMENT, "query.queries.shape[0]: query_length 9");
+         PQC_INVALID_ARGUMENT, "query.queries.shape[0]");
   ExpectUnchanged();
 }
 
 TEST_P(DaemonErrorsTest, SelectionsHaveLimits) {
   const Index flat = Index::Flat();
-  Expect(Select({.index = flat, .ratio = 0.0}), PQC_INVALID_ARGUMENT, "token_ratio");
-  Expect(Select({.index = flat, .ratio = 1.5}), PQC_INVALID_ARGUMENT, "token_ratio");
+  Expect(Select({.index = flat, .ratio = 0.0}), PQC_INVALID_ARGUMENT, "selection.ratio");
+  Expect(Select({.index = flat, .ratio = 1.5}), PQC_INVALID_ARGUMENT, "selection.ratio");
   Expect(Select({.index = flat, .sink_tokens = 4, .window_tokens = 8, .token_count = 12}),
-         PQC_INVALID_ARGUMENT, "token_count");
-  Expect(Select({.index = flat, .token_count = kTokens + 1}), PQC_INVALID_ARGUMENT, "token_count");
+         PQC_INVALID_ARGUMENT, "selection.token_count");
+  Expect(Select({.index = flat, .token_count = kTokens + 1}), PQC_INVALID_ARGUMENT,
+         "selection.token_count");
   Expect(Select({.index = flat, .excluded = {{10, 20}, {15, 30}}, .ratio = 0.5}),
-         PQC_INVALID_ARGUMENT, "excluded");
+         PQC_INVALID_ARGUMENT, "selection.excluded[1]");
   Expect(
       Select({.index = flat, .excluded = std::vector<pqc_token_range>(17, {1, 2}), .ratio = 0.5}),
-      PQC_INVALID_ARGUMENT, "selection.excluded_count: 17");
-  Expect(Select({.index = Index::Pq(2, 6), .ratio = 0.5}), PQC_FAILED_PRECONDITION, "index");
-  Expect(Select({.index = Index::Pq(3, 6), .ratio = 0.5}), PQC_INVALID_ARGUMENT, "subspaces");
+      PQC_INVALID_ARGUMENT, "selection.excluded_count");
+  Expect(Select({.index = Index::Pq(2, 6), .ratio = 0.5}), PQC_FAILED_PRECONDITION,
+         "selection.index");
+  Expect(Select({.index = Index::Pq(3, 6), .ratio = 0.5}), PQC_INVALID_ARGUMENT,
+         "selection.index.subspaces");
 }
 
 // Any number may be in an enum of a caller in C.
@@ -140,18 +146,18 @@ TEST_P(DaemonErrorsTest, UnknownNumbersInEnumsAreRefused) {
   pqc_selection selection = PQC_INIT(pqc_selection);
   selection.ratio = 0.5;
   SetRaw(4, &selection.rule);
-  Expect(select(selection), PQC_INVALID_ARGUMENT, "selection.rule: 4");
+  Expect(select(selection), PQC_INVALID_ARGUMENT, "selection.rule");
   SetRaw(0, &selection.rule);
   SetRaw(2, &selection.budget);
   Expect(select(selection), PQC_UNIMPLEMENTED, "selection.budget");
   SetRaw(77, &selection.budget);
-  Expect(select(selection), PQC_INVALID_ARGUMENT, "selection.budget: 77");
+  Expect(select(selection), PQC_INVALID_ARGUMENT, "selection.budget");
   SetRaw(0, &selection.budget);
   SetRaw(9, &selection.index.kind);
-  Expect(select(selection), PQC_INVALID_ARGUMENT, "selection.index.kind: 9");
+  Expect(select(selection), PQC_INVALID_ARGUMENT, "selection.index.kind");
   SetRaw(2, &selection.index.kind);
   SetRaw(0, &query.queries.dtype);
-  Expect(select(selection), PQC_INVALID_ARGUMENT, "query.queries.dtype: 0");
+  Expect(select(selection), PQC_INVALID_ARGUMENT, "query.queries.dtype");
   SetRaw(3, &query.queries.dtype);
   SetRaw(1, &query.queries.device);
   Expect(select(selection), PQC_UNIMPLEMENTED, "query.queries.device");
@@ -166,16 +172,15 @@ TEST_P(DaemonErrorsTest, PositionsMustBeStoredAndAscending) {
   const Query query = {.layer = 0, .query_position = kTokens - 1, .queries = layer_.queries()};
   const std::vector<uint32_t> beyond = {1, 2, 1, kTokens};
   for (const std::vector<uint32_t>& positions : {std::vector<uint32_t>{1, 1, 1, 2}, {2, 1, 1, 2}}) {
-    Expect(sequence_.Attend(query, positions, 2).status(), PQC_INVALID_ARGUMENT, "positions");
+    Expect(sequence_.Attend(query, positions, 2).status(), PQC_INVALID_ARGUMENT, "positions[1]");
   }
-  Expect(sequence_.Attend(query, beyond, 3).status(), PQC_INVALID_ARGUMENT, "positions: 4, but 6");
-  Expect(sequence_.Attend(query, beyond, 2).status(), PQC_OUT_OF_RANGE, "positions[3] is 400");
+  Expect(sequence_.Attend(query, beyond, 3).status(), PQC_INVALID_ARGUMENT, "positions");
+  Expect(sequence_.Attend(query, beyond, 2).status(), PQC_OUT_OF_RANGE, "positions[3]");
   std::vector<float> rows(2 * 2 * (Layer::kKeyDim + Layer::kValueDim));
   const auto out = std::as_writable_bytes(std::span(rows));
-  Expect(sequence_.FetchTokens(0, beyond, 2, PQC_ROW, out), PQC_OUT_OF_RANGE,
-         "positions[3] is 400");
+  Expect(sequence_.FetchTokens(0, beyond, 2, PQC_ROW, out), PQC_OUT_OF_RANGE, "positions[3]");
   Expect(sequence_.FetchRange(0, {kTokens - 1, kTokens + 1}, PQC_ROW, out), PQC_OUT_OF_RANGE,
-         "ranges");
+         "tokens");
   Expect(sequence_.FetchRange(0, {0, 3}, PQC_ROW, std::as_writable_bytes(std::span(rows))),
          PQC_OUT_OF_RANGE, "out_bytes");
 }
@@ -188,7 +193,7 @@ TEST_P(DaemonErrorsTest, RowsAfterTheBuildLeaveNoGap) {
   const LayerRows gap[] = {{0, layer_.keys(0, 5), layer_.values(0, 5)}};
   Expect(sequence_.Append(kTokens + 1, gap).status(), PQC_INVALID_ARGUMENT, "first_position");
   const LayerRows twice[] = {gap[0], gap[0]};
-  Expect(sequence_.Append(kTokens, twice).status(), PQC_INVALID_ARGUMENT, "layer");
+  Expect(sequence_.Append(kTokens, twice).status(), PQC_INVALID_ARGUMENT, "layers[1].layer");
   ExpectUnchanged();
 }
 
@@ -196,23 +201,23 @@ TEST_P(DaemonErrorsTest, CachesOfOneNameMustAgree) {
   CacheSpec spec = SpecOf("cache", {0});
   EXPECT_TRUE(client_.OpenCache(spec).ok());
   spec.model_fingerprint = "another model";
-  Expect(client_.OpenCache(spec).status(), PQC_FAILED_PRECONDITION, "model_fingerprint");
+  Expect(client_.OpenCache(spec).status(), PQC_FAILED_PRECONDITION, "spec.model_fingerprint");
   spec = SpecOf("cache", {0}, PQC_F16);
-  Expect(client_.OpenCache(spec).status(), PQC_FAILED_PRECONDITION, "layer_groups");
+  Expect(client_.OpenCache(spec).status(), PQC_FAILED_PRECONDITION, "spec.groups[0].dtype");
 }
 
 TEST_P(DaemonErrorsTest, CachesHaveLimits) {
   CacheSpec spec = SpecOf("limits", {0});
   spec.groups[0].key_dim = 36;
-  Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "key_dim");
+  Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "spec.groups[0].key_dim");
   spec = SpecOf("limits", {0});
   spec.groups[0].kind = PQC_LAYERS_FULL;
   Expect(client_.OpenCache(spec).status(), PQC_UNIMPLEMENTED, "spec.groups[0].kind");
   spec = SpecOf("limits", {0});
   spec.capacity_bytes = uint64_t{1} << 40;
-  Expect(client_.OpenCache(spec).status(), PQC_RESOURCE_EXHAUSTED, "bytes");
+  Expect(client_.OpenCache(spec).status(), PQC_RESOURCE_EXHAUSTED, "spec.capacity_bytes");
   spec = SpecOf("", {0});
-  Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "name");
+  Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "spec.name");
 }
 
 TEST_P(DaemonErrorsTest, AFullPoolTellsTheShortfallAndKeepsWhatIsThere) {
@@ -223,7 +228,7 @@ TEST_P(DaemonErrorsTest, AFullPoolTellsTheShortfallAndKeepsWhatIsThere) {
   ASSERT_TRUE(sequence.Ingest(0, 0, layer_.keys(0, 200), layer_.values(0, 200)).ok());
   const Layer large(4000, 2);
   Expect(sequence.Ingest(0, 200, large.keys(0, 4000), large.values(0, 4000)),
-         PQC_RESOURCE_EXHAUSTED, "bytes");
+         PQC_RESOURCE_EXHAUSTED, "", "bytes");
   EXPECT_EQ(Must(sequence.Describe()).token_count, 200u);
 }
 
@@ -236,7 +241,7 @@ TEST_P(DaemonErrorsTest, AppendsLargerThanAMessageAreRefused) {
   ASSERT_TRUE(sequence.Ingest(0, 0, layer.keys(0, 3000), layer.values(0, 3000)).ok());
   ASSERT_TRUE(sequence.BuildIndex({.iterations = 1}).ok());
   const LayerRows rows[] = {{0, layer.keys(0, 2000), layer.values(0, 2000)}};
-  Expect(sequence.Append(3000, rows).status(), PQC_INVALID_ARGUMENT, "max_message_bytes");
+  Expect(sequence.Append(3000, rows).status(), PQC_INVALID_ARGUMENT, "layers", "max_message_bytes");
   // Reads of the same size are cut, and joined.
   std::vector<float> all(3000 * 2 * (Layer::kKeyDim + Layer::kValueDim));
   const Status fetched =
@@ -259,7 +264,7 @@ TEST_P(DaemonErrorsTest, SequencesBelongToTheirTenantAndSession) {
   EXPECT_NE(listed.find("\"" + id + "\""), std::string::npos) << listed;
   ASSERT_TRUE(sequence_.Drop().ok());
   Expect(client_.AdminJson("DescribeSequence", "{\"sequence_id\": \"" + id + "\"}").status(),
-         PQC_NOT_FOUND, id);
+         PQC_NOT_FOUND, "sequence_id", id);
 }
 
 TEST_P(DaemonErrorsTest, ADaemonThatStopsOrDiesIsUnavailableForItsOldClients) {

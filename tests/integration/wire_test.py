@@ -19,7 +19,15 @@ subprocess.run(["protoc", f"-I{PROTO_DIR}", f"--python_out={generated.name}",
                 *(str(p) for p in pathlib.Path(PROTO_DIR).glob("pqcached/v1/*.proto"))], check=True)
 sys.path.insert(0, generated.name)
 
-from pqcached.v1 import admin_pb2, kv_cache_pb2, types_pb2  # noqa: E402  (generated above)
+from pqcached.v1 import admin_pb2, kv_cache_pb2, status_details_pb2, types_pb2  # noqa: E402  (generated above)
+
+try:  # what strangers have: googleapis-common-protos
+    from google.rpc.error_details_pb2 import BadRequest, RetryInfo
+    from google.rpc.status_pb2 import Status
+except ImportError:  # the same fields under names of our own
+    Status = status_details_pb2.StatusDetails
+    BadRequest = status_details_pb2.BadRequestDetail
+    RetryInfo = status_details_pb2.RetryInfoDetail
 
 TOKENS, KV_HEADS, QUERY_HEADS, DIM = 700, 2, 4, 64
 TIMEOUT = 20
@@ -94,6 +102,38 @@ class WireTest(unittest.TestCase):
         selection = types_pb2.Selection(index=index, sink_tokens=4, window_tokens=16, token_count=4 + 16 + 50)
         return self.caller.unary("KvCache", "TopK", kv_cache_pb2.TopKRequest(
             items=[kv_cache_pb2.TopKItem(query=query, selection=selection)]), kv_cache_pb2.TopKResponse).items[0]
+
+    def refused(self, code, call):
+        """The field and the retry time in milliseconds of a refused call, by the details of google.rpc."""
+        with self.assertRaises(grpc.RpcError) as caught:
+            call()
+        error = caught.exception
+        self.assertEqual(code, error.code())
+        status = Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
+        self.assertEqual((code.value[0], error.details()), (status.code, status.message))  # as grpcio-status requires
+        field, retry_ms = None, None
+        for detail in status.details:
+            name = detail.type_url.removeprefix("type.googleapis.com/google.rpc.")
+            if name == "BadRequest":
+                (violation,) = BadRequest.FromString(detail.value).field_violations
+                field = violation.field
+                self.assertEqual(f"{field}: {violation.description}", error.details())
+            else:
+                self.assertEqual("RetryInfo", name)
+                retry_ms = RetryInfo.FromString(detail.value).retry_delay.ToMilliseconds()
+        return field, retry_ms
+
+    def test_refusals_have_the_details_of_google_rpc(self):
+        def create(cache_id):
+            return self.caller.unary("KvCache", "CreateSequence", kv_cache_pb2.CreateSequenceRequest(cache_id=cache_id),
+                                     kv_cache_pb2.CreateSequenceResponse)
+        queries = np.zeros((1, QUERY_HEADS, DIM), dtype=np.float32)
+        flat = types_pb2.IndexSpec(flat=types_pb2.FlatIndex())
+        self.assertEqual(("cache_id", None), self.refused(grpc.StatusCode.NOT_FOUND, lambda: create(999)))
+        self.assertEqual(("items[0].query.sequence_id", None),
+                         self.refused(grpc.StatusCode.NOT_FOUND, lambda: self.top_k(999, queries, flat)))
+        self.caller.unary("Admin", "Drain", admin_pb2.DrainRequest(), admin_pb2.DrainResponse)
+        self.assertEqual((None, 1000), self.refused(grpc.StatusCode.UNAVAILABLE, lambda: create(1)))
 
     def test_lists_sequences_and_ranks_exactly(self):
         random = np.random.default_rng(7)

@@ -150,7 +150,7 @@ TEST(Eviction, NothingGoesInVain) {
   const auto refused = testing::AppendContent(*shared.store, greedy.sequence_id, shared.group, 0,
                                               ContentOf(Prompt(2, 9 * 128)));
   ASSERT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("bytes short"));
+  EXPECT_THAT(TextOf(refused.status()), HasSubstr("bytes short"));
   EXPECT_EQ(CountOf(shared, Prompt(1, 513)), 512u);
   EXPECT_EQ(shared.store->Stats().evicted_bytes, 0u);
 }
@@ -162,7 +162,7 @@ TEST(Eviction, EvictedIdsAreRemembered) {
   shared.Fill(Prompt(2, 4 * 128));
   const absl::Status status = shared.Read(retained);
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("was evicted"));
+  EXPECT_THAT(TextOf(status), HasSubstr("was evicted"));
   EXPECT_EQ(shared.store->Stats().evicted_sequences, 1u);
 }
 
@@ -263,7 +263,7 @@ TEST(Eviction, PinsNameTheirLimit) {
   for (const absl::Duration ttl : {-absl::Nanoseconds(1), absl::Hours(24 * 30 + 1)}) {
     const absl::Status status = shared.store->PinSequence(kTenant, id, ttl);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("ttl is"));
+    EXPECT_EQ(FieldOf(status), "ttl");
   }
   EXPECT_EQ(shared.store->PinSequence("other", id, absl::Hours(1)).code(),
             absl::StatusCode::kNotFound);
@@ -288,7 +288,7 @@ TEST(Eviction, IdleSequencesGoWhenNothingRetainedIsLeft) {
   EXPECT_EQ(CountOf(shared, Prompt(3, 640)) + CountOf(shared, Prompt(1, 300)), 640u);
   const absl::Status status = shared.Read(idle);
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("was evicted"));
+  EXPECT_THAT(TextOf(status), HasSubstr("was evicted"));
 }
 
 TEST(Eviction, NobodyIsIdleBeforeItsTime) {
@@ -326,7 +326,7 @@ TEST(Eviction, LeasedAndWrittenSequencesStay) {
   for (const uint64_t id : {leased, written}) {
     const absl::Status refused = shared.store->EvictSequence(id);
     EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(std::string(refused.message()), HasSubstr(id == leased ? "lease" : "writer"));
+    EXPECT_THAT(TextOf(refused), HasSubstr(id == leased ? "lease" : "writer"));
   }
   ingest->reset();
   EXPECT_TRUE(fill(5).ok());

@@ -13,6 +13,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvstore/refusal.h"
 #include "kvstore/store.h"
 
 namespace pqcached::kvstore::testing {

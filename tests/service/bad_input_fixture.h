@@ -1,4 +1,4 @@
-// Bad input of every kind gets the documented status, its message names the field, and the store is
+// Bad input of every kind gets the documented status, its details name the field, and the store is
 // byte for byte as before: the good calls that the tests spoil, one field at a time.
 #ifndef PQCACHED_TESTS_SERVICE_BAD_INPUT_FIXTURE_H_
 #define PQCACHED_TESTS_SERVICE_BAD_INPUT_FIXTURE_H_
@@ -29,15 +29,15 @@ class BadInputTest : public RpcTest {
 
   // Holds a status against what is expected of it, and the store against what it was.
   void Check(const std::string& what, const grpc::Status& status, grpc::StatusCode code,
-             const std::string& words) {
-    EXPECT_TRUE(Failed(status, code, words)) << what;
+             const std::string& field, const std::string& words = "") {
+    EXPECT_TRUE(Failed(status, code, field, words)) << what;
     EXPECT_TRUE(Dump(*client_, sequence_id_) + Dump(*client_, open_id_) == before_)
         << what << " changed the store";
   }
 
   // Sends good rows of layer 1 and then the changed ones of layer 4: neither may stay.
   void CheckIngest(const std::string& what, const std::function<void(v1::IngestChunk&)>& change,
-                   grpc::StatusCode code, const std::string& words) {
+                   grpc::StatusCode code, const std::string& field, const std::string& words = "") {
     const auto context = client_->Context();
     v1::IngestResponse response;
     const auto writer = client_->kv().Ingest(context.get(), &response);
@@ -53,11 +53,11 @@ class BadInputTest : public RpcTest {
       writer->Write(request);
     }
     writer->WritesDone();
-    Check(what, writer->Finish(), code, words);
+    Check(what, writer->Finish(), code, field, words);
   }
 
   void CheckAppend(const std::string& what, const std::function<void(v1::SequenceAppend&)>& change,
-                   grpc::StatusCode code, const std::string& words) {
+                   grpc::StatusCode code, const std::string& field, const std::string& words = "") {
     v1::AppendRequest request;
     v1::SequenceAppend* item = request.add_items();
     item->set_sequence_id(sequence_id_);
@@ -65,13 +65,14 @@ class BadInputTest : public RpcTest {
     for (const uint32_t layer : kLayers) *item->add_rows() = RowsOf(layer, kTokens, 2);
     change(*item);
     v1::AppendResponse response;
-    Check(what, client_->kv().Append(client_->Context().get(), request, &response), code, words);
+    Check(what, client_->kv().Append(client_->Context().get(), request, &response), code, field,
+          words);
   }
 
   // Changes one good TopK item; the same change must fail in Attend too.
   void CheckSelect(const std::string& what,
                    const std::function<void(v1::Query&, v1::Selection&)>& change,
-                   grpc::StatusCode code, const std::string& words) {
+                   grpc::StatusCode code, const std::string& field) {
     v1::Query query = QueryAt(sequence_id_, 4, kTokens - 1);
     v1::Selection selection = TokenCountSelection(Pq(4, 4), 4, 16, 20);
     change(query, selection);
@@ -82,18 +83,19 @@ class BadInputTest : public RpcTest {
     *top_k.mutable_items(1)->mutable_selection() = selection;
     v1::TopKResponse selected;
     Check("TopK: " + what, client_->kv().TopK(client_->Context().get(), top_k, &selected), code,
-          "items[1]" + words);
+          "items[1]" + field);
     v1::AttendRequest attend;
     *attend.add_items()->mutable_query() = query;
     *attend.mutable_items(0)->mutable_selection() = selection;
     v1::AttendResponse attention;
     Check("Attend: " + what, client_->kv().Attend(client_->Context().get(), attend, &attention),
-          code, "items[0]" + words);
+          code, "items[0]" + field);
   }
 
   void CheckFetchTokens(const std::string& what,
                         const std::function<void(v1::FetchTokensRequest&)>& change,
-                        grpc::StatusCode code, const std::string& words) {
+                        grpc::StatusCode code, const std::string& field,
+                        const std::string& words = "") {
     v1::FetchTokensRequest request;
     request.set_sequence_id(sequence_id_);
     request.set_layer(4);
@@ -102,12 +104,13 @@ class BadInputTest : public RpcTest {
     change(request);
     v1::FetchTokensResponse response;
     Check("FetchTokens: " + what,
-          client_->kv().FetchTokens(client_->Context().get(), request, &response), code, words);
+          client_->kv().FetchTokens(client_->Context().get(), request, &response), code, field,
+          words);
   }
 
   void CheckAttendPositions(const std::string& what,
                             const std::function<void(v1::TokenPositions&)>& change,
-                            grpc::StatusCode code, const std::string& words) {
+                            grpc::StatusCode code, const std::string& field) {
     v1::AttendRequest request;
     *request.add_items()->mutable_query() = QueryAt(sequence_id_, 4, kTokens - 1);
     v1::TokenPositions* positions = request.mutable_items(0)->mutable_positions();
@@ -116,7 +119,7 @@ class BadInputTest : public RpcTest {
     change(*positions);
     v1::AttendResponse response;
     Check("Attend: " + what, client_->kv().Attend(client_->Context().get(), request, &response),
-          code, words);
+          code, field);
   }
 
   grpc::Status Build(const std::function<void(v1::BuildIndexRequest&)>& change) {

@@ -54,10 +54,10 @@ class CommitTest : public RpcTest {
   }
   // Refused, and nothing has changed.
   void Refuse(const std::string& name, const v1::CommitRequest& request, StatusCode code,
-              const std::string& words) {
+              const std::string& field) {
     SCOPED_TRACE(name);
     const std::string before = Dump(*observer_, sequence_id_);
-    EXPECT_TRUE(Failed(Commit(request), code, words));
+    EXPECT_TRUE(Failed(Commit(request), code, field));
     EXPECT_EQ(Dump(*observer_, sequence_id_), before);
   }
 
@@ -83,10 +83,10 @@ class CommitTest : public RpcTest {
     return status;
   }
   void RefuseIngest(const std::string& name, const v1::CommitRequest& last, StatusCode code,
-                    const std::string& words) {
+                    const std::string& field) {
     SCOPED_TRACE(name);
     const std::string before = Dump(*observer_, sequence_id_);
-    EXPECT_TRUE(Failed(Ingest({last}), code, words));
+    EXPECT_TRUE(Failed(Ingest({last}), code, field));
     EXPECT_EQ(Dump(*observer_, sequence_id_), before);
   }
 
@@ -169,7 +169,8 @@ TEST_F(CommitTest, AnIngestWithWrongReferencesStoresNothing) {
                field + ".offset_bytes");
   RefuseIngest("two generations", with(4, [](auto& r) { r.set_generation(100); }),
                StatusCode::FAILED_PRECONDITION, field + ".generation");
-  RefuseIngest("stale", with(4, [](auto&) {}), StatusCode::FAILED_PRECONDITION, "generation");
+  RefuseIngest("stale", with(4, [](auto&) {}), StatusCode::FAILED_PRECONDITION,
+               "chunk.rows.keys.staging.generation");
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const v1::CommitRequest good = with(5, [](auto&) {});
   const v1::StagingReference& values = good.rows(0).values().staging();
@@ -178,7 +179,7 @@ TEST_F(CommitTest, AnIngestWithWrongReferencesStoresNothing) {
   std::byte kept[4];
   std::memcpy(kept, last, 4);
   std::memcpy(last, &nan, 4);
-  RefuseIngest("nan", good, invalid, "values: token 7");
+  RefuseIngest("nan", good, invalid, "chunk.rows.values");
   std::memcpy(last, kept, 4);
   EXPECT_TRUE(Ingest({with(6, [](auto&) {})}).ok());
 }
@@ -195,7 +196,8 @@ TEST_F(CommitTest, ACallThatReadsNothingEndsThoseBeforeThatNameItsSlot) {
   }
   EXPECT_TRUE(Failed(Commit(retire), StatusCode::NOT_FOUND, "sequence_id"));
   EXPECT_EQ(client_->SlotWord(1), 6u);
-  EXPECT_TRUE(Failed(Commit(late), StatusCode::FAILED_PRECONDITION, "stale"));
+  EXPECT_TRUE(Failed(Commit(late), StatusCode::FAILED_PRECONDITION,
+                     "rows[0].keys.staging.generation", "stale"));
 }
 
 TEST_F(CommitTest, AppendTakesStagedRowsAndTellsNewAttachments) {
@@ -230,7 +232,7 @@ TEST_F(CommitTest, AppendTakesStagedRowsAndTellsNewAttachments) {
   item->set_first_position(139);
   *item->mutable_rows() = Rows(139, 1, 0, 4).rows();
   EXPECT_TRUE(Failed(client_->Rpc(&v1::KvCache::Stub::Append, request, &response),
-                     StatusCode::NOT_FOUND, "items[0].lease"));
+                     StatusCode::NOT_FOUND, "items[0].lease.lease_id"));
 }
 
 TEST_F(CommitTest, WrongReferencesAreRefused) {
@@ -243,7 +245,8 @@ TEST_F(CommitTest, WrongReferencesAreRefused) {
   };
   const auto invalid = StatusCode::INVALID_ARGUMENT;
   const std::string field = "rows[1].values.staging";
-  Refuse("stale", Rows(8, 8, 0, 1), StatusCode::FAILED_PRECONDITION, "generation");
+  Refuse("stale", Rows(8, 8, 0, 1), StatusCode::FAILED_PRECONDITION,
+         "rows[0].keys.staging.generation");
   Refuse("slot", with([](auto& r) { r.set_slot(4); }), invalid, field + ".slot");
   // Each try uses up its generation of slot 1.
   uint64_t generation = 2;
@@ -256,20 +259,21 @@ TEST_F(CommitTest, WrongReferencesAreRefused) {
          field + ".offset_bytes");
   Refuse("overflow", again([&](auto& r) { r.set_offset_bytes(most - 3); }), invalid,
          field + ".offset_bytes");
-  Refuse("size", again([&](auto& r) { r.set_size_bytes(most); }), invalid, "offset_bytes");
-  Refuse("short", again([](auto& r) { r.set_size_bytes(100); }), invalid, "rows[1]");
+  Refuse("size", again([&](auto& r) { r.set_size_bytes(most); }), invalid,
+         "rows[1].values.staging.offset_bytes");
+  Refuse("short", again([](auto& r) { r.set_size_bytes(100); }), invalid, "rows[1].values.shape");
   Refuse("odd offset", again([](auto& r) { r.set_offset_bytes(3); }), invalid,
          field + ".offset_bytes");
   Refuse("two generations", again([](auto& r) { r.set_generation(100); }),
          StatusCode::FAILED_PRECONDITION, field + ".generation");
   v1::CommitRequest request = Rows(8, 8, 1, generation++);
   request.mutable_rows(0)->mutable_keys()->mutable_shape()->Set(0, 9);
-  Refuse("shape", request, invalid, "rows[0]");
+  Refuse("shape", request, invalid, "rows[0].keys.shape");
   request = Rows(8, 8, 1, generation++);
   request.mutable_rows(1)->set_layer(1);
   Refuse("layer twice", request, invalid, "rows[1].layer");
   request.mutable_rows(1)->set_layer(2);
-  Refuse("layer not stored", request, invalid, "rows[1]");
+  Refuse("layer not stored", request, invalid, "rows[1].layer");
   Refuse("gap", Rows(9, 8, 1, generation++), invalid, "first_position");
   request.clear_rows();
   Refuse("no rows", request, invalid, "rows");
@@ -285,14 +289,15 @@ TEST_F(CommitTest, GarbageIsRefusedAndChangesNothing) {
   // In the last rows of the last layer, when everything else has been copied.
   const auto& last = request.rows(1).values().staging();
   std::memcpy(staging_.data() + last.offset_bytes() + last.size_bytes() - 4, &nan, 4);
-  Refuse("nan", request, StatusCode::INVALID_ARGUMENT, "values: token 99");
+  Refuse("nan", request, StatusCode::INVALID_ARGUMENT, "rows[1].values");
 }
 
 TEST_F(CommitTest, ASlotInFlightIsRefused) {
   const std::string session = "local#1";
   const auto held = store_->ClaimStaging(session, {.slot = 2, .size_bytes = 4, .generation = 7});
   ASSERT_TRUE(held.ok()) << held.status();
-  Refuse("in flight", Rows(0, 8, 2, 8), StatusCode::FAILED_PRECONDITION, "in flight");
+  Refuse("in flight", Rows(0, 8, 2, 8), StatusCode::FAILED_PRECONDITION,
+         "rows[0].keys.staging.slot");
 }
 
 TEST_F(CommitTest, StagingOfAnotherSessionIsNotReached) {
@@ -300,9 +305,9 @@ TEST_F(CommitTest, StagingOfAnotherSessionIsNotReached) {
   const v1::CommitRequest request = Rows(0, 8, 0, 1);
   v1::CommitResponse response;
   EXPECT_TRUE(Failed(other.Rpc(&v1::KvCache::Stub::Commit, request, &response),
-                     StatusCode::FAILED_PRECONDITION, "no staging"));
+                     StatusCode::FAILED_PRECONDITION, "rows[0].keys.staging", "no staging"));
   EXPECT_TRUE(Failed(observer_->kv().Commit(observer_->Context().get(), request, &response),
-                     StatusCode::FAILED_PRECONDITION, "local"));
+                     StatusCode::FAILED_PRECONDITION, "rows[0].keys.staging", "local"));
   const auto context = observer_->Context();
   v1::IngestResponse ingested;
   const auto stream = observer_->kv().Ingest(context.get(), &ingested);
@@ -311,7 +316,8 @@ TEST_F(CommitTest, StagingOfAnotherSessionIsNotReached) {
   stream->Write(message);
   *message.mutable_chunk()->mutable_rows() = request.rows(0);
   stream->Write(message);
-  EXPECT_TRUE(Failed(stream->Finish(), StatusCode::FAILED_PRECONDITION, "local"));
+  EXPECT_TRUE(Failed(stream->Finish(), StatusCode::FAILED_PRECONDITION, "chunk.rows.keys.staging",
+                     "local"));
 }
 
 TEST_F(CommitTest, AClientThatPullsAtItsStagingHarmsOnlyItsRows) {
@@ -332,7 +338,8 @@ TEST_F(CommitTest, AClientThatPullsAtItsStagingHarmsOnlyItsRows) {
     if (status.ok()) {
       tokens += 100;
     } else {
-      EXPECT_TRUE(Failed(status, StatusCode::INVALID_ARGUMENT, "NaN or infinity"));
+      EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT) << status.error_message();
+      EXPECT_THAT(RefusedBy(status).field, testing::MatchesRegex("rows.*(keys|values)"));
     }
   }
   done = true;

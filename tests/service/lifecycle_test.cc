@@ -66,7 +66,7 @@ TEST_F(LifecycleTest, ABuildEndsAtItsDeadlineWithoutAnIndex) {
   v1::BuildProgress progress;
   while (reader->Read(&progress)) {
   }
-  EXPECT_TRUE(Failed(reader->Finish(), StatusCode::DEADLINE_EXCEEDED, "deadline"));
+  EXPECT_TRUE(Failed(reader->Finish(), StatusCode::DEADLINE_EXCEEDED, "", "deadline"));
   EXPECT_GE(kvstore::SteadyTime::Now() - begun, absl::Seconds(2));
   ExpectDumpAfterBuild(*client, sequence_id, before);
 }
@@ -177,7 +177,7 @@ TEST_F(LifecycleTest, AnExceptionEndsItsCallAlone) {
   const uint64_t sequence_id = client->Filled(10);
   EXPECT_TRUE(Failed(TopK(*client, sequence_id, kLong), StatusCode::RESOURCE_EXHAUSTED, "memory"));
   EXPECT_TRUE(Failed(TopK(*client, sequence_id, kLong), StatusCode::RESOURCE_EXHAUSTED, "memory"));
-  EXPECT_TRUE(Failed(TopK(*client, sequence_id, kLong), StatusCode::INTERNAL, "surprise"));
+  EXPECT_TRUE(Failed(TopK(*client, sequence_id, kLong), StatusCode::INTERNAL, "", "surprise"));
   EXPECT_TRUE(TopK(*client, sequence_id, kLong).ok());
   v1::BuildIndexRequest request;
   request.set_sequence_id(sequence_id);
@@ -272,7 +272,7 @@ TEST_F(LifecycleTest, AnIdleIngestEndsAtTheDefaultDeadline) {
   v1::IngestRequest request;
   request.mutable_header()->set_sequence_id(sequence_id);
   writer->Write(request);
-  EXPECT_TRUE(Failed(writer->Finish(), StatusCode::DEADLINE_EXCEEDED, "deadline"));
+  EXPECT_TRUE(Failed(writer->Finish(), StatusCode::DEADLINE_EXCEEDED, "", "deadline"));
   AwaitWriters(*client, sequence_id, 0);
 }
 
@@ -326,13 +326,13 @@ TEST_F(LifecycleTest, ShutdownLetsCallsAtWorkEndAndRefusesNewOnes) {
     v1::StatsResponse stats;
     const grpc::Status status = client->admin().Stats(client->Context().get(), {}, &stats);
     if (status.ok()) continue;
-    EXPECT_TRUE(Failed(status, StatusCode::UNAVAILABLE, "shutting down"));
+    EXPECT_TRUE(Failed(status, StatusCode::UNAVAILABLE, "", "shutting down"));
     break;
   }
   keep_going.Notify();
   at_work.join();
   stopper.join();
-  EXPECT_TRUE(Failed(client->EndSession(), StatusCode::UNAVAILABLE, "shutting down"));
+  EXPECT_TRUE(Failed(client->EndSession(), StatusCode::UNAVAILABLE, "", "shutting down"));
   EXPECT_FALSE(std::filesystem::exists(endpoint().substr(7)));
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "kvstore/read/refusal.h"
 #include "service/self_test.h"
 #include "tests/service/lifecycle_fixture.h"
 
@@ -160,13 +161,9 @@ TEST_F(PressureTest, ExhaustionTellsTheShortfallAndWhenToRepeat) {
   const uint64_t sequence_id = Create(cache_id, {}).sequence_id();
   const auto context = client_->Context();
   const grpc::Status status = Append(context.get(), sequence_id, 3 * 128);
-  EXPECT_TRUE(Failed(status, StatusCode::RESOURCE_EXHAUSTED, "quota_bytes is"));
-  EXPECT_THAT(status.error_message(), HasSubstr(std::to_string(kSegmentBytes) + " bytes short"));
-  EXPECT_THAT(status.error_message(), HasSubstr("repeat in 1000 ms"));
-  const auto& metadata = context->GetServerTrailingMetadata();
-  const auto retry = metadata.find("pqcached-retry-after-ms");
-  ASSERT_NE(retry, metadata.end());
-  EXPECT_EQ(std::string(retry->second.data(), retry->second.size()), "1000");
+  EXPECT_TRUE(Failed(status, StatusCode::RESOURCE_EXHAUSTED, "items[0]", "quota_bytes is"));
+  EXPECT_THAT(RefusedBy(status).text, HasSubstr(std::to_string(kSegmentBytes) + " bytes short"));
+  EXPECT_EQ(RefusedBy(status).retry_ms, kvstore::kRetryMemory);
   EXPECT_TRUE(Append(sequence_id, 2 * 128).ok());
 }
 
@@ -228,10 +225,10 @@ TEST_F(PressureTest, ALimitThatIsLoweredWhileServingIsFollowedAndARaisedOneHeals
   const uint64_t next = Create(cache_id, {}).sequence_id();
   const auto context = client_->Context();
   const grpc::Status refused = Append(context.get(), next, 4 * 128);
-  EXPECT_TRUE(Failed(refused, StatusCode::RESOURCE_EXHAUSTED, "memory is short: "));
-  EXPECT_THAT(refused.error_message(), HasSubstr("sys/fs/cgroup/memory.max"));
-  EXPECT_THAT(refused.error_message(), HasSubstr(" bytes short"));
-  EXPECT_EQ(context->GetServerTrailingMetadata().count("pqcached-retry-after-ms"), 1u);
+  EXPECT_TRUE(Failed(refused, StatusCode::RESOURCE_EXHAUSTED, "items[0]", "memory is short: "));
+  EXPECT_THAT(RefusedBy(refused).text, HasSubstr("sys/fs/cgroup/memory.max"));
+  EXPECT_THAT(RefusedBy(refused).text, HasSubstr(" bytes short"));
+  EXPECT_EQ(RefusedBy(refused).retry_ms, kvstore::kRetryMemory);
   EXPECT_EQ(Stats(*client_).pool_used_bytes(), kSegmentBytes) << "refused, and nothing changed";
 
   group.Set(uint64_t{1} << 40, 0);
@@ -250,10 +247,11 @@ TEST_F(PressureTest, OperatorsPinAndEvict) {
   ASSERT_TRUE(Pin(sequence_id, 3'600'000).ok());
   EXPECT_GT(Describe(sequence_id).pinned_seconds(), 3500);
   EXPECT_EQ(Stats(*client_).pinned_count(), 1u);
-  EXPECT_TRUE(Failed(Evict(sequence_id), StatusCode::FAILED_PRECONDITION, "pinned"));
+  EXPECT_TRUE(Failed(Evict(sequence_id), StatusCode::FAILED_PRECONDITION, "sequence_id", "pinned"));
   ASSERT_TRUE(Pin(sequence_id, 0).ok());
   EXPECT_TRUE(Evict(sequence_id).ok());
-  EXPECT_TRUE(Failed(Append(sequence_id, 1), StatusCode::NOT_FOUND, "was evicted"));
+  EXPECT_TRUE(
+      Failed(Append(sequence_id, 1), StatusCode::NOT_FOUND, "items[0].sequence_id", "was evicted"));
   EXPECT_TRUE(Failed(Evict(sequence_id), StatusCode::NOT_FOUND, "sequence_id"));
   EXPECT_TRUE(Failed(Pin(sequence_id, 1), StatusCode::NOT_FOUND, "sequence_id"));
   EXPECT_TRUE(Failed(Pin(sequence_id, uint64_t{1} << 63), StatusCode::INVALID_ARGUMENT, "ttl_ms"));
@@ -267,7 +265,7 @@ TEST_F(PressureTest, AQuotaAboveTheCapacityIsRefused) {
   request.set_quota_bytes(request.capacity_bytes() + 1);
   v1::OpenCacheResponse response;
   EXPECT_TRUE(Failed(Kv(&v1::KvCache::Stub::OpenCache, request, &response),
-                     StatusCode::INVALID_ARGUMENT, "quota_bytes is"));
+                     StatusCode::INVALID_ARGUMENT, "quota_bytes"));
 }
 
 TEST_F(PressureTest, TenantsKeepToTheirQuotas) {
@@ -279,7 +277,7 @@ TEST_F(PressureTest, TenantsKeepToTheirQuotas) {
   request.set_capacity_bytes(5 * kSegmentBytes);
   v1::OpenCacheResponse response;
   EXPECT_TRUE(Failed(Kv(&v1::KvCache::Stub::OpenCache, request, &response),
-                     StatusCode::RESOURCE_EXHAUSTED, "quota of tenant small"));
+                     StatusCode::RESOURCE_EXHAUSTED, "capacity_bytes", "quota of tenant small"));
   OpenPool(4);
 }
 
@@ -301,11 +299,11 @@ TEST_F(PressureTest, ADrainTurnsNewWorkAwayAndLetsTheRestGoOn) {
   create.set_cache_id(cache_id);
   v1::CreateSequenceResponse created;
   EXPECT_TRUE(Failed(Kv(&v1::KvCache::Stub::CreateSequence, create, &created),
-                     StatusCode::UNAVAILABLE, "draining"));
+                     StatusCode::UNAVAILABLE, "", "draining"));
   v1::IngestResponse ingested;
   const auto context = client_->Context();
   const auto writer = client_->kv().Ingest(context.get(), &ingested);
-  EXPECT_TRUE(Failed(writer->Finish(), StatusCode::UNAVAILABLE, "draining"));
+  EXPECT_TRUE(Failed(writer->Finish(), StatusCode::UNAVAILABLE, "", "draining"));
   EXPECT_TRUE(Append(sequence_id, 10).ok());
   Connect();  // operators look on, and clients of a worker before go on with their sessions
 

@@ -5,6 +5,9 @@
 #include <cstring>
 #include <random>
 
+#include "pqcached/v1/status_details.pb.h"
+#include "tests/rewritten_texts.h"
+
 namespace pqcached::service {
 namespace {
 
@@ -254,14 +257,42 @@ void RpcTest::Start(const std::function<void(Config&)>& change, const Wrap& wrap
   server_ = *std::move(server);
 }
 
+Refused RefusedBy(const grpc::Status& status) {
+  Refused refused;
+  v1::StatusDetails details;
+  EXPECT_TRUE(details.ParseFromString(status.error_details()));
+  for (const google::protobuf::Any& detail : details.details()) {
+    v1::BadRequestDetail bad_request;
+    v1::RetryInfoDetail retry_info;
+    if (detail.type_url() == "type.googleapis.com/google.rpc.BadRequest") {
+      EXPECT_TRUE(bad_request.ParseFromString(detail.value()));
+      EXPECT_EQ(bad_request.field_violations_size(), 1);
+      refused.field = bad_request.field_violations(0).field();
+      refused.text = bad_request.field_violations(0).description();
+    } else if (detail.type_url() == "type.googleapis.com/google.rpc.RetryInfo") {
+      EXPECT_TRUE(retry_info.ParseFromString(detail.value()));
+      refused.retry_ms = static_cast<uint32_t>(retry_info.retry_delay().seconds() * 1000 +
+                                               retry_info.retry_delay().nanos() / 1'000'000);
+    } else {
+      ADD_FAILURE() << "a detail of type " << detail.type_url();
+    }
+  }
+  return refused;
+}
+
 testing::AssertionResult Failed(const grpc::Status& status, grpc::StatusCode code,
-                                const std::string& words) {
-  if (status.error_code() == code && status.error_message().find(words) != std::string::npos) {
+                                const std::string& field, const std::string& words) {
+  const std::string refused = status.error_details().empty() ? "" : RefusedBy(status).field;
+  // What gRPC refuses itself has no details, and the same message in both runs.
+  const bool has_words = status.error_details().empty()
+                             ? status.error_message().find(words) != std::string::npos
+                             : words.empty() || HasText(status.error_message(), words);
+  if (status.error_code() == code && refused == field && has_words) {
     return testing::AssertionSuccess();
   }
-  return testing::AssertionFailure()
-         << "code " << status.error_code() << " '" << status.error_message() << "', expected code "
-         << code << " with '" << words << "'";
+  return testing::AssertionFailure() << "code " << status.error_code() << " field '" << refused
+                                     << "' '" << status.error_message() << "', expected code "
+                                     << code << " field '" << field << "' with '" << words << "'";
 }
 
 }  // namespace pqcached::service

@@ -106,9 +106,17 @@ class RpcTest : public ::testing::Test {
   std::unique_ptr<Server> server_;
 };
 
-// `status` is `code`, and its message has `words`.
+// Returns the details of `status`: what a tool that knows google.rpc.Status reads.
+struct Refused {
+  std::string field;
+  std::string text;
+  uint32_t retry_ms = 0;
+};
+Refused RefusedBy(const grpc::Status& status);
+
+// `status` is `code` about `field` ("" = about none), and its message has `words`.
 ::testing::AssertionResult Failed(const grpc::Status& status, grpc::StatusCode code,
-                                  const std::string& words);
+                                  const std::string& field, const std::string& words = "");
 
 }  // namespace pqcached::service
 

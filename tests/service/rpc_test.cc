@@ -324,7 +324,7 @@ TEST_F(RpcTest, StatsCountCallsByStatus) {
   v1::DropSequenceResponse dropped;
   EXPECT_TRUE(client->kv().DropSequence(client->Context().get(), drop, &dropped).ok());
   EXPECT_TRUE(Failed(client->kv().DropSequence(client->Context().get(), drop, &dropped),
-                     StatusCode::NOT_FOUND, "sequence_id: "));
+                     StatusCode::NOT_FOUND, "sequence_id"));
   v1::StatsResponse stats;
   ASSERT_TRUE(client->admin().Stats(client->Context().get(), {}, &stats).ok());
   EXPECT_EQ(stats.session_count(), 1u);
@@ -366,7 +366,7 @@ TEST_F(RpcTest, LogLevelCanBeChanged) {
   EXPECT_EQ(response.previous_level(), "off");
   request.set_level("loud");
   EXPECT_TRUE(Failed(client->admin().SetLogLevel(client->Context().get(), request, &response),
-                     StatusCode::INVALID_ARGUMENT, "level: 'loud'"));
+                     StatusCode::INVALID_ARGUMENT, "level"));
 }
 
 TEST_F(RpcTest, TwoClientsAndTwoCachesWorkAtOnce) {

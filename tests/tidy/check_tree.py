@@ -53,6 +53,20 @@ WALL_CLOCK = re.compile(
     r"|\bgettimeofday\b|\bgrpc::Alarm\b|\btime\s*\(\s*(?:nullptr|NULL|0)\s*\)"
     r"|\b(?:WaitForNotification|Await|LockWhen|ReaderLockWhen|Wait)With(?:Timeout|Deadline)\b")
 MAY_READ_THE_WALL_CLOCK = set()  # files that tell people the time; spdlog does it for the log
+# Whoever gets an error decides by its code, field and retry time: kvstore/refusal.h makes all of them have these.
+REFUSALS = ("kvstore/", "service/")
+MAY_MAKE_STATUSES = {"kvstore/refusal.cc"}
+BARE_STATUS = re.compile(
+    r"\babsl::\w+Error\s*\("
+    r"|\babsl::Status\s*(?:\w+\s*)?[({]\s*(?:absl::StatusCode::\w+|static_cast<absl::StatusCode>\([^;]*?\)|[\w.>()-]*\bcode\b[()]*)\s*,")
+CALLED_MESSAGE = r"\b(?:message|error_message|pqc_last_error)\s*\(\s*\)"
+MESSAGE = rf"(?:{CALLED_MESSAGE}|(?:\.|->)text\b)"
+ARGUMENTS = r"(?:[^;()]|\((?:[^;()]|\([^;()]*\))*\)|\w+\()*?"  # also of a call that is not closed yet
+MATCH = r"(?:find\w*|rfind|starts_with|ends_with|contains|compare)"
+MATCHED_MESSAGE = re.compile(
+    rf"\b(?:StartsWith|EndsWith|StrContains|starts_with|ends_with|find|rfind|strstr|strcmp|strncmp|regex_\w+)\s*\({ARGUMENTS}{MESSAGE}"
+    rf"|{MESSAGE}[\s)}}]*(?:\.|->)\s*{MATCH}\s*\("
+    rf"|{CALLED_MESSAGE}\s*[!=]=")
 COMMENT = re.compile(r"//.*")
 COMMENT_LINE = re.compile(r"\s*(?://|/\*| \*)")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
@@ -109,7 +123,24 @@ def clock_findings(path, text):
             yield f"{path}:{number}: {found.group()} follows the wall clock, which jumps; use kvstore/clock.h or std::chrono::steady_clock"
 
 
+def refusal_findings(path, text):
+    """Errors that lack a field, and code that looks for something in the words of one. Calls may span lines."""
+    name = str(path)
+    code = "\n".join(COMMENT.sub("", line) for line in text.splitlines())
+
+    def line_of(match):
+        return code.count("\n", 0, match.start()) + 1
+
+    if name.startswith(REFUSALS) and name not in MAY_MAKE_STATUSES:
+        for found in BARE_STATUS.finditer(code):
+            yield f"{path}:{line_of(found)}: a status without a field; make it by kvstore/refusal.h"
+    if name.startswith((*REFUSALS, "client/")):
+        for found in MATCHED_MESSAGE.finditer(code):
+            yield f"{path}:{line_of(found)}: looks into the words of a message; a refusal has a code, a field and a retry time"
+
+
 def source_findings(path, text):
+    yield from refusal_findings(path, text)
     yield from include_findings(path, text)
     yield from guard_finding(path, text)
     yield from clock_findings(path, text)

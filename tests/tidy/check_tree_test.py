@@ -71,6 +71,31 @@ class CheckTreeTest(unittest.TestCase):
             "service/README.md": "",
             "service/a.cc": "// Not absl::Now().\nabsl::Duration left = until - kvstore::SteadyTime::Now();\nWaitUntil(&mutex_, until);\n"}))
 
+    def test_errors_have_fields_and_nothing_looks_into_messages(self):
+        for code in ('return absl::InvalidArgumentError("no");', 'return absl::Status(absl::StatusCode::kAborted, "no");',
+                     "return absl::Status(\n    other.status().code(), text);", 'absl::Status status(code, "no");',
+                     "return absl::Status{code, text};"):
+            for folder in ("kvstore", "kvstore/read", "service"):
+                self.assert_finds("a status without a field", {f"{folder}/a.cc": code + "\n"})
+            self.assertEqual([], self.found_in({"tests/README.md": "", "tests/a.cc": code + "\n"}))
+            self.assertEqual([], self.found_in({"kvstore/README.md": "", "kvstore/refusal.cc": code + "\n"}))
+        for code in ('if (absl::StartsWith(status.message(), "items["))', 'absl::StrContains(std::string(status.message()), "x")',
+                     'status.message().find("x")', 'status.error_message().starts_with("x")',
+                     'if (std::string_view(refusal.text).starts_with("x"))', "std::strstr(error->text,\n            kStaging)",
+                     'std::string(pqc_last_error()).find("x")', 'if (status.message() == "x")',
+                     'strstr(pqc_last_error(), "x")'):
+            for folder in ("kvstore", "service", "client", "client/rpc"):
+                self.assert_finds("looks into the words", {f"{folder}/a.cc": code + "\n"})
+        self.assertEqual([], self.found_in({
+            "service/README.md": "",
+            "service/a.cc": 'absl::Status Check(const Call& call);\nstd::function<absl::Status(const Call& call)> work;\n'
+                            "absl::Status status = absl::Status();\nabsl::Status CheckAll(absl::string_view field, int count);\n"
+                            "std::function<absl::Status(absl::string_view value, Config& config)> set;\n"
+                            "std::function<absl::Status()> work;\n"
+                            'if (absl::StartsWith(FieldOf(status), "items")) return status;\n'
+                            'log.Error("failed", {{"message", status.message()}});\n'
+                            "// absl::InternalError(text), status.message().find(text)\n"}))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -229,9 +229,9 @@ PQC_API const char* pqc_status_name(pqc_status status);
  * most 1023 bytes. The string belongs to the library and is valid until the thread's next call that
  * returns a status. Never fails. */
 PQC_API const char* pqc_last_error(void);
-/* Returns the path of the refused field: "items[2].query_position", "queries.shape[1]"; a path that
- * the sidecar also checks has the proto's name ("selection.token_ratio" for `ratio`). "" when the
- * failure is about no field, or there is none. Valid as long as pqc_last_error's. Never fails. */
+/* Returns the path of the refused field in the words of this header: "items[2].query_position",
+ * "selection.ratio". "" when the failure is about no field, or there is none. Valid as long as
+ * pqc_last_error's. Never fails. */
 PQC_API const char* pqc_last_error_field(void);
 /* Returns the retry time in milliseconds; 0 when repeating the call unchanged is not worthwhile,
  * and when there was no failure. Never fails. */

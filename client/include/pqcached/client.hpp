@@ -252,8 +252,9 @@ class Sequence {
   Status CheckPositions(uint32_t layer, std::span<const uint32_t> positions, uint32_t count) const {
     const size_t needed = size_t{SizesOf(layer).kv_heads} * count;
     if (positions.size() >= needed) return {};
-    return {PQC_INVALID_ARGUMENT, "positions: " + std::to_string(positions.size()) + ", but " +
-                                      std::to_string(needed) + " are needed: [kv_heads, count]"};
+    return {PQC_INVALID_ARGUMENT, "positions",
+            std::to_string(positions.size()) + ", but " + std::to_string(needed) +
+                " are needed: [kv_heads, count]"};
   }
 
   static pqc_query ToC(const Query& query) {
@@ -380,8 +381,9 @@ class Step {
   // (pqc_step_end).
   Status End(std::span<const LayerRows> layers, std::span<const uint32_t> accepted = {}) {
     if (!accepted.empty() && accepted.size() != item_count_) {
-      return {PQC_INVALID_ARGUMENT, "accepted: " + std::to_string(accepted.size()) + ", but " +
-                                        std::to_string(item_count_) + " are needed: [items]"};
+      return {PQC_INVALID_ARGUMENT, "accepted",
+              std::to_string(accepted.size()) + ", but " + std::to_string(item_count_) +
+                  " are needed: [items]"};
     }
     std::vector<pqc_layer_rows> rows(layers.size(), PQC_INIT(pqc_layer_rows));
     for (size_t i = 0; i < layers.size(); ++i) {

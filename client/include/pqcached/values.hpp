@@ -44,13 +44,15 @@ class [[nodiscard]] Status {
     retry_ms_ = pqc_last_error_retry_ms();
   }
   Status(pqc_status code, std::string message) : code_(code), message_(std::move(message)) {}
+  Status(pqc_status code, std::string field, const std::string& text)
+      : code_(code), message_(field + ": " + text), field_(std::move(field)) {}
 
   bool ok() const { return code_ == PQC_OK; }
   // Returns the code; the table in client.h says what the caller can do about it.
   pqc_status code() const { return code_; }
   // Returns the reason, for people to read; empty on success.
   const std::string& message() const { return message_; }
-  // Returns the path of the refused field ("selection.token_ratio"), or "".
+  // Returns the path of the refused field ("selection.ratio"), or "".
   const std::string& field() const { return field_; }
   // Returns after how many milliseconds a repetition may succeed; 0 = it is not worthwhile.
   uint32_t retry_ms() const { return retry_ms_; }

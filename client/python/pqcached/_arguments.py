@@ -21,7 +21,7 @@ def _unsigned(name: str, value: Any, limit: int) -> int:
             raise TypeError(f"{name}: {type(value).__name__}; must be an integer") from None
     if 0 <= value < limit:
         return int(value)
-    raise InvalidArgument(f"{name}: {value}, must be 0 to {limit - 1}")
+    raise InvalidArgument.about(name, f"{value}, must be 0 to {limit - 1}")
 
 
 def uint32(name: str, value: Any) -> int:
@@ -36,7 +36,7 @@ def token_count(begin: int, end: int) -> int:
     """Returns the token count of a range that the library would accept."""
     if begin < end <= MAX_TOKENS:
         return end - begin
-    raise InvalidArgument(f"tokens: [{begin}, {end}), must not be empty nor go beyond 2^30")
+    raise InvalidArgument.about("tokens", f"[{begin}, {end}), must not be empty nor go beyond 2^30")
 
 
 def text(name: str, value: Any) -> bytes:
@@ -44,7 +44,7 @@ def text(name: str, value: Any) -> bytes:
         raise TypeError(f"{name}: {type(value).__name__}; must be a str")
     encoded = value.encode("utf-8")
     if b"\0" in encoded:
-        raise InvalidArgument(f"{name}: must not contain a NUL character")
+        raise InvalidArgument.about(name, "must not contain a NUL character")
     return encoded
 
 
@@ -65,4 +65,4 @@ def member(kind: Type[_EnumType], name: str, value: Any) -> _EnumType:
     try:
         return kind(value)
     except ValueError:
-        raise InvalidArgument(f"{name}: {value!r} is no {kind.__name__}") from None
+        raise InvalidArgument.about(name, f"{value!r} is no {kind.__name__}") from None

@@ -53,7 +53,7 @@ def _of_numpy(name: str, array: np.ndarray[Any, Any]) -> _Memory:
     if not array.flags.c_contiguous:
         size = array.itemsize
         if any(stride % size for stride in array.strides):
-            raise InvalidArgument(f"{name}.strides: {array.strides} bytes, must be multiples of the {size} of an element")
+            raise InvalidArgument.about(f"{name}.strides", f"{array.strides} bytes, must be multiples of the {size} of an element")
         strides = tuple(stride // size for stride in array.strides)
     return _Memory(array.__array_interface__["data"][0], Device.CPU, dtype, array.shape, strides, 0, array)
 
@@ -177,7 +177,7 @@ class Tensor:
                 raise TypeError(f"{name}: dtype {memory.dtype.name}, but {dtype.name} is said")
         ndim = len(memory.shape)
         if ndim > MAX_NDIM:
-            raise InvalidArgument(f"{name}.ndim: {ndim}, must be at most {MAX_NDIM}")
+            raise InvalidArgument.about(f"{name}.ndim", f"{ndim}, must be at most {MAX_NDIM}")
         self.device, self.shape, self.strides, self._owner = memory.device, memory.shape, memory.strides, memory.owner
         c = abi.Tensor()
         c.ptr = memory.address
@@ -211,7 +211,7 @@ class Paged(Tensor):
                  name: str = "memory") -> None:
         super().__init__(memory, dtype, name=name)
         if len(self.shape) != 4:
-            raise InvalidArgument(f"{name}.shape: {self.shape}, must be [blocks, block_tokens, heads, dim]")
+            raise InvalidArgument.about(f"{name}.shape", f"{self.shape}, must be [blocks, block_tokens, heads, dim]")
         self._blocks = token_ids_to_read("blocks", blocks)
         table = abi.BlockTable(block_count=len(self._blocks), block_tokens=uint32("block_tokens", self.shape[1]),
                                token_count=uint64("token_count", token_count))
@@ -256,11 +256,11 @@ def _address(name: str, array: Any, dtypes: Sequence[Any], torch_dtypes: Sequenc
     if not dtype_fits:
         raise TypeError(f"{name}: dtype {array.dtype}; must be {' or '.join(torch_dtypes)}")
     if tuple(array.shape) != shape:
-        raise InvalidArgument(f"{name}.shape: {tuple(array.shape)}, must be {shape}")
+        raise InvalidArgument.about(f"{name}.shape", f"{tuple(array.shape)}, must be {shape}")
     if not contiguous:
-        raise InvalidArgument(f"{name}: must be contiguous")
+        raise InvalidArgument.about(name, "must be contiguous")
     if write and not writable:
-        raise InvalidArgument(f"{name}: must be writable (numpy), and not require a gradient (torch)")
+        raise InvalidArgument.about(name, "must be writable (numpy), and not require a gradient (torch)")
     return int(address)
 
 
@@ -292,7 +292,7 @@ def _device_words(name: str, array: Any, kinds: Tuple[int, ...], shape: Tuple[in
         packed.append(step)
         step *= size
     if has != shape or (strides is not None and strides != tuple(reversed(packed))):
-        raise InvalidArgument(f"{name}: shape {has}, must be {shape}, contiguous")
+        raise InvalidArgument.about(name, f"shape {has}, must be {shape}, contiguous")
     return (found.data or 0) + found.byte_offset, capsule
 
 
@@ -321,7 +321,7 @@ def _uint32s(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if array.dtype.kind not in "iu":
             raise TypeError(f"{name}: dtype {array.dtype}; must be integers")
         if array.size and (array.min() < 0 or array.max() > 0xFFFFFFFF):
-            raise InvalidArgument(f"{name}: must be 0 to 2^32 - 1")
+            raise InvalidArgument.about(name, "must be 0 to 2^32 - 1")
     return np.ascontiguousarray(array, dtype=np.uint32)
 
 
@@ -329,12 +329,12 @@ def positions_to_read(name: str, positions: Any, kv_heads: int) -> np.ndarray[An
     """Returns positions [kv_heads, count] as contiguous uint32."""
     array = np.asarray(positions)
     if array.ndim != 2 or array.shape[0] != kv_heads:
-        raise InvalidArgument(f"{name}.shape: {array.shape}, must be [kv_heads, count] with {kv_heads} kv_heads")
+        raise InvalidArgument.about(f"{name}.shape", f"{array.shape}, must be [kv_heads, count] with {kv_heads} kv_heads")
     return _uint32s(name, array)
 
 
 def token_ids_to_read(name: str, token_ids: Any) -> np.ndarray[Any, Any]:
     array = np.asarray(token_ids)
     if array.ndim != 1:
-        raise InvalidArgument(f"{name}.shape: {array.shape}, must be [tokens]")
+        raise InvalidArgument.about(f"{name}.shape", f"{array.shape}, must be [tokens]")
     return _uint32s(name, array) if array.size else np.empty(0, np.uint32)

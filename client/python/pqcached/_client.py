@@ -375,7 +375,7 @@ class Sequence(Closable):
     def _group(self, layer: int) -> LayerGroup:
         group = self._group_of.get(layer)
         if group is None:
-            raise InvalidArgument(f"layer: the cache stores no layer {layer}")
+            raise InvalidArgument.about("layer", f"the cache stores no layer {layer}")
         return group
 
     @staticmethod

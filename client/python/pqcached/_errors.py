@@ -32,7 +32,7 @@ class Error(Exception):
     """A call failed and changed nothing.
 
     `status` is the code, `message` the readable reason with the field and its limit, `field` the path of the
-    refused field ("selection.token_ratio", or ""), `retry_ms` the time in milliseconds after which a
+    refused field ("selection.ratio", or ""), `retry_ms` the time in milliseconds after which a
     repetition may succeed (0: repeating the call is not worthwhile).
     """
 
@@ -43,6 +43,11 @@ class Error(Exception):
         self.message = message
         self.field = field
         self.retry_ms = retry_ms
+
+    @classmethod
+    def about(cls, field: str, text: str) -> Error:
+        """An error of this package about an argument."""
+        return cls(f"{field}: {text}", field)
 
     def __str__(self) -> str:
         return f"{self.status.name}: {self.message}"

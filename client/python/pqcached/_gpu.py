@@ -46,7 +46,7 @@ class GpuStep(Step):
         step's selection.
         """
         if out is None or selection is not None:
-            raise InvalidArgument("out: must be arrays on the device, and selection None, in a step on a GPU")
+            raise InvalidArgument.about("out", "must be arrays on the device, and selection None, in a step on a GPU")
         group = self._items[0].sequence._group(layer)
         shape = (self.query_tokens, group.query_heads, group.value_dim)
         output, held_output = device_floats("output", out[0], shape)

@@ -8,6 +8,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <stdexcept>
@@ -165,14 +166,18 @@ TEST(BrokerTest, WhereNobodyListensItIsUnavailable) {
 TEST(BrokerTest, ARefusalBringsItsReason) {
   BrokerReply reply = Hello(4096);
   reply.status = PQC_RESOURCE_EXHAUSTED;
-  std::strcpy(reply.message, "max_sessions: 3");
+  std::strcpy(reply.message, "3 sessions are open");
+  std::strcpy(reply.field, "max_sessions");
+  reply.retry_ms = 1000;
   EXPECT_EQ(OpenWith(reply, 4096), PQC_RESOURCE_EXHAUSTED);
-  EXPECT_STREQ(pqc_last_error(), "broker: max_sessions: 3");
+  EXPECT_STREQ(pqc_last_error(), "max_sessions: broker: 3 sessions are open");
+  EXPECT_STREQ(pqc_last_error_field(), "max_sessions");
+  EXPECT_EQ(pqc_last_error_retry_ms(), 1000u);
 }
 
 TEST(BrokerTest, AnswersThatDoNotFitAreRefused) {
   BrokerReply reply = Hello(4096);
-  reply.version = 2;
+  reply.version = kvstore::kBrokerVersion + 1;
   EXPECT_EQ(OpenWith(reply, 4096), PQC_FAILED_PRECONDITION);
   EXPECT_STREQ(pqc_last_error(), "broker: it speaks version 2, this client 1");
   reply = Hello(4096);
@@ -185,6 +190,35 @@ TEST(BrokerTest, AnswersThatDoNotFitAreRefused) {
   std::memset(reply.message, 'x', sizeof(reply.message));
   reply.status = 3;
   EXPECT_EQ(OpenWith(reply, 4096), PQC_INTERNAL);
+  reply = Hello(4096);
+  std::memset(reply.field, 'x', sizeof(reply.field));
+  reply.status = 3;
+  EXPECT_EQ(OpenWith(reply, 4096), PQC_INTERNAL);
+}
+
+// Its replies are shorter than this client's: waiting for the rest would take until the deadline.
+TEST(BrokerTest, ABrokerOfVersion1IsReportedWithBothVersionsAtOnce) {
+  int done[2];
+  ASSERT_EQ(pipe(done), 0);
+  FakeBroker fake([&](int connection) {
+    Receive(connection);
+    BrokerReply reply;
+    reply.version = 1;
+    reply.status = PQC_UNIMPLEMENTED;
+    EXPECT_EQ(send(connection, &reply, kvstore::kBrokerReplyHeadBytes, MSG_NOSIGNAL),
+              static_cast<ssize_t>(kvstore::kBrokerReplyHeadBytes));
+    char byte;
+    EXPECT_EQ(read(done[0], &byte, 1), 1);  // the connection stays open
+  });
+  std::unique_ptr<Broker> broker;
+  const auto begun = std::chrono::steady_clock::now();
+  EXPECT_EQ(Open(fake.path(), &broker, 60000), PQC_FAILED_PRECONDITION);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
+  EXPECT_STREQ(pqc_last_error(), "broker: it speaks version 1, this client 2");
+  EXPECT_EQ(pqc_last_error_retry_ms(), 0u);
+  EXPECT_EQ(write(done[1], "x", 1), 1);
+  close(done[0]);
+  close(done[1]);
 }
 
 TEST(BrokerTest, MemoryThatIsShorterThanItsSizeIsNotMapped) {

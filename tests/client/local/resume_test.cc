@@ -49,10 +49,10 @@ TEST_F(ResumeTest, AStepInFlightFailsAndItsRepeatGoesOn) {
     Step step = Must(client_.BeginStep(items, &selection_));
     MustBeOk(step.Attend(0, layer.queries(), output, lse));
     sidecar_.EndWorker();
-    Expect(step.Attend(1, layer.queries(), output, lse), PQC_UNAVAILABLE, "worker");
+    Expect(step.Attend(1, layer.queries(), output, lse), PQC_UNAVAILABLE, "", "worker");
     sidecar_.StartWorker();
-    Expect(step.Attend(1, layer.queries(), output, lse), PQC_UNAVAILABLE, "worker");
-    Expect(step.End(Rows(layer, 300, 301)), PQC_UNAVAILABLE, "worker");
+    Expect(step.Attend(1, layer.queries(), output, lse), PQC_UNAVAILABLE, "", "worker");
+    Expect(step.End(Rows(layer, 300, 301)), PQC_UNAVAILABLE, "", "worker");
   }
   for (uint64_t token = 300; token < 320; ++token) MustBeOk(Decode(sequence, layer, token));
   MustBeOk(sequence.Flush());
@@ -128,7 +128,7 @@ TEST_F(ResumeTest, CallsEndWithTheirDeadlinesWhileThereIsNoWorker) {
       std::chrono::milliseconds(2000 + 1000);  // of StepTest, and what is allowed
   const auto bounded = [&](const char* name, const auto& call) {
     const Stopwatch watch;
-    Expect(call(), PQC_UNAVAILABLE, "worker");
+    Expect(call(), PQC_UNAVAILABLE, "", "worker");
     EXPECT_LT(watch.Now(), kMost) << name;
   };
   bounded("Select", [&] { return sequence.Select(QueryAt(layer, 300), selection_).status(); });
@@ -147,11 +147,11 @@ TEST_F(ResumeTest, ASessionThatTheNextWorkerDoesNotKnowIsLostForEver) {
   Sequence sequence = Fill(layer, 300);
   sidecar_.knows_session = false;
   RestartWorker();
-  Expect(sequence.Select(QueryAt(layer, 299), selection_).status(), PQC_UNAVAILABLE,
+  Expect(sequence.Select(QueryAt(layer, 299), selection_).status(), PQC_UNAVAILABLE, "",
          "session is lost");
   sidecar_.knows_session = true;
-  Expect(Decode(sequence, layer, 300), PQC_UNAVAILABLE, "session is lost");
-  Expect(cache_.CreateSequence().status(), PQC_UNAVAILABLE, "session is lost");
+  Expect(Decode(sequence, layer, 300), PQC_UNAVAILABLE, "", "session is lost");
+  Expect(cache_.CreateSequence().status(), PQC_UNAVAILABLE, "", "session is lost");
 }
 
 TEST_F(ResumeTest, AClientClosesWhileThereIsNoWorker) {
@@ -162,7 +162,7 @@ TEST_F(ResumeTest, AClientClosesWhileThereIsNoWorker) {
   sidecar_.EndWorker();
   sidecar_.OpenGate();
   { const Client closing = std::move(client_); }
-  Expect(sequence.Flush(), PQC_FAILED_PRECONDITION, "closed");
+  Expect(sequence.Flush(), PQC_FAILED_PRECONDITION, "client", "closed");
 }
 
 }  // namespace

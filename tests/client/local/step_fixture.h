@@ -11,15 +11,19 @@
 
 #include "layer.h"
 #include "tests/client/local/store_client.h"
+#include "tests/rewritten_texts.h"
 
 namespace pqcached::testing {
 
 inline constexpr uint64_t kSink = 4, kWindow = 16;
 inline constexpr size_t kOutput = Layer::kQueryHeads * Layer::kValueDim;
 
-inline void Expect(const Status& status, pqc_status code, const char* part) {
+// A call failed with this code about this field ("" = none), and its message has `part`.
+inline void Expect(const Status& status, pqc_status code, const char* field,
+                   const char* part = "") {
   EXPECT_EQ(status.code(), code) << status.ToString();
-  EXPECT_NE(status.message().find(part), std::string::npos) << status.ToString();
+  EXPECT_EQ(status.field(), field) << status.ToString();
+  EXPECT_TRUE(HasText(status.message(), part)) << status.ToString();
 }
 
 class StepTest : public ::testing::Test {

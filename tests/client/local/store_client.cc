@@ -15,14 +15,19 @@
 #include "client/pack.h"
 #include "client/sender.h"
 #include "client/step_thread.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::testing {
 namespace {
 
 using namespace pqcached::client;  // NOLINT: this is its stand-in
 
+// Fills `error` as client/rpc/refusal.cc does: UNAVAILABLE without details is worth repeating.
 pqc_status FromStatus(const absl::Status& status, RefusalBuffer* error) {
-  std::snprintf(error->text, sizeof(error->text), "%s", std::string(status.message()).c_str());
+  Set(error, kvstore::FieldOf(status).c_str(), kvstore::TextOf(status).c_str());
+  const bool is_bare = status == absl::Status(status.code(), status.message());
+  error->retry_ms =
+      absl::IsUnavailable(status) && is_bare ? kRetryMemory : kvstore::RetryMsOf(status);
   return static_cast<pqc_status>(status.code());
 }
 
@@ -113,10 +118,7 @@ class Claims {
                                                    .offset_bytes = place.offset_bytes,
                                                    .size_bytes = place.size_bytes,
                                                    .generation = place.generation});
-      if (!claimed.ok()) {
-        return absl::Status(claimed.status().code(),
-                            "staging: " + std::string(claimed.status().message()));
-      }
+      if (!claimed.ok()) return claimed.status();
       found = slots_.emplace(place.slot, *std::move(claimed)).first;
     }
     return found->second.slot.subspan(place.offset_bytes, place.size_bytes);
@@ -322,9 +324,8 @@ class StoreRemote final : public Remote {
     for (uint32_t i = 0; i < item_count; ++i) {
       const auto appended = AppendOne(items[i], claims);
       if (!appended.ok()) {
-        const std::string text =
-            "items[" + std::to_string(i) + "]: " + std::string(appended.status().message());
-        return FromStatus(absl::Status(appended.status().code(), text), error);
+        return FromStatus(kvstore::Under("items[" + std::to_string(i) + "]", appended.status()),
+                          error);
       }
       items[i].token_count = *appended;
       Refresh(items[i].lease, items[i].image);
@@ -416,19 +417,23 @@ class StoreRemote final : public Remote {
     const auto newer = sidecar_.store->RefreshLease(sidecar_.local_session(), ToStore(lease));
     if (newer.ok()) Give(*newer, image);
   }
+  static absl::Status Resolve(const RowBlock& rows, Claims& claims, Packed* keys, Packed* values) {
+    const absl::Status resolved = keys->Resolve(rows.keys, claims);
+    if (!resolved.ok()) return kvstore::Under("keys.staging", resolved);
+    return kvstore::Under("values.staging", values->Resolve(rows.values, claims));
+  }
   static absl::Status WriteStaged(kvstore::IngestTransaction& transaction, uint64_t first_position,
                                   const RowBlock& rows, Claims& claims) {
     Packed keys(rows.keys), values(rows.values);
-    absl::Status resolved = keys.Resolve(rows.keys, claims);
-    if (resolved.ok()) resolved = values.Resolve(rows.values, claims);
-    if (!resolved.ok()) return resolved;
+    const absl::Status resolved = Resolve(rows, claims, &keys, &values);
+    if (!resolved.ok()) return kvstore::Under("rows", resolved);
     return transaction.Write(first_position,
                              {.layer = rows.layer, .keys = keys.view, .values = values.view});
   }
   absl::StatusOr<uint64_t> AppendOne(const AppendItem& item, Claims& claims) {
     const bool staged = item.row_block_count > 0 && item.rows[0].keys.staging != nullptr;
     if (staged && sidecar_.refuse_staging) {
-      return absl::FailedPreconditionError("rows[0].keys.staging: refused");
+      return kvstore::FailedPrecondition("rows[0].keys.staging", "refused");
     }
     ++(staged ? sidecar_.staged_appends : sidecar_.inline_appends);
     std::vector<Packed> packed;
@@ -437,9 +442,8 @@ class StoreRemote final : public Remote {
     for (uint32_t i = 0; i < item.row_block_count; ++i) {
       Packed& keys = packed.emplace_back(item.rows[i].keys);
       Packed& values = packed.emplace_back(item.rows[i].values);
-      absl::Status resolved = keys.Resolve(item.rows[i].keys, claims);
-      if (resolved.ok()) resolved = values.Resolve(item.rows[i].values, claims);
-      if (!resolved.ok()) return resolved;
+      const absl::Status resolved = Resolve(item.rows[i], claims, &keys, &values);
+      if (!resolved.ok()) return kvstore::Under("rows[" + std::to_string(i) + "]", resolved);
       layers.push_back({.layer = item.rows[i].layer, .keys = keys.view, .values = values.view});
     }
     return sidecar_.store->Append(kTestTenant, item.sequence_id, item.first_position, layers);
@@ -512,7 +516,7 @@ namespace {
 
 pqc_status Connect(Sidecar& sidecar, LocalLink::Parts* parts) {
   if (!sidecar.reachable) return FromStatus(absl::UnavailableError("nobody answers"));
-  if (!sidecar.knows_session) return FromStatus(absl::NotFoundError("resume_token: no session"));
+  if (!sidecar.knows_session) return FromStatus(kvstore::NotFound("resume_token", "no session"));
   parts->boot_word = sidecar.boot_word;
   auto memory = sidecar.store->OpenLocalSession(sidecar.local_session(), parts->boot_word);
   if (!memory.ok()) return FromStatus(memory.status());

@@ -5,7 +5,7 @@ import unittest
 
 import numpy as np
 
-from daemon import KEY_DIM, KV_HEADS, QUERY_HEADS, VALUE_DIM, DaemonTest, Layer, group  # finds pqcached: first
+from daemon import KEY_DIM, KV_HEADS, QUERY_HEADS, VALUE_DIM, DaemonTest, Layer, group, running  # finds pqcached: first
 
 import pqcached
 from pqcached import DType, Index, RowPart, Selection, Tensor
@@ -221,7 +221,7 @@ class CallsTest(DaemonTest):
         sequence.append(TOKENS, {0: (self.layer.keys[:20], self.layer.values[:20])})
         sequence.truncate(TOKENS + 5)
         self.assertEqual(sequence.describe().token_count, TOKENS + 5)
-        with self.fails(pqcached.OutOfRange, "rang"):
+        with self.fails(pqcached.OutOfRange, "tokens"):
             sequence.fetch_range(0, (TOKENS, TOKENS + 10))
 
     def test_admin_answers_as_a_dict(self):
@@ -233,6 +233,26 @@ class CallsTest(DaemonTest):
             self.client.admin("DescribeSequence", {"sequence_id": 1 << 60})
         with self.assertRaises(pqcached.Error):
             self.client.admin("NoSuchMethod")
+
+    def test_errors_have_a_field_and_a_retry_time(self):
+        sequence = self.filled()
+
+        def refused(error, call):
+            with self.assertRaises(error) as caught:
+                call()
+            return caught.exception.field, caught.exception.retry_ms
+
+        def select(ratio):
+            return sequence.select(0, TOKENS - 1, self.layer.queries, Selection(ratio=ratio, index=Index.flat()))
+
+        invalid = pqcached.InvalidArgument
+        self.assertEqual(refused(invalid, lambda: select(1.5)), ("selection.ratio", 0))
+        self.assertEqual(refused(pqcached.OutOfRange, lambda: sequence.fork(TOKENS + 1)), ("token_count", 0))
+        self.assertEqual(refused(invalid, lambda: sequence.fetch_range(0, (5, 5))), ("tokens", 0))  # of the package
+        with running() as daemon, pqcached.Client(daemon.endpoint) as client:
+            cache = self.cache(client=client)
+            client.admin("Drain")
+            self.assertEqual(refused(pqcached.Unavailable, cache.create_sequence), ("", 1000))
 
     def test_several_threads_at_once(self):
         sequence = self.filled()
@@ -419,9 +439,9 @@ class RefusalsTest(DaemonTest):
                 ((0, 39, queries.astype(np.int32), everything), TypeError, "queries: dtype int32"),
                 ((7, 39, queries, everything), invalid, "no layer 7"),
                 ((0, 1 << 40, queries, everything), invalid, "query_position"),
-                ((0, 39, queries, Selection(ratio=1.5, index=flat)), invalid, "token_ratio"),
-                ((0, 39, queries, Selection(ratio=0, index=flat)), invalid, "token_ratio"),
-                ((0, 39, queries, Selection(ratio=float("nan"), index=flat)), invalid, "token_ratio"),
+                ((0, 39, queries, Selection(ratio=1.5, index=flat)), invalid, "selection.ratio"),
+                ((0, 39, queries, Selection(ratio=0, index=flat)), invalid, "selection.ratio"),
+                ((0, 39, queries, Selection(ratio=float("nan"), index=flat)), invalid, "selection.ratio"),
                 ((0, 39, queries, Selection(token_count=1 << 60, index=flat)), invalid, "token_count"),
                 ((0, 39, queries, Selection(token_count=41, index=flat)), invalid, "token_count"),
                 ((0, 39, queries, Selection(ratio=.5, index=Index.pq(3, 6))), invalid, "subspaces"),

@@ -1,0 +1,194 @@
+// What the C ABI says of a refused call besides its message: the field, in the words of the header, and
+// the retry time. Both paths say the same, and neither depends on the words of messages, so this
+// program runs twice (tests/rewritten_texts.h).
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cmath>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "daemon.h"
+#include "pqcached/client.hpp"
+#include "tests/rewritten_texts.h"
+
+namespace pqcached {
+namespace {
+
+using testing::Daemon;
+using testing::Layer;
+using testing::Must;
+using testing::SpecOf;
+
+constexpr uint64_t kTokens = 400;
+constexpr uint32_t kRetryMemory = 1000;
+
+class RefusalsTest : public ::testing::TestWithParam<pqc_path_choice> {
+ protected:
+  void SetUp() override {
+    const Status status =
+        sequence_.Ingest(0, 0, layer_.keys(0, kTokens), layer_.values(0, kTokens));
+    ASSERT_TRUE(status.ok()) << status.ToString();
+  }
+
+  static void Expect(const Status& status, pqc_status code, const std::string& field,
+                     uint32_t retry_ms = 0) {
+    EXPECT_EQ(status.code(), code) << status.ToString();
+    EXPECT_EQ(status.field(), field) << status.ToString();
+    EXPECT_EQ(status.retry_ms(), retry_ms) << status.ToString();
+    EXPECT_TRUE(HasText(status.message(), field)) << status.ToString();
+  }
+
+  Query QueryAt(uint64_t position) const {
+    return {.layer = 0, .query_position = position, .queries = layer_.queries()};
+  }
+  Status Select(const Selection& selection, uint64_t position = kTokens - 1) {
+    return sequence_.Select(QueryAt(position), selection).status();
+  }
+
+  Daemon daemon_;
+  Client client_ = daemon_.OpenClient("default", GetParam());
+  Cache cache_ = Must(client_.OpenCache(SpecOf("cache", {0})));
+  Sequence sequence_ = Must(cache_.CreateSequence());
+  const Layer layer_{kTokens + 100, 1};
+};
+
+TEST_P(RefusalsTest, OfReads) {
+  const Index flat = Index::Flat();
+  Expect(Select({.index = flat, .ratio = 1.5}), PQC_INVALID_ARGUMENT, "selection.ratio");
+  Expect(Select({.index = flat, .token_count = kTokens + 1}), PQC_INVALID_ARGUMENT,
+         "selection.token_count");
+  Expect(Select({.index = flat, .window_tokens = uint64_t{1} << 40}), PQC_INVALID_ARGUMENT,
+         "selection.window_tokens");
+  Expect(Select({.index = flat, .excluded = {{10, 20}, {15, 30}}, .ratio = 0.5}),
+         PQC_INVALID_ARGUMENT, "selection.excluded[1]");
+  Expect(Select({.index = Index::Pq(2, 6), .ratio = 0.5}), PQC_FAILED_PRECONDITION,
+         "selection.index");
+  Expect(Select({.index = Index::Pq(3, 6), .ratio = 0.5}), PQC_INVALID_ARGUMENT,
+         "selection.index.subspaces");
+  Expect(Select({.index = Index::Pq(2, 9), .ratio = 0.5}), PQC_INVALID_ARGUMENT,
+         "selection.index.bits");
+  Expect(Select({.index = flat, .ratio = 0.5}, kTokens + 50), PQC_OUT_OF_RANGE,
+         "query.query_position");
+  Expect(Select({.index = flat, .ratio = 0.5}, uint64_t{1} << 40), PQC_INVALID_ARGUMENT,
+         "query.query_position");
+  Expect(sequence_.Score(QueryAt(kTokens - 1), Index::Pq(2, 6), {0, 4}).status(),
+         PQC_FAILED_PRECONDITION, "index");
+  Expect(sequence_.Score(QueryAt(kTokens - 1), Index::Pq(3, 6), {0, 4}).status(),
+         PQC_INVALID_ARGUMENT, "index.subspaces");
+  Expect(sequence_.Score(QueryAt(kTokens - 1), flat, {0, kTokens + 1}).status(), PQC_OUT_OF_RANGE,
+         "tokens");
+  const std::vector<uint32_t> beyond = {1, 2, 1, kTokens}, descending = {2, 1, 1, 2};
+  Expect(sequence_.Attend(QueryAt(kTokens - 1), beyond, 2).status(), PQC_OUT_OF_RANGE,
+         "positions[3]");
+  Expect(sequence_.Attend(QueryAt(kTokens - 1), descending, 2).status(), PQC_INVALID_ARGUMENT,
+         "positions[1]");
+  std::vector<float> rows(2 * 2 * (Layer::kKeyDim + Layer::kValueDim));
+  const auto out = std::as_writable_bytes(std::span(rows));
+  Expect(sequence_.FetchTokens(0, beyond, 2, PQC_ROW, out), PQC_OUT_OF_RANGE, "positions[3]");
+  Expect(sequence_.FetchRange(0, {kTokens - 1, kTokens + 1}, PQC_ROW, out), PQC_OUT_OF_RANGE,
+         "tokens");
+}
+
+TEST_P(RefusalsTest, OfRowsAndIndexes) {
+  const auto ingest = [&](uint64_t first, const Tensor& keys) {
+    return sequence_.Ingest(0, first, keys, layer_.values(0, 10));
+  };
+  Expect(ingest(kTokens + 1, layer_.keys(0, 10)), PQC_INVALID_ARGUMENT, "first_position");
+  const std::vector<float> nan(10 * 2 * Layer::kKeyDim, std::nanf(""));
+  const Tensor bad(nan, {10, 2, Layer::kKeyDim});
+  Expect(ingest(kTokens, bad), PQC_INVALID_ARGUMENT, "keys");
+  const LayerRows good[] = {{0, layer_.keys(0, 10), layer_.values(0, 10)}};
+  const LayerRows twice[] = {good[0], good[0]};
+  const LayerRows spoilt[] = {{0, bad, layer_.values(0, 10)}};
+  Expect(sequence_.Append(kTokens + 1, good).status(), PQC_INVALID_ARGUMENT, "first_position");
+  Expect(sequence_.Append(kTokens, twice).status(), PQC_INVALID_ARGUMENT, "layers[1].layer");
+  Expect(sequence_.Append(kTokens, spoilt).status(), PQC_INVALID_ARGUMENT, "layers[0].keys");
+  Expect(sequence_.BuildIndex({.index = Index::Pq(3, 6)}), PQC_INVALID_ARGUMENT,
+         "options.index.subspaces");
+  Expect(sequence_.BuildIndex({.index = Index::Flat()}), PQC_INVALID_ARGUMENT, "options.index");
+  Expect(sequence_.BuildIndex({.iterations = 1001}), PQC_INVALID_ARGUMENT, "options.iterations");
+}
+
+TEST_P(RefusalsTest, OfSequencesAndCaches) {
+  Expect(sequence_.Fork(kTokens + 1).status(), PQC_OUT_OF_RANGE, "token_count");
+  Expect(sequence_.Truncate(kTokens + 1), PQC_INVALID_ARGUMENT, "token_count");
+  Expect(sequence_.Pin(uint64_t{1} << 60), PQC_INVALID_ARGUMENT, "ttl_ms");
+  Expect(cache_.CreateSequence({.live = LiveIndex{.index = Index::Pq(2, 9)}}).status(),
+         PQC_INVALID_ARGUMENT, "options.index.bits");
+  Expect(cache_.CreateSequence({.group_key = "key"}).status(), PQC_INVALID_ARGUMENT,
+         "options.group_key");
+  CacheSpec spec = SpecOf("other", {0});
+  spec.groups[0].key_dim = 36;
+  Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "spec.groups[0].key_dim");
+  spec = SpecOf("other", {0});
+  spec.rank_group = "group";
+  Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "spec.rank_count");
+  spec = SpecOf("cache", {0});
+  spec.model_fingerprint = "another";
+  Expect(client_.OpenCache(spec).status(), PQC_FAILED_PRECONDITION, "spec.model_fingerprint");
+  Expect(client_.AdminJson("DescribeSequence", "{\"sequence_id\": \"999\"}").status(),
+         PQC_NOT_FOUND, "sequence_id");
+  Expect(client_.AdminJson("Nothing").status(), PQC_INVALID_ARGUMENT, "method");
+  Expect(client_.AdminJson("Stats", "{").status(), PQC_INVALID_ARGUMENT, "request");
+  ASSERT_TRUE(sequence_.Suspend().ok());
+  Expect(Select({.ratio = 0.5}), PQC_FAILED_PRECONDITION, "sequence");
+  const LayerRows rows[] = {{0, layer_.keys(0, 1), layer_.values(0, 1)}};
+  Expect(sequence_.Append(kTokens, rows).status(), PQC_FAILED_PRECONDITION, "sequence");
+}
+
+TEST_P(RefusalsTest, SayWhenToRepeat) {
+  CacheSpec spec = SpecOf("tiny", {0});
+  spec.capacity_bytes = 1 << 20;
+  Cache tiny = Must(client_.OpenCache(spec));
+  Sequence sequence = Must(tiny.CreateSequence());
+  const Layer large(4000, 2);
+  Expect(sequence.Ingest(0, 0, large.keys(0, 4000), large.values(0, 4000)), PQC_RESOURCE_EXHAUSTED,
+         "", kRetryMemory);
+  ASSERT_TRUE(client_.AdminJson("Drain").ok());
+  Expect(cache_.CreateSequence().status(), PQC_UNAVAILABLE, "", kRetryMemory);
+}
+
+TEST_P(RefusalsTest, AreOfTheThreadsLastCall) {
+  Expect(Select({.index = Index::Flat(), .ratio = 1.5}), PQC_INVALID_ARGUMENT, "selection.ratio");
+  EXPECT_STREQ(pqc_last_error_field(), "selection.ratio");
+  EXPECT_EQ(pqc_last_error_retry_ms(), 0u);
+  ASSERT_TRUE(client_.AdminJson("Drain").ok());
+  EXPECT_STREQ(pqc_last_error_field(), "");
+  EXPECT_FALSE(cache_.CreateSequence().ok());
+  EXPECT_EQ(pqc_last_error_retry_ms(), kRetryMemory);
+  std::thread([] {
+    EXPECT_STREQ(pqc_last_error_field(), "");
+    EXPECT_EQ(pqc_last_error_retry_ms(), 0u);
+  }).join();
+  EXPECT_EQ(pqc_last_error_retry_ms(), kRetryMemory);
+  ASSERT_TRUE(sequence_.Describe().ok());
+  EXPECT_STREQ(pqc_last_error(), "");
+  EXPECT_STREQ(pqc_last_error_field(), "");
+  EXPECT_EQ(pqc_last_error_retry_ms(), 0u);
+}
+
+// A lost session does not come back; a sidecar that is not running may start.
+TEST_P(RefusalsTest, OfALostSessionAreFinal) {
+  daemon_.AwaitServing();
+  daemon_.process().Signal(SIGTERM);
+  daemon_.process().Wait();
+  Status status;
+  do {
+    status = sequence_.Describe().status();
+  } while (status.code() == PQC_UNAVAILABLE && status.retry_ms() != 0);
+  Expect(status, PQC_UNAVAILABLE, "");
+  Expect(Client::Open({.endpoint = daemon_.endpoint(), .timeout_ms = 300, .path = GetParam()})
+             .status(),
+         PQC_UNAVAILABLE, "", kRetryMemory);
+}
+
+INSTANTIATE_TEST_SUITE_P(Paths, RefusalsTest,
+                         ::testing::Values(PQC_PATH_ONLY_REMOTE, PQC_PATH_ONLY_LOCAL),
+                         [](const auto& path) {
+                           return path.param == PQC_PATH_ONLY_LOCAL ? "Local" : "Remote";
+                         });
+
+}  // namespace
+}  // namespace pqcached

@@ -77,7 +77,7 @@ Status BlockCache::Create(const Options& options, kernels::cuda::Stream stream) 
   if (Status status = update_done_.Create(); !status.ok()) return status;
   const cudaError_t error = cudaMemsetAsync(counters_, 0, 4 * sizeof(unsigned long long), stream);
   if (error != cudaSuccess) return FromCuda(error, "clearing the counters");
-  return Forget(stream, 0, options.lane_capacity, 0);
+  return InvalidateRange(stream, 0, options.lane_capacity, 0);
 }
 
 Status BlockCache::BeginStep(kernels::cuda::Stream stream) { return FinishUpdate(stream); }
@@ -116,8 +116,8 @@ Status BlockCache::EndStep(kernels::cuda::Stream stream, const kernels::cuda::Ro
   return update_done_.Record(side_stream_.get());
 }
 
-Status BlockCache::Forget(kernels::cuda::Stream stream, uint32_t lane_begin, uint32_t lane_end,
-                          uint32_t first_block) {
+Status BlockCache::InvalidateRange(kernels::cuda::Stream stream, uint32_t lane_begin,
+                                   uint32_t lane_end, uint32_t first_block) {
   return FromKernel(kernels::cuda::InvalidateBlocks({.state = state_,
                                                      .lane_begin = lane_begin,
                                                      .lane_end = lane_end,

@@ -68,8 +68,8 @@ class BlockCache {
   // Invalidates blocks [first_block, ...) of lanes [lane_begin, lane_end). Called between BeginStep
   // and EndStep, before a lane is given to another sequence and before rows from first_block on are
   // rewritten after a roll-back.
-  Status Forget(kernels::cuda::Stream stream, uint32_t lane_begin, uint32_t lane_end,
-                uint32_t first_block);
+  Status InvalidateRange(kernels::cuda::Stream stream, uint32_t lane_begin, uint32_t lane_end,
+                         uint32_t first_block);
 
   // Waits for the update of the last EndStep and copies its counters. May be called from any
   // thread, concurrently with steps and captures; meant for status pages and benchmarks.

@@ -150,17 +150,17 @@ void UnlockHostMemory(std::byte* memory) {
 }
 
 CurrentDevice::CurrentDevice(int index) {
-  cudaError_t error = cudaGetDevice(&before_);
-  if (error == cudaSuccess && before_ != index) {
+  cudaError_t error = cudaGetDevice(&previous_device_);
+  if (error == cudaSuccess && previous_device_ != index) {
     error = cudaSetDevice(index);
   } else {
-    before_ = -1;  // no previous device to restore
+    previous_device_ = -1;  // no previous device to restore
   }
   status_ = FromCuda(error, "going to device " + std::to_string(index));
 }
 
 CurrentDevice::~CurrentDevice() {
-  if (before_ >= 0) (void)cudaSetDevice(before_);
+  if (previous_device_ >= 0) (void)cudaSetDevice(previous_device_);
 }
 
 OwnedStream::~OwnedStream() {

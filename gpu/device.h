@@ -99,7 +99,7 @@ class CurrentDevice {
   const Status& status() const { return status_; }
 
  private:
-  int before_ = -1;
+  int previous_device_ = -1;
   Status status_;
 };
 

@@ -233,7 +233,7 @@ Status DeviceSteps::BeginCaches(Stream stream) {
 }
 
 // Waits for the device when an earlier Begin or End failed: no event covers the work that it left.
-Status DeviceSteps::Settle() {
+Status DeviceSteps::WaitUnfinishedStep() {
   if (has_no_unfinished_step_) return {};
   const cudaError_t error = cudaDeviceSynchronize();
   has_no_unfinished_step_ = error == cudaSuccess;
@@ -241,7 +241,7 @@ Status DeviceSteps::Settle() {
 }
 
 Status DeviceSteps::BeginBatch(const StepBatch& batch) {
-  if (Status status = Settle(); !status.ok()) return status;
+  if (Status status = WaitUnfinishedStep(); !status.ok()) return status;
   has_no_unfinished_step_ = false;
   stream_ = static_cast<Stream>(batch.stream);
   // The previous step may have run on another stream; it uses the same tables and scratch.
@@ -257,7 +257,7 @@ Status DeviceSteps::BeginBatch(const StepBatch& batch) {
       batch, {.page_lock = page_lock_.get(), .pool = batch.pool, .caches = caches_.get()}, stream_);
   locked_bytes_ = page_lock_->locked_bytes();
   if (status.ok()) status = codes_.BeginStep(tables_.code_ranges());
-  if (!status.ok() || staging_ || !tables_.has_host_rows()) return status;
+  if (!status.ok() || staging_ || !tables_.has_host_only_rows()) return status;
   return CreateStaging();
 }
 
@@ -284,7 +284,7 @@ Status DeviceSteps::UnlockPool() {
   const cudaError_t error = cudaDeviceSynchronize();
   page_lock_.reset();
   locked_bytes_ = 0;
-  tables_.Forget();
+  tables_.InvalidateAll();
   pool_ = nullptr;
   pool_bytes_ = 0;
   return FromCuda(error, "waiting for the device");
@@ -394,7 +394,7 @@ Status DeviceSteps::Locate(uint32_t layer) {
   }
   const kernels::cuda::KernelStatus located = kernels::cuda::LocateRows(args, stream_);
   if (!located.ok()) return FromKernel(located, "looking up rows");
-  return staging_ ? staging_->Bring(stream_, addresses_) : Status{};
+  return staging_ ? staging_->StageMissedRows(stream_, addresses_) : Status{};
 }
 
 Status DeviceSteps::AttendLayer(uint32_t layer, float* output, float* lse) {

@@ -59,7 +59,7 @@ class DeviceSteps final : public Steps {
   Status BeginCaches(kernels::cuda::Stream stream);
   Status CheckBatch(const StepBatch& batch) const;
   Status CheckStreamTakesWork(kernels::cuda::Stream stream) const;
-  Status Settle();
+  Status WaitUnfinishedStep();
   Status BeginBatch(const StepBatch& batch);
   Status CreateStaging();
   Status CheckLayer(uint32_t layer, const StepQueries& queries) const;

@@ -91,14 +91,15 @@ Status LayerCodes::BeginCaptured(Stream stream, uint32_t layer, const CaptureId&
             "capture in a step of its own"};
   }
   captured_ = true;
-  const bool goes_on = capture == last_capture_;
+  const bool is_same_capture = capture == last_capture_;
   last_capture_ = capture;
   if (!IsResident(layer) && !Holds(layer, capture)) {
     if (Status status = Copy(stream, layer); !status.ok()) return status;
     slots_[SlotOf(layer)] = {layer, capture};
   }
   const uint32_t next = layer + 1;
-  if (!goes_on || next >= options_.layer_count || IsResident(next) || Holds(next, capture)) {
+  if (!is_same_capture || next >= options_.layer_count || IsResident(next) ||
+      Holds(next, capture)) {
     return {};
   }
   forked_slot_ = SlotOf(next);

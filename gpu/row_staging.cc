@@ -47,7 +47,7 @@ Status RowStaging::Create(const Options& options, kernels::cuda::Stream stream) 
                   "clearing the counts of missed rows");
 }
 
-Status RowStaging::Bring(kernels::cuda::Stream stream, const std::byte** addresses) {
+Status RowStaging::StageMissedRows(kernels::cuda::Stream stream, const std::byte** addresses) {
   const kernels::cuda::KernelStatus turned =
       kernels::cuda::StageRows({.lane_capacity = options_.lane_capacity,
                                 .addresses = addresses,

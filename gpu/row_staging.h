@@ -3,9 +3,9 @@
 //
 // It serves devices that cannot page-lock a read-only mapping, and pieces of the mapping that are
 // not locked: the spans with `host_only` set (kernels/cuda/rows.h). LocateRows lists their rows;
-// Bring makes the host copy them into page-locked memory and replaces their addresses. The caller's
-// thread does not wait: a thread of the CUDA runtime copies the rows when the stream reaches that
-// point. A step with these copies can be captured in a graph.
+// StageMissedRows makes the host copy them into page-locked memory and replaces their addresses.
+// The caller's thread does not wait: a thread of the CUDA runtime copies the rows when the stream
+// reaches that point. A step with these copies can be captured in a graph.
 //
 // Thread-compatible; one stream at a time. A fallback: far slower than reads in place.
 #ifndef PQCACHED_GPU_ROW_STAGING_H_
@@ -38,14 +38,15 @@ class RowStaging {
   //         kOutOfMemory  too little device memory, or page-locking was refused
   Status Create(const Options& options, kernels::cuda::Stream stream);
 
-  // Tables for LocateRowsArgs. Every LocateRows that receives them must be followed by Bring.
+  // Tables for LocateRowsArgs. Every LocateRows that receives them must be followed by
+  // StageMissedRows.
   uint32_t* missed_rows() const { return missed_rows_; }
   uint32_t* missed_counts() const { return missed_counts_; }
 
   // Enqueues the copies of the missed rows on `stream`. Work enqueued afterwards can read all of
   // `addresses` ([lane, rows_per_lane], as written by LocateRows) on the device, until the next
-  // Bring. The spans' memory must stay mapped until then.
-  Status Bring(kernels::cuda::Stream stream, const std::byte** addresses);
+  // StageMissedRows. The spans' memory must stay mapped until then.
+  Status StageMissedRows(kernels::cuda::Stream stream, const std::byte** addresses);
 
  private:
   static void CopyRows(void* staging);

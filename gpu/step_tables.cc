@@ -101,7 +101,7 @@ Status StepTables::Create(const StepsOptions& options, const LayerCodes& codes,
   return {};
 }
 
-void StepTables::Forget() {
+void StepTables::InvalidateAll() {
   for (Seat& seat : seats_) seat = {};
   for (Described& one : described_) {
     one.tokens = 0;
@@ -257,8 +257,8 @@ Status StepTables::InvalidateFrom(const Place& place, Described& described, uint
   WriteRowLanes(place, described);
   const uint32_t first_lane = place.seat * options_.kv_heads;
   if (place.rows.caches == nullptr) return {};
-  return place.rows.caches[place.layer].Forget(place.stream, first_lane,
-                                               first_lane + options_.kv_heads, first_block);
+  return place.rows.caches[place.layer].InvalidateRange(
+      place.stream, first_lane, first_lane + options_.kv_heads, first_block);
 }
 
 // Describes all coded tokens, more than this step needs, so that the following steps need no

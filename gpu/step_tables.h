@@ -70,9 +70,9 @@ class StepTables {
   // Errors: as Steps::Begin
   Status Update(const StepBatch& batch, const Rows& rows, kernels::cuda::Stream stream);
   // Returns true once any span was described whose rows the host has to copy.
-  bool has_host_rows() const { return has_host_only_rows_; }
+  bool has_host_only_rows() const { return has_host_only_rows_; }
   // Discards all descriptions. The caller must invalidate the block caches too.
-  void Forget();
+  void InvalidateAll();
 
   const kernels::cuda::SeatItem* seats() const { return device_.seats; }
   // Copies of the codes of non-resident layers, for LayerCodes.

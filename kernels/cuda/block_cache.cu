@@ -13,7 +13,7 @@ constexpr uint32_t kNoSpan = 0xFFFFFFFFu;
 // A score and a block or slot index in one integer: larger is better, 0 means none. The index is
 // complemented in the lower half, so that among equal scores the lowest index wins.
 using PackedScore = unsigned long long;
-__device__ PackedScore Rank(float score, uint32_t index) {
+__device__ PackedScore PackScore(float score, uint32_t index) {
   return PackedScore{__float_as_uint(score)} << 32 | (0xFFFFFFFFu - index);  // score >= 0
 }
 __device__ uint32_t IndexOf(PackedScore ranked) {
@@ -119,7 +119,7 @@ class LaneUpdate {
     PackedScore best = 0;
     for (uint32_t block = threadIdx.x; block < args_.state.block_capacity; block += kThreads) {
       if (touches_[block] == 0 || cache_slots_[block] != kNotResident) continue;
-      const PackedScore ranked = Rank(frequencies_[block], block);
+      const PackedScore ranked = PackScore(frequencies_[block], block);
       if (ranked > best && CompleteSpan(args_, lane_, block) != kNoSpan) best = ranked;
     }
     return best;
@@ -129,7 +129,7 @@ class LaneUpdate {
   __device__ PackedScore BestVictim() const {
     PackedScore best = 0;
     for (uint32_t slot = threadIdx.x; slot < args_.state.slot_capacity; slot += kThreads) {
-      best = Larger(best, Rank(EvictionScore(slot), slot));
+      best = Larger(best, PackScore(EvictionScore(slot), slot));
     }
     return best;
   }

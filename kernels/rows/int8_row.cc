@@ -38,7 +38,7 @@ void Dequantize(Level level, const internal::Int8Call& call) {
 float QuantizeInt8(std::span<const float> from, std::span<int8_t> to) {
   float most = 0.0f;
   for (const float value : from) most = std::max(most, std::abs(value));
-  const bool zero = most < internal::kInt8Least;
+  const bool zero = most < internal::kInt8MinMagnitude;
   const float factor = zero ? 0.0f : internal::kInt8Max / most;
   for (size_t i = 0; i < from.size(); ++i) {
     to[i] = static_cast<int8_t>(std::nearbyint(from[i] * factor));

@@ -12,7 +12,7 @@ namespace pqcached::kernels::internal {
 // The largest element is 127 times the scale.
 inline constexpr float kInt8Max = 127.0f;
 // Vectors below this magnitude count as zero, so that the reciprocal of the scale stays finite.
-inline constexpr float kInt8Least = 0x1p-100f;
+inline constexpr float kInt8MinMagnitude = 0x1p-100f;
 
 // Arguments for converting keys or values of some rows between int8 and another dtype. Dims are
 // multiples of 8.

@@ -25,7 +25,7 @@ PQC_INLINE void QuantizePart(const std::byte* from, uint32_t dim, std::byte* to,
   }
   if (i < dim) magnitudes = Vec::Max(magnitudes, Vec::Abs(Vec::LoadRowHalf<kFrom>(from, i)));
   const float most = Vec::Largest(magnitudes);
-  const bool zero = most < internal::kInt8Least;
+  const bool zero = most < internal::kInt8MinMagnitude;
   const F factor = Vec::Set(zero ? 0.0f : internal::kInt8Max / most);
   for (i = 0; i + Vec::kLanes <= dim; i += Vec::kLanes) {
     Vec::StoreInt8(to + i, Vec::LoadRow<kFrom>(from, i) * factor);

@@ -203,9 +203,9 @@ Bracket BracketBySample(const float* values, size_t count, uint32_t k, float* wo
     low = FindCutIn(sample, rank + kSampleMargin, rest).value;
   }
   const Kept kept = Keep(values, count, low, high, work);
-  const bool misled = kept.above_count >= k || kept.above_count + kept.count < k;
+  const bool sample_missed = kept.above_count >= k || kept.above_count + kept.count < k;
   // The smallest and largest values that were kept are a tighter bracket than the sample's.
-  Bracket bracket = BracketAll(work, misled ? 0 : kept.count);
+  Bracket bracket = BracketAll(work, sample_missed ? 0 : kept.count);
   bracket.above_count = kept.above_count;
   return bracket;
 }

@@ -224,13 +224,13 @@ TEST_F(BlockCacheTest, StepsReadTheRowsOfTheirTokensWhateverHappensBetween) {
       const uint32_t lane = below(kLanes);
       if (below(8) == 0) {  // another sequence in the lane: its rows lie where the old ones lay
         CheckReads();
-        ExpectOk(cache_->Forget(stream_, lane, lane + 1, 0));
+        ExpectOk(cache_->InvalidateRange(stream_, lane, lane + 1, 0));
         token_counts_[lane] = 0;
         Append(lane, 100 + below(900));
       } else if (below(6) == 0) {  // rolled back, then other tokens
         CheckReads();
         const uint32_t kept = below(token_counts_[lane] + 1);
-        ExpectOk(cache_->Forget(stream_, lane, lane + 1, kept / kBlockSlots));
+        ExpectOk(cache_->InvalidateRange(stream_, lane, lane + 1, kept / kBlockSlots));
         token_counts_[lane] = kept;
         Append(lane, 1 + below(200));
       } else {
@@ -282,7 +282,7 @@ TEST_F(BlockCacheTest, KnowsNothingOfTheSequenceBefore) {
   ExpectOk(cache_->Read(before));
   EXPECT_EQ(before.hits, 16u);
   ExpectOk(cache_->BeginStep(stream_));
-  ExpectOk(cache_->Forget(stream_, 0, 1, 0));
+  ExpectOk(cache_->InvalidateRange(stream_, 0, 1, 0));
   token_counts_[0] = 0;
   Append(0, 4 * kBlockSlots);
   Step({TokensOfBlocks({0, 1, 2, 3}, 4), {}});

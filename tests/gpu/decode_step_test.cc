@@ -286,7 +286,7 @@ class DecodeStepTest : public DeviceTest {
       ExpectOk(codes_->EndLayer(stream_, layer));
       ExpectOk(cache.BeginStep(stream_));
       Locate(*full_[layer], &cache);
-      ExpectOk(staging_.Bring(stream_, addresses_.data()));
+      ExpectOk(staging_.StageMissedRows(stream_, addresses_.data()));
       Attend(layer, *full_[layer]);
       ExpectOk(codes_->JoinSideStream(stream_));
       ExpectOk(cache.EndStep(stream_, row_lanes_.data(), full_[layer]->spans.data()));
@@ -360,7 +360,7 @@ TEST_F(DecodeStepTest, AttendsAsAPlainStepDoesLaunchByLaunchAndCaptured) {
     token_count_ = 0;
     for (const auto& cache : caches_) {
       ExpectOk(cache->BeginStep(stream_));
-      ExpectOk(cache->Forget(stream_, 0, kLanes, 0));
+      ExpectOk(cache->InvalidateRange(stream_, 0, kLanes, 0));
     }
     Append(2 * kSpanTokens - 60);
     Graph graph;

@@ -106,7 +106,7 @@ class CellSelection {
     tokens_ = token_sums_.data();
     std::fill(token_sums_.begin(), token_sums_.end(), 0u);
     for (const PqSpan& span : args_.spans) AddSpanTokens(span);
-    AddHeldLists();
+    AddPendingLists();
   }
 
   std::span<uint32_t> TokensOf(uint32_t codebook) const {
@@ -150,21 +150,23 @@ class CellSelection {
   }
 
   void HoldLists(const PqSpan& span, uint32_t slot_count) {
-    if (held_.count > 0 && (held_.codebook != span.codebook ||
-                            held_.slot_count + slot_count > std::numeric_limits<uint16_t>::max())) {
-      AddHeldLists();
+    if (pending_lists_.count > 0 &&
+        (pending_lists_.codebook != span.codebook ||
+         pending_lists_.slot_count + slot_count > std::numeric_limits<uint16_t>::max())) {
+      AddPendingLists();
     }
-    held_.codebook = span.codebook;
-    held_.begins[held_.count++] = span.posting_begins;
-    held_.slot_count += slot_count;
-    if (held_.count == kMaxSummedLists) AddHeldLists();
+    pending_lists_.codebook = span.codebook;
+    pending_lists_.begins[pending_lists_.count++] = span.posting_begins;
+    pending_lists_.slot_count += slot_count;
+    if (pending_lists_.count == kMaxSummedLists) AddPendingLists();
   }
 
-  void AddHeldLists() {
-    if (held_.count == 0) return;
-    ops_.add_list_counts(held_.begins, held_.count, cell_count_, TokensOf(held_.codebook).data());
-    held_.count = 0;
-    held_.slot_count = 0;
+  void AddPendingLists() {
+    if (pending_lists_.count == 0) return;
+    ops_.add_list_counts(pending_lists_.begins, pending_lists_.count, cell_count_,
+                         TokensOf(pending_lists_.codebook).data());
+    pending_lists_.count = 0;
+    pending_lists_.slot_count = 0;
   }
 
   // Computes the logits of all cells under one head of the plan.
@@ -300,7 +302,7 @@ class CellSelection {
     uint32_t count = 0;
     uint32_t slot_count = 0;
     uint32_t codebook = 0;
-  } held_;
+  } pending_lists_;
   std::span<float> values_;
   std::span<float> logits_;  // logits of one head, replaced by its weights
   std::span<uint32_t> work_;

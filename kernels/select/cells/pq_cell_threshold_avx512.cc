@@ -200,9 +200,9 @@ Bracket BracketBySample(const WeightedCells& cells, uint32_t all_tokens, uint32_
     Bisect(sample, static_cast<uint32_t>(rank) + 1, by_value);
   }
   const Kept kept = Keep(cells, low, high, kept_values, kept_tokens);
-  const bool misled = kept.above >= k || kept.above + kept.tokens < k;
+  const bool sample_missed = kept.above >= k || kept.above + kept.tokens < k;
   // The smallest and largest values that were kept are a tighter bracket than the sample's.
-  Bracket bracket = BracketAll({kept_values, kept_tokens, misled ? 0 : kept.cells.count});
+  Bracket bracket = BracketAll({kept_values, kept_tokens, sample_missed ? 0 : kept.cells.count});
   bracket.above_list = kept.above;
   bracket.above_high = kept.above;
   bracket.at_least_low = kept.above + kept.tokens;

@@ -59,7 +59,7 @@ class RoughSelection {
     work_ = scratch.Take<float>(candidates);
     chunk_ = scratch.Take<uint8_t>(kMaxPlanes * kChunkSlots);
     chunk_slots_ = scratch.Take<uint32_t>(kChunkSlots + kListSlack);
-    AwaitSample();
+    PrefetchSample();
     FillTables(args, plan, tables_);
   }
 
@@ -140,7 +140,7 @@ class RoughSelection {
   }
 
   // Prefetches the sample's codes.
-  void AwaitSample() const {
+  void PrefetchSample() const {
     ForEachRun([&](const PqSpan& span, uint32_t slot, uint32_t count) {
       const uint8_t* from = span.planes + slot;
       for (uint32_t plane = 0; plane < PlaneCount(geometry_); ++plane) {

@@ -67,7 +67,7 @@ void ScratchPool::Buffer::AlignedDelete::operator()(std::byte* memory) const {
 }
 
 ScratchPool::Buffer::~Buffer() {
-  if (block_.memory != nullptr) pool_->GiveBack(std::move(block_));
+  if (block_.memory != nullptr) pool_->ReturnBlock(std::move(block_));
 }
 
 ScratchPool::Buffer ScratchPool::Take(size_t size_bytes) {
@@ -87,7 +87,7 @@ ScratchPool::Buffer ScratchPool::Take(size_t size_bytes) {
   return Buffer(this, std::move(block), size_bytes);
 }
 
-void ScratchPool::GiveBack(Buffer::Block block) {
+void ScratchPool::ReturnBlock(Buffer::Block block) {
   if (block.size_bytes > kMaxFreeBlockBytes) return;
   Buffer::Block smallest;  // freed after the lock is released
   const MutexLock lock(&mutex_);

@@ -74,7 +74,7 @@ class ScratchPool {
   static constexpr size_t kMaxFreeBlocks = 16;
   static constexpr size_t kMaxFreeBlockBytes = size_t{64} << 20;
 
-  void GiveBack(Buffer::Block block);
+  void ReturnBlock(Buffer::Block block);
 
   Mutex mutex_;
   std::vector<Buffer::Block> blocks_ ABSL_GUARDED_BY(mutex_);

@@ -237,7 +237,7 @@ void Build::RequestStop(Stop reason) {
 
 bool Build::Stopped() {
   if (sequence_->dropped()) RequestStop(Stop::kDropped);
-  if (spec_.cancelled && spec_.cancelled()) RequestStop(Stop::kCancelled);
+  if (spec_.is_cancelled && spec_.is_cancelled()) RequestStop(Stop::kCancelled);
   return stop_.load() != Stop::kNone;
 }
 

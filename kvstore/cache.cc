@@ -14,7 +14,7 @@ Engine::Engine(const StoreOptions& store_options, uint32_t threads)
       serving(threads, Arena::Priority::kServing),
       building(threads, Arena::Priority::kBuilding),
       costs(options.exec, options.cost_file),
-      live(std::make_unique<IncrementalIndexer>(options.live_index_failed)),
+      live(std::make_unique<IncrementalIndexer>(options.on_live_index_failure)),
       checksums(options.keeper == nullptr ? nullptr : std::make_unique<Checksums>()) {
   if (threads > std::thread::hardware_concurrency()) {
     more_threads.emplace(oneapi::tbb::global_control::max_allowed_parallelism, threads);

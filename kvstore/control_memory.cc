@@ -38,7 +38,8 @@ absl::StatusOr<std::unique_ptr<ControlMemory>> ControlMemory::Create(uint32_t wo
   auto mapping = Mapping::Map(*memfd, size_bytes, Mapping::Access::kReadWrite);
   if (!mapping.ok()) return mapping.status();
   if (keeper == nullptr) {
-    if (absl::Status status = SealMemfd(*memfd, LaterWriters::kNever); !status.ok()) return status;
+    if (absl::Status status = SealMemfd(*memfd, WriteSeal::kFutureWrite); !status.ok())
+      return status;
   }
   // New memory is zero, the initial value of all slot words and lease words.
   auto* page = new (mapping->data()) ControlPage;

@@ -41,13 +41,13 @@ class ExtentDemand {
 class FreeMap {
  public:
   // `free`: first units of the free extents, by order. At most `limit_bytes` may be in use.
-  // `staying`: first units of extents that remain in use even after Free.
+  // `pinned_units`: first units of extents that remain in use even after Free.
   FreeMap(std::vector<std::set<uint32_t>> free, size_t used_bytes, size_t limit_bytes,
-          std::unordered_set<uint32_t> staying = {})
+          std::unordered_set<uint32_t> pinned_units = {})
       : free_(std::move(free)),
         used_bytes_(used_bytes),
         limit_bytes_(limit_bytes),
-        pinned_units_(std::move(staying)) {}
+        pinned_units_(std::move(pinned_units)) {}
 
   // REQUIRES: the extent is in use.
   void Free(ExtentRef extent);

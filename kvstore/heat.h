@@ -44,7 +44,7 @@ class UsageClock {
   }
 
   // Records that a segment of this worth was evicted.
-  void Evicted(double worth) {
+  void OnEvict(double worth) {
     double age = age_.load(std::memory_order_relaxed);
     while (age < worth && !age_.compare_exchange_weak(age, worth, std::memory_order_relaxed)) {
     }

@@ -41,7 +41,7 @@ class Holds {
 
   // Acquires a hold. Returns false when the sequence was claimed. Each successful call is followed
   // by one Release.
-  [[nodiscard]] bool Take() {
+  [[nodiscard]] bool Acquire() {
     for (;;) {
       int64_t count = DecidedCount();
       if (count == kClaimed) return false;
@@ -53,19 +53,19 @@ class Holds {
     count_.fetch_sub(1, std::memory_order_acq_rel);
   }
   // Reserves the sequence for the evictor. Returns true when it has no holders and no pin. The
-  // evictor then calls Settle once, soon, because other callers wait until it does.
+  // evictor then calls Decide once, soon, because other callers wait until it does.
   [[nodiscard]] bool Reserve() {
     int64_t nobody = 0;
     if (!count_.compare_exchange_strong(nobody, kReserved)) return false;
     if (!pinned()) return true;
-    Settle(/*claimed=*/false);
+    Decide(/*claimed=*/false);
     return false;
   }
-  void Settle(bool claimed) { count_.store(claimed ? kClaimed : 0); }
+  void Decide(bool claimed) { count_.store(claimed ? kClaimed : 0); }
   // Reserves and settles a sequence that is evicted alone. At most once.
   [[nodiscard]] bool Claim() {
     const bool reserved = Reserve();
-    if (reserved) Settle(/*claimed=*/true);
+    if (reserved) Decide(/*claimed=*/true);
     return reserved;
   }
   bool claimed() const { return DecidedCount() == kClaimed; }
@@ -113,7 +113,7 @@ template <typename Owner>  // a Sequence
 class Hold {
  public:
   // The caller checks `taken` before any other use of the sequence.
-  explicit Hold(Owner& owner) : owner_(owner), taken_(owner.holds().Take()) {}
+  explicit Hold(Owner& owner) : owner_(owner), taken_(owner.holds().Acquire()) {}
   ~Hold() {
     if (taken_) owner_.holds().Release();
   }

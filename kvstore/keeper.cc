@@ -8,7 +8,7 @@ namespace pqcached::kvstore {
 absl::StatusOr<FileDescriptor> DescriptorKeeper::CreateMemory(const char* name, size_t size_bytes) {
   auto memfd = CreateMemfd(name, size_bytes);
   if (!memfd.ok()) return memfd.status();
-  if (absl::Status status = SealMemfd(*memfd, LaterWriters::kAllowed); !status.ok()) return status;
+  if (absl::Status status = SealMemfd(*memfd, WriteSeal::kNone); !status.ok()) return status;
   return memfd;
 }
 

@@ -44,7 +44,7 @@ class DescriptorKeeper {
   // Returns true when the keeper supports KeepMapped.
   virtual bool supports_mappings() const { return false; }
   // Does the same as Keep for memory that only mappings which exist when this returns can write
-  // afterwards (LaterWriters::kNever): the keeper also keeps a mapping of it.
+  // afterwards (WriteSeal::kFutureWrite): the keeper also keeps a mapping of it.
   //
   // REQUIRES: supports_mappings().
   virtual absl::Status KeepMapped(std::string_view name, int descriptor);

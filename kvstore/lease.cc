@@ -10,7 +10,7 @@
 namespace pqcached::kvstore {
 
 absl::Status Lease::Begin() {
-  if (!parts_.sequence->holds().Take()) {
+  if (!parts_.sequence->holds().Acquire()) {
     return NotFound("sequence_id", absl::StrCat("sequence ", sequence_id(), " was evicted"));
   }
   {

@@ -62,7 +62,7 @@ struct IncrementalIndexer::Entry {
   bool idle() const { return !wanted[0] && !wanted[1] && !running; }
 };
 
-struct IncrementalIndexer::Pick {
+struct IncrementalIndexer::WorkItem {
   uint64_t sequence_id = 0;
   std::shared_ptr<LiveSequence> work;
   Purpose purpose = Purpose::kDecode;
@@ -197,7 +197,7 @@ bool IncrementalIndexer::WaitIdle(uint64_t sequence_id, SteadyTime deadline) con
 }
 
 // Prefers segments without codes; among equals, the sequence after the last one.
-std::optional<IncrementalIndexer::Pick> IncrementalIndexer::PickNext(uint64_t last) {
+std::optional<IncrementalIndexer::WorkItem> IncrementalIndexer::PickNext(uint64_t last) {
   for (const Purpose purpose : {Purpose::kDecode, Purpose::kUpkeep}) {
     auto& entries = inbox_->entries;
     auto it = entries.upper_bound(last);
@@ -206,7 +206,7 @@ std::optional<IncrementalIndexer::Pick> IncrementalIndexer::PickNext(uint64_t la
       Entry& entry = it->second;
       if (!entry.wanted[static_cast<size_t>(purpose)] || entry.pauses > 0) continue;
       entry.running = true;
-      return Pick{it->first, entry.work, purpose, entry.published};
+      return WorkItem{it->first, entry.work, purpose, entry.published};
     }
   }
   return std::nullopt;
@@ -215,7 +215,7 @@ std::optional<IncrementalIndexer::Pick> IncrementalIndexer::PickNext(uint64_t la
 void IncrementalIndexer::Work() {
   uint64_t last = 0;
   for (;;) {
-    std::optional<Pick> pick;
+    std::optional<WorkItem> pick;
     {
       const MutexLock lock(&inbox_->mutex);
       while (!inbox_->stop && !(pick = PickNext(last)).has_value()) {
@@ -233,7 +233,7 @@ void IncrementalIndexer::Work() {
   }
 }
 
-void IncrementalIndexer::Settle(const Pick& pick, const absl::Status& status, bool worked) {
+void IncrementalIndexer::Settle(const WorkItem& pick, const absl::Status& status, bool worked) {
   const MutexLock lock(&inbox_->mutex);
   inbox_->changed.SignalAll();
   const auto it = inbox_->entries.find(pick.sequence_id);
@@ -284,7 +284,7 @@ absl::Status IncrementalIndexer::Finish(const Cache& cache, Sequence& sequence,
     }
     if (IsFinished(list, spec.index)) return absl::OkStatus();
     if (absl::Status status = StatusOf(sequence_id); !status.ok()) return status;
-    if (spec.cancelled && spec.cancelled()) return Cancelled("the build was cancelled");
+    if (spec.is_cancelled && spec.is_cancelled()) return Cancelled("the build was cancelled");
     if (SteadyTime::Now() >= spec.deadline) {
       return DeadlineExceeded("", "the deadline passed before every layer was indexed");
     }

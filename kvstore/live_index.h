@@ -88,11 +88,11 @@ class IncrementalIndexer {
     bool stop ABSL_GUARDED_BY(mutex) = false;
     std::map<uint64_t, Entry> entries ABSL_GUARDED_BY(mutex);
   };
-  struct Pick;
+  struct WorkItem;
 
   void Work();
-  std::optional<Pick> PickNext(uint64_t last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(inbox_->mutex);
-  void Settle(const Pick& pick, const absl::Status& status, bool worked);
+  std::optional<WorkItem> PickNext(uint64_t last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(inbox_->mutex);
+  void Settle(const WorkItem& pick, const absl::Status& status, bool worked);
 
   const Failed failed_;
   const std::shared_ptr<Inbox> inbox_;

@@ -14,7 +14,7 @@ absl::Status NoLeaseError(uint64_t lease_id) {
   return NotFound("lease_id", absl::StrCat("no lease ", lease_id));
 }
 
-absl::StatusOr<AttachedSequence> Show(Lease& lease, uint64_t known_version) {
+absl::StatusOr<AttachedSequence> MakeAttached(Lease& lease, uint64_t known_version) {
   if (lease.revoked()) {
     return FailedPrecondition(
         "lease_id", absl::StrCat(lease.lease_id(), " is revoked; detach, and attach again"));
@@ -178,7 +178,7 @@ absl::StatusOr<AttachedSequence> LocalSessions::Attach(std::shared_ptr<const Cac
   if (state.lease_id == 0) {
     const auto lease = Begin(std::move(cache), std::move(sequence), session);
     if (!lease.ok()) return lease.status();
-    auto attached = Show(**lease, 0);
+    auto attached = MakeAttached(**lease, 0);
     // The client has not received the lease yet.
     if (!attached.ok()) Detach(session, (*lease)->lease_id()).IgnoreError();
     return attached;
@@ -190,7 +190,7 @@ absl::StatusOr<AttachedSequence> LocalSessions::Attach(std::shared_ptr<const Cac
                            absl::StrCat(state.lease_id, " is of sequence ", (*lease)->sequence_id(),
                                         ", not ", sequence_id));
   }
-  return Show(**lease, state.known_version);
+  return MakeAttached(**lease, state.known_version);
 }
 
 absl::StatusOr<VersionedImage> LocalSessions::Refresh(std::string_view session,

@@ -41,8 +41,8 @@ absl::StatusOr<FileDescriptor> CreateMemfd(const char* name, size_t size_bytes) 
   return memfd;
 }
 
-absl::Status SealMemfd(const FileDescriptor& memfd, LaterWriters writers) {
-  if (writers == LaterWriters::kNever &&
+absl::Status SealMemfd(const FileDescriptor& memfd, WriteSeal seal) {
+  if (seal == WriteSeal::kFutureWrite &&
       fcntl(memfd.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE) != 0) {
     return SystemError("F_SEAL_FUTURE_WRITE");
   }

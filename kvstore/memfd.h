@@ -20,15 +20,15 @@ namespace pqcached::kvstore {
 // Errors: kResourceExhausted  the kernel refuses
 absl::StatusOr<FileDescriptor> CreateMemfd(const char* name, size_t size_bytes);
 
-enum class LaterWriters {
-  kAllowed,
+enum class WriteSeal {
+  kNone,
   // Only the mappings that exist now can write; no process can map it for writing later, not even
   // root's.
-  kNever,
+  kFutureWrite,
 };
 // Adds the last seals. To be called before a descriptor is sent to another process.
-absl::Status SealMemfd(const FileDescriptor& memfd, LaterWriters writers);
-// Returns whether the memory was sealed with LaterWriters::kNever.
+absl::Status SealMemfd(const FileDescriptor& memfd, WriteSeal seal);
+// Returns whether the memory was sealed with WriteSeal::kFutureWrite.
 bool HasFutureWriteSeal(const FileDescriptor& memory);
 
 // Returns a read-only descriptor of the same memory.

@@ -57,7 +57,7 @@ absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(Options options) {
   }
   if (options.memory < 0) {
     absl::Status sealed =
-        SealMemfd(*memfd, options.strict ? LaterWriters::kNever : LaterWriters::kAllowed);
+        SealMemfd(*memfd, options.strict ? WriteSeal::kFutureWrite : WriteSeal::kNone);
     if (!sealed.ok()) return PoolError(sealed);
   }
   const std::span<std::byte> memory(options.mapping.data(), capacity_bytes);
@@ -189,10 +189,10 @@ void Pool::SetReclaimer(Reclaimer reclaimer) {
 
 FreeMap Pool::free_map() const {
   const MutexLock lock(&mutex_);
-  std::unordered_set<uint32_t> staying;
-  for (const auto& [unit, order] : claimed_) staying.insert(unit);
+  std::unordered_set<uint32_t> pinned_units;
+  for (const auto& [unit, order] : claimed_) pinned_units.insert(unit);
   return {buddy_.free(), static_cast<size_t>(buddy_.used_units()) << kExtentUnitShift, limit_bytes_,
-          std::move(staying)};
+          std::move(pinned_units)};
 }
 
 void Pool::SetUseLimit(size_t bytes, std::string why) {

@@ -154,7 +154,7 @@ NamedTokens::NamedTokens(std::shared_ptr<PrefixIndex> index, const PrefixKey& ro
 void NamedTokens::Restore(std::vector<uint32_t> token_ids) {
   const MutexLock lock(&mutex_);
   token_ids_ = std::move(token_ids);
-  List();
+  ListStoredSteps();
 }
 
 absl::StatusOr<size_t> NamedTokens::Known(uint64_t first_position,
@@ -196,11 +196,11 @@ absl::Status NamedTokens::Name(uint64_t first_position, std::span<const uint32_t
   token_ids_.insert(token_ids_.end(), token_ids.begin() + static_cast<ptrdiff_t>(*known),
                     token_ids.end());
   if (record_ != nullptr && *known < token_ids.size()) record_->Write(token_ids_);
-  List();
+  ListStoredSteps();
   return absl::OkStatus();
 }
 
-void NamedTokens::List() {
+void NamedTokens::ListStoredSteps() {
   while ((keys_.size() + 1) * kPrefixStepTokens <= token_ids_.size()) {
     keys_.push_back(NextPrefixKey(
         keys_.empty() ? root_ : keys_.back(),
@@ -212,7 +212,7 @@ void NamedTokens::List() {
   }
 }
 
-void NamedTokens::Forget(uint32_t token_count) {
+void NamedTokens::TruncateTo(uint32_t token_count) {
   const size_t steps = token_count / kPrefixStepTokens;
   while (listed_steps_ > steps) index_->Remove(keys_[--listed_steps_], this);
   if (token_ids_.size() > token_count) {
@@ -267,18 +267,18 @@ bool NamedTokens::BeginsWith(std::span<const uint32_t> token_ids) const {
 void NamedTokens::OnPublish(const Snapshot& next) {
   const MutexLock lock(&mutex_);
   stored_ = next.token_count();
-  List();
+  ListStoredSteps();
 }
 
 bool NamedTokens::OnTruncate(uint32_t token_count, uint64_t) {
   const MutexLock lock(&mutex_);
-  Forget(token_count);
+  TruncateTo(token_count);
   return false;
 }
 
 void NamedTokens::OnDrop() {
   const MutexLock lock(&mutex_);
-  Forget(0);
+  TruncateTo(0);
 }
 
 }  // namespace pqcached::kvstore

@@ -113,8 +113,8 @@ class NamedTokens final : public SequenceWatcher, public std::enable_shared_from
   absl::StatusOr<size_t> Known(uint64_t first_position, std::span<const uint32_t> token_ids) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Computes the keys of completely named steps, and lists the steps that are stored.
-  void List() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Forget(uint32_t token_count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ListStoredSteps() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TruncateTo(uint32_t token_count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::shared_ptr<PrefixIndex> index_;
   const PrefixKey root_;

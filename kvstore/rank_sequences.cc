@@ -33,7 +33,7 @@ absl::Status CheckGroupKey(const Cache& cache, std::string_view group_key) {
   return absl::OkStatus();
 }
 
-bool RankSequences::Entry::Lives() const {
+bool RankSequences::Entry::HasLiveMember() const {
   return !ranks_joining.empty() ||
          std::any_of(members.begin(), members.end(),
                      [](const Member& member) { return IsAlive(member.sequence.lock().get()); });
@@ -70,7 +70,7 @@ absl::Status RankSequences::CheckFree(const Entry& entry, uint32_t rank, const P
   return absl::OkStatus();
 }
 
-absl::StatusOr<RankSequences::Seat> RankSequences::Take(
+absl::StatusOr<RankSequences::Seat> RankSequences::AcquireSeat(
     const Cache& cache, const std::string& group_key, const PrefixKey& prompt,
     const std::function<RankPrefixes()>& settle) {
   const Name name = NameOf(cache, group_key);
@@ -100,8 +100,8 @@ absl::StatusOr<RankSequences::Seat> RankSequences::TakeSeat(const Name& name, ui
   return Seat(this, name, rank, held == entry->second.held.end() ? nullptr : held->second);
 }
 
-void RankSequences::Leave(const Name& name, uint32_t rank,
-                          const std::shared_ptr<Sequence>& member) {
+void RankSequences::LeaveSeat(const Name& name, uint32_t rank,
+                              const std::shared_ptr<Sequence>& member) {
   RankPrefixes::node_type begun;  // destroyed after the lock is released
   Entry unused;
   const MutexLock lock(&mutex_);
@@ -115,7 +115,7 @@ void RankSequences::Leave(const Name& name, uint32_t rank,
 }
 
 RankSequences::Entry RankSequences::ExtractIfUnused(Entries::iterator entry) {
-  if (entry->second.Lives()) return {};
+  if (entry->second.HasLiveMember()) return {};
   return std::move(entries_.extract(entry).mapped());
 }
 
@@ -178,7 +178,7 @@ absl::StatusOr<std::vector<std::shared_ptr<Sequence>>> RankSequences::Claim(
   const auto held = std::find_if_not(all.begin(), all.end(),
                                      [](const auto& member) { return member->holds().Reserve(); });
   const bool claimed = held == all.end();
-  std::for_each(all.begin(), held, [&](const auto& member) { member->holds().Settle(claimed); });
+  std::for_each(all.begin(), held, [&](const auto& member) { member->holds().Decide(claimed); });
   if (!claimed) return HeldError(**held);
   if (const auto entry = entries_.find(name); entry != entries_.end())
     unused = ExtractIfUnused(entry);

@@ -53,8 +53,9 @@ class RankSequences {
   //         kFailedPrecondition  the prompt is not the first rank's; or the members were recovered,
   //                              and their prefixes are no longer held
   // REQUIRES: CheckGroupKey.
-  absl::StatusOr<Seat> Take(const Cache& cache, const std::string& group_key,
-                            const PrefixKey& prompt, const std::function<RankPrefixes()>& settle);
+  absl::StatusOr<Seat> AcquireSeat(const Cache& cache, const std::string& group_key,
+                                   const PrefixKey& prompt,
+                                   const std::function<RankPrefixes()>& settle);
   // Adds a member that an earlier process created.
   void Restore(const Cache& cache, const std::shared_ptr<Sequence>& sequence);
   // Removes the key's entry if no member is alive any more; called after `sequence` was dropped.
@@ -94,17 +95,17 @@ class RankSequences {
     std::vector<Member> members;  // includes members that have ended
     std::set<uint32_t> ranks_joining;
 
-    bool Lives() const;
+    bool HasLiveMember() const;
   };
   using Entries = std::map<Name, Entry>;
 
   static Name NameOf(const Cache& cache, const std::string& group_key);
   static absl::Status CheckFree(const Entry& entry, uint32_t rank, const PrefixKey& prompt);
   // Takes the seat. `settled`: the prefixes for a key that is not in use; null: kNotFound in that
-  // case. Other errors: as Take.
+  // case. Other errors: as AcquireSeat.
   absl::StatusOr<Seat> TakeSeat(const Name& name, uint32_t rank, const PrefixKey& prompt,
                                 RankPrefixes* settled);
-  void Leave(const Name& name, uint32_t rank, const std::shared_ptr<Sequence>& member);
+  void LeaveSeat(const Name& name, uint32_t rank, const std::shared_ptr<Sequence>& member);
   // Removes and returns the entry if it is no longer in use, so that the caller destroys it after
   // releasing the lock.
   Entry ExtractIfUnused(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -127,7 +128,7 @@ class RankSequences::Seat {
         member_(std::move(other.member_)) {}
   Seat& operator=(Seat&&) = delete;
   ~Seat() {
-    if (owner_ != nullptr) owner_->Leave(name_, rank_, member_);
+    if (owner_ != nullptr) owner_->LeaveSeat(name_, rank_, member_);
   }
 
   // Returns the prefix that the member starts with; null: none.

@@ -28,7 +28,7 @@ struct RecordTable::Header {
 
 // Offsets of the table's parts. Each SegmentRows uses at least one unit per head, each layer of an
 // index at least one unit; this bounds the number of slots.
-struct RecordTable::Places {
+struct RecordTable::TableLayout {
   struct Array {
     size_t offset = 0;
     size_t slot_bytes = 0;
@@ -40,7 +40,7 @@ struct RecordTable::Places {
   size_t heap = 0;
   size_t size_bytes = 0;
 
-  explicit Places(const Shape& shape) {
+  explicit TableLayout(const Shape& shape) {
     size_t next = PageUp(in_use + shape.unit_count);
     const size_t heads = std::max<size_t>(1, shape.head_count);
     const size_t rows_count = shape.unit_count / heads + 1;
@@ -69,7 +69,7 @@ absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Create(const kernels::
                                                                  DescriptorKeeper& keeper,
                                                                  const std::string& name,
                                                                  const Shape& shape) {
-  const size_t size_bytes = Places(shape).size_bytes;
+  const size_t size_bytes = TableLayout(shape).size_bytes;
   auto memory = keeper.CreateMemory(name.c_str(), size_bytes);
   if (!memory.ok()) return memory.status();
   auto mapping = Mapping::Map(*memory, size_bytes, Mapping::Access::kReadWrite);
@@ -85,7 +85,7 @@ absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Create(const kernels::
 absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Open(const kernels::Exec& exec,
                                                                const FileDescriptor& kept,
                                                                const Shape& shape) {
-  const size_t size_bytes = Places(shape).size_bytes;
+  const size_t size_bytes = TableLayout(shape).size_bytes;
   if (SizeOf(kept) < size_bytes) {
     return DataLoss("the record table is missing or too short");
   }
@@ -117,9 +117,9 @@ RecordTable::RecordTable(const kernels::Exec& exec, const Shape& shape, FileDesc
       memory_descriptor_(std::move(descriptor)),
       memory_(std::move(memory)),
       heap_blocks_(static_cast<uint32_t>(shape.heap_bytes / HeapBlock::kUnitBytes)) {
-  const Places places(shape);
+  const TableLayout places(shape);
   uint32_t kind = 1;
-  const auto array = [&](const Places::Array& at) {
+  const auto array = [&](const TableLayout::Array& at) {
     return SlotArray(exec_, {memory_.data() + at.offset, at.size_bytes()}, at.slot_bytes, kind++);
   };
   in_use_ = memory_.data() + places.in_use;

@@ -155,7 +155,7 @@ class RecordTable : public std::enable_shared_from_this<RecordTable> {
  private:
   friend class RecordSlot;
   struct Header;
-  struct Places;
+  struct TableLayout;
 
   RecordTable(const kernels::Exec& exec, const Shape& shape, FileDescriptor descriptor,
               Mapping memory);

@@ -92,7 +92,7 @@ class SegmentRows {
   RecordSlot& record() const { return record_; }
   // Recovery: adds the expected content of the next layer's rows; called before the object is
   // shared. See checksums.h.
-  void Expect(std::unique_ptr<const CheckedBytes> bytes) const {
+  void SetExpectedChecksums(std::unique_ptr<const CheckedBytes> bytes) const {
     expected_.push_back(std::move(bytes));
   }
   const CheckedBytes* expected(uint32_t layer_slot) const {
@@ -128,7 +128,9 @@ class IndexData {
   size_t size_bytes() const { return extent_.size_bytes(); }
   // Same as the functions of SegmentRows.
   RecordSlot& record() const { return record_; }
-  void Expect(std::unique_ptr<const CheckedBytes> bytes) const { expected_ = std::move(bytes); }
+  void SetExpectedChecksums(std::unique_ptr<const CheckedBytes> bytes) const {
+    expected_ = std::move(bytes);
+  }
   const CheckedBytes* expected() const { return expected_.get(); }
 
  private:

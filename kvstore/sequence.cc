@@ -234,7 +234,7 @@ absl::Status Sequence::AcquireWriter(bool is_short, SteadyTime deadline) {
                      kRetryConflict);
     }
   }
-  if (!holds_.Take()) return DroppedError();  // claimed by the evictor
+  if (!holds_.Acquire()) return DroppedError();  // claimed by the evictor
   writing_ = true;
   short_ = is_short;
   writer_list_ = current_->list;
@@ -573,7 +573,7 @@ void Sequence::Drop() {
   record_.reset();
 }
 
-absl::StatusOr<WriteLease> WriteLease::Take(std::shared_ptr<Sequence> sequence) {
+absl::StatusOr<WriteLease> WriteLease::Acquire(std::shared_ptr<Sequence> sequence) {
   if (absl::Status status = sequence->BeginWrite(); !status.ok()) return status;
   return WriteLease(std::move(sequence));
 }

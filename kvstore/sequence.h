@@ -294,7 +294,7 @@ class Sequence {
 // The exclusive right to write to a sequence, while it lives.
 class WriteLease {
  public:
-  static absl::StatusOr<WriteLease> Take(std::shared_ptr<Sequence> sequence);
+  static absl::StatusOr<WriteLease> Acquire(std::shared_ptr<Sequence> sequence);
   // Calls BeginShortWrite.
   static absl::StatusOr<WriteLease> TakeShort(std::shared_ptr<Sequence> sequence,
                                               SteadyTime deadline);

@@ -134,7 +134,7 @@ SequenceRecord::SequenceRecord(Existing standing)
     : table_(std::move(standing.table)),
       slot_(std::move(standing.slot)),
       state_(standing.state),
-      known_(std::move(standing.known)) {}
+      recorded_list_(std::move(standing.known)) {}
 
 SequenceRecord::~SequenceRecord() {
   const MutexLock lock(&table_->mutex());
@@ -176,7 +176,7 @@ absl::Status SequenceRecord::Write(const std::shared_ptr<const SegmentList>& lis
   ++next.generation;
   next.suspended = suspended;
   next.pinned_until = pinned_until.value_or(next.pinned_until);
-  const bool same_list = list == known_;
+  const bool same_list = list == recorded_list_;
   if (!same_list) {
     if (absl::Status status = WriteList(*list, next); !status.ok()) return status;
   }
@@ -186,7 +186,7 @@ absl::Status SequenceRecord::Write(const std::shared_ptr<const SegmentList>& lis
     table_->FreeBlock(state_.list);
   }
   state_ = next;
-  if (!same_list) known_ = list;
+  if (!same_list) recorded_list_ = list;
   return absl::OkStatus();
 }
 

@@ -119,9 +119,9 @@ class SequenceRecord {
   void WriteState(const StateRecord& state, const std::vector<uint32_t>& layer_tokens);
 
   const std::shared_ptr<RecordTable> table_;
-  const std::shared_ptr<const RecordSlot> slot_;  // shared with NamesRecord
-  StateRecord state_;                             // newest written state
-  std::shared_ptr<const SegmentList> known_;      // list that the newest state refers to
+  const std::shared_ptr<const RecordSlot> slot_;      // shared with NamesRecord
+  StateRecord state_;                                 // newest written state
+  std::shared_ptr<const SegmentList> recorded_list_;  // list that the newest state refers to
 };
 
 }  // namespace pqcached::kvstore

@@ -29,7 +29,7 @@ absl::StatusOr<std::shared_ptr<StagingRing>> StagingRing::Create(
   if (!memfd.ok()) return memfd.status();
   auto mapping = Mapping::Map(*memfd, size_bytes, Mapping::Access::kRead);
   if (!mapping.ok()) return mapping.status();
-  if (absl::Status status = SealMemfd(*memfd, LaterWriters::kAllowed); !status.ok()) return status;
+  if (absl::Status status = SealMemfd(*memfd, WriteSeal::kNone); !status.ok()) return status;
   return std::shared_ptr<StagingRing>(new StagingRing(*std::move(memfd), *std::move(mapping),
                                                       slot_bytes, slot_count, std::move(control)));
 }

@@ -114,7 +114,7 @@ struct StoreOptions {
   PrefillCost prefill_cost;     // reported by the engine, or configured
   std::string cost_file;        // file of the measured costs of builds; empty = none
   // Called from a thread of the store when work on a live index has failed (the pool is full).
-  std::function<void(uint64_t sequence_id, const absl::Status& status)> live_index_failed;
+  std::function<void(uint64_t sequence_id, const absl::Status& status)> on_live_index_failure;
   uint32_t max_leases = 4096;  // per session
   // A lease that its holder has not refreshed for this long has expired; ListLeases finds and
   // revokes it. Its memory stays in place until the lease ends.
@@ -127,7 +127,7 @@ struct StoreOptions {
   EvictionPolicy eviction_policy = EvictionPolicy::kReuse;
   // A sequence of a living session may be evicted when no call has used it for this long; zero =
   // never. A rank's sequence only with a group_key, when no call has used any member of the group.
-  absl::Duration evict_idle = absl::Seconds(60);
+  absl::Duration evict_idle_after = absl::Seconds(60);
   std::map<std::string, TenantQuota, std::less<>> tenant_quotas;
   // Interval of reading the memory limits of the machine and of control groups; zero = only
   // OpenCache reads them.
@@ -244,7 +244,7 @@ struct BuildSpec {
   uint32_t sink_tokens = 16;  // first tokens, excluded from training
   SteadyTime deadline = SteadyTime::InfiniteFuture();
   // Called between iterations, by several builder threads concurrently: true cancels. May be empty.
-  std::function<bool()> cancelled = {};
+  std::function<bool()> is_cancelled = {};
 };
 
 // Incremental index: the store indexes rows by itself while they are written. A segment is indexed
@@ -361,16 +361,16 @@ struct AdmitSpec {
 // Answer of Admit: when a request fits into the cache's memory.
 enum class Verdict : uint8_t {
   kFitsNow = 1,
-  kAfterEviction = 2,  // when cached prefixes and idle sequences are evicted
-  kLater = 3,          // retryable: when sequences in use have ended or shrunk
-  kNever = 4,          // exceeds the limit of the cache
+  kFitsAfterEviction = 2,  // when cached prefixes and idle sequences are evicted
+  kRetryable = 3,          // when sequences in use have ended or shrunk
+  kExceedsCapacity = 4,    // exceeds the limit of the cache
 };
 
 struct Admission {
-  Verdict verdict = Verdict::kNever;
+  Verdict verdict = Verdict::kExceedsCapacity;
   size_t needed_bytes = 0;     // of extents
-  size_t evicted_bytes = 0;    // kAfterEviction: bytes to evict
-  size_t shortfall_bytes = 0;  // kLater, kNever: missing bytes
+  size_t evicted_bytes = 0;    // kFitsAfterEviction: bytes to evict
+  size_t shortfall_bytes = 0;  // kRetryable, kExceedsCapacity: missing bytes
   size_t limit_bytes = 0;      // bytes that the cache may use at present
 };
 
@@ -499,7 +499,7 @@ class Store {
   //         kResourceExhausted   pool (shortfall in bytes), or kMaxIndexes
   //         kDeadlineExceeded    before the first usable codebook of every layer; later the build
   //                              ends early with fewer iterations, and succeeds
-  //         kCancelled           `progress` returned false, or `cancelled` true
+  //         kCancelled           `progress` returned false, or `is_cancelled` true
   virtual absl::Status BuildIndex(std::string_view tenant, uint64_t sequence_id,
                                   const BuildSpec& spec,
                                   const std::function<bool(const BuildProgress&)>& progress) = 0;

@@ -194,7 +194,7 @@ class StoreImpl final : public Store {
   absl::Status RecoverCache(const CacheRecord& record);
   std::vector<std::shared_ptr<const Cache>> AllCaches() const;
   CacheInfo DescribeCache(const std::shared_ptr<const Cache>& cache) const;
-  void Forget(uint64_t sequence_id);
+  void RemoveFromMap(uint64_t sequence_id);
 
   // InstallReclaimer sets the reclaimer of a cache's pool; RemoveReclaimers stops the memory watch
   // and removes all reclaimers.

@@ -134,13 +134,13 @@ bool StoreImpl::IsEvictable(const Found& found) const {
   const RankSequences::Members members = rank_sequences_.MembersOf(*found.cache, found.sequence);
   return !members.joining &&
          std::all_of(members.alive.begin(), members.alive.end(), [&](const auto& member) {
-           return is_free(*member) && member->holds().idle() >= engine_->options.evict_idle &&
+           return is_free(*member) && member->holds().idle() >= engine_->options.evict_idle_after &&
                   engine_->live->IsIdle(member->sequence_id());
          });
 }
 
 std::vector<Candidate> StoreImpl::Candidates(const Cache& cache, bool retained_only) const {
-  const bool idle_too = !retained_only && engine_->options.evict_idle > absl::ZeroDuration();
+  const bool idle_too = !retained_only && engine_->options.evict_idle_after > absl::ZeroDuration();
   std::vector<Candidate> candidates;
   for (const Found& found : SequencesOf(cache, !idle_too)) {
     if (!IsEvictable(found)) continue;
@@ -188,7 +188,7 @@ absl::Status StoreImpl::EvictAllMembers(const Found& found) {
   for (const auto& sequence : *claimed) {
     evicted_.Add(sequence->sequence_id());
     ++evicted_sequences_;
-    Forget(sequence->sequence_id());
+    RemoveFromMap(sequence->sequence_id());
     sequence->Drop();
   }
   return absl::OkStatus();
@@ -196,7 +196,7 @@ absl::Status StoreImpl::EvictAllMembers(const Found& found) {
 
 bool StoreImpl::Shorten(const Found& found, uint32_t keep_tokens) {
   if (keep_tokens == 0) return EvictAllMembers(found).ok();
-  const auto lease = WriteLease::Take(found.sequence);
+  const auto lease = WriteLease::Acquire(found.sequence);
   return lease.ok() && !found.sequence->holds().pinned() &&
          found.sequence->Truncate(keep_tokens, /*own_lease=*/0).ok();
 }
@@ -213,7 +213,7 @@ bool StoreImpl::ExecuteEviction(const Cache& cache, const Candidate& candidate,
   for (const Found& other : counterparts) {
     if (other.retained()) Shorten(other, victim.keep_tokens);
   }
-  if (candidate.retained) cache.uses->Evicted(victim.score);
+  if (candidate.retained) cache.uses->OnEvict(victim.score);
   return true;
 }
 
@@ -274,7 +274,7 @@ size_t StoreImpl::ShrinkRetained(const Cache& cache, size_t most_bytes) {
 
 void StoreImpl::EndSequence(const Found& found) {
   if (engine_->options.retain && !found.retained()) return Retain(found);
-  Forget(found.sequence->sequence_id());
+  RemoveFromMap(found.sequence->sequence_id());
   found.sequence->Drop();  // a writer in progress fails when it publishes
   rank_sequences_.Ended(*found.cache, *found.sequence);
 }
@@ -298,7 +298,7 @@ void StoreImpl::Retain(const Found& found) {
   }
   const int64_t pinned_until = found.sequence->holds().pinned_until();
   const PrefixKey root = found.names->root();
-  Forget(found.sequence->sequence_id());
+  RemoveFromMap(found.sequence->sequence_id());
   found.sequence->Drop();  // a writer in progress fails when it publishes
   rank_sequences_.Ended(cache, *found.sequence);
   if (!kept.ok()) return;
@@ -324,7 +324,7 @@ void StoreImpl::Retain(const Found& found) {
         !other.sequence->holds().Claim()) {
       continue;
     }
-    Forget(other.sequence->sequence_id());
+    RemoveFromMap(other.sequence->sequence_id());
     other.sequence->Drop();
   }
   const PoolUsage usage = cache.pool->usage();
@@ -357,7 +357,7 @@ absl::StatusOr<Admission> StoreImpl::Admit(std::string_view tenant, uint64_t cac
   const BuddyAllocator empty(static_cast<uint32_t>(usage.capacity_bytes >> kExtentUnitShift));
   const FreeMap most(empty.free(), 0, usage.limit_bytes);
   if (!most.Fits(demand)) {
-    admission.verdict = Verdict::kNever;
+    admission.verdict = Verdict::kExceedsCapacity;
     admission.shortfall_bytes = most.ShortfallBytes(demand);
     return admission;
   }
@@ -371,10 +371,10 @@ absl::StatusOr<Admission> StoreImpl::Admit(std::string_view tenant, uint64_t cac
     for (const ExtentRef extent : victim.extents) free.Free(extent);
     admission.evicted_bytes += victim.bytes();
     if (!free.Fits(demand)) continue;
-    admission.verdict = Verdict::kAfterEviction;
+    admission.verdict = Verdict::kFitsAfterEviction;
     return admission;
   }
-  admission.verdict = Verdict::kLater;
+  admission.verdict = Verdict::kRetryable;
   admission.evicted_bytes = 0;
   admission.shortfall_bytes = free.ShortfallBytes(demand);
   return admission;

@@ -41,7 +41,7 @@ absl::Status KeepPool(DescriptorKeeper& keeper, const std::string& name,
   if (!strict) return keeper.Keep(name, memory.get());
   absl::Status status = keeper.KeepMapped(name, memory.get());
   if (!status.ok()) return status;
-  return SealMemfd(memory, LaterWriters::kNever);
+  return SealMemfd(memory, WriteSeal::kFutureWrite);
 }
 
 }  // namespace

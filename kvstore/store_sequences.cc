@@ -171,7 +171,7 @@ absl::StatusOr<CreatedSequence> StoreImpl::StartLiveIndex(
   if (!found.ok()) return found.status();
   absl::Status status = engine_->live->Add(found->cache, found->sequence, *live_index);
   if (!status.ok()) {
-    Forget(created->sequence_id);
+    RemoveFromMap(created->sequence_id);
     found->sequence->Drop();  // not yet a member of its group
     return status;
   }
@@ -205,7 +205,7 @@ absl::StatusOr<CreatedSequence> StoreImpl::CreateSequence(std::string_view tenan
 
 absl::StatusOr<CreatedSequence> StoreImpl::CreateGroupMember(
     const std::shared_ptr<const Cache>& cache, const SequenceSpec& spec) {
-  auto seat = rank_sequences_.Take(
+  auto seat = rank_sequences_.AcquireSeat(
       *cache, spec.group_key, PromptDigest(spec.token_ids, spec.extra_key),
       [&] { return ShareRankPrefixes(cache, spec.token_ids, spec.extra_key); });
   if (!seat.ok()) return seat.status();
@@ -290,7 +290,7 @@ absl::StatusOr<uint64_t> StoreImpl::ResumeSequence(std::string_view tenant, uint
   return found->sequence->Suspend(false);
 }
 
-void StoreImpl::Forget(uint64_t sequence_id) {
+void StoreImpl::RemoveFromMap(uint64_t sequence_id) {
   const MutexLock lock(&mutex_);
   const auto it = sequences_.find(sequence_id);
   if (it == sequences_.end()) return;
@@ -324,7 +324,7 @@ absl::StatusOr<uint64_t> StoreImpl::TruncateSequence(std::string_view tenant, ui
                                                      uint64_t token_count, uint64_t own_lease) {
   const auto found = Find(tenant, sequence_id);
   if (!found.ok()) return found.status();
-  auto lease = WriteLease::Take(found->sequence);
+  auto lease = WriteLease::Acquire(found->sequence);
   if (!lease.ok()) return lease.status();
   return TruncateRows(*std::move(lease), token_count, own_lease);
 }
@@ -333,7 +333,7 @@ absl::StatusOr<std::unique_ptr<IngestTransaction>> StoreImpl::BeginIngest(std::s
                                                                           uint64_t sequence_id) {
   const auto found = Find(tenant, sequence_id);
   if (!found.ok()) return found.status();
-  auto lease = WriteLease::Take(found->sequence);
+  auto lease = WriteLease::Acquire(found->sequence);
   if (!lease.ok()) return lease.status();
   return kvstore::BeginIngest(found->cache, *std::move(lease));
 }
@@ -343,7 +343,7 @@ absl::StatusOr<uint64_t> StoreImpl::Append(std::string_view tenant, uint64_t seq
                                            std::span<const LayerRows> layers) {
   const auto found = Find(tenant, sequence_id);
   if (!found.ok()) return found.status();
-  auto lease = WriteLease::Take(found->sequence);
+  auto lease = WriteLease::Acquire(found->sequence);
   if (!lease.ok()) return lease.status();
   return AppendRows(found->cache, *std::move(lease), first_position, layers);
 }
@@ -354,7 +354,7 @@ absl::Status StoreImpl::BuildIndex(std::string_view tenant, uint64_t sequence_id
   const auto found = Find(tenant, sequence_id);
   if (!found.ok()) return found.status();
   const Hold hold(*found->sequence);  // held longer than the write lease
-  auto lease = WriteLease::Take(found->sequence);
+  auto lease = WriteLease::Acquire(found->sequence);
   if (!lease.ok()) return lease.status();
   return BuildSequenceIndex(*found->cache, *std::move(lease), spec, progress);
 }

@@ -114,7 +114,7 @@ SegmentEntry& SegmentWriter::EditActiveSegment() {
 
 // Moves the open segment to fresh memory if readers of older snapshots, sharing sequences or leases
 // may still read slots that are about to be written.
-absl::Status SegmentWriter::LeaveReadersBehind() {
+absl::Status SegmentWriter::MoveFromReaders() {
   if (readers_checked_) return absl::OkStatus();
   if (!base_->list->has_active_segment() || !lease_.sequence().HasReadersBeyond(layer_tokens_)) {
     readers_checked_ = true;  // older snapshots get no new readers
@@ -143,7 +143,7 @@ absl::Status SegmentWriter::LeaveReadersBehind() {
 }
 
 absl::Status SegmentWriter::Reserve(uint32_t token_end) {
-  if (absl::Status status = LeaveReadersBehind(); !status.ok()) return status;
+  if (absl::Status status = MoveFromReaders(); !status.ok()) return status;
   const SegmentEntry* last = entry_count() == 0 ? nullptr : &entry(entry_count() - 1);
   uint32_t capacity_end = 0;
   if (last != nullptr) capacity_end = last->closed ? last->token_end : last->rows->end_capacity();

@@ -72,7 +72,7 @@ class SegmentWriter {
  private:
   SegmentWriter(std::shared_ptr<const Cache> cache, WriteLease lease,
                 std::shared_ptr<const Snapshot> base, uint32_t segment_tokens);
-  absl::Status LeaveReadersBehind();
+  absl::Status MoveFromReaders();
   // Tokens [token, token + token_count) of the rows, for the slots of one segment that start at
   // `slot`.
   struct Tile {

@@ -76,7 +76,7 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
     if (!spec.ok()) return spec.status();
     if (absl::Status status = call_.Check(); !status.ok()) return status;
     const SteadyTime now = SteadyTime::Now();
-    spec->cancelled = [this] { return cancelled_.load(std::memory_order_relaxed); };
+    spec->is_cancelled = [this] { return cancelled_.load(std::memory_order_relaxed); };
     spec->deadline = now + (call_.deadline - now) * kDeadlineShare;
     const absl::Status status = store_.BuildIndex(
         call_.session.tenant, sequence_id_, *spec,

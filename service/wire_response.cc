@@ -50,9 +50,9 @@ static_assert(static_cast<int>(kvstore::LayerKind::kFull) == v1::LAYER_KIND_FULL
 static_assert(static_cast<int>(kvstore::LayerKind::kWindow) == v1::LAYER_KIND_WINDOW);
 static_assert(static_cast<int>(kvstore::LayerKind::kNone) == v1::LAYER_KIND_NONE);
 static_assert(static_cast<int>(kvstore::Verdict::kFitsNow) == v1::VERDICT_FITS_NOW);
-static_assert(static_cast<int>(kvstore::Verdict::kAfterEviction) == v1::VERDICT_AFTER_EVICTION);
-static_assert(static_cast<int>(kvstore::Verdict::kLater) == v1::VERDICT_LATER);
-static_assert(static_cast<int>(kvstore::Verdict::kNever) == v1::VERDICT_NEVER);
+static_assert(static_cast<int>(kvstore::Verdict::kFitsAfterEviction) == v1::VERDICT_AFTER_EVICTION);
+static_assert(static_cast<int>(kvstore::Verdict::kRetryable) == v1::VERDICT_LATER);
+static_assert(static_cast<int>(kvstore::Verdict::kExceedsCapacity) == v1::VERDICT_NEVER);
 static_assert(static_cast<int>(kvstore::LayerState::kReady) == v1::LAYER_STATE_READY);
 static_assert(static_cast<int>(kvstore::LayerState::kFilled) == v1::LAYER_STATE_FILLED);
 static_assert(static_cast<int>(kvstore::SegmentState::kClosed) == v1::SEGMENT_STATE_CLOSED);
@@ -158,7 +158,7 @@ void ToWire(const kvstore::Admission& admission, v1::AdmitResponse* message) {
   message->set_evicted_bytes(admission.evicted_bytes);
   message->set_shortfall_bytes(admission.shortfall_bytes);
   message->set_limit_bytes(admission.limit_bytes);
-  if (admission.verdict == kvstore::Verdict::kLater) {
+  if (admission.verdict == kvstore::Verdict::kRetryable) {
     message->set_retry_after_ms(kRetryMemory);
   }
 }

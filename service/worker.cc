@@ -187,7 +187,7 @@ int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> ma
 
   kvstore::StoreOptions options = StoreOptionsOf(config);
   options.keeper = keepers->memory();
-  options.live_index_failed = [&log](uint64_t sequence_id, const absl::Status& status) {
+  options.on_live_index_failure = [&log](uint64_t sequence_id, const absl::Status& status) {
     (*log)->Warning("live_index_failed",
                     {{"sequence_id", sequence_id}, {"message", status.message()}});
   };

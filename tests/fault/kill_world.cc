@@ -28,8 +28,8 @@ StoreOptions WorldOptions(DescriptorKeeper& keeper) {
   options.merge_segments = 3;
   options.keeper = &keeper;
   options.retain = true;
-  options.max_retained_share = 1;             // until others need the room
-  options.evict_idle = absl::ZeroDuration();  // nothing else goes that is known
+  options.max_retained_share = 1;                   // until others need the room
+  options.evict_idle_after = absl::ZeroDuration();  // nothing else goes that is known
   return options;
 }
 
@@ -379,7 +379,7 @@ void KillWorld::Ingest(SequenceModel& sequence, uint32_t end, bool commits) {
       kTenant, cache_id_,
       {.prefill_tokens = end - begin, .index = IndexDescriptor{.kind = IndexKind::kFlat}});
   if (!room.ok()) return Fault("Admit", room.status());
-  const bool is_short = room->verdict == Verdict::kAfterEviction;
+  const bool is_short = room->verdict == Verdict::kFitsAfterEviction;
   Announce(is_short ? Operation::kMakeRoom : Operation::kIngest, sequence, begin);
   auto ingest = store_->BeginIngest(kTenant, sequence.id);
   if (!ingest.ok()) return Fault("BeginIngest", ingest.status());

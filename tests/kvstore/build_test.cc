@@ -296,7 +296,7 @@ TEST(Build, ACancelIsNoticedBetweenIterations) {
       sequence.store().BuildIndex(kTenant, sequence.id(),
                                   {.index = kIndex,
                                    .iterations = 1000,
-                                   .cancelled = [&asked] { return asked.fetch_add(1) >= 5; }},
+                                   .is_cancelled = [&asked] { return asked.fetch_add(1) >= 5; }},
                                   [](const BuildProgress&) { return true; });
   EXPECT_EQ(status.code(), absl::StatusCode::kCancelled) << status;
   EXPECT_TRUE(sequence.store().DescribeSequence(kTenant, sequence.id())->indexes.empty());
@@ -342,7 +342,7 @@ struct BareSequence {
     std::mt19937_64 random(3);
     const Floats keys = RandomFloats(random, {tokens, 2, 32});
     const Floats values = RandomFloats(random, {tokens, 2, 40});
-    auto ingest = BeginIngest(cache, *WriteLease::Take(sequence));
+    auto ingest = BeginIngest(cache, *WriteLease::Acquire(sequence));
     EXPECT_TRUE(ingest.ok()) << ingest.status();
     EXPECT_TRUE(
         (*ingest)->Write(0, {.layer = 0, .keys = keys.view(), .values = values.view()}).ok());
@@ -366,7 +366,7 @@ TEST(Build, UnderADeadlineEndsBeforeItWithFewerIterations) {
   const BuildClock clock = [&now] { return now += absl::Seconds(1); };
   uint32_t most = 0;
   const absl::Status status = BuildSequenceIndex(
-      *bare.cache, *WriteLease::Take(bare.sequence),
+      *bare.cache, *WriteLease::Acquire(bare.sequence),
       {.index = Pq(2, 8), .iterations = 1000, .deadline = deadline},
       [&](const BuildProgress& p) {
         most = std::max(most, p.iterations);

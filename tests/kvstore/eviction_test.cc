@@ -273,7 +273,7 @@ TEST(Eviction, PinsNameTheirLimit) {
 
 StoreOptions IdleOptions() {
   StoreOptions options = PressureOptions();
-  options.evict_idle = absl::Nanoseconds(1);
+  options.evict_idle_after = absl::Nanoseconds(1);
   return options;
 }
 
@@ -294,7 +294,7 @@ TEST(Eviction, IdleSequencesGoWhenNothingRetainedIsLeft) {
 TEST(Eviction, NobodyIsIdleBeforeItsTime) {
   StoreOptions options = PressureOptions();
   for (const absl::Duration idle : {absl::Hours(1), absl::ZeroDuration()}) {
-    options.evict_idle = idle;
+    options.evict_idle_after = idle;
     PressureStore shared(4, options);
     const uint64_t id = shared.Fill(Prompt(1, 300));
     const CreatedSequence other = shared.Create();

@@ -244,7 +244,7 @@ TEST(Admit, AsksForWhatAllocationTakes) {
         spec.capacity_bytes = fits->needed_bytes - kMinExtentBytes;
         testing::SharingStore small(spec);
         const auto never = small.store->Admit(kTenant, small.cache_id, asked);
-        EXPECT_EQ(never->verdict, Verdict::kNever);
+        EXPECT_EQ(never->verdict, Verdict::kExceedsCapacity);
         EXPECT_EQ(never->shortfall_bytes, kMinExtentBytes);
         EXPECT_EQ(never->limit_bytes, spec.capacity_bytes);
       }
@@ -266,13 +266,13 @@ TEST(Admit, TellsWhatWouldHaveToGo) {
   EXPECT_EQ(admit(0).verdict, Verdict::kFitsNow);
   EXPECT_EQ(admit(3 * 128).verdict, Verdict::kFitsNow);
   const Admission after = admit(5 * 128);
-  EXPECT_EQ(after.verdict, Verdict::kAfterEviction);
+  EXPECT_EQ(after.verdict, Verdict::kFitsAfterEviction);
   EXPECT_EQ(after.evicted_bytes, 2 * kSegmentBytes);
   const Admission later = admit(8 * 128);
-  EXPECT_EQ(later.verdict, Verdict::kLater);
+  EXPECT_EQ(later.verdict, Verdict::kRetryable);
   EXPECT_EQ(later.shortfall_bytes, kSegmentBytes);
   const Admission never = admit(9 * 128);
-  EXPECT_EQ(never.verdict, Verdict::kNever);
+  EXPECT_EQ(never.verdict, Verdict::kExceedsCapacity);
   EXPECT_EQ(never.shortfall_bytes, kSegmentBytes);
   EXPECT_EQ(never.limit_bytes, 8 * kSegmentBytes);
   // It was asked, not done.
@@ -295,7 +295,7 @@ TEST(Admit, NamesWhatIsWrong) {
               absl::StatusCode::kOutOfRange);
   }
   const auto most = store.Admit(kTenant, shared.cache_id, {.prefill_tokens = kMaxSequenceTokens});
-  EXPECT_EQ(most->verdict, Verdict::kNever);
+  EXPECT_EQ(most->verdict, Verdict::kExceedsCapacity);
 }
 
 // ---- Limits of the machine

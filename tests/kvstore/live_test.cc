@@ -336,7 +336,7 @@ TEST(LiveIndex, IsDeterministicUnderASeedForAnyNumberOfThreads) {
 TEST(LiveIndex, AFullPoolIsToldKeepsTheRowsAndCanBeMadeUpFor) {
   std::atomic<int> told = 0;
   StoreOptions options = LiveOptions();
-  options.live_index_failed = [&told](uint64_t, const absl::Status& status) {
+  options.on_live_index_failure = [&told](uint64_t, const absl::Status& status) {
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
     ++told;
   };
@@ -376,7 +376,7 @@ TEST(LiveIndex, FinishingKeepsItsDeadlineAndCanBeCancelled) {
               absl::StatusCode::kDeadlineExceeded);
     EXPECT_EQ(sequence.store()
                   .BuildIndex(kTenant, sequence.id(),
-                              {.index = kIndex, .cancelled = [] { return true; }}, {})
+                              {.index = kIndex, .is_cancelled = [] { return true; }}, {})
                   .code(),
               absl::StatusCode::kCancelled);
   }

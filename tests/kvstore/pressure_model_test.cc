@@ -44,7 +44,7 @@ struct Modelled {
 StoreOptions ModelOptions(EvictionPolicy policy) {
   StoreOptions options = testing::PressureOptions();
   options.eviction_policy = policy;
-  options.evict_idle = absl::Nanoseconds(1);
+  options.evict_idle_after = absl::Nanoseconds(1);
   options.max_sequences = 12;
   options.max_pool_bytes = (2 * kPoolSegments + kSureSegments + 4) * kSegmentBytes;
   options.tenant_quotas["sure"] = {.guaranteed_bytes =
@@ -311,7 +311,7 @@ TEST(PressureModel, NorUnderTheOtherPolicy) {
 // Each thread serves requests of its own, while all of them need each other's memory.
 TEST(PressureModel, ThreadsThatCompeteForMemoryReadTheirOwnRows) {
   StoreOptions options = ModelOptions(EvictionPolicy::kReuse);
-  options.evict_idle = absl::Hours(1);
+  options.evict_idle_after = absl::Hours(1);
   options.tenant_quotas.clear();
   options.max_sequences = 64;
   testing::PressureStore shared(24, options);

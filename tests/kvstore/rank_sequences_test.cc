@@ -28,7 +28,7 @@ constexpr size_t kRankSegmentBytes = testing::kSegmentBytes / 2;
 
 StoreOptions Options() {
   StoreOptions options = testing::SmallOptions();
-  options.evict_idle = absl::Nanoseconds(1);
+  options.evict_idle_after = absl::Nanoseconds(1);
   return options;
 }
 
@@ -333,7 +333,7 @@ TEST_F(RankSequencesTest, NoneGoesWhileOneIsHeld) {
 
 TEST_F(RankSequencesTest, NoneGoesWhileOneIsInUse) {
   StoreOptions options = Options();
-  options.evict_idle = absl::Seconds(1);
+  options.evict_idle_after = absl::Seconds(1);
   Restart(options);
   const uint64_t members[] = {Fill(0, "key", Prompt(1, 384)), Fill(1, "key", Prompt(1, 384))};
   while (store_->ListSequences("", cache_ids_[0])->front().idle < absl::Milliseconds(1100)) {
@@ -457,7 +457,7 @@ class Seats : public ::testing::Test {
   }
   absl::StatusOr<RankSequences::Seat> Take(uint32_t rank,
                                            const std::function<RankPrefixes()>& settle) {
-    return sequences_.Take(caches_[rank], "key", PromptDigest({}, ""), settle);
+    return sequences_.AcquireSeat(caches_[rank], "key", PromptDigest({}, ""), settle);
   }
 
   const Cache caches_[2] = {CacheOf(0), CacheOf(1)};
@@ -517,7 +517,7 @@ TEST(Holds, WhoWantsToHoldWaitsForTheEvictorsDecision) {
     std::atomic<bool> told = false;
     std::thread taker([&] {
       begun = true;
-      EXPECT_NE(holds.Take(), claimed);
+      EXPECT_NE(holds.Acquire(), claimed);
       told = true;
     });
     while (!begun) std::this_thread::yield();
@@ -525,7 +525,7 @@ TEST(Holds, WhoWantsToHoldWaitsForTheEvictorsDecision) {
       std::this_thread::yield();
       ASSERT_FALSE(told);
     }
-    holds.Settle(claimed);
+    holds.Decide(claimed);
     taker.join();
     EXPECT_EQ(holds.claimed(), claimed);
     EXPECT_EQ(holds.held(), !claimed);
@@ -538,7 +538,7 @@ TEST(Holds, WhatIsPinnedIsNotReserved) {
   holds.PinUntil(BootNanos() + 1'000'000'000'000);
   EXPECT_FALSE(holds.Reserve());
   EXPECT_FALSE(holds.Claim());
-  ASSERT_TRUE(holds.Take());
+  ASSERT_TRUE(holds.Acquire());
   holds.Release();
   holds.PinUntil(0);
   EXPECT_TRUE(holds.Claim());

@@ -36,12 +36,12 @@ class SnapshotTest : public ::testing::Test {
     for (const uint32_t layer : group.layers) {
       rows.push_back({.layer = layer, .keys = keys.view(), .values = values.view()});
     }
-    const auto count = AppendRows(cache_, *WriteLease::Take(sequence_), first, rows);
+    const auto count = AppendRows(cache_, *WriteLease::Acquire(sequence_), first, rows);
     ASSERT_TRUE(count.ok()) << count.status();
   }
 
   void Truncate(uint32_t token_count) {
-    ASSERT_TRUE(TruncateRows(*WriteLease::Take(sequence_), token_count).ok());
+    ASSERT_TRUE(TruncateRows(*WriteLease::Acquire(sequence_), token_count).ok());
   }
 
   std::shared_ptr<const Snapshot> Read() const { return *sequence_->Read(); }
@@ -189,7 +189,7 @@ TEST_F(SnapshotTest, AWatcherHearsOfEveryChangeInOrder) {
   ASSERT_TRUE(sequence_->Watch(diary).ok());
   Append(0, 10, 1.0f);
   Append(10, 5, 1.0f);
-  ASSERT_TRUE(TruncateRows(*WriteLease::Take(sequence_), 12, 77).ok());
+  ASSERT_TRUE(TruncateRows(*WriteLease::Acquire(sequence_), 12, 77).ok());
   ASSERT_TRUE(sequence_->Suspend(true).ok());
   ASSERT_TRUE(sequence_->Suspend(true).ok());
   ASSERT_TRUE(sequence_->Suspend(false).ok());
@@ -247,7 +247,7 @@ TEST_F(SnapshotTest, ReplacedSegmentsKeepTheirTokensForReadersToo) {
 
 TEST_F(SnapshotTest, AWriterPublishesOnTopOfSegmentsThatWereReplacedMeanwhile) {
   Append(0, 500, 1.0f);
-  auto writer = SegmentWriter::Begin(cache_, *WriteLease::Take(sequence_), 128);
+  auto writer = SegmentWriter::Begin(cache_, *WriteLease::Acquire(sequence_), 128);
   ASSERT_TRUE(writer.ok());
   ASSERT_TRUE(writer->Reserve(600).ok());  // closes the tail and opens another
   ASSERT_TRUE(Merge(*Read(), 0, 2).ok());

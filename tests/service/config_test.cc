@@ -107,7 +107,7 @@ TEST_F(ConfigTest, KeysOfMemoryPressureNameTheirRanges) {
   EXPECT_FALSE(options.retain);
   EXPECT_EQ(options.max_retained_share, 0.25);
   EXPECT_EQ(options.eviction_policy, kvstore::EvictionPolicy::kLru);
-  EXPECT_EQ(options.evict_idle, absl::ZeroDuration());
+  EXPECT_EQ(options.evict_idle_after, absl::ZeroDuration());
   EXPECT_EQ(config->oom_score_adjust, -1000);
   EXPECT_EQ(config->stream_timeout, absl::Seconds(5));
 }

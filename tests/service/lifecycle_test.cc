@@ -142,10 +142,10 @@ TEST_F(LifecycleTest, ABuildHearsBetweenReportsThatItsCallerHasGone) {
   hooks_.before_build = [&](const kvstore::BuildSpec& spec) {
     begun.Notify();
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    while (spec.cancelled && !spec.cancelled() && std::chrono::steady_clock::now() < until) {
+    while (spec.is_cancelled && !spec.is_cancelled() && std::chrono::steady_clock::now() < until) {
       std::this_thread::yield();
     }
-    if (spec.cancelled && spec.cancelled()) heard.Notify();
+    if (spec.is_cancelled && spec.is_cancelled()) heard.Notify();
   };
   StartHooked();
   const auto client = Connect();

@@ -134,7 +134,7 @@ AdminService::Reactor* AdminService::Stats(Context* context, const v1::StatsRequ
     response->set_revoked_lease_count(stats.revoked_lease_count);
     response->set_staging_bytes(stats.staging_bytes);
     response->set_shared_bytes(stats.shared_bytes);
-    response->set_builds_in_flight(calls_.builds_at_work() + stats.live_work_count);
+    response->set_builds_in_flight(calls_.builds_in_flight() + stats.live_work_count);
     response->set_retained_count(stats.retained_count);
     response->set_pinned_count(stats.pinned_count);
     response->set_evicted_sequences(stats.evicted_sequences);

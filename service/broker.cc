@@ -119,9 +119,9 @@ class Broker::Impl : public std::enable_shared_from_this<Broker::Impl> {
     return absl::OkStatus();
   }
 
-  bool Answers(absl::Duration timeout) {
+  bool IsResponsive(absl::Duration timeout) {
     const auto answered = std::make_shared<Event>();  // shared: this call may end before the task
-    asio::post(io_, [answered] { answered->Happen(); });
+    asio::post(io_, [answered] { answered->Notify(); });
     return answered->WaitFor(timeout);
   }
 
@@ -325,7 +325,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     if (!resumed.ok()) return resumed.status();
     if (absl::Status status = Open(*resumed); !status.ok()) {
       parts.sessions.Detach(token);
-      parts.detached.Await(*resumed);
+      parts.detached.AwaitResume(*resumed);
       return status;
     }
     resume_unread_ = true;
@@ -440,7 +440,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     if (resume_unread_) {  // the client will resume the session
       ReleaseKept();
       parts.sessions.Detach(token);
-      parts.detached.Await({token, session_});
+      parts.detached.AwaitResume({token, session_});
       return Ending::kEnded;
     }
     if (!parts.sessions.Close(token)) return Ending::kLeftToNextWorker;
@@ -497,7 +497,7 @@ void Broker::Impl::Close() {
 absl::StatusOr<std::unique_ptr<Broker>> Broker::Start(Parts parts, const std::string& socket_path) {
   const std::string path = BrokerPath(socket_path);
   absl::StatusOr<std::unique_ptr<SocketClaim>> claim = std::unique_ptr<SocketClaim>();
-  if (!parts.claimed) claim = SocketClaim::Take(path);
+  if (!parts.claimed) claim = SocketClaim::Acquire(path);
   if (!claim.ok()) return claim.status();
   auto impl = std::make_shared<Impl>(std::move(parts), *std::move(claim));
   if (absl::Status status = impl->Listen(path); !status.ok()) return status;
@@ -508,7 +508,7 @@ Broker::Broker(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Broker::~Broker() { Shutdown(); }
 
-bool Broker::Answers(absl::Duration timeout) { return impl_->Answers(timeout); }
+bool Broker::IsResponsive(absl::Duration timeout) { return impl_->IsResponsive(timeout); }
 
 void Broker::Shutdown() { impl_->Shutdown(); }
 

@@ -47,18 +47,18 @@ class Broker {
   // Starts serving before it returns; the parts must outlive the broker. Changes the umask of the
   // process for a moment.
   //
-  // Errors: kAlreadyExists, kFailedPrecondition  as SocketClaim::Take; or cannot bind the socket
+  // Errors: kAlreadyExists, kFailedPrecondition  as SocketClaim::Acquire; or cannot bind the socket
   static absl::StatusOr<std::unique_ptr<Broker>> Start(Parts parts, const std::string& socket_path);
 
   // Calls Shutdown.
   ~Broker();
 
   // Returns whether the broker's thread handles a task within `timeout`.
-  bool Answers(absl::Duration timeout);
+  bool IsResponsive(absl::Duration timeout);
 
   // Stops accepting connections and ends all sessions, or leaves them to the next worker
-  // (Sessions::Leave). Clients observe this on their sockets, and in their control memory once
-  // Calls has run the cleanup. Returns after the socket is removed.
+  // (Sessions::LeaveToNextWorker). Clients observe this on their sockets, and in their control
+  // memory once Calls has run the cleanup. Returns after the socket is removed.
   void Shutdown();
 
  private:

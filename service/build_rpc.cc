@@ -17,7 +17,7 @@ using kvstore::SteadyTime;
 
 // Largest number of progress messages that the client has not read yet; beyond it, a newer message
 // replaces the last one. It is greater than 1 because the first message may be in transmission.
-constexpr size_t kMaxUnreadProgress = 4096;
+constexpr size_t kMaxUnsentProgress = 4096;
 
 // Share of the time until the deadline that the store may use: the response must arrive before the
 // deadline.
@@ -60,9 +60,9 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
     absl::MutexLock lock(&mutex_);
     if (!ok) {
       cancelled_.store(true, std::memory_order_relaxed);
-      unread_.clear();
+      unsent_.clear();
     } else {
-      unread_.pop_front();
+      unsent_.pop_front();
     }
     writing_ = false;
     WriteOrFinish();
@@ -94,8 +94,8 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
     if (cancelled_.load(std::memory_order_relaxed)) return false;
     if (SteadyTime::Now() >= call_.deadline) return false;
     absl::MutexLock lock(&mutex_);
-    if (unread_.size() < kMaxUnreadProgress) unread_.emplace_back();
-    ToWire(progress, &unread_.back());
+    if (unsent_.size() < kMaxUnsentProgress) unsent_.emplace_back();
+    ToWire(progress, &unsent_.back());
     WriteOrFinish();
     return true;
   }
@@ -123,16 +123,16 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
       if (self->finished_) return;
       self->log_.Warning("progress_not_read", {{"sequence_id", self->sequence_id_},
                                                {"session", self->call_.session.id},
-                                               {"unread", self->unread_.size()}});
+                                               {"unread", self->unsent_.size()}});
       self->call_.context->TryCancel();
     });
   }
 
   void WriteOrFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (writing_) return;
-    if (!unread_.empty() && !cancelled_.load(std::memory_order_relaxed)) {
+    if (!unsent_.empty() && !cancelled_.load(std::memory_order_relaxed)) {
       writing_ = true;
-      StartWrite(&unread_.front());  // a deque keeps its elements in place
+      StartWrite(&unsent_.front());  // a deque keeps its elements in place
     } else if (ended_ && !finished_) {
       finished_ = true;
       alarm_.Cancel();
@@ -150,7 +150,7 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
   std::atomic<bool> cancelled_ = false;
   absl::Mutex mutex_;
   Alarm alarm_ ABSL_GUARDED_BY(mutex_);
-  std::deque<v1::BuildProgress> unread_ ABSL_GUARDED_BY(mutex_);
+  std::deque<v1::BuildProgress> unsent_ ABSL_GUARDED_BY(mutex_);
   absl::Status outcome_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;

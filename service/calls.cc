@@ -215,7 +215,7 @@ void Calls::Drain(SteadyTime until) {
   while (in_flight_count_ > 0 && SteadyTime::Now() < until) ended_.WaitUntil(&mutex_, until);
 }
 
-size_t Calls::at_work() const {
+size_t Calls::in_flight_count() const {
   const MutexLock lock(&mutex_);
   return in_flight_count_;
 }

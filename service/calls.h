@@ -109,10 +109,10 @@ class Calls {
   }
   bool refuses_new_work() const { return refuses_new_work_.load(std::memory_order_relaxed); }
   // Returns the number of calls that have begun and not ended.
-  size_t at_work() const;
+  size_t in_flight_count() const;
 
   // Returns the number of BuildIndex calls that have begun and not ended.
-  uint32_t builds_at_work() const { return builds_in_flight_.load(std::memory_order_relaxed); }
+  uint32_t builds_in_flight() const { return builds_in_flight_.load(std::memory_order_relaxed); }
 
   // Finishes the accepted tasks and stops the threads.
   //

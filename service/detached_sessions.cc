@@ -111,7 +111,7 @@ DetachedSessions::Clock::time_point DetachedSessions::ResumeDeadline() const {
   return Clock::now() + absl::ToChronoNanoseconds(parts_.config.resume_timeout);
 }
 
-void DetachedSessions::Await(const OpenedSession& session) {
+void DetachedSessions::AwaitResume(const OpenedSession& session) {
   {
     absl::MutexLock lock(&mutex_);
     waiting_[session.token] = {session.session, ResumeDeadline()};

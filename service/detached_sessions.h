@@ -11,8 +11,8 @@
 // died. When all old connections have ended, memory that earlier workers handed out and that no
 // sequence uses may be allocated again.
 //
-// Start and Stop must be called on one thread; Await is thread-safe. The object has a thread of its
-// own, if it needs one.
+// Start and Stop must be called on one thread; AwaitResume is thread-safe. The object has a
+// thread of its own, if it needs one.
 #ifndef PQCACHED_SERVICE_DETACHED_SESSIONS_H_
 #define PQCACHED_SERVICE_DETACHED_SESSIONS_H_
 
@@ -65,7 +65,7 @@ class DetachedSessions {
 
   // Waits again, up to resume_timeout, for the client of a session that was resumed without
   // reaching its client.
-  void Await(const OpenedSession& session);
+  void AwaitResume(const OpenedSession& session);
 
  private:
   using Clock = std::chrono::steady_clock;  // wall time jumps

@@ -13,7 +13,7 @@ namespace pqcached::service {
 
 class Event {
  public:
-  void Happen() {
+  void Notify() {
     const kvstore::MutexLock lock(&mutex_);
     notified_ = true;
     changed_.SignalAll();  // under the lock: the waiter may destroy this once it is free

@@ -77,9 +77,9 @@ bool StripTensor(Bytes tensor, std::string* to, Bytes* data) {
   });
 }
 
-// Result of strip(tag, value, &stripped): kYes when `stripped` replaces the value, kOther when the
-// field stays as it is, kBad when the value is malformed.
-enum class Stripped { kYes, kOther, kBad };
+// Result of strip(tag, value, &stripped): kYes when `stripped` replaces the value, kUnchanged when
+// the field stays as it is, kBad when the value is malformed.
+enum class Stripped { kYes, kUnchanged, kBad };
 
 // Appends `message` to `to`, with `strip` applied to each of its fields.
 template <class Strip>
@@ -90,7 +90,7 @@ bool StripFields(Bytes message, std::string* to, const Strip& strip) {
       case Stripped::kYes:
         AppendField(tag, stripped, to);
         return true;
-      case Stripped::kOther:
+      case Stripped::kUnchanged:
         to->append(reinterpret_cast<const char*>(field.data()), field.size());
         return true;
       case Stripped::kBad:
@@ -100,28 +100,28 @@ bool StripFields(Bytes message, std::string* to, const Strip& strip) {
   });
 }
 
-Stripped Yes(bool stripped) { return stripped ? Stripped::kYes : Stripped::kBad; }
+Stripped ToStripped(bool stripped) { return stripped ? Stripped::kYes : Stripped::kBad; }
 
 bool StripRows(Bytes rows, std::string* to, Bytes* keys, Bytes* values) {
   return StripFields(rows, to, [&](uint32_t tag, Bytes value, std::string* stripped) {
     if (tag == LengthDelimited(v1::LayerRows::kKeysFieldNumber)) {
-      return Yes(StripTensor(value, stripped, keys));
+      return ToStripped(StripTensor(value, stripped, keys));
     }
     if (tag == LengthDelimited(v1::LayerRows::kValuesFieldNumber)) {
-      return Yes(StripTensor(value, stripped, values));
+      return ToStripped(StripTensor(value, stripped, values));
     }
-    return Stripped::kOther;
+    return Stripped::kUnchanged;
   });
 }
 
 bool StripRequest(Bytes request, std::string* to, Bytes* keys, Bytes* values) {
   const auto strip_chunk = [&](uint32_t tag, Bytes value, std::string* stripped) {
-    if (tag != LengthDelimited(v1::IngestChunk::kRowsFieldNumber)) return Stripped::kOther;
-    return Yes(StripRows(value, stripped, keys, values));
+    if (tag != LengthDelimited(v1::IngestChunk::kRowsFieldNumber)) return Stripped::kUnchanged;
+    return ToStripped(StripRows(value, stripped, keys, values));
   };
   return StripFields(request, to, [&](uint32_t tag, Bytes value, std::string* stripped) {
-    if (tag != LengthDelimited(v1::IngestRequest::kChunkFieldNumber)) return Stripped::kOther;
-    return Yes(StripFields(value, stripped, strip_chunk));
+    if (tag != LengthDelimited(v1::IngestRequest::kChunkFieldNumber)) return Stripped::kUnchanged;
+    return ToStripped(StripFields(value, stripped, strip_chunk));
   });
 }
 

@@ -190,13 +190,13 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     const SteadyTime idle_since = working_ ? SteadyTime::Now() : waiting_since_;
     const SteadyTime next = std::min(call_.deadline, idle_since + max_idle_);
     alarm_.Set(next, [weak = weak_from_this()] {
-      if (const auto self = weak.lock(); self != nullptr) self->Look();
+      if (const auto self = weak.lock(); self != nullptr) self->CheckDeadlines();
     });
   }
 
   // Ends the call at its deadline, or when a client that sends nothing has held its rows and their
   // memory for stream_timeout.
-  void Look() {
+  void CheckDeadlines() {
     absl::MutexLock lock(&mutex_);
     if (finished_) return;
     const SteadyTime now = SteadyTime::Now();

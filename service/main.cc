@@ -69,11 +69,11 @@ struct Claims {
 absl::StatusOr<Claims> AcquireClaims(const Config& config) {
   Claims claims;
   absl::StatusOr<std::unique_ptr<SocketClaim>> claim =
-      SocketClaim::Take(SocketPath(config), kOrphanTimeout);
+      SocketClaim::Acquire(SocketPath(config), kOrphanTimeout);
   if (!claim.ok()) return claim.status();
   claims.grpc = *std::move(claim);
   if (!config.broker) return claims;
-  claim = SocketClaim::Take(BrokerPath(SocketPath(config)), kOrphanTimeout);
+  claim = SocketClaim::Acquire(BrokerPath(SocketPath(config)), kOrphanTimeout);
   if (!claim.ok()) return claim.status();
   claims.broker = *std::move(claim);
   return claims;
@@ -159,7 +159,7 @@ std::optional<int> Supervise(const Config& config, const CommandLine& command_li
   Supervisor supervisor(std::move(options), **socket, above->get(), std::move(kept), **log);
   Supervisor::Outcome outcome = supervisor.Run();
   successor = std::move(outcome.successor);
-  if (outcome.start_anew) return std::nullopt;
+  if (outcome.start_again) return std::nullopt;
   return outcome.exit_code;
 }
 

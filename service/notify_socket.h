@@ -28,7 +28,7 @@ struct Notification {
   std::map<std::string, std::string> fields;
   std::vector<kvstore::FileDescriptor> descriptors;
 
-  bool Says(const std::string& name, const std::string& value) const {
+  bool Has(const std::string& name, const std::string& value) const {
     const auto found = fields.find(name);
     return found != fields.end() && found->second == value;
   }

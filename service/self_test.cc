@@ -69,7 +69,7 @@ double Logit(uint32_t query_head, uint32_t token) {
   return sum / std::sqrt(static_cast<double>(kDim));
 }
 
-absl::Status Differs(absl::string_view what, double is, double must) {
+absl::Status Mismatch(absl::string_view what, double is, double must) {
   return DataLoss(absl::StrCat(what, " is ", is, ", expected ", must));
 }
 
@@ -119,7 +119,7 @@ class Probe {
     if (!rows.ok()) return rows.status();
     const size_t row_floats = 2 * size_t{kDim};
     if (rows->data.size() != size_t{kTokens} * kKvHeads * row_floats * sizeof(float)) {
-      return Differs("bytes of rows", static_cast<double>(rows->data.size()), 0);
+      return Mismatch("bytes of rows", static_cast<double>(rows->data.size()), 0);
     }
     for (uint32_t head = 0; head < kKvHeads; ++head) {
       for (uint32_t token = 0; token < kTokens; ++token) {
@@ -139,7 +139,7 @@ class Probe {
 
   // Checks that the selected tokens have the highest scores.
   absl::Status CheckSelect() {
-    const auto selected = store_->TopK(kTenant, id_, Asked(),
+    const auto selected = store_->TopK(kTenant, id_, MakeQuery(),
                                        {.rule = kvstore::GroupRule::kMeanLogit,
                                         .budget_kind = kvstore::BudgetKind::kCount,
                                         .budget_count = kBudget});
@@ -165,7 +165,7 @@ class Probe {
 
   // Checks the attention over all tokens against double precision.
   absl::Status CheckAttend() {
-    const auto attention = store_->Attend(kTenant, id_, Asked(), {}, /*want_positions=*/false);
+    const auto attention = store_->Attend(kTenant, id_, MakeQuery(), {}, /*want_positions=*/false);
     if (!attention.ok()) return attention.status();
     for (uint32_t head = 0; head < kKvHeads * kGroup; ++head) {
       std::vector<double> output(kDim, 0);
@@ -177,12 +177,12 @@ class Probe {
         for (uint32_t i = 0; i < kDim; ++i) output[i] += weight * value[i];
       }
       if (std::abs(attention->lse[head] - std::log(sum)) > kTolerance) {
-        return Differs(absl::StrCat("lse of head ", head), attention->lse[head], std::log(sum));
+        return Mismatch(absl::StrCat("lse of head ", head), attention->lse[head], std::log(sum));
       }
       for (uint32_t i = 0; i < kDim; ++i) {
         const float is = attention->output[size_t{head} * kDim + i];
         if (std::abs(is - output[i] / sum) > kTolerance) {
-          return Differs(absl::StrCat("output[", i, "] of head ", head), is, output[i] / sum);
+          return Mismatch(absl::StrCat("output[", i, "] of head ", head), is, output[i] / sum);
         }
       }
     }
@@ -194,7 +194,7 @@ class Probe {
     absl::Status built =
         store_->BuildIndex(kTenant, id_, {.index = kIndex, .iterations = 4, .sink_tokens = 0}, {});
     if (!built.ok()) return built;
-    const auto scores = store_->Score(kTenant, id_, Asked(), kIndex, {0, kTokens});
+    const auto scores = store_->Score(kTenant, id_, MakeQuery(), kIndex, {0, kTokens});
     if (!scores.ok()) return scores.status();
     double squares = 0;
     for (uint32_t head = 0; head < kKvHeads * kGroup; ++head) {
@@ -207,7 +207,7 @@ class Probe {
   }
 
  private:
-  kvstore::Query Asked() const {
+  kvstore::Query MakeQuery() const {
     return {.layer = 0,
             .query_position = kTokens - 1,
             .queries = View(Queries(), {1, kKvHeads * kGroup, kDim})};
@@ -222,7 +222,7 @@ class Probe {
 absl::Status CompareErrors(double error, double reference) {
   constexpr double kMost = 1.05;
   if (error <= kMost * reference) return absl::OkStatus();  // false for NaN
-  return Differs("error of scores", error, reference);
+  return Mismatch("error of scores", error, reference);
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ class Server::Impl {
   absl::Status Start() {
     const std::string path = config_.listen.substr(kUnixScheme.size());
     if (!options_.claimed) {
-      absl::StatusOr<std::unique_ptr<SocketClaim>> claim = SocketClaim::Take(path);
+      absl::StatusOr<std::unique_ptr<SocketClaim>> claim = SocketClaim::Acquire(path);
       if (!claim.ok()) return claim.status();
       claim_ = *std::move(claim);
     }
@@ -119,7 +119,7 @@ class Server::Impl {
   void Shutdown() {
     if (server_ == nullptr) return;
     SetServing(false);
-    if (options_.keepers.memory != nullptr) sessions_.Leave();
+    if (options_.keepers.memory != nullptr) sessions_.LeaveToNextWorker();
     calls_.Drain(SteadyTime::Now() + config_.shutdown_timeout);
     kv_cache_.EndSessions(Unavailable("", "the sidecar is shutting down", kRetryMemory));
     broker_.reset();
@@ -134,9 +134,9 @@ class Server::Impl {
   const std::vector<std::string>& endpoints() const { return endpoints_; }
   const std::string& boot_id() const { return boot_id_; }
 
-  bool Answers(absl::Duration timeout) {
+  bool IsResponsive(absl::Duration timeout) {
     store_.ListCaches("");
-    return broker_ == nullptr || broker_->Answers(timeout);
+    return broker_ == nullptr || broker_->IsResponsive(timeout);
   }
 
   grpc::Server& server() { return *server_; }
@@ -183,7 +183,7 @@ const std::vector<std::string>& Server::endpoints() const { return impl_->endpoi
 
 const std::string& Server::boot_id() const { return impl_->boot_id(); }
 
-bool Server::Answers(absl::Duration timeout) { return impl_->Answers(timeout); }
+bool Server::IsResponsive(absl::Duration timeout) { return impl_->IsResponsive(timeout); }
 
 std::shared_ptr<grpc::Channel> Server::InProcessChannel() {
   grpc::ChannelArguments arguments;

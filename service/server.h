@@ -52,7 +52,7 @@ class Server {
 
   // Returns whether calls would be answered. Waits for the store without limit, and for the broker
   // at most `timeout`.
-  bool Answers(absl::Duration timeout);
+  bool IsResponsive(absl::Duration timeout);
   // Returns a channel to the services for callers in this process; it needs no socket.
   std::shared_ptr<grpc::Channel> InProcessChannel();
 

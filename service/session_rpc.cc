@@ -208,7 +208,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
       session = session_;
       if (resume_unread_) {  // the client will resume the session
         parts_.sessions.Detach(token_);
-        parts_.detached.Await({token_, session});
+        parts_.detached.AwaitResume({token_, session});
         return;
       }
       if (!parts_.sessions.Close(token_)) return;  // false: left to the next worker

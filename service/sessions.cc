@@ -99,7 +99,7 @@ bool Sessions::CloseDetached(absl::string_view token) {
   return true;
 }
 
-void Sessions::Leave() {
+void Sessions::LeaveToNextWorker() {
   absl::MutexLock lock(&mutex_);
   leaves_sessions_ = true;
 }

@@ -71,7 +71,7 @@ class Sessions {
   bool CloseDetached(absl::string_view token);
   // Leaves all sessions to the next worker from now on, because this worker is ending: Close has no
   // effect any more.
-  void Leave();
+  void LeaveToNextWorker();
 
   uint32_t count() const;
   // Returns the peer's pid of the session with this id; 0 when it is unknown.

@@ -103,13 +103,13 @@ void Unlock(const std::string& path, int descriptor) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SocketClaim>> SocketClaim::Take(const std::string& path,
-                                                               absl::Duration patience) {
+absl::StatusOr<std::unique_ptr<SocketClaim>> SocketClaim::Acquire(const std::string& path,
+                                                                  absl::Duration timeout) {
   if (absl::Status status = MakeDirectory(path); !status.ok()) return status;
   const absl::StatusOr<int> descriptor = Lock(path);
   if (!descriptor.ok()) return descriptor.status();
   absl::Status status = ClearPath(path);
-  const kvstore::SteadyTime until = kvstore::SteadyTime::Now() + patience;
+  const kvstore::SteadyTime until = kvstore::SteadyTime::Now() + timeout;
   while (absl::IsAlreadyExists(status) && kvstore::SteadyTime::Now() < until) {
     absl::SleepFor(kClaimPause);
     status = ClearPath(path);

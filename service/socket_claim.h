@@ -34,14 +34,14 @@ class ScopedUmask {
 class SocketClaim {
  public:
   // Creates the directory (mode 0700) if it is missing, and removes a socket on which no process
-  // serves. Waits at most `patience` for a process that serves without a claim to end: the worker
+  // serves. Waits at most `timeout` for a process that serves without a claim to end: the worker
   // of a killed supervisor.
   //
   // Errors: kAlreadyExists       another process serves on the path
   //         kFailedPrecondition  the path is not a socket, or the directory cannot be created or
   //                              written
-  static absl::StatusOr<std::unique_ptr<SocketClaim>> Take(
-      const std::string& path, absl::Duration patience = absl::ZeroDuration());
+  static absl::StatusOr<std::unique_ptr<SocketClaim>> Acquire(
+      const std::string& path, absl::Duration timeout = absl::ZeroDuration());
 
   // Removes the socket that a killed worker has left.
   //

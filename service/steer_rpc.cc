@@ -50,7 +50,7 @@ AdminService::Reactor* AdminService::Drain(Context* context, const v1::DrainRequ
     response->set_draining(draining);
     response->set_session_count(sessions_.count());
     response->set_sequence_count(sequences);
-    response->set_calls_at_work(static_cast<uint32_t>(calls_.at_work()) - 1);
+    response->set_calls_at_work(static_cast<uint32_t>(calls_.in_flight_count()) - 1);
     log_.Info(draining ? "draining" : "serving_again",
               {{"sessions", response->session_count()}, {"sequences", sequences}});
     return absl::OkStatus();

@@ -51,11 +51,11 @@ size_t MaxKeptDescriptors(const Config& config) {
   return 4 * size_t{config.max_sessions} + 4 * size_t{config.max_caches} + 64;
 }
 
-Supervisor::Supervisor(Options options, NotifySocket& socket, Notifier* above, KeptDescriptors kept,
-                       const Log& log)
+Supervisor::Supervisor(Options options, NotifySocket& socket, Notifier* parent,
+                       KeptDescriptors kept, const Log& log)
     : options_(std::move(options)),
       socket_(socket),
-      above_(above),
+      parent_(parent),
       log_(log),
       signals_(BlockAndReadSignals()),
       pause_(options_.first_pause) {
@@ -107,7 +107,7 @@ void Supervisor::SetDeadline(absl::Duration after) {
 }
 
 void Supervisor::NotifyParent(absl::string_view message) const {
-  if (above_ != nullptr) above_->Send(message).IgnoreError();
+  if (parent_ != nullptr) parent_->Send(message).IgnoreError();
 }
 
 void Supervisor::PingParent() {
@@ -214,7 +214,7 @@ void Supervisor::OnWorkerEnded(int status) {
     case Intent::kRestart:
       if (options_.work) {  // a fork would run the old program
         DropKept();
-        outcome_ = Outcome{.exit_code = 0, .start_anew = true, .successor = {}};
+        outcome_ = Outcome{.exit_code = 0, .start_again = true, .successor = {}};
         return;
       }
       pause_ = options_.first_pause;
@@ -305,7 +305,7 @@ void Supervisor::OnDeadline() {
 
 void Supervisor::OnMessages() {
   while (std::optional<Notification> message = socket_.Receive()) {
-    if (message->Says(kTakeOverField, "1")) {
+    if (message->Has(kTakeOverField, "1")) {
       OnTakeOver(*message);
     } else if (worker_ != 0 && message->pid == worker_) {
       OnWorkerMessage(*message);
@@ -316,19 +316,19 @@ void Supervisor::OnMessages() {
 
 void Supervisor::OnWorkerMessage(Notification& message) {
   const std::string name = message.Get("FDNAME");
-  if (message.Says("FDSTORE", "1") && message.descriptors.size() == 1) {
-    Keep(name, std::move(message.descriptors[0]), message.Says(kMapField, "1"));
+  if (message.Has("FDSTORE", "1") && message.descriptors.size() == 1) {
+    Keep(name, std::move(message.descriptors[0]), message.Has(kMapField, "1"));
   }
-  if (message.Says("FDSTOREREMOVE", "1")) Release(name);
+  if (message.Has("FDSTOREREMOVE", "1")) Release(name);
   if (const std::string status = message.Get("STATUS"); !status.empty()) {
     NotifyParent(absl::StrCat("STATUS=", status));
   }
-  if (message.Says("STOPPING", "1") && state_ != State::kStopping) {
+  if (message.Has("STOPPING", "1") && state_ != State::kStopping) {
     state_ = State::kStopping;
     SetDeadline(options_.stop_timeout);
   }
-  if (message.Says("READY", "1") && state_ == State::kStarting) OnReady();
-  const bool alive = message.Says("WATCHDOG", "1") || message.Says("READY", "1");
+  if (message.Has("READY", "1") && state_ == State::kStarting) OnReady();
+  const bool alive = message.Has("WATCHDOG", "1") || message.Has("READY", "1");
   if (alive && state_ == State::kServing) {
     deadline_.reset();
     if (options_.watchdog_timeout > absl::ZeroDuration()) SetDeadline(options_.watchdog_timeout);
@@ -376,14 +376,14 @@ void Supervisor::Keep(const std::string& name, FileDescriptor descriptor, bool m
     }
     return;
   }
-  if (above_ != nullptr) above_->Forward(name, place->second.get()).IgnoreError();
+  if (parent_ != nullptr) parent_->Forward(name, place->second.get()).IgnoreError();
 }
 
 void Supervisor::Release(const std::string& name) {
   if (kept_.erase(name) == 0) return;
   name_bytes_ -= name.size() + 1;
   if (mappings_.erase(name) != 0) return;
-  if (above_ != nullptr) above_->Release(name).IgnoreError();
+  if (parent_ != nullptr) parent_->Release(name).IgnoreError();
 }
 
 }  // namespace pqcached::service

@@ -66,15 +66,15 @@ class Supervisor {
 
   struct Outcome {
     int exit_code = 0;
-    bool start_anew = false;  // run this program again in place of this process
+    bool start_again = false;  // run this program again in place of this process
     // When valid, another supervisor has received all kept descriptors. It starts when this is
     // closed, which must happen after this process has released its claims.
     kvstore::FileDescriptor successor;
   };
 
-  // `above` (may be null) is this process's own supervisor, to which kept descriptors are
+  // `parent` (may be null) is this process's own supervisor, to which kept descriptors are
   // forwarded. `kept` are the descriptors that an earlier supervisor held.
-  Supervisor(Options options, NotifySocket& socket, Notifier* above, KeptDescriptors kept,
+  Supervisor(Options options, NotifySocket& socket, Notifier* parent, KeptDescriptors kept,
              const Log& log);
   // Kills the worker.
   ~Supervisor();
@@ -115,7 +115,7 @@ class Supervisor {
 
   const Options options_;
   NotifySocket& socket_;
-  Notifier* const above_;
+  Notifier* const parent_;
   const Log& log_;
   kvstore::FileDescriptor signals_;
   KeptDescriptors kept_;

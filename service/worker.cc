@@ -122,9 +122,9 @@ int AwaitSignal(const sigset_t& signals, Server& server, const Notifier* notifie
   while (true) {
     const int signal_number = sigtimedwait(&signals, nullptr, &pause);
     if (signal_number > 0) return signal_number;
-    // A server that hangs blocks Answers, so that no message is sent and the supervisor kills this
-    // process.
-    if (server.Answers(timeout / 4)) notifier->Send("WATCHDOG=1").IgnoreError();
+    // A server that hangs blocks IsResponsive, so that no message is sent and the supervisor kills
+    // this process.
+    if (server.IsResponsive(timeout / 4)) notifier->Send("WATCHDOG=1").IgnoreError();
   }
 }
 
@@ -140,7 +140,7 @@ void ShutDownWithin(absl::Duration timeout, const Config& config, Server& server
     _exit(kExitFailed);
   });
   server.Shutdown();
-  done.Happen();
+  done.Notify();
   watchdog.join();
 }
 

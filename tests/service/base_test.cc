@@ -81,7 +81,7 @@ TEST(AlarmsTest, ComeInOrderAndNotBeforeTheirTime) {
     third.Set(now + absl::Milliseconds(60), [&] {
       came.push_back(3);
       EXPECT_GE(SteadyTime::Now(), now + absl::Milliseconds(60));
-      done.Happen();
+      done.Notify();
     });
     first.Set(now - absl::Seconds(1), [&] { came.push_back(1); });
     second.Set(now + absl::Milliseconds(30), [&] { came.push_back(-2); });
@@ -102,7 +102,7 @@ TEST(AlarmsTest, AnActionMaySetItsAlarmAnew) {
   Alarm alarm(alarms);
   const std::function<void()> again = [&] {
     const kvstore::MutexLock lock(&mutex);
-    if (++count == 3) return done.Happen();
+    if (++count == 3) return done.Notify();
     alarm.Set(SteadyTime::Now(), again);
   };
   {
@@ -115,7 +115,7 @@ TEST(AlarmsTest, AnActionMaySetItsAlarmAnew) {
 TEST(EventTest, SaysWhenItHasNotHappened) {
   Event event;
   EXPECT_FALSE(event.WaitFor(absl::Milliseconds(1)));
-  event.Happen();
+  event.Notify();
   EXPECT_TRUE(event.WaitFor(absl::ZeroDuration()));
 }
 
@@ -278,7 +278,7 @@ TEST(SessionsTest, AWorkerThatEndsLeavesItsSessions) {
   Sessions sessions(4);
   const auto opened = sessions.Open("", "engine");
   sessions.Restore(KeptSessionOf("a#9", "one"));
-  sessions.Leave();
+  sessions.LeaveToNextWorker();
   EXPECT_FALSE(sessions.Close(opened->token));
   EXPECT_FALSE(sessions.CloseDetached("one"));
   EXPECT_TRUE(sessions.IsOpen(opened->token));
@@ -302,7 +302,7 @@ class SocketClaimTest : public FilesTest {
 };
 
 TEST_F(SocketClaimTest, MakesItsDirectoryForTheOwnerAlone) {
-  const auto claim = SocketClaim::Take(path_);
+  const auto claim = SocketClaim::Acquire(path_);
   ASSERT_TRUE(claim.ok()) << claim.status();
   struct stat status = {};
   ASSERT_EQ(stat((directory_ / "run").c_str(), &status), 0);
@@ -311,13 +311,13 @@ TEST_F(SocketClaimTest, MakesItsDirectoryForTheOwnerAlone) {
 
 TEST_F(SocketClaimTest, IsGivenOnce) {
   {
-    const auto claim = SocketClaim::Take(path_);
+    const auto claim = SocketClaim::Acquire(path_);
     ASSERT_TRUE(claim.ok());
-    const absl::Status second = SocketClaim::Take(path_).status();
+    const absl::Status second = SocketClaim::Acquire(path_).status();
     EXPECT_EQ(second.code(), absl::StatusCode::kAlreadyExists);
     EXPECT_THAT(std::string(second.message()), HasSubstr(path_));
   }
-  EXPECT_TRUE(SocketClaim::Take(path_).ok());
+  EXPECT_TRUE(SocketClaim::Acquire(path_).ok());
   EXPECT_TRUE(std::filesystem::is_empty(directory_ / "run")) << "nothing is left behind";
 }
 
@@ -325,7 +325,7 @@ TEST_F(SocketClaimTest, ClearsAStaleSocketAway) {
   std::filesystem::create_directory(directory_ / "run");
   close(Listen());
   ASSERT_TRUE(std::filesystem::exists(path_));
-  const auto claim = SocketClaim::Take(path_);
+  const auto claim = SocketClaim::Acquire(path_);
   ASSERT_TRUE(claim.ok()) << claim.status();
   EXPECT_FALSE(std::filesystem::exists(path_));
 }
@@ -333,7 +333,7 @@ TEST_F(SocketClaimTest, ClearsAStaleSocketAway) {
 TEST_F(SocketClaimTest, RefusesASocketThatSomebodyServes) {
   std::filesystem::create_directory(directory_ / "run");
   const int listener = Listen();
-  EXPECT_EQ(SocketClaim::Take(path_).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(SocketClaim::Acquire(path_).status().code(), absl::StatusCode::kAlreadyExists);
   EXPECT_TRUE(std::filesystem::exists(path_));
   close(listener);
 }
@@ -341,7 +341,7 @@ TEST_F(SocketClaimTest, RefusesASocketThatSomebodyServes) {
 TEST_F(SocketClaimTest, RefusesToRemoveAFile) {
   std::filesystem::create_directory(directory_ / "run");
   std::ofstream(path_) << "precious";
-  EXPECT_EQ(SocketClaim::Take(path_).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(SocketClaim::Acquire(path_).status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(std::filesystem::is_regular_file(path_));
 }
 

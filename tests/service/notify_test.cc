@@ -330,13 +330,13 @@ TEST_F(NotifyTest, TheSocketHearsWhatTheNotifierSays) {
   ASSERT_TRUE(stored);
   EXPECT_EQ(stored->pid, getpid());
   EXPECT_EQ(stored->uid, getuid());
-  EXPECT_TRUE(stored->Says("FDSTORE", "1"));
+  EXPECT_TRUE(stored->Has("FDSTORE", "1"));
   EXPECT_EQ(stored->Get("FDNAME"), "pool-1");
   ASSERT_EQ(stored->descriptors.size(), 1u);
   EXPECT_EQ(ContentOf(stored->descriptors[0]), "rows");
   const auto ready = (*socket)->Receive();
   ASSERT_TRUE(ready);
-  EXPECT_TRUE(ready->Says("READY", "1"));
+  EXPECT_TRUE(ready->Has("READY", "1"));
   EXPECT_EQ(ready->Get("STATUS"), "a=b");
   EXPECT_FALSE((*socket)->Receive());
 }
@@ -350,8 +350,8 @@ TEST_F(NotifyTest, TheSocketSkipsWhatIsTooLong) {
   ASSERT_TRUE(notifier.Send("WATCHDOG=1").ok());
   const auto empty = (*socket)->Receive();
   ASSERT_TRUE(empty);
-  EXPECT_FALSE(empty->Says("WATCHDOG", "1"));
-  EXPECT_TRUE((*socket)->Receive()->Says("WATCHDOG", "1"));
+  EXPECT_FALSE(empty->Has("WATCHDOG", "1"));
+  EXPECT_TRUE((*socket)->Receive()->Has("WATCHDOG", "1"));
 }
 
 TEST_F(NotifyTest, TheSocketGoesWithItsObject) {

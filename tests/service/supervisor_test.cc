@@ -219,7 +219,7 @@ TEST_F(SupervisorTest, ForwardsWhatItKeepsToWhoSupervisesIt) {
   std::vector<std::string> heard;
   while (const auto message = (*above_socket)->Receive()) {
     for (const auto& [name, value] : message->fields) heard.push_back(name + "=" + value);
-    if (message->Says("FDSTORE", "1")) {
+    if (message->Has("FDSTORE", "1")) {
       ASSERT_EQ(message->descriptors.size(), 1u);
       char content[5] = {};
       EXPECT_EQ(pread(message->descriptors[0].get(), content, 4, 0), 4);

@@ -59,7 +59,7 @@ class SidecarHost final : public LocalHost {
     return Report(remote_.Detach(lease, &error), error);
   }
   void End() override { broker_->End(); }
-  bool Ended(uint32_t wait_ms) override { return broker_->Ended(wait_ms); }
+  bool WaitEnded(uint32_t wait_ms) override { return broker_->WaitEnded(wait_ms); }
   void Abandon() override { broker_->Abandon(); }
 
  private:

@@ -24,9 +24,9 @@ struct StepsCloser {
 
 // State of a sequence at the last GPU step that used it.
 struct GpuSequenceState {
-  uint64_t epoch = 0;      // LocalSequence::epoch
-  uint64_t lease_id = 0;   // a different lease may mean different rows
-  uint64_t last_step = 0;  // GpuState::step_count
+  uint64_t lease_epoch = 0;  // LocalSequence::lease_epoch
+  uint64_t lease_id = 0;     // a different lease may mean different rows
+  uint64_t last_step = 0;    // GpuState::step_count
 };
 
 // State behind a pqc_gpu handle. It serves one step at a time; `busy` excludes other steps.

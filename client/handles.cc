@@ -41,7 +41,7 @@ void ClientState::Close() {
   remote.reset();
 }
 
-Changing::Changing(pqc_sequence* sequence, Packed packed) : lock_(*sequence->state) {
+ChangeScope::ChangeScope(pqc_sequence* sequence, Packed packed) : lock_(*sequence->state) {
   SequenceState& state = *sequence->state;
   ClientState& client = *state.cache->client;
   status_ = lock_.status();

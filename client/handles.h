@@ -152,10 +152,10 @@ class ChangeLock {
 // Precondition of a call that changes a sequence: no other such call and no step is in progress,
 // and the rows of finished steps are stored. Rows that a GPU packs are stored too (kStored), or at
 // least none of them has failed (kMayBePending).
-class Changing {
+class ChangeScope {
  public:
   enum class Packed { kStored, kMayBePending };
-  explicit Changing(pqc_sequence* sequence, Packed packed = Packed::kStored);
+  explicit ChangeScope(pqc_sequence* sequence, Packed packed = Packed::kStored);
 
   pqc_status status() const { return status_; }
   // REQUIRES: status() == PQC_OK.

@@ -28,8 +28,8 @@ TensorView ViewOf(const std::byte* data, pqc_dtype dtype, uint64_t tokens, uint3
 
 }  // namespace
 
-void Handover::Keep(std::span<const RowBlock> blocks, const CacheState& cache, uint64_t begin,
-                    StepSlots& slots) {
+void Handover::CopyTokens(std::span<const RowBlock> blocks, const CacheState& cache, uint64_t begin,
+                          StepSlots& slots) {
   layers.clear();
   row_bytes = 0;
   for (const RowBlock& block : blocks) {

@@ -51,8 +51,8 @@ struct Handover {
   bool rolls_back() const { return roll_back_to != kNoRollBack; }
   // Copies the tokens [begin, begin + token_count) of all layers: into staging if there is room,
   // else into `own`.
-  void Keep(std::span<const RowBlock> blocks, const CacheState& cache, uint64_t begin,
-            StepSlots& slots);
+  void CopyTokens(std::span<const RowBlock> blocks, const CacheState& cache, uint64_t begin,
+                  StepSlots& slots);
   // Fills in the row blocks of a message. `places` has one entry per layer and must live as long as
   // the blocks; empty means that the rows are sent inline.
   void Describe(std::span<SentRows> places, std::span<RowBlock> blocks) const;

@@ -186,7 +186,7 @@ pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
   if (status == PQC_OK) status = CheckDevicePart(rows.values, "values");
   if (status == PQC_OK) status = CheckPositions(first_position, rows.keys.shape[0]);
   if (status != PQC_OK) return status;
-  const Changing changing(sequence, Changing::Packed::kMayBePending);
+  const ChangeScope changing(sequence, ChangeScope::Packed::kMayBePending);
   if (changing.status() != PQC_OK) return changing.status();
   state.prefill_open = state.live_index.kind == kvstore::IndexKind::kPq;
   return IngestParts(gpu, sequence->state, first_position, rows, stream);

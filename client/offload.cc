@@ -62,7 +62,7 @@ pqc_status Offload::Flush(const SequenceState& sequence, Clock::time_point deadl
   return status;
 }
 
-void Offload::Forget(const SequenceState& sequence) {
+void Offload::RemoveSequence(const SequenceState& sequence) {
   const std::lock_guard lock(mutex_);
   const auto found = sequences_.find(&sequence);
   if (found == sequences_.end()) return;
@@ -76,7 +76,7 @@ void Offload::Forget(const SequenceState& sequence) {
 void Offload::Drain(const gpu::Steps* steps) {
   std::unique_lock lock(mutex_);
   done_.wait(lock, [&] {
-    return under_way_ != steps &&
+    return current_steps_ != steps &&
            std::ranges::none_of(jobs_, [&](const Job& job) { return job.steps == steps; });
   });
 }
@@ -96,7 +96,7 @@ void Offload::Run() {
       if (jobs_.empty()) return;
       job = std::move(jobs_.front());
       jobs_.pop_front();
-      under_way_ = job.steps;
+      current_steps_ = job.steps;
     }
     const std::shared_ptr<SequenceState> sequence = job.sequence;
     RefusalBuffer error;
@@ -107,7 +107,7 @@ void Offload::Run() {
       status = PQC_RESOURCE_EXHAUSTED;
       Set(&error, "", "the client is out of memory");
     }
-    Settle(*sequence, status, error);
+    CompleteJob(*sequence, status, error);
   }
 }
 
@@ -122,10 +122,11 @@ pqc_status Offload::Finish(Job job, RefusalBuffer* error) {
   return CommitSlot(remote_, job.sequence->sequence_id, job.rows, job.filled, error);
 }
 
-void Offload::Settle(const SequenceState& sequence, pqc_status status, const RefusalBuffer& error) {
+void Offload::CompleteJob(const SequenceState& sequence, pqc_status status,
+                          const RefusalBuffer& error) {
   {
     const std::lock_guard lock(mutex_);
-    under_way_ = nullptr;
+    current_steps_ = nullptr;
     const auto found = sequences_.find(&sequence);
     Progress& progress = found->second;
     if (status != PQC_OK && progress.status == PQC_OK) {

@@ -55,7 +55,7 @@ class Offload {
   // and clears it.
   pqc_status Flush(const SequenceState& sequence, Clock::time_point deadline);
   // Drops the state of a sequence that is being dropped.
-  void Forget(const SequenceState& sequence);
+  void RemoveSequence(const SequenceState& sequence);
   // Waits until no job of this device is queued or in progress.
   void Drain(const gpu::Steps* steps);
 
@@ -71,14 +71,14 @@ class Offload {
   // Sees a job through; its slot has gone back, or never will.
   pqc_status Finish(Job job, RefusalBuffer* error);
   bool IsWanted(const SequenceState& sequence);
-  void Settle(const SequenceState& sequence, pqc_status status, const RefusalBuffer& error);
+  void CompleteJob(const SequenceState& sequence, pqc_status status, const RefusalBuffer& error);
   static pqc_status Report(const Progress& progress);
 
   Remote& remote_;
   std::mutex mutex_;
   std::condition_variable work_, done_;
   std::deque<Job> jobs_;
-  const gpu::Steps* under_way_ = nullptr;               // device of the job in progress
+  const gpu::Steps* current_steps_ = nullptr;           // device of the job in progress
   std::map<const SequenceState*, Progress> sequences_;  // sequences with jobs or a pending error
   bool stop_ = false;
   std::thread thread_;

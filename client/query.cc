@@ -159,7 +159,7 @@ pqc_status Select(pqc_sequence* sequence, const pqc_query* query, const pqc_sele
     if (!remote_instead) return status;
   }
   RefusalBuffer error;
-  const SelectItem item{.query = view, .selection = &terms, .out = &selected};
+  const TopKItem item{.query = view, .selection = &terms, .out = &selected};
   const pqc_status status = remote->TopK(&item, 1, &error);
   if (status == PQC_OK || status == PQC_OUT_OF_RANGE) CopyCounts(selected, out);
   return Report(status, error, {{"items[0]", ""}});

@@ -32,9 +32,9 @@ pqc_status ReadMapped(SequenceState& sequence, const Read& read, bool* remote_in
       continue;
     }
     if (status != PQC_OK && status != PQC_ABORTED) return status;
-    const pqc_status stands = sequence.local->Check(pinned.epoch);
-    if (stands == PQC_OK && status == PQC_OK) return PQC_OK;
-    if (stands != PQC_OK && stands != PQC_ABORTED) return stands;
+    const pqc_status check_status = sequence.local->Check(pinned.lease_epoch);
+    if (check_status == PQC_OK && status == PQC_OK) return PQC_OK;
+    if (check_status != PQC_OK && check_status != PQC_ABORTED) return check_status;
     if (attempt >= kMaxAttempts) return PQC_ABORTED;
   }
 }

@@ -100,7 +100,7 @@ struct ScoresOut {
 };
 
 // One item of a TopK batch. The call fills *out; out->positions only when it is not null.
-struct SelectItem {
+struct TopKItem {
   QueryView query;
   const pqc_selection* selection = nullptr;
   pqc_positions* out = nullptr;
@@ -145,7 +145,7 @@ struct StagedRows {
   // Lets `next` check, while it waits, that the call is still in progress.
   struct Probe {
     void* context = nullptr;
-    bool (*stands)(void* context) = nullptr;
+    bool (*in_progress)(void* context) = nullptr;
   };
   void* context = nullptr;
   // Fills in the next part, which must stay valid until the next invocation. After kGiveUp nothing
@@ -220,7 +220,7 @@ class Remote {
 
   // Returns PQC_OUT_OF_RANGE, with the counts of all items filled, when an item's output is too
   // small.
-  virtual pqc_status TopK(const SelectItem* items, uint32_t item_count,
+  virtual pqc_status TopK(const TopKItem* items, uint32_t item_count,
                           RefusalBuffer* error) noexcept = 0;
   virtual pqc_status Score(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
                            const ScoresOut& out, RefusalBuffer* error) noexcept = 0;

@@ -35,7 +35,7 @@ pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_positio
       status != PQC_OK) {
     return status;
   }
-  const Changing changing(sequence);
+  const ChangeScope changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
   SequenceState& state = *sequence->state;
   state.prefill_open = state.live_index.kind == kvstore::IndexKind::kPq;
@@ -68,7 +68,7 @@ pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_lay
       status != PQC_OK) {
     return status;
   }
-  const Changing changing(sequence);
+  const ChangeScope changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
   SequenceState& state = *sequence->state;
   ImageBytes image;
@@ -98,7 +98,7 @@ pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options
     return status;
   }
   const auto begun = DeadlineClock::now();
-  const Changing changing(sequence);
+  const ChangeScope changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
   if (options.timeout_ms != 0) {  // the wait has used some of it
     const auto waited = std::chrono::floor<std::chrono::milliseconds>(DeadlineClock::now() - begun);

@@ -80,7 +80,7 @@ struct Message {
     for (size_t i = 0; i < batch.size(); ++i) {
       const Handover& handover = *batch[i];
       const size_t count = handover.layers.size();
-      const bool by_place = staged && handover.staged.Stands();
+      const bool by_place = staged && handover.staged.IsUsable();
       handover.Describe(std::span(places).subspan(begin, by_place ? count : 0),
                         std::span(blocks).subspan(begin, count));
       const LocalSequence* local = handover.sequence->local.get();
@@ -128,7 +128,7 @@ std::shared_ptr<Handover> Sender::Lend() {
   return std::make_shared<Handover>();
 }
 
-void Sender::LetGo(std::shared_ptr<Handover> handover) {
+void Sender::ReturnHandover(std::shared_ptr<Handover> handover) {
   {
     const std::lock_guard lock(mutex_);
     // the last holder also calls this function
@@ -158,7 +158,7 @@ void Sender::Add(std::span<std::shared_ptr<Handover>> handovers) {
   }
   work_.notify_one();
   for (std::shared_ptr<Handover>& handover : handovers) {
-    if (handover) LetGo(std::move(handover));
+    if (handover) ReturnHandover(std::move(handover));
   }
 }
 
@@ -230,7 +230,7 @@ bool Sender::QueuedEnd(const SequenceState& sequence, uint64_t* end) {
   return true;
 }
 
-void Sender::Forget(const SequenceState& sequence) {
+void Sender::RemoveSequence(const SequenceState& sequence) {
   Batch forgotten;
   {
     const std::lock_guard lock(mutex_);
@@ -241,7 +241,7 @@ void Sender::Forget(const SequenceState& sequence) {
     sequences_.erase(found);
   }
   done_.notify_all();
-  for (auto& handover : forgotten) LetGo(std::move(handover));
+  for (auto& handover : forgotten) ReturnHandover(std::move(handover));
 }
 
 void Sender::Run() {
@@ -269,9 +269,9 @@ void Sender::Run() {
     } catch (const std::bad_alloc&) {
       RefusalBuffer refusal;
       Set(&refusal, "", "the client is out of memory");
-      for (const auto& handover : batch) Settle(*handover, PQC_RESOURCE_EXHAUSTED, refusal);
+      for (const auto& handover : batch) CompleteFirst(*handover, PQC_RESOURCE_EXHAUSTED, refusal);
     }
-    for (auto& handover : batch) LetGo(std::move(handover));
+    for (auto& handover : batch) ReturnHandover(std::move(handover));
   }
 }
 
@@ -336,7 +336,7 @@ void Sender::RollBack(Batch* batch) {
       local->EndRollBack();
     }
     if (status != PQC_OK || handover->token_count == 0) {
-      Settle(*handover, status, error);
+      CompleteFirst(*handover, status, error);
     } else {
       left.push_back(handover);
     }
@@ -374,7 +374,7 @@ void Sender::Send(Batch batch) {
     RefusalBuffer error;
     const pqc_status status = SendOnce(batch, staged, &error);
     if (status == PQC_OK) {
-      for (const auto& handover : batch) Settle(*handover, PQC_OK, {});
+      for (const auto& handover : batch) CompleteFirst(*handover, PQC_OK, {});
       return;
     }
     if (staged && !MayStillBeRead(status) && IsAboutStaging(error)) {
@@ -387,7 +387,7 @@ void Sender::Send(Batch batch) {
     if (stop_requested()) return;
     if (blamed < batch.size() && batch.size() > 1) {
       // The others are sent again; those that are already stored are harmless repeats.
-      Settle(*batch[blamed], status, error);
+      CompleteFirst(*batch[blamed], status, error);
       batch.erase(batch.begin() + static_cast<ptrdiff_t>(blamed));
       continue;
     }
@@ -395,12 +395,13 @@ void Sender::Send(Batch batch) {
       for (const auto& handover : batch) Send({handover});
       return;
     }
-    Settle(*batch[0], status, error);
+    CompleteFirst(*batch[0], status, error);
     return;
   }
 }
 
-void Sender::Settle(const Handover& handover, pqc_status status, const RefusalBuffer& refusal) {
+void Sender::CompleteFirst(const Handover& handover, pqc_status status,
+                           const RefusalBuffer& refusal) {
   Batch settled;
   {
     const std::lock_guard lock(mutex_);
@@ -418,7 +419,7 @@ void Sender::Settle(const Handover& handover, pqc_status status, const RefusalBu
       }
     }
   }
-  for (auto& dropped : settled) LetGo(std::move(dropped));
+  for (auto& dropped : settled) ReturnHandover(std::move(dropped));
   done_.notify_all();
 }
 

@@ -61,7 +61,7 @@ class Sender {
   // queued.
   bool QueuedEnd(const SequenceState& sequence, uint64_t* end);
   // Drops the state and the queued rows of a sequence that is being dropped.
-  void Forget(const SequenceState& sequence);
+  void RemoveSequence(const SequenceState& sequence);
 
  private:
   struct Failure {
@@ -87,10 +87,10 @@ class Sender {
                          std::chrono::milliseconds* pause);
   bool stop_requested();
   // Removes the first handover of its sequence; on an error, also removes all later ones.
-  void Settle(const Handover& handover, pqc_status status, const RefusalBuffer& refusal);
+  void CompleteFirst(const Handover& handover, pqc_status status, const RefusalBuffer& refusal);
   std::shared_ptr<Handover> DropFirstLocked(Progress& progress);
   // Makes the handover available to Lend, if this was its last reference.
-  void LetGo(std::shared_ptr<Handover> handover);
+  void ReturnHandover(std::shared_ptr<Handover> handover);
   pqc_status ReportLocked(const Progress& progress) const;
 
   Remote& remote_;

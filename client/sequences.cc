@@ -82,7 +82,7 @@ pqc_status Fork(pqc_sequence* parent, uint64_t token_count, pqc_sequence** child
   if (!parent) return Fail(PQC_INVALID_ARGUMENT, "parent", "must not be NULL");
   if (!child) return Fail(PQC_INVALID_ARGUMENT, "child", "must not be NULL");
   *child = nullptr;
-  const Changing changing(parent);
+  const ChangeScope changing(parent);
   if (changing.status() != PQC_OK) return changing.status();
   std::unique_ptr<pqc_sequence> forked = NewHandle(parent->state->cache);
   uint64_t id = 0, tokens = 0;
@@ -143,7 +143,7 @@ pqc_status Pin(pqc_sequence* sequence, uint64_t ttl_ms) {
 
 pqc_status Suspend(pqc_sequence* sequence) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
-  const Changing changing(sequence);
+  const ChangeScope changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
   RefusalBuffer error;
   const pqc_status status = changing.remote().SuspendSequence(sequence->state->sequence_id, &error);
@@ -153,7 +153,7 @@ pqc_status Suspend(pqc_sequence* sequence) {
 
 pqc_status Resume(pqc_sequence* sequence, uint64_t* token_count) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
-  const Changing changing(sequence);
+  const ChangeScope changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
   uint64_t tokens = 0;
   RefusalBuffer error;
@@ -172,8 +172,8 @@ pqc_status Drop(pqc_sequence* sequence) {
   SequenceState& state = *owned->state;
   ClientState& client = *state.cache->client;
   // Before the state is freed: another sequence may later have the same address.
-  if (client.sender) client.sender->Forget(state);
-  if (client.offload) client.offload->Forget(state);
+  if (client.sender) client.sender->RemoveSequence(state);
+  if (client.offload) client.offload->RemoveSequence(state);
   Remote* remote = nullptr;
   if (const pqc_status status = GetRemote(client, &remote); status != PQC_OK) return status;
   if (state.local) state.local->Detach();
@@ -187,7 +187,7 @@ pqc_status Truncate(pqc_sequence* sequence, uint64_t token_count) {
     return Fail(PQC_INVALID_ARGUMENT, "token_count", "%llu, must be at most 2^30",
                 static_cast<unsigned long long>(token_count));
   }
-  const Changing changing(sequence);
+  const ChangeScope changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
   SequenceState& state = *sequence->state;
   LocalSequence* local = state.local.get();

@@ -67,7 +67,7 @@ pqc_status Enter(pqc_step& step, const pqc_step_item& from, StepItem& item) {
     return Fail(PQC_ABORTED, "sequence", "it is in another step");
   }
   item.holds = true;
-  // The order matters: Changing sets and checks the two flags in the opposite order.
+  // The order matters: ChangeScope sets and checks the two flags in the opposite order.
   if (!item.sequence->changing) return PQC_OK;
   return Retry(kRetryConflict,
                Fail(PQC_ABORTED, "sequence", "another thread is changing it; repeat later"));
@@ -90,7 +90,7 @@ pqc_status Prepare(const pqc_step& step, StepItem& item) {
         status != PQC_OK) {
       return status;
     }
-    if (const pqc_status status = item.sequence->local->Check(item.pinned.epoch);
+    if (const pqc_status status = item.sequence->local->Check(item.pinned.lease_epoch);
         status != PQC_OK) {
       return status;
     }
@@ -273,7 +273,7 @@ std::shared_ptr<Handover> MakePendingUpdate(const pqc_step& step, const StepItem
   handover->token_count = token_count;
   if (item.query_position < item.end_before_step) handover->roll_back_to = item.query_position;
   if (token_count > 0) {
-    handover->Keep(step.blocks, *step.cache, item.query_begin, sender.slots());
+    handover->CopyTokens(step.blocks, *step.cache, item.query_begin, sender.slots());
   }
   return handover;
 }
@@ -306,7 +306,7 @@ pqc_status End(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_coun
   for (size_t i = 0; i < step->items.size(); ++i) {
     const StepItem& item = step->items[i];
     if (!item.sequence->local) continue;
-    const pqc_status status = item.sequence->local->Check(item.pinned.epoch);
+    const pqc_status status = item.sequence->local->Check(item.pinned.lease_epoch);
     if (status != PQC_OK) return UnderItem(i, status);
   }
   for (size_t i = 0; i < step->items.size(); ++i) {

@@ -24,7 +24,7 @@ gpu::StepSegment SegmentOf(const kvstore::SegmentView& from) {
   segment.plane_stride = from.index_data->plane_stride_bytes;
   segment.centroids = kvstore::Centroids(*from.codebook, 0).data();
   segment.centroids_head_stride = from.codebook->head_stride_bytes;
-  segment.codebook_epoch = from.codebook->epoch;
+  segment.codebook_epoch = from.codebook->codebook_generation;
   return segment;
 }
 
@@ -86,11 +86,12 @@ pqc_status DescribeItem(pqc_step& step, size_t number) {
   const auto seen = gpu.seen.find(sequence_id);
   const uint64_t lease_id = local.lease().lease_id;
   const bool known = seen != gpu.seen.end() && seen->second.lease_id == lease_id;
-  gpu.sequences[number] = {.sequence = sequence_id,
-                           .unchanged_tokens = known ? local.UnchangedSince(seen->second.epoch) : 0,
-                           .query_begin = static_cast<uint32_t>(item.query_begin)};
+  gpu.sequences[number] = {
+      .sequence = sequence_id,
+      .unchanged_tokens = known ? local.UnchangedSince(seen->second.lease_epoch) : 0,
+      .query_begin = static_cast<uint32_t>(item.query_begin)};
   gpu.seen[sequence_id] = {
-      .epoch = item.pinned.epoch, .lease_id = lease_id, .last_step = gpu.step_count};
+      .lease_epoch = item.pinned.lease_epoch, .lease_id = lease_id, .last_step = gpu.step_count};
   for (uint32_t ordinal = 0; ordinal < gpu.layers.size(); ++ordinal) {
     const size_t place = number * gpu.layers.size() + ordinal;
     if (const pqc_status status = DescribeLayer(step, item, ordinal, place, &step.counts[number]);

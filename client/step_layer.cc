@@ -124,7 +124,7 @@ pqc_status RunMapped(const LayerCall& call, StepItem& item, const kvstore::Paral
                                             OutputOf(call, item), LseOf(call, item));
     if (status != PQC_OK) return status;
   }
-  return item.sequence->local->Check(item.pinned.epoch);
+  return item.sequence->local->Check(item.pinned.lease_epoch);
 }
 
 // Runs all items: many items in parallel, one thread each; few items one after the other, each on
@@ -191,7 +191,7 @@ pqc_status SelectRemotely(const LayerCall& call, const uint64_t* begins, uint32_
   const std::vector<StepItem>& items = call.step->items;
   if (const pqc_status status = WaitAllStored(call); status != PQC_OK) return status;
   std::vector<pqc_positions> outs(items.size(), pqc_positions{});
-  std::vector<SelectItem> selects(items.size());
+  std::vector<TopKItem> selects(items.size());
   for (size_t i = 0; i < items.size(); ++i) {
     outs[i].positions = positions + begins[i];
     outs[i].capacity = begins[i + 1] - begins[i];

@@ -53,7 +53,8 @@ pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, con
   LocalSequence& local = *item->sequence->local;
   for (;;) {
     const uint32_t seen = local.session().wake_word();
-    if (const pqc_status status = local.Check(item->pinned.epoch); status != PQC_OK) return status;
+    if (const pqc_status status = local.Check(item->pinned.lease_epoch); status != PQC_OK)
+      return status;
     if (IsReady(*item, terms, layer, needed)) return PQC_OK;
     bool found = false;
     if (const pqc_status status = TakeNewer(step, item, &found); status != PQC_OK) return status;

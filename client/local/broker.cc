@@ -313,7 +313,7 @@ pqc_status Broker::OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
 
 void Broker::End() { shutdown(socket_, SHUT_RDWR); }
 
-bool Broker::Ended(uint32_t wait_ms) const {
+bool Broker::WaitEnded(uint32_t wait_ms) const {
   // POLLIN is left out: an answer to another thread's request is no end.
   pollfd entry{.fd = socket_, .events = POLLRDHUP, .revents = 0};
   return poll(&entry, 1, static_cast<int>(std::min<uint32_t>(wait_ms, 1 << 30))) > 0;

@@ -56,7 +56,7 @@ class Broker {
   void Abandon() { abandoned_ = true; }
   // Waits until the other side closes the connection or the time is over; returns true if it has
   // closed.
-  bool Ended(uint32_t wait_ms) const;
+  bool WaitEnded(uint32_t wait_ms) const;
 
  private:
   explicit Broker(int socket, uint32_t timeout_ms) : socket_(socket), timeout_ms_(timeout_ms) {}

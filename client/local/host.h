@@ -53,7 +53,7 @@ class LocalHost {
   // Ends the session, even if its memory is still mapped. No call follows.
   virtual void End() = 0;
   // Waits until the connection ends or the time is over; returns true if it has ended.
-  virtual bool Ended(uint32_t wait_ms) = 0;
+  virtual bool WaitEnded(uint32_t wait_ms) = 0;
   // Notes that the worker has ended: pending calls soon fail with PQC_UNAVAILABLE. The connection
   // stays open.
   virtual void Abandon() = 0;

@@ -123,7 +123,7 @@ class Parts {
       while (!in_flight_.empty() && in_flight_.front().Done()) in_flight_.pop_front();
       ingest_.staging.TryTake(&next_slot_, /*left=*/0);
       if (next_slot_.valid()) break;
-      if (!probe.stands(probe.context)) return false;
+      if (!probe.in_progress(probe.context)) return false;
       const auto now = DeadlineClock::now();
       if (now >= deadline_) {
         own_status_ = Fail(PQC_DEADLINE_EXCEEDED, "", "staging: no slot in time");

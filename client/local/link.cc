@@ -53,18 +53,18 @@ LocalLink::LocalLink(Parts parts)
 pqc_status LocalLink::Make(Parts parts, std::shared_ptr<LocalLink>* link) {
   if (const pqc_status status = CheckControl(*parts.control); status != PQC_OK) return status;
   std::shared_ptr<LocalLink> made(new LocalLink(std::move(parts)));
-  if (!made->Lives())
+  if (!made->CheckAlive())
     return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has already ended"));
   *link = std::move(made);
   return PQC_OK;
 }
 
-bool LocalLink::Lives() const { return WaitWhileAlive(0); }
+bool LocalLink::CheckAlive() const { return WaitWhileAlive(0); }
 
 bool LocalLink::WaitWhileAlive(uint32_t wait_ms) const {
-  if (!Stands()) return false;
-  if (host_->Ended(wait_ms)) ended_.store(true, std::memory_order_release);
-  return Stands();
+  if (!IsValid()) return false;
+  if (host_->WaitEnded(wait_ms)) ended_.store(true, std::memory_order_release);
+  return IsValid();
 }
 
 pqc_status LocalLink::Pool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) {

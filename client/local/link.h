@@ -43,13 +43,13 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
 
   // Returns false when the worker that wrote the memory has ended: data read since then must not be
   // used. Makes no system call.
-  bool Stands() const {
+  bool IsValid() const {
     return !ended_.load(std::memory_order_acquire) &&
            page().boot_word.load(std::memory_order_acquire) == boot_word_;
   }
-  // Like Stands, but also checks the connection.
-  bool Lives() const;
-  // Like Lives, but waits up to `wait_ms` for an end of the connection.
+  // Like IsValid, but also checks the connection.
+  bool CheckAlive() const;
+  // Like CheckAlive, but waits up to `wait_ms` for an end of the connection.
   bool WaitWhileAlive(uint32_t wait_ms) const;
 
   // Returns a cache's pool, mapped at the first use. The pool keeps the link alive.

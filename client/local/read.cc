@@ -114,7 +114,7 @@ PartBytes BytesOfPart(const FetchView& fetch) {
 
 pqc_status PinNewest(LocalSequence& sequence, Pinned* pinned) {
   pinned->sequence = &sequence;
-  pinned->epoch = sequence.epoch();
+  pinned->lease_epoch = sequence.lease_epoch();
   return sequence.Pin(&pinned->image);
 }
 

@@ -47,7 +47,7 @@ pqc_status LocalSequence::Fetch(bool force, std::shared_ptr<Image>* image) {
     std::shared_ptr<LocalLink> link;
     if (const pqc_status status = session_->Attached(&link); status != PQC_OK) return status;
     const pqc_status status = FetchOver(link, force, image);
-    if (status == PQC_OK || link->Lives()) return status;
+    if (status == PQC_OK || link->CheckAlive()) return status;
     // The failure may be a consequence of the worker's end. Another worker may start in time.
   }
 }
@@ -102,7 +102,7 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
   return newest_ ? PQC_OK : Fail(PQC_INTERNAL, "", "Attach: the answer has no attachment");
 }
 
-void LocalSequence::LetGo(const LocalLink& present) {
+void LocalSequence::ReleaseOldLink(const LocalLink& present) {
   const std::lock_guard lock(mutex_);
   if (link_ && link_.get() != &present) ReleaseLinkLocked();
 }
@@ -116,7 +116,7 @@ void LocalSequence::ReleaseLinkLocked() {
   retired_.clear();
   words_.store(nullptr, std::memory_order_release);
   link_.reset();
-  epoch_.fetch_add(kWorker, std::memory_order_acq_rel);
+  lease_epoch_.fetch_add(kWorker, std::memory_order_acq_rel);
 }
 
 void LocalSequence::ReplaceNewestLocked(std::shared_ptr<Image> image) {
@@ -151,7 +151,7 @@ pqc_status LocalSequence::Install(const LeaseView& lease, const ImageBytes& byte
 
 LeaseView LocalSequence::lease() const {
   const std::lock_guard lock(mutex_);
-  if (!link_ || !link_->Stands()) return {};
+  if (!link_ || !link_->IsValid()) return {};
   const uint64_t boot_word = link_->boot_word();
   if (!newest_) return {.lease_id = lease_id_, .known_version = 0, .boot_word = boot_word};
   uint64_t oldest = newest_->version();
@@ -193,7 +193,7 @@ void LocalSequence::DetachRetired() {
   }
   // A lease that is not released here ends with the session or its worker.
   for (const uint64_t lease_id : unused) {
-    if (link && link->Stands() && !session_->closed()) {
+    if (link && link->IsValid() && !session_->closed()) {
       link->host().Detach({.lease_id = lease_id, .boot_word = link->boot_word()});
     }
   }
@@ -230,10 +230,10 @@ bool LocalSequence::HasNewer() const {
   return !newest_ || newest_->version() < version;
 }
 
-pqc_status LocalSequence::Check(uint64_t epoch) const {
+pqc_status LocalSequence::Check(uint64_t lease_epoch) const {
   if (const pqc_status status = session_->Check(); status != PQC_OK) return status;
-  const uint64_t present = this->epoch();
-  if (present / kWorker != epoch / kWorker) {
+  const uint64_t present = this->lease_epoch();
+  if (present / kWorker != lease_epoch / kWorker) {
     return Retry(kRetryMemory,
                  Fail(PQC_UNAVAILABLE, "", "the sidecar's worker was replaced; repeat the call"));
   }
@@ -246,7 +246,7 @@ pqc_status LocalSequence::Check(uint64_t epoch) const {
   if (flags & LeaseWords::kRevoked) {
     return Fail(PQC_ABORTED, "sequence", "its lease was revoked: it was shortened or dropped");
   }
-  if (present != epoch) {
+  if (present != lease_epoch) {
     return Fail(PQC_ABORTED, "sequence", "it was rolled back during the call");
   }
   return PQC_OK;
@@ -257,16 +257,17 @@ void LocalSequence::BeginRollBack(uint32_t token_count) {
   ++active_roll_backs_;
   visible_limit_.store(std::min(visible_limit_.load(), token_count), std::memory_order_release);
   layers_are_equal_.store(true, std::memory_order_release);
-  const uint64_t begun = epoch_.fetch_add(1, std::memory_order_acq_rel) + 1;
+  const uint64_t begun = lease_epoch_.fetch_add(1, std::memory_order_acq_rel) + 1;
   roll_back_ends_[begun % roll_back_ends_.size()] = token_count;
 }
 
-uint32_t LocalSequence::UnchangedSince(uint64_t epoch) const {
+uint32_t LocalSequence::UnchangedSince(uint64_t lease_epoch) const {
   const std::lock_guard lock(mutex_);
-  const uint64_t present = this->epoch();
-  if (present / kWorker != epoch / kWorker || present - epoch > roll_back_ends_.size()) return 0;
+  const uint64_t present = this->lease_epoch();
+  if (present / kWorker != lease_epoch / kWorker || present - lease_epoch > roll_back_ends_.size())
+    return 0;
   uint32_t unchanged = UINT32_MAX;
-  for (uint64_t begun = epoch + 1; begun <= present; ++begun) {
+  for (uint64_t begun = lease_epoch + 1; begun <= present; ++begun) {
     unchanged = std::min(unchanged, roll_back_ends_[begun % roll_back_ends_.size()]);
   }
   return unchanged;

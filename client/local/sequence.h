@@ -62,18 +62,19 @@ class LocalSequence {
 
   // Checks that data read through a pinned image may be used: its worker lives (PQC_UNAVAILABLE),
   // the lease is valid (PQC_ABORTED: another holder shortened or dropped the sequence), the
-  // sequence is not suspended (PQC_FAILED_PRECONDITION), and nothing was rolled back since `epoch`
-  // (PQC_ABORTED).
-  pqc_status Check(uint64_t epoch) const;
-  // Returns the present epoch. Call it before anything is read.
-  uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
+  // sequence is not suspended (PQC_FAILED_PRECONDITION), and nothing was rolled back since
+  // `lease_epoch` (PQC_ABORTED).
+  pqc_status Check(uint64_t lease_epoch) const;
+  // Returns the present lease epoch: a count of workers and roll-backs.
+  // Call it before anything is read.
+  uint64_t lease_epoch() const { return lease_epoch_.load(std::memory_order_acquire); }
 
   // Returns the number of leading tokens whose rows and codes are unchanged since an earlier
-  // epoch(): a roll-back since then reduces it, another worker makes it 0.
-  uint32_t UnchangedSince(uint64_t epoch) const;
+  // lease_epoch(): a roll-back since then reduces it, another worker makes it 0.
+  uint32_t UnchangedSince(uint64_t lease_epoch) const;
 
   // Releases the lease and memory of an older link than `present`.
-  void LetGo(const LocalLink& present);
+  void ReleaseOldLink(const LocalLink& present);
 
   // Bracket a roll-back to `token_count`: rows from there on are invalid until EndRollBack.
   // Roll-backs may overlap.
@@ -86,7 +87,7 @@ class LocalSequence {
     uint64_t lease_id = 0;
     std::vector<std::weak_ptr<Image>> images;
   };
-  // Step of epoch_ for a new worker; roll-backs count in the lower bits.
+  // Step of lease_epoch_ for a new worker; roll-backs count in the lower bits.
   static constexpr uint64_t kWorker = uint64_t{1} << 32;
 
   pqc_status Fetch(bool force, std::shared_ptr<Image>* image);
@@ -95,7 +96,7 @@ class LocalSequence {
                        std::shared_ptr<Image>* image);
   void ReplaceNewestLocked(std::shared_ptr<Image> image);
   void ReleaseLinkLocked();
-  bool HasValidImageLocked() const { return newest_ && link_->Stands(); }
+  bool HasValidImageLocked() const { return newest_ && link_->IsValid(); }
   void DetachRetired();
   const kvstore::LeaseWords* words() const { return words_.load(std::memory_order_acquire); }
   bool revoked() const;
@@ -105,7 +106,7 @@ class LocalSequence {
   const uint64_t sequence_id_;
   std::mutex fetch_mutex_;  // held for one Attach at a time; locked before mutex_
   std::atomic<const kvstore::LeaseWords*> words_ = nullptr;
-  std::atomic<uint64_t> epoch_ = 0;
+  std::atomic<uint64_t> lease_epoch_ = 0;
   std::atomic<uint32_t> visible_limit_ = UINT32_MAX;
   // after a roll-back, the layer counts of images are outdated
   std::atomic<bool> layers_are_equal_ = false;
@@ -119,7 +120,7 @@ class LocalSequence {
   std::vector<std::weak_ptr<Image>> replaced_;  // images that may still have holders
   std::vector<Retired> retired_;
   uint32_t active_roll_backs_ = 0;
-  // of the latest roll-backs, by the epoch in which each began
+  // of the latest roll-backs, by the lease epoch in which each began
   std::array<uint32_t, 16> roll_back_ends_ = {};
 };
 

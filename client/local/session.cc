@@ -75,7 +75,7 @@ pqc_status LocalSession::ReportLost() const {
 pqc_status LocalSession::Check() const {
   if (closed_) return Fail(PQC_FAILED_PRECONDITION, "client", "it is closed");
   if (lost()) return ReportLost();
-  if (link()->Lives()) return PQC_OK;
+  if (link()->CheckAlive()) return PQC_OK;
   return Retry(kRetryMemory,
                Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended; repeat the call"));
 }
@@ -91,7 +91,7 @@ pqc_status LocalSession::Attached(std::shared_ptr<LocalLink>* attached) {
   for (;;) {
     if (closed_) return Fail(PQC_FAILED_PRECONDITION, "client", "it is closed");
     *attached = link();
-    if ((*attached)->Stands()) return PQC_OK;
+    if ((*attached)->IsValid()) return PQC_OK;
     if (lost()) return ReportLost();
     if (deadline == LocalClock::time_point::max()) deadline = CallDeadline(timeout_ms_);
     bool again = false;
@@ -106,7 +106,7 @@ pqc_status LocalSession::Attached(std::shared_ptr<LocalLink>* attached) {
 
 pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
   *again = false;
-  if (const auto old = link(); !old->Stands()) {
+  if (const auto old = link(); !old->IsValid()) {
     phase_->Set(Phase::kDetached);
     old->host().Abandon();  // calls in progress hold resources that a new link needs
   }
@@ -117,7 +117,7 @@ pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
                  Fail(PQC_UNAVAILABLE, "",
                       "the sidecar's worker has ended, and no new worker has started in time"));
   }
-  if (link()->Lives()) return PQC_OK;  // another thread was faster
+  if (link()->CheckAlive()) return PQC_OK;  // another thread was faster
   if (lost()) return ReportLost();
   const auto left =
       std::chrono::ceil<std::chrono::milliseconds>(deadline - LocalClock::now()).count();
@@ -153,16 +153,16 @@ void LocalSession::Replace(std::shared_ptr<LocalLink> link) {
     link_.swap(link);
   }
   phase_->Set(Phase::kAttached);
-  staging_->Forget();
+  staging_->DropRing();
   // Sequences that are not in use must not keep the old memory mapped either.
   const std::lock_guard lock(sequences_mutex_);
-  for (LocalSequence* sequence : sequences_) sequence->LetGo(*kept);
+  for (LocalSequence* sequence : sequences_) sequence->ReleaseOldLink(*kept);
 }
 
 void LocalSession::Watch() {
   std::chrono::milliseconds pause = kFirstPause;
   while (!closed_ && !lost()) {
-    if (link()->Lives()) {
+    if (link()->CheckAlive()) {
       pause = kFirstPause;
       phase_->Wait(Phase::kOver, kWatchMs);
       continue;

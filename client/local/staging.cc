@@ -44,17 +44,17 @@ pqc_status Staging::OpenLocked(const std::shared_ptr<LocalLink>& link) {
 
 pqc_status Staging::Open() {
   const std::shared_ptr<LocalLink> link = session_.link();
-  if (!link->Stands())
+  if (!link->IsValid())
     return Retry(kRetryMemory,
                  Fail(PQC_UNAVAILABLE, "", "staging: the sidecar's worker has ended"));
   const std::lock_guard lock(mutex_);
   return OpenLocked(link);
 }
 
-void Staging::Forget() {
+void Staging::DropRing() {
   {
     const std::lock_guard lock(mutex_);
-    if (ring_ && ring_->link->Stands()) return;
+    if (ring_ && ring_->link->IsValid()) return;
     ring_.reset();
     free_.clear();
   }
@@ -103,7 +103,7 @@ pqc_status Staging::Take(std::chrono::steady_clock::time_point deadline, Slot* s
     if (const pqc_status status = session_.Attached(&link); status != PQC_OK) return status;
     std::unique_lock lock(mutex_);
     if (const pqc_status status = OpenLocked(link); status != PQC_OK) {
-      if (link->Lives()) return status;
+      if (link->CheckAlive()) return status;
       continue;  // a consequence of the worker's end
     }
     const auto other_ring = [&] { return !ring_ || ring_->link != link; };
@@ -131,7 +131,7 @@ pqc_status Staging::Take(std::chrono::steady_clock::time_point deadline, Slot* s
 
 void Staging::TryTake(Slot* slot, uint32_t left) {
   const std::lock_guard lock(mutex_);
-  if (!ring_ || !ring_->link->Stands()) return;
+  if (!ring_ || !ring_->link->IsValid()) return;
   ReclaimLocked();
   if (free_.size() < std::min(slot_count_, waiting_count_ + left + 1)) return;
   *slot = TakeLocked();
@@ -163,11 +163,11 @@ void Staging::Slot::Use() {
   if (owner_->ring_ == ring_) owner_->generations_[number_] = generation_;
 }
 
-template <class GoesTo>
-void Staging::Slot::Leave(const GoesTo& goes_to) {
+template <class Dispose>
+void Staging::Slot::EndOwnership(const Dispose& dispose) {
   {
     const std::lock_guard lock(owner_->mutex_);
-    if (owner_->ring_ == ring_) goes_to(*owner_);
+    if (owner_->ring_ == ring_) dispose(*owner_);
   }
   owner_->returned_.notify_all();
   owner_ = nullptr;
@@ -175,15 +175,15 @@ void Staging::Slot::Leave(const GoesTo& goes_to) {
 }
 
 void Staging::Slot::Abandon() {
-  Leave([this](Staging& owner) { owner.abandoned_.push_back(number_); });
+  EndOwnership([this](Staging& owner) { owner.abandoned_.push_back(number_); });
 }
 
 void Staging::Slot::Lose() {
-  Leave([](Staging& owner) { ++owner.lost_count_; });
+  EndOwnership([](Staging& owner) { ++owner.lost_count_; });
 }
 
 void Staging::Slot::Return() {
-  if (owner_) Leave([this](Staging& owner) { owner.free_.push_back(number_); });
+  if (owner_) EndOwnership([this](Staging& owner) { owner.free_.push_back(number_); });
 }
 
 void PackStreaming(const TensorView& tensor, uint64_t begin, uint64_t end,

@@ -59,7 +59,7 @@ class Staging {
 
     bool valid() const { return owner_ != nullptr; }
     // Returns true while the slot's worker lives; no other worker accepts the slot.
-    bool Stands() const { return valid() && ring_->link->Stands(); }
+    bool IsUsable() const { return valid() && ring_->link->IsValid(); }
     std::span<std::byte> bytes() const { return bytes_; }
     // Touches the slot's pages once, as huge pages where the machine has them. For callers that
     // fill much of a slot: their first rows do not wait for page faults, and later ones cause fewer
@@ -88,9 +88,9 @@ class Staging {
    private:
     friend class Staging;
     void Return();
-    // Ends the ownership; goes_to(staging), under its lock, decides where the slot's number goes.
-    template <class GoesTo>
-    void Leave(const GoesTo& goes_to);
+    // Ends the ownership; dispose(staging), under its lock, decides where the slot's number goes.
+    template <class Dispose>
+    void EndOwnership(const Dispose& dispose);
 
     Staging* owner_ = nullptr;
     std::shared_ptr<const Ring> ring_;  // shared with the ring's other slots
@@ -118,7 +118,7 @@ class Staging {
   std::vector<StagingPlace> Abandoned();
 
   // Drops the ring, because the worker that made it has ended.
-  void Forget();
+  void DropRing();
   // Returns the boot word of the session's present worker; a new worker needs a new ring.
   uint64_t boot_word() const;
 

@@ -22,10 +22,10 @@ StepSlots::Range& StepSlots::Range::operator=(Range&& other) noexcept {
   return *this;
 }
 
-bool StepSlots::Range::Stands() const {
+bool StepSlots::Range::IsUsable() const {
   if (!owner_) return false;
   const std::lock_guard lock(owner_->mutex_);
-  return owner_->held_[held_].slot.Stands();
+  return owner_->held_[held_].slot.IsUsable();
 }
 
 StagingPlace StepSlots::Range::Place(uint64_t offset_bytes, uint64_t size_bytes) const {
@@ -51,7 +51,7 @@ void StepSlots::Range::Return() {
 }
 
 bool StepSlots::Held::HasRoom(uint64_t bytes) const {
-  return slot.Stands() && may_be_read_count == 0 && bytes <= slot.bytes().size() - taken_bytes;
+  return slot.IsUsable() && may_be_read_count == 0 && bytes <= slot.bytes().size() - taken_bytes;
 }
 
 StepSlots::Range StepSlots::Take(uint64_t bytes) {

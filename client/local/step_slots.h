@@ -36,7 +36,7 @@ class StepSlots {
 
     bool valid() const { return owner_ != nullptr; }
     // Returns true when a call may name the range, which means that its worker lives.
-    bool Stands() const;
+    bool IsUsable() const;
     std::span<std::byte> bytes() const { return bytes_; }
     // Returns the reference by which the next call names a part of the range. One thread at a time
     // makes calls.

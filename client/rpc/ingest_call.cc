@@ -94,7 +94,7 @@ IngestCall::IngestCall(const std::shared_ptr<grpc::Channel>& channel,
   Begin();
   held_->stream->StartCall(this);
   // The read of the answer begins early, because a failing call is answered early.
-  if (Settle()) {
+  if (WaitForWrite()) {
     held_->Begin();
     reading_ = true;
     held_->stream->Read(&held_->answer, held_.get());
@@ -125,7 +125,7 @@ void IngestCall::Note(const void* tag, bool ok) {
   }
 }
 
-bool IngestCall::Settle() {
+bool IngestCall::WaitForWrite() {
   void* tag = nullptr;
   bool ok = false;
   while (writing_ && held_->Next(&tag, &ok)) Note(tag, ok);
@@ -133,7 +133,7 @@ bool IngestCall::Settle() {
   return !broken_;
 }
 
-bool IngestCall::Stands() {
+bool IngestCall::IsInProgress() {
   void* tag = nullptr;
   bool ok = false;
   while (held_->TryNext(&tag, &ok)) Note(tag, ok);
@@ -141,14 +141,14 @@ bool IngestCall::Stands() {
 }
 
 bool IngestCall::Write(const grpc::ByteBuffer& message) {
-  if (!Settle()) return false;
+  if (!WaitForWrite()) return false;
   Begin();
   held_->stream->Write(message, this);
   return true;
 }
 
 grpc::Status IngestCall::Finish() {
-  if (Settle()) {
+  if (WaitForWrite()) {
     Begin();
     held_->stream->WritesDone(this);
   }
@@ -159,7 +159,7 @@ grpc::Status IngestCall::Finish() {
 
 // Waits for the answer, or for its absence, then finishes the call.
 grpc::Status IngestCall::TakeStatus() {
-  Settle();
+  WaitForWrite();
   void* tag = nullptr;
   bool ok = false;
   while (reading_ && held_->Next(&tag, &ok)) Note(tag, ok);
@@ -167,7 +167,7 @@ grpc::Status IngestCall::TakeStatus() {
   if (held_->overdue()) return Overdue();
   Begin();
   held_->stream->Finish(&held_->status, this);
-  Settle();
+  WaitForWrite();
   return held_->overdue() ? Overdue() : held_->status;
 }
 

@@ -39,7 +39,7 @@ class IngestCall {
   bool Write(const grpc::ByteBuffer& message);
 
   // Returns false when the call has ended, whatever was written. Does not wait.
-  bool Stands();
+  bool IsInProgress();
 
   grpc::Status Finish();
 
@@ -54,7 +54,7 @@ class IngestCall {
   };
 
   // Waits until at most the read of the answer is in progress; false when the call is broken.
-  bool Settle();
+  bool WaitForWrite();
   // Counts an operation, other than the read of the answer, that begins.
   void Begin();
   // Records the completion that the queue returned for `tag`.

@@ -22,7 +22,7 @@ PendingCall::~PendingCall() {
 
 bool PendingCall::Take(gpr_timespec until, void** tag, bool* ok) {
   if (queue_.AsyncNext(tag, ok, until) != grpc::CompletionQueue::GOT_EVENT) return false;
-  --under_way_;
+  --pending_operation_count_;
   return true;
 }
 

@@ -32,8 +32,8 @@ class PendingCall {
   grpc::CompletionQueue* queue() { return &queue_; }
 
   // Counts an operation that has begun and whose tag the queue will return.
-  void Begin() { ++under_way_; }
-  bool has_pending_operations() const { return under_way_ > 0; }
+  void Begin() { ++pending_operation_count_; }
+  bool has_pending_operations() const { return pending_operation_count_ > 0; }
   // Waits for the next completed operation. False when the call is overdue.
   bool Next(void** tag, bool* ok);
   // Like Next, without waiting: false when no operation has completed.
@@ -45,7 +45,7 @@ class PendingCall {
 
   const std::shared_ptr<grpc::ClientContext> context_;
   grpc::CompletionQueue queue_;
-  uint32_t under_way_ = 0;
+  uint32_t pending_operation_count_ = 0;
   bool overdue_ = false;
 };
 

@@ -92,7 +92,7 @@ void MergeSums(float max, float sum_exp, float* joined_max, float* joined_sum_ex
 
 }  // namespace
 
-grpc::Status RpcRemote::TopKPart(const SelectItem* items, uint32_t item_count, Deadline deadline,
+grpc::Status RpcRemote::TopKPart(const TopKItem* items, uint32_t item_count, Deadline deadline,
                                  bool* too_small) {
   v1::TopKRequest request;
   v1::TopKResponse response;
@@ -116,7 +116,7 @@ grpc::Status RpcRemote::TopKPart(const SelectItem* items, uint32_t item_count, D
   return status;
 }
 
-pqc_status RpcRemote::TopK(const SelectItem* items, uint32_t item_count,
+pqc_status RpcRemote::TopK(const TopKItem* items, uint32_t item_count,
                            RefusalBuffer* error) noexcept {
   return Finish("TopK", error, [&]() -> grpc::Status {
     const Deadline deadline = CallDeadline();

@@ -74,14 +74,14 @@ pqc_status RpcRemote::Ingest(uint64_t sequence_id, uint64_t first_position, cons
 grpc::Status RpcRemote::IngestStagedOnce(const Context& context, uint64_t sequence_id,
                                          const StagedRows& rows) {
   IngestCall call(channel_, context, sequence_id, &abandoned_calls_);
-  const StagedRows::Probe probe{.context = &call, .stands = [](void* stream) {
-                                  return static_cast<IngestCall*>(stream)->Stands();
+  const StagedRows::Probe probe{.context = &call, .in_progress = [](void* stream) {
+                                  return static_cast<IngestCall*>(stream)->IsInProgress();
                                 }};
   for (;;) {
     uint64_t first_position = 0;
     RowBlock part;
     const StagedRows::Next next = rows.next(rows.context, probe, &first_position, &part);
-    if (next == StagedRows::Next::kGiveUp && call.Stands()) {
+    if (next == StagedRows::Next::kGiveUp && call.IsInProgress()) {
       return {grpc::StatusCode::CANCELLED, "Ingest: given up"};
     }
     if (next != StagedRows::Next::kPart) return call.Finish();

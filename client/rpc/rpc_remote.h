@@ -67,7 +67,7 @@ class RpcRemote final : public Remote {
                     RefusalBuffer* error) noexcept override;
   pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
                         RefusalBuffer* error) noexcept override;
-  pqc_status TopK(const SelectItem* items, uint32_t item_count,
+  pqc_status TopK(const TopKItem* items, uint32_t item_count,
                   RefusalBuffer* error) noexcept override;
   pqc_status Score(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
                    const ScoresOut& out, RefusalBuffer* error) noexcept override;
@@ -125,7 +125,7 @@ class RpcRemote final : public Remote {
                                 const StagedRows& rows);
   grpc::Status ScorePart(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
                          Deadline deadline, v1::ScoreResponse* response);
-  grpc::Status TopKPart(const SelectItem* items, uint32_t item_count, Deadline deadline,
+  grpc::Status TopKPart(const TopKItem* items, uint32_t item_count, Deadline deadline,
                         bool* too_small);
   grpc::Status AttendPart(const AttendItem* items, uint32_t item_count, Deadline deadline,
                           bool* too_small);

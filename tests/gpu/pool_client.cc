@@ -51,7 +51,7 @@ class PoolHost final : public LocalHost {
   }
   pqc_status Detach(const LeaseView&) override { return PQC_OK; }
   void End() override {}
-  bool Ended(uint32_t) override { return false; }
+  bool WaitEnded(uint32_t) override { return false; }
   void Abandon() override {}
 
  private:
@@ -136,7 +136,7 @@ class PoolRemote final : public Remote {
   pqc_status Ingest(uint64_t, uint64_t, const RowBlock&, RefusalBuffer* error) noexcept override {
     return Not(error);
   }
-  pqc_status TopK(const SelectItem*, uint32_t, RefusalBuffer* error) noexcept override {
+  pqc_status TopK(const TopKItem*, uint32_t, RefusalBuffer* error) noexcept override {
     return Not(error);
   }
   pqc_status Score(const QueryView&, const pqc_index&, pqc_token_range, const ScoresOut&,

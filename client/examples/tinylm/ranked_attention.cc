@@ -229,7 +229,7 @@ RankedAttention::RankedAttention(const Model& model, const PqcachedAttention::Op
       own_(ConfigOfRank(model.config, options.rank_count), model.fingerprint, options, workers) {}
 
 // Executes a command on every rank, on this one last, and then receives the answers.
-void RankedAttention::All(const RankProcess::Command& command) {
+void RankedAttention::ExecuteOnAll(const RankProcess::Command& command) {
   for (const RankProcess& rank : others_) rank.Send(command, {});
   Execute(command, {}, ConfigOfRank(config_, rank_count_), own_);
   std::vector<float> none;
@@ -237,13 +237,13 @@ void RankedAttention::All(const RankProcess::Command& command) {
 }
 
 void RankedAttention::SetSelection(const pqc_index& index, double ratio) {
-  All({.act = Act::kSelect, .index = index, .ratio = ratio});
+  ExecuteOnAll({.act = Act::kSelect, .index = index, .ratio = ratio});
 }
 
-void RankedAttention::BeginSequence() { All({.act = Act::kBegin}); }
-void RankedAttention::EndPrefill() { All({.act = Act::kEndPrefill}); }
-void RankedAttention::EndStep() { All({.act = Act::kEndStep}); }
-void RankedAttention::Rewind() { All({.act = Act::kRewind}); }
+void RankedAttention::BeginSequence() { ExecuteOnAll({.act = Act::kBegin}); }
+void RankedAttention::EndPrefill() { ExecuteOnAll({.act = Act::kEndPrefill}); }
+void RankedAttention::EndStep() { ExecuteOnAll({.act = Act::kEndStep}); }
+void RankedAttention::Rewind() { ExecuteOnAll({.act = Act::kRewind}); }
 
 void RankedAttention::Prefill(const KvChunk& chunk) {
   const auto part = [&](const float* data, uint32_t rank) {

@@ -67,7 +67,7 @@ class RankedAttention : public Attention {
   size_t engine_kv_bytes() const override { return own_.engine_kv_bytes(); }
 
  private:
-  void All(const RankProcess::Command& command);
+  void ExecuteOnAll(const RankProcess::Command& command);
 
   const Config config_;  // config of the whole model
   const uint32_t rank_count_;

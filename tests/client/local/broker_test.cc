@@ -150,9 +150,9 @@ TEST(BrokerTest, OpensASessionMapsPoolsAndSeesTheEnd) {
   ASSERT_EQ(broker->OpenPool(11, &pool), PQC_OK) << pqc_last_error();
   EXPECT_EQ(pool->size_bytes(), size_t{1} << 20);
   EXPECT_EQ(std::memcmp(pool->data() + 4096, "rows", 4), 0);
-  EXPECT_FALSE(broker->Ended(0));
+  EXPECT_FALSE(broker->WaitEnded(0));
   EXPECT_EQ(write(done[1], "x", 1), 1);
-  EXPECT_TRUE(broker->Ended(10000));
+  EXPECT_TRUE(broker->WaitEnded(10000));
   EXPECT_EQ(broker->OpenPool(11, &pool), PQC_UNAVAILABLE);
   close(done[1]);
 }

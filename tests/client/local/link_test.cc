@@ -27,7 +27,7 @@ class Host final : public LocalHost {
   }
   pqc_status Detach(const LeaseView&) override { return PQC_UNIMPLEMENTED; }
   void End() override {}
-  bool Ended(uint32_t) override { return false; }
+  bool WaitEnded(uint32_t) override { return false; }
   void Abandon() override {}
 };
 

@@ -161,7 +161,7 @@ class StepSlotsTest : public ::testing::Test {
     }
     pqc_status Detach(const client::LeaseView&) override { return PQC_UNIMPLEMENTED; }
     void End() override {}
-    bool Ended(uint32_t) override { return false; }
+    bool WaitEnded(uint32_t) override { return false; }
     void Abandon() override {}
   };
 

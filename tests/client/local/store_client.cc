@@ -96,7 +96,7 @@ class StoreHost final : public LocalHost {
     return FromStatus(sidecar_.store->Detach(session_, lease.lease_id));
   }
   void End() override { sidecar_.ended = true; }
-  bool Ended(uint32_t) override { return sidecar_.ended && boot_word_ == sidecar_.boot_word; }
+  bool WaitEnded(uint32_t) override { return sidecar_.ended && boot_word_ == sidecar_.boot_word; }
   void Abandon() override {}
 
  private:
@@ -267,7 +267,7 @@ class StoreRemote final : public Remote {
     if (!boot.ok()) return FromStatus(boot, error);
     auto transaction = Counted().BeginIngest(kTestTenant, sequence_id);
     if (!transaction.ok()) return FromStatus(transaction.status(), error);
-    const StagedRows::Probe probe{.stands = [](void*) { return true; }};
+    const StagedRows::Probe probe{.in_progress = [](void*) { return true; }};
     for (;;) {
       uint64_t first_position = 0;
       RowBlock rows;
@@ -356,7 +356,7 @@ class StoreRemote final : public Remote {
     };
     return FromStatus(Counted().BuildIndex(kTestTenant, sequence_id, spec, keep_going), error);
   }
-  pqc_status TopK(const SelectItem*, uint32_t, RefusalBuffer* error) noexcept override {
+  pqc_status TopK(const TopKItem*, uint32_t, RefusalBuffer* error) noexcept override {
     return Not("TopK", error);
   }
   pqc_status Score(const QueryView&, const pqc_index&, pqc_token_range, const ScoresOut&,

@@ -286,8 +286,8 @@ pqc_status ReadSelection(const pqc_selection* from, pqc_selection* to) {
   if (const pqc_status status = CheckIndex(to->index, "selection.index"); status != PQC_OK) {
     return status;
   }
-  if (const uint32_t rule = RawEnum(to->rule); rule > PQC_MAX_LOGIT) {
-    return Fail(PQC_INVALID_ARGUMENT, "selection.rule", "%u is unknown", rule);
+  if (const uint32_t rule = RawEnum(to->group_rule); rule > PQC_MAX_LOGIT) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection.group_rule", "%u is unknown", rule);
   }
   const uint32_t budget = RawEnum(to->budget);
   if (budget == PQC_BUDGET_MASS) {
@@ -416,15 +416,16 @@ pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_op
   if (to->group_key_bytes && !to->group_key) {
     return Fail(PQC_INVALID_ARGUMENT, "options.group_key", "must not be NULL");
   }
-  if (to->live > 1) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.live", "%u, must be 0 or 1", to->live);
+  if (to->has_live_index > 1) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.has_live_index", "%u, must be 0 or 1",
+                to->has_live_index);
   }
   if (const pqc_status status = CheckIndex(to->index, "options.index"); status != PQC_OK) {
     return status;
   }
-  if (!to->live && (to->iterations || to->seed || to->train_tokens || to->sink_tokens ||
-                    to->index.kind != PQC_INDEX_DEFAULT)) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.live",
+  if (!to->has_live_index && (to->iterations || to->seed || to->train_tokens || to->sink_tokens ||
+                              to->index.kind != PQC_INDEX_DEFAULT)) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.has_live_index",
                 "0, but options of an incremental index are set");
   }
   return PQC_OK;

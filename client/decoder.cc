@@ -91,7 +91,7 @@ pqc_status FetchOwn(pqc_sequence* sequence, uint32_t layer, const LayerShape& sh
   const uint64_t numbers = (end - begin) * RowFloats(shape);
   std::vector<std::byte> bytes(numbers * shape.kv_heads * ElementBytes(shape.dtype));
   const pqc_status status =
-      pqc_fetch_range(sequence, layer, {begin, end}, PQC_ROW, bytes.data(), bytes.size());
+      pqc_fetch_blocks(sequence, layer, {begin, end}, PQC_ROW, bytes.data(), bytes.size());
   if (status != PQC_OK) return status;
   for (uint32_t head = 0; head < shape.kv_heads; ++head) {
     rows->heads[head].resize(numbers);

@@ -86,8 +86,8 @@ pqc_status ReadCapacities(const pqc_gpu_options& options, gpu::StepsOptions* to)
                 "%llu, but token_capacity is %llu", LongLong{selected},
                 LongLong{options.token_capacity});
   }
-  if (options.no_block_cache > 1 || (options.no_block_cache && options.cache_tokens)) {
-    return Fail(PQC_INVALID_ARGUMENT, "options.no_block_cache",
+  if (options.disable_block_cache > 1 || (options.disable_block_cache && options.cache_tokens)) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.disable_block_cache",
                 "must be 0, or 1 with cache_tokens 0");
   }
   if (const uint32_t policy = RawEnum(options.policy); policy > PQC_GPU_LFU) {
@@ -110,8 +110,8 @@ pqc_status ReadCapacities(const pqc_gpu_options& options, gpu::StepsOptions* to)
   to->codebook_capacity = or_default(options.codebook_capacity, tokens / 32768 + 2);
   to->range_capacity = kvstore::kMaxExcludedRanges + 1;
   to->cache_tokens =
-      options.no_block_cache ? 0 : or_default(options.cache_tokens, kDefaultCacheTokens);
-  to->max_loads = or_default(options.cache_loads, kDefaultLoads);
+      options.disable_block_cache ? 0 : or_default(options.cache_tokens, kDefaultCacheTokens);
+  to->max_loads = or_default(options.max_block_loads, kDefaultLoads);
   to->policy = static_cast<kernels::cuda::CachePolicy>(RawEnum(options.policy) + 1);
   to->codes_bytes = options.codes_bytes;
   return PQC_OK;
@@ -134,7 +134,7 @@ pqc_status Count(pqc_gpu* gpu, pqc_gpu_counts* caller_counts) {
   counts.device_bytes = found.device_bytes;
   counts.locked_bytes = found.locked_bytes;
   counts.generation = found.generation;
-  counts.staged = found.staged ? 1 : 0;
+  counts.has_staged_rows = found.has_staged_rows ? 1 : 0;
   counts.resident_layers = found.resident_layers;
   *caller_counts = counts;
   return PQC_OK;

@@ -223,8 +223,8 @@ pqc_status ReadFetch(const pqc_sequence* sequence, uint32_t layer, pqc_row_part 
   return FindLayer(*sequence->state->cache, layer, "layer", &view->shape);
 }
 
-pqc_status FetchRange(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,
-                      pqc_row_part part, void* out, uint64_t out_bytes) {
+pqc_status FetchBlocks(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,
+                       pqc_row_part part, void* out, uint64_t out_bytes) {
   FetchView view;
   if (const pqc_status status = ReadFetch(sequence, layer, part, out, &view); status != PQC_OK) {
     return status;
@@ -245,7 +245,7 @@ pqc_status FetchRange(pqc_sequence* sequence, uint32_t layer, pqc_token_range to
     const pqc_status status = ReadMapped(
         state,
         [&](const Pinned& pinned) {
-          return FetchRangeLocally(pinned, view, tokens, static_cast<std::byte*>(out));
+          return FetchBlocksLocally(pinned, view, tokens, static_cast<std::byte*>(out));
         },
         &remote_instead);
     if (!remote_instead) return status;
@@ -379,10 +379,10 @@ pqc_status pqc_score(pqc_sequence* sequence, const pqc_query* query, const pqc_i
   });
 }
 
-pqc_status pqc_fetch_range(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,
-                           pqc_row_part part, void* out, uint64_t out_bytes) {
+pqc_status pqc_fetch_blocks(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,
+                            pqc_row_part part, void* out, uint64_t out_bytes) {
   return Call(
-      [&] { return pqcached::client::FetchRange(sequence, layer, tokens, part, out, out_bytes); });
+      [&] { return pqcached::client::FetchBlocks(sequence, layer, tokens, part, out, out_bytes); });
 }
 
 pqc_status pqc_fetch_tokens(pqc_sequence* sequence, uint32_t layer, const uint32_t* positions,

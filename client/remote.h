@@ -225,8 +225,8 @@ class Remote {
   virtual pqc_status Score(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
                            const ScoresOut& out, RefusalBuffer* error) noexcept = 0;
   // `out` has room for [kv_heads, tokens, dim] elements of the cache's dtype.
-  virtual pqc_status FetchRange(const FetchView& fetch, pqc_token_range tokens, std::byte* out,
-                                RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status FetchBlocks(const FetchView& fetch, pqc_token_range tokens, std::byte* out,
+                                 RefusalBuffer* error) noexcept = 0;
   virtual pqc_status FetchTokens(const FetchView& fetch, const PositionsView& positions,
                                  std::byte* out, RefusalBuffer* error) noexcept = 0;
   virtual pqc_status Attend(const AttendItem* items, uint32_t item_count,

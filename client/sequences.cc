@@ -52,7 +52,7 @@ pqc_status Create(pqc_cache* cache, const pqc_sequence_options& options, pqc_seq
                    {"group_key", "options.group_key"}});
   }
   Adopt(id, tokens, *created);
-  if (options.live) {
+  if (options.has_live_index) {
     created->state->live_index = {kvstore::IndexKind::kPq, options.index.subspaces,
                                   options.index.bits};
     created->state->prefill_open = true;  // also for a prefix that it shares
@@ -69,7 +69,7 @@ pqc_status CreateWith(pqc_cache* cache, const pqc_sequence_options* caller_optio
     const pqc_status status = ReadSequenceOptions(caller_options, &options);
     if (status != PQC_OK) return status;
   }
-  if (cache && options.live && options.index.kind == PQC_INDEX_DEFAULT &&
+  if (cache && options.has_live_index && options.index.kind == PQC_INDEX_DEFAULT &&
       cache->state->default_index.kind == kvstore::IndexKind::kPq) {
     options.index.kind = PQC_INDEX_PQ;
     options.index.subspaces = cache->state->default_index.subspace_count;

@@ -83,7 +83,7 @@ struct pqc_step {
   pqcached::client::LayerCall call;
   pqcached::client::StepSelection call_selection;  // selection passed with the call
   std::vector<uint32_t> counts;                    // per item
-  std::vector<uint64_t> begins;                    // begins of the items' positions, and the end
+  std::vector<uint64_t> offsets;                   // offsets of the items' positions, and the end
   std::vector<pqcached::client::RowBlock> blocks;
   std::vector<std::shared_ptr<pqcached::client::Handover>> handovers;  // per item
 

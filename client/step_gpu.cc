@@ -24,7 +24,7 @@ gpu::StepSegment SegmentOf(const kvstore::SegmentView& from) {
   segment.plane_stride = from.index_data->plane_stride_bytes;
   segment.centroids = kvstore::Centroids(*from.codebook, 0).data();
   segment.centroids_head_stride = from.codebook->head_stride_bytes;
-  segment.codebook_epoch = from.codebook->codebook_generation;
+  segment.codebook_generation = from.codebook->codebook_generation;
   return segment;
 }
 
@@ -156,7 +156,7 @@ gpu::StepQueries QueriesOf(const TensorView& view) {
           .dim_stride = view.strides[2]};
 }
 
-kernels::GroupRule RuleOf(const pqc_step& step) { return step.selection.terms.rule; }
+kernels::GroupRule RuleOf(const pqc_step& step) { return step.selection.terms.group_rule; }
 
 // Replaces a block's device rows, those of the whole step, by the host's copy, which is complete
 // when the step's work is done.

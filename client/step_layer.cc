@@ -187,14 +187,14 @@ pqc_status UntilIndexed(const pqc_step& step, Ask ask) {
   }
 }
 
-pqc_status SelectRemotely(const LayerCall& call, const uint64_t* begins, uint32_t* positions) {
+pqc_status SelectRemotely(const LayerCall& call, const uint64_t* offsets, uint32_t* positions) {
   const std::vector<StepItem>& items = call.step->items;
   if (const pqc_status status = WaitAllStored(call); status != PQC_OK) return status;
   std::vector<pqc_positions> outs(items.size(), pqc_positions{});
   std::vector<TopKItem> selects(items.size());
   for (size_t i = 0; i < items.size(); ++i) {
-    outs[i].positions = positions + begins[i];
-    outs[i].capacity = begins[i + 1] - begins[i];
+    outs[i].positions = positions + offsets[i];
+    outs[i].capacity = offsets[i + 1] - offsets[i];
     selects[i] = {QueryOf(call, items[i]), &call.selection->selection, &outs[i]};
   }
   return UntilIndexed(*call.step, [&](RefusalBuffer* error) {
@@ -236,28 +236,28 @@ pqc_status Select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
   if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
     return status;
   }
-  if (!out.begins) return Fail(PQC_INVALID_ARGUMENT, "out.begins", "must not be NULL");
+  if (!out.offsets) return Fail(PQC_INVALID_ARGUMENT, "out.offsets", "must not be NULL");
   if (!out.counts) return Fail(PQC_INVALID_ARGUMENT, "out.counts", "must not be NULL");
   std::vector<StepItem>& items = step->items;
-  std::vector<uint64_t>& begins = step->begins;
-  begins.assign(items.size() + 1, 0);
+  std::vector<uint64_t>& offsets = step->offsets;
+  offsets.assign(items.size() + 1, 0);
   for (size_t i = 0; i < items.size(); ++i) {
     const pqc_status status = CountSelected(items[i], call.selection->terms, &out.counts[i]);
     if (status != PQC_OK) return UnderItem(i, status);
-    out.begins[i] = begins[i];
-    begins[i + 1] = begins[i] + uint64_t{call.shape.kv_heads} * out.counts[i];
+    out.offsets[i] = offsets[i];
+    offsets[i + 1] = offsets[i] + uint64_t{call.shape.kv_heads} * out.counts[i];
   }
-  caller_out->count = begins.back();
+  caller_out->count = offsets.back();
   if (!out.positions) return PQC_OK;  // the caller only asked for the counts
-  if (const pqc_status status = CheckCapacity("out.capacity", out.capacity, begins.back());
+  if (const pqc_status status = CheckCapacity("out.capacity", out.capacity, offsets.back());
       status != PQC_OK) {
     return status;
   }
-  if (!step->client->local) return SelectRemotely(call, begins.data(), out.positions);
+  if (!step->client->local) return SelectRemotely(call, offsets.data(), out.positions);
   if (const pqc_status status = RunAllMapped(call, out.counts); status != PQC_OK) return status;
   for (size_t i = 0; i < items.size(); ++i) {
     const std::vector<uint32_t>& positions = (*items[i].scratch)->positions;
-    std::copy_n(positions.begin(), begins[i + 1] - begins[i], out.positions + begins[i]);
+    std::copy_n(positions.begin(), offsets[i + 1] - offsets[i], out.positions + offsets[i]);
   }
   return PQC_OK;
 }

@@ -75,7 +75,7 @@ Status Check(const StepsOptions& options) {
     return OutOfRange("segment_capacity", options.span_capacity, "1 to 2^22");
   }
   if (options.max_loads > kernels::cuda::kMaxLoads) {
-    return OutOfRange("cache_loads", options.max_loads, "at most 128");
+    return OutOfRange("max_block_loads", options.max_loads, "at most 128");
   }
   if (options.codebook_capacity == 0 || options.codebook_capacity * lanes > kMaxLanes) {
     return OutOfRange("codebook_capacity", options.codebook_capacity,
@@ -544,7 +544,7 @@ Outcome DeviceSteps::Count(StepsCounts* counts) {
         .device_bytes = tables_.device_bytes() + codes_.device_bytes() + scratch_.size_bytes(),
         .locked_bytes = locked_bytes_,
         .generation = generation_,
-        .staged = is_staged_,
+        .has_staged_rows = is_staged_,
         .resident_layers = codes_.resident_layer_count()};
     for (uint32_t layer = 0; caches_ && layer < options_.layer_count; ++layer) {
       BlockCache::Counters counters;

@@ -222,7 +222,7 @@ Status StepTables::Describe(const Place& place, uint32_t unchanged_tokens) {
     if (segment != nullptr && segment->first_position == span.first_position &&
         segment->rows[0] == span.rows && segment->planes == span.planes &&
         segment->centroids == span.codebook.centroids &&
-        segment->codebook_epoch == span.codebook.epoch &&
+        segment->codebook_generation == span.codebook.codebook_generation &&
         (is_last || segment->token_count == span.token_count)) {
       continue;
     }
@@ -282,10 +282,10 @@ Status StepTables::Extend(const Place& place, Described& described) {
         .first_position = segment.first_position,
         .token_count = end - segment.first_position,
         .first_block = first_block,
-        .codebook = {segment.centroids, segment.codebook_epoch, segment.first_position}};
+        .codebook = {segment.centroids, segment.codebook_generation, segment.first_position}};
     first_block += BlockCount(span.token_count);
     if (described.codebooks.empty() || described.codebooks.back().centroids != segment.centroids ||
-        described.codebooks.back().epoch != segment.codebook_epoch) {
+        described.codebooks.back().codebook_generation != segment.codebook_generation) {
       if (described.codebooks.size() >= options_.codebook_capacity) {
         return NoRoom("codebooks", described.codebooks.size() + 1, "codebook_capacity",
                       options_.codebook_capacity);

@@ -85,7 +85,7 @@ class StepTables {
   // Identity of a codebook when it was described: a change of any field means another codebook.
   struct Codebook {
     const float* centroids = nullptr;
-    uint32_t epoch = 0;
+    uint32_t codebook_generation = 0;
     uint32_t first_position = 0;
     friend bool operator==(const Codebook&, const Codebook&) = default;
   };

@@ -80,7 +80,7 @@ struct StepSegment {
   size_t plane_stride = 0;
   const float* centroids = nullptr;  // centroids of kv head 0
   size_t centroids_head_stride = 0;  // in bytes
-  uint32_t codebook_epoch = 0;  // codebook generation; with the address it identifies the codebook
+  uint32_t codebook_generation = 0;  // with the address it identifies the codebook
 };
 
 struct StepRange {
@@ -169,7 +169,7 @@ struct StepsCounts {
   uint64_t device_bytes = 0;
   uint64_t locked_bytes = 0;     // page-locked part of the pool
   uint64_t generation = 0;       // grows when graphs must be captured again
-  bool staged = false;           // some rows cannot be page-locked: the host copies them
+  bool has_staged_rows = false;  // some rows cannot be page-locked: the host copies them
   uint32_t resident_layers = 0;  // layers whose codes stay on the device
 };
 

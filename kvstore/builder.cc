@@ -104,7 +104,7 @@ class Build {
   // One layer and codebook generation, the content of one codebook extent.
   struct Unit {
     uint32_t layer_slot = 0;
-    uint32_t epoch = 0;
+    uint32_t codebook_generation = 0;
     std::shared_ptr<Codebook> codebook;
     std::vector<TrainingResult> results;                      // [kv_heads, m]
     std::unique_ptr<std::atomic<uint32_t>[]> subspaces_left;  // [kv_heads]
@@ -123,7 +123,8 @@ class Build {
   }
   std::vector<SegmentTokens> TokensOf(const Unit& unit) const;
   uint32_t head_tokens(const Unit& unit) const {
-    return epochs_[unit.epoch].tokens.end - epochs_[unit.epoch].tokens.begin;
+    return generations_[unit.codebook_generation].tokens.end -
+           generations_[unit.codebook_generation].tokens.begin;
   }
   void MeasureCosts();
   absl::Duration CodingTime(const Unit& unit) const;
@@ -148,7 +149,7 @@ class Build {
   const BuildClock& clock_;
   const SteadyTime began_;
 
-  std::vector<Epoch> epochs_;
+  std::vector<CodebookGeneration> generations_;
   // Ordered by layer, then by generation, because decode needs them in this order.
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<Task> tasks_;
@@ -161,8 +162,8 @@ class Build {
   // the newest observation. It exceeds 1 when other processes use the machine.
   std::atomic<double> slowdown_ = 1.0;
 
-  Mutex progress_mutex_;                                                // one report at a time
-  std::vector<uint32_t> epochs_done_ ABSL_GUARDED_BY(progress_mutex_);  // per layer slot
+  Mutex progress_mutex_;                                                     // one report at a time
+  std::vector<uint32_t> generations_done_ ABSL_GUARDED_BY(progress_mutex_);  // per layer slot
   uint32_t layers_done_ ABSL_GUARDED_BY(progress_mutex_) = 0;
   absl::Status publish_status_ ABSL_GUARDED_BY(progress_mutex_);
 };
@@ -176,11 +177,12 @@ absl::Status Build::Allocate() {
   const std::vector<SegmentEntry>& entries = base_->list->segments;
   std::vector<uint32_t> ends;
   for (size_t i = 0; i < entries.size(); ++i) ends.push_back(segment_end(i));
-  epochs_ = CutEpochs(ends, EpochTokens(ends.back(), cache_.engine->options.epoch_tokens));
+  generations_ = SplitGenerations(
+      ends, MinGenerationTokens(ends.back(), cache_.engine->options.codebook_tokens));
 
   std::vector<size_t> sizes_bytes;
   for (const StoredLayers::Layer& stored : cache_.layers.layers) {
-    sizes_bytes.insert(sizes_bytes.end(), epochs_.size(),
+    sizes_bytes.insert(sizes_bytes.end(), generations_.size(),
                        Codebook::SizeBytes(spec_.index, stored.shape));
   }
   for (const SegmentEntry& entry : entries) {
@@ -192,11 +194,12 @@ absl::Status Build::Allocate() {
   auto next = extents->begin();
   for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {
     const LayerShape& shape = cache_.layers.layers[slot].shape;
-    for (uint32_t epoch = 0; epoch < epochs_.size(); ++epoch) {
+    for (uint32_t generation = 0; generation < generations_.size(); ++generation) {
       auto unit = std::make_unique<Unit>();
       unit->layer_slot = slot;
-      unit->epoch = epoch;
-      unit->codebook = std::make_shared<Codebook>(std::move(*next++), spec_.index, shape, epoch);
+      unit->codebook_generation = generation;
+      unit->codebook =
+          std::make_shared<Codebook>(std::move(*next++), spec_.index, shape, generation);
       unit->results.resize(size_t{shape.kv_heads} * spec_.index.subspace_count);
       unit->subspaces_left = std::make_unique<std::atomic<uint32_t>[]>(shape.kv_heads);
       unit->heads_left = shape.kv_heads;
@@ -209,12 +212,13 @@ absl::Status Build::Allocate() {
       units_.push_back(std::move(unit));
     }
   }
-  for (uint32_t epoch = 0; epoch < epochs_.size(); ++epoch) {
+  for (uint32_t generation = 0; generation < generations_.size(); ++generation) {
     std::vector<std::shared_ptr<const Codebook>> codebooks;
     for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {
-      codebooks.push_back(units_[slot * epochs_.size() + epoch]->codebook);
+      codebooks.push_back(units_[slot * generations_.size() + generation]->codebook);
     }
-    for (size_t i = epochs_[epoch].segment_begin; i < epochs_[epoch].segment_end; ++i) {
+    for (size_t i = generations_[generation].segment_begin;
+         i < generations_[generation].segment_end; ++i) {
       const SegmentRows& rows = *entries[i].rows;
       std::vector<Extent> data;
       for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {
@@ -275,7 +279,7 @@ absl::Duration Build::CodingTime(const Unit& unit) const {
 absl::Status Build::Run() {
   {
     const MutexLock lock(&progress_mutex_);
-    epochs_done_.assign(cache_.layers.size(), 0);
+    generations_done_.assign(cache_.layers.size(), 0);
   }
   MeasureCosts();
   tasks_left_ = static_cast<uint32_t>(tasks_.size());
@@ -302,8 +306,8 @@ void Build::RunTask(const Task& task) {
 // Returns exactly the rows that were ingested.
 std::vector<SegmentTokens> Build::TokensOf(const Unit& unit) const {
   std::vector<SegmentTokens> tokens;
-  const Epoch& epoch = epochs_[unit.epoch];
-  for (size_t i = epoch.segment_begin; i < epoch.segment_end; ++i) {
+  const CodebookGeneration& generation = generations_[unit.codebook_generation];
+  for (size_t i = generation.segment_begin; i < generation.segment_end; ++i) {
     const auto& rows = base_->list->segments[i].rows;
     tokens.push_back({rows, {rows->first_position(), segment_end(i)}});
   }
@@ -316,7 +320,7 @@ TrainingResult Build::TrainTask(const Task& task) {
   const std::vector<kernels::RowSpan> rows =
       TrainingRows(stored, task.kv_head, TokensOf(unit), spec_.sink_tokens);
   const uint64_t head_seed =
-      MixSeed(MixSeed(MixSeed(spec_.seed, stored.layer), unit.epoch), task.kv_head);
+      MixSeed(MixSeed(MixSeed(spec_.seed, stored.layer), unit.codebook_generation), task.kv_head);
   const std::span<float> centroids = unit.codebook->centroids(task.kv_head);
   const size_t part_floats = centroids.size() / spec_.index.subspace_count;
   TrainingArgs args{.shape = stored.shape,
@@ -369,8 +373,8 @@ void Build::EncodeHead(const Unit& unit, uint32_t kv_head) {
   const kernels::Exec& exec = cache_.engine->options.exec;
   const ScratchPool::Buffer scratch = cache_.engine->scratch.Take(
       kernels::PqEncodeScratchBytes(GeometryOf(spec_.index, stored.shape.key_dim)));
-  const Epoch& epoch = epochs_[unit.epoch];
-  for (size_t i = epoch.segment_begin; i < epoch.segment_end; ++i) {
+  const CodebookGeneration& generation = generations_[unit.codebook_generation];
+  for (size_t i = generation.segment_begin; i < generation.segment_end; ++i) {
     const SegmentRows& rows = *base_->list->segments[i].rows;
     const SegmentIndex::Layer& index = segment_indexes_[i]->layer(unit.layer_slot);
     const uint32_t slot_end = segment_end(i) - rows.first_position();
@@ -380,14 +384,14 @@ void Build::EncodeHead(const Unit& unit, uint32_t kv_head) {
 }
 
 void Build::FinishUnit(Unit& unit) {
-  const Epoch& epoch = epochs_[unit.epoch];
+  const CodebookGeneration& generation = generations_[unit.codebook_generation];
   size_t index_bytes = 0;
   for (size_t i = 0; i < base_->list->segments.size(); ++i) {
     const SegmentRows& rows = *base_->list->segments[i].rows;
     const uint32_t slot_end = segment_end(i) - rows.first_position();
     index_bytes +=
         IndexContentBytes(layer(unit).shape, spec_.index, rows.slot_capacity(), slot_end);
-    if (i < epoch.segment_begin || i >= epoch.segment_end) continue;
+    if (i < generation.segment_begin || i >= generation.segment_end) continue;
     PublishCounts(segment_indexes_[i]->layer(unit.layer_slot), slot_end);
   }
   CodebookHeader& header = unit.codebook->header();
@@ -400,7 +404,7 @@ void Build::FinishUnit(Unit& unit) {
   header.inertia = inertia / layer(unit).shape.kv_heads;
 
   const MutexLock lock(&progress_mutex_);
-  if (++epochs_done_[unit.layer_slot] == epochs_.size()) {
+  if (++generations_done_[unit.layer_slot] == generations_.size()) {
     ++layers_done_;
     if (!Stopped()) publish_status_.Update(PublishLayer(unit.layer_slot));
   }
@@ -408,13 +412,13 @@ void Build::FinishUnit(Unit& unit) {
   BuildProgress report{.layer = layer(unit).layer,
                        .layers_done = layers_done_,
                        .layer_count = cache_.layers.size(),
-                       .epoch = unit.epoch,
-                       .epoch_count = static_cast<uint32_t>(epochs_.size()),
+                       .codebook_generation = unit.codebook_generation,
+                       .codebook_generation_count = static_cast<uint32_t>(generations_.size()),
                        .iterations = header.iteration_count,
                        .inertia = header.inertia,
                        .seconds = absl::ToDoubleSeconds(clock_() - began_),
                        .index_bytes = index_bytes,
-                       .codebook_bytes = unit.codebook->content_bytes() * epochs_.size()};
+                       .codebook_bytes = unit.codebook->content_bytes() * generations_.size()};
   if (!progress_(report)) RequestStop(Stop::kCancelled);
 }
 
@@ -438,7 +442,7 @@ absl::StatusOr<bool> Build::CodeNewSegments(const Snapshot& snapshot, bool with_
     const uint32_t first = entry.rows->first_position();
     auto index = std::make_shared<const SegmentIndex>(spec_.index, cache_.layers.size());
     for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {
-      const auto& codebook = units_[(slot + 1) * epochs_.size() - 1]->codebook;
+      const auto& codebook = units_[(slot + 1) * generations_.size() - 1]->codebook;
       const uint32_t tokens = snapshot.layer_tokens[slot];
       const uint32_t end =
           std::max(entry.closed ? std::min(entry.token_end, tokens) : tokens, first);
@@ -480,27 +484,28 @@ absl::Status Build::CatchUp() {
 
 }  // namespace
 
-uint32_t EpochTokens(uint32_t token_count, uint32_t least) {
-  constexpr uint32_t kMostEpochs = 4;
-  return std::max(least, (token_count + kMostEpochs - 1) / kMostEpochs);
+uint32_t MinGenerationTokens(uint32_t token_count, uint32_t least) {
+  constexpr uint32_t kMaxGenerations = 4;
+  return std::max(least, (token_count + kMaxGenerations - 1) / kMaxGenerations);
 }
 
-std::vector<Epoch> CutEpochs(const std::vector<uint32_t>& segment_ends, uint32_t epoch_tokens) {
-  std::vector<Epoch> epochs;
-  Epoch epoch;
+std::vector<CodebookGeneration> SplitGenerations(const std::vector<uint32_t>& segment_ends,
+                                                 uint32_t codebook_tokens) {
+  std::vector<CodebookGeneration> generations;
+  CodebookGeneration generation;
   for (size_t i = 0; i < segment_ends.size(); ++i) {
-    epoch.segment_end = i + 1;
-    epoch.tokens.end = segment_ends[i];
-    if (epoch.tokens.end - epoch.tokens.begin < epoch_tokens) continue;
-    epochs.push_back(epoch);
-    epoch.segment_begin = i + 1;
-    epoch.tokens.begin = epoch.tokens.end;
+    generation.segment_end = i + 1;
+    generation.tokens.end = segment_ends[i];
+    if (generation.tokens.end - generation.tokens.begin < codebook_tokens) continue;
+    generations.push_back(generation);
+    generation.segment_begin = i + 1;
+    generation.tokens.begin = generation.tokens.end;
   }
-  if (epoch.segment_begin == segment_ends.size()) return epochs;
-  if (epochs.empty()) return {epoch};
-  epochs.back().segment_end = epoch.segment_end;
-  epochs.back().tokens.end = epoch.tokens.end;
-  return epochs;
+  if (generation.segment_begin == segment_ends.size()) return generations;
+  if (generations.empty()) return {generation};
+  generations.back().segment_end = generation.segment_end;
+  generations.back().tokens.end = generation.tokens.end;
+  return generations;
 }
 
 absl::Status BuildSequenceIndex(const Cache& cache, WriteLease lease, const BuildSpec& spec,

@@ -15,7 +15,7 @@
 namespace pqcached::kvstore {
 
 // Codebook generation: a range of segments that share one codebook per layer and index.
-struct Epoch {
+struct CodebookGeneration {
   size_t segment_begin = 0;
   size_t segment_end = 0;
   PositionRange tokens;
@@ -27,9 +27,10 @@ struct Epoch {
 // context grows, and shorter ones did not improve quality (tests/FIGURES.md).
 uint32_t EpochTokens(uint32_t token_count, uint32_t least);
 
-// Cuts segments into codebook generations of at least `epoch_tokens`; the remainder at the end
+// Cuts segments into codebook generations of at least `codebook_tokens`; the remainder at the end
 // joins the last one. `segment_ends` holds the end position (exclusive) of each segment.
-std::vector<Epoch> CutEpochs(const std::vector<uint32_t>& segment_ends, uint32_t epoch_tokens);
+std::vector<CodebookGeneration> SplitGenerations(const std::vector<uint32_t>& segment_ends,
+                                                 uint32_t codebook_tokens);
 
 using BuildClock = std::function<SteadyTime()>;
 

@@ -21,7 +21,7 @@ SegmentInfo DescribeSegment(const Cache& cache, const Snapshot& snapshot, size_t
   SegmentInfo info{.segment_id = entry.rows->segment_id(),
                    .tokens = {first, std::max(first, end)},
                    .slot_capacity = entry.rows->slot_capacity(),
-                   .codebook_epochs = {}};
+                   .codebook_generations = {}};
   const IndexDescriptor& wanted = cache.spec.default_index;
   const bool indexed =
       wanted.kind == IndexKind::kFlat ||
@@ -33,7 +33,7 @@ SegmentInfo DescribeSegment(const Cache& cache, const Snapshot& snapshot, size_t
     info.state = indexed && complete ? SegmentState::kSealed : SegmentState::kClosed;
   }
   for (const auto& index : entry.indexes) {
-    info.codebook_epochs.push_back(index == nullptr ? ~0u : index->epoch());
+    info.codebook_generations.push_back(index == nullptr ? ~0u : index->codebook_generation());
   }
   return info;
 }
@@ -60,7 +60,7 @@ SequenceInfo Describe(const Cache& cache, const Sequence& sequence, const Snapsh
                     .indexes = list.indexes,
                     .layers = {},
                     .segments = {}};
-  info.retained = sequence.session().empty();
+  info.is_cached_prefix = sequence.session().empty();
   info.pin_left = sequence.holds().pin_left();
   info.idle = sequence.holds().idle();
   info.group_key = sequence.group_key();

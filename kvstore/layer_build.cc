@@ -140,12 +140,12 @@ absl::StatusOr<SegmentIndex::Layer> CodeOpenLayer(const Cache& cache, uint32_t l
 
 absl::StatusOr<std::shared_ptr<Codebook>> NewCodebook(const Cache& cache, uint32_t layer_slot,
                                                       const IndexDescriptor& index,
-                                                      uint32_t epoch) {
+                                                      uint32_t codebook_generation) {
   const LayerShape& shape = cache.layers.layers[layer_slot].shape;
   const std::vector<size_t> sizes_bytes = {Codebook::SizeBytes(index, shape)};
   auto extents = cache.pool->Allocate(sizes_bytes);
   if (!extents.ok()) return extents.status();
-  return std::make_shared<Codebook>(std::move(extents->front()), index, shape, epoch);
+  return std::make_shared<Codebook>(std::move(extents->front()), index, shape, codebook_generation);
 }
 
 }  // namespace pqcached::kvstore

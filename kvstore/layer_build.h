@@ -64,7 +64,8 @@ absl::StatusOr<SegmentIndex::Layer> CodeOpenLayer(const Cache& cache, uint32_t l
 
 // Allocates a codebook for one layer, with unspecified centroids. Errors: kResourceExhausted.
 absl::StatusOr<std::shared_ptr<Codebook>> NewCodebook(const Cache& cache, uint32_t layer_slot,
-                                                      const IndexDescriptor& index, uint32_t epoch);
+                                                      const IndexDescriptor& index,
+                                                      uint32_t codebook_generation);
 
 // Returns the training rows of one kv head, in the form that the kernels read.
 std::vector<kernels::RowSpan> TrainingRows(const StoredLayers::Layer& layer, uint32_t kv_head,

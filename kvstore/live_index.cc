@@ -39,12 +39,12 @@ BuildProgress ReportOf(const Cache& cache, const Snapshot& snapshot, size_t ordi
                           std::max(end, first) - first);
     if (codebook.get() == last) continue;
     last = codebook.get();
-    ++report.epoch_count;
+    ++report.codebook_generation_count;
     report.codebook_bytes += codebook->content_bytes();
     report.iterations = codebook->header().iteration_count;
     report.inertia = codebook->header().inertia;
   }
-  report.epoch = report.epoch_count - 1;
+  report.codebook_generation = report.codebook_generation_count - 1;
   return report;
 }
 

@@ -63,11 +63,13 @@ void LiveSequence::Begin(const Snapshot& snapshot) {
       state.done_end = entry.token_end;
       if (state.codebook != index->codebook(slot)) {
         state.codebook = index->codebook(slot);
-        state.epoch_begin = entry.rows->first_position();
+        state.generation_begin = entry.rows->first_position();
       }
       state.trained_end = state.done_end;
-      state.mature = state.done_end - state.epoch_begin >= cache_->engine->options.epoch_tokens;
-      next_epoch_ = std::max(next_epoch_, state.codebook->header().epoch + 1);
+      state.mature =
+          state.done_end - state.generation_begin >= cache_->engine->options.codebook_tokens;
+      next_generation_ =
+          std::max(next_generation_, state.codebook->header().codebook_generation + 1);
     }
   }
 }
@@ -117,7 +119,7 @@ absl::StatusOr<bool> LiveSequence::StepForUpkeep(const Snapshot& snapshot) {
   if (snapshot.list->prefill_closed) {  // no more prefill tokens will arrive
     for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
       if (layers_[slot].codebook != nullptr && !layers_[slot].recode_segment_ids.empty()) {
-        MatureEpoch(slot);
+        FinishGeneration(slot);
       }
     }
   }
@@ -165,26 +167,28 @@ uint32_t LiveSequence::Iterations(uint32_t layer_slot, PositionRange tokens) con
 
 absl::Status LiveSequence::IndexPlace(const Snapshot& snapshot, const Place& place) {
   LayerState& state = layers_[place.layer_slot];
-  const uint32_t epoch_tokens = cache_->engine->options.epoch_tokens;
-  state.epoch_begin = std::min(state.epoch_begin, place.begin());  // after a truncation
-  state.trained_end = std::max(state.trained_end, state.epoch_begin);
+  const uint32_t codebook_tokens = cache_->engine->options.codebook_tokens;
+  state.generation_begin = std::min(state.generation_begin, place.begin());  // after a truncation
+  state.trained_end = std::max(state.trained_end, state.generation_begin);
   bool train = false;
   if (state.codebook == nullptr) {
-    state.epoch_begin = place.begin();
+    state.generation_begin = place.begin();
     train = true;
   } else if (Drifted(place)) {
-    if (!state.mature) MatureEpoch(place.layer_slot);  // the drift ends the generation
-    state.epoch_begin = place.begin();
+    if (!state.mature) FinishGeneration(place.layer_slot);  // the drift ends the generation
+    state.generation_begin = place.begin();
     state.mature = false;
     train = true;
   } else if (!state.mature && !IsTail(*place.entry)) {
     train = true;
   } else if (!state.mature) {  // decode segments: each time the generation doubles
-    train = place.token_end - state.epoch_begin >= 2 * (state.trained_end - state.epoch_begin);
+    train = place.token_end - state.generation_begin >=
+            2 * (state.trained_end - state.generation_begin);
   }
   if (train) {
     if (absl::Status status = TrainAndCode(snapshot, place); !status.ok()) return status;
-    if (place.token_end - state.epoch_begin >= epoch_tokens) MatureEpoch(place.layer_slot);
+    if (place.token_end - state.generation_begin >= codebook_tokens)
+      FinishGeneration(place.layer_slot);
   } else if (!IsCoded(*place.entry, place.layer_slot) ||
              (!state.mature &&
               IndexOf(*place.entry)->codebook(place.layer_slot) != state.codebook)) {
@@ -199,29 +203,29 @@ absl::Status LiveSequence::TrainAndCode(const Snapshot& snapshot, const Place& p
   std::vector<SegmentTokens> segments;
   for (const SegmentEntry& entry : snapshot.list->segments) {
     const uint32_t begin = entry.rows->first_position();
-    if (begin < state.epoch_begin) continue;
+    if (begin < state.generation_begin) continue;
     if (begin >= place.token_end) break;
     const uint32_t end = entry.closed ? entry.token_end : place.token_end;
     segments.push_back({entry.rows, {begin, std::min(end, place.token_end)}});
   }
-  auto codebook = NewCodebook(*cache_, place.layer_slot, spec_.index, next_epoch_);
+  auto codebook = NewCodebook(*cache_, place.layer_slot, spec_.index, next_generation_);
   if (!codebook.ok()) return codebook.status();
   LayerTraining training = Training(place.layer_slot, segments);
   training.first = state.codebook.get();
   training.iterations = Iterations(place.layer_slot, {place.begin(), place.token_end});
   // Centroids that were trained on the same generation are already close to the result.
-  if (state.epoch_begin < place.begin()) training.iterations = (training.iterations + 1) / 2;
+  if (state.generation_begin < place.begin()) training.iterations = (training.iterations + 1) / 2;
   TrainLayer(*cache_, training, **codebook);
   if (!go_on_()) return Cancelled("the training was given up");
   if (absl::Status status = CodeAndPublish(place, *codebook); !status.ok()) return status;
-  ++next_epoch_;
+  ++next_generation_;
   state.codebook = *std::move(codebook);
   state.trained_end = place.token_end;
   state.recode_segment_ids.push_back(place.entry->rows->segment_id());
   return absl::OkStatus();
 }
 
-void LiveSequence::MatureEpoch(uint32_t layer_slot) {
+void LiveSequence::FinishGeneration(uint32_t layer_slot) {
   LayerState& state = layers_[layer_slot];
   state.mature = true;
   for (const uint64_t segment_id : state.recode_segment_ids) {
@@ -338,7 +342,7 @@ absl::StatusOr<bool> LiveSequence::Merge(const Snapshot& snapshot) {
                                         .sample_tokens = sample_tokens_,
                                         .iterations = Iterations(0, {begin, run.back().token_end}),
                                         .seed = spec_.seed,
-                                        .new_epoch = next_epoch_,
+                                        .new_generation = next_generation_,
                                         .drift_ratio = cache_->engine->options.drift_ratio,
                                         .keep_going = go_on_});
   if (!merged.ok()) return merged.status();
@@ -349,15 +353,15 @@ absl::StatusOr<bool> LiveSequence::Merge(const Snapshot& snapshot) {
   if (!status.ok()) return status;
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
     const auto& codebook = index->codebook(slot);
-    if (codebook->header().epoch != next_epoch_) continue;
+    if (codebook->header().codebook_generation != next_generation_) continue;
     layers_[slot] = {.codebook = codebook,
-                     .epoch_begin = begin,
+                     .generation_begin = begin,
                      .trained_end = run.back().token_end,
                      .mature = false,
                      .done_end = layers_[slot].done_end,
                      .recode_segment_ids = {}};
   }
-  ++next_epoch_;
+  ++next_generation_;
   return true;
 }
 

@@ -1,12 +1,12 @@
 // LiveSequence: maintains the incremental index of one sequence, one piece of work after the other.
 //
 // A segment of one layer is indexed when its tokens are final: the segment is closed, or full in
-// this layer. A codebook generation (epoch) is *mature* when its codebook was trained on
-// epoch_tokens, or on all its tokens. The codebook of a segment is:
+// this layer. A codebook generation is *mature* when its codebook was trained on
+// codebook_tokens, or on all its tokens. The codebook of a segment is:
 //   prefill, young generation   a new codebook, trained on a sample of the generation so far,
 //                               starting from the previous centroids. It codes this segment only.
-//                               When the generation reaches epoch_tokens, the codebook that makes
-//                               it mature also recodes the earlier segments
+//                               When the generation reaches codebook_tokens, the codebook that
+//                               makes it mature also recodes the earlier segments
 //   prefill, mature generation  the generation's codebook
 //   drifted keys                keys that have drifted away from the generation's codebook begin a
 //                               new generation, however young the current one is
@@ -51,7 +51,7 @@ class LiveSequence {
  private:
   struct LayerState {
     std::shared_ptr<const Codebook> codebook;  // the newest one; null: none yet
-    uint32_t epoch_begin = 0;
+    uint32_t generation_begin = 0;
     uint32_t trained_end = 0;  // end position (exclusive) of the training data
     bool mature = false;       // see the file comment
     uint32_t done_end = 0;     // end position (exclusive) of the indexed tokens
@@ -82,7 +82,7 @@ class LiveSequence {
   absl::Status IndexPlace(const Snapshot& snapshot, const Place& place);
   // Trains a codebook on the generation so far and codes the place with it.
   absl::Status TrainAndCode(const Snapshot& snapshot, const Place& place);
-  void MatureEpoch(uint32_t layer_slot);
+  void FinishGeneration(uint32_t layer_slot);
   absl::Status CodeAndPublish(const Place& place, std::shared_ptr<const Codebook> codebook);
   absl::StatusOr<bool> CodeOpenTail(const Snapshot& snapshot);
   absl::StatusOr<bool> Recode(const Snapshot& snapshot);
@@ -104,7 +104,7 @@ class LiveSequence {
   const uint32_t sample_tokens_;
   std::function<bool()> go_on_;
   bool begun_ = false;
-  uint32_t next_epoch_ = 0;
+  uint32_t next_generation_ = 0;
   size_t ordinal_ = 0;  // ordinal of the index in the current snapshot
   std::vector<LayerState> layers_;
   std::deque<Recoding> recodings_;

@@ -97,7 +97,7 @@ absl::StatusOr<SegmentIndex::Layer> MergeLayer(const Cache& cache, const MergeSp
                          .first = nullptr,
                          .keep_going = spec.keep_going};
   if (HasDrifted(MeasureLayer(cache, training, *newest), *newest, spec.drift_ratio)) {
-    auto fresh = NewCodebook(cache, layer_slot, training.index, spec.new_epoch);
+    auto fresh = NewCodebook(cache, layer_slot, training.index, spec.new_generation);
     if (!fresh.ok()) return fresh.status();
     training.first = newest.get();
     TrainLayer(cache, training, **fresh);

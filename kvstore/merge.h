@@ -21,7 +21,7 @@ struct MergeSpec {
   uint32_t sample_tokens = 0;  // sample size for a fresh codebook and for measuring drift
   uint32_t iterations = 0;     // of k-means, for a fresh codebook
   uint64_t seed = 0;
-  uint32_t new_epoch = 0;  // codebook generation of fresh codebooks
+  uint32_t new_generation = 0;  // codebook generation of fresh codebooks
   double drift_ratio = 1;
   std::function<bool()> keep_going;  // returns false to cancel the merge
 };

@@ -142,7 +142,7 @@ absl::StatusOr<Selected> Select(const Reading& reading, const Query& query,
       SelectScratchBytes(exec, view, selection.index, resolved->candidates));
   SelectLayer(exec, view,
               {.index = selection.index,
-               .rule = selection.rule,
+               .rule = selection.group_rule,
                .candidates = resolved->candidates,
                .queries = prepared.queries,
                .select_count = selected.count,

@@ -82,7 +82,7 @@ void WriteHeader(const LayerShape& shape, uint32_t slot_capacity, uint32_t count
   header->counts_stride_bytes = places.counts_stride;
   header->cell_count = places.cell_count;
   header->counted_begin = counted_begin;
-  header->codebook_epoch = codebook.epoch;
+  header->codebook_generation = codebook.codebook_generation;
   header->posting_begins_offset_bytes = places.begins_offset;
   header->posting_begins_stride_bytes = places.begins_stride;
   header->posting_slots_offset_bytes = places.slots_offset;
@@ -124,7 +124,7 @@ size_t Codebook::SizeBytes(const IndexDescriptor& index, const LayerShape& shape
 }
 
 Codebook::Codebook(Extent extent, const IndexDescriptor& index, const LayerShape& shape,
-                   uint32_t epoch)
+                   uint32_t codebook_generation)
     : extent_(std::move(extent)) {
   auto* header = new (extent_.data()) CodebookHeader;
   header->index = index;
@@ -132,7 +132,7 @@ Codebook::Codebook(Extent extent, const IndexDescriptor& index, const LayerShape
   header->key_dim = shape.key_dim;
   header->centroid_offset_bytes = AlignUp(sizeof(CodebookHeader));
   header->head_stride_bytes = CentroidStride(index, shape);
-  header->epoch = epoch;
+  header->codebook_generation = codebook_generation;
 }
 
 std::shared_ptr<const Codebook> Codebook::Recover(Extent extent, const IndexDescriptor& index,
@@ -252,9 +252,9 @@ std::vector<std::shared_ptr<const Codebook>> SegmentIndex::codebooks() const {
   return codebooks;
 }
 
-uint32_t SegmentIndex::epoch() const {
+uint32_t SegmentIndex::codebook_generation() const {
   for (const Layer& layer : layers_) {
-    if (layer.codebook != nullptr) return layer.codebook->header().epoch;
+    if (layer.codebook != nullptr) return layer.codebook->header().codebook_generation;
   }
   return ~0u;
 }
@@ -400,7 +400,8 @@ NewestCodebooks NewestOf(std::span<const SegmentEntry> segments, size_t index_co
       }
       for (uint32_t slot = 0; slot < newest[i].size(); ++slot) {
         const auto& codebook = index->codebook(slot);
-        if (codebook->header().epoch >= newest[i][slot]->header().epoch) newest[i][slot] = codebook;
+        if (codebook->header().codebook_generation >= newest[i][slot]->header().codebook_generation)
+          newest[i][slot] = codebook;
       }
     }
   }

@@ -48,7 +48,8 @@ class Codebook {
  public:
   static size_t SizeBytes(const IndexDescriptor& index, const LayerShape& shape);
   // Writes the header; centroids are unspecified.
-  Codebook(Extent extent, const IndexDescriptor& index, const LayerShape& shape, uint32_t epoch);
+  Codebook(Extent extent, const IndexDescriptor& index, const LayerShape& shape,
+           uint32_t codebook_generation);
   // Returns the codebook that an earlier process wrote into the extent; null if its header does not
   // match.
   static std::shared_ptr<const Codebook> Recover(Extent extent, const IndexDescriptor& index,
@@ -181,7 +182,7 @@ class SegmentIndex {
   }
   // Returns the codebook per layer slot; null where the layer does not exist.
   std::vector<std::shared_ptr<const Codebook>> codebooks() const;
-  uint32_t epoch() const;  // codebook generation of the first existing layer; ~0u if none exists
+  uint32_t codebook_generation() const;  // of the first existing layer; ~0u if none exists
   const IndexDescriptor& index() const { return index_; }
   size_t used_bytes() const;
 

@@ -36,7 +36,7 @@ absl::Status CheckOptions(const StoreOptions& options) {
     return InvalidArgument("max_retained_share",
                            absl::StrCat(options.max_retained_share, ", must lie in [0, 1]"));
   }
-  if (options.epoch_tokens == 0) return InvalidArgument("epoch_tokens", "0");
+  if (options.codebook_tokens == 0) return InvalidArgument("codebook_tokens", "0");
   if (options.threads > kMaxThreads) {
     return InvalidArgument("threads",
                            absl::StrCat(options.threads, ", must be at most ", kMaxThreads));
@@ -260,8 +260,8 @@ absl::StatusOr<Scores> StoreImpl::Score(std::string_view tenant, uint64_t sequen
   return ScoreTokens(*reading, query, index, tokens);
 }
 
-absl::StatusOr<Rows> StoreImpl::FetchRange(std::string_view tenant, uint64_t sequence_id,
-                                           uint32_t layer, TokenRange tokens, RowPart part) {
+absl::StatusOr<Rows> StoreImpl::FetchBlocks(std::string_view tenant, uint64_t sequence_id,
+                                            uint32_t layer, TokenRange tokens, RowPart part) {
   const auto reading = Read(tenant, sequence_id);
   if (!reading.ok()) return reading.status();
   return FetchRows(*reading, layer, tokens, part);
@@ -302,7 +302,8 @@ CacheInfo StoreImpl::DescribeCache(const std::shared_ptr<const Cache>& cache) co
                  .largest_free_bytes = usage.largest_free_bytes,
                  .page_bytes = cache->pool->page_bytes(),
                  .limit_bytes = usage.limit_bytes};
-  info.retained_count = static_cast<uint32_t>(SequencesOf(*cache, /*retained_only=*/true).size());
+  info.cached_prefix_count =
+      static_cast<uint32_t>(SequencesOf(*cache, /*retained_only=*/true).size());
   const MutexLock lock(&mutex_);
   const auto it = sequence_counts_.find(cache->cache_id);
   if (it != sequence_counts_.end()) info.sequence_count = it->second;

@@ -104,7 +104,7 @@ struct StoreOptions {
   uint32_t segment_tokens = 8192;  // capacity of a prefill segment; a multiple of kBlockTokens
   uint32_t tail_tokens = 1024;     // capacity of a tail segment; a multiple of kBlockTokens
   // Tokens that a codebook is trained on at least, or all tokens of the sequence.
-  uint32_t epoch_tokens = 32768;
+  uint32_t codebook_tokens = 32768;
   uint32_t train_tokens = 8192;  // sample of a live codebook, per kv head
   // A live index trains a new codebook when the inertia of new keys exceeds this times the inertia
   // of the trained ones.
@@ -166,7 +166,7 @@ struct CacheInfo {
   size_t capacity_bytes = 0, used_bytes = 0, free_bytes = 0, largest_free_bytes = 0;
   size_t page_bytes = 0;  // page size of the pool's memory: 4096 or a huge page size
   uint32_t sequence_count = 0;
-  uint32_t retained_count = 0;  // sequences whose sessions have ended: cached prefixes
+  uint32_t cached_prefix_count = 0;  // sequences whose sessions have ended
   size_t limit_bytes = 0;  // of used_bytes: the capacity, the quota, or less if memory is short
 };
 
@@ -182,7 +182,7 @@ struct SegmentInfo {
   TokenRange tokens;
   SegmentState state = SegmentState::kOpen;
   uint32_t slot_capacity = 0;
-  std::vector<uint32_t> codebook_epochs;  // per index; ~0u when not built
+  std::vector<uint32_t> codebook_generations;  // per index; ~0u when not built
 };
 
 struct SequenceInfo {
@@ -196,9 +196,9 @@ struct SequenceInfo {
   std::vector<SegmentInfo> segments;
   // Content, without padding and unused capacity.
   size_t row_bytes = 0, index_bytes = 0, codebook_bytes = 0;
-  size_t used_bytes = 0;    // extents held in the pool, shared ones too
-  size_t shared_bytes = 0;  // of used_bytes: rows that other sequences hold, too
-  bool retained = false;    // a cached prefix: its session has ended
+  size_t used_bytes = 0;          // extents held in the pool, shared ones too
+  size_t shared_bytes = 0;        // of used_bytes: rows that other sequences hold, too
+  bool is_cached_prefix = false;  // its session has ended
   absl::Duration pin_left = absl::ZeroDuration();
   absl::Duration idle = absl::ZeroDuration();  // since the last call on it
   std::string group_key = {};
@@ -240,7 +240,7 @@ struct BuildSpec {
   IndexDescriptor index;
   uint32_t iterations = 10;  // of k-means, 1..1000; with a seed the result is deterministic
   uint64_t seed = 0;
-  uint32_t train_tokens = 0;  // sample per epoch and kv head; 0 = all
+  uint32_t train_tokens = 0;  // sample per generation and kv head; 0 = all
   uint32_t sink_tokens = 16;  // first tokens, excluded from training
   SteadyTime deadline = SteadyTime::InfiniteFuture();
   // Called between iterations, by several builder threads concurrently: true cancels. May be empty.
@@ -255,9 +255,9 @@ struct BuildSpec {
 // index continues.
 struct LiveIndex {
   IndexDescriptor index;
-  // Iterations of k-means, half as many where a codebook starts from another one of its epoch; 0 =
-  // as many as the cost model finds to fit into the prefill (PQCache, section 3.3, equation 3), at
-  // most 10.
+  // Iterations of k-means, half as many where a codebook starts from another one of its generation;
+  // 0 = as many as the cost model finds to fit into the prefill (PQCache, section 3.3, equation 3),
+  // at most 10.
   uint32_t iterations = 0;
   uint64_t seed = 0;
   uint32_t train_tokens = 0;  // sample per codebook and kv head; 0 = StoreOptions::train_tokens
@@ -284,7 +284,7 @@ struct CreatedSequence {
 struct BuildProgress {
   uint32_t layer = 0;
   uint32_t layers_done = 0, layer_count = 0;
-  uint32_t epoch = 0, epoch_count = 0;
+  uint32_t codebook_generation = 0, codebook_generation_count = 0;
   uint32_t iterations = 0;
   double inertia = 0;
   double seconds = 0;      // since the build began
@@ -340,7 +340,7 @@ struct StoreStats {
   size_t staging_bytes = 0;          // of all sessions
   size_t shared_bytes = 0;           // rows that several sequences hold, counted once
   uint32_t live_work_count = 0;      // live indexes with work in progress or waiting
-  uint32_t retained_count = 0;       // cached prefixes: sequences whose sessions have ended
+  uint32_t cached_prefix_count = 0;  // sequences whose sessions have ended
   uint32_t pinned_count = 0;
   uint64_t evicted_sequences = 0, evicted_bytes = 0;  // since the start; bytes freed by eviction
   // Tokens of the prompts of CreateSequence, in whole steps of 128, and those found in the cache.
@@ -369,7 +369,7 @@ enum class Verdict : uint8_t {
 struct Admission {
   Verdict verdict = Verdict::kExceedsCapacity;
   size_t needed_bytes = 0;     // of extents
-  size_t evicted_bytes = 0;    // kFitsAfterEviction: bytes to evict
+  size_t bytes_to_evict = 0;   // kFitsAfterEviction: bytes to evict
   size_t shortfall_bytes = 0;  // kRetryable, kExceedsCapacity: missing bytes
   size_t limit_bytes = 0;      // bytes that the cache may use at present
 };
@@ -484,12 +484,12 @@ class Store {
                                           uint64_t first_position,
                                           std::span<const LayerRows> layers) = 0;
 
-  // Closes the open tail, trains a codebook per epoch, layer and kv head, and codes all rows
+  // Closes the open tail, trains a codebook per generation, layer and kv head, and codes all rows
   // (PQCache, SIGMOD 2025, section 3.1, step 2). Returns when all layers are ready. Writers
   // continue concurrently; rows that they add are coded too. Each layer is ready when it is
   // published, in ascending order as far as the workers allow. `progress` is called from a builder
-  // thread after each (layer, epoch), one call at a time; false cancels. A cancelled or failed
-  // build leaves no index.
+  // thread after each (layer, codebook generation), one call at a time; false cancels. A
+  // cancelled or failed build leaves no index.
   //
   // Errors: kInvalidArgument     a field of `spec`; flat, which needs no build
   //         kFailedPrecondition  no tokens, or the layers hold different token counts (names the
@@ -510,7 +510,7 @@ class Store {
 
   // Returns the k best tokens for a query: per query head approximate scores, the sum over the
   // sub-spaces of the query's inner product with the key's centroid (PQCache, section 3.1, step 4),
-  // or exact ones (flat); selection.rule joins the heads of a kv head.
+  // or exact ones (flat); selection.group_rule joins the heads of a kv head.
   virtual absl::StatusOr<Selected> TopK(std::string_view tenant, uint64_t sequence_id,
                                         const Query& query, const Selection& selection) = 0;
   // Returns the logits of the tokens of a range under an index, for a query of one token;
@@ -519,8 +519,8 @@ class Store {
                                        const Query& query, const IndexDescriptor& index,
                                        TokenRange tokens) = 0;
   // Returns the rows of a token range, not empty: [kv_heads, tokens, dim] of the cache's dtype.
-  virtual absl::StatusOr<Rows> FetchRange(std::string_view tenant, uint64_t sequence_id,
-                                          uint32_t layer, TokenRange tokens, RowPart part) = 0;
+  virtual absl::StatusOr<Rows> FetchBlocks(std::string_view tenant, uint64_t sequence_id,
+                                           uint32_t layer, TokenRange tokens, RowPart part) = 0;
   // Returns the rows at positions [kv_heads, count], in any order: [kv_heads, count, dim].
   virtual absl::StatusOr<Rows> FetchTokens(std::string_view tenant, uint64_t sequence_id,
                                            uint32_t layer, std::span<const uint32_t> positions,

@@ -76,8 +76,8 @@ class StoreImpl final : public Store {
                                 const Selection& selection) override;
   absl::StatusOr<Scores> Score(std::string_view tenant, uint64_t sequence_id, const Query& query,
                                const IndexDescriptor& index, TokenRange tokens) override;
-  absl::StatusOr<Rows> FetchRange(std::string_view tenant, uint64_t sequence_id, uint32_t layer,
-                                  TokenRange tokens, RowPart part) override;
+  absl::StatusOr<Rows> FetchBlocks(std::string_view tenant, uint64_t sequence_id, uint32_t layer,
+                                   TokenRange tokens, RowPart part) override;
   absl::StatusOr<Rows> FetchTokens(std::string_view tenant, uint64_t sequence_id, uint32_t layer,
                                    std::span<const uint32_t> positions, RowPart part) override;
   absl::StatusOr<Attention> Attend(std::string_view tenant, uint64_t sequence_id,

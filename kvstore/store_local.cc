@@ -71,7 +71,7 @@ StoreStats StoreImpl::Stats() {
     const MutexLock lock(&mutex_);
     for (const auto& [id, found] : sequences_) {
       sequences.push_back(found.sequence);
-      if (found.retained()) ++stats.retained_count;
+      if (found.retained()) ++stats.cached_prefix_count;
       if (found.sequence->holds().pinned()) ++stats.pinned_count;
     }
   }

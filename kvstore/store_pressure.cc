@@ -21,13 +21,13 @@ constexpr size_t kShortBytes = size_t{64} << 20;
 
 uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
-// Returns the number of codebook generations that CutEpochs (builder.h) makes of segments that are
-// all full except the last.
-uint64_t EpochCount(uint64_t tokens, uint64_t segment_tokens, uint64_t epoch_tokens) {
-  const uint64_t segments = CeilDiv(epoch_tokens, segment_tokens);
+// Returns the number of codebook generations that SplitGenerations (builder.h) makes of segments
+// that are all full except the last.
+uint64_t GenerationCount(uint64_t tokens, uint64_t segment_tokens, uint64_t codebook_tokens) {
+  const uint64_t segments = CeilDiv(codebook_tokens, segment_tokens);
   const uint64_t whole = tokens / (segments * segment_tokens);
   const uint64_t left = tokens % (segments * segment_tokens);
-  return std::max<uint64_t>(1, whole + (left >= epoch_tokens ? 1 : 0));
+  return std::max<uint64_t>(1, whole + (left >= codebook_tokens ? 1 : 0));
 }
 
 void AddSegments(const Cache& cache, const IndexDescriptor& index, uint32_t slot_capacity,
@@ -50,11 +50,11 @@ ExtentDemand DemandOf(const Cache& cache, const AdmitSpec& spec, const IndexDesc
   AddSegments(cache, index, options.tail_tokens, CeilDiv(spec.output_tokens, options.tail_tokens),
               demand);
   if (index.kind == IndexKind::kFlat || spec.prefill_tokens == 0) return demand;
-  const uint64_t epochs =
-      EpochCount(spec.prefill_tokens, options.segment_tokens,
-                 EpochTokens(static_cast<uint32_t>(spec.prefill_tokens), options.epoch_tokens));
+  const uint64_t generations = GenerationCount(
+      spec.prefill_tokens, options.segment_tokens,
+      MinGenerationTokens(static_cast<uint32_t>(spec.prefill_tokens), options.codebook_tokens));
   for (const StoredLayers::Layer& layer : cache.layers.layers) {
-    demand.Add(Codebook::SizeBytes(index, layer.shape), epochs);
+    demand.Add(Codebook::SizeBytes(index, layer.shape), generations);
   }
   return demand;
 }
@@ -369,13 +369,13 @@ absl::StatusOr<Admission> StoreImpl::Admit(std::string_view tenant, uint64_t cac
   for (const Victim& victim :
        PlanEviction(candidates, cache.layers, engine_->options.eviction_policy)) {
     for (const ExtentRef extent : victim.extents) free.Free(extent);
-    admission.evicted_bytes += victim.bytes();
+    admission.bytes_to_evict += victim.bytes();
     if (!free.Fits(demand)) continue;
     admission.verdict = Verdict::kFitsAfterEviction;
     return admission;
   }
   admission.verdict = Verdict::kRetryable;
-  admission.evicted_bytes = 0;
+  admission.bytes_to_evict = 0;
   admission.shortfall_bytes = free.ShortfallBytes(demand);
   return admission;
 }

@@ -120,7 +120,8 @@ AdminService::Reactor* AdminService::Stats(Context* context, const v1::StatsRequ
       capacity_bytes += cache.capacity_bytes;
       used_bytes += cache.used_bytes;
       free_bytes += cache.free_bytes;
-      sequence_count += cache.sequence_count - std::min(cache.sequence_count, cache.retained_count);
+      sequence_count +=
+          cache.sequence_count - std::min(cache.sequence_count, cache.cached_prefix_count);
       largest_free_bytes = std::max(largest_free_bytes, uint64_t{cache.largest_free_bytes});
       whole_bytes += cache.largest_free_bytes;
     }
@@ -135,7 +136,7 @@ AdminService::Reactor* AdminService::Stats(Context* context, const v1::StatsRequ
     response->set_staging_bytes(stats.staging_bytes);
     response->set_shared_bytes(stats.shared_bytes);
     response->set_builds_in_flight(calls_.builds_in_flight() + stats.live_work_count);
-    response->set_retained_count(stats.retained_count);
+    response->set_cached_prefix_count(stats.cached_prefix_count);
     response->set_pinned_count(stats.pinned_count);
     response->set_evicted_sequences(stats.evicted_sequences);
     response->set_evicted_bytes(stats.evicted_bytes);

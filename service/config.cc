@@ -206,7 +206,7 @@ kvstore::StoreOptions StoreOptionsOf(const Config& config) {
   options.max_sequences = config.max_sequences;
   options.segment_tokens = config.segment_tokens;
   options.tail_tokens = config.tail_tokens;
-  options.epoch_tokens = config.epoch_tokens;
+  options.codebook_tokens = config.codebook_tokens;
   options.train_tokens = config.train_tokens;
   options.drift_ratio = config.drift_ratio;
   options.merge_segments = config.merge_segments;

@@ -46,7 +46,7 @@ struct Config {
   uint32_t threads = 0;       // 0 = all cores
   uint32_t segment_tokens = 8192;
   uint32_t tail_tokens = 1024;
-  uint32_t epoch_tokens = 32768;
+  uint32_t codebook_tokens = 32768;
   uint32_t train_tokens = 8192;
   double drift_ratio = 1.25;
   uint32_t merge_segments = 8;

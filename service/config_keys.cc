@@ -349,8 +349,9 @@ std::vector<ConfigKey> MakeKeys() {
   keys.push_back(CountKey("tail_tokens",
                           "Capacity of an active segment (appended tokens), a multiple of 128.",
                           &Config::tail_tokens, {kBlock, kvstore::kMaxSegmentTokens, kBlock}));
-  keys.push_back(CountKey("epoch_tokens", "Smallest number of tokens of one codebook generation.",
-                          &Config::epoch_tokens, {kBlock, kvstore::kMaxSequenceTokens}));
+  keys.push_back(CountKey("codebook_tokens",
+                          "Tokens that one generation of codebooks covers, at least.",
+                          &Config::codebook_tokens, {kBlock, kvstore::kMaxSequenceTokens}));
   AddLiveKeys(keys);
   AddLocalKeys(keys);
   AddPressureKeys(keys);

@@ -97,7 +97,7 @@ void DetachedSessions::DropOrphans(const std::set<std::string>& known) {
     const auto sequences = parts_.store.ListSequences(cache.tenant, cache.cache_id);
     if (!sequences.ok()) continue;
     for (const kvstore::SequenceInfo& sequence : *sequences) {
-      if (sequence.retained) continue;  // a cached prefix: belongs to no session by design
+      if (sequence.is_cached_prefix) continue;  // a cached prefix: belongs to no session by design
       if (known.count(sequence.session) == 0) orphaned.insert(sequence.session);
     }
   }

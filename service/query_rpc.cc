@@ -189,7 +189,7 @@ KvCacheService::Reactor* KvCacheService::FetchBlocks(Context* context,
           return status;
         for (size_t i = 0; i < ranges.size(); ++i) {
           if (absl::Status status = call.Check(); !status.ok()) return status;
-          absl::StatusOr<kvstore::Rows> rows = store_.FetchRange(
+          absl::StatusOr<kvstore::Rows> rows = store_.FetchBlocks(
               call.session.tenant, request->sequence_id(), request->layer(), ranges[i], *part);
           if (!rows.ok()) {
             return MoveField("tokens", absl::StrCat("ranges[", i, "]"), rows.status());

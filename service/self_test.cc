@@ -80,7 +80,7 @@ class Probe {
     kvstore::StoreOptions options;
     options.segment_tokens = 2 * kBlockTokens;
     options.tail_tokens = kBlockTokens;
-    options.epoch_tokens = 2 * kBlockTokens;
+    options.codebook_tokens = 2 * kBlockTokens;
     options.threads = 1;
     options.exec.level = level;
     auto store = kvstore::Store::Create(options);
@@ -115,7 +115,7 @@ class Probe {
         0, {.layer = 0, .keys = View(Keys(), shape), .values = View(Values(), shape)});
     if (!written.ok()) return written;
     if (const auto count = (*ingest)->Commit(); !count.ok()) return count.status();
-    const auto rows = store_->FetchRange(kTenant, id_, 0, {0, kTokens}, kvstore::RowPart::kRow);
+    const auto rows = store_->FetchBlocks(kTenant, id_, 0, {0, kTokens}, kvstore::RowPart::kRow);
     if (!rows.ok()) return rows.status();
     const size_t row_floats = 2 * size_t{kDim};
     if (rows->data.size() != size_t{kTokens} * kKvHeads * row_floats * sizeof(float)) {
@@ -140,7 +140,7 @@ class Probe {
   // Checks that the selected tokens have the highest scores.
   absl::Status CheckSelect() {
     const auto selected = store_->TopK(kTenant, id_, MakeQuery(),
-                                       {.rule = kvstore::GroupRule::kMeanLogit,
+                                       {.group_rule = kvstore::GroupRule::kMeanLogit,
                                         .budget_kind = kvstore::BudgetKind::kCount,
                                         .budget_count = kBudget});
     if (!selected.ok()) return selected.status();

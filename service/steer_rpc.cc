@@ -45,12 +45,12 @@ AdminService::Reactor* AdminService::Drain(Context* context, const v1::DrainRequ
     set_serving_(!draining);
     uint32_t sequences = 0;
     for (const kvstore::CacheInfo& cache : store_.ListCaches(kAllTenants)) {
-      sequences += cache.sequence_count - std::min(cache.sequence_count, cache.retained_count);
+      sequences += cache.sequence_count - std::min(cache.sequence_count, cache.cached_prefix_count);
     }
     response->set_draining(draining);
     response->set_session_count(sessions_.count());
     response->set_sequence_count(sequences);
-    response->set_calls_at_work(static_cast<uint32_t>(calls_.in_flight_count()) - 1);
+    response->set_calls_in_flight(static_cast<uint32_t>(calls_.in_flight_count()) - 1);
     log_.Info(draining ? "draining" : "serving_again",
               {{"sessions", response->session_count()}, {"sequences", sequences}});
     return absl::OkStatus();

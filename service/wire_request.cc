@@ -326,7 +326,7 @@ absl::StatusOr<kvstore::Selection> SelectionOf(const v1::Selection& selection,
   const absl::StatusOr<kvstore::GroupRule> rule =
       GroupRuleOf(selection.group_rule(), field + ".group_rule");
   if (!rule.ok()) return rule.status();
-  result.rule = *rule;
+  result.group_rule = *rule;
   const absl::StatusOr<uint32_t> sink = TokensOf(selection.sink_tokens(), field + ".sink_tokens");
   if (!sink.ok()) return sink.status();
   result.sink_tokens = *sink;

@@ -124,8 +124,8 @@ void ToWire(const kvstore::BuildProgress& progress, v1::BuildProgress* message) 
   message->set_layer(progress.layer);
   message->set_layers_done(progress.layers_done);
   message->set_layer_count(progress.layer_count);
-  message->set_epoch(progress.epoch);
-  message->set_epoch_count(progress.epoch_count);
+  message->set_codebook_generation(progress.codebook_generation);
+  message->set_codebook_generation_count(progress.codebook_generation_count);
   message->set_iterations(progress.iterations);
   message->set_inertia(progress.inertia);
   message->set_seconds(progress.seconds);
@@ -147,7 +147,7 @@ void ToWire(const kvstore::CacheInfo& info, v1::CacheDescription* message) {
   message->set_largest_free_bytes(info.largest_free_bytes);
   message->set_page_bytes(info.page_bytes);
   message->set_sequence_count(info.sequence_count);
-  message->set_retained_count(info.retained_count);
+  message->set_cached_prefix_count(info.cached_prefix_count);
   message->set_limit_bytes(info.limit_bytes);
 }
 
@@ -155,7 +155,7 @@ void ToWire(const kvstore::Admission& admission, v1::AdmitResponse* message) {
   message->set_fits_now(admission.verdict == kvstore::Verdict::kFitsNow);
   message->set_verdict(static_cast<v1::Verdict>(admission.verdict));
   message->set_needed_bytes(admission.needed_bytes);
-  message->set_evicted_bytes(admission.evicted_bytes);
+  message->set_bytes_to_evict(admission.bytes_to_evict);
   message->set_shortfall_bytes(admission.shortfall_bytes);
   message->set_limit_bytes(admission.limit_bytes);
   if (admission.verdict == kvstore::Verdict::kRetryable) {
@@ -173,8 +173,8 @@ void ToWire(const kvstore::SequenceInfo& info, bool brief, v1::SequenceDescripti
   message->set_index_bytes(info.index_bytes);
   message->set_codebook_bytes(info.codebook_bytes);
   message->set_used_bytes(info.used_bytes);
-  message->set_retained(info.retained);
-  message->set_pinned_seconds(absl::ToDoubleSeconds(info.pin_left));
+  message->set_is_cached_prefix(info.is_cached_prefix);
+  message->set_pin_left_seconds(absl::ToDoubleSeconds(info.pin_left));
   message->set_idle_seconds(absl::ToDoubleSeconds(info.idle));
   message->set_group_key(absl::CEscape(info.group_key));
   if (brief) return;
@@ -193,8 +193,8 @@ void ToWire(const kvstore::SequenceInfo& info, bool brief, v1::SequenceDescripti
     description->mutable_tokens()->set_end(segment.tokens.end);
     description->set_state(static_cast<v1::SegmentState>(segment.state));
     description->set_slot_capacity(segment.slot_capacity);
-    description->mutable_codebook_epochs()->Add(segment.codebook_epochs.begin(),
-                                                segment.codebook_epochs.end());
+    description->mutable_codebook_generations()->Add(segment.codebook_generations.begin(),
+                                                     segment.codebook_generations.end());
   }
 }
 

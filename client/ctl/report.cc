@@ -55,16 +55,16 @@ size_t StoredLayers(const Json& cache) {
 std::string Segments(const Json& sequence) {
   Table table({"SEGMENT", "TOKENS", "SLOTS", "STATE", "GENERATIONS"});
   for (const Json& segment : sequence.at("segments")) {
-    std::string epochs;
-    for (const Json& epoch : segment.at("codebook_epochs")) {
-      const uint64_t number = Number(epoch);
-      AddItem(number == UINT32_MAX ? "-" : std::to_string(number), &epochs);
+    std::string generations;
+    for (const Json& generation : segment.at("codebook_generations")) {
+      const uint64_t number = Number(generation);
+      AddItem(number == UINT32_MAX ? "-" : std::to_string(number), &generations);
     }
     table.Add(
         {Count(segment.at("segment_id")),
          Count(segment.at("tokens").at("begin")) + ".." + Count(segment.at("tokens").at("end")),
          Count(segment.at("slot_capacity")), EnumName(segment.at("state"), "SEGMENT_STATE_"),
-         epochs.empty() ? "-" : epochs});
+         generations.empty() ? "-" : generations});
   }
   return table.empty() ? "" : "\n" + table.ToText();
 }
@@ -86,9 +86,9 @@ uint64_t Seconds(const Json& seconds) { return static_cast<uint64_t>(seconds.get
 
 // Returns the reasons why a sequence is kept, and the time since its last use.
 std::string StateOf(const Json& sequence) {
-  std::string state = sequence.at("retained").get<bool>() ? "cached" : "in use";
-  if (sequence.at("pinned_seconds").get<double>() > 0) {
-    AddItem("pinned " + FormatSeconds(Seconds(sequence.at("pinned_seconds"))), &state);
+  std::string state = sequence.at("is_cached_prefix").get<bool>() ? "cached" : "in use";
+  if (sequence.at("pin_left_seconds").get<double>() > 0) {
+    AddItem("pinned " + FormatSeconds(Seconds(sequence.at("pin_left_seconds"))), &state);
   }
   AddItem("idle " + FormatSeconds(Seconds(sequence.at("idle_seconds"))), &state);
   return state;
@@ -121,7 +121,7 @@ std::string ReportCaches(const Json& list_caches, const Json& list_sequences) {
                 cache.contains("default_index") ? IndexName(cache.at("default_index")) : "default",
                 Bytes(cache.at("capacity_bytes")), Bytes(cache.at("used_bytes")),
                 Bytes(cache.at("free_bytes")), Count(cache.at("sequence_count")),
-                Count(cache.at("retained_count"))});
+                Count(cache.at("cached_prefix_count"))});
   }
   if (caches.empty()) return "no caches\n";
   Table sequences({"SEQUENCE", "CACHE", "CLIENT", "TOKENS", "INDEXES", "ROWS", "INDEX BYTES",
@@ -202,7 +202,7 @@ std::string ReportStats(const Json& stats) {
   text += "longest    " + Bytes(stats.at("largest_free_bytes")) + " free in one piece, " +
           Fixed(stats.at("fragmentation").get<double>() * 100, 0) +
           " % of the free bytes in other pieces\n";
-  text += "cached     " + Count(stats.at("retained_count")) + " sequences, " +
+  text += "cached     " + Count(stats.at("cached_prefix_count")) + " sequences, " +
           Count(stats.at("pinned_count")) + " pinned\n";
   text += "evicted    " + Count(stats.at("evicted_sequences")) + " sequences, " +
           Bytes(stats.at("evicted_bytes")) + "\n";
@@ -228,7 +228,7 @@ std::string ReportDrain(const Json& drain) {
   if (!drain.at("draining").get<bool>()) return "not draining: admits new sequences\n";
   return "draining: " + Count(drain.at("session_count")) + " sessions with " +
          Count(drain.at("sequence_count")) + " sequences left, " +
-         Count(drain.at("calls_at_work")) + " calls in flight\n";
+         Count(drain.at("calls_in_flight")) + " calls in flight\n";
 }
 
 std::string ReportSelfTest(const Json& self_test) {
@@ -247,7 +247,7 @@ std::string ReportAdmission(const Json& admission) {
   const std::string shortfall = Bytes(admission.at("shortfall_bytes"));
   if (verdict == "fits_now") return "fits now" + needs + "\n";
   if (verdict == "after_eviction") {
-    return "fits after eviction" + needs + "; " + Bytes(admission.at("evicted_bytes")) +
+    return "fits after eviction" + needs + "; " + Bytes(admission.at("bytes_to_evict")) +
            " of cached prefixes would be evicted\n";
   }
   if (verdict == "later") {

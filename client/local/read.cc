@@ -168,7 +168,7 @@ pqc_status ToTerms(const pqc_selection& selection, const kvstore::IndexDescripto
   }
   static_assert(static_cast<int>(kvstore::GroupRule::kSumSoftmax) == PQC_SUM_SOFTMAX + 1 &&
                 static_cast<int>(kvstore::GroupRule::kMaxLogit) == PQC_MAX_LOGIT + 1);
-  terms->rule = static_cast<kvstore::GroupRule>(selection.rule + 1);
+  terms->group_rule = static_cast<kvstore::GroupRule>(selection.group_rule + 1);
   terms->sink_tokens = static_cast<uint32_t>(selection.sink_tokens);
   terms->window_tokens = static_cast<uint32_t>(selection.window_tokens);
   terms->excluded.clear();
@@ -217,7 +217,7 @@ pqc_status SelectLocally(const Pinned& pinned, const QueryView& query,
   kvstore::SelectLayer(
       exec, view,
       {.index = terms.index,
-       .rule = terms.rule,
+       .rule = terms.group_rule,
        .candidates = resolved.candidates,
        .queries = scratch.queries,
        .select_count = resolved.select_count,
@@ -304,8 +304,8 @@ pqc_status ScoreLocally(const Pinned& pinned, const QueryView& query,
   return PQC_OK;
 }
 
-pqc_status FetchRangeLocally(const Pinned& pinned, const FetchView& fetch, pqc_token_range tokens,
-                             std::byte* out) {
+pqc_status FetchBlocksLocally(const Pinned& pinned, const FetchView& fetch, pqc_token_range tokens,
+                              std::byte* out) {
   OpenedLayer opened;
   if (const pqc_status status = OpenLayer(pinned, fetch.layer, fetch.shape, {}, &opened);
       status != PQC_OK) {

@@ -84,8 +84,8 @@ pqc_status ScoreLocally(const Pinned& pinned, const QueryView& query,
                         const kvstore::ParallelFor& parallel, Scratch& scratch,
                         const ScoresOut& out);
 
-pqc_status FetchRangeLocally(const Pinned& pinned, const FetchView& fetch, pqc_token_range tokens,
-                             std::byte* out);
+pqc_status FetchBlocksLocally(const Pinned& pinned, const FetchView& fetch, pqc_token_range tokens,
+                              std::byte* out);
 pqc_status FetchTokensLocally(const Pinned& pinned, const FetchView& fetch,
                               const PositionsView& positions, std::byte* out);
 

@@ -186,8 +186,8 @@ pqc_status RpcRemote::Score(const QueryView& query, const pqc_index& index, pqc_
   });
 }
 
-pqc_status RpcRemote::FetchRange(const FetchView& fetch, pqc_token_range tokens, std::byte* out,
-                                 RefusalBuffer* error) noexcept {
+pqc_status RpcRemote::FetchBlocks(const FetchView& fetch, pqc_token_range tokens, std::byte* out,
+                                  RefusalBuffer* error) noexcept {
   return Finish("FetchBlocks", error, [&]() -> grpc::Status {
     const Deadline deadline = CallDeadline();
     const uint32_t heads = fetch.shape.kv_heads;

@@ -71,8 +71,8 @@ class RpcRemote final : public Remote {
                   RefusalBuffer* error) noexcept override;
   pqc_status Score(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
                    const ScoresOut& out, RefusalBuffer* error) noexcept override;
-  pqc_status FetchRange(const FetchView& fetch, pqc_token_range tokens, std::byte* out,
-                        RefusalBuffer* error) noexcept override;
+  pqc_status FetchBlocks(const FetchView& fetch, pqc_token_range tokens, std::byte* out,
+                         RefusalBuffer* error) noexcept override;
   pqc_status FetchTokens(const FetchView& fetch, const PositionsView& positions, std::byte* out,
                          RefusalBuffer* error) noexcept override;
   pqc_status Attend(const AttendItem* items, uint32_t item_count,

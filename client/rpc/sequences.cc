@@ -31,7 +31,7 @@ pqc_status RpcRemote::CreateSequence(uint64_t cache_id, const char* model_finger
     if (options.group_key_bytes > 0) {
       request.set_group_key(options.group_key, options.group_key_bytes);
     }
-    if (options.live) {
+    if (options.has_live_index) {
       v1::LiveIndex* live = request.mutable_live_index();
       if (!ToWire(options.index, live->mutable_index())) live->clear_index();
       live->set_iterations(options.iterations);
@@ -94,7 +94,7 @@ pqc_status RpcRemote::Admit(uint64_t cache_id, uint64_t token_count, uint64_t ou
     *admission = {.struct_size = sizeof(pqc_admission),
                   .verdict = static_cast<pqc_verdict>(response.verdict()),
                   .needed_bytes = response.needed_bytes(),
-                  .evicted_bytes = response.evicted_bytes(),
+                  .bytes_to_evict = response.bytes_to_evict(),
                   .shortfall_bytes = response.shortfall_bytes(),
                   .limit_bytes = response.limit_bytes(),
                   .retry_after_ms = response.retry_after_ms()};

@@ -91,7 +91,7 @@ void ToWire(const pqc_layer_group& group, v1::LayerGroup* message) {
 
 void ToWire(const pqc_selection& selection, v1::Selection* message) {
   if (!ToWire(selection.index, message->mutable_index())) message->clear_index();
-  message->set_group_rule(ToWire(selection.rule));
+  message->set_group_rule(ToWire(selection.group_rule));
   message->set_sink_tokens(selection.sink_tokens);
   message->set_window_tokens(selection.window_tokens);
   for (uint32_t i = 0; i < selection.excluded_count; ++i) {

@@ -2,8 +2,8 @@
 //
 // A *row* is the KV entry [key, value] of one token, layer and kv head. A *segment* holds a range
 // of tokens of a sequence over all stored layers, at most `slot_capacity` of them; a *slot* is the
-// place of one token in it. A *codebook generation* (`epoch` in code) is a range of segments that
-// share one codebook per layer and index.
+// place of one token in it. A *codebook generation* is a range of segments that share one
+// codebook per layer and index.
 //
 // A *pool* is the memory of one cache, a memfd that only the sidecar writes. It is divided into
 // *extents* of 2^order x 64 KiB, addressed by (offset, order) relative to the pool's start. Extents
@@ -152,7 +152,7 @@ struct IndexDataHeader {
   uint32_t counted_begin = 0;  // slots before it (sink tokens) are coded but not counted
   std::atomic<uint32_t> counted_end = 0;
   // Ordinal of the codebook generation, within the sequence, that coded these slots.
-  uint32_t codebook_epoch = 0;
+  uint32_t codebook_generation = 0;
   uint64_t posting_begins_offset_bytes = 0;
   uint64_t posting_begins_stride_bytes = 0;
   uint64_t posting_slots_offset_bytes = 0;
@@ -173,7 +173,7 @@ struct CodebookHeader {
   uint32_t key_dim = 0;
   uint64_t centroid_offset_bytes = 0;
   uint64_t head_stride_bytes = 0;
-  uint32_t epoch = 0;
+  uint32_t codebook_generation = 0;
   uint32_t trained_token_count = 0;
   uint32_t iteration_count = 0;
   uint32_t reserved = 0;

@@ -43,7 +43,8 @@ void CheckFields(const Selection& selection, uint64_t query_position, ResolvedSe
         std::to_string(query_position) + ", must be below " + std::to_string(kMaxSequenceTokens),
         resolved);
   }
-  if (selection.rule < GroupRule::kSumSoftmax || selection.rule > GroupRule::kMaxLogit) {
+  if (selection.group_rule < GroupRule::kSumSoftmax ||
+      selection.group_rule > GroupRule::kMaxLogit) {
     return Refuse("selection.group_rule", "unknown", resolved);
   }
   CheckExcluded(selection, resolved);

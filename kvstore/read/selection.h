@@ -27,7 +27,7 @@ enum class BudgetKind : uint8_t { kCount = 0, kRatio = 1 };
 // and the budget counts all three: budget = sink + window + k.
 struct Selection {
   IndexDescriptor index = {};
-  GroupRule rule = GroupRule::kSumSoftmax;
+  GroupRule group_rule = GroupRule::kSumSoftmax;
   uint32_t sink_tokens = 0;
   uint32_t window_tokens = 0;
   // Masked tokens, neither attended nor counted; ascending, disjoint, non-empty.

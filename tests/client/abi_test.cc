@@ -93,7 +93,7 @@ TEST(AbiTest, NullArgumentsAreRefusedByName) {
   EXPECT_EQ(pqc_select(nullptr, nullptr, nullptr, nullptr), PQC_INVALID_ARGUMENT);
   EXPECT_EQ(pqc_score(nullptr, nullptr, nullptr, {0, 1}, nullptr, 0, nullptr, nullptr),
             PQC_INVALID_ARGUMENT);
-  EXPECT_EQ(pqc_fetch_range(nullptr, 0, {0, 1}, PQC_ROW, nullptr, 0), PQC_INVALID_ARGUMENT);
+  EXPECT_EQ(pqc_fetch_blocks(nullptr, 0, {0, 1}, PQC_ROW, nullptr, 0), PQC_INVALID_ARGUMENT);
   EXPECT_EQ(pqc_fetch_tokens(nullptr, 0, nullptr, 0, PQC_ROW, nullptr, 0), PQC_INVALID_ARGUMENT);
   EXPECT_EQ(pqc_attend(nullptr, nullptr, nullptr, nullptr), PQC_INVALID_ARGUMENT);
   EXPECT_EQ(pqc_attend_positions(nullptr, nullptr, nullptr, 0, nullptr), PQC_INVALID_ARGUMENT);

@@ -18,7 +18,7 @@ Daemon::Daemon(const std::vector<std::string>& flags) : endpoint_("unix://" + fo
                                       "256",
                                       "--tail-tokens",
                                       "128",
-                                      "--epoch-tokens",
+                                      "--codebook-tokens",
                                       "512",
                                       "--max-pool-bytes",
                                       "256mib",

@@ -245,7 +245,7 @@ TEST_P(DaemonErrorsTest, AppendsLargerThanAMessageAreRefused) {
   // Reads of the same size are cut, and joined.
   std::vector<float> all(3000 * 2 * (Layer::kKeyDim + Layer::kValueDim));
   const Status fetched =
-      sequence.FetchRange(0, {0, 3000}, PQC_ROW, std::as_writable_bytes(std::span(all)));
+      sequence.FetchBlocks(0, {0, 3000}, PQC_ROW, std::as_writable_bytes(std::span(all)));
   EXPECT_TRUE(fetched.ok()) << fetched.ToString();
   EXPECT_EQ(all[0], layer.key(0, 0)[0]);
 }

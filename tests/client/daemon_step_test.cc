@@ -111,7 +111,7 @@ TEST_P(DaemonStepTest, SpeculationForksAndPreemption) {
 TEST_P(DaemonStepTest, ALiveIndexIsReadyWhenItIsNeeded) {
   uint64_t shared = 1;
   SequenceOptions options;
-  options.live = LiveIndex{.sink_tokens = kSink};
+  options.live_index = LiveIndex{.sink_tokens = kSink};
   Sequence sequence = Must(cache_.CreateSequence(options, &shared));
   EXPECT_EQ(shared, 0u);
   for (uint64_t token = 0; token < 600; token += 200) {
@@ -131,7 +131,7 @@ TEST_P(DaemonStepTest, ALiveIndexIsReadyWhenItIsNeeded) {
 
 TEST_P(DaemonStepTest, AForkOfALiveIndexEndsThePrefillToo) {
   SequenceOptions options;
-  options.live = LiveIndex{.sink_tokens = kSink};
+  options.live_index = LiveIndex{.sink_tokens = kSink};
   Sequence parent = Must(cache_.CreateSequence(options));
   for (uint32_t number = 0; number < kLayers; ++number) {
     MustBeOk(parent.Ingest(number, 0, layer_.keys(0, 300), layer_.values(0, 300)));

@@ -186,9 +186,9 @@ TEST_P(DaemonTest, RowsComeBackAsTheyWentIn) {
   Sequence sequence = Fill(cache, layer, 600);
   std::vector<float> keys(2 * 500 * Layer::kKeyDim), values(2 * 500 * Layer::kValueDim),
       rows(2 * 3 * (Layer::kKeyDim + Layer::kValueDim));
-  MustBeOk(sequence.FetchRange(0, {150, 650}, PQC_KEY, std::as_writable_bytes(std::span(keys))));
+  MustBeOk(sequence.FetchBlocks(0, {150, 650}, PQC_KEY, std::as_writable_bytes(std::span(keys))));
   MustBeOk(
-      sequence.FetchRange(0, {150, 650}, PQC_VALUE, std::as_writable_bytes(std::span(values))));
+      sequence.FetchBlocks(0, {150, 650}, PQC_VALUE, std::as_writable_bytes(std::span(values))));
   for (uint32_t head = 0; head < 2; ++head) {
     for (uint64_t token = 0; token < 500; ++token) {
       const size_t at = head * 500 + token;
@@ -236,8 +236,8 @@ TEST_P(DaemonTest, LongPromptsComeInWholeOrNotAtAll) {
   MustBeOk(sequence.Ingest(0, 10, layer.keys(10, kTokens), layer.values(10, kTokens)));
   std::vector<float> rows(size_t{2} * 30 * (Layer::kKeyDim + Layer::kValueDim));
   for (uint64_t first = 0; first < kTokens; first += 30) {
-    MustBeOk(sequence.FetchRange(0, {first, first + 30}, PQC_ROW,
-                                 std::as_writable_bytes(std::span(rows))));
+    MustBeOk(sequence.FetchBlocks(0, {first, first + 30}, PQC_ROW,
+                                  std::as_writable_bytes(std::span(rows))));
     for (uint64_t i = 0; i < 60; ++i) {
       const float* row = &rows[i * (Layer::kKeyDim + Layer::kValueDim)];
       const uint64_t token = first + i % 30;
@@ -313,7 +313,7 @@ TEST_P(DaemonTest, AppendsMayBeRepeatedAndRolledBack) {
   Append(sequence, other, 660, 700);
   const Selection everything = {.ratio = 1.0};
   std::vector<float> keys(2 * 40 * Layer::kKeyDim);
-  MustBeOk(sequence.FetchRange(0, {660, 700}, PQC_KEY, std::as_writable_bytes(std::span(keys))));
+  MustBeOk(sequence.FetchBlocks(0, {660, 700}, PQC_KEY, std::as_writable_bytes(std::span(keys))));
   EXPECT_EQ(std::memcmp(keys.data(), other.key(660, 0), Layer::kKeyDim * sizeof(float)), 0);
 }
 
@@ -354,7 +354,7 @@ TEST_P(DaemonTest, BuildsReportEachLayerAndCanBeCancelledAndRepeated) {
                              }});
   } while (built.code() == PQC_ABORTED);
   ASSERT_TRUE(built.ok()) << built.ToString();
-  // One message per layer and epoch; layers are built at the same time.
+  // One message per layer and codebook generation; layers are built at the same time.
   std::sort(layers.begin(), layers.end());
   layers.erase(std::unique(layers.begin(), layers.end()), layers.end());
   EXPECT_EQ(layers, numbers);
@@ -457,7 +457,7 @@ TEST_P(DaemonTest, RanksMakeOneSequenceByItsKey) {
   Sequence second = Must(caches[1].CreateSequence(tied, &shared));
   EXPECT_EQ(shared, 384u);
   std::vector<float> keys(2 * 384 * Layer::kKeyDim);
-  MustBeOk(second.FetchRange(0, {0, 384}, PQC_KEY, std::as_writable_bytes(std::span(keys))));
+  MustBeOk(second.FetchBlocks(0, {0, 384}, PQC_KEY, std::as_writable_bytes(std::span(keys))));
   for (uint64_t token = 0; token < 384; ++token) {
     ASSERT_EQ(std::memcmp(&keys[token * Layer::kKeyDim], layer.key(token, 0),
                           Layer::kKeyDim * sizeof(float)),

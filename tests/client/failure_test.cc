@@ -281,7 +281,7 @@ TEST(FailureTest, AnswersOfAnotherShapeAreRefused) {
   EXPECT_EQ(attention.status().code(), PQC_INTERNAL);
   EXPECT_NE(attention.status().message().find("items[0].output"), std::string::npos);
   std::vector<std::byte> rows(kKvHeads * 5 * 2 * kDim * sizeof(float));
-  EXPECT_EQ(fixture.sequence().FetchRange(0, {0, 5}, PQC_ROW, rows).code(), PQC_INTERNAL);
+  EXPECT_EQ(fixture.sequence().FetchBlocks(0, {0, 5}, PQC_ROW, rows).code(), PQC_INTERNAL);
 }
 
 TEST(FailureTest, RowsAreCutIntoMessagesOfAMebibyte) {
@@ -306,8 +306,8 @@ TEST(FailureTest, LargeReadsAreJoinedFromSeveralCalls) {
   Fixture fixture("good");
   constexpr uint64_t kTokens = 20000;  // 512 bytes each
   std::vector<float> rows(kKvHeads * kTokens * 2 * kDim);
-  const Status status = fixture.sequence().FetchRange(0, {7, 7 + kTokens}, PQC_ROW,
-                                                      std::as_writable_bytes(std::span(rows)));
+  const Status status = fixture.sequence().FetchBlocks(0, {7, 7 + kTokens}, PQC_ROW,
+                                                       std::as_writable_bytes(std::span(rows)));
   ASSERT_TRUE(status.ok()) << status.ToString();
   for (uint64_t head = 0; head < kKvHeads; ++head) {
     for (uint64_t token = 0; token < kTokens; ++token) {

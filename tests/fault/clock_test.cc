@@ -163,8 +163,8 @@ class ClockTest : public RpcTest, public ::testing::WithParamInterface<hours> {
     request.set_sequence_id(pinned_id_);
     v1::DescribeSequenceResponse pinned;
     ASSERT_TRUE(remote_->admin().DescribeSequence(remote_->Context().get(), request, &pinned).ok());
-    EXPECT_GT(pinned.sequence().pinned_seconds(), 60);
-    EXPECT_LE(pinned.sequence().pinned_seconds(), 120);
+    EXPECT_GT(pinned.sequence().pin_left_seconds(), 60);
+    EXPECT_LE(pinned.sequence().pin_left_seconds(), 120);
     EXPECT_LT(pinned.sequence().idle_seconds(), 60);
     const kvstore::LeaseWords& words = local_->words(lease_.word_index());
     EXPECT_EQ(words.lease_id, lease_.lease_id());

@@ -264,11 +264,11 @@ uint64_t Engine::WrongRows(Known& known, uint64_t begin, uint64_t end) {
   std::vector<float> values(Layer::kKvHeads * count * Layer::kValueDim);
   for (uint32_t layer = 0; layer < kLayers; ++layer) {
     const bool read = Take("fetch", [&] {
-      const Status fetched = known.sequence.FetchRange(layer, {begin, end}, PQC_KEY,
-                                                       std::as_writable_bytes(std::span(keys)));
+      const Status fetched = known.sequence.FetchBlocks(layer, {begin, end}, PQC_KEY,
+                                                        std::as_writable_bytes(std::span(keys)));
       if (!fetched.ok()) return fetched;
-      return known.sequence.FetchRange(layer, {begin, end}, PQC_VALUE,
-                                       std::as_writable_bytes(std::span(values)));
+      return known.sequence.FetchBlocks(layer, {begin, end}, PQC_VALUE,
+                                        std::as_writable_bytes(std::span(values)));
     });
     for (uint32_t head = 0; head < Layer::kKvHeads; ++head) {
       for (uint64_t i = 0; i < count; ++i) {

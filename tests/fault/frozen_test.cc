@@ -82,7 +82,7 @@ class FrozenTest : public ::testing::TestWithParam<pqc_path_choice> {
     Bounded("select", [&] { (void)sequence.Select(query, selection); });
     Bounded("attend", [&] { (void)sequence.Attend(query, selection); });
     Bounded("fetch", [&] {
-      (void)sequence.FetchRange(0, {0, 10}, PQC_KEY, std::as_writable_bytes(std::span(rows)));
+      (void)sequence.FetchBlocks(0, {0, 10}, PQC_KEY, std::as_writable_bytes(std::span(rows)));
     });
     Bounded("append", [&] { (void)sequence.Append(300, more); });
     Bounded("ingest",
@@ -154,7 +154,7 @@ TEST_P(FrozenTest, AStoppedWorkerHoldsALongPromptUpNoLongerAndTheNextOnesGoThrou
     ASSERT_TRUE(status.ok()) << status.message();
     std::vector<float> rows(Layer::kKvHeads * kTokens * Layer::kKeyDim);
     const auto bytes = std::as_writable_bytes(std::span(rows));
-    ASSERT_TRUE(next.FetchRange(0, {0, kTokens}, PQC_KEY, bytes).ok());
+    ASSERT_TRUE(next.FetchBlocks(0, {0, kTokens}, PQC_KEY, bytes).ok());
     for (uint64_t token = 0; token < kTokens; token += 479) {
       for (uint32_t head = 0; head < Layer::kKvHeads; ++head) {
         const float* stored = rows.data() + (head * kTokens + token) * Layer::kKeyDim;

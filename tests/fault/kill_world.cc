@@ -118,7 +118,7 @@ void KillWorld::Settle(const std::vector<SequenceInfo>& found) {
   const Operation pending = state_.pending;
   uint32_t unknown = 0;
   for (const SequenceInfo& info : found) {
-    if (info.retained || known.contains(info.sequence_id)) continue;
+    if (info.is_cached_prefix || known.contains(info.sequence_id)) continue;
     ++unknown;  // nobody was told of it
     const absl::Status status = store_->DropSequence(kTenant, info.sequence_id);
     if (!status.ok()) Fault("DropSequence", status);
@@ -167,7 +167,7 @@ void KillWorld::SettleOne(SequenceModel& sequence, const SequenceInfo* info) {
     case Operation::kSuspend:
       if (info != nullptr) {
         sequence.suspended =
-            !store_->FetchRange(kTenant, sequence.id, 1, {0, 0}, RowPart::kRow).ok();
+            !store_->FetchBlocks(kTenant, sequence.id, 1, {0, 0}, RowPart::kRow).ok();
         const auto resumed = store_->ResumeSequence(kTenant, sequence.id);
         if (!resumed.ok()) Fault("ResumeSequence", resumed.status());
         sequence.suspended = false;
@@ -196,7 +196,7 @@ void KillWorld::Check(SequenceModel& sequence, const SequenceInfo* info) {
     return Fault("another token count");
   }
   if (sequence.suspended) {
-    const auto rows = store_->FetchRange(kTenant, sequence.id, 1, {0, 0}, RowPart::kRow);
+    const auto rows = store_->FetchBlocks(kTenant, sequence.id, 1, {0, 0}, RowPart::kRow);
     if (rows.status().code() != absl::StatusCode::kFailedPrecondition) {
       Fault("a sequence is not suspended any more", rows.status());
     }
@@ -215,8 +215,8 @@ void KillWorld::CheckRows(SequenceModel& sequence) {
   if (count == 0) return;
   const std::span<const uint64_t> content(sequence.content.data(), count);
   for (const uint32_t layer : group.layers) {
-    const auto rows = store_->FetchRange(kTenant, sequence.id, layer, {0, count}, RowPart::kRow);
-    if (!rows.ok()) return Fault("FetchRange", rows.status());
+    const auto rows = store_->FetchBlocks(kTenant, sequence.id, layer, {0, count}, RowPart::kRow);
+    if (!rows.ok()) return Fault("FetchBlocks", rows.status());
     const std::vector<float> found = ToFloats(*rows);
     const std::vector<float> wanted = RowsOf(content, group, layer);
     const uint32_t dims = group.key_dim + group.value_dim;
@@ -492,7 +492,7 @@ void KillWorld::Suspend(SequenceModel& sequence) {
   sequence.suspended = true;
   Done();
   if (Random(2) == 0) {
-    const auto rows = store_->FetchRange(kTenant, sequence.id, 1, {0, 0}, RowPart::kRow);
+    const auto rows = store_->FetchBlocks(kTenant, sequence.id, 1, {0, 0}, RowPart::kRow);
     if (rows.ok()) Fault("a suspended sequence was read");
   }
   Announce(Operation::kSuspend, sequence, 0);
@@ -519,7 +519,7 @@ void KillWorld::EvictRetained() {
   const auto found = store_->ListSequences(kTenant, cache_id_);
   if (!found.ok()) return Fault("ListSequences", found.status());
   for (const SequenceInfo& info : *found) {
-    if (!info.retained) continue;
+    if (!info.is_cached_prefix) continue;
     Announce(Operation::kMakeRoom, state_.sequences[0], 0);
     const absl::Status status = store_->EvictSequence(info.sequence_id);
     // A thread of the store may have made room for its own work meanwhile.

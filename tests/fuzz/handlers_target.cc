@@ -96,7 +96,7 @@ class Sidecar {
     config.max_message_bytes = size_t{1} << 20;
     config.segment_tokens = 128;
     config.tail_tokens = 128;
-    config.epoch_tokens = 256;
+    config.codebook_tokens = 256;
     config.call_threads = 2;
     config.threads = 1;
     config.shutdown_timeout = absl::Seconds(5);

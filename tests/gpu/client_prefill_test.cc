@@ -29,7 +29,7 @@ TEST_F(ClientStepTest, TwoGpusOfOneCacheShareWhatIsPageLocked) {
   for (uint64_t position = kPrefill; position < kPrefill + 2; ++position) {
     std::swap(gpu_, other);
     ExpectFullAttention(position);
-    EXPECT_EQ(Counts().staged, 0u);
+    EXPECT_EQ(Counts().has_staged_rows, 0u);
     EXPECT_GT(Counts().locked_bytes, 0u);
   }
   pqc_gpu_close(other);

@@ -143,8 +143,8 @@ class PoolRemote final : public Remote {
                    RefusalBuffer* error) noexcept override {
     return Not(error);
   }
-  pqc_status FetchRange(const FetchView&, pqc_token_range, std::byte*,
-                        RefusalBuffer* error) noexcept override {
+  pqc_status FetchBlocks(const FetchView&, pqc_token_range, std::byte*,
+                         RefusalBuffer* error) noexcept override {
     return Not(error);
   }
   pqc_status FetchTokens(const FetchView&, const PositionsView&, std::byte*,

@@ -322,7 +322,7 @@ TEST_F(BadInput, UnknownForeignAndDroppedIds) {
     expect([&] { return store().TopK(tenant, sequence_id, GoodQuery(), {}).status(); });
     expect([&] { return store().Score(tenant, sequence_id, GoodQuery(), {}, {0, 1}).status(); });
     expect([&] {
-      return store().FetchRange(tenant, sequence_id, 1, {0, 1}, RowPart::kRow).status();
+      return store().FetchBlocks(tenant, sequence_id, 1, {0, 1}, RowPart::kRow).status();
     });
     expect([&] {
       return store().FetchTokens(tenant, sequence_id, 1, positions, RowPart::kRow).status();
@@ -416,7 +416,7 @@ TEST_F(BadInput, Queries) {
 TEST_F(BadInput, RangesAndPositions) {
   const auto fetch = [&](TokenRange tokens) {
     return [this, tokens] {
-      return store().FetchRange(kTenant, id(), 1, tokens, RowPart::kKey).status();
+      return store().FetchBlocks(kTenant, id(), 1, tokens, RowPart::kKey).status();
     };
   };
   ExpectRefused(fetch({5, 5}), StatusCode::kInvalidArgument, "tokens");
@@ -425,12 +425,12 @@ TEST_F(BadInput, RangesAndPositions) {
   ExpectRefused(fetch({0, ~uint64_t{0}}), StatusCode::kOutOfRange, "tokens");
   ExpectRefused(
       [&] {
-        return store().FetchRange(kTenant, id(), 1, {0, 1}, static_cast<RowPart>(7)).status();
+        return store().FetchBlocks(kTenant, id(), 1, {0, 1}, static_cast<RowPart>(7)).status();
       },
       StatusCode::kInvalidArgument, "part");
   ExpectRefused(
       [&] {
-        return store().FetchRange(kTenant, id(), 2, {0, 1}, RowPart::kKey).status();
+        return store().FetchBlocks(kTenant, id(), 2, {0, 1}, RowPart::kKey).status();
       },
       StatusCode::kInvalidArgument, "layer");
   ExpectRefused(
@@ -571,7 +571,7 @@ TEST(BadOptions, AreNamed) {
   expect([](StoreOptions& o) { o.segment_tokens = 100; }, "segment_tokens");
   expect([](StoreOptions& o) { o.tail_tokens = 0; }, "tail_tokens");
   expect([](StoreOptions& o) { o.tail_tokens = kMaxSegmentTokens + 128; }, "tail_tokens");
-  expect([](StoreOptions& o) { o.epoch_tokens = 0; }, "epoch_tokens");
+  expect([](StoreOptions& o) { o.codebook_tokens = 0; }, "codebook_tokens");
   expect([](StoreOptions& o) { o.threads = 100000; }, "threads");
 }
 

@@ -28,11 +28,11 @@ using testing::TestSequence;
 
 const IndexDescriptor kIndex = Pq(2, 4);
 
-TEST(CutEpochs, GivesEachEpochItsTokensAndTheRestToTheLast) {
+TEST(SplitGenerations, GivesEachGenerationItsTokensAndTheRestToTheLast) {
   const auto cut = [](std::vector<uint32_t> ends) {
     std::vector<std::pair<uint32_t, uint32_t>> ranges;
-    for (const Epoch& epoch : CutEpochs(ends, 100)) {
-      ranges.emplace_back(epoch.tokens.begin, epoch.tokens.end);
+    for (const CodebookGeneration& generation : SplitGenerations(ends, 100)) {
+      ranges.emplace_back(generation.tokens.begin, generation.tokens.end);
     }
     return ranges;
   };
@@ -44,22 +44,22 @@ TEST(CutEpochs, GivesEachEpochItsTokensAndTheRestToTheLast) {
   EXPECT_EQ(cut({100, 200, 300}), (Ranges{{0, 100}, {100, 200}, {200, 300}}));
 }
 
-TEST(EpochTokens, GivesALongContextFourEpochsAndNoneFewerTokensThanTheLeast) {
-  EXPECT_EQ(EpochTokens(1, 100), 100u);
-  EXPECT_EQ(EpochTokens(400, 100), 100u);
-  EXPECT_EQ(EpochTokens(401, 100), 101u);
-  EXPECT_EQ(EpochTokens(512 << 10, 32 << 10), 128u << 10);
-  EXPECT_EQ(EpochTokens(kMaxSequenceTokens, 1), kMaxSequenceTokens / 4);
+TEST(MinGenerationTokens, GivesALongContextFourGenerationsAndNoneFewerTokensThanTheLeast) {
+  EXPECT_EQ(MinGenerationTokens(1, 100), 100u);
+  EXPECT_EQ(MinGenerationTokens(400, 100), 100u);
+  EXPECT_EQ(MinGenerationTokens(401, 100), 101u);
+  EXPECT_EQ(MinGenerationTokens(512 << 10, 32 << 10), 128u << 10);
+  EXPECT_EQ(MinGenerationTokens(kMaxSequenceTokens, 1), kMaxSequenceTokens / 4);
   for (const uint32_t segments : {1u, 4u, 5u, 7u, 8u, 63u, 64u}) {
     std::vector<uint32_t> ends;
     for (uint32_t i = 1; i <= segments; ++i) ends.push_back(100 * i);
-    EXPECT_LE(CutEpochs(ends, EpochTokens(ends.back(), 100)).size(), 4u) << segments;
+    EXPECT_LE(SplitGenerations(ends, MinGenerationTokens(ends.back(), 100)).size(), 4u) << segments;
   }
 }
 
-TEST(Build, CodesEveryTokenWithTheNearestCentroidOfItsEpoch) {
+TEST(Build, CodesEveryTokenWithTheNearestCentroidOfItsGeneration) {
   TestSequence sequence;
-  sequence.Ingest(700);  // epochs [0, 256), [256, 700)
+  sequence.Ingest(700);  // generations [0, 256), [256, 700)
   sequence.Build(kIndex, 5, 16);
   const LayerModel& model = sequence.layer(3);
   const DecodedKeys decoded = DecodeKeys(sequence.store(), sequence.id(), model, kIndex);
@@ -239,16 +239,16 @@ TEST(Build, MoreIterationsFitBetter) {
   }
 }
 
-TEST(Build, ReportsEachLayerAndEpochOnce) {
+TEST(Build, ReportsEachLayerAndGenerationOnce) {
   TestSequence sequence;
   sequence.Ingest(700);
   std::set<std::pair<uint32_t, uint32_t>> seen;
   uint32_t layers_done = 0;
   const absl::Status status = sequence.store().BuildIndex(
       kTenant, sequence.id(), {.index = kIndex, .iterations = 3}, [&](const BuildProgress& p) {
-        EXPECT_TRUE(seen.emplace(p.layer, p.epoch).second);
+        EXPECT_TRUE(seen.emplace(p.layer, p.codebook_generation).second);
         EXPECT_EQ(p.layer_count, 2u);
-        EXPECT_EQ(p.epoch_count, 2u);
+        EXPECT_EQ(p.codebook_generation_count, 2u);
         EXPECT_EQ(p.iterations, 3u);
         EXPECT_GT(p.index_bytes, 0u);
         EXPECT_EQ(p.codebook_bytes, 2u * 2 * 32 * 16 * sizeof(float));
@@ -358,7 +358,7 @@ struct BareSequence {
 TEST(Build, UnderADeadlineEndsBeforeItWithFewerIterations) {
   StoreOptions options = SmallOptions();
   options.threads = 1;
-  options.epoch_tokens = 16384;
+  options.codebook_tokens = 16384;
   BareSequence bare(options, 12000);
   const SteadyTime began = SteadyTime();
   const SteadyTime deadline = began + absl::Seconds(100);

@@ -62,7 +62,7 @@ class ChecksumsOf : public ::testing::Test {
     return found;
   }
   absl::Status Fetch(uint32_t layer, uint64_t begin, uint64_t end) {
-    return store().FetchRange(kTenant, id_, layer, {begin, end}, RowPart::kRow).status();
+    return store().FetchBlocks(kTenant, id_, layer, {begin, end}, RowPart::kRow).status();
   }
   absl::Status TopK(uint32_t layer, const IndexDescriptor& index) {
     const Floats query = RandomFloats(random_, {1, group_.query_heads, group_.key_dim});
@@ -97,7 +97,7 @@ TEST_F(ChecksumsOf, WholeBytesAreRead) {
 }
 
 TEST_F(ChecksumsOf, RowsThatRottedAreNotServed) {
-  const auto rows = store().FetchRange(kTenant, id_, 3, {200, 201}, RowPart::kRow);
+  const auto rows = store().FetchBlocks(kTenant, id_, 3, {200, 201}, RowPart::kRow);
   ASSERT_TRUE(rows.ok());
   Restart();
   const std::span<const std::byte> one(rows->data);
@@ -116,7 +116,7 @@ TEST_F(ChecksumsOf, RowsThatRottedAreNotServed) {
   const auto fork = store().ForkSequence(kTenant, id_, 256, "session");
   ASSERT_TRUE(fork.ok());
   EXPECT_EQ(
-      store().FetchRange(kTenant, fork->sequence_id, 3, {0, 256}, RowPart::kRow).status().code(),
+      store().FetchBlocks(kTenant, fork->sequence_id, 3, {0, 256}, RowPart::kRow).status().code(),
       lost);
   Restart();
   EXPECT_EQ(Fetch(3, 200, 201).code(), lost);
@@ -135,7 +135,7 @@ TEST_F(ChecksumsOf, CodebooksThatRottedAreNotServed) {
     mapping->data()[offset + 200] ^= std::byte{4};  // in a centroid
     ++spoilt;
   }
-  EXPECT_EQ(spoilt, 2u);  // of two layers, in one epoch
+  EXPECT_EQ(spoilt, 2u);  // of two layers, in one generation
   EXPECT_EQ(TopK(1, kIndex).code(), absl::StatusCode::kDataLoss);
   EXPECT_TRUE(TopK(1, {}).ok());
   ExpectContent(store(), id_, group_, content_);

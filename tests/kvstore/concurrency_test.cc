@@ -94,7 +94,7 @@ TEST(Concurrency, ReadersSeeWholeRowsWhileTheTailGrowsAndIsRolledBack) {
         const auto info = store.DescribeSequence(kTenant, id);
         ASSERT_TRUE(info.ok());
         const auto count = static_cast<uint32_t>(info->token_count);
-        const auto rows = store.FetchRange(kTenant, id, 3, {count - 60, count}, RowPart::kRow);
+        const auto rows = store.FetchBlocks(kTenant, id, 3, {count - 60, count}, RowPart::kRow);
         // A roll back may come between the two calls.
         if (rows.ok()) ExpectWholeRows(*rows, count - 60, group);
         const Query asked{.layer = 1, .query_position = count - 1, .queries = query.view()};
@@ -145,7 +145,7 @@ TEST(Concurrency, TwoCachesAreFilledIndexedAndReadAtOnce) {
         if (step == 10) {
           ASSERT_TRUE(store.BuildIndex(kTenant, id, {.index = Pq(2, 4), .iterations = 2}, {}).ok());
         }
-        const auto rows = store.FetchRange(kTenant, id, 1, {0, tokens}, RowPart::kValue);
+        const auto rows = store.FetchBlocks(kTenant, id, 1, {0, tokens}, RowPart::kValue);
         ASSERT_TRUE(rows.ok());
         ExpectWholeRows(*rows, 0, group);
         ASSERT_EQ(ToFloats(*rows)[1], version);  // never the other cache's
@@ -182,7 +182,7 @@ TEST(Concurrency, OfManyWritersEachEitherWritesAllOrIsAborted) {
   ASSERT_TRUE(info.ok());
   EXPECT_GT(info->token_count, 0u);
   EXPECT_LE(info->token_count, written);
-  const auto rows = store.FetchRange(kTenant, id, 1, {0, info->token_count}, RowPart::kRow);
+  const auto rows = store.FetchBlocks(kTenant, id, 1, {0, info->token_count}, RowPart::kRow);
   ASSERT_TRUE(rows.ok());
   ExpectWholeRows(*rows, 0, group);
 }

@@ -49,7 +49,7 @@ inline Floats PartOf(std::span<const uint64_t> content, const LayerGroup& group,
   return floats;
 }
 
-// Rows as FetchRange gives them: [kv_heads, tokens, key_dim + value_dim].
+// Rows as FetchBlocks gives them: [kv_heads, tokens, key_dim + value_dim].
 inline std::vector<float> RowsOf(std::span<const uint64_t> content, const LayerGroup& group,
                                  uint32_t layer) {
   std::vector<float> rows;
@@ -109,7 +109,7 @@ inline void ExpectContent(Store& store, uint64_t id, const LayerGroup& group,
                           std::span<const uint64_t> content, size_t begin = 0) {
   if (begin >= content.size()) return;
   for (const uint32_t layer : group.layers) {
-    const auto rows = store.FetchRange(kTenant, id, layer, {begin, content.size()}, RowPart::kRow);
+    const auto rows = store.FetchBlocks(kTenant, id, layer, {begin, content.size()}, RowPart::kRow);
     ASSERT_TRUE(rows.ok()) << rows.status();
     ASSERT_TRUE(ToFloats(*rows) == RowsOf(content.subspan(begin), group, layer))
         << "sequence " << id << " layer " << layer;

@@ -30,7 +30,7 @@ inline StoreOptions SmallOptions() {
   options.max_pool_bytes = size_t{1} << 30;
   options.segment_tokens = 128;
   options.tail_tokens = 128;
-  options.epoch_tokens = 256;
+  options.codebook_tokens = 256;
   options.threads = 2;
   return options;
 }
@@ -103,7 +103,7 @@ struct LayerModel {
   const float* value(uint32_t token, uint32_t kv_head) const {
     return &values[(size_t{token} * group.kv_heads + kv_head) * group.value_dim];
   }
-  // Rows [begin, end) as FetchRange gives them.
+  // Rows [begin, end) as FetchBlocks gives them.
   std::vector<float> Rows(uint32_t begin, uint32_t end) const {
     std::vector<float> rows;
     for (uint32_t head = 0; head < group.kv_heads; ++head) {
@@ -268,8 +268,8 @@ class TestSequence {
   void ExpectRowsMatch() {
     for (const LayerModel& model : layers_) {
       if (model.tokens == 0) continue;
-      const auto rows = store_->FetchRange(kTenant, id_, model.group.layers.front(),
-                                           {0, model.tokens}, RowPart::kRow);
+      const auto rows = store_->FetchBlocks(kTenant, id_, model.group.layers.front(),
+                                            {0, model.tokens}, RowPart::kRow);
       ASSERT_TRUE(rows.ok()) << rows.status();
       ASSERT_EQ(ToFloats(*rows), model.Rows(0, model.tokens));
     }
@@ -311,8 +311,8 @@ inline std::string Dump(Store& store) {
       for (const LayerInfo& layer : sequence.layers) {
         text += " layer " + std::to_string(layer.layer) + " " + std::to_string(layer.row_count);
         if (layer.row_count > 0) {
-          const auto rows = store.FetchRange(cache.tenant, sequence.sequence_id, layer.layer,
-                                             {0, layer.row_count}, RowPart::kRow);
+          const auto rows = store.FetchBlocks(cache.tenant, sequence.sequence_id, layer.layer,
+                                              {0, layer.row_count}, RowPart::kRow);
           EXPECT_TRUE(rows.ok()) << rows.status();
           text.append(reinterpret_cast<const char*>(rows->data.data()), rows->data.size());
         }

@@ -61,7 +61,7 @@ TEST(Lease, CodesAreMappedToo) {
   EXPECT_TRUE(mapped.ready());
   for (const SegmentView& segment : mapped.View(300).segments) {
     EXPECT_EQ(segment.index_data->index, testing::Pq(2, 4));
-    EXPECT_EQ(segment.codebook->epoch, segment.index_data->codebook_epoch);
+    EXPECT_EQ(segment.codebook->codebook_generation, segment.index_data->codebook_generation);
   }
 }
 

@@ -267,7 +267,7 @@ TEST(Admit, TellsWhatWouldHaveToGo) {
   EXPECT_EQ(admit(3 * 128).verdict, Verdict::kFitsNow);
   const Admission after = admit(5 * 128);
   EXPECT_EQ(after.verdict, Verdict::kFitsAfterEviction);
-  EXPECT_EQ(after.evicted_bytes, 2 * kSegmentBytes);
+  EXPECT_EQ(after.bytes_to_evict, 2 * kSegmentBytes);
   const Admission later = admit(8 * 128);
   EXPECT_EQ(later.verdict, Verdict::kRetryable);
   EXPECT_EQ(later.shortfall_bytes, kSegmentBytes);

@@ -1,4 +1,4 @@
-// Live indexes: codes, epochs, drift, merges, and what happens around them.
+// Live indexes: codes, generations, drift, merges, and what happens around them.
 #include <atomic>
 #include <functional>
 #include <set>
@@ -34,7 +34,7 @@ StoreOptions LiveOptions() {
   StoreOptions options = SmallOptions();
   options.segment_tokens = kChunk;
   options.tail_tokens = kTail;
-  options.epoch_tokens = 4 * kChunk;
+  options.codebook_tokens = 4 * kChunk;
   options.train_tokens = kChunk;
   options.merge_segments = 4;
   return options;
@@ -126,19 +126,20 @@ void ExpectSelects(TestSequence& sequence) {
     ASSERT_TRUE(selected.ok()) << selected.status();
     for (uint32_t kv_head = 0; kv_head < model.group.kv_heads; ++kv_head) {
       ExpectLargest(candidates,
-                    RuleValues(model, decoded, query, kv_head, selection.rule, candidates),
+                    RuleValues(model, decoded, query, kv_head, selection.group_rule, candidates),
                     std::span(selected->positions)
                         .subspan(size_t{kv_head} * selected->count, selected->count));
     }
   }
 }
 
-std::vector<uint32_t> Epochs(const SequenceInfo& info) {
-  std::vector<uint32_t> epochs;
+std::vector<uint32_t> Generations(const SequenceInfo& info) {
+  std::vector<uint32_t> generations;
   for (const SegmentInfo& segment : info.segments) {
-    epochs.push_back(segment.codebook_epochs.empty() ? ~0u : segment.codebook_epochs.front());
+    generations.push_back(
+        segment.codebook_generations.empty() ? ~0u : segment.codebook_generations.front());
   }
-  return epochs;
+  return generations;
 }
 
 TEST(LiveIndex, IndexesChunksAsTheyFillUpAndBuildIndexFinishesTheLast) {
@@ -148,8 +149,8 @@ TEST(LiveIndex, IndexesChunksAsTheyFillUpAndBuildIndexFinishesTheLast) {
   WaitIdle(sequence.store(), sequence.id());
   SequenceInfo info = Describe(sequence);
   ASSERT_EQ(info.segments.size(), 3u);
-  EXPECT_NE(Epochs(info)[0], ~0u);
-  EXPECT_NE(Epochs(info)[1], ~0u);
+  EXPECT_NE(Generations(info)[0], ~0u);
+  EXPECT_NE(Generations(info)[1], ~0u);
   EXPECT_EQ(info.layers.front().index_states.front(), LayerState::kFilled);  // 60 tokens wait
   uint32_t layers_done = 0;
   const absl::Status status = sequence.store().BuildIndex(kTenant, sequence.id(), {.index = kIndex},
@@ -251,30 +252,30 @@ TEST(LiveIndex, ALayerIsReadyWhileTheNextOnesHaveNoRowsYet) {
   ExpectNearest(model, kIndex, decoded, {0, kChunk}, {0, kChunk});
 }
 
-TEST(LiveIndex, AMatureEpochHasOneCodebookAndLaterChunksAreOnlyCoded) {
+TEST(LiveIndex, AMatureGenerationHasOneCodebookAndLaterChunksAreOnlyCoded) {
   TestSequence sequence(SmallSpec(), LiveOptions());
   sequence.NewSequence(Live());
   for (int chunk = 0; chunk < 6; ++chunk) Add(sequence, kChunk, 0, 1, /*append=*/false);
   ASSERT_TRUE(Finish(sequence).ok());
   WaitIdle(sequence.store(), sequence.id());
-  const std::vector<uint32_t> epochs = Epochs(Describe(sequence));
-  ASSERT_EQ(epochs.size(), 6u);
-  EXPECT_EQ(std::set<uint32_t>(epochs.begin(), epochs.end()).size(), 1u);
+  const std::vector<uint32_t> generations = Generations(Describe(sequence));
+  ASSERT_EQ(generations.size(), 6u);
+  EXPECT_EQ(std::set<uint32_t>(generations.begin(), generations.end()).size(), 1u);
   ExpectCoded(sequence);
 }
 
-TEST(LiveIndex, KeysThatDriftAwayBeginANewEpoch) {
+TEST(LiveIndex, KeysThatDriftAwayBeginANewGeneration) {
   TestSequence sequence(SmallSpec(), LiveOptions());
   sequence.NewSequence(Live());
   for (int chunk = 0; chunk < 4; ++chunk) Add(sequence, kChunk, 0, 1, /*append=*/false);
   for (int chunk = 0; chunk < 2; ++chunk) Add(sequence, kChunk, 4, 1, /*append=*/false);
   ASSERT_TRUE(Finish(sequence).ok());
   WaitIdle(sequence.store(), sequence.id());
-  const std::vector<uint32_t> epochs = Epochs(Describe(sequence));
-  ASSERT_EQ(epochs.size(), 6u);
-  EXPECT_EQ(epochs[0], epochs[3]);
-  EXPECT_NE(epochs[3], epochs[4]);
-  EXPECT_EQ(epochs[4], epochs[5]);
+  const std::vector<uint32_t> generations = Generations(Describe(sequence));
+  ASSERT_EQ(generations.size(), 6u);
+  EXPECT_EQ(generations[0], generations[3]);
+  EXPECT_NE(generations[3], generations[4]);
+  EXPECT_EQ(generations[4], generations[5]);
   ExpectCoded(sequence);
 }
 
@@ -305,15 +306,15 @@ TEST(LiveIndex, TailsOfANewTopicGetACodebookOfTheirOwn) {
   Add(sequence, 4 * kChunk, 0, 1, /*append=*/false);
   ASSERT_TRUE(Finish(sequence).ok());
   WaitIdle(sequence.store(), sequence.id());
-  const uint32_t prefill_epoch = Epochs(Describe(sequence)).front();
+  const uint32_t prefill_generation = Generations(Describe(sequence)).front();
   for (int i = 0; i < 3; ++i) {
     Add(sequence, kTail, 4, 1, /*append=*/true);
     WaitIdle(sequence.store(), sequence.id());
   }
-  const std::vector<uint32_t> epochs = Epochs(Describe(sequence));
-  ASSERT_EQ(epochs.size(), 7u);
-  EXPECT_EQ(epochs[3], prefill_epoch);
-  for (size_t i = 4; i < 6; ++i) EXPECT_NE(epochs[i], prefill_epoch) << i;
+  const std::vector<uint32_t> generations = Generations(Describe(sequence));
+  ASSERT_EQ(generations.size(), 7u);
+  EXPECT_EQ(generations[3], prefill_generation);
+  for (size_t i = 4; i < 6; ++i) EXPECT_NE(generations[i], prefill_generation) << i;
   ExpectCoded(sequence);
 }
 

@@ -52,11 +52,12 @@ class MergeTest : public ::testing::Test {
   }
 
   // Per layer slot, trained on the entry's rows.
-  std::vector<std::shared_ptr<const Codebook>> Train(const SegmentEntry& entry, uint32_t epoch) {
+  std::vector<std::shared_ptr<const Codebook>> Train(const SegmentEntry& entry,
+                                                     uint32_t codebook_generation) {
     std::vector<std::shared_ptr<const Codebook>> codebooks;
     const SegmentTokens tokens{entry.rows, {entry.rows->first_position(), entry.token_end}};
     for (uint32_t slot = 0; slot < layer_count(); ++slot) {
-      auto codebook = *NewCodebook(*cache_, slot, kIndex, epoch);
+      auto codebook = *NewCodebook(*cache_, slot, kIndex, codebook_generation);
       TrainLayer(*cache_,
                  {.layer_slot = slot,
                   .index = kIndex,
@@ -88,7 +89,7 @@ class MergeTest : public ::testing::Test {
             .sample_tokens = 2 * kSlots,
             .iterations = kIterations,
             .seed = 3,
-            .new_epoch = 9,
+            .new_generation = 9,
             .drift_ratio = 1.25,
             .keep_going = [] { return true; }};
   }
@@ -237,7 +238,7 @@ TEST_F(MergeTest, KeysThatHaveDriftedGetAFreshCodebook) {
   ExpectRows(*merged, run);
   for (uint32_t slot = 0; slot < layer_count(); ++slot) {
     const CodebookHeader& fresh = merged->indexes[0]->codebook(slot)->header();
-    EXPECT_EQ(fresh.epoch, spec.new_epoch);
+    EXPECT_EQ(fresh.codebook_generation, spec.new_generation);
     EXPECT_EQ(fresh.trained_token_count, 2 * kSlots - kSink);
     EXPECT_LT(fresh.inertia, 1.5 * stale[slot]->header().inertia);  // as good as the old one was
   }

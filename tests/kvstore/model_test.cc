@@ -50,7 +50,7 @@ class RandomOperations {
     if (dice < 300) return Truncate();
     if (dice < 320) return Build();
     if (dice < 330) return Restart();
-    if (dice < 600) return FetchRange();
+    if (dice < 600) return FetchBlocks();
     if (dice < 850) return FetchTokens();
     if (dice < 990) return TopK();
     ExpectAccounting();
@@ -95,14 +95,14 @@ class RandomOperations {
     return sequence_.layers()[Random(static_cast<uint32_t>(sequence_.layers().size()))];
   }
 
-  void FetchRange() {
+  void FetchBlocks() {
     if (sequence_.tokens() == 0) return;
     const LayerModel& model = AnyLayer();
     const uint32_t begin = Random(model.tokens);
     const uint32_t end = begin + 1 + Random(std::min(model.tokens - begin, 20u));
     const auto rows =
-        sequence_.store().FetchRange(kTenant, sequence_.id(), model.group.layers.front(),
-                                     {begin, std::min(end, model.tokens)}, RowPart::kRow);
+        sequence_.store().FetchBlocks(kTenant, sequence_.id(), model.group.layers.front(),
+                                      {begin, std::min(end, model.tokens)}, RowPart::kRow);
     ASSERT_TRUE(rows.ok()) << rows.status();
     ASSERT_EQ(ToFloats(*rows), model.Rows(begin, std::min(end, model.tokens)));
   }
@@ -136,7 +136,7 @@ class RandomOperations {
     if (sequence_.tokens() == 0) return;
     const LayerModel& model = AnyLayer();
     Selection selection{.index = {},
-                        .rule = GroupRule::kMeanLogit,
+                        .group_rule = GroupRule::kMeanLogit,
                         .sink_tokens = Random(40),
                         .window_tokens = Random(40),
                         .budget_ratio = 0.3};

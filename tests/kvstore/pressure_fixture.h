@@ -65,12 +65,12 @@ struct PressureStore : SharingStore {
     EXPECT_TRUE(all.ok()) << all.status();
     std::vector<SequenceInfo> retained;
     for (const SequenceInfo& info : *all) {
-      if (info.retained) retained.push_back(info);
+      if (info.is_cached_prefix) retained.push_back(info);
     }
     return retained;
   }
   absl::Status Read(uint64_t id) {
-    return store->FetchRange(kTenant, id, group.layers[0], {0, 1}, RowPart::kRow).status();
+    return store->FetchBlocks(kTenant, id, group.layers[0], {0, 1}, RowPart::kRow).status();
   }
 };
 

@@ -80,7 +80,7 @@ class PressureModel {
       while (!all().empty()) Drop(Random(all().size()));
       const auto left = store_->ListSequences(tenant, cache_ids_[tenant]);
       for (const SequenceInfo& info : *left) {
-        EXPECT_TRUE(info.retained);
+        EXPECT_TRUE(info.is_cached_prefix);
         EXPECT_TRUE(store_->PinSequence("", info.sequence_id, absl::ZeroDuration()).ok());
         EXPECT_TRUE(store_->EvictSequence(info.sequence_id).ok());
       }
@@ -150,7 +150,7 @@ class PressureModel {
     const auto sequences = store_->ListSequences(tenant_, cache_ids_[tenant_]);
     int unpinned = 0;
     for (const SequenceInfo& info : *sequences) {
-      if (!info.retained || info.pin_left == absl::ZeroDuration()) continue;
+      if (!info.is_cached_prefix || info.pin_left == absl::ZeroDuration()) continue;
       ASSERT_TRUE(store_->PinSequence("", info.sequence_id, absl::ZeroDuration()).ok());
       ++unpinned;
     }
@@ -265,7 +265,7 @@ class PressureModel {
     const size_t begin = Random(one.stored);
     for (const uint32_t layer : group().layers) {
       const auto rows =
-          store_->FetchRange(tenant_, one.id, layer, {begin, one.stored}, RowPart::kRow);
+          store_->FetchBlocks(tenant_, one.id, layer, {begin, one.stored}, RowPart::kRow);
       if (!Survived(i, rows.status())) return;
       ASSERT_TRUE(rows.ok()) << rows.status();
       ASSERT_TRUE(testing::ToFloats(*rows) ==

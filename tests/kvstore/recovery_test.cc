@@ -233,7 +233,7 @@ TEST_F(Recovery, KeepsSuspendedSequencesSuspended) {
   const uint64_t id = Make(NumberedContent(1, 10));
   ASSERT_TRUE(store().SuspendSequence(kTenant, id).ok());
   Restart();
-  EXPECT_EQ(store().FetchRange(kTenant, id, 1, {0, 1}, RowPart::kRow).status().code(),
+  EXPECT_EQ(store().FetchBlocks(kTenant, id, 1, {0, 1}, RowPart::kRow).status().code(),
             absl::StatusCode::kFailedPrecondition);
   ASSERT_TRUE(store().ResumeSequence(kTenant, id).ok());
   Restart();

@@ -218,7 +218,7 @@ class SharingModel {
   }
   void ExpectSuspended() {
     ASSERT_EQ(
-        store().FetchRange(kTenant, all_[current_].id, 1, {0, 1}, RowPart::kRow).status().code(),
+        store().FetchBlocks(kTenant, all_[current_].id, 1, {0, 1}, RowPart::kRow).status().code(),
         absl::StatusCode::kFailedPrecondition);
   }
 
@@ -242,7 +242,7 @@ class SharingModel {
         .layer = group.layers[Random(2)], .query_position = tokens - 1, .queries = query.view()};
     const auto selected =
         store().TopK(kTenant, one.id, asked,
-                     {.index = index, .rule = GroupRule::kMeanLogit, .budget_ratio = 0.25});
+                     {.index = index, .group_rule = GroupRule::kMeanLogit, .budget_ratio = 0.25});
     const auto scores = store().Score(kTenant, one.id, asked, index, {0, tokens});
     ASSERT_TRUE(selected.ok() && scores.ok()) << selected.status() << scores.status();
     const uint32_t size = group.group_size();

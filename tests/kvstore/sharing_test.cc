@@ -433,7 +433,7 @@ TEST_F(Sharing, ASuspendedSequenceKeepsItsTokensAndAnswersNothing) {
   refused(store().Score(kTenant, id, asked, {}, {0, 10}).status());
   refused(store().Attend(kTenant, id, asked, {}, false).status());
   refused(store().AttendPositions(kTenant, id, asked, positions).status());
-  refused(store().FetchRange(kTenant, id, 1, {0, 1}, RowPart::kRow).status());
+  refused(store().FetchBlocks(kTenant, id, 1, {0, 1}, RowPart::kRow).status());
   refused(store().FetchTokens(kTenant, id, 1, positions, RowPart::kRow).status());
   EXPECT_EQ(shared_.Describe(id).token_count, 300u);
   EXPECT_EQ(shared_.Create(std::span(ids_).first(300)).token_count, 256u);  // others may share it
@@ -453,7 +453,7 @@ TEST_F(Sharing, SeveralTokensOfAQueryShareOneSelection) {
       const Floats queries = RandomFloats(random_, {length, group.query_heads, group.key_dim});
       const Query asked{.layer = 3, .query_position = 590, .queries = queries.view()};
       const Selection selection{.index = index,
-                                .rule = GroupRule::kMeanLogit,
+                                .group_rule = GroupRule::kMeanLogit,
                                 .sink_tokens = 3,
                                 .window_tokens = 20,
                                 .budget_ratio = 0.3};

@@ -46,7 +46,7 @@ void ExpectTopK(TestSequence& sequence, const LayerModel& model, const DecodedKe
   const std::vector<uint32_t> candidates = Candidates(selection, model.tokens);
   for (uint32_t kv_head = 0; kv_head < model.group.kv_heads; ++kv_head) {
     ExpectLargest(
-        candidates, RuleValues(model, keys, query, kv_head, selection.rule, candidates),
+        candidates, RuleValues(model, keys, query, kv_head, selection.group_rule, candidates),
         std::span(selected->positions).subspan(kv_head * selected->count, selected->count));
   }
 }
@@ -76,12 +76,13 @@ TEST_P(TopKByRule, MatchesBruteForceOverDecodedCodesAcrossSegmentsAndCodebooks) 
     const auto info = sequence.store().DescribeSequence(kTenant, sequence.id());
     ASSERT_TRUE(info.ok());
     ASSERT_GE(info->segments.size(), 5u);
-    ASSERT_NE(info->segments.front().codebook_epochs, info->segments.back().codebook_epochs);
+    ASSERT_NE(info->segments.front().codebook_generations,
+              info->segments.back().codebook_generations);
     const LayerModel& model = sequence.layer(3);
     const DecodedKeys keys = DecodeKeys(sequence.store(), sequence.id(), model, index);
     for (Selection selection : Terms()) {
       selection.index = index;
-      selection.rule = GetParam();
+      selection.group_rule = GetParam();
       ExpectTopK(sequence, model, keys, selection);
     }
   }
@@ -97,7 +98,7 @@ TEST_P(TopKByRule, FlatMatchesBruteForceOverTheKeys) {
     sequence.Append(200);
     const LayerModel& model = sequence.layer(1);
     for (Selection selection : Terms()) {
-      selection.rule = GetParam();
+      selection.group_rule = GetParam();
       ExpectTopK(sequence, model, ExactKeys(model), selection);
     }
   }
@@ -113,7 +114,7 @@ TEST_P(TopKByRule, SoftcapAndLargeGroupsTakeTheSameTokensAsBruteForce) {
     sequence.Build(Pq(2, 6));
     const LayerModel& model = sequence.layer(1);
     const DecodedKeys exact = ExactKeys(model);
-    Selection selection{.rule = GetParam(), .sink_tokens = 5, .budget_ratio = 0.2};
+    Selection selection{.group_rule = GetParam(), .sink_tokens = 5, .budget_ratio = 0.2};
     ExpectTopK(sequence, model, exact, selection);
     if (spec.groups[0].softcap > 0) continue;  // unit vectors decode only what is not capped
     selection.index = Pq(2, 6);
@@ -133,7 +134,7 @@ TEST(TopK, PqWithAsManyCentroidsAsTokensSelectsWhatFlatSelects) {
   const LayerModel& model = sequence.layer(1);
   for (const GroupRule rule : kAllRules) {
     ExpectTopK(sequence, model, ExactKeys(model),
-               {.index = Pq(1, 8), .rule = rule, .budget_ratio = 0.25});
+               {.index = Pq(1, 8), .group_rule = rule, .budget_ratio = 0.25});
   }
 }
 
@@ -142,7 +143,7 @@ TEST(TopK, OneSegmentSelectsWhatManySegmentsSelectUnderOneCodebook) {
   for (const uint32_t segment_tokens : {128u, 256u, 1024u}) {
     StoreOptions options = SmallOptions();
     options.segment_tokens = segment_tokens;
-    options.epoch_tokens = 1 << 20;
+    options.codebook_tokens = 1 << 20;
     TestSequence sequence(SmallSpec(), options);
     sequence.Ingest(900);
     sequence.Build(Pq(2, 6), 4, 16);

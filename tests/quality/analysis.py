@@ -103,18 +103,18 @@ def index_name(row):
     return f"pq{row['subspaces']}x{row['bits']}"
 
 
-def best_index(results, epoch_tokens=None):
+def best_index(results, codebook_tokens=None):
     """The accounting row of the index that covers most of the retrieval layer's attention within INDEX_GOAL; None
     when none does. Of one index with several epoch lengths, the shortest epoch that fits."""
     fitting = [row for row in results.accounting
-               if row["index_over_keys"] <= INDEX_GOAL and epoch_tokens in (None, row["epoch_tokens"])]
-    known = [(found[0], -row["epoch_tokens"], row) for row in fitting
+               if row["index_over_keys"] <= INDEX_GOAL and codebook_tokens in (None, row["codebook_tokens"])]
+    known = [(found[0], -row["codebook_tokens"], row) for row in fitting
              if (found := mean(where(results.grid, method=index_name(row), budget="1/10"), "mass_vs_oracle"))]
     return max(known, key=lambda item: item[:2])[2] if known else None
 
 
 def default_epoch_row(results, best):
-    found = where(results.accounting, subspaces=best["subspaces"], bits=best["bits"], epoch_tokens=DEFAULT_EPOCH)
+    found = where(results.accounting, subspaces=best["subspaces"], bits=best["bits"], codebook_tokens=DEFAULT_EPOCH)
     return found[0] if found else None
 
 
@@ -134,7 +134,7 @@ def figure_rows(results):
     name = index_name(best)
     of_best = where(results.grid, method=name, budget="1/10")
     default = default_epoch_row(results, best)
-    epoch = f"m={best['subspaces']} b={best['bits']}, epoch_tokens={best['epoch_tokens']}"
+    epoch = f"m={best['subspaces']} b={best['bits']}, codebook_tokens={best['codebook_tokens']}"
     standard = where(results.captured, layer=1, budget="1/10", task=RETRIEVAL_TASKS)
 
     def row(name, value, unit, better, goal, against, samples=None, spread=None):
@@ -153,14 +153,14 @@ def figure_rows(results):
             else f"{name} was not asked end to end", found[1] if found else None),
         row("index_bytes_over_keys", best["index_over_keys"], "share", "lower", INDEX_GOAL,
             f"{best['tokens']} tokens, d {best['dim']}, fp16 keys; {epoch}; {default['index_over_keys']:.4f} at the "
-            f"default epoch_tokens={DEFAULT_EPOCH}" if default else epoch),
+            f"default codebook_tokens={DEFAULT_EPOCH}" if default else epoch),
         row("iterations_to_99pct_of_final_mass", rounds_to(curve), "k-means rounds", "lower", None,
             f"mass after {curve[-1][0]} rounds" if curve else "not run"),
     ]
     plain = best_index(results, DEFAULT_EPOCH)
     value = mean(where(results.grid, method=index_name(plain), budget="1/10"), "mass_vs_oracle") if plain else None
     rows.append(row("mass_vs_oracle_r10_default_epoch", value[0] if value else None, "share", "higher", None,
-                    f"best index within 1/50 at epoch_tokens={DEFAULT_EPOCH}: m={plain['subspaces']} b={plain['bits']}, "
+                    f"best index within 1/50 at codebook_tokens={DEFAULT_EPOCH}: m={plain['subspaces']} b={plain['bits']}, "
                     f"{plain['index_over_keys']:.4f} of the keys" if plain else "no index fits",
                     value and value[2], value and value[1]))
     for method in ("pq4x8", "pq2x6"):

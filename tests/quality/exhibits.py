@@ -214,8 +214,8 @@ def mass_chart(results, layer, title):
 
 
 def grid_chart(results, default_epoch=32768):
-    size = {(row["subspaces"], row["bits"]): row["index_over_keys"] for row in where(results.accounting, epoch_tokens=131072)
-            or where(results.accounting, epoch_tokens=default_epoch)}
+    size = {(row["subspaces"], row["bits"]): row["index_over_keys"] for row in where(results.accounting, codebook_tokens=131072)
+            or where(results.accounting, codebook_tokens=default_epoch)}
     points = []
     for (m, b), bytes_share in sorted(size.items()):
         found = mean(where(results.grid, method=f"pq{m}x{b}", budget="1/10"), "mass_vs_oracle")
@@ -296,9 +296,9 @@ def generated_table(results):
 
 
 def accounting_table(results):
-    epochs, made = values(results.accounting, "epoch_tokens"), []
+    epochs, made = values(results.accounting, "codebook_tokens"), []
     for m, b in dict.fromkeys((row["subspaces"], row["bits"]) for row in results.accounting):
-        rows = {row["epoch_tokens"]: row for row in where(results.accounting, subspaces=m, bits=b)}
+        rows = {row["codebook_tokens"]: row for row in where(results.accounting, subspaces=m, bits=b)}
         quality = {metric: mean(where(results.grid, method=f"pq{m}x{b}", budget="1/10"), metric) for metric in
                    ("mass_vs_oracle", "recall", "build_seconds", "select_ms")}
         any_row = next(iter(rows.values()))
@@ -318,6 +318,6 @@ def epoch_table(results):
     for method in ("pq4x8", "pq4x6", "pq2x6"):
         for budget in values(where(results.epochs, method=method), "budget"):
             chosen = where(results.epochs, method=method, budget=budget)
-            made.append([f"{label(method)}, {budget}"] + [share(mean(where(chosen, epoch_tokens=epoch), "mass_vs_oracle")[0])
-                                                          for epoch in values(results.epochs, "epoch_tokens")])
-    return table(["index, budget"] + [f"epoch {charts.tokens(e)}" for e in values(results.epochs, "epoch_tokens")], made)
+            made.append([f"{label(method)}, {budget}"] + [share(mean(where(chosen, codebook_tokens=epoch), "mass_vs_oracle")[0])
+                                                          for epoch in values(results.epochs, "codebook_tokens")])
+    return table(["index, budget"] + [f"epoch {charts.tokens(e)}" for e in values(results.epochs, "codebook_tokens")], made)

@@ -117,7 +117,7 @@ class LiveStudyTest(unittest.TestCase):
     def test_looking_at_drift_finds_more_and_costs_codebooks(self):
         problem = generate("themes", Setting(tokens=4096, steps=8, kv_heads=1, theme_tokens=1280))
         self.assertEqual(problem.keys.shape, (1, 4096, 128))
-        setting = {"segment_tokens": 512, "epoch_tokens": 1024}
+        setting = {"segment_tokens": 512, "codebook_tokens": 1024}
         looking, never = (live_study.measure(BUILD, load_client(BUILD), {**setting, "drift_ratio": ratio}, 6, [problem])
                           for ratio in (1.25, live_study.NEVER))
         for budget in live_study.BUDGETS:

@@ -39,7 +39,7 @@ class LiveRows(Rows):
 
     def store(self, keys, values):
         self.sequence.close()
-        self.sequence = self.cache.create_sequence(live=True, index=self.index, iterations=ITERATIONS, sink_tokens=SINK)
+        self.sequence = self.cache.create_sequence(live_index=True, index=self.index, iterations=ITERATIONS, sink_tokens=SINK)
         for first in range(0, len(keys), self.chunk):
             self.sequence.ingest(0, first, keys[first:first + self.chunk], values[first:first + self.chunk])
             self.wait()
@@ -76,11 +76,11 @@ def size_settings():
     for segment in (2 * K, 8 * K, 32 * K):
         for epoch in (8 * K, 32 * K, 128 * K):
             for ratio in (1.25, NEVER):
-                yield {"segment_tokens": segment, "epoch_tokens": epoch, "drift_ratio": ratio}
+                yield {"segment_tokens": segment, "codebook_tokens": epoch, "drift_ratio": ratio}
 
 
 # What is tried, as settings of the sidecar, the bits of the index, and the themes' lengths.
-DEFAULT = {"segment_tokens": 8 * K, "epoch_tokens": 32 * K, "drift_ratio": 1.25}
+DEFAULT = {"segment_tokens": 8 * K, "codebook_tokens": 32 * K, "drift_ratio": 1.25}
 SMALL = {**DEFAULT, "segment_tokens": 2 * K}
 STUDIES = {
     "sizes": [(setting, 6, THEME) for setting in size_settings()],
@@ -141,7 +141,7 @@ def main():
                         "bits": bits}
                 lines += [{**line, "budget": budget, **means[budget]} for budget in BUDGETS]
                 print(f"{name:9s} {source:10s} {theme // K:4d}K {line['segment_tokens'] // K:6d}K "
-                      f"{line['epoch_tokens'] // K:6d}K {line['drift_ratio']:5.4g} {bits:4d} {line['train_tokens'] // K:5d}K |" +
+                      f"{line['codebook_tokens'] // K:6d}K {line['drift_ratio']:5.4g} {bits:4d} {line['train_tokens'] // K:5d}K |" +
                       "".join(f"        {means[budget]['recall']:.3f}  {means[budget]['mass_vs_oracle']:.3f} |"
                               for budget in BUDGETS) + f" {means[BUDGETS[0]]['bytes']:8.2f}", flush=True)
     if arguments.csv:

@@ -99,7 +99,7 @@ def quality_and_bytes(results):
     return section(
         "bytes", "Quality and bytes",
         f"Green: index within {INDEX_GOAL:.3g} of the key bytes. " + (
-            f"The best index within it: {exhibits.label(index_name(best))} with epoch_tokens={best['epoch_tokens']}." if best else ""),
+            f"The best index within it: {exhibits.label(index_name(best))} with codebook_tokens={best['codebook_tokens']}." if best else ""),
         row_of(exhibits.grid_chart(results), exhibits.iteration_chart(results), exhibits.read_chart(results)),
         "What the daemon stores for 131072 tokens of one kv head of 128 dims (pqc_sequence_describe), quality on the retrieval layer's "
         "captured vectors (niah and mq, 8K to 32K), seconds per build of one layer with two kv heads, milliseconds per select call.",

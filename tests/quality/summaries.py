@@ -96,10 +96,10 @@ def of_late(results):
 
 
 def of_epochs(results):
-    return [{"method": method, "budget": budget, "epoch_tokens": epoch,
-             "mass_vs_oracle": rounded(mean(where(results.epochs, method=method, budget=budget, epoch_tokens=epoch), "mass_vs_oracle"))}
+    return [{"method": method, "budget": budget, "codebook_tokens": epoch,
+             "mass_vs_oracle": rounded(mean(where(results.epochs, method=method, budget=budget, codebook_tokens=epoch), "mass_vs_oracle"))}
             for method in ("pq4x8", "pq4x6", "pq2x6") for budget in values(results.epochs, "budget")
-            for epoch in values(results.epochs, "epoch_tokens")]
+            for epoch in values(results.epochs, "codebook_tokens")]
 
 
 def write(directory, results):

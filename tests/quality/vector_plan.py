@@ -133,7 +133,7 @@ def accounting(build, pqcached, tokens=131072, dim=128, epochs=(32768, 65536, 13
     group = pqcached.LayerGroup(layers=[0], kv_heads=1, query_heads=1, key_dim=dim, value_dim=dim)
     rows = []
     for epoch in epochs:
-        with sidecar.running(build, "--epoch-tokens", str(epoch)) as endpoint:
+        with sidecar.running(build, "--codebook-tokens", str(epoch)) as endpoint:
             with pqcached.Client(endpoint, timeout_ms=120000) as client:
                 cache = client.open_cache("accounting", model_fingerprint="judge", groups=[group],
                                           capacity_bytes=1 << 30, default_index=pqcached.Index.flat())
@@ -147,7 +147,7 @@ def accounting(build, pqcached, tokens=131072, dim=128, epochs=(32768, 65536, 13
                             after = sequence.describe()
                             codes = after.index_bytes - before.index_bytes
                             codebooks = after.codebook_bytes - before.codebook_bytes
-                            rows.append({"subspaces": m, "bits": b, "epoch_tokens": epoch, "tokens": tokens, "dim": dim,
+                            rows.append({"subspaces": m, "bits": b, "codebook_tokens": epoch, "tokens": tokens, "dim": dim,
                                          "code_bytes": codes, "codebook_bytes": codebooks,
                                          "index_over_keys": (codes + codebooks) / (tokens * dim * ELEMENT_BYTES)})
                 cache.close()
@@ -160,9 +160,9 @@ def epoch_study(build, pqcached, tokens=131072, epochs=(32768, 131072), say=prin
     rows = []
     for epoch in epochs:
         say(f"epoch study: {epoch}")
-        with sidecar.running(build, "--epoch-tokens", str(epoch)) as endpoint:
+        with sidecar.running(build, "--codebook-tokens", str(epoch)) as endpoint:
             found = with_rows(build, problem, pqcached, endpoint,
                               lambda sidecar_rows: [Oracle(), Pq(sidecar_rows, 4, 8), Pq(sidecar_rows, 4, 6),
                                                     Pq(sidecar_rows, 2, 6)], ["1/10", "1/20", "256"])
-            rows += [{**row, "epoch_tokens": epoch} for row in found]
+            rows += [{**row, "codebook_tokens": epoch} for row in found]
     return rows

@@ -202,7 +202,7 @@ TEST_F(ConfigTest, RefusesValuesOutOfRange) {
   ExpectRefused("segment_tokens", "100", "128..");
   ExpectRefused("segment_tokens", "130", "multiple of 128");
   ExpectRefused("tail_tokens", "129", "multiple of 128");
-  ExpectRefused("epoch_tokens", "1", "128..");
+  ExpectRefused("codebook_tokens", "1", "128..");
   ExpectRefused("kernel_level", "mmx", "reference");
   ExpectRefused("default_timeout", "30", "unit");
   ExpectRefused("default_timeout", "0s", "must be in");

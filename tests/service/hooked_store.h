@@ -145,10 +145,10 @@ class HookedStore final : public kvstore::Store {
                                         kvstore::TokenRange tokens) override {
     return store_->Score(tenant, sequence_id, query, index, tokens);
   }
-  absl::StatusOr<kvstore::Rows> FetchRange(std::string_view tenant, uint64_t sequence_id,
-                                           uint32_t layer, kvstore::TokenRange tokens,
-                                           kvstore::RowPart part) override {
-    return store_->FetchRange(tenant, sequence_id, layer, tokens, part);
+  absl::StatusOr<kvstore::Rows> FetchBlocks(std::string_view tenant, uint64_t sequence_id,
+                                            uint32_t layer, kvstore::TokenRange tokens,
+                                            kvstore::RowPart part) override {
+    return store_->FetchBlocks(tenant, sequence_id, layer, tokens, part);
   }
   absl::StatusOr<kvstore::Rows> FetchTokens(std::string_view tenant, uint64_t sequence_id,
                                             uint32_t layer, std::span<const uint32_t> positions,

@@ -129,7 +129,7 @@ TEST_F(PressureTest, RetainedTokensServeOthersUntilMemoryIsShort) {
   ASSERT_TRUE(Append(first, 300).ok());
   ASSERT_TRUE(Drop(first).ok());
   v1::StatsResponse stats = Stats(*client_);
-  EXPECT_EQ(stats.retained_count(), 1u);
+  EXPECT_EQ(stats.cached_prefix_count(), 1u);
   EXPECT_EQ(stats.pool_used_bytes(), 2 * kSegmentBytes);
   const v1::CreateSequenceResponse again = Create(cache_id, Ids(300));
   EXPECT_EQ(again.token_count(), 256u);
@@ -139,7 +139,7 @@ TEST_F(PressureTest, RetainedTokensServeOthersUntilMemoryIsShort) {
   EXPECT_TRUE(Admit(cache_id, 1).fits_now());
   const v1::AdmitResponse after = Admit(cache_id, 6 * 128, 1);
   EXPECT_EQ(after.verdict(), v1::VERDICT_AFTER_EVICTION);
-  EXPECT_EQ(after.evicted_bytes(), kSegmentBytes);
+  EXPECT_EQ(after.bytes_to_evict(), kSegmentBytes);
   EXPECT_EQ(after.needed_bytes(), 7 * kSegmentBytes);
   ASSERT_TRUE(Append(Create(cache_id, {}).sequence_id(), 7 * 128).ok());
   const v1::AdmitResponse later = Admit(cache_id, 7 * 128);
@@ -219,7 +219,7 @@ TEST_F(PressureTest, ALimitThatIsLoweredWhileServingIsFollowedAndARaisedOneHeals
   constexpr uint64_t kMax = uint64_t{1} << 30;
   group.Set(kMax, kMax + 8 * kSegmentBytes);  // beyond it by all that the pool has
   await_limit([](uint64_t bytes) { return bytes < 5 * kSegmentBytes; });
-  EXPECT_EQ(Stats(*client_).retained_count(), 0u);
+  EXPECT_EQ(Stats(*client_).cached_prefix_count(), 0u);
   EXPECT_EQ(Stats(*client_).evicted_bytes(), 4 * kSegmentBytes);
   EXPECT_LT(Stats(*client_).memory_available_bytes(), kSegmentBytes);
   const uint64_t next = Create(cache_id, {}).sequence_id();
@@ -243,9 +243,9 @@ TEST_F(PressureTest, OperatorsPinAndEvict) {
   client_ = Connect();
   const uint64_t sequence_id = Create(OpenPool(8), Ids(200)).sequence_id();
   ASSERT_TRUE(Append(sequence_id, 200).ok());
-  EXPECT_EQ(Describe(sequence_id).pinned_seconds(), 0);
+  EXPECT_EQ(Describe(sequence_id).pin_left_seconds(), 0);
   ASSERT_TRUE(Pin(sequence_id, 3'600'000).ok());
-  EXPECT_GT(Describe(sequence_id).pinned_seconds(), 3500);
+  EXPECT_GT(Describe(sequence_id).pin_left_seconds(), 3500);
   EXPECT_EQ(Stats(*client_).pinned_count(), 1u);
   EXPECT_TRUE(Failed(Evict(sequence_id), StatusCode::FAILED_PRECONDITION, "sequence_id", "pinned"));
   ASSERT_TRUE(Pin(sequence_id, 0).ok());
@@ -292,7 +292,7 @@ TEST_F(PressureTest, ADrainTurnsNewWorkAwayAndLetsTheRestGoOn) {
   EXPECT_TRUE(response.draining());
   EXPECT_EQ(response.session_count(), 1u);
   EXPECT_EQ(response.sequence_count(), 1u);
-  EXPECT_EQ(response.calls_at_work(), 0u);
+  EXPECT_EQ(response.calls_in_flight(), 0u);
   EXPECT_TRUE(Stats(*client_).draining());
 
   v1::CreateSequenceRequest create;

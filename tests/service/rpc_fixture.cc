@@ -116,7 +116,7 @@ std::string Dump(TestClient& client, uint64_t sequence_id) {
   const grpc::Status status =
       client.admin().DescribeSequence(client.Context().get(), describe, &description);
   description.mutable_sequence()->clear_idle_seconds();  // time goes on
-  description.mutable_sequence()->clear_pinned_seconds();
+  description.mutable_sequence()->clear_pin_left_seconds();
   dump += status.error_message() + description.ShortDebugString();
   v1::ListCachesResponse caches;
   client.admin().ListCaches(client.Context().get(), {}, &caches);
@@ -231,7 +231,7 @@ RpcTest::RpcTest() {
   config_.max_message_bytes = size_t{1} << 20;
   config_.segment_tokens = 128;
   config_.tail_tokens = 128;
-  config_.epoch_tokens = 256;
+  config_.codebook_tokens = 256;
   config_.call_threads = 4;
   config_.threads = 2;
   config_.shutdown_timeout = absl::Seconds(5);

@@ -162,7 +162,7 @@ TEST_F(RpcTest, AppendAddsAcknowledgesRepeatsAndTruncateTakesBack) {
   EXPECT_EQ(truncated.token_count(), 101u);
 }
 
-TEST_F(RpcTest, BuildReportsEveryLayerAndEpochAndIsDeterministic) {
+TEST_F(RpcTest, BuildReportsEveryLayerAndGenerationAndIsDeterministic) {
   Start();
   const auto client = Connect();
   std::vector<std::string> answers;
@@ -171,7 +171,7 @@ TEST_F(RpcTest, BuildReportsEveryLayerAndEpochAndIsDeterministic) {
     const std::vector<v1::BuildProgress> progress = client->Build(sequence_id, Pq(4, 5));
     std::set<std::pair<uint32_t, uint32_t>> units;
     for (const v1::BuildProgress& each : progress) {
-      units.insert({each.layer(), each.epoch()});
+      units.insert({each.layer(), each.codebook_generation()});
       EXPECT_EQ(each.layer_count(), 2u);
       EXPECT_GT(each.inertia(), 0);
       EXPECT_GT(each.index_bytes(), 0u);
@@ -179,8 +179,8 @@ TEST_F(RpcTest, BuildReportsEveryLayerAndEpochAndIsDeterministic) {
     }
     ASSERT_FALSE(progress.empty());
     EXPECT_EQ(units.size(), progress.size());
-    EXPECT_EQ(progress.size(), 2 * progress[0].epoch_count());
-    EXPECT_GT(progress[0].epoch_count(), 1u);
+    EXPECT_EQ(progress.size(), 2 * progress[0].codebook_generation_count());
+    EXPECT_GT(progress[0].codebook_generation_count(), 1u);
     EXPECT_EQ(progress.back().layers_done(), 2u);
 
     v1::TopKRequest request;

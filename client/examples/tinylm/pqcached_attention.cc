@@ -48,7 +48,7 @@ PqcachedAttention::PqcachedAttention(const Config& config, const std::string& fi
   own_steps_ = std::make_unique<SingleSteps>(client);
   steps_ = own_steps_.get();
 
-  selection_.rule = PQC_SUM_SOFTMAX;
+  selection_.group_rule = PQC_SUM_SOFTMAX;
   selection_.sink_tokens = options_.engine_tokens.sink_tokens;
   selection_.window_tokens = options_.engine_tokens.window_tokens;
   SetSelection(FlatIndex(), 0.1);

@@ -14,7 +14,7 @@
  *   index      selects tokens by approximate scores: pq (product quantization) or flat (exact
  *              scores)
  *   codebook   the centroids of one layer and kv head; a long sequence has several generations of
- *              codebooks, numbered as epochs
+ *              codebooks
  *   sink       the first tokens of the context; window: the last ones. The engine attends both
  *              itself
  *   selection  the k tokens that an index chose between sink and window
@@ -488,7 +488,7 @@ typedef struct pqc_sequence_options {
   /* Live index: prefill segments are indexed in the background as they fill; the last one when the
    * first step begins or the first token is appended, or by pqc_build_index with the same index,
    * which waits for all of it. */
-  uint32_t live; /* 0 or 1; the next five fields must be 0 when it is 0 */
+  uint32_t has_live_index; /* 0 or 1; the next five fields must be 0 when it is 0 */
   /* Iterations of k-means, at most 1000; 0 = as many as fit into the engine's prefill time, at most
    * 10 (paper, section 3.3, equations 1 to 3). */
   uint32_t iterations;
@@ -549,7 +549,7 @@ typedef struct pqc_admission {
   size_t struct_size;
   pqc_verdict verdict;
   uint64_t needed_bytes;    /* memory of the request's rows and index */
-  uint64_t evicted_bytes;   /* PQC_FITS_AFTER_EVICTION: bytes to evict; 0 otherwise */
+  uint64_t bytes_to_evict;  /* PQC_FITS_AFTER_EVICTION: bytes to evict; 0 otherwise */
   uint64_t shortfall_bytes; /* PQC_FITS_LATER, PQC_FITS_NEVER: missing bytes; 0 otherwise */
   uint64_t limit_bytes;     /* bytes that the cache may use at present */
   uint64_t retry_after_ms;  /* PQC_FITS_LATER: when to ask again; 0 otherwise */
@@ -647,8 +647,8 @@ typedef struct pqc_build_progress {
   uint32_t layer;
   uint32_t layers_done;
   uint32_t layer_count;
-  uint32_t epoch; /* of the codebook; a long sequence has several */
-  uint32_t epoch_count;
+  uint32_t codebook_generation; /* a long sequence has several */
+  uint32_t codebook_generation_count;
   uint32_t iterations;     /* k-means iterations done for this codebook */
   double inertia;          /* mean squared distance of the trained keys to their centroids */
   double seconds;          /* since the build began */
@@ -665,7 +665,7 @@ typedef struct pqc_build_options {
   pqc_index index;             /* pq, or the cache's default when that is pq; flat needs no build */
   uint32_t iterations;         /* of k-means, at most 1000; 0 = 10 */
   uint64_t seed;               /* same rows, iterations and seed: same index */
-  uint64_t train_tokens;       /* sample per epoch and kv head; 0 = all */
+  uint64_t train_tokens;       /* sample per generation and kv head; 0 = all */
   uint64_t sink_tokens;        /* first tokens that are not trained on */
   uint32_t timeout_ms;         /* 0 = the longest that the sidecar allows (its max_timeout) */
   pqc_build_callback callback; /* may be NULL */
@@ -732,7 +732,7 @@ typedef enum pqc_budget_kind {
 typedef struct pqc_selection {
   size_t struct_size;
   pqc_index index;
-  pqc_group_rule rule;
+  pqc_group_rule group_rule;
   uint64_t sink_tokens;
   uint64_t window_tokens;
   /* Masked tokens, neither attended nor counted: ascending, disjoint, not empty. */
@@ -768,8 +768,8 @@ typedef struct pqc_positions {
 
 /* Selects the k best tokens for a query. Scores are, per query head, the sum over the sub-spaces of
  * the query's inner product with the key's centroid (paper, section 3.1, step 4), or exact inner
- * products (flat); `selection->rule` joins the heads of a kv head. The counts of *out are also set
- * on PQC_OUT_OF_RANGE for a too small capacity.
+ * products (flat); `selection->group_rule` joins the heads of a kv head. The counts of *out are
+ * also set on PQC_OUT_OF_RANGE for a too small capacity.
  *
  * Errors: PQC_FAILED_PRECONDITION  the sequence has no such index: pqc_build_index
  *         PQC_ABORTED              the layer's index is being built: repeat later
@@ -796,10 +796,10 @@ typedef enum pqc_row_part { PQC_ROW = 0, PQC_KEY = 1, PQC_VALUE = 2 } pqc_row_pa
  * `out`.
  *
  * Errors: PQC_OUT_OF_RANGE  out_bytes; tokens that are not stored */
-PQC_API pqc_status pqc_fetch_range(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,
-                                   pqc_row_part part, void* out, uint64_t out_bytes);
+PQC_API pqc_status pqc_fetch_blocks(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,
+                                    pqc_row_part part, void* out, uint64_t out_bytes);
 /* Copies rows by position: positions [kv_heads, count], in any order; out [kv_heads, count, dim],
- * as pqc_fetch_range. count: 1 to 2^30, per kv head. Errors: as pqc_fetch_range. */
+ * as pqc_fetch_blocks. count: 1 to 2^30, per kv head. Errors: as pqc_fetch_blocks. */
 PQC_API pqc_status pqc_fetch_tokens(pqc_sequence* sequence, uint32_t layer,
                                     const uint32_t* positions, uint32_t count, pqc_row_part part,
                                     void* out, uint64_t out_bytes);

@@ -165,10 +165,10 @@ class Sequence {
   }
 
   // Copies the rows of a token range to `out`: [kv_heads, tokens, dim] of the cache's dtype
-  // (pqc_fetch_range).
-  Status FetchRange(uint32_t layer, pqc_token_range tokens, pqc_row_part part,
-                    std::span<std::byte> out) {
-    return Status(pqc_fetch_range(handle_.get(), layer, tokens, part, out.data(), out.size()));
+  // (pqc_fetch_blocks).
+  Status FetchBlocks(uint32_t layer, pqc_token_range tokens, pqc_row_part part,
+                     std::span<std::byte> out) {
+    return Status(pqc_fetch_blocks(handle_.get(), layer, tokens, part, out.data(), out.size()));
   }
 
   // Copies the rows at positions [kv_heads, count], in any order, to `out`: [kv_heads, count, dim]
@@ -268,7 +268,7 @@ class Sequence {
   static pqc_selection ToC(const Selection& selection) {
     pqc_selection c = PQC_INIT(pqc_selection);
     c.index = selection.index;
-    c.rule = selection.rule;
+    c.group_rule = selection.group_rule;
     c.sink_tokens = selection.sink_tokens;
     c.window_tokens = selection.window_tokens;
     c.excluded = selection.excluded.data();
@@ -324,8 +324,8 @@ struct StepItem {
 class Step {
  public:
   struct Positions {
-    std::vector<uint32_t> positions = {};  // item i's begin at begins[i]: [kv_heads, counts[i]]
-    std::vector<uint64_t> begins = {};     // [items]
+    std::vector<uint32_t> positions = {};  // item i's begin at offsets[i]: [kv_heads, counts[i]]
+    std::vector<uint64_t> offsets = {};    // [items]
     std::vector<uint32_t> counts = {};     // [items], k per kv head
   };
 
@@ -336,10 +336,10 @@ class Step {
     const pqc_tensor q = queries.c();
     const pqc_selection s = ToC(selection);
     Positions selected;
-    selected.begins.resize(item_count_);
+    selected.offsets.resize(item_count_);
     selected.counts.resize(item_count_);
     pqc_step_positions out = PQC_INIT(pqc_step_positions);
-    out.begins = selected.begins.data();
+    out.offsets = selected.offsets.data();
     out.counts = selected.counts.data();
     pqc_status status = pqc_step_select(handle_.get(), layer, &q, selection ? &s : nullptr, &out);
     if (status != PQC_OK) return Status(status);
@@ -402,9 +402,9 @@ class Step {
     void operator()(pqc_step* step) const { pqc_step_abandon(step); }
   };
   // Arguments of a step's begin for the C ABI. Points into itself.
-  struct Terms {
-    Terms(std::span<const StepItem> step_items, const Selection* step_selection,
-          uint32_t timeout_ms)
+  struct BeginArguments {
+    BeginArguments(std::span<const StepItem> step_items, const Selection* step_selection,
+                   uint32_t timeout_ms)
         : items(step_items.size(), PQC_INIT(pqc_step_item)) {
       for (size_t i = 0; i < items.size(); ++i) {
         items[i].sequence = step_items[i].sequence ? step_items[i].sequence->get() : nullptr;
@@ -415,8 +415,8 @@ class Step {
       options.selection = step_selection ? &selection : nullptr;
       options.timeout_ms = timeout_ms;
     }
-    Terms(const Terms&) = delete;
-    Terms& operator=(const Terms&) = delete;
+    BeginArguments(const BeginArguments&) = delete;
+    BeginArguments& operator=(const BeginArguments&) = delete;
 
     std::vector<pqc_step_item> items;
     pqc_selection selection{};
@@ -511,13 +511,13 @@ class Cache {
     c.extra_key_bytes = options.prompt.extra_key.size();
     c.group_key = options.group_key.data();
     c.group_key_bytes = options.group_key.size();
-    if (options.live) {
-      c.live = 1;
-      c.iterations = options.live->iterations;
-      c.index = options.live->index;
-      c.seed = options.live->seed;
-      c.train_tokens = options.live->train_tokens;
-      c.sink_tokens = options.live->sink_tokens;
+    if (options.live_index) {
+      c.has_live_index = 1;
+      c.iterations = options.live_index->iterations;
+      c.index = options.live_index->index;
+      c.seed = options.live_index->seed;
+      c.train_tokens = options.live_index->train_tokens;
+      c.sink_tokens = options.live_index->sink_tokens;
     }
     pqc_sequence* sequence = nullptr;
     const pqc_status status = pqc_sequence_create_with(handle_.get(), &c, &sequence, token_count);
@@ -606,7 +606,7 @@ class Client {
   // (pqc_step_begin).
   Result<Step> BeginStep(std::span<const StepItem> items, const Selection* selection = nullptr,
                          uint32_t timeout_ms = 0) {
-    const Step::Terms terms(items, selection, timeout_ms);
+    const Step::BeginArguments terms(items, selection, timeout_ms);
     pqc_step* step = nullptr;
     const pqc_status status =
         pqc_step_begin(handle_.get(), terms.items.data(), static_cast<uint32_t>(items.size()),

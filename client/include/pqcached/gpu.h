@@ -83,18 +83,18 @@ typedef enum pqc_gpu_policy {
 
 typedef struct pqc_gpu_options {
   size_t struct_size;
-  int32_t device;             /* CUDA device number */
-  uint32_t sequence_capacity; /* sequences of a step; 0 = 8 */
-  uint64_t token_capacity;    /* tokens of the longest sequence, 1 to 2^30; required */
-  uint64_t selected_capacity; /* largest k; 0 = 4096, or token_capacity if that is less */
-  uint32_t query_length;      /* longest query of an item, in tokens; 0 = 1 */
-  uint32_t segment_capacity;  /* segments of a sequence; 0 = token_capacity / 1024 + 64 */
-  uint32_t codebook_capacity; /* codebooks of a sequence; 0 = token_capacity / 32768 + 2 */
-  uint32_t no_block_cache;    /* 1 = no block cache, and cache_tokens must be 0 */
+  int32_t device;               /* CUDA device number */
+  uint32_t sequence_capacity;   /* sequences of a step; 0 = 8 */
+  uint64_t token_capacity;      /* tokens of the longest sequence, 1 to 2^30; required */
+  uint64_t selected_capacity;   /* largest k; 0 = 4096, or token_capacity if that is less */
+  uint32_t query_length;        /* longest query of an item, in tokens; 0 = 1 */
+  uint32_t segment_capacity;    /* segments of a sequence; 0 = token_capacity / 1024 + 64 */
+  uint32_t codebook_capacity;   /* codebooks of a sequence; 0 = token_capacity / 32768 + 2 */
+  uint32_t disable_block_cache; /* 1 = no block cache, and cache_tokens must be 0 */
   /* Tokens in the block cache, per kv head of a sequence; a multiple of 128; 0 = 4096. */
   uint32_t cache_tokens;
   /* Blocks of 128 rows loaded after a step, per kv head of a sequence; at most 128; 0 = 32. */
-  uint32_t cache_loads;
+  uint32_t max_block_loads;
   pqc_gpu_policy policy;
   pqc_index index; /* pq index that steps select by; PQC_INDEX_DEFAULT = the cache's */
   /* NULL = libpqcached_gpu.so in the folder of this library, then the loader's search path. */
@@ -132,7 +132,7 @@ typedef struct pqc_gpu_counts {
   uint64_t locked_bytes; /* of the sidecar's memory, page-locked so far */
   uint64_t generation;   /* increases when a captured graph has to be captured again */
   /* 1: some rows cannot be page-locked; the host copies them during steps. */
-  uint32_t staged;
+  uint32_t has_staged_rows;
   /* Layers whose codes stay on the device; those of the other layers are copied in each step. */
   uint32_t resident_layers;
 } pqc_gpu_counts;

@@ -38,7 +38,7 @@ struct GpuOptions {
   uint32_t codebook_capacity = 0;
   bool block_cache = true;
   uint32_t cache_tokens = 0;
-  uint32_t cache_loads = 0;
+  uint32_t max_block_loads = 0;
   pqc_gpu_policy policy = PQC_GPU_FREQUENCY;
   Index index = {};
   std::string gpu_library_path = {};
@@ -59,9 +59,9 @@ class Gpu {
     c.query_length = options.query_length;
     c.segment_capacity = options.segment_capacity;
     c.codebook_capacity = options.codebook_capacity;
-    c.no_block_cache = options.block_cache ? 0 : 1;
+    c.disable_block_cache = options.block_cache ? 0 : 1;
     c.cache_tokens = options.cache_tokens;
-    c.cache_loads = options.cache_loads;
+    c.max_block_loads = options.max_block_loads;
     c.policy = options.policy;
     c.index = options.index;
     c.gpu_library_path =
@@ -101,7 +101,7 @@ class Gpu {
   // waits, in milliseconds; 0 = the client's (pqc_gpu_step_begin).
   Result<Step> BeginStep(std::span<const StepItem> items, const Selection& selection, void* stream,
                          uint32_t timeout_ms = 0) {
-    const Step::Terms terms(items, &selection, timeout_ms);
+    const Step::BeginArguments terms(items, &selection, timeout_ms);
     pqc_step* step = nullptr;
     const pqc_status status =
         pqc_gpu_step_begin(handle_.get(), terms.items.data(), static_cast<uint32_t>(items.size()),

@@ -101,13 +101,13 @@ PQC_API pqc_status pqc_step_begin(pqc_client* client, const pqc_step_item* items
                                   uint32_t item_count, const pqc_step_options* options,
                                   pqc_step** step);
 
-/* Positions of all items: positions[begins[i] + kv_head * counts[i] + j], j < counts[i], of item i,
- * ascending per kv head. */
+/* Positions of all items: positions[offsets[i] + kv_head * counts[i] + j], j < counts[i], of item
+ * i, ascending per kv head. */
 typedef struct pqc_step_positions {
   size_t struct_size;
-  uint32_t* positions; /* [count]; NULL asks for begins, counts and count only */
+  uint32_t* positions; /* [count]; NULL asks for offsets, counts and count only */
   uint64_t capacity;   /* of `positions`, in elements */
-  uint64_t* begins;    /* [items], out: first element of each item */
+  uint64_t* offsets;   /* [items], out: first element of each item */
   uint32_t* counts;    /* [items], out: k of each item, per kv head */
   uint64_t count;      /* out: elements written, or needed */
 } pqc_step_positions;

@@ -240,7 +240,7 @@ struct LiveIndex {
 // Options of Cache::CreateSequence (pqc_sequence_options).
 struct SequenceOptions {
   Prompt prompt = {};
-  std::optional<LiveIndex> live = {};
+  std::optional<LiveIndex> live_index = {};
   // Ties the sequence to those of other ranks (pqc_sequence_options); at most 64 bytes.
   std::string group_key = {};
 };
@@ -275,7 +275,7 @@ struct Query {
 // Terms of a selection (pqc_selection).
 struct Selection {
   Index index = {};
-  pqc_group_rule rule = PQC_SUM_SOFTMAX;
+  pqc_group_rule group_rule = PQC_SUM_SOFTMAX;
   uint64_t sink_tokens = 0;
   uint64_t window_tokens = 0;
   std::vector<pqc_token_range> excluded = {};

@@ -81,8 +81,9 @@ class CacheSpec(Sized):
 
 class SequenceOptions(Sized):
     _fields_ = [("struct_size", c_size_t), ("token_ids", c_void_p), ("token_id_count", c_uint64),
-                ("extra_key", c_char_p), ("extra_key_bytes", c_uint64), ("live", c_uint32), ("iterations", c_uint32),
-                ("index", _IndexField), ("seed", c_uint64), ("train_tokens", c_uint64), ("sink_tokens", c_uint64),
+                ("extra_key", c_char_p), ("extra_key_bytes", c_uint64), ("has_live_index", c_uint32),
+                ("iterations", c_uint32), ("index", _IndexField), ("seed", c_uint64), ("train_tokens", c_uint64),
+                ("sink_tokens", c_uint64),
                 ("group_key", c_char_p), ("group_key_bytes", c_uint64)]
 
 
@@ -98,8 +99,8 @@ class LayerRows(Sized):
 
 class BuildProgress(Sized):
     _fields_ = [("struct_size", c_size_t), ("layer", c_uint32), ("layers_done", c_uint32), ("layer_count", c_uint32),
-                ("epoch", c_uint32), ("epoch_count", c_uint32), ("iterations", c_uint32), ("inertia", c_double),
-                ("seconds", c_double), ("index_bytes", c_uint64), ("codebook_bytes", c_uint64)]
+                ("codebook_generation", c_uint32), ("codebook_generation_count", c_uint32), ("iterations", c_uint32),
+                ("inertia", c_double), ("seconds", c_double), ("index_bytes", c_uint64), ("codebook_bytes", c_uint64)]
 
 
 BuildCallback = CFUNCTYPE(c_int, c_void_p, POINTER(BuildProgress))
@@ -116,7 +117,7 @@ class TokenRange(Structure):
 
 
 class Selection(Sized):
-    _fields_ = [("struct_size", c_size_t), ("index", Index), ("rule", c_enum), ("sink_tokens", c_uint64),
+    _fields_ = [("struct_size", c_size_t), ("index", Index), ("group_rule", c_enum), ("sink_tokens", c_uint64),
                 ("window_tokens", c_uint64), ("excluded", POINTER(TokenRange)), ("excluded_count", c_uint32),
                 ("budget", c_enum), ("ratio", c_double), ("token_count", c_uint64)]
 
@@ -148,7 +149,7 @@ class StepOptions(Sized):
 
 
 class StepPositions(Sized):
-    _fields_ = [("struct_size", c_size_t), ("positions", c_void_p), ("capacity", c_uint64), ("begins", c_void_p),
+    _fields_ = [("struct_size", c_size_t), ("positions", c_void_p), ("capacity", c_uint64), ("offsets", c_void_p),
                 ("counts", c_void_p), ("count", c_uint64)]
 
 
@@ -160,15 +161,15 @@ class StepAttention(Sized):
 class GpuOptions(Sized):
     _fields_ = [("struct_size", c_size_t), ("device", c_int32), ("sequence_capacity", c_uint32),
                 ("token_capacity", c_uint64), ("selected_capacity", c_uint64), ("query_length", c_uint32),
-                ("segment_capacity", c_uint32), ("codebook_capacity", c_uint32), ("no_block_cache", c_uint32),
-                ("cache_tokens", c_uint32), ("cache_loads", c_uint32), ("policy", c_enum), ("index", _IndexField),
+                ("segment_capacity", c_uint32), ("codebook_capacity", c_uint32), ("disable_block_cache", c_uint32),
+                ("cache_tokens", c_uint32), ("max_block_loads", c_uint32), ("policy", c_enum), ("index", _IndexField),
                 ("gpu_library_path", c_char_p), ("codes_bytes", c_uint64)]
 
 
 class GpuCounts(Sized):
     _fields_ = [("struct_size", c_size_t), ("hits", c_uint64), ("misses", c_uint64), ("loaded", c_uint64),
                 ("evicted", c_uint64), ("device_bytes", c_uint64), ("locked_bytes", c_uint64), ("generation", c_uint64),
-                ("staged", c_uint32), ("resident_layers", c_uint32)]
+                ("has_staged_rows", c_uint32), ("resident_layers", c_uint32)]
 
 
 class GpuPositions(Sized):
@@ -209,7 +210,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_select": (_status, [_handle, POINTER(Query), POINTER(Selection), POINTER(Positions)]),
     "pqc_score": (_status, [_handle, POINTER(Query), POINTER(Index), TokenRange, c_void_p, c_uint64, c_void_p,
                             c_void_p]),
-    "pqc_fetch_range": (_status, [_handle, c_uint32, TokenRange, c_enum, c_void_p, c_uint64]),
+    "pqc_fetch_blocks": (_status, [_handle, c_uint32, TokenRange, c_enum, c_void_p, c_uint64]),
     "pqc_fetch_tokens": (_status, [_handle, c_uint32, c_void_p, c_uint32, c_enum, c_void_p, c_uint64]),
     "pqc_attend": (_status, [_handle, POINTER(Query), POINTER(Selection), POINTER(Attention)]),
     "pqc_attend_positions": (_status, [_handle, POINTER(Query), c_void_p, c_uint32, POINTER(Attention)]),

@@ -142,7 +142,7 @@ class Cache(Closable):
         self._group_of: Dict[int, LayerGroup] = {
             int(layer): group for group in groups if group.kind == LayerKind.SELECTED for layer in group.layers}
 
-    def create_sequence(self, token_ids: Optional[Any] = None, *, extra_key: bytes = b"", live: bool = False,
+    def create_sequence(self, token_ids: Optional[Any] = None, *, extra_key: bytes = b"", live_index: bool = False,
                         index: Index = Index(), iterations: int = 0, seed: int = 0, train_tokens: int = 0,
                         sink_tokens: int = 0, group_key: bytes = b"") -> "Sequence":
         """Creates a sequence.
@@ -151,7 +151,7 @@ class Cache(Closable):
         longest stored prefix (see Sequence.shared_tokens), and other sequences may share the rows
         that it stores under them. extra_key: additional key of the prefix (images, ...), at most
         256 bytes.
-        live: if true, prefill segments are indexed in the background as they fill, the last one
+        live_index: if true, prefill segments are indexed in the background as they fill, the last one
         when the first step begins or the first token is appended; build_index with the same index
         waits for all of it. The other arguments are as in build_index, but 0 iterations and 0
         train_tokens select the sidecar's defaults.
@@ -166,10 +166,10 @@ class Cache(Closable):
         ids = token_ids_to_read("token_ids", () if token_ids is None else token_ids)
         key, group = key_bytes("extra_key", extra_key), key_bytes("group_key", group_key)
         options = abi.SequenceOptions(
-            token_id_count=len(ids), extra_key=key or None, extra_key_bytes=len(key), live=1 if live else 0,
-            iterations=uint32("iterations", iterations), index=index.c(), seed=uint64("seed", seed),
-            train_tokens=uint64("train_tokens", train_tokens), sink_tokens=uint64("sink_tokens", sink_tokens),
-            group_key=group or None, group_key_bytes=len(group))
+            token_id_count=len(ids), extra_key=key or None, extra_key_bytes=len(key),
+            has_live_index=1 if live_index else 0, iterations=uint32("iterations", iterations), index=index.c(),
+            seed=uint64("seed", seed), train_tokens=uint64("train_tokens", train_tokens),
+            sink_tokens=uint64("sink_tokens", sink_tokens), group_key=group or None, group_key_bytes=len(group))
         if len(ids):
             options.token_ids = ids.ctypes.data
         handle, shared = ctypes.c_void_p(), ctypes.c_uint64()
@@ -180,7 +180,7 @@ class Cache(Closable):
 
     def open_gpu(self, token_capacity: int, *, device: int = 0, sequence_capacity: int = 0, selected_capacity: int = 0,
                  query_length: int = 0, segment_capacity: int = 0, codebook_capacity: int = 0, block_cache: bool = True,
-                 cache_tokens: int = 0, cache_loads: int = 0, policy: GpuPolicy = GpuPolicy.FREQUENCY,
+                 cache_tokens: int = 0, max_block_loads: int = 0, policy: GpuPolicy = GpuPolicy.FREQUENCY,
                  index: Index = Index(), codes_bytes: int = 0, gpu_library_path: str = "") -> Gpu:
         """Reserves memory on a GPU, for prefill and steps with arrays there.
 
@@ -198,8 +198,9 @@ class Cache(Closable):
             token_capacity=uint64("token_capacity", token_capacity),
             selected_capacity=uint64("selected_capacity", selected_capacity),
             query_length=uint32("query_length", query_length), segment_capacity=uint32("segment_capacity", segment_capacity),
-            codebook_capacity=uint32("codebook_capacity", codebook_capacity), no_block_cache=0 if block_cache else 1,
-            cache_tokens=uint32("cache_tokens", cache_tokens), cache_loads=uint32("cache_loads", cache_loads),
+            codebook_capacity=uint32("codebook_capacity", codebook_capacity),
+            disable_block_cache=0 if block_cache else 1, cache_tokens=uint32("cache_tokens", cache_tokens),
+            max_block_loads=uint32("max_block_loads", max_block_loads),
             policy=member(GpuPolicy, "policy", policy), index=index.c(), codes_bytes=uint64("codes_bytes", codes_bytes),
             gpu_library_path=text("gpu_library_path", gpu_library_path) or None)
         handle = ctypes.c_void_p()
@@ -480,7 +481,7 @@ class Sequence(Closable):
                 scores.logits.size, scores.max.ctypes.data, scores.sum_exp.ctypes.data))
         return scores
 
-    def fetch_range(self, layer: int, tokens: Tuple[int, int], part: RowPart = RowPart.ROW, *,
+    def fetch_blocks(self, layer: int, tokens: Tuple[int, int], part: RowPart = RowPart.ROW, *,
                     out: Optional[Any] = None) -> Any:
         """Returns rows of the tokens [begin, end): [kv_heads, tokens, dim] of the cache's dtype.
 
@@ -494,14 +495,14 @@ class Sequence(Closable):
         begin, end = uint64("tokens.begin", tokens[0]), uint64("tokens.end", tokens[1])
         rows, address, size = self._rows(layer, token_count(begin, end), part, out)
         with self._handle as sequence:
-            abi.check(self._library.pqc_fetch_range(sequence, layer, abi.TokenRange(begin, end),
+            abi.check(self._library.pqc_fetch_blocks(sequence, layer, abi.TokenRange(begin, end),
                                                     member(RowPart, "part", part), address, size))
         return rows
 
     def fetch_tokens(self, layer: int, positions: Any, part: RowPart = RowPart.ROW, *,
                      out: Optional[Any] = None) -> Any:
         """Returns rows at positions [kv_heads, count]: [kv_heads, count, dim], in the form of
-        fetch_range.
+        fetch_blocks.
         """
         layer = uint32("layer", layer)
         chosen = positions_to_read("positions", positions, self._group(layer).kv_heads)

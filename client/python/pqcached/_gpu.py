@@ -29,7 +29,7 @@ class GpuCounts:
     device_bytes: int  # reserved on the device
     locked_bytes: int  # page-locked part of the sidecar's memory so far
     generation: int  # grows when captured graphs have to be captured again
-    staged: int  # 1: the host copies some rows in the middle of steps
+    has_staged_rows: int  # 1: the host copies some rows in the middle of steps
     resident_layers: int  # layers whose codes stay on the device
 
 

@@ -102,7 +102,7 @@ class Selection:
     sink_tokens: int = 0
     window_tokens: int = 0
     index: Index = Index()
-    rule: GroupRule = GroupRule.SUM_SOFTMAX
+    group_rule: GroupRule = GroupRule.SUM_SOFTMAX
     # Ranges [begin, end), ascending, disjoint, at most 16: masked, neither attended to nor counted.
     excluded: Sequence[Tuple[int, int]] = ()
 
@@ -124,7 +124,7 @@ class Selection:
     def _to_c(self) -> abi.Selection:
         ranges = [abi.TokenRange(uint64("excluded.begin", begin), uint64("excluded.end", end))
                   for begin, end in self.excluded]
-        c = abi.Selection(index=self.index.c(), rule=member(GroupRule, "rule", self.rule),
+        c = abi.Selection(index=self.index.c(), group_rule=member(GroupRule, "group_rule", self.group_rule),
                           sink_tokens=uint64("sink_tokens", self.sink_tokens),
                           window_tokens=uint64("window_tokens", self.window_tokens), excluded_count=len(ranges))
         if ranges:
@@ -151,8 +151,8 @@ class BuildProgress:
     layer: int
     layers_done: int
     layer_count: int
-    epoch: int
-    epoch_count: int
+    codebook_generation: int
+    codebook_generation_count: int
     iterations: int
     inertia: float  # mean squared distance of the keys to their centroids
     seconds: float  # since the build began

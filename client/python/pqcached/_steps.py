@@ -107,8 +107,8 @@ class Step(Closable):
         bound = selection or self._selection
         capacity = 0 if bound is None else kv_heads * sum(
             bound.max_tokens(item.query_position + 1) for item in self._items)
-        begins, counts = np.empty(len(self._items), np.uint64), np.empty(len(self._items), np.uint32)
-        out = abi.StepPositions(begins=begins.ctypes.data, counts=counts.ctypes.data)
+        offsets, counts = np.empty(len(self._items), np.uint64), np.empty(len(self._items), np.uint32)
+        out = abi.StepPositions(offsets=offsets.ctypes.data, counts=counts.ctypes.data)
         while True:
             positions = new_array((capacity,), np.uint32)
             out.positions, out.capacity = positions.ctypes.data, capacity
@@ -120,7 +120,7 @@ class Step(Closable):
                 break
             capacity = out.count
         return [positions[int(begin):int(begin) + kv_heads * int(count)].reshape(kv_heads, int(count))
-                for begin, count in zip(begins, counts)]
+                for begin, count in zip(offsets, counts)]
 
     def attend(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,
                out: Optional[Tuple[Any, Any]] = None) -> StepAttention:

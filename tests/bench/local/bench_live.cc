@@ -22,7 +22,8 @@ double SecondsSince(kvstore::SteadyTime begin) {
   return absl::ToDoubleSeconds(kvstore::SteadyTime::Now() - begin);
 }
 
-// The fourth chunk is the costly one: its epoch is young until then, so that it is trained, too.
+// The fourth chunk is the costly one: its generation is young until then, so that it is trained,
+// too.
 void MeasureLastChunk(Report& report) {
   constexpr uint32_t kLayers = 4;
   kvstore::StoreOptions options;

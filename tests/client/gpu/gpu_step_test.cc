@@ -466,8 +466,8 @@ TEST_F(GpuStepTest, WhatDoesNotFitIsRefusedByName) {
   options.query_length = 9;
   ExpectFails(Open(options), PQC_INVALID_ARGUMENT, "query_length");
   options = Options();
-  options.cache_loads = 129;
-  ExpectFails(Open(options), PQC_INVALID_ARGUMENT, "cache_loads");
+  options.max_block_loads = 129;
+  ExpectFails(Open(options), PQC_INVALID_ARGUMENT, "max_block_loads");
   options = Options();
   options.segment_capacity = (1 << 22) + 1;
   ExpectFails(Open(options), PQC_INVALID_ARGUMENT, "segment_capacity");
@@ -524,19 +524,19 @@ TEST_F(GpuStepTest, RowsThatCannotBePageLockedAreBroughtByTheHost) {
     Decode({{&sequence, &layer, 500 + i}}, 1, true);
     if (HasFatalFailure()) return;
   }
-  EXPECT_EQ(Counts().staged, 1u);
+  EXPECT_EQ(Counts().has_staged_rows, 1u);
   EXPECT_EQ(Counts().locked_bytes, 0u);
 }
 
 TEST_F(GpuStepTest, WhereLockingIsRefusedLaterGraphsHaveToBeCapturedAnew) {
   ExpectOk(Open(Options()));
-  EXPECT_EQ(Counts().staged, 0u);
+  EXPECT_EQ(Counts().has_staged_rows, 0u);
   const uint64_t generation = Counts().generation;
   emulation::FailCall("cudaHostRegister", cudaErrorMemoryAllocation);
   const Layer layer(700, 8);
   Sequence sequence = Fill(layer, 500);
   Decode({{&sequence, &layer, 500}}, 1, true);
-  EXPECT_EQ(Counts().staged, 1u);
+  EXPECT_EQ(Counts().has_staged_rows, 1u);
   EXPECT_GT(Counts().generation, generation);
 }
 

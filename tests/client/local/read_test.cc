@@ -130,7 +130,7 @@ TEST_F(LocalReadTest, RowsOfSeveralSlotsComeBackAsTheyWentIn) {
   MustBeOk(sequence.Ingest(0, 0, layer.keys(0, 9000), layer.values(0, 9000)));
   EXPECT_GT(sidecar_.commits, 3u);
   std::vector<float> keys(2 * 8850 * Layer::kKeyDim);
-  MustBeOk(sequence.FetchRange(0, {150, 9000}, PQC_KEY, std::as_writable_bytes(std::span(keys))));
+  MustBeOk(sequence.FetchBlocks(0, {150, 9000}, PQC_KEY, std::as_writable_bytes(std::span(keys))));
   for (uint32_t head = 0; head < 2; ++head) {
     for (uint64_t token = 0; token < 8850; ++token) {
       ASSERT_EQ(std::memcmp(&keys[(head * 8850 + token) * Layer::kKeyDim],
@@ -317,7 +317,7 @@ TEST_F(LocalReadTest, RollingBackAndAppendingShowsTheNewRows) {
   const LayerRows rows[] = {{0, other.keys(450, 500), other.values(450, 500)}};
   EXPECT_EQ(Must(sequence.Append(450, rows)), 500u);
   std::vector<float> keys(2 * 500 * Layer::kKeyDim);
-  MustBeOk(sequence.FetchRange(0, {0, 500}, PQC_KEY, std::as_writable_bytes(std::span(keys))));
+  MustBeOk(sequence.FetchBlocks(0, {0, 500}, PQC_KEY, std::as_writable_bytes(std::span(keys))));
   EXPECT_EQ(std::memcmp(&keys[449 * Layer::kKeyDim], layer.key(449, 0), Layer::kKeyDim * 4), 0);
   EXPECT_EQ(std::memcmp(&keys[450 * Layer::kKeyDim], other.key(450, 0), Layer::kKeyDim * 4), 0);
 }

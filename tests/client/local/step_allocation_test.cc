@@ -101,10 +101,10 @@ class StepAllocationTest : public testing::StepTest {
     out.output_capacity = output_.size();
     out.lse = lse_.data();
     out.lse_capacity = lse_.size();
-    uint64_t begins[kSequences];
+    uint64_t offsets[kSequences];
     uint32_t counts[kSequences];
     pqc_step_positions places = PQC_INIT(pqc_step_positions);
-    places.begins = begins;
+    places.offsets = offsets;
     places.counts = counts;
     places.positions = positions_.data();
     places.capacity = positions_.size();

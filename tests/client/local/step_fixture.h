@@ -73,8 +73,8 @@ class StepTest : public ::testing::Test {
   void ExpectRows(Sequence& sequence, const Layer& layer, uint64_t begin, uint64_t end) {
     std::vector<float> keys(Layer::kKvHeads * (end - begin) * Layer::kKeyDim);
     for (uint32_t number = 0; number < kLayers; ++number) {
-      MustBeOk(sequence.FetchRange(number, {begin, end}, PQC_KEY,
-                                   std::as_writable_bytes(std::span(keys))));
+      MustBeOk(sequence.FetchBlocks(number, {begin, end}, PQC_KEY,
+                                    std::as_writable_bytes(std::span(keys))));
       for (uint64_t token = begin; token < end; ++token) {
         ASSERT_EQ(std::memcmp(&keys[(token - begin) * Layer::kKeyDim], layer.key(token, 0),
                               Layer::kKeyDim * sizeof(float)),

@@ -76,7 +76,7 @@ TEST_F(StepTest, ABatchOfDifferentLengthsGivesWhatEachSequenceGivesAlone) {
     ASSERT_EQ(selected.counts[i], chosen.count);
     EXPECT_TRUE(
         std::equal(chosen.positions.begin(), chosen.positions.end(),
-                   selected.positions.begin() + static_cast<ptrdiff_t>(selected.begins[i])));
+                   selected.positions.begin() + static_cast<ptrdiff_t>(selected.offsets[i])));
     for (size_t j = 0; j < alone.output.size(); ++j) {
       ASSERT_NEAR(output[token * kOutput + j], alone.output[j], 1e-5f) << i << " " << j;
     }
@@ -159,7 +159,7 @@ TEST_F(StepTest, RowsAreSentAgainAfterUnavailableAndRepeatsChangeNothing) {
 TEST_F(StepTest, TheFirstStepOfALiveIndexEndsThePrefillAndWaitsForWhatItNeeds) {
   const Layer layer(400, 21);
   SequenceOptions options;
-  options.live = LiveIndex{};
+  options.live_index = LiveIndex{};
   Sequence sequence = Must(cache_.CreateSequence(options));
   const auto ingest = [&](uint64_t begin, uint64_t end) {
     for (uint32_t number = 0; number < kLayers; ++number) {

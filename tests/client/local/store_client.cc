@@ -195,7 +195,7 @@ class StoreRemote final : public Remote {
     spec.session = sidecar_.session;
     spec.token_ids.assign(options.token_ids, options.token_ids + options.token_id_count);
     spec.group_key.assign(static_cast<const char*>(options.group_key), options.group_key_bytes);
-    if (options.live) {
+    if (options.has_live_index) {
       spec.live_index = kvstore::LiveIndex{
           .index = {kvstore::IndexKind::kPq, options.index.subspaces, options.index.bits}};
     }
@@ -363,9 +363,9 @@ class StoreRemote final : public Remote {
                    RefusalBuffer* error) noexcept override {
     return Not("Score", error);
   }
-  pqc_status FetchRange(const FetchView&, pqc_token_range, std::byte*,
-                        RefusalBuffer* error) noexcept override {
-    return Not("FetchRange", error);
+  pqc_status FetchBlocks(const FetchView&, pqc_token_range, std::byte*,
+                         RefusalBuffer* error) noexcept override {
+    return Not("FetchBlocks", error);
   }
   pqc_status FetchTokens(const FetchView&, const PositionsView&, std::byte*,
                          RefusalBuffer* error) noexcept override {
@@ -498,7 +498,7 @@ kvstore::StoreOptions SmallSegments() {
   options.max_pool_bytes = size_t{256} << 20;
   options.segment_tokens = 256;
   options.tail_tokens = 128;
-  options.epoch_tokens = 512;
+  options.codebook_tokens = 512;
   return options;
 }
 

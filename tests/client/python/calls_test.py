@@ -71,7 +71,7 @@ class CallsTest(DaemonTest):
         rows = np.concatenate([self.layer.values[::-1], self.layer.values[::-1]], axis=2)
         sequence = self.sequence()
         sequence.ingest(0, 0, by_head.transpose(1, 0, 2), rows[::-1, :, VALUE_DIM:])
-        fetched = sequence.fetch_range(0, (0, TOKENS))
+        fetched = sequence.fetch_blocks(0, (0, TOKENS))
         self.assertEqual(fetched.shape, (KV_HEADS, TOKENS, KEY_DIM + VALUE_DIM))
         np.testing.assert_array_equal(fetched[:, :, :KEY_DIM], by_head)
         np.testing.assert_array_equal(fetched[:, :, KEY_DIM:], self.layer.values.transpose(1, 0, 2))
@@ -88,7 +88,7 @@ class CallsTest(DaemonTest):
         keys, values = self.layer.keys.astype(np.float16), self.layer.values.astype(np.float16)
         sequence = self.sequence(dtype=DType.F16)
         sequence.ingest(0, 0, keys, values)
-        fetched = sequence.fetch_range(0, (5, 9), RowPart.KEY)
+        fetched = sequence.fetch_blocks(0, (5, 9), RowPart.KEY)
         self.assertEqual(fetched.dtype, np.float16)
         np.testing.assert_array_equal(fetched, keys[5:9].transpose(1, 0, 2))
         attention = sequence.attend(0, TOKENS - 1, self.layer.queries, FLAT)
@@ -121,7 +121,7 @@ class CallsTest(DaemonTest):
                 sequence = self.sequence(dtype=dtype)
                 sequence.ingest(0, 0, keys[0].transpose(0, 1), values[0].transpose(0, 1))
                 rows = torch.empty(KV_HEADS, TOKENS, KEY_DIM, dtype=torch_dtype)
-                self.assertIs(sequence.fetch_range(0, (0, TOKENS), RowPart.KEY, out=rows), rows)
+                self.assertIs(sequence.fetch_blocks(0, (0, TOKENS), RowPart.KEY, out=rows), rows)
                 self.assertTrue(torch.equal(rows, keys[0]))
                 out = torch.empty(QUERY_HEADS, VALUE_DIM), torch.empty(QUERY_HEADS)
                 attention = sequence.attend(0, TOKENS - 1, queries, FLAT, out=out)
@@ -174,7 +174,7 @@ class CallsTest(DaemonTest):
         sequence = self.filled()
         chosen = sequence.select(0, TOKENS - 1, self.layer.queries, Selection(
             token_count=136, sink_tokens=4, window_tokens=32, index=Index.flat(), excluded=[(10, 300), (400, 410)],
-            rule=pqcached.GroupRule.MAX_LOGIT))
+            group_rule=pqcached.GroupRule.MAX_LOGIT))
         self.assertEqual(chosen.count, 100)
         allowed = np.r_[4:10, 300:400, 410:TOKENS - 32]
         self.assertTrue(np.isin(chosen.positions, allowed).all())
@@ -265,7 +265,7 @@ class CallsTest(DaemonTest):
                 if not np.array_equal(attention.output, expected.output):
                     wrong.append((number, step))
                 try:
-                    sequence.fetch_range(0, (0, 701 + number))
+                    sequence.fetch_blocks(0, (0, 701 + number))
                 except pqcached.OutOfRange as error:
                     messages.append((number, error.message))
 
@@ -300,7 +300,7 @@ class SharingTest(DaemonTest):
                 self.assertNotEqual(child.id, sequence.id)
                 self.assertEqual((child.shared_tokens, child.describe().token_count), (shared, shared))
                 child.append(shared, {0: (self.layer.keys[:3], self.layer.values[:3])})
-                np.testing.assert_array_equal(child.fetch_range(0, (shared, shared + 3), RowPart.KEY),
+                np.testing.assert_array_equal(child.fetch_blocks(0, (shared, shared + 3), RowPart.KEY),
                                               self.layer.keys[:3].transpose(1, 0, 2))
         self.assertEqual(sequence.describe().token_count, TOKENS)
         with self.assertRaises(pqcached.Error):
@@ -337,7 +337,7 @@ class SharingTest(DaemonTest):
         self.assertEqual(cache.match_prefix(self.ids[1:].astype(np.uint32)), 0)
         with cache.create_sequence(self.ids) as other:
             self.assertEqual(other.shared_tokens, matched)
-            np.testing.assert_array_equal(other.fetch_range(0, (0, matched), RowPart.KEY),
+            np.testing.assert_array_equal(other.fetch_blocks(0, (0, matched), RowPart.KEY),
                                           self.layer.keys[:matched].transpose(1, 0, 2))
 
     def test_suspended_sequences_answer_again_when_resumed(self):
@@ -350,7 +350,7 @@ class SharingTest(DaemonTest):
         sequence.select(0, TOKENS - 1, self.layer.queries, FLAT)
 
     def test_a_live_index_is_finished_by_the_build(self):
-        _, sequence = self.filled(live=True, index=Index.pq(2, 6), iterations=3)
+        _, sequence = self.filled(live_index=True, index=Index.pq(2, 6), iterations=3)
         sequence.build_index(Index.pq(2, 6), iterations=3)
         self.assertEqual(sequence.describe().index_count, 1)
         sequence.attend(0, TOKENS - 1, self.layer.queries, Selection(ratio=0.2, index=Index.pq(2, 6)))
@@ -450,7 +450,7 @@ class RefusalsTest(DaemonTest):
                  "excluded")):
             with self.subTest(part=part), self.fails(error, part):
                 select(*arguments)
-        for arguments in ({}, {"ratio": 0.1, "token_count": 7}, {"ratio": 0.1, "rule": 9},
+        for arguments in ({}, {"ratio": 0.1, "token_count": 7}, {"ratio": 0.1, "group_rule": 9},
                           {"ratio": 0.1, "sink_tokens": -1}, {"ratio": 0.1, "index": Index(kind=77)},
                           {"ratio": 0.1, "excluded": [(-1, 2)]}):
             with self.subTest(arguments=arguments), self.assertRaises(invalid):
@@ -475,7 +475,7 @@ class RefusalsTest(DaemonTest):
                 attend(*wrong)
         self.assertFalse(output.any())
         with self.fails(TypeError, "out: dtype float16"):
-            self.under_test.fetch_range(0, (0, 4), out=np.zeros((KV_HEADS, 4, KEY_DIM + VALUE_DIM), np.float16))
+            self.under_test.fetch_blocks(0, (0, 4), out=np.zeros((KV_HEADS, 4, KEY_DIM + VALUE_DIM), np.float16))
 
     def test_ranges_and_positions(self):
         sequence = self.under_test
@@ -483,7 +483,7 @@ class RefusalsTest(DaemonTest):
                               ((0, 1 << 31), pqcached.InvalidArgument), ((-1, 5), pqcached.InvalidArgument),
                               ((0, 41), pqcached.OutOfRange)):
             with self.subTest(tokens=tokens), self.assertRaises(error):
-                sequence.fetch_range(0, tokens)
+                sequence.fetch_blocks(0, tokens)
             with self.subTest(tokens=tokens), self.assertRaises(error):
                 sequence.score(0, 39, self.layer.queries, tokens, Index.flat())
         for positions, error in (([[0], [40]], pqcached.OutOfRange), ([[0, 1]], pqcached.InvalidArgument),
@@ -495,7 +495,7 @@ class RefusalsTest(DaemonTest):
             with self.subTest(positions=positions), self.assertRaises(error):
                 sequence.attend_positions(0, 39, self.layer.queries, positions)
         with self.fails(pqcached.InvalidArgument, "RowPart"):
-            sequence.fetch_range(0, (0, 4), 7)
+            sequence.fetch_blocks(0, (0, 4), 7)
 
     def test_caches(self):
         def open_cache(name="refused", fingerprint="m", groups=None, capacity=1 << 20):

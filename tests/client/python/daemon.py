@@ -31,7 +31,7 @@ class Daemon:
         self.endpoint = f"unix://{folder}/s"
         self.process = subprocess.Popen(
             [BUILD / "service/pqcached", "--listen", self.endpoint, "--segment-tokens", "256", "--tail-tokens", "128",
-             "--epoch-tokens", "512", "--max-pool-bytes", "256mib", "--shutdown-timeout", "2s", *flags],
+             "--codebook-tokens", "512", "--max-pool-bytes", "256mib", "--shutdown-timeout", "2s", *flags],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         said = []
         for line in self.process.stdout:  # it says when it listens; its end closes the pipe

@@ -128,7 +128,7 @@ class LifetimeTest(DaemonTest):
             gc.set_threshold(1)  # collects somewhere in the next call
             try:
                 with self.assertRaisesRegex(pqcached.OutOfRange, f"{TOKENS + 1 + step}"):
-                    live.fetch_range(0, (0, TOKENS + 1 + step))
+                    live.fetch_blocks(0, (0, TOKENS + 1 + step))
             finally:
                 gc.set_threshold(*threshold)
 

@@ -78,7 +78,7 @@ class StepsOverOnePath:
                 self.assertTrue(step.closed)
         sequence.flush()
         self.assertEqual(sequence.describe().token_count, TOKENS + 80)
-        fetched = sequence.fetch_range(0, (TOKENS, TOKENS + 80))
+        fetched = sequence.fetch_blocks(0, (TOKENS, TOKENS + 80))
         np.testing.assert_array_equal(fetched[:, :, :KEY_DIM], keys.transpose(1, 0, 2))
         np.testing.assert_array_equal(fetched[:, :, KEY_DIM:], values.transpose(1, 0, 2))
 
@@ -96,7 +96,7 @@ class StepsOverOnePath:
         with self.client.begin_step([StepItem(sequence, TOKENS + 1)], SOME) as step:  # one more goes back
             step.end({0: (keys[:1], values[:1])})
         sequence.flush()
-        np.testing.assert_array_equal(sequence.fetch_range(0, (TOKENS, TOKENS + 2), pqcached.RowPart.KEY),
+        np.testing.assert_array_equal(sequence.fetch_blocks(0, (TOKENS, TOKENS + 2), pqcached.RowPart.KEY),
                                       keys[[0, 0]].transpose(1, 0, 2))
 
     def test_results_are_written_where_the_caller_wants_them(self):
@@ -194,7 +194,7 @@ class StepsOverOnePath:
             self.assertEqual(sequence.describe().token_count, TOKENS - 40 * number + 10)
 
     def test_a_live_index_needs_no_build(self):
-        sequence = self.cache().create_sequence(live=True, index=INDEX, sink_tokens=4)
+        sequence = self.cache().create_sequence(live_index=True, index=INDEX, sink_tokens=4)
         self.addCleanup(sequence.close)
         sequence.ingest(0, 0, self.layer.keys, self.layer.values)
         keys, values = new_rows(5, seed=9)
@@ -257,7 +257,7 @@ class StepsOverOnePath:
         for values in (by_head.transpose(0, 2, 1, 3), transposed.transpose(0, 3, 1, 2)):
             sequence = self.sequence()
             sequence.ingest(0, 0, pqcached.Paged(vllm[:, 0], table, TOKENS), pqcached.Paged(values, table, TOKENS))
-            fetched = sequence.fetch_range(0, (0, TOKENS))
+            fetched = sequence.fetch_blocks(0, (0, TOKENS))
             np.testing.assert_array_equal(fetched[:, :, :KEY_DIM], self.layer.keys.transpose(1, 0, 2))
             np.testing.assert_array_equal(fetched[:, :, KEY_DIM:], self.layer.values.transpose(1, 0, 2))
 
@@ -270,7 +270,7 @@ class StepsOverOnePath:
         memory[:7, 1].copy_(torch.from_numpy(self.layer.values[:112]).view(7, 16, KV_HEADS, VALUE_DIM))
         sequence = self.sequence()
         sequence.ingest(0, 0, pqcached.Paged(keys, range(7), 100), pqcached.Paged(memory[:, 1], range(7), 100))
-        np.testing.assert_array_equal(sequence.fetch_range(0, (0, 100), pqcached.RowPart.VALUE),
+        np.testing.assert_array_equal(sequence.fetch_blocks(0, (0, 100), pqcached.RowPart.VALUE),
                                       self.layer.values[:100].transpose(1, 0, 2))
 
     def test_wrong_block_tables_are_named(self):

@@ -47,18 +47,18 @@ const std::vector<Row>& Rows() {
        "magic 0, layout_version 4, index 8, kv_head_count 24, slot_capacity 28, "
        "plane_offset_bytes 32, head_stride_bytes 40, plane_stride_bytes 48, "
        "counts_offset_bytes 56, counts_stride_bytes 64, cell_count 72, counted_begin 76, "
-       "counted_end 80, codebook_epoch 84"},
+       "counted_end 80, codebook_generation 84"},
       {"kLayoutVersion", 2, "IndexDataHeader", 120, 8,
        "magic 0, layout_version 4, index 8, kv_head_count 24, slot_capacity 28, "
        "plane_offset_bytes 32, head_stride_bytes 40, plane_stride_bytes 48, "
        "counts_offset_bytes 56, counts_stride_bytes 64, cell_count 72, counted_begin 76, "
-       "counted_end 80, codebook_epoch 84, posting_begins_offset_bytes 88, "
+       "counted_end 80, codebook_generation 84, posting_begins_offset_bytes 88, "
        "posting_begins_stride_bytes 96, posting_slots_offset_bytes 104, "
        "posting_slots_stride_bytes 112"},
       {"kLayoutVersion", 1, "CodebookHeader", 72, 8,
        "magic 0, layout_version 4, index 8, kv_head_count 24, key_dim 28, "
-       "centroid_offset_bytes 32, head_stride_bytes 40, epoch 48, trained_token_count 52, "
-       "iteration_count 56, reserved 60, inertia 64"},
+       "centroid_offset_bytes 32, head_stride_bytes 40, codebook_generation 48, "
+       "trained_token_count 52, iteration_count 56, reserved 60, inertia 64"},
       {"kLayoutVersion", 1, "LayerDescriptor", 112, 4,
        "layer 0, row_order 4, row_bytes 8, kv_head_count 12, row_extent_begin 16, reserved "
        "20, order 24, index_data 32, codebook 64, state 96"},
@@ -141,7 +141,7 @@ std::vector<Compiled> AllCompiled() {
              FIELD(IndexDataHeader, counts_offset_bytes),
              FIELD(IndexDataHeader, counts_stride_bytes), FIELD(IndexDataHeader, cell_count),
              FIELD(IndexDataHeader, counted_begin), FIELD(IndexDataHeader, counted_end),
-             FIELD(IndexDataHeader, codebook_epoch),
+             FIELD(IndexDataHeader, codebook_generation),
              FIELD(IndexDataHeader, posting_begins_offset_bytes),
              FIELD(IndexDataHeader, posting_begins_stride_bytes),
              FIELD(IndexDataHeader, posting_slots_offset_bytes),
@@ -149,7 +149,7 @@ std::vector<Compiled> AllCompiled() {
       LAYOUT(CodebookHeader, FIELD(CodebookHeader, magic), FIELD(CodebookHeader, layout_version),
              FIELD(CodebookHeader, index), FIELD(CodebookHeader, kv_head_count),
              FIELD(CodebookHeader, key_dim), FIELD(CodebookHeader, centroid_offset_bytes),
-             FIELD(CodebookHeader, head_stride_bytes), FIELD(CodebookHeader, epoch),
+             FIELD(CodebookHeader, head_stride_bytes), FIELD(CodebookHeader, codebook_generation),
              FIELD(CodebookHeader, trained_token_count), FIELD(CodebookHeader, iteration_count),
              FIELD(CodebookHeader, reserved), FIELD(CodebookHeader, inertia)),
       LAYOUT(LayerDescriptor, FIELD(LayerDescriptor, layer), FIELD(LayerDescriptor, row_order),

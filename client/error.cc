@@ -13,7 +13,6 @@ thread_local char last_message[sizeof(last.field) + sizeof(last.text) + 2] = "";
 constexpr HeaderName kSameInAllCalls[] = {
     {"query.sequence_id", "sequence"},
     {"sequence_id", "sequence"},
-    {"selection.group_rule", "selection.rule"},
     {"selection.token_ratio", "selection.ratio"},
     {"pq.subspaces", "subspaces"},
     {"pq.bits", "bits"},

@@ -251,7 +251,7 @@ pqc_status FetchBlocks(pqc_sequence* sequence, uint32_t layer, pqc_token_range t
     if (!remote_instead) return status;
   }
   RefusalBuffer error;
-  return Report(remote->FetchRange(view, tokens, static_cast<std::byte*>(out), &error), error,
+  return Report(remote->FetchBlocks(view, tokens, static_cast<std::byte*>(out), &error), error,
                 {{"ranges[0]", "tokens"}});
 }
 

@@ -25,7 +25,7 @@ struct CodebookGeneration {
 // `token_count` tokens: a quarter of them, and at least `least`. A selection computes score tables
 // and a threshold per codebook, so generations of a fixed length would slow selection down as the
 // context grows, and shorter ones did not improve quality (tests/FIGURES.md).
-uint32_t EpochTokens(uint32_t token_count, uint32_t least);
+uint32_t MinGenerationTokens(uint32_t token_count, uint32_t least);
 
 // Cuts segments into codebook generations of at least `codebook_tokens`; the remainder at the end
 // joins the last one. `segment_ends` holds the end position (exclusive) of each segment.

@@ -145,9 +145,9 @@ TEST_P(DaemonErrorsTest, UnknownNumbersInEnumsAreRefused) {
   };
   pqc_selection selection = PQC_INIT(pqc_selection);
   selection.ratio = 0.5;
-  SetRaw(4, &selection.rule);
-  Expect(select(selection), PQC_INVALID_ARGUMENT, "selection.rule");
-  SetRaw(0, &selection.rule);
+  SetRaw(4, &selection.group_rule);
+  Expect(select(selection), PQC_INVALID_ARGUMENT, "selection.group_rule");
+  SetRaw(0, &selection.group_rule);
   SetRaw(2, &selection.budget);
   Expect(select(selection), PQC_UNIMPLEMENTED, "selection.budget");
   SetRaw(77, &selection.budget);
@@ -179,9 +179,9 @@ TEST_P(DaemonErrorsTest, PositionsMustBeStoredAndAscending) {
   std::vector<float> rows(2 * 2 * (Layer::kKeyDim + Layer::kValueDim));
   const auto out = std::as_writable_bytes(std::span(rows));
   Expect(sequence_.FetchTokens(0, beyond, 2, PQC_ROW, out), PQC_OUT_OF_RANGE, "positions[3]");
-  Expect(sequence_.FetchRange(0, {kTokens - 1, kTokens + 1}, PQC_ROW, out), PQC_OUT_OF_RANGE,
+  Expect(sequence_.FetchBlocks(0, {kTokens - 1, kTokens + 1}, PQC_ROW, out), PQC_OUT_OF_RANGE,
          "tokens");
-  Expect(sequence_.FetchRange(0, {0, 3}, PQC_ROW, std::as_writable_bytes(std::span(rows))),
+  Expect(sequence_.FetchBlocks(0, {0, 3}, PQC_ROW, std::as_writable_bytes(std::span(rows))),
          PQC_OUT_OF_RANGE, "out_bytes");
 }
 

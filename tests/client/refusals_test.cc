@@ -87,7 +87,7 @@ TEST_P(RefusalsTest, OfReads) {
   std::vector<float> rows(2 * 2 * (Layer::kKeyDim + Layer::kValueDim));
   const auto out = std::as_writable_bytes(std::span(rows));
   Expect(sequence_.FetchTokens(0, beyond, 2, PQC_ROW, out), PQC_OUT_OF_RANGE, "positions[3]");
-  Expect(sequence_.FetchRange(0, {kTokens - 1, kTokens + 1}, PQC_ROW, out), PQC_OUT_OF_RANGE,
+  Expect(sequence_.FetchBlocks(0, {kTokens - 1, kTokens + 1}, PQC_ROW, out), PQC_OUT_OF_RANGE,
          "tokens");
 }
 

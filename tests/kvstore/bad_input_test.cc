@@ -364,7 +364,7 @@ TEST_F(BadInput, Selections) {
     expect({.index = kIndex, .budget_ratio = ratio}, StatusCode::kInvalidArgument,
            "selection.token_ratio");
   }
-  expect({.index = kIndex, .rule = static_cast<GroupRule>(7)}, StatusCode::kInvalidArgument,
+  expect({.index = kIndex, .group_rule = static_cast<GroupRule>(7)}, StatusCode::kInvalidArgument,
          "selection.group_rule");
   expect({.index = kIndex, .excluded = {{5, 5}}}, StatusCode::kInvalidArgument,
          "selection.excluded[0]");

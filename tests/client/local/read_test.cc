@@ -301,7 +301,7 @@ TEST_F(LocalReadTest, WhatIsNotThereIsRefusedInTheSidecarsWords) {
   expect(sequence.Attend(query, unsorted, 2).status(), PQC_INVALID_ARGUMENT, "positions[1]",
          "ascend");
   std::vector<float> rows(2 * 2 * (Layer::kKeyDim + Layer::kValueDim));
-  expect(sequence.FetchRange(0, {399, 401}, PQC_ROW, std::as_writable_bytes(std::span(rows))),
+  expect(sequence.FetchBlocks(0, {399, 401}, PQC_ROW, std::as_writable_bytes(std::span(rows))),
          PQC_OUT_OF_RANGE, "tokens");
 }
 

@@ -222,7 +222,7 @@ class CallsTest(DaemonTest):
         sequence.truncate(TOKENS + 5)
         self.assertEqual(sequence.describe().token_count, TOKENS + 5)
         with self.fails(pqcached.OutOfRange, "tokens"):
-            sequence.fetch_range(0, (TOKENS, TOKENS + 10))
+            sequence.fetch_blocks(0, (TOKENS, TOKENS + 10))
 
     def test_admin_answers_as_a_dict(self):
         self.assertIn("pq", " ".join(self.client.admin("GetServerInfo")["capabilities"]))
@@ -248,7 +248,7 @@ class CallsTest(DaemonTest):
         invalid = pqcached.InvalidArgument
         self.assertEqual(refused(invalid, lambda: select(1.5)), ("selection.ratio", 0))
         self.assertEqual(refused(pqcached.OutOfRange, lambda: sequence.fork(TOKENS + 1)), ("token_count", 0))
-        self.assertEqual(refused(invalid, lambda: sequence.fetch_range(0, (5, 5))), ("tokens", 0))  # of the package
+        self.assertEqual(refused(invalid, lambda: sequence.fetch_blocks(0, (5, 5))), ("tokens", 0))  # of the package
         with running() as daemon, pqcached.Client(daemon.endpoint) as client:
             cache = self.cache(client=client)
             client.admin("Drain")

@@ -19,7 +19,7 @@
 #include "kernels/base/exec.h"
 #include "kvstore/mutex.h"
 #include "kvstore/read/layer_view.h"
-#include "kvstore/store.h"
+#include "kvstore/values.h"
 
 namespace pqcached::kvstore {
 

@@ -20,7 +20,7 @@
 #include "kvstore/memfd.h"
 #include "kvstore/mutex.h"
 #include "kvstore/slot_array.h"
-#include "kvstore/store.h"
+#include "kvstore/values.h"
 
 namespace pqcached::kvstore {
 

@@ -21,7 +21,7 @@
 #include "kvstore/prefix.h"
 #include "kvstore/record_table.h"
 #include "kvstore/sequence.h"
-#include "kvstore/store.h"
+#include "kvstore/values.h"
 
 namespace pqcached::kvstore {
 

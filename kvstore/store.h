@@ -63,7 +63,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -72,24 +71,13 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/base/exec.h"
-#include "kvstore/clock.h"
 #include "kvstore/heat.h"
 #include "kvstore/keeper.h"
 #include "kvstore/local_session.h"
 #include "kvstore/model.h"
+#include "kvstore/values.h"
 
 namespace pqcached::kvstore {
-
-inline constexpr absl::Duration kMaxPin = absl::Hours(24 * 30);  // longest ttl of PinSequence
-inline constexpr size_t kMaxGroupKeyBytes = 64;                  // of SequenceSpec::group_key
-
-// Time of an engine's prefill of one layer, a quadratic in the tokens (PQCache, SIGMOD 2025,
-// section 3.3, equation 2); the layer's keys may be clustered in this time. All 0: not known.
-struct PrefillCost {
-  double seconds_per_token_squared = 0;
-  double seconds_per_token = 0;
-  double seconds = 0;
-};
 
 // Limits of one tenant, in pool bytes, over the capacities of all its caches.
 struct TenantQuota {
@@ -140,78 +128,6 @@ struct StoreOptions {
   DescriptorKeeper* keeper = nullptr;
 };
 
-// State of an earlier process that a store found when it was created.
-struct RecoveryReport {
-  bool recovered = false;  // an earlier process had left state
-  uint32_t caches = 0, sequences = 0, segments = 0;
-  uint32_t dropped_records =
-      0;             // broken records, dropped with the state that only they referred to
-  size_t bytes = 0;  // pool bytes used by the recovered sequences
-  size_t quarantined_bytes = 0;  // pool bytes in use without a known owner
-  double seconds = 0;
-};
-
-// A session as the next process will know it.
-struct KeptSession {
-  std::string id;  // as in SequenceSpec::session
-  std::string tenant;
-  std::string client_name;
-  std::string token;  // a secret
-};
-
-struct CacheInfo {
-  uint64_t cache_id = 0;
-  std::string tenant;
-  CacheSpec spec;
-  size_t capacity_bytes = 0, used_bytes = 0, free_bytes = 0, largest_free_bytes = 0;
-  size_t page_bytes = 0;  // page size of the pool's memory: 4096 or a huge page size
-  uint32_t sequence_count = 0;
-  uint32_t cached_prefix_count = 0;  // sequences whose sessions have ended
-  size_t limit_bytes = 0;  // of used_bytes: the capacity, the quota, or less if memory is short
-};
-
-struct LayerInfo {
-  uint32_t layer = 0;
-  uint64_t row_count = 0;  // tokens whose rows are visible
-  // Per index of the sequence: the lowest state over all segments.
-  std::vector<LayerState> index_states;
-};
-
-struct SegmentInfo {
-  uint64_t segment_id = 0;
-  TokenRange tokens;
-  SegmentState state = SegmentState::kOpen;
-  uint32_t slot_capacity = 0;
-  std::vector<uint32_t> codebook_generations;  // per index; ~0u when not built
-};
-
-struct SequenceInfo {
-  uint64_t sequence_id = 0;
-  uint64_t cache_id = 0;
-  std::string session;       // the session that created it
-  uint64_t token_count = 0;  // tokens complete over all stored layers
-  std::vector<IndexDescriptor> indexes;
-  absl::Status live_index = {};  // outcome of the newest work on it: ok, or why it failed
-  std::vector<LayerInfo> layers;
-  std::vector<SegmentInfo> segments;
-  // Content, without padding and unused capacity.
-  size_t row_bytes = 0, index_bytes = 0, codebook_bytes = 0;
-  size_t used_bytes = 0;          // extents held in the pool, shared ones too
-  size_t shared_bytes = 0;        // of used_bytes: rows that other sequences hold, too
-  bool is_cached_prefix = false;  // its session has ended
-  absl::Duration pin_left = absl::ZeroDuration();
-  absl::Duration idle = absl::ZeroDuration();  // since the last call on it
-  std::string group_key = {};
-};
-
-// Rows of tokens [first_position, first_position + tokens) of one layer: keys [tokens, kv_heads,
-// key_dim], values [.., value_dim].
-struct LayerRows {
-  uint32_t layer = 0;
-  TensorView keys;
-  TensorView values;
-};
-
 // An ingest of several chunks, all or nothing: they become visible together at Commit; without
 // Commit the destructor discards them. Other writers of the sequence return kAborted while it
 // lives. For one thread at a time.
@@ -234,144 +150,6 @@ class IngestTransaction {
   // Errors: that of a failed Write; kFailedPrecondition (a second Commit); kNotFound (the sequence
   // was dropped)
   virtual absl::StatusOr<uint64_t> Commit() = 0;
-};
-
-struct BuildSpec {
-  IndexDescriptor index;
-  uint32_t iterations = 10;  // of k-means, 1..1000; with a seed the result is deterministic
-  uint64_t seed = 0;
-  uint32_t train_tokens = 0;  // sample per generation and kv head; 0 = all
-  uint32_t sink_tokens = 16;  // first tokens, excluded from training
-  SteadyTime deadline = SteadyTime::InfiniteFuture();
-  // Called between iterations, by several builder threads concurrently: true cancels. May be empty.
-  std::function<bool()> is_cancelled = {};
-};
-
-// Incremental index: the store indexes rows by itself while they are written. A segment is indexed
-// when it is full, tails as they close; closed tails are merged. The last segment of the first
-// prefill is closed, and then indexed, by the first Append behind it, or by BuildIndex with the
-// same index; that of later turns is coded while it is open. BuildIndex waits until all rows are
-// indexed; its iterations, seed and train_tokens then have no effect, and when it is cancelled the
-// index continues.
-struct LiveIndex {
-  IndexDescriptor index;
-  // Iterations of k-means, half as many where a codebook starts from another one of its generation;
-  // 0 = as many as the cost model finds to fit into the prefill (PQCache, section 3.3, equation 3),
-  // at most 10.
-  uint32_t iterations = 0;
-  uint64_t seed = 0;
-  uint32_t train_tokens = 0;  // sample per codebook and kv head; 0 = StoreOptions::train_tokens
-  uint32_t sink_tokens = 16;  // excluded from training
-};
-
-struct SequenceSpec {
-  std::string session;  // owns the sequence: DropSession drops it
-  std::vector<uint32_t> token_ids =
-      {};                      // prompt, as far as known, for shared prefixes; at most 2^22
-  std::string extra_key = {};  // further identity of the prefix; at most 256 bytes
-  std::optional<LiveIndex> live_index = {};
-  // Only in a rank's cache: name under which all ranks create their parts of one sequence; at most
-  // kMaxGroupKeyBytes. Empty: the sequence is not tied to others.
-  std::string group_key = {};
-};
-
-struct CreatedSequence {
-  uint64_t sequence_id = 0;
-  uint64_t token_count = 0;  // tokens shared with other sequences: the next position to ingest
-};
-
-// Progress of a build after one codebook of one layer.
-struct BuildProgress {
-  uint32_t layer = 0;
-  uint32_t layers_done = 0, layer_count = 0;
-  uint32_t codebook_generation = 0, codebook_generation_count = 0;
-  uint32_t iterations = 0;
-  double inertia = 0;
-  double seconds = 0;      // since the build began
-  size_t index_bytes = 0;  // codes and counts of this layer so far
-  size_t codebook_bytes = 0;
-};
-
-// A query of one layer. Queries: fp32, fp16 or bf16 [query_length, query_heads, key_dim]. The
-// tokens of a longer query (speculation) share one selection, over the heads of all of them: at
-// most kMaxGroupSize queries per kv head. Score takes one token.
-struct Query {
-  uint32_t layer = 0;
-  // Absolute position of the first query token; rows up to query_position - window_tokens must be
-  // stored.
-  uint64_t query_position = 0;
-  TensorView queries;
-};
-
-struct Selected {
-  uint32_t kv_heads = 0;
-  uint32_t count = 0;                           // k, per kv head
-  std::vector<uint32_t> positions;              // [kv_heads, count], ascending per head
-  uint64_t sink_tokens = 0, window_tokens = 0;  // tokens that the engine attends itself
-};
-
-struct Scores {
-  std::vector<float> logits;        // [query_heads, tokens], scaled
-  std::vector<float> max, sum_exp;  // [query_heads], over these tokens: sum of exp(logit - max)
-};
-
-// The part of a row: [key, value], its key, or its value.
-enum class RowPart : uint8_t { kRow = 0, kKey = 1, kValue = 2 };
-
-struct Rows {
-  kernels::DType dtype = kernels::DType::kF16;
-  uint32_t kv_heads = 0, tokens = 0, dim = 0;
-  std::vector<std::byte> data;  // [kv_heads, tokens, dim]
-};
-
-// A partial attention over the selected tokens: the engine merges it with its own over sink and
-// window.
-struct Attention {
-  std::vector<float> output;  // [query_length, query_heads, value_dim]
-  // [query_length, query_heads]: natural log of the sum of exp(scaled logits); -inf when nothing
-  // was selected.
-  std::vector<float> lse;
-  Selected selected;  // `positions` only when requested
-};
-
-struct StoreStats {
-  uint32_t lease_count = 0;          // revoked ones included
-  uint32_t revoked_lease_count = 0;  // revoked leases that their holders have not released
-  size_t staging_bytes = 0;          // of all sessions
-  size_t shared_bytes = 0;           // rows that several sequences hold, counted once
-  uint32_t live_work_count = 0;      // live indexes with work in progress or waiting
-  uint32_t cached_prefix_count = 0;  // sequences whose sessions have ended
-  uint32_t pinned_count = 0;
-  uint64_t evicted_sequences = 0, evicted_bytes = 0;  // since the start; bytes freed by eviction
-  // Tokens of the prompts of CreateSequence, in whole steps of 128, and those found in the cache.
-  uint64_t prompt_tokens = 0, matched_tokens = 0;
-  size_t memory_available_bytes = 0;  // to this process: machine and control groups
-  uint32_t recovered_sequences = 0;   // recovered when the store was created
-  size_t quarantined_bytes = 0;       // bytes that clients of earlier processes may still map
-  uint64_t data_loss_count = 0;       // layers of segments that failed their checksum
-};
-
-// A request for Admit.
-struct AdmitSpec {
-  uint64_t prefill_tokens = 0;                // tokens that no other sequence holds
-  uint64_t output_tokens = 0;                 // expected, appended one by one
-  std::optional<IndexDescriptor> index = {};  // over all tokens; absent = the cache's default
-};
-
-// Answer of Admit: when a request fits into the cache's memory.
-enum class Verdict : uint8_t {
-  kFitsNow = 1,
-  kFitsAfterEviction = 2,  // when cached prefixes and idle sequences are evicted
-  kRetryable = 3,          // when sequences in use have ended or shrunk
-  kExceedsCapacity = 4,    // exceeds the limit of the cache
-};
-
-struct Admission {
-  Verdict verdict = Verdict::kExceedsCapacity;
-  size_t needed_bytes = 0;     // of extents
-  size_t bytes_to_evict = 0;   // kFitsAfterEviction: bytes to evict
-  size_t shortfall_bytes = 0;  // kRetryable, kExceedsCapacity: missing bytes
-  size_t limit_bytes = 0;      // bytes that the cache may use at present
 };
 
 // See the top of this file.

@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvstore/store.h"
+#include "kvstore/values.h"
 #include "pqcached/v1/kv_cache.pb.h"
 #include "service/staging_claims.h"
 

@@ -17,7 +17,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "kvstore/store.h"
+#include "kvstore/values.h"
 
 namespace pqcached::service {
 

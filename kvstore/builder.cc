@@ -9,12 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "kernels/train/pq_encode.h"
-#include "kvstore/checksums.h"
 #include "kvstore/clock.h"
 #include "kvstore/layer_build.h"
 #include "kvstore/live_index.h"
 #include "kvstore/refusal.h"
 #include "kvstore/training.h"
+#include "kvstore/verify.h"
 
 namespace pqcached::kvstore {
 namespace {

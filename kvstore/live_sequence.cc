@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "kernels/train/pq_encode.h"
-#include "kvstore/checksums.h"
 #include "kvstore/clock.h"
 #include "kvstore/merge.h"
 #include "kvstore/refusal.h"
 #include "kvstore/training.h"
+#include "kvstore/verify.h"
 
 namespace pqcached::kvstore {
 namespace {

@@ -7,11 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/rows/gather.h"
-#include "kvstore/checksums.h"
 #include "kvstore/read/layer_ops.h"
 #include "kvstore/read/resolve.h"
 #include "kvstore/refusal.h"
 #include "kvstore/tensor.h"
+#include "kvstore/verify.h"
 
 namespace pqcached::kvstore {
 namespace {

@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "kernels/base/crc32c.h"
-#include "kvstore/checksums.h"
 #include "kvstore/live_index.h"
 #include "kvstore/names_record.h"
 #include "kvstore/record_bytes.h"
+#include "kvstore/verify.h"
 
 namespace pqcached::kvstore {
 namespace {

@@ -92,7 +92,7 @@ class SegmentRows {
   // the extents.
   RecordSlot& record() const { return record_; }
   // Recovery: adds the expected content of the next layer's rows; called before the object is
-  // shared. See checksums.h.
+  // shared. See verify.h.
   void SetExpectedChecksums(std::unique_ptr<const CheckedBytes> bytes) const {
     expected_.push_back(std::move(bytes));
   }
@@ -198,7 +198,7 @@ class SegmentIndex {
   }
   bool all_ready() const;
   // Returns whether any part is still to be compared with the checksums of an earlier process
-  // (checksums.h).
+  // (verify.h).
   bool recovered() const;
 
  private:

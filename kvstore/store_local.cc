@@ -1,10 +1,10 @@
 // Store's calls for clients that read mapped memory.
 #include <set>
 
-#include "kvstore/checksums.h"
 #include "kvstore/live_index.h"
 #include "kvstore/memory_limits.h"
 #include "kvstore/store_impl.h"
+#include "kvstore/verify.h"
 
 namespace pqcached::kvstore {
 

@@ -82,7 +82,7 @@ Pool::Pool(FileDescriptor memfd, Options options, size_t page_bytes)
       base_(mapping_.data()),
       capacity_bytes_(options.capacity_bytes),
       page_bytes_(page_bytes),
-      records_(std::move(options.records)),
+      ledger_(std::move(options.ledger)),
       quota_bytes_(options.quota_bytes),
       buddy_(static_cast<uint32_t>(options.capacity_bytes >> kExtentUnitShift)),
       limit_bytes_(options.quota_bytes) {}
@@ -161,8 +161,8 @@ absl::StatusOr<std::vector<Extent>> Pool::TryAllocate(std::span<const size_t> si
                         (static_cast<size_t>(buddy_.largest_free_units()) << kExtentUnitShift);
       for (size_t j = 0; j < i; ++j) buddy_.Free(refs[j].unit, refs[j].order);
     }
-    for (size_t i = 0; shortfall_bytes == 0 && records_ != nullptr && i < refs.size(); ++i) {
-      records_->MarkUsed(refs[i]);
+    for (size_t i = 0; shortfall_bytes == 0 && ledger_ != nullptr && i < refs.size(); ++i) {
+      ledger_->MarkUsed(refs[i]);
     }
   }
   if (shortfall_bytes > 0) {
@@ -249,12 +249,12 @@ size_t Pool::absent_bytes() const {
 
 void Pool::Free(ExtentRef extent) {
   const MutexLock lock(&mutex_);
-  if (records_ != nullptr && records_->detached()) return;  // stays in use for the next process
+  if (ledger_ != nullptr && ledger_->detached()) return;  // stays in use for the next process
   if (claimed_.erase(extent.unit) > 0) {
     quarantine_.push_back(extent);
     return;
   }
-  if (records_ != nullptr) records_->MarkFree(extent);
+  if (ledger_ != nullptr) ledger_->MarkFree(extent);
   buddy_.Free(extent.unit, extent.order);
 }
 
@@ -264,7 +264,7 @@ std::optional<Extent> Pool::Claim(ExtentRef extent) {
   const MutexLock lock(&mutex_);
   if (!buddy_.Claim(extent.unit, extent.order)) return std::nullopt;
   claimed_.emplace(extent.unit, extent.order);
-  if (records_ != nullptr) records_->MarkUsed(extent);
+  if (ledger_ != nullptr) ledger_->MarkUsed(extent);
   return Extent(shared_from_this(), extent);
 }
 
@@ -278,7 +278,7 @@ void Pool::BeginQuarantine() {
   for (const ExtentRef& extent : quarantine_) {
     std::fill_n(known.begin() + extent.unit, uint32_t{1} << extent.order, true);
   }
-  const auto is_orphan = [&](uint32_t unit) { return records_->is_used(unit) && !known[unit]; };
+  const auto is_orphan = [&](uint32_t unit) { return ledger_->is_used(unit) && !known[unit]; };
   for (uint32_t begin = 0; begin < unit_count; ++begin) {
     uint32_t end = begin;
     while (end < unit_count && is_orphan(end)) ++end;
@@ -300,11 +300,11 @@ void Pool::Quarantine(uint32_t begin, uint32_t end) {
 }
 
 void Pool::EndQuarantine() {
-  if (records_ == nullptr) return;  // without records there is no earlier process
+  if (ledger_ == nullptr) return;  // without a ledger there is no earlier process
   const MutexLock lock(&mutex_);
   claimed_.clear();
   for (const ExtentRef& extent : quarantine_) {
-    records_->MarkFree(extent);
+    ledger_->MarkFree(extent);
     buddy_.Free(extent.unit, extent.order);
   }
   quarantine_.clear();

@@ -23,11 +23,11 @@
 
 #include "absl/status/statusor.h"
 #include "kvstore/buddy.h"
+#include "kvstore/extent_ledger.h"
 #include "kvstore/free_map.h"
 #include "kvstore/memfd.h"
 #include "kvstore/mutex.h"
 #include "kvstore/read/layout.h"
-#include "kvstore/record_table.h"
 
 namespace pqcached::kvstore {
 
@@ -56,8 +56,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
     int memory = -1;
     // Writable mapping of all of that memory; empty: Create maps it.
     Mapping mapping = {};
-    // Table that records which extents are allocated; null: they are not recorded.
-    std::shared_ptr<RecordTable> records = nullptr;
+    // Records which extents are allocated; null: they are not recorded.
+    std::shared_ptr<ExtentLedger> ledger = nullptr;
   };
 
   // Tries to free memory for extents of these sizes; returns whether the allocation should be
@@ -84,7 +84,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Recovery: takes over an extent that an earlier process had allocated. Returns nothing if it is
   // out of range or overlaps another extent.
   std::optional<Extent> Claim(ExtentRef extent);
-  // Recovery, after all claims: quarantines the units that the records mark as used and that no
+  // Recovery, after all claims: quarantines the units that the ledger marks as used and that no
   // Claim took over. Until EndQuarantine, freed extents that were claimed are quarantined, too.
   void BeginQuarantine();
   // Frees all quarantined extents.
@@ -139,7 +139,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::byte* const base_;
   const size_t capacity_bytes_;
   const size_t page_bytes_;
-  const std::shared_ptr<RecordTable> records_;
+  const std::shared_ptr<ExtentLedger> ledger_;
   const size_t quota_bytes_;
 
   mutable Mutex mutex_;

@@ -29,6 +29,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvstore/buddy.h"
+#include "kvstore/extent_ledger.h"
 #include "kvstore/keeper.h"
 #include "kvstore/memfd.h"
 #include "kvstore/mutex.h"
@@ -82,7 +83,7 @@ struct HeapBlock {
   size_t size_bytes() const { return valid() ? kUnitBytes << order : 0; }
 };
 
-class RecordTable : public std::enable_shared_from_this<RecordTable> {
+class RecordTable final : public ExtentLedger, public std::enable_shared_from_this<RecordTable> {
  public:
   struct Shape {
     uint32_t unit_count = 0;   // of the pool
@@ -114,13 +115,13 @@ class RecordTable : public std::enable_shared_from_this<RecordTable> {
   int descriptor() const { return memory_descriptor_.get(); }
 
   // Record the state of the pool's units; called under the pool's lock.
-  void MarkUsed(ExtentRef extent) { Mark(extent, 1); }
-  void MarkFree(ExtentRef extent) { Mark(extent, 0); }
-  bool is_used(uint32_t unit) const;
+  void MarkUsed(ExtentRef extent) override { Mark(extent, 1); }
+  void MarkFree(ExtentRef extent) override { Mark(extent, 0); }
+  bool is_used(uint32_t unit) const override;
 
   // Stops all writes: the current content stays for the next process.
   void Detach() { detached_.store(true, std::memory_order_release); }
-  bool detached() const { return detached_.load(std::memory_order_acquire); }
+  bool detached() const override { return detached_.load(std::memory_order_acquire); }
 
   // Protects slot numbers and blocks while they are taken and returned, and records shared by
   // sequences while they are written.

@@ -83,7 +83,7 @@ absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
   Mapping mapping = keeper.TakeMapping(record.pool_name());
   Pool::Options options = PoolOptions(record.spec.capacity_bytes);
   options.memory = memory.get();
-  options.records = *table;
+  options.ledger = *table;
   options.quota_bytes = record.spec.quota_bytes;
   if (!memory.valid() || SizeOf(memory) < options.capacity_bytes) {
     return DataLoss("the pool is missing or too short");
@@ -172,7 +172,7 @@ absl::StatusOr<std::shared_ptr<const Cache>> StoreImpl::MakeMemory(std::string_v
                        : keeper->CreateMemory(name.c_str(), size_bytes);
   if (!memory.ok()) return memory.status();
   options.memory = memory->get();
-  options.records = *table;
+  options.ledger = *table;
   auto pool = Pool::Create(std::move(options));
   if (!pool.ok()) return pool.status();
   absl::Status status = KeepPool(*keeper, name, *memory, strict);

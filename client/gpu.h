@@ -7,13 +7,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "client/handles.h"
 #include "client/local/view.h"
 #include "client/step.h"
 #include "gpu/steps.h"
+#include "kernels/base/mutex.h"
 #include "pqcached/gpu.h"
 
 namespace pqcached::client {
@@ -48,8 +48,9 @@ struct GpuState {
   std::vector<std::shared_ptr<Image>> held;
 
   // Prefill: one call at a time packs into the ring, which is page-locked.
-  std::mutex ingest_mutex;
-  std::shared_ptr<Mapping> ring;  // shared, as all mappings are
+  base::Mutex ingest_mutex;
+  // Shared, as all mappings are.
+  std::shared_ptr<Mapping> ring PQCACHED_GUARDED_BY(ingest_mutex);
 
   // Descriptions for the step that begins; their memory is reused from step to step.
   std::vector<OpenedLayer> opened;  // [items, layers]

@@ -9,7 +9,7 @@ namespace pqcached::client {
 
 ScratchPool::Loan::Loan(ScratchPool& pool) : pool_(&pool) {
   {
-    const std::lock_guard lock(pool_->mutex_);
+    const base::MutexLock lock(&pool_->mutex_);
     if (!pool_->idle_.empty()) {
       scratch_ = std::move(pool_->idle_.back());
       pool_->idle_.pop_back();
@@ -26,7 +26,7 @@ ScratchPool::Loan& ScratchPool::Loan::operator=(Loan&& other) noexcept {
 
 ScratchPool::Loan::~Loan() {
   if (!scratch_) return;
-  const std::lock_guard lock(pool_->mutex_);
+  const base::MutexLock lock(&pool_->mutex_);
   pool_->idle_.push_back(std::move(scratch_));
 }
 

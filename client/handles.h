@@ -7,7 +7,6 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "client/local/read.h"
 #include "client/local/session.h"
 #include "client/remote.h"
+#include "kernels/base/mutex.h"
 #include "kvstore/read/layout.h"
 #include "pqcached/client.h"
 
@@ -47,8 +47,8 @@ class ScratchPool {
   };
 
  private:
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Scratch>> idle_;
+  base::Mutex mutex_;
+  std::vector<std::unique_ptr<Scratch>> idle_ PQCACHED_GUARDED_BY(mutex_);
 };
 
 // Connection of a client and its session. A null `remote` means that the client is closed. Only

@@ -1,7 +1,6 @@
 // Prefill of rows on a GPU: the engine's stream packs them into staging, and Offload sends them
 // afterwards.
 #include <algorithm>
-#include <mutex>
 
 #include "client/arguments.h"
 #include "client/error.h"
@@ -106,8 +105,8 @@ pqc_status Pack(GpuState& gpu, const Part& part, FilledSlot& filled) {
 
 // Page-locks the slot's ring if it is a new one: at the first call, and after a new worker has
 // started.
-pqc_status LockRing(GpuState& gpu, Offload& offload, const Staging::Slot& slot,
-                    uint32_t slot_count) {
+pqc_status LockRing(GpuState& gpu, Offload& offload, const Staging::Slot& slot, uint32_t slot_count)
+    PQCACHED_REQUIRES(gpu.ingest_mutex) {
   if (gpu.ring == slot.ring()) return PQC_OK;
   offload.Drain(gpu.steps.get());
   const gpu::Outcome locked =
@@ -125,7 +124,7 @@ pqc_status PackAndQueue(GpuState& gpu, const std::shared_ptr<SequenceState>& seq
   job.filled.slot = std::move(slot);
   job.filled.first_position = first_position + part.begin;
   Offload& offload = *sequence->cache->client->offload;
-  const std::lock_guard lock(gpu.ingest_mutex);
+  const base::MutexLock lock(&gpu.ingest_mutex);
   if (const pqc_status status = LockRing(gpu, offload, job.filled.slot, slot_count);
       status != PQC_OK) {
     return status;

@@ -11,18 +11,18 @@ namespace pqcached::client {
 
 Offload::~Offload() {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     stop_ = true;
     for (auto& [sequence, progress] : sequences_) progress.is_wanted = false;
   }
-  work_.notify_all();
-  done_.notify_all();
+  work_.SignalAll();
+  done_.SignalAll();
   if (thread_.joinable()) thread_.join();
 }
 
 void Offload::Add(Job job) {
   try {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
     Progress& progress = sequences_[job.sequence.get()];
     jobs_.push_back(std::move(job));
@@ -31,7 +31,7 @@ void Offload::Add(Job job) {
     if (!job.steps->WaitPacked(job.filled.slot.number()).ok()) job.filled.slot.Lose();
     throw;
   }
-  work_.notify_one();
+  work_.SignalOne();
 }
 
 pqc_status Offload::Report(const Progress& progress) {
@@ -41,18 +41,18 @@ pqc_status Offload::Report(const Progress& progress) {
 }
 
 pqc_status Offload::Check(const SequenceState& sequence) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   const auto found = sequences_.find(&sequence);
   return found == sequences_.end() ? PQC_OK : Report(found->second);
 }
 
 pqc_status Offload::Flush(const SequenceState& sequence, Clock::time_point deadline) {
-  std::unique_lock lock(mutex_);
-  const auto is_done = [&] {
+  const base::MutexLock lock(&mutex_);
+  const auto is_done = [&]() PQCACHED_REQUIRES(mutex_) {
     const auto found = sequences_.find(&sequence);
     return stop_ || found == sequences_.end() || found->second.waiting_count == 0;
   };
-  if (!done_.wait_until(lock, deadline, is_done)) {
+  if (!done_.WaitUntil(&mutex_, deadline, is_done)) {
     return Fail(PQC_DEADLINE_EXCEEDED, "", "rows of earlier pqc_gpu_ingest are not stored in time");
   }
   const auto found = sequences_.find(&sequence);
@@ -63,7 +63,7 @@ pqc_status Offload::Flush(const SequenceState& sequence, Clock::time_point deadl
 }
 
 void Offload::RemoveSequence(const SequenceState& sequence) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   const auto found = sequences_.find(&sequence);
   if (found == sequences_.end()) return;
   if (found->second.waiting_count == 0) {
@@ -74,15 +74,15 @@ void Offload::RemoveSequence(const SequenceState& sequence) {
 }
 
 void Offload::Drain(const gpu::Steps* steps) {
-  std::unique_lock lock(mutex_);
-  done_.wait(lock, [&] {
+  const base::MutexLock lock(&mutex_);
+  done_.Wait(&mutex_, [&]() PQCACHED_REQUIRES(mutex_) {
     return current_steps_ != steps &&
            std::ranges::none_of(jobs_, [&](const Job& job) { return job.steps == steps; });
   });
 }
 
 bool Offload::IsWanted(const SequenceState& sequence) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   const Progress& progress = sequences_.at(&sequence);
   return progress.is_wanted && progress.status == PQC_OK;
 }
@@ -91,8 +91,8 @@ void Offload::Run() {
   for (;;) {
     Job job;
     {
-      std::unique_lock lock(mutex_);
-      work_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
+      const base::MutexLock lock(&mutex_);
+      work_.Wait(&mutex_, [this]() PQCACHED_REQUIRES(mutex_) { return stop_ || !jobs_.empty(); });
       if (jobs_.empty()) return;
       job = std::move(jobs_.front());
       jobs_.pop_front();
@@ -125,7 +125,7 @@ pqc_status Offload::Finish(Job job, RefusalBuffer* error) {
 void Offload::CompleteJob(const SequenceState& sequence, pqc_status status,
                           const RefusalBuffer& error) {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     current_steps_ = nullptr;
     const auto found = sequences_.find(&sequence);
     Progress& progress = found->second;
@@ -136,7 +136,7 @@ void Offload::CompleteJob(const SequenceState& sequence, pqc_status status,
     const bool is_reported = progress.status == PQC_OK || !progress.is_wanted;
     if (--progress.waiting_count == 0 && is_reported) sequences_.erase(found);
   }
-  done_.notify_all();
+  done_.SignalAll();
 }
 
 }  // namespace pqcached::client

@@ -11,18 +11,17 @@
 #define PQCACHED_CLIENT_OFFLOAD_H_
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "client/handles.h"
 #include "client/local/ingest.h"
 #include "client/remote.h"
 #include "gpu/steps.h"
+#include "kernels/base/mutex.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
@@ -75,13 +74,15 @@ class Offload {
   static pqc_status Report(const Progress& progress);
 
   Remote& remote_;
-  std::mutex mutex_;
-  std::condition_variable work_, done_;
-  std::deque<Job> jobs_;
-  const gpu::Steps* current_steps_ = nullptr;           // device of the job in progress
-  std::map<const SequenceState*, Progress> sequences_;  // sequences with jobs or a pending error
-  bool stop_ = false;
-  std::thread thread_;
+  base::Mutex mutex_;
+  base::CondVar work_, done_;
+  std::deque<Job> jobs_ PQCACHED_GUARDED_BY(mutex_);
+  // Device of the job in progress.
+  const gpu::Steps* current_steps_ PQCACHED_GUARDED_BY(mutex_) = nullptr;
+  // Sequences with jobs or a pending error.
+  std::map<const SequenceState*, Progress> sequences_ PQCACHED_GUARDED_BY(mutex_);
+  bool stop_ PQCACHED_GUARDED_BY(mutex_) = false;
+  std::thread thread_ PQCACHED_GUARDED_BY(mutex_);
 };
 
 }  // namespace pqcached::client

@@ -108,17 +108,17 @@ Sender::Sender(Remote& remote, Staging* staging) : remote_(remote), slots_(stagi
 
 Sender::~Sender() {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     stop_ = true;
   }
-  work_.notify_all();
-  done_.notify_all();
+  work_.SignalAll();
+  done_.SignalAll();
   if (thread_.joinable()) thread_.join();
 }
 
 std::shared_ptr<Handover> Sender::Lend() {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     if (!idle_.empty()) {
       std::shared_ptr<Handover> lent = std::move(idle_.back());
       idle_.pop_back();
@@ -130,18 +130,18 @@ std::shared_ptr<Handover> Sender::Lend() {
 
 void Sender::ReturnHandover(std::shared_ptr<Handover> handover) {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     // the last holder also calls this function
     if (handover.use_count() > 1) return handover.reset();
   }
   handover->Clear();  // this may destroy a sequence's state
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   if (idle_.size() < kMaxIdleCount) idle_.push_back(std::move(handover));
 }
 
 void Sender::Add(std::span<std::shared_ptr<Handover>> handovers) {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     for (std::shared_ptr<Handover>& handover : handovers) {
       if (!handover->rolls_back() && handover->token_count == 0) continue;
       Progress& progress = sequences_[handover->sequence.get()];
@@ -156,7 +156,7 @@ void Sender::Add(std::span<std::shared_ptr<Handover>> handovers) {
     }
     if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
   }
-  work_.notify_one();
+  work_.SignalOne();
   for (std::shared_ptr<Handover>& handover : handovers) {
     if (handover) ReturnHandover(std::move(handover));
   }
@@ -178,8 +178,8 @@ pqc_status Sender::ReportLocked(const Progress& progress) const {
 }
 
 pqc_status Sender::WaitForRoom(Clock::time_point deadline) {
-  std::unique_lock lock(mutex_);
-  const bool room = done_.wait_until(lock, deadline, [this] {
+  const base::MutexLock lock(&mutex_);
+  const bool room = done_.WaitUntil(&mutex_, deadline, [this]() PQCACHED_REQUIRES(mutex_) {
     return stop_ || (waiting_bytes_ <= kMaxWaitingBytes && waiting_count_ <= kMaxWaitingCount);
   });
   if (room) return PQC_OK;
@@ -189,12 +189,13 @@ pqc_status Sender::WaitForRoom(Clock::time_point deadline) {
 }
 
 pqc_status Sender::Flush(const SequenceState& sequence, Clock::time_point deadline) {
-  std::unique_lock lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   const auto found = sequences_.find(&sequence);
   if (found == sequences_.end()) return PQC_OK;
   Progress& progress = found->second;
-  const bool done =
-      done_.wait_until(lock, deadline, [&] { return stop_ || progress.waiting.empty(); });
+  const bool done = done_.WaitUntil(&mutex_, deadline, [&]() PQCACHED_REQUIRES(mutex_) {
+    return stop_ || progress.waiting.empty();
+  });
   if (!done) return Fail(PQC_DEADLINE_EXCEEDED, "", "rows of earlier steps are not stored in time");
   const pqc_status status = ReportLocked(progress);
   progress.failure = {};
@@ -202,18 +203,18 @@ pqc_status Sender::Flush(const SequenceState& sequence, Clock::time_point deadli
 }
 
 pqc_status Sender::Check(const SequenceState& sequence) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   const auto found = sequences_.find(&sequence);
   return found == sequences_.end() ? PQC_OK : ReportLocked(found->second);
 }
 
 pqc_status Sender::WaitStored(const SequenceState& sequence, uint64_t token_count,
                               Clock::time_point deadline) {
-  std::unique_lock lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   const auto found = sequences_.find(&sequence);
   if (found == sequences_.end()) return PQC_OK;
   const Progress& progress = found->second;
-  const bool done = done_.wait_until(lock, deadline, [&] {
+  const bool done = done_.WaitUntil(&mutex_, deadline, [&]() PQCACHED_REQUIRES(mutex_) {
     return stop_ || progress.failure.status != PQC_OK || progress.waiting.empty() ||
            (!progress.waiting.front()->rolls_back() &&
             progress.waiting.front()->first_position >= token_count);
@@ -223,7 +224,7 @@ pqc_status Sender::WaitStored(const SequenceState& sequence, uint64_t token_coun
 }
 
 bool Sender::QueuedEnd(const SequenceState& sequence, uint64_t* end) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   const auto found = sequences_.find(&sequence);
   if (found == sequences_.end() || found->second.waiting.empty()) return false;
   *end = found->second.end;
@@ -233,14 +234,14 @@ bool Sender::QueuedEnd(const SequenceState& sequence, uint64_t* end) {
 void Sender::RemoveSequence(const SequenceState& sequence) {
   Batch forgotten;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     const auto found = sequences_.find(&sequence);
     if (found == sequences_.end()) return;
     Progress& progress = found->second;
     while (!progress.waiting.empty()) forgotten.push_back(DropFirstLocked(progress));
     sequences_.erase(found);
   }
-  done_.notify_all();
+  done_.SignalAll();
   for (auto& handover : forgotten) ReturnHandover(std::move(handover));
 }
 
@@ -249,8 +250,8 @@ void Sender::Run() {
   for (;;) {
     Batch batch;
     {
-      std::unique_lock lock(mutex_);
-      work_.wait(lock, [&] {
+      const base::MutexLock lock(&mutex_);
+      work_.Wait(&mutex_, [&]() PQCACHED_REQUIRES(mutex_) {
         if (stop_) return true;
         batch = TakeBatchLocked();
         return !batch.empty();
@@ -295,7 +296,7 @@ Sender::Batch Sender::TakeBatchLocked() {
 }
 
 bool Sender::stop_requested() {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   return stop_;
 }
 
@@ -304,8 +305,9 @@ bool Sender::PauseBeforeRepeat(pqc_status status, const RefusalBuffer& refusal,
   // A session that may resume will have a worker again that accepts the rows.
   const bool in_time = status == PQC_UNAVAILABLE || Clock::now() < give_up;
   if (!IsRetryable(status, refusal) || !in_time) return false;
-  std::unique_lock lock(mutex_);
-  const bool stopped = work_.wait_for(lock, *pause, [this] { return stop_; });
+  const base::MutexLock lock(&mutex_);
+  const bool stopped =
+      work_.WaitFor(&mutex_, *pause, [this]() PQCACHED_REQUIRES(mutex_) { return stop_; });
   *pause = std::min(2 * *pause, kLongestPause);
   return !stopped;
 }
@@ -404,7 +406,7 @@ void Sender::CompleteFirst(const Handover& handover, pqc_status status,
                            const RefusalBuffer& refusal) {
   Batch settled;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     const auto found = sequences_.find(handover.sequence.get());
     if (found == sequences_.end()) return;  // forgotten concurrently
     Progress& progress = found->second;
@@ -420,7 +422,7 @@ void Sender::CompleteFirst(const Handover& handover, pqc_status status,
     }
   }
   for (auto& dropped : settled) ReturnHandover(std::move(dropped));
-  done_.notify_all();
+  done_.SignalAll();
 }
 
 }  // namespace pqcached::client

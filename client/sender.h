@@ -13,11 +13,9 @@
 #define PQCACHED_CLIENT_SENDER_H_
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
@@ -27,6 +25,7 @@
 #include "client/handover.h"
 #include "client/local/step_slots.h"
 #include "client/remote.h"
+#include "kernels/base/mutex.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
@@ -76,7 +75,7 @@ class Sender {
   using Batch = std::vector<std::shared_ptr<Handover>>;
 
   void Run();
-  Batch TakeBatchLocked();
+  Batch TakeBatchLocked() PQCACHED_REQUIRES(mutex_);
   // Sends the batch's roll-backs, and removes handovers that failed or have no rows.
   void RollBack(Batch* batch);
   void Send(Batch batch);
@@ -88,22 +87,23 @@ class Sender {
   bool stop_requested();
   // Removes the first handover of its sequence; on an error, also removes all later ones.
   void CompleteFirst(const Handover& handover, pqc_status status, const RefusalBuffer& refusal);
-  std::shared_ptr<Handover> DropFirstLocked(Progress& progress);
+  std::shared_ptr<Handover> DropFirstLocked(Progress& progress) PQCACHED_REQUIRES(mutex_);
   // Makes the handover available to Lend, if this was its last reference.
   void ReturnHandover(std::shared_ptr<Handover> handover);
-  pqc_status ReportLocked(const Progress& progress) const;
+  pqc_status ReportLocked(const Progress& progress) const PQCACHED_REQUIRES(mutex_);
 
   Remote& remote_;
   StepSlots slots_;
-  std::mutex mutex_;
-  std::condition_variable work_, done_;
-  std::map<const SequenceState*, Progress> sequences_;  // kept until the sequence is dropped
-  const SequenceState* last_taken_ = nullptr;
-  uint64_t waiting_bytes_ = 0;
-  uint64_t waiting_count_ = 0;
-  std::vector<std::shared_ptr<Handover>> idle_;
-  bool stop_ = false;
-  std::thread thread_;
+  base::Mutex mutex_;
+  base::CondVar work_, done_;
+  // Kept until the sequence is dropped.
+  std::map<const SequenceState*, Progress> sequences_ PQCACHED_GUARDED_BY(mutex_);
+  const SequenceState* last_taken_ PQCACHED_GUARDED_BY(mutex_) = nullptr;
+  uint64_t waiting_bytes_ PQCACHED_GUARDED_BY(mutex_) = 0;
+  uint64_t waiting_count_ PQCACHED_GUARDED_BY(mutex_) = 0;
+  std::vector<std::shared_ptr<Handover>> idle_ PQCACHED_GUARDED_BY(mutex_);
+  bool stop_ PQCACHED_GUARDED_BY(mutex_) = false;
+  std::thread thread_ PQCACHED_GUARDED_BY(mutex_);
 };
 
 }  // namespace pqcached::client

@@ -337,7 +337,7 @@ pqc_status Flush(pqc_sequence* sequence) {
 
 std::unique_ptr<pqc_step> StepPool::Lend() {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     if (!idle_.empty()) {
       std::unique_ptr<pqc_step> step = std::move(idle_.back());
       idle_.pop_back();
@@ -349,7 +349,7 @@ std::unique_ptr<pqc_step> StepPool::Lend() {
 
 void StepPool::Return(std::unique_ptr<pqc_step> step) {
   step->Clear();
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   if (idle_.size() < kMaxIdleSteps) idle_.push_back(std::move(step));
 }
 
@@ -396,8 +396,8 @@ pqc_status CountSelected(StepItem& item, const kvstore::Selection& terms, uint32
 
 void pqc_step::Clear() {
   {
-    std::unique_lock lock(mutex);
-    finished.wait(lock, [this] { return !running; });
+    const pqcached::base::MutexLock lock(&mutex);
+    finished.Wait(&mutex, [this]() PQCACHED_REQUIRES(mutex) { return !running; });
   }
   pqcached::client::ReleaseGpu(*this);
   stream = nullptr;

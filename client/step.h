@@ -4,10 +4,8 @@
 #define PQCACHED_CLIENT_STEP_H_
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +14,7 @@
 #include "client/handover.h"
 #include "client/local/read.h"
 #include "client/remote.h"
+#include "kernels/base/mutex.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
@@ -88,12 +87,12 @@ struct pqc_step {
   std::vector<std::shared_ptr<pqcached::client::Handover>> handovers;  // per item
 
   // Asynchronous attention (pqc_step_attend_begin).
-  std::mutex mutex;
-  std::condition_variable finished;
-  bool begun = false;
-  bool running = false;
-  pqc_status async_status = PQC_OK;
-  pqcached::client::RefusalBuffer async_error;
+  pqcached::base::Mutex mutex;
+  pqcached::base::CondVar finished;
+  bool begun = false;  // used by the calls on the step only, which are made one at a time
+  bool running PQCACHED_GUARDED_BY(mutex) = false;
+  pqc_status async_status PQCACHED_GUARDED_BY(mutex) = PQC_OK;
+  pqcached::client::RefusalBuffer async_error PQCACHED_GUARDED_BY(mutex);
 };
 
 namespace pqcached::client {
@@ -105,8 +104,8 @@ class StepPool {
   void Return(std::unique_ptr<pqc_step> step);
 
  private:
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<pqc_step>> idle_;
+  base::Mutex mutex_;
+  std::vector<std::unique_ptr<pqc_step>> idle_ PQCACHED_GUARDED_BY(mutex_);
 };
 
 // Clears a step and returns it to its client's pool.

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "client/pack.h"
 #include "client/step.h"
 #include "client/step_thread.h"
+#include "kernels/base/mutex.h"
 
 namespace pqcached::client {
 namespace {
@@ -141,14 +141,14 @@ pqc_status RunAllMapped(const LayerCall& call, uint32_t* counts) {
     return PQC_OK;
   }
   const kvstore::ParallelFor serial = kvstore::SerialFor();
-  std::mutex mutex;
+  base::Mutex mutex;
   size_t failed = items.size();
   pqc_status failure = PQC_OK;
   RefusalBuffer reason;
   const auto run = [&](uint32_t i, uint32_t) {
     const pqc_status status = Call([&] { return RunMapped(call, items[i], serial, &counts[i]); });
     if (status == PQC_OK) return;
-    const std::lock_guard lock(mutex);
+    const base::MutexLock lock(&mutex);
     if (i >= failed) return;
     failed = i;
     failure = status;
@@ -316,14 +316,15 @@ pqc_status AttendBegin(pqc_step* step, uint32_t layer, const pqc_tensor* queries
     return Fail(PQC_FAILED_PRECONDITION, "step",
                 "it is on a GPU, where pqc_step_attend is asynchronous already");
   }
-  const std::lock_guard begin(step->mutex);  // the job cannot finish before the flags below are set
+  const base::MutexLock begin(
+      &step->mutex);  // the job cannot finish before the flags below are set
   step->client->step_thread->Run([step] {
     const pqc_status status = Call([&] { return RunAttend(step->call); });
-    const std::lock_guard lock(step->mutex);
+    const base::MutexLock lock(&step->mutex);
     step->async_status = status;
     step->async_error = LastRefusal();
     step->running = false;
-    step->finished.notify_all();
+    step->finished.SignalAll();
   });
   step->begun = step->running = true;
   return PQC_OK;
@@ -331,12 +332,13 @@ pqc_status AttendBegin(pqc_step* step, uint32_t layer, const pqc_tensor* queries
 
 pqc_status AttendWait(pqc_step* step) {
   if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
-  std::unique_lock lock(step->mutex);
+  const base::MutexLock lock(&step->mutex);
   if (!step->begun) {
     return Fail(PQC_FAILED_PRECONDITION, "step",
                 "no attention was begun; call pqc_step_attend_begin");
   }
-  step->finished.wait(lock, [step] { return !step->running; });
+  step->finished.Wait(&step->mutex,
+                      [step]() PQCACHED_REQUIRES(step->mutex) { return !step->running; });
   step->begun = false;
   if (step->async_status == PQC_OK) return PQC_OK;
   return Fail(step->async_status, step->async_error);

@@ -5,11 +5,11 @@
 #ifndef PQCACHED_CLIENT_STEP_THREAD_H_
 #define PQCACHED_CLIENT_STEP_THREAD_H_
 
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "kernels/base/mutex.h"
 
 namespace pqcached::client {
 
@@ -19,10 +19,10 @@ class StepThread {
   // Completes the queued jobs.
   ~StepThread() {
     {
-      const std::lock_guard lock(mutex_);
+      const base::MutexLock lock(&mutex_);
       stop_ = true;
     }
-    changed_.notify_all();
+    changed_.SignalAll();
     if (thread_.joinable()) thread_.join();
   }
 
@@ -30,11 +30,11 @@ class StepThread {
   // is not run.
   void Run(std::function<void()> job) {
     {
-      const std::lock_guard lock(mutex_);
+      const base::MutexLock lock(&mutex_);
       if (!thread_.joinable()) thread_ = std::thread([this] { Serve(); });
       jobs_.push_back(std::move(job));
     }
-    changed_.notify_one();
+    changed_.SignalOne();
   }
 
  private:
@@ -42,8 +42,9 @@ class StepThread {
     std::vector<std::function<void()>> taken;  // swapped with jobs_, so that both keep their memory
     for (;;) {
       {
-        std::unique_lock lock(mutex_);
-        changed_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
+        const base::MutexLock lock(&mutex_);
+        changed_.Wait(&mutex_,
+                      [this]() PQCACHED_REQUIRES(mutex_) { return stop_ || !jobs_.empty(); });
         if (jobs_.empty()) return;
         taken.swap(jobs_);
       }
@@ -52,11 +53,11 @@ class StepThread {
     }
   }
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::function<void()>> jobs_;
-  bool stop_ = false;
-  std::thread thread_;
+  base::Mutex mutex_;
+  base::CondVar changed_;
+  std::vector<std::function<void()>> jobs_ PQCACHED_GUARDED_BY(mutex_);
+  bool stop_ PQCACHED_GUARDED_BY(mutex_) = false;
+  std::thread thread_ PQCACHED_GUARDED_BY(mutex_);
 };
 
 }  // namespace pqcached::client

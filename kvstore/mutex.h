@@ -1,5 +1,4 @@
-// Mutex and CondVar wrap the standard library's with annotations for clang's thread-safety
-// analysis.
+// Mutex, MutexLock and CondVar are those of kernels/base/mutex.h, with waits until a SteadyTime.
 //
 // absl's are not used: their timed waits end at a wall-clock time, which can jump (clock.h), and
 // distributions ship absl without instrumentation, so that ThreadSanitizer does not see the order
@@ -7,61 +6,22 @@
 #ifndef PQCACHED_KVSTORE_MUTEX_H_
 #define PQCACHED_KVSTORE_MUTEX_H_
 
-#include <condition_variable>
-#include <mutex>
-
 #include "absl/base/thread_annotations.h"
+#include "kernels/base/mutex.h"
 #include "kvstore/clock.h"
 
 namespace pqcached::kvstore {
 
-class CondVar;
+using base::Mutex;
+using base::MutexLock;
 
-class ABSL_LOCKABLE Mutex {
- public:
-  Mutex() = default;
-  Mutex(const Mutex&) = delete;
-  Mutex& operator=(const Mutex&) = delete;
-
-  void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
-  void Unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
-
- private:
-  friend class CondVar;
-  std::mutex mutex_;
-};
-
-class ABSL_SCOPED_LOCKABLE MutexLock {
- public:
-  explicit MutexLock(Mutex* mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : mutex_(mutex) {
-    mutex_->Lock();
-  }
-  ~MutexLock() ABSL_UNLOCK_FUNCTION() { mutex_->Unlock(); }
-  MutexLock(const MutexLock&) = delete;
-  MutexLock& operator=(const MutexLock&) = delete;
-
- private:
-  Mutex* mutex_;
-};
-
-class CondVar {
+class CondVar : public base::CondVar {
  public:
   // Waits for a signal, or until `deadline`; may wake up spuriously.
-  void WaitUntil(Mutex* mutex, SteadyTime deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+  void WaitUntil(Mutex* mutex, SteadyTime deadline) PQCACHED_REQUIRES(mutex) {
     if (deadline == SteadyTime::InfiniteFuture()) return Wait(mutex);
-    std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
-    condition_.wait_until(lock, deadline.ToChrono());
-    lock.release();
+    base::CondVar::WaitUntil(mutex, deadline.ToChrono());
   }
-  void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
-    condition_.wait(lock);
-    lock.release();
-  }
-  void SignalAll() { condition_.notify_all(); }
-
- private:
-  std::condition_variable condition_;
 };
 
 }  // namespace pqcached::kvstore

@@ -22,7 +22,6 @@ done
 [ "$preset" = tsan ] && ctest_arguments=(-L core "${ctest_arguments[@]}")
 
 export LSAN_OPTIONS="suppressions=$PWD/tests/lsan.supp:print_suppressions=0" UBSAN_OPTIONS=print_stacktrace=1
-export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp:print_suppressions=0"
 
 compiler=
 [ "$preset" = asan ] && compiler=lint  # clang

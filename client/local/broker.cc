@@ -246,8 +246,10 @@ pqc_status Broker::ReceivePending(Clock::time_point deadline, BrokerReply* reply
 // takes the late answer to it, and a different request first receives and discards that answer.
 pqc_status Broker::RequestAndReceive(const BrokerRequest& request, Clock::time_point deadline,
                                      BrokerReply* reply, int* descriptor) {
-  const std::unique_lock lock(mutex_, deadline);
-  if (!lock) return Fail(PQC_DEADLINE_EXCEEDED, "", "broker: busy with other requests");
+  if (!mutex_.TryLockUntil(deadline)) {
+    return Fail(PQC_DEADLINE_EXCEEDED, "", "broker: busy with other requests");
+  }
+  const base::HeldLock lock(&mutex_);
   if (broken_)
     return Retry(kRetryMemory,
                  Fail(PQC_UNAVAILABLE, "", "broker: an earlier request was sent only in part"));

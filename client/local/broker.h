@@ -9,11 +9,11 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
 #include "client/local/mapping.h"
+#include "kernels/base/mutex.h"
 #include "kvstore/read/broker_protocol.h"
 #include "pqcached/client.h"
 
@@ -67,10 +67,10 @@ class Broker {
                       const char* name, kvstore::BrokerReply* reply,
                       std::shared_ptr<Mapping>* memory);
 
-  // Receives the pending answer. REQUIRES: mutex_ is held.
+  // Receives the pending answer.
   // Errors: PQC_DEADLINE_EXCEEDED (the answer stays pending), PQC_UNAVAILABLE
   pqc_status ReceivePending(std::chrono::steady_clock::time_point deadline,
-                            kvstore::BrokerReply* reply, int* descriptor);
+                            kvstore::BrokerReply* reply, int* descriptor) PQCACHED_REQUIRES(mutex_);
   // The caller closes *descriptor, whatever the status.
   pqc_status RequestAndReceive(const kvstore::BrokerRequest& request,
                                std::chrono::steady_clock::time_point deadline,
@@ -86,11 +86,13 @@ class Broker {
     int descriptor = -1;
   };
 
-  std::timed_mutex mutex_;  // held for one request and its answer
-  std::optional<kvstore::BrokerRequest>
-      pending_request_;  // request whose answer is not completely received
-  Incoming incoming_;    // received part of that answer
-  bool broken_ = false;  // an error other than a deadline cut a request or an answer short
+  base::TimedMutex mutex_;  // held for one request and its answer
+  // Request whose answer is not completely received.
+  std::optional<kvstore::BrokerRequest> pending_request_ PQCACHED_GUARDED_BY(mutex_);
+  // Received part of that answer.
+  Incoming incoming_ PQCACHED_GUARDED_BY(mutex_);
+  // An error other than a deadline cut a request or an answer short.
+  bool broken_ PQCACHED_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace pqcached::client

@@ -72,7 +72,7 @@ pqc_status Image::Borrow(uint32_t layer, const kvstore::LayerShape& shape, uint3
   Loan borrowed;
   borrowed.key_ = uint64_t{layer} * (kvstore::kMaxIndexes + 1) + index_slot;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     auto& idle = idle_[borrowed.key_];
     if (!idle.empty()) {
       borrowed.layer_ = std::move(idle.back());
@@ -101,7 +101,7 @@ Image::Loan& Image::Loan::operator=(Loan&& other) noexcept {
 
 Image::Loan::~Loan() {
   if (!image_ || !layer_) return;
-  const std::lock_guard lock(image_->mutex_);
+  const base::MutexLock lock(&image_->mutex_);
   image_->idle_[key_].push_back(std::move(layer_));
 }
 

@@ -10,11 +10,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "client/local/mapping.h"
+#include "kernels/base/mutex.h"
 #include "kvstore/read/attachment.h"
 #include "pqcached/client.h"
 
@@ -70,8 +70,10 @@ class Image {
   const kvstore::Attachment attachment_;
   const std::shared_ptr<Mapping> pool_;  // shared, as all mappings are
   uint32_t capacity_tokens_ = 0;
-  std::mutex mutex_;
-  std::map<uint64_t, std::vector<std::unique_ptr<kvstore::MappedLayer>>> idle_;  // by layer, index
+  base::Mutex mutex_;
+  // By layer, index.
+  std::map<uint64_t, std::vector<std::unique_ptr<kvstore::MappedLayer>>> idle_
+      PQCACHED_GUARDED_BY(mutex_);
 };
 
 }  // namespace pqcached::client

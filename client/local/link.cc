@@ -68,7 +68,7 @@ bool LocalLink::WaitWhileAlive(uint32_t wait_ms) const {
 }
 
 pqc_status LocalLink::Pool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   std::shared_ptr<Mapping>& mapped = pools_[cache_id];
   if (!mapped) {
     if (const pqc_status status = host_->OpenPool(cache_id, &mapped); status != PQC_OK) {

@@ -13,10 +13,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 
 #include "client/local/host.h"
 #include "client/local/mapping.h"
+#include "kernels/base/mutex.h"
 #include "kvstore/read/layout.h"
 #include "pqcached/client.h"
 
@@ -82,8 +82,9 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   const uint64_t boot_word_;
   mutable std::atomic<bool> ended_ = false;  // the connection has ended
   std::atomic<uint64_t> mapped_bytes_ = 0;
-  std::mutex mutex_;
-  std::map<uint64_t, std::shared_ptr<Mapping>> pools_;  // by cache id
+  base::Mutex mutex_;
+  // By cache id.
+  std::map<uint64_t, std::shared_ptr<Mapping>> pools_ PQCACHED_GUARDED_BY(mutex_);
 };
 
 }  // namespace pqcached::client

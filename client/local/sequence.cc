@@ -21,7 +21,7 @@ bool LocalSequence::revoked() const {
 
 pqc_status LocalSequence::Pin(std::shared_ptr<Image>* image) {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     if (HasValidImageLocked() && !revoked()) {
       *image = newest_;
       return PQC_OK;
@@ -35,10 +35,10 @@ pqc_status LocalSequence::Refresh(std::shared_ptr<Image>* image) {
 }
 
 pqc_status LocalSequence::Fetch(bool force, std::shared_ptr<Image>* image) {
-  const std::lock_guard fetching(fetch_mutex_);
+  const base::MutexLock fetching(&fetch_mutex_);
   for (;;) {
     if (!force) {  // another thread may have just fetched it
-      const std::lock_guard lock(mutex_);
+      const base::MutexLock lock(&mutex_);
       if (HasValidImageLocked() && !revoked()) {
         *image = newest_;
         return PQC_OK;
@@ -57,7 +57,7 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
   std::shared_ptr<Mapping> pool;
   if (const pqc_status status = link->Pool(cache_id_, &pool); status != PQC_OK) return status;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     if (link_ != link) {
       ReleaseLinkLocked();
       link_ = link;
@@ -84,7 +84,7 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
   if (status == PQC_OK && answer.image.version != 0) {
     status = Image::Parse(answer.image.image, sequence_id_, std::move(pool), &fetched);
   }
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   if (link_ != link)
     return Retry(kRetryMemory,
                  Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended; repeat the call"));
@@ -103,7 +103,7 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
 }
 
 void LocalSequence::ReleaseOldLink(const LocalLink& present) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   if (link_ && link_.get() != &present) ReleaseLinkLocked();
 }
 
@@ -129,7 +129,7 @@ pqc_status LocalSequence::Install(const LeaseView& lease, const ImageBytes& byte
   if (bytes.version == 0) return PQC_OK;
   std::shared_ptr<LocalLink> link;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     if (newest_ && newest_->version() >= bytes.version) return PQC_OK;
     link = link_;
   }
@@ -141,7 +141,7 @@ pqc_status LocalSequence::Install(const LeaseView& lease, const ImageBytes& byte
       status != PQC_OK) {
     return status;
   }
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   if (link_ != link || lease_id_ != lease.lease_id) return PQC_OK;
   if (newest_ && newest_->version() >= image->version()) return PQC_OK;
   layers_are_equal_ = false;
@@ -150,7 +150,7 @@ pqc_status LocalSequence::Install(const LeaseView& lease, const ImageBytes& byte
 }
 
 LeaseView LocalSequence::lease() const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   if (!link_ || !link_->IsValid()) return {};
   const uint64_t boot_word = link_->boot_word();
   if (!newest_) return {.lease_id = lease_id_, .known_version = 0, .boot_word = boot_word};
@@ -163,7 +163,7 @@ LeaseView LocalSequence::lease() const {
 
 void LocalSequence::Detach() {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     if (lease_id_ != 0) {
       Retired retired{.lease_id = lease_id_, .images = std::move(replaced_)};
       if (newest_) retired.images.push_back(newest_);
@@ -182,7 +182,7 @@ void LocalSequence::DetachRetired() {
   std::vector<uint64_t> unused;
   std::shared_ptr<LocalLink> link;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     link = link_;
     std::erase_if(retired_, [&](const Retired& retired) {
       const bool held = std::any_of(retired.images.begin(), retired.images.end(),
@@ -226,7 +226,7 @@ bool LocalSequence::HasNewer() const {
   const LeaseWords* now = words();
   if (!now) return true;
   const uint64_t version = now->version.load(std::memory_order_acquire);
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   return !newest_ || newest_->version() < version;
 }
 
@@ -253,7 +253,7 @@ pqc_status LocalSequence::Check(uint64_t lease_epoch) const {
 }
 
 void LocalSequence::BeginRollBack(uint32_t token_count) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   ++active_roll_backs_;
   visible_limit_.store(std::min(visible_limit_.load(), token_count), std::memory_order_release);
   layers_are_equal_.store(true, std::memory_order_release);
@@ -262,7 +262,7 @@ void LocalSequence::BeginRollBack(uint32_t token_count) {
 }
 
 uint32_t LocalSequence::UnchangedSince(uint64_t lease_epoch) const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   const uint64_t present = this->lease_epoch();
   if (present / kWorker != lease_epoch / kWorker || present - lease_epoch > roll_back_ends_.size())
     return 0;
@@ -274,7 +274,7 @@ uint32_t LocalSequence::UnchangedSince(uint64_t lease_epoch) const {
 }
 
 void LocalSequence::EndRollBack() {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   if (--active_roll_backs_ > 0) return;
   visible_limit_.store(UINT32_MAX, std::memory_order_release);
 }

@@ -14,12 +14,12 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "client/local/image.h"
 #include "client/local/session.h"
 #include "client/remote.h"
+#include "kernels/base/mutex.h"
 #include "kvstore/read/layout.h"
 #include "pqcached/client.h"
 
@@ -93,10 +93,10 @@ class LocalSequence {
   pqc_status Fetch(bool force, std::shared_ptr<Image>* image);
   // Fetches over a valid link.
   pqc_status FetchOver(const std::shared_ptr<LocalLink>& link, bool force,
-                       std::shared_ptr<Image>* image);
-  void ReplaceNewestLocked(std::shared_ptr<Image> image);
-  void ReleaseLinkLocked();
-  bool HasValidImageLocked() const { return newest_ && link_->IsValid(); }
+                       std::shared_ptr<Image>* image) PQCACHED_REQUIRES(fetch_mutex_);
+  void ReplaceNewestLocked(std::shared_ptr<Image> image) PQCACHED_REQUIRES(mutex_);
+  void ReleaseLinkLocked() PQCACHED_REQUIRES(mutex_);
+  bool HasValidImageLocked() const PQCACHED_REQUIRES(mutex_) { return newest_ && link_->IsValid(); }
   void DetachRetired();
   const kvstore::LeaseWords* words() const { return words_.load(std::memory_order_acquire); }
   bool revoked() const;
@@ -104,24 +104,28 @@ class LocalSequence {
   const std::shared_ptr<LocalSession> session_;  // shared with the client and other sequences
   const uint64_t cache_id_;
   const uint64_t sequence_id_;
-  std::mutex fetch_mutex_;  // held for one Attach at a time; locked before mutex_
+  // Held for one Attach at a time.
+  base::Mutex fetch_mutex_ PQCACHED_ACQUIRED_BEFORE(mutex_);
   std::atomic<const kvstore::LeaseWords*> words_ = nullptr;
   std::atomic<uint64_t> lease_epoch_ = 0;
   std::atomic<uint32_t> visible_limit_ = UINT32_MAX;
   // after a roll-back, the layer counts of images are outdated
   std::atomic<bool> layers_are_equal_ = false;
 
-  mutable std::mutex mutex_;
-  std::shared_ptr<LocalLink> link_;  // link of the lease; shared with the session
+  mutable base::Mutex mutex_;
+  // Link of the lease; shared with the session.
+  std::shared_ptr<LocalLink> link_ PQCACHED_GUARDED_BY(mutex_);
   // Control memory of all links so far: a reader may still be reading words there.
-  std::vector<std::shared_ptr<Mapping>> controls_;
-  uint64_t lease_id_ = 0;
-  std::shared_ptr<Image> newest_;               // shared with readers
-  std::vector<std::weak_ptr<Image>> replaced_;  // images that may still have holders
-  std::vector<Retired> retired_;
-  uint32_t active_roll_backs_ = 0;
+  std::vector<std::shared_ptr<Mapping>> controls_ PQCACHED_GUARDED_BY(mutex_);
+  uint64_t lease_id_ PQCACHED_GUARDED_BY(mutex_) = 0;
+  // Shared with readers.
+  std::shared_ptr<Image> newest_ PQCACHED_GUARDED_BY(mutex_);
+  // Images that may still have holders.
+  std::vector<std::weak_ptr<Image>> replaced_ PQCACHED_GUARDED_BY(mutex_);
+  std::vector<Retired> retired_ PQCACHED_GUARDED_BY(mutex_);
+  uint32_t active_roll_backs_ PQCACHED_GUARDED_BY(mutex_) = 0;
   // of the latest roll-backs, by the lease epoch in which each began
-  std::array<uint32_t, 16> roll_back_ends_ = {};
+  std::array<uint32_t, 16> roll_back_ends_ PQCACHED_GUARDED_BY(mutex_) = {};
 };
 
 }  // namespace pqcached::client

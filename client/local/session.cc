@@ -67,7 +67,7 @@ void LocalSession::Close() {
 }
 
 pqc_status LocalSession::ReportLost() const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   return Fail(PQC_UNAVAILABLE, "", "the session is lost, and its sequences with it: %s",
               why_lost_.c_str());
 }
@@ -111,12 +111,12 @@ pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
     old->host().Abandon();  // calls in progress hold resources that a new link needs
   }
   const auto deadline = LocalClock::now() + std::chrono::milliseconds(timeout_ms);
-  const std::unique_lock lock(attaching_, deadline);
-  if (!lock) {
+  if (!attaching_.TryLockUntil(deadline)) {
     return Retry(kRetryMemory,
                  Fail(PQC_UNAVAILABLE, "",
                       "the sidecar's worker has ended, and no new worker has started in time"));
   }
+  const base::HeldLock lock(&attaching_);
   if (link()->CheckAlive()) return PQC_OK;  // another thread was faster
   if (lost()) return ReportLost();
   const auto left =
@@ -132,7 +132,7 @@ pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
   const std::string why = pqc_last_error();  // for people, inside of another text
   if (IsFinal(status)) {
     {
-      const std::lock_guard own(mutex_);
+      const base::MutexLock own(&mutex_);
       why_lost_ = why;
     }
     lost_.store(true, std::memory_order_release);
@@ -149,13 +149,13 @@ pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
 void LocalSession::Replace(std::shared_ptr<LocalLink> link) {
   const std::shared_ptr<LocalLink> kept = link;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     link_.swap(link);
   }
   phase_->Set(Phase::kAttached);
   staging_->DropRing();
   // Sequences that are not in use must not keep the old memory mapped either.
-  const std::lock_guard lock(sequences_mutex_);
+  const base::MutexLock lock(&sequences_mutex_);
   for (LocalSequence* sequence : sequences_) sequence->ReleaseOldLink(*kept);
 }
 
@@ -175,12 +175,12 @@ void LocalSession::Watch() {
 }
 
 void LocalSession::Add(LocalSequence& sequence) {
-  const std::lock_guard lock(sequences_mutex_);
+  const base::MutexLock lock(&sequences_mutex_);
   sequences_.insert(&sequence);
 }
 
 void LocalSession::Remove(LocalSequence& sequence) {
-  const std::lock_guard lock(sequences_mutex_);
+  const base::MutexLock lock(&sequences_mutex_);
   sequences_.erase(&sequence);
 }
 

@@ -13,11 +13,9 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
@@ -25,6 +23,7 @@
 #include "client/local/link.h"
 #include "client/local/staging.h"
 #include "client/local/workers.h"
+#include "kernels/base/mutex.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
@@ -38,24 +37,24 @@ class SessionPhase {
 
   void Set(Phase phase) {
     {
-      const std::lock_guard lock(mutex_);
+      const base::MutexLock lock(&mutex_);
       if (phase_ == Phase::kOver || phase_ == phase) return;
       phase_ = phase;
     }
-    changed_.notify_all();
+    changed_.SignalAll();
   }
   // Waits until the phase is at least `least` or the time is over; returns true if the phase is
   // reached.
   bool Wait(Phase least, uint32_t wait_ms) const {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::milliseconds(wait_ms),
-                             [&] { return phase_ >= least; });
+    const base::MutexLock lock(&mutex_);
+    return changed_.WaitFor(&mutex_, std::chrono::milliseconds(wait_ms),
+                            [&]() PQCACHED_REQUIRES(mutex_) { return phase_ >= least; });
   }
 
  private:
-  mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
-  Phase phase_ = Phase::kAttached;
+  mutable base::Mutex mutex_;
+  mutable base::CondVar changed_;
+  Phase phase_ PQCACHED_GUARDED_BY(mutex_) = Phase::kAttached;
 };
 
 class LocalSession {
@@ -93,7 +92,7 @@ class LocalSession {
   pqc_status Await();
   // Returns the present link, whatever its state.
   std::shared_ptr<LocalLink> link() const {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     return link_;
   }
   bool closed() const { return closed_.load(std::memory_order_acquire); }
@@ -119,7 +118,7 @@ class LocalSession {
 
   // Makes one attempt to get a live link, when there is none. *again: another attempt may succeed.
   pqc_status Reattach(uint32_t timeout_ms, bool* again);
-  void Replace(std::shared_ptr<LocalLink> link);
+  void Replace(std::shared_ptr<LocalLink> link) PQCACHED_REQUIRES(attaching_);
   pqc_status ReportLost() const;
   void Watch();
 
@@ -132,12 +131,14 @@ class LocalSession {
   std::atomic<bool> lost_ = false;
   std::atomic<uint64_t> lease_count_ = 0;
 
-  std::timed_mutex attaching_;  // held for one attempt at a time; locked before the others
-  mutable std::mutex mutex_;
-  std::shared_ptr<LocalLink> link_;  // shared with readers of its memory
-  std::string why_lost_;
-  std::mutex sequences_mutex_;
-  std::set<LocalSequence*> sequences_;
+  // Held for one attempt at a time.
+  base::TimedMutex attaching_ PQCACHED_ACQUIRED_BEFORE(mutex_, sequences_mutex_);
+  mutable base::Mutex mutex_;
+  // Shared with readers of its memory.
+  std::shared_ptr<LocalLink> link_ PQCACHED_GUARDED_BY(mutex_);
+  std::string why_lost_ PQCACHED_GUARDED_BY(mutex_);
+  base::Mutex sequences_mutex_;
+  std::set<LocalSequence*> sequences_ PQCACHED_GUARDED_BY(sequences_mutex_);
   std::thread watcher_;
 };
 

@@ -47,24 +47,24 @@ pqc_status Staging::Open() {
   if (!link->IsValid())
     return Retry(kRetryMemory,
                  Fail(PQC_UNAVAILABLE, "", "staging: the sidecar's worker has ended"));
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   return OpenLocked(link);
 }
 
 void Staging::DropRing() {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     if (ring_ && ring_->link->IsValid()) return;
     ring_.reset();
     free_.clear();
   }
-  returned_.notify_all();
+  returned_.SignalAll();
 }
 
 uint64_t Staging::boot_word() const { return session_.link()->boot_word(); }
 
 std::vector<StagingPlace> Staging::Abandoned() {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   std::vector<StagingPlace> places;
   if (!ring_ || !ring_->link->has_slot_words(slot_count_)) return places;
   ReclaimLocked();
@@ -90,7 +90,7 @@ Staging::Slot Staging::TakeLocked() {
 }
 
 void Staging::ReclaimLocked() {
-  std::erase_if(abandoned_, [this](uint32_t slot) {
+  std::erase_if(abandoned_, [this](uint32_t slot) PQCACHED_REQUIRES(mutex_) {
     const bool done = ring_->link->SlotGeneration(slot) >= generations_[slot];
     if (done) free_.push_back(slot);
     return done;
@@ -101,17 +101,18 @@ pqc_status Staging::Take(std::chrono::steady_clock::time_point deadline, Slot* s
   for (;;) {
     std::shared_ptr<LocalLink> link;  // before the lock, because it may take long
     if (const pqc_status status = session_.Attached(&link); status != PQC_OK) return status;
-    std::unique_lock lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     if (const pqc_status status = OpenLocked(link); status != PQC_OK) {
       if (link->CheckAlive()) return status;
       continue;  // a consequence of the worker's end
     }
-    const auto other_ring = [&] { return !ring_ || ring_->link != link; };
+    const auto other_ring = [&]()
+                                PQCACHED_REQUIRES(mutex_) { return !ring_ || ring_->link != link; };
     ReclaimLocked();
     const auto now = std::chrono::steady_clock::now();
     const auto look = abandoned_.empty() ? deadline : std::min(deadline, now + kPollInterval);
     ++waiting_count_;
-    const bool woken = returned_.wait_until(lock, look, [&] {
+    const bool woken = returned_.WaitUntil(&mutex_, look, [&]() PQCACHED_REQUIRES(mutex_) {
       return other_ring() || !free_.empty() || abandoned_.size() + lost_count_ == slot_count_;
     });
     --waiting_count_;
@@ -130,7 +131,7 @@ pqc_status Staging::Take(std::chrono::steady_clock::time_point deadline, Slot* s
 }
 
 void Staging::TryTake(Slot* slot, uint32_t left) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   if (!ring_ || !ring_->link->IsValid()) return;
   ReclaimLocked();
   if (free_.size() < std::min(slot_count_, waiting_count_ + left + 1)) return;
@@ -139,7 +140,7 @@ void Staging::TryTake(Slot* slot, uint32_t left) {
 
 void Staging::Slot::Touch() {
   {
-    const std::lock_guard lock(owner_->mutex_);
+    const base::MutexLock lock(&owner_->mutex_);
     if (owner_->ring_ != ring_ || owner_->touched_[number_]) return;
     owner_->touched_[number_] = true;
   }
@@ -158,7 +159,7 @@ Staging::Slot& Staging::Slot::operator=(Slot&& other) noexcept {
 }
 
 void Staging::Slot::Use() {
-  const std::lock_guard lock(owner_->mutex_);
+  const base::MutexLock lock(&owner_->mutex_);
   ++generation_;
   if (owner_->ring_ == ring_) owner_->generations_[number_] = generation_;
 }
@@ -166,24 +167,34 @@ void Staging::Slot::Use() {
 template <class Dispose>
 void Staging::Slot::EndOwnership(const Dispose& dispose) {
   {
-    const std::lock_guard lock(owner_->mutex_);
+    const base::MutexLock lock(&owner_->mutex_);
     if (owner_->ring_ == ring_) dispose(*owner_);
   }
-  owner_->returned_.notify_all();
+  owner_->returned_.SignalAll();
   owner_ = nullptr;
   ring_.reset();
 }
 
 void Staging::Slot::Abandon() {
-  EndOwnership([this](Staging& owner) { owner.abandoned_.push_back(number_); });
+  EndOwnership([this](Staging& owner) {
+    owner.mutex_.AssertHeld();
+    owner.abandoned_.push_back(number_);
+  });
 }
 
 void Staging::Slot::Lose() {
-  EndOwnership([](Staging& owner) { ++owner.lost_count_; });
+  EndOwnership([](Staging& owner) {
+    owner.mutex_.AssertHeld();
+    ++owner.lost_count_;
+  });
 }
 
 void Staging::Slot::Return() {
-  if (owner_) EndOwnership([this](Staging& owner) { owner.free_.push_back(number_); });
+  if (!owner_) return;
+  EndOwnership([this](Staging& owner) {
+    owner.mutex_.AssertHeld();
+    owner.free_.push_back(number_);
+  });
 }
 
 void PackStreaming(const TensorView& tensor, uint64_t begin, uint64_t end,

@@ -14,15 +14,14 @@
 #define PQCACHED_CLIENT_LOCAL_STAGING_H_
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "client/local/link.h"
 #include "client/remote.h"
+#include "kernels/base/mutex.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
@@ -123,23 +122,26 @@ class Staging {
   uint64_t boot_word() const;
 
  private:
-  pqc_status OpenLocked(const std::shared_ptr<LocalLink>& link);
-  Slot TakeLocked();
+  pqc_status OpenLocked(const std::shared_ptr<LocalLink>& link) PQCACHED_REQUIRES(mutex_);
+  Slot TakeLocked() PQCACHED_REQUIRES(mutex_);
   // Frees the abandoned slots that the sidecar is done with.
-  void ReclaimLocked();
+  void ReclaimLocked() PQCACHED_REQUIRES(mutex_);
 
   LocalSession& session_;
   const uint64_t slot_bytes_;
   const uint32_t slot_count_;
-  std::mutex mutex_;
-  std::condition_variable returned_;
-  std::shared_ptr<const Ring> ring_;  // shared with slots
-  std::vector<uint32_t> free_;
-  std::vector<uint64_t> generations_;  // generation that the next call with the slot carries
-  std::vector<bool> touched_;
-  std::vector<uint32_t> abandoned_;
-  uint32_t lost_count_ = 0;
-  uint32_t waiting_count_ = 0;  // callers waiting in Take
+  base::Mutex mutex_;
+  base::CondVar returned_;
+  // Shared with slots.
+  std::shared_ptr<const Ring> ring_ PQCACHED_GUARDED_BY(mutex_);
+  std::vector<uint32_t> free_ PQCACHED_GUARDED_BY(mutex_);
+  // Generation that the next call with the slot carries.
+  std::vector<uint64_t> generations_ PQCACHED_GUARDED_BY(mutex_);
+  std::vector<bool> touched_ PQCACHED_GUARDED_BY(mutex_);
+  std::vector<uint32_t> abandoned_ PQCACHED_GUARDED_BY(mutex_);
+  uint32_t lost_count_ PQCACHED_GUARDED_BY(mutex_) = 0;
+  // Callers waiting in Take.
+  uint32_t waiting_count_ PQCACHED_GUARDED_BY(mutex_) = 0;
 };
 
 // Returns true when the sidecar may still be processing a call that ended with this status, because

@@ -24,25 +24,25 @@ StepSlots::Range& StepSlots::Range::operator=(Range&& other) noexcept {
 
 bool StepSlots::Range::IsUsable() const {
   if (!owner_) return false;
-  const std::lock_guard lock(owner_->mutex_);
+  const base::MutexLock lock(&owner_->mutex_);
   return owner_->held_[held_].slot.IsUsable();
 }
 
 StagingPlace StepSlots::Range::Place(uint64_t offset_bytes, uint64_t size_bytes) const {
-  const std::lock_guard lock(owner_->mutex_);
+  const base::MutexLock lock(&owner_->mutex_);
   return owner_->held_[held_].slot.Place(offset_bytes_ + offset_bytes, size_bytes);
 }
 
 void StepSlots::Range::SetMayBeRead(bool may_be_read) {
   if (!owner_ || may_be_read == may_be_read_) return;
-  const std::lock_guard lock(owner_->mutex_);
+  const base::MutexLock lock(&owner_->mutex_);
   owner_->held_[held_].may_be_read_count += may_be_read ? 1u : ~0u;
   may_be_read_ = may_be_read;
 }
 
 void StepSlots::Range::Return() {
   if (!owner_) return;
-  const std::lock_guard lock(owner_->mutex_);
+  const base::MutexLock lock(&owner_->mutex_);
   Held& held = owner_->held_[held_];
   owner_ = nullptr;
   if (--held.range_count > 0) return;
@@ -56,7 +56,7 @@ bool StepSlots::Held::HasRoom(uint64_t bytes) const {
 
 StepSlots::Range StepSlots::Take(uint64_t bytes) {
   if (!staging_ || bytes > staging_->slot_bytes() - kAlignment) return {};
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   for (size_t i = 0; i < held_.size(); ++i) {
     if (held_[i].HasRoom(AlignUp(bytes))) return TakeLocked(i, bytes);
   }
@@ -81,7 +81,7 @@ StepSlots::Range StepSlots::TakeLocked(size_t held, uint64_t bytes) {
 }
 
 void StepSlots::Use() {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   for (Held& held : held_) {
     if (held.slot.valid()) held.slot.Use();
   }

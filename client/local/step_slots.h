@@ -11,11 +11,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <span>
 
 #include "client/local/staging.h"
 #include "client/remote.h"
+#include "kernels/base/mutex.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
@@ -77,11 +77,12 @@ class StepSlots {
     bool HasRoom(uint64_t bytes) const;
   };
 
-  Range TakeLocked(size_t held, uint64_t bytes);
+  Range TakeLocked(size_t held, uint64_t bytes) PQCACHED_REQUIRES(mutex_);
 
   Staging* const staging_;
-  std::mutex mutex_;
-  std::array<Held, 2> held_;  // one fills while the other drains
+  base::Mutex mutex_;
+  // One fills while the other drains.
+  std::array<Held, 2> held_ PQCACHED_GUARDED_BY(mutex_);
 };
 
 }  // namespace pqcached::client

@@ -58,11 +58,11 @@ void Workers::StartThreads() {
 }
 
 void Workers::Run(uint32_t task_count, const Body& body) {
-  const std::unique_lock lock(run_mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || task_count <= 1 || parallel_for_.worker_count == 1) {
+  if (task_count <= 1 || parallel_for_.worker_count == 1 || !run_mutex_.TryLock()) {
     for (uint32_t task = 0; task < task_count; ++task) body(task, 0);
     return;
   }
+  const base::HeldLock lock(&run_mutex_);
   StartThreads();
   body_ = &body;
   task_count_ = task_count;

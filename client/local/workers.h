@@ -8,10 +8,10 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "kernels/base/mutex.h"
 #include "kvstore/read/layer_view.h"
 #include "pqcached/client.h"
 
@@ -43,12 +43,12 @@ class Workers {
   bool Enter();
   void Leave();
   void Serve(uint32_t worker);
-  void StartThreads();
+  void StartThreads() PQCACHED_REQUIRES(run_mutex_);
 
   const Options options_;
   kvstore::ParallelFor parallel_for_;
-  std::mutex run_mutex_;  // held during a run
-  std::vector<std::thread> threads_;
+  base::Mutex run_mutex_;  // held during a run
+  std::vector<std::thread> threads_ PQCACHED_GUARDED_BY(run_mutex_);
 
   // Present run. Written before the gate opens, read by threads inside.
   const Body* body_ = nullptr;

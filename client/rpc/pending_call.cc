@@ -41,7 +41,7 @@ grpc::Status Overdue() { return {grpc::StatusCode::DEADLINE_EXCEEDED, ""}; }
 
 void AbandonedCalls::Add(std::unique_ptr<PendingCall> call) {
   call->context()->TryCancel();
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   FreeEnded();
   calls_.push_back(std::move(call));
 }
@@ -56,7 +56,7 @@ void AbandonedCalls::FreeEnded() {
 }
 
 AbandonedCalls::~AbandonedCalls() {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   FreeEnded();
   for (std::unique_ptr<PendingCall>& call : calls_) static_cast<void>(call.release());
 }

@@ -11,8 +11,9 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
+
+#include "kernels/base/mutex.h"
 
 namespace pqcached::client {
 
@@ -66,10 +67,10 @@ class AbandonedCalls {
   void Add(std::unique_ptr<PendingCall> call);
 
  private:
-  void FreeEnded();
+  void FreeEnded() PQCACHED_REQUIRES(mutex_);
 
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<PendingCall>> calls_;  // under mutex_
+  base::Mutex mutex_;
+  std::vector<std::unique_ptr<PendingCall>> calls_ PQCACHED_GUARDED_BY(mutex_);
 };
 
 // Starts a unary call whose `reader` is prepared, and waits for it; `response` is part of the call.

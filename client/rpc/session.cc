@@ -16,14 +16,16 @@ constexpr std::chrono::seconds kStableStreamTime(5);
 grpc::Status Session::Open(const v1::SessionOpen& open,
                            std::chrono::steady_clock::time_point deadline) {
   thread_ = std::thread([this, open] { Run(open); });
-  std::unique_lock lock(mutex_);
-  const bool answered =
-      changed_.wait_until(lock, deadline, [this] { return state_ != State::kOpening; });
-  if (answered && state_ != State::kEnded) return grpc::Status::OK;
-  if (answered) return end_status_;
-  closing_ = true;
-  if (context_) context_->TryCancel();
-  lock.unlock();
+  {
+    const base::MutexLock lock(&mutex_);
+    const bool answered = changed_.WaitUntil(&mutex_, deadline, [this]() PQCACHED_REQUIRES(mutex_) {
+      return state_ != State::kOpening;
+    });
+    if (answered && state_ != State::kEnded) return grpc::Status::OK;
+    if (answered) return end_status_;
+    closing_ = true;
+    if (context_) context_->TryCancel();
+  }
   thread_.join();
   return {grpc::StatusCode::DEADLINE_EXCEEDED, "the session was not opened in time"};
 }
@@ -40,18 +42,18 @@ void Session::Adopt(const RemoteOptions& options) {
 void Session::Close() {
   if (!thread_.joinable()) return;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     closing_ = true;
     if (state_ != State::kOpen && context_) context_->TryCancel();  // no sidecar answers
   }
-  changed_.notify_all();
+  changed_.SignalAll();
   {
-    const std::lock_guard lock(write_mutex_);
+    const base::MutexLock lock(&write_mutex_);
     if (!writes_done_ && stream_) stream_->WritesDone();
     writes_done_ = true;
   }
   if (!WaitEnded(kCloseWait)) {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     if (context_) context_->TryCancel();
   }
   thread_.join();
@@ -59,45 +61,48 @@ void Session::Close() {
 
 bool Session::WaitOpen(std::chrono::steady_clock::time_point deadline) const {
   if (adopted()) return true;  // the caller waits for the worker
-  std::unique_lock lock(mutex_);
-  return changed_.wait_until(lock, deadline, [this] { return state_ != State::kBroken; });
+  const base::MutexLock lock(&mutex_);
+  return changed_.WaitUntil(
+      &mutex_, deadline, [this]() PQCACHED_REQUIRES(mutex_) { return state_ != State::kBroken; });
 }
 
 bool Session::WaitEnded(std::chrono::milliseconds wait) const {
   if (adopted()) return adopted_ended_(adopted_context_, static_cast<uint32_t>(wait.count()));
-  std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, wait, [this] { return state_ == State::kEnded; });
+  const base::MutexLock lock(&mutex_);
+  return changed_.WaitFor(&mutex_, wait,
+                          [this]() PQCACHED_REQUIRES(mutex_) { return state_ == State::kEnded; });
 }
 
 bool Session::WaitBroken(std::chrono::milliseconds wait) const {
   if (adopted()) return adopted_detached_(adopted_context_, static_cast<uint32_t>(wait.count()));
-  std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, wait, [this] { return state_ != State::kOpen; });
+  const base::MutexLock lock(&mutex_);
+  return changed_.WaitFor(&mutex_, wait,
+                          [this]() PQCACHED_REQUIRES(mutex_) { return state_ != State::kOpen; });
 }
 
 bool Session::ended() const {
   if (adopted()) return adopted_ended_(adopted_context_, 0);
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   return state_ == State::kEnded;
 }
 
 grpc::Status Session::end_status() const {
   if (adopted()) return {grpc::StatusCode::UNAVAILABLE, "the sidecar does not know it any more"};
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   return end_status_;
 }
 
 void Session::SetState(State state, const grpc::Status& status) {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     state_ = state;
     end_status_ = status;
   }
-  changed_.notify_all();
+  changed_.SignalAll();
 }
 
 bool Session::MayResume(const grpc::Status& status) const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(&mutex_);
   if (closing_ || state_ == State::kOpening) return false;
   // A broken stream, an attempt that reached no sidecar, or a sidecar that has not noticed the end
   // of the previous stream. An orderly end is final.
@@ -119,43 +124,46 @@ void Session::Run(v1::SessionOpen open) {
     SetState(State::kBroken, status);
     open.set_resume_token(opened_.session_token());
     if (std::chrono::steady_clock::now() - begun > kStableStreamTime) pause = kFirstPause;
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, pause, [this] { return closing_; });
+    const base::MutexLock lock(&mutex_);
+    changed_.WaitFor(&mutex_, pause, [this]() PQCACHED_REQUIRES(mutex_) { return closing_; });
     pause = std::min(2 * pause, kLongestPause);
   }
 }
 
 grpc::Status Session::RunStream(const v1::SessionOpen& open) {
   const bool resumes = !open.resume_token().empty();
+  grpc::ClientContext* context = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(&mutex_);
     if (closing_) return {grpc::StatusCode::CANCELLED, "closed"};
     context_ = std::make_unique<grpc::ClientContext>();
+    context = context_.get();
   }
-  auto stream = stub_.Session(context_.get());
+  std::unique_ptr<Stream> stream = stub_.Session(context);
+  Stream* const reader = stream.get();
   v1::SessionRequest request;
   *request.mutable_open() = open;
   v1::SessionEvent event;
   bool written = false;
   {
-    const std::lock_guard lock(write_mutex_);
+    const base::MutexLock lock(&write_mutex_);
     stream_ = std::move(stream);
     written = !writes_done_ && stream_->Write(request);
   }
-  const bool answered = written && stream_->Read(&event);
+  const bool answered = written && reader->Read(&event);
   const bool opened = answered && event.has_opened();
   if (opened) {
     if (!resumes) opened_ = event.opened();
     SetState(State::kOpen);
-    while (stream_->Read(&event)) {
+    while (reader->Read(&event)) {
       if (event.has_heartbeat()) WriteHeartbeat();
     }
   } else if (answered) {
     // Finish waits for the stream's end, and this sidecar has no reason to end the stream.
-    context_->TryCancel();
+    context->TryCancel();
   }
   {  // no writer uses the stream any more
-    const std::lock_guard lock(write_mutex_);
+    const base::MutexLock lock(&write_mutex_);
     stream = std::move(stream_);
   }
   const grpc::Status status = stream->Finish();
@@ -166,7 +174,7 @@ grpc::Status Session::RunStream(const v1::SessionOpen& open) {
 }
 
 void Session::WriteHeartbeat() {
-  const std::lock_guard lock(write_mutex_);
+  const base::MutexLock lock(&write_mutex_);
   if (writes_done_) return;
   v1::SessionRequest request;
   request.mutable_heartbeat();

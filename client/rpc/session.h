@@ -12,13 +12,12 @@
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
 #include "client/remote.h"
+#include "kernels/base/mutex.h"
 #include "pqcached/v1/kv_cache.grpc.pb.h"
 
 namespace pqcached::client {
@@ -60,6 +59,7 @@ class Session {
 
  private:
   enum class State { kOpening, kOpen, kBroken, kEnded };
+  using Stream = grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionEvent>;
 
   void Run(v1::SessionOpen open);
   // Opens a stream, reads it until its end and returns its status.
@@ -70,23 +70,24 @@ class Session {
   void SetState(State state, const grpc::Status& status = {});
 
   v1::KvCache::Stub& stub_;
-  std::unique_ptr<grpc::ClientContext> context_;  // of the present stream; cancelled under mutex_
-  // Null while there is no stream.
-  std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionEvent>> stream_;
   std::thread thread_;
   v1::SessionOpened opened_;  // written once, before state_ becomes kOpen
   void* adopted_context_ = nullptr;
   bool (*adopted_ended_)(void* context, uint32_t wait_ms) = nullptr;
   bool (*adopted_detached_)(void* context, uint32_t wait_ms) = nullptr;
 
-  std::mutex write_mutex_;  // guards stream_, one write at a time; never held with mutex_
-  bool writes_done_ = false;
+  base::Mutex write_mutex_;  // held for one write at a time; never held with mutex_
+  // Null while there is no stream. Only thread_ replaces it and reads from the stream.
+  std::unique_ptr<Stream> stream_ PQCACHED_GUARDED_BY(write_mutex_);
+  bool writes_done_ PQCACHED_GUARDED_BY(write_mutex_) = false;
 
-  mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
-  State state_ = State::kOpening;
-  bool closing_ = false;
-  grpc::Status end_status_;
+  mutable base::Mutex mutex_;
+  mutable base::CondVar changed_;
+  // Context of the present stream. Only thread_ replaces it.
+  std::unique_ptr<grpc::ClientContext> context_ PQCACHED_GUARDED_BY(mutex_);
+  State state_ PQCACHED_GUARDED_BY(mutex_) = State::kOpening;
+  bool closing_ PQCACHED_GUARDED_BY(mutex_) = false;
+  grpc::Status end_status_ PQCACHED_GUARDED_BY(mutex_);
 };
 
 }  // namespace pqcached::client

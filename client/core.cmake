@@ -42,5 +42,5 @@ list(TRANSFORM sources PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 add_library(pqcached_client_core OBJECT ${sources})
 target_include_directories(pqcached_client_core PUBLIC ${CMAKE_CURRENT_LIST_DIR}/include)
 target_link_libraries(pqcached_client_core
-  PUBLIC pqcached_kernels pqcached_kvstore_read Threads::Threads ${CMAKE_DL_LIBS} PRIVATE pqcached_options)
+  PUBLIC pqcached_base pqcached_kernels pqcached_kvstore_read Threads::Threads ${CMAKE_DL_LIBS} PRIVATE pqcached_options)
 set_target_properties(pqcached_client_core PROPERTIES POSITION_INDEPENDENT_CODE ON)

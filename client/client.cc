@@ -15,7 +15,6 @@
 #include "client/offload.h"
 #include "client/rpc_library.h"
 #include "client/sender.h"
-#include "client/step_thread.h"
 
 namespace pqcached::client {
 namespace {
@@ -254,7 +253,6 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
   state->sender =
       std::make_unique<Sender>(*state->remote, state->local ? &state->local->staging() : nullptr);
   state->offload = std::make_unique<Offload>(*state->remote);
-  state->step_thread = std::make_unique<StepThread>();
   auto opened = std::make_unique<pqc_client>();
   opened->state = std::move(state);
   *client = opened.release();

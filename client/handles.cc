@@ -3,7 +3,6 @@
 #include "client/offload.h"
 #include "client/sender.h"
 #include "client/step.h"
-#include "client/step_thread.h"
 
 namespace pqcached::client {
 
@@ -34,7 +33,7 @@ ClientState::ClientState() : steps(std::make_unique<StepPool>()) {}
 ClientState::~ClientState() { Close(); }
 
 void ClientState::Close() {
-  step_thread.reset();
+  step_worker.Stop();
   sender.reset();
   offload.reset();
   if (local) local->Close();

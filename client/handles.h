@@ -15,6 +15,7 @@
 #include "client/local/session.h"
 #include "client/remote.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/worker.h"
 #include "kvstore/read/layout.h"
 #include "pqcached/client.h"
 
@@ -23,7 +24,6 @@ namespace pqcached::client {
 class Offload;
 class Sender;
 class StepPool;
-class StepThread;
 
 struct RemoteCloser {
   void operator()(Remote* remote) const { remote->Close(); }
@@ -64,7 +64,9 @@ struct ClientState {
   std::shared_ptr<LocalSession> local;  // null on the remote path; shared with sequences
   std::unique_ptr<Sender> sender;       // sends rows of finished steps
   std::unique_ptr<Offload> offload;     // sends rows that a GPU packs
-  std::unique_ptr<StepThread> step_thread;
+  // Runs asynchronous attentions, for which a step waits later, each on all of the workers of
+  // `local`.
+  base::Worker step_worker{"pqc-step"};
   const std::unique_ptr<StepPool> steps;
   ScratchPool scratch;
 };

@@ -10,7 +10,6 @@
 #include "client/gpu.h"
 #include "client/pack.h"
 #include "client/step.h"
-#include "client/step_thread.h"
 #include "kernels/base/mutex.h"
 
 namespace pqcached::client {
@@ -318,7 +317,7 @@ pqc_status AttendBegin(pqc_step* step, uint32_t layer, const pqc_tensor* queries
   }
   const base::MutexLock begin(
       &step->mutex);  // the job cannot finish before the flags below are set
-  step->client->step_thread->Run([step] {
+  step->client->step_worker.Run([step] {
     const pqc_status status = Call([&] { return RunAttend(step->call); });
     const base::MutexLock lock(&step->mutex);
     step->async_status = status;

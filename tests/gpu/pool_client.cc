@@ -15,7 +15,6 @@
 #include "client/offload.h"
 #include "client/pack.h"
 #include "client/sender.h"
-#include "client/step_thread.h"
 #include "kernels/train/pq_encode.h"
 #include "kvstore/read/attachment.h"
 
@@ -234,7 +233,6 @@ pqc_client* PoolSidecar::OpenClient(const ClientOptions& options) {
   Require(status == PQC_OK, pqc_last_error());
   state->sender = std::make_unique<Sender>(*state->remote, &state->local->staging());
   state->offload = std::make_unique<Offload>(*state->remote);
-  state->step_thread = std::make_unique<StepThread>();
   return new pqc_client{std::move(state)};
 }
 

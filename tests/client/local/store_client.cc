@@ -14,7 +14,6 @@
 #include "client/offload.h"
 #include "client/pack.h"
 #include "client/sender.h"
-#include "client/step_thread.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::testing {
@@ -548,7 +547,6 @@ pqc_client* OpenStoreHandle(Sidecar& sidecar, const Workers::Options& workers,
   if (status != PQC_OK) throw std::runtime_error(pqc_last_error());
   state->sender = std::make_unique<Sender>(*state->remote, &state->local->staging());
   state->offload = std::make_unique<Offload>(*state->remote);
-  state->step_thread = std::make_unique<StepThread>();
   return new pqc_client{std::move(state)};
 }
 

@@ -7,27 +7,15 @@
 namespace pqcached::kvstore {
 
 MemoryWatch::MemoryWatch(absl::Duration interval, std::function<void()> check)
-    : interval_(interval), check_(std::move(check)), thread_([this] { Run(); }) {}
-
-MemoryWatch::~MemoryWatch() {
-  {
-    const MutexLock lock(&mutex_);
-    stop_ = true;
-    stopped_.SignalAll();
-  }
-  thread_.join();
+    : interval_(interval), check_(std::move(check)) {
+  ScheduleNext();
 }
 
-void MemoryWatch::Run() {
-  for (;;) {
-    {
-      const MutexLock lock(&mutex_);
-      const SteadyTime until = SteadyTime::Now() + interval_;
-      while (!stop_ && SteadyTime::Now() < until) stopped_.WaitUntil(&mutex_, until);
-      if (stop_) return;
-    }
+void MemoryWatch::ScheduleNext() {
+  worker_.RunAt((SteadyTime::Now() + interval_).ToChrono(), [this] {
     check_();
-  }
+    ScheduleNext();
+  });
 }
 
 }  // namespace pqcached::kvstore

@@ -3,10 +3,9 @@
 #define PQCACHED_KVSTORE_MEMORY_WATCH_H_
 
 #include <functional>
-#include <thread>
 
 #include "absl/time/time.h"
-#include "kvstore/mutex.h"
+#include "kernels/base/worker.h"
 
 namespace pqcached::kvstore {
 
@@ -14,19 +13,16 @@ class MemoryWatch {
  public:
   MemoryWatch(absl::Duration interval, std::function<void()> check);
   // Waits for a call in progress.
-  ~MemoryWatch();
+  ~MemoryWatch() { worker_.Stop(); }
   MemoryWatch(const MemoryWatch&) = delete;
   MemoryWatch& operator=(const MemoryWatch&) = delete;
 
  private:
-  void Run();
+  void ScheduleNext();
 
   const absl::Duration interval_;
   const std::function<void()> check_;
-  Mutex mutex_;
-  CondVar stopped_;
-  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  base::Worker worker_{"pqc-memory"};
 };
 
 }  // namespace pqcached::kvstore

@@ -8,41 +8,27 @@
 #ifndef PQCACHED_SERVICE_ALARMS_H_
 #define PQCACHED_SERVICE_ALARMS_H_
 
-#include <cstdint>
-#include <functional>
-#include <map>
-#include <thread>
 #include <utility>
 
+#include "kernels/base/worker.h"
 #include "kvstore/clock.h"
-#include "kvstore/mutex.h"
 
 namespace pqcached::service {
 
 class Alarms {
  public:
-  using Action = std::function<void()>;
+  using Action = base::Worker::Task;
 
-  Alarms() : thread_([this] { Run(); }) {}
+  Alarms() = default;
   // Stops the thread. Actions that have not started never run.
-  ~Alarms();
+  ~Alarms() { worker_.Stop(); }
   Alarms(const Alarms&) = delete;
   Alarms& operator=(const Alarms&) = delete;
 
  private:
   friend class Alarm;
-  using Key = std::pair<kvstore::SteadyTime, uint64_t>;  // the number distinguishes equal times
 
-  Key Add(kvstore::SteadyTime at, Action action);
-  void Remove(const Key& key);
-  void Run();
-
-  kvstore::Mutex mutex_;
-  kvstore::CondVar changed_;
-  std::map<Key, Action> waiting_ ABSL_GUARDED_BY(mutex_);
-  uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  base::Worker worker_{"pqc-alarms"};
 };
 
 // Alarm is a timer with at most one pending action. The Alarms object must outlive it.
@@ -59,15 +45,15 @@ class Alarm {
   // Calls `action` once, not before `at`. Replaces a pending action.
   void Set(kvstore::SteadyTime at, Alarms::Action action) {
     Cancel();
-    key_ = alarms_.Add(at, std::move(action));
+    timer_ = alarms_.worker_.RunAt(at.ToChrono(), std::move(action));
   }
   // Removes the pending action. Does not wait for an action that is running, so an action must own
   // (or share) all that it uses.
-  void Cancel() { alarms_.Remove(key_); }
+  void Cancel() { alarms_.worker_.Cancel(timer_); }
 
  private:
   Alarms& alarms_;
-  Alarms::Key key_;  // the key of no alarm until Set
+  base::Worker::TimerId timer_;  // of no action until Set
 };
 
 }  // namespace pqcached::service

@@ -1,5 +1,5 @@
-// Checksums computes checksums of immutable bytes: rows of closed segments, and codes of their ready
-// layers.
+// Checksums computes checksums of immutable bytes: rows of closed segments, and codes of their
+// ready layers.
 //
 // A thread of the store computes them some time after the bytes become final. By then the burst of
 // writes that the bytes belong to is likely over; during it, the thread would compete for memory

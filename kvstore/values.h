@@ -1,6 +1,6 @@
-// Values of the store's calls: the specs and queries that a caller passes, and the reports, rows and
-// selections that the calls return. model.h has the values that describe a cache, local_session.h
-// those of local access.
+// Values of the store's calls: the specs and queries that a caller passes, and
+// the reports, rows and selections that the calls return. model.h has the
+// values that describe a cache, local_session.h those of local access.
 #ifndef PQCACHED_KVSTORE_VALUES_H_
 #define PQCACHED_KVSTORE_VALUES_H_
 
@@ -24,8 +24,9 @@ namespace pqcached::kvstore {
 inline constexpr absl::Duration kMaxPin = absl::Hours(24 * 30);  // longest ttl of PinSequence
 inline constexpr size_t kMaxGroupKeyBytes = 64;                  // of SequenceSpec::group_key
 
-// Time of an engine's prefill of one layer, a quadratic in the tokens (PQCache, SIGMOD 2025,
-// section 3.3, equation 2); the layer's keys may be clustered in this time. All 0: not known.
+// Time of an engine's prefill of one layer, a quadratic in the tokens (PQCache,
+// SIGMOD 2025, section 3.3, equation 2); the layer's keys may be clustered in
+// this time. All 0: not known.
 struct PrefillCost {
   double seconds_per_token_squared = 0;
   double seconds_per_token = 0;
@@ -58,7 +59,7 @@ struct CacheInfo {
   size_t capacity_bytes = 0, used_bytes = 0, free_bytes = 0, largest_free_bytes = 0;
   size_t page_bytes = 0;  // page size of the pool's memory: 4096 or a huge page size
   uint32_t sequence_count = 0;
-  uint32_t cached_prefix_count = 0;  // sequences whose sessions have ended: cached prefixes
+  uint32_t cached_prefix_count = 0;  // sequences whose sessions have ended
   size_t limit_bytes = 0;  // of used_bytes: the capacity, the quota, or less if memory is short
 };
 
@@ -88,16 +89,16 @@ struct SequenceInfo {
   std::vector<SegmentInfo> segments;
   // Content, without padding and unused capacity.
   size_t row_bytes = 0, index_bytes = 0, codebook_bytes = 0;
-  size_t used_bytes = 0;    // extents held in the pool, shared ones too
-  size_t shared_bytes = 0;  // of used_bytes: rows that other sequences hold, too
-  bool retained = false;    // a cached prefix: its session has ended
+  size_t used_bytes = 0;          // extents held in the pool, shared ones too
+  size_t shared_bytes = 0;        // of used_bytes: rows that other sequences hold, too
+  bool is_cached_prefix = false;  // its session has ended
   absl::Duration pin_left = absl::ZeroDuration();
   absl::Duration idle = absl::ZeroDuration();  // since the last call on it
   std::string group_key = {};
 };
 
-// Rows of tokens [first_position, first_position + tokens) of one layer: keys [tokens, kv_heads,
-// key_dim], values [.., value_dim].
+// Rows of tokens [first_position, first_position + tokens) of one layer: keys
+// [tokens, kv_heads, key_dim], values [.., value_dim].
 struct LayerRows {
   uint32_t layer = 0;
   TensorView keys;
@@ -111,21 +112,23 @@ struct BuildSpec {
   uint32_t train_tokens = 0;  // sample per generation and kv head; 0 = all
   uint32_t sink_tokens = 16;  // first tokens, excluded from training
   SteadyTime deadline = SteadyTime::InfiniteFuture();
-  // Called between iterations, by several builder threads concurrently: true cancels. May be empty.
-  std::function<bool()> cancelled = {};
+  // Called between iterations, by several builder threads concurrently: true
+  // cancels. May be empty.
+  std::function<bool()> is_cancelled = {};
 };
 
-// Incremental index: the store indexes rows by itself while they are written. A segment is indexed
-// when it is full, tails as they close; closed tails are merged. The last segment of the first
-// prefill is closed, and then indexed, by the first Append behind it, or by BuildIndex with the
-// same index; that of later turns is coded while it is open. BuildIndex waits until all rows are
-// indexed; its iterations, seed and train_tokens then have no effect, and when it is cancelled the
-// index continues.
+// Incremental index: the store indexes rows by itself while they are written. A
+// segment is indexed when it is full, tails as they close; closed tails are
+// merged. The last segment of the first prefill is closed, and then indexed, by
+// the first Append behind it, or by BuildIndex with the same index; that of
+// later turns is coded while it is open. BuildIndex waits until all rows are
+// indexed; its iterations, seed and train_tokens then have no effect, and when
+// it is cancelled the index continues.
 struct LiveIndex {
   IndexDescriptor index;
-  // Iterations of k-means, half as many where a codebook starts from another one of its epoch; 0 =
-  // as many as the cost model finds to fit into the prefill (PQCache, section 3.3, equation 3), at
-  // most 10.
+  // Iterations of k-means, half as many where a codebook starts from another
+  // one of its generation; 0 = as many as the cost model finds to fit into the
+  // prefill (PQCache, section 3.3, equation 3), at most 10.
   uint32_t iterations = 0;
   uint64_t seed = 0;
   uint32_t train_tokens = 0;  // sample per codebook and kv head; 0 = StoreOptions::train_tokens
@@ -138,8 +141,9 @@ struct SequenceSpec {
       {};                      // prompt, as far as known, for shared prefixes; at most 2^22
   std::string extra_key = {};  // further identity of the prefix; at most 256 bytes
   std::optional<LiveIndex> live_index = {};
-  // Only in a rank's cache: name under which all ranks create their parts of one sequence; at most
-  // kMaxGroupKeyBytes. Empty: the sequence is not tied to others.
+  // Only in a rank's cache: name under which all ranks create their parts of
+  // one sequence; at most kMaxGroupKeyBytes. Empty: the sequence is not tied to
+  // others.
   std::string group_key = {};
 };
 
@@ -152,7 +156,7 @@ struct CreatedSequence {
 struct BuildProgress {
   uint32_t layer = 0;
   uint32_t layers_done = 0, layer_count = 0;
-  uint32_t epoch = 0, codebook_generation_count = 0;
+  uint32_t codebook_generation = 0, codebook_generation_count = 0;
   uint32_t iterations = 0;
   double inertia = 0;
   double seconds = 0;      // since the build began
@@ -160,27 +164,30 @@ struct BuildProgress {
   size_t codebook_bytes = 0;
 };
 
-// A query of one layer. Queries: fp32, fp16 or bf16 [query_length, query_heads, key_dim]. The
-// tokens of a longer query (speculation) share one selection, over the heads of all of them: at
-// most kMaxGroupSize queries per kv head. Score takes one token.
+// A query of one layer. Queries: fp32, fp16 or bf16 [query_length, query_heads,
+// key_dim]. The tokens of a longer query (speculation) share one selection,
+// over the heads of all of them: at most kMaxGroupSize queries per kv head.
+// Score takes one token.
 struct Query {
   uint32_t layer = 0;
-  // Absolute position of the first query token; rows up to query_position - window_tokens must be
-  // stored.
+  // Absolute position of the first query token; rows up to query_position -
+  // window_tokens must be stored.
   uint64_t query_position = 0;
   TensorView queries;
 };
 
 struct Selected {
   uint32_t kv_heads = 0;
-  uint32_t count = 0;                           // k, per kv head
-  std::vector<uint32_t> positions;              // [kv_heads, count], ascending per head
-  uint64_t sink_tokens = 0, window_tokens = 0;  // tokens that the engine attends itself
+  uint32_t count = 0;               // k, per kv head
+  std::vector<uint32_t> positions;  // [kv_heads, count], ascending per head
+  uint64_t sink_tokens = 0,
+           window_tokens = 0;  // tokens that the engine attends itself
 };
 
 struct Scores {
-  std::vector<float> logits;        // [query_heads, tokens], scaled
-  std::vector<float> max, sum_exp;  // [query_heads], over these tokens: sum of exp(logit - max)
+  std::vector<float> logits;  // [query_heads, tokens], scaled
+  std::vector<float> max,
+      sum_exp;  // [query_heads], over these tokens: sum of exp(logit - max)
 };
 
 // The part of a row: [key, value], its key, or its value.
@@ -192,12 +199,12 @@ struct Rows {
   std::vector<std::byte> data;  // [kv_heads, tokens, dim]
 };
 
-// A partial attention over the selected tokens: the engine merges it with its own over sink and
-// window.
+// A partial attention over the selected tokens: the engine merges it with its
+// own over sink and window.
 struct Attention {
   std::vector<float> output;  // [query_length, query_heads, value_dim]
-  // [query_length, query_heads]: natural log of the sum of exp(scaled logits); -inf when nothing
-  // was selected.
+  // [query_length, query_heads]: natural log of the sum of exp(scaled logits);
+  // -inf when nothing was selected.
   std::vector<float> lse;
   Selected selected;  // `positions` only when requested
 };
@@ -208,10 +215,12 @@ struct StoreStats {
   size_t staging_bytes = 0;          // of all sessions
   size_t shared_bytes = 0;           // rows that several sequences hold, counted once
   uint32_t live_work_count = 0;      // live indexes with work in progress or waiting
-  uint32_t cached_prefix_count = 0;  // cached prefixes: sequences whose sessions have ended
+  uint32_t cached_prefix_count = 0;  // sequences whose sessions have ended
   uint32_t pinned_count = 0;
-  uint64_t evicted_sequences = 0, evicted_bytes = 0;  // since the start; bytes freed by eviction
-  // Tokens of the prompts of CreateSequence, in whole steps of 128, and those found in the cache.
+  uint64_t evicted_sequences = 0,
+           evicted_bytes = 0;  // since the start; bytes freed by eviction
+  // Tokens of the prompts of CreateSequence, in whole steps of 128, and those
+  // found in the cache.
   uint64_t prompt_tokens = 0, matched_tokens = 0;
   size_t memory_available_bytes = 0;  // to this process: machine and control groups
   uint32_t recovered_sequences = 0;   // recovered when the store was created
@@ -229,16 +238,16 @@ struct AdmitSpec {
 // Answer of Admit: when a request fits into the cache's memory.
 enum class Verdict : uint8_t {
   kFitsNow = 1,
-  kAfterEviction = 2,  // when cached prefixes and idle sequences are evicted
-  kLater = 3,          // retryable: when sequences in use have ended or shrunk
-  kNever = 4,          // exceeds the limit of the cache
+  kFitsAfterEviction = 2,  // when cached prefixes and idle sequences are evicted
+  kRetryable = 3,          // when sequences in use have ended or shrunk
+  kExceedsCapacity = 4,    // exceeds the limit of the cache
 };
 
 struct Admission {
   Verdict verdict = Verdict::kExceedsCapacity;
   size_t needed_bytes = 0;     // of extents
-  size_t evicted_bytes = 0;    // kAfterEviction: bytes to evict
-  size_t shortfall_bytes = 0;  // kLater, kNever: missing bytes
+  size_t bytes_to_evict = 0;   // kFitsAfterEviction: bytes to evict
+  size_t shortfall_bytes = 0;  // kRetryable, kExceedsCapacity: missing bytes
   size_t limit_bytes = 0;      // bytes that the cache may use at present
 };
 

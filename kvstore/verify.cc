@@ -36,7 +36,7 @@ bool LoadRowChecksums(const Cache& cache, uint32_t number, const SegmentRows& ro
     for (uint32_t head = layer.first_head; head < layer.first_head + layer.shape.kv_heads; ++head) {
       pieces.push_back({RowBytes(cache, rows, head, record.slot_count), sums[head]});
     }
-    rows.Expect(std::make_unique<CheckedBytes>(std::move(pieces)));
+    rows.SetExpectedChecksums(std::make_unique<CheckedBytes>(std::move(pieces)));
   }
   return true;
 }
@@ -48,7 +48,7 @@ bool LoadLayerChecksums(const Cache& cache, uint32_t number, uint64_t segment_id
   RecordReader reader(content.bytes);
   const auto record = reader.Get<LayerChecksumsRecord>();
   if (!reader.done() || record.segment_id != segment_id) return false;
-  layer.data->Expect(std::make_unique<CheckedBytes>(std::vector<CheckedBytes::Piece>{
+  layer.data->SetExpectedChecksums(std::make_unique<CheckedBytes>(std::vector<CheckedBytes::Piece>{
       {DataBytes(cache, layer, layer_slot), record.data},
       {CodebookBytes(cache, layer, layer_slot), record.codebook}}));
   return true;

@@ -2,10 +2,10 @@
 //
 // One call serves all query heads that share the kv head (the *group*) and up to
 // kMaxAttendQueryLength decode positions, so that each row is read once. The result is a *partial*
-// attention (output, log-sum-exp); MergePartials (kernels/attend/merge.h) merges several. There is no
-// causal mask: every query attends to every given row. In a step of several tokens this is correct
-// for the selected rows, which all tokens of the step may see; the engine attends to its own local
-// window, where the mask matters, and merges.
+// attention (output, log-sum-exp); MergePartials (kernels/attend/merge.h) merges several. There is
+// no causal mask: every query attends to every given row. In a step of several tokens this is
+// correct for the selected rows, which all tokens of the step may see; the engine attends to its
+// own local window, where the mask matters, and merges.
 //
 // Stateless; thread-safe as long as outputs and scratch are not shared.
 #ifndef PQCACHED_KERNELS_ATTEND_ATTEND_H_

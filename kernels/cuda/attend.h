@@ -1,8 +1,9 @@
 // Partial attention on the device, and the merge of partial results: all kv heads of a layer and a
 // batch of sequences in one call, split over the rows of each lane.
 //
-// The definitions are those of kernels/attend/attend.h and kernels/attend/merge.h, with the same tolerances for
-// products in fp32: there is no mask, and a lane without rows has output = 0 and lse = -infinity.
+// The definitions are those of kernels/attend/attend.h and kernels/attend/merge.h, with the same
+// tolerances for products in fp32: there is no mask, and a lane without rows has output = 0 and lse
+// = -infinity.
 #ifndef PQCACHED_KERNELS_CUDA_ATTEND_H_
 #define PQCACHED_KERNELS_CUDA_ATTEND_H_
 

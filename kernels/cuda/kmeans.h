@@ -1,9 +1,9 @@
 // Codes and codebooks on the device: PqEncode, and single k-means steps, for all kv heads and
 // sub-spaces of a layer at once.
 //
-// The definitions are those of kernels/train/pq_encode.h and kernels/train/kmeans.h, with the rounding that
-// their instruction-set variants may have. Deterministic on one device: sums are added in a fixed
-// order, without atomics.
+// The definitions are those of kernels/train/pq_encode.h and kernels/train/kmeans.h, with the
+// rounding that their instruction-set variants may have. Deterministic on one device: sums are
+// added in a fixed order, without atomics.
 #ifndef PQCACHED_KERNELS_CUDA_KMEANS_H_
 #define PQCACHED_KERNELS_CUDA_KMEANS_H_
 

@@ -5,9 +5,9 @@
 // Candidates of a lane are divided into *chunks*, pieces of its spans. Two tables in device memory,
 // which the host updates between steps, list the candidates and the number of tokens to select, so
 // that the launches stay the same. Logits, values, GQA head aggregation (group rules) and ties are
-// defined in kernels/select/pq_select.h and kernels/select/score_select.h. With one head, and with mean or max of
-// logits, the positions equal those of the CPU exactly; the softmax rules may differ in tokens
-// within the stated rounding.
+// defined in kernels/select/pq_select.h and kernels/select/score_select.h. With one head, and with
+// mean or max of logits, the positions equal those of the CPU exactly; the softmax rules may differ
+// in tokens within the stated rounding.
 #ifndef PQCACHED_KERNELS_CUDA_SELECT_H_
 #define PQCACHED_KERNELS_CUDA_SELECT_H_
 

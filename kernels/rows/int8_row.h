@@ -4,8 +4,8 @@
 //   [key_dim x int8 | value_dim x int8 | fp32 scale of the key | fp32 scale of the value]
 //
 // The layout has no padding and any alignment; rows that contain only keys end with the scale of
-// the key. An element is its int8 times the scale. IngestInt8Rows (kernels/rows/ingest.h) writes such
-// rows; attention and exact scores read them after DequantizeRows.
+// the key. An element is its int8 times the scale. IngestInt8Rows (kernels/rows/ingest.h) writes
+// such rows; attention and exact scores read them after DequantizeRows.
 //
 // Stateless; thread-safe as long as targets are not shared.
 #ifndef PQCACHED_KERNELS_ROWS_INT8_ROW_H_

@@ -123,13 +123,13 @@ struct IndexDescriptor {
 // Offsets are in bytes from the start of the header:
 //
 //   code planes    plane_offset_bytes + kv_head * head_stride_bytes: one plane after the other,
-//                  `plane_stride_bytes` apart, padded with zero codes (kernels/select/pq.h defines the
-//                  sub-spaces of each plane)
+//                  `plane_stride_bytes` apart, padded with zero codes (kernels/select/pq.h defines
+//                  the sub-spaces of each plane)
 //   cell counts    counts_offset_bytes + kv_head * counts_stride_bytes, when cell_count > 0:
 //                  uint32_t[cell_count], the number of slots in [counted_begin, counted_end) that
 //                  have each joint code (*cell*)
-//   posting lists  of the same slots (kernels/select/cells/pq_postings.h): the begins of every page at
-//                  posting_begins_offset_bytes + kv_head * posting_begins_stride_bytes, the slots
+//   posting lists  of the same slots (kernels/select/cells/pq_postings.h): the begins of every page
+//                  at posting_begins_offset_bytes + kv_head * posting_begins_stride_bytes, the slots
 //                  at posting_slots_offset_bytes + kv_head * posting_slots_stride_bytes; both
 //                  strides are 0 without lists
 //

@@ -129,8 +129,8 @@ struct IndexDescriptor {
 //                  uint32_t[cell_count], the number of slots in [counted_begin, counted_end) that
 //                  have each joint code (*cell*)
 //   posting lists  of the same slots (kernels/select/cells/pq_postings.h): the begins of every page
-//                  at posting_begins_offset_bytes + kv_head * posting_begins_stride_bytes, the slots
-//                  at posting_slots_offset_bytes + kv_head * posting_slots_stride_bytes; both
+//                  at posting_begins_offset_bytes + kv_head * posting_begins_stride_bytes, the
+//                  slots at posting_slots_offset_bytes + kv_head * posting_slots_stride_bytes; both
 //                  strides are 0 without lists
 //
 // Cells are counted only where m*b <= 12 and 2 * slot_capacity >= 2^(m*b): scanning the codes of a

@@ -166,7 +166,7 @@ TEST_F(CtlTest, TellsWhetherARequestWouldFit) {
   };
   const std::string wanted = std::to_string(kTokens);
   expect(wanted, "VERDICT_FITS_NOW", "fits now: needs ");
-  expect("1000000", "VERDICT_NEVER", " too much");
+  expect("1000000", "VERDICT_NEVER", " over the limit");
   EXPECT_EQ(RunJson({"admit", id, "1", "1000000"}).at("verdict"), "VERDICT_NEVER");
   {
     const std::vector<uint32_t> names = testing::Range(0, kTokens);
@@ -175,7 +175,7 @@ TEST_F(CtlTest, TellsWhetherARequestWouldFit) {
     expect(wanted, "VERDICT_LATER", " short until other sequences are released; retry in ");
     ASSERT_TRUE(sequence.Drop().ok());
   }
-  expect(wanted, "VERDICT_AFTER_EVICTION", " that nobody uses would go");
+  expect(wanted, "VERDICT_AFTER_EVICTION", " of cached prefixes would be evicted");
   EXPECT_EQ(Run({"admit", id}).exit_code, 2);
   EXPECT_EQ(Run({"admit", id, "-5"}).exit_code, 2);
   const Outcome unknown = Run({"admit", "4711", "5"});

@@ -75,14 +75,14 @@ TEST_F(SessionTest, OtherTenantsSeeNothing) {
   drop.set_sequence_id(sequence_id);
   v1::DropSequenceResponse dropped;
   EXPECT_TRUE(Failed(other->kv().DropSequence(other->Context().get(), drop, &dropped),
-                     StatusCode::NOT_FOUND, "items[0].query.sequence_id"));
+                     StatusCode::NOT_FOUND, "sequence_id"));
   v1::FetchBlocksRequest fetch;
   fetch.set_sequence_id(sequence_id);
   fetch.set_layer(1);
   fetch.add_ranges()->set_end(1);
   v1::FetchBlocksResponse rows;
   EXPECT_TRUE(Failed(other->kv().FetchBlocks(other->Context().get(), fetch, &rows),
-                     StatusCode::NOT_FOUND, "items[0].query.sequence_id"));
+                     StatusCode::NOT_FOUND, "sequence_id"));
   EXPECT_TRUE(Dump(*owner, sequence_id) == before);
   EXPECT_NE(other->OpenCache(), cache_id) << "a cache of the same name is another tenant's own";
 }

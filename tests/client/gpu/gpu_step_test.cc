@@ -490,7 +490,7 @@ TEST_F(GpuStepTest, WhatDoesNotFitIsRefusedByName) {
   ExpectOk(Begin(short_items, 1, 0.15, &step));
   pqc_step* other = nullptr;
   const std::vector<Item> more = {{&sequence, &layer, 500}};
-  ExpectFails(Begin(more, 1, 0.1, &other), PQC_ABORTED, "another step is under way");
+  ExpectFails(Begin(more, 1, 0.1, &other), PQC_ABORTED, "another step is in progress");
 
   Engine engine(short_items, 1);
   const std::vector<float> host = Queries(short_items, 1);

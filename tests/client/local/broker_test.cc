@@ -179,7 +179,7 @@ TEST(BrokerTest, AnswersThatDoNotFitAreRefused) {
   BrokerReply reply = Hello(4096);
   reply.version = kvstore::kBrokerVersion + 1;
   EXPECT_EQ(OpenWith(reply, 4096), PQC_FAILED_PRECONDITION);
-  EXPECT_STREQ(pqc_last_error(), "broker: it speaks version 2, this client 1");
+  EXPECT_STREQ(pqc_last_error(), "broker: its protocol version is 3, this client's 2");
   reply = Hello(4096);
   reply.call = BrokerCall::kOpenPool;
   EXPECT_EQ(OpenWith(reply, 4096), PQC_INTERNAL);
@@ -214,7 +214,7 @@ TEST(BrokerTest, ABrokerOfVersion1IsReportedWithBothVersionsAtOnce) {
   const auto begun = std::chrono::steady_clock::now();
   EXPECT_EQ(Open(fake.path(), &broker, 60000), PQC_FAILED_PRECONDITION);
   EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
-  EXPECT_STREQ(pqc_last_error(), "broker: it speaks version 1, this client 2");
+  EXPECT_STREQ(pqc_last_error(), "broker: its protocol version is 1, this client's 2");
   EXPECT_EQ(pqc_last_error_retry_ms(), 0u);
   EXPECT_EQ(write(done[1], "x", 1), 1);
   close(done[0]);

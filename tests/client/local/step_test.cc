@@ -241,11 +241,11 @@ TEST_F(StepTest, WrongItemsAreNamedAndNothingChanges) {
   Client second = OpenStoreClient(second_sidecar);
   const StepItem foreign[] = {{&sequence, 300}};
   Expect(second.BeginStep(foreign).status(), PQC_INVALID_ARGUMENT, "items[0].sequence",
-         "of another client");
+         "belongs to another client");
   Cache another = Must(client_.OpenCache(SpecOf("another", {0, 1})));
   Sequence elsewhere = Must(another.CreateSequence());
   Expect(begin({{&sequence, 300}, {&elsewhere, 0}}), PQC_INVALID_ARGUMENT, "items[1].sequence",
-         "of another cache");
+         "belongs to another cache");
   const Selection no_index = {.index = Index::Pq(4, 8), .ratio = 0.5};
   const StepItem items[] = {{&sequence, 300}};
   Expect(client_.BeginStep(items, &no_index).status(), PQC_FAILED_PRECONDITION, "items[0]",

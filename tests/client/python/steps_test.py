@@ -118,7 +118,7 @@ class StepsOverOnePath:
         for error, part, items in (
                 (pqcached.InvalidArgument, "items", []),
                 (pqcached.InvalidArgument, "listed twice", [(sequence, TOKENS), (sequence, TOKENS)]),
-                (pqcached.InvalidArgument, "beyond the tail", [(sequence, TOKENS + 1)]),
+                (pqcached.InvalidArgument, "beyond the sequence's end", [(sequence, TOKENS + 1)]),
                 (pqcached.InvalidArgument, "query_length", [(sequence, TOKENS, 9)]),
                 (pqcached.InvalidArgument, "items[0].query_position", [(sequence, -1)])):
             with self.fails(error, part):

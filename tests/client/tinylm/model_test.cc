@@ -95,7 +95,7 @@ TEST_F(ModelTest, OffsetsOutsideTheFileAreRefused) {
   for (const auto& offsets :
        {json{6000000, 6065536}, json{65536, 0}, json{0, 18446744073709551615u}}) {
     EXPECT_THAT(ErrorWithHeader([&](json& header) { header[kTensor]["data_offsets"] = offsets; }),
-                HasSubstr("outside the file"));
+                HasSubstr("outside of the file"));
   }
 }
 

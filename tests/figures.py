@@ -22,6 +22,7 @@ PAGE_KEYS = KEYS + ["instruction_set", "remark", "source"]
 
 # Sections of the page, in their order. A row of an area that is not listed gets a section at the end.
 AREAS = {
+    "house": "Prose and size of the tree",
     "quality": "Answers of the trained model with its KV in the sidecar",
     "judge": "Selections compared with exact top-k: answers and captured vectors",
     "quickstart": "The report of deploy/quickstart.sh",

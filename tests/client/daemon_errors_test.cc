@@ -174,7 +174,10 @@ TEST_P(DaemonErrorsTest, PositionsMustBeStoredAndAscending) {
   for (const std::vector<uint32_t>& positions : {std::vector<uint32_t>{1, 1, 1, 2}, {2, 1, 1, 2}}) {
     Expect(sequence_.Attend(query, positions, 2).status(), PQC_INVALID_ARGUMENT, "positions[1]");
   }
-  Expect(sequence_.Attend(query, beyond, 3).status(), PQC_INVALID_ARGUMENT, "positions");
+  // The C++ wrapper refuses this itself, so its text is never rewritten.
+  const Status too_few = sequence_.Attend(query, beyond, 3).status();
+  EXPECT_EQ(too_few.code(), PQC_INVALID_ARGUMENT) << too_few.ToString();
+  EXPECT_EQ(too_few.field(), "positions") << too_few.ToString();
   Expect(sequence_.Attend(query, beyond, 2).status(), PQC_OUT_OF_RANGE, "positions[3]");
   std::vector<float> rows(2 * 2 * (Layer::kKeyDim + Layer::kValueDim));
   const auto out = std::as_writable_bytes(std::span(rows));

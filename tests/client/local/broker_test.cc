@@ -8,9 +8,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -196,11 +196,12 @@ TEST(BrokerTest, AnswersThatDoNotFitAreRefused) {
   EXPECT_EQ(OpenWith(reply, 4096), PQC_INTERNAL);
 }
 
-// Its replies are shorter than this client's: waiting for the rest would take until the deadline.
+// Its replies are shorter than this client's: a client that waits for the rest gets
+// PQC_DEADLINE_EXCEEDED, because the connection stays open.
 TEST(BrokerTest, ABrokerOfVersion1IsReportedWithBothVersionsAtOnce) {
   int done[2];
   ASSERT_EQ(pipe(done), 0);
-  FakeBroker fake([&](int connection) {
+  auto fake = std::make_unique<FakeBroker>([&](int connection) {
     Receive(connection);
     BrokerReply reply;
     reply.version = 1;
@@ -211,12 +212,11 @@ TEST(BrokerTest, ABrokerOfVersion1IsReportedWithBothVersionsAtOnce) {
     EXPECT_EQ(read(done[0], &byte, 1), 1);  // the connection stays open
   });
   std::unique_ptr<Broker> broker;
-  const auto begun = std::chrono::steady_clock::now();
-  EXPECT_EQ(Open(fake.path(), &broker, 60000), PQC_FAILED_PRECONDITION);
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
+  EXPECT_EQ(Open(fake->path(), &broker, 2000), PQC_FAILED_PRECONDITION);
   EXPECT_STREQ(pqc_last_error(), "broker: its protocol version is 1, this client's 2");
   EXPECT_EQ(pqc_last_error_retry_ms(), 0u);
   EXPECT_EQ(write(done[1], "x", 1), 1);
+  fake.reset();  // joins the thread that reads from the pipe
   close(done[0]);
   close(done[1]);
 }

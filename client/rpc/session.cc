@@ -166,7 +166,7 @@ grpc::Status Session::RunStream(const v1::SessionOpen& open) {
     const base::MutexLock lock(&write_mutex_);
     stream = std::move(stream_);
   }
-  const grpc::Status status = stream->Finish();
+  grpc::Status status = stream->Finish();
   if (!opened && (answered || status.ok())) {
     return {grpc::StatusCode::INTERNAL, "the sidecar's first answer was not `opened`"};
   }

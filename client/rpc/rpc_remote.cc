@@ -78,7 +78,7 @@ grpc::Status RpcRemote::Open(const RemoteOptions& options, RpcRemote** remote) {
   open.set_tenant(options.tenant);
   open.set_protocol_version(kProtocolVersion);
   grpc::Status status = opened->session_.Open(open, opened->CallDeadline());
-  if (!status.ok()) return Because(opened->endpoint_, status);
+  if (!status.ok()) return PrefixText(opened->endpoint_, status);
   *remote = opened.release();
   return status;
 }
@@ -138,6 +138,7 @@ grpc::Status RpcRemote::Connect(grpc::Channel& channel, Deadline deadline) const
           endpoint_ + ": the sidecar's worker has ended, and no new worker has started in time",
           kRetryMemory);
     }
+    if (session_.ended()) return {grpc::StatusCode::UNAVAILABLE, ""};  // see Explain
     if (channel.GetState(true) == GRPC_CHANNEL_READY) return grpc::Status::OK;
     const auto slice = std::min<Deadline>(deadline, std::chrono::steady_clock::now() + kSlice);
     if (channel.WaitForConnected(ToGrpc(slice))) return grpc::Status::OK;

@@ -104,10 +104,12 @@ void Session::SetState(State state, const grpc::Status& status) {
 bool Session::MayResume(const grpc::Status& status) const {
   const base::MutexLock lock(&mutex_);
   if (closing_ || state_ == State::kOpening) return false;
-  // A broken stream, an attempt that reached no sidecar, or a sidecar that has not noticed the end
-  // of the previous stream. An orderly end is final.
+  // A broken stream, an attempt that reached no sidecar, a worker that ended with the attempt in
+  // its queue (CANCELLED), or a sidecar that has not noticed the end of the previous stream. An
+  // orderly end is final.
   return status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
          status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+         status.error_code() == grpc::StatusCode::CANCELLED ||
          status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
          status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED;
 }

@@ -78,9 +78,9 @@ class Fixture {
   void CloseClient() { client_.reset(); }
   Client* ReleaseClient() { return client_.release(); }
 
-  Result<Selected> Select() {
-    return sequence_->Select(
-        {.layer = 0, .query_position = 99, .queries = {q_, {kQueryHeads, kDim}}}, {.ratio = 0.5});
+  Result<Selected> TopK() {
+    return sequence_->TopK({.layer = 0, .query_position = 99, .queries = {q_, {kQueryHeads, kDim}}},
+                           {.ratio = 0.5});
   }
   Result<Attention> Attend() {
     return sequence_->Attend(
@@ -109,7 +109,7 @@ TEST(FailureTest, AGoodSidecarIsUnderstood) {
   Fixture fixture("good");
   ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
   EXPECT_EQ(fixture.sequence().id(), 12u);
-  const Result<Selected> selected = fixture.Select();
+  const Result<Selected> selected = fixture.TopK();
   ASSERT_TRUE(selected.ok()) << selected.status().ToString();
   EXPECT_EQ(selected->positions, (std::vector<uint32_t>{100, 101, 102, 103, 104, 105}));
   EXPECT_EQ(selected->sink_tokens, 4u);
@@ -132,7 +132,7 @@ TEST(FailureTest, HeartbeatsAreAnsweredAndClosingEndsTheSession) {
 TEST(FailureTest, HandlesOutliveTheirClient) {
   Fixture fixture("good");
   fixture.CloseClient();
-  const Result<Selected> selected = fixture.Select();
+  const Result<Selected> selected = fixture.TopK();
   EXPECT_EQ(selected.status().code(), PQC_FAILED_PRECONDITION);
   EXPECT_EQ(selected.status().message(), "client: it is closed");
   EXPECT_EQ(fixture.sequence().Drop().code(), PQC_FAILED_PRECONDITION);
@@ -146,7 +146,7 @@ TEST(FailureTest, AClientThatIsNeverClosedDoesNotDisturbTheExit) {
         bool selected;
         {
           Fixture fixture("good");
-          selected = fixture.Select().ok();
+          selected = fixture.TopK().ok();
           never_closed = fixture.ReleaseClient();
         }
         std::exit(selected && never_closed ? 0 : 1);
@@ -157,7 +157,7 @@ TEST(FailureTest, AClientThatIsNeverClosedDoesNotDisturbTheExit) {
 TEST(FailureTest, ReadsAndRowsAreRepeatedAfterUnavailable) {
   Fixture fixture("flaky");
   ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
-  const Result<Selected> selected = fixture.Select();
+  const Result<Selected> selected = fixture.TopK();
   EXPECT_TRUE(selected.ok()) << selected.status().ToString();
   const Status ingested = fixture.Ingest(3);
   EXPECT_TRUE(ingested.ok()) << ingested.ToString();
@@ -174,7 +174,7 @@ TEST(FailureTest, RepeatsEndWithTheDeadline) {
   Fixture fixture("unavailable", kShortTimeoutMs);
   ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
   const auto begin = steady_clock::now();
-  const Result<Selected> selected = fixture.Select();
+  const Result<Selected> selected = fixture.TopK();
   // The last attempt is refused, or overtaken by the deadline.
   EXPECT_TRUE(selected.status().code() == PQC_UNAVAILABLE ||
               selected.status().code() == PQC_DEADLINE_EXCEEDED)
@@ -187,7 +187,7 @@ TEST(FailureTest, ALostSessionIsUnavailableForEver) {
   ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
   for (int i = 0; i < 2; ++i) {
     const auto begin = steady_clock::now();
-    const Result<Selected> selected = fixture.Select();
+    const Result<Selected> selected = fixture.TopK();
     EXPECT_EQ(selected.status().code(), PQC_UNAVAILABLE);
     EXPECT_NE(selected.status().message().find("the session is lost"), std::string::npos)
         << selected.status().message();
@@ -197,9 +197,18 @@ TEST(FailureTest, ALostSessionIsUnavailableForEver) {
   }
 }
 
+// A worker that ends cancels the streams in its queue. The next worker still has the session.
+TEST(FailureTest, ABrokenSessionIsResumedAfterACancelledAttempt) {
+  Fixture fixture("break-session");
+  ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
+  EXPECT_EQ(fixture.TopK().status().code(), PQC_UNAVAILABLE);  // its connection broke
+  const Status status = fixture.TopK().status();
+  EXPECT_TRUE(status.ok()) << status.ToString();
+}
+
 TEST(FailureTest, AnUnknownTokenIsUnauthenticatedWhileTheSessionLives) {
   Fixture fixture("forget-session");
-  EXPECT_EQ(fixture.Select().status().code(), PQC_UNAUTHENTICATED);
+  EXPECT_EQ(fixture.TopK().status().code(), PQC_UNAUTHENTICATED);
 }
 
 TEST(FailureTest, ASidecarKilledInACallIsUnavailableAtOnce) {
@@ -207,7 +216,7 @@ TEST(FailureTest, ASidecarKilledInACallIsUnavailableAtOnce) {
     Fixture fixture("hang", /*timeout_ms=*/60000);
     ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
     std::future<Status> status = std::async(std::launch::async, [&]() -> Status {
-      if (call == std::string("TopK")) return fixture.Select().status();
+      if (call == std::string("TopK")) return fixture.TopK().status();
       if (call == std::string("Ingest")) return fixture.Ingest(100000);
       return fixture.sequence().BuildIndex();
     });
@@ -226,7 +235,7 @@ TEST(FailureTest, CallsWaitForTheNextWorkerAsLongAsTheyMay) {
   fixture.sidecar().Kill();
   for (int i = 0; i < 2; ++i) {
     const auto begin = steady_clock::now();
-    EXPECT_EQ(fixture.Select().status().code(), PQC_UNAVAILABLE);
+    EXPECT_EQ(fixture.TopK().status().code(), PQC_UNAVAILABLE);
     EXPECT_LT(steady_clock::now() - begin, kSoon);
   }
 }
@@ -235,7 +244,7 @@ TEST(FailureTest, ACallThatIsNotAnsweredEndsWithItsDeadline) {
   Fixture fixture("hang", kShortTimeoutMs);
   ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
   const auto begin = steady_clock::now();
-  const Result<Selected> selected = fixture.Select();
+  const Result<Selected> selected = fixture.TopK();
   EXPECT_EQ(selected.status().code(), PQC_DEADLINE_EXCEEDED);
   EXPECT_NE(selected.status().message().find("TopK: no answer"), std::string::npos);
   EXPECT_EQ(fixture.Ingest(10).code(), PQC_DEADLINE_EXCEEDED);
@@ -276,7 +285,7 @@ TEST(FailureTest, ASessionThatDoesNotOpenIsInternal) {
 
 TEST(FailureTest, AnswersOfAnotherShapeAreRefused) {
   Fixture fixture("wrong-shape");
-  EXPECT_EQ(fixture.Select().status().code(), PQC_INTERNAL);
+  EXPECT_EQ(fixture.TopK().status().code(), PQC_INTERNAL);
   const Result<Attention> attention = fixture.Attend();
   EXPECT_EQ(attention.status().code(), PQC_INTERNAL);
   EXPECT_NE(attention.status().message().find("items[0].output"), std::string::npos);

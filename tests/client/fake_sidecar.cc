@@ -6,12 +6,14 @@
 //   unavailable     every call but Session and OpenCache gets UNAVAILABLE, always
 //   hang            TopK, Ingest and BuildIndex never end by themselves
 //   end-session     TopK ends the session and gets UNAVAILABLE
+//   break-session   TopK breaks the session, whose second stream is CANCELLED; the third resumes it
 //   forget-session  TopK gets UNAUTHENTICATED
 //   wrong-shape     answers have tensors of other shapes
 //   no-open         the session's first event is a heartbeat
 #include <grpcpp/grpcpp.h>
 #include <signal.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdio>
 #include <map>
@@ -44,6 +46,7 @@ class FakeKvCache final : public v1::KvCache::Service {
     v1::SessionRequest request;
     if (!stream->Read(&request)) return Status::OK;
     Say("Session " + request.open().tenant() + " " + request.open().client_name());
+    if (behaviour_ == "break-session" && ++sessions_ == 2) return Status::CANCELLED;
     v1::SessionEvent event;
     if (behaviour_ == "no-open") {
       event.mutable_heartbeat();
@@ -57,6 +60,11 @@ class FakeKvCache final : public v1::KvCache::Service {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return end_session_; });
       return {StatusCode::ABORTED, "the fake ended it"};
+    }
+    if (behaviour_ == "break-session" && sessions_ == 1) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return end_session_; });
+      return {StatusCode::UNAVAILABLE, "the fake broke it"};
     }
     event.mutable_heartbeat();
     stream->Write(event);
@@ -191,8 +199,9 @@ class FakeKvCache final : public v1::KvCache::Service {
     if (behaviour_ == "forget-session" && call == "TopK") {
       return {StatusCode::UNAUTHENTICATED, "who are you?"};
     }
-    if (behaviour_ == "end-session" && call == "TopK") {
+    if ((behaviour_ == "end-session" || behaviour_ == "break-session") && call == "TopK") {
       const std::lock_guard lock(mutex_);
+      if (behaviour_ == "break-session" && end_session_) return Status::OK;
       end_session_ = true;
       changed_.notify_all();
       return {StatusCode::UNAVAILABLE, "the session is over"};
@@ -210,6 +219,7 @@ class FakeKvCache final : public v1::KvCache::Service {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool end_session_ = false;
+  std::atomic<int> sessions_ = 0;
   std::map<std::string, int> calls_;
 };
 

@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <cmath>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,6 +27,14 @@ constexpr uint32_t kRetryMemory = 1000;
 constexpr uint32_t kNoRetry = 0;
 constexpr int kMostAttempts = 100;
 
+void Expect(const Status& status, pqc_status code, const std::string& field,
+            uint32_t retry_ms = 0) {
+  EXPECT_EQ(status.code(), code) << status.ToString();
+  EXPECT_EQ(status.field(), field) << status.ToString();
+  EXPECT_EQ(status.retry_ms(), retry_ms) << status.ToString();
+  EXPECT_TRUE(HasText(status.message(), field)) << status.ToString();
+}
+
 class RefusalsTest : public ::testing::TestWithParam<pqc_path_choice> {
  protected:
   void SetUp() override {
@@ -34,19 +43,11 @@ class RefusalsTest : public ::testing::TestWithParam<pqc_path_choice> {
     ASSERT_TRUE(status.ok()) << status.ToString();
   }
 
-  static void Expect(const Status& status, pqc_status code, const std::string& field,
-                     uint32_t retry_ms = 0) {
-    EXPECT_EQ(status.code(), code) << status.ToString();
-    EXPECT_EQ(status.field(), field) << status.ToString();
-    EXPECT_EQ(status.retry_ms(), retry_ms) << status.ToString();
-    EXPECT_TRUE(HasText(status.message(), field)) << status.ToString();
-  }
-
   Query QueryAt(uint64_t position) const {
     return {.layer = 0, .query_position = position, .queries = layer_.queries()};
   }
   Status Select(const Selection& selection, uint64_t position = kTokens - 1) {
-    return sequence_.Select(QueryAt(position), selection).status();
+    return sequence_.TopK(QueryAt(position), selection).status();
   }
 
   Daemon daemon_;
@@ -173,27 +174,43 @@ TEST_P(RefusalsTest, AreOfTheThreadsLastCall) {
 
 // A lost session does not come back; a sidecar that is not running may start.
 // A remote session ends with its stream. A local one waits for a sidecar that resumes it.
-TEST_P(RefusalsTest, OfALostSessionAreFinal) {
-  daemon_.AwaitServing();
-  daemon_.process().Signal(SIGTERM);
-  daemon_.process().Wait();
-  const uint32_t retry_ms = GetParam() == PQC_PATH_ONLY_LOCAL ? kRetryMemory : kNoRetry;
+// A sidecar that has ended may start again, so its clients' calls are worth repeating, until another
+// sidecar answers that it does not have the session.
+class LostSessionTest : public ::testing::TestWithParam<pqc_path_choice> {};
+
+TEST_P(LostSessionTest, IsFinalOnceAnotherSidecarAnswers) {
+  constexpr uint32_t kTimeoutMs = 300;
+  const auto daemon = std::make_unique<Daemon>();
+  daemon->OpenClient();  // waits until it serves
+  const auto open = [&] {
+    return Client::Open(
+        {.endpoint = daemon->endpoint(), .timeout_ms = kTimeoutMs, .path = GetParam()});
+  };
+  Client client = Must(open());
+  Cache cache = Must(client.OpenCache(SpecOf("cache", {0})));
+  Sequence sequence = Must(cache.CreateSequence());
+  daemon->process().Signal(SIGTERM);
+  daemon->process().Wait();
+  Expect(sequence.Describe().status(), PQC_UNAVAILABLE, "", kRetryMemory);
+  Expect(open().status(), PQC_UNAVAILABLE, "", kRetryMemory);
+
+  const Daemon next({"--listen", daemon->endpoint()});
   Status status;
   for (int i = 0; i < kMostAttempts; ++i) {
-    status = sequence_.Describe().status();
-    if (status.code() != PQC_UNAVAILABLE || status.retry_ms() == retry_ms) break;
+    status = sequence.Describe().status();
+    if (status.code() != PQC_UNAVAILABLE || status.retry_ms() == kNoRetry) break;
   }
-  Expect(status, PQC_UNAVAILABLE, "", retry_ms);
-  Expect(Client::Open({.endpoint = daemon_.endpoint(), .timeout_ms = 300, .path = GetParam()})
-             .status(),
-         PQC_UNAVAILABLE, "", kRetryMemory);
+  Expect(status, PQC_UNAVAILABLE, "", kNoRetry);
+}
+
+std::string PathName(const ::testing::TestParamInfo<pqc_path_choice>& path) {
+  return path.param == PQC_PATH_ONLY_LOCAL ? "Local" : "Remote";
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, RefusalsTest,
-                         ::testing::Values(PQC_PATH_ONLY_REMOTE, PQC_PATH_ONLY_LOCAL),
-                         [](const auto& path) {
-                           return path.param == PQC_PATH_ONLY_LOCAL ? "Local" : "Remote";
-                         });
+                         ::testing::Values(PQC_PATH_ONLY_REMOTE, PQC_PATH_ONLY_LOCAL), PathName);
+INSTANTIATE_TEST_SUITE_P(Paths, LostSessionTest,
+                         ::testing::Values(PQC_PATH_ONLY_REMOTE, PQC_PATH_ONLY_LOCAL), PathName);
 
 }  // namespace
 }  // namespace pqcached

@@ -140,8 +140,8 @@ pqc_status OpenLocal(const pqc_client_options& options, const RemoteOptions& rem
                                .client_name = remote_options.client_name,
                                .timeout_ms = remote_options.timeout_ms};
   if (broker_options.socket_path.empty()) {
-    return Retry(kRetryMemory,
-                 Fail(PQC_UNAVAILABLE, "options.path", "only a unix: endpoint has a broker"));
+    return SetRetry(kRetryMemory,
+                    Fail(PQC_UNAVAILABLE, "options.path", "only a unix: endpoint has a broker"));
   }
   std::unique_ptr<Broker> broker;
   LocalLink::Parts parts;

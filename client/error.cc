@@ -25,8 +25,8 @@ bool IsBeginning(std::string_view path, std::string_view field) {
   return field.size() == path.size() || field[path.size()] == '.' || field[path.size()] == '[';
 }
 
-// Returns `status` after the refusal has changed.
-pqc_status Changed(pqc_status status) noexcept {
+// Writes the message of the last refusal, after it has changed. Returns `status`.
+pqc_status WriteLastMessage(pqc_status status) noexcept {
   kvstore::WriteMessage(last.field, last.text, last_message);
   return status;
 }
@@ -38,7 +38,7 @@ void Copy(const char* from, char (&to)[kSize]) noexcept {
 
 }  // namespace
 
-std::string InHeader(std::string_view field, std::initializer_list<HeaderName> names) {
+std::string HeaderPathOf(std::string_view field, std::initializer_list<HeaderName> names) {
   std::string path(field);
   for (const HeaderName& name : names) {
     if (!IsBeginning(name.wire, path)) continue;
@@ -78,30 +78,30 @@ pqc_status Fail(pqc_status status, const FieldPath& field, const char* format, .
 
 pqc_status Fail(pqc_status status, const RefusalBuffer& refusal) noexcept {
   last = refusal;
-  return Changed(status);
+  return WriteLastMessage(status);
 }
 
 pqc_status Fail(const kvstore::Refusal& refusal) {
-  Set(&last, InHeader(refusal.field).c_str(), refusal.text.c_str());
+  SetRefusal(&last, HeaderPathOf(refusal.field).c_str(), refusal.text.c_str());
   last.retry_ms = refusal.retry_ms;
-  return Changed(static_cast<pqc_status>(refusal.code));
+  return WriteLastMessage(static_cast<pqc_status>(refusal.code));
 }
 
-pqc_status Retry(uint32_t retry_ms, pqc_status status) noexcept {
+pqc_status SetRetry(uint32_t retry_ms, pqc_status status) noexcept {
   last.retry_ms = retry_ms;
   return status;
 }
 
-pqc_status Under(const FieldPath& path, pqc_status status) noexcept {
+pqc_status PrefixField(const FieldPath& path, pqc_status status) noexcept {
   const bool dot = last.field[0] != '\0' && last.field[0] != '[';
   Copy(FieldPath::Of("%s%s%s", path.c_str(), dot ? "." : "", last.field).c_str(), last.field);
-  return Changed(status);
+  return WriteLastMessage(status);
 }
 
-pqc_status Because(const char* text, pqc_status status) noexcept {
+pqc_status PrefixText(const char* text, pqc_status status) noexcept {
   const RefusalBuffer before = last;
   kvstore::WriteMessage(text, before.text, last.text);
-  return Changed(status);
+  return WriteLastMessage(status);
 }
 
 const RefusalBuffer& LastRefusal() noexcept { return last; }
@@ -111,7 +111,7 @@ void ClearLastError() noexcept {
   last.retry_ms = kNoRetry;
 }
 
-void Set(RefusalBuffer* refusal, const char* field, const char* text) noexcept {
+void SetRefusal(RefusalBuffer* refusal, const char* field, const char* text) noexcept {
   Copy(field, refusal->field);
   Copy(text, refusal->text);
 }

@@ -36,7 +36,7 @@ class FieldPath {
   char text_[sizeof(RefusalBuffer::field)] = {};
 };
 
-// A HeaderName says what a path of the request is called in the C header:
+// A HeaderName pairs a path in the request with its name in the C header:
 // {"items[0].rows", "layers"}.
 struct HeaderName {
   std::string_view wire;
@@ -47,37 +47,37 @@ struct HeaderName {
 // path is the beginning of `field` replaces it; the fields of a selection and of an index, and
 // `sequence_id`, have the same names in all calls.
 //
-//     InHeader("items[0].selection.token_ratio", {{"items[0]", ""}})  // "selection.ratio"
-std::string InHeader(std::string_view field, std::initializer_list<HeaderName> names = {});
+//     HeaderPathOf("items[0].selection.token_ratio", {{"items[0]", ""}})  // "selection.ratio"
+std::string HeaderPathOf(std::string_view field, std::initializer_list<HeaderName> names = {});
 
 // Records why the thread's call failed, and returns `status`. `field` is the refused field ("" =
 // none); the rest is the text, which begins with the refused value. Does not allocate. A repetition
-// is not worthwhile; see Retry.
+// is not worthwhile; see SetRetry.
 //
 //     return Fail(PQC_INVALID_ARGUMENT, "options.path", "%u is unknown", path);
 [[gnu::format(printf, 3, 4)]] pqc_status Fail(pqc_status status, const FieldPath& field,
                                               const char* format, ...) noexcept;
 // Records a refusal that another function has returned.
 pqc_status Fail(pqc_status status, const RefusalBuffer& refusal) noexcept;
-// The same for one whose field is named as in the request.
+// Records a refusal whose field is named as in the request.
 pqc_status Fail(const kvstore::Refusal& refusal);
 
 // Sets after which time a repetition of the thread's failed call may succeed. Returns `status`.
 //
-//     return Retry(kRetryConflict, Fail(PQC_ABORTED, "sequence", "another thread changes it"));
-pqc_status Retry(uint32_t retry_ms, pqc_status status) noexcept;
+//     return SetRetry(kRetryConflict, Fail(PQC_ABORTED, "sequence", "another thread changes it"));
+pqc_status SetRetry(uint32_t retry_ms, pqc_status status) noexcept;
 
 // Puts `path` before the field of the thread's last refusal. Returns `status`.
-pqc_status Under(const FieldPath& path, pqc_status status) noexcept;
+pqc_status PrefixField(const FieldPath& path, pqc_status status) noexcept;
 // Puts `text` and ": " before the text of the thread's last refusal. Returns `status`.
-pqc_status Because(const char* text, pqc_status status) noexcept;
+pqc_status PrefixText(const char* text, pqc_status status) noexcept;
 
 // Returns the thread's last refusal; empty after a call that succeeded.
 const RefusalBuffer& LastRefusal() noexcept;
 void ClearLastError() noexcept;
 
 // Sets text and field, cut to their sizes.
-void Set(RefusalBuffer* refusal, const char* field, const char* text) noexcept;
+void SetRefusal(RefusalBuffer* refusal, const char* field, const char* text) noexcept;
 
 // Runs the body of one call and converts exceptions to statuses.
 template <class Body>

@@ -62,7 +62,7 @@ pqc_status Report(pqc_status status, const RefusalBuffer& error,
                   std::initializer_list<HeaderName> names) {
   if (status == PQC_OK) return PQC_OK;
   RefusalBuffer own = error;
-  Set(&own, InHeader(error.field, names).c_str(), error.text);
+  SetRefusal(&own, HeaderPathOf(error.field, names).c_str(), error.text);
   return Fail(status, own);
 }
 

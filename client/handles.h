@@ -142,8 +142,8 @@ class ChangeLock {
 
   pqc_status status() const {
     return held_ ? PQC_OK
-                 : Retry(kRetryConflict, Fail(PQC_ABORTED, "sequence",
-                                              "another thread is changing it; repeat later"));
+                 : SetRetry(kRetryConflict, Fail(PQC_ABORTED, "sequence",
+                                                 "another thread is changing it; repeat later"));
   }
 
  private:

@@ -36,8 +36,8 @@ void Offload::Add(Job job) {
 
 pqc_status Offload::Report(const Progress& progress) {
   if (progress.status == PQC_OK) return PQC_OK;
-  return Because("rows of an earlier pqc_gpu_ingest",
-                 client::Report(progress.status, progress.error, {{"rows[0]", ""}}));
+  return PrefixText("rows of an earlier pqc_gpu_ingest",
+                    client::Report(progress.status, progress.error, {{"rows[0]", ""}}));
 }
 
 pqc_status Offload::Check(const SequenceState& sequence) {
@@ -105,7 +105,7 @@ void Offload::Run() {
       status = Finish(std::move(job), &error);
     } catch (const std::bad_alloc&) {
       status = PQC_RESOURCE_EXHAUSTED;
-      Set(&error, "", "the client is out of memory");
+      SetRefusal(&error, "", "the client is out of memory");
     }
     CompleteJob(*sequence, status, error);
   }
@@ -115,7 +115,7 @@ pqc_status Offload::Finish(Job job, RefusalBuffer* error) {
   const gpu::Outcome packed = job.steps->WaitPacked(job.filled.slot.number());
   if (!packed.ok()) {
     job.filled.slot.Lose();
-    Set(error, "", packed.text);
+    SetRefusal(error, "", packed.text);
     return PQC_INTERNAL;
   }
   if (!IsWanted(*job.sequence)) return PQC_OK;

@@ -365,8 +365,8 @@ using pqcached::client::PositionsView;
 
 extern "C" {
 
-pqc_status pqc_select(pqc_sequence* sequence, const pqc_query* query,
-                      const pqc_selection* selection, pqc_positions* out) {
+pqc_status pqc_topk(pqc_sequence* sequence, const pqc_query* query, const pqc_selection* selection,
+                    pqc_positions* out) {
   return Call([&] { return pqcached::client::Select(sequence, query, selection, out); });
 }
 

@@ -172,9 +172,9 @@ std::shared_ptr<Handover> Sender::DropFirstLocked(Progress& progress) {
 pqc_status Sender::ReportLocked(const Progress& progress) const {
   if (progress.failure.status == PQC_OK) return PQC_OK;
   const RefusalBuffer& refusal = progress.failure.refusal;
-  return Because("rows of an earlier step",
-                 Report(progress.failure.status, refusal,
-                        {{ItemPath(refusal) + ".rows", "layers"}, {ItemPath(refusal), ""}}));
+  return PrefixText("rows of an earlier step",
+                    Report(progress.failure.status, refusal,
+                           {{ItemPath(refusal) + ".rows", "layers"}, {ItemPath(refusal), ""}}));
 }
 
 pqc_status Sender::WaitForRoom(Clock::time_point deadline) {
@@ -269,7 +269,7 @@ void Sender::Run() {
       Send(std::move(left));
     } catch (const std::bad_alloc&) {
       RefusalBuffer refusal;
-      Set(&refusal, "", "the client is out of memory");
+      SetRefusal(&refusal, "", "the client is out of memory");
       for (const auto& handover : batch) CompleteFirst(*handover, PQC_RESOURCE_EXHAUSTED, refusal);
     }
     for (auto& handover : batch) ReturnHandover(std::move(handover));

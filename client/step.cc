@@ -69,8 +69,8 @@ pqc_status Enter(pqc_step& step, const pqc_step_item& from, StepItem& item) {
   item.holds = true;
   // The order matters: ChangeScope sets and checks the two flags in the opposite order.
   if (!item.sequence->changing) return PQC_OK;
-  return Retry(kRetryConflict,
-               Fail(PQC_ABORTED, "sequence", "another thread is changing it; repeat later"));
+  return SetRetry(kRetryConflict,
+                  Fail(PQC_ABORTED, "sequence", "another thread is changing it; repeat later"));
 }
 
 pqc_status Prepare(const pqc_step& step, StepItem& item) {
@@ -123,8 +123,8 @@ pqc_status AcquireGpu(pqc_step& step, const std::shared_ptr<GpuState>& gpu) {
                 "it belongs to another cache than the GPU");
   }
   if (gpu->busy.exchange(true)) {
-    return Retry(kRetryConflict,
-                 Fail(PQC_ABORTED, "gpu", "another step is in progress; repeat later"));
+    return SetRetry(kRetryConflict,
+                    Fail(PQC_ABORTED, "gpu", "another step is in progress; repeat later"));
   }
   step.gpu = gpu;
   return PQC_OK;
@@ -176,7 +176,7 @@ pqc_status Begin(const Target& target, const pqc_step_item* caller_items, uint32
                   "listed twice, first in items[%u]", j);
     }
     if (const pqc_status status = Enter(*step, from, item); status != PQC_OK) {
-      return UnderItem(i, status);
+      return PrefixItem(i, status);
     }
     item.query_begin = step->query_tokens;
     step->query_tokens += item.query_length;
@@ -207,7 +207,7 @@ pqc_status Begin(const Target& target, const pqc_step_item* caller_items, uint32
     if (status == PQC_OK && step->has_selection) {
       status = WaitReady(*step, step->selection.terms, nullptr, &item);
     }
-    if (status != PQC_OK) return UnderItem(i, status);
+    if (status != PQC_OK) return PrefixItem(i, status);
   }
   if (step->gpu) {
     if (const pqc_status status = BeginOnGpu(*step, target.stream); status != PQC_OK) return status;
@@ -307,7 +307,7 @@ pqc_status End(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_coun
     const StepItem& item = step->items[i];
     if (!item.sequence->local) continue;
     const pqc_status status = item.sequence->local->Check(item.pinned.lease_epoch);
-    if (status != PQC_OK) return UnderItem(i, status);
+    if (status != PQC_OK) return PrefixItem(i, status);
   }
   for (size_t i = 0; i < step->items.size(); ++i) {
     const StepItem& item = step->items[i];
@@ -361,18 +361,18 @@ void StepReturner::operator()(pqc_step* step) const {
     delete step;
 }
 
-pqc_status FailStep(const kvstore::Refusal& refusal) {
+pqc_status FailInStep(const kvstore::Refusal& refusal) {
   constexpr std::string_view kOwnPath = "query.";
   Fail(refusal);
   if (!refusal.field.starts_with(kOwnPath)) return static_cast<pqc_status>(refusal.code);
   RefusalBuffer moved = LastRefusal();
-  Set(&moved, refusal.field.c_str() + kOwnPath.size(), refusal.text.c_str());
+  SetRefusal(&moved, refusal.field.c_str() + kOwnPath.size(), refusal.text.c_str());
   return Fail(static_cast<pqc_status>(refusal.code), moved);
 }
 
-pqc_status UnderItem(size_t item, pqc_status status) {
+pqc_status PrefixItem(size_t item, pqc_status status) {
   if (status == PQC_UNAVAILABLE) return status;  // about the sidecar, not about the item
-  return Under(FieldPath::Of("items[%zu]", item), status);
+  return PrefixField(FieldPath::Of("items[%zu]", item), status);
 }
 
 pqc_status CopySelection(const pqc_selection* from, const CacheState& cache, StepSelection* to) {
@@ -389,7 +389,7 @@ pqc_status CountSelected(StepItem& item, const kvstore::Selection& terms, uint32
   kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
   kvstore::Resolve(terms, item.query_position, kvstore::kMaxSequenceTokens, &resolved);
   *count = resolved.select_count;
-  return resolved.refusal.ok() ? PQC_OK : FailStep(resolved.refusal);
+  return resolved.refusal.ok() ? PQC_OK : FailInStep(resolved.refusal);
 }
 
 }  // namespace pqcached::client

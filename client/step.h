@@ -139,10 +139,10 @@ pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, cons
 pqc_status CountSelected(StepItem& item, const kvstore::Selection& terms, uint32_t* count);
 
 // Reports a refused selection of a step, whose items name their query positions themselves.
-pqc_status FailStep(const kvstore::Refusal& refusal);
+pqc_status FailInStep(const kvstore::Refusal& refusal);
 
 // Puts "items[i]" before the field of the thread's last refusal.
-pqc_status UnderItem(size_t item, pqc_status status);
+pqc_status PrefixItem(size_t item, pqc_status status);
 
 }  // namespace pqcached::client
 

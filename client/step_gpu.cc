@@ -42,7 +42,7 @@ pqc_status DescribeLayer(pqc_step& step, StepItem& item, uint32_t ordinal, size_
   }
   kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
   kvstore::Resolve(terms, item.query_position, opened.view.token_count(), &resolved);
-  if (!resolved.refusal.ok()) return FailStep(resolved.refusal);
+  if (!resolved.refusal.ok()) return FailInStep(resolved.refusal);
   if (const pqc_status status =
           CheckCoded(opened.view, {terms.index, "selection.index"}, resolved.candidates);
       status != PQC_OK) {
@@ -116,8 +116,8 @@ pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
   const std::shared_ptr<Mapping> pool = step.items.front().pinned.image->shared_pool();
   for (const StepItem& item : step.items) {
     if (item.pinned.image->shared_pool() == pool) continue;
-    return Retry(kRetryMemory,
-                 Fail(PQC_UNAVAILABLE, "", "the sidecar's worker was replaced; repeat the call"));
+    return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "",
+                                       "the sidecar's worker was replaced; repeat the call"));
   }
   if (gpu.pool == pool) return PQC_OK;
   if (const pqc_status status = Report(gpu.steps->ReleasePool(), "gpu"); status != PQC_OK) {
@@ -215,7 +215,7 @@ pqc_status BeginOnGpu(pqc_step& step, void* stream) {
   pqc_status status = PQC_OK;
   for (size_t i = 0; i < items && status == PQC_OK; ++i) {
     status = DescribeItem(step, i);
-    if (status != PQC_OK) status = UnderItem(i, status);
+    if (status != PQC_OK) status = PrefixItem(i, status);
   }
   if (status == PQC_OK) status = TakePool(gpu, step);
   if (status == PQC_OK) {
@@ -286,7 +286,7 @@ pqc_status SelectOnGpu(pqc_step* step, uint32_t layer, const pqc_tensor* queries
     return status;
   }
   if (!step->gpu) {
-    return Fail(PQC_FAILED_PRECONDITION, "step", "it is on the CPU; use pqc_step_select");
+    return Fail(PQC_FAILED_PRECONDITION, "step", "it is on the CPU; use pqc_step_topk");
   }
   pqc_gpu_positions out;
   if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
@@ -312,8 +312,8 @@ pqc_status SelectOnGpu(pqc_step* step, uint32_t layer, const pqc_tensor* queries
 }  // namespace
 }  // namespace pqcached::client
 
-extern "C" pqc_status pqc_gpu_step_select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                                          const pqc_gpu_positions* out) {
+extern "C" pqc_status pqc_gpu_step_topk(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                        const pqc_gpu_positions* out) {
   return pqcached::client::Call(
       [&] { return pqcached::client::SelectOnGpu(step, layer, queries, out); });
 }

@@ -135,7 +135,7 @@ pqc_status RunAllMapped(const LayerCall& call, uint32_t* counts) {
   if (items.size() == 1 || items.size() < workers.worker_count()) {
     for (size_t i = 0; i < items.size(); ++i) {
       const pqc_status status = RunMapped(call, items[i], parallel, &counts[i]);
-      if (status != PQC_OK) return UnderItem(i, status);
+      if (status != PQC_OK) return PrefixItem(i, status);
     }
     return PQC_OK;
   }
@@ -157,14 +157,14 @@ pqc_status RunAllMapped(const LayerCall& call, uint32_t* counts) {
   parallel.run(static_cast<uint32_t>(items.size()), std::cref(run));
   if (failure == PQC_OK) return PQC_OK;
   Fail(failure, reason);
-  return UnderItem(failed, failure);
+  return PrefixItem(failed, failure);
 }
 
 pqc_status WaitAllStored(const LayerCall& call) {
   for (size_t i = 0; i < call.step->items.size(); ++i) {
     const pqc_status status =
         WaitReady(*call.step, call.selection->terms, nullptr, &call.step->items[i]);
-    if (status != PQC_OK) return UnderItem(i, status);
+    if (status != PQC_OK) return PrefixItem(i, status);
   }
   return PQC_OK;
 }
@@ -228,7 +228,7 @@ pqc_status Select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
   }
   if (step->gpu) {
     return Fail(PQC_FAILED_PRECONDITION, "step",
-                "it is on a GPU; use pqc_gpu_step_select, which leaves the positions there");
+                "it is on a GPU; use pqc_gpu_step_topk, which leaves the positions there");
   }
   const LayerCall& call = step->call;
   pqc_step_positions out;
@@ -242,7 +242,7 @@ pqc_status Select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
   offsets.assign(items.size() + 1, 0);
   for (size_t i = 0; i < items.size(); ++i) {
     const pqc_status status = CountSelected(items[i], call.selection->terms, &out.counts[i]);
-    if (status != PQC_OK) return UnderItem(i, status);
+    if (status != PQC_OK) return PrefixItem(i, status);
     out.offsets[i] = offsets[i];
     offsets[i + 1] = offsets[i] + uint64_t{call.shape.kv_heads} * out.counts[i];
   }
@@ -350,8 +350,8 @@ using pqcached::client::Call;
 
 extern "C" {
 
-pqc_status pqc_step_select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                           const pqc_selection* selection, pqc_step_positions* out) {
+pqc_status pqc_step_topk(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                         const pqc_selection* selection, pqc_step_positions* out) {
   return Call([&] { return pqcached::client::Select(step, layer, queries, selection, out); });
 }
 

@@ -112,7 +112,7 @@ pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, cons
   if (needed > item->end_before_step) {
     const kvstore::ResolvedSelection resolved =
         kvstore::Resolve(terms, item->query_position, static_cast<uint32_t>(item->end_before_step));
-    return FailStep(resolved.refusal);
+    return FailInStep(resolved.refusal);
   }
   if (const pqc_status status = EndPrefill(step, terms, *item); status != PQC_OK) return status;
   if (item->sequence->local) return WaitMapped(step, terms, layer, needed, item);

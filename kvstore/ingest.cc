@@ -38,14 +38,14 @@ class IngestTransactionImpl final : public IngestTransaction {
 
   absl::Status WriteChunk(uint64_t first_position, const LayerRows& rows) {
     const absl::StatusOr<CheckedRows> checked = CheckRows(writer_->cache(), rows);
-    if (!checked.ok()) return Under("rows", checked.status());
+    if (!checked.ok()) return PrefixField("rows", checked.status());
     const auto arrival = ClassifyRange(first_position, checked->token_count,
                                        writer_->layer_tokens(checked->layer_slot), rows.layer);
     if (!arrival.ok()) return arrival.status();
     if (*arrival == RangeKind::kRepeat) return absl::OkStatus();
     const uint32_t token_end = writer_->layer_tokens(checked->layer_slot) + checked->token_count;
     if (absl::Status status = writer_->Reserve(token_end); !status.ok()) return status;
-    return Under("rows", writer_->Write(*checked));
+    return PrefixField("rows", writer_->Write(*checked));
   }
 
   std::optional<SegmentWriter> writer_;
@@ -62,7 +62,7 @@ absl::StatusOr<std::vector<CheckedRows>> CheckAppend(const Cache& cache,
     const LayerRows& rows = layers[i];
     const auto field = [i] { return absl::StrCat("rows[", i, "]"); };
     const absl::StatusOr<CheckedRows> checked = CheckRows(cache, rows);
-    if (!checked.ok()) return Under(field(), checked.status());
+    if (!checked.ok()) return PrefixField(field(), checked.status());
     if (seen[checked->layer_slot]) {
       return InvalidArgument(field() + ".layer", absl::StrCat(rows.layer, ", must be listed once"));
     }
@@ -122,7 +122,7 @@ absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLea
   if (absl::Status status = writer->Reserve(token_end); !status.ok()) return status;
   for (size_t i = 0; i < all->size(); ++i) {
     if (absl::Status status = writer->Write((*all)[i]); !status.ok()) {
-      return Under(absl::StrCat("rows[", i, "]"), status);
+      return PrefixField(absl::StrCat("rows[", i, "]"), status);
     }
   }
   return writer->Commit();

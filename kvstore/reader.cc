@@ -102,9 +102,9 @@ struct PreparedQuery {
 
 absl::StatusOr<PreparedQuery> Prepare(const Reading& reading, const Query& query) {
   auto owned = ViewLayer(reading, query.layer);
-  if (!owned.ok()) return Under("query", owned.status());
+  if (!owned.ok()) return PrefixField("query", owned.status());
   auto queries = QueriesToFloats(query.queries, owned->view.shape);
-  if (!queries.ok()) return Under("query", queries.status());
+  if (!queries.ok()) return PrefixField("query", queries.status());
   const uint32_t length = queries->query_length;
   if (query.query_position > kMaxSequenceTokens - length) {
     return InvalidArgument(

@@ -114,14 +114,14 @@ std::string TextOf(const absl::Status& status) { return DetailsOf(status).text; 
 
 uint32_t RetryMsOf(const absl::Status& status) { return DetailsOf(status).retry_ms; }
 
-absl::Status Under(absl::string_view path, const absl::Status& status) {
+absl::Status PrefixField(absl::string_view path, const absl::Status& status) {
   if (status.ok() || path.empty()) return status;
   const Details details = DetailsOf(status);
   return Refuse(status.code(), JoinFields(Std(path), details.field), details.text,
                 details.retry_ms);
 }
 
-absl::Status WithField(absl::string_view field, const absl::Status& status) {
+absl::Status ReplaceField(absl::string_view field, const absl::Status& status) {
   if (status.ok()) return status;
   const Details details = DetailsOf(status);
   return Refuse(status.code(), field, details.text, details.retry_ms);
@@ -133,7 +133,7 @@ absl::Status MoveField(absl::string_view from, absl::string_view to, const absl:
   if (!absl::StartsWith(field, from)) return status;
   const std::string rest = field.substr(from.size());
   if (!rest.empty() && rest.front() != '.' && rest.front() != '[') return status;
-  return WithField(absl::StrCat(to, rest), status);
+  return ReplaceField(absl::StrCat(to, rest), status);
 }
 
 }  // namespace pqcached::kvstore

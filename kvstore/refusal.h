@@ -7,7 +7,7 @@
 //     return OutOfRange("token_count", absl::StrCat(count, ", must be at most ", stored));
 //     ...
 //     if (FieldOf(status) == "token_count") ...
-//     return Under("items[2]", status);  // "items[2].token_count: 12, must be at most 10"
+//     return PrefixField("items[2]", status);  // "items[2].token_count: 12, must be at most 10"
 //
 // Fields are paths relative to the arguments of the call that failed, in the words of the proto.
 // Texts begin with the refused value.
@@ -61,9 +61,9 @@ std::string TextOf(const absl::Status& status);
 uint32_t RetryMsOf(const absl::Status& status);
 
 // Returns `status` with `path` before the path of its field. OK stays OK.
-absl::Status Under(absl::string_view path, const absl::Status& status);
+absl::Status PrefixField(absl::string_view path, const absl::Status& status);
 // Returns `status` with `field` as its field, in place of its own. OK stays OK.
-absl::Status WithField(absl::string_view field, const absl::Status& status);
+absl::Status ReplaceField(absl::string_view field, const absl::Status& status);
 // Returns `status` with the path `from` at the beginning of its field replaced by `to`. Other
 // fields stay: MoveField("rows", "rows[3]", ...) makes "rows[3].keys" of "rows.keys".
 absl::Status MoveField(absl::string_view from, absl::string_view to, const absl::Status& status);

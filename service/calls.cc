@@ -131,7 +131,7 @@ grpc::ServerUnaryReactor* Calls::Unary(grpc::CallbackServerContext* context, Rpc
 grpc::ServerUnaryReactor* Calls::Unimplemented(grpc::CallbackServerContext* context, Rpc rpc) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   stats_.Record(rpc, absl::StatusCode::kUnimplemented, absl::ZeroDuration());
-  reactor->Finish(ToGrpc(NotYet(RpcName(rpc))));
+  reactor->Finish(ToGrpc(UnimplementedField(RpcName(rpc))));
   return reactor;
 }
 

@@ -19,8 +19,8 @@ namespace {
 using kvstore::SteadyTime;
 
 // Returns an error about names with its path in IngestHeader.
-absl::Status UnderHeader(const absl::Status& status) {
-  return Under("header", MoveField("first_position", "token_ids_begin", status));
+absl::Status PrefixHeader(const absl::Status& status) {
+  return PrefixField("header", MoveField("first_position", "token_ids_begin", status));
 }
 
 // IngestStream is one Ingest call. While a serving thread works on one message, the next one is
@@ -144,7 +144,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   absl::Status HandleHeader(const v1::IngestHeader& header) {
     if (transaction_ != nullptr) return InvalidArgument("header", "sent twice");
     auto transaction = store_.BeginIngest(call_.session.tenant, header.sequence_id());
-    if (!transaction.ok()) return Under("header", transaction.status());
+    if (!transaction.ok()) return PrefixField("header", transaction.status());
     transaction_ = *std::move(transaction);
     sequence_id_ = header.sequence_id();
     first_id_ = header.token_ids_begin();
@@ -154,12 +154,12 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   absl::Status HandleChunk(const v1::IngestChunk& chunk) {
     if (transaction_ == nullptr) return InvalidArgument("header", "must come first");
-    if (chunk.query_samples_size() > 0) return NotYet("chunk.query_samples");
+    if (chunk.query_samples_size() > 0) return UnimplementedField("chunk.query_samples");
     if (!chunk.has_rows()) return InvalidArgument("chunk.rows", "missing");
     StagingClaims claims(store_, call_.session.id);  // released when the rows are copied
     const absl::StatusOr<kvstore::LayerRows> rows = request_.Rows(max_tensor_bytes_, &claims);
     if (!rows.ok()) return rows.status();
-    return Under("chunk", transaction_->Write(chunk.first_position(), *rows));
+    return PrefixField("chunk", transaction_->Write(chunk.first_position(), *rows));
   }
 
   absl::Status Commit() {
@@ -169,12 +169,12 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     if (!token_ids_.empty()) {
       named = store_.CheckNames(call_.session.tenant, sequence_id_, first_id_, token_ids_);
     }
-    if (!named.ok()) return UnderHeader(named);
+    if (!named.ok()) return PrefixHeader(named);
     const absl::StatusOr<uint64_t> token_count = transaction_->Commit();
     if (!token_count.ok()) return token_count.status();
     if (!token_ids_.empty()) {
       named = store_.NameTokens(call_.session.tenant, sequence_id_, first_id_, token_ids_);
-      if (!named.ok()) return UnderHeader(named);
+      if (!named.ok()) return PrefixHeader(named);
     }
     v1::IngestResponse response;
     response.set_token_count(*token_count);
@@ -272,16 +272,16 @@ absl::StatusOr<uint64_t> KvCacheService::AppendOne(const Call& call, const v1::S
     }
     const absl::Status named = store_.CheckNames(call.session.tenant, item.sequence_id(),
                                                  item.first_position(), token_ids);
-    if (!named.ok()) return Under(field, named);
+    if (!named.ok()) return PrefixField(field, named);
   }
   absl::StatusOr<uint64_t> token_count =
       store_.Append(call.session.tenant, item.sequence_id(), item.first_position(), layers);
-  if (!token_count.ok()) return Under(field, token_count.status());
+  if (!token_count.ok()) return PrefixField(field, token_count.status());
   if (token_ids.empty()) return token_count;
   // Tokens are named after their rows are stored, so that a failed call has changed nothing.
   const absl::Status named =
       store_.NameTokens(call.session.tenant, item.sequence_id(), item.first_position(), token_ids);
-  if (!named.ok()) return Under(field, named);
+  if (!named.ok()) return PrefixField(field, named);
   return token_count;
 }
 

@@ -15,7 +15,7 @@ constexpr char kSessionField[] = "pqcached-session";  // the metadata that names
 constexpr int kMaxCommitRows = static_cast<int>(kvstore::kMaxLayers);
 
 // Returns an error about a lease with its path in a request that has the message `lease`.
-absl::Status UnderLease(const absl::Status& status) {
+absl::Status PrefixLease(const absl::Status& status) {
   return MoveField(
       "known_version", "lease.known_version",
       MoveField("lease_id", "lease.lease_id", MoveField("session", kSessionField, status)));
@@ -71,7 +71,7 @@ absl::Status KvCacheService::CheckLease(const Call& call, const v1::LeaseState& 
                                         const std::string& field) {
   if (lease.lease_id() == 0) return absl::OkStatus();
   const absl::Status status = store_.RefreshLease(call.session.id, LeaseStateOf(lease)).status();
-  return Under(field, MoveField("session", "", status));
+  return PrefixField(field, MoveField("session", "", status));
 }
 
 absl::Status KvCacheService::FillAttachment(const Call& call, const v1::LeaseState& lease,
@@ -94,7 +94,7 @@ KvCacheService::Reactor* KvCacheService::Attach(Context* context, const v1::Atta
                         absl::StatusOr<kvstore::AttachedSequence> attached =
                             store_.Attach(call.session.tenant, request->sequence_id(),
                                           call.session.id, LeaseStateOf(request->lease()));
-                        if (!attached.ok()) return UnderLease(attached.status());
+                        if (!attached.ok()) return PrefixLease(attached.status());
                         const bool made = request->lease().lease_id() == 0;
                         absl::Status status = CheckResponseBytes(attached->attachment.image.size());
                         if (status.ok()) status = call.Check();

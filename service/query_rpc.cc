@@ -15,8 +15,8 @@ std::string Item(int index) { return absl::StrCat("items[", index, "]"); }
 
 // Returns an error of the store with its path in the request. The fields of the store are those of
 // the item, but for the sequence, which the item's query names.
-absl::Status UnderItem(const std::string& field, const absl::Status& status) {
-  return Under(field, MoveField("sequence_id", "query.sequence_id", status));
+absl::Status PrefixItem(const std::string& field, const absl::Status& status) {
+  return PrefixField(field, MoveField("sequence_id", "query.sequence_id", status));
 }
 
 uint32_t QueryHeadsOf(const kvstore::Query& query) {
@@ -102,7 +102,7 @@ KvCacheService::Reactor* KvCacheService::TopK(Context* context, const v1::TopKRe
           if (!selection.ok()) return selection.status();
           const absl::StatusOr<kvstore::Selected> selected =
               store_.TopK(call.session.tenant, sequence_id, *query, *selection);
-          if (!selected.ok()) return UnderItem(Item(i), selected.status());
+          if (!selected.ok()) return PrefixItem(Item(i), selected.status());
           ToWire(*selected, response->add_items());
           if (absl::Status status = CheckResponseBytes(response->ByteSizeLong()); !status.ok())
             return status;
@@ -138,7 +138,7 @@ KvCacheService::Reactor* KvCacheService::Score(Context* context, const v1::Score
           if (absl::Status status = CheckResponseBytes(bytes); !status.ok()) return status;
           const absl::StatusOr<kvstore::Scores> scores =
               store_.Score(call.session.tenant, sequence_id, *query, *index, *tokens);
-          if (!scores.ok()) return UnderItem(Item(i), scores.status());
+          if (!scores.ok()) return PrefixItem(Item(i), scores.status());
           ToWire(*scores, response->add_items());
         }
         return CheckResponseBytes(response->ByteSizeLong());
@@ -261,7 +261,7 @@ absl::Status KvCacheService::AttendOne(const Call& call, const v1::AttendItem& i
   } else {
     return InvalidArgument(field + ".tokens", "missing: selection or positions");
   }
-  if (!attention.ok()) return UnderItem(field, attention.status());
+  if (!attention.ok()) return PrefixItem(field, attention.status());
   ToWire(*attention, query->queries.shape, item.want_positions(), message);
   return absl::OkStatus();
 }

@@ -35,22 +35,22 @@ using kvstore::MoveField;
 using kvstore::NotFound;
 using kvstore::OutOfRange;
 using kvstore::PermissionDenied;
+using kvstore::PrefixField;
 using kvstore::Refuse;
+using kvstore::ReplaceField;
 using kvstore::ResourceExhausted;
 using kvstore::RetryMsOf;
 using kvstore::TextOf;
 using kvstore::Unauthenticated;
 using kvstore::Unavailable;
-using kvstore::Under;
 using kvstore::Unimplemented;
-using kvstore::WithField;
 
 // Returns `status` as gRPC sends it: the same code, the message, cut to what fits in HTTP/2
 // headers, and the details.
 grpc::Status ToGrpc(const absl::Status& status);
 
 // Returns kUnimplemented about `field`, which the proto reserves for a later version.
-absl::Status NotYet(absl::string_view field);
+absl::Status UnimplementedField(absl::string_view field);
 
 // Checks the number of elements of a repeated field.
 //

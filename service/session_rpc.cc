@@ -23,7 +23,7 @@ constexpr size_t kMaxUnopenedStreams = 64;
 // Returns an error of Sessions with its path in SessionRequest. A limit of the sidecar is no field
 // of it.
 absl::Status UnderOpen(const absl::Status& status) {
-  return absl::IsResourceExhausted(status) ? status : Under("open", status);
+  return absl::IsResourceExhausted(status) ? status : PrefixField("open", status);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ absl::StatusOr<std::span<const std::byte>> StagingClaims::Resolve(
   const auto claimed = slots_.find(wanted.slot);
   if (claimed == slots_.end()) {
     absl::StatusOr<kvstore::StagedBytes> staged = store_.ClaimStaging(session_, wanted);
-    if (!staged.ok()) return Under(field, MoveField("session", "", staged.status()));
+    if (!staged.ok()) return PrefixField(field, MoveField("session", "", staged.status()));
     const std::span<const std::byte> bytes = staged->bytes;
     slots_[wanted.slot] = {wanted.generation, *std::move(staged)};
     return bytes;

@@ -57,9 +57,9 @@ absl::Status CheckShapeBytes(const v1::Tensor& tensor, uint64_t element_bytes,
 }
 
 absl::Status CheckGroupExtras(const v1::LayerGroup& group, const std::string& field) {
-  if (group.values_alias_keys()) return NotYet(field + ".values_alias_keys");
-  if (group.scale_shape_size() > 0) return NotYet(field + ".scale_shape");
-  if (group.window_tokens() != 0) return NotYet(field + ".window_tokens");
+  if (group.values_alias_keys()) return UnimplementedField(field + ".values_alias_keys");
+  if (group.scale_shape_size() > 0) return UnimplementedField(field + ".scale_shape");
+  if (group.window_tokens() != 0) return UnimplementedField(field + ".window_tokens");
   const v1::RopeDescription& rope = group.rope();
   if (!v1::RopeDescription::Layout_IsValid(rope.layout())) {
     return InvalidArgument(field + ".rope.layout",
@@ -116,7 +116,7 @@ absl::Status CheckRank(const v1::Rank& rank) {
     return InvalidArgument("rank.numa_node",
                            absl::StrCat(rank.numa_node(), ", must be at least -1"));
   }
-  if (rank.numa_node() > 0) return NotYet("rank.numa_node");
+  if (rank.numa_node() > 0) return UnimplementedField("rank.numa_node");
   return absl::OkStatus();
 }
 
@@ -151,7 +151,7 @@ absl::Status SetBudget(const v1::Selection& selection, const std::string& field,
       result.budget_ratio = selection.token_ratio();
       return absl::OkStatus();
     case v1::Selection::kAttentionMass:
-      return NotYet(field + ".attention_mass");
+      return UnimplementedField(field + ".attention_mass");
     case v1::Selection::BUDGET_NOT_SET:
       break;
   }
@@ -344,7 +344,7 @@ absl::StatusOr<kvstore::Selection> SelectionOf(const v1::Selection& selection,
 
 absl::StatusOr<kvstore::BuildSpec> BuildSpecOf(const v1::BuildIndexRequest& request) {
   kvstore::BuildSpec spec;
-  if (request.layers_size() > 0) return NotYet("layers");
+  if (request.layers_size() > 0) return UnimplementedField("layers");
   spec.iterations = request.iterations() == 0 ? kDefaultIterations : request.iterations();
   spec.seed = request.seed();
   const absl::StatusOr<uint32_t> train = TokensOf(request.train_tokens(), "train_tokens");

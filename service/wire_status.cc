@@ -79,7 +79,7 @@ grpc::Status ToGrpc(const absl::Status& status) {
                       DetailsOf(status, message));
 }
 
-absl::Status NotYet(absl::string_view field) {
+absl::Status UnimplementedField(absl::string_view field) {
   return Unimplemented(field, "not implemented in this version");
 }
 

@@ -103,7 +103,7 @@ absl::StatusOr<Keepers> OpenKeepers(const Config& config, std::optional<KeptMapp
     files = kvstore::FileKeeper::Open(config.pool_directory);
   }
   if (!files.ok()) {
-    return Under("pool_directory", files.status());
+    return PrefixField("pool_directory", files.status());
   }
   keepers.files = *std::move(files);
   return keepers;

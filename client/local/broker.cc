@@ -46,10 +46,10 @@ pqc_status WaitFor(int socket, short events, const WaitLimit& patience) {
     const int ready = poll(&entry, 1, std::min(left_ms, kLongestSleepMs));
     if (ready > 0) return PQC_OK;
     if (ready < 0 && errno != EINTR) {
-      return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: %s", std::strerror(errno)));
+      return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: %s", std::strerror(errno)));
     }
     if (patience.abandoned)
-      return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: its worker has ended"));
+      return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: its worker has ended"));
     if (left_ms == 0)
       return Fail(PQC_DEADLINE_EXCEEDED, "", "broker: no answer within the deadline");
   }
@@ -59,13 +59,13 @@ pqc_status Connect(const std::string& path, Clock::time_point deadline, int* con
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: %s is too long for a socket path",
-                                    path.c_str()));
+    return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "",
+                                       "broker: %s is too long for a socket path", path.c_str()));
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   const int socket_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (socket_fd < 0)
-    return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: %s", std::strerror(errno)));
+    return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: %s", std::strerror(errno)));
   int error = 0;
   while (connect(socket_fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     error = errno;
@@ -73,8 +73,8 @@ pqc_status Connect(const std::string& path, Clock::time_point deadline, int* con
     // The accept queue of the unix socket is full, which poll cannot wait for.
     if (error != EAGAIN || LeftMs(deadline) == 0) {
       close(socket_fd);
-      return Retry(kRetryMemory,
-                   Fail(PQC_UNAVAILABLE, "", "broker: %s: %s", path.c_str(), std::strerror(error)));
+      return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: %s: %s", path.c_str(),
+                                         std::strerror(error)));
     }
     poll(nullptr, 0, 1);
   }
@@ -94,7 +94,7 @@ pqc_status SendAll(int socket, const BrokerRequest& request, const WaitLimit& pa
     if (count > 0) {
       *sent += static_cast<size_t>(count);
     } else if (errno != EINTR && errno != EAGAIN) {
-      return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: %s", std::strerror(errno)));
+      return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: %s", std::strerror(errno)));
     }
   }
   return PQC_OK;
@@ -141,9 +141,9 @@ pqc_status ReceiveRest(int socket, const WaitLimit& patience, BrokerReply* reply
       TakeDescriptors(&message, descriptor);
       *received += static_cast<size_t>(count);
     } else if (count == 0) {
-      return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: it closed the connection"));
+      return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: it closed the connection"));
     } else if (errno != EINTR && errno != EAGAIN) {
-      return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: %s", std::strerror(errno)));
+      return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "broker: %s", std::strerror(errno)));
     }
   }
 }
@@ -170,11 +170,11 @@ pqc_status CheckReply(const BrokerReply& reply, BrokerCall call) {
   }
   if (reply.status == 0) return PQC_OK;
   RefusalBuffer refusal;
-  Set(&refusal, reply.field, reply.message);
+  SetRefusal(&refusal, reply.field, reply.message);
   refusal.retry_ms = reply.retry_ms;
   const bool known = reply.status <= PQC_UNAUTHENTICATED;
-  return Because("broker",
-                 Fail(known ? static_cast<pqc_status>(reply.status) : PQC_UNKNOWN, refusal));
+  return PrefixText("broker",
+                    Fail(known ? static_cast<pqc_status>(reply.status) : PQC_UNKNOWN, refusal));
 }
 
 template <size_t kSize>
@@ -251,8 +251,8 @@ pqc_status Broker::RequestAndReceive(const BrokerRequest& request, Clock::time_p
   }
   const base::HeldLock lock(&mutex_);
   if (broken_)
-    return Retry(kRetryMemory,
-                 Fail(PQC_UNAVAILABLE, "", "broker: an earlier request was sent only in part"));
+    return SetRetry(kRetryMemory,
+                    Fail(PQC_UNAVAILABLE, "", "broker: an earlier request was sent only in part"));
   if (pending_request_ && !IsRepeat(*pending_request_, request)) {
     if (const pqc_status status = ReceivePending(deadline, reply, descriptor); status != PQC_OK) {
       return status;

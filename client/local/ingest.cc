@@ -141,8 +141,8 @@ class Parts {
       return false;
     }
     if (next_slot_.Place(0, 0).boot_word == boot_word_) return true;
-    own_status_ = Retry(kRetryMemory,
-                        Fail(PQC_UNAVAILABLE, "", "staging: the sidecar's worker was replaced"));
+    own_status_ = SetRetry(kRetryMemory,
+                           Fail(PQC_UNAVAILABLE, "", "staging: the sidecar's worker was replaced"));
     return false;
   }
 

@@ -54,7 +54,8 @@ pqc_status LocalLink::Make(Parts parts, std::shared_ptr<LocalLink>* link) {
   if (const pqc_status status = CheckControl(*parts.control); status != PQC_OK) return status;
   std::shared_ptr<LocalLink> made(new LocalLink(std::move(parts)));
   if (!made->CheckAlive())
-    return Retry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has already ended"));
+    return SetRetry(kRetryMemory,
+                    Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has already ended"));
   *link = std::move(made);
   return PQC_OK;
 }

@@ -86,8 +86,8 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
   }
   const base::MutexLock lock(&mutex_);
   if (link_ != link)
-    return Retry(kRetryMemory,
-                 Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended; repeat the call"));
+    return SetRetry(kRetryMemory,
+                    Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended; repeat the call"));
   if (lease_id_ == 0) session_->CountLease(1);
   lease_id_ = answer.lease_id;
   if (status != PQC_OK) return status;
@@ -234,8 +234,8 @@ pqc_status LocalSequence::Check(uint64_t lease_epoch) const {
   if (const pqc_status status = session_->Check(); status != PQC_OK) return status;
   const uint64_t present = this->lease_epoch();
   if (present / kWorker != lease_epoch / kWorker) {
-    return Retry(kRetryMemory,
-                 Fail(PQC_UNAVAILABLE, "", "the sidecar's worker was replaced; repeat the call"));
+    return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "",
+                                       "the sidecar's worker was replaced; repeat the call"));
   }
   const LeaseWords* now = words();
   if (!now) return Fail(PQC_ABORTED, "sequence", "its lease has ended");

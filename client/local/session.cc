@@ -76,8 +76,8 @@ pqc_status LocalSession::Check() const {
   if (closed_) return Fail(PQC_FAILED_PRECONDITION, "client", "it is closed");
   if (lost()) return ReportLost();
   if (link()->CheckAlive()) return PQC_OK;
-  return Retry(kRetryMemory,
-               Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended; repeat the call"));
+  return SetRetry(kRetryMemory,
+                  Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended; repeat the call"));
 }
 
 pqc_status LocalSession::Await() {
@@ -112,9 +112,9 @@ pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
   }
   const auto deadline = LocalClock::now() + std::chrono::milliseconds(timeout_ms);
   if (!attaching_.TryLockUntil(deadline)) {
-    return Retry(kRetryMemory,
-                 Fail(PQC_UNAVAILABLE, "",
-                      "the sidecar's worker has ended, and no new worker has started in time"));
+    return SetRetry(kRetryMemory,
+                    Fail(PQC_UNAVAILABLE, "",
+                         "the sidecar's worker has ended, and no new worker has started in time"));
   }
   const base::HeldLock lock(&attaching_);
   if (link()->CheckAlive()) return PQC_OK;  // another thread was faster
@@ -140,7 +140,7 @@ pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
     return ReportLost();
   }
   *again = true;
-  return Retry(
+  return SetRetry(
       kRetryMemory,
       Fail(PQC_UNAVAILABLE, "",
            "the sidecar's worker has ended, and no new worker has started yet: %s", why.c_str()));

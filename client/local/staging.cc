@@ -45,8 +45,8 @@ pqc_status Staging::OpenLocked(const std::shared_ptr<LocalLink>& link) {
 pqc_status Staging::Open() {
   const std::shared_ptr<LocalLink> link = session_.link();
   if (!link->IsValid())
-    return Retry(kRetryMemory,
-                 Fail(PQC_UNAVAILABLE, "", "staging: the sidecar's worker has ended"));
+    return SetRetry(kRetryMemory,
+                    Fail(PQC_UNAVAILABLE, "", "staging: the sidecar's worker has ended"));
   const base::MutexLock lock(&mutex_);
   return OpenLocked(link);
 }

@@ -60,7 +60,7 @@ pqc_status OpenLayer(const Pinned& pinned, uint32_t layer, const LayerShape& sha
   uint32_t index_slot = 0;
   if (const pqc_status status = pinned.image->FindIndex(wanted.index, &index_slot);
       status != PQC_OK) {
-    return Under(wanted.field, status);
+    return PrefixField(wanted.field, status);
   }
   if (const pqc_status status =
           pinned.image->Borrow(layer, ShapeOf(shape), index_slot, &opened->loan);
@@ -79,10 +79,10 @@ pqc_status CheckCoded(const kvstore::LayerView& view, const WantedIndex& wanted,
   for (const kvstore::SegmentView& segment : view.segments) {
     const uint32_t segment_end = segment.first_position + segment.token_count;
     if (segment.index_data || segment_end <= begin || segment.first_position >= end) continue;
-    return Retry(kRetryConflict,
-                 Fail(PQC_ABORTED, wanted.field,
-                      "the index pq m=%u b=%u does not cover positions [%u, %u) yet",
-                      index.subspace_count, index.bits, segment.first_position, segment_end));
+    return SetRetry(kRetryConflict,
+                    Fail(PQC_ABORTED, wanted.field,
+                         "the index pq m=%u b=%u does not cover positions [%u, %u) yet",
+                         index.subspace_count, index.bits, segment.first_position, segment_end));
   }
   return PQC_OK;
 }

@@ -87,7 +87,7 @@ grpc::Status WorkerReplaced() {
                 "the sidecar's worker was replaced; repeat the call", kRetryMemory);
 }
 
-grpc::Status Because(const std::string& text, const grpc::Status& status) {
+grpc::Status PrefixText(const std::string& text, const grpc::Status& status) {
   const Details details = DetailsOf(status);
   return Refuse(status.error_code(), details.field, text + ": " + details.text, details.retry_ms);
 }

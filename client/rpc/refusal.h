@@ -30,7 +30,7 @@ void ToRefusal(const grpc::Status& status, RefusalBuffer* refusal);
 grpc::Status WorkerReplaced();
 
 // Returns `status` with `text` and ": " before the text of its refusal.
-grpc::Status Because(const std::string& text, const grpc::Status& status);
+grpc::Status PrefixText(const std::string& text, const grpc::Status& status);
 
 // Returns the field that the details name, or "".
 std::string FieldOf(const grpc::Status& status);

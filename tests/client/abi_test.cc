@@ -90,7 +90,7 @@ TEST(AbiTest, NullArgumentsAreRefusedByName) {
   EXPECT_EQ(pqc_ingest(nullptr, 0, 0, nullptr, nullptr), PQC_INVALID_ARGUMENT);
   EXPECT_EQ(pqc_append(nullptr, 0, nullptr, 0, nullptr), PQC_INVALID_ARGUMENT);
   EXPECT_EQ(pqc_build_index(nullptr, nullptr), PQC_INVALID_ARGUMENT);
-  EXPECT_EQ(pqc_select(nullptr, nullptr, nullptr, nullptr), PQC_INVALID_ARGUMENT);
+  EXPECT_EQ(pqc_topk(nullptr, nullptr, nullptr, nullptr), PQC_INVALID_ARGUMENT);
   EXPECT_EQ(pqc_score(nullptr, nullptr, nullptr, {0, 1}, nullptr, 0, nullptr, nullptr),
             PQC_INVALID_ARGUMENT);
   EXPECT_EQ(pqc_fetch_blocks(nullptr, 0, {0, 1}, PQC_ROW, nullptr, 0), PQC_INVALID_ARGUMENT);

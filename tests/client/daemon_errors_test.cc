@@ -51,8 +51,8 @@ class DaemonErrorsTest : public ::testing::TestWithParam<pqc_path_choice> {
 
   Status Select(const Selection& selection, uint64_t query_position = kTokens - 1) {
     return sequence_
-        .Select({.layer = 0, .query_position = query_position, .queries = layer_.queries()},
-                selection)
+        .TopK({.layer = 0, .query_position = query_position, .queries = layer_.queries()},
+              selection)
         .status();
   }
 
@@ -100,11 +100,11 @@ TEST_P(DaemonErrorsTest, ShapesMustBeTheCaches) {
   Expect(sequence_.Ingest(1, kTokens, keys, values), PQC_INVALID_ARGUMENT, "layer");
   Expect(Ingest(uint64_t{1} << 40, keys, values), PQC_INVALID_ARGUMENT, "first_position");
   const Tensor queries(some, {Layer::kQueryHeads, 32});
-  Expect(sequence_.Select({.layer = 0, .query_position = 9, .queries = queries}, {}).status(),
+  Expect(sequence_.TopK({.layer = 0, .query_position = 9, .queries = queries}, {}).status(),
          PQC_INVALID_ARGUMENT, "query.queries.shape[1]");
   const std::vector<float> many(9 * Layer::kQueryHeads * Layer::kKeyDim);
   const Tensor nine(many, {9, Layer::kQueryHeads, Layer::kKeyDim});
-  Expect(sequence_.Select({.layer = 0, .query_position = 9, .queries = nine}, {}).status(),
+  Expect(sequence_.TopK({.layer = 0, .query_position = 9, .queries = nine}, {}).status(),
          PQC_INVALID_ARGUMENT, "query.queries.shape[0]");
   ExpectUnchanged();
 }
@@ -141,7 +141,7 @@ TEST_P(DaemonErrorsTest, UnknownNumbersInEnumsAreRefused) {
   query.queries = queries.c();
   pqc_positions out = PQC_INIT(pqc_positions);
   const auto select = [&](const pqc_selection& selection) {
-    return Status(pqc_select(sequence_.get(), &query, &selection, &out));
+    return Status(pqc_topk(sequence_.get(), &query, &selection, &out));
   };
   pqc_selection selection = PQC_INIT(pqc_selection);
   selection.ratio = 0.5;

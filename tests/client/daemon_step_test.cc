@@ -56,7 +56,7 @@ class DaemonStepTest : public ::testing::TestWithParam<pqc_path_choice> {
     for (uint32_t number = 0; number < kLayers; ++number) {
       MustBeOk(step.Attend(number, {queries, {length, Layer::kQueryHeads, Layer::kKeyDim}}, output,
                            lse));
-      EXPECT_EQ(Must(step.Select(number, {queries, {length, Layer::kQueryHeads, Layer::kKeyDim}}))
+      EXPECT_EQ(Must(step.TopK(number, {queries, {length, Layer::kQueryHeads, Layer::kKeyDim}}))
                     .counts[0],
                 position + 1 - kSink - kWindow);
     }

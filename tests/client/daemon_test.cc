@@ -108,10 +108,10 @@ TEST_P(DaemonTest, FlatSelectsTheBestTokensOfAllSegments) {
   const Layer layer(1100, 4);
   Cache cache = Must(client_.OpenCache(SpecOf("flat", {0})));
   Sequence sequence = Fill(cache, layer, 900);
-  const Selected selected = Must(sequence.Select(QueryAtEnd(layer), {.index = Index::Flat(),
-                                                                     .sink_tokens = kSink,
-                                                                     .window_tokens = kWindow,
-                                                                     .token_count = 125}));
+  const Selected selected = Must(sequence.TopK(QueryAtEnd(layer), {.index = Index::Flat(),
+                                                                   .sink_tokens = kSink,
+                                                                   .window_tokens = kWindow,
+                                                                   .token_count = 125}));
   EXPECT_EQ(selected.count, 125 - kSink - kWindow);
   EXPECT_EQ(selected.sink_tokens, kSink);
   EXPECT_EQ(selected.window_tokens, kWindow);
@@ -126,7 +126,7 @@ TEST_P(DaemonTest, PqSelectsAscendingPositionsOutsideOfWhatIsExcluded) {
                                .window_tokens = kWindow,
                                .excluded = {{100, 300}, {640, 641}},
                                .ratio = 0.5};
-  const Selected selected = Must(sequence.Select(QueryAtEnd(layer), selection));
+  const Selected selected = Must(sequence.TopK(QueryAtEnd(layer), selection));
   EXPECT_EQ(selected.count, 550 - kSink - kWindow);
   for (const std::vector<uint32_t>& head : ByHead(selected)) {
     for (size_t i = 0; i < head.size(); ++i) {
@@ -150,7 +150,7 @@ TEST_P(DaemonTest, SelectionsLargerThanExpectedAreReadWhole) {
   Sequence sequence = Must(cache.CreateSequence());
   MustBeOk(sequence.Ingest(0, 0, layer.keys(0, 9000), layer.values(0, 9000)));
   const Selected selected =
-      Must(sequence.Select(QueryAtEnd(layer), {.index = Index::Flat(), .ratio = 1.0}));
+      Must(sequence.TopK(QueryAtEnd(layer), {.index = Index::Flat(), .ratio = 1.0}));
   EXPECT_EQ(ByHead(selected), (std::vector<std::vector<uint32_t>>(2, Range(0, 9000))));
 }
 
@@ -170,13 +170,13 @@ TEST_P(DaemonTest, ACapacityThatIsTooSmallTellsTheSize) {
   pqc_positions out = PQC_INIT(pqc_positions);
   out.positions = positions;
   out.capacity = 2 * 200 - 1;
-  EXPECT_EQ(pqc_select(handle, &query, &selection, &out), PQC_OUT_OF_RANGE);
+  EXPECT_EQ(pqc_topk(handle, &query, &selection, &out), PQC_OUT_OF_RANGE);
   EXPECT_EQ(out.count, 200u);
   EXPECT_EQ(out.kv_heads, 2u);
   out.capacity = 2 * 200;
-  EXPECT_EQ(pqc_select(handle, &query, &selection, &out), PQC_OK);
+  EXPECT_EQ(pqc_topk(handle, &query, &selection, &out), PQC_OK);
   out = PQC_INIT(pqc_positions);  // the count only
-  EXPECT_EQ(pqc_select(handle, &query, &selection, &out), PQC_OK);
+  EXPECT_EQ(pqc_topk(handle, &query, &selection, &out), PQC_OK);
   EXPECT_EQ(out.count, 200u);
 }
 
@@ -395,13 +395,12 @@ TEST_P(DaemonTest, OneSequenceIsReadByManyThreads) {
   Cache cache = Must(client_.OpenCache(SpecOf("readers", {0})));
   Sequence sequence = Fill(cache, layer, 500);
   const Selection selection = {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 0.2};
-  const Selected expected = Must(sequence.Select(QueryAtEnd(layer), selection));
+  const Selected expected = Must(sequence.TopK(QueryAtEnd(layer), selection));
   std::vector<std::thread> threads;
   for (int thread = 0; thread < 4; ++thread) {
     threads.emplace_back([&] {
       for (int repeat = 0; repeat < 25; ++repeat) {
-        EXPECT_EQ(Must(sequence.Select(QueryAtEnd(layer), selection)).positions,
-                  expected.positions);
+        EXPECT_EQ(Must(sequence.TopK(QueryAtEnd(layer), selection)).positions, expected.positions);
       }
     });
   }

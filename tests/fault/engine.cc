@@ -230,7 +230,7 @@ void Engine::Look(Known& known) {
   Selected selected;
   std::vector<float> keys;
   const bool taken = Take("look", [&] {
-    Result<Selected> found = known.sequence.Select(query, selection);
+    Result<Selected> found = known.sequence.TopK(query, selection);
     if (!found.ok()) return found.status();
     selected = std::move(*found);
     keys.resize(size_t{selected.kv_heads} * selected.count * Layer::kKeyDim);

@@ -79,7 +79,7 @@ class FrozenTest : public ::testing::TestWithParam<pqc_path_choice> {
     const Selection selection = {.sink_tokens = 4, .window_tokens = 16, .ratio = 0.5};
     std::vector<float> rows(Layer::kKvHeads * 10 * Layer::kKeyDim);
     const LayerRows more[] = {{0, layer_.keys(300, 301), layer_.values(300, 301)}};
-    Bounded("select", [&] { (void)sequence.Select(query, selection); });
+    Bounded("select", [&] { (void)sequence.TopK(query, selection); });
     Bounded("attend", [&] { (void)sequence.Attend(query, selection); });
     Bounded("fetch", [&] {
       (void)sequence.FetchBlocks(0, {0, 10}, PQC_KEY, std::as_writable_bytes(std::span(rows)));

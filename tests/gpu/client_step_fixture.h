@@ -195,7 +195,7 @@ class ClientStepTest : public DeviceTest {
     selected.positions = tensors.positions.data();
     selected.stride = stride;
     selected.counts = tensors.counts.data();
-    return pqc_gpu_step_select(step, layer, &queries.tensor, &selected);
+    return pqc_gpu_step_topk(step, layer, &queries.tensor, &selected);
   }
 
   // Select and attend of one layer.

@@ -46,7 +46,7 @@ def selections(endpoint, problem, index, count, rule_builds=True):
             rows.build(index, 5)
         terms = rows.pqcached.Selection(token_count=SINK + WINDOW + count, sink_tokens=SINK, window_tokens=WINDOW, index=index)
         turn = problem.turns[0]
-        return [rows.sequence.select(0, int(position), query, terms).positions
+        return [rows.sequence.topk(0, int(position), query, terms).positions
                 for query, position in zip(turn.queries, turn.positions)]
     finally:
         rows.close()
@@ -163,7 +163,7 @@ class IdentityTest(unittest.TestCase):
             terms = pqcached.Selection(token_count=300, sink_tokens=SINK, window_tokens=WINDOW, index=index)
             for number, query in enumerate(turn.queries):
                 position = int(turn.positions[number])
-                chosen = rows.sequence.select(0, position, query, terms).positions
+                chosen = rows.sequence.topk(0, position, query, terms).positions
                 output = rows.sequence.attend(0, position, query, terms).output
                 grouped = query.reshape(problem.kv_heads, -1, problem.dim).astype(np.float64)
                 for head in range(problem.kv_heads):

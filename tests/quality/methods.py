@@ -176,7 +176,7 @@ class Sidecar(Method):
         ends = SINK + step.position + 1 - step.end
         selection = self.rows.pqcached.Selection(token_count=ends + count, sink_tokens=SINK, window_tokens=WINDOW,
                                                  index=self.index())
-        return self.rows.sequence.select(0, step.position, step.query, selection).positions
+        return self.rows.sequence.topk(0, step.position, step.query, selection).positions
 
     def scanned(self, step):
         return step.end - SINK

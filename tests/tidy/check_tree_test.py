@@ -52,14 +52,6 @@ class CheckTreeTest(unittest.TestCase):
         self.assert_finds("getenv", {"service/main.cc": 'getenv("A");\n'})
         self.assert_finds("has no README.md", {"kernels/a.cc": ""})
 
-    def test_comments_of_public_headers_do_not_count_as_lines(self):
-        guard = "#ifndef PQCACHED_KVSTORE_STORE_H_\n#define PQCACHED_KVSTORE_STORE_H_\n#endif\n"
-        comments = "// Words.\n" * 300 + "/* Words.\n" + " * more\n" * 300 + " */\n"
-        readme = {"kvstore/README.md": "tokens"}
-        self.assertEqual([], self.found_in({"kvstore/store.h": comments + guard, **readme}))
-        self.assert_finds("split it by meaning", {"kvstore/store.h": "int a;\n" * 601 + guard, **readme})
-        self.assert_finds("split it by meaning", {"kvstore/pool.cc": comments})
-
     def test_nothing_follows_the_wall_clock(self):
         for code in ("absl::Time until = absl::Now();", "std::chrono::system_clock::now()", "clock_gettime(CLOCK_REALTIME, &now);",
                      "done.WaitForNotificationWithTimeout(timeout);", "mutex_.AwaitWithDeadline(condition, until);",

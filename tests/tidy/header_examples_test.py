@@ -14,9 +14,14 @@ HEADERS = "client/include/pqcached"
 PROGRAMS = "tests/client/header_examples"
 EXAMPLES = {
     f"{HEADERS}/client.h": f"{PROGRAMS}/client_h_example.c",
+    f"{HEADERS}/status.h": f"{PROGRAMS}/status_h_example.c",
+    f"{HEADERS}/tensor.h": f"{PROGRAMS}/tensor_h_example.c",
+    f"{HEADERS}/query.h": f"{PROGRAMS}/query_h_example.c",
     f"{HEADERS}/step.h": f"{PROGRAMS}/step_h_example.c",
     f"{HEADERS}/gpu.h": f"{PROGRAMS}/gpu_h_example.c",
     f"{HEADERS}/client.hpp": f"{PROGRAMS}/client_hpp_example.cc",
+    f"{HEADERS}/sequence.hpp": f"{PROGRAMS}/sequence_hpp_example.cc",
+    f"{HEADERS}/step.hpp": f"{PROGRAMS}/step_hpp_example.cc",
     f"{HEADERS}/values.hpp": f"{PROGRAMS}/values_hpp_example.cc",
     f"{HEADERS}/gpu.hpp": f"{PROGRAMS}/gpu_hpp_example.cc",
     "kvstore/store.h": "tests/kvstore/store_h_example.cc",

@@ -1,7 +1,7 @@
 /* pqcached client: C ABI.
  *
  * An engine stores the K and V of its attention layers in a sidecar process, and per decode step
- * and layer asks it which stored tokens matter for a query (pqc_select), or for the attention over
+ * and layer asks it which stored tokens matter for a query (pqc_topk), or for the attention over
  * them (pqc_attend). The method is PQCache (SIGMOD 2025, arXiv 2407.12820; "the paper" below).
  *
  * Words
@@ -30,12 +30,12 @@
  *     In arrays of structs the first element's struct_size is the distance between elements.
  *     Structs that are members of others (pqc_tensor, pqc_index, pqc_positions) never grow, and
  *     their struct_size may be 0.
- *  3. Every call returns a pqc_status, with the numbers of gRPC's codes; see the table below. Three
- *     calls describe the calling thread's last failure: pqc_last_error() returns a message with the
- *     field, the refused value and the limit, for people to read; pqc_last_error_field() the path
- *     of the field; pqc_last_error_retry_ms() the retry time, after which a repetition may succeed
- *     (0 = repeating is not worthwhile). Programs decide by these and the status, never by the
- *     message.
+ *  3. Every call returns a pqc_status, with the numbers of gRPC's codes; see the table in
+ *     status.h. Three calls describe the calling thread's last failure: pqc_last_error() returns a
+ *     message with the field, the refused value and the limit, for people to read;
+ *     pqc_last_error_field() the path of the field; pqc_last_error_retry_ms() the retry time, after
+ *     which a repetition may succeed (0 = repeating is not worthwhile). Programs decide by these
+ *     and the status, never by the message.
  *  4. Outputs are the caller's memory. A capacity that is too small is PQC_OUT_OF_RANGE, with the
  *     needed size in the message and in the `count` field where there is one.
  *  5. Positions are absolute token positions; those beyond the stored tokens are PQC_OUT_OF_RANGE.
@@ -60,47 +60,6 @@
  *     must not use a client that was opened before.
  *  9. A failed call changes nothing, unless its comment says otherwise. After PQC_DEADLINE_EXCEEDED
  *     and PQC_UNAVAILABLE the sidecar may have done the work without this client's knowing.
- *
- * Status codes (the wire has the same ones: proto/pqcached/v1/kv_cache.proto)
- *
- *   code                     meaning                             what the caller does
- *   PQC_OK                   the call did its work               -
- *   PQC_CANCELLED            a callback cancelled the build      repeats it if it is still wanted
- *   PQC_UNKNOWN              a status that no version defines    reports a bug
- *   PQC_INVALID_ARGUMENT     an argument breaks a documented     changes the field that the message
- *                            rule; positions leave a gap         names; never succeeds unchanged
- *   PQC_DEADLINE_EXCEEDED    no answer in time; the sidecar may  repeats reads, pqc_ingest and
- *                            still have done the work            pqc_append; else describes first
- *   PQC_NOT_FOUND            no such sequence, cache or lease:   creates it again and ingests;
- *                            dropped, or evicted when memory     never succeeds on this handle
- *                            was short (the message says so)
- *   PQC_ALREADY_EXISTS       the index is built, or the group    uses the one that exists
- *                            key is in use
- *   PQC_PERMISSION_DENIED    the tenant belongs to other users   asks the operator; never succeeds
- *   PQC_RESOURCE_EXHAUSTED   memory or a limit; the message has  repeats when the retry time has
- *                            the shortfall in bytes              passed, or drops sequences, or
- *                                                                asks for less
- *   PQC_FAILED_PRECONDITION  the object's state does not allow   changes that state (resume, build
- *                            the call                            the index, open a client), repeats
- *   PQC_ABORTED              another call changes the sequence,  discards the call's outputs and
- *                            or an index is being built, or the  repeats it, at once or when the
- *                            rows changed during the call        other call has ended
- *   PQC_OUT_OF_RANGE         tokens that are not stored; too     stores the tokens, or passes more
- *                            many tokens; too small a capacity   room, and repeats
- *   PQC_UNIMPLEMENTED        not in this version                 does without; never succeeds
- *   PQC_INTERNAL             a bug, here or in the sidecar       reports it
- *   PQC_UNAVAILABLE          no connection, a worker that has    repeats after the retry time; when
- *                            ended, a draining sidecar, or a     that is 0, opens a new client
- *                            lost session
- *   PQC_DATA_LOSS            stored bytes fail their checksum    drops the sequence, ingests again
- *   PQC_UNAUTHENTICATED      the session has ended               opens a new client
- *
- * Any call may return PQC_INVALID_ARGUMENT for NULL where a pointer is needed,
- * PQC_FAILED_PRECONDITION after its client was closed, PQC_RESOURCE_EXHAUSTED when this process is
- * out of memory or too many calls wait in the sidecar, PQC_DEADLINE_EXCEEDED, PQC_UNAVAILABLE,
- * PQC_UNAUTHENTICATED and PQC_INTERNAL. Calls on a sequence may return PQC_NOT_FOUND and, while it
- * is suspended, PQC_FAILED_PRECONDITION; calls that read rows, PQC_DATA_LOSS. The comments below
- * list what a call may return in addition.
  *
  * Example, which stores 4096 tokens of one layer and attends to a tenth of them:
  *
@@ -170,108 +129,11 @@
 #ifndef PQCACHED_CLIENT_H_
 #define PQCACHED_CLIENT_H_
 
-#include <stddef.h>
-#include <stdint.h>
-
-#if defined(__GNUC__)
-#define PQC_API __attribute__((visibility("default")))
-#else
-#define PQC_API
-#endif
+#include "pqcached/tensor.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-#define PQC_ABI_VERSION 1u
-
-/* Value of a cleared struct whose struct_size is set: pqc_selection s = PQC_INIT(pqc_selection); */
-#ifdef __cplusplus
-#define PQC_INIT(type)                         \
-  ([] {                                        \
-    type pqc_init_value{};                     \
-    pqc_init_value.struct_size = sizeof(type); \
-    return pqc_init_value;                     \
-  }())
-#else
-#define PQC_INIT(type) \
-  { .struct_size = sizeof(type) }
-#endif
-
-/* See the table at the top. The numbers are gRPC's. */
-typedef enum pqc_status {
-  PQC_OK = 0,
-  PQC_CANCELLED = 1,
-  PQC_UNKNOWN = 2,
-  PQC_INVALID_ARGUMENT = 3,
-  PQC_DEADLINE_EXCEEDED = 4,
-  PQC_NOT_FOUND = 5,
-  PQC_ALREADY_EXISTS = 6,
-  PQC_PERMISSION_DENIED = 7,
-  PQC_RESOURCE_EXHAUSTED = 8,
-  PQC_FAILED_PRECONDITION = 9,
-  PQC_ABORTED = 10,
-  PQC_OUT_OF_RANGE = 11,
-  PQC_UNIMPLEMENTED = 12,
-  PQC_INTERNAL = 13,
-  PQC_UNAVAILABLE = 14,
-  PQC_DATA_LOSS = 15,
-  PQC_UNAUTHENTICATED = 16
-} pqc_status;
-
-/* Returns the library's PQC_ABI_VERSION: an engine that was compiled with another one must not go
- * on. Never fails. */
-PQC_API uint32_t pqc_abi_version(void);
-/* Returns the name of a status: "OK", "INVALID_ARGUMENT", ..., or "UNKNOWN_STATUS" for a number
- * that is none. The string is static. Never fails. */
-PQC_API const char* pqc_status_name(pqc_status status);
-/* Returns the message of the calling thread's last failure, "" when its last call succeeded. At
- * most 1023 bytes. The string belongs to the library and is valid until the thread's next call that
- * returns a status. Never fails. */
-PQC_API const char* pqc_last_error(void);
-/* Returns the path of the refused field in the words of this header: "items[2].query_position",
- * "selection.ratio". "" when the failure is about no field, or there is none. Valid as long as
- * pqc_last_error's. Never fails. */
-PQC_API const char* pqc_last_error_field(void);
-/* Returns the retry time in milliseconds; 0 when repeating the call unchanged is not worthwhile,
- * and when there was no failure. Never fails. */
-PQC_API uint32_t pqc_last_error_retry_ms(void);
-
-/* ---- Tensors */
-
-/* Number format of elements, in the machine's byte order. */
-typedef enum pqc_dtype { PQC_F16 = 1, PQC_BF16 = 2, PQC_F32 = 3 } pqc_dtype;
-/* PQC_CUDA is for prefill and steps on a GPU (gpu.h), and PQC_UNIMPLEMENTED elsewhere. */
-typedef enum pqc_device { PQC_CPU = 0, PQC_CUDA = 1 } pqc_device;
-
-/* Block table of a paged engine: token t is stored in block blocks[t / block_tokens], at index
- * t % block_tokens of the block. The tensor is then the engine's whole block memory, its K or its V
- * part: shape and strides are [blocks, block_tokens, kv_heads, dim], whatever the order in memory
- * (vLLM's [blocks, 2, tokens, heads, dim] and [blocks, heads, tokens, dim], llama.cpp's transposed
- * V with a token stride of 1), and the tokens of a call are the first `token_count` of the
- * table. */
-typedef struct pqc_block_table {
-  size_t struct_size;
-  const uint32_t* blocks; /* block numbers, [block_count], each below the tensor's shape[0] */
-  uint64_t block_count;   /* at least token_count / block_tokens, rounded up */
-  uint32_t block_tokens;  /* tokens per block: the tensor's shape[1] */
-  uint64_t token_count;   /* tokens of this call */
-} pqc_block_table;
-
-/* A borrowed array of the caller. Memory and the arrays pointed to must stay until the call
- * returns. */
-typedef struct pqc_tensor {
-  size_t struct_size;
-  void* ptr; /* the element with index 0 in every dimension; never written by the library */
-  pqc_device device;
-  pqc_dtype dtype;
-  uint32_t ndim;          /* 1 to 4 */
-  const uint64_t* shape;  /* [ndim]; at most 2^40 elements */
-  const int64_t* strides; /* [ndim], in elements; NULL = contiguous, last index fastest */
-  const pqc_block_table* block_table; /* NULL = not paged; only for keys and values of rows */
-  void* stream;                       /* of the device; must be NULL on PQC_CPU */
-  uint64_t reserved[2];               /* must be 0 */
-} pqc_tensor;
 
 /* ---- Client */
 
@@ -694,163 +556,11 @@ typedef struct pqc_build_options {
  *         PQC_CANCELLED            the callback returned 0 */
 PQC_API pqc_status pqc_build_index(pqc_sequence* sequence, const pqc_build_options* options);
 
-/* ---- Select, score, fetch, attend
- *
- * These calls read: they may run concurrently with each other and with calls that change the
- * sequence. They see the rows that were stored when they began. Further errors of all of them:
- * PQC_INVALID_ARGUMENT (a field and its limit), PQC_OUT_OF_RANGE (tokens that are not stored: write
- * them first), PQC_ABORTED (the sequence was truncated during the call: repeat). */
-
-/* GQA head aggregation: the rule by which the query heads of one kv head agree on one set of
- * tokens. The paper selects per head and leaves this open; its published code has the sum of
- * softmax. */
-typedef enum pqc_group_rule {
-  PQC_SUM_SOFTMAX = 0, /* default: sum over the query heads of the softmax over all candidates */
-  PQC_MAX_SOFTMAX = 1, /* maximum over the query heads of the softmax over all candidates */
-  PQC_MEAN_LOGIT = 2,  /* mean over the query heads of the logits */
-  PQC_MAX_LOGIT = 3    /* maximum over the query heads of the logits */
-} pqc_group_rule;
-
-/* Absolute token positions [begin, end). */
-typedef struct pqc_token_range {
-  uint64_t begin;
-  uint64_t end;
-} pqc_token_range;
-
-typedef enum pqc_budget_kind {
-  PQC_BUDGET_RATIO = 0,
-  PQC_BUDGET_COUNT = 1,
-  PQC_BUDGET_MASS = 2 /* PQC_UNIMPLEMENTED */
-} pqc_budget_kind;
-
-/* Terms of a selection. With n = query_position + 1 tokens of context, the engine itself attends to
- * the sink [0, sink_tokens) and the window [n - window_tokens, n) (initial and local tokens in the
- * paper, section 3.4). The candidates are the tokens between them, without the excluded ranges; the
- * k best are selected. The budget counts all three: k = budget - sink - window tokens, at least 0
- * and at most the candidates. A ratio of 0.1 of 4096 tokens with a sink of 16 and a window of 64
- * selects floor(409.6) - 80 = 329 tokens. */
-typedef struct pqc_selection {
-  size_t struct_size;
-  pqc_index index;
-  pqc_group_rule group_rule;
-  uint64_t sink_tokens;
-  uint64_t window_tokens;
-  /* Masked tokens, neither attended nor counted: ascending, disjoint, not empty. */
-  const pqc_token_range* excluded;
-  uint32_t excluded_count; /* at most 16 */
-  pqc_budget_kind budget;
-  double ratio; /* PQC_BUDGET_RATIO: in (0, 1], of n, rounded down to tokens */
-  /* PQC_BUDGET_COUNT: in [sink + window + 1, all tokens that may be attended]. */
-  uint64_t token_count;
-} pqc_selection;
-
-/* A query of one layer. queries: [query_length, query_heads, key_dim] or, for one token,
- * [query_heads, key_dim], of any dtype. The tokens of a speculation (query_length 2..8) share one
- * selection, over the group's heads of all of them: group size x query_length is at most 64 (a
- * query of 32 heads over 8 kv heads has groups of 4). */
-typedef struct pqc_query {
-  size_t struct_size;
-  uint32_t layer;
-  uint64_t query_position; /* absolute position of the first query token */
-  pqc_tensor queries;
-} pqc_query;
-
-/* positions[kv_head * count + i], ascending per kv head. */
-typedef struct pqc_positions {
-  size_t struct_size;
-  uint32_t* positions;    /* [kv_heads, count]; NULL asks for the counts only */
-  uint64_t capacity;      /* of `positions`, in elements */
-  uint32_t kv_heads;      /* out */
-  uint32_t count;         /* out: k, per kv head */
-  uint64_t sink_tokens;   /* out: sink tokens that the engine attends itself */
-  uint64_t window_tokens; /* out: window tokens that the engine attends itself */
-} pqc_positions;
-
-/* Selects the k best tokens for a query. Scores are, per query head, the sum over the sub-spaces of
- * the query's inner product with the key's centroid (paper, section 3.1, step 4), or exact inner
- * products (flat); `selection->group_rule` joins the heads of a kv head. The counts of *out are
- * also set on PQC_OUT_OF_RANGE for a too small capacity.
- *
- * Errors: PQC_FAILED_PRECONDITION  the sequence has no such index: pqc_build_index
- *         PQC_ABORTED              the layer's index is being built: repeat later
- *         PQC_OUT_OF_RANGE         candidates that are not stored yet; capacity
- *         PQC_UNIMPLEMENTED        PQC_BUDGET_MASS */
-PQC_API pqc_status pqc_select(pqc_sequence* sequence, const pqc_query* query,
-                              const pqc_selection* selection, pqc_positions* out);
-
-/* Computes the logits of the tokens of a range under an index (NULL = the cache's default): logits
- * [query_heads, tokens], scaled and softcapped, with room for `logit_capacity` elements; max
- * [query_heads], the largest logit, and sum_exp [query_heads], the sum of exp(logit - max). Each of
- * the three may be NULL. For one query token; query_position has no effect.
- *
- * Errors: those of pqc_select; PQC_OUT_OF_RANGE: tokens, logit_capacity */
-PQC_API pqc_status pqc_score(pqc_sequence* sequence, const pqc_query* query, const pqc_index* index,
-                             pqc_token_range tokens, float* logits, uint64_t logit_capacity,
-                             float* max, float* sum_exp);
-
-/* The part of a row: [key, value], its key, or its value. */
-typedef enum pqc_row_part { PQC_ROW = 0, PQC_KEY = 1, PQC_VALUE = 2 } pqc_row_part;
-
-/* Copies the rows of a token range (not empty) to `out`, [kv_heads, tokens, dim] of the cache's
- * dtype, where dim is key_dim + value_dim, key_dim or value_dim, as `part` says. out_bytes: room of
- * `out`.
- *
- * Errors: PQC_OUT_OF_RANGE  out_bytes; tokens that are not stored */
-PQC_API pqc_status pqc_fetch_blocks(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,
-                                    pqc_row_part part, void* out, uint64_t out_bytes);
-/* Copies rows by position: positions [kv_heads, count], in any order; out [kv_heads, count, dim],
- * as pqc_fetch_blocks. count: 1 to 2^30, per kv head. Errors: as pqc_fetch_blocks. */
-PQC_API pqc_status pqc_fetch_tokens(pqc_sequence* sequence, uint32_t layer,
-                                    const uint32_t* positions, uint32_t count, pqc_row_part part,
-                                    void* out, uint64_t out_bytes);
-
-/* Result of an attention over the selected tokens only; pqc_merge adds the engine's own part over
- * sink and window. */
-typedef struct pqc_attention {
-  size_t struct_size;
-  /* [query_length, query_heads, value_dim]; 0 where nothing was selected. */
-  float* output;
-  uint64_t output_capacity; /* of `output`, in elements */
-  /* [query_length, query_heads]: natural log of the sum of exp(scaled logits); -inf where nothing
-   * was selected. */
-  float* lse;
-  uint64_t lse_capacity;  /* of `lse`, in elements */
-  pqc_positions selected; /* out; positions only when selected.positions is given */
-} pqc_attention;
-
-/* Selects as pqc_select, and attends to the selected tokens: output = sum of softmax(logits) x
- * values with exact logits, whatever index selected them. On the local path in this process.
- *
- * Errors: those of pqc_select; PQC_OUT_OF_RANGE: output_capacity, lse_capacity,
- * selected.capacity */
-PQC_API pqc_status pqc_attend(pqc_sequence* sequence, const pqc_query* query,
-                              const pqc_selection* selection, pqc_attention* out);
-/* Attends to given positions, [kv_heads, count] and ascending per kv head, count at least 1. Needs
- * no index; query_position has no effect.
- *
- * Errors: PQC_INVALID_ARGUMENT  positions that do not ascend
- *         PQC_OUT_OF_RANGE      positions that are not stored; capacities */
-PQC_API pqc_status pqc_attend_positions(pqc_sequence* sequence, const pqc_query* query,
-                                        const uint32_t* positions, uint32_t count,
-                                        pqc_attention* out);
-
-/* Merges the partial attention b into a, for `rows` queries of `dim` floats (output_*: [rows, dim],
- * lse_*: [rows]), over disjoint sets of tokens:
- *
- *   lse      = log(exp(lse_a) + exp(lse_b))
- *   output_a = exp(lse_a - lse) output_a + exp(lse_b - lse) output_b,   lse_a = lse
- *
- * A part with lse -inf does not count, and its output is not read. No client is needed;
- * thread-safe.
- *
- * Errors: PQC_INVALID_ARGUMENT  a NULL pointer */
-PQC_API pqc_status pqc_merge(uint32_t rows, uint32_t dim, float* output_a, float* lse_a,
-                             const float* output_b, const float* lse_b);
-
 #ifdef __cplusplus
 }
 #endif
 
+#include "pqcached/query.h"
 #include "pqcached/step.h"
 
 #endif /* PQCACHED_CLIENT_H_ */

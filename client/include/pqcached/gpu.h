@@ -12,7 +12,7 @@
  *   per step: pqc_gpu_step_begin     instead of pqc_step_begin: readiness, descriptors to the
  *                                    device
  *     per layer: pqc_step_attend     queries, output, lse on the device; returns at once
- *            or pqc_gpu_step_select  positions and counts on the device, for engines with their own
+ *            or pqc_gpu_step_topk  positions and counts on the device, for engines with their own
  *                                    kernels
  *     pqc_step_end                   waits for the stream's work of the step, then as on the CPU
  *   pqc_gpu_close
@@ -205,15 +205,15 @@ typedef struct pqc_gpu_positions {
   uint64_t stride;
   uint32_t* counts; /* device memory, [items, kv_heads] */
 } pqc_gpu_positions;
-/* Selects the k best tokens of each item in one layer, on the device: pqc_step_select in a step of
+/* Selects the k best tokens of each item in one layer, on the device: pqc_step_topk in a step of
  * pqc_gpu_step_begin. queries: [query tokens of all items, query_heads, key_dim], on the device.
  * Returns when the work is launched.
  *
  * Errors: PQC_INVALID_ARGUMENT     layer, queries; a pointer that is not the device's
- *         PQC_FAILED_PRECONDITION  a step on the CPU: pqc_step_select
+ *         PQC_FAILED_PRECONDITION  a step on the CPU: pqc_step_topk
  *         PQC_OUT_OF_RANGE         out->stride is less than selected_capacity */
-PQC_API pqc_status pqc_gpu_step_select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                                       const pqc_gpu_positions* out);
+PQC_API pqc_status pqc_gpu_step_topk(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                     const pqc_gpu_positions* out);
 
 #ifdef __cplusplus
 }

@@ -97,7 +97,7 @@ class Gpu {
   }
 
   // Begins a step whose work is launched on `stream`, a cudaStream_t. Its Attend and End take
-  // tensors and spans on the device; for positions, Gpu::Select. timeout_ms: deadline of the step's
+  // tensors and spans on the device; for positions, Gpu::TopK. timeout_ms: deadline of the step's
   // waits, in milliseconds; 0 = the client's (pqc_gpu_step_begin).
   Result<Step> BeginStep(std::span<const StepItem> items, const Selection& selection, void* stream,
                          uint32_t timeout_ms = 0) {
@@ -113,15 +113,15 @@ class Gpu {
   // Selects tokens in one layer of a step of BeginStep: queries [query tokens of all items,
   // query_heads, key_dim], positions [items, kv_heads, stride], ascending, and counts [items,
   // kv_heads], all on the device. The stride is at least selected_capacity, in elements
-  // (pqc_gpu_step_select).
-  static Status Select(Step& step, uint32_t layer, const Tensor& queries,
-                       std::span<uint32_t> positions, uint64_t stride, std::span<uint32_t> counts) {
+  // (pqc_gpu_step_topk).
+  static Status TopK(Step& step, uint32_t layer, const Tensor& queries,
+                     std::span<uint32_t> positions, uint64_t stride, std::span<uint32_t> counts) {
     const pqc_tensor q = queries.c();
     pqc_gpu_positions out = PQC_INIT(pqc_gpu_positions);
     out.positions = positions.data();
     out.stride = stride;
     out.counts = counts.data();
-    return Status(pqc_gpu_step_select(step.handle_.get(), layer, &q, &out));
+    return Status(pqc_gpu_step_topk(step.handle_.get(), layer, &q, &out));
   }
 
  private:

@@ -4,7 +4,7 @@
  *
  *   pqc_step_begin                 checks readiness, pins the codebooks, waits for room to send
  *                                  rows
- *   per layer: pqc_step_select     positions, for engines with their own paged kernels
+ *   per layer: pqc_step_topk       positions, for engines with their own paged kernels
  *          or pqc_step_attend      (output, lse) of the selected tokens; the engine attends its own
  *                                  sink and window, and merges
  *          or pqc_step_attend_begin ... pqc_step_attend_wait: the same, concurrently with the
@@ -111,21 +111,21 @@ typedef struct pqc_step_positions {
   uint32_t* counts;    /* [items], out: k of each item, per kv head */
   uint64_t count;      /* out: elements written, or needed */
 } pqc_step_positions;
-/* Selects the k best tokens of each item in one layer, as pqc_select does. queries: [query tokens
+/* Selects the k best tokens of each item in one layer, as pqc_topk does. queries: [query tokens
  * of all items, query_heads, key_dim], or [query_heads, key_dim] for a step of one token.
  * `selection` NULL = that of pqc_step_begin. Layers may be called in any order, each any number of
  * times.
  *
  * Errors: PQC_INVALID_ARGUMENT     layer, queries, selection
  *         PQC_OUT_OF_RANGE         out.capacity; *out says how much is needed
- *         PQC_FAILED_PRECONDITION  a step on a GPU (pqc_gpu_step_select); an attention that was
+ *         PQC_FAILED_PRECONDITION  a step on a GPU (pqc_gpu_step_topk); an attention that was
  *                                  begun and not waited for; no such index
  *         PQC_DEADLINE_EXCEEDED    the layer's index is not ready in time: begin the step again
  *         PQC_ABORTED              the sequence was truncated, or its lease was revoked: abandon
  *                                  the step, and begin another one
  *         PQC_UNAVAILABLE          the worker has ended: likewise */
-PQC_API pqc_status pqc_step_select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                                   const pqc_selection* selection, pqc_step_positions* out);
+PQC_API pqc_status pqc_step_topk(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                 const pqc_selection* selection, pqc_step_positions* out);
 
 typedef struct pqc_step_attention {
   size_t struct_size;
@@ -137,12 +137,12 @@ typedef struct pqc_step_attention {
   uint64_t lse_capacity;    /* of `lse`, in elements */
   uint32_t* counts;         /* [items], out: k of each item, per kv head; may be NULL */
 } pqc_step_attention;
-/* Selects as pqc_step_select, and attends to the selected tokens with exact logits: a partial
+/* Selects as pqc_step_topk, and attends to the selected tokens with exact logits: a partial
  * attention that the engine merges with its own over sink and window (pqc_merge). Results may be
  * used only after pqc_step_end has returned PQC_OK. In a step on a GPU queries, output and lse are
  * device memory, and the call returns when the work is launched (gpu.h).
  *
- * Errors: those of pqc_step_select; PQC_OUT_OF_RANGE: out.output_capacity, out.lse_capacity */
+ * Errors: those of pqc_step_topk; PQC_OUT_OF_RANGE: out.output_capacity, out.lse_capacity */
 PQC_API pqc_status pqc_step_attend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                                    const pqc_selection* selection, pqc_step_attention* out);
 /* Starts pqc_step_attend on other threads and returns. The memory of all arguments must stay until

@@ -2,7 +2,7 @@
 //
 // Plain values. The meaning, unit and limits of each field are written in client.h, where it has
 // the same name; a field that is left out has the default of client.h. Statuses are those of the
-// table at the top of client.h. Not synchronised: one thread at a time, or only reads.
+// table in status.h. Not synchronised: one thread at a time, or only reads.
 //
 // Example, which describes 4096 tokens of the fp16 K of a paged engine, in blocks of 16:
 //
@@ -48,7 +48,7 @@ class [[nodiscard]] Status {
       : code_(code), message_(field + ": " + text), field_(std::move(field)) {}
 
   bool ok() const { return code_ == PQC_OK; }
-  // Returns the code; the table in client.h says what the caller can do about it.
+  // Returns the code; the table in status.h says what the caller can do about it.
   pqc_status code() const { return code_; }
   // Returns the reason, for people to read; empty on success.
   const std::string& message() const { return message_; }

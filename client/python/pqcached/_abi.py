@@ -207,7 +207,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_ingest": (_status, [_handle, c_uint32, c_uint64, POINTER(Tensor), POINTER(Tensor)]),
     "pqc_append": (_status, [_handle, c_uint64, POINTER(LayerRows), c_uint32, POINTER(c_uint64)]),
     "pqc_build_index": (_status, [_handle, POINTER(BuildOptions)]),
-    "pqc_select": (_status, [_handle, POINTER(Query), POINTER(Selection), POINTER(Positions)]),
+    "pqc_topk": (_status, [_handle, POINTER(Query), POINTER(Selection), POINTER(Positions)]),
     "pqc_score": (_status, [_handle, POINTER(Query), POINTER(Index), TokenRange, c_void_p, c_uint64, c_void_p,
                             c_void_p]),
     "pqc_fetch_blocks": (_status, [_handle, c_uint32, TokenRange, c_enum, c_void_p, c_uint64]),
@@ -215,7 +215,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_attend": (_status, [_handle, POINTER(Query), POINTER(Selection), POINTER(Attention)]),
     "pqc_attend_positions": (_status, [_handle, POINTER(Query), c_void_p, c_uint32, POINTER(Attention)]),
     "pqc_step_begin": (_status, [_handle, POINTER(StepItem), c_uint32, POINTER(StepOptions), POINTER(_handle)]),
-    "pqc_step_select": (_status, [_handle, c_uint32, POINTER(Tensor), POINTER(Selection), POINTER(StepPositions)]),
+    "pqc_step_topk": (_status, [_handle, c_uint32, POINTER(Tensor), POINTER(Selection), POINTER(StepPositions)]),
     "pqc_step_attend": (_status, [_handle, c_uint32, POINTER(Tensor), POINTER(Selection), POINTER(StepAttention)]),
     "pqc_step_attend_begin": (_status, [_handle, c_uint32, POINTER(Tensor), POINTER(Selection),
                                         POINTER(StepAttention)]),
@@ -234,7 +234,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_gpu_ingest": (_status, [_handle, _handle, c_uint32, c_uint64, POINTER(Tensor), POINTER(Tensor), c_void_p]),
     "pqc_gpu_step_begin": (_status, [_handle, POINTER(StepItem), c_uint32, POINTER(StepOptions), c_void_p,
                                      POINTER(_handle)]),
-    "pqc_gpu_step_select": (_status, [_handle, c_uint32, POINTER(Tensor), POINTER(GpuPositions)]),
+    "pqc_gpu_step_topk": (_status, [_handle, c_uint32, POINTER(Tensor), POINTER(GpuPositions)]),
     "pqc_merge": (_status, [c_uint32, c_uint32, c_void_p, c_void_p, c_void_p, c_void_p]),
 }
 

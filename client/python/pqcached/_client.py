@@ -387,7 +387,7 @@ class Sequence(Closable):
         query.queries, query.owner = borrowed.c, borrowed
         return query
 
-    def select(self, layer: int, query_position: int, queries: ArrayLike, selection: Selection) -> Selected:
+    def topk(self, layer: int, query_position: int, queries: ArrayLike, selection: Selection) -> Selected:
         """Returns the positions of the best tokens: uint32 [kv_heads, count], ascending per kv
         head.
 
@@ -405,7 +405,7 @@ class Sequence(Closable):
             positions = new_array((capacity,), np.uint32)
             out.positions, out.capacity = positions.ctypes.data, capacity
             with self._handle as sequence:
-                status = self._library.pqc_select(sequence, byref(query), byref(terms), byref(out))
+                status = self._library.pqc_topk(sequence, byref(query), byref(terms), byref(out))
                 needed = out.kv_heads * out.count
                 if status != 0 and needed <= capacity:
                     raise abi.error_of(status)
@@ -420,10 +420,10 @@ class Sequence(Closable):
         """Returns the partial attention over the selected tokens, to be merged with the attention
         over sink and window.
 
-        queries, query_position: as in select. out: (output, lse) to write to, contiguous writable
+        queries, query_position: as in topk. out: (output, lse) to write to, contiguous writable
         float32 [query_heads, value_dim] and [query_heads], numpy or torch on the CPU; new numpy
         arrays when not given.
-        Raises what select raises.
+        Raises the errors of topk.
         """
         query = self._query(layer, query_position, queries)
         terms = selection.c()

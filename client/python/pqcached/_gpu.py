@@ -36,7 +36,7 @@ class GpuCounts:
 class GpuStep(Step):
     """A Step that runs on a CUDA stream. Made by Gpu.begin_step.
 
-    attend and select return when their work is launched; end waits for it, and takes rows on the
+    attend and topk return when their work is launched; end waits for it, and takes rows on the
     device or on the host.
     """
 
@@ -61,7 +61,7 @@ class GpuStep(Step):
         del held_output, held_lse
         return found
 
-    def select_on_gpu(self, layer: int, queries: ArrayLike, positions: Any, counts: Any) -> None:
+    def topk_on_gpu(self, layer: int, queries: ArrayLike, positions: Any, counts: Any) -> None:
         """Writes the positions of the selected tokens, ascending, and their counts, for engines
         with their own kernels.
 
@@ -76,7 +76,7 @@ class GpuStep(Step):
         out = abi.GpuPositions(positions=at, stride=stride[0], counts=counts_at)
         borrowed = tensor("queries", queries)
         with self._handle as step:
-            abi.check(self._library.pqc_gpu_step_select(step, uint32("layer", layer), byref(borrowed.c), byref(out)))
+            abi.check(self._library.pqc_gpu_step_topk(step, uint32("layer", layer), byref(borrowed.c), byref(out)))
         del held_positions, held_counts
 
 

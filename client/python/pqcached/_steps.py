@@ -96,7 +96,7 @@ class Step(Closable):
     def _terms(self, selection: Optional[Selection]) -> Any:
         return None if selection is None else byref(selection.c())
 
-    def select(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None) -> List[np.ndarray[Any, Any]]:
+    def topk(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None) -> List[np.ndarray[Any, Any]]:
         """Returns the positions for each item, uint32 [kv_heads, count], ascending; for engines
         with their own paged kernels.
 
@@ -113,7 +113,7 @@ class Step(Closable):
             positions = new_array((capacity,), np.uint32)
             out.positions, out.capacity = positions.ctypes.data, capacity
             with self._handle as step:
-                status = self._library.pqc_step_select(step, uint32("layer", layer), byref(borrowed.c), terms, byref(out))
+                status = self._library.pqc_step_topk(step, uint32("layer", layer), byref(borrowed.c), terms, byref(out))
                 if status != 0 and out.count <= capacity:
                     raise abi.error_of(status)
             if status == 0:
@@ -127,7 +127,7 @@ class Step(Closable):
         """Returns the attention over the selected tokens of all items, to be merged with that over
         their sinks and windows.
 
-        queries: as in select. out: (output, lse) to write to, contiguous writable float32 of
+        queries: as in topk. out: (output, lse) to write to, contiguous writable float32 of
         StepAttention's shapes.
         """
         borrowed, attention, found = self._attention(layer, queries, out)

@@ -186,7 +186,7 @@ class GpuStepTest : public StepTest {
       selected.positions = positions.data();
       selected.stride = kStride;
       selected.counts = counts.data();
-      const pqc_status status = pqc_gpu_step_select(step, layer, &shaped.tensor, &selected);
+      const pqc_status status = pqc_gpu_step_topk(step, layer, &shaped.tensor, &selected);
       if (status != PQC_OK) return status;
       pqc_step_attention out = PQC_INIT(pqc_step_attention);
       out.output = output.data();
@@ -209,7 +209,7 @@ class GpuStepTest : public StepTest {
     for (size_t i = 0; i < items.size(); ++i) {
       const Selection selection = {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = ratio};
       const std::vector<float> queries = Queries({items[i]}, length);
-      const Selected expected = testing::Must(items[i].sequence->Select(
+      const Selected expected = testing::Must(items[i].sequence->TopK(
           {.layer = layer,
            .query_position = items[i].position,
            .queries = {queries, {length, Layer::kQueryHeads, Layer::kKeyDim}}},
@@ -438,9 +438,9 @@ TEST_F(GpuStepTest, TheCppWrapperPrefillsSelectsAndAttends) {
     const Tensor queries = Tensor({engine.queries.data(), engine.queries.size()},
                                   {1, Layer::kQueryHeads, Layer::kKeyDim})
                                .OnGpu();
-    MustBeOk(pqcached::Gpu::Select(step, 1, queries,
-                                   {engine.positions.data(), engine.positions.size()}, kStride,
-                                   {engine.counts.data(), engine.counts.size()}));
+    MustBeOk(pqcached::Gpu::TopK(step, 1, queries,
+                                 {engine.positions.data(), engine.positions.size()}, kStride,
+                                 {engine.counts.data(), engine.counts.size()}));
     MustBeOk(step.Attend(1, queries, {engine.output.data(), engine.output.size()},
                          {engine.lse.data(), engine.lse.size()}));
     ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);

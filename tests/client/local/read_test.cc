@@ -94,7 +94,7 @@ TEST_F(LocalReadTest, SelectionsAreThoseOfTheSidecar) {
                                  .window_tokens = kWindow,
                                  .excluded = {{100, 300}, {640, 641}},
                                  .token_count = 125};
-    const Selected selected = Must(sequence.Select(QueryAtEnd(layer), selection));
+    const Selected selected = Must(sequence.TopK(QueryAtEnd(layer), selection));
     const pqc_tensor queries = layer.queries().c();
     kvstore::Selection terms{.sink_tokens = kSink,
                              .window_tokens = kWindow,
@@ -117,10 +117,10 @@ TEST_F(LocalReadTest, SelectionsAreThoseOfTheSidecar) {
     EXPECT_EQ(selected.sink_tokens, kSink);
     EXPECT_EQ(selected.window_tokens, kWindow);
   }
-  const Selected best = Must(sequence.Select(QueryAtEnd(layer), {.index = Index::Flat(),
-                                                                 .sink_tokens = kSink,
-                                                                 .window_tokens = kWindow,
-                                                                 .token_count = 125}));
+  const Selected best = Must(sequence.TopK(QueryAtEnd(layer), {.index = Index::Flat(),
+                                                               .sink_tokens = kSink,
+                                                               .window_tokens = kWindow,
+                                                               .token_count = 125}));
   EXPECT_EQ(ByHead(best), layer.Best(Range(kSink, 1100 - kWindow), 100));
 }
 
@@ -248,7 +248,7 @@ TEST_F(LocalReadTest, TheQueriesOfASpeculationShareOneSelection) {
                        .queries = {several, {kLength, Layer::kQueryHeads, Layer::kKeyDim}}};
   const Selection selection = {
       .index = Index::Flat(), .sink_tokens = kSink, .window_tokens = kWindow, .ratio = 0.2};
-  const Selected selected = Must(sequence.Select(query, selection));
+  const Selected selected = Must(sequence.TopK(query, selection));
   const Attention attention = Must(sequence.Attend(query, selection));
   ASSERT_EQ(attention.lse.size(), kLength * Layer::kQueryHeads);
   // The first token's queries are the layer's: over the shared positions its attention is known.
@@ -280,20 +280,20 @@ TEST_F(LocalReadTest, WhatIsNotThereIsRefusedInTheSidecarsWords) {
   };
   const Query query = QueryAtEnd(layer);
   const Index flat = Index::Flat();
-  expect(sequence.Select(query, {.ratio = 0.5}).status(), PQC_FAILED_PRECONDITION,
-         "selection.index", "build it");
-  expect(sequence.Select(query, {.index = Index::Pq(3, 6), .ratio = 0.5}).status(),
+  expect(sequence.TopK(query, {.ratio = 0.5}).status(), PQC_FAILED_PRECONDITION, "selection.index",
+         "build it");
+  expect(sequence.TopK(query, {.index = Index::Pq(3, 6), .ratio = 0.5}).status(),
          PQC_INVALID_ARGUMENT, "selection.index.subspaces");
-  expect(sequence.Select(query, {.index = flat, .ratio = 0.0}).status(), PQC_INVALID_ARGUMENT,
+  expect(sequence.TopK(query, {.index = flat, .ratio = 0.0}).status(), PQC_INVALID_ARGUMENT,
          "selection.ratio");
-  expect(sequence.Select(query, {.index = flat, .token_count = 401}).status(), PQC_INVALID_ARGUMENT,
+  expect(sequence.TopK(query, {.index = flat, .token_count = 401}).status(), PQC_INVALID_ARGUMENT,
          "selection.token_count");
-  expect(sequence.Select(query, {.index = flat, .excluded = {{10, 20}, {15, 30}}, .ratio = 0.5})
+  expect(sequence.TopK(query, {.index = flat, .excluded = {{10, 20}, {15, 30}}, .ratio = 0.5})
              .status(),
          PQC_INVALID_ARGUMENT, "selection.excluded[1]");
   expect(sequence
-             .Select({.layer = 0, .query_position = 500, .queries = layer.queries()},
-                     {.index = flat, .ratio = 0.5})
+             .TopK({.layer = 0, .query_position = 500, .queries = layer.queries()},
+                   {.index = flat, .ratio = 0.5})
              .status(),
          PQC_OUT_OF_RANGE, "query.query_position", "400 are stored");
   const std::vector<uint32_t> beyond = {1, 2, 1, 400}, unsorted = {2, 1, 1, 2};
@@ -326,33 +326,33 @@ TEST_F(LocalReadTest, ASequenceThatOthersDropGivesNotFoundAndSuspendedOnesSaySo)
   const Layer layer(300, 15);
   Sequence sequence = Fill(layer, 300);
   const Selection selection = {.ratio = 0.5};
-  MustBeOk(sequence.Select(QueryAtEnd(layer), selection).status());
+  MustBeOk(sequence.TopK(QueryAtEnd(layer), selection).status());
   MustBeOk(sequence.Suspend());
-  EXPECT_EQ(sequence.Select(QueryAtEnd(layer), selection).status().code(), PQC_FAILED_PRECONDITION);
+  EXPECT_EQ(sequence.TopK(QueryAtEnd(layer), selection).status().code(), PQC_FAILED_PRECONDITION);
   EXPECT_EQ(Must(sequence.Resume()), 300u);
-  const Selected before = Must(sequence.Select(QueryAtEnd(layer), selection));
+  const Selected before = Must(sequence.TopK(QueryAtEnd(layer), selection));
   EXPECT_EQ(before.count, 150u);
   ASSERT_TRUE(sidecar_.store->DropSequence(testing::kTestTenant, sequence.id()).ok());
-  EXPECT_EQ(sequence.Select(QueryAtEnd(layer), selection).status().code(), PQC_NOT_FOUND);
+  EXPECT_EQ(sequence.TopK(QueryAtEnd(layer), selection).status().code(), PQC_NOT_FOUND);
 }
 
 TEST_F(LocalReadTest, ALostSessionIsUnavailableAndAClosedClientSaysSo) {
   const Layer layer(300, 16);
   Sequence sequence = Fill(layer, 300);
-  MustBeOk(sequence.Select(QueryAtEnd(layer), {.ratio = 0.5}).status());
+  MustBeOk(sequence.TopK(QueryAtEnd(layer), {.ratio = 0.5}).status());
   sidecar_.knows_session = false;
   sidecar_.ended = true;
-  EXPECT_EQ(sequence.Select(QueryAtEnd(layer), {.ratio = 0.5}).status().code(), PQC_UNAVAILABLE);
+  EXPECT_EQ(sequence.TopK(QueryAtEnd(layer), {.ratio = 0.5}).status().code(), PQC_UNAVAILABLE);
   { const Client closing = std::move(client_); }
-  EXPECT_EQ(sequence.Select(QueryAtEnd(layer), {.ratio = 0.5}).status().code(),
+  EXPECT_EQ(sequence.TopK(QueryAtEnd(layer), {.ratio = 0.5}).status().code(),
             PQC_FAILED_PRECONDITION);
 }
 
 TEST_F(LocalReadTest, LeasesAreCountedAndGivenBack) {
   const Layer layer(300, 17);
   Sequence first = Fill(layer, 300), second = Fill(layer, 300);
-  MustBeOk(first.Select(QueryAtEnd(layer), {.ratio = 0.5}).status());
-  MustBeOk(second.Select(QueryAtEnd(layer), {.ratio = 0.5}).status());
+  MustBeOk(first.TopK(QueryAtEnd(layer), {.ratio = 0.5}).status());
+  MustBeOk(second.TopK(QueryAtEnd(layer), {.ratio = 0.5}).status());
   EXPECT_EQ(Must(client_.Count()).lease_count, 2u);
   EXPECT_GT(Must(client_.Count()).mapped_bytes, uint64_t{32} << 20 >> 1);
   EXPECT_EQ(sidecar_.store->ListLeases().size(), 2u);
@@ -369,12 +369,12 @@ TEST_F(LocalReadTest, ManyThreadsReadWhileRowsAreAppended) {
   std::atomic<bool> done = false;
   const Query query = {.layer = 0, .query_position = 399, .queries = layer.queries()};
   const Selection selection = {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 0.3};
-  const Selected expected = Must(sequence.Select(query, selection));
+  const Selected expected = Must(sequence.TopK(query, selection));
   std::vector<std::thread> readers;
   for (int i = 0; i < 3; ++i) {
     readers.emplace_back([&] {
       do {
-        EXPECT_EQ(Must(sequence.Select(query, selection)).positions, expected.positions);
+        EXPECT_EQ(Must(sequence.TopK(query, selection)).positions, expected.positions);
       } while (!done);
     });
   }

@@ -29,10 +29,10 @@ class ResumeTest : public StepTest {
 TEST_F(ResumeTest, ReadsGoOnAtTheNextWorker) {
   const Layer layer(600, 3);
   Sequence sequence = Fill(layer, 600);
-  const Selected before = Must(sequence.Select(QueryAt(layer, 599), selection_));
+  const Selected before = Must(sequence.TopK(QueryAt(layer, 599), selection_));
   for (int i = 0; i < 3; ++i) {
     RestartWorker();
-    const Selected after = Must(sequence.Select(QueryAt(layer, 599), selection_));
+    const Selected after = Must(sequence.TopK(QueryAt(layer, 599), selection_));
     EXPECT_EQ(after.positions, before.positions);
     ExpectRows(sequence, layer, 0, 600);
   }
@@ -107,7 +107,7 @@ TEST_F(ResumeTest, PrefillGoesOnWithANewRing) {
 TEST_F(ResumeTest, MemoryOfAWorkerIsLetGoOfWhenNobodyReadsIt) {
   const Layer layer(400, 9);
   Sequence idle = Fill(layer, 400), busy = Fill(layer, 400);
-  MustBeOk(idle.Select(QueryAt(layer, 399), selection_).status());
+  MustBeOk(idle.TopK(QueryAt(layer, 399), selection_).status());
   const StepItem items[] = {{&busy, 400}};
   Step step = Must(client_.BeginStep(items, &selection_));
   RestartWorker();
@@ -115,7 +115,7 @@ TEST_F(ResumeTest, MemoryOfAWorkerIsLetGoOfWhenNobodyReadsIt) {
   { const Step ended = std::move(step); }
   AwaitConnections(1);
   EXPECT_EQ(Must(client_.Count()).lease_count, 0u);
-  MustBeOk(idle.Select(QueryAt(layer, 399), selection_).status());
+  MustBeOk(idle.TopK(QueryAt(layer, 399), selection_).status());
 }
 
 TEST_F(ResumeTest, CallsEndWithTheirDeadlinesWhileThereIsNoWorker) {
@@ -131,7 +131,7 @@ TEST_F(ResumeTest, CallsEndWithTheirDeadlinesWhileThereIsNoWorker) {
     Expect(call(), PQC_UNAVAILABLE, "", "worker");
     EXPECT_LT(watch.Now(), kMost) << name;
   };
-  bounded("Select", [&] { return sequence.Select(QueryAt(layer, 300), selection_).status(); });
+  bounded("Select", [&] { return sequence.TopK(QueryAt(layer, 300), selection_).status(); });
   bounded("Decode", [&] { return Decode(sequence, layer, 301); });
   bounded("Ingest",
           [&] { return sequence.Ingest(0, 301, layer.keys(301, 302), layer.values(301, 302)); });
@@ -147,7 +147,7 @@ TEST_F(ResumeTest, ASessionThatTheNextWorkerDoesNotKnowIsLostForEver) {
   Sequence sequence = Fill(layer, 300);
   sidecar_.knows_session = false;
   RestartWorker();
-  Expect(sequence.Select(QueryAt(layer, 299), selection_).status(), PQC_UNAVAILABLE, "",
+  Expect(sequence.TopK(QueryAt(layer, 299), selection_).status(), PQC_UNAVAILABLE, "",
          "session is lost");
   sidecar_.knows_session = true;
   Expect(Decode(sequence, layer, 300), PQC_UNAVAILABLE, "", "session is lost");

@@ -116,7 +116,7 @@ class StepAllocationTest : public testing::StepTest {
     counting = true;
     bool ok = pqc_step_begin(handle_, items_.data(), kSequences, &options, &step) == PQC_OK;
     ok = ok && pqc_step_attend(step, 0, &queries, nullptr, &out) == PQC_OK;
-    ok = ok && pqc_step_select(step, 0, &queries, &own_, &places) == PQC_OK;
+    ok = ok && pqc_step_topk(step, 0, &queries, &own_, &places) == PQC_OK;
     ok = ok && pqc_step_attend_begin(step, 1, &queries, &own_, &out) == PQC_OK;
     ok = ok && pqc_step_attend_wait(step) == PQC_OK;
     ok = ok && pqc_step_end(step, rows_.data(), kLayers, nullptr) == PQC_OK;

@@ -63,7 +63,7 @@ TEST_F(StepTest, ABatchOfDifferentLengthsGivesWhatEachSequenceGivesAlone) {
   MustBeOk(step.AttendWait());
   EXPECT_EQ(output, beside);
   EXPECT_EQ(lse, beside_lse);
-  const Step::Positions selected = Must(step.Select(1, all));
+  const Step::Positions selected = Must(step.TopK(1, all));
   uint64_t token = 0;
   for (int i = 0; i < 3; ++i) {
     const size_t one = Layer::kQueryHeads * Layer::kKeyDim;
@@ -72,7 +72,7 @@ TEST_F(StepTest, ABatchOfDifferentLengthsGivesWhatEachSequenceGivesAlone) {
                          .queries = {std::span(queries).subspan(token * one, lengths[i] * one),
                                      {lengths[i], Layer::kQueryHeads, Layer::kKeyDim}}};
     const Attention alone = Must(sequences[i].Attend(query, selection));
-    const Selected chosen = Must(sequences[i].Select(query, selection));
+    const Selected chosen = Must(sequences[i].TopK(query, selection));
     ASSERT_EQ(selected.counts[i], chosen.count);
     EXPECT_TRUE(
         std::equal(chosen.positions.begin(), chosen.positions.end(),

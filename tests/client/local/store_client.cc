@@ -23,7 +23,7 @@ using namespace pqcached::client;  // NOLINT: this is its stand-in
 
 // Fills `error` as client/rpc/refusal.cc does: UNAVAILABLE without details is worth repeating.
 pqc_status FromStatus(const absl::Status& status, RefusalBuffer* error) {
-  Set(error, kvstore::FieldOf(status).c_str(), kvstore::TextOf(status).c_str());
+  SetRefusal(error, kvstore::FieldOf(status).c_str(), kvstore::TextOf(status).c_str());
   const bool is_bare = status == absl::Status(status.code(), status.message());
   error->retry_ms =
       absl::IsUnavailable(status) && is_bare ? kRetryMemory : kvstore::RetryMsOf(status);
@@ -323,8 +323,8 @@ class StoreRemote final : public Remote {
     for (uint32_t i = 0; i < item_count; ++i) {
       const auto appended = AppendOne(items[i], claims);
       if (!appended.ok()) {
-        return FromStatus(kvstore::Under("items[" + std::to_string(i) + "]", appended.status()),
-                          error);
+        return FromStatus(
+            kvstore::PrefixField("items[" + std::to_string(i) + "]", appended.status()), error);
       }
       items[i].token_count = *appended;
       Refresh(items[i].lease, items[i].image);
@@ -418,14 +418,14 @@ class StoreRemote final : public Remote {
   }
   static absl::Status Resolve(const RowBlock& rows, Claims& claims, Packed* keys, Packed* values) {
     const absl::Status resolved = keys->Resolve(rows.keys, claims);
-    if (!resolved.ok()) return kvstore::Under("keys.staging", resolved);
-    return kvstore::Under("values.staging", values->Resolve(rows.values, claims));
+    if (!resolved.ok()) return kvstore::PrefixField("keys.staging", resolved);
+    return kvstore::PrefixField("values.staging", values->Resolve(rows.values, claims));
   }
   static absl::Status WriteStaged(kvstore::IngestTransaction& transaction, uint64_t first_position,
                                   const RowBlock& rows, Claims& claims) {
     Packed keys(rows.keys), values(rows.values);
     const absl::Status resolved = Resolve(rows, claims, &keys, &values);
-    if (!resolved.ok()) return kvstore::Under("rows", resolved);
+    if (!resolved.ok()) return kvstore::PrefixField("rows", resolved);
     return transaction.Write(first_position,
                              {.layer = rows.layer, .keys = keys.view, .values = values.view});
   }
@@ -442,7 +442,7 @@ class StoreRemote final : public Remote {
       Packed& keys = packed.emplace_back(item.rows[i].keys);
       Packed& values = packed.emplace_back(item.rows[i].values);
       const absl::Status resolved = Resolve(item.rows[i], claims, &keys, &values);
-      if (!resolved.ok()) return kvstore::Under("rows[" + std::to_string(i) + "]", resolved);
+      if (!resolved.ok()) return kvstore::PrefixField("rows[" + std::to_string(i) + "]", resolved);
       layers.push_back({.layer = item.rows[i].layer, .keys = keys.view, .values = values.view});
     }
     return sidecar_.store->Append(kTestTenant, item.sequence_id, item.first_position, layers);

@@ -15,7 +15,7 @@ from daemon import SOURCE  # noqa: E402  (takes its argument from what is left)
 import pqcached  # noqa: E402
 from pqcached import _abi, _enums, _errors  # noqa: E402
 
-HEADERS = [SOURCE / "client/include/pqcached" / name for name in ("client.h", "step.h", "gpu.h")]
+HEADERS = [SOURCE / "client/include/pqcached" / name for name in ("status.h", "tensor.h", "client.h", "query.h", "step.h", "gpu.h")]
 
 STRUCTS = {"pqc_client_counts": _abi.ClientCounts, "pqc_sequence_options": _abi.SequenceOptions,
            "pqc_block_table": _abi.BlockTable, "pqc_tensor": _abi.Tensor, "pqc_client_options": _abi.ClientOptions,

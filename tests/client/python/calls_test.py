@@ -42,7 +42,7 @@ class CallsTest(DaemonTest):
 
     def test_flat_selects_the_best_and_attends_to_them(self):
         sequence = self.filled()
-        chosen = sequence.select(0, TOKENS - 1, self.layer.queries, FLAT)
+        chosen = sequence.topk(0, TOKENS - 1, self.layer.queries, FLAT)
         self.assertEqual((chosen.kv_heads, chosen.sink_tokens, chosen.window_tokens), (KV_HEADS, 4, 32))
         self.assertEqual(chosen.positions.shape, (KV_HEADS, chosen.count))
         np.testing.assert_array_equal(chosen.positions,
@@ -80,9 +80,9 @@ class CallsTest(DaemonTest):
         sequence = self.filled()
         spread = np.repeat(self.layer.queries, 2, axis=1)[::-1][::-1, ::2]
         self.assertFalse(spread.flags.c_contiguous)
-        chosen = sequence.select(0, TOKENS - 1, spread, FLAT)
+        chosen = sequence.topk(0, TOKENS - 1, spread, FLAT)
         np.testing.assert_array_equal(
-            chosen.positions, sequence.select(0, TOKENS - 1, self.layer.queries[None], FLAT).positions)
+            chosen.positions, sequence.topk(0, TOKENS - 1, self.layer.queries[None], FLAT).positions)
 
     def test_half_precision_rows(self):
         keys, values = self.layer.keys.astype(np.float16), self.layer.values.astype(np.float16)
@@ -92,7 +92,7 @@ class CallsTest(DaemonTest):
         self.assertEqual(fetched.dtype, np.float16)
         np.testing.assert_array_equal(fetched, keys[5:9].transpose(1, 0, 2))
         attention = sequence.attend(0, TOKENS - 1, self.layer.queries, FLAT)
-        positions = sequence.select(0, TOKENS - 1, self.layer.queries, FLAT).positions
+        positions = sequence.topk(0, TOKENS - 1, self.layer.queries, FLAT).positions
         self.check_attention(attention, positions, keys, values, tolerance=1e-2)
 
     def test_bfloat16_in_arrays_of_uint16(self):
@@ -105,7 +105,7 @@ class CallsTest(DaemonTest):
         np.testing.assert_array_equal(fetched[1], values[[0, 1], 1])
         queries = Tensor(to_bf16(self.layer.queries), dtype=DType.BF16)
         self.layer.queries = from_bf16(to_bf16(self.layer.queries))
-        positions = sequence.select(0, TOKENS - 1, queries, FLAT).positions
+        positions = sequence.topk(0, TOKENS - 1, queries, FLAT).positions
         self.check_attention(sequence.attend(0, TOKENS - 1, queries, FLAT), positions, from_bf16(keys),
                              from_bf16(values), tolerance=2e-2)
 
@@ -165,14 +165,14 @@ class CallsTest(DaemonTest):
         rows = self.layer.keys[600:], self.layer.values[600:]
         self.assertEqual(sequence.append(600, {0: rows, 3: rows}), TOKENS)
         self.assertEqual(sequence.append(600, {0: rows, 3: rows}), TOKENS)  # a repeat
-        chosen = sequence.select(3, TOKENS - 1, self.layer.queries, FLAT)
+        chosen = sequence.topk(3, TOKENS - 1, self.layer.queries, FLAT)
         np.testing.assert_array_equal(chosen.positions, self.layer.best(np.arange(4, TOKENS - 32), chosen.count))
         with self.fails(pqcached.InvalidArgument, "layer"):
             sequence.append(TOKENS, {0: rows})
 
     def test_excluded_ranges_rules_and_counts(self):
         sequence = self.filled()
-        chosen = sequence.select(0, TOKENS - 1, self.layer.queries, Selection(
+        chosen = sequence.topk(0, TOKENS - 1, self.layer.queries, Selection(
             token_count=136, sink_tokens=4, window_tokens=32, index=Index.flat(), excluded=[(10, 300), (400, 410)],
             group_rule=pqcached.GroupRule.MAX_LOGIT))
         self.assertEqual(chosen.count, 100)
@@ -243,7 +243,7 @@ class CallsTest(DaemonTest):
             return caught.exception.field, caught.exception.retry_ms
 
         def select(ratio):
-            return sequence.select(0, TOKENS - 1, self.layer.queries, Selection(ratio=ratio, index=Index.flat()))
+            return sequence.topk(0, TOKENS - 1, self.layer.queries, Selection(ratio=ratio, index=Index.flat()))
 
         invalid = pqcached.InvalidArgument
         self.assertEqual(refused(invalid, lambda: select(1.5)), ("selection.ratio", 0))
@@ -345,9 +345,9 @@ class SharingTest(DaemonTest):
         sequence.build_index()
         sequence.suspend()
         with self.fails(pqcached.FailedPrecondition, "suspend"):
-            sequence.select(0, TOKENS - 1, self.layer.queries, FLAT)
+            sequence.topk(0, TOKENS - 1, self.layer.queries, FLAT)
         self.assertEqual(sequence.resume(), TOKENS)
-        sequence.select(0, TOKENS - 1, self.layer.queries, FLAT)
+        sequence.topk(0, TOKENS - 1, self.layer.queries, FLAT)
 
     def test_a_live_index_is_finished_by_the_build(self):
         _, sequence = self.filled(live_index=True, index=Index.pq(2, 6), iterations=3)
@@ -430,7 +430,7 @@ class RefusalsTest(DaemonTest):
 
     def test_queries_and_selections(self):
         sequence, queries, invalid = self.under_test, self.layer.queries, pqcached.InvalidArgument
-        select, flat = sequence.select, Index.flat()
+        select, flat = sequence.topk, Index.flat()
         everything = Selection(ratio=1.0, index=flat)
         for arguments, error, part in (
                 ((0, 39, queries[:, :32], everything), invalid, "query.queries.shape[1]: 32"),

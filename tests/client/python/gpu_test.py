@@ -88,7 +88,7 @@ class GpuTest(DaemonTest):
         lse = DeviceArray(np.zeros((1, QUERY_HEADS), np.float32))
         positions = DeviceArray(np.zeros((1, KV_HEADS, 512), np.int32))
         counts = DeviceArray(np.zeros((1, KV_HEADS), np.uint32))
-        step.select_on_gpu(number, queries, positions, counts)
+        step.topk_on_gpu(number, queries, positions, counts)
         attention = step.attend(number, queries, out=(output, lse))
         self.assertTrue((counts.numpy()[0] == attention.counts[0]).all())
         self.assertGreater(attention.counts[0], 60)

@@ -55,12 +55,12 @@ class StepsOverOnePath:
     def test_a_batch_gives_what_each_sequence_gives_alone(self):
         items, queries = self.batch()
         with self.client.begin_step(items, SOME) as step:
-            chosen = step.select(0, queries)
+            chosen = step.topk(0, queries)
             together = step.attend(0, queries)
             step.attend_begin(0, queries)
             beside = step.attend_wait()
         for i, item in enumerate(items):
-            alone = item.sequence.select(0, item.query_position, queries[i], SOME)
+            alone = item.sequence.topk(0, item.query_position, queries[i], SOME)
             np.testing.assert_array_equal(chosen[i], alone.positions)
             attention = item.sequence.attend(0, item.query_position, queries[i], SOME)
             for result in (together, beside):
@@ -89,7 +89,7 @@ class StepsOverOnePath:
         with self.client.begin_step([StepItem(sequence, TOKENS, 3)], SOME) as step:
             self.assertEqual(step.query_tokens, 3)
             self.assertEqual(step.attend(0, queries).output.shape, (3, QUERY_HEADS, VALUE_DIM))
-            self.assertEqual(len(step.select(0, queries)), 1)
+            self.assertEqual(len(step.topk(0, queries)), 1)
             step.end({0: (keys, values)}, accepted=[2])
         sequence.flush()
         self.assertEqual(sequence.describe().token_count, TOKENS + 2)

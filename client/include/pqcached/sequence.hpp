@@ -1,0 +1,291 @@
+// pqcached client: Sequence, the tokens of one request. Included by client.hpp.
+//
+// Example, which selects a tenth of 4095 tokens of one layer:
+//
+//     auto selected = sequence.TopK(
+//         {.layer = 0, .query_position = 4095, .queries = {q, {32, 128}}},
+//         {.sink_tokens = 16, .window_tokens = 64, .ratio = 0.1});
+//     if (!selected.ok()) return selected.status();
+//     for (uint32_t head = 0; head < selected->kv_heads; ++head) {
+//       const uint32_t* positions = selected->positions.data() + size_t{head} * selected->count;
+//       Load(head, {positions, selected->count});  // the engine's own gather of these tokens
+//     }
+#ifndef PQCACHED_SEQUENCE_HPP_
+#define PQCACHED_SEQUENCE_HPP_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "pqcached/client.h"
+#include "pqcached/values.hpp"
+
+namespace pqcached {
+
+// The tokens of one request, with their rows and indexes (pqc_sequence). Made by Cache and Fork.
+// Thread-safe as client.h says, but for moves and Drop; the destructor drops the sequence.
+class Sequence {
+ public:
+  // Returns the sidecar's id of the sequence (pqc_sequence_id).
+  uint64_t id() const { return pqc_sequence_id(handle_.get()); }
+  // Returns the handle for calls of the C ABI; this object still owns it.
+  pqc_sequence* get() const { return handle_.get(); }
+
+  // Stores the rows of consecutive prefill tokens of one layer, from `first_position` on: keys
+  // [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim], copied before it returns.
+  // Repeating it is harmless (pqc_ingest).
+  Status Ingest(uint32_t layer, uint64_t first_position, const Tensor& keys, const Tensor& values) {
+    const pqc_tensor k = keys.c();
+    const pqc_tensor v = values.c();
+    return Status(pqc_ingest(handle_.get(), layer, first_position, &k, &v));
+  }
+
+  // Appends new tokens to all stored layers at once, each layer listed exactly once; returns the
+  // sequence's tokens. Repeating it is harmless (pqc_append).
+  Result<uint64_t> Append(uint64_t first_position, std::span<const LayerRows> layers) {
+    std::vector<pqc_layer_rows> rows(layers.size(), PQC_INIT(pqc_layer_rows));
+    for (size_t i = 0; i < layers.size(); ++i) {
+      rows[i].layer = layers[i].layer;
+      rows[i].keys = layers[i].keys.c();
+      rows[i].values = layers[i].values.c();
+    }
+    uint64_t token_count = 0;
+    const pqc_status status = pqc_append(handle_.get(), first_position, rows.data(),
+                                         static_cast<uint32_t>(rows.size()), &token_count);
+    if (status != PQC_OK) return Status(status);
+    return token_count;
+  }
+
+  // Trains and codes the index of all layers; returns when it is complete (pqc_build_index).
+  // PQC_ALREADY_EXISTS says that the index was built before.
+  Status BuildIndex(const BuildOptions& options = {}) {
+    pqc_build_options c = PQC_INIT(pqc_build_options);
+    c.index = options.index;
+    c.iterations = options.iterations;
+    c.seed = options.seed;
+    c.train_tokens = options.train_tokens;
+    c.sink_tokens = options.sink_tokens;
+    c.timeout_ms = options.timeout_ms;
+    if (options.progress) {
+      c.callback = [](void* context, const pqc_build_progress* progress) {
+        return static_cast<const BuildOptions*>(context)->progress(*progress) ? 1 : 0;
+      };
+      c.callback_context = const_cast<BuildOptions*>(&options);
+    }
+    return Status(pqc_build_index(handle_.get(), &c));
+  }
+
+  // Returns the k best tokens for a query, positions [kv_heads, count] ascending per kv head
+  // (pqc_topk). Calls it twice when there are more than kExpectedPositions.
+  Result<Selected> TopK(const Query& query, const Selection& selection) {
+    const pqc_query q = ToC(query);
+    const pqc_selection s = ToC(selection);
+    Selected selected;
+    pqc_positions out = PQC_INIT(pqc_positions);
+    pqc_status status = PQC_OUT_OF_RANGE;
+    for (size_t capacity = kExpectedPositions; status == PQC_OUT_OF_RANGE;) {
+      selected.positions.resize(capacity);
+      out.positions = selected.positions.data();
+      out.capacity = capacity;
+      status = pqc_topk(handle_.get(), &q, &s, &out);
+      const size_t needed = size_t{out.kv_heads} * out.count;
+      if (status == PQC_OUT_OF_RANGE && needed <= capacity)
+        break;  // something else is out of range
+      capacity = needed;
+    }
+    if (status != PQC_OK) return Status(status);
+    selected = FromC(out, std::move(selected.positions));
+    selected.positions.resize(size_t{out.kv_heads} * out.count);
+    return selected;
+  }
+
+  // Selects tokens and returns the partial attention over them: output [query_length, query_heads,
+  // value_dim] and lse [query_length, query_heads], to be merged with the engine's own over sink
+  // and window (pqc_attend, Attention::Merge).
+  Result<Attention> Attend(const Query& query, const Selection& selection) {
+    const pqc_query q = ToC(query);
+    const pqc_selection s = ToC(selection);
+    return Attend(query,
+                  [&](pqc_attention* out) { return pqc_attend(handle_.get(), &q, &s, out); });
+  }
+
+  // Returns the partial attention over given positions, [kv_heads, count] and ascending per kv head
+  // (pqc_attend_positions). PQC_INVALID_ARGUMENT also when `positions` is shorter.
+  Result<Attention> Attend(const Query& query, std::span<const uint32_t> positions,
+                           uint32_t count) {
+    if (Status status = CheckPositions(query.layer, positions, count); !status.ok()) return status;
+    const pqc_query q = ToC(query);
+    return Attend(query, [&](pqc_attention* out) {
+      return pqc_attend_positions(handle_.get(), &q, positions.data(), count, out);
+    });
+  }
+
+  // Returns the logits of the tokens of a range under an index, [query_heads, tokens], and their
+  // maximum and sum of exponentials per query head (pqc_score). For a query of one token.
+  Result<Scores> Score(const Query& query, const Index& index, pqc_token_range tokens) {
+    const pqc_query q = ToC(query);
+    const size_t heads = QueryHeads(query);
+    const size_t count = tokens.end > tokens.begin ? tokens.end - tokens.begin : 0;
+    Scores scores{std::vector<float>(heads * count), std::vector<float>(heads),
+                  std::vector<float>(heads)};
+    const pqc_status status =
+        pqc_score(handle_.get(), &q, &index, tokens, scores.logits.data(), scores.logits.size(),
+                  scores.max.data(), scores.sum_exp.data());
+    if (status != PQC_OK) return Status(status);
+    return scores;
+  }
+
+  // Copies the rows of a token range to `out`: [kv_heads, tokens, dim] of the cache's dtype
+  // (pqc_fetch_blocks).
+  Status FetchBlocks(uint32_t layer, pqc_token_range tokens, pqc_row_part part,
+                     std::span<std::byte> out) {
+    return Status(pqc_fetch_blocks(handle_.get(), layer, tokens, part, out.data(), out.size()));
+  }
+
+  // Copies the rows at positions [kv_heads, count], in any order, to `out`: [kv_heads, count, dim]
+  // of the cache's dtype (pqc_fetch_tokens).
+  Status FetchTokens(uint32_t layer, std::span<const uint32_t> positions, uint32_t count,
+                     pqc_row_part part, std::span<std::byte> out) {
+    if (Status status = CheckPositions(layer, positions, count); !status.ok()) return status;
+    return Status(pqc_fetch_tokens(handle_.get(), layer, positions.data(), count, part, out.data(),
+                                   out.size()));
+  }
+
+  // Removes the tokens from `token_count` on, in all layers (pqc_sequence_truncate).
+  Status Truncate(uint64_t token_count) {
+    return Status(pqc_sequence_truncate(handle_.get(), token_count));
+  }
+
+  // Returns a new sequence that shares the first `token_count` tokens (0 = all) and their indexes,
+  // copy-on-write (pqc_sequence_fork).
+  Result<Sequence> Fork(uint64_t token_count = 0) {
+    pqc_sequence* child = nullptr;
+    const pqc_status status = pqc_sequence_fork(handle_.get(), token_count, &child);
+    if (status != PQC_OK) return Status(status);
+    return Sequence(child, sizes_);
+  }
+
+  // Suspends the sequence: it keeps its tokens, and until Resume calls that read or change it
+  // return PQC_FAILED_PRECONDITION (pqc_sequence_suspend).
+  Status Suspend() { return Status(pqc_sequence_suspend(handle_.get())); }
+  // Protects the sequence, and the cached prefix that remains of it, from eviction for `ttl_ms`
+  // milliseconds, at most 30 days; 0 ends the protection (pqc_sequence_pin).
+  Status Pin(uint64_t ttl_ms) { return Status(pqc_sequence_pin(handle_.get(), ttl_ms)); }
+  // Ends a suspension; returns the sequence's tokens (pqc_sequence_resume).
+  Result<uint64_t> Resume() {
+    uint64_t token_count = 0;
+    const pqc_status status = pqc_sequence_resume(handle_.get(), &token_count);
+    if (status != PQC_OK) return Status(status);
+    return token_count;
+  }
+
+  // Waits until the rows of finished steps, and of Gpu::Ingest, are stored; returns and clears
+  // their pending error (pqc_sequence_flush).
+  Status Flush() { return Status(pqc_sequence_flush(handle_.get())); }
+
+  // Returns the sequence's state in the sidecar: tokens, bytes, segments (pqc_sequence_describe).
+  Result<pqc_sequence_info> Describe() {
+    pqc_sequence_info info = PQC_INIT(pqc_sequence_info);
+    const pqc_status status = pqc_sequence_describe(handle_.get(), &info);
+    if (status != PQC_OK) return Status(status);
+    return info;
+  }
+
+  // Drops the sequence now and returns the status, which the destructor would ignore. The object is
+  // empty afterwards, whatever the status is (pqc_sequence_drop).
+  Status Drop() { return Status(pqc_sequence_drop(handle_.release())); }
+
+ private:
+  friend class Cache;
+  friend class Client;
+  friend class Decoder;
+  friend class Step;
+  struct Dropper {
+    void operator()(pqc_sequence* sequence) const { pqc_sequence_drop(sequence); }
+  };
+  struct Sizes {
+    uint32_t kv_heads = 0;
+    uint32_t value_dim = 0;
+  };
+  using SizesByLayer = std::map<uint32_t, Sizes>;
+
+  static constexpr size_t kExpectedPositions = 16384;
+
+  Sequence(pqc_sequence* handle, std::shared_ptr<const SizesByLayer> sizes)
+      : handle_(handle), sizes_(std::move(sizes)) {}
+
+  // Returns zeros for a layer that is not stored: the call itself then names the field.
+  Sizes SizesOf(uint32_t layer) const {
+    const auto found = sizes_->find(layer);
+    return found == sizes_->end() ? Sizes{} : found->second;
+  }
+
+  Status CheckPositions(uint32_t layer, std::span<const uint32_t> positions, uint32_t count) const {
+    const size_t needed = size_t{SizesOf(layer).kv_heads} * count;
+    if (positions.size() >= needed) return {};
+    return {PQC_INVALID_ARGUMENT, "positions",
+            std::to_string(positions.size()) + ", but " + std::to_string(needed) +
+                " are needed: [kv_heads, count]"};
+  }
+
+  static pqc_query ToC(const Query& query) {
+    pqc_query c = PQC_INIT(pqc_query);
+    c.layer = query.layer;
+    c.query_position = query.query_position;
+    c.queries = query.queries.c();
+    return c;
+  }
+
+  static pqc_selection ToC(const Selection& selection) {
+    pqc_selection c = PQC_INIT(pqc_selection);
+    c.index = selection.index;
+    c.group_rule = selection.group_rule;
+    c.sink_tokens = selection.sink_tokens;
+    c.window_tokens = selection.window_tokens;
+    c.excluded = selection.excluded.data();
+    c.excluded_count = static_cast<uint32_t>(selection.excluded.size());
+    c.budget = selection.token_count ? PQC_BUDGET_COUNT : PQC_BUDGET_RATIO;
+    c.ratio = selection.ratio;
+    c.token_count = selection.token_count;
+    return c;
+  }
+
+  static Selected FromC(const pqc_positions& c, std::vector<uint32_t> positions) {
+    return {c.kv_heads, c.count, std::move(positions), c.sink_tokens, c.window_tokens};
+  }
+
+  static size_t QueryHeads(const Query& query) {
+    return query.queries.ndim() < 2 ? 0 : query.queries.dim(query.queries.ndim() - 2);
+  }
+
+  template <class CallAttend>
+  Result<Attention> Attend(const Query& query, const CallAttend& call) {
+    Attention attention;
+    const bool several = query.queries.ndim() == 3;
+    attention.lse.resize(QueryHeads(query) * (several ? query.queries.dim(0) : 1));
+    attention.output.resize(attention.lse.size() * SizesOf(query.layer).value_dim);
+    // Even an empty output must not be NULL, so that the error names the field that is wrong.
+    attention.lse.reserve(1);
+    attention.output.reserve(1);
+    pqc_attention out = PQC_INIT(pqc_attention);
+    out.output = attention.output.data();
+    out.output_capacity = attention.output.size();
+    out.lse = attention.lse.data();
+    out.lse_capacity = attention.lse.size();
+    if (const pqc_status status = call(&out); status != PQC_OK) return Status(status);
+    attention.selected = FromC(out.selected, {});
+    return attention;
+  }
+
+  std::unique_ptr<pqc_sequence, Dropper> handle_;
+  // Shared with its cache, which may be destroyed first.
+  std::shared_ptr<const SizesByLayer> sizes_;
+};
+
+}  // namespace pqcached
+
+#endif  // PQCACHED_SEQUENCE_HPP_

@@ -1,0 +1,208 @@
+// pqcached client: decode steps over a batch of sequences, and Decoder for engines without a KV
+// cache of their own. Included by client.hpp.
+//
+// Example, which decodes one token of a sequence whose only stored layer is 0:
+//
+//     const pqcached::StepItem item = {.sequence = &sequence, .query_position = 4096};
+//     const pqcached::Selection selection = {.sink_tokens = 16, .window_tokens = 64, .ratio = 0.1};
+//     auto step = client.BeginStep({&item, 1}, &selection);
+//     if (!step.ok()) return step.status();
+//
+//     // Per layer, once its query is computed; the engine merges its sink and window.
+//     pqcached::Status status = step->Attend(0, {q, {1, 32, 128}}, output, lse);
+//     if (!status.ok()) return status;
+//
+//     // The new token's rows in all stored layers; the step is closed in any case.
+//     return step->End({&rows, 1});
+#ifndef PQCACHED_STEP_HPP_
+#define PQCACHED_STEP_HPP_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "pqcached/client.h"
+#include "pqcached/sequence.hpp"
+#include "pqcached/values.hpp"
+
+namespace pqcached {
+
+// One sequence of a step (pqc_step_item).
+struct StepItem {
+  const Sequence* sequence = nullptr;
+  uint64_t query_position = 0;  // absolute position of the first query token
+  uint32_t query_length = 1;    // query tokens, 1..8
+};
+
+// One decode position, or several (speculation), over all layers for a batch of sequences. Made by
+// Client::BeginStep and Gpu::BeginStep; abandoned when it is destroyed before End. One thread at a
+// time.
+class Step {
+ public:
+  struct Positions {
+    std::vector<uint32_t> positions = {};  // item i's begin at offsets[i]: [kv_heads, counts[i]]
+    std::vector<uint64_t> offsets = {};    // [items]
+    std::vector<uint32_t> counts = {};     // [items], k per kv head
+  };
+
+  // Returns the k best tokens of each item in one layer. queries: [query tokens of all items,
+  // query_heads, key_dim]; `selection` null = the step's (pqc_step_topk).
+  Result<Positions> TopK(uint32_t layer, const Tensor& queries,
+                         const Selection* selection = nullptr) {
+    const pqc_tensor q = queries.c();
+    const pqc_selection s = ToC(selection);
+    Positions selected;
+    selected.offsets.resize(item_count_);
+    selected.counts.resize(item_count_);
+    pqc_step_positions out = PQC_INIT(pqc_step_positions);
+    out.offsets = selected.offsets.data();
+    out.counts = selected.counts.data();
+    pqc_status status = pqc_step_topk(handle_.get(), layer, &q, selection ? &s : nullptr, &out);
+    if (status != PQC_OK) return Status(status);
+    selected.positions.resize(out.count);
+    selected.positions.reserve(1);  // so that it is not NULL, which only asks for counts
+    out.positions = selected.positions.data();
+    out.capacity = out.count;
+    status = pqc_step_topk(handle_.get(), layer, &q, selection ? &s : nullptr, &out);
+    if (status != PQC_OK) return Status(status);
+    return selected;
+  }
+
+  // Writes the partial attention over the selected tokens of one layer to the caller's memory:
+  // output [query tokens of all items, query_heads, value_dim] and lse [query tokens of all items,
+  // query_heads]. Results may be used only after End has succeeded (pqc_step_attend).
+  Status Attend(uint32_t layer, const Tensor& queries, std::span<float> output,
+                std::span<float> lse, const Selection* selection = nullptr) {
+    const pqc_tensor q = queries.c();
+    const pqc_selection s = ToC(selection);
+    pqc_step_attention out = ToC(output, lse);
+    return Status(pqc_step_attend(handle_.get(), layer, &q, selection ? &s : nullptr, &out));
+  }
+
+  // Starts Attend on other threads and returns; the arguments' memory must stay until AttendWait
+  // returns (pqc_step_attend_begin). Not in a step on a GPU.
+  Status AttendBegin(uint32_t layer, const Tensor& queries, std::span<float> output,
+                     std::span<float> lse, const Selection* selection = nullptr) {
+    const pqc_tensor q = queries.c();
+    const pqc_selection s = ToC(selection);
+    pqc_step_attention out = ToC(output, lse);
+    return Status(pqc_step_attend_begin(handle_.get(), layer, &q, selection ? &s : nullptr, &out));
+  }
+  // Waits for the attention that AttendBegin started; returns its status (pqc_step_attend_wait).
+  Status AttendWait() { return Status(pqc_step_attend_wait(handle_.get())); }
+
+  // Passes the rows of the step's tokens, [query tokens of all items, kv_heads, dim] of every
+  // stored layer, and closes the step, whatever the status is. `accepted`, [items]: how many query
+  // tokens of each item remain; empty = all. The step's results may be used only when it succeeds
+  // (pqc_step_end).
+  Status End(std::span<const LayerRows> layers, std::span<const uint32_t> accepted = {}) {
+    if (!accepted.empty() && accepted.size() != item_count_) {
+      return {PQC_INVALID_ARGUMENT, "accepted",
+              std::to_string(accepted.size()) + ", but " + std::to_string(item_count_) +
+                  " are needed: [items]"};
+    }
+    std::vector<pqc_layer_rows> rows(layers.size(), PQC_INIT(pqc_layer_rows));
+    for (size_t i = 0; i < layers.size(); ++i) {
+      rows[i].layer = layers[i].layer;
+      rows[i].keys = layers[i].keys.c();
+      rows[i].values = layers[i].values.c();
+    }
+    return Status(pqc_step_end(handle_.release(), rows.data(), static_cast<uint32_t>(rows.size()),
+                               accepted.empty() ? nullptr : accepted.data()));
+  }
+
+ private:
+  friend class Client;
+  friend class Gpu;
+  struct Abandoner {
+    void operator()(pqc_step* step) const { pqc_step_abandon(step); }
+  };
+  // Arguments of a step's begin for the C ABI. Points into itself.
+  struct BeginArguments {
+    BeginArguments(std::span<const StepItem> step_items, const Selection* step_selection,
+                   uint32_t timeout_ms)
+        : items(step_items.size(), PQC_INIT(pqc_step_item)) {
+      for (size_t i = 0; i < items.size(); ++i) {
+        items[i].sequence = step_items[i].sequence ? step_items[i].sequence->get() : nullptr;
+        items[i].query_position = step_items[i].query_position;
+        items[i].query_length = step_items[i].query_length;
+      }
+      if (step_selection) selection = Sequence::ToC(*step_selection);
+      options.selection = step_selection ? &selection : nullptr;
+      options.timeout_ms = timeout_ms;
+    }
+    BeginArguments(const BeginArguments&) = delete;
+    BeginArguments& operator=(const BeginArguments&) = delete;
+
+    std::vector<pqc_step_item> items;
+    pqc_selection selection{};
+    pqc_step_options options = PQC_INIT(pqc_step_options);
+  };
+
+  Step(pqc_step* handle, size_t item_count) : handle_(handle), item_count_(item_count) {}
+
+  static pqc_selection ToC(const Selection* selection) {
+    return selection ? Sequence::ToC(*selection) : pqc_selection{};
+  }
+  static pqc_step_attention ToC(std::span<float> output, std::span<float> lse) {
+    pqc_step_attention out = PQC_INIT(pqc_step_attention);
+    out.output = output.data();
+    out.output_capacity = output.size();
+    out.lse = lse.data();
+    out.lse_capacity = lse.size();
+    return out;
+  }
+
+  std::unique_ptr<pqc_step, Abandoner> handle_;
+  size_t item_count_ = 0;
+};
+
+// Keeps sink and window too: for engines without a KV cache of their own (pqc_decoder). One thread
+// at a time.
+class Decoder {
+ public:
+  // Opens a decoder with one selection for all layers; its window_tokens must be at least 1. The
+  // decoder uses the sequence until it is destroyed (pqc_decoder_open).
+  static Result<Decoder> Open(Sequence& sequence, const Selection& selection) {
+    const pqc_selection s = Sequence::ToC(selection);
+    pqc_decoder* decoder = nullptr;
+    const pqc_status status = pqc_decoder_open(sequence.get(), &s, &decoder);
+    if (status != PQC_OK) return Status(status);
+    return Decoder(decoder);
+  }
+
+  // Stores the rows of the next prefill tokens of a layer: keys [tokens, kv_heads, key_dim], values
+  // [tokens, kv_heads, value_dim] (pqc_decoder_prefill).
+  Status Prefill(uint32_t layer, const Tensor& keys, const Tensor& values) {
+    const pqc_tensor k = keys.c();
+    const pqc_tensor v = values.c();
+    return Status(pqc_decoder_prefill(handle_.get(), layer, &k, &v));
+  }
+
+  // Decodes the next token in one layer: query [query_heads, key_dim], key [kv_heads, key_dim],
+  // value [kv_heads, value_dim]; output [query_heads, value_dim], the attention over sink, selected
+  // tokens and window, the token itself included. Layers are called in ascending order
+  // (pqc_decoder_decode).
+  Status Decode(uint32_t layer, const Tensor& query, const Tensor& key, const Tensor& value,
+                std::span<float> output) {
+    const pqc_tensor q = query.c();
+    const pqc_tensor k = key.c();
+    const pqc_tensor v = value.c();
+    return Status(
+        pqc_decoder_decode(handle_.get(), layer, &q, &k, &v, output.data(), output.size()));
+  }
+
+ private:
+  struct Closer {
+    void operator()(pqc_decoder* decoder) const { pqc_decoder_close(decoder); }
+  };
+  explicit Decoder(pqc_decoder* handle) : handle_(handle) {}
+
+  std::unique_ptr<pqc_decoder, Closer> handle_;
+};
+
+}  // namespace pqcached
+
+#endif  // PQCACHED_STEP_HPP_

@@ -11,7 +11,6 @@
 #include "kernels/train/pq_encode.h"
 #include "kvstore/clock.h"
 #include "kvstore/layer_build.h"
-#include "kvstore/live_index.h"
 #include "kvstore/refusal.h"
 #include "kvstore/training.h"
 #include "kvstore/verify.h"
@@ -177,8 +176,8 @@ absl::Status Build::Allocate() {
   const std::vector<SegmentEntry>& entries = base_->list->segments;
   std::vector<uint32_t> ends;
   for (size_t i = 0; i < entries.size(); ++i) ends.push_back(segment_end(i));
-  generations_ = SplitGenerations(
-      ends, MinGenerationTokens(ends.back(), cache_.engine->options.codebook_tokens));
+  generations_ =
+      SplitGenerations(ends, MinGenerationTokens(ends.back(), cache_.segmenting.codebook_tokens));
 
   std::vector<size_t> sizes_bytes;
   for (const StoredLayers::Layer& stored : cache_.layers.layers) {
@@ -263,7 +262,7 @@ absl::Status Build::StopStatus() const {
 void Build::MeasureCosts() {
   if (spec_.deadline == SteadyTime::InfiniteFuture()) return;
   for (const StoredLayers::Layer& stored : cache_.layers.layers) {
-    costs_.push_back(cache_.engine->costs.Measured(stored.shape, spec_.index));
+    costs_.push_back(cache_.costs.Measured(stored.shape, spec_.index));
   }
   absl::Duration coding;
   for (const auto& unit : units_) coding += layer(*unit).shape.kv_heads * CodingTime(*unit);
@@ -283,7 +282,7 @@ absl::Status Build::Run() {
   }
   MeasureCosts();
   tasks_left_ = static_cast<uint32_t>(tasks_.size());
-  cache_.engine->building.parallel_for().run(
+  cache_.compute.building.parallel_for().run(
       static_cast<uint32_t>(tasks_.size()),
       [this](uint32_t task, uint32_t) { RunTask(tasks_[task]); });
   if (stop_.load() != Stop::kNone) return StopStatus();
@@ -334,13 +333,13 @@ TrainingResult Build::TrainTask(const Task& task) {
                     .keep_going = [this] { return !Stopped(); },
                     .centroids = centroids.subspan(task.subspace * part_floats, part_floats)};
   if (costs_.empty()) {
-    return Train(cache_.engine->options.exec, args, cache_.engine->scratch);
+    return Train(cache_.compute.exec, args, cache_.compute.scratch);
   }
   // The task gets its share of the time that coding leaves.
   const BuildCost& cost = costs_[unit.layer_slot];
   const double slowdown = slowdown_.load();
   const SteadyTime now = clock_();
-  const double workers = cache_.engine->building.worker_count();
+  const double workers = cache_.compute.building.worker_count();
   const double share = std::min(1.0, workers / std::max(1u, tasks_left_.load()));
   const absl::Duration left = spec_.deadline - now - kReservedShare * (spec_.deadline - began_) -
                               absl::Nanoseconds(coding_left_ns_.load()) * slowdown / workers;
@@ -357,7 +356,7 @@ TrainingResult Build::TrainTask(const Task& task) {
   args.keep_going = [this, step = step * slowdown, until = now + slice] {
     return !Stopped() && clock_() + step <= until;
   };
-  const TrainingResult result = Train(cache_.engine->options.exec, args, cache_.engine->scratch);
+  const TrainingResult result = Train(cache_.compute.exec, args, cache_.compute.scratch);
   if (result.iterations > 0 && result.iterations < args.iterations) {
     UpdateSlowdown(clock_() - now, absl::Seconds(cost.load * sample) + step * result.iterations);
   }
@@ -370,8 +369,8 @@ void Build::UpdateSlowdown(absl::Duration took, absl::Duration by_costs) {
 
 void Build::EncodeHead(const Unit& unit, uint32_t kv_head) {
   const StoredLayers::Layer& stored = layer(unit);
-  const kernels::Exec& exec = cache_.engine->options.exec;
-  const ScratchPool::Buffer scratch = cache_.engine->scratch.Take(
+  const kernels::Exec& exec = cache_.compute.exec;
+  const ScratchPool::Buffer scratch = cache_.compute.scratch.Take(
       kernels::PqEncodeScratchBytes(GeometryOf(spec_.index, stored.shape.key_dim)));
   const CodebookGeneration& generation = generations_[unit.codebook_generation];
   for (size_t i = generation.segment_begin; i < generation.segment_end; ++i) {
@@ -508,7 +507,8 @@ std::vector<CodebookGeneration> SplitGenerations(const std::vector<uint32_t>& se
   return generations;
 }
 
-absl::Status BuildSequenceIndex(const Cache& cache, WriteLease lease, const BuildSpec& spec,
+absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, WriteLease lease,
+                                const BuildSpec& spec,
                                 const std::function<bool(const BuildProgress&)>& progress,
                                 const BuildClock& clock) {
   if (absl::Status status = CheckSpec(cache, spec); !status.ok()) return status;
@@ -516,7 +516,6 @@ absl::Status BuildSequenceIndex(const Cache& cache, WriteLease lease, const Buil
   const auto base = sequence->Read();
   if (!base.ok()) return base.status();
   if (absl::Status status = VerifyList(cache, *(*base)->list); !status.ok()) return status;
-  IncrementalIndexer& live = *cache.engine->live;
   if (const auto live_spec = live.SpecOf(sequence->sequence_id());
       live_spec.has_value() && live_spec->index == spec.index) {
     if (absl::Status status = CheckTokens(cache, **base); !status.ok()) return status;

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "kvstore/cache.h"
 #include "kvstore/clock.h"
+#include "kvstore/live_index.h"
 #include "kvstore/sequence.h"
 
 namespace pqcached::kvstore {
@@ -36,8 +37,10 @@ using BuildClock = std::function<SteadyTime()>;
 
 // Builds an index under the contract of Store::BuildIndex. The write lease is held only until the
 // active segment is closed. Writers continue during the build; rows that they add are coded at its
-// end. Layers become ready one by one, in ascending order as far as the workers allow.
-absl::Status BuildSequenceIndex(const Cache& cache, WriteLease lease, const BuildSpec& spec,
+// end. Layers become ready one by one, in ascending order as far as the workers allow. `live`
+// completes an incremental index of the sequence, and pauses its work on the others.
+absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, WriteLease lease,
+                                const BuildSpec& spec,
                                 const std::function<bool(const BuildProgress&)>& progress,
                                 const BuildClock& clock = SteadyTime::Now);
 

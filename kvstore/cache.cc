@@ -3,25 +3,19 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "kvstore/checksums.h"
-#include "kvstore/live_index.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 
-Engine::Engine(const StoreOptions& store_options, uint32_t threads)
-    : options(store_options),
-      serving(threads, Arena::Priority::kServing),
-      building(threads, Arena::Priority::kBuilding),
-      costs(options.exec, options.cost_file),
-      live(std::make_unique<IncrementalIndexer>(options.on_live_index_failure)),
-      checksums(options.keeper == nullptr ? nullptr : std::make_unique<Checksums>()) {
-  if (threads > std::thread::hardware_concurrency()) {
-    more_threads.emplace(oneapi::tbb::global_control::max_allowed_parallelism, threads);
-  }
+SegmentingOptions SegmentingOptions::Of(const StoreOptions& options) {
+  return {.segment_tokens = options.segment_tokens,
+          .tail_tokens = options.tail_tokens,
+          .merge_segments = options.merge_segments,
+          .codebook_tokens = options.codebook_tokens,
+          .train_tokens = options.train_tokens,
+          .drift_ratio = options.drift_ratio,
+          .prefill_cost = options.prefill_cost};
 }
-
-Engine::~Engine() = default;
 
 absl::StatusOr<uint32_t> Cache::LayerSlot(uint32_t layer) const {
   const auto it = std::lower_bound(

@@ -1,19 +1,14 @@
-// Cache: the state shared by all calls on the sequences of one KV space. Engine: the state shared
-// by all caches.
+// Cache: the state shared by all calls on the sequences of one KV space.
 #ifndef PQCACHED_KVSTORE_CACHE_H_
 #define PQCACHED_KVSTORE_CACHE_H_
-
-#include <oneapi/tbb/global_control.h>
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
-#include <thread>
 
 #include "absl/status/statusor.h"
-#include "kvstore/arena.h"
+#include "kvstore/compute.h"
 #include "kvstore/cost_model.h"
 #include "kvstore/heat.h"
 #include "kvstore/pool.h"
@@ -24,25 +19,23 @@
 
 namespace pqcached::kvstore {
 
-class Checksums;
-class IncrementalIndexer;
+// The part of StoreOptions that shapes the segments and indexes of a cache, under the same names.
+struct SegmentingOptions {
+  uint32_t segment_tokens = 0;
+  uint32_t tail_tokens = 0;
+  uint32_t merge_segments = 0;
+  uint32_t codebook_tokens = 0;
+  uint32_t train_tokens = 0;
+  double drift_ratio = 0;
+  PrefillCost prefill_cost;
 
-// Thread-safe.
-struct Engine {
-  Engine(const StoreOptions& store_options, uint32_t threads);
-  ~Engine();
+  static SegmentingOptions Of(const StoreOptions& options);
+};
 
-  const StoreOptions options;
-  // Allows more threads than cores, when the options ask for them.
-  std::optional<oneapi::tbb::global_control> more_threads;
-  Arena serving;
-  Arena building;
-  ScratchPool scratch;
+// Counters of all caches of a store. Thread-safe.
+struct SegmentCounters {
   std::atomic<uint64_t> next_segment_id = 1;
   std::atomic<uint64_t> data_loss_count = 0;  // layers of segments whose checksum differed
-  CostModel costs;
-  std::unique_ptr<IncrementalIndexer> live;  // its thread uses all members above
-  std::unique_ptr<Checksums> checksums;      // null without a keeper
 };
 
 // Immutable except for its pool and prefixes; thread-safe.
@@ -52,19 +45,32 @@ struct Cache {
   CacheSpec spec;
   StoredLayers layers;
   std::shared_ptr<Pool> pool;
-  Engine* engine = nullptr;                    // outlives the cache
+  Compute& compute;  // this and the next two are the store's, and outlive the cache
+  CostModel& costs;
+  SegmentCounters& counters;
+  const SegmentingOptions segmenting;
   const std::shared_ptr<RecordTable> records;  // null: the cache is not persisted
   const std::shared_ptr<PrefixIndex> prefixes = std::make_shared<PrefixIndex>();
   const std::unique_ptr<UsageClock> uses = std::make_unique<UsageClock>();
 
+  // The state that the caches of a store share.
+  struct Shared {
+    Compute& compute;
+    CostModel& costs;
+    SegmentCounters& counters;
+    SegmentingOptions segmenting;
+  };
   Cache(uint64_t id, std::string owner, CacheSpec cache_spec, std::shared_ptr<Pool> memory,
-        Engine* shared, std::shared_ptr<RecordTable> table = nullptr)
+        const Shared& shared, std::shared_ptr<RecordTable> table = nullptr)
       : cache_id(id),
         tenant(std::move(owner)),
         spec(std::move(cache_spec)),
         layers(spec),
         pool(std::move(memory)),
-        engine(shared),
+        compute(shared.compute),
+        costs(shared.costs),
+        counters(shared.counters),
+        segmenting(shared.segmenting),
         records(std::move(table)) {}
 
   // Returns the layer slot (ordinal among the stored layers) of an absolute layer. Errors:

@@ -136,9 +136,13 @@ void Checksums::Add(std::shared_ptr<const Cache> cache, const std::shared_ptr<Se
   if (first.ok()) watcher->OnPublish(**first);
 }
 
-void Checksums::WaitIdle() {
+bool Checksums::WaitIdle(SteadyTime deadline) {
   const MutexLock lock(&inbox_->mutex);
-  while (!inbox_->jobs.empty() || inbox_->busy) inbox_->changed.Wait(&inbox_->mutex);
+  while (!inbox_->jobs.empty() || inbox_->busy) {
+    if (SteadyTime::Now() >= deadline) return false;
+    inbox_->changed.WaitUntil(&inbox_->mutex, deadline);
+  }
+  return true;
 }
 
 void Checksums::Work() {

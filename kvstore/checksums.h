@@ -35,8 +35,8 @@ class Checksums {
 
   // Records checksums of this sequence until it is dropped.
   void Add(std::shared_ptr<const Cache> cache, const std::shared_ptr<Sequence>& sequence);
-  // Waits until all work is done. For tests.
-  void WaitIdle();
+  // Waits until all work is done, or until the deadline. Returns false at the deadline.
+  bool WaitIdle(SteadyTime deadline);
 
  private:
   class Watcher;

@@ -13,14 +13,11 @@
 #define PQCACHED_KVSTORE_EVICTION_H_
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <span>
-#include <unordered_set>
 #include <vector>
 
 #include "kvstore/heat.h"
-#include "kvstore/mutex.h"
 #include "kvstore/segment.h"
 #include "kvstore/sequence.h"
 
@@ -45,20 +42,6 @@ struct Victim {
 // candidates hold; extents that other readers hold too become free later, and are not counted.
 std::vector<Victim> PlanEviction(std::span<const Candidate> candidates, const StoredLayers& layers,
                                  EvictionPolicy policy);
-
-// The ids of the most recently evicted sequences. Thread-safe.
-class EvictedIds {
- public:
-  static constexpr size_t kMaxIds = 1 << 16;
-
-  void Add(uint64_t sequence_id);
-  bool Contains(uint64_t sequence_id) const;
-
- private:
-  mutable Mutex mutex_;
-  std::deque<uint64_t> order_ ABSL_GUARDED_BY(mutex_);
-  std::unordered_set<uint64_t> ids_ ABSL_GUARDED_BY(mutex_);
-};
 
 }  // namespace pqcached::kvstore
 

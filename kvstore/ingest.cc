@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvstore/live_index.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -86,18 +85,19 @@ absl::StatusOr<std::vector<CheckedRows>> CheckAppend(const Cache& cache,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::shared_ptr<const Cache> cache,
-                                                               WriteLease lease) {
-  const uint32_t segment_tokens = cache->engine->options.segment_tokens;
+                                                               WriteLease lease,
+                                                               bool has_live_index) {
+  const uint32_t segment_tokens = cache->segmenting.segment_tokens;
   auto writer = SegmentWriter::Begin(std::move(cache), std::move(lease), segment_tokens);
   if (!writer.ok()) return writer.status();
-  const IncrementalIndexer& live = *writer->cache().engine->live;
-  if (live.SpecOf(writer->sequence().sequence_id()).has_value()) writer->DeferEncoding();
+  if (has_live_index) writer->DeferEncoding();
   return std::make_unique<IngestTransactionImpl>(*std::move(writer));
 }
 
 absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLease lease,
-                                    uint64_t first_position, std::span<const LayerRows> layers) {
-  const uint32_t tail_tokens = cache->engine->options.tail_tokens;
+                                    bool has_live_index, uint64_t first_position,
+                                    std::span<const LayerRows> layers) {
+  const uint32_t tail_tokens = cache->segmenting.tail_tokens;
   auto writer = SegmentWriter::Begin(std::move(cache), std::move(lease), tail_tokens);
   if (!writer.ok()) return writer.status();
   const auto all = CheckAppend(writer->cache(), layers);
@@ -116,8 +116,7 @@ absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLea
         "first_position",
         absl::StrCat(first_position, ": some layers hold these tokens, others do not"));
   }
-  const IncrementalIndexer& live = *writer->cache().engine->live;
-  if (live.SpecOf(writer->sequence().sequence_id()).has_value()) writer->EndPrefill();
+  if (has_live_index) writer->EndPrefill();
   const auto token_end = static_cast<uint32_t>(first_position) + all->front().token_count;
   if (absl::Status status = writer->Reserve(token_end); !status.ok()) return status;
   for (size_t i = 0; i < all->size(); ++i) {

@@ -11,12 +11,15 @@
 
 namespace pqcached::kvstore {
 
-// The contracts are those of Store (store.h).
+// The contracts are those of Store (store.h). `has_live_index`: an incremental index of the sequence
+// codes its rows later.
 absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::shared_ptr<const Cache> cache,
-                                                               WriteLease lease);
+                                                               WriteLease lease,
+                                                               bool has_live_index);
 
 absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLease lease,
-                                    uint64_t first_position, std::span<const LayerRows> layers);
+                                    bool has_live_index, uint64_t first_position,
+                                    std::span<const LayerRows> layers);
 
 absl::StatusOr<uint64_t> TruncateRows(WriteLease lease, uint64_t token_count,
                                       uint64_t own_lease = 0);

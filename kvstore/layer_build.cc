@@ -53,9 +53,9 @@ absl::StatusOr<SegmentIndex::Layer> Code(const Cache& cache, uint32_t layer_slot
   const SegmentIndex::Layer data =
       SegmentIndex::MakeLayer(layer.shape, rows.slot_capacity(), counted_begin,
                               std::move(extents->front()), std::move(codebook));
-  const kernels::Exec& exec = cache.engine->options.exec;
-  cache.engine->building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
-    const ScratchPool::Buffer scratch = cache.engine->scratch.Take(
+  const kernels::Exec& exec = cache.compute.exec;
+  cache.compute.building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
+    const ScratchPool::Buffer scratch = cache.compute.scratch.Take(
         kernels::PqEncodeScratchBytes(GeometryOf(index, layer.shape.key_dim)));
     EncodeSlots(exec, layer, rows, data, kv_head, {0, slot_end}, scratch.bytes());
     if (count) CountHead(exec, layer, data, kv_head, slot_end);
@@ -85,13 +85,13 @@ void TrainLayer(const Cache& cache, const LayerTraining& training, Codebook& cod
   const StoredLayers::Layer& layer = cache.layers.layers[training.layer_slot];
   const uint32_t subspaces = training.index.subspace_count;
   std::vector<TrainingResult> results(size_t{layer.shape.kv_heads} * subspaces);
-  cache.engine->building.parallel_for().run(
+  cache.compute.building.parallel_for().run(
       static_cast<uint32_t>(results.size()), [&](uint32_t task, uint32_t) {
         const auto rows =
             TrainingRows(layer, task / subspaces, training.segments, training.sink_tokens);
         results[task] =
-            Train(cache.engine->options.exec, TaskArgs(training, layer.shape, task, rows, codebook),
-                  cache.engine->scratch);
+            Train(cache.compute.exec, TaskArgs(training, layer.shape, task, rows, codebook),
+                  cache.compute.scratch);
       });
   CodebookHeader& header = codebook.header();
   double inertia = 0;
@@ -111,13 +111,13 @@ double MeasureLayer(const Cache& cache, const LayerTraining& training, const Cod
     sampled.sample_tokens = kMeasuredTokens;
   }
   std::vector<double> inertias(size_t{layer.shape.kv_heads} * subspaces);
-  cache.engine->building.parallel_for().run(
+  cache.compute.building.parallel_for().run(
       static_cast<uint32_t>(inertias.size()), [&](uint32_t task, uint32_t) {
         const auto rows =
             TrainingRows(layer, task / subspaces, training.segments, training.sink_tokens);
-        inertias[task] = MeasureInertia(cache.engine->options.exec,
-                                        TaskArgs(sampled, layer.shape, task, rows, codebook),
-                                        cache.engine->scratch);
+        inertias[task] =
+            MeasureInertia(cache.compute.exec, TaskArgs(sampled, layer.shape, task, rows, codebook),
+                           cache.compute.scratch);
       });
   return std::accumulate(inertias.begin(), inertias.end(), 0.0) / layer.shape.kv_heads;
 }

@@ -187,8 +187,8 @@ uint32_t IncrementalIndexer::CountBusySequences() const {
                     [](const auto& entry) { return !entry.second.idle(); }));
 }
 
-bool IncrementalIndexer::WaitIdle(uint64_t sequence_id, SteadyTime deadline) const {
-  while (!IsIdle(sequence_id)) {
+bool IncrementalIndexer::WaitIdle(SteadyTime deadline) const {
+  while (CountBusySequences() > 0) {
     if (SteadyTime::Now() >= deadline) return false;
     const MutexLock lock(&inbox_->mutex);
     inbox_->changed.WaitUntil(&inbox_->mutex, std::min(deadline, SteadyTime::Now() + kPoll));

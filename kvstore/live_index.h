@@ -55,8 +55,8 @@ class IncrementalIndexer {
   bool IsIdle(uint64_t sequence_id) const;
   // Returns the number of sequences that the worker has work left for.
   uint32_t CountBusySequences() const;
-  // Waits until IsIdle or the deadline; returns IsIdle.
-  bool WaitIdle(uint64_t sequence_id, SteadyTime deadline) const;
+  // Waits until no sequence has work left, or until the deadline. Returns false at the deadline.
+  bool WaitIdle(SteadyTime deadline) const;
 
   // Implements BuildIndex for an incremental index: waits until all its closed segments are
   // indexed. `progress`: as in Store::BuildIndex, one report per layer. Errors: those of

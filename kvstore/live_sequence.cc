@@ -30,8 +30,7 @@ LiveSequence::LiveSequence(std::shared_ptr<const Cache> cache, std::shared_ptr<S
     : cache_(std::move(cache)),
       sequence_(std::move(sequence)),
       spec_(spec),
-      sample_tokens_(spec.train_tokens > 0 ? spec.train_tokens
-                                           : cache_->engine->options.train_tokens),
+      sample_tokens_(spec.train_tokens > 0 ? spec.train_tokens : cache_->segmenting.train_tokens),
       layers_(cache_->layers.size()) {}
 
 absl::StatusOr<bool> LiveSequence::Step(Purpose purpose, const std::function<bool()>& keep_going) {
@@ -66,8 +65,7 @@ void LiveSequence::Begin(const Snapshot& snapshot) {
         state.generation_begin = entry.rows->first_position();
       }
       state.trained_end = state.done_end;
-      state.mature =
-          state.done_end - state.generation_begin >= cache_->engine->options.codebook_tokens;
+      state.mature = state.done_end - state.generation_begin >= cache_->segmenting.codebook_tokens;
       next_generation_ =
           std::max(next_generation_, state.codebook->header().codebook_generation + 1);
     }
@@ -75,7 +73,7 @@ void LiveSequence::Begin(const Snapshot& snapshot) {
 }
 
 bool LiveSequence::IsTail(const SegmentEntry& entry) const {
-  return entry.rows->slot_capacity() == cache_->engine->options.tail_tokens;
+  return entry.rows->slot_capacity() == cache_->segmenting.tail_tokens;
 }
 
 const SegmentIndex* LiveSequence::IndexOf(const SegmentEntry& entry) const {
@@ -146,28 +144,28 @@ bool LiveSequence::Drifted(const Place& place) const {
   const Codebook& codebook = *layers_[place.layer_slot].codebook;
   const SegmentTokens tokens{place.entry->rows, {place.begin(), place.token_end}};
   const double inertia = MeasureLayer(*cache_, Training(place.layer_slot, {&tokens, 1}), codebook);
-  return HasDrifted(inertia, codebook, cache_->engine->options.drift_ratio);
+  return HasDrifted(inertia, codebook, cache_->segmenting.drift_ratio);
 }
 
 uint32_t LiveSequence::Iterations(uint32_t layer_slot, PositionRange tokens) const {
   if (spec_.iterations > 0) return spec_.iterations;
-  const PrefillCost& prefill = cache_->engine->options.prefill_cost;
+  const PrefillCost& prefill = cache_->segmenting.prefill_cost;
   const double seconds =
       PrefillSeconds(prefill, tokens.end) - PrefillSeconds(prefill, tokens.begin);
   if (seconds <= 0) return kMaxLiveIterations;
   const LayerShape& shape = cache_->layers.layers[layer_slot].shape;
-  return IterationsWithin(cache_->engine->costs.Measured(shape, spec_.index),
+  return IterationsWithin(cache_->costs.Measured(shape, spec_.index),
                           {.head_count = shape.kv_heads,
                            .subspace_count = spec_.index.subspace_count,
                            .row_count = tokens.end - tokens.begin,
                            .sample_count = sample_tokens_,
-                           .worker_count = cache_->engine->building.worker_count()},
+                           .worker_count = cache_->compute.building.worker_count()},
                           seconds, kMaxLiveIterations);
 }
 
 absl::Status LiveSequence::IndexPlace(const Snapshot& snapshot, const Place& place) {
   LayerState& state = layers_[place.layer_slot];
-  const uint32_t codebook_tokens = cache_->engine->options.codebook_tokens;
+  const uint32_t codebook_tokens = cache_->segmenting.codebook_tokens;
   state.generation_begin = std::min(state.generation_begin, place.begin());  // after a truncation
   state.trained_end = std::max(state.trained_end, state.generation_begin);
   bool train = false;
@@ -315,7 +313,7 @@ absl::StatusOr<bool> LiveSequence::Recode(const Snapshot& snapshot) {
 
 std::span<const SegmentEntry> LiveSequence::FindRun(const Snapshot& snapshot) const {
   const SegmentList& list = *snapshot.list;
-  const size_t wanted = cache_->engine->options.merge_segments;
+  const size_t wanted = cache_->segmenting.merge_segments;
   if (wanted < 2) return {};
   uint32_t done_end = snapshot.token_count();
   for (const LayerState& state : layers_) done_end = std::min(done_end, state.done_end);
@@ -343,7 +341,7 @@ absl::StatusOr<bool> LiveSequence::Merge(const Snapshot& snapshot) {
                                         .iterations = Iterations(0, {begin, run.back().token_end}),
                                         .seed = spec_.seed,
                                         .new_generation = next_generation_,
-                                        .drift_ratio = cache_->engine->options.drift_ratio,
+                                        .drift_ratio = cache_->segmenting.drift_ratio,
                                         .keep_going = go_on_});
   if (!merged.ok()) return merged.status();
   std::vector<uint64_t> segment_ids;

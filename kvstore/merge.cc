@@ -29,7 +29,7 @@ uint32_t RoundUp(uint32_t tokens) {
 }
 
 absl::StatusOr<std::shared_ptr<const SegmentRows>> CopyRows(const Cache& cache, const Run& run) {
-  const NewSegment wanted{.segment_id = cache.engine->next_segment_id++,
+  const NewSegment wanted{.segment_id = cache.counters.next_segment_id++,
                           .first_position = run.begin(),
                           .slot_capacity = RoundUp(run.end() - run.begin())};
   auto created = CreateSegments(*cache.pool, cache.layers, {&wanted, 1}, {});
@@ -39,7 +39,7 @@ absl::StatusOr<std::shared_ptr<const SegmentRows>> CopyRows(const Cache& cache, 
   for (const StoredLayers::Layer& layer : cache.layers.layers) {
     std::fill_n(row_bytes.begin() + layer.first_head, layer.shape.kv_heads, layer.shape.row_bytes);
   }
-  cache.engine->building.parallel_for().run(cache.layers.head_count, [&](uint32_t head, uint32_t) {
+  cache.compute.building.parallel_for().run(cache.layers.head_count, [&](uint32_t head, uint32_t) {
     std::byte* next = to.rows(head);
     for (const SegmentEntry& entry : run.entries) {
       const size_t bytes = size_t{run.tokens_of(entry)} * row_bytes[head];
@@ -65,7 +65,7 @@ absl::StatusOr<SegmentIndex::Layer> CopyCodes(const Cache& cache, const Run& run
       SegmentIndex::MakeLayer(layer.shape, rows.slot_capacity(), sink_end - run.begin(),
                               std::move(extents->front()), newest.codebook(layer_slot));
   const uint32_t planes = kernels::PlaneCount(GeometryOf(newest.index(), layer.shape.key_dim));
-  cache.engine->building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
+  cache.compute.building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
     for (const SegmentEntry& entry : run.entries) {
       const IndexDataHeader& from = entry.indexes[index]->header(layer_slot);
       for (uint32_t plane = 0; plane < planes; ++plane) {
@@ -75,7 +75,7 @@ absl::StatusOr<SegmentIndex::Layer> CopyCodes(const Cache& cache, const Run& run
                     Planes(from, kv_head) + plane * from.plane_stride_bytes, run.tokens_of(entry));
       }
     }
-    CountHead(cache.engine->options.exec, layer, data, kv_head, run.end() - run.begin());
+    CountHead(cache.compute.exec, layer, data, kv_head, run.end() - run.begin());
   });
   PublishCounts(data, run.end() - run.begin());
   return data;

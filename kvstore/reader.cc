@@ -82,7 +82,7 @@ absl::Status AddIndex(const Reading& reading, const IndexDescriptor& index, std:
 }
 
 ParallelFor ChooseParallel(const Reading& reading, uint64_t tokens) {
-  return tokens >= kParallelTokens ? reading.cache->engine->serving.parallel_for() : SerialFor();
+  return tokens >= kParallelTokens ? reading.cache->compute.serving.parallel_for() : SerialFor();
 }
 
 absl::StatusOr<ResolvedSelection> ResolveOrError(const Selection& selection, uint64_t position,
@@ -134,10 +134,10 @@ absl::StatusOr<Selected> Select(const Reading& reading, const Query& query,
                     .window_tokens = resolved->window_tokens};
   selected.positions.resize(size_t{selected.kv_heads} * selected.count);
   if (selected.count == 0) return selected;
-  const kernels::Exec& exec = reading.cache->engine->options.exec;
+  const kernels::Exec& exec = reading.cache->compute.exec;
   const ParallelFor parallel =
       ChooseParallel(reading, uint64_t{resolved->candidate_count} * selected.kv_heads);
-  const ScratchPool::Buffer scratch = reading.cache->engine->scratch.Take(
+  const ScratchPool::Buffer scratch = reading.cache->compute.scratch.Take(
       parallel.worker_count *
       SelectScratchBytes(exec, view, selection.index, resolved->candidates));
   SelectLayer(exec, view,
@@ -176,8 +176,8 @@ Attention Attend(const Reading& reading, const PreparedQuery& prepared,
   attention.lse.resize(view.shape.query_heads);
   const ParallelFor parallel = ChooseParallel(reading, positions.size());
   const ScratchPool::Buffer scratch =
-      reading.cache->engine->scratch.Take(parallel.worker_count * AttendLayerScratchBytes(view));
-  AttendLayer(reading.cache->engine->options.exec, view,
+      reading.cache->compute.scratch.Take(parallel.worker_count * AttendLayerScratchBytes(view));
+  AttendLayer(reading.cache->compute.exec, view,
               {.queries = prepared.queries,
                .positions = positions,
                .output = attention.output,
@@ -306,9 +306,9 @@ absl::StatusOr<Scores> ScoreTokens(const Reading& reading, const Query& query,
   scores.max.resize(view.shape.query_heads);
   scores.sum_exp.resize(view.shape.query_heads);
   const ParallelFor parallel = ChooseParallel(reading, uint64_t{count} * view.shape.kv_heads);
-  const ScratchPool::Buffer scratch = reading.cache->engine->scratch.Take(
+  const ScratchPool::Buffer scratch = reading.cache->compute.scratch.Take(
       parallel.worker_count * ScoreScratchBytes(view, index, range));
-  ScoreLayer(reading.cache->engine->options.exec, view,
+  ScoreLayer(reading.cache->compute.exec, view,
              {.index = index,
               .tokens = range,
               .queries = prepared->queries,
@@ -333,7 +333,7 @@ absl::StatusOr<Rows> FetchRows(const Reading& reading, uint32_t layer, TokenRang
   Rows rows = EmptyRows(shape, *bytes, positions.size());
   const size_t head_bytes = positions.size() * bytes->size;
   for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
-    GatherHead(reading.cache->engine->options.exec, view, kv_head, positions, *bytes,
+    GatherHead(reading.cache->compute.exec, view, kv_head, positions, *bytes,
                std::span(rows.data).subspan(kv_head * head_bytes, head_bytes));
   }
   return rows;
@@ -354,7 +354,7 @@ absl::StatusOr<Rows> FetchRowsAt(const Reading& reading, uint32_t layer,
   Rows rows = EmptyRows(shape, *bytes, per_head);
   const size_t head_bytes = per_head * bytes->size;
   for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
-    GatherHead(reading.cache->engine->options.exec, view, kv_head,
+    GatherHead(reading.cache->compute.exec, view, kv_head,
                positions.subspan(kv_head * per_head, per_head), *bytes,
                std::span(rows.data).subspan(kv_head * head_bytes, head_bytes));
   }

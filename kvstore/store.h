@@ -362,6 +362,13 @@ class Store {
   virtual std::vector<LeaseInfo> ListLeases() = 0;
   // Returns counters and gauges over all caches.
   virtual StoreStats Stats() = 0;
+  // Waits until the threads of the store have no work left (incremental indexes, checksums) and
+  // returns true, or returns false at the deadline.
+  virtual bool WaitIdle(SteadyTime deadline) = 0;
+  // Reads the memory limits of the machine and of control groups and adapts to them, as the store
+  // does every memory_check_interval: when memory is short, it stops touching pages, returns free
+  // pages and those of evicted cached prefixes to the machine, and stops the pools from growing.
+  virtual void ApplyMemoryLimits() = 0;
 
   // ---- Memory pressure. Sequences that were evicted are kNotFound, as if dropped; the message
   // says so.

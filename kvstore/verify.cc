@@ -56,8 +56,7 @@ bool LoadLayerChecksums(const Cache& cache, uint32_t number, uint64_t segment_id
 
 absl::Status VerifyRows(const Cache& cache, const SegmentRows& rows, uint32_t layer_slot) {
   const CheckedBytes* expected = rows.expected(layer_slot);
-  if (expected == nullptr ||
-      expected->Verify(cache.engine->options.exec, cache.engine->data_loss_count)) {
+  if (expected == nullptr || expected->Verify(cache.compute.exec, cache.counters.data_loss_count)) {
     return absl::OkStatus();
   }
   return LossError(cache, rows.segment_id(), layer_slot);
@@ -66,8 +65,7 @@ absl::Status VerifyRows(const Cache& cache, const SegmentRows& rows, uint32_t la
 absl::Status VerifyIndex(const Cache& cache, const SegmentRows& rows, const SegmentIndex& index,
                          uint32_t layer_slot) {
   const CheckedBytes* expected = index.layer(layer_slot).data->expected();
-  if (expected == nullptr ||
-      expected->Verify(cache.engine->options.exec, cache.engine->data_loss_count)) {
+  if (expected == nullptr || expected->Verify(cache.compute.exec, cache.counters.data_loss_count)) {
     return absl::OkStatus();
   }
   return LossError(cache, rows.segment_id(), layer_slot);
@@ -84,7 +82,7 @@ absl::Status VerifyList(const Cache& cache, const SegmentList& list) {
       });
   if (is_checked) return absl::OkStatus();  // this process wrote all of it
   std::vector<absl::Status> found(pieces);
-  cache.engine->serving.parallel_for().run(pieces, [&](uint32_t piece, uint32_t) {
+  cache.compute.serving.parallel_for().run(pieces, [&](uint32_t piece, uint32_t) {
     const SegmentEntry& entry = list.segments[piece / cache.layers.size()];
     const uint32_t slot = piece % cache.layers.size();
     found[piece] = VerifyRows(cache, *entry.rows, slot);

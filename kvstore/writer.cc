@@ -121,7 +121,7 @@ absl::Status SegmentWriter::MoveFromReaders() {
     return absl::OkStatus();
   }
   SegmentEntry& old = EditActiveSegment();
-  const NewSegment same{.segment_id = cache_->engine->next_segment_id++,
+  const NewSegment same{.segment_id = cache_->counters.next_segment_id++,
                         .first_position = old.rows->first_position(),
                         .slot_capacity = old.rows->slot_capacity()};
   auto created = CreateSegments(*cache_->pool, cache_->layers, {&same, 1}, CodebooksOf(old));
@@ -150,7 +150,7 @@ absl::Status SegmentWriter::Reserve(uint32_t token_end) {
   if (token_end <= capacity_end) return absl::OkStatus();
   std::vector<NewSegment> wanted;
   for (uint32_t first = capacity_end; first < token_end; first += segment_tokens_) {
-    wanted.push_back({.segment_id = cache_->engine->next_segment_id++,
+    wanted.push_back({.segment_id = cache_->counters.next_segment_id++,
                       .first_position = first,
                       .slot_capacity = segment_tokens_});
   }
@@ -195,7 +195,7 @@ kernels::IngestResult SegmentWriter::WriteTile(const CheckedRows& rows, const Se
   for (uint32_t head = 0; head < shape.kv_heads; ++head) {
     targets[head] = segment.rows(layer.first_head + head) + size_t{tile.slot} * shape.row_bytes;
   }
-  return kernels::IngestHeads(cache_->engine->options.exec,
+  return kernels::IngestHeads(cache_->compute.exec,
                               {.token_count = tile.token_count,
                                .key_dim = shape.key_dim,
                                .value_dim = shape.value_dim,
@@ -215,7 +215,7 @@ absl::Status SegmentWriter::Write(const CheckedRows& rows) {
   const uint32_t end = begin + rows.token_count;
   const ParallelFor parallel =
       ParallelIf(size_t{rows.token_count} * shape.row_bytes * shape.kv_heads >= kParallelBytes,
-                 cache_->engine->serving);
+                 cache_->compute.serving);
   for (uint32_t position = begin; position < end;) {
     const SegmentRows& segment = *entry(SegmentAt(position)).rows;
     const uint32_t slot = position - segment.first_position();
@@ -259,9 +259,9 @@ void SegmentWriter::EncodeNew() {
   }
   scratch_bytes = (scratch_bytes + 63) / 64 * 64;
   const ParallelFor parallel =
-      ParallelIf(max_tokens >= kParallelEncodeTokens, cache_->engine->serving);
+      ParallelIf(max_tokens >= kParallelEncodeTokens, cache_->compute.serving);
   const ScratchPool::Buffer scratch =
-      cache_->engine->scratch.Take(parallel.worker_count * scratch_bytes);
+      cache_->compute.scratch.Take(parallel.worker_count * scratch_bytes);
   const auto encode_head = [&](uint32_t head, uint32_t worker) {
     EncodeHead(head, scratch.bytes().subspan(worker * scratch_bytes, scratch_bytes));
   };
@@ -278,8 +278,8 @@ void SegmentWriter::EncodeHead(uint32_t head, std::span<std::byte> scratch) cons
     const uint32_t piece_end = std::min(end, at.closed ? at.token_end : at.rows->end_capacity());
     for (const auto& index : at.indexes) {
       if (index == nullptr) continue;
-      EncodeSlots(cache_->engine->options.exec, layer, *at.rows, *index, slot,
-                  head - layer.first_head, {position - first, piece_end - first}, scratch);
+      EncodeSlots(cache_->compute.exec, layer, *at.rows, *index, slot, head - layer.first_head,
+                  {position - first, piece_end - first}, scratch);
     }
     position = piece_end;
   }
@@ -289,7 +289,7 @@ void SegmentWriter::CountClosed() {
   const auto count_layer = [this](uint32_t slot, uint32_t) { CountLayer(slot); };
   // Most appends close no segment, and then there is nothing to count.
   const ParallelFor parallel =
-      ParallelIf(entry_count() > base_->list->segments.size(), cache_->engine->serving);
+      ParallelIf(entry_count() > base_->list->segments.size(), cache_->compute.serving);
   parallel.run(cache_->layers.size(), std::cref(count_layer));
 }
 
@@ -305,8 +305,8 @@ void SegmentWriter::CountLayer(uint32_t layer_slot) const {
     for (const auto& index : full.indexes) {
       if (index == nullptr || !index->ready(layer_slot)) continue;  // its builder counts it
       if (index->header(layer_slot).counted_end.load() > 0) continue;
-      CountCells(cache_->engine->options.exec, cache_->layers.layers[layer_slot], *index,
-                 layer_slot, slot_end);
+      CountCells(cache_->compute.exec, cache_->layers.layers[layer_slot], *index, layer_slot,
+                 slot_end);
     }
   }
 }

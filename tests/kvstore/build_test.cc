@@ -8,11 +8,13 @@
 #include "kvstore/ingest.h"
 #include "kvstore/live_index.h"
 #include "tests/kvstore/brute_force.h"
+#include "tests/kvstore/cache_parts.h"
 #include "tests/kvstore/nearest.h"
 
 namespace pqcached::kvstore {
 namespace {
 
+using testing::CacheParts;
 using testing::DecodedKeys;
 using testing::DecodeKeys;
 using testing::Dump;
@@ -332,24 +334,24 @@ TEST(Build, ThatMissesItsDeadlineLeavesNoTrace) {
 
 // A cache of one float layer, and the sequence in it, without a store.
 struct BareSequence {
-  BareSequence(const StoreOptions& options, uint32_t tokens) : engine(options, options.threads) {
+  BareSequence(const StoreOptions& options, uint32_t tokens) : parts(options, options.threads) {
     CacheSpec spec = SmallSpec();
     spec.groups[0].layers = {0};
     auto pool = Pool::Create({.capacity_bytes = spec.capacity_bytes});
     EXPECT_TRUE(pool.ok()) << pool.status();
-    cache = std::make_shared<Cache>(1, "default", spec, *std::move(pool), &engine);
+    cache = std::make_shared<Cache>(1, "default", spec, *std::move(pool), parts.shared());
     sequence = std::make_shared<Sequence>(1, "session", 1);
     std::mt19937_64 random(3);
     const Floats keys = RandomFloats(random, {tokens, 2, 32});
     const Floats values = RandomFloats(random, {tokens, 2, 40});
-    auto ingest = BeginIngest(cache, *WriteLease::Acquire(sequence));
+    auto ingest = BeginIngest(cache, *WriteLease::Acquire(sequence), /*has_live_index=*/false);
     EXPECT_TRUE(ingest.ok()) << ingest.status();
     EXPECT_TRUE(
         (*ingest)->Write(0, {.layer = 0, .keys = keys.view(), .values = values.view()}).ok());
     EXPECT_TRUE((*ingest)->Commit().ok());
   }
 
-  Engine engine;
+  CacheParts parts;
   std::shared_ptr<const Cache> cache;
   std::shared_ptr<Sequence> sequence;
 };
@@ -366,7 +368,7 @@ TEST(Build, UnderADeadlineEndsBeforeItWithFewerIterations) {
   const BuildClock clock = [&now] { return now += absl::Seconds(1); };
   uint32_t most = 0;
   const absl::Status status = BuildSequenceIndex(
-      *bare.cache, *WriteLease::Acquire(bare.sequence),
+      *bare.cache, bare.parts.live, *WriteLease::Acquire(bare.sequence),
       {.index = Pq(2, 8), .iterations = 1000, .deadline = deadline},
       [&](const BuildProgress& p) {
         most = std::max(most, p.iterations);

@@ -1,7 +1,7 @@
 // Bytes of a pool that rot while nobody looks after them: never served.
 
 #include "kvstore/checksums.h"
-#include "kvstore/store_impl.h"
+#include "kvstore/clock.h"
 #include "tests/kvstore/content.h"
 #include "tests/kvstore/memory_keeper.h"
 
@@ -38,7 +38,7 @@ class ChecksumsOf : public ::testing::Test {
 
   void Restart() {
     if (world_.has_value()) {
-      static_cast<StoreImpl&>(store()).engine().checksums->WaitIdle();
+      store().WaitIdle(SteadyTime::InfiniteFuture());
       world_.reset();
     }
     StoreOptions options = SmallOptions();

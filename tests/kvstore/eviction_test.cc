@@ -3,6 +3,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvstore/evicted_ids.h"
 #include "tests/kvstore/memory_keeper.h"
 #include "tests/kvstore/pressure_fixture.h"
 

@@ -9,7 +9,8 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvstore/store_impl.h"
+#include "kvstore/buddy.h"
+#include "kvstore/free_map.h"
 #include "tests/kvstore/pressure_fixture.h"
 
 namespace pqcached::kvstore {
@@ -324,7 +325,7 @@ class LimitedStore {
     Write("sys/fs/cgroup/memory.high", std::to_string(high_bytes) + "\n");
     Write("sys/fs/cgroup/memory.current", std::to_string(used_bytes) + "\n");
   }
-  void Follow() { static_cast<StoreImpl&>(*shared_->store).ApplyMemoryLimits(); }
+  void Follow() { shared_->store->ApplyMemoryLimits(); }
   PressureStore& shared() { return *shared_; }
   size_t present_bytes() {
     const auto pool = shared_->store->OpenPool(kTenant, shared_->cache_id);

@@ -5,8 +5,6 @@
 #include <thread>
 
 #include "kvstore/clock.h"
-#include "kvstore/live_index.h"
-#include "kvstore/store_impl.h"
 #include "tests/kvstore/brute_force.h"
 #include "tests/kvstore/nearest.h"
 
@@ -75,16 +73,28 @@ void Add(TestSequence& sequence, uint32_t tokens, float center, float spread, bo
   }
 }
 
-Engine& EngineOf(Store& store) { return static_cast<StoreImpl&>(store).engine(); }
-
-void WaitIdle(Store& store, uint64_t sequence_id) {
-  ASSERT_TRUE(EngineOf(store).live->WaitIdle(sequence_id, SteadyTime::Now() + absl::Minutes(2)));
+void WaitIdle(Store& store) {
+  ASSERT_TRUE(store.WaitIdle(SteadyTime::Now() + absl::Minutes(2)));
 }
 
 SequenceInfo Describe(TestSequence& sequence) {
   auto info = sequence.store().DescribeSequence(kTenant, sequence.id());
   EXPECT_TRUE(info.ok()) << info.status();
   return *std::move(info);
+}
+
+// Calls `body` once while no work on incremental indexes of the sequence goes on: the build of
+// another index pauses it.
+void WhilePaused(TestSequence& sequence, const std::function<void()>& body) {
+  bool called = false;
+  const absl::Status status = sequence.store().BuildIndex(
+      kTenant, sequence.id(), {.index = Pq(1, 4)}, [&](const BuildProgress&) {
+        if (!called) body();
+        called = true;
+        return true;
+      });
+  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_TRUE(called);
 }
 
 absl::Status Finish(TestSequence& sequence) {
@@ -146,7 +156,7 @@ TEST(LiveIndex, IndexesChunksAsTheyFillUpAndBuildIndexFinishesTheLast) {
   TestSequence sequence(SmallSpec(), LiveOptions());
   sequence.NewSequence(Live());
   Add(sequence, 2 * kChunk + 60, 0, 1, /*append=*/false);
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   SequenceInfo info = Describe(sequence);
   ASSERT_EQ(info.segments.size(), 3u);
   EXPECT_NE(Generations(info)[0], ~0u);
@@ -162,7 +172,7 @@ TEST(LiveIndex, IndexesChunksAsTheyFillUpAndBuildIndexFinishesTheLast) {
                                                           });
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(layers_done, 2u);
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   ExpectCoded(sequence);
   ExpectSelects(sequence);
   EXPECT_TRUE(Finish(sequence).ok());  // nothing is left
@@ -174,7 +184,7 @@ TEST(LiveIndex, TheFirstTokenBehindAPrefillClosesItAndItIsIndexed) {
   sequence.NewSequence(Live());
   Add(sequence, kChunk + 60, 0, 1, /*append=*/false);
   sequence.Append(1);
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   SequenceInfo info = Describe(sequence);
   ASSERT_EQ(info.segments.size(), 3u);
   EXPECT_EQ(info.segments[1].tokens.end, kChunk + 60);
@@ -191,7 +201,7 @@ TEST(LiveIndex, TheFirstTokenBehindAPrefillClosesItAndItIsIndexed) {
   sequence.Append(3);  // there is room in it
   EXPECT_EQ(Describe(sequence).segments.size(), segments);
   sequence.Append(kTail);
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   info = Describe(sequence);
   for (const LayerInfo& layer : info.layers) EXPECT_EQ(layer.index_states[0], LayerState::kReady);
   sequence.ExpectRowsMatch();
@@ -210,12 +220,12 @@ TEST(LiveIndex, GoesOnInASequenceThatIsRolledBackToNothing) {
   TestSequence sequence(SmallSpec(), LiveOptions());
   sequence.NewSequence(Live());
   Add(sequence, 2 * kChunk, 0, 1, /*append=*/false);
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   sequence.Truncate(0);
   EXPECT_TRUE(Describe(sequence).indexes.empty());
   Add(sequence, 2 * kChunk, 4, 1, /*append=*/false);  // other keys: nothing of before must be left
   ASSERT_TRUE(Finish(sequence).ok());
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   sequence.ExpectRowsMatch();
   ExpectCoded(sequence);
   ExpectSelects(sequence);
@@ -224,12 +234,12 @@ TEST(LiveIndex, GoesOnInASequenceThatIsRolledBackToNothing) {
 TEST(LiveIndex, WorkThatIsLeftIsCounted) {
   TestSequence sequence(SmallSpec(), LiveOptions());
   sequence.NewSequence(Live());
-  {
-    const IncrementalIndexer::Pause pause(*EngineOf(sequence.store()).live, sequence.id());
-    Add(sequence, kChunk, 0, 1, /*append=*/false);
+  Add(sequence, kChunk, 0, 1, /*append=*/false);
+  WhilePaused(sequence, [&] {
+    Add(sequence, kTail, 0, 1, /*append=*/true);
     EXPECT_EQ(sequence.store().Stats().live_work_count, 1u);
-  }
-  WaitIdle(sequence.store(), sequence.id());
+  });
+  WaitIdle(sequence.store());
   EXPECT_EQ(sequence.store().Stats().live_work_count, 0u);
 }
 
@@ -244,7 +254,7 @@ TEST(LiveIndex, ALayerIsReadyWhileTheNextOnesHaveNoRowsYet) {
   ASSERT_TRUE((*ingest)->Write(0, {.layer = 1, .keys = keys.view(), .values = values.view()}).ok());
   ASSERT_TRUE((*ingest)->Commit().ok());
   model.Append(keys, values);
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   const SequenceInfo info = Describe(sequence);
   EXPECT_EQ(info.layers[0].index_states.front(), LayerState::kReady);
   EXPECT_EQ(info.layers[1].index_states.front(), LayerState::kFilled);
@@ -257,7 +267,7 @@ TEST(LiveIndex, AMatureGenerationHasOneCodebookAndLaterChunksAreOnlyCoded) {
   sequence.NewSequence(Live());
   for (int chunk = 0; chunk < 6; ++chunk) Add(sequence, kChunk, 0, 1, /*append=*/false);
   ASSERT_TRUE(Finish(sequence).ok());
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   const std::vector<uint32_t> generations = Generations(Describe(sequence));
   ASSERT_EQ(generations.size(), 6u);
   EXPECT_EQ(std::set<uint32_t>(generations.begin(), generations.end()).size(), 1u);
@@ -270,7 +280,7 @@ TEST(LiveIndex, KeysThatDriftAwayBeginANewGeneration) {
   for (int chunk = 0; chunk < 4; ++chunk) Add(sequence, kChunk, 0, 1, /*append=*/false);
   for (int chunk = 0; chunk < 2; ++chunk) Add(sequence, kChunk, 4, 1, /*append=*/false);
   ASSERT_TRUE(Finish(sequence).ok());
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   const std::vector<uint32_t> generations = Generations(Describe(sequence));
   ASSERT_EQ(generations.size(), 6u);
   EXPECT_EQ(generations[0], generations[3]);
@@ -285,7 +295,7 @@ TEST(LiveIndex, TailsAreMergedAndKeepTheirTokens) {
   Add(sequence, kChunk + 30, 0, 1, /*append=*/false);
   ASSERT_TRUE(Finish(sequence).ok());
   for (int i = 0; i < 30; ++i) sequence.Append(37);  // eight full tails, and 86 tokens more
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   const SequenceInfo info = Describe(sequence);
   ASSERT_EQ(info.segments.size(), 2u + 2 + 1);
   for (const size_t merged : {2u, 3u}) {
@@ -305,11 +315,11 @@ TEST(LiveIndex, TailsOfANewTopicGetACodebookOfTheirOwn) {
   sequence.NewSequence(Live());
   Add(sequence, 4 * kChunk, 0, 1, /*append=*/false);
   ASSERT_TRUE(Finish(sequence).ok());
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   const uint32_t prefill_generation = Generations(Describe(sequence)).front();
   for (int i = 0; i < 3; ++i) {
     Add(sequence, kTail, 4, 1, /*append=*/true);
-    WaitIdle(sequence.store(), sequence.id());
+    WaitIdle(sequence.store());
   }
   const std::vector<uint32_t> generations = Generations(Describe(sequence));
   ASSERT_EQ(generations.size(), 7u);
@@ -326,7 +336,7 @@ TEST(LiveIndex, IsDeterministicUnderASeedForAnyNumberOfThreads) {
     sequence.NewSequence(Live(seed));
     for (int chunk = 0; chunk < 5; ++chunk) Add(sequence, kChunk, 0, 1, /*append=*/false);
     EXPECT_TRUE(Finish(sequence).ok());
-    WaitIdle(sequence.store(), sequence.id());
+    WaitIdle(sequence.store());
     return DecodeKeys(sequence.store(), sequence.id(), sequence.layer(1), kIndex).data;
   };
   const std::vector<float> once = run(1, 1);
@@ -348,14 +358,14 @@ TEST(LiveIndex, AFullPoolIsToldKeepsTheRowsAndCanBeMadeUpFor) {
   const uint64_t other = sequence.id();
   sequence.NewSequence(Live());
   Add(sequence, 2 * kChunk, 0, 1, /*append=*/false);
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   EXPECT_GT(told.load(), 0);
   EXPECT_EQ(Describe(sequence).live_index.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(Finish(sequence).code(), absl::StatusCode::kResourceExhausted);
   sequence.ExpectRowsMatch();
   ASSERT_TRUE(sequence.store().DropSequence(kTenant, other).ok());
   ASSERT_TRUE(Finish(sequence).ok());
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   ExpectCoded(sequence);
   sequence.ExpectRowsMatch();
 }
@@ -365,10 +375,8 @@ TEST(LiveIndex, FinishingKeepsItsDeadlineAndCanBeCancelled) {
   sequence.NewSequence(Live());
   EXPECT_EQ(Finish(sequence).code(), absl::StatusCode::kFailedPrecondition);  // no tokens
   Add(sequence, kChunk, 0, 1, /*append=*/false);
-  {
-    const IncrementalIndexer::Pause pause(*EngineOf(sequence.store()).live, sequence.id());
-    EXPECT_TRUE(EngineOf(sequence.store()).live->SpecOf(sequence.id()).has_value());
-    Add(sequence, 40, 0, 1, /*append=*/false);
+  WhilePaused(sequence, [&] {
+    Add(sequence, kTail, 0, 1, /*append=*/true);
     EXPECT_EQ(sequence.store()
                   .BuildIndex(
                       kTenant, sequence.id(),
@@ -380,9 +388,9 @@ TEST(LiveIndex, FinishingKeepsItsDeadlineAndCanBeCancelled) {
                               {.index = kIndex, .is_cancelled = [] { return true; }}, {})
                   .code(),
               absl::StatusCode::kCancelled);
-  }
+  });
   ASSERT_TRUE(Finish(sequence).ok());
-  WaitIdle(sequence.store(), sequence.id());  // else codes may change between the looks at them
+  WaitIdle(sequence.store());  // else codes may change between the looks at them
   ExpectCoded(sequence);
 }
 
@@ -392,16 +400,18 @@ TEST(LiveIndex, AForkGoesOnByItselfAndMergesNothingThatIsShared) {
   Add(sequence, 4 * kChunk, 0, 1, /*append=*/false);
   ASSERT_TRUE(Finish(sequence).ok());
   for (int i = 0; i < 3; ++i) sequence.Append(kTail);
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   const auto fork = sequence.store().ForkSequence(kTenant, sequence.id(), 0, "other");
   ASSERT_TRUE(fork.ok()) << fork.status();
-  EXPECT_TRUE(EngineOf(sequence.store()).live->SpecOf(fork->sequence_id).has_value());
+  const auto forked = sequence.store().DescribeSequence(kTenant, fork->sequence_id);
+  ASSERT_TRUE(forked.ok()) << forked.status();
+  EXPECT_EQ(forked->indexes.size(), 1u);
   for (int i = 0; i < 2; ++i) sequence.Append(kTail);
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   EXPECT_EQ(Describe(sequence).segments.size(), 4u + 5);  // shared tails stay as they are
   ASSERT_TRUE(sequence.store().DropSequence(kTenant, fork->sequence_id).ok());
   for (int i = 0; i < 4; ++i) sequence.Append(kTail);  // nine in all; the last one stays open
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   EXPECT_EQ(Describe(sequence).segments.size(), 4u + 2 + 1);
   sequence.ExpectRowsMatch();
   ExpectCoded(sequence);
@@ -430,7 +440,7 @@ TEST(LiveIndex, AnotherIndexIsBuiltBesideIt) {
   ASSERT_TRUE(Finish(sequence).ok());
   sequence.Build(Pq(4, 4));
   for (int i = 0; i < 9; ++i) sequence.Append(70);
-  WaitIdle(sequence.store(), sequence.id());
+  WaitIdle(sequence.store());
   ExpectCoded(sequence);
   const LayerModel& model = sequence.layer(1);
   const DecodedKeys decoded = DecodeKeys(sequence.store(), sequence.id(), model, Pq(4, 4));
@@ -451,7 +461,7 @@ TEST(LiveIndex, DropsAndShutdownsWhileItWorksAreSafe) {
         ASSERT_TRUE(sequence.store().DropSequence(kTenant, sequence.id()).ok());
       }
     }
-    if (round % 3 == 0) WaitIdle(sequence.store(), sequence.id());
+    if (round % 3 == 0) WaitIdle(sequence.store());
   }
 }
 
@@ -493,7 +503,7 @@ TEST(LiveIndex, SurvivesRandomInterleavings) {
       }
     }
     ASSERT_TRUE(Finish(sequence).ok());
-    WaitIdle(sequence.store(), sequence.id());
+    WaitIdle(sequence.store());
     sequence.ExpectRowsMatch();
     ExpectSelects(sequence);
     ExpectCoded(sequence);

@@ -7,11 +7,13 @@
 
 #include "kvstore/layer_build.h"
 #include "kvstore/live_index.h"
+#include "tests/kvstore/cache_parts.h"
 #include "tests/kvstore/fixture.h"
 
 namespace pqcached::kvstore {
 namespace {
 
+using testing::CacheParts;
 using testing::Pq;
 using testing::SmallOptions;
 using testing::SmallSpec;
@@ -25,7 +27,8 @@ class MergeTest : public ::testing::Test {
   MergeTest() {
     auto pool = Pool::Create({.capacity_bytes = size_t{8} << 20, .touch_threads = 0});
     EXPECT_TRUE(pool.ok());
-    cache_ = std::make_shared<const Cache>(1, "default", SmallSpec(), *std::move(pool), &engine_);
+    cache_ =
+        std::make_shared<const Cache>(1, "default", SmallSpec(), *std::move(pool), parts_.shared());
   }
 
   uint32_t layer_count() const { return cache_->layers.size(); }
@@ -33,7 +36,7 @@ class MergeTest : public ::testing::Test {
 
   // A closed segment behind the ones before, `tokens` of random rows around `center` in it.
   SegmentEntry Fill(uint32_t tokens, float center) {
-    const NewSegment wanted{engine_.next_segment_id++, next_position_, kSlots};
+    const NewSegment wanted{parts_.counters.next_segment_id++, next_position_, kSlots};
     auto created = CreateSegments(*cache_->pool, cache_->layers, {&wanted, 1}, {});
     EXPECT_TRUE(created.ok()) << created.status();
     SegmentEntry entry = std::move(created->front());
@@ -182,7 +185,7 @@ class MergeTest : public ::testing::Test {
   }
 
   static constexpr uint32_t kSink = 20;
-  Engine engine_{SmallOptions(), 2};
+  CacheParts parts_{SmallOptions(), 2};
   std::shared_ptr<const Cache> cache_;
   std::mt19937_64 random_{5};
   uint32_t next_position_ = 0;

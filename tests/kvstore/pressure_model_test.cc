@@ -7,7 +7,6 @@
 #include <optional>
 #include <thread>
 
-#include "kvstore/store_impl.h"
 #include "tests/kvstore/pressure_fixture.h"
 
 namespace pqcached::kvstore {

@@ -8,6 +8,7 @@
 
 #include "kvstore/record_bytes.h"
 #include "kvstore/sequence_record.h"
+#include "tests/kvstore/cache_parts.h"
 #include "tests/kvstore/memory_keeper.h"
 #include "tests/kvstore/pressure_fixture.h"
 
@@ -440,10 +441,10 @@ TEST_F(RankSequencesTest, RanksAgreeWhileWhatTheyHoldChanges) {
 // Without a store: caches that have no memory, and what happens while another rank settles.
 class Seats : public ::testing::Test {
  protected:
-  static Cache CacheOf(uint32_t rank) {
+  Cache CacheOf(uint32_t rank) {
     CacheSpec spec = testing::SmallSpec();
     spec.rank = {.group = "group", .rank = rank, .rank_count = 2, .kv_head_begin = 2 * rank};
-    return {rank, kTenant, spec, nullptr, nullptr};
+    return {rank, kTenant, spec, nullptr, parts_.shared()};
   }
   static std::shared_ptr<Sequence> Member(uint64_t id) {
     return std::make_shared<Sequence>(id, "session",
@@ -460,6 +461,7 @@ class Seats : public ::testing::Test {
     return sequences_.AcquireSeat(caches_[rank], "key", PromptDigest({}, ""), settle);
   }
 
+  testing::CacheParts parts_{testing::SmallOptions(), 1};
   const Cache caches_[2] = {CacheOf(0), CacheOf(1)};
   RankSequences sequences_;
 };

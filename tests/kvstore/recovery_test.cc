@@ -8,7 +8,7 @@
 #include "absl/time/clock.h"
 #include "kvstore/checksums.h"
 #include "kvstore/record_table.h"
-#include "kvstore/store_impl.h"
+#include "kvstore/clock.h"
 #include "tests/kvstore/content.h"
 #include "tests/kvstore/memory_keeper.h"
 
@@ -119,7 +119,7 @@ TEST_F(Recovery, FindsRowsIndexesForksAndCutsAsTheyWere) {
   const uint64_t gone_id = Make(NumberedContent(6, 140));
   ASSERT_TRUE(store().DropSequence(kTenant, gone_id).ok());
   // What was dropped is held until its checksum is there.
-  static_cast<StoreImpl&>(store()).engine().checksums->WaitIdle();
+  store().WaitIdle(SteadyTime::InfiniteFuture());
   const std::string before = Dump(store());
   const auto selected = TopK(a_id, 451, Pq(1, 6));
   ASSERT_TRUE(selected.ok()) << selected.status();

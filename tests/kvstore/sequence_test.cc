@@ -7,11 +7,13 @@
 #include "kvstore/cache.h"
 #include "kvstore/ingest.h"
 #include "kvstore/reader.h"
+#include "tests/kvstore/cache_parts.h"
 #include "tests/kvstore/fixture.h"
 
 namespace pqcached::kvstore {
 namespace {
 
+using testing::CacheParts;
 using testing::Floats;
 using testing::SmallOptions;
 using testing::SmallSpec;
@@ -22,7 +24,8 @@ class SnapshotTest : public ::testing::Test {
   SnapshotTest() {
     auto pool = Pool::Create({.capacity_bytes = size_t{64} << 20, .touch_threads = 0});
     EXPECT_TRUE(pool.ok());
-    cache_ = std::make_shared<const Cache>(1, "default", SmallSpec(), *std::move(pool), &engine_);
+    cache_ =
+        std::make_shared<const Cache>(1, "default", SmallSpec(), *std::move(pool), parts_.shared());
     sequence_ = std::make_shared<Sequence>(1, "session", cache_->layers.size());
   }
 
@@ -36,7 +39,8 @@ class SnapshotTest : public ::testing::Test {
     for (const uint32_t layer : group.layers) {
       rows.push_back({.layer = layer, .keys = keys.view(), .values = values.view()});
     }
-    const auto count = AppendRows(cache_, *WriteLease::Acquire(sequence_), first, rows);
+    const auto count =
+        AppendRows(cache_, *WriteLease::Acquire(sequence_), /*has_live_index=*/false, first, rows);
     ASSERT_TRUE(count.ok()) << count.status();
   }
 
@@ -64,7 +68,7 @@ class SnapshotTest : public ::testing::Test {
   // One closed segment with the rows of [begin, end), copied from a snapshot.
   SegmentEntry Merged(const Snapshot& snapshot, uint32_t begin, uint32_t end) {
     const uint32_t capacity = (end - begin + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
-    const NewSegment wanted{engine_.next_segment_id++, begin, capacity};
+    const NewSegment wanted{parts_.next_segment_id++, begin, capacity};
     auto created = CreateSegments(*cache_->pool, cache_->layers, {&wanted, 1}, {});
     EXPECT_TRUE(created.ok()) << created.status();
     SegmentEntry merged = std::move(created->front());
@@ -115,7 +119,7 @@ class SnapshotTest : public ::testing::Test {
   static constexpr size_t kRowBytes = (32 + 40) * sizeof(float);
   const IndexDescriptor kIndex = testing::Pq(2, 4);
 
-  Engine engine_{SmallOptions(), 2};
+  CacheParts parts_{SmallOptions(), 2};
   std::shared_ptr<const Cache> cache_;
   std::shared_ptr<Sequence> sequence_;
 };

@@ -96,6 +96,8 @@ class HookedStore final : public kvstore::Store {
   std::vector<kvstore::KeptSession> KeptSessions() const override { return store_->KeptSessions(); }
   void EndQuarantine() override { store_->EndQuarantine(); }
   kvstore::StoreStats Stats() override { return store_->Stats(); }
+  bool WaitIdle(kvstore::SteadyTime deadline) override { return store_->WaitIdle(deadline); }
+  void ApplyMemoryLimits() override { store_->ApplyMemoryLimits(); }
   absl::StatusOr<kvstore::Admission> Admit(std::string_view tenant, uint64_t cache_id,
                                            const kvstore::AdmitSpec& spec) override {
     return store_->Admit(tenant, cache_id, spec);

@@ -5,7 +5,6 @@
 
 #include "kvstore/clock.h"
 #include "kvstore/live_index.h"
-#include "kvstore/store_impl.h"
 #include "tests/bench/report.h"
 
 namespace pqcached::bench {
@@ -82,9 +81,9 @@ void LiveWorld::Drop(uint64_t sequence_id) {
 }
 
 void LiveWorld::WaitIdle(uint64_t sequence_id) {
-  auto& live = *static_cast<kvstore::StoreImpl&>(*store_).engine().live;
-  Require(live.WaitIdle(sequence_id, kvstore::SteadyTime::Now() + absl::Minutes(10)), "idle");
-  Require(live.StatusOf(sequence_id).ok(), "live index");
+  Require(store_->WaitIdle(kvstore::SteadyTime::Now() + absl::Minutes(10)), "idle");
+  const auto info = store_->DescribeSequence(kTenant, sequence_id);
+  Require(info.ok() && info->live_index.ok(), "live index");
 }
 
 size_t LiveWorld::IndexBytes(uint64_t sequence_id) {

@@ -1,0 +1,99 @@
+#include "kvstore/evict/admission.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kvstore/buddy.h"
+#include "kvstore/builder.h"
+#include "kvstore/free_map.h"
+#include "kvstore/refusal.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
+
+// Returns the number of codebook generations that SplitGenerations (builder.h) makes of segments
+// that are all full except the last.
+uint64_t GenerationCount(uint64_t tokens, uint64_t segment_tokens, uint64_t codebook_tokens) {
+  const uint64_t segments = CeilDiv(codebook_tokens, segment_tokens);
+  const uint64_t whole = tokens / (segments * segment_tokens);
+  const uint64_t left = tokens % (segments * segment_tokens);
+  return std::max<uint64_t>(1, whole + (left >= codebook_tokens ? 1 : 0));
+}
+
+void AddSegments(const Cache& cache, const IndexDescriptor& index, uint32_t slot_capacity,
+                 uint64_t segment_count, ExtentDemand& demand) {
+  std::vector<size_t> sizes_bytes;
+  SegmentRows::AppendSizes(cache.layers, slot_capacity, sizes_bytes);
+  if (index.kind != IndexKind::kFlat) {
+    SegmentIndex::AppendSizes(cache.layers, index, slot_capacity, sizes_bytes);
+  }
+  for (const size_t size_bytes : sizes_bytes) demand.Add(size_bytes, segment_count);
+}
+
+// Returns the extents that a prefill with its index, and the active segments after it, will
+// allocate.
+ExtentDemand DemandOf(const Cache& cache, const AdmitSpec& spec, const IndexDescriptor& index) {
+  const SegmentingOptions& options = cache.segmenting;
+  ExtentDemand demand;
+  AddSegments(cache, index, options.segment_tokens,
+              CeilDiv(spec.prefill_tokens, options.segment_tokens), demand);
+  AddSegments(cache, index, options.tail_tokens, CeilDiv(spec.output_tokens, options.tail_tokens),
+              demand);
+  if (index.kind == IndexKind::kFlat || spec.prefill_tokens == 0) return demand;
+  const uint64_t generations = GenerationCount(
+      spec.prefill_tokens, options.segment_tokens,
+      MinGenerationTokens(static_cast<uint32_t>(spec.prefill_tokens), options.codebook_tokens));
+  for (const StoredLayers::Layer& layer : cache.layers.layers) {
+    demand.Add(Codebook::SizeBytes(index, layer.shape), generations);
+  }
+  return demand;
+}
+
+}  // namespace
+
+absl::StatusOr<Admission> Admit(const Cache& cache, const AdmitSpec& spec, const Evictor& evictor) {
+  if (spec.prefill_tokens > kMaxSequenceTokens || spec.output_tokens > kMaxSequenceTokens ||
+      spec.prefill_tokens + spec.output_tokens > kMaxSequenceTokens) {
+    return OutOfRange("token_count",
+                      absl::StrCat(spec.prefill_tokens, ", with ", spec.output_tokens,
+                                   " of output; a sequence has at most ", kMaxSequenceTokens));
+  }
+  const IndexDescriptor index = spec.index.value_or(cache.spec.default_index);
+  for (const StoredLayers::Layer& layer : cache.layers.layers) {
+    if (absl::Status status = ValidateIndex(index, layer.shape.key_dim, "index"); !status.ok()) {
+      return status;
+    }
+  }
+  const ExtentDemand demand = DemandOf(cache, spec, index);
+  const PoolUsage usage = cache.pool->usage();
+  FreeMap free = cache.pool->free_map();
+  Admission admission{.needed_bytes = demand.bytes(), .limit_bytes = usage.limit_bytes};
+  const BuddyAllocator empty(static_cast<uint32_t>(usage.capacity_bytes >> kExtentUnitShift));
+  const FreeMap most(empty.free(), 0, usage.limit_bytes);
+  if (!most.Fits(demand)) {
+    admission.verdict = Verdict::kExceedsCapacity;
+    admission.shortfall_bytes = most.ShortfallBytes(demand);
+    return admission;
+  }
+  if (free.Fits(demand)) {
+    admission.verdict = Verdict::kFitsNow;
+    return admission;
+  }
+  const std::vector<Candidate> candidates = evictor.Candidates(cache, /*retained_only=*/false);
+  for (const Victim& victim : evictor.Plan(cache, candidates)) {
+    for (const ExtentRef extent : victim.extents) free.Free(extent);
+    admission.bytes_to_evict += victim.bytes();
+    if (!free.Fits(demand)) continue;
+    admission.verdict = Verdict::kFitsAfterEviction;
+    return admission;
+  }
+  admission.verdict = Verdict::kRetryable;
+  admission.bytes_to_evict = 0;
+  admission.shortfall_bytes = free.ShortfallBytes(demand);
+  return admission;
+}
+
+}  // namespace pqcached::kvstore

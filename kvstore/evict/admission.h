@@ -1,0 +1,16 @@
+// Admission: whether a request fits, before it is admitted.
+#ifndef PQCACHED_KVSTORE_EVICT_ADMISSION_H_
+#define PQCACHED_KVSTORE_EVICT_ADMISSION_H_
+
+#include "absl/status/statusor.h"
+#include "kvstore/cache.h"
+#include "kvstore/evict/evictor.h"
+
+namespace pqcached::kvstore {
+
+// Implements Store::Admit, with its errors.
+absl::StatusOr<Admission> Admit(const Cache& cache, const AdmitSpec& spec, const Evictor& evictor);
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_EVICT_ADMISSION_H_

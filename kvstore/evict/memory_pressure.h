@@ -1,0 +1,22 @@
+// Adapts the pools to the memory limits of the machine and of control groups.
+#ifndef PQCACHED_KVSTORE_EVICT_MEMORY_PRESSURE_H_
+#define PQCACHED_KVSTORE_EVICT_MEMORY_PRESSURE_H_
+
+#include <memory>
+#include <span>
+
+#include "kvstore/cache.h"
+#include "kvstore/evict/evictor.h"
+#include "kvstore/memory_limits.h"
+
+namespace pqcached::kvstore {
+
+// When memory is short, stops touching pages, returns free pages and those of evicted retained
+// sequences to the machine, and stops the pools from growing. Undoes the first and the last when it
+// is not.
+void ApplyMemoryLimits(const MemoryLimits& limits,
+                       std::span<const std::shared_ptr<const Cache>> caches, Evictor& evictor);
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_EVICT_MEMORY_PRESSURE_H_

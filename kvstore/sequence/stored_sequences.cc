@@ -1,0 +1,119 @@
+#include "kvstore/sequence/stored_sequences.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvstore/refusal.h"
+
+namespace pqcached::kvstore {
+
+absl::Status StoredSequences::Reserve(uint64_t cache_id, uint32_t max_count) {
+  const MutexLock lock(&mutex_);
+  uint32_t& count = counts_[cache_id];
+  if (count >= max_count) {
+    return ResourceExhausted("max_sequences",
+                             absl::StrCat("cache ", cache_id, " has ", count, " sequences"),
+                             kRetryMemory);
+  }
+  ++count;
+  return absl::OkStatus();
+}
+
+void StoredSequences::Cancel(uint64_t cache_id) {
+  const MutexLock lock(&mutex_);
+  --counts_[cache_id];
+}
+
+void StoredSequences::Add(StoredSequence stored) {
+  const uint64_t sequence_id = stored.sequence->sequence_id();
+  const MutexLock lock(&mutex_);
+  sequences_.emplace(sequence_id, std::move(stored));
+}
+
+void StoredSequences::Restore(StoredSequence stored) {
+  const uint64_t sequence_id = stored.sequence->sequence_id();
+  const MutexLock lock(&mutex_);
+  ++counts_[stored.cache->cache_id];
+  sequences_.emplace(sequence_id, std::move(stored));
+}
+
+void StoredSequences::Remove(uint64_t sequence_id) {
+  const MutexLock lock(&mutex_);
+  const auto it = sequences_.find(sequence_id);
+  if (it == sequences_.end()) return;
+  --counts_[it->second.cache->cache_id];
+  sequences_.erase(it);
+}
+
+void StoredSequences::RemoveEvicted(uint64_t sequence_id) {
+  evicted_.Add(sequence_id);  // first, so that a concurrent call finds the sequence or the reason
+  Remove(sequence_id);
+}
+
+absl::StatusOr<StoredSequence> StoredSequences::FindInAnyTenant(uint64_t sequence_id) const {
+  {
+    const MutexLock lock(&mutex_);
+    const auto it = sequences_.find(sequence_id);
+    if (it != sequences_.end()) return it->second;
+  }
+  return NotFound("sequence_id",
+                  evicted_.Contains(sequence_id)
+                      ? absl::StrCat("sequence ", sequence_id, " was evicted: memory was short")
+                      : absl::StrCat("no sequence ", sequence_id));
+}
+
+absl::StatusOr<StoredSequence> StoredSequences::Find(std::string_view tenant,
+                                                     uint64_t sequence_id) const {
+  auto found = FindInAnyTenant(sequence_id);
+  if (found.ok() && found->cache->tenant != tenant) {
+    return NotFound("sequence_id", absl::StrCat("no sequence ", sequence_id));
+  }
+  if (found.ok()) found->sequence->holds().Touch();
+  return found;
+}
+
+template <class Predicate>
+std::vector<StoredSequence> StoredSequences::Filter(const Predicate& predicate) const {
+  std::vector<StoredSequence> found;
+  const MutexLock lock(&mutex_);
+  for (const auto& [id, stored] : sequences_) {
+    if (predicate(stored)) found.push_back(stored);
+  }
+  return found;
+}
+
+std::vector<StoredSequence> StoredSequences::All() const {
+  return Filter([](const StoredSequence&) { return true; });
+}
+
+std::vector<StoredSequence> StoredSequences::OfCache(uint64_t cache_id) const {
+  return Filter([&](const StoredSequence& one) { return one.cache->cache_id == cache_id; });
+}
+
+std::vector<StoredSequence> StoredSequences::RetainedOfCache(uint64_t cache_id) const {
+  return Filter([&](const StoredSequence& one) {
+    return one.cache->cache_id == cache_id && one.retained();
+  });
+}
+
+std::vector<StoredSequence> StoredSequences::OfSession(std::string_view session) const {
+  return Filter([&](const StoredSequence& one) { return one.sequence->session() == session; });
+}
+
+std::vector<StoredSequence> StoredSequences::OfOtherRanks(const Cache& cache) const {
+  const std::string& group = cache.spec.rank.group;
+  if (group.empty()) return {};
+  return Filter([&](const StoredSequence& one) {
+    const Cache& other = *one.cache;
+    return other.cache_id != cache.cache_id && other.tenant == cache.tenant &&
+           other.spec.name == cache.spec.name && other.spec.rank.group == group;
+  });
+}
+
+uint32_t StoredSequences::CountOfCache(uint64_t cache_id) const {
+  const MutexLock lock(&mutex_);
+  const auto it = counts_.find(cache_id);
+  return it == counts_.end() ? 0 : it->second;
+}
+
+}  // namespace pqcached::kvstore

@@ -1,0 +1,133 @@
+#include "kvstore/store/cache_memory.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "kvstore/memfd.h"
+#include "kvstore/refusal.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+// Dropped sequences may still be held for a while, and their slots are freed only afterwards.
+constexpr uint32_t kSlotsPerSequence = 2;
+constexpr uint32_t kMaxSequenceSlots = uint32_t{1} << 24;
+constexpr uint64_t kLeastHeapBytes = uint64_t{16} << 20;
+constexpr uint64_t kMostHeapBytes = uint64_t{64} << 30;  // of which only used pages are touched
+constexpr uint64_t kPoolBytesPerHeapByte = 8;
+
+RecordTable::Shape ShapeOf(const CacheRecord& record) {
+  const StoredLayers layers(record.spec);
+  return {.unit_count = static_cast<uint32_t>((record.spec.capacity_bytes + kMinExtentBytes - 1) >>
+                                              kExtentUnitShift),
+          .head_count = layers.head_count,
+          .layer_count = layers.size(),
+          .sequence_slots = record.sequence_slots,
+          .heap_bytes = record.heap_bytes};
+}
+
+uint64_t HeapBytes(size_t capacity_bytes) {
+  const uint64_t wanted = capacity_bytes / kPoolBytesPerHeapByte;
+  return std::clamp(wanted / HeapBlock::kUnitBytes * HeapBlock::kUnitBytes, kLeastHeapBytes,
+                    kMostHeapBytes);
+}
+
+absl::Status KeepPool(DescriptorKeeper& keeper, const std::string& name,
+                      const FileDescriptor& memory, bool strict) {
+  if (!strict) return keeper.Keep(name, memory.get());
+  absl::Status status = keeper.KeepMapped(name, memory.get());
+  if (!status.ok()) return status;
+  return SealMemfd(memory, WriteSeal::kFutureWrite);
+}
+
+}  // namespace
+
+Pool::Options CacheMemory::OptionsOf(const CacheSpec& spec) const {
+  return {.capacity_bytes = spec.capacity_bytes,
+          .touch_threads = std::max(1u, shared_.compute.serving.worker_count() / 2),
+          .strict = options_.strict_memory,
+          .quota_bytes = spec.quota_bytes};
+}
+
+absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Make(std::string_view tenant,
+                                                               const CacheSpec& spec) {
+  Pool::Options options = OptionsOf(spec);
+  if (spec.capacity_bytes > kMinExtentBytes << kMaxExtentOrder) {
+    return Pool::Create(std::move(options)).status();  // fails with the limit in the message
+  }
+  const uint64_t cache_id = NewId();
+  DescriptorKeeper* keeper = options_.keeper;
+  // A strict pool cannot be mapped for writing again, so it is kept only by keepers that keep
+  // mappings.
+  if (keeper == nullptr || (options.strict && !keeper->supports_mappings())) {
+    auto pool = Pool::Create(std::move(options));
+    if (!pool.ok()) return pool.status();
+    return std::make_shared<const Cache>(cache_id, std::string(tenant), spec, *std::move(pool),
+                                         shared_);
+  }
+  const CacheRecord record{
+      .cache_id = cache_id,
+      .tenant = std::string(tenant),
+      .spec = spec,
+      .sequence_slots = kSlotsPerSequence *
+                        std::min(options_.max_sequences, kMaxSequenceSlots / kSlotsPerSequence),
+      .heap_bytes = HeapBytes(spec.capacity_bytes)};
+  const RecordTable::Shape shape = ShapeOf(record);
+  auto table = RecordTable::Create(options_.exec, *keeper, record.table_name(), shape);
+  if (!table.ok()) return table.status();
+  const std::string name = record.pool_name();
+  const size_t size_bytes = size_t{shape.unit_count} << kExtentUnitShift;
+  const bool strict = options.strict;
+  auto memory = strict ? CreateMemfd(name.c_str(), size_bytes)  // KeepPool adds the last seal
+                       : keeper->CreateMemory(name.c_str(), size_bytes);
+  if (!memory.ok()) return memory.status();
+  options.memory = memory->get();
+  options.ledger = *table;
+  auto pool = Pool::Create(std::move(options));
+  if (!pool.ok()) return pool.status();
+  absl::Status status = KeepPool(*keeper, name, *memory, strict);
+  if (status.ok()) status = keeper->Keep(record.table_name(), (*table)->descriptor());
+  // Recorded after the memory is kept, so that every record has its memory.
+  if (status.ok()) status = root_->AddCache(record);
+  if (!status.ok()) {
+    for (const std::string& each : {record.pool_name(), record.table_name()}) {
+      status.Update(keeper->Release(each));
+    }
+    return status;
+  }
+  return std::make_shared<const Cache>(cache_id, std::string(tenant), spec, *std::move(pool),
+                                       shared_, *std::move(table));
+}
+
+absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Recover(const CacheRecord& record) {
+  DescriptorKeeper& keeper = *options_.keeper;
+  if (record.spec.capacity_bytes > kMinExtentBytes << kMaxExtentOrder ||
+      record.heap_bytes != HeapBytes(record.spec.capacity_bytes) ||
+      record.sequence_slots > kMaxSequenceSlots) {
+    return DataLoss("the record of a cache has sizes that no sidecar wrote");
+  }
+  auto table = RecordTable::Open(options_.exec, keeper.Take(record.table_name()), ShapeOf(record));
+  if (!table.ok()) return table.status();
+  const FileDescriptor memory = keeper.Take(record.pool_name());
+  Mapping mapping = keeper.TakeMapping(record.pool_name());
+  Pool::Options options = OptionsOf(record.spec);
+  options.memory = memory.get();
+  options.ledger = *table;
+  if (!memory.valid() || SizeOf(memory) < options.capacity_bytes) {
+    return DataLoss("the pool is missing or too short");
+  }
+  if (HasFutureWriteSeal(memory) != options.strict) {
+    return DataLoss("the pool was made with another strict_memory");
+  }
+  if (options.strict && mapping.size_bytes() < options.capacity_bytes) {
+    return DataLoss("the pool is strict, and its mapping is gone");
+  }
+  options.mapping = std::move(mapping);
+  auto pool = Pool::Create(std::move(options));
+  if (!pool.ok()) return pool.status();
+  return std::make_shared<const Cache>(record.cache_id, record.tenant, record.spec,
+                                       *std::move(pool), shared_, *std::move(table));
+}
+
+}  // namespace pqcached::kvstore

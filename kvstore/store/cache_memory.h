@@ -1,0 +1,49 @@
+// CacheMemory: makes the memory of new caches, and recovers that of an earlier process.
+//
+// With a keeper, the pool and the record table of a cache are kept, and the root records name them.
+//
+// Thread-safe.
+#ifndef PQCACHED_KVSTORE_STORE_CACHE_MEMORY_H_
+#define PQCACHED_KVSTORE_STORE_CACHE_MEMORY_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "kvstore/cache.h"
+#include "kvstore/root_records.h"
+#include "kvstore/store.h"
+
+namespace pqcached::kvstore {
+
+class CacheMemory {
+ public:
+  // The arguments outlive this object. `root`: null without a keeper.
+  CacheMemory(const StoreOptions& options, const Cache::Shared& shared, RootRecords* root)
+      : options_(options), shared_(shared), root_(root) {}
+
+  // Creates the memory of a new cache, and records it if there is a keeper. Errors: those of Pool
+  // and of the keeper.
+  absl::StatusOr<std::shared_ptr<const Cache>> Make(std::string_view tenant, const CacheSpec& spec);
+
+  // Recovers the memory of a recorded cache, without its sequences. Errors: kDataLoss if nothing of
+  // the cache can be recovered.
+  absl::StatusOr<std::shared_ptr<const Cache>> Recover(const CacheRecord& record);
+
+  // Returns a new id for a cache or a sequence, which no earlier process has used.
+  uint64_t NewId() { return root_ != nullptr ? root_->NewId() : next_id_++; }
+
+ private:
+  Pool::Options OptionsOf(const CacheSpec& spec) const;
+
+  const StoreOptions& options_;
+  const Cache::Shared shared_;
+  RootRecords* const root_;
+  std::atomic<uint64_t> next_id_ = 1;  // without a keeper
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_STORE_CACHE_MEMORY_H_

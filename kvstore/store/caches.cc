@@ -1,0 +1,182 @@
+#include "kvstore/store/caches.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvstore/memory_limits.h"
+#include "kvstore/model.h"
+#include "kvstore/refusal.h"
+#include "kvstore/store/cache_rules.h"
+
+namespace pqcached::kvstore {
+
+absl::Status Caches::CheckRanks(std::string_view tenant, const CacheSpec& spec) const {
+  if (spec.rank.group.empty()) return absl::OkStatus();
+  for (const auto& [id, cache] : caches_) {
+    const CacheSpec& other = cache->spec;
+    if (cache->tenant != tenant || other.name != spec.name) continue;
+    if (const std::string field = FindIncompatibleField(other, spec); !field.empty()) {
+      return FailedPrecondition(field, absl::StrCat("does not go with that of rank ",
+                                                    other.rank.rank, " of cache ", spec.name));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Caches::CheckTenantQuota(std::string_view tenant, size_t capacity_bytes) const {
+  if (options_.tenant_quotas.empty()) return absl::OkStatus();
+  std::map<std::string, size_t, std::less<>> open_bytes;
+  size_t all_bytes = 0;
+  for (const auto& [id, cache] : caches_) {
+    const size_t bytes = cache->pool->usage().capacity_bytes;
+    open_bytes[cache->tenant] += bytes;
+    all_bytes += bytes;
+  }
+  const auto open_of = [&](std::string_view of) {
+    const auto it = open_bytes.find(of);
+    return it == open_bytes.end() ? size_t{0} : it->second;
+  };
+  const auto left_of = [](size_t limit, size_t used) { return limit - std::min(limit, used); };
+  if (const auto quota = options_.tenant_quotas.find(tenant);
+      quota != options_.tenant_quotas.end()) {
+    const size_t left = left_of(quota->second.max_bytes, open_of(tenant));
+    if (capacity_bytes > left) {
+      return ResourceExhausted("capacity_bytes",
+                               absl::StrCat(capacity_bytes, "; the quota of tenant ", quota->first,
+                                            " is ", quota->second.max_bytes, " and leaves ", left,
+                                            ", ", capacity_bytes - left, " bytes short"),
+                               kRetryMemory);
+    }
+  }
+  size_t guaranteed_bytes = 0;  // guaranteed to others and not open yet
+  for (const auto& [name, quota] : options_.tenant_quotas) {
+    if (name != tenant) guaranteed_bytes += left_of(quota.guaranteed_bytes, open_of(name));
+  }
+  const size_t left = left_of(left_of(options_.max_pool_bytes, all_bytes), guaranteed_bytes);
+  if (capacity_bytes <= left) return absl::OkStatus();
+  return ResourceExhausted(
+      "capacity_bytes",
+      absl::StrCat(capacity_bytes, "; max_pool_bytes leaves ", left, " in addition to ",
+                   guaranteed_bytes, " that other tenants are guaranteed, ", capacity_bytes - left,
+                   " bytes short"),
+      kRetryMemory);
+}
+
+absl::Status Caches::CheckFits(size_t capacity_bytes, size_t machine_bytes) const {
+  size_t open_bytes = 0;
+  size_t untouched_bytes = 0;  // reserved, though the machine still counts them as available
+  for (const auto& [id, cache] : caches_) {
+    open_bytes += cache->pool->usage().capacity_bytes;
+    untouched_bytes += cache->pool->untouched_bytes();
+  }
+  const size_t allowed_bytes =
+      options_.max_pool_bytes - std::min(options_.max_pool_bytes, open_bytes);
+  if (capacity_bytes > allowed_bytes) {
+    return ResourceExhausted("capacity_bytes",
+                             absl::StrCat(capacity_bytes, "; max_pool_bytes leaves ", allowed_bytes,
+                                          ", ", capacity_bytes - allowed_bytes, " bytes short"),
+                             capacity_bytes > options_.max_pool_bytes ? kNoRetry : kRetryMemory);
+  }
+  const size_t available_bytes = machine_bytes - std::min(machine_bytes, untouched_bytes);
+  if (capacity_bytes <= available_bytes) return absl::OkStatus();
+  return ResourceExhausted("capacity_bytes",
+                           absl::StrCat(capacity_bytes, "; the machine has ", available_bytes, ", ",
+                                        capacity_bytes - available_bytes, " bytes short"),
+                           kRetryMemory);
+}
+
+Caches::CachePointer Caches::FindByName(std::string_view tenant, const CacheSpec& spec) const {
+  CachePointer found;
+  for (const auto& [id, cache] : caches_) {
+    // Ranks of a group have one cache each, all under one name.
+    const bool same_rank =
+        cache->spec.rank.group != spec.rank.group || cache->spec.rank.rank == spec.rank.rank;
+    if (cache->tenant == tenant && cache->spec.name == spec.name && same_rank) found = cache;
+  }
+  return found;
+}
+
+absl::StatusOr<Caches::CachePointer> Caches::Make(std::string_view tenant, const CacheSpec& spec,
+                                                  size_t machine_bytes) {
+  if (absl::Status status = CheckRanks(tenant, spec); !status.ok()) return status;
+  if (caches_.size() >= options_.max_caches) {
+    return ResourceExhausted("max_caches", absl::StrCat(options_.max_caches, " caches are open"),
+                             kRetryMemory);
+  }
+  if (absl::Status status = CheckTenantQuota(tenant, spec.capacity_bytes); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = CheckFits(spec.capacity_bytes, machine_bytes); !status.ok()) {
+    return status;
+  }
+  auto cache = memory_.Make(tenant, spec);
+  if (cache.ok()) caches_.emplace((*cache)->cache_id, *cache);
+  return cache;
+}
+
+absl::StatusOr<Caches::Opened> Caches::Open(std::string_view tenant, const CacheSpec& spec) {
+  if (absl::Status status = ValidateCacheSpec(spec); !status.ok()) return status;
+  const size_t machine_bytes = ReadMemoryLimits(options_.memory_root).available_bytes;
+  Opened opened;
+  {
+    const MutexLock lock(&mutex_);
+    opened.cache = FindByName(tenant, spec);
+    if (opened.cache == nullptr) {
+      auto made = Make(tenant, spec, machine_bytes);
+      if (!made.ok()) return made.status();
+      return Opened{.cache = *std::move(made), .is_new = true};
+    }
+  }
+  if (const std::string field = FindDifference(opened.cache->spec, spec); !field.empty()) {
+    return FailedPrecondition(field,
+                              absl::StrCat("cache ", spec.name, " is open with another value"));
+  }
+  return opened;
+}
+
+void Caches::Restore(CachePointer cache) {
+  const MutexLock lock(&mutex_);
+  const uint64_t cache_id = cache->cache_id;
+  caches_.emplace(cache_id, std::move(cache));
+}
+
+absl::StatusOr<Caches::CachePointer> Caches::FindInAnyTenant(uint64_t cache_id) const {
+  const MutexLock lock(&mutex_);
+  const auto it = caches_.find(cache_id);
+  if (it == caches_.end()) return NotFound("cache_id", absl::StrCat("no cache ", cache_id));
+  return it->second;
+}
+
+absl::StatusOr<Caches::CachePointer> Caches::Find(std::string_view tenant,
+                                                  uint64_t cache_id) const {
+  auto found = FindInAnyTenant(cache_id);
+  if (found.ok() && (*found)->tenant != tenant) {
+    return NotFound("cache_id", absl::StrCat("no cache ", cache_id));
+  }
+  return found;
+}
+
+std::vector<Caches::CachePointer> Caches::OfTenant(std::string_view tenant) const {
+  std::vector<CachePointer> caches;
+  const MutexLock lock(&mutex_);
+  for (const auto& [id, cache] : caches_) {
+    if (tenant.empty() || cache->tenant == tenant) caches.push_back(cache);
+  }
+  return caches;
+}
+
+std::vector<Caches::CachePointer> Caches::OfGroup(const CachePointer& cache) const {
+  if (cache->spec.rank.group.empty()) return {cache};
+  std::vector<CachePointer> ranks;
+  const MutexLock lock(&mutex_);
+  for (const auto& [id, other] : caches_) {
+    const bool member = other->tenant == cache->tenant && other->spec.name == cache->spec.name &&
+                        other->spec.rank.group == cache->spec.rank.group;
+    if (member) ranks.push_back(other);
+  }
+  return ranks;
+}
+
+}  // namespace pqcached::kvstore

@@ -1,0 +1,76 @@
+// Caches: the open caches of a store. Opens them under the limits of the store, of the tenants and
+// of the machine, and recovers those of an earlier process.
+//
+// Thread-safe. One lock, held while a cache is opened.
+#ifndef PQCACHED_KVSTORE_STORE_CACHES_H_
+#define PQCACHED_KVSTORE_STORE_CACHES_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvstore/cache.h"
+#include "kvstore/mutex.h"
+#include "kvstore/store.h"
+#include "kvstore/store/cache_memory.h"
+
+namespace pqcached::kvstore {
+
+class Caches {
+ public:
+  using CachePointer = std::shared_ptr<const Cache>;
+
+  // The arguments outlive this object.
+  Caches(const StoreOptions& options, CacheMemory& memory) : options_(options), memory_(memory) {}
+
+  struct Opened {
+    CachePointer cache;
+    bool is_new = false;
+  };
+  // Returns the tenant's cache of this name (and rank), or makes it. Errors: those of
+  // Store::OpenCache.
+  absl::StatusOr<Opened> Open(std::string_view tenant, const CacheSpec& spec);
+  // Adds a recovered cache.
+  void Restore(CachePointer cache);
+
+  // Finds a cache of the tenant. Errors: kNotFound  cache_id
+  absl::StatusOr<CachePointer> Find(std::string_view tenant, uint64_t cache_id) const;
+  // Finds a cache of any tenant. Errors: as Find.
+  absl::StatusOr<CachePointer> FindInAnyTenant(uint64_t cache_id) const;
+  // Returns the caches of a tenant; of all tenants when it is empty.
+  std::vector<CachePointer> OfTenant(std::string_view tenant) const;
+  std::vector<CachePointer> All() const { return OfTenant({}); }
+  // Returns the open caches of the cache's group, including itself; without a group, only itself.
+  std::vector<CachePointer> OfGroup(const CachePointer& cache) const;
+
+ private:
+  CachePointer FindByName(std::string_view tenant, const CacheSpec& spec) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<CachePointer> Make(std::string_view tenant, const CacheSpec& spec,
+                                    size_t machine_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Checks that the spec is compatible with the open caches of its group's other ranks. Errors:
+  // kFailedPrecondition naming the incompatible field.
+  absl::Status CheckRanks(std::string_view tenant, const CacheSpec& spec) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Checks `capacity_bytes` against the tenant's quota and the guarantees of other tenants. Errors:
+  // kResourceExhausted naming the quota.
+  absl::Status CheckTenantQuota(std::string_view tenant, size_t capacity_bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Checks `capacity_bytes` against max_pool_bytes and the machine. Errors: kResourceExhausted
+  // naming capacity_bytes.
+  absl::Status CheckFits(size_t capacity_bytes, size_t machine_bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const StoreOptions& options_;
+  CacheMemory& memory_;
+  mutable Mutex mutex_;
+  std::map<uint64_t, CachePointer> caches_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_STORE_CACHES_H_

@@ -1,0 +1,91 @@
+// Lifecycle: creates, forks and ends the sequences of a store.
+//
+// A sequence begins with the longest stored prefix of its prompt. When it ends, its named tokens may
+// remain as a cached prefix (StoreOptions::retain).
+//
+// Thread-safe. One lock, which serializes the retention of tokens; all other locks may be acquired
+// inside it.
+#ifndef PQCACHED_KVSTORE_STORE_LIFECYCLE_H_
+#define PQCACHED_KVSTORE_STORE_LIFECYCLE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "kvstore/cache.h"
+#include "kvstore/checksums.h"
+#include "kvstore/evict/evictor.h"
+#include "kvstore/live_index.h"
+#include "kvstore/mutex.h"
+#include "kvstore/rank_sequences.h"
+#include "kvstore/sequence/stored_sequences.h"
+#include "kvstore/store/cache_memory.h"
+#include "kvstore/store/prefix_sharing.h"
+
+namespace pqcached::kvstore {
+
+class Lifecycle {
+ public:
+  // The arguments outlive this object.
+  struct Parts {
+    const StoreOptions& options;
+    CacheMemory& memory;  // for new ids
+    StoredSequences& sequences;
+    RankSequences& ranks;
+    PrefixSharing& prefixes;
+    Evictor& evictor;
+    IncrementalIndexer& live;
+    Checksums* checksums;  // null without a keeper
+  };
+  explicit Lifecycle(const Parts& parts) : parts_(parts) {}
+
+  // Implements Store::CreateSequence, with its errors.
+  absl::StatusOr<CreatedSequence> Create(const std::shared_ptr<const Cache>& cache,
+                                         const SequenceSpec& spec);
+  // Implements Store::ForkSequence, with its errors.
+  absl::StatusOr<CreatedSequence> Fork(const StoredSequence& parent, uint64_t token_count,
+                                       std::string_view session);
+  // Drops a sequence and retains the prefix that other sequences may share.
+  void End(const StoredSequence& stored);
+
+ private:
+  struct NewSequence {
+    std::string session;
+    std::shared_ptr<const Snapshot> first;  // null: it starts empty
+    PrefixKey root;
+    std::span<const uint32_t> token_ids;
+    std::optional<LiveIndex> live_index = {};
+    std::string group_key = {};
+  };
+
+  // Creates a sequence with a group_key.
+  absl::StatusOr<CreatedSequence> CreateGroupMember(const std::shared_ptr<const Cache>& cache,
+                                                    const SequenceSpec& spec);
+  // Adds a new sequence. Errors: kResourceExhausted (max_sequences), and those of
+  // NamedTokens::Name.
+  absl::StatusOr<CreatedSequence> Add(std::shared_ptr<const Cache> cache, NewSequence made);
+  // Makes the objects of a new sequence, and its records if there is a keeper.
+  absl::StatusOr<StoredSequence> Make(std::shared_ptr<const Cache> cache, uint64_t sequence_id,
+                                      NewSequence made);
+  // Starts the incremental index of a new sequence; drops the sequence if that fails.
+  absl::StatusOr<CreatedSequence> StartLiveIndex(absl::StatusOr<CreatedSequence> created,
+                                                 const std::optional<LiveIndex>& live_index);
+  void Drop(const StoredSequence& stored);
+  void Retain(const StoredSequence& stored);
+  // Shares the tokens of the sequence that can be retained. Errors: kNotFound  there are none.
+  static absl::StatusOr<NamedTokens::Shared> ShareRetainable(const StoredSequence& stored,
+                                                             std::span<const PrefixKey> keys);
+  // Drops retained sequences whose tokens are a beginning of those of `retained`.
+  void DropRedundant(const StoredSequence& retained, std::span<const PrefixKey> keys);
+
+  const Parts parts_;
+  Mutex retain_mutex_;
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_STORE_LIFECYCLE_H_

@@ -1,0 +1,395 @@
+#include "kvstore/store/store_impl.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvstore/builder.h"
+#include "kvstore/evict/admission.h"
+#include "kvstore/evict/memory_pressure.h"
+#include "kvstore/ingest.h"
+#include "kvstore/memory_limits.h"
+#include "kvstore/model.h"
+#include "kvstore/refusal.h"
+#include "kvstore/verify.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+constexpr uint32_t kMaxThreads = 1024;
+
+absl::Status CheckTokens(absl::string_view option, uint32_t tokens) {
+  if (tokens == 0 || tokens > kMaxSegmentTokens || tokens % kBlockTokens != 0) {
+    return InvalidArgument(option,
+                           absl::StrCat(tokens, ", must be a multiple of ", kBlockTokens, " in [",
+                                        kBlockTokens, ", ", kMaxSegmentTokens, "]"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOptions(const StoreOptions& options) {
+  if (options.max_pool_bytes < kMinExtentBytes) {
+    return InvalidArgument("max_pool_bytes", absl::StrCat(options.max_pool_bytes,
+                                                          ", must be at least ", kMinExtentBytes));
+  }
+  if (options.max_caches == 0) return InvalidArgument("max_caches", "0");
+  if (options.max_sequences == 0) return InvalidArgument("max_sequences", "0");
+  if (!(options.max_retained_share >= 0 && options.max_retained_share <= 1)) {
+    return InvalidArgument("max_retained_share",
+                           absl::StrCat(options.max_retained_share, ", must lie in [0, 1]"));
+  }
+  if (options.codebook_tokens == 0) return InvalidArgument("codebook_tokens", "0");
+  if (options.threads > kMaxThreads) {
+    return InvalidArgument("threads",
+                           absl::StrCat(options.threads, ", must be at most ", kMaxThreads));
+  }
+  if (options.exec.level > kernels::BestLevel()) {
+    return InvalidArgument("exec.level", "the machine lacks these instructions");
+  }
+  if (absl::Status status = CheckTokens("segment_tokens", options.segment_tokens); !status.ok()) {
+    return status;
+  }
+  return CheckTokens("tail_tokens", options.tail_tokens);
+}
+
+}  // namespace
+
+StoreImpl::StoreImpl(const StoreOptions& options, uint32_t threads,
+                     std::unique_ptr<RootRecords> root)
+    : options_(options),
+      root_(std::move(root)),
+      compute_(options.exec, threads),
+      costs_(options.exec, options.cost_file),
+      live_(options.on_live_index_failure),
+      checksums_(options.keeper == nullptr ? nullptr : std::make_unique<Checksums>()),
+      cache_memory_(options_, {compute_, costs_, counters_, SegmentingOptions::Of(options)},
+                    root_.get()),
+      caches_(options_, cache_memory_),
+      local_(options.max_leases, options.max_staging_bytes, options.lease_timeout, options.keeper),
+      prefixes_(caches_),
+      evictor_({.options = options_,
+                .sequences = sequences_,
+                .ranks = ranks_,
+                .live = live_,
+                .local = local_}),
+      lifecycle_({.options = options_,
+                  .memory = cache_memory_,
+                  .sequences = sequences_,
+                  .ranks = ranks_,
+                  .prefixes = prefixes_,
+                  .evictor = evictor_,
+                  .live = live_,
+                  .checksums = checksums_.get()}) {
+  if (options.memory_check_interval > absl::ZeroDuration()) {
+    watch_ = std::make_unique<MemoryWatch>(options.memory_check_interval,
+                                           [this] { ApplyMemoryLimits(); });
+  }
+}
+
+StoreImpl::~StoreImpl() {
+  watch_.reset();
+  const auto caches = caches_.All();
+  for (const auto& cache : caches) cache->pool->SetReclaimer({});
+  if (root_ == nullptr) return;
+  live_.Stop();
+  checksums_->Stop();
+  // Detaches the records, so that they stay unchanged while the objects they describe are
+  // destroyed.
+  root_->Detach();
+  for (const auto& cache : caches) {
+    if (cache->records != nullptr) cache->records->Detach();
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Store>> Store::Create(const StoreOptions& options) {
+  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
+  const uint32_t threads =
+      options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency());
+  std::unique_ptr<RootRecords> root;
+  if (options.keeper != nullptr) {
+    auto opened = RootRecords::Open(options.exec, *options.keeper);
+    if (!opened.ok()) return opened.status();
+    root = *std::move(opened);
+  }
+  auto store = std::make_unique<StoreImpl>(options, threads, std::move(root));
+  if (absl::Status status = store->Recover(); !status.ok()) return status;
+  return store;
+}
+
+void StoreImpl::InstallReclaimer(const std::shared_ptr<const Cache>& cache) {
+  cache->pool->SetReclaimer([this, weak = std::weak_ptr(cache)](std::span<const size_t> sizes) {
+    const std::shared_ptr<const Cache> alive = weak.lock();
+    return alive != nullptr && evictor_.MakeRoom(*alive, sizes);
+  });
+}
+
+absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const CacheSpec& spec) {
+  const auto opened = caches_.Open(tenant, spec);
+  if (!opened.ok()) return opened.status();
+  if (opened->is_new) InstallReclaimer(opened->cache);
+  return Describe(*opened->cache);
+}
+
+absl::StatusOr<StoredSequence> StoreImpl::FindForAdmin(std::string_view tenant,
+                                                       uint64_t sequence_id) const {
+  return tenant.empty() ? sequences_.FindInAnyTenant(sequence_id)
+                        : sequences_.Find(tenant, sequence_id);
+}
+
+absl::StatusOr<Reading> StoreImpl::Read(std::string_view tenant, uint64_t sequence_id) const {
+  auto found = sequences_.Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  auto snapshot = found->sequence->Read();
+  if (!snapshot.ok()) return snapshot.status();
+  return Reading{.cache = std::move(found->cache), .snapshot = *std::move(snapshot)};
+}
+
+absl::StatusOr<CreatedSequence> StoreImpl::CreateSequence(std::string_view tenant,
+                                                          uint64_t cache_id,
+                                                          const SequenceSpec& spec) {
+  const auto cache = caches_.Find(tenant, cache_id);
+  if (!cache.ok()) return cache.status();
+  return lifecycle_.Create(*cache, spec);
+}
+
+absl::StatusOr<CreatedSequence> StoreImpl::ForkSequence(std::string_view tenant,
+                                                        uint64_t sequence_id, uint64_t token_count,
+                                                        std::string_view session) {
+  const auto found = sequences_.Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  return lifecycle_.Fork(*found, token_count, session);
+}
+
+absl::StatusOr<Selected> StoreImpl::TopK(std::string_view tenant, uint64_t sequence_id,
+                                         const Query& query, const Selection& selection) {
+  const auto reading = Read(tenant, sequence_id);
+  if (!reading.ok()) return reading.status();
+  return SelectTokens(*reading, query, selection);
+}
+
+absl::StatusOr<Scores> StoreImpl::Score(std::string_view tenant, uint64_t sequence_id,
+                                        const Query& query, const IndexDescriptor& index,
+                                        TokenRange tokens) {
+  const auto reading = Read(tenant, sequence_id);
+  if (!reading.ok()) return reading.status();
+  return ScoreTokens(*reading, query, index, tokens);
+}
+
+absl::StatusOr<Rows> StoreImpl::FetchBlocks(std::string_view tenant, uint64_t sequence_id,
+                                            uint32_t layer, TokenRange tokens, RowPart part) {
+  const auto reading = Read(tenant, sequence_id);
+  if (!reading.ok()) return reading.status();
+  return FetchRows(*reading, layer, tokens, part);
+}
+
+absl::StatusOr<Rows> StoreImpl::FetchTokens(std::string_view tenant, uint64_t sequence_id,
+                                            uint32_t layer, std::span<const uint32_t> positions,
+                                            RowPart part) {
+  const auto reading = Read(tenant, sequence_id);
+  if (!reading.ok()) return reading.status();
+  return FetchRowsAt(*reading, layer, positions, part);
+}
+
+absl::StatusOr<Attention> StoreImpl::Attend(std::string_view tenant, uint64_t sequence_id,
+                                            const Query& query, const Selection& selection,
+                                            bool want_positions) {
+  const auto reading = Read(tenant, sequence_id);
+  if (!reading.ok()) return reading.status();
+  return AttendSelection(*reading, query, selection, want_positions);
+}
+
+absl::StatusOr<Attention> StoreImpl::AttendPositions(std::string_view tenant, uint64_t sequence_id,
+                                                     const Query& query,
+                                                     std::span<const uint32_t> positions) {
+  const auto reading = Read(tenant, sequence_id);
+  if (!reading.ok()) return reading.status();
+  return AttendAt(*reading, query, positions);
+}
+
+absl::StatusOr<SessionMemory> StoreImpl::OpenLocalSession(std::string_view session,
+                                                          uint64_t boot_word) {
+  return local_.Open(session, boot_word);
+}
+
+absl::StatusOr<SharedMemory> StoreImpl::OpenPool(std::string_view tenant, uint64_t cache_id) {
+  const auto cache = caches_.Find(tenant, cache_id);
+  if (!cache.ok()) return cache.status();
+  return (*cache)->pool->Share();
+}
+
+absl::StatusOr<SharedMemory> StoreImpl::OpenStaging(std::string_view session, uint64_t slot_bytes,
+                                                    uint32_t slot_count) {
+  return local_.OpenStaging(session, slot_bytes, slot_count);
+}
+
+absl::StatusOr<StagedBytes> StoreImpl::ClaimStaging(std::string_view session,
+                                                    const StagingReference& reference) {
+  return local_.ClaimStaging(session, reference);
+}
+
+absl::StatusOr<AttachedSequence> StoreImpl::Attach(std::string_view tenant, uint64_t sequence_id,
+                                                   std::string_view session,
+                                                   const LeaseState& lease) {
+  auto found = sequences_.Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  const auto leased = found->sequence->Read();
+  if (!leased.ok()) return leased.status();
+  // Verified only once: later content is written by this process.
+  if (absl::Status status = VerifyList(*found->cache, *(*leased)->list); !status.ok()) {
+    return status;
+  }
+  return local_.Attach(std::move(found->cache), std::move(found->sequence), session, lease);
+}
+
+absl::StatusOr<VersionedImage> StoreImpl::RefreshLease(std::string_view session,
+                                                       const LeaseState& lease) {
+  return local_.Refresh(session, lease);
+}
+
+absl::Status StoreImpl::Detach(std::string_view session, uint64_t lease_id) {
+  return local_.Detach(session, lease_id);
+}
+
+std::vector<LeaseInfo> StoreImpl::ListLeases() { return local_.ListLeases(); }
+
+absl::StatusOr<uint64_t> StoreImpl::MatchPrefix(std::string_view tenant, uint64_t cache_id,
+                                                std::span<const uint32_t> token_ids,
+                                                std::string_view extra_key) {
+  const auto cache = caches_.Find(tenant, cache_id);
+  if (!cache.ok()) return cache.status();
+  if (absl::Status status = CheckPrefix(token_ids, extra_key); !status.ok()) return status;
+  return prefixes_.Match(*cache, token_ids, extra_key);
+}
+
+absl::Status StoreImpl::NameTokens(std::string_view tenant, uint64_t sequence_id,
+                                   uint64_t first_position, std::span<const uint32_t> token_ids) {
+  const auto found = sequences_.Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  if (const auto running = found->sequence->Read(); !running.ok()) return running.status();
+  return found->names->Name(first_position, token_ids);
+}
+
+absl::Status StoreImpl::CheckNames(std::string_view tenant, uint64_t sequence_id,
+                                   uint64_t first_position,
+                                   std::span<const uint32_t> token_ids) const {
+  const auto found = sequences_.Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  if (const auto running = found->sequence->Read(); !running.ok()) return running.status();
+  return found->names->Check(first_position, token_ids);
+}
+
+absl::StatusOr<uint64_t> StoreImpl::SuspendSequence(std::string_view tenant, uint64_t sequence_id) {
+  const auto found = sequences_.Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  return found->sequence->Suspend(true);
+}
+
+absl::StatusOr<uint64_t> StoreImpl::ResumeSequence(std::string_view tenant, uint64_t sequence_id) {
+  const auto found = sequences_.Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  return found->sequence->Suspend(false);
+}
+
+absl::Status StoreImpl::DropSequence(std::string_view tenant, uint64_t sequence_id) {
+  const auto found = sequences_.Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  lifecycle_.End(*found);
+  return absl::OkStatus();
+}
+
+uint32_t StoreImpl::DropSession(std::string_view session) {
+  local_.Drop(session);  // first, so that the session's client discards results
+  if (session.empty()) return 0;
+  const std::vector<StoredSequence> dropped = sequences_.OfSession(session);
+  for (const StoredSequence& found : dropped) lifecycle_.End(found);
+  if (root_ != nullptr) root_->ForgetSession(session);
+  return static_cast<uint32_t>(dropped.size());
+}
+
+absl::StatusOr<uint64_t> StoreImpl::TruncateSequence(std::string_view tenant, uint64_t sequence_id,
+                                                     uint64_t token_count, uint64_t own_lease) {
+  const auto found = sequences_.Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  auto lease = WriteLease::Acquire(found->sequence);
+  if (!lease.ok()) return lease.status();
+  return TruncateRows(*std::move(lease), token_count, own_lease);
+}
+
+absl::StatusOr<std::unique_ptr<IngestTransaction>> StoreImpl::BeginIngest(std::string_view tenant,
+                                                                          uint64_t sequence_id) {
+  const auto found = sequences_.Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  auto lease = WriteLease::Acquire(found->sequence);
+  if (!lease.ok()) return lease.status();
+  return kvstore::BeginIngest(found->cache, *std::move(lease), HasLiveIndex(sequence_id));
+}
+
+absl::StatusOr<uint64_t> StoreImpl::Append(std::string_view tenant, uint64_t sequence_id,
+                                           uint64_t first_position,
+                                           std::span<const LayerRows> layers) {
+  const auto found = sequences_.Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  auto lease = WriteLease::Acquire(found->sequence);
+  if (!lease.ok()) return lease.status();
+  return AppendRows(found->cache, *std::move(lease), HasLiveIndex(sequence_id), first_position,
+                    layers);
+}
+
+absl::Status StoreImpl::BuildIndex(std::string_view tenant, uint64_t sequence_id,
+                                   const BuildSpec& spec,
+                                   const std::function<bool(const BuildProgress&)>& progress) {
+  const auto found = sequences_.Find(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  const Hold hold(*found->sequence);  // held longer than the write lease
+  auto lease = WriteLease::Acquire(found->sequence);
+  if (!lease.ok()) return lease.status();
+  return BuildSequenceIndex(*found->cache, live_, *std::move(lease), spec, progress);
+}
+
+absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_id,
+                                    absl::Duration ttl) {
+  if (ttl < absl::ZeroDuration() || ttl > Holds::kLongestPin) {
+    return InvalidArgument("ttl", absl::StrCat(absl::ToDoubleSeconds(ttl), " s, must lie in [0, ",
+                                               absl::ToDoubleSeconds(Holds::kLongestPin), "]"));
+  }
+  const auto found = FindForAdmin(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  const int64_t until =
+      ttl > absl::ZeroDuration() ? BootNanos() + absl::ToInt64Nanoseconds(ttl) : 0;
+  if (absl::Status status = found->sequence->PinUntil(until); !status.ok()) return status;
+  if (found->sequence->holds().claimed()) {
+    return NotFound("sequence_id", absl::StrCat("sequence ", sequence_id, " was evicted"));
+  }
+  std::vector<std::shared_ptr<Sequence>> others =
+      ranks_.MembersOf(*found->cache, found->sequence).alive;
+  others.erase(others.begin());  // the sequence itself
+  for (const StoredSequence& other : evictor_.RankCounterparts(*found->cache, *found->names, 0)) {
+    others.push_back(other.sequence);
+  }
+  for (const auto& other : others) {
+    if (absl::Status status = other->PinUntil(until); !status.ok() && !absl::IsNotFound(status)) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Admission> StoreImpl::Admit(std::string_view tenant, uint64_t cache_id,
+                                           const AdmitSpec& spec) {
+  const auto cache = caches_.Find(tenant, cache_id);
+  if (!cache.ok()) return cache.status();
+  return kvstore::Admit(**cache, spec, evictor_);
+}
+
+absl::Status StoreImpl::EvictSequence(uint64_t sequence_id) { return evictor_.Evict(sequence_id); }
+
+void StoreImpl::ApplyMemoryLimits() {
+  kvstore::ApplyMemoryLimits(ReadMemoryLimits(options_.memory_root), caches_.All(), evictor_);
+}
+
+bool StoreImpl::WaitIdle(SteadyTime deadline) {
+  return live_.WaitIdle(deadline) && (checksums_ == nullptr || checksums_->WaitIdle(deadline));
+}
+
+}  // namespace pqcached::kvstore

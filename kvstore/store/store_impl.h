@@ -1,0 +1,151 @@
+// StoreImpl implements Store: it owns the store's parts and forwards each call to the part that does
+// the work. caches.h: the open caches; sequence/stored_sequences.h: their sequences; lifecycle.h:
+// creates and ends sequences; evict/: eviction, admission and memory pressure;
+// share/local_sessions.h: local access. store.cc: checks, reads and changes; store_reports.cc:
+// descriptions and statistics; store_recovery.cc: recovery and kept state.
+//
+// Thread-safe. It has no lock: each part has its own.
+#ifndef PQCACHED_KVSTORE_STORE_STORE_IMPL_H_
+#define PQCACHED_KVSTORE_STORE_STORE_IMPL_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvstore/cache.h"
+#include "kvstore/checksums.h"
+#include "kvstore/cost_model.h"
+#include "kvstore/evict/evictor.h"
+#include "kvstore/live_index.h"
+#include "kvstore/local_sessions.h"
+#include "kvstore/memory_watch.h"
+#include "kvstore/rank_sequences.h"
+#include "kvstore/reader.h"
+#include "kvstore/root_records.h"
+#include "kvstore/sequence/stored_sequences.h"
+#include "kvstore/store.h"
+#include "kvstore/store/cache_memory.h"
+#include "kvstore/store/caches.h"
+#include "kvstore/store/lifecycle.h"
+#include "kvstore/store/prefix_sharing.h"
+
+namespace pqcached::kvstore {
+
+class StoreImpl final : public Store {
+ public:
+  // `root`: null without a keeper.
+  StoreImpl(const StoreOptions& options, uint32_t threads, std::unique_ptr<RootRecords> root);
+  ~StoreImpl() override;
+
+  // Recovers what the root records name; called once, before all other calls.
+  absl::Status Recover();
+
+  absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) override;
+  absl::StatusOr<CreatedSequence> CreateSequence(std::string_view tenant, uint64_t cache_id,
+                                                 const SequenceSpec& spec) override;
+  absl::StatusOr<CreatedSequence> ForkSequence(std::string_view tenant, uint64_t sequence_id,
+                                               uint64_t token_count,
+                                               std::string_view session) override;
+  absl::StatusOr<uint64_t> MatchPrefix(std::string_view tenant, uint64_t cache_id,
+                                       std::span<const uint32_t> token_ids,
+                                       std::string_view extra_key) override;
+  absl::Status NameTokens(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,
+                          std::span<const uint32_t> token_ids) override;
+  absl::Status CheckNames(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,
+                          std::span<const uint32_t> token_ids) const override;
+  absl::StatusOr<uint64_t> SuspendSequence(std::string_view tenant, uint64_t sequence_id) override;
+  absl::StatusOr<uint64_t> ResumeSequence(std::string_view tenant, uint64_t sequence_id) override;
+  absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) override;
+  uint32_t DropSession(std::string_view session) override;
+  absl::StatusOr<uint64_t> TruncateSequence(std::string_view tenant, uint64_t sequence_id,
+                                            uint64_t token_count, uint64_t own_lease) override;
+  absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::string_view tenant,
+                                                                 uint64_t sequence_id) override;
+  absl::StatusOr<uint64_t> Append(std::string_view tenant, uint64_t sequence_id,
+                                  uint64_t first_position,
+                                  std::span<const LayerRows> layers) override;
+  absl::Status BuildIndex(std::string_view tenant, uint64_t sequence_id, const BuildSpec& spec,
+                          const std::function<bool(const BuildProgress&)>& progress) override;
+  absl::StatusOr<Selected> TopK(std::string_view tenant, uint64_t sequence_id, const Query& query,
+                                const Selection& selection) override;
+  absl::StatusOr<Scores> Score(std::string_view tenant, uint64_t sequence_id, const Query& query,
+                               const IndexDescriptor& index, TokenRange tokens) override;
+  absl::StatusOr<Rows> FetchBlocks(std::string_view tenant, uint64_t sequence_id, uint32_t layer,
+                                   TokenRange tokens, RowPart part) override;
+  absl::StatusOr<Rows> FetchTokens(std::string_view tenant, uint64_t sequence_id, uint32_t layer,
+                                   std::span<const uint32_t> positions, RowPart part) override;
+  absl::StatusOr<Attention> Attend(std::string_view tenant, uint64_t sequence_id,
+                                   const Query& query, const Selection& selection,
+                                   bool want_positions) override;
+  absl::StatusOr<Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id,
+                                            const Query& query,
+                                            std::span<const uint32_t> positions) override;
+  absl::StatusOr<SessionMemory> OpenLocalSession(std::string_view session,
+                                                 uint64_t boot_word) override;
+  absl::StatusOr<SharedMemory> OpenPool(std::string_view tenant, uint64_t cache_id) override;
+  absl::StatusOr<SharedMemory> OpenStaging(std::string_view session, uint64_t slot_bytes,
+                                           uint32_t slot_count) override;
+  absl::StatusOr<StagedBytes> ClaimStaging(std::string_view session,
+                                           const StagingReference& reference) override;
+  absl::StatusOr<AttachedSequence> Attach(std::string_view tenant, uint64_t sequence_id,
+                                          std::string_view session,
+                                          const LeaseState& lease) override;
+  absl::StatusOr<VersionedImage> RefreshLease(std::string_view session,
+                                              const LeaseState& lease) override;
+  absl::Status Detach(std::string_view session, uint64_t lease_id) override;
+  std::vector<LeaseInfo> ListLeases() override;
+  StoreStats Stats() override;
+  absl::StatusOr<Admission> Admit(std::string_view tenant, uint64_t cache_id,
+                                  const AdmitSpec& spec) override;
+  absl::Status PinSequence(std::string_view tenant, uint64_t sequence_id,
+                           absl::Duration ttl) override;
+  absl::Status EvictSequence(uint64_t sequence_id) override;
+
+  bool WaitIdle(SteadyTime deadline) override;
+  void ApplyMemoryLimits() override;
+  RecoveryReport Recovery() const override;
+  absl::Status KeepSession(const KeptSession& session) override;
+  std::vector<KeptSession> KeptSessions() const override;
+  void EndQuarantine() override;
+  std::vector<CacheInfo> ListCaches(std::string_view tenant) override;
+  absl::StatusOr<std::vector<SequenceInfo>> ListSequences(std::string_view tenant,
+                                                          uint64_t cache_id) override;
+  absl::StatusOr<SequenceInfo> DescribeSequence(std::string_view tenant,
+                                                uint64_t sequence_id) override;
+
+ private:
+  // Returns a sequence of any tenant when `tenant` is empty (for admin).
+  absl::StatusOr<StoredSequence> FindForAdmin(std::string_view tenant, uint64_t sequence_id) const;
+  absl::StatusOr<Reading> Read(std::string_view tenant, uint64_t sequence_id) const;
+  bool HasLiveIndex(uint64_t sequence_id) const { return live_.SpecOf(sequence_id).has_value(); }
+  CacheInfo Describe(const Cache& cache) const;
+  // Counts the sequences, and the bytes that several of them share.
+  void CountSequences(StoreStats& stats) const;
+  // Recovers one cache. Errors: kDataLoss if nothing of the cache can be recovered.
+  absl::Status RecoverCache(const CacheRecord& record);
+  // Makes the cache's pool evict when it is full.
+  void InstallReclaimer(const std::shared_ptr<const Cache>& cache);
+
+  // Each part uses only those above it.
+  const StoreOptions options_;
+  const std::unique_ptr<RootRecords> root_;  // null without a keeper
+  RecoveryReport recovery_;                  // written by Recover
+  Compute compute_;
+  CostModel costs_;
+  SegmentCounters counters_;
+  IncrementalIndexer live_;
+  const std::unique_ptr<Checksums> checksums_;  // null without a keeper
+  CacheMemory cache_memory_;
+  Caches caches_;
+  LocalSessions local_;
+  RankSequences ranks_;
+  StoredSequences sequences_;
+  PrefixSharing prefixes_;
+  Evictor evictor_;
+  Lifecycle lifecycle_;
+  std::unique_ptr<MemoryWatch> watch_;  // null: memory limits are not watched
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_STORE_STORE_IMPL_H_

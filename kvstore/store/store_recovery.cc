@@ -1,0 +1,74 @@
+// Store's calls that recover state of an earlier process, and record state for the next one.
+#include <algorithm>
+#include <string>
+
+#include "kvstore/clock.h"
+#include "kvstore/recovery.h"
+#include "kvstore/store/store_impl.h"
+
+namespace pqcached::kvstore {
+
+absl::Status StoreImpl::Recover() {
+  if (root_ == nullptr) return absl::OkStatus();
+  const SteadyTime began = SteadyTime::Now();
+  recovery_.recovered = root_->recovered();
+  recovery_.dropped_records = root_->dropped_records();
+  for (const CacheRecord& record : root_->caches()) {
+    absl::Status status = RecoverCache(record);
+    if (status.ok()) continue;
+    if (!absl::IsDataLoss(status)) return status;  // the next attempt may succeed
+    ++recovery_.dropped_records;
+    root_->RemoveCache(record.cache_id);
+    for (const std::string& name : {record.pool_name(), record.table_name()}) {
+      if (absl::Status released = options_.keeper->Release(name); !released.ok()) return released;
+    }
+  }
+  recovery_.seconds = absl::ToDoubleSeconds(SteadyTime::Now() - began);
+  return absl::OkStatus();
+}
+
+absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
+  const auto opened = cache_memory_.Recover(record);
+  if (!opened.ok()) return opened.status();
+  const std::shared_ptr<const Cache>& cache = *opened;
+  const RecoveredCache recovered = RecoverSequences(*cache);
+  const PoolUsage usage = cache->pool->usage();
+  ++recovery_.caches;
+  recovery_.sequences += static_cast<uint32_t>(recovered.sequences.size());
+  recovery_.segments += recovered.segments;
+  recovery_.dropped_records += recovered.dropped_records;
+  recovery_.bytes += usage.used_bytes - usage.quarantined_bytes;
+  recovery_.quarantined_bytes += usage.quarantined_bytes;
+  counters_.next_segment_id =
+      std::max(counters_.next_segment_id.load(), cache->records->next_segment_id());
+  caches_.Restore(cache);
+  for (const RecoveredSequence& found : recovered.sequences) {
+    root_->MarkIdUsed(found.identity.sequence_id);
+    sequences_.Restore({cache, found.sequence, found.names});
+    if (!found.identity.group_key.empty()) ranks_.Restore(*cache, found.sequence);
+  }
+  InstallReclaimer(cache);
+  for (const RecoveredSequence& found : recovered.sequences) {
+    checksums_->Add(cache, found.sequence);
+    if (!found.identity.live_index.has_value()) continue;
+    absl::Status status = live_.Add(cache, found.sequence, *found.identity.live_index);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+RecoveryReport StoreImpl::Recovery() const { return recovery_; }
+
+absl::Status StoreImpl::KeepSession(const KeptSession& session) {
+  return root_ == nullptr ? absl::OkStatus() : root_->KeepSession(session);
+}
+
+std::vector<KeptSession> StoreImpl::KeptSessions() const {
+  return root_ == nullptr ? std::vector<KeptSession>{} : root_->KeptSessions();
+}
+
+void StoreImpl::EndQuarantine() {
+  for (const auto& cache : caches_.All()) cache->pool->EndQuarantine();
+}
+
+}  // namespace pqcached::kvstore

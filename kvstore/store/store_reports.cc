@@ -1,0 +1,100 @@
+// Store's descriptions and statistics.
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "kvstore/describe.h"
+#include "kvstore/memory_limits.h"
+#include "kvstore/store/store_impl.h"
+
+namespace pqcached::kvstore {
+
+CacheInfo StoreImpl::Describe(const Cache& cache) const {
+  const PoolUsage usage = cache.pool->usage();
+  CacheInfo info{.cache_id = cache.cache_id,
+                 .tenant = cache.tenant,
+                 .spec = cache.spec,
+                 .capacity_bytes = usage.capacity_bytes,
+                 .used_bytes = usage.used_bytes,
+                 .free_bytes = usage.free_bytes,
+                 .largest_free_bytes = usage.largest_free_bytes,
+                 .page_bytes = cache.pool->page_bytes(),
+                 .limit_bytes = usage.limit_bytes};
+  info.cached_prefix_count =
+      static_cast<uint32_t>(sequences_.RetainedOfCache(cache.cache_id).size());
+  info.sequence_count = sequences_.CountOfCache(cache.cache_id);
+  return info;
+}
+
+std::vector<CacheInfo> StoreImpl::ListCaches(std::string_view tenant) {
+  std::vector<CacheInfo> infos;
+  for (const auto& cache : caches_.OfTenant(tenant)) infos.push_back(Describe(*cache));
+  return infos;
+}
+
+absl::StatusOr<std::vector<SequenceInfo>> StoreImpl::ListSequences(std::string_view tenant,
+                                                                   uint64_t cache_id) {
+  const auto cache =
+      tenant.empty() ? caches_.FindInAnyTenant(cache_id) : caches_.Find(tenant, cache_id);
+  if (!cache.ok()) return cache.status();
+  std::vector<SequenceInfo> infos;
+  for (const StoredSequence& stored : sequences_.OfCache(cache_id)) {
+    const auto snapshot = stored.sequence->Peek();
+    if (!snapshot.ok()) continue;  // dropped concurrently
+    infos.push_back(kvstore::Describe(*stored.cache, *stored.sequence, **snapshot));
+  }
+  std::sort(infos.begin(), infos.end(), [](const SequenceInfo& a, const SequenceInfo& b) {
+    return a.sequence_id < b.sequence_id;
+  });
+  return infos;
+}
+
+absl::StatusOr<SequenceInfo> StoreImpl::DescribeSequence(std::string_view tenant,
+                                                         uint64_t sequence_id) {
+  const auto found = FindForAdmin(tenant, sequence_id);
+  if (!found.ok()) return found.status();
+  const auto snapshot = found->sequence->Peek();
+  if (!snapshot.ok()) return snapshot.status();
+  SequenceInfo info = kvstore::Describe(*found->cache, *found->sequence, **snapshot);
+  info.live_index = live_.StatusOf(sequence_id);
+  return info;
+}
+
+void StoreImpl::CountSequences(StoreStats& stats) const {
+  std::set<const SegmentRows*> seen;
+  std::set<const SegmentRows*> shared;
+  for (const StoredSequence& stored : sequences_.All()) {
+    if (stored.retained()) ++stats.cached_prefix_count;
+    if (stored.sequence->holds().pinned()) ++stats.pinned_count;
+    const auto snapshot = stored.sequence->Peek();
+    if (!snapshot.ok()) continue;  // dropped concurrently
+    for (const SegmentEntry& entry : (*snapshot)->list->segments) {
+      const SegmentRows* rows = entry.rows.get();
+      if (seen.insert(rows).second || !shared.insert(rows).second) continue;
+      stats.shared_bytes += rows->used_bytes();
+    }
+  }
+}
+
+StoreStats StoreImpl::Stats() {
+  StoreStats stats{.staging_bytes = local_.staging_bytes(),
+                   .live_work_count = live_.CountBusySequences()};
+  for (const LeaseInfo& lease : local_.ListLeases()) {
+    ++stats.lease_count;
+    if (lease.revoked) ++stats.revoked_lease_count;
+  }
+  stats.data_loss_count = counters_.data_loss_count.load();
+  stats.recovered_sequences = recovery_.sequences;
+  for (const auto& cache : caches_.All()) {
+    stats.quarantined_bytes += cache->pool->usage().quarantined_bytes;
+  }
+  stats.evicted_sequences = evictor_.evicted_sequences();
+  stats.evicted_bytes = evictor_.evicted_bytes();
+  stats.prompt_tokens = prefixes_.prompt_tokens();
+  stats.matched_tokens = prefixes_.matched_tokens();
+  stats.memory_available_bytes = ReadMemoryLimits(options_.memory_root).available_bytes;
+  CountSequences(stats);
+  return stats;
+}
+
+}  // namespace pqcached::kvstore

@@ -71,8 +71,6 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/base/exec.h"
-#include "kvstore/heat.h"
-#include "kvstore/keeper.h"
 #include "kvstore/local_session.h"
 #include "kvstore/model.h"
 #include "kvstore/values.h"
@@ -84,6 +82,8 @@ struct TenantQuota {
   size_t guaranteed_bytes = 0;  // reserved: other tenants' caches cannot use them
   size_t max_bytes = std::numeric_limits<size_t>::max();
 };
+
+class DescriptorKeeper;  // memory/keeper.h
 
 struct StoreOptions {
   size_t max_pool_bytes = size_t{8} << 30;  // over all caches
@@ -215,7 +215,7 @@ class Store {
   // Names tokens [first_position, first_position + ids) with their token ids, stored or not yet.
   //
   // Errors: kInvalidArgument  a gap behind the tokens named so far, other ids than theirs, or more
-  //                           than kMaxNamedAhead (prefix.h) tokens ahead of the stored ones
+  //                           than kMaxNamedAhead tokens (sequence/prefix.h) ahead of those stored
   virtual absl::Status NameTokens(std::string_view tenant, uint64_t sequence_id,
                                   uint64_t first_position, std::span<const uint32_t> token_ids) = 0;
   // Returns the status that NameTokens would return; names nothing.

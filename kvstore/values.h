@@ -209,6 +209,15 @@ struct Attention {
   Selected selected;  // `positions` only when requested
 };
 
+// Order of eviction.
+//
+// kLru     evicts the segment with the oldest last use first
+// kReuse   least frequently used, with dynamic aging: each hit raises a segment's worth by one, and
+//          an eviction raises the worth of all later uses. Segments that were used once are evicted
+//          before segments that are reused repeatedly, however recent their use is, and old hits
+//          lose weight over time
+enum class EvictionPolicy : uint8_t { kLru = 0, kReuse = 1 };
+
 struct StoreStats {
   uint32_t lease_count = 0;          // revoked ones included
   uint32_t revoked_lease_count = 0;  // revoked leases that their holders have not released

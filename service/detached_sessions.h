@@ -25,7 +25,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "kvstore/keeper.h"
+#include "kvstore/memory/keeper.h"
 #include "kvstore/store.h"
 #include "service/calls.h"
 #include "service/config.h"

@@ -5,7 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "kvstore/control_memory.h"
+#include "kvstore/share/control_memory.h"
 
 namespace pqcached::service {
 namespace {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvstore/file_keeper.h"
+#include "kvstore/memory/file_keeper.h"
 #include "service/broker.h"
 #include "service/command_line.h"
 #include "service/config.h"

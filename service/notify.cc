@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "kvstore/clock.h"
-#include "kvstore/memfd.h"
+#include "kvstore/memory/memfd.h"
 #include "service/refusal.h"
 
 namespace pqcached::service {

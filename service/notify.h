@@ -24,7 +24,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "kvstore/keeper.h"
+#include "kvstore/memory/keeper.h"
 #include "service/config.h"
 
 namespace pqcached::service {

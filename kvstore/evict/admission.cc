@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kvstore/buddy.h"
-#include "kvstore/builder.h"
-#include "kvstore/free_map.h"
+#include "kvstore/index/builder.h"
+#include "kvstore/memory/buddy.h"
+#include "kvstore/memory/free_map.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -14,8 +14,8 @@ namespace {
 
 uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
-// Returns the number of codebook generations that SplitGenerations (builder.h) makes of segments
-// that are all full except the last.
+// Returns the number of codebook generations that SplitGenerations (index/builder.h) makes of
+// segments that are all full except the last.
 uint64_t GenerationCount(uint64_t tokens, uint64_t segment_tokens, uint64_t codebook_tokens) {
   const uint64_t segments = CeilDiv(codebook_tokens, segment_tokens);
   const uint64_t whole = tokens / (segments * segment_tokens);

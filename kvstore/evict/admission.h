@@ -3,8 +3,8 @@
 #define PQCACHED_KVSTORE_EVICT_ADMISSION_H_
 
 #include "absl/status/statusor.h"
-#include "kvstore/cache.h"
 #include "kvstore/evict/evictor.h"
+#include "kvstore/sequence/cache.h"
 
 namespace pqcached::kvstore {
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvstore/free_map.h"
+#include "kvstore/memory/free_map.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {

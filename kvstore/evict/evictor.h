@@ -1,7 +1,8 @@
 // Evictor: frees memory by evicting cached prefixes and idle sequences (eviction.h plans, the
 // evictor claims and drops).
 //
-// Thread-safe, without locks of its own: a sequence is claimed before it is dropped (holds.h).
+// Thread-safe, without locks of its own: a sequence is claimed before it is dropped
+// (sequence/holds.h).
 #ifndef PQCACHED_KVSTORE_EVICT_EVICTOR_H_
 #define PQCACHED_KVSTORE_EVICT_EVICTOR_H_
 
@@ -12,12 +13,12 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "kvstore/cache.h"
-#include "kvstore/eviction.h"
-#include "kvstore/live_index.h"
-#include "kvstore/local_sessions.h"
-#include "kvstore/rank_sequences.h"
+#include "kvstore/evict/eviction.h"
+#include "kvstore/index/live_index.h"
+#include "kvstore/sequence/cache.h"
 #include "kvstore/sequence/stored_sequences.h"
+#include "kvstore/share/local_sessions.h"
+#include "kvstore/share/rank_sequences.h"
 
 namespace pqcached::kvstore {
 

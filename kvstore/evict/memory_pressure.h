@@ -5,9 +5,9 @@
 #include <memory>
 #include <span>
 
-#include "kvstore/cache.h"
 #include "kvstore/evict/evictor.h"
-#include "kvstore/memory_limits.h"
+#include "kvstore/memory/memory_limits.h"
+#include "kvstore/sequence/cache.h"
 
 namespace pqcached::kvstore {
 

@@ -91,9 +91,8 @@ std::vector<StoredSequence> StoredSequences::OfCache(uint64_t cache_id) const {
 }
 
 std::vector<StoredSequence> StoredSequences::RetainedOfCache(uint64_t cache_id) const {
-  return Filter([&](const StoredSequence& one) {
-    return one.cache->cache_id == cache_id && one.retained();
-  });
+  return Filter(
+      [&](const StoredSequence& one) { return one.cache->cache_id == cache_id && one.retained(); });
 }
 
 std::vector<StoredSequence> StoredSequences::OfSession(std::string_view session) const {

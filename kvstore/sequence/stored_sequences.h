@@ -12,11 +12,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvstore/cache.h"
-#include "kvstore/evicted_ids.h"
 #include "kvstore/mutex.h"
-#include "kvstore/prefix.h"
-#include "kvstore/sequence.h"
+#include "kvstore/sequence/cache.h"
+#include "kvstore/sequence/evicted_ids.h"
+#include "kvstore/sequence/prefix.h"
+#include "kvstore/sequence/sequence.h"
 
 namespace pqcached::kvstore {
 

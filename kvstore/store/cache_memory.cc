@@ -4,7 +4,8 @@
 #include <string>
 #include <utility>
 
-#include "kvstore/memfd.h"
+#include "kvstore/memory/keeper.h"
+#include "kvstore/memory/memfd.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {

@@ -12,8 +12,8 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "kvstore/cache.h"
-#include "kvstore/root_records.h"
+#include "kvstore/records/root_records.h"
+#include "kvstore/sequence/cache.h"
 #include "kvstore/store.h"
 
 namespace pqcached::kvstore {

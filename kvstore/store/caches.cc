@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvstore/memory_limits.h"
+#include "kvstore/memory/memory_limits.h"
 #include "kvstore/model.h"
 #include "kvstore/refusal.h"
 #include "kvstore/store/cache_rules.h"

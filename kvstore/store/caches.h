@@ -13,8 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvstore/cache.h"
 #include "kvstore/mutex.h"
+#include "kvstore/sequence/cache.h"
 #include "kvstore/store.h"
 #include "kvstore/store/cache_memory.h"
 

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvstore/refusal.h"
-#include "kvstore/sequence_record.h"
+#include "kvstore/sequence/sequence_record.h"
 
 namespace pqcached::kvstore {
 

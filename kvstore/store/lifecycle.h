@@ -1,7 +1,7 @@
 // Lifecycle: creates, forks and ends the sequences of a store.
 //
-// A sequence begins with the longest stored prefix of its prompt. When it ends, its named tokens may
-// remain as a cached prefix (StoreOptions::retain).
+// A sequence begins with the longest stored prefix of its prompt. When it ends, its named tokens
+// may remain as a cached prefix (StoreOptions::retain).
 //
 // Thread-safe. One lock, which serializes the retention of tokens; all other locks may be acquired
 // inside it.
@@ -16,13 +16,13 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "kvstore/cache.h"
-#include "kvstore/checksums.h"
+#include "kvstore/checksum/checksums.h"
 #include "kvstore/evict/evictor.h"
-#include "kvstore/live_index.h"
+#include "kvstore/index/live_index.h"
 #include "kvstore/mutex.h"
-#include "kvstore/rank_sequences.h"
+#include "kvstore/sequence/cache.h"
 #include "kvstore/sequence/stored_sequences.h"
+#include "kvstore/share/rank_sequences.h"
 #include "kvstore/store/cache_memory.h"
 #include "kvstore/store/prefix_sharing.h"
 

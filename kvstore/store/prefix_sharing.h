@@ -11,10 +11,10 @@
 #include <span>
 #include <string_view>
 
-#include "kvstore/cache.h"
-#include "kvstore/prefix.h"
-#include "kvstore/rank_sequences.h"
-#include "kvstore/sequence.h"
+#include "kvstore/sequence/cache.h"
+#include "kvstore/sequence/prefix.h"
+#include "kvstore/sequence/sequence.h"
+#include "kvstore/share/rank_sequences.h"
 #include "kvstore/store/caches.h"
 
 namespace pqcached::kvstore {

@@ -5,14 +5,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kvstore/builder.h"
+#include "kvstore/checksum/verify.h"
 #include "kvstore/evict/admission.h"
 #include "kvstore/evict/memory_pressure.h"
-#include "kvstore/ingest.h"
-#include "kvstore/memory_limits.h"
+#include "kvstore/index/builder.h"
+#include "kvstore/memory/memory_limits.h"
 #include "kvstore/model.h"
 #include "kvstore/refusal.h"
-#include "kvstore/verify.h"
+#include "kvstore/rows/ingest.h"
 
 namespace pqcached::kvstore {
 namespace {

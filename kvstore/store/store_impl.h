@@ -1,6 +1,6 @@
-// StoreImpl implements Store: it owns the store's parts and forwards each call to the part that does
-// the work. caches.h: the open caches; sequence/stored_sequences.h: their sequences; lifecycle.h:
-// creates and ends sequences; evict/: eviction, admission and memory pressure;
+// StoreImpl implements Store: it owns the store's parts and forwards each call to the part that
+// does the work. caches.h: the open caches; sequence/stored_sequences.h: their sequences;
+// lifecycle.h: creates and ends sequences; evict/: eviction, admission and memory pressure;
 // share/local_sessions.h: local access. store.cc: checks, reads and changes; store_reports.cc:
 // descriptions and statistics; store_recovery.cc: recovery and kept state.
 //
@@ -12,17 +12,17 @@
 #include <string>
 #include <vector>
 
-#include "kvstore/cache.h"
-#include "kvstore/checksums.h"
-#include "kvstore/cost_model.h"
+#include "kvstore/checksum/checksums.h"
 #include "kvstore/evict/evictor.h"
-#include "kvstore/live_index.h"
-#include "kvstore/local_sessions.h"
-#include "kvstore/memory_watch.h"
-#include "kvstore/rank_sequences.h"
-#include "kvstore/reader.h"
-#include "kvstore/root_records.h"
+#include "kvstore/index/cost_model.h"
+#include "kvstore/index/live_index.h"
+#include "kvstore/memory/memory_watch.h"
+#include "kvstore/records/root_records.h"
+#include "kvstore/rows/reader.h"
+#include "kvstore/sequence/cache.h"
 #include "kvstore/sequence/stored_sequences.h"
+#include "kvstore/share/local_sessions.h"
+#include "kvstore/share/rank_sequences.h"
 #include "kvstore/store.h"
 #include "kvstore/store/cache_memory.h"
 #include "kvstore/store/caches.h"

@@ -3,7 +3,8 @@
 #include <string>
 
 #include "kvstore/clock.h"
-#include "kvstore/recovery.h"
+#include "kvstore/memory/keeper.h"
+#include "kvstore/store/recovery.h"
 #include "kvstore/store/store_impl.h"
 
 namespace pqcached::kvstore {

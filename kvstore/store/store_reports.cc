@@ -3,8 +3,8 @@
 #include <set>
 #include <vector>
 
-#include "kvstore/describe.h"
-#include "kvstore/memory_limits.h"
+#include "kvstore/memory/memory_limits.h"
+#include "kvstore/sequence/describe.h"
 #include "kvstore/store/store_impl.h"
 
 namespace pqcached::kvstore {

@@ -10,7 +10,7 @@
 
 #include "absl/time/clock.h"
 #include "kvstore/clock.h"
-#include "kvstore/holds.h"
+#include "kvstore/sequence/holds.h"
 
 namespace pqcached::kvstore::testing {
 namespace {

@@ -18,8 +18,8 @@
 #include <string_view>
 #include <vector>
 
-#include "kvstore/keeper.h"
-#include "kvstore/memfd.h"
+#include "kvstore/memory/keeper.h"
+#include "kvstore/memory/memfd.h"
 
 namespace pqcached::kvstore::testing {
 

@@ -4,8 +4,9 @@
 
 #include <cstdint>
 
-#include "kvstore/cache.h"
-#include "kvstore/live_index.h"
+#include "kvstore/index/cost_model.h"
+#include "kvstore/index/live_index.h"
+#include "kvstore/sequence/cache.h"
 
 namespace pqcached::kvstore::testing {
 

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "kvstore/keeper.h"
-#include "kvstore/memfd.h"
+#include "kvstore/memory/keeper.h"
+#include "kvstore/memory/memfd.h"
 #include "kvstore/mutex.h"
 
 namespace pqcached::kvstore::testing {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "kvstore/evict/evictor.h"
-#include "kvstore/ingest.h"
+#include "kvstore/rows/ingest.h"
 #include "kvstore/store/caches.h"
 #include "kvstore/store/lifecycle.h"
 #include "kvstore/store/prefix_sharing.h"

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "kvstore/control_memory.h"
+#include "kvstore/share/control_memory.h"
 #include "service/kept_sessions.h"
 #include "service/take_over.h"
 #include "service/worker_process.h"

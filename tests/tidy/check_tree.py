@@ -9,6 +9,18 @@ import re
 import subprocess
 import sys
 
+# The values and interfaces at the root of kvstore/, which all its folders use. "=" means without subfolders.
+KVSTORE = {"=kvstore", "kvstore/read", "kernels"}
+KVSTORE_FOLDERS = ("memory", "records", "sequence", "checksum", "rows", "index", "share", "evict", "store")  # lower ones first
+KVSTORE_OTHERS = {"absl", "oneapi", "tbb", "liburing", "openssl", "curl"}
+
+
+def kvstore_rules():
+    """No folder includes a higher one."""
+    for number, folder in enumerate(KVSTORE_FOLDERS, 1):
+        yield f"kvstore/{folder}", (KVSTORE | {f"kvstore/{lower}" for lower in KVSTORE_FOLDERS[:number]}, KVSTORE_OTHERS)
+
+
 # Folder -> what its files may include, of ours and of others. Longest prefix wins.
 MAY_INCLUDE = {
     "kernels/base/simd": ({"kernels/base"}, set()),
@@ -21,7 +33,8 @@ MAY_INCLUDE = {
     "kernels": ({"kernels"}, set()),
     "gpu": ({"gpu", "kernels"}, {"cuda"}),
     "kvstore/read": ({"kvstore/read", "kernels"}, set()),
-    "kvstore": ({"kvstore", "kernels"}, {"absl", "oneapi", "tbb", "liburing", "openssl", "curl"}),
+    "kvstore": (KVSTORE, KVSTORE_OTHERS),
+    **dict(kvstore_rules()),
     "service": (
         {"service", "kvstore", "kernels", "pqcached/v1", "gpu"},
         {"absl", "oneapi", "tbb", "grpc", "grpcpp", "google", "boost", "spdlog", "fmt", "CLI", "yaml-cpp", "prometheus", "infiniband", "rdma"},
@@ -92,7 +105,7 @@ def include_findings(path, text):
             continue
         if kind == '"':
             folder = str(pathlib.PurePath(target).parent)
-            is_ours = any(folder == o or (o != "pqcached" and folder.startswith(o + "/")) for o in ours)
+            is_ours = any(folder == o.lstrip("=") or (not o.startswith("=") and o != "pqcached" and folder.startswith(o + "/")) for o in ours)
             if not is_ours and target.split("/")[0] not in others:
                 yield f"{path}:{number}: may not include {target}; allowed: {', '.join(sorted(ours))}"
         elif "/" in target and not target.startswith(STANDARD_WITH_SLASH):

@@ -29,12 +29,12 @@ class CheckTreeTest(unittest.TestCase):
         }))
 
     def test_kernels_may_not_include_the_store_or_a_third_party(self):
-        self.assert_finds("may not include kvstore/pool.h", {"kernels/a.cc": '#include "kvstore/pool.h"\n'})
+        self.assert_finds("may not include kvstore/memory/pool.h", {"kernels/a.cc": '#include "kvstore/memory/pool.h"\n'})
         self.assert_finds("may not include <absl/status/status.h>", {"kernels/a.cc": "#include <absl/status/status.h>\n"})
         self.assert_finds("may not include absl/status/status.h", {"kernels/a.cc": '#include "absl/status/status.h"\n'})
 
     def test_the_read_view_may_not_include_the_rest_of_the_store(self):
-        self.assert_finds("may not include kvstore/pool.h", {"kvstore/read/a.cc": '#include "kvstore/pool.h"\n'})
+        self.assert_finds("may not include kvstore/memory/pool.h", {"kvstore/read/a.cc": '#include "kvstore/memory/pool.h"\n'})
 
     def test_the_store_may_not_include_grpc_and_nothing_includes_the_service(self):
         self.assert_finds("may not include <grpcpp/grpcpp.h>", {"kvstore/a.cc": "#include <grpcpp/grpcpp.h>\n"})

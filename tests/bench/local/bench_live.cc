@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "kvstore/clock.h"
-#include "kvstore/cost_model.h"
+#include "kvstore/index/cost_model.h"
 #include "tests/bench/local/drift_keys.h"
 #include "tests/bench/local/live_world.h"
 #include "tests/bench/report.h"

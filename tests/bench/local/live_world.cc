@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "kvstore/clock.h"
-#include "kvstore/live_index.h"
+#include "kvstore/index/live_index.h"
 #include "tests/bench/report.h"
 
 namespace pqcached::bench {

@@ -12,8 +12,8 @@
 
 #include "client/local/session.h"
 #include "client/local/step_slots.h"
-#include "kvstore/control_memory.h"
-#include "kvstore/staging.h"
+#include "kvstore/share/control_memory.h"
+#include "kvstore/share/staging.h"
 #include "tests/client/local/step_fixture.h"
 
 namespace pqcached {

@@ -17,8 +17,8 @@
 #include "kvstore/read/attachment.h"
 #include "kvstore/read/broker_protocol.h"
 #include "kvstore/read/layout.h"
-#include "kvstore/record_table.h"
-#include "kvstore/sequence_record.h"
+#include "kvstore/records/record_table.h"
+#include "kvstore/sequence/sequence_record.h"
 
 namespace pqcached::kvstore {
 namespace {

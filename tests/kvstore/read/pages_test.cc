@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvstore/memfd.h"
-#include "kvstore/pool.h"
+#include "kvstore/memory/memfd.h"
+#include "kvstore/memory/pool.h"
 
 namespace pqcached::kvstore {
 namespace {

@@ -1,0 +1,71 @@
+// Checksums computes checksums of immutable bytes: rows of closed segments, and codes of their
+// ready layers.
+//
+// A thread of the store computes them some time after the bytes become final. By then the burst of
+// writes that the bytes belong to is likely over; during it, the thread would compete for memory
+// bandwidth. The thread stores the checksums in the cache's records (checksum_record.h); the store
+// of the next process verifies the bytes (verify.h).
+//
+// Thread-safe.
+#ifndef PQCACHED_KVSTORE_CHECKSUM_CHECKSUMS_H_
+#define PQCACHED_KVSTORE_CHECKSUM_CHECKSUMS_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "kvstore/clock.h"
+#include "kvstore/mutex.h"
+#include "kvstore/sequence/cache.h"
+#include "kvstore/sequence/sequence.h"
+
+namespace pqcached::kvstore {
+
+// Computes and records checksums of segments on its own thread.
+class Checksums {
+ public:
+  Checksums();
+  // Stops the thread and waits for work in progress.
+  ~Checksums() { Stop(); }
+  Checksums(const Checksums&) = delete;
+  Checksums& operator=(const Checksums&) = delete;
+  void Stop();
+
+  // Records checksums of this sequence until it is dropped.
+  void Add(std::shared_ptr<const Cache> cache, const std::shared_ptr<Sequence>& sequence);
+  // Waits until all work is done, or until the deadline. Returns false at the deadline.
+  bool WaitIdle(SteadyTime deadline);
+
+ private:
+  class Watcher;
+  struct Job {
+    std::shared_ptr<const Cache> cache;
+    std::weak_ptr<Sequence> sequence;
+    std::shared_ptr<Watcher> watcher;
+    SteadyTime due;
+  };
+  static constexpr absl::Duration kDelay = absl::Milliseconds(50);
+  struct Inbox {  // shared with watchers, which may outlive the Checksums object
+    Mutex mutex;
+    CondVar changed;
+    bool stop ABSL_GUARDED_BY(mutex) = false;
+    bool busy ABSL_GUARDED_BY(mutex) = false;
+    std::deque<Job> jobs ABSL_GUARDED_BY(mutex);  // ordered by due time
+
+    SteadyTime next_due() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+      return jobs.empty() ? SteadyTime::InfiniteFuture() : jobs.front().due;
+    }
+  };
+
+  void Work();
+  bool stopped() const;
+
+  const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
+  std::thread worker_;
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_CHECKSUM_CHECKSUMS_H_

@@ -1,0 +1,48 @@
+// Eviction: chooses the tokens that are evicted when a pool is full, and the extents that this
+// frees.
+//
+// A *candidate* is an evictable sequence: a *retained* one (a cached prefix: its session is over,
+// and it is kept because the next request may begin with the same tokens), or an idle one of a
+// living session. A candidate has no holders (sequence/holds.h). Cached prefixes are evicted first,
+// segment by segment from their ends, so that their beginnings remain usable for longest. An idle
+// sequence is evicted as a whole.
+//
+// Planning changes nothing, and a plan may be out of date when it is carried out: the evictor
+// claims each sequence first.
+#ifndef PQCACHED_KVSTORE_EVICT_EVICTION_H_
+#define PQCACHED_KVSTORE_EVICT_EVICTION_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kvstore/sequence/heat.h"
+#include "kvstore/sequence/segment.h"
+#include "kvstore/sequence/sequence.h"
+
+namespace pqcached::kvstore {
+
+struct Candidate {
+  std::shared_ptr<Sequence> sequence;
+  bool retained = false;
+};
+
+// One step of an eviction.
+struct Victim {
+  size_t candidate = 0;            // ordinal of the candidate
+  uint32_t keep_tokens = 0;        // tokens of the sequence that remain; 0: all are evicted
+  double score = 0;                // the policy's score; the lowest is evicted first
+  std::vector<ExtentRef> extents;  // extents that this step frees, after all steps before it
+
+  size_t bytes() const;
+};
+
+// Returns all possible steps in eviction order. The extents of a step are those that only
+// candidates hold; extents that other readers hold too become free later, and are not counted.
+std::vector<Victim> PlanEviction(std::span<const Candidate> candidates, const StoredLayers& layers,
+                                 EvictionPolicy policy);
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_EVICT_EVICTION_H_

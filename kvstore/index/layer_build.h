@@ -1,0 +1,77 @@
+// LayerBuild: trains the codebook and computes the codes of one layer, from rows that no longer
+// change. BuildIndex, incremental indexes and merges use it.
+//
+// Work runs on the building arena, one task per kv head and sub-space. Results depend on rows, seed
+// and iterations, never on the number of threads.
+//
+// Thread-safe as long as outputs are not shared.
+#ifndef PQCACHED_KVSTORE_INDEX_LAYER_BUILD_H_
+#define PQCACHED_KVSTORE_INDEX_LAYER_BUILD_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvstore/sequence/cache.h"
+#include "kvstore/sequence/segment.h"
+
+namespace pqcached::kvstore {
+
+// Tokens of one segment, by absolute position; all of them are ingested.
+struct SegmentTokens {
+  std::shared_ptr<const SegmentRows> rows;
+  PositionRange tokens;
+};
+
+struct LayerTraining {
+  uint32_t layer_slot = 0;
+  IndexDescriptor index;
+  std::span<const SegmentTokens> segments;  // training data
+  uint32_t sink_tokens = 0;                 // positions below it are not trained on
+  uint32_t sample_tokens = 0;               // rows per kv head; 0 = all
+  uint32_t iterations = 0;
+  uint64_t seed = 0;
+  const Codebook* first = nullptr;   // start from its centroids; null: from random rows
+  std::function<bool()> keep_going;  // called between iterations, from several threads; false stops
+};
+
+// Trains the centroids of `codebook` and fills its header.
+void TrainLayer(const Cache& cache, const LayerTraining& training, Codebook& codebook);
+
+// Returns the mean squared distance of a sample of the segments' keys (at most 2048 rows per kv
+// head) to their centroids of `codebook`, summed over sub-spaces, averaged over kv heads. It is
+// comparable with CodebookHeader::inertia. `training`: first, iterations and keep_going are
+// ignored.
+double MeasureLayer(const Cache& cache, const LayerTraining& training, const Codebook& codebook);
+
+// Allocates the index data of one layer of a segment, codes its slots [0, slot_end), and counts and
+// lists those after the sink tokens. The segment is closed, or full in this layer.
+//
+// Errors: kResourceExhausted with the shortfall.
+absl::StatusOr<SegmentIndex::Layer> CodeLayer(const Cache& cache, uint32_t layer_slot,
+                                              const SegmentRows& rows, uint32_t slot_end,
+                                              uint32_t sink_tokens,
+                                              std::shared_ptr<const Codebook> codebook);
+
+// Does the same for slots of the active segment, without counts and lists, which are written when
+// it is closed.
+absl::StatusOr<SegmentIndex::Layer> CodeOpenLayer(const Cache& cache, uint32_t layer_slot,
+                                                  const SegmentRows& rows, uint32_t slot_end,
+                                                  std::shared_ptr<const Codebook> codebook);
+
+// Allocates a codebook for one layer, with unspecified centroids. Errors: kResourceExhausted.
+absl::StatusOr<std::shared_ptr<Codebook>> NewCodebook(const Cache& cache, uint32_t layer_slot,
+                                                      const IndexDescriptor& index,
+                                                      uint32_t codebook_generation);
+
+// Returns the training rows of one kv head, in the form that the kernels read.
+std::vector<kernels::RowSpan> TrainingRows(const StoredLayers::Layer& layer, uint32_t kv_head,
+                                           std::span<const SegmentTokens> segments,
+                                           uint32_t sink_tokens);
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_INDEX_LAYER_BUILD_H_

@@ -1,0 +1,105 @@
+// IncrementalIndexer: the worker thread that maintains incremental indexes while rows arrive.
+//
+// One thread processes what sequences publish, the most urgent first: segments without codes
+// precede work that only improves later decoding (recoding, merges); sequences take turns. The work
+// itself runs on the building arena (live_sequence.h).
+//
+// Work that fails (the pool is full) leaves rows and indexes as they are. StatusOf and the `failed`
+// callback report the failure; the work is retried when the sequence publishes next, or by Finish.
+//
+// Thread-safe. Locks are not held during work.
+#ifndef PQCACHED_KVSTORE_INDEX_LIVE_INDEX_H_
+#define PQCACHED_KVSTORE_INDEX_LIVE_INDEX_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "kvstore/clock.h"
+#include "kvstore/mutex.h"
+#include "kvstore/sequence/cache.h"
+#include "kvstore/sequence/sequence.h"
+
+namespace pqcached::kvstore {
+
+// Checks the spec of an incremental index. Errors: kInvalidArgument naming the field.
+absl::Status CheckLiveIndex(const Cache& cache, const LiveIndex& spec);
+
+class IncrementalIndexer {
+ public:
+  // Called on the worker's thread.
+  using Failed = std::function<void(uint64_t sequence_id, const absl::Status& status)>;
+
+  explicit IncrementalIndexer(Failed failed = {});
+  ~IncrementalIndexer();  // calls Stop
+  IncrementalIndexer(const IncrementalIndexer&) = delete;
+  IncrementalIndexer& operator=(const IncrementalIndexer&) = delete;
+
+  // Waits for the end of work in progress, which stops early; no work starts afterwards.
+  void Stop();
+
+  // Maintains the index until the sequence is dropped. Segments that the sequence shares with
+  // others and that are already indexed keep their codes. Errors: kNotFound when dropped.
+  absl::Status Add(std::shared_ptr<const Cache> cache, std::shared_ptr<Sequence> sequence,
+                   const LiveIndex& spec);
+
+  std::optional<LiveIndex> SpecOf(uint64_t sequence_id) const;
+  // Returns the status of the most recent work on the sequence: ok, or the reason why it failed.
+  absl::Status StatusOf(uint64_t sequence_id) const;
+  // Returns true when the worker has no work left for the sequence until it publishes next.
+  bool IsIdle(uint64_t sequence_id) const;
+  // Returns the number of sequences that the worker has work left for.
+  uint32_t CountBusySequences() const;
+  // Waits until no sequence has work left, or until the deadline. Returns false at the deadline.
+  bool WaitIdle(SteadyTime deadline) const;
+
+  // Implements BuildIndex for an incremental index: waits until all its closed segments are
+  // indexed. `progress`: as in Store::BuildIndex, one report per layer. Errors: those of
+  // Store::BuildIndex, and those of the work.
+  absl::Status Finish(const Cache& cache, Sequence& sequence, const BuildSpec& spec,
+                      const std::function<bool(const BuildProgress&)>& progress);
+
+  // Prevents work on the sequence for the lifetime of this object. The constructor waits for work
+  // in progress.
+  class Pause {
+   public:
+    Pause(IncrementalIndexer& indexes, uint64_t sequence_id);
+    ~Pause();
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    IncrementalIndexer& indexes_;
+    const uint64_t sequence_id_;
+  };
+
+ private:
+  class Watcher;
+  struct Entry;
+  // State shared with watchers, which may outlive the worker.
+  struct Inbox {
+    mutable Mutex mutex;
+    mutable CondVar changed;
+    bool stop ABSL_GUARDED_BY(mutex) = false;
+    std::map<uint64_t, Entry> entries ABSL_GUARDED_BY(mutex);
+  };
+  struct WorkItem;
+
+  void Work();
+  std::optional<WorkItem> PickNext(uint64_t last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(inbox_->mutex);
+  void Settle(const WorkItem& pick, const absl::Status& status, bool worked);
+
+  const Failed failed_;
+  const std::shared_ptr<Inbox> inbox_;
+  std::atomic<bool> stop_ = false;
+  std::thread worker_;
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_INDEX_LIVE_INDEX_H_

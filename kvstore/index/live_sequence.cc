@@ -1,0 +1,367 @@
+#include "kvstore/index/live_sequence.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/train/pq_encode.h"
+#include "kvstore/checksum/verify.h"
+#include "kvstore/clock.h"
+#include "kvstore/index/cost_model.h"
+#include "kvstore/index/merge.h"
+#include "kvstore/index/training.h"
+#include "kvstore/refusal.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+constexpr uint32_t kMaxLiveIterations = 10;
+constexpr absl::Duration kWriterWait = absl::Milliseconds(2);
+
+// Returns the end position (exclusive) of the tokens of a layer in this entry when all of them are
+// final; 0 when some are still missing.
+uint32_t FinalEnd(const Snapshot& snapshot, const SegmentEntry& entry, uint32_t layer_slot) {
+  const uint32_t end = entry.closed ? entry.token_end : entry.rows->end_capacity();
+  return snapshot.layer_tokens[layer_slot] >= end ? end : 0;
+}
+
+}  // namespace
+
+LiveSequence::LiveSequence(std::shared_ptr<const Cache> cache, std::shared_ptr<Sequence> sequence,
+                           const LiveIndex& spec)
+    : cache_(std::move(cache)),
+      sequence_(std::move(sequence)),
+      spec_(spec),
+      sample_tokens_(spec.train_tokens > 0 ? spec.train_tokens : cache_->segmenting.train_tokens),
+      layers_(cache_->layers.size()) {}
+
+absl::StatusOr<bool> LiveSequence::Step(Purpose purpose, const std::function<bool()>& keep_going) {
+  auto snapshot = sequence_->Peek();
+  if (!snapshot.ok()) return snapshot.status();
+  if (absl::Status status = VerifyList(*cache_, *(*snapshot)->list); !status.ok()) return status;
+  go_on_ = keep_going;
+  ordinal_ = (*snapshot)->list->Find(spec_.index);
+  if (!begun_) Begin(**snapshot);
+  for (uint32_t slot = 0; slot < layers_.size(); ++slot) {  // indexed again after a truncation
+    layers_[slot].done_end = std::min(layers_[slot].done_end, (*snapshot)->layer_tokens[slot]);
+  }
+  auto worked = purpose == Purpose::kDecode ? StepForDecode(**snapshot) : StepForUpkeep(**snapshot);
+  // Another writer may replace a segment between snapshot and publication; the next snapshot
+  // contains the result.
+  if (absl::IsAborted(worked.status()) || absl::IsCancelled(worked.status())) return true;
+  return worked;
+}
+
+// Adopts the codes of segments that the sequence shares with another one.
+void LiveSequence::Begin(const Snapshot& snapshot) {
+  begun_ = true;
+  for (const SegmentEntry& entry : snapshot.list->segments) {
+    const SegmentIndex* index = IndexOf(entry);
+    if (index == nullptr || !entry.closed) break;
+    for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+      LayerState& state = layers_[slot];
+      if (!index->ready(slot) || state.done_end != entry.rows->first_position()) continue;
+      state.done_end = entry.token_end;
+      if (state.codebook != index->codebook(slot)) {
+        state.codebook = index->codebook(slot);
+        state.generation_begin = entry.rows->first_position();
+      }
+      state.trained_end = state.done_end;
+      state.mature = state.done_end - state.generation_begin >= cache_->segmenting.codebook_tokens;
+      next_generation_ =
+          std::max(next_generation_, state.codebook->header().codebook_generation + 1);
+    }
+  }
+}
+
+bool LiveSequence::IsTail(const SegmentEntry& entry) const {
+  return entry.rows->slot_capacity() == cache_->segmenting.tail_tokens;
+}
+
+const SegmentIndex* LiveSequence::IndexOf(const SegmentEntry& entry) const {
+  return ordinal_ < entry.indexes.size() ? entry.indexes[ordinal_].get() : nullptr;
+}
+
+bool LiveSequence::IsCoded(const SegmentEntry& entry, uint32_t layer_slot) const {
+  const SegmentIndex* index = IndexOf(entry);
+  return index != nullptr && index->ready(layer_slot);
+}
+
+LiveSequence::Place LiveSequence::FindNext(const Snapshot& snapshot, bool coded) {
+  const std::vector<SegmentEntry>& entries = snapshot.list->segments;
+  Place next;
+  for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+    const auto entry = std::find_if(entries.begin(), entries.end(), [&](const SegmentEntry& e) {
+      // A segment can lose its codes when the active segment moves after a truncation. A segment
+      // without codes is due, even when it was indexed before.
+      return coded ? FinalEnd(snapshot, e, slot) > layers_[slot].done_end : !IsCoded(e, slot);
+    });
+    if (entry == entries.end()) continue;
+    const uint32_t end = FinalEnd(snapshot, *entry, slot);
+    if (end == 0 || IsCoded(*entry, slot) != coded) continue;
+    if (next.entry == nullptr || &*entry < next.entry) next = {&*entry, slot, end};
+  }
+  return next;
+}
+
+absl::StatusOr<bool> LiveSequence::StepForDecode(const Snapshot& snapshot) {
+  const Place place = FindNext(snapshot, /*coded=*/false);
+  if (place.entry == nullptr) return CodeOpenTail(snapshot);
+  if (absl::Status status = IndexPlace(snapshot, place); !status.ok()) return status;
+  return true;
+}
+
+absl::StatusOr<bool> LiveSequence::StepForUpkeep(const Snapshot& snapshot) {
+  if (const Place place = FindNext(snapshot, /*coded=*/true); place.entry != nullptr) {
+    if (absl::Status status = IndexPlace(snapshot, place); !status.ok()) return status;
+    return true;
+  }
+  if (snapshot.list->prefill_closed) {  // no more prefill tokens will arrive
+    for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+      if (layers_[slot].codebook != nullptr && !layers_[slot].recode_segment_ids.empty()) {
+        FinishGeneration(slot);
+      }
+    }
+  }
+  auto worked = Recode(snapshot);
+  if (!worked.ok() || *worked) return worked;
+  return Merge(snapshot);
+}
+
+LayerTraining LiveSequence::Training(uint32_t layer_slot,
+                                     std::span<const SegmentTokens> segments) const {
+  const uint32_t layer = cache_->layers.layers[layer_slot].layer;
+  return {.layer_slot = layer_slot,
+          .index = spec_.index,
+          .segments = segments,
+          .sink_tokens = spec_.sink_tokens,
+          .sample_tokens = sample_tokens_,
+          .iterations = 0,
+          .seed = MixSeed(MixSeed(spec_.seed, layer), segments.back().tokens.end),
+          .first = nullptr,
+          .keep_going = go_on_};
+}
+
+bool LiveSequence::Drifted(const Place& place) const {
+  const Codebook& codebook = *layers_[place.layer_slot].codebook;
+  const SegmentTokens tokens{place.entry->rows, {place.begin(), place.token_end}};
+  const double inertia = MeasureLayer(*cache_, Training(place.layer_slot, {&tokens, 1}), codebook);
+  return HasDrifted(inertia, codebook, cache_->segmenting.drift_ratio);
+}
+
+uint32_t LiveSequence::Iterations(uint32_t layer_slot, PositionRange tokens) const {
+  if (spec_.iterations > 0) return spec_.iterations;
+  const PrefillCost& prefill = cache_->segmenting.prefill_cost;
+  const double seconds =
+      PrefillSeconds(prefill, tokens.end) - PrefillSeconds(prefill, tokens.begin);
+  if (seconds <= 0) return kMaxLiveIterations;
+  const LayerShape& shape = cache_->layers.layers[layer_slot].shape;
+  return IterationsWithin(cache_->costs.Measured(shape, spec_.index),
+                          {.head_count = shape.kv_heads,
+                           .subspace_count = spec_.index.subspace_count,
+                           .row_count = tokens.end - tokens.begin,
+                           .sample_count = sample_tokens_,
+                           .worker_count = cache_->compute.building.worker_count()},
+                          seconds, kMaxLiveIterations);
+}
+
+absl::Status LiveSequence::IndexPlace(const Snapshot& snapshot, const Place& place) {
+  LayerState& state = layers_[place.layer_slot];
+  const uint32_t codebook_tokens = cache_->segmenting.codebook_tokens;
+  state.generation_begin = std::min(state.generation_begin, place.begin());  // after a truncation
+  state.trained_end = std::max(state.trained_end, state.generation_begin);
+  bool train = false;
+  if (state.codebook == nullptr) {
+    state.generation_begin = place.begin();
+    train = true;
+  } else if (Drifted(place)) {
+    if (!state.mature) FinishGeneration(place.layer_slot);  // the drift ends the generation
+    state.generation_begin = place.begin();
+    state.mature = false;
+    train = true;
+  } else if (!state.mature && !IsTail(*place.entry)) {
+    train = true;
+  } else if (!state.mature) {  // decode segments: each time the generation doubles
+    train = place.token_end - state.generation_begin >=
+            2 * (state.trained_end - state.generation_begin);
+  }
+  if (train) {
+    if (absl::Status status = TrainAndCode(snapshot, place); !status.ok()) return status;
+    if (place.token_end - state.generation_begin >= codebook_tokens)
+      FinishGeneration(place.layer_slot);
+  } else if (!IsCoded(*place.entry, place.layer_slot) ||
+             (!state.mature &&
+              IndexOf(*place.entry)->codebook(place.layer_slot) != state.codebook)) {
+    if (absl::Status status = CodeAndPublish(place, state.codebook); !status.ok()) return status;
+  }
+  state.done_end = std::max(state.done_end, place.token_end);
+  return absl::OkStatus();
+}
+
+absl::Status LiveSequence::TrainAndCode(const Snapshot& snapshot, const Place& place) {
+  LayerState& state = layers_[place.layer_slot];
+  std::vector<SegmentTokens> segments;
+  for (const SegmentEntry& entry : snapshot.list->segments) {
+    const uint32_t begin = entry.rows->first_position();
+    if (begin < state.generation_begin) continue;
+    if (begin >= place.token_end) break;
+    const uint32_t end = entry.closed ? entry.token_end : place.token_end;
+    segments.push_back({entry.rows, {begin, std::min(end, place.token_end)}});
+  }
+  auto codebook = NewCodebook(*cache_, place.layer_slot, spec_.index, next_generation_);
+  if (!codebook.ok()) return codebook.status();
+  LayerTraining training = Training(place.layer_slot, segments);
+  training.first = state.codebook.get();
+  training.iterations = Iterations(place.layer_slot, {place.begin(), place.token_end});
+  // Centroids that were trained on the same generation are already close to the result.
+  if (state.generation_begin < place.begin()) training.iterations = (training.iterations + 1) / 2;
+  TrainLayer(*cache_, training, **codebook);
+  if (!go_on_()) return Cancelled("the training was given up");
+  if (absl::Status status = CodeAndPublish(place, *codebook); !status.ok()) return status;
+  ++next_generation_;
+  state.codebook = *std::move(codebook);
+  state.trained_end = place.token_end;
+  state.recode_segment_ids.push_back(place.entry->rows->segment_id());
+  return absl::OkStatus();
+}
+
+void LiveSequence::FinishGeneration(uint32_t layer_slot) {
+  LayerState& state = layers_[layer_slot];
+  state.mature = true;
+  for (const uint64_t segment_id : state.recode_segment_ids) {
+    recodings_.push_back({layer_slot, segment_id, state.codebook});
+  }
+  state.recode_segment_ids.clear();
+}
+
+absl::Status LiveSequence::CodeAndPublish(const Place& place,
+                                          std::shared_ptr<const Codebook> codebook) {
+  const SegmentRows& rows = *place.entry->rows;
+  auto layer = CodeLayer(*cache_, place.layer_slot, rows, place.token_end - place.begin(),
+                         spec_.sink_tokens, std::move(codebook));
+  if (!layer.ok()) return layer.status();
+  if (!go_on_()) return Cancelled("the coding was given up");
+  std::shared_ptr<const SegmentIndex> index;
+  if (IndexOf(*place.entry) == nullptr) {
+    index = std::make_shared<SegmentIndex>(spec_.index, cache_->layers.size());
+  } else {
+    index = place.entry->indexes[ordinal_];
+  }
+  const IndexedSegment indexed{rows.segment_id(), index->With(place.layer_slot, *std::move(layer))};
+  return sequence_->PublishIndex(spec_.index, {&indexed, 1});
+}
+
+// Codes an active segment that has no codes because it was opened before all layers had codebooks.
+absl::StatusOr<bool> LiveSequence::CodeOpenTail(const Snapshot& snapshot) {
+  const SegmentList& list = *snapshot.list;
+  if (!list.has_active_segment() || !(IsTail(list.segments.back()) || list.prefill_closed))
+    return false;
+  const uint32_t begin = list.segments.back().rows->first_position();
+  for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+    if (layers_[slot].codebook == nullptr) return false;
+    for (size_t i = 0; i + 1 < list.segments.size(); ++i) {
+      if (!IsCoded(list.segments[i], slot)) return false;
+    }
+  }
+  if (const SegmentIndex* index = IndexOf(list.segments.back());
+      index != nullptr && index->all_ready()) {
+    return false;
+  }
+  auto lease = WriteLease::TakeShort(sequence_, SteadyTime::Now() + kWriterWait);
+  if (!lease.ok()) return lease.status();
+  const auto now = sequence_->Peek();
+  if (!now.ok()) return now.status();
+  const SegmentList& newest = *(*now)->list;
+  if (!newest.has_active_segment() ||
+      newest.segments.back().rows->segment_id() != list.segments.back().rows->segment_id()) {
+    return true;
+  }
+  const SegmentEntry& tail = newest.segments.back();
+  auto index = std::make_shared<const SegmentIndex>(spec_.index, cache_->layers.size());
+  for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+    const uint32_t end = std::max((*now)->layer_tokens[slot], begin);
+    auto layer = CodeOpenLayer(*cache_, slot, *tail.rows, end - begin, layers_[slot].codebook);
+    if (!layer.ok()) return layer.status();
+    index = index->With(slot, *std::move(layer));
+  }
+  const IndexedSegment indexed{tail.rows->segment_id(), std::move(index)};
+  if (absl::Status status = sequence_->PublishIndex(spec_.index, {&indexed, 1}); !status.ok()) {
+    return status;
+  }
+  return true;
+}
+
+absl::StatusOr<bool> LiveSequence::Recode(const Snapshot& snapshot) {
+  const std::vector<SegmentEntry>& entries = snapshot.list->segments;
+  while (!recodings_.empty()) {
+    const Recoding recoding = recodings_.front();
+    const auto entry = std::find_if(entries.begin(), entries.end(), [&](const SegmentEntry& e) {
+      return e.rows->segment_id() == recoding.segment_id;
+    });
+    const uint32_t slot = recoding.layer_slot;
+    const uint32_t end = entry == entries.end() ? 0 : FinalEnd(snapshot, *entry, slot);
+    if (end == 0 || !IsCoded(*entry, slot) ||
+        IndexOf(*entry)->codebook(slot) == recoding.codebook) {
+      recodings_.pop_front();  // merged, truncated, or up to date
+      continue;
+    }
+    const absl::Status status = CodeAndPublish({&*entry, slot, end}, recoding.codebook);
+    if (!status.ok()) return status;
+    recodings_.pop_front();
+    return true;
+  }
+  return false;
+}
+
+std::span<const SegmentEntry> LiveSequence::FindRun(const Snapshot& snapshot) const {
+  const SegmentList& list = *snapshot.list;
+  const size_t wanted = cache_->segmenting.merge_segments;
+  if (wanted < 2) return {};
+  uint32_t done_end = snapshot.token_count();
+  for (const LayerState& state : layers_) done_end = std::min(done_end, state.done_end);
+  size_t length = 0;
+  for (size_t i = 0; i < list.segments.size(); ++i) {
+    const SegmentEntry& entry = list.segments[i];
+    const bool fit = entry.closed && IsTail(entry) && entry.token_end <= done_end &&
+                     entry.rows->user_count() <= 1 &&  // else a merge holds tokens twice
+                     std::all_of(entry.indexes.begin(), entry.indexes.end(), [](const auto& index) {
+                       return index != nullptr && index->all_ready();
+                     });
+    length = fit ? length + 1 : 0;
+    if (length == wanted) return std::span(list.segments).subspan(i + 1 - wanted, wanted);
+  }
+  return {};
+}
+
+absl::StatusOr<bool> LiveSequence::Merge(const Snapshot& snapshot) {
+  const std::span<const SegmentEntry> run = FindRun(snapshot);
+  if (run.empty()) return false;
+  const uint32_t begin = run.front().rows->first_position();
+  auto merged = MergeSegments(*cache_, {.run = run,
+                                        .sink_tokens = spec_.sink_tokens,
+                                        .sample_tokens = sample_tokens_,
+                                        .iterations = Iterations(0, {begin, run.back().token_end}),
+                                        .seed = spec_.seed,
+                                        .new_generation = next_generation_,
+                                        .drift_ratio = cache_->segmenting.drift_ratio,
+                                        .keep_going = go_on_});
+  if (!merged.ok()) return merged.status();
+  std::vector<uint64_t> segment_ids;
+  for (const SegmentEntry& entry : run) segment_ids.push_back(entry.rows->segment_id());
+  const std::shared_ptr<const SegmentIndex> index = merged->indexes[ordinal_];
+  const absl::Status status = sequence_->ReplaceSegments(segment_ids, {*std::move(merged)});
+  if (!status.ok()) return status;
+  for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+    const auto& codebook = index->codebook(slot);
+    if (codebook->header().codebook_generation != next_generation_) continue;
+    layers_[slot] = {.codebook = codebook,
+                     .generation_begin = begin,
+                     .trained_end = run.back().token_end,
+                     .mature = false,
+                     .done_end = layers_[slot].done_end,
+                     .recode_segment_ids = {}};
+  }
+  ++next_generation_;
+  return true;
+}
+
+}  // namespace pqcached::kvstore

@@ -1,0 +1,141 @@
+#include "kvstore/index/merge.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "kernels/select/pq.h"
+#include "kvstore/index/layer_build.h"
+#include "kvstore/index/training.h"
+#include "kvstore/refusal.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+struct Run {
+  std::span<const SegmentEntry> entries;
+
+  uint32_t begin() const { return entries.front().rows->first_position(); }
+  uint32_t end() const { return entries.back().token_end; }
+  uint32_t tokens_of(const SegmentEntry& entry) const {
+    return entry.token_end - entry.rows->first_position();
+  }
+};
+
+uint32_t RoundUp(uint32_t tokens) {
+  return (tokens + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
+}
+
+absl::StatusOr<std::shared_ptr<const SegmentRows>> CopyRows(const Cache& cache, const Run& run) {
+  const NewSegment wanted{.segment_id = cache.counters.next_segment_id++,
+                          .first_position = run.begin(),
+                          .slot_capacity = RoundUp(run.end() - run.begin())};
+  auto created = CreateSegments(*cache.pool, cache.layers, {&wanted, 1}, {});
+  if (!created.ok()) return created.status();
+  const SegmentRows& to = *created->front().rows;
+  std::vector<uint32_t> row_bytes(cache.layers.head_count);
+  for (const StoredLayers::Layer& layer : cache.layers.layers) {
+    std::fill_n(row_bytes.begin() + layer.first_head, layer.shape.kv_heads, layer.shape.row_bytes);
+  }
+  cache.compute.building.parallel_for().run(cache.layers.head_count, [&](uint32_t head, uint32_t) {
+    std::byte* next = to.rows(head);
+    for (const SegmentEntry& entry : run.entries) {
+      const size_t bytes = size_t{run.tokens_of(entry)} * row_bytes[head];
+      std::memcpy(next, entry.rows->rows(head), bytes);
+      next += bytes;
+    }
+  });
+  return created->front().rows;
+}
+
+// Copies the run's codes. All segments of the run have the same codebook.
+absl::StatusOr<SegmentIndex::Layer> CopyCodes(const Cache& cache, const Run& run, size_t index,
+                                              uint32_t layer_slot, const SegmentRows& rows,
+                                              uint32_t sink_tokens) {
+  const StoredLayers::Layer& layer = cache.layers.layers[layer_slot];
+  const SegmentIndex& newest = *run.entries.back().indexes[index];
+  const std::vector<size_t> sizes_bytes = {
+      SegmentIndex::LayerBytes(newest.index(), layer.shape, rows.slot_capacity())};
+  auto extents = cache.pool->Allocate(sizes_bytes);
+  if (!extents.ok()) return extents.status();
+  const uint32_t sink_end = std::clamp(sink_tokens, run.begin(), run.end());
+  const SegmentIndex::Layer data =
+      SegmentIndex::MakeLayer(layer.shape, rows.slot_capacity(), sink_end - run.begin(),
+                              std::move(extents->front()), newest.codebook(layer_slot));
+  const uint32_t planes = kernels::PlaneCount(GeometryOf(newest.index(), layer.shape.key_dim));
+  cache.compute.building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
+    for (const SegmentEntry& entry : run.entries) {
+      const IndexDataHeader& from = entry.indexes[index]->header(layer_slot);
+      for (uint32_t plane = 0; plane < planes; ++plane) {
+        std::memcpy(const_cast<uint8_t*>(Planes(data.header(), kv_head)) +
+                        plane * data.header().plane_stride_bytes +
+                        (entry.rows->first_position() - run.begin()),
+                    Planes(from, kv_head) + plane * from.plane_stride_bytes, run.tokens_of(entry));
+      }
+    }
+    CountHead(cache.compute.exec, layer, data, kv_head, run.end() - run.begin());
+  });
+  PublishCounts(data, run.end() - run.begin());
+  return data;
+}
+
+absl::StatusOr<SegmentIndex::Layer> MergeLayer(const Cache& cache, const MergeSpec& spec,
+                                               size_t index, uint32_t layer_slot,
+                                               const std::shared_ptr<const SegmentRows>& rows) {
+  const Run run{spec.run};
+  const auto& newest = run.entries.back().indexes[index]->codebook(layer_slot);
+  const SegmentTokens tokens{rows, {run.begin(), run.end()}};
+  LayerTraining training{.layer_slot = layer_slot,
+                         .index = newest->header().index,
+                         .segments = {&tokens, 1},
+                         .sink_tokens = spec.sink_tokens,
+                         .sample_tokens = spec.sample_tokens,
+                         .iterations = spec.iterations,
+                         .seed = MixSeed(MixSeed(spec.seed, layer_slot), run.begin()),
+                         .first = nullptr,
+                         .keep_going = spec.keep_going};
+  if (HasDrifted(MeasureLayer(cache, training, *newest), *newest, spec.drift_ratio)) {
+    auto fresh = NewCodebook(cache, layer_slot, training.index, spec.new_generation);
+    if (!fresh.ok()) return fresh.status();
+    training.first = newest.get();
+    TrainLayer(cache, training, **fresh);
+    return CodeLayer(cache, layer_slot, *rows, run.end() - run.begin(), spec.sink_tokens,
+                     *std::move(fresh));
+  }
+  const bool same = std::all_of(run.entries.begin(), run.entries.end(), [&](const auto& entry) {
+    return entry.indexes[index]->codebook(layer_slot) == newest;
+  });
+  return same ? CopyCodes(cache, run, index, layer_slot, *rows, spec.sink_tokens)
+              : CodeLayer(cache, layer_slot, *rows, run.end() - run.begin(), spec.sink_tokens,
+                          newest);
+}
+
+}  // namespace
+
+bool HasDrifted(double inertia, const Codebook& codebook, double drift_ratio) {
+  return inertia > drift_ratio * codebook.header().inertia;
+}
+
+absl::StatusOr<SegmentEntry> MergeSegments(const Cache& cache, const MergeSpec& spec) {
+  auto rows = CopyRows(cache, {spec.run});
+  if (!rows.ok()) return rows.status();
+  SegmentEntry merged{.rows = *rows, .indexes = {}, .closed = true, .token_end = 0};
+  merged.token_end = spec.run.back().token_end;
+  for (size_t i = 0; i < spec.run.back().indexes.size(); ++i) {
+    auto index = std::make_shared<const SegmentIndex>(spec.run.back().indexes[i]->index(),
+                                                      cache.layers.size());
+    for (uint32_t slot = 0; slot < cache.layers.size(); ++slot) {
+      if (!spec.keep_going()) return Cancelled("the merge was given up");
+      auto layer = MergeLayer(cache, spec, i, slot, *rows);
+      if (!layer.ok()) return layer.status();
+      index = index->With(slot, *std::move(layer));
+    }
+    merged.indexes.push_back(std::move(index));
+  }
+  if (!spec.keep_going()) return Cancelled("the merge was given up");
+  return merged;
+}
+
+}  // namespace pqcached::kvstore

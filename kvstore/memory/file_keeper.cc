@@ -1,0 +1,143 @@
+#include "kvstore/memory/file_keeper.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvstore/memory/memory_limits.h"
+#include "kvstore/refusal.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+absl::string_view Text(std::string_view text) { return {text.data(), text.size()}; }
+
+std::string ErrorText(int error) { return std::strerror(error); }
+
+// Returns true when the descriptor is a regular file of this user that no other user can open.
+bool IsOurFile(int descriptor) {
+  struct stat info = {};
+  return fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == geteuid() &&
+         (info.st_mode & 0077) == 0;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<FileKeeper>> FileKeeper::Open(const std::string& directory) {
+  FileDescriptor opened(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!opened.valid()) {
+    return NotFound("", absl::StrCat(directory, ": ", ErrorText(errno)));
+  }
+  struct stat info = {};
+  struct statfs system = {};
+  if (fstat(opened.get(), &info) != 0 || fstatfs(opened.get(), &system) != 0) {
+    return NotFound("", absl::StrCat(directory, ": ", ErrorText(errno)));
+  }
+  if (info.st_uid != geteuid() || (info.st_mode & 0022) != 0) {
+    return FailedPrecondition("", absl::StrCat(directory, ": must belong to uid ", geteuid(),
+                                               " and be writable by it alone"));
+  }
+  if (flock(opened.get(), LOCK_EX | LOCK_NB) != 0) {
+    return AlreadyExists("", absl::StrCat(directory, ": another process uses it"));
+  }
+  return std::unique_ptr<FileKeeper>(
+      new FileKeeper(std::move(opened), static_cast<size_t>(system.f_bsize),
+                     static_cast<uint64_t>(system.f_type) == HUGETLBFS_MAGIC));
+}
+
+absl::StatusOr<FileDescriptor> FileKeeper::CreateMemory(const char* name, size_t size_bytes) {
+  const size_t rounded_bytes = (size_bytes + block_bytes_ - 1) / block_bytes_ * block_bytes_;
+  struct statfs system = {};
+  if (fstatfs(directory_.get(), &system) == 0 &&
+      rounded_bytes / block_bytes_ > static_cast<size_t>(system.f_bavail)) {
+    return ResourceExhausted(
+        "",
+        absl::StrCat(name, ": ", rounded_bytes, " bytes wanted; the file system has ",
+                     static_cast<size_t>(system.f_bavail) * block_bytes_),
+        kRetryMemory);
+  }
+  if (is_hugetlb_) {
+    const size_t left_bytes = ReadMemoryLimits().HugetlbAvailableBytes(block_bytes_);
+    if (rounded_bytes > left_bytes) {
+      return ResourceExhausted(
+          "",
+          absl::StrCat(name, ": ", rounded_bytes, " bytes wanted; the control group leaves ",
+                       left_bytes, " of huge pages, ", rounded_bytes - left_bytes, " bytes short"),
+          kRetryMemory);
+    }
+  }
+  FileDescriptor file(openat(directory_.get(), ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (!file.valid() || ftruncate(file.get(), static_cast<off_t>(rounded_bytes)) != 0) {
+    return ResourceExhausted(
+        "", absl::StrCat(name, ": a file of ", rounded_bytes, " bytes: ", ErrorText(errno)),
+        kRetryMemory);
+  }
+  return file;
+}
+
+absl::Status FileKeeper::Keep(std::string_view name, int descriptor) {
+  if (!IsKeeperName(name)) return InvalidArgument("name", Text(name));
+  const std::string from = absl::StrCat("/proc/self/fd/", descriptor);
+  if (linkat(AT_FDCWD, from.c_str(), directory_.get(), std::string(name).c_str(),
+             AT_SYMLINK_FOLLOW) == 0) {
+    return absl::OkStatus();
+  }
+  const std::string error = absl::StrCat(Text(name), ": ", ErrorText(errno));
+  switch (errno) {
+    case EEXIST:
+      return AlreadyExists("", error);
+    case EXDEV:
+    case EPERM:
+    case ENOENT:
+      return FailedPrecondition("", error);
+    case ENOSPC:
+    case EDQUOT:
+      return ResourceExhausted("", error, kRetryMemory);
+    default:
+      return Unavailable("", error, kNoRetry);
+  }
+}
+
+absl::Status FileKeeper::Release(std::string_view name) {
+  if (!IsKeeperName(name)) return InvalidArgument("name", Text(name));
+  if (unlinkat(directory_.get(), std::string(name).c_str(), 0) == 0 || errno == ENOENT) {
+    return absl::OkStatus();
+  }
+  return Unavailable("", absl::StrCat(Text(name), ": ", ErrorText(errno)), kNoRetry);
+}
+
+FileDescriptor FileKeeper::Take(std::string_view name) const {
+  if (!IsKeeperName(name)) return {};
+  FileDescriptor file(openat(directory_.get(), std::string(name).c_str(),
+                             O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!file.valid() || !IsOurFile(file.get())) return {};
+  return file;
+}
+
+std::vector<std::string> FileKeeper::Names() const {
+  std::vector<std::string> names;
+  const int copy = openat(directory_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* directory = copy < 0 ? nullptr : fdopendir(copy);
+  if (directory == nullptr) {
+    if (copy >= 0) close(copy);
+    return names;
+  }
+  while (const dirent* entry = readdir(directory)) {
+    if (IsKeeperName(entry->d_name)) names.emplace_back(entry->d_name);
+  }
+  closedir(directory);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace pqcached::kvstore

@@ -1,0 +1,30 @@
+#include "kvstore/memory/keeper.h"
+
+#include <algorithm>
+#include "kvstore/refusal.h"
+
+namespace pqcached::kvstore {
+
+absl::StatusOr<FileDescriptor> DescriptorKeeper::CreateMemory(const char* name, size_t size_bytes) {
+  auto memfd = CreateMemfd(name, size_bytes);
+  if (!memfd.ok()) return memfd.status();
+  if (absl::Status status = SealMemfd(*memfd, WriteSeal::kNone); !status.ok()) return status;
+  return memfd;
+}
+
+absl::Status DescriptorKeeper::KeepMapped(std::string_view, int) {
+  return Unimplemented("", "mappings are not kept here");
+}
+
+Mapping DescriptorKeeper::TakeMapping(std::string_view) { return {}; }
+
+bool IsKeeperName(std::string_view name) {
+  const auto allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+           c == '_' || c == '-';
+  };
+  return !name.empty() && name.size() <= DescriptorKeeper::kMaxNameBytes && name.front() != '.' &&
+         std::all_of(name.begin(), name.end(), allowed);
+}
+
+}  // namespace pqcached::kvstore

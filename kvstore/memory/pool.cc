@@ -1,0 +1,327 @@
+#include "kvstore/memory/pool.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <set>
+#include <string>
+#include <unordered_set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kvstore/read/pages.h"
+#include "kvstore/refusal.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+// Bytes per step of a touching thread: 40 ms at 0.4 GB/s, so that it stops soon.
+constexpr size_t kTouchBytes = size_t{16} << 20;
+static_assert(kTouchBytes % kHugePageBytes == 0);
+
+// Bounds the retries: memory that the reclaimer frees may be allocated by other threads first.
+constexpr int kMaxReclaims = 4;
+// Largest piece of free memory that allocations cannot use while its pages are returned to the
+// machine.
+constexpr size_t kReturnBytes = size_t{64} << 20;
+constexpr absl::Duration kTouchPoll = absl::Milliseconds(100);  // while touching is paused
+
+absl::Status PoolError(const absl::Status& status) {
+  return Refuse(status.code(), "", absl::StrCat("pool: ", TextOf(status)), RetryMsOf(status));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(Options options) {
+  constexpr size_t kMaxCapacityBytes = kMinExtentBytes << kMaxExtentOrder;
+  if (options.capacity_bytes == 0 || options.capacity_bytes > kMaxCapacityBytes) {
+    return InvalidArgument(
+        "capacity_bytes",
+        absl::StrCat(options.capacity_bytes, ", must lie in [1, ", kMaxCapacityBytes, "]"));
+  }
+  const size_t capacity_bytes =
+      (options.capacity_bytes + kMinExtentBytes - 1) / kMinExtentBytes * kMinExtentBytes;
+  absl::StatusOr<FileDescriptor> memfd = options.memory >= 0
+                                             ? Duplicate(options.memory)
+                                             : CreateMemfd("pqcached-pool", capacity_bytes);
+  if (!memfd.ok()) return memfd.status();
+  if (options.mapping.data() == nullptr) {
+    auto mapping = Mapping::Map(*memfd, capacity_bytes, Mapping::Access::kReadWrite);
+    if (!mapping.ok()) return PoolError(mapping.status());
+    options.mapping = *std::move(mapping);
+  }
+  if (options.memory < 0) {
+    absl::Status sealed =
+        SealMemfd(*memfd, options.strict ? WriteSeal::kFutureWrite : WriteSeal::kNone);
+    if (!sealed.ok()) return PoolError(sealed);
+  }
+  const std::span<std::byte> memory(options.mapping.data(), capacity_bytes);
+  size_t page_bytes = AdviseHugePages(memfd->get(), memory);
+  // The page size of the first pages predicts that of the others.
+  if (options.touch_threads > 0 &&
+      PopulatePages(memory.first(std::min(memory.size(), kHugePageBytes)))) {
+    page_bytes = std::max(page_bytes, kHugePageBytes);
+  }
+  options.capacity_bytes = capacity_bytes;
+  options.quota_bytes =
+      options.quota_bytes == 0 ? capacity_bytes : std::min(options.quota_bytes, capacity_bytes);
+  const uint32_t touch_threads = options.touch_threads;
+  std::shared_ptr<Pool> pool(new Pool(*std::move(memfd), std::move(options), page_bytes));
+  pool->StartTouching(touch_threads);
+  return pool;
+}
+
+Pool::Pool(FileDescriptor memfd, Options options, size_t page_bytes)
+    : memfd_(std::move(memfd)),
+      mapping_(std::move(options.mapping)),
+      base_(mapping_.data()),
+      capacity_bytes_(options.capacity_bytes),
+      page_bytes_(page_bytes),
+      ledger_(std::move(options.ledger)),
+      quota_bytes_(options.quota_bytes),
+      buddy_(static_cast<uint32_t>(options.capacity_bytes >> kExtentUnitShift)),
+      limit_bytes_(options.quota_bytes) {}
+
+Pool::~Pool() {
+  stop_touching_.store(true, std::memory_order_relaxed);
+  for (std::thread& toucher : touchers_) toucher.join();
+}
+
+absl::StatusOr<SharedMemory> Pool::Share() const {
+  auto descriptor = OpenReadOnly(memfd_.get());
+  if (!descriptor.ok()) return descriptor.status();
+  return SharedMemory{.descriptor = *std::move(descriptor), .size_bytes = capacity_bytes_};
+}
+
+void Pool::StartTouching(uint32_t thread_count) {
+  for (uint32_t i = 0; i < thread_count; ++i) {
+    touchers_.emplace_back([this] {
+      while (!stop_touching_.load(std::memory_order_relaxed)) {
+        if (touching_paused_.load(std::memory_order_relaxed)) {
+          absl::SleepFor(kTouchPoll);
+          continue;
+        }
+        const size_t begin = next_touch_bytes_.fetch_add(kTouchBytes, std::memory_order_relaxed);
+        if (begin >= capacity_bytes_) return;
+        PopulatePages({base_ + begin, std::min(kTouchBytes, capacity_bytes_ - begin)});
+      }
+    });
+  }
+}
+
+size_t Pool::untouched_bytes() const {
+  return capacity_bytes_ -
+         std::min(capacity_bytes_, next_touch_bytes_.load(std::memory_order_relaxed));
+}
+
+absl::StatusOr<std::vector<Extent>> Pool::Allocate(std::span<const size_t> sizes_bytes) {
+  absl::StatusOr<std::vector<Extent>> extents = TryAllocate(sizes_bytes);
+  for (int i = 0; i < kMaxReclaims && !extents.ok() && Reclaim(sizes_bytes); ++i) {
+    extents = TryAllocate(sizes_bytes);
+  }
+  return extents;
+}
+
+absl::StatusOr<std::vector<Extent>> Pool::TryAllocate(std::span<const size_t> sizes_bytes) {
+  std::vector<ExtentRef> refs;
+  refs.reserve(sizes_bytes.size());
+  size_t wanted_bytes = 0;
+  for (const size_t size_bytes : sizes_bytes) {
+    refs.push_back(ExtentRef{.unit = 0, .order = OrderFor(size_bytes)});
+    wanted_bytes += refs.back().size_bytes();
+  }
+  size_t shortfall_bytes = 0;
+  std::string why;
+  {
+    const MutexLock lock(&mutex_);
+    const size_t free_bytes = static_cast<size_t>(buddy_.free_units()) << kExtentUnitShift;
+    const size_t used_bytes = static_cast<size_t>(buddy_.used_units()) << kExtentUnitShift;
+    if (used_bytes + wanted_bytes > limit_bytes_) {
+      shortfall_bytes = used_bytes + wanted_bytes - limit_bytes_;
+      why = limit_reason_;
+      if (why.empty() && quota_bytes_ < capacity_bytes_) {
+        why = absl::StrCat("; quota_bytes is ", quota_bytes_);
+      }
+    }
+    if (wanted_bytes > free_bytes) {
+      shortfall_bytes = std::max(shortfall_bytes, wanted_bytes - free_bytes);
+    }
+    for (size_t i = 0; shortfall_bytes == 0 && i < refs.size(); ++i) {
+      const auto unit = buddy_.Allocate(refs[i].order);
+      if (unit.has_value()) {
+        refs[i].unit = *unit;
+        continue;
+      }
+      shortfall_bytes = refs[i].size_bytes() -
+                        (static_cast<size_t>(buddy_.largest_free_units()) << kExtentUnitShift);
+      for (size_t j = 0; j < i; ++j) buddy_.Free(refs[j].unit, refs[j].order);
+    }
+    for (size_t i = 0; shortfall_bytes == 0 && ledger_ != nullptr && i < refs.size(); ++i) {
+      ledger_->MarkUsed(refs[i]);
+    }
+  }
+  if (shortfall_bytes > 0) {
+    return ResourceExhausted("",
+                             absl::StrCat("pool of ", capacity_bytes_, " bytes: ", wanted_bytes,
+                                          " bytes wanted, ", shortfall_bytes, " bytes short", why),
+                             kRetryMemory);
+  }
+  std::vector<Extent> extents;
+  extents.reserve(refs.size());
+  for (const ExtentRef ref : refs) extents.emplace_back(shared_from_this(), ref);
+  return extents;
+}
+
+bool Pool::Reclaim(std::span<const size_t> sizes_bytes) {
+  const MutexLock lock(&reclaim_mutex_);
+  return reclaimer_ && reclaimer_(sizes_bytes);
+}
+
+void Pool::SetReclaimer(Reclaimer reclaimer) {
+  const MutexLock lock(&reclaim_mutex_);
+  reclaimer_ = std::move(reclaimer);
+}
+
+FreeMap Pool::free_map() const {
+  const MutexLock lock(&mutex_);
+  std::unordered_set<uint32_t> pinned_units;
+  for (const auto& [unit, order] : claimed_) pinned_units.insert(unit);
+  return {buddy_.free(), static_cast<size_t>(buddy_.used_units()) << kExtentUnitShift, limit_bytes_,
+          std::move(pinned_units)};
+}
+
+void Pool::SetUseLimit(size_t bytes, std::string why) {
+  const MutexLock lock(&mutex_);
+  limit_bytes_ = std::min(bytes, quota_bytes_);
+  limit_reason_ = std::move(why);
+}
+
+size_t Pool::ReturnFreePages(size_t wanted_bytes) {
+  std::vector<std::set<uint32_t>> free;
+  {
+    const MutexLock lock(&mutex_);
+    free = buddy_.free();
+  }
+  const size_t before_bytes = absent_bytes();
+  size_t returned_bytes = 0;
+  for (uint32_t order = static_cast<uint32_t>(free.size()); order-- > 0;) {
+    const uint32_t piece = std::min(order, OrderFor(kReturnBytes));
+    for (const uint32_t first : free[order]) {
+      for (uint64_t unit = first; unit < first + (uint64_t{1} << order); unit += 1u << piece) {
+        if (returned_bytes >= wanted_bytes) return returned_bytes;
+        if (!ReturnPages({.unit = static_cast<uint32_t>(unit), .order = piece})) continue;
+        returned_bytes = std::max(absent_bytes(), before_bytes) - before_bytes;
+      }
+    }
+  }
+  return returned_bytes;
+}
+
+// Claims the extent while its pages are removed, so that it is not allocated concurrently.
+bool Pool::ReturnPages(ExtentRef extent) {
+  const auto begin = static_cast<off_t>(extent.offset_bytes());
+  const off_t present = lseek(memfd_.get(), begin, SEEK_DATA);
+  const off_t end = begin + static_cast<off_t>(extent.size_bytes());
+  // If the file system does not support SEEK_DATA, assumes that there are pages.
+  const bool has_pages = present < 0 ? errno != ENXIO : present < end;
+  if (!has_pages) return false;
+  {
+    const MutexLock lock(&mutex_);
+    if (!buddy_.Claim(extent.unit, extent.order)) return false;
+  }
+  const bool returned = madvise(data(extent), extent.size_bytes(), MADV_REMOVE) == 0;
+  Free(extent);
+  return returned;
+}
+
+size_t Pool::absent_bytes() const {
+  struct stat status = {};
+  if (fstat(memfd_.get(), &status) != 0) return 0;
+  constexpr size_t kBlockBytes = 512;  // unit of st_blocks on every file system
+  return capacity_bytes_ -
+         std::min(capacity_bytes_, static_cast<size_t>(status.st_blocks) * kBlockBytes);
+}
+
+void Pool::Free(ExtentRef extent) {
+  const MutexLock lock(&mutex_);
+  if (ledger_ != nullptr && ledger_->detached()) return;  // stays in use for the next process
+  if (claimed_.erase(extent.unit) > 0) {
+    quarantine_.push_back(extent);
+    return;
+  }
+  if (ledger_ != nullptr) ledger_->MarkFree(extent);
+  buddy_.Free(extent.unit, extent.order);
+}
+
+std::optional<Extent> Pool::Claim(ExtentRef extent) {
+  const uint64_t end = uint64_t{extent.unit} + (uint64_t{1} << std::min(extent.order, 32u));
+  if (end > capacity_bytes_ >> kExtentUnitShift) return std::nullopt;
+  const MutexLock lock(&mutex_);
+  if (!buddy_.Claim(extent.unit, extent.order)) return std::nullopt;
+  claimed_.emplace(extent.unit, extent.order);
+  if (ledger_ != nullptr) ledger_->MarkUsed(extent);
+  return Extent(shared_from_this(), extent);
+}
+
+void Pool::BeginQuarantine() {
+  const MutexLock lock(&mutex_);
+  const auto unit_count = static_cast<uint32_t>(capacity_bytes_ >> kExtentUnitShift);
+  std::vector<bool> known(unit_count);
+  for (const auto& [unit, order] : claimed_) {
+    std::fill_n(known.begin() + unit, uint32_t{1} << order, true);
+  }
+  for (const ExtentRef& extent : quarantine_) {
+    std::fill_n(known.begin() + extent.unit, uint32_t{1} << extent.order, true);
+  }
+  const auto is_orphan = [&](uint32_t unit) { return ledger_->is_used(unit) && !known[unit]; };
+  for (uint32_t begin = 0; begin < unit_count; ++begin) {
+    uint32_t end = begin;
+    while (end < unit_count && is_orphan(end)) ++end;
+    if (end == begin) continue;
+    Quarantine(begin, end);
+    begin = end;
+  }
+}
+
+// Covers the units with the longest aligned extents.
+void Pool::Quarantine(uint32_t begin, uint32_t end) {
+  while (begin < end) {
+    const uint32_t fits = static_cast<uint32_t>(std::bit_width(end - begin)) - 1;
+    const uint32_t aligned = begin == 0 ? fits : static_cast<uint32_t>(std::countr_zero(begin));
+    const ExtentRef extent{.unit = begin, .order = std::min({fits, aligned, kMaxExtentOrder})};
+    if (buddy_.Claim(extent.unit, extent.order)) quarantine_.push_back(extent);
+    begin += uint32_t{1} << extent.order;
+  }
+}
+
+void Pool::EndQuarantine() {
+  if (ledger_ == nullptr) return;  // without a ledger there is no earlier process
+  const MutexLock lock(&mutex_);
+  claimed_.clear();
+  for (const ExtentRef& extent : quarantine_) {
+    ledger_->MarkFree(extent);
+    buddy_.Free(extent.unit, extent.order);
+  }
+  quarantine_.clear();
+}
+
+PoolUsage Pool::usage() const {
+  const MutexLock lock(&mutex_);
+  size_t quarantined_bytes = 0;
+  for (const ExtentRef& extent : quarantine_) quarantined_bytes += extent.size_bytes();
+  return PoolUsage{
+      .capacity_bytes = capacity_bytes_,
+      .used_bytes = static_cast<size_t>(buddy_.used_units()) << kExtentUnitShift,
+      .free_bytes = static_cast<size_t>(buddy_.free_units()) << kExtentUnitShift,
+      .largest_free_bytes = static_cast<size_t>(buddy_.largest_free_units()) << kExtentUnitShift,
+      .quarantined_bytes = quarantined_bytes,
+      .limit_bytes = limit_bytes_,
+  };
+}
+
+}  // namespace pqcached::kvstore

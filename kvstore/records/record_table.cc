@@ -1,0 +1,251 @@
+#include "kvstore/records/record_table.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <new>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kvstore/refusal.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+constexpr uint64_t kMagic = 0x3252'4c42'5443'5051;  // RootRecords checks the version
+constexpr size_t kHeaderBytes = 4096;
+constexpr uint64_t kAfterAllIds = uint64_t{1} << 40;
+
+size_t PageUp(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+}  // namespace
+
+struct RecordTable::Header {
+  std::atomic<uint64_t> magic;
+  DurableCounter ends[3];  // per RecordKind
+  DurableCounter next_segment_id;
+};
+
+// Offsets of the table's parts. Each SegmentRows uses at least one unit per head, each layer of an
+// index at least one unit; this bounds the number of slots.
+struct RecordTable::TableLayout {
+  struct Array {
+    size_t offset = 0;
+    size_t slot_bytes = 0;
+    size_t count = 0;
+    size_t size_bytes() const { return slot_bytes * count; }
+  };
+  size_t in_use = kHeaderBytes;
+  Array rows, row_checksums, layers, layer_checksums, identities, states, names;
+  size_t heap = 0;
+  size_t size_bytes = 0;
+
+  explicit TableLayout(const Shape& shape) {
+    size_t next = PageUp(in_use + shape.unit_count);
+    const size_t heads = std::max<size_t>(1, shape.head_count);
+    const size_t rows_count = shape.unit_count / heads + 1;
+    const size_t sequences = shape.sequence_slots;
+    const auto place = [&next](Array& array, size_t content_bytes, size_t count) {
+      array = {next, SlotArray::SlotBytes(content_bytes), count};
+      next = PageUp(next + array.size_bytes());
+    };
+    place(rows, kRowsHeadBytes + heads * sizeof(ExtentRef), rows_count);
+    place(row_checksums, kRowsHeadBytes + heads * sizeof(uint32_t), rows_count);
+    place(layers, kLayerBytes, size_t{shape.unit_count} + 1);
+    place(layer_checksums, kLayerBytes, size_t{shape.unit_count} + 1);
+    place(identities, kIdentityBytes, sequences);
+    place(states, kStateHeadBytes + shape.layer_count * sizeof(uint32_t), 2 * sequences);
+    place(names, kNamesBytes, 2 * sequences);
+    heap = next;
+    size_bytes = PageUp(heap + shape.heap_bytes);
+  }
+};
+
+RecordSlot::~RecordSlot() {
+  if (table_ != nullptr) table_->Give(kind_, number_);
+}
+
+absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Create(const kernels::Exec& exec,
+                                                                 DescriptorKeeper& keeper,
+                                                                 const std::string& name,
+                                                                 const Shape& shape) {
+  const size_t size_bytes = TableLayout(shape).size_bytes;
+  auto memory = keeper.CreateMemory(name.c_str(), size_bytes);
+  if (!memory.ok()) return memory.status();
+  auto mapping = Mapping::Map(*memory, size_bytes, Mapping::Access::kReadWrite);
+  if (!mapping.ok()) return mapping.status();
+  auto* header = new (mapping->data()) Header{};
+  for (DurableCounter& end : header->ends) end.Reset(0);
+  header->next_segment_id.Reset(1);
+  header->magic.store(kMagic, std::memory_order_release);
+  return std::shared_ptr<RecordTable>(
+      new RecordTable(exec, shape, *std::move(memory), *std::move(mapping)));
+}
+
+absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Open(const kernels::Exec& exec,
+                                                               const FileDescriptor& kept,
+                                                               const Shape& shape) {
+  const size_t size_bytes = TableLayout(shape).size_bytes;
+  if (SizeOf(kept) < size_bytes) {
+    return DataLoss("the record table is missing or too short");
+  }
+  auto copy = Duplicate(kept.get());
+  if (!copy.ok()) return copy.status();
+  auto mapping = Mapping::Map(kept, size_bytes, Mapping::Access::kReadWrite);
+  if (!mapping.ok()) return mapping.status();
+  const auto& header = *reinterpret_cast<const Header*>(mapping->data());
+  if (header.magic.load(std::memory_order_acquire) != kMagic) {
+    return DataLoss("the record table has another layout");
+  }
+  std::shared_ptr<RecordTable> table(
+      new RecordTable(exec, shape, *std::move(copy), *std::move(mapping)));
+  const MutexLock lock(&table->mutex_);
+  for (const RecordKind kind : {RecordKind::kRows, RecordKind::kLayer, RecordKind::kSequence}) {
+    const uint32_t end = table->end(kind);
+    table->numbers(kind).StartWithTaken(end);
+    table->claimed_[static_cast<size_t>(kind)].resize(end);
+    table->end_of(kind).Reset(end);  // repairs it if it was corrupt
+  }
+  table->header().next_segment_id.Reset(table->next_segment_id());
+  return table;
+}
+
+RecordTable::RecordTable(const kernels::Exec& exec, const Shape& shape, FileDescriptor descriptor,
+                         Mapping memory)
+    : exec_(exec),
+      shape_(shape),
+      memory_descriptor_(std::move(descriptor)),
+      memory_(std::move(memory)),
+      heap_blocks_(static_cast<uint32_t>(shape.heap_bytes / HeapBlock::kUnitBytes)) {
+  const TableLayout places(shape);
+  uint32_t kind = 1;
+  const auto array = [&](const TableLayout::Array& at) {
+    return SlotArray(exec_, {memory_.data() + at.offset, at.size_bytes()}, at.slot_bytes, kind++);
+  };
+  in_use_ = memory_.data() + places.in_use;
+  heap_ = memory_.data() + places.heap;
+  rows_ = array(places.rows);
+  row_sums_ = array(places.row_checksums);
+  layers_ = array(places.layers);
+  layer_sums_ = array(places.layer_checksums);
+  identities_ = array(places.identities);
+  states_ = array(places.states);
+  names_ = array(places.names);
+  numbers_[0] = SlotNumbers(rows_.count());
+  numbers_[1] = SlotNumbers(layers_.count());
+  numbers_[2] = SlotNumbers(identities_.count());
+}
+
+void RecordTable::Mark(ExtentRef extent, uint8_t used) {
+  if (detached()) return;
+  std::memset(in_use_ + extent.unit, used, size_t{1} << extent.order);
+  std::atomic_signal_fence(std::memory_order_seq_cst);  // stored before the writes that follow
+}
+
+bool RecordTable::is_used(uint32_t unit) const { return in_use_[unit] != std::byte{0}; }
+
+DurableCounter& RecordTable::end_of(RecordKind kind) const {
+  return header().ends[static_cast<size_t>(kind)];
+}
+
+uint32_t RecordTable::end(RecordKind kind) const {
+  const SlotArray& slots = kind == RecordKind::kRows    ? rows_
+                           : kind == RecordKind::kLayer ? layers_
+                                                        : identities_;
+  const uint64_t written = end_of(kind).Read().value_or(slots.count());
+  return static_cast<uint32_t>(std::min<uint64_t>(written, slots.count()));
+}
+
+std::optional<RecordSlot> RecordTable::Take(RecordKind kind) {
+  const auto number = numbers(kind).Take();
+  if (!number.has_value()) return std::nullopt;
+  if (!detached()) end_of(kind).RaiseTo(numbers(kind).end());
+  return RecordSlot(shared_from_this(), kind, *number);
+}
+
+void RecordTable::Empty(RecordKind kind, uint32_t number) {
+  switch (kind) {
+    case RecordKind::kRows:
+      rows_.Clear(number);
+      row_sums_.Clear(number);
+      break;
+    case RecordKind::kLayer:
+      layers_.Clear(number);
+      layer_sums_.Clear(number);
+      break;
+    case RecordKind::kSequence:
+      identities_.Clear(number);
+      for (const uint32_t turn : {0u, 1u}) {
+        states_.Clear(2 * number + turn);
+        names_.Clear(2 * number + turn);
+      }
+      break;
+  }
+}
+
+void RecordTable::Give(RecordKind kind, uint32_t number) {
+  const MutexLock lock(&mutex_);
+  if (detached()) return;
+  Empty(kind, number);
+  numbers(kind).Give(number);
+}
+
+std::optional<HeapBlock> RecordTable::AllocateBlock(size_t size_bytes) {
+  const size_t units =
+      std::max<size_t>(1, (size_bytes + HeapBlock::kUnitBytes - 1) / HeapBlock::kUnitBytes);
+  HeapBlock block{.unit = 0, .order = static_cast<uint32_t>(std::bit_width(units - 1))};
+  const auto unit = heap_blocks_.Allocate(block.order);
+  if (!unit.has_value()) return std::nullopt;
+  block.unit = *unit;
+  return block;
+}
+
+void RecordTable::FreeBlock(HeapBlock block) {
+  if (block.valid() && !detached()) heap_blocks_.Free(block.unit, block.order);
+}
+
+std::span<std::byte> RecordTable::bytes(HeapBlock block) const {
+  return {heap_ + size_t{block.unit} * HeapBlock::kUnitBytes, block.size_bytes()};
+}
+
+void RecordTable::MarkSegmentIdUsed(uint64_t segment_id) {
+  if (!detached()) header().next_segment_id.RaiseTo(segment_id + 1);
+}
+
+uint64_t RecordTable::next_segment_id() const {
+  return std::max<uint64_t>(1, header().next_segment_id.Read().value_or(kAfterAllIds));
+}
+
+std::optional<RecordSlot> RecordTable::Claim(RecordKind kind, uint32_t number) {
+  const MutexLock lock(&mutex_);
+  std::vector<bool>& claimed = claimed_[static_cast<size_t>(kind)];
+  if (number >= claimed.size() || claimed[number]) return std::nullopt;
+  claimed[number] = true;
+  return RecordSlot(shared_from_this(), kind, number);
+}
+
+bool RecordTable::ClaimBlock(HeapBlock block) {
+  const MutexLock lock(&mutex_);
+  return heap_blocks_.Claim(block.unit, block.order);
+}
+
+uint32_t RecordTable::EndRecovery() {
+  const MutexLock lock(&mutex_);
+  uint32_t emptied = 0;
+  for (const RecordKind kind : {RecordKind::kRows, RecordKind::kLayer, RecordKind::kSequence}) {
+    std::vector<bool>& claimed = claimed_[static_cast<size_t>(kind)];
+    const SlotArray& slots = kind == RecordKind::kRows    ? rows_
+                             : kind == RecordKind::kLayer ? layers_
+                                                          : identities_;
+    for (uint32_t number = 0; number < claimed.size(); ++number) {
+      if (claimed[number]) continue;
+      if (slots.Read(number).state != SlotArray::State::kEmpty) ++emptied;
+      Empty(kind, number);
+      numbers(kind).Give(number);
+    }
+    claimed.clear();
+  }
+  return emptied;
+}
+
+}  // namespace pqcached::kvstore

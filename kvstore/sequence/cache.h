@@ -1,0 +1,84 @@
+// Cache: the state shared by all calls on the sequences of one KV space.
+#ifndef PQCACHED_KVSTORE_SEQUENCE_CACHE_H_
+#define PQCACHED_KVSTORE_SEQUENCE_CACHE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kvstore/memory/compute.h"
+#include "kvstore/memory/pool.h"
+#include "kvstore/records/record_table.h"
+#include "kvstore/sequence/heat.h"
+#include "kvstore/sequence/prefix.h"
+#include "kvstore/sequence/segment.h"
+#include "kvstore/store.h"
+
+namespace pqcached::kvstore {
+
+class CostModel;
+
+// The part of StoreOptions that shapes the segments and indexes of a cache, under the same names.
+struct SegmentingOptions {
+  uint32_t segment_tokens = 0;
+  uint32_t tail_tokens = 0;
+  uint32_t merge_segments = 0;
+  uint32_t codebook_tokens = 0;
+  uint32_t train_tokens = 0;
+  double drift_ratio = 0;
+  PrefillCost prefill_cost;
+
+  static SegmentingOptions Of(const StoreOptions& options);
+};
+
+// Counters of all caches of a store. Thread-safe.
+struct SegmentCounters {
+  std::atomic<uint64_t> next_segment_id = 1;
+  std::atomic<uint64_t> data_loss_count = 0;  // layers of segments whose checksum differed
+};
+
+// Immutable except for its pool and prefixes; thread-safe.
+struct Cache {
+  uint64_t cache_id = 0;
+  std::string tenant;
+  CacheSpec spec;
+  StoredLayers layers;
+  std::shared_ptr<Pool> pool;
+  Compute& compute;  // this and the next two are the store's, and outlive the cache
+  CostModel& costs;
+  SegmentCounters& counters;
+  const SegmentingOptions segmenting;
+  const std::shared_ptr<RecordTable> records;  // null: the cache is not persisted
+  const std::shared_ptr<PrefixIndex> prefixes = std::make_shared<PrefixIndex>();
+  const std::unique_ptr<UsageClock> uses = std::make_unique<UsageClock>();
+
+  // The state that the caches of a store share.
+  struct Shared {
+    Compute& compute;
+    CostModel& costs;
+    SegmentCounters& counters;
+    SegmentingOptions segmenting;
+  };
+  Cache(uint64_t id, std::string owner, CacheSpec cache_spec, std::shared_ptr<Pool> memory,
+        const Shared& shared, std::shared_ptr<RecordTable> table = nullptr)
+      : cache_id(id),
+        tenant(std::move(owner)),
+        spec(std::move(cache_spec)),
+        layers(spec),
+        pool(std::move(memory)),
+        compute(shared.compute),
+        costs(shared.costs),
+        counters(shared.counters),
+        segmenting(shared.segmenting),
+        records(std::move(table)) {}
+
+  // Returns the layer slot (ordinal among the stored layers) of an absolute layer. Errors:
+  // kInvalidArgument naming the layer.
+  absl::StatusOr<uint32_t> LayerSlot(uint32_t layer) const;
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_SEQUENCE_CACHE_H_

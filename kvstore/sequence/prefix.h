@@ -1,0 +1,134 @@
+// Prefixes: finds the stored tokens that the prompt of a new sequence can share.
+//
+// Tokens are addressed by content, in steps of kPrefixStepTokens. The key of a step is the SHA-256
+// of the previous step's key and of the ids of its tokens. The root of the chain covers everything
+// that changes K and V of the same ids: another tenant, model, layout or extra key starts another
+// chain. Equal keys therefore mean equal rows (unless SHA-256 collides). A step is listed while a
+// live sequence holds all its tokens, complete over all stored layers, under these ids.
+#ifndef PQCACHED_KVSTORE_SEQUENCE_PREFIX_H_
+#define PQCACHED_KVSTORE_SEQUENCE_PREFIX_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvstore/model.h"
+#include "kvstore/mutex.h"
+#include "kvstore/records/names_record.h"
+#include "kvstore/sequence/sequence.h"
+
+namespace pqcached::kvstore {
+
+inline constexpr uint32_t kPrefixStepTokens = kBlockTokens;
+inline constexpr size_t kMaxExtraKeyBytes = 256;
+// Number of tokens that may be named before they are stored. Ids are kept in memory; for stored
+// tokens their number is bounded by the memory of the rows, so ids ahead of them need a limit of
+// their own.
+inline constexpr uint32_t kMaxNamedAhead = uint32_t{1} << 22;
+
+using PrefixKey = std::array<uint8_t, 32>;
+
+// Returns the root key of a cache's chains.
+PrefixKey PrefixRoot(std::string_view tenant, const CacheSpec& spec, std::string_view extra_key);
+// Returns the key of the step that follows `before`.
+// REQUIRES: token_ids.size() == kPrefixStepTokens.
+PrefixKey NextPrefixKey(const PrefixKey& before, std::span<const uint32_t> token_ids);
+// Returns a digest that identifies a whole prompt.
+PrefixKey PromptDigest(std::span<const uint32_t> token_ids, std::string_view extra_key);
+
+// Checks the lengths. Errors: kInvalidArgument naming token_ids or extra_key.
+absl::Status CheckPrefix(std::span<const uint32_t> token_ids, std::string_view extra_key);
+
+class NamedTokens;
+
+// Maps step keys to the sequences of one cache that hold these steps. Thread-safe.
+class PrefixIndex {
+ public:
+  void Add(const PrefixKey& key, const std::shared_ptr<NamedTokens>& holder);
+  void Remove(const PrefixKey& key, const NamedTokens* holder);
+
+  // Returns the keys of the longest listed prefix, one per step.
+  std::vector<PrefixKey> Match(const PrefixKey& root, std::span<const uint32_t> token_ids) const;
+  std::vector<std::shared_ptr<NamedTokens>> Holders(const PrefixKey& key) const;
+
+ private:
+  struct KeyHash {
+    size_t operator()(const PrefixKey& key) const;
+  };
+  using Holder = std::pair<const NamedTokens*, std::weak_ptr<NamedTokens>>;
+
+  mutable Mutex mutex_;
+  std::unordered_map<PrefixKey, std::vector<Holder>, KeyHash> steps_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Token ids of one sequence. Lists its steps in the index while they are stored. Thread-safe. Its
+// lock is acquired before those of the index and of the sequence's newest snapshot.
+class NamedTokens final : public SequenceWatcher, public std::enable_shared_from_this<NamedTokens> {
+ public:
+  // `stored_tokens`: tokens that the sequence starts with. `record`: where ids are recorded; null:
+  // they are not recorded.
+  NamedTokens(std::shared_ptr<PrefixIndex> index, const PrefixKey& root,
+              std::weak_ptr<Sequence> sequence, uint32_t stored_tokens,
+              std::unique_ptr<NamesRecord> record = nullptr);
+
+  // Sets the names that the record holds; called at most once, before Name.
+  void Restore(std::vector<uint32_t> token_ids);
+
+  // Names tokens [first_position, + ids). Errors: as Store::NameTokens.
+  absl::Status Name(uint64_t first_position, std::span<const uint32_t> token_ids);
+
+  // Returns the status that Name would return, without naming tokens.
+  absl::Status Check(uint64_t first_position, std::span<const uint32_t> token_ids) const;
+
+  struct Shared {
+    std::shared_ptr<const Snapshot> snapshot;
+    std::vector<uint32_t> token_ids;  // ids of the first tokens, as far as they are named
+  };
+  // Shares the first `token_count` tokens, with their names. Errors: as Sequence::Share.
+  absl::StatusOr<Shared> Share(uint32_t token_count, bool partial_indexes);
+  // Shares the tokens up to the end of step `step`; returns null if they are no longer stored under
+  // this key.
+  std::shared_ptr<const Snapshot> ShareStep(size_t step, const PrefixKey& key);
+
+  const PrefixKey& root() const { return root_; }
+  // Returns the keys of the listed steps.
+  std::vector<PrefixKey> ListedKeys() const;
+  // Returns the token ids of the listed steps.
+  std::vector<uint32_t> ListedIds() const;
+  // Returns whether the sequence's first tokens are stored under these ids.
+  bool BeginsWith(std::span<const uint32_t> token_ids) const;
+
+  void OnPublish(const Snapshot& next) override;
+  bool OnTruncate(uint32_t token_count, uint64_t own_lease) override;
+  void OnSuspend(bool) override {}
+  void OnDrop() override;
+
+ private:
+  // Returns the number of ids that are already named.
+  absl::StatusOr<size_t> Known(uint64_t first_position, std::span<const uint32_t> token_ids) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Computes the keys of completely named steps, and lists the steps that are stored.
+  void ListStoredSteps() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TruncateTo(uint32_t token_count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const std::shared_ptr<PrefixIndex> index_;
+  const PrefixKey root_;
+  const std::weak_ptr<Sequence> sequence_;
+
+  mutable Mutex mutex_;
+  const std::unique_ptr<NamesRecord> record_ ABSL_PT_GUARDED_BY(mutex_);
+  std::vector<uint32_t> token_ids_ ABSL_GUARDED_BY(mutex_);
+  std::vector<PrefixKey> keys_ ABSL_GUARDED_BY(mutex_);  // one per complete step of token_ids_
+  size_t listed_steps_ ABSL_GUARDED_BY(mutex_) =
+      0;                                     // the first listed_steps_ of keys_ are in the index
+  uint32_t stored_ ABSL_GUARDED_BY(mutex_);  // tokens that are stored and not being truncated
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_SEQUENCE_PREFIX_H_

@@ -1,0 +1,411 @@
+#include "kvstore/sequence/segment.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <new>
+#include <numeric>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "kernels/select/cells/pq_postings.h"
+#include "kernels/select/pq_select.h"
+#include "kernels/train/pq_encode.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+size_t AlignUp(size_t bytes) {
+  return (bytes + kContentAlignment - 1) / kContentAlignment * kContentAlignment;
+}
+
+// Returns the number of cells that a segment counts and lists: 0 if the counts would be more bytes
+// to read than the codes.
+uint32_t CountedCells(const kernels::PqGeometry& geometry, uint32_t slot_capacity) {
+  if (!kernels::HasCells(geometry)) return 0;
+  const uint32_t cells = kernels::CellCount(geometry);
+  return 2 * slot_capacity >= cells ? cells : 0;
+}
+
+// Offsets of the parts of an index extent.
+struct IndexExtentLayout {
+  size_t plane_offset = AlignUp(sizeof(IndexDataHeader));
+  size_t head_stride = 0;
+  size_t counts_offset = 0;
+  size_t counts_stride = 0;
+  uint32_t cell_count = 0;
+  size_t begins_offset = 0;
+  size_t begins_stride = 0;
+  size_t slots_offset = 0;
+  size_t slots_stride = 0;
+  size_t size_bytes = 0;
+
+  IndexExtentLayout(const IndexDescriptor& index, const LayerShape& shape, uint32_t slot_capacity) {
+    const kernels::PqGeometry geometry = GeometryOf(index, shape.key_dim);
+    head_stride = kernels::CodePlanesBytes(geometry, slot_capacity);
+    counts_offset = plane_offset + AlignUp(head_stride * shape.kv_heads);
+    cell_count = CountedCells(geometry, slot_capacity);
+    counts_stride = AlignUp(size_t{cell_count} * sizeof(uint32_t));
+    begins_offset = counts_offset + counts_stride * shape.kv_heads;
+    if (cell_count > 0) {
+      begins_stride =
+          AlignUp(kernels::PostingBeginCount(geometry, slot_capacity) * sizeof(uint16_t));
+      slots_stride = AlignUp(size_t{slot_capacity} * sizeof(uint16_t));
+    }
+    slots_offset = begins_offset + begins_stride * shape.kv_heads;
+    size_bytes = slots_offset + slots_stride * shape.kv_heads;
+  }
+};
+
+size_t CentroidStride(const IndexDescriptor& index, const LayerShape& shape) {
+  return AlignUp(kernels::CentroidFloats(GeometryOf(index, shape.key_dim)) * sizeof(float));
+}
+
+std::vector<Extent> TakeFront(std::vector<Extent>& extents, size_t& next, size_t count) {
+  const auto begin = extents.begin() + static_cast<ptrdiff_t>(next);
+  next += count;
+  return {std::make_move_iterator(begin),
+          std::make_move_iterator(begin + static_cast<ptrdiff_t>(count))};
+}
+
+// Fills in all fields of the header that describe the memory's content.
+void WriteHeader(const LayerShape& shape, uint32_t slot_capacity, uint32_t counted_begin,
+                 const CodebookHeader& codebook, IndexDataHeader* header) {
+  const IndexExtentLayout places(codebook.index, shape, slot_capacity);
+  header->index = codebook.index;
+  header->kv_head_count = shape.kv_heads;
+  header->slot_capacity = slot_capacity;
+  header->plane_offset_bytes = places.plane_offset;
+  header->head_stride_bytes = places.head_stride;
+  header->plane_stride_bytes = kernels::PlaneStride(slot_capacity);
+  header->counts_offset_bytes = places.counts_offset;
+  header->counts_stride_bytes = places.counts_stride;
+  header->cell_count = places.cell_count;
+  header->counted_begin = counted_begin;
+  header->codebook_generation = codebook.codebook_generation;
+  header->posting_begins_offset_bytes = places.begins_offset;
+  header->posting_begins_stride_bytes = places.begins_stride;
+  header->posting_slots_offset_bytes = places.slots_offset;
+  header->posting_slots_stride_bytes = places.slots_stride;
+}
+
+uint8_t* WritablePlanes(const IndexDataHeader& header, uint32_t kv_head) {
+  return const_cast<uint8_t*>(Planes(header, kv_head));
+}
+
+}  // namespace
+
+StoredLayers::StoredLayers(const CacheSpec& spec) {
+  for (const LayerGroup& group : spec.groups) {
+    if (group.kind == LayerKind::kNone) continue;
+    for (const uint32_t layer : group.layers) {
+      layers.push_back({.layer = layer,
+                        .shape = {.dtype = group.dtype,
+                                  .key_dim = group.key_dim,
+                                  .value_dim = group.value_dim,
+                                  .kv_heads = group.kv_heads,
+                                  .query_heads = group.query_heads,
+                                  .row_bytes = group.row_bytes(),
+                                  .scale = group.scale(),
+                                  .softcap = group.softcap}});
+    }
+  }
+  std::sort(layers.begin(), layers.end(),
+            [](const Layer& a, const Layer& b) { return a.layer < b.layer; });
+  for (uint32_t slot = 0; slot < size(); ++slot) {
+    layers[slot].first_head = head_count;
+    head_count += layers[slot].shape.kv_heads;
+    slot_of_head_.resize(head_count, slot);
+  }
+}
+
+size_t Codebook::SizeBytes(const IndexDescriptor& index, const LayerShape& shape) {
+  return AlignUp(sizeof(CodebookHeader)) + CentroidStride(index, shape) * shape.kv_heads;
+}
+
+Codebook::Codebook(Extent extent, const IndexDescriptor& index, const LayerShape& shape,
+                   uint32_t codebook_generation)
+    : extent_(std::move(extent)) {
+  auto* header = new (extent_.data()) CodebookHeader;
+  header->index = index;
+  header->kv_head_count = shape.kv_heads;
+  header->key_dim = shape.key_dim;
+  header->centroid_offset_bytes = AlignUp(sizeof(CodebookHeader));
+  header->head_stride_bytes = CentroidStride(index, shape);
+  header->codebook_generation = codebook_generation;
+}
+
+std::shared_ptr<const Codebook> Codebook::Recover(Extent extent, const IndexDescriptor& index,
+                                                  const LayerShape& shape) {
+  std::shared_ptr<const Codebook> found(new Codebook(std::move(extent)));
+  const CodebookHeader& header = found->header();
+  const bool same = header.magic == CodebookHeader::kMagic &&
+                    header.layout_version == kLayoutVersion && header.index == index &&
+                    header.kv_head_count == shape.kv_heads && header.key_dim == shape.key_dim &&
+                    header.centroid_offset_bytes == AlignUp(sizeof(CodebookHeader)) &&
+                    header.head_stride_bytes == CentroidStride(index, shape);
+  return same ? found : nullptr;
+}
+
+std::span<float> Codebook::centroids(uint32_t kv_head) const {
+  const std::span<const float> read = Centroids(header(), kv_head);
+  return {const_cast<float*>(read.data()), read.size()};
+}
+
+size_t Codebook::content_bytes() const {
+  return size_t{header().kv_head_count} * centroids(0).size_bytes();
+}
+
+void SegmentRows::AppendSizes(const StoredLayers& layers, uint32_t slot_capacity,
+                              std::vector<size_t>& sizes_bytes) {
+  for (const StoredLayers::Layer& layer : layers.layers) {
+    sizes_bytes.insert(sizes_bytes.end(), layer.shape.kv_heads,
+                       size_t{slot_capacity} * layer.shape.row_bytes);
+  }
+}
+
+SegmentRows::SegmentRows(uint64_t segment_id, uint32_t first_position, uint32_t slot_capacity,
+                         std::vector<Extent> extents)
+    : segment_id_(segment_id),
+      first_position_(first_position),
+      slot_capacity_(slot_capacity),
+      extents_(std::move(extents)) {
+  for (const Extent& extent : extents_) pointers_.push_back(extent.data());
+}
+
+size_t SegmentRows::used_bytes() const {
+  return std::accumulate(extents_.begin(), extents_.end(), size_t{0},
+                         [](size_t sum, const Extent& e) { return sum + e.size_bytes(); });
+}
+
+size_t SegmentIndex::LayerBytes(const IndexDescriptor& index, const LayerShape& shape,
+                                uint32_t slot_capacity) {
+  return IndexExtentLayout(index, shape, slot_capacity).size_bytes;
+}
+
+SegmentIndex::Layer SegmentIndex::MakeLayer(const LayerShape& shape, uint32_t slot_capacity,
+                                            uint32_t counted_begin, Extent extent,
+                                            std::shared_ptr<const Codebook> codebook) {
+  const IndexExtentLayout places(codebook->header().index, shape, slot_capacity);
+  std::memset(extent.data(), 0, places.counts_offset);  // counts and lists are written later
+  WriteHeader(shape, slot_capacity, counted_begin, codebook->header(),
+              new (extent.data()) IndexDataHeader);
+  return {.data = std::make_shared<const IndexData>(std::move(extent)),
+          .codebook = std::move(codebook)};
+}
+
+SegmentIndex::Layer SegmentIndex::RecoverLayer(const LayerShape& shape, uint32_t slot_capacity,
+                                               Extent extent,
+                                               std::shared_ptr<const Codebook> codebook) {
+  const auto& found = *reinterpret_cast<const IndexDataHeader*>(extent.data());
+  const uint32_t counted_end = found.counted_end.load(std::memory_order_acquire);
+  IndexDataHeader wanted;
+  WriteHeader(shape, slot_capacity, found.counted_begin, codebook->header(), &wanted);
+  wanted.counted_end.store(counted_end);
+  const bool in_range = found.counted_begin <= slot_capacity && counted_end <= slot_capacity &&
+                        (counted_end == 0 || counted_end > found.counted_begin);
+  if (!in_range || std::memcmp(static_cast<const void*>(&found), static_cast<const void*>(&wanted),
+                               sizeof(wanted)) != 0) {
+    return {};
+  }
+  return {.data = std::make_shared<const IndexData>(std::move(extent)),
+          .codebook = std::move(codebook)};
+}
+
+void SegmentIndex::AppendSizes(const StoredLayers& layers, const IndexDescriptor& index,
+                               uint32_t slot_capacity, std::vector<size_t>& sizes_bytes) {
+  for (const StoredLayers::Layer& layer : layers.layers) {
+    sizes_bytes.push_back(LayerBytes(index, layer.shape, slot_capacity));
+  }
+}
+
+SegmentIndex::SegmentIndex(const StoredLayers& layers, uint32_t slot_capacity,
+                           uint32_t counted_begin, std::vector<Extent> extents,
+                           std::vector<std::shared_ptr<const Codebook>> codebooks)
+    : SegmentIndex(codebooks.front()->header().index, layers.size()) {
+  PQC_CHECK(extents.size() == layers.size() && codebooks.size() == layers.size());
+  for (uint32_t slot = 0; slot < layers.size(); ++slot) {
+    layers_[slot] = MakeLayer(layers.layers[slot].shape, slot_capacity, counted_begin,
+                              std::move(extents[slot]), std::move(codebooks[slot]));
+    MarkReady(slot);
+  }
+}
+
+SegmentIndex::SegmentIndex(const IndexDescriptor& index, uint32_t layer_count)
+    : index_(index),
+      layers_(layer_count),
+      layer_ready_(std::make_unique<std::atomic<bool>[]>(layer_count)) {}
+
+std::shared_ptr<const SegmentIndex> SegmentIndex::With(uint32_t layer_slot, Layer layer) const {
+  auto other = std::make_shared<SegmentIndex>(index_, static_cast<uint32_t>(layers_.size()));
+  other->layers_ = layers_;
+  other->layers_[layer_slot] = std::move(layer);
+  for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+    if (slot == layer_slot || ready(slot)) other->MarkReady(slot);
+  }
+  return other;
+}
+
+std::vector<std::shared_ptr<const Codebook>> SegmentIndex::codebooks() const {
+  std::vector<std::shared_ptr<const Codebook>> codebooks;
+  for (const Layer& layer : layers_) codebooks.push_back(layer.codebook);
+  return codebooks;
+}
+
+uint32_t SegmentIndex::codebook_generation() const {
+  for (const Layer& layer : layers_) {
+    if (layer.codebook != nullptr) return layer.codebook->header().codebook_generation;
+  }
+  return ~0u;
+}
+
+void SegmentIndex::BeginLayers() {
+  for (size_t slot = 0; slot < layers_.size(); ++slot) layer_ready_[slot].store(false);
+}
+
+bool SegmentIndex::all_ready() const {
+  for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+    if (!ready(slot)) return false;
+  }
+  return true;
+}
+
+bool SegmentIndex::recovered() const {
+  return std::any_of(layers_.begin(), layers_.end(), [](const Layer& layer) {
+    return layer.data != nullptr && layer.data->expected() != nullptr;
+  });
+}
+
+size_t SegmentIndex::used_bytes() const {
+  return std::accumulate(layers_.begin(), layers_.end(), size_t{0},
+                         [](size_t sum, const Layer& layer) {
+                           return sum + (layer.data == nullptr ? 0 : layer.data->size_bytes());
+                         });
+}
+
+size_t IndexContentBytes(const LayerShape& shape, const IndexDescriptor& index,
+                         uint32_t slot_capacity, uint32_t slot_count) {
+  const kernels::PqGeometry geometry = GeometryOf(index, shape.key_dim);
+  size_t bytes = size_t{kernels::PlaneCount(geometry)} * slot_count;
+  if (const uint32_t cells = CountedCells(geometry, slot_capacity); cells > 0) {
+    bytes += cells * sizeof(uint32_t) +
+             (kernels::PostingBeginCount(geometry, slot_count) + slot_count) * sizeof(uint16_t);
+  }
+  return shape.kv_heads * bytes;
+}
+
+absl::StatusOr<std::vector<SegmentEntry>> CreateSegments(Pool& pool, const StoredLayers& layers,
+                                                         std::span<const NewSegment> segments,
+                                                         const NewestCodebooks& codebooks) {
+  std::vector<size_t> sizes_bytes;
+  for (const NewSegment& segment : segments) {
+    SegmentRows::AppendSizes(layers, segment.slot_capacity, sizes_bytes);
+    for (const auto& of_index : codebooks) {
+      if (of_index.empty()) continue;
+      SegmentIndex::AppendSizes(layers, of_index.front()->header().index, segment.slot_capacity,
+                                sizes_bytes);
+    }
+  }
+  absl::StatusOr<std::vector<Extent>> extents = pool.Allocate(sizes_bytes);
+  if (!extents.ok()) return extents.status();
+  std::vector<SegmentEntry> entries;
+  size_t next = 0;
+  for (const NewSegment& segment : segments) {
+    SegmentEntry entry;
+    entry.rows = std::make_shared<SegmentRows>(segment.segment_id, segment.first_position,
+                                               segment.slot_capacity,
+                                               TakeFront(*extents, next, layers.head_count));
+    for (const auto& of_index : codebooks) {
+      if (of_index.empty()) {
+        entry.indexes.push_back(nullptr);
+        continue;
+      }
+      entry.indexes.push_back(
+          std::make_shared<SegmentIndex>(layers, segment.slot_capacity, /*counted_begin=*/0,
+                                         TakeFront(*extents, next, layers.size()), of_index));
+    }
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
+                 const SegmentRows& rows, const SegmentIndex::Layer& index, uint32_t kv_head,
+                 PositionRange slots, std::span<std::byte> scratch) {
+  if (slots.begin >= slots.end) return;
+  const IndexDataHeader& header = index.header();
+  kernels::PqEncode(exec, {.geometry = GeometryOf(header.index, layer.shape.key_dim),
+                           .dtype = layer.shape.dtype,
+                           .rows = rows.rows(layer.first_head + kv_head) +
+                                   size_t{slots.begin} * layer.shape.row_bytes,
+                           .row_stride = layer.shape.row_bytes,
+                           .row_count = slots.end - slots.begin,
+                           .centroids = index.codebook->centroids(kv_head),
+                           .planes = WritablePlanes(header, kv_head),
+                           .plane_stride = header.plane_stride_bytes,
+                           .first_slot = slots.begin,
+                           .scratch = scratch});
+}
+
+void CountCells(const kernels::Exec& exec, const StoredLayers::Layer& layer,
+                const SegmentIndex& index, uint32_t layer_slot, uint32_t slot_end) {
+  if (!index.ready(layer_slot) || index.header(layer_slot).counted_end.load() != 0) return;
+  for (uint32_t kv_head = 0; kv_head < layer.shape.kv_heads; ++kv_head) {
+    CountHead(exec, layer, index.layer(layer_slot), kv_head, slot_end);
+  }
+  PublishCounts(index.layer(layer_slot), slot_end);
+}
+
+void CountHead(const kernels::Exec& exec, const StoredLayers::Layer& layer,
+               const SegmentIndex::Layer& index, uint32_t kv_head, uint32_t slot_end) {
+  const IndexDataHeader& header = index.header();
+  if (header.cell_count == 0 || slot_end <= header.counted_begin) return;
+  const kernels::PqGeometry geometry = GeometryOf(header.index, layer.shape.key_dim);
+  const uint32_t slot_count = slot_end - header.counted_begin;
+  const std::span<uint32_t> counts(const_cast<uint32_t*>(CellCounts(header, kv_head)),
+                                   header.cell_count);
+  std::fill(counts.begin(), counts.end(), 0u);
+  kernels::PqCountCells(exec, {.geometry = geometry,
+                               .planes = Planes(header, kv_head),
+                               .plane_stride = header.plane_stride_bytes,
+                               .slot_begin = header.counted_begin,
+                               .slot_end = slot_end,
+                               .cell_counts = counts});
+  kernels::PqBuildPostings(
+      exec, {.geometry = geometry,
+             .planes = Planes(header, kv_head),
+             .plane_stride = header.plane_stride_bytes,
+             .slot_begin = header.counted_begin,
+             .slot_end = slot_end,
+             .begins = {const_cast<uint16_t*>(PostingBegins(header, kv_head)),
+                        kernels::PostingBeginCount(geometry, slot_count)},
+             .slots = {const_cast<uint16_t*>(PostingSlots(header, kv_head)), slot_count}});
+}
+
+void PublishCounts(const SegmentIndex::Layer& index, uint32_t slot_end) {
+  IndexDataHeader& header = index.header();
+  if (header.cell_count == 0 || slot_end <= header.counted_begin) return;
+  header.counted_end.store(slot_end, std::memory_order_release);
+}
+
+NewestCodebooks NewestOf(std::span<const SegmentEntry> segments, size_t index_count) {
+  NewestCodebooks newest(index_count);
+  for (const SegmentEntry& entry : segments) {
+    for (size_t i = 0; i < entry.indexes.size() && i < index_count; ++i) {
+      const auto& index = entry.indexes[i];
+      if (index == nullptr || !index->all_ready()) continue;
+      if (newest[i].empty()) {
+        newest[i] = index->codebooks();
+        continue;
+      }
+      for (uint32_t slot = 0; slot < newest[i].size(); ++slot) {
+        const auto& codebook = index->codebook(slot);
+        if (codebook->header().codebook_generation >= newest[i][slot]->header().codebook_generation)
+          newest[i][slot] = codebook;
+      }
+    }
+  }
+  return newest;
+}
+
+}  // namespace pqcached::kvstore

@@ -1,0 +1,72 @@
+// ControlMemory: the words of one local session that its client reads without an rpc.
+//
+// A memfd that holds a ControlPage, then slot words (completion counters) and LeaseWords
+// (read/layout.h). Only this process writes it while the process lives. End notifies the client:
+// boot_word becomes 0 and waiters wake.
+//
+// Thread-safe: the words are atomic; the caller orders concurrent writers of the same word.
+#ifndef PQCACHED_KVSTORE_SHARE_CONTROL_MEMORY_H_
+#define PQCACHED_KVSTORE_SHARE_CONTROL_MEMORY_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "kvstore/memory/keeper.h"
+#include "kvstore/memory/memfd.h"
+#include "kvstore/read/layout.h"
+
+namespace pqcached::kvstore {
+
+class ControlMemory {
+ public:
+  // Creates the memory. With a keeper, the supervisor can keep it and call EndControlMemory after
+  // this process has ended; the memory is then not sealed against other writers.
+  //
+  // Errors: kResourceExhausted  the kernel refuses
+  static absl::StatusOr<std::unique_ptr<ControlMemory>> Create(uint32_t word_count,
+                                                               uint64_t boot_word,
+                                                               DescriptorKeeper* keeper = nullptr);
+  ~ControlMemory();
+  ControlMemory(const ControlMemory&) = delete;
+  ControlMemory& operator=(const ControlMemory&) = delete;
+
+  absl::StatusOr<SharedMemory> Share() const;
+  // Returns a writable descriptor of the same memory, for a keeper.
+  absl::StatusOr<FileDescriptor> ShareWithKeeper() const { return Duplicate(memfd_.get()); }
+
+  uint32_t word_count() const { return page().word_count; }
+  // REQUIRES: index < word_count().
+  LeaseWords& words(uint32_t index) const {
+    return reinterpret_cast<LeaseWords*>(mapping_.data() + page().words_offset_bytes)[index];
+  }
+  // REQUIRES: slot < kMaxStagingSlots.
+  std::atomic<uint64_t>& slot_word(uint32_t slot) const {
+    return reinterpret_cast<std::atomic<uint64_t>*>(mapping_.data() +
+                                                    page().slot_words_offset_bytes)[slot];
+  }
+  // Increments wake_word and wakes all waiters. Called after the words were written.
+  void Wake() const;
+  // Sets boot_word to 0 and wakes waiters, after which the client uses no more results from mapped
+  // memory.
+  void End() const;
+
+ private:
+  ControlMemory(FileDescriptor memfd, Mapping mapping)
+      : memfd_(std::move(memfd)), mapping_(std::move(mapping)) {}
+  ControlPage& page() const { return *reinterpret_cast<ControlPage*>(mapping_.data()); }
+
+  const FileDescriptor memfd_;
+  const Mapping mapping_;
+};
+
+// Does the same as ControlMemory::End on the memory of a worker that has ended. The supervisor
+// calls it with a writable descriptor that it kept. Returns false and changes nothing when the
+// memory is no control memory or cannot be written. Idempotent.
+bool EndControlMemory(int descriptor);
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_SHARE_CONTROL_MEMORY_H_

@@ -1,0 +1,264 @@
+#include "kvstore/share/local_sessions.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvstore/memory/memory_limits.h"
+#include "kvstore/refusal.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+absl::Status NoLeaseError(uint64_t lease_id) {
+  return NotFound("lease_id", absl::StrCat("no lease ", lease_id));
+}
+
+absl::StatusOr<AttachedSequence> MakeAttached(Lease& lease, uint64_t known_version) {
+  if (lease.revoked()) {
+    return FailedPrecondition(
+        "lease_id", absl::StrCat(lease.lease_id(), " is revoked; detach, and attach again"));
+  }
+  auto image = lease.Refresh(known_version);
+  if (!image.ok()) return image.status();
+  return AttachedSequence{.lease_id = lease.lease_id(),
+                          .word_index = lease.word_index(),
+                          .attachment = *std::move(image)};
+}
+
+}  // namespace
+
+LocalSessions::~LocalSessions() {
+  const MutexLock lock(&mutex_);
+  for (auto& [name, session] : sessions_) End(session);
+}
+
+absl::StatusOr<LocalSessions::Session*> LocalSessions::Find(std::string_view session) {
+  const auto found = sessions_.find(session);
+  if (found == sessions_.end()) {
+    return FailedPrecondition("session",
+                              "it is not local; only sessions of the broker have memory to share");
+  }
+  return &found->second;
+}
+
+absl::StatusOr<SessionMemory> LocalSessions::Open(std::string_view session, uint64_t boot_word) {
+  auto control = ControlMemory::Create(max_leases_, boot_word, keeper_);
+  if (!control.ok()) return control.status();
+  auto shared = (*control)->Share();
+  if (!shared.ok()) return shared.status();
+  SessionMemory memory{.control = *std::move(shared), .keeper_control = {}};
+  if (keeper_ != nullptr) {
+    auto kept = (*control)->ShareWithKeeper();
+    if (!kept.ok()) return kept.status();
+    memory.keeper_control = *std::move(kept);
+  }
+  Drop(session);  // the client never received the memory of an earlier Open
+  const MutexLock lock(&mutex_);
+  sessions_[std::string(session)].control = *std::move(control);
+  return memory;
+}
+
+absl::StatusOr<SharedMemory> LocalSessions::OpenStaging(std::string_view session,
+                                                        uint64_t slot_bytes, uint32_t slot_count) {
+  std::shared_ptr<const ControlMemory> control;
+  {
+    const MutexLock lock(&mutex_);
+    const auto found = Find(session);
+    if (!found.ok()) return found.status();
+    control = (*found)->control;
+  }
+  auto ring = StagingRing::Create(slot_bytes, slot_count, max_staging_bytes_, control);
+  if (!ring.ok()) return ring.status();
+  if (const size_t available = AvailableMemoryBytes(); (*ring)->size_bytes() > available) {
+    return ResourceExhausted(
+        "slot_bytes",
+        absl::StrCat(slot_count, " slots of ", slot_bytes, " bytes; the machine has ", available,
+                     ", ", (*ring)->size_bytes() - available, " bytes short"),
+        kRetryMemory);
+  }
+  auto shared = (*ring)->Share();
+  if (!shared.ok()) return shared.status();
+  const MutexLock lock(&mutex_);
+  const auto found = Find(session);
+  if (!found.ok()) return found.status();
+  if ((*found)->control != control) {  // the session was closed and opened again concurrently
+    return FailedPrecondition("session", "the sidecar has replaced it");
+  }
+  if ((*found)->staging != nullptr) {
+    return AlreadyExists("session", "it has a staging ring already");
+  }
+  (*found)->staging = *std::move(ring);
+  return shared;
+}
+
+absl::StatusOr<StagedBytes> LocalSessions::ClaimStaging(std::string_view session,
+                                                        const StagingReference& reference) {
+  std::shared_ptr<StagingRing> ring;
+  {
+    const MutexLock lock(&mutex_);
+    const auto found = Find(session);
+    if (!found.ok()) return found.status();
+    ring = (*found)->staging;
+  }
+  if (ring == nullptr) {
+    return FailedPrecondition("session", "it has no staging ring");
+  }
+  return ring->Claim(reference);
+}
+
+absl::StatusOr<Lease::Parts> LocalSessions::Reserve(std::string_view session) {
+  const MutexLock lock(&mutex_);
+  const auto found = Find(session);
+  if (!found.ok()) return found.status();
+  Session& mine = **found;
+  Lease::Parts parts;
+  if (!mine.free_words.empty()) {
+    parts.word_index = mine.free_words.back();
+    mine.free_words.pop_back();
+  } else if (mine.used_words < max_leases_) {
+    parts.word_index = mine.used_words++;
+  } else {
+    return ResourceExhausted("max_leases", absl::StrCat("the session has ", max_leases_, " leases"),
+                             kRetryMemory);
+  }
+  parts.lease_id = next_lease_id_++;
+  parts.session = std::string(session);
+  parts.control = mine.control;
+  return parts;
+}
+
+void LocalSessions::FreeWords(std::string_view session, uint32_t word_index) {
+  const MutexLock lock(&mutex_);
+  const auto found = Find(session);
+  if (found.ok()) (*found)->free_words.push_back(word_index);
+}
+
+absl::StatusOr<std::shared_ptr<Lease>> LocalSessions::Begin(std::shared_ptr<const Cache> cache,
+                                                            std::shared_ptr<Sequence> sequence,
+                                                            std::string_view session) {
+  absl::StatusOr<Lease::Parts> parts = Reserve(session);
+  if (!parts.ok()) return parts.status();
+  parts->cache = std::move(cache);
+  parts->sequence = std::move(sequence);
+  const auto lease = std::make_shared<Lease>(*std::move(parts));
+  if (absl::Status status = lease->Begin(); !status.ok()) {
+    FreeWords(session, lease->word_index());
+    return status;
+  }
+  absl::Status ended;
+  {
+    const MutexLock lock(&mutex_);
+    const auto found = Find(session);
+    if (found.ok()) {
+      (*found)->leases.emplace(lease->lease_id(), lease);
+      return lease;
+    }
+    ended = found.status();
+  }
+  lease->End();
+  return ended;
+}
+
+absl::StatusOr<std::shared_ptr<Lease>> LocalSessions::FindLease(std::string_view session,
+                                                                uint64_t lease_id) {
+  const MutexLock lock(&mutex_);
+  const auto found = Find(session);
+  if (!found.ok()) return found.status();
+  const auto lease = (*found)->leases.find(lease_id);
+  if (lease == (*found)->leases.end()) return NoLeaseError(lease_id);
+  return lease->second;
+}
+
+absl::StatusOr<AttachedSequence> LocalSessions::Attach(std::shared_ptr<const Cache> cache,
+                                                       std::shared_ptr<Sequence> sequence,
+                                                       std::string_view session,
+                                                       const LeaseState& state) {
+  const uint64_t sequence_id = sequence->sequence_id();
+  if (state.lease_id == 0) {
+    const auto lease = Begin(std::move(cache), std::move(sequence), session);
+    if (!lease.ok()) return lease.status();
+    auto attached = MakeAttached(**lease, 0);
+    // The client has not received the lease yet.
+    if (!attached.ok()) Detach(session, (*lease)->lease_id()).IgnoreError();
+    return attached;
+  }
+  const auto lease = FindLease(session, state.lease_id);
+  if (!lease.ok()) return lease.status();
+  if ((*lease)->sequence_id() != sequence_id) {
+    return InvalidArgument("lease_id",
+                           absl::StrCat(state.lease_id, " is of sequence ", (*lease)->sequence_id(),
+                                        ", not ", sequence_id));
+  }
+  return MakeAttached(**lease, state.known_version);
+}
+
+absl::StatusOr<VersionedImage> LocalSessions::Refresh(std::string_view session,
+                                                      const LeaseState& state) {
+  const auto lease = FindLease(session, state.lease_id);
+  if (!lease.ok()) return lease.status();
+  return (*lease)->Refresh(state.known_version);
+}
+
+absl::Status LocalSessions::Detach(std::string_view session, uint64_t lease_id) {
+  std::shared_ptr<Lease> lease;
+  {
+    const MutexLock lock(&mutex_);
+    const auto found = Find(session);
+    if (!found.ok()) return found.status();
+    auto node = (*found)->leases.extract(lease_id);
+    if (node.empty()) return NoLeaseError(lease_id);
+    lease = std::move(node.mapped());
+  }
+  lease->End();  // before another lease reuses its words
+  FreeWords(session, lease->word_index());
+  return absl::OkStatus();
+}
+
+std::vector<LeaseInfo> LocalSessions::ListLeases() const {
+  std::vector<std::shared_ptr<Lease>> leases;
+  {
+    const MutexLock lock(&mutex_);
+    for (const auto& [name, session] : sessions_) {
+      for (const auto& [id, lease] : session.leases) leases.push_back(lease);
+    }
+  }
+  std::vector<LeaseInfo> infos;
+  infos.reserve(leases.size());
+  for (const auto& lease : leases) {
+    lease->RevokeIfExpired(lease_timeout_);
+    infos.push_back(lease->Describe());
+  }
+  std::sort(infos.begin(), infos.end(),
+            [](const LeaseInfo& a, const LeaseInfo& b) { return a.lease_id < b.lease_id; });
+  return infos;
+}
+
+// Clears boot_word before it frees memory, so that a client that still runs uses no more results.
+void LocalSessions::End(Session& session) {
+  session.control->End();
+  for (auto& [id, lease] : session.leases) lease->End();
+}
+
+void LocalSessions::Drop(std::string_view session) {
+  Session ended;
+  {
+    const MutexLock lock(&mutex_);
+    const auto found = sessions_.find(session);
+    if (found == sessions_.end()) return;
+    ended = std::move(found->second);
+    sessions_.erase(found);
+  }
+  End(ended);
+}
+
+size_t LocalSessions::staging_bytes() const {
+  const MutexLock lock(&mutex_);
+  size_t bytes = 0;
+  for (const auto& [name, session] : sessions_) {
+    if (session.staging != nullptr) bytes += session.staging->size_bytes();
+  }
+  return bytes;
+}
+
+}  // namespace pqcached::kvstore

@@ -1,0 +1,88 @@
+// LocalSessions: the sessions of clients on this host, with their control memory, staging rings and
+// leases.
+//
+// Thread-safe. One lock, held for map operations only. Callers that hold the lock of a lease or of
+// a sequence must not take it.
+#ifndef PQCACHED_KVSTORE_SHARE_LOCAL_SESSIONS_H_
+#define PQCACHED_KVSTORE_SHARE_LOCAL_SESSIONS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvstore/local_session.h"
+#include "kvstore/mutex.h"
+#include "kvstore/share/control_memory.h"
+#include "kvstore/share/lease.h"
+#include "kvstore/share/staging.h"
+
+namespace pqcached::kvstore {
+
+class LocalSessions {
+ public:
+  // max_leases and max_staging_bytes: limits per session. lease_timeout, keeper: see StoreOptions.
+  LocalSessions(uint32_t max_leases, size_t max_staging_bytes, absl::Duration lease_timeout,
+                DescriptorKeeper* keeper = nullptr)
+      : max_leases_(max_leases),
+        max_staging_bytes_(max_staging_bytes),
+        lease_timeout_(lease_timeout),
+        keeper_(keeper) {}
+  ~LocalSessions();
+
+  // These functions implement those of Store, which documents them and their errors.
+  absl::StatusOr<SessionMemory> Open(std::string_view session, uint64_t boot_word);
+  absl::StatusOr<SharedMemory> OpenStaging(std::string_view session, uint64_t slot_bytes,
+                                           uint32_t slot_count);
+  absl::StatusOr<StagedBytes> ClaimStaging(std::string_view session,
+                                           const StagingReference& reference);
+  absl::StatusOr<AttachedSequence> Attach(std::shared_ptr<const Cache> cache,
+                                          std::shared_ptr<Sequence> sequence,
+                                          std::string_view session, const LeaseState& lease);
+  absl::StatusOr<VersionedImage> Refresh(std::string_view session, const LeaseState& lease);
+  absl::Status Detach(std::string_view session, uint64_t lease_id);
+  // Revokes expired leases, then lists all leases.
+  std::vector<LeaseInfo> ListLeases() const;
+
+  // Notifies the client through its control memory, then frees the memory and leases of the
+  // session. No error when there is no such session.
+  void Drop(std::string_view session);
+
+  size_t staging_bytes() const;
+
+ private:
+  struct Session {
+    std::shared_ptr<const ControlMemory> control;
+    std::shared_ptr<StagingRing> staging;
+    std::map<uint64_t, std::shared_ptr<Lease>> leases;
+    std::vector<uint32_t> free_words;
+    uint32_t used_words = 0;  // words below it are in use or in free_words
+  };
+  using Sessions = std::map<std::string, Session, std::less<>>;
+
+  absl::StatusOr<Session*> Find(std::string_view session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::shared_ptr<Lease>> FindLease(std::string_view session, uint64_t lease_id);
+  // Reserves words for a new lease; returns their index, the control memory and the lease id.
+  absl::StatusOr<Lease::Parts> Reserve(std::string_view session);
+  absl::StatusOr<std::shared_ptr<Lease>> Begin(std::shared_ptr<const Cache> cache,
+                                               std::shared_ptr<Sequence> sequence,
+                                               std::string_view session);
+  void FreeWords(std::string_view session, uint32_t word_index);
+  static void End(Session& session);
+
+  const uint32_t max_leases_;
+  const size_t max_staging_bytes_;
+  const absl::Duration lease_timeout_;
+  DescriptorKeeper* const keeper_;
+  mutable Mutex mutex_;
+  Sessions sessions_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_lease_id_ ABSL_GUARDED_BY(mutex_) = 1;
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_SHARE_LOCAL_SESSIONS_H_

@@ -1,0 +1,91 @@
+#include "kvstore/share/staging.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvstore/refusal.h"
+
+namespace pqcached::kvstore {
+
+absl::StatusOr<std::shared_ptr<StagingRing>> StagingRing::Create(
+    uint64_t slot_bytes, uint32_t slot_count, size_t max_bytes,
+    std::shared_ptr<const ControlMemory> control) {
+  if (slot_bytes == 0 || slot_bytes % kStagingSlotMultiple != 0) {
+    return InvalidArgument(
+        "slot_bytes", absl::StrCat(slot_bytes, ", must be a multiple of ", kStagingSlotMultiple));
+  }
+  if (slot_count == 0 || slot_count > kMaxStagingSlots) {
+    return InvalidArgument("slot_count",
+                           absl::StrCat(slot_count, ", must lie in [1, ", kMaxStagingSlots, "]"));
+  }
+  if (slot_bytes > max_bytes / slot_count) {
+    return ResourceExhausted("slot_bytes",
+                             absl::StrCat(slot_count, " slots of ", slot_bytes,
+                                          " bytes; max_staging_bytes is ", max_bytes),
+                             kNoRetry);
+  }
+  const size_t size_bytes = slot_bytes * slot_count;
+  auto memfd = CreateMemfd("pqcached-staging", size_bytes);
+  if (!memfd.ok()) return memfd.status();
+  auto mapping = Mapping::Map(*memfd, size_bytes, Mapping::Access::kRead);
+  if (!mapping.ok()) return mapping.status();
+  if (absl::Status status = SealMemfd(*memfd, WriteSeal::kNone); !status.ok()) return status;
+  return std::shared_ptr<StagingRing>(new StagingRing(*std::move(memfd), *std::move(mapping),
+                                                      slot_bytes, slot_count, std::move(control)));
+}
+
+absl::StatusOr<SharedMemory> StagingRing::Share() const {
+  auto descriptor = Duplicate(memfd_.get());
+  if (!descriptor.ok()) return descriptor.status();
+  return SharedMemory{.descriptor = *std::move(descriptor), .size_bytes = mapping_.size_bytes()};
+}
+
+absl::Status StagingRing::MarkClaimed(const StagingReference& reference) {
+  const MutexLock lock(&mutex_);
+  if (reference.slot >= slots_.size()) {
+    return InvalidArgument(
+        "slot", absl::StrCat(reference.slot, "; the ring has ", slots_.size(), " slots"));
+  }
+  if (reference.offset_bytes > slot_bytes_ ||
+      reference.size_bytes > slot_bytes_ - reference.offset_bytes) {
+    return InvalidArgument("offset_bytes",
+                           absl::StrCat(reference.offset_bytes, " with ", reference.size_bytes,
+                                        " bytes; a slot has ", slot_bytes_));
+  }
+  Slot& slot = slots_[reference.slot];
+  if (slot.claimed) {
+    return FailedPrecondition("slot", absl::StrCat(reference.slot, " is in use by another call"));
+  }
+  if (reference.generation < slot.next_generation) {
+    return FailedPrecondition("generation",
+                              absl::StrCat(reference.generation, ", stale; slot ", reference.slot,
+                                           " is at ", slot.next_generation));
+  }
+  slot.claimed = true;
+  slot.next_generation = reference.generation + 1;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StagedBytes> StagingRing::Claim(const StagingReference& reference) {
+  if (absl::Status status = MarkClaimed(reference); !status.ok()) return status;
+  // Runs without the lock: if allocating the claim fails, its deleter calls Release at once.
+  const std::span<const std::byte> whole(mapping_.data() + reference.slot * slot_bytes_,
+                                         slot_bytes_);
+  std::shared_ptr<const void> claim(this, [ring = shared_from_this(), index = reference.slot](
+                                              const void*) { ring->Release(index); });
+  return StagedBytes{.bytes = whole.subspan(reference.offset_bytes, reference.size_bytes),
+                     .slot = whole,
+                     .claim = std::move(claim)};
+}
+
+void StagingRing::Release(uint32_t slot) {
+  {
+    const MutexLock lock(&mutex_);
+    slots_[slot].claimed = false;
+    if (control_ == nullptr) return;
+    control_->slot_word(slot).store(slots_[slot].next_generation, std::memory_order_release);
+  }
+  control_->Wake();
+}
+
+}  // namespace pqcached::kvstore

@@ -1,0 +1,70 @@
+// StagingRing: shared memory through which one client passes rows without copying them into
+// messages.
+//
+// A memfd of slot_count x slot_bytes that the client writes and this process only reads. Its size
+// is sealed, so a client cannot remove pages during a read; a hole that it punches reads as zeros.
+// A claim keeps the memory alive. The memory is never reused for another session.
+//
+// Thread-safe.
+#ifndef PQCACHED_KVSTORE_SHARE_STAGING_H_
+#define PQCACHED_KVSTORE_SHARE_STAGING_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvstore/memory/memfd.h"
+#include "kvstore/mutex.h"
+#include "kvstore/share/control_memory.h"
+
+namespace pqcached::kvstore {
+
+inline constexpr size_t kStagingSlotMultiple = size_t{1} << 20;
+
+class StagingRing : public std::enable_shared_from_this<StagingRing> {
+ public:
+  // `control` notifies the client when claims end; null: no notification.
+  //
+  // Errors: kInvalidArgument    slot_bytes, slot_count
+  //         kResourceExhausted  more than `max_bytes` (shortfall in bytes), or the kernel refuses
+  static absl::StatusOr<std::shared_ptr<StagingRing>> Create(
+      uint64_t slot_bytes, uint32_t slot_count, size_t max_bytes,
+      std::shared_ptr<const ControlMemory> control = nullptr);
+
+  // Returns a descriptor for the client, which can write but not resize or seal.
+  absl::StatusOr<SharedMemory> Share() const;
+
+  // Claims a slot. Errors: see Store::ClaimStaging.
+  absl::StatusOr<StagedBytes> Claim(const StagingReference& reference);
+
+  size_t size_bytes() const { return mapping_.size_bytes(); }
+
+ private:
+  struct Slot {
+    uint64_t next_generation = 0;
+    bool claimed = false;
+  };
+
+  StagingRing(FileDescriptor memfd, Mapping mapping, uint64_t slot_bytes, uint32_t slot_count,
+              std::shared_ptr<const ControlMemory> control)
+      : memfd_(std::move(memfd)),
+        mapping_(std::move(mapping)),
+        slot_bytes_(slot_bytes),
+        control_(std::move(control)),
+        slots_(slot_count) {}
+  absl::Status MarkClaimed(const StagingReference& reference);
+  void Release(uint32_t slot);
+
+  const FileDescriptor memfd_;
+  const Mapping mapping_;
+  const uint64_t slot_bytes_;
+  const std::shared_ptr<const ControlMemory> control_;
+  mutable Mutex mutex_;
+  std::vector<Slot> slots_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_SHARE_STAGING_H_

@@ -46,5 +46,5 @@ for _ in $(seq 100); do
 done
 [ -S "$socket" ] || { echo "error: the sidecar did not open $socket within 10 s" >&2; exit 1; }
 
-build/release/client/examples/tinylm/tinylm_report --endpoint "unix://$socket" \
-  --model client/examples/tinylm/model --prompts client/examples/tinylm/prompts_dev "${json[@]}"
+build/release/tests/tinylm/tinylm_report --endpoint "unix://$socket" \
+  --model tests/tinylm/model --prompts tests/tinylm/prompts_dev "${json[@]}"

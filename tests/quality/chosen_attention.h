@@ -9,7 +9,7 @@
 #include <functional>
 #include <vector>
 
-#include "client/examples/tinylm/attention.h"
+#include "tests/tinylm/attention.h"
 
 namespace pqcached::quality {
 

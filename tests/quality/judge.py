@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 from figures import machine  # noqa: E402  (of the folder above)
 
-DATA = ROOT / "client/examples/tinylm"
+DATA = ROOT / "tests/tinylm"
 TARGETS = ["pqcached", "pqcached_client", "pqcached_rpc", "tinylm_judge", "tinylm_capture"]
 VECTORS = ["captured", "grid", "iterations", "generated"]
 STAGES = ["model", *VECTORS, "bytes", "report"]

@@ -11,7 +11,7 @@ import pathlib
 import sidecar
 from paired import paired_difference
 
-DATA = pathlib.Path(__file__).resolve().parents[2] / "client/examples/tinylm"
+DATA = pathlib.Path(__file__).resolve().parents[2] / "tests/tinylm"
 LENGTHS = [4096, 8192, 16384, 32768]
 FULL, ORACLE, WINDOW = "full attention", "exact top-k, 1/10", "sink + window only"
 PQ48, PQ26 = "pqcached m=4 b=8, 1/10", "pqcached m=2 b=6, 1/10"

@@ -1,4 +1,4 @@
-"""Runs the example engine's programs against a daemon of its own, in a temporary directory."""
+"""Runs the test engine's programs against a daemon of its own, in a temporary directory."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def running(build, *flags):
 def report(build, data, lengths, tasks=None, contexts=0, questions=0):
     """The report of tinylm_report as a dict; 0 contexts or questions means all."""
     with running(build) as endpoint, tempfile.NamedTemporaryFile(suffix=".json") as out:
-        command = [build / "client/examples/tinylm/tinylm_report", "--model", data / "model", "--prompts", data / "prompts_dev",
+        command = [build / "tests/tinylm/tinylm_report", "--model", data / "model", "--prompts", data / "prompts_dev",
                    "--endpoint", endpoint, "--lengths", ",".join(map(str, lengths)), "--contexts", str(contexts),
                    "--questions", str(questions), "--json", out.name]
         if tasks:
@@ -52,7 +52,7 @@ def report(build, data, lengths, tasks=None, contexts=0, questions=0):
 
 def reference(build, data):
     """How the engine compares with another implementation's outputs and logits, as a dict."""
-    done = subprocess.run([build / "client/examples/tinylm/tinylm_reference", "--model", data / "model", "--prompts",
+    done = subprocess.run([build / "tests/tinylm/tinylm_reference", "--model", data / "model", "--prompts",
                            data / "prompts_dev", "--references", data / "reference_dev"],
                           check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)

@@ -15,8 +15,8 @@
 #include <map>
 #include <stdexcept>
 
-#include "client/examples/tinylm/prompts.h"
 #include "tests/quality/chosen_attention.h"
+#include "tests/tinylm/prompts.h"
 
 namespace pqcached::quality {
 namespace {

@@ -1,4 +1,4 @@
-// tinylm_judge: asks the example model its development questions with many methods, after one
+// tinylm_judge: asks the test model its development questions with many methods, after one
 // prefill for all of them.
 //
 //   tinylm_judge --model DIR --prompts DIR --endpoint unix:///PATH --json FILE
@@ -26,9 +26,9 @@
 #include <stdexcept>
 #include <utility>
 
-#include "client/examples/tinylm/pqcached_attention.h"
-#include "client/examples/tinylm/prompts.h"
 #include "tests/quality/chosen_attention.h"
+#include "tests/tinylm/pqcached_attention.h"
+#include "tests/tinylm/prompts.h"
 
 namespace pqcached::quality {
 namespace {

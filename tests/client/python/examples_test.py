@@ -15,7 +15,8 @@ from daemon import SOURCE, running  # noqa: E402  (takes its argument from what 
 import numpy as np  # noqa: E402
 
 EXAMPLES = SOURCE / "client/examples"
-sys.path.insert(0, str(EXAMPLES / "python"))
+TINYLM = SOURCE / "tests/tinylm"
+sys.path.insert(0, str(TINYLM / "python"))
 
 
 def run(*command):
@@ -43,8 +44,8 @@ class ExamplesTest(unittest.TestCase):
 
     def test_the_numpy_model_is_the_one_of_the_reference(self):
         from tinylm import TinyLM
-        reference = json.loads((EXAMPLES / "tinylm/reference_dev/reference_tiny.json").read_text())
-        model = TinyLM(EXAMPLES / "tinylm/model")
+        reference = json.loads((TINYLM / "reference_dev/reference_tiny.json").read_text())
+        model = TinyLM(TINYLM / "model")
         *context, last = reference["ids"]
         rows = {layer: [] for layer in model.full_layers}
         model.prefill(context, lambda layer, first, keys, values: rows[layer].append((keys, values)))
@@ -59,7 +60,7 @@ class ExamplesTest(unittest.TestCase):
 
     def test_the_quickstart_finds_what_full_attention_finds(self):
         with running() as daemon:
-            report = run(sys.executable, EXAMPLES / "python/quickstart.py", "--endpoint", daemon.endpoint, "--length", 1024,
+            report = run(sys.executable, TINYLM / "python/quickstart.py", "--endpoint", daemon.endpoint, "--length", 1024,
                          "--tasks", "niah", "--contexts", 1, "--questions", 3)
         right = dict(re.findall(r"^(\S.*?)  +(\d)/3 ", report, re.MULTILINE))
         self.assertEqual(len(right), 8, report)

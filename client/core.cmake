@@ -7,7 +7,9 @@ set(sources
   deadline.cc
   decoder.cc
   error.cc
+  error_calls.cc
   gpu.cc
+  gpu_calls.cc
   handles.cc
   handover.cc
   ingest_gpu.cc
@@ -34,6 +36,7 @@ set(sources
   sender.cc
   sequences.cc
   step.cc
+  step_calls.cc
   step_gpu.cc
   step_layer.cc
   step_ready.cc

@@ -74,6 +74,8 @@ pqc_status PrefixText(const char* text, pqc_status status) noexcept;
 
 // Returns the thread's last refusal; empty after a call that succeeded.
 const RefusalBuffer& LastRefusal() noexcept;
+// Returns field and text of the thread's last refusal in one line.
+const char* LastMessage() noexcept;
 void ClearLastError() noexcept;
 
 // Sets text and field, cut to their sizes.

@@ -9,7 +9,6 @@
 #include "client/arguments.h"
 #include "client/error.h"
 #include "client/library.h"
-#include "client/offload.h"
 
 namespace pqcached::client {
 namespace {
@@ -117,29 +116,6 @@ pqc_status ReadCapacities(const pqc_gpu_options& options, gpu::StepsOptions* to)
   return PQC_OK;
 }
 
-pqc_status Count(pqc_gpu* gpu, pqc_gpu_counts* caller_counts) {
-  if (!gpu) return Fail(PQC_INVALID_ARGUMENT, "gpu", "must not be NULL");
-  pqc_gpu_counts counts;
-  if (const pqc_status status = ReadStruct(caller_counts, "counts", &counts); status != PQC_OK) {
-    return status;
-  }
-  gpu::StepsCounts found;
-  if (const pqc_status status = Report(gpu->state->steps->Count(&found), "gpu"); status != PQC_OK) {
-    return status;
-  }
-  counts.hits = found.hits;
-  counts.misses = found.misses;
-  counts.loaded = found.loaded;
-  counts.evicted = found.evicted;
-  counts.device_bytes = found.device_bytes;
-  counts.locked_bytes = found.locked_bytes;
-  counts.generation = found.generation;
-  counts.has_staged_rows = found.has_staged_rows ? 1 : 0;
-  counts.resident_layers = found.resident_layers;
-  *caller_counts = counts;
-  return PQC_OK;
-}
-
 }  // namespace
 
 pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
@@ -223,24 +199,3 @@ pqc_status FindGpuLayer(const GpuState& gpu, uint32_t layer, uint32_t* ordinal) 
 }
 
 }  // namespace pqcached::client
-
-using pqcached::client::Call;
-
-extern "C" {
-
-pqc_status pqc_gpu_open(pqc_cache* cache, const pqc_gpu_options* options, pqc_gpu** gpu) {
-  return Call([&] { return pqcached::client::OpenGpu(cache, options, nullptr, gpu); });
-}
-
-void pqc_gpu_close(pqc_gpu* gpu) {
-  if (!gpu) return;
-  const pqcached::client::GpuState& state = *gpu->state;
-  if (state.cache->client->offload) state.cache->client->offload->Drain(state.steps.get());
-  delete gpu;
-}
-
-pqc_status pqc_gpu_count(pqc_gpu* gpu, pqc_gpu_counts* counts) {
-  return Call([&] { return pqcached::client::Count(gpu, counts); });
-}
-
-}  // extern "C"

@@ -12,6 +12,7 @@
 #include "client/handles.h"
 #include "client/local/view.h"
 #include "client/step.h"
+#include "client/step_device.h"
 #include "gpu/steps.h"
 #include "kernels/base/mutex.h"
 #include "pqcached/gpu.h"
@@ -30,7 +31,15 @@ struct GpuSequenceState {
 };
 
 // State behind a pqc_gpu handle. It serves one step at a time; `busy` excludes other steps.
-struct GpuState {
+struct GpuState final : StepDevice {
+  const CacheState& cache_state() const override { return *cache; }
+  bool TryAcquire() override { return !busy.exchange(true); }
+  pqc_status Begin(pqc_step& step, void* stream) override;
+  pqc_status Attend(const LayerCall& call) override;
+  pqc_status Select(const LayerCall& call, const pqc_gpu_positions& out) override;
+  pqc_status Finish(pqc_step& step, std::vector<RowBlock>* blocks) override;
+  void Release(pqc_step& step) override;
+
   std::shared_ptr<const CacheState> cache;  // shared with the cache's handle
   kvstore::IndexDescriptor index;
   uint32_t sequence_capacity = 0;
@@ -73,18 +82,10 @@ pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
 // Finds the ordinal of a stored layer.
 pqc_status FindGpuLayer(const GpuState& gpu, uint32_t layer, uint32_t* ordinal);
 
-// Completes the beginning of a step: describes the sequences to the GPU. The step holds gpu->busy.
-pqc_status BeginOnGpu(pqc_step& step, void* stream);
-
-// Launches the step's attention of one layer.
-pqc_status AttendOnGpu(const LayerCall& call);
-
-// Waits for the work of the step. `blocks`, when not null, holds rows on the device: they are
-// copied to the host, and the blocks then refer to host memory.
-pqc_status FinishOnGpu(pqc_step& step, std::vector<RowBlock>* blocks);
-
-// Releases the GPU, also after an abandoned step: waits first for the work that the step launched.
-void ReleaseGpu(pqc_step& step);
+// Implements pqc_gpu_ingest.
+pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
+                       uint64_t first_position, const pqc_tensor* keys, const pqc_tensor* values,
+                       void* stream);
 
 }  // namespace pqcached::client
 

@@ -165,6 +165,8 @@ pqc_status IngestParts(GpuState& gpu, const std::shared_ptr<SequenceState>& sequ
   return PQC_OK;
 }
 
+}  // namespace
+
 pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
                        uint64_t first_position, const pqc_tensor* keys, const pqc_tensor* values,
                        void* stream) {
@@ -191,14 +193,4 @@ pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
   return IngestParts(gpu, sequence->state, first_position, rows, stream);
 }
 
-}  // namespace
 }  // namespace pqcached::client
-
-extern "C" pqc_status pqc_gpu_ingest(pqc_gpu* gpu, pqc_sequence* sequence, uint32_t layer,
-                                     uint64_t first_position, const pqc_tensor* keys,
-                                     const pqc_tensor* values, void* stream) {
-  return pqcached::client::Call([&] {
-    return pqcached::client::IngestOnGpu(gpu, sequence, layer, first_position, keys, values,
-                                         stream);
-  });
-}

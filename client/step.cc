@@ -8,7 +8,6 @@
 
 #include "client/arguments.h"
 #include "client/error.h"
-#include "client/gpu.h"
 #include "client/offload.h"
 #include "client/pack.h"
 #include "client/sender.h"
@@ -117,12 +116,12 @@ pqc_status CheckIndexes(const pqc_step& step, const kvstore::Selection& terms, S
 }
 
 // Excludes other steps from the GPU until this one has ended.
-pqc_status AcquireGpu(pqc_step& step, const std::shared_ptr<GpuState>& gpu) {
-  if (step.cache->cache_id != gpu->cache->cache_id) {
+pqc_status AcquireGpu(pqc_step& step, const std::shared_ptr<StepDevice>& gpu) {
+  if (step.cache->cache_id != gpu->cache_state().cache_id) {
     return Fail(PQC_INVALID_ARGUMENT, "items[0].sequence",
                 "it belongs to another cache than the GPU");
   }
-  if (gpu->busy.exchange(true)) {
+  if (!gpu->TryAcquire()) {
     return SetRetry(kRetryConflict,
                     Fail(PQC_ABORTED, "gpu", "another step is in progress; repeat later"));
   }
@@ -130,15 +129,73 @@ pqc_status AcquireGpu(pqc_step& step, const std::shared_ptr<GpuState>& gpu) {
   return PQC_OK;
 }
 
-// Target of a step; `gpu` is set for steps on a GPU.
-struct Target {
-  const std::shared_ptr<ClientState>& client;
-  std::shared_ptr<GpuState> gpu = nullptr;  // shared with its handle
-  void* stream = nullptr;
-};
+// Returns the index of the first layer that occurs twice, or the count. REQUIRES: all layers are
+// stored ones.
+uint32_t FindDuplicate(const std::vector<RowBlock>& blocks) {
+  const auto count = static_cast<uint32_t>(blocks.size());
+  for (uint32_t i = 1; i < count; ++i) {
+    if (blocks[i].layer > blocks[i - 1].layer) continue;  // the order in which engines pass them
+    for (uint32_t j = 0; j < count; ++j) {
+      for (uint32_t k = 0; k < j; ++k) {
+        if (blocks[j].layer == blocks[k].layer) return j;
+      }
+    }
+    return count;
+  }
+  return count;
+}
 
-pqc_status Begin(const Target& target, const pqc_step_item* caller_items, uint32_t item_count,
-                 const pqc_step_options* caller_options, pqc_step** caller_step) {
+// Reads the rows of a step's tokens: each stored layer exactly once.
+pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint32_t layer_count,
+                        std::vector<RowBlock>* blocks) {
+  if (!layers) return Fail(PQC_INVALID_ARGUMENT, "layers", "must not be NULL");
+  const size_t stored = step.cache->stored_layers.size();
+  if (layer_count != stored) {
+    return Fail(PQC_INVALID_ARGUMENT, "layer_count", "%u, but the cache stores %zu layers",
+                layer_count, stored);
+  }
+  // All tensors are on the device, or all are on the host: the first one decides.
+  const bool on_device = step.gpu && RawEnum(layers->keys.device) == PQC_CUDA;
+  const TensorPlace place = on_device ? TensorPlace{PQC_CUDA, step.stream} : kOnHost;
+  if (const pqc_status status = ReadLayers(*step.cache, layers, layer_count, place, blocks);
+      status != PQC_OK) {
+    return status;
+  }
+  if (const uint32_t twice = FindDuplicate(*blocks); twice < layer_count) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].layer", twice),
+                "%u is listed twice", (*blocks)[twice].layer);
+  }
+  for (uint32_t i = 0; i < layer_count; ++i) {
+    const RowBlock& block = (*blocks)[i];
+    if (block.keys.shape[0] != step.query_tokens) {
+      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].keys.shape[0]", i),
+                  "%llu tokens, but the step has %llu", LongLong{block.keys.shape[0]},
+                  LongLong{step.query_tokens});
+    }
+  }
+  return PQC_OK;
+}
+
+// Creates the handover of an item: its roll-back, if any, and its new rows.
+std::shared_ptr<Handover> MakePendingUpdate(const pqc_step& step, const StepItem& item,
+                                            uint64_t token_count) {
+  Sender& sender = *step.client->sender;
+  std::shared_ptr<Handover> handover = sender.Lend();
+  handover->sequence = item.sequence;
+  handover->first_position = item.query_position;
+  handover->token_count = token_count;
+  if (item.query_position < item.end_before_step) handover->roll_back_to = item.query_position;
+  if (token_count > 0) {
+    handover->CopyTokens(step.blocks, *step.cache, item.query_begin, sender.slots());
+  }
+  return handover;
+}
+
+}  // namespace
+
+pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items,
+                     uint32_t item_count, const pqc_step_options* caller_options,
+                     pqc_step** caller_step) {
   const std::shared_ptr<ClientState>& client = target.client;
   if (!caller_step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
   *caller_step = nullptr;
@@ -210,76 +267,15 @@ pqc_status Begin(const Target& target, const pqc_step_item* caller_items, uint32
     if (status != PQC_OK) return PrefixItem(i, status);
   }
   if (step->gpu) {
-    if (const pqc_status status = BeginOnGpu(*step, target.stream); status != PQC_OK) return status;
+    if (const pqc_status status = step->gpu->Begin(*step, target.stream); status != PQC_OK)
+      return status;
   }
   *caller_step = step.release();
   return PQC_OK;
 }
 
-// Returns the index of the first layer that occurs twice, or the count. REQUIRES: all layers are
-// stored ones.
-uint32_t FindDuplicate(const std::vector<RowBlock>& blocks) {
-  const auto count = static_cast<uint32_t>(blocks.size());
-  for (uint32_t i = 1; i < count; ++i) {
-    if (blocks[i].layer > blocks[i - 1].layer) continue;  // the order in which engines pass them
-    for (uint32_t j = 0; j < count; ++j) {
-      for (uint32_t k = 0; k < j; ++k) {
-        if (blocks[j].layer == blocks[k].layer) return j;
-      }
-    }
-    return count;
-  }
-  return count;
-}
-
-// Reads the rows of a step's tokens: each stored layer exactly once.
-pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint32_t layer_count,
-                        std::vector<RowBlock>* blocks) {
-  if (!layers) return Fail(PQC_INVALID_ARGUMENT, "layers", "must not be NULL");
-  const size_t stored = step.cache->stored_layers.size();
-  if (layer_count != stored) {
-    return Fail(PQC_INVALID_ARGUMENT, "layer_count", "%u, but the cache stores %zu layers",
-                layer_count, stored);
-  }
-  // All tensors are on the device, or all are on the host: the first one decides.
-  const bool on_device = step.gpu && RawEnum(layers->keys.device) == PQC_CUDA;
-  const TensorPlace place = on_device ? TensorPlace{PQC_CUDA, step.stream} : kOnHost;
-  if (const pqc_status status = ReadLayers(*step.cache, layers, layer_count, place, blocks);
-      status != PQC_OK) {
-    return status;
-  }
-  if (const uint32_t twice = FindDuplicate(*blocks); twice < layer_count) {
-    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].layer", twice),
-                "%u is listed twice", (*blocks)[twice].layer);
-  }
-  for (uint32_t i = 0; i < layer_count; ++i) {
-    const RowBlock& block = (*blocks)[i];
-    if (block.keys.shape[0] != step.query_tokens) {
-      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].keys.shape[0]", i),
-                  "%llu tokens, but the step has %llu", LongLong{block.keys.shape[0]},
-                  LongLong{step.query_tokens});
-    }
-  }
-  return PQC_OK;
-}
-
-// Creates the handover of an item: its roll-back, if any, and its new rows.
-std::shared_ptr<Handover> MakePendingUpdate(const pqc_step& step, const StepItem& item,
-                                            uint64_t token_count) {
-  Sender& sender = *step.client->sender;
-  std::shared_ptr<Handover> handover = sender.Lend();
-  handover->sequence = item.sequence;
-  handover->first_position = item.query_position;
-  handover->token_count = token_count;
-  if (item.query_position < item.end_before_step) handover->roll_back_to = item.query_position;
-  if (token_count > 0) {
-    handover->CopyTokens(step.blocks, *step.cache, item.query_begin, sender.slots());
-  }
-  return handover;
-}
-
-pqc_status End(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
-               const uint32_t* accepted) {
+pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
+                   const uint32_t* accepted) {
   if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
   const OwnedStep owned(step);
   if (step->begun) {
@@ -300,7 +296,7 @@ pqc_status End(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_coun
   }
   if (step->gpu) {
     const bool on_device = RawEnum(layers->keys.device) == PQC_CUDA;
-    const pqc_status status = FinishOnGpu(*step, on_device ? &step->blocks : nullptr);
+    const pqc_status status = step->gpu->Finish(*step, on_device ? &step->blocks : nullptr);
     if (status != PQC_OK) return status;
   }
   for (size_t i = 0; i < step->items.size(); ++i) {
@@ -322,18 +318,6 @@ pqc_status End(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_coun
   step->client->sender->Add(step->handovers);
   return PQC_OK;
 }
-
-pqc_status Flush(pqc_sequence* sequence) {
-  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
-  const ClientState& client = *sequence->state->cache->client;
-  Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(client, &remote); status != PQC_OK) return status;
-  const auto deadline = CallDeadline(client.timeout_ms);
-  const pqc_status status = client.sender->Flush(*sequence->state, deadline);
-  return status == PQC_OK ? client.offload->Flush(*sequence->state, deadline) : status;
-}
-
-}  // namespace
 
 std::unique_ptr<pqc_step> StepPool::Lend() {
   {
@@ -399,7 +383,8 @@ void pqc_step::Clear() {
     const pqcached::base::MutexLock lock(&mutex);
     finished.Wait(&mutex, [this]() PQCACHED_REQUIRES(mutex) { return !running; });
   }
-  pqcached::client::ReleaseGpu(*this);
+  if (gpu) gpu->Release(*this);
+  gpu.reset();
   stream = nullptr;
   for (pqcached::client::StepItem& item : items) {
     if (item.holds) item.sequence->in_step = false;
@@ -411,39 +396,3 @@ void pqc_step::Clear() {
   query_tokens = 0;
   has_selection = begun = false;
 }
-
-using pqcached::client::Call;
-using pqcached::client::Fail;
-
-extern "C" {
-
-pqc_status pqc_step_begin(pqc_client* client, const pqc_step_item* items, uint32_t item_count,
-                          const pqc_step_options* options, pqc_step** step) {
-  return Call([&] {
-    if (!client) return Fail(PQC_INVALID_ARGUMENT, "client", "must not be NULL");
-    return pqcached::client::Begin({.client = client->state}, items, item_count, options, step);
-  });
-}
-
-pqc_status pqc_gpu_step_begin(pqc_gpu* gpu, const pqc_step_item* items, uint32_t item_count,
-                              const pqc_step_options* options, void* stream, pqc_step** step) {
-  return Call([&] {
-    if (!gpu) return Fail(PQC_INVALID_ARGUMENT, "gpu", "must not be NULL");
-    return pqcached::client::Begin(
-        {.client = gpu->state->cache->client, .gpu = gpu->state, .stream = stream}, items,
-        item_count, options, step);
-  });
-}
-
-pqc_status pqc_step_end(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
-                        const uint32_t* accepted) {
-  return Call([&] { return pqcached::client::End(step, layers, layer_count, accepted); });
-}
-
-void pqc_step_abandon(pqc_step* step) { const pqcached::client::OwnedStep owned(step); }
-
-pqc_status pqc_sequence_flush(pqc_sequence* sequence) {
-  return Call([&] { return pqcached::client::Flush(sequence); });
-}
-
-}  // extern "C"

@@ -14,14 +14,13 @@
 #include "client/handover.h"
 #include "client/local/read.h"
 #include "client/remote.h"
+#include "client/step_device.h"
 #include "kernels/base/mutex.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
 
 using StepClock = std::chrono::steady_clock;
-
-struct GpuState;
 
 struct StepItem {
   std::shared_ptr<SequenceState> sequence;  // shared with its handle
@@ -73,8 +72,8 @@ struct pqc_step {
   pqcached::client::StepSelection selection;  // for calls that pass no selection
   pqcached::client::StepClock::time_point deadline;
 
-  // GPU of the step, held by one step at a time; gpu_begun is set after BeginOnGpu succeeds.
-  std::shared_ptr<pqcached::client::GpuState> gpu;  // shared with its handle; null on the CPU
+  // GPU of the step, held by one step at a time; gpu_begun is set after Begin on it succeeds.
+  std::shared_ptr<pqcached::client::StepDevice> gpu;  // shared with its handle; null on the CPU
   void* stream = nullptr;
   bool gpu_begun = false;
 
@@ -114,9 +113,29 @@ struct StepReturner {
 };
 using OwnedStep = std::unique_ptr<pqc_step, StepReturner>;
 
-}  // namespace pqcached::client
+// Target of a step; `gpu` is set for steps on a GPU.
+struct StepTarget {
+  const std::shared_ptr<ClientState>& client;
+  std::shared_ptr<StepDevice> gpu = nullptr;  // shared with its handle
+  void* stream = nullptr;
+};
 
-namespace pqcached::client {
+// Implements pqc_step_begin and pqc_gpu_step_begin.
+pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items,
+                     uint32_t item_count, const pqc_step_options* caller_options,
+                     pqc_step** caller_step);
+// Implements pqc_step_end. Takes the step, also when it fails.
+pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
+                   const uint32_t* accepted);
+
+// Implement pqc_step_topk, pqc_step_attend, pqc_step_attend_begin and pqc_step_attend_wait.
+pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                        const pqc_selection* selection, pqc_step_positions* caller_out);
+pqc_status AttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                        const pqc_selection* selection, pqc_step_attention* out);
+pqc_status BeginAttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                             const pqc_selection* selection, pqc_step_attention* out);
+pqc_status WaitAttendInStep(pqc_step* step);
 
 // Checks the arguments that every call for a layer has, and fills step->call. `selection` may be
 // null.

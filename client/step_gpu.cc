@@ -29,9 +29,8 @@ gpu::StepSegment SegmentOf(const kvstore::SegmentView& from) {
 }
 
 // Describes one layer of one item; `place` is its index in the step's arrays.
-pqc_status DescribeLayer(pqc_step& step, StepItem& item, uint32_t ordinal, size_t place,
-                         uint32_t* select_count) {
-  GpuState& gpu = *step.gpu;
+pqc_status DescribeLayer(GpuState& gpu, pqc_step& step, StepItem& item, uint32_t ordinal,
+                         size_t place, uint32_t* select_count) {
   const kvstore::Selection& terms = step.selection.terms;
   OpenedLayer& opened = gpu.opened[place];
   const uint32_t layer = gpu.layers[ordinal];
@@ -73,8 +72,7 @@ pqc_status DescribeLayer(pqc_step& step, StepItem& item, uint32_t ordinal, size_
   return PQC_OK;
 }
 
-pqc_status DescribeItem(pqc_step& step, size_t number) {
-  GpuState& gpu = *step.gpu;
+pqc_status DescribeItem(GpuState& gpu, pqc_step& step, size_t number) {
   StepItem& item = step.items[number];
   LocalSequence& local = *item.sequence->local;
   // before any layer is opened, because the image may change
@@ -94,7 +92,8 @@ pqc_status DescribeItem(pqc_step& step, size_t number) {
       .lease_epoch = item.pinned.lease_epoch, .lease_id = lease_id, .last_step = gpu.step_count};
   for (uint32_t ordinal = 0; ordinal < gpu.layers.size(); ++ordinal) {
     const size_t place = number * gpu.layers.size() + ordinal;
-    if (const pqc_status status = DescribeLayer(step, item, ordinal, place, &step.counts[number]);
+    if (const pqc_status status =
+            DescribeLayer(gpu, step, item, ordinal, place, &step.counts[number]);
         status != PQC_OK) {
       return status;
     }
@@ -129,14 +128,14 @@ pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
   return PQC_OK;
 }
 
-pqc_status CheckSelection(const pqc_step& step) {
+pqc_status CheckSelection(const GpuState& gpu, const pqc_step& step) {
   if (!step.has_selection) {
     return Fail(PQC_INVALID_ARGUMENT, "options.selection", "must not be NULL for a step on a GPU");
   }
-  if (step.selection.terms.index != step.gpu->index) {
+  if (step.selection.terms.index != gpu.index) {
     return Fail(PQC_INVALID_ARGUMENT, "options.selection.index",
-                "must be that of pqc_gpu_open, pq m=%u b=%u", step.gpu->index.subspace_count,
-                step.gpu->index.bits);
+                "must be that of pqc_gpu_open, pq m=%u b=%u", gpu.index.subspace_count,
+                gpu.index.bits);
   }
   const uint32_t length = step.items.front().query_length;
   for (size_t i = 1; i < step.items.size(); ++i) {
@@ -199,121 +198,94 @@ pqc_status FetchRows(GpuState& gpu, RowBlock* block) {
 
 }  // namespace
 
-pqc_status BeginOnGpu(pqc_step& step, void* stream) {
-  GpuState& gpu = *step.gpu;
-  if (const pqc_status status = CheckSelection(step); status != PQC_OK) return status;
+pqc_status GpuState::Begin(pqc_step& step, void* stream) {
+  if (const pqc_status status = CheckSelection(*this, step); status != PQC_OK) return status;
   const size_t items = step.items.size();
-  const size_t places = items * gpu.layers.size();
-  gpu.opened.resize(places);
-  gpu.segments.resize(std::max(places, gpu.segments.size()));
-  gpu.ranges.resize(std::max(places, gpu.ranges.size()));
-  gpu.step_layers.resize(places);
-  gpu.sequences.resize(items);
+  const size_t places = items * layers.size();
+  opened.resize(places);
+  segments.resize(std::max(places, segments.size()));
+  ranges.resize(std::max(places, ranges.size()));
+  step_layers.resize(places);
+  sequences.resize(items);
   step.counts.assign(items, 0);
   step.stream = stream;
-  ++gpu.step_count;
+  ++step_count;
   pqc_status status = PQC_OK;
   for (size_t i = 0; i < items && status == PQC_OK; ++i) {
-    status = DescribeItem(step, i);
+    status = DescribeItem(*this, step, i);
     if (status != PQC_OK) status = PrefixItem(i, status);
   }
-  if (status == PQC_OK) status = TakePool(gpu, step);
+  if (status == PQC_OK) status = TakePool(*this, step);
   if (status == PQC_OK) {
-    status = Report(gpu.steps->Begin({.sequences = gpu.sequences.data(),
-                                      .count = static_cast<uint32_t>(items),
-                                      .query_length = step.items.front().query_length,
-                                      .layers = gpu.step_layers.data(),
-                                      .pool = gpu.pool->data(),
-                                      .pool_bytes = gpu.pool->size_bytes(),
-                                      .stream = stream}),
+    status = Report(steps->Begin({.sequences = sequences.data(),
+                                  .count = static_cast<uint32_t>(items),
+                                  .query_length = step.items.front().query_length,
+                                  .layers = step_layers.data(),
+                                  .pool = pool->data(),
+                                  .pool_bytes = pool->size_bytes(),
+                                  .stream = stream}),
                     "gpu");
   }
-  gpu.opened.clear();  // addresses in the pool stay valid, because the step pins the images
+  opened.clear();  // addresses in the pool stay valid, because the step pins the images
   if (status == PQC_OK) {
     step.gpu_begun = true;
-    DropUnseated(gpu);
+    DropUnseated(*this);
     return PQC_OK;
   }
-  for (const StepItem& item : step.items) gpu.seen.erase(item.sequence->sequence_id);
+  for (const StepItem& item : step.items) seen.erase(item.sequence->sequence_id);
   return status;
 }
 
-pqc_status AttendOnGpu(const LayerCall& call) {
+pqc_status GpuState::Attend(const LayerCall& call) {
   const pqc_step& step = *call.step;
   uint32_t ordinal = 0;
-  if (const pqc_status status = FindGpuLayer(*step.gpu, call.layer, &ordinal); status != PQC_OK) {
+  if (const pqc_status status = FindGpuLayer(*this, call.layer, &ordinal); status != PQC_OK) {
     return status;
   }
-  const gpu::Outcome launched = step.gpu->steps->Attend(ordinal, QueriesOf(call.queries),
-                                                        RuleOf(step), call.output, call.lse);
+  const gpu::Outcome launched =
+      steps->Attend(ordinal, QueriesOf(call.queries), RuleOf(step), call.output, call.lse);
   if (!launched.ok()) return Report(launched, "gpu");
   if (call.counts) std::copy(step.counts.begin(), step.counts.end(), call.counts);
   return PQC_OK;
 }
 
-pqc_status FinishOnGpu(pqc_step& step, std::vector<RowBlock>* blocks) {
-  GpuState& gpu = *step.gpu;
+pqc_status GpuState::Finish(pqc_step& step, std::vector<RowBlock>* blocks) {
   for (size_t i = 0; blocks && i < blocks->size(); ++i) {
-    if (const pqc_status status = FetchRows(gpu, &(*blocks)[i]); status != PQC_OK) return status;
+    if (const pqc_status status = FetchRows(*this, &(*blocks)[i]); status != PQC_OK) return status;
   }
-  if (const pqc_status status = Report(gpu.steps->End(), "gpu"); status != PQC_OK) return status;
+  if (const pqc_status status = Report(steps->End(), "gpu"); status != PQC_OK) return status;
   step.gpu_begun = false;
-  if (const pqc_status status = Report(gpu.steps->Wait(), "gpu"); status != PQC_OK) return status;
+  if (const pqc_status status = Report(steps->Wait(), "gpu"); status != PQC_OK) return status;
   // Updates of the block caches continue to read until the next step begins.
-  gpu.held.clear();
-  for (const StepItem& item : step.items) gpu.held.push_back(item.pinned.image);
+  held.clear();
+  for (const StepItem& item : step.items) held.push_back(item.pinned.image);
   return PQC_OK;
 }
 
-void ReleaseGpu(pqc_step& step) {
-  if (!step.gpu) return;
-  GpuState& gpu = *step.gpu;
+void GpuState::Release(pqc_step& step) {
   if (step.gpu_begun) {  // abandoned: launched work may still read
-    (void)gpu.steps->End();
-    (void)gpu.steps->Wait();
-    for (const StepItem& item : step.items) gpu.held.push_back(item.pinned.image);
+    (void)steps->End();
+    (void)steps->Wait();
+    for (const StepItem& item : step.items) held.push_back(item.pinned.image);
     step.gpu_begun = false;
   }
-  gpu.busy = false;
-  step.gpu.reset();
+  busy = false;
 }
 
-namespace {
-
-pqc_status SelectOnGpu(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                       const pqc_gpu_positions* caller_out) {
-  if (const pqc_status status = ReadLayerCall(step, layer, queries, nullptr); status != PQC_OK) {
-    return status;
-  }
-  if (!step->gpu) {
-    return Fail(PQC_FAILED_PRECONDITION, "step", "it is on the CPU; use pqc_step_topk");
-  }
-  pqc_gpu_positions out;
-  if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
-    return status;
-  }
-  if (!out.positions) return Fail(PQC_INVALID_ARGUMENT, "out.positions", "must not be NULL");
-  if (!out.counts) return Fail(PQC_INVALID_ARGUMENT, "out.counts", "must not be NULL");
+pqc_status GpuState::Select(const LayerCall& call, const pqc_gpu_positions& out) {
   // The full capacity, not only this step's k: a graph that is captured now is replayed with other
   // values.
-  if (out.stride < step->gpu->selected_capacity) {
+  if (out.stride < selected_capacity) {
     return Fail(PQC_OUT_OF_RANGE, "out.stride", "%llu, must be at least selected_capacity, %u",
-                static_cast<unsigned long long>(out.stride), step->gpu->selected_capacity);
+                static_cast<unsigned long long>(out.stride), selected_capacity);
   }
   uint32_t ordinal = 0;
-  if (const pqc_status status = FindGpuLayer(*step->gpu, layer, &ordinal); status != PQC_OK) {
+  if (const pqc_status status = FindGpuLayer(*this, call.layer, &ordinal); status != PQC_OK) {
     return status;
   }
-  return Report(step->gpu->steps->Select(ordinal, QueriesOf(step->call.queries), RuleOf(*step),
-                                         out.positions, out.stride, out.counts),
+  return Report(steps->Select(ordinal, QueriesOf(call.queries), RuleOf(*call.step), out.positions,
+                              out.stride, out.counts),
                 "gpu");
 }
 
-}  // namespace
 }  // namespace pqcached::client
-
-extern "C" pqc_status pqc_gpu_step_topk(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                                        const pqc_gpu_positions* out) {
-  return pqcached::client::Call(
-      [&] { return pqcached::client::SelectOnGpu(step, layer, queries, out); });
-}

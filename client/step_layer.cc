@@ -7,7 +7,6 @@
 
 #include "client/arguments.h"
 #include "client/error.h"
-#include "client/gpu.h"
 #include "client/pack.h"
 #include "client/step.h"
 #include "kernels/base/mutex.h"
@@ -221,8 +220,48 @@ pqc_status AttendRemotely(const LayerCall& call, uint32_t* counts) {
   return status;
 }
 
-pqc_status Select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                  const pqc_selection* selection, pqc_step_positions* caller_out) {
+pqc_status ReadAttend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                      const pqc_selection* selection, const pqc_step_attention* caller_out) {
+  if (const pqc_status status = ReadLayerCall(step, layer, queries, selection); status != PQC_OK) {
+    return status;
+  }
+  LayerCall& call = step->call;
+  pqc_step_attention out;
+  if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
+    return status;
+  }
+  if (!out.output) return Fail(PQC_INVALID_ARGUMENT, "out.output", "must not be NULL");
+  if (!out.lse) return Fail(PQC_INVALID_ARGUMENT, "out.lse", "must not be NULL");
+  const uint64_t rows = step->query_tokens * call.shape.query_heads;
+  if (const pqc_status status =
+          CheckCapacity("out.output_capacity", out.output_capacity, rows * call.shape.value_dim);
+      status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = CheckCapacity("out.lse_capacity", out.lse_capacity, rows);
+      status != PQC_OK) {
+    return status;
+  }
+  call.output = out.output;
+  call.lse = out.lse;
+  call.counts = out.counts;
+  return PQC_OK;
+}
+
+pqc_status RunAttend(const LayerCall& call) {
+  if (call.step->gpu) return call.step->gpu->Attend(call);
+  std::vector<uint32_t>& counts = call.step->counts;
+  counts.assign(call.step->items.size(), 0);
+  const pqc_status status = call.step->client->local ? RunAllMapped(call, counts.data())
+                                                     : AttendRemotely(call, counts.data());
+  if (status == PQC_OK && call.counts) std::copy(counts.begin(), counts.end(), call.counts);
+  return status;
+}
+
+}  // namespace
+
+pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                        const pqc_selection* selection, pqc_step_positions* caller_out) {
   if (const pqc_status status = ReadLayerCall(step, layer, queries, selection); status != PQC_OK) {
     return status;
   }
@@ -261,52 +300,14 @@ pqc_status Select(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
   return PQC_OK;
 }
 
-pqc_status ReadAttend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                      const pqc_selection* selection, const pqc_step_attention* caller_out) {
-  if (const pqc_status status = ReadLayerCall(step, layer, queries, selection); status != PQC_OK) {
-    return status;
-  }
-  LayerCall& call = step->call;
-  pqc_step_attention out;
-  if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
-    return status;
-  }
-  if (!out.output) return Fail(PQC_INVALID_ARGUMENT, "out.output", "must not be NULL");
-  if (!out.lse) return Fail(PQC_INVALID_ARGUMENT, "out.lse", "must not be NULL");
-  const uint64_t rows = step->query_tokens * call.shape.query_heads;
-  if (const pqc_status status =
-          CheckCapacity("out.output_capacity", out.output_capacity, rows * call.shape.value_dim);
-      status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = CheckCapacity("out.lse_capacity", out.lse_capacity, rows);
-      status != PQC_OK) {
-    return status;
-  }
-  call.output = out.output;
-  call.lse = out.lse;
-  call.counts = out.counts;
-  return PQC_OK;
-}
-
-pqc_status RunAttend(const LayerCall& call) {
-  if (call.step->gpu) return AttendOnGpu(call);
-  std::vector<uint32_t>& counts = call.step->counts;
-  counts.assign(call.step->items.size(), 0);
-  const pqc_status status = call.step->client->local ? RunAllMapped(call, counts.data())
-                                                     : AttendRemotely(call, counts.data());
-  if (status == PQC_OK && call.counts) std::copy(counts.begin(), counts.end(), call.counts);
-  return status;
-}
-
-pqc_status Attend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                  const pqc_selection* selection, pqc_step_attention* out) {
+pqc_status AttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                        const pqc_selection* selection, pqc_step_attention* out) {
   const pqc_status status = ReadAttend(step, layer, queries, selection, out);
   return status == PQC_OK ? RunAttend(step->call) : status;
 }
 
-pqc_status AttendBegin(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                       const pqc_selection* selection, pqc_step_attention* out) {
+pqc_status BeginAttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                             const pqc_selection* selection, pqc_step_attention* out) {
   if (const pqc_status status = ReadAttend(step, layer, queries, selection, out);
       status != PQC_OK) {
     return status;
@@ -329,7 +330,7 @@ pqc_status AttendBegin(pqc_step* step, uint32_t layer, const pqc_tensor* queries
   return PQC_OK;
 }
 
-pqc_status AttendWait(pqc_step* step) {
+pqc_status WaitAttendInStep(pqc_step* step) {
   if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
   const base::MutexLock lock(&step->mutex);
   if (!step->begun) {
@@ -343,30 +344,4 @@ pqc_status AttendWait(pqc_step* step) {
   return Fail(step->async_status, step->async_error);
 }
 
-}  // namespace
 }  // namespace pqcached::client
-
-using pqcached::client::Call;
-
-extern "C" {
-
-pqc_status pqc_step_topk(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                         const pqc_selection* selection, pqc_step_positions* out) {
-  return Call([&] { return pqcached::client::Select(step, layer, queries, selection, out); });
-}
-
-pqc_status pqc_step_attend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                           const pqc_selection* selection, pqc_step_attention* out) {
-  return Call([&] { return pqcached::client::Attend(step, layer, queries, selection, out); });
-}
-
-pqc_status pqc_step_attend_begin(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                                 const pqc_selection* selection, pqc_step_attention* out) {
-  return Call([&] { return pqcached::client::AttendBegin(step, layer, queries, selection, out); });
-}
-
-pqc_status pqc_step_attend_wait(pqc_step* step) {
-  return Call([&] { return pqcached::client::AttendWait(step); });
-}
-
-}  // extern "C"

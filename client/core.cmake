@@ -1,20 +1,25 @@
 # All of the client except what it loads at run time, for libpqcached_client and tests. Needs only
 # kernels and kvstore/read.
 set(sources
-  arguments.cc
-  cache.cc
-  client.cc
-  deadline.cc
-  decoder.cc
-  error.cc
-  error_calls.cc
-  gpu.cc
-  gpu_calls.cc
-  handles.cc
-  handover.cc
-  ingest_gpu.cc
-  layer_rows.cc
-  library.cc
+  abi/cache.cc
+  abi/client.cc
+  abi/decoder.cc
+  abi/error.cc
+  abi/gpu.cc
+  abi/merge.cc
+  abi/query.cc
+  abi/rows.cc
+  abi/rpc_library.cc
+  abi/sequences.cc
+  abi/step.cc
+  base/arguments.cc
+  base/deadline.cc
+  base/error.cc
+  base/library.cc
+  base/pack.cc
+  gpu/gpu.cc
+  gpu/ingest.cc
+  gpu/step.cc
   local/broker.cc
   local/image.cc
   local/ingest.cc
@@ -27,19 +32,14 @@ set(sources
   local/step_slots.cc
   local/view.cc
   local/workers.cc
-  merge.cc
-  offload.cc
-  pack.cc
-  query.cc
-  rows.cc
-  rpc_library.cc
-  sender.cc
-  sequences.cc
-  step.cc
-  step_calls.cc
-  step_gpu.cc
-  step_layer.cc
-  step_ready.cc
+  step/handles.cc
+  step/handover.cc
+  step/layer.cc
+  step/layer_rows.cc
+  step/offload.cc
+  step/ready.cc
+  step/sender.cc
+  step/step.cc
 )
 list(TRANSFORM sources PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 add_library(pqcached_client_core OBJECT ${sources})

@@ -12,8 +12,8 @@
 #include <string_view>
 #include <utility>
 
-#include "client/deadline.h"
-#include "client/error.h"
+#include "client/base/deadline.h"
+#include "client/base/error.h"
 
 namespace pqcached::client {
 namespace {

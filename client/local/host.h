@@ -12,8 +12,8 @@
 #include <memory>
 #include <vector>
 
+#include "client/base/remote.h"
 #include "client/local/mapping.h"
-#include "client/remote.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {

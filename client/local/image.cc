@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "client/error.h"
+#include "client/base/error.h"
 
 namespace pqcached::client {
 

@@ -6,9 +6,9 @@
 #include <new>
 #include <utility>
 
-#include "client/deadline.h"
-#include "client/error.h"
-#include "client/pack.h"
+#include "client/base/deadline.h"
+#include "client/base/error.h"
+#include "client/base/pack.h"
 #include "kvstore/read/pages.h"
 
 namespace pqcached::client {

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "client/base/remote.h"
 #include "client/local/staging.h"
-#include "client/remote.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {

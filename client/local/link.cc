@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "client/error.h"
+#include "client/base/error.h"
 
 namespace pqcached::client {
 namespace {

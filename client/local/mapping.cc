@@ -7,7 +7,7 @@
 
 #include <cstring>
 
-#include "client/error.h"
+#include "client/base/error.h"
 #include "kvstore/read/pages.h"
 
 namespace pqcached::client {

@@ -5,9 +5,9 @@
 #include <cstdlib>
 #include <new>
 
-#include "client/error.h"
+#include "client/base/error.h"
+#include "client/base/pack.h"
 #include "client/local/view.h"
-#include "client/pack.h"
 #include "kernels/rows/gather.h"
 #include "kvstore/read/layer_ops.h"
 

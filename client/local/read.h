@@ -12,9 +12,9 @@
 #include <span>
 #include <vector>
 
+#include "client/base/remote.h"
 #include "client/local/image.h"
 #include "client/local/sequence.h"
-#include "client/remote.h"
 #include "kvstore/read/layer_view.h"
 #include "kvstore/read/resolve.h"
 #include "kvstore/read/selection.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "client/error.h"
+#include "client/base/error.h"
 
 namespace pqcached::client {
 

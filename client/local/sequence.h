@@ -16,9 +16,9 @@
 #include <memory>
 #include <vector>
 
+#include "client/base/remote.h"
 #include "client/local/image.h"
 #include "client/local/session.h"
-#include "client/remote.h"
 #include "kernels/base/mutex.h"
 #include "kvstore/read/layout.h"
 #include "pqcached/client.h"

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "client/deadline.h"
-#include "client/error.h"
+#include "client/base/deadline.h"
+#include "client/base/error.h"
 #include "client/local/sequence.h"
 
 namespace pqcached::client {

@@ -4,9 +4,9 @@
 #include <numeric>
 #include <utility>
 
-#include "client/error.h"
+#include "client/base/error.h"
+#include "client/base/pack.h"
 #include "client/local/session.h"
-#include "client/pack.h"
 #include "kernels/base/stream.h"
 #include "kvstore/read/pages.h"
 

@@ -19,8 +19,8 @@
 #include <span>
 #include <vector>
 
+#include "client/base/remote.h"
 #include "client/local/link.h"
-#include "client/remote.h"
 #include "kernels/base/mutex.h"
 #include "pqcached/client.h"
 

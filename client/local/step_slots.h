@@ -13,8 +13,8 @@
 #include <cstdint>
 #include <span>
 
+#include "client/base/remote.h"
 #include "client/local/staging.h"
-#include "client/remote.h"
 #include "kernels/base/mutex.h"
 #include "pqcached/client.h"
 

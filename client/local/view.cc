@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "client/error.h"
-#include "client/pack.h"
+#include "client/base/error.h"
+#include "client/base/pack.h"
 #include "kernels/base/dtype.h"
 
 namespace pqcached::client {

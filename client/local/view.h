@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <span>
 
+#include "client/base/remote.h"
 #include "client/local/image.h"
 #include "client/local/read.h"
-#include "client/remote.h"
 #include "kvstore/read/layer_view.h"
 #include "kvstore/read/layout.h"
 #include "kvstore/read/selection.h"

@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <exception>
 
-#include "client/remote.h"
+#include "client/base/remote.h"
 #include "client/rpc/refusal.h"
 #include "client/rpc/rpc_remote.h"
 

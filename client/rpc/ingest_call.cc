@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "client/pack.h"
+#include "client/base/pack.h"
 #include "client/rpc/wire.h"
 #include "pqcached/v1/kv_cache.grpc.pb.h"
 

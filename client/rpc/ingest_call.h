@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "client/remote.h"
+#include "client/base/remote.h"
 #include "client/rpc/pending_call.h"
 #include "pqcached/v1/kv_cache.pb.h"
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <string>
 
-#include "client/remote.h"
+#include "client/base/remote.h"
 #include "kvstore/read/refusal.h"
 
 namespace pqcached::client {

@@ -17,7 +17,7 @@
 #include <memory>
 #include <string>
 
-#include "client/remote.h"
+#include "client/base/remote.h"
 #include "client/rpc/pending_call.h"
 #include "client/rpc/session.h"
 #include "pqcached/v1/admin.grpc.pb.h"

@@ -16,7 +16,7 @@
 #include <string>
 #include <thread>
 
-#include "client/remote.h"
+#include "client/base/remote.h"
 #include "kernels/base/mutex.h"
 #include "pqcached/v1/kv_cache.grpc.pb.h"
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string>
 
-#include "client/pack.h"
-#include "client/remote.h"
+#include "client/base/pack.h"
+#include "client/base/remote.h"
 #include "pqcached/v1/kv_cache.pb.h"
 #include "pqcached/v1/types.pb.h"
 

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "client/error.h"
-#include "client/gpu.h"
+#include "client/base/error.h"
+#include "client/gpu/gpu.h"
 #include "gpu/device.h"
 #include "pqcached/gpu.h"
 #include "tests/gpu/device_array.h"

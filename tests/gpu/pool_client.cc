@@ -10,11 +10,11 @@
 #include <cstring>
 #include <new>
 
-#include "client/handles.h"
+#include "client/base/pack.h"
 #include "client/local/session.h"
-#include "client/offload.h"
-#include "client/pack.h"
-#include "client/sender.h"
+#include "client/step/handles.h"
+#include "client/step/offload.h"
+#include "client/step/sender.h"
 #include "kernels/train/pq_encode.h"
 #include "kvstore/read/attachment.h"
 

@@ -15,9 +15,9 @@
 #include <mutex>
 #include <vector>
 
+#include "client/base/remote.h"
 #include "client/local/host.h"
 #include "client/local/mapping.h"
-#include "client/remote.h"
 #include "kvstore/read/layer_view.h"
 #include "kvstore/read/layout.h"
 #include "pqcached/client.h"

@@ -39,13 +39,23 @@ MAY_INCLUDE = {
         {"service", "kvstore", "kernels", "pqcached/v1", "gpu"},
         {"absl", "oneapi", "tbb", "grpc", "grpcpp", "google", "boost", "spdlog", "fmt", "CLI", "yaml-cpp", "prometheus", "infiniband", "rdma"},
     ),
+    "client/include": ({"pqcached"}, set()),
+    "client/base": ({"client/base", "kvstore/read", "kernels", "pqcached"}, set()),
+    "client/local": ({"client/local", "client/base", "kvstore/read", "kernels", "pqcached"}, set()),
     "client/rpc": (
-        {"client", "kvstore/read", "kernels", "pqcached/v1", "pqcached"},
+        {"client/rpc", "client/base", "kvstore/read", "kernels", "pqcached/v1", "pqcached"},
         {"absl", "grpc", "grpcpp", "google"},
     ),
-    "client/ctl": ({"client", "pqcached"}, {"CLI", "nlohmann"}),
-    "client/examples": ({"client", "pqcached"}, {"CLI", "nlohmann"}),
-    "client": ({"client", "kvstore/read", "kernels", "gpu", "pqcached"}, {"cuda"}),
+    "client/step": ({"client/step", "client/local", "client/base", "kvstore/read", "kernels", "gpu", "pqcached"}, set()),
+    "client/gpu": (
+        {"client/gpu", "client/step", "client/local", "client/base", "kvstore/read", "kernels", "gpu", "pqcached"}, set()),
+    "client/abi": (
+        {"client/abi", "client/gpu", "client/step", "client/local", "client/base", "kvstore/read", "kernels", "gpu", "pqcached"},
+        set(),
+    ),
+    "client/ctl": ({"client/ctl", "pqcached"}, {"CLI", "nlohmann"}),
+    "client/examples": ({"pqcached"}, set()),
+    "client": ({"pqcached"}, set()),
     "tests": (None, None),  # anything
 }
 TOP_LEVEL = {

@@ -44,6 +44,15 @@ class CheckTreeTest(unittest.TestCase):
     def test_the_client_core_may_not_include_the_wire_format(self):
         self.assert_finds("may not include pqcached/v1/types.pb.h", {"client/a.cc": '#include "pqcached/v1/types.pb.h"\n'})
 
+    def test_floors_of_the_client_include_only_lower_ones(self):
+        floors = ("base", "local", "step", "gpu", "abi")
+        for lower, upper in zip(floors, floors[1:]):
+            self.assertEqual([], self.found_in({"client/README.md": "", f"client/{upper}/a.cc": f'#include "client/{lower}/a.h"\n'}))
+            self.assert_finds(f"may not include client/{upper}/a.h", {f"client/{lower}/a.cc": f'#include "client/{upper}/a.h"\n'})
+        self.assert_finds("may not include client/step/a.h", {"client/rpc/a.cc": '#include "client/step/a.h"\n'})
+        self.assert_finds("may not include client/rpc/a.h", {"client/abi/a.cc": '#include "client/rpc/a.h"\n'})
+        self.assert_finds("may not include client/base/a.h", {"client/examples/c/a.cc": '#include "client/base/a.h"\n'})
+
     def test_names_sizes_guards_and_getenv(self):
         self.assert_finds("junk drawer", {"kvstore/utils/a.cc": ""})
         self.assert_finds("does not belong at the top level", {"scripts/a.sh": ""})

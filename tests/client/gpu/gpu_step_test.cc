@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "client/gpu.h"
+#include "client/gpu/gpu.h"
 #include "tests/client/local/step_fixture.h"
 #include "tests/gpu/device_array.h"
 #if defined(PQCACHED_CUDA_EMULATION)

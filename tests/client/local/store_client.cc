@@ -10,10 +10,10 @@
 #include <stdexcept>
 #include <vector>
 
+#include "client/base/pack.h"
 #include "client/local/session.h"
-#include "client/offload.h"
-#include "client/pack.h"
-#include "client/sender.h"
+#include "client/step/offload.h"
+#include "client/step/sender.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::testing {

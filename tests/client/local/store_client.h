@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "client/handles.h"
+#include "client/step/handles.h"
 #include "kvstore/store.h"
 #include "pqcached/client.hpp"
 

@@ -1,0 +1,81 @@
+// Opens and closes caches.
+#include <cmath>
+#include <memory>
+
+#include "client/base/arguments.h"
+#include "client/base/error.h"
+#include "client/local/read.h"
+#include "client/step/handles.h"
+
+namespace pqcached::client {
+namespace {
+
+// The sidecar's default for a cache that names no index.
+constexpr kvstore::IndexDescriptor kDefaultIndex = {kvstore::IndexKind::kPq, 2, 6};
+
+LayerShape ShapeOf(const pqc_layer_group& group) {
+  return {.kv_heads = group.kv_heads,
+          .query_heads = group.query_heads,
+          .key_dim = group.key_dim,
+          .value_dim = group.value_dim,
+          .dtype = group.dtype,
+          .scale = group.softmax_scale > 0 ? group.softmax_scale
+                                           : 1.0f / std::sqrt(static_cast<float>(group.key_dim)),
+          .softcap = group.softcap};
+}
+
+pqc_status OpenCache(pqc_client* client, const pqc_cache_spec* caller_spec, pqc_cache** cache) {
+  if (!client) return Fail(PQC_INVALID_ARGUMENT, "client", "must not be NULL");
+  if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
+  *cache = nullptr;
+  CacheArguments arguments;
+  if (const pqc_status status = ReadCacheSpec(caller_spec, &arguments); status != PQC_OK) {
+    return status;
+  }
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*client->state, &remote); status != PQC_OK) return status;
+
+  auto state = std::make_shared<CacheState>();
+  state->client = client->state;
+  state->model_fingerprint = arguments.spec.model_fingerprint;
+  if (const pqc_status status =
+          ToIndex(arguments.spec.default_index, kDefaultIndex, &state->default_index);
+      status != PQC_OK) {
+    return status;
+  }
+  for (const pqc_layer_group& group : arguments.groups) {
+    if (group.kind != PQC_LAYERS_SELECTED) continue;
+    for (uint32_t i = 0; i < group.layer_count; ++i) {
+      state->stored_layers[group.layers[i]] = ShapeOf(group);
+    }
+  }
+  auto opened = std::make_unique<pqc_cache>();
+  RefusalBuffer error;
+  const pqc_status status = remote->OpenCache(arguments.spec, &state->cache_id, &error);
+  if (status != PQC_OK) {
+    return Report(status, error,
+                  {{"layer_groups", "spec.groups"},
+                   {"rank.group", "spec.rank_group"},
+                   {"rank", "spec"},
+                   {"name", "spec.name"},
+                   {"model_fingerprint", "spec.model_fingerprint"},
+                   {"capacity_bytes", "spec.capacity_bytes"},
+                   {"default_index", "spec.default_index"}});
+  }
+  opened->state = std::move(state);
+  *cache = opened.release();
+  return PQC_OK;
+}
+
+}  // namespace
+}  // namespace pqcached::client
+
+extern "C" {
+
+pqc_status pqc_cache_open(pqc_client* client, const pqc_cache_spec* spec, pqc_cache** cache) {
+  return pqcached::client::Call([&] { return pqcached::client::OpenCache(client, spec, cache); });
+}
+
+void pqc_cache_close(pqc_cache* cache) { delete cache; }
+
+}  // extern "C"

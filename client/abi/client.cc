@@ -1,0 +1,343 @@
+// Opens and closes clients, and passes Admin calls of tools.
+#include <errno.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "client/abi/rpc_library.h"
+#include "client/base/arguments.h"
+#include "client/base/error.h"
+#include "client/local/broker.h"
+#include "client/local/session.h"
+#include "client/step/handles.h"
+#include "client/step/offload.h"
+#include "client/step/sender.h"
+
+namespace pqcached::client {
+namespace {
+
+constexpr uint32_t kDefaultTimeoutMs = 10000;
+constexpr size_t kMaxTenantBytes = 64;
+constexpr size_t kMaxClientNameBytes = 128;
+constexpr uint64_t kStagingUnitBytes = uint64_t{1} << 20;
+
+// Returns the path of a unix socket; empty for other endpoints and abstract sockets.
+std::string SocketPath(std::string_view endpoint) {
+  constexpr std::string_view kUnix = "unix:";
+  if (!endpoint.starts_with(kUnix)) return {};
+  endpoint.remove_prefix(kUnix.size());
+  if (endpoint.starts_with("//")) endpoint.remove_prefix(2);
+  return std::string(endpoint);
+}
+
+// Implements LocalHost by the broker and the RPCs.
+class SidecarHost final : public LocalHost {
+ public:
+  // The remote outlives the object: LocalSession begins no call after it is closed.
+  SidecarHost(std::unique_ptr<Broker> broker, Remote& remote)
+      : broker_(std::move(broker)), remote_(remote) {}
+
+  pqc_status OpenPool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) override {
+    return broker_->OpenPool(cache_id, pool);
+  }
+  pqc_status OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
+                         std::shared_ptr<Mapping>* ring) override {
+    return broker_->OpenStaging(slot_bytes, slot_count, ring);
+  }
+  pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, AttachAnswer* answer) override {
+    RefusalBuffer error;
+    const pqc_status status = remote_.Attach(sequence_id, lease, &answer->lease_id,
+                                             &answer->word_index, answer->image.sink(), &error);
+    return Report(status, error);
+  }
+  pqc_status Detach(const LeaseView& lease) override {
+    RefusalBuffer error;
+    return Report(remote_.Detach(lease, &error), error);
+  }
+  void End() override { broker_->End(); }
+  bool WaitEnded(uint32_t wait_ms) override { return broker_->WaitEnded(wait_ms); }
+  void Abandon() override { broker_->Abandon(); }
+
+ private:
+  const std::unique_ptr<Broker> broker_;
+  Remote& remote_;
+};
+
+bool IsLoopback(std::string_view host_port) {
+  const size_t colon = host_port.rfind(':');
+  if (colon == std::string_view::npos) return false;
+  const std::string_view host = host_port.substr(0, colon);
+  return host == "localhost" || host == "[::1]" || host.starts_with("127.");
+}
+
+pqc_status CheckEndpoint(const char* endpoint) {
+  if (!endpoint) return Fail(PQC_INVALID_ARGUMENT, "options.endpoint", "must not be NULL");
+  const std::string_view view = endpoint;
+  if (view.starts_with("unix:")) {
+    if (view.size() > std::strlen("unix:")) return PQC_OK;
+  } else if (const size_t colon = view.rfind(':');
+             colon != std::string_view::npos && colon > 0 && colon + 1 < view.size()) {
+    if (IsLoopback(view)) return PQC_OK;
+    return Fail(PQC_UNIMPLEMENTED, "options.endpoint",
+                "\"%s\" is not on the loopback; this version has no TLS", endpoint);
+  }
+  return Fail(PQC_INVALID_ARGUMENT, "options.endpoint",
+              "\"%s\", must be unix:///path or host:port on the loopback", endpoint);
+}
+
+pqc_status CheckTenant(const char* tenant) {
+  const std::string_view view = tenant;
+  const bool allowed =
+      view.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_.-") == std::string_view::npos;
+  if (!view.empty() && view.size() <= kMaxTenantBytes && allowed) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, "options.tenant", "must be 1 to %zu bytes of [a-z0-9_.-]",
+              kMaxTenantBytes);
+}
+
+pqc_status CheckPath(const pqc_client_options& options) {
+  if (const uint32_t path = RawEnum(options.path); path > PQC_PATH_ONLY_LOCAL) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.path", "%u is unknown", path);
+  }
+  if ((options.staging_slot_bytes == 0) != (options.staging_slot_count == 0)) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.staging_slot_bytes", "both or none must be 0");
+  }
+  if (options.staging_slot_bytes % kStagingUnitBytes != 0) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.staging_slot_bytes",
+                "%llu, must be a multiple of 1 MiB",
+                static_cast<unsigned long long>(options.staging_slot_bytes));
+  }
+  return PQC_OK;
+}
+
+pqc_status OpenRemote(const RemoteOptions& options, const RpcEntry& entry, ClientState& state) {
+  Remote* remote = nullptr;
+  RefusalBuffer error;
+  const pqc_status status =
+      Report(entry.open(options, &remote, &error), error,
+             {{"open.tenant", "options.tenant"}, {"open.client_name", "options.client_name"}});
+  state.remote.reset(remote);
+  return status;
+}
+
+// Opens a broker connection and fills in *parts, except the host.
+pqc_status Connect(const BrokerOptions& options, std::unique_ptr<Broker>* broker,
+                   LocalLink::Parts* parts) {
+  if (const pqc_status status = Broker::Open(options, broker, &parts->control); status != PQC_OK) {
+    return status;
+  }
+  parts->boot_word = (*broker)->hello().boot_word;
+  return PQC_OK;
+}
+
+// Opens a session at the broker; gRPC uses the same session.
+pqc_status OpenLocal(const pqc_client_options& options, const RemoteOptions& remote_options,
+                     const RpcEntry& entry, ClientState& state) {
+  BrokerOptions broker_options{.socket_path = SocketPath(options.endpoint),
+                               .tenant = options.tenant ? options.tenant : "",
+                               .client_name = remote_options.client_name,
+                               .timeout_ms = remote_options.timeout_ms};
+  if (broker_options.socket_path.empty()) {
+    return SetRetry(kRetryMemory,
+                    Fail(PQC_UNAVAILABLE, "options.path", "only a unix: endpoint has a broker"));
+  }
+  std::unique_ptr<Broker> broker;
+  LocalLink::Parts parts;
+  if (const pqc_status status = Connect(broker_options, &broker, &parts); status != PQC_OK) {
+    return status;
+  }
+  const kvstore::BrokerReply hello = broker->hello();
+  const auto phase = std::make_shared<SessionPhase>();  // shared, because it outlives the remote
+  RemoteOptions with_token = remote_options;
+  with_token.session_token = hello.session_token;
+  with_token.boot_id = hello.boot_id;
+  with_token.max_message_bytes = hello.max_message_bytes;
+  with_token.ended_context = phase.get();
+  with_token.ended = [](void* context, uint32_t wait_ms) {
+    return static_cast<const SessionPhase*>(context)->Wait(SessionPhase::Phase::kOver, wait_ms);
+  };
+  with_token.detached = [](void* context, uint32_t wait_ms) {
+    return static_cast<const SessionPhase*>(context)->Wait(SessionPhase::Phase::kDetached, wait_ms);
+  };
+  if (const pqc_status status = OpenRemote(with_token, entry, state); status != PQC_OK) {
+    return status;
+  }
+  Remote& remote = *state.remote;
+  parts.host = std::make_unique<SidecarHost>(std::move(broker), remote);
+  broker_options.resume_token = hello.session_token;
+  const auto resume = [broker_options, &remote](uint32_t timeout_ms, LocalLink::Parts* resumed) {
+    BrokerOptions resuming = broker_options;
+    resuming.open_timeout_ms = timeout_ms;
+    std::unique_ptr<Broker> connection;
+    const pqc_status status = Connect(resuming, &connection, resumed);
+    if (status == PQC_OK) {
+      resumed->host = std::make_unique<SidecarHost>(std::move(connection), remote);
+    }
+    return status;
+  };
+  const LocalSession::Options local_options{
+      .workers = {.hook = options.parallel_for,
+                  .hook_context = options.parallel_for_context,
+                  .thread_count = options.thread_count},
+      .staging_slot_bytes = options.staging_slot_bytes,
+      .staging_slot_count = options.staging_slot_count,
+      .timeout_ms = remote_options.timeout_ms,
+      .phase = phase};
+  state.max_message_bytes = hello.max_message_bytes;
+  const pqc_status status =
+      LocalSession::Open(std::move(parts), resume, local_options, &state.local);
+  if (status != PQC_OK) state.remote.reset();
+  return status;
+}
+
+// Opens the local path if the broker answers, the remote path otherwise.
+pqc_status OpenEither(const pqc_client_options& options, const RemoteOptions& remote_options,
+                      const RpcEntry& entry, std::shared_ptr<ClientState>* state) {
+  const uint32_t path = RawEnum(options.path);
+  const auto open_local = [&] {
+    *state = std::make_shared<ClientState>();
+    return OpenLocal(options, remote_options, entry, **state);
+  };
+  pqc_status looked = PQC_OK;
+  if (path != PQC_PATH_ONLY_REMOTE) {
+    looked = open_local();
+    if (looked == PQC_OK || path == PQC_PATH_ONLY_LOCAL) return looked;
+  }
+  const auto remote = std::make_shared<ClientState>();
+  if (const pqc_status status = OpenRemote(remote_options, entry, *remote); status != PQC_OK) {
+    return status;
+  }
+  // A sidecar starts its broker before gRPC: after a successful gRPC connection, a sidecar that was
+  // still starting has its broker.
+  if (looked != PQC_UNAVAILABLE || open_local() != PQC_OK) *state = remote;
+  return PQC_OK;
+}
+
+pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
+  if (!client) return Fail(PQC_INVALID_ARGUMENT, "client", "must not be NULL");
+  *client = nullptr;
+  pqc_client_options options;
+  if (const pqc_status status = ReadStruct(caller_options, "options", &options); status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = CheckEndpoint(options.endpoint); status != PQC_OK) return status;
+  const std::string tenant = options.tenant ? options.tenant : "default";
+  const std::string client_name =
+      options.client_name ? options.client_name : program_invocation_short_name;
+  const uint32_t timeout_ms = options.timeout_ms ? options.timeout_ms : kDefaultTimeoutMs;
+  if (const pqc_status status = CheckTenant(tenant.c_str()); status != PQC_OK) return status;
+  if (client_name.size() > kMaxClientNameBytes) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.client_name", "must be at most %zu bytes",
+                kMaxClientNameBytes);
+  }
+  if (const pqc_status status = CheckPath(options); status != PQC_OK) return status;
+  const RpcEntry* entry = nullptr;
+  if (const pqc_status status = LoadRpcLibrary(options.rpc_library_path, &entry);
+      status != PQC_OK) {
+    return status;
+  }
+  const RemoteOptions remote_options{.endpoint = options.endpoint,
+                                     .tenant = tenant.c_str(),
+                                     .client_name = client_name.c_str(),
+                                     .timeout_ms = timeout_ms,
+                                     .remaining_ms = &RemainingMs};
+  std::shared_ptr<ClientState> state;
+  if (const pqc_status status = OpenEither(options, remote_options, *entry, &state);
+      status != PQC_OK) {
+    return status;
+  }
+  state->timeout_ms = timeout_ms;
+  ClearLastError();
+  state->sender =
+      std::make_unique<Sender>(*state->remote, state->local ? &state->local->staging() : nullptr);
+  state->offload = std::make_unique<Offload>(*state->remote);
+  auto opened = std::make_unique<pqc_client>();
+  opened->state = std::move(state);
+  *client = opened.release();
+  return PQC_OK;
+}
+
+pqc_status Count(const pqc_client* client, pqc_client_counts* caller_counts) {
+  if (!client) return Fail(PQC_INVALID_ARGUMENT, "client", "must not be NULL");
+  pqc_client_counts counts;
+  if (const pqc_status status = ReadStruct(caller_counts, "counts", &counts); status != PQC_OK) {
+    return status;
+  }
+  Remote* remote = nullptr;
+  if (const pqc_status status = FindRemote(*client->state, &remote); status != PQC_OK)
+    return status;
+  remote->Count(&counts.rpcs, &counts.background_rpcs);
+  const LocalSession* local = client->state->local.get();
+  counts.mapped_bytes = local ? local->mapped_bytes() : 0;
+  counts.lease_count = local ? local->lease_count() : 0;
+  *caller_counts = counts;
+  return PQC_OK;
+}
+
+struct Answer {
+  char* text = nullptr;
+  bool out_of_memory = false;
+};
+
+// Copies the answer into malloc'ed memory, which its owner frees with this library's pqc_free.
+void KeepAnswer(void* context, const char* text, size_t size) {
+  auto* answer = static_cast<Answer*>(context);
+  answer->text = static_cast<char*>(std::malloc(size + 1));
+  answer->out_of_memory = answer->text == nullptr;
+  if (!answer->text) return;
+  std::memcpy(answer->text, text, size);
+  answer->text[size] = '\0';
+}
+
+pqc_status AdminJson(pqc_client* client, const char* method, const char* request, char** answer) {
+  if (!client) return Fail(PQC_INVALID_ARGUMENT, "client", "must not be NULL");
+  if (!method) return Fail(PQC_INVALID_ARGUMENT, "method", "must not be NULL");
+  if (!answer) return Fail(PQC_INVALID_ARGUMENT, "answer", "must not be NULL");
+  *answer = nullptr;
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*client->state, &remote); status != PQC_OK) return status;
+  Answer kept;
+  RefusalBuffer error;
+  const pqc_status status = remote->AdminJson(method, request && *request ? request : "{}",
+                                              TextSink{&kept, &KeepAnswer}, &error);
+  if (kept.out_of_memory) {
+    return Fail(PQC_RESOURCE_EXHAUSTED, "answer", "the client is out of memory");
+  }
+  *answer = kept.text;
+  return status == PQC_OK ? PQC_OK : Fail(status, error);  // the request has the wire's names
+}
+
+}  // namespace
+}  // namespace pqcached::client
+
+extern "C" {
+
+pqc_status pqc_client_open(const pqc_client_options* options, pqc_client** client) {
+  return pqcached::client::Call([&] { return pqcached::client::Open(options, client); });
+}
+
+void pqc_client_close(pqc_client* client) {
+  if (!client) return;
+  client->state->Close();
+  delete client;
+}
+
+pqc_path pqc_client_path(const pqc_client* client) {
+  return client && client->state->local ? PQC_PATH_LOCAL : PQC_PATH_REMOTE;
+}
+
+pqc_status pqc_client_count(const pqc_client* client, pqc_client_counts* counts) {
+  return pqcached::client::Call([&] { return pqcached::client::Count(client, counts); });
+}
+
+pqc_status pqc_admin_json(pqc_client* client, const char* method, const char* request,
+                          char** answer) {
+  return pqcached::client::Call(
+      [&] { return pqcached::client::AdminJson(client, method, request, answer); });
+}
+
+void pqc_free(void* memory) { std::free(memory); }
+
+}  // extern "C"

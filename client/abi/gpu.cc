@@ -1,0 +1,98 @@
+// Implements the calls on GPUs.
+#include "client/gpu/gpu.h"
+#include "client/base/arguments.h"
+#include "client/base/error.h"
+#include "client/step/offload.h"
+#include "client/step/step.h"
+
+namespace pqcached::client {
+namespace {
+
+pqc_status Count(pqc_gpu* gpu, pqc_gpu_counts* caller_counts) {
+  if (!gpu) return Fail(PQC_INVALID_ARGUMENT, "gpu", "must not be NULL");
+  pqc_gpu_counts counts;
+  if (const pqc_status status = ReadStruct(caller_counts, "counts", &counts); status != PQC_OK) {
+    return status;
+  }
+  gpu::StepsCounts found;
+  if (const pqc_status status = Report(gpu->state->steps->Count(&found), "gpu"); status != PQC_OK) {
+    return status;
+  }
+  counts.hits = found.hits;
+  counts.misses = found.misses;
+  counts.loaded = found.loaded;
+  counts.evicted = found.evicted;
+  counts.device_bytes = found.device_bytes;
+  counts.locked_bytes = found.locked_bytes;
+  counts.generation = found.generation;
+  counts.has_staged_rows = found.has_staged_rows ? 1 : 0;
+  counts.resident_layers = found.resident_layers;
+  *caller_counts = counts;
+  return PQC_OK;
+}
+
+pqc_status SelectOnGpu(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                       const pqc_gpu_positions* caller_out) {
+  if (const pqc_status status = ReadLayerCall(step, layer, queries, nullptr); status != PQC_OK) {
+    return status;
+  }
+  if (!step->gpu) {
+    return Fail(PQC_FAILED_PRECONDITION, "step", "it is on the CPU; use pqc_step_topk");
+  }
+  pqc_gpu_positions out;
+  if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
+    return status;
+  }
+  if (!out.positions) return Fail(PQC_INVALID_ARGUMENT, "out.positions", "must not be NULL");
+  if (!out.counts) return Fail(PQC_INVALID_ARGUMENT, "out.counts", "must not be NULL");
+  return step->gpu->Select(step->call, out);
+}
+
+}  // namespace
+}  // namespace pqcached::client
+
+using pqcached::client::Call;
+using pqcached::client::Fail;
+
+extern "C" {
+
+pqc_status pqc_gpu_open(pqc_cache* cache, const pqc_gpu_options* options, pqc_gpu** gpu) {
+  return Call([&] { return pqcached::client::OpenGpu(cache, options, nullptr, gpu); });
+}
+
+void pqc_gpu_close(pqc_gpu* gpu) {
+  if (!gpu) return;
+  const pqcached::client::GpuState& state = *gpu->state;
+  if (state.cache->client->offload) state.cache->client->offload->Drain(state.steps.get());
+  delete gpu;
+}
+
+pqc_status pqc_gpu_count(pqc_gpu* gpu, pqc_gpu_counts* counts) {
+  return Call([&] { return pqcached::client::Count(gpu, counts); });
+}
+
+pqc_status pqc_gpu_ingest(pqc_gpu* gpu, pqc_sequence* sequence, uint32_t layer,
+                          uint64_t first_position, const pqc_tensor* keys, const pqc_tensor* values,
+                          void* stream) {
+  return Call([&] {
+    return pqcached::client::IngestOnGpu(gpu, sequence, layer, first_position, keys, values,
+                                         stream);
+  });
+}
+
+pqc_status pqc_gpu_step_begin(pqc_gpu* gpu, const pqc_step_item* items, uint32_t item_count,
+                              const pqc_step_options* options, void* stream, pqc_step** step) {
+  return Call([&] {
+    if (!gpu) return Fail(PQC_INVALID_ARGUMENT, "gpu", "must not be NULL");
+    return pqcached::client::BeginStep(
+        {.client = gpu->state->cache->client, .gpu = gpu->state, .stream = stream}, items,
+        item_count, options, step);
+  });
+}
+
+pqc_status pqc_gpu_step_topk(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                             const pqc_gpu_positions* out) {
+  return Call([&] { return pqcached::client::SelectOnGpu(step, layer, queries, out); });
+}
+
+}  // extern "C"

@@ -1,0 +1,139 @@
+// Implements the calls that write rows and build indexes.
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include "client/base/arguments.h"
+#include "client/base/error.h"
+#include "client/local/ingest.h"
+#include "client/step/handles.h"
+#include "client/step/layer_rows.h"
+
+namespace pqcached::client {
+namespace {
+
+// Ingest names the rows "chunk.rows", Commit "rows[0]".
+pqc_status ReportIngest(pqc_status status, const RefusalBuffer& error) {
+  return Report(status, error,
+                {{"chunk.rows", ""}, {"chunk", ""}, {"header", ""}, {"rows[0]", ""}});
+}
+
+pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
+                  const pqc_tensor* keys, const pqc_tensor* values) {
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  if (!keys) return Fail(PQC_INVALID_ARGUMENT, "keys", "must not be NULL");
+  if (!values) return Fail(PQC_INVALID_ARGUMENT, "values", "must not be NULL");
+  LayerShape shape;
+  RowBlock rows{.layer = layer, .keys = {}, .values = {}};
+  if (const pqc_status status = FindLayer(*sequence->state->cache, layer, "layer", &shape);
+      status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = ReadRows(*keys, *values, shape, "", &rows); status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = CheckPositions(first_position, rows.keys.shape[0]);
+      status != PQC_OK) {
+    return status;
+  }
+  const ChangeScope changing(sequence);
+  if (changing.status() != PQC_OK) return changing.status();
+  SequenceState& state = *sequence->state;
+  state.prefill_open = state.live_index.kind == kvstore::IndexKind::kPq;
+  if (state.local) {
+    bool remote_instead = false;
+    const pqc_status status =
+        IngestLocally({.staging = state.local->session().staging(),
+                       .remote = changing.remote(),
+                       .sequence_id = state.sequence_id,
+                       .timeout_ms = state.cache->client->timeout_ms,
+                       .max_tensor_bytes = state.cache->client->max_message_bytes},
+                      first_position, rows, &remote_instead);
+    if (!remote_instead) return ReportIngest(status, LastRefusal());
+  }
+  RefusalBuffer error;
+  return ReportIngest(changing.remote().Ingest(state.sequence_id, first_position, rows, &error),
+                      error);
+}
+
+pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_layer_rows* layers,
+                  uint32_t layer_count, uint64_t* token_count) {
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  std::vector<RowBlock> blocks;
+  if (const pqc_status status =
+          ReadLayers(*sequence->state->cache, layers, layer_count, kOnHost, &blocks);
+      status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = CheckPositions(first_position, blocks[0].keys.shape[0]);
+      status != PQC_OK) {
+    return status;
+  }
+  const ChangeScope changing(sequence);
+  if (changing.status() != PQC_OK) return changing.status();
+  SequenceState& state = *sequence->state;
+  ImageBytes image;
+  RefusalBuffer error;
+  AppendItem item{.sequence_id = state.sequence_id,
+                  .first_position = first_position,
+                  .rows = blocks.data(),
+                  .row_block_count = layer_count,
+                  .lease = state.local ? state.local->lease() : LeaseView{},
+                  .image = state.local ? image.sink() : ImageSink{}};
+  const pqc_status status = changing.remote().Append(&item, 1, Waiting::kCaller, &error);
+  if (status != PQC_OK)
+    return Report(status, error, {{"items[0].rows", "layers"}, {"items[0]", ""}});
+  state.prefill_open = false;  // the sidecar has ended the prefill
+  state.token_count = item.token_count;
+  if (token_count) *token_count = item.token_count;
+  return state.local ? state.local->Install(item.lease, image) : PQC_OK;
+}
+
+pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options) {
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  pqc_build_options options;
+  if (const pqc_status status = ReadStruct(caller_options, "options", &options); status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = CheckIndex(options.index, "options.index"); status != PQC_OK) {
+    return status;
+  }
+  const auto begun = DeadlineClock::now();
+  const ChangeScope changing(sequence);
+  if (changing.status() != PQC_OK) return changing.status();
+  if (options.timeout_ms != 0) {  // the wait has used some of it
+    const auto waited = std::chrono::floor<std::chrono::milliseconds>(DeadlineClock::now() - begun);
+    options.timeout_ms =
+        static_cast<uint32_t>(std::max<int64_t>(1, int64_t{options.timeout_ms} - waited.count()));
+  }
+  RefusalBuffer error;
+  return Report(changing.remote().BuildIndex(sequence->state->sequence_id, options, &error), error,
+                {{"index", "options.index"},
+                 {"iterations", "options.iterations"},
+                 {"train_tokens", "options.train_tokens"},
+                 {"sink_tokens", "options.sink_tokens"}});
+}
+
+}  // namespace
+}  // namespace pqcached::client
+
+extern "C" {
+
+pqc_status pqc_ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
+                      const pqc_tensor* keys, const pqc_tensor* values) {
+  return pqcached::client::Call(
+      [&] { return pqcached::client::Ingest(sequence, layer, first_position, keys, values); });
+}
+
+pqc_status pqc_append(pqc_sequence* sequence, uint64_t first_position, const pqc_layer_rows* layers,
+                      uint32_t layer_count, uint64_t* token_count) {
+  return pqcached::client::Call([&] {
+    return pqcached::client::Append(sequence, first_position, layers, layer_count, token_count);
+  });
+}
+
+pqc_status pqc_build_index(pqc_sequence* sequence, const pqc_build_options* options) {
+  return pqcached::client::Call([&] { return pqcached::client::Build(sequence, options); });
+}
+
+}  // extern "C"

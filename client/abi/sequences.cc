@@ -1,0 +1,293 @@
+// Implements the calls that create, change and drop sequences.
+#include <memory>
+
+#include "client/base/arguments.h"
+#include "client/base/error.h"
+#include "client/local/sequence.h"
+#include "client/step/handles.h"
+#include "client/step/offload.h"
+#include "client/step/sender.h"
+
+namespace pqcached::client {
+namespace {
+
+// Creates a handle for a sequence that the sidecar has created or is about to create.
+std::unique_ptr<pqc_sequence> NewHandle(const std::shared_ptr<const CacheState>& cache) {
+  auto handle = std::make_unique<pqc_sequence>();
+  handle->state = std::make_shared<SequenceState>();
+  handle->state->cache = cache;
+  return handle;
+}
+
+void Adopt(uint64_t sequence_id, uint64_t token_count, pqc_sequence& handle) {
+  SequenceState& state = *handle.state;
+  state.sequence_id = sequence_id;
+  state.token_count = token_count;
+  const std::shared_ptr<LocalSession>& local = state.cache->client->local;
+  if (!local) return;
+  state.local = std::make_unique<LocalSequence>(local, state.cache->cache_id, sequence_id);
+}
+
+pqc_status Create(pqc_cache* cache, const pqc_sequence_options& options, pqc_sequence** sequence,
+                  uint64_t* token_count) {
+  if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  *sequence = nullptr;
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*cache->state->client, &remote); status != PQC_OK) {
+    return status;
+  }
+  std::unique_ptr<pqc_sequence> created = NewHandle(cache->state);
+  uint64_t id = 0, tokens = 0;
+  RefusalBuffer error;
+  const pqc_status status =
+      remote->CreateSequence(cache->state->cache_id, cache->state->model_fingerprint.c_str(),
+                             options, &id, &tokens, &error);
+  if (status != PQC_OK) {
+    return Report(status, error,
+                  {{"cache_id", "cache"},
+                   {"live_index", "options"},
+                   {"token_ids", "options.token_ids"},
+                   {"extra_key", "options.extra_key"},
+                   {"group_key", "options.group_key"}});
+  }
+  Adopt(id, tokens, *created);
+  if (options.has_live_index) {
+    created->state->live_index = {kvstore::IndexKind::kPq, options.index.subspaces,
+                                  options.index.bits};
+    created->state->prefill_open = true;  // also for a prefix that it shares
+  }
+  if (token_count) *token_count = tokens;
+  *sequence = created.release();
+  return PQC_OK;
+}
+
+pqc_status CreateWith(pqc_cache* cache, const pqc_sequence_options* caller_options,
+                      pqc_sequence** sequence, uint64_t* token_count) {
+  pqc_sequence_options options{};
+  if (caller_options) {
+    const pqc_status status = ReadSequenceOptions(caller_options, &options);
+    if (status != PQC_OK) return status;
+  }
+  if (cache && options.has_live_index && options.index.kind == PQC_INDEX_DEFAULT &&
+      cache->state->default_index.kind == kvstore::IndexKind::kPq) {
+    options.index.kind = PQC_INDEX_PQ;
+    options.index.subspaces = cache->state->default_index.subspace_count;
+    options.index.bits = cache->state->default_index.bits;
+  }
+  return Create(cache, options, sequence, token_count);
+}
+
+pqc_status Fork(pqc_sequence* parent, uint64_t token_count, pqc_sequence** child) {
+  if (!parent) return Fail(PQC_INVALID_ARGUMENT, "parent", "must not be NULL");
+  if (!child) return Fail(PQC_INVALID_ARGUMENT, "child", "must not be NULL");
+  *child = nullptr;
+  const ChangeScope changing(parent);
+  if (changing.status() != PQC_OK) return changing.status();
+  std::unique_ptr<pqc_sequence> forked = NewHandle(parent->state->cache);
+  uint64_t id = 0, tokens = 0;
+  RefusalBuffer error;
+  const pqc_status status =
+      changing.remote().ForkSequence(parent->state->sequence_id, token_count, &id, &tokens, &error);
+  if (status != PQC_OK) return Report(status, error, {{"sequence_id", "parent"}});
+  Adopt(id, tokens, *forked);
+  forked->state->live_index = parent->state->live_index;
+  forked->state->prefill_open = parent->state->prefill_open.load();
+  *child = forked.release();
+  return PQC_OK;
+}
+
+pqc_status MatchPrefix(pqc_cache* cache, const pqc_sequence_options& prompt,
+                       uint64_t* token_count) {
+  if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
+  if (!token_count) return Fail(PQC_INVALID_ARGUMENT, "token_count", "must not be NULL");
+  if (const pqc_status status = CheckPrompt(prompt, ""); status != PQC_OK) return status;
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*cache->state->client, &remote); status != PQC_OK) {
+    return status;
+  }
+  RefusalBuffer error;
+  return Report(remote->MatchPrefix(cache->state->cache_id, prompt, token_count, &error), error,
+                {{"cache_id", "cache"}});
+}
+
+pqc_status Admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_count,
+                 pqc_admission* admission) {
+  if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
+  pqc_admission answer;
+  if (const pqc_status status = ReadStruct(admission, "admission", &answer); status != PQC_OK) {
+    return status;
+  }
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*cache->state->client, &remote); status != PQC_OK) {
+    return status;
+  }
+  RefusalBuffer error;
+  const pqc_status status =
+      remote->Admit(cache->state->cache_id, token_count, output_token_count, &answer, &error);
+  if (status != PQC_OK) return Report(status, error, {{"cache_id", "cache"}});
+  *admission = answer;
+  return PQC_OK;
+}
+
+pqc_status Pin(pqc_sequence* sequence, uint64_t ttl_ms) {
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*sequence->state->cache->client, &remote);
+      status != PQC_OK) {
+    return status;
+  }
+  RefusalBuffer error;
+  return Report(remote->PinSequence(sequence->state->sequence_id, ttl_ms, &error), error);
+}
+
+pqc_status Suspend(pqc_sequence* sequence) {
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  const ChangeScope changing(sequence);
+  if (changing.status() != PQC_OK) return changing.status();
+  RefusalBuffer error;
+  const pqc_status status = changing.remote().SuspendSequence(sequence->state->sequence_id, &error);
+  if (status == PQC_OK) sequence->state->suspended = true;
+  return Report(status, error);
+}
+
+pqc_status Resume(pqc_sequence* sequence, uint64_t* token_count) {
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  const ChangeScope changing(sequence);
+  if (changing.status() != PQC_OK) return changing.status();
+  uint64_t tokens = 0;
+  RefusalBuffer error;
+  const pqc_status status =
+      changing.remote().ResumeSequence(sequence->state->sequence_id, &tokens, &error);
+  if (status != PQC_OK) return Report(status, error);
+  sequence->state->suspended = false;
+  sequence->state->token_count = tokens;
+  if (token_count) *token_count = tokens;
+  return PQC_OK;
+}
+
+pqc_status Drop(pqc_sequence* sequence) {
+  if (!sequence) return PQC_OK;
+  const std::unique_ptr<pqc_sequence> owned(sequence);
+  SequenceState& state = *owned->state;
+  ClientState& client = *state.cache->client;
+  // Before the state is freed: another sequence may later have the same address.
+  if (client.sender) client.sender->RemoveSequence(state);
+  if (client.offload) client.offload->RemoveSequence(state);
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(client, &remote); status != PQC_OK) return status;
+  if (state.local) state.local->Detach();
+  RefusalBuffer error;
+  return Report(remote->DropSequence(state.sequence_id, &error), error);
+}
+
+pqc_status Truncate(pqc_sequence* sequence, uint64_t token_count) {
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  if (token_count > kMaxSequenceTokens) {
+    return Fail(PQC_INVALID_ARGUMENT, "token_count", "%llu, must be at most 2^30",
+                static_cast<unsigned long long>(token_count));
+  }
+  const ChangeScope changing(sequence);
+  if (changing.status() != PQC_OK) return changing.status();
+  SequenceState& state = *sequence->state;
+  LocalSequence* local = state.local.get();
+  if (local) local->BeginRollBack(static_cast<uint32_t>(token_count));
+  ImageBytes image;
+  RefusalBuffer error;
+  const LeaseView lease = local ? local->lease() : LeaseView{};
+  pqc_status status = changing.remote().TruncateSequence(state.sequence_id, token_count, lease,
+                                                         local ? image.sink() : ImageSink{},
+                                                         Waiting::kCaller, &error);
+  if (local) local->EndRollBack();
+  if (status != PQC_OK) return Report(status, error);
+  state.token_count = token_count;
+  return local ? local->Install(lease, image) : PQC_OK;
+}
+
+pqc_status Describe(pqc_sequence* sequence, pqc_sequence_info* info) {
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  pqc_sequence_info described;
+  if (const pqc_status status = ReadStruct(info, "info", &described); status != PQC_OK) {
+    return status;
+  }
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*sequence->state->cache->client, &remote);
+      status != PQC_OK) {
+    return status;
+  }
+  RefusalBuffer error;
+  const pqc_status status =
+      remote->DescribeSequence(sequence->state->sequence_id, &described, &error);
+  if (status != PQC_OK) return Report(status, error);
+  *info = described;
+  return PQC_OK;
+}
+
+}  // namespace
+}  // namespace pqcached::client
+
+using pqcached::client::Call;
+
+extern "C" {
+
+pqc_status pqc_sequence_create(pqc_cache* cache, pqc_sequence** sequence) {
+  return Call([&] { return pqcached::client::Create(cache, {}, sequence, nullptr); });
+}
+
+pqc_status pqc_sequence_create_with(pqc_cache* cache, const pqc_sequence_options* options,
+                                    pqc_sequence** sequence, uint64_t* token_count) {
+  return Call([&] { return pqcached::client::CreateWith(cache, options, sequence, token_count); });
+}
+
+pqc_status pqc_sequence_fork(pqc_sequence* parent, uint64_t token_count, pqc_sequence** child) {
+  return Call([&] { return pqcached::client::Fork(parent, token_count, child); });
+}
+
+pqc_status pqc_match_prefix(pqc_cache* cache, const uint32_t* token_ids, uint64_t token_id_count,
+                            const void* extra_key, uint64_t extra_key_bytes,
+                            uint64_t* token_count) {
+  return Call([&] {
+    pqc_sequence_options prompt{};
+    prompt.token_ids = token_ids;
+    prompt.token_id_count = token_id_count;
+    prompt.extra_key = extra_key;
+    prompt.extra_key_bytes = extra_key_bytes;
+    return pqcached::client::MatchPrefix(cache, prompt, token_count);
+  });
+}
+
+pqc_status pqc_admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_count,
+                     pqc_admission* admission) {
+  return Call(
+      [&] { return pqcached::client::Admit(cache, token_count, output_token_count, admission); });
+}
+
+pqc_status pqc_sequence_pin(pqc_sequence* sequence, uint64_t ttl_ms) {
+  return Call([&] { return pqcached::client::Pin(sequence, ttl_ms); });
+}
+
+pqc_status pqc_sequence_suspend(pqc_sequence* sequence) {
+  return Call([&] { return pqcached::client::Suspend(sequence); });
+}
+
+pqc_status pqc_sequence_resume(pqc_sequence* sequence, uint64_t* token_count) {
+  return Call([&] { return pqcached::client::Resume(sequence, token_count); });
+}
+
+pqc_status pqc_sequence_drop(pqc_sequence* sequence) {
+  return Call([&] { return pqcached::client::Drop(sequence); });
+}
+
+uint64_t pqc_sequence_id(const pqc_sequence* sequence) {
+  return sequence ? sequence->state->sequence_id : 0;
+}
+
+pqc_status pqc_sequence_truncate(pqc_sequence* sequence, uint64_t token_count) {
+  return Call([&] { return pqcached::client::Truncate(sequence, token_count); });
+}
+
+pqc_status pqc_sequence_describe(pqc_sequence* sequence, pqc_sequence_info* info) {
+  return Call([&] { return pqcached::client::Describe(sequence, info); });
+}
+
+}  // extern "C"

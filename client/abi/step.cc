@@ -1,0 +1,67 @@
+// Implements the calls on steps.
+#include "client/step/step.h"
+#include "client/base/error.h"
+#include "client/step/offload.h"
+#include "client/step/sender.h"
+
+namespace pqcached::client {
+namespace {
+
+pqc_status Flush(pqc_sequence* sequence) {
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  const ClientState& client = *sequence->state->cache->client;
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(client, &remote); status != PQC_OK) return status;
+  const auto deadline = CallDeadline(client.timeout_ms);
+  const pqc_status status = client.sender->Flush(*sequence->state, deadline);
+  return status == PQC_OK ? client.offload->Flush(*sequence->state, deadline) : status;
+}
+
+}  // namespace
+}  // namespace pqcached::client
+
+using pqcached::client::Call;
+using pqcached::client::Fail;
+
+extern "C" {
+
+pqc_status pqc_step_begin(pqc_client* client, const pqc_step_item* items, uint32_t item_count,
+                          const pqc_step_options* options, pqc_step** step) {
+  return Call([&] {
+    if (!client) return Fail(PQC_INVALID_ARGUMENT, "client", "must not be NULL");
+    return pqcached::client::BeginStep({.client = client->state}, items, item_count, options, step);
+  });
+}
+
+pqc_status pqc_step_topk(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                         const pqc_selection* selection, pqc_step_positions* out) {
+  return Call([&] { return pqcached::client::SelectInStep(step, layer, queries, selection, out); });
+}
+
+pqc_status pqc_step_attend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                           const pqc_selection* selection, pqc_step_attention* out) {
+  return Call([&] { return pqcached::client::AttendInStep(step, layer, queries, selection, out); });
+}
+
+pqc_status pqc_step_attend_begin(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                 const pqc_selection* selection, pqc_step_attention* out) {
+  return Call(
+      [&] { return pqcached::client::BeginAttendInStep(step, layer, queries, selection, out); });
+}
+
+pqc_status pqc_step_attend_wait(pqc_step* step) {
+  return Call([&] { return pqcached::client::WaitAttendInStep(step); });
+}
+
+pqc_status pqc_step_end(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
+                        const uint32_t* accepted) {
+  return Call([&] { return pqcached::client::EndStep(step, layers, layer_count, accepted); });
+}
+
+void pqc_step_abandon(pqc_step* step) { const pqcached::client::OwnedStep owned(step); }
+
+pqc_status pqc_sequence_flush(pqc_sequence* sequence) {
+  return Call([&] { return pqcached::client::Flush(sequence); });
+}
+
+}  // extern "C"

@@ -1,0 +1,465 @@
+#include "client/base/arguments.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace pqcached::client {
+namespace {
+
+// Larger values of struct_size are uninitialised memory, not a struct of a later version.
+constexpr size_t kMaxStructBytes = 4096;
+constexpr uint32_t kMaxLayerGroups = 16;
+constexpr uint64_t kMaxExtraKeyBytes = 256;
+constexpr uint64_t kMaxGroupKeyBytes = 64;
+constexpr uint32_t kMaxGroupQueries = 64;
+constexpr uint32_t kMaxLayers = 1024;
+constexpr uint32_t kMaxExcludedRanges = 16;
+// Limit of a tensor's elements and of its strides' reach: offsets in bytes stay far below 63 bits.
+constexpr uint64_t kMaxElements = uint64_t{1} << 40;
+
+// Name of a nested field. Fixed size, because steps build names for each layer and must not
+// allocate.
+template <size_t kSize>
+struct FieldName {
+  FieldName(const char* name, const char* field) {
+    std::snprintf(text, sizeof(text), "%s%s", name, field);
+  }
+  char text[kSize];
+};
+
+bool AllZero(const std::byte* bytes, size_t count) {
+  return std::all_of(bytes, bytes + count, [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+pqc_status Unimplemented(const char* name, const char* field) {
+  return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.%s", name, field),
+              "not supported in this version; must be zero");
+}
+
+pqc_status CheckPlace(const pqc_tensor& tensor, const char* name, const TensorPlace& place) {
+  const uint32_t device = RawEnum(tensor.device);
+  if (device != PQC_CPU && device != PQC_CUDA) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.device", name), "%u is unknown", device);
+  }
+  if (device == PQC_CUDA && place.device == PQC_CPU) {
+    return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.device", name),
+                "PQC_CUDA is for steps of pqc_gpu_step_begin");
+  }
+  if (device == PQC_CPU && place.device == PQC_CUDA) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.device", name),
+                "must be PQC_CUDA in a step on a GPU");
+  }
+  if (!tensor.stream || tensor.stream == place.stream) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.stream", name), "must be %s",
+              device == PQC_CPU ? "NULL on PQC_CPU" : "NULL or the step's");
+}
+
+pqc_status CheckTensorFields(const pqc_tensor& tensor, const char* name, const TensorPlace& place) {
+  if (const pqc_status status = CheckMemberSize(tensor, name); status != PQC_OK) return status;
+  if (const pqc_status status = CheckPlace(tensor, name, place); status != PQC_OK) return status;
+  const uint32_t dtype = RawEnum(tensor.dtype);
+  if (dtype < PQC_F16 || dtype > PQC_F32) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.dtype", name),
+                "%u, must be PQC_F16, PQC_BF16 or PQC_F32", dtype);
+  }
+  if (tensor.reserved[0] || tensor.reserved[1]) return Unimplemented(name, "reserved");
+  if (tensor.ndim < 1 || tensor.ndim > 4) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.ndim", name), "%u, must be 1 to 4",
+                tensor.ndim);
+  }
+  if (!tensor.shape)
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape", name), "must not be NULL");
+  return PQC_OK;
+}
+
+pqc_status CheckDim(const TensorView& view, uint32_t dim, uint64_t size, const char* name,
+                    const char* meaning) {
+  if (view.shape[dim] == size) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape[%u]", name, dim),
+              "%llu, must be the cache's %s %llu", static_cast<unsigned long long>(view.shape[dim]),
+              meaning, static_cast<unsigned long long>(size));
+}
+
+// Views [blocks, block_tokens, heads, dim] as [tokens, heads, dim] through the block table.
+pqc_status ReadBlockTable(const pqc_block_table* from, const char* name, TensorView* view) {
+  const FieldName<96> table_name(name, ".block_table");
+  const char* table = table_name.text;
+  pqc_block_table blocks{};
+  if (const pqc_status status = ReadStruct(from, table, &blocks); status != PQC_OK) return status;
+  if (view->ndim != 4) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.ndim", name),
+                "%u, must be 4 with a block table: [blocks, block_tokens, kv_heads, dim]",
+                view->ndim);
+  }
+  if (blocks.block_tokens == 0 || blocks.block_tokens != view->shape[1]) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.block_tokens", table),
+                "%u, must be %s.shape[1], %llu, and not 0", blocks.block_tokens, name,
+                static_cast<unsigned long long>(view->shape[1]));
+  }
+  if (blocks.token_count > kMaxSequenceTokens) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.token_count", table),
+                "%llu, must be at most 2^30", static_cast<unsigned long long>(blocks.token_count));
+  }
+  const uint64_t used = (blocks.token_count + blocks.block_tokens - 1) / blocks.block_tokens;
+  if (blocks.block_count < used) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.block_count", table),
+                "%llu, but %llu are needed for %llu tokens",
+                static_cast<unsigned long long>(blocks.block_count),
+                static_cast<unsigned long long>(used),
+                static_cast<unsigned long long>(blocks.token_count));
+  }
+  if (used > 0 && !blocks.blocks) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.blocks", table), "must not be NULL");
+  }
+  for (uint64_t i = 0; i < used; ++i) {
+    if (blocks.blocks[i] >= view->shape[0]) {
+      return Fail(PQC_INVALID_ARGUMENT,
+                  FieldPath::Of("%s.blocks[%llu]", table, static_cast<unsigned long long>(i)),
+                  "%u, must be below %s.shape[0], %llu", blocks.blocks[i], name,
+                  static_cast<unsigned long long>(view->shape[0]));
+    }
+  }
+  view->blocks = blocks.blocks;
+  view->block_tokens = blocks.block_tokens;
+  view->block_stride = view->strides[0];
+  view->ndim = 3;
+  view->shape[0] = blocks.token_count;
+  for (uint32_t dim = 0; dim < 3; ++dim) view->strides[dim] = view->strides[dim + 1];
+  for (uint32_t dim = 1; dim < 3; ++dim) view->shape[dim] = view->shape[dim + 1];
+  return PQC_OK;
+}
+
+pqc_status ReadRowTensor(const pqc_tensor& tensor, const LayerShape& shape, uint32_t dim,
+                         const char* dim_meaning, const char* name, TensorView* view,
+                         const TensorPlace& place) {
+  pqc_tensor plain = tensor;
+  plain.block_table = nullptr;
+  if (const pqc_status status = ReadTensor(plain, name, view, place); status != PQC_OK) {
+    return status;
+  }
+  if (tensor.block_table) {
+    const pqc_status status = ReadBlockTable(tensor.block_table, name, view);
+    if (status != PQC_OK) return status;
+  }
+  if (view->ndim != 3) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.ndim", name),
+                "%u, must be 3: [tokens, kv_heads, %s]", view->ndim, dim_meaning);
+  }
+  if (view->shape[0] < 1 || view->shape[0] > kMaxSequenceTokens) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape[0]", name),
+                "%llu tokens, must be 1 to 2^30", static_cast<unsigned long long>(view->shape[0]));
+  }
+  if (const pqc_status status = CheckDim(*view, 1, shape.kv_heads, name, "kv_heads");
+      status != PQC_OK) {
+    return status;
+  }
+  return CheckDim(*view, 2, dim, name, dim_meaning);
+}
+
+pqc_status CheckGroup(const pqc_layer_group& group, const char* name) {
+  const uint32_t kind = RawEnum(group.kind);
+  if (kind == PQC_LAYERS_FULL || kind == PQC_LAYERS_WINDOW) {
+    return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.kind", name),
+                "%s is not supported in this version",
+                kind == PQC_LAYERS_FULL ? "PQC_LAYERS_FULL" : "PQC_LAYERS_WINDOW");
+  }
+  if (kind != PQC_LAYERS_SELECTED && kind != PQC_LAYERS_NONE) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.kind", name),
+                "%u, must be PQC_LAYERS_SELECTED or PQC_LAYERS_NONE", kind);
+  }
+  if (group.values_alias_keys) return Unimplemented(name, "values_alias_keys");
+  if (group.window_tokens) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.window_tokens", name),
+                "only for PQC_LAYERS_WINDOW");
+  }
+  if (const uint32_t layout = RawEnum(group.rope_layout); layout > PQC_ROPE_INTERLEAVED) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.rope_layout", name), "%u is unknown",
+                layout);
+  }
+  if (group.layer_count < 1 || group.layer_count > kMaxLayers) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.layer_count", name), "%u, must be 1 to %u",
+                group.layer_count, kMaxLayers);
+  }
+  if (!group.layers)
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.layers", name), "must not be NULL");
+  if (kind == PQC_LAYERS_NONE) return PQC_OK;
+  const uint32_t dtype = RawEnum(group.dtype);
+  if (dtype < PQC_F16 || dtype > PQC_F32) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.dtype", name),
+                "%u, must be PQC_F16, PQC_BF16 or PQC_F32", dtype);
+  }
+  return PQC_OK;
+}
+
+pqc_status CheckRank(const pqc_cache_spec& spec) {
+  if (spec.rank_group) return PQC_OK;
+  const char* field = spec.rank            ? "rank"
+                      : spec.rank_count    ? "rank_count"
+                      : spec.kv_head_begin ? "kv_head_begin"
+                      : spec.layer_begin   ? "layer_begin"
+                                           : nullptr;
+  if (!field) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("spec.%s", field),
+              "must be 0 without spec.rank_group");
+}
+
+}  // namespace
+
+pqc_status ReadStruct(const void* from, size_t known_size, const char* name, void* to) {
+  if (!from) return Fail(PQC_INVALID_ARGUMENT, name, "must not be NULL");
+  size_t size;
+  std::memcpy(&size, from, sizeof(size));
+  if (size < known_size || size > kMaxStructBytes) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.struct_size", name),
+                "%zu, must be at least %zu", size, known_size);
+  }
+  const auto* bytes = static_cast<const std::byte*>(from);
+  if (!AllZero(bytes + known_size, size - known_size)) {
+    return Fail(PQC_UNIMPLEMENTED, name,
+                "bytes %zu to %zu belong to a field that this version does not know; must be zero",
+                known_size, size);
+  }
+  std::memcpy(to, from, known_size);
+  return PQC_OK;
+}
+
+pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* view,
+                      const TensorPlace& place) {
+  if (const pqc_status status = CheckTensorFields(tensor, name, place); status != PQC_OK) {
+    return status;
+  }
+  if (tensor.block_table) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.block_table", name),
+                "only for keys and values of rows");
+  }
+  view->data = static_cast<const std::byte*>(tensor.ptr);
+  view->dtype = tensor.dtype;
+  view->ndim = tensor.ndim;
+  uint64_t elements = 1;
+  for (uint32_t dim = tensor.ndim; dim-- > 0;) {
+    const uint64_t size = tensor.shape[dim];
+    if (size > kMaxElements || (size > 0 && elements > kMaxElements / size)) {
+      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape", name), "more than 2^40 elements");
+    }
+    const int64_t stride = tensor.strides ? tensor.strides[dim] : static_cast<int64_t>(elements);
+    const auto reach = static_cast<int64_t>(kMaxElements / (size > 1 ? size - 1 : 1));
+    if (stride > reach || stride < -reach) {
+      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.strides[%u]", name, dim),
+                  "beyond 2^40 elements");
+    }
+    view->shape[dim] = size;
+    view->strides[dim] = stride;
+    elements *= size;
+  }
+  if (!view->data && elements > 0) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.ptr", name), "must not be NULL");
+  }
+  return PQC_OK;
+}
+
+pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed) {
+  if (capacity >= needed) return PQC_OK;
+  return Fail(PQC_OUT_OF_RANGE, name, "%llu, but %llu are needed",
+              static_cast<unsigned long long>(capacity), static_cast<unsigned long long>(needed));
+}
+
+pqc_status CheckIndex(const pqc_index& index, const char* name) {
+  if (const pqc_status status = CheckMemberSize(index, name); status != PQC_OK) return status;
+  const uint32_t kind = RawEnum(index.kind);
+  if (kind > PQC_INDEX_FLAT) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.kind", name),
+                "%u, must be PQC_INDEX_DEFAULT, PQC_INDEX_PQ or PQC_INDEX_FLAT", kind);
+  }
+  for (const uint32_t word : index.reserved) {
+    if (word) return Unimplemented(name, "reserved");
+  }
+  if (kind != PQC_INDEX_PQ && (index.subspaces || index.bits)) {
+    return Fail(PQC_INVALID_ARGUMENT,
+                FieldPath::Of("%s.%s", name, index.subspaces ? "subspaces" : "bits"),
+                "only for PQC_INDEX_PQ");
+  }
+  return PQC_OK;
+}
+
+pqc_status ReadSelection(const pqc_selection* from, pqc_selection* to) {
+  if (const pqc_status status = ReadStruct(from, "selection", to); status != PQC_OK) return status;
+  if (const pqc_status status = CheckIndex(to->index, "selection.index"); status != PQC_OK) {
+    return status;
+  }
+  if (const uint32_t rule = RawEnum(to->group_rule); rule > PQC_MAX_LOGIT) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection.group_rule", "%u is unknown", rule);
+  }
+  const uint32_t budget = RawEnum(to->budget);
+  if (budget == PQC_BUDGET_MASS) {
+    return Fail(PQC_UNIMPLEMENTED, "selection.budget",
+                "PQC_BUDGET_MASS is not supported in this version");
+  }
+  if (budget > PQC_BUDGET_MASS) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection.budget", "%u is unknown", budget);
+  }
+  if (to->excluded_count > kMaxExcludedRanges) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection.excluded_count", "%u, must be at most %u",
+                to->excluded_count, kMaxExcludedRanges);
+  }
+  if (to->excluded_count && !to->excluded) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection.excluded", "must not be NULL");
+  }
+  return PQC_OK;
+}
+
+pqc_status CheckPositions(uint64_t first_position, uint64_t token_count) {
+  if (first_position <= kMaxSequenceTokens && token_count <= kMaxSequenceTokens - first_position) {
+    return PQC_OK;
+  }
+  return Fail(PQC_INVALID_ARGUMENT, "first_position",
+              "%llu and %llu tokens, but a sequence has at most 2^30",
+              static_cast<unsigned long long>(first_position),
+              static_cast<unsigned long long>(token_count));
+}
+
+pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const LayerShape& shape,
+                    const char* name, RowBlock* rows, const TensorPlace& place) {
+  const FieldName<64> keys_name(name, "keys");
+  const FieldName<64> values_name(name, "values");
+  if (const pqc_status status =
+          ReadRowTensor(keys, shape, shape.key_dim, "key_dim", keys_name.text, &rows->keys, place);
+      status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = ReadRowTensor(values, shape, shape.value_dim, "value_dim",
+                                              values_name.text, &rows->values, place);
+      status != PQC_OK) {
+    return status;
+  }
+  if (rows->values.shape[0] != rows->keys.shape[0]) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape[0]", values_name.text),
+                "%llu tokens, but %llu in the keys",
+                static_cast<unsigned long long>(rows->values.shape[0]),
+                static_cast<unsigned long long>(rows->keys.shape[0]));
+  }
+  return PQC_OK;
+}
+
+pqc_status CheckPrompt(const pqc_sequence_options& prompt, const char* prefix) {
+  if (prompt.token_id_count > kMaxSequenceTokens) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%stoken_id_count", prefix),
+                "%llu, must be at most 2^30",
+                static_cast<unsigned long long>(prompt.token_id_count));
+  }
+  if (prompt.token_id_count && !prompt.token_ids) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%stoken_ids", prefix), "must not be NULL");
+  }
+  if (prompt.extra_key_bytes > kMaxExtraKeyBytes) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%sextra_key_bytes", prefix),
+                "%llu, must be at most %llu",
+                static_cast<unsigned long long>(prompt.extra_key_bytes),
+                static_cast<unsigned long long>(kMaxExtraKeyBytes));
+  }
+  if (prompt.extra_key_bytes && !prompt.extra_key) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%sextra_key", prefix), "must not be NULL");
+  }
+  return PQC_OK;
+}
+
+pqc_status CheckQueryLength(uint64_t length, const LayerShape& shape, const char* name) {
+  if (length < 1 || length > kMaxQueryLength) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape[0]", name),
+                "query_length %llu, must be 1 to %u", static_cast<unsigned long long>(length),
+                kMaxQueryLength);
+  }
+  const uint64_t group = shape.query_heads / shape.kv_heads;
+  if (group * length <= kMaxGroupQueries) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape[0]", name),
+              "query_length %llu; group size %llu x query_length must be at most %u",
+              static_cast<unsigned long long>(length), static_cast<unsigned long long>(group),
+              kMaxGroupQueries);
+}
+
+pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view) {
+  constexpr char kName[] = "query.queries";
+  if (const pqc_status status = ReadTensor(queries, kName, view); status != PQC_OK) return status;
+  if (view->ndim != 2 && view->ndim != 3) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.ndim", kName),
+                "%u, must be 3: [query_length, query_heads, key_dim], or 2: [query_heads, key_dim]",
+                view->ndim);
+  }
+  const uint32_t heads = view->ndim - 2;  // dimension of the heads
+  const uint64_t length = heads == 1 ? view->shape[0] : 1;
+  if (const pqc_status status = CheckQueryLength(length, shape, kName); status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = CheckDim(*view, heads, shape.query_heads, kName, "query_heads");
+      status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = CheckDim(*view, heads + 1, shape.key_dim, kName, "key_dim");
+      status != PQC_OK) {
+    return status;
+  }
+  const int64_t length_stride = heads == 1 ? view->strides[0] : 0;
+  *view = {.data = view->data,
+           .dtype = view->dtype,
+           .ndim = 3,
+           .shape = {length, shape.query_heads, shape.key_dim},
+           .strides = {length_stride, view->strides[heads], view->strides[heads + 1]}};
+  return PQC_OK;
+}
+
+pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_options* to) {
+  if (const pqc_status status = ReadStruct(from, "options", to); status != PQC_OK) return status;
+  if (const pqc_status status = CheckPrompt(*to, "options."); status != PQC_OK) return status;
+  if (to->group_key_bytes > kMaxGroupKeyBytes) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.group_key_bytes", "%llu, must be at most %llu",
+                static_cast<unsigned long long>(to->group_key_bytes),
+                static_cast<unsigned long long>(kMaxGroupKeyBytes));
+  }
+  if (to->group_key_bytes && !to->group_key) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.group_key", "must not be NULL");
+  }
+  if (to->has_live_index > 1) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.has_live_index", "%u, must be 0 or 1",
+                to->has_live_index);
+  }
+  if (const pqc_status status = CheckIndex(to->index, "options.index"); status != PQC_OK) {
+    return status;
+  }
+  if (!to->has_live_index && (to->iterations || to->seed || to->train_tokens || to->sink_tokens ||
+                              to->index.kind != PQC_INDEX_DEFAULT)) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.has_live_index",
+                "0, but options of an incremental index are set");
+  }
+  return PQC_OK;
+}
+
+pqc_status ReadCacheSpec(const pqc_cache_spec* from, CacheArguments* to) {
+  pqc_cache_spec& spec = to->spec;
+  if (const pqc_status status = ReadStruct(from, "spec", &spec); status != PQC_OK) return status;
+  if (!spec.name) return Fail(PQC_INVALID_ARGUMENT, "spec.name", "must not be NULL");
+  if (!spec.model_fingerprint) {
+    return Fail(PQC_INVALID_ARGUMENT, "spec.model_fingerprint", "must not be NULL");
+  }
+  if (const pqc_status status = CheckIndex(spec.default_index, "spec.default_index");
+      status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = CheckRank(spec); status != PQC_OK) return status;
+  if (spec.group_count < 1 || spec.group_count > kMaxLayerGroups) {
+    return Fail(PQC_INVALID_ARGUMENT, "spec.group_count", "%u, must be 1 to %u", spec.group_count,
+                kMaxLayerGroups);
+  }
+  if (!spec.groups) return Fail(PQC_INVALID_ARGUMENT, "spec.groups", "must not be NULL");
+  to->groups.resize(spec.group_count);
+  const auto* bytes = reinterpret_cast<const std::byte*>(spec.groups);
+  for (uint32_t i = 0; i < spec.group_count; ++i) {
+    char name[32];
+    std::snprintf(name, sizeof(name), "spec.groups[%u]", i);
+    const pqc_status status = ReadStruct(bytes + size_t{i} * spec.groups->struct_size,
+                                         sizeof(pqc_layer_group), name, &to->groups[i]);
+    if (status != PQC_OK) return status;
+    if (const pqc_status group = CheckGroup(to->groups[i], name); group != PQC_OK) return group;
+  }
+  spec.groups = to->groups.data();
+  return PQC_OK;
+}
+
+}  // namespace pqcached::client

@@ -1,0 +1,97 @@
+// Reads the arguments that callers pass to the C ABI: copies structs, which may be of a later and
+// larger version, checks them, and names the invalid field in the error. Checks that need the
+// sidecar's state or limits (dims, budgets, ids, finite numbers) are left to the sidecar.
+//
+// Every function returns PQC_OK or the status that Fail returned. Pure but for the last error;
+// thread-safe.
+#ifndef PQCACHED_CLIENT_BASE_ARGUMENTS_H_
+#define PQCACHED_CLIENT_BASE_ARGUMENTS_H_
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "client/base/error.h"
+#include "client/base/remote.h"
+#include "pqcached/client.h"
+
+namespace pqcached::client {
+
+inline constexpr uint64_t kMaxSequenceTokens = uint64_t{1} << 30;
+inline constexpr uint32_t kMaxQueryLength = 8;
+
+// Returns the number in an enum field of the caller's, which may hold any value.
+template <class Enum>
+uint32_t RawEnum(const Enum& field) {
+  static_assert(sizeof(Enum) == sizeof(uint32_t));
+  uint32_t number;
+  std::memcpy(&number, &field, sizeof(number));
+  return number;
+}
+
+// Copies a caller's struct of `known_size` bytes or more; the bytes after `known_size` must be
+// zero.
+pqc_status ReadStruct(const void* from, size_t known_size, const char* name, void* to);
+
+template <class Struct>
+pqc_status ReadStruct(const Struct* from, const char* name, Struct* to) {
+  return ReadStruct(from, sizeof(Struct), name, to);
+}
+
+// Checks the struct_size of a struct that is a member of another struct.
+template <class Struct>
+pqc_status CheckMemberSize(const Struct& member, const char* name) {
+  if (member.struct_size == 0 || member.struct_size == sizeof(Struct)) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.struct_size", name), "%zu, must be %zu or 0",
+              member.struct_size, sizeof(Struct));
+}
+
+// Device and stream on which a call accepts its tensors.
+struct TensorPlace {
+  pqc_device device = PQC_CPU;
+  const void* stream = nullptr;  // the stream that tensors on a device may name
+};
+inline constexpr TensorPlace kOnHost = {};
+
+pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* view,
+                      const TensorPlace& place = kOnHost);
+// Checks that a caller's buffer of `capacity` elements has room for `needed`.
+pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed);
+pqc_status CheckIndex(const pqc_index& index, const char* name);
+
+// Copies a selection and checks the arrays that it refers to; the copy's `excluded` still points to
+// the caller's memory.
+pqc_status ReadSelection(const pqc_selection* from, pqc_selection* to);
+
+// Reads the K and V of one layer, [tokens, kv_heads, dim] each. Error texts put `name` before the
+// fields' names.
+pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const LayerShape& shape,
+                    const char* name, RowBlock* rows, const TensorPlace& place = kOnHost);
+
+// Checks that a sequence can hold rows at these positions.
+pqc_status CheckPositions(uint64_t first_position, uint64_t token_count);
+
+// Reads the queries of one or more tokens as [query_length, query_heads, key_dim].
+pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view);
+pqc_status CheckQueryLength(uint64_t length, const LayerShape& shape, const char* name);
+
+// Reads the options of a new sequence; token_ids and extra_key still point to the caller's memory.
+pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_options* to);
+// Checks only token_ids and extra_key; error texts put `prefix` before the fields' names.
+pqc_status CheckPrompt(const pqc_sequence_options& prompt, const char* prefix);
+
+// Checked arguments of a cache to open. Neither copyable nor movable, because `spec` points into
+// the object.
+struct CacheArguments {
+  CacheArguments() = default;
+  CacheArguments(const CacheArguments&) = delete;
+  CacheArguments& operator=(const CacheArguments&) = delete;
+
+  pqc_cache_spec spec{};
+  std::vector<pqc_layer_group> groups;
+};
+pqc_status ReadCacheSpec(const pqc_cache_spec* from, CacheArguments* to);
+
+}  // namespace pqcached::client
+
+#endif  // PQCACHED_CLIENT_BASE_ARGUMENTS_H_

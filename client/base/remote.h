@@ -1,0 +1,279 @@
+// Remote is the interface of libpqcached_rpc for libpqcached_client: the sidecar's calls, with
+// arguments that are already checked.
+//
+// The two libraries are bound separately (abi/rpc_library.h) and may even have different
+// allocators. So no memory changes its owner across this interface, it has no types of the standard
+// library, it does not throw, and calls write their results into the caller's memory. Both sides
+// must have the same kRemoteVersion, which is increased with every change of this file.
+//
+// A Remote is thread-safe, but for Close.
+#ifndef PQCACHED_CLIENT_BASE_REMOTE_H_
+#define PQCACHED_CLIENT_BASE_REMOTE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "pqcached/client.h"
+
+namespace pqcached::client {
+
+inline constexpr uint32_t kRemoteVersion = 6;
+inline constexpr uint32_t kMaxBatchItems = 256;
+inline constexpr char kRpcEntrySymbol[] = "pqcached_rpc_entry";
+
+// Refusal in memory of fixed size, for calls between the libraries; the counterpart of
+// kvstore::Refusal. Longer texts and paths are truncated.
+struct RefusalBuffer {
+  char text[1024] = {};   // the value and the limit, without the field
+  char field[256] = {};   // path of the refused field, "" = none
+  uint32_t retry_ms = 0;  // when a repetition may succeed, 0 = never
+};
+
+// Place of packed elements in the session's staging ring.
+struct StagingPlace {
+  uint32_t slot = 0;
+  uint64_t offset_bytes = 0;  // in the slot
+  uint64_t size_bytes = 0;
+  uint64_t generation = 0;
+  uint64_t boot_word = 0;  // of the worker that made the ring; other workers refuse the place
+};
+
+// Borrowed elements; every element lies inside what the caller owns.
+struct TensorView {
+  const std::byte* data = nullptr;
+  pqc_dtype dtype = PQC_F32;
+  uint32_t ndim = 0;
+  uint64_t shape[4] = {};
+  int64_t strides[4] = {};  // in elements, always filled
+  // Block table of a paged engine: index i of the first dimension is index i % block_tokens of
+  // block blocks[i / block_tokens], and blocks are block_stride elements apart. Null = not paged.
+  const uint32_t* blocks = nullptr;
+  uint32_t block_tokens = 0;
+  int64_t block_stride = 0;
+  // replaces `data` when not null; the tensor is then packed
+  const StagingPlace* staging = nullptr;
+};
+
+// Shape of one stored layer, as given when its cache was opened.
+struct LayerShape {
+  uint32_t kv_heads = 0;
+  uint32_t query_heads = 0;
+  uint32_t key_dim = 0;
+  uint32_t value_dim = 0;
+  pqc_dtype dtype = PQC_F32;
+  float scale = 1;  // softmax scale of the logits
+  float softcap = 0;
+};
+
+// K [tokens, kv_heads, key_dim] and V [tokens, kv_heads, value_dim] of one layer; tokens >= 1.
+struct RowBlock {
+  uint32_t layer = 0;
+  TensorView keys;
+  TensorView values;
+};
+
+struct QueryView {
+  uint64_t sequence_id = 0;
+  uint32_t layer = 0;
+  uint64_t query_position = 0;
+  TensorView queries;  // [query_length, query_heads, key_dim]
+  LayerShape shape;
+};
+
+// Layer and part of the rows to fetch.
+struct FetchView {
+  uint64_t sequence_id = 0;
+  uint32_t layer = 0;
+  LayerShape shape;
+  pqc_row_part part = PQC_ROW;
+};
+
+struct PositionsView {
+  const uint32_t* positions = nullptr;  // [kv_heads, count]
+  uint32_t count = 0;
+};
+
+struct ScoresOut {
+  float* logits = nullptr;   // [query_heads, tokens], or null
+  float* max = nullptr;      // [query_heads], or null
+  float* sum_exp = nullptr;  // [query_heads], or null
+};
+
+// One item of a TopK batch. The call fills *out; out->positions only when it is not null.
+struct TopKItem {
+  QueryView query;
+  const pqc_selection* selection = nullptr;
+  pqc_positions* out = nullptr;
+};
+
+// One item of an Attend batch. Exactly one of `selection` and `positions` is set; out->output and
+// out->lse have room.
+struct AttendItem {
+  QueryView query;
+  const pqc_selection* selection = nullptr;
+  const PositionsView* positions = nullptr;
+  pqc_attention* out = nullptr;
+};
+
+// Lease of the caller; lease_id 0 = none.
+struct LeaseView {
+  uint64_t lease_id = 0;
+  uint64_t known_version = 0;  // the oldest attachment still in use; older ones are released
+  uint64_t boot_word = 0;      // of the worker that granted the lease; other workers refuse it
+};
+
+// Receives an attachment that is part of an answer, at most once; null `write` = not wanted.
+struct ImageSink {
+  void* context = nullptr;
+  void (*write)(void* context, uint64_t version, const std::byte* image, size_t size) = nullptr;
+};
+
+// New rows of one sequence: each stored layer exactly once.
+struct AppendItem {
+  uint64_t sequence_id = 0;
+  uint64_t first_position = 0;
+  const RowBlock* rows = nullptr;
+  uint32_t row_block_count = 0;
+  LeaseView lease;
+  ImageSink image;
+  uint64_t token_count = 0;  // out
+};
+
+// Rows in staging, passed part by part, while the sidecar copies earlier parts.
+struct StagedRows {
+  enum class Next : uint32_t { kPart = 0, kEnd = 1, kGiveUp = 2 };
+  // Lets `next` check, while it waits, that the call is still in progress.
+  struct Probe {
+    void* context = nullptr;
+    bool (*in_progress)(void* context) = nullptr;
+  };
+  void* context = nullptr;
+  // Fills in the next part, which must stay valid until the next invocation. After kGiveUp nothing
+  // is stored.
+  Next (*next)(void* context, const Probe& probe, uint64_t* first_position,
+               RowBlock* rows) = nullptr;
+  uint64_t boot_word = 0;  // of the worker that made the staging ring
+};
+
+// Says if a caller of the C ABI waits for the answer; RPCs of both kinds are counted separately.
+enum class Waiting : uint32_t { kCaller = 0, kInBackground = 1 };
+
+// Receives a text of any length, in one call.
+struct TextSink {
+  void* context = nullptr;
+  void (*write)(void* context, const char* text, size_t size) = nullptr;
+};
+
+// Every call ends within the remaining time of the caller's call (RemoteOptions), except
+// BuildIndex, which has its own timeout. Errors are the sidecar's (pqc_status has gRPC's codes);
+// PQC_UNAVAILABLE when the sidecar cannot be reached, or when another worker has replaced the one
+// that the arguments refer to. A session outlives workers; after the session is lost, every call
+// returns PQC_UNAVAILABLE.
+class Remote {
+ public:
+  // Ends the session and deletes the object. No other call may be in progress.
+  virtual void Close() noexcept = 0;
+
+  virtual pqc_status OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
+                               RefusalBuffer* error) noexcept = 0;
+  // All fields of `options` are checked.
+  virtual pqc_status CreateSequence(uint64_t cache_id, const char* model_fingerprint,
+                                    const pqc_sequence_options& options, uint64_t* sequence_id,
+                                    uint64_t* token_count, RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status ForkSequence(uint64_t sequence_id, uint64_t token_count, uint64_t* child_id,
+                                  uint64_t* child_token_count, RefusalBuffer* error) noexcept = 0;
+  // Uses only token_ids and extra_key of `prompt`.
+  virtual pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
+                                 uint64_t* token_count, RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
+                           pqc_admission* admission, RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status PinSequence(uint64_t sequence_id, uint64_t ttl_ms,
+                                 RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status SuspendSequence(uint64_t sequence_id, RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status ResumeSequence(uint64_t sequence_id, uint64_t* token_count,
+                                    RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status DropSequence(uint64_t sequence_id, RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status TruncateSequence(uint64_t sequence_id, uint64_t token_count,
+                                      const LeaseView& lease, const ImageSink& image,
+                                      Waiting waiting, RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status DescribeSequence(uint64_t sequence_id, pqc_sequence_info* info,
+                                      RefusalBuffer* error) noexcept = 0;
+
+  virtual pqc_status Ingest(uint64_t sequence_id, uint64_t first_position, const RowBlock& rows,
+                            RefusalBuffer* error) noexcept = 0;
+  // Stores all rows or none. The control memory reports when the sidecar is done with a slot.
+  // Returns PQC_CANCELLED when `rows` gave up. Not repeated after PQC_UNAVAILABLE.
+  virtual pqc_status IngestStaged(uint64_t sequence_id, const StagedRows& rows,
+                                  RefusalBuffer* error) noexcept = 0;
+  // Stores all rows or none. `rows` are staging references, each layer at most once.
+  virtual pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
+                            uint32_t row_block_count, uint64_t* token_count,
+                            RefusalBuffer* error) noexcept = 0;
+  // Appends at most kMaxBatchItems items. When an item fails, the field begins with "items[i]"
+  // and the items before it are stored. Calls with staging references are not repeated after
+  // UNAVAILABLE.
+  virtual pqc_status Append(AppendItem* items, uint32_t item_count, Waiting waiting,
+                            RefusalBuffer* error) noexcept = 0;
+  // Invokes options.callback on the calling thread.
+  virtual pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
+                                RefusalBuffer* error) noexcept = 0;
+
+  // Returns PQC_OUT_OF_RANGE, with the counts of all items filled, when an item's output is too
+  // small.
+  virtual pqc_status TopK(const TopKItem* items, uint32_t item_count,
+                          RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status Score(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
+                           const ScoresOut& out, RefusalBuffer* error) noexcept = 0;
+  // `out` has room for [kv_heads, tokens, dim] elements of the cache's dtype.
+  virtual pqc_status FetchBlocks(const FetchView& fetch, pqc_token_range tokens, std::byte* out,
+                                 RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status FetchTokens(const FetchView& fetch, const PositionsView& positions,
+                                 std::byte* out, RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status Attend(const AttendItem* items, uint32_t item_count,
+                            RefusalBuffer* error) noexcept = 0;
+
+  // Acquires a lease, or refreshes the given one.
+  virtual pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, uint64_t* lease_id,
+                            uint32_t* word_index, const ImageSink& image,
+                            RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status Detach(const LeaseView& lease, RefusalBuffer* error) noexcept = 0;
+
+  // Returns the number of RPCs sent so far, repeats included.
+  virtual void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept = 0;
+
+  // Field names are the proto's; 64-bit integers are strings, as in protobuf's JSON mapping.
+  virtual pqc_status AdminJson(const char* method, const char* request, const TextSink& answer,
+                               RefusalBuffer* error) noexcept = 0;
+
+ protected:
+  ~Remote() = default;
+};
+
+struct RemoteOptions {
+  const char* endpoint = nullptr;
+  const char* tenant = nullptr;
+  const char* client_name = nullptr;
+  uint32_t timeout_ms = 0;
+  // Returns the remaining part of `timeout_ms` for the call that the thread is in.
+  uint32_t (*remaining_ms)(uint32_t timeout_ms) = nullptr;
+  // Token of a session that the broker opened; null = open one by a Session stream. `ended` waits
+  // until the session is over for good or the time is over, and returns true if it is over;
+  // `detached` waits until the session is known to have no worker. Both are called from any thread.
+  const char* session_token = nullptr;
+  const char* boot_id = nullptr;
+  uint64_t max_message_bytes = 0;
+  void* ended_context = nullptr;
+  bool (*ended)(void* context, uint32_t wait_ms) = nullptr;
+  bool (*detached)(void* context, uint32_t wait_ms) = nullptr;
+};
+
+// Return type of libpqcached_rpc's only exported function, `const RpcEntry* pqcached_rpc_entry()`.
+struct RpcEntry {
+  uint32_t remote_version = 0;
+  // Connects and opens a session.
+  pqc_status (*open)(const RemoteOptions& options, Remote** remote, RefusalBuffer* error) = nullptr;
+};
+
+}  // namespace pqcached::client
+
+#endif  // PQCACHED_CLIENT_BASE_REMOTE_H_

@@ -1,0 +1,96 @@
+// State of one cache's GPU, to which pqc_gpu points, and the bridge from steps to libpqcached_gpu
+// (gpu/steps.h).
+#ifndef PQCACHED_CLIENT_GPU_GPU_H_
+#define PQCACHED_CLIENT_GPU_GPU_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "client/local/view.h"
+#include "client/step/device.h"
+#include "client/step/handles.h"
+#include "client/step/step.h"
+#include "gpu/steps.h"
+#include "kernels/base/mutex.h"
+#include "pqcached/gpu.h"
+
+namespace pqcached::client {
+
+struct StepsCloser {
+  void operator()(gpu::Steps* steps) const { steps->Close(); }
+};
+
+// State of a sequence at the last GPU step that used it.
+struct GpuSequenceState {
+  uint64_t lease_epoch = 0;  // LocalSequence::lease_epoch
+  uint64_t lease_id = 0;     // a different lease may mean different rows
+  uint64_t last_step = 0;    // GpuState::step_count
+};
+
+// State behind a pqc_gpu handle. It serves one step at a time; `busy` excludes other steps.
+struct GpuState final : StepDevice {
+  const CacheState& cache_state() const override { return *cache; }
+  bool TryAcquire() override { return !busy.exchange(true); }
+  pqc_status Begin(pqc_step& step, void* stream) override;
+  pqc_status Attend(const LayerCall& call) override;
+  pqc_status Select(const LayerCall& call, const pqc_gpu_positions& out) override;
+  pqc_status Finish(pqc_step& step, std::vector<RowBlock>* blocks) override;
+  void Release(pqc_step& step) override;
+
+  std::shared_ptr<const CacheState> cache;  // shared with the cache's handle
+  kvstore::IndexDescriptor index;
+  uint32_t sequence_capacity = 0;
+  uint32_t selected_capacity = 0;
+  LayerShape shape;              // the same for all layers
+  std::vector<uint32_t> layers;  // ascending; a layer's index here is its ordinal on the GPU
+  std::atomic<bool> busy = false;
+  uint64_t step_count = 0;
+  // by sequence id; only sequences that may have a seat on the GPU
+  std::map<uint64_t, GpuSequenceState> seen;
+
+  // Memory that the GPU may still read: the pool until another pool replaces it, images until their
+  // step's work is done.
+  std::shared_ptr<Mapping> pool;  // shared, as all mappings are
+  std::vector<std::shared_ptr<Image>> held;
+
+  // Prefill: one call at a time packs into the ring, which is page-locked.
+  base::Mutex ingest_mutex;
+  // Shared, as all mappings are.
+  std::shared_ptr<Mapping> ring PQCACHED_GUARDED_BY(ingest_mutex);
+
+  // Descriptions for the step that begins; their memory is reused from step to step.
+  std::vector<OpenedLayer> opened;  // [items, layers]
+  std::vector<std::vector<gpu::StepSegment>> segments;
+  std::vector<std::vector<gpu::StepRange>> ranges;
+  std::vector<gpu::StepLayer> step_layers;
+  std::vector<gpu::StepSequence> sequences;
+
+  // The last member, so that it is destroyed first: its destructor waits for the device.
+  std::unique_ptr<gpu::Steps, StepsCloser> steps;
+};
+
+// Converts the outcome of a GPU call to a status, and sets the thread's last error.
+pqc_status Report(const gpu::Outcome& outcome, const char* what);
+
+// Implements pqc_gpu_open. A null `entry` loads libpqcached_gpu and uses its entry.
+pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
+                   const gpu::GpuEntry* entry, pqc_gpu** gpu);
+
+// Finds the ordinal of a stored layer.
+pqc_status FindGpuLayer(const GpuState& gpu, uint32_t layer, uint32_t* ordinal);
+
+// Implements pqc_gpu_ingest.
+pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
+                       uint64_t first_position, const pqc_tensor* keys, const pqc_tensor* values,
+                       void* stream);
+
+}  // namespace pqcached::client
+
+struct pqc_gpu {
+  std::shared_ptr<pqcached::client::GpuState> state;  // shared with the step in progress
+};
+
+#endif  // PQCACHED_CLIENT_GPU_GPU_H_

@@ -1,0 +1,196 @@
+// Prefill of rows on a GPU: the engine's stream packs them into staging, and Offload sends them
+// afterwards.
+#include <algorithm>
+
+#include "client/base/arguments.h"
+#include "client/base/error.h"
+#include "client/base/pack.h"
+#include "client/gpu/gpu.h"
+#include "client/local/ingest.h"
+#include "client/step/offload.h"
+
+namespace pqcached::client {
+namespace {
+
+// Bytes of a slot that are reserved for padding between its four parts.
+constexpr uint64_t kPaddingBytes = 512;
+
+pqc_status CheckDevicePart(const TensorView& view, const char* name) {
+  if (view.strides[2] == 1) return PQC_OK;
+  return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.strides", name),
+              "dims must be contiguous on a GPU");
+}
+
+// Returns the dtype for staging: the smaller of the engine's and the cache's.
+pqc_dtype PackedDType(pqc_dtype from, pqc_dtype kept) {
+  return ElementBytes(from) < ElementBytes(kept) ? from : kept;
+}
+
+uint64_t TokenBytes(const TensorView& view, pqc_dtype kept) {
+  const uint64_t elements = view.shape[1] * view.shape[2];
+  const uint64_t table = view.blocks ? sizeof(int32_t) : 0;  // worst case: one block per token
+  return elements * ElementBytes(PackedDType(view.dtype, kept)) + table;
+}
+
+// Describes the tokens [begin, end) of a tensor for the device. Their part of the block table is
+// copied to `table`, in the slot, because the caller may free its own when the call returns.
+gpu::StepPackTensor PackOf(const TensorView& from, pqc_dtype packed, uint64_t begin, uint64_t end,
+                           std::byte* to, std::byte* table) {
+  gpu::StepPackTensor tensor{.data = from.data,
+                             .dtype = static_cast<kernels::DType>(from.dtype),
+                             .packed_dtype = static_cast<kernels::DType>(packed),
+                             .dim = static_cast<uint32_t>(from.shape[2]),
+                             .first_token = static_cast<uint32_t>(begin),
+                             .block_stride = from.block_stride,
+                             .token_stride = from.strides[0],
+                             .head_stride = from.strides[1],
+                             .to = to};
+  if (!from.blocks) return tensor;
+  const uint64_t first_block = begin / from.block_tokens;
+  const uint64_t end_block = (end - 1) / from.block_tokens + 1;
+  auto* const numbers = reinterpret_cast<int32_t*>(table);
+  std::transform(from.blocks + first_block, from.blocks + end_block, numbers,
+                 [](uint32_t block) { return static_cast<int32_t>(block); });
+  tensor.first_token = static_cast<uint32_t>(begin % from.block_tokens);
+  tensor.block_table = numbers;
+  tensor.block_tokens = from.block_tokens;
+  return tensor;
+}
+
+// Range of tokens that one call packs into one slot.
+struct Part {
+  const RowBlock& rows;
+  pqc_dtype kept;
+  uint64_t begin;
+  uint64_t end;
+  void* stream;
+};
+
+// Returns dtypes and shapes of the part's rows as packed in the slot.
+RowBlock PackedRows(const Part& part) {
+  RowBlock packed{.layer = part.rows.layer, .keys = {}, .values = {}};
+  const auto shape = [&](const TensorView& from, TensorView& to) {
+    to.dtype = PackedDType(from.dtype, part.kept);
+    to.ndim = 3;
+    std::copy_n(from.shape, 3, to.shape);
+  };
+  shape(part.rows.keys, packed.keys);
+  shape(part.rows.values, packed.values);
+  return packed;
+}
+
+// Launches the packing of a part into its slot.
+pqc_status Pack(GpuState& gpu, const Part& part, FilledSlot& filled) {
+  const RowBlock packed = PackedRows(part);
+  const uint64_t tokens = part.end - part.begin;
+  filled.token_count = tokens;
+  filled.key_bytes = tokens * BytesPerIndex(packed.keys);
+  filled.value_bytes = tokens * BytesPerIndex(packed.values);
+  std::byte* const slot = filled.slot.bytes().data();
+  std::byte* const values = slot + filled.values_begin();
+  std::byte* const key_table = values + FilledSlot::AlignUp(filled.value_bytes);
+  std::byte* const value_table = key_table + FilledSlot::AlignUp(tokens * sizeof(int32_t));
+  const gpu::StepPack pack{
+      .keys = PackOf(part.rows.keys, packed.keys.dtype, part.begin, part.end, slot, key_table),
+      .values =
+          PackOf(part.rows.values, packed.values.dtype, part.begin, part.end, values, value_table),
+      .kv_heads = static_cast<uint32_t>(part.rows.keys.shape[1]),
+      .token_count = static_cast<uint32_t>(tokens),
+      .stream = part.stream};
+  const gpu::Outcome launched = gpu.steps->Pack(pack, filled.slot.number());
+  // Work that was launched before the failure may write to the slot at any time.
+  if (!launched.ok() && launched.code != gpu::Code::kInvalid) filled.slot.Lose();
+  return Report(launched, "gpu");
+}
+
+// Page-locks the slot's ring if it is a new one: at the first call, and after a new worker has
+// started.
+pqc_status LockRing(GpuState& gpu, Offload& offload, const Staging::Slot& slot, uint32_t slot_count)
+    PQCACHED_REQUIRES(gpu.ingest_mutex) {
+  if (gpu.ring == slot.ring()) return PQC_OK;
+  offload.Drain(gpu.steps.get());
+  const gpu::Outcome locked =
+      gpu.steps->LockStaging(slot.ring()->data(), slot.ring()->size_bytes(), slot_count);
+  gpu.ring = locked.ok() ? slot.ring() : nullptr;
+  return Report(locked, "staging");
+}
+
+// Packs a part, and queues it before another call can look for jobs of the ring.
+pqc_status PackAndQueue(GpuState& gpu, const std::shared_ptr<SequenceState>& sequence,
+                        const Part& part, uint64_t first_position, Staging::Slot slot,
+                        uint32_t slot_count) {
+  Offload::Job job{
+      .sequence = sequence, .steps = gpu.steps.get(), .filled = {}, .rows = PackedRows(part)};
+  job.filled.slot = std::move(slot);
+  job.filled.first_position = first_position + part.begin;
+  Offload& offload = *sequence->cache->client->offload;
+  const base::MutexLock lock(&gpu.ingest_mutex);
+  if (const pqc_status status = LockRing(gpu, offload, job.filled.slot, slot_count);
+      status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = Pack(gpu, part, job.filled); status != PQC_OK) return status;
+  offload.Add(std::move(job));
+  return PQC_OK;
+}
+
+pqc_status IngestParts(GpuState& gpu, const std::shared_ptr<SequenceState>& sequence,
+                       uint64_t first_position, const RowBlock& rows, void* stream) {
+  const ClientState& client = *sequence->cache->client;
+  const pqc_dtype kept = gpu.shape.dtype;
+  Staging& staging = sequence->local->session().staging();
+  const uint64_t token_bytes = TokenBytes(rows.keys, kept) + TokenBytes(rows.values, kept);
+  uint64_t most = (staging.slot_bytes() - kPaddingBytes - 2 * sizeof(int32_t)) / token_bytes;
+  if (client.max_message_bytes != 0) {
+    most = std::min(most, client.max_message_bytes / token_bytes);
+  }
+  if (most == 0) return Fail(PQC_UNIMPLEMENTED, "keys", "a token does not fit into a staging slot");
+  const auto deadline = CallDeadline(client.timeout_ms);
+  const uint64_t token_count = rows.keys.shape[0];
+  for (uint64_t begin = 0; begin < token_count;) {
+    const Part part{rows, kept, begin, std::min(begin + most, token_count), stream};
+    Staging::Slot slot;
+    if (const pqc_status status = staging.Take(deadline, &slot); status != PQC_OK) {
+      // The error of a failed commit says more than the timeout that it caused.
+      const pqc_status failed = client.offload->Check(*sequence);
+      return failed != PQC_OK ? failed : status;
+    }
+    if (const pqc_status status = PackAndQueue(gpu, sequence, part, first_position, std::move(slot),
+                                               staging.slot_count());
+        status != PQC_OK) {
+      return status;
+    }
+    begin = part.end;
+  }
+  return PQC_OK;
+}
+
+}  // namespace
+
+pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
+                       uint64_t first_position, const pqc_tensor* keys, const pqc_tensor* values,
+                       void* stream) {
+  if (!handle) return Fail(PQC_INVALID_ARGUMENT, "gpu", "must not be NULL");
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  if (!keys) return Fail(PQC_INVALID_ARGUMENT, "keys", "must not be NULL");
+  if (!values) return Fail(PQC_INVALID_ARGUMENT, "values", "must not be NULL");
+  GpuState& gpu = *handle->state;
+  SequenceState& state = *sequence->state;
+  if (state.cache->client != gpu.cache->client || state.cache->cache_id != gpu.cache->cache_id) {
+    return Fail(PQC_INVALID_ARGUMENT, "sequence", "it belongs to another cache than the GPU");
+  }
+  LayerShape shape;
+  RowBlock rows{.layer = layer, .keys = {}, .values = {}};
+  pqc_status status = FindLayer(*state.cache, layer, "layer", &shape);
+  if (status == PQC_OK) status = ReadRows(*keys, *values, shape, "", &rows, {PQC_CUDA, stream});
+  if (status == PQC_OK) status = CheckDevicePart(rows.keys, "keys");
+  if (status == PQC_OK) status = CheckDevicePart(rows.values, "values");
+  if (status == PQC_OK) status = CheckPositions(first_position, rows.keys.shape[0]);
+  if (status != PQC_OK) return status;
+  const ChangeScope changing(sequence, ChangeScope::Packed::kMayBePending);
+  if (changing.status() != PQC_OK) return changing.status();
+  state.prefill_open = state.live_index.kind == kvstore::IndexKind::kPq;
+  return IngestParts(gpu, sequence->state, first_position, rows, stream);
+}
+
+}  // namespace pqcached::client

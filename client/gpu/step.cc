@@ -1,0 +1,291 @@
+// Steps on a GPU: describes sequences to it, launches layers, and copies rows of new tokens to the
+// host.
+#include <algorithm>
+
+#include "client/base/arguments.h"
+#include "client/base/error.h"
+#include "client/gpu/gpu.h"
+#include "client/local/view.h"
+#include "client/step/step.h"
+#include "kvstore/read/layer_view.h"
+#include "kvstore/read/resolve.h"
+
+namespace pqcached::client {
+namespace {
+
+// Converts a segment's view to addresses in the pool.
+gpu::StepSegment SegmentOf(const kvstore::SegmentView& from) {
+  gpu::StepSegment segment{.first_position = from.first_position,
+                           .token_count = from.token_count,
+                           .rows = from.rows.data()};
+  if (!from.index_data || !from.codebook) return segment;
+  segment.planes = kvstore::Planes(*from.index_data, 0);
+  segment.planes_head_stride = from.index_data->head_stride_bytes;
+  segment.plane_stride = from.index_data->plane_stride_bytes;
+  segment.centroids = kvstore::Centroids(*from.codebook, 0).data();
+  segment.centroids_head_stride = from.codebook->head_stride_bytes;
+  segment.codebook_generation = from.codebook->codebook_generation;
+  return segment;
+}
+
+// Describes one layer of one item; `place` is its index in the step's arrays.
+pqc_status DescribeLayer(GpuState& gpu, pqc_step& step, StepItem& item, uint32_t ordinal,
+                         size_t place, uint32_t* select_count) {
+  const kvstore::Selection& terms = step.selection.terms;
+  OpenedLayer& opened = gpu.opened[place];
+  const uint32_t layer = gpu.layers[ordinal];
+  if (const pqc_status status =
+          OpenLayer(item.pinned, layer, gpu.shape, {terms.index, "selection.index"}, &opened);
+      status != PQC_OK) {
+    return status;
+  }
+  kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
+  kvstore::Resolve(terms, item.query_position, opened.view.token_count(), &resolved);
+  if (!resolved.refusal.ok()) return FailInStep(resolved.refusal);
+  if (const pqc_status status =
+          CheckCoded(opened.view, {terms.index, "selection.index"}, resolved.candidates);
+      status != PQC_OK) {
+    return status;
+  }
+  std::vector<gpu::StepSegment>& segments = gpu.segments[place];
+  segments.clear();
+  uint32_t coded = 0;
+  for (const kvstore::SegmentView& segment : opened.view.segments) {
+    if (!segment.index_data || !segment.codebook) break;
+    segments.push_back(SegmentOf(segment));
+    coded = segment.first_position + segment.token_count;
+  }
+  // Codes of rows that some layers do not have yet are not used.
+  coded = std::min(coded, item.sequence->local->token_count());
+  std::vector<gpu::StepRange>& ranges = gpu.ranges[place];
+  ranges.clear();
+  for (const kvstore::PositionRange& range : resolved.candidates) {
+    ranges.push_back({range.begin, range.end});
+  }
+  *select_count = resolved.select_count;
+  gpu.step_layers[place] = {.segments = segments.data(),
+                            .segment_count = static_cast<uint32_t>(segments.size()),
+                            .coded_tokens = coded,
+                            .candidates = ranges.data(),
+                            .candidate_count = static_cast<uint32_t>(ranges.size()),
+                            .select_count = resolved.select_count};
+  return PQC_OK;
+}
+
+pqc_status DescribeItem(GpuState& gpu, pqc_step& step, size_t number) {
+  StepItem& item = step.items[number];
+  LocalSequence& local = *item.sequence->local;
+  // before any layer is opened, because the image may change
+  for (const uint32_t layer : gpu.layers) {
+    const pqc_status status = WaitReady(step, step.selection.terms, &layer, &item);
+    if (status != PQC_OK) return status;
+  }
+  const uint64_t sequence_id = item.sequence->sequence_id;
+  const auto seen = gpu.seen.find(sequence_id);
+  const uint64_t lease_id = local.lease().lease_id;
+  const bool known = seen != gpu.seen.end() && seen->second.lease_id == lease_id;
+  gpu.sequences[number] = {
+      .sequence = sequence_id,
+      .unchanged_tokens = known ? local.UnchangedSince(seen->second.lease_epoch) : 0,
+      .query_begin = static_cast<uint32_t>(item.query_begin)};
+  gpu.seen[sequence_id] = {
+      .lease_epoch = item.pinned.lease_epoch, .lease_id = lease_id, .last_step = gpu.step_count};
+  for (uint32_t ordinal = 0; ordinal < gpu.layers.size(); ++ordinal) {
+    const size_t place = number * gpu.layers.size() + ordinal;
+    if (const pqc_status status =
+            DescribeLayer(gpu, step, item, ordinal, place, &step.counts[number]);
+        status != PQC_OK) {
+      return status;
+    }
+  }
+  return PQC_OK;
+}
+
+// Forgets sequences that have lost their seat, so that they are described again in full: the most
+// recently used sequences have the seats.
+void DropUnseated(GpuState& gpu) {
+  while (gpu.seen.size() > gpu.sequence_capacity) {
+    gpu.seen.erase(std::ranges::min_element(
+        gpu.seen, {}, [](const auto& entry) { return entry.second.last_step; }));
+  }
+}
+
+// Makes the device release the previous pool before it uses another one.
+pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
+  const std::shared_ptr<Mapping> pool = step.items.front().pinned.image->shared_pool();
+  for (const StepItem& item : step.items) {
+    if (item.pinned.image->shared_pool() == pool) continue;
+    return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "",
+                                       "the sidecar's worker was replaced; repeat the call"));
+  }
+  if (gpu.pool == pool) return PQC_OK;
+  if (const pqc_status status = Report(gpu.steps->ReleasePool(), "gpu"); status != PQC_OK) {
+    return status;
+  }
+  gpu.held.clear();
+  gpu.seen.clear();
+  gpu.pool = pool;
+  return PQC_OK;
+}
+
+pqc_status CheckSelection(const GpuState& gpu, const pqc_step& step) {
+  if (!step.has_selection) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.selection", "must not be NULL for a step on a GPU");
+  }
+  if (step.selection.terms.index != gpu.index) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.selection.index",
+                "must be that of pqc_gpu_open, pq m=%u b=%u", gpu.index.subspace_count,
+                gpu.index.bits);
+  }
+  const uint32_t length = step.items.front().query_length;
+  for (size_t i = 1; i < step.items.size(); ++i) {
+    if (step.items[i].query_length == length) continue;
+    return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("items[%zu].query_length", i),
+                "%u, but items[0] has %u; on a GPU all have one", step.items[i].query_length,
+                length);
+  }
+  return PQC_OK;
+}
+
+gpu::StepQueries QueriesOf(const TensorView& view) {
+  return {.data = view.data,
+          .dtype = static_cast<kernels::DType>(view.dtype),
+          .token_stride = view.strides[0],
+          .head_stride = view.strides[1],
+          .dim_stride = view.strides[2]};
+}
+
+kernels::GroupRule RuleOf(const pqc_step& step) { return step.selection.terms.group_rule; }
+
+// Replaces a block's device rows, those of the whole step, by the host's copy, which is complete
+// when the step's work is done.
+pqc_status FetchRows(GpuState& gpu, RowBlock* block) {
+  uint32_t ordinal = 0;
+  if (const pqc_status status = FindGpuLayer(gpu, block->layer, &ordinal); status != PQC_OK) {
+    return status;
+  }
+  TensorView& keys = block->keys;
+  TensorView& values = block->values;
+  if (keys.blocks || values.blocks || keys.strides[2] != 1 || values.strides[2] != 1) {
+    return Fail(PQC_UNIMPLEMENTED, "keys",
+                "on a GPU they must have no block table, and contiguous dims");
+  }
+  const auto tokens = static_cast<uint32_t>(keys.shape[0]);
+  const void* rows = nullptr;
+  const gpu::Outcome fetched =
+      gpu.steps->Fetch(ordinal,
+                       {.keys = keys.data,
+                        .values = values.data,
+                        .key_dtype = static_cast<kernels::DType>(keys.dtype),
+                        .value_dtype = static_cast<kernels::DType>(values.dtype),
+                        .key_strides = {keys.strides[0], keys.strides[1]},
+                        .value_strides = {values.strides[0], values.strides[1]},
+                        .token_count = tokens},
+                       &rows);
+  if (!fetched.ok()) return Report(fetched, "layers");
+  const int64_t row = int64_t{gpu.shape.key_dim} + gpu.shape.value_dim;
+  const auto at = [&](TensorView* view, size_t first) {
+    view->data =
+        static_cast<const std::byte*>(rows) + first * kernels::DTypeBytes(ShapeOf(gpu.shape).dtype);
+    view->dtype = gpu.shape.dtype;
+    view->strides[0] = row;
+    view->strides[1] = row * tokens;
+  };
+  at(&keys, 0);
+  at(&values, gpu.shape.key_dim);
+  return PQC_OK;
+}
+
+}  // namespace
+
+pqc_status GpuState::Begin(pqc_step& step, void* stream) {
+  if (const pqc_status status = CheckSelection(*this, step); status != PQC_OK) return status;
+  const size_t items = step.items.size();
+  const size_t places = items * layers.size();
+  opened.resize(places);
+  segments.resize(std::max(places, segments.size()));
+  ranges.resize(std::max(places, ranges.size()));
+  step_layers.resize(places);
+  sequences.resize(items);
+  step.counts.assign(items, 0);
+  step.stream = stream;
+  ++step_count;
+  pqc_status status = PQC_OK;
+  for (size_t i = 0; i < items && status == PQC_OK; ++i) {
+    status = DescribeItem(*this, step, i);
+    if (status != PQC_OK) status = PrefixItem(i, status);
+  }
+  if (status == PQC_OK) status = TakePool(*this, step);
+  if (status == PQC_OK) {
+    status = Report(steps->Begin({.sequences = sequences.data(),
+                                  .count = static_cast<uint32_t>(items),
+                                  .query_length = step.items.front().query_length,
+                                  .layers = step_layers.data(),
+                                  .pool = pool->data(),
+                                  .pool_bytes = pool->size_bytes(),
+                                  .stream = stream}),
+                    "gpu");
+  }
+  opened.clear();  // addresses in the pool stay valid, because the step pins the images
+  if (status == PQC_OK) {
+    step.gpu_begun = true;
+    DropUnseated(*this);
+    return PQC_OK;
+  }
+  for (const StepItem& item : step.items) seen.erase(item.sequence->sequence_id);
+  return status;
+}
+
+pqc_status GpuState::Attend(const LayerCall& call) {
+  const pqc_step& step = *call.step;
+  uint32_t ordinal = 0;
+  if (const pqc_status status = FindGpuLayer(*this, call.layer, &ordinal); status != PQC_OK) {
+    return status;
+  }
+  const gpu::Outcome launched =
+      steps->Attend(ordinal, QueriesOf(call.queries), RuleOf(step), call.output, call.lse);
+  if (!launched.ok()) return Report(launched, "gpu");
+  if (call.counts) std::copy(step.counts.begin(), step.counts.end(), call.counts);
+  return PQC_OK;
+}
+
+pqc_status GpuState::Finish(pqc_step& step, std::vector<RowBlock>* blocks) {
+  for (size_t i = 0; blocks && i < blocks->size(); ++i) {
+    if (const pqc_status status = FetchRows(*this, &(*blocks)[i]); status != PQC_OK) return status;
+  }
+  if (const pqc_status status = Report(steps->End(), "gpu"); status != PQC_OK) return status;
+  step.gpu_begun = false;
+  if (const pqc_status status = Report(steps->Wait(), "gpu"); status != PQC_OK) return status;
+  // Updates of the block caches continue to read until the next step begins.
+  held.clear();
+  for (const StepItem& item : step.items) held.push_back(item.pinned.image);
+  return PQC_OK;
+}
+
+void GpuState::Release(pqc_step& step) {
+  if (step.gpu_begun) {  // abandoned: launched work may still read
+    (void)steps->End();
+    (void)steps->Wait();
+    for (const StepItem& item : step.items) held.push_back(item.pinned.image);
+    step.gpu_begun = false;
+  }
+  busy = false;
+}
+
+pqc_status GpuState::Select(const LayerCall& call, const pqc_gpu_positions& out) {
+  // The full capacity, not only this step's k: a graph that is captured now is replayed with other
+  // values.
+  if (out.stride < selected_capacity) {
+    return Fail(PQC_OUT_OF_RANGE, "out.stride", "%llu, must be at least selected_capacity, %u",
+                static_cast<unsigned long long>(out.stride), selected_capacity);
+  }
+  uint32_t ordinal = 0;
+  if (const pqc_status status = FindGpuLayer(*this, call.layer, &ordinal); status != PQC_OK) {
+    return status;
+  }
+  return Report(steps->Select(ordinal, QueriesOf(call.queries), RuleOf(*call.step), out.positions,
+                              out.stride, out.counts),
+                "gpu");
+}
+
+}  // namespace pqcached::client

@@ -1,0 +1,185 @@
+// State behind the opaque handles of the C ABI.
+#ifndef PQCACHED_CLIENT_STEP_HANDLES_H_
+#define PQCACHED_CLIENT_STEP_HANDLES_H_
+
+#include <atomic>
+#include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/base/error.h"
+#include "client/base/remote.h"
+#include "client/local/read.h"
+#include "client/local/session.h"
+#include "kernels/base/mutex.h"
+#include "kernels/base/worker.h"
+#include "kvstore/read/layout.h"
+#include "pqcached/client.h"
+
+namespace pqcached::client {
+
+class Offload;
+class Sender;
+class StepPool;
+
+struct RemoteCloser {
+  void operator()(Remote* remote) const { remote->Close(); }
+};
+
+// Lends scratch to the calls of one client. Thread-safe.
+class ScratchPool {
+ public:
+  class Loan {
+   public:
+    explicit Loan(ScratchPool& pool);
+    Loan(Loan&& other) noexcept = default;
+    Loan& operator=(Loan&& other) noexcept;
+    ~Loan();
+    Scratch& operator*() { return *scratch_; }
+    Scratch* operator->() { return scratch_.get(); }
+
+   private:
+    ScratchPool* pool_;
+    std::unique_ptr<Scratch> scratch_;  // null after a move
+  };
+
+ private:
+  base::Mutex mutex_;
+  std::vector<std::unique_ptr<Scratch>> idle_ PQCACHED_GUARDED_BY(mutex_);
+};
+
+// Connection of a client and its session. A null `remote` means that the client is closed. Only
+// pqc_client_close writes to this struct, and its contract excludes all concurrent calls.
+struct ClientState {
+  ClientState();
+  ~ClientState();
+  void Close();
+
+  uint32_t timeout_ms = 0;
+  uint64_t max_message_bytes = 0;  // limit of the sidecar; 0 = unknown
+  std::unique_ptr<Remote, RemoteCloser> remote;
+  std::shared_ptr<LocalSession> local;  // null on the remote path; shared with sequences
+  std::unique_ptr<Sender> sender;       // sends rows of finished steps
+  std::unique_ptr<Offload> offload;     // sends rows that a GPU packs
+  // Runs asynchronous attentions, for which a step waits later, each on all of the workers of
+  // `local`.
+  base::Worker step_worker{"pqc-step"};
+  const std::unique_ptr<StepPool> steps;
+  ScratchPool scratch;
+};
+
+// Immutable.
+struct CacheState {
+  std::shared_ptr<ClientState> client;  // shared, because handles may be closed in any order
+  uint64_t cache_id = 0;
+  std::string model_fingerprint;
+  kvstore::IndexDescriptor default_index;
+  std::map<uint32_t, LayerShape> stored_layers;
+};
+
+// State of a sequence, shared by its handle, the steps that contain it, and its unacknowledged
+// rows.
+struct SequenceState {
+  std::shared_ptr<const CacheState> cache;
+  uint64_t sequence_id = 0;
+  std::unique_ptr<LocalSequence> local;  // null on the remote path
+  std::atomic<bool> changing = false;    // a call that changes the sequence is in progress
+  std::atomic<bool> in_step = false;
+  std::atomic<bool> suspended = false;    // suspended by this client
+  std::atomic<uint64_t> token_count = 0;  // complete over all layers, from the last answer
+  kvstore::IndexDescriptor live_index;  // index that the sidecar updates incrementally; flat = none
+  std::atomic<bool> prefill_open =
+      false;  // the newest rows may be indexed only at the end of the prefill
+};
+
+// Sets *remote, or fails when the client is closed.
+inline pqc_status FindRemote(const ClientState& client, Remote** remote) {
+  *remote = client.remote.get();
+  return *remote ? PQC_OK : Fail(PQC_FAILED_PRECONDITION, "client", "it is closed");
+}
+
+// Like FindRemote, but also waits for a worker when the session has none.
+inline pqc_status GetRemote(const ClientState& client, Remote** remote) {
+  const pqc_status status = FindRemote(client, remote);
+  return status == PQC_OK && client.local ? client.local->Await() : status;
+}
+
+// Reports what a Remote returned, with the field's path in the words of the C header (InHeader).
+// `names` are the names of the C call's arguments.
+pqc_status Report(pqc_status status, const RefusalBuffer& error,
+                  std::initializer_list<HeaderName> names = {});
+
+}  // namespace pqcached::client
+
+struct pqc_client {
+  std::shared_ptr<pqcached::client::ClientState> state;  // shared with the caches opened on it
+};
+
+struct pqc_cache {
+  std::shared_ptr<const pqcached::client::CacheState> state;  // shared with its sequences
+};
+
+struct pqc_sequence {
+  // shared with steps and unacknowledged rows
+  std::shared_ptr<pqcached::client::SequenceState> state;
+};
+
+namespace pqcached::client {
+
+// Excludes other calls that change the sequence for as long as the lock lives.
+class ChangeLock {
+ public:
+  explicit ChangeLock(SequenceState& sequence)
+      : sequence_(sequence), held_(!sequence.changing.exchange(true)) {}
+  ~ChangeLock() {
+    if (held_) sequence_.changing = false;
+  }
+  ChangeLock(const ChangeLock&) = delete;
+  ChangeLock& operator=(const ChangeLock&) = delete;
+
+  pqc_status status() const {
+    return held_ ? PQC_OK
+                 : SetRetry(kRetryConflict, Fail(PQC_ABORTED, "sequence",
+                                                 "another thread is changing it; repeat later"));
+  }
+
+ private:
+  SequenceState& sequence_;
+  const bool held_;
+};
+
+// Precondition of a call that changes a sequence: no other such call and no step is in progress,
+// and the rows of finished steps are stored. Rows that a GPU packs are stored too (kStored), or at
+// least none of them has failed (kMayBePending).
+class ChangeScope {
+ public:
+  enum class Packed { kStored, kMayBePending };
+  explicit ChangeScope(pqc_sequence* sequence, Packed packed = Packed::kStored);
+
+  pqc_status status() const { return status_; }
+  // REQUIRES: status() == PQC_OK.
+  Remote& remote() const { return *remote_; }
+
+ private:
+  ChangeLock lock_;
+  Remote* remote_ = nullptr;
+  pqc_status status_ = PQC_OK;
+};
+
+// Finds a layer that the cache stores.
+inline pqc_status FindLayer(const CacheState& cache, uint32_t layer, const char* name,
+                            LayerShape* shape) {
+  const auto found = cache.stored_layers.find(layer);
+  if (found == cache.stored_layers.end()) {
+    return Fail(PQC_INVALID_ARGUMENT, name, "the cache stores no layer %u", layer);
+  }
+  *shape = found->second;
+  return PQC_OK;
+}
+
+}  // namespace pqcached::client
+
+#endif  // PQCACHED_CLIENT_STEP_HANDLES_H_

@@ -1,0 +1,347 @@
+// One layer of a step: selects and attends over all its items.
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "client/base/arguments.h"
+#include "client/base/error.h"
+#include "client/base/pack.h"
+#include "client/step/step.h"
+#include "kernels/base/mutex.h"
+
+namespace pqcached::client {
+namespace {
+
+using LongLong = unsigned long long;  // for %llu
+
+pqc_status ReadStepQueries(const pqc_step& step, const pqc_tensor* queries, const LayerShape& shape,
+                           TensorView* view) {
+  if (!queries) return Fail(PQC_INVALID_ARGUMENT, "queries", "must not be NULL");
+  const TensorPlace place = step.gpu ? TensorPlace{PQC_CUDA, step.stream} : kOnHost;
+  if (const pqc_status status = ReadTensor(*queries, "queries", view, place); status != PQC_OK) {
+    return status;
+  }
+  if (view->ndim == 2 && step.query_tokens == 1) {
+    *view = {.data = view->data,
+             .dtype = view->dtype,
+             .ndim = 3,
+             .shape = {1, view->shape[0], view->shape[1]},
+             .strides = {0, view->strides[0], view->strides[1]}};
+  }
+  if (view->ndim != 3 || view->shape[0] != step.query_tokens ||
+      view->shape[1] != shape.query_heads || view->shape[2] != shape.key_dim) {
+    return Fail(PQC_INVALID_ARGUMENT, "queries.shape",
+                "must be [%llu, %u, %u]: query tokens of all items, query_heads, key_dim",
+                LongLong{step.query_tokens}, shape.query_heads, shape.key_dim);
+  }
+  for (const StepItem& item : step.items) {
+    const pqc_status status = CheckQueryLength(item.query_length, shape, "queries");
+    if (status != PQC_OK) return status;
+  }
+  return PQC_OK;
+}
+
+}  // namespace
+
+pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                         const pqc_selection* selection) {
+  if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
+  if (step->begun) {
+    return Fail(PQC_FAILED_PRECONDITION, "step",
+                "an attention is in progress; call pqc_step_attend_wait first");
+  }
+  Remote* remote = nullptr;
+  if (const pqc_status status = FindRemote(*step->client, &remote); status != PQC_OK) return status;
+  LayerCall& call = step->call;
+  call = LayerCall();
+  call.step = step;
+  call.layer = layer;
+  if (const pqc_status status = FindLayer(*step->cache, layer, "layer", &call.shape);
+      status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = ReadStepQueries(*step, queries, call.shape, &call.queries);
+      status != PQC_OK) {
+    return status;
+  }
+  if (selection && step->gpu) {
+    return Fail(PQC_UNIMPLEMENTED, "selection",
+                "must be NULL on a GPU: the step's selection is used");
+  }
+  call.selection = selection ? &step->call_selection : &step->selection;
+  if (selection) return CopySelection(selection, *step->cache, &step->call_selection);
+  if (step->has_selection) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, "selection",
+              "must not be NULL, because the step has no selection");
+}
+
+namespace {
+
+QueryView QueryOf(const LayerCall& call, const StepItem& item) {
+  QueryView query{.sequence_id = item.sequence->sequence_id,
+                  .layer = call.layer,
+                  .query_position = item.query_position,
+                  .queries = call.queries,
+                  .shape = call.shape};
+  query.queries.shape[0] = item.query_length;
+  query.queries.data += static_cast<int64_t>(item.query_begin) * call.queries.strides[0] *
+                        static_cast<int64_t>(ElementBytes(call.queries.dtype));
+  return query;
+}
+
+float* OutputOf(const LayerCall& call, const StepItem& item) {
+  return call.output + item.query_begin * call.shape.query_heads * call.shape.value_dim;
+}
+
+float* LseOf(const LayerCall& call, const StepItem& item) {
+  return call.lse + item.query_begin * call.shape.query_heads;
+}
+
+// Selects, and attends if asked to, for one item in mapped memory; its positions stay in its
+// scratch.
+pqc_status RunMapped(const LayerCall& call, StepItem& item, const kvstore::ParallelFor& parallel,
+                     uint32_t* count) {
+  const kvstore::Selection& terms = call.selection->terms;
+  if (const pqc_status status = WaitReady(*call.step, terms, &call.layer, &item);
+      status != PQC_OK) {
+    return status;
+  }
+  const QueryView query = QueryOf(call, item);
+  Scratch& scratch = **item.scratch;
+  LocalSelected selected;
+  if (const pqc_status status =
+          SelectLocally(item.pinned, query, terms, parallel, scratch, &selected);
+      status != PQC_OK) {
+    return status;
+  }
+  *count = selected.count;
+  if (call.output) {
+    const pqc_status status = AttendLocally(item.pinned, query, selected.count, parallel, scratch,
+                                            OutputOf(call, item), LseOf(call, item));
+    if (status != PQC_OK) return status;
+  }
+  return item.sequence->local->Check(item.pinned.lease_epoch);
+}
+
+// Runs all items: many items in parallel, one thread each; few items one after the other, each on
+// all threads.
+pqc_status RunAllMapped(const LayerCall& call, uint32_t* counts) {
+  std::vector<StepItem>& items = call.step->items;
+  const Workers& workers = call.step->client->local->workers();
+  const kvstore::ParallelFor& parallel = workers.parallel_for();
+  if (items.size() == 1 || items.size() < workers.worker_count()) {
+    for (size_t i = 0; i < items.size(); ++i) {
+      const pqc_status status = RunMapped(call, items[i], parallel, &counts[i]);
+      if (status != PQC_OK) return PrefixItem(i, status);
+    }
+    return PQC_OK;
+  }
+  const kvstore::ParallelFor serial = kvstore::SerialFor();
+  base::Mutex mutex;
+  size_t failed = items.size();
+  pqc_status failure = PQC_OK;
+  RefusalBuffer reason;
+  const auto run = [&](uint32_t i, uint32_t) {
+    const pqc_status status = Call([&] { return RunMapped(call, items[i], serial, &counts[i]); });
+    if (status == PQC_OK) return;
+    const base::MutexLock lock(&mutex);
+    if (i >= failed) return;
+    failed = i;
+    failure = status;
+    reason = LastRefusal();
+  };
+  // std::cref avoids a copy, which would allocate.
+  parallel.run(static_cast<uint32_t>(items.size()), std::cref(run));
+  if (failure == PQC_OK) return PQC_OK;
+  Fail(failure, reason);
+  return PrefixItem(failed, failure);
+}
+
+pqc_status WaitAllStored(const LayerCall& call) {
+  for (size_t i = 0; i < call.step->items.size(); ++i) {
+    const pqc_status status =
+        WaitReady(*call.step, call.selection->terms, nullptr, &call.step->items[i]);
+    if (status != PQC_OK) return PrefixItem(i, status);
+  }
+  return PQC_OK;
+}
+
+// Repeats a call while the layer's index is being built.
+template <typename Ask>
+pqc_status UntilIndexed(const pqc_step& step, Ask ask) {
+  constexpr auto kLongestPause = std::chrono::milliseconds(20);
+  auto pause = std::chrono::milliseconds(1);
+  for (;;) {
+    RefusalBuffer error;
+    const pqc_status status = ask(&error);
+    if (status != PQC_ABORTED) return Report(status, error);
+    if (StepClock::now() + pause >= step.deadline) {
+      return Fail(PQC_DEADLINE_EXCEEDED, error);
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongestPause);
+  }
+}
+
+pqc_status SelectRemotely(const LayerCall& call, const uint64_t* offsets, uint32_t* positions) {
+  const std::vector<StepItem>& items = call.step->items;
+  if (const pqc_status status = WaitAllStored(call); status != PQC_OK) return status;
+  std::vector<pqc_positions> outs(items.size(), pqc_positions{});
+  std::vector<TopKItem> selects(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    outs[i].positions = positions + offsets[i];
+    outs[i].capacity = offsets[i + 1] - offsets[i];
+    selects[i] = {QueryOf(call, items[i]), &call.selection->selection, &outs[i]};
+  }
+  return UntilIndexed(*call.step, [&](RefusalBuffer* error) {
+    return call.step->client->remote->TopK(selects.data(), static_cast<uint32_t>(selects.size()),
+                                           error);
+  });
+}
+
+pqc_status AttendRemotely(const LayerCall& call, uint32_t* counts) {
+  const std::vector<StepItem>& items = call.step->items;
+  if (const pqc_status status = WaitAllStored(call); status != PQC_OK) return status;
+  std::vector<pqc_attention> outs(items.size(), pqc_attention{});
+  std::vector<AttendItem> attends(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    outs[i].output = OutputOf(call, items[i]);
+    outs[i].lse = LseOf(call, items[i]);
+    attends[i] = {
+        .query = QueryOf(call, items[i]), .selection = &call.selection->selection, .out = &outs[i]};
+  }
+  const pqc_status status = UntilIndexed(*call.step, [&](RefusalBuffer* error) {
+    return call.step->client->remote->Attend(attends.data(), static_cast<uint32_t>(attends.size()),
+                                             error);
+  });
+  for (size_t i = 0; i < items.size(); ++i) counts[i] = outs[i].selected.count;
+  return status;
+}
+
+pqc_status ReadAttend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                      const pqc_selection* selection, const pqc_step_attention* caller_out) {
+  if (const pqc_status status = ReadLayerCall(step, layer, queries, selection); status != PQC_OK) {
+    return status;
+  }
+  LayerCall& call = step->call;
+  pqc_step_attention out;
+  if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
+    return status;
+  }
+  if (!out.output) return Fail(PQC_INVALID_ARGUMENT, "out.output", "must not be NULL");
+  if (!out.lse) return Fail(PQC_INVALID_ARGUMENT, "out.lse", "must not be NULL");
+  const uint64_t rows = step->query_tokens * call.shape.query_heads;
+  if (const pqc_status status =
+          CheckCapacity("out.output_capacity", out.output_capacity, rows * call.shape.value_dim);
+      status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = CheckCapacity("out.lse_capacity", out.lse_capacity, rows);
+      status != PQC_OK) {
+    return status;
+  }
+  call.output = out.output;
+  call.lse = out.lse;
+  call.counts = out.counts;
+  return PQC_OK;
+}
+
+pqc_status RunAttend(const LayerCall& call) {
+  if (call.step->gpu) return call.step->gpu->Attend(call);
+  std::vector<uint32_t>& counts = call.step->counts;
+  counts.assign(call.step->items.size(), 0);
+  const pqc_status status = call.step->client->local ? RunAllMapped(call, counts.data())
+                                                     : AttendRemotely(call, counts.data());
+  if (status == PQC_OK && call.counts) std::copy(counts.begin(), counts.end(), call.counts);
+  return status;
+}
+
+}  // namespace
+
+pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                        const pqc_selection* selection, pqc_step_positions* caller_out) {
+  if (const pqc_status status = ReadLayerCall(step, layer, queries, selection); status != PQC_OK) {
+    return status;
+  }
+  if (step->gpu) {
+    return Fail(PQC_FAILED_PRECONDITION, "step",
+                "it is on a GPU; use pqc_gpu_step_topk, which leaves the positions there");
+  }
+  const LayerCall& call = step->call;
+  pqc_step_positions out;
+  if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
+    return status;
+  }
+  if (!out.offsets) return Fail(PQC_INVALID_ARGUMENT, "out.offsets", "must not be NULL");
+  if (!out.counts) return Fail(PQC_INVALID_ARGUMENT, "out.counts", "must not be NULL");
+  std::vector<StepItem>& items = step->items;
+  std::vector<uint64_t>& offsets = step->offsets;
+  offsets.assign(items.size() + 1, 0);
+  for (size_t i = 0; i < items.size(); ++i) {
+    const pqc_status status = CountSelected(items[i], call.selection->terms, &out.counts[i]);
+    if (status != PQC_OK) return PrefixItem(i, status);
+    out.offsets[i] = offsets[i];
+    offsets[i + 1] = offsets[i] + uint64_t{call.shape.kv_heads} * out.counts[i];
+  }
+  caller_out->count = offsets.back();
+  if (!out.positions) return PQC_OK;  // the caller only asked for the counts
+  if (const pqc_status status = CheckCapacity("out.capacity", out.capacity, offsets.back());
+      status != PQC_OK) {
+    return status;
+  }
+  if (!step->client->local) return SelectRemotely(call, offsets.data(), out.positions);
+  if (const pqc_status status = RunAllMapped(call, out.counts); status != PQC_OK) return status;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const std::vector<uint32_t>& positions = (*items[i].scratch)->positions;
+    std::copy_n(positions.begin(), offsets[i + 1] - offsets[i], out.positions + offsets[i]);
+  }
+  return PQC_OK;
+}
+
+pqc_status AttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                        const pqc_selection* selection, pqc_step_attention* out) {
+  const pqc_status status = ReadAttend(step, layer, queries, selection, out);
+  return status == PQC_OK ? RunAttend(step->call) : status;
+}
+
+pqc_status BeginAttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                             const pqc_selection* selection, pqc_step_attention* out) {
+  if (const pqc_status status = ReadAttend(step, layer, queries, selection, out);
+      status != PQC_OK) {
+    return status;
+  }
+  if (step->gpu) {
+    return Fail(PQC_FAILED_PRECONDITION, "step",
+                "it is on a GPU, where pqc_step_attend is asynchronous already");
+  }
+  const base::MutexLock begin(
+      &step->mutex);  // the job cannot finish before the flags below are set
+  step->client->step_worker.Run([step] {
+    const pqc_status status = Call([&] { return RunAttend(step->call); });
+    const base::MutexLock lock(&step->mutex);
+    step->async_status = status;
+    step->async_error = LastRefusal();
+    step->running = false;
+    step->finished.SignalAll();
+  });
+  step->begun = step->running = true;
+  return PQC_OK;
+}
+
+pqc_status WaitAttendInStep(pqc_step* step) {
+  if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
+  const base::MutexLock lock(&step->mutex);
+  if (!step->begun) {
+    return Fail(PQC_FAILED_PRECONDITION, "step",
+                "no attention was begun; call pqc_step_attend_begin");
+  }
+  step->finished.Wait(&step->mutex,
+                      [step]() PQCACHED_REQUIRES(step->mutex) { return !step->running; });
+  step->begun = false;
+  if (step->async_status == PQC_OK) return PQC_OK;
+  return Fail(step->async_status, step->async_error);
+}
+
+}  // namespace pqcached::client

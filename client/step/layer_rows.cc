@@ -1,0 +1,46 @@
+#include "client/step/layer_rows.h"
+
+#include <cstdio>
+
+#include "client/base/error.h"
+
+namespace pqcached::client {
+namespace {
+constexpr uint32_t kMaxLayers = 1024;
+}  // namespace
+
+pqc_status ReadLayers(const CacheState& cache, const pqc_layer_rows* layers, uint32_t layer_count,
+                      const TensorPlace& place, std::vector<RowBlock>* blocks) {
+  if (!layers) return Fail(PQC_INVALID_ARGUMENT, "layers", "must not be NULL");
+  if (layer_count < 1 || layer_count > kMaxLayers) {
+    return Fail(PQC_INVALID_ARGUMENT, "layer_count", "%u, must be 1 to %u", layer_count,
+                kMaxLayers);
+  }
+  blocks->resize(layer_count);
+  const auto* bytes = reinterpret_cast<const std::byte*>(layers);
+  for (uint32_t i = 0; i < layer_count; ++i) {
+    char name[32];
+    std::snprintf(name, sizeof(name), "layers[%u]", i);
+    pqc_layer_rows rows;
+    if (const pqc_status status =
+            ReadStruct(bytes + size_t{i} * layers->struct_size, sizeof(rows), name, &rows);
+        status != PQC_OK) {
+      return status;
+    }
+    std::snprintf(name, sizeof(name), "layers[%u].layer", i);
+    LayerShape shape;
+    if (const pqc_status status = FindLayer(cache, rows.layer, name, &shape); status != PQC_OK) {
+      return status;
+    }
+    std::snprintf(name, sizeof(name), "layers[%u].", i);
+    RowBlock& block = (*blocks)[i];
+    block.layer = rows.layer;
+    if (const pqc_status status = ReadRows(rows.keys, rows.values, shape, name, &block, place);
+        status != PQC_OK) {
+      return status;
+    }
+  }
+  return PQC_OK;
+}
+
+}  // namespace pqcached::client

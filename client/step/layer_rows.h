@@ -1,0 +1,22 @@
+// Reads the rows of several layers that callers pass.
+#ifndef PQCACHED_CLIENT_STEP_LAYER_ROWS_H_
+#define PQCACHED_CLIENT_STEP_LAYER_ROWS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "client/base/arguments.h"
+#include "client/base/remote.h"
+#include "client/step/handles.h"
+#include "pqcached/client.h"
+
+namespace pqcached::client {
+
+// Checks and describes the rows. The callers' structs may be larger than this version's:
+// struct_size of the first one is the stride of the array.
+pqc_status ReadLayers(const CacheState& cache, const pqc_layer_rows* layers, uint32_t layer_count,
+                      const TensorPlace& place, std::vector<RowBlock>* blocks);
+
+}  // namespace pqcached::client
+
+#endif  // PQCACHED_CLIENT_STEP_LAYER_ROWS_H_

@@ -1,0 +1,122 @@
+// Waits for the rows and codes that a step needs.
+#include <algorithm>
+#include <thread>
+
+#include "client/base/error.h"
+#include "client/step/sender.h"
+#include "client/step/step.h"
+#include "kvstore/read/resolve.h"
+
+namespace pqcached::client {
+namespace {
+
+// Returns the number of tokens that must be stored before the selection; 0 when nothing can be
+// selected.
+uint32_t NeededTokens(const kvstore::Selection& terms, uint64_t query_position) {
+  const auto context = static_cast<uint32_t>(query_position) + 1;
+  const uint32_t sink_end = std::min(terms.sink_tokens, context);
+  const uint32_t window_begin = context - std::min(terms.window_tokens, context);
+  return window_begin > sink_end ? window_begin : 0;
+}
+
+bool IsReady(const StepItem& item, const kvstore::Selection& terms, const uint32_t* layer,
+             uint32_t needed) {
+  const Image& image = *item.pinned.image;
+  if (image.capacity_tokens() < needed || item.sequence->local->token_count() < needed) {
+    return false;
+  }
+  uint32_t index_slot = 0;
+  if (!layer || image.FindIndex(terms.index, &index_slot) != PQC_OK) return true;
+  return image.CodedTokens(*layer, index_slot) >= needed;
+}
+
+// Pins a newer image if there is one. Sets *found.
+pqc_status TakeNewer(const pqc_step& step, StepItem* item, bool* found) {
+  LocalSequence& local = *item->sequence->local;
+  std::shared_ptr<Image> newest;
+  if (const pqc_status status = local.Pin(&newest); status != PQC_OK) return status;
+  if (newest == item->pinned.image && local.HasNewer()) {
+    // The answer to rows in flight will bring the newer image.
+    uint64_t end = 0;
+    if (!step.client->sender->QueuedEnd(*item->sequence, &end)) {
+      const pqc_status status = local.Refresh(&newest);
+      if (status != PQC_OK) return status;
+    }
+  }
+  *found = newest->version() != item->pinned.image->version();
+  item->pinned.image = std::move(newest);
+  return PQC_OK;
+}
+
+pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, const uint32_t* layer,
+                      uint32_t needed, StepItem* item) {
+  LocalSequence& local = *item->sequence->local;
+  for (;;) {
+    const uint32_t seen = local.session().wake_word();
+    if (const pqc_status status = local.Check(item->pinned.lease_epoch); status != PQC_OK)
+      return status;
+    if (IsReady(*item, terms, layer, needed)) return PQC_OK;
+    bool found = false;
+    if (const pqc_status status = TakeNewer(step, item, &found); status != PQC_OK) return status;
+    if (found) continue;
+    if (const pqc_status status = step.client->sender->Check(*item->sequence); status != PQC_OK) {
+      return status;
+    }
+    if (StepClock::now() >= step.deadline) {
+      return Fail(PQC_DEADLINE_EXCEEDED, "query_position",
+                  "%u tokens with their index were not available in time; %u are stored", needed,
+                  local.token_count());
+    }
+    local.session().Wait(seen, step.deadline);
+  }
+}
+
+constexpr auto kWriterPause = std::chrono::milliseconds(1);
+
+}  // namespace
+
+pqc_status EndPrefill(const pqc_step& step, const kvstore::Selection& terms, const StepItem& item) {
+  SequenceState& sequence = *item.sequence;
+  if (!sequence.prefill_open || terms.index != sequence.live_index ||
+      NeededTokens(terms, item.query_position) == 0) {
+    return PQC_OK;
+  }
+  pqc_build_options options = PQC_INIT(pqc_build_options);
+  options.index.kind = PQC_INDEX_PQ;
+  options.index.subspaces = sequence.live_index.subspace_count;
+  options.index.bits = sequence.live_index.bits;
+  // The first layer is indexed: the other layers follow in the order in which the step needs them.
+  options.callback = [](void*, const pqc_build_progress*) { return 0; };
+  for (;;) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(step.deadline - StepClock::now());
+    if (left.count() <= 0) {
+      return Fail(PQC_DEADLINE_EXCEEDED, "sequence", "its index was not available in time");
+    }
+    options.timeout_ms = static_cast<uint32_t>(left.count());
+    RefusalBuffer error;
+    const pqc_status status =
+        step.client->remote->BuildIndex(sequence.sequence_id, options, &error);
+    if (status == PQC_OK || status == PQC_CANCELLED) break;
+    if (status != PQC_ABORTED) return Report(status, error);  // another writer is active
+    std::this_thread::sleep_for(kWriterPause);
+  }
+  sequence.prefill_open = false;
+  return PQC_OK;
+}
+
+pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, const uint32_t* layer,
+                     StepItem* item) {
+  SetCallDeadline(step.deadline);
+  const uint32_t needed = NeededTokens(terms, item->query_position);
+  if (needed > item->end_before_step) {
+    const kvstore::ResolvedSelection resolved =
+        kvstore::Resolve(terms, item->query_position, static_cast<uint32_t>(item->end_before_step));
+    return FailInStep(resolved.refusal);
+  }
+  if (const pqc_status status = EndPrefill(step, terms, *item); status != PQC_OK) return status;
+  if (item->sequence->local) return WaitMapped(step, terms, layer, needed, item);
+  return step.client->sender->WaitStored(*item->sequence, needed, step.deadline);
+}
+
+}  // namespace pqcached::client

@@ -1,0 +1,399 @@
+// Begins and ends steps.
+#include "client/step/step.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "client/base/arguments.h"
+#include "client/base/error.h"
+#include "client/base/pack.h"
+#include "client/step/layer_rows.h"
+#include "client/step/offload.h"
+#include "client/step/sender.h"
+#include "kvstore/read/resolve.h"
+
+namespace pqcached::client {
+namespace {
+
+constexpr uint32_t kMaxStepItems = 4096;
+constexpr size_t kMaxIdleSteps = 16;
+using LongLong = unsigned long long;  // for %llu
+
+// Finds the end of a sequence's tokens, queued ones included.
+pqc_status FindEnd(const ClientState& client, StepItem& item) {
+  SequenceState& sequence = *item.sequence;
+  if (client.sender->QueuedEnd(sequence, &item.end_before_step)) return PQC_OK;
+  if (sequence.local) {
+    item.end_before_step = sequence.local->token_count();
+    return PQC_OK;
+  }
+  if (sequence.token_count < item.query_position) {  // other calls may have added rows
+    pqc_sequence_info info{};
+    RefusalBuffer error;
+    const pqc_status status = client.remote->DescribeSequence(sequence.sequence_id, &info, &error);
+    if (status != PQC_OK) return Report(status, error);
+    sequence.token_count = info.token_count;
+  }
+  item.end_before_step = sequence.token_count;
+  return PQC_OK;
+}
+
+// Adds the sequence to the step.
+pqc_status Enter(pqc_step& step, const pqc_step_item& from, StepItem& item) {
+  if (!from.sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  item.sequence = from.sequence->state;
+  const CacheState& cache = *item.sequence->cache;
+  if (cache.client != step.client) {
+    return Fail(PQC_INVALID_ARGUMENT, "sequence", "it belongs to another client");
+  }
+  if (!step.cache) step.cache = item.sequence->cache;
+  if (step.cache->cache_id != cache.cache_id) {
+    return Fail(PQC_INVALID_ARGUMENT, "sequence", "it belongs to another cache than items[0]'s");
+  }
+  item.query_position = from.query_position;
+  item.query_length = from.query_length == 0 ? 1 : from.query_length;
+  if (item.query_length > kMaxQueryLength) {
+    return Fail(PQC_INVALID_ARGUMENT, "query_length", "%u, must be at most %u", item.query_length,
+                kMaxQueryLength);
+  }
+  if (item.query_position > kMaxSequenceTokens - item.query_length) {
+    return Fail(PQC_INVALID_ARGUMENT, "query_position",
+                "%llu and %u tokens, but a sequence has at most 2^30",
+                LongLong{item.query_position}, item.query_length);
+  }
+  if (item.sequence->in_step.exchange(true)) {
+    return Fail(PQC_ABORTED, "sequence", "it is in another step");
+  }
+  item.holds = true;
+  // The order matters: ChangeScope sets and checks the two flags in the opposite order.
+  if (!item.sequence->changing) return PQC_OK;
+  return SetRetry(kRetryConflict,
+                  Fail(PQC_ABORTED, "sequence", "another thread is changing it; repeat later"));
+}
+
+pqc_status Prepare(const pqc_step& step, StepItem& item) {
+  const ClientState& client = *step.client;
+  if (item.sequence->suspended) {
+    return Fail(PQC_FAILED_PRECONDITION, "sequence", "it is suspended; resume it first");
+  }
+  if (const pqc_status status = client.sender->Check(*item.sequence); status != PQC_OK) {
+    return status;
+  }
+  if (const pqc_status status = client.offload->Flush(*item.sequence, step.deadline);
+      status != PQC_OK) {
+    return status;
+  }
+  if (item.sequence->local) {
+    if (const pqc_status status = PinNewest(*item.sequence->local, &item.pinned);
+        status != PQC_OK) {
+      return status;
+    }
+    if (const pqc_status status = item.sequence->local->Check(item.pinned.lease_epoch);
+        status != PQC_OK) {
+      return status;
+    }
+  }
+  if (const pqc_status status = FindEnd(client, item); status != PQC_OK) return status;
+  if (item.query_position > item.end_before_step) {
+    return Fail(PQC_INVALID_ARGUMENT, "query_position",
+                "%llu is beyond the sequence's end, %llu tokens", LongLong{item.query_position},
+                LongLong{item.end_before_step});
+  }
+  return PQC_OK;
+}
+
+// Checks that the default selection's index exists before layers are launched.
+pqc_status CheckIndexes(const pqc_step& step, const kvstore::Selection& terms, StepItem& item) {
+  if (!step.client->local) return PQC_OK;
+  uint32_t index_slot = 0;
+  if (item.pinned.image->FindIndex(terms.index, &index_slot) == PQC_OK) return PQC_OK;
+  if (const pqc_status status = item.sequence->local->Refresh(&item.pinned.image);
+      status != PQC_OK) {
+    return status;
+  }
+  return item.pinned.image->FindIndex(terms.index, &index_slot);
+}
+
+// Excludes other steps from the GPU until this one has ended.
+pqc_status AcquireGpu(pqc_step& step, const std::shared_ptr<StepDevice>& gpu) {
+  if (step.cache->cache_id != gpu->cache_state().cache_id) {
+    return Fail(PQC_INVALID_ARGUMENT, "items[0].sequence",
+                "it belongs to another cache than the GPU");
+  }
+  if (!gpu->TryAcquire()) {
+    return SetRetry(kRetryConflict,
+                    Fail(PQC_ABORTED, "gpu", "another step is in progress; repeat later"));
+  }
+  step.gpu = gpu;
+  return PQC_OK;
+}
+
+// Returns the index of the first layer that occurs twice, or the count. REQUIRES: all layers are
+// stored ones.
+uint32_t FindDuplicate(const std::vector<RowBlock>& blocks) {
+  const auto count = static_cast<uint32_t>(blocks.size());
+  for (uint32_t i = 1; i < count; ++i) {
+    if (blocks[i].layer > blocks[i - 1].layer) continue;  // the order in which engines pass them
+    for (uint32_t j = 0; j < count; ++j) {
+      for (uint32_t k = 0; k < j; ++k) {
+        if (blocks[j].layer == blocks[k].layer) return j;
+      }
+    }
+    return count;
+  }
+  return count;
+}
+
+// Reads the rows of a step's tokens: each stored layer exactly once.
+pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint32_t layer_count,
+                        std::vector<RowBlock>* blocks) {
+  if (!layers) return Fail(PQC_INVALID_ARGUMENT, "layers", "must not be NULL");
+  const size_t stored = step.cache->stored_layers.size();
+  if (layer_count != stored) {
+    return Fail(PQC_INVALID_ARGUMENT, "layer_count", "%u, but the cache stores %zu layers",
+                layer_count, stored);
+  }
+  // All tensors are on the device, or all are on the host: the first one decides.
+  const bool on_device = step.gpu && RawEnum(layers->keys.device) == PQC_CUDA;
+  const TensorPlace place = on_device ? TensorPlace{PQC_CUDA, step.stream} : kOnHost;
+  if (const pqc_status status = ReadLayers(*step.cache, layers, layer_count, place, blocks);
+      status != PQC_OK) {
+    return status;
+  }
+  if (const uint32_t twice = FindDuplicate(*blocks); twice < layer_count) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].layer", twice),
+                "%u is listed twice", (*blocks)[twice].layer);
+  }
+  for (uint32_t i = 0; i < layer_count; ++i) {
+    const RowBlock& block = (*blocks)[i];
+    if (block.keys.shape[0] != step.query_tokens) {
+      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].keys.shape[0]", i),
+                  "%llu tokens, but the step has %llu", LongLong{block.keys.shape[0]},
+                  LongLong{step.query_tokens});
+    }
+  }
+  return PQC_OK;
+}
+
+// Creates the handover of an item: its roll-back, if any, and its new rows.
+std::shared_ptr<Handover> MakePendingUpdate(const pqc_step& step, const StepItem& item,
+                                            uint64_t token_count) {
+  Sender& sender = *step.client->sender;
+  std::shared_ptr<Handover> handover = sender.Lend();
+  handover->sequence = item.sequence;
+  handover->first_position = item.query_position;
+  handover->token_count = token_count;
+  if (item.query_position < item.end_before_step) handover->roll_back_to = item.query_position;
+  if (token_count > 0) {
+    handover->CopyTokens(step.blocks, *step.cache, item.query_begin, sender.slots());
+  }
+  return handover;
+}
+
+}  // namespace
+
+pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items,
+                     uint32_t item_count, const pqc_step_options* caller_options,
+                     pqc_step** caller_step) {
+  const std::shared_ptr<ClientState>& client = target.client;
+  if (!caller_step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
+  *caller_step = nullptr;
+  if (!caller_items) return Fail(PQC_INVALID_ARGUMENT, "items", "must not be NULL");
+  if (item_count < 1 || item_count > kMaxStepItems) {
+    return Fail(PQC_INVALID_ARGUMENT, "item_count", "%u, must be 1 to %u", item_count,
+                kMaxStepItems);
+  }
+  pqc_step_options options{};
+  if (caller_options) {
+    const pqc_status status = ReadStruct(caller_options, "options", &options);
+    if (status != PQC_OK) return status;
+  }
+  OwnedStep step(client->steps->Lend().release());
+  step->client = client;
+  const uint32_t timeout_ms = options.timeout_ms ? options.timeout_ms : client->timeout_ms;
+  step->deadline = CallDeadline(timeout_ms);
+  Remote* remote = nullptr;
+  if (const pqc_status status = GetRemote(*client, &remote); status != PQC_OK) return status;
+  step->items.resize(item_count);
+  const auto* bytes = reinterpret_cast<const std::byte*>(caller_items);
+  for (uint32_t i = 0; i < item_count; ++i) {
+    StepItem& item = step->items[i];
+    pqc_step_item from;
+    char name[32];
+    std::snprintf(name, sizeof(name), "items[%u]", i);
+    if (const pqc_status status =
+            ReadStruct(bytes + size_t{i} * caller_items->struct_size, sizeof(from), name, &from);
+        status != PQC_OK) {
+      return status;
+    }
+    for (uint32_t j = 0; from.sequence && j < i; ++j) {
+      if (step->items[j].sequence != from.sequence->state) continue;
+      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("items[%u].sequence", i),
+                  "listed twice, first in items[%u]", j);
+    }
+    if (const pqc_status status = Enter(*step, from, item); status != PQC_OK) {
+      return PrefixItem(i, status);
+    }
+    item.query_begin = step->query_tokens;
+    step->query_tokens += item.query_length;
+    item.scratch.emplace(client->scratch);
+  }
+  if (options.selection) {
+    step->has_selection = true;
+    if (const pqc_status status = CopySelection(options.selection, *step->cache, &step->selection);
+        status != PQC_OK) {
+      return status;
+    }
+  }
+  if (target.gpu) {
+    if (const pqc_status status = AcquireGpu(*step, target.gpu); status != PQC_OK) return status;
+  }
+  if (const pqc_status status = client->sender->WaitForRoom(step->deadline); status != PQC_OK) {
+    return status;
+  }
+  for (uint32_t i = 0; i < item_count; ++i) {
+    StepItem& item = step->items[i];
+    pqc_status status = Prepare(*step, item);
+    if (status == PQC_OK && step->has_selection) {
+      status = EndPrefill(*step, step->selection.terms, item);
+    }
+    if (status == PQC_OK && step->has_selection) {
+      status = CheckIndexes(*step, step->selection.terms, item);
+    }
+    if (status == PQC_OK && step->has_selection) {
+      status = WaitReady(*step, step->selection.terms, nullptr, &item);
+    }
+    if (status != PQC_OK) return PrefixItem(i, status);
+  }
+  if (step->gpu) {
+    if (const pqc_status status = step->gpu->Begin(*step, target.stream); status != PQC_OK)
+      return status;
+  }
+  *caller_step = step.release();
+  return PQC_OK;
+}
+
+pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
+                   const uint32_t* accepted) {
+  if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
+  const OwnedStep owned(step);
+  if (step->begun) {
+    return Fail(PQC_FAILED_PRECONDITION, "step",
+                "an attention is in progress; call pqc_step_attend_wait first");
+  }
+  Remote* remote = nullptr;
+  if (const pqc_status status = FindRemote(*step->client, &remote); status != PQC_OK) return status;
+  if (const pqc_status status = ReadStepRows(*step, layers, layer_count, &step->blocks);
+      status != PQC_OK) {
+    return status;
+  }
+  for (size_t i = 0; accepted && i < step->items.size(); ++i) {
+    const StepItem& item = step->items[i];
+    if (accepted[i] <= item.query_length) continue;
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("accepted[%zu]", i),
+                "%u, but the item has %u query tokens", accepted[i], item.query_length);
+  }
+  if (step->gpu) {
+    const bool on_device = RawEnum(layers->keys.device) == PQC_CUDA;
+    const pqc_status status = step->gpu->Finish(*step, on_device ? &step->blocks : nullptr);
+    if (status != PQC_OK) return status;
+  }
+  for (size_t i = 0; i < step->items.size(); ++i) {
+    const StepItem& item = step->items[i];
+    if (!item.sequence->local) continue;
+    const pqc_status status = item.sequence->local->Check(item.pinned.lease_epoch);
+    if (status != PQC_OK) return PrefixItem(i, status);
+  }
+  for (size_t i = 0; i < step->items.size(); ++i) {
+    const StepItem& item = step->items[i];
+    step->handovers.push_back(
+        MakePendingUpdate(*step, item, accepted ? accepted[i] : item.query_length));
+  }
+  for (const std::shared_ptr<Handover>& handover : step->handovers) {
+    LocalSequence* local = handover->sequence->local.get();
+    if (!local || !handover->rolls_back()) continue;
+    local->BeginRollBack(static_cast<uint32_t>(handover->roll_back_to));
+  }
+  step->client->sender->Add(step->handovers);
+  return PQC_OK;
+}
+
+std::unique_ptr<pqc_step> StepPool::Lend() {
+  {
+    const base::MutexLock lock(&mutex_);
+    if (!idle_.empty()) {
+      std::unique_ptr<pqc_step> step = std::move(idle_.back());
+      idle_.pop_back();
+      return step;
+    }
+  }
+  return std::make_unique<pqc_step>();
+}
+
+void StepPool::Return(std::unique_ptr<pqc_step> step) {
+  step->Clear();
+  const base::MutexLock lock(&mutex_);
+  if (idle_.size() < kMaxIdleSteps) idle_.push_back(std::move(step));
+}
+
+void StepReturner::operator()(pqc_step* step) const {
+  const std::shared_ptr<ClientState> client = step->client;  // the client owns the pool
+  if (client)
+    client->steps->Return(std::unique_ptr<pqc_step>(step));
+  else
+    delete step;
+}
+
+pqc_status FailInStep(const kvstore::Refusal& refusal) {
+  constexpr std::string_view kOwnPath = "query.";
+  Fail(refusal);
+  if (!refusal.field.starts_with(kOwnPath)) return static_cast<pqc_status>(refusal.code);
+  RefusalBuffer moved = LastRefusal();
+  SetRefusal(&moved, refusal.field.c_str() + kOwnPath.size(), refusal.text.c_str());
+  return Fail(static_cast<pqc_status>(refusal.code), moved);
+}
+
+pqc_status PrefixItem(size_t item, pqc_status status) {
+  if (status == PQC_UNAVAILABLE) return status;  // about the sidecar, not about the item
+  return PrefixField(FieldPath::Of("items[%zu]", item), status);
+}
+
+pqc_status CopySelection(const pqc_selection* from, const CacheState& cache, StepSelection* to) {
+  if (const pqc_status status = ReadSelection(from, &to->selection); status != PQC_OK) {
+    return status;
+  }
+  to->excluded.assign(to->selection.excluded,
+                      to->selection.excluded + to->selection.excluded_count);
+  to->selection.excluded = to->excluded.data();
+  return ToTerms(to->selection, cache.default_index, &to->terms);
+}
+
+pqc_status CountSelected(StepItem& item, const kvstore::Selection& terms, uint32_t* count) {
+  kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
+  kvstore::Resolve(terms, item.query_position, kvstore::kMaxSequenceTokens, &resolved);
+  *count = resolved.select_count;
+  return resolved.refusal.ok() ? PQC_OK : FailInStep(resolved.refusal);
+}
+
+}  // namespace pqcached::client
+
+void pqc_step::Clear() {
+  {
+    const pqcached::base::MutexLock lock(&mutex);
+    finished.Wait(&mutex, [this]() PQCACHED_REQUIRES(mutex) { return !running; });
+  }
+  if (gpu) gpu->Release(*this);
+  gpu.reset();
+  stream = nullptr;
+  for (pqcached::client::StepItem& item : items) {
+    if (item.holds) item.sequence->in_step = false;
+  }
+  items.clear();
+  handovers.clear();
+  cache.reset();
+  client.reset();
+  query_tokens = 0;
+  has_selection = begun = false;
+}

@@ -1,0 +1,168 @@
+// State of a step, behind a pqc_step handle. Used by one thread at a time, except for the
+// asynchronous attention.
+#ifndef PQCACHED_CLIENT_STEP_STEP_H_
+#define PQCACHED_CLIENT_STEP_STEP_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/base/remote.h"
+#include "client/local/read.h"
+#include "client/step/device.h"
+#include "client/step/handles.h"
+#include "client/step/handover.h"
+#include "kernels/base/mutex.h"
+#include "pqcached/client.h"
+
+namespace pqcached::client {
+
+using StepClock = std::chrono::steady_clock;
+
+struct StepItem {
+  std::shared_ptr<SequenceState> sequence;  // shared with its handle
+  bool holds = false;                       // this step has set sequence->in_step
+  uint64_t query_position = 0;
+  uint32_t query_length = 1;
+  uint64_t query_begin = 0;      // offset in packed tensors, in query tokens
+  uint64_t end_before_step = 0;  // end of the sequence's tokens when the step began
+  Pinned pinned;                 // local path
+  std::optional<ScratchPool::Loan> scratch;
+};
+
+// A selection with copies of the arrays that it refers to.
+struct StepSelection {
+  pqc_selection selection{};
+  std::vector<pqc_token_range> excluded;
+  kvstore::Selection terms;
+};
+
+// A checked call for one layer.
+struct LayerCall {
+  pqc_step* step = nullptr;
+  uint32_t layer = 0;
+  LayerShape shape;
+  TensorView queries;  // [query tokens of all items, query_heads, key_dim]
+  const StepSelection* selection = nullptr;
+  float* output = nullptr;  // attention only; on the device in a step on a GPU
+  float* lse = nullptr;
+  uint32_t* counts = nullptr;
+};
+
+}  // namespace pqcached::client
+
+// State of a step, reused with its memory (StepPool), so that steps in steady state do not
+// allocate.
+struct pqc_step {
+  pqc_step() = default;
+  pqc_step(const pqc_step&) = delete;
+  pqc_step& operator=(const pqc_step&) = delete;
+  ~pqc_step() { Clear(); }
+  // Waits for the asynchronous attention, then releases the sequences.
+  void Clear();
+
+  std::shared_ptr<pqcached::client::ClientState> client;      // shared with its handle
+  std::shared_ptr<const pqcached::client::CacheState> cache;  // the same for all items
+  std::vector<pqcached::client::StepItem> items;
+  uint64_t query_tokens = 0;
+  bool has_selection = false;
+  pqcached::client::StepSelection selection;  // for calls that pass no selection
+  pqcached::client::StepClock::time_point deadline;
+
+  // GPU of the step, held by one step at a time; gpu_begun is set after Begin on it succeeds.
+  std::shared_ptr<pqcached::client::StepDevice> gpu;  // shared with its handle; null on the CPU
+  void* stream = nullptr;
+  bool gpu_begun = false;
+
+  // Call in progress.
+  pqcached::client::LayerCall call;
+  pqcached::client::StepSelection call_selection;  // selection passed with the call
+  std::vector<uint32_t> counts;                    // per item
+  std::vector<uint64_t> offsets;                   // offsets of the items' positions, and the end
+  std::vector<pqcached::client::RowBlock> blocks;
+  std::vector<std::shared_ptr<pqcached::client::Handover>> handovers;  // per item
+
+  // Asynchronous attention (pqc_step_attend_begin).
+  pqcached::base::Mutex mutex;
+  pqcached::base::CondVar finished;
+  bool begun = false;  // used by the calls on the step only, which are made one at a time
+  bool running PQCACHED_GUARDED_BY(mutex) = false;
+  pqc_status async_status PQCACHED_GUARDED_BY(mutex) = PQC_OK;
+  pqcached::client::RefusalBuffer async_error PQCACHED_GUARDED_BY(mutex);
+};
+
+namespace pqcached::client {
+
+// Pool of a client's idle steps, for reuse. Thread-safe.
+class StepPool {
+ public:
+  std::unique_ptr<pqc_step> Lend();
+  void Return(std::unique_ptr<pqc_step> step);
+
+ private:
+  base::Mutex mutex_;
+  std::vector<std::unique_ptr<pqc_step>> idle_ PQCACHED_GUARDED_BY(mutex_);
+};
+
+// Clears a step and returns it to its client's pool.
+struct StepReturner {
+  void operator()(pqc_step* step) const;
+};
+using OwnedStep = std::unique_ptr<pqc_step, StepReturner>;
+
+// Target of a step; `gpu` is set for steps on a GPU.
+struct StepTarget {
+  const std::shared_ptr<ClientState>& client;
+  std::shared_ptr<StepDevice> gpu = nullptr;  // shared with its handle
+  void* stream = nullptr;
+};
+
+// Implements pqc_step_begin and pqc_gpu_step_begin.
+pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items,
+                     uint32_t item_count, const pqc_step_options* caller_options,
+                     pqc_step** caller_step);
+// Implements pqc_step_end. Takes the step, also when it fails.
+pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
+                   const uint32_t* accepted);
+
+// Implement pqc_step_topk, pqc_step_attend, pqc_step_attend_begin and pqc_step_attend_wait.
+pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                        const pqc_selection* selection, pqc_step_positions* caller_out);
+pqc_status AttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                        const pqc_selection* selection, pqc_step_attention* out);
+pqc_status BeginAttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                             const pqc_selection* selection, pqc_step_attention* out);
+pqc_status WaitAttendInStep(pqc_step* step);
+
+// Checks the arguments that every call for a layer has, and fills step->call. `selection` may be
+// null.
+pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                         const pqc_selection* selection);
+
+// Copies a selection so that the copy refers to none of the caller's memory.
+pqc_status CopySelection(const pqc_selection* from, const CacheState& cache, StepSelection* to);
+
+// Sends the sidecar, once, the end of the prefill of an incremental index, and waits until tokens
+// can be selected from its first layer. The only RPC that a step waits for.
+pqc_status EndPrefill(const pqc_step& step, const kvstore::Selection& terms, const StepItem& item);
+
+// Waits until the rows that a selection needs of an item are stored, and, if a layer is given,
+// until their codes are available. Replaces item.pinned by a newer image where necessary.
+pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, const uint32_t* layer,
+                     StepItem* item);
+
+// Counts the tokens that are selected for an item, without reading rows.
+pqc_status CountSelected(StepItem& item, const kvstore::Selection& terms, uint32_t* count);
+
+// Reports a refused selection of a step, whose items name their query positions themselves.
+pqc_status FailInStep(const kvstore::Refusal& refusal);
+
+// Puts "items[i]" before the field of the thread's last refusal.
+pqc_status PrefixItem(size_t item, pqc_status status);
+
+}  // namespace pqcached::client
+
+#endif  // PQCACHED_CLIENT_STEP_STEP_H_

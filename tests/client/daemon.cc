@@ -1,4 +1,4 @@
-#include "daemon.h"
+#include "tests/client/daemon.h"
 
 #include <poll.h>
 

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "layer.h"
 #include "pqcached/client.hpp"
-#include "process.h"
+#include "tests/client/layer.h"
+#include "tests/client/process.h"
 
 namespace pqcached::testing {
 

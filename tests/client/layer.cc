@@ -1,4 +1,4 @@
-#include "layer.h"
+#include "tests/client/layer.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "process.h"
+#include "tests/client/process.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "layer.h"
 #include "pqcached/client.hpp"
+#include "tests/client/layer.h"
 #include "tests/stopwatch.h"
 
 namespace pqcached::testing {

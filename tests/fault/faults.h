@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "daemon.h"
 #include "engine.h"
 #include "pqcached/client.hpp"
+#include "tests/client/daemon.h"
 
 namespace pqcached::testing {
 

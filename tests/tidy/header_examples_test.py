@@ -11,7 +11,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADERS = "client/include/pqcached"
-PROGRAMS = "tests/client/header_examples"
+PROGRAMS = "tests/client/include"
 EXAMPLES = {
     f"{HEADERS}/client.h": f"{PROGRAMS}/client_h_example.c",
     f"{HEADERS}/status.h": f"{PROGRAMS}/status_h_example.c",

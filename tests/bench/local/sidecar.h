@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "pqcached/client.h"
-#include "process.h"
 #include "tests/bench/huge_buffer.h"
+#include "tests/client/process.h"
 
 namespace pqcached::bench {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "client/gpu/gpu.h"
-#include "tests/client/local/step_fixture.h"
+#include "tests/client/step/step_fixture.h"
 #include "tests/gpu/device_array.h"
 #if defined(PQCACHED_CUDA_EMULATION)
 #include "tests/gpu/emulation/emulation.h"

@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "layer.h"
 #include "pqcached/gpu.h"
+#include "tests/client/layer.h"
 #include "tests/client/local/store_client.h"
 
 namespace pqcached {

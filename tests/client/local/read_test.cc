@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "layer.h"
+#include "tests/client/layer.h"
 #include "tests/client/local/store_client.h"
 #include "tests/rewritten_texts.h"
 

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "daemon.h"
+#include "tests/client/daemon.h"
 #include "tests/tinylm/engine.h"
 #include "tests/tinylm/pqcached_attention.h"
 #include "tests/tinylm/prompts.h"

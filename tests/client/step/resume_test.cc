@@ -3,7 +3,7 @@
 #include <chrono>
 #include <thread>
 
-#include "tests/client/local/step_fixture.h"
+#include "tests/client/step/step_fixture.h"
 #include "tests/stopwatch.h"
 
 namespace pqcached::testing {

@@ -14,7 +14,7 @@
 #include "client/local/step_slots.h"
 #include "kvstore/share/control_memory.h"
 #include "kvstore/share/staging.h"
-#include "tests/client/local/step_fixture.h"
+#include "tests/client/step/step_fixture.h"
 
 namespace pqcached {
 namespace {

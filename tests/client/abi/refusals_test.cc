@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "daemon.h"
 #include "pqcached/client.hpp"
+#include "tests/client/daemon.h"
 #include "tests/rewritten_texts.h"
 
 namespace pqcached {

@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "tests/client/local/step_fixture.h"
+#include "tests/client/step/step_fixture.h"
 
 namespace pqcached {
 namespace {

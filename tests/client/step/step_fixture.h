@@ -1,6 +1,6 @@
 // Steps over mapped memory, with a store in this process in place of the sidecar.
-#ifndef PQCACHED_TESTS_CLIENT_LOCAL_STEP_FIXTURE_H_
-#define PQCACHED_TESTS_CLIENT_LOCAL_STEP_FIXTURE_H_
+#ifndef PQCACHED_TESTS_CLIENT_STEP_STEP_FIXTURE_H_
+#define PQCACHED_TESTS_CLIENT_STEP_STEP_FIXTURE_H_
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "layer.h"
+#include "tests/client/layer.h"
 #include "tests/client/local/store_client.h"
 #include "tests/rewritten_texts.h"
 
@@ -95,4 +95,4 @@ class StepTest : public ::testing::Test {
 
 }  // namespace pqcached::testing
 
-#endif  // PQCACHED_TESTS_CLIENT_LOCAL_STEP_FIXTURE_H_
+#endif  // PQCACHED_TESTS_CLIENT_STEP_STEP_FIXTURE_H_

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "pqcached/client.hpp"
-#include "process.h"
+#include "tests/client/process.h"
 
 namespace pqcached {
 namespace {

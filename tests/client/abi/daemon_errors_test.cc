@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "daemon.h"
 #include "pqcached/client.hpp"
+#include "tests/client/daemon.h"
 #include "tests/rewritten_texts.h"
 
 namespace pqcached {

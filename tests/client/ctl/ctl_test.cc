@@ -7,8 +7,8 @@
 
 #include "client/ctl/report.h"
 #include "client/ctl/table.h"
-#include "daemon.h"
 #include "pqcached/client.hpp"
+#include "tests/client/daemon.h"
 
 namespace pqcached {
 namespace {

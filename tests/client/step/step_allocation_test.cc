@@ -5,7 +5,7 @@
 #include <new>
 #include <vector>
 
-#include "tests/client/local/step_fixture.h"
+#include "tests/client/step/step_fixture.h"
 #include "tests/sanitizers.h"
 
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "pqcached/client.hpp"
-#include "process.h"
+#include "tests/client/process.h"
 #include "tests/sanitizers.h"
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

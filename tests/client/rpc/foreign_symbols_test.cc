@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "pqcached/client.hpp"
-#include "process.h"
+#include "tests/client/process.h"
 #include "tests/sanitizers.h"
 
 extern "C" [[noreturn]] void ForeignSymbolCalled();

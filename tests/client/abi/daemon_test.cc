@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "daemon.h"
 #include "pqcached/client.hpp"
+#include "tests/client/daemon.h"
 
 namespace pqcached {
 namespace {

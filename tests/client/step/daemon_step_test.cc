@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "daemon.h"
 #include "pqcached/client.hpp"
+#include "tests/client/daemon.h"
 
 namespace pqcached {
 namespace {

@@ -206,6 +206,18 @@ TEST(FailureTest, ABrokenSessionIsResumedAfterACancelledAttempt) {
   EXPECT_TRUE(status.ok()) << status.ToString();
 }
 
+// The caller's names are those of the worker before, so the call may succeed with the next one's.
+TEST(FailureTest, ACallToAWorkerThatWasReplacedIsUnavailableAndWorthRepeating) {
+  Fixture fixture("new-worker");
+  ASSERT_TRUE(fixture.status().ok()) << fixture.status().ToString();
+  const Status refused = fixture.TopK().status();
+  EXPECT_EQ(refused.code(), PQC_UNAVAILABLE) << refused.ToString();
+  EXPECT_EQ(refused.field(), "");
+  EXPECT_GT(refused.retry_ms(), 0u);
+  const Status repeated = fixture.TopK().status();
+  EXPECT_TRUE(repeated.ok()) << repeated.ToString();
+}
+
 TEST(FailureTest, AnUnknownTokenIsUnauthenticatedWhileTheSessionLives) {
   Fixture fixture("forget-session");
   EXPECT_EQ(fixture.TopK().status().code(), PQC_UNAUTHENTICATED);

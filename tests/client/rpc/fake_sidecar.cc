@@ -8,6 +8,7 @@
 //   end-session     TopK ends the session and gets UNAVAILABLE
 //   break-session   TopK breaks the session, whose second stream is CANCELLED; the third resumes it
 //   forget-session  TopK gets UNAUTHENTICATED
+//   new-worker      TopK is refused once, because it names the boot id of another worker
 //   wrong-shape     answers have tensors of other shapes
 //   no-open         the session's first event is a heartbeat
 #include <grpcpp/grpcpp.h>
@@ -22,6 +23,7 @@
 
 #include "pqcached/v1/admin.grpc.pb.h"
 #include "pqcached/v1/kv_cache.grpc.pb.h"
+#include "pqcached/v1/status_details.pb.h"
 
 namespace {
 
@@ -35,6 +37,21 @@ constexpr uint32_t kKvHeads = 2, kQueryHeads = 4, kDim = 32, kCount = 3;
 void Say(const std::string& line) {
   std::puts(line.c_str());
   std::fflush(stdout);
+}
+
+// Returns the refusal of a call that names the boot id of another worker.
+Status RefuseBootId() {
+  v1::BadRequestDetail bad_request;
+  auto* violation = bad_request.add_field_violations();
+  violation->set_field("pqcached-boot");
+  violation->set_description("not this worker's");
+  v1::StatusDetails details;
+  details.set_code(StatusCode::ABORTED);
+  details.set_message("pqcached-boot: not this worker's");
+  auto* detail = details.add_details();
+  detail->set_type_url("type.googleapis.com/google.rpc.BadRequest");
+  detail->set_value(bad_request.SerializeAsString());
+  return {StatusCode::ABORTED, details.message(), details.SerializeAsString()};
 }
 
 class FakeKvCache final : public v1::KvCache::Service {
@@ -198,6 +215,10 @@ class FakeKvCache final : public v1::KvCache::Service {
     if (behaviour_ == "unavailable") return {StatusCode::UNAVAILABLE, "never"};
     if (behaviour_ == "forget-session" && call == "TopK") {
       return {StatusCode::UNAUTHENTICATED, "who are you?"};
+    }
+    if (behaviour_ == "new-worker" && call == "TopK") {
+      const std::lock_guard lock(mutex_);
+      if (++calls_[call] == 1) return RefuseBootId();
     }
     if ((behaviour_ == "end-session" || behaviour_ == "break-session") && call == "TopK") {
       const std::lock_guard lock(mutex_);

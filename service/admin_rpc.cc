@@ -4,8 +4,8 @@
 
 #include "kernels/base/exec.h"
 #include "service/admin_service.h"
-#include "service/log.h"
-#include "service/version.h"
+#include "service/base/log.h"
+#include "service/base/version.h"
 #include "service/wire.h"
 
 namespace pqcached::service {

@@ -12,7 +12,7 @@
 #include "kvstore/store.h"
 #include "pqcached/v1/admin.grpc.pb.h"
 #include "service/calls.h"
-#include "service/config.h"
+#include "service/config/config.h"
 
 namespace pqcached::service {
 

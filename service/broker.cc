@@ -23,11 +23,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "kvstore/read/broker_protocol.h"
-#include "service/event.h"
-#include "service/kept_sessions.h"
-#include "service/log.h"
-#include "service/refusal.h"
-#include "service/socket_claim.h"
+#include "service/base/event.h"
+#include "service/base/log.h"
+#include "service/base/refusal.h"
+#include "service/supervise/kept_sessions.h"
+#include "service/supervise/socket_claim.h"
 
 namespace pqcached::service {
 namespace {

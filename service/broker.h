@@ -20,7 +20,7 @@
 #include "absl/status/statusor.h"
 #include "kvstore/store.h"
 #include "service/calls.h"
-#include "service/config.h"
+#include "service/config/config.h"
 #include "service/detached_sessions.h"
 
 namespace pqcached::service {

@@ -5,9 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvstore/clock.h"
+#include "service/base/log.h"
+#include "service/base/refusal.h"
+#include "service/grpc_status.h"
 #include "service/kv_cache_service.h"
-#include "service/log.h"
-#include "service/refusal.h"
 #include "service/wire.h"
 
 namespace pqcached::service {

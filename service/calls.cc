@@ -13,8 +13,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kvstore/clock.h"
-#include "service/log.h"
-#include "service/refusal.h"
+#include "service/base/log.h"
+#include "service/base/refusal.h"
+#include "service/grpc_status.h"
 #include "service/wire.h"
 
 namespace pqcached::service {

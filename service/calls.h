@@ -21,9 +21,9 @@
 #include "absl/time/time.h"
 #include "kvstore/clock.h"
 #include "kvstore/mutex.h"
-#include "service/alarms.h"
-#include "service/config.h"
-#include "service/executor.h"
+#include "service/base/alarms.h"
+#include "service/base/executor.h"
+#include "service/config/config.h"
 #include "service/rpc_stats.h"
 #include "service/sessions.h"
 

@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "absl/strings/numbers.h"
-#include "service/kept_sessions.h"
-#include "service/log.h"
+#include "service/base/log.h"
+#include "service/supervise/kept_sessions.h"
 
 namespace pqcached::service {
 namespace {

@@ -28,7 +28,7 @@
 #include "kvstore/memory/keeper.h"
 #include "kvstore/store.h"
 #include "service/calls.h"
-#include "service/config.h"
+#include "service/config/config.h"
 #include "service/sessions.h"
 
 namespace pqcached::service {

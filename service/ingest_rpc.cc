@@ -6,10 +6,11 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "kvstore/clock.h"
+#include "service/base/log.h"
+#include "service/base/refusal.h"
+#include "service/grpc_status.h"
 #include "service/ingest_message.h"
 #include "service/kv_cache_service.h"
-#include "service/log.h"
-#include "service/refusal.h"
 #include "service/staging_claims.h"
 #include "service/wire.h"
 

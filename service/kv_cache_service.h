@@ -16,7 +16,7 @@
 #include "kvstore/store.h"
 #include "pqcached/v1/kv_cache.grpc.pb.h"
 #include "service/calls.h"
-#include "service/config.h"
+#include "service/config/config.h"
 #include "service/detached_sessions.h"
 
 namespace pqcached::service {

@@ -15,16 +15,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvstore/memory/file_keeper.h"
+#include "service/base/environment.h"
+#include "service/base/exit_code.h"
+#include "service/base/log.h"
 #include "service/broker.h"
-#include "service/command_line.h"
-#include "service/config.h"
-#include "service/log.h"
-#include "service/oom_score.h"
-#include "service/socket_claim.h"
-#include "service/supervisor.h"
-#include "service/take_over.h"
+#include "service/config/command_line.h"
+#include "service/config/config.h"
+#include "service/supervise/oom_score.h"
+#include "service/supervise/socket_claim.h"
+#include "service/supervise/supervisor.h"
+#include "service/supervise/take_over.h"
+#include "service/supervise/worker_process.h"
 #include "service/worker.h"
-#include "service/worker_process.h"
 
 namespace pqcached::service {
 namespace {
@@ -99,7 +101,7 @@ Supervisor::Options SupervisorOptionsOf(const Config& config, std::vector<std::s
       return RunWorker(config, /*claimed=*/true, std::move(mappings));
     };
   }
-  options.max_kept = MaxKeptDescriptors(config);
+  options.max_kept = MaxKeptDescriptors(config.max_sessions, config.max_caches);
   options.max_failed_recoveries = config.max_failed_recoveries;
   options.watchdog_timeout = config.watchdog_timeout;
   if (config.watchdog_timeout > absl::ZeroDuration()) {

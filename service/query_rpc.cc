@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "service/base/refusal.h"
 #include "service/kv_cache_service.h"
-#include "service/refusal.h"
 #include "service/wire.h"
 
 namespace pqcached::service {

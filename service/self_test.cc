@@ -13,7 +13,7 @@
 #include "kernels/base/exec.h"
 #include "kvstore/clock.h"
 #include "kvstore/store.h"
-#include "service/refusal.h"
+#include "service/base/refusal.h"
 
 namespace pqcached::service {
 namespace {

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "service/base/log.h"
+#include "service/base/refusal.h"
 #include "service/kv_cache_service.h"
-#include "service/log.h"
-#include "service/refusal.h"
 #include "service/wire.h"
 
 namespace pqcached::service {

@@ -10,11 +10,12 @@
 #include "absl/strings/str_cat.h"
 #include "kvstore/clock.h"
 #include "service/admin_service.h"
+#include "service/base/log.h"
+#include "service/base/refusal.h"
 #include "service/broker.h"
+#include "service/grpc_status.h"
 #include "service/kv_cache_service.h"
-#include "service/log.h"
-#include "service/refusal.h"
-#include "service/socket_claim.h"
+#include "service/supervise/socket_claim.h"
 #include "service/wire.h"
 
 namespace pqcached::service {

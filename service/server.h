@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvstore/store.h"
-#include "service/config.h"
+#include "service/config/config.h"
 #include "service/detached_sessions.h"
 
 namespace grpc {

@@ -9,8 +9,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "service/refusal.h"
-#include "service/tenant_uids.h"
+#include "service/base/refusal.h"
+#include "service/config/tenant_uids.h"
 
 namespace pqcached::service {
 namespace {

@@ -1,7 +1,7 @@
 #include "service/staging_claims.h"
 
 #include "absl/strings/str_cat.h"
-#include "service/refusal.h"
+#include "service/base/refusal.h"
 #include "service/wire.h"
 
 namespace pqcached::service {

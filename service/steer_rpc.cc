@@ -3,7 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "service/admin_service.h"
-#include "service/log.h"
+#include "service/base/log.h"
 #include "service/self_test.h"
 #include "service/wire.h"
 

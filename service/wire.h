@@ -1,5 +1,4 @@
-// Wire converts between the proto and the types of the store, and from absl::Status to
-// grpc::Status, in one place.
+// Wire converts between the proto and the types of the store, in one place.
 //
 // Decoding functions check what the conversion would lose (enumerators, missing parts, features
 // that this version does not implement) and leave ranges and shapes to the store, which checks them
@@ -11,7 +10,6 @@
 #define PQCACHED_SERVICE_WIRE_H_
 
 #include <google/protobuf/repeated_field.h>
-#include <grpc/support/time.h>
 
 #include <optional>
 #include <string>
@@ -20,12 +18,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kvstore/clock.h"
 #include "kvstore/local_session.h"
 #include "kvstore/values.h"
 #include "pqcached/v1/admin.pb.h"
 #include "pqcached/v1/kv_cache.pb.h"
-#include "service/refusal.h"
+#include "service/base/refusal.h"
 
 namespace pqcached::service {
 
@@ -33,14 +30,6 @@ class StagingClaims;
 
 inline constexpr int kMaxBatchItems = 256;
 inline constexpr int kMaxFetchRanges = 1024;
-
-// ---- Time
-
-// Convert between gRPC's time and SteadyTime. gRPC measures deadlines on the same clock as
-// SteadyTime; the conversion avoids std::chrono::system_clock, gRPC's other representation, which
-// would make deadlines follow jumps of the wall clock.
-kvstore::SteadyTime SteadyTimeOf(gpr_timespec time);
-gpr_timespec ToGrpc(kvstore::SteadyTime time);
 
 // ---- Requests
 

@@ -1,7 +1,7 @@
 #include <cstring>
 
 #include "absl/strings/escaping.h"
-#include "service/refusal.h"
+#include "service/base/refusal.h"
 #include "service/sessions.h"
 #include "service/wire.h"
 

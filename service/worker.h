@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "absl/time/time.h"
-#include "service/config.h"
-#include "service/notify.h"
+#include "service/config/config.h"
+#include "service/supervise/notify.h"
 
 namespace pqcached::service {
 

@@ -14,8 +14,8 @@
 #include <memory>
 #include <thread>
 
+#include "service/base/log.h"
 #include "service/broker.h"
-#include "service/log.h"
 #include "service/rpc_stats.h"
 #include "service/sessions.h"
 #include "tests/fuzz/bytes.h"

@@ -1,7 +1,8 @@
 // Queries, selections, positions and ranges that cannot be.
 #include <cmath>
 
-#include "service/refusal.h"
+#include "service/base/refusal.h"
+#include "service/grpc_status.h"
 #include "service/wire.h"
 #include "tests/service/bad_input_fixture.h"
 

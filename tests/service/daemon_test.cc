@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "service/supervise/supervisor.h"
 #include "tests/service/daemon_process.h"
 #include "tests/service/rpc_fixture.h"
 
@@ -134,6 +135,17 @@ TEST_F(DaemonTest, PrintsItsVersionAndConfiguration) {
   Daemon config({"--print-config"});
   EXPECT_EQ(config.Wait(), 0);
   EXPECT_EQ(config.output(), ExampleConfig());
+}
+
+TEST(UnitTest, SystemdHoldsAsMuchAsTheDefaultsNeed) {
+  std::ifstream unit(PQCACHED_UNIT);
+  ASSERT_TRUE(unit.is_open()) << PQCACHED_UNIT;
+  const std::string key = "FileDescriptorStoreMax=";
+  size_t limit = 0;
+  for (std::string line; std::getline(unit, line);) {
+    if (line.rfind(key, 0) == 0) limit = std::stoul(line.substr(key.size()));
+  }
+  EXPECT_GE(limit, MaxKeptDescriptors(Config().max_sessions, Config().max_caches));
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "service/kept_sessions.h"
+#include "service/supervise/kept_sessions.h"
 #include "tests/kvstore/memory_keeper.h"
 #include "tests/service/broker_fixture.h"
 #include "tests/service/rpc_fixture.h"

@@ -4,7 +4,8 @@
 
 #include "kvstore/refusal.h"
 #include "pqcached/v1/status_details.pb.h"
-#include "service/refusal.h"
+#include "service/base/refusal.h"
+#include "service/grpc_status.h"
 #include "tests/rewritten_texts.h"
 #include "tests/service/rpc_fixture.h"
 

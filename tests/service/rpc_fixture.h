@@ -16,8 +16,8 @@
 
 #include "pqcached/v1/admin.grpc.pb.h"
 #include "pqcached/v1/kv_cache.grpc.pb.h"
-#include "service/config.h"
-#include "service/log.h"
+#include "service/base/log.h"
+#include "service/config/config.h"
 #include "service/server.h"
 
 namespace pqcached::service {

@@ -41,6 +41,12 @@ class CheckTreeTest(unittest.TestCase):
         self.assert_finds("nothing includes service/", {"client/a.cc": '#include "service/wire.h"\n'})
         self.assert_finds("nothing includes tests/", {"service/a.cc": '#include "tests/fake.h"\n'})
 
+    def test_the_supervisor_may_not_include_grpc_or_the_configuration(self):
+        for header in ("pqcached/v1/types.pb.h", "service/config/config.h", "service/session/broker.h"):
+            self.assert_finds(f"may not include {header}", {"service/supervise/a.cc": f'#include "{header}"\n'})
+        self.assert_finds("may not include <grpcpp/grpcpp.h>", {"service/supervise/a.cc": "#include <grpcpp/grpcpp.h>\n"})
+        self.assert_finds("may not include service/supervise/a.h", {"service/base/a.cc": '#include "service/supervise/a.h"\n'})
+
     def test_the_client_core_may_not_include_the_wire_format(self):
         self.assert_finds("may not include pqcached/v1/types.pb.h", {"client/a.cc": '#include "pqcached/v1/types.pb.h"\n'})
 

@@ -42,7 +42,7 @@ FORBIDDEN = re.compile(
     r"|comes\s+free|beside|meanwhile)\b", re.IGNORECASE)
 HEADERS = {".h", ".hpp", ".cuh", ".proto"}
 HELP_TEXTS = {
-    "service/command_line.cc", "service/config_keys.cc", "service/config_pressure.cc", "service/main.cc",
+    "service/config/command_line.cc", "service/config/config_keys.cc", "service/config/config_pressure.cc", "service/main.cc",
     "client/ctl/main.cc",
 }
 

@@ -127,10 +127,10 @@ class WordsTest(Tree):
             "tests/a.h": "// Waits. Nobody else does.\n"}))
 
     def test_help_texts(self):
-        for name in ("service/config_keys.cc", "service/main.cc", "client/ctl/main.cc"):
+        for name in ("service/config/config_keys.cc", "service/main.cc", "client/ctl/main.cc"):
             self.assert_finds(f"{name}:2: forbidden in a help text: nobody", {name: '\nAdd("evict", "drops what nobody uses");\n'})
         self.assertEqual([], self.findings_in({"service/main.cc": 'Add("evict", "drops an unused sequence");\n'}))
-        self.assertEqual([], self.findings_in({"service/log.cc": 'Add("nobody");\n'}))
+        self.assertEqual([], self.findings_in({"service/base/log.cc": 'Add("nobody");\n'}))
 
     def test_help_texts_are_where_the_tree_has_them(self):
         root = pathlib.Path(__file__).parents[2]

@@ -1,0 +1,12 @@
+// Exit statuses of the program. Its supervisor decides by that of a worker.
+#ifndef PQCACHED_SERVICE_BASE_EXIT_CODE_H_
+#define PQCACHED_SERVICE_BASE_EXIT_CODE_H_
+
+namespace pqcached::service {
+
+inline constexpr int kExitFailed = 1;     // could not start or run
+inline constexpr int kExitBadConfig = 2;  // command line or configuration
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_BASE_EXIT_CODE_H_

@@ -1,0 +1,35 @@
+// Names of the descriptors that a worker keeps for each local session beyond its own end.
+//
+//   control.<boot id>.<n>  the session's control memory, in which the supervisor or the next worker
+//                          marks the worker's end
+//   socket.<boot id>.<n>   the broker's connection; its end shows that the client has unmapped all
+//                          memory that it received over it, whichever worker runs at that time
+//
+// Thread-safe: functions of their arguments.
+#ifndef PQCACHED_SERVICE_SUPERVISE_KEPT_SESSIONS_H_
+#define PQCACHED_SERVICE_SUPERVISE_KEPT_SESSIONS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "service/supervise/notify.h"
+
+namespace pqcached::service {
+
+std::string ControlName(absl::string_view boot_id, uint64_t session_number);
+std::string SocketName(absl::string_view boot_id, uint64_t session_number);
+// Reads the session number from a name of either kind. Returns false when the name has none.
+bool SessionNumberOf(absl::string_view name, uint64_t& session_number);
+bool IsControlName(absl::string_view name);
+bool IsSocketName(absl::string_view name);
+
+// Notifies the client of a worker that has ended: marks the control memory, or ends the stream that
+// the client reads from the connection. May be repeated.
+//
+// REQUIRES: the worker that wrote to the descriptor has ended.
+void EndKeptSession(absl::string_view name, int descriptor);
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_SUPERVISE_KEPT_SESSIONS_H_

@@ -1,0 +1,153 @@
+// Executor, alarms, events, log.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "service/base/alarms.h"
+#include "service/base/event.h"
+#include "service/base/executor.h"
+#include "service/base/log.h"
+
+namespace pqcached::service {
+namespace {
+
+using kvstore::SteadyTime;
+using testing::HasSubstr;
+using testing::Not;
+
+TEST(ExecutorTest, RefusesWhatIsBeyondItsQueue) {
+  absl::Notification begun;
+  absl::Notification keep_going;
+  std::atomic<int> done = 0;
+  {
+    Executor executor({.threads = 1, .max_pending = 2});
+    ASSERT_TRUE(executor.TryRun([&] {
+      begun.Notify();
+      keep_going.WaitForNotification();
+      ++done;
+    }));
+    begun.WaitForNotification();
+    EXPECT_TRUE(executor.TryRun([&] { ++done; }));
+    EXPECT_TRUE(executor.TryRun([&] { ++done; }));
+    EXPECT_FALSE(executor.TryRun([&] { done += 100; }));
+    executor.Run([&] { ++done; });
+    keep_going.Notify();
+  }
+  EXPECT_EQ(done, 4) << "what was taken is finished before the executor goes";
+}
+
+TEST(ExecutorTest, UsesAllItsThreads) {
+  Executor executor({.threads = 3, .max_pending = 3});
+  absl::Mutex mutex;
+  int waiting = 0;
+  absl::Notification all_met;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(executor.TryRun([&] {
+      {
+        absl::MutexLock lock(&mutex);
+        if (++waiting == 3) all_met.Notify();
+      }
+      all_met.WaitForNotification();
+    }));
+  }
+  all_met.WaitForNotification();
+}
+
+TEST(AlarmsTest, ComeInOrderAndNotBeforeTheirTime) {
+  std::vector<int> came;
+  Event done;
+  {
+    Alarms alarms;
+    Alarm first(alarms), second(alarms), third(alarms), never(alarms), cancelled(alarms);
+    const SteadyTime now = SteadyTime::Now();
+    third.Set(now + absl::Milliseconds(60), [&] {
+      came.push_back(3);
+      EXPECT_GE(SteadyTime::Now(), now + absl::Milliseconds(60));
+      done.Notify();
+    });
+    first.Set(now - absl::Seconds(1), [&] { came.push_back(1); });
+    second.Set(now + absl::Milliseconds(30), [&] { came.push_back(-2); });
+    second.Set(now + absl::Milliseconds(30), [&] { came.push_back(2); });
+    never.Set(SteadyTime::InfiniteFuture(), [&] { came.push_back(4); });
+    cancelled.Set(now + absl::Milliseconds(40), [&] { came.push_back(5); });
+    cancelled.Cancel();
+    EXPECT_TRUE(done.WaitFor(absl::Seconds(60)));
+  }
+  EXPECT_EQ(came, (std::vector<int>{1, 2, 3}));
+}
+
+TEST(AlarmsTest, AnActionMaySetItsAlarmAnew) {
+  int count = 0;
+  Event done;
+  Alarms alarms;
+  kvstore::Mutex mutex;
+  Alarm alarm(alarms);
+  const std::function<void()> again = [&] {
+    const kvstore::MutexLock lock(&mutex);
+    if (++count == 3) return done.Notify();
+    alarm.Set(SteadyTime::Now(), again);
+  };
+  {
+    const kvstore::MutexLock lock(&mutex);
+    alarm.Set(SteadyTime::Now(), again);
+  }
+  EXPECT_TRUE(done.WaitFor(absl::Seconds(60)));
+}
+
+TEST(EventTest, SaysWhenItHasNotHappened) {
+  Event event;
+  EXPECT_FALSE(event.WaitFor(absl::Milliseconds(1)));
+  event.Notify();
+  EXPECT_TRUE(event.WaitFor(absl::ZeroDuration()));
+}
+
+class LogTest : public testing::Test {
+ protected:
+  LogTest() {
+    std::string path = testing::TempDir() + "pqcached-base-XXXXXX";
+    directory_ = mkdtemp(path.data());
+  }
+  ~LogTest() override { std::filesystem::remove_all(directory_); }
+
+  std::filesystem::path directory_;
+};
+
+TEST_F(LogTest, WritesKeysAndQuotesWhatHasSpaces) {
+  const std::string path = directory_ / "log";
+  const absl::StatusOr<std::unique_ptr<Log>> log = Log::Open("info", path);
+  ASSERT_TRUE(log.ok()) << log.status();
+  (*log)->Info(
+      "ready",
+      {{"endpoint", "unix:///a"}, {"count", 3}, {"text", "two words\n\"quoted\""}, {"none", ""}});
+  (*log)->Debug("hidden", {});
+  EXPECT_EQ(*(*log)->SetLevel("debug"), "info");
+  (*log)->Debug("shown", {});
+  EXPECT_EQ((*log)->SetLevel("loud").status().code(), absl::StatusCode::kInvalidArgument);
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_THAT(
+      text.str(),
+      HasSubstr(
+          R"(level=info event=ready endpoint=unix:///a count=3 text="two words\n\"quoted\"" none="")"));
+  EXPECT_THAT(text.str(), Not(HasSubstr("hidden")));
+  EXPECT_THAT(text.str(), HasSubstr("level=debug event=shown"));
+}
+
+TEST_F(LogTest, SaysWhichFileCannotBeOpened) {
+  const absl::Status status = Log::Open("info", "/dev/null/log").status();
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()), HasSubstr("log_file"));
+}
+
+}  // namespace
+}  // namespace pqcached::service

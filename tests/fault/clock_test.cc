@@ -15,9 +15,9 @@
 
 #include "clock_shim.h"
 #include "tests/sanitizers.h"
-#include "tests/service/broker_fixture.h"
 #include "tests/service/daemon_process.h"
-#include "tests/service/rpc_fixture.h"
+#include "tests/service/rpc/rpc_fixture.h"
+#include "tests/service/session/broker_fixture.h"
 #include "tests/stopwatch.h"
 
 namespace pqcached::service {

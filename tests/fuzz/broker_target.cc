@@ -15,12 +15,12 @@
 #include <thread>
 
 #include "service/base/log.h"
-#include "service/broker.h"
-#include "service/rpc_stats.h"
-#include "service/sessions.h"
+#include "service/handlers/rpc_stats.h"
+#include "service/session/broker.h"
+#include "service/session/sessions.h"
 #include "tests/fuzz/bytes.h"
 #include "tests/fuzz/target.h"
-#include "tests/service/broker_fixture.h"
+#include "tests/service/session/broker_fixture.h"
 
 namespace pqcached::fuzz {
 namespace {

@@ -19,7 +19,7 @@
 #include "tests/fuzz/bytes.h"
 #include "tests/fuzz/messages.h"
 #include "tests/fuzz/target.h"
-#include "tests/service/broker_fixture.h"
+#include "tests/service/session/broker_fixture.h"
 
 namespace pqcached::fuzz {
 namespace {

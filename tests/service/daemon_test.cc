@@ -9,7 +9,7 @@
 
 #include "service/supervise/supervisor.h"
 #include "tests/service/daemon_process.h"
-#include "tests/service/rpc_fixture.h"
+#include "tests/service/rpc/rpc_fixture.h"
 
 namespace pqcached::service {
 namespace {

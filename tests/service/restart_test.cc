@@ -16,9 +16,9 @@
 #include "kvstore/memory/memfd.h"
 #include "kvstore/read/layout.h"
 #include "kvstore/records/record_table.h"
-#include "tests/service/broker_fixture.h"
 #include "tests/service/daemon_process.h"
-#include "tests/service/rpc_fixture.h"
+#include "tests/service/rpc/rpc_fixture.h"
+#include "tests/service/session/broker_fixture.h"
 
 namespace pqcached::service {
 namespace {

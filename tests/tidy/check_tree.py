@@ -4,6 +4,7 @@ Run as `check_tree.py ROOT`: prints one line per finding and exits with 1 when t
 The table below is the one of the README; the code of each rule says what it protects.
 """
 
+import collections
 import pathlib
 import re
 import subprocess
@@ -38,10 +39,17 @@ MAY_INCLUDE = {
     "service/base": ({"service/base", "kvstore", "kernels"}, {"absl", "spdlog"}),
     "service/config": ({"service/config", "service/base", "kvstore", "kernels"}, {"absl", "CLI", "yaml-cpp"}),
     "service/supervise": ({"service/supervise", "service/base", "kvstore", "kernels"}, {"absl"}),
-    "service": (
-        {"service", "kvstore", "kernels", "pqcached/v1", "gpu"},
-        {"absl", "oneapi", "tbb", "grpc", "grpcpp", "google", "boost", "prometheus", "infiniband", "rdma"},
-    ),
+    "service/session": (
+        {"service/session", "service/supervise", "service/config", "service/base", "kvstore", "kernels"}, {"absl", "boost"}),
+    "service/wire": (
+        {"service/wire", "service/session", "service/base", "kvstore", "kernels", "pqcached/v1"}, {"absl", "google"}),
+    "service/handlers": (
+        {"service/handlers", "service/wire", "service/session", "service/config", "service/base", "kvstore", "kernels",
+         "pqcached/v1"}, {"absl"}),
+    "service/rpc": (
+        {"service/rpc", "service/handlers", "service/wire", "service/session", "service/supervise", "service/config",
+         "service/base", "kvstore", "kernels", "pqcached/v1"}, {"absl", "google", "grpc", "grpcpp"}),
+    "service": ({"service", "kvstore", "kernels"}, {"absl"}),
     "client/include": ({"pqcached"}, set()),
     "client/base": ({"client/base", "kvstore/read", "kernels", "pqcached"}, set()),
     "client/local": ({"client/local", "client/base", "kvstore/read", "kernels", "pqcached"}, set()),
@@ -67,6 +75,8 @@ TOP_LEVEL = {
 }
 JUNK_DRAWERS = {"utils", "util", "common", "helpers", "helper", "misc", "types.h", "utils.h", "common.h"}
 LINE_LIMIT = 600  # past it a file is surely two things
+FILE_LIMIT = 28  # past it a folder shows no structure
+FOLDERS_OF_FEW_FILES = ("service", "tests/service")
 SOURCES = {".h", ".hpp", ".cc", ".cu"}
 STANDARD_WITH_SLASH = ("sys/", "linux/", "arpa/", "netinet/", "net/", "bits/", "asm/", "sanitizer/")
 # Wall time jumps, so what waits or counts time uses a steady clock (kvstore/clock.h). Waits of absl end at a wall time even
@@ -176,6 +186,14 @@ def source_findings(path, text):
         yield f"{path}: a TODO says what, and when it is done"
 
 
+def folder_findings(files):
+    counts = collections.Counter(path.parent for path in files)
+    for folder, count in sorted(counts.items()):
+        limited = any(folder.is_relative_to(each) for each in FOLDERS_OF_FEW_FILES)
+        if limited and count > FILE_LIMIT:
+            yield f"{folder}: {count} files; split it by meaning (limit {FILE_LIMIT})"
+
+
 def findings(root, files):
     for path in files:
         top = path.parts[0]
@@ -186,6 +204,7 @@ def findings(root, files):
                 yield f"{path}: {part} is a junk drawer; name it by what it is about"
         if path.suffix in SOURCES:
             yield from source_findings(path, (root / path).read_text(encoding="utf-8"))
+    yield from folder_findings(files)
     folders = {path.parts[0] for path in files if len(path.parts) > 1 and not path.parts[0].startswith(".")}
     for folder in sorted(folders):
         if pathlib.PurePath(folder, "README.md") not in files:

@@ -45,7 +45,17 @@ class CheckTreeTest(unittest.TestCase):
         for header in ("pqcached/v1/types.pb.h", "service/config/config.h", "service/session/broker.h"):
             self.assert_finds(f"may not include {header}", {"service/supervise/a.cc": f'#include "{header}"\n'})
         self.assert_finds("may not include <grpcpp/grpcpp.h>", {"service/supervise/a.cc": "#include <grpcpp/grpcpp.h>\n"})
-        self.assert_finds("may not include service/supervise/a.h", {"service/base/a.cc": '#include "service/supervise/a.h"\n'})
+
+    def test_no_arrow_of_the_service_runs_up(self):
+        floors = ("base", "supervise", "session", "wire", "handlers", "rpc")
+        for below, above in zip(floors, floors[1:]):
+            header = f"service/{above}/a.h"
+            self.assert_finds(f"may not include {header}", {f"service/{below}/a.cc": f'#include "{header}"\n'})
+        self.assert_finds("may not include <grpcpp/grpcpp.h>", {"service/handlers/a.cc": "#include <grpcpp/grpcpp.h>\n"})
+
+    def test_the_files_of_a_folder(self):
+        self.assertEqual([], self.found_in({"service/README.md": ""} | {f"service/rpc/{i}.cc": "" for i in range(28)}))
+        self.assert_finds("service/rpc: 29 files", {f"service/rpc/{i}.cc": "" for i in range(29)})
 
     def test_the_client_core_may_not_include_the_wire_format(self):
         self.assert_finds("may not include pqcached/v1/types.pb.h", {"client/a.cc": '#include "pqcached/v1/types.pb.h"\n'})

@@ -1,5 +1,5 @@
 // Sessions by their tokens.
-#include "service/sessions.h"
+#include "service/session/sessions.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

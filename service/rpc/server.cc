@@ -1,0 +1,197 @@
+#include "service/rpc/server.h"
+
+#include <grpc/grpc.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kvstore/clock.h"
+#include "service/base/log.h"
+#include "service/base/refusal.h"
+#include "service/rpc/admin_service.h"
+#include "service/rpc/grpc_status.h"
+#include "service/rpc/kv_cache_service.h"
+#include "service/session/broker.h"
+#include "service/supervise/socket_claim.h"
+#include "service/wire/wire.h"
+
+namespace pqcached::service {
+namespace {
+
+using kvstore::SteadyTime;
+
+constexpr absl::string_view kUnixScheme = "unix://";
+constexpr size_t kBootIdBytes = 8;
+
+// Room for the framing of a message whose tensor alone fills max_message_bytes.
+constexpr int kFramingBytes = 64 << 10;
+
+// Number of calls that one connection may have open; further calls wait in the client.
+constexpr int kMaxConcurrentStreams = 256;
+
+// Keepalive detects a TCP client that vanished without closing its connection; the end of a unix
+// socket is noticed at once. The timeout is long because it applies to unix sockets too: an engine
+// that is stopped in a debugger must keep its session.
+constexpr int kKeepaliveMilliseconds = 60'000;
+constexpr int kKeepaliveTimeoutMilliseconds = 10 * 60'000;
+
+// Time that cancelled calls get to notice their cancellation, after shutdown_timeout.
+constexpr absl::Duration kCancelGrace = absl::Milliseconds(200);
+
+}  // namespace
+
+class Server::Impl {
+ public:
+  Impl(const Config& config, kvstore::Store& store, Log& log, const ServerOptions& options)
+      : config_(config),
+        options_(options),
+        store_(store),
+        log_(log),
+        sessions_(config.max_sessions),
+        calls_(config, boot_id_, sessions_, stats_, log),
+        detached_({config_, store, sessions_, calls_.serving(), log, options.keepers}),
+        kv_cache_(config, boot_id_, store, sessions_, stats_, calls_, log, detached_),
+        admin_(config, boot_id_, store, sessions_, stats_, calls_, log,
+               [this](bool serving) { SetServing(serving); }) {}
+
+  absl::Status Start() {
+    const std::string path = config_.listen.substr(kUnixScheme.size());
+    if (!options_.claimed) {
+      absl::StatusOr<std::unique_ptr<SocketClaim>> claim = SocketClaim::Acquire(path);
+      if (!claim.ok()) return claim.status();
+      claim_ = *std::move(claim);
+    }
+    detached_.Start();
+
+    // Never paired with grpc_shutdown: when the last user of gRPC releases it, gRPC may wait 10 s
+    // for one of its own pollers.
+    grpc_init();
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    if (config_.broker) {  // started first, so that clients of gRPC's socket find it
+      auto broker = Broker::Start({config_, boot_id_, store_, sessions_, calls_.serving(), log_,
+                                   detached_, options_.keepers, options_.claimed},
+                                  path);
+      if (!broker.ok()) return broker.status();
+      broker_ = *std::move(broker);
+    }
+    grpc::ServerBuilder builder;
+    int tcp_port = 0;
+    int unix_bound = 0;
+    builder.AddListeningPort(config_.listen, grpc::InsecureServerCredentials(), &unix_bound);
+    if (!config_.tcp_listen.empty()) {
+      builder.AddListeningPort(config_.tcp_listen, grpc::InsecureServerCredentials(), &tcp_port);
+    }
+    builder.RegisterService(&kv_cache_);
+    builder.RegisterService(&admin_);
+    builder.SetMaxReceiveMessageSize(static_cast<int>(config_.max_message_bytes) + kFramingBytes);
+    builder.SetMaxSendMessageSize(static_cast<int>(config_.max_message_bytes) + kFramingBytes);
+    grpc::ResourceQuota quota("pqcached");
+    quota.Resize(config_.request_memory_bytes);
+    builder.SetResourceQuota(quota);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentStreams);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMilliseconds);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMilliseconds);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+    {
+      const ScopedUmask mask(static_cast<mode_t>(~config_.socket_mode & 0777));
+      server_ = builder.BuildAndStart();
+    }
+    if (server_ == nullptr) {
+      broker_.reset();
+      return FailedPrecondition(
+          "", absl::StrCat(
+                  "cannot listen on ", config_.listen,
+                  config_.tcp_listen.empty() ? "" : absl::StrCat(" and ", config_.tcp_listen)));
+    }
+    endpoints_.push_back(config_.listen);
+    if (!config_.tcp_listen.empty()) {
+      endpoints_.push_back(
+          absl::StrCat(config_.tcp_listen.substr(0, config_.tcp_listen.rfind(':')), ":", tcp_port));
+    }
+    SetServing(true);
+    return absl::OkStatus();
+  }
+
+  void Shutdown() {
+    if (server_ == nullptr) return;
+    SetServing(false);
+    if (options_.keepers.memory != nullptr) sessions_.LeaveToNextWorker();
+    calls_.Drain(SteadyTime::Now() + config_.shutdown_timeout);
+    kv_cache_.EndSessions(Unavailable("", "the sidecar is shutting down", kRetryMemory));
+    broker_.reset();
+    server_->Shutdown(ToGrpc(SteadyTime::Now() + kCancelGrace));
+    server_->Wait();
+    detached_.Stop();
+    calls_.Stop();
+    server_.reset();
+    claim_.reset();
+  }
+
+  const std::vector<std::string>& endpoints() const { return endpoints_; }
+  const std::string& boot_id() const { return boot_id_; }
+
+  bool IsResponsive(absl::Duration timeout) {
+    store_.ListCaches("");
+    return broker_ == nullptr || broker_->IsResponsive(timeout);
+  }
+
+  grpc::Server& server() { return *server_; }
+
+ private:
+  void SetServing(bool serving) {
+    grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+    if (health == nullptr) return;
+    health->SetServingStatus(serving);
+    for (const char* service : {"pqcached.v1.KvCache", "pqcached.v1.Admin"}) {
+      health->SetServingStatus(service, serving);
+    }
+  }
+
+  const Config config_;
+  const ServerOptions options_;
+  const std::string boot_id_ = RandomHex(kBootIdBytes);
+  kvstore::Store& store_;
+  Log& log_;
+  std::unique_ptr<SocketClaim> claim_;
+  RpcStats stats_;
+  Sessions sessions_;
+  Calls calls_;
+  DetachedSessions detached_;
+  KvCacheService kv_cache_;
+  AdminService admin_;
+  std::unique_ptr<Broker> broker_;
+  std::unique_ptr<grpc::Server> server_;
+  std::vector<std::string> endpoints_;
+};
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config, kvstore::Store& store,
+                                                      Log& log, ServerOptions options) {
+  auto impl = std::make_unique<Impl>(config, store, log, options);
+  if (absl::Status status = impl->Start(); !status.ok()) return status;
+  return std::unique_ptr<Server>(new Server(std::move(impl)));
+}
+
+Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Server::~Server() { Shutdown(); }
+
+const std::vector<std::string>& Server::endpoints() const { return impl_->endpoints(); }
+
+const std::string& Server::boot_id() const { return impl_->boot_id(); }
+
+bool Server::IsResponsive(absl::Duration timeout) { return impl_->IsResponsive(timeout); }
+
+std::shared_ptr<grpc::Channel> Server::InProcessChannel() {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  return impl_->server().InProcessChannel(arguments);
+}
+
+void Server::Shutdown() { impl_->Shutdown(); }
+
+}  // namespace pqcached::service

@@ -1,0 +1,210 @@
+#include "service/session/detached_sessions.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "service/base/log.h"
+#include "service/supervise/kept_sessions.h"
+
+namespace pqcached::service {
+namespace {
+
+using kvstore::FileDescriptor;
+
+void Wake(int eventfd) {
+  const uint64_t one = 1;
+  if (write(eventfd, &one, sizeof(one)) < 0) return;  // counter is full: the thread wakes anyway
+}
+
+}  // namespace
+
+DetachedSessions::DetachedSessions(Parts parts)
+    : parts_(std::move(parts)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+DetachedSessions::~DetachedSessions() { Stop(); }
+
+void DetachedSessions::Start() {
+  EndKeptSessions(parts_.keepers.connections);
+  if (parts_.keepers.memory != parts_.keepers.connections) EndKeptSessions(parts_.keepers.memory);
+  Restore();
+  bool needed = !connections_.empty();
+  {
+    absl::MutexLock lock(&mutex_);
+    needed = needed || !waiting_.empty();
+  }
+  if (connections_.empty()) parts_.store.EndQuarantine();
+  if (needed) thread_ = std::thread([this] { Run(); });
+}
+
+void DetachedSessions::Stop() {
+  if (!thread_.joinable()) return;
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  Wake(wake_.get());
+  thread_.join();
+}
+
+// Marks the kept sessions of earlier workers as ended. Marked control memory is released, as
+// nothing needs it any more; the connections are held until the clients close them.
+void DetachedSessions::EndKeptSessions(kvstore::DescriptorKeeper* keeper) {
+  if (keeper == nullptr) return;
+  for (const std::string& name : keeper->Names()) {
+    if (!IsControlName(name) && !IsSocketName(name)) continue;
+    FileDescriptor descriptor = keeper->Take(name);
+    EndKeptSession(name, descriptor.get());
+    uint64_t number = 0;
+    if (IsSocketName(name) && descriptor.valid() && SessionNumberOf(name, number)) {
+      connections_[name] = {std::move(descriptor), number};
+    } else {
+      keeper->Release(name).IgnoreError();
+    }
+  }
+}
+
+void DetachedSessions::Restore() {
+  std::set<uint64_t> connected;
+  for (const auto& [name, connection] : connections_) connected.insert(connection.session_number);
+  std::set<std::string> known;
+  const std::vector<kvstore::KeptSession> kept = parts_.store.KeptSessions();
+  for (const kvstore::KeptSession& each : kept) {
+    const Session session = parts_.sessions.Restore(each);
+    known.insert(session.id);
+    absl::MutexLock lock(&mutex_);
+    waiting_[each.token] = {session, connected.count(session.number) != 0 ? Clock::time_point::max()
+                                                                          : ResumeDeadline()};
+  }
+  DropOrphans(known);
+  if (!kept.empty()) {
+    parts_.log.Info("sessions_detached",
+                    {{"count", kept.size()}, {"connections", connections_.size()}});
+  }
+}
+
+// Drops the sequences whose session an earlier worker ended without living to drop them.
+void DetachedSessions::DropOrphans(const std::set<std::string>& known) {
+  std::set<std::string> orphaned;
+  for (const kvstore::CacheInfo& cache : parts_.store.ListCaches("")) {
+    const auto sequences = parts_.store.ListSequences(cache.tenant, cache.cache_id);
+    if (!sequences.ok()) continue;
+    for (const kvstore::SequenceInfo& sequence : *sequences) {
+      if (sequence.is_cached_prefix) continue;  // a cached prefix: belongs to no session by design
+      if (known.count(sequence.session) == 0) orphaned.insert(sequence.session);
+    }
+  }
+  for (const std::string& session : orphaned) {
+    const uint32_t dropped = parts_.store.DropSession(session);
+    parts_.log.Info("orphans_dropped", {{"session", session}, {"sequences_dropped", dropped}});
+  }
+}
+
+DetachedSessions::Clock::time_point DetachedSessions::ResumeDeadline() const {
+  return Clock::now() + absl::ToChronoNanoseconds(parts_.config.resume_timeout);
+}
+
+void DetachedSessions::AwaitResume(const OpenedSession& session) {
+  {
+    absl::MutexLock lock(&mutex_);
+    waiting_[session.token] = {session.session, ResumeDeadline()};
+  }
+  Wake(wake_.get());
+}
+
+void DetachedSessions::Run() {
+  while (true) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (stopping_) return;
+    }
+    Poll();
+    DropOverdue();
+  }
+}
+
+void DetachedSessions::Poll() {
+  Clock::time_point until = Clock::time_point::max();
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [token, waiting] : waiting_) until = std::min(until, waiting.until);
+  }
+  int milliseconds = -1;
+  if (until != Clock::time_point::max()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+    milliseconds = static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
+  }
+  std::vector<pollfd> sockets = {{wake_.get(), POLLIN, 0}};
+  std::vector<std::string> names = {""};
+  for (const auto& [name, connection] : connections_) {
+    sockets.push_back({connection.socket.get(), POLLIN, 0});
+    names.push_back(name);
+  }
+  if (poll(sockets.data(), sockets.size(), milliseconds) <= 0) return;
+  uint64_t ignored = 0;
+  if (read(wake_.get(), &ignored, sizeof(ignored)) < 0 && errno != EAGAIN) return;
+  for (size_t i = 1; i < sockets.size(); ++i) {
+    if (sockets[i].revents != 0 && HasEnded(connections_[names[i]])) OnEnded(names[i]);
+  }
+}
+
+// Returns whether the client has closed the connection. Discards what it reads: requests on this
+// connection were meant for a worker that has ended.
+bool DetachedSessions::HasEnded(const Connection& connection) {
+  std::array<char, 4096> discarded_bytes;
+  const ssize_t got =
+      recv(connection.socket.get(), discarded_bytes.data(), discarded_bytes.size(), MSG_DONTWAIT);
+  return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+void DetachedSessions::OnEnded(const std::string& name) {
+  const uint64_t number = connections_[name].session_number;
+  connections_.erase(name);
+  parts_.keepers.connections->Release(name).IgnoreError();
+  const bool others = std::any_of(connections_.begin(), connections_.end(), [&](const auto& each) {
+    return each.second.session_number == number;
+  });
+  if (!others) {
+    absl::MutexLock lock(&mutex_);
+    for (auto& [token, waiting] : waiting_) {
+      if (waiting.session.number == number) waiting.until = ResumeDeadline();
+    }
+  }
+  if (!connections_.empty()) return;
+  parts_.store.EndQuarantine();
+  parts_.log.Info("quarantine_ended", {});
+}
+
+void DetachedSessions::DropOverdue() {
+  std::vector<OpenedSession> overdue;
+  {
+    absl::MutexLock lock(&mutex_);
+    const Clock::time_point now = Clock::now();
+    for (auto each = waiting_.begin(); each != waiting_.end();) {
+      if (each->second.until > now) {
+        ++each;
+        continue;
+      }
+      overdue.push_back({each->first, each->second.session});
+      each = waiting_.erase(each);
+    }
+  }
+  for (const OpenedSession& session : overdue) {
+    if (!parts_.sessions.CloseDetached(session.token)) continue;  // its client has resumed it
+    parts_.cleanups.Run([&store = parts_.store, &log = parts_.log, session = session.session] {
+      const uint32_t dropped = store.DropSession(session.id);
+      log.Info(
+          "session_not_resumed",
+          {{"session", session.id}, {"tenant", session.tenant}, {"sequences_dropped", dropped}});
+    });
+  }
+}
+
+}  // namespace pqcached::service

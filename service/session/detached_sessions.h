@@ -1,0 +1,102 @@
+// DetachedSessions holds the sessions of earlier workers until their clients resume them or their
+// time has run out.
+//
+// A session that was open when its worker ended continues in the next worker under the same token.
+// It is *detached* until its client resumes it. While the client's old connection is open (the
+// supervisor of the worker holds it), the client may take any time: an engine that computes nothing
+// makes no calls. Once that connection has ended, the session is dropped after resume_timeout, as
+// if the engine had died.
+//
+// An old connection ends when its client has unmapped all memory that it received over it, or has
+// died. When all old connections have ended, memory that earlier workers handed out and that no
+// sequence uses may be allocated again.
+//
+// Start and Stop must be called on one thread; AwaitResume is thread-safe. The object has a
+// thread of its own, if it needs one.
+#ifndef PQCACHED_SERVICE_SESSION_DETACHED_SESSIONS_H_
+#define PQCACHED_SERVICE_SESSION_DETACHED_SESSIONS_H_
+
+#include <chrono>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "kvstore/memory/keeper.h"
+#include "kvstore/store.h"
+#include "service/base/executor.h"
+#include "service/config/config.h"
+#include "service/session/sessions.h"
+
+namespace pqcached::service {
+
+class Log;
+
+// Keepers of the resources of local sessions beyond the end of this process; null = none. Both may
+// be the same object.
+struct SessionKeepers {
+  kvstore::DescriptorKeeper* memory = nullptr;       // the store's keeper: StoreOptions::keeper
+  kvstore::DescriptorKeeper* connections = nullptr;  // keeps connections and control memory
+};
+
+class DetachedSessions {
+ public:
+  struct Parts {
+    const Config& config;
+    kvstore::Store& store;
+    Sessions& sessions;
+    Executor& cleanups;  // runs what is left to do when a session has ended
+    Log& log;
+    SessionKeepers keepers;
+  };
+
+  explicit DetachedSessions(Parts parts);
+  // Calls Stop.
+  ~DetachedSessions();
+
+  // Restores the sessions that the store has kept, drops the sequences of other sessions, and
+  // notifies the clients of earlier workers that those workers have ended. Must be called before
+  // anything is served.
+  void Start();
+  void Stop();
+
+  // Waits again, up to resume_timeout, for the client of a session that was resumed without
+  // reaching its client.
+  void AwaitResume(const OpenedSession& session);
+
+ private:
+  using Clock = std::chrono::steady_clock;  // wall time jumps
+  struct Connection {
+    kvstore::FileDescriptor socket;
+    uint64_t session_number = 0;
+  };
+  struct Waiting {
+    Session session;
+    Clock::time_point until;  // max = no limit, as one of its connections is open
+  };
+
+  void EndKeptSessions(kvstore::DescriptorKeeper* keeper);
+  void Restore();
+  void DropOrphans(const std::set<std::string>& known);
+  void Run();
+  void Poll();
+  bool HasEnded(const Connection& connection);
+  void OnEnded(const std::string& name);
+  void DropOverdue();
+  Clock::time_point ResumeDeadline() const;
+
+  const Parts parts_;
+  const kvstore::FileDescriptor wake_;             // eventfd
+  std::map<std::string, Connection> connections_;  // by name; used by the thread only, once it runs
+  absl::Mutex mutex_;
+  std::map<std::string, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // by token
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_SESSION_DETACHED_SESSIONS_H_

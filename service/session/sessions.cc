@@ -1,0 +1,135 @@
+#include "service/session/sessions.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "service/base/refusal.h"
+#include "service/config/tenant_uids.h"
+
+namespace pqcached::service {
+namespace {
+
+constexpr size_t kMaxClientNameBytes = 128;
+constexpr size_t kTokenBytes = 16;
+
+}  // namespace
+
+absl::StatusOr<OpenedSession> Sessions::Open(absl::string_view tenant,
+                                             absl::string_view client_name, uint32_t peer_pid) {
+  if (tenant.empty()) tenant = "default";
+  if (!IsTenantName(tenant)) {
+    return InvalidArgument("tenant", "must be 1..64 bytes of [a-z0-9_.-]");
+  }
+  if (client_name.size() > kMaxClientNameBytes) {
+    return InvalidArgument(
+        "client_name",
+        absl::StrCat(client_name.size(), " bytes, must be at most ", kMaxClientNameBytes));
+  }
+  OpenedSession opened{RandomHex(kTokenBytes),
+                       {"", std::string(tenant), std::string(client_name), peer_pid, 0}};
+  absl::MutexLock lock(&mutex_);
+  if (by_token_.size() >= max_sessions_) {
+    return ResourceExhausted(
+        "max_sessions", absl::StrCat(max_sessions_, " sessions are already open"), kRetryMemory);
+  }
+  opened.session.number = ++opened_count_;
+  opened.session.id = absl::StrCat(client_name, "#", opened.session.number);
+  by_token_.emplace(opened.token, Entry{opened.session});
+  return opened;
+}
+
+Session Sessions::Restore(const kvstore::KeptSession& kept) {
+  Session session{kept.id, kept.tenant, kept.client_name, 0, 0};
+  const absl::string_view id = kept.id;
+  absl::MutexLock lock(&mutex_);
+  if (!absl::SimpleAtoi(id.substr(id.rfind('#') + 1), &session.number)) session.number = 0;
+  opened_count_ = std::max(opened_count_, session.number);
+  by_token_[kept.token] = {session, /*detached=*/true};
+  return session;
+}
+
+absl::StatusOr<OpenedSession> Sessions::Resume(absl::string_view token, uint32_t peer_pid) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = by_token_.find(token);
+  if (found == by_token_.end()) {
+    return NotFound("resume_token", "no such session, or it has ended");
+  }
+  if (!found->second.detached) {
+    return FailedPrecondition("resume_token", "the session's client is still connected");
+  }
+  found->second.detached = false;
+  found->second.session.peer_pid = peer_pid;
+  return OpenedSession{found->first, found->second.session};
+}
+
+void Sessions::Detach(absl::string_view token) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = by_token_.find(token);
+  if (found != by_token_.end()) found->second.detached = true;
+}
+
+absl::StatusOr<Session> Sessions::Find(absl::string_view token) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = by_token_.find(token);
+  if (found == by_token_.end()) {
+    return Unauthenticated("pqcached-session", "no such session, or it has ended");
+  }
+  return found->second.session;
+}
+
+bool Sessions::Close(absl::string_view token) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = by_token_.find(token);
+  if (found == by_token_.end() || leaves_sessions_) return false;
+  by_token_.erase(found);
+  return true;
+}
+
+bool Sessions::CloseDetached(absl::string_view token) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = by_token_.find(token);
+  if (found == by_token_.end() || !found->second.detached || leaves_sessions_) return false;
+  by_token_.erase(found);
+  return true;
+}
+
+void Sessions::LeaveToNextWorker() {
+  absl::MutexLock lock(&mutex_);
+  leaves_sessions_ = true;
+}
+
+uint32_t Sessions::count() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<uint32_t>(by_token_.size());
+}
+
+uint32_t Sessions::PeerPidOf(absl::string_view session_id) const {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [token, entry] : by_token_) {
+    if (entry.session.id == session_id) return entry.session.peer_pid;
+  }
+  return 0;
+}
+
+absl::string_view ClientNameOf(absl::string_view session_id) {
+  return session_id.substr(0, session_id.rfind('#'));
+}
+
+std::string RandomHex(size_t bytes) {
+  std::string raw(bytes, '\0');
+  size_t filled = 0;
+  while (filled < bytes) {
+    const ssize_t got = getrandom(raw.data() + filled, bytes - filled, 0);
+    if (got < 0 && errno != EINTR) std::abort();  // the kernel always has getrandom
+    if (got > 0) filled += static_cast<size_t>(got);
+  }
+  return absl::BytesToHexString(raw);
+}
+
+}  // namespace pqcached::service

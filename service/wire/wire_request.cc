@@ -1,0 +1,399 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "service/wire/staging_claims.h"
+#include "service/wire/wire.h"
+
+namespace pqcached::service {
+namespace {
+
+constexpr int kMaxTensorDimensions = 4;
+constexpr uint32_t kDefaultIterations = 10;
+constexpr uint32_t kMaxIterations = 1000;
+
+// Returns a number of tokens or a position as uint32_t.
+//
+// Errors: kInvalidArgument  it is larger than the largest position
+absl::StatusOr<uint32_t> TokensOf(uint64_t tokens, absl::string_view field) {
+  if (tokens > kvstore::kMaxSequenceTokens) {
+    return InvalidArgument(field,
+                           absl::StrCat(tokens, ", must be at most ", kvstore::kMaxSequenceTokens));
+  }
+  return static_cast<uint32_t>(tokens);
+}
+
+absl::StatusOr<kernels::DType> DTypeOf(v1::DType dtype, const std::string& field) {
+  switch (dtype) {
+    case v1::DTYPE_FLOAT16:
+      return kernels::DType::kF16;
+    case v1::DTYPE_BFLOAT16:
+      return kernels::DType::kBf16;
+    case v1::DTYPE_FLOAT32:
+      return kernels::DType::kF32;
+    default:
+      return InvalidArgument(field, absl::StrCat(static_cast<int>(dtype), ", must be a DType"));
+  }
+}
+
+// Limits the bytes that the shape spans: with strides of 0, a few bytes could claim any number of
+// elements.
+absl::Status CheckShapeBytes(const v1::Tensor& tensor, uint64_t element_bytes,
+                             const std::string& field, uint64_t max_bytes) {
+  uint64_t elements = 1;
+  for (const uint64_t extent : tensor.shape()) {
+    if (extent == 0) return absl::OkStatus();
+  }
+  for (const uint64_t extent : tensor.shape()) {
+    if (extent > max_bytes / element_bytes / elements) {
+      return InvalidArgument(field + ".shape",
+                             absl::StrCat("spans more than max_message_bytes = ", max_bytes));
+    }
+    elements *= extent;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGroupExtras(const v1::LayerGroup& group, const std::string& field) {
+  if (group.values_alias_keys()) return UnimplementedField(field + ".values_alias_keys");
+  if (group.scale_shape_size() > 0) return UnimplementedField(field + ".scale_shape");
+  if (group.window_tokens() != 0) return UnimplementedField(field + ".window_tokens");
+  const v1::RopeDescription& rope = group.rope();
+  if (!v1::RopeDescription::Layout_IsValid(rope.layout())) {
+    return InvalidArgument(field + ".rope.layout",
+                           absl::StrCat(static_cast<int>(rope.layout()), ", must be a Layout"));
+  }
+  if (!std::isfinite(rope.theta()) || rope.theta() < 0) {
+    return InvalidArgument(field + ".rope.theta", "must be finite and not negative");
+  }
+  if (rope.rotary_dim() > group.key_dim()) {
+    return InvalidArgument(
+        field + ".rope.rotary_dim",
+        absl::StrCat(rope.rotary_dim(), ", must be at most key_dim = ", group.key_dim()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<kvstore::LayerGroup> LayerGroupOf(const v1::LayerGroup& group,
+                                                 const std::string& field) {
+  kvstore::LayerGroup result;
+  switch (group.kind()) {
+    case v1::LAYER_KIND_SELECTED:
+      result.kind = kvstore::LayerKind::kSelected;
+      break;
+    case v1::LAYER_KIND_NONE:
+      result.kind = kvstore::LayerKind::kNone;
+      break;
+    case v1::LAYER_KIND_FULL:
+      return Unimplemented(field + ".kind", "LAYER_KIND_FULL is not implemented in this version");
+    case v1::LAYER_KIND_WINDOW:
+      return Unimplemented(field + ".kind", "LAYER_KIND_WINDOW is not implemented in this version");
+    default:
+      return InvalidArgument(field + ".kind",
+                             absl::StrCat(static_cast<int>(group.kind()), ", must be a LayerKind"));
+  }
+  result.layers.assign(group.layers().begin(), group.layers().end());
+  if (absl::Status status = CheckGroupExtras(group, field); !status.ok()) return status;
+  if (result.kind == kvstore::LayerKind::kNone) return result;
+  const absl::StatusOr<kernels::DType> dtype = DTypeOf(group.dtype(), field + ".dtype");
+  if (!dtype.ok()) return dtype.status();
+  result.dtype = *dtype;
+  result.kv_heads = group.kv_heads();
+  result.query_heads = group.query_heads();
+  result.key_dim = group.key_dim();
+  result.value_dim = group.value_dim();
+  result.softmax_scale = group.softmax_scale();
+  result.softcap = group.softcap();
+  result.rope = {static_cast<uint8_t>(group.rope().layout()), group.rope().theta(),
+                 group.rope().rotary_dim()};
+  return result;
+}
+
+absl::Status CheckRank(const v1::Rank& rank) {
+  if (rank.numa_node() < -1) {
+    return InvalidArgument("rank.numa_node",
+                           absl::StrCat(rank.numa_node(), ", must be at least -1"));
+  }
+  if (rank.numa_node() > 0) return UnimplementedField("rank.numa_node");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<kvstore::GroupRule> GroupRuleOf(v1::GroupRule rule, const std::string& field) {
+  switch (rule) {
+    case v1::GROUP_RULE_UNSPECIFIED:
+    case v1::GROUP_RULE_SUM_SOFTMAX:
+      return kvstore::GroupRule::kSumSoftmax;
+    case v1::GROUP_RULE_MAX_SOFTMAX:
+      return kvstore::GroupRule::kMaxSoftmax;
+    case v1::GROUP_RULE_MEAN_LOGIT:
+      return kvstore::GroupRule::kMeanLogit;
+    case v1::GROUP_RULE_MAX_LOGIT:
+      return kvstore::GroupRule::kMaxLogit;
+    case v1::GROUP_RULE_PER_QUERY_HEAD:
+      return Unimplemented(field + "",
+                           "GROUP_RULE_PER_QUERY_HEAD is not implemented in this version");
+    default:
+      return InvalidArgument(field, absl::StrCat(static_cast<int>(rule), ", must be a GroupRule"));
+  }
+}
+
+absl::Status SetBudget(const v1::Selection& selection, const std::string& field,
+                       kvstore::Selection& result) {
+  switch (selection.budget_case()) {
+    case v1::Selection::kTokenCount:
+      result.budget_kind = kvstore::BudgetKind::kCount;
+      result.budget_count = selection.token_count();
+      return absl::OkStatus();
+    case v1::Selection::kTokenRatio:
+      result.budget_kind = kvstore::BudgetKind::kRatio;
+      result.budget_ratio = selection.token_ratio();
+      return absl::OkStatus();
+    case v1::Selection::kAttentionMass:
+      return UnimplementedField(field + ".attention_mass");
+    case v1::Selection::BUDGET_NOT_SET:
+      break;
+  }
+  return InvalidArgument(field + ".budget", "missing: token_count or token_ratio");
+}
+
+absl::Status SetExcluded(const v1::Selection& selection, const std::string& field,
+                         kvstore::Selection& result) {
+  if (selection.excluded_size() > static_cast<int>(kvstore::kMaxExcludedRanges)) {
+    return InvalidArgument(field + ".excluded",
+                           absl::StrCat(selection.excluded_size(), " ranges, must be at most ",
+                                        kvstore::kMaxExcludedRanges));
+  }
+  for (int i = 0; i < selection.excluded_size(); ++i) {
+    const std::string path = absl::StrCat(field, ".excluded[", i, "]");
+    const v1::TokenRange& range = selection.excluded(i);
+    const absl::StatusOr<uint32_t> begin = TokensOf(range.begin(), path + ".begin");
+    if (!begin.ok()) return begin.status();
+    const absl::StatusOr<uint32_t> end = TokensOf(range.end(), path + ".end");
+    if (!end.ok()) return end.status();
+    result.excluded.push_back({*begin, *end});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std::string& field,
+                                             uint64_t max_bytes, StagingClaims* staging) {
+  const bool staged = tensor.data_case() == v1::Tensor::kStaging;
+  if (staged && staging == nullptr) {
+    return InvalidArgument(field + ".staging",
+                           "only allowed for rows of Ingest, Commit and Append");
+  }
+  if (!staged && tensor.data_case() != v1::Tensor::kInlineData)
+    return InvalidArgument(field + ".inline_data", "missing");
+  if (tensor.shape_size() > kMaxTensorDimensions) {
+    return InvalidArgument(
+        field + ".shape",
+        absl::StrCat(tensor.shape_size(), " dimensions, must be at most ", kMaxTensorDimensions));
+  }
+  const absl::StatusOr<kernels::DType> dtype = DTypeOf(tensor.dtype(), field + ".dtype");
+  if (!dtype.ok()) return dtype.status();
+  const uint64_t element_bytes = kernels::DTypeBytes(*dtype);
+  if (staged) max_bytes = std::max(max_bytes, tensor.staging().size_bytes());
+  if (absl::Status status = CheckShapeBytes(tensor, element_bytes, field, max_bytes);
+      !status.ok()) {
+    return status;
+  }
+  kvstore::TensorView view;
+  if (staged) {
+    if (tensor.staging().offset_bytes() % element_bytes != 0) {
+      return InvalidArgument(
+          field + ".staging.offset_bytes",
+          absl::StrCat(tensor.staging().offset_bytes(), ", must be a multiple of ", element_bytes));
+    }
+    const auto bytes = staging->Resolve(tensor.staging(), field + ".staging");
+    if (!bytes.ok()) return bytes.status();
+    view.data = bytes->data();
+    view.data_bytes = bytes->size();
+  } else {
+    view.data = reinterpret_cast<const std::byte*>(tensor.inline_data().data());
+    view.data_bytes = tensor.inline_data().size();
+  }
+  view.dtype = *dtype;
+  view.shape.assign(tensor.shape().begin(), tensor.shape().end());
+  view.strides.assign(tensor.strides().begin(), tensor.strides().end());
+  return view;
+}
+
+absl::StatusOr<kvstore::LayerRows> LayerRowsOf(const v1::LayerRows& rows, const std::string& field,
+                                               uint64_t max_bytes, StagingClaims* staging) {
+  absl::StatusOr<kvstore::TensorView> keys =
+      TensorOf(rows.keys(), field + ".keys", max_bytes, staging);
+  if (!keys.ok()) return keys.status();
+  absl::StatusOr<kvstore::TensorView> values =
+      TensorOf(rows.values(), field + ".values", max_bytes, staging);
+  if (!values.ok()) return values.status();
+  return kvstore::LayerRows{rows.layer(), *std::move(keys), *std::move(values)};
+}
+
+kvstore::LeaseState LeaseStateOf(const v1::LeaseState& lease) {
+  return {.lease_id = lease.lease_id(), .known_version = lease.known_version()};
+}
+
+absl::StatusOr<kvstore::LiveIndex> LiveIndexOf(const v1::LiveIndex& live,
+                                               const std::string& field) {
+  const auto index = IndexOf(true, live.index(), field + ".index");
+  if (!index.ok()) return index.status();
+  if ((*index)->kind != kvstore::IndexKind::kPq) {
+    return InvalidArgument(field + ".index", "must be pq; flat needs no incremental index");
+  }
+  if (live.iterations() > kMaxIterations) {
+    return InvalidArgument(field + ".iterations",
+                           absl::StrCat(live.iterations(), ", must be at most ", kMaxIterations));
+  }
+  const absl::StatusOr<uint32_t> train = TokensOf(live.train_tokens(), field + ".train_tokens");
+  if (!train.ok()) return train.status();
+  const absl::StatusOr<uint32_t> sink = TokensOf(live.sink_tokens(), field + ".sink_tokens");
+  if (!sink.ok()) return sink.status();
+  return kvstore::LiveIndex{.index = **index,
+                            .iterations = live.iterations(),
+                            .seed = live.seed(),
+                            .train_tokens = *train,
+                            .sink_tokens = *sink};
+}
+
+absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& request) {
+  kvstore::CacheSpec spec;
+  spec.name = request.name();
+  spec.model_fingerprint = request.model_fingerprint();
+  spec.capacity_bytes = request.capacity_bytes();
+  spec.quota_bytes = request.quota_bytes();
+  if (absl::Status status = CheckRank(request.rank()); !status.ok()) return status;
+  spec.rank = {.group = request.rank().group(),
+               .rank = request.rank().rank(),
+               .rank_count = request.rank().rank_count(),
+               .kv_head_begin = request.rank().kv_head_begin(),
+               .layer_begin = request.rank().layer_begin()};
+  for (int i = 0; i < request.layer_groups_size(); ++i) {
+    absl::StatusOr<kvstore::LayerGroup> group =
+        LayerGroupOf(request.layer_groups(i), absl::StrCat("layer_groups[", i, "]"));
+    if (!group.ok()) return group.status();
+    spec.groups.push_back(*std::move(group));
+  }
+  const auto index = IndexOf(request.has_default_index(), request.default_index(), "default_index");
+  if (!index.ok()) return index.status();
+  spec.default_index = index->value_or(kvstore::IndexDescriptor{kvstore::IndexKind::kPq, 2, 6});
+  return spec;
+}
+
+absl::StatusOr<kvstore::AdmitSpec> AdmitSpecOf(const v1::AdmitRequest& request) {
+  auto index = IndexOf(request.has_index(), request.index(), "index");
+  if (!index.ok()) return index.status();
+  return kvstore::AdmitSpec{.prefill_tokens = request.token_count(),
+                            .output_tokens = request.output_token_count(),
+                            .index = *index};
+}
+
+absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
+                                                                const v1::IndexSpec& spec,
+                                                                const std::string& field) {
+  if (!present) return std::nullopt;
+  switch (spec.kind_case()) {
+    case v1::IndexSpec::kPq:
+      return kvstore::IndexDescriptor{kvstore::IndexKind::kPq, spec.pq().subspaces(),
+                                      spec.pq().bits()};
+    case v1::IndexSpec::kFlat:
+      return kvstore::IndexDescriptor{};
+    case v1::IndexSpec::KIND_NOT_SET:
+      break;
+  }
+  return InvalidArgument(field + ".kind", "missing: pq or flat");
+}
+
+absl::StatusOr<kvstore::Query> QueryOf(const v1::Query& query, const std::string& field,
+                                       uint64_t max_bytes) {
+  absl::StatusOr<kvstore::TensorView> queries =
+      TensorOf(query.queries(), field + ".queries", max_bytes);
+  if (!queries.ok()) return queries.status();
+  if (query.query_position() >= kvstore::kMaxSequenceTokens) {
+    return InvalidArgument(
+        field + ".query_position",
+        absl::StrCat(query.query_position(), ", must be below ", kvstore::kMaxSequenceTokens));
+  }
+  return kvstore::Query{query.layer(), query.query_position(), *std::move(queries)};
+}
+
+absl::StatusOr<kvstore::Selection> SelectionOf(const v1::Selection& selection,
+                                               const std::string& field) {
+  kvstore::Selection result;
+  const absl::StatusOr<kvstore::GroupRule> rule =
+      GroupRuleOf(selection.group_rule(), field + ".group_rule");
+  if (!rule.ok()) return rule.status();
+  result.group_rule = *rule;
+  const absl::StatusOr<uint32_t> sink = TokensOf(selection.sink_tokens(), field + ".sink_tokens");
+  if (!sink.ok()) return sink.status();
+  result.sink_tokens = *sink;
+  const absl::StatusOr<uint32_t> window =
+      TokensOf(selection.window_tokens(), field + ".window_tokens");
+  if (!window.ok()) return window.status();
+  result.window_tokens = *window;
+  if (selection.rerank_factor() != 0 && selection.rerank_factor() != 1) {
+    return Unimplemented(field + ".rerank_factor", "must be 0 or 1 in this version");
+  }
+  if (absl::Status status = SetExcluded(selection, field, result); !status.ok()) return status;
+  if (absl::Status status = SetBudget(selection, field, result); !status.ok()) return status;
+  return result;
+}
+
+absl::StatusOr<kvstore::BuildSpec> BuildSpecOf(const v1::BuildIndexRequest& request) {
+  kvstore::BuildSpec spec;
+  if (request.layers_size() > 0) return UnimplementedField("layers");
+  spec.iterations = request.iterations() == 0 ? kDefaultIterations : request.iterations();
+  spec.seed = request.seed();
+  const absl::StatusOr<uint32_t> train = TokensOf(request.train_tokens(), "train_tokens");
+  if (!train.ok()) return train.status();
+  spec.train_tokens = *train;
+  const absl::StatusOr<uint32_t> sink = TokensOf(request.sink_tokens(), "sink_tokens");
+  if (!sink.ok()) return sink.status();
+  spec.sink_tokens = *sink;
+  return spec;
+}
+
+absl::StatusOr<kvstore::TokenRange> TokenRangeOf(bool present, const v1::TokenRange& range,
+                                                 const std::string& field) {
+  if (!present) return InvalidArgument(field, "missing");
+  if (range.end() > kvstore::kMaxSequenceTokens) {
+    return InvalidArgument(field + ".end", absl::StrCat(range.end(), ", must be at most ",
+                                                        kvstore::kMaxSequenceTokens));
+  }
+  if (range.begin() >= range.end()) {
+    return InvalidArgument(field,
+                           absl::StrCat("[", range.begin(), ", ", range.end(), ") is empty"));
+  }
+  return kvstore::TokenRange{range.begin(), range.end()};
+}
+
+absl::StatusOr<kvstore::RowPart> RowPartOf(v1::RowPart part, const std::string& field) {
+  switch (part) {
+    case v1::ROW_PART_UNSPECIFIED:
+    case v1::ROW_PART_ROW:
+      return kvstore::RowPart::kRow;
+    case v1::ROW_PART_KEY:
+      return kvstore::RowPart::kKey;
+    case v1::ROW_PART_VALUE:
+      return kvstore::RowPart::kValue;
+    default:
+      return InvalidArgument(field, absl::StrCat(static_cast<int>(part), ", must be a RowPart"));
+  }
+}
+
+absl::StatusOr<std::vector<uint32_t>> PositionsOf(
+    uint32_t count, const google::protobuf::RepeatedField<uint32_t>& positions,
+    const std::string& field) {
+  if (count == 0) return InvalidArgument(field + ".count", "0, must be at least 1");
+  if (positions.empty() || static_cast<uint32_t>(positions.size()) % count != 0) {
+    return InvalidArgument(
+        field + ".positions",
+        absl::StrCat(positions.size(), " of them, must be kv_heads x count = ", count));
+  }
+  return std::vector<uint32_t>(positions.begin(), positions.end());
+}
+
+}  // namespace pqcached::service

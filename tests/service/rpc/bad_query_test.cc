@@ -1,0 +1,262 @@
+// Queries, selections, positions and ranges that cannot be.
+#include <cmath>
+
+#include "service/base/refusal.h"
+#include "service/rpc/grpc_status.h"
+#include "service/wire/wire.h"
+#include "tests/service/rpc/bad_input_fixture.h"
+
+namespace pqcached::service {
+namespace {
+
+using grpc::StatusCode;
+
+// Peers limit headers to 8 KiB. gRPC writes a byte of the message that is no printable ASCII as three,
+// and the details in base64, four for three.
+size_t HeaderBytes(const grpc::Status& status) {
+  size_t bytes = std::string("grpc-message").size() + std::string("grpc-status-details-bin").size();
+  for (const char byte : status.error_message()) {
+    bytes += byte >= ' ' && byte <= '~' && byte != '%' ? 1 : 3;
+  }
+  return bytes + (status.error_details().size() + 2) / 3 * 4;
+}
+constexpr size_t kMaxHeaderBytes = 8192 - 512;  // of a call's other headers
+
+TEST(WireStatusTest, CutsLongMessagesBetweenCharacters) {
+  std::string message = "x";
+  for (int i = 0; i < 3000; ++i) message += "\u00fc";
+  const grpc::Status status = ToGrpc(absl::InvalidArgumentError(message));
+  const std::string sent = status.error_message();
+  EXPECT_GT(sent.size(), 500u);
+  EXPECT_EQ(sent, message.substr(0, sent.size()));
+  EXPECT_EQ(sent.size() % 2, 1u) << "no half character";
+  EXPECT_EQ(ToGrpc(absl::InvalidArgumentError(std::string(5000, 'x'))).error_message().size(),
+            2048u);
+}
+
+TEST(WireStatusTest, MessageAndDetailsFitIntoTheHeadersThatPeersTake) {
+  std::string long_text;
+  for (int i = 0; i < 3000; ++i) long_text += "\u00fc";
+  for (const std::string& text : {std::string(9000, 'x'), std::string(9000, '%'), long_text}) {
+    for (const std::string& field :
+         {std::string(), std::string("items[255].rows[1023].keys.shape"), std::string(9000, 'f')}) {
+      const grpc::Status status =
+          ToGrpc(Refuse(absl::StatusCode::kResourceExhausted, field, text, 1234));
+      EXPECT_LE(HeaderBytes(status), kMaxHeaderBytes) << field.size() << " " << text.substr(0, 2);
+      EXPECT_EQ(RefusedBy(status).retry_ms, 1234u);
+    }
+  }
+}
+
+TEST_F(BadInputTest, SelectionsThatCannotBe) {
+  using Q = v1::Query;
+  using S = v1::Selection;
+  const auto invalid = StatusCode::INVALID_ARGUMENT;
+  CheckSelect(
+      "k = 0", [](Q&, S& s) { s.set_token_count(20); }, invalid, ".selection.token_count");
+  CheckSelect(
+      "k > tokens", [](Q&, S& s) { s.set_token_count(kTokens + 1); }, invalid,
+      ".selection.token_count");
+  CheckSelect(
+      "no budget", [](Q&, S& s) { s.clear_budget(); }, invalid, ".selection.budget");
+  CheckSelect(
+      "ratio 0", [](Q&, S& s) { s.set_token_ratio(0); }, invalid, ".selection.token_ratio");
+  CheckSelect(
+      "ratio > 1", [](Q&, S& s) { s.set_token_ratio(1.01); }, invalid, ".selection.token_ratio");
+  CheckSelect(
+      "ratio NaN", [](Q&, S& s) { s.set_token_ratio(NAN); }, invalid, ".selection.token_ratio");
+  CheckSelect(
+      "mass", [](Q&, S& s) { s.set_attention_mass(0.9); }, StatusCode::UNIMPLEMENTED,
+      ".selection.attention_mass");
+  CheckSelect(
+      "rerank", [](Q&, S& s) { s.set_rerank_factor(2); }, StatusCode::UNIMPLEMENTED,
+      ".selection.rerank_factor");
+  CheckSelect(
+      "rule", [](Q&, S& s) { s.set_group_rule(static_cast<v1::GroupRule>(50)); }, invalid,
+      ".selection.group_rule");
+  CheckSelect(
+      "rule per head", [](Q&, S& s) { s.set_group_rule(v1::GROUP_RULE_PER_QUERY_HEAD); },
+      StatusCode::UNIMPLEMENTED, ".selection.group_rule");
+  CheckSelect(
+      "sink", [](Q&, S& s) { s.set_sink_tokens(uint64_t{1} << 40); }, invalid,
+      ".selection.sink_tokens");
+  CheckSelect(
+      "window", [](Q&, S& s) { s.set_window_tokens(uint64_t{1} << 40); }, invalid,
+      ".selection.window_tokens");
+  CheckSelect(
+      "index not built", [](Q&, S& s) { *s.mutable_index() = Pq(8, 8); },
+      StatusCode::FAILED_PRECONDITION, ".selection.index");
+  CheckSelect(
+      "m", [](Q&, S& s) { *s.mutable_index() = Pq(3, 4); }, invalid,
+      ".selection.index.pq.subspaces");
+  CheckSelect(
+      "b", [](Q&, S& s) { *s.mutable_index() = Pq(4, 9); }, invalid, ".selection.index.pq.bits");
+  CheckSelect(
+      "index kind", [](Q&, S& s) { s.mutable_index()->Clear(); }, invalid, ".selection.index.kind");
+}
+
+TEST_F(BadInputTest, ExcludedRangesThatCannotBe) {
+  const auto exclude = [](std::vector<std::pair<uint64_t, uint64_t>> ranges) {
+    return [=](v1::Query&, v1::Selection& s) {
+      for (const auto& [begin, end] : ranges) {
+        s.add_excluded()->set_begin(begin);
+        s.mutable_excluded(s.excluded_size() - 1)->set_end(end);
+      }
+    };
+  };
+  const auto invalid = StatusCode::INVALID_ARGUMENT;
+  CheckSelect("empty", exclude({{5, 5}}), invalid, ".selection.excluded[0]");
+  CheckSelect("backwards", exclude({{9, 5}}), invalid, ".selection.excluded[0]");
+  CheckSelect("overlap", exclude({{5, 9}, {8, 12}}), invalid, ".selection.excluded[1]");
+  CheckSelect("descending", exclude({{50, 60}, {8, 12}}), invalid, ".selection.excluded[1]");
+  CheckSelect("huge", exclude({{5, uint64_t{1} << 40}}), invalid, ".selection.excluded[0].end");
+  CheckSelect("too many", exclude(std::vector<std::pair<uint64_t, uint64_t>>(17, {1, 2})), invalid,
+              ".selection.excluded");
+}
+
+TEST_F(BadInputTest, QueriesThatCannotBe) {
+  using Q = v1::Query;
+  using S = v1::Selection;
+  const auto invalid = StatusCode::INVALID_ARGUMENT;
+  CheckSelect(
+      "layer", [](Q& q, S&) { q.set_layer(3); }, invalid, ".query.layer");
+  CheckSelect(
+      "sequence", [](Q& q, S&) { q.set_sequence_id(999); }, StatusCode::NOT_FOUND,
+      ".query.sequence_id");
+  CheckSelect(
+      "position", [](Q& q, S&) { q.set_query_position(uint64_t{1} << 40); }, invalid,
+      ".query.query_position");
+  CheckSelect(
+      "not stored", [](Q& q, S&) { q.set_query_position(kTokens + 100); }, StatusCode::OUT_OF_RANGE,
+      ".query.query_position");
+  CheckSelect(
+      "heads",
+      [](Q& q, S&) {
+        *q.mutable_queries() = FloatTensor({1, 2, kKeyDim}, 1);
+      },
+      invalid, ".query.queries.shape");
+  CheckSelect(
+      "dim",
+      [](Q& q, S&) {
+        *q.mutable_queries() = FloatTensor({1, kQueryHeads, 64}, 1);
+      },
+      invalid, ".query.queries.shape");
+  CheckSelect(
+      "no query", [](Q& q, S&) { q.clear_queries(); }, invalid, ".query.queries.inline_data");
+  CheckSelect(
+      "length 9",
+      [](Q& q, S&) {
+        *q.mutable_queries() = FloatTensor({9, kQueryHeads, kKeyDim}, 1);
+      },
+      invalid, ".query.queries.shape");
+  CheckSelect(
+      "length 0",
+      [](Q& q, S&) {
+        *q.mutable_queries() = FloatTensor({0, kQueryHeads, kKeyDim}, 1);
+      },
+      invalid, ".query.queries.shape");
+  CheckSelect(
+      "NaN", [](Q& q, S&) { SetElement(q.mutable_queries(), 3, NAN); }, invalid, ".query.queries");
+  v1::TopKRequest empty;
+  v1::TopKResponse response;
+  Check("no items", client_->kv().TopK(client_->Context().get(), empty, &response), invalid,
+        "items");
+  v1::AttendRequest attend;
+  *attend.add_items()->mutable_query() = QueryAt(sequence_id_, 4, kTokens - 1);
+  v1::AttendResponse attention;
+  Check("no tokens", client_->kv().Attend(client_->Context().get(), attend, &attention), invalid,
+        "items[0].tokens");
+}
+
+TEST_F(BadInputTest, PositionsThatCannotBe) {
+  const auto invalid = StatusCode::INVALID_ARGUMENT;
+  const auto missing = StatusCode::OUT_OF_RANGE;
+  CheckFetchTokens(
+      "count 0", [](v1::FetchTokensRequest& r) { r.set_count(0); }, invalid, "count");
+  CheckFetchTokens(
+      "none", [](v1::FetchTokensRequest& r) { r.clear_positions(); }, invalid, "positions");
+  CheckFetchTokens(
+      "odd", [](v1::FetchTokensRequest& r) { r.add_positions(5); }, invalid, "positions");
+  CheckFetchTokens(
+      "one head", [](v1::FetchTokensRequest& r) { r.set_count(4); }, invalid, "positions");
+  CheckFetchTokens(
+      "more than count says",
+      [](v1::FetchTokensRequest& r) {
+        r.set_count(1);
+        r.mutable_positions()->Resize(100'000, 7);
+      },
+      invalid, "positions");
+  CheckFetchTokens(
+      "first not stored", [](v1::FetchTokensRequest& r) { r.set_positions(0, kTokens); }, missing,
+      "positions[0]");
+  CheckFetchTokens(
+      "not stored", [](v1::FetchTokensRequest& r) { r.set_positions(3, kTokens); }, missing,
+      "positions[3]");
+  CheckFetchTokens(
+      "layer", [](v1::FetchTokensRequest& r) { r.set_layer(2); }, invalid, "layer");
+  CheckFetchTokens(
+      "part", [](v1::FetchTokensRequest& r) { r.set_part(static_cast<v1::RowPart>(9)); }, invalid,
+      "part");
+  CheckFetchTokens(
+      "sequence", [](v1::FetchTokensRequest& r) { r.set_sequence_id(9); }, StatusCode::NOT_FOUND,
+      "sequence_id");
+  CheckAttendPositions(
+      "count 0", [](v1::TokenPositions& p) { p.set_count(0); }, invalid,
+      "items[0].positions.count");
+  CheckAttendPositions(
+      "none", [](v1::TokenPositions& p) { p.clear_positions(); }, invalid,
+      "items[0].positions.positions");
+  CheckAttendPositions(
+      "one head", [](v1::TokenPositions& p) { p.set_count(4); }, invalid,
+      "items[0].positions.positions");
+  CheckAttendPositions(
+      "repeated", [](v1::TokenPositions& p) { p.set_positions(1, 1); }, invalid,
+      "items[0].positions.positions[1]");
+  CheckAttendPositions(
+      "descending", [](v1::TokenPositions& p) { p.set_positions(2, 9); }, invalid,
+      "items[0].positions.positions[3]");
+  CheckAttendPositions(
+      "not stored", [](v1::TokenPositions& p) { p.set_positions(3, kTokens); }, missing,
+      "items[0].positions.positions[3]");
+}
+
+TEST_F(BadInputTest, RangesThatCannotBe) {
+  const auto fetch = [&](uint64_t begin, uint64_t end) {
+    v1::FetchBlocksRequest request;
+    request.set_sequence_id(sequence_id_);
+    request.set_layer(4);
+    request.add_ranges()->set_end(1);
+    request.add_ranges()->set_begin(begin);
+    request.mutable_ranges(1)->set_end(end);
+    v1::FetchBlocksResponse response;
+    return client_->kv().FetchBlocks(client_->Context().get(), request, &response);
+  };
+  v1::FetchBlocksRequest first;
+  first.set_sequence_id(sequence_id_);
+  first.set_layer(4);
+  first.add_ranges()->set_begin(kTokens);
+  first.mutable_ranges(0)->set_end(kTokens + 1);
+  v1::FetchBlocksResponse blocks;
+  Check("first not stored", client_->kv().FetchBlocks(client_->Context().get(), first, &blocks),
+        StatusCode::OUT_OF_RANGE, "ranges[0]");
+  Check("empty", fetch(5, 5), StatusCode::INVALID_ARGUMENT, "ranges[1]");
+  Check("backwards", fetch(7, 5), StatusCode::INVALID_ARGUMENT, "ranges[1]");
+  Check("not stored", fetch(7, kTokens + 1), StatusCode::OUT_OF_RANGE, "ranges[1]");
+  Check("huge", fetch(7, uint64_t{1} << 50), StatusCode::INVALID_ARGUMENT, "ranges[1].end");
+  v1::FetchBlocksRequest none;
+  none.set_sequence_id(sequence_id_);
+  v1::FetchBlocksResponse response;
+  Check("none", client_->kv().FetchBlocks(client_->Context().get(), none, &response),
+        StatusCode::INVALID_ARGUMENT, "ranges");
+  v1::ScoreRequest score;
+  *score.add_items()->mutable_query() = QueryAt(sequence_id_, 4, kTokens - 1);
+  v1::ScoreResponse scores;
+  Check("score nothing", client_->kv().Score(client_->Context().get(), score, &scores),
+        StatusCode::INVALID_ARGUMENT, "items[0].tokens");
+  score.mutable_items(0)->mutable_tokens()->set_end(kTokens + 1);
+  Check("score beyond", client_->kv().Score(client_->Context().get(), score, &scores),
+        StatusCode::OUT_OF_RANGE, "items[0].tokens");
+}
+
+}  // namespace
+}  // namespace pqcached::service

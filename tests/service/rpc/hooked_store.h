@@ -1,0 +1,190 @@
+// A store that passes everything on, and lets a test stand in the way of single calls.
+#ifndef PQCACHED_TESTS_SERVICE_RPC_HOOKED_STORE_H_
+#define PQCACHED_TESTS_SERVICE_RPC_HOOKED_STORE_H_
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "kvstore/store.h"
+
+namespace pqcached::service {
+
+// Set before the server starts; called on its threads.
+struct StoreHooks {
+  std::function<void()> before_top_k = [] {};
+  std::function<void()> before_create_sequence = [] {};
+  std::function<void()> before_ingest = [] {};
+  std::function<void(const kvstore::BuildSpec&)> before_build = [](const auto&) {};
+  // Stands for the progress of a build: passes `progress` on as it likes.
+  std::function<bool(const kvstore::BuildProgress&,
+                     const std::function<bool(const kvstore::BuildProgress&)>& pass_on)>
+      on_progress = [](const auto& progress, const auto& pass_on) { return pass_on(progress); };
+};
+
+class HookedStore final : public kvstore::Store {
+ public:
+  HookedStore(std::unique_ptr<kvstore::Store> store, const StoreHooks& hooks)
+      : store_(std::move(store)), hooks_(hooks) {}
+
+  absl::StatusOr<kvstore::CacheInfo> OpenCache(std::string_view tenant,
+                                               const kvstore::CacheSpec& spec) override {
+    return store_->OpenCache(tenant, spec);
+  }
+  absl::StatusOr<kvstore::CreatedSequence> CreateSequence(
+      std::string_view tenant, uint64_t cache_id, const kvstore::SequenceSpec& spec) override {
+    hooks_.before_create_sequence();
+    return store_->CreateSequence(tenant, cache_id, spec);
+  }
+  absl::StatusOr<kvstore::CreatedSequence> ForkSequence(std::string_view tenant,
+                                                        uint64_t sequence_id, uint64_t token_count,
+                                                        std::string_view session) override {
+    return store_->ForkSequence(tenant, sequence_id, token_count, session);
+  }
+  absl::StatusOr<uint64_t> MatchPrefix(std::string_view tenant, uint64_t cache_id,
+                                       std::span<const uint32_t> token_ids,
+                                       std::string_view extra_key) override {
+    return store_->MatchPrefix(tenant, cache_id, token_ids, extra_key);
+  }
+  absl::Status NameTokens(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,
+                          std::span<const uint32_t> token_ids) override {
+    return store_->NameTokens(tenant, sequence_id, first_position, token_ids);
+  }
+  absl::Status CheckNames(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,
+                          std::span<const uint32_t> token_ids) const override {
+    return store_->CheckNames(tenant, sequence_id, first_position, token_ids);
+  }
+  absl::StatusOr<uint64_t> SuspendSequence(std::string_view tenant, uint64_t sequence_id) override {
+    return store_->SuspendSequence(tenant, sequence_id);
+  }
+  absl::StatusOr<uint64_t> ResumeSequence(std::string_view tenant, uint64_t sequence_id) override {
+    return store_->ResumeSequence(tenant, sequence_id);
+  }
+  absl::StatusOr<kvstore::SessionMemory> OpenLocalSession(std::string_view session,
+                                                          uint64_t boot_word) override {
+    return store_->OpenLocalSession(session, boot_word);
+  }
+  absl::StatusOr<kvstore::SharedMemory> OpenPool(std::string_view tenant,
+                                                 uint64_t cache_id) override {
+    return store_->OpenPool(tenant, cache_id);
+  }
+  absl::StatusOr<kvstore::SharedMemory> OpenStaging(std::string_view session, uint64_t slot_bytes,
+                                                    uint32_t slot_count) override {
+    return store_->OpenStaging(session, slot_bytes, slot_count);
+  }
+  absl::StatusOr<kvstore::StagedBytes> ClaimStaging(
+      std::string_view session, const kvstore::StagingReference& reference) override {
+    return store_->ClaimStaging(session, reference);
+  }
+  absl::StatusOr<kvstore::AttachedSequence> Attach(std::string_view tenant, uint64_t sequence_id,
+                                                   std::string_view session,
+                                                   const kvstore::LeaseState& lease) override {
+    return store_->Attach(tenant, sequence_id, session, lease);
+  }
+  absl::StatusOr<kvstore::VersionedImage> RefreshLease(std::string_view session,
+                                                       const kvstore::LeaseState& lease) override {
+    return store_->RefreshLease(session, lease);
+  }
+  absl::Status Detach(std::string_view session, uint64_t lease_id) override {
+    return store_->Detach(session, lease_id);
+  }
+  std::vector<kvstore::LeaseInfo> ListLeases() override { return store_->ListLeases(); }
+  kvstore::RecoveryReport Recovery() const override { return store_->Recovery(); }
+  absl::Status KeepSession(const kvstore::KeptSession& session) override {
+    return store_->KeepSession(session);
+  }
+  std::vector<kvstore::KeptSession> KeptSessions() const override { return store_->KeptSessions(); }
+  void EndQuarantine() override { store_->EndQuarantine(); }
+  kvstore::StoreStats Stats() override { return store_->Stats(); }
+  bool WaitIdle(kvstore::SteadyTime deadline) override { return store_->WaitIdle(deadline); }
+  void ApplyMemoryLimits() override { store_->ApplyMemoryLimits(); }
+  absl::StatusOr<kvstore::Admission> Admit(std::string_view tenant, uint64_t cache_id,
+                                           const kvstore::AdmitSpec& spec) override {
+    return store_->Admit(tenant, cache_id, spec);
+  }
+  absl::Status PinSequence(std::string_view tenant, uint64_t sequence_id,
+                           absl::Duration ttl) override {
+    return store_->PinSequence(tenant, sequence_id, ttl);
+  }
+  absl::Status EvictSequence(uint64_t sequence_id) override {
+    return store_->EvictSequence(sequence_id);
+  }
+  absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) override {
+    return store_->DropSequence(tenant, sequence_id);
+  }
+  uint32_t DropSession(std::string_view session) override { return store_->DropSession(session); }
+  absl::StatusOr<uint64_t> TruncateSequence(std::string_view tenant, uint64_t sequence_id,
+                                            uint64_t token_count, uint64_t own_lease) override {
+    return store_->TruncateSequence(tenant, sequence_id, token_count, own_lease);
+  }
+  absl::StatusOr<std::unique_ptr<kvstore::IngestTransaction>> BeginIngest(
+      std::string_view tenant, uint64_t sequence_id) override {
+    hooks_.before_ingest();
+    return store_->BeginIngest(tenant, sequence_id);
+  }
+  absl::StatusOr<uint64_t> Append(std::string_view tenant, uint64_t sequence_id,
+                                  uint64_t first_position,
+                                  std::span<const kvstore::LayerRows> layers) override {
+    return store_->Append(tenant, sequence_id, first_position, layers);
+  }
+  absl::Status BuildIndex(
+      std::string_view tenant, uint64_t sequence_id, const kvstore::BuildSpec& spec,
+      const std::function<bool(const kvstore::BuildProgress&)>& progress) override {
+    hooks_.before_build(spec);
+    return store_->BuildIndex(tenant, sequence_id, spec, [&](const kvstore::BuildProgress& each) {
+      return hooks_.on_progress(each, progress);
+    });
+  }
+  absl::StatusOr<kvstore::Selected> TopK(std::string_view tenant, uint64_t sequence_id,
+                                         const kvstore::Query& query,
+                                         const kvstore::Selection& selection) override {
+    hooks_.before_top_k();
+    return store_->TopK(tenant, sequence_id, query, selection);
+  }
+  absl::StatusOr<kvstore::Scores> Score(std::string_view tenant, uint64_t sequence_id,
+                                        const kvstore::Query& query,
+                                        const kvstore::IndexDescriptor& index,
+                                        kvstore::TokenRange tokens) override {
+    return store_->Score(tenant, sequence_id, query, index, tokens);
+  }
+  absl::StatusOr<kvstore::Rows> FetchBlocks(std::string_view tenant, uint64_t sequence_id,
+                                            uint32_t layer, kvstore::TokenRange tokens,
+                                            kvstore::RowPart part) override {
+    return store_->FetchBlocks(tenant, sequence_id, layer, tokens, part);
+  }
+  absl::StatusOr<kvstore::Rows> FetchTokens(std::string_view tenant, uint64_t sequence_id,
+                                            uint32_t layer, std::span<const uint32_t> positions,
+                                            kvstore::RowPart part) override {
+    return store_->FetchTokens(tenant, sequence_id, layer, positions, part);
+  }
+  absl::StatusOr<kvstore::Attention> Attend(std::string_view tenant, uint64_t sequence_id,
+                                            const kvstore::Query& query,
+                                            const kvstore::Selection& selection,
+                                            bool want_positions) override {
+    return store_->Attend(tenant, sequence_id, query, selection, want_positions);
+  }
+  absl::StatusOr<kvstore::Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id,
+                                                     const kvstore::Query& query,
+                                                     std::span<const uint32_t> positions) override {
+    return store_->AttendPositions(tenant, sequence_id, query, positions);
+  }
+  std::vector<kvstore::CacheInfo> ListCaches(std::string_view tenant) override {
+    return store_->ListCaches(tenant);
+  }
+  absl::StatusOr<std::vector<kvstore::SequenceInfo>> ListSequences(std::string_view tenant,
+                                                                   uint64_t cache_id) override {
+    return store_->ListSequences(tenant, cache_id);
+  }
+  absl::StatusOr<kvstore::SequenceInfo> DescribeSequence(std::string_view tenant,
+                                                         uint64_t sequence_id) override {
+    return store_->DescribeSequence(tenant, sequence_id);
+  }
+
+ private:
+  const std::unique_ptr<kvstore::Store> store_;
+  const StoreHooks& hooks_;
+};
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_TESTS_SERVICE_RPC_HOOKED_STORE_H_

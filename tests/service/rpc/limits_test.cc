@@ -1,0 +1,164 @@
+// Every limit on what comes from outside: one more is refused by its name, and nothing has changed.
+//
+// Of sessions and streams: session_test, broker_test; of leases and staging: tests/kvstore/lease_test;
+// of names, shapes, positions: bad_query_test, bad_rows_test; of pools, quotas, what a group leaves:
+// pressure_test; of waiting calls: lifecycle_test.
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <thread>
+
+#include "absl/synchronization/notification.h"
+#include "kvstore/read/refusal.h"
+#include "tests/service/rpc/lifecycle_fixture.h"
+
+namespace pqcached::service {
+namespace {
+
+using grpc::StatusCode;
+
+class LimitsTest : public LifecycleTest {
+ protected:
+  // All that there is.
+  static std::string State(TestClient& client) {
+    v1::ListCachesResponse caches;
+    EXPECT_TRUE(client.admin().ListCaches(client.Context().get(), {}, &caches).ok());
+    v1::StatsResponse stats = Stats(client);
+    return caches.ShortDebugString() + " sequences " + std::to_string(stats.sequence_count()) +
+           " used " + std::to_string(stats.pool_used_bytes());
+  }
+};
+
+TEST_F(LimitsTest, CachesSequencesAndPools) {
+  Start([](Config& config) {
+    config.max_caches = 1;
+    config.max_sequences = 2;
+  });
+  const auto client = Connect();
+  v1::OpenCacheResponse opened;
+  v1::OpenCacheRequest large = CacheRequest();
+  large.set_capacity_bytes(config_.max_pool_bytes + (1 << 20));
+  const std::string nothing = State(*client);
+  EXPECT_TRUE(Failed(client->kv().OpenCache(client->Context().get(), large, &opened),
+                     StatusCode::RESOURCE_EXHAUSTED, "capacity_bytes"));
+  EXPECT_EQ(State(*client), nothing);
+  const uint64_t cache_id = client->OpenCache("first");
+  client->CreateSequence(cache_id);
+  client->CreateSequence(cache_id);
+  const std::string before = State(*client);
+  EXPECT_TRUE(
+      Failed(client->kv().OpenCache(client->Context().get(), CacheRequest("second"), &opened),
+             StatusCode::RESOURCE_EXHAUSTED, "max_caches"));
+  v1::CreateSequenceRequest create;
+  create.set_cache_id(cache_id);
+  v1::CreateSequenceResponse created;
+  EXPECT_TRUE(Failed(client->kv().CreateSequence(client->Context().get(), create, &created),
+                     StatusCode::RESOURCE_EXHAUSTED, "max_sequences"));
+  EXPECT_EQ(State(*client), before);
+}
+
+TEST_F(LimitsTest, BuildsInFlightAndWaiting) {
+  absl::Notification begun;
+  absl::Notification keep_going;
+  std::atomic<int> builds = 0;
+  hooks_.before_build = [&](const auto&) {
+    if (builds++ > 0) return;
+    begun.Notify();
+    keep_going.WaitForNotification();
+  };
+  StartHooked([](Config& config) {
+    config.max_builds = 1;
+    config.max_pending_calls = 1;
+  });
+  const auto client = Connect();
+  const uint64_t sequence_id = client->Filled(100);
+  const std::string before = State(*client);
+  v1::BuildIndexRequest request;
+  request.set_sequence_id(sequence_id);
+  *request.mutable_index() = Pq(2, 4);
+  const auto build = [&] {
+    const auto context = client->Context();
+    const auto reader = client->kv().BuildIndex(context.get(), request);
+    for (v1::BuildProgress progress; reader->Read(&progress);) {
+    }
+    return reader->Finish();
+  };
+  std::thread first([&] { EXPECT_TRUE(build().ok()); });
+  begun.WaitForNotification();
+  // One of two finds the only waiting place taken; it lets the others go on.
+  std::atomic<int> refused = 0;
+  std::vector<std::thread> others;
+  for (int i = 0; i < 2; ++i) {
+    others.emplace_back([&] {
+      const grpc::Status status = build();
+      if (status.error_code() != StatusCode::RESOURCE_EXHAUSTED) return;
+      EXPECT_TRUE(Failed(status, StatusCode::RESOURCE_EXHAUSTED, "max_pending_calls"));
+      EXPECT_EQ(RefusedBy(status).retry_ms, kvstore::kRetryQueue);
+      EXPECT_EQ(State(*client), before);
+      if (refused++ == 0) keep_going.Notify();
+    });
+  }
+  first.join();
+  for (std::thread& other : others) other.join();
+  EXPECT_EQ(refused, 1);
+  EXPECT_EQ(Stats(*client).builds_in_flight(), 0u);
+}
+
+TEST_F(LimitsTest, ItemsOfABatch) {
+  Start();
+  const auto client = Connect();
+  const uint64_t sequence_id = client->Filled(10);
+  const std::string before = Dump(*client, sequence_id);
+  const auto expect = [&](const grpc::Status& status, const std::string& field) {
+    EXPECT_TRUE(Failed(status, StatusCode::INVALID_ARGUMENT, field));
+  };
+  v1::TopKRequest top_k;
+  v1::ScoreRequest score;
+  v1::AttendRequest attend;
+  for (int i = 0; i < 257; ++i) {
+    top_k.add_items();
+    score.add_items();
+    attend.add_items();
+  }
+  v1::TopKResponse selected;
+  expect(client->kv().TopK(client->Context().get(), top_k, &selected), "items");
+  v1::ScoreResponse scores;
+  expect(client->kv().Score(client->Context().get(), score, &scores), "items");
+  v1::AttendResponse attended;
+  expect(client->kv().Attend(client->Context().get(), attend, &attended), "items");
+  v1::FetchBlocksRequest fetch;
+  for (int i = 0; i < 1025; ++i) fetch.add_ranges()->set_end(1);
+  v1::FetchBlocksResponse rows;
+  expect(client->kv().FetchBlocks(client->Context().get(), fetch, &rows), "ranges");
+  EXPECT_EQ(Dump(*client, sequence_id), before);
+}
+
+TEST_F(LimitsTest, BytesOfAMessage) {
+  Start();  // 1 MiB
+  const auto client = Connect();
+  const uint64_t sequence_id = client->Filled(10);
+  const std::string before = Dump(*client, sequence_id);
+  v1::AppendRequest request;
+  v1::SequenceAppend* item = request.add_items();
+  item->set_sequence_id(sequence_id);
+  for (const uint32_t layer : kLayers) *item->add_rows() = RowsOf(layer, 10, 2048);
+  v1::AppendResponse response;
+  EXPECT_TRUE(Failed(client->kv().Append(client->Context().get(), request, &response),
+                     StatusCode::RESOURCE_EXHAUSTED, "", "larger than max"));
+  EXPECT_EQ(Dump(*client, sequence_id), before);
+  // A small message that claims much: by strides of zero.
+  item->clear_rows();
+  *item->add_rows() = RowsOf(kLayers[0], 10, 1);
+  v1::Tensor& keys = *item->mutable_rows(0)->mutable_keys();
+  keys.set_shape(0, 1 << 20);
+  for (const int64_t stride : {0, static_cast<int>(kKeyDim * sizeof(float)), 4}) {
+    keys.add_strides(stride);
+  }
+  EXPECT_TRUE(Failed(client->kv().Append(client->Context().get(), request, &response),
+                     StatusCode::INVALID_ARGUMENT, "items[0].rows[0].keys.shape",
+                     "max_message_bytes"));
+  EXPECT_EQ(Dump(*client, sequence_id), before);
+}
+
+}  // namespace
+}  // namespace pqcached::service

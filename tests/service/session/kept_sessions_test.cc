@@ -1,0 +1,178 @@
+// Sessions that go on at the next server over what the store of the first one left with a keeper: in one
+// process, one server after another.
+#include <gmock/gmock.h>
+#include <poll.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "service/supervise/kept_sessions.h"
+#include "tests/kvstore/memory_keeper.h"
+#include "tests/service/rpc/rpc_fixture.h"
+#include "tests/service/session/broker_fixture.h"
+
+namespace pqcached::service {
+namespace {
+
+using kvstore::BrokerCall;
+using kvstore::BrokerReply;
+using kvstore::BrokerRequest;
+using testing::Contains;
+using testing::IsEmpty;
+using testing::Not;
+using testing::StartsWith;
+
+class KeptSessionsTest : public RpcTest {
+ protected:
+  // Ends the worker that is, and begins the next one.
+  void Restart() {
+    server_.reset();
+    store_.reset();
+    log_ = *Log::Open(config_.log_level, config_.log_file);
+    kvstore::StoreOptions options = StoreOptionsOf(config_);
+    options.keeper = &keeper_;
+    auto store = kvstore::Store::Create(options);
+    ASSERT_TRUE(store.ok()) << store.status();
+    store_ = *std::move(store);
+    auto server =
+        Server::Start(config_, *store_, *log_,
+                      {.claimed = false, .keepers = {.memory = &keeper_, .connections = &keeper_}});
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+  ~KeptSessionsTest() override {
+    server_.reset();
+    store_.reset();
+  }
+
+  std::string broker_path() const { return endpoint().substr(7) + kvstore::kBrokerSuffix; }
+  static BrokerRequest Resume(const std::string& token) {
+    BrokerRequest request = BrokerConnection::Request(BrokerCall::kResume);
+    token.copy(request.resume_token, sizeof(request.resume_token) - 1);
+    return request;
+  }
+  // Until the broker answers something else than `status`.
+  BrokerReply ResumeWhile(uint32_t status, const std::string& token) const {
+    while (true) {
+      BrokerConnection connection(broker_path());
+      const BrokerReply reply = connection.Call(Resume(token));
+      if (reply.status != status) return reply;
+      poll(nullptr, 0, 1);
+    }
+  }
+
+  kvstore::testing::MemoryKeeper keeper_;
+};
+
+TEST_F(KeptSessionsTest, AConnectionAndItsControlMemoryAreKeptWhileItIsOpen) {
+  Restart();
+  {
+    LocalClient client(endpoint());
+    ASSERT_EQ(client.hello().status, 0u) << client.hello().message;
+    EXPECT_THAT(keeper_.Names(), Contains(ControlName(client.hello().boot_id, 1)));
+    EXPECT_THAT(keeper_.Names(), Contains(SocketName(client.hello().boot_id, 1)));
+  }
+  Restart();  // whereby all that was to be done on the end of the connection is
+  EXPECT_THAT(keeper_.Names(), Not(Contains(StartsWith("control."))));
+}
+
+TEST_F(KeptSessionsTest, AnEndedServerLeavesItsSessionsAndTheirSequences) {
+  Restart();
+  LocalClient client(endpoint());
+  const uint64_t sequence_id = client.CreateSequence(client.OpenCache());
+  Restart();
+  EXPECT_EQ(client.page().boot_word, 0u);
+  BrokerConnection next(broker_path());
+  const BrokerReply resumed = next.Call(Resume(client.hello().session_token));
+  ASSERT_EQ(resumed.status, 0u) << resumed.message;
+  const auto described = store_->DescribeSequence("default", sequence_id);
+  ASSERT_TRUE(described.ok()) << described.status();
+  EXPECT_EQ(described->session, "local#1");
+}
+
+TEST_F(KeptSessionsTest, AKeeperThatIsFullRefusesTheSessionAndNothingIsLeftOfIt) {
+  Restart();
+  const size_t without = keeper_.Names().size();
+  keeper_.max_kept = without + 1;  // the control memory, not the connection
+  {
+    LocalClient refused(endpoint());
+    EXPECT_EQ(refused.hello().status, grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_EQ(keeper_.Names().size(), without);
+    EXPECT_THAT(store_->KeptSessions(), IsEmpty());
+  }
+  keeper_.max_kept = without + 2;
+  LocalClient client(endpoint());
+  EXPECT_EQ(client.hello().status, 0u) << client.hello().message;
+}
+
+TEST_F(KeptSessionsTest, AResumptionThatItsClientDidNotHearOfIsNoEnd) {
+  Restart();
+  LocalClient client(endpoint());
+  const std::string token = client.hello().session_token;
+  const uint64_t sequence_id = client.CreateSequence(client.OpenCache());
+  Restart();
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    BrokerConnection hasty(broker_path());
+    const BrokerRequest request = Resume(token);
+    ASSERT_TRUE(hasty.Send(&request, sizeof(request)));
+    pollfd answer = {.fd = hasty.socket_descriptor(), .events = POLLIN, .revents = 0};
+    ASSERT_EQ(poll(&answer, 1, -1), 1);
+    const bool resumed = (answer.revents & POLLIN) != 0;
+    ASSERT_TRUE(resumed);
+    // Closes without having read the answer.
+  }
+  const BrokerReply reply = ResumeWhile(grpc::StatusCode::FAILED_PRECONDITION, token);
+  EXPECT_EQ(reply.status, 0u) << reply.message;
+  EXPECT_TRUE(store_->DescribeSequence("default", sequence_id).ok());
+}
+
+TEST_F(KeptSessionsTest, TheEndOfAResumedConnectionIsThatOfTheSession) {
+  Restart();
+  LocalClient client(endpoint());
+  const std::string token = client.hello().session_token;
+  Restart();
+  {
+    BrokerConnection next(broker_path());
+    ASSERT_EQ(next.Call(Resume(token)).status, 0u);
+  }
+  const BrokerReply reply = ResumeWhile(grpc::StatusCode::FAILED_PRECONDITION, token);
+  EXPECT_EQ(reply.status, grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(KeptSessionsTest, AMalformedTokenIsRefused) {
+  Restart();
+  BrokerConnection connection(broker_path());
+  BrokerRequest request = BrokerConnection::Request(BrokerCall::kResume);
+  std::fill(std::begin(request.resume_token), std::end(request.resume_token), 'x');
+  EXPECT_EQ(connection.Call(request).status, grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(connection.Call(BrokerConnection::Request(BrokerCall::kResume)).status,
+            grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(KeptSessionsTest, AnotherUserCannotResumeASessionOfABoundTenant) {
+  Restart();
+  LocalClient client(endpoint(), "team-a");
+  ASSERT_EQ(client.hello().status, 0u);
+  config_.tenant_uids = *TenantUids::Parse("4242=team-a");
+  Restart();
+  BrokerConnection next(broker_path());
+  EXPECT_EQ(next.Call(Resume(client.hello().session_token)).status,
+            grpc::StatusCode::PERMISSION_DENIED);
+}
+
+TEST_F(KeptSessionsTest, SequencesOfSessionsThatNobodyKeptAreDropped) {
+  Restart();
+  LocalClient client(endpoint());
+  const uint64_t cache_id = client.OpenCache();
+  const uint64_t kept = client.CreateSequence(cache_id);
+  const auto orphan = store_->CreateSequence("default", cache_id, {.session = "ghost#9"});
+  ASSERT_TRUE(orphan.ok()) << orphan.status();
+  Restart();
+  EXPECT_TRUE(store_->DescribeSequence("default", kept).ok());
+  EXPECT_EQ(store_->DescribeSequence("default", orphan->sequence_id).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace pqcached::service

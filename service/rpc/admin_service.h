@@ -1,25 +1,18 @@
-// AdminService answers the rpcs of pqcached.v1.Admin, which cover all tenants: admin_rpc.cc
-// inspects the sidecar, admin_actions_rpc.cc changes its state.
+// AdminService binds the handlers of pqcached.v1.Admin to gRPC.
 //
 // Thread-safe, as gRPC requires.
 #ifndef PQCACHED_SERVICE_RPC_ADMIN_SERVICE_H_
 #define PQCACHED_SERVICE_RPC_ADMIN_SERVICE_H_
 
-#include <functional>
-#include <string>
-
-#include "kvstore/clock.h"
-#include "kvstore/store.h"
 #include "pqcached/v1/admin.grpc.pb.h"
-#include "service/config/config.h"
+#include "service/handlers/admin_handlers.h"
 #include "service/rpc/calls.h"
 
 namespace pqcached::service {
 
 class AdminService final : public v1::Admin::CallbackService {
  public:
-  AdminService(const Config& config, std::string boot_id, kvstore::Store& store, Sessions& sessions,
-               RpcStats& stats, Calls& calls, Log& log, std::function<void(bool)> set_serving);
+  AdminService(AdminHandlers& handlers, Calls& calls) : handlers_(handlers), calls_(calls) {}
 
  private:
   using Context = grpc::CallbackServerContext;
@@ -40,17 +33,16 @@ class AdminService final : public v1::Admin::CallbackService {
   Reactor* Drain(Context*, const v1::DrainRequest*, v1::DrainResponse*) override;
   Reactor* SelfTest(Context*, const v1::SelfTestRequest*, v1::SelfTestResponse*) override;
 
-  uint64_t UptimeSeconds() const;
+  // Runs a method of the handlers as the call `rpc`.
+  template <auto kMethod, class Request, class Response>
+  Reactor* Answer(Context* context, Rpc rpc, const Request* request, Response* response) {
+    return calls_.Unary(context, rpc, Access::kAnyone, [this, request, response](const Call& call) {
+      return (handlers_.*kMethod)(call, *request, response);
+    });
+  }
 
-  const Config config_;
-  const std::string boot_id_;
-  const kvstore::SteadyTime started_ = kvstore::SteadyTime::Now();
-  kvstore::Store& store_;
-  Sessions& sessions_;
-  RpcStats& stats_;
+  AdminHandlers& handlers_;
   Calls& calls_;
-  Log& log_;
-  const std::function<void(bool)> set_serving_;  // sets the status that the health service reports
 };
 
 }  // namespace pqcached::service

@@ -3,7 +3,6 @@
 #include <deque>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kvstore/clock.h"
 #include "service/base/guarded.h"
 #include "service/base/log.h"
@@ -21,38 +20,32 @@ using kvstore::SteadyTime;
 // replaces the last one. It is greater than 1 because the first message may be in transmission.
 constexpr size_t kMaxUnsentProgress = 4096;
 
-// Share of the time until the deadline that the store may use: the response must arrive before the
-// deadline.
-constexpr double kDeadlineShare = 0.95;
-
 class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
                           public std::enable_shared_from_this<BuildStream> {
  public:
-  // Decodes the request. It runs on the build's thread, so that its errors are reported like all
-  // others.
-  using SpecOf = std::function<absl::StatusOr<kvstore::BuildSpec>(const Call& call)>;
-
-  BuildStream(kvstore::Store& store, Calls& calls, Log& log, absl::Duration max_idle,
-              uint64_t sequence_id)
-      : store_(store),
+  BuildStream(BuildHandler& handler, Calls& calls, Log& log, absl::Duration max_idle,
+              const v1::BuildIndexRequest& request)
+      : handler_(handler),
         calls_(calls),
         log_(log),
         max_idle_(max_idle),
-        sequence_id_(sequence_id),
+        request_(request),
         alarm_(calls.alarms()) {}
 
-  void Start(grpc::CallbackServerContext* context, SpecOf spec_of) {
+  void Start(grpc::CallbackServerContext* context) {
     self_ = shared_from_this();
+    context_ = context;
     absl::StatusOr<Call> call = calls_.Begin(context, Rpc::kBuildIndex, Access::kSession);
     if (!call.ok()) {
       Finish(ToGrpc(call.status()));
       return;
     }
     call_ = *std::move(call);
-    const absl::Status taken =
-        calls_.RunBuild([self = shared_from_this(), spec_of = std::move(spec_of)] {
-          self->End(Guarded([&] { return self->Build(spec_of); }));
-        });
+    call_.is_cancelled = [this] {
+      return cancelled_.load(std::memory_order_relaxed) || context_->IsCancelled();
+    };
+    const absl::Status taken = calls_.RunBuild(
+        [self = shared_from_this()] { self->End(Guarded([&] { return self->Build(); })); });
     if (!taken.ok()) End(taken);
   }
 
@@ -73,33 +66,16 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
   void OnDone() override { self_.reset(); }
 
  private:
-  absl::Status Build(const SpecOf& spec_of) {
-    absl::StatusOr<kvstore::BuildSpec> spec = spec_of(call_);
-    if (!spec.ok()) return spec.status();
-    if (absl::Status status = call_.Check(); !status.ok()) return status;
-    const SteadyTime now = SteadyTime::Now();
-    spec->is_cancelled = [this] { return cancelled_.load(std::memory_order_relaxed); };
-    spec->deadline = now + (call_.deadline - now) * kDeadlineShare;
-    const absl::Status status = store_.BuildIndex(
-        call_.session.tenant, sequence_id_, *spec,
-        [this](const kvstore::BuildProgress& progress) { return Report(progress); });
-    log_.Info("index_build", {{"sequence_id", sequence_id_},
-                              {"session", call_.session.id},
-                              {"status", StatusName(status.code())},
-                              {"seconds", absl::ToDoubleSeconds(SteadyTime::Now() - now)}});
-    return status;
+  absl::Status Build() {
+    return handler_.BuildIndex(
+        call_, request_, [this](const kvstore::BuildProgress& progress) { Report(progress); });
   }
 
-  // Queues a progress message. Returns false when the build must stop: cancelled, or past its
-  // deadline.
-  bool Report(const kvstore::BuildProgress& progress) {
-    if (cancelled_.load(std::memory_order_relaxed)) return false;
-    if (SteadyTime::Now() >= call_.deadline) return false;
+  void Report(const kvstore::BuildProgress& progress) {
     absl::MutexLock lock(&mutex_);
     if (unsent_.size() < kMaxUnsentProgress) unsent_.emplace_back();
     ToWire(progress, &unsent_.back());
     WriteOrFinish();
-    return true;
   }
 
   void End(const absl::Status& status) {
@@ -107,7 +83,7 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
     if (status.code() == absl::StatusCode::kCancelled && SteadyTime::Now() >= call_.deadline) {
       outcome = DeadlineExceeded("", "the deadline has passed");
     }
-    calls_.End(call_, outcome);
+    calls_.gate().End(call_, outcome);
     absl::MutexLock lock(&mutex_);
     ended_ = true;
     outcome_ = std::move(outcome);
@@ -123,10 +99,10 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
       if (self == nullptr) return;
       absl::MutexLock lock(&self->mutex_);
       if (self->finished_) return;
-      self->log_.Warning("progress_not_read", {{"sequence_id", self->sequence_id_},
+      self->log_.Warning("progress_not_read", {{"sequence_id", self->request_.sequence_id()},
                                                {"session", self->call_.session.id},
                                                {"unread", self->unsent_.size()}});
-      self->call_.context->TryCancel();
+      self->context_->TryCancel();
     });
   }
 
@@ -142,11 +118,12 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
     }
   }
 
-  kvstore::Store& store_;
+  BuildHandler& handler_;
   Calls& calls_;
   Log& log_;
   const absl::Duration max_idle_;
-  const uint64_t sequence_id_;
+  const v1::BuildIndexRequest& request_;            // alive until the call is finished
+  grpc::CallbackServerContext* context_ = nullptr;  // like the request
   Call call_;
   std::shared_ptr<BuildStream> self_;  // until OnDone
   std::atomic<bool> cancelled_ = false;
@@ -163,20 +140,9 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
 
 grpc::ServerWriteReactor<v1::BuildProgress>* KvCacheService::BuildIndex(
     Context* context, const v1::BuildIndexRequest* request) {
-  const auto stream = std::make_shared<BuildStream>(store_, calls_, log_, config_.stream_timeout,
-                                                    request->sequence_id());
-  stream->Start(context, [this, request](const Call& call) -> absl::StatusOr<kvstore::BuildSpec> {
-    absl::StatusOr<kvstore::BuildSpec> spec = BuildSpecOf(*request);
-    if (!spec.ok()) return spec.status();
-    const absl::StatusOr<kvstore::IndexDescriptor> index =
-        IndexOrDefault(call, "sequence_id", request->sequence_id(), request->has_index(),
-                       request->index(), "index");
-    if (!index.ok()) return index.status();
-    if (index->kind == kvstore::IndexKind::kFlat)
-      return InvalidArgument("index.flat", "needs no build");
-    spec->index = *index;
-    return spec;
-  });
+  const auto stream = std::make_shared<BuildStream>(
+      parts_.handlers.builds, parts_.calls, parts_.log, parts_.config.stream_timeout, *request);
+  stream->Start(context);
   return stream.get();  // holds itself until OnDone
 }
 

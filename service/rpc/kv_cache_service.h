@@ -1,23 +1,18 @@
-// KvCacheService answers the rpcs of pqcached.v1.KvCache. Their handlers are grouped by subject:
-// session_rpc.cc, sequence_rpc.cc, ingest_rpc.cc, local_rpc.cc, build_rpc.cc, query_rpc.cc.
+// KvCacheService binds the handlers of pqcached.v1.KvCache to gRPC. The streams are in
+// session_rpc.cc, ingest_rpc.cc and build_rpc.cc.
 //
 // Thread-safe, as gRPC requires.
 #ifndef PQCACHED_SERVICE_RPC_KV_CACHE_SERVICE_H_
 #define PQCACHED_SERVICE_RPC_KV_CACHE_SERVICE_H_
 
-#include <atomic>
 #include <memory>
 #include <string>
-#include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
-#include "absl/synchronization/mutex.h"
-#include "kvstore/store.h"
 #include "pqcached/v1/kv_cache.grpc.pb.h"
 #include "service/config/config.h"
+#include "service/handlers/handlers.h"
+#include "service/handlers/rpc_stats.h"
 #include "service/rpc/calls.h"
-#include "service/session/detached_sessions.h"
 
 namespace pqcached::service {
 
@@ -27,9 +22,16 @@ class SessionStreams;
 class KvCacheService final
     : public v1::KvCache::WithRawCallbackMethod_Ingest<v1::KvCache::CallbackService> {
  public:
-  KvCacheService(const Config& config, std::string boot_id, kvstore::Store& store,
-                 Sessions& sessions, RpcStats& stats, Calls& calls, Log& log,
-                 DetachedSessions& detached);
+  struct Parts {
+    const Config& config;
+    const std::string& boot_id;
+    Handlers& handlers;
+    RpcStats& stats;
+    Calls& calls;
+    Log& log;
+  };
+
+  explicit KvCacheService(Parts parts);
   ~KvCacheService() override;
 
   // Ends all session streams with `status`; their sequences are dropped soon afterwards.
@@ -38,18 +40,6 @@ class KvCacheService final
  private:
   using Context = grpc::CallbackServerContext;
   using Reactor = grpc::ServerUnaryReactor;
-  using SharedSpec = std::shared_ptr<const kvstore::CacheSpec>;
-
-  struct CachedSpec {
-    std::string tenant;  // SpecOf returns the entry to this tenant only
-    SharedSpec spec;
-  };
-
-  // Size of one token of one layer in a response.
-  struct TokenShape {
-    uint32_t kv_heads = 0;
-    uint64_t bytes = 0;  // over all kv heads
-  };
 
   grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* Session(Context* context) override;
 
@@ -86,59 +76,18 @@ class KvCacheService final
   Reactor* Detach(Context*, const v1::DetachRequest*, v1::DetachResponse*) override;
   Reactor* Admit(Context*, const v1::AdmitRequest*, v1::AdmitResponse*) override;
 
-  absl::StatusOr<kvstore::SequenceSpec> SequenceSpecOf(const Call& call,
-                                                       const v1::CreateSequenceRequest& request);
-  // Drops a sequence that was created for a caller that has disconnected, and returns the error of
-  // the call then.
-  absl::Status DropIfAbandoned(const Call& call, uint64_t sequence_id);
-  absl::Status CommitRows(const Call& call, const v1::CommitRequest& request,
-                          v1::CommitResponse* response);
-  // Checks that the session holds the lease, when one is given.
-  //
-  // Errors: kNotFound, kFailedPrecondition  the session does not hold the lease
-  absl::Status CheckLease(const Call& call, const v1::LeaseState& lease, const std::string& field);
-  // Fills `attachment` with the sequence's segment map, when a lease is given whose known version
-  // is older. Always returns OK.
-  absl::Status FillAttachment(const Call& call, const v1::LeaseState& lease,
-                              v1::Attachment* attachment);
-  absl::StatusOr<uint64_t> AppendOne(const Call& call, const v1::SequenceAppend& item,
-                                     const std::string& field,
-                                     const std::vector<kvstore::LayerRows>& layers);
-  // Returns the requested index, or the default of the sequence's cache when the request names
-  // none.
-  absl::StatusOr<kvstore::IndexDescriptor> IndexOrDefault(const Call& call,
-                                                          absl::string_view id_field,
-                                                          uint64_t sequence_id, bool present,
-                                                          const v1::IndexSpec& spec,
-                                                          const std::string& field);
-  // Returns the specification of the sequence's cache.
-  absl::StatusOr<SharedSpec> SpecOf(const Call& call, uint64_t sequence_id);
-  absl::StatusOr<kvstore::Selection> ResolveSelection(const Call& call, uint64_t sequence_id,
-                                                      const v1::Selection& selection,
-                                                      const std::string& item);
-  absl::Status AttendOne(const Call& call, const v1::AttendItem& item, const std::string& field,
-                         v1::Attention* message);
-  absl::StatusOr<TokenShape> TokenShapeOf(const Call& call, uint64_t sequence_id, uint32_t layer,
-                                          kvstore::RowPart part);
-  // Checks the size of a response.
-  //
-  // Errors: kResourceExhausted  the response would not fit in a message
-  absl::Status CheckResponseBytes(uint64_t bytes) const;
+  // Runs a method of `handlers` as the call `rpc`.
+  template <auto kMethod, class Group, class Request, class Response>
+  Reactor* Answer(Context* context, Rpc rpc, Group& handlers, const Request* request,
+                  Response* response) {
+    return parts_.calls.Unary(context, rpc, Access::kSession,
+                              [&handlers, request, response](const Call& call) {
+                                return (handlers.*kMethod)(call, *request, response);
+                              });
+  }
 
-  const Config config_;
-  const std::string boot_id_;
-  kvstore::Store& store_;
-  Sessions& sessions_;
-  RpcStats& stats_;
-  Calls& calls_;
-  Log& log_;
-  DetachedSessions& detached_;
+  const Parts parts_;
   const std::unique_ptr<SessionStreams> streams_;
-  absl::Mutex open_mutex_;  // serializes OpenCache, so that exactly one caller gets `created`
-  absl::Mutex mutex_;
-  // Cache specifications by sequence id, because a decode step needs one in every layer. Ids are
-  // never reused.
-  absl::flat_hash_map<uint64_t, CachedSpec> specs_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace pqcached::service

@@ -11,6 +11,7 @@
 #include "kvstore/clock.h"
 #include "service/base/log.h"
 #include "service/base/refusal.h"
+#include "service/handlers/handlers.h"
 #include "service/rpc/admin_service.h"
 #include "service/rpc/grpc_status.h"
 #include "service/rpc/kv_cache_service.h"
@@ -51,11 +52,13 @@ class Server::Impl {
         store_(store),
         log_(log),
         sessions_(config.max_sessions),
-        calls_(config, boot_id_, sessions_, stats_, log),
+        gate_(config, boot_id_, sessions_, stats_, log),
+        calls_(config, gate_),
         detached_({config_, store, sessions_, calls_.serving(), log, options.keepers}),
-        kv_cache_(config, boot_id_, store, sessions_, stats_, calls_, log, detached_),
-        admin_(config, boot_id_, store, sessions_, stats_, calls_, log,
-               [this](bool serving) { SetServing(serving); }) {}
+        handlers_({config_, boot_id_, store, sessions_, detached_, stats_, gate_, log,
+                   [this](bool serving) { SetServing(serving); }}),
+        kv_cache_({config_, boot_id_, handlers_, stats_, calls_, log}),
+        admin_(handlers_.admin, calls_) {}
 
   absl::Status Start() {
     const std::string path = config_.listen.substr(kUnixScheme.size());
@@ -121,7 +124,7 @@ class Server::Impl {
     if (server_ == nullptr) return;
     SetServing(false);
     if (options_.keepers.memory != nullptr) sessions_.LeaveToNextWorker();
-    calls_.Drain(SteadyTime::Now() + config_.shutdown_timeout);
+    gate_.Drain(SteadyTime::Now() + config_.shutdown_timeout);
     kv_cache_.EndSessions(Unavailable("", "the sidecar is shutting down", kRetryMemory));
     broker_.reset();
     server_->Shutdown(ToGrpc(SteadyTime::Now() + kCancelGrace));
@@ -160,8 +163,10 @@ class Server::Impl {
   std::unique_ptr<SocketClaim> claim_;
   RpcStats stats_;
   Sessions sessions_;
+  CallGate gate_;
   Calls calls_;
   DetachedSessions detached_;
+  Handlers handlers_;
   KvCacheService kv_cache_;
   AdminService admin_;
   std::unique_ptr<Broker> broker_;

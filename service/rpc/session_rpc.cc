@@ -4,12 +4,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "kvstore/clock.h"
-#include "service/base/log.h"
 #include "service/base/refusal.h"
-#include "service/base/version.h"
 #include "service/rpc/grpc_status.h"
 #include "service/rpc/kv_cache_service.h"
-#include "service/wire/wire.h"
 
 namespace pqcached::service {
 
@@ -21,35 +18,18 @@ namespace {
 // and streams about to end.
 constexpr size_t kMaxUnopenedStreams = 64;
 
-// Returns an error of Sessions with its path in SessionRequest. A limit of the sidecar is no field
-// of it.
-absl::Status UnderOpen(const absl::Status& status) {
-  return absl::IsResourceExhausted(status) ? status : PrefixField("open", status);
-}
-
 }  // namespace
 
 // SessionStream is one client's session. The session and its sequences end with the stream.
 class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>,
                             public std::enable_shared_from_this<SessionStream> {
  public:
-  struct Parts {
-    const Config& config;
-    const std::string& boot_id;
-    kvstore::Store& store;
-    Sessions& sessions;
-    RpcStats& stats;
-    Calls& calls;
-    Log& log;
-    SessionStreams& streams;
-    DetachedSessions& detached;
-  };
-
-  explicit SessionStream(Parts parts) : parts_(parts), alarm_(parts.calls.alarms()) {}
+  SessionStream(const KvCacheService::Parts& parts, SessionStreams& streams)
+      : parts_(parts), streams_(streams), alarm_(parts.calls.alarms()) {}
 
   void Start() {
-    const size_t streams = parts_.streams.Add(shared_from_this());
-    if (parts_.calls.draining()) {
+    const size_t streams = streams_.Add(shared_from_this());
+    if (parts_.calls.gate().draining()) {
       FinishOnce(Unavailable("", "the sidecar is shutting down", kRetryMemory));
     } else if (streams > parts_.config.max_sessions + kMaxUnopenedStreams) {
       FinishOnce(ResourceExhausted(
@@ -99,7 +79,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     parts_.calls.RunCleanup([self = shared_from_this()] {
       self->CloseSession();
       self->parts_.stats.Record(Rpc::kSession, self->outcome_, SteadyTime::Now() - self->started_);
-      self->parts_.streams.Remove(self);
+      self->streams_.Remove(self);
     });
   }
 
@@ -109,7 +89,8 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
       case v1::SessionRequest::kOpen:
         return Open(request_.open());
       case v1::SessionRequest::kHeartbeat:
-        return token_.empty() ? InvalidArgument("open", "must come first") : absl::OkStatus();
+        return session_.token.empty() ? InvalidArgument("open", "must come first")
+                                      : absl::OkStatus();
       case v1::SessionRequest::REQUEST_NOT_SET:
         break;
     }
@@ -117,59 +98,21 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   }
 
   absl::Status Open(const v1::SessionOpen& open) {
-    if (!token_.empty()) return InvalidArgument("open", "the session is already open");
-    if (open.protocol_version() != kProtocolVersion) {
-      return InvalidArgument("open.protocol_version",
-                             absl::StrCat(open.protocol_version(), ", must be ", kProtocolVersion));
-    }
-    const bool resumes = !open.resume_token().empty();
-    const absl::StatusOr<OpenedSession> opened = resumes ? Resume(open) : OpenNew(open);
+    if (!session_.token.empty()) return InvalidArgument("open", "the session is already open");
+    absl::StatusOr<OpenedSession> opened = parts_.handlers.sessions.Open(open);
     if (!opened.ok()) return opened.status();
     absl::MutexLock lock(&mutex_);
-    token_ = opened->token;
-    session_ = opened->session;
-    resume_unread_ = resumes;
-    parts_.log.Info(resumes ? "session_resumed" : "session_opened",
-                    {{"session", session_.id}, {"tenant", session_.tenant}});
+    session_ = *std::move(opened);
+    resume_unread_ = !open.resume_token().empty();
     if (finished_) return absl::OkStatus();
     v1::SessionOpened* message = event_.mutable_opened();
-    message->set_session_token(token_);
+    message->set_session_token(session_.token);
     message->set_boot_id(parts_.boot_id);
     message->set_max_message_bytes(parts_.config.max_message_bytes);
     writing_ = true;
     StartWrite(&event_);
     SetAlarm(parts_.config.heartbeat_interval, &SessionStream::Beat);
     return absl::OkStatus();
-  }
-
-  // Refuses tenants that are bound to uids, because gRPC does not provide the peer's uid.
-  absl::Status CheckTenant(absl::string_view tenant) const {
-    if (!parts_.config.tenant_uids.Binds(std::string(tenant))) return absl::OkStatus();
-    return PermissionDenied("open.tenant",
-                            "is bound to uids (tenant_uids); open its sessions through the broker");
-  }
-
-  absl::StatusOr<OpenedSession> OpenNew(const v1::SessionOpen& open) {
-    absl::Status status = CheckTenant(open.tenant().empty() ? "default" : open.tenant());
-    if (!status.ok()) return status;
-    absl::StatusOr<OpenedSession> opened = parts_.sessions.Open(open.tenant(), open.client_name());
-    if (!opened.ok()) return UnderOpen(opened.status());
-    const Session& session = opened->session;
-    status =
-        parts_.store.KeepSession({session.id, session.tenant, session.client_name, opened->token});
-    if (status.ok()) return opened;
-    parts_.sessions.Close(opened->token);
-    return status;
-  }
-
-  absl::StatusOr<OpenedSession> Resume(const v1::SessionOpen& open) {
-    if (const absl::StatusOr<Session> known = parts_.sessions.Find(open.resume_token());
-        known.ok()) {
-      if (absl::Status status = CheckTenant(known->tenant); !status.ok()) return status;
-    }
-    absl::StatusOr<OpenedSession> resumed = parts_.sessions.Resume(open.resume_token());
-    if (resumed.ok()) return resumed;
-    return UnderOpen(resumed.status());
   }
 
   // The callback holds the stream weakly, because the stream owns the alarm, which owns the
@@ -195,38 +138,35 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   void EndUnopened() {
     {
       absl::MutexLock lock(&mutex_);
-      if (!token_.empty()) return;
+      if (!session_.token.empty()) return;
     }
     FinishOnce(DeadlineExceeded("open", "was not received within default_timeout"));
   }
 
   void CloseSession() {
-    Session session;
+    bool resume_unread = false;
     {
       absl::MutexLock lock(&mutex_);
-      if (token_.empty() || closed_) return;
+      if (session_.token.empty() || closed_) return;
       closed_ = true;
-      session = session_;
-      if (resume_unread_) {  // the client will resume the session
-        parts_.sessions.Detach(token_);
-        parts_.detached.AwaitResume({token_, session});
-        return;
-      }
-      if (!parts_.sessions.Close(token_)) return;  // false: left to the next worker
+      resume_unread = resume_unread_;
     }
-    const uint32_t dropped = parts_.store.DropSession(session.id);
-    parts_.log.Info(
-        "session_ended",
-        {{"session", session.id}, {"tenant", session.tenant}, {"sequences_dropped", dropped}});
+    if (resume_unread) {
+      parts_.handlers.sessions.Detach(session_);
+    } else {
+      parts_.handlers.sessions.Close(session_);
+    }
   }
 
-  const Parts parts_;
+  const KvCacheService::Parts& parts_;
+  SessionStreams& streams_;
   const SteadyTime started_ = SteadyTime::Now();
   v1::SessionRequest request_;
   v1::SessionEvent event_;
   absl::Mutex mutex_;
-  std::string token_;  // written in OnReadDone under mutex_; only OnReadDone reads it unlocked
-  Session session_ ABSL_GUARDED_BY(mutex_);
+  // Empty until `open`. Written once, in OnReadDone under mutex_; what runs after that, and
+  // OnReadDone itself, reads it unlocked.
+  OpenedSession session_;
   Alarm alarm_ ABSL_GUARDED_BY(mutex_);
   absl::StatusCode outcome_ = absl::StatusCode::kOk;  // written before Finish, read after OnDone
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -251,28 +191,12 @@ std::vector<std::shared_ptr<SessionStream>> SessionStreams::All() const {
   return {streams_.begin(), streams_.end()};
 }
 
-KvCacheService::KvCacheService(const Config& config, std::string boot_id, kvstore::Store& store,
-                               Sessions& sessions, RpcStats& stats, Calls& calls, Log& log,
-                               DetachedSessions& detached)
-    : config_(config),
-      boot_id_(std::move(boot_id)),
-      store_(store),
-      sessions_(sessions),
-      stats_(stats),
-      calls_(calls),
-      log_(log),
-      detached_(detached),
-      streams_(std::make_unique<SessionStreams>()) {}
-
-KvCacheService::~KvCacheService() = default;
-
 void KvCacheService::EndSessions(const absl::Status& status) {
   for (const std::shared_ptr<SessionStream>& stream : streams_->All()) stream->FinishOnce(status);
 }
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* KvCacheService::Session(Context*) {
-  const auto stream = std::make_shared<SessionStream>(SessionStream::Parts{
-      config_, boot_id_, store_, sessions_, stats_, calls_, log_, *streams_, detached_});
+  const auto stream = std::make_shared<SessionStream>(parts_, *streams_);
   stream->Start();
   return stream.get();  // streams_ holds it until OnDone
 }

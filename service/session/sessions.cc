@@ -13,6 +13,9 @@
 #include "service/config/tenant_uids.h"
 
 namespace pqcached::service {
+
+using kvstore::MutexLock;
+
 namespace {
 
 constexpr size_t kMaxClientNameBytes = 128;
@@ -33,7 +36,7 @@ absl::StatusOr<OpenedSession> Sessions::Open(absl::string_view tenant,
   }
   OpenedSession opened{RandomHex(kTokenBytes),
                        {"", std::string(tenant), std::string(client_name), peer_pid, 0}};
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   if (by_token_.size() >= max_sessions_) {
     return ResourceExhausted(
         "max_sessions", absl::StrCat(max_sessions_, " sessions are already open"), kRetryMemory);
@@ -47,7 +50,7 @@ absl::StatusOr<OpenedSession> Sessions::Open(absl::string_view tenant,
 Session Sessions::Restore(const kvstore::KeptSession& kept) {
   Session session{kept.id, kept.tenant, kept.client_name, 0, 0};
   const absl::string_view id = kept.id;
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   if (!absl::SimpleAtoi(id.substr(id.rfind('#') + 1), &session.number)) session.number = 0;
   opened_count_ = std::max(opened_count_, session.number);
   by_token_[kept.token] = {session, /*detached=*/true};
@@ -55,7 +58,7 @@ Session Sessions::Restore(const kvstore::KeptSession& kept) {
 }
 
 absl::StatusOr<OpenedSession> Sessions::Resume(absl::string_view token, uint32_t peer_pid) {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   const auto found = by_token_.find(token);
   if (found == by_token_.end()) {
     return NotFound("resume_token", "no such session, or it has ended");
@@ -69,13 +72,13 @@ absl::StatusOr<OpenedSession> Sessions::Resume(absl::string_view token, uint32_t
 }
 
 void Sessions::Detach(absl::string_view token) {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   const auto found = by_token_.find(token);
   if (found != by_token_.end()) found->second.detached = true;
 }
 
 absl::StatusOr<Session> Sessions::Find(absl::string_view token) const {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   const auto found = by_token_.find(token);
   if (found == by_token_.end()) {
     return Unauthenticated("pqcached-session", "no such session, or it has ended");
@@ -84,7 +87,7 @@ absl::StatusOr<Session> Sessions::Find(absl::string_view token) const {
 }
 
 bool Sessions::Close(absl::string_view token) {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   const auto found = by_token_.find(token);
   if (found == by_token_.end() || leaves_sessions_) return false;
   by_token_.erase(found);
@@ -92,7 +95,7 @@ bool Sessions::Close(absl::string_view token) {
 }
 
 bool Sessions::CloseDetached(absl::string_view token) {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   const auto found = by_token_.find(token);
   if (found == by_token_.end() || !found->second.detached || leaves_sessions_) return false;
   by_token_.erase(found);
@@ -100,17 +103,17 @@ bool Sessions::CloseDetached(absl::string_view token) {
 }
 
 void Sessions::LeaveToNextWorker() {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   leaves_sessions_ = true;
 }
 
 uint32_t Sessions::count() const {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   return static_cast<uint32_t>(by_token_.size());
 }
 
 uint32_t Sessions::PeerPidOf(absl::string_view session_id) const {
-  absl::MutexLock lock(&mutex_);
+  const MutexLock lock(&mutex_);
   for (const auto& [token, entry] : by_token_) {
     if (entry.session.id == session_id) return entry.session.peer_pid;
   }

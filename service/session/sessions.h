@@ -16,7 +16,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "kvstore/mutex.h"
 #include "kvstore/values.h"
 
 namespace pqcached::service {
@@ -79,7 +79,7 @@ class Sessions {
 
  private:
   const uint32_t max_sessions_;
-  mutable absl::Mutex mutex_;
+  mutable kvstore::Mutex mutex_;
   struct Entry {
     Session session;
     bool detached = false;

@@ -1,6 +1,7 @@
 #include <cstring>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "service/base/refusal.h"
 #include "service/session/sessions.h"
 #include "service/wire/wire.h"
@@ -59,6 +60,14 @@ static_assert(static_cast<int>(kvstore::SegmentState::kClosed) == v1::SEGMENT_ST
 static_assert(static_cast<int>(kvstore::SegmentState::kSealed) == v1::SEGMENT_STATE_SEALED);
 
 }  // namespace
+
+absl::Status CheckResponseBytes(uint64_t bytes, uint64_t max_message_bytes) {
+  if (bytes <= max_message_bytes) return absl::OkStatus();
+  return ResourceExhausted("response",
+                           absl::StrCat(bytes, " bytes, above max_message_bytes = ",
+                                        max_message_bytes, "; request less per call"),
+                           kNoRetry);
+}
 
 void ToWire(const kvstore::IndexDescriptor& index, v1::IndexSpec* spec) {
   if (index.kind == kvstore::IndexKind::kFlat) {

@@ -1,12 +1,9 @@
-#include "service/rpc/ingest_message.h"
+#include "service/wire/ingest_message.h"
 
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/wire_format_lite.h>
-#include <grpcpp/support/slice.h>
-#include <grpcpp/support/status.h>
 
-#include <cstring>
-
+#include "service/base/refusal.h"
 #include "service/wire/wire.h"
 
 namespace pqcached::service {
@@ -125,10 +122,6 @@ bool StripRequest(Bytes request, std::string* to, Bytes* keys, Bytes* values) {
   });
 }
 
-Bytes BytesOf(const grpc::Slice& slice) {
-  return {reinterpret_cast<const std::byte*>(slice.begin()), slice.size()};
-}
-
 void Place(Bytes bytes, kvstore::TensorView* view) {
   view->data = bytes.data();
   view->data_bytes = bytes.size();
@@ -136,30 +129,10 @@ void Place(Bytes bytes, kvstore::TensorView* view) {
 
 }  // namespace
 
-Bytes IngestMessage::Join(grpc::ByteBuffer* received) {
-  slices_.clear();
-  const size_t size = received->Length();
-  const bool there = received->Dump(&slices_).ok();
-  received->Clear();
-  if (!there || slices_.empty()) return {};
-  if (slices_.size() == 1) return BytesOf(slices_.front());
-  if (joined_capacity_ < size) {
-    joined_ = std::make_unique_for_overwrite<std::byte[]>(size);
-    joined_capacity_ = size;
-  }
-  size_t at = 0;
-  for (const grpc::Slice& slice : slices_) {
-    std::memcpy(joined_.get() + at, slice.begin(), slice.size());
-    at += slice.size();
-  }
-  slices_.clear();
-  return {joined_.get(), at};
-}
-
-absl::Status IngestMessage::Parse(grpc::ByteBuffer* received) {
+absl::Status IngestMessage::Parse(Bytes received) {
   stripped_.clear();
   keys_ = values_ = {};
-  if (!StripRequest(Join(received), &stripped_, &keys_, &values_) ||
+  if (!StripRequest(received, &stripped_, &keys_, &values_) ||
       !request_.ParseFromString(stripped_)) {
     return InvalidArgument("request", "is not an IngestRequest");
   }

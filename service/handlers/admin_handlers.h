@@ -1,0 +1,70 @@
+// AdminHandlers answers the rpcs of pqcached.v1.Admin, which cover all tenants: admin_handlers.cc
+// inspects the sidecar, admin_actions.cc changes its state and tests it.
+//
+// Thread-safe.
+#ifndef PQCACHED_SERVICE_HANDLERS_ADMIN_HANDLERS_H_
+#define PQCACHED_SERVICE_HANDLERS_ADMIN_HANDLERS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "kvstore/clock.h"
+#include "kvstore/store.h"
+#include "pqcached/v1/admin.pb.h"
+#include "service/config/config.h"
+#include "service/handlers/call_gate.h"
+#include "service/handlers/caller.h"
+#include "service/handlers/rpc_stats.h"
+#include "service/session/sessions.h"
+
+namespace pqcached::service {
+
+class Log;
+
+class AdminHandlers {
+ public:
+  struct Parts {
+    const Config& config;
+    const std::string& boot_id;
+    kvstore::Store& store;
+    Sessions& sessions;
+    RpcStats& stats;
+    CallGate& gate;
+    Log& log;
+    std::function<void(bool)> set_serving;  // sets the status that the health service reports
+  };
+
+  explicit AdminHandlers(Parts parts) : parts_(std::move(parts)) {}
+
+  absl::Status GetServerInfo(const Caller&, const v1::GetServerInfoRequest&,
+                             v1::GetServerInfoResponse* response);
+  absl::Status ListCaches(const Caller&, const v1::ListCachesRequest& request,
+                          v1::ListCachesResponse* response);
+  absl::Status ListSequences(const Caller&, const v1::ListSequencesRequest& request,
+                             v1::ListSequencesResponse* response);
+  absl::Status DescribeSequence(const Caller&, const v1::DescribeSequenceRequest& request,
+                                v1::DescribeSequenceResponse* response);
+  absl::Status Stats(const Caller&, const v1::StatsRequest&, v1::StatsResponse* response);
+  absl::Status SetLogLevel(const Caller&, const v1::SetLogLevelRequest& request,
+                           v1::SetLogLevelResponse* response);
+  absl::Status ListLeases(const Caller&, const v1::ListLeasesRequest&,
+                          v1::ListLeasesResponse* response);
+  absl::Status Evict(const Caller&, const v1::EvictRequest& request, v1::EvictResponse*);
+  absl::Status Pin(const Caller&, const v1::PinRequest& request, v1::PinResponse*);
+  absl::Status Drain(const Caller&, const v1::DrainRequest& request, v1::DrainResponse* response);
+  absl::Status SelfTest(const Caller& caller, const v1::SelfTestRequest&,
+                        v1::SelfTestResponse* response);
+
+ private:
+  uint64_t UptimeSeconds() const;
+
+  const Parts parts_;
+  const kvstore::SteadyTime started_ = kvstore::SteadyTime::Now();
+};
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_HANDLERS_ADMIN_HANDLERS_H_

@@ -1,0 +1,103 @@
+// CallGate admits every call and records its end: session, deadline, drain, counters, log.
+//
+// A *call* is one rpc in flight. During a drain new calls are refused and calls in flight may end.
+//
+// Thread-safe.
+#ifndef PQCACHED_SERVICE_HANDLERS_CALL_GATE_H_
+#define PQCACHED_SERVICE_HANDLERS_CALL_GATE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "kvstore/clock.h"
+#include "kvstore/mutex.h"
+#include "service/config/config.h"
+#include "service/handlers/caller.h"
+#include "service/handlers/rpc_stats.h"
+#include "service/session/sessions.h"
+
+namespace pqcached::service {
+
+class Log;
+
+enum class Access {
+  kSession,  // needs the token of a session
+  kAnyone,
+};
+
+struct Call : Caller {
+  Rpc rpc = Rpc::kSession;
+  kvstore::SteadyTime started;
+};
+
+class CallGate {
+ public:
+  using Work = std::function<absl::Status(const Call& call)>;
+
+  // A call as it arrives. The texts are used during Begin only.
+  struct Arrival {
+    absl::string_view session_token;
+    absl::string_view boot_id;  // the worker that the caller means; empty = any
+    kvstore::SteadyTime deadline = kvstore::SteadyTime::InfiniteFuture();  // infinite: the default
+    std::function<bool()> is_cancelled = {};
+  };
+
+  // `boot_id` names this worker. A call that means another worker is refused.
+  CallGate(const Config& config, std::string boot_id, Sessions& sessions, RpcStats& stats,
+           Log& log);
+
+  // Checks and counts a call. Each successful Begin is followed by one End; a failed Begin has
+  // already been counted.
+  //
+  // Errors: kUnauthenticated, kDeadlineExceeded, kCancelled, kUnavailable (draining), kAborted (the
+  // call means another worker: leases and staging slots belong to one worker).
+  absl::StatusOr<Call> Begin(Rpc rpc, Access access, Arrival arrival);
+  void End(const Call& call, const absl::Status& status);
+
+  // Runs the work of a call that has begun, if its caller still waits, and ends the call. Returns
+  // the status of the call: an exception of `work` becomes one, too.
+  absl::Status Run(const Call& call, const Work& work);
+
+  // Refuses new calls and waits for the calls in flight to end, at most until `until`.
+  void Drain(kvstore::SteadyTime until);
+  bool draining() const;
+
+  // While `refuses_new_work` is true, calls that start new work fail with kUnavailable
+  // ("draining").
+  void SetRefuseNewWork(bool refuses_new_work) {
+    refuses_new_work_.store(refuses_new_work, std::memory_order_relaxed);
+  }
+  bool refuses_new_work() const { return refuses_new_work_.load(std::memory_order_relaxed); }
+  // Returns the number of calls that have begun and not ended.
+  size_t in_flight_count() const;
+  // Returns the number of BuildIndex calls that have begun and not ended.
+  uint32_t builds_in_flight() const { return builds_in_flight_.load(std::memory_order_relaxed); }
+
+ private:
+  absl::Status CheckBoot(absl::string_view meant) const;
+
+  const std::string boot_id_;
+  const absl::Duration default_timeout_;
+  const absl::Duration max_timeout_;
+  Sessions& sessions_;
+  RpcStats& stats_;
+  Log& log_;
+  mutable kvstore::Mutex mutex_;
+  kvstore::CondVar ended_;  // signalled when in_flight_count_ becomes 0
+  size_t in_flight_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<bool> refuses_new_work_ = false;
+  std::atomic<uint32_t> builds_in_flight_ = 0;
+};
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_HANDLERS_CALL_GATE_H_

@@ -1,0 +1,57 @@
+// QueryHandlers answers the rpcs that read: TopK, Score, FetchBlocks, FetchTokens, Attend.
+//
+// Thread-safe.
+#ifndef PQCACHED_SERVICE_HANDLERS_QUERY_HANDLERS_H_
+#define PQCACHED_SERVICE_HANDLERS_QUERY_HANDLERS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvstore/store.h"
+#include "pqcached/v1/kv_cache.pb.h"
+#include "service/handlers/cache_specs.h"
+#include "service/handlers/caller.h"
+
+namespace pqcached::service {
+
+class QueryHandlers {
+ public:
+  QueryHandlers(kvstore::Store& store, CacheSpecs& specs, uint64_t max_message_bytes)
+      : store_(store), specs_(specs), max_message_bytes_(max_message_bytes) {}
+
+  absl::Status TopK(const Caller& caller, const v1::TopKRequest& request,
+                    v1::TopKResponse* response);
+  absl::Status Score(const Caller& caller, const v1::ScoreRequest& request,
+                     v1::ScoreResponse* response);
+  absl::Status FetchBlocks(const Caller& caller, const v1::FetchBlocksRequest& request,
+                           v1::FetchBlocksResponse* response);
+  absl::Status FetchTokens(const Caller& caller, const v1::FetchTokensRequest& request,
+                           v1::FetchTokensResponse* response);
+  absl::Status Attend(const Caller& caller, const v1::AttendRequest& request,
+                      v1::AttendResponse* response);
+
+ private:
+  // Size of one token of one layer in a response.
+  struct TokenShape {
+    uint32_t kv_heads = 0;
+    uint64_t bytes = 0;  // over all kv heads
+  };
+
+  absl::StatusOr<kvstore::Selection> ResolveSelection(const Caller& caller, uint64_t sequence_id,
+                                                      const v1::Selection& selection,
+                                                      const std::string& item);
+  absl::Status AttendOne(const Caller& caller, const v1::AttendItem& item, const std::string& field,
+                         v1::Attention* message);
+  absl::StatusOr<TokenShape> TokenShapeOf(const Caller& caller, uint64_t sequence_id,
+                                          uint32_t layer, kvstore::RowPart part);
+
+  kvstore::Store& store_;
+  CacheSpecs& specs_;
+  const uint64_t max_message_bytes_;
+};
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_HANDLERS_QUERY_HANDLERS_H_

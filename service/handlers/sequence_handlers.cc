@@ -1,0 +1,189 @@
+#include "service/handlers/sequence_handlers.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "service/base/log.h"
+#include "service/base/refusal.h"
+#include "service/wire/wire.h"
+
+namespace pqcached::service {
+namespace {
+
+constexpr size_t kMaxFingerprintBytes = 256;  // the limit of OpenCache
+constexpr size_t kMaxExtraKeyBytes = 256;
+
+absl::Status CheckExtraKey(const std::string& key) {
+  if (key.size() <= kMaxExtraKeyBytes) return absl::OkStatus();
+  return InvalidArgument("extra_key",
+                         absl::StrCat(key.size(), " bytes, must be at most ", kMaxExtraKeyBytes));
+}
+
+absl::StatusOr<kvstore::SequenceSpec> SequenceSpecOf(const Caller& caller,
+                                                     const v1::CreateSequenceRequest& request) {
+  kvstore::SequenceSpec spec{.session = caller.session.id,
+                             .token_ids = {request.token_ids().begin(), request.token_ids().end()},
+                             .extra_key = request.extra_key(),
+                             .live_index = std::nullopt,
+                             .group_key = request.group_key()};
+  if (absl::Status status = CheckExtraKey(request.extra_key()); !status.ok()) return status;
+  if (!request.has_live_index()) return spec;
+  absl::StatusOr<kvstore::LiveIndex> live = LiveIndexOf(request.live_index(), "live_index");
+  if (!live.ok()) return live.status();
+  spec.live_index = *std::move(live);
+  return spec;
+}
+
+}  // namespace
+
+absl::Status SequenceHandlers::OpenCache(const Caller& caller, const v1::OpenCacheRequest& request,
+                                         v1::OpenCacheResponse* response) {
+  const absl::StatusOr<kvstore::CacheSpec> spec = CacheSpecOf(request);
+  if (!spec.ok()) return spec.status();
+  const auto is_open = [&](const kvstore::CacheInfo& info) { return info.spec.name == spec->name; };
+  absl::StatusOr<kvstore::CacheInfo> info;
+  {
+    const kvstore::MutexLock lock(&open_mutex_);
+    const std::vector<kvstore::CacheInfo> before = store_.ListCaches(caller.session.tenant);
+    info = store_.OpenCache(caller.session.tenant, *spec);
+    response->set_created(std::none_of(before.begin(), before.end(), is_open));
+  }
+  if (!info.ok()) return info.status();
+  response->set_cache_id(info->cache_id);
+  response->set_capacity_bytes(info->capacity_bytes);
+  if (response->created()) {
+    log_.Info("cache_opened", {{"cache_id", info->cache_id},
+                               {"tenant", caller.session.tenant},
+                               {"name", spec->name},
+                               {"capacity_bytes", info->capacity_bytes},
+                               {"page_bytes", info->page_bytes}});
+  }
+  return absl::OkStatus();
+}
+
+// A sequence whose id does not reach its caller would never be dropped. Therefore a sequence that
+// was created for a cancelled call, past its deadline, or during the end of its session is dropped
+// again.
+absl::Status SequenceHandlers::DropIfAbandoned(const Caller& caller, uint64_t sequence_id) {
+  if (!sessions_.IsOpen(caller.token)) {
+    store_.DropSession(caller.session.id);
+    return Unauthenticated("pqcached-session", "the session has ended");
+  }
+  absl::Status status = caller.Check();
+  if (!status.ok()) {
+    // kNotFound means that the end of the session has already dropped the sequence.
+    store_.DropSequence(caller.session.tenant, sequence_id).IgnoreError();
+  }
+  return status;
+}
+
+absl::Status SequenceHandlers::CheckFingerprint(const Caller& caller,
+                                                const v1::CreateSequenceRequest& request) {
+  const std::string& fingerprint = request.model_fingerprint();
+  if (fingerprint.size() > kMaxFingerprintBytes) {
+    return InvalidArgument(
+        "model_fingerprint",
+        absl::StrCat(fingerprint.size(), " bytes, must be at most ", kMaxFingerprintBytes));
+  }
+  if (fingerprint.empty()) return absl::OkStatus();
+  for (const kvstore::CacheInfo& cache : store_.ListCaches(caller.session.tenant)) {
+    if (cache.cache_id != request.cache_id()) continue;
+    if (cache.spec.model_fingerprint == fingerprint) continue;
+    return FailedPrecondition("model_fingerprint",
+                              absl::StrCat("'", fingerprint, "', must be the cache's, '",
+                                           cache.spec.model_fingerprint, "'"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SequenceHandlers::CreateSequence(const Caller& caller,
+                                              const v1::CreateSequenceRequest& request,
+                                              v1::CreateSequenceResponse* response) {
+  if (absl::Status status = CheckFingerprint(caller, request); !status.ok()) return status;
+  const absl::StatusOr<kvstore::SequenceSpec> spec = SequenceSpecOf(caller, request);
+  if (!spec.ok()) return spec.status();
+  const auto created = store_.CreateSequence(caller.session.tenant, request.cache_id(), *spec);
+  if (!created.ok()) return created.status();
+  response->set_sequence_id(created->sequence_id);
+  response->set_token_count(created->token_count);
+  return DropIfAbandoned(caller, created->sequence_id);
+}
+
+absl::Status SequenceHandlers::DropSequence(const Caller& caller,
+                                            const v1::DropSequenceRequest& request,
+                                            v1::DropSequenceResponse*) {
+  const absl::Status status = store_.DropSequence(caller.session.tenant, request.sequence_id());
+  if (status.ok()) specs_.Forget(request.sequence_id());
+  return status;
+}
+
+absl::Status SequenceHandlers::TruncateSequence(const Caller& caller,
+                                                const v1::TruncateSequenceRequest& request,
+                                                v1::TruncateSequenceResponse* response) {
+  // The lease is checked first, because truncation may spare only the caller's own lease.
+  if (absl::Status status = leases_.Check(caller, request.lease(), "lease"); !status.ok()) {
+    return status;
+  }
+  const absl::StatusOr<uint64_t> token_count =
+      store_.TruncateSequence(caller.session.tenant, request.sequence_id(), request.token_count(),
+                              request.lease().lease_id());
+  if (!token_count.ok()) return token_count.status();
+  response->set_token_count(*token_count);
+  leases_.Fill(caller, request.lease(), response->mutable_attachment());
+  return absl::OkStatus();
+}
+
+absl::Status SequenceHandlers::ForkSequence(const Caller& caller,
+                                            const v1::ForkSequenceRequest& request,
+                                            v1::ForkSequenceResponse* response) {
+  const auto forked = store_.ForkSequence(caller.session.tenant, request.sequence_id(),
+                                          request.token_count(), caller.session.id);
+  if (!forked.ok()) return forked.status();
+  response->set_sequence_id(forked->sequence_id);
+  response->set_token_count(forked->token_count);
+  return DropIfAbandoned(caller, forked->sequence_id);
+}
+
+absl::Status SequenceHandlers::SuspendSequence(const Caller& caller,
+                                               const v1::SuspendSequenceRequest& request,
+                                               v1::SuspendSequenceResponse*) {
+  return store_.SuspendSequence(caller.session.tenant, request.sequence_id()).status();
+}
+
+absl::Status SequenceHandlers::ResumeSequence(const Caller& caller,
+                                              const v1::ResumeSequenceRequest& request,
+                                              v1::ResumeSequenceResponse* response) {
+  const absl::StatusOr<uint64_t> token_count =
+      store_.ResumeSequence(caller.session.tenant, request.sequence_id());
+  if (token_count.ok()) response->set_token_count(*token_count);
+  return token_count.status();
+}
+
+absl::Status SequenceHandlers::MatchPrefix(const Caller& caller,
+                                           const v1::MatchPrefixRequest& request,
+                                           v1::MatchPrefixResponse* response) {
+  if (absl::Status status = CheckExtraKey(request.extra_key()); !status.ok()) return status;
+  const absl::StatusOr<uint64_t> token_count = store_.MatchPrefix(
+      caller.session.tenant, request.cache_id(),
+      {request.token_ids().data(), static_cast<size_t>(request.token_ids_size())},
+      request.extra_key());
+  if (!token_count.ok()) return token_count.status();
+  response->set_token_count(*token_count);
+  return absl::OkStatus();
+}
+
+absl::Status SequenceHandlers::Admit(const Caller& caller, const v1::AdmitRequest& request,
+                                     v1::AdmitResponse* response) {
+  const absl::StatusOr<kvstore::AdmitSpec> spec = AdmitSpecOf(request);
+  if (!spec.ok()) return spec.status();
+  const auto admission = store_.Admit(caller.session.tenant, request.cache_id(), *spec);
+  if (!admission.ok()) return admission.status();
+  ToWire(*admission, response);
+  return absl::OkStatus();
+}
+
+}  // namespace pqcached::service

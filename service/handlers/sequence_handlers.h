@@ -1,0 +1,66 @@
+// SequenceHandlers answers the rpcs for caches and sequences: open, create, fork, roll back,
+// suspend and drop; prefixes; admission.
+//
+// Thread-safe.
+#ifndef PQCACHED_SERVICE_HANDLERS_SEQUENCE_HANDLERS_H_
+#define PQCACHED_SERVICE_HANDLERS_SEQUENCE_HANDLERS_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kvstore/mutex.h"
+#include "kvstore/store.h"
+#include "pqcached/v1/kv_cache.pb.h"
+#include "service/handlers/cache_specs.h"
+#include "service/handlers/caller.h"
+#include "service/handlers/lease_handlers.h"
+#include "service/session/sessions.h"
+
+namespace pqcached::service {
+
+class Log;
+
+class SequenceHandlers {
+ public:
+  SequenceHandlers(kvstore::Store& store, Sessions& sessions, CacheSpecs& specs,
+                   LeaseHandlers& leases, Log& log)
+      : store_(store), sessions_(sessions), specs_(specs), leases_(leases), log_(log) {}
+
+  absl::Status OpenCache(const Caller& caller, const v1::OpenCacheRequest& request,
+                         v1::OpenCacheResponse* response);
+  absl::Status CreateSequence(const Caller& caller, const v1::CreateSequenceRequest& request,
+                              v1::CreateSequenceResponse* response);
+  absl::Status DropSequence(const Caller& caller, const v1::DropSequenceRequest& request,
+                            v1::DropSequenceResponse*);
+  absl::Status TruncateSequence(const Caller& caller, const v1::TruncateSequenceRequest& request,
+                                v1::TruncateSequenceResponse* response);
+  absl::Status ForkSequence(const Caller& caller, const v1::ForkSequenceRequest& request,
+                            v1::ForkSequenceResponse* response);
+  absl::Status SuspendSequence(const Caller& caller, const v1::SuspendSequenceRequest& request,
+                               v1::SuspendSequenceResponse*);
+  absl::Status ResumeSequence(const Caller& caller, const v1::ResumeSequenceRequest& request,
+                              v1::ResumeSequenceResponse* response);
+  absl::Status MatchPrefix(const Caller& caller, const v1::MatchPrefixRequest& request,
+                           v1::MatchPrefixResponse* response);
+  absl::Status Admit(const Caller& caller, const v1::AdmitRequest& request,
+                     v1::AdmitResponse* response);
+
+ private:
+  // Checks that the model that the request names is that of the cache.
+  absl::Status CheckFingerprint(const Caller& caller, const v1::CreateSequenceRequest& request);
+  // Drops a sequence that was created for a caller that has disconnected, and returns the error of
+  // the call then.
+  absl::Status DropIfAbandoned(const Caller& caller, uint64_t sequence_id);
+
+  kvstore::Store& store_;
+  Sessions& sessions_;
+  CacheSpecs& specs_;
+  LeaseHandlers& leases_;
+  Log& log_;
+  kvstore::Mutex open_mutex_;  // serializes OpenCache, so that exactly one caller gets `created`
+};
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_SERVICE_HANDLERS_SEQUENCE_HANDLERS_H_

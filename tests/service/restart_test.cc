@@ -428,7 +428,8 @@ TEST_F(RestartTest, MemoryInFilesOfAnotherLayoutIsRefusedAndStays) {
     daemon.Wait();
   }
   // As if the worker that wrote them had known the layout before this one.
-  constexpr std::streamoff kVersionsOffset = 56;  // in the header of kvstore/records/root_records.cc
+  constexpr std::streamoff kVersionsOffset =
+      56;  // in the header of kvstore/records/root_records.cc
   const auto write_layout = [&pools](uint32_t layout_version) {
     const uint64_t version = uint64_t{kvstore::kRecordVersion} << 32 | layout_version;
     const uint64_t words[2] = {version, ~version};

@@ -22,7 +22,7 @@
 #include "kernels/cuda/pack.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/seats.h"
-#include "kernels/cuda/select.h"
+#include "kernels/cuda/select/select.h"
 
 namespace pqcached::gpu {
 

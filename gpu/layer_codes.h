@@ -4,7 +4,7 @@
 // The first layers are resident: the caller copies new codes of these layers to Memory. The other
 // layers alternate between two slots: while a layer is computed from one slot, a side stream copies
 // the next layer from page-locked host memory into the other. The address of a layer's codes never
-// changes, so chunk tables (kernels/cuda/select.h) can contain fixed addresses.
+// changes, so chunk tables (kernels/cuda/select/select.h) can contain fixed addresses.
 //
 // The order of calls in a step is: BeginStep; for each layer, once or more, fastest in ascending
 // order: BeginLayer, the work that reads the codes, EndLayer, the other work of the layer,

@@ -26,10 +26,10 @@
 #include "gpu/page_lock.h"
 #include "gpu/steps.h"
 #include "kernels/cuda/copy.h"
-#include "kernels/cuda/pq_table.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/seats.h"
-#include "kernels/cuda/select.h"
+#include "kernels/cuda/select/pq_table.h"
+#include "kernels/cuda/select/select.h"
 
 namespace pqcached::gpu {
 

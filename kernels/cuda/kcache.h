@@ -1,5 +1,5 @@
 // KCache on the device: exact logits over keys that are in device memory, and the weighted sum of
-// the values of the tokens that ScoreSelect (kernels/cuda/select.h) selected by them.
+// the values of the tokens that ScoreSelect (kernels/cuda/select/select.h) selected by them.
 //
 // A lane is one sequence under one kv head. Values are read in place: addresses may point into
 // device memory (layers that keep their values) or into the page-locked mapping.

@@ -1,7 +1,7 @@
 #include "kvstore/checksum/checksums.h"
 
 #include <atomic>
-#include <functional>
+#include <exception>
 #include <optional>
 #include <span>
 #include <utility>
@@ -68,20 +68,31 @@ class Checksums::Watcher final : public SequenceWatcher,
   void OnPublish(const Snapshot& next) override {
     if (next.list.get() == last_.load() && !incomplete_.load(std::memory_order_relaxed)) return;
     last_.store(next.list.get());
-    const MutexLock lock(&inbox_->mutex);
-    if (inbox_->stop || queued_.exchange(true)) return;
-    inbox_->jobs.push_back({cache_, sequence_, shared_from_this(), SteadyTime::Now() + kDelay});
-    inbox_->changed.SignalAll();
+    if (queued_.exchange(true)) return;
+    AddPending(1);
+    try {
+      inbox_->worker.RunAt((SteadyTime::Now() + kDelay).ToChrono(),
+                           [self = shared_from_this()] { self->Run(); });
+    } catch (const std::exception&) {
+      // No memory, or no thread. The bytes stay without a checksum until the next publication.
+      queued_ = false;
+      AddPending(-1);
+    }
   }
   bool OnTruncate(uint32_t, uint64_t) override { return false; }
   void OnSuspend(bool) override {}
   void OnDrop() override {}
 
-  // Clears the queued flag before the snapshot is read, so that later changes queue another job.
-  void Begin() { queued_ = false; }
-  void Sum(const Snapshot& snapshot, const std::function<bool()>& stopped);
-
  private:
+  // Runs on the worker.
+  void Run();
+  void AddPending(int count) {
+    const MutexLock lock(&inbox_->mutex);
+    inbox_->pending += count;
+    inbox_->changed.SignalAll();
+  }
+  void Sum(const Snapshot& snapshot);
+
   const std::shared_ptr<Inbox> inbox_;
   const std::shared_ptr<const Cache> cache_;
   const std::weak_ptr<Sequence> sequence_;
@@ -91,7 +102,16 @@ class Checksums::Watcher final : public SequenceWatcher,
   std::atomic<bool> queued_ = false;
 };
 
-void Checksums::Watcher::Sum(const Snapshot& snapshot, const std::function<bool()>& stopped) {
+void Checksums::Watcher::Run() {
+  queued_ = false;  // before the snapshot is read, so that later changes queue another task
+  if (const auto sequence = sequence_.lock(); sequence != nullptr) {
+    const auto snapshot = sequence->Peek();
+    if (snapshot.ok()) Sum(**snapshot);
+  }
+  AddPending(-1);
+}
+
+void Checksums::Watcher::Sum(const Snapshot& snapshot) {
   const uint32_t complete = snapshot.token_count();
   bool incomplete = false;
   for (const SegmentEntry& entry : snapshot.list->segments) {
@@ -101,11 +121,11 @@ void Checksums::Watcher::Sum(const Snapshot& snapshot, const std::function<bool(
       incomplete = true;
       continue;
     }
-    if (stopped()) return;
+    if (inbox_->stop) return;
     SumRows(*cache_, entry);
     for (const auto& index : entry.indexes) {
       for (uint32_t slot = 0; index != nullptr && slot < cache_->layers.size(); ++slot) {
-        if (stopped()) return;
+        if (inbox_->stop) return;
         if (index->ready(slot)) SumLayer(*cache_, *entry.rows, index->layer(slot), slot);
       }
     }
@@ -113,21 +133,9 @@ void Checksums::Watcher::Sum(const Snapshot& snapshot, const std::function<bool(
   incomplete_.store(incomplete, std::memory_order_relaxed);
 }
 
-Checksums::Checksums() : worker_([this] { Work(); }) {}
-
 void Checksums::Stop() {
-  {
-    const MutexLock lock(&inbox_->mutex);
-    inbox_->stop = true;
-    inbox_->jobs.clear();
-    inbox_->changed.SignalAll();
-  }
-  if (worker_.joinable()) worker_.join();
-}
-
-bool Checksums::stopped() const {
-  const MutexLock lock(&inbox_->mutex);
-  return inbox_->stop;
+  inbox_->stop = true;
+  inbox_->worker.Stop();
 }
 
 void Checksums::Add(std::shared_ptr<const Cache> cache, const std::shared_ptr<Sequence>& sequence) {
@@ -138,34 +146,11 @@ void Checksums::Add(std::shared_ptr<const Cache> cache, const std::shared_ptr<Se
 
 bool Checksums::WaitIdle(SteadyTime deadline) {
   const MutexLock lock(&inbox_->mutex);
-  while (!inbox_->jobs.empty() || inbox_->busy) {
+  while (inbox_->pending > 0) {
     if (SteadyTime::Now() >= deadline) return false;
     inbox_->changed.WaitUntil(&inbox_->mutex, deadline);
   }
   return true;
-}
-
-void Checksums::Work() {
-  for (;;) {
-    Job job;
-    {
-      const MutexLock lock(&inbox_->mutex);
-      inbox_->busy = false;
-      inbox_->changed.SignalAll();
-      while (!inbox_->stop && inbox_->next_due() > SteadyTime::Now()) {
-        inbox_->changed.WaitUntil(&inbox_->mutex, inbox_->next_due());
-      }
-      if (inbox_->stop) return;
-      job = std::move(inbox_->jobs.front());
-      inbox_->jobs.pop_front();
-      inbox_->busy = true;
-      job.watcher->Begin();
-    }
-    const auto sequence = job.sequence.lock();
-    if (sequence == nullptr) continue;
-    const auto snapshot = sequence->Peek();
-    if (snapshot.ok()) job.watcher->Sum(**snapshot, [this] { return stopped(); });
-  }
 }
 
 }  // namespace pqcached::kvstore

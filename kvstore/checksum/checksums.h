@@ -10,12 +10,11 @@
 #ifndef PQCACHED_KVSTORE_CHECKSUM_CHECKSUMS_H_
 #define PQCACHED_KVSTORE_CHECKSUM_CHECKSUMS_H_
 
+#include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
-#include <thread>
-#include <vector>
 
+#include "kernels/base/worker.h"
 #include "kvstore/clock.h"
 #include "kvstore/mutex.h"
 #include "kvstore/sequence/cache.h"
@@ -26,7 +25,7 @@ namespace pqcached::kvstore {
 // Computes and records checksums of segments on its own thread.
 class Checksums {
  public:
-  Checksums();
+  Checksums() = default;
   // Stops the thread and waits for work in progress.
   ~Checksums() { Stop(); }
   Checksums(const Checksums&) = delete;
@@ -40,30 +39,16 @@ class Checksums {
 
  private:
   class Watcher;
-  struct Job {
-    std::shared_ptr<const Cache> cache;
-    std::weak_ptr<Sequence> sequence;
-    std::shared_ptr<Watcher> watcher;
-    SteadyTime due;
-  };
   static constexpr absl::Duration kDelay = absl::Milliseconds(50);
   struct Inbox {  // shared with watchers, which may outlive the Checksums object
+    base::Worker worker{"pqc-checksums"};
+    std::atomic<bool> stop = false;
     Mutex mutex;
     CondVar changed;
-    bool stop ABSL_GUARDED_BY(mutex) = false;
-    bool busy ABSL_GUARDED_BY(mutex) = false;
-    std::deque<Job> jobs ABSL_GUARDED_BY(mutex);  // ordered by due time
-
-    SteadyTime next_due() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-      return jobs.empty() ? SteadyTime::InfiniteFuture() : jobs.front().due;
-    }
+    int pending ABSL_GUARDED_BY(mutex) = 0;  // tasks that have not ended
   };
 
-  void Work();
-  bool stopped() const;
-
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
-  std::thread worker_;
 };
 
 }  // namespace pqcached::kvstore

@@ -13,7 +13,7 @@
 #include "kernels/attend/attend.h"
 #include "kernels/attend/merge.h"
 #include "tests/gpu/device_array.h"
-#include "tests/kernels/row_data.h"
+#include "tests/kernels/rows/row_data.h"
 
 namespace pqcached::kernels::cuda {
 namespace {

@@ -16,8 +16,8 @@
 #include "gpu/row_staging.h"
 #include "kernels/base/dtype.h"
 #include "kernels/cuda/attend.h"
-#include "kernels/cuda/pq_table.h"
-#include "kernels/cuda/select.h"
+#include "kernels/cuda/select/pq_table.h"
+#include "kernels/cuda/select/select.h"
 #include "tests/gpu/device_array.h"
 
 namespace pqcached::gpu {

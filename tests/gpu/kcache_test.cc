@@ -10,10 +10,10 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/select.h"
+#include "kernels/cuda/select/select.h"
 #include "kernels/select/score_select.h"
 #include "tests/gpu/device_array.h"
-#include "tests/kernels/row_data.h"
+#include "tests/kernels/rows/row_data.h"
 
 namespace pqcached::kernels::cuda {
 namespace {

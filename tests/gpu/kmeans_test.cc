@@ -10,7 +10,7 @@
 #include "kernels/train/kmeans.h"
 #include "kernels/train/pq_encode.h"
 #include "tests/gpu/device_array.h"
-#include "tests/kernels/row_data.h"
+#include "tests/kernels/rows/row_data.h"
 
 namespace pqcached::kernels::cuda {
 namespace {

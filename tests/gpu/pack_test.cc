@@ -8,7 +8,7 @@
 
 #include "kernels/base/dtype.h"
 #include "tests/gpu/device_array.h"
-#include "tests/kernels/row_data.h"
+#include "tests/kernels/rows/row_data.h"
 
 namespace pqcached::kernels::cuda {
 namespace {

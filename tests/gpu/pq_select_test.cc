@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/select.h"
+#include "kernels/cuda/select/select.h"
 #include "tests/gpu/device_array.h"
-#include "tests/kernels/pq_case.h"
+#include "tests/kernels/select/pq_case.h"
 
 namespace pqcached::kernels::cuda {
 namespace {

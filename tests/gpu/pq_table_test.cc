@@ -1,5 +1,5 @@
 // BuildTables on the device against the reference.
-#include "kernels/cuda/pq_table.h"
+#include "kernels/cuda/select/pq_table.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 
 #include "kernels/select/pq_table.h"
 #include "tests/gpu/device_array.h"
-#include "tests/kernels/row_data.h"
+#include "tests/kernels/rows/row_data.h"
 
 namespace pqcached::kernels::cuda {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/rows/ingest.h"
-#include "tests/kernels/row_data.h"
+#include "tests/kernels/rows/row_data.h"
 
 namespace pqcached::kernels {
 

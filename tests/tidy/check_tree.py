@@ -76,8 +76,11 @@ TOP_LEVEL = {
 JUNK_DRAWERS = {"utils", "util", "common", "helpers", "helper", "misc", "types.h", "utils.h", "common.h"}
 LINE_LIMIT = 600  # past it a file is surely two things
 FILE_LIMIT = 28  # past it a folder shows no structure
-FOLDERS_OF_FEW_FILES = ("service", "tests/service")
+UNIT_LIMIT = 25  # a unit is a header with its sources
+FOLDERS_OF_FEW_FILES = (
+    "kernels", "gpu", "kvstore", "service", "client", "tests/kernels", "tests/kvstore", "tests/service", "tests/client", "tests/tinylm")
 SOURCES = {".h", ".hpp", ".cc", ".cu"}
+HEADERS = {".h", ".hpp", ".cuh"}
 STANDARD_WITH_SLASH = ("sys/", "linux/", "arpa/", "netinet/", "net/", "bits/", "asm/", "sanitizer/")
 # Wall time jumps, so what waits or counts time uses a steady clock (kvstore/clock.h). Waits of absl end at a wall time even
 # when they are given a duration, and gRPC's alarms wait by absl; high_resolution_clock is the wall clock of libstdc++.
@@ -186,12 +189,27 @@ def source_findings(path, text):
         yield f"{path}: a TODO says what, and when it is done"
 
 
+def units(paths):
+    """The headers with their sources (a.h, a.cc, a_avx2.cc are one), and the files that belong to none."""
+    headers = {path.stem for path in paths if path.suffix in HEADERS}
+    found = set()
+    for path in paths:
+        own = [header for header in headers if path.stem == header or path.stem.startswith(header + "_")]
+        found.add(max(own, key=len) if own else path.stem)
+    return found
+
+
 def folder_findings(files):
-    counts = collections.Counter(path.parent for path in files)
-    for folder, count in sorted(counts.items()):
-        limited = any(folder.is_relative_to(each) for each in FOLDERS_OF_FEW_FILES)
-        if limited and count > FILE_LIMIT:
-            yield f"{folder}: {count} files; split it by meaning (limit {FILE_LIMIT})"
+    folders = collections.defaultdict(list)
+    for path in files:
+        folders[path.parent].append(path)
+    for folder, paths in sorted(folders.items()):
+        if not any(folder.is_relative_to(each) for each in FOLDERS_OF_FEW_FILES):
+            continue
+        if len(paths) > FILE_LIMIT:
+            yield f"{folder}: {len(paths)} files; split it by meaning (limit {FILE_LIMIT})"
+        if len(units(paths)) > UNIT_LIMIT:
+            yield f"{folder}: {len(units(paths))} units; split it by meaning (limit {UNIT_LIMIT})"
 
 
 def findings(root, files):

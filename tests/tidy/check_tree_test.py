@@ -36,6 +36,20 @@ class CheckTreeTest(unittest.TestCase):
     def test_the_read_view_may_not_include_the_rest_of_the_store(self):
         self.assert_finds("may not include kvstore/memory/pool.h", {"kvstore/read/a.cc": '#include "kvstore/memory/pool.h"\n'})
 
+    def test_no_room_of_the_store_includes_a_higher_one(self):
+        self.assert_finds("may not include kvstore/index/builder.h", {"kvstore/sequence/a.cc": '#include "kvstore/index/builder.h"\n'})
+        self.assert_finds("may not include kvstore/memory/pool.h", {"kvstore/a.cc": '#include "kvstore/memory/pool.h"\n'})
+        self.assertEqual([], self.found_in({
+            "kvstore/README.md": "",
+            "kvstore/index/a.cc": '#include "kvstore/values.h"\n#include "kvstore/index/b.h"\n#include "kvstore/sequence/c.h"\n'}))
+
+    def test_a_folder_holds_28_files_and_25_units(self):
+        self.assert_finds("kernels/x: 29 files", {f"kernels/x/a_{number}.cc": "" for number in range(28)} | {"kernels/x/README.md": ""})
+        self.assert_finds("kernels/x: 26 units", {f"kernels/x/a{number}.cc": "" for number in range(26)})
+        one_unit = {f"kernels/x/a_{level}.cc": "" for level in range(26)}
+        guard = "#ifndef PQCACHED_KERNELS_X_A_H_\n"
+        self.assertEqual([], self.found_in({"kernels/README.md": "", "kernels/x/a.h": guard} | one_unit))
+
     def test_the_store_may_not_include_grpc_and_nothing_includes_the_service(self):
         self.assert_finds("may not include <grpcpp/grpcpp.h>", {"kvstore/a.cc": "#include <grpcpp/grpcpp.h>\n"})
         self.assert_finds("nothing includes service/", {"client/a.cc": '#include "service/wire.h"\n'})
@@ -52,10 +66,6 @@ class CheckTreeTest(unittest.TestCase):
             header = f"service/{above}/a.h"
             self.assert_finds(f"may not include {header}", {f"service/{below}/a.cc": f'#include "{header}"\n'})
         self.assert_finds("may not include <grpcpp/grpcpp.h>", {"service/handlers/a.cc": "#include <grpcpp/grpcpp.h>\n"})
-
-    def test_the_files_of_a_folder(self):
-        self.assertEqual([], self.found_in({"service/README.md": ""} | {f"service/rpc/{i}.cc": "" for i in range(28)}))
-        self.assert_finds("service/rpc: 29 files", {f"service/rpc/{i}.cc": "" for i in range(29)})
 
     def test_the_client_core_may_not_include_the_wire_format(self):
         self.assert_finds("may not include pqcached/v1/types.pb.h", {"client/a.cc": '#include "pqcached/v1/types.pb.h"\n'})

@@ -10,8 +10,8 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/pq_table.h"
-#include "kernels/cuda/select.h"
+#include "kernels/cuda/select/pq_table.h"
+#include "kernels/cuda/select/select.h"
 #include "kernels/select/pq.h"
 #include "tests/gpu/bench/bench.h"
 

@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "kvstore/memory/buddy.h"
 #include "kvstore/memory/free_map.h"
+#include "kvstore/memory/pool.h"
 #include "tests/kvstore/evict/pressure_fixture.h"
 
 namespace pqcached::kvstore {

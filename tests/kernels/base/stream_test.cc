@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "tests/kernels/row_data.h"
+#include "tests/kernels/rows/row_data.h"
 #include "tests/kernels/tensor_data.h"
 
 namespace pqcached::kernels {

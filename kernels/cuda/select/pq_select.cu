@@ -3,9 +3,9 @@
 // Speed: codes are read three times (to count tokens per cell, to count selected slots, to emit
 // positions), 16 slots per load. Caching the cell counts of sealed segments, and one chained scan
 // over chunks instead of the last two passes, would leave one read; measurements have to decide.
-#include "kernels/cuda/select.h"
-#include "kernels/cuda/select_common.cuh"
-#include "kernels/cuda/value_select.cuh"
+#include "kernels/cuda/select/select.h"
+#include "kernels/cuda/select/select_common.cuh"
+#include "kernels/cuda/select/value_select.cuh"
 
 namespace pqcached::kernels::cuda {
 namespace {

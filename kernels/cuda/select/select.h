@@ -8,8 +8,8 @@
 // defined in kernels/select/pq_select.h and kernels/select/score_select.h. With one head, and with
 // mean or max of logits, the positions equal those of the CPU exactly; the softmax rules may differ
 // in tokens within the stated rounding.
-#ifndef PQCACHED_KERNELS_CUDA_SELECT_H_
-#define PQCACHED_KERNELS_CUDA_SELECT_H_
+#ifndef PQCACHED_KERNELS_CUDA_SELECT_SELECT_H_
+#define PQCACHED_KERNELS_CUDA_SELECT_SELECT_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -121,4 +121,4 @@ KernelStatus ScoreSelect(const ScoreSelectArgs& args, Stream stream);
 
 }  // namespace pqcached::kernels::cuda
 
-#endif  // PQCACHED_KERNELS_CUDA_SELECT_H_
+#endif  // PQCACHED_KERNELS_CUDA_SELECT_SELECT_H_

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tests/kernels/row_data.h"
+#include "tests/kernels/rows/row_data.h"
 
 namespace pqcached::kernels {
 namespace {

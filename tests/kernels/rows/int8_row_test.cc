@@ -12,7 +12,7 @@
 
 #include "kernels/base/crc32c.h"
 #include "kernels/rows/ingest.h"
-#include "tests/kernels/row_data.h"
+#include "tests/kernels/rows/row_data.h"
 #include "tests/kernels/tensor_data.h"
 
 namespace pqcached::kernels {

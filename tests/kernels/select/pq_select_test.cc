@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "kernels/select/cells/pq_postings.h"
-#include "tests/kernels/pq_case.h"
+#include "tests/kernels/select/pq_case.h"
 
 namespace pqcached::kernels {
 namespace {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "tests/kernels/row_data.h"
+#include "tests/kernels/rows/row_data.h"
 
 namespace pqcached::kernels {
 namespace {

@@ -1,7 +1,7 @@
 // BuildTables on the device: the tables of all kv heads of a layer and of a batch of sequences in
 // one launch.
-#ifndef PQCACHED_KERNELS_CUDA_PQ_TABLE_H_
-#define PQCACHED_KERNELS_CUDA_PQ_TABLE_H_
+#ifndef PQCACHED_KERNELS_CUDA_SELECT_PQ_TABLE_H_
+#define PQCACHED_KERNELS_CUDA_SELECT_PQ_TABLE_H_
 
 #include <cstdint>
 
@@ -35,4 +35,4 @@ KernelStatus BuildTables(const BuildTablesArgs& args, Stream stream);
 
 }  // namespace pqcached::kernels::cuda
 
-#endif  // PQCACHED_KERNELS_CUDA_PQ_TABLE_H_
+#endif  // PQCACHED_KERNELS_CUDA_SELECT_PQ_TABLE_H_

@@ -1,7 +1,7 @@
 // PqCase: one random selection problem over product-quantized tokens, and what must come out of it
 // by brute force.
-#ifndef PQCACHED_TESTS_KERNELS_PQ_CASE_H_
-#define PQCACHED_TESTS_KERNELS_PQ_CASE_H_
+#ifndef PQCACHED_TESTS_KERNELS_SELECT_PQ_CASE_H_
+#define PQCACHED_TESTS_KERNELS_SELECT_PQ_CASE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -95,4 +95,4 @@ class PqCase {
 
 }  // namespace pqcached::kernels
 
-#endif  // PQCACHED_TESTS_KERNELS_PQ_CASE_H_
+#endif  // PQCACHED_TESTS_KERNELS_SELECT_PQ_CASE_H_

@@ -3,11 +3,11 @@
 //
 // A block handles one chunk. A thread handles 16 consecutive slots of it, so that positions are
 // written in order.
-#ifndef PQCACHED_KERNELS_CUDA_SELECT_COMMON_CUH_
-#define PQCACHED_KERNELS_CUDA_SELECT_COMMON_CUH_
+#ifndef PQCACHED_KERNELS_CUDA_SELECT_SELECT_COMMON_CUH_
+#define PQCACHED_KERNELS_CUDA_SELECT_SELECT_COMMON_CUH_
 
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/select.h"
+#include "kernels/cuda/select/select.h"
 
 namespace pqcached::kernels::cuda {
 
@@ -190,4 +190,4 @@ __device__ inline void EmitSelectedSlots(const SelectChunk& chunk, const SelectL
 
 }  // namespace pqcached::kernels::cuda
 
-#endif  // PQCACHED_KERNELS_CUDA_SELECT_COMMON_CUH_
+#endif  // PQCACHED_KERNELS_CUDA_SELECT_SELECT_COMMON_CUH_

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/rows/ingest.h"
-#include "tests/kernels/row_data.h"
+#include "tests/kernels/rows/row_data.h"
 #include "tests/kernels/tensor_data.h"
 
 namespace pqcached::kernels {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/attend/merge.h"
-#include "tests/kernels/row_data.h"
+#include "tests/kernels/rows/row_data.h"
 
 namespace pqcached::kernels {
 namespace {

@@ -1,10 +1,10 @@
 // Selection by the values of all tokens: ScoreSelect, and PqSelect without cells.
 //
 // Included by the files of these two functions only.
-#ifndef PQCACHED_KERNELS_CUDA_VALUE_SELECT_CUH_
-#define PQCACHED_KERNELS_CUDA_VALUE_SELECT_CUH_
+#ifndef PQCACHED_KERNELS_CUDA_SELECT_VALUE_SELECT_CUH_
+#define PQCACHED_KERNELS_CUDA_SELECT_VALUE_SELECT_CUH_
 
-#include "kernels/cuda/select.h"
+#include "kernels/cuda/select/select.h"
 
 namespace pqcached::kernels::cuda {
 
@@ -23,4 +23,4 @@ KernelStatus SelectByValues(const ValueSelectArgs& args, Stream stream);
 
 }  // namespace pqcached::kernels::cuda
 
-#endif  // PQCACHED_KERNELS_CUDA_VALUE_SELECT_CUH_
+#endif  // PQCACHED_KERNELS_CUDA_SELECT_VALUE_SELECT_CUH_

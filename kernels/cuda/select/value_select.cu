@@ -3,9 +3,9 @@
 // Speed: codes (or logits) are read twice, once for the normalisers and once for the values,
 // followed by four passes over keys of 4 bytes per token. Table look-ups use shared memory where
 // the tables fit.
-#include "kernels/cuda/value_select.cuh"
+#include "kernels/cuda/select/value_select.cuh"
 
-#include "kernels/cuda/select_common.cuh"
+#include "kernels/cuda/select/select_common.cuh"
 
 namespace pqcached::kernels::cuda {
 namespace {

@@ -1,6 +1,6 @@
 // Random rows, positions and level names for the tests of kernels that read rows.
-#ifndef PQCACHED_TESTS_KERNELS_ROW_DATA_H_
-#define PQCACHED_TESTS_KERNELS_ROW_DATA_H_
+#ifndef PQCACHED_TESTS_KERNELS_ROWS_ROW_DATA_H_
+#define PQCACHED_TESTS_KERNELS_ROWS_ROW_DATA_H_
 
 #include <gtest/gtest.h>
 
@@ -103,4 +103,4 @@ inline std::vector<uint32_t> AllTokens(uint32_t token_count) {
 
 }  // namespace pqcached::kernels
 
-#endif  // PQCACHED_TESTS_KERNELS_ROW_DATA_H_
+#endif  // PQCACHED_TESTS_KERNELS_ROWS_ROW_DATA_H_

@@ -1,4 +1,4 @@
-#include "tests/kernels/pq_case.h"
+#include "tests/kernels/select/pq_case.h"
 
 #include <algorithm>
 #include <cmath>

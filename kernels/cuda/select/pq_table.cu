@@ -1,4 +1,4 @@
-#include "kernels/cuda/pq_table.h"
+#include "kernels/cuda/select/pq_table.h"
 
 #include "kernels/cuda/launch.cuh"
 

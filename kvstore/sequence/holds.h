@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "absl/time/time.h"
+#include "kvstore/values.h"
 
 namespace pqcached::kvstore {
 
@@ -37,8 +38,6 @@ inline int64_t BootNanos() {
 
 class Holds {
  public:
-  static constexpr absl::Duration kLongestPin = absl::Hours(24 * 30);
-
   // Acquires a hold. Returns false when the sequence was claimed. Each successful call is followed
   // by one Release.
   [[nodiscard]] bool Acquire() {
@@ -72,9 +71,9 @@ class Holds {
   bool held() const { return count_.load(std::memory_order_acquire) > 0; }
 
   // Pins the sequence until a time of BootNanos; zero removes the pin. The time is limited to
-  // kLongestPin from now, even when a record holds a later one.
+  // kMaxPin from now, even when a record holds a later one.
   void PinUntil(int64_t boot_nanos) {
-    const int64_t most = BootNanos() + absl::ToInt64Nanoseconds(kLongestPin);
+    const int64_t most = BootNanos() + absl::ToInt64Nanoseconds(kMaxPin);
     pinned_until_.store(std::min(boot_nanos, most));
   }
   int64_t pinned_until() const { return pinned_until_.load(); }

@@ -349,9 +349,9 @@ absl::Status StoreImpl::BuildIndex(std::string_view tenant, uint64_t sequence_id
 
 absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_id,
                                     absl::Duration ttl) {
-  if (ttl < absl::ZeroDuration() || ttl > Holds::kLongestPin) {
+  if (ttl < absl::ZeroDuration() || ttl > kMaxPin) {
     return InvalidArgument("ttl", absl::StrCat(absl::ToDoubleSeconds(ttl), " s, must lie in [0, ",
-                                               absl::ToDoubleSeconds(Holds::kLongestPin), "]"));
+                                               absl::ToDoubleSeconds(kMaxPin), "]"));
   }
   const auto found = FindForAdmin(tenant, sequence_id);
   if (!found.ok()) return found.status();

@@ -81,13 +81,14 @@ TEST_F(EvictorTest, AnEvictedSequenceIsRemembered) {
 
 TEST_F(EvictorTest, ShortMemoryFreesRetainedBytesAndStopsGrowth) {
   const size_t before = used_bytes();
-  ApplyMemoryLimits({.available_bytes = 0, .excess_bytes = 1, .source = "test"},
-                    std::array{parts_.cache}, parts_.evictor);
+  MemoryLimits limits;
+  limits.available_bytes = 0;
+  limits.excess_bytes = 1;
+  ApplyMemoryLimits(limits, std::array{parts_.cache}, parts_.evictor);
   EXPECT_LE(used_bytes(), before);
   EXPECT_LT(parts_.cache->pool->usage().limit_bytes,
             parts_.cache->pool->usage().capacity_bytes + 1);
-  ApplyMemoryLimits({.available_bytes = ~size_t{0} >> 1, .excess_bytes = 0, .source = "test"},
-                    std::array{parts_.cache}, parts_.evictor);
+  ApplyMemoryLimits(MemoryLimits(), std::array{parts_.cache}, parts_.evictor);
   EXPECT_EQ(parts_.cache->pool->usage().limit_bytes, parts_.cache->pool->usage().capacity_bytes);
 }
 

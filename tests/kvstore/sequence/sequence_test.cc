@@ -68,7 +68,7 @@ class SnapshotTest : public ::testing::Test {
   // One closed segment with the rows of [begin, end), copied from a snapshot.
   SegmentEntry Merged(const Snapshot& snapshot, uint32_t begin, uint32_t end) {
     const uint32_t capacity = (end - begin + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
-    const NewSegment wanted{parts_.next_segment_id++, begin, capacity};
+    const NewSegment wanted{parts_.counters.next_segment_id++, begin, capacity};
     auto created = CreateSegments(*cache_->pool, cache_->layers, {&wanted, 1}, {});
     EXPECT_TRUE(created.ok()) << created.status();
     SegmentEntry merged = std::move(created->front());

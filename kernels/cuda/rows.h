@@ -2,9 +2,9 @@
 // host memory), and copies of rows.
 //
 // A lane is one sequence under one kv head, as in kernels/cuda/select/select.h. Its rows are stored
-// in *spans* of the page-locked mapping; *blocks* of kBlockSlots consecutive slots of a span may also
-// be in a block cache in device memory. LocateRows converts positions to addresses; the kernels
-// that follow take addresses and need not know which memory they are in.
+// in *spans* of the page-locked mapping; *blocks* of kBlockSlots consecutive slots of a span may
+// also be in a block cache in device memory. LocateRows converts positions to addresses; the
+// kernels that follow take addresses and need not know which memory they are in.
 #ifndef PQCACHED_KERNELS_CUDA_ROWS_H_
 #define PQCACHED_KERNELS_CUDA_ROWS_H_
 

@@ -65,6 +65,7 @@ TEST_F(EvictorTest, EvictsIdleSequencesOnlyWhenTheyMayBe) {
 TEST_F(EvictorTest, LeavesPinnedSequences) {
   const auto retained = parts_.sequences.RetainedOfCache(parts_.cache->cache_id);
   ASSERT_TRUE(retained[0].sequence->PinUntil(BootNanos() + 1'000'000'000'000).ok());
+  EXPECT_TRUE(parts_.evictor.Candidates(*parts_.cache, /*retained_only=*/true).empty());
   EXPECT_EQ(parts_.evictor.FreeRetained(*parts_.cache, ~size_t{0}), 0u);
   const absl::Status refused = parts_.evictor.Evict(retained[0].sequence->sequence_id());
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;

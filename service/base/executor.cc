@@ -4,6 +4,8 @@
 
 namespace pqcached::service {
 
+using kvstore::MutexLock;
+
 Executor::Executor(Options options) : options_(options) {
   threads_.reserve(options_.threads);
   for (uint32_t i = 0; i < options_.threads; ++i) threads_.emplace_back([this] { Work(); });
@@ -11,8 +13,9 @@ Executor::Executor(Options options) : options_(options) {
 
 Executor::~Executor() {
   {
-    absl::MutexLock lock(&mutex_);
+    const MutexLock lock(&mutex_);
     stopping_ = true;
+    changed_.SignalAll();
   }
   for (std::thread& thread : threads_) thread.join();
 }
@@ -24,10 +27,13 @@ bool Executor::TryRun(Task task, Lane lane) {
 void Executor::Run(Task task) { Push(std::move(task), Lane::kBrief, /*ignore_limit=*/true); }
 
 bool Executor::Push(Task task, Lane lane, bool ignore_limit) {
-  absl::MutexLock lock(&mutex_);
-  if (!ignore_limit && brief_.size() + bulk_.size() >= options_.max_pending) return false;
-  std::deque<Waiting>& waiting = lane == Lane::kBulk ? bulk_ : brief_;
-  waiting.push_back({std::move(task), next_number_++});
+  {
+    const MutexLock lock(&mutex_);
+    if (!ignore_limit && brief_.size() + bulk_.size() >= options_.max_pending) return false;
+    std::deque<Waiting>& waiting = lane == Lane::kBulk ? bulk_ : brief_;
+    waiting.push_back({std::move(task), next_number_++});
+  }
+  changed_.SignalOne();
   return true;
 }
 
@@ -42,8 +48,8 @@ void Executor::Work() {
     Task task;
     std::optional<Lane> lane;
     {
-      absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(this, &Executor::HasWork));
+      const MutexLock lock(&mutex_);
+      while (!HasWork()) changed_.Wait(&mutex_);
       lane = Next();
       if (!lane.has_value()) return;  // the threads that run bulk tasks finish the waiting ones
       std::deque<Waiting>& waiting = *lane == Lane::kBulk ? bulk_ : brief_;
@@ -53,8 +59,9 @@ void Executor::Work() {
     }
     task();
     if (*lane == Lane::kBrief) continue;
-    absl::MutexLock lock(&mutex_);
+    const MutexLock lock(&mutex_);
     --bulk_running_;
+    if (!bulk_.empty()) changed_.SignalOne();  // another thread may take it
   }
 }
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "kvstore/mutex.h"
 
 namespace pqcached::service {
 
@@ -60,7 +60,8 @@ class Executor {
   }
 
   const Options options_;
-  absl::Mutex mutex_;
+  kvstore::Mutex mutex_;
+  kvstore::CondVar changed_;  // signalled when a task may have become startable
   std::deque<Waiting> brief_ ABSL_GUARDED_BY(mutex_);
   std::deque<Waiting> bulk_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 0;

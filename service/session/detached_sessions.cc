@@ -37,7 +37,7 @@ void DetachedSessions::Start() {
   Restore();
   bool needed = !connections_.empty();
   {
-    absl::MutexLock lock(&mutex_);
+    const kvstore::MutexLock lock(&mutex_);
     needed = needed || !waiting_.empty();
   }
   if (connections_.empty()) parts_.store.EndQuarantine();
@@ -47,7 +47,7 @@ void DetachedSessions::Start() {
 void DetachedSessions::Stop() {
   if (!thread_.joinable()) return;
   {
-    absl::MutexLock lock(&mutex_);
+    const kvstore::MutexLock lock(&mutex_);
     stopping_ = true;
   }
   Wake(wake_.get());
@@ -79,7 +79,7 @@ void DetachedSessions::Restore() {
   for (const kvstore::KeptSession& each : kept) {
     const Session session = parts_.sessions.Restore(each);
     known.insert(session.id);
-    absl::MutexLock lock(&mutex_);
+    const kvstore::MutexLock lock(&mutex_);
     waiting_[each.token] = {session, connected.count(session.number) != 0 ? Clock::time_point::max()
                                                                           : ResumeDeadline()};
   }
@@ -113,7 +113,7 @@ DetachedSessions::Clock::time_point DetachedSessions::ResumeDeadline() const {
 
 void DetachedSessions::AwaitResume(const OpenedSession& session) {
   {
-    absl::MutexLock lock(&mutex_);
+    const kvstore::MutexLock lock(&mutex_);
     waiting_[session.token] = {session.session, ResumeDeadline()};
   }
   Wake(wake_.get());
@@ -122,7 +122,7 @@ void DetachedSessions::AwaitResume(const OpenedSession& session) {
 void DetachedSessions::Run() {
   while (true) {
     {
-      absl::MutexLock lock(&mutex_);
+      const kvstore::MutexLock lock(&mutex_);
       if (stopping_) return;
     }
     Poll();
@@ -133,7 +133,7 @@ void DetachedSessions::Run() {
 void DetachedSessions::Poll() {
   Clock::time_point until = Clock::time_point::max();
   {
-    absl::MutexLock lock(&mutex_);
+    const kvstore::MutexLock lock(&mutex_);
     for (const auto& [token, waiting] : waiting_) until = std::min(until, waiting.until);
   }
   int milliseconds = -1;
@@ -172,7 +172,7 @@ void DetachedSessions::OnEnded(const std::string& name) {
     return each.second.session_number == number;
   });
   if (!others) {
-    absl::MutexLock lock(&mutex_);
+    const kvstore::MutexLock lock(&mutex_);
     for (auto& [token, waiting] : waiting_) {
       if (waiting.session.number == number) waiting.until = ResumeDeadline();
     }
@@ -185,7 +185,7 @@ void DetachedSessions::OnEnded(const std::string& name) {
 void DetachedSessions::DropOverdue() {
   std::vector<OpenedSession> overdue;
   {
-    absl::MutexLock lock(&mutex_);
+    const kvstore::MutexLock lock(&mutex_);
     const Clock::time_point now = Clock::now();
     for (auto each = waiting_.begin(); each != waiting_.end();) {
       if (each->second.until > now) {

@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "kvstore/memory/keeper.h"
+#include "kvstore/mutex.h"
 #include "kvstore/store.h"
 #include "service/base/executor.h"
 #include "service/config/config.h"
@@ -91,7 +91,7 @@ class DetachedSessions {
   const Parts parts_;
   const kvstore::FileDescriptor wake_;             // eventfd
   std::map<std::string, Connection> connections_;  // by name; used by the thread only, once it runs
-  absl::Mutex mutex_;
+  kvstore::Mutex mutex_;
   std::map<std::string, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // by token
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;

@@ -170,13 +170,13 @@ absl::Status Notifier::KeepMapped(std::string_view name, int descriptor) {
 }
 
 void Notifier::Inherit(KeptMappings mappings) {
-  absl::MutexLock lock(&mutex_);
+  const kvstore::MutexLock lock(&mutex_);
   keeps_mappings_ = true;
   mappings_ = std::move(mappings);
 }
 
 kvstore::Mapping Notifier::TakeMapping(std::string_view name) {
-  absl::MutexLock lock(&mutex_);
+  const kvstore::MutexLock lock(&mutex_);
   auto node = mappings_.extract(std::string(name));
   return node.empty() ? kvstore::Mapping() : std::move(node.mapped());
 }
@@ -194,7 +194,7 @@ absl::Status Notifier::Store(std::string_view name, int descriptor, absl::string
   absl::StatusOr<FileDescriptor> copy = kvstore::Duplicate(descriptor);
   if (!copy.ok()) return copy.status();
   {
-    absl::MutexLock lock(&mutex_);
+    const kvstore::MutexLock lock(&mutex_);
     if (kept_.count(key) != 0) {
       return AlreadyExists("name", absl::StrCat("'", key, "' is already in use"));
     }
@@ -221,7 +221,7 @@ absl::Status Notifier::Release(std::string_view name) {
   FileDescriptor held;
   const std::string key(name);
   {
-    absl::MutexLock lock(&mutex_);
+    const kvstore::MutexLock lock(&mutex_);
     auto node = kept_.extract(key);
     if (node.empty()) return absl::OkStatus();
     held = std::move(node.mapped());
@@ -232,7 +232,7 @@ absl::Status Notifier::Release(std::string_view name) {
 }
 
 FileDescriptor Notifier::Take(std::string_view name) const {
-  absl::MutexLock lock(&mutex_);
+  const kvstore::MutexLock lock(&mutex_);
   const auto found = kept_.find(name);
   if (found == kept_.end()) return {};
   absl::StatusOr<FileDescriptor> copy = kvstore::Duplicate(found->second.get());
@@ -240,7 +240,7 @@ FileDescriptor Notifier::Take(std::string_view name) const {
 }
 
 std::vector<std::string> Notifier::Names() const {
-  absl::MutexLock lock(&mutex_);
+  const kvstore::MutexLock lock(&mutex_);
   std::vector<std::string> names;
   names.reserve(kept_.size());
   for (const auto& [name, descriptor] : kept_) names.push_back(name);
@@ -248,7 +248,7 @@ std::vector<std::string> Notifier::Names() const {
 }
 
 KeptDescriptors Notifier::DuplicateAll() {
-  absl::MutexLock lock(&mutex_);
+  const kvstore::MutexLock lock(&mutex_);
   KeptDescriptors copies;
   for (const auto& [name, descriptor] : kept_) {
     absl::StatusOr<FileDescriptor> copy = kvstore::Duplicate(descriptor.get());

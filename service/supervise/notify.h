@@ -22,9 +22,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "kvstore/memory/keeper.h"
+#include "kvstore/mutex.h"
 #include "service/base/environment.h"
 
 namespace pqcached::service {
@@ -95,7 +95,7 @@ class Notifier final : public kvstore::DescriptorKeeper {
   const Options options_;  // without `kept`
   const kvstore::FileDescriptor socket_;
   bool keeps_mappings_ = false;
-  mutable absl::Mutex mutex_;
+  mutable kvstore::Mutex mutex_;
   KeptDescriptors kept_ ABSL_GUARDED_BY(mutex_);
   KeptMappings mappings_ ABSL_GUARDED_BY(mutex_);
   size_t name_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

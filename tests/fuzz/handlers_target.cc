@@ -1,25 +1,27 @@
-// Fuzz target: the inputs of all handlers. An input is a sequence of calls of a session of the broker,
-// each of any rpc of the services, with a message that fits what is stored and was then changed, or
-// with bytes that are none.
+// Fuzz target: the inputs of all handlers, without a server or a socket. An input is a sequence of
+// calls of a local session, each of any rpc of the services, with a message that fits what is stored
+// and was then changed, or with bytes that are none.
 //
 // Between its inputs nothing may be left: no sequence, no lease, no byte of the pools in use.
-#include <fcntl.h>
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/grpcpp.h>
-#include <sys/mman.h>
+#include <google/protobuf/arena.h>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <filesystem>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <thread>
 #include <vector>
 
+#include "pqcached/v1/admin.pb.h"
+#include "pqcached/v1/kv_cache.pb.h"
 #include "tests/fuzz/bytes.h"
 #include "tests/fuzz/messages.h"
 #include "tests/fuzz/target.h"
-#include "tests/service/session/broker_fixture.h"
+#include "tests/service/handlers/direct_sidecar.h"
 
 namespace pqcached::fuzz {
 namespace {
@@ -28,7 +30,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::MethodDescriptor;
 using google::protobuf::Reflection;
-using service::BrokerConnection;
+using kvstore::SteadyTime;
 
 constexpr size_t kMaxCalls = 12;
 constexpr size_t kMaxSequences = 6;
@@ -37,10 +39,8 @@ constexpr uint64_t kSlotBytes = uint64_t{1} << 20;
 constexpr uint32_t kSlots = 2;
 // What is stored by earlier inputs in other caches ends with the sidecar.
 constexpr int kInputsPerSidecar = 1000;
-constexpr auto kPatience = std::chrono::seconds(20);  // less than libFuzzer's
-constexpr auto kHurry = std::chrono::milliseconds(3);
-// In process, a write waits for its deadline when the server has ended the stream without reading it.
-constexpr auto kStreamPatience = std::chrono::seconds(1);
+constexpr absl::Duration kPatience = absl::Seconds(20);  // less than libFuzzer's
+constexpr absl::Duration kHurry = absl::Milliseconds(3);
 
 // A call whose messages are made below is told by its number: seeds and findings depend on the order,
 // so new rpcs go to the end.
@@ -70,59 +70,35 @@ struct KnownSequence {
 
 // What one input has made so far.
 struct Session {
-  Session(const std::string& broker_path, const std::string& name) : broker(broker_path) {
-    const kvstore::BrokerReply reply = broker.Call(BrokerConnection::Hello("", name));
-    if (reply.status != 0) Found(std::string("hello: ") + reply.message);
-    token = reply.session_token;
-  }
-
-  BrokerConnection broker;
+  service::Client client;
   service::SharedMapping staging;
-  std::string token;
   uint64_t cache_id = 0;
   uint64_t lease_id = 0;
   uint64_t generation = 0;
   std::vector<KnownSequence> sequences;
 };
 
+service::Config FuzzConfig() {
+  service::Config config = service::SmallConfig();
+  config.max_pool_bytes = size_t{512} << 20;
+  config.threads = 1;
+  config.retain = false;  // each input leaves nothing
+  return config;
+}
+
 class Sidecar {
  public:
-  Sidecar() {
-    std::string path = (std::filesystem::temp_directory_path() / "pqcached-fuzz-XXXXXX").string();
-    folder_ = mkdtemp(path.data());
-    service::Config config;
-    config.listen = "unix://" + (folder_ / "s").string();
-    config.max_pool_bytes = size_t{512} << 20;
-    config.max_message_bytes = size_t{1} << 20;
-    config.segment_tokens = 128;
-    config.tail_tokens = 128;
-    config.codebook_tokens = 256;
-    config.call_threads = 2;
-    config.threads = 1;
-    config.shutdown_timeout = absl::Seconds(5);
-    config.log_level = "off";
-    config.retain = false;  // each input leaves nothing
-    broker_path_ = (folder_ / "s").string() + kvstore::kBrokerSuffix;
-    log_ = *service::Log::Open(config.log_level, config.log_file);
-    store_ = *kvstore::Store::Create(StoreOptionsOf(config));
-    server_ = *service::Server::Start(config, *store_, *log_);
-    stub_ = std::make_unique<grpc::GenericStub>(server_->InProcessChannel());
-  }
-
-  ~Sidecar() {
-    stub_.reset();
-    server_.reset();
-    store_.reset();
-    std::filesystem::remove_all(folder_);
-  }
-
   void Run(Bytes bytes) {
     {
-      Session session(broker_path_, "fuzz" + std::to_string(inputs_++));
-      Message& open = Empty(methods_[kOpenCache]);
-      open.CopyFrom(service::CacheRequest());
-      Learn(session, Call(session, *methods_[kOpenCache], {open.SerializeAsString()}, kPatience));
+      Session session;
+      session.client = sidecar_.Open("fuzz" + std::to_string(inputs_++), /*mapped=*/true);
+      v1::OpenCacheResponse opened;
+      if (!sidecar_.Call(session.client, service::CacheRequest(), &opened).ok()) {
+        Found("a cache that fits is refused");
+      }
+      session.cache_id = opened.cache_id();
       for (size_t i = 0; i < kMaxCalls && !bytes.empty(); ++i) CallOne(session, bytes);
+      sidecar_.Close(session.client);
     }
     ExpectNothingIsLeft();
   }
@@ -130,9 +106,6 @@ class Sidecar {
   bool worn() const { return inputs_ >= kInputsPerSidecar; }
 
  private:
-  // Of methods_.
-  static constexpr size_t kOpenCache = 0;
-
   void CallOne(Session& session, Bytes& bytes) {
     const MethodDescriptor& method = *methods_[bytes.Below(methods_.size())];
     const uint8_t how = bytes.Byte();
@@ -140,27 +113,28 @@ class Sidecar {
     std::vector<std::string> requests;
     for (size_t i = 0; i < messages; ++i)
       requests.push_back(Request(session, method, how, i, bytes));
-    const std::string token = session.token;
-    if (how % 32 == 31) session.token = OtherToken(bytes);
-    const std::chrono::milliseconds longest =
-        method.client_streaming() ? kStreamPatience : kPatience;
-    const std::chrono::milliseconds patience = how / 32 == 7 ? kHurry : longest;
-    const std::vector<std::string> responses = Call(session, method, requests, patience);
-    session.token = token;
-    for (const std::string& response : responses) {
-      Message& message = *Prototype(method.output_type()).New(&arena_);
-      if (!message.ParseFromString(response)) Found(method.full_name() + ": garbled answer");
-      Walk(session, message);
+    service::Client client = session.client;
+    if (how % 32 == 31) client.token = OtherToken(bytes);
+    if (how / 32 == 6) {  // gives up at one of the first checks
+      const auto checks = std::make_shared<std::atomic<int>>(bytes.Below(8));
+      client.is_cancelled = [checks] { return checks->fetch_sub(1) <= 0; };
     }
+    const absl::Duration patience = how / 32 == 7 ? kHurry : kPatience;
+    const SteadyTime begun = SteadyTime::Now();
+    client.deadline = begun + patience;
+    Message& response = *Prototype(method.output_type()).New(&arena_);
+    const absl::Status status = Call(client, method, requests, response);
+    if (SteadyTime::Now() > begun + patience + absl::Seconds(1)) {
+      Found(method.full_name() + " outlived its deadline by more than a second");
+    }
+    if (absl::IsInternal(status) || absl::IsUnknown(status) || absl::IsDataLoss(status)) {
+      Found(method.full_name() + ": " + std::string(status.message()));
+    }
+    if (status.ok()) Walk(session, response);
     arena_.Reset();
   }
 
-  // Of what gRPC's client takes: it ends its process for anything else.
-  static std::string OtherToken(Bytes& bytes) {
-    std::string token = bytes.Text(bytes.Below(40));
-    for (char& c : token) c = static_cast<char>(' ' + static_cast<uint8_t>(c) % ('~' - ' ' + 1));
-    return token;
-  }
+  static std::string OtherToken(Bytes& bytes) { return bytes.Text(bytes.Below(40)); }
 
   std::string Request(Session& session, const MethodDescriptor& method, uint8_t how, size_t i,
                       Bytes& bytes) {
@@ -187,21 +161,9 @@ class Sidecar {
                                      : session.sequences[bytes.Below(session.sequences.size())];
   }
 
-  // The answers, none after a failure.
-  std::vector<std::string> Call(Session& session, const MethodDescriptor& method,
-                                const std::vector<std::string>& requests,
-                                std::chrono::milliseconds patience);
-  void Await(void* tag) {
-    void* done = nullptr;
-    if (!queue_.Next(&done, &ok_) || done != tag) Found("the completion queue");
-  }
-
-  void Learn(Session& session, const std::vector<std::string>& responses) {
-    if (responses.empty()) Found("a cache that fits is refused");
-    v1::OpenCacheResponse response;
-    response.ParseFromString(responses[0]);
-    session.cache_id = response.cache_id();
-  }
+  // Calls an rpc. Bytes that are no request end the call before its handler, as they do in gRPC.
+  absl::Status Call(const service::Client& client, const MethodDescriptor& method,
+                    const std::vector<std::string>& requests, Message& response);
   // Takes the ids out of an answer.
   void Walk(Session& session, const Message& message) {
     const Reflection& reflection = *message.GetReflection();
@@ -222,93 +184,43 @@ class Sidecar {
   }
 
   void ExpectNothingIsLeft() {
-    const auto until = std::chrono::steady_clock::now() + kPatience;
+    const SteadyTime until = SteadyTime::Now() + kPatience;
     std::string left;
     do {
       left.clear();
-      for (const kvstore::CacheInfo& cache : store_->ListCaches("")) {
+      for (const kvstore::CacheInfo& cache : sidecar_.store->ListCaches("")) {
         if (cache.used_bytes == 0 && cache.sequence_count == 0) continue;
         left += cache.spec.name + ": " + std::to_string(cache.sequence_count) + " sequences, " +
                 std::to_string(cache.used_bytes) + " bytes; ";
       }
-      const kvstore::StoreStats stats = store_->Stats();
+      const kvstore::StoreStats stats = sidecar_.store->Stats();
       if (stats.lease_count != 0) left += std::to_string(stats.lease_count) + " leases; ";
       if (stats.staging_bytes != 0) left += std::to_string(stats.staging_bytes) + " of staging; ";
       if (left.empty()) return;
       std::this_thread::sleep_for(std::chrono::microseconds(200));
-    } while (std::chrono::steady_clock::now() < until);
+    } while (SteadyTime::Now() < until);
     Found("left when the session had ended: " + left);
   }
 
   const std::vector<const MethodDescriptor*> methods_ = AllMethods();
-  std::filesystem::path folder_;
-  std::string broker_path_;
-  std::unique_ptr<service::Log> log_;
-  std::unique_ptr<kvstore::Store> store_;
-  std::unique_ptr<service::Server> server_;
-  std::unique_ptr<grpc::GenericStub> stub_;
-  grpc::CompletionQueue queue_;
-  bool ok_ = false;
+  service::DirectSidecar sidecar_{FuzzConfig()};
   google::protobuf::Arena arena_;
   std::map<std::pair<uint32_t, uint64_t>, v1::LayerRows> rows_;  // by layer, tokens
   int inputs_ = 0;
 };
 
-std::vector<std::string> Sidecar::Call(Session& session, const MethodDescriptor& method,
-                                       const std::vector<std::string>& requests,
-                                       std::chrono::milliseconds patience) {
-  grpc::ClientContext context;
-  context.AddMetadata("pqcached-session", session.token);
-  context.set_deadline(std::chrono::system_clock::now() + patience);
-  const std::string name = "/" + method.service()->full_name() + "/" + method.name();
-  grpc::Status status;
-  std::vector<std::string> responses;
-  grpc::ByteBuffer response;
-  const auto keep = [&] {
-    grpc::Slice slice;
-    if (!response.DumpToSingleSlice(&slice).ok()) return;
-    responses.emplace_back(reinterpret_cast<const char*>(slice.begin()), slice.size());
-  };
-  const auto buffer_of = [](const std::string& text) {
-    const grpc::Slice slice(text);
-    return grpc::ByteBuffer(&slice, 1);
-  };
-  const auto begun = std::chrono::steady_clock::now();
-  if (!method.client_streaming() && !method.server_streaming()) {
-    const auto call = stub_->PrepareUnaryCall(&context, name, buffer_of(requests[0]), &queue_);
-    call->StartCall();
-    call->Finish(&response, &status, this);
-    Await(this);
-    if (status.ok()) keep();
-  } else {
-    const auto call = stub_->PrepareCall(&context, name, &queue_);
-    call->StartCall(this);
-    Await(this);
-    for (const std::string& request : requests) {
-      call->Write(buffer_of(request), this);
-      Await(this);
-      if (!ok_) break;
-    }
-    call->WritesDone(this);
-    Await(this);
-    do {
-      call->Read(&response, this);
-      Await(this);
-      if (ok_) keep();
-    } while (ok_);
-    call->Finish(&status, this);
-    Await(this);
+absl::Status Sidecar::Call(const service::Client& client, const MethodDescriptor& method,
+                           const std::vector<std::string>& requests, Message& response) {
+  if (method.name() == "Ingest") {
+    return sidecar_.Ingest(client, requests, static_cast<v1::IngestResponse*>(&response));
   }
-  if (std::chrono::steady_clock::now() - begun > patience + std::chrono::seconds(1)) {
-    Found(name + " outlived its deadline by more than a second");
-  }
-  if (status.error_code() == grpc::StatusCode::INTERNAL ||
-      status.error_code() == grpc::StatusCode::UNKNOWN ||
-      status.error_code() == grpc::StatusCode::DATA_LOSS) {
-    const bool of_protobuf = status.error_message().find("ByteBuffer") != std::string::npos;
-    if (!of_protobuf) Found(name + ": " + status.error_message());
-  }
-  return responses;
+  Message& request = Empty(&method);
+  if (!request.ParseFromString(requests[0])) return absl::InvalidArgumentError("no request");
+  if (method.name() != "Session") return sidecar_.Call(client, request, &response);
+  const auto opened =
+      sidecar_.handlers.sessions.Open(static_cast<const v1::SessionRequest&>(request).open());
+  if (opened.ok()) sidecar_.handlers.sessions.Close(*opened);
+  return opened.status();
 }
 
 void Sidecar::FitRows(Session& session, bool staged, uint64_t tokens, uint32_t layer,
@@ -318,7 +230,7 @@ void Sidecar::FitRows(Session& session, bool staged, uint64_t tokens, uint32_t l
   rows = known;
   if (!staged) return;
   if (session.staging.data() == nullptr) {
-    session.staging = session.broker.OpenStaging(kSlotBytes, kSlots);
+    session.staging = sidecar_.OpenStaging(session.client, kSlotBytes, kSlots);
     if (session.staging.data() == nullptr) Found("staging that fits is refused");
   }
   uint64_t offset = layer == service::kLayers[0] ? 0 : kSlotBytes / 2;

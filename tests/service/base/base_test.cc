@@ -11,7 +11,6 @@
 #include <thread>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
 #include "service/base/alarms.h"
 #include "service/base/event.h"
 #include "service/base/executor.h"
@@ -24,18 +23,20 @@ using kvstore::SteadyTime;
 using testing::HasSubstr;
 using testing::Not;
 
+constexpr absl::Duration kPatience = absl::Minutes(1);
+
 TEST(ExecutorTest, RefusesWhatIsBeyondItsQueue) {
-  absl::Notification begun;
-  absl::Notification keep_going;
+  Event begun;
+  Event keep_going;
   std::atomic<int> done = 0;
   {
     Executor executor({.threads = 1, .max_pending = 2});
     ASSERT_TRUE(executor.TryRun([&] {
       begun.Notify();
-      keep_going.WaitForNotification();
+      EXPECT_TRUE(keep_going.WaitFor(kPatience));
       ++done;
     }));
-    begun.WaitForNotification();
+    EXPECT_TRUE(begun.WaitFor(kPatience));
     EXPECT_TRUE(executor.TryRun([&] { ++done; }));
     EXPECT_TRUE(executor.TryRun([&] { ++done; }));
     EXPECT_FALSE(executor.TryRun([&] { done += 100; }));
@@ -47,19 +48,15 @@ TEST(ExecutorTest, RefusesWhatIsBeyondItsQueue) {
 
 TEST(ExecutorTest, UsesAllItsThreads) {
   Executor executor({.threads = 3, .max_pending = 3});
-  absl::Mutex mutex;
-  int waiting = 0;
-  absl::Notification all_met;
+  std::atomic<int> waiting = 0;
+  Event all_met;
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(executor.TryRun([&] {
-      {
-        absl::MutexLock lock(&mutex);
-        if (++waiting == 3) all_met.Notify();
-      }
-      all_met.WaitForNotification();
+      if (++waiting == 3) all_met.Notify();
+      EXPECT_TRUE(all_met.WaitFor(kPatience));
     }));
   }
-  all_met.WaitForNotification();
+  EXPECT_TRUE(all_met.WaitFor(kPatience));
 }
 
 TEST(AlarmsTest, ComeInOrderAndNotBeforeTheirTime) {

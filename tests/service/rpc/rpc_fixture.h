@@ -19,14 +19,9 @@
 #include "service/base/log.h"
 #include "service/config/config.h"
 #include "service/rpc/server.h"
+#include "tests/service/handlers/requests.h"
 
 namespace pqcached::service {
-
-inline constexpr uint32_t kKvHeads = 2;
-inline constexpr uint32_t kQueryHeads = 4;
-inline constexpr uint32_t kKeyDim = 32;
-inline constexpr uint32_t kValueDim = 40;
-inline constexpr uint32_t kLayers[] = {1, 4};  // stored; layer 2 is the engine's own
 
 // One client with an open session. Ends it when destroyed.
 class TestClient {
@@ -71,15 +66,6 @@ class TestClient {
 // Everything that can be seen of a sequence and of its pool, as bytes: equal before and after a
 // refused call.
 std::string Dump(TestClient& client, uint64_t sequence_id);
-
-v1::Tensor FloatTensor(const std::vector<uint64_t>& shape, uint64_t seed);
-v1::LayerRows RowsOf(uint32_t layer, uint64_t first, uint64_t tokens);
-v1::OpenCacheRequest CacheRequest(const std::string& name = "cache");
-v1::Query QueryAt(uint64_t sequence_id, uint32_t layer, uint64_t position);
-v1::IndexSpec Pq(uint32_t subspaces, uint32_t bits);
-v1::IndexSpec Flat();
-v1::Selection TokenCountSelection(const v1::IndexSpec& index, uint64_t sink, uint64_t window,
-                                  uint64_t count);
 
 class RpcTest : public ::testing::Test {
  protected:

@@ -16,38 +16,10 @@
 #include "kvstore/local_session.h"
 #include "kvstore/read/attachment.h"
 #include "kvstore/read/broker_protocol.h"
+#include "tests/service/handlers/shared_mapping.h"
 #include "tests/service/rpc/rpc_fixture.h"
 
 namespace pqcached::service {
-
-// Memory behind a descriptor that came from the broker.
-class SharedMapping {
- public:
-  SharedMapping() = default;
-  SharedMapping(kvstore::FileDescriptor descriptor, size_t size_bytes, int protection)
-      : descriptor_(std::move(descriptor)), size_bytes_(size_bytes) {
-    void* data = mmap(nullptr, size_bytes, protection, MAP_SHARED, descriptor_.get(), 0);
-    if (data != MAP_FAILED) data_ = static_cast<std::byte*>(data);
-  }
-  SharedMapping(SharedMapping&& other) noexcept { *this = std::move(other); }
-  SharedMapping& operator=(SharedMapping&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    std::swap(data_, other.data_);
-    std::swap(size_bytes_, other.size_bytes_);
-    return *this;
-  }
-  ~SharedMapping() {
-    if (data_ != nullptr) munmap(data_, size_bytes_);
-  }
-  std::byte* data() const { return data_; }
-  size_t size_bytes() const { return size_bytes_; }
-  int descriptor() const { return descriptor_.get(); }
-
- private:
-  kvstore::FileDescriptor descriptor_;
-  std::byte* data_ = nullptr;
-  size_t size_bytes_ = 0;
-};
 
 // The connection. Reports what went wrong in what it returns, so that it can be used in a child.
 class BrokerConnection {

@@ -1,0 +1,173 @@
+#include "tests/service/handlers/direct_sidecar.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <span>
+#include <utility>
+
+#include "service/base/guarded.h"
+#include "service/wire/ingest_message.h"
+#include "service/wire/wire.h"
+
+namespace pqcached::service {
+namespace {
+
+using google::protobuf::Message;
+
+constexpr uint64_t kBootWord = 1;
+
+template <auto kGroup, auto kMethod>
+struct Bound;
+
+template <class Group, Group Handlers::*kGroup, class Request, class Response,
+          absl::Status (Group::*kMethod)(const Caller&, const Request&, Response*)>
+struct Bound<kGroup, kMethod> {
+  static absl::Status Answer(Handlers& handlers, const Call& call, const Message& request,
+                             Message* response) {
+    return ((handlers.*kGroup).*kMethod)(call, static_cast<const Request&>(request),
+                                         static_cast<Response*>(response));
+  }
+  static RpcEntry Entry(Rpc rpc, Access access) {
+    return {Request::default_instance(), Response::default_instance(), rpc, access, &Answer};
+  }
+};
+
+absl::Status Build(Handlers& handlers, const Call& call, const Message& request,
+                   Message* response) {
+  return handlers.builds.BuildIndex(call, static_cast<const v1::BuildIndexRequest&>(request),
+                                    [response](const kvstore::BuildProgress& progress) {
+                                      ToWire(progress, static_cast<v1::BuildProgress*>(response));
+                                    });
+}
+
+// A method of a group of handlers, as the rpc of the same name.
+#define PQCACHED_ENTRY(access, group, type, name) \
+  Bound<&Handlers::group, &type::name>::Entry(Rpc::k##name, access)
+
+std::vector<RpcEntry> MakeEntries() {
+  constexpr Access kSession = Access::kSession, kAnyone = Access::kAnyone;
+  return {
+      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, OpenCache),
+      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, CreateSequence),
+      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, DropSequence),
+      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, TruncateSequence),
+      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, ForkSequence),
+      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, SuspendSequence),
+      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, ResumeSequence),
+      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, MatchPrefix),
+      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, Admit),
+      PQCACHED_ENTRY(kSession, rows, RowHandlers, Append),
+      PQCACHED_ENTRY(kSession, rows, RowHandlers, Commit),
+      PQCACHED_ENTRY(kSession, queries, QueryHandlers, TopK),
+      PQCACHED_ENTRY(kSession, queries, QueryHandlers, Score),
+      PQCACHED_ENTRY(kSession, queries, QueryHandlers, FetchBlocks),
+      PQCACHED_ENTRY(kSession, queries, QueryHandlers, FetchTokens),
+      PQCACHED_ENTRY(kSession, queries, QueryHandlers, Attend),
+      PQCACHED_ENTRY(kSession, leases, LeaseHandlers, Attach),
+      PQCACHED_ENTRY(kSession, leases, LeaseHandlers, Detach),
+      {v1::BuildIndexRequest::default_instance(), v1::BuildProgress::default_instance(),
+       Rpc::kBuildIndex, kSession, &Build},
+      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, GetServerInfo),
+      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, ListCaches),
+      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, ListSequences),
+      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, DescribeSequence),
+      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, Stats),
+      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, SetLogLevel),
+      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, ListLeases),
+      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, Evict),
+      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, Pin),
+      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, Drain),
+      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, SelfTest),
+  };
+}
+
+}  // namespace
+
+const std::vector<RpcEntry>& RpcEntries() {
+  static const std::vector<RpcEntry>* const entries = new std::vector<RpcEntry>(MakeEntries());
+  return *entries;
+}
+
+const RpcEntry& EntryOf(const google::protobuf::Descriptor& request) {
+  for (const RpcEntry& entry : RpcEntries()) {
+    if (entry.request.GetDescriptor() == &request) return entry;
+  }
+  std::abort();
+}
+
+DirectSidecar::DirectSidecar(const Config& with)
+    : config(with),
+      log(*Log::Open(config.log_level, config.log_file)),
+      store(*kvstore::Store::Create(StoreOptionsOf(config))),
+      sessions(config.max_sessions),
+      cleanups({.threads = 1, .max_pending = config.max_pending_calls}),
+      detached({config, *store, sessions, cleanups, *log, {}}),
+      gate(config, boot_id, sessions, stats, *log),
+      handlers({config, boot_id, *store, sessions, detached, stats, gate, *log,
+                [this](bool is_serving) { serving = is_serving; }}) {
+  // protobuf makes the descriptors at their first use, by locks that ThreadSanitizer does not see.
+  for (const RpcEntry& entry : RpcEntries()) {
+    entry.request.GetDescriptor();
+    entry.response.GetDescriptor();
+  }
+}
+
+Client DirectSidecar::Open(const std::string& name, bool mapped) {
+  v1::SessionOpen open;
+  open.set_client_name(name);
+  open.set_protocol_version(1);
+  const absl::StatusOr<OpenedSession> opened = handlers.sessions.Open(open);
+  if (!opened.ok()) std::abort();
+  if (mapped && !store->OpenLocalSession(opened->session.id, kBootWord).ok()) std::abort();
+  return {opened->token, opened->session};
+}
+
+void DirectSidecar::Close(const Client& client) {
+  handlers.sessions.Close({client.token, client.session});
+}
+
+SharedMapping DirectSidecar::OpenStaging(const Client& client, uint64_t slot_bytes,
+                                         uint32_t slots) {
+  absl::StatusOr<kvstore::SharedMemory> memory =
+      store->OpenStaging(client.session.id, slot_bytes, slots);
+  if (!memory.ok()) return {};
+  return SharedMapping(std::move(memory->descriptor), memory->size_bytes, PROT_READ | PROT_WRITE);
+}
+
+absl::StatusOr<Call> DirectSidecar::Begin(const Client& client, Rpc rpc, Access access) {
+  return gate.Begin(rpc, access,
+                    {.session_token = client.token,
+                     .boot_id = boot_id,
+                     .deadline = client.deadline,
+                     .is_cancelled = client.is_cancelled});
+}
+
+absl::Status DirectSidecar::Call(const Client& client, const Message& request, Message* response) {
+  const RpcEntry& entry = EntryOf(*request.GetDescriptor());
+  const absl::StatusOr<service::Call> call = Begin(client, entry.rpc, entry.access);
+  if (!call.ok()) return call.status();
+  return gate.Run(*call, [&](const service::Call& begun) {
+    return entry.answer(handlers, begun, request, response);
+  });
+}
+
+absl::Status DirectSidecar::Ingest(const Client& client, const std::vector<std::string>& messages,
+                                   v1::IngestResponse* response) {
+  const absl::StatusOr<service::Call> call = Begin(client, Rpc::kIngest, Access::kSession);
+  if (!call.ok()) return call.status();
+  return gate.Run(*call, [&](const service::Call& begun) -> absl::Status {
+    IngestRows rows = handlers.rows.BeginIngest();
+    for (const std::string& bytes : messages) {
+      if (absl::Status status = begun.Check(); !status.ok()) return status;
+      IngestMessage message;
+      absl::Status status = message.Parse(std::as_bytes(std::span(bytes)));
+      if (status.ok()) status = rows.Take(begun, message);
+      if (!status.ok()) return status;
+    }
+    if (absl::Status status = begun.Check(); !status.ok()) return status;
+    return rows.Commit(begun, response);
+  });
+}
+
+}  // namespace pqcached::service

@@ -1,0 +1,89 @@
+// The handlers over a real store, called without a server, a socket or gRPC.
+//
+// A call goes the way of one that arrives by gRPC: the gate admits it, the handler answers it, the
+// gate counts its status. It runs on the thread of its caller, so sanitizers see all of it.
+#ifndef PQCACHED_TESTS_SERVICE_HANDLERS_DIRECT_SIDECAR_H_
+#define PQCACHED_TESTS_SERVICE_HANDLERS_DIRECT_SIDECAR_H_
+
+#include <google/protobuf/message.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kvstore/store.h"
+#include "service/base/executor.h"
+#include "service/base/log.h"
+#include "service/config/config.h"
+#include "service/handlers/call_gate.h"
+#include "service/handlers/handlers.h"
+#include "service/handlers/rpc_stats.h"
+#include "service/session/detached_sessions.h"
+#include "service/session/sessions.h"
+#include "tests/service/handlers/requests.h"
+#include "tests/service/handlers/shared_mapping.h"
+
+namespace pqcached::service {
+
+// A client as the gate knows it.
+struct Client {
+  std::string token;
+  Session session;
+  kvstore::SteadyTime deadline = kvstore::SteadyTime::InfiniteFuture();
+  std::function<bool()> is_cancelled = {};
+};
+
+// One unary rpc or BuildIndex, whose response is its last progress.
+struct RpcEntry {
+  const google::protobuf::Message& request;  // of its type
+  const google::protobuf::Message& response;
+  Rpc rpc;
+  Access access;
+  absl::Status (*answer)(Handlers& handlers, const Call& call,
+                         const google::protobuf::Message& request,
+                         google::protobuf::Message* response);
+};
+
+// All of them; the streams Session and Ingest are none of them.
+const std::vector<RpcEntry>& RpcEntries();
+// The rpc with this type of request.
+const RpcEntry& EntryOf(const google::protobuf::Descriptor& request);
+
+class DirectSidecar {
+ public:
+  explicit DirectSidecar(const Config& config = SmallConfig());
+
+  // Opens a session, which is local when it is `mapped`: it may have staging and leases then.
+  Client Open(const std::string& name, bool mapped = false);
+  void Close(const Client& client);
+  // Staging for the client; empty when it is refused.
+  SharedMapping OpenStaging(const Client& client, uint64_t slot_bytes, uint32_t slots);
+
+  absl::Status Call(const Client& client, const google::protobuf::Message& request,
+                    google::protobuf::Message* response);
+  // A whole stream of messages, which are bytes as gRPC delivers them.
+  absl::Status Ingest(const Client& client, const std::vector<std::string>& messages,
+                      v1::IngestResponse* response);
+
+  const Config config;
+  const std::string boot_id = "boot";
+  const std::unique_ptr<Log> log;
+  const std::unique_ptr<kvstore::Store> store;
+  std::atomic<bool> serving = true;
+  Sessions sessions;
+  RpcStats stats;
+  Executor cleanups;
+  DetachedSessions detached;
+  CallGate gate;
+  Handlers handlers;
+
+ private:
+  absl::StatusOr<service::Call> Begin(const Client& client, Rpc rpc, Access access);
+};
+
+}  // namespace pqcached::service
+
+#endif  // PQCACHED_TESTS_SERVICE_HANDLERS_DIRECT_SIDECAR_H_

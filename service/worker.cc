@@ -10,16 +10,15 @@
 #include <ctime>
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/worker.h"
 #include "kvstore/clock.h"
 #include "kvstore/memory/file_keeper.h"
 #include "kvstore/memory/keeper.h"
 #include "kvstore/store.h"
 #include "service/base/environment.h"
-#include "service/base/event.h"
 #include "service/base/exit_code.h"
 #include "service/base/log.h"
 #include "service/base/refusal.h"
@@ -133,9 +132,8 @@ int AwaitSignal(const sigset_t& signals, Server& server, const Notifier* notifie
 
 // Shuts the server down. Ends the process by force if that takes longer than `timeout`.
 void ShutDownWithin(absl::Duration timeout, const Config& config, Server& server, const Log& log) {
-  Event done;
-  std::thread watchdog([&] {
-    if (done.WaitFor(timeout)) return;
+  base::Worker watchdog("pqc-watchdog");
+  watchdog.RunAfter(absl::ToChronoNanoseconds(timeout), [&] {
     log.Error("shutdown_forced", {{"after_seconds", absl::ToDoubleSeconds(timeout)}});
     const std::string path = SocketPath(config);
     unlink(path.c_str());
@@ -143,8 +141,7 @@ void ShutDownWithin(absl::Duration timeout, const Config& config, Server& server
     _exit(kExitFailed);
   });
   server.Shutdown();
-  done.Notify();
-  watchdog.join();
+  watchdog.Stop();
 }
 
 void LogRecovery(const kvstore::RecoveryReport& report, const Log& log) {

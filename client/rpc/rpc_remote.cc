@@ -61,7 +61,7 @@ RpcRemote::RpcRemote(const RemoteOptions& options)
       bulk_channel_(MakeChannel(options.endpoint)),
       kv_(v1::KvCache::NewStub(channel_)),
       admin_(v1::Admin::NewStub(channel_)),
-      session_(*kv_) {}
+      session_(*kv_, *channel_) {}
 
 grpc::Status RpcRemote::Open(const RemoteOptions& options, RpcRemote** remote) {
   struct Deleter {

@@ -1,5 +1,7 @@
 #include "client/rpc/session.h"
 
+#include <grpc/support/time.h>
+
 #include <algorithm>
 
 namespace pqcached::client {
@@ -9,6 +11,8 @@ constexpr std::chrono::seconds kCloseWait(1);
 // Pauses between attempts to resume a session.
 constexpr std::chrono::milliseconds kFirstPause(20);
 constexpr std::chrono::milliseconds kLongestPause(500);
+// A thread that waits for a connection checks at this interval that the session is not being closed.
+constexpr std::chrono::milliseconds kSlice(20);
 // A stream that lasted this long breaks for a new reason, so the pauses start again.
 constexpr std::chrono::seconds kStableStreamTime(5);
 }  // namespace
@@ -126,9 +130,29 @@ void Session::Run(v1::SessionOpen open) {
     SetState(State::kBroken, status);
     open.set_resume_token(opened_.session_token());
     if (std::chrono::steady_clock::now() - begun > kStableStreamTime) pause = kFirstPause;
-    const base::MutexLock lock(&mutex_);
-    changed_.WaitFor(&mutex_, pause, [this]() PQCACHED_REQUIRES(mutex_) { return closing_; });
+    WaitForConnection(pause);
     pause = std::min(2 * pause, kLongestPause);
+  }
+}
+
+bool Session::IsClosing() const {
+  const base::MutexLock lock(&mutex_);
+  return closing_;
+}
+
+// gRPC makes a new connection only while a thread waits for the channel: without one, its own timer
+// looks at the channel every 5 s.
+void Session::WaitForConnection(std::chrono::milliseconds pause) {
+  const auto end = std::chrono::steady_clock::now() + pause;
+  if (channel_.GetState(/*try_to_connect=*/true) == GRPC_CHANNEL_READY) {
+    const base::MutexLock lock(&mutex_);
+    changed_.WaitUntil(&mutex_, end, [this]() PQCACHED_REQUIRES(mutex_) { return closing_; });
+    return;
+  }
+  while (!IsClosing() && std::chrono::steady_clock::now() < end) {
+    const gpr_timespec slice = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                                            gpr_time_from_millis(kSlice.count(), GPR_TIMESPAN));
+    if (channel_.WaitForConnected(slice)) return;
   }
 }
 

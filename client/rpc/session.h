@@ -24,7 +24,8 @@ namespace pqcached::client {
 
 class Session {
  public:
-  explicit Session(v1::KvCache::Stub& stub) : stub_(stub) {}
+  // `channel`: that of `stub`. Both outlive the session.
+  Session(v1::KvCache::Stub& stub, grpc::Channel& channel) : stub_(stub), channel_(channel) {}
   ~Session() { Close(); }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -66,10 +67,15 @@ class Session {
   grpc::Status RunStream(const v1::SessionOpen& open);
   // Returns true when the session may still exist and is not being closed.
   bool MayResume(const grpc::Status& status) const;
+  // Waits before the next attempt: until there is a new connection, for `pause` when the old one
+  // still exists, and not longer than `pause` in any case, or until the session is being closed.
+  void WaitForConnection(std::chrono::milliseconds pause);
+  bool IsClosing() const;
   void WriteHeartbeat();
   void SetState(State state, const grpc::Status& status = {});
 
   v1::KvCache::Stub& stub_;
+  grpc::Channel& channel_;
   std::thread thread_;
   v1::SessionOpened opened_;  // written once, before state_ becomes kOpen
   void* adopted_context_ = nullptr;

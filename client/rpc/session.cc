@@ -11,7 +11,8 @@ constexpr std::chrono::seconds kCloseWait(1);
 // Pauses between attempts to resume a session.
 constexpr std::chrono::milliseconds kFirstPause(20);
 constexpr std::chrono::milliseconds kLongestPause(500);
-// A thread that waits for a connection checks at this interval that the session is not being closed.
+// A thread that waits for a connection checks at this interval whether the session is being
+// closed.
 constexpr std::chrono::milliseconds kSlice(20);
 // A stream that lasted this long breaks for a new reason, so the pauses start again.
 constexpr std::chrono::seconds kStableStreamTime(5);

@@ -15,23 +15,27 @@ Offload::~Offload() {
     stop_ = true;
     for (auto& [sequence, progress] : sequences_) progress.is_wanted = false;
   }
-  work_.SignalAll();
   done_.SignalAll();
-  if (thread_.joinable()) thread_.join();
+  worker_.Stop();
 }
 
 void Offload::Add(Job job) {
   try {
     const base::MutexLock lock(&mutex_);
-    if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
     Progress& progress = sequences_[job.sequence.get()];
     jobs_.push_back(std::move(job));
+    try {
+      worker_.Run([this] { RunNext(); });
+    } catch (...) {
+      job = std::move(jobs_.back());
+      jobs_.pop_back();
+      throw;
+    }
     ++progress.waiting_count;
   } catch (...) {  // the job was not queued, and the stream may still write to its slot
     if (!job.steps->WaitPacked(job.filled.slot.number()).ok()) job.filled.slot.Lose();
     throw;
   }
-  work_.SignalOne();
 }
 
 pqc_status Offload::Report(const Progress& progress) {
@@ -87,28 +91,24 @@ bool Offload::IsWanted(const SequenceState& sequence) {
   return progress.is_wanted && progress.status == PQC_OK;
 }
 
-void Offload::Run() {
-  for (;;) {
-    Job job;
-    {
-      const base::MutexLock lock(&mutex_);
-      work_.Wait(&mutex_, [this]() PQCACHED_REQUIRES(mutex_) { return stop_ || !jobs_.empty(); });
-      if (jobs_.empty()) return;
-      job = std::move(jobs_.front());
-      jobs_.pop_front();
-      current_steps_ = job.steps;
-    }
-    const std::shared_ptr<SequenceState> sequence = job.sequence;
-    RefusalBuffer error;
-    pqc_status status = PQC_OK;
-    try {
-      status = Finish(std::move(job), &error);
-    } catch (const std::bad_alloc&) {
-      status = PQC_RESOURCE_EXHAUSTED;
-      SetRefusal(&error, "", "the client is out of memory");
-    }
-    CompleteJob(*sequence, status, error);
+void Offload::RunNext() {
+  Job job;
+  {
+    const base::MutexLock lock(&mutex_);
+    job = std::move(jobs_.front());
+    jobs_.pop_front();
+    current_steps_ = job.steps;
   }
+  const std::shared_ptr<SequenceState> sequence = job.sequence;
+  RefusalBuffer error;
+  pqc_status status = PQC_OK;
+  try {
+    status = Finish(std::move(job), &error);
+  } catch (const std::bad_alloc&) {
+    status = PQC_RESOURCE_EXHAUSTED;
+    SetRefusal(&error, "", "the client is out of memory");
+  }
+  CompleteJob(*sequence, status, error);
 }
 
 pqc_status Offload::Finish(Job job, RefusalBuffer* error) {

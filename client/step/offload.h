@@ -15,13 +15,13 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <thread>
 
 #include "client/base/remote.h"
 #include "client/local/ingest.h"
 #include "client/step/handles.h"
 #include "gpu/steps.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/worker.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
@@ -66,7 +66,8 @@ class Offload {
     RefusalBuffer error;
   };
 
-  void Run();
+  // Finishes the first job. Runs on the worker, once for each job.
+  void RunNext();
   // Sees a job through; its slot has gone back, or never will.
   pqc_status Finish(Job job, RefusalBuffer* error);
   bool IsWanted(const SequenceState& sequence);
@@ -75,14 +76,14 @@ class Offload {
 
   Remote& remote_;
   base::Mutex mutex_;
-  base::CondVar work_, done_;
+  base::CondVar done_;
   std::deque<Job> jobs_ PQCACHED_GUARDED_BY(mutex_);
   // Device of the job in progress.
   const gpu::Steps* current_steps_ PQCACHED_GUARDED_BY(mutex_) = nullptr;
   // Sequences with jobs or a pending error.
   std::map<const SequenceState*, Progress> sequences_ PQCACHED_GUARDED_BY(mutex_);
   bool stop_ PQCACHED_GUARDED_BY(mutex_) = false;
-  std::thread thread_ PQCACHED_GUARDED_BY(mutex_);
+  base::Worker worker_{"pqc-offload"};
 };
 
 }  // namespace pqcached::client

@@ -111,9 +111,9 @@ Sender::~Sender() {
     const base::MutexLock lock(&mutex_);
     stop_ = true;
   }
-  work_.SignalAll();
+  stopping_.SignalAll();
   done_.SignalAll();
-  if (thread_.joinable()) thread_.join();
+  worker_.Stop();
 }
 
 std::shared_ptr<Handover> Sender::Lend() {
@@ -154,9 +154,8 @@ void Sender::Add(std::span<std::shared_ptr<Handover>> handovers) {
       ++waiting_count_;
       progress.waiting.Push(std::move(handover));
     }
-    if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
   }
-  work_.SignalOne();
+  worker_.Run([this] { SendQueued(); });
   for (std::shared_ptr<Handover>& handover : handovers) {
     if (handover) ReturnHandover(std::move(handover));
   }
@@ -245,22 +244,18 @@ void Sender::RemoveSequence(const SequenceState& sequence) {
   for (auto& handover : forgotten) ReturnHandover(std::move(handover));
 }
 
-void Sender::Run() {
-  uint64_t opened_at = 0;  // boot word
+void Sender::SendQueued() {
   for (;;) {
     Batch batch;
     {
       const base::MutexLock lock(&mutex_);
-      work_.Wait(&mutex_, [&]() PQCACHED_REQUIRES(mutex_) {
-        if (stop_) return true;
-        batch = TakeBatchLocked();
-        return !batch.empty();
-      });
       if (stop_) return;
+      batch = TakeBatchLocked();
+      if (batch.empty()) return;
     }
     // Steps before the ring is open, and all steps when there is no ring, are sent inline.
-    if (const uint64_t worker = slots_.boot_word(); worker != opened_at) {
-      opened_at = worker;
+    if (const uint64_t worker = slots_.boot_word(); worker != opened_at_) {
+      opened_at_ = worker;
       slots_.Open();
     }
     try {
@@ -307,7 +302,7 @@ bool Sender::PauseBeforeRepeat(pqc_status status, const RefusalBuffer& refusal,
   if (!IsRetryable(status, refusal) || !in_time) return false;
   const base::MutexLock lock(&mutex_);
   const bool stopped =
-      work_.WaitFor(&mutex_, *pause, [this]() PQCACHED_REQUIRES(mutex_) { return stop_; });
+      stopping_.WaitFor(&mutex_, *pause, [this]() PQCACHED_REQUIRES(mutex_) { return stop_; });
   *pause = std::min(2 * *pause, kLongestPause);
   return !stopped;
 }

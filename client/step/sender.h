@@ -18,7 +18,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "client/base/remote.h"
@@ -26,6 +25,7 @@
 #include "client/step/handles.h"
 #include "client/step/handover.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/worker.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
@@ -74,7 +74,8 @@ class Sender {
   };
   using Batch = std::vector<std::shared_ptr<Handover>>;
 
-  void Run();
+  // Sends what is queued. Runs on the worker.
+  void SendQueued();
   Batch TakeBatchLocked() PQCACHED_REQUIRES(mutex_);
   // Sends the batch's roll-backs, and removes handovers that failed or have no rows.
   void RollBack(Batch* batch);
@@ -95,7 +96,7 @@ class Sender {
   Remote& remote_;
   StepSlots slots_;
   base::Mutex mutex_;
-  base::CondVar work_, done_;
+  base::CondVar stopping_, done_;
   // Kept until the sequence is dropped.
   std::map<const SequenceState*, Progress> sequences_ PQCACHED_GUARDED_BY(mutex_);
   const SequenceState* last_taken_ PQCACHED_GUARDED_BY(mutex_) = nullptr;
@@ -103,7 +104,8 @@ class Sender {
   uint64_t waiting_count_ PQCACHED_GUARDED_BY(mutex_) = 0;
   std::vector<std::shared_ptr<Handover>> idle_ PQCACHED_GUARDED_BY(mutex_);
   bool stop_ PQCACHED_GUARDED_BY(mutex_) = false;
-  std::thread thread_ PQCACHED_GUARDED_BY(mutex_);
+  uint64_t opened_at_ = 0;  // boot word of the worker with the open staging ring; of SendQueued
+  base::Worker worker_{"pqc-sender"};
 };
 
 }  // namespace pqcached::client

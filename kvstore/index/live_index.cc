@@ -1,6 +1,7 @@
 #include "kvstore/index/live_index.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 #include <vector>
 
@@ -97,7 +98,7 @@ class IncrementalIndexer::Watcher : public SequenceWatcher {
     if (it == inbox_->entries.end()) return;
     ++it->second.published;
     it->second.wanted[0] = it->second.wanted[1] = true;
-    inbox_->changed.SignalAll();
+    inbox_->Wake();
   }
 
   const std::shared_ptr<Inbox> inbox_;
@@ -123,7 +124,20 @@ absl::Status CheckLiveIndex(const Cache& cache, const LiveIndex& spec) {
 }
 
 IncrementalIndexer::IncrementalIndexer(Failed failed)
-    : failed_(std::move(failed)), inbox_(std::make_shared<Inbox>()), worker_([this] { Work(); }) {}
+    : failed_(std::move(failed)), inbox_(std::make_shared<Inbox>()) {
+  inbox_->indexer = this;
+}
+
+void IncrementalIndexer::Inbox::Wake() {
+  changed.SignalAll();
+  if (stop || scheduled) return;
+  try {
+    worker.Run([this] { indexer->Work(); });
+    scheduled = true;
+  } catch (const std::exception&) {
+    // No memory, or no thread: the work waits until the next publication.
+  }
+}
 
 void IncrementalIndexer::Stop() {
   stop_.store(true);
@@ -132,7 +146,7 @@ void IncrementalIndexer::Stop() {
     inbox_->stop = true;
     inbox_->changed.SignalAll();
   }
-  if (worker_.joinable()) worker_.join();
+  inbox_->worker.Stop();
 }
 
 IncrementalIndexer::~IncrementalIndexer() {
@@ -213,17 +227,17 @@ std::optional<IncrementalIndexer::WorkItem> IncrementalIndexer::PickNext(uint64_
 }
 
 void IncrementalIndexer::Work() {
-  uint64_t last = 0;
   for (;;) {
     std::optional<WorkItem> pick;
     {
       const MutexLock lock(&inbox_->mutex);
-      while (!inbox_->stop && !(pick = PickNext(last)).has_value()) {
-        inbox_->changed.Wait(&inbox_->mutex);
+      if (!inbox_->stop) pick = PickNext(last_);
+      if (!pick.has_value()) {
+        inbox_->scheduled = false;
+        return;
       }
-      if (inbox_->stop) return;
     }
-    last = pick->sequence_id;
+    last_ = pick->sequence_id;
     const absl::StatusOr<bool> worked =
         pick->work->Step(pick->purpose, [this] { return !stop_.load(); });
     Settle(*pick, worked.status(), worked.ok() && *worked);
@@ -265,7 +279,7 @@ absl::Status IncrementalIndexer::Finish(const Cache& cache, Sequence& sequence,
     if (it == inbox_->entries.end()) return NotFound("sequence_id", "the sequence was dropped");
     it->second.status = absl::OkStatus();
     it->second.wanted[0] = it->second.wanted[1] = true;
-    inbox_->changed.SignalAll();
+    inbox_->Wake();
   }
   uint32_t reported = 0;
   for (;;) {
@@ -312,7 +326,7 @@ IncrementalIndexer::Pause::~Pause() {
   const MutexLock lock(&inbox.mutex);
   const auto it = inbox.entries.find(sequence_id_);
   if (it != inbox.entries.end()) --it->second.pauses;
-  inbox.changed.SignalAll();
+  inbox.Wake();
 }
 
 }  // namespace pqcached::kvstore

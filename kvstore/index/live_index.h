@@ -17,9 +17,9 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <thread>
 
 #include "absl/status/status.h"
+#include "kernels/base/worker.h"
 #include "kvstore/clock.h"
 #include "kvstore/mutex.h"
 #include "kvstore/sequence/cache.h"
@@ -86,10 +86,17 @@ class IncrementalIndexer {
     mutable Mutex mutex;
     mutable CondVar changed;
     bool stop ABSL_GUARDED_BY(mutex) = false;
+    bool scheduled ABSL_GUARDED_BY(mutex) = false;  // Work is queued, or running
     std::map<uint64_t, Entry> entries ABSL_GUARDED_BY(mutex);
+    IncrementalIndexer* indexer = nullptr;  // outlives the worker's tasks
+    base::Worker worker{"pqc-indexer"};
+
+    // Signals a change, and makes the worker look for work.
+    void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   };
   struct WorkItem;
 
+  // Works until there is no work left. Runs on the worker.
   void Work();
   std::optional<WorkItem> PickNext(uint64_t last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(inbox_->mutex);
   void Settle(const WorkItem& pick, const absl::Status& status, bool worked);
@@ -97,7 +104,7 @@ class IncrementalIndexer {
   const Failed failed_;
   const std::shared_ptr<Inbox> inbox_;
   std::atomic<bool> stop_ = false;
-  std::thread worker_;
+  uint64_t last_ = 0;  // sequence that was worked on last; of Work
 };
 
 }  // namespace pqcached::kvstore

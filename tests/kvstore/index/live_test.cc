@@ -233,6 +233,7 @@ TEST(LiveIndex, WorkThatIsLeftIsCounted) {
   TestSequence sequence(SmallSpec(), LiveOptions());
   sequence.NewSequence(Live());
   Add(sequence, kChunk, 0, 1, /*append=*/false);
+  WaitIdle(sequence.store());
   WhilePaused(sequence, [&] {
     Add(sequence, kTail, 0, 1, /*append=*/true);
     EXPECT_EQ(sequence.store().Stats().live_work_count, 1u);
@@ -373,8 +374,9 @@ TEST(LiveIndex, FinishingKeepsItsDeadlineAndCanBeCancelled) {
   sequence.NewSequence(Live());
   EXPECT_EQ(Finish(sequence).code(), absl::StatusCode::kFailedPrecondition);  // no tokens
   Add(sequence, kChunk, 0, 1, /*append=*/false);
+  WaitIdle(sequence.store());
   WhilePaused(sequence, [&] {
-    Add(sequence, kTail, 0, 1, /*append=*/true);
+    Add(sequence, kTail, 0, 1, /*append=*/false);
     EXPECT_EQ(sequence.store()
                   .BuildIndex(
                       kTenant, sequence.id(),

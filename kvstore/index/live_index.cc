@@ -157,7 +157,8 @@ IncrementalIndexer::~IncrementalIndexer() {
 }
 
 absl::Status IncrementalIndexer::Add(std::shared_ptr<const Cache> cache,
-                                     std::shared_ptr<Sequence> sequence, const LiveIndex& spec) {
+                                     const std::shared_ptr<Sequence>& sequence,
+                                     const LiveIndex& spec) {
   const uint64_t sequence_id = sequence->sequence_id();
   {
     auto work = std::make_shared<LiveSequence>(std::move(cache), sequence, spec);

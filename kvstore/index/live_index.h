@@ -45,7 +45,7 @@ class IncrementalIndexer {
 
   // Maintains the index until the sequence is dropped. Segments that the sequence shares with
   // others and that are already indexed keep their codes. Errors: kNotFound when dropped.
-  absl::Status Add(std::shared_ptr<const Cache> cache, std::shared_ptr<Sequence> sequence,
+  absl::Status Add(std::shared_ptr<const Cache> cache, const std::shared_ptr<Sequence>& sequence,
                    const LiveIndex& spec);
 
   std::optional<LiveIndex> SpecOf(uint64_t sequence_id) const;

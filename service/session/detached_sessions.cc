@@ -27,7 +27,7 @@ void Wake(int eventfd) {
 }  // namespace
 
 DetachedSessions::DetachedSessions(Parts parts)
-    : parts_(std::move(parts)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+    : parts_(parts), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
 DetachedSessions::~DetachedSessions() { Stop(); }
 

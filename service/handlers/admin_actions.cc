@@ -17,7 +17,7 @@ const std::string kAllTenants;
 
 absl::Status AdminHandlers::Evict(const Caller&, const v1::EvictRequest& request,
                                   v1::EvictResponse*) {
-  const absl::Status status = parts_.store.EvictSequence(request.sequence_id());
+  absl::Status status = parts_.store.EvictSequence(request.sequence_id());
   if (status.ok()) parts_.log.Info("sequence_evicted", {{"sequence_id", request.sequence_id()}});
   return status;
 }

@@ -39,12 +39,12 @@ absl::Status BuildHandler::BuildIndex(const Caller& caller, const v1::BuildIndex
   const SteadyTime now = SteadyTime::Now();
   spec->is_cancelled = caller.is_cancelled;
   spec->deadline = now + (caller.deadline - now) * kDeadlineShare;
-  const absl::Status status = store_.BuildIndex(caller.session.tenant, request.sequence_id(), *spec,
-                                                [&](const kvstore::BuildProgress& progress) {
-                                                  if (!caller.Check().ok()) return false;
-                                                  report(progress);
-                                                  return true;
-                                                });
+  absl::Status status = store_.BuildIndex(caller.session.tenant, request.sequence_id(), *spec,
+                                          [&](const kvstore::BuildProgress& progress) {
+                                            if (!caller.Check().ok()) return false;
+                                            report(progress);
+                                            return true;
+                                          });
   log_.Info("index_build", {{"sequence_id", request.sequence_id()},
                             {"session", caller.session.id},
                             {"status", StatusName(status.code())},

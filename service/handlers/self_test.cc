@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -126,8 +127,10 @@ class Probe {
         const size_t from = (size_t{token} * kKvHeads + head) * kDim;
         const std::byte* row =
             &rows->data[(size_t{head} * kTokens + token) * row_floats * sizeof(float)];
-        if (std::memcmp(row, &Keys()[from], kDim * sizeof(float)) == 0 &&
-            std::memcmp(row + kDim * sizeof(float), &Values()[from], kDim * sizeof(float)) == 0) {
+        const auto key = std::as_bytes(std::span(Keys()).subspan(from, kDim));
+        const auto value = std::as_bytes(std::span(Values()).subspan(from, kDim));
+        if (std::memcmp(row, key.data(), key.size()) == 0 &&
+            std::memcmp(row + key.size(), value.data(), value.size()) == 0) {
           continue;
         }
         return DataLoss(absl::StrCat("row of token ", token, ", kv head ", head,

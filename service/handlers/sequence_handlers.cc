@@ -116,7 +116,7 @@ absl::Status SequenceHandlers::CreateSequence(const Caller& caller,
 absl::Status SequenceHandlers::DropSequence(const Caller& caller,
                                             const v1::DropSequenceRequest& request,
                                             v1::DropSequenceResponse*) {
-  const absl::Status status = store_.DropSequence(caller.session.tenant, request.sequence_id());
+  absl::Status status = store_.DropSequence(caller.session.tenant, request.sequence_id());
   if (status.ok()) specs_.Forget(request.sequence_id());
   return status;
 }

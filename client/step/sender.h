@@ -104,7 +104,7 @@ class Sender {
   uint64_t waiting_count_ PQCACHED_GUARDED_BY(mutex_) = 0;
   std::vector<std::shared_ptr<Handover>> idle_ PQCACHED_GUARDED_BY(mutex_);
   bool stop_ PQCACHED_GUARDED_BY(mutex_) = false;
-  uint64_t opened_at_ = 0;  // boot word of the worker with the open staging ring; of SendQueued
+  uint64_t opened_at_ = 0;  // boot word of the worker with the open ring; only SendQueued uses it
   base::Worker worker_{"pqc-sender"};
 };
 

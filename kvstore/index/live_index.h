@@ -104,7 +104,7 @@ class IncrementalIndexer {
   const Failed failed_;
   const std::shared_ptr<Inbox> inbox_;
   std::atomic<bool> stop_ = false;
-  uint64_t last_ = 0;  // sequence that was worked on last; of Work
+  uint64_t last_ = 0;  // the sequence that was worked on last; only Work uses it
 };
 
 }  // namespace pqcached::kvstore

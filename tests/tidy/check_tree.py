@@ -1,4 +1,4 @@
-"""Checks the folder rules of the tree: who may include whom, names, sizes, and what may stand where.
+"""Checks the folder rules of the tree: which folder may include which, names, sizes, and the files that a folder may hold.
 
 Run as `check_tree.py ROOT`: prints one line per finding and exits with 1 when there is any.
 The table below is the one of the README; the code of each rule says what it protects.

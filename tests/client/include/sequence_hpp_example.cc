@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-// Is the engine's code that loads the tokens of a kv head.
+// Loads the tokens of a kv head; the engine has this function.
 void Load(uint32_t kv_head, std::span<const uint32_t> positions);
 // q: [32, 128].
 pqcached::Status SequenceHppExample(pqcached::Sequence& sequence, std::span<const float> q);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "gpu/arena.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::gpu {
 namespace {
@@ -44,7 +45,7 @@ Status Check(const BlockCache::Options& options) {
 }  // namespace
 
 Status BlockCache::Create(const Options& options, kernels::cuda::Stream stream) {
-  if (Status status = Check(options); !status.ok()) return status;
+  RETURN_IF_ERROR(Check(options));
   options_ = options;
   const size_t lanes = options.lane_capacity;
   const size_t blocks = lanes * options.block_capacity;
@@ -67,14 +68,14 @@ Status BlockCache::Create(const Options& options, kernels::cuda::Stream stream) 
   };
   Arena sizes;
   place(sizes);
-  if (Status status = memory_.Allocate(sizes.size_bytes()); !status.ok()) return status;
+  RETURN_IF_ERROR(memory_.Allocate(sizes.size_bytes()));
   Arena arena(memory_.data());
   place(arena);
   state_.loaded = counters_ + 2;
   state_.evicted = counters_ + 3;
-  if (Status status = side_stream_.Create(); !status.ok()) return status;
-  if (Status status = step_done_.Create(); !status.ok()) return status;
-  if (Status status = update_done_.Create(); !status.ok()) return status;
+  RETURN_IF_ERROR(side_stream_.Create());
+  RETURN_IF_ERROR(step_done_.Create());
+  RETURN_IF_ERROR(update_done_.Create());
   const cudaError_t error = cudaMemsetAsync(counters_, 0, 4 * sizeof(unsigned long long), stream);
   if (error != cudaSuccess) return FromCuda(error, "clearing the counters");
   return InvalidateRange(stream, 0, options.lane_capacity, 0);
@@ -84,7 +85,7 @@ Status BlockCache::BeginStep(kernels::cuda::Stream stream) { return FinishUpdate
 
 Status BlockCache::FinishUpdate(kernels::cuda::Stream stream) {
   if (!update_pending_) return {};
-  if (Status status = update_done_.MakeWait(stream); !status.ok()) return status;
+  RETURN_IF_ERROR(update_done_.MakeWait(stream));
   update_pending_ = false;
   return {};
 }
@@ -101,8 +102,8 @@ kernels::cuda::BlockResidency BlockCache::residency() const {
 
 Status BlockCache::EndStep(kernels::cuda::Stream stream, const kernels::cuda::RowLane* lanes,
                            const kernels::cuda::DeviceRowSpan* spans) {
-  if (Status status = step_done_.Record(stream); !status.ok()) return status;
-  if (Status status = step_done_.MakeWait(side_stream_.get()); !status.ok()) return status;
+  RETURN_IF_ERROR(step_done_.Record(stream));
+  RETURN_IF_ERROR(step_done_.MakeWait(side_stream_.get()));
   const kernels::cuda::KernelStatus updated =
       kernels::cuda::UpdateBlocks({.state = state_,
                                    .policy = options_.policy,

@@ -1,4 +1,5 @@
 #include "gpu/device.h"
+#include "kernels/base/status_macros.h"
 
 #include <cuda_runtime.h>
 
@@ -43,7 +44,7 @@ Status CountDevices(int& count) {
 
 Status FindDevice(int index, Device& device) {
   int count = 0;
-  if (Status status = CountDevices(count); !status.ok()) return status;
+  RETURN_IF_ERROR(CountDevices(count));
   if (index < 0 || index >= count) {
     return {Code::kInvalid, "device " + std::to_string(index) + " of " + std::to_string(count)};
   }

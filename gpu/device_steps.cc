@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "gpu/arena.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::gpu {
 namespace {
@@ -93,12 +94,12 @@ Status Check(const StepsOptions& options) {
 }  // namespace
 
 Status DeviceSteps::Open(const StepsOptions& options, std::unique_ptr<DeviceSteps>& steps) {
-  if (Status status = Check(options); !status.ok()) return status;
+  RETURN_IF_ERROR(Check(options));
   std::unique_ptr<DeviceSteps> made(new DeviceSteps);
-  if (Status status = FindDevice(options.device, made->device_); !status.ok()) return status;
+  RETURN_IF_ERROR(FindDevice(options.device, made->device_));
   const CurrentDevice current(options.device);
   if (!current.status().ok()) return current.status();
-  if (Status status = made->Create(options); !status.ok()) return status;
+  RETURN_IF_ERROR(made->Create(options));
   steps = std::move(made);
   return {};
 }
@@ -143,15 +144,15 @@ Status DeviceSteps::Create(const StepsOptions& options) {
        .lane_capacity = lane_capacity_,
        .chunk_capacity = lane_capacity_ * chunk_capacity,
        .table_capacity = lane_capacity_ * options.codebook_capacity});
-  if (Status status = scratch_.Allocate(PlaceScratch(nullptr)); !status.ok()) return status;
+  RETURN_IF_ERROR(scratch_.Allocate(PlaceScratch(nullptr)));
   PlaceScratch(scratch_.data());
-  if (Status status = codes_.Create(StepTables::CodesOptions(options)); !status.ok()) return status;
-  if (Status status = tables_.Create(options, codes_, lane_queries_); !status.ok()) return status;
-  if (Status status = step_done_.Create(); !status.ok()) return status;
+  RETURN_IF_ERROR(codes_.Create(StepTables::CodesOptions(options)));
+  RETURN_IF_ERROR(tables_.Create(options, codes_, lane_queries_));
+  RETURN_IF_ERROR(step_done_.Create());
   const size_t fetched = size_t{options.layer_count} * lane_capacity_ * options.query_length;
-  if (Status status = fetched_.Allocate(fetched * row_bytes_); !status.ok()) return status;
+  RETURN_IF_ERROR(fetched_.Allocate(fetched * row_bytes_));
   if (!device_.registers_read_only) {
-    if (Status status = CreateStaging(); !status.ok()) return status;
+    RETURN_IF_ERROR(CreateStaging());
   }
   return options.cache_tokens == 0 ? Status{} : CreateCaches();
 }
@@ -167,7 +168,7 @@ Status DeviceSteps::CreateCaches() {
       .policy = options_.policy,
       .max_loads = options_.max_loads};
   for (uint32_t layer = 0; layer < options_.layer_count; ++layer) {
-    if (Status status = caches_[layer].Create(cache, nullptr); !status.ok()) return status;
+    RETURN_IF_ERROR(caches_[layer].Create(cache, nullptr));
   }
   // Engine streams do not wait for the default stream, so the host does.
   return FromCuda(cudaStreamSynchronize(nullptr), "emptying the block caches");
@@ -178,7 +179,7 @@ Status DeviceSteps::CreateStaging() {
   const RowStaging::Options options{.lane_capacity = lane_capacity_,
                                     .rows_per_lane = options_.selected_capacity,
                                     .row_stride_bytes = row_bytes_};
-  if (Status status = staging->Create(options, nullptr); !status.ok()) return status;
+  RETURN_IF_ERROR(staging->Create(options, nullptr));
   if (const cudaError_t error = cudaStreamSynchronize(nullptr); error != cudaSuccess) {
     return FromCuda(error, "making room for staged rows");
   }
@@ -216,9 +217,9 @@ Status DeviceSteps::CheckBatch(const StepBatch& batch) const {
 }
 
 Status DeviceSteps::CheckStreamTakesWork(Stream stream) const {
-  if (Status status = CheckStream(stream, device_); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckStream(stream, device_));
   CaptureId capture;
-  if (Status status = FindCapture(stream, capture); !status.ok()) return status;
+  RETURN_IF_ERROR(FindCapture(stream, capture));
   if (!capture.is_capturing) return {};
   return {Code::kInvalid,
           "the stream captures; a step begins and ends, and rows are packed, outside of graphs"};
@@ -227,7 +228,7 @@ Status DeviceSteps::CheckStreamTakesWork(Stream stream) const {
 Status DeviceSteps::BeginCaches(Stream stream) {
   if (!caches_) return {};
   for (uint32_t layer = 0; layer < options_.layer_count; ++layer) {
-    if (Status status = caches_[layer].BeginStep(stream); !status.ok()) return status;
+    RETURN_IF_ERROR(caches_[layer].BeginStep(stream));
   }
   return {};
 }
@@ -241,14 +242,14 @@ Status DeviceSteps::WaitUnfinishedStep() {
 }
 
 Status DeviceSteps::BeginBatch(const StepBatch& batch) {
-  if (Status status = WaitUnfinishedStep(); !status.ok()) return status;
+  RETURN_IF_ERROR(WaitUnfinishedStep());
   has_no_unfinished_step_ = false;
   stream_ = static_cast<Stream>(batch.stream);
   // The previous step may have run on another stream; it uses the same tables and scratch.
-  if (Status status = step_done_.MakeWait(stream_); !status.ok()) return status;
-  if (Status status = BeginCaches(stream_); !status.ok()) return status;
+  RETURN_IF_ERROR(step_done_.MakeWait(stream_));
+  RETURN_IF_ERROR(BeginCaches(stream_));
   if (!all_codes_resident()) {  // the previous step may still read codes that the update overwrites
-    if (Status status = step_done_.Wait(); !status.ok()) return status;
+    RETURN_IF_ERROR(step_done_.Wait());
   }
   if (!page_lock_) {
     page_lock_ = std::make_unique<PageLock>(device_, batch.pool, batch.pool_bytes);
@@ -265,13 +266,13 @@ Outcome DeviceSteps::Begin(const StepBatch& batch) {
   return OnDevice(options_.device, [&]() -> Status {
     const RelaxedCaptureMode beside;
     query_length_ = 0;
-    if (Status status = CheckBatch(batch); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckBatch(batch));
     if (batch.pool != pool_ || batch.pool_bytes != pool_bytes_) {
-      if (Status status = UnlockPool(); !status.ok()) return status;
+      RETURN_IF_ERROR(UnlockPool());
       pool_ = batch.pool;
       pool_bytes_ = batch.pool_bytes;
     }
-    if (Status status = BeginBatch(batch); !status.ok()) return status;
+    RETURN_IF_ERROR(BeginBatch(batch));
     query_length_ = batch.query_length;
     updated_.assign(options_.layer_count, false);
     return {};
@@ -331,7 +332,7 @@ Status DeviceSteps::SelectLayer(uint32_t layer, const StepQueries& queries,
                                        .tables = score_tables_},
                                       stream_);
   if (!status.ok()) return FromKernel(status, "building score tables");
-  if (Status begun = codes_.BeginLayer(stream_, layer); !begun.ok()) return begun;
+  RETURN_IF_ERROR(codes_.BeginLayer(stream_, layer));
   status = kernels::cuda::PqSelect(
       {.geometry = options_.geometry,
        .group_size = queries_of_lane,
@@ -355,11 +356,11 @@ Status DeviceSteps::SelectLayer(uint32_t layer, const StepQueries& queries,
 Outcome DeviceSteps::Select(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
                             uint32_t* positions, size_t stride, uint32_t* counts) {
   return OnDevice(options_.device, [&]() -> Status {
-    if (Status status = CheckLayer(layer, queries); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckLayer(layer, queries));
     for (const auto& [memory, name] : {std::pair{positions, "positions"}, {counts, "counts"}}) {
-      if (Status status = CheckDevicePointer(memory, name, device_); !status.ok()) return status;
+      RETURN_IF_ERROR(CheckDevicePointer(memory, name, device_));
     }
-    if (Status status = SelectLayer(layer, queries, rule); !status.ok()) return status;
+    RETURN_IF_ERROR(SelectLayer(layer, queries, rule));
     const kernels::cuda::KernelStatus arranged =
         kernels::cuda::ArrangePositions({.shape = seat_shape(),
                                          .seats = tables_.seats(),
@@ -401,9 +402,9 @@ Status DeviceSteps::AttendLayer(uint32_t layer, float* output, float* lse) {
   // When a layer is attended twice in a step, the second read must wait for the cache update of the
   // first.
   if (caches_ && updated_[layer]) {
-    if (Status status = caches_[layer].BeginStep(stream_); !status.ok()) return status;
+    RETURN_IF_ERROR(caches_[layer].BeginStep(stream_));
   }
-  if (Status status = Locate(layer); !status.ok()) return status;
+  RETURN_IF_ERROR(Locate(layer));
   const kernels::cuda::KernelStatus attended =
       kernels::cuda::AttendRows({.shape = attend_shape(query_length_),
                                  .scale = options_.scale,
@@ -438,20 +439,20 @@ Status DeviceSteps::UpdateCache(uint32_t layer) {
 Outcome DeviceSteps::Attend(uint32_t layer, const StepQueries& queries, kernels::GroupRule rule,
                             float* output, float* lse) {
   return OnDevice(options_.device, [&]() -> Status {
-    if (Status status = CheckLayer(layer, queries); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckLayer(layer, queries));
     for (const auto& [memory, name] : {std::pair{output, "output"}, {lse, "lse"}}) {
-      if (Status status = CheckDevicePointer(memory, name, device_); !status.ok()) return status;
+      RETURN_IF_ERROR(CheckDevicePointer(memory, name, device_));
     }
     CaptureId capture;
-    if (Status status = FindCapture(stream_, capture); !status.ok()) return status;
+    RETURN_IF_ERROR(FindCapture(stream_, capture));
     if (capture.is_capturing && updated_[layer]) {
       return {Code::kInvalid, "layer " + std::to_string(layer) +
                                   " was launched in this step before it is captured: capture in a "
                                   "step of its own"};
     }
-    if (Status status = SelectLayer(layer, queries, rule); !status.ok()) return status;
-    if (Status status = AttendLayer(layer, output, lse); !status.ok()) return status;
-    if (Status status = codes_.JoinSideStream(stream_); !status.ok()) return status;
+    RETURN_IF_ERROR(SelectLayer(layer, queries, rule));
+    RETURN_IF_ERROR(AttendLayer(layer, output, lse));
+    RETURN_IF_ERROR(codes_.JoinSideStream(stream_));
     return !caches_ || capture.is_capturing ? Status{} : UpdateCache(layer);
   });
 }
@@ -463,9 +464,9 @@ Outcome DeviceSteps::Fetch(uint32_t layer, const StepRows& from, const void** ro
     if (layer >= options_.layer_count || from.token_count > capacity) {
       return OutOfRange("token_count", from.token_count, "at most " + std::to_string(capacity));
     }
-    if (Status status = CheckStreamTakesWork(stream_); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckStreamTakesWork(stream_));
     for (const auto& [memory, name] : {std::pair{from.keys, "keys"}, {from.values, "values"}}) {
-      if (Status status = CheckDevicePointer(memory, name, device_); !status.ok()) return status;
+      RETURN_IF_ERROR(CheckDevicePointer(memory, name, device_));
     }
     std::byte* const target = static_cast<std::byte*>(fetched_.data()) +
                               size_t{layer} * capacity * options_.kv_heads * row_bytes_;
@@ -497,12 +498,12 @@ Outcome DeviceSteps::End() {
     if (query_length_ == 0) return {Code::kInvalid, "no step is under way"};
     query_length_ = 0;
     // An event recorded by a capture could not be waited for outside of the graph.
-    if (Status status = CheckStreamTakesWork(stream_); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckStreamTakesWork(stream_));
     for (uint32_t layer = 0; caches_ && layer < options_.layer_count; ++layer) {
       if (updated_[layer]) continue;
-      if (Status status = UpdateCache(layer); !status.ok()) return status;
+      RETURN_IF_ERROR(UpdateCache(layer));
     }
-    if (Status status = codes_.EndStep(stream_); !status.ok()) return status;
+    RETURN_IF_ERROR(codes_.EndStep(stream_));
     Status status = step_done_.Record(stream_);
     has_no_unfinished_step_ = status.ok();
     return status;
@@ -522,12 +523,10 @@ Outcome DeviceSteps::LockStaging(std::byte* ring, size_t size_bytes, uint32_t sl
 
 Outcome DeviceSteps::Pack(const StepPack& pack, uint32_t slot) {
   return OnDevice(options_.device, [&]() -> Status {
-    if (Status status = CheckStreamTakesWork(static_cast<Stream>(pack.stream)); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(CheckStreamTakesWork(static_cast<Stream>(pack.stream)));
     for (const auto& [memory, name] :
          {std::pair{pack.keys.data, "keys"}, {pack.values.data, "values"}}) {
-      if (Status status = CheckDevicePointer(memory, name, device_); !status.ok()) return status;
+      RETURN_IF_ERROR(CheckDevicePointer(memory, name, device_));
     }
     return packer_.Pack(pack, slot);
   });
@@ -548,7 +547,7 @@ Outcome DeviceSteps::Count(StepsCounts* counts) {
         .resident_layers = codes_.resident_layer_count()};
     for (uint32_t layer = 0; caches_ && layer < options_.layer_count; ++layer) {
       BlockCache::Counters counters;
-      if (Status status = caches_[layer].Read(counters); !status.ok()) return status;
+      RETURN_IF_ERROR(caches_[layer].Read(counters));
       counts->hits += counters.hits;
       counts->misses += counters.misses;
       counts->loaded += counters.loaded;

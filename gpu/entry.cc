@@ -4,6 +4,7 @@
 
 #include "gpu/device_steps.h"
 #include "gpu/steps.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::gpu {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 Outcome OpenSteps(const StepsOptions& options, Steps** steps) {
   try {
     std::unique_ptr<DeviceSteps> opened;
-    if (Status status = DeviceSteps::Open(options, opened); !status.ok()) return status;
+    RETURN_IF_ERROR(DeviceSteps::Open(options, opened));
     *steps = opened.release();
     return {};
   } catch (const std::bad_alloc&) {

@@ -1,4 +1,5 @@
 #include "gpu/layer_codes.h"
+#include "kernels/base/status_macros.h"
 
 #include <algorithm>
 #include <string>
@@ -35,18 +36,18 @@ Status Check(const LayerCodes::Options& options, size_t layer_stride_bytes) {
 
 Status LayerCodes::Create(const Options& options) {
   layer_stride_bytes_ = (options.layer_capacity_bytes + kAlignment - 1) / kAlignment * kAlignment;
-  if (Status status = Check(options, layer_stride_bytes_); !status.ok()) return status;
+  RETURN_IF_ERROR(Check(options, layer_stride_bytes_));
   options_ = options;
   const size_t fitting = options.codes_bytes / layer_stride_bytes_;
   const bool all_resident = options.codes_bytes == 0 || fitting >= options.layer_count;
   resident_count_ =
       all_resident ? options.layer_count : static_cast<uint32_t>(fitting - kSlotCount);
   const size_t held = all_resident ? resident_count_ : resident_count_ + kSlotCount;
-  if (Status status = memory_.Allocate(held * layer_stride_bytes_); !status.ok()) return status;
-  if (Status status = side_stream_.Create(); !status.ok()) return status;
-  if (Status status = slot_free_.Create(); !status.ok()) return status;
+  RETURN_IF_ERROR(memory_.Allocate(held * layer_stride_bytes_));
+  RETURN_IF_ERROR(side_stream_.Create());
+  RETURN_IF_ERROR(slot_free_.Create());
   for (OwnedEvent& filled : slot_filled_) {
-    if (Status status = filled.Create(); !status.ok()) return status;
+    RETURN_IF_ERROR(filled.Create());
   }
   return {};
 }
@@ -73,12 +74,12 @@ bool LayerCodes::HasUncapturedPrefetch() const {
 Status LayerCodes::BeginLayer(Stream stream, uint32_t layer) {
   if (resident_count_ == options_.layer_count) return {};
   CaptureId capture;
-  if (Status status = FindCapture(stream, capture); !status.ok()) return status;
+  RETURN_IF_ERROR(FindCapture(stream, capture));
   if (capture.is_capturing) return BeginCaptured(stream, layer, capture);
   if (captured_) return IsResident(layer) ? Status() : Copy(stream, layer);
   if (IsResident(layer)) return PrefetchNextLayers(stream, layer);
   if (!Holds(layer, capture)) {
-    if (Status status = Prefetch(stream, layer, capture); !status.ok()) return status;
+    RETURN_IF_ERROR(Prefetch(stream, layer, capture));
   }
   return slot_filled_[SlotOf(layer)].MakeWait(stream);
 }
@@ -94,7 +95,7 @@ Status LayerCodes::BeginCaptured(Stream stream, uint32_t layer, const CaptureId&
   const bool is_same_capture = capture == last_capture_;
   last_capture_ = capture;
   if (!IsResident(layer) && !Holds(layer, capture)) {
-    if (Status status = Copy(stream, layer); !status.ok()) return status;
+    RETURN_IF_ERROR(Copy(stream, layer));
     slots_[SlotOf(layer)] = {layer, capture};
   }
   const uint32_t next = layer + 1;
@@ -121,7 +122,7 @@ Status LayerCodes::JoinSideStream(Stream stream) {
 Status LayerCodes::EndStep(Stream stream) {
   for (uint32_t slot = 0; slot < kSlotCount; ++slot) {
     if (slots_[slot].layer == kNoLayer || slots_[slot].capture.is_capturing) continue;
-    if (Status status = slot_filled_[slot].MakeWait(stream); !status.ok()) return status;
+    RETURN_IF_ERROR(slot_filled_[slot].MakeWait(stream));
   }
   slots_ = {};
   return {};
@@ -136,9 +137,9 @@ Status LayerCodes::Copy(Stream stream, uint32_t layer) {
 }
 
 Status LayerCodes::Prefetch(Stream stream, uint32_t layer, const CaptureId& capture) {
-  if (Status status = slot_free_.Record(stream); !status.ok()) return status;
-  if (Status status = slot_free_.MakeWait(side_stream_.get()); !status.ok()) return status;
-  if (Status status = Copy(side_stream_.get(), layer); !status.ok()) return status;
+  RETURN_IF_ERROR(slot_free_.Record(stream));
+  RETURN_IF_ERROR(slot_free_.MakeWait(side_stream_.get()));
+  RETURN_IF_ERROR(Copy(side_stream_.get(), layer));
   slots_[SlotOf(layer)] = {layer, capture};
   return slot_filled_[SlotOf(layer)].Record(side_stream_.get());
 }
@@ -150,7 +151,7 @@ Status LayerCodes::PrefetchNextLayers(Stream stream, uint32_t layer) {
   const uint32_t end = std::min(first + kSlotCount, options_.layer_count);
   for (uint32_t next = first; next < end; ++next) {
     if (Holds(next, {})) continue;
-    if (Status status = Prefetch(stream, next, {}); !status.ok()) return status;
+    RETURN_IF_ERROR(Prefetch(stream, next, {}));
   }
   return {};
 }

@@ -1,4 +1,5 @@
 #include "gpu/page_lock.h"
+#include "kernels/base/status_macros.h"
 
 #include <algorithm>
 #include <string>
@@ -31,7 +32,7 @@ Status PageLock::Lock(size_t begin_bytes, size_t size_bytes) {
   const size_t last = (begin_bytes + size_bytes - 1) / piece_bytes_;
   for (size_t piece = begin_bytes / piece_bytes_; piece <= last; ++piece) {
     if (device_pieces_[piece].load(std::memory_order_acquire) != nullptr) continue;
-    if (Status status = LockPiece(piece); !status.ok()) return status;
+    RETURN_IF_ERROR(LockPiece(piece));
   }
   return {};
 }
@@ -53,9 +54,7 @@ Status PageLock::LockPiece(size_t piece) {
   auto* const memory = const_cast<std::byte*>(mapping_) + piece * piece_bytes_;
   const size_t bytes = std::min(piece_bytes_, size_bytes_ - piece * piece_bytes_);
   std::byte* address = nullptr;
-  if (Status status = LockHostMemory(memory, bytes, HostAccess::kRead, address); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(LockHostMemory(memory, bytes, HostAccess::kRead, address));
   device_pieces_[piece].store(address, std::memory_order_release);
   locked_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   return {};

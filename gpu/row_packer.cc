@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "kernels/base/status_macros.h"
 #include "kernels/cuda/pack.h"
 
 namespace pqcached::gpu {
@@ -18,10 +19,7 @@ Status RowPacker::Lock(std::byte* ring, size_t size_bytes, uint32_t slot_count) 
   const RelaxedCaptureMode
       beside;  // page-locking is otherwise an error while other threads capture
   Unlock();
-  if (Status status = LockHostMemory(ring, size_bytes, HostAccess::kReadWrite, device_ring_);
-      !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(LockHostMemory(ring, size_bytes, HostAccess::kReadWrite, device_ring_));
   ring_ = ring;
   slot_count_ = slot_count;
   packed_ = std::make_unique<OwnedEvent[]>(slot_count);
@@ -38,8 +36,8 @@ Status RowPacker::Pack(const StepPack& pack, uint32_t slot) {
   if (slot >= slot_count_ || ring_ == nullptr) {
     return {Code::kInvalid, "slot " + std::to_string(slot) + " of no ring that is locked"};
   }
-  if (Status status = PackOne(pack.keys, pack); !status.ok()) return status;
-  if (Status status = PackOne(pack.values, pack); !status.ok()) return status;
+  RETURN_IF_ERROR(PackOne(pack.keys, pack));
+  RETURN_IF_ERROR(PackOne(pack.values, pack));
   return packed_[slot].Record(static_cast<kernels::cuda::Stream>(pack.stream));
 }
 

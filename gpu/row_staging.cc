@@ -1,4 +1,5 @@
 #include "gpu/row_staging.h"
+#include "kernels/base/status_macros.h"
 
 #include <cuda_runtime.h>
 
@@ -25,21 +26,16 @@ Status Check(const RowStaging::Options& options) {
 }  // namespace
 
 Status RowStaging::Create(const Options& options, kernels::cuda::Stream stream) {
-  if (Status status = Check(options); !status.ok()) return status;
+  RETURN_IF_ERROR(Check(options));
   options_ = options;
   const size_t lanes = options.lane_capacity;
   const size_t rows = lanes * options.rows_per_lane;
-  if (Status status = device_.Allocate((rows + lanes) * sizeof(uint32_t)); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(device_.Allocate((rows + lanes) * sizeof(uint32_t)));
   missed_rows_ = static_cast<uint32_t*>(device_.data());
   missed_counts_ = missed_rows_ + rows;
   const size_t row_bytes = rows * options.row_stride_bytes;
   const size_t source_bytes = rows * sizeof(const std::byte*);
-  if (Status status = pinned_.Allocate(row_bytes + source_bytes + lanes * sizeof(uint32_t));
-      !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(pinned_.Allocate(row_bytes + source_bytes + lanes * sizeof(uint32_t)));
   rows_ = static_cast<std::byte*>(pinned_.data());
   sources_ = reinterpret_cast<const std::byte**>(rows_ + row_bytes);
   source_counts_ = reinterpret_cast<uint32_t*>(rows_ + row_bytes + source_bytes);

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "gpu/arena.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::gpu {
 namespace {
@@ -76,9 +77,9 @@ Status StepTables::Create(const StepsOptions& options, const LayerCodes& codes,
   device_.layers.resize(options.layer_count);
   Arena sizes;
   place_centroids(sizes);
-  if (Status status = memory_.Allocate(sizes.size_bytes()); !status.ok()) return status;
-  if (Status status = pinned_.Allocate(upload_bytes_); !status.ok()) return status;
-  if (Status status = uploaded_.Create(); !status.ok()) return status;
+  RETURN_IF_ERROR(memory_.Allocate(sizes.size_bytes()));
+  RETURN_IF_ERROR(pinned_.Allocate(upload_bytes_));
+  RETURN_IF_ERROR(uploaded_.Create());
   PlaceTables(memory_.data(), device_);
   Arena centroids(memory_.data());
   place_centroids(centroids);
@@ -86,8 +87,7 @@ Status StepTables::Create(const StepsOptions& options, const LayerCodes& codes,
     device_.layers[layer].planes = reinterpret_cast<uint8_t*>(codes.Memory(layer));
   }
   if (const size_t brought = options.layer_count - codes.resident_layer_count(); brought > 0) {
-    const Status status = host_codes_.Allocate(brought * lanes * plane_count_ * plane_stride_);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(host_codes_.Allocate(brought * lanes * plane_count_ * plane_stride_));
   }
   PlaceTables(pinned_.data(), host_);
   std::memset(pinned_.data(), 0, pinned_.size_bytes());
@@ -163,9 +163,9 @@ void StepTables::EmptySeats() {
 Status StepTables::Update(const StepBatch& batch, const Rows& rows, kernels::cuda::Stream stream) {
   ++step_;
   previous_seats_ = seats_;
-  if (Status status = FindSeats(batch); !status.ok()) return status;
+  RETURN_IF_ERROR(FindSeats(batch));
   // The upload of the previous step may still read the host image that is overwritten now.
-  if (Status status = uploaded_.Wait(); !status.ok()) return status;
+  RETURN_IF_ERROR(uploaded_.Wait());
   EmptySeats();
   for (uint32_t item = 0; item < batch.count; ++item) {
     const uint32_t seat = item_seats_[item];
@@ -212,7 +212,7 @@ Status StepTables::CheckLayer(const StepLayer& from) const {
 }
 
 Status StepTables::Describe(const Place& place, uint32_t unchanged_tokens) {
-  if (Status status = CheckLayer(place.from); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckLayer(place.from));
   Described& described = this->described(place.layer, place.seat);
   uint32_t stable = std::min(unchanged_tokens, described.tokens);
   for (size_t i = 0; i < described.spans.size(); ++i) {
@@ -230,11 +230,11 @@ Status StepTables::Describe(const Place& place, uint32_t unchanged_tokens) {
     break;
   }
   if (stable < described.tokens || unchanged_tokens == 0) {
-    if (Status status = InvalidateFrom(place, described, stable); !status.ok()) return status;
+    RETURN_IF_ERROR(InvalidateFrom(place, described, stable));
   }
   if (place.from.candidate_count == 0) return {};
   if (place.from.candidates[place.from.candidate_count - 1].end > described.tokens) {
-    if (Status status = Extend(place, described); !status.ok()) return status;
+    RETURN_IF_ERROR(Extend(place, described));
   }
   WriteCodeRanges(place);
   return WriteChunks(place, described);
@@ -291,12 +291,11 @@ Status StepTables::Extend(const Place& place, Described& described) {
                       options_.codebook_capacity);
       }
       described.codebooks.push_back(span.codebook);
-      Status status = CopyCentroids(place, segment, described.codebooks.size() - 1);
-      if (!status.ok()) return status;
+      RETURN_IF_ERROR(CopyCentroids(place, segment, described.codebooks.size() - 1));
     }
     const uint32_t begin = std::max(segment.first_position, described.tokens);
     if (begin < end) {
-      if (Status status = CopyCodes(place, segment, begin, end); !status.ok()) return status;
+      RETURN_IF_ERROR(CopyCodes(place, segment, begin, end));
     }
     WriteSpan(place, segment, span, index);
     described.spans.push_back(span);

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -67,15 +68,11 @@ absl::Status CheckShape(const std::string& prefix, const LayerGroup& group) {
     return Unimplemented(prefix + "query_heads",
                          absl::StrCat(group.group_size(), " per kv head; at most ", kMaxGroupSize));
   }
-  if (absl::Status status = CheckDim(prefix + "key_dim", group.key_dim); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckDim(prefix + "key_dim", group.key_dim));
   if (group.value_dim == 0) {
     return Unimplemented(prefix + "value_dim", "0 (no values)");
   }
-  if (absl::Status status = CheckDim(prefix + "value_dim", group.value_dim); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckDim(prefix + "value_dim", group.value_dim));
   if (!kernels::IsDType(static_cast<uint8_t>(group.dtype))) {
     return InvalidArgument(prefix + "dtype", "unknown");
   }
@@ -101,7 +98,7 @@ absl::Status CheckGroup(const std::string& prefix, const LayerGroup& group,
     default:
       return InvalidArgument(prefix + "kind", "unknown");
   }
-  if (absl::Status status = CheckLayers(prefix, group, seen); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckLayers(prefix, group, seen));
   return group.kind == LayerKind::kNone ? absl::OkStatus() : CheckShape(prefix, group);
 }
 
@@ -164,13 +161,10 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
   for (size_t i = 0; i < spec.groups.size(); ++i) {
     const LayerGroup& group = spec.groups[i];
     const std::string prefix = absl::StrCat("layer_groups[", i, "].");
-    if (absl::Status status = CheckGroup(prefix, group, seen); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckGroup(prefix, group, seen));
     if (group.kind == LayerKind::kNone) continue;
     stores_rows = true;
-    if (absl::Status status = ValidateIndex(spec.default_index, group.key_dim, "default_index");
-        !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(ValidateIndex(spec.default_index, group.key_dim, "default_index"));
   }
   if (!stores_rows) {
     return InvalidArgument("layer_groups", "no group of kind selected");

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/base/worker.h"
 #include "kvstore/clock.h"
 #include "kvstore/memory/file_keeper.h"
@@ -89,10 +90,9 @@ struct Keepers {
 
 absl::StatusOr<Keepers> OpenKeepers(const Config& config, std::optional<KeptMappings> mappings) {
   Keepers keepers;
-  absl::StatusOr<std::unique_ptr<Notifier>> notifier =
-      Notifier::FromEnvironment(ProcessEnvironment());
-  if (!notifier.ok()) return notifier.status();
-  keepers.notifier = *std::move(notifier);
+  ASSIGN_OR_RETURN(std::unique_ptr<Notifier> notifier,
+                   Notifier::FromEnvironment(ProcessEnvironment()));
+  keepers.notifier = std::move(notifier);
   if (keepers.notifier != nullptr && mappings.has_value()) {
     keepers.notifier->Inherit(*std::move(mappings));
   }

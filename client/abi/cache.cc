@@ -6,6 +6,7 @@
 #include "client/base/error.h"
 #include "client/local/read.h"
 #include "client/step/handles.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -29,20 +30,14 @@ pqc_status OpenCache(pqc_client* client, const pqc_cache_spec* caller_spec, pqc_
   if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
   *cache = nullptr;
   CacheArguments arguments;
-  if (const pqc_status status = ReadCacheSpec(caller_spec, &arguments); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadCacheSpec(caller_spec, &arguments));
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*client->state, &remote); status != PQC_OK) return status;
+  RETURN_IF_ERROR(GetRemote(*client->state, &remote));
 
   auto state = std::make_shared<CacheState>();
   state->client = client->state;
   state->model_fingerprint = arguments.spec.model_fingerprint;
-  if (const pqc_status status =
-          ToIndex(arguments.spec.default_index, kDefaultIndex, &state->default_index);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ToIndex(arguments.spec.default_index, kDefaultIndex, &state->default_index));
   for (const pqc_layer_group& group : arguments.groups) {
     if (group.kind != PQC_LAYERS_SELECTED) continue;
     for (uint32_t i = 0; i < group.layer_count; ++i) {

@@ -15,6 +15,7 @@
 #include "client/step/handles.h"
 #include "client/step/offload.h"
 #include "client/step/sender.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -125,9 +126,7 @@ pqc_status OpenRemote(const RemoteOptions& options, const RpcEntry& entry, Clien
 // Opens a broker connection and fills in *parts, except the host.
 pqc_status Connect(const BrokerOptions& options, std::unique_ptr<Broker>* broker,
                    LocalLink::Parts* parts) {
-  if (const pqc_status status = Broker::Open(options, broker, &parts->control); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(Broker::Open(options, broker, &parts->control));
   parts->boot_word = (*broker)->hello().boot_word;
   return PQC_OK;
 }
@@ -145,9 +144,7 @@ pqc_status OpenLocal(const pqc_client_options& options, const RemoteOptions& rem
   }
   std::unique_ptr<Broker> broker;
   LocalLink::Parts parts;
-  if (const pqc_status status = Connect(broker_options, &broker, &parts); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(Connect(broker_options, &broker, &parts));
   const kvstore::BrokerReply hello = broker->hello();
   const auto phase = std::make_shared<SessionPhase>();  // shared, because it outlives the remote
   RemoteOptions with_token = remote_options;
@@ -161,9 +158,7 @@ pqc_status OpenLocal(const pqc_client_options& options, const RemoteOptions& rem
   with_token.detached = [](void* context, uint32_t wait_ms) {
     return static_cast<const SessionPhase*>(context)->Wait(SessionPhase::Phase::kDetached, wait_ms);
   };
-  if (const pqc_status status = OpenRemote(with_token, entry, state); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(OpenRemote(with_token, entry, state));
   Remote& remote = *state.remote;
   parts.host = std::make_unique<SidecarHost>(std::move(broker), remote);
   broker_options.resume_token = hello.session_token;
@@ -206,9 +201,7 @@ pqc_status OpenEither(const pqc_client_options& options, const RemoteOptions& re
     if (looked == PQC_OK || path == PQC_PATH_ONLY_LOCAL) return looked;
   }
   const auto remote = std::make_shared<ClientState>();
-  if (const pqc_status status = OpenRemote(remote_options, entry, *remote); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(OpenRemote(remote_options, entry, *remote));
   // A sidecar starts its broker before gRPC: after a successful gRPC connection, a sidecar that was
   // still starting has its broker.
   if (looked != PQC_UNAVAILABLE || open_local() != PQC_OK) *state = remote;
@@ -219,35 +212,27 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
   if (!client) return Fail(PQC_INVALID_ARGUMENT, "client", "must not be NULL");
   *client = nullptr;
   pqc_client_options options;
-  if (const pqc_status status = ReadStruct(caller_options, "options", &options); status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = CheckEndpoint(options.endpoint); status != PQC_OK) return status;
+  RETURN_IF_ERROR(ReadStruct(caller_options, "options", &options));
+  RETURN_IF_ERROR(CheckEndpoint(options.endpoint));
   const std::string tenant = options.tenant ? options.tenant : "default";
   const std::string client_name =
       options.client_name ? options.client_name : program_invocation_short_name;
   const uint32_t timeout_ms = options.timeout_ms ? options.timeout_ms : kDefaultTimeoutMs;
-  if (const pqc_status status = CheckTenant(tenant.c_str()); status != PQC_OK) return status;
+  RETURN_IF_ERROR(CheckTenant(tenant.c_str()));
   if (client_name.size() > kMaxClientNameBytes) {
     return Fail(PQC_INVALID_ARGUMENT, "options.client_name", "must be at most %zu bytes",
                 kMaxClientNameBytes);
   }
-  if (const pqc_status status = CheckPath(options); status != PQC_OK) return status;
+  RETURN_IF_ERROR(CheckPath(options));
   const RpcEntry* entry = nullptr;
-  if (const pqc_status status = LoadRpcLibrary(options.rpc_library_path, &entry);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(LoadRpcLibrary(options.rpc_library_path, &entry));
   const RemoteOptions remote_options{.endpoint = options.endpoint,
                                      .tenant = tenant.c_str(),
                                      .client_name = client_name.c_str(),
                                      .timeout_ms = timeout_ms,
                                      .remaining_ms = &RemainingMs};
   std::shared_ptr<ClientState> state;
-  if (const pqc_status status = OpenEither(options, remote_options, *entry, &state);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(OpenEither(options, remote_options, *entry, &state));
   state->timeout_ms = timeout_ms;
   ClearLastError();
   state->sender =
@@ -262,12 +247,9 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
 pqc_status Count(const pqc_client* client, pqc_client_counts* caller_counts) {
   if (!client) return Fail(PQC_INVALID_ARGUMENT, "client", "must not be NULL");
   pqc_client_counts counts;
-  if (const pqc_status status = ReadStruct(caller_counts, "counts", &counts); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadStruct(caller_counts, "counts", &counts));
   Remote* remote = nullptr;
-  if (const pqc_status status = FindRemote(*client->state, &remote); status != PQC_OK)
-    return status;
+  RETURN_IF_ERROR(FindRemote(*client->state, &remote));
   remote->Count(&counts.rpcs, &counts.background_rpcs);
   const LocalSession* local = client->state->local.get();
   counts.mapped_bytes = local ? local->mapped_bytes() : 0;
@@ -297,7 +279,7 @@ pqc_status AdminJson(pqc_client* client, const char* method, const char* request
   if (!answer) return Fail(PQC_INVALID_ARGUMENT, "answer", "must not be NULL");
   *answer = nullptr;
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*client->state, &remote); status != PQC_OK) return status;
+  RETURN_IF_ERROR(GetRemote(*client->state, &remote));
   Answer kept;
   RefusalBuffer error;
   const pqc_status status = remote->AdminJson(method, request && *request ? request : "{}",

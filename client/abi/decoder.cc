@@ -17,6 +17,7 @@
 #include "kernels/attend/attend.h"
 #include "kernels/attend/merge.h"
 #include "kernels/base/dtype.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -65,7 +66,7 @@ pqc_status ReadToken(const pqc_tensor* tensor, const char* name, uint32_t heads,
                      std::vector<float>* numbers) {
   if (!tensor) return Fail(PQC_INVALID_ARGUMENT, name, "must not be NULL");
   TensorView view;
-  if (const pqc_status status = ReadTensor(*tensor, name, &view); status != PQC_OK) return status;
+  RETURN_IF_ERROR(ReadTensor(*tensor, name, &view));
   if (view.ndim != 2 || view.shape[0] != heads || view.shape[1] != dim) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape", name), "must be [%u, %u]", heads,
                 dim);
@@ -90,9 +91,8 @@ pqc_status FetchOwn(pqc_sequence* sequence, uint32_t layer, const LayerShape& sh
   if (begin == end) return PQC_OK;
   const uint64_t numbers = (end - begin) * RowFloats(shape);
   std::vector<std::byte> bytes(numbers * shape.kv_heads * ElementBytes(shape.dtype));
-  const pqc_status status =
-      pqc_fetch_blocks(sequence, layer, {begin, end}, PQC_ROW, bytes.data(), bytes.size());
-  if (status != PQC_OK) return status;
+  RETURN_IF_ERROR(
+      pqc_fetch_blocks(sequence, layer, {begin, end}, PQC_ROW, bytes.data(), bytes.size()));
   for (uint32_t head = 0; head < shape.kv_heads; ++head) {
     rows->heads[head].resize(numbers);
     kernels::ConvertElements(static_cast<kernels::DType>(shape.dtype),
@@ -227,9 +227,7 @@ pqc_status BuildOnce(pqc_decoder& decoder) {
 // Starts decoding: builds the index, and fetches the stored rows of the sink and the window.
 pqc_status BeginDecoding(pqc_decoder& decoder) {
   pqc_sequence_info info = PQC_INIT(pqc_sequence_info);
-  if (const pqc_status status = pqc_sequence_describe(decoder.sequence, &info); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(pqc_sequence_describe(decoder.sequence, &info));
   decoder.position = info.token_count;
   const pqc_selection& selection = decoder.selection.selection;
   const uint64_t tokens = info.token_count;
@@ -249,7 +247,7 @@ pqc_status BeginDecoding(pqc_decoder& decoder) {
 
 pqc_status BeginStep(pqc_decoder& decoder) {
   if (Selects(decoder)) {
-    if (const pqc_status status = BuildOnce(decoder); status != PQC_OK) return status;
+    RETURN_IF_ERROR(BuildOnce(decoder));
   }
   pqc_step_item item = PQC_INIT(pqc_step_item);
   item.sequence = decoder.sequence;
@@ -304,8 +302,7 @@ pqc_status DecodeLayer(pqc_decoder& decoder, uint32_t number, OwnLayer& layer) {
     out.output_capacity = decoder.output.size();
     out.lse = decoder.lse.data();
     out.lse_capacity = decoder.lse.size();
-    const pqc_status status = pqc_step_attend(decoder.step, number, &queries, nullptr, &out);
-    if (status != PQC_OK) return status;
+    RETURN_IF_ERROR(pqc_step_attend(decoder.step, number, &queries, nullptr, &out));
   }
   Remember(layer, decoder.selection.selection.sink_tokens,
            decoder.selection.selection.window_tokens);
@@ -328,10 +325,7 @@ pqc_status Open(pqc_sequence* sequence, const pqc_selection* selection, pqc_deco
   *decoder = nullptr;
   auto opened = std::make_unique<pqc_decoder>();
   const CacheState& cache = *sequence->state->cache;
-  if (const pqc_status status = CopySelection(selection, cache, &opened->selection);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CopySelection(selection, cache, &opened->selection));
   if (opened->selection.selection.window_tokens == 0) {
     return Fail(PQC_INVALID_ARGUMENT, "selection.window_tokens",
                 "0, must be at least 1: the token attends to itself");
@@ -354,15 +348,11 @@ pqc_status Prefill(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* keys,
   }
   if (decoder->prefilled.empty()) {  // the sequence may already have tokens
     pqc_sequence_info info = PQC_INIT(pqc_sequence_info);
-    const pqc_status status = pqc_sequence_describe(decoder->sequence, &info);
-    if (status != PQC_OK) return status;
+    RETURN_IF_ERROR(pqc_sequence_describe(decoder->sequence, &info));
     decoder->position = info.token_count;
   }
   uint64_t& first = decoder->prefilled.try_emplace(layer, decoder->position).first->second;
-  if (const pqc_status status = pqc_ingest(decoder->sequence, layer, first, keys, values);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(pqc_ingest(decoder->sequence, layer, first, keys, values));
   first += keys->block_table ? keys->block_table->token_count : keys->shape[0];
   return PQC_OK;
 }

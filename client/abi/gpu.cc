@@ -4,6 +4,7 @@
 #include "client/base/error.h"
 #include "client/step/offload.h"
 #include "client/step/step.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -11,13 +12,9 @@ namespace {
 pqc_status Count(pqc_gpu* gpu, pqc_gpu_counts* caller_counts) {
   if (!gpu) return Fail(PQC_INVALID_ARGUMENT, "gpu", "must not be NULL");
   pqc_gpu_counts counts;
-  if (const pqc_status status = ReadStruct(caller_counts, "counts", &counts); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadStruct(caller_counts, "counts", &counts));
   gpu::StepsCounts found;
-  if (const pqc_status status = Report(gpu->state->steps->Count(&found), "gpu"); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(Report(gpu->state->steps->Count(&found), "gpu"));
   counts.hits = found.hits;
   counts.misses = found.misses;
   counts.loaded = found.loaded;
@@ -33,16 +30,12 @@ pqc_status Count(pqc_gpu* gpu, pqc_gpu_counts* caller_counts) {
 
 pqc_status SelectOnGpu(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                        const pqc_gpu_positions* caller_out) {
-  if (const pqc_status status = ReadLayerCall(step, layer, queries, nullptr); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadLayerCall(step, layer, queries, nullptr));
   if (!step->gpu) {
     return Fail(PQC_FAILED_PRECONDITION, "step", "it is on the CPU; use pqc_step_topk");
   }
   pqc_gpu_positions out;
-  if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadStruct(caller_out, "out", &out));
   if (!out.positions) return Fail(PQC_INVALID_ARGUMENT, "out.positions", "must not be NULL");
   if (!out.counts) return Fail(PQC_INVALID_ARGUMENT, "out.counts", "must not be NULL");
   return step->gpu->Select(step->call, out);

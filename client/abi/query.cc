@@ -7,6 +7,7 @@
 #include "client/base/error.h"
 #include "client/local/read.h"
 #include "client/step/handles.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -17,17 +18,11 @@ using LongLong = unsigned long long;  // for %llu
 pqc_status ReadQuery(const pqc_sequence* sequence, const pqc_query* caller_query, QueryView* view) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   pqc_query query;
-  if (const pqc_status status = ReadStruct(caller_query, "query", &query); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadStruct(caller_query, "query", &query));
   view->sequence_id = sequence->state->sequence_id;
   view->layer = query.layer;
   view->query_position = query.query_position;
-  if (const pqc_status status =
-          FindLayer(*sequence->state->cache, query.layer, "query.layer", &view->shape);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(FindLayer(*sequence->state->cache, query.layer, "query.layer", &view->shape));
   return ReadQueries(query.queries, view->shape, &view->queries);
 }
 
@@ -48,10 +43,7 @@ void SetCounts(const LayerShape& shape, const LocalSelected& selected, pqc_posit
 pqc_status CopyPositions(const Scratch& scratch, pqc_positions* out) {
   if (!out->positions) return PQC_OK;
   const uint64_t needed = uint64_t{out->kv_heads} * out->count;
-  if (const pqc_status status = CheckCapacity("capacity", out->capacity, needed);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckCapacity("capacity", out->capacity, needed));
   std::copy_n(scratch.positions.data(), needed, out->positions);
   return PQC_OK;
 }
@@ -59,21 +51,17 @@ pqc_status CopyPositions(const Scratch& scratch, pqc_positions* out) {
 pqc_status SelectMapped(SequenceState& state, const QueryView& query, const pqc_selection& terms,
                         pqc_positions* out, bool* remote_instead) {
   kvstore::Selection selection;
-  if (const pqc_status status = ToTerms(terms, state.cache->default_index, &selection);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ToTerms(terms, state.cache->default_index, &selection));
   ClientState& client = *state.cache->client;
   ScratchPool::Loan scratch(client.scratch);
   LocalSelected selected;
-  const pqc_status status = ReadMapped(
+  RETURN_IF_ERROR(ReadMapped(
       state,
       [&](const Pinned& pinned) {
         return SelectLocally(pinned, query, selection, client.local->workers().parallel_for(),
                              *scratch, &selected);
       },
-      remote_instead);
-  if (status != PQC_OK) return status;
+      remote_instead));
   SetCounts(query.shape, selected, out);
   return CopyPositions(*scratch, out);
 }
@@ -81,10 +69,7 @@ pqc_status SelectMapped(SequenceState& state, const QueryView& query, const pqc_
 pqc_status ScoreMapped(SequenceState& state, const QueryView& query, const pqc_index& index,
                        pqc_token_range tokens, const ScoresOut& out, bool* remote_instead) {
   kvstore::IndexDescriptor descriptor;
-  if (const pqc_status status = ToIndex(index, state.cache->default_index, &descriptor);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ToIndex(index, state.cache->default_index, &descriptor));
   ClientState& client = *state.cache->client;
   ScratchPool::Loan scratch(client.scratch);
   return ReadMapped(
@@ -101,14 +86,13 @@ pqc_status AttendMapped(SequenceState& state, const QueryView& query, const pqc_
                         const PositionsView* positions, pqc_attention* out, bool* remote_instead) {
   kvstore::Selection selection;
   if (terms) {
-    const pqc_status status = ToTerms(*terms, state.cache->default_index, &selection);
-    if (status != PQC_OK) return status;
+    RETURN_IF_ERROR(ToTerms(*terms, state.cache->default_index, &selection));
   }
   ClientState& client = *state.cache->client;
   const kvstore::ParallelFor& parallel = client.local->workers().parallel_for();
   ScratchPool::Loan scratch(client.scratch);
   LocalSelected selected;
-  const pqc_status status = ReadMapped(
+  RETURN_IF_ERROR(ReadMapped(
       state,
       [&](const Pinned& pinned) {
         if (positions) {
@@ -116,22 +100,17 @@ pqc_status AttendMapped(SequenceState& state, const QueryView& query, const pqc_
           return AttendPositionsLocally(pinned, query, *positions, parallel, *scratch, out->output,
                                         out->lse);
         }
-        const pqc_status found =
-            SelectLocally(pinned, query, selection, parallel, *scratch, &selected);
-        if (found != PQC_OK) return found;
+        RETURN_IF_ERROR(SelectLocally(pinned, query, selection, parallel, *scratch, &selected));
         return AttendLocally(pinned, query, selected.count, parallel, *scratch, out->output,
                              out->lse);
       },
-      remote_instead);
-  if (status != PQC_OK) return status;
+      remote_instead));
   SetCounts(query.shape, selected, &out->selected);
   if (!positions) return CopyPositions(*scratch, &out->selected);
   pqc_positions& same = out->selected;
   if (!same.positions) return PQC_OK;
   const uint64_t needed = uint64_t{same.kv_heads} * same.count;
-  if (const pqc_status fits = CheckCapacity("capacity", same.capacity, needed); fits != PQC_OK) {
-    return fits;
-  }
+  RETURN_IF_ERROR(CheckCapacity("capacity", same.capacity, needed));
   std::copy_n(positions->positions, needed, same.positions);
   return PQC_OK;
 }
@@ -139,19 +118,15 @@ pqc_status AttendMapped(SequenceState& state, const QueryView& query, const pqc_
 pqc_status Select(pqc_sequence* sequence, const pqc_query* query, const pqc_selection* selection,
                   pqc_positions* out) {
   QueryView view;
-  if (const pqc_status status = ReadQuery(sequence, query, &view); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadQuery(sequence, query, &view));
   pqc_selection terms;
-  if (const pqc_status status = ReadSelection(selection, &terms); status != PQC_OK) return status;
+  RETURN_IF_ERROR(ReadSelection(selection, &terms));
   if (!out) return Fail(PQC_INVALID_ARGUMENT, "out", "must not be NULL");
-  if (const pqc_status status = CheckMemberSize(*out, "out"); status != PQC_OK) return status;
+  RETURN_IF_ERROR(CheckMemberSize(*out, "out"));
   pqc_positions selected = *out;
   SequenceState& state = *sequence->state;
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*state.cache->client, &remote); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(GetRemote(*state.cache->client, &remote));
   if (state.local) {
     bool remote_instead = false;
     const pqc_status status = SelectMapped(state, view, terms, &selected, &remote_instead);
@@ -174,27 +149,22 @@ pqc_status CheckRange(pqc_token_range tokens) {
 pqc_status Score(pqc_sequence* sequence, const pqc_query* query, const pqc_index* caller_index,
                  pqc_token_range tokens, const ScoresOut& out, uint64_t logit_capacity) {
   QueryView view;
-  if (const pqc_status status = ReadQuery(sequence, query, &view); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadQuery(sequence, query, &view));
   pqc_index index{};
   if (caller_index) index = *caller_index;
-  if (const pqc_status status = CheckIndex(index, "index"); status != PQC_OK) return status;
-  if (const pqc_status status = CheckRange(tokens); status != PQC_OK) return status;
+  RETURN_IF_ERROR(CheckIndex(index, "index"));
+  RETURN_IF_ERROR(CheckRange(tokens));
   if (view.queries.shape[0] != 1) {
     return Fail(PQC_INVALID_ARGUMENT, "query.queries.shape[0]", "query_length %llu, must be 1 here",
                 LongLong{view.queries.shape[0]});
   }
   if (out.logits) {
     const uint64_t needed = view.shape.query_heads * (tokens.end - tokens.begin);
-    const pqc_status status = CheckCapacity("logit_capacity", logit_capacity, needed);
-    if (status != PQC_OK) return status;
+    RETURN_IF_ERROR(CheckCapacity("logit_capacity", logit_capacity, needed));
   }
   SequenceState& state = *sequence->state;
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*state.cache->client, &remote); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(GetRemote(*state.cache->client, &remote));
   if (state.local) {
     bool remote_instead = false;
     const pqc_status status = ScoreMapped(state, view, index, tokens, out, &remote_instead);
@@ -226,20 +196,14 @@ pqc_status ReadFetch(const pqc_sequence* sequence, uint32_t layer, pqc_row_part 
 pqc_status FetchBlocks(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,
                        pqc_row_part part, void* out, uint64_t out_bytes) {
   FetchView view;
-  if (const pqc_status status = ReadFetch(sequence, layer, part, out, &view); status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = CheckRange(tokens); status != PQC_OK) return status;
+  RETURN_IF_ERROR(ReadFetch(sequence, layer, part, out, &view));
+  RETURN_IF_ERROR(CheckRange(tokens));
   const uint64_t needed =
       view.shape.kv_heads * (tokens.end - tokens.begin) * RowBytes(view.shape, part);
-  if (const pqc_status status = CheckCapacity("out_bytes", out_bytes, needed); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckCapacity("out_bytes", out_bytes, needed));
   SequenceState& state = *sequence->state;
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*state.cache->client, &remote); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(GetRemote(*state.cache->client, &remote));
   if (state.local) {
     bool remote_instead = false;
     const pqc_status status = ReadMapped(
@@ -264,20 +228,14 @@ pqc_status CheckPositions(const PositionsView& positions) {
 pqc_status FetchTokens(pqc_sequence* sequence, uint32_t layer, const PositionsView& positions,
                        pqc_row_part part, void* out, uint64_t out_bytes) {
   FetchView view;
-  if (const pqc_status status = ReadFetch(sequence, layer, part, out, &view); status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = CheckPositions(positions); status != PQC_OK) return status;
+  RETURN_IF_ERROR(ReadFetch(sequence, layer, part, out, &view));
+  RETURN_IF_ERROR(CheckPositions(positions));
   const uint64_t needed =
       uint64_t{view.shape.kv_heads} * positions.count * RowBytes(view.shape, part);
-  if (const pqc_status status = CheckCapacity("out_bytes", out_bytes, needed); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckCapacity("out_bytes", out_bytes, needed));
   SequenceState& state = *sequence->state;
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*state.cache->client, &remote); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(GetRemote(*state.cache->client, &remote));
   if (state.local) {
     bool remote_instead = false;
     const pqc_status status = ReadMapped(
@@ -296,33 +254,19 @@ pqc_status FetchTokens(pqc_sequence* sequence, uint32_t layer, const PositionsVi
 pqc_status Attend(pqc_sequence* sequence, const pqc_query* query, const pqc_selection* selection,
                   const PositionsView* positions, pqc_attention* caller_out) {
   QueryView view;
-  if (const pqc_status status = ReadQuery(sequence, query, &view); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadQuery(sequence, query, &view));
   pqc_attention out;
-  if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = CheckMemberSize(out.selected, "out.selected"); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadStruct(caller_out, "out", &out));
+  RETURN_IF_ERROR(CheckMemberSize(out.selected, "out.selected"));
   if (!out.output) return Fail(PQC_INVALID_ARGUMENT, "out.output", "must not be NULL");
   if (!out.lse) return Fail(PQC_INVALID_ARGUMENT, "out.lse", "must not be NULL");
   const uint64_t rows = view.queries.shape[0] * view.shape.query_heads;
   const uint64_t outputs = rows * view.shape.value_dim;
-  if (const pqc_status status = CheckCapacity("out.output_capacity", out.output_capacity, outputs);
-      status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = CheckCapacity("out.lse_capacity", out.lse_capacity, rows);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckCapacity("out.output_capacity", out.output_capacity, outputs));
+  RETURN_IF_ERROR(CheckCapacity("out.lse_capacity", out.lse_capacity, rows));
   SequenceState& state = *sequence->state;
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*state.cache->client, &remote); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(GetRemote(*state.cache->client, &remote));
   if (state.local) {
     bool remote_instead = false;
     const pqc_status status =
@@ -347,13 +291,13 @@ pqc_status Attend(pqc_sequence* sequence, const pqc_query* query, const pqc_sele
 pqc_status AttendSelected(pqc_sequence* sequence, const pqc_query* query,
                           const pqc_selection* selection, pqc_attention* out) {
   pqc_selection terms;
-  if (const pqc_status status = ReadSelection(selection, &terms); status != PQC_OK) return status;
+  RETURN_IF_ERROR(ReadSelection(selection, &terms));
   return Attend(sequence, query, &terms, nullptr, out);
 }
 
 pqc_status AttendPositions(pqc_sequence* sequence, const pqc_query* query,
                            const PositionsView& positions, pqc_attention* out) {
-  if (const pqc_status status = CheckPositions(positions); status != PQC_OK) return status;
+  RETURN_IF_ERROR(CheckPositions(positions));
   return Attend(sequence, query, nullptr, &positions, out);
 }
 

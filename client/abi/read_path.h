@@ -4,6 +4,7 @@
 
 #include "client/local/read.h"
 #include "client/step/handles.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 
@@ -26,9 +27,7 @@ pqc_status ReadMapped(SequenceState& sequence, const Read& read, bool* remote_in
     const bool lacking = status == PQC_OUT_OF_RANGE || status == PQC_FAILED_PRECONDITION;
     if (lacking && !refreshed) {
       refreshed = true;
-      if (const pqc_status fetched = sequence.local->Refresh(&pinned.image); fetched != PQC_OK) {
-        return fetched;
-      }
+      RETURN_IF_ERROR(sequence.local->Refresh(&pinned.image));
       continue;
     }
     if (status != PQC_OK && status != PQC_ABORTED) return status;

@@ -8,6 +8,7 @@
 #include "client/local/ingest.h"
 #include "client/step/handles.h"
 #include "client/step/layer_rows.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -25,17 +26,9 @@ pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_positio
   if (!values) return Fail(PQC_INVALID_ARGUMENT, "values", "must not be NULL");
   LayerShape shape;
   RowBlock rows{.layer = layer, .keys = {}, .values = {}};
-  if (const pqc_status status = FindLayer(*sequence->state->cache, layer, "layer", &shape);
-      status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = ReadRows(*keys, *values, shape, "", &rows); status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = CheckPositions(first_position, rows.keys.shape[0]);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(FindLayer(*sequence->state->cache, layer, "layer", &shape));
+  RETURN_IF_ERROR(ReadRows(*keys, *values, shape, "", &rows));
+  RETURN_IF_ERROR(CheckPositions(first_position, rows.keys.shape[0]));
   const ChangeScope changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
   SequenceState& state = *sequence->state;
@@ -60,15 +53,8 @@ pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_lay
                   uint32_t layer_count, uint64_t* token_count) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   std::vector<RowBlock> blocks;
-  if (const pqc_status status =
-          ReadLayers(*sequence->state->cache, layers, layer_count, kOnHost, &blocks);
-      status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = CheckPositions(first_position, blocks[0].keys.shape[0]);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadLayers(*sequence->state->cache, layers, layer_count, kOnHost, &blocks));
+  RETURN_IF_ERROR(CheckPositions(first_position, blocks[0].keys.shape[0]));
   const ChangeScope changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
   SequenceState& state = *sequence->state;
@@ -92,12 +78,8 @@ pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_lay
 pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   pqc_build_options options;
-  if (const pqc_status status = ReadStruct(caller_options, "options", &options); status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = CheckIndex(options.index, "options.index"); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadStruct(caller_options, "options", &options));
+  RETURN_IF_ERROR(CheckIndex(options.index, "options.index"));
   const auto begun = DeadlineClock::now();
   const ChangeScope changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();

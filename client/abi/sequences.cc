@@ -7,6 +7,7 @@
 #include "client/step/handles.h"
 #include "client/step/offload.h"
 #include "client/step/sender.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -34,9 +35,7 @@ pqc_status Create(pqc_cache* cache, const pqc_sequence_options& options, pqc_seq
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   *sequence = nullptr;
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*cache->state->client, &remote); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(GetRemote(*cache->state->client, &remote));
   std::unique_ptr<pqc_sequence> created = NewHandle(cache->state);
   uint64_t id = 0, tokens = 0;
   RefusalBuffer error;
@@ -66,8 +65,7 @@ pqc_status CreateWith(pqc_cache* cache, const pqc_sequence_options* caller_optio
                       pqc_sequence** sequence, uint64_t* token_count) {
   pqc_sequence_options options{};
   if (caller_options) {
-    const pqc_status status = ReadSequenceOptions(caller_options, &options);
-    if (status != PQC_OK) return status;
+    RETURN_IF_ERROR(ReadSequenceOptions(caller_options, &options));
   }
   if (cache && options.has_live_index && options.index.kind == PQC_INDEX_DEFAULT &&
       cache->state->default_index.kind == kvstore::IndexKind::kPq) {
@@ -101,11 +99,9 @@ pqc_status MatchPrefix(pqc_cache* cache, const pqc_sequence_options& prompt,
                        uint64_t* token_count) {
   if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
   if (!token_count) return Fail(PQC_INVALID_ARGUMENT, "token_count", "must not be NULL");
-  if (const pqc_status status = CheckPrompt(prompt, ""); status != PQC_OK) return status;
+  RETURN_IF_ERROR(CheckPrompt(prompt, ""));
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*cache->state->client, &remote); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(GetRemote(*cache->state->client, &remote));
   RefusalBuffer error;
   return Report(remote->MatchPrefix(cache->state->cache_id, prompt, token_count, &error), error,
                 {{"cache_id", "cache"}});
@@ -115,13 +111,9 @@ pqc_status Admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_c
                  pqc_admission* admission) {
   if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
   pqc_admission answer;
-  if (const pqc_status status = ReadStruct(admission, "admission", &answer); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadStruct(admission, "admission", &answer));
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*cache->state->client, &remote); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(GetRemote(*cache->state->client, &remote));
   RefusalBuffer error;
   const pqc_status status =
       remote->Admit(cache->state->cache_id, token_count, output_token_count, &answer, &error);
@@ -133,10 +125,7 @@ pqc_status Admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_c
 pqc_status Pin(pqc_sequence* sequence, uint64_t ttl_ms) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*sequence->state->cache->client, &remote);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(GetRemote(*sequence->state->cache->client, &remote));
   RefusalBuffer error;
   return Report(remote->PinSequence(sequence->state->sequence_id, ttl_ms, &error), error);
 }
@@ -175,7 +164,7 @@ pqc_status Drop(pqc_sequence* sequence) {
   if (client.sender) client.sender->RemoveSequence(state);
   if (client.offload) client.offload->RemoveSequence(state);
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(client, &remote); status != PQC_OK) return status;
+  RETURN_IF_ERROR(GetRemote(client, &remote));
   if (state.local) state.local->Detach();
   RefusalBuffer error;
   return Report(remote->DropSequence(state.sequence_id, &error), error);
@@ -207,14 +196,9 @@ pqc_status Truncate(pqc_sequence* sequence, uint64_t token_count) {
 pqc_status Describe(pqc_sequence* sequence, pqc_sequence_info* info) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   pqc_sequence_info described;
-  if (const pqc_status status = ReadStruct(info, "info", &described); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadStruct(info, "info", &described));
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*sequence->state->cache->client, &remote);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(GetRemote(*sequence->state->cache->client, &remote));
   RefusalBuffer error;
   const pqc_status status =
       remote->DescribeSequence(sequence->state->sequence_id, &described, &error);

@@ -3,6 +3,7 @@
 #include "client/base/error.h"
 #include "client/step/offload.h"
 #include "client/step/sender.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -11,7 +12,7 @@ pqc_status Flush(pqc_sequence* sequence) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   const ClientState& client = *sequence->state->cache->client;
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(client, &remote); status != PQC_OK) return status;
+  RETURN_IF_ERROR(GetRemote(client, &remote));
   const auto deadline = CallDeadline(client.timeout_ms);
   const pqc_status status = client.sender->Flush(*sequence->state, deadline);
   return status == PQC_OK ? client.offload->Flush(*sequence->state, deadline) : status;

@@ -1,4 +1,5 @@
 #include "client/base/arguments.h"
+#include "kernels/base/status_macros.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -55,8 +56,8 @@ pqc_status CheckPlace(const pqc_tensor& tensor, const char* name, const TensorPl
 }
 
 pqc_status CheckTensorFields(const pqc_tensor& tensor, const char* name, const TensorPlace& place) {
-  if (const pqc_status status = CheckMemberSize(tensor, name); status != PQC_OK) return status;
-  if (const pqc_status status = CheckPlace(tensor, name, place); status != PQC_OK) return status;
+  RETURN_IF_ERROR(CheckMemberSize(tensor, name));
+  RETURN_IF_ERROR(CheckPlace(tensor, name, place));
   const uint32_t dtype = RawEnum(tensor.dtype);
   if (dtype < PQC_F16 || dtype > PQC_F32) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.dtype", name),
@@ -85,7 +86,7 @@ pqc_status ReadBlockTable(const pqc_block_table* from, const char* name, TensorV
   const FieldName<96> table_name(name, ".block_table");
   const char* table = table_name.text;
   pqc_block_table blocks{};
-  if (const pqc_status status = ReadStruct(from, table, &blocks); status != PQC_OK) return status;
+  RETURN_IF_ERROR(ReadStruct(from, table, &blocks));
   if (view->ndim != 4) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.ndim", name),
                 "%u, must be 4 with a block table: [blocks, block_tokens, kv_heads, dim]",
@@ -134,12 +135,9 @@ pqc_status ReadRowTensor(const pqc_tensor& tensor, const LayerShape& shape, uint
                          const TensorPlace& place) {
   pqc_tensor plain = tensor;
   plain.block_table = nullptr;
-  if (const pqc_status status = ReadTensor(plain, name, view, place); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadTensor(plain, name, view, place));
   if (tensor.block_table) {
-    const pqc_status status = ReadBlockTable(tensor.block_table, name, view);
-    if (status != PQC_OK) return status;
+    RETURN_IF_ERROR(ReadBlockTable(tensor.block_table, name, view));
   }
   if (view->ndim != 3) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.ndim", name),
@@ -149,10 +147,7 @@ pqc_status ReadRowTensor(const pqc_tensor& tensor, const LayerShape& shape, uint
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape[0]", name),
                 "%llu tokens, must be 1 to 2^30", static_cast<unsigned long long>(view->shape[0]));
   }
-  if (const pqc_status status = CheckDim(*view, 1, shape.kv_heads, name, "kv_heads");
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckDim(*view, 1, shape.kv_heads, name, "kv_heads"));
   return CheckDim(*view, 2, dim, name, dim_meaning);
 }
 
@@ -225,9 +220,7 @@ pqc_status ReadStruct(const void* from, size_t known_size, const char* name, voi
 
 pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* view,
                       const TensorPlace& place) {
-  if (const pqc_status status = CheckTensorFields(tensor, name, place); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckTensorFields(tensor, name, place));
   if (tensor.block_table) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.block_table", name),
                 "only for keys and values of rows");
@@ -264,7 +257,7 @@ pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed) {
 }
 
 pqc_status CheckIndex(const pqc_index& index, const char* name) {
-  if (const pqc_status status = CheckMemberSize(index, name); status != PQC_OK) return status;
+  RETURN_IF_ERROR(CheckMemberSize(index, name));
   const uint32_t kind = RawEnum(index.kind);
   if (kind > PQC_INDEX_FLAT) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.kind", name),
@@ -282,10 +275,8 @@ pqc_status CheckIndex(const pqc_index& index, const char* name) {
 }
 
 pqc_status ReadSelection(const pqc_selection* from, pqc_selection* to) {
-  if (const pqc_status status = ReadStruct(from, "selection", to); status != PQC_OK) return status;
-  if (const pqc_status status = CheckIndex(to->index, "selection.index"); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadStruct(from, "selection", to));
+  RETURN_IF_ERROR(CheckIndex(to->index, "selection.index"));
   if (const uint32_t rule = RawEnum(to->group_rule); rule > PQC_MAX_LOGIT) {
     return Fail(PQC_INVALID_ARGUMENT, "selection.group_rule", "%u is unknown", rule);
   }
@@ -321,16 +312,10 @@ pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const Laye
                     const char* name, RowBlock* rows, const TensorPlace& place) {
   const FieldName<64> keys_name(name, "keys");
   const FieldName<64> values_name(name, "values");
-  if (const pqc_status status =
-          ReadRowTensor(keys, shape, shape.key_dim, "key_dim", keys_name.text, &rows->keys, place);
-      status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = ReadRowTensor(values, shape, shape.value_dim, "value_dim",
-                                              values_name.text, &rows->values, place);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(
+      ReadRowTensor(keys, shape, shape.key_dim, "key_dim", keys_name.text, &rows->keys, place));
+  RETURN_IF_ERROR(ReadRowTensor(values, shape, shape.value_dim, "value_dim", values_name.text,
+                                &rows->values, place));
   if (rows->values.shape[0] != rows->keys.shape[0]) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape[0]", values_name.text),
                 "%llu tokens, but %llu in the keys",
@@ -377,7 +362,7 @@ pqc_status CheckQueryLength(uint64_t length, const LayerShape& shape, const char
 
 pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view) {
   constexpr char kName[] = "query.queries";
-  if (const pqc_status status = ReadTensor(queries, kName, view); status != PQC_OK) return status;
+  RETURN_IF_ERROR(ReadTensor(queries, kName, view));
   if (view->ndim != 2 && view->ndim != 3) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.ndim", kName),
                 "%u, must be 3: [query_length, query_heads, key_dim], or 2: [query_heads, key_dim]",
@@ -385,17 +370,9 @@ pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, Tenso
   }
   const uint32_t heads = view->ndim - 2;  // dimension of the heads
   const uint64_t length = heads == 1 ? view->shape[0] : 1;
-  if (const pqc_status status = CheckQueryLength(length, shape, kName); status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = CheckDim(*view, heads, shape.query_heads, kName, "query_heads");
-      status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = CheckDim(*view, heads + 1, shape.key_dim, kName, "key_dim");
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckQueryLength(length, shape, kName));
+  RETURN_IF_ERROR(CheckDim(*view, heads, shape.query_heads, kName, "query_heads"));
+  RETURN_IF_ERROR(CheckDim(*view, heads + 1, shape.key_dim, kName, "key_dim"));
   const int64_t length_stride = heads == 1 ? view->strides[0] : 0;
   *view = {.data = view->data,
            .dtype = view->dtype,
@@ -406,8 +383,8 @@ pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, Tenso
 }
 
 pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_options* to) {
-  if (const pqc_status status = ReadStruct(from, "options", to); status != PQC_OK) return status;
-  if (const pqc_status status = CheckPrompt(*to, "options."); status != PQC_OK) return status;
+  RETURN_IF_ERROR(ReadStruct(from, "options", to));
+  RETURN_IF_ERROR(CheckPrompt(*to, "options."));
   if (to->group_key_bytes > kMaxGroupKeyBytes) {
     return Fail(PQC_INVALID_ARGUMENT, "options.group_key_bytes", "%llu, must be at most %llu",
                 static_cast<unsigned long long>(to->group_key_bytes),
@@ -420,9 +397,7 @@ pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_op
     return Fail(PQC_INVALID_ARGUMENT, "options.has_live_index", "%u, must be 0 or 1",
                 to->has_live_index);
   }
-  if (const pqc_status status = CheckIndex(to->index, "options.index"); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckIndex(to->index, "options.index"));
   if (!to->has_live_index && (to->iterations || to->seed || to->train_tokens || to->sink_tokens ||
                               to->index.kind != PQC_INDEX_DEFAULT)) {
     return Fail(PQC_INVALID_ARGUMENT, "options.has_live_index",
@@ -433,16 +408,13 @@ pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_op
 
 pqc_status ReadCacheSpec(const pqc_cache_spec* from, CacheArguments* to) {
   pqc_cache_spec& spec = to->spec;
-  if (const pqc_status status = ReadStruct(from, "spec", &spec); status != PQC_OK) return status;
+  RETURN_IF_ERROR(ReadStruct(from, "spec", &spec));
   if (!spec.name) return Fail(PQC_INVALID_ARGUMENT, "spec.name", "must not be NULL");
   if (!spec.model_fingerprint) {
     return Fail(PQC_INVALID_ARGUMENT, "spec.model_fingerprint", "must not be NULL");
   }
-  if (const pqc_status status = CheckIndex(spec.default_index, "spec.default_index");
-      status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = CheckRank(spec); status != PQC_OK) return status;
+  RETURN_IF_ERROR(CheckIndex(spec.default_index, "spec.default_index"));
+  RETURN_IF_ERROR(CheckRank(spec));
   if (spec.group_count < 1 || spec.group_count > kMaxLayerGroups) {
     return Fail(PQC_INVALID_ARGUMENT, "spec.group_count", "%u, must be 1 to %u", spec.group_count,
                 kMaxLayerGroups);
@@ -453,10 +425,9 @@ pqc_status ReadCacheSpec(const pqc_cache_spec* from, CacheArguments* to) {
   for (uint32_t i = 0; i < spec.group_count; ++i) {
     char name[32];
     std::snprintf(name, sizeof(name), "spec.groups[%u]", i);
-    const pqc_status status = ReadStruct(bytes + size_t{i} * spec.groups->struct_size,
-                                         sizeof(pqc_layer_group), name, &to->groups[i]);
-    if (status != PQC_OK) return status;
-    if (const pqc_status group = CheckGroup(to->groups[i], name); group != PQC_OK) return group;
+    RETURN_IF_ERROR(ReadStruct(bytes + size_t{i} * spec.groups->struct_size,
+                               sizeof(pqc_layer_group), name, &to->groups[i]));
+    RETURN_IF_ERROR(CheckGroup(to->groups[i], name));
   }
   spec.groups = to->groups.data();
   return PQC_OK;

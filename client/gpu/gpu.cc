@@ -9,6 +9,7 @@
 #include "client/base/arguments.h"
 #include "client/base/error.h"
 #include "client/base/library.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -124,31 +125,22 @@ pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
   *gpu = nullptr;
   if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
   pqc_gpu_options options;
-  if (const pqc_status status = ReadStruct(caller_options, "options", &options); status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = CheckIndex(options.index, "options.index"); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadStruct(caller_options, "options", &options));
+  RETURN_IF_ERROR(CheckIndex(options.index, "options.index"));
   auto state = std::make_shared<GpuState>();
   state->cache = cache->state;
   Remote* remote = nullptr;
-  if (const pqc_status status = FindRemote(*state->cache->client, &remote); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(FindRemote(*state->cache->client, &remote));
   if (!state->cache->client->local) {
     return Fail(PQC_UNIMPLEMENTED, "cache",
                 "a GPU reads mapped memory, and this client's path is remote");
   }
   gpu::StepsOptions wanted;
-  if (const pqc_status status = ReadCapacities(options, &wanted); status != PQC_OK) return status;
+  RETURN_IF_ERROR(ReadCapacities(options, &wanted));
   state->sequence_capacity = wanted.sequence_capacity;
   state->selected_capacity = wanted.selected_capacity;
-  if (const pqc_status status = ToIndex(options.index, state->cache->default_index, &state->index);
-      status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = ReadShape(*state); status != PQC_OK) return status;
+  RETURN_IF_ERROR(ToIndex(options.index, state->cache->default_index, &state->index));
+  RETURN_IF_ERROR(ReadShape(*state));
   const kvstore::LayerShape shape = ShapeOf(state->shape);
   wanted.layer_count = static_cast<uint32_t>(state->layers.size());
   wanted.dtype = shape.dtype;
@@ -159,13 +151,10 @@ pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
   wanted.scale = shape.scale;
   wanted.geometry = kvstore::GeometryOf(state->index, shape.key_dim);
   if (!entry) {
-    const pqc_status status = LoadGpuLibrary(options.gpu_library_path, &entry);
-    if (status != PQC_OK) return status;
+    RETURN_IF_ERROR(LoadGpuLibrary(options.gpu_library_path, &entry));
   }
   gpu::Steps* steps = nullptr;
-  if (const pqc_status status = Report(entry->open(wanted, &steps), "options"); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(Report(entry->open(wanted, &steps), "options"));
   state->steps.reset(steps);
   *gpu = new pqc_gpu{std::move(state)};
   return PQC_OK;

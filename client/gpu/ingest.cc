@@ -8,6 +8,7 @@
 #include "client/gpu/gpu.h"
 #include "client/local/ingest.h"
 #include "client/step/offload.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -125,11 +126,8 @@ pqc_status PackAndQueue(GpuState& gpu, const std::shared_ptr<SequenceState>& seq
   job.filled.first_position = first_position + part.begin;
   Offload& offload = *sequence->cache->client->offload;
   const base::MutexLock lock(&gpu.ingest_mutex);
-  if (const pqc_status status = LockRing(gpu, offload, job.filled.slot, slot_count);
-      status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = Pack(gpu, part, job.filled); status != PQC_OK) return status;
+  RETURN_IF_ERROR(LockRing(gpu, offload, job.filled.slot, slot_count));
+  RETURN_IF_ERROR(Pack(gpu, part, job.filled));
   offload.Add(std::move(job));
   return PQC_OK;
 }
@@ -155,11 +153,8 @@ pqc_status IngestParts(GpuState& gpu, const std::shared_ptr<SequenceState>& sequ
       const pqc_status failed = client.offload->Check(*sequence);
       return failed != PQC_OK ? failed : status;
     }
-    if (const pqc_status status = PackAndQueue(gpu, sequence, part, first_position, std::move(slot),
-                                               staging.slot_count());
-        status != PQC_OK) {
-      return status;
-    }
+    RETURN_IF_ERROR(
+        PackAndQueue(gpu, sequence, part, first_position, std::move(slot), staging.slot_count()));
     begin = part.end;
   }
   return PQC_OK;

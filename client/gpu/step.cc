@@ -7,6 +7,7 @@
 #include "client/gpu/gpu.h"
 #include "client/local/view.h"
 #include "client/step/step.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/read/layer_view.h"
 #include "kvstore/read/resolve.h"
 
@@ -34,19 +35,12 @@ pqc_status DescribeLayer(GpuState& gpu, pqc_step& step, StepItem& item, uint32_t
   const kvstore::Selection& terms = step.selection.terms;
   OpenedLayer& opened = gpu.opened[place];
   const uint32_t layer = gpu.layers[ordinal];
-  if (const pqc_status status =
-          OpenLayer(item.pinned, layer, gpu.shape, {terms.index, "selection.index"}, &opened);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(
+      OpenLayer(item.pinned, layer, gpu.shape, {terms.index, "selection.index"}, &opened));
   kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
   kvstore::Resolve(terms, item.query_position, opened.view.token_count(), &resolved);
   if (!resolved.refusal.ok()) return FailInStep(resolved.refusal);
-  if (const pqc_status status =
-          CheckCoded(opened.view, {terms.index, "selection.index"}, resolved.candidates);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckCoded(opened.view, {terms.index, "selection.index"}, resolved.candidates));
   std::vector<gpu::StepSegment>& segments = gpu.segments[place];
   segments.clear();
   uint32_t coded = 0;
@@ -77,8 +71,7 @@ pqc_status DescribeItem(GpuState& gpu, pqc_step& step, size_t number) {
   LocalSequence& local = *item.sequence->local;
   // before any layer is opened, because the image may change
   for (const uint32_t layer : gpu.layers) {
-    const pqc_status status = WaitReady(step, step.selection.terms, &layer, &item);
-    if (status != PQC_OK) return status;
+    RETURN_IF_ERROR(WaitReady(step, step.selection.terms, &layer, &item));
   }
   const uint64_t sequence_id = item.sequence->sequence_id;
   const auto seen = gpu.seen.find(sequence_id);
@@ -92,11 +85,7 @@ pqc_status DescribeItem(GpuState& gpu, pqc_step& step, size_t number) {
       .lease_epoch = item.pinned.lease_epoch, .lease_id = lease_id, .last_step = gpu.step_count};
   for (uint32_t ordinal = 0; ordinal < gpu.layers.size(); ++ordinal) {
     const size_t place = number * gpu.layers.size() + ordinal;
-    if (const pqc_status status =
-            DescribeLayer(gpu, step, item, ordinal, place, &step.counts[number]);
-        status != PQC_OK) {
-      return status;
-    }
+    RETURN_IF_ERROR(DescribeLayer(gpu, step, item, ordinal, place, &step.counts[number]));
   }
   return PQC_OK;
 }
@@ -119,9 +108,7 @@ pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
                                        "the sidecar's worker was replaced; repeat the call"));
   }
   if (gpu.pool == pool) return PQC_OK;
-  if (const pqc_status status = Report(gpu.steps->ReleasePool(), "gpu"); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(Report(gpu.steps->ReleasePool(), "gpu"));
   gpu.held.clear();
   gpu.seen.clear();
   gpu.pool = pool;
@@ -161,9 +148,7 @@ kernels::GroupRule RuleOf(const pqc_step& step) { return step.selection.terms.gr
 // when the step's work is done.
 pqc_status FetchRows(GpuState& gpu, RowBlock* block) {
   uint32_t ordinal = 0;
-  if (const pqc_status status = FindGpuLayer(gpu, block->layer, &ordinal); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(FindGpuLayer(gpu, block->layer, &ordinal));
   TensorView& keys = block->keys;
   TensorView& values = block->values;
   if (keys.blocks || values.blocks || keys.strides[2] != 1 || values.strides[2] != 1) {
@@ -199,7 +184,7 @@ pqc_status FetchRows(GpuState& gpu, RowBlock* block) {
 }  // namespace
 
 pqc_status GpuState::Begin(pqc_step& step, void* stream) {
-  if (const pqc_status status = CheckSelection(*this, step); status != PQC_OK) return status;
+  RETURN_IF_ERROR(CheckSelection(*this, step));
   const size_t items = step.items.size();
   const size_t places = items * layers.size();
   opened.resize(places);
@@ -239,9 +224,7 @@ pqc_status GpuState::Begin(pqc_step& step, void* stream) {
 pqc_status GpuState::Attend(const LayerCall& call) {
   const pqc_step& step = *call.step;
   uint32_t ordinal = 0;
-  if (const pqc_status status = FindGpuLayer(*this, call.layer, &ordinal); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(FindGpuLayer(*this, call.layer, &ordinal));
   const gpu::Outcome launched =
       steps->Attend(ordinal, QueriesOf(call.queries), RuleOf(step), call.output, call.lse);
   if (!launched.ok()) return Report(launched, "gpu");
@@ -251,11 +234,11 @@ pqc_status GpuState::Attend(const LayerCall& call) {
 
 pqc_status GpuState::Finish(pqc_step& step, std::vector<RowBlock>* blocks) {
   for (size_t i = 0; blocks && i < blocks->size(); ++i) {
-    if (const pqc_status status = FetchRows(*this, &(*blocks)[i]); status != PQC_OK) return status;
+    RETURN_IF_ERROR(FetchRows(*this, &(*blocks)[i]));
   }
-  if (const pqc_status status = Report(steps->End(), "gpu"); status != PQC_OK) return status;
+  RETURN_IF_ERROR(Report(steps->End(), "gpu"));
   step.gpu_begun = false;
-  if (const pqc_status status = Report(steps->Wait(), "gpu"); status != PQC_OK) return status;
+  RETURN_IF_ERROR(Report(steps->Wait(), "gpu"));
   // Updates of the block caches continue to read until the next step begins.
   held.clear();
   for (const StepItem& item : step.items) held.push_back(item.pinned.image);
@@ -280,9 +263,7 @@ pqc_status GpuState::Select(const LayerCall& call, const pqc_gpu_positions& out)
                 static_cast<unsigned long long>(out.stride), selected_capacity);
   }
   uint32_t ordinal = 0;
-  if (const pqc_status status = FindGpuLayer(*this, call.layer, &ordinal); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(FindGpuLayer(*this, call.layer, &ordinal));
   return Report(steps->Select(ordinal, QueriesOf(call.queries), RuleOf(*call.step), out.positions,
                               out.stride, out.counts),
                 "gpu");

@@ -14,6 +14,7 @@
 
 #include "client/base/deadline.h"
 #include "client/base/error.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -87,9 +88,7 @@ pqc_status SendAll(int socket, const BrokerRequest& request, const WaitLimit& pa
                    size_t* sent) {
   const auto* bytes = reinterpret_cast<const char*>(&request);
   while (*sent < sizeof(request)) {
-    if (const pqc_status status = WaitFor(socket, POLLOUT, patience); status != PQC_OK) {
-      return status;
-    }
+    RETURN_IF_ERROR(WaitFor(socket, POLLOUT, patience));
     const ssize_t count = send(socket, bytes + *sent, sizeof(request) - *sent, MSG_NOSIGNAL);
     if (count > 0) {
       *sent += static_cast<size_t>(count);
@@ -126,9 +125,7 @@ pqc_status ReceiveRest(int socket, const WaitLimit& patience, BrokerReply* reply
     const bool other =
         *received >= kvstore::kBrokerReplyHeadBytes && reply->version != kvstore::kBrokerVersion;
     if (other || *received == sizeof(*reply)) return PQC_OK;
-    if (const pqc_status status = WaitFor(socket, POLLIN, patience); status != PQC_OK) {
-      return status;
-    }
+    RETURN_IF_ERROR(WaitFor(socket, POLLIN, patience));
     iovec part{.iov_base = bytes + *received, .iov_len = sizeof(*reply) - *received};
     alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))];
     msghdr message{};
@@ -192,10 +189,7 @@ pqc_status FillRequest(const BrokerOptions& options, BrokerRequest* request) {
     return CopyText(options.resume_token, "resume_token", request->resume_token);
   }
   request->call = BrokerCall::kHello;
-  if (const pqc_status status = CopyText(options.tenant, "options.tenant", request->tenant);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CopyText(options.tenant, "options.tenant", request->tenant));
   return CopyText(options.client_name, "options.client_name", request->client_name);
 }
 
@@ -204,22 +198,15 @@ pqc_status FillRequest(const BrokerOptions& options, BrokerRequest* request) {
 pqc_status Broker::Open(const BrokerOptions& options, std::unique_ptr<Broker>* broker,
                         std::shared_ptr<Mapping>* control) {
   BrokerRequest request;
-  if (const pqc_status status = FillRequest(options, &request); status != PQC_OK) return status;
+  RETURN_IF_ERROR(FillRequest(options, &request));
   int connected = -1;
   const auto deadline = Clock::now() + std::chrono::milliseconds(options.open_timeout_ms != 0
                                                                      ? options.open_timeout_ms
                                                                      : options.timeout_ms);
-  if (const pqc_status status =
-          Connect(options.socket_path + kvstore::kBrokerSuffix, deadline, &connected);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(Connect(options.socket_path + kvstore::kBrokerSuffix, deadline, &connected));
   std::unique_ptr<Broker> opened(new Broker(connected, options.timeout_ms));
-  if (const pqc_status status = opened->Exchange(request, deadline, MappingAccess::kRead,
-                                                 "control memory", &opened->hello_, control);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(opened->Exchange(request, deadline, MappingAccess::kRead, "control memory",
+                                   &opened->hello_, control));
   *broker = std::move(opened);
   return PQC_OK;
 }
@@ -254,9 +241,7 @@ pqc_status Broker::RequestAndReceive(const BrokerRequest& request, Clock::time_p
     return SetRetry(kRetryMemory,
                     Fail(PQC_UNAVAILABLE, "", "broker: an earlier request was sent only in part"));
   if (pending_request_ && !IsRepeat(*pending_request_, request)) {
-    if (const pqc_status status = ReceivePending(deadline, reply, descriptor); status != PQC_OK) {
-      return status;
-    }
+    RETURN_IF_ERROR(ReceivePending(deadline, reply, descriptor));
     if (*descriptor >= 0) close(std::exchange(*descriptor, -1));
   }
   if (!pending_request_) {
@@ -298,12 +283,8 @@ pqc_status Broker::OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
   request.slot_count = slot_count;
   BrokerReply reply;
   std::shared_ptr<Mapping> mapped;
-  if (const pqc_status status =
-          Exchange(request, CallDeadline(timeout_ms_), MappingAccess::kReadWrite, "staging ring",
-                   &reply, &mapped);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(Exchange(request, CallDeadline(timeout_ms_), MappingAccess::kReadWrite,
+                           "staging ring", &reply, &mapped));
   if (mapped->size_bytes() / slot_count < slot_bytes) {
     return Fail(PQC_INTERNAL, "",
                 "broker: the staging ring has %zu bytes for %u slots of %llu bytes",

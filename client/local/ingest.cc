@@ -9,6 +9,7 @@
 #include "client/base/deadline.h"
 #include "client/base/error.h"
 #include "client/base/pack.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/read/pages.h"
 
 namespace pqcached::client {
@@ -185,9 +186,7 @@ pqc_status CommitParts(const LocalIngest& ingest, uint64_t first_position, const
     }
     token = end;
     if (token == token_count) return PQC_OK;
-    if (const pqc_status status = ingest.staging.Take(deadline, &slot); status != PQC_OK) {
-      return status;
-    }
+    RETURN_IF_ERROR(ingest.staging.Take(deadline, &slot));
   }
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "client/base/error.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -51,7 +52,7 @@ LocalLink::LocalLink(Parts parts)
       boot_word_(parts.boot_word) {}
 
 pqc_status LocalLink::Make(Parts parts, std::shared_ptr<LocalLink>* link) {
-  if (const pqc_status status = CheckControl(*parts.control); status != PQC_OK) return status;
+  RETURN_IF_ERROR(CheckControl(*parts.control));
   std::shared_ptr<LocalLink> made(new LocalLink(std::move(parts)));
   if (!made->CheckAlive())
     return SetRetry(kRetryMemory,
@@ -72,9 +73,7 @@ pqc_status LocalLink::Pool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) {
   const base::MutexLock lock(&mutex_);
   std::shared_ptr<Mapping>& mapped = pools_[cache_id];
   if (!mapped) {
-    if (const pqc_status status = host_->OpenPool(cache_id, &mapped); status != PQC_OK) {
-      return status;
-    }
+    RETURN_IF_ERROR(host_->OpenPool(cache_id, &mapped));
     mapped_bytes_ += mapped->size_bytes();
   }
   *pool = std::shared_ptr<Mapping>(shared_from_this(), mapped.get());

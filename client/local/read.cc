@@ -8,6 +8,7 @@
 #include "client/base/error.h"
 #include "client/base/pack.h"
 #include "client/local/view.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/rows/gather.h"
 #include "kvstore/read/layer_ops.h"
 
@@ -162,10 +163,7 @@ pqc_status ToTerms(const pqc_selection& selection, const kvstore::IndexDescripto
                   static_cast<unsigned long long>(kMost));
     }
   }
-  if (const pqc_status status = ToIndex(selection.index, default_index, &terms->index);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ToIndex(selection.index, default_index, &terms->index));
   static_assert(static_cast<int>(kvstore::GroupRule::kSumSoftmax) == PQC_SUM_SOFTMAX + 1 &&
                 static_cast<int>(kvstore::GroupRule::kMaxLogit) == PQC_MAX_LOGIT + 1);
   terms->group_rule = static_cast<kvstore::GroupRule>(selection.group_rule + 1);
@@ -188,24 +186,15 @@ pqc_status ToTerms(const pqc_selection& selection, const kvstore::IndexDescripto
 pqc_status SelectLocally(const Pinned& pinned, const QueryView& query,
                          const kvstore::Selection& terms, const ParallelFor& parallel,
                          Scratch& scratch, LocalSelected* selected) {
-  if (const pqc_status status = CheckQueryPosition(query.query_position); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckQueryPosition(query.query_position));
   OpenedLayer opened;
-  if (const pqc_status status =
-          OpenLayer(pinned, query.layer, query.shape, {terms.index, "selection.index"}, &opened);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(
+      OpenLayer(pinned, query.layer, query.shape, {terms.index, "selection.index"}, &opened));
   LayerView view = opened.view;
   const kvstore::ResolvedSelection& resolved = scratch.resolved;
   kvstore::Resolve(terms, query.query_position, view.token_count(), &scratch.resolved);
   if (!resolved.refusal.ok()) return Fail(resolved.refusal);
-  if (const pqc_status status =
-          CheckCoded(view, {terms.index, "selection.index"}, resolved.candidates);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckCoded(view, {terms.index, "selection.index"}, resolved.candidates));
   GatherQueries(query, &scratch.queries);
   WidenGroup(&view, query.queries.shape[0]);
   *selected = {resolved.select_count, resolved.sink_tokens, resolved.window_tokens};
@@ -231,10 +220,7 @@ pqc_status SelectLocally(const Pinned& pinned, const QueryView& query,
 pqc_status AttendLocally(const Pinned& pinned, const QueryView& query, uint32_t count,
                          const ParallelFor& parallel, Scratch& scratch, float* output, float* lse) {
   OpenedLayer opened;
-  if (const pqc_status status = OpenLayer(pinned, query.layer, query.shape, {}, &opened);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(OpenLayer(pinned, query.layer, query.shape, {}, &opened));
   // Another thread may have rolled the sequence back between selecting and attending.
   for (uint32_t kv_head = 0; count > 0 && kv_head < query.shape.kv_heads; ++kv_head) {
     if (scratch.positions[(kv_head + 1) * size_t{count} - 1] >= opened.view.token_count()) {
@@ -251,14 +237,8 @@ pqc_status AttendPositionsLocally(const Pinned& pinned, const QueryView& query,
                                   const PositionsView& positions, const ParallelFor& parallel,
                                   Scratch& scratch, float* output, float* lse) {
   OpenedLayer opened;
-  if (const pqc_status status = OpenLayer(pinned, query.layer, query.shape, {}, &opened);
-      status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = CheckPositions(opened.view, positions, /*ascending=*/true);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(OpenLayer(pinned, query.layer, query.shape, {}, &opened));
+  RETURN_IF_ERROR(CheckPositions(opened.view, positions, /*ascending=*/true));
   GatherQueries(query, &scratch.queries);
   WidenGroup(&opened.view, query.queries.shape[0]);
   const size_t count = size_t{query.shape.kv_heads} * positions.count;
@@ -270,20 +250,11 @@ pqc_status ScoreLocally(const Pinned& pinned, const QueryView& query,
                         const kvstore::IndexDescriptor& index, pqc_token_range tokens,
                         const ParallelFor& parallel, Scratch& scratch, const ScoresOut& out) {
   OpenedLayer opened;
-  if (const pqc_status status =
-          OpenLayer(pinned, query.layer, query.shape, {index, "index"}, &opened);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(OpenLayer(pinned, query.layer, query.shape, {index, "index"}, &opened));
   const LayerView& view = opened.view;
-  if (const pqc_status status = CheckTokens(tokens, view.token_count(), "tokens");
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckTokens(tokens, view.token_count(), "tokens"));
   const PositionRange range{static_cast<uint32_t>(tokens.begin), static_cast<uint32_t>(tokens.end)};
-  if (const pqc_status status = CheckCoded(view, {index, "index"}, {&range, 1}); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckCoded(view, {index, "index"}, {&range, 1}));
   GatherQueries(query, &scratch.queries);
   const uint64_t count = tokens.end - tokens.begin;
   const uint32_t heads = view.shape.query_heads;
@@ -307,15 +278,9 @@ pqc_status ScoreLocally(const Pinned& pinned, const QueryView& query,
 pqc_status FetchBlocksLocally(const Pinned& pinned, const FetchView& fetch, pqc_token_range tokens,
                               std::byte* out) {
   OpenedLayer opened;
-  if (const pqc_status status = OpenLayer(pinned, fetch.layer, fetch.shape, {}, &opened);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(OpenLayer(pinned, fetch.layer, fetch.shape, {}, &opened));
   const LayerView& view = opened.view;
-  if (const pqc_status status = CheckTokens(tokens, view.token_count(), "tokens");
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckTokens(tokens, view.token_count(), "tokens"));
   const PartBytes part = BytesOfPart(fetch);
   for (uint32_t kv_head = 0; kv_head < view.shape.kv_heads; ++kv_head) {
     for (const kvstore::SegmentView& segment : view.segments) {
@@ -338,15 +303,9 @@ pqc_status FetchBlocksLocally(const Pinned& pinned, const FetchView& fetch, pqc_
 pqc_status FetchTokensLocally(const Pinned& pinned, const FetchView& fetch,
                               const PositionsView& positions, std::byte* out) {
   OpenedLayer opened;
-  if (const pqc_status status = OpenLayer(pinned, fetch.layer, fetch.shape, {}, &opened);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(OpenLayer(pinned, fetch.layer, fetch.shape, {}, &opened));
   const LayerView& view = opened.view;
-  if (const pqc_status status = CheckPositions(view, positions, /*ascending=*/false);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckPositions(view, positions, /*ascending=*/false));
   const PartBytes part = BytesOfPart(fetch);
   const uint32_t* position = positions.positions;
   for (uint32_t kv_head = 0; kv_head < view.shape.kv_heads; ++kv_head) {

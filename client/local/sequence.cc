@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "client/base/error.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 
@@ -45,7 +46,7 @@ pqc_status LocalSequence::Fetch(bool force, std::shared_ptr<Image>* image) {
       }
     }
     std::shared_ptr<LocalLink> link;
-    if (const pqc_status status = session_->Attached(&link); status != PQC_OK) return status;
+    RETURN_IF_ERROR(session_->Attached(&link));
     const pqc_status status = FetchOver(link, force, image);
     if (status == PQC_OK || link->CheckAlive()) return status;
     // The failure may be a consequence of the worker's end. Another worker may start in time.
@@ -55,7 +56,7 @@ pqc_status LocalSequence::Fetch(bool force, std::shared_ptr<Image>* image) {
 pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool force,
                                     std::shared_ptr<Image>* image) {
   std::shared_ptr<Mapping> pool;
-  if (const pqc_status status = link->Pool(cache_id_, &pool); status != PQC_OK) return status;
+  RETURN_IF_ERROR(link->Pool(cache_id_, &pool));
   {
     const base::MutexLock lock(&mutex_);
     if (link_ != link) {
@@ -71,10 +72,7 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
   LeaseView known = lease();
   if (force) known.known_version = 0;  // requests an image even if layers have only grown
   known.boot_word = link->boot_word();
-  if (const pqc_status status = link->host().Attach(sequence_id_, known, &answer);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(link->host().Attach(sequence_id_, known, &answer));
   const LeaseWords* found = nullptr;
   pqc_status status = link->Words(answer.word_index, &found);
   if (status == PQC_OK && found->lease_id.load(std::memory_order_acquire) != answer.lease_id) {
@@ -135,12 +133,9 @@ pqc_status LocalSequence::Install(const LeaseView& lease, const ImageBytes& byte
   }
   if (!link || link->boot_word() != lease.boot_word) return PQC_OK;
   std::shared_ptr<Mapping> pool;
-  if (const pqc_status status = link->Pool(cache_id_, &pool); status != PQC_OK) return status;
+  RETURN_IF_ERROR(link->Pool(cache_id_, &pool));
   std::shared_ptr<Image> image;
-  if (const pqc_status status = Image::Parse(bytes.image, sequence_id_, std::move(pool), &image);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(Image::Parse(bytes.image, sequence_id_, std::move(pool), &image));
   const base::MutexLock lock(&mutex_);
   if (link_ != link || lease_id_ != lease.lease_id) return PQC_OK;
   if (newest_ && newest_->version() >= image->version()) return PQC_OK;
@@ -231,7 +226,7 @@ bool LocalSequence::HasNewer() const {
 }
 
 pqc_status LocalSequence::Check(uint64_t lease_epoch) const {
-  if (const pqc_status status = session_->Check(); status != PQC_OK) return status;
+  RETURN_IF_ERROR(session_->Check());
   const uint64_t present = this->lease_epoch();
   if (present / kWorker != lease_epoch / kWorker) {
     return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "",

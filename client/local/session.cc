@@ -6,6 +6,7 @@
 #include "client/base/deadline.h"
 #include "client/base/error.h"
 #include "client/local/sequence.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -50,9 +51,7 @@ LocalSession::LocalSession(std::shared_ptr<LocalLink> link, Resume resume, const
 pqc_status LocalSession::Open(LocalLink::Parts parts, Resume resume, const Options& options,
                               std::shared_ptr<LocalSession>* session) {
   std::shared_ptr<LocalLink> link;
-  if (const pqc_status status = LocalLink::Make(std::move(parts), &link); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(LocalLink::Make(std::move(parts), &link));
   session->reset(new LocalSession(std::move(link), std::move(resume), options));
   return PQC_OK;
 }

@@ -7,6 +7,7 @@
 #include "client/base/error.h"
 #include "client/base/pack.h"
 #include "client/local/session.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/base/stream.h"
 #include "kvstore/read/pages.h"
 
@@ -27,10 +28,7 @@ pqc_status Staging::OpenLocked(const std::shared_ptr<LocalLink>& link) {
   if (ring_ && ring_->link == link) return PQC_OK;
   ring_.reset();
   auto ring = std::make_shared<Ring>(Ring{.link = link, .memory = {}});
-  if (const pqc_status status = link->host().OpenStaging(slot_bytes_, slot_count_, &ring->memory);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(link->host().OpenStaging(slot_bytes_, slot_count_, &ring->memory));
   ring_ = std::move(ring);
   free_.resize(slot_count_);
   std::iota(free_.rbegin(), free_.rend(), 0);
@@ -100,7 +98,7 @@ void Staging::ReclaimLocked() {
 pqc_status Staging::Take(std::chrono::steady_clock::time_point deadline, Slot* slot) {
   for (;;) {
     std::shared_ptr<LocalLink> link;  // before the lock, because it may take long
-    if (const pqc_status status = session_.Attached(&link); status != PQC_OK) return status;
+    RETURN_IF_ERROR(session_.Attached(&link));
     const base::MutexLock lock(&mutex_);
     if (const pqc_status status = OpenLocked(link); status != PQC_OK) {
       if (link->CheckAlive()) return status;

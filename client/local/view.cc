@@ -6,6 +6,7 @@
 #include "client/base/error.h"
 #include "client/base/pack.h"
 #include "kernels/base/dtype.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -54,19 +55,13 @@ kvstore::LayerShape ShapeOf(const LayerShape& shape) {
 
 pqc_status OpenLayer(const Pinned& pinned, uint32_t layer, const LayerShape& shape,
                      const WantedIndex& wanted, OpenedLayer* opened) {
-  if (const pqc_status status = CheckIndexTerms(wanted, shape.key_dim); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckIndexTerms(wanted, shape.key_dim));
   uint32_t index_slot = 0;
   if (const pqc_status status = pinned.image->FindIndex(wanted.index, &index_slot);
       status != PQC_OK) {
     return PrefixField(wanted.field, status);
   }
-  if (const pqc_status status =
-          pinned.image->Borrow(layer, ShapeOf(shape), index_slot, &opened->loan);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(pinned.image->Borrow(layer, ShapeOf(shape), index_slot, &opened->loan));
   opened->view = opened->loan.layer().View(pinned.sequence->VisibleTokens(*pinned.image, layer));
   return PQC_OK;
 }

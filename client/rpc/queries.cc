@@ -6,6 +6,7 @@
 #include "client/rpc/refusal.h"
 #include "client/rpc/rpc_remote.h"
 #include "client/rpc/wire.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -122,9 +123,8 @@ pqc_status RpcRemote::TopK(const TopKItem* items, uint32_t item_count,
     const Deadline deadline = CallDeadline();
     bool too_small = false;
     for (uint32_t i = 0; i < item_count; i += kMaxBatchItems) {
-      grpc::Status status =
-          TopKPart(items + i, std::min(kMaxBatchItems, item_count - i), deadline, &too_small);
-      if (!status.ok()) return status;
+      RETURN_IF_ERROR(
+          TopKPart(items + i, std::min(kMaxBatchItems, item_count - i), deadline, &too_small));
     }
     return too_small ? OutputTooSmallError() : grpc::Status::OK;
   });
@@ -165,8 +165,7 @@ pqc_status RpcRemote::Score(const QueryView& query, const pqc_index& index, pqc_
       const uint64_t count = std::min(step, token_count - token);
       const uint64_t begin = tokens.begin + token;
       v1::ScoreResponse response;
-      grpc::Status status = ScorePart(query, index, {begin, begin + count}, deadline, &response);
-      if (!status.ok()) return status;
+      RETURN_IF_ERROR(ScorePart(query, index, {begin, begin + count}, deadline, &response));
       const v1::Scores& scores = response.items(0);
       std::string reason;
       const std::byte* logits = TensorBytes(scores.logits(), PQC_F32, {heads, count}, &reason);
@@ -205,10 +204,9 @@ pqc_status RpcRemote::FetchBlocks(const FetchView& fetch, pqc_token_range tokens
       v1::TokenRange* range = request.add_ranges();
       range->set_begin(tokens.begin + token);
       range->set_end(tokens.begin + token + count);
-      grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
+      RETURN_IF_ERROR(Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
         return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncFetchBlocks, context, request, &response);
-      });
-      if (!status.ok()) return status;
+      }));
       if (response.blocks_size() != 1) return BadAnswer("blocks", "must be one");
       std::string reason;
       const std::byte* rows =
@@ -241,10 +239,9 @@ pqc_status RpcRemote::FetchTokens(const FetchView& fetch, const PositionsView& p
         const uint32_t* of_head = positions.positions + uint64_t{head} * positions.count + first;
         request.mutable_positions()->Add(of_head, of_head + count);
       }
-      grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
+      RETURN_IF_ERROR(Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
         return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncFetchTokens, context, request, &response);
-      });
-      if (!status.ok()) return status;
+      }));
       std::string reason;
       const std::byte* rows =
           TensorBytes(response.rows(), fetch.shape.dtype,
@@ -293,9 +290,8 @@ pqc_status RpcRemote::Attend(const AttendItem* items, uint32_t item_count,
     const Deadline deadline = CallDeadline();
     bool too_small = false;
     for (uint32_t i = 0; i < item_count; i += kMaxBatchItems) {
-      grpc::Status status =
-          AttendPart(items + i, std::min(kMaxBatchItems, item_count - i), deadline, &too_small);
-      if (!status.ok()) return status;
+      RETURN_IF_ERROR(
+          AttendPart(items + i, std::min(kMaxBatchItems, item_count - i), deadline, &too_small));
     }
     return too_small ? OutputTooSmallError() : grpc::Status::OK;
   });

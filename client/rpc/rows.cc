@@ -6,6 +6,7 @@
 #include "client/rpc/refusal.h"
 #include "client/rpc/rpc_remote.h"
 #include "client/rpc/wire.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -49,7 +50,7 @@ struct BootWord {
 
 grpc::Status RpcRemote::IngestOnce(const Context& context, Deadline deadline, uint64_t sequence_id,
                                    uint64_t first_position, const RowBlock& rows) {
-  if (grpc::Status status = Connect(*bulk_channel_, deadline); !status.ok()) return status;
+  RETURN_IF_ERROR(Connect(*bulk_channel_, deadline));
   IngestCall call(bulk_channel_, context, sequence_id, &abandoned_calls_);
   const uint64_t token_count = rows.keys.shape[0];
   const uint64_t token_bytes = BytesPerIndex(rows.keys) + BytesPerIndex(rows.values);
@@ -193,7 +194,7 @@ pqc_status RpcRemote::BuildIndex(uint64_t sequence_id, const pqc_build_options& 
     const std::chrono::milliseconds timeout =
         options.timeout_ms ? std::chrono::milliseconds(options.timeout_ms) : kLongestBuild;
     grpc::ClientContext context;
-    if (grpc::Status status = Connect(*channel_, CallDeadline()); !status.ok()) return status;
+    RETURN_IF_ERROR(Connect(*channel_, CallDeadline()));
     Prepare(&context, std::chrono::steady_clock::now() + timeout);
     const auto stream = kv_->BuildIndex(&context, request);
     v1::BuildProgress message;

@@ -8,6 +8,7 @@
 
 #include "client/rpc/refusal.h"
 #include "client/rpc/wire.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -154,7 +155,7 @@ grpc::Status RpcRemote::Attempt(Repeat repeat, Deadline deadline,
                                 Waiting waiting, uint64_t boot_word) const {
   std::chrono::milliseconds pause = kFirstPause;
   for (;;) {
-    if (grpc::Status status = Connect(*channel_, deadline); !status.ok()) return status;
+    RETURN_IF_ERROR(Connect(*channel_, deadline));
     (waiting == Waiting::kCaller ? rpcs_ : background_rpcs_) += 1;
     const auto context = std::make_shared<grpc::ClientContext>();
     Prepare(context.get(), deadline, boot_word);

@@ -10,6 +10,7 @@
 #include "client/base/pack.h"
 #include "client/step/step.h"
 #include "kernels/base/mutex.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -20,9 +21,7 @@ pqc_status ReadStepQueries(const pqc_step& step, const pqc_tensor* queries, cons
                            TensorView* view) {
   if (!queries) return Fail(PQC_INVALID_ARGUMENT, "queries", "must not be NULL");
   const TensorPlace place = step.gpu ? TensorPlace{PQC_CUDA, step.stream} : kOnHost;
-  if (const pqc_status status = ReadTensor(*queries, "queries", view, place); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadTensor(*queries, "queries", view, place));
   if (view->ndim == 2 && step.query_tokens == 1) {
     *view = {.data = view->data,
              .dtype = view->dtype,
@@ -37,8 +36,7 @@ pqc_status ReadStepQueries(const pqc_step& step, const pqc_tensor* queries, cons
                 LongLong{step.query_tokens}, shape.query_heads, shape.key_dim);
   }
   for (const StepItem& item : step.items) {
-    const pqc_status status = CheckQueryLength(item.query_length, shape, "queries");
-    if (status != PQC_OK) return status;
+    RETURN_IF_ERROR(CheckQueryLength(item.query_length, shape, "queries"));
   }
   return PQC_OK;
 }
@@ -53,19 +51,13 @@ pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queri
                 "an attention is in progress; call pqc_step_attend_wait first");
   }
   Remote* remote = nullptr;
-  if (const pqc_status status = FindRemote(*step->client, &remote); status != PQC_OK) return status;
+  RETURN_IF_ERROR(FindRemote(*step->client, &remote));
   LayerCall& call = step->call;
   call = LayerCall();
   call.step = step;
   call.layer = layer;
-  if (const pqc_status status = FindLayer(*step->cache, layer, "layer", &call.shape);
-      status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = ReadStepQueries(*step, queries, call.shape, &call.queries);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(FindLayer(*step->cache, layer, "layer", &call.shape));
+  RETURN_IF_ERROR(ReadStepQueries(*step, queries, call.shape, &call.queries));
   if (selection && step->gpu) {
     return Fail(PQC_UNIMPLEMENTED, "selection",
                 "must be NULL on a GPU: the step's selection is used");
@@ -104,23 +96,15 @@ float* LseOf(const LayerCall& call, const StepItem& item) {
 pqc_status RunMapped(const LayerCall& call, StepItem& item, const kvstore::ParallelFor& parallel,
                      uint32_t* count) {
   const kvstore::Selection& terms = call.selection->terms;
-  if (const pqc_status status = WaitReady(*call.step, terms, &call.layer, &item);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(WaitReady(*call.step, terms, &call.layer, &item));
   const QueryView query = QueryOf(call, item);
   Scratch& scratch = **item.scratch;
   LocalSelected selected;
-  if (const pqc_status status =
-          SelectLocally(item.pinned, query, terms, parallel, scratch, &selected);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(SelectLocally(item.pinned, query, terms, parallel, scratch, &selected));
   *count = selected.count;
   if (call.output) {
-    const pqc_status status = AttendLocally(item.pinned, query, selected.count, parallel, scratch,
-                                            OutputOf(call, item), LseOf(call, item));
-    if (status != PQC_OK) return status;
+    RETURN_IF_ERROR(AttendLocally(item.pinned, query, selected.count, parallel, scratch,
+                                  OutputOf(call, item), LseOf(call, item)));
   }
   return item.sequence->local->Check(item.pinned.lease_epoch);
 }
@@ -187,7 +171,7 @@ pqc_status UntilIndexed(const pqc_step& step, Ask ask) {
 
 pqc_status SelectRemotely(const LayerCall& call, const uint64_t* offsets, uint32_t* positions) {
   const std::vector<StepItem>& items = call.step->items;
-  if (const pqc_status status = WaitAllStored(call); status != PQC_OK) return status;
+  RETURN_IF_ERROR(WaitAllStored(call));
   std::vector<pqc_positions> outs(items.size(), pqc_positions{});
   std::vector<TopKItem> selects(items.size());
   for (size_t i = 0; i < items.size(); ++i) {
@@ -203,7 +187,7 @@ pqc_status SelectRemotely(const LayerCall& call, const uint64_t* offsets, uint32
 
 pqc_status AttendRemotely(const LayerCall& call, uint32_t* counts) {
   const std::vector<StepItem>& items = call.step->items;
-  if (const pqc_status status = WaitAllStored(call); status != PQC_OK) return status;
+  RETURN_IF_ERROR(WaitAllStored(call));
   std::vector<pqc_attention> outs(items.size(), pqc_attention{});
   std::vector<AttendItem> attends(items.size());
   for (size_t i = 0; i < items.size(); ++i) {
@@ -222,26 +206,16 @@ pqc_status AttendRemotely(const LayerCall& call, uint32_t* counts) {
 
 pqc_status ReadAttend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                       const pqc_selection* selection, const pqc_step_attention* caller_out) {
-  if (const pqc_status status = ReadLayerCall(step, layer, queries, selection); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadLayerCall(step, layer, queries, selection));
   LayerCall& call = step->call;
   pqc_step_attention out;
-  if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadStruct(caller_out, "out", &out));
   if (!out.output) return Fail(PQC_INVALID_ARGUMENT, "out.output", "must not be NULL");
   if (!out.lse) return Fail(PQC_INVALID_ARGUMENT, "out.lse", "must not be NULL");
   const uint64_t rows = step->query_tokens * call.shape.query_heads;
-  if (const pqc_status status =
-          CheckCapacity("out.output_capacity", out.output_capacity, rows * call.shape.value_dim);
-      status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = CheckCapacity("out.lse_capacity", out.lse_capacity, rows);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(
+      CheckCapacity("out.output_capacity", out.output_capacity, rows * call.shape.value_dim));
+  RETURN_IF_ERROR(CheckCapacity("out.lse_capacity", out.lse_capacity, rows));
   call.output = out.output;
   call.lse = out.lse;
   call.counts = out.counts;
@@ -262,18 +236,14 @@ pqc_status RunAttend(const LayerCall& call) {
 
 pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                         const pqc_selection* selection, pqc_step_positions* caller_out) {
-  if (const pqc_status status = ReadLayerCall(step, layer, queries, selection); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadLayerCall(step, layer, queries, selection));
   if (step->gpu) {
     return Fail(PQC_FAILED_PRECONDITION, "step",
                 "it is on a GPU; use pqc_gpu_step_topk, which leaves the positions there");
   }
   const LayerCall& call = step->call;
   pqc_step_positions out;
-  if (const pqc_status status = ReadStruct(caller_out, "out", &out); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadStruct(caller_out, "out", &out));
   if (!out.offsets) return Fail(PQC_INVALID_ARGUMENT, "out.offsets", "must not be NULL");
   if (!out.counts) return Fail(PQC_INVALID_ARGUMENT, "out.counts", "must not be NULL");
   std::vector<StepItem>& items = step->items;
@@ -287,12 +257,9 @@ pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* querie
   }
   caller_out->count = offsets.back();
   if (!out.positions) return PQC_OK;  // the caller only asked for the counts
-  if (const pqc_status status = CheckCapacity("out.capacity", out.capacity, offsets.back());
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckCapacity("out.capacity", out.capacity, offsets.back()));
   if (!step->client->local) return SelectRemotely(call, offsets.data(), out.positions);
-  if (const pqc_status status = RunAllMapped(call, out.counts); status != PQC_OK) return status;
+  RETURN_IF_ERROR(RunAllMapped(call, out.counts));
   for (size_t i = 0; i < items.size(); ++i) {
     const std::vector<uint32_t>& positions = (*items[i].scratch)->positions;
     std::copy_n(positions.begin(), offsets[i + 1] - offsets[i], out.positions + offsets[i]);
@@ -308,10 +275,7 @@ pqc_status AttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* querie
 
 pqc_status BeginAttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                              const pqc_selection* selection, pqc_step_attention* out) {
-  if (const pqc_status status = ReadAttend(step, layer, queries, selection, out);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadAttend(step, layer, queries, selection, out));
   if (step->gpu) {
     return Fail(PQC_FAILED_PRECONDITION, "step",
                 "it is on a GPU, where pqc_step_attend is asynchronous already");

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "client/base/error.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -22,23 +23,14 @@ pqc_status ReadLayers(const CacheState& cache, const pqc_layer_rows* layers, uin
     char name[32];
     std::snprintf(name, sizeof(name), "layers[%u]", i);
     pqc_layer_rows rows;
-    if (const pqc_status status =
-            ReadStruct(bytes + size_t{i} * layers->struct_size, sizeof(rows), name, &rows);
-        status != PQC_OK) {
-      return status;
-    }
+    RETURN_IF_ERROR(ReadStruct(bytes + size_t{i} * layers->struct_size, sizeof(rows), name, &rows));
     std::snprintf(name, sizeof(name), "layers[%u].layer", i);
     LayerShape shape;
-    if (const pqc_status status = FindLayer(cache, rows.layer, name, &shape); status != PQC_OK) {
-      return status;
-    }
+    RETURN_IF_ERROR(FindLayer(cache, rows.layer, name, &shape));
     std::snprintf(name, sizeof(name), "layers[%u].", i);
     RowBlock& block = (*blocks)[i];
     block.layer = rows.layer;
-    if (const pqc_status status = ReadRows(rows.keys, rows.values, shape, name, &block, place);
-        status != PQC_OK) {
-      return status;
-    }
+    RETURN_IF_ERROR(ReadRows(rows.keys, rows.values, shape, name, &block, place));
   }
   return PQC_OK;
 }

@@ -5,6 +5,7 @@
 #include "client/base/error.h"
 #include "client/step/sender.h"
 #include "client/step/step.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/read/resolve.h"
 
 namespace pqcached::client {
@@ -34,13 +35,12 @@ bool IsReady(const StepItem& item, const kvstore::Selection& terms, const uint32
 pqc_status TakeNewer(const pqc_step& step, StepItem* item, bool* found) {
   LocalSequence& local = *item->sequence->local;
   std::shared_ptr<Image> newest;
-  if (const pqc_status status = local.Pin(&newest); status != PQC_OK) return status;
+  RETURN_IF_ERROR(local.Pin(&newest));
   if (newest == item->pinned.image && local.HasNewer()) {
     // The answer to rows in flight will bring the newer image.
     uint64_t end = 0;
     if (!step.client->sender->QueuedEnd(*item->sequence, &end)) {
-      const pqc_status status = local.Refresh(&newest);
-      if (status != PQC_OK) return status;
+      RETURN_IF_ERROR(local.Refresh(&newest));
     }
   }
   *found = newest->version() != item->pinned.image->version();
@@ -53,15 +53,12 @@ pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, con
   LocalSequence& local = *item->sequence->local;
   for (;;) {
     const uint32_t seen = local.session().wake_word();
-    if (const pqc_status status = local.Check(item->pinned.lease_epoch); status != PQC_OK)
-      return status;
+    RETURN_IF_ERROR(local.Check(item->pinned.lease_epoch));
     if (IsReady(*item, terms, layer, needed)) return PQC_OK;
     bool found = false;
-    if (const pqc_status status = TakeNewer(step, item, &found); status != PQC_OK) return status;
+    RETURN_IF_ERROR(TakeNewer(step, item, &found));
     if (found) continue;
-    if (const pqc_status status = step.client->sender->Check(*item->sequence); status != PQC_OK) {
-      return status;
-    }
+    RETURN_IF_ERROR(step.client->sender->Check(*item->sequence));
     if (StepClock::now() >= step.deadline) {
       return Fail(PQC_DEADLINE_EXCEEDED, "query_position",
                   "%u tokens with their index were not available in time; %u are stored", needed,
@@ -114,7 +111,7 @@ pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, cons
         kvstore::Resolve(terms, item->query_position, static_cast<uint32_t>(item->end_before_step));
     return FailInStep(resolved.refusal);
   }
-  if (const pqc_status status = EndPrefill(step, terms, *item); status != PQC_OK) return status;
+  RETURN_IF_ERROR(EndPrefill(step, terms, *item));
   if (item->sequence->local) return WaitMapped(step, terms, layer, needed, item);
   return step.client->sender->WaitStored(*item->sequence, needed, step.deadline);
 }

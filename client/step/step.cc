@@ -12,6 +12,7 @@
 #include "client/step/layer_rows.h"
 #include "client/step/offload.h"
 #include "client/step/sender.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/read/resolve.h"
 
 namespace pqcached::client {
@@ -78,24 +79,13 @@ pqc_status Prepare(const pqc_step& step, StepItem& item) {
   if (item.sequence->suspended) {
     return Fail(PQC_FAILED_PRECONDITION, "sequence", "it is suspended; resume it first");
   }
-  if (const pqc_status status = client.sender->Check(*item.sequence); status != PQC_OK) {
-    return status;
-  }
-  if (const pqc_status status = client.offload->Flush(*item.sequence, step.deadline);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(client.sender->Check(*item.sequence));
+  RETURN_IF_ERROR(client.offload->Flush(*item.sequence, step.deadline));
   if (item.sequence->local) {
-    if (const pqc_status status = PinNewest(*item.sequence->local, &item.pinned);
-        status != PQC_OK) {
-      return status;
-    }
-    if (const pqc_status status = item.sequence->local->Check(item.pinned.lease_epoch);
-        status != PQC_OK) {
-      return status;
-    }
+    RETURN_IF_ERROR(PinNewest(*item.sequence->local, &item.pinned));
+    RETURN_IF_ERROR(item.sequence->local->Check(item.pinned.lease_epoch));
   }
-  if (const pqc_status status = FindEnd(client, item); status != PQC_OK) return status;
+  RETURN_IF_ERROR(FindEnd(client, item));
   if (item.query_position > item.end_before_step) {
     return Fail(PQC_INVALID_ARGUMENT, "query_position",
                 "%llu is beyond the sequence's end, %llu tokens", LongLong{item.query_position},
@@ -109,10 +99,7 @@ pqc_status CheckIndexes(const pqc_step& step, const kvstore::Selection& terms, S
   if (!step.client->local) return PQC_OK;
   uint32_t index_slot = 0;
   if (item.pinned.image->FindIndex(terms.index, &index_slot) == PQC_OK) return PQC_OK;
-  if (const pqc_status status = item.sequence->local->Refresh(&item.pinned.image);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(item.sequence->local->Refresh(&item.pinned.image));
   return item.pinned.image->FindIndex(terms.index, &index_slot);
 }
 
@@ -158,10 +145,7 @@ pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint
   // All tensors are on the device, or all are on the host: the first one decides.
   const bool on_device = step.gpu && RawEnum(layers->keys.device) == PQC_CUDA;
   const TensorPlace place = on_device ? TensorPlace{PQC_CUDA, step.stream} : kOnHost;
-  if (const pqc_status status = ReadLayers(*step.cache, layers, layer_count, place, blocks);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadLayers(*step.cache, layers, layer_count, place, blocks));
   if (const uint32_t twice = FindDuplicate(*blocks); twice < layer_count) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].layer", twice),
                 "%u is listed twice", (*blocks)[twice].layer);
@@ -207,15 +191,14 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
   }
   pqc_step_options options{};
   if (caller_options) {
-    const pqc_status status = ReadStruct(caller_options, "options", &options);
-    if (status != PQC_OK) return status;
+    RETURN_IF_ERROR(ReadStruct(caller_options, "options", &options));
   }
   OwnedStep step(client->steps->Lend().release());
   step->client = client;
   const uint32_t timeout_ms = options.timeout_ms ? options.timeout_ms : client->timeout_ms;
   step->deadline = CallDeadline(timeout_ms);
   Remote* remote = nullptr;
-  if (const pqc_status status = GetRemote(*client, &remote); status != PQC_OK) return status;
+  RETURN_IF_ERROR(GetRemote(*client, &remote));
   step->items.resize(item_count);
   const auto* bytes = reinterpret_cast<const std::byte*>(caller_items);
   for (uint32_t i = 0; i < item_count; ++i) {
@@ -223,11 +206,8 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
     pqc_step_item from;
     char name[32];
     std::snprintf(name, sizeof(name), "items[%u]", i);
-    if (const pqc_status status =
-            ReadStruct(bytes + size_t{i} * caller_items->struct_size, sizeof(from), name, &from);
-        status != PQC_OK) {
-      return status;
-    }
+    RETURN_IF_ERROR(
+        ReadStruct(bytes + size_t{i} * caller_items->struct_size, sizeof(from), name, &from));
     for (uint32_t j = 0; from.sequence && j < i; ++j) {
       if (step->items[j].sequence != from.sequence->state) continue;
       return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("items[%u].sequence", i),
@@ -242,17 +222,12 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
   }
   if (options.selection) {
     step->has_selection = true;
-    if (const pqc_status status = CopySelection(options.selection, *step->cache, &step->selection);
-        status != PQC_OK) {
-      return status;
-    }
+    RETURN_IF_ERROR(CopySelection(options.selection, *step->cache, &step->selection));
   }
   if (target.gpu) {
-    if (const pqc_status status = AcquireGpu(*step, target.gpu); status != PQC_OK) return status;
+    RETURN_IF_ERROR(AcquireGpu(*step, target.gpu));
   }
-  if (const pqc_status status = client->sender->WaitForRoom(step->deadline); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(client->sender->WaitForRoom(step->deadline));
   for (uint32_t i = 0; i < item_count; ++i) {
     StepItem& item = step->items[i];
     pqc_status status = Prepare(*step, item);
@@ -268,8 +243,7 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
     if (status != PQC_OK) return PrefixItem(i, status);
   }
   if (step->gpu) {
-    if (const pqc_status status = step->gpu->Begin(*step, target.stream); status != PQC_OK)
-      return status;
+    RETURN_IF_ERROR(step->gpu->Begin(*step, target.stream));
   }
   *caller_step = step.release();
   return PQC_OK;
@@ -284,11 +258,8 @@ pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_
                 "an attention is in progress; call pqc_step_attend_wait first");
   }
   Remote* remote = nullptr;
-  if (const pqc_status status = FindRemote(*step->client, &remote); status != PQC_OK) return status;
-  if (const pqc_status status = ReadStepRows(*step, layers, layer_count, &step->blocks);
-      status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(FindRemote(*step->client, &remote));
+  RETURN_IF_ERROR(ReadStepRows(*step, layers, layer_count, &step->blocks));
   for (size_t i = 0; accepted && i < step->items.size(); ++i) {
     const StepItem& item = step->items[i];
     if (accepted[i] <= item.query_length) continue;
@@ -297,8 +268,7 @@ pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_
   }
   if (step->gpu) {
     const bool on_device = RawEnum(layers->keys.device) == PQC_CUDA;
-    const pqc_status status = step->gpu->Finish(*step, on_device ? &step->blocks : nullptr);
-    if (status != PQC_OK) return status;
+    RETURN_IF_ERROR(step->gpu->Finish(*step, on_device ? &step->blocks : nullptr));
   }
   for (size_t i = 0; i < step->items.size(); ++i) {
     const StepItem& item = step->items[i];
@@ -361,9 +331,7 @@ pqc_status PrefixItem(size_t item, pqc_status status) {
 }
 
 pqc_status CopySelection(const pqc_selection* from, const CacheState& cache, StepSelection* to) {
-  if (const pqc_status status = ReadSelection(from, &to->selection); status != PQC_OK) {
-    return status;
-  }
+  RETURN_IF_ERROR(ReadSelection(from, &to->selection));
   to->excluded.assign(to->selection.excluded,
                       to->selection.excluded + to->selection.excluded_count);
   to->selection.excluded = to->excluded.data();

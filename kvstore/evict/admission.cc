@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/index/builder.h"
 #include "kvstore/memory/buddy.h"
 #include "kvstore/memory/free_map.h"
@@ -63,9 +64,7 @@ absl::StatusOr<Admission> Admit(const Cache& cache, const AdmitSpec& spec, const
   }
   const IndexDescriptor index = spec.index.value_or(cache.spec.default_index);
   for (const StoredLayers::Layer& layer : cache.layers.layers) {
-    if (absl::Status status = ValidateIndex(index, layer.shape.key_dim, "index"); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(ValidateIndex(index, layer.shape.key_dim, "index"));
   }
   const ExtentDemand demand = DemandOf(cache, spec, index);
   const PoolUsage usage = cache.pool->usage();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/memory/free_map.h"
 #include "kvstore/refusal.h"
 
@@ -75,9 +76,8 @@ size_t Evictor::Execute(const Cache& cache, std::span<const Candidate> candidate
 }
 
 absl::Status Evictor::EvictAllMembers(const StoredSequence& found) {
-  const auto claimed = parts_.ranks.Claim(*found.cache, found.sequence);
-  if (!claimed.ok()) return claimed.status();
-  for (const auto& sequence : *claimed) {
+  ASSIGN_OR_RETURN(const auto claimed, parts_.ranks.Claim(*found.cache, found.sequence));
+  for (const auto& sequence : claimed) {
     ++evicted_sequences_;
     parts_.sequences.RemoveEvicted(sequence->sequence_id());
     sequence->Drop();
@@ -172,15 +172,13 @@ absl::Status Evictor::CheckUnused(std::span<const std::shared_ptr<Sequence>> seq
 }
 
 absl::Status Evictor::Evict(uint64_t sequence_id) {
-  const auto found = parts_.sequences.FindInAnyTenant(sequence_id);
-  if (!found.ok()) return found.status();
-  const RankSequences::Members members = parts_.ranks.MembersOf(*found->cache, found->sequence);
-  if (absl::Status status = CheckUnused(members.alive); !status.ok()) return status;
-  const Candidate candidate{.sequence = found->sequence, .retained = found->retained()};
-  const std::vector<Victim> victims = Plan(*found->cache, {&candidate, 1});
-  const std::vector<StoredSequence> counterparts =
-      RankCounterparts(*found->cache, *found->names, 0);
-  if (absl::Status status = EvictAllMembers(*found); !status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto found, parts_.sequences.FindInAnyTenant(sequence_id));
+  const RankSequences::Members members = parts_.ranks.MembersOf(*found.cache, found.sequence);
+  RETURN_IF_ERROR(CheckUnused(members.alive));
+  const Candidate candidate{.sequence = found.sequence, .retained = found.retained()};
+  const std::vector<Victim> victims = Plan(*found.cache, {&candidate, 1});
+  const std::vector<StoredSequence> counterparts = RankCounterparts(*found.cache, *found.names, 0);
+  RETURN_IF_ERROR(EvictAllMembers(found));
   for (const Victim& victim : victims) evicted_bytes_ += victim.bytes();
   for (const StoredSequence& other : counterparts) {
     if (candidate.retained && other.retained()) EvictAllMembers(other).IgnoreError();

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/train/pq_encode.h"
 #include "kvstore/checksum/verify.h"
 #include "kvstore/clock.h"
@@ -35,10 +36,7 @@ absl::Status CheckSpec(const Cache& cache, const BuildSpec& spec) {
     return InvalidArgument("index", "flat needs no build");
   }
   for (const StoredLayers::Layer& layer : cache.layers.layers) {
-    if (absl::Status status = ValidateIndex(spec.index, layer.shape.key_dim, "index");
-        !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(ValidateIndex(spec.index, layer.shape.key_dim, "index"));
   }
   if (spec.iterations < 1 || spec.iterations > kMaxIterations) {
     return InvalidArgument(
@@ -188,10 +186,9 @@ absl::Status Build::Allocate() {
   for (const SegmentEntry& entry : entries) {
     SegmentIndex::AppendSizes(cache_.layers, spec_.index, entry.rows->slot_capacity(), sizes_bytes);
   }
-  absl::StatusOr<std::vector<Extent>> extents = cache_.pool->Allocate(sizes_bytes);
-  if (!extents.ok()) return extents.status();
+  ASSIGN_OR_RETURN(std::vector<Extent> extents, cache_.pool->Allocate(sizes_bytes));
 
-  auto next = extents->begin();
+  auto next = extents.begin();
   for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {
     const LayerShape& shape = cache_.layers.layers[slot].shape;
     for (uint32_t generation = 0; generation < generations_.size(); ++generation) {
@@ -446,26 +443,23 @@ absl::StatusOr<bool> Build::CodeNewSegments(const Snapshot& snapshot, bool with_
       const uint32_t tokens = snapshot.layer_tokens[slot];
       const uint32_t end =
           std::max(entry.closed ? std::min(entry.token_end, tokens) : tokens, first);
-      auto layer = entry.closed ? CodeLayer(cache_, slot, *entry.rows, end - first,
-                                            spec_.sink_tokens, codebook)
-                                : CodeOpenLayer(cache_, slot, *entry.rows, end - first, codebook);
-      if (!layer.ok()) return layer.status();
-      index = index->With(slot, *std::move(layer));
+      ASSIGN_OR_RETURN(auto layer, entry.closed ? CodeLayer(cache_, slot, *entry.rows, end - first,
+                                                            spec_.sink_tokens, codebook)
+                                                : CodeOpenLayer(cache_, slot, *entry.rows,
+                                                                end - first, codebook));
+      index = index->With(slot, std::move(layer));
     }
     indexed.push_back({entry.rows->segment_id(), std::move(index)});
   }
   if (indexed.empty()) return false;
-  if (absl::Status status = sequence_->PublishIndex(spec_.index, indexed); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(sequence_->PublishIndex(spec_.index, indexed));
   return true;
 }
 
 absl::Status Build::CatchUp() {
   for (int round = 0; round < kCatchUpRounds; ++round) {  // each leaves less for below
-    const auto snapshot = sequence_->Peek();
-    if (!snapshot.ok()) return snapshot.status();
-    const auto coded = CodeNewSegments(**snapshot, /*with_tail=*/false);
+    ASSIGN_OR_RETURN(const auto snapshot, sequence_->Peek());
+    const auto coded = CodeNewSegments(*snapshot, /*with_tail=*/false);
     if (!coded.ok() && !absl::IsAborted(coded.status())) return coded.status();
     if (coded.ok() && !*coded) break;
   }
@@ -476,9 +470,8 @@ absl::Status Build::CatchUp() {
       if (absl::IsAborted(lease.status())) continue;  // another writer is active
       return lease.status();
     }
-    const auto snapshot = sequence_->Peek();
-    if (!snapshot.ok()) return snapshot.status();
-    return CodeNewSegments(**snapshot, /*with_tail=*/true).status();
+    ASSIGN_OR_RETURN(const auto snapshot, sequence_->Peek());
+    return CodeNewSegments(*snapshot, /*with_tail=*/true).status();
   }
 }
 
@@ -512,33 +505,31 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
                                 const BuildSpec& spec,
                                 const std::function<bool(const BuildProgress&)>& progress,
                                 const BuildClock& clock) {
-  if (absl::Status status = CheckSpec(cache, spec); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckSpec(cache, spec));
   const std::shared_ptr<Sequence> sequence = lease.shared_sequence();
-  const auto base = sequence->Read();
-  if (!base.ok()) return base.status();
-  if (absl::Status status = VerifyList(cache, *(*base)->list); !status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto base, sequence->Read());
+  RETURN_IF_ERROR(VerifyList(cache, *base->list));
   if (const auto live_spec = live.SpecOf(sequence->sequence_id());
       live_spec.has_value() && live_spec->index == spec.index) {
-    if (absl::Status status = CheckTokens(cache, **base); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckTokens(cache, *base));
     // An active segment of a later turn is coded under the existing codebooks while it is open.
-    if (!(*base)->list->prefill_closed) {
-      if (absl::Status status = sequence->CloseActiveSegment(); !status.ok()) return status;
+    if (!base->list->prefill_closed) {
+      RETURN_IF_ERROR(sequence->CloseActiveSegment());
     }
     { const WriteLease done = std::move(lease); }  // lets writers append again
     return live.Finish(cache, *sequence, spec, progress);
   }
-  if (absl::Status status = CheckSequence(cache, **base, spec); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckSequence(cache, *base, spec));
   if (clock() >= spec.deadline) {
     return DeadlineExceeded("", "the deadline passed before the build began");
   }
   // Merges would replace the segments that are being coded.
   const IncrementalIndexer::Pause pause(live, sequence->sequence_id());
-  const auto quiet = sequence->Read();
-  if (!quiet.ok()) return quiet.status();
-  Build build(cache, sequence, *quiet, spec, progress, clock);
-  if (absl::Status status = build.Allocate(); !status.ok()) return status;
-  if (absl::Status status = sequence->CloseActiveSegment(); !status.ok()) return status;
-  if (absl::Status status = sequence->PublishIndex(spec.index, {}); !status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto quiet, sequence->Read());
+  Build build(cache, sequence, quiet, spec, progress, clock);
+  RETURN_IF_ERROR(build.Allocate());
+  RETURN_IF_ERROR(sequence->CloseActiveSegment());
+  RETURN_IF_ERROR(sequence->PublishIndex(spec.index, {}));
   { const WriteLease done = std::move(lease); }  // lets writers append again
   absl::Status status = build.Run();
   if (status.ok()) status = build.CatchUp();

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "kernels/base/status_macros.h"
 #include "kernels/train/pq_encode.h"
 #include "kvstore/index/training.h"
 
@@ -48,11 +49,10 @@ absl::StatusOr<SegmentIndex::Layer> Code(const Cache& cache, uint32_t layer_slot
   const IndexDescriptor index = codebook->header().index;
   const std::vector<size_t> sizes_bytes = {
       SegmentIndex::LayerBytes(index, layer.shape, rows.slot_capacity())};
-  auto extents = cache.pool->Allocate(sizes_bytes);
-  if (!extents.ok()) return extents.status();
+  ASSIGN_OR_RETURN(auto extents, cache.pool->Allocate(sizes_bytes));
   const SegmentIndex::Layer data =
       SegmentIndex::MakeLayer(layer.shape, rows.slot_capacity(), counted_begin,
-                              std::move(extents->front()), std::move(codebook));
+                              std::move(extents.front()), std::move(codebook));
   const kernels::Exec& exec = cache.compute.exec;
   cache.compute.building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
     const ScratchPool::Buffer scratch = cache.compute.scratch.Take(
@@ -143,9 +143,8 @@ absl::StatusOr<std::shared_ptr<Codebook>> NewCodebook(const Cache& cache, uint32
                                                       uint32_t codebook_generation) {
   const LayerShape& shape = cache.layers.layers[layer_slot].shape;
   const std::vector<size_t> sizes_bytes = {Codebook::SizeBytes(index, shape)};
-  auto extents = cache.pool->Allocate(sizes_bytes);
-  if (!extents.ok()) return extents.status();
-  return std::make_shared<Codebook>(std::move(extents->front()), index, shape, codebook_generation);
+  ASSIGN_OR_RETURN(auto extents, cache.pool->Allocate(sizes_bytes));
+  return std::make_shared<Codebook>(std::move(extents.front()), index, shape, codebook_generation);
 }
 
 }  // namespace pqcached::kvstore

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "kvstore/index/live_sequence.h"
 #include "kvstore/refusal.h"
@@ -110,10 +111,7 @@ absl::Status CheckLiveIndex(const Cache& cache, const LiveIndex& spec) {
     return InvalidArgument("live_index.index", "flat needs no build");
   }
   for (const StoredLayers::Layer& layer : cache.layers.layers) {
-    if (absl::Status status = ValidateIndex(spec.index, layer.shape.key_dim, "live_index.index");
-        !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(ValidateIndex(spec.index, layer.shape.key_dim, "live_index.index"));
   }
   if (spec.iterations > kMaxIterations) {
     return InvalidArgument(
@@ -284,21 +282,20 @@ absl::Status IncrementalIndexer::Finish(const Cache& cache, Sequence& sequence,
   }
   uint32_t reported = 0;
   for (;;) {
-    const auto snapshot = sequence.Peek();
-    if (!snapshot.ok()) return snapshot.status();
-    const SegmentList& list = *(*snapshot)->list;
+    ASSIGN_OR_RETURN(const auto snapshot, sequence.Peek());
+    const SegmentList& list = *snapshot->list;
     const size_t ordinal = list.Find(spec.index);
     const bool known = ordinal < list.indexes.size();
     for (; known && reported < cache.layers.size() && list.index_ready(ordinal, reported);
          ++reported) {
       if (!progress) continue;
-      BuildProgress report = ReportOf(cache, **snapshot, ordinal, reported);
+      BuildProgress report = ReportOf(cache, *snapshot, ordinal, reported);
       report.layers_done = reported + 1;
       report.seconds = absl::ToDoubleSeconds(SteadyTime::Now() - began);
       if (!progress(report)) return Cancelled("the build was cancelled");
     }
     if (IsFinished(list, spec.index)) return absl::OkStatus();
-    if (absl::Status status = StatusOf(sequence_id); !status.ok()) return status;
+    RETURN_IF_ERROR(StatusOf(sequence_id));
     if (spec.is_cancelled && spec.is_cancelled()) return Cancelled("the build was cancelled");
     if (SteadyTime::Now() >= spec.deadline) {
       return DeadlineExceeded("", "the deadline passed before every layer was indexed");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/base/status_macros.h"
 #include "kernels/train/pq_encode.h"
 #include "kvstore/checksum/verify.h"
 #include "kvstore/clock.h"
@@ -35,16 +36,15 @@ LiveSequence::LiveSequence(std::shared_ptr<const Cache> cache, std::shared_ptr<S
       layers_(cache_->layers.size()) {}
 
 absl::StatusOr<bool> LiveSequence::Step(Purpose purpose, const std::function<bool()>& keep_going) {
-  auto snapshot = sequence_->Peek();
-  if (!snapshot.ok()) return snapshot.status();
-  if (absl::Status status = VerifyList(*cache_, *(*snapshot)->list); !status.ok()) return status;
+  ASSIGN_OR_RETURN(auto snapshot, sequence_->Peek());
+  RETURN_IF_ERROR(VerifyList(*cache_, *snapshot->list));
   go_on_ = keep_going;
-  ordinal_ = (*snapshot)->list->Find(spec_.index);
-  if (!begun_) Begin(**snapshot);
+  ordinal_ = snapshot->list->Find(spec_.index);
+  if (!begun_) Begin(*snapshot);
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {  // indexed again after a truncation
-    layers_[slot].done_end = std::min(layers_[slot].done_end, (*snapshot)->layer_tokens[slot]);
+    layers_[slot].done_end = std::min(layers_[slot].done_end, snapshot->layer_tokens[slot]);
   }
-  auto worked = purpose == Purpose::kDecode ? StepForDecode(**snapshot) : StepForUpkeep(**snapshot);
+  auto worked = purpose == Purpose::kDecode ? StepForDecode(*snapshot) : StepForUpkeep(*snapshot);
   // Another writer may replace a segment between snapshot and publication; the next snapshot
   // contains the result.
   if (absl::IsAborted(worked.status()) || absl::IsCancelled(worked.status())) return true;
@@ -106,13 +106,13 @@ LiveSequence::Place LiveSequence::FindNext(const Snapshot& snapshot, bool coded)
 absl::StatusOr<bool> LiveSequence::StepForDecode(const Snapshot& snapshot) {
   const Place place = FindNext(snapshot, /*coded=*/false);
   if (place.entry == nullptr) return CodeOpenTail(snapshot);
-  if (absl::Status status = IndexPlace(snapshot, place); !status.ok()) return status;
+  RETURN_IF_ERROR(IndexPlace(snapshot, place));
   return true;
 }
 
 absl::StatusOr<bool> LiveSequence::StepForUpkeep(const Snapshot& snapshot) {
   if (const Place place = FindNext(snapshot, /*coded=*/true); place.entry != nullptr) {
-    if (absl::Status status = IndexPlace(snapshot, place); !status.ok()) return status;
+    RETURN_IF_ERROR(IndexPlace(snapshot, place));
     return true;
   }
   if (snapshot.list->prefill_closed) {  // no more prefill tokens will arrive
@@ -185,13 +185,13 @@ absl::Status LiveSequence::IndexPlace(const Snapshot& snapshot, const Place& pla
             2 * (state.trained_end - state.generation_begin);
   }
   if (train) {
-    if (absl::Status status = TrainAndCode(snapshot, place); !status.ok()) return status;
+    RETURN_IF_ERROR(TrainAndCode(snapshot, place));
     if (place.token_end - state.generation_begin >= codebook_tokens)
       FinishGeneration(place.layer_slot);
   } else if (!IsCoded(*place.entry, place.layer_slot) ||
              (!state.mature &&
               IndexOf(*place.entry)->codebook(place.layer_slot) != state.codebook)) {
-    if (absl::Status status = CodeAndPublish(place, state.codebook); !status.ok()) return status;
+    RETURN_IF_ERROR(CodeAndPublish(place, state.codebook));
   }
   state.done_end = std::max(state.done_end, place.token_end);
   return absl::OkStatus();
@@ -207,18 +207,18 @@ absl::Status LiveSequence::TrainAndCode(const Snapshot& snapshot, const Place& p
     const uint32_t end = entry.closed ? entry.token_end : place.token_end;
     segments.push_back({entry.rows, {begin, std::min(end, place.token_end)}});
   }
-  auto codebook = NewCodebook(*cache_, place.layer_slot, spec_.index, next_generation_);
-  if (!codebook.ok()) return codebook.status();
+  ASSIGN_OR_RETURN(auto codebook,
+                   NewCodebook(*cache_, place.layer_slot, spec_.index, next_generation_));
   LayerTraining training = Training(place.layer_slot, segments);
   training.first = state.codebook.get();
   training.iterations = Iterations(place.layer_slot, {place.begin(), place.token_end});
   // Centroids that were trained on the same generation are already close to the result.
   if (state.generation_begin < place.begin()) training.iterations = (training.iterations + 1) / 2;
-  TrainLayer(*cache_, training, **codebook);
+  TrainLayer(*cache_, training, *codebook);
   if (!go_on_()) return Cancelled("the training was given up");
-  if (absl::Status status = CodeAndPublish(place, *codebook); !status.ok()) return status;
+  RETURN_IF_ERROR(CodeAndPublish(place, codebook));
   ++next_generation_;
-  state.codebook = *std::move(codebook);
+  state.codebook = std::move(codebook);
   state.trained_end = place.token_end;
   state.recode_segment_ids.push_back(place.entry->rows->segment_id());
   return absl::OkStatus();
@@ -236,9 +236,9 @@ void LiveSequence::FinishGeneration(uint32_t layer_slot) {
 absl::Status LiveSequence::CodeAndPublish(const Place& place,
                                           std::shared_ptr<const Codebook> codebook) {
   const SegmentRows& rows = *place.entry->rows;
-  auto layer = CodeLayer(*cache_, place.layer_slot, rows, place.token_end - place.begin(),
-                         spec_.sink_tokens, std::move(codebook));
-  if (!layer.ok()) return layer.status();
+  ASSIGN_OR_RETURN(auto layer,
+                   CodeLayer(*cache_, place.layer_slot, rows, place.token_end - place.begin(),
+                             spec_.sink_tokens, std::move(codebook)));
   if (!go_on_()) return Cancelled("the coding was given up");
   std::shared_ptr<const SegmentIndex> index;
   if (IndexOf(*place.entry) == nullptr) {
@@ -246,7 +246,7 @@ absl::Status LiveSequence::CodeAndPublish(const Place& place,
   } else {
     index = place.entry->indexes[ordinal_];
   }
-  const IndexedSegment indexed{rows.segment_id(), index->With(place.layer_slot, *std::move(layer))};
+  const IndexedSegment indexed{rows.segment_id(), index->With(place.layer_slot, std::move(layer))};
   return sequence_->PublishIndex(spec_.index, {&indexed, 1});
 }
 
@@ -266,11 +266,9 @@ absl::StatusOr<bool> LiveSequence::CodeOpenTail(const Snapshot& snapshot) {
       index != nullptr && index->all_ready()) {
     return false;
   }
-  auto lease = WriteLease::TakeShort(sequence_, SteadyTime::Now() + kWriterWait);
-  if (!lease.ok()) return lease.status();
-  const auto now = sequence_->Peek();
-  if (!now.ok()) return now.status();
-  const SegmentList& newest = *(*now)->list;
+  ASSIGN_OR_RETURN(auto lease, WriteLease::TakeShort(sequence_, SteadyTime::Now() + kWriterWait));
+  ASSIGN_OR_RETURN(const auto now, sequence_->Peek());
+  const SegmentList& newest = *now->list;
   if (!newest.has_active_segment() ||
       newest.segments.back().rows->segment_id() != list.segments.back().rows->segment_id()) {
     return true;
@@ -278,15 +276,13 @@ absl::StatusOr<bool> LiveSequence::CodeOpenTail(const Snapshot& snapshot) {
   const SegmentEntry& tail = newest.segments.back();
   auto index = std::make_shared<const SegmentIndex>(spec_.index, cache_->layers.size());
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
-    const uint32_t end = std::max((*now)->layer_tokens[slot], begin);
-    auto layer = CodeOpenLayer(*cache_, slot, *tail.rows, end - begin, layers_[slot].codebook);
-    if (!layer.ok()) return layer.status();
-    index = index->With(slot, *std::move(layer));
+    const uint32_t end = std::max(now->layer_tokens[slot], begin);
+    ASSIGN_OR_RETURN(auto layer,
+                     CodeOpenLayer(*cache_, slot, *tail.rows, end - begin, layers_[slot].codebook));
+    index = index->With(slot, std::move(layer));
   }
   const IndexedSegment indexed{tail.rows->segment_id(), std::move(index)};
-  if (absl::Status status = sequence_->PublishIndex(spec_.index, {&indexed, 1}); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(sequence_->PublishIndex(spec_.index, {&indexed, 1}));
   return true;
 }
 
@@ -304,8 +300,7 @@ absl::StatusOr<bool> LiveSequence::Recode(const Snapshot& snapshot) {
       recodings_.pop_front();  // merged, truncated, or up to date
       continue;
     }
-    const absl::Status status = CodeAndPublish({&*entry, slot, end}, recoding.codebook);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(CodeAndPublish({&*entry, slot, end}, recoding.codebook));
     recodings_.pop_front();
     return true;
   }
@@ -336,20 +331,20 @@ absl::StatusOr<bool> LiveSequence::Merge(const Snapshot& snapshot) {
   const std::span<const SegmentEntry> run = FindRun(snapshot);
   if (run.empty()) return false;
   const uint32_t begin = run.front().rows->first_position();
-  auto merged = MergeSegments(*cache_, {.run = run,
-                                        .sink_tokens = spec_.sink_tokens,
-                                        .sample_tokens = sample_tokens_,
-                                        .iterations = Iterations(0, {begin, run.back().token_end}),
-                                        .seed = spec_.seed,
-                                        .new_generation = next_generation_,
-                                        .drift_ratio = cache_->segmenting.drift_ratio,
-                                        .keep_going = go_on_});
-  if (!merged.ok()) return merged.status();
+  ASSIGN_OR_RETURN(
+      auto merged,
+      MergeSegments(*cache_, {.run = run,
+                              .sink_tokens = spec_.sink_tokens,
+                              .sample_tokens = sample_tokens_,
+                              .iterations = Iterations(0, {begin, run.back().token_end}),
+                              .seed = spec_.seed,
+                              .new_generation = next_generation_,
+                              .drift_ratio = cache_->segmenting.drift_ratio,
+                              .keep_going = go_on_}));
   std::vector<uint64_t> segment_ids;
   for (const SegmentEntry& entry : run) segment_ids.push_back(entry.rows->segment_id());
-  const std::shared_ptr<const SegmentIndex> index = merged->indexes[ordinal_];
-  const absl::Status status = sequence_->ReplaceSegments(segment_ids, {*std::move(merged)});
-  if (!status.ok()) return status;
+  const std::shared_ptr<const SegmentIndex> index = merged.indexes[ordinal_];
+  RETURN_IF_ERROR(sequence_->ReplaceSegments(segment_ids, {std::move(merged)}));
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
     const auto& codebook = index->codebook(slot);
     if (codebook->header().codebook_generation != next_generation_) continue;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/status_macros.h"
 #include "kernels/select/pq.h"
 #include "kvstore/index/layer_build.h"
 #include "kvstore/index/training.h"
@@ -32,9 +33,8 @@ absl::StatusOr<std::shared_ptr<const SegmentRows>> CopyRows(const Cache& cache, 
   const NewSegment wanted{.segment_id = cache.counters.next_segment_id++,
                           .first_position = run.begin(),
                           .slot_capacity = RoundUp(run.end() - run.begin())};
-  auto created = CreateSegments(*cache.pool, cache.layers, {&wanted, 1}, {});
-  if (!created.ok()) return created.status();
-  const SegmentRows& to = *created->front().rows;
+  ASSIGN_OR_RETURN(auto created, CreateSegments(*cache.pool, cache.layers, {&wanted, 1}, {}));
+  const SegmentRows& to = *created.front().rows;
   std::vector<uint32_t> row_bytes(cache.layers.head_count);
   for (const StoredLayers::Layer& layer : cache.layers.layers) {
     std::fill_n(row_bytes.begin() + layer.first_head, layer.shape.kv_heads, layer.shape.row_bytes);
@@ -47,7 +47,7 @@ absl::StatusOr<std::shared_ptr<const SegmentRows>> CopyRows(const Cache& cache, 
       next += bytes;
     }
   });
-  return created->front().rows;
+  return created.front().rows;
 }
 
 // Copies the run's codes. All segments of the run have the same codebook.
@@ -58,12 +58,11 @@ absl::StatusOr<SegmentIndex::Layer> CopyCodes(const Cache& cache, const Run& run
   const SegmentIndex& newest = *run.entries.back().indexes[index];
   const std::vector<size_t> sizes_bytes = {
       SegmentIndex::LayerBytes(newest.index(), layer.shape, rows.slot_capacity())};
-  auto extents = cache.pool->Allocate(sizes_bytes);
-  if (!extents.ok()) return extents.status();
+  ASSIGN_OR_RETURN(auto extents, cache.pool->Allocate(sizes_bytes));
   const uint32_t sink_end = std::clamp(sink_tokens, run.begin(), run.end());
   const SegmentIndex::Layer data =
       SegmentIndex::MakeLayer(layer.shape, rows.slot_capacity(), sink_end - run.begin(),
-                              std::move(extents->front()), newest.codebook(layer_slot));
+                              std::move(extents.front()), newest.codebook(layer_slot));
   const uint32_t planes = kernels::PlaneCount(GeometryOf(newest.index(), layer.shape.key_dim));
   cache.compute.building.parallel_for().run(layer.shape.kv_heads, [&](uint32_t kv_head, uint32_t) {
     for (const SegmentEntry& entry : run.entries) {
@@ -97,12 +96,12 @@ absl::StatusOr<SegmentIndex::Layer> MergeLayer(const Cache& cache, const MergeSp
                          .first = nullptr,
                          .keep_going = spec.keep_going};
   if (HasDrifted(MeasureLayer(cache, training, *newest), *newest, spec.drift_ratio)) {
-    auto fresh = NewCodebook(cache, layer_slot, training.index, spec.new_generation);
-    if (!fresh.ok()) return fresh.status();
+    ASSIGN_OR_RETURN(auto fresh,
+                     NewCodebook(cache, layer_slot, training.index, spec.new_generation));
     training.first = newest.get();
-    TrainLayer(cache, training, **fresh);
+    TrainLayer(cache, training, *fresh);
     return CodeLayer(cache, layer_slot, *rows, run.end() - run.begin(), spec.sink_tokens,
-                     *std::move(fresh));
+                     std::move(fresh));
   }
   const bool same = std::all_of(run.entries.begin(), run.entries.end(), [&](const auto& entry) {
     return entry.indexes[index]->codebook(layer_slot) == newest;
@@ -119,18 +118,16 @@ bool HasDrifted(double inertia, const Codebook& codebook, double drift_ratio) {
 }
 
 absl::StatusOr<SegmentEntry> MergeSegments(const Cache& cache, const MergeSpec& spec) {
-  auto rows = CopyRows(cache, {spec.run});
-  if (!rows.ok()) return rows.status();
-  SegmentEntry merged{.rows = *rows, .indexes = {}, .closed = true, .token_end = 0};
+  ASSIGN_OR_RETURN(auto rows, CopyRows(cache, {spec.run}));
+  SegmentEntry merged{.rows = rows, .indexes = {}, .closed = true, .token_end = 0};
   merged.token_end = spec.run.back().token_end;
   for (size_t i = 0; i < spec.run.back().indexes.size(); ++i) {
     auto index = std::make_shared<const SegmentIndex>(spec.run.back().indexes[i]->index(),
                                                       cache.layers.size());
     for (uint32_t slot = 0; slot < cache.layers.size(); ++slot) {
       if (!spec.keep_going()) return Cancelled("the merge was given up");
-      auto layer = MergeLayer(cache, spec, i, slot, *rows);
-      if (!layer.ok()) return layer.status();
-      index = index->With(slot, *std::move(layer));
+      ASSIGN_OR_RETURN(auto layer, MergeLayer(cache, spec, i, slot, rows));
+      index = index->With(slot, std::move(layer));
     }
     merged.indexes.push_back(std::move(index));
   }

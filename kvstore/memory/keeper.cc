@@ -1,6 +1,7 @@
 #include "kvstore/memory/keeper.h"
 
 #include <algorithm>
+#include "kernels/base/status_macros.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -8,7 +9,7 @@ namespace pqcached::kvstore {
 absl::StatusOr<FileDescriptor> DescriptorKeeper::CreateMemory(const char* name, size_t size_bytes) {
   auto memfd = CreateMemfd(name, size_bytes);
   if (!memfd.ok()) return memfd.status();
-  if (absl::Status status = SealMemfd(*memfd, WriteSeal::kNone); !status.ok()) return status;
+  RETURN_IF_ERROR(SealMemfd(*memfd, WriteSeal::kNone));
   return memfd;
 }
 

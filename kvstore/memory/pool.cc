@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/read/pages.h"
 #include "kvstore/refusal.h"
 
@@ -46,22 +47,21 @@ absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(Options options) {
   }
   const size_t capacity_bytes =
       (options.capacity_bytes + kMinExtentBytes - 1) / kMinExtentBytes * kMinExtentBytes;
-  absl::StatusOr<FileDescriptor> memfd = options.memory >= 0
+  ASSIGN_OR_RETURN(FileDescriptor memfd, options.memory >= 0
                                              ? Duplicate(options.memory)
-                                             : CreateMemfd("pqcached-pool", capacity_bytes);
-  if (!memfd.ok()) return memfd.status();
+                                             : CreateMemfd("pqcached-pool", capacity_bytes));
   if (options.mapping.data() == nullptr) {
-    auto mapping = Mapping::Map(*memfd, capacity_bytes, Mapping::Access::kReadWrite);
+    auto mapping = Mapping::Map(memfd, capacity_bytes, Mapping::Access::kReadWrite);
     if (!mapping.ok()) return PoolError(mapping.status());
     options.mapping = *std::move(mapping);
   }
   if (options.memory < 0) {
     absl::Status sealed =
-        SealMemfd(*memfd, options.strict ? WriteSeal::kFutureWrite : WriteSeal::kNone);
+        SealMemfd(memfd, options.strict ? WriteSeal::kFutureWrite : WriteSeal::kNone);
     if (!sealed.ok()) return PoolError(sealed);
   }
   const std::span<std::byte> memory(options.mapping.data(), capacity_bytes);
-  size_t page_bytes = AdviseHugePages(memfd->get(), memory);
+  size_t page_bytes = AdviseHugePages(memfd.get(), memory);
   // The page size of the first pages predicts that of the others.
   if (options.touch_threads > 0 &&
       PopulatePages(memory.first(std::min(memory.size(), kHugePageBytes)))) {
@@ -71,7 +71,7 @@ absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(Options options) {
   options.quota_bytes =
       options.quota_bytes == 0 ? capacity_bytes : std::min(options.quota_bytes, capacity_bytes);
   const uint32_t touch_threads = options.touch_threads;
-  std::shared_ptr<Pool> pool(new Pool(*std::move(memfd), std::move(options), page_bytes));
+  std::shared_ptr<Pool> pool(new Pool(std::move(memfd), std::move(options), page_bytes));
   pool->StartTouching(touch_threads);
   return pool;
 }
@@ -93,9 +93,8 @@ Pool::~Pool() {
 }
 
 absl::StatusOr<SharedMemory> Pool::Share() const {
-  auto descriptor = OpenReadOnly(memfd_.get());
-  if (!descriptor.ok()) return descriptor.status();
-  return SharedMemory{.descriptor = *std::move(descriptor), .size_bytes = capacity_bytes_};
+  ASSIGN_OR_RETURN(auto descriptor, OpenReadOnly(memfd_.get()));
+  return SharedMemory{.descriptor = std::move(descriptor), .size_bytes = capacity_bytes_};
 }
 
 void Pool::StartTouching(uint32_t thread_count) {

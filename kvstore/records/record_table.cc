@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -70,16 +71,14 @@ absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Create(const kernels::
                                                                  const std::string& name,
                                                                  const Shape& shape) {
   const size_t size_bytes = TableLayout(shape).size_bytes;
-  auto memory = keeper.CreateMemory(name.c_str(), size_bytes);
-  if (!memory.ok()) return memory.status();
-  auto mapping = Mapping::Map(*memory, size_bytes, Mapping::Access::kReadWrite);
-  if (!mapping.ok()) return mapping.status();
-  auto* header = new (mapping->data()) Header{};
+  ASSIGN_OR_RETURN(auto memory, keeper.CreateMemory(name.c_str(), size_bytes));
+  ASSIGN_OR_RETURN(auto mapping, Mapping::Map(memory, size_bytes, Mapping::Access::kReadWrite));
+  auto* header = new (mapping.data()) Header{};
   for (DurableCounter& end : header->ends) end.Reset(0);
   header->next_segment_id.Reset(1);
   header->magic.store(kMagic, std::memory_order_release);
   return std::shared_ptr<RecordTable>(
-      new RecordTable(exec, shape, *std::move(memory), *std::move(mapping)));
+      new RecordTable(exec, shape, std::move(memory), std::move(mapping)));
 }
 
 absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Open(const kernels::Exec& exec,
@@ -89,16 +88,14 @@ absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Open(const kernels::Ex
   if (SizeOf(kept) < size_bytes) {
     return DataLoss("the record table is missing or too short");
   }
-  auto copy = Duplicate(kept.get());
-  if (!copy.ok()) return copy.status();
-  auto mapping = Mapping::Map(kept, size_bytes, Mapping::Access::kReadWrite);
-  if (!mapping.ok()) return mapping.status();
-  const auto& header = *reinterpret_cast<const Header*>(mapping->data());
+  ASSIGN_OR_RETURN(auto copy, Duplicate(kept.get()));
+  ASSIGN_OR_RETURN(auto mapping, Mapping::Map(kept, size_bytes, Mapping::Access::kReadWrite));
+  const auto& header = *reinterpret_cast<const Header*>(mapping.data());
   if (header.magic.load(std::memory_order_acquire) != kMagic) {
     return DataLoss("the record table has another layout");
   }
   std::shared_ptr<RecordTable> table(
-      new RecordTable(exec, shape, *std::move(copy), *std::move(mapping)));
+      new RecordTable(exec, shape, std::move(copy), std::move(mapping)));
   const MutexLock lock(&table->mutex_);
   for (const RecordKind kind : {RecordKind::kRows, RecordKind::kLayer, RecordKind::kSequence}) {
     const uint32_t end = table->end(kind);

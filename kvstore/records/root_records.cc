@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/read/layout.h"
 #include "kvstore/records/cache_image.h"
 #include "kvstore/records/record_bytes.h"
@@ -86,19 +87,17 @@ absl::StatusOr<Mapping> RootRecords::MapKept(DescriptorKeeper& keeper) {
     if (magic == kUnversionedMagic) return CheckVersions(kUnversioned << 32 | kUnversioned);
     if (magic == kMagic) {
       const std::optional<uint64_t> versions = header.versions.ReadExact();
-      absl::Status status = CheckVersions(versions.value_or(kVersions));
-      if (!status.ok()) return status;
+      RETURN_IF_ERROR(CheckVersions(versions.value_or(kVersions)));
       if (kept_bytes == kRootBytes) return memory;
     }
   }
-  if (absl::Status status = keeper.Release(kMemoryName); !status.ok()) return status;
+  RETURN_IF_ERROR(keeper.Release(kMemoryName));
   return Mapping();
 }
 
 absl::StatusOr<Mapping> RootRecords::Make(DescriptorKeeper& keeper) {
-  auto created = keeper.CreateMemory(kMemoryName, kRootBytes);
-  if (!created.ok()) return created.status();
-  auto memory = Mapping::Map(*created, kRootBytes, Mapping::Access::kReadWrite);
+  ASSIGN_OR_RETURN(auto created, keeper.CreateMemory(kMemoryName, kRootBytes));
+  auto memory = Mapping::Map(created, kRootBytes, Mapping::Access::kReadWrite);
   if (!memory.ok()) return memory.status();
   auto* header = new (memory->data()) Header{};
   header->next_id.Reset(0);
@@ -106,7 +105,7 @@ absl::StatusOr<Mapping> RootRecords::Make(DescriptorKeeper& keeper) {
   header->session_end.Reset(0);
   header->versions.Reset(kVersions);
   header->magic.store(kMagic, std::memory_order_release);
-  if (absl::Status status = keeper.Keep(kMemoryName, created->get()); !status.ok()) return status;
+  RETURN_IF_ERROR(keeper.Keep(kMemoryName, created.get()));
   return memory;
 }
 
@@ -129,7 +128,7 @@ absl::StatusOr<std::unique_ptr<RootRecords>> RootRecords::Open(const kernels::Ex
     // An unnamed pool or table was created by a process that was killed before it recorded the
     // cache.
     if (!ours || named.contains(name)) continue;
-    if (absl::Status status = keeper.Release(name); !status.ok()) return status;
+    RETURN_IF_ERROR(keeper.Release(name));
   }
   return root;
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -15,14 +16,14 @@ class IngestTransactionImpl final : public IngestTransaction {
   explicit IngestTransactionImpl(SegmentWriter writer) : writer_(std::move(writer)) {}
 
   absl::Status Write(uint64_t first_position, const LayerRows& rows) override {
-    if (absl::Status status = CheckUsable(); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckUsable());
     absl::Status status = WriteChunk(first_position, rows);
     if (!status.ok()) failed_ = status;
     return status;
   }
 
   absl::StatusOr<uint64_t> Commit() override {
-    if (absl::Status status = CheckUsable(); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckUsable());
     committed_ = true;
     absl::StatusOr<uint64_t> token_count = writer_->Commit();
     writer_.reset();  // other writers may begin now
@@ -38,12 +39,12 @@ class IngestTransactionImpl final : public IngestTransaction {
   absl::Status WriteChunk(uint64_t first_position, const LayerRows& rows) {
     const absl::StatusOr<CheckedRows> checked = CheckRows(writer_->cache(), rows);
     if (!checked.ok()) return PrefixField("rows", checked.status());
-    const auto arrival = ClassifyRange(first_position, checked->token_count,
-                                       writer_->layer_tokens(checked->layer_slot), rows.layer);
-    if (!arrival.ok()) return arrival.status();
-    if (*arrival == RangeKind::kRepeat) return absl::OkStatus();
+    ASSIGN_OR_RETURN(const auto arrival,
+                     ClassifyRange(first_position, checked->token_count,
+                                   writer_->layer_tokens(checked->layer_slot), rows.layer));
+    if (arrival == RangeKind::kRepeat) return absl::OkStatus();
     const uint32_t token_end = writer_->layer_tokens(checked->layer_slot) + checked->token_count;
-    if (absl::Status status = writer_->Reserve(token_end); !status.ok()) return status;
+    RETURN_IF_ERROR(writer_->Reserve(token_end));
     return PrefixField("rows", writer_->Write(*checked));
   }
 
@@ -88,55 +89,53 @@ absl::StatusOr<std::unique_ptr<IngestTransaction>> BeginIngest(std::shared_ptr<c
                                                                WriteLease lease,
                                                                bool has_live_index) {
   const uint32_t segment_tokens = cache->segmenting.segment_tokens;
-  auto writer = SegmentWriter::Begin(std::move(cache), std::move(lease), segment_tokens);
-  if (!writer.ok()) return writer.status();
-  if (has_live_index) writer->DeferEncoding();
-  return std::make_unique<IngestTransactionImpl>(*std::move(writer));
+  ASSIGN_OR_RETURN(auto writer,
+                   SegmentWriter::Begin(std::move(cache), std::move(lease), segment_tokens));
+  if (has_live_index) writer.DeferEncoding();
+  return std::make_unique<IngestTransactionImpl>(std::move(writer));
 }
 
 absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLease lease,
                                     bool has_live_index, uint64_t first_position,
                                     std::span<const LayerRows> layers) {
   const uint32_t tail_tokens = cache->segmenting.tail_tokens;
-  auto writer = SegmentWriter::Begin(std::move(cache), std::move(lease), tail_tokens);
-  if (!writer.ok()) return writer.status();
-  const auto all = CheckAppend(writer->cache(), layers);
-  if (!all.ok()) return all.status();
+  ASSIGN_OR_RETURN(auto writer,
+                   SegmentWriter::Begin(std::move(cache), std::move(lease), tail_tokens));
+  ASSIGN_OR_RETURN(const auto all, CheckAppend(writer.cache(), layers));
   uint32_t new_count = 0;
-  for (const CheckedRows& rows : *all) {
-    const auto arrival =
-        ClassifyRange(first_position, rows.token_count, writer->layer_tokens(rows.layer_slot),
-                      writer->cache().layers.layers[rows.layer_slot].layer);
-    if (!arrival.ok()) return arrival.status();
-    if (*arrival == RangeKind::kNew) ++new_count;
+  for (const CheckedRows& rows : all) {
+    ASSIGN_OR_RETURN(
+        const auto arrival,
+        ClassifyRange(first_position, rows.token_count, writer.layer_tokens(rows.layer_slot),
+                      writer.cache().layers.layers[rows.layer_slot].layer));
+    if (arrival == RangeKind::kNew) ++new_count;
   }
-  if (new_count == 0) return writer->base().token_count();
-  if (new_count != all->size()) {
+  if (new_count == 0) return writer.base().token_count();
+  if (new_count != all.size()) {
     return InvalidArgument(
         "first_position",
         absl::StrCat(first_position, ": some layers hold these tokens, others do not"));
   }
-  if (has_live_index) writer->EndPrefill();
-  const auto token_end = static_cast<uint32_t>(first_position) + all->front().token_count;
-  if (absl::Status status = writer->Reserve(token_end); !status.ok()) return status;
-  for (size_t i = 0; i < all->size(); ++i) {
-    if (absl::Status status = writer->Write((*all)[i]); !status.ok()) {
+  if (has_live_index) writer.EndPrefill();
+  const auto token_end = static_cast<uint32_t>(first_position) + all.front().token_count;
+  RETURN_IF_ERROR(writer.Reserve(token_end));
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (absl::Status status = writer.Write(all[i]); !status.ok()) {
       return PrefixField(absl::StrCat("rows[", i, "]"), status);
     }
   }
-  return writer->Commit();
+  return writer.Commit();
 }
 
 absl::StatusOr<uint64_t> TruncateRows(WriteLease lease, uint64_t token_count, uint64_t own_lease) {
-  const auto base = lease.sequence().Read();
-  if (!base.ok()) return base.status();
-  const uint32_t stored = (*base)->token_count();
+  ASSIGN_OR_RETURN(const auto base, lease.sequence().Read());
+  const uint32_t stored = base->token_count();
   if (token_count > stored) {
     return InvalidArgument("token_count",
                            absl::StrCat(token_count, "; the sequence has ", stored, " tokens"));
   }
   const auto kept = static_cast<uint32_t>(token_count);
-  if (absl::Status status = lease.sequence().Truncate(kept, own_lease); !status.ok()) return status;
+  RETURN_IF_ERROR(lease.sequence().Truncate(kept, own_lease));
   return kept;
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/rows/gather.h"
 #include "kvstore/checksum/verify.h"
 #include "kvstore/read/layer_ops.h"
@@ -28,17 +29,16 @@ struct OwnedView {
 };
 
 absl::StatusOr<OwnedView> ViewLayer(const Reading& reading, uint32_t layer) {
-  const absl::StatusOr<uint32_t> slot = reading.cache->LayerSlot(layer);
-  if (!slot.ok()) return slot.status();
-  const StoredLayers::Layer& stored = reading.cache->layers.layers[*slot];
+  ASSIGN_OR_RETURN(const uint32_t slot, reading.cache->LayerSlot(layer));
+  const StoredLayers::Layer& stored = reading.cache->layers.layers[slot];
   OwnedView owned;
-  owned.layer_slot = *slot;
-  const uint32_t layer_tokens = reading.snapshot->layer_tokens[*slot];
+  owned.layer_slot = slot;
+  const uint32_t layer_tokens = reading.snapshot->layer_tokens[slot];
   const std::vector<SegmentEntry>& entries = reading.snapshot->list->segments;
   for (size_t i = 0; i < entries.size(); ++i) {
     const SegmentRows& rows = *entries[i].rows;
     if (rows.first_position() >= layer_tokens) break;
-    if (absl::Status status = VerifyRows(*reading.cache, rows, *slot); !status.ok()) return status;
+    RETURN_IF_ERROR(VerifyRows(*reading.cache, rows, slot));
     const uint32_t end = entries[i].closed ? entries[i].token_end : layer_tokens;
     owned.segments.push_back({.first_position = rows.first_position(),
                               .token_count = std::min(end, layer_tokens) - rows.first_position(),
@@ -52,9 +52,7 @@ absl::StatusOr<OwnedView> ViewLayer(const Reading& reading, uint32_t layer) {
 // index, kAborted when it is under way.
 absl::Status AddIndex(const Reading& reading, const IndexDescriptor& index, std::string_view field,
                       OwnedView& owned) {
-  if (absl::Status status = ValidateIndex(index, owned.view.shape.key_dim, field); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(ValidateIndex(index, owned.view.shape.key_dim, field));
   if (index.kind == IndexKind::kFlat) return absl::OkStatus();
   const SegmentList& list = *reading.snapshot->list;
   const size_t ordinal = list.Find(index);
@@ -72,9 +70,7 @@ absl::Status AddIndex(const Reading& reading, const IndexDescriptor& index, std:
   }
   for (size_t i = 0; i < owned.segments.size(); ++i) {
     const SegmentIndex& data = *list.segments[i].indexes[ordinal];
-    absl::Status status =
-        VerifyIndex(*reading.cache, *list.segments[i].rows, data, owned.layer_slot);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(VerifyIndex(*reading.cache, *list.segments[i].rows, data, owned.layer_slot));
     owned.segments[i].index_data = &data.header(owned.layer_slot);
     owned.segments[i].codebook = &data.codebook(owned.layer_slot)->header();
   }
@@ -120,30 +116,26 @@ absl::StatusOr<PreparedQuery> Prepare(const Reading& reading, const Query& query
 
 absl::StatusOr<Selected> Select(const Reading& reading, const Query& query,
                                 const Selection& selection, PreparedQuery& prepared) {
-  if (absl::Status status = AddIndex(reading, selection.index, "selection.index", prepared.owned);
-      !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(AddIndex(reading, selection.index, "selection.index", prepared.owned));
   const LayerView& view = prepared.owned.view;
-  const auto resolved = ResolveOrError(selection, query.query_position, view.token_count());
-  if (!resolved.ok()) return resolved.status();
+  ASSIGN_OR_RETURN(const auto resolved,
+                   ResolveOrError(selection, query.query_position, view.token_count()));
   Selected selected{.kv_heads = view.shape.kv_heads,
-                    .count = resolved->select_count,
+                    .count = resolved.select_count,
                     .positions = {},
-                    .sink_tokens = resolved->sink_tokens,
-                    .window_tokens = resolved->window_tokens};
+                    .sink_tokens = resolved.sink_tokens,
+                    .window_tokens = resolved.window_tokens};
   selected.positions.resize(size_t{selected.kv_heads} * selected.count);
   if (selected.count == 0) return selected;
   const kernels::Exec& exec = reading.cache->compute.exec;
   const ParallelFor parallel =
-      ChooseParallel(reading, uint64_t{resolved->candidate_count} * selected.kv_heads);
+      ChooseParallel(reading, uint64_t{resolved.candidate_count} * selected.kv_heads);
   const ScratchPool::Buffer scratch = reading.cache->compute.scratch.Take(
-      parallel.worker_count *
-      SelectScratchBytes(exec, view, selection.index, resolved->candidates));
+      parallel.worker_count * SelectScratchBytes(exec, view, selection.index, resolved.candidates));
   SelectLayer(exec, view,
               {.index = selection.index,
                .rule = selection.group_rule,
-               .candidates = resolved->candidates,
+               .candidates = resolved.candidates,
                .queries = prepared.queries,
                .select_count = selected.count,
                .positions = selected.positions},
@@ -281,24 +273,21 @@ Rows EmptyRows(const LayerShape& shape, const PartBytes& part, size_t tokens) {
 
 absl::StatusOr<Selected> SelectTokens(const Reading& reading, const Query& query,
                                       const Selection& selection) {
-  auto prepared = Prepare(reading, query);
-  if (!prepared.ok()) return prepared.status();
-  return Select(reading, query, selection, *prepared);
+  ASSIGN_OR_RETURN(auto prepared, Prepare(reading, query));
+  return Select(reading, query, selection, prepared);
 }
 
 absl::StatusOr<Scores> ScoreTokens(const Reading& reading, const Query& query,
                                    const IndexDescriptor& index, TokenRange tokens) {
-  auto prepared = Prepare(reading, query);
-  if (!prepared.ok()) return prepared.status();
-  if (prepared->query_length > 1) {
+  ASSIGN_OR_RETURN(auto prepared, Prepare(reading, query));
+  if (prepared.query_length > 1) {
     return InvalidArgument("query.queries.shape",
-                           absl::StrCat("query length is ", prepared->query_length,
+                           absl::StrCat("query length is ", prepared.query_length,
                                         ", must be 1: Score takes one query token"));
   }
-  if (absl::Status status = AddIndex(reading, index, "index", prepared->owned); !status.ok())
-    return status;
-  const LayerView& view = prepared->owned.view;
-  if (absl::Status status = CheckTokens(tokens, view.token_count()); !status.ok()) return status;
+  RETURN_IF_ERROR(AddIndex(reading, index, "index", prepared.owned));
+  const LayerView& view = prepared.owned.view;
+  RETURN_IF_ERROR(CheckTokens(tokens, view.token_count()));
   const PositionRange range{static_cast<uint32_t>(tokens.begin), static_cast<uint32_t>(tokens.end)};
   const uint32_t count = range.end - range.begin;
   Scores scores;
@@ -311,7 +300,7 @@ absl::StatusOr<Scores> ScoreTokens(const Reading& reading, const Query& query,
   ScoreLayer(reading.cache->compute.exec, view,
              {.index = index,
               .tokens = range,
-              .queries = prepared->queries,
+              .queries = prepared.queries,
               .logits = scores.logits,
               .max = scores.max,
               .sum_exp = scores.sum_exp},
@@ -321,19 +310,17 @@ absl::StatusOr<Scores> ScoreTokens(const Reading& reading, const Query& query,
 
 absl::StatusOr<Rows> FetchRows(const Reading& reading, uint32_t layer, TokenRange tokens,
                                RowPart part) {
-  const auto owned = ViewLayer(reading, layer);
-  if (!owned.ok()) return owned.status();
-  const LayerShape& shape = owned->view.shape;
-  const auto bytes = BytesOfPart(shape, part);
-  if (!bytes.ok()) return bytes.status();
-  const LayerView view{.shape = shape, .segments = owned->segments};
-  if (absl::Status status = CheckTokens(tokens, view.token_count()); !status.ok()) return status;
+  ASSIGN_OR_RETURN(const auto owned, ViewLayer(reading, layer));
+  const LayerShape& shape = owned.view.shape;
+  ASSIGN_OR_RETURN(const auto bytes, BytesOfPart(shape, part));
+  const LayerView view{.shape = shape, .segments = owned.segments};
+  RETURN_IF_ERROR(CheckTokens(tokens, view.token_count()));
   std::vector<uint32_t> positions(tokens.end - tokens.begin);
   std::iota(positions.begin(), positions.end(), static_cast<uint32_t>(tokens.begin));
-  Rows rows = EmptyRows(shape, *bytes, positions.size());
-  const size_t head_bytes = positions.size() * bytes->size;
+  Rows rows = EmptyRows(shape, bytes, positions.size());
+  const size_t head_bytes = positions.size() * bytes.size;
   for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
-    GatherHead(reading.cache->compute.exec, view, kv_head, positions, *bytes,
+    GatherHead(reading.cache->compute.exec, view, kv_head, positions, bytes,
                std::span(rows.data).subspan(kv_head * head_bytes, head_bytes));
   }
   return rows;
@@ -341,21 +328,17 @@ absl::StatusOr<Rows> FetchRows(const Reading& reading, uint32_t layer, TokenRang
 
 absl::StatusOr<Rows> FetchRowsAt(const Reading& reading, uint32_t layer,
                                  std::span<const uint32_t> positions, RowPart part) {
-  const auto owned = ViewLayer(reading, layer);
-  if (!owned.ok()) return owned.status();
-  const LayerShape& shape = owned->view.shape;
-  const auto bytes = BytesOfPart(shape, part);
-  if (!bytes.ok()) return bytes.status();
-  const LayerView view{.shape = shape, .segments = owned->segments};
-  if (absl::Status status = CheckPositions(view, positions, /*ascending=*/false); !status.ok()) {
-    return status;
-  }
+  ASSIGN_OR_RETURN(const auto owned, ViewLayer(reading, layer));
+  const LayerShape& shape = owned.view.shape;
+  ASSIGN_OR_RETURN(const auto bytes, BytesOfPart(shape, part));
+  const LayerView view{.shape = shape, .segments = owned.segments};
+  RETURN_IF_ERROR(CheckPositions(view, positions, /*ascending=*/false));
   const size_t per_head = positions.size() / shape.kv_heads;
-  Rows rows = EmptyRows(shape, *bytes, per_head);
-  const size_t head_bytes = per_head * bytes->size;
+  Rows rows = EmptyRows(shape, bytes, per_head);
+  const size_t head_bytes = per_head * bytes.size;
   for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
     GatherHead(reading.cache->compute.exec, view, kv_head,
-               positions.subspan(kv_head * per_head, per_head), *bytes,
+               positions.subspan(kv_head * per_head, per_head), bytes,
                std::span(rows.data).subspan(kv_head * head_bytes, head_bytes));
   }
   return rows;
@@ -363,25 +346,20 @@ absl::StatusOr<Rows> FetchRowsAt(const Reading& reading, uint32_t layer,
 
 absl::StatusOr<Attention> AttendSelection(const Reading& reading, const Query& query,
                                           const Selection& selection, bool want_positions) {
-  auto prepared = Prepare(reading, query);
-  if (!prepared.ok()) return prepared.status();
-  auto selected = Select(reading, query, selection, *prepared);
-  if (!selected.ok()) return selected.status();
-  Attention attention = Attend(reading, *prepared, selected->positions);
-  attention.selected = *std::move(selected);
+  ASSIGN_OR_RETURN(auto prepared, Prepare(reading, query));
+  ASSIGN_OR_RETURN(auto selected, Select(reading, query, selection, prepared));
+  Attention attention = Attend(reading, prepared, selected.positions);
+  attention.selected = std::move(selected);
   if (!want_positions) attention.selected.positions.clear();
   return attention;
 }
 
 absl::StatusOr<Attention> AttendAt(const Reading& reading, const Query& query,
                                    std::span<const uint32_t> positions) {
-  const auto prepared = Prepare(reading, query);
-  if (!prepared.ok()) return prepared.status();
-  const LayerView& view = prepared->owned.view;
-  if (absl::Status status = CheckPositions(view, positions, /*ascending=*/true); !status.ok()) {
-    return status;
-  }
-  Attention attention = Attend(reading, *prepared, positions);
+  ASSIGN_OR_RETURN(const auto prepared, Prepare(reading, query));
+  const LayerView& view = prepared.owned.view;
+  RETURN_IF_ERROR(CheckPositions(view, positions, /*ascending=*/true));
+  Attention attention = Attend(reading, prepared, positions);
   attention.selected.kv_heads = view.shape.kv_heads;
   attention.selected.count = static_cast<uint32_t>(positions.size() / view.shape.kv_heads);
   return attention;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -54,7 +55,7 @@ absl::StatusOr<CheckedTensor> CheckTensor(const TensorView& view, uint32_t dim1,
   if (!kernels::IsDType(static_cast<uint8_t>(view.dtype))) {
     return Bad(field, "dtype", "unknown, must be fp16, bf16 or fp32");
   }
-  if (absl::Status status = CheckShape(view, dim1, dim2, field); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckShape(view, dim1, dim2, field));
   const auto element_bytes = static_cast<Wide>(kernels::DTypeBytes(view.dtype));
   CheckedTensor tensor{.data = view.data, .dtype = view.dtype};
   Wide lowest = 0;
@@ -80,14 +81,14 @@ absl::StatusOr<CheckedTensor> CheckTensor(const TensorView& view, uint32_t dim1,
 }
 
 absl::StatusOr<QueryFloats> QueriesToFloats(const TensorView& view, const LayerShape& shape) {
-  const auto tensor = CheckTensor(view, shape.query_heads, shape.key_dim, "queries");
-  if (!tensor.ok()) return tensor.status();
-  if (tensor->shape[0] > kMaxQueryLength) {
+  ASSIGN_OR_RETURN(const auto tensor,
+                   CheckTensor(view, shape.query_heads, shape.key_dim, "queries"));
+  if (tensor.shape[0] > kMaxQueryLength) {
     return Bad(
         "queries", "shape",
-        absl::StrCat("query length is ", tensor->shape[0], ", must be at most ", kMaxQueryLength));
+        absl::StrCat("query length is ", tensor.shape[0], ", must be at most ", kMaxQueryLength));
   }
-  const auto length = static_cast<uint32_t>(tensor->shape[0]);
+  const auto length = static_cast<uint32_t>(tensor.shape[0]);
   const uint32_t group = shape.group_size();
   if (length * group > kMaxGroupSize) {
     return Bad("queries", "shape",
@@ -100,7 +101,7 @@ absl::StatusOr<QueryFloats> QueriesToFloats(const TensorView& view, const LayerS
   for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
     for (uint32_t i = 0; i < length * group; ++i) {
       const uint32_t head = kv_head * group + i % group;
-      const kernels::StridedTensor row = tensor->Head(i / group, head);
+      const kernels::StridedTensor row = tensor.Head(i / group, head);
       for (uint32_t dim = 0; dim < shape.key_dim; ++dim) {
         const float value = kernels::LoadElement(
             row.dtype, row.data + static_cast<ptrdiff_t>(dim) * row.element_stride_bytes, 0);

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/train/pq_encode.h"
 #include "kvstore/refusal.h"
 
@@ -48,22 +49,19 @@ void CopySlots(const StoredLayers& layers, const SegmentEntry& from, const Segme
 }  // namespace
 
 absl::StatusOr<CheckedRows> CheckRows(const Cache& cache, const LayerRows& rows) {
-  const absl::StatusOr<uint32_t> layer_slot = cache.LayerSlot(rows.layer);
-  if (!layer_slot.ok()) return layer_slot.status();
-  const LayerShape& shape = cache.layers.layers[*layer_slot].shape;
-  const auto keys = CheckTensor(rows.keys, shape.kv_heads, shape.key_dim, "keys");
-  if (!keys.ok()) return keys.status();
-  const auto values = CheckTensor(rows.values, shape.kv_heads, shape.value_dim, "values");
-  if (!values.ok()) return values.status();
-  if (keys->shape[0] != values->shape[0]) {
-    return InvalidArgument("values.shape",
-                           absl::StrCat("layer ", rows.layer, ": ", values->shape[0],
-                                        " tokens; keys have ", keys->shape[0]));
+  ASSIGN_OR_RETURN(const uint32_t layer_slot, cache.LayerSlot(rows.layer));
+  const LayerShape& shape = cache.layers.layers[layer_slot].shape;
+  ASSIGN_OR_RETURN(const auto keys, CheckTensor(rows.keys, shape.kv_heads, shape.key_dim, "keys"));
+  ASSIGN_OR_RETURN(const auto values,
+                   CheckTensor(rows.values, shape.kv_heads, shape.value_dim, "values"));
+  if (keys.shape[0] != values.shape[0]) {
+    return InvalidArgument("values.shape", absl::StrCat("layer ", rows.layer, ": ", values.shape[0],
+                                                        " tokens; keys have ", keys.shape[0]));
   }
-  return CheckedRows{.layer_slot = *layer_slot,
-                     .token_count = static_cast<uint32_t>(keys->shape[0]),
-                     .keys = *keys,
-                     .values = *values};
+  return CheckedRows{.layer_slot = layer_slot,
+                     .token_count = static_cast<uint32_t>(keys.shape[0]),
+                     .keys = keys,
+                     .values = values};
 }
 
 absl::StatusOr<RangeKind> ClassifyRange(uint64_t first_position, uint32_t token_count,
@@ -83,9 +81,8 @@ absl::StatusOr<RangeKind> ClassifyRange(uint64_t first_position, uint32_t token_
 
 absl::StatusOr<SegmentWriter> SegmentWriter::Begin(std::shared_ptr<const Cache> cache,
                                                    WriteLease lease, uint32_t segment_tokens) {
-  auto base = lease.sequence().Read();
-  if (!base.ok()) return base.status();
-  return SegmentWriter(std::move(cache), std::move(lease), *std::move(base), segment_tokens);
+  ASSIGN_OR_RETURN(auto base, lease.sequence().Read());
+  return SegmentWriter(std::move(cache), std::move(lease), std::move(base), segment_tokens);
 }
 
 SegmentWriter::SegmentWriter(std::shared_ptr<const Cache> cache, WriteLease lease,
@@ -124,9 +121,9 @@ absl::Status SegmentWriter::MoveFromReaders() {
   const NewSegment same{.segment_id = cache_->counters.next_segment_id++,
                         .first_position = old.rows->first_position(),
                         .slot_capacity = old.rows->slot_capacity()};
-  auto created = CreateSegments(*cache_->pool, cache_->layers, {&same, 1}, CodebooksOf(old));
-  if (!created.ok()) return created.status();
-  SegmentEntry& fresh = created->front();
+  ASSIGN_OR_RETURN(auto created,
+                   CreateSegments(*cache_->pool, cache_->layers, {&same, 1}, CodebooksOf(old)));
+  SegmentEntry& fresh = created.front();
   CopySlots(cache_->layers, old, fresh, layer_tokens_);
   for (size_t i = 0; i < old.indexes.size(); ++i) {
     if (fresh.indexes[i] == nullptr) continue;
@@ -143,7 +140,7 @@ absl::Status SegmentWriter::MoveFromReaders() {
 }
 
 absl::Status SegmentWriter::Reserve(uint32_t token_end) {
-  if (absl::Status status = MoveFromReaders(); !status.ok()) return status;
+  RETURN_IF_ERROR(MoveFromReaders());
   const SegmentEntry* last = entry_count() == 0 ? nullptr : &entry(entry_count() - 1);
   uint32_t capacity_end = 0;
   if (last != nullptr) capacity_end = last->closed ? last->token_end : last->rows->end_capacity();
@@ -154,18 +151,18 @@ absl::Status SegmentWriter::Reserve(uint32_t token_end) {
                       .first_position = first,
                       .slot_capacity = segment_tokens_});
   }
-  auto created = CreateSegments(*cache_->pool, cache_->layers, wanted,
-                                defer_encoding_
-                                    ? NewestCodebooks(base_->list->indexes.size())
-                                    : NewestOf(base_->list->segments, base_->list->indexes.size()));
-  if (!created.ok()) return created.status();
+  ASSIGN_OR_RETURN(auto created,
+                   CreateSegments(*cache_->pool, cache_->layers, wanted,
+                                  defer_encoding_ ? NewestCodebooks(base_->list->indexes.size())
+                                                  : NewestOf(base_->list->segments,
+                                                             base_->list->indexes.size())));
   const auto close = [](SegmentEntry& full) {
     full.closed = true;
     full.token_end = full.rows->end_capacity();
   };
   if (last != nullptr && !last->closed) close(EditActiveSegment());
-  for (SegmentEntry& fresh : *created) {
-    if (&fresh != &created->back()) close(fresh);
+  for (SegmentEntry& fresh : created) {
+    if (&fresh != &created.back()) close(fresh);
     edited_.push_back(std::move(fresh));
   }
   return absl::OkStatus();

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -191,11 +192,10 @@ absl::Status NamedTokens::Check(uint64_t first_position,
 
 absl::Status NamedTokens::Name(uint64_t first_position, std::span<const uint32_t> token_ids) {
   const MutexLock lock(&mutex_);
-  const auto known = Known(first_position, token_ids);
-  if (!known.ok()) return known.status();
-  token_ids_.insert(token_ids_.end(), token_ids.begin() + static_cast<ptrdiff_t>(*known),
+  ASSIGN_OR_RETURN(const auto known, Known(first_position, token_ids));
+  token_ids_.insert(token_ids_.end(), token_ids.begin() + static_cast<ptrdiff_t>(known),
                     token_ids.end());
-  if (record_ != nullptr && *known < token_ids.size()) record_->Write(token_ids_);
+  if (record_ != nullptr && known < token_ids.size()) record_->Write(token_ids_);
   ListStoredSteps();
   return absl::OkStatus();
 }
@@ -227,12 +227,11 @@ absl::StatusOr<NamedTokens::Shared> NamedTokens::Share(uint32_t token_count, boo
   const std::shared_ptr<Sequence> sequence = sequence_.lock();
   if (sequence == nullptr) return NotFound("sequence_id", "the sequence was dropped");
   const MutexLock lock(&mutex_);
-  auto snapshot = sequence->Share(token_count, partial_indexes);
-  if (!snapshot.ok()) return snapshot.status();
+  ASSIGN_OR_RETURN(auto snapshot, sequence->Share(token_count, partial_indexes));
   // Beyond stored_ a truncation may be in progress: those names may belong to tokens that are
   // stored after it.
   const size_t named = std::min({token_ids_.size(), size_t{token_count}, size_t{stored_}});
-  return Shared{*std::move(snapshot),
+  return Shared{std::move(snapshot),
                 {token_ids_.begin(), token_ids_.begin() + static_cast<ptrdiff_t>(named)}};
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/select/cells/pq_postings.h"
 #include "kernels/select/pq_select.h"
 #include "kernels/train/pq_encode.h"
@@ -306,15 +307,14 @@ absl::StatusOr<std::vector<SegmentEntry>> CreateSegments(Pool& pool, const Store
                                 sizes_bytes);
     }
   }
-  absl::StatusOr<std::vector<Extent>> extents = pool.Allocate(sizes_bytes);
-  if (!extents.ok()) return extents.status();
+  ASSIGN_OR_RETURN(std::vector<Extent> extents, pool.Allocate(sizes_bytes));
   std::vector<SegmentEntry> entries;
   size_t next = 0;
   for (const NewSegment& segment : segments) {
     SegmentEntry entry;
     entry.rows = std::make_shared<SegmentRows>(segment.segment_id, segment.first_position,
                                                segment.slot_capacity,
-                                               TakeFront(*extents, next, layers.head_count));
+                                               TakeFront(extents, next, layers.head_count));
     for (const auto& of_index : codebooks) {
       if (of_index.empty()) {
         entry.indexes.push_back(nullptr);
@@ -322,7 +322,7 @@ absl::StatusOr<std::vector<SegmentEntry>> CreateSegments(Pool& pool, const Store
       }
       entry.indexes.push_back(
           std::make_shared<SegmentIndex>(layers, segment.slot_capacity, /*counted_begin=*/0,
-                                         TakeFront(*extents, next, layers.size()), of_index));
+                                         TakeFront(extents, next, layers.size()), of_index));
     }
     entries.push_back(std::move(entry));
   }

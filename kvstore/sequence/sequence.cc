@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "kvstore/refusal.h"
 #include "kvstore/sequence/sequence_record.h"
@@ -201,7 +202,7 @@ absl::Status Sequence::CheckRunning() const {
 
 absl::StatusOr<std::shared_ptr<const Snapshot>> Sequence::Read() const {
   const MutexLock lock(&mutex_);
-  if (absl::Status status = CheckRunning(); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckRunning());
   return current_;
 }
 
@@ -222,7 +223,7 @@ absl::Status Sequence::BeginShortWrite(SteadyTime deadline) {
 absl::Status Sequence::AcquireWriter(bool is_short, SteadyTime deadline) {
   const MutexLock lock(&mutex_);
   for (;;) {
-    if (absl::Status status = CheckRunning(); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckRunning());
     if (!writing_) break;
     if (short_) {
       writer_done_.Wait(&mutex_);
@@ -278,8 +279,7 @@ absl::Status Sequence::Install(Author author, std::shared_ptr<const Snapshot> ne
       if (current_ == nullptr) return DroppedError();
       if (author == Author::kWriter && suspended()) return SuspendedError();
     }
-    absl::Status written = record_->Write(shown.list, shown.layer_tokens, suspended());
-    if (!written.ok()) return written;
+    RETURN_IF_ERROR(record_->Write(shown.list, shown.layer_tokens, suspended()));
   }
   std::shared_ptr<const SegmentList> known;  // destroyed after the lock is released
   std::shared_ptr<const Watchers> watchers;
@@ -304,24 +304,21 @@ absl::Status Sequence::ChangeList(Author author, const Snapshot& base,
                                   std::vector<uint32_t> layer_tokens,
                                   const std::function<absl::Status(SegmentList&)>& change) {
   auto list = std::make_shared<SegmentList>(*base.list);
-  if (absl::Status status = change(*list); !status.ok()) return status;
+  RETURN_IF_ERROR(change(*list));
   Complete(layer_tokens, *list);
   return Install(author, std::make_shared<Snapshot>(std::move(list), std::move(layer_tokens)));
 }
 
 absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens) {
   const MutexLock lock(&events_mutex_);
-  auto base = Read();
-  if (!base.ok()) return base.status();
-  return Install(Author::kWriter,
-                 std::make_shared<Snapshot>((*base)->list, std::move(layer_tokens)));
+  ASSIGN_OR_RETURN(auto base, Read());
+  return Install(Author::kWriter, std::make_shared<Snapshot>(base->list, std::move(layer_tokens)));
 }
 
 absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens, ListEdit edit) {
   const MutexLock lock(&events_mutex_);
-  auto base = Read();
-  if (!base.ok()) return base.status();
-  return ChangeList(Author::kWriter, **base, std::move(layer_tokens), [&](SegmentList& list) {
+  ASSIGN_OR_RETURN(auto base, Read());
+  return ChangeList(Author::kWriter, *base, std::move(layer_tokens), [&](SegmentList& list) {
     std::vector<SegmentEntry>& segments = list.segments;
     for (SegmentEntry& entry : edit.entries) {  // background work may have added codes concurrently
       const auto same = FindSegment(segments, entry.rows->segment_id());
@@ -338,16 +335,15 @@ absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens, ListEdit 
 
 absl::Status Sequence::Publish(std::shared_ptr<const Snapshot> next) {
   const MutexLock lock(&events_mutex_);
-  auto base = Read();
-  if (!base.ok()) return base.status();
-  if (next->list == (*base)->list) return Install(Author::kWriter, std::move(next));
+  ASSIGN_OR_RETURN(auto base, Read());
+  if (next->list == base->list) return Install(Author::kWriter, std::move(next));
   {
     const MutexLock state_lock(&mutex_);
-    if (writer_list_ != (*base)->list) {
+    if (writer_list_ != base->list) {
       return Aborted("", "the segments have changed concurrently", kRetryConflict);
     }
   }
-  return ChangeList(Author::kWriter, **base, next->layer_tokens, [&](SegmentList& list) {
+  return ChangeList(Author::kWriter, *base, next->layer_tokens, [&](SegmentList& list) {
     list = *next->list;
     return absl::OkStatus();
   });
@@ -355,9 +351,8 @@ absl::Status Sequence::Publish(std::shared_ptr<const Snapshot> next) {
 
 absl::Status Sequence::CloseActiveSegment() {
   const MutexLock lock(&events_mutex_);
-  auto base = Read();
-  if (!base.ok()) return base.status();
-  return ChangeList(Author::kWriter, **base, (*base)->layer_tokens, [](SegmentList& list) {
+  ASSIGN_OR_RETURN(auto base, Read());
+  return ChangeList(Author::kWriter, *base, base->layer_tokens, [](SegmentList& list) {
     if (list.has_active_segment()) list.segments.back().closed = true;  // Complete sets token_end
     list.prefill_closed = true;
     return absl::OkStatus();
@@ -366,26 +361,25 @@ absl::Status Sequence::CloseActiveSegment() {
 
 absl::Status Sequence::Truncate(uint32_t token_count, uint64_t own_lease) {
   const MutexLock lock(&events_mutex_);
-  auto base = Read();
-  if (!base.ok()) return base.status();
-  std::vector<uint32_t> layer_tokens((*base)->layer_tokens.size(), token_count);
-  if (layer_tokens == (*base)->layer_tokens) return absl::OkStatus();
+  ASSIGN_OR_RETURN(auto base, Read());
+  std::vector<uint32_t> layer_tokens(base->layer_tokens.size(), token_count);
+  if (layer_tokens == base->layer_tokens) return absl::OkStatus();
   bool left = false;
   for (const auto& watcher : *watchers()) {
     if (watcher->OnTruncate(token_count, own_lease)) left = true;
   }
-  const std::vector<SegmentEntry>& segments = (*base)->list->segments;
-  if (left && (*base)->list->has_active_segment()) {  // until another segment is the active one
+  const std::vector<SegmentEntry>& segments = base->list->segments;
+  if (left && base->list->has_active_segment()) {  // until another segment is the active one
     const MutexLock state_lock(&mutex_);
-    views_.push_back(MakeView((*base)->layer_tokens, (*base)->list->tail()));
+    views_.push_back(MakeView(base->layer_tokens, base->list->tail()));
   }
-  const bool list_stays = !segments.empty() && (*base)->list->has_active_segment() &&
+  const bool list_stays = !segments.empty() && base->list->has_active_segment() &&
                           segments.back().rows->first_position() < token_count;
   if (list_stays) {
     return Install(Author::kWriter,
-                   std::make_shared<Snapshot>((*base)->list, std::move(layer_tokens)));
+                   std::make_shared<Snapshot>(base->list, std::move(layer_tokens)));
   }
-  return ChangeList(Author::kWriter, **base, std::move(layer_tokens),
+  return ChangeList(Author::kWriter, *base, std::move(layer_tokens),
                     [token_count](SegmentList& list) {
                       CutAt(token_count, list.segments);
                       return absl::OkStatus();
@@ -394,14 +388,13 @@ absl::Status Sequence::Truncate(uint32_t token_count, uint64_t own_lease) {
 
 absl::Status Sequence::ReplaceSegments(std::span<const uint64_t> segment_ids,
                                        std::vector<SegmentEntry> replacement) {
-  if (absl::Status status = CheckReplacement(replacement); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckReplacement(replacement));
   if (segment_ids.empty()) return InvalidArgument("segment_ids", "empty");
   const MutexLock lock(&events_mutex_);
-  auto base = Peek();
-  if (!base.ok()) return base.status();
-  const uint32_t complete = (*base)->token_count();
+  ASSIGN_OR_RETURN(auto base, Peek());
+  const uint32_t complete = base->token_count();
   return ChangeList(
-      Author::kBackground, **base, (*base)->layer_tokens, [&](SegmentList& list) -> absl::Status {
+      Author::kBackground, *base, base->layer_tokens, [&](SegmentList& list) -> absl::Status {
         const auto first = FindSegment(list.segments, segment_ids.front());
         const auto left = static_cast<size_t>(list.segments.end() - first);
         if (segment_ids.size() > left) return SegmentChangedError(segment_ids.front());
@@ -425,10 +418,9 @@ absl::Status Sequence::ReplaceSegments(std::span<const uint64_t> segment_ids,
 absl::Status Sequence::PublishIndex(const IndexDescriptor& index,
                                     std::span<const IndexedSegment> segments) {
   const MutexLock lock(&events_mutex_);
-  auto base = Peek();
-  if (!base.ok()) return base.status();
+  ASSIGN_OR_RETURN(auto base, Peek());
   return ChangeList(
-      Author::kBackground, **base, (*base)->layer_tokens, [&](SegmentList& list) -> absl::Status {
+      Author::kBackground, *base, base->layer_tokens, [&](SegmentList& list) -> absl::Status {
         const size_t ordinal = list.Find(index);
         if (ordinal == list.indexes.size()) {
           if (ordinal >= kMaxIndexes) {
@@ -450,10 +442,9 @@ absl::Status Sequence::PublishIndex(const IndexDescriptor& index,
 
 absl::Status Sequence::RemoveIndex(const IndexDescriptor& index) {
   const MutexLock lock(&events_mutex_);
-  auto base = Peek();
-  if (!base.ok()) return base.status();
-  if ((*base)->list->Find(index) == (*base)->list->indexes.size()) return absl::OkStatus();
-  return ChangeList(Author::kBackground, **base, (*base)->layer_tokens, [&](SegmentList& list) {
+  ASSIGN_OR_RETURN(auto base, Peek());
+  if (base->list->Find(index) == base->list->indexes.size()) return absl::OkStatus();
+  return ChangeList(Author::kBackground, *base, base->layer_tokens, [&](SegmentList& list) {
     std::erase(list.indexes, index);  // Complete removes it from the entries
     return absl::OkStatus();
   });
@@ -526,8 +517,7 @@ absl::StatusOr<uint32_t> Sequence::Suspend(bool suspended) {
     if (suspended_.load() == suspended) return shown->token_count();
   }
   if (record_ != nullptr) {
-    absl::Status written = record_->Write(shown->list, shown->layer_tokens, suspended);
-    if (!written.ok()) return written;
+    RETURN_IF_ERROR(record_->Write(shown->list, shown->layer_tokens, suspended));
   }
   {
     const MutexLock state_lock(&mutex_);
@@ -546,9 +536,7 @@ absl::Status Sequence::PinUntil(int64_t boot_nanos) {
     shown = current_;
   }
   if (record_ != nullptr) {
-    absl::Status written =
-        record_->Write(shown->list, shown->layer_tokens, suspended(), boot_nanos);
-    if (!written.ok()) return written;
+    RETURN_IF_ERROR(record_->Write(shown->list, shown->layer_tokens, suspended(), boot_nanos));
   }
   holds_.PinUntil(boot_nanos);
   return absl::OkStatus();
@@ -574,13 +562,13 @@ void Sequence::Drop() {
 }
 
 absl::StatusOr<WriteLease> WriteLease::Acquire(std::shared_ptr<Sequence> sequence) {
-  if (absl::Status status = sequence->BeginWrite(); !status.ok()) return status;
+  RETURN_IF_ERROR(sequence->BeginWrite());
   return WriteLease(std::move(sequence));
 }
 
 absl::StatusOr<WriteLease> WriteLease::TakeShort(std::shared_ptr<Sequence> sequence,
                                                  SteadyTime deadline) {
-  if (absl::Status status = sequence->BeginShortWrite(deadline); !status.ok()) return status;
+  RETURN_IF_ERROR(sequence->BeginShortWrite(deadline));
   return WriteLease(std::move(sequence));
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/crc32c.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/records/record_bytes.h"
 #include "kvstore/refusal.h"
 
@@ -70,10 +71,9 @@ absl::Status EncodeList(RecordTable& table, const SegmentList& list, RecordWrite
                         .prefill_closed = list.prefill_closed});
   writer.AddAll(std::span(list.indexes));
   for (const SegmentEntry& entry : list.segments) {
-    const auto rows = RowsNumber(table, *entry.rows);
-    if (!rows.ok()) return rows.status();
+    ASSIGN_OR_RETURN(const auto rows, RowsNumber(table, *entry.rows));
     writer.Add(EntryRecord{.segment_id = entry.rows->segment_id(),
-                           .rows = *rows,
+                           .rows = rows,
                            .token_end = entry.token_end,
                            .closed = entry.closed});
     for (size_t i = 0; i < list.indexes.size(); ++i) {
@@ -83,9 +83,8 @@ absl::Status EncodeList(RecordTable& table, const SegmentList& list, RecordWrite
           writer.Add(EntryRecord::kNoLayer);
           continue;
         }
-        const auto number = LayerNumber(table, *entry.rows, *index, slot);
-        if (!number.ok()) return number.status();
-        writer.Add(*number);
+        ASSIGN_OR_RETURN(const auto number, LayerNumber(table, *entry.rows, *index, slot));
+        writer.Add(number);
       }
     }
   }
@@ -161,9 +160,7 @@ absl::StatusOr<std::unique_ptr<SequenceRecord>> SequenceRecord::Create(
                .slot = std::make_shared<const RecordSlot>(*std::move(slot)),
                .state = {.layer_count = table->shape().layer_count},
                .known = nullptr});
-  if (absl::Status status = record->Write(first.list, first.layer_tokens, false); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(record->Write(first.list, first.layer_tokens, false));
   if (!table->detached()) WriteIdentity(*table, number, identity);
   return record;
 }
@@ -178,7 +175,7 @@ absl::Status SequenceRecord::Write(const std::shared_ptr<const SegmentList>& lis
   next.pinned_until = pinned_until.value_or(next.pinned_until);
   const bool same_list = list == recorded_list_;
   if (!same_list) {
-    if (absl::Status status = WriteList(*list, next); !status.ok()) return status;
+    RETURN_IF_ERROR(WriteList(*list, next));
   }
   WriteState(next, layer_tokens);
   if (!same_list) {

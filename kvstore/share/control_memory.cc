@@ -1,4 +1,5 @@
 #include "kvstore/share/control_memory.h"
+#include "kernels/base/status_macros.h"
 
 #include <linux/futex.h>
 #include <sys/stat.h>
@@ -32,31 +33,28 @@ absl::StatusOr<std::unique_ptr<ControlMemory>> ControlMemory::Create(uint32_t wo
                                                                      uint64_t boot_word,
                                                                      DescriptorKeeper* keeper) {
   const size_t size_bytes = kWordsOffsetBytes + size_t{word_count} * sizeof(LeaseWords);
-  auto memfd = keeper == nullptr ? CreateMemfd("pqcached-control", size_bytes)
-                                 : keeper->CreateMemory("pqcached-control", size_bytes);
-  if (!memfd.ok()) return memfd.status();
-  auto mapping = Mapping::Map(*memfd, size_bytes, Mapping::Access::kReadWrite);
-  if (!mapping.ok()) return mapping.status();
+  ASSIGN_OR_RETURN(auto memfd, keeper == nullptr
+                                   ? CreateMemfd("pqcached-control", size_bytes)
+                                   : keeper->CreateMemory("pqcached-control", size_bytes));
+  ASSIGN_OR_RETURN(auto mapping, Mapping::Map(memfd, size_bytes, Mapping::Access::kReadWrite));
   if (keeper == nullptr) {
-    if (absl::Status status = SealMemfd(*memfd, WriteSeal::kFutureWrite); !status.ok())
-      return status;
+    RETURN_IF_ERROR(SealMemfd(memfd, WriteSeal::kFutureWrite));
   }
   // New memory is zero, the initial value of all slot words and lease words.
-  auto* page = new (mapping->data()) ControlPage;
+  auto* page = new (mapping.data()) ControlPage;
   page->word_count = word_count;
   page->words_offset_bytes = kWordsOffsetBytes;
   page->slot_word_count = kMaxStagingSlots;
   page->slot_words_offset_bytes = kPageBytes;
   page->boot_word.store(boot_word, std::memory_order_release);
-  return std::unique_ptr<ControlMemory>(new ControlMemory(*std::move(memfd), *std::move(mapping)));
+  return std::unique_ptr<ControlMemory>(new ControlMemory(std::move(memfd), std::move(mapping)));
 }
 
 ControlMemory::~ControlMemory() { End(); }
 
 absl::StatusOr<SharedMemory> ControlMemory::Share() const {
-  auto descriptor = OpenReadOnly(memfd_.get());
-  if (!descriptor.ok()) return descriptor.status();
-  return SharedMemory{.descriptor = *std::move(descriptor), .size_bytes = mapping_.size_bytes()};
+  ASSIGN_OR_RETURN(auto descriptor, OpenReadOnly(memfd_.get()));
+  return SharedMemory{.descriptor = std::move(descriptor), .size_bytes = mapping_.size_bytes()};
 }
 
 void ControlMemory::Wake() const { WakeWaiters(page()); }

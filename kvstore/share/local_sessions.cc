@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/memory/memory_limits.h"
 #include "kvstore/refusal.h"
 
@@ -19,11 +20,10 @@ absl::StatusOr<AttachedSequence> MakeAttached(Lease& lease, uint64_t known_versi
     return FailedPrecondition(
         "lease_id", absl::StrCat(lease.lease_id(), " is revoked; detach, and attach again"));
   }
-  auto image = lease.Refresh(known_version);
-  if (!image.ok()) return image.status();
+  ASSIGN_OR_RETURN(auto image, lease.Refresh(known_version));
   return AttachedSequence{.lease_id = lease.lease_id(),
                           .word_index = lease.word_index(),
-                          .attachment = *std::move(image)};
+                          .attachment = std::move(image)};
 }
 
 }  // namespace
@@ -43,19 +43,16 @@ absl::StatusOr<LocalSessions::Session*> LocalSessions::Find(std::string_view ses
 }
 
 absl::StatusOr<SessionMemory> LocalSessions::Open(std::string_view session, uint64_t boot_word) {
-  auto control = ControlMemory::Create(max_leases_, boot_word, keeper_);
-  if (!control.ok()) return control.status();
-  auto shared = (*control)->Share();
-  if (!shared.ok()) return shared.status();
-  SessionMemory memory{.control = *std::move(shared), .keeper_control = {}};
+  ASSIGN_OR_RETURN(auto control, ControlMemory::Create(max_leases_, boot_word, keeper_));
+  ASSIGN_OR_RETURN(auto shared, control->Share());
+  SessionMemory memory{.control = std::move(shared), .keeper_control = {}};
   if (keeper_ != nullptr) {
-    auto kept = (*control)->ShareWithKeeper();
-    if (!kept.ok()) return kept.status();
-    memory.keeper_control = *std::move(kept);
+    ASSIGN_OR_RETURN(auto kept, control->ShareWithKeeper());
+    memory.keeper_control = std::move(kept);
   }
   Drop(session);  // the client never received the memory of an earlier Open
   const MutexLock lock(&mutex_);
-  sessions_[std::string(session)].control = *std::move(control);
+  sessions_[std::string(session)].control = std::move(control);
   return memory;
 }
 
@@ -64,31 +61,29 @@ absl::StatusOr<SharedMemory> LocalSessions::OpenStaging(std::string_view session
   std::shared_ptr<const ControlMemory> control;
   {
     const MutexLock lock(&mutex_);
-    const auto found = Find(session);
-    if (!found.ok()) return found.status();
-    control = (*found)->control;
+    ASSIGN_OR_RETURN(const auto found, Find(session));
+    control = found->control;
   }
-  auto ring = StagingRing::Create(slot_bytes, slot_count, max_staging_bytes_, control);
-  if (!ring.ok()) return ring.status();
-  if (const size_t available = AvailableMemoryBytes(); (*ring)->size_bytes() > available) {
+  ASSIGN_OR_RETURN(auto ring,
+                   StagingRing::Create(slot_bytes, slot_count, max_staging_bytes_, control));
+  if (const size_t available = AvailableMemoryBytes(); ring->size_bytes() > available) {
     return ResourceExhausted(
         "slot_bytes",
         absl::StrCat(slot_count, " slots of ", slot_bytes, " bytes; the machine has ", available,
-                     ", ", (*ring)->size_bytes() - available, " bytes short"),
+                     ", ", ring->size_bytes() - available, " bytes short"),
         kRetryMemory);
   }
-  auto shared = (*ring)->Share();
+  auto shared = ring->Share();
   if (!shared.ok()) return shared.status();
   const MutexLock lock(&mutex_);
-  const auto found = Find(session);
-  if (!found.ok()) return found.status();
-  if ((*found)->control != control) {  // the session was closed and opened again concurrently
+  ASSIGN_OR_RETURN(const auto found, Find(session));
+  if (found->control != control) {  // the session was closed and opened again concurrently
     return FailedPrecondition("session", "the sidecar has replaced it");
   }
-  if ((*found)->staging != nullptr) {
+  if (found->staging != nullptr) {
     return AlreadyExists("session", "it has a staging ring already");
   }
-  (*found)->staging = *std::move(ring);
+  found->staging = std::move(ring);
   return shared;
 }
 
@@ -97,9 +92,8 @@ absl::StatusOr<StagedBytes> LocalSessions::ClaimStaging(std::string_view session
   std::shared_ptr<StagingRing> ring;
   {
     const MutexLock lock(&mutex_);
-    const auto found = Find(session);
-    if (!found.ok()) return found.status();
-    ring = (*found)->staging;
+    ASSIGN_OR_RETURN(const auto found, Find(session));
+    ring = found->staging;
   }
   if (ring == nullptr) {
     return FailedPrecondition("session", "it has no staging ring");
@@ -109,9 +103,8 @@ absl::StatusOr<StagedBytes> LocalSessions::ClaimStaging(std::string_view session
 
 absl::StatusOr<Lease::Parts> LocalSessions::Reserve(std::string_view session) {
   const MutexLock lock(&mutex_);
-  const auto found = Find(session);
-  if (!found.ok()) return found.status();
-  Session& mine = **found;
+  ASSIGN_OR_RETURN(const auto found, Find(session));
+  Session& mine = *found;
   Lease::Parts parts;
   if (!mine.free_words.empty()) {
     parts.word_index = mine.free_words.back();
@@ -137,11 +130,10 @@ void LocalSessions::FreeWords(std::string_view session, uint32_t word_index) {
 absl::StatusOr<std::shared_ptr<Lease>> LocalSessions::Begin(std::shared_ptr<const Cache> cache,
                                                             std::shared_ptr<Sequence> sequence,
                                                             std::string_view session) {
-  absl::StatusOr<Lease::Parts> parts = Reserve(session);
-  if (!parts.ok()) return parts.status();
-  parts->cache = std::move(cache);
-  parts->sequence = std::move(sequence);
-  const auto lease = std::make_shared<Lease>(*std::move(parts));
+  ASSIGN_OR_RETURN(Lease::Parts parts, Reserve(session));
+  parts.cache = std::move(cache);
+  parts.sequence = std::move(sequence);
+  const auto lease = std::make_shared<Lease>(std::move(parts));
   if (absl::Status status = lease->Begin(); !status.ok()) {
     FreeWords(session, lease->word_index());
     return status;
@@ -163,10 +155,9 @@ absl::StatusOr<std::shared_ptr<Lease>> LocalSessions::Begin(std::shared_ptr<cons
 absl::StatusOr<std::shared_ptr<Lease>> LocalSessions::FindLease(std::string_view session,
                                                                 uint64_t lease_id) {
   const MutexLock lock(&mutex_);
-  const auto found = Find(session);
-  if (!found.ok()) return found.status();
-  const auto lease = (*found)->leases.find(lease_id);
-  if (lease == (*found)->leases.end()) return NoLeaseError(lease_id);
+  ASSIGN_OR_RETURN(const auto found, Find(session));
+  const auto lease = found->leases.find(lease_id);
+  if (lease == found->leases.end()) return NoLeaseError(lease_id);
   return lease->second;
 }
 
@@ -176,37 +167,32 @@ absl::StatusOr<AttachedSequence> LocalSessions::Attach(std::shared_ptr<const Cac
                                                        const LeaseState& state) {
   const uint64_t sequence_id = sequence->sequence_id();
   if (state.lease_id == 0) {
-    const auto lease = Begin(std::move(cache), std::move(sequence), session);
-    if (!lease.ok()) return lease.status();
-    auto attached = MakeAttached(**lease, 0);
+    ASSIGN_OR_RETURN(const auto lease, Begin(std::move(cache), std::move(sequence), session));
+    auto attached = MakeAttached(*lease, 0);
     // The client has not received the lease yet.
-    if (!attached.ok()) Detach(session, (*lease)->lease_id()).IgnoreError();
+    if (!attached.ok()) Detach(session, lease->lease_id()).IgnoreError();
     return attached;
   }
-  const auto lease = FindLease(session, state.lease_id);
-  if (!lease.ok()) return lease.status();
-  if ((*lease)->sequence_id() != sequence_id) {
-    return InvalidArgument("lease_id",
-                           absl::StrCat(state.lease_id, " is of sequence ", (*lease)->sequence_id(),
-                                        ", not ", sequence_id));
+  ASSIGN_OR_RETURN(const auto lease, FindLease(session, state.lease_id));
+  if (lease->sequence_id() != sequence_id) {
+    return InvalidArgument("lease_id", absl::StrCat(state.lease_id, " is of sequence ",
+                                                    lease->sequence_id(), ", not ", sequence_id));
   }
-  return MakeAttached(**lease, state.known_version);
+  return MakeAttached(*lease, state.known_version);
 }
 
 absl::StatusOr<VersionedImage> LocalSessions::Refresh(std::string_view session,
                                                       const LeaseState& state) {
-  const auto lease = FindLease(session, state.lease_id);
-  if (!lease.ok()) return lease.status();
-  return (*lease)->Refresh(state.known_version);
+  ASSIGN_OR_RETURN(const auto lease, FindLease(session, state.lease_id));
+  return lease->Refresh(state.known_version);
 }
 
 absl::Status LocalSessions::Detach(std::string_view session, uint64_t lease_id) {
   std::shared_ptr<Lease> lease;
   {
     const MutexLock lock(&mutex_);
-    const auto found = Find(session);
-    if (!found.ok()) return found.status();
-    auto node = (*found)->leases.extract(lease_id);
+    ASSIGN_OR_RETURN(const auto found, Find(session));
+    auto node = found->leases.extract(lease_id);
     if (node.empty()) return NoLeaseError(lease_id);
     lease = std::move(node.mapped());
   }

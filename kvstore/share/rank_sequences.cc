@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -94,7 +95,7 @@ absl::StatusOr<RankSequences::Seat> RankSequences::TakeSeat(const Name& name, ui
     entry->second.prompt = prompt;
     entry->second.held.swap(*settled);
   }
-  if (absl::Status status = CheckFree(entry->second, rank, prompt); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckFree(entry->second, rank, prompt));
   entry->second.ranks_joining.insert(rank);
   const auto held = entry->second.held.find(rank);
   return Seat(this, name, rank, held == entry->second.held.end() ? nullptr : held->second);

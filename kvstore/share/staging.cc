@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -25,19 +26,16 @@ absl::StatusOr<std::shared_ptr<StagingRing>> StagingRing::Create(
                              kNoRetry);
   }
   const size_t size_bytes = slot_bytes * slot_count;
-  auto memfd = CreateMemfd("pqcached-staging", size_bytes);
-  if (!memfd.ok()) return memfd.status();
-  auto mapping = Mapping::Map(*memfd, size_bytes, Mapping::Access::kRead);
-  if (!mapping.ok()) return mapping.status();
-  if (absl::Status status = SealMemfd(*memfd, WriteSeal::kNone); !status.ok()) return status;
-  return std::shared_ptr<StagingRing>(new StagingRing(*std::move(memfd), *std::move(mapping),
+  ASSIGN_OR_RETURN(auto memfd, CreateMemfd("pqcached-staging", size_bytes));
+  ASSIGN_OR_RETURN(auto mapping, Mapping::Map(memfd, size_bytes, Mapping::Access::kRead));
+  RETURN_IF_ERROR(SealMemfd(memfd, WriteSeal::kNone));
+  return std::shared_ptr<StagingRing>(new StagingRing(std::move(memfd), std::move(mapping),
                                                       slot_bytes, slot_count, std::move(control)));
 }
 
 absl::StatusOr<SharedMemory> StagingRing::Share() const {
-  auto descriptor = Duplicate(memfd_.get());
-  if (!descriptor.ok()) return descriptor.status();
-  return SharedMemory{.descriptor = *std::move(descriptor), .size_bytes = mapping_.size_bytes()};
+  ASSIGN_OR_RETURN(auto descriptor, Duplicate(memfd_.get()));
+  return SharedMemory{.descriptor = std::move(descriptor), .size_bytes = mapping_.size_bytes()};
 }
 
 absl::Status StagingRing::MarkClaimed(const StagingReference& reference) {
@@ -67,7 +65,7 @@ absl::Status StagingRing::MarkClaimed(const StagingReference& reference) {
 }
 
 absl::StatusOr<StagedBytes> StagingRing::Claim(const StagingReference& reference) {
-  if (absl::Status status = MarkClaimed(reference); !status.ok()) return status;
+  RETURN_IF_ERROR(MarkClaimed(reference));
   // Runs without the lock: if allocating the claim fails, its deleter calls Release at once.
   const std::span<const std::byte> whole(mapping_.data() + reference.slot * slot_bytes_,
                                          slot_bytes_);

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/base/status_macros.h"
 #include "kvstore/memory/keeper.h"
 #include "kvstore/memory/memfd.h"
 #include "kvstore/refusal.h"
@@ -37,8 +38,7 @@ uint64_t HeapBytes(size_t capacity_bytes) {
 absl::Status KeepPool(DescriptorKeeper& keeper, const std::string& name,
                       const FileDescriptor& memory, bool strict) {
   if (!strict) return keeper.Keep(name, memory.get());
-  absl::Status status = keeper.KeepMapped(name, memory.get());
-  if (!status.ok()) return status;
+  RETURN_IF_ERROR(keeper.KeepMapped(name, memory.get()));
   return SealMemfd(memory, WriteSeal::kFutureWrite);
 }
 
@@ -62,9 +62,8 @@ absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Make(std::string_view 
   // A strict pool cannot be mapped for writing again, so it is kept only by keepers that keep
   // mappings.
   if (keeper == nullptr || (options.strict && !keeper->supports_mappings())) {
-    auto pool = Pool::Create(std::move(options));
-    if (!pool.ok()) return pool.status();
-    return std::make_shared<const Cache>(cache_id, std::string(tenant), spec, *std::move(pool),
+    ASSIGN_OR_RETURN(auto pool, Pool::Create(std::move(options)));
+    return std::make_shared<const Cache>(cache_id, std::string(tenant), spec, std::move(pool),
                                          shared_);
   }
   const CacheRecord record{
@@ -75,20 +74,19 @@ absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Make(std::string_view 
                         std::min(options_.max_sequences, kMaxSequenceSlots / kSlotsPerSequence),
       .heap_bytes = HeapBytes(spec.capacity_bytes)};
   const RecordTable::Shape shape = ShapeOf(record);
-  auto table = RecordTable::Create(options_.exec, *keeper, record.table_name(), shape);
-  if (!table.ok()) return table.status();
+  ASSIGN_OR_RETURN(auto table,
+                   RecordTable::Create(options_.exec, *keeper, record.table_name(), shape));
   const std::string name = record.pool_name();
   const size_t size_bytes = size_t{shape.unit_count} << kExtentUnitShift;
   const bool strict = options.strict;
-  auto memory = strict ? CreateMemfd(name.c_str(), size_bytes)  // KeepPool adds the last seal
-                       : keeper->CreateMemory(name.c_str(), size_bytes);
-  if (!memory.ok()) return memory.status();
-  options.memory = memory->get();
-  options.ledger = *table;
-  auto pool = Pool::Create(std::move(options));
-  if (!pool.ok()) return pool.status();
-  absl::Status status = KeepPool(*keeper, name, *memory, strict);
-  if (status.ok()) status = keeper->Keep(record.table_name(), (*table)->descriptor());
+  ASSIGN_OR_RETURN(auto memory,
+                   strict ? CreateMemfd(name.c_str(), size_bytes)  // KeepPool adds the last seal
+                          : keeper->CreateMemory(name.c_str(), size_bytes));
+  options.memory = memory.get();
+  options.ledger = table;
+  ASSIGN_OR_RETURN(auto pool, Pool::Create(std::move(options)));
+  absl::Status status = KeepPool(*keeper, name, memory, strict);
+  if (status.ok()) status = keeper->Keep(record.table_name(), table->descriptor());
   // Recorded after the memory is kept, so that every record has its memory.
   if (status.ok()) status = root_->AddCache(record);
   if (!status.ok()) {
@@ -97,8 +95,8 @@ absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Make(std::string_view 
     }
     return status;
   }
-  return std::make_shared<const Cache>(cache_id, std::string(tenant), spec, *std::move(pool),
-                                       shared_, *std::move(table));
+  return std::make_shared<const Cache>(cache_id, std::string(tenant), spec, std::move(pool),
+                                       shared_, std::move(table));
 }
 
 absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Recover(const CacheRecord& record) {
@@ -108,13 +106,13 @@ absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Recover(const CacheRec
       record.sequence_slots > kMaxSequenceSlots) {
     return DataLoss("the record of a cache has sizes that no sidecar wrote");
   }
-  auto table = RecordTable::Open(options_.exec, keeper.Take(record.table_name()), ShapeOf(record));
-  if (!table.ok()) return table.status();
+  ASSIGN_OR_RETURN(auto table, RecordTable::Open(options_.exec, keeper.Take(record.table_name()),
+                                                 ShapeOf(record)));
   const FileDescriptor memory = keeper.Take(record.pool_name());
   Mapping mapping = keeper.TakeMapping(record.pool_name());
   Pool::Options options = OptionsOf(record.spec);
   options.memory = memory.get();
-  options.ledger = *table;
+  options.ledger = table;
   if (!memory.valid() || SizeOf(memory) < options.capacity_bytes) {
     return DataLoss("the pool is missing or too short");
   }
@@ -125,10 +123,9 @@ absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Recover(const CacheRec
     return DataLoss("the pool is strict, and its mapping is gone");
   }
   options.mapping = std::move(mapping);
-  auto pool = Pool::Create(std::move(options));
-  if (!pool.ok()) return pool.status();
-  return std::make_shared<const Cache>(record.cache_id, record.tenant, record.spec,
-                                       *std::move(pool), shared_, *std::move(table));
+  ASSIGN_OR_RETURN(auto pool, Pool::Create(std::move(options)));
+  return std::make_shared<const Cache>(record.cache_id, record.tenant, record.spec, std::move(pool),
+                                       shared_, std::move(table));
 }
 
 }  // namespace pqcached::kvstore

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/memory/memory_limits.h"
 #include "kvstore/model.h"
 #include "kvstore/refusal.h"
@@ -100,33 +101,28 @@ Caches::CachePointer Caches::FindByName(std::string_view tenant, const CacheSpec
 
 absl::StatusOr<Caches::CachePointer> Caches::Make(std::string_view tenant, const CacheSpec& spec,
                                                   size_t machine_bytes) {
-  if (absl::Status status = CheckRanks(tenant, spec); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckRanks(tenant, spec));
   if (caches_.size() >= options_.max_caches) {
     return ResourceExhausted("max_caches", absl::StrCat(options_.max_caches, " caches are open"),
                              kRetryMemory);
   }
-  if (absl::Status status = CheckTenantQuota(tenant, spec.capacity_bytes); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = CheckFits(spec.capacity_bytes, machine_bytes); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckTenantQuota(tenant, spec.capacity_bytes));
+  RETURN_IF_ERROR(CheckFits(spec.capacity_bytes, machine_bytes));
   auto cache = memory_.Make(tenant, spec);
   if (cache.ok()) caches_.emplace((*cache)->cache_id, *cache);
   return cache;
 }
 
 absl::StatusOr<Caches::Opened> Caches::Open(std::string_view tenant, const CacheSpec& spec) {
-  if (absl::Status status = ValidateCacheSpec(spec); !status.ok()) return status;
+  RETURN_IF_ERROR(ValidateCacheSpec(spec));
   const size_t machine_bytes = ReadMemoryLimits(options_.memory_root).available_bytes;
   Opened opened;
   {
     const MutexLock lock(&mutex_);
     opened.cache = FindByName(tenant, spec);
     if (opened.cache == nullptr) {
-      auto made = Make(tenant, spec, machine_bytes);
-      if (!made.ok()) return made.status();
-      return Opened{.cache = *std::move(made), .is_new = true};
+      ASSIGN_OR_RETURN(auto made, Make(tenant, spec, machine_bytes));
+      return Opened{.cache = std::move(made), .is_new = true};
     }
   }
   if (const std::string field = FindDifference(opened.cache->spec, spec); !field.empty()) {

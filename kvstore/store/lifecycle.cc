@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/refusal.h"
 #include "kvstore/sequence/sequence_record.h"
 
@@ -21,15 +22,14 @@ absl::StatusOr<StoredSequence> Lifecycle::Make(std::shared_ptr<const Cache> cach
   std::unique_ptr<SequenceRecord> record;
   std::unique_ptr<NamesRecord> names_record;
   if (cache->records != nullptr) {
-    auto created = SequenceRecord::Create(cache->records,
-                                          {.sequence_id = sequence_id,
-                                           .session = made.session,
-                                           .root = made.root,
-                                           .live_index = made.live_index,
-                                           .group_key = made.group_key},
-                                          *first);
-    if (!created.ok()) return created.status();
-    record = *std::move(created);
+    ASSIGN_OR_RETURN(auto created, SequenceRecord::Create(cache->records,
+                                                          {.sequence_id = sequence_id,
+                                                           .session = made.session,
+                                                           .root = made.root,
+                                                           .live_index = made.live_index,
+                                                           .group_key = made.group_key},
+                                                          *first));
+    record = std::move(created);
     names_record = std::make_unique<NamesRecord>(cache->records, record->slot());
   }
   auto sequence = std::make_shared<Sequence>(sequence_id, std::move(made.session),
@@ -69,12 +69,11 @@ absl::StatusOr<CreatedSequence> Lifecycle::Add(std::shared_ptr<const Cache> cach
 absl::StatusOr<CreatedSequence> Lifecycle::StartLiveIndex(
     absl::StatusOr<CreatedSequence> created, const std::optional<LiveIndex>& live_index) {
   if (!created.ok() || !live_index.has_value()) return created;
-  const auto found = parts_.sequences.FindInAnyTenant(created->sequence_id);
-  if (!found.ok()) return found.status();
-  absl::Status status = parts_.live.Add(found->cache, found->sequence, *live_index);
+  ASSIGN_OR_RETURN(const auto found, parts_.sequences.FindInAnyTenant(created->sequence_id));
+  absl::Status status = parts_.live.Add(found.cache, found.sequence, *live_index);
   if (!status.ok()) {
     parts_.sequences.Remove(created->sequence_id);
-    found->sequence->Drop();  // not yet a member of its group
+    found.sequence->Drop();  // not yet a member of its group
     return status;
   }
   return created;
@@ -83,14 +82,10 @@ absl::StatusOr<CreatedSequence> Lifecycle::StartLiveIndex(
 absl::StatusOr<CreatedSequence> Lifecycle::Create(const std::shared_ptr<const Cache>& cache,
                                                   const SequenceSpec& spec) {
   if (spec.live_index.has_value()) {
-    if (absl::Status status = CheckLiveIndex(*cache, *spec.live_index); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(CheckLiveIndex(*cache, *spec.live_index));
   }
-  if (absl::Status status = CheckPrefix(spec.token_ids, spec.extra_key); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = CheckGroupKey(*cache, spec.group_key); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckPrefix(spec.token_ids, spec.extra_key));
+  RETURN_IF_ERROR(CheckGroupKey(*cache, spec.group_key));
   if (!spec.group_key.empty()) return CreateGroupMember(cache, spec);
   PrefixSharing::Prefix prefix = parts_.prefixes.Share(cache, spec.token_ids, spec.extra_key);
   parts_.prefixes.Count(*cache, spec, prefix.snapshot.get());
@@ -104,14 +99,15 @@ absl::StatusOr<CreatedSequence> Lifecycle::Create(const std::shared_ptr<const Ca
 
 absl::StatusOr<CreatedSequence> Lifecycle::CreateGroupMember(
     const std::shared_ptr<const Cache>& cache, const SequenceSpec& spec) {
-  auto seat = parts_.ranks.AcquireSeat(
-      *cache, spec.group_key, PromptDigest(spec.token_ids, spec.extra_key),
-      [&] { return parts_.prefixes.ShareInAllRanks(cache, spec.token_ids, spec.extra_key); });
-  if (!seat.ok()) return seat.status();
-  parts_.prefixes.Count(*cache, spec, seat->first().get());
+  ASSIGN_OR_RETURN(
+      auto seat,
+      parts_.ranks.AcquireSeat(
+          *cache, spec.group_key, PromptDigest(spec.token_ids, spec.extra_key),
+          [&] { return parts_.prefixes.ShareInAllRanks(cache, spec.token_ids, spec.extra_key); }));
+  parts_.prefixes.Count(*cache, spec, seat.first().get());
   auto created =
       StartLiveIndex(Add(cache, {.session = spec.session,
-                                 .first = seat->first(),
+                                 .first = seat.first(),
                                  .root = PrefixRoot(cache->tenant, cache->spec, spec.extra_key),
                                  .token_ids = spec.token_ids,
                                  .live_index = spec.live_index,
@@ -120,16 +116,15 @@ absl::StatusOr<CreatedSequence> Lifecycle::CreateGroupMember(
   if (!created.ok()) return created;
   // If it is not found, its session ended concurrently, and the sequence never becomes a member.
   if (const auto found = parts_.sequences.FindInAnyTenant(created->sequence_id); found.ok()) {
-    seat->Join(found->sequence);
+    seat.Join(found->sequence);
   }
   return created;
 }
 
 absl::StatusOr<CreatedSequence> Lifecycle::Fork(const StoredSequence& parent, uint64_t token_count,
                                                 std::string_view session) {
-  const auto snapshot = parent.sequence->Read();
-  if (!snapshot.ok()) return snapshot.status();
-  const uint32_t stored = (*snapshot)->token_count();
+  ASSIGN_OR_RETURN(const auto snapshot, parent.sequence->Read());
+  const uint32_t stored = snapshot->token_count();
   if (token_count > stored) {
     return OutOfRange("token_count",
                       absl::StrCat(token_count, "; the sequence has ", stored, " tokens"));
@@ -138,12 +133,12 @@ absl::StatusOr<CreatedSequence> Lifecycle::Fork(const StoredSequence& parent, ui
   // Includes indexes that are not ready only for an incremental index: no build would complete
   // other ones.
   const std::optional<LiveIndex> live_index = parts_.live.SpecOf(parent.sequence->sequence_id());
-  auto first = parent.names->Share(shared, /*partial_indexes=*/live_index.has_value());
-  if (!first.ok()) return first.status();
+  ASSIGN_OR_RETURN(auto first,
+                   parent.names->Share(shared, /*partial_indexes=*/live_index.has_value()));
   return StartLiveIndex(Add(parent.cache, {.session = std::string(session),
-                                           .first = std::move(first->snapshot),
+                                           .first = std::move(first.snapshot),
                                            .root = parent.names->root(),
-                                           .token_ids = first->token_ids,
+                                           .token_ids = first.token_ids,
                                            .live_index = live_index}),
                         live_index);
 }

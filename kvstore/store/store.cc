@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/checksum/verify.h"
 #include "kvstore/evict/admission.h"
 #include "kvstore/evict/memory_pressure.h"
@@ -47,9 +48,7 @@ absl::Status CheckOptions(const StoreOptions& options) {
   if (options.exec.level > kernels::BestLevel()) {
     return InvalidArgument("exec.level", "the machine lacks these instructions");
   }
-  if (absl::Status status = CheckTokens("segment_tokens", options.segment_tokens); !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckTokens("segment_tokens", options.segment_tokens));
   return CheckTokens("tail_tokens", options.tail_tokens);
 }
 
@@ -103,17 +102,16 @@ StoreImpl::~StoreImpl() {
 }
 
 absl::StatusOr<std::unique_ptr<Store>> Store::Create(const StoreOptions& options) {
-  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckOptions(options));
   const uint32_t threads =
       options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency());
   std::unique_ptr<RootRecords> root;
   if (options.keeper != nullptr) {
-    auto opened = RootRecords::Open(options.exec, *options.keeper);
-    if (!opened.ok()) return opened.status();
-    root = *std::move(opened);
+    ASSIGN_OR_RETURN(auto opened, RootRecords::Open(options.exec, *options.keeper));
+    root = std::move(opened);
   }
   auto store = std::make_unique<StoreImpl>(options, threads, std::move(root));
-  if (absl::Status status = store->Recover(); !status.ok()) return status;
+  RETURN_IF_ERROR(store->Recover());
   return store;
 }
 
@@ -125,10 +123,9 @@ void StoreImpl::InstallReclaimer(const std::shared_ptr<const Cache>& cache) {
 }
 
 absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const CacheSpec& spec) {
-  const auto opened = caches_.Open(tenant, spec);
-  if (!opened.ok()) return opened.status();
-  if (opened->is_new) InstallReclaimer(opened->cache);
-  return Describe(*opened->cache);
+  ASSIGN_OR_RETURN(const auto opened, caches_.Open(tenant, spec));
+  if (opened.is_new) InstallReclaimer(opened.cache);
+  return Describe(*opened.cache);
 }
 
 absl::StatusOr<StoredSequence> StoreImpl::FindForAdmin(std::string_view tenant,
@@ -138,73 +135,63 @@ absl::StatusOr<StoredSequence> StoreImpl::FindForAdmin(std::string_view tenant,
 }
 
 absl::StatusOr<Reading> StoreImpl::Read(std::string_view tenant, uint64_t sequence_id) const {
-  auto found = sequences_.Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  auto snapshot = found->sequence->Read();
-  if (!snapshot.ok()) return snapshot.status();
-  return Reading{.cache = std::move(found->cache), .snapshot = *std::move(snapshot)};
+  ASSIGN_OR_RETURN(auto found, sequences_.Find(tenant, sequence_id));
+  ASSIGN_OR_RETURN(auto snapshot, found.sequence->Read());
+  return Reading{.cache = std::move(found.cache), .snapshot = std::move(snapshot)};
 }
 
 absl::StatusOr<CreatedSequence> StoreImpl::CreateSequence(std::string_view tenant,
                                                           uint64_t cache_id,
                                                           const SequenceSpec& spec) {
-  const auto cache = caches_.Find(tenant, cache_id);
-  if (!cache.ok()) return cache.status();
-  return lifecycle_.Create(*cache, spec);
+  ASSIGN_OR_RETURN(const auto cache, caches_.Find(tenant, cache_id));
+  return lifecycle_.Create(cache, spec);
 }
 
 absl::StatusOr<CreatedSequence> StoreImpl::ForkSequence(std::string_view tenant,
                                                         uint64_t sequence_id, uint64_t token_count,
                                                         std::string_view session) {
-  const auto found = sequences_.Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  return lifecycle_.Fork(*found, token_count, session);
+  ASSIGN_OR_RETURN(const auto found, sequences_.Find(tenant, sequence_id));
+  return lifecycle_.Fork(found, token_count, session);
 }
 
 absl::StatusOr<Selected> StoreImpl::TopK(std::string_view tenant, uint64_t sequence_id,
                                          const Query& query, const Selection& selection) {
-  const auto reading = Read(tenant, sequence_id);
-  if (!reading.ok()) return reading.status();
-  return SelectTokens(*reading, query, selection);
+  ASSIGN_OR_RETURN(const auto reading, Read(tenant, sequence_id));
+  return SelectTokens(reading, query, selection);
 }
 
 absl::StatusOr<Scores> StoreImpl::Score(std::string_view tenant, uint64_t sequence_id,
                                         const Query& query, const IndexDescriptor& index,
                                         TokenRange tokens) {
-  const auto reading = Read(tenant, sequence_id);
-  if (!reading.ok()) return reading.status();
-  return ScoreTokens(*reading, query, index, tokens);
+  ASSIGN_OR_RETURN(const auto reading, Read(tenant, sequence_id));
+  return ScoreTokens(reading, query, index, tokens);
 }
 
 absl::StatusOr<Rows> StoreImpl::FetchBlocks(std::string_view tenant, uint64_t sequence_id,
                                             uint32_t layer, TokenRange tokens, RowPart part) {
-  const auto reading = Read(tenant, sequence_id);
-  if (!reading.ok()) return reading.status();
-  return FetchRows(*reading, layer, tokens, part);
+  ASSIGN_OR_RETURN(const auto reading, Read(tenant, sequence_id));
+  return FetchRows(reading, layer, tokens, part);
 }
 
 absl::StatusOr<Rows> StoreImpl::FetchTokens(std::string_view tenant, uint64_t sequence_id,
                                             uint32_t layer, std::span<const uint32_t> positions,
                                             RowPart part) {
-  const auto reading = Read(tenant, sequence_id);
-  if (!reading.ok()) return reading.status();
-  return FetchRowsAt(*reading, layer, positions, part);
+  ASSIGN_OR_RETURN(const auto reading, Read(tenant, sequence_id));
+  return FetchRowsAt(reading, layer, positions, part);
 }
 
 absl::StatusOr<Attention> StoreImpl::Attend(std::string_view tenant, uint64_t sequence_id,
                                             const Query& query, const Selection& selection,
                                             bool want_positions) {
-  const auto reading = Read(tenant, sequence_id);
-  if (!reading.ok()) return reading.status();
-  return AttendSelection(*reading, query, selection, want_positions);
+  ASSIGN_OR_RETURN(const auto reading, Read(tenant, sequence_id));
+  return AttendSelection(reading, query, selection, want_positions);
 }
 
 absl::StatusOr<Attention> StoreImpl::AttendPositions(std::string_view tenant, uint64_t sequence_id,
                                                      const Query& query,
                                                      std::span<const uint32_t> positions) {
-  const auto reading = Read(tenant, sequence_id);
-  if (!reading.ok()) return reading.status();
-  return AttendAt(*reading, query, positions);
+  ASSIGN_OR_RETURN(const auto reading, Read(tenant, sequence_id));
+  return AttendAt(reading, query, positions);
 }
 
 absl::StatusOr<SessionMemory> StoreImpl::OpenLocalSession(std::string_view session,
@@ -213,9 +200,8 @@ absl::StatusOr<SessionMemory> StoreImpl::OpenLocalSession(std::string_view sessi
 }
 
 absl::StatusOr<SharedMemory> StoreImpl::OpenPool(std::string_view tenant, uint64_t cache_id) {
-  const auto cache = caches_.Find(tenant, cache_id);
-  if (!cache.ok()) return cache.status();
-  return (*cache)->pool->Share();
+  ASSIGN_OR_RETURN(const auto cache, caches_.Find(tenant, cache_id));
+  return cache->pool->Share();
 }
 
 absl::StatusOr<SharedMemory> StoreImpl::OpenStaging(std::string_view session, uint64_t slot_bytes,
@@ -231,15 +217,11 @@ absl::StatusOr<StagedBytes> StoreImpl::ClaimStaging(std::string_view session,
 absl::StatusOr<AttachedSequence> StoreImpl::Attach(std::string_view tenant, uint64_t sequence_id,
                                                    std::string_view session,
                                                    const LeaseState& lease) {
-  auto found = sequences_.Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  const auto leased = found->sequence->Read();
-  if (!leased.ok()) return leased.status();
+  ASSIGN_OR_RETURN(auto found, sequences_.Find(tenant, sequence_id));
+  ASSIGN_OR_RETURN(const auto leased, found.sequence->Read());
   // Verified only once: later content is written by this process.
-  if (absl::Status status = VerifyList(*found->cache, *(*leased)->list); !status.ok()) {
-    return status;
-  }
-  return local_.Attach(std::move(found->cache), std::move(found->sequence), session, lease);
+  RETURN_IF_ERROR(VerifyList(*found.cache, *leased->list));
+  return local_.Attach(std::move(found.cache), std::move(found.sequence), session, lease);
 }
 
 absl::StatusOr<VersionedImage> StoreImpl::RefreshLease(std::string_view session,
@@ -256,45 +238,39 @@ std::vector<LeaseInfo> StoreImpl::ListLeases() { return local_.ListLeases(); }
 absl::StatusOr<uint64_t> StoreImpl::MatchPrefix(std::string_view tenant, uint64_t cache_id,
                                                 std::span<const uint32_t> token_ids,
                                                 std::string_view extra_key) {
-  const auto cache = caches_.Find(tenant, cache_id);
-  if (!cache.ok()) return cache.status();
-  if (absl::Status status = CheckPrefix(token_ids, extra_key); !status.ok()) return status;
-  return prefixes_.Match(*cache, token_ids, extra_key);
+  ASSIGN_OR_RETURN(const auto cache, caches_.Find(tenant, cache_id));
+  RETURN_IF_ERROR(CheckPrefix(token_ids, extra_key));
+  return prefixes_.Match(cache, token_ids, extra_key);
 }
 
 absl::Status StoreImpl::NameTokens(std::string_view tenant, uint64_t sequence_id,
                                    uint64_t first_position, std::span<const uint32_t> token_ids) {
-  const auto found = sequences_.Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  if (const auto running = found->sequence->Read(); !running.ok()) return running.status();
-  return found->names->Name(first_position, token_ids);
+  ASSIGN_OR_RETURN(const auto found, sequences_.Find(tenant, sequence_id));
+  if (const auto running = found.sequence->Read(); !running.ok()) return running.status();
+  return found.names->Name(first_position, token_ids);
 }
 
 absl::Status StoreImpl::CheckNames(std::string_view tenant, uint64_t sequence_id,
                                    uint64_t first_position,
                                    std::span<const uint32_t> token_ids) const {
-  const auto found = sequences_.Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  if (const auto running = found->sequence->Read(); !running.ok()) return running.status();
-  return found->names->Check(first_position, token_ids);
+  ASSIGN_OR_RETURN(const auto found, sequences_.Find(tenant, sequence_id));
+  if (const auto running = found.sequence->Read(); !running.ok()) return running.status();
+  return found.names->Check(first_position, token_ids);
 }
 
 absl::StatusOr<uint64_t> StoreImpl::SuspendSequence(std::string_view tenant, uint64_t sequence_id) {
-  const auto found = sequences_.Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  return found->sequence->Suspend(true);
+  ASSIGN_OR_RETURN(const auto found, sequences_.Find(tenant, sequence_id));
+  return found.sequence->Suspend(true);
 }
 
 absl::StatusOr<uint64_t> StoreImpl::ResumeSequence(std::string_view tenant, uint64_t sequence_id) {
-  const auto found = sequences_.Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  return found->sequence->Suspend(false);
+  ASSIGN_OR_RETURN(const auto found, sequences_.Find(tenant, sequence_id));
+  return found.sequence->Suspend(false);
 }
 
 absl::Status StoreImpl::DropSequence(std::string_view tenant, uint64_t sequence_id) {
-  const auto found = sequences_.Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  lifecycle_.End(*found);
+  ASSIGN_OR_RETURN(const auto found, sequences_.Find(tenant, sequence_id));
+  lifecycle_.End(found);
   return absl::OkStatus();
 }
 
@@ -309,42 +285,34 @@ uint32_t StoreImpl::DropSession(std::string_view session) {
 
 absl::StatusOr<uint64_t> StoreImpl::TruncateSequence(std::string_view tenant, uint64_t sequence_id,
                                                      uint64_t token_count, uint64_t own_lease) {
-  const auto found = sequences_.Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  auto lease = WriteLease::Acquire(found->sequence);
-  if (!lease.ok()) return lease.status();
-  return TruncateRows(*std::move(lease), token_count, own_lease);
+  ASSIGN_OR_RETURN(const auto found, sequences_.Find(tenant, sequence_id));
+  ASSIGN_OR_RETURN(auto lease, WriteLease::Acquire(found.sequence));
+  return TruncateRows(std::move(lease), token_count, own_lease);
 }
 
 absl::StatusOr<std::unique_ptr<IngestTransaction>> StoreImpl::BeginIngest(std::string_view tenant,
                                                                           uint64_t sequence_id) {
-  const auto found = sequences_.Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  auto lease = WriteLease::Acquire(found->sequence);
-  if (!lease.ok()) return lease.status();
-  return kvstore::BeginIngest(found->cache, *std::move(lease), HasLiveIndex(sequence_id));
+  ASSIGN_OR_RETURN(const auto found, sequences_.Find(tenant, sequence_id));
+  ASSIGN_OR_RETURN(auto lease, WriteLease::Acquire(found.sequence));
+  return kvstore::BeginIngest(found.cache, std::move(lease), HasLiveIndex(sequence_id));
 }
 
 absl::StatusOr<uint64_t> StoreImpl::Append(std::string_view tenant, uint64_t sequence_id,
                                            uint64_t first_position,
                                            std::span<const LayerRows> layers) {
-  const auto found = sequences_.Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  auto lease = WriteLease::Acquire(found->sequence);
-  if (!lease.ok()) return lease.status();
-  return AppendRows(found->cache, *std::move(lease), HasLiveIndex(sequence_id), first_position,
+  ASSIGN_OR_RETURN(const auto found, sequences_.Find(tenant, sequence_id));
+  ASSIGN_OR_RETURN(auto lease, WriteLease::Acquire(found.sequence));
+  return AppendRows(found.cache, std::move(lease), HasLiveIndex(sequence_id), first_position,
                     layers);
 }
 
 absl::Status StoreImpl::BuildIndex(std::string_view tenant, uint64_t sequence_id,
                                    const BuildSpec& spec,
                                    const std::function<bool(const BuildProgress&)>& progress) {
-  const auto found = sequences_.Find(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  const Hold hold(*found->sequence);  // held longer than the write lease
-  auto lease = WriteLease::Acquire(found->sequence);
-  if (!lease.ok()) return lease.status();
-  return BuildSequenceIndex(*found->cache, live_, *std::move(lease), spec, progress);
+  ASSIGN_OR_RETURN(const auto found, sequences_.Find(tenant, sequence_id));
+  const Hold hold(*found.sequence);  // held longer than the write lease
+  ASSIGN_OR_RETURN(auto lease, WriteLease::Acquire(found.sequence));
+  return BuildSequenceIndex(*found.cache, live_, std::move(lease), spec, progress);
 }
 
 absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_id,
@@ -353,18 +321,17 @@ absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_i
     return InvalidArgument("ttl", absl::StrCat(absl::ToDoubleSeconds(ttl), " s, must lie in [0, ",
                                                absl::ToDoubleSeconds(kMaxPin), "]"));
   }
-  const auto found = FindForAdmin(tenant, sequence_id);
-  if (!found.ok()) return found.status();
+  ASSIGN_OR_RETURN(const auto found, FindForAdmin(tenant, sequence_id));
   const int64_t until =
       ttl > absl::ZeroDuration() ? BootNanos() + absl::ToInt64Nanoseconds(ttl) : 0;
-  if (absl::Status status = found->sequence->PinUntil(until); !status.ok()) return status;
-  if (found->sequence->holds().claimed()) {
+  RETURN_IF_ERROR(found.sequence->PinUntil(until));
+  if (found.sequence->holds().claimed()) {
     return NotFound("sequence_id", absl::StrCat("sequence ", sequence_id, " was evicted"));
   }
   std::vector<std::shared_ptr<Sequence>> others =
-      ranks_.MembersOf(*found->cache, found->sequence).alive;
+      ranks_.MembersOf(*found.cache, found.sequence).alive;
   others.erase(others.begin());  // the sequence itself
-  for (const StoredSequence& other : evictor_.RankCounterparts(*found->cache, *found->names, 0)) {
+  for (const StoredSequence& other : evictor_.RankCounterparts(*found.cache, *found.names, 0)) {
     others.push_back(other.sequence);
   }
   for (const auto& other : others) {
@@ -377,9 +344,8 @@ absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_i
 
 absl::StatusOr<Admission> StoreImpl::Admit(std::string_view tenant, uint64_t cache_id,
                                            const AdmitSpec& spec) {
-  const auto cache = caches_.Find(tenant, cache_id);
-  if (!cache.ok()) return cache.status();
-  return kvstore::Admit(**cache, spec, evictor_);
+  ASSIGN_OR_RETURN(const auto cache, caches_.Find(tenant, cache_id));
+  return kvstore::Admit(*cache, spec, evictor_);
 }
 
 absl::Status StoreImpl::EvictSequence(uint64_t sequence_id) { return evictor_.Evict(sequence_id); }

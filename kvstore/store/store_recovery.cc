@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <string>
 
+#include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "kvstore/memory/keeper.h"
 #include "kvstore/store/recovery.h"
@@ -21,7 +22,7 @@ absl::Status StoreImpl::Recover() {
     ++recovery_.dropped_records;
     root_->RemoveCache(record.cache_id);
     for (const std::string& name : {record.pool_name(), record.table_name()}) {
-      if (absl::Status released = options_.keeper->Release(name); !released.ok()) return released;
+      RETURN_IF_ERROR(options_.keeper->Release(name));
     }
   }
   recovery_.seconds = absl::ToDoubleSeconds(SteadyTime::Now() - began);
@@ -29,9 +30,8 @@ absl::Status StoreImpl::Recover() {
 }
 
 absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
-  const auto opened = cache_memory_.Recover(record);
-  if (!opened.ok()) return opened.status();
-  const std::shared_ptr<const Cache>& cache = *opened;
+  ASSIGN_OR_RETURN(const auto opened, cache_memory_.Recover(record));
+  const std::shared_ptr<const Cache>& cache = opened;
   const RecoveredCache recovered = RecoverSequences(*cache);
   const PoolUsage usage = cache->pool->usage();
   ++recovery_.caches;
@@ -52,8 +52,7 @@ absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
   for (const RecoveredSequence& found : recovered.sequences) {
     checksums_->Add(cache, found.sequence);
     if (!found.identity.live_index.has_value()) continue;
-    absl::Status status = live_.Add(cache, found.sequence, *found.identity.live_index);
-    if (!status.ok()) return status;
+    RETURN_IF_ERROR(live_.Add(cache, found.sequence, *found.identity.live_index));
   }
   return absl::OkStatus();
 }

@@ -3,6 +3,7 @@
 #include <set>
 #include <vector>
 
+#include "kernels/base/status_macros.h"
 #include "kvstore/memory/memory_limits.h"
 #include "kvstore/sequence/describe.h"
 #include "kvstore/store/store_impl.h"
@@ -34,9 +35,8 @@ std::vector<CacheInfo> StoreImpl::ListCaches(std::string_view tenant) {
 
 absl::StatusOr<std::vector<SequenceInfo>> StoreImpl::ListSequences(std::string_view tenant,
                                                                    uint64_t cache_id) {
-  const auto cache =
-      tenant.empty() ? caches_.FindInAnyTenant(cache_id) : caches_.Find(tenant, cache_id);
-  if (!cache.ok()) return cache.status();
+  ASSIGN_OR_RETURN(const auto cache, tenant.empty() ? caches_.FindInAnyTenant(cache_id)
+                                                    : caches_.Find(tenant, cache_id));
   std::vector<SequenceInfo> infos;
   for (const StoredSequence& stored : sequences_.OfCache(cache_id)) {
     const auto snapshot = stored.sequence->Peek();
@@ -51,11 +51,9 @@ absl::StatusOr<std::vector<SequenceInfo>> StoreImpl::ListSequences(std::string_v
 
 absl::StatusOr<SequenceInfo> StoreImpl::DescribeSequence(std::string_view tenant,
                                                          uint64_t sequence_id) {
-  const auto found = FindForAdmin(tenant, sequence_id);
-  if (!found.ok()) return found.status();
-  const auto snapshot = found->sequence->Peek();
-  if (!snapshot.ok()) return snapshot.status();
-  SequenceInfo info = kvstore::Describe(*found->cache, *found->sequence, **snapshot);
+  ASSIGN_OR_RETURN(const auto found, FindForAdmin(tenant, sequence_id));
+  ASSIGN_OR_RETURN(const auto snapshot, found.sequence->Peek());
+  SequenceInfo info = kvstore::Describe(*found.cache, *found.sequence, *snapshot);
   info.live_index = live_.StatusOf(sequence_id);
   return info;
 }

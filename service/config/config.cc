@@ -19,6 +19,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/exec.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/read/broker_protocol.h"
 #include "service/base/refusal.h"
 
@@ -85,9 +86,7 @@ absl::Status ApplyNode(const YAML::Node& root, const std::string& path, Config& 
     }
     if (!entry.second.IsScalar())
       return Invalid(absl::StrCat(name, ": must be one value (", source, ")"));
-    if (absl::Status status = Set(*key, entry.second.Scalar(), source, config); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(Set(*key, entry.second.Scalar(), source, config));
   }
   return absl::OkStatus();
 }
@@ -117,25 +116,19 @@ absl::StatusOr<Config> LoadConfig(const ConfigSources& sources, const Environmen
     if (const char* value = environment("PQCACHED_CONFIG")) file = value;
   }
   if (!file.empty()) {
-    if (const absl::Status status = ApplyFile(file, config); !status.ok()) return status;
+    RETURN_IF_ERROR(ApplyFile(file, config));
   }
   for (const ConfigKey& key : ConfigKeys()) {
     const std::string name = key.environment();
     if (const char* value = environment(name.c_str())) {
-      if (absl::Status status = Set(key, value, absl::StrCat("environment ", name), config);
-          !status.ok()) {
-        return status;
-      }
+      RETURN_IF_ERROR(Set(key, value, absl::StrCat("environment ", name), config));
     }
   }
   for (const auto& [name, value] : sources.flags) {
     const ConfigKey* key = FindKey(name);
     if (key == nullptr)
       return Invalid(absl::StrCat("unknown key '", name, "'; known: ", KeyNames()));
-    if (absl::Status status = Set(*key, value, absl::StrCat("flag --", key->flag()), config);
-        !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(Set(*key, value, absl::StrCat("flag --", key->flag()), config));
   }
   if (config.request_memory_bytes < config.max_message_bytes) {
     return Invalid(absl::StrCat("request_memory_bytes: ", FormatSize(config.request_memory_bytes),

@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/exec.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/read/layout.h"
 #include "service/base/refusal.h"
 #include "service/config/config_pressure.h"
@@ -54,12 +55,11 @@ ConfigKey SizeKey(absl::string_view name, absl::string_view text, size_t Config:
                   size_t min, size_t max) {
   return {name, "SIZE", text,
           [=](absl::string_view value, Config& config) -> absl::Status {
-            const absl::StatusOr<size_t> bytes = ParseSize(value);
-            if (!bytes.ok()) return bytes.status();
-            if (*bytes < min || *bytes > max) {
+            ASSIGN_OR_RETURN(const size_t bytes, ParseSize(value));
+            if (bytes < min || bytes > max) {
               return Invalid(absl::StrCat("must be in ", FormatSize(min), "..", FormatSize(max)));
             }
-            config.*member = *bytes;
+            config.*member = bytes;
             return absl::OkStatus();
           },
           [=](const Config& config) { return FormatSize(config.*member); }};
@@ -177,9 +177,8 @@ std::string PrefillCostText(const Config& config) {
 }
 
 absl::Status SetTenantUids(absl::string_view value, Config& config) {
-  absl::StatusOr<TenantUids> uids = TenantUids::Parse(value);
-  if (!uids.ok()) return uids.status();
-  config.tenant_uids = *std::move(uids);
+  ASSIGN_OR_RETURN(TenantUids uids, TenantUids::Parse(value));
+  config.tenant_uids = std::move(uids);
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/base/exec.h"
+#include "kernels/base/status_macros.h"
 #include "service/base/log.h"
 #include "service/base/version.h"
 #include "service/wire/wire.h"
@@ -63,10 +64,9 @@ absl::Status AdminHandlers::ListSequences(const Caller&, const v1::ListSequences
       cache_ids.push_back(cache.cache_id);
   }
   for (const uint64_t cache_id : cache_ids) {
-    const absl::StatusOr<std::vector<kvstore::SequenceInfo>> sequences =
-        parts_.store.ListSequences(kAllTenants, cache_id);
-    if (!sequences.ok()) return sequences.status();
-    for (const kvstore::SequenceInfo& sequence : *sequences) {
+    ASSIGN_OR_RETURN(const std::vector<kvstore::SequenceInfo> sequences,
+                     parts_.store.ListSequences(kAllTenants, cache_id));
+    for (const kvstore::SequenceInfo& sequence : sequences) {
       ToWire(sequence, /*brief=*/true, response->add_sequences());
     }
   }

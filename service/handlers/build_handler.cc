@@ -1,5 +1,6 @@
 #include "service/handlers/build_handler.h"
 
+#include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "service/base/log.h"
 #include "service/base/refusal.h"
@@ -21,25 +22,24 @@ absl::StatusOr<kvstore::BuildSpec> BuildHandler::SpecOf(const Caller& caller,
                                                         const v1::BuildIndexRequest& request) {
   absl::StatusOr<kvstore::BuildSpec> spec = BuildSpecOf(request);
   if (!spec.ok()) return spec.status();
-  const absl::StatusOr<kvstore::IndexDescriptor> index = specs_.IndexOrDefault(
-      caller, "sequence_id", request.sequence_id(), request.has_index(), request.index(), "index");
-  if (!index.ok()) return index.status();
-  if (index->kind == kvstore::IndexKind::kFlat) {
+  ASSIGN_OR_RETURN(const kvstore::IndexDescriptor index,
+                   specs_.IndexOrDefault(caller, "sequence_id", request.sequence_id(),
+                                         request.has_index(), request.index(), "index"));
+  if (index.kind == kvstore::IndexKind::kFlat) {
     return InvalidArgument("index.flat", "needs no build");
   }
-  spec->index = *index;
+  spec->index = index;
   return spec;
 }
 
 absl::Status BuildHandler::BuildIndex(const Caller& caller, const v1::BuildIndexRequest& request,
                                       const Report& report) {
-  absl::StatusOr<kvstore::BuildSpec> spec = SpecOf(caller, request);
-  if (!spec.ok()) return spec.status();
-  if (absl::Status status = caller.Check(); !status.ok()) return status;
+  ASSIGN_OR_RETURN(kvstore::BuildSpec spec, SpecOf(caller, request));
+  RETURN_IF_ERROR(caller.Check());
   const SteadyTime now = SteadyTime::Now();
-  spec->is_cancelled = caller.is_cancelled;
-  spec->deadline = now + (caller.deadline - now) * kDeadlineShare;
-  absl::Status status = store_.BuildIndex(caller.session.tenant, request.sequence_id(), *spec,
+  spec.is_cancelled = caller.is_cancelled;
+  spec.deadline = now + (caller.deadline - now) * kDeadlineShare;
+  absl::Status status = store_.BuildIndex(caller.session.tenant, request.sequence_id(), spec,
                                           [&](const kvstore::BuildProgress& progress) {
                                             if (!caller.Check().ok()) return false;
                                             report(progress);

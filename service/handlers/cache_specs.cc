@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "service/base/refusal.h"
 #include "service/wire/wire.h"
 
@@ -22,11 +23,10 @@ absl::StatusOr<CacheSpecs::SharedSpec> CacheSpecs::Of(const Caller& caller, uint
     const auto found = specs_.find(sequence_id);
     if (found != specs_.end() && found->second.tenant == tenant) return found->second.spec;
   }
-  const absl::StatusOr<kvstore::SequenceInfo> sequence =
-      store_.DescribeSequence(tenant, sequence_id);
-  if (!sequence.ok()) return sequence.status();
+  ASSIGN_OR_RETURN(const kvstore::SequenceInfo sequence,
+                   store_.DescribeSequence(tenant, sequence_id));
   for (const kvstore::CacheInfo& cache : store_.ListCaches(tenant)) {
-    if (cache.cache_id != sequence->cache_id) continue;
+    if (cache.cache_id != sequence.cache_id) continue;
     const auto spec = std::make_shared<const kvstore::CacheSpec>(cache.spec);
     const MutexLock lock(&mutex_);
     if (specs_.size() >= kMaxRememberedSpecs) specs_.clear();
@@ -39,10 +39,9 @@ absl::StatusOr<CacheSpecs::SharedSpec> CacheSpecs::Of(const Caller& caller, uint
 absl::StatusOr<kvstore::IndexDescriptor> CacheSpecs::IndexOrDefault(
     const Caller& caller, absl::string_view id_field, uint64_t sequence_id, bool present,
     const v1::IndexSpec& spec, const std::string& field) {
-  const absl::StatusOr<std::optional<kvstore::IndexDescriptor>> index =
-      IndexOf(present, spec, field);
-  if (!index.ok()) return index.status();
-  if (index->has_value()) return **index;
+  ASSIGN_OR_RETURN(const std::optional<kvstore::IndexDescriptor> index,
+                   IndexOf(present, spec, field));
+  if (index.has_value()) return *index;
   const absl::StatusOr<SharedSpec> cache = Of(caller, sequence_id);
   if (!cache.ok()) return MoveField("sequence_id", id_field, cache.status());
   return (*cache)->default_index;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "service/base/refusal.h"
 #include "service/wire/wire.h"
 
@@ -32,67 +33,53 @@ absl::StatusOr<kvstore::Selection> QueryHandlers::ResolveSelection(const Caller&
   const std::string field = item + ".selection";
   absl::StatusOr<kvstore::Selection> result = SelectionOf(selection, field);
   if (!result.ok()) return result.status();
-  const absl::StatusOr<kvstore::IndexDescriptor> index =
+  ASSIGN_OR_RETURN(
+      const kvstore::IndexDescriptor index,
       specs_.IndexOrDefault(caller, item + ".query.sequence_id", sequence_id, selection.has_index(),
-                            selection.index(), field + ".index");
-  if (!index.ok()) return index.status();
-  result->index = *index;
+                            selection.index(), field + ".index"));
+  result->index = index;
   return result;
 }
 
 absl::Status QueryHandlers::TopK(const Caller& caller, const v1::TopKRequest& request,
                                  v1::TopKResponse* response) {
-  if (absl::Status status = CheckCount("items", request.items_size(), kMaxBatchItems);
-      !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckCount("items", request.items_size(), kMaxBatchItems));
   for (int i = 0; i < request.items_size(); ++i) {
-    if (absl::Status status = caller.Check(); !status.ok()) return status;
+    RETURN_IF_ERROR(caller.Check());
     const v1::TopKItem& item = request.items(i);
-    const absl::StatusOr<kvstore::Query> query =
-        QueryOf(item.query(), Item(i) + ".query", max_message_bytes_);
-    if (!query.ok()) return query.status();
+    ASSIGN_OR_RETURN(const kvstore::Query query,
+                     QueryOf(item.query(), Item(i) + ".query", max_message_bytes_));
     const uint64_t sequence_id = item.query().sequence_id();
-    const absl::StatusOr<kvstore::Selection> selection =
-        ResolveSelection(caller, sequence_id, item.selection(), Item(i));
-    if (!selection.ok()) return selection.status();
+    ASSIGN_OR_RETURN(const kvstore::Selection selection,
+                     ResolveSelection(caller, sequence_id, item.selection(), Item(i)));
     const absl::StatusOr<kvstore::Selected> selected =
-        store_.TopK(caller.session.tenant, sequence_id, *query, *selection);
+        store_.TopK(caller.session.tenant, sequence_id, query, selection);
     if (!selected.ok()) return PrefixItem(Item(i), selected.status());
     ToWire(*selected, response->add_items());
-    if (absl::Status status = CheckResponseBytes(response->ByteSizeLong(), max_message_bytes_);
-        !status.ok())
-      return status;
+    RETURN_IF_ERROR(CheckResponseBytes(response->ByteSizeLong(), max_message_bytes_));
   }
   return absl::OkStatus();
 }
 
 absl::Status QueryHandlers::Score(const Caller& caller, const v1::ScoreRequest& request,
                                   v1::ScoreResponse* response) {
-  if (absl::Status status = CheckCount("items", request.items_size(), kMaxBatchItems);
-      !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckCount("items", request.items_size(), kMaxBatchItems));
   uint64_t bytes = 0;
   for (int i = 0; i < request.items_size(); ++i) {
-    if (absl::Status status = caller.Check(); !status.ok()) return status;
+    RETURN_IF_ERROR(caller.Check());
     const v1::ScoreItem& item = request.items(i);
-    const absl::StatusOr<kvstore::Query> query =
-        QueryOf(item.query(), Item(i) + ".query", max_message_bytes_);
-    if (!query.ok()) return query.status();
-    const absl::StatusOr<kvstore::TokenRange> tokens =
-        TokenRangeOf(item.has_tokens(), item.tokens(), Item(i) + ".tokens");
-    if (!tokens.ok()) return tokens.status();
+    ASSIGN_OR_RETURN(const kvstore::Query query,
+                     QueryOf(item.query(), Item(i) + ".query", max_message_bytes_));
+    ASSIGN_OR_RETURN(const kvstore::TokenRange tokens,
+                     TokenRangeOf(item.has_tokens(), item.tokens(), Item(i) + ".tokens"));
     const uint64_t sequence_id = item.query().sequence_id();
-    const absl::StatusOr<kvstore::IndexDescriptor> index =
-        specs_.IndexOrDefault(caller, Item(i) + ".query.sequence_id", sequence_id, item.has_index(),
-                              item.index(), Item(i) + ".index");
-    if (!index.ok()) return index.status();
-    bytes += (tokens->end - tokens->begin) * QueryHeadsOf(*query) * sizeof(float);
-    if (absl::Status status = CheckResponseBytes(bytes, max_message_bytes_); !status.ok())
-      return status;
+    ASSIGN_OR_RETURN(const kvstore::IndexDescriptor index,
+                     specs_.IndexOrDefault(caller, Item(i) + ".query.sequence_id", sequence_id,
+                                           item.has_index(), item.index(), Item(i) + ".index"));
+    bytes += (tokens.end - tokens.begin) * QueryHeadsOf(query) * sizeof(float);
+    RETURN_IF_ERROR(CheckResponseBytes(bytes, max_message_bytes_));
     const absl::StatusOr<kvstore::Scores> scores =
-        store_.Score(caller.session.tenant, sequence_id, *query, *index, *tokens);
+        store_.Score(caller.session.tenant, sequence_id, query, index, tokens);
     if (!scores.ok()) return PrefixItem(Item(i), scores.status());
     ToWire(*scores, response->add_items());
   }
@@ -103,9 +90,8 @@ absl::StatusOr<QueryHandlers::TokenShape> QueryHandlers::TokenShapeOf(const Call
                                                                       uint64_t sequence_id,
                                                                       uint32_t layer,
                                                                       kvstore::RowPart part) {
-  const absl::StatusOr<CacheSpecs::SharedSpec> spec = specs_.Of(caller, sequence_id);
-  if (!spec.ok()) return spec.status();
-  for (const kvstore::LayerGroup& group : (*spec)->groups) {
+  ASSIGN_OR_RETURN(const CacheSpecs::SharedSpec spec, specs_.Of(caller, sequence_id));
+  for (const kvstore::LayerGroup& group : spec->groups) {
     if (group.kind == kvstore::LayerKind::kNone) continue;
     if (std::find(group.layers.begin(), group.layers.end(), layer) == group.layers.end()) continue;
     const uint64_t keys = part == kvstore::RowPart::kValue ? 0 : group.key_dim;
@@ -118,31 +104,23 @@ absl::StatusOr<QueryHandlers::TokenShape> QueryHandlers::TokenShapeOf(const Call
 
 absl::Status QueryHandlers::FetchBlocks(const Caller& caller, const v1::FetchBlocksRequest& request,
                                         v1::FetchBlocksResponse* response) {
-  if (absl::Status status = CheckCount("ranges", request.ranges_size(), kMaxFetchRanges);
-      !status.ok()) {
-    return status;
-  }
-  const absl::StatusOr<kvstore::RowPart> part = RowPartOf(request.part(), "part");
-  if (!part.ok()) return part.status();
+  RETURN_IF_ERROR(CheckCount("ranges", request.ranges_size(), kMaxFetchRanges));
+  ASSIGN_OR_RETURN(const kvstore::RowPart part, RowPartOf(request.part(), "part"));
   uint64_t token_count = 0;
   std::vector<kvstore::TokenRange> ranges;
   for (int i = 0; i < request.ranges_size(); ++i) {
-    const absl::StatusOr<kvstore::TokenRange> range =
-        TokenRangeOf(true, request.ranges(i), absl::StrCat("ranges[", i, "]"));
-    if (!range.ok()) return range.status();
-    token_count += range->end - range->begin;
-    ranges.push_back(*range);
+    ASSIGN_OR_RETURN(const kvstore::TokenRange range,
+                     TokenRangeOf(true, request.ranges(i), absl::StrCat("ranges[", i, "]")));
+    token_count += range.end - range.begin;
+    ranges.push_back(range);
   }
-  const absl::StatusOr<TokenShape> token =
-      TokenShapeOf(caller, request.sequence_id(), request.layer(), *part);
-  if (!token.ok()) return token.status();
-  if (absl::Status status = CheckResponseBytes(token_count * token->bytes, max_message_bytes_);
-      !status.ok())
-    return status;
+  ASSIGN_OR_RETURN(const TokenShape token,
+                   TokenShapeOf(caller, request.sequence_id(), request.layer(), part));
+  RETURN_IF_ERROR(CheckResponseBytes(token_count * token.bytes, max_message_bytes_));
   for (size_t i = 0; i < ranges.size(); ++i) {
-    if (absl::Status status = caller.Check(); !status.ok()) return status;
+    RETURN_IF_ERROR(caller.Check());
     absl::StatusOr<kvstore::Rows> rows = store_.FetchBlocks(
-        caller.session.tenant, request.sequence_id(), request.layer(), ranges[i], *part);
+        caller.session.tenant, request.sequence_id(), request.layer(), ranges[i], part);
     if (!rows.ok()) {
       return MoveField("tokens", absl::StrCat("ranges[", i, "]"), rows.status());
     }
@@ -153,82 +131,67 @@ absl::Status QueryHandlers::FetchBlocks(const Caller& caller, const v1::FetchBlo
 
 absl::Status QueryHandlers::FetchTokens(const Caller& caller, const v1::FetchTokensRequest& request,
                                         v1::FetchTokensResponse* response) {
-  const absl::StatusOr<kvstore::RowPart> part = RowPartOf(request.part(), "part");
-  if (!part.ok()) return part.status();
+  ASSIGN_OR_RETURN(const kvstore::RowPart part, RowPartOf(request.part(), "part"));
   if (request.count() == 0) return InvalidArgument("count", "0, must be at least 1");
   if (request.positions().empty()) return InvalidArgument("positions", "missing");
-  const absl::StatusOr<TokenShape> token =
-      TokenShapeOf(caller, request.sequence_id(), request.layer(), *part);
-  if (!token.ok()) return token.status();
-  const uint64_t wanted = uint64_t{token->kv_heads} * request.count();
+  ASSIGN_OR_RETURN(const TokenShape token,
+                   TokenShapeOf(caller, request.sequence_id(), request.layer(), part));
+  const uint64_t wanted = uint64_t{token.kv_heads} * request.count();
   if (static_cast<uint64_t>(request.positions_size()) != wanted) {
     return InvalidArgument(
         "positions",
         absl::StrCat(request.positions_size(), " of them, must be kv_heads x count = ", wanted));
   }
-  if (absl::Status status =
-          CheckResponseBytes(uint64_t{request.count()} * token->bytes, max_message_bytes_);
-      !status.ok()) {
-    return status;
-  }
-  absl::StatusOr<kvstore::Rows> rows = store_.FetchTokens(
-      caller.session.tenant, request.sequence_id(), request.layer(),
-      {request.positions().data(), static_cast<size_t>(request.positions_size())}, *part);
-  if (!rows.ok()) return rows.status();
-  ToWire(*std::move(rows), response->mutable_rows());
+  RETURN_IF_ERROR(CheckResponseBytes(uint64_t{request.count()} * token.bytes, max_message_bytes_));
+  ASSIGN_OR_RETURN(
+      kvstore::Rows rows,
+      store_.FetchTokens(
+          caller.session.tenant, request.sequence_id(), request.layer(),
+          {request.positions().data(), static_cast<size_t>(request.positions_size())}, part));
+  ToWire(std::move(rows), response->mutable_rows());
   return CheckResponseBytes(response->ByteSizeLong(), max_message_bytes_);
 }
 
 absl::Status QueryHandlers::AttendOne(const Caller& caller, const v1::AttendItem& item,
                                       const std::string& field, v1::Attention* message) {
-  const absl::StatusOr<kvstore::Query> query =
-      QueryOf(item.query(), field + ".query", max_message_bytes_);
-  if (!query.ok()) return query.status();
+  ASSIGN_OR_RETURN(const kvstore::Query query,
+                   QueryOf(item.query(), field + ".query", max_message_bytes_));
   const uint64_t sequence_id = item.query().sequence_id();
   absl::StatusOr<kvstore::Attention> attention;
   if (item.tokens_case() == v1::AttendItem::kSelection) {
-    const absl::StatusOr<kvstore::Selection> selection =
-        ResolveSelection(caller, sequence_id, item.selection(), field);
-    if (!selection.ok()) return selection.status();
-    attention = store_.Attend(caller.session.tenant, sequence_id, *query, *selection,
-                              item.want_positions());
+    ASSIGN_OR_RETURN(const kvstore::Selection selection,
+                     ResolveSelection(caller, sequence_id, item.selection(), field));
+    attention =
+        store_.Attend(caller.session.tenant, sequence_id, query, selection, item.want_positions());
   } else if (item.tokens_case() == v1::AttendItem::kPositions) {
-    const absl::StatusOr<std::vector<uint32_t>> positions =
-        PositionsOf(item.positions().count(), item.positions().positions(), field + ".positions");
-    if (!positions.ok()) return positions.status();
-    attention = store_.AttendPositions(caller.session.tenant, sequence_id, *query, *positions);
+    ASSIGN_OR_RETURN(
+        const std::vector<uint32_t> positions,
+        PositionsOf(item.positions().count(), item.positions().positions(), field + ".positions"));
+    attention = store_.AttendPositions(caller.session.tenant, sequence_id, query, positions);
     if (!attention.ok()) {
       attention = MoveField("positions", "positions.positions", attention.status());
     }
     if (attention.ok() && attention->selected.count != item.positions().count()) {
       return InvalidArgument(
           field + ".positions.positions",
-          absl::StrCat(positions->size(), " of them, must be kv_heads x count = ",
+          absl::StrCat(positions.size(), " of them, must be kv_heads x count = ",
                        uint64_t{attention->selected.kv_heads} * item.positions().count()));
     }
   } else {
     return InvalidArgument(field + ".tokens", "missing: selection or positions");
   }
   if (!attention.ok()) return PrefixItem(field, attention.status());
-  ToWire(*attention, query->queries.shape, item.want_positions(), message);
+  ToWire(*attention, query.queries.shape, item.want_positions(), message);
   return absl::OkStatus();
 }
 
 absl::Status QueryHandlers::Attend(const Caller& caller, const v1::AttendRequest& request,
                                    v1::AttendResponse* response) {
-  if (absl::Status status = CheckCount("items", request.items_size(), kMaxBatchItems);
-      !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckCount("items", request.items_size(), kMaxBatchItems));
   for (int i = 0; i < request.items_size(); ++i) {
-    if (absl::Status status = caller.Check(); !status.ok()) return status;
-    if (absl::Status status = AttendOne(caller, request.items(i), Item(i), response->add_items());
-        !status.ok()) {
-      return status;
-    }
-    if (absl::Status status = CheckResponseBytes(response->ByteSizeLong(), max_message_bytes_);
-        !status.ok())
-      return status;
+    RETURN_IF_ERROR(caller.Check());
+    RETURN_IF_ERROR(AttendOne(caller, request.items(i), Item(i), response->add_items()));
+    RETURN_IF_ERROR(CheckResponseBytes(response->ByteSizeLong(), max_message_bytes_));
   }
   return absl::OkStatus();
 }

@@ -5,6 +5,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "service/base/refusal.h"
 #include "service/wire/staging_claims.h"
 #include "service/wire/wire.h"
@@ -34,29 +35,27 @@ absl::Status CheckDistinctLayers(const v1::CommitRequest& request) {
 
 absl::Status RowHandlers::Commit(const Caller& caller, const v1::CommitRequest& request,
                                  v1::CommitResponse* response) {
-  if (absl::Status status = CheckCount("rows", request.rows_size(), kMaxCommitRows); !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = CheckDistinctLayers(request); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckCount("rows", request.rows_size(), kMaxCommitRows));
+  RETURN_IF_ERROR(CheckDistinctLayers(request));
   StagingClaims claims(store_, caller.session.id);
   std::vector<kvstore::LayerRows> layers;
   for (int i = 0; i < request.rows_size(); ++i) {
-    absl::StatusOr<kvstore::LayerRows> rows =
-        LayerRowsOf(request.rows(i), absl::StrCat("rows[", i, "]"), max_message_bytes_, &claims);
-    if (!rows.ok()) return rows.status();
-    layers.push_back(*std::move(rows));
+    ASSIGN_OR_RETURN(
+        kvstore::LayerRows rows,
+        LayerRowsOf(request.rows(i), absl::StrCat("rows[", i, "]"), max_message_bytes_, &claims));
+    layers.push_back(std::move(rows));
   }
-  auto transaction = store_.BeginIngest(caller.session.tenant, request.sequence_id());
-  if (!transaction.ok()) return transaction.status();
+  ASSIGN_OR_RETURN(auto transaction,
+                   store_.BeginIngest(caller.session.tenant, request.sequence_id()));
   for (size_t i = 0; i < layers.size(); ++i) {
-    if (absl::Status status = caller.Check(); !status.ok()) return status;
-    if (absl::Status status = (*transaction)->Write(request.first_position(), layers[i]);
+    RETURN_IF_ERROR(caller.Check());
+    if (absl::Status status = transaction->Write(request.first_position(), layers[i]);
         !status.ok()) {
       return MoveField("rows", absl::StrCat("rows[", i, "]"), status);
     }
   }
-  if (absl::Status status = caller.Check(); !status.ok()) return status;
-  const absl::StatusOr<uint64_t> token_count = (*transaction)->Commit();
+  RETURN_IF_ERROR(caller.Check());
+  const absl::StatusOr<uint64_t> token_count = transaction->Commit();
   if (token_count.ok()) response->set_token_count(*token_count);
   return token_count.status();
 }
@@ -93,10 +92,7 @@ absl::StatusOr<uint64_t> RowHandlers::AppendOne(const Caller& caller,
 
 absl::Status RowHandlers::Append(const Caller& caller, const v1::AppendRequest& request,
                                  v1::AppendResponse* response) {
-  if (absl::Status status = CheckCount("items", request.items_size(), kMaxBatchItems);
-      !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckCount("items", request.items_size(), kMaxBatchItems));
   absl::flat_hash_set<uint64_t> seen;
   StagingClaims claims(store_, caller.session.id);
   std::vector<std::vector<kvstore::LayerRows>> items;
@@ -107,24 +103,22 @@ absl::Status RowHandlers::Append(const Caller& caller, const v1::AppendRequest& 
       return InvalidArgument(field + ".sequence_id",
                              absl::StrCat(item.sequence_id(), " is listed twice"));
     }
-    if (absl::Status status = leases_.Check(caller, item.lease(), field + ".lease"); !status.ok()) {
-      return status;
-    }
+    RETURN_IF_ERROR(leases_.Check(caller, item.lease(), field + ".lease"));
     std::vector<kvstore::LayerRows>& layers = items.emplace_back();
     for (int j = 0; j < item.rows_size(); ++j) {
-      absl::StatusOr<kvstore::LayerRows> rows = LayerRowsOf(
-          item.rows(j), absl::StrCat(field, ".rows[", j, "]"), max_message_bytes_, &claims);
-      if (!rows.ok()) return rows.status();
-      layers.push_back(*std::move(rows));
+      ASSIGN_OR_RETURN(kvstore::LayerRows rows,
+                       LayerRowsOf(item.rows(j), absl::StrCat(field, ".rows[", j, "]"),
+                                   max_message_bytes_, &claims));
+      layers.push_back(std::move(rows));
     }
   }
   for (int i = 0; i < request.items_size(); ++i) {
-    if (absl::Status status = caller.Check(); !status.ok()) return status;
+    RETURN_IF_ERROR(caller.Check());
     const v1::SequenceAppend& item = request.items(i);
-    const absl::StatusOr<uint64_t> token_count =
-        AppendOne(caller, item, absl::StrCat("items[", i, "]"), items[static_cast<size_t>(i)]);
-    if (!token_count.ok()) return token_count.status();
-    response->add_token_counts(*token_count);
+    ASSIGN_OR_RETURN(
+        const uint64_t token_count,
+        AppendOne(caller, item, absl::StrCat("items[", i, "]"), items[static_cast<size_t>(i)]));
+    response->add_token_counts(token_count);
     leases_.Fill(caller, item.lease(), response->add_attachments());
   }
   return absl::OkStatus();
@@ -159,9 +153,8 @@ absl::Status IngestRows::TakeChunk(const Caller& caller, const IngestMessage& me
   if (chunk.query_samples_size() > 0) return UnimplementedField("chunk.query_samples");
   if (!chunk.has_rows()) return InvalidArgument("chunk.rows", "missing");
   StagingClaims claims(store_, caller.session.id);  // released when the rows are copied
-  const absl::StatusOr<kvstore::LayerRows> rows = message.Rows(max_message_bytes_, &claims);
-  if (!rows.ok()) return rows.status();
-  return PrefixField("chunk", transaction_->Write(chunk.first_position(), *rows));
+  ASSIGN_OR_RETURN(const kvstore::LayerRows rows, message.Rows(max_message_bytes_, &claims));
+  return PrefixField("chunk", transaction_->Write(chunk.first_position(), rows));
 }
 
 absl::Status IngestRows::Commit(const Caller& caller, v1::IngestResponse* response) {
@@ -171,13 +164,12 @@ absl::Status IngestRows::Commit(const Caller& caller, v1::IngestResponse* respon
   absl::Status named;
   if (!token_ids_.empty()) named = store_.CheckNames(tenant, sequence_id_, first_id_, token_ids_);
   if (!named.ok()) return PrefixHeader(named);
-  const absl::StatusOr<uint64_t> token_count = transaction_->Commit();
-  if (!token_count.ok()) return token_count.status();
+  ASSIGN_OR_RETURN(const uint64_t token_count, transaction_->Commit());
   if (!token_ids_.empty()) {
     named = store_.NameTokens(tenant, sequence_id_, first_id_, token_ids_);
     if (!named.ok()) return PrefixHeader(named);
   }
-  response->set_token_count(*token_count);
+  response->set_token_count(token_count);
   return absl::OkStatus();
 }
 

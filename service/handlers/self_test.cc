@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "kernels/base/exec.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "kvstore/store.h"
 #include "service/base/refusal.h"
@@ -84,8 +85,7 @@ class Probe {
     options.codebook_tokens = 2 * kBlockTokens;
     options.threads = 1;
     options.exec.level = level;
-    auto store = kvstore::Store::Create(options);
-    if (!store.ok()) return store.status();
+    ASSIGN_OR_RETURN(auto store, kvstore::Store::Create(options));
     kvstore::CacheSpec spec;
     spec.name = kTenant;
     spec.model_fingerprint = kTenant;
@@ -97,36 +97,33 @@ class Probe {
                            .key_dim = kDim,
                            .value_dim = kDim,
                            .dtype = kernels::DType::kF32});
-    const auto cache = (*store)->OpenCache(kTenant, spec);
-    if (!cache.ok()) return cache.status();
-    const auto made = (*store)->CreateSequence(kTenant, cache->cache_id, {.session = kTenant});
-    if (!made.ok()) return made.status();
+    ASSIGN_OR_RETURN(const auto cache, store->OpenCache(kTenant, spec));
+    ASSIGN_OR_RETURN(const auto made,
+                     store->CreateSequence(kTenant, cache.cache_id, {.session = kTenant}));
     auto probe = std::make_unique<Probe>();
-    probe->store_ = *std::move(store);
-    probe->id_ = made->sequence_id;
+    probe->store_ = std::move(store);
+    probe->id_ = made.sequence_id;
     return probe;
   }
 
   // Stores the rows and checks that they are read back unchanged.
   absl::Status CheckRows() {
-    auto ingest = store_->BeginIngest(kTenant, id_);
-    if (!ingest.ok()) return ingest.status();
+    ASSIGN_OR_RETURN(auto ingest, store_->BeginIngest(kTenant, id_));
     const std::vector<uint64_t> shape = {kTokens, kKvHeads, kDim};
-    absl::Status written = (*ingest)->Write(
-        0, {.layer = 0, .keys = View(Keys(), shape), .values = View(Values(), shape)});
-    if (!written.ok()) return written;
-    if (const auto count = (*ingest)->Commit(); !count.ok()) return count.status();
-    const auto rows = store_->FetchBlocks(kTenant, id_, 0, {0, kTokens}, kvstore::RowPart::kRow);
-    if (!rows.ok()) return rows.status();
+    RETURN_IF_ERROR(ingest->Write(
+        0, {.layer = 0, .keys = View(Keys(), shape), .values = View(Values(), shape)}));
+    if (const auto count = ingest->Commit(); !count.ok()) return count.status();
+    ASSIGN_OR_RETURN(const auto rows,
+                     store_->FetchBlocks(kTenant, id_, 0, {0, kTokens}, kvstore::RowPart::kRow));
     const size_t row_floats = 2 * size_t{kDim};
-    if (rows->data.size() != size_t{kTokens} * kKvHeads * row_floats * sizeof(float)) {
-      return Mismatch("bytes of rows", static_cast<double>(rows->data.size()), 0);
+    if (rows.data.size() != size_t{kTokens} * kKvHeads * row_floats * sizeof(float)) {
+      return Mismatch("bytes of rows", static_cast<double>(rows.data.size()), 0);
     }
     for (uint32_t head = 0; head < kKvHeads; ++head) {
       for (uint32_t token = 0; token < kTokens; ++token) {
         const size_t from = (size_t{token} * kKvHeads + head) * kDim;
         const std::byte* row =
-            &rows->data[(size_t{head} * kTokens + token) * row_floats * sizeof(float)];
+            &rows.data[(size_t{head} * kTokens + token) * row_floats * sizeof(float)];
         const auto key = std::as_bytes(std::span(Keys()).subspan(from, kDim));
         const auto value = std::as_bytes(std::span(Values()).subspan(from, kDim));
         if (std::memcmp(row, key.data(), key.size()) == 0 &&
@@ -142,11 +139,11 @@ class Probe {
 
   // Checks that the selected tokens have the highest scores.
   absl::Status CheckSelect() {
-    const auto selected = store_->TopK(kTenant, id_, MakeQuery(),
-                                       {.group_rule = kvstore::GroupRule::kMeanLogit,
-                                        .budget_kind = kvstore::BudgetKind::kCount,
-                                        .budget_count = kBudget});
-    if (!selected.ok()) return selected.status();
+    ASSIGN_OR_RETURN(const auto selected,
+                     store_->TopK(kTenant, id_, MakeQuery(),
+                                  {.group_rule = kvstore::GroupRule::kMeanLogit,
+                                   .budget_kind = kvstore::BudgetKind::kCount,
+                                   .budget_count = kBudget}));
     for (uint32_t head = 0; head < kKvHeads; ++head) {
       std::vector<double> sums(kTokens, 0);
       for (uint32_t i = 0; i < kGroup; ++i) {
@@ -156,9 +153,9 @@ class Probe {
       }
       std::vector<double> sorted = sums;
       std::sort(sorted.rbegin(), sorted.rend());
-      for (uint32_t i = 0; i < selected->count; ++i) {
-        const uint32_t token = selected->positions[size_t{head} * selected->count + i];
-        if (token < kTokens && sums[token] >= sorted[selected->count - 1] - kTolerance) continue;
+      for (uint32_t i = 0; i < selected.count; ++i) {
+        const uint32_t token = selected.positions[size_t{head} * selected.count + i];
+        if (token < kTokens && sums[token] >= sorted[selected.count - 1] - kTolerance) continue;
         return DataLoss(
             absl::StrCat("token ", token, " of kv head ", head, " is not among the best"));
       }
@@ -168,8 +165,8 @@ class Probe {
 
   // Checks the attention over all tokens against double precision.
   absl::Status CheckAttend() {
-    const auto attention = store_->Attend(kTenant, id_, MakeQuery(), {}, /*want_positions=*/false);
-    if (!attention.ok()) return attention.status();
+    ASSIGN_OR_RETURN(const auto attention,
+                     store_->Attend(kTenant, id_, MakeQuery(), {}, /*want_positions=*/false));
     for (uint32_t head = 0; head < kKvHeads * kGroup; ++head) {
       std::vector<double> output(kDim, 0);
       double sum = 0;
@@ -179,11 +176,11 @@ class Probe {
         const float* value = &Values()[(size_t{token} * kKvHeads + head / kGroup) * kDim];
         for (uint32_t i = 0; i < kDim; ++i) output[i] += weight * value[i];
       }
-      if (std::abs(attention->lse[head] - std::log(sum)) > kTolerance) {
-        return Mismatch(absl::StrCat("lse of head ", head), attention->lse[head], std::log(sum));
+      if (std::abs(attention.lse[head] - std::log(sum)) > kTolerance) {
+        return Mismatch(absl::StrCat("lse of head ", head), attention.lse[head], std::log(sum));
       }
       for (uint32_t i = 0; i < kDim; ++i) {
-        const float is = attention->output[size_t{head} * kDim + i];
+        const float is = attention.output[size_t{head} * kDim + i];
         if (std::abs(is - output[i] / sum) > kTolerance) {
           return Mismatch(absl::StrCat("output[", i, "] of head ", head), is, output[i] / sum);
         }
@@ -194,15 +191,14 @@ class Probe {
 
   // Builds an index and returns the root mean square error of its scores.
   absl::StatusOr<double> BuildAndScore() {
-    absl::Status built =
-        store_->BuildIndex(kTenant, id_, {.index = kIndex, .iterations = 4, .sink_tokens = 0}, {});
-    if (!built.ok()) return built;
-    const auto scores = store_->Score(kTenant, id_, MakeQuery(), kIndex, {0, kTokens});
-    if (!scores.ok()) return scores.status();
+    RETURN_IF_ERROR(
+        store_->BuildIndex(kTenant, id_, {.index = kIndex, .iterations = 4, .sink_tokens = 0}, {}));
+    ASSIGN_OR_RETURN(const auto scores,
+                     store_->Score(kTenant, id_, MakeQuery(), kIndex, {0, kTokens}));
     double squares = 0;
     for (uint32_t head = 0; head < kKvHeads * kGroup; ++head) {
       for (uint32_t token = 0; token < kTokens; ++token) {
-        const double off = scores->logits[size_t{head} * kTokens + token] - Logit(head, token);
+        const double off = scores.logits[size_t{head} * kTokens + token] - Logit(head, token);
         squares += off * off;
       }
     }
@@ -247,9 +243,8 @@ std::vector<SelfTestCheck> RunSelfTest(const std::function<bool()>& keep_going) 
   for (const kernels::Level level : kernels::AvailableLevels()) {
     std::unique_ptr<Probe> probe;
     const bool stored = check(level, "rows", "rows stored and read back", [&] {
-      auto made = Probe::Make(level);
-      if (!made.ok()) return made.status();
-      probe = *std::move(made);
+      ASSIGN_OR_RETURN(auto made, Probe::Make(level));
+      probe = std::move(made);
       return probe->CheckRows();
     });
     if (!stored) continue;
@@ -258,10 +253,9 @@ std::vector<SelfTestCheck> RunSelfTest(const std::function<bool()>& keep_going) 
     check(level, "attend", "attention against double precision",
           [&] { return probe->CheckAttend(); });
     check(level, "index", "errors of PQ scores against the reference instruction set", [&] {
-      const auto error = probe->BuildAndScore();
-      if (!error.ok()) return error.status();
-      if (reference == 0) reference = *error;
-      return CompareErrors(*error, reference);
+      ASSIGN_OR_RETURN(const auto error, probe->BuildAndScore());
+      if (reference == 0) reference = error;
+      return CompareErrors(error, reference);
     });
   }
   return checks;

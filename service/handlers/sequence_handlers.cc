@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "service/base/log.h"
 #include "service/base/refusal.h"
 #include "service/wire/wire.h"
@@ -30,11 +31,10 @@ absl::StatusOr<kvstore::SequenceSpec> SequenceSpecOf(const Caller& caller,
                              .extra_key = request.extra_key(),
                              .live_index = std::nullopt,
                              .group_key = request.group_key()};
-  if (absl::Status status = CheckExtraKey(request.extra_key()); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckExtraKey(request.extra_key()));
   if (!request.has_live_index()) return spec;
-  absl::StatusOr<kvstore::LiveIndex> live = LiveIndexOf(request.live_index(), "live_index");
-  if (!live.ok()) return live.status();
-  spec.live_index = *std::move(live);
+  ASSIGN_OR_RETURN(kvstore::LiveIndex live, LiveIndexOf(request.live_index(), "live_index"));
+  spec.live_index = std::move(live);
   return spec;
 }
 
@@ -42,14 +42,13 @@ absl::StatusOr<kvstore::SequenceSpec> SequenceSpecOf(const Caller& caller,
 
 absl::Status SequenceHandlers::OpenCache(const Caller& caller, const v1::OpenCacheRequest& request,
                                          v1::OpenCacheResponse* response) {
-  const absl::StatusOr<kvstore::CacheSpec> spec = CacheSpecOf(request);
-  if (!spec.ok()) return spec.status();
-  const auto is_open = [&](const kvstore::CacheInfo& info) { return info.spec.name == spec->name; };
+  ASSIGN_OR_RETURN(const kvstore::CacheSpec spec, CacheSpecOf(request));
+  const auto is_open = [&](const kvstore::CacheInfo& info) { return info.spec.name == spec.name; };
   absl::StatusOr<kvstore::CacheInfo> info;
   {
     const kvstore::MutexLock lock(&open_mutex_);
     const std::vector<kvstore::CacheInfo> before = store_.ListCaches(caller.session.tenant);
-    info = store_.OpenCache(caller.session.tenant, *spec);
+    info = store_.OpenCache(caller.session.tenant, spec);
     response->set_created(std::none_of(before.begin(), before.end(), is_open));
   }
   if (!info.ok()) return info.status();
@@ -58,7 +57,7 @@ absl::Status SequenceHandlers::OpenCache(const Caller& caller, const v1::OpenCac
   if (response->created()) {
     log_.Info("cache_opened", {{"cache_id", info->cache_id},
                                {"tenant", caller.session.tenant},
-                               {"name", spec->name},
+                               {"name", spec.name},
                                {"capacity_bytes", info->capacity_bytes},
                                {"page_bytes", info->page_bytes}});
   }
@@ -103,14 +102,13 @@ absl::Status SequenceHandlers::CheckFingerprint(const Caller& caller,
 absl::Status SequenceHandlers::CreateSequence(const Caller& caller,
                                               const v1::CreateSequenceRequest& request,
                                               v1::CreateSequenceResponse* response) {
-  if (absl::Status status = CheckFingerprint(caller, request); !status.ok()) return status;
-  const absl::StatusOr<kvstore::SequenceSpec> spec = SequenceSpecOf(caller, request);
-  if (!spec.ok()) return spec.status();
-  const auto created = store_.CreateSequence(caller.session.tenant, request.cache_id(), *spec);
-  if (!created.ok()) return created.status();
-  response->set_sequence_id(created->sequence_id);
-  response->set_token_count(created->token_count);
-  return DropIfAbandoned(caller, created->sequence_id);
+  RETURN_IF_ERROR(CheckFingerprint(caller, request));
+  ASSIGN_OR_RETURN(const kvstore::SequenceSpec spec, SequenceSpecOf(caller, request));
+  ASSIGN_OR_RETURN(const auto created,
+                   store_.CreateSequence(caller.session.tenant, request.cache_id(), spec));
+  response->set_sequence_id(created.sequence_id);
+  response->set_token_count(created.token_count);
+  return DropIfAbandoned(caller, created.sequence_id);
 }
 
 absl::Status SequenceHandlers::DropSequence(const Caller& caller,
@@ -125,14 +123,11 @@ absl::Status SequenceHandlers::TruncateSequence(const Caller& caller,
                                                 const v1::TruncateSequenceRequest& request,
                                                 v1::TruncateSequenceResponse* response) {
   // The lease is checked first, because truncation may spare only the caller's own lease.
-  if (absl::Status status = leases_.Check(caller, request.lease(), "lease"); !status.ok()) {
-    return status;
-  }
-  const absl::StatusOr<uint64_t> token_count =
-      store_.TruncateSequence(caller.session.tenant, request.sequence_id(), request.token_count(),
-                              request.lease().lease_id());
-  if (!token_count.ok()) return token_count.status();
-  response->set_token_count(*token_count);
+  RETURN_IF_ERROR(leases_.Check(caller, request.lease(), "lease"));
+  ASSIGN_OR_RETURN(const uint64_t token_count,
+                   store_.TruncateSequence(caller.session.tenant, request.sequence_id(),
+                                           request.token_count(), request.lease().lease_id()));
+  response->set_token_count(token_count);
   leases_.Fill(caller, request.lease(), response->mutable_attachment());
   return absl::OkStatus();
 }
@@ -140,12 +135,12 @@ absl::Status SequenceHandlers::TruncateSequence(const Caller& caller,
 absl::Status SequenceHandlers::ForkSequence(const Caller& caller,
                                             const v1::ForkSequenceRequest& request,
                                             v1::ForkSequenceResponse* response) {
-  const auto forked = store_.ForkSequence(caller.session.tenant, request.sequence_id(),
-                                          request.token_count(), caller.session.id);
-  if (!forked.ok()) return forked.status();
-  response->set_sequence_id(forked->sequence_id);
-  response->set_token_count(forked->token_count);
-  return DropIfAbandoned(caller, forked->sequence_id);
+  ASSIGN_OR_RETURN(const auto forked,
+                   store_.ForkSequence(caller.session.tenant, request.sequence_id(),
+                                       request.token_count(), caller.session.id));
+  response->set_sequence_id(forked.sequence_id);
+  response->set_token_count(forked.token_count);
+  return DropIfAbandoned(caller, forked.sequence_id);
 }
 
 absl::Status SequenceHandlers::SuspendSequence(const Caller& caller,
@@ -166,23 +161,22 @@ absl::Status SequenceHandlers::ResumeSequence(const Caller& caller,
 absl::Status SequenceHandlers::MatchPrefix(const Caller& caller,
                                            const v1::MatchPrefixRequest& request,
                                            v1::MatchPrefixResponse* response) {
-  if (absl::Status status = CheckExtraKey(request.extra_key()); !status.ok()) return status;
-  const absl::StatusOr<uint64_t> token_count = store_.MatchPrefix(
-      caller.session.tenant, request.cache_id(),
-      {request.token_ids().data(), static_cast<size_t>(request.token_ids_size())},
-      request.extra_key());
-  if (!token_count.ok()) return token_count.status();
-  response->set_token_count(*token_count);
+  RETURN_IF_ERROR(CheckExtraKey(request.extra_key()));
+  ASSIGN_OR_RETURN(const uint64_t token_count,
+                   store_.MatchPrefix(
+                       caller.session.tenant, request.cache_id(),
+                       {request.token_ids().data(), static_cast<size_t>(request.token_ids_size())},
+                       request.extra_key()));
+  response->set_token_count(token_count);
   return absl::OkStatus();
 }
 
 absl::Status SequenceHandlers::Admit(const Caller& caller, const v1::AdmitRequest& request,
                                      v1::AdmitResponse* response) {
-  const absl::StatusOr<kvstore::AdmitSpec> spec = AdmitSpecOf(request);
-  if (!spec.ok()) return spec.status();
-  const auto admission = store_.Admit(caller.session.tenant, request.cache_id(), *spec);
-  if (!admission.ok()) return admission.status();
-  ToWire(*admission, response);
+  ASSIGN_OR_RETURN(const kvstore::AdmitSpec spec, AdmitSpecOf(request));
+  ASSIGN_OR_RETURN(const auto admission,
+                   store_.Admit(caller.session.tenant, request.cache_id(), spec));
+  ToWire(admission, response);
   return absl::OkStatus();
 }
 

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "service/base/log.h"
 #include "service/base/refusal.h"
 #include "service/base/version.h"
@@ -64,7 +65,7 @@ absl::StatusOr<OpenedSession> SessionHandlers::OpenNew(const v1::SessionOpen& op
 
 absl::StatusOr<OpenedSession> SessionHandlers::Resume(const v1::SessionOpen& open) {
   if (const absl::StatusOr<Session> known = sessions_.Find(open.resume_token()); known.ok()) {
-    if (absl::Status status = CheckTenant(known->tenant); !status.ok()) return status;
+    RETURN_IF_ERROR(CheckTenant(known->tenant));
   }
   absl::StatusOr<OpenedSession> resumed = sessions_.Resume(open.resume_token());
   if (resumed.ok()) return resumed;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "service/base/guarded.h"
 #include "service/base/refusal.h"
@@ -124,13 +125,13 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   }
 
   absl::Status HandleMessage() {
-    if (absl::Status status = message_.Parse(received_.Take(&taken_)); !status.ok()) return status;
+    RETURN_IF_ERROR(message_.Parse(received_.Take(&taken_)));
     return rows_->Take(call_, message_);
   }
 
   absl::Status Commit() {
     v1::IngestResponse response;
-    if (absl::Status status = rows_->Commit(call_, &response); !status.ok()) return status;
+    RETURN_IF_ERROR(rows_->Commit(call_, &response));
     bool own_buffer = false;
     const grpc::Status written =
         grpc::SerializationTraits<v1::IngestResponse>::Serialize(response, response_, &own_buffer);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "service/base/log.h"
 #include "service/base/refusal.h"
@@ -63,9 +64,8 @@ class Server::Impl {
   absl::Status Start() {
     const std::string path = config_.listen.substr(kUnixScheme.size());
     if (!options_.claimed) {
-      absl::StatusOr<std::unique_ptr<SocketClaim>> claim = SocketClaim::Acquire(path);
-      if (!claim.ok()) return claim.status();
-      claim_ = *std::move(claim);
+      ASSIGN_OR_RETURN(std::unique_ptr<SocketClaim> claim, SocketClaim::Acquire(path));
+      claim_ = std::move(claim);
     }
     detached_.Start();
 
@@ -75,11 +75,11 @@ class Server::Impl {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     if (config_.broker) {  // started first, so that clients of gRPC's socket find it
-      auto broker = Broker::Start({config_, boot_id_, store_, sessions_, calls_.serving(), log_,
-                                   detached_, options_.keepers, options_.claimed},
-                                  path);
-      if (!broker.ok()) return broker.status();
-      broker_ = *std::move(broker);
+      ASSIGN_OR_RETURN(auto broker,
+                       Broker::Start({config_, boot_id_, store_, sessions_, calls_.serving(), log_,
+                                      detached_, options_.keepers, options_.claimed},
+                                     path));
+      broker_ = std::move(broker);
     }
     grpc::ServerBuilder builder;
     int tcp_port = 0;
@@ -177,7 +177,7 @@ class Server::Impl {
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config, kvstore::Store& store,
                                                       Log& log, ServerOptions options) {
   auto impl = std::make_unique<Impl>(config, store, log, options);
-  if (absl::Status status = impl->Start(); !status.ok()) return status;
+  RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
 

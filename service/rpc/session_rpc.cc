@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "service/base/refusal.h"
 #include "service/rpc/grpc_status.h"
@@ -99,10 +100,9 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
 
   absl::Status Open(const v1::SessionOpen& open) {
     if (!session_.token.empty()) return InvalidArgument("open", "the session is already open");
-    absl::StatusOr<OpenedSession> opened = parts_.handlers.sessions.Open(open);
-    if (!opened.ok()) return opened.status();
+    ASSIGN_OR_RETURN(OpenedSession opened, parts_.handlers.sessions.Open(open));
     absl::MutexLock lock(&mutex_);
-    session_ = *std::move(opened);
+    session_ = std::move(opened);
     resume_unread_ = !open.resume_token().empty();
     if (finished_) return absl::OkStatus();
     v1::SessionOpened* message = event_.mutable_opened();

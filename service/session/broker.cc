@@ -22,6 +22,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/read/broker_protocol.h"
 #include "service/base/event.h"
 #include "service/base/guarded.h"
@@ -292,18 +293,15 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
       parts.log.Warning("session_denied", {{"uid", peer_.uid}, {"pid", peer_.pid}});
       return allowed.status();
     }
-    const absl::StatusOr<OpenedSession> opened =
-        parts.sessions.Open(*allowed, client_name, static_cast<uint32_t>(peer_.pid));
-    if (!opened.ok()) {
-      return opened.status();
-    }
-    const Session& session = opened->session;
+    ASSIGN_OR_RETURN(const OpenedSession opened,
+                     parts.sessions.Open(*allowed, client_name, static_cast<uint32_t>(peer_.pid)));
+    const Session& session = opened.session;
     absl::Status status =
-        parts.store.KeepSession({session.id, session.tenant, session.client_name, opened->token});
-    if (status.ok()) status = Open(*opened);
+        parts.store.KeepSession({session.id, session.tenant, session.client_name, opened.token});
+    if (status.ok()) status = Open(opened);
     if (status.ok()) {
       LogSession("session_opened");
-    } else if (parts.sessions.Close(opened->token)) {
+    } else if (parts.sessions.Close(opened.token)) {
       parts.store.DropSession(session.id);
     }
     return status;
@@ -317,16 +315,14 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     }
     const Parts& parts = broker_.parts_;
     if (const absl::StatusOr<Session> known = parts.sessions.Find(token); known.ok()) {
-      const absl::StatusOr<std::string> allowed =
-          parts.config.tenant_uids.TenantOf(peer_.uid, known->tenant);
-      if (!allowed.ok()) return allowed.status();
+      ASSIGN_OR_RETURN(const std::string allowed,
+                       parts.config.tenant_uids.TenantOf(peer_.uid, known->tenant));
     }
-    const absl::StatusOr<OpenedSession> resumed =
-        parts.sessions.Resume(token, static_cast<uint32_t>(peer_.pid));
-    if (!resumed.ok()) return resumed.status();
-    if (absl::Status status = Open(*resumed); !status.ok()) {
+    ASSIGN_OR_RETURN(const OpenedSession resumed,
+                     parts.sessions.Resume(token, static_cast<uint32_t>(peer_.pid)));
+    if (absl::Status status = Open(resumed); !status.ok()) {
       parts.sessions.Detach(token);
-      parts.detached.AwaitResume(*resumed);
+      parts.detached.AwaitResume(resumed);
       return status;
     }
     resume_unread_ = true;
@@ -344,10 +340,10 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
   // Binds the connection to the session, and fills the reply with the session's data.
   absl::Status Open(const OpenedSession& opened) {
     const Parts& parts = broker_.parts_;
-    auto memory = parts.store.OpenLocalSession(opened.session.id, broker_.boot_word_);
-    if (!memory.ok()) return memory.status();
+    ASSIGN_OR_RETURN(auto memory,
+                     parts.store.OpenLocalSession(opened.session.id, broker_.boot_word_));
     session_ = opened.session;
-    if (absl::Status status = Keep(memory->keeper_control.get()); !status.ok()) {
+    if (absl::Status status = Keep(memory.keeper_control.get()); !status.ok()) {
       ReleaseKept();
       return status;
     }
@@ -357,7 +353,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     SetText(reply_.tenant, session_.tenant);
     reply_.boot_word = broker_.boot_word_;
     reply_.max_message_bytes = parts.config.max_message_bytes;
-    Share(std::move(memory->control));
+    Share(std::move(memory.control));
     return absl::OkStatus();
   }
 
@@ -501,7 +497,7 @@ absl::StatusOr<std::unique_ptr<Broker>> Broker::Start(Parts parts, const std::st
   if (!parts.claimed) claim = SocketClaim::Acquire(path);
   if (!claim.ok()) return claim.status();
   auto impl = std::make_shared<Impl>(std::move(parts), *std::move(claim));
-  if (absl::Status status = impl->Listen(path); !status.ok()) return status;
+  RETURN_IF_ERROR(impl->Listen(path));
   return std::unique_ptr<Broker>(new Broker(std::move(impl)));
 }
 

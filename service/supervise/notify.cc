@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "kvstore/memory/memfd.h"
 #include "service/base/refusal.h"
@@ -95,9 +96,8 @@ absl::StatusOr<std::unique_ptr<Notifier>> Notifier::FromEnvironment(const Enviro
     return InvalidArgument("NOTIFY_SOCKET",
                            absl::StrCat("'", options.socket, "' is not the path of a unix socket"));
   }
-  absl::StatusOr<KeptDescriptors> kept = Inherited(environment);
-  if (!kept.ok()) return kept.status();
-  options.kept = *std::move(kept);
+  ASSIGN_OR_RETURN(KeptDescriptors kept, Inherited(environment));
+  options.kept = std::move(kept);
   uint64_t limit = 0;
   if (absl::SimpleAtoi(Get(environment, "FDSTORE"), &limit)) options.max_kept = limit;
   return std::make_unique<Notifier>(std::move(options));
@@ -145,7 +145,7 @@ absl::Status Notifier::Barrier() const {
   const FileDescriptor reading(ends[0]);
   {
     const FileDescriptor writing(ends[1]);
-    if (absl::Status status = SendWith("BARRIER=1", writing.get()); !status.ok()) return status;
+    RETURN_IF_ERROR(SendWith("BARRIER=1", writing.get()));
   }
   // The receiver closes its copy of the write end when it processes the message.
   pollfd end = {.fd = reading.get(), .events = 0, .revents = 0};
@@ -191,8 +191,7 @@ absl::Status Notifier::Store(std::string_view name, int descriptor, absl::string
     return InvalidArgument("name", "must be 1..200 bytes of [A-Za-z0-9._-]");
   }
   const std::string key(name);
-  absl::StatusOr<FileDescriptor> copy = kvstore::Duplicate(descriptor);
-  if (!copy.ok()) return copy.status();
+  ASSIGN_OR_RETURN(FileDescriptor copy, kvstore::Duplicate(descriptor));
   {
     const kvstore::MutexLock lock(&mutex_);
     if (kept_.count(key) != 0) {
@@ -207,7 +206,7 @@ absl::Status Notifier::Store(std::string_view name, int descriptor, absl::string
                        ", with names of ", options_.max_name_bytes, " bytes"),
           kRetryMemory);
     }
-    kept_.emplace(key, *std::move(copy));
+    kept_.emplace(key, std::move(copy));
     name_bytes_ += key.size() + 1;
   }
   absl::Status status =

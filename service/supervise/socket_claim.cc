@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "service/base/refusal.h"
 
@@ -105,9 +106,8 @@ void Unlock(const std::string& path, int descriptor) {
 
 absl::StatusOr<std::unique_ptr<SocketClaim>> SocketClaim::Acquire(const std::string& path,
                                                                   absl::Duration timeout) {
-  if (absl::Status status = MakeDirectory(path); !status.ok()) return status;
-  const absl::StatusOr<int> descriptor = Lock(path);
-  if (!descriptor.ok()) return descriptor.status();
+  RETURN_IF_ERROR(MakeDirectory(path));
+  ASSIGN_OR_RETURN(const int descriptor, Lock(path));
   absl::Status status = ClearPath(path);
   const kvstore::SteadyTime until = kvstore::SteadyTime::Now() + timeout;
   while (absl::IsAlreadyExists(status) && kvstore::SteadyTime::Now() < until) {
@@ -115,10 +115,10 @@ absl::StatusOr<std::unique_ptr<SocketClaim>> SocketClaim::Acquire(const std::str
     status = ClearPath(path);
   }
   if (!status.ok()) {
-    Unlock(path, *descriptor);
+    Unlock(path, descriptor);
     return status;
   }
-  return std::unique_ptr<SocketClaim>(new SocketClaim(path, *descriptor));
+  return std::unique_ptr<SocketClaim>(new SocketClaim(path, descriptor));
 }
 
 SocketClaim::SocketClaim(std::string path, int lock_descriptor)

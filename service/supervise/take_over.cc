@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "service/base/refusal.h"
 
@@ -112,13 +113,12 @@ absl::StatusOr<KeptDescriptors> TakeOver(const std::string& socket_path, absl::D
   KeptDescriptors kept;
   bool done = false;
   while (true) {
-    absl::StatusOr<Received> received = Receive(mine.get(), until);
-    if (!received.ok()) return received.status();
-    if (received->text.empty()) break;
-    if (received->text == kDone) {
+    ASSIGN_OR_RETURN(Received received, Receive(mine.get(), until));
+    if (received.text.empty()) break;
+    if (received.text == kDone) {
       done = true;
-    } else if (kvstore::IsKeeperName(received->text) && received->descriptor.valid()) {
-      kept.insert_or_assign(std::move(received->text), std::move(received->descriptor));
+    } else if (kvstore::IsKeeperName(received.text) && received.descriptor.valid()) {
+      kept.insert_or_assign(std::move(received.text), std::move(received.descriptor));
     }
   }
   if (!done) return Failed("the other supervisor continues to serve", ECONNABORTED);

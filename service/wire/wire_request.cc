@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "service/wire/staging_claims.h"
 #include "service/wire/wire.h"
 
@@ -95,11 +96,10 @@ absl::StatusOr<kvstore::LayerGroup> LayerGroupOf(const v1::LayerGroup& group,
                              absl::StrCat(static_cast<int>(group.kind()), ", must be a LayerKind"));
   }
   result.layers.assign(group.layers().begin(), group.layers().end());
-  if (absl::Status status = CheckGroupExtras(group, field); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckGroupExtras(group, field));
   if (result.kind == kvstore::LayerKind::kNone) return result;
-  const absl::StatusOr<kernels::DType> dtype = DTypeOf(group.dtype(), field + ".dtype");
-  if (!dtype.ok()) return dtype.status();
-  result.dtype = *dtype;
+  ASSIGN_OR_RETURN(const kernels::DType dtype, DTypeOf(group.dtype(), field + ".dtype"));
+  result.dtype = dtype;
   result.kv_heads = group.kv_heads();
   result.query_heads = group.query_heads();
   result.key_dim = group.key_dim();
@@ -168,11 +168,9 @@ absl::Status SetExcluded(const v1::Selection& selection, const std::string& fiel
   for (int i = 0; i < selection.excluded_size(); ++i) {
     const std::string path = absl::StrCat(field, ".excluded[", i, "]");
     const v1::TokenRange& range = selection.excluded(i);
-    const absl::StatusOr<uint32_t> begin = TokensOf(range.begin(), path + ".begin");
-    if (!begin.ok()) return begin.status();
-    const absl::StatusOr<uint32_t> end = TokensOf(range.end(), path + ".end");
-    if (!end.ok()) return end.status();
-    result.excluded.push_back({*begin, *end});
+    ASSIGN_OR_RETURN(const uint32_t begin, TokensOf(range.begin(), path + ".begin"));
+    ASSIGN_OR_RETURN(const uint32_t end, TokensOf(range.end(), path + ".end"));
+    result.excluded.push_back({begin, end});
   }
   return absl::OkStatus();
 }
@@ -193,14 +191,10 @@ absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std
         field + ".shape",
         absl::StrCat(tensor.shape_size(), " dimensions, must be at most ", kMaxTensorDimensions));
   }
-  const absl::StatusOr<kernels::DType> dtype = DTypeOf(tensor.dtype(), field + ".dtype");
-  if (!dtype.ok()) return dtype.status();
-  const uint64_t element_bytes = kernels::DTypeBytes(*dtype);
+  ASSIGN_OR_RETURN(const kernels::DType dtype, DTypeOf(tensor.dtype(), field + ".dtype"));
+  const uint64_t element_bytes = kernels::DTypeBytes(dtype);
   if (staged) max_bytes = std::max(max_bytes, tensor.staging().size_bytes());
-  if (absl::Status status = CheckShapeBytes(tensor, element_bytes, field, max_bytes);
-      !status.ok()) {
-    return status;
-  }
+  RETURN_IF_ERROR(CheckShapeBytes(tensor, element_bytes, field, max_bytes));
   kvstore::TensorView view;
   if (staged) {
     if (tensor.staging().offset_bytes() % element_bytes != 0) {
@@ -208,15 +202,14 @@ absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std
           field + ".staging.offset_bytes",
           absl::StrCat(tensor.staging().offset_bytes(), ", must be a multiple of ", element_bytes));
     }
-    const auto bytes = staging->Resolve(tensor.staging(), field + ".staging");
-    if (!bytes.ok()) return bytes.status();
-    view.data = bytes->data();
-    view.data_bytes = bytes->size();
+    ASSIGN_OR_RETURN(const auto bytes, staging->Resolve(tensor.staging(), field + ".staging"));
+    view.data = bytes.data();
+    view.data_bytes = bytes.size();
   } else {
     view.data = reinterpret_cast<const std::byte*>(tensor.inline_data().data());
     view.data_bytes = tensor.inline_data().size();
   }
-  view.dtype = *dtype;
+  view.dtype = dtype;
   view.shape.assign(tensor.shape().begin(), tensor.shape().end());
   view.strides.assign(tensor.strides().begin(), tensor.strides().end());
   return view;
@@ -224,13 +217,11 @@ absl::StatusOr<kvstore::TensorView> TensorOf(const v1::Tensor& tensor, const std
 
 absl::StatusOr<kvstore::LayerRows> LayerRowsOf(const v1::LayerRows& rows, const std::string& field,
                                                uint64_t max_bytes, StagingClaims* staging) {
-  absl::StatusOr<kvstore::TensorView> keys =
-      TensorOf(rows.keys(), field + ".keys", max_bytes, staging);
-  if (!keys.ok()) return keys.status();
-  absl::StatusOr<kvstore::TensorView> values =
-      TensorOf(rows.values(), field + ".values", max_bytes, staging);
-  if (!values.ok()) return values.status();
-  return kvstore::LayerRows{rows.layer(), *std::move(keys), *std::move(values)};
+  ASSIGN_OR_RETURN(kvstore::TensorView keys,
+                   TensorOf(rows.keys(), field + ".keys", max_bytes, staging));
+  ASSIGN_OR_RETURN(kvstore::TensorView values,
+                   TensorOf(rows.values(), field + ".values", max_bytes, staging));
+  return kvstore::LayerRows{rows.layer(), std::move(keys), std::move(values)};
 }
 
 kvstore::LeaseState LeaseStateOf(const v1::LeaseState& lease) {
@@ -239,24 +230,21 @@ kvstore::LeaseState LeaseStateOf(const v1::LeaseState& lease) {
 
 absl::StatusOr<kvstore::LiveIndex> LiveIndexOf(const v1::LiveIndex& live,
                                                const std::string& field) {
-  const auto index = IndexOf(true, live.index(), field + ".index");
-  if (!index.ok()) return index.status();
-  if ((*index)->kind != kvstore::IndexKind::kPq) {
+  ASSIGN_OR_RETURN(const auto index, IndexOf(true, live.index(), field + ".index"));
+  if (index->kind != kvstore::IndexKind::kPq) {
     return InvalidArgument(field + ".index", "must be pq; flat needs no incremental index");
   }
   if (live.iterations() > kMaxIterations) {
     return InvalidArgument(field + ".iterations",
                            absl::StrCat(live.iterations(), ", must be at most ", kMaxIterations));
   }
-  const absl::StatusOr<uint32_t> train = TokensOf(live.train_tokens(), field + ".train_tokens");
-  if (!train.ok()) return train.status();
-  const absl::StatusOr<uint32_t> sink = TokensOf(live.sink_tokens(), field + ".sink_tokens");
-  if (!sink.ok()) return sink.status();
-  return kvstore::LiveIndex{.index = **index,
+  ASSIGN_OR_RETURN(const uint32_t train, TokensOf(live.train_tokens(), field + ".train_tokens"));
+  ASSIGN_OR_RETURN(const uint32_t sink, TokensOf(live.sink_tokens(), field + ".sink_tokens"));
+  return kvstore::LiveIndex{.index = *index,
                             .iterations = live.iterations(),
                             .seed = live.seed(),
-                            .train_tokens = *train,
-                            .sink_tokens = *sink};
+                            .train_tokens = train,
+                            .sink_tokens = sink};
 }
 
 absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& request) {
@@ -265,30 +253,28 @@ absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& reque
   spec.model_fingerprint = request.model_fingerprint();
   spec.capacity_bytes = request.capacity_bytes();
   spec.quota_bytes = request.quota_bytes();
-  if (absl::Status status = CheckRank(request.rank()); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckRank(request.rank()));
   spec.rank = {.group = request.rank().group(),
                .rank = request.rank().rank(),
                .rank_count = request.rank().rank_count(),
                .kv_head_begin = request.rank().kv_head_begin(),
                .layer_begin = request.rank().layer_begin()};
   for (int i = 0; i < request.layer_groups_size(); ++i) {
-    absl::StatusOr<kvstore::LayerGroup> group =
-        LayerGroupOf(request.layer_groups(i), absl::StrCat("layer_groups[", i, "]"));
-    if (!group.ok()) return group.status();
-    spec.groups.push_back(*std::move(group));
+    ASSIGN_OR_RETURN(kvstore::LayerGroup group,
+                     LayerGroupOf(request.layer_groups(i), absl::StrCat("layer_groups[", i, "]")));
+    spec.groups.push_back(std::move(group));
   }
-  const auto index = IndexOf(request.has_default_index(), request.default_index(), "default_index");
-  if (!index.ok()) return index.status();
-  spec.default_index = index->value_or(kvstore::IndexDescriptor{kvstore::IndexKind::kPq, 2, 6});
+  ASSIGN_OR_RETURN(const auto index,
+                   IndexOf(request.has_default_index(), request.default_index(), "default_index"));
+  spec.default_index = index.value_or(kvstore::IndexDescriptor{kvstore::IndexKind::kPq, 2, 6});
   return spec;
 }
 
 absl::StatusOr<kvstore::AdmitSpec> AdmitSpecOf(const v1::AdmitRequest& request) {
-  auto index = IndexOf(request.has_index(), request.index(), "index");
-  if (!index.ok()) return index.status();
+  ASSIGN_OR_RETURN(auto index, IndexOf(request.has_index(), request.index(), "index"));
   return kvstore::AdmitSpec{.prefill_tokens = request.token_count(),
                             .output_tokens = request.output_token_count(),
-                            .index = *index};
+                            .index = index};
 }
 
 absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
@@ -309,36 +295,32 @@ absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
 
 absl::StatusOr<kvstore::Query> QueryOf(const v1::Query& query, const std::string& field,
                                        uint64_t max_bytes) {
-  absl::StatusOr<kvstore::TensorView> queries =
-      TensorOf(query.queries(), field + ".queries", max_bytes);
-  if (!queries.ok()) return queries.status();
+  ASSIGN_OR_RETURN(kvstore::TensorView queries,
+                   TensorOf(query.queries(), field + ".queries", max_bytes));
   if (query.query_position() >= kvstore::kMaxSequenceTokens) {
     return InvalidArgument(
         field + ".query_position",
         absl::StrCat(query.query_position(), ", must be below ", kvstore::kMaxSequenceTokens));
   }
-  return kvstore::Query{query.layer(), query.query_position(), *std::move(queries)};
+  return kvstore::Query{query.layer(), query.query_position(), std::move(queries)};
 }
 
 absl::StatusOr<kvstore::Selection> SelectionOf(const v1::Selection& selection,
                                                const std::string& field) {
   kvstore::Selection result;
-  const absl::StatusOr<kvstore::GroupRule> rule =
-      GroupRuleOf(selection.group_rule(), field + ".group_rule");
-  if (!rule.ok()) return rule.status();
-  result.group_rule = *rule;
-  const absl::StatusOr<uint32_t> sink = TokensOf(selection.sink_tokens(), field + ".sink_tokens");
-  if (!sink.ok()) return sink.status();
-  result.sink_tokens = *sink;
-  const absl::StatusOr<uint32_t> window =
-      TokensOf(selection.window_tokens(), field + ".window_tokens");
-  if (!window.ok()) return window.status();
-  result.window_tokens = *window;
+  ASSIGN_OR_RETURN(const kvstore::GroupRule rule,
+                   GroupRuleOf(selection.group_rule(), field + ".group_rule"));
+  result.group_rule = rule;
+  ASSIGN_OR_RETURN(const uint32_t sink, TokensOf(selection.sink_tokens(), field + ".sink_tokens"));
+  result.sink_tokens = sink;
+  ASSIGN_OR_RETURN(const uint32_t window,
+                   TokensOf(selection.window_tokens(), field + ".window_tokens"));
+  result.window_tokens = window;
   if (selection.rerank_factor() != 0 && selection.rerank_factor() != 1) {
     return Unimplemented(field + ".rerank_factor", "must be 0 or 1 in this version");
   }
-  if (absl::Status status = SetExcluded(selection, field, result); !status.ok()) return status;
-  if (absl::Status status = SetBudget(selection, field, result); !status.ok()) return status;
+  RETURN_IF_ERROR(SetExcluded(selection, field, result));
+  RETURN_IF_ERROR(SetBudget(selection, field, result));
   return result;
 }
 
@@ -347,12 +329,10 @@ absl::StatusOr<kvstore::BuildSpec> BuildSpecOf(const v1::BuildIndexRequest& requ
   if (request.layers_size() > 0) return UnimplementedField("layers");
   spec.iterations = request.iterations() == 0 ? kDefaultIterations : request.iterations();
   spec.seed = request.seed();
-  const absl::StatusOr<uint32_t> train = TokensOf(request.train_tokens(), "train_tokens");
-  if (!train.ok()) return train.status();
-  spec.train_tokens = *train;
-  const absl::StatusOr<uint32_t> sink = TokensOf(request.sink_tokens(), "sink_tokens");
-  if (!sink.ok()) return sink.status();
-  spec.sink_tokens = *sink;
+  ASSIGN_OR_RETURN(const uint32_t train, TokensOf(request.train_tokens(), "train_tokens"));
+  spec.train_tokens = train;
+  ASSIGN_OR_RETURN(const uint32_t sink, TokensOf(request.sink_tokens(), "sink_tokens"));
+  spec.sink_tokens = sink;
   return spec;
 }
 

@@ -16,7 +16,6 @@ pqcached.Error, with one subclass per status, or TypeError for an argument of a 
 Positions are absolute token positions.
 """
 
-from ._abi import library as _load
 from ._arrays import ArrayLike, Paged, Tensor
 from ._client import Cache, Client, Sequence
 from ._enums import (BudgetKind, Device, DType, GpuPolicy, GroupRule, IndexKind, LayerKind, Path, PathChoice, RopeLayout,
@@ -25,6 +24,7 @@ from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExcee
                       InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Status,
                       Unauthenticated, Unavailable, Unimplemented, Unknown)
 from ._gpu import Gpu, GpuCounts, GpuStep
+from ._library import library as _load
 from ._options import (Attention, BuildProgress, ClientCounts, Index, LayerGroup, Rank, Scores, Selected, Selection,
                        SequenceInfo, merge)
 from ._steps import Decoder, Step, StepAttention, StepItem

@@ -17,6 +17,7 @@ from ._enums import GpuPolicy, LayerKind, Path, PathChoice, RowPart
 from ._errors import InvalidArgument
 from ._gpu import Gpu
 from ._handle import Closable, Handle
+from ._library import check, clear_error_text, error_of, library
 from ._options import (Attention, BuildProgress, ClientCounts, Index, LayerGroup, Rank, Scores, Selected, Selection,
                        SequenceInfo, from_c)
 from ._steps import Decoder, Step, StepItem, layer_rows
@@ -50,10 +51,10 @@ class Client(Closable):
             client_name=text("client_name", client_name) or None, timeout_ms=uint32("timeout_ms", timeout_ms),
             thread_count=uint32("thread_count", thread_count), path=member(PathChoice, "path", path),
             rpc_library_path=text("rpc_library_path", rpc_library_path) or None)
-        self._library = abi.library()
-        abi.clear_error_text()
+        self._library = library()
+        clear_error_text()
         handle = ctypes.c_void_p()
-        abi.check(self._library.pqc_client_open(byref(options), byref(handle)))
+        check(self._library.pqc_client_open(byref(options), byref(handle)))
         assert handle.value
         self._own(Handle("client", handle.value, self._library.pqc_client_close), at_exit=True)
 
@@ -66,7 +67,7 @@ class Client(Closable):
     def counts(self) -> ClientCounts:
         counts = abi.ClientCounts()
         with self._handle as client:
-            abi.check(self._library.pqc_client_count(client, byref(counts)))
+            check(self._library.pqc_client_count(client, byref(counts)))
         made: ClientCounts = from_c(ClientCounts, counts)
         return made
 
@@ -93,7 +94,7 @@ class Client(Closable):
             spec.layer_begin = uint32("rank.layer_begin", rank.layer_begin)
         handle = ctypes.c_void_p()
         with self._handle as client:
-            abi.check(self._library.pqc_cache_open(client, byref(spec), byref(handle)))
+            check(self._library.pqc_cache_open(client, byref(spec), byref(handle)))
         assert handle.value
         return Cache(self, handle.value, groups)
 
@@ -121,7 +122,7 @@ class Client(Closable):
         answer = ctypes.c_void_p()
         name, body = text("method", method), json.dumps(dict(request or {})).encode()
         with self._handle as client:
-            abi.check(self._library.pqc_admin_json(client, name, body, byref(answer)))
+            check(self._library.pqc_admin_json(client, name, body, byref(answer)))
         try:
             made: Dict[str, Any] = json.loads(ctypes.string_at(answer.value or 0))
             return made
@@ -171,10 +172,10 @@ class Cache(Closable):
             seed=uint64("seed", seed), train_tokens=uint64("train_tokens", train_tokens),
             sink_tokens=uint64("sink_tokens", sink_tokens), group_key=group or None, group_key_bytes=len(group))
         if len(ids):
-            options.token_ids = ids.ctypes.data
+            options.token_ids = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_uint32))
         handle, shared = ctypes.c_void_p(), ctypes.c_uint64()
         with self._handle as cache:
-            abi.check(self._library.pqc_sequence_create_with(cache, byref(options), byref(handle), byref(shared)))
+            check(self._library.pqc_sequence_create_with(cache, byref(options), byref(handle), byref(shared)))
         assert handle.value
         return Sequence(self, handle.value, shared.value)
 
@@ -205,7 +206,7 @@ class Cache(Closable):
             gpu_library_path=text("gpu_library_path", gpu_library_path) or None)
         handle = ctypes.c_void_p()
         with self._handle as cache:
-            abi.check(self._library.pqc_gpu_open(cache, byref(options), byref(handle)))
+            check(self._library.pqc_gpu_open(cache, byref(options), byref(handle)))
         assert handle.value
         return Gpu(self, handle.value)
 
@@ -216,8 +217,8 @@ class Cache(Closable):
         ids, key = token_ids_to_read("token_ids", token_ids), key_bytes("extra_key", extra_key)
         count = ctypes.c_uint64()
         with self._handle as cache:
-            abi.check(self._library.pqc_match_prefix(cache, ids.ctypes.data, len(ids), key or None, len(key),
-                                                     byref(count)))
+            check(self._library.pqc_match_prefix(cache, ids.ctypes.data, len(ids), key or None, len(key),
+                                                 byref(count)))
         return count.value
 
 
@@ -244,10 +245,10 @@ class Sequence(Closable):
 
     def drop(self) -> None:
         """Like close(), but raises an error when the sidecar could not be notified."""
-        abi.clear_error_text()
+        clear_error_text()
         status = self._handle.close()
         if status is not None:
-            abi.check(status)
+            check(status)
 
     def fork(self, token_count: int = 0) -> "Sequence":
         """Creates a sequence that shares the first `token_count` tokens (0 = all) and their
@@ -255,7 +256,7 @@ class Sequence(Closable):
         """
         count, handle = uint64("token_count", token_count), ctypes.c_void_p()
         with self._handle as sequence:
-            abi.check(self._library.pqc_sequence_fork(sequence, count, byref(handle)))
+            check(self._library.pqc_sequence_fork(sequence, count, byref(handle)))
         assert handle.value
         child = Sequence(self._cache, handle.value, count)
         if count == 0:
@@ -267,25 +268,25 @@ class Sequence(Closable):
         drop raises FailedPrecondition.
         """
         with self._handle as sequence:
-            abi.check(self._library.pqc_sequence_suspend(sequence))
+            check(self._library.pqc_sequence_suspend(sequence))
 
     def resume(self) -> int:
         """Ends suspend(); returns the sequence's token count."""
         count = ctypes.c_uint64()
         with self._handle as sequence:
-            abi.check(self._library.pqc_sequence_resume(sequence, byref(count)))
+            check(self._library.pqc_sequence_resume(sequence, byref(count)))
         return count.value
 
     def truncate(self, token_count: int) -> None:
         """Drops the tokens from `token_count` on."""
         count = uint64("token_count", token_count)
         with self._handle as sequence:
-            abi.check(self._library.pqc_sequence_truncate(sequence, count))
+            check(self._library.pqc_sequence_truncate(sequence, count))
 
     def describe(self) -> SequenceInfo:
         info = abi.SequenceInfo()
         with self._handle as sequence:
-            abi.check(self._library.pqc_sequence_describe(sequence, byref(info)))
+            check(self._library.pqc_sequence_describe(sequence, byref(info)))
         made: SequenceInfo = from_c(SequenceInfo, info)
         return made
 
@@ -303,7 +304,7 @@ class Sequence(Closable):
         k, v = tensor("keys", keys), tensor("values", values)
         number, first = uint32("layer", layer), uint64("first_position", first_position)
         with self._handle as sequence:
-            abi.check(self._library.pqc_ingest(sequence, number, first, byref(k.c), byref(v.c)))
+            check(self._library.pqc_ingest(sequence, number, first, byref(k.c), byref(v.c)))
 
     def append(self, first_position: int, layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> int:
         """Appends new tokens to all stored layers at once; returns the sequence's token count.
@@ -314,7 +315,7 @@ class Sequence(Closable):
         rows, _held = layer_rows(layers)
         first, stored = uint64("first_position", first_position), ctypes.c_uint64()
         with self._handle as sequence:
-            abi.check(self._library.pqc_append(sequence, first, rows, len(rows), byref(stored)))
+            check(self._library.pqc_append(sequence, first, rows, len(rows), byref(stored)))
         return stored.value
 
     def flush(self) -> None:
@@ -322,7 +323,7 @@ class Sequence(Closable):
         any.
         """
         with self._handle as sequence:
-            abi.check(self._library.pqc_sequence_flush(sequence))
+            check(self._library.pqc_sequence_flush(sequence))
 
     def decoder(self, selection: Selection) -> Decoder:
         """Opens the convenience session, which also keeps the sink and the window. It uses the
@@ -367,7 +368,7 @@ class Sequence(Closable):
         with self._handle as sequence:
             status = self._library.pqc_build_index(sequence, byref(options))
             if not raised:
-                abi.check(status)
+                check(status)
         if raised:
             raise raised[0]
 
@@ -408,7 +409,7 @@ class Sequence(Closable):
                 status = self._library.pqc_topk(sequence, byref(query), byref(terms), byref(out))
                 needed = out.kv_heads * out.count
                 if status != 0 and needed <= capacity:
-                    raise abi.error_of(status)
+                    raise error_of(status)
             if status == 0:
                 break
             capacity = needed
@@ -429,7 +430,7 @@ class Sequence(Closable):
         terms = selection.c()
         attention, output, lse = self._attention(layer, out)
         with self._handle as sequence:
-            abi.check(self._library.pqc_attend(sequence, byref(query), byref(terms), byref(attention)))
+            check(self._library.pqc_attend(sequence, byref(query), byref(terms), byref(attention)))
         return self._attended(attention, output, lse)
 
     def attend_positions(self, layer: int, query_position: int, queries: ArrayLike, positions: Any, *,
@@ -442,8 +443,8 @@ class Sequence(Closable):
         chosen = positions_to_read("positions", positions, self._group(layer).kv_heads)
         attention, output, lse = self._attention(layer, out)
         with self._handle as sequence:
-            abi.check(self._library.pqc_attend_positions(sequence, byref(query), chosen.ctypes.data, chosen.shape[1],
-                                                         byref(attention)))
+            check(self._library.pqc_attend_positions(sequence, byref(query), chosen.ctypes.data, chosen.shape[1],
+                                                     byref(attention)))
         return self._attended(attention, output, lse)
 
     def _attention(self, layer: int, out: Optional[Tuple[Any, Any]]) -> Tuple[abi.Attention, Any, Any]:
@@ -476,7 +477,7 @@ class Sequence(Closable):
                         np.empty(heads, np.float32))
         c = index.c()
         with self._handle as sequence:
-            abi.check(self._library.pqc_score(
+            check(self._library.pqc_score(
                 sequence, byref(query), byref(c), abi.TokenRange(begin, end), scores.logits.ctypes.data,
                 scores.logits.size, scores.max.ctypes.data, scores.sum_exp.ctypes.data))
         return scores
@@ -495,8 +496,8 @@ class Sequence(Closable):
         begin, end = uint64("tokens.begin", tokens[0]), uint64("tokens.end", tokens[1])
         rows, address, size = self._rows(layer, token_count(begin, end), part, out)
         with self._handle as sequence:
-            abi.check(self._library.pqc_fetch_blocks(sequence, layer, abi.TokenRange(begin, end),
-                                                    member(RowPart, "part", part), address, size))
+            check(self._library.pqc_fetch_blocks(sequence, layer, abi.TokenRange(begin, end),
+                                                member(RowPart, "part", part), address, size))
         return rows
 
     def fetch_tokens(self, layer: int, positions: Any, part: RowPart = RowPart.ROW, *,
@@ -509,8 +510,8 @@ class Sequence(Closable):
         count = chosen.shape[1]
         rows, address, size = self._rows(layer, count, part, out)
         with self._handle as sequence:
-            abi.check(self._library.pqc_fetch_tokens(sequence, layer, chosen.ctypes.data, count,
-                                                     member(RowPart, "part", part), address, size))
+            check(self._library.pqc_fetch_tokens(sequence, layer, chosen.ctypes.data, count,
+                                                 member(RowPart, "part", part), address, size))
         return rows
 
     def _rows(self, layer: int, count: int, part: RowPart, out: Optional[Any]) -> Tuple[Any, int, int]:

@@ -4,81 +4,84 @@ from __future__ import annotations
 
 import enum
 
+from . import _abi as abi
+
 
 class DType(enum.IntEnum):
     """Element type of rows and queries. numpy has no bfloat16: see Tensor."""
 
-    F16 = 1
-    BF16 = 2
-    F32 = 3
+    F16 = abi.PQC_F16
+    BF16 = abi.PQC_BF16
+    F32 = abi.PQC_F32
 
 
 class Device(enum.IntEnum):
-    CPU = 0
-    CUDA = 1  # Unimplemented in this version
+    CPU = abi.PQC_CPU
+    CUDA = abi.PQC_CUDA  # Unimplemented in this version
 
 
 class Path(enum.IntEnum):
     """Path by which a client reaches the rows."""
 
-    REMOTE = 0  # by RPC
-    LOCAL = 1  # in mapped memory
+    REMOTE = abi.PQC_PATH_REMOTE  # by RPC
+    LOCAL = abi.PQC_PATH_LOCAL  # in mapped memory
 
 
 class PathChoice(enum.IntEnum):
     """Paths that a client may use to reach the rows."""
 
-    ANY = 0  # local if the sidecar offers it, else remote
-    ONLY_REMOTE = 1
-    ONLY_LOCAL = 2
+    ANY = abi.PQC_PATH_ANY  # local if the sidecar offers it, else remote
+    ONLY_REMOTE = abi.PQC_PATH_ONLY_REMOTE
+    ONLY_LOCAL = abi.PQC_PATH_ONLY_LOCAL
 
 
 class LayerKind(enum.IntEnum):
-    SELECTED = 1
-    FULL = 2  # Unimplemented in this version
-    WINDOW = 3  # Unimplemented in this version
-    NONE = 4  # nothing is stored
+    SELECTED = abi.PQC_LAYERS_SELECTED
+    FULL = abi.PQC_LAYERS_FULL  # Unimplemented in this version
+    WINDOW = abi.PQC_LAYERS_WINDOW  # Unimplemented in this version
+    NONE = abi.PQC_LAYERS_NONE  # nothing is stored
 
 
 class RopeLayout(enum.IntEnum):
-    UNKNOWN = 0
-    NONE = 1
-    HALF = 2
-    INTERLEAVED = 3
+    UNKNOWN = abi.PQC_ROPE_UNKNOWN
+    NONE = abi.PQC_ROPE_NONE
+    HALF = abi.PQC_ROPE_HALF
+    INTERLEAVED = abi.PQC_ROPE_INTERLEAVED
 
 
 class IndexKind(enum.IntEnum):
-    DEFAULT = 0  # the cache's
-    PQ = 1
-    FLAT = 2  # exact scores of all keys
+    DEFAULT = abi.PQC_INDEX_DEFAULT  # the cache's
+    PQ = abi.PQC_INDEX_PQ
+    FLAT = abi.PQC_INDEX_FLAT  # exact scores of all keys
 
 
 class GroupRule(enum.IntEnum):
     """GQA head aggregation: combines the scores of the query heads of one kv head."""
 
-    SUM_SOFTMAX = 0
-    MAX_SOFTMAX = 1
-    MEAN_LOGIT = 2
-    MAX_LOGIT = 3
+    SUM_SOFTMAX = abi.PQC_SUM_SOFTMAX
+    MAX_SOFTMAX = abi.PQC_MAX_SOFTMAX
+    MEAN_LOGIT = abi.PQC_MEAN_LOGIT
+    MAX_LOGIT = abi.PQC_MAX_LOGIT
 
 
 class BudgetKind(enum.IntEnum):
-    RATIO = 0
-    COUNT = 1
-    MASS = 2  # Unimplemented in this version
+    RATIO = abi.PQC_BUDGET_RATIO
+    COUNT = abi.PQC_BUDGET_COUNT
+    MASS = abi.PQC_BUDGET_MASS  # Unimplemented in this version
 
 
 class GpuPolicy(enum.IntEnum):
     """Eviction policy of the block cache."""
 
-    FREQUENCY = 0  # as LFU, but a new block must have been requested 1.25 times as often
-    LRU = 1
-    LFU = 2
+    # as LFU, but a new block must have been requested 1.25 times as often
+    FREQUENCY = abi.PQC_GPU_FREQUENCY
+    LRU = abi.PQC_GPU_LRU
+    LFU = abi.PQC_GPU_LFU
 
 
 class RowPart(enum.IntEnum):
     """A row is [key | value]."""
 
-    ROW = 0
-    KEY = 1
-    VALUE = 2
+    ROW = abi.PQC_ROW
+    KEY = abi.PQC_KEY
+    VALUE = abi.PQC_VALUE

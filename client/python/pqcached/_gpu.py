@@ -13,6 +13,7 @@ from ._arguments import uint32, uint64
 from ._arrays import ArrayLike, device_floats, device_uint32s, tensor
 from ._errors import InvalidArgument
 from ._handle import Closable, Handle
+from ._library import check
 from ._options import Selection, from_c
 from ._steps import Step, StepAttention, StepItem
 
@@ -56,8 +57,8 @@ class GpuStep(Step):
                                       lse_capacity=shape[0] * shape[1], counts=found.counts.ctypes.data)
         borrowed = tensor("queries", queries)
         with self._handle as step:
-            abi.check(self._library.pqc_step_attend(step, uint32("layer", layer), byref(borrowed.c), None,
-                                                    byref(attention)))
+            check(self._library.pqc_step_attend(step, uint32("layer", layer), byref(borrowed.c), None,
+                                                byref(attention)))
         del held_output, held_lse
         return found
 
@@ -76,7 +77,7 @@ class GpuStep(Step):
         out = abi.GpuPositions(positions=at, stride=stride[0], counts=counts_at)
         borrowed = tensor("queries", queries)
         with self._handle as step:
-            abi.check(self._library.pqc_gpu_step_topk(step, uint32("layer", layer), byref(borrowed.c), byref(out)))
+            check(self._library.pqc_gpu_step_topk(step, uint32("layer", layer), byref(borrowed.c), byref(out)))
         del held_positions, held_counts
 
 
@@ -99,7 +100,7 @@ class Gpu(Closable):
         """
         counts = abi.GpuCounts()
         with self._handle as gpu:
-            abi.check(self._library.pqc_gpu_count(gpu, byref(counts)))
+            check(self._library.pqc_gpu_count(gpu, byref(counts)))
         made: GpuCounts = from_c(GpuCounts, counts)
         return made
 
@@ -115,7 +116,7 @@ class Gpu(Closable):
         k, v = tensor("keys", keys), tensor("values", values)
         number, first = uint32("layer", layer), uint64("first_position", first_position)
         with self._handle as gpu, sequence._handle as pointer:
-            abi.check(self._library.pqc_gpu_ingest(gpu, pointer, number, first, byref(k.c), byref(v.c), stream))
+            check(self._library.pqc_gpu_ingest(gpu, pointer, number, first, byref(k.c), byref(v.c), stream))
 
     def begin_step(self, items: SequenceOf[StepItem], selection: Selection, *, stream: int = 0,
                    timeout_ms: int = 0) -> GpuStep:

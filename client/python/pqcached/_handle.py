@@ -13,8 +13,8 @@ import weakref
 from types import TracebackType
 from typing import Any, Callable, Optional, Type, TypeVar
 
-from . import _abi as abi
 from ._errors import FailedPrecondition
+from ._library import clear_error_text, keep_error_text, library
 
 _forks = 0  # a child must neither use nor close its parent's handles
 
@@ -50,7 +50,7 @@ class Handle:
         return self._closed or self._root._closed
 
     def __enter__(self) -> int:
-        abi.clear_error_text()
+        clear_error_text()
         if self._forks != _forks:
             raise FailedPrecondition(f"{self._what}: opened before a fork; a child needs its own client")
         root = self._root
@@ -128,9 +128,9 @@ class Handle:
         """Closes the handle for the garbage collector, and keeps the error text of a call that has
         just failed.
         """
-        abi.keep_error_text()
+        keep_error_text()
         self.close()
-        abi.library().pqc_sequence_drop(None)  # clears the error text of the close
+        library().pqc_sequence_drop(None)  # clears the error text of the close
 
 
 _Self = TypeVar("_Self", bound="Closable")

@@ -15,6 +15,7 @@ from ._arguments import MAX_TOKENS, member, number, uint32, uint64
 from ._arrays import floats_to_read, floats_to_write
 from ._enums import BudgetKind, DType, GroupRule, IndexKind, LayerKind, RopeLayout
 from ._errors import InvalidArgument
+from ._library import check, clear_error_text, library
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,5 +243,5 @@ def merge(output_a: Any, lse_a: Any, output_b: Any, lse_b: Any) -> None:
     rows = 1
     for size in shape[:-1]:
         rows *= size
-    abi.clear_error_text()
-    abi.check(abi.library().pqc_merge(uint32("rows", rows), uint32("dim", shape[-1]), *addresses))
+    clear_error_text()
+    check(library().pqc_merge(uint32("rows", rows), uint32("dim", shape[-1]), *addresses))

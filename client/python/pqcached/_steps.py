@@ -17,6 +17,7 @@ from ._arguments import uint32, uint64
 from ._arrays import ArrayLike, floats_to_write, new_array, tensor
 from ._errors import FailedPrecondition, InvalidArgument
 from ._handle import Closable, Handle
+from ._library import check, clear_error_text, error_of
 from ._options import Selection
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Step(Closable):
                 c_item.query_position = uint64(f"items[{i}].query_position", item.query_position)
                 c_item.query_length = uint32(f"items[{i}].query_length", item.query_length)
             pointer = calls.enter_context(client)
-            abi.check((begin or library.pqc_step_begin)(pointer, c_items, len(c_items), byref(options), byref(handle)))
+            check((begin or library.pqc_step_begin)(pointer, c_items, len(c_items), byref(options), byref(handle)))
         assert handle.value
         self.query_tokens = sum(max(1, item.query_length) for item in self._items)
         # buffers of an asynchronous attention; the last close waits for it
@@ -115,7 +116,7 @@ class Step(Closable):
             with self._handle as step:
                 status = self._library.pqc_step_topk(step, uint32("layer", layer), byref(borrowed.c), terms, byref(out))
                 if status != 0 and out.count <= capacity:
-                    raise abi.error_of(status)
+                    raise error_of(status)
             if status == 0:
                 break
             capacity = out.count
@@ -132,8 +133,8 @@ class Step(Closable):
         """
         borrowed, attention, found = self._attention(layer, queries, out)
         with self._handle as step:
-            abi.check(self._library.pqc_step_attend(step, uint32("layer", layer), byref(borrowed.c),
-                                                    self._terms(selection), byref(attention)))
+            check(self._library.pqc_step_attend(step, uint32("layer", layer), byref(borrowed.c),
+                                                self._terms(selection), byref(attention)))
         return found
 
     def attend_begin(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,
@@ -145,8 +146,8 @@ class Step(Closable):
         """
         borrowed, attention, found = self._attention(layer, queries, out)
         with self._handle as step:
-            abi.check(self._library.pqc_step_attend_begin(step, uint32("layer", layer), byref(borrowed.c),
-                                                          self._terms(selection), byref(attention)))
+            check(self._library.pqc_step_attend_begin(step, uint32("layer", layer), byref(borrowed.c),
+                                                      self._terms(selection), byref(attention)))
             self._async_buffers[:] = [found, borrowed, attention, selection]
 
     def attend_wait(self) -> StepAttention:
@@ -156,7 +157,7 @@ class Step(Closable):
             status = self._library.pqc_step_attend_wait(step)
             found = self._async_buffers[0] if self._async_buffers else None
             self._async_buffers.clear()
-            abi.check(status)
+            check(status)
         assert isinstance(found, StepAttention)
         return found
 
@@ -198,13 +199,13 @@ class Step(Closable):
             self._async_buffers.clear()
             return status
 
-        abi.clear_error_text()
+        clear_error_text()
         if self._handle.closed:
             raise FailedPrecondition("step: it is closed")
         status = self._handle.close(end)
         if status is None:
             raise FailedPrecondition("step: another thread is using it")
-        abi.check(status)
+        check(status)
 
 
 class Decoder(Closable):
@@ -220,7 +221,7 @@ class Decoder(Closable):
         self._library = sequence._library
         handle = ctypes.c_void_p()
         with sequence._handle as pointer:
-            abi.check(self._library.pqc_decoder_open(pointer, byref(selection.c()), byref(handle)))
+            check(self._library.pqc_decoder_open(pointer, byref(selection.c()), byref(handle)))
         assert handle.value
         self._own(Handle("decoder", handle.value, self._library.pqc_decoder_close, sequence._handle), at_exit=True)
 
@@ -231,7 +232,7 @@ class Decoder(Closable):
         """
         k, v = tensor("keys", keys), tensor("values", values)
         with self._sequence._handle, self._handle as decoder:
-            abi.check(self._library.pqc_decoder_prefill(decoder, uint32("layer", layer), byref(k.c), byref(v.c)))
+            check(self._library.pqc_decoder_prefill(decoder, uint32("layer", layer), byref(k.c), byref(v.c)))
 
     def decode(self, layer: int, query: ArrayLike, key: ArrayLike, value: ArrayLike, *, out: Optional[Any] = None) -> Any:
         """Returns the attention of the next token over sink, window and selected tokens, itself
@@ -249,6 +250,6 @@ class Decoder(Closable):
         address = floats_to_write("out", output, shape)
         q, k, v = tensor("query", query), tensor("key", key), tensor("value", value)
         with self._sequence._handle, self._handle as decoder:
-            abi.check(self._library.pqc_decoder_decode(decoder, uint32("layer", layer), byref(q.c), byref(k.c), byref(v.c),
-                                                       address, shape[0] * shape[1]))
+            check(self._library.pqc_decoder_decode(decoder, uint32("layer", layer), byref(q.c), byref(k.c), byref(v.c),
+                                                   address, shape[0] * shape[1]))
         return output

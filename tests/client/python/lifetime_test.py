@@ -133,11 +133,11 @@ class LifetimeTest(DaemonTest):
                 gc.set_threshold(*threshold)
 
     def test_a_handle_closed_by_the_collector_keeps_the_reason(self):
-        from pqcached import _abi
+        from pqcached import _library
         sequence = self.cache().create_sequence()
-        self.assertEqual(_abi.library().pqc_sequence_describe(None, None), pqcached.Status.INVALID_ARGUMENT)
+        self.assertEqual(_library.library().pqc_sequence_describe(None, None), pqcached.Status.INVALID_ARGUMENT)
         sequence._handle.close_from_collector()
-        self.assertEqual(_abi.error_of(3).message, "sequence: must not be NULL")
+        self.assertEqual(_library.error_of(3).message, "sequence: must not be NULL")
 
     def test_closing_under_calls_of_other_threads_is_safe(self):
         for victim in (2, 0, 1):

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Builds everything and runs all tests.
+# Builds everything, runs all tests, and lists what was skipped and why.
 #   tests/run.sh [--full] [--preset NAME] [--skip-packages] [CTEST ARGUMENT...]
 #   --full            adds the long tests
 #   --preset NAME     release (default), dev, asan, tsan: see CMakePresets.json
 #   --skip-packages   installs no Debian packages
+#   PQCACHED_REQUIRE=NAME,... fails when a test is skipped for want of NAME (tests/skips.py has the names).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=release
@@ -13,7 +14,7 @@ while [ $# -gt 0 ]; do
     --full) export PQCACHED_FULL_TESTS=1 ;;
     --preset) preset=${2:?--preset needs a name}; shift ;;
     --skip-packages) export PQCACHED_SKIP_PACKAGES=1 ;;
-    -h|--help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) ctest_arguments+=("$1") ;;
   esac
   shift
@@ -26,7 +27,14 @@ export LSAN_OPTIONS="suppressions=$PWD/tests/lsan.supp:print_suppressions=0" UBS
 compiler=
 [ "$preset" = asan ] && compiler=lint  # clang
 deploy/install_packages.sh build test $compiler
+python3 tests/skips.py --check
 cmake --preset "$preset" ${PQCACHED_KERNEL_TESTS:+"-DPQCACHED_KERNEL_TESTS=$PQCACHED_KERNEL_TESTS"} \
   ${PQCACHED_PRECOMPILED:+-DCMAKE_DISABLE_PRECOMPILE_HEADERS=OFF} >/dev/null
 cmake --build "build/$preset"
-ctest --test-dir "build/$preset" -j"$(nproc)" --output-on-failure "${ctest_arguments[@]}"
+report=$PWD/build/$preset/tests.xml  # with the whole output of tests that have passed, where skips are
+rm -f "$report"
+status=0
+ctest --test-dir "build/$preset" -j"$(nproc)" --output-on-failure --output-junit "$report" \
+  --test-output-size-passed 100000000 "${ctest_arguments[@]}" || status=$?
+[ ! -f "$report" ] || python3 tests/skips.py "$report" || status=$((status > 0 ? status : 1))
+exit "$status"

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/cuda/status.h"
+#include "tests/skip.h"
 
 namespace pqcached {
 
@@ -29,7 +30,7 @@ class DeviceTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const std::string why = WhyNoDevice();
-    if (!why.empty()) GTEST_SKIP() << "no GPU: " << why;
+    if (!why.empty()) PQC_SKIP("gpu") << "no GPU: " << why;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
   }
   void TearDown() override {

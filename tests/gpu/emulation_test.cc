@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/launch.cuh"
 #include "tests/sanitizers.h"
+#include "tests/skip.h"
 
 namespace pqcached::kernels::cuda {
 namespace {
@@ -81,7 +82,7 @@ TEST(EmulationDeathTest, LeavesAccessesOutsideToAsan) {
                "heap-buffer-overflow");
 #else
   (void)WritesBehindSharedMemory;
-  GTEST_SKIP() << "built without ASan";
+  PQC_SKIP("asan") << "built without ASan";
 #endif
 }
 

@@ -16,6 +16,7 @@
 #include "tests/gpu/device_array.h"
 #if defined(PQCACHED_CUDA_EMULATION)
 #include "tests/gpu/emulation/emulation.h"
+#include "tests/skip.h"
 #endif
 
 extern "C" const pqcached::gpu::GpuEntry* pqcached_gpu_entry();
@@ -72,7 +73,7 @@ class GpuStepTest : public StepTest {
  protected:
   void SetUp() override {
     const std::string why = WhyNoDevice();
-    if (!why.empty()) GTEST_SKIP() << "no GPU: " << why;
+    if (!why.empty()) PQC_SKIP("gpu") << "no GPU: " << why;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
     pqc_cache* cache = nullptr;
     const uint32_t layers[] = {0, 1};

@@ -7,6 +7,7 @@
 #include "pqcached/gpu.h"
 #include "tests/client/layer.h"
 #include "tests/client/local/store_client.h"
+#include "tests/skip.h"
 
 namespace pqcached {
 namespace {
@@ -39,7 +40,7 @@ TEST(NoDeviceTest, TheRealLibraryLoadsAndSaysWhatIsMissing) {
   pqc_gpu_close(gpu);
   pqc_cache_close(cache);
   pqc_client_close(client);
-  if (status == PQC_OK) GTEST_SKIP() << "there is a device";
+  if (status == PQC_OK) PQC_SKIP("no_gpu") << "there is a device";
   EXPECT_EQ(status, PQC_FAILED_PRECONDITION) << reason;
   EXPECT_TRUE(reason.starts_with("no device support: ")) << reason;
 }

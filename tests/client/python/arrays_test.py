@@ -5,17 +5,18 @@ import unittest
 
 import numpy as np
 
-import daemon  # noqa: F401  (finds pqcached)
+import daemon  # noqa: F401  (finds pqcached and skip)
 import pqcached
 from pqcached import DType, Tensor, merge
 from pqcached._arrays import floats_to_write, rows_to_write
+from skip import skip_unless
 
 try:
     import torch
 except ImportError:
     torch = None
 
-needs_torch = unittest.skipIf(torch is None, "torch is not installed (Debian: python3-torch)")
+needs_torch = skip_unless("torch", torch is not None, "torch is not installed (Debian: python3-torch)")
 
 
 def address_of(array):

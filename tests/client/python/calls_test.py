@@ -9,13 +9,14 @@ from daemon import KEY_DIM, KV_HEADS, QUERY_HEADS, VALUE_DIM, DaemonTest, Layer,
 
 import pqcached
 from pqcached import DType, Index, RowPart, Selection, Tensor
+from skip import skip_unless
 
 try:
     import torch
 except ImportError:
     torch = None
 
-needs_torch = unittest.skipIf(torch is None, "torch is not installed (Debian: python3-torch)")
+needs_torch = skip_unless("torch", torch is not None, "torch is not installed (Debian: python3-torch)")
 
 TOKENS = 700
 FLAT = Selection(ratio=0.2, sink_tokens=4, window_tokens=32, index=Index.flat())

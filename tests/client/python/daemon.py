@@ -16,7 +16,7 @@ import numpy as np
 
 SOURCE = pathlib.Path(__file__).resolve().parents[3]
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else None
-sys.path.insert(0, str(SOURCE / "client/python"))
+sys.path[:0] = [str(SOURCE / "client/python"), str(SOURCE / "tests")]
 
 import pqcached  # noqa: E402  (found in the line above)
 

@@ -12,6 +12,7 @@ import unittest
 import zipfile
 
 from daemon import BUILD, SOURCE  # finds pqcached: first
+from skip import skip_unless
 
 PACKAGE = SOURCE / "client/python"
 # Whatever this process has been told about libraries must not reach the interpreters under test.
@@ -103,7 +104,7 @@ class BackendTest(FolderTest):
         self.assertEqual((unpacked / "pqcached-0.1.0-py3-none-any.whl").read_bytes(), wheel)
 
 
-@unittest.skipUnless(HAVE_PIP, "neither pip nor ensurepip is installed (Debian: python3-venv)")
+@skip_unless("pip", HAVE_PIP, "neither pip nor ensurepip is installed (Debian: python3-venv)")
 class PipTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):

@@ -10,6 +10,7 @@ from daemon import KEY_DIM, KV_HEADS, QUERY_HEADS, VALUE_DIM, DaemonTest, Layer 
 
 import pqcached
 from pqcached import Index, PathChoice, Selection, StepItem
+from skip import skip_unless
 
 try:
     import torch
@@ -261,7 +262,7 @@ class StepsOverOnePath:
             np.testing.assert_array_equal(fetched[:, :, :KEY_DIM], self.layer.keys.transpose(1, 0, 2))
             np.testing.assert_array_equal(fetched[:, :, KEY_DIM:], self.layer.values.transpose(1, 0, 2))
 
-    @unittest.skipIf(torch is None, "torch is not installed (Debian: python3-torch)")
+    @skip_unless("torch", torch is not None, "torch is not installed (Debian: python3-torch)")
     def test_paged_rows_of_torch_are_read_too(self):
         memory = torch.zeros(40, 2, 16, KV_HEADS, VALUE_DIM)
         keys = torch.zeros(40, 16, KV_HEADS, KEY_DIM)

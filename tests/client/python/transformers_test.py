@@ -12,6 +12,7 @@ from daemon import DaemonTest  # finds pqcached: first
 
 import pqcached
 from pqcached import Index, Selection
+from skip import skip_unless
 
 try:
     import torch
@@ -19,7 +20,7 @@ except ImportError:
     torch = None
 
 HAVE_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
-needs_torch = unittest.skipIf(torch is None, "torch is not installed (Debian: python3-torch)")
+needs_torch = skip_unless("torch", torch is not None, "torch is not installed (Debian: python3-torch)")
 EVERYTHING = Selection(ratio=1.0, sink_tokens=4, window_tokens=8)
 
 
@@ -192,7 +193,7 @@ class TinyLlamaTest(SessionTest):
 
 
 @needs_torch
-@unittest.skipIf(not HAVE_TRANSFORMERS, "transformers is not installed (no Debian package): untested here")
+@skip_unless("transformers", HAVE_TRANSFORMERS, "transformers is not installed (no Debian package)")
 class TransformersTest(SessionTest):
     def test_a_random_llama_at_ratio_1_equals_eager_attention(self):
         from transformers import AutoModelForCausalLM, LlamaConfig

@@ -13,6 +13,7 @@
 #include "pqcached/client.hpp"
 #include "tests/client/process.h"
 #include "tests/sanitizers.h"
+#include "tests/skip.h"
 
 extern "C" [[noreturn]] void ForeignSymbolCalled();
 extern "C" void ForeignSymbolCalled() {
@@ -31,7 +32,7 @@ class ForeignSymbolsTest : public ::testing::Test {
  protected:
   void SetUp() override {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    GTEST_SKIP()
+    PQC_SKIP("plain_build")
         << "sanitizers replace malloc and refuse RTLD_DEEPBIND, without which the engine's "
            "symbols win";
 #endif

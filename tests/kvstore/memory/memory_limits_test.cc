@@ -9,6 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/skip.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -156,7 +157,7 @@ TEST(RealMemoryLimitsTest, AVersion1GroupOfThisMachineIsHonoured) {
       fs::path("/sys/fs/cgroup/memory") / ("pqcached-test-" + std::to_string(getpid()));
   std::error_code error;
   if (geteuid() != 0 || !fs::create_directory(group, error)) {
-    GTEST_SKIP() << "needs root and a writable memory controller of version 1";
+    PQC_SKIP("memory_cgroup") << "needs root and a writable memory controller of version 1";
   }
   const pid_t child = fork();
   if (child == 0) {

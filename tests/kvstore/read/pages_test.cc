@@ -17,6 +17,7 @@
 #include "gtest/gtest.h"
 #include "kvstore/memory/memfd.h"
 #include "kvstore/memory/pool.h"
+#include "tests/skip.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -122,7 +123,7 @@ TEST(PopulatePages, AreHugeInEveryMappingWhenItSaysSo) {
   const FileDescriptor memfd = MakeMemory(kSize);
   const Mapping writer = MakeMapping(memfd, kSize);
   if (!PopulatePages({writer.data(), kSize})) {
-    GTEST_SKIP() << "this machine gives shared memory no huge pages";
+    PQC_SKIP("huge_pages") << "this machine gives shared memory no huge pages";
   }
   EXPECT_EQ(HugeBytes(writer.data()), kSize);
   const Mapping reader = MakeMapping(memfd, kSize, Mapping::Access::kRead);

@@ -12,6 +12,7 @@
 #include "kvstore/memory/pool.h"
 #include "kvstore/share/control_memory.h"
 #include "tests/kvstore/share/attach_child.h"
+#include "tests/skip.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -55,7 +56,7 @@ std::string AttackReceived(int fd) {
 class AttachProtectionTest : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
-    if (getuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+    if (getuid() != 0) PQC_SKIP("root") << "needs root, to become another user";
     auto pool = Pool::Create({.capacity_bytes = kBytes, .touch_threads = 0, .strict = GetParam()});
     ASSERT_TRUE(pool.ok()) << pool.status();
     pool_ = *std::move(pool);
@@ -85,7 +86,7 @@ class AttachProtectionTest : public testing::TestWithParam<bool> {
 TEST_P(AttachProtectionTest, AnotherUserCanOnlyReadThroughWhatItReceived) {
   EXPECT_EQ(shared_.size_bytes, kBytes);
   const std::string worked = AsNobody([&] { return AttackReceived(shared_.descriptor.get()); });
-  if (worked == kNotPermitted) GTEST_SKIP() << kNotPermitted;
+  if (worked == kNotPermitted) PQC_SKIP("root") << kNotPermitted;
   EXPECT_EQ(worked, "");
   ExpectUnchanged();
 }
@@ -96,7 +97,7 @@ TEST_P(AttachProtectionTest, ThePlainMemfdOfTheSameKindFallsToTheSameAttacks) {
   const auto received = OpenReadOnly(plain.get());
   ASSERT_TRUE(received.ok());
   const std::string worked = AsNobody([&] { return AttackReceived(received->get()); });
-  if (worked == kNotPermitted) GTEST_SKIP() << kNotPermitted;
+  if (worked == kNotPermitted) PQC_SKIP("root") << kNotPermitted;
   EXPECT_NE(worked.find("reopen"), std::string::npos) << worked;
   EXPECT_EQ(InChild([&] { return AttackWritable(plain.get()); }),
             " mmap write punch truncate seal");
@@ -113,7 +114,7 @@ TEST_P(AttachProtectionTest, AnotherUserCannotOpenTheSidecarsDescriptors) {
     }
     return opened;
   });
-  if (worked == kNotPermitted) GTEST_SKIP() << kNotPermitted;
+  if (worked == kNotPermitted) PQC_SKIP("root") << kNotPermitted;
   EXPECT_EQ(worked, "");
 }
 

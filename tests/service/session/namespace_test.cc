@@ -11,6 +11,7 @@
 #include <cerrno>
 
 #include "tests/service/session/broker_fixture.h"
+#include "tests/skip.h"
 
 namespace pqcached::service {
 namespace {
@@ -107,7 +108,7 @@ std::string RunClient(uint64_t cache_id, TextPipe& to_parent, TextPipe& to_child
 class NamespaceTest : public RpcTest {};
 
 TEST_F(NamespaceTest, AClientThatSharesOnlyTheSocketsDirectoryMapsAndReads) {
-  if (getuid() != 0) GTEST_SKIP() << "needs root, to make namespaces and become another user";
+  if (getuid() != 0) PQC_SKIP("root") << "needs root, to make namespaces and become another user";
   Start([](Config& config) { config.socket_mode = 0660; });
   ASSERT_EQ(chmod(directory_.c_str(), 0750), 0);
   ASSERT_EQ(chown(directory_.c_str(), 0, kInBackground), 0);
@@ -145,7 +146,7 @@ TEST_F(NamespaceTest, AClientThatSharesOnlyTheSocketsDirectoryMapsAndReads) {
   }
   waitpid(child, nullptr, 0);
   std::filesystem::remove_all(root);
-  if (answer.rfind(kNotPermitted, 0) == 0) GTEST_SKIP() << answer;
+  if (answer.rfind(kNotPermitted, 0) == 0) PQC_SKIP("namespaces") << answer;
 
   v1::FetchBlocksRequest fetch;
   fetch.set_sequence_id(sequence_id);

@@ -28,6 +28,7 @@ REQUIREMENTS = {
     "pip": "pip or ensurepip (Debian: python3-venv)",
     "plain_build": "a build without a sanitizer",
     "root": "root, and the right to become another user",
+    "systemd": "systemd's tools and libseccomp",
     "torch": "PyTorch (Debian: python3-torch)",
     "transformers": "transformers (PyPI)",
 }

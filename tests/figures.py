@@ -1,10 +1,11 @@
 """Collects the rows that the programs of tests/figures.sh wrote, prints them, and keeps the page of all figures.
 
 figures.py DIRECTORY [--json FILE] [--no-page]
-    Reads every *.json of DIRECTORY (a list of rows without machine and date), completes the rows, prints
-    a table, and updates tests/figures.json and tests/FIGURES.md. --no-page leaves these two alone.
+    Reads every *.json of DIRECTORY (a list of rows without machine and date) and the file `seconds` (an area and
+    its duration in each line), completes the rows, prints a table, and updates tests/figures.json and
+    tests/FIGURES.md. --no-page leaves these two alone.
 figures.py --page
-    Writes tests/FIGURES.md from tests/figures.json and tests/figures_notes.md; measures nothing.
+    Writes tests/FIGURES.md from tests/figures.json, tests/long.json and tests/figures_notes.md; measures nothing.
 """
 
 import argparse
@@ -12,14 +13,20 @@ import datetime
 import json
 import pathlib
 import re
+import textwrap
 
 TESTS = pathlib.Path(__file__).resolve().parent
 DATA, NOTES, PAGE = TESTS / "figures.json", TESTS / "figures_notes.md", TESTS / "FIGURES.md"
+SUITES = TESTS / "long.json"  # of tests/long.py
+MINUTES = "figures_minutes"  # name of the row with the duration of an area
+MINUTES_GOAL = 180  # of all areas together, on two cores
 
 KEYS = ["area", "name", "value", "unit", "better", "goal", "against", "samples", "spread", "machine", "date"]
 # Added in figures.json: the instruction set is always there, the others where there is something to say.
 PAGE_KEYS = KEYS + ["instruction_set", "remark", "source"]
 
+# What tests/figures.sh measures.
+RUN_AREAS = ["house", "quality", "kernels", "local", "judge", "recovery", "gpu"]
 # Sections of the page, in their order. A row of an area that is not listed gets a section at the end.
 AREAS = {
     "house": "Prose and size of the tree",
@@ -125,6 +132,40 @@ def merged(kept, run):
     return [row for row in kept if place(row) not in replaced] + [row for row in run if place(row) in replaced]
 
 
+def duration_rows(rows, seconds):
+    """A row with the duration of each area of which something could run."""
+    measured = {row["area"] for row in rows if row["value"] is not None}
+    return [{**dict.fromkeys(KEYS), "area": area, "name": MINUTES, "value": round(seconds[area] / 60, 1), "unit": "min",
+             "better": "lower", "against": "tests/figures.sh on this area, without the build"}
+            for area in seconds if area in measured]
+
+
+def durations_line(rows):
+    """What the page says about the durations of all areas: the latest one of each."""
+    latest = {}
+    for row in rows:
+        if row["name"] == MINUTES and row["date"] >= latest.get(row["area"], row)["date"]:
+            latest[row["area"]] = row
+    total = sum(row["value"] for row in latest.values())
+    unknown = [area for area in RUN_AREAS if area not in latest]
+    line = f"The areas of `tests/figures.sh` took {number(total)} minutes together"
+    if unknown:
+        line += f" (not timed yet: {', '.join(unknown)})"
+    return f"{line}; goal: <= {MINUTES_GOAL} minutes on two cores{', **MISSED**' if total > MINUTES_GOAL else ''}."
+
+
+def suite_lines(suites):
+    """The table of the suites of tests/long.sh and their last runs."""
+    lines = ["", "## Long suites, by their last run", "", "`tests/long.sh NAME` runs one of them, and records the result here.", "",
+             "| name | content | result | minutes | machine | date |", "|---|---|---|---|---|---|"]
+    for suite in suites:
+        result = suite.get("result", "not run yet")
+        cells = [f"`{suite['name']}`", suite["content"], "**failed**" if result == "failed" else result,
+                 number(suite["minutes"]) if "minutes" in suite else "", suite.get("machine"), suite.get("date")]
+        lines.append("| " + " | ".join(cell(text) for text in cells) + " |")
+    return lines
+
+
 def notes_by_area(text):
     """What figures_notes.md says under each `## AREA`."""
     parts = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
@@ -146,7 +187,7 @@ def table_line(row):
     return "| " + " | ".join(cell(text) for text in cells) + " |"
 
 
-def page(rows, notes):
+def page(rows, notes, suites=()):
     """The text of FIGURES.md."""
     by_area = {}
     for row in rows:
@@ -157,6 +198,7 @@ def page(rows, notes):
     lines = [HEAD, f"{len(with_goal) - len(missed)} of {len(with_goal)} goals are met."]
     if missed:
         lines.append("Missed: " + ", ".join(f"`{row['name']}`" for row in missed) + ".")
+    lines += ["", textwrap.fill(durations_line(rows), 100)]
     for area in areas:
         if area not in by_area and area not in notes:
             continue
@@ -167,6 +209,7 @@ def page(rows, notes):
             lines += [table_line(row) for row in by_area[area]]
         if area in notes:
             lines += ["", "### Notes", "", notes[area]] if area in by_area else ["", notes[area]]
+    lines += suite_lines(suites)
     return "\n".join(lines) + "\n"
 
 
@@ -177,7 +220,12 @@ def data_text(rows):
 
 
 def write_page():
-    PAGE.write_text(page(json.loads(DATA.read_text()), notes_by_area(NOTES.read_text())))
+    PAGE.write_text(page(json.loads(DATA.read_text()), notes_by_area(NOTES.read_text()), json.loads(SUITES.read_text())))
+
+
+def seconds_by_area(path):
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {area: int(seconds) for area, seconds in (line.split() for line in lines)}
 
 
 def collected(directory, common):
@@ -213,10 +261,14 @@ def main():
 
     common = {"machine": machine(), "date": datetime.date.today().isoformat()}
     rows = collected(arguments.directory, common)
+    seconds = seconds_by_area(arguments.directory / "seconds")
+    rows += [{**row, **common} for row in duration_rows(rows, seconds)]
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"{common['machine']}, {common['date']}")
     print_rows(rows)
+    for area, duration in seconds.items():
+        print(f"{area:8} took {duration} s")
     if not arguments.no_page:
         level = instruction_set(machine_flags())
         run = [{**row, "instruction_set": level} for row in rows]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Measures every figure that the project claims in one run, prints a table, and updates tests/FIGURES.md.
+# Measures every figure that the project claims in one run, prints a table and how long each area took, and updates
+# tests/FIGURES.md.
 #   tests/figures.sh [--json FILE] [--no-page] [--skip-packages] [AREA...]
 #   areas: house quality kernels local judge recovery gpu (default: all); --no-page leaves the page and its data alone
 #
@@ -16,7 +17,7 @@ while [ $# -gt 0 ]; do
     --json) json=$(realpath -m "${2:?--json needs a file}"); shift ;;
     --no-page) no_page=1 ;;
     --skip-packages) export PQCACHED_SKIP_PACKAGES=1 ;;
-    -h|--help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
     house|quality|kernels|local|judge|recovery|gpu) areas+=("$1") ;;
     *) echo "error: unknown area $1 (see --help)" >&2; exit 2 ;;
   esac
@@ -43,6 +44,7 @@ measure() {
 }
 
 for area in "${areas[@]}"; do
+  started=$SECONDS
   if [ "$area" = house ]; then
     echo "== house: the prose and the size of the sources" >&2
     PYTHONDONTWRITEBYTECODE=1 python3 tests/tidy/prose.py . --json "$rows/house.json" | tail -n 1 >&2 || true
@@ -64,5 +66,6 @@ for area in "${areas[@]}"; do
     echo "== $area: $(basename "$program")" >&2
     measure "$program" --json "$rows/$area-$(basename "$program").json"
   done
+  echo "$area $((SECONDS - started))" >>"$rows/seconds"
 done
 python3 tests/figures.py "$rows" ${json:+--json "$json"} ${no_page:+--no-page}

@@ -15,7 +15,7 @@ class FiguresTest(unittest.TestCase):
     def test_the_page_is_what_the_data_file_gives(self):
         rows = json.loads(figures.DATA.read_text())
         notes = figures.notes_by_area(figures.NOTES.read_text())
-        self.assertEqual(figures.page(rows, notes), figures.PAGE.read_text(),
+        self.assertEqual(figures.page(rows, notes, json.loads(figures.SUITES.read_text())), figures.PAGE.read_text(),
                          "run `python3 tests/figures.py --page` and commit tests/FIGURES.md")
         self.assertEqual(figures.data_text(rows), figures.DATA.read_text(), "figures.json has unknown keys or another layout")
 
@@ -46,6 +46,29 @@ class FiguresTest(unittest.TestCase):
         self.assertIn("| `large` | 3 x | <= 2 | **MISSED** |", text)
         self.assertIn("| `fast` | 3 x | >= 2 | met |", text)
         self.assertIn("| `open` | 3 x |  |  |", text)
+
+    def test_an_area_that_measured_something_gets_its_duration(self):
+        rows = [row("kernels", "a", 1), row("gpu", "b", None)]
+        timed = figures.duration_rows(rows, {"kernels": 90, "gpu": 3})
+        self.assertEqual([(one["area"], one["name"], one["value"]) for one in timed], [("kernels", figures.MINUTES, 1.5)])
+
+    def test_the_page_adds_the_latest_durations_up(self):
+        def timed(area, minutes, date):
+            return row(area, figures.MINUTES, minutes, date=date)
+
+        first = [timed("kernels", 500, "2026-01-01"), timed("kernels", 20, "2026-01-02"), timed("local", 100, "2026-01-01")]
+        self.assertIn("took 120 minutes together (not timed yet: house, quality, judge, recovery, gpu); goal: <= 180",
+                      figures.durations_line(first))
+        rest = [timed(area, 20, "2026-01-02") for area in figures.RUN_AREAS if area not in ("kernels", "local")]
+        line = figures.durations_line(first + rest)
+        self.assertTrue(line.endswith("took 220 minutes together; goal: <= 180 minutes on two cores, **MISSED**."), line)
+        self.assertIn(line, figures.page(first + rest, {}).replace("\n", " "))
+
+    def test_the_page_shows_the_last_runs_of_long_suites(self):
+        suites = [{"name": "one", "content": "First."},
+                  {"name": "two", "content": "Second.", "result": "failed", "minutes": 7, "machine": "M", "date": "2026-01-01"}]
+        text = figures.page([], {}, suites)
+        self.assertIn("| `one` | First. | not run yet |  |  |  |\n| `two` | Second. | **failed** | 7 | M | 2026-01-01 |", text)
 
     def test_notes_follow_the_table_of_their_area(self):
         notes = figures.notes_by_area("<!-- head -->\n\n## kernels\n\nWhy.\n\n## new area\n\nAlone.\n")

@@ -1,17 +1,16 @@
 #!/usr/bin/env bash
 # Builds everything, runs all tests, and lists what was skipped and why.
-#   tests/run.sh [--full] [--preset NAME] [--skip-packages] [CTEST ARGUMENT...]
-#   --full            adds the long tests
+#   tests/run.sh [--preset NAME] [--skip-packages] [CTEST ARGUMENT...]
 #   --preset NAME     release (default), dev, asan, tsan: see CMakePresets.json
 #   --skip-packages   installs no Debian packages
 #   PQCACHED_REQUIRE=NAME,... fails when a test is skipped for want of NAME (tests/skips.py has the names).
+#   Longer forms of tests: tests/long.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=release
 ctest_arguments=()
 while [ $# -gt 0 ]; do
   case "$1" in
-    --full) export PQCACHED_FULL_TESTS=1 ;;
     --preset) preset=${2:?--preset needs a name}; shift ;;
     --skip-packages) export PQCACHED_SKIP_PACKAGES=1 ;;
     -h|--help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;

@@ -116,7 +116,7 @@ PqSegment RandomSegment(std::mt19937_64& random, uint32_t codebook_count) {
 TEST(PqSelectTest, MatchesBruteForceOverManySpansAndCodebooks) {
   std::mt19937_64 random(42);
   const std::vector<PqGeometry> geometries = AllGeometries();
-  // tests/run.sh --full goes on for much longer.
+  // tests/long.sh models goes on for much longer.
   const uint32_t round_count = std::getenv("PQCACHED_FULL_TESTS") != nullptr ? 10'000 : 400;
   for (uint32_t round = 0; round < round_count; ++round) {
     PqCaseShape shape;

@@ -19,7 +19,7 @@ using testing::kSegmentBytes;
 using testing::Pq;
 using testing::Prompt;
 
-// tests/run.sh --full goes on for much longer.
+// tests/long.sh models goes on for much longer.
 const bool kFull = std::getenv("PQCACHED_FULL_TESTS") != nullptr;
 const int kSteps = kFull ? 60'000 : 2'500;
 const int kRounds = kFull ? 600 : 20;

@@ -24,7 +24,7 @@ using testing::RandomFloats;
 using testing::RandomIds;
 using testing::SharingStore;
 
-// tests/run.sh --full goes on for much longer.
+// tests/long.sh models goes on for much longer.
 const bool kFull = std::getenv("PQCACHED_FULL_TESTS") != nullptr;
 const int kSteps = kFull ? 50'000 : 2'500;
 const int kRounds = kFull ? 1'000 : 25;

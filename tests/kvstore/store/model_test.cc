@@ -22,7 +22,7 @@ constexpr int kFewSteps = 10'000;
 #else
 constexpr int kFewSteps = 80'000;
 #endif
-// tests/run.sh --full goes on for much longer.
+// tests/long.sh models goes on for much longer.
 const int kSteps = std::getenv("PQCACHED_FULL_TESTS") != nullptr ? 8'000'000 : kFewSteps;
 constexpr uint32_t kMaxTokens = 900;
 const IndexDescriptor kIndexes[] = {Pq(2, 4), Pq(1, 6), Pq(4, 4)};

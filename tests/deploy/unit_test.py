@@ -160,7 +160,8 @@ class RunningTest(unittest.TestCase):
     def test_another_user_may_not(self):
         for path in self.sockets():
             status, output = self.run_as(STRANGER_ID, STRANGER_ID, "/usr/bin/python3", "-c", CONNECT, path)
-            self.assertEqual((status, output.splitlines()[-1]), (1, "PermissionError: [Errno 13] Permission denied"))
+            self.assertEqual(status, 1, output)
+            self.assertIn("PermissionError: [Errno 13]", output)
 
     def test_sigterm_ends_it_cleanly(self):
         self.daemon.send_signal(signal.SIGTERM)

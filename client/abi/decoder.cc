@@ -20,7 +20,6 @@
 #include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
-namespace {
 
 // Rows of consecutive tokens as floats, [kv_heads][tokens][key | value].
 struct OwnRows {
@@ -39,7 +38,6 @@ struct OwnLayer {
   std::vector<float> key, value;  // of the token in progress
 };
 
-}  // namespace
 }  // namespace pqcached::client
 
 struct pqc_decoder {

@@ -219,7 +219,7 @@ pqc_status FetchBlocks(pqc_sequence* sequence, uint32_t layer, pqc_token_range t
                 {{"ranges[0]", "tokens"}});
 }
 
-pqc_status CheckPositions(const PositionsView& positions) {
+pqc_status CheckPositionList(const PositionsView& positions) {
   if (!positions.positions) return Fail(PQC_INVALID_ARGUMENT, "positions", "must not be NULL");
   if (positions.count >= 1 && positions.count <= kMaxSequenceTokens) return PQC_OK;
   return Fail(PQC_INVALID_ARGUMENT, "count", "%u, must be 1 to 2^30", positions.count);
@@ -229,7 +229,7 @@ pqc_status FetchTokens(pqc_sequence* sequence, uint32_t layer, const PositionsVi
                        pqc_row_part part, void* out, uint64_t out_bytes) {
   FetchView view;
   RETURN_IF_ERROR(ReadFetch(sequence, layer, part, out, &view));
-  RETURN_IF_ERROR(CheckPositions(positions));
+  RETURN_IF_ERROR(CheckPositionList(positions));
   const uint64_t needed =
       uint64_t{view.shape.kv_heads} * positions.count * RowBytes(view.shape, part);
   RETURN_IF_ERROR(CheckCapacity("out_bytes", out_bytes, needed));
@@ -297,7 +297,7 @@ pqc_status AttendSelected(pqc_sequence* sequence, const pqc_query* query,
 
 pqc_status AttendPositions(pqc_sequence* sequence, const pqc_query* query,
                            const PositionsView& positions, pqc_attention* out) {
-  RETURN_IF_ERROR(CheckPositions(positions));
+  RETURN_IF_ERROR(CheckPositionList(positions));
   return Attend(sequence, query, nullptr, &positions, out);
 }
 

@@ -9,11 +9,11 @@ namespace {
 // Close waits this long for the sidecar to end the stream, then cancels the stream.
 constexpr std::chrono::seconds kCloseWait(1);
 // Pauses between attempts to resume a session.
-constexpr std::chrono::milliseconds kFirstPause(20);
-constexpr std::chrono::milliseconds kLongestPause(500);
+constexpr std::chrono::milliseconds kFirstResumePause(20);
+constexpr std::chrono::milliseconds kLongestResumePause(500);
 // A thread that waits for a connection checks at this interval whether the session is being
 // closed.
-constexpr std::chrono::milliseconds kSlice(20);
+constexpr std::chrono::milliseconds kCloseCheckInterval(20);
 // A stream that lasted this long breaks for a new reason, so the pauses start again.
 constexpr std::chrono::seconds kStableStreamTime(5);
 }  // namespace
@@ -120,7 +120,7 @@ bool Session::MayResume(const grpc::Status& status) const {
 }
 
 void Session::Run(v1::SessionOpen open) {
-  std::chrono::milliseconds pause = kFirstPause;
+  std::chrono::milliseconds pause = kFirstResumePause;
   for (;;) {
     const auto begun = std::chrono::steady_clock::now();
     const grpc::Status status = RunStream(open);
@@ -130,9 +130,9 @@ void Session::Run(v1::SessionOpen open) {
     }
     SetState(State::kBroken, status);
     open.set_resume_token(opened_.session_token());
-    if (std::chrono::steady_clock::now() - begun > kStableStreamTime) pause = kFirstPause;
+    if (std::chrono::steady_clock::now() - begun > kStableStreamTime) pause = kFirstResumePause;
     WaitForConnection(pause);
-    pause = std::min(2 * pause, kLongestPause);
+    pause = std::min(2 * pause, kLongestResumePause);
   }
 }
 
@@ -151,8 +151,9 @@ void Session::WaitForConnection(std::chrono::milliseconds pause) {
     return;
   }
   while (!IsClosing() && std::chrono::steady_clock::now() < end) {
-    const gpr_timespec slice = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
-                                            gpr_time_from_millis(kSlice.count(), GPR_TIMESPAN));
+    const gpr_timespec slice =
+        gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                     gpr_time_from_millis(kCloseCheckInterval.count(), GPR_TIMESPAN));
     if (channel_.WaitForConnected(slice)) return;
   }
 }

@@ -13,9 +13,8 @@
 namespace pqcached::kvstore {
 namespace {
 
-constexpr uint64_t kMagic = 0x3252'4c42'5443'5051;  // RootRecords checks the version
-constexpr size_t kHeaderBytes = 4096;
-constexpr uint64_t kAfterAllIds = uint64_t{1} << 40;
+constexpr uint64_t kTableMagic = 0x3252'4c42'5443'5051;  // RootRecords checks the version
+constexpr size_t kTableHeaderBytes = 4096;
 
 size_t PageUp(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
@@ -36,7 +35,7 @@ struct RecordTable::TableLayout {
     size_t count = 0;
     size_t size_bytes() const { return slot_bytes * count; }
   };
-  size_t in_use = kHeaderBytes;
+  size_t in_use = kTableHeaderBytes;
   Array rows, row_checksums, layers, layer_checksums, identities, states, names;
   size_t heap = 0;
   size_t size_bytes = 0;
@@ -76,7 +75,7 @@ absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Create(const kernels::
   auto* header = new (mapping.data()) Header{};
   for (DurableCounter& end : header->ends) end.Reset(0);
   header->next_segment_id.Reset(1);
-  header->magic.store(kMagic, std::memory_order_release);
+  header->magic.store(kTableMagic, std::memory_order_release);
   return std::shared_ptr<RecordTable>(
       new RecordTable(exec, shape, std::move(memory), std::move(mapping)));
 }
@@ -91,7 +90,7 @@ absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Open(const kernels::Ex
   ASSIGN_OR_RETURN(auto copy, Duplicate(kept.get()));
   ASSIGN_OR_RETURN(auto mapping, Mapping::Map(kept, size_bytes, Mapping::Access::kReadWrite));
   const auto& header = *reinterpret_cast<const Header*>(mapping.data());
-  if (header.magic.load(std::memory_order_acquire) != kMagic) {
+  if (header.magic.load(std::memory_order_acquire) != kTableMagic) {
     return DataLoss("the record table has another layout");
   }
   std::shared_ptr<RecordTable> table(

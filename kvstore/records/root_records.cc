@@ -18,20 +18,18 @@ namespace pqcached::kvstore {
 namespace {
 
 constexpr char kMemoryName[] = "records";
-constexpr uint64_t kMagic = 0x3252'4443'4351'5051;
+constexpr uint64_t kRootMagic = 0x3252'4443'4351'5051;
 constexpr uint64_t kUnversionedMagic = 0x3152'4443'4351'5051;  // its header ends with session_end
 constexpr uint64_t kUnversioned = 1;                           // layout_version and record_version
 constexpr uint64_t kVersions = uint64_t{kRecordVersion} << 32 | kLayoutVersion;
-constexpr size_t kHeaderBytes = 4096;
+constexpr size_t kRootHeaderBytes = 4096;
 constexpr uint32_t kCacheSlots = 256;
 constexpr size_t kCacheSlotBytes = size_t{16} << 10;
 constexpr uint32_t kSessionSlots = 4096;
 constexpr size_t kSessionSlotBytes = 1024;
 constexpr size_t kRootBytes =
-    kHeaderBytes + kCacheSlots * kCacheSlotBytes + kSessionSlots * kSessionSlotBytes;
+    kRootHeaderBytes + kCacheSlots * kCacheSlotBytes + kSessionSlots * kSessionSlotBytes;
 enum Kind : uint32_t { kCacheKind = 1, kSessionKind = 2 };
-// Larger than every id that an earlier process can have allocated; used if its counter is corrupt.
-constexpr uint64_t kAfterAllIds = uint64_t{1} << 40;
 
 std::vector<std::byte> Encode(const KeptSession& session) {
   std::vector<std::byte> bytes(kSessionSlotBytes);
@@ -79,13 +77,14 @@ std::string CacheRecord::table_name() const { return absl::StrCat("records-", ca
 absl::StatusOr<Mapping> RootRecords::MapKept(DescriptorKeeper& keeper) {
   const FileDescriptor kept = keeper.Take(kMemoryName);
   if (!kept.valid()) return Mapping();
-  if (const size_t kept_bytes = std::min(SizeOf(kept), kRootBytes); kept_bytes >= kHeaderBytes) {
+  if (const size_t kept_bytes = std::min(SizeOf(kept), kRootBytes);
+      kept_bytes >= kRootHeaderBytes) {
     auto memory = Mapping::Map(kept, kept_bytes, Mapping::Access::kReadWrite);
     if (!memory.ok()) return memory.status();
     const auto& header = *reinterpret_cast<const Header*>(memory->data());
     const uint64_t magic = header.magic.load(std::memory_order_acquire);
     if (magic == kUnversionedMagic) return CheckVersions(kUnversioned << 32 | kUnversioned);
-    if (magic == kMagic) {
+    if (magic == kRootMagic) {
       const std::optional<uint64_t> versions = header.versions.ReadExact();
       RETURN_IF_ERROR(CheckVersions(versions.value_or(kVersions)));
       if (kept_bytes == kRootBytes) return memory;
@@ -104,7 +103,7 @@ absl::StatusOr<Mapping> RootRecords::Make(DescriptorKeeper& keeper) {
   header->cache_end.Reset(0);
   header->session_end.Reset(0);
   header->versions.Reset(kVersions);
-  header->magic.store(kMagic, std::memory_order_release);
+  header->magic.store(kRootMagic, std::memory_order_release);
   RETURN_IF_ERROR(keeper.Keep(kMemoryName, created.get()));
   return memory;
 }
@@ -135,10 +134,10 @@ absl::StatusOr<std::unique_ptr<RootRecords>> RootRecords::Open(const kernels::Ex
 
 RootRecords::RootRecords(const kernels::Exec& exec, Mapping memory)
     : memory_(std::move(memory)),
-      cache_slots_(exec, {memory_.data() + kHeaderBytes, kCacheSlots * kCacheSlotBytes},
+      cache_slots_(exec, {memory_.data() + kRootHeaderBytes, kCacheSlots * kCacheSlotBytes},
                    kCacheSlotBytes, kCacheKind),
       session_slots_(exec,
-                     {memory_.data() + kHeaderBytes + kCacheSlots * kCacheSlotBytes,
+                     {memory_.data() + kRootHeaderBytes + kCacheSlots * kCacheSlotBytes,
                       kSessionSlots * kSessionSlotBytes},
                      kSessionSlotBytes, kSessionKind),
       free_caches_(kCacheSlots),

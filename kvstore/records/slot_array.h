@@ -98,6 +98,9 @@ struct DurableCounter {
   std::optional<uint64_t> ReadExact() const;
 };
 
+// Larger than every id that an earlier process can have allocated; used if its counter is corrupt.
+inline constexpr uint64_t kAfterAllIds = uint64_t{1} << 40;
+
 }  // namespace pqcached::kvstore
 
 #endif  // PQCACHED_KVSTORE_RECORDS_SLOT_ARRAY_H_

@@ -22,13 +22,12 @@
 #include "kernels/base/status_macros.h"
 #include "kvstore/read/broker_protocol.h"
 #include "service/base/refusal.h"
+#include "service/config/config_values.h"
 
 namespace pqcached::service {
 namespace {
 
-constexpr absl::string_view kUnixScheme = "unix://";
 constexpr absl::string_view kSupervisorSuffix = ".supervisor";
-constexpr size_t kMaxSocketPathBytes = 107;  // sockaddr_un, less the final zero
 struct Unit {
   absl::string_view name;
   size_t bytes;
@@ -44,8 +43,6 @@ constexpr std::array kUnits = {
     Unit{"kb", 1'000},
     Unit{"b", 1},
 };
-
-absl::Status Invalid(const std::string& message) { return InvalidArgument("", message); }
 
 absl::Status Set(const ConfigKey& key, absl::string_view value, absl::string_view source,
                  Config& config) {

@@ -17,15 +17,12 @@
 #include "kvstore/read/layout.h"
 #include "service/base/refusal.h"
 #include "service/config/config_pressure.h"
+#include "service/config/config_values.h"
 
 namespace pqcached::service {
 namespace {
 
-constexpr absl::string_view kUnixScheme = "unix://";
-constexpr size_t kMaxSocketPathBytes = 107;  // sockaddr_un, less the final zero
 constexpr std::array kLogLevels = {"trace", "debug", "info", "warning", "error", "critical", "off"};
-
-absl::Status Invalid(const std::string& message) { return InvalidArgument("", message); }
 
 struct CountRange {
   uint32_t min = 0;

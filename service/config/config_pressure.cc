@@ -1,5 +1,4 @@
 #include "service/config/config_pressure.h"
-#include "service/base/refusal.h"
 
 #include <string>
 #include <utility>
@@ -9,11 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "service/config/config_values.h"
 
 namespace pqcached::service {
 namespace {
-
-absl::Status Invalid(absl::string_view message) { return InvalidArgument("", message); }
 
 absl::Status SetRetain(absl::string_view value, Config& config) {
   if (value != "true" && value != "false") return Invalid("must be true or false");

@@ -9,11 +9,6 @@
 #include "service/wire/wire.h"
 
 namespace pqcached::service {
-namespace {
-
-const std::string kAllTenants;
-
-}  // namespace
 
 absl::Status AdminHandlers::Evict(const Caller&, const v1::EvictRequest& request,
                                   v1::EvictResponse*) {

@@ -11,11 +11,6 @@
 #include "service/wire/wire.h"
 
 namespace pqcached::service {
-namespace {
-
-const std::string kAllTenants;
-
-}  // namespace
 
 uint64_t AdminHandlers::UptimeSeconds() const {
   return static_cast<uint64_t>(absl::ToInt64Seconds(kvstore::SteadyTime::Now() - started_));

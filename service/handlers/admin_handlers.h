@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -23,6 +24,9 @@
 namespace pqcached::service {
 
 class Log;
+
+// The tenant by which a Store's calls reach all tenants.
+inline constexpr std::string_view kAllTenants;
 
 class AdminHandlers {
  public:

@@ -25,7 +25,6 @@ namespace {
 
 using kvstore::SteadyTime;
 
-constexpr absl::string_view kUnixScheme = "unix://";
 constexpr size_t kBootIdBytes = 8;
 
 // Room for the framing of a message whose tensor alone fills max_message_bytes.
@@ -62,7 +61,7 @@ class Server::Impl {
         admin_(handlers_.admin, calls_) {}
 
   absl::Status Start() {
-    const std::string path = config_.listen.substr(kUnixScheme.size());
+    const std::string path = SocketPath(config_);
     if (!options_.claimed) {
       ASSIGN_OR_RETURN(std::unique_ptr<SocketClaim> claim, SocketClaim::Acquire(path));
       claim_ = std::move(claim);

@@ -14,8 +14,6 @@
 namespace tinylm {
 namespace {
 
-enum class Act : uint32_t { kBegin, kPrefill, kEndPrefill, kDecode, kEndStep, kRewind, kSelect };
-
 struct Reply {
   AttendedTokens attended;
   uint32_t float_count = 0;
@@ -73,6 +71,8 @@ bool ReadAll(int socket, void* data, size_t bytes) {
 }  // namespace
 
 struct RankProcess::Command {
+  enum class Act : uint32_t { kBegin, kPrefill, kEndPrefill, kDecode, kEndStep, kRewind, kSelect };
+
   Act act = Act::kBegin;
   uint32_t layer = 0, position = 0, token_count = 0;
   uint32_t float_count = 0;
@@ -81,6 +81,8 @@ struct RankProcess::Command {
 };
 
 namespace {
+
+using Act = RankProcess::Command::Act;
 
 // Executes one command; returns the floats of the answer.
 std::vector<float> Execute(const RankProcess::Command& command, const std::vector<float>& floats,

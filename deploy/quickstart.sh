@@ -17,9 +17,9 @@ while [ $# -gt 0 ]; do
 done
 cd "$(dirname "$0")/.."
 
-deploy/install_packages.sh build test
-cmake --preset release >/dev/null
-cmake --build build/release --target pqcached pqcached_rpc tinylm_report
+deploy/install_packages.sh build
+cmake --preset quickstart >/dev/null
+cmake --build build/quickstart --target pqcached pqcached_rpc tinylm_report
 
 directory=$(mktemp -d)
 sidecar=
@@ -33,7 +33,7 @@ stop() {
 trap stop EXIT INT TERM
 
 socket=$directory/pqcached.sock
-build/release/service/pqcached --listen "unix://$socket" >"$directory/log" 2>&1 &
+build/quickstart/service/pqcached --listen "unix://$socket" >"$directory/log" 2>&1 &
 sidecar=$!
 for _ in $(seq 100); do
   [ -S "$socket" ] && break
@@ -46,5 +46,5 @@ for _ in $(seq 100); do
 done
 [ -S "$socket" ] || { echo "error: the sidecar did not open $socket within 10 s" >&2; exit 1; }
 
-build/release/tests/tinylm/tinylm_report --endpoint "unix://$socket" \
+build/quickstart/tests/tinylm/tinylm_report --endpoint "unix://$socket" \
   --model tests/tinylm/model --prompts tests/tinylm/prompts_dev "${json[@]}"

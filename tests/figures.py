@@ -42,6 +42,9 @@ AREAS = {
     "gpu": "Kernels and steps on a GPU",
 }
 
+# Areas whose rows come from more than one run: there a run replaces only the rows that it names.
+IN_PARTS = {"house"}
+
 HEAD = """\
 # Figures
 
@@ -53,7 +56,8 @@ Everything that this project measures, as measured last. This page is generated:
 
 A run replaces the rows of its areas that were measured with the same instruction set (the best one
 that the kernels can use on the machine). Rows of other areas and of other instruction sets stay. An
-area of which nothing could run replaces no measured row.
+area of which nothing could run replaces no measured row. In `house`, a run replaces only the rows
+that it names.
 
 How to read a table:
 
@@ -122,9 +126,9 @@ def goal_of(row):
 
 
 def merged(kept, run):
-    """The rows of the page after a run: those of the run's areas and instruction sets are replaced."""
+    """The rows of the page after a run: those of its areas (or parts of areas) and instruction sets are replaced."""
     def place(row):
-        return row["area"], row["instruction_set"]
+        return row["area"], row["instruction_set"], row["name"] if row["area"] in IN_PARTS else None
 
     measured = {place(row) for row in run if row["value"] is not None}
     known = {place(row) for row in kept if row["value"] is not None}

@@ -2,7 +2,8 @@
 # Measures every figure that the project claims in one run, prints a table and how long each area took, and updates
 # tests/FIGURES.md.
 #   tests/figures.sh [--json FILE] [--no-page] [--skip-packages] [AREA...]
-#   areas: house quality kernels local judge recovery gpu (default: all); --no-page leaves the page and its data alone
+#   areas: house quality kernels local judge recovery gpu (default: all), and `build`, which runs only when
+#   it is named: how long builds take, as rows of `house`. --no-page leaves the page and its data alone.
 #
 # A row: {area, name, value, unit, better, goal, against, samples, spread, machine, date}. A row that could
 # not run here has value null and the reason in `against`. Missed goals are printed like the others; the
@@ -17,15 +18,19 @@ while [ $# -gt 0 ]; do
     --json) json=$(realpath -m "${2:?--json needs a file}"); shift ;;
     --no-page) no_page=1 ;;
     --skip-packages) export PQCACHED_SKIP_PACKAGES=1 ;;
-    -h|--help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    house|quality|kernels|local|judge|recovery|gpu) areas+=("$1") ;;
+    -h|--help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    house|build|quality|kernels|local|judge|recovery|gpu) areas+=("$1") ;;
     *) echo "error: unknown area $1 (see --help)" >&2; exit 2 ;;
   esac
   shift
 done
 [ ${#areas[@]} -gt 0 ] || areas=(house quality kernels local judge recovery gpu)
 
-if [ "${areas[*]}" != house ]; then
+benches=
+for area in "${areas[@]}"; do
+  case $area in house|build) ;; *) benches=1 ;; esac
+done
+if [ -n "$benches" ]; then
   deploy/install_packages.sh build test bench
   cmake --preset bench >/dev/null
   target=all
@@ -48,6 +53,11 @@ for area in "${areas[@]}"; do
   if [ "$area" = house ]; then
     echo "== house: the prose and the size of the sources" >&2
     PYTHONDONTWRITEBYTECODE=1 python3 tests/tidy/prose.py . --json "$rows/house.json" | tail -n 1 >&2 || true
+  fi
+  if [ "$area" = build ]; then
+    echo "== build: the quickstart and an edit, without a compiler cache" >&2
+    deploy/install_packages.sh build test
+    PYTHONDONTWRITEBYTECODE=1 python3 tests/tidy/build_times.py --json "$rows/build.json" >&2
   fi
   if [ "$area" = quality ]; then
     echo "== quality: all questions of the trained model" >&2

@@ -31,6 +31,10 @@ class FiguresTest(unittest.TestCase):
         self.assertEqual(figures.merged(kept, [row("kernels", "new", 4)]),
                          [row("kernels", "old", 2, "avx512"), row("local", "other", 3), row("kernels", "new", 4)])
 
+    def test_a_run_of_a_part_of_an_area_keeps_the_other_parts(self):
+        kept = [row("house", "prose", 1), row("house", "build", 2)]
+        self.assertEqual(figures.merged(kept, [row("house", "build", 3)]), [row("house", "prose", 1), row("house", "build", 3)])
+
     def test_a_run_without_values_replaces_no_measured_ones(self):
         measured, absent = row("gpu", "step", 5), row("gpu", "step", None)
         self.assertEqual(figures.merged([measured], [absent]), [measured])

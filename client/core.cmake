@@ -25,19 +25,20 @@ set(sources
   local/ingest.cc
   local/link.cc
   local/mapping.cc
-  local/read.cc
+  local/layer_source.cc
   local/sequence.cc
   local/session.cc
   local/staging.cc
   local/step_slots.cc
-  local/view.cc
   local/workers.cc
   step/handles.cc
   step/handover.cc
   step/layer.cc
   step/layer_rows.cc
+  step/mapped_reads.cc
   step/offload.cc
   step/ready.cc
+  step/remote_reads.cc
   step/sender.cc
   step/step.cc
 )

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/read/reader.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -172,30 +173,8 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
   return CheckRank(spec);
 }
 
-absl::Status ValidateIndex(const IndexDescriptor& index, uint32_t key_dim, std::string_view name) {
-  const absl::string_view field(name.data(), name.size());  // another type in Debian's abseil
-  if (index.kind == IndexKind::kFlat) {
-    if (index != IndexDescriptor{}) {
-      return InvalidArgument(field, "flat has no parameters");
-    }
-    return absl::OkStatus();
-  }
-  if (index.kind != IndexKind::kPq) {
-    return InvalidArgument(absl::StrCat(field, ".kind"), "unknown");
-  }
-  const uint32_t subspaces = index.subspace_count;
-  if (subspaces == 0 || subspaces > 16 || (subspaces & (subspaces - 1)) != 0) {
-    return InvalidArgument(absl::StrCat(field, ".pq.subspaces"),
-                           absl::StrCat(subspaces, ", must be 1, 2, 4, 8 or 16"));
-  }
-  if (index.bits < 4 || index.bits > 8) {
-    return OutOfLimits(absl::StrCat(field, ".pq.bits"), index.bits, 4, 8);
-  }
-  if (key_dim % subspaces != 0) {
-    return InvalidArgument(absl::StrCat(field, ".pq.subspaces"),
-                           absl::StrCat(subspaces, ", must divide key_dim, ", key_dim));
-  }
-  return absl::OkStatus();
+absl::Status ValidateIndex(const IndexDescriptor& index, uint32_t key_dim, std::string_view field) {
+  return ToStatus(CheckIndex(index, key_dim, std::string(field).c_str()));
 }
 
 }  // namespace pqcached::kvstore

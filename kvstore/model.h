@@ -90,11 +90,6 @@ struct TensorView {
   std::vector<int64_t> strides;  // empty = contiguous, last index fastest
 };
 
-struct TokenRange {
-  uint64_t begin = 0;
-  uint64_t end = 0;
-};
-
 }  // namespace pqcached::kvstore
 
 #endif  // PQCACHED_KVSTORE_MODEL_H_

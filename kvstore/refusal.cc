@@ -62,6 +62,15 @@ absl::Status ToStatus(const Refusal& refusal) {
                 refusal.retry_ms);
 }
 
+Refusal RefusalOf(const absl::Status& status) {
+  if (status.ok()) return {};
+  Details details = DetailsOf(status);
+  return {.code = static_cast<StatusCode>(status.code()),
+          .field = std::move(details.field),
+          .text = std::move(details.text),
+          .retry_ms = details.retry_ms};
+}
+
 absl::Status InvalidArgument(absl::string_view field, absl::string_view text) {
   return Refuse(absl::StatusCode::kInvalidArgument, field, text);
 }

@@ -31,6 +31,7 @@ namespace pqcached::kvstore {
 absl::Status Refuse(absl::StatusCode code, absl::string_view field, absl::string_view text,
                     uint32_t retry_ms = kNoRetry);
 absl::Status ToStatus(const Refusal& refusal);
+Refusal RefusalOf(const absl::Status& status);
 
 // The arguments are at fault; no repetition succeeds.
 absl::Status InvalidArgument(absl::string_view field, absl::string_view text);

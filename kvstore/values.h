@@ -190,9 +190,6 @@ struct Scores {
       sum_exp;  // [query_heads], over these tokens: sum of exp(logit - max)
 };
 
-// The part of a row: [key, value], its key, or its value.
-enum class RowPart : uint8_t { kRow = 0, kKey = 1, kValue = 2 };
-
 struct Rows {
   kernels::DType dtype = kernels::DType::kF16;
   uint32_t kv_heads = 0, tokens = 0, dim = 0;

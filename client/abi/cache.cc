@@ -4,7 +4,6 @@
 
 #include "client/base/arguments.h"
 #include "client/base/error.h"
-#include "client/local/read.h"
 #include "client/step/handles.h"
 #include "kernels/base/status_macros.h"
 
@@ -15,11 +14,14 @@ namespace {
 constexpr kvstore::IndexDescriptor kDefaultIndex = {kvstore::IndexKind::kPq, 2, 6};
 
 LayerShape ShapeOf(const pqc_layer_group& group) {
-  return {.kv_heads = group.kv_heads,
-          .query_heads = group.query_heads,
+  const auto dtype = static_cast<DType>(group.dtype);
+  return {.dtype = dtype,
           .key_dim = group.key_dim,
           .value_dim = group.value_dim,
-          .dtype = group.dtype,
+          .kv_heads = group.kv_heads,
+          .query_heads = group.query_heads,
+          .row_bytes =
+              (group.key_dim + group.value_dim) * static_cast<uint32_t>(kernels::DTypeBytes(dtype)),
           .scale = group.softmax_scale > 0 ? group.softmax_scale
                                            : 1.0f / std::sqrt(static_cast<float>(group.key_dim)),
           .softcap = group.softcap};
@@ -37,7 +39,8 @@ pqc_status OpenCache(pqc_client* client, const pqc_cache_spec* caller_spec, pqc_
   auto state = std::make_shared<CacheState>();
   state->client = client->state;
   state->model_fingerprint = arguments.spec.model_fingerprint;
-  RETURN_IF_ERROR(ToIndex(arguments.spec.default_index, kDefaultIndex, &state->default_index));
+  RETURN_IF_ERROR(ReadIndex(arguments.spec.default_index, "spec.default_index", kDefaultIndex,
+                            &state->default_index));
   for (const pqc_layer_group& group : arguments.groups) {
     if (group.kind != PQC_LAYERS_SELECTED) continue;
     for (uint32_t i = 0; i < group.layer_count; ++i) {

@@ -13,8 +13,6 @@
 #include "client/local/broker.h"
 #include "client/local/session.h"
 #include "client/step/handles.h"
-#include "client/step/offload.h"
-#include "client/step/sender.h"
 #include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
@@ -235,9 +233,7 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
   RETURN_IF_ERROR(OpenEither(options, remote_options, *entry, &state));
   state->timeout_ms = timeout_ms;
   ClearLastError();
-  state->sender =
-      std::make_unique<Sender>(*state->remote, state->local ? &state->local->staging() : nullptr);
-  state->offload = std::make_unique<Offload>(*state->remote);
+  state->Start();
   auto opened = std::make_unique<pqc_client>();
   opened->state = std::move(state);
   *client = opened.release();

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,7 +44,9 @@ struct OwnLayer {
 struct pqc_decoder {
   pqc_sequence* sequence = nullptr;
   std::shared_ptr<pqcached::client::ClientState> client;  // shared with its handle
-  pqcached::client::StepSelection selection;
+  pqc_selection selection{};                              // refers to `excluded`
+  std::vector<pqc_token_range> excluded;
+  pqcached::kvstore::IndexDescriptor index;
   std::map<uint32_t, pqcached::client::OwnLayer> layers;
   std::map<uint32_t, pqcached::client::OwnLayer>::iterator next_layer;
   std::map<uint32_t, uint64_t> prefilled;  // tokens by layer
@@ -51,7 +54,7 @@ struct pqc_decoder {
   bool indexed = false;
   uint64_t position = 0;  // of the token in progress; during the prefill, of its first token
   pqc_step* step = nullptr;
-  pqcached::client::Scratch scratch;
+  pqcached::kvstore::ReadScratch scratch;
   std::vector<float> queries, output, lse, own_lse;
   std::vector<uint32_t> positions;
 };
@@ -72,9 +75,8 @@ pqc_status ReadToken(const pqc_tensor* tensor, const char* name, uint32_t heads,
   std::vector<std::byte> packed(heads * BytesPerIndex(view));
   Pack(view, 0, heads, packed.data());
   numbers->resize(size_t{heads} * dim);
-  kernels::ConvertElements(static_cast<kernels::DType>(view.dtype), packed.data(),
-                           kernels::DType::kF32, reinterpret_cast<std::byte*>(numbers->data()),
-                           numbers->size());
+  kernels::ConvertElements(view.dtype, packed.data(), kernels::DType::kF32,
+                           reinterpret_cast<std::byte*>(numbers->data()), numbers->size());
   return PQC_OK;
 }
 
@@ -88,15 +90,14 @@ pqc_status FetchOwn(pqc_sequence* sequence, uint32_t layer, const LayerShape& sh
   rows->heads.assign(shape.kv_heads, {});
   if (begin == end) return PQC_OK;
   const uint64_t numbers = (end - begin) * RowFloats(shape);
-  std::vector<std::byte> bytes(numbers * shape.kv_heads * ElementBytes(shape.dtype));
+  std::vector<std::byte> bytes(numbers * shape.kv_heads * kernels::DTypeBytes(shape.dtype));
   RETURN_IF_ERROR(
       pqc_fetch_blocks(sequence, layer, {begin, end}, PQC_ROW, bytes.data(), bytes.size()));
   for (uint32_t head = 0; head < shape.kv_heads; ++head) {
     rows->heads[head].resize(numbers);
-    kernels::ConvertElements(static_cast<kernels::DType>(shape.dtype),
-                             bytes.data() + head * numbers * ElementBytes(shape.dtype),
-                             kernels::DType::kF32,
-                             reinterpret_cast<std::byte*>(rows->heads[head].data()), numbers);
+    kernels::ConvertElements(
+        shape.dtype, bytes.data() + head * numbers * kernels::DTypeBytes(shape.dtype),
+        kernels::DType::kF32, reinterpret_cast<std::byte*>(rows->heads[head].data()), numbers);
   }
   return PQC_OK;
 }
@@ -134,10 +135,10 @@ void ForgetNewest(OwnLayer& layer) {
 }
 
 // Adds the positions [begin, end) that are not excluded.
-void AddPositions(const StepSelection& selection, uint64_t begin, uint64_t end,
+void AddPositions(std::span<const pqc_token_range> excluded_ranges, uint64_t begin, uint64_t end,
                   std::vector<uint32_t>* positions) {
   for (uint64_t position = begin; position < end; ++position) {
-    const bool excluded = std::any_of(selection.excluded.begin(), selection.excluded.end(),
+    const bool excluded = std::any_of(excluded_ranges.begin(), excluded_ranges.end(),
                                       [&](const pqc_token_range& range) {
                                         return range.begin <= position && position < range.end;
                                       });
@@ -151,12 +152,11 @@ void MergeOwn(pqc_decoder& decoder, OwnLayer& layer) {
   const LayerShape& shape = layer.shape;
   const uint32_t group = shape.query_heads / shape.kv_heads;
   const uint64_t context = decoder.position + 1;
-  const uint64_t sink_end = std::min(decoder.selection.selection.sink_tokens, context);
-  const uint64_t window = std::min(decoder.selection.selection.window_tokens, context);
+  const uint64_t sink_end = std::min(decoder.selection.sink_tokens, context);
+  const uint64_t window = std::min(decoder.selection.window_tokens, context);
   decoder.positions.clear();
-  AddPositions(decoder.selection, 0, sink_end, &decoder.positions);
-  AddPositions(decoder.selection, std::max(sink_end, context - window), context,
-               &decoder.positions);
+  AddPositions(decoder.excluded, 0, sink_end, &decoder.positions);
+  AddPositions(decoder.excluded, std::max(sink_end, context - window), context, &decoder.positions);
   const kernels::AttendShape attend{.dtype = kernels::DType::kF32,
                                     .key_dim = shape.key_dim,
                                     .value_dim = shape.value_dim,
@@ -202,20 +202,19 @@ void MergeOwn(pqc_decoder& decoder, OwnLayer& layer) {
 
 // Returns true when there are tokens between the sink and the window.
 bool Selects(const pqc_decoder& decoder) {
-  const pqc_selection& selection = decoder.selection.selection;
+  const pqc_selection& selection = decoder.selection;
   const uint64_t context = decoder.position + 1;
   return context > selection.window_tokens &&
          context - selection.window_tokens > selection.sink_tokens;
 }
 
 pqc_status BuildOnce(pqc_decoder& decoder) {
-  if (decoder.indexed || decoder.selection.terms.index.kind == kvstore::IndexKind::kFlat ||
-      decoder.position == 0) {
+  if (decoder.indexed || decoder.index.kind == kvstore::IndexKind::kFlat || decoder.position == 0) {
     return PQC_OK;
   }
   pqc_build_options options = PQC_INIT(pqc_build_options);
-  options.index = decoder.selection.selection.index;
-  options.sink_tokens = decoder.selection.selection.sink_tokens;
+  options.index = decoder.selection.index;
+  options.sink_tokens = decoder.selection.sink_tokens;
   const pqc_status status = pqc_build_index(decoder.sequence, &options);
   if (status != PQC_OK && status != PQC_ALREADY_EXISTS) return status;
   decoder.indexed = true;
@@ -227,7 +226,7 @@ pqc_status BeginDecoding(pqc_decoder& decoder) {
   pqc_sequence_info info = PQC_INIT(pqc_sequence_info);
   RETURN_IF_ERROR(pqc_sequence_describe(decoder.sequence, &info));
   decoder.position = info.token_count;
-  const pqc_selection& selection = decoder.selection.selection;
+  const pqc_selection& selection = decoder.selection;
   const uint64_t tokens = info.token_count;
   for (auto& [number, layer] : decoder.layers) {
     const uint64_t sink_end = std::min(selection.sink_tokens, tokens);
@@ -252,7 +251,7 @@ pqc_status BeginStep(pqc_decoder& decoder) {
   item.query_position = decoder.position;
   pqc_step_options options = PQC_INIT(pqc_step_options);
   // When there is nothing to select, the index need not exist.
-  options.selection = Selects(decoder) ? &decoder.selection.selection : nullptr;
+  options.selection = Selects(decoder) ? &decoder.selection : nullptr;
   pqc_client client{decoder.client};
   return pqc_step_begin(&client, &item, 1, &options, &decoder.step);
 }
@@ -302,8 +301,7 @@ pqc_status DecodeLayer(pqc_decoder& decoder, uint32_t number, OwnLayer& layer) {
     out.lse_capacity = decoder.lse.size();
     RETURN_IF_ERROR(pqc_step_attend(decoder.step, number, &queries, nullptr, &out));
   }
-  Remember(layer, decoder.selection.selection.sink_tokens,
-           decoder.selection.selection.window_tokens);
+  Remember(layer, decoder.selection.sink_tokens, decoder.selection.window_tokens);
   MergeOwn(decoder, layer);
   return PQC_OK;
 }
@@ -323,8 +321,14 @@ pqc_status Open(pqc_sequence* sequence, const pqc_selection* selection, pqc_deco
   *decoder = nullptr;
   auto opened = std::make_unique<pqc_decoder>();
   const CacheState& cache = *sequence->state->cache;
-  RETURN_IF_ERROR(CopySelection(selection, cache, &opened->selection));
-  if (opened->selection.selection.window_tokens == 0) {
+  kvstore::Selection checked;
+  RETURN_IF_ERROR(ReadSelection(selection, cache.default_index, &checked));
+  opened->index = checked.index;
+  opened->selection = *selection;
+  opened->selection.struct_size = sizeof(pqc_selection);
+  opened->excluded.assign(selection->excluded, selection->excluded + selection->excluded_count);
+  opened->selection.excluded = opened->excluded.data();
+  if (selection->window_tokens == 0) {
     return Fail(PQC_INVALID_ARGUMENT, "selection.window_tokens",
                 "0, must be at least 1: the token attends to itself");
   }

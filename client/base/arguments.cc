@@ -1,8 +1,9 @@
 #include "client/base/arguments.h"
-#include "kernels/base/status_macros.h"
 
 #include <algorithm>
 #include <cstdio>
+
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -12,9 +13,9 @@ constexpr size_t kMaxStructBytes = 4096;
 constexpr uint32_t kMaxLayerGroups = 16;
 constexpr uint64_t kMaxExtraKeyBytes = 256;
 constexpr uint64_t kMaxGroupKeyBytes = 64;
-constexpr uint32_t kMaxGroupQueries = 64;
-constexpr uint32_t kMaxLayers = 1024;
-constexpr uint32_t kMaxExcludedRanges = 16;
+using kvstore::kMaxExcludedRanges;
+using kvstore::kMaxGroupSize;
+using kvstore::kMaxLayers;
 // Limit of a tensor's elements and of its strides' reach: offsets in bytes stay far below 63 bits.
 constexpr uint64_t kMaxElements = uint64_t{1} << 40;
 
@@ -198,6 +199,50 @@ pqc_status CheckRank(const pqc_cache_spec& spec) {
               "must be 0 without spec.rank_group");
 }
 
+// Reads a number of tokens or a position.
+pqc_status ReadTokens(uint64_t tokens, const FieldPath& field, uint32_t* to) {
+  *to = static_cast<uint32_t>(tokens);
+  if (tokens <= kMaxSequenceTokens) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, field, "%llu, must be at most %llu",
+              static_cast<unsigned long long>(tokens),
+              static_cast<unsigned long long>(kMaxSequenceTokens));
+}
+
+pqc_status ReadBudget(const pqc_selection& selection, kvstore::Selection* to) {
+  const uint32_t budget = RawEnum(selection.budget);
+  if (budget == PQC_BUDGET_MASS) {
+    return Fail(PQC_UNIMPLEMENTED, "selection.budget",
+                "PQC_BUDGET_MASS is not supported in this version");
+  }
+  if (budget > PQC_BUDGET_MASS) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection.budget", "%u is unknown", budget);
+  }
+  const bool by_count = budget == PQC_BUDGET_COUNT;
+  to->budget_kind = by_count ? kvstore::BudgetKind::kCount : kvstore::BudgetKind::kRatio;
+  to->budget_count = selection.token_count;
+  to->budget_ratio = selection.ratio;
+  return PQC_OK;
+}
+
+pqc_status ReadExcluded(const pqc_selection& selection, kvstore::Selection* to) {
+  if (selection.excluded_count > kMaxExcludedRanges) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection.excluded_count", "%u, must be at most %u",
+                selection.excluded_count, kMaxExcludedRanges);
+  }
+  if (selection.excluded_count && !selection.excluded) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection.excluded", "must not be NULL");
+  }
+  for (uint32_t i = 0; i < selection.excluded_count; ++i) {
+    kvstore::PositionRange range;
+    RETURN_IF_ERROR(ReadTokens(selection.excluded[i].begin,
+                               FieldPath::Of("selection.excluded[%u].begin", i), &range.begin));
+    RETURN_IF_ERROR(ReadTokens(selection.excluded[i].end,
+                               FieldPath::Of("selection.excluded[%u].end", i), &range.end));
+    to->excluded.push_back(range);
+  }
+  return PQC_OK;
+}
+
 }  // namespace
 
 pqc_status ReadStruct(const void* from, size_t known_size, const char* name, void* to) {
@@ -226,7 +271,7 @@ pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* vi
                 "only for keys and values of rows");
   }
   view->data = static_cast<const std::byte*>(tensor.ptr);
-  view->dtype = tensor.dtype;
+  view->dtype = static_cast<DType>(tensor.dtype);
   view->ndim = tensor.ndim;
   uint64_t elements = 1;
   for (uint32_t dim = tensor.ndim; dim-- > 0;) {
@@ -274,28 +319,40 @@ pqc_status CheckIndex(const pqc_index& index, const char* name) {
   return PQC_OK;
 }
 
-pqc_status ReadSelection(const pqc_selection* from, pqc_selection* to) {
-  RETURN_IF_ERROR(ReadStruct(from, "selection", to));
-  RETURN_IF_ERROR(CheckIndex(to->index, "selection.index"));
-  if (const uint32_t rule = RawEnum(to->group_rule); rule > PQC_MAX_LOGIT) {
-    return Fail(PQC_INVALID_ARGUMENT, "selection.group_rule", "%u is unknown", rule);
-  }
-  const uint32_t budget = RawEnum(to->budget);
-  if (budget == PQC_BUDGET_MASS) {
-    return Fail(PQC_UNIMPLEMENTED, "selection.budget",
-                "PQC_BUDGET_MASS is not supported in this version");
-  }
-  if (budget > PQC_BUDGET_MASS) {
-    return Fail(PQC_INVALID_ARGUMENT, "selection.budget", "%u is unknown", budget);
-  }
-  if (to->excluded_count > kMaxExcludedRanges) {
-    return Fail(PQC_INVALID_ARGUMENT, "selection.excluded_count", "%u, must be at most %u",
-                to->excluded_count, kMaxExcludedRanges);
-  }
-  if (to->excluded_count && !to->excluded) {
-    return Fail(PQC_INVALID_ARGUMENT, "selection.excluded", "must not be NULL");
+pqc_status ReadIndex(const pqc_index& index, const char* name,
+                     const kvstore::IndexDescriptor& default_index, kvstore::IndexDescriptor* to) {
+  RETURN_IF_ERROR(CheckIndex(index, name));
+  switch (index.kind) {
+    case PQC_INDEX_DEFAULT:
+      *to = default_index;
+      break;
+    case PQC_INDEX_PQ:
+      *to = {kvstore::IndexKind::kPq, index.subspaces, index.bits};
+      break;
+    case PQC_INDEX_FLAT:
+      *to = {};
+      break;
   }
   return PQC_OK;
+}
+
+pqc_status ReadSelection(const pqc_selection* from, const kvstore::IndexDescriptor& default_index,
+                         kvstore::Selection* to) {
+  pqc_selection read;
+  RETURN_IF_ERROR(ReadStruct(from, "selection", &read));
+  *to = {};
+  RETURN_IF_ERROR(ReadIndex(read.index, "selection.index", default_index, &to->index));
+  static_assert(static_cast<int>(kvstore::GroupRule::kSumSoftmax) == PQC_SUM_SOFTMAX + 1 &&
+                static_cast<int>(kvstore::GroupRule::kMaxLogit) == PQC_MAX_LOGIT + 1);
+  const uint32_t rule = RawEnum(read.group_rule);
+  if (rule > PQC_MAX_LOGIT) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection.group_rule", "%u is unknown", rule);
+  }
+  to->group_rule = static_cast<kvstore::GroupRule>(rule + 1);
+  RETURN_IF_ERROR(ReadTokens(read.sink_tokens, "selection.sink_tokens", &to->sink_tokens));
+  RETURN_IF_ERROR(ReadTokens(read.window_tokens, "selection.window_tokens", &to->window_tokens));
+  RETURN_IF_ERROR(ReadBudget(read, to));
+  return ReadExcluded(read, to);
 }
 
 pqc_status CheckPositions(uint64_t first_position, uint64_t token_count) {
@@ -353,11 +410,11 @@ pqc_status CheckQueryLength(uint64_t length, const LayerShape& shape, const char
                 kMaxQueryLength);
   }
   const uint64_t group = shape.query_heads / shape.kv_heads;
-  if (group * length <= kMaxGroupQueries) return PQC_OK;
+  if (group * length <= kMaxGroupSize) return PQC_OK;
   return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape[0]", name),
               "query_length %llu; group size %llu x query_length must be at most %u",
               static_cast<unsigned long long>(length), static_cast<unsigned long long>(group),
-              kMaxGroupQueries);
+              kMaxGroupSize);
 }
 
 pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view) {

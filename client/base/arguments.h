@@ -17,8 +17,8 @@
 
 namespace pqcached::client {
 
-inline constexpr uint64_t kMaxSequenceTokens = uint64_t{1} << 30;
-inline constexpr uint32_t kMaxQueryLength = 8;
+using kvstore::kMaxQueryLength;
+inline constexpr uint64_t kMaxSequenceTokens = kvstore::kMaxSequenceTokens;
 
 // Returns the number in an enum field of the caller's, which may hold any value.
 template <class Enum>
@@ -58,10 +58,13 @@ pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* vi
 // Checks that a caller's buffer of `capacity` elements has room for `needed`.
 pqc_status CheckCapacity(const char* name, uint64_t capacity, uint64_t needed);
 pqc_status CheckIndex(const pqc_index& index, const char* name);
+// Reads an index; PQC_INDEX_DEFAULT is `default_index`.
+pqc_status ReadIndex(const pqc_index& index, const char* name,
+                     const kvstore::IndexDescriptor& default_index, kvstore::IndexDescriptor* to);
 
-// Copies a selection and checks the arrays that it refers to; the copy's `excluded` still points to
-// the caller's memory.
-pqc_status ReadSelection(const pqc_selection* from, pqc_selection* to);
+// Reads a selection. The result refers to none of the caller's memory.
+pqc_status ReadSelection(const pqc_selection* from, const kvstore::IndexDescriptor& default_index,
+                         kvstore::Selection* to);
 
 // Reads the K and V of one layer, [tokens, kv_heads, dim] each. Error texts put `name` before the
 // fields' names.

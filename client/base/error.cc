@@ -87,6 +87,14 @@ pqc_status Fail(const kvstore::Refusal& refusal) {
   return WriteLastMessage(static_cast<pqc_status>(refusal.code));
 }
 
+pqc_status Report(pqc_status status, const RefusalBuffer& error,
+                  std::initializer_list<HeaderName> names) {
+  if (status == PQC_OK) return PQC_OK;
+  RefusalBuffer own = error;
+  SetRefusal(&own, HeaderPathOf(error.field, names).c_str(), error.text);
+  return Fail(status, own);
+}
+
 pqc_status SetRetry(uint32_t retry_ms, pqc_status status) noexcept {
   last.retry_ms = retry_ms;
   return status;

@@ -48,16 +48,14 @@ void PackTransposed(const TensorView& tensor, const PackRun& run, uint64_t eleme
 
 }  // namespace
 
-uint64_t ElementBytes(pqc_dtype dtype) { return dtype == PQC_F32 ? 4 : 2; }
-
 uint64_t BytesPerIndex(const TensorView& tensor) {
-  uint64_t bytes = ElementBytes(tensor.dtype);
+  uint64_t bytes = kernels::DTypeBytes(tensor.dtype);
   for (uint32_t dim = 1; dim < tensor.ndim; ++dim) bytes *= tensor.shape[dim];
   return bytes;
 }
 
 PackRun RunAt(const TensorView& tensor, uint64_t index, uint64_t end) {
-  const auto bytes = static_cast<int64_t>(ElementBytes(tensor.dtype));
+  const auto bytes = static_cast<int64_t>(kernels::DTypeBytes(tensor.dtype));
   if (!tensor.blocks) {
     return {tensor.data + static_cast<int64_t>(index) * tensor.strides[0] * bytes, end - index};
   }
@@ -79,7 +77,7 @@ bool IsPacked(const TensorView& tensor, uint32_t first) {
 }
 
 void Pack(const TensorView& tensor, uint64_t begin, uint64_t end, std::byte* to) {
-  const uint64_t element_bytes = ElementBytes(tensor.dtype);
+  const uint64_t element_bytes = kernels::DTypeBytes(tensor.dtype);
   const uint64_t index_bytes = BytesPerIndex(tensor);
   TensorView part = tensor;
   while (begin < end) {

@@ -11,8 +11,6 @@
 
 namespace pqcached::client {
 
-uint64_t ElementBytes(pqc_dtype dtype);
-
 // Returns the packed size of one index of the first dimension, in bytes.
 uint64_t BytesPerIndex(const TensorView& tensor);
 

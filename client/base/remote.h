@@ -2,8 +2,8 @@
 // arguments that are already checked.
 //
 // The two libraries are bound separately (abi/rpc_library.h) and may even have different
-// allocators. So no memory changes its owner across this interface, it has no types of the standard
-// library, it does not throw, and calls write their results into the caller's memory. Both sides
+// allocators. So no memory changes its owner across this interface, it has no owning types of the
+// standard library, it does not throw, and calls write their results into the caller's memory. Both sides
 // must have the same kRemoteVersion, which is increased with every change of this file.
 //
 // A Remote is thread-safe, but for Close.
@@ -13,11 +13,20 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/base/dtype.h"
+#include "kvstore/read/layer_view.h"
+#include "kvstore/read/reader.h"
+#include "kvstore/read/selection.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
 
-inline constexpr uint32_t kRemoteVersion = 6;
+using kernels::DType;
+using kvstore::LayerShape;
+using kvstore::RowPart;
+using kvstore::ScoresOut;
+
+inline constexpr uint32_t kRemoteVersion = 7;
 inline constexpr uint32_t kMaxBatchItems = 256;
 inline constexpr char kRpcEntrySymbol[] = "pqcached_rpc_entry";
 
@@ -41,7 +50,7 @@ struct StagingPlace {
 // Borrowed elements; every element lies inside what the caller owns.
 struct TensorView {
   const std::byte* data = nullptr;
-  pqc_dtype dtype = PQC_F32;
+  DType dtype = DType::kF32;
   uint32_t ndim = 0;
   uint64_t shape[4] = {};
   int64_t strides[4] = {};  // in elements, always filled
@@ -52,17 +61,6 @@ struct TensorView {
   int64_t block_stride = 0;
   // replaces `data` when not null; the tensor is then packed
   const StagingPlace* staging = nullptr;
-};
-
-// Shape of one stored layer, as given when its cache was opened.
-struct LayerShape {
-  uint32_t kv_heads = 0;
-  uint32_t query_heads = 0;
-  uint32_t key_dim = 0;
-  uint32_t value_dim = 0;
-  pqc_dtype dtype = PQC_F32;
-  float scale = 1;  // softmax scale of the logits
-  float softcap = 0;
 };
 
 // K [tokens, kv_heads, key_dim] and V [tokens, kv_heads, value_dim] of one layer; tokens >= 1.
@@ -85,7 +83,7 @@ struct FetchView {
   uint64_t sequence_id = 0;
   uint32_t layer = 0;
   LayerShape shape;
-  pqc_row_part part = PQC_ROW;
+  RowPart part = RowPart::kRow;
 };
 
 struct PositionsView {
@@ -93,16 +91,10 @@ struct PositionsView {
   uint32_t count = 0;
 };
 
-struct ScoresOut {
-  float* logits = nullptr;   // [query_heads, tokens], or null
-  float* max = nullptr;      // [query_heads], or null
-  float* sum_exp = nullptr;  // [query_heads], or null
-};
-
 // One item of a TopK batch. The call fills *out; out->positions only when it is not null.
 struct TopKItem {
   QueryView query;
-  const pqc_selection* selection = nullptr;
+  const kvstore::Selection* selection = nullptr;
   pqc_positions* out = nullptr;
 };
 
@@ -110,7 +102,7 @@ struct TopKItem {
 // out->lse have room.
 struct AttendItem {
   QueryView query;
-  const pqc_selection* selection = nullptr;
+  const kvstore::Selection* selection = nullptr;
   const PositionsView* positions = nullptr;
   pqc_attention* out = nullptr;
 };
@@ -222,10 +214,11 @@ class Remote {
   // small.
   virtual pqc_status TopK(const TopKItem* items, uint32_t item_count,
                           RefusalBuffer* error) noexcept = 0;
-  virtual pqc_status Score(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
-                           const ScoresOut& out, RefusalBuffer* error) noexcept = 0;
+  virtual pqc_status Score(const QueryView& query, const kvstore::IndexDescriptor& index,
+                           kvstore::TokenRange tokens, const ScoresOut& out,
+                           RefusalBuffer* error) noexcept = 0;
   // `out` has room for [kv_heads, tokens, dim] elements of the cache's dtype.
-  virtual pqc_status FetchBlocks(const FetchView& fetch, pqc_token_range tokens, std::byte* out,
+  virtual pqc_status FetchBlocks(const FetchView& fetch, kvstore::TokenRange tokens, std::byte* out,
                                  RefusalBuffer* error) noexcept = 0;
   virtual pqc_status FetchTokens(const FetchView& fetch, const PositionsView& positions,
                                  std::byte* out, RefusalBuffer* error) noexcept = 0;

@@ -126,7 +126,6 @@ pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
   if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
   pqc_gpu_options options;
   RETURN_IF_ERROR(ReadStruct(caller_options, "options", &options));
-  RETURN_IF_ERROR(CheckIndex(options.index, "options.index"));
   auto state = std::make_shared<GpuState>();
   state->cache = cache->state;
   Remote* remote = nullptr;
@@ -139,9 +138,10 @@ pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
   RETURN_IF_ERROR(ReadCapacities(options, &wanted));
   state->sequence_capacity = wanted.sequence_capacity;
   state->selected_capacity = wanted.selected_capacity;
-  RETURN_IF_ERROR(ToIndex(options.index, state->cache->default_index, &state->index));
+  RETURN_IF_ERROR(
+      ReadIndex(options.index, "options.index", state->cache->default_index, &state->index));
   RETURN_IF_ERROR(ReadShape(*state));
-  const kvstore::LayerShape shape = ShapeOf(state->shape);
+  const LayerShape& shape = state->shape;
   wanted.layer_count = static_cast<uint32_t>(state->layers.size());
   wanted.dtype = shape.dtype;
   wanted.key_dim = shape.key_dim;

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "client/local/view.h"
+#include "client/local/layer_source.h"
 #include "client/step/device.h"
 #include "client/step/handles.h"
 #include "client/step/step.h"

@@ -23,23 +23,23 @@ pqc_status CheckDevicePart(const TensorView& view, const char* name) {
 }
 
 // Returns the dtype for staging: the smaller of the engine's and the cache's.
-pqc_dtype PackedDType(pqc_dtype from, pqc_dtype kept) {
-  return ElementBytes(from) < ElementBytes(kept) ? from : kept;
+DType PackedDType(DType from, DType kept) {
+  return kernels::DTypeBytes(from) < kernels::DTypeBytes(kept) ? from : kept;
 }
 
-uint64_t TokenBytes(const TensorView& view, pqc_dtype kept) {
+uint64_t TokenBytes(const TensorView& view, DType kept) {
   const uint64_t elements = view.shape[1] * view.shape[2];
   const uint64_t table = view.blocks ? sizeof(int32_t) : 0;  // worst case: one block per token
-  return elements * ElementBytes(PackedDType(view.dtype, kept)) + table;
+  return elements * kernels::DTypeBytes(PackedDType(view.dtype, kept)) + table;
 }
 
 // Describes the tokens [begin, end) of a tensor for the device. Their part of the block table is
 // copied to `table`, in the slot, because the caller may free its own when the call returns.
-gpu::StepPackTensor PackOf(const TensorView& from, pqc_dtype packed, uint64_t begin, uint64_t end,
+gpu::StepPackTensor PackOf(const TensorView& from, DType packed, uint64_t begin, uint64_t end,
                            std::byte* to, std::byte* table) {
   gpu::StepPackTensor tensor{.data = from.data,
-                             .dtype = static_cast<kernels::DType>(from.dtype),
-                             .packed_dtype = static_cast<kernels::DType>(packed),
+                             .dtype = from.dtype,
+                             .packed_dtype = packed,
                              .dim = static_cast<uint32_t>(from.shape[2]),
                              .first_token = static_cast<uint32_t>(begin),
                              .block_stride = from.block_stride,
@@ -61,7 +61,7 @@ gpu::StepPackTensor PackOf(const TensorView& from, pqc_dtype packed, uint64_t be
 // Range of tokens that one call packs into one slot.
 struct Part {
   const RowBlock& rows;
-  pqc_dtype kept;
+  DType kept;
   uint64_t begin;
   uint64_t end;
   void* stream;
@@ -135,7 +135,7 @@ pqc_status PackAndQueue(GpuState& gpu, const std::shared_ptr<SequenceState>& seq
 pqc_status IngestParts(GpuState& gpu, const std::shared_ptr<SequenceState>& sequence,
                        uint64_t first_position, const RowBlock& rows, void* stream) {
   const ClientState& client = *sequence->cache->client;
-  const pqc_dtype kept = gpu.shape.dtype;
+  const DType kept = gpu.shape.dtype;
   Staging& staging = sequence->local->session().staging();
   const uint64_t token_bytes = TokenBytes(rows.keys, kept) + TokenBytes(rows.values, kept);
   uint64_t most = (staging.slot_bytes() - kPaddingBytes - 2 * sizeof(int32_t)) / token_bytes;

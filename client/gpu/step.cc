@@ -5,7 +5,7 @@
 #include "client/base/arguments.h"
 #include "client/base/error.h"
 #include "client/gpu/gpu.h"
-#include "client/local/view.h"
+#include "client/local/layer_source.h"
 #include "client/step/step.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/read/layer_view.h"
@@ -32,15 +32,22 @@ gpu::StepSegment SegmentOf(const kvstore::SegmentView& from) {
 // Describes one layer of one item; `place` is its index in the step's arrays.
 pqc_status DescribeLayer(GpuState& gpu, pqc_step& step, StepItem& item, uint32_t ordinal,
                          size_t place, uint32_t* select_count) {
-  const kvstore::Selection& terms = step.selection.terms;
+  const kvstore::Selection& terms = step.selection;
   OpenedLayer& opened = gpu.opened[place];
   const uint32_t layer = gpu.layers[ordinal];
-  RETURN_IF_ERROR(
-      OpenLayer(item.pinned, layer, gpu.shape, {terms.index, "selection.index"}, &opened));
+  const kvstore::LayerRequest request{
+      .layer = layer, .index = terms.index, .index_field = "selection.index"};
+  if (const kvstore::Refusal refusal = OpenLayer(item.pinned, gpu.shape, request, &opened);
+      !refusal.ok()) {
+    return FailInStep(refusal);
+  }
   kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
   kvstore::Resolve(terms, item.query_position, opened.view.token_count(), &resolved);
   if (!resolved.refusal.ok()) return FailInStep(resolved.refusal);
-  RETURN_IF_ERROR(CheckCoded(opened.view, {terms.index, "selection.index"}, resolved.candidates));
+  if (const kvstore::Refusal refusal = CheckCoded(opened.view, request, resolved.candidates);
+      !refusal.ok()) {
+    return FailInStep(refusal);
+  }
   std::vector<gpu::StepSegment>& segments = gpu.segments[place];
   segments.clear();
   uint32_t coded = 0;
@@ -71,7 +78,7 @@ pqc_status DescribeItem(GpuState& gpu, pqc_step& step, size_t number) {
   LocalSequence& local = *item.sequence->local;
   // before any layer is opened, because the image may change
   for (const uint32_t layer : gpu.layers) {
-    RETURN_IF_ERROR(WaitReady(step, step.selection.terms, &layer, &item));
+    RETURN_IF_ERROR(WaitReady(step, step.selection, &layer, &item));
   }
   const uint64_t sequence_id = item.sequence->sequence_id;
   const auto seen = gpu.seen.find(sequence_id);
@@ -119,7 +126,7 @@ pqc_status CheckSelection(const GpuState& gpu, const pqc_step& step) {
   if (!step.has_selection) {
     return Fail(PQC_INVALID_ARGUMENT, "options.selection", "must not be NULL for a step on a GPU");
   }
-  if (step.selection.terms.index != gpu.index) {
+  if (step.selection.index != gpu.index) {
     return Fail(PQC_INVALID_ARGUMENT, "options.selection.index",
                 "must be that of pqc_gpu_open, pq m=%u b=%u", gpu.index.subspace_count,
                 gpu.index.bits);
@@ -136,13 +143,13 @@ pqc_status CheckSelection(const GpuState& gpu, const pqc_step& step) {
 
 gpu::StepQueries QueriesOf(const TensorView& view) {
   return {.data = view.data,
-          .dtype = static_cast<kernels::DType>(view.dtype),
+          .dtype = view.dtype,
           .token_stride = view.strides[0],
           .head_stride = view.strides[1],
           .dim_stride = view.strides[2]};
 }
 
-kernels::GroupRule RuleOf(const pqc_step& step) { return step.selection.terms.group_rule; }
+kernels::GroupRule RuleOf(const pqc_step& step) { return step.selection.group_rule; }
 
 // Replaces a block's device rows, those of the whole step, by the host's copy, which is complete
 // when the step's work is done.
@@ -161,8 +168,8 @@ pqc_status FetchRows(GpuState& gpu, RowBlock* block) {
       gpu.steps->Fetch(ordinal,
                        {.keys = keys.data,
                         .values = values.data,
-                        .key_dtype = static_cast<kernels::DType>(keys.dtype),
-                        .value_dtype = static_cast<kernels::DType>(values.dtype),
+                        .key_dtype = keys.dtype,
+                        .value_dtype = values.dtype,
                         .key_strides = {keys.strides[0], keys.strides[1]},
                         .value_strides = {values.strides[0], values.strides[1]},
                         .token_count = tokens},
@@ -170,8 +177,7 @@ pqc_status FetchRows(GpuState& gpu, RowBlock* block) {
   if (!fetched.ok()) return Report(fetched, "layers");
   const int64_t row = int64_t{gpu.shape.key_dim} + gpu.shape.value_dim;
   const auto at = [&](TensorView* view, size_t first) {
-    view->data =
-        static_cast<const std::byte*>(rows) + first * kernels::DTypeBytes(ShapeOf(gpu.shape).dtype);
+    view->data = static_cast<const std::byte*>(rows) + first * kernels::DTypeBytes(gpu.shape.dtype);
     view->dtype = gpu.shape.dtype;
     view->strides[0] = row;
     view->strides[1] = row * tokens;

@@ -194,7 +194,8 @@ pqc_status CommitParts(const LocalIngest& ingest, uint64_t first_position, const
 // calls with them and the slots become free.
 void InvalidateAbandoned(const LocalIngest& ingest) {
   for (const StagingPlace& place : ingest.staging.Abandoned()) {
-    const TensorView nothing{.dtype = PQC_BF16, .ndim = 3, .shape = {1, 1, 1}, .staging = &place};
+    const TensorView nothing{
+        .dtype = DType::kBf16, .ndim = 3, .shape = {1, 1, 1}, .staging = &place};
     const RowBlock rows{.layer = 0, .keys = nothing, .values = nothing};
     constexpr uint64_t kNoSequence = 0;
     uint64_t token_count = 0;

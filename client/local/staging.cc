@@ -202,7 +202,8 @@ void PackStreaming(const TensorView& tensor, uint64_t begin, uint64_t end,
     return;
   }
   const uint64_t index_bytes = BytesPerIndex(tensor);
-  const int64_t stride = tensor.strides[0] * static_cast<int64_t>(ElementBytes(tensor.dtype));
+  const int64_t stride =
+      tensor.strides[0] * static_cast<int64_t>(kernels::DTypeBytes(tensor.dtype));
   while (begin < end) {
     const PackRun run = RunAt(tensor, begin, end);
     kernels::StreamRows(kernels::Exec{}, {.rows = run.data,

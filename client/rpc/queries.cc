@@ -19,9 +19,7 @@ grpc::Status BadAnswer(const std::string& field, const std::string& what) {
 }
 
 uint64_t RowBytes(const FetchView& fetch) {
-  const uint64_t dims = (fetch.part == PQC_VALUE ? 0u : fetch.shape.key_dim) +
-                        (fetch.part == PQC_KEY ? 0u : fetch.shape.value_dim);
-  return dims * ElementBytes(fetch.shape.dtype);
+  return kvstore::BytesOfPart(fetch.shape, fetch.part).size;
 }
 
 grpc::Status CopySelected(const v1::Selected& selected, const LayerShape& shape, bool positions,
@@ -57,7 +55,7 @@ grpc::Status CopyAttention(const v1::Attention& attention, const std::string& fi
   const uint64_t length = item.query.queries.shape[0];
   const uint64_t rows = length * shape.query_heads;
   std::string reason;
-  const std::byte* output = TensorBytes(attention.output(), PQC_F32,
+  const std::byte* output = TensorBytes(attention.output(), DType::kF32,
                                         {length, shape.query_heads, shape.value_dim}, &reason);
   if (!output) return BadAnswer(field + ".output", reason);
   if (static_cast<uint64_t>(attention.lse_size()) != rows) {
@@ -130,13 +128,13 @@ pqc_status RpcRemote::TopK(const TopKItem* items, uint32_t item_count,
   });
 }
 
-grpc::Status RpcRemote::ScorePart(const QueryView& query, const pqc_index& index,
-                                  pqc_token_range tokens, Deadline deadline,
+grpc::Status RpcRemote::ScorePart(const QueryView& query, const kvstore::IndexDescriptor& index,
+                                  kvstore::TokenRange tokens, Deadline deadline,
                                   v1::ScoreResponse* response) {
   v1::ScoreRequest request;
   v1::ScoreItem* item = request.add_items();
   ToWire(query, item->mutable_query());
-  if (!ToWire(index, item->mutable_index())) item->clear_index();
+  ToWire(index, item->mutable_index());
   item->mutable_tokens()->set_begin(tokens.begin);
   item->mutable_tokens()->set_end(tokens.end);
   grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
@@ -151,8 +149,9 @@ grpc::Status RpcRemote::ScorePart(const QueryView& query, const pqc_index& index
   return status;
 }
 
-pqc_status RpcRemote::Score(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
-                            const ScoresOut& out, RefusalBuffer* error) noexcept {
+pqc_status RpcRemote::Score(const QueryView& query, const kvstore::IndexDescriptor& index,
+                            kvstore::TokenRange tokens, const ScoresOut& out,
+                            RefusalBuffer* error) noexcept {
   return Finish("Score", error, [&]() -> grpc::Status {
     const Deadline deadline = CallDeadline();
     const uint32_t heads = query.shape.query_heads;
@@ -168,7 +167,7 @@ pqc_status RpcRemote::Score(const QueryView& query, const pqc_index& index, pqc_
       RETURN_IF_ERROR(ScorePart(query, index, {begin, begin + count}, deadline, &response));
       const v1::Scores& scores = response.items(0);
       std::string reason;
-      const std::byte* logits = TensorBytes(scores.logits(), PQC_F32, {heads, count}, &reason);
+      const std::byte* logits = TensorBytes(scores.logits(), DType::kF32, {heads, count}, &reason);
       if (!logits) return BadAnswer("items[0].logits", reason);
       if (out.logits) {
         CopyColumns(logits, heads, count, token, token_count, sizeof(float),
@@ -185,8 +184,8 @@ pqc_status RpcRemote::Score(const QueryView& query, const pqc_index& index, pqc_
   });
 }
 
-pqc_status RpcRemote::FetchBlocks(const FetchView& fetch, pqc_token_range tokens, std::byte* out,
-                                  RefusalBuffer* error) noexcept {
+pqc_status RpcRemote::FetchBlocks(const FetchView& fetch, kvstore::TokenRange tokens,
+                                  std::byte* out, RefusalBuffer* error) noexcept {
   return Finish("FetchBlocks", error, [&]() -> grpc::Status {
     const Deadline deadline = CallDeadline();
     const uint32_t heads = fetch.shape.kv_heads;
@@ -211,7 +210,7 @@ pqc_status RpcRemote::FetchBlocks(const FetchView& fetch, pqc_token_range tokens
       std::string reason;
       const std::byte* rows =
           TensorBytes(response.blocks(0), fetch.shape.dtype,
-                      {heads, count, row_bytes / ElementBytes(fetch.shape.dtype)}, &reason);
+                      {heads, count, row_bytes / kernels::DTypeBytes(fetch.shape.dtype)}, &reason);
       if (!rows) return BadAnswer("blocks[0]", reason);
       CopyColumns(rows, heads, count, token, token_count, row_bytes, out);
     }
@@ -245,7 +244,7 @@ pqc_status RpcRemote::FetchTokens(const FetchView& fetch, const PositionsView& p
       std::string reason;
       const std::byte* rows =
           TensorBytes(response.rows(), fetch.shape.dtype,
-                      {heads, count, row_bytes / ElementBytes(fetch.shape.dtype)}, &reason);
+                      {heads, count, row_bytes / kernels::DTypeBytes(fetch.shape.dtype)}, &reason);
       if (!rows) return BadAnswer("rows", reason);
       CopyColumns(rows, heads, count, first, positions.count, row_bytes, out);
     }

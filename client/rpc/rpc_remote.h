@@ -69,9 +69,10 @@ class RpcRemote final : public Remote {
                         RefusalBuffer* error) noexcept override;
   pqc_status TopK(const TopKItem* items, uint32_t item_count,
                   RefusalBuffer* error) noexcept override;
-  pqc_status Score(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
-                   const ScoresOut& out, RefusalBuffer* error) noexcept override;
-  pqc_status FetchBlocks(const FetchView& fetch, pqc_token_range tokens, std::byte* out,
+  pqc_status Score(const QueryView& query, const kvstore::IndexDescriptor& index,
+                   kvstore::TokenRange tokens, const ScoresOut& out,
+                   RefusalBuffer* error) noexcept override;
+  pqc_status FetchBlocks(const FetchView& fetch, kvstore::TokenRange tokens, std::byte* out,
                          RefusalBuffer* error) noexcept override;
   pqc_status FetchTokens(const FetchView& fetch, const PositionsView& positions, std::byte* out,
                          RefusalBuffer* error) noexcept override;
@@ -123,8 +124,9 @@ class RpcRemote final : public Remote {
                           uint64_t first_position, const RowBlock& rows);
   grpc::Status IngestStagedOnce(const Context& context, uint64_t sequence_id,
                                 const StagedRows& rows);
-  grpc::Status ScorePart(const QueryView& query, const pqc_index& index, pqc_token_range tokens,
-                         Deadline deadline, v1::ScoreResponse* response);
+  grpc::Status ScorePart(const QueryView& query, const kvstore::IndexDescriptor& index,
+                         kvstore::TokenRange tokens, Deadline deadline,
+                         v1::ScoreResponse* response);
   grpc::Status TopKPart(const TopKItem* items, uint32_t item_count, Deadline deadline,
                         bool* too_small);
   grpc::Status AttendPart(const AttendItem* items, uint32_t item_count, Deadline deadline,

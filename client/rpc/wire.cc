@@ -23,15 +23,15 @@ v1::RopeDescription::Layout ToWire(pqc_rope_layout layout) {
   return v1::RopeDescription::LAYOUT_UNSPECIFIED;
 }
 
-v1::GroupRule ToWire(pqc_group_rule rule) {
+v1::GroupRule ToWire(kvstore::GroupRule rule) {
   switch (rule) {
-    case PQC_SUM_SOFTMAX:
+    case kvstore::GroupRule::kSumSoftmax:
       break;
-    case PQC_MAX_SOFTMAX:
+    case kvstore::GroupRule::kMaxSoftmax:
       return v1::GROUP_RULE_MAX_SOFTMAX;
-    case PQC_MEAN_LOGIT:
+    case kvstore::GroupRule::kMeanLogit:
       return v1::GROUP_RULE_MEAN_LOGIT;
-    case PQC_MAX_LOGIT:
+    case kvstore::GroupRule::kMaxLogit:
       return v1::GROUP_RULE_MAX_LOGIT;
   }
   return v1::GROUP_RULE_SUM_SOFTMAX;
@@ -39,28 +39,37 @@ v1::GroupRule ToWire(pqc_group_rule rule) {
 
 }  // namespace
 
-v1::DType ToWire(pqc_dtype dtype) {
+v1::DType ToWire(DType dtype) {
   switch (dtype) {
-    case PQC_F16:
+    case DType::kF16:
       return v1::DTYPE_FLOAT16;
-    case PQC_BF16:
+    case DType::kBf16:
       return v1::DTYPE_BFLOAT16;
-    case PQC_F32:
+    case DType::kF32:
       break;
   }
   return v1::DTYPE_FLOAT32;
 }
 
-v1::RowPart ToWire(pqc_row_part part) {
+v1::RowPart ToWire(RowPart part) {
   switch (part) {
-    case PQC_ROW:
+    case RowPart::kRow:
       break;
-    case PQC_KEY:
+    case RowPart::kKey:
       return v1::ROW_PART_KEY;
-    case PQC_VALUE:
+    case RowPart::kValue:
       return v1::ROW_PART_VALUE;
   }
   return v1::ROW_PART_ROW;
+}
+
+void ToWire(const kvstore::IndexDescriptor& index, v1::IndexSpec* spec) {
+  if (index.kind == kvstore::IndexKind::kPq) {
+    spec->mutable_pq()->set_subspaces(index.subspace_count);
+    spec->mutable_pq()->set_bits(index.bits);
+  } else {
+    spec->mutable_flat();
+  }
 }
 
 bool ToWire(const pqc_index& index, v1::IndexSpec* spec) {
@@ -81,7 +90,7 @@ void ToWire(const pqc_layer_group& group, v1::LayerGroup* message) {
   message->set_query_heads(group.query_heads);
   message->set_key_dim(group.key_dim);
   message->set_value_dim(group.value_dim);
-  message->set_dtype(ToWire(group.dtype));
+  message->set_dtype(ToWire(static_cast<DType>(group.dtype)));
   message->set_softmax_scale(group.softmax_scale);
   message->set_softcap(group.softcap);
   message->mutable_rope()->set_layout(ToWire(group.rope_layout));
@@ -89,20 +98,20 @@ void ToWire(const pqc_layer_group& group, v1::LayerGroup* message) {
   message->mutable_rope()->set_rotary_dim(group.rotary_dim);
 }
 
-void ToWire(const pqc_selection& selection, v1::Selection* message) {
-  if (!ToWire(selection.index, message->mutable_index())) message->clear_index();
+void ToWire(const kvstore::Selection& selection, v1::Selection* message) {
+  ToWire(selection.index, message->mutable_index());
   message->set_group_rule(ToWire(selection.group_rule));
   message->set_sink_tokens(selection.sink_tokens);
   message->set_window_tokens(selection.window_tokens);
-  for (uint32_t i = 0; i < selection.excluded_count; ++i) {
+  for (const kvstore::PositionRange& excluded : selection.excluded) {
     v1::TokenRange* range = message->add_excluded();
-    range->set_begin(selection.excluded[i].begin);
-    range->set_end(selection.excluded[i].end);
+    range->set_begin(excluded.begin);
+    range->set_end(excluded.end);
   }
-  if (selection.budget == PQC_BUDGET_COUNT) {
-    message->set_token_count(selection.token_count);
+  if (selection.budget_kind == kvstore::BudgetKind::kCount) {
+    message->set_token_count(selection.budget_count);
   } else {
-    message->set_token_ratio(selection.ratio);
+    message->set_token_ratio(selection.budget_ratio);
   }
 }
 
@@ -144,9 +153,9 @@ void ToWire(const RowBlock& rows, v1::LayerRows* message) {
   ToWire(rows.values, 0, rows.values.shape[0], message->mutable_values());
 }
 
-const std::byte* TensorBytes(const v1::Tensor& tensor, pqc_dtype dtype,
+const std::byte* TensorBytes(const v1::Tensor& tensor, DType dtype,
                              std::initializer_list<uint64_t> shape, std::string* reason) {
-  uint64_t bytes = ElementBytes(dtype);
+  uint64_t bytes = kernels::DTypeBytes(dtype);
   for (const uint64_t size : shape) bytes *= size;
   if (tensor.dtype() != ToWire(dtype)) {
     *reason = "dtype " + std::to_string(tensor.dtype());

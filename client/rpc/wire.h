@@ -12,13 +12,14 @@
 
 namespace pqcached::client {
 
-v1::DType ToWire(pqc_dtype dtype);
-v1::RowPart ToWire(pqc_row_part part);
+v1::DType ToWire(DType dtype);
+v1::RowPart ToWire(RowPart part);
 
 // Returns false, and sets nothing, for PQC_INDEX_DEFAULT.
 bool ToWire(const pqc_index& index, v1::IndexSpec* spec);
+void ToWire(const kvstore::IndexDescriptor& index, v1::IndexSpec* spec);
 void ToWire(const pqc_layer_group& group, v1::LayerGroup* message);
-void ToWire(const pqc_selection& selection, v1::Selection* message);
+void ToWire(const kvstore::Selection& selection, v1::Selection* message);
 void ToWire(const QueryView& query, v1::Query* message);
 
 // Sets nothing for a lease of id 0; `message` returns the message to fill in.
@@ -38,7 +39,7 @@ void ToWire(const RowBlock& rows, v1::LayerRows* message);
 
 // Returns the bytes of a contiguous tensor of exactly this dtype and shape; null, with the reason,
 // for any other.
-const std::byte* TensorBytes(const v1::Tensor& tensor, pqc_dtype dtype,
+const std::byte* TensorBytes(const v1::Tensor& tensor, DType dtype,
                              std::initializer_list<uint64_t> shape, std::string* reason);
 
 }  // namespace pqcached::client

@@ -1,36 +1,20 @@
 #include "client/step/handles.h"
 
 #include "client/step/offload.h"
+#include "client/step/read_backend.h"
 #include "client/step/sender.h"
 #include "client/step/step.h"
 
 namespace pqcached::client {
 
-ScratchPool::Loan::Loan(ScratchPool& pool) : pool_(&pool) {
-  {
-    const base::MutexLock lock(&pool_->mutex_);
-    if (!pool_->idle_.empty()) {
-      scratch_ = std::move(pool_->idle_.back());
-      pool_->idle_.pop_back();
-    }
-  }
-  if (!scratch_) scratch_ = std::make_unique<Scratch>();
-}
-
-ScratchPool::Loan& ScratchPool::Loan::operator=(Loan&& other) noexcept {
-  std::swap(pool_, other.pool_);
-  std::swap(scratch_, other.scratch_);
-  return *this;
-}
-
-ScratchPool::Loan::~Loan() {
-  if (!scratch_) return;
-  const base::MutexLock lock(&pool_->mutex_);
-  pool_->idle_.push_back(std::move(scratch_));
-}
-
 ClientState::ClientState() : steps(std::make_unique<StepPool>()) {}
 ClientState::~ClientState() { Close(); }
+
+void ClientState::Start() {
+  sender = std::make_unique<Sender>(*remote, local ? &local->staging() : nullptr);
+  offload = std::make_unique<Offload>(*remote);
+  reads = local ? MakeMappedReads(*this) : MakeRemoteReads(*this);
+}
 
 void ClientState::Close() {
   step_worker.Stop();
@@ -56,14 +40,6 @@ ChangeScope::ChangeScope(pqc_sequence* sequence, Packed packed) : lock_(*sequenc
                   ? client.offload->Flush(state, CallDeadline(client.timeout_ms))
                   : client.offload->Check(state);
   }
-}
-
-pqc_status Report(pqc_status status, const RefusalBuffer& error,
-                  std::initializer_list<HeaderName> names) {
-  if (status == PQC_OK) return PQC_OK;
-  RefusalBuffer own = error;
-  SetRefusal(&own, HeaderPathOf(error.field, names).c_str(), error.text);
-  return Fail(status, own);
 }
 
 }  // namespace pqcached::client

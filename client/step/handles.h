@@ -12,16 +12,19 @@
 
 #include "client/base/error.h"
 #include "client/base/remote.h"
-#include "client/local/read.h"
+#include "client/local/sequence.h"
 #include "client/local/session.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/worker.h"
+#include "kvstore/read/layer_view.h"
 #include "kvstore/read/layout.h"
+#include "kvstore/read/scratch.h"
 #include "pqcached/client.h"
 
 namespace pqcached::client {
 
 class Offload;
+class ReadBackend;
 class Sender;
 class StepPool;
 
@@ -29,33 +32,13 @@ struct RemoteCloser {
   void operator()(Remote* remote) const { remote->Close(); }
 };
 
-// Lends scratch to the calls of one client. Thread-safe.
-class ScratchPool {
- public:
-  class Loan {
-   public:
-    explicit Loan(ScratchPool& pool);
-    Loan(Loan&& other) noexcept = default;
-    Loan& operator=(Loan&& other) noexcept;
-    ~Loan();
-    Scratch& operator*() { return *scratch_; }
-    Scratch* operator->() { return scratch_.get(); }
-
-   private:
-    ScratchPool* pool_;
-    std::unique_ptr<Scratch> scratch_;  // null after a move
-  };
-
- private:
-  base::Mutex mutex_;
-  std::vector<std::unique_ptr<Scratch>> idle_ PQCACHED_GUARDED_BY(mutex_);
-};
-
 // Connection of a client and its session. A null `remote` means that the client is closed. Only
 // pqc_client_close writes to this struct, and its contract excludes all concurrent calls.
 struct ClientState {
   ClientState();
   ~ClientState();
+  // Creates what sends and reads over `remote` and `local`.
+  void Start();
   void Close();
 
   uint32_t timeout_ms = 0;
@@ -68,7 +51,8 @@ struct ClientState {
   // `local`.
   base::Worker step_worker{"pqc-step"};
   const std::unique_ptr<StepPool> steps;
-  ScratchPool scratch;
+  kvstore::ReadScratchPool scratch;
+  std::unique_ptr<ReadBackend> reads;  // of the client's path
 };
 
 // Immutable.
@@ -106,11 +90,6 @@ inline pqc_status GetRemote(const ClientState& client, Remote** remote) {
   const pqc_status status = FindRemote(client, remote);
   return status == PQC_OK && client.local ? client.local->Await() : status;
 }
-
-// Reports what a Remote returned, with the field's path in the words of the C header (InHeader).
-// `names` are the names of the C call's arguments.
-pqc_status Report(pqc_status status, const RefusalBuffer& error,
-                  std::initializer_list<HeaderName> names = {});
 
 }  // namespace pqcached::client
 

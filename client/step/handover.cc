@@ -17,7 +17,7 @@ uint64_t AlignUp(uint64_t bytes) {
   return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
 }
 
-TensorView ViewOf(const std::byte* data, pqc_dtype dtype, uint64_t tokens, uint32_t heads,
+TensorView ViewOf(const std::byte* data, DType dtype, uint64_t tokens, uint32_t heads,
                   uint32_t dim) {
   return {.data = data,
           .dtype = dtype,

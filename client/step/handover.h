@@ -22,8 +22,8 @@ namespace pqcached::client {
 struct CopiedRows {
   uint32_t layer = 0;
   LayerShape shape;
-  pqc_dtype key_dtype = PQC_F32;
-  pqc_dtype value_dtype = PQC_F32;
+  DType key_dtype = DType::kF32;
+  DType value_dtype = DType::kF32;
   uint64_t keys_begin = 0;    // [tokens, kv_heads, key_dim]
   uint64_t values_begin = 0;  // [tokens, kv_heads, value_dim]
 };

@@ -1,13 +1,12 @@
 // One layer of a step: selects and attends over all its items.
 #include <algorithm>
 #include <cstdio>
-#include <functional>
-#include <thread>
 #include <vector>
 
 #include "client/base/arguments.h"
 #include "client/base/error.h"
 #include "client/base/pack.h"
+#include "client/step/read_backend.h"
 #include "client/step/step.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
@@ -63,13 +62,13 @@ pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queri
                 "must be NULL on a GPU: the step's selection is used");
   }
   call.selection = selection ? &step->call_selection : &step->selection;
-  if (selection) return CopySelection(selection, *step->cache, &step->call_selection);
+  if (selection) {
+    return ReadSelection(selection, step->cache->default_index, &step->call_selection);
+  }
   if (step->has_selection) return PQC_OK;
   return Fail(PQC_INVALID_ARGUMENT, "selection",
               "must not be NULL, because the step has no selection");
 }
-
-namespace {
 
 QueryView QueryOf(const LayerCall& call, const StepItem& item) {
   QueryView query{.sequence_id = item.sequence->sequence_id,
@@ -79,7 +78,7 @@ QueryView QueryOf(const LayerCall& call, const StepItem& item) {
                   .shape = call.shape};
   query.queries.shape[0] = item.query_length;
   query.queries.data += static_cast<int64_t>(item.query_begin) * call.queries.strides[0] *
-                        static_cast<int64_t>(ElementBytes(call.queries.dtype));
+                        static_cast<int64_t>(kernels::DTypeBytes(call.queries.dtype));
   return query;
 }
 
@@ -91,118 +90,7 @@ float* LseOf(const LayerCall& call, const StepItem& item) {
   return call.lse + item.query_begin * call.shape.query_heads;
 }
 
-// Selects, and attends if asked to, for one item in mapped memory; its positions stay in its
-// scratch.
-pqc_status RunMapped(const LayerCall& call, StepItem& item, const kvstore::ParallelFor& parallel,
-                     uint32_t* count) {
-  const kvstore::Selection& terms = call.selection->terms;
-  RETURN_IF_ERROR(WaitReady(*call.step, terms, &call.layer, &item));
-  const QueryView query = QueryOf(call, item);
-  Scratch& scratch = **item.scratch;
-  LocalSelected selected;
-  RETURN_IF_ERROR(SelectLocally(item.pinned, query, terms, parallel, scratch, &selected));
-  *count = selected.count;
-  if (call.output) {
-    RETURN_IF_ERROR(AttendLocally(item.pinned, query, selected.count, parallel, scratch,
-                                  OutputOf(call, item), LseOf(call, item)));
-  }
-  return item.sequence->local->Check(item.pinned.lease_epoch);
-}
-
-// Runs all items: many items in parallel, one thread each; few items one after the other, each on
-// all threads.
-pqc_status RunAllMapped(const LayerCall& call, uint32_t* counts) {
-  std::vector<StepItem>& items = call.step->items;
-  const Workers& workers = call.step->client->local->workers();
-  const kvstore::ParallelFor& parallel = workers.parallel_for();
-  if (items.size() == 1 || items.size() < workers.worker_count()) {
-    for (size_t i = 0; i < items.size(); ++i) {
-      const pqc_status status = RunMapped(call, items[i], parallel, &counts[i]);
-      if (status != PQC_OK) return PrefixItem(i, status);
-    }
-    return PQC_OK;
-  }
-  const kvstore::ParallelFor serial = kvstore::SerialFor();
-  base::Mutex mutex;
-  size_t failed = items.size();
-  pqc_status failure = PQC_OK;
-  RefusalBuffer reason;
-  const auto run = [&](uint32_t i, uint32_t) {
-    const pqc_status status = Call([&] { return RunMapped(call, items[i], serial, &counts[i]); });
-    if (status == PQC_OK) return;
-    const base::MutexLock lock(&mutex);
-    if (i >= failed) return;
-    failed = i;
-    failure = status;
-    reason = LastRefusal();
-  };
-  // std::cref avoids a copy, which would allocate.
-  parallel.run(static_cast<uint32_t>(items.size()), std::cref(run));
-  if (failure == PQC_OK) return PQC_OK;
-  Fail(failure, reason);
-  return PrefixItem(failed, failure);
-}
-
-pqc_status WaitAllStored(const LayerCall& call) {
-  for (size_t i = 0; i < call.step->items.size(); ++i) {
-    const pqc_status status =
-        WaitReady(*call.step, call.selection->terms, nullptr, &call.step->items[i]);
-    if (status != PQC_OK) return PrefixItem(i, status);
-  }
-  return PQC_OK;
-}
-
-// Repeats a call while the layer's index is being built.
-template <typename Ask>
-pqc_status UntilIndexed(const pqc_step& step, Ask ask) {
-  constexpr auto kLongestPause = std::chrono::milliseconds(20);
-  auto pause = std::chrono::milliseconds(1);
-  for (;;) {
-    RefusalBuffer error;
-    const pqc_status status = ask(&error);
-    if (status != PQC_ABORTED) return Report(status, error);
-    if (StepClock::now() + pause >= step.deadline) {
-      return Fail(PQC_DEADLINE_EXCEEDED, error);
-    }
-    std::this_thread::sleep_for(pause);
-    pause = std::min(2 * pause, kLongestPause);
-  }
-}
-
-pqc_status SelectRemotely(const LayerCall& call, const uint64_t* offsets, uint32_t* positions) {
-  const std::vector<StepItem>& items = call.step->items;
-  RETURN_IF_ERROR(WaitAllStored(call));
-  std::vector<pqc_positions> outs(items.size(), pqc_positions{});
-  std::vector<TopKItem> selects(items.size());
-  for (size_t i = 0; i < items.size(); ++i) {
-    outs[i].positions = positions + offsets[i];
-    outs[i].capacity = offsets[i + 1] - offsets[i];
-    selects[i] = {QueryOf(call, items[i]), &call.selection->selection, &outs[i]};
-  }
-  return UntilIndexed(*call.step, [&](RefusalBuffer* error) {
-    return call.step->client->remote->TopK(selects.data(), static_cast<uint32_t>(selects.size()),
-                                           error);
-  });
-}
-
-pqc_status AttendRemotely(const LayerCall& call, uint32_t* counts) {
-  const std::vector<StepItem>& items = call.step->items;
-  RETURN_IF_ERROR(WaitAllStored(call));
-  std::vector<pqc_attention> outs(items.size(), pqc_attention{});
-  std::vector<AttendItem> attends(items.size());
-  for (size_t i = 0; i < items.size(); ++i) {
-    outs[i].output = OutputOf(call, items[i]);
-    outs[i].lse = LseOf(call, items[i]);
-    attends[i] = {
-        .query = QueryOf(call, items[i]), .selection = &call.selection->selection, .out = &outs[i]};
-  }
-  const pqc_status status = UntilIndexed(*call.step, [&](RefusalBuffer* error) {
-    return call.step->client->remote->Attend(attends.data(), static_cast<uint32_t>(attends.size()),
-                                             error);
-  });
-  for (size_t i = 0; i < items.size(); ++i) counts[i] = outs[i].selected.count;
-  return status;
-}
+namespace {
 
 pqc_status ReadAttend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                       const pqc_selection* selection, const pqc_step_attention* caller_out) {
@@ -226,8 +114,7 @@ pqc_status RunAttend(const LayerCall& call) {
   if (call.step->gpu) return call.step->gpu->Attend(call);
   std::vector<uint32_t>& counts = call.step->counts;
   counts.assign(call.step->items.size(), 0);
-  const pqc_status status = call.step->client->local ? RunAllMapped(call, counts.data())
-                                                     : AttendRemotely(call, counts.data());
+  const pqc_status status = call.step->client->reads->StepAttend(call, counts.data());
   if (status == PQC_OK && call.counts) std::copy(counts.begin(), counts.end(), call.counts);
   return status;
 }
@@ -250,7 +137,7 @@ pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* querie
   std::vector<uint64_t>& offsets = step->offsets;
   offsets.assign(items.size() + 1, 0);
   for (size_t i = 0; i < items.size(); ++i) {
-    const pqc_status status = CountSelected(items[i], call.selection->terms, &out.counts[i]);
+    const pqc_status status = CountSelected(items[i], *call.selection, &out.counts[i]);
     if (status != PQC_OK) return PrefixItem(i, status);
     out.offsets[i] = offsets[i];
     offsets[i + 1] = offsets[i] + uint64_t{call.shape.kv_heads} * out.counts[i];
@@ -258,13 +145,7 @@ pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* querie
   caller_out->count = offsets.back();
   if (!out.positions) return PQC_OK;  // the caller only asked for the counts
   RETURN_IF_ERROR(CheckCapacity("out.capacity", out.capacity, offsets.back()));
-  if (!step->client->local) return SelectRemotely(call, offsets.data(), out.positions);
-  RETURN_IF_ERROR(RunAllMapped(call, out.counts));
-  for (size_t i = 0; i < items.size(); ++i) {
-    const std::vector<uint32_t>& positions = (*items[i].scratch)->positions;
-    std::copy_n(positions.begin(), offsets[i + 1] - offsets[i], out.positions + offsets[i]);
-  }
-  return PQC_OK;
+  return step->client->reads->StepTopK(call, offsets.data(), out.positions);
 }
 
 pqc_status AttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "client/base/error.h"
+#include "client/step/read_backend.h"
 #include "client/step/sender.h"
 #include "client/step/step.h"
 #include "kernels/base/status_macros.h"
@@ -48,6 +49,8 @@ pqc_status TakeNewer(const pqc_step& step, StepItem* item, bool* found) {
   return PQC_OK;
 }
 
+}  // namespace
+
 pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, const uint32_t* layer,
                       uint32_t needed, StepItem* item) {
   LocalSequence& local = *item->sequence->local;
@@ -67,6 +70,8 @@ pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, con
     local.session().Wait(seen, step.deadline);
   }
 }
+
+namespace {
 
 constexpr auto kWriterPause = std::chrono::milliseconds(1);
 
@@ -112,8 +117,7 @@ pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, cons
     return FailInStep(resolved.refusal);
   }
   RETURN_IF_ERROR(EndPrefill(step, terms, *item));
-  if (item->sequence->local) return WaitMapped(step, terms, layer, needed, item);
-  return step.client->sender->WaitStored(*item->sequence, needed, step.deadline);
+  return step.client->reads->Wait(step, terms, layer, needed, item);
 }
 
 }  // namespace pqcached::client

@@ -11,6 +11,7 @@
 #include "client/base/pack.h"
 #include "client/step/layer_rows.h"
 #include "client/step/offload.h"
+#include "client/step/read_backend.h"
 #include "client/step/sender.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/read/resolve.h"
@@ -21,25 +22,6 @@ namespace {
 constexpr uint32_t kMaxStepItems = 4096;
 constexpr size_t kMaxIdleSteps = 16;
 using LongLong = unsigned long long;  // for %llu
-
-// Finds the end of a sequence's tokens, queued ones included.
-pqc_status FindEnd(const ClientState& client, StepItem& item) {
-  SequenceState& sequence = *item.sequence;
-  if (client.sender->QueuedEnd(sequence, &item.end_before_step)) return PQC_OK;
-  if (sequence.local) {
-    item.end_before_step = sequence.local->token_count();
-    return PQC_OK;
-  }
-  if (sequence.token_count < item.query_position) {  // other calls may have added rows
-    pqc_sequence_info info{};
-    RefusalBuffer error;
-    const pqc_status status = client.remote->DescribeSequence(sequence.sequence_id, &info, &error);
-    if (status != PQC_OK) return Report(status, error);
-    sequence.token_count = info.token_count;
-  }
-  item.end_before_step = sequence.token_count;
-  return PQC_OK;
-}
 
 // Adds the sequence to the step.
 pqc_status Enter(pqc_step& step, const pqc_step_item& from, StepItem& item) {
@@ -81,26 +63,16 @@ pqc_status Prepare(const pqc_step& step, StepItem& item) {
   }
   RETURN_IF_ERROR(client.sender->Check(*item.sequence));
   RETURN_IF_ERROR(client.offload->Flush(*item.sequence, step.deadline));
-  if (item.sequence->local) {
-    RETURN_IF_ERROR(PinNewest(*item.sequence->local, &item.pinned));
-    RETURN_IF_ERROR(item.sequence->local->Check(item.pinned.lease_epoch));
-  }
-  RETURN_IF_ERROR(FindEnd(client, item));
+  uint64_t queued_end = 0;
+  const bool queued = client.sender->QueuedEnd(*item.sequence, &queued_end);
+  RETURN_IF_ERROR(client.reads->Begin(item, &item.end_before_step));
+  if (queued) item.end_before_step = queued_end;
   if (item.query_position > item.end_before_step) {
     return Fail(PQC_INVALID_ARGUMENT, "query_position",
                 "%llu is beyond the sequence's end, %llu tokens", LongLong{item.query_position},
                 LongLong{item.end_before_step});
   }
   return PQC_OK;
-}
-
-// Checks that the default selection's index exists before layers are launched.
-pqc_status CheckIndexes(const pqc_step& step, const kvstore::Selection& terms, StepItem& item) {
-  if (!step.client->local) return PQC_OK;
-  uint32_t index_slot = 0;
-  if (item.pinned.image->FindIndex(terms.index, &index_slot) == PQC_OK) return PQC_OK;
-  RETURN_IF_ERROR(item.sequence->local->Refresh(&item.pinned.image));
-  return item.pinned.image->FindIndex(terms.index, &index_slot);
 }
 
 // Excludes other steps from the GPU until this one has ended.
@@ -222,7 +194,7 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
   }
   if (options.selection) {
     step->has_selection = true;
-    RETURN_IF_ERROR(CopySelection(options.selection, *step->cache, &step->selection));
+    RETURN_IF_ERROR(ReadSelection(options.selection, step->cache->default_index, &step->selection));
   }
   if (target.gpu) {
     RETURN_IF_ERROR(AcquireGpu(*step, target.gpu));
@@ -232,13 +204,13 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
     StepItem& item = step->items[i];
     pqc_status status = Prepare(*step, item);
     if (status == PQC_OK && step->has_selection) {
-      status = EndPrefill(*step, step->selection.terms, item);
+      status = EndPrefill(*step, step->selection, item);
     }
     if (status == PQC_OK && step->has_selection) {
-      status = CheckIndexes(*step, step->selection.terms, item);
+      status = client->reads->CheckIndex(item, step->selection.index);
     }
     if (status == PQC_OK && step->has_selection) {
-      status = WaitReady(*step, step->selection.terms, nullptr, &item);
+      status = WaitReady(*step, step->selection, nullptr, &item);
     }
     if (status != PQC_OK) return PrefixItem(i, status);
   }
@@ -271,9 +243,7 @@ pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_
     RETURN_IF_ERROR(step->gpu->Finish(*step, on_device ? &step->blocks : nullptr));
   }
   for (size_t i = 0; i < step->items.size(); ++i) {
-    const StepItem& item = step->items[i];
-    if (!item.sequence->local) continue;
-    const pqc_status status = item.sequence->local->Check(item.pinned.lease_epoch);
+    const pqc_status status = step->client->reads->Check(step->items[i]);
     if (status != PQC_OK) return PrefixItem(i, status);
   }
   for (size_t i = 0; i < step->items.size(); ++i) {
@@ -328,14 +298,6 @@ pqc_status FailInStep(const kvstore::Refusal& refusal) {
 pqc_status PrefixItem(size_t item, pqc_status status) {
   if (status == PQC_UNAVAILABLE) return status;  // about the sidecar, not about the item
   return PrefixField(FieldPath::Of("items[%zu]", item), status);
-}
-
-pqc_status CopySelection(const pqc_selection* from, const CacheState& cache, StepSelection* to) {
-  RETURN_IF_ERROR(ReadSelection(from, &to->selection));
-  to->excluded.assign(to->selection.excluded,
-                      to->selection.excluded + to->selection.excluded_count);
-  to->selection.excluded = to->excluded.data();
-  return ToTerms(to->selection, cache.default_index, &to->terms);
 }
 
 pqc_status CountSelected(StepItem& item, const kvstore::Selection& terms, uint32_t* count) {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "client/base/remote.h"
-#include "client/local/read.h"
+#include "client/local/layer_source.h"
 #include "client/step/device.h"
 #include "client/step/handles.h"
 #include "client/step/handover.h"
@@ -30,14 +30,7 @@ struct StepItem {
   uint64_t query_begin = 0;      // offset in packed tensors, in query tokens
   uint64_t end_before_step = 0;  // end of the sequence's tokens when the step began
   Pinned pinned;                 // local path
-  std::optional<ScratchPool::Loan> scratch;
-};
-
-// A selection with copies of the arrays that it refers to.
-struct StepSelection {
-  pqc_selection selection{};
-  std::vector<pqc_token_range> excluded;
-  kvstore::Selection terms;
+  std::optional<kvstore::ReadScratchPool::Loan> scratch;
 };
 
 // A checked call for one layer.
@@ -46,7 +39,7 @@ struct LayerCall {
   uint32_t layer = 0;
   LayerShape shape;
   TensorView queries;  // [query tokens of all items, query_heads, key_dim]
-  const StepSelection* selection = nullptr;
+  const kvstore::Selection* selection = nullptr;
   float* output = nullptr;  // attention only; on the device in a step on a GPU
   float* lse = nullptr;
   uint32_t* counts = nullptr;
@@ -69,7 +62,7 @@ struct pqc_step {
   std::vector<pqcached::client::StepItem> items;
   uint64_t query_tokens = 0;
   bool has_selection = false;
-  pqcached::client::StepSelection selection;  // for calls that pass no selection
+  pqcached::kvstore::Selection selection;  // for calls that pass no selection
   pqcached::client::StepClock::time_point deadline;
 
   // GPU of the step, held by one step at a time; gpu_begun is set after Begin on it succeeds.
@@ -79,9 +72,9 @@ struct pqc_step {
 
   // Call in progress.
   pqcached::client::LayerCall call;
-  pqcached::client::StepSelection call_selection;  // selection passed with the call
-  std::vector<uint32_t> counts;                    // per item
-  std::vector<uint64_t> offsets;                   // offsets of the items' positions, and the end
+  pqcached::kvstore::Selection call_selection;  // selection passed with the call
+  std::vector<uint32_t> counts;                 // per item
+  std::vector<uint64_t> offsets;                // offsets of the items' positions, and the end
   std::vector<pqcached::client::RowBlock> blocks;
   std::vector<std::shared_ptr<pqcached::client::Handover>> handovers;  // per item
 
@@ -137,13 +130,15 @@ pqc_status BeginAttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* q
                              const pqc_selection* selection, pqc_step_attention* out);
 pqc_status WaitAttendInStep(pqc_step* step);
 
+// Return an item's part of a call.
+QueryView QueryOf(const LayerCall& call, const StepItem& item);
+float* OutputOf(const LayerCall& call, const StepItem& item);
+float* LseOf(const LayerCall& call, const StepItem& item);
+
 // Checks the arguments that every call for a layer has, and fills step->call. `selection` may be
 // null.
 pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                          const pqc_selection* selection);
-
-// Copies a selection so that the copy refers to none of the caller's memory.
-pqc_status CopySelection(const pqc_selection* from, const CacheState& cache, StepSelection* to);
 
 // Sends the sidecar, once, the end of the prefill of an incremental index, and waits until tokens
 // can be selected from its first layer. The only RPC that a step waits for.
@@ -153,6 +148,10 @@ pqc_status EndPrefill(const pqc_step& step, const kvstore::Selection& terms, con
 // until their codes are available. Replaces item.pinned by a newer image where necessary.
 pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, const uint32_t* layer,
                      StepItem* item);
+
+// Waits in mapped memory as WaitReady; `needed`: tokens that must be stored.
+pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, const uint32_t* layer,
+                      uint32_t needed, StepItem* item);
 
 // Counts the tokens that are selected for an item, without reading rows.
 pqc_status CountSelected(StepItem& item, const kvstore::Selection& terms, uint32_t* count);

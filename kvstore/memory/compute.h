@@ -13,6 +13,7 @@
 
 #include "kernels/base/exec.h"
 #include "kvstore/memory/arena.h"
+#include "kvstore/read/scratch.h"
 
 namespace pqcached::kvstore {
 
@@ -32,7 +33,8 @@ struct Compute {
   std::optional<oneapi::tbb::global_control> more_threads;
   Arena serving;
   Arena building;
-  ScratchPool scratch;
+  ScratchPool scratch;  // of builds and writers
+  ReadScratchPool read_scratch;
 };
 
 }  // namespace pqcached::kvstore

@@ -21,11 +21,13 @@
 
 namespace pqcached::kvstore {
 
-// The canonical status codes that checks shared with the client use. The numbers are those of gRPC,
-// absl::StatusCode and pqc_status.
+// The canonical status codes that checks shared with the client use; a Refusal may have any other,
+// too. The numbers are those of gRPC, absl::StatusCode and pqc_status.
 enum class StatusCode : uint32_t {
   kOk = 0,
   kInvalidArgument = 3,
+  kFailedPrecondition = 9,
+  kAborted = 10,
   kOutOfRange = 11,
 };
 

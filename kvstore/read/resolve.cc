@@ -62,8 +62,7 @@ void CheckFields(const Selection& selection, uint64_t query_position, ResolvedSe
 // Calls take(range) for each piece of [begin, end) outside the excluded ranges; returns the number
 // of tokens in the pieces.
 template <typename Take>
-uint32_t TakeWithout(const std::vector<PositionRange>& excluded, uint32_t begin, uint32_t end,
-                     Take take) {
+uint32_t TakeWithout(const ExcludedRanges& excluded, uint32_t begin, uint32_t end, Take take) {
   uint32_t count = 0;
   const auto add = [&](PositionRange range) {
     take(range);

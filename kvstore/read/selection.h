@@ -2,8 +2,10 @@
 #ifndef PQCACHED_KVSTORE_READ_SELECTION_H_
 #define PQCACHED_KVSTORE_READ_SELECTION_H_
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <initializer_list>
 
 #include "kernels/base/group_rule.h"
 #include "kvstore/read/layout.h"
@@ -18,6 +20,30 @@ struct PositionRange {
   friend bool operator==(const PositionRange&, const PositionRange&) = default;
 };
 
+// Masked tokens, neither attended nor counted; ascending, disjoint, non-empty. Holds the ranges
+// itself, so that a selection can be copied without an allocation. Of more than kMaxExcludedRanges
+// ranges only the number is kept, and Resolve refuses them.
+class ExcludedRanges {
+ public:
+  ExcludedRanges() = default;
+  ExcludedRanges(std::initializer_list<PositionRange> ranges) {
+    for (const PositionRange& range : ranges) push_back(range);
+  }
+
+  void push_back(const PositionRange& range) {
+    if (size_ < kMaxExcludedRanges) ranges_[size_] = range;
+    ++size_;
+  }
+  size_t size() const { return size_; }
+  const PositionRange* begin() const { return ranges_; }
+  const PositionRange* end() const { return ranges_ + std::min(size_, kMaxExcludedRanges); }
+  const PositionRange& operator[](size_t i) const { return ranges_[i]; }
+
+ private:
+  uint32_t size_ = 0;
+  PositionRange ranges_[kMaxExcludedRanges];
+};
+
 enum class BudgetKind : uint8_t { kCount = 0, kRatio = 1 };
 
 // A query with n = query_position + 1 tokens of context attends to
@@ -30,13 +56,21 @@ struct Selection {
   GroupRule group_rule = GroupRule::kSumSoftmax;
   uint32_t sink_tokens = 0;
   uint32_t window_tokens = 0;
-  // Masked tokens, neither attended nor counted; ascending, disjoint, non-empty.
-  std::vector<PositionRange> excluded = {};
+  ExcludedRanges excluded = {};
   BudgetKind budget_kind = BudgetKind::kRatio;
   uint64_t budget_count = 0;  // kCount: in [sink + window + 1, number of attendable tokens]
   // kRatio: in (0, 1]; k = clamp(floor(ratio * n) - sink - window, 0, candidates).
   double budget_ratio = 1.0;
 };
+
+// Positions [begin, end) as a caller gives them, before they are checked.
+struct TokenRange {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+// The part of a row: [key, value], its key, or its value.
+enum class RowPart : uint8_t { kRow = 0, kKey = 1, kValue = 2 };
 
 }  // namespace pqcached::kvstore
 

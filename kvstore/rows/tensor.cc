@@ -1,6 +1,5 @@
 #include "kvstore/rows/tensor.h"
 
-#include <cmath>
 #include <limits>
 #include <string>
 
@@ -80,39 +79,23 @@ absl::StatusOr<CheckedTensor> CheckTensor(const TensorView& view, uint32_t dim1,
   return tensor;
 }
 
-absl::StatusOr<QueryFloats> QueriesToFloats(const TensorView& view, const LayerShape& shape) {
-  ASSIGN_OR_RETURN(const auto tensor,
-                   CheckTensor(view, shape.query_heads, shape.key_dim, "queries"));
-  if (tensor.shape[0] > kMaxQueryLength) {
-    return Bad(
-        "queries", "shape",
-        absl::StrCat("query length is ", tensor.shape[0], ", must be at most ", kMaxQueryLength));
+absl::StatusOr<CheckedTensor> CheckQueries(const TensorView& view, const LayerShape& shape,
+                                           absl::string_view field) {
+  ASSIGN_OR_RETURN(const CheckedTensor tensor,
+                   CheckTensor(view, shape.query_heads, shape.key_dim, field));
+  const uint64_t length = tensor.shape[0];
+  if (length > kMaxQueryLength) {
+    return Bad(field, "shape",
+               absl::StrCat("query length is ", length, ", must be at most ", kMaxQueryLength));
   }
-  const auto length = static_cast<uint32_t>(tensor.shape[0]);
   const uint32_t group = shape.group_size();
   if (length * group > kMaxGroupSize) {
-    return Bad("queries", "shape",
+    return Bad(field, "shape",
                absl::StrCat("query length is ", length, " with ", group,
                             " query heads per kv head: ", length * group,
                             " queries per kv head; at most ", kMaxGroupSize));
   }
-  QueryFloats queries{.query_length = length, .data = {}};
-  queries.data.reserve(size_t{length} * shape.query_heads * shape.key_dim);
-  for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
-    for (uint32_t i = 0; i < length * group; ++i) {
-      const uint32_t head = kv_head * group + i % group;
-      const kernels::StridedTensor row = tensor.Head(i / group, head);
-      for (uint32_t dim = 0; dim < shape.key_dim; ++dim) {
-        const float value = kernels::LoadElement(
-            row.dtype, row.data + static_cast<ptrdiff_t>(dim) * row.element_stride_bytes, 0);
-        if (!std::isfinite(value)) {
-          return InvalidArgument("queries", absl::StrCat("NaN or infinity in query head ", head));
-        }
-        queries.data.push_back(value);
-      }
-    }
-  }
-  return queries;
+  return tensor;
 }
 
 }  // namespace pqcached::kvstore

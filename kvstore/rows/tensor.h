@@ -1,4 +1,4 @@
-// Validates tensors of clients, and converts queries to floats.
+// Validates tensors of clients.
 //
 // Pure functions; thread-safe.
 #ifndef PQCACHED_KVSTORE_ROWS_TENSOR_H_
@@ -7,7 +7,6 @@
 #include <array>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -35,18 +34,12 @@ struct CheckedTensor {
 absl::StatusOr<CheckedTensor> CheckTensor(const TensorView& view, uint32_t dim1, uint32_t dim2,
                                           absl::string_view field);
 
-// Queries of one or several tokens, grouped by kv head: the query heads of a kv head, over all
-// tokens, form one group.
-struct QueryFloats {
-  uint32_t query_length = 0;
-  std::vector<float> data;  // [kv_heads, query_length, query_heads / kv_heads, key_dim]
-};
-
-// Converts queries [query_length, query_heads, key_dim].
+// Checks queries [query_length, query_heads, key_dim] of one or several tokens.
 //
-// Errors: as CheckTensor; kInvalidArgument for a query_length above kMaxQueryLength, for more than
-// kMaxGroupSize queries per kv head, for NaN or infinity.
-absl::StatusOr<QueryFloats> QueriesToFloats(const TensorView& view, const LayerShape& shape);
+// Errors: as CheckTensor; kInvalidArgument for a query_length above kMaxQueryLength, and for more
+// than kMaxGroupSize queries per kv head.
+absl::StatusOr<CheckedTensor> CheckQueries(const TensorView& view, const LayerShape& shape,
+                                           absl::string_view field);
 
 }  // namespace pqcached::kvstore
 

@@ -157,41 +157,41 @@ absl::StatusOr<CreatedSequence> StoreImpl::ForkSequence(std::string_view tenant,
 absl::StatusOr<Selected> StoreImpl::TopK(std::string_view tenant, uint64_t sequence_id,
                                          const Query& query, const Selection& selection) {
   ASSIGN_OR_RETURN(const auto reading, Read(tenant, sequence_id));
-  return SelectTokens(reading, query, selection);
+  return kvstore::TopK(reading, query, selection);
 }
 
 absl::StatusOr<Scores> StoreImpl::Score(std::string_view tenant, uint64_t sequence_id,
                                         const Query& query, const IndexDescriptor& index,
                                         TokenRange tokens) {
   ASSIGN_OR_RETURN(const auto reading, Read(tenant, sequence_id));
-  return ScoreTokens(reading, query, index, tokens);
+  return kvstore::Score(reading, query, index, tokens);
 }
 
 absl::StatusOr<Rows> StoreImpl::FetchBlocks(std::string_view tenant, uint64_t sequence_id,
                                             uint32_t layer, TokenRange tokens, RowPart part) {
   ASSIGN_OR_RETURN(const auto reading, Read(tenant, sequence_id));
-  return FetchRows(reading, layer, tokens, part);
+  return kvstore::FetchBlocks(reading, layer, tokens, part);
 }
 
 absl::StatusOr<Rows> StoreImpl::FetchTokens(std::string_view tenant, uint64_t sequence_id,
                                             uint32_t layer, std::span<const uint32_t> positions,
                                             RowPart part) {
   ASSIGN_OR_RETURN(const auto reading, Read(tenant, sequence_id));
-  return FetchRowsAt(reading, layer, positions, part);
+  return kvstore::FetchTokens(reading, layer, positions, part);
 }
 
 absl::StatusOr<Attention> StoreImpl::Attend(std::string_view tenant, uint64_t sequence_id,
                                             const Query& query, const Selection& selection,
                                             bool want_positions) {
   ASSIGN_OR_RETURN(const auto reading, Read(tenant, sequence_id));
-  return AttendSelection(reading, query, selection, want_positions);
+  return kvstore::Attend(reading, query, selection, want_positions);
 }
 
 absl::StatusOr<Attention> StoreImpl::AttendPositions(std::string_view tenant, uint64_t sequence_id,
                                                      const Query& query,
                                                      std::span<const uint32_t> positions) {
   ASSIGN_OR_RETURN(const auto reading, Read(tenant, sequence_id));
-  return AttendAt(reading, query, positions);
+  return kvstore::AttendPositions(reading, query, positions);
 }
 
 absl::StatusOr<SessionMemory> StoreImpl::OpenLocalSession(std::string_view session,

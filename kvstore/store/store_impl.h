@@ -18,7 +18,7 @@
 #include "kvstore/index/live_index.h"
 #include "kvstore/memory/memory_watch.h"
 #include "kvstore/records/root_records.h"
-#include "kvstore/rows/reader.h"
+#include "kvstore/rows/snapshot_reads.h"
 #include "kvstore/sequence/cache.h"
 #include "kvstore/sequence/stored_sequences.h"
 #include "kvstore/share/local_sessions.h"

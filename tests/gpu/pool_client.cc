@@ -13,8 +13,6 @@
 #include "client/base/pack.h"
 #include "client/local/session.h"
 #include "client/step/handles.h"
-#include "client/step/offload.h"
-#include "client/step/sender.h"
 #include "kernels/train/pq_encode.h"
 #include "kvstore/read/attachment.h"
 
@@ -138,11 +136,11 @@ class PoolRemote final : public Remote {
   pqc_status TopK(const TopKItem*, uint32_t, RefusalBuffer* error) noexcept override {
     return Not(error);
   }
-  pqc_status Score(const QueryView&, const pqc_index&, pqc_token_range, const ScoresOut&,
-                   RefusalBuffer* error) noexcept override {
+  pqc_status Score(const QueryView&, const kvstore::IndexDescriptor&, kvstore::TokenRange,
+                   const ScoresOut&, RefusalBuffer* error) noexcept override {
     return Not(error);
   }
-  pqc_status FetchBlocks(const FetchView&, pqc_token_range, std::byte*,
+  pqc_status FetchBlocks(const FetchView&, kvstore::TokenRange, std::byte*,
                          RefusalBuffer* error) noexcept override {
     return Not(error);
   }
@@ -231,8 +229,7 @@ pqc_client* PoolSidecar::OpenClient(const ClientOptions& options) {
                                                 .phase = std::make_shared<SessionPhase>()},
                                                &state->local);
   Require(status == PQC_OK, pqc_last_error());
-  state->sender = std::make_unique<Sender>(*state->remote, &state->local->staging());
-  state->offload = std::make_unique<Offload>(*state->remote);
+  state->Start();
   return new pqc_client{std::move(state)};
 }
 

@@ -12,8 +12,6 @@
 
 #include "client/base/pack.h"
 #include "client/local/session.h"
-#include "client/step/offload.h"
-#include "client/step/sender.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::testing {
@@ -358,11 +356,11 @@ class StoreRemote final : public Remote {
   pqc_status TopK(const TopKItem*, uint32_t, RefusalBuffer* error) noexcept override {
     return Not("TopK", error);
   }
-  pqc_status Score(const QueryView&, const pqc_index&, pqc_token_range, const ScoresOut&,
-                   RefusalBuffer* error) noexcept override {
+  pqc_status Score(const QueryView&, const kvstore::IndexDescriptor&, kvstore::TokenRange,
+                   const ScoresOut&, RefusalBuffer* error) noexcept override {
     return Not("Score", error);
   }
-  pqc_status FetchBlocks(const FetchView&, pqc_token_range, std::byte*,
+  pqc_status FetchBlocks(const FetchView&, kvstore::TokenRange, std::byte*,
                          RefusalBuffer* error) noexcept override {
     return Not("FetchBlocks", error);
   }
@@ -545,8 +543,7 @@ pqc_client* OpenStoreHandle(Sidecar& sidecar, const Workers::Options& workers,
         &state->local);
   }
   if (status != PQC_OK) throw std::runtime_error(pqc_last_error());
-  state->sender = std::make_unique<Sender>(*state->remote, &state->local->staging());
-  state->offload = std::make_unique<Offload>(*state->remote);
+  state->Start();
   return new pqc_client{std::move(state)};
 }
 

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "kvstore/rows/ingest.h"
-#include "kvstore/rows/reader.h"
+#include "kvstore/rows/snapshot_reads.h"
 #include "kvstore/sequence/cache.h"
 #include "tests/kvstore/cache_parts.h"
 #include "tests/kvstore/fixture.h"
@@ -333,9 +333,8 @@ TEST_F(SnapshotTest, AnIndexBecomesReadyLayerByLayerInAllSegments) {
   // A layer that is not ready is refused by name; the other one is not.
   Floats query{.shape = {1, 4, 32}, .data = std::vector<float>(128, 1.0f)};
   const auto score = [&](uint32_t layer) {
-    return ScoreTokens({cache_, Read()},
-                       {.layer = layer, .query_position = 299, .queries = query.view()}, kIndex,
-                       {0, 300})
+    return Score({cache_, Read()}, {.layer = layer, .query_position = 299, .queries = query.view()},
+                 kIndex, {0, 300})
         .status();
   };
   EXPECT_TRUE(score(1).ok()) << score(1);

@@ -372,7 +372,7 @@ TEST_F(BadInput, Selections) {
          "selection.excluded[1]");
   expect({.index = kIndex, .excluded = {{5, ~0u}}}, StatusCode::kInvalidArgument,
          "selection.excluded[0]");
-  std::vector<PositionRange> many;
+  ExcludedRanges many;
   for (uint32_t i = 0; i < 17; ++i) many.push_back({2 * i, 2 * i + 1});
   expect({.index = kIndex, .excluded = many}, StatusCode::kInvalidArgument, "selection.excluded");
   expect({.index = Pq(4, 8)}, StatusCode::kFailedPrecondition, "selection.index");

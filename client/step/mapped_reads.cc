@@ -1,0 +1,265 @@
+// Reads mapped memory.
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "client/base/arguments.h"
+#include "client/base/error.h"
+#include "client/local/layer_source.h"
+#include "client/step/read_backend.h"
+#include "client/step/step.h"
+#include "kernels/base/mutex.h"
+#include "kernels/base/status_macros.h"
+#include "kvstore/read/reader.h"
+
+namespace pqcached::client {
+namespace {
+
+using kvstore::Reader;
+using kvstore::Refusal;
+
+kvstore::LayerQuery LayerQueryOf(const QueryView& query) {
+  const TensorView& tensor = query.queries;
+  const auto bytes = static_cast<ptrdiff_t>(kernels::DTypeBytes(tensor.dtype));
+  return {.layer = query.layer,
+          .query_position = query.query_position,
+          .query_length = static_cast<uint32_t>(tensor.shape[0]),
+          .data = tensor.data,
+          .dtype = tensor.dtype,
+          .strides_bytes = {tensor.strides[0] * bytes, tensor.strides[1] * bytes,
+                            tensor.strides[2] * bytes}};
+}
+
+std::span<const uint32_t> AllOf(const PositionsView& positions, const LayerShape& shape) {
+  return {positions.positions, size_t{shape.kv_heads} * positions.count};
+}
+
+// Copies what was selected to a caller's struct, with the positions if it has memory for them.
+pqc_status CopySelected(const LayerShape& shape, const kvstore::SelectedTokens& selected,
+                        const uint32_t* positions, pqc_positions* out) {
+  out->kv_heads = shape.kv_heads;
+  out->count = selected.count;
+  out->sink_tokens = selected.sink_tokens;
+  out->window_tokens = selected.window_tokens;
+  if (!out->positions) return PQC_OK;
+  const uint64_t needed = uint64_t{out->kv_heads} * out->count;
+  RETURN_IF_ERROR(CheckCapacity("capacity", out->capacity, needed));
+  std::copy_n(positions, needed, out->positions);
+  return PQC_OK;
+}
+
+class MappedReads final : public ReadBackend {
+ public:
+  explicit MappedReads(ClientState& client) : client_(client), remote_(MakeRemoteReads(client)) {}
+
+  pqc_status TopK(SequenceState& sequence, const TopKItem& item) override {
+    kvstore::ReadScratchPool::Loan scratch(client_.scratch);
+    kvstore::SelectedTokens selected;
+    bool leased = true;
+    const pqc_status status =
+        Read(sequence, item.query.shape, *scratch, &leased, [&](Reader& reader) {
+          return reader.TopK(LayerQueryOf(item.query), *item.selection, &selected);
+        });
+    if (!leased) return remote_->TopK(sequence, item);
+    if (status != PQC_OK) return status;
+    return CopySelected(item.query.shape, selected, scratch->positions.data(), item.out);
+  }
+
+  pqc_status Attend(SequenceState& sequence, const AttendItem& item) override {
+    const LayerShape& shape = item.query.shape;
+    const kvstore::AttentionOut out{item.out->output, item.out->lse};
+    kvstore::ReadScratchPool::Loan scratch(client_.scratch);
+    kvstore::SelectedTokens selected;
+    bool leased = true;
+    const pqc_status status = Read(sequence, shape, *scratch, &leased, [&](Reader& reader) {
+      const kvstore::LayerQuery query = LayerQueryOf(item.query);
+      if (!item.positions) return reader.Attend(query, *item.selection, &selected, out);
+      selected.count = item.positions->count;
+      return reader.AttendPositions(query, AllOf(*item.positions, shape), out);
+    });
+    if (!leased) return remote_->Attend(sequence, item);
+    if (status != PQC_OK) return status;
+    return CopySelected(shape, selected,
+                        item.positions ? item.positions->positions : scratch->positions.data(),
+                        &item.out->selected);
+  }
+
+  pqc_status Score(SequenceState& sequence, const QueryView& query,
+                   const kvstore::IndexDescriptor& index, kvstore::TokenRange tokens,
+                   const ScoresOut& out) override {
+    kvstore::ReadScratchPool::Loan scratch(client_.scratch);
+    bool leased = true;
+    const pqc_status status = Read(sequence, query.shape, *scratch, &leased, [&](Reader& reader) {
+      return reader.Score(LayerQueryOf(query), index, tokens, out);
+    });
+    return leased ? status : remote_->Score(sequence, query, index, tokens, out);
+  }
+
+  pqc_status FetchBlocks(SequenceState& sequence, const FetchView& fetch,
+                         kvstore::TokenRange tokens, std::byte* out) override {
+    kvstore::ReadScratchPool::Loan scratch(client_.scratch);
+    bool leased = true;
+    const pqc_status status = Read(sequence, fetch.shape, *scratch, &leased, [&](Reader& reader) {
+      return reader.FetchBlocks(fetch.layer, tokens, fetch.part,
+                                {out, BytesOf(fetch, tokens.end - tokens.begin)});
+    });
+    return leased ? status : remote_->FetchBlocks(sequence, fetch, tokens, out);
+  }
+
+  pqc_status FetchTokens(SequenceState& sequence, const FetchView& fetch,
+                         const PositionsView& positions, std::byte* out) override {
+    kvstore::ReadScratchPool::Loan scratch(client_.scratch);
+    bool leased = true;
+    const pqc_status status = Read(sequence, fetch.shape, *scratch, &leased, [&](Reader& reader) {
+      return reader.FetchTokens(fetch.layer, AllOf(positions, fetch.shape), fetch.part,
+                                {out, BytesOf(fetch, positions.count)});
+    });
+    return leased ? status : remote_->FetchTokens(sequence, fetch, positions, out);
+  }
+
+  pqc_status Begin(StepItem& item, uint64_t* token_count) override {
+    LocalSequence& sequence = *item.sequence->local;
+    RETURN_IF_ERROR(PinNewest(sequence, &item.pinned));
+    RETURN_IF_ERROR(sequence.Check(item.pinned.lease_epoch));
+    *token_count = sequence.token_count();
+    return PQC_OK;
+  }
+
+  pqc_status CheckIndex(StepItem& item, const kvstore::IndexDescriptor& index) override {
+    uint32_t index_slot = 0;
+    if (item.pinned.image->FindIndex(index, &index_slot) == PQC_OK) return PQC_OK;
+    RETURN_IF_ERROR(item.sequence->local->Refresh(&item.pinned.image));
+    return item.pinned.image->FindIndex(index, &index_slot);
+  }
+
+  pqc_status Wait(const pqc_step& step, const kvstore::Selection& selection, const uint32_t* layer,
+                  uint32_t needed, StepItem* item) override {
+    return WaitMapped(step, selection, layer, needed, item);
+  }
+
+  pqc_status StepTopK(const LayerCall& call, const uint64_t* offsets,
+                      uint32_t* positions) override {
+    std::vector<uint32_t>& counts = call.step->counts;
+    counts.assign(call.step->items.size(), 0);
+    RETURN_IF_ERROR(RunAll(call, counts.data()));
+    for (size_t i = 0; i < call.step->items.size(); ++i) {
+      const std::vector<uint32_t>& selected = (*call.step->items[i].scratch)->positions;
+      std::copy_n(selected.begin(), offsets[i + 1] - offsets[i], positions + offsets[i]);
+    }
+    return PQC_OK;
+  }
+
+  pqc_status StepAttend(const LayerCall& call, uint32_t* counts) override {
+    return RunAll(call, counts);
+  }
+
+  pqc_status Check(const StepItem& item) override {
+    return item.sequence->local->Check(item.pinned.lease_epoch);
+  }
+
+ private:
+  static size_t BytesOf(const FetchView& fetch, uint64_t tokens) {
+    return fetch.shape.kv_heads * tokens * kvstore::BytesOfPart(fetch.shape, fetch.part).size;
+  }
+
+  const kvstore::ParallelFor& threads() const { return client_.local->workers().parallel_for(); }
+
+  // Runs read(reader) until the data that it read is known to be valid, and returns its status. If
+  // the client's newest image lacks rows or an index, a newer image is fetched once before the call
+  // fails. Sets *leased to false when no lease can be acquired.
+  template <class ReadRows>
+  pqc_status Read(SequenceState& state, const LayerShape& shape, kvstore::ReadScratch& scratch,
+                  bool* leased, const ReadRows& read) {
+    constexpr int kMaxAttempts = 4;
+    LocalSequence& sequence = *state.local;
+    const kernels::Exec exec{};
+    bool refreshed = false;
+    for (int attempt = 1;; ++attempt) {
+      Pinned pinned;
+      if (const pqc_status status = PinNewest(sequence, &pinned); status != PQC_OK) {
+        *leased = status != PQC_RESOURCE_EXHAUSTED && status != PQC_UNIMPLEMENTED;
+        return status;
+      }
+      const pqc_status status = [&] {  // in a scope of its own: a source must not outlive its image
+        ImageSource source(pinned, shape);
+        Reader reader(source, exec, threads(), scratch);
+        const Refusal refusal = read(reader);
+        return refusal.ok() ? PQC_OK : Fail(refusal);
+      }();
+      const bool lacking = status == PQC_OUT_OF_RANGE || status == PQC_FAILED_PRECONDITION;
+      if (lacking && !refreshed) {
+        refreshed = true;
+        RETURN_IF_ERROR(sequence.Refresh(&pinned.image));
+        continue;
+      }
+      if (status != PQC_OK && status != PQC_ABORTED) return status;
+      const pqc_status valid = sequence.Check(pinned.lease_epoch);
+      if (valid == PQC_OK && status == PQC_OK) return PQC_OK;
+      if (valid != PQC_OK && valid != PQC_ABORTED) return valid;
+      if (attempt >= kMaxAttempts) return PQC_ABORTED;
+    }
+  }
+
+  // Selects, and attends if asked to, for one item; its positions stay in its scratch.
+  pqc_status RunItem(const LayerCall& call, StepItem& item, const kvstore::ParallelFor& parallel,
+                     uint32_t* count) {
+    RETURN_IF_ERROR(WaitReady(*call.step, *call.selection, &call.layer, &item));
+    const QueryView query = QueryOf(call, item);
+    ImageSource source(item.pinned, call.shape);
+    const kernels::Exec exec{};
+    Reader reader(source, exec, parallel, **item.scratch);
+    kvstore::SelectedTokens selected;
+    const Refusal refusal = call.output
+                                ? reader.Attend(LayerQueryOf(query), *call.selection, &selected,
+                                                {OutputOf(call, item), LseOf(call, item)})
+                                : reader.TopK(LayerQueryOf(query), *call.selection, &selected);
+    if (!refusal.ok()) return FailInStep(refusal);
+    *count = selected.count;
+    return Check(item);
+  }
+
+  // Runs all items: many items in parallel, one thread each; few items one after the other, each
+  // on all threads.
+  pqc_status RunAll(const LayerCall& call, uint32_t* counts) {
+    std::vector<StepItem>& items = call.step->items;
+    if (items.size() == 1 || items.size() < client_.local->workers().worker_count()) {
+      for (size_t i = 0; i < items.size(); ++i) {
+        const pqc_status status = RunItem(call, items[i], threads(), &counts[i]);
+        if (status != PQC_OK) return PrefixItem(i, status);
+      }
+      return PQC_OK;
+    }
+    const kvstore::ParallelFor serial = kvstore::SerialFor();
+    base::Mutex mutex;
+    size_t failed = items.size();
+    pqc_status failure = PQC_OK;
+    RefusalBuffer reason;
+    const auto run = [&](uint32_t i, uint32_t) {
+      const pqc_status status = Call([&] { return RunItem(call, items[i], serial, &counts[i]); });
+      if (status == PQC_OK) return;
+      const base::MutexLock lock(&mutex);
+      if (i >= failed) return;
+      failed = i;
+      failure = status;
+      reason = LastRefusal();
+    };
+    // std::cref avoids a copy, which would allocate.
+    threads().run(static_cast<uint32_t>(items.size()), std::cref(run));
+    if (failure == PQC_OK) return PQC_OK;
+    Fail(failure, reason);
+    return PrefixItem(failed, failure);
+  }
+
+  ClientState& client_;
+  const std::unique_ptr<ReadBackend> remote_;  // for sequences without a lease
+};
+
+}  // namespace
+
+std::unique_ptr<ReadBackend> MakeMappedReads(ClientState& client) {
+  return std::make_unique<MappedReads>(client);
+}
+
+}  // namespace pqcached::client

@@ -1,0 +1,66 @@
+// ReadBackend is the path by which a client reads: mapped memory, or RPCs. A client has one for its
+// whole life, so that no call has to choose.
+//
+// Arguments have been checked (base/arguments.h). Failures are the thread's last error, with fields
+// named as in the C header.
+//
+// Thread-safe as far as outputs and steps are not shared.
+#ifndef PQCACHED_CLIENT_STEP_READ_BACKEND_H_
+#define PQCACHED_CLIENT_STEP_READ_BACKEND_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "client/base/remote.h"
+#include "client/step/handles.h"
+#include "kvstore/read/selection.h"
+
+namespace pqcached::client {
+
+struct LayerCall;
+struct StepItem;
+
+class ReadBackend {
+ public:
+  virtual ~ReadBackend() = default;
+
+  // The calls that read one sequence. Positions are copied where the caller gives memory for them;
+  // the counts are also set on PQC_OUT_OF_RANGE for a too small capacity. All other outputs have
+  // room.
+  virtual pqc_status TopK(SequenceState& sequence, const TopKItem& item) = 0;
+  virtual pqc_status Attend(SequenceState& sequence, const AttendItem& item) = 0;
+  virtual pqc_status Score(SequenceState& sequence, const QueryView& query,
+                           const kvstore::IndexDescriptor& index, kvstore::TokenRange tokens,
+                           const ScoresOut& out) = 0;
+  virtual pqc_status FetchBlocks(SequenceState& sequence, const FetchView& fetch,
+                                 kvstore::TokenRange tokens, std::byte* out) = 0;
+  virtual pqc_status FetchTokens(SequenceState& sequence, const FetchView& fetch,
+                                 const PositionsView& positions, std::byte* out) = 0;
+
+  // Begins to read an item of a step, and finds the number of tokens that the sequence has stored.
+  virtual pqc_status Begin(StepItem& item, uint64_t* token_count) = 0;
+  // Checks that the index of the step's selection exists, as far as this is known without an RPC.
+  virtual pqc_status CheckIndex(StepItem& item, const kvstore::IndexDescriptor& index) = 0;
+  // Waits until the first `needed` tokens of an item are stored and, if a layer is given, until
+  // their codes are available.
+  virtual pqc_status Wait(const pqc_step& step, const kvstore::Selection& selection,
+                          const uint32_t* layer, uint32_t needed, StepItem* item) = 0;
+  // Selects for all items: the positions of item i begin at positions[offsets[i]].
+  virtual pqc_status StepTopK(const LayerCall& call, const uint64_t* offsets,
+                              uint32_t* positions) = 0;
+  // Selects and attends for all items; counts: k of each item.
+  virtual pqc_status StepAttend(const LayerCall& call, uint32_t* counts) = 0;
+  // Checks at the end of a step that what was read of an item may be used.
+  virtual pqc_status Check(const StepItem& item) = 0;
+};
+
+// Reads by RPCs. REQUIRES, for both: the client's state outlives the backend.
+std::unique_ptr<ReadBackend> MakeRemoteReads(ClientState& client);
+// Reads mapped memory; a single call on a sequence for which no lease can be acquired uses an RPC.
+// REQUIRES: client.local.
+std::unique_ptr<ReadBackend> MakeMappedReads(ClientState& client);
+
+}  // namespace pqcached::client
+
+#endif  // PQCACHED_CLIENT_STEP_READ_BACKEND_H_

@@ -1,0 +1,373 @@
+#include "kvstore/read/reader.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <string>
+
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/rows/gather.h"
+#include "kvstore/read/layer_ops.h"
+#include "kvstore/read/resolve.h"
+
+namespace pqcached::kvstore {
+namespace {
+
+// Fewer tokens than this, over all kv heads, are read before other threads would wake up.
+constexpr uint64_t kParallelTokens = 2048;
+
+Refusal Refuse(StatusCode code, std::string field, std::string text, uint32_t retry_ms = kNoRetry) {
+  return {.code = code, .field = std::move(field), .text = std::move(text), .retry_ms = retry_ms};
+}
+
+std::string NameOf(const IndexDescriptor& index) {
+  return std::string("pq m=") + std::to_string(index.subspace_count) +
+         " b=" + std::to_string(index.bits);
+}
+
+Refusal CheckTokens(TokenRange tokens, uint32_t stored) {
+  const auto range = [&] {
+    return std::string("[") + std::to_string(tokens.begin) + ", " + std::to_string(tokens.end) +
+           ")";
+  };
+  if (tokens.begin >= tokens.end) {
+    return Refuse(StatusCode::kInvalidArgument, "tokens", range() + " is empty");
+  }
+  if (tokens.end > stored) {
+    return Refuse(StatusCode::kOutOfRange, "tokens",
+                  range() + "; " + std::to_string(stored) + " tokens are stored");
+  }
+  return {};
+}
+
+Refusal CheckPositions(const LayerView& view, std::span<const uint32_t> positions, bool ascending) {
+  if (positions.size() % view.shape.kv_heads != 0) {
+    return Refuse(StatusCode::kInvalidArgument, "positions",
+                  std::to_string(positions.size()) + " of them; not a multiple of kv_heads, " +
+                      std::to_string(view.shape.kv_heads));
+  }
+  const uint32_t stored = view.token_count();
+  const size_t per_head = positions.size() / view.shape.kv_heads;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const auto field = [&] { return "positions[" + std::to_string(i) + "]"; };
+    if (positions[i] >= stored) {
+      return Refuse(
+          StatusCode::kOutOfRange, field(),
+          std::to_string(positions[i]) + "; " + std::to_string(stored) + " tokens are stored");
+    }
+    if (ascending && i % per_head != 0 && positions[i] <= positions[i - 1]) {
+      return Refuse(StatusCode::kInvalidArgument, field(),
+                    std::to_string(positions[i]) + " after " + std::to_string(positions[i - 1]) +
+                        ", must ascend within a kv head");
+    }
+  }
+  return {};
+}
+
+// Treats the queries of several tokens as one larger group: makes the view's query heads [kv_heads,
+// query_length x group_size].
+void WidenGroup(LayerView* view, uint32_t query_length) { view->shape.query_heads *= query_length; }
+
+// Copies queries [query_length, kv_heads, group_size, dim] to [kv_heads, query_length, group_size,
+// dim], as floats.
+void GatherQueries(const LayerQuery& query, const LayerShape& shape, std::vector<float>* queries) {
+  const uint32_t group = shape.group_size();
+  queries->resize(size_t{query.query_length} * shape.query_heads * shape.key_dim);
+  const bool packed =
+      query.strides_bytes[2] == static_cast<ptrdiff_t>(kernels::DTypeBytes(query.dtype));
+  float* to = queries->data();
+  for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+    for (uint32_t token = 0; token < query.query_length; ++token) {
+      for (uint32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+        const std::byte* from = query.data +
+                                static_cast<ptrdiff_t>(token) * query.strides_bytes[0] +
+                                static_cast<ptrdiff_t>(head) * query.strides_bytes[1];
+        if (packed) {
+          kernels::ConvertElements(query.dtype, from, kernels::DType::kF32,
+                                   reinterpret_cast<std::byte*>(to), shape.key_dim);
+        } else {
+          for (uint32_t d = 0; d < shape.key_dim; ++d) {
+            to[d] = kernels::LoadElement(
+                query.dtype, from + static_cast<ptrdiff_t>(d) * query.strides_bytes[2], 0);
+          }
+        }
+        to += shape.key_dim;
+      }
+    }
+  }
+}
+
+// Refuses queries, grouped by kv head, that are not finite.
+Refusal CheckFinite(std::span<const float> queries, const LayerShape& shape,
+                    uint32_t query_length) {
+  const auto found = std::find_if(queries.begin(), queries.end(),
+                                  [](float value) { return !std::isfinite(value); });
+  if (found == queries.end()) return {};
+  const auto row = static_cast<uint32_t>((found - queries.begin()) / shape.key_dim);
+  const uint32_t group = shape.group_size();
+  const uint32_t head = row / (group * query_length) * group + row % group;
+  return Refuse(StatusCode::kInvalidArgument, "query.queries",
+                "NaN or infinity in query head " + std::to_string(head));
+}
+
+// Copies [kv_heads, query_length, group_size, dim] to [query_length, kv_heads, group_size, dim].
+void ScatterRows(const LayerShape& shape, uint32_t query_length, uint32_t dim, const float* from,
+                 float* to) {
+  const size_t block = size_t{shape.group_size()} * dim;
+  for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+    for (uint32_t token = 0; token < query_length; ++token) {
+      std::memcpy(to + (size_t{token} * shape.kv_heads + kv_head) * block, from,
+                  block * sizeof(float));
+      from += block;
+    }
+  }
+}
+
+// Copies a part of the rows [begin, end) of one kv head. Returns the end of the output.
+std::byte* CopyRun(const LayerView& view, uint32_t kv_head, TokenRange tokens,
+                   const PartBytes& part, std::byte* out) {
+  const size_t row_bytes = view.shape.row_bytes;
+  for (const SegmentView& segment : view.segments) {
+    const uint64_t first = segment.first_position;
+    const uint64_t begin = std::max(tokens.begin, first);
+    const uint64_t end = std::min(tokens.end, first + segment.token_count);
+    if (begin >= end) continue;
+    const std::byte* row = segment.rows[kv_head] + (begin - first) * row_bytes + part.begin;
+    if (part.size == row_bytes) {
+      out = std::copy_n(row, (end - begin) * row_bytes, out);
+      continue;
+    }
+    for (uint64_t token = begin; token < end; ++token, row += row_bytes) {
+      out = std::copy_n(row, part.size, out);
+    }
+  }
+  return out;
+}
+
+// Gathers the rows of one kv head at `positions` into `target`: ascending positions in one call,
+// others one by one.
+void GatherHead(const kernels::Exec& exec, const LayerView& view, uint32_t kv_head,
+                std::span<const uint32_t> positions, const PartBytes& part,
+                std::span<std::byte> target) {
+  const std::vector<kernels::RowSpan> spans = RowSpans(view, kv_head);
+  const bool ascending = std::adjacent_find(positions.begin(), positions.end(),
+                                            std::greater_equal<uint32_t>()) == positions.end();
+  const size_t step = ascending ? std::max<size_t>(positions.size(), 1) : 1;
+  for (size_t i = 0; i < positions.size(); i += step) {
+    kernels::GatherRows(exec, {.row_stride_bytes = view.shape.row_bytes,
+                               .part_begin_bytes = part.begin,
+                               .part_bytes = part.size,
+                               .spans = spans,
+                               .positions = positions.subspan(i, step),
+                               .target_stride_bytes = part.size,
+                               .target = target.subspan(i * part.size, step * part.size)});
+  }
+}
+
+}  // namespace
+
+Refusal CheckIndex(const IndexDescriptor& index, uint32_t key_dim, const char* field) {
+  const auto refuse = [&](const char* part, std::string text) {
+    return Refuse(StatusCode::kInvalidArgument, std::string(field) + part, std::move(text));
+  };
+  if (index.kind == IndexKind::kFlat) {
+    return index == IndexDescriptor{} ? Refusal{} : refuse("", "flat has no parameters");
+  }
+  if (index.kind != IndexKind::kPq) return refuse(".kind", "unknown");
+  const uint32_t subspaces = index.subspace_count;
+  if (subspaces == 0 || subspaces > 16 || (subspaces & (subspaces - 1)) != 0) {
+    return refuse(".pq.subspaces", std::to_string(subspaces) + ", must be 1, 2, 4, 8 or 16");
+  }
+  if (index.bits < 4 || index.bits > 8) {
+    return refuse(".pq.bits", std::to_string(index.bits) + ", must lie in [4, 8]");
+  }
+  if (key_dim % subspaces != 0) {
+    return refuse(".pq.subspaces",
+                  std::to_string(subspaces) + ", must divide key_dim, " + std::to_string(key_dim));
+  }
+  return {};
+}
+
+Refusal CheckCoded(const LayerView& view, const LayerRequest& request,
+                   std::span<const PositionRange> candidates) {
+  if (request.index.kind == IndexKind::kFlat || candidates.empty()) return {};
+  const uint32_t begin = candidates.front().begin, end = candidates.back().end;
+  for (const SegmentView& segment : view.segments) {
+    const uint32_t segment_end = segment.first_position + segment.token_count;
+    if (segment.index_data || segment_end <= begin || segment.first_position >= end) continue;
+    return Refuse(StatusCode::kAborted, request.index_field,
+                  "layer " + std::to_string(request.layer) + ": index " + NameOf(request.index) +
+                      " does not cover positions [" + std::to_string(segment.first_position) +
+                      ", " + std::to_string(segment_end) + ") yet",
+                  kRetryConflict);
+  }
+  return {};
+}
+
+PartBytes BytesOfPart(const LayerShape& shape, RowPart part) {
+  const size_t element_bytes = kernels::DTypeBytes(shape.dtype);
+  switch (part) {
+    case RowPart::kRow:
+      break;
+    case RowPart::kKey:
+      return {shape.key_dim, 0, shape.key_dim * element_bytes};
+    case RowPart::kValue:
+      return {shape.value_dim, shape.key_dim * element_bytes, shape.value_dim * element_bytes};
+  }
+  return {shape.key_dim + shape.value_dim, 0, shape.row_bytes};
+}
+
+const ParallelFor& Reader::ThreadsFor(uint64_t tokens) const {
+  static const ParallelFor serial = SerialFor();
+  return tokens >= kParallelTokens ? parallel_ : serial;
+}
+
+Refusal Reader::OpenForQuery(const LayerQuery& query, const LayerRequest& request,
+                             LayerView* view) {
+  if (query.query_position > kMaxSequenceTokens - query.query_length) {
+    return Refuse(StatusCode::kInvalidArgument, "query.query_position",
+                  std::to_string(query.query_position) + ", must be below " +
+                      std::to_string(kMaxSequenceTokens - query.query_length + 1));
+  }
+  RETURN_IF_ERROR(source_.Open(request, view));
+  GatherQueries(query, view->shape, &scratch_.queries);
+  RETURN_IF_ERROR(CheckFinite(scratch_.queries, view->shape, query.query_length));
+  WidenGroup(view, query.query_length);
+  return {};
+}
+
+Refusal Reader::Select(const LayerQuery& query, const LayerRequest& request,
+                       const Selection& selection, LayerView* view, SelectedTokens* selected) {
+  RETURN_IF_ERROR(OpenForQuery(query, request, view));
+  const ResolvedSelection& resolved = scratch_.resolved;
+  Resolve(selection, query.query_position, view->token_count(), &scratch_.resolved);
+  if (!resolved.refusal.ok()) return resolved.refusal;
+  RETURN_IF_ERROR(CheckCoded(*view, request, resolved.candidates));
+  *selected = {resolved.select_count, resolved.sink_tokens, resolved.window_tokens};
+  scratch_.positions.resize(size_t{view->shape.kv_heads} * resolved.select_count);
+  if (resolved.select_count == 0) return {};
+  const ParallelFor& threads =
+      ThreadsFor(uint64_t{resolved.candidate_count} * view->shape.kv_heads);
+  SelectLayer(
+      exec_, *view,
+      {.index = selection.index,
+       .rule = selection.group_rule,
+       .candidates = resolved.candidates,
+       .queries = scratch_.queries,
+       .select_count = resolved.select_count,
+       .positions = scratch_.positions},
+      threads,
+      scratch_.Bytes(threads.worker_count *
+                     SelectScratchBytes(exec_, *view, selection.index, resolved.candidates)));
+  return {};
+}
+
+Refusal Reader::TopK(const LayerQuery& query, const Selection& selection,
+                     SelectedTokens* selected) {
+  LayerView view;
+  return Select(query, {query.layer, selection.index, "query.layer", "selection.index"}, selection,
+                &view, selected);
+}
+
+Refusal Reader::Attend(const LayerQuery& query, const Selection& selection,
+                       SelectedTokens* selected, const AttentionOut& out) {
+  LayerView view;
+  RETURN_IF_ERROR(Select(query, {query.layer, selection.index, "query.layer", "selection.index"},
+                         selection, &view, selected));
+  AttendOver(view, query, scratch_.positions, out);
+  return {};
+}
+
+Refusal Reader::AttendPositions(const LayerQuery& query, std::span<const uint32_t> positions,
+                                const AttentionOut& out) {
+  LayerView view;
+  RETURN_IF_ERROR(OpenForQuery(query, {.layer = query.layer, .layer_field = "query.layer"}, &view));
+  RETURN_IF_ERROR(CheckPositions(view, positions, /*ascending=*/true));
+  AttendOver(view, query, positions, out);
+  return {};
+}
+
+void Reader::AttendOver(const LayerView& view, const LayerQuery& query,
+                        std::span<const uint32_t> positions, const AttentionOut& out) {
+  const size_t rows = view.shape.query_heads;  // of all query tokens
+  const uint32_t value_dim = view.shape.value_dim;
+  const bool direct = query.query_length == 1;  // the rows are already in the caller's order
+  if (!direct) {
+    scratch_.output.resize(rows * value_dim);
+    scratch_.lse.resize(rows);
+  }
+  float* output = direct ? out.output : scratch_.output.data();
+  float* lse = direct ? out.lse : scratch_.lse.data();
+  const ParallelFor& threads = ThreadsFor(positions.size());
+  AttendLayer(exec_, view,
+              {.queries = scratch_.queries,
+               .positions = positions,
+               .output = {output, rows * value_dim},
+               .lse = {lse, rows}},
+              threads, scratch_.Bytes(threads.worker_count * AttendLayerScratchBytes(view)));
+  if (direct) return;
+  LayerShape shape = view.shape;
+  shape.query_heads /= query.query_length;
+  ScatterRows(shape, query.query_length, value_dim, output, out.output);
+  ScatterRows(shape, query.query_length, 1, lse, out.lse);
+}
+
+Refusal Reader::Score(const LayerQuery& query, const IndexDescriptor& index, TokenRange tokens,
+                      const ScoresOut& out) {
+  const LayerRequest request{query.layer, index, "query.layer", "index"};
+  LayerView view;
+  RETURN_IF_ERROR(OpenForQuery(query, request, &view));
+  RETURN_IF_ERROR(CheckTokens(tokens, view.token_count()));
+  const PositionRange range{static_cast<uint32_t>(tokens.begin), static_cast<uint32_t>(tokens.end)};
+  RETURN_IF_ERROR(CheckCoded(view, request, {&range, 1}));
+  const uint64_t count = tokens.end - tokens.begin;
+  const uint32_t heads = view.shape.query_heads;
+  if (!out.logits) scratch_.output.resize(heads * count);
+  scratch_.lse.resize(size_t{2} * heads);
+  float* logits = out.logits ? out.logits : scratch_.output.data();
+  float* max = out.max ? out.max : scratch_.lse.data();
+  float* sum_exp = out.sum_exp ? out.sum_exp : scratch_.lse.data() + heads;
+  const ParallelFor& threads = ThreadsFor(count * view.shape.kv_heads);
+  ScoreLayer(exec_, view,
+             {.index = index,
+              .tokens = range,
+              .queries = scratch_.queries,
+              .logits = {logits, heads * count},
+              .max = {max, heads},
+              .sum_exp = {sum_exp, heads}},
+             threads, scratch_.Bytes(threads.worker_count * ScoreScratchBytes(view, index, range)));
+  return {};
+}
+
+Refusal Reader::FetchBlocks(uint32_t layer, TokenRange tokens, RowPart part,
+                            std::span<std::byte> out) {
+  LayerView view;
+  RETURN_IF_ERROR(source_.Open({.layer = layer}, &view));
+  RETURN_IF_ERROR(CheckTokens(tokens, view.token_count()));
+  const PartBytes bytes = BytesOfPart(view.shape, part);
+  PQC_CHECK(out.size() >= view.shape.kv_heads * (tokens.end - tokens.begin) * bytes.size);
+  std::byte* to = out.data();
+  for (uint32_t kv_head = 0; kv_head < view.shape.kv_heads; ++kv_head) {
+    to = CopyRun(view, kv_head, tokens, bytes, to);
+  }
+  return {};
+}
+
+Refusal Reader::FetchTokens(uint32_t layer, std::span<const uint32_t> positions, RowPart part,
+                            std::span<std::byte> out) {
+  LayerView view;
+  RETURN_IF_ERROR(source_.Open({.layer = layer}, &view));
+  RETURN_IF_ERROR(CheckPositions(view, positions, /*ascending=*/false));
+  const PartBytes bytes = BytesOfPart(view.shape, part);
+  const size_t per_head = positions.size() / view.shape.kv_heads;
+  PQC_CHECK(out.size() >= positions.size() * bytes.size);
+  for (uint32_t kv_head = 0; kv_head < view.shape.kv_heads; ++kv_head) {
+    GatherHead(exec_, view, kv_head, positions.subspan(kv_head * per_head, per_head), bytes,
+               out.subspan(kv_head * per_head * bytes.size, per_head * bytes.size));
+  }
+  return {};
+}
+
+}  // namespace pqcached::kvstore

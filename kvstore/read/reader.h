@@ -1,0 +1,141 @@
+// Reader: selects, scores, copies and attends over the rows of one sequence.
+//
+// A client reads mapped memory, the sidecar reads a snapshot. Each is a LayerSource; all checks and
+// all work behind it are this one class. Refusals name fields in the words of the proto, relative
+// to the item of the call: "query.query_position", "selection.index", "tokens", "positions[3]".
+//
+//     SnapshotSource source(reading);
+//     Reader reader(source, exec, parallel, scratch);
+//     SelectedTokens selected;
+//     RETURN_IF_ERROR(ToStatus(reader.TopK(query, selection, &selected)));
+//     // scratch.positions has [kv_heads, selected.count]
+#ifndef PQCACHED_KVSTORE_READ_READER_H_
+#define PQCACHED_KVSTORE_READ_READER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/base/exec.h"
+#include "kvstore/read/layer_view.h"
+#include "kvstore/read/refusal.h"
+#include "kvstore/read/scratch.h"
+#include "kvstore/read/selection.h"
+
+namespace pqcached::kvstore {
+
+// A layer to open, the index over it (flat: rows alone), and the names of both in refusals.
+struct LayerRequest {
+  uint32_t layer = 0;
+  IndexDescriptor index = {};
+  const char* layer_field = "layer";
+  const char* index_field = "index";
+};
+
+// Gives the rows of one sequence, layer by layer.
+class LayerSource {
+ public:
+  // Opens the visible rows of a layer, with codes and centroids in the segments where the index is
+  // ready. The view is valid until the next call, and while the source exists. The index has been
+  // checked (CheckIndex).
+  //
+  // Errors: kInvalidArgument (layer), kFailedPrecondition (the sequence has no such index),
+  // kDataLoss, kInternal
+  virtual Refusal Open(const LayerRequest& request, LayerView* view) = 0;
+
+ protected:
+  ~LayerSource() = default;
+};
+
+// Checks the parameters of an index.
+Refusal CheckIndex(const IndexDescriptor& index, uint32_t key_dim, const char* field);
+
+// Refuses (kAborted) when a segment with candidates has no codes yet.
+Refusal CheckCoded(const LayerView& view, const LayerRequest& request,
+                   std::span<const PositionRange> candidates);
+
+// Borrowed queries [query_length, query_heads, key_dim] of one layer. REQUIRES: the shape fits the
+// layer, and all elements may be read.
+struct LayerQuery {
+  uint32_t layer = 0;
+  uint64_t query_position = 0;  // of the first query token
+  uint32_t query_length = 1;
+  const std::byte* data = nullptr;
+  kernels::DType dtype = kernels::DType::kF32;
+  ptrdiff_t strides_bytes[3] = {};
+};
+
+struct SelectedTokens {
+  uint32_t count = 0;  // per kv head
+  uint32_t sink_tokens = 0;
+  uint32_t window_tokens = 0;
+};
+
+struct AttentionOut {
+  float* output = nullptr;  // [query_length, query_heads, value_dim]
+  float* lse = nullptr;     // [query_length, query_heads]
+};
+
+struct ScoresOut {
+  float* logits = nullptr;   // [query_heads, tokens], or null
+  float* max = nullptr;      // [query_heads], or null
+  float* sum_exp = nullptr;  // [query_heads], or null
+};
+
+// Bytes [begin, begin + size) of a row, which are `dim` elements.
+struct PartBytes {
+  uint32_t dim = 0;
+  size_t begin = 0;
+  size_t size = 0;
+};
+PartBytes BytesOfPart(const LayerShape& shape, RowPart part);
+
+// Outputs are overwritten, and unspecified after a refusal. Thread-compatible; no call waits.
+class Reader {
+ public:
+  // REQUIRES: all arguments outlive the reader.
+  Reader(LayerSource& source, const kernels::Exec& exec, const ParallelFor& parallel,
+         ReadScratch& scratch)
+      : source_(source), exec_(exec), parallel_(parallel), scratch_(scratch) {}
+
+  // Selects tokens into scratch.positions, [kv_heads, count].
+  //
+  // Errors: kInvalidArgument (a field), kOutOfRange (candidates that are not stored), kAborted
+  // (candidates without codes), those of LayerSource
+  Refusal TopK(const LayerQuery& query, const Selection& selection, SelectedTokens* selected);
+  // Selects as TopK, and attends to the selected tokens.
+  Refusal Attend(const LayerQuery& query, const Selection& selection, SelectedTokens* selected,
+                 const AttentionOut& out);
+  // Attends to positions [kv_heads, count], ascending per kv head.
+  //
+  // Errors: kInvalidArgument (the order), kOutOfRange (not stored), those of LayerSource
+  Refusal AttendPositions(const LayerQuery& query, std::span<const uint32_t> positions,
+                          const AttentionOut& out);
+  // Computes the logits of a range of tokens under an index. REQUIRES: query_length is 1.
+  Refusal Score(const LayerQuery& query, const IndexDescriptor& index, TokenRange tokens,
+                const ScoresOut& out);
+  // Copies a part of the rows of a range of tokens to `out`, [kv_heads, tokens, part].
+  Refusal FetchBlocks(uint32_t layer, TokenRange tokens, RowPart part, std::span<std::byte> out);
+  // Copies a part of the rows at positions [kv_heads, count], in any order, to `out`, [kv_heads,
+  // count, part].
+  Refusal FetchTokens(uint32_t layer, std::span<const uint32_t> positions, RowPart part,
+                      std::span<std::byte> out);
+
+ private:
+  Refusal OpenForQuery(const LayerQuery& query, const LayerRequest& request, LayerView* view);
+  Refusal Select(const LayerQuery& query, const LayerRequest& request, const Selection& selection,
+                 LayerView* view, SelectedTokens* selected);
+  void AttendOver(const LayerView& view, const LayerQuery& query,
+                  std::span<const uint32_t> positions, const AttentionOut& out);
+  // Returns the threads for work over that many tokens.
+  const ParallelFor& ThreadsFor(uint64_t tokens) const;
+
+  LayerSource& source_;
+  const kernels::Exec& exec_;
+  const ParallelFor& parallel_;
+  ReadScratch& scratch_;
+};
+
+}  // namespace pqcached::kvstore
+
+#endif  // PQCACHED_KVSTORE_READ_READER_H_

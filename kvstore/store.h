@@ -262,6 +262,19 @@ class Store {
                                           uint64_t first_position,
                                           std::span<const LayerRows> layers) = 0;
 
+  // Closes the first prefill of a sequence with an incremental index: closes the open segment, so
+  // that it is indexed, and adds the index to the sequence, so that reads are kAborted, not
+  // kFailedPrecondition, until their layer is indexed. Does not wait for that. Changes nothing when
+  // the prefill is closed, the sequence has no incremental index, or it has no tokens. When the
+  // work on the index has failed, it is started again, and its error is returned.
+  //
+  // Errors: kFailedPrecondition  the layers hold different token counts (names the layer)
+  //         kAborted             another writer
+  //         kResourceExhausted   kMaxIndexes
+  //         and those of the work on the index: kResourceExhausted (pool, with the shortfall in
+  //         bytes), kDataLoss
+  virtual absl::Status ClosePrefill(std::string_view tenant, uint64_t sequence_id) = 0;
+
   // Closes the open tail, trains a codebook per generation, layer and kv head, and codes all rows
   // (PQCache, SIGMOD 2025, section 3.1, step 2). Returns when all layers are ready. Writers
   // continue concurrently; rows that they add are coded too. Each layer is ready when it is

@@ -120,10 +120,10 @@ struct BuildSpec {
 // Incremental index: the store indexes rows by itself while they are written. A
 // segment is indexed when it is full, tails as they close; closed tails are
 // merged. The last segment of the first prefill is closed, and then indexed, by
-// the first Append behind it, or by BuildIndex with the same index; that of
-// later turns is coded while it is open. BuildIndex waits until all rows are
-// indexed; its iterations, seed and train_tokens then have no effect, and when
-// it is cancelled the index continues.
+// ClosePrefill, by the first Append behind it, or by BuildIndex with the same
+// index; that of later turns is coded while it is open. BuildIndex waits until
+// all rows are indexed; its iterations, seed and train_tokens then have no
+// effect, and when it is cancelled the index continues.
 struct LiveIndex {
   IndexDescriptor index;
   // Iterations of k-means, half as many where a codebook starts from another

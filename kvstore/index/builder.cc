@@ -76,6 +76,20 @@ absl::Status CheckSequence(const Cache& cache, const Snapshot& base, const Build
   return CheckTokens(cache, base);
 }
 
+// Closes the open segment of a first prefill, so that its incremental index codes it, and adds the
+// index to the sequence, so that readers wait for it.
+absl::Status ClosePrefill(const Cache& cache, const IndexDescriptor& index,
+                          const WriteLease& lease) {
+  Sequence& sequence = lease.sequence();
+  ASSIGN_OR_RETURN(const auto base, sequence.Read());
+  RETURN_IF_ERROR(CheckTokens(cache, *base));
+  if (base->list->Find(index) == base->list->indexes.size()) {
+    RETURN_IF_ERROR(sequence.PublishIndex(index, {}));
+  }
+  // An active segment of a later turn is coded under the existing codebooks while it is open.
+  return base->list->prefill_closed ? absl::OkStatus() : sequence.CloseActiveSegment();
+}
+
 // One build in progress. All segments of its snapshot count as closed.
 class Build {
  public:
@@ -511,11 +525,7 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
   RETURN_IF_ERROR(VerifyList(cache, *base->list));
   if (const auto live_spec = live.SpecOf(sequence->sequence_id());
       live_spec.has_value() && live_spec->index == spec.index) {
-    RETURN_IF_ERROR(CheckTokens(cache, *base));
-    // An active segment of a later turn is coded under the existing codebooks while it is open.
-    if (!base->list->prefill_closed) {
-      RETURN_IF_ERROR(sequence->CloseActiveSegment());
-    }
+    RETURN_IF_ERROR(ClosePrefill(cache, spec.index, lease));
     { const WriteLease done = std::move(lease); }  // lets writers append again
     return live.Finish(cache, *sequence, spec, progress);
   }
@@ -535,6 +545,22 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
   if (status.ok()) status = build.CatchUp();
   if (!status.ok()) sequence->RemoveIndex(spec.index).IgnoreError();  // it may be dropped
   return status;
+}
+
+absl::Status CloseSequencePrefill(const Cache& cache, IncrementalIndexer& live,
+                                  const std::shared_ptr<Sequence>& sequence) {
+  ASSIGN_OR_RETURN(const auto base, sequence->Read());
+  const SegmentList& list = *base->list;
+  const auto spec = live.SpecOf(sequence->sequence_id());
+  if (!spec.has_value() || list.segments.empty()) return absl::OkStatus();
+  const size_t ordinal = list.Find(spec->index);
+  const bool has_index = ordinal < list.indexes.size();
+  if (!has_index || !list.index_ready(ordinal)) {
+    RETURN_IF_ERROR(live.Retry(sequence->sequence_id()));
+  }
+  if (has_index && list.prefill_closed) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const auto lease, WriteLease::Acquire(sequence));
+  return ClosePrefill(cache, spec->index, lease);
 }
 
 }  // namespace pqcached::kvstore

@@ -1,4 +1,5 @@
 // BuildIndex: trains codebooks on the rows of a sequence and codes the rows with them.
+// ClosePrefill: passes the last rows of a prefill to an incremental index.
 #ifndef PQCACHED_KVSTORE_INDEX_BUILDER_H_
 #define PQCACHED_KVSTORE_INDEX_BUILDER_H_
 
@@ -43,6 +44,10 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
                                 const BuildSpec& spec,
                                 const std::function<bool(const BuildProgress&)>& progress,
                                 const BuildClock& clock = SteadyTime::Now);
+
+// Closes the prefill of a sequence under the contract of Store::ClosePrefill.
+absl::Status CloseSequencePrefill(const Cache& cache, IncrementalIndexer& live,
+                                  const std::shared_ptr<Sequence>& sequence);
 
 }  // namespace pqcached::kvstore
 

@@ -187,6 +187,15 @@ absl::Status IncrementalIndexer::StatusOf(uint64_t sequence_id) const {
   return it == inbox_->entries.end() ? absl::OkStatus() : it->second.status;
 }
 
+absl::Status IncrementalIndexer::Retry(uint64_t sequence_id) {
+  const MutexLock lock(&inbox_->mutex);
+  const auto it = inbox_->entries.find(sequence_id);
+  if (it == inbox_->entries.end() || it->second.status.ok()) return absl::OkStatus();
+  it->second.wanted[0] = it->second.wanted[1] = true;
+  inbox_->Wake();
+  return it->second.status;
+}
+
 bool IncrementalIndexer::IsIdle(uint64_t sequence_id) const {
   const MutexLock lock(&inbox_->mutex);
   const auto it = inbox_->entries.find(sequence_id);

@@ -51,6 +51,8 @@ class IncrementalIndexer {
   std::optional<LiveIndex> SpecOf(uint64_t sequence_id) const;
   // Returns the status of the most recent work on the sequence: ok, or the reason why it failed.
   absl::Status StatusOf(uint64_t sequence_id) const;
+  // Returns StatusOf, and makes the worker try again if it has failed.
+  absl::Status Retry(uint64_t sequence_id);
   // Returns true when the worker has no work left for the sequence until it publishes next.
   bool IsIdle(uint64_t sequence_id) const;
   // Returns the number of sequences that the worker has work left for.

@@ -116,7 +116,7 @@ absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLea
         "first_position",
         absl::StrCat(first_position, ": some layers hold these tokens, others do not"));
   }
-  if (has_live_index) writer.EndPrefill();
+  if (has_live_index) writer.ClosePrefill();
   const auto token_end = static_cast<uint32_t>(first_position) + all.front().token_count;
   RETURN_IF_ERROR(writer.Reserve(token_end));
   for (size_t i = 0; i < all.size(); ++i) {

@@ -94,14 +94,14 @@ SegmentWriter::SegmentWriter(std::shared_ptr<const Cache> cache, WriteLease leas
       kept_(base_->list->segments.size()),
       layer_tokens_(base_->layer_tokens) {}
 
-void SegmentWriter::EndPrefill() {
+void SegmentWriter::ClosePrefill() {
   const SegmentRows* tail = base_->list->tail();
   const bool is_tail = tail == nullptr || tail->slot_capacity() == segment_tokens_;
   if (base_->list->prefill_closed || is_tail) return;
   SegmentEntry& open = EditActiveSegment();
   open.closed = true;
   open.token_end = layer_tokens_.front();
-  ends_prefill_ = true;
+  closes_prefill_ = true;
 }
 
 SegmentEntry& SegmentWriter::EditActiveSegment() {
@@ -320,8 +320,8 @@ absl::StatusOr<uint64_t> SegmentWriter::Commit() {
     status = sequence.PublishRows(std::move(layer_tokens_));
   } else {
     const uint32_t begin = edited_.front().rows->first_position();
-    status =
-        sequence.PublishRows(std::move(layer_tokens_), {begin, std::move(edited_), ends_prefill_});
+    status = sequence.PublishRows(std::move(layer_tokens_),
+                                  {begin, std::move(edited_), closes_prefill_});
   }
   if (!status.ok()) return status;
   return token_count;

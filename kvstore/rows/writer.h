@@ -50,7 +50,7 @@ class SegmentWriter {
   // Closes the open segment of a first prefill after its last token, so that a codebook can be
   // trained on it. Open segments of later turns are encoded while they are filled. REQUIRES: before
   // Reserve; all layers have the same tokens.
-  void EndPrefill();
+  void ClosePrefill();
 
   const Sequence& sequence() const { return lease_.sequence(); }
   const Snapshot& base() const { return *base_; }
@@ -102,7 +102,7 @@ class SegmentWriter {
   std::shared_ptr<const Snapshot> base_;
   uint32_t segment_tokens_;
   bool defer_encoding_ = false;
-  bool ends_prefill_ = false;
+  bool closes_prefill_ = false;
   size_t kept_;
   std::vector<SegmentEntry> edited_;
   std::vector<uint32_t> layer_tokens_;

@@ -328,7 +328,7 @@ absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens, ListEdit 
       segments.pop_back();
     }
     std::move(edit.entries.begin(), edit.entries.end(), std::back_inserter(segments));
-    if (edit.ends_prefill) list.prefill_closed = true;
+    if (edit.closes_prefill) list.prefill_closed = true;
     return absl::OkStatus();
   });
 }

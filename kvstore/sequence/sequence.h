@@ -77,7 +77,7 @@ struct SegmentList {
   // Contiguous from position 0; only the last segment may be open.
   std::vector<SegmentEntry> segments;
   std::vector<IndexDescriptor> indexes;  // in any state; see index_ready
-  // Set by the first BuildIndex, or when the first decoded token is appended.
+  // Set by ClosePrefill, by the first BuildIndex, or when the first decoded token is appended.
   bool prefill_closed = false;
   // [indexes, layer slots]: whether every segment is ready. Set by Sequence.
   std::vector<std::vector<bool>> ready;
@@ -143,7 +143,7 @@ struct IndexedSegment {
 struct ListEdit {
   uint32_t begin = 0;                 // entries from this position on ...
   std::vector<SegmentEntry> entries;  // ... are replaced by these
-  bool ends_prefill = false;          // same as in CloseActiveSegment
+  bool closes_prefill = false;        // same as in CloseActiveSegment
 };
 
 class Sequence {
@@ -189,7 +189,7 @@ class Sequence {
   // kAborted if background work has changed the list since BeginWrite or since this writer last
   // published.
   absl::Status Publish(std::shared_ptr<const Snapshot> next);
-  // Writer: closes the open segment after its last token, and ends the prefill. Errors: as
+  // Writer: closes the open segment after its last token, and the prefill. Errors: as
   // PublishRows. REQUIRES: all layers have the same number of tokens.
   absl::Status CloseActiveSegment();
   // Writer: truncates the sequence to `token_count` tokens. REQUIRES: token_count <= that of the

@@ -306,6 +306,11 @@ absl::StatusOr<uint64_t> StoreImpl::Append(std::string_view tenant, uint64_t seq
                     layers);
 }
 
+absl::Status StoreImpl::ClosePrefill(std::string_view tenant, uint64_t sequence_id) {
+  ASSIGN_OR_RETURN(const auto found, sequences_.Find(tenant, sequence_id));
+  return CloseSequencePrefill(*found.cache, live_, found.sequence);
+}
+
 absl::Status StoreImpl::BuildIndex(std::string_view tenant, uint64_t sequence_id,
                                    const BuildSpec& spec,
                                    const std::function<bool(const BuildProgress&)>& progress) {

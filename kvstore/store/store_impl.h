@@ -64,6 +64,7 @@ class StoreImpl final : public Store {
   absl::StatusOr<uint64_t> Append(std::string_view tenant, uint64_t sequence_id,
                                   uint64_t first_position,
                                   std::span<const LayerRows> layers) override;
+  absl::Status ClosePrefill(std::string_view tenant, uint64_t sequence_id) override;
   absl::Status BuildIndex(std::string_view tenant, uint64_t sequence_id, const BuildSpec& spec,
                           const std::function<bool(const BuildProgress&)>& progress) override;
   absl::StatusOr<Selected> TopK(std::string_view tenant, uint64_t sequence_id, const Query& query,

@@ -422,6 +422,10 @@ void KillWorld::Build(SequenceModel& sequence) {
   const uint32_t ordinal = sequence.is_live ? 0 : sequence.index_count.load();
   if (sequence.count == 0 || ordinal >= std::size(kIndexes)) return;
   Announce(Operation::kBuild, sequence, sequence.count);
+  if (sequence.is_live && Random(2) == 0) {
+    const absl::Status closed = store_->ClosePrefill(kTenant, sequence.id);
+    if (!closed.ok() && !absl::IsResourceExhausted(closed)) Fault("ClosePrefill", closed);
+  }
   const absl::Status status = Build(sequence, ordinal);
   if (status.ok()) {
     sequence.index_count = std::max(sequence.index_count.load(), ordinal + 1);

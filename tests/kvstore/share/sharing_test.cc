@@ -425,6 +425,7 @@ TEST_F(Sharing, ASuspendedSequenceKeepsItsTokensAndAnswersNothing) {
   const std::vector<uint32_t> positions = {0, 0};
   refused(store().BeginIngest(kTenant, id).status());
   refused(AppendContent(store(), id, shared_.group, 300, First(1)).status());
+  refused(store().ClosePrefill(kTenant, id));
   refused(store().BuildIndex(kTenant, id, {.index = Pq(2, 4)}, {}));
   refused(store().TruncateSequence(kTenant, id, 1).status());
   refused(store().ForkSequence(kTenant, id, 0, "session").status());

@@ -318,6 +318,7 @@ TEST_F(BadInput, UnknownForeignAndDroppedIds) {
     expect([&] { return store().TruncateSequence(tenant, sequence_id, 0).status(); });
     expect([&] { return store().BeginIngest(tenant, sequence_id).status(); });
     expect([&] { return store().Append(tenant, sequence_id, 0, rows).status(); });
+    expect([&] { return store().ClosePrefill(tenant, sequence_id); });
     expect([&] { return store().BuildIndex(tenant, sequence_id, {.index = kIndex}, {}); });
     expect([&] { return store().TopK(tenant, sequence_id, GoodQuery(), {}).status(); });
     expect([&] { return store().Score(tenant, sequence_id, GoodQuery(), {}, {0, 1}).status(); });

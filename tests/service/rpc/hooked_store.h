@@ -127,6 +127,9 @@ class HookedStore final : public kvstore::Store {
                                   std::span<const kvstore::LayerRows> layers) override {
     return store_->Append(tenant, sequence_id, first_position, layers);
   }
+  absl::Status ClosePrefill(std::string_view tenant, uint64_t sequence_id) override {
+    return store_->ClosePrefill(tenant, sequence_id);
+  }
   absl::Status BuildIndex(
       std::string_view tenant, uint64_t sequence_id, const kvstore::BuildSpec& spec,
       const std::function<bool(const kvstore::BuildProgress&)>& progress) override {

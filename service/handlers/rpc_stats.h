@@ -29,6 +29,7 @@ enum class Rpc : uint8_t {
   kIngest,
   kCommit,
   kAppend,
+  kClosePrefill,
   kBuildIndex,
   kTopK,
   kScore,

@@ -158,6 +158,13 @@ absl::Status SequenceHandlers::ResumeSequence(const Caller& caller,
   return token_count.status();
 }
 
+absl::Status SequenceHandlers::ClosePrefill(const Caller& caller,
+                                            const v1::ClosePrefillRequest& request,
+                                            v1::ClosePrefillResponse*) {
+  RETURN_IF_ERROR(caller.Check());
+  return store_.ClosePrefill(caller.session.tenant, request.sequence_id());
+}
+
 absl::Status SequenceHandlers::MatchPrefix(const Caller& caller,
                                            const v1::MatchPrefixRequest& request,
                                            v1::MatchPrefixResponse* response) {

@@ -1,5 +1,5 @@
 // SequenceHandlers answers the rpcs for caches and sequences: open, create, fork, roll back,
-// suspend and drop; prefixes; admission.
+// suspend and drop; prefixes; the end of a prefill; admission.
 //
 // Thread-safe.
 #ifndef PQCACHED_SERVICE_HANDLERS_SEQUENCE_HANDLERS_H_
@@ -41,6 +41,8 @@ class SequenceHandlers {
                                v1::SuspendSequenceResponse*);
   absl::Status ResumeSequence(const Caller& caller, const v1::ResumeSequenceRequest& request,
                               v1::ResumeSequenceResponse* response);
+  absl::Status ClosePrefill(const Caller& caller, const v1::ClosePrefillRequest& request,
+                            v1::ClosePrefillResponse*);
   absl::Status MatchPrefix(const Caller& caller, const v1::MatchPrefixRequest& request,
                            v1::MatchPrefixResponse* response);
   absl::Status Admit(const Caller& caller, const v1::AdmitRequest& request,

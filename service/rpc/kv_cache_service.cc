@@ -65,6 +65,13 @@ KvCacheService::Reactor* KvCacheService::MatchPrefix(Context* context,
                                                 parts_.handlers.sequences, request, response);
 }
 
+KvCacheService::Reactor* KvCacheService::ClosePrefill(Context* context,
+                                                      const v1::ClosePrefillRequest* request,
+                                                      v1::ClosePrefillResponse* response) {
+  return Answer<&SequenceHandlers::ClosePrefill>(context, Rpc::kClosePrefill,
+                                                 parts_.handlers.sequences, request, response);
+}
+
 KvCacheService::Reactor* KvCacheService::Admit(Context* context, const v1::AdmitRequest* request,
                                                v1::AdmitResponse* response) {
   return Answer<&SequenceHandlers::Admit>(context, Rpc::kAdmit, parts_.handlers.sequences, request,

@@ -63,6 +63,8 @@ class KvCacheService final
   Reactor* Commit(Context*, const v1::CommitRequest*, v1::CommitResponse*) override;
   Reactor* Append(Context*, const v1::AppendRequest*, v1::AppendResponse*) override;
 
+  Reactor* ClosePrefill(Context*, const v1::ClosePrefillRequest*,
+                        v1::ClosePrefillResponse*) override;
   grpc::ServerWriteReactor<v1::BuildProgress>* BuildIndex(
       Context* context, const v1::BuildIndexRequest* request) override;
 

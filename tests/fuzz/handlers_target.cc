@@ -367,6 +367,8 @@ std::vector<std::string> Seeds() {
       create + CallNamed("Commit", bytes({0, 5})) + CallNamed("Commit", bytes({0, 3})) +
           CallNamed("FetchBlocks", bytes({0})) + CallNamed("FetchTokens", bytes({0})) +
           CallNamed("TruncateSequence", bytes({0})) + append(0),
+      create_live + CallNamed("Ingest", bytes({2, 0, 0, 3, 0, 3})) +
+          CallNamed("ClosePrefill", bytes({0})) + CallNamed("TopK", bytes({0, 1})) + append(4),
       create_live + append(5) + append(6) + CallNamed("ForkSequence", bytes({0})) + append(0) +
           CallNamed("DropSequence", bytes({0})) + CallNamed("MatchPrefix", bytes({0})),
       create + CallNamed("Ingest", bytes({2, 0, 0, 3, 0, 3})) + CallNamed("Attach", bytes({0})) +

@@ -56,6 +56,7 @@ std::vector<RpcEntry> MakeEntries() {
       PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, SuspendSequence),
       PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, ResumeSequence),
       PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, MatchPrefix),
+      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, ClosePrefill),
       PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, Admit),
       PQCACHED_ENTRY(kSession, rows, RowHandlers, Append),
       PQCACHED_ENTRY(kSession, rows, RowHandlers, Commit),

@@ -260,12 +260,14 @@ std::vector<std::unique_ptr<Message>> GoodRequests(const v1::AppendRequest& appe
   fork.set_sequence_id(sequence_id);
   v1::AttachRequest attach;
   attach.set_sequence_id(sequence_id);
+  v1::ClosePrefillRequest close;
+  close.set_sequence_id(sequence_id);
   v1::BuildIndexRequest build;
   build.set_sequence_id(sequence_id);
   *build.mutable_index() = Pq(2, 4);
   std::vector<std::unique_ptr<Message>> requests;
   for (const Message* each : std::initializer_list<const Message*>{
-           &append, &commit, &top_k, &fetch, &create, &fork, &attach, &build}) {
+           &append, &commit, &top_k, &fetch, &create, &fork, &attach, &close, &build}) {
     requests.emplace_back(each->New());
     requests.back()->CopyFrom(*each);
   }

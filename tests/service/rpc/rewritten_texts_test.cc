@@ -140,6 +140,7 @@ TEST_F(RewrittenTextsTest, SequencesAndCaches) {
   Refuse(kv, "ForkSequence", &Kv::ForkSequence, id, {missing, "sequence_id"});
   Refuse(kv, "SuspendSequence", &Kv::SuspendSequence, id, {missing, "sequence_id"});
   Refuse(kv, "ResumeSequence", &Kv::ResumeSequence, id, {missing, "sequence_id"});
+  Refuse(kv, "ClosePrefill", &Kv::ClosePrefill, id, {missing, "sequence_id"});
   Refuse(kv, "MatchPrefix", &Kv::MatchPrefix, [](auto& r) { r.set_cache_id(kNoId); },
          {missing, "cache_id"});
   Refuse(kv, "MatchPrefix", &Kv::MatchPrefix,
@@ -288,6 +289,7 @@ TEST_F(RewrittenTextsTest, CallsForAnotherWorker) {
   RefuseForeign(kv, "MatchPrefix", &Kv::MatchPrefix);
   RefuseForeign(kv, "Commit", &Kv::Commit);
   RefuseForeign(kv, "Append", &Kv::Append);
+  RefuseForeign(kv, "ClosePrefill", &Kv::ClosePrefill);
   RefuseForeign(kv, "TopK", &Kv::TopK);
   RefuseForeign(kv, "Score", &Kv::Score);
   RefuseForeign(kv, "FetchBlocks", &Kv::FetchBlocks);

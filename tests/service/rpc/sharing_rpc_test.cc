@@ -3,6 +3,7 @@
 
 #include <thread>
 
+#include "service/base/refusal.h"
 #include "tests/service/rpc/rpc_fixture.h"
 
 namespace pqcached::service {
@@ -205,6 +206,39 @@ TEST_F(SharingRpcTest, ALiveIndexComesByItself) {
   refused([](v1::LiveIndex& live) { live.set_iterations(1001); }, "live_index.iterations");
   refused([](v1::LiveIndex& live) { live.set_sink_tokens(uint64_t{1} << 40); },
           "live_index.sink_tokens");
+}
+
+TEST_F(SharingRpcTest, ClosePrefillMakesTheLiveIndexCodeTheLastRows) {
+  v1::CreateSequenceRequest request;
+  request.set_cache_id(client_->OpenCache());
+  *request.mutable_live_index()->mutable_index() = Pq(2, 4);
+  v1::CreateSequenceResponse created;
+  ASSERT_TRUE(Call(&Kv::CreateSequence, request, &created).ok());
+  client_->Ingest(created.sequence_id(), 0, 300);
+  v1::ClosePrefillRequest close;
+  close.set_sequence_id(created.sequence_id());
+  v1::ClosePrefillResponse closed;
+  const auto stranger = Connect("stranger");
+  EXPECT_TRUE(Failed(stranger->kv().ClosePrefill(stranger->Context().get(), close, &closed),
+                     StatusCode::NOT_FOUND, "sequence_id"));
+  {
+    const auto writer = store_->BeginIngest("default", created.sequence_id());
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    const grpc::Status status = Call(&Kv::ClosePrefill, close, &closed);
+    EXPECT_TRUE(Failed(status, StatusCode::ABORTED, "sequence_id", "another writer"));
+    EXPECT_EQ(RefusedBy(status).retry_ms, kRetryConflict);
+  }
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    const grpc::Status status = Call(&Kv::ClosePrefill, close, &closed);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+  }
+  ASSERT_TRUE(store_->WaitIdle(kvstore::SteadyTime::Now() + absl::Minutes(2)));
+  v1::TopKRequest top;
+  *top.add_items()->mutable_query() = QueryAt(created.sequence_id(), 1, 299);
+  *top.mutable_items(0)->mutable_selection() = TokenCountSelection(Pq(2, 4), 1, 1, 4);
+  v1::TopKResponse selected;
+  const grpc::Status status = Call(&Kv::TopK, top, &selected);
+  EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
 TEST_F(SharingRpcTest, TokensOfASpeculationAreAttendedTogether) {

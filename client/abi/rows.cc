@@ -32,7 +32,7 @@ pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_positio
   const ChangeScope changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
   SequenceState& state = *sequence->state;
-  state.prefill_open = state.live_index.kind == kvstore::IndexKind::kPq;
+  state.OpenPrefill();
   if (state.local) {
     bool remote_instead = false;
     const pqc_status status =
@@ -69,7 +69,6 @@ pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_lay
   const pqc_status status = changing.remote().Append(&item, 1, Waiting::kCaller, &error);
   if (status != PQC_OK)
     return Report(status, error, {{"items[0].rows", "layers"}, {"items[0]", ""}});
-  state.prefill_open = false;  // the sidecar has ended the prefill
   state.token_count = item.token_count;
   if (token_count) *token_count = item.token_count;
   return state.local ? state.local->Install(item.lease, image) : PQC_OK;

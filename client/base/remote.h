@@ -206,6 +206,8 @@ class Remote {
   // UNAVAILABLE.
   virtual pqc_status Append(AppendItem* items, uint32_t item_count, Waiting waiting,
                             RefusalBuffer* error) noexcept = 0;
+  // Ends the prefill of a sequence with a live index; does not wait for the index.
+  virtual pqc_status ClosePrefill(uint64_t sequence_id, RefusalBuffer* error) noexcept = 0;
   // Invokes options.callback on the calling thread.
   virtual pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
                                 RefusalBuffer* error) noexcept = 0;

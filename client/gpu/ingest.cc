@@ -184,7 +184,7 @@ pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
   if (status != PQC_OK) return status;
   const ChangeScope changing(sequence, ChangeScope::Packed::kMayBePending);
   if (changing.status() != PQC_OK) return changing.status();
-  state.prefill_open = state.live_index.kind == kvstore::IndexKind::kPq;
+  state.OpenPrefill();
   return IngestParts(gpu, sequence->state, first_position, rows, stream);
 }
 

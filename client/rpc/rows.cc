@@ -180,6 +180,17 @@ pqc_status RpcRemote::Append(AppendItem* items, uint32_t item_count, Waiting wai
   });
 }
 
+pqc_status RpcRemote::ClosePrefill(uint64_t sequence_id, RefusalBuffer* error) noexcept {
+  return Finish("ClosePrefill", error, [&] {
+    v1::ClosePrefillRequest request;
+    v1::ClosePrefillResponse response;
+    request.set_sequence_id(sequence_id);
+    return Attempt(Repeat::kHarmless, CallDeadline(), [&](const Context& context) {
+      return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncClosePrefill, context, request, &response);
+    });
+  });
+}
+
 pqc_status RpcRemote::BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
                                  RefusalBuffer* error) noexcept {
   return Finish("BuildIndex", error, [&]() -> grpc::Status {

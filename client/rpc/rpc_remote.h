@@ -65,6 +65,7 @@ class RpcRemote final : public Remote {
                     RefusalBuffer* error) noexcept override;
   pqc_status Append(AppendItem* items, uint32_t item_count, Waiting waiting,
                     RefusalBuffer* error) noexcept override;
+  pqc_status ClosePrefill(uint64_t sequence_id, RefusalBuffer* error) noexcept override;
   pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
                         RefusalBuffer* error) noexcept override;
   pqc_status TopK(const TopKItem* items, uint32_t item_count,

@@ -75,8 +75,11 @@ struct SequenceState {
   std::atomic<bool> suspended = false;    // suspended by this client
   std::atomic<uint64_t> token_count = 0;  // complete over all layers, from the last answer
   kvstore::IndexDescriptor live_index;  // index that the sidecar updates incrementally; flat = none
-  std::atomic<bool> prefill_open =
-      false;  // the newest rows may be indexed only at the end of the prefill
+  // The sidecar may index the newest rows only when the prefill is closed, or only when its work on
+  // the index is tried again: the next step that selects by the index calls ClosePrefill.
+  std::atomic<bool> prefill_open = false;
+
+  void OpenPrefill() { prefill_open = live_index.kind == kvstore::IndexKind::kPq; }
 };
 
 // Sets *remote, or fails when the client is closed.

@@ -1,6 +1,5 @@
 // Waits for the rows and codes that a step needs.
 #include <algorithm>
-#include <thread>
 
 #include "client/base/error.h"
 #include "client/step/read_backend.h"
@@ -63,6 +62,7 @@ pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, con
     if (found) continue;
     RETURN_IF_ERROR(step.client->sender->Check(*item->sequence));
     if (StepClock::now() >= step.deadline) {
+      item->sequence->OpenPrefill();
       return Fail(PQC_DEADLINE_EXCEEDED, "query_position",
                   "%u tokens with their index were not available in time; %u are stored", needed,
                   local.token_count());
@@ -71,38 +71,19 @@ pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, con
   }
 }
 
-namespace {
 
-constexpr auto kWriterPause = std::chrono::milliseconds(1);
-
-}  // namespace
-
-pqc_status EndPrefill(const pqc_step& step, const kvstore::Selection& terms, const StepItem& item) {
+pqc_status ClosePrefill(const pqc_step& step, const kvstore::Selection& terms,
+                        const StepItem& item) {
   SequenceState& sequence = *item.sequence;
   if (!sequence.prefill_open || terms.index != sequence.live_index ||
       NeededTokens(terms, item.query_position) == 0) {
     return PQC_OK;
   }
-  pqc_build_options options = PQC_INIT(pqc_build_options);
-  options.index.kind = PQC_INDEX_PQ;
-  options.index.subspaces = sequence.live_index.subspace_count;
-  options.index.bits = sequence.live_index.bits;
-  // The first layer is indexed: the other layers follow in the order in which the step needs them.
-  options.callback = [](void*, const pqc_build_progress*) { return 0; };
-  for (;;) {
-    const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(step.deadline - StepClock::now());
-    if (left.count() <= 0) {
-      return Fail(PQC_DEADLINE_EXCEEDED, "sequence", "its index was not available in time");
-    }
-    options.timeout_ms = static_cast<uint32_t>(left.count());
-    RefusalBuffer error;
-    const pqc_status status =
-        step.client->remote->BuildIndex(sequence.sequence_id, options, &error);
-    if (status == PQC_OK || status == PQC_CANCELLED) break;
-    if (status != PQC_ABORTED) return Report(status, error);  // another writer is active
-    std::this_thread::sleep_for(kWriterPause);
-  }
+  // The sidecar refuses the call while it stores rows of earlier steps.
+  RETURN_IF_ERROR(
+      step.client->sender->WaitStored(sequence, kvstore::kMaxSequenceTokens, step.deadline));
+  RefusalBuffer error;
+  RETURN_IF_ERROR(Report(step.client->remote->ClosePrefill(sequence.sequence_id, &error), error));
   sequence.prefill_open = false;
   return PQC_OK;
 }
@@ -116,7 +97,7 @@ pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, cons
         kvstore::Resolve(terms, item->query_position, static_cast<uint32_t>(item->end_before_step));
     return FailInStep(resolved.refusal);
   }
-  RETURN_IF_ERROR(EndPrefill(step, terms, *item));
+  RETURN_IF_ERROR(ClosePrefill(step, terms, *item));
   return step.client->reads->Wait(step, terms, layer, needed, item);
 }
 

@@ -24,13 +24,14 @@ pqc_status WaitAllStored(const LayerCall& call) {
 // Repeats a call while the layer's index is being built.
 template <typename Ask>
 pqc_status UntilIndexed(const pqc_step& step, Ask ask) {
-  constexpr auto kLongestPause = std::chrono::milliseconds(20);
+  constexpr auto kLongestPause = std::chrono::milliseconds(5);
   auto pause = std::chrono::milliseconds(1);
   for (;;) {
     RefusalBuffer error;
     const pqc_status status = ask(&error);
     if (status != PQC_ABORTED) return Report(status, error);
     if (StepClock::now() + pause >= step.deadline) {
+      for (const StepItem& item : step.items) item.sequence->OpenPrefill();
       return Fail(PQC_DEADLINE_EXCEEDED, error);
     }
     std::this_thread::sleep_for(pause);

@@ -204,7 +204,7 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
     StepItem& item = step->items[i];
     pqc_status status = Prepare(*step, item);
     if (status == PQC_OK && step->has_selection) {
-      status = EndPrefill(*step, step->selection, item);
+      status = ClosePrefill(*step, step->selection, item);
     }
     if (status == PQC_OK && step->has_selection) {
       status = client->reads->CheckIndex(item, step->selection.index);

@@ -88,9 +88,11 @@ typedef struct pqc_step_options {
  * Errors: PQC_INVALID_ARGUMENT     items[i]: a sequence of another client or cache, or listed
  *                                  twice; a query_position beyond the sequence's tokens
  *         PQC_ABORTED              items[i].sequence is in another step, or another call changes
- *                                  it: repeat when that has ended; a concurrent truncation: repeat
+ *                                  it: repeat when that has ended, or after the retry time; a
+ *                                  concurrent truncation: repeat
  *         PQC_FAILED_PRECONDITION  the sequence is suspended, or has no such index: resume it, or
  *                                  build the index
+ *         PQC_RESOURCE_EXHAUSTED   the pool is too full for a live index (shortfall in bytes)
  *         PQC_OUT_OF_RANGE         candidates that no earlier call has passed: a longer window, or
  *                                  the missing rows first
  *         PQC_DEADLINE_EXCEEDED    rows or index are not ready in time, or more than 64 MiB of rows

@@ -12,6 +12,7 @@
 
 #include "client/base/pack.h"
 #include "client/local/session.h"
+#include "client/step/handles.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::testing {
@@ -338,6 +339,10 @@ class StoreRemote final : public Remote {
     }
     return PQC_OK;
   }
+  pqc_status ClosePrefill(uint64_t sequence_id, RefusalBuffer* error) noexcept override {
+    ++sidecar_.closed_prefills;
+    return FromStatus(Counted().ClosePrefill(kTestTenant, sequence_id), error);
+  }
   pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
                         RefusalBuffer* error) noexcept override {
     const uint32_t m = options.index.kind == PQC_INDEX_PQ ? options.index.subspaces : 2;
@@ -351,6 +356,7 @@ class StoreRemote final : public Remote {
       progress.layers_done = done.layers_done;
       return !options.callback || options.callback(options.callback_context, &progress) != 0;
     };
+    ++sidecar_.builds;
     return FromStatus(Counted().BuildIndex(kTestTenant, sequence_id, spec, keep_going), error);
   }
   pqc_status TopK(const TopKItem*, uint32_t, RefusalBuffer* error) noexcept override {

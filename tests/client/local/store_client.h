@@ -34,6 +34,8 @@ struct Sidecar {
   std::atomic<int> lost_answers = 0;           // so many Appends are done, and yet UNAVAILABLE
   std::atomic<uint64_t> calls = 0;             // that somebody waited for
   std::atomic<uint64_t> background_calls = 0;  // and that nobody did
+  std::atomic<uint64_t> closed_prefills = 0;   // calls of ClosePrefill
+  std::atomic<uint64_t> builds = 0;            // calls of BuildIndex
   std::atomic<uint64_t> commits = 0;
   std::atomic<uint64_t> staged_appends = 0;  // items of Append whose rows came by staging
   std::atomic<uint64_t> inline_appends = 0;  // and whose rows did not

@@ -156,41 +156,6 @@ TEST_F(StepTest, RowsAreSentAgainAfterUnavailableAndRepeatsChangeNothing) {
   ExpectRows(sequence, layer, 0, 360);
 }
 
-TEST_F(StepTest, TheFirstStepOfALiveIndexEndsThePrefillAndWaitsForWhatItNeeds) {
-  const Layer layer(400, 21);
-  SequenceOptions options;
-  options.live_index = LiveIndex{};
-  Sequence sequence = Must(cache_.CreateSequence(options));
-  const auto ingest = [&](uint64_t begin, uint64_t end) {
-    for (uint32_t number = 0; number < kLayers; ++number) {
-      MustBeOk(sequence.Ingest(number, begin, layer.keys(begin, end), layer.values(begin, end)));
-    }
-  };
-  ingest(0, 300);
-  const auto last_segment = [&] {
-    return sidecar_.store->DescribeSequence(testing::kTestTenant, sequence.id())->segments.back();
-  };
-  const StepItem items[] = {{&sequence, 300}};
-  MustBeOk(client_.BeginStep(items, nullptr).status());  // selects nothing: ends nothing
-  EXPECT_EQ(last_segment().state, kvstore::SegmentState::kOpen);
-  MustBeOk(Decode(sequence, layer, 300));
-  MustBeOk(sequence.Flush());
-  EXPECT_EQ(last_segment().tokens.begin, 300u);  // a tail behind the prefill
-  uint64_t before = sidecar_.calls;
-  for (uint64_t position = 301; position < 330; ++position) {
-    MustBeOk(Decode(sequence, layer, position));
-  }
-  EXPECT_EQ(sidecar_.calls, before);
-  MustBeOk(sequence.Flush());
-  ingest(330, 350);  // the next turn
-  MustBeOk(Decode(sequence, layer, 350));
-  before = sidecar_.calls;
-  MustBeOk(Decode(sequence, layer, 351));
-  EXPECT_EQ(sidecar_.calls, before);
-  const Attention full = layer.Attend({Layer::kKvHeads, Range(kSink, 352 - kWindow)});
-  for (size_t i = 0; i < kOutput; ++i) ASSERT_NEAR(output_[i], full.output[i], 1e-4f) << i;
-}
-
 TEST_F(StepTest, AStepWaitsForTheRowsThatItNeeds) {
   const Layer layer(400, 8);
   Sequence sequence = Fill(layer, 300);

@@ -83,9 +83,7 @@ absl::Status ClosePrefill(const Cache& cache, const IndexDescriptor& index,
   Sequence& sequence = lease.sequence();
   ASSIGN_OR_RETURN(const auto base, sequence.Read());
   RETURN_IF_ERROR(CheckTokens(cache, *base));
-  if (base->list->Find(index) == base->list->indexes.size()) {
-    RETURN_IF_ERROR(sequence.PublishIndex(index, {}));
-  }
+  RETURN_IF_ERROR(sequence.PublishIndex(index, {}));
   // An active segment of a later turn is coded under the existing codebooks while it is open.
   return base->list->prefill_closed ? absl::OkStatus() : sequence.CloseActiveSegment();
 }
@@ -558,7 +556,7 @@ absl::Status CloseSequencePrefill(const Cache& cache, IncrementalIndexer& live,
   if (!has_index || !list.index_ready(ordinal)) {
     RETURN_IF_ERROR(live.Retry(sequence->sequence_id()));
   }
-  if (has_index && list.prefill_closed) return absl::OkStatus();
+  if (has_index && list.prefill_closed) return sequence->PublishIndex(spec->index, {});
   ASSIGN_OR_RETURN(const auto lease, WriteLease::Acquire(sequence));
   return ClosePrefill(cache, spec->index, lease);
 }

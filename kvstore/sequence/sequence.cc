@@ -419,6 +419,9 @@ absl::Status Sequence::PublishIndex(const IndexDescriptor& index,
                                     std::span<const IndexedSegment> segments) {
   const MutexLock lock(&events_mutex_);
   ASSIGN_OR_RETURN(auto base, Peek());
+  if (segments.empty() && base->list->Find(index) < base->list->indexes.size()) {
+    return absl::OkStatus();
+  }
   return ChangeList(
       Author::kBackground, *base, base->layer_tokens, [&](SegmentList& list) -> absl::Status {
         const size_t ordinal = list.Find(index);

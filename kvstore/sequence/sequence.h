@@ -210,7 +210,8 @@ class Sequence {
                                std::vector<SegmentEntry> replacement);
   // Adds codes to segments (or replaces those of the same index), and adds the index to the
   // sequence if it is new. Layers that are not ready yet may become ready later: publish the same
-  // segments again after SegmentIndex::MarkReady, to notify readers and watchers.
+  // segments again after SegmentIndex::MarkReady, to notify readers and watchers. When it returns,
+  // the watchers have received the index, also if it is another call that has added it.
   //
   // Codes of an open segment may be published only by its writer, after encoding every visible row.
   //

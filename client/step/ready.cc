@@ -71,7 +71,6 @@ pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, con
   }
 }
 
-
 pqc_status ClosePrefill(const pqc_step& step, const kvstore::Selection& terms,
                         const StepItem& item) {
   SequenceState& sequence = *item.sequence;

@@ -140,9 +140,6 @@ float* LseOf(const LayerCall& call, const StepItem& item);
 pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                          const pqc_selection* selection);
 
-// Copies a selection so that the copy refers to none of the caller's memory.
-pqc_status CopySelection(const pqc_selection* from, const CacheState& cache, StepSelection* to);
-
 // Ends the prefill of an incremental index once, before the first selection that needs it. The only
 // RPC that a step waits for.
 pqc_status ClosePrefill(const pqc_step& step, const kvstore::Selection& terms,

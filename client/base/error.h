@@ -62,8 +62,8 @@ pqc_status Fail(pqc_status status, const RefusalBuffer& refusal) noexcept;
 // Records a refusal whose field is named as in the request.
 pqc_status Fail(const kvstore::Refusal& refusal);
 
-// Reports what a Remote returned, with the field's path in the words of the C header (HeaderPathOf).
-// `names` are the names of the C call's arguments.
+// Reports what a Remote returned, with the field's path in the words of the C header: see
+// HeaderPathOf. `names` are the names of the C call's arguments.
 pqc_status Report(pqc_status status, const RefusalBuffer& error,
                   std::initializer_list<HeaderName> names = {});
 

@@ -3,8 +3,8 @@
 //
 // The two libraries are bound separately (abi/rpc_library.h) and may even have different
 // allocators. So no memory changes its owner across this interface, it has no owning types of the
-// standard library, it does not throw, and calls write their results into the caller's memory. Both sides
-// must have the same kRemoteVersion, which is increased with every change of this file.
+// standard library, it does not throw, and calls write their results into the caller's memory. Both
+// sides must have the same kRemoteVersion, which is increased with every change of this file.
 //
 // A Remote is thread-safe, but for Close.
 #ifndef PQCACHED_CLIENT_BASE_REMOTE_H_

@@ -7,6 +7,7 @@
 #include "client/rpc/rpc_remote.h"
 #include "client/rpc/wire.h"
 #include "kernels/base/status_macros.h"
+#include "proto/codec/selection.h"
 
 namespace pqcached::client {
 namespace {
@@ -98,7 +99,7 @@ grpc::Status RpcRemote::TopKPart(const TopKItem* items, uint32_t item_count, Dea
   for (uint32_t i = 0; i < item_count; ++i) {
     v1::TopKItem* item = request.add_items();
     ToWire(items[i].query, item->mutable_query());
-    ToWire(*items[i].selection, item->mutable_selection());
+    codec::Encode(*items[i].selection, item->mutable_selection());
   }
   grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
     return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncTopK, context, request, &response);
@@ -134,7 +135,7 @@ grpc::Status RpcRemote::ScorePart(const QueryView& query, const kvstore::IndexDe
   v1::ScoreRequest request;
   v1::ScoreItem* item = request.add_items();
   ToWire(query, item->mutable_query());
-  ToWire(index, item->mutable_index());
+  codec::Encode(index, item->mutable_index());
   item->mutable_tokens()->set_begin(tokens.begin);
   item->mutable_tokens()->set_end(tokens.end);
   grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
@@ -259,7 +260,7 @@ grpc::Status RpcRemote::AttendPart(const AttendItem* items, uint32_t item_count,
   for (uint32_t i = 0; i < item_count; ++i) {
     v1::AttendItem* item = request.add_items();
     ToWire(items[i].query, item->mutable_query());
-    if (items[i].selection) ToWire(*items[i].selection, item->mutable_selection());
+    if (items[i].selection) codec::Encode(*items[i].selection, item->mutable_selection());
     if (const PositionsView* positions = items[i].positions) {
       item->mutable_positions()->set_count(positions->count);
       item->mutable_positions()->mutable_positions()->Add(

@@ -23,20 +23,6 @@ v1::RopeDescription::Layout ToWire(pqc_rope_layout layout) {
   return v1::RopeDescription::LAYOUT_UNSPECIFIED;
 }
 
-v1::GroupRule ToWire(kvstore::GroupRule rule) {
-  switch (rule) {
-    case kvstore::GroupRule::kSumSoftmax:
-      break;
-    case kvstore::GroupRule::kMaxSoftmax:
-      return v1::GROUP_RULE_MAX_SOFTMAX;
-    case kvstore::GroupRule::kMeanLogit:
-      return v1::GROUP_RULE_MEAN_LOGIT;
-    case kvstore::GroupRule::kMaxLogit:
-      return v1::GROUP_RULE_MAX_LOGIT;
-  }
-  return v1::GROUP_RULE_SUM_SOFTMAX;
-}
-
 }  // namespace
 
 v1::DType ToWire(DType dtype) {
@@ -63,15 +49,6 @@ v1::RowPart ToWire(RowPart part) {
   return v1::ROW_PART_ROW;
 }
 
-void ToWire(const kvstore::IndexDescriptor& index, v1::IndexSpec* spec) {
-  if (index.kind == kvstore::IndexKind::kPq) {
-    spec->mutable_pq()->set_subspaces(index.subspace_count);
-    spec->mutable_pq()->set_bits(index.bits);
-  } else {
-    spec->mutable_flat();
-  }
-}
-
 bool ToWire(const pqc_index& index, v1::IndexSpec* spec) {
   if (index.kind == PQC_INDEX_PQ) {
     spec->mutable_pq()->set_subspaces(index.subspaces);
@@ -96,23 +73,6 @@ void ToWire(const pqc_layer_group& group, v1::LayerGroup* message) {
   message->mutable_rope()->set_layout(ToWire(group.rope_layout));
   message->mutable_rope()->set_theta(group.rope_theta);
   message->mutable_rope()->set_rotary_dim(group.rotary_dim);
-}
-
-void ToWire(const kvstore::Selection& selection, v1::Selection* message) {
-  ToWire(selection.index, message->mutable_index());
-  message->set_group_rule(ToWire(selection.group_rule));
-  message->set_sink_tokens(selection.sink_tokens);
-  message->set_window_tokens(selection.window_tokens);
-  for (const kvstore::PositionRange& excluded : selection.excluded) {
-    v1::TokenRange* range = message->add_excluded();
-    range->set_begin(excluded.begin);
-    range->set_end(excluded.end);
-  }
-  if (selection.budget_kind == kvstore::BudgetKind::kCount) {
-    message->set_token_count(selection.budget_count);
-  } else {
-    message->set_token_ratio(selection.budget_ratio);
-  }
 }
 
 void ToWire(const QueryView& query, v1::Query* message) {

@@ -17,9 +17,7 @@ v1::RowPart ToWire(RowPart part);
 
 // Returns false, and sets nothing, for PQC_INDEX_DEFAULT.
 bool ToWire(const pqc_index& index, v1::IndexSpec* spec);
-void ToWire(const kvstore::IndexDescriptor& index, v1::IndexSpec* spec);
 void ToWire(const pqc_layer_group& group, v1::LayerGroup* message);
-void ToWire(const kvstore::Selection& selection, v1::Selection* message);
 void ToWire(const QueryView& query, v1::Query* message);
 
 // Sets nothing for a lease of id 0; `message` returns the message to fill in.

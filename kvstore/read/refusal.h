@@ -29,6 +29,7 @@ enum class StatusCode : uint32_t {
   kFailedPrecondition = 9,
   kAborted = 10,
   kOutOfRange = 11,
+  kUnimplemented = 12,
 };
 
 // Retry times in milliseconds. A refusal that no repetition can change has kNoRetry.

@@ -1,4 +1,5 @@
 #include "service/handlers/query_handlers.h"
+#include "proto/codec/selection.h"
 
 #include <algorithm>
 #include <utility>
@@ -31,13 +32,11 @@ absl::StatusOr<kvstore::Selection> QueryHandlers::ResolveSelection(const Caller&
                                                                    const v1::Selection& selection,
                                                                    const std::string& item) {
   const std::string field = item + ".selection";
-  absl::StatusOr<kvstore::Selection> result = SelectionOf(selection, field);
-  if (!result.ok()) return result.status();
-  ASSIGN_OR_RETURN(
-      const kvstore::IndexDescriptor index,
-      specs_.IndexOrDefault(caller, item + ".query.sequence_id", sequence_id, selection.has_index(),
-                            selection.index(), field + ".index"));
-  result->index = index;
+  kvstore::Selection result;
+  RETURN_IF_ERROR(kvstore::ToStatus(codec::Decode(selection, field, &result)));
+  ASSIGN_OR_RETURN(result.index, specs_.IndexOrDefault(caller, item + ".query.sequence_id",
+                                                       sequence_id, selection.has_index(),
+                                                       selection.index(), field + ".index"));
   return result;
 }
 

@@ -51,9 +51,6 @@ absl::StatusOr<std::optional<kvstore::IndexDescriptor>> IndexOf(bool present,
                                                                 const std::string& field);
 absl::StatusOr<kvstore::Query> QueryOf(const v1::Query& query, const std::string& field,
                                        uint64_t max_bytes);
-// Leaves the index of the selection at its default: see IndexOf.
-absl::StatusOr<kvstore::Selection> SelectionOf(const v1::Selection& selection,
-                                               const std::string& field);
 absl::StatusOr<kvstore::BuildSpec> BuildSpecOf(const v1::BuildIndexRequest& request);
 absl::StatusOr<kvstore::TokenRange> TokenRangeOf(bool present, const v1::TokenRange& range,
                                                  const std::string& field);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "proto/codec/selection.h"
 #include "service/wire/staging_claims.h"
 #include "service/wire/wire.h"
 
@@ -15,15 +16,11 @@ constexpr int kMaxTensorDimensions = 4;
 constexpr uint32_t kDefaultIterations = 10;
 constexpr uint32_t kMaxIterations = 1000;
 
-// Returns a number of tokens or a position as uint32_t.
-//
-// Errors: kInvalidArgument  it is larger than the largest position
-absl::StatusOr<uint32_t> TokensOf(uint64_t tokens, absl::string_view field) {
-  if (tokens > kvstore::kMaxSequenceTokens) {
-    return InvalidArgument(field,
-                           absl::StrCat(tokens, ", must be at most ", kvstore::kMaxSequenceTokens));
-  }
-  return static_cast<uint32_t>(tokens);
+// Returns a number of tokens or a position as uint32_t. Errors: codec::DecodeTokens.
+absl::StatusOr<uint32_t> TokensOf(uint64_t tokens, const std::string& field) {
+  uint32_t decoded = 0;
+  RETURN_IF_ERROR(ToStatus(codec::DecodeTokens(tokens, field, &decoded)));
+  return decoded;
 }
 
 absl::StatusOr<kernels::DType> DTypeOf(v1::DType dtype, const std::string& field) {
@@ -117,61 +114,6 @@ absl::Status CheckRank(const v1::Rank& rank) {
                            absl::StrCat(rank.numa_node(), ", must be at least -1"));
   }
   if (rank.numa_node() > 0) return UnimplementedField("rank.numa_node");
-  return absl::OkStatus();
-}
-
-absl::StatusOr<kvstore::GroupRule> GroupRuleOf(v1::GroupRule rule, const std::string& field) {
-  switch (rule) {
-    case v1::GROUP_RULE_UNSPECIFIED:
-    case v1::GROUP_RULE_SUM_SOFTMAX:
-      return kvstore::GroupRule::kSumSoftmax;
-    case v1::GROUP_RULE_MAX_SOFTMAX:
-      return kvstore::GroupRule::kMaxSoftmax;
-    case v1::GROUP_RULE_MEAN_LOGIT:
-      return kvstore::GroupRule::kMeanLogit;
-    case v1::GROUP_RULE_MAX_LOGIT:
-      return kvstore::GroupRule::kMaxLogit;
-    case v1::GROUP_RULE_PER_QUERY_HEAD:
-      return Unimplemented(field + "",
-                           "GROUP_RULE_PER_QUERY_HEAD is not implemented in this version");
-    default:
-      return InvalidArgument(field, absl::StrCat(static_cast<int>(rule), ", must be a GroupRule"));
-  }
-}
-
-absl::Status SetBudget(const v1::Selection& selection, const std::string& field,
-                       kvstore::Selection& result) {
-  switch (selection.budget_case()) {
-    case v1::Selection::kTokenCount:
-      result.budget_kind = kvstore::BudgetKind::kCount;
-      result.budget_count = selection.token_count();
-      return absl::OkStatus();
-    case v1::Selection::kTokenRatio:
-      result.budget_kind = kvstore::BudgetKind::kRatio;
-      result.budget_ratio = selection.token_ratio();
-      return absl::OkStatus();
-    case v1::Selection::kAttentionMass:
-      return UnimplementedField(field + ".attention_mass");
-    case v1::Selection::BUDGET_NOT_SET:
-      break;
-  }
-  return InvalidArgument(field + ".budget", "missing: token_count or token_ratio");
-}
-
-absl::Status SetExcluded(const v1::Selection& selection, const std::string& field,
-                         kvstore::Selection& result) {
-  if (selection.excluded_size() > static_cast<int>(kvstore::kMaxExcludedRanges)) {
-    return InvalidArgument(field + ".excluded",
-                           absl::StrCat(selection.excluded_size(), " ranges, must be at most ",
-                                        kvstore::kMaxExcludedRanges));
-  }
-  for (int i = 0; i < selection.excluded_size(); ++i) {
-    const std::string path = absl::StrCat(field, ".excluded[", i, "]");
-    const v1::TokenRange& range = selection.excluded(i);
-    ASSIGN_OR_RETURN(const uint32_t begin, TokensOf(range.begin(), path + ".begin"));
-    ASSIGN_OR_RETURN(const uint32_t end, TokensOf(range.end(), path + ".end"));
-    result.excluded.push_back({begin, end});
-  }
   return absl::OkStatus();
 }
 
@@ -303,25 +245,6 @@ absl::StatusOr<kvstore::Query> QueryOf(const v1::Query& query, const std::string
         absl::StrCat(query.query_position(), ", must be below ", kvstore::kMaxSequenceTokens));
   }
   return kvstore::Query{query.layer(), query.query_position(), std::move(queries)};
-}
-
-absl::StatusOr<kvstore::Selection> SelectionOf(const v1::Selection& selection,
-                                               const std::string& field) {
-  kvstore::Selection result;
-  ASSIGN_OR_RETURN(const kvstore::GroupRule rule,
-                   GroupRuleOf(selection.group_rule(), field + ".group_rule"));
-  result.group_rule = rule;
-  ASSIGN_OR_RETURN(const uint32_t sink, TokensOf(selection.sink_tokens(), field + ".sink_tokens"));
-  result.sink_tokens = sink;
-  ASSIGN_OR_RETURN(const uint32_t window,
-                   TokensOf(selection.window_tokens(), field + ".window_tokens"));
-  result.window_tokens = window;
-  if (selection.rerank_factor() != 0 && selection.rerank_factor() != 1) {
-    return Unimplemented(field + ".rerank_factor", "must be 0 or 1 in this version");
-  }
-  RETURN_IF_ERROR(SetExcluded(selection, field, result));
-  RETURN_IF_ERROR(SetBudget(selection, field, result));
-  return result;
 }
 
 absl::StatusOr<kvstore::BuildSpec> BuildSpecOf(const v1::BuildIndexRequest& request) {

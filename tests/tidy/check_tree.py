@@ -36,16 +36,17 @@ MAY_INCLUDE = {
     "kvstore/read": ({"kvstore/read", "kernels"}, set()),
     "kvstore": (KVSTORE, KVSTORE_OTHERS),
     **dict(kvstore_rules()),
+    "proto/codec": ({"proto/codec", "kvstore/read", "kernels", "pqcached/v1"}, set()),
     "service/base": ({"service/base", "kvstore", "kernels"}, {"absl", "spdlog"}),
     "service/config": ({"service/config", "service/base", "kvstore", "kernels"}, {"absl", "CLI", "yaml-cpp"}),
     "service/supervise": ({"service/supervise", "service/base", "kvstore", "kernels"}, {"absl"}),
     "service/session": (
         {"service/session", "service/supervise", "service/config", "service/base", "kvstore", "kernels"}, {"absl", "boost"}),
     "service/wire": (
-        {"service/wire", "service/session", "service/base", "kvstore", "kernels", "pqcached/v1"}, {"absl", "google"}),
+        {"service/wire", "service/session", "service/base", "proto/codec", "kvstore", "kernels", "pqcached/v1"}, {"absl", "google"}),
     "service/handlers": (
-        {"service/handlers", "service/wire", "service/session", "service/config", "service/base", "kvstore", "kernels",
-         "pqcached/v1"}, {"absl"}),
+        {"service/handlers", "service/wire", "service/session", "service/config", "service/base", "proto/codec", "kvstore",
+         "kernels", "pqcached/v1"}, {"absl"}),
     "service/rpc": (
         {"service/rpc", "service/handlers", "service/wire", "service/session", "service/supervise", "service/config",
          "service/base", "kvstore", "kernels", "pqcached/v1"}, {"absl", "google", "grpc", "grpcpp"}),
@@ -54,7 +55,7 @@ MAY_INCLUDE = {
     "client/base": ({"client/base", "kvstore/read", "kernels", "pqcached"}, set()),
     "client/local": ({"client/local", "client/base", "kvstore/read", "kernels", "pqcached"}, set()),
     "client/rpc": (
-        {"client/rpc", "client/base", "kvstore/read", "kernels", "pqcached/v1", "pqcached"},
+        {"client/rpc", "client/base", "proto/codec", "kvstore/read", "kernels", "pqcached/v1", "pqcached"},
         {"absl", "grpc", "grpcpp", "google"},
     ),
     "client/step": ({"client/step", "client/local", "client/base", "kvstore/read", "kernels", "gpu", "pqcached"}, set()),

@@ -83,7 +83,7 @@ class Sequence {
   // (pqc_topk). Calls it twice when there are more than kExpectedPositions.
   Result<Selected> TopK(const Query& query, const Selection& selection) {
     const pqc_query q = ToC(query);
-    const pqc_selection s = ToC(selection);
+    const pqc_selection s = selection.c();
     Selected selected;
     pqc_positions out = PQC_INIT(pqc_positions);
     pqc_status status = PQC_OUT_OF_RANGE;
@@ -108,7 +108,7 @@ class Sequence {
   // and window (pqc_attend, Attention::Merge).
   Result<Attention> Attend(const Query& query, const Selection& selection) {
     const pqc_query q = ToC(query);
-    const pqc_selection s = ToC(selection);
+    const pqc_selection s = selection.c();
     return Attend(query,
                   [&](pqc_attention* out) { return pqc_attend(handle_.get(), &q, &s, out); });
   }
@@ -237,20 +237,6 @@ class Sequence {
     c.layer = query.layer;
     c.query_position = query.query_position;
     c.queries = query.queries.c();
-    return c;
-  }
-
-  static pqc_selection ToC(const Selection& selection) {
-    pqc_selection c = PQC_INIT(pqc_selection);
-    c.index = selection.index;
-    c.group_rule = selection.group_rule;
-    c.sink_tokens = selection.sink_tokens;
-    c.window_tokens = selection.window_tokens;
-    c.excluded = selection.excluded.data();
-    c.excluded_count = static_cast<uint32_t>(selection.excluded.size());
-    c.budget = selection.token_count ? PQC_BUDGET_COUNT : PQC_BUDGET_RATIO;
-    c.ratio = selection.ratio;
-    c.token_count = selection.token_count;
     return c;
   }
 

@@ -129,7 +129,7 @@ class Step {
         items[i].query_position = step_items[i].query_position;
         items[i].query_length = step_items[i].query_length;
       }
-      if (step_selection) selection = Sequence::ToC(*step_selection);
+      if (step_selection) selection = step_selection->c();
       options.selection = step_selection ? &selection : nullptr;
       options.timeout_ms = timeout_ms;
     }
@@ -144,7 +144,7 @@ class Step {
   Step(pqc_step* handle, size_t item_count) : handle_(handle), item_count_(item_count) {}
 
   static pqc_selection ToC(const Selection* selection) {
-    return selection ? Sequence::ToC(*selection) : pqc_selection{};
+    return selection ? selection->c() : pqc_selection{};
   }
   static pqc_step_attention ToC(std::span<float> output, std::span<float> lse) {
     pqc_step_attention out = PQC_INIT(pqc_step_attention);
@@ -166,7 +166,7 @@ class Decoder {
   // Opens a decoder with one selection for all layers; its window_tokens must be at least 1. The
   // decoder uses the sequence until it is destroyed (pqc_decoder_open).
   static Result<Decoder> Open(Sequence& sequence, const Selection& selection) {
-    const pqc_selection s = Sequence::ToC(selection);
+    const pqc_selection s = selection.c();
     pqc_decoder* decoder = nullptr;
     const pqc_status status = pqc_decoder_open(sequence.get(), &s, &decoder);
     if (status != PQC_OK) return Status(status);

@@ -281,6 +281,21 @@ struct Selection {
   std::vector<pqc_token_range> excluded = {};
   double ratio = 0.1;        // budget, of the context: counts sink, window and selected tokens
   uint64_t token_count = 0;  // budget in tokens, in place of `ratio`, when not 0
+
+  // Returns the C struct, which refers to `excluded`.
+  pqc_selection c() const {
+    pqc_selection c = PQC_INIT(pqc_selection);
+    c.index = index;
+    c.group_rule = group_rule;
+    c.sink_tokens = sink_tokens;
+    c.window_tokens = window_tokens;
+    c.excluded = excluded.data();
+    c.excluded_count = static_cast<uint32_t>(excluded.size());
+    c.budget = token_count ? PQC_BUDGET_COUNT : PQC_BUDGET_RATIO;
+    c.ratio = ratio;
+    c.token_count = token_count;
+    return c;
+  }
 };
 
 // Selected tokens (pqc_positions).

@@ -76,6 +76,12 @@ TEST_P(RefusalsTest, OfReads) {
          "query.query_position");
   Expect(Select({.index = flat, .ratio = 0.5}, uint64_t{1} << 40), PQC_INVALID_ARGUMENT,
          "query.query_position");
+  const std::vector<float> nan(Layer::kQueryHeads * Layer::kKeyDim, std::nanf(""));
+  const Query not_finite{.layer = 0,
+                         .query_position = kTokens - 1,
+                         .queries = Tensor(nan, {1, Layer::kQueryHeads, Layer::kKeyDim})};
+  Expect(sequence_.TopK(not_finite, {.index = flat, .ratio = 0.5}).status(), PQC_INVALID_ARGUMENT,
+         "query.queries");
   Expect(sequence_.Score(QueryAt(kTokens - 1), Index::Pq(2, 6), {0, 4}).status(),
          PQC_FAILED_PRECONDITION, "index");
   Expect(sequence_.Score(QueryAt(kTokens - 1), Index::Pq(3, 6), {0, 4}).status(),

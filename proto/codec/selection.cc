@@ -1,0 +1,138 @@
+#include "proto/codec/selection.h"
+
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+
+namespace pqcached::codec {
+namespace {
+
+using kvstore::GroupRule;
+using kvstore::Refusal;
+using kvstore::StatusCode;
+
+constexpr std::pair<GroupRule, v1::GroupRule> kGroupRules[] = {
+    {GroupRule::kSumSoftmax, v1::GROUP_RULE_SUM_SOFTMAX},
+    {GroupRule::kMaxSoftmax, v1::GROUP_RULE_MAX_SOFTMAX},
+    {GroupRule::kMeanLogit, v1::GROUP_RULE_MEAN_LOGIT},
+    {GroupRule::kMaxLogit, v1::GROUP_RULE_MAX_LOGIT},
+};
+
+Refusal Refuse(StatusCode code, std::string field, std::string text) {
+  return {.code = code, .field = std::move(field), .text = std::move(text)};
+}
+
+v1::GroupRule MessageOf(GroupRule rule) {
+  for (const auto& [value, message] : kGroupRules) {
+    if (value == rule) return message;
+  }
+  return v1::GROUP_RULE_UNSPECIFIED;
+}
+
+Refusal DecodeRule(v1::GroupRule message, const std::string& field, GroupRule* rule) {
+  if (message == v1::GROUP_RULE_UNSPECIFIED) message = v1::GROUP_RULE_SUM_SOFTMAX;
+  for (const auto& [value, known] : kGroupRules) {
+    if (known != message) continue;
+    *rule = value;
+    return {};
+  }
+  if (message == v1::GROUP_RULE_PER_QUERY_HEAD) {
+    return Refuse(StatusCode::kUnimplemented, field,
+                  "GROUP_RULE_PER_QUERY_HEAD is not implemented in this version");
+  }
+  return Refuse(StatusCode::kInvalidArgument, field,
+                std::to_string(static_cast<int>(message)) + ", must be a GroupRule");
+}
+
+Refusal DecodeBudget(const v1::Selection& message, const std::string& field,
+                     kvstore::Selection* selection) {
+  switch (message.budget_case()) {
+    case v1::Selection::kTokenCount:
+      selection->budget_kind = kvstore::BudgetKind::kCount;
+      selection->budget_count = message.token_count();
+      return {};
+    case v1::Selection::kTokenRatio:
+      selection->budget_kind = kvstore::BudgetKind::kRatio;
+      selection->budget_ratio = message.token_ratio();
+      return {};
+    case v1::Selection::kAttentionMass:
+      return Refuse(StatusCode::kUnimplemented, field + ".attention_mass",
+                    "not implemented in this version");
+    case v1::Selection::BUDGET_NOT_SET:
+      break;
+  }
+  return Refuse(StatusCode::kInvalidArgument, field + ".budget",
+                "missing: token_count or token_ratio");
+}
+
+Refusal DecodeExcluded(const v1::Selection& message, const std::string& field,
+                       kvstore::ExcludedRanges* excluded) {
+  const auto count = static_cast<uint32_t>(message.excluded_size());
+  if (count > kvstore::kMaxExcludedRanges) {
+    return Refuse(StatusCode::kInvalidArgument, field,
+                  std::to_string(count) + " ranges, must be at most " +
+                      std::to_string(kvstore::kMaxExcludedRanges));
+  }
+  for (int i = 0; i < message.excluded_size(); ++i) {
+    const std::string path = field + "[" + std::to_string(i) + "]";
+    kvstore::PositionRange range;
+    RETURN_IF_ERROR(DecodeTokens(message.excluded(i).begin(), path + ".begin", &range.begin));
+    RETURN_IF_ERROR(DecodeTokens(message.excluded(i).end(), path + ".end", &range.end));
+    excluded->push_back(range);
+  }
+  return {};
+}
+
+}  // namespace
+
+Refusal DecodeTokens(uint64_t tokens, const std::string& field, uint32_t* decoded) {
+  *decoded = static_cast<uint32_t>(tokens);
+  if (tokens <= kvstore::kMaxSequenceTokens) return {};
+  return Refuse(
+      StatusCode::kInvalidArgument, field,
+      std::to_string(tokens) + ", must be at most " + std::to_string(kvstore::kMaxSequenceTokens));
+}
+
+void Encode(const kvstore::IndexDescriptor& index, v1::IndexSpec* message) {
+  if (index.kind == kvstore::IndexKind::kPq) {
+    message->mutable_pq()->set_subspaces(index.subspace_count);
+    message->mutable_pq()->set_bits(index.bits);
+  } else {
+    message->mutable_flat();
+  }
+}
+
+void Encode(const kvstore::Selection& selection, v1::Selection* message) {
+  Encode(selection.index, message->mutable_index());
+  message->set_group_rule(MessageOf(selection.group_rule));
+  message->set_sink_tokens(selection.sink_tokens);
+  message->set_window_tokens(selection.window_tokens);
+  for (const kvstore::PositionRange& excluded : selection.excluded) {
+    v1::TokenRange* range = message->add_excluded();
+    range->set_begin(excluded.begin);
+    range->set_end(excluded.end);
+  }
+  if (selection.budget_kind == kvstore::BudgetKind::kCount) {
+    message->set_token_count(selection.budget_count);
+  } else {
+    message->set_token_ratio(selection.budget_ratio);
+  }
+}
+
+Refusal Decode(const v1::Selection& message, const std::string& field,
+               kvstore::Selection* selection) {
+  *selection = {};
+  RETURN_IF_ERROR(DecodeRule(message.group_rule(), field + ".group_rule", &selection->group_rule));
+  RETURN_IF_ERROR(
+      DecodeTokens(message.sink_tokens(), field + ".sink_tokens", &selection->sink_tokens));
+  RETURN_IF_ERROR(
+      DecodeTokens(message.window_tokens(), field + ".window_tokens", &selection->window_tokens));
+  if (message.rerank_factor() != 0 && message.rerank_factor() != 1) {
+    return Refuse(StatusCode::kUnimplemented, field + ".rerank_factor",
+                  "must be 0 or 1 in this version");
+  }
+  RETURN_IF_ERROR(DecodeExcluded(message, field + ".excluded", &selection->excluded));
+  return DecodeBudget(message, field, selection);
+}
+
+}  // namespace pqcached::codec

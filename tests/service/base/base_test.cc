@@ -47,9 +47,9 @@ TEST(ExecutorTest, RefusesWhatIsBeyondItsQueue) {
 }
 
 TEST(ExecutorTest, UsesAllItsThreads) {
-  Executor executor({.threads = 3, .max_pending = 3});
   std::atomic<int> waiting = 0;
   Event all_met;
+  Executor executor({.threads = 3, .max_pending = 3});  // its threads end before what they use
   for (int i = 0; i < 3; ++i) {
     ASSERT_TRUE(executor.TryRun([&] {
       if (++waiting == 3) all_met.Notify();

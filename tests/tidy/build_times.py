@@ -44,7 +44,8 @@ def run(clone, *command):
 def edit(path):
     """Changes the code of a source file, so that its object differs."""
     with path.open("a", encoding="utf-8") as file:
-        file.write("\nextern const char kBuildTimesEdit[];\nconst char kBuildTimesEdit[] = __FILE__;\n")
+        name = f"kBuildTimesEdit_{path.stem}"
+        file.write(f"\nextern const char {name}[];\nconst char {name}[] = __FILE__;\n")
 
 
 def edit_seconds(clone):

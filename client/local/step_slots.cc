@@ -5,9 +5,11 @@
 namespace pqcached::client {
 namespace {
 
-constexpr uint64_t kAlignment = 128;
+constexpr uint64_t kRangeAlignment = 128;
 
-uint64_t AlignUp(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+uint64_t AlignRange(uint64_t bytes) {
+  return (bytes + kRangeAlignment - 1) / kRangeAlignment * kRangeAlignment;
+}
 
 }  // namespace
 
@@ -55,10 +57,10 @@ bool StepSlots::Held::HasRoom(uint64_t bytes) const {
 }
 
 StepSlots::Range StepSlots::Take(uint64_t bytes) {
-  if (!staging_ || bytes > staging_->slot_bytes() - kAlignment) return {};
+  if (!staging_ || bytes > staging_->slot_bytes() - kRangeAlignment) return {};
   const base::MutexLock lock(&mutex_);
   for (size_t i = 0; i < held_.size(); ++i) {
-    if (held_[i].HasRoom(AlignUp(bytes))) return TakeLocked(i, bytes);
+    if (held_[i].HasRoom(AlignRange(bytes))) return TakeLocked(i, bytes);
   }
   for (size_t i = 0; i < held_.size(); ++i) {
     if (held_[i].slot.valid()) continue;
@@ -75,7 +77,7 @@ StepSlots::Range StepSlots::TakeLocked(size_t held, uint64_t bytes) {
   range.held_ = held;
   range.offset_bytes_ = from.taken_bytes;
   range.bytes_ = from.slot.bytes().subspan(from.taken_bytes, bytes);
-  from.taken_bytes += AlignUp(bytes);
+  from.taken_bytes += AlignRange(bytes);
   ++from.range_count;
   return range;
 }

@@ -13,7 +13,7 @@ constexpr uint64_t kPartAlignment = 64;
 // A reused handover keeps at most this much memory of its own.
 constexpr size_t kMaxKeptBytes = size_t{1} << 20;
 
-uint64_t AlignUp(uint64_t bytes) {
+uint64_t AlignPart(uint64_t bytes) {
   return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
 }
 
@@ -38,8 +38,8 @@ void Handover::CopyTokens(std::span<const RowBlock> blocks, const CacheState& ca
                     .key_dtype = block.keys.dtype,
                     .value_dtype = block.values.dtype,
                     .keys_begin = row_bytes};
-    kept.values_begin = row_bytes + AlignUp(token_count * BytesPerIndex(block.keys));
-    row_bytes = kept.values_begin + AlignUp(token_count * BytesPerIndex(block.values));
+    kept.values_begin = row_bytes + AlignPart(token_count * BytesPerIndex(block.keys));
+    row_bytes = kept.values_begin + AlignPart(token_count * BytesPerIndex(block.values));
     layers.push_back(kept);
   }
   staged = slots.Take(row_bytes);

@@ -39,8 +39,7 @@ void GatherRows(const Exec& exec, const GatherArgs& args) {
                                     .positions = args.positions.data(),
                                     .position_count = args.positions.size(),
                                     .target = args.target.data(),
-                                    .target_stride_bytes = args.target_stride_bytes,
-                                    .streaming = args.stores == GatherStores::kStreaming};
+                                    .target_stride_bytes = args.target_stride_bytes};
     return exec.level >= Level::kAvx512 ? internal::GatherAvx512(call) : internal::GatherAvx2(call);
   }
 #else

@@ -13,12 +13,6 @@
 
 namespace pqcached::kernels {
 
-// Expected use of the target, which determines the kind of stores.
-enum class GatherStores : uint8_t {
-  kCached = 0,     // the target is read again soon (a reused staging buffer): plain stores
-  kStreaming = 1,  // large and cold, or read by a device: non-temporal stores, fenced before return
-};
-
 // Arguments for copying bytes [part_begin_bytes, part_begin_bytes + part_bytes) of each row. With k
 // = key_dim * element bytes and v = value_dim * element bytes, the whole row is {0, k + v}, the key
 // {0, k} and the value {k, v}.
@@ -31,7 +25,6 @@ struct GatherArgs {
   size_t target_stride_bytes = 0;       // >= part_bytes
   std::span<std::byte>
       target;  // [positions.size(), target_stride_bytes]; the last row may be short; any alignment
-  GatherStores stores = GatherStores::kCached;
 };
 
 // Sets target[i] = part of the row of positions[i]. Bytes between part_bytes and the stride stay

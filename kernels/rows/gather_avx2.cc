@@ -4,6 +4,6 @@
 
 namespace pqcached::kernels::internal {
 
-void GatherAvx2(const GatherCall& call) { GatherByStores(call); }
+void GatherAvx2(const GatherCall& call) { GatherBatches(call); }
 
 }  // namespace pqcached::kernels::internal

@@ -4,6 +4,6 @@
 
 namespace pqcached::kernels::internal {
 
-void GatherAvx512(const GatherCall& call) { GatherByStores(call); }
+void GatherAvx512(const GatherCall& call) { GatherBatches(call); }
 
 }  // namespace pqcached::kernels::internal

@@ -19,7 +19,6 @@ struct GatherCall {
   size_t position_count;
   std::byte* target;
   size_t target_stride_bytes;
-  bool streaming;
 };
 
 void GatherAvx2(const GatherCall& call);

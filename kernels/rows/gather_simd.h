@@ -7,7 +7,7 @@
 // read of as many bytes, 1 thread, EPYC Zen 4, 2026-11-21: row by row 0.36, columns of 256 bytes
 // 0.39, of 128 bytes 0.41; the keys alone 0.25, 0.26 and 0.47. The remaining cost is mostly the
 // stores: rows that are only read take 26 ns each, copied repeatedly to the same 16 KiB 26, to 256
-// KiB (beyond L1) 36, streamed 35.
+// KiB (beyond L1) 36.
 //
 // Include after one of simd_*.h; everything is local to the including file.
 #ifndef PQCACHED_KERNELS_ROWS_GATHER_SIMD_H_
@@ -53,46 +53,30 @@ PQC_INLINE void PrefetchBytes(const std::byte* from, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64) Vec::Prefetch(from + i);
 }
 
-template <bool kStreaming>
-PQC_INLINE void CopyPart(std::byte* to, const std::byte* from, size_t bytes) {
-  if constexpr (kStreaming) {
-    StreamBytes(to, from, bytes);
-  } else {
-    CopyBytes(to, from, bytes);
-  }
-}
-
 // Copies a batch column by column and prefetches the same column of the next batch.
-template <bool kStreaming>
 PQC_INLINE void CopyBatch(const GatherCall& call, const std::byte* const* rows, uint32_t count,
-                          const std::byte* const* ahead, uint32_t ahead_count, std::byte* target,
-                          size_t column_bytes) {
+                          const std::byte* const* ahead, uint32_t ahead_count, std::byte* target) {
   const uint32_t both = count < ahead_count ? count : ahead_count;
-  for (size_t begin = 0; begin < call.part_bytes; begin += column_bytes) {
+  for (size_t begin = 0; begin < call.part_bytes; begin += kColumnBytes) {
     const size_t left = call.part_bytes - begin;
-    const size_t bytes = left < column_bytes ? left : column_bytes;
+    const size_t bytes = left < kColumnBytes ? left : kColumnBytes;
     std::byte* to = target + begin;
     uint32_t i = 0;
     if (bytes == kColumnBytes) {
       for (; i < both; ++i, to += call.target_stride_bytes) {
         Vec::Prefetch(ahead[i] + begin);
         Vec::Prefetch(ahead[i] + begin + 64);
-        CopyPart<kStreaming>(to, rows[i] + begin, kColumnBytes);
+        CopyBytes(to, rows[i] + begin, kColumnBytes);
       }
     }
     for (; i < count; ++i, to += call.target_stride_bytes) {
       if (i < both) PrefetchBytes(ahead[i] + begin, bytes);
-      CopyPart<kStreaming>(to, rows[i] + begin, bytes);
+      CopyBytes(to, rows[i] + begin, bytes);
     }
   }
 }
 
-template <bool kStreaming>
-void GatherWith(const GatherCall& call) {
-  // Partial lines would be stored with plain stores, so unaligned targets are streamed row by row.
-  const bool aligned =
-      (reinterpret_cast<uintptr_t>(call.target) | call.target_stride_bytes) % 64 == 0;
-  const size_t column_bytes = kStreaming && !aligned ? call.part_bytes : kColumnBytes;
+inline void GatherBatches(const GatherCall& call) {
   RowFinder finder{call, call.spans};
   const std::byte* rows[2][kBatchRows];
   uint32_t current = 0;
@@ -107,19 +91,10 @@ void GatherWith(const GatherCall& call) {
   while (count > 0) {
     const std::byte* const* ahead = rows[1 - current];
     const uint32_t ahead_count = finder.Find(rows[1 - current]);
-    CopyBatch<kStreaming>(call, rows[current], count, ahead, ahead_count, target, column_bytes);
+    CopyBatch(call, rows[current], count, ahead, ahead_count, target);
     target += count * call.target_stride_bytes;
     current = 1 - current;
     count = ahead_count;
-  }
-  if constexpr (kStreaming) Vec::Fence();
-}
-
-inline void GatherByStores(const GatherCall& call) {
-  if (call.streaming) {
-    GatherWith<true>(call);
-  } else {
-    GatherWith<false>(call);
   }
 }
 

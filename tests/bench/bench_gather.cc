@@ -21,8 +21,6 @@
 namespace pqcached::bench {
 namespace {
 
-using kernels::GatherStores;
-
 constexpr uint32_t kDim = RowArena::kDim;
 constexpr uint32_t kTokens = 128 << 10;
 constexpr uint32_t kTenth = kTokens / 10;
@@ -53,7 +51,7 @@ class Worker {
         scratch_(kernels::ExactScoreScratchBytes(kGroup, kDim)) {}
 
   // Copies the chosen rows, `batch` at a time, every batch to the same place.
-  void Gather(uint32_t head, size_t part_bytes, GatherStores stores, uint32_t batch) {
+  void Gather(uint32_t head, size_t part_bytes, uint32_t batch) {
     const kernels::RowSpan span = world_.rows.Span(head);
     const std::vector<uint32_t>& all = world_.positions[head];
     for (size_t i = 0; i < all.size(); i += batch) {
@@ -64,7 +62,6 @@ class Worker {
       args.positions = std::span(all).subspan(i, std::min<size_t>(batch, all.size() - i));
       args.target_stride_bytes = part_bytes;
       args.target = target_.bytes();
-      args.stores = stores;
       kernels::GatherRows({}, args);
     }
   }
@@ -96,17 +93,15 @@ class Worker {
 
 void Check(const World& world) {
   Worker worker(world);
-  for (const GatherStores stores : {GatherStores::kCached, GatherStores::kStreaming}) {
-    for (const size_t part : {kRowBytes, kKeyBytes}) {
-      worker.Gather(1, part, stores, kTenth);
-      bool equal = true;
-      for (uint32_t i = 0; i < kTenth; ++i) {
-        equal =
-            equal && std::memcmp(worker.target() + i * part,
-                                 world.rows.Rows(1) + world.positions[1][i] * kRowBytes, part) == 0;
-      }
-      Require(equal, "gathered rows");
+  for (const size_t part : {kRowBytes, kKeyBytes}) {
+    worker.Gather(1, part, kTenth);
+    bool equal = true;
+    for (uint32_t i = 0; i < kTenth; ++i) {
+      equal =
+          equal && std::memcmp(worker.target() + i * part,
+                               world.rows.Rows(1) + world.positions[1][i] * kRowBytes, part) == 0;
     }
+    Require(equal, "gathered rows");
   }
   worker.Score(1);
   for (uint32_t t = 0; t < kTokens; t += 1001) {
@@ -143,17 +138,11 @@ void Run(const World& world, int threads, Report& report) {
         sink = sink + StreamRead(world.rows.Rows(head), world.rows.head_bytes());
       });
   const size_t staged =
-      add("gather into staging", 8, kTenth * kRowBytes, [](Worker& worker, uint32_t head) {
-        worker.Gather(head, kRowBytes, GatherStores::kCached, kStagedRows);
-      });
-  const size_t streaming =
-      add("gather, streaming stores", 8, kTenth * kRowBytes, [](Worker& worker, uint32_t head) {
-        worker.Gather(head, kRowBytes, GatherStores::kStreaming, kTenth);
-      });
+      add("gather into staging", 8, kTenth * kRowBytes,
+          [](Worker& worker, uint32_t head) { worker.Gather(head, kRowBytes, kStagedRows); });
   const size_t keys =
-      add("gather keys into staging", 8, kTenth * kKeyBytes, [](Worker& worker, uint32_t head) {
-        worker.Gather(head, kKeyBytes, GatherStores::kCached, kStagedRows);
-      });
+      add("gather keys into staging", 8, kTenth * kKeyBytes,
+          [](Worker& worker, uint32_t head) { worker.Gather(head, kKeyBytes, kStagedRows); });
   const size_t exact = add("exact scores, 4 heads", 4, kTokens * kKeyBytes,
                            [](Worker& worker, uint32_t head) { worker.Score(head); });
   rounds.Run(report.rounds());
@@ -165,7 +154,6 @@ void Run(const World& world, int threads, Report& report) {
     report.Add({std::move(name), "x", against, Better::kHigher, goal}, rounds.Speedup(entry, read));
   };
   figure("gather512_vs_stream" + suffix, 0.40, staged);
-  figure("gather512_streaming_stores_vs_stream" + suffix, std::nullopt, streaming);
   figure("gather256_vs_stream" + suffix, std::nullopt, keys);
   figure("exact_scores_group4_vs_stream" + plain, std::nullopt, exact);
 }

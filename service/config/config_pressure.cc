@@ -56,7 +56,7 @@ absl::Status SetQuotas(absl::string_view value, Config& config) {
       return Invalid(absl::StrCat("'", tenant, "' must be 1..64 bytes of [a-z0-9_.-]"));
     }
     const std::vector<absl::string_view> sizes = absl::StrSplit(parts.second, ':');
-    const absl::Status malformed = Invalid(
+    absl::Status malformed = Invalid(
         absl::StrCat("'", item, "' must be TENANT=GUARANTEED:MAX, for example team-a=1gib:4gib"));
     if (sizes.empty() || sizes.size() > 2) return malformed;  // empty: the item has no '='
     kvstore::TenantQuota quota;

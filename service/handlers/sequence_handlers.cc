@@ -33,8 +33,8 @@ absl::StatusOr<kvstore::SequenceSpec> SequenceSpecOf(const Caller& caller,
                              .group_key = request.group_key()};
   RETURN_IF_ERROR(CheckExtraKey(request.extra_key()));
   if (!request.has_live_index()) return spec;
-  ASSIGN_OR_RETURN(kvstore::LiveIndex live, LiveIndexOf(request.live_index(), "live_index"));
-  spec.live_index = std::move(live);
+  ASSIGN_OR_RETURN(const kvstore::LiveIndex live, LiveIndexOf(request.live_index(), "live_index"));
+  spec.live_index = live;
   return spec;
 }
 

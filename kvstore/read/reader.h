@@ -36,11 +36,10 @@ struct LayerRequest {
 class LayerSource {
  public:
   // Opens the visible rows of a layer, with codes and centroids in the segments where the index is
-  // ready. The view is valid until the next call, and while the source exists. The index has been
-  // checked (CheckIndex).
+  // ready. The view is valid until the next call, and while the source exists.
   //
-  // Errors: kInvalidArgument (layer), kFailedPrecondition (the sequence has no such index),
-  // kDataLoss, kInternal
+  // Errors: kInvalidArgument (layer; index, by CheckIndex), kFailedPrecondition (the sequence has
+  // no such index), kDataLoss, kInternal
   virtual Refusal Open(const LayerRequest& request, LayerView* view) = 0;
 
  protected:

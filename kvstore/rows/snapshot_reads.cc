@@ -22,11 +22,13 @@ class SnapshotSource final : public LayerSource {
   Refusal Open(const LayerRequest& request, LayerView* view) override {
     const absl::StatusOr<uint32_t> slot = reading_.cache->LayerSlot(request.layer);
     if (!slot.ok()) return RefusalOf(ReplaceField(request.layer_field, slot.status()));
+    const LayerShape& shape = reading_.cache->layers.layers[*slot].shape;
+    RETURN_IF_ERROR(CheckIndex(request.index, shape.key_dim, request.index_field));
     if (absl::Status status = AddRows(*slot); !status.ok()) return RefusalOf(status);
     if (request.index.kind != IndexKind::kFlat) {
       if (absl::Status status = AddCodes(*slot, request); !status.ok()) return RefusalOf(status);
     }
-    *view = {.shape = reading_.cache->layers.layers[*slot].shape, .segments = segments_};
+    *view = {.shape = shape, .segments = segments_};
     return {};
   }
 
@@ -167,8 +169,6 @@ absl::Status CheckPart(RowPart part) {
 absl::StatusOr<Selected> TopK(const Reading& reading, const Query& query,
                               const Selection& selection) {
   ASSIGN_OR_RETURN(const CheckedQuery checked, Check(reading, query));
-  RETURN_IF_ERROR(
-      ToStatus(CheckIndex(selection.index, checked.layer.shape.key_dim, "selection.index")));
   SnapshotReader reader(reading);
   SelectedTokens counts;
   RETURN_IF_ERROR(ToStatus(reader->TopK(checked.query, selection, &counts)));
@@ -185,7 +185,6 @@ absl::StatusOr<Scores> Score(const Reading& reading, const Query& query,
                            absl::StrCat("query length is ", checked.query.query_length,
                                         ", must be 1: Score takes one query token"));
   }
-  RETURN_IF_ERROR(ToStatus(CheckIndex(index, checked.layer.shape.key_dim, "index")));
   const uint32_t heads = checked.layer.shape.query_heads;
   Scores scores;
   scores.logits.resize(heads * checked.layer.TokensOf(tokens));
@@ -221,8 +220,6 @@ absl::StatusOr<Rows> FetchTokens(const Reading& reading, uint32_t layer,
 absl::StatusOr<Attention> Attend(const Reading& reading, const Query& query,
                                  const Selection& selection, bool want_positions) {
   ASSIGN_OR_RETURN(const CheckedQuery checked, Check(reading, query));
-  RETURN_IF_ERROR(
-      ToStatus(CheckIndex(selection.index, checked.layer.shape.key_dim, "selection.index")));
   Attention attention = MakeAttention(checked);
   SnapshotReader reader(reading);
   SelectedTokens counts;

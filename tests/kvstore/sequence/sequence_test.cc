@@ -332,14 +332,17 @@ TEST_F(SnapshotTest, AnIndexBecomesReadyLayerByLayerInAllSegments) {
   EXPECT_EQ(ready(), "10");
   // A layer that is not ready is refused by name; the other one is not.
   Floats query{.shape = {1, 4, 32}, .data = std::vector<float>(128, 1.0f)};
-  const auto score = [&](uint32_t layer) {
+  const auto score = [&](uint32_t layer, TokenRange tokens = {0, 300}) {
     return Score({cache_, Read()}, {.layer = layer, .query_position = 299, .queries = query.view()},
-                 kIndex, {0, 300})
+                 kIndex, tokens)
         .status();
   };
   EXPECT_TRUE(score(1).ok()) << score(1);
   EXPECT_EQ(score(3).code(), absl::StatusCode::kAborted);
   EXPECT_THAT(std::string(score(3).message()), ::testing::HasSubstr("layer 3: index pq m=2 b=4"));
+  // Tokens of segments with codes can be scored before the layer is ready in all segments.
+  EXPECT_TRUE(score(3, {0, 128}).ok()) << score(3, {0, 128});
+  EXPECT_EQ(score(3, {0, 129}).code(), absl::StatusCode::kAborted);
   ASSERT_TRUE(publish(1, 2).ok());
   EXPECT_EQ(ready(), "11");
   EXPECT_TRUE(score(3).ok());

@@ -15,6 +15,7 @@
 #include "kvstore/index/cost_model.h"
 #include "kvstore/index/layer_build.h"
 #include "kvstore/index/training.h"
+#include "kvstore/memory/durable_store.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -410,6 +411,7 @@ void Build::FinishUnit(Unit& unit) {
     header.iteration_count = std::max(header.iteration_count, result.iterations);
     header.trained_token_count = result.trained_tokens;
   }
+  PQC_CRASH_POINT();
   header.inertia = inertia / layer(unit).shape.kv_heads;
 
   const MutexLock lock(&progress_mutex_);

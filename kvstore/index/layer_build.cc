@@ -7,6 +7,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/train/pq_encode.h"
 #include "kvstore/index/training.h"
+#include "kvstore/memory/durable_store.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -100,6 +101,7 @@ void TrainLayer(const Cache& cache, const LayerTraining& training, Codebook& cod
     header.iteration_count = std::max(header.iteration_count, result.iterations);
     header.trained_token_count = result.trained_tokens;
   }
+  PQC_CRASH_POINT();
   header.inertia = inertia / layer.shape.kv_heads;
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/select/pq.h"
 #include "kvstore/index/layer_build.h"
 #include "kvstore/index/training.h"
+#include "kvstore/memory/durable_store.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -43,6 +44,7 @@ absl::StatusOr<std::shared_ptr<const SegmentRows>> CopyRows(const Cache& cache, 
     std::byte* next = to.rows(head);
     for (const SegmentEntry& entry : run.entries) {
       const size_t bytes = size_t{run.tokens_of(entry)} * row_bytes[head];
+      PQC_CRASH_POINT();
       std::memcpy(next, entry.rows->rows(head), bytes);
       next += bytes;
     }
@@ -68,6 +70,7 @@ absl::StatusOr<SegmentIndex::Layer> CopyCodes(const Cache& cache, const Run& run
     for (const SegmentEntry& entry : run.entries) {
       const IndexDataHeader& from = entry.indexes[index]->header(layer_slot);
       for (uint32_t plane = 0; plane < planes; ++plane) {
+        PQC_CRASH_POINT();
         std::memcpy(const_cast<uint8_t*>(Planes(data.header(), kv_head)) +
                         plane * data.header().plane_stride_bytes +
                         (entry.rows->first_position() - run.begin()),

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvstore/memory/durable_store.h"
 #include "kvstore/memory/memory_limits.h"
 #include "kvstore/refusal.h"
 
@@ -88,6 +89,7 @@ absl::StatusOr<FileDescriptor> FileKeeper::CreateMemory(const char* name, size_t
 absl::Status FileKeeper::Keep(std::string_view name, int descriptor) {
   if (!IsKeeperName(name)) return InvalidArgument("name", Text(name));
   const std::string from = absl::StrCat("/proc/self/fd/", descriptor);
+  PQC_CRASH_POINT();
   if (linkat(AT_FDCWD, from.c_str(), directory_.get(), std::string(name).c_str(),
              AT_SYMLINK_FOLLOW) == 0) {
     return absl::OkStatus();
@@ -110,6 +112,7 @@ absl::Status FileKeeper::Keep(std::string_view name, int descriptor) {
 
 absl::Status FileKeeper::Release(std::string_view name) {
   if (!IsKeeperName(name)) return InvalidArgument("name", Text(name));
+  PQC_CRASH_POINT();
   if (unlinkat(directory_.get(), std::string(name).c_str(), 0) == 0 || errno == ENOENT) {
     return absl::OkStatus();
   }

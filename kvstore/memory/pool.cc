@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/memory/durable_store.h"
 #include "kvstore/read/pages.h"
 #include "kvstore/refusal.h"
 
@@ -233,6 +234,7 @@ bool Pool::ReturnPages(ExtentRef extent) {
     const MutexLock lock(&mutex_);
     if (!buddy_.Claim(extent.unit, extent.order)) return false;
   }
+  PQC_CRASH_POINT();
   const bool returned = madvise(data(extent), extent.size_bytes(), MADV_REMOVE) == 0;
   Free(extent);
   return returned;

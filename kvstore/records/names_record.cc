@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/base/crc32c.h"
+#include "kvstore/memory/durable_store.h"
 #include "kvstore/records/record_bytes.h"
 
 namespace pqcached::kvstore {
@@ -61,6 +62,7 @@ bool NamesRecord::Grow(std::span<const uint32_t> ids, Names& next) {
     if (!block.has_value()) block = table_->AllocateBlock(ids.size_bytes());
   }
   if (!block.has_value()) return false;
+  PQC_CRASH_POINT();
   std::memcpy(table_->bytes(*block).data(), ids.data(), size_t{next.count} * sizeof(uint32_t));
   next.block = *block;
   return true;
@@ -79,6 +81,7 @@ void NamesRecord::Write(std::span<const uint32_t> ids) {
   }
   if (ids.size() > next.count) {
     const auto added = std::as_bytes(ids.subspan(next.count));
+    PQC_CRASH_POINT();
     std::memcpy(table_->bytes(next.block).data() + size_t{next.count} * sizeof(uint32_t),
                 added.data(), added.size());
     next.crc = kernels::Crc32c(table_->exec(), added, next.crc);

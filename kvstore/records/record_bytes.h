@@ -16,6 +16,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "kvstore/memory/durable_store.h"
+
 namespace pqcached::kvstore {
 
 class RecordWriter {
@@ -45,6 +47,7 @@ class RecordWriter {
   void Append(const void* data, size_t size_bytes) {
     ok_ = ok_ && size_bytes <= out_.size() - used_;
     if (!ok_ || size_bytes == 0) return;
+    PQC_CRASH_POINT();
     std::memcpy(out_.data() + used_, data, size_bytes);
     used_ += size_bytes;
   }

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/memory/durable_store.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -75,7 +76,7 @@ absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Create(const kernels::
   auto* header = new (mapping.data()) Header{};
   for (DurableCounter& end : header->ends) end.Reset(0);
   header->next_segment_id.Reset(1);
-  header->magic.store(kTableMagic, std::memory_order_release);
+  StoreInOrder(header->magic, kTableMagic);
   return std::shared_ptr<RecordTable>(
       new RecordTable(exec, shape, std::move(memory), std::move(mapping)));
 }
@@ -134,8 +135,8 @@ RecordTable::RecordTable(const kernels::Exec& exec, const Shape& shape, FileDesc
 
 void RecordTable::Mark(ExtentRef extent, uint8_t used) {
   if (detached()) return;
-  std::memset(in_use_ + extent.unit, used, size_t{1} << extent.order);
-  std::atomic_signal_fence(std::memory_order_seq_cst);  // stored before the writes that follow
+  FillUnordered({in_use_ + extent.unit, size_t{1} << extent.order}, used);
+  DurableFence();  // stored before the writes that follow
 }
 
 bool RecordTable::is_used(uint32_t unit) const { return in_use_[unit] != std::byte{0}; }

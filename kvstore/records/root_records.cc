@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/memory/durable_store.h"
 #include "kvstore/read/layout.h"
 #include "kvstore/records/cache_image.h"
 #include "kvstore/records/record_bytes.h"
@@ -103,7 +104,7 @@ absl::StatusOr<Mapping> RootRecords::Make(DescriptorKeeper& keeper) {
   header->cache_end.Reset(0);
   header->session_end.Reset(0);
   header->versions.Reset(kVersions);
-  header->magic.store(kRootMagic, std::memory_order_release);
+  StoreInOrder(header->magic, kRootMagic);
   RETURN_IF_ERROR(keeper.Keep(kMemoryName, created.get()));
   return memory;
 }

@@ -7,6 +7,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/crc32c.h"
+#include "kvstore/memory/durable_store.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -50,25 +51,27 @@ uint64_t SlotArray::CommitWord(uint32_t slot, size_t size_bytes) const {
 
 std::span<std::byte> SlotArray::Open(uint32_t slot) {
   Head& head = HeadOf(slot);
-  head.commit.store(0, std::memory_order_relaxed);
-  std::atomic_signal_fence(std::memory_order_seq_cst);  // stored before the bytes are written
+  StoreUnordered(head.commit, 0);
+  DurableFence();  // stored before the bytes are written
   return {reinterpret_cast<std::byte*>(&head + 1), content_bytes()};
 }
 
 void SlotArray::Commit(uint32_t slot, size_t size_bytes) {
   Head& head = HeadOf(slot);
+  PQC_CRASH_POINT();
   head.size_bytes = size_bytes;
-  head.commit.store(CommitWord(slot, size_bytes), std::memory_order_release);
+  StoreInOrder(head.commit, CommitWord(slot, size_bytes));
 }
 
 void SlotArray::Put(uint32_t slot, std::span<const std::byte> content) {
   const std::span<std::byte> bytes = Open(slot);
   PQC_CHECK(content.size() <= bytes.size());
+  PQC_CRASH_POINT();
   if (!content.empty()) std::memcpy(bytes.data(), content.data(), content.size());
   Commit(slot, content.size());
 }
 
-void SlotArray::Clear(uint32_t slot) { HeadOf(slot).commit.store(0, std::memory_order_release); }
+void SlotArray::Clear(uint32_t slot) { StoreInOrder(HeadOf(slot).commit, 0); }
 
 SlotArray::Content SlotArray::Read(uint32_t slot) const {
   const Head& head = HeadOf(slot);
@@ -92,8 +95,8 @@ std::optional<uint32_t> SlotNumbers::Take() {
 }
 
 void DurableCounter::Reset(uint64_t number) {
-  value.store(number, std::memory_order_release);
-  inverse.store(~number, std::memory_order_release);
+  StoreInOrder(value, number);
+  StoreInOrder(inverse, ~number);
 }
 
 void DurableCounter::RaiseTo(uint64_t number) {

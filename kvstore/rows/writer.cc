@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/train/pq_encode.h"
+#include "kvstore/memory/durable_store.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -40,6 +41,7 @@ void CopySlots(const StoredLayers& layers, const SegmentEntry& from, const Segme
     const StoredLayers::Layer& layer = layers.layers[slot];
     const uint32_t tokens = layer_tokens[slot] > first ? layer_tokens[slot] - first : 0;
     for (uint32_t head = layer.first_head; head < layer.first_head + layer.shape.kv_heads; ++head) {
+      PQC_CRASH_POINT();
       std::memcpy(to.rows->rows(head), from.rows->rows(head),
                   size_t{tokens} * layer.shape.row_bytes);
     }
@@ -130,6 +132,7 @@ absl::Status SegmentWriter::MoveFromReaders() {
     for (uint32_t slot = 0; slot < cache_->layers.size(); ++slot) {
       const IndexDataHeader& from = old.indexes[i]->header(slot);
       const IndexDataHeader& to = fresh.indexes[i]->header(slot);
+      PQC_CRASH_POINT();
       std::memcpy(const_cast<uint8_t*>(Planes(to, 0)), Planes(from, 0),
                   from.head_stride_bytes * from.kv_head_count);
     }
@@ -192,6 +195,7 @@ kernels::IngestResult SegmentWriter::WriteTile(const CheckedRows& rows, const Se
   for (uint32_t head = 0; head < shape.kv_heads; ++head) {
     targets[head] = segment.rows(layer.first_head + head) + size_t{tile.slot} * shape.row_bytes;
   }
+  PQC_CRASH_POINT();
   return kernels::IngestHeads(cache_->compute.exec,
                               {.token_count = tile.token_count,
                                .key_dim = shape.key_dim,

@@ -12,6 +12,7 @@
 #include "kernels/select/cells/pq_postings.h"
 #include "kernels/select/pq_select.h"
 #include "kernels/train/pq_encode.h"
+#include "kvstore/memory/durable_store.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -127,6 +128,7 @@ size_t Codebook::SizeBytes(const IndexDescriptor& index, const LayerShape& shape
 Codebook::Codebook(Extent extent, const IndexDescriptor& index, const LayerShape& shape,
                    uint32_t codebook_generation)
     : extent_(std::move(extent)) {
+  PQC_CRASH_POINT();
   auto* header = new (extent_.data()) CodebookHeader;
   header->index = index;
   header->kv_head_count = shape.kv_heads;
@@ -188,6 +190,7 @@ SegmentIndex::Layer SegmentIndex::MakeLayer(const LayerShape& shape, uint32_t sl
                                             uint32_t counted_begin, Extent extent,
                                             std::shared_ptr<const Codebook> codebook) {
   const IndexExtentLayout places(codebook->header().index, shape, slot_capacity);
+  PQC_CRASH_POINT();
   std::memset(extent.data(), 0, places.counts_offset);  // counts and lists are written later
   WriteHeader(shape, slot_capacity, counted_begin, codebook->header(),
               new (extent.data()) IndexDataHeader);
@@ -334,6 +337,7 @@ void EncodeSlots(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                  PositionRange slots, std::span<std::byte> scratch) {
   if (slots.begin >= slots.end) return;
   const IndexDataHeader& header = index.header();
+  PQC_CRASH_POINT();
   kernels::PqEncode(exec, {.geometry = GeometryOf(header.index, layer.shape.key_dim),
                            .dtype = layer.shape.dtype,
                            .rows = rows.rows(layer.first_head + kv_head) +
@@ -364,6 +368,7 @@ void CountHead(const kernels::Exec& exec, const StoredLayers::Layer& layer,
   const uint32_t slot_count = slot_end - header.counted_begin;
   const std::span<uint32_t> counts(const_cast<uint32_t*>(CellCounts(header, kv_head)),
                                    header.cell_count);
+  PQC_CRASH_POINT();
   std::fill(counts.begin(), counts.end(), 0u);
   kernels::PqCountCells(exec, {.geometry = geometry,
                                .planes = Planes(header, kv_head),
@@ -371,6 +376,7 @@ void CountHead(const kernels::Exec& exec, const StoredLayers::Layer& layer,
                                .slot_begin = header.counted_begin,
                                .slot_end = slot_end,
                                .cell_counts = counts});
+  PQC_CRASH_POINT();
   kernels::PqBuildPostings(
       exec, {.geometry = geometry,
              .planes = Planes(header, kv_head),
@@ -385,6 +391,7 @@ void CountHead(const kernels::Exec& exec, const StoredLayers::Layer& layer,
 void PublishCounts(const SegmentIndex::Layer& index, uint32_t slot_end) {
   IndexDataHeader& header = index.header();
   if (header.cell_count == 0 || slot_end <= header.counted_begin) return;
+  PQC_CRASH_POINT();
   header.counted_end.store(slot_end, std::memory_order_release);
 }
 

@@ -18,8 +18,9 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Program: the row that counts what it has done.
 PROGRAMS = {
-    "fault/fault_kill_store_test": "kills_survived",
-    "fault/fault_worker_kill_test": "kills_survived",
+    "fault/fault_crash_test": "crash_points_survived",
+    "fault/fault_recovery_time": "recovery_ms_per_gib",
+    "fault/fault_worker_kill_test": "daemon_kills_survived",
     "fault/fault_client_kill_test": "client_kills_survived",
     "fault/fault_frozen_test": None,
     "fault/fault_shortage_test": None,
@@ -27,10 +28,13 @@ PROGRAMS = {
     "kvstore/kvstore_sharing_model_test": "model_test_operations",
     "kvstore/kvstore_pressure_model_test": "model_test_operations",
 }
-WRITES_ROWS = "fault/fault_kill_store_test"  # itself (--json); the others are of GoogleTest
+WRITES_ROWS = ("fault/fault_crash_test", "fault/fault_recovery_time")  # themselves (--json); the others are of GoogleTest
 # name: (better, goal, what the number is)
 ROWS = {
-    "kills_survived": ("higher", 100, "SIGKILL of a worker at random, every acknowledged byte compared afterwards"),
+    "crash_points_survived": ("higher", 5000, "kills of a store before one of its stores that outlive it; all compared with a model"),
+    "recovery_mutants_killed": ("higher", 1.0, "share of the faults of tests/fault/mutants/recovery.toml that the tests notice"),
+    "core_mutants_killed": ("higher", 1.0, "share of the faults of tests/fault/mutants/core.toml that the tests notice"),
+    "daemon_kills_survived": ("higher", 100, "SIGKILL of a daemon's worker by a clock; several engines compare every acknowledged byte"),
     "acknowledged_bytes_lost": ("lower", 0, "over all fault tests"),
     "wrong_rows_seen": ("lower", 0, "over all fault tests"),
     "extents_leaked": ("lower", 0, "in use when all sessions had ended"),
@@ -48,12 +52,12 @@ def numbers_of(program, name):
     """What a program has seen, by row: a list of numbers each; and its exit status."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "report.json"
-        command = [program, "--json", path] if name == WRITES_ROWS else [program, f"--gtest_output=json:{path}"]
+        command = [program, "--json", path] if name in WRITES_ROWS else [program, f"--gtest_output=json:{path}"]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         if done.returncode != 0:
             sys.stderr.write(done.stdout.decode(errors="replace")[-8000:])
         report = json.loads(path.read_text()) if path.exists() else []
-    if name == WRITES_ROWS:
+    if name in WRITES_ROWS:
         found = [(row["name"], row["value"]) for row in report if row["value"] is not None]
     else:
         tests = [test for suite in report["testsuites"] for test in suite["testsuite"]] if report else []
@@ -62,6 +66,14 @@ def numbers_of(program, name):
     for row, value in found:
         numbers.setdefault(row, []).append(value)
     return numbers, done.returncode
+
+
+def mutants_killed(which):
+    """The share of a set of mutants that the tests notice, and how many there are."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "rows.json"
+        subprocess.run([ROOT / "tests/fault/mutants/run.py", "--set", which, "--json", path], check=False)
+        return json.loads(path.read_text())[0] if path.exists() else None
 
 
 def fuzz_executions(seconds):
@@ -95,6 +107,9 @@ def main():
             failed.add(count)
         if not seen:
             reasons.update({row: f"{program.name} ended without a report" for row in LOSSES})
+    for which in ("recovery", "core"):
+        if row := mutants_killed(which):
+            numbers[row["name"]] = [row["value"]]
     executions, reason = fuzz_executions(arguments.fuzz_seconds)
     if executions is not None:
         numbers["fuzz_executions"] = [executions]

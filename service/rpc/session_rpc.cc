@@ -1,5 +1,6 @@
 #include "service/rpc/session_rpc.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -57,23 +58,31 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   void OnReadDone(bool ok) override {
     // A failed read means that the client has ended its side or disconnected.
     const absl::Status status = ok ? Handle() : absl::OkStatus();
-    if (!ok || !status.ok()) {
-      // The session is closed first, so that a client that observes the end of its stream can open
-      // another session in its place.
-      parts_.calls.RunCleanup([self = shared_from_this(), status] {
-        self->CloseSession();
-        self->FinishOnce(status);
-      });
-      return;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (ok && status.ok()) {
+        if (!finished_) StartRead(&request_);
+        return;
+      }
+      if (writing_ && resume_unread_) {
+        // The client may have received the reply and ended its side before OnWriteDone is called,
+        // which decides whether the session is closed or detached.
+        ending_ = status;
+        return;
+      }
     }
-    absl::MutexLock lock(&mutex_);
-    if (!finished_) StartRead(&request_);
+    End(status);
   }
 
   void OnWriteDone(bool ok) override {
-    absl::MutexLock lock(&mutex_);
-    writing_ = false;
-    if (ok) resume_unread_ = false;
+    std::optional<absl::Status> ending;
+    {
+      absl::MutexLock lock(&mutex_);
+      writing_ = false;
+      if (ok) resume_unread_ = false;
+      ending.swap(ending_);
+    }
+    if (ending.has_value()) End(*ending);
   }
 
   void OnDone() override {
@@ -143,6 +152,15 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     FinishOnce(DeadlineExceeded("open", "was not received within default_timeout"));
   }
 
+  // Ends the stream after its session. The session is closed first, so that a client that observes
+  // the end of its stream can open another session in its place.
+  void End(const absl::Status& status) {
+    parts_.calls.RunCleanup([self = shared_from_this(), status] {
+      self->CloseSession();
+      self->FinishOnce(status);
+    });
+  }
+
   void CloseSession() {
     bool resume_unread = false;
     {
@@ -173,6 +191,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool resume_unread_ ABSL_GUARDED_BY(mutex_) = false;  // the reply to a resume is not written yet
+  std::optional<absl::Status> ending_ ABSL_GUARDED_BY(mutex_);  // End with it when that is written
 };
 
 size_t SessionStreams::Add(std::shared_ptr<SessionStream> stream) {

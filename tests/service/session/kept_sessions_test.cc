@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <poll.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,6 +23,8 @@ using testing::Contains;
 using testing::IsEmpty;
 using testing::Not;
 using testing::StartsWith;
+
+constexpr std::chrono::seconds kPatience(60);
 
 class KeptSessionsTest : public RpcTest {
  protected:
@@ -54,12 +57,32 @@ class KeptSessionsTest : public RpcTest {
   }
   // Until the broker answers something else than `status`.
   BrokerReply ResumeWhile(uint32_t status, const std::string& token) const {
+    const auto until = std::chrono::steady_clock::now() + kPatience;
     while (true) {
       BrokerConnection connection(broker_path());
       const BrokerReply reply = connection.Call(Resume(token));
-      if (reply.status != status) return reply;
+      if (reply.status != status || std::chrono::steady_clock::now() > until) return reply;
       poll(nullptr, 0, 1);
     }
+  }
+
+  // Resumes a session by a stream whose client ends its side at once, and returns how it ended.
+  grpc::Status ResumeAndEnd(const std::string& token, v1::SessionEvent* opened = nullptr) const {
+    const auto kv =
+        v1::KvCache::NewStub(grpc::CreateChannel(endpoint(), grpc::InsecureChannelCredentials()));
+    grpc::ClientContext context;
+    context.set_wait_for_ready(true);
+    context.set_deadline(std::chrono::system_clock::now() + kPatience);
+    const auto stream = kv->Session(&context);
+    v1::SessionRequest request;
+    request.mutable_open()->set_protocol_version(1);
+    request.mutable_open()->set_resume_token(token);
+    stream->WriteLast(request, grpc::WriteOptions());
+    v1::SessionEvent event;
+    while (stream->Read(&event)) {
+      if (opened != nullptr && event.has_opened()) *opened = event;
+    }
+    return stream->Finish();
   }
 
   kvstore::testing::MemoryKeeper keeper_;
@@ -117,7 +140,7 @@ TEST_F(KeptSessionsTest, AResumptionThatItsClientDidNotHearOfIsNoEnd) {
     const BrokerRequest request = Resume(token);
     ASSERT_TRUE(hasty.Send(&request, sizeof(request)));
     pollfd answer = {.fd = hasty.socket_descriptor(), .events = POLLIN, .revents = 0};
-    ASSERT_EQ(poll(&answer, 1, -1), 1);
+    ASSERT_EQ(poll(&answer, 1, std::chrono::milliseconds(kPatience).count()), 1);
     const bool resumed = (answer.revents & POLLIN) != 0;
     ASSERT_TRUE(resumed);
     // Closes without having read the answer.
@@ -125,10 +148,12 @@ TEST_F(KeptSessionsTest, AResumptionThatItsClientDidNotHearOfIsNoEnd) {
   // The connection stays open: its end would be the end of the session.
   std::unique_ptr<BrokerConnection> resumed;
   BrokerReply reply;
+  const auto until = std::chrono::steady_clock::now() + kPatience;
   do {
     resumed = std::make_unique<BrokerConnection>(broker_path());
     reply = resumed->Call(Resume(token));
-  } while (reply.status == grpc::StatusCode::FAILED_PRECONDITION);
+  } while (reply.status == grpc::StatusCode::FAILED_PRECONDITION &&
+           std::chrono::steady_clock::now() < until);
   EXPECT_EQ(reply.status, 0u) << reply.message;
   EXPECT_TRUE(store_->DescribeSequence("default", sequence_id).ok());
 }
@@ -144,6 +169,24 @@ TEST_F(KeptSessionsTest, TheEndOfAResumedConnectionIsThatOfTheSession) {
   }
   const BrokerReply reply = ResumeWhile(grpc::StatusCode::FAILED_PRECONDITION, token);
   EXPECT_EQ(reply.status, grpc::StatusCode::NOT_FOUND);
+}
+
+// The end may reach the server before gRPC has reported that the reply is written.
+TEST_F(KeptSessionsTest, AStreamThatEndsInOrderBehindItsResumptionEndsTheSession) {
+  constexpr int kSessions = 24;
+  Restart();
+  std::vector<std::unique_ptr<TestClient>> clients;
+  for (int i = 0; i < kSessions; ++i) clients.push_back(Connect());
+  Restart();
+  for (const auto& client : clients) {
+    v1::SessionEvent opened;
+    const grpc::Status ended = ResumeAndEnd(client->token(), &opened);
+    EXPECT_TRUE(ended.ok()) << ended.error_message();
+    EXPECT_EQ(opened.opened().session_token(), client->token());
+    EXPECT_TRUE(
+        Failed(ResumeAndEnd(client->token()), grpc::StatusCode::NOT_FOUND, "open.resume_token"));
+  }
+  EXPECT_THAT(store_->KeptSessions(), IsEmpty());
 }
 
 TEST_F(KeptSessionsTest, AMalformedTokenIsRefused) {

@@ -23,10 +23,12 @@ pid_t Spawn(const std::vector<std::string>& command, bool with_error, int* outpu
   arguments.push_back(nullptr);
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
+  const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid < 0) throw std::runtime_error("fork");
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is killed leaves nothing running
+    if (getppid() != parent) _exit(127);
     dup2(ends[1], STDOUT_FILENO);
     if (with_error) dup2(ends[1], STDERR_FILENO);
     execv(arguments[0], arguments.data());

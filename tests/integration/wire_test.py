@@ -17,7 +17,9 @@ DAEMON, PROTO_DIR = sys.argv[1:3]
 generated = tempfile.TemporaryDirectory()
 subprocess.run(["protoc", f"-I{PROTO_DIR}", f"--python_out={generated.name}",
                 *(str(p) for p in pathlib.Path(PROTO_DIR).glob("pqcached/v1/*.proto"))], check=True)
-sys.path.insert(0, generated.name)
+sys.path[:0] = [generated.name, str(pathlib.Path(__file__).resolve().parents[1])]
+
+import children  # noqa: E402  (found in the line above)
 
 from pqcached.v1 import admin_pb2, kv_cache_pb2, status_details_pb2, types_pb2  # noqa: E402  (generated above)
 
@@ -65,7 +67,8 @@ class WireTest(unittest.TestCase):
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         endpoint = f"unix://{directory.name}/pqcached.sock"
-        daemon = subprocess.Popen([DAEMON, "--listen", endpoint], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        daemon = subprocess.Popen([DAEMON, "--listen", endpoint], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                  preexec_fn=children.end_with_parent)
         self.addCleanup(daemon.wait, TIMEOUT)
         self.addCleanup(daemon.terminate)
         channel = grpc.insecure_channel(endpoint)

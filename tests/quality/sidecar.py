@@ -4,8 +4,13 @@ import contextlib
 import json
 import pathlib
 import subprocess
+import sys
 import tempfile
 import threading
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import children  # noqa: E402  (found in the line above)
 
 STOP_SECONDS = 30
 
@@ -16,7 +21,8 @@ def running(build, *flags):
     with tempfile.TemporaryDirectory() as directory:
         socket = pathlib.Path(directory, "pqcached.sock")
         daemon = subprocess.Popen([build / "service/pqcached", "--listen", f"unix://{socket}", *flags],
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                  preexec_fn=children.end_with_parent)
         drain = None
         try:
             # The daemon says when it listens; its end closes the pipe.

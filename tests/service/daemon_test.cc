@@ -83,6 +83,27 @@ TEST_F(DaemonTest, StartsOverTheSocketOfAKilledOne) {
   EXPECT_EQ(client.token().size(), 32u);
 }
 
+// Of daemon_process.h: a test that is killed must not leave its daemon on the machine.
+TEST_F(DaemonTest, ADaemonEndsWithTheTestProgramThatStartedIt) {
+  const pid_t program = fork();
+  ASSERT_GE(program, 0);
+  if (program == 0) {
+    Daemon abandoned({"--listen", endpoint()});
+    if (!abandoned.AwaitOutput("event=ready")) _exit(1);
+    raise(SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(program, &status, 0), program);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  const auto until = std::chrono::steady_clock::now() + Daemon::kPatience;
+  bool ready = false;
+  while (!ready && std::chrono::steady_clock::now() < until) {
+    Daemon next({"--listen", endpoint()});  // refused while the socket is in use
+    ready = next.AwaitOutput("event=ready");
+  }
+  EXPECT_TRUE(ready);
+}
+
 TEST_F(DaemonTest, MakesItsDirectoryAndTakesTheGroupInWhenAsked) {
   const std::string path = directory_ / "run" / "socket";
   Daemon daemon({"--listen", "unix://" + path, "--socket-mode", "0660"});

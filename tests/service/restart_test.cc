@@ -89,7 +89,11 @@ class RestartTest : public RpcTest {
   }
   // Until the words of the word change; a futex in the client waits for that.
   static void AwaitEnd(const ControlPage& page) {
-    while (page.boot_word != 0) poll(nullptr, 0, 1);
+    const auto until = std::chrono::steady_clock::now() + Daemon::kPatience;
+    while (page.boot_word != 0) {
+      ASSERT_LT(std::chrono::steady_clock::now(), until);
+      poll(nullptr, 0, 1);
+    }
   }
 };
 
@@ -298,6 +302,7 @@ TEST_F(RestartTest, SessionStreamsAreResumedToo) {
   const auto open = [&](const std::string& resume_token, v1::SessionEvent* event) {
     grpc::ClientContext context;
     context.set_wait_for_ready(true);
+    context.set_deadline(std::chrono::system_clock::now() + Daemon::kPatience);
     const auto stream = kv->Session(&context);
     v1::SessionRequest request;
     request.mutable_open()->set_protocol_version(1);

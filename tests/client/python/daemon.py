@@ -18,6 +18,7 @@ SOURCE = pathlib.Path(__file__).resolve().parents[3]
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else None
 sys.path[:0] = [str(SOURCE / "client/python"), str(SOURCE / "tests")]
 
+import children  # noqa: E402
 import pqcached  # noqa: E402  (found in the line above)
 
 STOP_SECONDS = 30
@@ -32,7 +33,7 @@ class Daemon:
         self.process = subprocess.Popen(
             [BUILD / "service/pqcached", "--listen", self.endpoint, "--segment-tokens", "256", "--tail-tokens", "128",
              "--codebook-tokens", "512", "--max-pool-bytes", "256mib", "--shutdown-timeout", "2s", *flags],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=children.end_with_parent)
         said = []
         for line in self.process.stdout:  # it says when it listens; its end closes the pipe
             said.append(line)

@@ -11,6 +11,7 @@ namespace pqcached::service {
 namespace {
 
 constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kSessionPatience = std::chrono::seconds(240);  // less than the limit of a program
 
 }  // namespace
 
@@ -23,6 +24,7 @@ TestClient::TestClient(const std::string& endpoint, const std::string& tenant,
   channel_ = grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), arguments);
   kv_ = v1::KvCache::NewStub(channel_);
   admin_ = v1::Admin::NewStub(channel_);
+  session_context_.set_deadline(std::chrono::system_clock::now() + kSessionPatience);
   session_ = kv_->Session(&session_context_);
   v1::SessionRequest request;
   request.mutable_open()->set_client_name(name);

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -26,6 +27,8 @@ class BrokerConnection {
  public:
   explicit BrokerConnection(const std::string& path)
       : socket_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const timeval patience = {.tv_sec = 60, .tv_usec = 0};  // no test waits for ever
+    setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
     path.copy(address.sun_path, sizeof(address.sun_path) - 1);
@@ -53,7 +56,7 @@ class BrokerConnection {
     return send(socket_.get(), data, size_bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(size_bytes);
   }
 
-  // Reads a whole reply. False: the broker closed the connection.
+  // Reads a whole reply. False: the broker closed the connection, or has sent nothing for long.
   bool Receive(kvstore::BrokerReply& reply, kvstore::FileDescriptor* descriptor = nullptr) {
     size_t got = 0;
     while (got < sizeof(reply)) {

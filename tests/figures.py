@@ -1,9 +1,10 @@
 """Collects the rows that the programs of tests/figures.sh wrote, prints them, and keeps the page of all figures.
 
-figures.py DIRECTORY [--json FILE] [--no-page]
+figures.py DIRECTORY [--json FILE] [--no-page] [--check]
     Reads every *.json of DIRECTORY (a list of rows without machine and date) and the file `seconds` (an area and
     its duration in each line), completes the rows, prints a table, and updates tests/figures.json and
-    tests/FIGURES.md. --no-page leaves these two alone.
+    tests/FIGURES.md. --no-page leaves these two alone. --check then lists the rows of DIRECTORY that miss their
+    goal, and exits with 1 if there are any; rows that could not run are named, and miss nothing.
 figures.py --page
     Writes tests/FIGURES.md from tests/figures.json, tests/long.json and tests/figures_notes.md; measures nothing.
 """
@@ -250,11 +251,25 @@ def print_rows(rows):
               f"{number(row['spread']):>9} {row['samples'] or '':>7}  {row['against'] or ''}")
 
 
+def check(rows):
+    """Prints which goals of a run are missed, and which could not be judged. Returns the exit status."""
+    missed = [row for row in rows if verdict(row) == "MISSED"]
+    met = [row for row in rows if verdict(row) == "met"]
+    absent = [row for row in rows if verdict(row) == "not run" and row["goal"] is not None]
+    for row in absent:
+        print(f"could not run: {row['area']} {row['name']} (goal {goal_of(row)}): {row['against']}")
+    for row in missed:
+        print(f"MISSED: {row['area']} {row['name']} is {number(row['value'])}, goal {goal_of(row)}")
+    print(f"{len(met)} of {len(met) + len(missed)} goals are met, {len(absent)} could not run")
+    return 1 if missed else 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=pathlib.Path, nargs="?")
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--no-page", action="store_true")
+    parser.add_argument("--check", action="store_true")
     parser.add_argument("--page", action="store_true")
     arguments = parser.parse_args()
     if arguments.page:
@@ -278,6 +293,8 @@ def main():
         run = [{**row, "instruction_set": level} for row in rows]
         DATA.write_text(data_text(merged(json.loads(DATA.read_text()), run)))
         write_page()
+    if arguments.check:
+        raise SystemExit(check(rows))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
 """FIGURES.md is what figures.py writes, a run replaces its own areas only, and missed goals are shown."""
 
 import json
+import pathlib
+import subprocess
+import sys
+import tempfile
 import unittest
 
 import figures
@@ -50,6 +54,36 @@ class FiguresTest(unittest.TestCase):
         self.assertIn("| `large` | 3 x | <= 2 | **MISSED** |", text)
         self.assertIn("| `fast` | 3 x | >= 2 | met |", text)
         self.assertIn("| `open` | 3 x |  |  |", text)
+
+    def checked(self, *rows):
+        """What `figures.py DIRECTORY --no-page --check` exits with and prints, for rows that a program has written."""
+        names = [key for key in figures.KEYS if key not in ("machine", "date")]
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "rows.json").write_text(json.dumps([{key: one[key] for key in names} for one in rows]))
+            done = subprocess.run([sys.executable, figures.TESTS / "figures.py", folder, "--no-page", "--check"],
+                                  stdout=subprocess.PIPE, text=True, check=False)
+        return done.returncode, done.stdout
+
+    def test_a_check_fails_for_a_missed_goal_and_names_it(self):
+        status, text = self.checked(row("kernels", "slow", 1, goal=2), row("kernels", "fast", 3, goal=2))
+        self.assertEqual(status, 1)
+        self.assertIn("\nMISSED: kernels slow is 1, goal >= 2\n1 of 2 goals are met, 0 could not run\n", text)
+        self.assertNotIn("MISSED: kernels fast", text)
+        status, text = self.checked(row("kernels", "large", 2.5, goal=2, better="lower"))
+        self.assertEqual(status, 1)
+        self.assertIn("\nMISSED: kernels large is 2.5, goal <= 2\n", text)
+
+    def test_a_check_passes_when_all_goals_are_met_and_rows_without_goals_do_not_matter(self):
+        status, text = self.checked(row("kernels", "fast", 2, goal=2), row("kernels", "open", 3),
+                                    row("kernels", "zero", 0, goal=0, better="lower"))
+        self.assertEqual(status, 0)
+        self.assertIn("\n2 of 2 goals are met, 0 could not run\n", text)
+
+    def test_a_check_names_rows_that_could_not_run_and_counts_no_miss(self):
+        status, text = self.checked(row("gpu", "step", None, goal=2, against="not run: no device"),
+                                    row("kernels", "fast", 2, goal=2))
+        self.assertEqual(status, 0)
+        self.assertIn("\ncould not run: gpu step (goal >= 2): not run: no device\n1 of 1 goals are met, 1 could not run\n", text)
 
     def test_an_area_that_measured_something_gets_its_duration(self):
         rows = [row("kernels", "a", 1), row("gpu", "b", None)]

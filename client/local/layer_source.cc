@@ -18,8 +18,7 @@ kvstore::Refusal RefusalOf(pqc_status status, const char* field) {
 
 pqc_status PinNewest(LocalSequence& sequence, Pinned* pinned) {
   pinned->sequence = &sequence;
-  pinned->lease_epoch = sequence.lease_epoch();
-  return sequence.Pin(&pinned->image);
+  return sequence.Pin(&pinned->image, &pinned->lease_epoch);
 }
 
 kvstore::Refusal OpenLayer(const Pinned& pinned, const kvstore::LayerShape& shape,

@@ -18,7 +18,7 @@ namespace pqcached::client {
 struct Pinned {
   LocalSequence* sequence = nullptr;
   std::shared_ptr<Image> image;
-  uint64_t lease_epoch = 0;  // of the sequence before the image was pinned
+  uint64_t lease_epoch = 0;  // of the sequence when the image was pinned
 };
 pqc_status PinNewest(LocalSequence& sequence, Pinned* pinned);
 

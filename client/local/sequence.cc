@@ -20,41 +20,39 @@ bool LocalSequence::revoked() const {
   return now && (now->flags.load(std::memory_order_acquire) & LeaseWords::kRevoked) != 0;
 }
 
-pqc_status LocalSequence::Pin(std::shared_ptr<Image>* image) {
-  {
-    const base::MutexLock lock(&mutex_);
-    if (HasValidImageLocked() && !revoked()) {
-      *image = newest_;
-      return PQC_OK;
-    }
-  }
-  return Fetch(/*force=*/false, image);
+bool LocalSequence::TakeNewest(std::shared_ptr<Image>* image, uint64_t* lease_epoch) const {
+  const base::MutexLock lock(&mutex_);
+  if (!HasValidImageLocked() || revoked()) return false;
+  *image = newest_;
+  *lease_epoch = this->lease_epoch();  // both under the lock: no roll-back begins in between
+  return true;
+}
+
+pqc_status LocalSequence::Pin(std::shared_ptr<Image>* image, uint64_t* lease_epoch) {
+  if (TakeNewest(image, lease_epoch)) return PQC_OK;
+  return Fetch(/*force=*/false, image, lease_epoch);
 }
 
 pqc_status LocalSequence::Refresh(std::shared_ptr<Image>* image) {
-  return Fetch(/*force=*/true, image);
+  uint64_t lease_epoch = 0;
+  return Fetch(/*force=*/true, image, &lease_epoch);
 }
 
-pqc_status LocalSequence::Fetch(bool force, std::shared_ptr<Image>* image) {
+pqc_status LocalSequence::Fetch(bool force, std::shared_ptr<Image>* image, uint64_t* lease_epoch) {
   const base::MutexLock fetching(&fetch_mutex_);
   for (;;) {
-    if (!force) {  // another thread may have just fetched it
-      const base::MutexLock lock(&mutex_);
-      if (HasValidImageLocked() && !revoked()) {
-        *image = newest_;
-        return PQC_OK;
-      }
-    }
+    // Another thread may have just fetched it.
+    if (!force && TakeNewest(image, lease_epoch)) return PQC_OK;
     std::shared_ptr<LocalLink> link;
     RETURN_IF_ERROR(session_->Attached(&link));
-    const pqc_status status = FetchOver(link, force, image);
+    const pqc_status status = FetchOver(link, force, image, lease_epoch);
     if (status == PQC_OK || link->CheckAlive()) return status;
     // The failure may be a consequence of the worker's end. Another worker may start in time.
   }
 }
 
 pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool force,
-                                    std::shared_ptr<Image>* image) {
+                                    std::shared_ptr<Image>* image, uint64_t* lease_epoch) {
   std::shared_ptr<Mapping> pool;
   RETURN_IF_ERROR(link->Pool(cache_id_, &pool));
   {
@@ -97,6 +95,7 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
     ReplaceNewestLocked(std::move(fetched));
   }
   *image = newest_;
+  *lease_epoch = this->lease_epoch();
   return newest_ ? PQC_OK : Fail(PQC_INTERNAL, "", "Attach: the answer has no attachment");
 }
 
@@ -163,6 +162,7 @@ void LocalSequence::Detach() {
       Retired retired{.lease_id = lease_id_, .images = std::move(replaced_)};
       if (newest_) retired.images.push_back(newest_);
       retired_.push_back(std::move(retired));
+      BeginEpochLocked(0);
       session_->CountLease(-1);
     }
     lease_id_ = 0;
@@ -242,7 +242,8 @@ pqc_status LocalSequence::Check(uint64_t lease_epoch) const {
     return Fail(PQC_ABORTED, "sequence", "its lease was revoked: it was shortened or dropped");
   }
   if (present != lease_epoch) {
-    return Fail(PQC_ABORTED, "sequence", "it was rolled back during the call");
+    return Fail(PQC_ABORTED, "sequence",
+                "it was rolled back, or its lease replaced, during the call");
   }
   return PQC_OK;
 }
@@ -252,18 +253,23 @@ void LocalSequence::BeginRollBack(uint32_t token_count) {
   ++active_roll_backs_;
   visible_limit_.store(std::min(visible_limit_.load(), token_count), std::memory_order_release);
   layers_are_equal_.store(true, std::memory_order_release);
+  BeginEpochLocked(token_count);
+}
+
+void LocalSequence::BeginEpochLocked(uint32_t unchanged_tokens) {
   const uint64_t begun = lease_epoch_.fetch_add(1, std::memory_order_acq_rel) + 1;
-  roll_back_ends_[begun % roll_back_ends_.size()] = token_count;
+  unchanged_tokens_[begun % unchanged_tokens_.size()] = unchanged_tokens;
 }
 
 uint32_t LocalSequence::UnchangedSince(uint64_t lease_epoch) const {
   const base::MutexLock lock(&mutex_);
   const uint64_t present = this->lease_epoch();
-  if (present / kWorker != lease_epoch / kWorker || present - lease_epoch > roll_back_ends_.size())
+  if (present / kWorker != lease_epoch / kWorker ||
+      present - lease_epoch > unchanged_tokens_.size())
     return 0;
   uint32_t unchanged = UINT32_MAX;
   for (uint64_t begun = lease_epoch + 1; begun <= present; ++begun) {
-    unchanged = std::min(unchanged, roll_back_ends_[begun % roll_back_ends_.size()]);
+    unchanged = std::min(unchanged, unchanged_tokens_[begun % unchanged_tokens_.size()]);
   }
   return unchanged;
 }

@@ -34,12 +34,13 @@ class LocalSequence {
 
   LocalSession& session() const { return *session_; }
 
-  // Returns the newest image that the client has; acquires the lease when there is none.
+  // Returns the newest image that the client has, with the lease epoch in which it may be read;
+  // acquires the lease when there is none.
   //
   // Errors: the host's; PQC_INTERNAL (its answer is invalid); PQC_UNAVAILABLE (no worker in time)
-  pqc_status Pin(std::shared_ptr<Image>* image);
+  pqc_status Pin(std::shared_ptr<Image>* image, uint64_t* lease_epoch);
   // Fetches the sidecar's newest image unconditionally. Acquires a new lease when the old one was
-  // revoked.
+  // revoked, which ends the lease epoch.
   pqc_status Refresh(std::shared_ptr<Image>* image);
   // Installs an image from an answer to a call that named this lease. An invalid image is refused
   // and changes nothing; an image of a lease that is not held any more is ignored.
@@ -62,15 +63,14 @@ class LocalSequence {
 
   // Checks that data read through a pinned image may be used: its worker lives (PQC_UNAVAILABLE),
   // the lease is valid (PQC_ABORTED: another holder shortened or dropped the sequence), the
-  // sequence is not suspended (PQC_FAILED_PRECONDITION), and nothing was rolled back since
-  // `lease_epoch` (PQC_ABORTED).
+  // sequence is not suspended (PQC_FAILED_PRECONDITION), and since `lease_epoch` nothing was rolled
+  // back and no lease was replaced (PQC_ABORTED).
   pqc_status Check(uint64_t lease_epoch) const;
-  // Returns the present lease epoch: a count of workers and roll-backs.
-  // Call it before anything is read.
+  // Returns the present lease epoch: a count of workers, leases and roll-backs.
   uint64_t lease_epoch() const { return lease_epoch_.load(std::memory_order_acquire); }
 
   // Returns the number of leading tokens whose rows and codes are unchanged since an earlier
-  // lease_epoch(): a roll-back since then reduces it, another worker makes it 0.
+  // lease_epoch(): a roll-back since then reduces it, another worker or lease makes it 0.
   uint32_t UnchangedSince(uint64_t lease_epoch) const;
 
   // Releases the lease and memory of an older link than `present`.
@@ -87,13 +87,18 @@ class LocalSequence {
     uint64_t lease_id = 0;
     std::vector<std::weak_ptr<Image>> images;
   };
-  // Step of lease_epoch_ for a new worker; roll-backs count in the lower bits.
+  // Step of lease_epoch_ for a new worker; leases and roll-backs count in the lower bits.
   static constexpr uint64_t kWorker = uint64_t{1} << 32;
 
-  pqc_status Fetch(bool force, std::shared_ptr<Image>* image);
+  pqc_status Fetch(bool force, std::shared_ptr<Image>* image, uint64_t* lease_epoch);
   // Fetches over a valid link.
   pqc_status FetchOver(const std::shared_ptr<LocalLink>& link, bool force,
-                       std::shared_ptr<Image>* image) PQCACHED_REQUIRES(fetch_mutex_);
+                       std::shared_ptr<Image>* image, uint64_t* lease_epoch)
+      PQCACHED_REQUIRES(fetch_mutex_);
+  // Returns the newest image and its epoch; false when there is none that may be read.
+  bool TakeNewest(std::shared_ptr<Image>* image, uint64_t* lease_epoch) const;
+  // Begins a lease epoch in which only the first `unchanged_tokens` are those of the last one.
+  void BeginEpochLocked(uint32_t unchanged_tokens) PQCACHED_REQUIRES(mutex_);
   void ReplaceNewestLocked(std::shared_ptr<Image> image) PQCACHED_REQUIRES(mutex_);
   void ReleaseLinkLocked() PQCACHED_REQUIRES(mutex_);
   bool HasValidImageLocked() const PQCACHED_REQUIRES(mutex_) { return newest_ && link_->IsValid(); }
@@ -124,8 +129,8 @@ class LocalSequence {
   std::vector<std::weak_ptr<Image>> replaced_ PQCACHED_GUARDED_BY(mutex_);
   std::vector<Retired> retired_ PQCACHED_GUARDED_BY(mutex_);
   uint32_t active_roll_backs_ PQCACHED_GUARDED_BY(mutex_) = 0;
-  // of the latest roll-backs, by the lease epoch in which each began
-  std::array<uint32_t, 16> roll_back_ends_ PQCACHED_GUARDED_BY(mutex_) = {};
+  // tokens that the beginning of each of the latest lease epochs left unchanged, by epoch
+  std::array<uint32_t, 16> unchanged_tokens_ PQCACHED_GUARDED_BY(mutex_) = {};
 };
 
 }  // namespace pqcached::client

@@ -35,7 +35,8 @@ bool IsReady(const StepItem& item, const kvstore::Selection& terms, const uint32
 pqc_status TakeNewer(const pqc_step& step, StepItem* item, bool* found) {
   LocalSequence& local = *item->sequence->local;
   std::shared_ptr<Image> newest;
-  RETURN_IF_ERROR(local.Pin(&newest));
+  uint64_t lease_epoch = 0;  // the step keeps that of its beginning
+  RETURN_IF_ERROR(local.Pin(&newest, &lease_epoch));
   if (newest == item->pinned.image && local.HasNewer()) {
     // The answer to rows in flight will bring the newer image.
     uint64_t end = 0;

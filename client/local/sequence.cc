@@ -88,7 +88,8 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
   lease_id_ = answer.lease_id;
   if (status != PQC_OK) return status;
   words_.store(found, std::memory_order_release);
-  if (fetched) {
+  // An image that another answer has overtaken names memory that may have been acknowledged.
+  if (fetched && !(newest_ && newest_->version() > fetched->version())) {
     // The image may have the same version, but it is newer: it includes rows that layers have
     // gained since.
     layers_are_equal_ = false;

@@ -66,6 +66,13 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
   if (revoked()) Detach();
   DetachRetired();
 
+  uint64_t epoch = 0;
+  bool rolls_back = false;
+  {
+    const base::MutexLock lock(&mutex_);
+    epoch = this->lease_epoch();
+    rolls_back = active_roll_backs_ > 0;
+  }
   AttachAnswer answer;
   LeaseView known = lease();
   if (force) known.known_version = 0;  // requests an image even if layers have only grown
@@ -91,8 +98,8 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
   // An image that another answer has overtaken names memory that may have been acknowledged.
   if (fetched && !(newest_ && newest_->version() > fetched->version())) {
     // The image may have the same version, but it is newer: it includes rows that layers have
-    // gained since.
-    layers_are_equal_ = false;
+    // gained since. Its layer counts are outdated when it may be older than a roll-back.
+    layers_are_equal_ = rolls_back || epoch != this->lease_epoch();
     ReplaceNewestLocked(std::move(fetched));
   }
   *image = newest_;
@@ -139,7 +146,7 @@ pqc_status LocalSequence::Install(const LeaseView& lease, const ImageBytes& byte
   const base::MutexLock lock(&mutex_);
   if (link_ != link || lease_id_ != lease.lease_id) return PQC_OK;
   if (newest_ && newest_->version() >= image->version()) return PQC_OK;
-  layers_are_equal_ = false;
+  layers_are_equal_ = active_roll_backs_ > 0;  // the answer may be older than the roll-back
   ReplaceNewestLocked(std::move(image));
   return PQC_OK;
 }

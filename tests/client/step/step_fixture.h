@@ -29,9 +29,9 @@ inline void Expect(const Status& status, pqc_status code, const char* field,
 class StepTest : public ::testing::Test {
  protected:
   StepTest() : StepTest(2000) {}
-  explicit StepTest(uint32_t timeout_ms)
-      : handle_(OpenStoreHandle(sidecar_, {.thread_count = 2}, timeout_ms)),
-        client_(Client::Adopt(handle_)) {}
+  explicit StepTest(uint32_t timeout_ms,
+                    const client::Workers::Options& workers = {.thread_count = 2})
+      : handle_(OpenStoreHandle(sidecar_, workers, timeout_ms)), client_(Client::Adopt(handle_)) {}
 
   Sequence Fill(const Layer& layer, uint64_t tokens) {
     return FillIndexed(cache_, layer, tokens, kLayers, kSink);

@@ -6,7 +6,7 @@ run.py [--set recovery|core] [--build FOLDER] [--json FILE] [--check] [NAME...]
 Each entry of recovery.toml or core.toml (--set) is a *mutant*: a text of one source file, its replacement, the promise that the
 replacement breaks, and the tests of which at least one must fail. The mutants are applied one after the other to a copy of the
 tracked files in FOLDER (default: build/mutants), which is configured as a release build. A mutant that does not compile is not
-killed. --check only checks that each text occurs exactly once in its file. Exit status 1: a mutant survives, or a check fails.
+killed. Before all mutants of a set are tried (no NAME), every test must pass without one. --check only checks that each text occurs exactly once in its file. Exit status 1: a mutant survives, or a check fails.
 """
 
 import argparse
@@ -84,14 +84,17 @@ def failing(tree, mutant):
     return None
 
 
-def run(tree, mutants):
-    """Runs the mutants; returns those that survive."""
+def check_without_mutants(tree, mutants):
     tests = sorted({test for mutant in mutants for test in mutant["tests"]})
     if not build(tree, tests):
         sys.exit("the copy does not build without a mutant")
     for test in tests:
         if failing(tree, {"tests": [test]}) is not None:
             sys.exit(f"{test} fails without a mutant")
+
+
+def run(tree, mutants):
+    """Runs the mutants; returns those that survive."""
     surviving = []
     for mutant in mutants:
         path = tree / mutant["file"]
@@ -133,6 +136,8 @@ def main():
     copy_tree(arguments.build)
     subprocess.run(["cmake", "--preset", "release", "-DPQCACHED_CUDA=OFF", "-B", arguments.build / "build"], cwd=arguments.build,
                    stdout=subprocess.DEVNULL, check=True)
+    if not arguments.names:
+        check_without_mutants(arguments.build, mutants)
     surviving = run(arguments.build, mutants)
     killed = len(mutants) - len(surviving)
     print(f"{killed} of {len(mutants)} mutants were killed")

@@ -39,7 +39,7 @@ class MutantsTest(unittest.TestCase):
         program.chmod(0o755)
         self.assertIsNone(mutants.failing(self.root, mutant()))
         (self.root / "a.cc").write_text("bad")
-        self.assertEqual(mutants.failing(self.root, mutant()), "a_test")
+        self.assertEqual(mutants.failing(self.root, mutant()), "a_test: status 1")
 
 
 if __name__ == "__main__":

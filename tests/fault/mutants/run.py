@@ -6,7 +6,8 @@ run.py [--set recovery|core] [--build FOLDER] [--json FILE] [--check] [NAME...]
 Each entry of recovery.toml or core.toml (--set) is a *mutant*: a text of one source file, its replacement, the promise that the
 replacement breaks, and the tests of which at least one must fail. The mutants are applied one after the other to a copy of the
 tracked files in FOLDER (default: build/mutants), which is configured as a release build. A mutant that does not compile is not
-killed. Before all mutants of a set are tried (no NAME), every test must pass without one. --check only checks that each text occurs exactly once in its file. Exit status 1: a mutant survives, or a check fails.
+killed. Before all mutants of a set are tried (no NAME), every test must pass without one. --check only checks that each text
+occurs exactly once in its file. Exit status 1: a mutant survives, or a check fails.
 """
 
 import argparse
@@ -70,17 +71,19 @@ def build(tree, tests):
 
 
 def failing(tree, mutant):
-    """The first test that fails, or None."""
+    """The first test that fails, with the first line that says why; or None."""
     for test in mutant["tests"]:
         program = next(path for path in (tree / "build/tests").rglob(test) if path.is_file())
         command = [program] + ([f"--gtest_filter={mutant['filter']}"] if "filter" in mutant else [])
         try:
-            status = subprocess.run(command, cwd=program.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                    timeout=TEST_SECONDS, check=False).returncode
+            done = subprocess.run(command, cwd=program.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  timeout=TEST_SECONDS, check=False)
         except subprocess.TimeoutExpired:
-            status = 124
-        if status != 0:
-            return test
+            return f"{test}: no end after {TEST_SECONDS} s"
+        if done.returncode != 0:
+            lines = done.stdout.decode(errors="replace").splitlines()
+            reasons = [line for line in lines if "FAULT" in line or "Failure" in line] + [f"status {done.returncode}"]
+            return f"{test}: {reasons[0].strip()}"
     return None
 
 
@@ -89,8 +92,8 @@ def check_without_mutants(tree, mutants):
     if not build(tree, tests):
         sys.exit("the copy does not build without a mutant")
     for test in tests:
-        if failing(tree, {"tests": [test]}) is not None:
-            sys.exit(f"{test} fails without a mutant")
+        if why := failing(tree, {"tests": [test]}):
+            sys.exit(f"without a mutant: {why}")
 
 
 def run(tree, mutants):

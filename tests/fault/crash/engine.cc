@@ -129,6 +129,7 @@ Step CrashEngine::RandomStep() {
 }
 
 void CrashEngine::Begin(SequenceModel& sequence, uint64_t id, uint32_t count, uint32_t named) {
+  world_.NoteId(id);
   sequence.count = count;
   sequence.named = named;
   sequence.index_count = 0;

@@ -103,6 +103,7 @@ struct WorldModel {
   std::array<EngineModel, kMaxEngines> engines;
   std::atomic<uint64_t> seed = 0;
   std::atomic<uint32_t> process = 0;     // number of the process that lives
+  std::atomic<uint64_t> highest_id = 0;  // of all sequences that were created
   std::atomic<uint32_t> group_keys = 0;  // that were used
   std::atomic<uint64_t> stores = 0;      // crash points that the process has reached
   // Bytes in use when the process had nothing left to do; ~0: it still had.

@@ -91,6 +91,7 @@ void CrashWorld::Recover() {
   store_ = *std::move(created);
   ++model_.process;
   ++model_.recoveries;
+  ids_of_earlier_processes_ = model_.highest_id;
   const RecoveryReport report = store_->Recovery();
   if (report.dropped_records > 0) Fault("records were dropped");
   const uint64_t idle_used_bytes = model_.idle_used_bytes.exchange(~uint64_t{0});
@@ -193,6 +194,15 @@ void CrashWorld::CheckMemory(const Found& found) {
   const RecoveryReport report = store_->Recovery();
   if (report.recovered && report.bytes != bytes) {
     Fault(absl::StrCat("the sequences have ", bytes, " bytes, and ", report.bytes, " are in use"));
+  }
+}
+
+void CrashWorld::NoteId(uint64_t sequence_id) {
+  if (sequence_id <= ids_of_earlier_processes_) {
+    Fault(absl::StrCat("the id ", sequence_id, " is used again"));
+  }
+  uint64_t highest = model_.highest_id;
+  while (highest < sequence_id && !model_.highest_id.compare_exchange_weak(highest, sequence_id)) {
   }
 }
 

@@ -62,6 +62,8 @@ class CrashWorld {
   static std::string SessionOf(uint32_t engine) { return "engine-" + std::to_string(engine); }
   // Counts a fault, and prints it.
   void Fault(const std::string& what, const absl::Status& status = absl::OkStatus());
+  // Notes the id of a sequence that was created, which no earlier process may have used.
+  void NoteId(uint64_t sequence_id);
   // Leases the sequence, and fills `view` with the bytes that its attachment names.
   absl::Status TakeView(const SequenceModel& sequence, const std::string& session, ViewModel& view);
   // Builds an index; one that exists is as good.
@@ -93,6 +95,7 @@ class CrashWorld {
   DescriptorKeeper& keeper_;
   const WorldSpec spec_;
   std::mt19937_64 random_;
+  uint64_t ids_of_earlier_processes_ = 0;  // the highest
   std::unique_ptr<Store> store_;
   std::vector<uint64_t> cache_ids_;  // by rank
   std::vector<LayerGroup> groups_;   // by rank

@@ -238,16 +238,13 @@ absl::Status Sequence::AcquireWriter(bool is_short, SteadyTime deadline) {
   if (!holds_.Acquire()) return DroppedError();  // claimed by the evictor
   writing_ = true;
   short_ = is_short;
-  writer_list_ = current_->list;
   return absl::OkStatus();
 }
 
 void Sequence::EndWrite() {
-  std::shared_ptr<const SegmentList> list;  // destroyed after the lock is released
   const MutexLock lock(&mutex_);
   writing_ = false;
   holds_.Release();
-  list.swap(writer_list_);
   writer_done_.SignalAll();
 }
 
@@ -271,26 +268,14 @@ std::shared_ptr<const Sequence::Watchers> Sequence::watchers() const {
   return watchers_;
 }
 
-absl::Status Sequence::Install(Author author, std::shared_ptr<const Snapshot> next) {
+absl::Status Sequence::Install(std::shared_ptr<const Snapshot> next) {
   const Snapshot& shown = *next;
-  if (record_ != nullptr) {  // events_mutex_ excludes other drops and suspends
-    {
-      const MutexLock lock(&mutex_);
-      if (current_ == nullptr) return DroppedError();
-      if (author == Author::kWriter && suspended()) return SuspendedError();
-    }
+  if (record_ != nullptr) {
     RETURN_IF_ERROR(record_->Write(shown.list, shown.layer_tokens, suspended()));
   }
-  std::shared_ptr<const SegmentList> known;  // destroyed after the lock is released
   std::shared_ptr<const Watchers> watchers;
   {
     const MutexLock lock(&mutex_);
-    if (current_ == nullptr) return DroppedError();
-    if (author == Author::kWriter) {
-      if (suspended()) return SuspendedError();
-      known = shown.list;
-      known.swap(writer_list_);
-    }
     views_.push_back(current_->view);
     current_.swap(next);  // the argument frees the old one after the lock is released
     Prune();
@@ -300,25 +285,24 @@ absl::Status Sequence::Install(Author author, std::shared_ptr<const Snapshot> ne
   return absl::OkStatus();
 }
 
-absl::Status Sequence::ChangeList(Author author, const Snapshot& base,
-                                  std::vector<uint32_t> layer_tokens,
+absl::Status Sequence::ChangeList(const Snapshot& base, std::vector<uint32_t> layer_tokens,
                                   const std::function<absl::Status(SegmentList&)>& change) {
   auto list = std::make_shared<SegmentList>(*base.list);
   RETURN_IF_ERROR(change(*list));
   Complete(layer_tokens, *list);
-  return Install(author, std::make_shared<Snapshot>(std::move(list), std::move(layer_tokens)));
+  return Install(std::make_shared<Snapshot>(std::move(list), std::move(layer_tokens)));
 }
 
 absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens) {
   const MutexLock lock(&events_mutex_);
   ASSIGN_OR_RETURN(auto base, Read());
-  return Install(Author::kWriter, std::make_shared<Snapshot>(base->list, std::move(layer_tokens)));
+  return Install(std::make_shared<Snapshot>(base->list, std::move(layer_tokens)));
 }
 
 absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens, ListEdit edit) {
   const MutexLock lock(&events_mutex_);
   ASSIGN_OR_RETURN(auto base, Read());
-  return ChangeList(Author::kWriter, *base, std::move(layer_tokens), [&](SegmentList& list) {
+  return ChangeList(*base, std::move(layer_tokens), [&](SegmentList& list) {
     std::vector<SegmentEntry>& segments = list.segments;
     for (SegmentEntry& entry : edit.entries) {  // background work may have added codes concurrently
       const auto same = FindSegment(segments, entry.rows->segment_id());
@@ -333,26 +317,10 @@ absl::Status Sequence::PublishRows(std::vector<uint32_t> layer_tokens, ListEdit 
   });
 }
 
-absl::Status Sequence::Publish(std::shared_ptr<const Snapshot> next) {
-  const MutexLock lock(&events_mutex_);
-  ASSIGN_OR_RETURN(auto base, Read());
-  if (next->list == base->list) return Install(Author::kWriter, std::move(next));
-  {
-    const MutexLock state_lock(&mutex_);
-    if (writer_list_ != base->list) {
-      return Aborted("", "the segments have changed concurrently", kRetryConflict);
-    }
-  }
-  return ChangeList(Author::kWriter, *base, next->layer_tokens, [&](SegmentList& list) {
-    list = *next->list;
-    return absl::OkStatus();
-  });
-}
-
 absl::Status Sequence::CloseActiveSegment() {
   const MutexLock lock(&events_mutex_);
   ASSIGN_OR_RETURN(auto base, Read());
-  return ChangeList(Author::kWriter, *base, base->layer_tokens, [](SegmentList& list) {
+  return ChangeList(*base, base->layer_tokens, [](SegmentList& list) {
     if (list.has_active_segment()) list.segments.back().closed = true;  // Complete sets token_end
     list.prefill_closed = true;
     return absl::OkStatus();
@@ -376,14 +344,12 @@ absl::Status Sequence::Truncate(uint32_t token_count, uint64_t own_lease) {
   const bool list_stays = !segments.empty() && base->list->has_active_segment() &&
                           segments.back().rows->first_position() < token_count;
   if (list_stays) {
-    return Install(Author::kWriter,
-                   std::make_shared<Snapshot>(base->list, std::move(layer_tokens)));
+    return Install(std::make_shared<Snapshot>(base->list, std::move(layer_tokens)));
   }
-  return ChangeList(Author::kWriter, *base, std::move(layer_tokens),
-                    [token_count](SegmentList& list) {
-                      CutAt(token_count, list.segments);
-                      return absl::OkStatus();
-                    });
+  return ChangeList(*base, std::move(layer_tokens), [token_count](SegmentList& list) {
+    CutAt(token_count, list.segments);
+    return absl::OkStatus();
+  });
 }
 
 absl::Status Sequence::ReplaceSegments(std::span<const uint64_t> segment_ids,
@@ -393,26 +359,25 @@ absl::Status Sequence::ReplaceSegments(std::span<const uint64_t> segment_ids,
   const MutexLock lock(&events_mutex_);
   ASSIGN_OR_RETURN(auto base, Peek());
   const uint32_t complete = base->token_count();
-  return ChangeList(
-      Author::kBackground, *base, base->layer_tokens, [&](SegmentList& list) -> absl::Status {
-        const auto first = FindSegment(list.segments, segment_ids.front());
-        const auto left = static_cast<size_t>(list.segments.end() - first);
-        if (segment_ids.size() > left) return SegmentChangedError(segment_ids.front());
-        const auto end = first + static_cast<ptrdiff_t>(segment_ids.size());
-        for (auto entry = first; entry != end; ++entry) {
-          const uint64_t id = segment_ids[static_cast<size_t>(entry - first)];
-          if (entry->rows->segment_id() != id || !entry->closed) return SegmentChangedError(id);
-        }
-        const uint32_t token_end = (end - 1)->token_end;
-        if (token_end > complete || token_end != replacement.back().token_end ||
-            first->rows->first_position() != replacement.front().rows->first_position()) {
-          return SegmentChangedError(segment_ids.back());
-        }
-        const auto place = list.segments.erase(first, end);
-        list.segments.insert(place, std::make_move_iterator(replacement.begin()),
-                             std::make_move_iterator(replacement.end()));
-        return absl::OkStatus();
-      });
+  return ChangeList(*base, base->layer_tokens, [&](SegmentList& list) -> absl::Status {
+    const auto first = FindSegment(list.segments, segment_ids.front());
+    const auto left = static_cast<size_t>(list.segments.end() - first);
+    if (segment_ids.size() > left) return SegmentChangedError(segment_ids.front());
+    const auto end = first + static_cast<ptrdiff_t>(segment_ids.size());
+    for (auto entry = first; entry != end; ++entry) {
+      const uint64_t id = segment_ids[static_cast<size_t>(entry - first)];
+      if (entry->rows->segment_id() != id || !entry->closed) return SegmentChangedError(id);
+    }
+    const uint32_t token_end = (end - 1)->token_end;
+    if (token_end > complete || token_end != replacement.back().token_end ||
+        first->rows->first_position() != replacement.front().rows->first_position()) {
+      return SegmentChangedError(segment_ids.back());
+    }
+    const auto place = list.segments.erase(first, end);
+    list.segments.insert(place, std::make_move_iterator(replacement.begin()),
+                         std::make_move_iterator(replacement.end()));
+    return absl::OkStatus();
+  });
 }
 
 absl::Status Sequence::PublishIndex(const IndexDescriptor& index,
@@ -422,32 +387,30 @@ absl::Status Sequence::PublishIndex(const IndexDescriptor& index,
   if (segments.empty() && base->list->Find(index) < base->list->indexes.size()) {
     return absl::OkStatus();
   }
-  return ChangeList(
-      Author::kBackground, *base, base->layer_tokens, [&](SegmentList& list) -> absl::Status {
-        const size_t ordinal = list.Find(index);
-        if (ordinal == list.indexes.size()) {
-          if (ordinal >= kMaxIndexes) {
-            return ResourceExhausted(
-                "index", absl::StrCat("a sequence has at most ", kMaxIndexes, " indexes"),
-                kNoRetry);
-          }
-          list.indexes.push_back(index);
-          for (SegmentEntry& entry : list.segments) entry.indexes.resize(ordinal + 1);
-        }
-        for (const IndexedSegment& indexed : segments) {
-          const auto entry = FindSegment(list.segments, indexed.segment_id);
-          if (entry == list.segments.end()) return SegmentChangedError(indexed.segment_id);
-          entry->indexes[ordinal] = indexed.index;
-        }
-        return absl::OkStatus();
-      });
+  return ChangeList(*base, base->layer_tokens, [&](SegmentList& list) -> absl::Status {
+    const size_t ordinal = list.Find(index);
+    if (ordinal == list.indexes.size()) {
+      if (ordinal >= kMaxIndexes) {
+        return ResourceExhausted(
+            "index", absl::StrCat("a sequence has at most ", kMaxIndexes, " indexes"), kNoRetry);
+      }
+      list.indexes.push_back(index);
+      for (SegmentEntry& entry : list.segments) entry.indexes.resize(ordinal + 1);
+    }
+    for (const IndexedSegment& indexed : segments) {
+      const auto entry = FindSegment(list.segments, indexed.segment_id);
+      if (entry == list.segments.end()) return SegmentChangedError(indexed.segment_id);
+      entry->indexes[ordinal] = indexed.index;
+    }
+    return absl::OkStatus();
+  });
 }
 
 absl::Status Sequence::RemoveIndex(const IndexDescriptor& index) {
   const MutexLock lock(&events_mutex_);
   ASSIGN_OR_RETURN(auto base, Peek());
   if (base->list->Find(index) == base->list->indexes.size()) return absl::OkStatus();
-  return ChangeList(Author::kBackground, *base, base->layer_tokens, [&](SegmentList& list) {
+  return ChangeList(*base, base->layer_tokens, [&](SegmentList& list) {
     std::erase(list.indexes, index);  // Complete removes it from the entries
     return absl::OkStatus();
   });
@@ -548,7 +511,6 @@ absl::Status Sequence::PinUntil(int64_t boot_nanos) {
 void Sequence::Drop() {
   dropped_.store(true, std::memory_order_release);
   std::shared_ptr<const Snapshot> last;  // destroyed after the locks are released
-  std::shared_ptr<const SegmentList> known;
   std::shared_ptr<const Watchers> watchers;
   const MutexLock lock(&events_mutex_);
   {
@@ -556,7 +518,6 @@ void Sequence::Drop() {
     if (current_ == nullptr) return;
     if (record_ != nullptr) record_->Remove();
     last.swap(current_);
-    known.swap(writer_list_);
     views_.clear();
     watchers = std::exchange(watchers_, std::make_shared<const Watchers>());
   }

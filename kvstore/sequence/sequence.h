@@ -185,10 +185,6 @@ class Sequence {
   // if dropped concurrently, kFailedPrecondition if suspended.
   absl::Status PublishRows(std::vector<uint32_t> layer_tokens);
   absl::Status PublishRows(std::vector<uint32_t> layer_tokens, ListEdit edit);
-  // Writer: publishes a snapshot with a list that the writer built. Errors: as PublishRows;
-  // kAborted if background work has changed the list since BeginWrite or since this writer last
-  // published.
-  absl::Status Publish(std::shared_ptr<const Snapshot> next);
   // Writer: closes the open segment after its last token, and the prefill. Errors: as
   // PublishRows. REQUIRES: all layers have the same number of tokens.
   absl::Status CloseActiveSegment();
@@ -253,7 +249,6 @@ class Sequence {
 
  private:
   using Watchers = std::vector<std::shared_ptr<SequenceWatcher>>;
-  enum class Author : uint8_t { kWriter, kBackground };
 
   absl::Status DroppedError() const;
   absl::Status SuspendedError() const;
@@ -261,12 +256,12 @@ class Sequence {
   absl::Status CheckRunning() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<const Watchers> watchers() const;
   // Changes a copy of the newest list (`change` may fail), completes it, and installs it.
-  absl::Status ChangeList(Author author, const Snapshot& base, std::vector<uint32_t> layer_tokens,
+  absl::Status ChangeList(const Snapshot& base, std::vector<uint32_t> layer_tokens,
                           const std::function<absl::Status(SegmentList&)>& change)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(events_mutex_);
-  // Makes `next` the newest snapshot and notifies the watchers. Errors: kNotFound,
-  // kFailedPrecondition (writers).
-  absl::Status Install(Author author, std::shared_ptr<const Snapshot> next)
+  // Makes `next`, a change of the snapshot that Read (for writers) or Peek returned under the same
+  // lock, the newest one, and notifies the watchers. Errors: those of the record.
+  absl::Status Install(std::shared_ptr<const Snapshot> next)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(events_mutex_);
   void Prune() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -285,8 +280,6 @@ class Sequence {
   // Views of older snapshots and sharing sequences that may still read the open segment.
   mutable std::vector<std::shared_ptr<const ActiveSegmentView>> views_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const Watchers> watchers_ ABSL_GUARDED_BY(mutex_);
-  // List version that the writer knows.
-  std::shared_ptr<const SegmentList> writer_list_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool short_ ABSL_GUARDED_BY(mutex_) = false;  // the current writer began with BeginShortWrite
   CondVar writer_done_;

@@ -406,6 +406,26 @@ TEST(Build, LetsWritersGoOnAndCodesWhatTheyAdd) {
   }
 }
 
+TEST(Build, RowsThatComeMeanwhileAreCodedUnderTheLastOfSeveralGenerations) {
+  TestSequence sequence;
+  sequence.Ingest(700);  // generations [0, 256), [256, 700)
+  uint32_t reports = 0;
+  const absl::Status status = sequence.store().BuildIndex(
+      kTenant, sequence.id(), {.index = kIndex, .iterations = 3}, [&](const BuildProgress&) {
+        sequence.Append(reports++ == 0 ? 150 : 20);
+        return true;
+      });
+  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_GE(reports, 4u) << "two generations of two layers";
+  sequence.ExpectRowsMatch();
+  for (const uint32_t layer : {1u, 3u}) {
+    const LayerModel& model = sequence.layer(layer);
+    const DecodedKeys decoded = DecodeKeys(sequence.store(), sequence.id(), model, kIndex);
+    ExpectNearest(model, kIndex, decoded, {0, 256}, {0, 256});
+    ExpectNearest(model, kIndex, decoded, {256, model.tokens}, {256, 700});
+  }
+}
+
 TEST(Build, MakesLayersReadyOneByOne) {
   StoreOptions options = SmallOptions();
   options.threads = 1;

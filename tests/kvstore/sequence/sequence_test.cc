@@ -276,6 +276,49 @@ TEST_F(SnapshotTest, AWriterPublishesOnTopOfSegmentsThatWereReplacedMeanwhile) {
   ExpectValues(*shown, 500, 600, 2.0f);
 }
 
+TEST_F(SnapshotTest, AWriterThatBeganBeforeASuspensionPublishesNothingUntilItsEnd) {
+  Append(0, 300, 1.0f);
+  const auto before = Read();
+  const auto writer = WriteLease::Acquire(sequence_);
+  ASSERT_TRUE(writer.ok());
+  ASSERT_TRUE(sequence_->Suspend(true).ok());
+  const std::vector<uint32_t> fewer(before->layer_tokens.size(), 290);
+  const auto refused = [&](const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_EQ(*sequence_->Peek(), before);
+  };
+  refused(sequence_->PublishRows(fewer));
+  refused(sequence_->PublishRows(fewer, ListEdit{.begin = 256, .entries = {}}));
+  refused(sequence_->CloseActiveSegment());
+  refused(sequence_->Truncate(10, /*own_lease=*/0));
+  ASSERT_TRUE(sequence_->Suspend(false).ok());
+  EXPECT_TRUE(sequence_->PublishRows(fewer).ok());
+  EXPECT_EQ(Read()->token_count(), 290u);
+}
+
+TEST_F(SnapshotTest, AWriterKeepsCodesThatAreAddedWhileItWrites) {
+  Append(0, 300, 1.0f);
+  const auto writer = WriteLease::Acquire(sequence_);
+  ASSERT_TRUE(writer.ok());
+  const auto base = Read();
+  ListEdit edit{.begin = base->active_begin(), .entries = {base->list->segments.back()}};
+  edit.entries.back().closed = true;
+  std::vector<IndexedSegment> indexed;
+  for (const SegmentEntry& entry : base->list->segments) {
+    indexed.push_back({entry.rows->segment_id(), Codes(entry, cache_->layers.size())});
+  }
+  ASSERT_TRUE(sequence_->PublishIndex(kIndex, indexed).ok());
+  ASSERT_TRUE(sequence_->PublishRows(base->layer_tokens, std::move(edit)).ok());
+  const auto shown = Read();
+  ASSERT_EQ(shown->list->segments.size(), indexed.size());
+  EXPECT_TRUE(shown->list->segments.back().closed);
+  for (size_t i = 0; i < indexed.size(); ++i) {
+    ASSERT_EQ(shown->list->segments[i].indexes.size(), 1u);
+    EXPECT_EQ(shown->list->segments[i].indexes[0], indexed[i].index) << i;
+  }
+  EXPECT_TRUE(shown->list->index_ready(0));
+}
+
 TEST_F(SnapshotTest, ReplacesNothingThatHasChangedMeanwhile) {
   Append(0, 500, 1.0f);
   const auto old = Read();

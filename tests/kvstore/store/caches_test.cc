@@ -1,6 +1,12 @@
 #include "kvstore/store/caches.h"
 
+#include <stdlib.h>
+
 #include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -97,6 +103,25 @@ TEST(Caches, AreBoundByCountPoolBytesAndQuota) {
   ASSERT_TRUE(world.caches.Open("b", Spec("x", 2 * kMiB)).ok());
   ExpectRefused(world.caches.Open("b", Spec("y")).status(), StatusCode::kResourceExhausted,
                 "max_caches", kRetryMemory);
+}
+
+// A pool's pages are the machine's until they are touched, but no other cache may have them.
+TEST(Caches, DoNotGetWhatOpenPoolsWillTouch) {
+  std::string root = (std::filesystem::temp_directory_path() / "caches_XXXXXX").string();
+  ASSERT_NE(mkdtemp(root.data()), nullptr);
+  std::filesystem::create_directories(root + "/proc");
+  std::ofstream(root + "/proc/meminfo") << "MemAvailable: " << 10 * (kMiB >> 10) << " kB\n";
+  StoreOptions options = SmallOptions();
+  options.memory_root = root;
+  World world(options);
+  auto pool = Pool::Create({.capacity_bytes = 7 * kMiB, .touch_threads = 0});
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  world.caches.Restore(std::make_shared<const Cache>(99, "a", Spec("x", 7 * kMiB), *std::move(pool),
+                                                     world.parts.shared()));
+  ExpectRefused(world.caches.Open("a", Spec("y", 4 * kMiB)).status(),
+                StatusCode::kResourceExhausted, "capacity_bytes", kRetryMemory);
+  EXPECT_TRUE(world.caches.Open("a", Spec("y", 3 * kMiB)).ok());
+  std::filesystem::remove_all(root);
 }
 
 TEST(Caches, OfRanksShareANameAndFitTogether) {

@@ -15,6 +15,7 @@ namespace {
 
 using kvstore::ControlPage;
 using kvstore::kLayoutVersion;
+using kvstore::LeaseWords;
 
 class Host final : public LocalHost {
  public:
@@ -33,8 +34,9 @@ class Host final : public LocalHost {
 
 constexpr uint64_t kBootWord = 7;
 
-// Control memory of a sidecar with this layout_version.
-pqc_status MakeWith(uint32_t layout_version, size_t size_bytes) {
+// Makes a link over control memory of that size, whose page `change` alters.
+template <class Change>
+pqc_status MakeWithPage(size_t size_bytes, const Change& change) {
   LocalLink::Parts parts{.host = std::make_unique<Host>(), .control = {}, .boot_word = kBootWord};
   const int descriptor = memfd_create("control", MFD_CLOEXEC);
   EXPECT_EQ(ftruncate(descriptor, static_cast<off_t>(size_bytes)), 0);
@@ -42,12 +44,17 @@ pqc_status MakeWith(uint32_t layout_version, size_t size_bytes) {
       Mapping::Map(descriptor, size_bytes, MappingAccess::kReadWrite, "control", &parts.control),
       PQC_OK);
   auto* page = new (parts.control->data()) ControlPage;
-  page->layout_version = layout_version;
   page->boot_word = kBootWord;
+  change(*page);
   std::shared_ptr<LocalLink> link;
   const pqc_status status = LocalLink::Make(std::move(parts), &link);
   EXPECT_EQ(link != nullptr, status == PQC_OK);
   return status;
+}
+
+// Control memory of a sidecar with this layout_version.
+pqc_status MakeWith(uint32_t layout_version, size_t size_bytes) {
+  return MakeWithPage(size_bytes, [&](ControlPage& page) { page.layout_version = layout_version; });
 }
 
 TEST(LinkTest, ControlMemoryOfThisLayoutIsTaken) {
@@ -61,6 +68,45 @@ TEST(LinkTest, ControlMemoryOfAnotherLayoutIsRefusedWithBothVersions) {
                                                  std::to_string(other) + "; this client reads " +
                                                  std::to_string(kLayoutVersion));
   }
+}
+
+TEST(LinkTest, WordsOfLeasesReachTheEndOfTheControlMemoryAndNoFurther) {
+  constexpr uint64_t kBytes = 4096, kWords = 8, kFirst = kBytes - kWords * sizeof(LeaseWords);
+  const auto make = [](uint64_t offset_bytes, uint32_t count) {
+    return MakeWithPage(kBytes, [&](ControlPage& page) {
+      page.words_offset_bytes = offset_bytes;
+      page.word_count = count;
+    });
+  };
+  EXPECT_EQ(make(kFirst, kWords), PQC_OK);
+  EXPECT_EQ(make(kBytes, 0), PQC_OK);
+  EXPECT_EQ(make(kFirst, kWords + 1), PQC_INTERNAL);
+  EXPECT_EQ(make(kFirst, ~0u), PQC_INTERNAL);
+  EXPECT_EQ(make(kFirst + 4, 1), PQC_INTERNAL) << "unaligned";
+  EXPECT_EQ(make(kBytes + sizeof(LeaseWords), 1), PQC_INTERNAL);
+  EXPECT_EQ(make(0 - sizeof(LeaseWords), 1), PQC_INTERNAL);
+}
+
+TEST(LinkTest, WordsOfSlotsReachTheEndOfTheControlMemoryAndNoFurther) {
+  constexpr uint64_t kBytes = 4096, kWords = 8, kFirst = kBytes - kWords * sizeof(uint64_t);
+  const auto make = [](uint64_t offset_bytes, uint32_t count) {
+    return MakeWithPage(kBytes, [&](ControlPage& page) {
+      page.slot_words_offset_bytes = offset_bytes;
+      page.slot_word_count = count;
+    });
+  };
+  EXPECT_EQ(make(kFirst, kWords), PQC_OK);
+  EXPECT_EQ(make(kFirst, kWords + 1), PQC_INTERNAL);
+  EXPECT_EQ(make(kFirst, ~0u), PQC_INTERNAL);
+  EXPECT_EQ(make(kFirst + 4, 1), PQC_INTERNAL) << "unaligned";
+  EXPECT_EQ(make(kBytes + sizeof(uint64_t), 1), PQC_INTERNAL);
+  EXPECT_EQ(make(0 - sizeof(uint64_t), 1), PQC_INTERNAL);
+}
+
+TEST(LinkTest, ControlMemoryThatIsNoneIsRefused) {
+  EXPECT_EQ(MakeWithPage(4096, [](ControlPage& page) { page.magic = 1; }), PQC_INTERNAL);
+  EXPECT_EQ(MakeWithPage(4096, [](ControlPage& page) { page.boot_word = kBootWord + 1; }),
+            PQC_UNAVAILABLE);
 }
 
 }  // namespace

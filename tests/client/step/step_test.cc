@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <vector>
 
+#include "client/step/sender.h"
 #include "tests/client/step/step_fixture.h"
 
 namespace pqcached {
@@ -271,6 +273,29 @@ TEST_F(StepTest, RefusedRowsAreToldByFlushAndTheNextStep) {
   EXPECT_EQ(Must(sequence.Describe()).token_count, 300u);
   MustBeOk(Decode(sequence, layer, 300));
   MustBeOk(sequence.Flush());
+}
+
+TEST_F(StepTest, AStepThatEndsAfterAFailureChangesNothing) {
+  const Layer layer(320, 12), other(320, 22);
+  Sequence sequence = Fill(layer, 300);
+  std::vector<float> bad(Layer::kKvHeads * Layer::kKeyDim, std::nanf(""));
+  std::vector<LayerRows> rows = Rows(layer, 300, 301);
+  rows[1].keys = {bad, {1, Layer::kKvHeads, Layer::kKeyDim}};
+  sidecar_.CloseGate();
+  {
+    const StepItem items[] = {{&sequence, 300}};
+    MustBeOk(Must(client_.BeginStep(items, nullptr)).End(rows));
+  }
+  const StepItem items[] = {{&sequence, 299}};  // would roll back
+  Step step = Must(client_.BeginStep(items, nullptr));
+  sidecar_.OpenGate();
+  EXPECT_EQ(handle_->state->sender->WaitStored(*sequence.get()->state, 301,
+                                               std::chrono::steady_clock::time_point::max()),
+            PQC_INVALID_ARGUMENT);
+  MustBeOk(step.End(Rows(other, 299, 300)));
+  Expect(sequence.Flush(), PQC_INVALID_ARGUMENT, "layers[1].keys");
+  ExpectRows(sequence, layer, 0, 300);
+  EXPECT_EQ(Must(sequence.Describe()).token_count, 300u);
 }
 
 TEST_F(StepTest, ResultsOfALostSessionOrARevokedLeaseMustNotBeUsed) {

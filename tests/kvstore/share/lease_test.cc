@@ -153,6 +153,22 @@ TEST(Lease, ARollBackByAnotherRevokesAndLeavesTheBytes) {
   ExpectMappedRowsMatch(client, sequence);
 }
 
+TEST(Lease, AVersionThatWasNotDeliveredBeforeARevocationIsNotDeliveredAfterwards) {
+  TestSequence sequence;
+  sequence.Ingest(128);
+  sequence.Append(60);
+  MappedClient client(sequence.store(), sequence.cache_id(), "client#1");
+  ASSERT_TRUE(client.Attach(sequence.id()).ok());
+  sequence.Append(128);  // a new segment, and with it a new version
+  ASSERT_GT(client.words().version.load(), client.lease().known_version);
+  sequence.Truncate(150);
+  ASSERT_TRUE(client.words().flags.load() & LeaseWords::kRevoked);
+  const auto newer = sequence.store().RefreshLease("client#1", client.lease());
+  ASSERT_TRUE(newer.ok()) << newer.status();
+  EXPECT_EQ(newer->version, 0u);
+  EXPECT_TRUE(newer->image.empty());
+}
+
 TEST(Lease, ARollBackOfItsHolderKeepsIt) {
   TestSequence sequence;
   sequence.Ingest(128);

@@ -3,10 +3,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstring>
 #include <map>
 
 #include "absl/time/clock.h"
+#include "kvstore/records/record_bytes.h"
+#include "kvstore/records/record_table.h"
+#include "kvstore/sequence/sequence_record.h"
 #include "tests/kvstore/content.h"
 #include "tests/kvstore/memory_keeper.h"
 
@@ -139,6 +143,12 @@ class RottenRecords : public ::testing::Test {
     EXPECT_EQ(used_bytes(), 0u);
   }
 
+  std::string TableName() const {
+    for (const auto& [name, memory] : image_->memories) {
+      if (name.starts_with("records-")) return name;
+    }
+    return "";
+  }
   static bool IsTable(const std::string& name) { return !name.starts_with("pool"); }
 
   std::mt19937_64 random_{7};
@@ -175,6 +185,62 @@ TEST_F(RottenRecords, FlippedBitsAreNoticed) {
     Check(spoilt);
   }
   EXPECT_GT(trials_with_losses_, 10u);
+}
+
+// Cross-checks find most changes of a list; a bit without a meaning is found by its checksum only.
+TEST_F(RottenRecords, AnyBitOfAListIsNoticed) {
+  MemoryKeeper keeper;
+  image_->Restore(keeper);
+  const CacheSpec spec = Spec();
+  const StoredLayers layers(spec);
+  const auto table =
+      RecordTable::Open({}, keeper.Take(TableName()),
+                        {.unit_count = static_cast<uint32_t>(spec.capacity_bytes / kMinExtentBytes),
+                         .head_count = layers.head_count,
+                         .layer_count = layers.size(),
+                         .sequence_slots = 2 * Options(keeper).max_sequences,
+                         .heap_bytes = uint64_t{16} << 20});
+  ASSERT_TRUE(table.ok()) << table.status();
+  uint32_t lists = 0;
+  for (uint32_t slot = 0; slot < 2 * contents_.size(); ++slot) {
+    const SlotArray::Content content = (*table)->states().Read(slot);
+    if (content.state != SlotArray::State::kFull) continue;
+    RecordReader reader(content.bytes);
+    const auto state = reader.Get<StateRecord>();
+    if (!state.list.valid()) continue;  // the state of a sequence that had just been created
+    (*table)->bytes(state.list)[offsetof(ListRecord, reserved)] ^= std::byte{1};
+    ++lists;
+  }
+  ASSERT_GE(lists, contents_.size());
+  const auto created = Store::Create(Options(keeper));
+  ASSERT_TRUE(created.ok()) << created.status();
+  EXPECT_EQ((*created)->Recovery().sequences, 0u);
+  EXPECT_EQ((*created)->Recovery().dropped_records, contents_.size());
+}
+
+// A prompt with another token would find rows that are not its own.
+TEST_F(RottenRecords, NamesThatHaveChangedFindNothing) {
+  KeptImage spoilt = *image_;
+  const auto wanted = std::as_bytes(std::span(ids_).first(64));
+  uint32_t found = 0;
+  for (auto& [offset, page] : spoilt.memories[TableName()].pages) {
+    const auto at = std::search(page.begin(), page.end(), wanted.begin(), wanted.end());
+    if (at == page.end()) continue;
+    *(at + 5 * sizeof(uint32_t)) ^= std::byte{1};
+    ++found;
+  }
+  ASSERT_GE(found, 1u);
+  MemoryKeeper keeper;
+  spoilt.Restore(keeper);
+  const auto created = Store::Create(Options(keeper));
+  ASSERT_TRUE(created.ok()) << created.status();
+  EXPECT_GT((*created)->Recovery().dropped_records, 0u);
+  std::vector<uint32_t> changed = ids_;
+  changed[5] ^= 1;
+  const auto match =
+      (*created)->MatchPrefix(kTenant, (*created)->ListCaches("").front().cache_id, changed, "");
+  ASSERT_TRUE(match.ok()) << match.status();
+  EXPECT_EQ(*match, 0u);
 }
 
 TEST_F(RottenRecords, PagesOfNoiseAreNoticed) {

@@ -71,9 +71,9 @@ class FakeWorker::Host final : public LocalHost {
   pqc_status OpenStaging(uint64_t, uint32_t, std::shared_ptr<Mapping>*) override {
     return Fail(PQC_UNIMPLEMENTED, "", "no staging");
   }
-  pqc_status Attach(uint64_t, const LeaseView& lease, AttachAnswer* answer) override {
+  pqc_status Attach(uint64_t, const LeaseView& lease, AttachAnswer* result) override {
     worker_.attached.push_back(lease);
-    *answer = worker_.answer;
+    *result = worker_.answer;
     if (const auto script = std::exchange(worker_.during_attach, nullptr)) script();
     return PQC_OK;
   }

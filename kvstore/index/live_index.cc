@@ -248,10 +248,11 @@ void IncrementalIndexer::Work() {
     last_ = pick->sequence_id;
     const absl::StatusOr<bool> worked =
         pick->work->Step(pick->purpose, [this] { return !stop_.load(); });
-    Settle(*pick, worked.status(), worked.ok() && *worked);
-    if (!worked.ok() && !absl::IsNotFound(worked.status()) && failed_) {
-      failed_(pick->sequence_id, worked.status());
-    }
+    // A suspended sequence has not failed: its resumption starts the work again.
+    const bool suspended = absl::IsFailedPrecondition(worked.status());
+    const absl::Status status = suspended ? absl::OkStatus() : worked.status();
+    Settle(*pick, status, worked.ok() && *worked);
+    if (!status.ok() && !absl::IsNotFound(status) && failed_) failed_(pick->sequence_id, status);
   }
 }
 
@@ -291,7 +292,7 @@ absl::Status IncrementalIndexer::Finish(const Cache& cache, Sequence& sequence,
   }
   uint32_t reported = 0;
   for (;;) {
-    ASSIGN_OR_RETURN(const auto snapshot, sequence.Peek());
+    ASSIGN_OR_RETURN(const auto snapshot, sequence.Read());
     const SegmentList& list = *snapshot->list;
     const size_t ordinal = list.Find(spec.index);
     const bool known = ordinal < list.indexes.size();

@@ -44,8 +44,8 @@ class LiveSequence {
   // Does the next piece of work. Returns false when there is none. `keep_going`: when it returns
   // false, the work ends early without effect.
   //
-  // Errors: kNotFound when dropped; kResourceExhausted when the pool is full. Rows and indexes then
-  // stay as they were, and the next call tries again.
+  // Errors: kNotFound when dropped; kFailedPrecondition when suspended; kResourceExhausted when the
+  // pool is full. Rows and indexes then stay as they were, and the next call tries again.
   absl::StatusOr<bool> Step(Purpose purpose, const std::function<bool()>& keep_going);
 
  private:

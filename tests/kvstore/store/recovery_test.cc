@@ -424,6 +424,19 @@ TEST_F(Recovery, RefusesMemoryOfAnotherVersionAndTouchesNothing) {
   EXPECT_EQ(versions[1], ~ours);
 }
 
+TEST_F(Recovery, AnIncrementalIndexOfASuspendedSequenceHasNotFailed) {
+  const uint64_t id = Make(NumberedContent(1, 300), LiveIndex{.index = Pq(2, 4), .iterations = 1});
+  ASSERT_TRUE(store().SuspendSequence(kTenant, id).ok());
+  Restart();  // the work on the index begins while the sequence is suspended
+  ASSERT_TRUE(store().WaitIdle(SteadyTime::InfiniteFuture()));
+  const auto info = store().DescribeSequence(kTenant, id);
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_TRUE(info->live_index.ok()) << info->live_index;
+  ASSERT_TRUE(store().ResumeSequence(kTenant, id).ok());
+  const absl::Status closed = store().ClosePrefill(kTenant, id);
+  EXPECT_TRUE(closed.ok()) << closed;
+}
+
 TEST_F(Recovery, FailsWhenMemoryCannotBeKept) {
   keeper_.max_kept = 3;
   CacheSpec spec = SmallSpec("other");

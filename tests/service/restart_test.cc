@@ -46,18 +46,21 @@ class RestartTest : public RpcTest {
     token.copy(request.resume_token, sizeof(request.resume_token) - 1);
     return request;
   }
-  // An rpc of the session with this token, to whichever worker serves now.
+  // An rpc of the session with this token, to whichever worker serves now, or, with a boot id, to
+  // that worker alone.
   template <typename Request, typename Response>
   grpc::Status Rpc(const std::string& token,
                    grpc::Status (v1::KvCache::Stub::*method)(grpc::ClientContext*, const Request&,
                                                              Response*),
-                   const Request& request, Response* response) const {
+                   const Request& request, Response* response,
+                   const std::string& boot_id = "") const {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     const auto kv = v1::KvCache::NewStub(
         grpc::CreateCustomChannel(endpoint(), grpc::InsecureChannelCredentials(), arguments));
     grpc::ClientContext context;
     context.AddMetadata("pqcached-session", token);
+    if (!boot_id.empty()) context.AddMetadata("pqcached-boot", boot_id);
     context.set_wait_for_ready(true);
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
     return (kv.get()->*method)(&context, request, response);
@@ -148,6 +151,47 @@ TEST_F(RestartTest, WhatWasAcknowledgedIsThereAfterEachEndOfAWorker) {
   auto next = std::make_unique<Daemon>(Arguments({"--take-over"}));
   ASSERT_TRUE(next->AwaitOutput(kReady)) << next->output();
   EXPECT_TRUE(Rows(token, sequence_id, kTokens) == rows) << "after a take-over";
+}
+
+// The lease is the proof: each worker counts its leases from the beginning, so that the late call
+// names a lease that the next worker has granted.
+TEST_F(RestartTest, ALateCallForADeadWorkerIsRefusedByTheNextOne) {
+  using Kv = v1::KvCache::Stub;
+  Daemon daemon(Arguments());
+  ASSERT_TRUE(daemon.AwaitOutput(kReady)) << daemon.output();
+  LocalClient client(endpoint());
+  const std::string token = client.hello().session_token, dead = client.hello().boot_id;
+  v1::AttachRequest attach;
+  attach.set_sequence_id(client.CreateSequence(client.OpenCache()));
+  v1::AttachResponse first;
+  ASSERT_TRUE(Rpc(token, &Kv::Attach, attach, &first, dead).ok()) << "it is alive";
+  KillWorker(daemon);
+  ASSERT_TRUE(daemon.AwaitMore(kReady)) << daemon.output();
+  BrokerConnection next(broker_path());
+  const BrokerReply resumed = next.Call(Resume(token));
+  ASSERT_EQ(resumed.status, 0u) << resumed.message;
+  v1::AttachResponse second;
+  ASSERT_TRUE(Rpc(token, &Kv::Attach, attach, &second, resumed.boot_id).ok());
+  ASSERT_EQ(second.lease_id(), first.lease_id()) << "the test needs equal leases";
+
+  const auto expect_refused = [](const grpc::Status& status) {
+    EXPECT_TRUE(Failed(status, grpc::StatusCode::ABORTED, "pqcached-boot"));
+  };
+  v1::AppendRequest append;
+  v1::SequenceAppend* item = append.add_items();
+  item->set_sequence_id(attach.sequence_id());
+  for (const uint32_t layer : kLayers) *item->add_rows() = RowsOf(layer, 0, 1);
+  item->mutable_lease()->set_lease_id(first.lease_id());
+  v1::AppendResponse appended;
+  expect_refused(Rpc(token, &Kv::Append, append, &appended, dead));
+  v1::DetachRequest detach;
+  detach.set_lease_id(first.lease_id());
+  v1::DetachResponse detached;
+  expect_refused(Rpc(token, &Kv::Detach, detach, &detached, dead));
+  // Neither has had an effect: the sequence is empty, and the lease is held.
+  ASSERT_TRUE(Rpc(token, &Kv::Append, append, &appended, resumed.boot_id).ok());
+  EXPECT_EQ(appended.token_counts(0), 1u);
+  EXPECT_TRUE(Rpc(token, &Kv::Detach, detach, &detached, resumed.boot_id).ok());
 }
 
 // How many of a process's pools could be mapped for writing by whoever may open its descriptors.

@@ -1,5 +1,5 @@
 // A sidecar that misbehaves on demand: fake_sidecar SOCKET BEHAVIOUR. Prints "ready", then a line
-// for each call.
+// for each call, with the boot id of the worker that the call names, if any.
 //
 //   good            answers everything, with made-up numbers
 //   flaky           every second call of a kind but Session gets UNAVAILABLE first, twice
@@ -111,6 +111,24 @@ class FakeKvCache final : public v1::KvCache::Service {
     return Enter(context, "TruncateSequence");
   }
 
+  Status Append(ServerContext* context, const v1::AppendRequest* request,
+                v1::AppendResponse* response) override {
+    for (int i = 0; i < request->items_size(); ++i) response->add_token_counts(1);
+    return Enter(context, "Append");
+  }
+
+  Status Commit(ServerContext* context, const v1::CommitRequest*, v1::CommitResponse*) override {
+    return Enter(context, "Commit");
+  }
+
+  Status Attach(ServerContext* context, const v1::AttachRequest*, v1::AttachResponse*) override {
+    return Enter(context, "Attach");
+  }
+
+  Status Detach(ServerContext* context, const v1::DetachRequest*, v1::DetachResponse*) override {
+    return Enter(context, "Detach");
+  }
+
   Status Ingest(ServerContext* context, grpc::ServerReader<v1::IngestRequest>* reader,
                 v1::IngestResponse*) override {
     if (const Status status = Enter(context, "Ingest"); !status.ok()) return status;
@@ -202,8 +220,11 @@ class FakeKvCache final : public v1::KvCache::Service {
 
   // Says the call's name, and does what the behaviour wants of every call.
   Status Enter(ServerContext* context, const std::string& call) {
-    Say(call);
     const auto& metadata = context->client_metadata();
+    const auto boot = metadata.find("pqcached-boot");
+    Say(boot == metadata.end()
+            ? call
+            : call + " for " + std::string(boot->second.data(), boot->second.size()));
     const auto token = metadata.find("pqcached-session");
     if (token == metadata.end() || token->second != "the-token") {
       return {StatusCode::UNAUTHENTICATED, "no token"};

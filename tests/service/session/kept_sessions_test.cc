@@ -210,6 +210,30 @@ TEST_F(KeptSessionsTest, AnotherUserCannotResumeASessionOfABoundTenant) {
             grpc::StatusCode::PERMISSION_DENIED);
 }
 
+// A token does not replace the uid, which gRPC does not show.
+TEST_F(KeptSessionsTest, AStreamCannotResumeASessionOfABoundTenantAndTheRefusalChangesNothing) {
+  Restart();
+  const auto client = Connect("team-a");
+  const std::string own_uid = std::to_string(getuid());
+  config_.tenant_uids = *TenantUids::Parse(own_uid + "=team-a");
+  Restart();
+  EXPECT_TRUE(
+      Failed(ResumeAndEnd(client->token()), grpc::StatusCode::PERMISSION_DENIED, "open.tenant"));
+  BrokerConnection of_the_uid(broker_path());
+  const BrokerReply reply = of_the_uid.Call(Resume(client->token()));
+  EXPECT_EQ(reply.status, 0u) << reply.message;
+  EXPECT_STREQ(reply.tenant, "team-a");
+}
+
+TEST_F(KeptSessionsTest, AStreamResumesASessionOfAnotherTenantThanTheBoundOnes) {
+  Restart();
+  const auto client = Connect("team-b");
+  config_.tenant_uids = *TenantUids::Parse("4242=team-a");
+  Restart();
+  const grpc::Status ended = ResumeAndEnd(client->token());
+  EXPECT_TRUE(ended.ok()) << ended.error_message();
+}
+
 TEST_F(KeptSessionsTest, SequencesOfSessionsThatNobodyKeptAreDropped) {
   Restart();
   LocalClient client(endpoint());

@@ -87,6 +87,43 @@ TEST_F(SessionTest, OtherTenantsSeeNothing) {
   EXPECT_NE(other->OpenCache(), cache_id) << "a cache of the same name is another tenant's own";
 }
 
+// The owner's reads make the sidecar remember the shape of the cache. A stranger's wrong requests,
+// which the shape alone would tell from right ones, are answered as if there were no sequence.
+TEST_F(SessionTest, OtherTenantsDoNotLearnTheShapeOfACache) {
+  Start();
+  const auto owner = Connect("tenant-a");
+  const auto other = Connect("tenant-b");
+  const uint64_t sequence_id = owner->Filled(10);
+  const auto ask = [&](TestClient& client, uint32_t layer, int positions) {
+    v1::FetchBlocksRequest blocks;
+    blocks.set_sequence_id(sequence_id);
+    blocks.set_layer(layer);
+    blocks.add_ranges()->set_end(1);
+    v1::FetchBlocksResponse some_blocks;
+    v1::FetchTokensRequest tokens;
+    tokens.set_sequence_id(sequence_id);
+    tokens.set_layer(layer);
+    tokens.set_count(1);
+    for (int i = 0; i < positions; ++i) tokens.add_positions(0);
+    v1::FetchTokensResponse some_tokens;
+    return std::pair(client.kv().FetchBlocks(client.Context().get(), blocks, &some_blocks),
+                     client.kv().FetchTokens(client.Context().get(), tokens, &some_tokens));
+  };
+  const auto right = ask(*owner, kLayers[0], kKvHeads);
+  EXPECT_TRUE(right.first.ok() && right.second.ok()) << right.first.error_message();
+  const auto wrong = ask(*owner, 77, kKvHeads);
+  EXPECT_TRUE(Failed(wrong.first, StatusCode::INVALID_ARGUMENT, "layer"));
+  EXPECT_TRUE(Failed(ask(*owner, kLayers[0], kKvHeads + 1).second, StatusCode::INVALID_ARGUMENT,
+                     "positions"));
+  for (const uint32_t layer : {kLayers[0], 77u}) {
+    for (const uint32_t positions : {kKvHeads, kKvHeads + 1}) {
+      const auto foreign = ask(*other, layer, static_cast<int>(positions));
+      EXPECT_TRUE(Failed(foreign.first, StatusCode::NOT_FOUND, "sequence_id")) << layer;
+      EXPECT_TRUE(Failed(foreign.second, StatusCode::NOT_FOUND, "sequence_id")) << positions;
+    }
+  }
+}
+
 grpc::Status OpenSession(const std::string& endpoint,
                          const std::vector<v1::SessionRequest>& requests) {
   const auto stub =

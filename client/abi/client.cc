@@ -228,7 +228,8 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
                                      .tenant = tenant.c_str(),
                                      .client_name = client_name.c_str(),
                                      .timeout_ms = timeout_ms,
-                                     .remaining_ms = &RemainingMs};
+                                     .remaining_ms = &RemainingMs,
+                                     .in_call = &InCall};
   std::shared_ptr<ClientState> state;
   RETURN_IF_ERROR(OpenEither(options, remote_options, *entry, &state));
   state->timeout_ms = timeout_ms;

@@ -66,7 +66,7 @@ pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_lay
                   .row_block_count = layer_count,
                   .lease = state.local ? state.local->lease() : LeaseView{},
                   .image = state.local ? image.sink() : ImageSink{}};
-  const pqc_status status = changing.remote().Append(&item, 1, Waiting::kCaller, &error);
+  const pqc_status status = changing.remote().Append(&item, 1, &error);
   if (status != PQC_OK)
     return Report(status, error, {{"items[0].rows", "layers"}, {"items[0]", ""}});
   state.token_count = item.token_count;

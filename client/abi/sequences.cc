@@ -184,9 +184,8 @@ pqc_status Truncate(pqc_sequence* sequence, uint64_t token_count) {
   ImageBytes image;
   RefusalBuffer error;
   const LeaseView lease = local ? local->lease() : LeaseView{};
-  pqc_status status = changing.remote().TruncateSequence(state.sequence_id, token_count, lease,
-                                                         local ? image.sink() : ImageSink{},
-                                                         Waiting::kCaller, &error);
+  pqc_status status = changing.remote().TruncateSequence(
+      state.sequence_id, token_count, lease, local ? image.sink() : ImageSink{}, &error);
   if (local) local->EndRollBack();
   if (status != PQC_OK) return Report(status, error);
   state.token_count = token_count;

@@ -25,6 +25,8 @@ CallFrame::~CallFrame() {
   if (outermost_) call_time.in_call = false;
 }
 
+bool InCall() noexcept { return call_time.in_call; }
+
 DeadlineClock::time_point CallDeadline(uint32_t timeout_ms) noexcept {
   if (call_time.in_call && call_time.is_set) return call_time.deadline;
   const auto deadline = DeadlineClock::now() + std::chrono::milliseconds(timeout_ms);

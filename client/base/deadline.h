@@ -24,6 +24,9 @@ class CallFrame {
   const bool outermost_;
 };
 
+// Returns whether the thread is inside a call of the C ABI.
+bool InCall() noexcept;
+
 // Returns the time until which the thread's call may wait: `timeout_ms` after its first wait.
 DeadlineClock::time_point CallDeadline(uint32_t timeout_ms) noexcept;
 // Returns the remaining time of the thread's call in milliseconds; 0 after the deadline.

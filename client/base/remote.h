@@ -26,7 +26,7 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-inline constexpr uint32_t kRemoteVersion = 7;
+inline constexpr uint32_t kRemoteVersion = 8;
 inline constexpr uint32_t kMaxBatchItems = 256;
 inline constexpr char kRpcEntrySymbol[] = "pqcached_rpc_entry";
 
@@ -147,9 +147,6 @@ struct StagedRows {
   uint64_t boot_word = 0;  // of the worker that made the staging ring
 };
 
-// Says if a caller of the C ABI waits for the answer; RPCs of both kinds are counted separately.
-enum class Waiting : uint32_t { kCaller = 0, kInBackground = 1 };
-
 // Receives a text of any length, in one call.
 struct TextSink {
   void* context = nullptr;
@@ -187,7 +184,7 @@ class Remote {
   virtual pqc_status DropSequence(uint64_t sequence_id, RefusalBuffer* error) noexcept = 0;
   virtual pqc_status TruncateSequence(uint64_t sequence_id, uint64_t token_count,
                                       const LeaseView& lease, const ImageSink& image,
-                                      Waiting waiting, RefusalBuffer* error) noexcept = 0;
+                                      RefusalBuffer* error) noexcept = 0;
   virtual pqc_status DescribeSequence(uint64_t sequence_id, pqc_sequence_info* info,
                                       RefusalBuffer* error) noexcept = 0;
 
@@ -204,7 +201,7 @@ class Remote {
   // Appends at most kMaxBatchItems items. When an item fails, the field begins with "items[i]"
   // and the items before it are stored. Calls with staging references are not repeated after
   // UNAVAILABLE.
-  virtual pqc_status Append(AppendItem* items, uint32_t item_count, Waiting waiting,
+  virtual pqc_status Append(AppendItem* items, uint32_t item_count,
                             RefusalBuffer* error) noexcept = 0;
   // Ends the prefill of a sequence with a live index; does not wait for the index.
   virtual pqc_status ClosePrefill(uint64_t sequence_id, RefusalBuffer* error) noexcept = 0;
@@ -233,7 +230,8 @@ class Remote {
                             RefusalBuffer* error) noexcept = 0;
   virtual pqc_status Detach(const LeaseView& lease, RefusalBuffer* error) noexcept = 0;
 
-  // Returns the number of RPCs sent so far, repeats included.
+  // Returns the number of RPCs sent so far, repeats included: `rpcs` by threads inside a call of the
+  // C ABI (RemoteOptions), which wait for the answer, `background_rpcs` by other threads.
   virtual void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept = 0;
 
   // Field names are the proto's; 64-bit integers are strings, as in protobuf's JSON mapping.
@@ -251,6 +249,8 @@ struct RemoteOptions {
   uint32_t timeout_ms = 0;
   // Returns the remaining part of `timeout_ms` for the call that the thread is in.
   uint32_t (*remaining_ms)(uint32_t timeout_ms) = nullptr;
+  // Returns whether the thread is inside a call of the C ABI; null = always.
+  bool (*in_call)() = nullptr;
   // Token of a session that the broker opened; null = open one by a Session stream. `ended` waits
   // until the session is over for good or the time is over, and returns true if it is over;
   // `detached` waits until the session is known to have no worker. Both are called from any thread.

@@ -103,7 +103,7 @@ pqc_status RpcRemote::IngestStaged(uint64_t sequence_id, const StagedRows& rows,
             return {grpc::StatusCode::CANCELLED, "the client is out of memory"};
           }
         },
-        Waiting::kCaller, rows.boot_word);
+        rows.boot_word);
   });
 }
 
@@ -127,13 +127,13 @@ pqc_status RpcRemote::Commit(uint64_t sequence_id, uint64_t first_position, cons
         [&](const Context& context) {
           return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncCommit, context, request, &response);
         },
-        Waiting::kCaller, boot.word);
+        boot.word);
     if (status.ok()) *token_count = response.token_count();
     return status;
   });
 }
 
-pqc_status RpcRemote::Append(AppendItem* items, uint32_t item_count, Waiting waiting,
+pqc_status RpcRemote::Append(AppendItem* items, uint32_t item_count,
                              RefusalBuffer* error) noexcept {
   return Finish("Append", error, [&]() -> grpc::Status {
     v1::AppendRequest request;
@@ -166,7 +166,7 @@ pqc_status RpcRemote::Append(AppendItem* items, uint32_t item_count, Waiting wai
         [&](const Context& context) {
           return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncAppend, context, request, &response);
         },
-        waiting, boot.word);
+        boot.word);
     if (!status.ok()) return status;
     if (static_cast<uint32_t>(response.token_counts_size()) != item_count) {
       return {grpc::StatusCode::INTERNAL, "AppendResponse.token_counts: must be one per item"};

@@ -58,6 +58,7 @@ RpcRemote::RpcRemote(const RemoteOptions& options)
     : endpoint_(options.endpoint),
       timeout_(options.timeout_ms),
       remaining_ms_(options.remaining_ms),
+      in_call_(options.in_call),
       channel_(MakeChannel(options.endpoint)),
       bulk_channel_(MakeChannel(options.endpoint)),
       kv_(v1::KvCache::NewStub(channel_)),
@@ -152,11 +153,11 @@ grpc::Status RpcRemote::Connect(grpc::Channel& channel, Deadline deadline) const
 
 grpc::Status RpcRemote::Attempt(Repeat repeat, Deadline deadline,
                                 const std::function<grpc::Status(const Context&)>& attempt,
-                                Waiting waiting, uint64_t boot_word) const {
+                                uint64_t boot_word) const {
   std::chrono::milliseconds pause = kFirstPause;
   for (;;) {
     RETURN_IF_ERROR(Connect(*channel_, deadline));
-    (waiting == Waiting::kCaller ? rpcs_ : background_rpcs_) += 1;
+    (!in_call_ || in_call_() ? rpcs_ : background_rpcs_) += 1;
     const auto context = std::make_shared<grpc::ClientContext>();
     Prepare(context.get(), deadline, boot_word);
     grpc::Status status = attempt(context);

@@ -52,8 +52,7 @@ class RpcRemote final : public Remote {
                             RefusalBuffer* error) noexcept override;
   pqc_status DropSequence(uint64_t sequence_id, RefusalBuffer* error) noexcept override;
   pqc_status TruncateSequence(uint64_t sequence_id, uint64_t token_count, const LeaseView& lease,
-                              const ImageSink& image, Waiting waiting,
-                              RefusalBuffer* error) noexcept override;
+                              const ImageSink& image, RefusalBuffer* error) noexcept override;
   pqc_status DescribeSequence(uint64_t sequence_id, pqc_sequence_info* info,
                               RefusalBuffer* error) noexcept override;
   pqc_status Ingest(uint64_t sequence_id, uint64_t first_position, const RowBlock& rows,
@@ -63,8 +62,7 @@ class RpcRemote final : public Remote {
   pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                     uint32_t row_block_count, uint64_t* token_count,
                     RefusalBuffer* error) noexcept override;
-  pqc_status Append(AppendItem* items, uint32_t item_count, Waiting waiting,
-                    RefusalBuffer* error) noexcept override;
+  pqc_status Append(AppendItem* items, uint32_t item_count, RefusalBuffer* error) noexcept override;
   pqc_status ClosePrefill(uint64_t sequence_id, RefusalBuffer* error) noexcept override;
   pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
                         RefusalBuffer* error) noexcept override;
@@ -114,7 +112,7 @@ class RpcRemote final : public Remote {
   // Repeats `attempt` with a prepared context until it returns anything but UNAVAILABLE.
   grpc::Status Attempt(Repeat repeat, Deadline deadline,
                        const std::function<grpc::Status(const Context&)>& attempt,
-                       Waiting waiting = Waiting::kCaller, uint64_t boot_word = 0) const;
+                       uint64_t boot_word = 0) const;
   // Makes a unary call that ends by its deadline, even if the worker is stalled.
   template <class Stub, class Prepared, class Request, class Response>
   grpc::Status Call(Stub& stub, Prepared prepared, const Context& context, const Request& request,
@@ -139,6 +137,7 @@ class RpcRemote final : public Remote {
   const std::string endpoint_;
   const std::chrono::milliseconds timeout_;
   uint32_t (*const remaining_ms_)(uint32_t timeout_ms);
+  bool (*const in_call_)();
   mutable AbandonedCalls abandoned_calls_;        // outlives the channels
   const std::shared_ptr<grpc::Channel> channel_;  // for all other calls
   // Separate channel for long rows: with a stalled worker, the bytes that fill its socket do not

@@ -162,7 +162,7 @@ pqc_status RpcRemote::DropSequence(uint64_t sequence_id, RefusalBuffer* error) n
 
 pqc_status RpcRemote::TruncateSequence(uint64_t sequence_id, uint64_t token_count,
                                        const LeaseView& lease, const ImageSink& image,
-                                       Waiting waiting, RefusalBuffer* error) noexcept {
+                                       RefusalBuffer* error) noexcept {
   return Finish("TruncateSequence", error, [&] {
     v1::TruncateSequenceRequest request;
     v1::TruncateSequenceResponse response;
@@ -175,7 +175,7 @@ pqc_status RpcRemote::TruncateSequence(uint64_t sequence_id, uint64_t token_coun
           return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncTruncateSequence, context, request,
                       &response);
         },
-        waiting, lease.boot_word);
+        lease.boot_word);
     if (status.ok()) WriteImage(response.attachment(), image);
     return status;
   });
@@ -194,7 +194,7 @@ pqc_status RpcRemote::Attach(uint64_t sequence_id, const LeaseView& lease, uint6
         [&](const Context& context) {
           return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncAttach, context, request, &response);
         },
-        Waiting::kCaller, lease.boot_word);
+        lease.boot_word);
     if (!status.ok()) return status;
     *lease_id = response.lease_id();
     *word_index = response.word_index();
@@ -213,7 +213,7 @@ pqc_status RpcRemote::Detach(const LeaseView& lease, RefusalBuffer* error) noexc
         [&](const Context& context) {
           return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncDetach, context, request, &response);
         },
-        Waiting::kCaller, lease.boot_word);
+        lease.boot_word);
   });
 }
 

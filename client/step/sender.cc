@@ -324,8 +324,7 @@ void Sender::RollBack(Batch* batch) {
     do {
       lease = local ? local->lease() : LeaseView{};
       status = remote_.TruncateSequence(handover->sequence->sequence_id, handover->roll_back_to,
-                                        lease, local ? image.sink() : ImageSink{},
-                                        Waiting::kInBackground, &error);
+                                        lease, local ? image.sink() : ImageSink{}, &error);
     } while (status != PQC_OK && PauseBeforeRepeat(status, error, give_up, &pause));
     if (status == PQC_OK) handover->sequence->token_count = handover->roll_back_to;
     if (local) {
@@ -345,8 +344,7 @@ pqc_status Sender::SendOnce(const Batch& batch, bool staged, RefusalBuffer* erro
   Message message(batch, staged);
   slots_.Use();
   const pqc_status status =
-      remote_.Append(message.items.data(), static_cast<uint32_t>(message.items.size()),
-                     Waiting::kInBackground, error);
+      remote_.Append(message.items.data(), static_cast<uint32_t>(message.items.size()), error);
   for (const auto& handover : batch) {
     if (staged && (status == PQC_OK || MayStillBeRead(status))) {
       handover->staged.SetMayBeRead(status != PQC_OK);

@@ -9,6 +9,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <stdexcept>
 
 namespace pqcached::testing {
@@ -100,6 +101,18 @@ int Process::Wait() {
   waitpid(pid_, &status, 0);
   pid_ = -1;
   return ExitCode(status);
+}
+
+bool AllThreadsAreStopped(pid_t process) {
+  const std::string tasks = "/proc/" + std::to_string(process) + "/task";
+  for (const auto& task : std::filesystem::directory_iterator(tasks)) {
+    std::ifstream stat(task.path() / "stat");
+    std::string line;
+    std::getline(stat, line);
+    const size_t name_end = line.rfind(')');  // the name may have blanks
+    if (name_end == std::string::npos || line.compare(name_end, 3, ") T") != 0) return false;
+  }
+  return true;
 }
 
 Outcome RunProgram(const std::vector<std::string>& command) {

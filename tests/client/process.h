@@ -49,6 +49,9 @@ class Process {
   std::string buffer_;
 };
 
+// Whether SIGSTOP has taken effect on every thread of a process.
+bool AllThreadsAreStopped(pid_t process);
+
 struct Outcome {
   int exit_code = -1;
   std::string output;  // standard output and error

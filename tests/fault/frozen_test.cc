@@ -21,10 +21,16 @@ using std::chrono::milliseconds;
 constexpr uint32_t kTimeoutMs = 700;
 constexpr auto kMost = milliseconds(kTimeoutMs + 1000);
 
-// Stops a process for as long as it lives.
+// Stops a process for as long as it lives. A thread goes on for a moment after kill().
 class Stopped {
  public:
-  explicit Stopped(pid_t process) : process_(process) { kill(process_, SIGSTOP); }
+  explicit Stopped(pid_t process) : process_(process) {
+    kill(process_, SIGSTOP);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (!AllThreadsAreStopped(process_) && std::chrono::steady_clock::now() < until) {
+      std::this_thread::yield();
+    }
+  }
   ~Stopped() { kill(process_, SIGCONT); }
   Stopped(const Stopped&) = delete;
   Stopped& operator=(const Stopped&) = delete;
@@ -180,6 +186,36 @@ TEST_P(FrozenTest, AClientClosesInTimeWhileItsWorkerIsStopped) {
   Result<Step> step = client_->BeginStep(items, nullptr);
   if (step.ok()) (void)step->End(more);  // rows that are on their way then
   Bounded("close", [&] { client_.reset(); });
+}
+
+// A step of a local client needs no answer, not even to its rows.
+TEST_P(FrozenTest, StepsGoOnWithAStoppedWorkerOnTheLocalPathAlone) {
+  constexpr uint64_t kSteps = 12;  // rows that are not stored must lie in the window
+  Sequence sequence = Filled();
+  const Selection selection = {.sink_tokens = 4, .window_tokens = 16, .ratio = 0.5};
+  const auto step = [&](uint64_t position) -> Status {
+    const StepItem items[] = {{&sequence, position}};
+    Result<Step> begun = client_->BeginStep(items, &selection);
+    if (!begun.ok()) return begun.status();
+    std::vector<float> output(Layer::kQueryHeads * Layer::kValueDim), lse(Layer::kQueryHeads);
+    const Status attended = begun->Attend(0, layer_.queries(), output, lse);
+    if (!attended.ok()) return attended;
+    const LayerRows rows[] = {
+        {0, layer_.keys(position, position + 1), layer_.values(position, position + 1)}};
+    return begun->End(rows);
+  };
+  MustBeOk(step(300));  // attaches
+  MustBeOk(sequence.Flush());
+  {
+    const Stopped worker(AwaitWorker(daemon_.process().pid()));
+    for (uint64_t position = 301; position < 301 + kSteps; ++position) {
+      const Status status = step(position);
+      EXPECT_EQ(status.ok(), GetParam() == PQC_PATH_ONLY_LOCAL) << status.ToString();
+      if (!status.ok()) return;
+    }
+  }
+  MustBeOk(sequence.Flush());
+  EXPECT_EQ(Must(sequence.Describe()).token_count, 301 + kSteps);
 }
 
 TEST_P(FrozenTest, AStoppedEngineHoldsNobodyUpAndLeavesNothing) {

@@ -75,7 +75,7 @@ class PoolRemote final : public Remote {
   }
   pqc_status DropSequence(uint64_t, RefusalBuffer*) noexcept override { return PQC_OK; }
   pqc_status TruncateSequence(uint64_t sequence_id, uint64_t token_count, const LeaseView&,
-                              const ImageSink&, Waiting, RefusalBuffer*) noexcept override {
+                              const ImageSink&, RefusalBuffer*) noexcept override {
     sidecar_.Truncate(sequence_id, token_count);
     return PQC_OK;
   }
@@ -95,8 +95,7 @@ class PoolRemote final : public Remote {
     *token_count = sidecar_.token_count(sequence_id);
     return status;
   }
-  pqc_status Append(AppendItem* items, uint32_t item_count, Waiting,
-                    RefusalBuffer*) noexcept override {
+  pqc_status Append(AppendItem* items, uint32_t item_count, RefusalBuffer*) noexcept override {
     for (uint32_t i = 0; i < item_count; ++i) items[i].token_count = sidecar_.Append(items[i]);
     return PQC_OK;
   }

@@ -239,9 +239,8 @@ class StoreRemote final : public Remote {
     return FromStatus(Counted().DropSequence(kTestTenant, sequence_id), error);
   }
   pqc_status TruncateSequence(uint64_t sequence_id, uint64_t token_count, const LeaseView& lease,
-                              const ImageSink& image, Waiting waiting,
-                              RefusalBuffer* error) noexcept override {
-    Count(waiting);
+                              const ImageSink& image, RefusalBuffer* error) noexcept override {
+    CountCall();
     if (!sidecar_.reachable) return FromStatus(absl::UnavailableError("nobody answers"), error);
     const absl::Status boot = CheckBoot(sidecar_, lease.boot_word);
     if (!boot.ok()) return FromStatus(boot, error);
@@ -300,9 +299,9 @@ class StoreRemote final : public Remote {
     if (committed.ok()) *token_count = *committed;
     return FromStatus(committed.status(), error);
   }
-  pqc_status Append(AppendItem* items, uint32_t item_count, Waiting waiting,
+  pqc_status Append(AppendItem* items, uint32_t item_count,
                     RefusalBuffer* error) noexcept override {
-    Count(waiting);
+    CountCall();
     sidecar_.PassGate();
     if (!sidecar_.reachable) return FromStatus(absl::UnavailableError("nobody answers"), error);
     if (sidecar_.unavailable_appends > 0) {
@@ -397,12 +396,10 @@ class StoreRemote final : public Remote {
   ~StoreRemote() = default;
 
   kvstore::Store& Counted() {
-    ++sidecar_.calls;
+    CountCall();
     return *sidecar_.store;
   }
-  void Count(Waiting waiting) {
-    ++(waiting == Waiting::kCaller ? sidecar_.calls : sidecar_.background_calls);
-  }
+  void CountCall() { ++(InCall() ? sidecar_.calls : sidecar_.background_calls); }
   static pqc_status Not(const char* call, RefusalBuffer* error) {
     std::snprintf(error->text, sizeof(error->text), "%s is not of the local path", call);
     return PQC_INTERNAL;

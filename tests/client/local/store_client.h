@@ -32,8 +32,8 @@ struct Sidecar {
   std::atomic<int> connections = 0;            // that are open
   std::atomic<int> unavailable_appends = 0;    // so many Appends get UNAVAILABLE first
   std::atomic<int> lost_answers = 0;           // so many Appends are done, and yet UNAVAILABLE
-  std::atomic<uint64_t> calls = 0;             // that somebody waited for
-  std::atomic<uint64_t> background_calls = 0;  // and that nobody did
+  std::atomic<uint64_t> calls = 0;             // by threads inside a call of the C ABI
+  std::atomic<uint64_t> background_calls = 0;  // by other threads
   std::atomic<uint64_t> closed_prefills = 0;   // calls of ClosePrefill
   std::atomic<uint64_t> builds = 0;            // calls of BuildIndex
   std::atomic<uint64_t> commits = 0;

@@ -3,6 +3,7 @@
 #include <deque>
 #include <utility>
 
+#include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "service/base/guarded.h"
 #include "service/base/log.h"
@@ -67,6 +68,7 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
 
  private:
   absl::Status Build() {
+    RETURN_IF_ERROR(call_.Check());
     return handler_.BuildIndex(
         call_, request_, [this](const kvstore::BuildProgress& progress) { Report(progress); });
   }

@@ -29,6 +29,8 @@ pqc_step* Decoding::Begin() {
   return step;
 }
 
+void Decoding::Flush() { Must(pqc_sequence_flush(sequence_), "pqc_sequence_flush"); }
+
 void Decoding::Step(const pqc_selection& selection, bool append) {
   pqc_step* step = Begin();
   pqc_tensor queries = PQC_INIT(pqc_tensor);

@@ -22,6 +22,8 @@ class Decoding {
 
   // A step at the sequence's end; the caller abandons or ends it.
   pqc_step* Begin();
+  // Waits until the rows of all steps are stored.
+  void Flush();
   // A whole step; it hands in the row of its token only when `append`.
   void Step(const pqc_selection& selection, bool append);
 

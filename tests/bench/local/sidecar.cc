@@ -1,6 +1,7 @@
 #include "tests/bench/local/sidecar.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -99,6 +100,25 @@ double Sidecar::CpuSeconds() const {
   for (std::string worker; workers >> worker;) seconds += CpuSecondsOf(worker);
   return seconds;
 }
+
+pid_t Sidecar::WorkerPid() const {
+  const std::string pid = std::to_string(process_.pid());
+  std::ifstream workers("/proc/" + pid + "/task/" + pid + "/children");
+  pid_t worker = 0;
+  Require(static_cast<bool>(workers >> worker), "the sidecar has a worker");
+  return worker;
+}
+
+StoppedWorker::StoppedWorker(const Sidecar& sidecar) : worker_(sidecar.WorkerPid()) {
+  kill(worker_, SIGSTOP);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!testing::AllThreadsAreStopped(worker_)) {
+    Require(std::chrono::steady_clock::now() < deadline, "the worker stops");
+    std::this_thread::yield();
+  }
+}
+
+StoppedWorker::~StoppedWorker() { kill(worker_, SIGCONT); }
 
 void Sidecar::WaitIdle() const {
   constexpr std::chrono::milliseconds kPollInterval(200);

@@ -3,6 +3,8 @@
 #ifndef PQCACHED_TESTS_BENCH_LOCAL_SIDECAR_H_
 #define PQCACHED_TESTS_BENCH_LOCAL_SIDECAR_H_
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -32,6 +34,7 @@ class Sidecar {
 
   // thread_count: of the client's kernels. path: pqc_path_choice.
   pqc_client* OpenClient(uint32_t thread_count, pqc_path_choice path = PQC_PATH_ANY) const;
+  pid_t WorkerPid() const;
   // User and system seconds that the process has used, and those below it.
   double CpuSeconds() const;
   // Until the sidecar has nothing to do of its own accord: it touches the pages of new pools in the
@@ -42,6 +45,18 @@ class Sidecar {
   testing::TempFolder folder_;
   std::string endpoint_;
   testing::Process process_;
+};
+
+// Keeps the worker of a sidecar stopped: it answers no RPC.
+class StoppedWorker {
+ public:
+  explicit StoppedWorker(const Sidecar& sidecar);
+  ~StoppedWorker();
+  StoppedWorker(const StoppedWorker&) = delete;
+  StoppedWorker& operator=(const StoppedWorker&) = delete;
+
+ private:
+  const pid_t worker_;
 };
 
 // One layer of this shape; `layers` of them.

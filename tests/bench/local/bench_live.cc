@@ -99,14 +99,31 @@ void MeasureDrift(Report& report) {
               .unit = "recall",
               .against = "a fresh index over all tokens; recall@512 after 8K tokens of a new topic",
               .better = Better::kLower,
-              .goal = 0.02},
+              .goal = {}},
              StatOf(drops));
+  // The goal is on the recall itself: a fresh index over two topics is so much worse that without
+  // any detection of drift the drop is 0.03 only, and the recall 0.09.
   report.Add({.name = "drift_recall",
               .unit = "recall",
-              .against = "exact selection of 512 tokens",
+              .against = "exact selection of 512 tokens after 8K tokens of a new topic",
               .better = Better::kHigher,
-              .goal = {}},
+              .goal = 0.3},
              StatOf(recalls));
+}
+
+// Returns the recall of the index of a sequence of `tokens` tokens for a tenth of them.
+double RecallOfATenth(LiveWorld& world, DriftKeys& keys, uint64_t sequence_id, uint32_t tokens) {
+  std::vector<Bf16Rows> queries;
+  for (int i = 0; i < 8; ++i) queries.push_back(keys.Query(tokens - 1, /*newest=*/true));
+  const double recall = world.Judge(sequence_id, tokens, queries, tokens / 10).recall;
+  std::printf("%6u tokens: recall %.3f\n", tokens, recall);
+  return recall;
+}
+
+double MeanOf(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return values.empty() ? 0 : sum / static_cast<double>(values.size());
 }
 
 // Deadlines as an engine would give them: the time of its prefill of one layer.
@@ -117,11 +134,13 @@ void MeasureBudget(Report& report) {
   LiveWorld world({}, kWide, 1, size_t{1} << 30);
   DriftKeys keys(kWide, 9);
   const uint64_t all = world.NewSequence(false, 0);
-  const Bf16Rows rows = keys.Next(kChunk);
   const Bf16Rows values = keys.Values(kChunk);
-  for (uint32_t first = 0; first < kMost; first += kChunk) world.Ingest(all, first, rows, values);
+  for (uint32_t first = 0; first < kMost; first += kChunk) {
+    world.Ingest(all, first, keys.Next(kChunk), values);
+  }
   std::vector<double> within;
   std::vector<double> used;
+  std::vector<double> recalls;
   for (int round = 0; round <= report.rounds(); ++round) {
     for (uint32_t tokens = 4 << 10; tokens <= kMost; tokens *= 2) {
       const uint64_t fork = world.Fork(all, tokens);
@@ -131,6 +150,9 @@ void MeasureBudget(Report& report) {
           "bench", fork,
           {.index = kLiveIndex, .iterations = 300, .deadline = begin + absl::Seconds(budget)}, {});
       const double seconds = SecondsSince(begin);
+      if (round == report.rounds() && status.ok()) {
+        recalls.push_back(RecallOfATenth(world, keys, fork, tokens));
+      }
       world.Drop(fork);
       if (round == 0) continue;  // the first measures costs and touches memory
       std::printf("%6u tokens: %6.1f of %6.1f ms%s\n", tokens, seconds * 1e3, budget * 1e3,
@@ -139,14 +161,20 @@ void MeasureBudget(Report& report) {
       used.push_back(seconds / budget);
     }
   }
-  double share = 0;
-  for (const double one : within) share += one / static_cast<double>(within.size());
   report.Add({.name = "build_within_budget_share",
               .unit = "share",
               .against = "deadline: prefill of a layer of 4K..128K tokens by an 8B model",
               .better = Better::kHigher,
               .goal = 0.95},
-             {.median = share, .spread = 0, .samples = static_cast<int>(within.size())});
+             {.median = MeanOf(within), .spread = 0, .samples = static_cast<int>(within.size())});
+  // 0.36 with 25 iterations, 0.27 with centroids that are not trained at all.
+  report.Add(
+      {.name = "build_within_budget_recall",
+       .unit = "recall",
+       .against = "exact selection of a tenth of the tokens, by builds that ended with an index",
+       .better = Better::kHigher,
+       .goal = 0.31},
+      {.median = MeanOf(recalls), .spread = 0, .samples = static_cast<int>(recalls.size())});
   report.Add({.name = "build_budget_used",
               .unit = "share",
               .against = "deadline",

@@ -230,8 +230,8 @@ class Remote {
                             RefusalBuffer* error) noexcept = 0;
   virtual pqc_status Detach(const LeaseView& lease, RefusalBuffer* error) noexcept = 0;
 
-  // Returns the number of RPCs sent so far, repeats included: `rpcs` by threads inside a call of the
-  // C ABI (RemoteOptions), which wait for the answer, `background_rpcs` by other threads.
+  // Returns the numbers of RPCs sent so far, repeats included: `rpcs` by threads inside a call of
+  // the C ABI (RemoteOptions), which wait for the answer, and `background_rpcs` by other threads.
   virtual void Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept = 0;
 
   // Field names are the proto's; 64-bit integers are strings, as in protobuf's JSON mapping.

@@ -23,7 +23,7 @@ template <DType kFrom, DType kTo>
 PQC_INLINE Vec::Bits StreamConverted(std::byte* to, const std::byte* from, uint32_t dim,
                                      Vec::Bits most) {
   for (uint32_t i = 0; i < dim; i += Vec::kLanes) {
-    const Vec::F value = Vec::LoadRow<kFrom>(from, i);
+    const Vec::F value = Vec::LoadedOnce(Vec::LoadRow<kFrom>(from, i));
     most = Vec::MaxMagnitude(most, value);
     Vec::StreamRow<kTo>(to, i, value);
   }

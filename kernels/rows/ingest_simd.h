@@ -25,12 +25,12 @@ PQC_INLINE Vec::Bits ConvertRow(std::byte* to, const std::byte* from, uint32_t d
                                 Vec::Bits most) {
   uint32_t i = 0;
   for (; i + Vec::kLanes <= dim; i += Vec::kLanes) {
-    const Vec::F value = Vec::LoadRow<kFrom>(from, i);
+    const Vec::F value = Vec::LoadedOnce(Vec::LoadRow<kFrom>(from, i));
     most = Vec::MaxMagnitude(most, value);
     Vec::StoreRow<kTo>(to, i, value);
   }
   if (i < dim) {
-    const Vec::F value = Vec::LoadRowHalf<kFrom>(from, i);
+    const Vec::F value = Vec::LoadedOnce(Vec::LoadRowHalf<kFrom>(from, i));
     most = Vec::MaxMagnitude(most, value);
     Vec::StoreRowHalf<kTo>(to, i, value);
   }

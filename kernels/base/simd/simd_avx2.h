@@ -152,6 +152,15 @@ struct Vec {
   }
   PQC_INLINE void StoreInt8Half(std::byte* to, F value) { StoreInt8(to, value); }
 
+  // Returns its argument. What is computed of the result is computed of one load: without this,
+  // compilers load memory again where that saves a register, and rows in memory that another
+  // process writes are then checked and stored with different contents.
+  template <class Register>
+  PQC_INLINE Register LoadedOnce(Register loaded) {
+    asm("" : "+x"(loaded));
+    return loaded;
+  }
+
   // Magnitudes as integers are ordered like the floats, with infinity and NaN above all others.
   using Bits = __m256i;
   PQC_INLINE Bits ZeroBits() { return _mm256_setzero_si256(); }
@@ -169,12 +178,14 @@ struct Vec {
     const __m256i magnitude = _mm256_set1_epi16(0x7fff);
     uint32_t i = 0;
     for (; i + 16 <= count; i += 16) {
-      const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i * 2));
+      const __m256i bits =
+          LoadedOnce(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i * 2)));
       most = _mm256_max_epu16(most, _mm256_and_si256(bits, magnitude));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i * 2), bits);
     }
     if (i < count) {
-      const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * 2));
+      const __m128i bits =
+          LoadedOnce(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i * 2)));
       most = _mm256_max_epu16(most, _mm256_and_si256(_mm256_zextsi128_si256(bits), magnitude));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i * 2), bits);
     }
@@ -185,8 +196,8 @@ struct Vec {
     const __m256i magnitude = _mm256_set1_epi16(0x7fff);
     const __m256i* source = reinterpret_cast<const __m256i*>(from);
     __m256i* target = reinterpret_cast<__m256i*>(to);
-    const __m256i low = _mm256_loadu_si256(source);
-    const __m256i high = _mm256_loadu_si256(source + 1);
+    const __m256i low = LoadedOnce(_mm256_loadu_si256(source));
+    const __m256i high = LoadedOnce(_mm256_loadu_si256(source + 1));
     _mm256_stream_si256(target, low);
     _mm256_stream_si256(target + 1, high);
     most = _mm256_max_epu16(most, _mm256_and_si256(low, magnitude));

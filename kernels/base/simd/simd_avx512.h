@@ -163,6 +163,15 @@ struct Vec {
                      _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(value)));
   }
 
+  // Returns its argument. What is computed of the result is computed of one load: without this,
+  // compilers load memory again where that saves a register, and rows in memory that another
+  // process writes are then checked and stored with different contents.
+  template <class Register>
+  PQC_INLINE Register LoadedOnce(Register loaded) {
+    asm("" : "+v"(loaded));
+    return loaded;
+  }
+
   // Magnitudes as integers are ordered like the floats, with infinity and NaN above all others.
   using Bits = __m512i;
   PQC_INLINE Bits ZeroBits() { return _mm512_setzero_si512(); }
@@ -178,13 +187,13 @@ struct Vec {
     const __m512i magnitude = _mm512_set1_epi16(0x7fff);
     uint32_t i = 0;
     for (; i + 32 <= count; i += 32) {
-      const __m512i bits = _mm512_loadu_si512(from + i * 2);
+      const __m512i bits = LoadedOnce(_mm512_loadu_si512(from + i * 2));
       most = _mm512_max_epu16(most, _mm512_and_si512(bits, magnitude));
       _mm512_storeu_si512(to + i * 2, bits);
     }
     if (i < count) {
       const auto mask = static_cast<__mmask32>((uint32_t{1} << (count - i)) - 1);
-      const __m512i bits = _mm512_maskz_loadu_epi16(mask, from + i * 2);
+      const __m512i bits = LoadedOnce(_mm512_maskz_loadu_epi16(mask, from + i * 2));
       most = _mm512_max_epu16(most, _mm512_and_si512(bits, magnitude));
       _mm512_mask_storeu_epi16(to + i * 2, mask, bits);
     }
@@ -192,7 +201,7 @@ struct Vec {
   }
   // The same for 32 elements, non-temporally, with `to` aligned to 64 bytes.
   PQC_INLINE Bits StreamHalves(std::byte* to, const std::byte* from, Bits most) {
-    const __m512i bits = _mm512_loadu_si512(from);
+    const __m512i bits = LoadedOnce(_mm512_loadu_si512(from));
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to), bits);
     return _mm512_max_epu16(most, _mm512_and_si512(bits, _mm512_set1_epi16(0x7fff)));
   }

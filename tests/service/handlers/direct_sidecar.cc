@@ -83,6 +83,13 @@ std::vector<RpcEntry> MakeEntries() {
   };
 }
 
+kvstore::StoreOptions OptionsOf(const Config& config, const Surroundings& surroundings) {
+  kvstore::StoreOptions options = StoreOptionsOf(config);
+  options.keeper = surroundings.keeper;
+  options.memory_root = surroundings.memory_root;
+  return options;
+}
+
 }  // namespace
 
 const std::vector<RpcEntry>& RpcEntries() {
@@ -97,16 +104,17 @@ const RpcEntry& EntryOf(const google::protobuf::Descriptor& request) {
   std::abort();
 }
 
-DirectSidecar::DirectSidecar(const Config& with)
+DirectSidecar::DirectSidecar(const Config& with, const Surroundings& surroundings)
     : config(with),
       log(*Log::Open(config.log_level, config.log_file)),
-      store(*kvstore::Store::Create(StoreOptionsOf(config))),
+      store(*kvstore::Store::Create(OptionsOf(config, surroundings))),
       sessions(config.max_sessions),
       cleanups({.threads = 1, .max_pending = config.max_pending_calls}),
-      detached({config, *store, sessions, cleanups, *log, {}}),
+      detached({config, *store, sessions, cleanups, *log, {.memory = surroundings.keeper}}),
       gate(config, boot_id, sessions, stats, *log),
       handlers({config, boot_id, *store, sessions, detached, stats, gate, *log,
                 [this](bool is_serving) { serving = is_serving; }}) {
+  if (surroundings.keeper != nullptr) detached.Start();
   // protobuf makes the descriptors at their first use, by locks that ThreadSanitizer does not see.
   for (const RpcEntry& entry : RpcEntries()) {
     entry.request.GetDescriptor();
@@ -114,10 +122,22 @@ DirectSidecar::DirectSidecar(const Config& with)
   }
 }
 
-Client DirectSidecar::Open(const std::string& name, bool mapped) {
+Client DirectSidecar::Open(const std::string& name, bool mapped, const std::string& tenant) {
   v1::SessionOpen open;
   open.set_client_name(name);
+  open.set_tenant(tenant);
   open.set_protocol_version(1);
+  return OpenSession(open, mapped);
+}
+
+Client DirectSidecar::Resume(const Client& earlier, bool mapped) {
+  v1::SessionOpen open;
+  open.set_resume_token(earlier.token);
+  open.set_protocol_version(1);
+  return OpenSession(open, mapped);
+}
+
+Client DirectSidecar::OpenSession(const v1::SessionOpen& open, bool mapped) {
   const absl::StatusOr<OpenedSession> opened = handlers.sessions.Open(open);
   if (!opened.ok()) std::abort();
   if (mapped && !store->OpenLocalSession(opened->session.id, kBootWord).ok()) std::abort();

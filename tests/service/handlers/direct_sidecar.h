@@ -52,12 +52,22 @@ const std::vector<RpcEntry>& RpcEntries();
 // The rpc with this type of request.
 const RpcEntry& EntryOf(const google::protobuf::Descriptor& request);
 
+// What a sidecar finds where it starts.
+struct Surroundings {
+  // The sidecar continues with the store and the sessions that an earlier one left there.
+  kvstore::DescriptorKeeper* keeper = nullptr;
+  std::string memory_root = {};  // as in StoreOptions
+};
+
 class DirectSidecar {
  public:
-  explicit DirectSidecar(const Config& config = SmallConfig());
+  explicit DirectSidecar(const Config& config = SmallConfig(),
+                         const Surroundings& surroundings = {});
 
   // Opens a session, which is local when it is `mapped`: it may have staging and leases then.
-  Client Open(const std::string& name, bool mapped = false);
+  Client Open(const std::string& name, bool mapped = false, const std::string& tenant = "");
+  // Resumes a session of an earlier sidecar.
+  Client Resume(const Client& earlier, bool mapped = false);
   void Close(const Client& client);
   // Staging for the client; empty when it is refused.
   SharedMapping OpenStaging(const Client& client, uint64_t slot_bytes, uint32_t slots);
@@ -81,6 +91,7 @@ class DirectSidecar {
   Handlers handlers;
 
  private:
+  Client OpenSession(const v1::SessionOpen& open, bool mapped);
   absl::StatusOr<service::Call> Begin(const Client& client, Rpc rpc, Access access);
 };
 

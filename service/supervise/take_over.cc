@@ -82,10 +82,14 @@ absl::StatusOr<Received> Receive(int socket, kvstore::SteadyTime until) {
   if (got < 0) return Failed("receiving", errno);
   Received received{std::string(text.data(), static_cast<size_t>(got)), {}};
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (header != nullptr && header->cmsg_type == SCM_RIGHTS) {
+  if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return received;
+  // The padded buffer has room for more than one descriptor; the others are closed.
+  const size_t descriptor_count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+  for (size_t i = 0; i < descriptor_count; ++i) {
     int descriptor = -1;
-    std::memcpy(&descriptor, CMSG_DATA(header), sizeof(int));
-    received.descriptor = FileDescriptor(descriptor);
+    std::memcpy(&descriptor, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+    FileDescriptor owner(descriptor);
+    if (i == 0) received.descriptor = std::move(owner);
   }
   return received;
 }

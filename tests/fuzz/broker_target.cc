@@ -3,7 +3,9 @@
 // the other or without waiting for answers, and ends connections at any point.
 //
 // Every request that came whole must be answered, or its connection closed; an answer must fit the
-// protocol, and what it brings must be as large as it says. Afterwards no session may be left.
+// protocol, and what it brings must be as large as it says. Sessions outlive a worker in a keeper,
+// which may be full; the next worker gives each to its own client only. Afterwards no session may
+// be left, and nothing of one with the keeper.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -11,15 +13,18 @@
 #include <array>
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <thread>
 
+#include "service/base/executor.h"
 #include "service/base/log.h"
-#include "service/handlers/rpc_stats.h"
 #include "service/session/broker.h"
 #include "service/session/sessions.h"
+#include "service/supervise/kept_sessions.h"
 #include "tests/fuzz/bytes.h"
 #include "tests/fuzz/target.h"
+#include "tests/kvstore/memory_keeper.h"
 #include "tests/service/session/broker_fixture.h"
 
 namespace pqcached::fuzz {
@@ -36,7 +41,7 @@ constexpr size_t kMaxDescriptors = 8;
 constexpr int kInputsPerSidecar = 2000;
 constexpr auto kPatience = std::chrono::seconds(20);
 
-enum class Action : uint8_t { kRequest, kRawBytes, kReceive, kClose, kShutdown, kCount };
+enum class Action : uint8_t { kRequest, kRawBytes, kReceive, kClose, kShutdown, kRestart, kCount };
 
 // One connection, and how much of its requests has been sent.
 struct Peer {
@@ -77,22 +82,39 @@ void CheckReply(const BrokerReply& reply, const kvstore::FileDescriptor& descrip
   if (reply.status == static_cast<uint32_t>(absl::StatusCode::kInternal)) Found(reply.message);
 }
 
+// The parts of a worker that open sessions of local clients.
+struct Worker {
+  Worker(const service::Config& with, const std::string& boot_id, kvstore::Store& store,
+         service::Log& log, kvstore::DescriptorKeeper& keeper)
+      : sessions(with.max_sessions),
+        cleanups({.threads = 1, .max_pending = 16}),
+        detached({with, store, sessions, cleanups, log, {&keeper, &keeper}}) {
+    detached.Start();
+    broker = *service::Broker::Start(
+        {with, boot_id, store, sessions, cleanups, log, detached, {&keeper, &keeper}},
+        SocketPath(with));
+  }
+
+  service::Sessions sessions;
+  service::Executor cleanups;
+  service::DetachedSessions detached;
+  std::unique_ptr<service::Broker> broker;
+};
+
 class Sidecar {
  public:
   Sidecar() {
     std::string path = (std::filesystem::temp_directory_path() / "pqcached-fuzz-XXXXXX").string();
     folder_ = mkdtemp(path.data());
-    service::Config config;
-    config.listen = "unix://" + (folder_ / "s").string();
-    config.max_pool_bytes = size_t{64} << 20;
-    config.max_sessions = 8;
-    config.call_threads = 1;
-    config.threads = 1;
-    config.shutdown_timeout = absl::Seconds(5);
-    config.log_level = "off";
-    path_ = (folder_ / "s").string() + kvstore::kBrokerSuffix;
-    log_ = *service::Log::Open(config.log_level, config.log_file);
-    store_ = *kvstore::Store::Create(StoreOptionsOf(config));
+    config_.listen = "unix://" + (folder_ / "s").string();
+    config_.max_pool_bytes = size_t{64} << 20;
+    config_.max_sessions = 8;
+    config_.threads = 1;
+    config_.resume_timeout = absl::Milliseconds(5);
+    config_.log_level = "off";
+    path_ = service::BrokerPath(SocketPath(config_));
+    log_ = *service::Log::Open(config_.log_level, config_.log_file);
+    MakeWorker();
     kvstore::CacheSpec spec;
     spec.name = "cache";
     spec.model_fingerprint = "model";
@@ -105,17 +127,19 @@ class Sidecar {
     const auto cache = store_->OpenCache("default", spec);
     if (!cache.ok()) Found(std::string(cache.status().message()));
     cache_id_ = cache->cache_id;
-    server_ = *service::Server::Start(config, *store_, *log_);
   }
 
   ~Sidecar() {
-    server_.reset();
+    worker_.reset();
     store_.reset();
     std::filesystem::remove_all(folder_);
   }
 
   void Run(Bytes bytes) {
     ++inputs_;
+    // Some inputs have a keeper that is soon full.
+    const uint8_t room = bytes.Byte();
+    keeper_.max_kept = room >= 240 ? keeper_.Names().size() + room % 4 : 1000;
     std::array<std::unique_ptr<Peer>, kConnections> peers;
     for (size_t i = 0; i < kMaxActions && !bytes.empty(); ++i) {
       Act(peers[bytes.Below(kConnections)], bytes);
@@ -124,12 +148,31 @@ class Sidecar {
       if (peer != nullptr) Settle(*peer);
       peer.reset();
     }
+    tenants_.clear();
     ExpectNothingIsLeft();
   }
 
   bool worn() const { return inputs_ >= kInputsPerSidecar; }
 
  private:
+  void MakeWorker() {
+    kvstore::StoreOptions options = StoreOptionsOf(config_);
+    options.keeper = &keeper_;
+    options.memory_root = "/proc/self/no-folder";  // the machine's memory is not read
+    store_ = *kvstore::Store::Create(options);
+    worker_ = std::make_unique<Worker>(config_, "boot" + std::to_string(++boots_), *store_, *log_,
+                                       keeper_);
+  }
+
+  // The worker ends, and leaves its sessions to the next one.
+  void Restart() {
+    worker_->sessions.LeaveToNextWorker();
+    worker_.reset();
+    store_.reset();
+    keeper_.max_kept = 1000;
+    MakeWorker();
+  }
+
   void Act(std::unique_ptr<Peer>& peer, Bytes& bytes) {
     if (peer == nullptr) {
       peer = std::make_unique<Peer>(path_);
@@ -156,6 +199,9 @@ class Sidecar {
         return;
       case Action::kShutdown:
         shutdown(peer->connection.socket_descriptor(), SHUT_WR);
+        return;
+      case Action::kRestart:
+        if (bytes.Byte() % 4 == 0) Restart();  // slow
         return;
       case Action::kCount:
         return;
@@ -188,6 +234,15 @@ class Sidecar {
                    std::min<size_t>(sizeof(request) - begin, 1 + bytes.Below(8)));
         break;
       }
+      case 6:  // resumes a session that there is or was
+        request.call = BrokerCall::kResume;
+        bytes.Fill(request.resume_token, bytes.Below(4));
+        if (!tenants_.empty()) {
+          auto known = tenants_.begin();
+          std::advance(known, static_cast<ptrdiff_t>(bytes.Below(tenants_.size())));
+          known->first.copy(request.resume_token, sizeof(request.resume_token) - 1);
+        }
+        break;
       default:
         break;
     }
@@ -227,8 +282,20 @@ class Sidecar {
       return false;
     }
     CheckReply(reply, descriptor);
+    CheckSession(reply);
     ++peer.received;
     return true;
+  }
+
+  // A token belongs to one session; who resumes it gets the tenant of the session.
+  void CheckSession(const BrokerReply& reply) {
+    const std::string token = reply.session_token;
+    if (reply.status != 0 || token.empty()) return;
+    const auto [known, is_new] = tenants_.emplace(token, reply.tenant);
+    if (reply.call == BrokerCall::kHello && !is_new) Found("a token is given twice");
+    if (reply.call == BrokerCall::kResume && (is_new || known->second != reply.tenant)) {
+      Found("a session is resumed as another one");
+    }
   }
 
   void Settle(Peer& peer) {
@@ -236,28 +303,32 @@ class Sidecar {
     }
   }
 
+  std::string Left() const {
+    for (const std::string& name : keeper_.Names()) {
+      if (service::IsControlName(name) || service::IsSocketName(name)) return name;
+    }
+    if (worker_->sessions.count() != 0) return "a session";
+    return store_->Stats().staging_bytes != 0 ? "staging" : "";
+  }
+
   void ExpectNothingIsLeft() {
     const auto until = std::chrono::steady_clock::now() + kPatience;
-    while (store_->Stats().staging_bytes != 0) {
-      if (std::chrono::steady_clock::now() > until) Found("staging of a session that has ended");
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
-    // Were a session left, the sidecar would soon take no more of them.
-    for (;;) {
-      BrokerConnection connection(path_);
-      const BrokerReply reply = connection.Call(BrokerConnection::Hello("", "last"));
-      if (reply.status == 0) return;
-      if (std::chrono::steady_clock::now() > until) Found(std::string("left: ") + reply.message);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (std::string left = Left(); !left.empty(); left = Left()) {
+      if (std::chrono::steady_clock::now() > until) Found("left: " + left);
+      std::this_thread::yield();
     }
   }
 
   std::filesystem::path folder_;
   std::string path_;
+  service::Config config_;
+  kvstore::testing::MemoryKeeper keeper_;
   std::unique_ptr<service::Log> log_;
   std::unique_ptr<kvstore::Store> store_;
-  std::unique_ptr<service::Server> server_;
+  std::unique_ptr<Worker> worker_;
+  std::map<std::string, std::string> tenants_;  // by the tokens of an input's sessions
   uint64_t cache_id_ = 0;
+  int boots_ = 0;
   int inputs_ = 0;
 };
 
@@ -269,20 +340,30 @@ std::vector<std::string> Seeds() {
     for (const int number : numbers) text += static_cast<char>(number);
     return text;
   };
-  // connection, action, call - 1, change, cut, descriptors, whole
+  // Room of the keeper; then connection, action, call - 1, change, cut, descriptors, whole.
   const std::string hello = bytes({0, 0, 0, 0, 0, 0, 0});
   const std::string pool = bytes({0, 0, 1, 0, 0, 0, 0});
   const std::string staging = bytes({0, 0, 2, 0, 0, 0, 0});
   const std::string receive = bytes({0, 2});
-  return {hello + receive + pool + receive + staging + receive,
-          hello + pool + staging + staging,
-          bytes({0, 0, 0, 0, 100, 3, 0}) + bytes({1, 0, 0, 0, 17, 0, 7}) + bytes({1, 3}) + receive,
-          hello + bytes({0, 4}) + receive,
-          hello + bytes({1, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0}) + pool + receive,
-          bytes({0, 1, 20}) + std::string(20, 'x') + bytes({1}) + receive,
-          hello + bytes({0, 0, 2, 2, 25, 3, 0, 0, 0}) + receive,
-          pool + receive + hello + receive,
-          bytes({0, 0, 0, 3}) + std::string(72, 'a') + bytes({0, 0, 0}) + receive};
+  const std::string restart = bytes({2, 5, 0});
+  const std::string resume = bytes({1, 0, 3, 6, 0, 0, 0, 0, 0});
+  std::vector<std::string> seeds = {
+      hello + receive + pool + receive + staging + receive,
+      hello + pool + staging + staging,
+      bytes({0, 0, 0, 0, 100, 3, 0}) + bytes({1, 0, 0, 0, 17, 0, 7}) + bytes({1, 3}) + receive,
+      hello + bytes({0, 4}) + receive,
+      hello + bytes({1, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0}) + pool + receive,
+      bytes({0, 1, 20}) + std::string(20, 'x') + bytes({1}) + receive,
+      hello + bytes({0, 0, 2, 2, 25, 3, 0, 0, 0}) + receive,
+      pool + receive + hello + receive,
+      bytes({0, 0, 0, 3}) + std::string(72, 'a') + bytes({0, 0, 0}) + receive,
+      hello + receive + restart + resume + bytes({1, 2}) + receive,
+      hello + receive + restart + bytes({0, 3}) + resume + bytes({1, 2}),
+      hello + receive + resume + bytes({1, 2})};
+  for (std::string& seed : seeds) seed.insert(seed.begin(), '\0');
+  seeds.push_back('\xf0' + hello + receive);
+  seeds.push_back('\xf1' + hello + receive + pool + receive);
+  return seeds;
 }
 
 }  // namespace pqcached::fuzz

@@ -51,7 +51,10 @@ std::vector<std::string> CallSeeds() {
       create(0, 240, 0) + ingest(0, 7) + CallOf(kClosePrefill, {0, 0}) + append(0, 5, 0),
       create(0, 0, 0) + append(0, 4, 32) + append(0, 3, 7) + append(0, 3, 6) + append(0, 12, 16),
       grow + create(1, 1, 20) + ingest(1, 7) + CallOf(kEndSession, {0, 0}) + create(0, 1, 24),
-      grow + create(1, 0, 0) + append(1, 4, 0) + CallOf(kRestart, {0, 0}) + append(0, 4, 0),
+      grow + create(1, 0, 0) + append(1, 4, 0) + CallOf(kRestart, {}) + append(0, 4, 0),
+      grow + CallOf(kRestart, {}) + CallOf(kMatch, {20, 0}) + create(0, 1, 20),
+      create(0, 0, 0) + append(0, 4, 0) + CallOf(kFork, {0, 0, 0}) + CallOf(kRestart, {}) +
+          CallOf(kTruncate, {0, 5, 0}) + append(0, 3, 0),
       CallOf(kAdmit, {1, 1, 0}) + CallOf(kOpenCache, {0}) + CallOf(kInspect, {0, 0}) +
           CallOf(kInspect, {2, 0}) + CallOf(kInspect, {4, 0}),
   };

@@ -2,9 +2,7 @@
 // counted, and nothing crashes (the sanitizers watch).
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
-#include <cstring>
 #include <map>
 
 #include "absl/time/clock.h"
@@ -13,6 +11,7 @@
 #include "kvstore/sequence/sequence_record.h"
 #include "tests/kvstore/content.h"
 #include "tests/kvstore/memory_keeper.h"
+#include "tests/kvstore/records/kept_image.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -22,6 +21,7 @@ using testing::Content;
 using testing::ContentOf;
 using testing::ExpectContent;
 using testing::IngestContent;
+using testing::KeptImage;
 using testing::kTenant;
 using testing::MemoryKeeper;
 using testing::Pq;
@@ -29,45 +29,6 @@ using testing::RandomIds;
 using testing::SharingStore;
 using testing::SmallOptions;
 using testing::SmallSpec;
-
-constexpr size_t kPageBytes = 4096;
-using Page = std::array<std::byte, kPageBytes>;
-
-// All that is kept, without the pages that are zero.
-struct KeptImage {
-  struct Memory {
-    size_t size_bytes = 0;
-    std::map<size_t, Page> pages;  // by offset
-  };
-  std::map<std::string, Memory> memories;
-
-  explicit KeptImage(const MemoryKeeper& keeper) {
-    for (const std::string& name : keeper.Names()) {
-      const FileDescriptor kept = keeper.Take(name);
-      Memory& memory = memories[name];
-      memory.size_bytes = SizeOf(kept);
-      const auto mapping = Mapping::Map(kept, memory.size_bytes, Mapping::Access::kRead);
-      EXPECT_TRUE(mapping.ok());
-      for (size_t offset = 0; offset + kPageBytes <= memory.size_bytes; offset += kPageBytes) {
-        Page page;
-        std::memcpy(page.data(), mapping->data() + offset, kPageBytes);
-        if (page != Page{}) memory.pages[offset] = page;
-      }
-    }
-  }
-
-  void Restore(MemoryKeeper& keeper) const {
-    for (const auto& [name, memory] : memories) {
-      const auto made = keeper.CreateMemory(name.c_str(), memory.size_bytes);
-      ASSERT_TRUE(made.ok() && keeper.Keep(name, made->get()).ok());
-      const auto mapping = Mapping::Map(*made, memory.size_bytes, Mapping::Access::kReadWrite);
-      ASSERT_TRUE(mapping.ok());
-      for (const auto& [offset, page] : memory.pages) {
-        std::memcpy(mapping->data() + offset, page.data(), kPageBytes);
-      }
-    }
-  }
-};
 
 CacheSpec Spec() {
   CacheSpec spec = SmallSpec();
@@ -110,7 +71,7 @@ class RottenRecords : public ::testing::Test {
   // Recovers from a spoilt image, compares what is found, and goes on to use it.
   void Check(const KeptImage& spoilt, bool is_noticed = true) {
     MemoryKeeper keeper;
-    spoilt.Restore(keeper);
+    ASSERT_TRUE(spoilt.Restore(keeper));
     auto created = Store::Create(Options(keeper));
     ASSERT_TRUE(created.ok()) << created.status();
     Store& store = **created;
@@ -176,7 +137,7 @@ TEST_F(RottenRecords, FlippedBitsAreNoticed) {
       auto page = memory->second.pages.begin();
       std::advance(page, static_cast<ptrdiff_t>(random_() % memory->second.pages.size()));
       // Near what is written, where it hurts.
-      const size_t byte = random_() % kPageBytes;
+      const size_t byte = random_() % KeptImage::kPageBytes;
       const auto begin = page->second.begin() + static_cast<ptrdiff_t>(byte / 64 * 64);
       if (std::all_of(begin, begin + 64, [](std::byte b) { return b == std::byte{0}; })) continue;
       page->second[byte] ^= std::byte{1} << (random_() % 8);
@@ -190,7 +151,7 @@ TEST_F(RottenRecords, FlippedBitsAreNoticed) {
 // Cross-checks find most changes of a list; a bit without a meaning is found by its checksum only.
 TEST_F(RottenRecords, AnyBitOfAListIsNoticed) {
   MemoryKeeper keeper;
-  image_->Restore(keeper);
+  ASSERT_TRUE(image_->Restore(keeper));
   const CacheSpec spec = Spec();
   const StoredLayers layers(spec);
   const auto table =
@@ -231,7 +192,7 @@ TEST_F(RottenRecords, NamesThatHaveChangedFindNothing) {
   }
   ASSERT_GE(found, 1u);
   MemoryKeeper keeper;
-  spoilt.Restore(keeper);
+  ASSERT_TRUE(spoilt.Restore(keeper));
   const auto created = Store::Create(Options(keeper));
   ASSERT_TRUE(created.ok()) << created.status();
   EXPECT_GT((*created)->Recovery().dropped_records, 0u);

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """The figures of area `recovery`: faults that were survived, and what was lost (0, or something is wrong).
 
-recovery_rows.py BUILD --json FILE [--fuzz-seconds S]: runs the fault tests and the model tests of a build folder (target
+recovery_rows.py BUILD --json FILE [--fuzz-seconds S] [--parts PART,...]: runs the fault tests and the model tests of a build folder (target
 `recovery_programs`), which say what they have seen in their reports, and the fuzzers (tests/fuzz/run.sh). What counts faults or
 operations is the number done when none failed, else 0. A row that could not run has value null and says why in `against`.
+--parts PART,...: only the rows of these parts (programs, mutants, fuzz), to measure them one after the other.
 PQCACHED_FULL_TESTS in the environment: the long forms, which take hours.
 """
 
@@ -71,6 +72,10 @@ def numbers_of(program, name):
     return numbers, done.returncode
 
 
+def part_of(row):
+    return "mutants" if row.endswith("_mutants_killed") else "fuzz" if row.startswith("fuzz_") else "programs"
+
+
 def mutants_killed(which):
     """The share of a set of mutants that the tests notice, and how many there are."""
     with tempfile.TemporaryDirectory() as folder:
@@ -95,9 +100,11 @@ def main():
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--json", type=pathlib.Path, required=True)
     parser.add_argument("--fuzz-seconds", type=int, default=60)
+    parser.add_argument("--parts", default="programs,mutants,fuzz")
     arguments = parser.parse_args()
+    parts = arguments.parts.split(",")
     numbers, failed, reasons = {}, set(), {}  # by row
-    for name, count in PROGRAMS.items():
+    for name, count in PROGRAMS.items() if "programs" in parts else ():
         program = arguments.build / "tests" / name
         if not program.exists():
             reasons.setdefault(count, f"{program.name} is not in this build")
@@ -110,16 +117,18 @@ def main():
             failed.add(count)
         if not seen:
             reasons.update({row: f"{program.name} ended without a report" for row in LOSSES})
-    for which in ("recovery", "core"):
+    for which in ("recovery", "core") if "mutants" in parts else ():
         if row := mutants_killed(which):
             numbers[row["name"]] = [row["value"]]
-    executions, reason = fuzz_executions(arguments.fuzz_seconds)
+    executions, reason = fuzz_executions(arguments.fuzz_seconds if "fuzz" in parts else 0)
     if executions is not None:
         numbers["fuzz_executions"] = [executions]
     else:
         reasons["fuzz_executions"] = reason
     rows = []
     for name, (better, goal, what) in ROWS.items():
+        if part_of(name) not in parts:
+            continue
         values = numbers.get(name)
         known = values is not None and name not in reasons
         value = 0 if name in failed else sum(values) if known else None

@@ -4,9 +4,10 @@
 // The compiler may reorder stores that no fence separates, so each store whose place in the order
 // matters is made by a function of this file.
 //
-// PQC_CRASH_POINT() marks the place before a store, or before stores whose order does not matter. It
-// is empty except in the library of tests/fault/crash, where it counts the stores and can kill the
-// process. Stores without order are then held back until the next fence, as a compiler might do.
+// PQC_CRASH_POINT() marks the place before a store, or before stores whose order does not matter.
+// It is empty except in the library of tests/fault/crash, where it counts the stores and can kill
+// the process. Stores without order are then held back until the next fence, as a compiler might
+// do.
 #ifndef PQCACHED_KVSTORE_MEMORY_DURABLE_STORE_H_
 #define PQCACHED_KVSTORE_MEMORY_DURABLE_STORE_H_
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """The figures of area `recovery`: faults that were survived, and what was lost (0, or something is wrong).
 
-recovery_rows.py BUILD --json FILE [--fuzz-seconds S] [--parts PART,...]: runs the fault tests and the model tests of a build folder (target
-`recovery_programs`), which say what they have seen in their reports, and the fuzzers (tests/fuzz/run.sh). What counts faults or
+recovery_rows.py BUILD --json FILE [--parts PART,...]: runs the fault tests and the model tests of a build folder (target
+`recovery_programs`), which say what they have seen in their reports, the mutants (tests/fault/mutants/run.py) and the fuzzers
+(tests/fuzz/run.sh --runs). What counts faults or
 operations is the number done when none failed, else 0. A row that could not run has value null and says why in `against`.
 --parts PART,...: only the rows of these parts (programs, mutants, fuzz), to measure them one after the other.
 PQCACHED_FULL_TESTS in the environment: the long forms, which take hours.
@@ -12,6 +13,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -45,9 +47,12 @@ ROWS = {
     "client_kills_survived": ("higher", 50, "SIGKILL of an engine at random, nothing of it left"),
     "calls_past_deadline": ("lower", 0, "by more than 1 s, with a worker or an engine that stands still too"),
     "model_test_operations": ("higher", 1e5, "random operations against a plain model, single and multi-threaded"),
-    "fuzz_executions": ("higher", 1e5, "libFuzzer: handlers, broker, attachments, without a finding"),
+    "fuzz_executions": ("higher", 1e5, "libFuzzer, over all targets, without a finding"),
+    "fuzz_executions_min_target": ("higher", 1e5, "libFuzzer: the least over the targets"),
+    "fuzz_handlers_per_s": ("higher", 1e4, "inputs of the handlers in one process, without sanitizers"),
     "recovery_ms_per_gib": ("lower", None, "of rows in use, from the start of a store until it serves"),
 }
+UNITS = {"recovery_ms_per_gib": "ms", "fuzz_handlers_per_s": "1/s"}
 LOSSES = ["acknowledged_bytes_lost", "wrong_rows_seen", "extents_leaked", "leases_leaked", "calls_past_deadline"]
 
 
@@ -84,22 +89,36 @@ def mutants_killed(which):
         return json.loads(path.read_text())[0] if path.exists() else None
 
 
-def fuzz_executions(seconds):
-    if seconds == 0:
-        return None, "not asked for"
+def fuzz_rows(build):
+    """Numbers by row, and why rows are missing."""
+    rows, reasons = {}, {}
+    program = build / "tests/fuzz/fuzz_handlers_test"
+    if program.exists():
+        done = subprocess.run([program, "--random", "100000"], capture_output=True, text=True, check=False)
+        found = re.search(r"(\d+) per second", done.stdout)
+        rows["fuzz_handlers_per_s"] = [float(found[1])] if found and done.returncode == 0 else [0]
+    else:
+        reasons["fuzz_handlers_per_s"] = "not in this build"
     if shutil.which("clang++") is None:
-        return None, "no clang"
+        return rows, {**reasons, "fuzz_executions": "no clang", "fuzz_executions_min_target": "no clang"}
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "fuzz.json"
-        done = subprocess.run([ROOT / "tests/fuzz/run.sh", "--json", path, str(seconds)], check=False, stdout=subprocess.DEVNULL)
-        return (json.loads(path.read_text())["executions"], None) if done.returncode == 0 else (0, None)
+        done = subprocess.run([ROOT / "tests/fuzz/run.sh", "--json", path, "--runs"], check=False, stdout=subprocess.DEVNULL)
+        report = json.loads(path.read_text()) if done.returncode == 0 else {"executions": 0, "targets": {}}
+    targets = report["targets"]
+    rows["fuzz_executions"] = [report["executions"]]
+    rows["fuzz_executions_min_target"] = [min((each["executions"] for each in targets.values()), default=0)]
+    for target, seen in targets.items():
+        for what in ("executions", "edges"):
+            ROWS[f"fuzz_{target}_{what}"] = ("higher", None, f"libFuzzer, target {target}: {what}")
+            rows[f"fuzz_{target}_{what}"] = [seen[what]]
+    return rows, reasons
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--json", type=pathlib.Path, required=True)
-    parser.add_argument("--fuzz-seconds", type=int, default=60)
     parser.add_argument("--parts", default="programs,mutants,fuzz")
     arguments = parser.parse_args()
     parts = arguments.parts.split(",")
@@ -120,11 +139,10 @@ def main():
     for which in ("recovery", "core") if "mutants" in parts else ():
         if row := mutants_killed(which):
             numbers[row["name"]] = [row["value"]]
-    executions, reason = fuzz_executions(arguments.fuzz_seconds if "fuzz" in parts else 0)
-    if executions is not None:
-        numbers["fuzz_executions"] = [executions]
-    else:
-        reasons["fuzz_executions"] = reason
+    if "fuzz" in parts:
+        fuzzed, missing = fuzz_rows(arguments.build)
+        numbers.update(fuzzed)
+        reasons.update(missing)
     rows = []
     for name, (better, goal, what) in ROWS.items():
         if part_of(name) not in parts:
@@ -132,7 +150,7 @@ def main():
         values = numbers.get(name)
         known = values is not None and name not in reasons
         value = 0 if name in failed else sum(values) if known else None
-        rows.append({"area": "recovery", "name": name, "value": value, "unit": "ms" if name.endswith("per_gib") else "count",
+        rows.append({"area": "recovery", "name": name, "value": value, "unit": UNITS.get(name, "count"),
                      "better": better, "goal": goal,
                      "against": what if value is not None else f"not run: {reasons.get(name, 'nothing has counted it')}",
                      "samples": len(values) if known else None, "spread": None})

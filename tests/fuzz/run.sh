@@ -1,62 +1,120 @@
 #!/usr/bin/env bash
-# Fuzzes targets, all at once, and prints how many inputs were run.
-#   tests/fuzz/run.sh [--skip-packages] [--json FILE] [SECONDS [TARGET...]]     default: 60 s of handlers, broker, attachment
+# Fuzzes all targets, as many at once as there are cores, and prints what each has run and covered.
+#   tests/fuzz/run.sh [--skip-packages] [--json FILE] [SECONDS | --runs | --long] [TARGET...]
+#   SECONDS      over all targets together (default: 60)
+#   --runs       10^6 inputs for each parser, 10^5 for each other target
+#   --long       ten times as many
+#   --minimize   instead: writes tests/fuzz/corpus from what earlier runs of this build have kept
 #
 # A finding ends with a nonzero status; its input is named and stays in build/asan/findings. Put it into
-# tests/fuzz/findings/TARGET with its fix, and name it in CMakeLists.txt: every build's tests replay it.
+# tests/fuzz/findings/TARGET with its fix: every build's tests replay what lies there, and the corpora.
 # PQCACHED_FUZZ_BUILD names another build folder than build/asan, already configured.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-json=
-positional=()
+json= factor=0 seconds=60 minimize=
+wanted=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --skip-packages) export PQCACHED_SKIP_PACKAGES=1 ;;
     --json) json=$(realpath -m "${2:?--json needs a file}"); shift ;;
-    -h|--help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) positional+=("$1") ;;
+    --runs) factor=1 ;;
+    --long) factor=10 ;;
+    --minimize) minimize=1 ;;
+    -h|--help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    [0-9]*) seconds=$1 ;;
+    *) wanted+=("$1") ;;
   esac
   shift
 done
-seconds=${positional[0]:-60}
-targets=("${positional[@]:1}")
-[ ${#targets[@]} -gt 0 ] || targets=(handlers broker attachment)
 
 deploy/install_packages.sh build test lint
 build=${PQCACHED_FUZZ_BUILD:-build/asan}
 [ -n "${PQCACHED_FUZZ_BUILD:-}" ] || cmake --preset asan >/dev/null
 cmake --build "$build" --target fuzzers
+# A target and its kind in each line.
+mapfile -t lines <"$build/tests/fuzz/targets"
+declare -A kind=()
+targets=()
+for line in "${lines[@]}"; do
+  kind[${line% *}]=${line#* }
+  [ ${#wanted[@]} -gt 0 ] || targets+=("${line% *}")
+done
+[ ${#wanted[@]} -eq 0 ] || targets=("${wanted[@]}")
+for target in "${targets[@]}"; do
+  [ -n "${kind[$target]:-}" ] || { echo "error: no target $target in ${!kind[*]}" >&2; exit 2; }
+done
 
-export ASAN_OPTIONS=${ASAN_OPTIONS:-allocator_may_return_null=1:detect_leaks=1}
+# Short stacks and a small quarantine: with the defaults, half of the time is spent on them.
+export ASAN_OPTIONS=${ASAN_OPTIONS:-allocator_may_return_null=1:detect_leaks=1:malloc_context_size=6:quarantine_size_mb=16}
 export LSAN_OPTIONS="suppressions=$PWD/tests/lsan.supp:print_suppressions=0" UBSAN_OPTIONS=print_stacktrace=1
 findings=$build/findings
 mkdir -p "$findings"
-trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
-declare -A running
-for target in "${targets[@]}"; do
-  corpus=$build/corpus/$target
+jobs=$(nproc)
+
+# The inputs of most use, at most 60 of at most 4 KiB.
+minimize_one() {
+  local target=$1 merged to=tests/fuzz/corpus/$1
+  merged=$(mktemp -d)
+  "$build/tests/fuzz/fuzz_$target" -merge=1 -set_cover_merge=1 -use_counters=0 -max_len=4096 "$merged" \
+    "$build/corpus/$target" >"$build/fuzz_$target.log" 2>&1
+  rm -rf "$to"
+  mkdir -p "$to"
+  find "$merged" -type f -printf '%s %p\n' | sort -rn | head -n 60 | cut -d' ' -f2- | xargs -r cp -t "$to"
+  rm -rf "$merged"
+  echo "$target: $(find "$to" -type f | wc -l) inputs"
+}
+
+fuzz_one() {
+  local target=$1 corpus=$build/corpus/$1 limit
   mkdir -p "$corpus"
   "$build/tests/fuzz/fuzz_${target}_test" --write "$corpus"
-  # Leaks are looked for at the end: between inputs, other threads own memory too.
-  "$build/tests/fuzz/fuzz_$target" -max_total_time="$seconds" -max_len=2048 -len_control=20 -timeout=60 \
-    -rss_limit_mb=4096 -detect_leaks=0 -print_final_stats=1 -artifact_prefix="$findings/$target-" "$corpus" \
-    >"$build/fuzz_$target.log" 2>&1 &
-  running[$target]=$!
-done
-total=0
-for target in "${targets[@]}"; do
-  log=$build/fuzz_$target.log
-  if ! wait "${running[$target]}"; then
-    tail -n 60 "$log"
-    echo "finding: see $log and $findings" >&2
+  if [ "$factor" -eq 0 ]; then
+    limit=-max_total_time=$(((seconds * jobs + ${#targets[@]} - 1) / ${#targets[@]}))
+  elif [ "${kind[$target]}" = parser ]; then
+    limit=-runs=$((factor * 1000000))
+  else
+    limit=-runs=$((factor * 100000))
+  fi
+  local kept=()
+  [ ! -d "tests/fuzz/corpus/$target" ] || kept=("tests/fuzz/corpus/$target")
+  # Leaks are looked for at the end: between inputs, other threads own memory too. Weights of inputs
+  # (entropic) cost more than the calls of an input.
+  exec "$build/tests/fuzz/fuzz_$target" "$limit" -max_len=1024 -len_control=20 -entropic=0 -timeout=60 -rss_limit_mb=4096 \
+    -detect_leaks=0 -print_final_stats=1 -artifact_prefix="$findings/$target-" "$corpus" "${kept[@]}" \
+    >"$build/fuzz_$target.log" 2>&1 </dev/null
+}
+
+started=$SECONDS
+declare -A running=()
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+collect() {  # one that has ended
+  local ended status=0
+  wait -n -p ended "${!running[@]}" || status=$?
+  local target=${running[$ended]}
+  unset "running[$ended]"
+  if [ "$status" -ne 0 ]; then
+    tail -n 60 "$build/fuzz_$target.log"
+    echo "finding: see $build/fuzz_$target.log and $findings" >&2
     exit 1
   fi
-  executions=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
-  covered=$(sed -n 's/.* cov: \([0-9]*\) .*/\1/p' "$log" | tail -n 1)
-  echo "$target: $executions executions in $seconds s, $covered edges covered"
-  total=$((total + executions))
+}
+for target in "${targets[@]}"; do
+  [ ${#running[@]} -lt "$jobs" ] || collect
+  if [ -n "$minimize" ]; then minimize_one "$target" & else fuzz_one "$target" & fi
+  running[$!]=$target
 done
-echo "executions: $total"
-if [ -n "$json" ]; then
-  printf '{"executions": %s, "seconds": %s, "targets": "%s"}\n' "$total" "$seconds" "${targets[*]}" >"$json"
-fi
+while [ ${#running[@]} -gt 0 ]; do collect; done
+[ -z "$minimize" ] || exit 0
+
+total=0
+rows=
+for target in "${targets[@]}"; do
+  log=$build/fuzz_$target.log
+  executions=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+  edges=$(sed -n 's/.* cov: \([0-9]*\) .*/\1/p' "$log" | tail -n 1)
+  echo "$target: $executions executions, $edges edges covered"
+  total=$((total + executions))
+  rows+="${rows:+, }\"$target\": {\"executions\": $executions, \"edges\": $edges}"
+done
+echo "executions: $total in $((SECONDS - started)) s"
+[ -z "$json" ] || printf '{"executions": %s, "seconds": %s, "targets": {%s}}\n' "$total" "$((SECONDS - started))" "$rows" >"$json"

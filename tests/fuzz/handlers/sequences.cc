@@ -76,6 +76,10 @@ void Create(World& world, Tenant& tenant, Bytes& bytes) {
   if (exact) CheckMatch(tenant, made.ids, made.has_extra_key, response.token_count());
   made.content = prompt.content;
   made.content.resize(std::min<size_t>(response.token_count(), made.content.size()));
+  if (!made.content.empty()) {  // a prefix is shared with its indexes
+    const auto info = world.sidecar().store->DescribeSequence(tenant.name, made.id);
+    if (info.ok()) made.indexes = info->indexes;
+  }
   tenant.sequences.push_back(std::move(made));
 }
 

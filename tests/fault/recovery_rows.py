@@ -3,8 +3,8 @@
 
 recovery_rows.py BUILD --json FILE [--parts PART,...]: runs the fault tests and the model tests of a build folder (target
 `recovery_programs`), which say what they have seen in their reports, the mutants (tests/fault/mutants/run.py) and the fuzzers
-(tests/fuzz/run.sh --runs). What counts faults or
-operations is the number done when none failed, else 0. A row that could not run has value null and says why in `against`.
+(tests/fuzz/run.sh --runs). What counts faults or operations is the number done when none failed, else 0. A row that could not
+run has value null and says why in `against`.
 --parts PART,...: only the rows of these parts (programs, mutants, fuzz), to measure them one after the other.
 PQCACHED_FULL_TESTS in the environment: the long forms, which take hours.
 """

@@ -49,6 +49,9 @@ std::vector<std::string> CallSeeds() {
       create(0, 7, 20) + ingest(0, 7) + CallOf(kMatch, {20, 0}) + CallOf(kMatch, {20 + 96, 0}) +
           create(0, 1, 20),
       create(0, 240, 0) + ingest(0, 7) + CallOf(kClosePrefill, {0, 0}) + append(0, 5, 0),
+      create(0, 240, 0) + ingest(0, 7) + CallOf(kInspect, {0, 0}) + ingest(0, 7) +
+          CallOf(kClosePrefill, {0, 0}) + CallOf(kInspect, {0, 0}) + append(0, 4, 0) +
+          CallOf(kInspect, {0, 0}),
       create(0, 0, 0) + append(0, 4, 32) + append(0, 3, 7) + append(0, 3, 6) + append(0, 12, 16),
       grow + create(1, 1, 20) + ingest(1, 7) + CallOf(kEndSession, {0, 0}) + create(0, 1, 24),
       grow + create(1, 0, 0) + append(1, 4, 0) + CallOf(kRestart, {}) + append(0, 4, 0),

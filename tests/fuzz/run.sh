@@ -51,7 +51,7 @@ findings=$build/findings
 mkdir -p "$findings"
 jobs=$(nproc)
 
-# The inputs of most use, at most 60 of at most 4 KiB.
+# At most 60 inputs of at most 4 KiB. The merge writes those first that cover most of what is left.
 minimize_one() {
   local target=$1 merged to=tests/fuzz/corpus/$1
   merged=$(mktemp -d)
@@ -59,7 +59,7 @@ minimize_one() {
     "$build/corpus/$target" >"$build/fuzz_$target.log" 2>&1
   rm -rf "$to"
   mkdir -p "$to"
-  find "$merged" -type f -printf '%s %p\n' | sort -rn | head -n 60 | cut -d' ' -f2- | xargs -r cp -t "$to"
+  find "$merged" -type f -printf '%T@ %p\n' | sort -n | awk 'NR <= 60 { print $2 }' | xargs -r cp -t "$to"
   rm -rf "$merged"
   echo "$target: $(find "$to" -type f | wc -l) inputs"
 }

@@ -116,7 +116,7 @@ class Lane {
       Begin(history, point);
       const bool killed = KillSteps(history, point);
       totals_.kills += killed ? 1 : 0;
-      Survive(/*ends=*/point / (kLanes * kStride) % 4 == 0 || !killed);
+      Survive(/*goes_on=*/true, /*ends=*/point / (kLanes * kStride) % 4 == 0 || !killed);
       if (!killed) return;
     }
   }
@@ -131,7 +131,7 @@ class Lane {
       const bool killed = Kill(plan, [&](CrashWorld& world) { WorkAtRandom(world, 400); });
       totals_.kills += killed ? 1 : 0;
       totals_.random_kills += killed ? 1 : 0;
-      Survive(i % kKillsPerRound == kKillsPerRound - 1);
+      Survive(/*goes_on=*/false, i % kKillsPerRound == kKillsPerRound - 1);
     }
   }
 
@@ -204,9 +204,9 @@ class Lane {
     return !finished;
   }
 
-  // Recovers after a kill and compares. Mostly another kill comes first, while a process recovers. `ends`: drops
-  // everything afterwards.
-  void Survive(bool ends) {
+  // Recovers after a kill and compares. Mostly another kill comes first, while a process recovers. `goes_on`: fills the
+  // active segments, and compares again. `ends`: drops everything afterwards.
+  void Survive(bool goes_on, bool ends) {
     model_.stores = 0;
     if (recovery_stores_ > 0 &&
         Kill({.point = 1 + random_() % recovery_stores_}, [](CrashWorld&) {})) {
@@ -219,6 +219,7 @@ class Lane {
       world.Recover();
       DisarmCrashPoints();
       if (model_.faults == 0) world.Check();
+      if (goes_on && model_.faults == 0) FillSegments(world);
       if (ends && model_.faults == 0) WorkAtRandom(world, 12);
       if (ends && model_.faults == 0) world.DropAll();
       if (model_.faults == 0) world.GoIdle();
@@ -228,6 +229,16 @@ class Lane {
     if (model_.faults == 0) return;
     std::fprintf(stderr, "history %s, lane %u\n", history_->name, number_);
     totals_.faults += model_.faults;
+  }
+
+  // Appends as many tokens as a segment holds to each sequence: what was prepared for the active segments before the
+  // kill is used, and they are closed.
+  static void FillSegments(CrashWorld& world) {
+    CrashEngine engine(world, 0);
+    for (uint32_t i = 0; i < kEngineSequences; ++i) {
+      engine.Do({.operation = Operation::kAppend, .sequence = i, .amount = 130});
+    }
+    world.CheckSequences();
   }
 
   // When all clients of earlier processes have ended, the memory of what was dropped is free.

@@ -153,6 +153,11 @@ void CrashWorld::Check() {
   CheckViews();
   for (EngineModel& engine : model_.engines) Settle(engine, found);
   DropUnknown(found);
+  CheckSequences();
+}
+
+void CrashWorld::CheckSequences() {
+  const Found found = AllSequences();
   for (EngineModel& engine : model_.engines) {
     for (SequenceModel& sequence : engine.sequences) {
       if (sequence.id == 0) continue;

@@ -44,6 +44,8 @@ class CrashWorld {
   void Recover();
   // Compares everything with the model.
   void Check();
+  // Compares only the sequences.
+  void CheckSequences();
   // Ends the store, and leaves everything to the next process.
   void Leave();
   // Waits until the store has no work left, and records the bytes in use for the next process.

@@ -69,7 +69,8 @@ fuzz_one() {
   mkdir -p "$corpus"
   "$build/tests/fuzz/fuzz_${target}_test" --write "$corpus"
   if [ "$factor" -eq 0 ]; then
-    limit=-max_total_time=$(((seconds * jobs + ${#targets[@]} - 1) / ${#targets[@]}))
+    local rounds=$(((${#targets[@]} + jobs - 1) / jobs))
+    limit=-max_total_time=$(((seconds + rounds - 1) / rounds))
   elif [ "${kind[$target]}" = parser ]; then
     limit=-runs=$((factor * 1000000))
   else

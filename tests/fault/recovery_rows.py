@@ -33,7 +33,7 @@ PROGRAMS = {
     "kvstore/kvstore_pressure_model_test": "model_test_operations",
 }
 WRITES_ROWS = ("fault/fault_crash_test", "fault/fault_recovery_time")  # themselves (--json); the others are of GoogleTest
-KILL_ROUNDS = "7"  # of fault_worker_kill_test: 105 kills
+KILLS = {"PQCACHED_KILL_ROUNDS": "7", "PQCACHED_KILL_ENGINES": "3"}  # fault_worker_kill_test: 105 kills
 # name: (better, goal, what the number is)
 ROWS = {
     "crash_points_survived": ("higher", 5000, "kills of a store before one of its stores that outlive it; all compared with a model"),
@@ -61,7 +61,7 @@ def numbers_of(program, name):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "report.json"
         command = [program, "--json", path] if name in WRITES_ROWS else [program, f"--gtest_output=json:{path}"]
-        done = subprocess.run(command, env={"PQCACHED_KILL_ROUNDS": KILL_ROUNDS, **os.environ}, stdout=subprocess.PIPE,
+        done = subprocess.run(command, env={**KILLS, **os.environ}, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, check=False)
         if done.returncode != 0:
             sys.stderr.write(done.stdout.decode(errors="replace")[-8000:])

@@ -1,8 +1,10 @@
-// A worker that is killed at any moment loses nothing that was acknowledged: three engines work at
-// random, and each compares every byte that was acknowledged to it after each kill.
+// A worker that is killed at any moment loses nothing that was acknowledged: engines work at random,
+// and each compares every byte that was acknowledged to it after each kill. PQCACHED_KILL_ENGINES
+// and PQCACHED_KILL_ROUNDS choose more than one engine (at most three) and more rounds.
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -19,7 +21,16 @@ namespace {
 
 // The pauses between workers grow, so a supervisor gets only so many kills.
 constexpr int kKillsPerSupervisor = 5;
-constexpr size_t kEngines = 3;
+constexpr size_t kMaxEngines = 3;
+
+size_t FromEnvironment(const char* name, size_t otherwise) {
+  const char* wanted = std::getenv(name);
+  return wanted != nullptr ? static_cast<size_t>(std::atoi(wanted)) : otherwise;
+}
+
+size_t EngineCount() {
+  return std::clamp<size_t>(FromEnvironment("PQCACHED_KILL_ENGINES", 1), 1, kMaxEngines);
+}
 
 // Kills the workers of a supervisor, on a thread of its own.
 class Killer {
@@ -35,10 +46,8 @@ class Killer {
 
  private:
   bool AllHaveGoneOn() const {
-    for (const std::atomic<int>& kills : gone_on_) {
-      if (kills < kills_) return false;
-    }
-    return true;
+    return std::all_of(gone_on_.begin(), gone_on_.begin() + engine_count_,
+                       [this](const auto& kills) { return kills >= kills_; });
   }
 
   void Run() {
@@ -62,7 +71,8 @@ class Killer {
   const pid_t supervisor_;
   std::minstd_rand random_;
   std::atomic<int> kills_ = 0;
-  std::array<std::atomic<int>, kEngines> gone_on_ = {};
+  const size_t engine_count_ = EngineCount();
+  std::array<std::atomic<int>, kMaxEngines> gone_on_ = {};
   std::atomic<bool> done_ = false;
   std::thread thread_;
 };
@@ -81,12 +91,6 @@ Engine::Counts Work(const Engine::Options& options, size_t number, Killer& kille
   return engine.counts();
 }
 
-// Rounds of the test; PQCACHED_KILL_ROUNDS chooses another number than the default.
-int Rounds() {
-  const char* wanted = std::getenv("PQCACHED_KILL_ROUNDS");
-  return wanted != nullptr ? std::atoi(wanted) : FaultCount(1, 50);
-}
-
 struct Way {
   const char* name;
   pqc_path_choice path;
@@ -96,7 +100,8 @@ struct Way {
 class WorkerKillTest : public ::testing::TestWithParam<Way> {};
 
 TEST_P(WorkerKillTest, LosesNothingThatWasAcknowledged) {
-  const int supervisors = Rounds();
+  const auto supervisors = static_cast<int>(
+      FromEnvironment("PQCACHED_KILL_ROUNDS", static_cast<size_t>(FaultCount(1, 50))));
   uint64_t kills = 0;
   Engine::Counts counts;
   Left all_left;
@@ -107,9 +112,9 @@ TEST_P(WorkerKillTest, LosesNothingThatWasAcknowledged) {
     Client admin = daemon.OpenClient("default", PQC_PATH_ONLY_REMOTE);
     {
       Killer killer(daemon.process().pid(), seed);
-      std::array<Engine::Counts, kEngines> seen;
+      std::array<Engine::Counts, kMaxEngines> seen;
       std::vector<std::thread> engines;
-      for (size_t i = 0; i < kEngines; ++i) {
+      for (size_t i = 0; i < EngineCount(); ++i) {
         engines.emplace_back([&, i] {
           seen[i] = Work({.endpoint = daemon.endpoint(),
                           .path = GetParam().path,

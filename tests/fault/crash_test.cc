@@ -116,7 +116,7 @@ class Lane {
       Begin(history, point);
       const bool killed = KillSteps(history, point);
       totals_.kills += killed ? 1 : 0;
-      Survive(/*goes_on=*/true, /*ends=*/point / (kLanes * kStride) % 4 == 0 || !killed);
+      Survive(/*goes_on=*/history.fills, /*ends=*/point / (kLanes * kStride) % 4 == 0 || !killed);
       if (!killed) return;
     }
   }

@@ -67,7 +67,7 @@ std::vector<Step> IncrementalSteps() {
 
 std::vector<History> Histories() {
   return {
-      {.name = "rows", .spec = {}, .steps = RowSteps()},
+      {.name = "rows", .spec = {}, .steps = RowSteps(), .fills = true},
       {.name = "sharing", .spec = {}, .steps = SharingSteps()},
       {.name = "names", .spec = {}, .steps = NameSteps()},
       {.name = "holds", .spec = {}, .steps = HoldSteps()},

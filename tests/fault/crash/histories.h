@@ -15,6 +15,7 @@ struct History {
   WorldSpec spec;
   Keeping keeping = Keeping::kDescriptors;
   std::vector<Step> steps;
+  bool fills = false;  // active segments are filled after each kill
 };
 
 std::vector<History> Histories();

@@ -24,7 +24,7 @@ done
 # Under TSan only what links no gRPC: Debian's is not instrumented and would drown us in false reports.
 [ "$preset" = tsan ] && ctest_arguments=(-L core "${ctest_arguments[@]}")
 
-export LSAN_OPTIONS="suppressions=$PWD/tests/lsan.supp:print_suppressions=0" UBSAN_OPTIONS=print_stacktrace=1
+. tests/sanitizer_options.sh
 
 compiler=
 [ "$preset" = asan ] && compiler=lint  # clang

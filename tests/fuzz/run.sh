@@ -46,7 +46,7 @@ done
 
 # Short stacks and a small quarantine: with the defaults, half of the time is spent on them.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-allocator_may_return_null=1:detect_leaks=1:malloc_context_size=6:quarantine_size_mb=16}
-export LSAN_OPTIONS="suppressions=$PWD/tests/lsan.supp:print_suppressions=0" UBSAN_OPTIONS=print_stacktrace=1
+. tests/sanitizer_options.sh
 findings=$build/findings
 mkdir -p "$findings"
 jobs=$(nproc)

@@ -74,7 +74,10 @@ def failing(tree, mutant):
     """The first test that fails, with the first line that says why; or None."""
     for test in mutant["tests"]:
         program = next(path for path in (tree / "build/tests").rglob(test) if path.is_file())
-        command = [program] + ([f"--gtest_filter={mutant['filter']}"] if "filter" in mutant else [])
+        if test.startswith("fuzz_"):  # ctest knows the inputs that it runs
+            command = ["ctest", "--test-dir", tree / "build", "-R", f"^{test}$", "--output-on-failure"]
+        else:
+            command = [program] + ([f"--gtest_filter={mutant['filter']}"] if "filter" in mutant else [])
         try:
             done = subprocess.run(command, cwd=program.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                   timeout=TEST_SECONDS, check=False)

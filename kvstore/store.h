@@ -108,6 +108,8 @@ struct StoreOptions {
   // revokes it. Its memory stays in place until the lease ends.
   absl::Duration lease_timeout = absl::InfiniteDuration();
   size_t max_staging_bytes = size_t{256} << 20;  // per session
+  // Memory of the messages that the caller receives; the store promises it to no cache.
+  size_t request_memory_bytes = 0;
   // When a session or a sequence ends, closed segments of its named tokens remain as a cached
   // prefix for later sequences, until they are evicted.
   bool retain = false;
@@ -329,22 +331,29 @@ class Store {
   // ---- Local access: sessions of clients on this host, which read mapped memory
   // (local_session.h).
 
-  // Creates the control memory of a session. `boot_word` identifies this worker. The caller owns
-  // the descriptor, which is read-only.
+  // Creates the control memory of a session of `tenant`. `boot_word` identifies this worker. The
+  // caller owns the descriptor, which is read-only.
   //
   // Errors: kResourceExhausted  memory
-  virtual absl::StatusOr<SessionMemory> OpenLocalSession(std::string_view session,
+  virtual absl::StatusOr<SessionMemory> OpenLocalSession(std::string_view tenant,
+                                                         std::string_view session,
                                                          uint64_t boot_word) = 0;
+  // Takes the staging ring of a session of an earlier process: its memory is in the ledger, and
+  // freed when the returned object ends.
+  virtual std::shared_ptr<const void> AdoptStaging(std::string_view tenant,
+                                                   FileDescriptor ring) = 0;
   // Returns a read-only descriptor of a cache's pool, which the caller owns.
   virtual absl::StatusOr<SharedMemory> OpenPool(std::string_view tenant, uint64_t cache_id) = 0;
-  // Creates the session's staging ring of slot_count slots of slot_bytes; once. The caller owns the
-  // descriptor, which is writable.
+  // Creates the session's staging ring of slot_count slots of slot_bytes; once. All of its memory
+  // is allocated now, and freed by DropSession, although the caller, which owns the descriptor, may
+  // still hold it. The descriptor is writable. `tenant`: the session's.
   //
   // Errors: kInvalidArgument     slot_bytes (a multiple of 1 MiB), slot_count
   //         kAlreadyExists       the session has one
   //         kFailedPrecondition  the session is not local
   //         kResourceExhausted   max_staging_bytes, or the machine's memory
-  virtual absl::StatusOr<SharedMemory> OpenStaging(std::string_view session, uint64_t slot_bytes,
+  virtual absl::StatusOr<SharedMemory> OpenStaging(std::string_view tenant,
+                                                   std::string_view session, uint64_t slot_bytes,
                                                    uint32_t slot_count) = 0;
   // Claims the slot for one call and returns its bytes, which the client may change at any time.
   // The returned object releases the claim.

@@ -215,6 +215,25 @@ struct Attention {
 //          lose weight over time
 enum class EvictionPolicy : uint8_t { kLru = 0, kReuse = 1 };
 
+// What memory was promised for.
+enum class MemoryUse : uint8_t {
+  kPool = 1,      // rows and indexes of a cache
+  kRecords = 2,   // records of a cache for the next process
+  kStaging = 3,   // rings through which clients pass rows
+  kControl = 4,   // words of local sessions
+  kRequests = 5,  // messages that are received; how much of it is allocated is not known
+  kSetAside = 6,  // files that could not be recovered, until an operator deletes them
+};
+
+// Memory that one tenant was promised for one use. Requests and files that were set aside belong
+// to no tenant.
+struct MemoryAccount {
+  std::string tenant;
+  MemoryUse use = MemoryUse::kPool;
+  size_t promised_bytes = 0;
+  size_t allocated_bytes = 0;  // backed by pages now
+};
+
 struct StoreStats {
   uint32_t lease_count = 0;          // revoked ones included
   uint32_t revoked_lease_count = 0;  // revoked leases that their holders have not released
@@ -228,10 +247,11 @@ struct StoreStats {
   // Tokens of the prompts of CreateSequence, in whole steps of 128, and those
   // found in the cache.
   uint64_t prompt_tokens = 0, matched_tokens = 0;
-  size_t memory_available_bytes = 0;  // to this process: machine and control groups
-  uint32_t recovered_sequences = 0;   // recovered when the store was created
-  size_t quarantined_bytes = 0;       // bytes that clients of earlier processes may still map
-  uint64_t data_loss_count = 0;       // layers of segments that failed their checksum
+  size_t memory_available_bytes = 0;       // to this process: machine and control groups
+  std::vector<MemoryAccount> memory = {};  // promised memory, by tenant and use
+  uint32_t recovered_sequences = 0;        // recovered when the store was created
+  size_t quarantined_bytes = 0;            // bytes that clients of earlier processes may still map
+  uint64_t data_loss_count = 0;            // layers of segments that failed their checksum
 };
 
 // A request for Admit.

@@ -20,9 +20,11 @@
 #include "service/base/log.h"
 #include "service/config/command_line.h"
 #include "service/config/config.h"
+#include "service/config/start_limits.h"
 #include "service/session/broker.h"
 #include "service/supervise/oom_score.h"
 #include "service/supervise/socket_claim.h"
+#include "service/supervise/status_socket.h"
 #include "service/supervise/supervisor.h"
 #include "service/supervise/take_over.h"
 #include "service/supervise/worker_process.h"
@@ -103,6 +105,7 @@ Supervisor::Options SupervisorOptionsOf(const Config& config, std::vector<std::s
   }
   options.max_kept = MaxKeptDescriptors(config.max_sessions, config.max_caches);
   options.max_failed_recoveries = config.max_failed_recoveries;
+  options.start_empty_after_failure = config.start_empty_after_failure;
   options.watchdog_timeout = config.watchdog_timeout;
   if (config.watchdog_timeout > absl::ZeroDuration()) {
     options.start_timeout = std::max(options.start_timeout, kStartFactor * config.watchdog_timeout);
@@ -119,10 +122,10 @@ Supervisor::Options SupervisorOptionsOf(const Config& config, std::vector<std::s
     // A directory that another process holds may contain memory to recover.
     return keeper.ok() ? !(*keeper)->Names().empty() : absl::IsAlreadyExists(keeper.status());
   };
-  options.drop_files = [directory = config.pool_directory] {
+  options.set_files_aside = [directory = config.pool_directory]() -> absl::StatusOr<std::string> {
     const auto keeper = kvstore::FileKeeper::Open(directory);
-    if (!keeper.ok()) return;
-    for (const std::string& name : (*keeper)->Names()) (*keeper)->Release(name).IgnoreError();
+    if (!keeper.ok()) return keeper.status();
+    return (*keeper)->SetAside();
   };
   return options;
 }
@@ -133,6 +136,9 @@ std::optional<int> Supervise(const Config& config, const CommandLine& command_li
   RaiseDescriptorLimit();
   const absl::StatusOr<std::unique_ptr<Log>> log = Log::Open(config.log_level, config.log_file);
   if (!log.ok()) return Fail(log.status(), kExitBadConfig);
+  if (absl::Status status = CheckStartLimits(config, **log); !status.ok()) {
+    return Fail(status, kExitBadConfig);
+  }
   if (absl::Status status = AdjustOomScore(config.oom_score_adjust); !status.ok()) {
     (*log)->Info("oom_score_not_adjusted", {{"message", status.message()}});
   }
@@ -156,7 +162,11 @@ std::optional<int> Supervise(const Config& config, const CommandLine& command_li
   const absl::StatusOr<std::unique_ptr<NotifySocket>> socket =
       NotifySocket::Bind(SupervisorPath(config));
   if (!socket.ok()) return Fail(socket.status(), kExitFailed);
+  const absl::StatusOr<std::unique_ptr<StatusSocket>> status_socket =
+      StatusSocket::Bind(SupervisorStatusPath(config));
+  if (!status_socket.ok()) return Fail(status_socket.status(), kExitFailed);
   Supervisor::Options options = SupervisorOptionsOf(config, command, *claims);
+  options.status_socket = status_socket->get();
   options.parent_watchdog_timeout = WatchdogTimeout(environment);
   Supervisor supervisor(std::move(options), **socket, above->get(), std::move(kept), **log);
   Supervisor::Outcome outcome = supervisor.Run();
@@ -169,6 +179,7 @@ std::optional<int> Supervise(const Config& config, const CommandLine& command_li
 // on failure.
 int ReplaceProcess(std::vector<std::string> command) {
   std::vector<char*> pointers;
+  pointers.reserve(command.size() + 1);
   for (std::string& argument : command) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
   for (const char* each : {"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"}) unsetenv(each);

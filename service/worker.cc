@@ -25,6 +25,7 @@
 #include "service/base/refusal.h"
 #include "service/base/version.h"
 #include "service/config/command_line.h"
+#include "service/config/start_limits.h"
 #include "service/rpc/server.h"
 #include "service/session/broker.h"
 #include "service/supervise/kept_sessions.h"
@@ -65,9 +66,11 @@ void KeepFreedMemory() {
   mallopt(M_TOP_PAD, 16 << 20);
 }
 
-// A supervisor drops what it keeps when workers keep failing to recover it, but not for this code:
-// memory of another layout_version waits for an operator, as an invalid configuration does.
+// A supervisor gives up when workers keep failing to recover what it keeps, but not for two codes:
+// memory of another layout_version waits for an operator, as an invalid configuration does, and a
+// machine that is short of memory may have more later.
 int ExitCodeOf(const absl::Status& created) {
+  if (absl::IsResourceExhausted(created)) return kExitNoMemory;
   const bool refused = absl::IsInvalidArgument(created) || absl::IsFailedPrecondition(created);
   return refused ? kExitBadConfig : kExitFailed;
 }
@@ -178,7 +181,10 @@ int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> ma
   if (!keepers.ok()) return Fail(keepers.status(), kExitBadConfig);
   absl::StatusOr<std::unique_ptr<Log>> log = Log::Open(config.log_level, config.log_file);
   if (!log.ok()) return Fail(log.status(), kExitBadConfig);
-  if (!claimed) {  // a supervisor sets the score for its workers
+  if (!claimed) {  // a supervisor does this for its workers
+    if (absl::Status status = CheckStartLimits(config, **log); !status.ok()) {
+      return Fail(status, kExitBadConfig);
+    }
     if (absl::Status status = AdjustOomScore(config.oom_score_adjust); !status.ok()) {
       (*log)->Info("oom_score_not_adjusted", {{"message", status.message()}});
     }
@@ -200,7 +206,10 @@ int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> ma
       config, **store, **log,
       {.claimed = claimed,
        .keepers = {.memory = keepers->memory(), .connections = keepers->notifier.get()}});
-  if (!server.ok()) return Fail(server.status(), kExitFailed);
+  if (!server.ok()) {
+    return Fail(server.status(),
+                absl::IsResourceExhausted(server.status()) ? kExitNoMemory : kExitFailed);
+  }
   if (notifier != nullptr) {
     notifier->Send(absl::StrCat("READY=1\nSTATUS=serving as ", getpid())).IgnoreError();
   }

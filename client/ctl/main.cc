@@ -10,6 +10,7 @@
 #include <string>
 
 #include "client/ctl/report.h"
+#include "client/ctl/supervisor.h"
 #include "client/ctl/table.h"
 #include "pqcached/client.hpp"
 
@@ -28,6 +29,8 @@ struct Arguments {
   std::string log_level;
   uint64_t pin_seconds = 0;
   bool resume = false;
+  bool retry = false;
+  bool discard = false;
   uint64_t cache = 0;
   uint64_t token_count = 0;
   uint64_t output_token_count = 0;
@@ -164,12 +167,44 @@ int ReportError(const Arguments& arguments, const pqcached::Status& status) {
   const bool unreachable =
       status.code() == PQC_UNAVAILABLE || status.code() == PQC_DEADLINE_EXCEEDED;
   std::fprintf(stderr, "pqcachectl: %s\n", status.ToString().c_str());
-  if (unreachable) {
+  if (!unreachable) return kExitRefused;
+  if (const Result<Json> state = ReadSupervisor(arguments.endpoint); state.ok()) {
+    std::fputs(ReportSupervisor(*state).c_str(), stderr);
+  } else {
     std::fprintf(stderr,
                  "Is pqcached running and listening on %s? Choose another with --endpoint.\n",
                  arguments.endpoint.c_str());
   }
-  return unreachable ? kExitUnreachable : kExitRefused;
+  return kExitUnreachable;
+}
+
+bool FailsToRecover(const Json& supervisor) {
+  const std::string state = supervisor.at("state");
+  return state == "given_up" || (state == "pausing" && supervisor.at("recovers").get<bool>());
+}
+
+// Asks the supervisor, as there is no worker that could answer.
+int Recover(const Arguments& arguments) {
+  if (arguments.retry == arguments.discard) {
+    std::fputs("pqcachectl: recover needs --retry or --discard\n", stderr);
+    return kExitUsage;
+  }
+  const auto failed = [&](const Status& status) {
+    std::fprintf(stderr, "pqcachectl: %s\n", status.ToString().c_str());
+    return kExitUnreachable;
+  };
+  Result<Json> state = ReadSupervisor(arguments.endpoint);
+  if (!state.ok()) return failed(state.status());
+  if (!FailsToRecover(*state)) {
+    std::fputs(("pqcachectl: no recovery has failed\n" + ReportSupervisor(*state)).c_str(), stderr);
+    return kExitRefused;
+  }
+  const Status sent = SendChoice(arguments.endpoint, arguments.retry ? "retry" : "discard");
+  if (!sent.ok()) return failed(sent);
+  state = ReadSupervisor(arguments.endpoint);
+  if (!state.ok()) return failed(state.status());
+  Print(arguments, *state, ReportSupervisor(*state));
+  return state->at("state") == "given_up" ? kExitRefused : 0;
 }
 
 using Command = void (*)(Sidecar&, const Arguments&);
@@ -229,6 +264,11 @@ int Main(int argc, char** argv) {
   app.add_subcommand("drain", "stops admitting new sequences; existing sequences continue")
       ->add_flag("--resume", arguments.resume, "ends the drain: admits new sequences again");
   app.add_subcommand("selftest", "checks the kernels and the store on this machine");
+  CLI::App* recover = app.add_subcommand(
+      "recover", "after recoveries have failed: what becomes of the memory that is kept");
+  recover->add_flag("--retry", arguments.retry, "starts workers again, which recover it");
+  recover->add_flag("--discard", arguments.discard,
+                    "sets files of pool_directory aside, frees other memory, and starts empty");
   CLI::App* log_level = app.add_subcommand("log-level", "sets the sidecar's log level");
   log_level
       ->add_option("LEVEL", arguments.log_level,
@@ -239,6 +279,7 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
+  if (app.got_subcommand(recover)) return Recover(arguments);
   const std::pair<const char*, Command> commands[] = {
       {"ls", &List},     {"describe", &Describe},     {"stats", &Stats}, {"leases", &Leases},
       {"ping", &Ping},   {"log-level", &SetLogLevel}, {"evict", &Evict}, {"pin", &Pin},

@@ -210,6 +210,13 @@ std::string ReportStats(const Json& stats) {
           Count(stats.at("prompt_tokens")) + " tokens found\n";
   text += "memory     " + Bytes(stats.at("memory_available_bytes")) + " available to the sidecar\n";
   if (stats.at("draining").get<bool>()) text += "draining   admits no new sequences\n";
+  Table memory({"MEMORY OF", "FOR", "PROMISED", "ALLOCATED"});
+  for (const Json& account : stats.at("memory")) {
+    const std::string tenant = account.at("tenant");
+    memory.Add({tenant.empty() ? "-" : tenant, EnumName(account.at("use"), "MEMORY_USE_"),
+                Bytes(account.at("promised_bytes")), Bytes(account.at("allocated_bytes"))});
+  }
+  if (!memory.empty()) text += "\n" + memory.ToText();
   Table calls({"CALL", "STATUS", "COUNT", "MEAN ms", "MAX ms"});
   for (const Json& rpc : stats.at("rpcs")) {
     uint64_t total = 0;
@@ -222,6 +229,27 @@ std::string ReportStats(const Json& stats) {
     }
   }
   return calls.empty() ? text : text + "\n" + calls.ToText();
+}
+
+std::string ReportSupervisor(const Json& supervisor) {
+  const std::string state = supervisor.at("state");
+  const std::string last_end = supervisor.at("last_end");
+  std::string text;
+  if (state == "given_up") {
+    text = "NOT_SERVING: " + Count(supervisor.at("failed_recoveries")) +
+           " workers failed to recover the memory that is kept; run `pqcachectl recover` with "
+           "--retry or --discard\n";
+  } else if (state == "serving") {
+    text = "worker " + Count(supervisor.at("worker_pid")) + " serves\n";
+  } else {
+    text = "NOT_SERVING: the supervisor is " + state + ", start " + Count(supervisor.at("starts")) +
+           "\n";
+  }
+  if (!last_end.empty()) text += "the last worker ended by " + last_end + "\n";
+  if (const std::string folder = supervisor.at("set_aside"); !folder.empty()) {
+    text += "files that were not recovered are in " + folder + "\n";
+  }
+  return text;
 }
 
 std::string ReportDrain(const Json& drain) {

@@ -22,6 +22,8 @@ std::string ReportSequence(const Json& describe_sequence);
 std::string ReportServer(const Json& server_info);
 std::string ReportLeases(const Json& list_leases);
 std::string ReportStats(const Json& stats);
+// Formats the state of the supervisor, as ReadSupervisor returns it.
+std::string ReportSupervisor(const Json& supervisor);
 std::string ReportDrain(const Json& drain);
 std::string ReportSelfTest(const Json& self_test);
 // Formats the answer of Admit.

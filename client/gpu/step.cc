@@ -57,7 +57,7 @@ pqc_status DescribeLayer(GpuState& gpu, pqc_step& step, StepItem& item, uint32_t
     coded = segment.first_position + segment.token_count;
   }
   // Codes of rows that some layers do not have yet are not used.
-  coded = std::min(coded, item.sequence->local->token_count());
+  coded = std::min(coded, item.sequence->local->ReadableTokens(*item.pinned.image));
   std::vector<gpu::StepRange>& ranges = gpu.ranges[place];
   ranges.clear();
   for (const kvstore::PositionRange& range : resolved.candidates) {

@@ -8,7 +8,9 @@
 namespace pqcached::client {
 
 Image::Image(kvstore::Attachment attachment, std::shared_ptr<Mapping> pool)
-    : attachment_(std::move(attachment)), pool_(std::move(pool)) {
+    : attachment_(std::move(attachment)),
+      pool_(std::move(pool)),
+      known_tokens_(attachment_.header.token_count) {
   if (attachment_.segments.empty()) return;
   const kvstore::SegmentDescriptor& last = attachment_.segments.back();
   capacity_tokens_ =

@@ -6,6 +6,7 @@
 #ifndef PQCACHED_CLIENT_LOCAL_IMAGE_H_
 #define PQCACHED_CLIENT_LOCAL_IMAGE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -20,6 +21,40 @@
 
 namespace pqcached::client {
 
+// The number of leading tokens that an image is known to place where the sidecar's newest image
+// places them, or placed them when it was still this one. Without locks: each value carries the
+// number of limits before it, so a value that was loaded before a limit raises nothing after it.
+class KnownTokens {
+ public:
+  struct alignas(8) Value {  // aligned, so that it is one atomic word
+    uint32_t tokens = 0;
+    uint32_t limits = 0;
+  };
+
+  explicit KnownTokens(uint32_t tokens) : value_({.tokens = tokens}) {}
+  Value Load() const { return value_.load(std::memory_order_acquire); }
+  // Raises the number to `tokens`, unless the number was limited since `loaded`.
+  void Raise(Value loaded, uint32_t tokens) {
+    while (loaded.tokens < tokens) {
+      Value present = loaded;
+      if (value_.compare_exchange_weak(present, {tokens, loaded.limits})) return;
+      if (present.limits != loaded.limits) return;
+      loaded = present;
+    }
+  }
+  // Lowers the number to `tokens`.
+  void Limit(uint32_t tokens) {
+    Value present = Load();
+    while (!value_.compare_exchange_weak(present,
+                                         {std::min(present.tokens, tokens), present.limits + 1})) {
+    }
+  }
+
+ private:
+  std::atomic<Value> value_;
+  static_assert(std::atomic<Value>::is_always_lock_free);
+};
+
 class Image {
  public:
   // Errors: PQC_INTERNAL  the image does not fit the sequence or the pool
@@ -31,8 +66,11 @@ class Image {
   uint32_t token_count() const { return attachment_.header.token_count; }
   // Returns the row count of one layer when the image was made; 0 for a layer that is not stored.
   uint32_t LayerTokens(uint32_t layer) const;
-  // Returns the number of tokens that this image can describe without being replaced.
+  // Returns the number of tokens for which this image has slots. Slots beyond known_tokens() hold
+  // tokens only while no newer image places these elsewhere.
   uint32_t capacity_tokens() const { return capacity_tokens_; }
+
+  KnownTokens& known_tokens() { return known_tokens_; }
 
   // Returns the pool, for readers that use it after the image's end.
   std::shared_ptr<Mapping> shared_pool() const { return pool_; }
@@ -70,6 +108,7 @@ class Image {
   const kvstore::Attachment attachment_;
   const std::shared_ptr<Mapping> pool_;  // shared, as all mappings are
   uint32_t capacity_tokens_ = 0;
+  KnownTokens known_tokens_;
   base::Mutex mutex_;
   // By layer, index.
   std::map<uint64_t, std::vector<std::unique_ptr<kvstore::MappedLayer>>> idle_

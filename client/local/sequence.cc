@@ -100,6 +100,7 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
     // The image may have the same version, but it is newer: it includes rows that layers have
     // gained since. Its layer counts are outdated when it may be older than a roll-back.
     layers_are_equal_ = rolls_back || epoch != this->lease_epoch();
+    if (layers_are_equal_) fetched->known_tokens().Limit(0);
     ReplaceNewestLocked(std::move(fetched));
   }
   *image = newest_;
@@ -147,6 +148,7 @@ pqc_status LocalSequence::Install(const LeaseView& lease, const ImageBytes& byte
   if (link_ != link || lease_id_ != lease.lease_id) return PQC_OK;
   if (newest_ && newest_->version() >= image->version()) return PQC_OK;
   layers_are_equal_ = active_roll_backs_ > 0;  // the answer may be older than the roll-back
+  if (layers_are_equal_) image->known_tokens().Limit(0);
   ReplaceNewestLocked(std::move(image));
   return PQC_OK;
 }
@@ -215,14 +217,25 @@ uint32_t LocalSequence::token_count() const {
   return std::min(now->token_count.load(std::memory_order_acquire), limit);
 }
 
-uint32_t LocalSequence::VisibleTokens(const Image& image, uint32_t layer) const {
-  const uint32_t complete = token_count();
-  uint32_t tokens = complete;
-  if (!layers_are_equal_.load(std::memory_order_acquire)) {
-    tokens = std::max(
-        tokens, std::min(image.LayerTokens(layer), visible_limit_.load(std::memory_order_acquire)));
+uint32_t LocalSequence::ReadableTokens(Image& image) const {
+  const KnownTokens::Value known = image.known_tokens().Load();
+  const LeaseWords* now = words();
+  const uint32_t stored = std::min(token_count(), image.capacity_tokens());
+  // The order matters: the sidecar writes a version before the first count that belongs to it.
+  if (!now || now->version.load(std::memory_order_acquire) > image.version()) {
+    return std::min(stored, known.tokens);
   }
-  return std::min(tokens, image.capacity_tokens());
+  image.known_tokens().Raise(known, stored);
+  return stored;
+}
+
+uint32_t LocalSequence::VisibleTokens(Image& image, uint32_t layer) const {
+  uint32_t tokens = ReadableTokens(image);
+  if (!layers_are_equal_.load(std::memory_order_acquire)) {
+    const uint32_t limit = visible_limit_.load(std::memory_order_acquire);
+    tokens = std::max(tokens, std::min({image.LayerTokens(layer), limit, image.capacity_tokens()}));
+  }
+  return tokens;
 }
 
 bool LocalSequence::HasNewer() const {
@@ -261,6 +274,7 @@ void LocalSequence::BeginRollBack(uint32_t token_count) {
   ++active_roll_backs_;
   visible_limit_.store(std::min(visible_limit_.load(), token_count), std::memory_order_release);
   layers_are_equal_.store(true, std::memory_order_release);
+  if (newest_) newest_->known_tokens().Limit(token_count);
   BeginEpochLocked(token_count);
 }
 

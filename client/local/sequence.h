@@ -56,8 +56,12 @@ class LocalSequence {
   // Returns the present number of tokens complete over all layers, without tokens beyond a
   // roll-back in progress. 0 before the lease is acquired.
   uint32_t token_count() const;
+  // Returns the number of tokens, complete over all layers, that may be read through `image`. When
+  // the sidecar has a newer image, that one may place later tokens elsewhere: for example behind a
+  // segment that was closed before it was full.
+  uint32_t ReadableTokens(Image& image) const;
   // Returns the number of a layer's rows that may be read through `image`.
-  uint32_t VisibleTokens(const Image& image, uint32_t layer) const;
+  uint32_t VisibleTokens(Image& image, uint32_t layer) const;
   // Returns true when the sidecar has a newer image than the newest one here.
   bool HasNewer() const;
 

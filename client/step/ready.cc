@@ -22,10 +22,8 @@ uint32_t NeededTokens(const kvstore::Selection& terms, uint64_t query_position) 
 
 bool IsReady(const StepItem& item, const kvstore::Selection& terms, const uint32_t* layer,
              uint32_t needed) {
-  const Image& image = *item.pinned.image;
-  if (image.capacity_tokens() < needed || item.sequence->local->token_count() < needed) {
-    return false;
-  }
+  Image& image = *item.pinned.image;
+  if (item.sequence->local->ReadableTokens(image) < needed) return false;
   uint32_t index_slot = 0;
   if (!layer || image.FindIndex(terms.index, &index_slot) != PQC_OK) return true;
   return image.CodedTokens(*layer, index_slot) >= needed;

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "kvstore/evict/evictor.h"
-#include "kvstore/memory/memory_limits.h"
+#include "kvstore/limits/memory_limits.h"
 #include "kvstore/sequence/cache.h"
 
 namespace pqcached::kvstore {

@@ -13,9 +13,10 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "kvstore/limits/memory_limits.h"
 #include "kvstore/memory/durable_store.h"
-#include "kvstore/memory/memory_limits.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -30,6 +31,33 @@ bool IsOurFile(int descriptor) {
   struct stat info = {};
   return fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == geteuid() &&
          (info.st_mode & 0077) == 0;
+}
+
+constexpr char kSetAside[] = "set-aside@";  // '@' is in no keeper's name
+
+struct CloseDirectory {
+  void operator()(DIR* directory) const { closedir(directory); }
+};
+using Directory = std::unique_ptr<DIR, CloseDirectory>;
+
+// Opens a folder to list it; null when that fails.
+Directory OpenFolder(int parent, const char* name) {
+  const int opened = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (opened < 0) return nullptr;
+  Directory directory(fdopendir(opened));
+  if (directory == nullptr) close(opened);
+  return directory;
+}
+
+// Moves files from one folder to the other, and back those that have moved before an error.
+absl::Status MoveAll(int from, int to, const std::vector<std::string>& names) {
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (renameat(from, names[i].c_str(), to, names[i].c_str()) == 0) continue;
+    const std::string error = absl::StrCat(names[i], ": ", ErrorText(errno));
+    while (i-- > 0) renameat(to, names[i].c_str(), from, names[i].c_str());
+    return Unavailable("", error, kNoRetry);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -52,7 +80,7 @@ absl::StatusOr<std::unique_ptr<FileKeeper>> FileKeeper::Open(const std::string& 
     return AlreadyExists("", absl::StrCat(directory, ": another process uses it"));
   }
   return std::unique_ptr<FileKeeper>(
-      new FileKeeper(std::move(opened), static_cast<size_t>(system.f_bsize),
+      new FileKeeper(directory, std::move(opened), static_cast<size_t>(system.f_bsize),
                      static_cast<uint64_t>(system.f_type) == HUGETLBFS_MAGIC));
 }
 
@@ -129,18 +157,52 @@ FileDescriptor FileKeeper::Take(std::string_view name) const {
 
 std::vector<std::string> FileKeeper::Names() const {
   std::vector<std::string> names;
-  const int copy = openat(directory_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR* directory = copy < 0 ? nullptr : fdopendir(copy);
-  if (directory == nullptr) {
-    if (copy >= 0) close(copy);
-    return names;
-  }
-  while (const dirent* entry = readdir(directory)) {
+  const Directory directory = OpenFolder(directory_.get(), ".");
+  if (directory == nullptr) return names;
+  while (const dirent* entry = readdir(directory.get())) {
     if (IsKeeperName(entry->d_name)) names.emplace_back(entry->d_name);
   }
-  closedir(directory);
   std::sort(names.begin(), names.end());
   return names;
+}
+
+absl::StatusOr<std::string> FileKeeper::SetAside() {
+  const std::vector<std::string> names = Names();
+  if (names.empty()) return std::string();
+  std::string folder;
+  for (int number = 1; folder.empty(); ++number) {
+    folder = absl::StrCat(kSetAside, number);
+    if (mkdirat(directory_.get(), folder.c_str(), 0700) == 0) break;
+    if (errno != EEXIST) {
+      return Unavailable("", absl::StrCat(folder, ": ", ErrorText(errno)), kNoRetry);
+    }
+    folder.clear();
+  }
+  const FileDescriptor opened(
+      openat(directory_.get(), folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (absl::Status status = MoveAll(directory_.get(), opened.get(), names); !status.ok()) {
+    unlinkat(directory_.get(), folder.c_str(), AT_REMOVEDIR);
+    return status;
+  }
+  return absl::StrCat(path_, "/", folder);
+}
+
+size_t FileKeeper::SetAsideBytes() const {
+  size_t bytes = 0;
+  const Directory directory = OpenFolder(directory_.get(), ".");
+  if (directory == nullptr) return 0;
+  while (const dirent* entry = readdir(directory.get())) {
+    if (!absl::StartsWith(entry->d_name, kSetAside)) continue;
+    const Directory folder = OpenFolder(directory_.get(), entry->d_name);
+    while (const dirent* file = folder == nullptr ? nullptr : readdir(folder.get())) {
+      struct stat info = {};
+      if (fstatat(dirfd(folder.get()), file->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+          S_ISREG(info.st_mode)) {
+        bytes += static_cast<size_t>(info.st_blocks) * 512;
+      }
+    }
+  }
+  return bytes;
 }
 
 }  // namespace pqcached::kvstore

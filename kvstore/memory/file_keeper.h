@@ -26,9 +26,8 @@ class FileKeeper final : public DescriptorKeeper {
   static absl::StatusOr<std::unique_ptr<FileKeeper>> Open(const std::string& directory);
 
   // Additional errors: kResourceExhausted when the file system has less space, or when on hugetlbfs
-  // a control group leaves fewer of its pages; touching the pages would then kill the process.
-  // (Bytes that other users of the file system take afterwards are missing when pages are touched:
-  // give the directory a file system of its own.)
+  // a control group leaves fewer of its pages. The bytes are not reserved: GrantedMemory allocates
+  // them, and is refused when other users of the file system have taken them.
   absl::StatusOr<FileDescriptor> CreateMemory(const char* name, size_t size_bytes) override;
   // Additional errors: kFailedPrecondition when the descriptor is no file of this directory.
   absl::Status Keep(std::string_view name, int descriptor) override;
@@ -36,10 +35,22 @@ class FileKeeper final : public DescriptorKeeper {
   FileDescriptor Take(std::string_view name) const override;
   std::vector<std::string> Names() const override;
 
- private:
-  FileKeeper(FileDescriptor directory, size_t block_bytes, bool is_hugetlb)
-      : directory_(std::move(directory)), block_bytes_(block_bytes), is_hugetlb_(is_hugetlb) {}
+  // Moves all named files into a new folder of the directory, "set-aside@" and a number. They stay
+  // there, and keep their memory, until an operator removes them. Returns the folder's path; empty
+  // when there is no file. After an error no file has moved.
+  //
+  // Errors: kUnavailable
+  absl::StatusOr<std::string> SetAside();
+  size_t SetAsideBytes() const override;
 
+ private:
+  FileKeeper(std::string path, FileDescriptor directory, size_t block_bytes, bool is_hugetlb)
+      : path_(std::move(path)),
+        directory_(std::move(directory)),
+        block_bytes_(block_bytes),
+        is_hugetlb_(is_hugetlb) {}
+
+  const std::string path_;
   const FileDescriptor directory_;
   const size_t block_bytes_;  // file sizes are multiples of it
   const bool is_hugetlb_;     // on hugetlbfs, where a block is a page

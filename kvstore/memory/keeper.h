@@ -60,6 +60,8 @@ class DescriptorKeeper {
   virtual FileDescriptor Take(std::string_view name) const = 0;
   // Returns all names in use, sorted.
   virtual std::vector<std::string> Names() const = 0;
+  // Returns the bytes of memory that were set aside because they could not be recovered.
+  virtual size_t SetAsideBytes() const { return 0; }
 };
 
 // Returns true when `name` is a valid name for Keep.

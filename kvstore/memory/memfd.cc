@@ -85,4 +85,11 @@ Mapping::~Mapping() {
   if (data_ != nullptr) munmap(data_, size_bytes_);
 }
 
+absl::Status AllocatePages(std::span<std::byte> memory, const char* name) {
+  if (PopulatePages(memory).present) return absl::OkStatus();
+  return ResourceExhausted(
+      "", absl::StrCat(name, ": ", memory.size(), " bytes wanted; the kernel refuses them"),
+      kRetryMemory);
+}
+
 }  // namespace pqcached::kvstore

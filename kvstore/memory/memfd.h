@@ -9,6 +9,7 @@
 #define PQCACHED_KVSTORE_MEMORY_MEMFD_H_
 
 #include <cstddef>
+#include <span>
 
 #include "absl/status/statusor.h"
 #include "kvstore/local_session.h"
@@ -63,6 +64,12 @@ class Mapping {
   std::byte* data_ = nullptr;
   size_t size_bytes_ = 0;
 };
+
+// Allocates all pages of writable shared memory, so that no store into it can be a SIGBUS. `name`:
+// for the message.
+//
+// Errors: kResourceExhausted  the kernel refuses
+absl::Status AllocatePages(std::span<std::byte> memory, const char* name);
 
 }  // namespace pqcached::kvstore
 

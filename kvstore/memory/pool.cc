@@ -1,7 +1,6 @@
 #include "kvstore/memory/pool.h"
 
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,7 +23,9 @@ namespace {
 
 // Bytes per step of a touching thread: 40 ms at 0.4 GB/s, so that it stops soon.
 constexpr size_t kTouchBytes = size_t{16} << 20;
-static_assert(kTouchBytes % kHugePageBytes == 0);
+// Pages of extents are allocated in steps of this size.
+constexpr size_t kChunkBytes = kHugePageBytes;
+static_assert(kTouchBytes % kChunkBytes == 0);
 
 // Bounds the retries: memory that the reclaimer frees may be allocated by other threads first.
 constexpr int kMaxReclaims = 4;
@@ -63,26 +64,32 @@ absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(Options options) {
   }
   const std::span<std::byte> memory(options.mapping.data(), capacity_bytes);
   size_t page_bytes = AdviseHugePages(memfd.get(), memory);
-  // The page size of the first pages predicts that of the others.
-  if (options.touch_threads > 0 &&
-      PopulatePages(memory.first(std::min(memory.size(), kHugePageBytes)))) {
+  auto granted =
+      std::make_unique<GrantedMemory>(memfd.get(), memory, kChunkBytes, std::move(options.promise));
+  // The page size of the first pages predicts that of the others. When they are refused, so will be
+  // the first extents, unless there is more memory by then.
+  if (options.touch_threads > 0 && granted->Ensure(0, std::min(memory.size(), kChunkBytes)).ok() &&
+      granted->huge()) {
     page_bytes = std::max(page_bytes, kHugePageBytes);
   }
   options.capacity_bytes = capacity_bytes;
   options.quota_bytes =
       options.quota_bytes == 0 ? capacity_bytes : std::min(options.quota_bytes, capacity_bytes);
   const uint32_t touch_threads = options.touch_threads;
-  std::shared_ptr<Pool> pool(new Pool(std::move(memfd), std::move(options), page_bytes));
+  std::shared_ptr<Pool> pool(
+      new Pool(std::move(memfd), std::move(options), page_bytes, std::move(granted)));
   pool->StartTouching(touch_threads);
   return pool;
 }
 
-Pool::Pool(FileDescriptor memfd, Options options, size_t page_bytes)
+Pool::Pool(FileDescriptor memfd, Options options, size_t page_bytes,
+           std::unique_ptr<GrantedMemory> granted)
     : memfd_(std::move(memfd)),
       mapping_(std::move(options.mapping)),
       base_(mapping_.data()),
       capacity_bytes_(options.capacity_bytes),
       page_bytes_(page_bytes),
+      granted_(std::move(granted)),
       ledger_(std::move(options.ledger)),
       quota_bytes_(options.quota_bytes),
       buddy_(static_cast<uint32_t>(options.capacity_bytes >> kExtentUnitShift)),
@@ -100,23 +107,22 @@ absl::StatusOr<SharedMemory> Pool::Share() const {
 
 void Pool::StartTouching(uint32_t thread_count) {
   for (uint32_t i = 0; i < thread_count; ++i) {
-    touchers_.emplace_back([this] {
-      while (!stop_touching_.load(std::memory_order_relaxed)) {
-        if (touching_paused_.load(std::memory_order_relaxed)) {
-          absl::SleepFor(kTouchPoll);
-          continue;
-        }
-        const size_t begin = next_touch_bytes_.fetch_add(kTouchBytes, std::memory_order_relaxed);
-        if (begin >= capacity_bytes_) return;
-        PopulatePages({base_ + begin, std::min(kTouchBytes, capacity_bytes_ - begin)});
-      }
-    });
+    touchers_.emplace_back([this] { TouchInBackground(); });
   }
 }
 
-size_t Pool::untouched_bytes() const {
-  return capacity_bytes_ -
-         std::min(capacity_bytes_, next_touch_bytes_.load(std::memory_order_relaxed));
+void Pool::TouchInBackground() {
+  for (;;) {
+    const size_t begin = next_touch_bytes_.fetch_add(kTouchBytes, std::memory_order_relaxed);
+    if (begin >= capacity_bytes_) return;
+    const size_t size_bytes = std::min(kTouchBytes, capacity_bytes_ - begin);
+    while (touching_paused_.load(std::memory_order_relaxed) ||
+           !granted_->Ensure(begin, size_bytes).ok()) {
+      if (stop_touching_.load(std::memory_order_relaxed)) return;
+      absl::SleepFor(kTouchPoll);
+    }
+    if (stop_touching_.load(std::memory_order_relaxed)) return;
+  }
 }
 
 absl::StatusOr<std::vector<Extent>> Pool::Allocate(std::span<const size_t> sizes_bytes) {
@@ -174,7 +180,19 @@ absl::StatusOr<std::vector<Extent>> Pool::TryAllocate(std::span<const size_t> si
   std::vector<Extent> extents;
   extents.reserve(refs.size());
   for (const ExtentRef ref : refs) extents.emplace_back(shared_from_this(), ref);
+  RETURN_IF_ERROR(MakePresent(extents));
   return extents;
+}
+
+absl::Status Pool::MakePresent(std::span<const Extent> extents) {
+  for (const Extent& extent : extents) {
+    const ExtentRef ref = extent.ref();
+    if (absl::Status status = granted_->Ensure(ref.offset_bytes(), ref.size_bytes());
+        !status.ok()) {
+      return PoolError(status);
+    }
+  }
+  return absl::OkStatus();
 }
 
 bool Pool::Reclaim(std::span<const size_t> sizes_bytes) {
@@ -234,18 +252,13 @@ bool Pool::ReturnPages(ExtentRef extent) {
     const MutexLock lock(&mutex_);
     if (!buddy_.Claim(extent.unit, extent.order)) return false;
   }
-  PQC_CRASH_POINT();
-  const bool returned = madvise(data(extent), extent.size_bytes(), MADV_REMOVE) == 0;
+  bool returned = false;
+  granted_->Remove(extent.offset_bytes(), extent.size_bytes(), [&] {
+    PQC_CRASH_POINT();
+    returned = madvise(data(extent), extent.size_bytes(), MADV_REMOVE) == 0;
+  });
   Free(extent);
   return returned;
-}
-
-size_t Pool::absent_bytes() const {
-  struct stat status = {};
-  if (fstat(memfd_.get(), &status) != 0) return 0;
-  constexpr size_t kBlockBytes = 512;  // unit of st_blocks on every file system
-  return capacity_bytes_ -
-         std::min(capacity_bytes_, static_cast<size_t>(status.st_blocks) * kBlockBytes);
 }
 
 void Pool::Free(ExtentRef extent) {

@@ -5,7 +5,8 @@
 // destroyed. A reader therefore holds the object (or a shared_ptr to its owner) while it reads the
 // bytes.
 //
-// Thread-safe. One lock, held for O(extents of a request * log(extents)); no call blocks on I/O.
+// Thread-safe. One lock, held for O(extents of a request * log(extents)); pages are allocated
+// without it.
 #ifndef PQCACHED_KVSTORE_MEMORY_POOL_H_
 #define PQCACHED_KVSTORE_MEMORY_POOL_H_
 
@@ -22,6 +23,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kvstore/limits/granted_memory.h"
+#include "kvstore/limits/memory_ledger.h"
 #include "kvstore/memory/buddy.h"
 #include "kvstore/memory/extent_ledger.h"
 #include "kvstore/memory/free_map.h"
@@ -47,8 +50,10 @@ class Pool : public std::enable_shared_from_this<Pool> {
  public:
   struct Options {
     size_t capacity_bytes = 0;  // > 0, rounded up to kMinExtentBytes
-    // Threads that touch all pages in the background; 0 = pages are touched on first use.
+    // Threads that allocate all pages in the background; 0 = only those of allocated extents.
     uint32_t touch_threads = 1;
+    // Promise of these bytes; null: pages are allocated without a ledger.
+    std::shared_ptr<MemoryPromise> promise = nullptr;
     bool strict = false;  // no other process can ever map the memory for writing, not even root's
     size_t quota_bytes = 0;  // limit of the bytes in use; 0 = capacity_bytes
     // Descriptor of the memory, at least capacity_bytes long, owned by the caller; -1: a memfd is
@@ -64,8 +69,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // retried.
   using Reclaimer = std::function<bool(std::span<const size_t> sizes_bytes)>;
 
-  // Reserves the memory. Its pages are touched in the background from the start, where extents are
-  // allocated first.
+  // Reserves the memory. Its pages are allocated in the background from the start, where extents
+  // are allocated first.
   //
   // Errors: kInvalidArgument    capacity_bytes (names the range)
   //         kResourceExhausted  the kernel refuses the memfd or the mapping
@@ -74,11 +79,11 @@ class Pool : public std::enable_shared_from_this<Pool> {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Allocates one extent per size, each rounded up to the next power of two; all or none. Contents
-  // are unspecified. Calls the reclaimer if there is not enough memory.
+  // Allocates one extent per size, each rounded up to the next power of two, with all of its pages;
+  // all or none. Contents are unspecified. Calls the reclaimer if there is not enough memory.
   //
-  // Errors: kResourceExhausted  not enough memory, or no free run is long enough (the message gives
-  //                             the shortfall in bytes)
+  // Errors: kResourceExhausted  not enough memory, or no free run is long enough, or the machine
+  //                             has no pages for them (the message gives the shortfall in bytes)
   absl::StatusOr<std::vector<Extent>> Allocate(std::span<const size_t> sizes_bytes);
 
   // Recovery: takes over an extent that an earlier process had allocated. Returns nothing if it is
@@ -102,19 +107,19 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Limits the bytes in use from now on to the minimum of `bytes` and the quota; allocated extents
   // stay. Errors of Allocate append `why`. SIZE_MAX: only the quota applies.
   void SetUseLimit(size_t bytes, std::string why);
-  // Pauses or resumes touching pages in the background.
+  // Pauses or resumes allocating pages in the background.
   void PauseTouching(bool paused) { touching_paused_.store(paused, std::memory_order_relaxed); }
   // Returns pages of free extents, the longest extents first, to the machine; returns the number of
   // bytes. Returns 0 for a strict pool, whose seal forbids punching holes.
   size_t ReturnFreePages(size_t wanted_bytes);
   // Returns the number of bytes that no physical page backs.
-  size_t absent_bytes() const;
+  size_t absent_bytes() const { return granted_->absent_bytes(); }
 
   PoolUsage usage() const;
   // Returns the size of the pages where extents are allocated first: 4096, or a huge page size.
   size_t page_bytes() const { return page_bytes_; }
-  // Returns the number of bytes that the background threads have not touched yet.
-  size_t untouched_bytes() const;
+  // Returns the number of bytes whose pages this object has not allocated yet.
+  size_t untouched_bytes() const { return capacity_bytes_ - granted_->present_bytes(); }
   // Returns the memfd, which the pool owns.
   int descriptor() const { return memfd_.get(); }
   // Returns a read-only descriptor for a client. The memfd has mode 0600 and can neither shrink nor
@@ -126,10 +131,14 @@ class Pool : public std::enable_shared_from_this<Pool> {
  private:
   friend class Extent;
 
-  Pool(FileDescriptor memfd, Options options, size_t page_bytes);
+  Pool(FileDescriptor memfd, Options options, size_t page_bytes,
+       std::unique_ptr<GrantedMemory> granted);
   void Quarantine(uint32_t begin, uint32_t end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartTouching(uint32_t thread_count);
+  void TouchInBackground();
   absl::StatusOr<std::vector<Extent>> TryAllocate(std::span<const size_t> sizes_bytes);
+  // Allocates the pages of extents.
+  absl::Status MakePresent(std::span<const Extent> extents);
   bool Reclaim(std::span<const size_t> sizes_bytes);
   bool ReturnPages(ExtentRef extent);
   void Free(ExtentRef extent);
@@ -139,6 +148,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   std::byte* const base_;
   const size_t capacity_bytes_;
   const size_t page_bytes_;
+  const std::unique_ptr<GrantedMemory> granted_;
   const std::shared_ptr<ExtentLedger> ledger_;
   const size_t quota_bytes_;
 

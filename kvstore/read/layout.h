@@ -212,8 +212,9 @@ struct LeaseWords {
   static constexpr uint32_t kRevoked = 1;    // truncated, dropped or expired: the client detaches
   static constexpr uint32_t kSuspended = 2;  // set until ResumeSequence
   std::atomic<uint64_t> lease_id = 0;        // 0: these words are unused
-  // Version of the newest attachment; when it is higher than the client's, the client fetches new
-  // descriptors.
+  // Version of the newest attachment, written before the first token_count that belongs to it. When
+  // it is higher than the client's, tokens that the client did not count before may be in other
+  // places than its attachment's; it fetches new descriptors to read these.
   std::atomic<uint64_t> version = 0;
   std::atomic<uint32_t> token_count = 0;  // complete in all stored layers
   std::atomic<uint32_t> flags = 0;

@@ -37,13 +37,16 @@ bool SharedHugePages() {
 }
 
 // Faults whole pages in. The kernel (5.14 and later) does so without a store that would race with a
-// writer's; on older kernels an atomic store that changes nothing does it.
-void FaultIn(std::span<std::byte> pages) {
-  if (madvise(pages.data(), pages.size(), MADV_POPULATE_WRITE) == 0) return;
+// writer's; on older kernels an atomic store that changes nothing does it. Returns false when the
+// kernel refuses a page.
+bool FaultIn(std::span<std::byte> pages) {
+  if (madvise(pages.data(), pages.size(), MADV_POPULATE_WRITE) == 0) return true;
+  if (errno != EINVAL) return false;
   const size_t page_bytes = SmallPageBytes();
   for (size_t offset = 0; offset < pages.size(); offset += page_bytes) {
     __atomic_fetch_or(reinterpret_cast<unsigned char*>(pages.data() + offset), 0, __ATOMIC_RELAXED);
   }
+  return true;
 }
 
 // Returns the part of the memory that consists of whole, aligned huge pages.
@@ -59,7 +62,7 @@ std::span<std::byte> HugePart(std::span<std::byte> memory) {
 // because the kernel does not collapse a hole.
 bool CollapsePages(std::span<std::byte> memory) {
   for (size_t offset = 0; offset < memory.size(); offset += kHugePageBytes) {
-    FaultIn(memory.subspan(offset, SmallPageBytes()));
+    if (!FaultIn(memory.subspan(offset, SmallPageBytes()))) return false;
   }
   return !memory.empty() && madvise(memory.data(), memory.size(), MADV_COLLAPSE) == 0;
 }
@@ -91,10 +94,9 @@ std::byte* MapMemory(int descriptor, size_t size_bytes, int protection) {
   return data;
 }
 
-bool PopulatePages(std::span<std::byte> memory) {
+Population PopulatePages(std::span<std::byte> memory) {
   const bool huge = CollapsePages(HugePart(memory));
-  FaultIn(memory);
-  return huge;
+  return {.present = FaultIn(memory), .huge = huge};
 }
 
 size_t AdviseHugePages(int descriptor, std::span<std::byte> memory) {

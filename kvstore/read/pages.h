@@ -24,11 +24,15 @@ inline constexpr size_t kHugePageBytes = size_t{2} << 20;
 // page table entry only where addresses have the same alignment as offsets of the memory.
 std::byte* MapMemory(int descriptor, size_t size_bytes, int protection);
 
+struct Population {
+  bool present = true;  // false: the kernel refused a page (a full file system)
+  bool huge = false;  // every aligned kHugePageBytes is a huge page now, and there is at least one
+};
+
 // Faults the memory in and preserves its bytes, even while other threads or processes read and
-// write them; with huge pages where the machine has free ones, with small pages elsewhere. Returns
-// true when every aligned kHugePageBytes of the memory is now a huge page; false when it is not, or
-// when the memory contains no aligned kHugePageBytes.
-bool PopulatePages(std::span<std::byte> memory);
+// write them; with huge pages where the machine has free ones, with small pages elsewhere. Before
+// Linux 5.14, a page that the kernel refuses is a SIGBUS.
+Population PopulatePages(std::span<std::byte> memory);
 
 // Requests huge pages for the first use of memory that is mapped from the descriptor. Returns the
 // page size in bytes that the memory gets without PopulatePages.

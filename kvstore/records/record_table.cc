@@ -17,6 +17,9 @@ namespace {
 constexpr uint64_t kTableMagic = 0x3252'4c42'5443'5051;  // RootRecords checks the version
 constexpr size_t kTableHeaderBytes = 4096;
 
+// Pages of the table are allocated in steps of this size.
+constexpr size_t kTableChunkBytes = size_t{256} << 10;
+
 size_t PageUp(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 }  // namespace
@@ -66,24 +69,27 @@ RecordSlot::~RecordSlot() {
   if (table_ != nullptr) table_->Give(kind_, number_);
 }
 
-absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Create(const kernels::Exec& exec,
-                                                                 DescriptorKeeper& keeper,
-                                                                 const std::string& name,
-                                                                 const Shape& shape) {
-  const size_t size_bytes = TableLayout(shape).size_bytes;
+absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Create(
+    const kernels::Exec& exec, DescriptorKeeper& keeper, const std::string& name,
+    const Shape& shape, std::shared_ptr<MemoryPromise> promise) {
+  const TableLayout places(shape);
+  const size_t size_bytes = places.size_bytes;
   ASSIGN_OR_RETURN(auto memory, keeper.CreateMemory(name.c_str(), size_bytes));
   ASSIGN_OR_RETURN(auto mapping, Mapping::Map(memory, size_bytes, Mapping::Access::kReadWrite));
-  auto* header = new (mapping.data()) Header{};
+  std::shared_ptr<RecordTable> table(
+      new RecordTable(exec, shape, std::move(memory), std::move(mapping), std::move(promise)));
+  // The areas that are written without a number; those of numbers follow with Take.
+  RETURN_IF_ERROR(table->granted_.Ensure(0, places.rows.offset));
+  auto* header = new (table->memory_.data()) Header{};
   for (DurableCounter& end : header->ends) end.Reset(0);
   header->next_segment_id.Reset(1);
   StoreInOrder(header->magic, kTableMagic);
-  return std::shared_ptr<RecordTable>(
-      new RecordTable(exec, shape, std::move(memory), std::move(mapping)));
+  return table;
 }
 
-absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Open(const kernels::Exec& exec,
-                                                               const FileDescriptor& kept,
-                                                               const Shape& shape) {
+absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Open(
+    const kernels::Exec& exec, const FileDescriptor& kept, const Shape& shape,
+    std::shared_ptr<MemoryPromise> promise) {
   const size_t size_bytes = TableLayout(shape).size_bytes;
   if (SizeOf(kept) < size_bytes) {
     return DataLoss("the record table is missing or too short");
@@ -95,7 +101,7 @@ absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Open(const kernels::Ex
     return DataLoss("the record table has another layout");
   }
   std::shared_ptr<RecordTable> table(
-      new RecordTable(exec, shape, std::move(copy), std::move(mapping)));
+      new RecordTable(exec, shape, std::move(copy), std::move(mapping), std::move(promise)));
   const MutexLock lock(&table->mutex_);
   for (const RecordKind kind : {RecordKind::kRows, RecordKind::kLayer, RecordKind::kSequence}) {
     const uint32_t end = table->end(kind);
@@ -108,11 +114,13 @@ absl::StatusOr<std::shared_ptr<RecordTable>> RecordTable::Open(const kernels::Ex
 }
 
 RecordTable::RecordTable(const kernels::Exec& exec, const Shape& shape, FileDescriptor descriptor,
-                         Mapping memory)
+                         Mapping memory, std::shared_ptr<MemoryPromise> promise)
     : exec_(exec),
       shape_(shape),
       memory_descriptor_(std::move(descriptor)),
       memory_(std::move(memory)),
+      granted_(memory_descriptor_.get(), {memory_.data(), memory_.size_bytes()}, kTableChunkBytes,
+               std::move(promise)),
       heap_blocks_(static_cast<uint32_t>(shape.heap_bytes / HeapBlock::kUnitBytes)) {
   const TableLayout places(shape);
   uint32_t kind = 1;
@@ -156,8 +164,33 @@ uint32_t RecordTable::end(RecordKind kind) const {
 std::optional<RecordSlot> RecordTable::Take(RecordKind kind) {
   const auto number = numbers(kind).Take();
   if (!number.has_value()) return std::nullopt;
+  if (!MakePresent(kind, *number)) {
+    numbers(kind).Give(*number);
+    return std::nullopt;
+  }
   if (!detached()) end_of(kind).RaiseTo(numbers(kind).end());
   return RecordSlot(shared_from_this(), kind, *number);
+}
+
+bool RecordTable::MakePresent(std::span<const std::byte> bytes) {
+  return granted_.Ensure(static_cast<size_t>(bytes.data() - memory_.data()), bytes.size()).ok();
+}
+
+bool RecordTable::MakePresent(RecordKind kind, uint32_t number) {
+  switch (kind) {
+    case RecordKind::kRows:
+      return MakePresent(rows_.slot(number)) && MakePresent(row_sums_.slot(number));
+    case RecordKind::kLayer:
+      return MakePresent(layers_.slot(number)) && MakePresent(layer_sums_.slot(number));
+    case RecordKind::kSequence:
+      break;
+  }
+  bool present = MakePresent(identities_.slot(number));
+  for (const uint32_t turn : {0u, 1u}) {
+    present = present && MakePresent(states_.slot(2 * number + turn)) &&
+              MakePresent(names_.slot(2 * number + turn));
+  }
+  return present;
 }
 
 void RecordTable::Empty(RecordKind kind, uint32_t number) {
@@ -194,7 +227,9 @@ std::optional<HeapBlock> RecordTable::AllocateBlock(size_t size_bytes) {
   const auto unit = heap_blocks_.Allocate(block.order);
   if (!unit.has_value()) return std::nullopt;
   block.unit = *unit;
-  return block;
+  if (MakePresent(bytes(block))) return block;
+  heap_blocks_.Free(block.unit, block.order);
+  return std::nullopt;
 }
 
 void RecordTable::FreeBlock(HeapBlock block) {

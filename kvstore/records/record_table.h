@@ -28,6 +28,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kvstore/limits/granted_memory.h"
+#include "kvstore/limits/memory_ledger.h"
 #include "kvstore/memory/buddy.h"
 #include "kvstore/memory/extent_ledger.h"
 #include "kvstore/memory/keeper.h"
@@ -99,16 +101,16 @@ class RecordTable final : public ExtentLedger, public std::enable_shared_from_th
   static constexpr size_t kStateHeadBytes = 40;  // then uint32_t per layer
   static constexpr size_t kRowsHeadBytes = 24;   // then an ExtentRef per head
 
-  // Creates the memory; the caller stores it in the keeper. Errors: those of the keeper.
-  static absl::StatusOr<std::shared_ptr<RecordTable>> Create(const kernels::Exec& exec,
-                                                             DescriptorKeeper& keeper,
-                                                             const std::string& name,
-                                                             const Shape& shape);
+  // Creates the memory; the caller stores it in the keeper. `promise`: allocates its pages; null:
+  // they are allocated without a ledger. Errors: those of the keeper and of the ledger.
+  static absl::StatusOr<std::shared_ptr<RecordTable>> Create(
+      const kernels::Exec& exec, DescriptorKeeper& keeper, const std::string& name,
+      const Shape& shape, std::shared_ptr<MemoryPromise> promise = nullptr);
   // Maps the table of an earlier process. Until Claim and EndRecovery, all slots count as taken and
   // the heap as free. Errors: kDataLoss if it is not a table of this shape; kResourceExhausted.
-  static absl::StatusOr<std::shared_ptr<RecordTable>> Open(const kernels::Exec& exec,
-                                                           const FileDescriptor& kept,
-                                                           const Shape& shape);
+  static absl::StatusOr<std::shared_ptr<RecordTable>> Open(
+      const kernels::Exec& exec, const FileDescriptor& kept, const Shape& shape,
+      std::shared_ptr<MemoryPromise> promise = nullptr);
 
   const Shape& shape() const { return shape_; }
   const kernels::Exec& exec() const { return exec_; }
@@ -127,6 +129,7 @@ class RecordTable final : public ExtentLedger, public std::enable_shared_from_th
   // sequences while they are written.
   Mutex& mutex() ABSL_LOCK_RETURNED(mutex_) { return mutex_; }
 
+  // Return nothing when no number or block is free, or the machine has no pages for it.
   std::optional<RecordSlot> Take(RecordKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::optional<HeapBlock> AllocateBlock(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FreeBlock(HeapBlock block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -159,13 +162,16 @@ class RecordTable final : public ExtentLedger, public std::enable_shared_from_th
   struct TableLayout;
 
   RecordTable(const kernels::Exec& exec, const Shape& shape, FileDescriptor descriptor,
-              Mapping memory);
+              Mapping memory, std::shared_ptr<MemoryPromise> promise);
   Header& header() const { return *reinterpret_cast<Header*>(memory_.data()); }
   DurableCounter& end_of(RecordKind kind) const;
   SlotNumbers& numbers(RecordKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return numbers_[static_cast<size_t>(kind)];
   }
   void Mark(ExtentRef extent, uint8_t used);
+  // Allocates the pages of all slots of a number. Returns false when the machine has none.
+  bool MakePresent(RecordKind kind, uint32_t number);
+  bool MakePresent(std::span<const std::byte> bytes);
   void Empty(RecordKind kind, uint32_t number);
   void Give(RecordKind kind, uint32_t number);
 
@@ -173,6 +179,7 @@ class RecordTable final : public ExtentLedger, public std::enable_shared_from_th
   const Shape shape_;
   const FileDescriptor memory_descriptor_;
   const Mapping memory_;
+  GrantedMemory granted_;
   std::byte* in_use_ = nullptr;
   std::byte* heap_ = nullptr;
   SlotArray rows_, row_sums_, layers_, layer_sums_, identities_, states_, names_;

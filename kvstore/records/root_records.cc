@@ -28,6 +28,7 @@ constexpr uint32_t kCacheSlots = 256;
 constexpr size_t kCacheSlotBytes = size_t{16} << 10;
 constexpr uint32_t kSessionSlots = 4096;
 constexpr size_t kSessionSlotBytes = 1024;
+constexpr size_t kRootChunkBytes = size_t{64} << 10;  // pages are allocated in steps of this size
 constexpr size_t kRootBytes =
     kRootHeaderBytes + kCacheSlots * kCacheSlotBytes + kSessionSlots * kSessionSlotBytes;
 enum Kind : uint32_t { kCacheKind = 1, kSessionKind = 2 };
@@ -99,6 +100,7 @@ absl::StatusOr<Mapping> RootRecords::Make(DescriptorKeeper& keeper) {
   ASSIGN_OR_RETURN(auto created, keeper.CreateMemory(kMemoryName, kRootBytes));
   auto memory = Mapping::Map(created, kRootBytes, Mapping::Access::kReadWrite);
   if (!memory.ok()) return memory.status();
+  RETURN_IF_ERROR(AllocatePages({memory->data(), kRootHeaderBytes}, kMemoryName));
   auto* header = new (memory->data()) Header{};
   header->next_id.Reset(0);
   header->cache_end.Reset(0);
@@ -135,6 +137,7 @@ absl::StatusOr<std::unique_ptr<RootRecords>> RootRecords::Open(const kernels::Ex
 
 RootRecords::RootRecords(const kernels::Exec& exec, Mapping memory)
     : memory_(std::move(memory)),
+      granted_(-1, {memory_.data(), memory_.size_bytes()}, kRootChunkBytes, /*promise=*/nullptr),
       cache_slots_(exec, {memory_.data() + kRootHeaderBytes, kCacheSlots * kCacheSlotBytes},
                    kCacheSlotBytes, kCacheKind),
       session_slots_(exec,
@@ -215,6 +218,10 @@ void RootRecords::MarkIdUsed(uint64_t id) {
   header().next_id.RaiseTo(next_id_);
 }
 
+absl::Status RootRecords::MakePresent(std::span<const std::byte> slot) {
+  return granted_.Ensure(static_cast<size_t>(slot.data() - memory_.data()), slot.size());
+}
+
 absl::Status RootRecords::AddCache(const CacheRecord& cache) {
   const MutexLock lock(&mutex_);
   if (detached_) return absl::OkStatus();
@@ -222,6 +229,10 @@ absl::Status RootRecords::AddCache(const CacheRecord& cache) {
   if (!slot.has_value()) {
     return ResourceExhausted(
         "max_caches", absl::StrCat("at most ", kCacheSlots, " caches are kept"), kRetryMemory);
+  }
+  if (absl::Status status = MakePresent(cache_slots_.slot(*slot)); !status.ok()) {
+    free_caches_.Give(*slot);
+    return status;
   }
   header().cache_end.RaiseTo(free_caches_.end());
   RecordWriter writer(cache_slots_.Open(*slot));
@@ -267,6 +278,10 @@ absl::Status RootRecords::KeepSession(const KeptSession& session) {
     return ResourceExhausted("max_sessions",
                              absl::StrCat("at most ", kSessionSlots, " sessions are kept"),
                              kRetryMemory);
+  }
+  if (absl::Status status = MakePresent(session_slots_.slot(*slot)); !status.ok()) {
+    free_sessions_.Give(*slot);
+    return status;
   }
   header().session_end.RaiseTo(free_sessions_.end());
   session_slots_.Put(*slot, bytes);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kvstore/limits/granted_memory.h"
 #include "kvstore/memory/keeper.h"
 #include "kvstore/memory/memfd.h"
 #include "kvstore/mutex.h"
@@ -82,12 +83,15 @@ class RootRecords {
   RootRecords(const kernels::Exec& exec, Mapping memory);
   static absl::StatusOr<Mapping> MapKept(DescriptorKeeper& keeper);
   static absl::StatusOr<Mapping> Make(DescriptorKeeper& keeper);
+  // Allocates the pages of a slot. Errors: kResourceExhausted.
+  absl::Status MakePresent(std::span<const std::byte> slot);
   void Read();
   void ReadCaches() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReadSessions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Header& header() const { return *reinterpret_cast<Header*>(memory_.data()); }
 
   const Mapping memory_;
+  GrantedMemory granted_;
   bool recovered_ = false;
   uint32_t dropped_records_ = 0;
   std::vector<CacheRecord> caches_;

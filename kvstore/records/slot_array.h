@@ -40,6 +40,10 @@ class SlotArray {
 
   uint32_t count() const { return count_; }
   size_t content_bytes() const;  // maximum per slot
+  // Returns all bytes of a slot, its head included.
+  std::span<const std::byte> slot(uint32_t number) const {
+    return {begin_ + size_t{number} * slot_bytes_, slot_bytes_};
+  }
 
   // Empties the slot and returns its bytes for writing; Commit then makes them its content.
   std::span<std::byte> Open(uint32_t slot);

@@ -71,10 +71,10 @@ class Holds {
   bool held() const { return count_.load(std::memory_order_acquire) > 0; }
 
   // Pins the sequence until a time of BootNanos; zero removes the pin. The time is limited to
-  // kMaxPin from now, even when a record holds a later one.
+  // [0, kMaxPin from now], even when a record holds another one.
   void PinUntil(int64_t boot_nanos) {
     const int64_t most = BootNanos() + absl::ToInt64Nanoseconds(kMaxPin);
-    pinned_until_.store(std::min(boot_nanos, most));
+    pinned_until_.store(std::clamp<int64_t>(boot_nanos, 0, most));
   }
   int64_t pinned_until() const { return pinned_until_.load(); }
   // Returns the remaining time of the pin; zero when there is none.

@@ -27,19 +27,38 @@ void EndPage(ControlPage& page) {
   if (page.boot_word.exchange(0, std::memory_order_acq_rel) != 0) WakeWaiters(page);
 }
 
+using Allocated = std::pair<FileDescriptor, Mapping>;
+
+// Without a keeper the memory is sealed against writers other than this mapping.
+absl::StatusOr<Allocated> Allocate(size_t size_bytes, DescriptorKeeper* keeper, bool in_memfd) {
+  constexpr char kName[] = "pqcached-control";
+  ASSIGN_OR_RETURN(auto memory, in_memfd ? CreateMemfd(kName, size_bytes)
+                                         : keeper->CreateMemory(kName, size_bytes));
+  ASSIGN_OR_RETURN(auto mapping, Mapping::Map(memory, size_bytes, Mapping::Access::kReadWrite));
+  if (in_memfd) {
+    RETURN_IF_ERROR(
+        SealMemfd(memory, keeper == nullptr ? WriteSeal::kFutureWrite : WriteSeal::kNone));
+  }
+  RETURN_IF_ERROR(AllocatePages({mapping.data(), mapping.size_bytes()}, kName));
+  return Allocated(std::move(memory), std::move(mapping));
+}
+
 }  // namespace
+
+size_t ControlMemory::SizeBytes(uint32_t word_count) {
+  return kWordsOffsetBytes + size_t{word_count} * sizeof(LeaseWords);
+}
 
 absl::StatusOr<std::unique_ptr<ControlMemory>> ControlMemory::Create(uint32_t word_count,
                                                                      uint64_t boot_word,
                                                                      DescriptorKeeper* keeper) {
-  const size_t size_bytes = kWordsOffsetBytes + size_t{word_count} * sizeof(LeaseWords);
-  ASSIGN_OR_RETURN(auto memfd, keeper == nullptr
-                                   ? CreateMemfd("pqcached-control", size_bytes)
-                                   : keeper->CreateMemory("pqcached-control", size_bytes));
-  ASSIGN_OR_RETURN(auto mapping, Mapping::Map(memfd, size_bytes, Mapping::Access::kReadWrite));
-  if (keeper == nullptr) {
-    RETURN_IF_ERROR(SealMemfd(memfd, WriteSeal::kFutureWrite));
+  const size_t size_bytes = SizeBytes(word_count);
+  absl::StatusOr<Allocated> memory = Allocate(size_bytes, keeper, /*in_memfd=*/keeper == nullptr);
+  if (keeper != nullptr && absl::IsResourceExhausted(memory.status())) {
+    memory = Allocate(size_bytes, keeper, /*in_memfd=*/true);
   }
+  if (!memory.ok()) return memory.status();
+  auto& [memfd, mapping] = *memory;
   // New memory is zero, the initial value of all slot words and lease words.
   auto* page = new (mapping.data()) ControlPage;
   page->word_count = word_count;

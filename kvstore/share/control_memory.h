@@ -22,8 +22,13 @@ namespace pqcached::kvstore {
 
 class ControlMemory {
  public:
-  // Creates the memory. With a keeper, the supervisor can keep it and call EndControlMemory after
-  // this process has ended; the memory is then not sealed against other writers.
+  // Returns the size of the memory.
+  static size_t SizeBytes(uint32_t word_count);
+
+  // Creates the memory. With a keeper, it is of the keeper's kind, or a memfd where the keeper's
+  // volume is full, because a client must be able to resume its session then. The supervisor can
+  // keep it and call EndControlMemory after this process has ended: the memory is not sealed
+  // against other writers.
   //
   // Errors: kResourceExhausted  the kernel refuses
   static absl::StatusOr<std::unique_ptr<ControlMemory>> Create(uint32_t word_count,

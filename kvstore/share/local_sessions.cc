@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kvstore/memory/memory_limits.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
@@ -14,6 +13,8 @@ namespace {
 absl::Status NoLeaseError(uint64_t lease_id) {
   return NotFound("lease_id", absl::StrCat("no lease ", lease_id));
 }
+
+absl::Status HasStagingError() { return AlreadyExists("session", "it has a staging ring already"); }
 
 absl::StatusOr<AttachedSequence> MakeAttached(Lease& lease, uint64_t known_version) {
   if (lease.revoked()) {
@@ -42,8 +43,18 @@ absl::StatusOr<LocalSessions::Session*> LocalSessions::Find(std::string_view ses
   return &found->second;
 }
 
-absl::StatusOr<SessionMemory> LocalSessions::Open(std::string_view session, uint64_t boot_word) {
-  ASSIGN_OR_RETURN(auto control, ControlMemory::Create(max_leases_, boot_word, keeper_));
+absl::StatusOr<SessionMemory> LocalSessions::Open(std::string_view tenant, std::string_view session,
+                                                  uint64_t boot_word) {
+  const size_t control_bytes = ControlMemory::SizeBytes(max_leases_);
+  ASSIGN_OR_RETURN(auto promise,
+                   ledger_.Promise(tenant, MemoryUse::kControl, control_bytes, "session"));
+  absl::StatusOr<std::unique_ptr<ControlMemory>> created;
+  RETURN_IF_ERROR(promise->Allocate(control_bytes, [&] {
+    created = ControlMemory::Create(max_leases_, boot_word, keeper_);
+    return true;  // its own error says more
+  }));
+  ASSIGN_OR_RETURN(auto control, std::move(created));
+  promise->SetAllocated(control_bytes);
   ASSIGN_OR_RETURN(auto shared, control->Share());
   SessionMemory memory{.control = std::move(shared), .keeper_control = {}};
   if (keeper_ != nullptr) {
@@ -52,27 +63,24 @@ absl::StatusOr<SessionMemory> LocalSessions::Open(std::string_view session, uint
   }
   Drop(session);  // the client never received the memory of an earlier Open
   const MutexLock lock(&mutex_);
-  sessions_[std::string(session)].control = std::move(control);
+  Session& opened = sessions_[std::string(session)];
+  opened.control_promise = std::move(promise);
+  opened.control = std::move(control);
   return memory;
 }
 
-absl::StatusOr<SharedMemory> LocalSessions::OpenStaging(std::string_view session,
+absl::StatusOr<SharedMemory> LocalSessions::OpenStaging(std::string_view tenant,
+                                                        std::string_view session,
                                                         uint64_t slot_bytes, uint32_t slot_count) {
   std::shared_ptr<const ControlMemory> control;
   {
     const MutexLock lock(&mutex_);
     ASSIGN_OR_RETURN(const auto found, Find(session));
+    if (found->staging != nullptr) return HasStagingError();
     control = found->control;
   }
-  ASSIGN_OR_RETURN(auto ring,
-                   StagingRing::Create(slot_bytes, slot_count, max_staging_bytes_, control));
-  if (const size_t available = AvailableMemoryBytes(); ring->size_bytes() > available) {
-    return ResourceExhausted(
-        "slot_bytes",
-        absl::StrCat(slot_count, " slots of ", slot_bytes, " bytes; the machine has ", available,
-                     ", ", ring->size_bytes() - available, " bytes short"),
-        kRetryMemory);
-  }
+  ASSIGN_OR_RETURN(auto ring, StagingRing::Create(slot_bytes, slot_count, max_staging_bytes_,
+                                                  control, &ledger_, tenant));
   auto shared = ring->Share();
   if (!shared.ok()) return shared.status();
   const MutexLock lock(&mutex_);
@@ -80,9 +88,7 @@ absl::StatusOr<SharedMemory> LocalSessions::OpenStaging(std::string_view session
   if (found->control != control) {  // the session was closed and opened again concurrently
     return FailedPrecondition("session", "the sidecar has replaced it");
   }
-  if (found->staging != nullptr) {
-    return AlreadyExists("session", "it has a staging ring already");
-  }
+  if (found->staging != nullptr) return HasStagingError();
   found->staging = std::move(ring);
   return shared;
 }
@@ -235,6 +241,7 @@ void LocalSessions::Drop(std::string_view session) {
     ended = std::move(found->second);
     sessions_.erase(found);
   }
+  if (ended.staging != nullptr) ended.staging->FreeAtEnd();
   End(ended);
 }
 

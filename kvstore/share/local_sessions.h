@@ -27,17 +27,19 @@ class LocalSessions {
  public:
   // max_leases and max_staging_bytes: limits per session. lease_timeout, keeper: see StoreOptions.
   LocalSessions(uint32_t max_leases, size_t max_staging_bytes, absl::Duration lease_timeout,
-                DescriptorKeeper* keeper = nullptr)
+                MemoryLedger& ledger, DescriptorKeeper* keeper = nullptr)
       : max_leases_(max_leases),
         max_staging_bytes_(max_staging_bytes),
         lease_timeout_(lease_timeout),
+        ledger_(ledger),
         keeper_(keeper) {}
   ~LocalSessions();
 
   // These functions implement those of Store, which documents them and their errors.
-  absl::StatusOr<SessionMemory> Open(std::string_view session, uint64_t boot_word);
-  absl::StatusOr<SharedMemory> OpenStaging(std::string_view session, uint64_t slot_bytes,
-                                           uint32_t slot_count);
+  absl::StatusOr<SessionMemory> Open(std::string_view tenant, std::string_view session,
+                                     uint64_t boot_word);
+  absl::StatusOr<SharedMemory> OpenStaging(std::string_view tenant, std::string_view session,
+                                           uint64_t slot_bytes, uint32_t slot_count);
   absl::StatusOr<StagedBytes> ClaimStaging(std::string_view session,
                                            const StagingReference& reference);
   absl::StatusOr<AttachedSequence> Attach(std::shared_ptr<const Cache> cache,
@@ -56,6 +58,7 @@ class LocalSessions {
 
  private:
   struct Session {
+    std::shared_ptr<MemoryPromise> control_promise;
     std::shared_ptr<const ControlMemory> control;
     std::shared_ptr<StagingRing> staging;
     std::map<uint64_t, std::shared_ptr<Lease>> leases;
@@ -77,6 +80,7 @@ class LocalSessions {
   const uint32_t max_leases_;
   const size_t max_staging_bytes_;
   const absl::Duration lease_timeout_;
+  MemoryLedger& ledger_;
   DescriptorKeeper* const keeper_;
   mutable Mutex mutex_;
   Sessions sessions_ ABSL_GUARDED_BY(mutex_);

@@ -1,16 +1,42 @@
 #include "kvstore/share/staging.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/limits/granted_memory.h"
 #include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
+namespace {
+
+absl::Status MakePresent(const FileDescriptor& memfd, size_t size_bytes,
+                         const std::shared_ptr<MemoryPromise>& promise) {
+  ASSIGN_OR_RETURN(const Mapping writable,
+                   Mapping::Map(memfd, size_bytes, Mapping::Access::kReadWrite));
+  const std::span<std::byte> memory(writable.data(), size_bytes);
+  GrantedMemory granted(memfd.get(), memory, size_bytes, promise);
+  absl::Status status = granted.Ensure(0, size_bytes);
+  if (status.ok()) return status;
+  return Refuse(status.code(), "slot_bytes", TextOf(status), RetryMsOf(status));
+}
+
+// Frees the memory of a ring, and keeps its size.
+void FreeStaging(int descriptor) {
+  struct stat info = {};
+  if (fstat(descriptor, &info) != 0) return;
+  fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, info.st_size);
+}
+
+}  // namespace
 
 absl::StatusOr<std::shared_ptr<StagingRing>> StagingRing::Create(
     uint64_t slot_bytes, uint32_t slot_count, size_t max_bytes,
-    std::shared_ptr<const ControlMemory> control) {
+    std::shared_ptr<const ControlMemory> control, MemoryLedger* ledger, std::string_view tenant) {
   if (slot_bytes == 0 || slot_bytes % kStagingSlotMultiple != 0) {
     return InvalidArgument(
         "slot_bytes", absl::StrCat(slot_bytes, ", must be a multiple of ", kStagingSlotMultiple));
@@ -26,11 +52,38 @@ absl::StatusOr<std::shared_ptr<StagingRing>> StagingRing::Create(
                              kNoRetry);
   }
   const size_t size_bytes = slot_bytes * slot_count;
+  std::shared_ptr<MemoryPromise> promise;
+  if (ledger != nullptr) {
+    ASSIGN_OR_RETURN(promise,
+                     ledger->Promise(tenant, MemoryUse::kStaging, size_bytes, "slot_bytes"));
+  }
   ASSIGN_OR_RETURN(auto memfd, CreateMemfd("pqcached-staging", size_bytes));
   ASSIGN_OR_RETURN(auto mapping, Mapping::Map(memfd, size_bytes, Mapping::Access::kRead));
   RETURN_IF_ERROR(SealMemfd(memfd, WriteSeal::kNone));
+  RETURN_IF_ERROR(MakePresent(memfd, size_bytes, promise));
   return std::shared_ptr<StagingRing>(new StagingRing(std::move(memfd), std::move(mapping),
-                                                      slot_bytes, slot_count, std::move(control)));
+                                                      std::move(promise), slot_bytes, slot_count,
+                                                      std::move(control)));
+}
+
+StagingRing::~StagingRing() {
+  if (free_at_end_.load(std::memory_order_relaxed)) FreeStaging(memfd_.get());
+}
+
+std::shared_ptr<const void> AdoptStagingRing(MemoryLedger& ledger, std::string_view tenant,
+                                             FileDescriptor ring) {
+  struct Adopted {
+    FileDescriptor memory;
+    std::shared_ptr<MemoryPromise> promise;
+
+    Adopted(FileDescriptor memory_, std::shared_ptr<MemoryPromise> promise_)
+        : memory(std::move(memory_)), promise(std::move(promise_)) {}
+    ~Adopted() { FreeStaging(memory.get()); }
+  };
+  const size_t size_bytes = SizeOf(ring);
+  auto promise = ledger.Restore(tenant, MemoryUse::kStaging, size_bytes);
+  promise->SetAllocated(size_bytes);
+  return std::make_shared<const Adopted>(std::move(ring), std::move(promise));
 }
 
 absl::StatusOr<SharedMemory> StagingRing::Share() const {

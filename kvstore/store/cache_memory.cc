@@ -57,6 +57,8 @@ absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Make(std::string_view 
   if (spec.capacity_bytes > kMinExtentBytes << kMaxExtentOrder) {
     return Pool::Create(std::move(options)).status();  // fails with the limit in the message
   }
+  ASSIGN_OR_RETURN(options.promise, ledger_.Promise(tenant, MemoryUse::kPool, spec.capacity_bytes,
+                                                    "capacity_bytes"));
   const uint64_t cache_id = NewId();
   DescriptorKeeper* keeper = options_.keeper;
   // A strict pool cannot be mapped for writing again, so it is kept only by keepers that keep
@@ -75,7 +77,8 @@ absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Make(std::string_view 
       .heap_bytes = HeapBytes(spec.capacity_bytes)};
   const RecordTable::Shape shape = ShapeOf(record);
   ASSIGN_OR_RETURN(auto table,
-                   RecordTable::Create(options_.exec, *keeper, record.table_name(), shape));
+                   RecordTable::Create(options_.exec, *keeper, record.table_name(), shape,
+                                       ledger_.Restore(tenant, MemoryUse::kRecords, 0)));
   const std::string name = record.pool_name();
   const size_t size_bytes = size_t{shape.unit_count} << kExtentUnitShift;
   const bool strict = options.strict;
@@ -106,13 +109,15 @@ absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Recover(const CacheRec
       record.sequence_slots > kMaxSequenceSlots) {
     return DataLoss("the record of a cache has sizes that no sidecar wrote");
   }
-  ASSIGN_OR_RETURN(auto table, RecordTable::Open(options_.exec, keeper.Take(record.table_name()),
-                                                 ShapeOf(record)));
+  ASSIGN_OR_RETURN(auto table, RecordTable::Open(
+                                   options_.exec, keeper.Take(record.table_name()), ShapeOf(record),
+                                   ledger_.Restore(record.tenant, MemoryUse::kRecords, 0)));
   const FileDescriptor memory = keeper.Take(record.pool_name());
   Mapping mapping = keeper.TakeMapping(record.pool_name());
   Pool::Options options = OptionsOf(record.spec);
   options.memory = memory.get();
   options.ledger = table;
+  options.promise = ledger_.Restore(record.tenant, MemoryUse::kPool, record.spec.capacity_bytes);
   if (!memory.valid() || SizeOf(memory) < options.capacity_bytes) {
     return DataLoss("the pool is missing or too short");
   }

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "kvstore/limits/memory_ledger.h"
 #include "kvstore/records/root_records.h"
 #include "kvstore/sequence/cache.h"
 #include "kvstore/store.h"
@@ -21,11 +22,12 @@ namespace pqcached::kvstore {
 class CacheMemory {
  public:
   // The arguments outlive this object. `root`: null without a keeper.
-  CacheMemory(const StoreOptions& options, const Cache::Shared& shared, RootRecords* root)
-      : options_(options), shared_(shared), root_(root) {}
+  CacheMemory(const StoreOptions& options, const Cache::Shared& shared, RootRecords* root,
+              MemoryLedger& ledger)
+      : options_(options), shared_(shared), root_(root), ledger_(ledger) {}
 
-  // Creates the memory of a new cache, and records it if there is a keeper. Errors: those of Pool
-  // and of the keeper.
+  // Creates the memory of a new cache, and records it if there is a keeper. Errors: those of Pool,
+  // of the keeper, and of the ledger (kResourceExhausted naming capacity_bytes).
   absl::StatusOr<std::shared_ptr<const Cache>> Make(std::string_view tenant, const CacheSpec& spec);
 
   // Recovers the memory of a recorded cache, without its sequences. Errors: kDataLoss if nothing of
@@ -41,6 +43,7 @@ class CacheMemory {
   const StoreOptions& options_;
   const Cache::Shared shared_;
   RootRecords* const root_;
+  MemoryLedger& ledger_;
   std::atomic<uint64_t> next_id_ = 1;  // without a keeper
 };
 

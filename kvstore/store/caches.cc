@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kvstore/memory/memory_limits.h"
 #include "kvstore/model.h"
 #include "kvstore/refusal.h"
 #include "kvstore/store/cache_rules.h"
@@ -65,27 +64,16 @@ absl::Status Caches::CheckTenantQuota(std::string_view tenant, size_t capacity_b
       kRetryMemory);
 }
 
-absl::Status Caches::CheckFits(size_t capacity_bytes, size_t machine_bytes) const {
+absl::Status Caches::CheckMaxPoolBytes(size_t capacity_bytes) const {
   size_t open_bytes = 0;
-  size_t untouched_bytes = 0;  // reserved, though the machine still counts them as available
-  for (const auto& [id, cache] : caches_) {
-    open_bytes += cache->pool->usage().capacity_bytes;
-    untouched_bytes += cache->pool->untouched_bytes();
-  }
+  for (const auto& [id, cache] : caches_) open_bytes += cache->pool->usage().capacity_bytes;
   const size_t allowed_bytes =
       options_.max_pool_bytes - std::min(options_.max_pool_bytes, open_bytes);
-  if (capacity_bytes > allowed_bytes) {
-    return ResourceExhausted("capacity_bytes",
-                             absl::StrCat(capacity_bytes, "; max_pool_bytes leaves ", allowed_bytes,
-                                          ", ", capacity_bytes - allowed_bytes, " bytes short"),
-                             capacity_bytes > options_.max_pool_bytes ? kNoRetry : kRetryMemory);
-  }
-  const size_t available_bytes = machine_bytes - std::min(machine_bytes, untouched_bytes);
-  if (capacity_bytes <= available_bytes) return absl::OkStatus();
+  if (capacity_bytes <= allowed_bytes) return absl::OkStatus();
   return ResourceExhausted("capacity_bytes",
-                           absl::StrCat(capacity_bytes, "; the machine has ", available_bytes, ", ",
-                                        capacity_bytes - available_bytes, " bytes short"),
-                           kRetryMemory);
+                           absl::StrCat(capacity_bytes, "; max_pool_bytes leaves ", allowed_bytes,
+                                        ", ", capacity_bytes - allowed_bytes, " bytes short"),
+                           capacity_bytes > options_.max_pool_bytes ? kNoRetry : kRetryMemory);
 }
 
 Caches::CachePointer Caches::FindByName(std::string_view tenant, const CacheSpec& spec) const {
@@ -99,15 +87,14 @@ Caches::CachePointer Caches::FindByName(std::string_view tenant, const CacheSpec
   return found;
 }
 
-absl::StatusOr<Caches::CachePointer> Caches::Make(std::string_view tenant, const CacheSpec& spec,
-                                                  size_t machine_bytes) {
+absl::StatusOr<Caches::CachePointer> Caches::Make(std::string_view tenant, const CacheSpec& spec) {
   RETURN_IF_ERROR(CheckRanks(tenant, spec));
   if (caches_.size() >= options_.max_caches) {
     return ResourceExhausted("max_caches", absl::StrCat(options_.max_caches, " caches are open"),
                              kRetryMemory);
   }
   RETURN_IF_ERROR(CheckTenantQuota(tenant, spec.capacity_bytes));
-  RETURN_IF_ERROR(CheckFits(spec.capacity_bytes, machine_bytes));
+  RETURN_IF_ERROR(CheckMaxPoolBytes(spec.capacity_bytes));
   auto cache = memory_.Make(tenant, spec);
   if (cache.ok()) caches_.emplace((*cache)->cache_id, *cache);
   return cache;
@@ -115,13 +102,12 @@ absl::StatusOr<Caches::CachePointer> Caches::Make(std::string_view tenant, const
 
 absl::StatusOr<Caches::Opened> Caches::Open(std::string_view tenant, const CacheSpec& spec) {
   RETURN_IF_ERROR(ValidateCacheSpec(spec));
-  const size_t machine_bytes = ReadMemoryLimits(options_.memory_root).available_bytes;
   Opened opened;
   {
     const MutexLock lock(&mutex_);
     opened.cache = FindByName(tenant, spec);
     if (opened.cache == nullptr) {
-      ASSIGN_OR_RETURN(auto made, Make(tenant, spec, machine_bytes));
+      ASSIGN_OR_RETURN(auto made, Make(tenant, spec));
       return Opened{.cache = std::move(made), .is_new = true};
     }
   }

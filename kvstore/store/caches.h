@@ -50,8 +50,8 @@ class Caches {
  private:
   CachePointer FindByName(std::string_view tenant, const CacheSpec& spec) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<CachePointer> Make(std::string_view tenant, const CacheSpec& spec,
-                                    size_t machine_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<CachePointer> Make(std::string_view tenant, const CacheSpec& spec)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Checks that the spec is compatible with the open caches of its group's other ranks. Errors:
   // kFailedPrecondition naming the incompatible field.
   absl::Status CheckRanks(std::string_view tenant, const CacheSpec& spec) const
@@ -60,10 +60,9 @@ class Caches {
   // kResourceExhausted naming the quota.
   absl::Status CheckTenantQuota(std::string_view tenant, size_t capacity_bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Checks `capacity_bytes` against max_pool_bytes and the machine. Errors: kResourceExhausted
-  // naming capacity_bytes.
-  absl::Status CheckFits(size_t capacity_bytes, size_t machine_bytes) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Checks `capacity_bytes` against max_pool_bytes. Errors: kResourceExhausted naming
+  // capacity_bytes.
+  absl::Status CheckMaxPoolBytes(size_t capacity_bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const StoreOptions& options_;
   CacheMemory& memory_;

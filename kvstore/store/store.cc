@@ -10,7 +10,7 @@
 #include "kvstore/evict/admission.h"
 #include "kvstore/evict/memory_pressure.h"
 #include "kvstore/index/builder.h"
-#include "kvstore/memory/memory_limits.h"
+#include "kvstore/limits/memory_limits.h"
 #include "kvstore/model.h"
 #include "kvstore/refusal.h"
 #include "kvstore/rows/ingest.h"
@@ -62,10 +62,16 @@ StoreImpl::StoreImpl(const StoreOptions& options, uint32_t threads,
       costs_(options.exec, options.cost_file),
       live_(options.on_live_index_failure),
       checksums_(options.keeper == nullptr ? nullptr : std::make_unique<Checksums>()),
+      ledger_(std::make_shared<MemoryLedger>(options.memory_root)),
+      request_memory_(
+          options.request_memory_bytes == 0
+              ? nullptr
+              : ledger_->Restore("", MemoryUse::kRequests, options.request_memory_bytes)),
       cache_memory_(options_, {compute_, costs_, counters_, SegmentingOptions::Of(options)},
-                    root_.get()),
+                    root_.get(), *ledger_),
       caches_(options_, cache_memory_),
-      local_(options.max_leases, options.max_staging_bytes, options.lease_timeout, options.keeper),
+      local_(options.max_leases, options.max_staging_bytes, options.lease_timeout, *ledger_,
+             options.keeper),
       prefixes_(caches_),
       evictor_({.options = options_,
                 .sequences = sequences_,
@@ -194,9 +200,14 @@ absl::StatusOr<Attention> StoreImpl::AttendPositions(std::string_view tenant, ui
   return kvstore::AttendPositions(reading, query, positions);
 }
 
-absl::StatusOr<SessionMemory> StoreImpl::OpenLocalSession(std::string_view session,
+absl::StatusOr<SessionMemory> StoreImpl::OpenLocalSession(std::string_view tenant,
+                                                          std::string_view session,
                                                           uint64_t boot_word) {
-  return local_.Open(session, boot_word);
+  return local_.Open(tenant, session, boot_word);
+}
+
+std::shared_ptr<const void> StoreImpl::AdoptStaging(std::string_view tenant, FileDescriptor ring) {
+  return AdoptStagingRing(*ledger_, tenant, std::move(ring));
 }
 
 absl::StatusOr<SharedMemory> StoreImpl::OpenPool(std::string_view tenant, uint64_t cache_id) {
@@ -204,9 +215,10 @@ absl::StatusOr<SharedMemory> StoreImpl::OpenPool(std::string_view tenant, uint64
   return cache->pool->Share();
 }
 
-absl::StatusOr<SharedMemory> StoreImpl::OpenStaging(std::string_view session, uint64_t slot_bytes,
+absl::StatusOr<SharedMemory> StoreImpl::OpenStaging(std::string_view tenant,
+                                                    std::string_view session, uint64_t slot_bytes,
                                                     uint32_t slot_count) {
-  return local_.OpenStaging(session, slot_bytes, slot_count);
+  return local_.OpenStaging(tenant, session, slot_bytes, slot_count);
 }
 
 absl::StatusOr<StagedBytes> StoreImpl::ClaimStaging(std::string_view session,

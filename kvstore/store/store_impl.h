@@ -16,7 +16,7 @@
 #include "kvstore/evict/evictor.h"
 #include "kvstore/index/cost_model.h"
 #include "kvstore/index/live_index.h"
-#include "kvstore/memory/memory_watch.h"
+#include "kvstore/limits/memory_watch.h"
 #include "kvstore/records/root_records.h"
 #include "kvstore/rows/snapshot_reads.h"
 #include "kvstore/sequence/cache.h"
@@ -81,11 +81,12 @@ class StoreImpl final : public Store {
   absl::StatusOr<Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id,
                                             const Query& query,
                                             std::span<const uint32_t> positions) override;
-  absl::StatusOr<SessionMemory> OpenLocalSession(std::string_view session,
+  absl::StatusOr<SessionMemory> OpenLocalSession(std::string_view tenant, std::string_view session,
                                                  uint64_t boot_word) override;
+  std::shared_ptr<const void> AdoptStaging(std::string_view tenant, FileDescriptor ring) override;
   absl::StatusOr<SharedMemory> OpenPool(std::string_view tenant, uint64_t cache_id) override;
-  absl::StatusOr<SharedMemory> OpenStaging(std::string_view session, uint64_t slot_bytes,
-                                           uint32_t slot_count) override;
+  absl::StatusOr<SharedMemory> OpenStaging(std::string_view tenant, std::string_view session,
+                                           uint64_t slot_bytes, uint32_t slot_count) override;
   absl::StatusOr<StagedBytes> ClaimStaging(std::string_view session,
                                            const StagingReference& reference) override;
   absl::StatusOr<AttachedSequence> Attach(std::string_view tenant, uint64_t sequence_id,
@@ -136,6 +137,8 @@ class StoreImpl final : public Store {
   SegmentCounters counters_;
   IncrementalIndexer live_;
   const std::unique_ptr<Checksums> checksums_;  // null without a keeper
+  const std::shared_ptr<MemoryLedger> ledger_;  // pools that readers hold outlive the store
+  const std::shared_ptr<MemoryPromise> request_memory_;  // null when there is none
   CacheMemory cache_memory_;
   Caches caches_;
   LocalSessions local_;

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "kernels/base/status_macros.h"
-#include "kvstore/memory/memory_limits.h"
+#include "kvstore/limits/memory_limits.h"
 #include "kvstore/sequence/describe.h"
 #include "kvstore/store/store_impl.h"
 
@@ -90,6 +90,14 @@ StoreStats StoreImpl::Stats() {
   stats.evicted_bytes = evictor_.evicted_bytes();
   stats.prompt_tokens = prefixes_.prompt_tokens();
   stats.matched_tokens = prefixes_.matched_tokens();
+  stats.memory = ledger_->Accounts();
+  if (const size_t aside = options_.keeper == nullptr ? 0 : options_.keeper->SetAsideBytes();
+      aside > 0) {
+    stats.memory.push_back({.tenant = {},
+                            .use = MemoryUse::kSetAside,
+                            .promised_bytes = aside,
+                            .allocated_bytes = aside});
+  }
   stats.memory_available_bytes = ReadMemoryLimits(options_.memory_root).available_bytes;
   CountSequences(stats);
   return stats;

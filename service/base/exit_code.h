@@ -6,6 +6,7 @@ namespace pqcached::service {
 
 inline constexpr int kExitFailed = 1;     // could not start or run
 inline constexpr int kExitBadConfig = 2;  // command line or configuration
+inline constexpr int kExitNoMemory = 3;   // too little memory to start: another start may succeed
 
 }  // namespace pqcached::service
 

@@ -16,7 +16,7 @@ constexpr char kDescription[] =
     "capitals), "
     "file, defaults.\n"
     "Exit status: 0 stopped cleanly, 1 could not start or run, 2 invalid command line or "
-    "configuration.";
+    "configuration, 3 too little memory to start.";
 
 }  // namespace
 

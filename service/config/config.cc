@@ -20,6 +20,7 @@
 #include "absl/strings/str_split.h"
 #include "kernels/base/exec.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/limits/memory_limits.h"
 #include "kvstore/read/broker_protocol.h"
 #include "service/base/refusal.h"
 #include "service/config/config_values.h"
@@ -28,6 +29,8 @@ namespace pqcached::service {
 namespace {
 
 constexpr absl::string_view kSupervisorSuffix = ".supervisor";
+constexpr absl::string_view kSupervisorStatusSuffix = ".status";
+static_assert(kSupervisorStatusSuffix.size() <= kSupervisorSuffix.size());  // one length is checked
 struct Unit {
   absl::string_view name;
   size_t bytes;
@@ -184,6 +187,10 @@ std::string SupervisorPath(const Config& config) {
   return absl::StrCat(SocketPath(config), kSupervisorSuffix);
 }
 
+std::string SupervisorStatusPath(const Config& config) {
+  return absl::StrCat(SocketPath(config), kSupervisorStatusSuffix);
+}
+
 kvstore::StoreOptions StoreOptionsOf(const Config& config) {
   kvstore::StoreOptions options;
   options.max_pool_bytes = config.max_pool_bytes;
@@ -202,6 +209,7 @@ kvstore::StoreOptions StoreOptionsOf(const Config& config) {
   options.lease_timeout =
       config.lease_timeout > absl::ZeroDuration() ? config.lease_timeout : absl::InfiniteDuration();
   options.max_staging_bytes = config.max_staging_bytes;
+  options.request_memory_bytes = RequestMemoryBytesOf(config);
   options.retain = config.retain;
   options.max_retained_share = config.max_retained_share;
   options.eviction_policy = config.eviction_policy;
@@ -211,6 +219,11 @@ kvstore::StoreOptions StoreOptionsOf(const Config& config) {
   options.threads = config.threads;
   if (config.kernel_level != "auto") options.exec.level = *kernels::ParseLevel(config.kernel_level);
   return options;
+}
+
+size_t RequestMemoryBytesOf(const Config& config) {
+  const size_t share_bytes = kvstore::ReadMemoryLimits().total_bytes / 8;
+  return std::max(config.max_message_bytes, std::min(config.request_memory_bytes, share_bytes));
 }
 
 uint32_t CallThreadsOf(const Config& config) {

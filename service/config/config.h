@@ -74,6 +74,8 @@ struct Config {
   absl::Duration shutdown_timeout = absl::Seconds(10);
   bool supervise = true;
   uint32_t max_failed_recoveries = 5;
+  bool start_empty_after_failure = false;
+  bool strict_start = false;
   absl::Duration watchdog_timeout = absl::Seconds(30);  // 0 = none
   absl::Duration resume_timeout = absl::Seconds(30);
   std::string pool_directory;  // empty = none
@@ -116,13 +118,18 @@ std::string ExampleConfig();
 // Returns the values in force, by key.
 std::map<std::string, std::string> DescribeConfig(const Config& config);
 
-// Return the paths of gRPC's socket and of the supervisor's socket next to it.
+// Return the paths of gRPC's socket, and of the supervisor's two sockets next to it: for messages
+// of its worker and of operators, and for its state.
 std::string SocketPath(const Config& config);
 std::string SupervisorPath(const Config& config);
+std::string SupervisorStatusPath(const Config& config);
 
 // REQUIRES: `config` is a result of LoadConfig.
 kvstore::StoreOptions StoreOptionsOf(const Config& config);
 uint32_t CallThreadsOf(const Config& config);
+// Returns request_memory_bytes, but at most an eighth of the memory that this process can have, and
+// at least one message.
+size_t RequestMemoryBytesOf(const Config& config);
 
 // Converts between a number of bytes and its text: "512mib" is 2^29. Units are decimal (kb, mb, gb,
 // tb) or binary (kib, mib, gib, tib); a bare number counts bytes.

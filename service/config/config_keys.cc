@@ -245,9 +245,20 @@ void AddRecoveryKeys(std::vector<ConfigKey>& keys) {
               &Config::supervise));
   keys.push_back(
       CountKey("max_failed_recoveries",
-               "Workers in a row that may end before they serve; after that, the memory that "
-               "they failed to recover is released.",
+               "Workers in a row that may end before they serve. After that no worker is started, "
+               "and the memory that they failed to recover stays, until `pqcachectl recover`. Ends "
+               "for want of memory are not counted.",
                &Config::max_failed_recoveries, {1, 1000}));
+  keys.push_back(
+      BoolKey("start_empty_after_failure",
+              "After max_failed_recoveries, do what `pqcachectl recover --discard` does: set the "
+              "files of pool_directory aside, release other memory, and start empty.",
+              &Config::start_empty_after_failure));
+  keys.push_back(
+      BoolKey("strict_start",
+              "Refuse to start when limits of the machine (memory, descriptors, the volume of "
+              "pool_directory) are below what the configuration promises. Otherwise a warning.",
+              &Config::strict_start));
   keys.push_back(DurationKey("watchdog_timeout",
                              "A worker that does not answer for this long is killed and restarted. "
                              "0 = never.",

@@ -119,6 +119,13 @@ absl::Status AdminHandlers::Stats(const Caller&, const v1::StatsRequest&,
   response->set_fragmentation(
       free_bytes == 0 ? 0 : 1 - static_cast<double>(whole_bytes) / static_cast<double>(free_bytes));
   response->set_draining(parts_.gate.refuses_new_work());
+  for (const kvstore::MemoryAccount& account : stats.memory) {
+    v1::MemoryAccount* message = response->add_memory();
+    message->set_tenant(account.tenant);
+    message->set_use(static_cast<v1::MemoryUse>(account.use));
+    message->set_promised_bytes(account.promised_bytes);
+    message->set_allocated_bytes(account.allocated_bytes);
+  }
   for (const RpcStats::Row& row : parts_.stats.Snapshot()) {
     v1::RpcStats* message = response->add_rpcs();
     message->set_method(std::string(RpcName(row.rpc)));

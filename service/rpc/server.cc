@@ -92,7 +92,7 @@ class Server::Impl {
     builder.SetMaxReceiveMessageSize(static_cast<int>(config_.max_message_bytes) + kFramingBytes);
     builder.SetMaxSendMessageSize(static_cast<int>(config_.max_message_bytes) + kFramingBytes);
     grpc::ResourceQuota quota("pqcached");
-    quota.Resize(config_.request_memory_bytes);
+    quota.Resize(RequestMemoryBytesOf(config_));
     builder.SetResourceQuota(quota);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentStreams);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);

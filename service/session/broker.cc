@@ -270,10 +270,11 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     if (request_.call == BrokerCall::kOpenPool) {
       shared = broker_.parts_.store.OpenPool(session_.tenant, request_.cache_id);
     } else if (request_.call == BrokerCall::kOpenStaging) {
-      shared =
-          broker_.parts_.store.OpenStaging(session_.id, request_.slot_bytes, request_.slot_count);
+      shared = broker_.parts_.store.OpenStaging(session_.tenant, session_.id, request_.slot_bytes,
+                                                request_.slot_count);
     }
     if (!shared.ok()) return shared.status();
+    if (request_.call == BrokerCall::kOpenStaging) KeepStaging(shared->descriptor.get());
     Share(*std::move(shared));
     return absl::OkStatus();
   }
@@ -340,8 +341,9 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
   // Binds the connection to the session, and fills the reply with the session's data.
   absl::Status Open(const OpenedSession& opened) {
     const Parts& parts = broker_.parts_;
-    ASSIGN_OR_RETURN(auto memory,
-                     parts.store.OpenLocalSession(opened.session.id, broker_.boot_word_));
+    ASSIGN_OR_RETURN(
+        auto memory,
+        parts.store.OpenLocalSession(opened.session.tenant, opened.session.id, broker_.boot_word_));
     session_ = opened.session;
     if (absl::Status status = Keep(memory.keeper_control.get()); !status.ok()) {
       ReleaseKept();
@@ -362,12 +364,26 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     const std::string name = ControlName(broker_.parts_.boot_id, session_.number);
     absl::Status status;
     if (keepers.memory != nullptr) status = keepers.memory->Keep(name, control);
+    const bool separate = keepers.connections != keepers.memory;
+    // On a full volume the memory is no file. Then only the supervisor can mark it as ended.
+    if (separate && absl::IsFailedPrecondition(status)) status = absl::OkStatus();
     if (!status.ok() || keepers.connections == nullptr) return status;
     // When memory is kept in files, the supervisor needs a copy of this descriptor, too.
-    if (keepers.connections != keepers.memory) status = keepers.connections->Keep(name, control);
+    if (separate) status = keepers.connections->Keep(name, control);
     if (!status.ok()) return status;
     return keepers.connections->Keep(SocketName(broker_.parts_.boot_id, session_.number),
                                      socket_.native_handle());
+  }
+
+  // Without it, a ring whose worker is killed occupies memory until its client has closed it.
+  void KeepStaging(int ring) const {
+    kvstore::DescriptorKeeper* keeper = broker_.parts_.keepers.connections;
+    if (keeper == nullptr) return;
+    const std::string name = StagingName(broker_.parts_.boot_id, session_.number);
+    if (const absl::Status status = keeper->Keep(name, ring); !status.ok()) {
+      broker_.parts_.log.Warning("staging_not_kept",
+                                 {{"session", session_.id}, {"message", status.message()}});
+    }
   }
 
   void ReleaseKept() const {
@@ -376,6 +392,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
       if (keeper == nullptr) continue;
       keeper->Release(SocketName(broker_.parts_.boot_id, session_.number)).IgnoreError();
       keeper->Release(ControlName(broker_.parts_.boot_id, session_.number)).IgnoreError();
+      keeper->Release(StagingName(broker_.parts_.boot_id, session_.number)).IgnoreError();
     }
   }
 

@@ -75,18 +75,41 @@ void DetachedSessions::Restore() {
   std::set<uint64_t> connected;
   for (const auto& [name, connection] : connections_) connected.insert(connection.session_number);
   std::set<std::string> known;
+  std::map<uint64_t, std::string> tenants;  // by session number
   const std::vector<kvstore::KeptSession> kept = parts_.store.KeptSessions();
   for (const kvstore::KeptSession& each : kept) {
     const Session session = parts_.sessions.Restore(each);
     known.insert(session.id);
+    tenants[session.number] = session.tenant;
     const kvstore::MutexLock lock(&mutex_);
     waiting_[each.token] = {session, connected.count(session.number) != 0 ? Clock::time_point::max()
                                                                           : ResumeDeadline()};
   }
+  AdoptRings(tenants);
   DropOrphans(known);
   if (!kept.empty()) {
     parts_.log.Info("sessions_detached",
                     {{"count", kept.size()}, {"connections", connections_.size()}});
+  }
+}
+
+// Takes the staging rings that earlier workers have kept. Those whose connection has ended are
+// freed at once.
+void DetachedSessions::AdoptRings(const std::map<uint64_t, std::string>& tenants) {
+  kvstore::DescriptorKeeper* keeper = parts_.keepers.connections;
+  if (keeper == nullptr) return;
+  for (const std::string& name : keeper->Names()) {
+    if (!IsStagingName(name)) continue;
+    uint64_t number = 0;
+    const auto tenant = SessionNumberOf(name, number) ? tenants.find(number) : tenants.end();
+    auto ring = parts_.store.AdoptStaging(tenant == tenants.end() ? "" : tenant->second,
+                                          keeper->Take(name));
+    const std::string connection = SocketNameOfStaging(name);
+    if (connections_.count(connection) != 0) {
+      rings_[connection] = std::move(ring);
+    } else {
+      keeper->Release(name).IgnoreError();
+    }
   }
 }
 
@@ -168,6 +191,9 @@ void DetachedSessions::OnEnded(const std::string& name) {
   const uint64_t number = connections_[name].session_number;
   connections_.erase(name);
   parts_.keepers.connections->Release(name).IgnoreError();
+  if (rings_.erase(name) != 0) {
+    parts_.keepers.connections->Release(StagingNameOfSocket(name)).IgnoreError();
+  }
   const bool others = std::any_of(connections_.begin(), connections_.end(), [&](const auto& each) {
     return each.second.session_number == number;
   });

@@ -8,8 +8,8 @@
 // if the engine had died.
 //
 // An old connection ends when its client has unmapped all memory that it received over it, or has
-// died. When all old connections have ended, memory that earlier workers handed out and that no
-// sequence uses may be allocated again.
+// died. The staging ring that it received over it is then freed. When all old connections have
+// ended, memory that earlier workers handed out and that no sequence uses may be allocated again.
 //
 // Start and Stop must be called on one thread; AwaitResume is thread-safe. The object has a
 // thread of its own, if it needs one.
@@ -18,6 +18,7 @@
 
 #include <chrono>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <thread>
@@ -79,6 +80,7 @@ class DetachedSessions {
   };
 
   void EndKeptSessions(kvstore::DescriptorKeeper* keeper);
+  void AdoptRings(const std::map<uint64_t, std::string>& tenants);
   void Restore();
   void DropOrphans(const std::set<std::string>& known);
   void Run();
@@ -89,8 +91,10 @@ class DetachedSessions {
   Clock::time_point ResumeDeadline() const;
 
   const Parts parts_;
-  const kvstore::FileDescriptor wake_;             // eventfd
-  std::map<std::string, Connection> connections_;  // by name; used by the thread only, once it runs
+  const kvstore::FileDescriptor wake_;  // eventfd
+  // By name; used by the thread only, once it runs.
+  std::map<std::string, Connection> connections_;
+  std::map<std::string, std::shared_ptr<const void>> rings_;  // by the name of their connection
   kvstore::Mutex mutex_;
   std::map<std::string, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // by token
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

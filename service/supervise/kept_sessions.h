@@ -4,6 +4,8 @@
 //                          marks the worker's end
 //   socket.<boot id>.<n>   the broker's connection; its end shows that the client has unmapped all
 //                          memory that it received over it, whichever worker runs at that time
+//   staging.<boot id>.<n>  the session's staging ring, which a worker frees when that connection
+//                          has ended, although the client may still hold a descriptor of the ring
 //
 // Thread-safe: functions of their arguments.
 #ifndef PQCACHED_SERVICE_SUPERVISE_KEPT_SESSIONS_H_
@@ -19,10 +21,16 @@ namespace pqcached::service {
 
 std::string ControlName(absl::string_view boot_id, uint64_t session_number);
 std::string SocketName(absl::string_view boot_id, uint64_t session_number);
-// Reads the session number from a name of either kind. Returns false when the name has none.
+std::string StagingName(absl::string_view boot_id, uint64_t session_number);
+// Convert between the names of a staging ring and of the connection over which the client received
+// it.
+std::string SocketNameOfStaging(absl::string_view staging_name);
+std::string StagingNameOfSocket(absl::string_view socket_name);
+// Reads the session number from a name of any kind. Returns false when the name has none.
 bool SessionNumberOf(absl::string_view name, uint64_t& session_number);
 bool IsControlName(absl::string_view name);
 bool IsSocketName(absl::string_view name);
+bool IsStagingName(absl::string_view name);
 
 // Notifies the client of a worker that has ended: marks the control memory, or ends the stream that
 // the client reads from the connection. May be repeated.

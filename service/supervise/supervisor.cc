@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "service/base/exit_code.h"
 #include "service/supervise/kept_sessions.h"
 #include "service/supervise/take_over.h"
@@ -32,6 +33,18 @@ std::chrono::nanoseconds Nanoseconds(absl::Duration duration) {
   return absl::ToChronoNanoseconds(duration);
 }
 
+bool EndedBy(int status, int signal) { return WIFSIGNALED(status) && WTERMSIG(status) == signal; }
+
+// Returns why the environment, and not the worker, has caused this end; empty if it has not.
+absl::string_view EnvironmentFault(int status, bool killed_by_supervisor) {
+  if (EndedBy(status, SIGBUS)) return "the kernel could not provide a page of memory";
+  if (EndedBy(status, SIGKILL) && !killed_by_supervisor) {
+    return "another process killed it, or the kernel for want of memory";
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kExitNoMemory) return "too little memory";
+  return "";
+}
+
 std::string DescribeExit(int status) {
   if (WIFSIGNALED(status)) return absl::StrCat("signal ", WTERMSIG(status));
   return absl::StrCat("exit ", WEXITSTATUS(status));
@@ -48,7 +61,7 @@ FileDescriptor BlockAndReadSignals() {
 }  // namespace
 
 size_t MaxKeptDescriptors(uint32_t max_sessions, uint32_t max_caches) {
-  return 4 * size_t{max_sessions} + 4 * size_t{max_caches} + 64;
+  return 6 * size_t{max_sessions} + 4 * size_t{max_caches} + 64;
 }
 
 Supervisor::Supervisor(Options options, NotifySocket& socket, Notifier* parent,
@@ -77,8 +90,10 @@ Supervisor::Outcome Supervisor::Run() {
   next_ping_ = Clock::now();
   Start();
   while (!outcome_) {
-    std::array<pollfd, 2> waiting = {pollfd{signals_.get(), POLLIN, 0},
-                                     pollfd{socket_.descriptor(), POLLIN, 0}};
+    const StatusSocket* status = options_.status_socket;
+    std::array<pollfd, 3> waiting = {
+        pollfd{signals_.get(), POLLIN, 0}, pollfd{socket_.descriptor(), POLLIN, 0},
+        pollfd{status == nullptr ? -1 : status->descriptor(), POLLIN, 0}};
     const Clock::time_point before = Clock::now();
     const int milliseconds = MillisecondsToWait();
     poll(waiting.data(), waiting.size(), milliseconds);
@@ -88,6 +103,13 @@ Supervisor::Outcome Supervisor::Run() {
     OnSignals();
     OnDeadline();
     PingParent();
+    if (status != nullptr && waiting[2].revents != 0) {
+      // A message that was sent before a connection was opened shows in its answer.
+      status->Answer([this] {
+        OnMessages();
+        return StatusLine();
+      });
+    }
   }
   return std::move(*outcome_);
 }
@@ -134,6 +156,7 @@ void Supervisor::Start() {
   }
   state_ = State::kStarting;
   ready_ = false;
+  killed_ = false;
   intent_ = Intent::kServe;
   started_ = Clock::now();
   SetDeadline(options_.start_timeout);
@@ -197,6 +220,10 @@ void Supervisor::ReapWorker() {
               {"how", DescribeExit(status)},
               {"seconds", std::chrono::duration<double>(Clock::now() - started_).count()}});
   worker_ = 0;
+  last_end_ = DescribeExit(status);
+  if (const absl::string_view fault = EnvironmentFault(status, killed_); !fault.empty()) {
+    absl::StrAppend(&last_end_, ": ", fault);
+  }
   OnWorkerEnded(status);
 }
 
@@ -247,20 +274,82 @@ void Supervisor::OnFailedStart(int status) {
     Pause();
     return;
   }
+  if (const absl::string_view fault = EnvironmentFault(status, killed_); !fault.empty()) {
+    log_.Error(
+        "recovery_postponed",
+        {{"how", DescribeExit(status)}, {"message", fault}, {"kept_descriptors", kept_.size()}});
+    Pause();
+    return;
+  }
   ++failed_;
-  if (dropped_) {
-    log_.Error("recovery_given_up",
-               {{"message", "the worker also dies without anything to recover"}});
+  if (failed_ < options_.max_failed_recoveries) {
+    Pause();
+    return;
+  }
+  if (!recovers_) {
+    log_.Error("worker_fails", {{"count", failed_}, {"message", "without anything to recover"}});
     Finish(kExitFailed);
     return;
   }
-  if (failed_ >= options_.max_failed_recoveries) {
-    log_.Error("recoveries_failed", {{"count", failed_},
-                                     {"last", DescribeExit(status)},
-                                     {"dropped_descriptors", kept_.size()}});
-    DropKept();
+  if (options_.start_empty_after_failure && Discard()) {
+    Pause();
+    return;
   }
-  Pause();
+  GiveUp();
+}
+
+void Supervisor::GiveUp() {
+  state_ = State::kGivenUp;
+  log_.Error("recovery_given_up", {{"count", failed_},
+                                   {"last", last_end_},
+                                   {"kept_descriptors", kept_.size()},
+                                   {"message", "run pqcachectl recover --retry or --discard"}});
+  NotifyParent(
+      absl::StrCat("STATUS=not serving: recovery failed ", failed_, " times: ", last_end_));
+}
+
+// Returns false when files could not be set aside; then nothing has changed.
+bool Supervisor::Discard() {
+  if (options_.set_files_aside) {
+    const absl::StatusOr<std::string> folder = options_.set_files_aside();
+    if (!folder.ok()) {
+      log_.Error("files_not_set_aside", {{"message", folder.status().message()}});
+      return false;
+    }
+    set_aside_ = *folder;
+  }
+  log_.Warning("memory_discarded",
+               {{"released_descriptors", kept_.size()}, {"files_set_aside_in", set_aside_}});
+  DropKept();
+  failed_ = 0;
+  return true;
+}
+
+// An operator's choice. It applies only while workers fail to recover: after a worker that served,
+// the next one recovers.
+void Supervisor::OnRecover(const Notification& message) {
+  const bool fails = state_ == State::kGivenUp || (state_ == State::kPausing && !ready_);
+  const std::string choice = message.Get(kRecoverField);
+  const bool allowed = message.uid == 0 || message.uid == geteuid();
+  if (!allowed || !fails || (choice != "retry" && choice != "discard")) {
+    log_.Warning("recover_refused", {{"pid", message.pid}, {"uid", message.uid}});
+    return;
+  }
+  log_.Info("recovering", {{"choice", choice}, {"pid", message.pid}});
+  if (choice == "discard" && !Discard()) return;
+  failed_ = 0;
+  pause_ = options_.first_pause;
+  Start();
+}
+
+std::string Supervisor::StatusLine() const {
+  const char* states[] = {"pausing", "starting", "serving", "stopping", "given_up"};
+  return absl::StrCat(
+      "{\"state\":\"", states[static_cast<size_t>(state_)], "\",\"worker_pid\":", worker_,
+      ",\"starts\":", starts_, ",\"failed_recoveries\":", failed_,
+      ",\"recovers\":", recovers_ && !ready_ ? "true" : "false",
+      ",\"kept_descriptors\":", kept_.size(), ",\"last_end\":\"", last_end_, "\",\"set_aside\":\"",
+      absl::StrReplaceAll(set_aside_, {{"\\", "\\\\"}, {"\"", "\\\""}}), "\"}\n");
 }
 
 void Supervisor::EndSessions() {
@@ -269,8 +358,6 @@ void Supervisor::EndSessions() {
 
 void Supervisor::DropKept() {
   while (!kept_.empty()) Release(std::string(kept_.begin()->first));
-  if (options_.drop_files) options_.drop_files();
-  dropped_ = true;
 }
 
 void Supervisor::MakePendingUpdate() {
@@ -300,6 +387,7 @@ void Supervisor::OnDeadline() {
               {"because", state_ == State::kStopping   ? "did not stop in time"
                           : state_ == State::kStarting ? "did not become ready in time"
                                                        : "did not answer the watchdog"}});
+  killed_ = true;
   kill(worker_, SIGKILL);
 }
 
@@ -307,6 +395,8 @@ void Supervisor::OnMessages() {
   while (std::optional<Notification> message = socket_.Receive()) {
     if (message->Has(kTakeOverField, "1")) {
       OnTakeOver(*message);
+    } else if (!message->Get(kRecoverField).empty()) {
+      OnRecover(*message);
     } else if (worker_ != 0 && message->pid == worker_) {
       OnWorkerMessage(*message);
     }
@@ -339,7 +429,6 @@ void Supervisor::OnReady() {
   state_ = State::kServing;
   ready_ = true;
   failed_ = 0;
-  dropped_ = false;
   ever_ready_ = true;
   NotifyParent("READY=1");
 }

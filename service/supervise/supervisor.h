@@ -5,9 +5,16 @@
 // descriptors that it stores there survive it. When the worker dies, the supervisor notifies the
 // worker's clients (kept_sessions.h) and starts the next worker with all kept descriptors, after a
 // pause that grows with each death. A worker that does not report for watchdog_timeout is killed.
-// After max_failed_recoveries workers in a row have died before READY=1, the supervisor releases
-// all kept memory; when the next worker dies before READY=1 as well, the supervisor ends. A worker
-// that rejects its configuration is not counted: the supervisor starts it again.
+//
+// A worker that dies before READY=1 has failed to recover the kept memory, but for faults of the
+// environment: it was killed for want of memory (SIGBUS; a SIGKILL that this process did not send;
+// kExitNoMemory), or it rejects its configuration. After such a fault the supervisor starts the
+// next worker as often as it takes. After max_failed_recoveries other failures in a row it gives
+// up: all memory stays as it is, no worker runs, and the state "given_up" is answered on the
+// status socket until an operator chooses (kRecoverField):
+//
+//   retry     starts workers again, for example after an update of the program
+//   discard   sets the files of pool_directory aside, releases the other memory, and starts empty
 //
 //   SIGTERM, SIGINT   stops the worker, then this process
 //   SIGHUP            stops the worker and starts the program again: another binary at the same
@@ -37,9 +44,13 @@
 #include "service/base/log.h"
 #include "service/supervise/notify.h"
 #include "service/supervise/notify_socket.h"
+#include "service/supervise/status_socket.h"
 #include "service/supervise/worker_process.h"
 
 namespace pqcached::service {
+
+// Field of a message to the supervisor from its own user, or from root: "retry" or "discard".
+inline constexpr char kRecoverField[] = "PQCACHED_RECOVER";
 
 class Supervisor {
  public:
@@ -48,6 +59,7 @@ class Supervisor {
     std::vector<std::string> command;  // of the worker; the first element is the path to execute
     size_t max_kept = 4096;            // largest number of kept descriptors
     uint32_t max_failed_recoveries = 5;
+    bool start_empty_after_failure = false;               // discards instead of giving up
     absl::Duration watchdog_timeout = absl::Seconds(30);  // zero = none
     absl::Duration start_timeout = absl::Minutes(10);     // until READY=1
     absl::Duration stop_timeout = absl::Seconds(20);      // after SIGTERM, then SIGKILL
@@ -60,7 +72,9 @@ class Supervisor {
     // Called before each start of a worker, when no worker runs. The functions may be empty.
     std::function<void()> before_start;
     std::function<bool()> keeps_files;  // whether memory is kept in files, without descriptors
-    std::function<void()> drop_files;
+    // Moves these files aside. Returns the folder that contains them now; empty if there were none.
+    std::function<absl::StatusOr<std::string>()> set_files_aside;
+    const StatusSocket* status_socket = nullptr;  // null = none
   };
 
   struct Outcome {
@@ -86,7 +100,7 @@ class Supervisor {
 
  private:
   using Clock = std::chrono::steady_clock;  // wall time jumps
-  enum class State { kPausing, kStarting, kServing, kStopping };
+  enum class State { kPausing, kStarting, kServing, kStopping, kGivenUp };
   enum class Intent { kServe, kRestart, kExit, kHandOver };
 
   void Start();
@@ -96,10 +110,14 @@ class Supervisor {
   void OnWorkerMessage(Notification& message);
   void OnReady();
   void OnTakeOver(Notification& message);
+  void OnRecover(const Notification& message);
   void OnDeadline();
   void ReapWorker();
   void OnWorkerEnded(int status);
   void OnFailedStart(int status);
+  void GiveUp();
+  bool Discard();
+  std::string StatusLine() const;
   void Pause();
   void MakePendingUpdate();
   void Finish(int exit_code);
@@ -127,18 +145,21 @@ class Supervisor {
   Clock::time_point started_;
   Clock::time_point next_ping_;
   absl::Duration pause_;
-  uint32_t failed_ = 0;  // workers in a row that died before READY=1
+  uint32_t failed_ = 0;  // workers in a row that failed to recover
   uint32_t starts_ = 0;
   bool recovers_ = false;  // the worker was started with something kept
   bool ready_ = false;     // the worker has sent READY=1
   bool ever_ready_ = false;
-  bool dropped_ = false;  // kept memory was released since the last READY=1
+  bool killed_ = false;    // by this process
+  std::string last_end_;   // how the last worker ended, and why
+  std::string set_aside_;  // folder of the files that were set aside last
   kvstore::FileDescriptor successor_;
   std::optional<Outcome> outcome_;
 };
 
-// Returns the largest number of descriptors that a worker keeps: for each session its connection
-// and its control memory (twice while a client resumes), for each cache its pool and its records.
+// Returns the largest number of descriptors that a worker keeps: for each session its connection,
+// its control memory and its staging ring (twice while a client resumes), for each cache its pool
+// and its records.
 size_t MaxKeptDescriptors(uint32_t max_sessions, uint32_t max_caches);
 
 }  // namespace pqcached::service

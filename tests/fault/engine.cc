@@ -31,6 +31,7 @@ bool IsOfAFault(const Status& status) {
 Engine::Counts& Engine::Counts::operator+=(const Counts& other) {
   operations += other.operations;
   repeats += other.repeats;
+  refusals += other.refusals;
   acknowledged_bytes_lost += other.acknowledged_bytes_lost;
   wrong_rows_seen += other.wrong_rows_seen;
   calls_past_deadline += other.calls_past_deadline;
@@ -39,9 +40,9 @@ Engine::Counts& Engine::Counts::operator+=(const Counts& other) {
 
 std::string Engine::Counts::ToString() const {
   return std::to_string(operations) + " operations, " + std::to_string(repeats) + " repeats, " +
-         std::to_string(acknowledged_bytes_lost) + " bytes lost, " +
-         std::to_string(wrong_rows_seen) + " wrong rows, " + std::to_string(calls_past_deadline) +
-         " calls past their deadlines";
+         std::to_string(refusals) + " refusals, " + std::to_string(acknowledged_bytes_lost) +
+         " bytes lost, " + std::to_string(wrong_rows_seen) + " wrong rows, " +
+         std::to_string(calls_past_deadline) + " calls past their deadlines";
 }
 
 Engine::Engine(const Options& options)
@@ -76,7 +77,10 @@ bool Engine::Take(const char* name, const std::function<Status()>& call) {
   for (;;) {
     const Status status = Timed(name, call);
     if (status.ok()) return true;
-    if (status.code() == PQC_RESOURCE_EXHAUSTED) return false;
+    if (status.code() == PQC_RESOURCE_EXHAUSTED) {
+      ++counts_.refusals;
+      return false;
+    }
     if (status.code() == PQC_DATA_LOSS) {
       ++counts_.acknowledged_bytes_lost;
       return false;

@@ -31,10 +31,11 @@ class Engine {
     std::chrono::seconds patience{60};
   };
 
-  // What was seen. All but the first two must stay 0.
+  // What was seen. All but the first three must stay 0.
   struct Counts {
     uint64_t operations = 0;
-    uint64_t repeats = 0;  // of calls that a fault has ended
+    uint64_t repeats = 0;   // of calls that a fault has ended
+    uint64_t refusals = 0;  // of calls for want of memory
     uint64_t acknowledged_bytes_lost = 0;
     uint64_t wrong_rows_seen = 0;
     uint64_t calls_past_deadline = 0;  // by more than a second
@@ -49,6 +50,9 @@ class Engine {
 
   // Throws, as all that follows, when something fails that must not.
   explicit Engine(const Options& options);
+
+  // False: its cache was refused for want of memory, and the following may not be called.
+  bool has_cache() const { return cache_ != nullptr; }
 
   // One operation.
   void Act();

@@ -1,6 +1,6 @@
 // A worker that is killed at any moment loses nothing that was acknowledged: engines work at random,
 // and each compares every byte that was acknowledged to it after each kill. PQCACHED_KILL_ENGINES
-// and PQCACHED_KILL_ROUNDS choose more than one engine (at most three) and more rounds.
+// chooses fewer than three engines, and PQCACHED_KILL_ROUNDS more rounds.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -29,7 +29,7 @@ size_t FromEnvironment(const char* name, size_t otherwise) {
 }
 
 size_t EngineCount() {
-  return std::clamp<size_t>(FromEnvironment("PQCACHED_KILL_ENGINES", 1), 1, kMaxEngines);
+  return std::clamp<size_t>(FromEnvironment("PQCACHED_KILL_ENGINES", kMaxEngines), 1, kMaxEngines);
 }
 
 // Kills the workers of a supervisor, on a thread of its own.

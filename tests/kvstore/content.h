@@ -116,6 +116,12 @@ inline void ExpectContent(Store& store, uint64_t id, const LayerGroup& group,
   }
 }
 
+inline Content NumberedContent(uint64_t seed, uint32_t count) {
+  Content content;
+  for (uint32_t i = 0; i < count; ++i) content.push_back(testing::Mix(seed, i));
+  return content;
+}
+
 inline std::vector<uint32_t> RandomIds(std::mt19937_64& random, size_t count) {
   std::vector<uint32_t> ids(count);
   for (uint32_t& id : ids) id = static_cast<uint32_t>(random() % 50'000);

@@ -21,9 +21,9 @@ struct StoreParts {
   explicit StoreParts(const StoreOptions& store_options = SmallOptions())
       : options(store_options),
         shared(options, 1),
-        memory(options, shared.shared(), /*root=*/nullptr),
+        memory(options, shared.shared(), /*root=*/nullptr, *ledger),
         caches(options, memory),
-        local(options.max_leases, options.max_staging_bytes, options.lease_timeout),
+        local(options.max_leases, options.max_staging_bytes, options.lease_timeout, *ledger),
         prefixes(caches),
         evictor({options, sequences, ranks, shared.live, local}),
         lifecycle({options, memory, sequences, ranks, prefixes, evictor, shared.live,
@@ -68,6 +68,7 @@ struct StoreParts {
 
   const StoreOptions options;
   CacheParts shared;
+  const std::shared_ptr<MemoryLedger> ledger = std::make_shared<MemoryLedger>();
   CacheMemory memory;
   Caches caches;
   LocalSessions local;

@@ -26,8 +26,9 @@ class Daemon {
  public:
   static constexpr std::chrono::seconds kPatience{100};
 
-  explicit Daemon(std::vector<std::string> arguments, std::vector<std::string> environment = {}) {
-    arguments.insert(arguments.begin(), PQCACHED_DAEMON);
+  explicit Daemon(std::vector<std::string> arguments, std::vector<std::string> environment = {},
+                  const std::string& program = PQCACHED_DAEMON) {
+    arguments.insert(arguments.begin(), program);
     for (const char* name : {"ASAN_OPTIONS", "LSAN_OPTIONS"}) {
       const char* value = getenv(name);
       environment.push_back(std::string(name) + "=" + (value ? value : ""));
@@ -42,7 +43,7 @@ class Daemon {
       if (getppid() != parent) _exit(127);  // the test program has ended already
       dup2(ends[1], STDOUT_FILENO);
       dup2(ends[1], STDERR_FILENO);
-      execve(PQCACHED_DAEMON, argv.data(), envp.data());
+      execve(program.c_str(), argv.data(), envp.data());
       _exit(127);
     }
     EXPECT_GT(pid_, 0);

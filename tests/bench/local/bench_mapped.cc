@@ -74,7 +74,7 @@ struct World {
     build.train_tokens = 4096;
     Require(store->BuildIndex("t", made->sequence_id, build, [](const auto&) { return true; }).ok(),
             "BuildIndex");
-    Require(store->OpenLocalSession("s", 1).ok(), "OpenLocalSession");
+    Require(store->OpenLocalSession("tenant", "s", 1).ok(), "OpenLocalSession");
     auto opened = store->OpenPool("t", cache->cache_id);
     Require(opened.ok(), "OpenPool");
     pool = *std::move(opened);

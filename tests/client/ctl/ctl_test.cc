@@ -1,6 +1,7 @@
 // pqcachectl: tables and JSON of a real pqcached, and exit codes.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -94,7 +95,17 @@ TEST_F(CtlTest, ShowsWhatThePqcachedHolds) {
   EXPECT_EQ(ctl::Number(stats.at("pool_used_bytes")) + ctl::Number(stats.at("pool_free_bytes")),
             ctl::Number(stats.at("pool_capacity_bytes")));
   const Outcome table = Run({"stats"});
-  EXPECT_NE(table.output.find("BuildIndex"), std::string::npos) << table.output;
+  for (const char* part : {"BuildIndex", "MEMORY OF", "default", "pool", "records", "requests"}) {
+    EXPECT_NE(table.output.find(part), std::string::npos) << part << " in\n" << table.output;
+  }
+  std::map<std::string, std::pair<uint64_t, uint64_t>> memory;  // promised and allocated, by use
+  for (const Json& account : stats.at("memory")) {
+    memory[account.at("use")] = {ctl::Number(account.at("promised_bytes")),
+                                 ctl::Number(account.at("allocated_bytes"))};
+  }
+  EXPECT_EQ(memory["MEMORY_USE_POOL"].first, ctl::Number(stats.at("pool_capacity_bytes")));
+  EXPECT_GE(memory["MEMORY_USE_POOL"].second, ctl::Number(stats.at("pool_used_bytes")));
+  EXPECT_GT(memory["MEMORY_USE_REQUESTS"].first, 0u);
 }
 
 TEST_F(CtlTest, TellsWhatASequenceIsTiedBy) {

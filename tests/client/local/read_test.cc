@@ -322,6 +322,30 @@ TEST_F(LocalReadTest, RollingBackAndAppendingShowsTheNewRows) {
   EXPECT_EQ(std::memcmp(&keys[450 * Layer::kKeyDim], other.key(450, 0), Layer::kKeyDim * 4), 0);
 }
 
+// A sequence that shares memory with a fork moves to fresh memory before it grows. Ingest answers
+// without a new image, so the client's image still has slots for the next tokens in the old memory.
+TEST_F(LocalReadTest, ASequenceThatMovedShowsItsNewRows) {
+  const Layer layer(300, 21), other(300, 22);
+  const auto read = [](Sequence& sequence, uint64_t end) {
+    std::vector<float> keys(2 * end * Layer::kKeyDim);
+    MustBeOk(sequence.FetchBlocks(0, {0, end}, PQC_KEY, std::as_writable_bytes(std::span(keys))));
+    return keys;
+  };
+  Sequence sequence = Must(cache_.CreateSequence());
+  MustBeOk(sequence.Ingest(0, 0, layer.keys(0, 250), layer.values(0, 250)));
+  const Sequence fork = Must(sequence.Fork(250));
+  MustBeOk(sequence.Truncate(200));
+  read(sequence, 200);
+  MustBeOk(sequence.Ingest(0, 200, other.keys(200, 240), other.values(200, 240)));
+  const std::vector<float> keys = read(sequence, 240);
+  EXPECT_EQ(std::memcmp(&keys[199 * Layer::kKeyDim], layer.key(199, 0), Layer::kKeyDim * 4), 0);
+  for (uint64_t token = 200; token < 240; ++token) {
+    EXPECT_EQ(std::memcmp(&keys[token * Layer::kKeyDim], other.key(token, 0), Layer::kKeyDim * 4),
+              0)
+        << token;
+  }
+}
+
 TEST_F(LocalReadTest, ASequenceThatOthersDropGivesNotFoundAndSuspendedOnesSaySo) {
   const Layer layer(300, 15);
   Sequence sequence = Fill(layer, 300);

@@ -353,6 +353,67 @@ TEST_F(SequenceTest, TheSidecarsVersionTellsOfANewerImage) {
   EXPECT_TRUE(sequence_.HasNewer());
 }
 
+// A newer image may place later tokens elsewhere, although the older one has slots for them.
+TEST_F(SequenceTest, TokensThatAreNewerThanAnImageAreNotReadThroughIt) {
+  const Pinned pinned = PinNow();
+  worker_.words(0).token_count = 105;
+  EXPECT_EQ(sequence_.ReadableTokens(*pinned.image), 105u);
+  worker_.words(0).version = 2;
+  worker_.words(0).token_count = 120;
+  EXPECT_EQ(sequence_.ReadableTokens(*pinned.image), 105u);
+  EXPECT_EQ(sequence_.VisibleTokens(*pinned.image, 0), 110u) << "the image's own count";
+  EXPECT_EQ(sequence_.VisibleTokens(*pinned.image, 1), 105u);
+  Install(2, {120, 120});
+  EXPECT_EQ(sequence_.ReadableTokens(*pinned.image), 105u);
+  EXPECT_EQ(sequence_.ReadableTokens(*PinNow().image), 120u);
+}
+
+TEST_F(SequenceTest, TokensThatReplaceThoseOfARollBackAreNotReadThroughAnOlderImage) {
+  const Pinned before = PinNow();
+  EXPECT_EQ(sequence_.ReadableTokens(*before.image), 100u);
+  sequence_.BeginRollBack(60);
+  worker_.words(0).version = 2;
+  worker_.words(0).token_count = 60;
+  sequence_.EndRollBack();
+  worker_.words(0).token_count = 90;
+  EXPECT_EQ(sequence_.ReadableTokens(*PinNow().image), 60u);
+}
+
+TEST_F(SequenceTest, AnImageThatMayBeOlderThanARollBackIsKnownToPlaceNothing) {
+  PinNow();
+  sequence_.BeginRollBack(60);
+  Install(2, {100, 100});
+  worker_.words(0).version = 3;
+  worker_.words(0).token_count = 60;
+  sequence_.EndRollBack();
+  worker_.words(0).token_count = 90;
+  EXPECT_EQ(sequence_.ReadableTokens(*PinNow().image), 0u);
+  worker_.Grant(kLease, 0, 90, EncodeFakeImage(3, {100, 90}));
+  worker_.during_attach = [this] {
+    sequence_.BeginRollBack(50);
+    sequence_.EndRollBack();
+    worker_.words(0).version = 4;
+  };
+  std::shared_ptr<Image> image;
+  ASSERT_EQ(sequence_.Refresh(&image), PQC_OK);
+  EXPECT_EQ(sequence_.ReadableTokens(*image), 0u);
+}
+
+TEST(KnownTokensTest, ANumberFromBeforeALimitRaisesNothing) {
+  KnownTokens known(100);
+  const KnownTokens::Value before = known.Load();
+  known.Raise(before, 90);
+  EXPECT_EQ(known.Load().tokens, 100u);
+  known.Raise(before, 110);
+  known.Raise(before, 105);  // of a slower reader
+  EXPECT_EQ(known.Load().tokens, 110u);
+  known.Limit(60);
+  known.Raise(before, 120);
+  EXPECT_EQ(known.Load().tokens, 60u);
+  known.Raise(known.Load(), 70);
+  EXPECT_EQ(known.Load().tokens, 70u);
+}
+
 TEST_F(SequenceTest, RowsOfARollBackAreInvisibleUntilTheLastOneEnds) {
   const Pinned pinned = PinNow();
   EXPECT_EQ(sequence_.token_count(), 100u);

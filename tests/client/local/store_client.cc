@@ -69,7 +69,7 @@ class StoreHost final : public LocalHost {
   pqc_status OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
                          std::shared_ptr<Mapping>* ring) override {
     if (!sidecar_.reachable) return FromStatus(absl::UnavailableError("nobody answers"));
-    return MapShared(sidecar_.store->OpenStaging(session_, slot_bytes, slot_count),
+    return MapShared(sidecar_.store->OpenStaging(kTestTenant, session_, slot_bytes, slot_count),
                      MappingAccess::kReadWrite, ring);
   }
   pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, AttachAnswer* answer) override {
@@ -504,6 +504,14 @@ kvstore::StoreOptions SmallSegments() {
 
 void Sidecar::EndWorker() {
   reachable = false;
+  // The end of a worker does not free the ring, and that of a session does not while a slot is
+  // claimed.
+  for (uint32_t slot = 0; slot < kvstore::kMaxStagingSlots; ++slot) {
+    auto claim = store->ClaimStaging(local_session(), {.slot = slot, .generation = 1u << 30});
+    if (!claim.ok()) continue;
+    ended_rings_.push_back(*std::move(claim));
+    break;
+  }
   store->DropSession(local_session());
 }
 
@@ -518,7 +526,8 @@ pqc_status Connect(Sidecar& sidecar, LocalLink::Parts* parts) {
   if (!sidecar.reachable) return FromStatus(absl::UnavailableError("nobody answers"));
   if (!sidecar.knows_session) return FromStatus(kvstore::NotFound("resume_token", "no session"));
   parts->boot_word = sidecar.boot_word;
-  auto memory = sidecar.store->OpenLocalSession(sidecar.local_session(), parts->boot_word);
+  auto memory =
+      sidecar.store->OpenLocalSession("tenant", sidecar.local_session(), parts->boot_word);
   if (!memory.ok()) return FromStatus(memory.status());
   const absl::StatusOr<kvstore::SharedMemory> shared = std::move(memory->control);
   parts->host = std::make_unique<StoreHost>(sidecar);

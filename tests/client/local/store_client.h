@@ -64,6 +64,7 @@ struct Sidecar {
   std::condition_variable opened_;
   bool closed_ = false;
   std::vector<kvstore::StagedBytes> held_;
+  std::vector<kvstore::StagedBytes> ended_rings_;  // a slot of each ring of a worker that has ended
 };
 
 kvstore::StoreOptions SmallSegments();

@@ -121,7 +121,7 @@ void CrashWorld::OpenCaches() {
   std::vector<std::string> sessions = {kAuditor};
   for (uint32_t i = 0; i < spec_.engines; ++i) sessions.push_back(SessionOf(i));
   for (const std::string& session : sessions) {
-    const auto opened = store_->OpenLocalSession(session, model_.process);
+    const auto opened = store_->OpenLocalSession("tenant", session, model_.process);
     if (!opened.ok()) Fault("OpenLocalSession", opened.status());
   }
 }

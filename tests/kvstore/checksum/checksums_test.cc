@@ -73,7 +73,7 @@ class ChecksumsOf : public ::testing::Test {
         .status();
   }
   absl::Status Attach() {
-    EXPECT_TRUE(store().OpenLocalSession("session", 1).ok());
+    EXPECT_TRUE(store().OpenLocalSession("tenant", "session", 1).ok());
     return store().Attach(kTenant, id_, "session", {}).status();
   }
 

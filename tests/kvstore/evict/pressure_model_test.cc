@@ -55,7 +55,7 @@ class PressureModel {
  public:
   PressureModel(uint64_t seed, EvictionPolicy policy)
       : random_(seed), store_(*Store::Create(ModelOptions(policy))) {
-    EXPECT_TRUE(store_->OpenLocalSession(kSession, 1).ok());
+    EXPECT_TRUE(store_->OpenLocalSession("tenant", kSession, 1).ok());
     for (const std::string tenant : kTenants) {
       const auto cache = store_->OpenCache(tenant, testing::PoolOf(kPoolSegments));
       EXPECT_TRUE(cache.ok()) << cache.status();

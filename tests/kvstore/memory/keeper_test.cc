@@ -54,6 +54,37 @@ void ExpectSame(const KeptSession& session, const KeptSession& wanted) {
   EXPECT_EQ(session.token, wanted.token);
 }
 
+// Creates a file of `bytes` under a name.
+void KeepFile(FileKeeper& keeper, const std::string& name, size_t bytes) {
+  const auto memory = keeper.CreateMemory(name.c_str(), bytes);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  ASSERT_EQ(posix_fallocate(memory->get(), 0, static_cast<off_t>(bytes)), 0);
+  ASSERT_TRUE(keeper.Keep(name, memory->get()).ok());
+}
+
+TEST(FileKeeper, SetsAllFilesAsideUntilAnOperatorRemovesThem) {
+  const Directory directory;
+  auto keeper = FileKeeper::Open(directory.path());
+  ASSERT_TRUE(keeper.ok()) << keeper.status();
+  EXPECT_EQ(*(*keeper)->SetAside(), "") << "there is no file";
+  EXPECT_EQ((*keeper)->SetAsideBytes(), 0u);
+  KeepFile(**keeper, "pool-1", 1 << 20);
+  KeepFile(**keeper, "records-1", 1 << 16);
+  const auto folder = (*keeper)->SetAside();
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  EXPECT_EQ(folder->rfind(directory.path() + "/set-aside@", 0), 0u) << *folder;
+  EXPECT_THAT((*keeper)->Names(), IsEmpty());
+  EXPECT_TRUE(std::filesystem::exists(*folder + "/pool-1"));
+  EXPECT_GE((*keeper)->SetAsideBytes(), (size_t{1} << 20) + (1 << 16));
+  KeepFile(**keeper, "pool-1", 1 << 16);  // the name is free again
+  const auto second = (*keeper)->SetAside();
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_NE(*second, *folder);
+  std::filesystem::remove_all(*folder);
+  std::filesystem::remove_all(*second);
+  EXPECT_EQ((*keeper)->SetAsideBytes(), 0u);
+}
+
 TEST(FileKeeper, FindsWhatAnEarlierOneKept) {
   const Directory directory;
   {

@@ -116,13 +116,16 @@ TEST(PopulatePages, MakesAllPresentAndKeepsTheBytes) {
   }
 }
 
-TEST(PopulatePages, NothingIsFine) { EXPECT_FALSE(PopulatePages({})); }
+TEST(PopulatePages, NothingIsFine) {
+  EXPECT_TRUE(PopulatePages({}).present);
+  EXPECT_FALSE(PopulatePages({}).huge);
+}
 
 TEST(PopulatePages, AreHugeInEveryMappingWhenItSaysSo) {
   constexpr size_t kSize = 4 * kHugePageBytes;
   const FileDescriptor memfd = MakeMemory(kSize);
   const Mapping writer = MakeMapping(memfd, kSize);
-  if (!PopulatePages({writer.data(), kSize})) {
+  if (!PopulatePages({writer.data(), kSize}).huge) {
     PQC_SKIP("huge_pages") << "this machine gives shared memory no huge pages";
   }
   EXPECT_EQ(HugeBytes(writer.data()), kSize);

@@ -36,7 +36,7 @@ class MappedClient {
   MappedClient(Store& store, uint64_t cache_id, std::string session, uint64_t boot_word = 77)
       : store_(store),
         session_(std::move(session)),
-        control_(std::move(store.OpenLocalSession(session_, boot_word)->control)),
+        control_(std::move(store.OpenLocalSession("tenant", session_, boot_word)->control)),
         pool_(*store.OpenPool(kTenant, cache_id)) {}
 
   const std::string& session() const { return session_; }

@@ -335,7 +335,7 @@ TEST(Lease, TheEndOfASessionTellsItsClientAndFreesEverything) {
   sequence.Ingest(300);
   auto client = std::make_unique<MappedClient>(sequence.store(), sequence.cache_id(), "client#1");
   ASSERT_TRUE(client->Attach(sequence.id()).ok());
-  ASSERT_TRUE(sequence.store().OpenStaging("client#1", 1 << 20, 2).ok());
+  ASSERT_TRUE(sequence.store().OpenStaging(kTenant, "client#1", 1 << 20, 2).ok());
   EXPECT_EQ(sequence.store().Stats().staging_bytes, size_t{2} << 20);
   EXPECT_EQ(sequence.store().Stats().lease_count, 1u);
   ASSERT_TRUE(sequence.store().DropSequence(kTenant, sequence.id()).ok());
@@ -355,7 +355,7 @@ TEST(Lease, TheEndOfASessionTellsItsClientAndFreesEverything) {
 TEST(Lease, TheStoresEndTellsClients) {
   auto sequence = std::make_unique<TestSequence>();
   sequence->Ingest(10);
-  auto control = sequence->store().OpenLocalSession("client#1", 5);
+  auto control = sequence->store().OpenLocalSession("tenant", "client#1", 5);
   ASSERT_TRUE(control.ok());
   const testing::ReadMapping mapped(std::move(control->control));
   const auto& page = *reinterpret_cast<const ControlPage*>(mapped.data());
@@ -399,24 +399,6 @@ TEST(Lease, LimitsAndForeignLeasesAreRefused) {
   ASSERT_TRUE(third.ok());
   EXPECT_NE(third->word_index, second->word_index);
   EXPECT_EQ(client.words(third->word_index).lease_id.load(), third->lease_id);
-}
-
-TEST(Lease, StagingIsOncePerLocalSession) {
-  StoreOptions options = testing::SmallOptions();
-  options.max_staging_bytes = size_t{4} << 20;
-  TestSequence sequence(testing::SmallSpec(), options);
-  Store& store = sequence.store();
-  EXPECT_EQ(store.OpenStaging("client#1", 1 << 20, 1).status().code(),
-            StatusCode::kFailedPrecondition);
-  MappedClient client(store, sequence.cache_id(), "client#1");
-  EXPECT_EQ(store.ClaimStaging("client#1", {}).status().code(), StatusCode::kFailedPrecondition);
-  EXPECT_EQ(store.OpenStaging("client#1", 1 << 20, 5).status().code(),
-            StatusCode::kResourceExhausted);
-  ASSERT_TRUE(store.OpenStaging("client#1", 1 << 20, 4).ok());
-  EXPECT_EQ(store.OpenStaging("client#1", 1 << 20, 1).status().code(), StatusCode::kAlreadyExists);
-  EXPECT_TRUE(store.ClaimStaging("client#1", {.slot = 3, .size_bytes = 1}).ok());
-  EXPECT_EQ(store.ClaimStaging("client#2", {.slot = 3, .size_bytes = 1}).status().code(),
-            StatusCode::kFailedPrecondition);
 }
 
 // Every number of the row at position p is p, so that a reader knows what must be there.

@@ -312,7 +312,7 @@ TEST_F(RankSequencesTest, NoneGoesWhileOneIsHeld) {
       EXPECT_TRUE(Read(id).ok());
     }
   };
-  ASSERT_TRUE(store_->OpenLocalSession("session 1", 1).ok());
+  ASSERT_TRUE(store_->OpenLocalSession("tenant", "session 1", 1).ok());
   const auto lease = store_->Attach(kTenant, members[1], "session 1", {});
   ASSERT_TRUE(lease.ok()) << lease.status();
   expect_stay("lease");

@@ -28,11 +28,13 @@ struct World {
   explicit World(const StoreOptions& store_options)
       : options(store_options),
         parts(options, 1),
-        memory(options, parts.shared(), /*root=*/nullptr),
+        ledger(std::make_shared<MemoryLedger>(options.memory_root)),
+        memory(options, parts.shared(), /*root=*/nullptr, *ledger),
         caches(options, memory) {}
 
   const StoreOptions options;
   CacheParts parts;
+  const std::shared_ptr<MemoryLedger> ledger;
   CacheMemory memory;
   Caches caches;
 };
@@ -114,10 +116,7 @@ TEST(Caches, DoNotGetWhatOpenPoolsWillTouch) {
   StoreOptions options = SmallOptions();
   options.memory_root = root;
   World world(options);
-  auto pool = Pool::Create({.capacity_bytes = 7 * kMiB, .touch_threads = 0});
-  ASSERT_TRUE(pool.ok()) << pool.status();
-  world.caches.Restore(std::make_shared<const Cache>(99, "a", Spec("x", 7 * kMiB), *std::move(pool),
-                                                     world.parts.shared()));
+  ASSERT_TRUE(world.caches.Open("a", Spec("x", 7 * kMiB)).ok());
   ExpectRefused(world.caches.Open("a", Spec("y", 4 * kMiB)).status(),
                 StatusCode::kResourceExhausted, "capacity_bytes", kRetryMemory);
   EXPECT_TRUE(world.caches.Open("a", Spec("y", 3 * kMiB)).ok());

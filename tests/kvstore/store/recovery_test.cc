@@ -24,18 +24,13 @@ using testing::Floats;
 using testing::IngestContent;
 using testing::kTenant;
 using testing::MemoryKeeper;
+using testing::NumberedContent;
 using testing::Pq;
 using testing::RandomFloats;
 using testing::RandomIds;
 using testing::SharingStore;
 using testing::SmallOptions;
 using testing::SmallSpec;
-
-Content NumberedContent(uint64_t seed, uint32_t count) {
-  Content content;
-  for (uint32_t i = 0; i < count; ++i) content.push_back(testing::Mix(seed, i));
-  return content;
-}
 
 class Recovery : public ::testing::Test {
  protected:

@@ -13,6 +13,7 @@
 
 #include "service/base/exit_code.h"
 #include "service/config/command_line.h"
+#include "service/config/start_limits.h"
 
 namespace pqcached::service {
 namespace {
@@ -60,6 +61,38 @@ TEST_F(ConfigTest, DefaultsWithoutAnySource) {
   const absl::StatusOr<Config> config = Load("");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(DescribeConfig(*config), DescribeConfig(Config{}));
+}
+
+TEST(StartLimitsTest, EachLimitThatIsTooLowIsNamed) {
+  Config config;
+  config.max_pool_bytes = size_t{8} << 30;
+  config.pool_directory = "/pools";
+  EXPECT_THAT(TooLow(config, {}), testing::IsEmpty()) << "no limit is known";
+  const StartLimits enough = {.descriptors = DescriptorsNeeded(config),
+                              .memory_bytes = (size_t{8} << 30) + (size_t{64} << 20),
+                              .memory_source = "/sys/fs/cgroup/memory.max",
+                              .volume_bytes = size_t{8} << 30};
+  EXPECT_THAT(TooLow(config, enough), testing::IsEmpty());
+  StartLimits less = enough;
+  --less.descriptors, --less.memory_bytes, --less.volume_bytes;
+  EXPECT_THAT(
+      TooLow(config, less),
+      testing::ElementsAre(
+          HasSubstr("max_sessions 256, max_caches 64: up to 2560 descriptors; RLIMIT_NOFILE "
+                    "is 2559"),
+          HasSubstr("max_pool_bytes 8gib: /sys/fs/cgroup/memory.max limits memory to "),
+          HasSubstr("max_pool_bytes 8gib: /pools is on a file system of ")));
+  less.memory_bytes = 1;
+  EXPECT_EQ(TooLow(config, less).size(), 3u);
+}
+
+TEST(StartLimitsTest, RequestsGetAtMostAnEighthOfTheMemory) {
+  Config config;
+  config.request_memory_bytes = size_t{1} << 60;
+  const size_t total_bytes = kvstore::ReadMemoryLimits().total_bytes;
+  EXPECT_EQ(RequestMemoryBytesOf(config), std::max(config.max_message_bytes, total_bytes / 8));
+  config.request_memory_bytes = config.max_message_bytes;
+  EXPECT_EQ(RequestMemoryBytesOf(config), config.max_message_bytes);
 }
 
 TEST_F(ConfigTest, FlagBeatsEnvironmentBeatsFileBeatsDefault) {

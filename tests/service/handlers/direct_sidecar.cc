@@ -140,7 +140,9 @@ Client DirectSidecar::Resume(const Client& earlier, bool mapped) {
 Client DirectSidecar::OpenSession(const v1::SessionOpen& open, bool mapped) {
   const absl::StatusOr<OpenedSession> opened = handlers.sessions.Open(open);
   if (!opened.ok()) std::abort();
-  if (mapped && !store->OpenLocalSession(opened->session.id, kBootWord).ok()) std::abort();
+  if (mapped &&
+      !store->OpenLocalSession(opened->session.tenant, opened->session.id, kBootWord).ok())
+    std::abort();
   return {opened->token, opened->session};
 }
 
@@ -151,7 +153,7 @@ void DirectSidecar::Close(const Client& client) {
 SharedMapping DirectSidecar::OpenStaging(const Client& client, uint64_t slot_bytes,
                                          uint32_t slots) {
   absl::StatusOr<kvstore::SharedMemory> memory =
-      store->OpenStaging(client.session.id, slot_bytes, slots);
+      store->OpenStaging(client.session.tenant, client.session.id, slot_bytes, slots);
   if (!memory.ok()) return {};
   return SharedMapping(std::move(memory->descriptor), memory->size_bytes, PROT_READ | PROT_WRITE);
 }

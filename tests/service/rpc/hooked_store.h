@@ -60,17 +60,23 @@ class HookedStore final : public kvstore::Store {
   absl::StatusOr<uint64_t> ResumeSequence(std::string_view tenant, uint64_t sequence_id) override {
     return store_->ResumeSequence(tenant, sequence_id);
   }
-  absl::StatusOr<kvstore::SessionMemory> OpenLocalSession(std::string_view session,
+  absl::StatusOr<kvstore::SessionMemory> OpenLocalSession(std::string_view tenant,
+                                                          std::string_view session,
                                                           uint64_t boot_word) override {
-    return store_->OpenLocalSession(session, boot_word);
+    return store_->OpenLocalSession(tenant, session, boot_word);
+  }
+  std::shared_ptr<const void> AdoptStaging(std::string_view tenant,
+                                           kvstore::FileDescriptor ring) override {
+    return store_->AdoptStaging(tenant, std::move(ring));
   }
   absl::StatusOr<kvstore::SharedMemory> OpenPool(std::string_view tenant,
                                                  uint64_t cache_id) override {
     return store_->OpenPool(tenant, cache_id);
   }
-  absl::StatusOr<kvstore::SharedMemory> OpenStaging(std::string_view session, uint64_t slot_bytes,
+  absl::StatusOr<kvstore::SharedMemory> OpenStaging(std::string_view tenant,
+                                                    std::string_view session, uint64_t slot_bytes,
                                                     uint32_t slot_count) override {
-    return store_->OpenStaging(session, slot_bytes, slot_count);
+    return store_->OpenStaging(tenant, session, slot_bytes, slot_count);
   }
   absl::StatusOr<kvstore::StagedBytes> ClaimStaging(
       std::string_view session, const kvstore::StagingReference& reference) override {

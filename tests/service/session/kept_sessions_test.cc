@@ -1,7 +1,9 @@
 // Sessions that go on at the next server over what the store of the first one left with a keeper: in one
 // process, one server after another.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <poll.h>
+#include <sys/stat.h>
 
 #include <chrono>
 #include <memory>
@@ -98,6 +100,70 @@ TEST_F(KeptSessionsTest, AConnectionAndItsControlMemoryAreKeptWhileItIsOpen) {
   }
   Restart();  // whereby all that was to be done on the end of the connection is
   EXPECT_THAT(keeper_.Names(), Not(Contains(StartsWith("control."))));
+}
+
+size_t AllocatedBytes(const kvstore::FileDescriptor& memory) {
+  struct stat info = {};
+  EXPECT_EQ(fstat(memory.get(), &info), 0);
+  return static_cast<size_t>(info.st_blocks) * 512;
+}
+
+TEST_F(KeptSessionsTest, ARingOfAnEndedServerIsFreedWithItsConnectionWhoeverHoldsIt) {
+  constexpr size_t kRingBytes = size_t{2} << 20;
+  const auto staging_bytes = [this] {
+    size_t bytes = 0;
+    for (const kvstore::MemoryAccount& account : store_->Stats().memory) {
+      if (account.use != kvstore::MemoryUse::kStaging) continue;
+      EXPECT_EQ(account.tenant, "default");
+      bytes += account.allocated_bytes;
+    }
+    return bytes;
+  };
+  Restart();
+  auto client = std::make_unique<LocalClient>(endpoint());
+  BrokerRequest request = BrokerConnection::Request(BrokerCall::kOpenStaging);
+  request.slot_bytes = 1 << 20;
+  request.slot_count = 2;
+  kvstore::FileDescriptor held;
+  const BrokerReply reply = client->connection().Call(request, &held);
+  ASSERT_EQ(reply.status, 0u) << reply.message;
+  EXPECT_THAT(keeper_.Names(), Contains(StagingName(client->hello().boot_id, 1)));
+  EXPECT_EQ(AllocatedBytes(held), kRingBytes);
+
+  Restart();
+  EXPECT_EQ(AllocatedBytes(held), kRingBytes) << "its client may send the rows in it again";
+  EXPECT_EQ(staging_bytes(), kRingBytes) << "in the ledger of the next worker";
+  client.reset();
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (AllocatedBytes(held) != 0 && std::chrono::steady_clock::now() < until) poll(nullptr, 0, 1);
+  EXPECT_EQ(AllocatedBytes(held), 0u);
+  Restart();
+  EXPECT_EQ(staging_bytes(), 0u);
+  EXPECT_THAT(keeper_.Names(), Not(Contains(StartsWith("staging."))));
+}
+
+TEST_F(KeptSessionsTest, ARingWithoutAConnectionIsFreedAtOnce) {
+  Restart();
+  const auto ring = kvstore::CreateMemfd("ring", 1 << 20);
+  ASSERT_TRUE(ring.ok()) << ring.status();
+  ASSERT_EQ(posix_fallocate(ring->get(), 0, 1 << 20), 0);
+  ASSERT_TRUE(keeper_.Keep(StagingName("boot", 7), ring->get()).ok());
+  Restart();
+  EXPECT_EQ(AllocatedBytes(*ring), 0u);
+  EXPECT_THAT(keeper_.Names(), Not(Contains(StartsWith("staging."))));
+}
+
+TEST_F(KeptSessionsTest, ASessionThatEndsReleasesItsRing) {
+  Restart();
+  {
+    LocalClient client(endpoint());
+    BrokerRequest request = BrokerConnection::Request(BrokerCall::kOpenStaging);
+    request.slot_bytes = 1 << 20;
+    request.slot_count = 1;
+    ASSERT_EQ(client.connection().Call(request).status, 0u);
+  }
+  Restart();
+  EXPECT_THAT(keeper_.Names(), Not(Contains(StartsWith("staging."))));
 }
 
 TEST_F(KeptSessionsTest, AnEndedServerLeavesItsSessionsAndTheirSequences) {

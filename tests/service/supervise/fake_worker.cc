@@ -1,4 +1,4 @@
-// A worker that does as it is told: fake_worker DIRECTORY STEP... [--worker]. The n-th process that is
+// A worker for tests: fake_worker DIRECTORY STEP... [--worker]. The n-th process that is
 // started with a directory does the n-th step, and the last one again after that.
 #include <fcntl.h>
 #include <signal.h>
@@ -51,6 +51,12 @@ void WriteWhatIsKept(const Notifier& notifier, const std::string& directory) {
   Write(directory + "/content", content);
 }
 
+// Ends this process by `signal`, also where a sanitizer has a handler for it.
+void EndBy(int signal) {
+  ::signal(signal, SIG_DFL);
+  raise(signal);
+}
+
 int Run(const std::string& directory, const std::string& step) {
   const pid_t supervisor = getppid();
   sigset_t term;
@@ -63,9 +69,12 @@ int Run(const std::string& directory, const std::string& step) {
   Notifier& notifier = **made;
   const auto ready = [&] { return notifier.Send("READY=1\nSTATUS=" + step).ok(); };
 
-  if (step == "refuse") return 3;
+  if (step == "refuse") return 1;
   if (step == "bad-config") return 2;
-  if (step == "crash") raise(SIGKILL);
+  if (step == "crash") EndBy(SIGSEGV);
+  if (step == "no-page") EndBy(SIGBUS);
+  if (step == "out-of-memory") EndBy(SIGKILL);
+  if (step == "no-memory") return 3;
   if (step == "keep-and-crash" && (Keep(notifier), true)) raise(SIGKILL);
   if (step == "silent") pause();
   if (step == "end") {  // before the watchdog counts

@@ -8,16 +8,21 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kvstore/share/control_memory.h"
 #include "service/supervise/kept_sessions.h"
 #include "service/supervise/take_over.h"
@@ -85,7 +90,7 @@ TEST_F(SupervisorTest, StartsAnotherWhenAWorkerThatServedDies) {
 }
 
 TEST_F(SupervisorTest, AWorkerThatSaysWhatIsWrongAtFirstIsBelieved) {
-  EXPECT_EQ(Run({"refuse", "end"}).exit_code, 3);
+  EXPECT_EQ(Run({"refuse", "end"}).exit_code, 1);
   EXPECT_EQ(starts(), 1u);
 }
 
@@ -106,15 +111,146 @@ TEST_F(SupervisorTest, ARefusalWithSomethingToRecoverIsTriedAgain) {
   EXPECT_EQ(Read("names"), "pool-1");
 }
 
-TEST_F(SupervisorTest, StartsEmptyAfterRecoveriesThatFailed) {
-  options_.max_failed_recoveries = 3;
-  bool dropped = false;
-  options_.drop_files = [&] { dropped = true; };
-  EXPECT_EQ(Run({"keep-serve-and-crash", "crash", "crash", "crash", "end"}).exit_code, 0);
-  EXPECT_EQ(starts(), 5u);
+// An operator that waits until the supervisor has given up, sends choices, and then ends it.
+class RecoverTest : public SupervisorTest {
+ protected:
+  RecoverTest() {
+    options_.max_failed_recoveries = 2;
+    sigset_t signals;  // blocked in the operator's thread, too: they are for the supervisor
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGCHLD);
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  }
+
+  // Returns the states that the supervisor answers before and behind each choice.
+  std::vector<std::string> Operate(const std::vector<std::string>& steps,
+                                   const std::vector<std::string>& choices) {
+    const std::string status_path = directory_ / "status";
+    auto status_socket = StatusSocket::Bind(status_path);
+    EXPECT_TRUE(status_socket.ok()) << status_socket.status();
+    options_.status_socket = status_socket->get();
+    std::vector<std::string> states;
+    std::thread choosing([&] {
+      AwaitState(status_path, "given_up");
+      states.push_back(ReadState(status_path));
+      Notifier notifier({.socket = path()});
+      for (const std::string& choice : choices) {
+        EXPECT_TRUE(notifier.Send(absl::StrCat(kRecoverField, "=", choice)).ok());
+        states.push_back(ReadState(status_path));
+      }
+      if (states.back().find("given_up") != std::string::npos) kill(getpid(), SIGTERM);
+    });
+    outcome_ = Run(steps);
+    choosing.join();
+    return states;
+  }
+  static std::string ReadState(const std::string& path) {
+    const FileDescriptor connection(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    if (connect(connection.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+      return "";
+    }
+    char line[4096];
+    const ssize_t got = recv(connection.get(), line, sizeof(line), MSG_WAITALL);
+    return {line, static_cast<size_t>(std::max<ssize_t>(got, 0))};
+  }
+  static void AwaitState(const std::string& path, const std::string& state) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(100);
+    while (ReadState(path).find(state) == std::string::npos) {
+      if (std::chrono::steady_clock::now() > until) std::abort();
+      poll(nullptr, 0, 1);
+    }
+  }
+
+  Supervisor::Outcome outcome_;
+};
+
+TEST_F(RecoverTest, NothingStartsEmptyByItself) {
+  bool set_aside = false;
+  options_.set_files_aside = [&]() -> absl::StatusOr<std::string> {
+    set_aside = true;
+    return "/volume/set-aside";
+  };
+  const auto states = Operate({"keep-serve-and-crash", "crash"}, {});
+  EXPECT_EQ(outcome_.exit_code, 0);
+  EXPECT_EQ(starts(), 3u) << "one that served, two recoveries";
+  EXPECT_FALSE(set_aside);
+  EXPECT_THAT(states[0], HasSubstr(R"("state":"given_up","worker_pid":0,"starts":3,)"
+                                   R"("failed_recoveries":2,"recovers":true,"kept_descriptors":1,)"
+                                   R"("last_end":"signal 11","set_aside":"")"));
+  EXPECT_THAT(Read("log"), HasSubstr("event=recovery_given_up count=2"));
+}
+
+TEST_F(RecoverTest, RetryRecoversWhatIsKept) {
+  const auto states = Operate({"keep-serve-and-crash", "crash", "crash", "end"}, {"retry"});
+  EXPECT_EQ(outcome_.exit_code, 0);
+  EXPECT_THAT(states[1], Not(HasSubstr("given_up")));
+  EXPECT_EQ(Read("names"), "pool-1");
+  EXPECT_EQ(Read("content"), "rows");
+}
+
+TEST_F(RecoverTest, DiscardSetsFilesAsideAndStartsEmpty) {
+  options_.set_files_aside = []() -> absl::StatusOr<std::string> { return "/volume/a\"side"; };
+  const auto states = Operate({"keep-serve-and-crash", "crash", "crash", "end"}, {"discard"});
+  EXPECT_EQ(outcome_.exit_code, 0);
+  EXPECT_THAT(states[1], HasSubstr(R"("set_aside":"/volume/a\"side")"));
   EXPECT_EQ(Read("names"), "");
-  EXPECT_TRUE(dropped);
-  EXPECT_THAT(Read("log"), HasSubstr("event=recoveries_failed count=3"));
+}
+
+TEST_F(RecoverTest, FilesThatCannotBeSetAsideStopADiscard) {
+  options_.set_files_aside = []() -> absl::StatusOr<std::string> {
+    return absl::UnavailableError("no space");
+  };
+  const auto states = Operate({"keep-serve-and-crash", "crash"}, {"discard", "nonsense"});
+  EXPECT_THAT(states[1], HasSubstr("given_up"));
+  EXPECT_THAT(states[2], HasSubstr("given_up"));
+  EXPECT_THAT(Read("log"), HasSubstr("event=files_not_set_aside message=\"no space\""));
+  EXPECT_THAT(Read("log"), HasSubstr("event=recover_refused"));
+}
+
+TEST_F(RecoverTest, AChoiceWhileAWorkerServesChangesNothing) {
+  // The choice waits at the socket when the first worker has been started.
+  auto socket = NotifySocket::Bind(path());
+  ASSERT_TRUE(socket.ok());
+  options_.command = {PQCACHED_FAKE_WORKER, directory_, "keep-serve-and-crash", "end"};
+  Supervisor supervisor(options_, **socket, nullptr, {}, *log_);
+  Notifier notifier({.socket = path()});
+  ASSERT_TRUE(notifier.Send(absl::StrCat(kRecoverField, "=discard")).ok());
+  EXPECT_EQ(supervisor.Run().exit_code, 0);
+  EXPECT_EQ(Read("names"), "pool-1");
+  EXPECT_THAT(Read("log"), HasSubstr("event=recover_refused"));
+}
+
+TEST_F(RecoverTest, StartsEmptyByItselfOnlyWhenConfigured) {
+  options_.start_empty_after_failure = true;
+  options_.set_files_aside = []() -> absl::StatusOr<std::string> { return "/volume/aside"; };
+  EXPECT_EQ(Run({"keep-serve-and-crash", "crash", "crash", "end"}).exit_code, 0);
+  EXPECT_EQ(starts(), 4u);
+  EXPECT_EQ(Read("names"), "");
+  EXPECT_THAT(Read("log"), HasSubstr("event=memory_discarded released_descriptors=1"));
+}
+
+TEST_F(RecoverTest, EndsForWantOfMemoryAreNotCounted) {
+  EXPECT_EQ(Run({"keep-serve-and-crash", "no-page", "out-of-memory", "no-memory", "no-page",
+                 "out-of-memory", "no-memory", "end"})
+                .exit_code,
+            0);
+  EXPECT_EQ(Read("names"), "pool-1");
+  EXPECT_THAT(Read("log"), HasSubstr("event=recovery_postponed how=\"signal 7\""));
+  EXPECT_THAT(Read("log"), Not(HasSubstr("recovery_given_up")));
+}
+
+TEST_F(RecoverTest, AWorkerThatItKillsItselfIsCounted) {
+  options_.start_timeout = absl::Milliseconds(20);
+  KeptDescriptors kept;
+  kept.emplace("pool-1", FileDescriptor(memfd_create("pool", MFD_CLOEXEC)));
+  options_.start_empty_after_failure = true;
+  options_.max_failed_recoveries = 1;
+  EXPECT_EQ(Run({"silent"}, std::move(kept)).exit_code, 1);
+  EXPECT_EQ(starts(), 2u);
 }
 
 TEST_F(SupervisorTest, AWorkerThatServesMakesEarlierFailuresForgotten) {
@@ -130,11 +266,11 @@ TEST_F(SupervisorTest, ABrokenConfigurationCostsNothingThatIsKept) {
   EXPECT_EQ(Read("names"), "pool-1");
 }
 
-TEST_F(SupervisorTest, GivesUpWhenStartingEmptyFailsToo) {
+TEST_F(SupervisorTest, EndsWhenWorkersFailWithoutAnythingToRecover) {
   options_.max_failed_recoveries = 2;
-  EXPECT_EQ(Run({"keep-serve-and-crash", "crash"}).exit_code, 1);
-  EXPECT_EQ(starts(), 4u) << "one that served, two recoveries, one empty start";
-  EXPECT_THAT(Read("log"), HasSubstr("event=recovery_given_up"));
+  EXPECT_EQ(Run({"serve-and-crash", "crash"}).exit_code, 1);
+  EXPECT_EQ(starts(), 3u);
+  EXPECT_THAT(Read("log"), HasSubstr("event=worker_fails count=2"));
 }
 
 TEST_F(SupervisorTest, FilesAreSomethingToRecover) {

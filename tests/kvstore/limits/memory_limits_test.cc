@@ -1,5 +1,5 @@
 // Limits of memory, in trees that look like /proc and /sys.
-#include "kvstore/memory/memory_limits.h"
+#include "kvstore/limits/memory_limits.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -7,8 +7,8 @@
 // hugetlbfs separately.
 //
 // Thread-safe: no state is kept between calls.
-#ifndef PQCACHED_KVSTORE_MEMORY_MEMORY_LIMITS_H_
-#define PQCACHED_KVSTORE_MEMORY_MEMORY_LIMITS_H_
+#ifndef PQCACHED_KVSTORE_LIMITS_MEMORY_LIMITS_H_
+#define PQCACHED_KVSTORE_LIMITS_MEMORY_LIMITS_H_
 
 #include <cstddef>
 #include <limits>
@@ -29,6 +29,9 @@ struct MemoryLimits {
   size_t excess_bytes = 0;
   // File that determines available_bytes; empty if no limit is known.
   std::string source;
+  // Minimum of the machine's memory and of all limits of the control groups: more can never be had.
+  size_t total_bytes = kUnlimitedBytes;
+  std::string total_source;  // file that determines it
   // Available bytes in hugetlbfs pages, by page size in the kernel's spelling ("2MB"). A size
   // without a limit has no entry.
   std::map<std::string, size_t> hugetlb_available_bytes;
@@ -45,4 +48,4 @@ size_t AvailableMemoryBytes();
 
 }  // namespace pqcached::kvstore
 
-#endif  // PQCACHED_KVSTORE_MEMORY_MEMORY_LIMITS_H_
+#endif  // PQCACHED_KVSTORE_LIMITS_MEMORY_LIMITS_H_

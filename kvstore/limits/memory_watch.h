@@ -1,6 +1,6 @@
 // MemoryWatch calls a function at a fixed interval, on its own thread, until it is destroyed.
-#ifndef PQCACHED_KVSTORE_MEMORY_MEMORY_WATCH_H_
-#define PQCACHED_KVSTORE_MEMORY_MEMORY_WATCH_H_
+#ifndef PQCACHED_KVSTORE_LIMITS_MEMORY_WATCH_H_
+#define PQCACHED_KVSTORE_LIMITS_MEMORY_WATCH_H_
 
 #include <functional>
 
@@ -27,4 +27,4 @@ class MemoryWatch {
 
 }  // namespace pqcached::kvstore
 
-#endif  // PQCACHED_KVSTORE_MEMORY_MEMORY_WATCH_H_
+#endif  // PQCACHED_KVSTORE_LIMITS_MEMORY_WATCH_H_

@@ -1,4 +1,4 @@
-#include "kvstore/memory/memory_watch.h"
+#include "kvstore/limits/memory_watch.h"
 
 #include <utility>
 

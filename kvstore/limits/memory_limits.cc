@@ -1,4 +1,4 @@
-#include "kvstore/memory/memory_limits.h"
+#include "kvstore/limits/memory_limits.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -52,11 +52,12 @@ size_t ReadKey(const fs::path& path, const std::string& wanted) {
   return 0;
 }
 
-std::optional<size_t> MachineBytes(const fs::path& meminfo) {
+// Returns the bytes of a line of /proc/meminfo, such as "MemTotal:".
+std::optional<size_t> MachineBytes(const fs::path& meminfo, std::string_view line) {
   std::ifstream file(meminfo);
   for (std::string word; file >> word;) {
     size_t kilobytes = 0;
-    if (word == "MemAvailable:" && file >> kilobytes) return kilobytes << 10;
+    if (word == line && file >> kilobytes) return kilobytes << 10;
   }
   return std::nullopt;
 }
@@ -96,6 +97,12 @@ void LimitTo(size_t limit_bytes, size_t used_bytes, const fs::path& source, Memo
   limits.source = source.string();
 }
 
+void LimitTotalTo(size_t limit_bytes, const fs::path& source, MemoryLimits& limits) {
+  if (limit_bytes >= limits.total_bytes) return;
+  limits.total_bytes = limit_bytes;
+  limits.total_source = source.string();
+}
+
 void ApplyMemory(const fs::path& group, const CgroupFiles& files, MemoryLimits& limits) {
   const std::optional<size_t> current = ReadNumber(group / files.current);
   if (!current.has_value()) return;
@@ -108,6 +115,7 @@ void ApplyMemory(const fs::path& group, const CgroupFiles& files, MemoryLimits& 
     if (!limit.has_value()) continue;
     lowest = std::min(lowest, *limit);
     LimitTo(*limit, used_bytes, group / name, limits);
+    LimitTotalTo(*limit, group / name, limits);
   }
   if (used_bytes > lowest) limits.excess_bytes = std::max(limits.excess_bytes, used_bytes - lowest);
 }
@@ -143,8 +151,11 @@ size_t MemoryLimits::HugetlbAvailableBytes(size_t page_bytes) const {
 MemoryLimits ReadMemoryLimits(const std::string& root) {
   MemoryLimits limits;
   const fs::path meminfo(root + "/proc/meminfo");
-  if (const auto machine = MachineBytes(meminfo); machine.has_value()) {
+  if (const auto machine = MachineBytes(meminfo, "MemAvailable:"); machine.has_value()) {
     LimitTo(*machine, 0, meminfo, limits);
+  }
+  if (const auto machine = MachineBytes(meminfo, "MemTotal:"); machine.has_value()) {
+    LimitTotalTo(*machine, meminfo, limits);
   }
   const fs::path self(root + "/proc/self/cgroup");
   const fs::path mounts(root + "/sys/fs/cgroup");

@@ -190,6 +190,8 @@ TEST_F(RecoverTest, RetryRecoversWhatIsKept) {
   EXPECT_THAT(states[1], Not(HasSubstr("given_up")));
   EXPECT_EQ(Read("names"), "pool-1");
   EXPECT_EQ(Read("content"), "rows");
+  EXPECT_THAT(Read("log"), HasSubstr("level=audit event=recover role=operator peer=\"uid=" +
+                                     std::to_string(geteuid())));
 }
 
 TEST_F(RecoverTest, DiscardSetsFilesAsideAndStartsEmpty) {
@@ -244,7 +246,7 @@ TEST_F(RecoverTest, EndsForWantOfMemoryAreNotCounted) {
 }
 
 TEST_F(RecoverTest, AWorkerThatItKillsItselfIsCounted) {
-  options_.start_timeout = absl::Milliseconds(20);
+  options_.start_timeout = absl::Milliseconds(500);  // longer than a sanitizer needs to start
   KeptDescriptors kept;
   kept.emplace("pool-1", FileDescriptor(memfd_create("pool", MFD_CLOEXEC)));
   options_.start_empty_after_failure = true;

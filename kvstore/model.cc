@@ -12,8 +12,6 @@
 namespace pqcached::kvstore {
 namespace {
 
-constexpr size_t kMaxNameBytes = 128;
-constexpr size_t kMaxFingerprintBytes = 256;
 constexpr size_t kMaxGroups = 16;
 constexpr uint32_t kMaxRanks = 1024;
 

@@ -20,6 +20,10 @@ namespace pqcached::kvstore {
 
 enum class LayerKind : uint8_t { kSelected = 1, kFull = 2, kWindow = 3, kNone = 4 };
 
+// Limits of CacheSpec::name and rank.group, and of CacheSpec::model_fingerprint.
+inline constexpr size_t kMaxNameBytes = 128;
+inline constexpr size_t kMaxFingerprintBytes = 256;
+
 // Rotary position embedding of the keys. Part of a cache's identity; this version's indexes do not
 // use it.
 struct Rope {

@@ -380,10 +380,12 @@ class Store {
                                                       const LeaseState& lease) = 0;
   // Releases a lease. Errors: kNotFound (the lease)
   virtual absl::Status Detach(std::string_view session, uint64_t lease_id) = 0;
-  // Returns all leases; revokes those that have expired (StoreOptions::lease_timeout).
-  virtual std::vector<LeaseInfo> ListLeases() = 0;
-  // Returns counters and gauges over all caches.
-  virtual StoreStats Stats() = 0;
+  // Returns the leases of a tenant's sessions, or all; revokes those that have expired
+  // (StoreOptions::lease_timeout).
+  virtual std::vector<LeaseInfo> ListLeases(std::string_view tenant) = 0;
+  // Returns counters and gauges over the caches and sessions of a tenant, or over all. Those of the
+  // machine, and those that are not counted by tenant, are 0 for one tenant (StoreStats).
+  virtual StoreStats Stats(std::string_view tenant) = 0;
   // Waits until the threads of the store have no work left (incremental indexes, checksums) and
   // returns true, or returns false at the deadline.
   virtual bool WaitIdle(SteadyTime deadline) = 0;
@@ -400,22 +402,31 @@ class Store {
   //
   // Errors: kNotFound (the cache), kInvalidArgument (index), kOutOfRange (more than
   // kMaxSequenceTokens)
+  //
+  // `tenant` may be kAllTenants.
   virtual absl::StatusOr<Admission> Admit(std::string_view tenant, uint64_t cache_id,
                                           const AdmitSpec& spec) = 0;
   // Protects the sequence from eviction for `ttl` (at most kMaxPin; zero ends the protection), the
   // cached prefix that remains of it, and its counterparts in other ranks (by group_key, or by
-  // their tokens). With a keeper, the pin holds in the next process. Empty tenant: any tenant (for
-  // admin).
+  // their tokens). With a keeper, the pin holds in the next process. `tenant` may be kAllTenants.
   //
   // Errors: kInvalidArgument (ttl), kResourceExhausted (no room for its record)
   virtual absl::Status PinSequence(std::string_view tenant, uint64_t sequence_id,
                                    absl::Duration ttl) = 0;
-  // Drops a sequence of any tenant that is not in use, without a cached prefix; with a group_key
-  // all members, or none.
+  // Drops a sequence that is not in use, without a cached prefix; with a group_key all members, or
+  // none. `tenant` may be kAllTenants.
   //
   // Errors: kFailedPrecondition  a lease, a pin, or work in progress holds it (names the member and
   //                              its holder): succeeds once they have ended
-  virtual absl::Status EvictSequence(uint64_t sequence_id) = 0;
+  virtual absl::Status EvictSequence(std::string_view tenant, uint64_t sequence_id) = 0;
+
+  // Drops all sequences and cached prefixes of a tenant, pinned ones too, and removes its files
+  // among those that were set aside. Overwrites the freed memory with zeros, for which it waits at
+  // most `patience` for calls in progress. The caches stay open.
+  //
+  // Errors: kUnavailable  a file that was set aside cannot be removed
+  virtual absl::StatusOr<ErasedTenant> EraseTenant(std::string_view tenant,
+                                                   absl::Duration patience) = 0;
 
   // ---- What outlives the process (StoreOptions::keeper).
 
@@ -432,12 +443,13 @@ class Store {
   // Makes quarantined memory free: no client maps memory of earlier processes any more.
   virtual void EndQuarantine() = 0;
 
-  // Returns the open caches of a tenant; empty tenant: of all tenants (for admin).
+  // Returns the open caches of a tenant, or of kAllTenants.
   virtual std::vector<CacheInfo> ListCaches(std::string_view tenant) = 0;
-  // Returns the sequences of a cache, by ascending id. Errors: kNotFound (the cache)
+  // Returns the sequences of a cache, by ascending id. `tenant` may be kAllTenants. Errors:
+  // kNotFound (the cache)
   virtual absl::StatusOr<std::vector<SequenceInfo>> ListSequences(std::string_view tenant,
                                                                   uint64_t cache_id) = 0;
-  // Returns the state of one sequence, a suspended one too; empty tenant: any tenant (for admin).
+  // Returns the state of one sequence, a suspended one too. `tenant` may be kAllTenants.
   virtual absl::StatusOr<SequenceInfo> DescribeSequence(std::string_view tenant,
                                                         uint64_t sequence_id) = 0;
 };

@@ -234,24 +234,41 @@ struct MemoryAccount {
   size_t allocated_bytes = 0;  // backed by pages now
 };
 
+// Tenant of calls that reach all tenants, for operators. No tenant has this name.
+inline constexpr std::string_view kAllTenants;
+
+// Counts of one tenant or of all. Those marked `all` are 0 for one tenant.
 struct StoreStats {
   uint32_t lease_count = 0;          // revoked ones included
   uint32_t revoked_lease_count = 0;  // revoked leases that their holders have not released
   size_t staging_bytes = 0;          // of all sessions
   size_t shared_bytes = 0;           // rows that several sequences hold, counted once
-  uint32_t live_work_count = 0;      // live indexes with work in progress or waiting
+  uint32_t live_work_count = 0;      // all: live indexes with work in progress or waiting
   uint32_t cached_prefix_count = 0;  // sequences whose sessions have ended
   uint32_t pinned_count = 0;
   uint64_t evicted_sequences = 0,
-           evicted_bytes = 0;  // since the start; bytes freed by eviction
-  // Tokens of the prompts of CreateSequence, in whole steps of 128, and those
+           evicted_bytes = 0;  // all: since the start; bytes freed by eviction
+  // All: tokens of the prompts of CreateSequence, in whole steps of 128, and those
   // found in the cache.
   uint64_t prompt_tokens = 0, matched_tokens = 0;
-  size_t memory_available_bytes = 0;       // to this process: machine and control groups
+  size_t memory_available_bytes = 0;       // all: to this process, by machine and control groups
   std::vector<MemoryAccount> memory = {};  // promised memory, by tenant and use
-  uint32_t recovered_sequences = 0;        // recovered when the store was created
+  uint32_t recovered_sequences = 0;        // all: recovered when the store was created
   size_t quarantined_bytes = 0;            // bytes that clients of earlier processes may still map
-  uint64_t data_loss_count = 0;            // layers of segments that failed their checksum
+  uint64_t data_loss_count = 0;            // all: layers of segments that failed their checksum
+};
+
+// What EraseTenant has removed.
+struct ErasedTenant {
+  uint32_t sequences = 0;
+  uint32_t cached_prefixes = 0;
+  size_t bytes = 0;            // of extents
+  size_t remaining_bytes = 0;  // of extents that calls in progress still use
+  uint32_t set_aside_files = 0;
+  size_t set_aside_bytes = 0;
+  // Folders of files that were set aside whose owners cannot be read: they may contain data of the
+  // tenant.
+  std::vector<std::string> unreadable_folders = {};
 };
 
 // A request for Admit.

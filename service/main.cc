@@ -67,7 +67,8 @@ void RaiseDescriptorLimit() {
 // workers.
 struct Claims {
   std::unique_ptr<SocketClaim> grpc;
-  std::unique_ptr<SocketClaim> broker;
+  std::unique_ptr<SocketClaim> admin;
+  std::unique_ptr<SocketClaim> broker;  // null without a broker
 };
 
 absl::StatusOr<Claims> AcquireClaims(const Config& config) {
@@ -76,6 +77,9 @@ absl::StatusOr<Claims> AcquireClaims(const Config& config) {
       SocketClaim::Acquire(SocketPath(config), kOrphanTimeout);
   if (!claim.ok()) return claim.status();
   claims.grpc = *std::move(claim);
+  claim = SocketClaim::Acquire(AdminPath(config), kOrphanTimeout);
+  if (!claim.ok()) return claim.status();
+  claims.admin = *std::move(claim);
   if (!config.broker) return claims;
   claim = SocketClaim::Acquire(BrokerPath(SocketPath(config)), kOrphanTimeout);
   if (!claim.ok()) return claim.status();
@@ -112,7 +116,7 @@ Supervisor::Options SupervisorOptionsOf(const Config& config, std::vector<std::s
   }
   options.stop_timeout = StopTimeoutOf(config);
   options.before_start = [&claims] {
-    for (const SocketClaim* claim : {claims.grpc.get(), claims.broker.get()}) {
+    for (const SocketClaim* claim : {claims.grpc.get(), claims.admin.get(), claims.broker.get()}) {
       if (claim != nullptr) claim->Clear();
     }
   };

@@ -140,6 +140,7 @@ void ShutDownWithin(absl::Duration timeout, const Config& config, Server& server
     log.Error("shutdown_forced", {{"after_seconds", absl::ToDoubleSeconds(timeout)}});
     const std::string path = SocketPath(config);
     unlink(path.c_str());
+    unlink(AdminPath(config).c_str());
     unlink(BrokerPath(path).c_str());
     _exit(kExitFailed);
   });

@@ -1,5 +1,8 @@
 // Opens and closes clients, and passes Admin calls of tools.
 #include <errno.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -21,6 +24,7 @@ namespace {
 constexpr uint32_t kDefaultTimeoutMs = 10000;
 constexpr size_t kMaxTenantBytes = 64;
 constexpr size_t kMaxClientNameBytes = 128;
+constexpr char kAdminSuffix[] = ".admin";
 constexpr uint64_t kStagingUnitBytes = uint64_t{1} << 20;
 
 // Returns the path of a unix socket; empty for other endpoints and abstract sockets.
@@ -97,7 +101,7 @@ pqc_status CheckTenant(const char* tenant) {
 }
 
 pqc_status CheckPath(const pqc_client_options& options) {
-  if (const uint32_t path = RawEnum(options.path); path > PQC_PATH_ONLY_LOCAL) {
+  if (const uint32_t path = RawEnum(options.path); path > PQC_PATH_ADMIN) {
     return Fail(PQC_INVALID_ARGUMENT, "options.path", "%u is unknown", path);
   }
   if ((options.staging_slot_bytes == 0) != (options.staging_slot_count == 0)) {
@@ -185,6 +189,46 @@ pqc_status OpenLocal(const pqc_client_options& options, const RemoteOptions& rem
   return status;
 }
 
+// Connects once, because gRPC's errors do not distinguish a refusal from an absent sidecar.
+pqc_status ProbeAdminSocket(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.endpoint", "%s is too long for a socket path",
+                path.c_str());
+  }
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  const int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const bool connected =
+      connect(probe, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  const int error = errno;
+  if (probe >= 0) close(probe);
+  if (connected || error == EAGAIN) return PQC_OK;  // EAGAIN: it listens, and its queue is full
+  if (error == EACCES) {
+    return Fail(PQC_PERMISSION_DENIED, "options.endpoint",
+                "%s: this user is no operator of the sidecar", path.c_str());
+  }
+  return SetRetry(kRetryMemory,
+                  Fail(PQC_UNAVAILABLE, "", "%s: %s", path.c_str(), std::strerror(error)));
+}
+
+// Opens a connection to the admin socket, without a session.
+pqc_status OpenAdmin(const RemoteOptions& remote_options, const RpcEntry& entry,
+                     std::shared_ptr<ClientState>* state) {
+  const std::string path = SocketPath(remote_options.endpoint) + kAdminSuffix;
+  if (path == kAdminSuffix) {
+    return Fail(PQC_INVALID_ARGUMENT, "options.endpoint",
+                "\"%s\", must be unix:///path for PQC_PATH_ADMIN", remote_options.endpoint);
+  }
+  RETURN_IF_ERROR(ProbeAdminSocket(path));
+  const std::string endpoint = "unix://" + path;
+  RemoteOptions admin_options = remote_options;
+  admin_options.endpoint = endpoint.c_str();
+  admin_options.admin = true;
+  *state = std::make_shared<ClientState>();
+  return OpenRemote(admin_options, entry, **state);
+}
+
 // Opens the local path if the broker answers, the remote path otherwise.
 pqc_status OpenEither(const pqc_client_options& options, const RemoteOptions& remote_options,
                       const RpcEntry& entry, std::shared_ptr<ClientState>* state) {
@@ -206,6 +250,15 @@ pqc_status OpenEither(const pqc_client_options& options, const RemoteOptions& re
   return PQC_OK;
 }
 
+// Returns the program's name with '?' for bytes that the sidecar might not accept.
+std::string ProgramName() {
+  std::string name = program_invocation_short_name;
+  for (char& byte : name) {
+    if (byte < ' ' || byte > '~') byte = '?';
+  }
+  return name.substr(0, kMaxClientNameBytes);
+}
+
 pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
   if (!client) return Fail(PQC_INVALID_ARGUMENT, "client", "must not be NULL");
   *client = nullptr;
@@ -213,8 +266,7 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
   RETURN_IF_ERROR(ReadStruct(caller_options, "options", &options));
   RETURN_IF_ERROR(CheckEndpoint(options.endpoint));
   const std::string tenant = options.tenant ? options.tenant : "default";
-  const std::string client_name =
-      options.client_name ? options.client_name : program_invocation_short_name;
+  const std::string client_name = options.client_name ? options.client_name : ProgramName();
   const uint32_t timeout_ms = options.timeout_ms ? options.timeout_ms : kDefaultTimeoutMs;
   RETURN_IF_ERROR(CheckTenant(tenant.c_str()));
   if (client_name.size() > kMaxClientNameBytes) {
@@ -231,7 +283,9 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
                                      .remaining_ms = &RemainingMs,
                                      .in_call = &InCall};
   std::shared_ptr<ClientState> state;
-  RETURN_IF_ERROR(OpenEither(options, remote_options, *entry, &state));
+  RETURN_IF_ERROR(RawEnum(options.path) == PQC_PATH_ADMIN
+                      ? OpenAdmin(remote_options, *entry, &state)
+                      : OpenEither(options, remote_options, *entry, &state));
   state->timeout_ms = timeout_ms;
   ClearLastError();
   state->Start();

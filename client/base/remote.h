@@ -26,7 +26,7 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-inline constexpr uint32_t kRemoteVersion = 8;
+inline constexpr uint32_t kRemoteVersion = 9;
 inline constexpr uint32_t kMaxBatchItems = 256;
 inline constexpr char kRpcEntrySymbol[] = "pqcached_rpc_entry";
 
@@ -247,6 +247,7 @@ struct RemoteOptions {
   const char* tenant = nullptr;
   const char* client_name = nullptr;
   uint32_t timeout_ms = 0;
+  bool admin = false;  // the endpoint is an admin socket, which has no sessions
   // Returns the remaining part of `timeout_ms` for the call that the thread is in.
   uint32_t (*remaining_ms)(uint32_t timeout_ms) = nullptr;
   // Returns whether the thread is inside a call of the C ABI; null = always.

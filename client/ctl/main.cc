@@ -28,6 +28,8 @@ struct Arguments {
   std::optional<uint64_t> sequence;
   std::string log_level;
   uint64_t pin_seconds = 0;
+  std::string as_tenant;  // empty = as an operator
+  std::string erased_tenant;
   bool resume = false;
   bool retry = false;
   bool discard = false;
@@ -41,8 +43,9 @@ struct Failure {
   Status status;
 };
 
-// A failed check of the self-test, whose report is already printed.
-struct CheckFailed {};
+// An answer that is not what was asked for: a failed self-test, or data that is left. Its report is
+// already printed.
+struct Incomplete {};
 
 class Sidecar {
  public:
@@ -58,12 +61,13 @@ class Sidecar {
   Client client_;
 };
 
-Result<Client> OpenClient(const Arguments& arguments, const std::string& tenant) {
+// An operator has no session; a tenant has one.
+Result<Client> OpenClient(const Arguments& arguments) {
   return Client::Open({.endpoint = arguments.endpoint,
-                       .tenant = tenant,
+                       .tenant = arguments.as_tenant,
                        .client_name = "pqcachectl",
                        .timeout_ms = arguments.timeout_ms,
-                       .path = PQC_PATH_ONLY_REMOTE});
+                       .path = arguments.as_tenant.empty() ? PQC_PATH_ADMIN : PQC_PATH_ANY});
 }
 
 void Print(const Arguments& arguments, const Json& json, const std::string& text) {
@@ -138,29 +142,28 @@ void Drain(Sidecar& sidecar, const Arguments& arguments) {
   Print(arguments, answer, ReportDrain(answer));
 }
 
-// Sends Admit as a client of the cache's tenant: a cache accepts only clients of its own tenant.
 void Admit(Sidecar& sidecar, const Arguments& arguments) {
-  const std::string id = std::to_string(arguments.cache);
-  std::string tenant;
-  const Json listed = sidecar.Call("ListCaches");
-  for (const Json& cache : listed.at("caches")) {
-    if (cache.at("cache_id") == id) tenant = cache.at("tenant").get<std::string>();
-  }
-  Result<Client> client = OpenClient(arguments, tenant);
-  if (!client.ok()) throw Failure{client.status()};
   const Json answer =
-      Sidecar(std::move(*client))
-          .Call("Admit", {{"cache_id", id},
-                          {"token_count", std::to_string(arguments.token_count)},
-                          {"output_token_count", std::to_string(arguments.output_token_count)}});
+      sidecar.Call("Admit", {{"cache_id", std::to_string(arguments.cache)},
+                             {"token_count", std::to_string(arguments.token_count)},
+                             {"output_token_count", std::to_string(arguments.output_token_count)}});
   Print(arguments, answer, ReportAdmission(answer));
+}
+
+// The exit code reports if nothing of the tenant may be left.
+void Erase(Sidecar& sidecar, const Arguments& arguments) {
+  const Json answer = sidecar.Call("EraseTenant", {{"tenant", arguments.erased_tenant}});
+  Print(arguments, answer, ReportErased(arguments.erased_tenant, answer));
+  const bool complete =
+      Number(answer.at("remaining_bytes")) == 0 && answer.at("unreadable_folders").empty();
+  if (!complete) throw Incomplete();
 }
 
 // The exit code reports if all checks passed.
 void SelfTest(Sidecar& sidecar, const Arguments& arguments) {
   const Json answer = sidecar.Call("SelfTest");
   Print(arguments, answer, ReportSelfTest(answer));
-  if (!answer.at("passed").get<bool>()) throw CheckFailed();
+  if (!answer.at("passed").get<bool>()) throw Incomplete();
 }
 
 int ReportError(const Arguments& arguments, const pqcached::Status& status) {
@@ -210,14 +213,14 @@ int Recover(const Arguments& arguments) {
 using Command = void (*)(Sidecar&, const Arguments&);
 
 int Run(const Arguments& arguments, Command command) {
-  Result<Client> client = OpenClient(arguments, /*tenant=*/"");
+  Result<Client> client = OpenClient(arguments);
   if (!client.ok()) return ReportError(arguments, client.status());
   Sidecar sidecar(std::move(*client));
   try {
     command(sidecar, arguments);
   } catch (const Failure& failure) {
     return ReportError(arguments, failure.status);
-  } catch (const CheckFailed&) {
+  } catch (const Incomplete&) {
     return kExitRefused;
   } catch (const Json::exception& exception) {
     std::fprintf(stderr, "pqcachectl: the sidecar's answer has an unexpected form: %s\n",
@@ -230,11 +233,14 @@ int Run(const Arguments& arguments, Command command) {
 int Main(int argc, char** argv) {
   Arguments arguments;
   CLI::App app("Inspects and controls a running pqcached.", "pqcachectl");
-  app.add_option("--endpoint", arguments.endpoint, "unix:///path or host:port on the loopback")
+  app.add_option("--endpoint", arguments.endpoint,
+                 "unix:///path; with --as-tenant also host:port on the loopback")
       ->capture_default_str();
   app.add_option("--timeout-ms", arguments.timeout_ms, "timeout of each call in milliseconds")
       ->capture_default_str()
       ->check(CLI::Range(1, 3600000));
+  app.add_option("--as-tenant", arguments.as_tenant,
+                 "ask as a client of this tenant, not as an operator");
   app.add_flag("--json", arguments.json, "print JSON instead of tables");
   app.require_subcommand(1);
   app.fallthrough();
@@ -264,6 +270,9 @@ int Main(int argc, char** argv) {
   app.add_subcommand("drain", "stops admitting new sequences; existing sequences continue")
       ->add_flag("--resume", arguments.resume, "ends the drain: admits new sequences again");
   app.add_subcommand("selftest", "checks the kernels and the store on this machine");
+  app.add_subcommand("erase", "ends the sessions of a tenant, and drops all its data")
+      ->add_option("--tenant", arguments.erased_tenant, "name of the tenant, as ls shows it")
+      ->required();
   CLI::App* recover = app.add_subcommand(
       "recover", "after recoveries have failed: what becomes of the memory that is kept");
   recover->add_flag("--retry", arguments.retry, "starts workers again, which recover it");
@@ -283,7 +292,7 @@ int Main(int argc, char** argv) {
   const std::pair<const char*, Command> commands[] = {
       {"ls", &List},     {"describe", &Describe},     {"stats", &Stats}, {"leases", &Leases},
       {"ping", &Ping},   {"log-level", &SetLogLevel}, {"evict", &Evict}, {"pin", &Pin},
-      {"drain", &Drain}, {"selftest", &SelfTest},     {"admit", &Admit}};
+      {"drain", &Drain}, {"selftest", &SelfTest},     {"admit", &Admit}, {"erase", &Erase}};
   for (const auto& [name, command] : commands) {
     if (app.got_subcommand(name)) return Run(arguments, command);
   }

@@ -252,6 +252,24 @@ std::string ReportSupervisor(const Json& supervisor) {
   return text;
 }
 
+std::string ReportErased(const std::string& tenant, const Json& answer) {
+  std::string text = "tenant " + tenant + ": ended " + Count(answer.at("ended_sessions")) +
+                     " sessions; dropped " + Count(answer.at("dropped_sequences")) +
+                     " sequences and " + Count(answer.at("dropped_cached_prefixes")) +
+                     " cached prefixes (" + Bytes(answer.at("erased_bytes")) + "); removed " +
+                     Count(answer.at("removed_files")) + " files that were set aside (" +
+                     Bytes(answer.at("removed_bytes")) + ")\n";
+  if (Number(answer.at("remaining_bytes")) > 0) {
+    text += "calls in progress still use " + Bytes(answer.at("remaining_bytes")) +
+            ": repeat the command\n";
+  }
+  for (const Json& folder : answer.at("unreadable_folders")) {
+    text += "pool_directory/" + folder.get<std::string>() +
+            " cannot be read and may contain data of the tenant: delete it\n";
+  }
+  return text;
+}
+
 std::string ReportDrain(const Json& drain) {
   if (!drain.at("draining").get<bool>()) return "not draining: admits new sequences\n";
   return "draining: " + Count(drain.at("session_count")) + " sessions with " +

@@ -24,6 +24,7 @@ std::string ReportLeases(const Json& list_leases);
 std::string ReportStats(const Json& stats);
 // Formats the state of the supervisor, as ReadSupervisor returns it.
 std::string ReportSupervisor(const Json& supervisor);
+std::string ReportErased(const std::string& tenant, const Json& answer);
 std::string ReportDrain(const Json& drain);
 std::string ReportSelfTest(const Json& self_test);
 // Formats the answer of Admit.

@@ -75,6 +75,11 @@ grpc::Status RpcRemote::Open(const RemoteOptions& options, RpcRemote** remote) {
     *remote = opened.release();
     return grpc::Status::OK;
   }
+  if (options.admin) {
+    opened->session_.OpenNone();
+    *remote = opened.release();
+    return grpc::Status::OK;
+  }
   v1::SessionOpen open;
   open.set_client_name(options.client_name);
   open.set_tenant(options.tenant);
@@ -125,7 +130,7 @@ grpc::Status RpcRemote::Explain(const char* method, const grpc::Status& status) 
 
 void RpcRemote::Prepare(grpc::ClientContext* context, Deadline deadline, uint64_t boot_word) const {
   context->set_deadline(ToGrpc(deadline));
-  context->AddMetadata(kSessionKey, session_.token());
+  if (!session_.token().empty()) context->AddMetadata(kSessionKey, session_.token());
   if (boot_word == 0) return;
   char text[17];
   std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(boot_word));
@@ -156,7 +161,8 @@ grpc::Status RpcRemote::Attempt(Repeat repeat, Deadline deadline,
                                 uint64_t boot_word) const {
   std::chrono::milliseconds pause = kFirstPause;
   for (;;) {
-    RETURN_IF_ERROR(Connect(*channel_, deadline));
+    // Without a session there is no worker to wait for.
+    if (!session_.token().empty()) RETURN_IF_ERROR(Connect(*channel_, deadline));
     (!in_call_ || in_call_() ? rpcs_ : background_rpcs_) += 1;
     const auto context = std::make_shared<grpc::ClientContext>();
     Prepare(context.get(), deadline, boot_word);

@@ -36,6 +36,9 @@ class Session {
   // Adopts a session that the broker opened (RemoteOptions::session_token).
   void Adopt(const RemoteOptions& options);
 
+  // Makes this the session of a client that needs none: it is open, and its token is empty.
+  void OpenNone() { SetState(State::kOpen); }
+
   // Ends the stream; the sidecar then drops the session's sequences. Takes at most about a second.
   void Close();
 

@@ -154,7 +154,7 @@ size_t Evictor::FreeRetained(const Cache& cache, size_t bytes) {
 }
 
 absl::Status Evictor::CheckUnused(std::span<const std::shared_ptr<Sequence>> sequences) const {
-  const std::vector<LeaseInfo> leases = parts_.local.ListLeases();
+  const std::vector<LeaseInfo> leases = parts_.local.ListLeases(kAllTenants);
   for (const auto& sequence : sequences) {
     const uint64_t sequence_id = sequence->sequence_id();
     for (const LeaseInfo& lease : leases) {
@@ -171,8 +171,7 @@ absl::Status Evictor::CheckUnused(std::span<const std::shared_ptr<Sequence>> seq
   return absl::OkStatus();
 }
 
-absl::Status Evictor::Evict(uint64_t sequence_id) {
-  ASSIGN_OR_RETURN(const auto found, parts_.sequences.FindInAnyTenant(sequence_id));
+absl::Status Evictor::Evict(const StoredSequence& found) {
   const RankSequences::Members members = parts_.ranks.MembersOf(*found.cache, found.sequence);
   RETURN_IF_ERROR(CheckUnused(members.alive));
   const Candidate candidate{.sequence = found.sequence, .retained = found.retained()};

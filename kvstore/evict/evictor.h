@@ -49,7 +49,7 @@ class Evictor {
   // Evicts retained sequences until about `bytes` are freed; returns the number of freed bytes.
   size_t FreeRetained(const Cache& cache, size_t bytes);
   // Implements Store::EvictSequence, with its errors.
-  absl::Status Evict(uint64_t sequence_id);
+  absl::Status Evict(const StoredSequence& found);
 
   // Returns the sequences of other ranks that begin with the same tokens, by more than
   // `keep_tokens`.

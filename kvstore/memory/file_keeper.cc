@@ -1,6 +1,5 @@
 #include "kvstore/memory/file_keeper.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/file.h>
@@ -16,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kvstore/limits/memory_limits.h"
+#include "kvstore/memory/directory.h"
 #include "kvstore/memory/durable_store.h"
 #include "kvstore/refusal.h"
 
@@ -31,22 +31,6 @@ bool IsOurFile(int descriptor) {
   struct stat info = {};
   return fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == geteuid() &&
          (info.st_mode & 0077) == 0;
-}
-
-constexpr char kSetAside[] = "set-aside@";  // '@' is in no keeper's name
-
-struct CloseDirectory {
-  void operator()(DIR* directory) const { closedir(directory); }
-};
-using Directory = std::unique_ptr<DIR, CloseDirectory>;
-
-// Opens a folder to list it; null when that fails.
-Directory OpenFolder(int parent, const char* name) {
-  const int opened = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  if (opened < 0) return nullptr;
-  Directory directory(fdopendir(opened));
-  if (directory == nullptr) close(opened);
-  return directory;
 }
 
 // Moves files from one folder to the other, and back those that have moved before an error.
@@ -156,13 +140,8 @@ FileDescriptor FileKeeper::Take(std::string_view name) const {
 }
 
 std::vector<std::string> FileKeeper::Names() const {
-  std::vector<std::string> names;
-  const Directory directory = OpenFolder(directory_.get(), ".");
-  if (directory == nullptr) return names;
-  while (const dirent* entry = readdir(directory.get())) {
-    if (IsKeeperName(entry->d_name)) names.emplace_back(entry->d_name);
-  }
-  std::sort(names.begin(), names.end());
+  std::vector<std::string> names = NamesIn(directory_.get());
+  std::erase_if(names, [](const std::string& name) { return !IsKeeperName(name); });
   return names;
 }
 
@@ -171,15 +150,14 @@ absl::StatusOr<std::string> FileKeeper::SetAside() {
   if (names.empty()) return std::string();
   std::string folder;
   for (int number = 1; folder.empty(); ++number) {
-    folder = absl::StrCat(kSetAside, number);
+    folder = absl::StrCat(SetAsideFolder::kPrefix, number);
     if (mkdirat(directory_.get(), folder.c_str(), 0700) == 0) break;
     if (errno != EEXIST) {
       return Unavailable("", absl::StrCat(folder, ": ", ErrorText(errno)), kNoRetry);
     }
     folder.clear();
   }
-  const FileDescriptor opened(
-      openat(directory_.get(), folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const FileDescriptor opened = OpenFolder(directory_.get(), folder.c_str());
   if (absl::Status status = MoveAll(directory_.get(), opened.get(), names); !status.ok()) {
     unlinkat(directory_.get(), folder.c_str(), AT_REMOVEDIR);
     return status;
@@ -187,22 +165,8 @@ absl::StatusOr<std::string> FileKeeper::SetAside() {
   return absl::StrCat(path_, "/", folder);
 }
 
-size_t FileKeeper::SetAsideBytes() const {
-  size_t bytes = 0;
-  const Directory directory = OpenFolder(directory_.get(), ".");
-  if (directory == nullptr) return 0;
-  while (const dirent* entry = readdir(directory.get())) {
-    if (!absl::StartsWith(entry->d_name, kSetAside)) continue;
-    const Directory folder = OpenFolder(directory_.get(), entry->d_name);
-    while (const dirent* file = folder == nullptr ? nullptr : readdir(folder.get())) {
-      struct stat info = {};
-      if (fstatat(dirfd(folder.get()), file->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
-          S_ISREG(info.st_mode)) {
-        bytes += static_cast<size_t>(info.st_blocks) * 512;
-      }
-    }
-  }
-  return bytes;
+std::vector<SetAsideFolder> FileKeeper::SetAsideFolders() const {
+  return SetAsideFolder::In(directory_);
 }
 
 }  // namespace pqcached::kvstore

@@ -41,7 +41,7 @@ class FileKeeper final : public DescriptorKeeper {
   //
   // Errors: kUnavailable
   absl::StatusOr<std::string> SetAside();
-  size_t SetAsideBytes() const override;
+  std::vector<SetAsideFolder> SetAsideFolders() const override;
 
  private:
   FileKeeper(std::string path, FileDescriptor directory, size_t block_bytes, bool is_hugetlb)

@@ -28,4 +28,10 @@ bool IsKeeperName(std::string_view name) {
          std::all_of(name.begin(), name.end(), allowed);
 }
 
+size_t DescriptorKeeper::SetAsideBytes() const {
+  size_t bytes = 0;
+  for (const SetAsideFolder& folder : SetAsideFolders()) bytes += folder.bytes();
+  return bytes;
+}
+
 }  // namespace pqcached::kvstore

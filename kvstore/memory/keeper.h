@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "kvstore/local_session.h"
 #include "kvstore/memory/memfd.h"
+#include "kvstore/memory/set_aside.h"
 
 namespace pqcached::kvstore {
 
@@ -60,8 +61,10 @@ class DescriptorKeeper {
   virtual FileDescriptor Take(std::string_view name) const = 0;
   // Returns all names in use, sorted.
   virtual std::vector<std::string> Names() const = 0;
-  // Returns the bytes of memory that were set aside because they could not be recovered.
-  virtual size_t SetAsideBytes() const { return 0; }
+  // Returns the folders of files that were set aside because they could not be recovered, and the
+  // bytes of memory behind them.
+  virtual std::vector<SetAsideFolder> SetAsideFolders() const { return {}; }
+  size_t SetAsideBytes() const;
 };
 
 // Returns true when `name` is a valid name for Keep.

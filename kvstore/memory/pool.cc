@@ -219,46 +219,96 @@ void Pool::SetUseLimit(size_t bytes, std::string why) {
   limit_reason_ = std::move(why);
 }
 
-size_t Pool::ReturnFreePages(size_t wanted_bytes) {
+void Pool::VisitFree(absl::FunctionRef<bool(ExtentRef piece)> visit) const {
   std::vector<std::set<uint32_t>> free;
   {
     const MutexLock lock(&mutex_);
     free = buddy_.free();
   }
-  const size_t before_bytes = absent_bytes();
-  size_t returned_bytes = 0;
   for (uint32_t order = static_cast<uint32_t>(free.size()); order-- > 0;) {
     const uint32_t piece = std::min(order, OrderFor(kReturnBytes));
     for (const uint32_t first : free[order]) {
       for (uint64_t unit = first; unit < first + (uint64_t{1} << order); unit += 1u << piece) {
-        if (returned_bytes >= wanted_bytes) return returned_bytes;
-        if (!ReturnPages({.unit = static_cast<uint32_t>(unit), .order = piece})) continue;
-        returned_bytes = std::max(absent_bytes(), before_bytes) - before_bytes;
+        if (!visit({.unit = static_cast<uint32_t>(unit), .order = piece})) return;
       }
     }
   }
+}
+
+size_t Pool::ReturnFreePages(size_t wanted_bytes) {
+  const size_t before_bytes = absent_bytes();
+  size_t returned_bytes = 0;
+  VisitFree([&](ExtentRef piece) {
+    if (returned_bytes >= wanted_bytes) return false;
+    if (ReturnPages(piece)) {
+      returned_bytes = std::max(absent_bytes(), before_bytes) - before_bytes;
+    }
+    return true;
+  });
   return returned_bytes;
 }
 
-// Claims the extent while its pages are removed, so that it is not allocated concurrently.
-bool Pool::ReturnPages(ExtentRef extent) {
+// A piece that is allocated concurrently is overwritten by its owner.
+void Pool::EraseFree() {
+  VisitFree([&](ExtentRef piece) {
+    if (!HasPages(piece)) return true;
+    {
+      const MutexLock lock(&mutex_);
+      if (!buddy_.Claim(piece.unit, piece.order)) return true;
+    }
+    if (!RemovePages(piece)) std::memset(data(piece), 0, piece.size_bytes());
+    Free(piece);
+    return true;
+  });
+  EraseQuarantined();
+}
+
+// Takes the extents out of the quarantine meanwhile, so that its end does not free them.
+void Pool::EraseQuarantined() {
+  std::vector<ExtentRef> taken;
+  uint64_t ends = 0;
+  {
+    const MutexLock lock(&mutex_);
+    taken.swap(quarantine_);
+    ends = quarantine_ends_;
+  }
+  for (const ExtentRef extent : taken) {
+    if (HasPages(extent) && !RemovePages(extent)) {
+      std::memset(data(extent), 0, extent.size_bytes());
+    }
+  }
+  const MutexLock lock(&mutex_);
+  quarantine_.insert(quarantine_.end(), taken.begin(), taken.end());
+  if (ends != quarantine_ends_) FreeQuarantined();
+}
+
+bool Pool::HasPages(ExtentRef extent) const {
   const auto begin = static_cast<off_t>(extent.offset_bytes());
   const off_t present = lseek(memfd_.get(), begin, SEEK_DATA);
   const off_t end = begin + static_cast<off_t>(extent.size_bytes());
   // If the file system does not support SEEK_DATA, assumes that there are pages.
-  const bool has_pages = present < 0 ? errno != ENXIO : present < end;
-  if (!has_pages) return false;
+  return present < 0 ? errno != ENXIO : present < end;
+}
+
+// Claims the extent while its pages are removed, so that it is not allocated concurrently.
+bool Pool::ReturnPages(ExtentRef extent) {
+  if (!HasPages(extent)) return false;
   {
     const MutexLock lock(&mutex_);
     if (!buddy_.Claim(extent.unit, extent.order)) return false;
   }
-  bool returned = false;
-  granted_->Remove(extent.offset_bytes(), extent.size_bytes(), [&] {
-    PQC_CRASH_POINT();
-    returned = madvise(data(extent), extent.size_bytes(), MADV_REMOVE) == 0;
-  });
+  const bool returned = RemovePages(extent);
   Free(extent);
   return returned;
+}
+
+bool Pool::RemovePages(ExtentRef extent) {
+  bool removed = false;
+  granted_->Remove(extent.offset_bytes(), extent.size_bytes(), [&] {
+    PQC_CRASH_POINT();
+    removed = madvise(data(extent), extent.size_bytes(), MADV_REMOVE) == 0;
+  });
+  return removed;
 }
 
 void Pool::Free(ExtentRef extent) {
@@ -316,7 +366,12 @@ void Pool::Quarantine(uint32_t begin, uint32_t end) {
 void Pool::EndQuarantine() {
   if (ledger_ == nullptr) return;  // without a ledger there is no earlier process
   const MutexLock lock(&mutex_);
+  ++quarantine_ends_;
   claimed_.clear();
+  FreeQuarantined();
+}
+
+void Pool::FreeQuarantined() {
   for (const ExtentRef& extent : quarantine_) {
     ledger_->MarkFree(extent);
     buddy_.Free(extent.unit, extent.order);

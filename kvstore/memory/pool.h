@@ -22,6 +22,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "kvstore/limits/granted_memory.h"
 #include "kvstore/limits/memory_ledger.h"
@@ -112,6 +113,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Returns pages of free extents, the longest extents first, to the machine; returns the number of
   // bytes. Returns 0 for a strict pool, whose seal forbids punching holes.
   size_t ReturnFreePages(size_t wanted_bytes);
+  // Overwrites the contents of all free and quarantined extents with zeros: returns their pages to
+  // the machine, or, in a strict pool, writes.
+  void EraseFree();
   // Returns the number of bytes that no physical page backs.
   size_t absent_bytes() const { return granted_->absent_bytes(); }
 
@@ -140,7 +144,14 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Allocates the pages of extents.
   absl::Status MakePresent(std::span<const Extent> extents);
   bool Reclaim(std::span<const size_t> sizes_bytes);
+  // Calls `visit` with the free extents, the longest first, in pieces, until it returns false.
+  void VisitFree(absl::FunctionRef<bool(ExtentRef piece)> visit) const;
+  // Returns whether pages back a part of the extent.
+  bool HasPages(ExtentRef extent) const;
   bool ReturnPages(ExtentRef extent);
+  bool RemovePages(ExtentRef extent);
+  void EraseQuarantined();
+  void FreeQuarantined() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Free(ExtentRef extent);
 
   const FileDescriptor memfd_;
@@ -156,6 +167,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   BuddyAllocator buddy_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<uint32_t, uint32_t> claimed_ ABSL_GUARDED_BY(mutex_);  // unit -> order
   std::vector<ExtentRef> quarantine_ ABSL_GUARDED_BY(mutex_);
+  uint64_t quarantine_ends_ ABSL_GUARDED_BY(mutex_) = 0;  // calls of EndQuarantine
   size_t limit_bytes_ ABSL_GUARDED_BY(mutex_);
   std::string limit_reason_ ABSL_GUARDED_BY(mutex_);
 

@@ -18,7 +18,6 @@
 namespace pqcached::kvstore {
 namespace {
 
-constexpr char kMemoryName[] = "records";
 constexpr uint64_t kRootMagic = 0x3252'4443'4351'5051;
 constexpr uint64_t kUnversionedMagic = 0x3152'4443'4351'5051;  // its header ends with session_end
 constexpr uint64_t kUnversioned = 1;                           // layout_version and record_version

@@ -39,6 +39,8 @@ struct CacheRecord {
 
 class RootRecords {
  public:
+  static constexpr char kMemoryName[] = "records";  // of their kept memory
+
   // Opens the records of an earlier process, or creates new ones. Releases kept pools and record
   // tables that no record names.
   //

@@ -40,36 +40,49 @@ void StoredSequences::Restore(StoredSequence stored) {
 void StoredSequences::Remove(uint64_t sequence_id) {
   const MutexLock lock(&mutex_);
   const auto it = sequences_.find(sequence_id);
-  if (it == sequences_.end()) return;
+  if (it != sequences_.end()) Erase(it);
+}
+
+void StoredSequences::Erase(std::unordered_map<uint64_t, StoredSequence>::iterator it) {
   --counts_[it->second.cache->cache_id];
   sequences_.erase(it);
 }
 
 void StoredSequences::RemoveEvicted(uint64_t sequence_id) {
-  evicted_.Add(sequence_id);  // first, so that a concurrent call finds the sequence or the reason
-  Remove(sequence_id);
+  const MutexLock lock(&mutex_);
+  const auto it = sequences_.find(sequence_id);
+  if (it == sequences_.end()) return;
+  evicted_.Add(sequence_id, it->second.cache->tenant);
+  Erase(it);
 }
 
 absl::StatusOr<StoredSequence> StoredSequences::FindInAnyTenant(uint64_t sequence_id) const {
-  {
-    const MutexLock lock(&mutex_);
-    const auto it = sequences_.find(sequence_id);
-    if (it != sequences_.end()) return it->second;
-  }
-  return NotFound("sequence_id",
-                  evicted_.Contains(sequence_id)
-                      ? absl::StrCat("sequence ", sequence_id, " was evicted: memory was short")
-                      : absl::StrCat("no sequence ", sequence_id));
+  return Look(kAllTenants, sequence_id);
 }
 
 absl::StatusOr<StoredSequence> StoredSequences::Find(std::string_view tenant,
                                                      uint64_t sequence_id) const {
-  auto found = FindInAnyTenant(sequence_id);
-  if (found.ok() && found->cache->tenant != tenant) {
-    return NotFound("sequence_id", absl::StrCat("no sequence ", sequence_id));
-  }
+  if (tenant == kAllTenants) return NotFound("sequence_id", "it needs the tenant");
+  auto found = Look(tenant, sequence_id);
   if (found.ok()) found->sequence->holds().Touch();
   return found;
+}
+
+// A tenant receives the same answer for a sequence of another tenant, whether it exists, was
+// evicted, or never existed.
+absl::StatusOr<StoredSequence> StoredSequences::Look(std::string_view tenant,
+                                                     uint64_t sequence_id) const {
+  {
+    const MutexLock lock(&mutex_);
+    const auto it = sequences_.find(sequence_id);
+    const bool found =
+        it != sequences_.end() && (tenant == kAllTenants || it->second.cache->tenant == tenant);
+    if (found) return it->second;
+  }
+  return NotFound("sequence_id",
+                  evicted_.Contains(sequence_id, tenant)
+                      ? absl::StrCat("sequence ", sequence_id, " was evicted: memory was short")
+                      : absl::StrCat("no sequence ", sequence_id));
 }
 
 template <class Predicate>

@@ -63,6 +63,10 @@ class StoredSequences {
   uint32_t CountOfCache(uint64_t cache_id) const;
 
  private:
+  // Finds a sequence of the tenant, or of any tenant for kAllTenants.
+  absl::StatusOr<StoredSequence> Look(std::string_view tenant, uint64_t sequence_id) const;
+  void Erase(std::unordered_map<uint64_t, StoredSequence>::iterator it)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   template <class Predicate>
   std::vector<StoredSequence> Filter(const Predicate& predicate) const;
 

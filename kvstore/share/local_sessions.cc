@@ -64,6 +64,7 @@ absl::StatusOr<SessionMemory> LocalSessions::Open(std::string_view tenant, std::
   Drop(session);  // the client never received the memory of an earlier Open
   const MutexLock lock(&mutex_);
   Session& opened = sessions_[std::string(session)];
+  opened.tenant = std::string(tenant);
   opened.control_promise = std::move(promise);
   opened.control = std::move(control);
   return memory;
@@ -207,11 +208,12 @@ absl::Status LocalSessions::Detach(std::string_view session, uint64_t lease_id) 
   return absl::OkStatus();
 }
 
-std::vector<LeaseInfo> LocalSessions::ListLeases() const {
+std::vector<LeaseInfo> LocalSessions::ListLeases(std::string_view tenant) const {
   std::vector<std::shared_ptr<Lease>> leases;
   {
     const MutexLock lock(&mutex_);
     for (const auto& [name, session] : sessions_) {
+      if (!session.IsOf(tenant)) continue;
       for (const auto& [id, lease] : session.leases) leases.push_back(lease);
     }
   }
@@ -245,11 +247,11 @@ void LocalSessions::Drop(std::string_view session) {
   End(ended);
 }
 
-size_t LocalSessions::staging_bytes() const {
+size_t LocalSessions::staging_bytes(std::string_view tenant) const {
   const MutexLock lock(&mutex_);
   size_t bytes = 0;
   for (const auto& [name, session] : sessions_) {
-    if (session.staging != nullptr) bytes += session.staging->size_bytes();
+    if (session.IsOf(tenant) && session.staging != nullptr) bytes += session.staging->size_bytes();
   }
   return bytes;
 }

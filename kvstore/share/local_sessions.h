@@ -47,17 +47,21 @@ class LocalSessions {
                                           std::string_view session, const LeaseState& lease);
   absl::StatusOr<VersionedImage> Refresh(std::string_view session, const LeaseState& lease);
   absl::Status Detach(std::string_view session, uint64_t lease_id);
-  // Revokes expired leases, then lists all leases.
-  std::vector<LeaseInfo> ListLeases() const;
+  // Revokes expired leases, then lists those of a tenant's sessions, or all.
+  std::vector<LeaseInfo> ListLeases(std::string_view tenant) const;
 
   // Notifies the client through its control memory, then frees the memory and leases of the
   // session. No error when there is no such session.
   void Drop(std::string_view session);
 
-  size_t staging_bytes() const;
+  // Returns the bytes of the rings of a tenant, or of all.
+  size_t staging_bytes(std::string_view tenant) const;
 
  private:
   struct Session {
+    bool IsOf(std::string_view asked) const { return asked == kAllTenants || asked == tenant; }
+
+    std::string tenant;
     std::shared_ptr<MemoryPromise> control_promise;
     std::shared_ptr<const ControlMemory> control;
     std::shared_ptr<StagingRing> staging;

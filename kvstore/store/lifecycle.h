@@ -51,6 +51,8 @@ class Lifecycle {
                                        std::string_view session);
   // Drops a sequence and retains the prefix that other sequences may share.
   void End(const StoredSequence& stored);
+  // Drops a sequence and retains nothing.
+  void Drop(const StoredSequence& stored);
 
  private:
   struct NewSequence {
@@ -74,7 +76,6 @@ class Lifecycle {
   // Starts the incremental index of a new sequence; drops the sequence if that fails.
   absl::StatusOr<CreatedSequence> StartLiveIndex(absl::StatusOr<CreatedSequence> created,
                                                  const std::optional<LiveIndex>& live_index);
-  void Drop(const StoredSequence& stored);
   void Retain(const StoredSequence& stored);
   // Shares the tokens of the sequence that can be retained. Errors: kNotFound  there are none.
   static absl::StatusOr<NamedTokens::Shared> ShareRetainable(const StoredSequence& stored,

@@ -136,8 +136,13 @@ absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const Ca
 
 absl::StatusOr<StoredSequence> StoreImpl::FindForAdmin(std::string_view tenant,
                                                        uint64_t sequence_id) const {
-  return tenant.empty() ? sequences_.FindInAnyTenant(sequence_id)
-                        : sequences_.Find(tenant, sequence_id);
+  return tenant == kAllTenants ? sequences_.FindInAnyTenant(sequence_id)
+                               : sequences_.Find(tenant, sequence_id);
+}
+
+absl::StatusOr<Caches::CachePointer> StoreImpl::FindCacheForAdmin(std::string_view tenant,
+                                                                  uint64_t cache_id) const {
+  return tenant == kAllTenants ? caches_.FindInAnyTenant(cache_id) : caches_.Find(tenant, cache_id);
 }
 
 absl::StatusOr<Reading> StoreImpl::Read(std::string_view tenant, uint64_t sequence_id) const {
@@ -245,7 +250,9 @@ absl::Status StoreImpl::Detach(std::string_view session, uint64_t lease_id) {
   return local_.Detach(session, lease_id);
 }
 
-std::vector<LeaseInfo> StoreImpl::ListLeases() { return local_.ListLeases(); }
+std::vector<LeaseInfo> StoreImpl::ListLeases(std::string_view tenant) {
+  return local_.ListLeases(tenant);
+}
 
 absl::StatusOr<uint64_t> StoreImpl::MatchPrefix(std::string_view tenant, uint64_t cache_id,
                                                 std::span<const uint32_t> token_ids,
@@ -361,11 +368,14 @@ absl::Status StoreImpl::PinSequence(std::string_view tenant, uint64_t sequence_i
 
 absl::StatusOr<Admission> StoreImpl::Admit(std::string_view tenant, uint64_t cache_id,
                                            const AdmitSpec& spec) {
-  ASSIGN_OR_RETURN(const auto cache, caches_.Find(tenant, cache_id));
+  ASSIGN_OR_RETURN(const auto cache, FindCacheForAdmin(tenant, cache_id));
   return kvstore::Admit(*cache, spec, evictor_);
 }
 
-absl::Status StoreImpl::EvictSequence(uint64_t sequence_id) { return evictor_.Evict(sequence_id); }
+absl::Status StoreImpl::EvictSequence(std::string_view tenant, uint64_t sequence_id) {
+  ASSIGN_OR_RETURN(const auto found, FindForAdmin(tenant, sequence_id));
+  return evictor_.Evict(found);
+}
 
 void StoreImpl::ApplyMemoryLimits() {
   kvstore::ApplyMemoryLimits(ReadMemoryLimits(options_.memory_root), caches_.All(), evictor_);

@@ -95,13 +95,15 @@ class StoreImpl final : public Store {
   absl::StatusOr<VersionedImage> RefreshLease(std::string_view session,
                                               const LeaseState& lease) override;
   absl::Status Detach(std::string_view session, uint64_t lease_id) override;
-  std::vector<LeaseInfo> ListLeases() override;
-  StoreStats Stats() override;
+  std::vector<LeaseInfo> ListLeases(std::string_view tenant) override;
+  StoreStats Stats(std::string_view tenant) override;
   absl::StatusOr<Admission> Admit(std::string_view tenant, uint64_t cache_id,
                                   const AdmitSpec& spec) override;
   absl::Status PinSequence(std::string_view tenant, uint64_t sequence_id,
                            absl::Duration ttl) override;
-  absl::Status EvictSequence(uint64_t sequence_id) override;
+  absl::Status EvictSequence(std::string_view tenant, uint64_t sequence_id) override;
+  absl::StatusOr<ErasedTenant> EraseTenant(std::string_view tenant,
+                                           absl::Duration patience) override;
 
   bool WaitIdle(SteadyTime deadline) override;
   void ApplyMemoryLimits() override;
@@ -116,13 +118,16 @@ class StoreImpl final : public Store {
                                                 uint64_t sequence_id) override;
 
  private:
-  // Returns a sequence of any tenant when `tenant` is empty (for admin).
+  // Return a sequence or a cache of the tenant, or of any tenant for kAllTenants.
   absl::StatusOr<StoredSequence> FindForAdmin(std::string_view tenant, uint64_t sequence_id) const;
+  absl::StatusOr<Caches::CachePointer> FindCacheForAdmin(std::string_view tenant,
+                                                         uint64_t cache_id) const;
   absl::StatusOr<Reading> Read(std::string_view tenant, uint64_t sequence_id) const;
   bool HasLiveIndex(uint64_t sequence_id) const { return live_.SpecOf(sequence_id).has_value(); }
   CacheInfo Describe(const Cache& cache) const;
   // Counts the sequences, and the bytes that several of them share.
-  void CountSequences(StoreStats& stats) const;
+  void CountSequences(std::string_view tenant, StoreStats& stats) const;
+  void ReportSidecar(StoreStats& stats) const;
   // Recovers one cache. Errors: kDataLoss if nothing of the cache can be recovered.
   absl::Status RecoverCache(const CacheRecord& record);
   // Makes the cache's pool evict when it is full.

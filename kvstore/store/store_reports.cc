@@ -9,6 +9,14 @@
 #include "kvstore/store/store_impl.h"
 
 namespace pqcached::kvstore {
+namespace {
+
+// Returns whether a call for `asked` reaches the tenant.
+bool Covers(std::string_view asked, std::string_view tenant) {
+  return asked == kAllTenants || asked == tenant;
+}
+
+}  // namespace
 
 CacheInfo StoreImpl::Describe(const Cache& cache) const {
   const PoolUsage usage = cache.pool->usage();
@@ -35,8 +43,7 @@ std::vector<CacheInfo> StoreImpl::ListCaches(std::string_view tenant) {
 
 absl::StatusOr<std::vector<SequenceInfo>> StoreImpl::ListSequences(std::string_view tenant,
                                                                    uint64_t cache_id) {
-  ASSIGN_OR_RETURN(const auto cache, tenant.empty() ? caches_.FindInAnyTenant(cache_id)
-                                                    : caches_.Find(tenant, cache_id));
+  ASSIGN_OR_RETURN(const auto cache, FindCacheForAdmin(tenant, cache_id));
   std::vector<SequenceInfo> infos;
   for (const StoredSequence& stored : sequences_.OfCache(cache_id)) {
     const auto snapshot = stored.sequence->Peek();
@@ -58,10 +65,11 @@ absl::StatusOr<SequenceInfo> StoreImpl::DescribeSequence(std::string_view tenant
   return info;
 }
 
-void StoreImpl::CountSequences(StoreStats& stats) const {
+void StoreImpl::CountSequences(std::string_view tenant, StoreStats& stats) const {
   std::set<const SegmentRows*> seen;
   std::set<const SegmentRows*> shared;
   for (const StoredSequence& stored : sequences_.All()) {
+    if (!Covers(tenant, stored.cache->tenant)) continue;
     if (stored.retained()) ++stats.cached_prefix_count;
     if (stored.sequence->holds().pinned()) ++stats.pinned_count;
     const auto snapshot = stored.sequence->Peek();
@@ -74,23 +82,32 @@ void StoreImpl::CountSequences(StoreStats& stats) const {
   }
 }
 
-StoreStats StoreImpl::Stats() {
-  StoreStats stats{.staging_bytes = local_.staging_bytes(),
-                   .live_work_count = live_.CountBusySequences()};
-  for (const LeaseInfo& lease : local_.ListLeases()) {
+StoreStats StoreImpl::Stats(std::string_view tenant) {
+  StoreStats stats{.staging_bytes = local_.staging_bytes(tenant)};
+  for (const LeaseInfo& lease : local_.ListLeases(tenant)) {
     ++stats.lease_count;
     if (lease.revoked) ++stats.revoked_lease_count;
   }
-  stats.data_loss_count = counters_.data_loss_count.load();
-  stats.recovered_sequences = recovery_.sequences;
-  for (const auto& cache : caches_.All()) {
+  for (const auto& cache : caches_.OfTenant(tenant)) {
     stats.quarantined_bytes += cache->pool->usage().quarantined_bytes;
   }
+  for (MemoryAccount& account : ledger_->Accounts()) {
+    if (Covers(tenant, account.tenant)) stats.memory.push_back(std::move(account));
+  }
+  CountSequences(tenant, stats);
+  if (tenant == kAllTenants) ReportSidecar(stats);
+  return stats;
+}
+
+// Adds what no tenant may know of the others.
+void StoreImpl::ReportSidecar(StoreStats& stats) const {
+  stats.live_work_count = live_.CountBusySequences();
+  stats.data_loss_count = counters_.data_loss_count.load();
+  stats.recovered_sequences = recovery_.sequences;
   stats.evicted_sequences = evictor_.evicted_sequences();
   stats.evicted_bytes = evictor_.evicted_bytes();
   stats.prompt_tokens = prefixes_.prompt_tokens();
   stats.matched_tokens = prefixes_.matched_tokens();
-  stats.memory = ledger_->Accounts();
   if (const size_t aside = options_.keeper == nullptr ? 0 : options_.keeper->SetAsideBytes();
       aside > 0) {
     stats.memory.push_back({.tenant = {},
@@ -99,8 +116,6 @@ StoreStats StoreImpl::Stats() {
                             .allocated_bytes = aside});
   }
   stats.memory_available_bytes = ReadMemoryLimits(options_.memory_root).available_bytes;
-  CountSequences(stats);
-  return stats;
 }
 
 }  // namespace pqcached::kvstore

@@ -1,5 +1,6 @@
 #include "service/base/log.h"
 
+#include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
@@ -45,6 +46,19 @@ bool NeedsQuotes(absl::string_view value) {
   return false;
 }
 
+std::string LineOf(absl::string_view level, absl::string_view event,
+                   std::initializer_list<LogField> fields) {
+  std::string line = absl::StrCat(level, " event=", event);
+  for (const LogField& field : fields) {
+    if (NeedsQuotes(field.value)) {
+      absl::StrAppend(&line, " ", field.key, "=\"", absl::CEscape(field.value), "\"");
+    } else {
+      absl::StrAppend(&line, " ", field.key, "=", field.value);
+    }
+  }
+  return line;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Log>> Log::Open(absl::string_view level, const std::string& file) {
@@ -57,32 +71,34 @@ absl::StatusOr<std::unique_ptr<Log>> Log::Open(absl::string_view level, const st
     } else {
       sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(file);
     }
-    auto logger = std::make_shared<spdlog::logger>("pqcached", std::move(sink));
+    sink->set_formatter(std::make_unique<spdlog::pattern_formatter>(
+        "ts=%Y-%m-%dT%H:%M:%S.%eZ level=%v", spdlog::pattern_time_type::utc));
+    auto logger = std::make_shared<spdlog::logger>("pqcached", sink);
     logger->set_level(*parsed);
-    logger->flush_on(spdlog::level::trace);
-    logger->set_pattern("ts=%Y-%m-%dT%H:%M:%S.%eZ level=%l %v", spdlog::pattern_time_type::utc);
-    return std::unique_ptr<Log>(new Log(std::move(logger)));
+    auto audit = std::make_shared<spdlog::logger>("pqcached-audit", std::move(sink));
+    audit->set_level(spdlog::level::trace);
+    for (spdlog::logger* each : {logger.get(), audit.get()}) each->flush_on(spdlog::level::trace);
+    return std::unique_ptr<Log>(new Log(std::move(logger), std::move(audit)));
   } catch (const spdlog::spdlog_ex& error) {
     return NotFound("log_file", absl::StrCat(error.what()));
   }
 }
 
-Log::Log(std::shared_ptr<spdlog::logger> logger) : logger_(std::move(logger)) {}
+Log::Log(std::shared_ptr<spdlog::logger> logger, std::shared_ptr<spdlog::logger> audit)
+    : logger_(std::move(logger)), audit_(std::move(audit)) {}
 Log::~Log() = default;
 
 void Log::Write(LogLevel level, absl::string_view event,
                 std::initializer_list<LogField> fields) const {
   const auto spdlog_level = kLevels[static_cast<size_t>(level)].level;
   if (!logger_->should_log(spdlog_level)) return;
-  std::string line = absl::StrCat("event=", event);
-  for (const LogField& field : fields) {
-    if (NeedsQuotes(field.value)) {
-      absl::StrAppend(&line, " ", field.key, "=\"", absl::CEscape(field.value), "\"");
-    } else {
-      absl::StrAppend(&line, " ", field.key, "=", field.value);
-    }
-  }
-  logger_->log(spdlog_level, spdlog::string_view_t(line));
+  const auto name = spdlog::level::to_string_view(spdlog_level);
+  logger_->log(spdlog_level,
+               spdlog::string_view_t(LineOf({name.data(), name.size()}, event, fields)));
+}
+
+void Log::Audit(absl::string_view event, std::initializer_list<LogField> fields) const {
+  audit_->log(spdlog::level::info, spdlog::string_view_t(LineOf("audit", event, fields)));
 }
 
 void Log::Debug(absl::string_view event, std::initializer_list<LogField> fields) const {

@@ -48,15 +48,20 @@ class Log {
   void Warning(absl::string_view event, std::initializer_list<LogField> fields) const;
   void Error(absl::string_view event, std::initializer_list<LogField> fields) const;
 
-  // Sets the level and returns the previous one.
+  // Writes a line of the level "audit", which no setting silences: what an operator has changed.
+  void Audit(absl::string_view event, std::initializer_list<LogField> fields) const;
+
+  // Sets the level and returns the previous one. Lines of Audit have none.
   //
   // Errors: kInvalidArgument  the level is unknown
   absl::StatusOr<std::string> SetLevel(absl::string_view level);
 
  private:
-  explicit Log(std::shared_ptr<spdlog::logger> logger);
+  Log(std::shared_ptr<spdlog::logger> logger, std::shared_ptr<spdlog::logger> audit);
 
-  const std::shared_ptr<spdlog::logger> logger_;  // shared because spdlog requires it
+  // Both write to the same sink; shared because spdlog requires it.
+  const std::shared_ptr<spdlog::logger> logger_;
+  const std::shared_ptr<spdlog::logger> audit_;
 };
 
 }  // namespace pqcached::service

@@ -29,6 +29,7 @@ namespace pqcached::service {
 namespace {
 
 constexpr absl::string_view kSupervisorSuffix = ".supervisor";
+constexpr absl::string_view kAdminSuffix = ".admin";
 constexpr absl::string_view kSupervisorStatusSuffix = ".status";
 static_assert(kSupervisorStatusSuffix.size() <= kSupervisorSuffix.size());  // one length is checked
 struct Unit {
@@ -182,6 +183,10 @@ std::map<std::string, std::string> DescribeConfig(const Config& config) {
 }
 
 std::string SocketPath(const Config& config) { return config.listen.substr(kUnixScheme.size()); }
+
+std::string AdminPath(const Config& config) {
+  return absl::StrCat(SocketPath(config), kAdminSuffix);
+}
 
 std::string SupervisorPath(const Config& config) {
   return absl::StrCat(SocketPath(config), kSupervisorSuffix);

@@ -118,9 +118,10 @@ std::string ExampleConfig();
 // Returns the values in force, by key.
 std::map<std::string, std::string> DescribeConfig(const Config& config);
 
-// Return the paths of gRPC's socket, and of the supervisor's two sockets next to it: for messages
-// of its worker and of operators, and for its state.
+// Return the paths of the socket of clients, and of those next to it: that of operators, and the
+// supervisor's two, for messages of its worker and of operators, and for its state.
 std::string SocketPath(const Config& config);
+std::string AdminPath(const Config& config);
 std::string SupervisorPath(const Config& config);
 std::string SupervisorStatusPath(const Config& config);
 

@@ -11,12 +11,11 @@
 #include "service/wire/wire.h"
 
 namespace pqcached::service {
-
 uint64_t AdminHandlers::UptimeSeconds() const {
   return static_cast<uint64_t>(absl::ToInt64Seconds(kvstore::SteadyTime::Now() - started_));
 }
 
-absl::Status AdminHandlers::GetServerInfo(const Caller&, const v1::GetServerInfoRequest&,
+absl::Status AdminHandlers::GetServerInfo(const Caller& caller, const v1::GetServerInfoRequest&,
                                           v1::GetServerInfoResponse* response) {
   response->set_version(std::string(kVersion));
   response->set_protocol_version(kProtocolVersion);
@@ -36,31 +35,34 @@ absl::Status AdminHandlers::GetServerInfo(const Caller&, const v1::GetServerInfo
   response->set_max_message_bytes(parts_.config.max_message_bytes);
   response->set_threads(parts_.config.threads != 0 ? parts_.config.threads
                                                    : std::thread::hardware_concurrency());
+  if (caller.role != Role::kOperator) return absl::OkStatus();
   for (const auto& [key, value] : DescribeConfig(parts_.config))
     (*response->mutable_config())[key] = value;
   return absl::OkStatus();
 }
 
-absl::Status AdminHandlers::ListCaches(const Caller&, const v1::ListCachesRequest& request,
+absl::Status AdminHandlers::ListCaches(const Caller& caller, const v1::ListCachesRequest& request,
                                        v1::ListCachesResponse* response) {
-  for (const kvstore::CacheInfo& cache : parts_.store.ListCaches(request.tenant())) {
+  for (const kvstore::CacheInfo& cache : parts_.store.ListCaches(caller.tenant())) {
+    if (!request.tenant().empty() && request.tenant() != cache.tenant) continue;
     ToWire(cache, response->add_caches());
   }
   return absl::OkStatus();
 }
 
-absl::Status AdminHandlers::ListSequences(const Caller&, const v1::ListSequencesRequest& request,
+absl::Status AdminHandlers::ListSequences(const Caller& caller,
+                                          const v1::ListSequencesRequest& request,
                                           v1::ListSequencesResponse* response) {
   std::vector<uint64_t> cache_ids;
   if (request.cache_id() != 0) {
     cache_ids.push_back(request.cache_id());
   } else {
-    for (const kvstore::CacheInfo& cache : parts_.store.ListCaches(kAllTenants))
+    for (const kvstore::CacheInfo& cache : parts_.store.ListCaches(caller.tenant()))
       cache_ids.push_back(cache.cache_id);
   }
   for (const uint64_t cache_id : cache_ids) {
     ASSIGN_OR_RETURN(const std::vector<kvstore::SequenceInfo> sequences,
-                     parts_.store.ListSequences(kAllTenants, cache_id));
+                     parts_.store.ListSequences(caller.tenant(), cache_id));
     for (const kvstore::SequenceInfo& sequence : sequences) {
       ToWire(sequence, /*brief=*/true, response->add_sequences());
     }
@@ -68,26 +70,26 @@ absl::Status AdminHandlers::ListSequences(const Caller&, const v1::ListSequences
   return absl::OkStatus();
 }
 
-absl::Status AdminHandlers::DescribeSequence(const Caller&,
+absl::Status AdminHandlers::DescribeSequence(const Caller& caller,
                                              const v1::DescribeSequenceRequest& request,
                                              v1::DescribeSequenceResponse* response) {
   const absl::StatusOr<kvstore::SequenceInfo> sequence =
-      parts_.store.DescribeSequence(kAllTenants, request.sequence_id());
+      parts_.store.DescribeSequence(caller.tenant(), request.sequence_id());
   if (sequence.ok()) ToWire(*sequence, /*brief=*/false, response->mutable_sequence());
   return sequence.status();
 }
 
-absl::Status AdminHandlers::Stats(const Caller&, const v1::StatsRequest&,
+absl::Status AdminHandlers::Stats(const Caller& caller, const v1::StatsRequest&,
                                   v1::StatsResponse* response) {
   response->set_uptime_seconds(UptimeSeconds());
-  response->set_session_count(parts_.sessions.count());
+  response->set_session_count(parts_.sessions.CountOf(caller.tenant()));
   uint64_t capacity_bytes = 0;
   uint64_t used_bytes = 0;
   uint64_t free_bytes = 0;
   uint32_t sequence_count = 0;
   uint64_t largest_free_bytes = 0;
   uint64_t whole_bytes = 0;  // sum over the pools of the longest free run
-  const std::vector<kvstore::CacheInfo> caches = parts_.store.ListCaches(kAllTenants);
+  const std::vector<kvstore::CacheInfo> caches = parts_.store.ListCaches(caller.tenant());
   for (const kvstore::CacheInfo& cache : caches) {
     capacity_bytes += cache.capacity_bytes;
     used_bytes += cache.used_bytes;
@@ -102,12 +104,11 @@ absl::Status AdminHandlers::Stats(const Caller&, const v1::StatsRequest&,
   response->set_pool_capacity_bytes(capacity_bytes);
   response->set_pool_used_bytes(used_bytes);
   response->set_pool_free_bytes(free_bytes);
-  const kvstore::StoreStats stats = parts_.store.Stats();
+  const kvstore::StoreStats stats = parts_.store.Stats(caller.tenant());
   response->set_lease_count(stats.lease_count);
   response->set_revoked_lease_count(stats.revoked_lease_count);
   response->set_staging_bytes(stats.staging_bytes);
   response->set_shared_bytes(stats.shared_bytes);
-  response->set_builds_in_flight(parts_.gate.builds_in_flight() + stats.live_work_count);
   response->set_cached_prefix_count(stats.cached_prefix_count);
   response->set_pinned_count(stats.pinned_count);
   response->set_evicted_sequences(stats.evicted_sequences);
@@ -126,6 +127,8 @@ absl::Status AdminHandlers::Stats(const Caller&, const v1::StatsRequest&,
     message->set_promised_bytes(account.promised_bytes);
     message->set_allocated_bytes(account.allocated_bytes);
   }
+  if (caller.role != Role::kOperator) return absl::OkStatus();
+  response->set_builds_in_flight(parts_.gate.builds_in_flight() + stats.live_work_count);
   for (const RpcStats::Row& row : parts_.stats.Snapshot()) {
     v1::RpcStats* message = response->add_rpcs();
     message->set_method(std::string(RpcName(row.rpc)));
@@ -147,9 +150,9 @@ absl::Status AdminHandlers::SetLogLevel(const Caller&, const v1::SetLogLevelRequ
   return previous.status();
 }
 
-absl::Status AdminHandlers::ListLeases(const Caller&, const v1::ListLeasesRequest&,
+absl::Status AdminHandlers::ListLeases(const Caller& caller, const v1::ListLeasesRequest&,
                                        v1::ListLeasesResponse* response) {
-  for (const kvstore::LeaseInfo& lease : parts_.store.ListLeases()) {
+  for (const kvstore::LeaseInfo& lease : parts_.store.ListLeases(caller.tenant())) {
     ToWire(lease, parts_.sessions.PeerPidOf(lease.session), response->add_leases());
   }
   return absl::OkStatus();

@@ -1,10 +1,12 @@
-// AdminHandlers answers the rpcs of pqcached.v1.Admin, which cover all tenants: admin_handlers.cc
-// inspects the sidecar, admin_actions.cc changes its state and tests it.
+// AdminHandlers answers the rpcs of pqcached.v1.Admin, each for the data that its caller may reach
+// (Caller::tenant): admin_handlers.cc inspects the sidecar, admin_actions.cc changes its state and
+// tests it.
 //
 // Thread-safe.
 #ifndef PQCACHED_SERVICE_HANDLERS_ADMIN_HANDLERS_H_
 #define PQCACHED_SERVICE_HANDLERS_ADMIN_HANDLERS_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -25,9 +27,6 @@ namespace pqcached::service {
 
 class Log;
 
-// The tenant by which a Store's calls reach all tenants.
-inline constexpr std::string_view kAllTenants;
-
 class AdminHandlers {
  public:
   struct Parts {
@@ -39,33 +38,38 @@ class AdminHandlers {
     CallGate& gate;
     Log& log;
     std::function<void(bool)> set_serving;  // sets the status that the health service reports
+    // Ends the connections of a tenant's sessions, and with them the sessions.
+    std::function<void(const std::string& tenant)> end_sessions;
   };
 
   explicit AdminHandlers(Parts parts) : parts_(std::move(parts)) {}
 
-  absl::Status GetServerInfo(const Caller&, const v1::GetServerInfoRequest&,
+  absl::Status GetServerInfo(const Caller& caller, const v1::GetServerInfoRequest&,
                              v1::GetServerInfoResponse* response);
-  absl::Status ListCaches(const Caller&, const v1::ListCachesRequest& request,
+  absl::Status ListCaches(const Caller& caller, const v1::ListCachesRequest& request,
                           v1::ListCachesResponse* response);
-  absl::Status ListSequences(const Caller&, const v1::ListSequencesRequest& request,
+  absl::Status ListSequences(const Caller& caller, const v1::ListSequencesRequest& request,
                              v1::ListSequencesResponse* response);
-  absl::Status DescribeSequence(const Caller&, const v1::DescribeSequenceRequest& request,
+  absl::Status DescribeSequence(const Caller& caller, const v1::DescribeSequenceRequest& request,
                                 v1::DescribeSequenceResponse* response);
-  absl::Status Stats(const Caller&, const v1::StatsRequest&, v1::StatsResponse* response);
+  absl::Status Stats(const Caller& caller, const v1::StatsRequest&, v1::StatsResponse* response);
   absl::Status SetLogLevel(const Caller&, const v1::SetLogLevelRequest& request,
                            v1::SetLogLevelResponse* response);
-  absl::Status ListLeases(const Caller&, const v1::ListLeasesRequest&,
+  absl::Status ListLeases(const Caller& caller, const v1::ListLeasesRequest&,
                           v1::ListLeasesResponse* response);
-  absl::Status Evict(const Caller&, const v1::EvictRequest& request, v1::EvictResponse*);
-  absl::Status Pin(const Caller&, const v1::PinRequest& request, v1::PinResponse*);
+  absl::Status Evict(const Caller& caller, const v1::EvictRequest& request, v1::EvictResponse*);
+  absl::Status Pin(const Caller& caller, const v1::PinRequest& request, v1::PinResponse*);
   absl::Status Drain(const Caller&, const v1::DrainRequest& request, v1::DrainResponse* response);
   absl::Status SelfTest(const Caller& caller, const v1::SelfTestRequest&,
                         v1::SelfTestResponse* response);
+  absl::Status EraseTenant(const Caller&, const v1::EraseTenantRequest& request,
+                           v1::EraseTenantResponse* response);
 
  private:
   uint64_t UptimeSeconds() const;
 
   const Parts parts_;
+  std::atomic<bool> self_test_runs_ = false;
   const kvstore::SteadyTime started_ = kvstore::SteadyTime::Now();
 };
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "service/base/guarded.h"
 #include "service/base/log.h"
 #include "service/base/refusal.h"
@@ -16,21 +17,6 @@ using kvstore::SteadyTime;
 namespace {
 
 constexpr char kBootField[] = "pqcached-boot";  // the metadata that names the worker
-
-// Returns whether the rpc starts work for which a drain would have to wait.
-bool StartsNewWork(Rpc rpc) {
-  switch (rpc) {
-    case Rpc::kOpenCache:
-    case Rpc::kCreateSequence:
-    case Rpc::kForkSequence:
-    case Rpc::kIngest:
-    case Rpc::kCommit:
-    case Rpc::kAdmit:
-      return true;
-    default:
-      return false;
-  }
-}
 
 // Returns whether the code means a failure of the sidecar and not of the caller.
 bool IsServerFault(absl::StatusCode code) {
@@ -56,9 +42,41 @@ absl::Status CallGate::CheckBoot(absl::string_view meant) const {
                  kRetryConflict);
 }
 
-absl::StatusOr<Call> CallGate::Begin(Rpc rpc, Access access, Arrival arrival) {
+absl::Status CallGate::CheckDoor(Rpc rpc, Door door) {
+  const RpcRule& rule = RuleOf(rpc);
+  if (door == Door::kAdminSocket) {
+    if (rule.operators) return absl::OkStatus();
+    return PermissionDenied(
+        "", absl::StrCat(rule.name, " needs a session, which the admin socket does not have"));
+  }
+  if (!rule.anyone && !rule.tenant) {
+    return PermissionDenied("", absl::StrCat(rule.name, " is for operators, on the admin socket"));
+  }
+  if (door == Door::kTcp && !rule.tcp) {
+    return PermissionDenied("", absl::StrCat(rule.name, " is not served over TCP"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CallGate::Authorize(const Arrival& arrival, Call& call) const {
+  RETURN_IF_ERROR(CheckDoor(call.rpc, arrival.door));
+  if (arrival.door == Door::kAdminSocket) {
+    call.role = Role::kOperator;
+    return absl::OkStatus();
+  }
+  if (RuleOf(call.rpc).anyone) return absl::OkStatus();
+  call.token = std::string(arrival.session_token);
+  ASSIGN_OR_RETURN(call.session, sessions_.Find(call.token));
+  call.role = Role::kTenant;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Call> CallGate::Begin(Rpc rpc, Arrival arrival) {
+  const RpcRule& rule = RuleOf(rpc);
   Call call;
   call.rpc = rpc;
+  call.peer = std::move(arrival.peer);
+  call.request = std::move(arrival.request);
   call.is_cancelled = std::move(arrival.is_cancelled);
   call.started = SteadyTime::Now();
   const bool has_deadline = arrival.deadline != SteadyTime::InfiniteFuture();
@@ -67,15 +85,10 @@ absl::StatusOr<Call> CallGate::Begin(Rpc rpc, Access access, Arrival arrival) {
   call.deadline = std::min(has_deadline ? arrival.deadline : call.started + without,
                            call.started + max_timeout_);
   absl::Status status = call.Check();
-  if (status.ok() && refuses_new_work() && StartsNewWork(rpc)) {
-    status = Unavailable("", "the sidecar is draining: it admits no new sequences", kRetryMemory);
-  }
   if (status.ok()) status = CheckBoot(arrival.boot_id);
-  if (status.ok() && access == Access::kSession) {
-    call.token = std::string(arrival.session_token);
-    absl::StatusOr<Session> session = sessions_.Find(call.token);
-    status = session.status();
-    if (session.ok()) call.session = *std::move(session);
+  if (status.ok()) status = Authorize(arrival, call);
+  if (status.ok() && refuses_new_work() && rule.starts_work) {
+    status = Unavailable("", "the sidecar is draining: it admits no new sequences", kRetryMemory);
   }
   if (status.ok()) {
     const MutexLock lock(&mutex_);
@@ -108,9 +121,19 @@ void CallGate::End(const Call& call, const absl::Status& status) {
                                 {"session", call.session.id},
                                 {"message", status.message()}});
   }
+  if (RuleOf(call.rpc).audited) Audit(call, status);
   if (call.rpc == Rpc::kBuildIndex) builds_in_flight_.fetch_sub(1, std::memory_order_relaxed);
   const MutexLock lock(&mutex_);
   if (--in_flight_count_ == 0) ended_.SignalAll();
+}
+
+void CallGate::Audit(const Call& call, const absl::Status& status) const {
+  log_.Audit(RpcName(call.rpc), {{"role", RoleName(call.role)},
+                                 {"peer", call.peer},
+                                 {"tenant", call.session.tenant},
+                                 {"session", call.session.id},
+                                 {"request", call.request},
+                                 {"status", StatusName(status.code())}});
 }
 
 absl::Status CallGate::Run(const Call& call, const Work& work) {

@@ -1,4 +1,4 @@
-// CallGate admits every call and records its end: session, deadline, drain, counters, log.
+// CallGate admits every call and records its end: role, session, deadline, drain, counters, log.
 //
 // A *call* is one rpc in flight. During a drain new calls are refused and calls in flight may end.
 //
@@ -28,14 +28,11 @@ namespace pqcached::service {
 
 class Log;
 
-enum class Access {
-  kSession,  // needs the token of a session
-  kAnyone,
-};
-
 struct Call : Caller {
   Rpc rpc = Rpc::kSession;
   kvstore::SteadyTime started;
+  std::string peer;     // of an operator, for the audit log: "uid=0 pid=77"
+  std::string request;  // what an audited call asks for
 };
 
 class CallGate {
@@ -44,22 +41,30 @@ class CallGate {
 
   // A call as it arrives. The texts are used during Begin only.
   struct Arrival {
+    Door door = Door::kSocket;
     absl::string_view session_token;
     absl::string_view boot_id;  // the worker that the caller means; empty = any
     kvstore::SteadyTime deadline = kvstore::SteadyTime::InfiniteFuture();  // infinite: the default
     std::function<bool()> is_cancelled = {};
+    std::string peer = {};     // as in Call
+    std::string request = {};  // as in Call
   };
 
   // `boot_id` names this worker. A call that means another worker is refused.
   CallGate(const Config& config, std::string boot_id, Sessions& sessions, RpcStats& stats,
            Log& log);
 
+  // Checks whether the table of rpcs has a role for which this call may arrive there. Errors:
+  // kPermissionDenied.
+  static absl::Status CheckDoor(Rpc rpc, Door door);
+
   // Checks and counts a call. Each successful Begin is followed by one End; a failed Begin has
   // already been counted.
   //
-  // Errors: kUnauthenticated, kDeadlineExceeded, kCancelled, kUnavailable (draining), kAborted (the
-  // call means another worker: leases and staging slots belong to one worker).
-  absl::StatusOr<Call> Begin(Rpc rpc, Access access, Arrival arrival);
+  // Errors: kPermissionDenied (the table of rpcs), kUnauthenticated, kDeadlineExceeded, kCancelled,
+  // kUnavailable (draining), kAborted (the call means another worker: leases and staging slots
+  // belong to one worker).
+  absl::StatusOr<Call> Begin(Rpc rpc, Arrival arrival);
   void End(const Call& call, const absl::Status& status);
 
   // Runs the work of a call that has begun, if its caller still waits, and ends the call. Returns
@@ -83,6 +88,9 @@ class CallGate {
 
  private:
   absl::Status CheckBoot(absl::string_view meant) const;
+  // Sets the role of the caller, with its session, or refuses it.
+  absl::Status Authorize(const Arrival& arrival, Call& call) const;
+  void Audit(const Call& call, const absl::Status& status) const;
 
   const std::string boot_id_;
   const absl::Duration default_timeout_;

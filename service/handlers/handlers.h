@@ -33,6 +33,7 @@ struct Handlers {
     CallGate& gate;
     Log& log;
     std::function<void(bool)> set_serving;  // sets the status that the health service reports
+    std::function<void(const std::string& tenant)> end_sessions;  // as in AdminHandlers::Parts
   };
 
   explicit Handlers(const Parts& from)
@@ -44,7 +45,7 @@ struct Handlers {
         builds(from.store, specs, from.log),
         sessions(from.config, from.store, from.sessions, from.detached, from.log),
         admin({from.config, from.boot_id, from.store, from.sessions, from.stats, from.gate,
-               from.log, from.set_serving}) {}
+               from.log, from.set_serving, from.end_sessions}) {}
 
   CacheSpecs specs;
   LeaseHandlers leases;

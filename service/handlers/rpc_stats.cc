@@ -5,42 +5,6 @@
 namespace pqcached::service {
 namespace {
 
-constexpr std::array<absl::string_view, kRpcCount> kRpcNames = {
-    "Session",
-    "OpenCache",
-    "CreateSequence",
-    "DropSequence",
-    "TruncateSequence",
-    "ForkSequence",
-    "SuspendSequence",
-    "ResumeSequence",
-    "MatchPrefix",
-    "Ingest",
-    "Commit",
-    "Append",
-    "ClosePrefill",
-    "BuildIndex",
-    "TopK",
-    "Score",
-    "FetchBlocks",
-    "FetchTokens",
-    "Attend",
-    "Attach",
-    "Detach",
-    "Admit",
-    "GetServerInfo",
-    "ListCaches",
-    "ListSequences",
-    "DescribeSequence",
-    "Stats",
-    "SetLogLevel",
-    "ListLeases",
-    "Evict",
-    "Pin",
-    "Drain",
-    "SelfTest",
-};
-
 constexpr std::array<absl::string_view, RpcStats::kStatusCount> kStatusNames = {
     "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
     "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
@@ -53,8 +17,6 @@ size_t StatusIndex(absl::StatusCode code) {
 }
 
 }  // namespace
-
-absl::string_view RpcName(Rpc rpc) { return kRpcNames[static_cast<size_t>(rpc)]; }
 
 absl::string_view StatusName(absl::StatusCode code) { return kStatusNames[StatusIndex(code)]; }
 

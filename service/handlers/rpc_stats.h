@@ -9,52 +9,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <vector>
-#include "absl/strings/string_view.h"
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "service/handlers/rpcs.h"
 
 namespace pqcached::service {
-
-enum class Rpc : uint8_t {
-  kSession,
-  kOpenCache,
-  kCreateSequence,
-  kDropSequence,
-  kTruncateSequence,
-  kForkSequence,
-  kSuspendSequence,
-  kResumeSequence,
-  kMatchPrefix,
-  kIngest,
-  kCommit,
-  kAppend,
-  kClosePrefill,
-  kBuildIndex,
-  kTopK,
-  kScore,
-  kFetchBlocks,
-  kFetchTokens,
-  kAttend,
-  kAttach,
-  kDetach,
-  kAdmit,
-  kGetServerInfo,
-  kListCaches,
-  kListSequences,
-  kDescribeSequence,
-  kStats,
-  kSetLogLevel,
-  kListLeases,
-  kEvict,
-  kPin,
-  kDrain,
-  kSelfTest,
-};
-inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kSelfTest) + 1;
-
-// Returns the name in the proto: "CreateSequence".
-absl::string_view RpcName(Rpc rpc);
 
 // Returns gRPC's name of the code: "OK", "INVALID_ARGUMENT".
 absl::string_view StatusName(absl::StatusCode code);

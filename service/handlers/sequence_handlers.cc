@@ -10,12 +10,12 @@
 #include "kernels/base/status_macros.h"
 #include "service/base/log.h"
 #include "service/base/refusal.h"
+#include "service/session/text.h"
 #include "service/wire/wire.h"
 
 namespace pqcached::service {
 namespace {
 
-constexpr size_t kMaxFingerprintBytes = 256;  // the limit of OpenCache
 constexpr size_t kMaxExtraKeyBytes = 256;
 
 absl::Status CheckExtraKey(const std::string& key) {
@@ -83,11 +83,7 @@ absl::Status SequenceHandlers::DropIfAbandoned(const Caller& caller, uint64_t se
 absl::Status SequenceHandlers::CheckFingerprint(const Caller& caller,
                                                 const v1::CreateSequenceRequest& request) {
   const std::string& fingerprint = request.model_fingerprint();
-  if (fingerprint.size() > kMaxFingerprintBytes) {
-    return InvalidArgument(
-        "model_fingerprint",
-        absl::StrCat(fingerprint.size(), " bytes, must be at most ", kMaxFingerprintBytes));
-  }
+  RETURN_IF_ERROR(CheckText("model_fingerprint", fingerprint, kvstore::kMaxFingerprintBytes));
   if (fingerprint.empty()) return absl::OkStatus();
   for (const kvstore::CacheInfo& cache : store_.ListCaches(caller.session.tenant)) {
     if (cache.cache_id != request.cache_id()) continue;
@@ -181,8 +177,7 @@ absl::Status SequenceHandlers::MatchPrefix(const Caller& caller,
 absl::Status SequenceHandlers::Admit(const Caller& caller, const v1::AdmitRequest& request,
                                      v1::AdmitResponse* response) {
   ASSIGN_OR_RETURN(const kvstore::AdmitSpec spec, AdmitSpecOf(request));
-  ASSIGN_OR_RETURN(const auto admission,
-                   store_.Admit(caller.session.tenant, request.cache_id(), spec));
+  ASSIGN_OR_RETURN(const auto admission, store_.Admit(caller.tenant(), request.cache_id(), spec));
   ToWire(admission, response);
   return absl::OkStatus();
 }

@@ -64,4 +64,10 @@ AdminService::Reactor* AdminService::SelfTest(Context* context, const v1::SelfTe
   return Answer<&AdminHandlers::SelfTest>(context, Rpc::kSelfTest, request, response);
 }
 
+AdminService::Reactor* AdminService::EraseTenant(Context* context,
+                                                 const v1::EraseTenantRequest* request,
+                                                 v1::EraseTenantResponse* response) {
+  return Answer<&AdminHandlers::EraseTenant>(context, Rpc::kEraseTenant, request, response);
+}
+
 }  // namespace pqcached::service

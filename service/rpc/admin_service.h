@@ -12,9 +12,12 @@ namespace pqcached::service {
 
 class AdminService final : public v1::Admin::CallbackService {
  public:
-  AdminService(AdminHandlers& handlers, Calls& calls) : handlers_(handlers), calls_(calls) {}
+  AdminService(AdminHandlers& handlers, Calls& calls, Entrance entrance)
+      : handlers_(handlers), calls_(calls), entrance_(std::move(entrance)) {}
 
  private:
+  static constexpr size_t kMaxAuditedBytes = 256;
+
   using Context = grpc::CallbackServerContext;
   using Reactor = grpc::ServerUnaryReactor;
 
@@ -32,17 +35,23 @@ class AdminService final : public v1::Admin::CallbackService {
   Reactor* Pin(Context*, const v1::PinRequest*, v1::PinResponse*) override;
   Reactor* Drain(Context*, const v1::DrainRequest*, v1::DrainResponse*) override;
   Reactor* SelfTest(Context*, const v1::SelfTestRequest*, v1::SelfTestResponse*) override;
+  Reactor* EraseTenant(Context*, const v1::EraseTenantRequest*, v1::EraseTenantResponse*) override;
 
   // Runs a method of the handlers as the call `rpc`.
   template <auto kMethod, class Request, class Response>
   Reactor* Answer(Context* context, Rpc rpc, const Request* request, Response* response) {
-    return calls_.Unary(context, rpc, Access::kAnyone, [this, request, response](const Call& call) {
-      return (handlers_.*kMethod)(call, *request, response);
-    });
+    return calls_.Unary(
+        context, rpc, entrance_,
+        [this, request, response](const Call& call) {
+          return (handlers_.*kMethod)(call, *request, response);
+        },
+        RuleOf(rpc).audited ? request->ShortDebugString().substr(0, kMaxAuditedBytes)
+                            : std::string());
   }
 
   AdminHandlers& handlers_;
   Calls& calls_;
+  const Entrance entrance_;
 };
 
 }  // namespace pqcached::service

@@ -33,10 +33,10 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
         request_(request),
         alarm_(calls.alarms()) {}
 
-  void Start(grpc::CallbackServerContext* context) {
+  void Start(grpc::CallbackServerContext* context, const Entrance& entrance) {
     self_ = shared_from_this();
     context_ = context;
-    absl::StatusOr<Call> call = calls_.Begin(context, Rpc::kBuildIndex, Access::kSession);
+    absl::StatusOr<Call> call = calls_.Begin(context, Rpc::kBuildIndex, entrance);
     if (!call.ok()) {
       Finish(ToGrpc(call.status()));
       return;
@@ -144,7 +144,7 @@ grpc::ServerWriteReactor<v1::BuildProgress>* KvCacheService::BuildIndex(
     Context* context, const v1::BuildIndexRequest* request) {
   const auto stream = std::make_shared<BuildStream>(
       parts_.handlers.builds, parts_.calls, parts_.log, parts_.config.stream_timeout, *request);
-  stream->Start(context);
+  stream->Start(context, parts_.entrance);
   return stream.get();  // holds itself until OnDone
 }
 

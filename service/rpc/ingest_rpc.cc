@@ -38,9 +38,9 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
         rows_(std::move(rows)),
         alarm_(calls.alarms()) {}
 
-  void Start(grpc::CallbackServerContext* context) {
+  void Start(grpc::CallbackServerContext* context, const Entrance& entrance) {
     self_ = shared_from_this();
-    absl::StatusOr<Call> call = calls_.Begin(context, Rpc::kIngest, Access::kSession);
+    absl::StatusOr<Call> call = calls_.Begin(context, Rpc::kIngest, entrance);
     if (!call.ok()) {
       Finish(ToGrpc(call.status()));
       return;
@@ -204,7 +204,7 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* KvCacheService::Ingest(Context* conte
                                                                   grpc::ByteBuffer* response) {
   const auto stream = std::make_shared<IngestStream>(
       parts_.handlers.rows.BeginIngest(), parts_.calls, parts_.config.stream_timeout, response);
-  stream->Start(context);
+  stream->Start(context, parts_.entrance);
   return stream.get();  // holds itself until OnDone
 }
 

@@ -29,6 +29,7 @@ class KvCacheService final
     RpcStats& stats;
     Calls& calls;
     Log& log;
+    Entrance entrance = {};
   };
 
   explicit KvCacheService(Parts parts);
@@ -36,6 +37,8 @@ class KvCacheService final
 
   // Ends all session streams with `status`; their sequences are dropped soon afterwards.
   void EndSessions(const absl::Status& status);
+  // Closes the sessions of a tenant, and ends their streams with `status`.
+  void EndSessionsOf(const std::string& tenant, const absl::Status& status);
 
  private:
   using Context = grpc::CallbackServerContext;
@@ -82,7 +85,7 @@ class KvCacheService final
   template <auto kMethod, class Group, class Request, class Response>
   Reactor* Answer(Context* context, Rpc rpc, Group& handlers, const Request* request,
                   Response* response) {
-    return parts_.calls.Unary(context, rpc, Access::kSession,
+    return parts_.calls.Unary(context, rpc, parts_.entrance,
                               [&handlers, request, response](const Call& call) {
                                 return (handlers.*kMethod)(call, *request, response);
                               });

@@ -5,9 +5,12 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
+#include <grpcpp/server_posix.h>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "service/base/log.h"
@@ -16,6 +19,7 @@
 #include "service/rpc/admin_service.h"
 #include "service/rpc/grpc_status.h"
 #include "service/rpc/kv_cache_service.h"
+#include "service/session/admin_socket.h"
 #include "service/session/broker.h"
 #include "service/supervise/socket_claim.h"
 #include "service/wire/wire.h"
@@ -26,6 +30,9 @@ namespace {
 using kvstore::SteadyTime;
 
 constexpr size_t kBootIdBytes = 8;
+
+// Memory for messages of operators, so that clients which use all of theirs do not shut them out.
+constexpr size_t kOperatorMemoryBytes = size_t{16} << 20;
 
 // Room for the framing of a message whose tensor alone fills max_message_bytes.
 constexpr int kFramingBytes = 64 << 10;
@@ -56,15 +63,21 @@ class Server::Impl {
         calls_(config, gate_),
         detached_({config_, store, sessions_, calls_.serving(), log, options.keepers}),
         handlers_({config_, boot_id_, store, sessions_, detached_, stats_, gate_, log,
-                   [this](bool serving) { SetServing(serving); }}),
+                   [this](bool serving) { SetServing(serving); },
+                   [this](const std::string& tenant) { EndSessionsOf(tenant); }}),
         kv_cache_({config_, boot_id_, handlers_, stats_, calls_, log}),
-        admin_(handlers_.admin, calls_) {}
+        admin_(handlers_.admin, calls_, {}),
+        operator_kv_cache_({config_, boot_id_, handlers_, stats_, calls_, log, OperatorEntrance()}),
+        operator_admin_(handlers_.admin, calls_, OperatorEntrance()) {}
 
   absl::Status Start() {
     const std::string path = SocketPath(config_);
     if (!options_.claimed) {
       ASSIGN_OR_RETURN(std::unique_ptr<SocketClaim> claim, SocketClaim::Acquire(path));
       claim_ = std::move(claim);
+      ASSIGN_OR_RETURN(std::unique_ptr<SocketClaim> admin_claim,
+                       SocketClaim::Acquire(AdminPath(config_)));
+      admin_claim_ = std::move(admin_claim);
     }
     detached_.Start();
 
@@ -80,40 +93,9 @@ class Server::Impl {
                                      path));
       broker_ = std::move(broker);
     }
-    grpc::ServerBuilder builder;
-    int tcp_port = 0;
-    int unix_bound = 0;
-    builder.AddListeningPort(config_.listen, grpc::InsecureServerCredentials(), &unix_bound);
-    if (!config_.tcp_listen.empty()) {
-      builder.AddListeningPort(config_.tcp_listen, grpc::InsecureServerCredentials(), &tcp_port);
-    }
-    builder.RegisterService(&kv_cache_);
-    builder.RegisterService(&admin_);
-    builder.SetMaxReceiveMessageSize(static_cast<int>(config_.max_message_bytes) + kFramingBytes);
-    builder.SetMaxSendMessageSize(static_cast<int>(config_.max_message_bytes) + kFramingBytes);
-    grpc::ResourceQuota quota("pqcached");
-    quota.Resize(RequestMemoryBytesOf(config_));
-    builder.SetResourceQuota(quota);
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentStreams);
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMilliseconds);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMilliseconds);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-    {
-      const ScopedUmask mask(static_cast<mode_t>(~config_.socket_mode & 0777));
-      server_ = builder.BuildAndStart();
-    }
-    if (server_ == nullptr) {
+    if (absl::Status status = StartServers(); !status.ok()) {
       broker_.reset();
-      return FailedPrecondition(
-          "", absl::StrCat(
-                  "cannot listen on ", config_.listen,
-                  config_.tcp_listen.empty() ? "" : absl::StrCat(" and ", config_.tcp_listen)));
-    }
-    endpoints_.push_back(config_.listen);
-    if (!config_.tcp_listen.empty()) {
-      endpoints_.push_back(
-          absl::StrCat(config_.tcp_listen.substr(0, config_.tcp_listen.rfind(':')), ":", tcp_port));
+      return status;
     }
     SetServing(true);
     return absl::OkStatus();
@@ -126,11 +108,17 @@ class Server::Impl {
     gate_.Drain(SteadyTime::Now() + config_.shutdown_timeout);
     kv_cache_.EndSessions(Unavailable("", "the sidecar is shutting down", kRetryMemory));
     broker_.reset();
-    server_->Shutdown(ToGrpc(SteadyTime::Now() + kCancelGrace));
-    server_->Wait();
+    if (admin_socket_ != nullptr) admin_socket_->Stop();
+    for (grpc::Server* server : Servers()) {
+      server->Shutdown(ToGrpc(SteadyTime::Now() + kCancelGrace));
+      server->Wait();
+    }
     detached_.Stop();
     calls_.Stop();
+    operator_server_.reset();
     server_.reset();
+    admin_socket_.reset();
+    admin_claim_.reset();
     claim_.reset();
   }
 
@@ -145,13 +133,103 @@ class Server::Impl {
   grpc::Server& server() { return *server_; }
 
  private:
-  void SetServing(bool serving) {
-    grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
-    if (health == nullptr) return;
-    health->SetServingStatus(serving);
-    for (const char* service : {"pqcached.v1.KvCache", "pqcached.v1.Admin"}) {
-      health->SetServingStatus(service, serving);
+  absl::Status StartServers() {
+    ASSIGN_OR_RETURN(admin_socket_, AdminSocket::Bind(AdminPath(config_), log_));
+    RETURN_IF_ERROR(StartClientServer());
+    return StartOperatorServer();
+  }
+
+  absl::Status StartClientServer() {
+    grpc::ServerBuilder builder;
+    int tcp_port = 0;
+    int unix_bound = 0;
+    builder.AddListeningPort(config_.listen, grpc::InsecureServerCredentials(), &unix_bound);
+    if (!config_.tcp_listen.empty()) {
+      builder.AddListeningPort(config_.tcp_listen, grpc::InsecureServerCredentials(), &tcp_port);
     }
+    builder.RegisterService(&kv_cache_);
+    builder.RegisterService(&admin_);
+    SetLimits(builder, RequestMemoryBytesOf(config_));
+    {
+      const ScopedUmask mask(static_cast<mode_t>(~config_.socket_mode & 0777));
+      server_ = builder.BuildAndStart();
+    }
+    if (server_ == nullptr) {
+      return FailedPrecondition(
+          "", absl::StrCat(
+                  "cannot listen on ", config_.listen,
+                  config_.tcp_listen.empty() ? "" : absl::StrCat(" and ", config_.tcp_listen)));
+    }
+    endpoints_.push_back(config_.listen);
+    if (!config_.tcp_listen.empty()) {
+      endpoints_.push_back(
+          absl::StrCat(config_.tcp_listen.substr(0, config_.tcp_listen.rfind(':')), ":", tcp_port));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status StartOperatorServer() {
+    grpc::ServerBuilder builder;
+    builder.RegisterService(&operator_kv_cache_);
+    builder.RegisterService(&operator_admin_);
+    SetLimits(builder, kOperatorMemoryBytes);
+    operator_server_ = builder.BuildAndStart();
+    if (operator_server_ == nullptr) {
+      return FailedPrecondition("", "cannot start the server of the admin socket");
+    }
+    admin_socket_->Serve([this](int descriptor) {
+      grpc::AddInsecureChannelFromFd(operator_server_.get(), descriptor);  // owns it
+    });
+    return absl::OkStatus();
+  }
+
+  void SetLimits(grpc::ServerBuilder& builder, size_t memory_bytes) const {
+    builder.SetMaxReceiveMessageSize(static_cast<int>(config_.max_message_bytes) + kFramingBytes);
+    builder.SetMaxSendMessageSize(static_cast<int>(config_.max_message_bytes) + kFramingBytes);
+    grpc::ResourceQuota quota("pqcached");
+    quota.Resize(memory_bytes);
+    builder.SetResourceQuota(quota);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentStreams);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMilliseconds);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMilliseconds);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  }
+
+  Entrance OperatorEntrance() {
+    return {.admin = true, .describe_peer = [this](const std::string& peer) {
+              // gRPC's name of a connection that it has not accepted itself.
+              int descriptor = -1;
+              if (!absl::SimpleAtoi(absl::StripPrefix(peer, "fd:"), &descriptor)) return peer;
+              return admin_socket_->DescribePeer(descriptor);
+            }};
+  }
+
+  void EndSessionsOf(const std::string& tenant) {
+    kv_cache_.EndSessionsOf(
+        tenant, Unavailable("", "an operator has ended the tenant's sessions", kNoRetry));
+    if (broker_ != nullptr) broker_->EndSessionsOf(tenant, config_.default_timeout);
+    detached_.EndSessionsOf(tenant);
+  }
+
+  void SetServing(bool serving) {
+    for (grpc::Server* server : Servers()) {
+      grpc::HealthCheckServiceInterface* health = server->GetHealthCheckService();
+      if (health == nullptr) continue;
+      health->SetServingStatus(serving);
+      for (const char* service : {"pqcached.v1.KvCache", "pqcached.v1.Admin"}) {
+        health->SetServingStatus(service, serving);
+      }
+    }
+  }
+
+  // Returns the servers that have started.
+  std::vector<grpc::Server*> Servers() const {
+    std::vector<grpc::Server*> servers;
+    for (grpc::Server* server : {server_.get(), operator_server_.get()}) {
+      if (server != nullptr) servers.push_back(server);
+    }
+    return servers;
   }
 
   const Config config_;
@@ -160,6 +238,7 @@ class Server::Impl {
   kvstore::Store& store_;
   Log& log_;
   std::unique_ptr<SocketClaim> claim_;
+  std::unique_ptr<SocketClaim> admin_claim_;
   RpcStats stats_;
   Sessions sessions_;
   CallGate gate_;
@@ -168,8 +247,12 @@ class Server::Impl {
   Handlers handlers_;
   KvCacheService kv_cache_;
   AdminService admin_;
+  KvCacheService operator_kv_cache_;  // a gRPC service belongs to one server
+  AdminService operator_admin_;
+  std::unique_ptr<AdminSocket> admin_socket_;
   std::unique_ptr<Broker> broker_;
-  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<grpc::Server> server_;           // for clients
+  std::unique_ptr<grpc::Server> operator_server_;  // for the admin socket
   std::vector<std::string> endpoints_;
 };
 

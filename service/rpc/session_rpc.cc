@@ -31,7 +31,10 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
 
   void Start() {
     const size_t streams = streams_.Add(shared_from_this());
-    if (parts_.calls.gate().draining()) {
+    const Door door = parts_.entrance.admin ? Door::kAdminSocket : Door::kSocket;
+    if (absl::Status status = CallGate::CheckDoor(Rpc::kSession, door); !status.ok()) {
+      FinishOnce(status);
+    } else if (parts_.calls.gate().draining()) {
       FinishOnce(Unavailable("", "the sidecar is shutting down", kRetryMemory));
     } else if (streams > parts_.config.max_sessions + kMaxUnopenedStreams) {
       FinishOnce(ResourceExhausted(
@@ -53,6 +56,17 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     outcome_ = status.code();
     alarm_.Cancel();
     Finish(ToGrpc(status));
+  }
+
+  // Closes the session, if it belongs to the tenant, and ends the stream with `status`.
+  void EndIfOf(const std::string& tenant, const absl::Status& status) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (session_.token.empty() || session_.session.tenant != tenant) return;
+      resume_unread_ = false;  // it cannot be resumed
+    }
+    CloseSession();
+    FinishOnce(status);
   }
 
   void OnReadDone(bool ok) override {
@@ -212,6 +226,12 @@ std::vector<std::shared_ptr<SessionStream>> SessionStreams::All() const {
 
 void KvCacheService::EndSessions(const absl::Status& status) {
   for (const std::shared_ptr<SessionStream>& stream : streams_->All()) stream->FinishOnce(status);
+}
+
+void KvCacheService::EndSessionsOf(const std::string& tenant, const absl::Status& status) {
+  for (const std::shared_ptr<SessionStream>& stream : streams_->All()) {
+    stream->EndIfOf(tenant, status);
+  }
 }
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* KvCacheService::Session(Context*) {

@@ -127,6 +127,15 @@ class Broker::Impl : public std::enable_shared_from_this<Broker::Impl> {
     return answered->WaitFor(timeout);
   }
 
+  void EndSessionsOf(const std::string& tenant, absl::Duration timeout) {
+    const auto ended = std::make_shared<Event>();  // shared: this call may end before the task
+    asio::post(io_, [this, tenant, ended] {
+      CloseConnectionsOf(tenant);
+      ended->Notify();
+    });
+    ended->WaitFor(timeout);
+  }
+
   void Shutdown() {
     if (!thread_.joinable()) return;
     asio::post(io_, [this] { Close(); });
@@ -153,6 +162,7 @@ class Broker::Impl : public std::enable_shared_from_this<Broker::Impl> {
 
   void Accept();
   void Close();
+  void CloseConnectionsOf(const std::string& tenant);
 
   const Parts parts_;
   const uint64_t boot_word_;
@@ -193,6 +203,11 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
       return;
     }
     ReadRequest();
+  }
+
+  // Returns whether the connection has a session of the tenant.
+  bool IsOf(const std::string& tenant) const {
+    return !token_.empty() && session_.tenant == tenant;
   }
 
   // Closes the socket, and ends the session or leaves it to the next worker. Pending operations on
@@ -508,6 +523,13 @@ void Broker::Impl::Close() {
   for (const auto& connection : all) connection->Close();
 }
 
+void Broker::Impl::CloseConnectionsOf(const std::string& tenant) {
+  const std::set<std::shared_ptr<Connection>> all = connections_;
+  for (const auto& connection : all) {
+    if (connection->IsOf(tenant)) connection->Close();
+  }
+}
+
 absl::StatusOr<std::unique_ptr<Broker>> Broker::Start(Parts parts, const std::string& socket_path) {
   const std::string path = BrokerPath(socket_path);
   absl::StatusOr<std::unique_ptr<SocketClaim>> claim = std::unique_ptr<SocketClaim>();
@@ -523,6 +545,10 @@ Broker::Broker(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Broker::~Broker() { Shutdown(); }
 
 bool Broker::IsResponsive(absl::Duration timeout) { return impl_->IsResponsive(timeout); }
+
+void Broker::EndSessionsOf(const std::string& tenant, absl::Duration timeout) {
+  impl_->EndSessionsOf(tenant, timeout);
+}
 
 void Broker::Shutdown() { impl_->Shutdown(); }
 

@@ -142,6 +142,16 @@ void DetachedSessions::AwaitResume(const OpenedSession& session) {
   Wake(wake_.get());
 }
 
+void DetachedSessions::EndSessionsOf(const std::string& tenant) {
+  {
+    const kvstore::MutexLock lock(&mutex_);
+    for (auto& [token, waiting] : waiting_) {
+      if (waiting.session.tenant == tenant) waiting.until = Clock::now();
+    }
+  }
+  Wake(wake_.get());
+}
+
 void DetachedSessions::Run() {
   while (true) {
     {

@@ -67,6 +67,8 @@ class DetachedSessions {
   // Waits again, up to resume_timeout, for the client of a session that was resumed without
   // reaching its client.
   void AwaitResume(const OpenedSession& session);
+  // Ends the sessions of a tenant that wait for their clients, soon.
+  void EndSessionsOf(const std::string& tenant);
 
  private:
   using Clock = std::chrono::steady_clock;  // wall time jumps

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "service/base/refusal.h"
 #include "service/config/tenant_uids.h"
+#include "service/session/text.h"
 
 namespace pqcached::service {
 
@@ -29,10 +30,9 @@ absl::StatusOr<OpenedSession> Sessions::Open(absl::string_view tenant,
   if (!IsTenantName(tenant)) {
     return InvalidArgument("tenant", "must be 1..64 bytes of [a-z0-9_.-]");
   }
-  if (client_name.size() > kMaxClientNameBytes) {
-    return InvalidArgument(
-        "client_name",
-        absl::StrCat(client_name.size(), " bytes, must be at most ", kMaxClientNameBytes));
+  if (absl::Status status = CheckText("client_name", client_name, kMaxClientNameBytes);
+      !status.ok()) {
+    return status;
   }
   OpenedSession opened{RandomHex(kTokenBytes),
                        {"", std::string(tenant), std::string(client_name), peer_pid, 0}};
@@ -110,6 +110,19 @@ void Sessions::LeaveToNextWorker() {
 uint32_t Sessions::count() const {
   const MutexLock lock(&mutex_);
   return static_cast<uint32_t>(by_token_.size());
+}
+
+uint32_t Sessions::CountOf(std::string_view tenant) const {
+  return tenant == kvstore::kAllTenants ? count() : static_cast<uint32_t>(OfTenant(tenant).size());
+}
+
+std::vector<Session> Sessions::OfTenant(std::string_view tenant) const {
+  std::vector<Session> sessions;
+  const MutexLock lock(&mutex_);
+  for (const auto& [token, entry] : by_token_) {
+    if (entry.session.tenant == tenant) sessions.push_back(entry.session);
+  }
+  return sessions;
 }
 
 uint32_t Sessions::PeerPidOf(absl::string_view session_id) const {

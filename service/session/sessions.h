@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <vector>
 #include "absl/strings/string_view.h"
 
 #include "absl/base/thread_annotations.h"
@@ -74,6 +76,9 @@ class Sessions {
   void LeaveToNextWorker();
 
   uint32_t count() const;
+  // Returns the number of sessions of a tenant, or of kvstore::kAllTenants.
+  uint32_t CountOf(std::string_view tenant) const;
+  std::vector<Session> OfTenant(std::string_view tenant) const;
   // Returns the peer's pid of the session with this id; 0 when it is unknown.
   uint32_t PeerPidOf(absl::string_view session_id) const;
 

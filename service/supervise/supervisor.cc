@@ -335,7 +335,9 @@ void Supervisor::OnRecover(const Notification& message) {
     log_.Warning("recover_refused", {{"pid", message.pid}, {"uid", message.uid}});
     return;
   }
-  log_.Info("recovering", {{"choice", choice}, {"pid", message.pid}});
+  log_.Audit("recover", {{"role", "operator"},
+                         {"peer", absl::StrCat("uid=", message.uid, " pid=", message.pid)},
+                         {"request", choice}});
   if (choice == "discard" && !Discard()) return;
   failed_ = 0;
   pause_ = options_.first_pause;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "proto/codec/selection.h"
+#include "service/session/text.h"
 #include "service/wire/staging_claims.h"
 #include "service/wire/wire.h"
 
@@ -191,6 +192,10 @@ absl::StatusOr<kvstore::LiveIndex> LiveIndexOf(const v1::LiveIndex& live,
 
 absl::StatusOr<kvstore::CacheSpec> CacheSpecOf(const v1::OpenCacheRequest& request) {
   kvstore::CacheSpec spec;
+  RETURN_IF_ERROR(CheckText("name", request.name(), kvstore::kMaxNameBytes));
+  RETURN_IF_ERROR(
+      CheckText("model_fingerprint", request.model_fingerprint(), kvstore::kMaxFingerprintBytes));
+  RETURN_IF_ERROR(CheckText("rank.group", request.rank().group(), kvstore::kMaxNameBytes));
   spec.name = request.name();
   spec.model_fingerprint = request.model_fingerprint();
   spec.capacity_bytes = request.capacity_bytes();

@@ -154,8 +154,18 @@ class RunningTest(unittest.TestCase):
     def test_a_member_of_the_group_may_connect(self):
         for path in self.sockets():
             self.assertEqual(self.run_as(MEMBER_ID, SERVICE_ID, "/usr/bin/python3", "-c", CONNECT, path), (0, ""))
-        status, output = self.run_as(MEMBER_ID, SERVICE_ID, "/usr/bin/pqcachectl", "--endpoint", self.endpoint, "ls")
+        status, output = self.ctl(MEMBER_ID, "--as-tenant", "default", "ls")
         self.assertEqual(status, 0, output + self.log.read_text())
+
+    def ctl(self, user, *arguments):
+        return self.run_as(user, SERVICE_ID, "/usr/bin/pqcachectl", "--endpoint", self.endpoint, *arguments)
+
+    def test_operators_are_the_user_of_the_sidecar_and_root(self):
+        status, output = self.ctl(SERVICE_ID, "ls")
+        self.assertEqual(status, 0, output + self.log.read_text())
+        status, output = self.ctl(MEMBER_ID, "ls")
+        self.assertEqual(status, 1, output)
+        self.assertIn("this user is no operator of the sidecar", output)
 
     def test_another_user_may_not(self):
         for path in self.sockets():

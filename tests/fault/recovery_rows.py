@@ -33,6 +33,7 @@ PROGRAMS = {
     "kvstore/kvstore_sharing_model_test": "model_test_operations",
     "kvstore/kvstore_pressure_model_test": "model_test_operations",
     "kvstore/kvstore_session_staging_test": "staging_promised_over_available",
+    "service/service_roles_test": "rpc_role_pairs_tested",
 }
 WRITES_ROWS = ("fault/fault_crash_test", "fault/fault_recovery_time")  # themselves (--json); the others are of GoogleTest
 KILLS = {"PQCACHED_KILL_ROUNDS": "7"}  # fault_worker_kill_test: 105 kills
@@ -45,6 +46,7 @@ ROWS = {
     "acknowledged_bytes_lost": ("lower", 0, "over all fault tests"),
     "acknowledged_bytes_lost_full_volume": ("lower", 0, "eight caches on a tmpfs that other files fill, and kills meanwhile"),
     "staging_promised_over_available": ("lower", 1, "staging rings of many sessions that were granted, over what the machine had"),
+    "rpc_role_pairs_tested": ("higher", 204, "every rpc by every role on every socket: the expected answer"),
     "wrong_rows_seen": ("lower", 0, "over all fault tests"),
     "extents_leaked": ("lower", 0, "in use when all sessions had ended"),
     "leases_leaked": ("lower", 0, "held when all sessions had ended"),

@@ -308,7 +308,7 @@ class Sidecar {
       if (service::IsControlName(name) || service::IsSocketName(name)) return name;
     }
     if (worker_->sessions.count() != 0) return "a session";
-    return store_->Stats().staging_bytes != 0 ? "staging" : "";
+    return store_->Stats(kvstore::kAllTenants).staging_bytes != 0 ? "staging" : "";
   }
 
   void ExpectNothingIsLeft() {

@@ -328,13 +328,14 @@ void UseUp(Store& store, bool is_forged) {
       store.Append(cache.tenant, id, info.token_count, rows.layers()).IgnoreError();
       store.TruncateSequence(cache.tenant, id, info.token_count / 2).IgnoreError();
       store.PinSequence("", id, absl::ZeroDuration()).IgnoreError();
-      const absl::Status dropped =
-          info.is_cached_prefix ? store.EvictSequence(id) : store.DropSequence(cache.tenant, id);
+      const absl::Status dropped = info.is_cached_prefix
+                                       ? store.EvictSequence(kvstore::kAllTenants, id)
+                                       : store.DropSequence(cache.tenant, id);
       if (!dropped.ok() && !is_forged) Found("it cannot be ended: " + dropped.ToString());
     }
     const auto prefixes = store.ListSequences("", cache.cache_id);
     for (const kvstore::SequenceInfo& info : *prefixes) {
-      store.EvictSequence(info.sequence_id).IgnoreError();
+      store.EvictSequence(kvstore::kAllTenants, info.sequence_id).IgnoreError();
     }
   }
   store.EndQuarantine();

@@ -66,12 +66,12 @@ class WireTest(unittest.TestCase):
     def setUp(self):
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
-        endpoint = f"unix://{directory.name}/pqcached.sock"
-        daemon = subprocess.Popen([DAEMON, "--listen", endpoint], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        self.endpoint = f"unix://{directory.name}/pqcached.sock"
+        daemon = subprocess.Popen([DAEMON, "--listen", self.endpoint], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                   preexec_fn=children.end_with_parent)
         self.addCleanup(daemon.wait, TIMEOUT)
         self.addCleanup(daemon.terminate)
-        channel = grpc.insecure_channel(endpoint)
+        channel = grpc.insecure_channel(self.endpoint)
         self.addCleanup(channel.close)
         # wait_for_ready lets gRPC itself retry until the daemon listens.
         grpc.channel_ready_future(channel).result(timeout=TIMEOUT)
@@ -135,7 +135,8 @@ class WireTest(unittest.TestCase):
         self.assertEqual(("cache_id", None), self.refused(grpc.StatusCode.NOT_FOUND, lambda: create(999)))
         self.assertEqual(("items[0].query.sequence_id", None),
                          self.refused(grpc.StatusCode.NOT_FOUND, lambda: self.top_k(999, queries, flat)))
-        self.caller.unary("Admin", "Drain", admin_pb2.DrainRequest(), admin_pb2.DrainResponse)
+        with grpc.insecure_channel(self.endpoint + ".admin") as operators:
+            Caller(operators).unary("Admin", "Drain", admin_pb2.DrainRequest(), admin_pb2.DrainResponse)
         self.assertEqual((None, 1000), self.refused(grpc.StatusCode.UNAVAILABLE, lambda: create(1)))
 
     def test_lists_sequences_and_ranks_exactly(self):

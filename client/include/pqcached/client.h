@@ -148,7 +148,9 @@ typedef void (*pqc_parallel_for)(void* hook_context, uint32_t count,
 typedef enum pqc_path_choice {
   PQC_PATH_ANY = 0,         /* local where the sidecar's broker answers, remote otherwise */
   PQC_PATH_ONLY_REMOTE = 1, /* remote */
-  PQC_PATH_ONLY_LOCAL = 2   /* local; PQC_UNAVAILABLE, with the reason, where no broker answers */
+  PQC_PATH_ONLY_LOCAL = 2,  /* local; PQC_UNAVAILABLE, with the reason, where no broker answers */
+  PQC_PATH_ADMIN = 3        /* for operators: no session, and only pqc_admin_json, which reaches all
+                               tenants; on the sidecar's admin socket, endpoint + ".admin" */
 } pqc_path_choice;
 
 typedef struct pqc_client_options {
@@ -156,7 +158,7 @@ typedef struct pqc_client_options {
   const char* endpoint; /* "unix:///run/pqcached/pqcached.sock" or "host:port" on the loopback */
   const char* tenant;   /* 1 to 64 bytes of [a-z0-9_.-]; NULL = the tenant that the broker has for
                               the process's user, or "default" */
-  const char* client_name; /* human-readable, at most 128 bytes; NULL = the program's name */
+  const char* client_name; /* printable UTF-8 of at most 128 bytes; NULL = the program's name */
   uint32_t timeout_ms;     /* deadline of each call except pqc_build_index; 0 = 10000 */
   /* Threads of the kernels that run in this process on the local path; unused on the remote path.
    * NULL = a pool of the client's own, of thread_count threads (0 = all cores). */
@@ -181,7 +183,8 @@ typedef struct pqc_client_options {
  *         PQC_UNIMPLEMENTED        an endpoint that is not on this host
  *         PQC_FAILED_PRECONDITION  libpqcached_rpc cannot be loaded or belongs to another release:
  *                                  install the two libraries of the same release
- *         PQC_PERMISSION_DENIED    the tenant belongs to other users of this host
+ *         PQC_PERMISSION_DENIED    the tenant belongs to other users of this host; PQC_PATH_ADMIN:
+ *                                  this user is no operator (the sidecar's user, or root)
  *         PQC_RESOURCE_EXHAUSTED   the sidecar has max_sessions sessions: repeat later
  *         PQC_UNAVAILABLE          no process listens at the endpoint: repeat once it runs
  *         PQC_DEADLINE_EXCEEDED    a process listens and does not answer */
@@ -207,12 +210,14 @@ typedef struct pqc_client_counts {
  * tests. */
 PQC_API pqc_status pqc_client_count(const pqc_client* client, pqc_client_counts* counts);
 
-/* Calls a unary RPC of the service Admin, or KvCache.Admit, by its name ("Stats"). `request` and
- * *answer are JSON in protobuf's mapping, with the proto's field names; 64-bit integers are
- * strings. `request` may be NULL or "" for an empty message. *answer is freed with pqc_free; NULL
- * on failure. For tools. Not repeated by the client.
+/* Calls a unary RPC of the service Admin, or KvCache.Admit, by its name ("Stats"). It reaches the
+ * data of the client's tenant, or, on PQC_PATH_ADMIN, of all tenants. `request` and *answer are
+ * JSON in protobuf's mapping, with the proto's field names; 64-bit integers are strings. `request`
+ * may be NULL or "" for an empty message. *answer is freed with pqc_free; NULL on failure. For
+ * tools. Not repeated by the client.
  *
- * Errors: PQC_INVALID_ARGUMENT  no such method; the request does not parse; and those of the RPC */
+ * Errors: PQC_INVALID_ARGUMENT   no such method; the request does not parse; and those of the RPC
+ *         PQC_PERMISSION_DENIED  the RPC is for operators */
 PQC_API pqc_status pqc_admin_json(pqc_client* client, const char* method, const char* request,
                                   char** answer);
 /* Frees memory that a call returned. NULL does nothing. */

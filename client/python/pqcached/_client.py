@@ -114,7 +114,8 @@ class Client(Closable):
 
     def admin(self, method: str, request: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
         """Makes any unary Admin RPC by name, for tools: `client.admin("Stats")`. Fields have the
-        proto's names.
+        proto's names. Reaches the data of the client's tenant; a client with PathChoice.ADMIN reaches
+        all tenants.
 
         Raises NotFound or InvalidArgument for a method or field that does not exist, and what the
         method raises.

@@ -32,6 +32,7 @@ class PathChoice(enum.IntEnum):
 
     ANY = abi.PQC_PATH_ANY  # local if the sidecar offers it, else remote
     ONLY_REMOTE = abi.PQC_PATH_ONLY_REMOTE
+    ADMIN = abi.PQC_PATH_ADMIN  # for operators: only Client.admin, which reaches all tenants
     ONLY_LOCAL = abi.PQC_PATH_ONLY_LOCAL
 
 

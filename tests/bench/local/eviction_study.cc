@@ -161,7 +161,7 @@ Outcome Run(const Trace& trace, EvictionPolicy policy, size_t pool_bytes) {
     Add(*store, made->sequence_id, prompt_tokens, request.answer_tokens, true);
     PQC_CHECK(store->DropSequence(kTenant, made->sequence_id).ok());
   }
-  const StoreStats stats = store->Stats();
+  const StoreStats stats = store->Stats(kAllTenants);
   return {static_cast<double>(stats.matched_tokens) / static_cast<double>(stats.prompt_tokens),
           stats.evicted_bytes};
 }

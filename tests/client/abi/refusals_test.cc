@@ -52,6 +52,7 @@ class RefusalsTest : public ::testing::TestWithParam<pqc_path_choice> {
 
   Daemon daemon_;
   Client client_ = daemon_.OpenClient("default", GetParam());
+  Client operator_ = daemon_.OpenClient("default", PQC_PATH_ADMIN);
   Cache cache_ = Must(client_.OpenCache(SpecOf("cache", {0})));
   Sequence sequence_ = Must(cache_.CreateSequence());
   const Layer layer_{kTokens + 100, 1};
@@ -155,7 +156,7 @@ TEST_P(RefusalsTest, SayWhenToRepeat) {
   const Layer large(4000, 2);
   Expect(sequence.Ingest(0, 0, large.keys(0, 4000), large.values(0, 4000)), PQC_RESOURCE_EXHAUSTED,
          "", kRetryMemory);
-  ASSERT_TRUE(client_.AdminJson("Drain").ok());
+  ASSERT_TRUE(operator_.AdminJson("Drain").ok());
   Expect(cache_.CreateSequence().status(), PQC_UNAVAILABLE, "", kRetryMemory);
 }
 
@@ -163,7 +164,7 @@ TEST_P(RefusalsTest, AreOfTheThreadsLastCall) {
   Expect(Select({.index = Index::Flat(), .ratio = 1.5}), PQC_INVALID_ARGUMENT, "selection.ratio");
   EXPECT_STREQ(pqc_last_error_field(), "selection.ratio");
   EXPECT_EQ(pqc_last_error_retry_ms(), 0u);
-  ASSERT_TRUE(client_.AdminJson("Drain").ok());
+  ASSERT_TRUE(operator_.AdminJson("Drain").ok());
   EXPECT_STREQ(pqc_last_error_field(), "");
   EXPECT_FALSE(cache_.CreateSequence().ok());
   EXPECT_EQ(pqc_last_error_retry_ms(), kRetryMemory);

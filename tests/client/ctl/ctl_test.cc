@@ -108,6 +108,48 @@ TEST_F(CtlTest, ShowsWhatThePqcachedHolds) {
   EXPECT_GT(memory["MEMORY_USE_REQUESTS"].first, 0u);
 }
 
+// As an operator it opens no session; as a tenant it sees what the tenant sees.
+TEST_F(CtlTest, AsksAsAnOperatorOrAsATenant) {
+  Client other = daemon_.OpenClient("other");
+  Cache cache = Must(client_.OpenCache(SpecOf("the-cache", {0})));
+  Must(other.OpenCache(SpecOf("another-cache", {0})));
+  EXPECT_EQ(RunJson({"ls"}).at("caches").size(), 2u);
+  EXPECT_EQ(RunJson({"stats"}).at("session_count"), 2);
+  const Json own = RunJson({"--as-tenant", "other", "ls"});
+  ASSERT_EQ(own.at("caches").size(), 1u);
+  EXPECT_EQ(own.at("caches").at(0).at("name"), "another-cache");
+  const std::string id =
+      RunJson({"--as-tenant", "default", "ls"}).at("caches").at(0).at("cache_id");
+  EXPECT_EQ(Run({"admit", id, "10"}).exit_code, 0);
+  const Outcome foreign = Run({"--as-tenant", "other", "admit", id, "10"});
+  EXPECT_EQ(foreign.exit_code, 1);
+  EXPECT_NE(foreign.output.find("no cache " + id), std::string::npos) << foreign.output;
+  const Outcome drain = Run({"--as-tenant", "other", "drain"});
+  EXPECT_EQ(drain.exit_code, 1);
+  EXPECT_NE(drain.output.find("Drain is for operators"), std::string::npos) << drain.output;
+}
+
+TEST_F(CtlTest, ErasesATenant) {
+  Client other = daemon_.OpenClient("other");
+  const Layer layer(300, 1);
+  std::vector<Sequence> sequences;
+  std::vector<Cache> caches;
+  for (Client* client : {&client_, &other}) {
+    caches.push_back(Must(client->OpenCache(SpecOf("the-cache", {0}))));
+    sequences.push_back(Must(caches.back().CreateSequence()));
+    ASSERT_TRUE(sequences.back().Ingest(0, 0, layer.keys(0, 300), layer.values(0, 300)).ok());
+  }
+  EXPECT_EQ(Run({"erase"}).exit_code, 2);
+  EXPECT_EQ(Run({"erase", "--tenant", "No Name"}).exit_code, 1);
+  const Outcome erased = Run({"erase", "--tenant", "other"});
+  EXPECT_EQ(erased.exit_code, 0) << erased.output;
+  EXPECT_NE(erased.output.find("tenant other: ended 1 sessions; dropped"), std::string::npos)
+      << erased.output;
+  EXPECT_EQ(RunJson({"ls"}).at("sequences").size(), 1u);
+  EXPECT_EQ(Must(sequences[0].Describe()).token_count, 300u);
+  EXPECT_EQ(sequences[1].Describe().status().code(), PQC_UNAVAILABLE) << "the session is lost";
+}
+
 TEST_F(CtlTest, TellsWhatASequenceIsTiedBy) {
   CacheSpec spec = SpecOf("the-cache", {0});
   spec.rank_group = "group";

@@ -379,9 +379,9 @@ TEST_F(LocalReadTest, LeasesAreCountedAndGivenBack) {
   MustBeOk(second.TopK(QueryAtEnd(layer), {.ratio = 0.5}).status());
   EXPECT_EQ(Must(client_.Count()).lease_count, 2u);
   EXPECT_GT(Must(client_.Count()).mapped_bytes, uint64_t{32} << 20 >> 1);
-  EXPECT_EQ(sidecar_.store->ListLeases().size(), 2u);
+  EXPECT_EQ(sidecar_.store->ListLeases(kvstore::kAllTenants).size(), 2u);
   MustBeOk(first.Drop());
-  EXPECT_EQ(sidecar_.store->ListLeases().size(), 1u);
+  EXPECT_EQ(sidecar_.store->ListLeases(kvstore::kAllTenants).size(), 1u);
   EXPECT_EQ(Must(client_.Count()).lease_count, 1u);
 }
 

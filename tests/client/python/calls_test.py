@@ -252,7 +252,12 @@ class CallsTest(DaemonTest):
         self.assertEqual(refused(invalid, lambda: sequence.fetch_blocks(0, (5, 5))), ("tokens", 0))  # of the package
         with running() as daemon, pqcached.Client(daemon.endpoint) as client:
             cache = self.cache(client=client)
-            client.admin("Drain")
+            with self.assertRaises(pqcached.PermissionDenied):
+                client.admin("Drain")
+            with pqcached.Client(daemon.endpoint, path=pqcached.PathChoice.ADMIN) as operator:
+                operator.admin("Drain")
+                with self.assertRaises(pqcached.PermissionDenied):  # it has no session
+                    self.cache(client=operator)
             self.assertEqual(refused(pqcached.Unavailable, cache.create_sequence), ("", 1000))
 
     def test_several_threads_at_once(self):

@@ -37,7 +37,7 @@ TEST_F(ResumeTest, ReadsGoOnAtTheNextWorker) {
     ExpectRows(sequence, layer, 0, 600);
   }
   EXPECT_EQ(Must(client_.Count()).lease_count, 1u);
-  EXPECT_EQ(sidecar_.store->ListLeases().size(), 1u);
+  EXPECT_EQ(sidecar_.store->ListLeases(kvstore::kAllTenants).size(), 1u);
 }
 
 TEST_F(ResumeTest, AStepInFlightFailsAndItsRepeatGoesOn) {

@@ -342,7 +342,7 @@ void CrashEngine::Pin(SequenceModel& sequence) {
 // Evicts all members of a group, or none. Nothing of them is retained.
 void CrashEngine::Evict(SequenceModel& sequence) {
   Announce(Operation::kEvict, 0);
-  const absl::Status status = world_.store().EvictSequence(sequence.id);
+  const absl::Status status = world_.store().EvictSequence(kAllTenants, sequence.id);
   if (status.ok()) {
     if (sequence.pinned) world_.Fault("a pinned sequence was evicted");
     for (SequenceModel& other : mine_.sequences) {
@@ -360,7 +360,7 @@ void CrashEngine::EvictRetained() {
   for (const SequenceInfo& info : *found) {
     if (!info.is_cached_prefix) continue;
     Announce(Operation::kEvictRetained, 0);
-    const absl::Status status = world_.store().EvictSequence(info.sequence_id);
+    const absl::Status status = world_.store().EvictSequence(kAllTenants, info.sequence_id);
     // Another thread may have evicted it, or is sharing it.
     const bool expected = absl::IsNotFound(status) || absl::IsFailedPrecondition(status);
     Finish("EvictSequence of a retained one", expected ? absl::OkStatus() : status);

@@ -480,7 +480,7 @@ void CrashWorld::DropAll() {
   for (const auto& [id, info] : AllSequences()) {
     // A pin protects what is retained of its sequence, too.
     absl::Status status = store_->PinSequence("", id, absl::ZeroDuration());
-    if (status.ok()) status = store_->EvictSequence(id);
+    if (status.ok()) status = store_->EvictSequence(kAllTenants, id);
     if (!status.ok() && !absl::IsNotFound(status)) Fault("EvictSequence of a retained one", status);
   }
   if (!store_->WaitIdle(Deadline())) Fault("WaitIdle");

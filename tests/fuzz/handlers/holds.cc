@@ -167,7 +167,7 @@ void OpenCache(World& world, Tenant& tenant, Bytes& bytes) {
     Found("a cache is opened twice");
 }
 
-// Calls of the operator, which cover both tenants.
+// Calls that list and describe, and one of operators.
 void Inspect(World& world, Tenant& tenant, Bytes& bytes) {
   const uint8_t kind = bytes.Byte();
   const auto call = [&](auto request, auto response) {

@@ -99,8 +99,7 @@ class World {
   void ShareStaging();
   Result Outcome(const google::protobuf::Message& request, absl::Status status, Result result);
   void Loosen(Tenant& tenant, const google::protobuf::Message& request, bool succeeded);
-  void LoosenIds(Tenant& tenant, const google::protobuf::Message& message, bool is_admin,
-                 bool succeeded);
+  void LoosenIds(Tenant& tenant, const google::protobuf::Message& message, bool succeeded);
   void CompareAll();
   void End(Tenant& tenant);
   void EndPrefixes(Tenant& tenant);

@@ -92,7 +92,7 @@ TEST_F(ChecksumsOf, WholeBytesAreRead) {
     EXPECT_TRUE(TopK(1, kIndex).ok());
     const absl::Status attached = Attach();
     EXPECT_TRUE(attached.ok()) << attached;
-    EXPECT_EQ(store().Stats().data_loss_count, 0u);
+    EXPECT_EQ(store().Stats(kAllTenants).data_loss_count, 0u);
   }
 }
 
@@ -111,7 +111,7 @@ TEST_F(ChecksumsOf, RowsThatRottedAreNotServed) {
   EXPECT_EQ(Attach().code(), lost);
   EXPECT_EQ(store().BuildIndex(kTenant, id_, {.index = Pq(1, 4), .iterations = 1}, {}).code(),
             lost);
-  EXPECT_EQ(store().Stats().data_loss_count, 1u);
+  EXPECT_EQ(store().Stats(kAllTenants).data_loss_count, 1u);
   // Nor to those that share them.
   const auto fork = store().ForkSequence(kTenant, id_, 256, "session");
   ASSERT_TRUE(fork.ok());
@@ -156,7 +156,7 @@ TEST_F(ChecksumsOf, TailsThatAreOverwrittenAreNoLoss) {
   second.insert(second.end(), added.begin(), added.end());
   Restart();
   ExpectContent(store(), open, group_, second);
-  EXPECT_EQ(store().Stats().data_loss_count, 0u);
+  EXPECT_EQ(store().Stats(kAllTenants).data_loss_count, 0u);
 }
 
 }  // namespace

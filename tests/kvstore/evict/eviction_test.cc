@@ -40,7 +40,7 @@ TEST(Retention, ClosedSegmentsOfNamedTokensServeTheNextRequest) {
   testing::Content content = ContentOf(prompt);
   content.resize(256);
   ExpectContent(*shared.store, again.sequence_id, shared.group, content);
-  const StoreStats stats = shared.store->Stats();
+  const StoreStats stats = shared.store->Stats(kAllTenants);
   EXPECT_EQ(stats.prompt_tokens, 512u);
   EXPECT_EQ(stats.matched_tokens, 256u);
 }
@@ -140,8 +140,8 @@ TEST(Eviction, AFullPoolGivesRetainedTokensWay) {
   ExpectContent(*shared.store, id, shared.group, ContentOf(large));
   // From its end, and no more than was needed.
   EXPECT_EQ(CountOf(shared, Prompt(1, 513)), 128u);
-  EXPECT_GE(shared.store->Stats().evicted_bytes, 3 * kSegmentBytes);
-  EXPECT_EQ(shared.store->Stats().evicted_sequences, 0u);
+  EXPECT_GE(shared.store->Stats(kAllTenants).evicted_bytes, 3 * kSegmentBytes);
+  EXPECT_EQ(shared.store->Stats(kAllTenants).evicted_sequences, 0u);
 }
 
 TEST(Eviction, NothingGoesInVain) {
@@ -153,7 +153,7 @@ TEST(Eviction, NothingGoesInVain) {
   ASSERT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(TextOf(refused.status()), HasSubstr("bytes short"));
   EXPECT_EQ(CountOf(shared, Prompt(1, 513)), 512u);
-  EXPECT_EQ(shared.store->Stats().evicted_bytes, 0u);
+  EXPECT_EQ(shared.store->Stats(kAllTenants).evicted_bytes, 0u);
 }
 
 TEST(Eviction, EvictedIdsAreRemembered) {
@@ -164,7 +164,7 @@ TEST(Eviction, EvictedIdsAreRemembered) {
   const absl::Status status = shared.Read(retained);
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(TextOf(status), HasSubstr("was evicted"));
-  EXPECT_EQ(shared.store->Stats().evicted_sequences, 1u);
+  EXPECT_EQ(shared.store->Stats(kAllTenants).evicted_sequences, 1u);
 }
 
 TEST(Eviction, LeastRecentlyUsedGoesFirst) {
@@ -218,7 +218,8 @@ TEST(Eviction, PinnedSequencesStayAndSoDoesWhatIsRetainedOfThem) {
   EXPECT_EQ(fill(7).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(CountOf(shared, Prompt(1, 257)), 256u);
   const uint64_t retained = shared.Retained().front().sequence_id;
-  EXPECT_EQ(shared.store->EvictSequence(retained).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(shared.store->EvictSequence(kAllTenants, retained).code(),
+            absl::StatusCode::kFailedPrecondition);
   ASSERT_TRUE(shared.store->PinSequence("", retained, absl::ZeroDuration()).ok());
   EXPECT_TRUE(fill(7).ok());
   EXPECT_EQ(CountOf(shared, Prompt(1, 257)), 128u);
@@ -325,7 +326,7 @@ TEST(Eviction, LeasedAndWrittenSequencesStay) {
   };
   EXPECT_EQ(fill(5).code(), absl::StatusCode::kResourceExhausted);
   for (const uint64_t id : {leased, written}) {
-    const absl::Status refused = shared.store->EvictSequence(id);
+    const absl::Status refused = shared.store->EvictSequence(kAllTenants, id);
     EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(TextOf(refused), HasSubstr(id == leased ? "lease" : "writer"));
   }
@@ -333,7 +334,7 @@ TEST(Eviction, LeasedAndWrittenSequencesStay) {
   EXPECT_TRUE(fill(5).ok());
   EXPECT_EQ(shared.Read(written).code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(shared.store->Detach("session", lease->lease_id).ok());
-  EXPECT_TRUE(shared.store->EvictSequence(leased).ok());
+  EXPECT_TRUE(shared.store->EvictSequence(kAllTenants, leased).ok());
   EXPECT_EQ(shared.Read(leased).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(shared.used_bytes(), 5 * kSegmentBytes);
 }
@@ -341,10 +342,10 @@ TEST(Eviction, LeasedAndWrittenSequencesStay) {
 TEST(Eviction, AnEvictedSequenceIsNotRetained) {
   PressureStore shared(8);
   const uint64_t id = shared.Fill(Prompt(1, 400));
-  EXPECT_TRUE(shared.store->EvictSequence(id).ok());
+  EXPECT_TRUE(shared.store->EvictSequence(kAllTenants, id).ok());
   EXPECT_EQ(shared.used_bytes(), 0u);
-  EXPECT_EQ(shared.store->EvictSequence(id).code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(shared.store->EvictSequence(id + 1).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(shared.store->EvictSequence(kAllTenants, id).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(shared.store->EvictSequence(kAllTenants, id + 1).code(), absl::StatusCode::kNotFound);
 }
 
 // Two ranks with a kv head each.
@@ -424,12 +425,20 @@ TEST(Eviction, RecoveredSequencesAreFoundAndEvicted) {
 TEST(EvictedIds, ForgetsTheOldestFirst) {
   EvictedIds ids;
   for (uint64_t id = 0; id <= EvictedIds::kMaxIds; ++id) {
-    ids.Add(id);
-    ids.Add(id);
+    ids.Add(id, "a");
+    ids.Add(id, "a");
   }
-  EXPECT_FALSE(ids.Contains(0));
-  EXPECT_TRUE(ids.Contains(1));
-  EXPECT_TRUE(ids.Contains(EvictedIds::kMaxIds));
+  EXPECT_FALSE(ids.Contains(0, "a"));
+  EXPECT_TRUE(ids.Contains(1, "a"));
+  EXPECT_TRUE(ids.Contains(EvictedIds::kMaxIds, "a"));
+}
+
+TEST(EvictedIds, AreKnownToTheirTenantOnly) {
+  EvictedIds ids;
+  ids.Add(1, "a");
+  EXPECT_TRUE(ids.Contains(1, "a"));
+  EXPECT_TRUE(ids.Contains(1, kAllTenants));
+  EXPECT_FALSE(ids.Contains(1, "b"));
 }
 
 }  // namespace

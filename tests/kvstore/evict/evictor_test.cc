@@ -67,15 +67,15 @@ TEST_F(EvictorTest, LeavesPinnedSequences) {
   ASSERT_TRUE(retained[0].sequence->PinUntil(BootNanos() + 1'000'000'000'000).ok());
   EXPECT_TRUE(parts_.evictor.Candidates(*parts_.cache, /*retained_only=*/true).empty());
   EXPECT_EQ(parts_.evictor.FreeRetained(*parts_.cache, ~size_t{0}), 0u);
-  const absl::Status refused = parts_.evictor.Evict(retained[0].sequence->sequence_id());
+  const absl::Status refused = parts_.evictor.Evict(retained[0]);
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
   EXPECT_EQ(FieldOf(refused), "sequence_id");
 }
 
 TEST_F(EvictorTest, AnEvictedSequenceIsRemembered) {
-  ASSERT_TRUE(parts_.evictor.Evict(living_).ok());
+  ASSERT_TRUE(parts_.evictor.Evict(*parts_.sequences.FindInAnyTenant(living_)).ok());
   EXPECT_EQ(parts_.evictor.evicted_sequences(), 1u);
-  const absl::Status gone = parts_.evictor.Evict(living_);
+  const absl::Status gone = parts_.sequences.FindInAnyTenant(living_).status();
   EXPECT_EQ(gone.code(), absl::StatusCode::kNotFound);
   EXPECT_NE(gone.message().find("evicted"), std::string_view::npos) << gone;
 }

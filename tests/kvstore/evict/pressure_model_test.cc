@@ -81,7 +81,7 @@ class PressureModel {
       for (const SequenceInfo& info : *left) {
         EXPECT_TRUE(info.is_cached_prefix);
         EXPECT_TRUE(store_->PinSequence("", info.sequence_id, absl::ZeroDuration()).ok());
-        EXPECT_TRUE(store_->EvictSequence(info.sequence_id).ok());
+        EXPECT_TRUE(store_->EvictSequence(kAllTenants, info.sequence_id).ok());
       }
     }
     for (const CacheInfo& cache : store_->ListCaches("")) {
@@ -90,7 +90,7 @@ class PressureModel {
     }
     EXPECT_GT(refused_, 0) << "the pools were never full";
     EXPECT_GT(evicted_, 0) << "nothing was ever evicted";
-    EXPECT_GT(store_->Stats().matched_tokens, 0u);
+    EXPECT_GT(store_->Stats(kAllTenants).matched_tokens, 0u);
   }
 
  private:
@@ -238,7 +238,7 @@ class PressureModel {
 
   void Evict(size_t i) {
     Modelled& one = all()[i];
-    const absl::Status status = store_->EvictSequence(one.id);
+    const absl::Status status = store_->EvictSequence(kAllTenants, one.id);
     if (one.safe()) {
       ASSERT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
       return;
@@ -342,7 +342,8 @@ TEST(PressureModel, ThreadsThatCompeteForMemoryReadTheirOwnRows) {
         shared.Drop(made.sequence_id);
         if (random() % 8 == 0) {
           for (const SequenceInfo& info : shared.Retained()) {
-            shared.store->EvictSequence(info.sequence_id).IgnoreError();  // others do, too
+            shared.store->EvictSequence(kAllTenants, info.sequence_id)
+                .IgnoreError();  // others do, too
           }
         }
       }
@@ -352,7 +353,7 @@ TEST(PressureModel, ThreadsThatCompeteForMemoryReadTheirOwnRows) {
   RecordProperty("model_test_operations", static_cast<int>(threads.size()) * kRounds);
   EXPECT_GT(served, kRounds);
   for (const SequenceInfo& info : shared.Retained()) {
-    EXPECT_TRUE(shared.store->EvictSequence(info.sequence_id).ok());
+    EXPECT_TRUE(shared.store->EvictSequence(kAllTenants, info.sequence_id).ok());
   }
   EXPECT_EQ(shared.used_bytes(), 0u);
 }

@@ -127,10 +127,10 @@ TEST(LiveIndex, WorkThatIsLeftIsCounted) {
   WaitIdle(sequence.store());
   WhilePaused(sequence, [&] {
     Add(sequence, kTail, 0, 1, /*append=*/true);
-    EXPECT_EQ(sequence.store().Stats().live_work_count, 1u);
+    EXPECT_EQ(sequence.store().Stats(kAllTenants).live_work_count, 1u);
   });
   WaitIdle(sequence.store());
-  EXPECT_EQ(sequence.store().Stats().live_work_count, 0u);
+  EXPECT_EQ(sequence.store().Stats(kAllTenants).live_work_count, 0u);
 }
 
 TEST(LiveIndex, ALayerIsReadyWhileTheNextOnesHaveNoRowsYet) {

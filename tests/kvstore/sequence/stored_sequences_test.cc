@@ -84,6 +84,18 @@ TEST_F(StoredSequencesTest, RemovedOnesAreNotFoundAndNotCounted) {
   EXPECT_NE(evicted.message().find("evicted"), std::string_view::npos) << evicted;
 }
 
+TEST_F(StoredSequencesTest, AnotherTenantReceivesOneAnswerForAll) {
+  Add(a_, 7, "session");
+  Add(a_, 8, "session");
+  sequences_.RemoveEvicted(8);
+  for (const uint64_t id : {7, 8, 9}) {
+    EXPECT_EQ(sequences_.Find("b", id).status().message(),
+              absl::StrCat("sequence_id: no sequence ", id));
+  }
+  EXPECT_NE(sequences_.FindInAnyTenant(8).status().message().find("evicted"),
+            std::string_view::npos);
+}
+
 TEST_F(StoredSequencesTest, AreListedByCacheSessionAndRank) {
   Add(a_, 1, "one");
   Add(a_, 2, "two");

@@ -101,10 +101,10 @@ TEST(Lease, AcknowledgedVersionsAreLetGo) {
   for (int i = 0; i < 5; ++i) {
     sequence.Append(128);
     ASSERT_TRUE(client.Refresh().ok());
-    EXPECT_LE(sequence.store().ListLeases().front().version_count, 2u);
+    EXPECT_LE(sequence.store().ListLeases(kAllTenants).front().version_count, 2u);
   }
   ASSERT_TRUE(client.Refresh().ok());
-  const LeaseInfo info = sequence.store().ListLeases().front();
+  const LeaseInfo info = sequence.store().ListLeases(kAllTenants).front();
   EXPECT_EQ(info.version_count, 1u);
   EXPECT_EQ(info.bytes, UsedBytes(sequence));
   EXPECT_EQ(info.session, "client#1");
@@ -142,7 +142,7 @@ TEST(Lease, ARollBackByAnotherRevokesAndLeavesTheBytes) {
   sequence.Append(60);  // other rows at the same positions
   EXPECT_EQ(client.Rows(before.group, 1, before.tokens), before.Rows(0, before.tokens));
   sequence.ExpectRowsMatch();
-  EXPECT_TRUE(sequence.store().ListLeases().front().revoked);
+  EXPECT_TRUE(sequence.store().ListLeases(kAllTenants).front().revoked);
   const auto again = sequence.store().Attach(kTenant, sequence.id(), "client#1", client.lease());
   EXPECT_EQ(again.status().code(), StatusCode::kFailedPrecondition);
   const auto newer = sequence.store().RefreshLease("client#1", client.lease());
@@ -243,8 +243,8 @@ TEST(Lease, AnExpiredOneIsRevokedAndKeepsItsBytesUntilItIsLetGo) {
   ASSERT_TRUE(client.Attach(sequence.id()).ok());
   const LayerModel before = sequence.layers().front();
   EXPECT_EQ(client.words().flags.load(), 0u);  // nobody has looked
-  EXPECT_TRUE(sequence.store().ListLeases().front().revoked);
-  EXPECT_EQ(sequence.store().Stats().revoked_lease_count, 1u);
+  EXPECT_TRUE(sequence.store().ListLeases(kAllTenants).front().revoked);
+  EXPECT_EQ(sequence.store().Stats(kAllTenants).revoked_lease_count, 1u);
   EXPECT_EQ(client.words().flags.load(), LeaseWords::kRevoked);
   sequence.Truncate(140);
   sequence.Append(60);  // other rows at the same positions
@@ -253,7 +253,7 @@ TEST(Lease, AnExpiredOneIsRevokedAndKeepsItsBytesUntilItIsLetGo) {
   sequence.NewSequence();
   sequence.Ingest(188);
   EXPECT_EQ(client.Rows(before.group, 1, before.tokens), before.Rows(0, before.tokens));
-  EXPECT_GT(sequence.store().ListLeases().front().bytes, 0u);
+  EXPECT_GT(sequence.store().ListLeases(kAllTenants).front().bytes, 0u);
   const size_t used_bytes = UsedBytes(sequence);
   ASSERT_TRUE(client.Detach().ok());
   EXPECT_LT(UsedBytes(sequence), used_bytes);
@@ -267,7 +267,7 @@ TEST(Lease, OneThatIsRefreshedInTimeStays) {
   MappedClient client(sequence.store(), sequence.cache_id(), "client#1");
   ASSERT_TRUE(client.Attach(sequence.id()).ok());
   ASSERT_TRUE(client.Refresh().ok());
-  EXPECT_FALSE(sequence.store().ListLeases().front().revoked);
+  EXPECT_FALSE(sequence.store().ListLeases(kAllTenants).front().revoked);
 }
 
 TEST(Lease, AForksLeaseKeepsTheSharedTailToo) {
@@ -301,7 +301,7 @@ TEST(Lease, ADroppedSequencesBytesStayUntilDetachWhateverOthersWant) {
   ASSERT_TRUE(sequence.store().DropSequence(kTenant, dropped).ok());
   EXPECT_TRUE(client.words().flags.load() & LeaseWords::kRevoked);
   EXPECT_EQ(UsedBytes(sequence), used);
-  EXPECT_EQ(sequence.store().ListLeases().front().bytes, used);
+  EXPECT_EQ(sequence.store().ListLeases(kAllTenants).front().bytes, used);
 
   const auto fill = [&] {  // returns how many sequences of one segment fit
     int count = 0;
@@ -336,18 +336,18 @@ TEST(Lease, TheEndOfASessionTellsItsClientAndFreesEverything) {
   auto client = std::make_unique<MappedClient>(sequence.store(), sequence.cache_id(), "client#1");
   ASSERT_TRUE(client->Attach(sequence.id()).ok());
   ASSERT_TRUE(sequence.store().OpenStaging(kTenant, "client#1", 1 << 20, 2).ok());
-  EXPECT_EQ(sequence.store().Stats().staging_bytes, size_t{2} << 20);
-  EXPECT_EQ(sequence.store().Stats().lease_count, 1u);
+  EXPECT_EQ(sequence.store().Stats(kAllTenants).staging_bytes, size_t{2} << 20);
+  EXPECT_EQ(sequence.store().Stats(kAllTenants).lease_count, 1u);
   ASSERT_TRUE(sequence.store().DropSequence(kTenant, sequence.id()).ok());
-  EXPECT_EQ(sequence.store().Stats().revoked_lease_count, 1u);
+  EXPECT_EQ(sequence.store().Stats(kAllTenants).revoked_lease_count, 1u);
   EXPECT_GT(UsedBytes(sequence), 0u);
   const uint32_t wake = client->page().wake_word.load();
   sequence.store().DropSession("client#1");
   EXPECT_EQ(client->page().boot_word.load(), 0u);
   EXPECT_GT(client->page().wake_word.load(), wake);
   EXPECT_EQ(UsedBytes(sequence), 0u);
-  EXPECT_EQ(sequence.store().Stats().staging_bytes, 0u);
-  EXPECT_TRUE(sequence.store().ListLeases().empty());
+  EXPECT_EQ(sequence.store().Stats(kAllTenants).staging_bytes, 0u);
+  EXPECT_TRUE(sequence.store().ListLeases(kAllTenants).empty());
   EXPECT_EQ(client->Detach().code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(client->Attach(sequence.id()).code(), StatusCode::kNotFound);
 }
@@ -477,7 +477,7 @@ TEST(Lease, AttachingDetachingAndEndingMeetWritersAtWork) {
         const absl::Status attached = client.Attach(sequence.id());
         if (!attached.ok()) {
           EXPECT_TRUE(dropping.load()) << attached;
-          for (const LeaseInfo& lease : store.ListLeases()) {
+          for (const LeaseInfo& lease : store.ListLeases(kAllTenants)) {
             EXPECT_NE(lease.session, client.session()) << "what nobody was told of is held";
           }
           return;
@@ -500,7 +500,7 @@ TEST(Lease, AttachingDetachingAndEndingMeetWritersAtWork) {
   EXPECT_TRUE(store.DropSequence(kTenant, sequence.id()).ok());
   done = true;
   for (std::thread& client : clients) client.join();
-  EXPECT_TRUE(store.ListLeases().empty());
+  EXPECT_TRUE(store.ListLeases(kAllTenants).empty());
   EXPECT_EQ(UsedBytes(sequence.base()), 0u);
 }
 

@@ -111,7 +111,7 @@ TEST_F(RankSequencesTest, AllRanksAreToldTheSameWhateverBecomesOfOthers) {
   const Content content = ContentOf(ids);
   const std::function<absl::Status(uint64_t)> changes[] = {
       [&](uint64_t id) { return store_->DropSequence(kTenant, id); },
-      [&](uint64_t id) { return store_->EvictSequence(id); },
+      [&](uint64_t id) { return store_->EvictSequence(kAllTenants, id); },
       [&](uint64_t id) { return store_->TruncateSequence(kTenant, id, 100).status(); },
   };
   for (const auto& change : changes) {
@@ -215,7 +215,7 @@ TEST_F(RankSequencesTest, WhatIsHeldGoesWithTheLastMember) {
   const std::vector<uint32_t> ids = Prompt(1, 256);
   const std::function<absl::Status(uint64_t)> ends[] = {
       [&](uint64_t id) { return store_->DropSequence(kTenant, id); },
-      [&](uint64_t id) { return store_->EvictSequence(id); },
+      [&](uint64_t id) { return store_->EvictSequence(kAllTenants, id); },
       [&](uint64_t) {
         return store_->DropSession("session 0") == 1 ? absl::OkStatus()
                                                      : absl::InternalError("session");
@@ -290,7 +290,7 @@ TEST_F(RankSequencesTest, IdleMembersGoTogether) {
     ExpectRefused(Read(id), StatusCode::kNotFound, "sequence_id", "was evicted");
   }
   EXPECT_EQ(used_bytes(0) + used_bytes(1), 0u);
-  EXPECT_EQ(store_->Stats().evicted_sequences, 2u);
+  EXPECT_EQ(store_->Stats(kAllTenants).evicted_sequences, 2u);
   Create(1, "key", Prompt(2, 10));  // which is free again
 }
 
@@ -306,9 +306,10 @@ TEST_F(RankSequencesTest, NoneGoesWhileOneIsHeld) {
   const auto expect_stay = [&](const std::string& why) {
     EXPECT_EQ(Press(7).code(), StatusCode::kResourceExhausted);
     for (const uint64_t id : members) {
-      ExpectRefused(store_->EvictSequence(id), StatusCode::kFailedPrecondition, "sequence_id",
-                    name);
-      ExpectRefused(store_->EvictSequence(id), StatusCode::kFailedPrecondition, "sequence_id", why);
+      ExpectRefused(store_->EvictSequence(kAllTenants, id), StatusCode::kFailedPrecondition,
+                    "sequence_id", name);
+      ExpectRefused(store_->EvictSequence(kAllTenants, id), StatusCode::kFailedPrecondition,
+                    "sequence_id", why);
       EXPECT_TRUE(Read(id).ok());
     }
   };
@@ -324,8 +325,8 @@ TEST_F(RankSequencesTest, NoneGoesWhileOneIsHeld) {
   ASSERT_TRUE(store_->PinSequence(kTenant, members[1], absl::Hours(1)).ok());
   EXPECT_EQ(Press(7).code(), StatusCode::kResourceExhausted);
   for (const uint64_t id : members) {
-    ExpectRefused(store_->EvictSequence(id), StatusCode::kFailedPrecondition, "sequence_id",
-                  "pinned");
+    ExpectRefused(store_->EvictSequence(kAllTenants, id), StatusCode::kFailedPrecondition,
+                  "sequence_id", "pinned");
   }
   ASSERT_TRUE(store_->PinSequence(kTenant, members[0], absl::ZeroDuration()).ok());
   EXPECT_TRUE(Press(7).ok());
@@ -350,7 +351,7 @@ TEST_F(RankSequencesTest, AdminEvictsAllOfThem) {
   const auto fork = store_->ForkSequence(kTenant, members[0], 0, "session 0");
   ASSERT_TRUE(fork.ok());
   EXPECT_EQ(store_->DescribeSequence(kTenant, fork->sequence_id)->group_key, "");
-  ASSERT_TRUE(store_->EvictSequence(members[1]).ok());
+  ASSERT_TRUE(store_->EvictSequence(kAllTenants, members[1]).ok());
   for (const uint64_t id : members) {
     ExpectRefused(Read(id), StatusCode::kNotFound, "sequence_id", "was evicted");
   }

@@ -34,7 +34,7 @@ TEST(SessionStaging, IsAllocatedAndFreedWithItsSessionWhoeverHoldsIt) {
   const auto held = store.OpenStaging(kTenant, "client#1", 1 << 20, 2);
   ASSERT_TRUE(held.ok()) << held.status();
   EXPECT_EQ(AllocatedBytes(*held), kRing);
-  const auto accounts = store.Stats().memory;
+  const auto accounts = store.Stats(kAllTenants).memory;
   const auto staging = std::find_if(accounts.begin(), accounts.end(), [](const auto& account) {
     return account.use == MemoryUse::kStaging;
   });
@@ -55,7 +55,7 @@ TEST(SessionStaging, IsAllocatedAndFreedWithItsSessionWhoeverHoldsIt) {
     EXPECT_EQ(AllocatedBytes(*held), kRing) << "a call still reads it";
   }
   EXPECT_EQ(AllocatedBytes(*held), 0u);
-  for (const MemoryAccount& account : store.Stats().memory) {
+  for (const MemoryAccount& account : store.Stats(kAllTenants).memory) {
     EXPECT_NE(account.use, MemoryUse::kStaging);
     EXPECT_NE(account.use, MemoryUse::kControl);
   }

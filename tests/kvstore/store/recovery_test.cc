@@ -154,7 +154,7 @@ TEST_F(Recovery, FreesAllOfADroppedSequence) {
   EXPECT_EQ(store().DropSession("session"), 1u);
   // Clients of the earlier process may still look at it.
   EXPECT_GT(used_bytes(), 0u);
-  EXPECT_EQ(store().Stats().quarantined_bytes, used_bytes());
+  EXPECT_EQ(store().Stats(kAllTenants).quarantined_bytes, used_bytes());
   store().EndQuarantine();
   ExpectAllFreed();
   Restart();
@@ -180,7 +180,7 @@ TEST_F(Recovery, QuarantinesWhatNoRecordNames) {
   EXPECT_EQ(store().Recovery().quarantined_bytes, held_bytes);
   ExpectContent(store(), id, group(), other);
   store().EndQuarantine();
-  EXPECT_EQ(store().Stats().quarantined_bytes, 0u);
+  EXPECT_EQ(store().Stats(kAllTenants).quarantined_bytes, 0u);
   ASSERT_TRUE(store().DropSequence(kTenant, id).ok());
   ExpectAllFreed();
 }
@@ -248,7 +248,8 @@ TEST_F(Recovery, PinsOutliveTheProcess) {
     EXPECT_LT(left(pinned_id), before);
     EXPECT_GT(left(pinned_id), absl::Minutes(50));
     EXPECT_EQ(left(other_id), absl::ZeroDuration());
-    EXPECT_EQ(store().EvictSequence(pinned_id).code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(store().EvictSequence(kAllTenants, pinned_id).code(),
+              absl::StatusCode::kFailedPrecondition);
   }
   ASSERT_TRUE(store().PinSequence(kTenant, pinned_id, absl::ZeroDuration()).ok());
   Restart();
@@ -256,7 +257,7 @@ TEST_F(Recovery, PinsOutliveTheProcess) {
   ASSERT_TRUE(store().PinSequence(kTenant, other_id, absl::Milliseconds(50)).ok());
   Restart();
   while (left(other_id) > absl::ZeroDuration()) absl::SleepFor(absl::Milliseconds(5));
-  EXPECT_TRUE(store().EvictSequence(other_id).ok());
+  EXPECT_TRUE(store().EvictSequence(kAllTenants, other_id).ok());
   ExpectContent(store(), pinned_id, group(), a);
 }
 

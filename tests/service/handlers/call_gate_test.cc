@@ -25,8 +25,10 @@ class CallGateTest : public testing::Test {
   // The time that the gate gives the rpc of a client that wants it by `deadline`.
   absl::Duration TimeOf(Rpc rpc, SteadyTime deadline) {
     const absl::StatusOr<service::Call> call = sidecar_.gate.Begin(
-        rpc, Access::kSession,
-        {.session_token = client_.token, .boot_id = sidecar_.boot_id, .deadline = deadline});
+        rpc, {.door = RuleOf(rpc).tenant || RuleOf(rpc).anyone ? Door::kSocket : Door::kAdminSocket,
+              .session_token = client_.token,
+              .boot_id = sidecar_.boot_id,
+              .deadline = deadline});
     EXPECT_TRUE(call.ok()) << call.status();
     if (!call.ok()) return absl::ZeroDuration();
     sidecar_.gate.End(*call, absl::OkStatus());

@@ -28,8 +28,8 @@ struct Bound<kGroup, kMethod> {
     return ((handlers.*kGroup).*kMethod)(call, static_cast<const Request&>(request),
                                          static_cast<Response*>(response));
   }
-  static RpcEntry Entry(Rpc rpc, Access access) {
-    return {Request::default_instance(), Response::default_instance(), rpc, access, &Answer};
+  static RpcEntry Entry(Rpc rpc) {
+    return {Request::default_instance(), Response::default_instance(), rpc, &Answer};
   }
 };
 
@@ -42,44 +42,43 @@ absl::Status Build(Handlers& handlers, const Call& call, const Message& request,
 }
 
 // A method of a group of handlers, as the rpc of the same name.
-#define PQCACHED_ENTRY(access, group, type, name) \
-  Bound<&Handlers::group, &type::name>::Entry(Rpc::k##name, access)
+#define PQCACHED_ENTRY(group, type, name) Bound<&Handlers::group, &type::name>::Entry(Rpc::k##name)
 
 std::vector<RpcEntry> MakeEntries() {
-  constexpr Access kSession = Access::kSession, kAnyone = Access::kAnyone;
   return {
-      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, OpenCache),
-      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, CreateSequence),
-      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, DropSequence),
-      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, TruncateSequence),
-      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, ForkSequence),
-      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, SuspendSequence),
-      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, ResumeSequence),
-      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, MatchPrefix),
-      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, ClosePrefill),
-      PQCACHED_ENTRY(kSession, sequences, SequenceHandlers, Admit),
-      PQCACHED_ENTRY(kSession, rows, RowHandlers, Append),
-      PQCACHED_ENTRY(kSession, rows, RowHandlers, Commit),
-      PQCACHED_ENTRY(kSession, queries, QueryHandlers, TopK),
-      PQCACHED_ENTRY(kSession, queries, QueryHandlers, Score),
-      PQCACHED_ENTRY(kSession, queries, QueryHandlers, FetchBlocks),
-      PQCACHED_ENTRY(kSession, queries, QueryHandlers, FetchTokens),
-      PQCACHED_ENTRY(kSession, queries, QueryHandlers, Attend),
-      PQCACHED_ENTRY(kSession, leases, LeaseHandlers, Attach),
-      PQCACHED_ENTRY(kSession, leases, LeaseHandlers, Detach),
+      PQCACHED_ENTRY(sequences, SequenceHandlers, OpenCache),
+      PQCACHED_ENTRY(sequences, SequenceHandlers, CreateSequence),
+      PQCACHED_ENTRY(sequences, SequenceHandlers, DropSequence),
+      PQCACHED_ENTRY(sequences, SequenceHandlers, TruncateSequence),
+      PQCACHED_ENTRY(sequences, SequenceHandlers, ForkSequence),
+      PQCACHED_ENTRY(sequences, SequenceHandlers, SuspendSequence),
+      PQCACHED_ENTRY(sequences, SequenceHandlers, ResumeSequence),
+      PQCACHED_ENTRY(sequences, SequenceHandlers, MatchPrefix),
+      PQCACHED_ENTRY(sequences, SequenceHandlers, ClosePrefill),
+      PQCACHED_ENTRY(sequences, SequenceHandlers, Admit),
+      PQCACHED_ENTRY(rows, RowHandlers, Append),
+      PQCACHED_ENTRY(rows, RowHandlers, Commit),
+      PQCACHED_ENTRY(queries, QueryHandlers, TopK),
+      PQCACHED_ENTRY(queries, QueryHandlers, Score),
+      PQCACHED_ENTRY(queries, QueryHandlers, FetchBlocks),
+      PQCACHED_ENTRY(queries, QueryHandlers, FetchTokens),
+      PQCACHED_ENTRY(queries, QueryHandlers, Attend),
+      PQCACHED_ENTRY(leases, LeaseHandlers, Attach),
+      PQCACHED_ENTRY(leases, LeaseHandlers, Detach),
       {v1::BuildIndexRequest::default_instance(), v1::BuildProgress::default_instance(),
-       Rpc::kBuildIndex, kSession, &Build},
-      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, GetServerInfo),
-      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, ListCaches),
-      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, ListSequences),
-      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, DescribeSequence),
-      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, Stats),
-      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, SetLogLevel),
-      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, ListLeases),
-      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, Evict),
-      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, Pin),
-      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, Drain),
-      PQCACHED_ENTRY(kAnyone, admin, AdminHandlers, SelfTest),
+       Rpc::kBuildIndex, &Build},
+      PQCACHED_ENTRY(admin, AdminHandlers, GetServerInfo),
+      PQCACHED_ENTRY(admin, AdminHandlers, ListCaches),
+      PQCACHED_ENTRY(admin, AdminHandlers, ListSequences),
+      PQCACHED_ENTRY(admin, AdminHandlers, DescribeSequence),
+      PQCACHED_ENTRY(admin, AdminHandlers, Stats),
+      PQCACHED_ENTRY(admin, AdminHandlers, SetLogLevel),
+      PQCACHED_ENTRY(admin, AdminHandlers, ListLeases),
+      PQCACHED_ENTRY(admin, AdminHandlers, Evict),
+      PQCACHED_ENTRY(admin, AdminHandlers, Pin),
+      PQCACHED_ENTRY(admin, AdminHandlers, Drain),
+      PQCACHED_ENTRY(admin, AdminHandlers, SelfTest),
+      PQCACHED_ENTRY(admin, AdminHandlers, EraseTenant),
   };
 }
 
@@ -113,7 +112,8 @@ DirectSidecar::DirectSidecar(const Config& with, const Surroundings& surrounding
       detached({config, *store, sessions, cleanups, *log, {.memory = surroundings.keeper}}),
       gate(config, boot_id, sessions, stats, *log),
       handlers({config, boot_id, *store, sessions, detached, stats, gate, *log,
-                [this](bool is_serving) { serving = is_serving; }}) {
+                [this](bool is_serving) { serving = is_serving; },
+                [this](const std::string& tenant) { EndSessionsOf(tenant); }}) {
   if (surroundings.keeper != nullptr) detached.Start();
   // protobuf makes the descriptors at their first use, by locks that ThreadSanitizer does not see.
   for (const RpcEntry& entry : RpcEntries()) {
@@ -143,11 +143,26 @@ Client DirectSidecar::OpenSession(const v1::SessionOpen& open, bool mapped) {
   if (mapped &&
       !store->OpenLocalSession(opened->session.tenant, opened->session.id, kBootWord).ok())
     std::abort();
+  {
+    const kvstore::MutexLock lock(&mutex_);
+    opened_.push_back(*opened);
+  }
   return {opened->token, opened->session};
 }
 
 void DirectSidecar::Close(const Client& client) {
   handlers.sessions.Close({client.token, client.session});
+}
+
+void DirectSidecar::EndSessionsOf(const std::string& tenant) {
+  std::vector<OpenedSession> all;
+  {
+    const kvstore::MutexLock lock(&mutex_);
+    all = opened_;
+  }
+  for (const OpenedSession& each : all) {
+    if (each.session.tenant == tenant) handlers.sessions.Close(each);
+  }
 }
 
 SharedMapping DirectSidecar::OpenStaging(const Client& client, uint64_t slot_bytes,
@@ -158,17 +173,17 @@ SharedMapping DirectSidecar::OpenStaging(const Client& client, uint64_t slot_byt
   return SharedMapping(std::move(memory->descriptor), memory->size_bytes, PROT_READ | PROT_WRITE);
 }
 
-absl::StatusOr<Call> DirectSidecar::Begin(const Client& client, Rpc rpc, Access access) {
-  return gate.Begin(rpc, access,
-                    {.session_token = client.token,
-                     .boot_id = boot_id,
-                     .deadline = client.deadline,
-                     .is_cancelled = client.is_cancelled});
+absl::StatusOr<Call> DirectSidecar::Begin(const Client& client, Rpc rpc) {
+  return gate.Begin(rpc, {.door = client.door,
+                          .session_token = client.token,
+                          .boot_id = boot_id,
+                          .deadline = client.deadline,
+                          .is_cancelled = client.is_cancelled});
 }
 
 absl::Status DirectSidecar::Call(const Client& client, const Message& request, Message* response) {
   const RpcEntry& entry = EntryOf(*request.GetDescriptor());
-  const absl::StatusOr<service::Call> call = Begin(client, entry.rpc, entry.access);
+  const absl::StatusOr<service::Call> call = Begin(client, entry.rpc);
   if (!call.ok()) return call.status();
   return gate.Run(*call, [&](const service::Call& begun) {
     return entry.answer(handlers, begun, request, response);
@@ -177,7 +192,7 @@ absl::Status DirectSidecar::Call(const Client& client, const Message& request, M
 
 absl::Status DirectSidecar::Ingest(const Client& client, const std::vector<std::string>& messages,
                                    v1::IngestResponse* response) {
-  const absl::StatusOr<service::Call> call = Begin(client, Rpc::kIngest, Access::kSession);
+  const absl::StatusOr<service::Call> call = Begin(client, Rpc::kIngest);
   if (!call.ok()) return call.status();
   return gate.Run(*call, [&](const service::Call& begun) -> absl::Status {
     IngestRows rows = handlers.rows.BeginIngest();

@@ -32,16 +32,19 @@ namespace pqcached::service {
 struct Client {
   std::string token;
   Session session;
+  Door door = Door::kSocket;
   kvstore::SteadyTime deadline = kvstore::SteadyTime::InfiniteFuture();
   std::function<bool()> is_cancelled = {};
 };
+
+// A client of the admin socket.
+inline Client Operator() { return {.token = {}, .session = {}, .door = Door::kAdminSocket}; }
 
 // One unary rpc or BuildIndex, whose response is its last progress.
 struct RpcEntry {
   const google::protobuf::Message& request;  // of its type
   const google::protobuf::Message& response;
   Rpc rpc;
-  Access access;
   absl::Status (*answer)(Handlers& handlers, const Call& call,
                          const google::protobuf::Message& request,
                          google::protobuf::Message* response);
@@ -92,7 +95,11 @@ class DirectSidecar {
 
  private:
   Client OpenSession(const v1::SessionOpen& open, bool mapped);
-  absl::StatusOr<service::Call> Begin(const Client& client, Rpc rpc, Access access);
+  void EndSessionsOf(const std::string& tenant);
+  absl::StatusOr<service::Call> Begin(const Client& client, Rpc rpc);
+
+  kvstore::Mutex mutex_;
+  std::vector<OpenedSession> opened_ ABSL_GUARDED_BY(mutex_);  // since the start
 };
 
 }  // namespace pqcached::service

@@ -98,7 +98,7 @@ class HandlersTest : public testing::Test {
       EXPECT_EQ(cache.sequence_count, 0u);
       EXPECT_EQ(cache.used_bytes, 0u);
     }
-    EXPECT_EQ(sidecar_.store->Stats().lease_count, 0u);
+    EXPECT_EQ(sidecar_.store->Stats(kvstore::kAllTenants).lease_count, 0u);
     EXPECT_EQ(sidecar_.gate.in_flight_count(), 0u);
     EXPECT_EQ(sidecar_.gate.builds_in_flight(), 0u);
   }
@@ -148,14 +148,14 @@ TEST_F(HandlersTest, SessionsOfManyThreadsDoNotDisturbEachOther) {
   }
   std::atomic<bool> done = false;
   std::thread operator_thread([&] {  // inspects the sidecar while it works
-    const Client anyone;
+    const Client operator_client = Operator();
     while (!done) {
       v1::StatsResponse stats;
-      EXPECT_TRUE(sidecar_.Call(anyone, v1::StatsRequest(), &stats).ok());
+      EXPECT_TRUE(sidecar_.Call(operator_client, v1::StatsRequest(), &stats).ok());
       v1::ListSequencesResponse sequences;
-      EXPECT_TRUE(sidecar_.Call(anyone, v1::ListSequencesRequest(), &sequences).ok());
+      EXPECT_TRUE(sidecar_.Call(operator_client, v1::ListSequencesRequest(), &sequences).ok());
       v1::ListLeasesResponse leases;
-      EXPECT_TRUE(sidecar_.Call(anyone, v1::ListLeasesRequest(), &leases).ok());
+      EXPECT_TRUE(sidecar_.Call(operator_client, v1::ListLeasesRequest(), &leases).ok());
     }
   });
   for (std::thread& thread : threads) thread.join();
@@ -293,7 +293,7 @@ class AbandonedCallTest : public HandlersTest {
     v1::ListCachesResponse caches;
     EXPECT_TRUE(sidecar_.Call(client_, v1::ListCachesRequest(), &caches).ok());
     return sequence.ShortDebugString() + caches.ShortDebugString() +
-           std::to_string(sidecar_.store->Stats().lease_count);
+           std::to_string(sidecar_.store->Stats(kvstore::kAllTenants).lease_count);
   }
 
   // Expects that every good request fails with `code` and changes nothing.
@@ -382,10 +382,9 @@ TEST_F(AbandonedCallTest, TheGateRefusesWhatComesTooLate) {
 // The time between the arrival of a call and its turn on a thread.
 TEST_F(AbandonedCallTest, AWaitingCallEndsAtItsDeadline) {
   const absl::StatusOr<service::Call> call =
-      sidecar_.gate.Begin(Rpc::kTopK, Access::kSession,
-                          {.session_token = client_.token,
-                           .boot_id = "",
-                           .deadline = SteadyTime::Now() + absl::Milliseconds(20)});
+      sidecar_.gate.Begin(Rpc::kTopK, {.session_token = client_.token,
+                                       .boot_id = "",
+                                       .deadline = SteadyTime::Now() + absl::Milliseconds(20)});
   ASSERT_TRUE(call.ok()) << call.status();
   while (SteadyTime::Now() < call->deadline) std::this_thread::yield();
   bool ran = false;
@@ -412,14 +411,12 @@ TEST_F(AbandonedCallTest, AnIngestThatIsNotCommittedStoresNothing) {
 }
 
 TEST_F(AbandonedCallTest, AnotherWorkersCallsAndDrainedOnesAreRefused) {
-  EXPECT_EQ(sidecar_.gate
-                .Begin(Rpc::kTopK, Access::kSession,
-                       {.session_token = client_.token, .boot_id = "another"})
+  EXPECT_EQ(sidecar_.gate.Begin(Rpc::kTopK, {.session_token = client_.token, .boot_id = "another"})
                 .status()
                 .code(),
             absl::StatusCode::kAborted);
   v1::DrainResponse drained;
-  ASSERT_TRUE(sidecar_.Call(client_, v1::DrainRequest(), &drained).ok());
+  ASSERT_TRUE(sidecar_.Call(Operator(), v1::DrainRequest(), &drained).ok());
   EXPECT_FALSE(sidecar_.serving);
   EXPECT_EQ(drained.calls_in_flight(), 0u) << "but for itself";
   v1::CreateSequenceRequest create;
@@ -432,8 +429,8 @@ TEST_F(AbandonedCallTest, AnotherWorkersCallsAndDrainedOnesAreRefused) {
 
 // The end of the gate waits for the calls that have begun, and for no others.
 TEST_F(AbandonedCallTest, TheGateDrainsCallsInFlight) {
-  const absl::StatusOr<service::Call> call = sidecar_.gate.Begin(
-      Rpc::kTopK, Access::kSession, {.session_token = client_.token, .boot_id = ""});
+  const absl::StatusOr<service::Call> call =
+      sidecar_.gate.Begin(Rpc::kTopK, {.session_token = client_.token, .boot_id = ""});
   ASSERT_TRUE(call.ok());
   std::thread ending([&] { sidecar_.gate.Drain(SteadyTime::Now() + absl::Minutes(1)); });
   while (!sidecar_.gate.draining()) std::this_thread::yield();

@@ -1,7 +1,6 @@
 // What holds for all rpcs alike, asked of each method of both services: a call that is overdue is not
 // begun, no deadline lies beyond max_timeout, and a call that is meant for another worker is refused.
 #include <gmock/gmock.h>
-#include <grpcpp/generic/generic_stub.h>
 
 #include <chrono>
 #include <map>
@@ -11,14 +10,14 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
-#include "service/handlers/rpc_stats.h"
+#include "service/handlers/rpcs.h"
+#include "tests/service/rpc/empty_call.h"
 #include "tests/service/rpc/lifecycle_fixture.h"
 
 namespace pqcached::service {
 namespace {
 
 using google::protobuf::MethodDescriptor;
-using google::protobuf::ServiceDescriptor;
 using grpc::StatusCode;
 
 // How a rpc is admitted. A new rpc needs a row here, and passes through the gate, unless it is a
@@ -60,18 +59,9 @@ const std::map<std::string, Admission>& Admissions() {
       {"Pin", Admission::kByGate},
       {"Drain", Admission::kByGate},
       {"SelfTest", Admission::kByGate},
+      {"EraseTenant", Admission::kByGate},
   };
   return rows;
-}
-
-std::vector<const MethodDescriptor*> AllMethods() {
-  std::vector<const MethodDescriptor*> methods;
-  for (const ServiceDescriptor* service :
-       {v1::OpenCacheRequest::descriptor()->file()->FindServiceByName("KvCache"),
-        v1::StatsRequest::descriptor()->file()->FindServiceByName("Admin")}) {
-    for (int i = 0; i < service->method_count(); ++i) methods.push_back(service->method(i));
-  }
-  return methods;
 }
 
 std::vector<const MethodDescriptor*> GatedMethods() {
@@ -83,50 +73,13 @@ std::vector<const MethodDescriptor*> GatedMethods() {
   return methods;
 }
 
-// A call with one empty message, of whatever kind of rpc.
-class EmptyCall {
- public:
-  EmptyCall(const std::shared_ptr<grpc::Channel>& channel, const MethodDescriptor& method,
-            std::unique_ptr<grpc::ClientContext> context)
-      : context_(std::move(context)), stub_(channel) {
-    stream_ = stub_.PrepareCall(context_.get(),
-                                "/" + method.service()->full_name() + "/" + method.name(), &queue_);
-    stream_->StartCall(this);
-    Await();
-    const grpc::Slice nothing("");
-    stream_->WriteLast(grpc::ByteBuffer(&nothing, 1), grpc::WriteOptions(), this);
-    Await();
+bool IsForClients(const MethodDescriptor& method) {
+  for (size_t i = 0; i < kRpcCount; ++i) {
+    const RpcRule& rule = RuleOf(static_cast<Rpc>(i));
+    if (rule.name == method.name()) return rule.anyone || rule.tenant;
   }
-  ~EmptyCall() {
-    queue_.Shutdown();
-    void* tag = nullptr;
-    for (bool ok = false; queue_.Next(&tag, &ok);) {
-    }
-  }
-
-  grpc::Status Finish() {
-    grpc::ByteBuffer answer;
-    do {
-      stream_->Read(&answer, this);
-    } while (Await());
-    grpc::Status status;
-    stream_->Finish(&status, this);
-    Await();
-    return status;
-  }
-
- private:
-  bool Await() {
-    void* tag = nullptr;
-    bool ok = false;
-    return queue_.Next(&tag, &ok) && ok;
-  }
-
-  const std::unique_ptr<grpc::ClientContext> context_;
-  grpc::CompletionQueue queue_;
-  grpc::GenericStub stub_;
-  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
-};
+  return false;
+}
 
 class EveryRpcTest : public LifecycleTest {
  protected:
@@ -139,12 +92,6 @@ class EveryRpcTest : public LifecycleTest {
       EXPECT_TRUE(Failed(client.kv().Ingest(context.get(), &response)->Finish(),
                          StatusCode::DEADLINE_EXCEEDED, "", "deadline"));
     }
-  }
-
-  static std::shared_ptr<grpc::Channel> ChannelTo(const std::string& endpoint) {
-    grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    return grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), arguments);
   }
 };
 
@@ -188,6 +135,7 @@ TEST_F(EveryRpcTest, IsNotBegunWhenItIsOverdueAndNoDeadlineLiesBeyondMaxTimeout)
   const auto channel = ChannelTo(endpoint());
   std::map<std::string, std::unique_ptr<EmptyCall>> calls;
   for (const MethodDescriptor* method : GatedMethods()) {
+    if (!IsForClients(*method)) continue;  // it has threads of its own
     calls[method->name()] = std::make_unique<EmptyCall>(channel, *method, client->Context());
   }
   AwaitMaxTimeout(*client);
@@ -206,8 +154,10 @@ TEST_F(EveryRpcTest, IsRefusedWhenItIsMeantForAnotherWorker) {
   const auto client = Connect();
   const uint64_t sequence_id = client->Filled(10);
   const std::string before = Dump(*client, sequence_id);
-  const auto channel = ChannelTo(endpoint());
+  const auto clients = ChannelTo(endpoint());
+  const auto operators = ChannelTo(endpoint() + ".admin");
   for (const MethodDescriptor* method : GatedMethods()) {
+    const auto& channel = IsForClients(*method) ? clients : operators;
     auto context = client->Context();
     context->AddMetadata("pqcached-boot", "0123456789abcdef");
     EXPECT_TRUE(Failed(EmptyCall(channel, *method, std::move(context)).Finish(),

@@ -94,14 +94,16 @@ class HookedStore final : public kvstore::Store {
   absl::Status Detach(std::string_view session, uint64_t lease_id) override {
     return store_->Detach(session, lease_id);
   }
-  std::vector<kvstore::LeaseInfo> ListLeases() override { return store_->ListLeases(); }
+  std::vector<kvstore::LeaseInfo> ListLeases(std::string_view tenant) override {
+    return store_->ListLeases(tenant);
+  }
   kvstore::RecoveryReport Recovery() const override { return store_->Recovery(); }
   absl::Status KeepSession(const kvstore::KeptSession& session) override {
     return store_->KeepSession(session);
   }
   std::vector<kvstore::KeptSession> KeptSessions() const override { return store_->KeptSessions(); }
   void EndQuarantine() override { store_->EndQuarantine(); }
-  kvstore::StoreStats Stats() override { return store_->Stats(); }
+  kvstore::StoreStats Stats(std::string_view tenant) override { return store_->Stats(tenant); }
   bool WaitIdle(kvstore::SteadyTime deadline) override { return store_->WaitIdle(deadline); }
   void ApplyMemoryLimits() override { store_->ApplyMemoryLimits(); }
   absl::StatusOr<kvstore::Admission> Admit(std::string_view tenant, uint64_t cache_id,
@@ -112,8 +114,12 @@ class HookedStore final : public kvstore::Store {
                            absl::Duration ttl) override {
     return store_->PinSequence(tenant, sequence_id, ttl);
   }
-  absl::Status EvictSequence(uint64_t sequence_id) override {
-    return store_->EvictSequence(sequence_id);
+  absl::StatusOr<kvstore::ErasedTenant> EraseTenant(std::string_view tenant,
+                                                    absl::Duration patience) override {
+    return store_->EraseTenant(tenant, patience);
+  }
+  absl::Status EvictSequence(std::string_view tenant, uint64_t sequence_id) override {
+    return store_->EvictSequence(tenant, sequence_id);
   }
   absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) override {
     return store_->DropSequence(tenant, sequence_id);

@@ -15,15 +15,21 @@ constexpr auto kSessionPatience = std::chrono::seconds(240);  // less than the l
 
 }  // namespace
 
-TestClient::TestClient(const std::string& endpoint, const std::string& tenant,
-                       const std::string& name) {
+std::shared_ptr<grpc::Channel> ChannelTo(const std::string& endpoint) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
-  channel_ = grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), arguments);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), arguments);
+}
+
+TestClient::TestClient(const std::string& endpoint, const std::string& tenant,
+                       const std::string& name)
+    : channel_(ChannelTo(endpoint)) {
+  const bool has_admin_socket = endpoint.starts_with("unix:");
   kv_ = v1::KvCache::NewStub(channel_);
-  admin_ = v1::Admin::NewStub(channel_);
+  tenant_admin_ = v1::Admin::NewStub(channel_);
+  admin_ = v1::Admin::NewStub(has_admin_socket ? ChannelTo(endpoint + ".admin") : channel_);
   session_context_.set_deadline(std::chrono::system_clock::now() + kSessionPatience);
   session_ = kv_->Session(&session_context_);
   v1::SessionRequest request;
@@ -115,12 +121,12 @@ std::string Dump(TestClient& client, uint64_t sequence_id) {
   describe.set_sequence_id(sequence_id);
   v1::DescribeSequenceResponse description;
   const grpc::Status status =
-      client.admin().DescribeSequence(client.Context().get(), describe, &description);
+      client.tenant_admin().DescribeSequence(client.Context().get(), describe, &description);
   description.mutable_sequence()->clear_idle_seconds();  // time goes on
   description.mutable_sequence()->clear_pin_left_seconds();
   dump += status.error_message() + description.ShortDebugString();
   v1::ListCachesResponse caches;
-  client.admin().ListCaches(client.Context().get(), {}, &caches);
+  client.tenant_admin().ListCaches(client.Context().get(), {}, &caches);
   dump += caches.ShortDebugString();
   for (const v1::LayerDescription& layer : description.sequence().layers()) {
     if (layer.row_count() == 0) continue;

@@ -23,6 +23,9 @@
 
 namespace pqcached::service {
 
+// A connection of its own to an endpoint.
+std::shared_ptr<grpc::Channel> ChannelTo(const std::string& endpoint);
+
 // One client with an open session. Ends it when destroyed.
 class TestClient {
  public:
@@ -31,7 +34,10 @@ class TestClient {
   ~TestClient();
 
   v1::KvCache::Stub& kv() { return *kv_; }
+  // On the admin socket, next to a unix endpoint: calls of an operator.
   v1::Admin::Stub& admin() { return *admin_; }
+  // On the client's own connection: calls of its tenant.
+  v1::Admin::Stub& tenant_admin() { return *tenant_admin_; }
   const std::string& token() const { return opened_.session_token(); }
   const v1::SessionOpened& opened() const { return opened_; }
 
@@ -57,6 +63,7 @@ class TestClient {
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::KvCache::Stub> kv_;
   std::unique_ptr<v1::Admin::Stub> admin_;
+  std::unique_ptr<v1::Admin::Stub> tenant_admin_;
   grpc::ClientContext session_context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionEvent>> session_;
   v1::SessionOpened opened_;

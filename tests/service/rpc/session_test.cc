@@ -156,6 +156,8 @@ TEST_F(SessionTest, SessionsThatCannotBe) {
   EXPECT_TRUE(Failed(OpenSession(endpoint(), {future}), invalid, "open.protocol_version"));
   EXPECT_TRUE(Failed(OpenSession(endpoint(), {tenant}), invalid, "open.tenant"));
   EXPECT_TRUE(Failed(OpenSession(endpoint(), {name}), invalid, "open.client_name"));
+  name.mutable_open()->set_client_name("a\nb");
+  EXPECT_TRUE(Failed(OpenSession(endpoint(), {name}), invalid, "open.client_name", "U+000A"));
   EXPECT_TRUE(Failed(OpenSession(endpoint(), {open, heartbeat, open}), invalid, "open"));
   grpc::ClientContext context;
   const auto client = Connect();  // the failed ones left no session behind

@@ -199,6 +199,14 @@ TEST_F(BrokerTest, WrongRequestsAreAnsweredOrEndTheConnection) {
   EXPECT_EQ(
       status_of([](BrokerRequest& r) { std::memset(r.client_name, 'a', sizeof(r.client_name)); }),
       StatusCode::INVALID_ARGUMENT);
+  for (const char* name :
+       {"\xff", "a\nb", "\xe2\x80\xae"}) {  // they would reach every ListSequences
+    EXPECT_EQ(status_of([&](BrokerRequest& r) {
+                std::memset(r.client_name, 0, sizeof(r.client_name));
+                std::strcpy(r.client_name, name);
+              }),
+              StatusCode::INVALID_ARGUMENT);
+  }
   EXPECT_EQ(status_of([](BrokerRequest& r) { std::strcpy(r.tenant, "Not A Tenant"); }),
             StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(status_of([](BrokerRequest&) {}), 0u);

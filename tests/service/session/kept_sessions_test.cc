@@ -112,7 +112,7 @@ TEST_F(KeptSessionsTest, ARingOfAnEndedServerIsFreedWithItsConnectionWhoeverHold
   constexpr size_t kRingBytes = size_t{2} << 20;
   const auto staging_bytes = [this] {
     size_t bytes = 0;
-    for (const kvstore::MemoryAccount& account : store_->Stats().memory) {
+    for (const kvstore::MemoryAccount& account : store_->Stats(kvstore::kAllTenants).memory) {
       if (account.use != kvstore::MemoryUse::kStaging) continue;
       EXPECT_EQ(account.tenant, "default");
       bytes += account.allocated_bytes;

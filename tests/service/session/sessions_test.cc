@@ -1,4 +1,4 @@
-// Sessions by their tokens.
+// Sessions by their tokens, and texts from outside.
 #include "service/session/sessions.h"
 
 #include <gmock/gmock.h>
@@ -6,6 +6,9 @@
 
 #include <set>
 #include <string>
+
+#include "service/base/refusal.h"
+#include "service/session/text.h"
 
 namespace pqcached::service {
 namespace {
@@ -103,6 +106,35 @@ TEST(SessionsTest, AWorkerThatEndsLeavesItsSessions) {
   EXPECT_FALSE(sessions.Close(opened->token));
   EXPECT_FALSE(sessions.CloseDetached("one"));
   EXPECT_TRUE(sessions.IsOpen(opened->token));
+}
+
+TEST(TextTest, ValidPrintableTextsPass) {
+  for (const char* text : {"", "engine 1", "Zürich", "模型-7b", "emoji 🚀", "a\xc2\xa0z"}) {
+    EXPECT_TRUE(CheckText("name", text, 32).ok()) << text;
+  }
+  EXPECT_TRUE(CheckText("name", std::string(32, 'a'), 32).ok());
+}
+
+TEST(TextTest, OthersAreRefusedWithTheReason) {
+  const auto expect_refused = [](const std::string& text, const std::string& words) {
+    const absl::Status status = CheckText("name", text, 32);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << words;
+    EXPECT_EQ(FieldOf(status), "name");
+    EXPECT_THAT(std::string(TextOf(status)), HasSubstr(words));
+  };
+  expect_refused(std::string(33, 'a'), "33 bytes, must be at most 32");
+  expect_refused("\xff", "is not valid UTF-8 at byte 0");
+  expect_refused("ab\xc3", "is not valid UTF-8 at byte 2");        // ends within a character
+  expect_refused("\xc0\xaf", "is not valid UTF-8 at byte 0");      // longer than necessary
+  expect_refused("\xed\xa0\x80", "is not valid UTF-8 at byte 0");  // half of a UTF-16 pair
+  expect_refused("\xf4\x90\x80\x80", "is not valid UTF-8");        // beyond U+10FFFF
+  expect_refused(std::string("a\0b", 3), "U+0000 at byte 1");
+  expect_refused("a\nb", "U+000A at byte 1");
+  expect_refused("\x1b[31m", "U+001B");
+  expect_refused("\x7f", "U+007F");
+  expect_refused("\xc2\x85", "U+0085");
+  expect_refused("\xe2\x80\xa8", "U+2028");
+  expect_refused("\xe2\x80\xae", "U+202E");  // the following text would run backwards
 }
 
 }  // namespace

@@ -104,8 +104,8 @@ struct StoreOptions {
   // Called from a thread of the store when work on a live index has failed (the pool is full).
   std::function<void(uint64_t sequence_id, const absl::Status& status)> on_live_index_failure;
   uint32_t max_leases = 4096;  // per session
-  // A lease that its holder has not refreshed for this long has expired; ListLeases finds and
-  // revokes it. Its memory stays in place until the lease ends.
+  // A lease that its holder has not refreshed for this long is revoked, up to a quarter of this, or
+  // 1 s, later. Its memory stays in place until the lease ends.
   absl::Duration lease_timeout = absl::InfiniteDuration();
   size_t max_staging_bytes = size_t{256} << 20;  // per session
   // Memory of the messages that the caller receives; the store promises it to no cache.
@@ -178,6 +178,16 @@ class Store {
   //                              to other tenants, or less memory on the machine (shortfall in
   //                              bytes)
   virtual absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) = 0;
+  // Closes a cache, drops its cached prefixes and returns its memory to the machine. With `force`
+  // also drops sequences of sessions, which notice it at their next call. `tenant` may be
+  // kAllTenants.
+  //
+  // Errors: kNotFound            cache_id
+  //         kFailedPrecondition  cache_id, without `force`: a session has a sequence there, or a
+  //                              prefix is pinned (the message names it)
+  //         kUnavailable         a call is still creating a sequence there: repeat
+  virtual absl::StatusOr<DroppedCache> DropCache(std::string_view tenant, uint64_t cache_id,
+                                                 bool force) = 0;
 
   // Creates a sequence that begins with the longest stored prefix of spec.token_ids (MatchPrefix),
   // which it shares.

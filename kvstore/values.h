@@ -271,6 +271,12 @@ struct ErasedTenant {
   std::vector<std::string> unreadable_folders = {};
 };
 
+// What DropCache has freed.
+struct DroppedCache {
+  uint32_t sequences = 0;  // cached prefixes included
+  size_t bytes = 0;        // of pages
+};
+
 // A request for Admit.
 struct AdmitSpec {
   uint64_t prefill_tokens = 0;                // tokens that no other sequence holds

@@ -31,6 +31,7 @@ struct Arguments {
   std::string as_tenant;  // empty = as an operator
   std::string erased_tenant;
   bool resume = false;
+  bool force = false;
   bool retry = false;
   bool discard = false;
   uint64_t cache = 0;
@@ -148,6 +149,15 @@ void Admit(Sidecar& sidecar, const Arguments& arguments) {
                              {"token_count", std::to_string(arguments.token_count)},
                              {"output_token_count", std::to_string(arguments.output_token_count)}});
   Print(arguments, answer, ReportAdmission(answer));
+}
+
+void DropCache(Sidecar& sidecar, const Arguments& arguments) {
+  const std::string id = std::to_string(arguments.cache);
+  const Json answer = sidecar.Call("DropCache", {{"cache_id", id}, {"force", arguments.force}});
+  Print(arguments, answer,
+        "cache " + id + " was dropped with " +
+            std::to_string(Number(answer.at("dropped_sequences"))) + " sequences and prefixes; " +
+            FormatBytes(Number(answer.at("freed_bytes"))) + " are free\n");
 }
 
 // The exit code reports if nothing of the tenant may be left.
@@ -270,6 +280,10 @@ int Main(int argc, char** argv) {
   app.add_subcommand("drain", "stops admitting new sequences; existing sequences continue")
       ->add_flag("--resume", arguments.resume, "ends the drain: admits new sequences again");
   app.add_subcommand("selftest", "checks the kernels and the store on this machine");
+  CLI::App* drop_cache =
+      app.add_subcommand("drop-cache", "closes a cache that no session uses, and frees its memory");
+  drop_cache->add_option("CACHE", arguments.cache, "id of a cache, as ls shows it")->required();
+  drop_cache->add_flag("--force", arguments.force, "also when sessions have sequences there");
   app.add_subcommand("erase", "ends the sessions of a tenant, and drops all its data")
       ->add_option("--tenant", arguments.erased_tenant, "name of the tenant, as ls shows it")
       ->required();
@@ -289,10 +303,19 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
   if (app.got_subcommand(recover)) return Recover(arguments);
-  const std::pair<const char*, Command> commands[] = {
-      {"ls", &List},     {"describe", &Describe},     {"stats", &Stats}, {"leases", &Leases},
-      {"ping", &Ping},   {"log-level", &SetLogLevel}, {"evict", &Evict}, {"pin", &Pin},
-      {"drain", &Drain}, {"selftest", &SelfTest},     {"admit", &Admit}, {"erase", &Erase}};
+  const std::pair<const char*, Command> commands[] = {{"ls", &List},
+                                                      {"describe", &Describe},
+                                                      {"stats", &Stats},
+                                                      {"leases", &Leases},
+                                                      {"ping", &Ping},
+                                                      {"log-level", &SetLogLevel},
+                                                      {"evict", &Evict},
+                                                      {"pin", &Pin},
+                                                      {"drain", &Drain},
+                                                      {"selftest", &SelfTest},
+                                                      {"admit", &Admit},
+                                                      {"erase", &Erase},
+                                                      {"drop-cache", &DropCache}};
   for (const auto& [name, command] : commands) {
     if (app.got_subcommand(name)) return Run(arguments, command);
   }

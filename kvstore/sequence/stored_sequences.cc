@@ -9,6 +9,9 @@ namespace pqcached::kvstore {
 
 absl::Status StoredSequences::Reserve(uint64_t cache_id, uint32_t max_count) {
   const MutexLock lock(&mutex_);
+  if (closed_.contains(cache_id)) {
+    return NotFound("cache_id", absl::StrCat("no cache ", cache_id));
+  }
   uint32_t& count = counts_[cache_id];
   if (count >= max_count) {
     return ResourceExhausted("max_sequences",
@@ -16,6 +19,31 @@ absl::Status StoredSequences::Reserve(uint64_t cache_id, uint32_t max_count) {
                              kRetryMemory);
   }
   ++count;
+  return absl::OkStatus();
+}
+
+absl::Status StoredSequences::CloseCache(uint64_t cache_id, bool force) {
+  const auto held = [&](const std::string& holder) {
+    return FailedPrecondition("cache_id", absl::StrCat("cache ", cache_id, ": ", holder));
+  };
+  const MutexLock lock(&mutex_);
+  uint32_t found = 0;
+  for (const auto& [id, stored] : sequences_) {
+    if (stored.cache->cache_id != cache_id) continue;
+    ++found;
+    if (force) continue;
+    if (!stored.retained()) {
+      return held(absl::StrCat("session ", stored.sequence->session(), " has sequence ", id));
+    }
+    if (stored.sequence->holds().pinned()) {
+      return held(absl::StrCat("the cached prefix ", id, " is pinned"));
+    }
+  }
+  const auto count = counts_.find(cache_id);
+  if (!force && count != counts_.end() && count->second > found) {
+    return held("a sequence is being created");
+  }
+  closed_.insert(cache_id);
   return absl::OkStatus();
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -35,11 +36,18 @@ class StoredSequences {
   // Counts a sequence that is about to be added. Each successful call is followed by Add or Cancel.
   //
   // Errors: kResourceExhausted  max_sequences: the cache has `max_count` sequences
+  //         kNotFound           cache_id: the cache was closed
   absl::Status Reserve(uint64_t cache_id, uint32_t max_count);
   void Cancel(uint64_t cache_id);
   void Add(StoredSequence stored);
   // Reserves and adds, without a limit. For sequences of an earlier process.
   void Restore(StoredSequence stored);
+
+  // Closes a cache: Reserve fails from now on. No effect when it is closed.
+  //
+  // Errors: kFailedPrecondition  without `force`: a session has a sequence there, or creates one,
+  //                              or a cached prefix is pinned (the message names it)
+  absl::Status CloseCache(uint64_t cache_id, bool force);
 
   // Removes the sequence from the map only. No effect when it is not there.
   void Remove(uint64_t sequence_id);
@@ -74,6 +82,7 @@ class StoredSequences {
   mutable Mutex mutex_;
   std::unordered_map<uint64_t, StoredSequence> sequences_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, uint32_t> counts_ ABSL_GUARDED_BY(mutex_);  // per cache
+  std::unordered_set<uint64_t> closed_ ABSL_GUARDED_BY(mutex_);            // caches
 };
 
 }  // namespace pqcached::kvstore

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/model.h"
@@ -12,28 +13,45 @@
 
 namespace pqcached::kvstore {
 
-absl::Status Caches::CheckRanks(std::string_view tenant, const CacheSpec& spec) const {
-  if (spec.rank.group.empty()) return absl::OkStatus();
+namespace {
+
+// Returns whether both are one cache: ranks of a group have one each, all under one name.
+bool IsSameCache(const CacheSpec& a, const CacheSpec& b) {
+  return a.name == b.name && (a.rank.group != b.rank.group || a.rank.rank == b.rank.rank);
+}
+
+}  // namespace
+
+void Caches::VisitAll(
+    absl::FunctionRef<void(std::string_view tenant, const CacheSpec& spec, size_t capacity_bytes)>
+        visit) const {
   for (const auto& [id, cache] : caches_) {
-    const CacheSpec& other = cache->spec;
-    if (cache->tenant != tenant || other.name != spec.name) continue;
-    if (const std::string field = FindIncompatibleField(other, spec); !field.empty()) {
-      return FailedPrecondition(field, absl::StrCat("does not go with that of rank ",
-                                                    other.rank.rank, " of cache ", spec.name));
-    }
+    visit(cache->tenant, cache->spec, cache->pool->usage().capacity_bytes);
   }
-  return absl::OkStatus();
+  for (const Making& each : making_) visit(each.tenant, *each.spec, each.spec->capacity_bytes);
+}
+
+absl::Status Caches::CheckRanks(std::string_view tenant, const CacheSpec& spec) const {
+  absl::Status status;
+  if (spec.rank.group.empty()) return status;
+  VisitAll([&](std::string_view other_tenant, const CacheSpec& other, size_t) {
+    if (!status.ok() || other_tenant != tenant || other.name != spec.name) return;
+    const std::string field = FindIncompatibleField(other, spec);
+    if (field.empty()) return;
+    status = FailedPrecondition(field, absl::StrCat("does not go with that of rank ",
+                                                    other.rank.rank, " of cache ", spec.name));
+  });
+  return status;
 }
 
 absl::Status Caches::CheckTenantQuota(std::string_view tenant, size_t capacity_bytes) const {
   if (options_.tenant_quotas.empty()) return absl::OkStatus();
   std::map<std::string, size_t, std::less<>> open_bytes;
   size_t all_bytes = 0;
-  for (const auto& [id, cache] : caches_) {
-    const size_t bytes = cache->pool->usage().capacity_bytes;
-    open_bytes[cache->tenant] += bytes;
+  VisitAll([&](std::string_view other, const CacheSpec&, size_t bytes) {
+    open_bytes[std::string(other)] += bytes;
     all_bytes += bytes;
-  }
+  });
   const auto open_of = [&](std::string_view of) {
     const auto it = open_bytes.find(of);
     return it == open_bytes.end() ? size_t{0} : it->second;
@@ -66,7 +84,7 @@ absl::Status Caches::CheckTenantQuota(std::string_view tenant, size_t capacity_b
 
 absl::Status Caches::CheckMaxPoolBytes(size_t capacity_bytes) const {
   size_t open_bytes = 0;
-  for (const auto& [id, cache] : caches_) open_bytes += cache->pool->usage().capacity_bytes;
+  VisitAll([&](std::string_view, const CacheSpec&, size_t bytes) { open_bytes += bytes; });
   const size_t allowed_bytes =
       options_.max_pool_bytes - std::min(options_.max_pool_bytes, open_bytes);
   if (capacity_bytes <= allowed_bytes) return absl::OkStatus();
@@ -79,43 +97,60 @@ absl::Status Caches::CheckMaxPoolBytes(size_t capacity_bytes) const {
 Caches::CachePointer Caches::FindByName(std::string_view tenant, const CacheSpec& spec) const {
   CachePointer found;
   for (const auto& [id, cache] : caches_) {
-    // Ranks of a group have one cache each, all under one name.
-    const bool same_rank =
-        cache->spec.rank.group != spec.rank.group || cache->spec.rank.rank == spec.rank.rank;
-    if (cache->tenant == tenant && cache->spec.name == spec.name && same_rank) found = cache;
+    if (cache->tenant == tenant && IsSameCache(cache->spec, spec)) found = cache;
   }
   return found;
 }
 
-absl::StatusOr<Caches::CachePointer> Caches::Make(std::string_view tenant, const CacheSpec& spec) {
+bool Caches::IsInMaking(std::string_view tenant, const CacheSpec& spec) const {
+  return std::any_of(making_.begin(), making_.end(), [&](const Making& each) {
+    return each.tenant == tenant && IsSameCache(*each.spec, spec);
+  });
+}
+
+absl::Status Caches::CheckNew(std::string_view tenant, const CacheSpec& spec) const {
   RETURN_IF_ERROR(CheckRanks(tenant, spec));
-  if (caches_.size() >= options_.max_caches) {
+  if (caches_.size() + making_.size() >= options_.max_caches) {
     return ResourceExhausted("max_caches", absl::StrCat(options_.max_caches, " caches are open"),
                              kRetryMemory);
   }
   RETURN_IF_ERROR(CheckTenantQuota(tenant, spec.capacity_bytes));
-  RETURN_IF_ERROR(CheckMaxPoolBytes(spec.capacity_bytes));
-  auto cache = memory_.Make(tenant, spec);
-  if (cache.ok()) caches_.emplace((*cache)->cache_id, *cache);
-  return cache;
+  return CheckMaxPoolBytes(spec.capacity_bytes);
 }
 
 absl::StatusOr<Caches::Opened> Caches::Open(std::string_view tenant, const CacheSpec& spec) {
   RETURN_IF_ERROR(ValidateCacheSpec(spec));
-  Opened opened;
+  CachePointer open;
   {
     const MutexLock lock(&mutex_);
-    opened.cache = FindByName(tenant, spec);
-    if (opened.cache == nullptr) {
-      ASSIGN_OR_RETURN(auto made, Make(tenant, spec));
-      return Opened{.cache = std::move(made), .is_new = true};
+    while (IsInMaking(tenant, spec)) made_.Wait(&mutex_);
+    open = FindByName(tenant, spec);
+    if (open == nullptr) {
+      RETURN_IF_ERROR(CheckNew(tenant, spec));
+      making_.push_back({.tenant = tenant, .spec = &spec});
     }
   }
-  if (const std::string field = FindDifference(opened.cache->spec, spec); !field.empty()) {
+  if (open != nullptr) {
+    const std::string field = FindDifference(open->spec, spec);
+    if (field.empty()) return Opened{.cache = std::move(open)};
     return FailedPrecondition(field,
                               absl::StrCat("cache ", spec.name, " is open with another value"));
   }
-  return opened;
+  const absl::Cleanup done = [&] {
+    const MutexLock lock(&mutex_);
+    making_.remove_if([&](const Making& each) { return each.spec == &spec; });
+    made_.SignalAll();
+  };
+  ASSIGN_OR_RETURN(auto made, memory_.Make(tenant, spec));
+  const MutexLock lock(&mutex_);
+  caches_.emplace(made->cache_id, made);
+  return Opened{.cache = std::move(made), .is_new = true};
+}
+
+Caches::CachePointer Caches::Remove(uint64_t cache_id) {
+  const MutexLock lock(&mutex_);
+  const auto node = caches_.extract(cache_id);
+  return node.empty() ? nullptr : node.mapped();
 }
 
 void Caches::Restore(CachePointer cache) {
@@ -144,7 +179,7 @@ std::vector<Caches::CachePointer> Caches::OfTenant(std::string_view tenant) cons
   std::vector<CachePointer> caches;
   const MutexLock lock(&mutex_);
   for (const auto& [id, cache] : caches_) {
-    if (tenant.empty() || cache->tenant == tenant) caches.push_back(cache);
+    if (tenant == kAllTenants || cache->tenant == tenant) caches.push_back(cache);
   }
   return caches;
 }

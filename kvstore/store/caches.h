@@ -1,16 +1,18 @@
 // Caches: the open caches of a store. Opens them under the limits of the store, of the tenants and
 // of the machine, and recovers those of an earlier process.
 //
-// Thread-safe. One lock, held while a cache is opened.
+// Thread-safe. The one lock is held for operations on lists only, never while memory is made.
 #ifndef PQCACHED_KVSTORE_STORE_CACHES_H_
 #define PQCACHED_KVSTORE_STORE_CACHES_H_
 
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kvstore/mutex.h"
@@ -31,11 +33,15 @@ class Caches {
     CachePointer cache;
     bool is_new = false;
   };
-  // Returns the tenant's cache of this name (and rank), or makes it. Errors: those of
-  // Store::OpenCache.
+  // Returns the tenant's cache of this name (and rank), or makes it. Waits for another thread that
+  // makes it. Holds no lock while the cache is made: the keeper and the kernel may take long.
+  // Errors: those of Store::OpenCache.
   absl::StatusOr<Opened> Open(std::string_view tenant, const CacheSpec& spec);
   // Adds a recovered cache.
   void Restore(CachePointer cache);
+
+  // Removes a cache from the list; null when it is not there.
+  CachePointer Remove(uint64_t cache_id);
 
   // Finds a cache of the tenant. Errors: kNotFound  cache_id
   absl::StatusOr<CachePointer> Find(std::string_view tenant, uint64_t cache_id) const;
@@ -48,10 +54,26 @@ class Caches {
   std::vector<CachePointer> OfGroup(const CachePointer& cache) const;
 
  private:
+  // A cache that a thread is making. Its memory is promised to it already.
+  struct Making {
+    std::string_view tenant;
+    const CacheSpec* spec = nullptr;
+  };
+  using MakingList = std::list<Making>;
+
   CachePointer FindByName(std::string_view tenant, const CacheSpec& spec) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<CachePointer> Make(std::string_view tenant, const CacheSpec& spec)
+  bool IsInMaking(std::string_view tenant, const CacheSpec& spec) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Checks whether the cache may be made, in addition to those that are open or in making. Errors:
+  // those of Store::OpenCache.
+  absl::Status CheckNew(std::string_view tenant, const CacheSpec& spec) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Calls `visit` with the tenant, the spec and the capacity of all caches that are open or in
+  // making.
+  void VisitAll(
+      absl::FunctionRef<void(std::string_view tenant, const CacheSpec& spec, size_t capacity_bytes)>
+          visit) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Checks that the spec is compatible with the open caches of its group's other ranks. Errors:
   // kFailedPrecondition naming the incompatible field.
   absl::Status CheckRanks(std::string_view tenant, const CacheSpec& spec) const
@@ -67,7 +89,9 @@ class Caches {
   const StoreOptions& options_;
   CacheMemory& memory_;
   mutable Mutex mutex_;
+  CondVar made_;  // signalled when an element leaves making_
   std::map<uint64_t, CachePointer> caches_ ABSL_GUARDED_BY(mutex_);
+  MakingList making_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace pqcached::kvstore

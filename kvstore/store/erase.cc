@@ -1,4 +1,4 @@
-// Store::EraseTenant.
+// Store::DropCache and Store::EraseTenant.
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,17 +8,21 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "kvstore/memory/keeper.h"
 #include "kvstore/records/root_records.h"
+#include "kvstore/refusal.h"
 #include "kvstore/store/store_impl.h"
 
 namespace pqcached::kvstore {
 namespace {
 
 constexpr absl::Duration kPoll = absl::Milliseconds(5);
+// Longest wait of DropCache for calls that create a sequence.
+constexpr absl::Duration kCreationPatience = absl::Seconds(5);
 
 // Keeps a copy of the root records of a folder, so that RootRecords can read them there: it repairs
 // what it reads.
@@ -99,6 +103,43 @@ size_t BytesInUse(const Cache& cache) {
 }
 
 }  // namespace
+
+absl::StatusOr<DroppedCache> StoreImpl::DropCache(std::string_view tenant, uint64_t cache_id,
+                                                  bool force) {
+  RETURN_IF_ERROR(FindCacheForAdmin(tenant, cache_id).status());
+  RETURN_IF_ERROR(sequences_.CloseCache(cache_id, force));
+  DroppedCache dropped;
+  const SteadyTime until = SteadyTime::Now() + kCreationPatience;
+  while (true) {
+    for (const StoredSequence& stored : sequences_.OfCache(cache_id)) {
+      lifecycle_.Drop(stored);
+      ++dropped.sequences;
+    }
+    if (sequences_.CountOfCache(cache_id) == 0) break;
+    if (SteadyTime::Now() >= until) {
+      return Unavailable("cache_id",
+                         absl::StrCat("a call is creating a sequence in cache ", cache_id),
+                         kRetryMemory);
+    }
+    absl::SleepFor(kPoll);
+  }
+  const Caches::CachePointer cache = caches_.Remove(cache_id);
+  if (cache == nullptr) return dropped;  // another caller has removed it
+  Pool& pool = *cache->pool;
+  pool.SetReclaimer({});
+  if (cache->records != nullptr) {
+    root_->RemoveCache(cache_id);  // first, so that the next process does not look for its memory
+    CacheRecord record;
+    record.cache_id = cache_id;
+    for (const std::string& name : {record.pool_name(), record.table_name()}) {
+      RETURN_IF_ERROR(options_.keeper->Release(name));
+    }
+  }
+  dropped.bytes = pool.usage().capacity_bytes - pool.absent_bytes();
+  pool.PauseTouching(true);
+  pool.EraseFree();  // also what clients still map
+  return dropped;
+}
 
 absl::StatusOr<ErasedTenant> StoreImpl::EraseTenant(std::string_view tenant,
                                                     absl::Duration patience) {

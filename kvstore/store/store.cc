@@ -18,6 +18,10 @@
 namespace pqcached::kvstore {
 namespace {
 
+// Bounds of the interval at which expired leases are looked for.
+constexpr absl::Duration kLeastLeaseInterval = absl::Milliseconds(10);
+constexpr absl::Duration kMostLeaseInterval = absl::Seconds(1);
+
 constexpr uint32_t kMaxThreads = 1024;
 
 absl::Status CheckTokens(absl::string_view option, uint32_t tokens) {
@@ -87,13 +91,20 @@ StoreImpl::StoreImpl(const StoreOptions& options, uint32_t threads,
                   .live = live_,
                   .checksums = checksums_.get()}) {
   if (options.memory_check_interval > absl::ZeroDuration()) {
-    watch_ = std::make_unique<MemoryWatch>(options.memory_check_interval,
-                                           [this] { ApplyMemoryLimits(); });
+    memory_watch_ = std::make_unique<Repeater>("pqc-memory", options.memory_check_interval,
+                                               [this] { ApplyMemoryLimits(); });
+  }
+  if (options.lease_timeout < absl::InfiniteDuration()) {
+    const absl::Duration interval =
+        std::clamp(options.lease_timeout / 4, kLeastLeaseInterval, kMostLeaseInterval);
+    lease_watch_ = std::make_unique<Repeater>("pqc-leases", interval,
+                                              [this] { local_.ListLeases(kAllTenants); });
   }
 }
 
 StoreImpl::~StoreImpl() {
-  watch_.reset();
+  lease_watch_.reset();
+  memory_watch_.reset();
   const auto caches = caches_.All();
   for (const auto& cache : caches) cache->pool->SetReclaimer({});
   if (root_ == nullptr) return;

@@ -16,7 +16,7 @@
 #include "kvstore/evict/evictor.h"
 #include "kvstore/index/cost_model.h"
 #include "kvstore/index/live_index.h"
-#include "kvstore/limits/memory_watch.h"
+#include "kvstore/limits/repeater.h"
 #include "kvstore/records/root_records.h"
 #include "kvstore/rows/snapshot_reads.h"
 #include "kvstore/sequence/cache.h"
@@ -102,6 +102,8 @@ class StoreImpl final : public Store {
   absl::Status PinSequence(std::string_view tenant, uint64_t sequence_id,
                            absl::Duration ttl) override;
   absl::Status EvictSequence(std::string_view tenant, uint64_t sequence_id) override;
+  absl::StatusOr<DroppedCache> DropCache(std::string_view tenant, uint64_t cache_id,
+                                         bool force) override;
   absl::StatusOr<ErasedTenant> EraseTenant(std::string_view tenant,
                                            absl::Duration patience) override;
 
@@ -152,7 +154,8 @@ class StoreImpl final : public Store {
   PrefixSharing prefixes_;
   Evictor evictor_;
   Lifecycle lifecycle_;
-  std::unique_ptr<MemoryWatch> watch_;  // null: memory limits are not watched
+  std::unique_ptr<Repeater> memory_watch_;  // null: memory limits are not watched
+  std::unique_ptr<Repeater> lease_watch_;   // null: leases do not expire
 };
 
 }  // namespace pqcached::kvstore

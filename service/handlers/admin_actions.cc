@@ -1,4 +1,5 @@
-// Admin rpcs that change or test the sidecar: Evict, Pin, Drain, SelfTest, EraseTenant.
+// Admin rpcs that change or test the sidecar: Evict, Pin, Drain, SelfTest,
+// EraseTenant, DropCache.
 #include <algorithm>
 #include <utility>
 
@@ -102,6 +103,18 @@ absl::Status AdminHandlers::EraseTenant(const Caller&, const v1::EraseTenantRequ
   for (const std::string& folder : erased.unreadable_folders) {
     response->add_unreadable_folders(folder);
   }
+  return absl::OkStatus();
+}
+
+absl::Status AdminHandlers::DropCache(const Caller& caller, const v1::DropCacheRequest& request,
+                                      v1::DropCacheResponse* response) {
+  if (request.force() && caller.role != Role::kOperator) {
+    return PermissionDenied("force", "is for operators, on the admin socket");
+  }
+  ASSIGN_OR_RETURN(const kvstore::DroppedCache dropped,
+                   parts_.store.DropCache(caller.tenant(), request.cache_id(), request.force()));
+  response->set_dropped_sequences(dropped.sequences);
+  response->set_freed_bytes(dropped.bytes);
   return absl::OkStatus();
 }
 

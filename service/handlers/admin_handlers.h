@@ -64,6 +64,8 @@ class AdminHandlers {
                         v1::SelfTestResponse* response);
   absl::Status EraseTenant(const Caller&, const v1::EraseTenantRequest& request,
                            v1::EraseTenantResponse* response);
+  absl::Status DropCache(const Caller& caller, const v1::DropCacheRequest& request,
+                         v1::DropCacheResponse* response);
 
  private:
   uint64_t UptimeSeconds() const;

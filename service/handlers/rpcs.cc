@@ -80,6 +80,7 @@ constexpr std::array<RpcRule, kRpcCount> kRules = {
     Audited(Operators(Rpc::kDrain, "Drain")),
     Audited(Operators(Rpc::kSelfTest, "SelfTest")),
     Audited(Operators(Rpc::kEraseTenant, "EraseTenant")),
+    Audited(Shared(Rpc::kDropCache, "DropCache")),
 };
 
 // Each row is at the index of its rpc.

@@ -53,8 +53,9 @@ enum class Rpc : uint8_t {
   kDrain,
   kSelfTest,
   kEraseTenant,
+  kDropCache,
 };
-inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kEraseTenant) + 1;
+inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kDropCache) + 1;
 
 enum class Role : uint8_t { kAnyone, kTenant, kOperator };
 

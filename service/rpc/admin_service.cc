@@ -70,4 +70,10 @@ AdminService::Reactor* AdminService::EraseTenant(Context* context,
   return Answer<&AdminHandlers::EraseTenant>(context, Rpc::kEraseTenant, request, response);
 }
 
+AdminService::Reactor* AdminService::DropCache(Context* context,
+                                               const v1::DropCacheRequest* request,
+                                               v1::DropCacheResponse* response) {
+  return Answer<&AdminHandlers::DropCache>(context, Rpc::kDropCache, request, response);
+}
+
 }  // namespace pqcached::service

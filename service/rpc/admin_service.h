@@ -37,6 +37,8 @@ class AdminService final : public v1::Admin::CallbackService {
   Reactor* SelfTest(Context*, const v1::SelfTestRequest*, v1::SelfTestResponse*) override;
   Reactor* EraseTenant(Context*, const v1::EraseTenantRequest*, v1::EraseTenantResponse*) override;
 
+  Reactor* DropCache(Context*, const v1::DropCacheRequest*, v1::DropCacheResponse*) override;
+
   // Runs a method of the handlers as the call `rpc`.
   template <auto kMethod, class Request, class Response>
   Reactor* Answer(Context* context, Rpc rpc, const Request* request, Response* response) {

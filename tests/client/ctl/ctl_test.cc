@@ -129,6 +129,22 @@ TEST_F(CtlTest, AsksAsAnOperatorOrAsATenant) {
   EXPECT_NE(drain.output.find("Drain is for operators"), std::string::npos) << drain.output;
 }
 
+TEST_F(CtlTest, DropsACache) {
+  Cache cache = Must(client_.OpenCache(SpecOf("the-cache", {0})));
+  Sequence sequence = Must(cache.CreateSequence());
+  const std::string id = RunJson({"ls"}).at("caches").at(0).at("cache_id");
+  const Outcome refused = Run({"drop-cache", id});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_NE(refused.output.find("has sequence"), std::string::npos) << refused.output;
+  const Outcome dropped = Run({"drop-cache", id, "--force"});
+  EXPECT_EQ(dropped.exit_code, 0) << dropped.output;
+  EXPECT_NE(dropped.output.find("was dropped with 1 sequences"), std::string::npos)
+      << dropped.output;
+  EXPECT_TRUE(RunJson({"ls"}).at("caches").empty());
+  EXPECT_EQ(cache.CreateSequence().status().code(), PQC_NOT_FOUND);
+  EXPECT_EQ(sequence.Describe().status().code(), PQC_NOT_FOUND);
+}
+
 TEST_F(CtlTest, ErasesATenant) {
   Client other = daemon_.OpenClient("other");
   const Layer layer(300, 1);

@@ -10,8 +10,11 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/base/status_macros.h"
+#include "kvstore/records/root_records.h"
 #include "tests/kvstore/cache_parts.h"
 #include "tests/kvstore/fixture.h"
+#include "tests/kvstore/memory_keeper.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -140,6 +143,108 @@ TEST(Caches, OfRanksShareANameAndFitTogether) {
   EXPECT_FALSE(world.caches.Open("a", overlapping).ok());
   const auto single = world.caches.Open("b", Spec("x"));
   EXPECT_EQ(world.caches.OfGroup(single->cache).size(), 1u);
+}
+
+// Not absl's Notification, whose order ThreadSanitizer does not see.
+class Gate {
+ public:
+  void Open() {
+    const MutexLock lock(&mutex_);
+    open_ = true;
+    opened_.SignalAll();
+  }
+  void Await() {
+    const MutexLock lock(&mutex_);
+    while (!open_) opened_.Wait(&mutex_);
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar opened_;
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// A keeper that holds up the first pool that it is asked to keep, and then answers `answer`.
+class SlowKeeper final : public DescriptorKeeper {
+ public:
+  absl::Status Keep(std::string_view name, int descriptor) override {
+    if (name.starts_with("pool-") && !asked_.exchange(true)) {
+      at_keep.Open();
+      go_on.Await();
+      RETURN_IF_ERROR(answer);
+    }
+    return kept_.Keep(name, descriptor);
+  }
+  absl::Status Release(std::string_view name) override { return kept_.Release(name); }
+  FileDescriptor Take(std::string_view name) const override { return kept_.Take(name); }
+  std::vector<std::string> Names() const override { return kept_.Names(); }
+
+  Gate at_keep, go_on;
+  absl::Status answer;
+
+ private:
+  std::atomic<bool> asked_ = false;
+  testing::MemoryKeeper kept_;
+};
+
+class SlowCaches : public ::testing::Test {
+ protected:
+  static StoreOptions Options(DescriptorKeeper& keeper) {
+    StoreOptions options = SmallOptions();
+    options.keeper = &keeper;
+    options.max_caches = 4;
+    return options;
+  }
+
+  SlowKeeper keeper_;
+  const StoreOptions options_ = Options(keeper_);
+  CacheParts parts_{options_, 1};
+  const std::unique_ptr<RootRecords> root_ = *RootRecords::Open(options_.exec, keeper_);
+  const std::shared_ptr<MemoryLedger> ledger_ =
+      std::make_shared<MemoryLedger>(options_.memory_root);
+  CacheMemory memory_{options_, parts_.shared(), root_.get(), *ledger_};
+  Caches caches_{options_, memory_};
+};
+
+// The keeper is another process, which may be stopped.
+TEST_F(SlowCaches, DoNotHoldUpOthers) {
+  absl::StatusOr<Caches::Opened> slow, same;
+  std::thread opener([&] { slow = caches_.Open("a", Spec("x")); });
+  keeper_.at_keep.Await();
+  const auto other = caches_.Open("b", Spec("x"));
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_TRUE(other->is_new);
+  EXPECT_TRUE(caches_.Find("b", other->cache->cache_id).ok());
+  EXPECT_FALSE(caches_.Open("b", Spec("x"))->is_new);
+  EXPECT_EQ(caches_.All().size(), 1u);
+  ASSERT_TRUE(caches_.Open("b", Spec("y")).ok());
+  ASSERT_TRUE(caches_.Open("b", Spec("z")).ok());
+  ExpectRefused(caches_.Open("b", Spec("one too many")).status(), StatusCode::kResourceExhausted,
+                "max_caches", kRetryMemory);
+  std::thread joiner([&] { same = caches_.Open("a", Spec("x")); });
+  keeper_.go_on.Open();
+  opener.join();
+  joiner.join();
+  ASSERT_TRUE(slow.ok()) << slow.status();
+  ASSERT_TRUE(same.ok()) << same.status();
+  EXPECT_EQ(slow->cache, same->cache);
+  EXPECT_NE(slow->is_new, same->is_new);
+  EXPECT_EQ(caches_.All().size(), 4u);
+}
+
+TEST_F(SlowCaches, LeaveTheirPlaceWhenTheyFail) {
+  keeper_.answer = absl::UnavailableError("the keeper is gone");
+  absl::StatusOr<Caches::Opened> slow, same;
+  std::thread opener([&] { slow = caches_.Open("a", Spec("x")); });
+  keeper_.at_keep.Await();
+  std::thread joiner([&] { same = caches_.Open("a", Spec("x")); });
+  keeper_.go_on.Open();
+  opener.join();
+  joiner.join();
+  EXPECT_EQ(slow.status().code(), StatusCode::kUnavailable) << slow.status();
+  ASSERT_TRUE(same.ok()) << same.status();
+  EXPECT_TRUE(same->is_new);
+  for (const char* name : {"1", "2", "3"}) EXPECT_TRUE(caches_.Open("b", Spec(name)).ok()) << name;
 }
 
 TEST(Caches, AreMadeByOneOfManyThreads) {

@@ -1,11 +1,14 @@
-// EraseTenant: nothing of the tenant is left, in memory or in files, and nothing of others is gone.
+// EraseTenant and DropCache: nothing is left, in memory or in files, and nothing of others is gone.
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "kvstore/memory/file_keeper.h"
@@ -184,6 +187,105 @@ TEST_P(EraseTest, ATenantReceivesZeroedMemory) {
 
 INSTANTIATE_TEST_SUITE_P(Memory, EraseTest, ::testing::Bool(),
                          [](const auto& strict) { return strict.param ? "Strict" : "Plain"; });
+
+TEST(DropCacheTest, RefusesWhatSessionsUseAndPinnedPrefixes) {
+  SharingStore world(SmallSpec(), OptionsWith(/*strict=*/false));
+  std::mt19937_64 random(1);
+  const auto ids = RandomIds(random, 400);
+  const uint64_t id = world.Create(ids).sequence_id;
+  ASSERT_TRUE(IngestContent(*world.store, id, world.group, 0, NumberedContent(1, 400)).ok());
+  const auto drop = [&](std::string_view tenant, bool force) {
+    return world.store->DropCache(tenant, world.cache_id, force);
+  };
+  EXPECT_EQ(drop("another", true).status().code(), absl::StatusCode::kNotFound);
+  const absl::Status used = drop(kTenant, false).status();
+  EXPECT_EQ(used.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(FieldOf(used), "cache_id");
+  EXPECT_THAT(TextOf(used), ::testing::HasSubstr("session session has sequence"));
+  ASSERT_TRUE(world.store->PinSequence(kTenant, id, absl::Hours(1)).ok());
+  ASSERT_TRUE(world.store->DropSequence(kTenant, id).ok());  // leaves a pinned prefix
+  EXPECT_THAT(TextOf(drop(kTenant, false).status()), ::testing::HasSubstr("is pinned"));
+  const auto prefixes = world.store->ListSequences(kTenant, world.cache_id);
+  ASSERT_EQ(prefixes->size(), 1u);
+  ASSERT_TRUE(
+      world.store->PinSequence(kTenant, prefixes->front().sequence_id, absl::ZeroDuration()).ok());
+  const auto dropped = drop(kTenant, false);
+  ASSERT_TRUE(dropped.ok()) << dropped.status();
+  EXPECT_EQ(dropped->sequences, 1u);
+  EXPECT_EQ(drop(kTenant, false).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(world.store->CreateSequence(kTenant, world.cache_id, {.session = "s"}).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+// Its memory is free at once: for the limits of the store, the ledger, and the machine.
+TEST(DropCacheTest, GivesBackItsMemoryAndItsPlace) {
+  StoreOptions options = OptionsWith(/*strict=*/false);
+  options.max_caches = 1;
+  options.max_pool_bytes = size_t{32} << 20;
+  SharingStore world(SmallSpec(), options);
+  const auto mapped = world.store->OpenPool(kTenant, world.cache_id);
+  ASSERT_TRUE(mapped.ok());
+  const uint64_t id = world.Create().sequence_id;
+  ASSERT_TRUE(IngestContent(*world.store, id, world.group, 0, NumberedContent(1, 400)).ok());
+  EXPECT_FALSE(world.store->OpenCache(kTenant, SmallSpec("another")).ok());
+  const auto dropped = world.store->DropCache(kAllTenants, world.cache_id, /*force=*/true);
+  ASSERT_TRUE(dropped.ok()) << dropped.status();
+  EXPECT_GT(dropped->bytes, 100'000u);
+  EXPECT_EQ(NonZeroBytes(*mapped), 0u) << "a client still maps it";
+  for (const MemoryAccount& account : world.store->Stats(kTenant).memory) {
+    EXPECT_NE(account.use, MemoryUse::kPool) << account.promised_bytes;
+  }
+  const auto again = world.store->OpenCache(kTenant, SmallSpec("another"));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_NE(again->cache_id, world.cache_id);
+}
+
+TEST(DropCacheTest, IsNotRecovered) {
+  MemoryKeeper keeper;
+  const StoreOptions options = OptionsWith(/*strict=*/false, &keeper);
+  std::optional<SharingStore> world(std::in_place, SmallSpec(), options);
+  const auto other = world->store->OpenCache(kTenant, SmallSpec("another"));
+  ASSERT_TRUE(other.ok()) << other.status();
+  Fill(*world);
+  ASSERT_TRUE(world->store->DropCache(kTenant, world->cache_id, /*force=*/true).ok());
+  EXPECT_EQ(keeper.Names().size(), 3u) << "the root records, and two of the other cache";
+  world.reset();
+  const auto store = Store::Create(options);
+  ASSERT_TRUE(store.ok()) << store.status();
+  const auto caches = (*store)->ListCaches(kTenant);
+  ASSERT_EQ(caches.size(), 1u);
+  EXPECT_EQ(caches[0].cache_id, other->cache_id);
+  EXPECT_EQ((*store)->Recovery().dropped_records, 0u);
+}
+
+// Sequences that are being created when the cache is dropped are refused or dropped with it.
+TEST(DropCacheTest, WhileOthersCreateSequences) {
+  SharingStore world(SmallSpec(), OptionsWith(/*strict=*/false));
+  for (int round = 0; round < 20; ++round) {
+    const auto cache = world.store->OpenCache(kTenant, SmallSpec("round"));
+    ASSERT_TRUE(cache.ok()) << cache.status();
+    std::atomic<bool> begun = false;
+    std::vector<std::thread> creators;
+    for (int i = 0; i < 3; ++i) {
+      creators.emplace_back([&] {
+        while (true) {
+          const auto made =
+              world.store->CreateSequence(kTenant, cache->cache_id, {.session = "session"});
+          begun = true;
+          if (made.ok() || absl::IsResourceExhausted(made.status())) continue;  // it is full
+          EXPECT_EQ(made.status().code(), absl::StatusCode::kNotFound) << made.status();
+          return;
+        }
+      });
+    }
+    while (!begun) std::this_thread::yield();
+    const auto dropped = world.store->DropCache(kTenant, cache->cache_id, /*force=*/true);
+    ASSERT_TRUE(dropped.ok()) << dropped.status();
+    for (std::thread& creator : creators) creator.join();
+  }
+  EXPECT_EQ(world.store->ListCaches(kTenant).size(), 1u);
+  EXPECT_EQ(world.used_bytes(), 0u);
+}
 
 class EraseFilesTest : public ::testing::Test {
  protected:

@@ -79,6 +79,7 @@ std::vector<RpcEntry> MakeEntries() {
       PQCACHED_ENTRY(admin, AdminHandlers, Drain),
       PQCACHED_ENTRY(admin, AdminHandlers, SelfTest),
       PQCACHED_ENTRY(admin, AdminHandlers, EraseTenant),
+      PQCACHED_ENTRY(admin, AdminHandlers, DropCache),
   };
 }
 

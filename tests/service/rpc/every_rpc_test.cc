@@ -60,6 +60,7 @@ const std::map<std::string, Admission>& Admissions() {
       {"Drain", Admission::kByGate},
       {"SelfTest", Admission::kByGate},
       {"EraseTenant", Admission::kByGate},
+      {"DropCache", Admission::kByGate},
   };
   return rows;
 }

@@ -114,6 +114,10 @@ class HookedStore final : public kvstore::Store {
                            absl::Duration ttl) override {
     return store_->PinSequence(tenant, sequence_id, ttl);
   }
+  absl::StatusOr<kvstore::DroppedCache> DropCache(std::string_view tenant, uint64_t cache_id,
+                                                  bool force) override {
+    return store_->DropCache(tenant, cache_id, force);
+  }
   absl::StatusOr<kvstore::ErasedTenant> EraseTenant(std::string_view tenant,
                                                     absl::Duration patience) override {
     return store_->EraseTenant(tenant, patience);

@@ -78,6 +78,7 @@ const std::map<std::string, Answers>& Rows() {
       {"Drain", kOperators},
       {"SelfTest", kOperators},
       {"EraseTenant", kOperators},
+      {"DropCache", kOwn},
   };
   return rows;
 }
@@ -308,6 +309,33 @@ TEST_F(RolesTest, OnlyOperatorsConnectToTheAdminSocket) {
   EXPECT_FALSE(AnswersForeignUser(admin_path()));
   chmod(admin_path().c_str(), 0666);  // somebody has opened it up
   EXPECT_FALSE(AnswersForeignUser(admin_path()));
+}
+
+TEST_F(RolesTest, ATenantDropsItsUnusedCacheAndAnOperatorAnyOne) {
+  Start();
+  const auto a = Connect("a");
+  const auto b = Connect("b");
+  const uint64_t cache_id = a->OpenCache();
+  const uint64_t sequence_id = a->CreateSequence(cache_id);
+  v1::DropCacheRequest request;
+  request.set_cache_id(cache_id);
+  v1::DropCacheResponse dropped;
+  const auto drop = [&](v1::Admin::Stub& stub, TestClient& client) {
+    return stub.DropCache(client.Context().get(), request, &dropped);
+  };
+  EXPECT_TRUE(Failed(drop(b->tenant_admin(), *b), StatusCode::NOT_FOUND, "cache_id", "no cache"));
+  EXPECT_TRUE(Failed(drop(a->tenant_admin(), *a), StatusCode::FAILED_PRECONDITION, "cache_id",
+                     "has sequence " + std::to_string(sequence_id)));
+  request.set_force(true);
+  EXPECT_TRUE(Failed(drop(a->tenant_admin(), *a), StatusCode::PERMISSION_DENIED, "force"));
+  const grpc::Status forced = drop(b->admin(), *b);
+  EXPECT_TRUE(forced.ok()) << forced.error_message();
+  EXPECT_EQ(dropped.dropped_sequences(), 1u);
+  request.set_force(false);
+  const uint64_t again = a->OpenCache();
+  EXPECT_NE(again, cache_id);
+  request.set_cache_id(again);
+  EXPECT_TRUE(drop(a->tenant_admin(), *a).ok());
 }
 
 TEST_F(RolesTest, ErasesOneTenantAndLeavesTheOthers) {

@@ -24,7 +24,7 @@ using boost::system::error_code;
 
 constexpr mode_t kOperatorsOnly = 0600;
 // Pause after a failed accept: the process has no descriptor left.
-constexpr std::chrono::milliseconds kAcceptPause(100);
+constexpr std::chrono::milliseconds kPauseAfterError(100);
 
 }  // namespace
 
@@ -75,7 +75,7 @@ class AdminSocket::Impl {
     acceptor_.async_accept([this](const error_code& error, stream_protocol::socket socket) {
       if (!acceptor_.is_open()) return;
       if (error) {
-        pause_.expires_after(kAcceptPause);
+        pause_.expires_after(kPauseAfterError);
         pause_.async_wait([this](const error_code& cancelled) {
           if (!cancelled) Accept();
         });

@@ -77,12 +77,6 @@
 
 namespace pqcached::kvstore {
 
-// Limits of one tenant, in pool bytes, over the capacities of all its caches.
-struct TenantQuota {
-  size_t guaranteed_bytes = 0;  // reserved: other tenants' caches cannot use them
-  size_t max_bytes = std::numeric_limits<size_t>::max();
-};
-
 class DescriptorKeeper;  // memory/keeper.h
 
 struct StoreOptions {
@@ -118,7 +112,7 @@ struct StoreOptions {
   // A sequence of a living session may be evicted when no call has used it for this long; zero =
   // never. A rank's sequence only with a group_key, when no call has used any member of the group.
   absl::Duration evict_idle_after = absl::Seconds(60);
-  std::map<std::string, TenantQuota, std::less<>> tenant_quotas;
+  TenantQuotas tenant_quotas;  // until SetTenantQuotas
   // Interval of reading the memory limits of the machine and of control groups; zero = only
   // OpenCache reads them.
   absl::Duration memory_check_interval = absl::ZeroDuration();
@@ -174,10 +168,12 @@ class Store {
   // Errors: kInvalidArgument, kUnimplemented  a field of the spec, with its limit: never succeeds
   //         kFailedPrecondition  open with another fingerprint or shape, or the rank does not fit
   //                              the others (names the field)
-  //         kResourceExhausted   max_caches, max_pool_bytes, the tenant's quota, bytes guaranteed
+  //         kResourceExhausted   max_caches, max_pool_bytes, the tenant's quotas, bytes guaranteed
   //                              to other tenants, or less memory on the machine (shortfall in
   //                              bytes)
   virtual absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) = 0;
+  // Replaces the quotas of all tenants. What is open already stays, even above them.
+  virtual void SetTenantQuotas(TenantQuotas quotas) = 0;
   // Closes a cache, drops its cached prefixes and returns its memory to the machine. With `force`
   // also drops sequences of sessions, which notice it at their next call. `tenant` may be
   // kAllTenants.

@@ -7,8 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
+#include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -298,6 +301,25 @@ struct Admission {
   size_t bytes_to_evict = 0;   // kFitsAfterEviction: bytes to evict
   size_t shortfall_bytes = 0;  // kRetryable, kExceedsCapacity: missing bytes
   size_t limit_bytes = 0;      // bytes that the cache may use at present
+};
+
+// Limits of one tenant.
+struct TenantQuota {
+  // In pool bytes, over the capacities of all its caches.
+  size_t guaranteed_bytes = 0;  // reserved: other tenants' caches cannot use them
+  size_t max_bytes = std::numeric_limits<size_t>::max();
+  uint32_t max_caches = std::numeric_limits<uint32_t>::max();
+  size_t max_staging_bytes = std::numeric_limits<size_t>::max();  // over all its sessions
+};
+
+struct TenantQuotas {
+  TenantQuota others;  // of each tenant that by_tenant does not name
+  std::map<std::string, TenantQuota, std::less<>> by_tenant;
+
+  const TenantQuota& Of(std::string_view tenant) const {
+    const auto found = by_tenant.find(tenant);
+    return found == by_tenant.end() ? others : found->second;
+  }
 };
 
 }  // namespace pqcached::kvstore

@@ -8,7 +8,9 @@
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
+#include "client/ctl/limits.h"
 #include "client/ctl/report.h"
 #include "client/ctl/supervisor.h"
 #include "client/ctl/table.h"
@@ -37,6 +39,9 @@ struct Arguments {
   uint64_t cache = 0;
   uint64_t token_count = 0;
   uint64_t output_token_count = 0;
+  uint64_t session = 0;
+  std::string limited_tenant;       // empty = show the limits
+  std::vector<std::string> limits;  // "sessions=20"
 };
 
 // A failed call, which main reports.
@@ -158,6 +163,31 @@ void DropCache(Sidecar& sidecar, const Arguments& arguments) {
         "cache " + id + " was dropped with " +
             std::to_string(Number(answer.at("dropped_sequences"))) + " sequences and prefixes; " +
             FormatBytes(Number(answer.at("freed_bytes"))) + " are free\n");
+}
+
+void Sessions(Sidecar& sidecar, const Arguments& arguments) {
+  const Json sessions = sidecar.Call("ListSessions");
+  Print(arguments, sessions, ReportSessions(sessions));
+}
+
+void EndSession(Sidecar& sidecar, const Arguments& arguments) {
+  const std::string number = std::to_string(arguments.session);
+  const Json answer = sidecar.Call("EndSession", {{"session_number", number}});
+  Print(arguments, answer,
+        "session " + number + " was ended with " +
+            std::to_string(Number(answer.at("dropped_sequences"))) + " sequences\n");
+}
+
+void Limits(Sidecar& sidecar, const Arguments& arguments) {
+  if (arguments.limited_tenant.empty()) {
+    const Json all = sidecar.Call("ListTenantLimits");
+    return Print(arguments, all, ReportLimits(all.at("tenants")));
+  }
+  const Result<Json> limits = ParseLimits(arguments.limits);
+  if (!limits.ok()) throw Failure{limits.status()};
+  const Json answer =
+      sidecar.Call("SetTenantLimits", {{"tenant", arguments.limited_tenant}, {"limits", *limits}});
+  Print(arguments, answer, ReportLimits(Json::array({answer.at("tenant")})));
 }
 
 // The exit code reports if nothing of the tenant may be left.
@@ -287,6 +317,15 @@ int Main(int argc, char** argv) {
   app.add_subcommand("erase", "ends the sessions of a tenant, and drops all its data")
       ->add_option("--tenant", arguments.erased_tenant, "name of the tenant, as ls shows it")
       ->required();
+  app.add_subcommand("sessions", "open sessions, with the processes that opened them");
+  app.add_subcommand("end-session", "ends a session, and drops its sequences")
+      ->add_option("SESSION", arguments.session, "number of a session, as sessions shows it")
+      ->required();
+  CLI::App* limits = app.add_subcommand(
+      "limits", "what tenants may use and do use; with --tenant it changes a tenant's limits");
+  limits->add_option("--tenant", arguments.limited_tenant, "name of a tenant; * = all others");
+  limits->add_option("LIMIT=N", arguments.limits,
+                     "sessions, caches, staging, builds, calls, weight, pool or guaranteed");
   CLI::App* recover = app.add_subcommand(
       "recover", "after recoveries have failed: what becomes of the memory that is kept");
   recover->add_flag("--retry", arguments.retry, "starts workers again, which recover it");
@@ -315,7 +354,10 @@ int Main(int argc, char** argv) {
                                                       {"selftest", &SelfTest},
                                                       {"admit", &Admit},
                                                       {"erase", &Erase},
-                                                      {"drop-cache", &DropCache}};
+                                                      {"drop-cache", &DropCache},
+                                                      {"sessions", &Sessions},
+                                                      {"end-session", &EndSession},
+                                                      {"limits", &Limits}};
   for (const auto& [name, command] : commands) {
     if (app.got_subcommand(name)) return Run(arguments, command);
   }

@@ -185,6 +185,41 @@ std::string ReportLeases(const Json& list_leases) {
   return leases.empty() ? "no leases\n" : leases.ToText();
 }
 
+std::string ReportSessions(const Json& list_sessions) {
+  Table sessions({"SESSION", "TENANT", "CLIENT", "PID", "AGE", "SEQUENCES", "STATE"});
+  for (const Json& session : list_sessions.at("sessions")) {
+    const auto age = static_cast<uint64_t>(session.at("age_seconds").get<double>());
+    sessions.Add({Count(session.at("session_number")), session.at("tenant"),
+                  session.at("client_name"), Count(session.at("peer_pid")), FormatSeconds(age),
+                  Count(session.at("sequence_count")),
+                  session.at("detached").get<bool>() ? "waits for its client" : "open"});
+  }
+  return sessions.empty() ? "no sessions\n" : sessions.ToText();
+}
+
+// Each cell is "used/limit".
+std::string ReportLimits(const Json& tenants) {
+  Table table({"TENANT", "SESSIONS", "CACHES", "STAGING", "BUILDS", "CALLS", "WEIGHT", "POOL",
+               "GUARANTEED"});
+  for (const Json& tenant : tenants) {
+    const Json& limits = tenant.at("limits");
+    const bool used = tenant.contains("used");
+    const auto cell = [&](const char* name, bool bytes) {
+      const uint64_t limit = Number(limits.at(name));
+      const auto text = [&](uint64_t value) {
+        return bytes ? FormatBytes(value) : std::to_string(value);
+      };
+      std::string shown = limit == UINT64_MAX ? "any" : text(limit);
+      return used ? text(Number(tenant.at("used").at(name))) + "/" + shown : shown;
+    };
+    table.Add({tenant.at("tenant"), cell("sessions", false), cell("caches", false),
+               cell("staging_bytes", true), cell("builds", false), cell("calls", false),
+               Count(limits.at("weight")), cell("pool_bytes", true),
+               Bytes(limits.at("guaranteed_bytes"))});
+  }
+  return table.ToText();
+}
+
 std::string ReportStats(const Json& stats) {
   std::string text;
   text += "uptime     " + FormatSeconds(Number(stats.at("uptime_seconds"))) + "\n";

@@ -20,6 +20,9 @@ std::string IndexName(const Json& index_spec);
 std::string ReportCaches(const Json& list_caches, const Json& list_sequences);
 std::string ReportSequence(const Json& describe_sequence);
 std::string ReportServer(const Json& server_info);
+std::string ReportSessions(const Json& list_sessions);
+// Reports the limits of tenants and what they use, as rows of ListTenantLimits.
+std::string ReportLimits(const Json& tenants);
 std::string ReportLeases(const Json& list_leases);
 std::string ReportStats(const Json& stats);
 // Formats the state of the supervisor, as ReadSupervisor returns it.

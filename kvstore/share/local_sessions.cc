@@ -1,6 +1,7 @@
 #include "kvstore/share/local_sessions.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -73,13 +74,44 @@ absl::StatusOr<SessionMemory> LocalSessions::Open(std::string_view tenant, std::
 absl::StatusOr<SharedMemory> LocalSessions::OpenStaging(std::string_view tenant,
                                                         std::string_view session,
                                                         uint64_t slot_bytes, uint32_t slot_count) {
-  std::shared_ptr<const ControlMemory> control;
-  {
-    const MutexLock lock(&mutex_);
-    ASSIGN_OR_RETURN(const auto found, Find(session));
-    if (found->staging != nullptr) return HasStagingError();
-    control = found->control;
+  const bool overflows =
+      slot_count > 0 && slot_bytes > std::numeric_limits<size_t>::max() / slot_count;
+  const size_t bytes = overflows ? std::numeric_limits<size_t>::max() : slot_bytes * slot_count;
+  ASSIGN_OR_RETURN(auto control, BeginStaging(session, bytes));
+  auto shared = MakeStaging(tenant, session, slot_bytes, slot_count, control);
+  const MutexLock lock(&mutex_);
+  if (const auto found = Find(session); found.ok() && (*found)->control == control) {
+    (*found)->opening_bytes = 0;
   }
+  return shared;
+}
+
+absl::StatusOr<std::shared_ptr<const ControlMemory>> LocalSessions::BeginStaging(
+    std::string_view session, size_t bytes) {
+  const MutexLock lock(&mutex_);
+  ASSIGN_OR_RETURN(const auto found, Find(session));
+  if (found->staging != nullptr || found->opening_bytes > 0) return HasStagingError();
+  if (bytes > max_staging_bytes_) return found->control;  // StagingRing::Create refuses it
+  size_t others_bytes = 0;
+  for (const auto& [name, other] : sessions_) {
+    if (other.tenant == found->tenant) others_bytes += other.all_staging_bytes();
+  }
+  const size_t most = quotas_.Of(found->tenant).max_staging_bytes;
+  const size_t left = most - std::min(most, others_bytes);
+  if (bytes > left) {
+    return ResourceExhausted(
+        "tenant_limits.staging",
+        absl::StrCat(bytes, "; tenant ", found->tenant, " may have ", most, " bytes and has ",
+                     others_bytes, ", ", bytes - left, " bytes short"),
+        kRetryMemory);
+  }
+  found->opening_bytes = bytes;
+  return found->control;
+}
+
+absl::StatusOr<SharedMemory> LocalSessions::MakeStaging(
+    std::string_view tenant, std::string_view session, uint64_t slot_bytes, uint32_t slot_count,
+    std::shared_ptr<const ControlMemory> control) {
   ASSIGN_OR_RETURN(auto ring, StagingRing::Create(slot_bytes, slot_count, max_staging_bytes_,
                                                   control, &ledger_, tenant));
   auto shared = ring->Share();
@@ -247,11 +279,16 @@ void LocalSessions::Drop(std::string_view session) {
   End(ended);
 }
 
+void LocalSessions::SetQuotas(TenantQuotas quotas) {
+  const MutexLock lock(&mutex_);
+  quotas_ = std::move(quotas);
+}
+
 size_t LocalSessions::staging_bytes(std::string_view tenant) const {
   const MutexLock lock(&mutex_);
   size_t bytes = 0;
   for (const auto& [name, session] : sessions_) {
-    if (session.IsOf(tenant) && session.staging != nullptr) bytes += session.staging->size_bytes();
+    if (session.IsOf(tenant)) bytes += session.staging_bytes();
   }
   return bytes;
 }

@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -27,12 +28,13 @@ class LocalSessions {
  public:
   // max_leases and max_staging_bytes: limits per session. lease_timeout, keeper: see StoreOptions.
   LocalSessions(uint32_t max_leases, size_t max_staging_bytes, absl::Duration lease_timeout,
-                MemoryLedger& ledger, DescriptorKeeper* keeper = nullptr)
+                MemoryLedger& ledger, DescriptorKeeper* keeper = nullptr, TenantQuotas quotas = {})
       : max_leases_(max_leases),
         max_staging_bytes_(max_staging_bytes),
         lease_timeout_(lease_timeout),
         ledger_(ledger),
-        keeper_(keeper) {}
+        keeper_(keeper),
+        quotas_(std::move(quotas)) {}
   ~LocalSessions();
 
   // These functions implement those of Store, which documents them and their errors.
@@ -54,23 +56,35 @@ class LocalSessions {
   // session. No error when there is no such session.
   void Drop(std::string_view session);
 
+  void SetQuotas(TenantQuotas quotas);
+
   // Returns the bytes of the rings of a tenant, or of all.
   size_t staging_bytes(std::string_view tenant) const;
 
  private:
   struct Session {
     bool IsOf(std::string_view asked) const { return asked == kAllTenants || asked == tenant; }
+    size_t staging_bytes() const { return staging == nullptr ? 0 : staging->size_bytes(); }
+    size_t all_staging_bytes() const { return staging_bytes() + opening_bytes; }
 
     std::string tenant;
     std::shared_ptr<MemoryPromise> control_promise;
     std::shared_ptr<const ControlMemory> control;
     std::shared_ptr<StagingRing> staging;
+    size_t opening_bytes = 0;  // of a ring that a thread is making
     std::map<uint64_t, std::shared_ptr<Lease>> leases;
     std::vector<uint32_t> free_words;
     uint32_t used_words = 0;  // words below it are in use or in free_words
   };
   using Sessions = std::map<std::string, Session, std::less<>>;
 
+  // Notes that a ring of this size is being made for the session, if it has none and the tenant may
+  // have another one. Returns its control memory.
+  absl::StatusOr<std::shared_ptr<const ControlMemory>> BeginStaging(std::string_view session,
+                                                                    size_t bytes);
+  absl::StatusOr<SharedMemory> MakeStaging(std::string_view tenant, std::string_view session,
+                                           uint64_t slot_bytes, uint32_t slot_count,
+                                           std::shared_ptr<const ControlMemory> control);
   absl::StatusOr<Session*> Find(std::string_view session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<Lease>> FindLease(std::string_view session, uint64_t lease_id);
   // Reserves words for a new lease; returns their index, the control memory and the lease id.
@@ -88,6 +102,7 @@ class LocalSessions {
   DescriptorKeeper* const keeper_;
   mutable Mutex mutex_;
   Sessions sessions_ ABSL_GUARDED_BY(mutex_);
+  TenantQuotas quotas_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_lease_id_ ABSL_GUARDED_BY(mutex_) = 1;
 };
 

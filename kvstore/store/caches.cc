@@ -44,8 +44,22 @@ absl::Status Caches::CheckRanks(std::string_view tenant, const CacheSpec& spec) 
   return status;
 }
 
+absl::Status Caches::CheckCount(std::string_view tenant) const {
+  if (caches_.size() + making_.size() >= options_.max_caches) {
+    return ResourceExhausted("max_caches", absl::StrCat(options_.max_caches, " caches are open"),
+                             kRetryMemory);
+  }
+  uint32_t open = 0;
+  VisitAll([&](std::string_view other, const CacheSpec&, size_t) { open += other == tenant; });
+  const uint32_t most = quotas_.Of(tenant).max_caches;
+  if (open < most) return absl::OkStatus();
+  return ResourceExhausted("tenant_limits.caches",
+                           absl::StrCat("tenant ", std::string(tenant), " has ", open,
+                                        " open caches, and may have ", most),
+                           kRetryMemory);
+}
+
 absl::Status Caches::CheckTenantQuota(std::string_view tenant, size_t capacity_bytes) const {
-  if (options_.tenant_quotas.empty()) return absl::OkStatus();
   std::map<std::string, size_t, std::less<>> open_bytes;
   size_t all_bytes = 0;
   VisitAll([&](std::string_view other, const CacheSpec&, size_t bytes) {
@@ -57,23 +71,20 @@ absl::Status Caches::CheckTenantQuota(std::string_view tenant, size_t capacity_b
     return it == open_bytes.end() ? size_t{0} : it->second;
   };
   const auto left_of = [](size_t limit, size_t used) { return limit - std::min(limit, used); };
-  if (const auto quota = options_.tenant_quotas.find(tenant);
-      quota != options_.tenant_quotas.end()) {
-    const size_t left = left_of(quota->second.max_bytes, open_of(tenant));
-    if (capacity_bytes > left) {
-      return ResourceExhausted("capacity_bytes",
-                               absl::StrCat(capacity_bytes, "; the quota of tenant ", quota->first,
-                                            " is ", quota->second.max_bytes, " and leaves ", left,
-                                            ", ", capacity_bytes - left, " bytes short"),
-                               kRetryMemory);
-    }
+  const size_t max_bytes = quotas_.Of(tenant).max_bytes;
+  if (const size_t left = left_of(max_bytes, open_of(tenant)); capacity_bytes > left) {
+    return ResourceExhausted(
+        "capacity_bytes",
+        absl::StrCat(capacity_bytes, "; the quota of tenant ", std::string(tenant), " is ",
+                     max_bytes, " and leaves ", left, ", ", capacity_bytes - left, " bytes short"),
+        kRetryMemory);
   }
   size_t guaranteed_bytes = 0;  // guaranteed to others and not open yet
-  for (const auto& [name, quota] : options_.tenant_quotas) {
+  for (const auto& [name, quota] : quotas_.by_tenant) {
     if (name != tenant) guaranteed_bytes += left_of(quota.guaranteed_bytes, open_of(name));
   }
   const size_t left = left_of(left_of(options_.max_pool_bytes, all_bytes), guaranteed_bytes);
-  if (capacity_bytes <= left) return absl::OkStatus();
+  if (guaranteed_bytes == 0 || capacity_bytes <= left) return absl::OkStatus();
   return ResourceExhausted(
       "capacity_bytes",
       absl::StrCat(capacity_bytes, "; max_pool_bytes leaves ", left, " in addition to ",
@@ -110,10 +121,7 @@ bool Caches::IsInMaking(std::string_view tenant, const CacheSpec& spec) const {
 
 absl::Status Caches::CheckNew(std::string_view tenant, const CacheSpec& spec) const {
   RETURN_IF_ERROR(CheckRanks(tenant, spec));
-  if (caches_.size() + making_.size() >= options_.max_caches) {
-    return ResourceExhausted("max_caches", absl::StrCat(options_.max_caches, " caches are open"),
-                             kRetryMemory);
-  }
+  RETURN_IF_ERROR(CheckCount(tenant));
   RETURN_IF_ERROR(CheckTenantQuota(tenant, spec.capacity_bytes));
   return CheckMaxPoolBytes(spec.capacity_bytes);
 }
@@ -151,6 +159,11 @@ Caches::CachePointer Caches::Remove(uint64_t cache_id) {
   const MutexLock lock(&mutex_);
   const auto node = caches_.extract(cache_id);
   return node.empty() ? nullptr : node.mapped();
+}
+
+void Caches::SetQuotas(TenantQuotas quotas) {
+  const MutexLock lock(&mutex_);
+  quotas_ = std::move(quotas);
 }
 
 void Caches::Restore(CachePointer cache) {

@@ -27,7 +27,8 @@ class Caches {
   using CachePointer = std::shared_ptr<const Cache>;
 
   // The arguments outlive this object.
-  Caches(const StoreOptions& options, CacheMemory& memory) : options_(options), memory_(memory) {}
+  Caches(const StoreOptions& options, CacheMemory& memory)
+      : options_(options), memory_(memory), quotas_(options.tenant_quotas) {}
 
   struct Opened {
     CachePointer cache;
@@ -37,6 +38,7 @@ class Caches {
   // makes it. Holds no lock while the cache is made: the keeper and the kernel may take long.
   // Errors: those of Store::OpenCache.
   absl::StatusOr<Opened> Open(std::string_view tenant, const CacheSpec& spec);
+  void SetQuotas(TenantQuotas quotas);
   // Adds a recovered cache.
   void Restore(CachePointer cache);
 
@@ -78,6 +80,8 @@ class Caches {
   // kFailedPrecondition naming the incompatible field.
   absl::Status CheckRanks(std::string_view tenant, const CacheSpec& spec) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Checks max_caches, in all and of the tenant. Errors: kResourceExhausted naming the limit.
+  absl::Status CheckCount(std::string_view tenant) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Checks `capacity_bytes` against the tenant's quota and the guarantees of other tenants. Errors:
   // kResourceExhausted naming the quota.
   absl::Status CheckTenantQuota(std::string_view tenant, size_t capacity_bytes) const
@@ -92,6 +96,7 @@ class Caches {
   CondVar made_;  // signalled when an element leaves making_
   std::map<uint64_t, CachePointer> caches_ ABSL_GUARDED_BY(mutex_);
   MakingList making_ ABSL_GUARDED_BY(mutex_);
+  TenantQuotas quotas_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace pqcached::kvstore

@@ -75,7 +75,7 @@ StoreImpl::StoreImpl(const StoreOptions& options, uint32_t threads,
                     root_.get(), *ledger_),
       caches_(options_, cache_memory_),
       local_(options.max_leases, options.max_staging_bytes, options.lease_timeout, *ledger_,
-             options.keeper),
+             options.keeper, options.tenant_quotas),
       prefixes_(caches_),
       evictor_({.options = options_,
                 .sequences = sequences_,
@@ -137,6 +137,11 @@ void StoreImpl::InstallReclaimer(const std::shared_ptr<const Cache>& cache) {
     const std::shared_ptr<const Cache> alive = weak.lock();
     return alive != nullptr && evictor_.MakeRoom(*alive, sizes);
   });
+}
+
+void StoreImpl::SetTenantQuotas(TenantQuotas quotas) {
+  local_.SetQuotas(quotas);
+  caches_.SetQuotas(std::move(quotas));
 }
 
 absl::StatusOr<CacheInfo> StoreImpl::OpenCache(std::string_view tenant, const CacheSpec& spec) {

@@ -102,6 +102,7 @@ class StoreImpl final : public Store {
   absl::Status PinSequence(std::string_view tenant, uint64_t sequence_id,
                            absl::Duration ttl) override;
   absl::Status EvictSequence(std::string_view tenant, uint64_t sequence_id) override;
+  void SetTenantQuotas(TenantQuotas quotas) override;
   absl::StatusOr<DroppedCache> DropCache(std::string_view tenant, uint64_t cache_id,
                                          bool force) override;
   absl::StatusOr<ErasedTenant> EraseTenant(std::string_view tenant,

@@ -1,14 +1,16 @@
 #include "service/base/executor.h"
 
-#include <utility>
+#include <optional>
 
 namespace pqcached::service {
 
 using kvstore::MutexLock;
+using kvstore::SteadyTime;
 
-Executor::Executor(Options options) : options_(options) {
-  threads_.reserve(options_.threads);
-  for (uint32_t i = 0; i < options_.threads; ++i) threads_.emplace_back([this] { Work(); });
+Executor::Executor(Options options) : queue_(std::move(options.queue)) {
+  threads_.reserve(options.threads + 1);
+  for (uint32_t i = 0; i < options.threads; ++i) threads_.emplace_back([this] { Work(); });
+  threads_.emplace_back([this] { Expire(); });
 }
 
 Executor::~Executor() {
@@ -16,53 +18,68 @@ Executor::~Executor() {
     const MutexLock lock(&mutex_);
     stopping_ = true;
     changed_.SignalAll();
+    deadlines_.SignalAll();
   }
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool Executor::TryRun(Task task, Lane lane) {
-  return Push(std::move(task), lane, /*ignore_limit=*/false);
-}
-
-void Executor::Run(Task task) { Push(std::move(task), Lane::kBrief, /*ignore_limit=*/true); }
-
-bool Executor::Push(Task task, Lane lane, bool ignore_limit) {
-  {
-    const MutexLock lock(&mutex_);
-    if (!ignore_limit && brief_.size() + bulk_.size() >= options_.max_pending) return false;
-    std::deque<Waiting>& waiting = lane == Lane::kBulk ? bulk_ : brief_;
-    waiting.push_back({std::move(task), next_number_++});
-  }
+FairQueue::Answer Executor::TryRun(QueuedTask task) {
+  const SteadyTime deadline = task.deadline;
+  const MutexLock lock(&mutex_);
+  const SteadyTime earliest = queue_.NextDeadline();
+  const FairQueue::Answer answer = queue_.Push(std::move(task));
+  if (answer != FairQueue::Answer::kTaken) return answer;
   changed_.SignalOne();
-  return true;
+  if (deadline < earliest) deadlines_.SignalOne();
+  return answer;
 }
 
-std::optional<Executor::Lane> Executor::Next() const {
-  const bool bulk = !bulk_.empty() && bulk_running_ < options_.bulk_threads;
-  if (brief_.empty()) return bulk ? std::optional(Lane::kBulk) : std::nullopt;
-  return bulk && bulk_.front().number < brief_.front().number ? Lane::kBulk : Lane::kBrief;
+void Executor::Run(QueuedTask task) {
+  const MutexLock lock(&mutex_);
+  queue_.PushAlways(std::move(task));
+  changed_.SignalOne();
+  deadlines_.SignalOne();
 }
 
 void Executor::Work() {
+  const MutexLock lock(&mutex_);
   while (true) {
-    Task task;
-    std::optional<Lane> lane;
-    {
-      const MutexLock lock(&mutex_);
-      while (!HasWork()) changed_.Wait(&mutex_);
-      lane = Next();
-      if (!lane.has_value()) return;  // the threads that run bulk tasks finish the waiting ones
-      std::deque<Waiting>& waiting = *lane == Lane::kBulk ? bulk_ : brief_;
-      task = std::move(waiting.front().task);
-      waiting.pop_front();
-      if (*lane == Lane::kBulk) ++bulk_running_;
+    std::optional<QueuedTask> task = queue_.Take();
+    if (!task.has_value()) {
+      // When it stops, the threads that run tasks start those that may not start yet.
+      if (stopping_) return;
+      changed_.Wait(&mutex_);
+      continue;
     }
-    task();
-    if (*lane == Lane::kBrief) continue;
-    const MutexLock lock(&mutex_);
-    --bulk_running_;
-    if (!bulk_.empty()) changed_.SignalOne();  // another thread may take it
+    mutex_.Unlock();
+    const SteadyTime begun = SteadyTime::Now();
+    task->run();
+    const absl::Duration elapsed = SteadyTime::Now() - begun;
+    task->run = nullptr;  // frees what the task holds, without the lock
+    task->expire = nullptr;
+    mutex_.Lock();
+    queue_.Finish(task->tenant, task->lane, elapsed);
+    changed_.SignalOne();  // another task of the tenant, or of the lane, may be startable
   }
+}
+
+void Executor::Expire() {
+  const MutexLock lock(&mutex_);
+  while (!stopping_) {
+    const std::vector<QueuedTask> expired = queue_.TakeExpired(SteadyTime::Now());
+    if (expired.empty()) {
+      deadlines_.WaitUntil(&mutex_, queue_.NextDeadline());
+      continue;
+    }
+    mutex_.Unlock();
+    for (const QueuedTask& each : expired) each.expire();
+    mutex_.Lock();
+  }
+}
+
+std::pair<size_t, uint32_t> Executor::CountsOf(const std::string& tenant) const {
+  const MutexLock lock(&mutex_);
+  return queue_.CountsOf(tenant);
 }
 
 }  // namespace pqcached::service

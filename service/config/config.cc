@@ -219,7 +219,6 @@ kvstore::StoreOptions StoreOptionsOf(const Config& config) {
   options.max_retained_share = config.max_retained_share;
   options.eviction_policy = config.eviction_policy;
   options.evict_idle_after = config.evict_idle;
-  options.tenant_quotas = config.tenant_quotas;
   options.memory_check_interval = config.memory_check_interval;
   options.threads = config.threads;
   if (config.kernel_level != "auto") options.exec.level = *kernels::ParseLevel(config.kernel_level);

@@ -27,6 +27,7 @@
 #include "absl/time/time.h"
 #include "kvstore/store.h"
 #include "service/base/environment.h"
+#include "service/config/tenant_limits.h"
 #include "service/config/tenant_uids.h"
 
 namespace pqcached::service {
@@ -39,6 +40,7 @@ struct Config {
   uint32_t max_caches = 64;
   uint32_t max_sequences = 4096;  // per cache
   uint32_t max_sessions = 256;
+  uint32_t max_connections = 1024;
   size_t max_message_bytes = size_t{64} << 20;
   size_t request_memory_bytes = size_t{1} << 30;
   uint32_t max_pending_calls = 1024;
@@ -64,6 +66,7 @@ struct Config {
   kvstore::EvictionPolicy eviction_policy = kvstore::EvictionPolicy::kReuse;
   absl::Duration evict_idle = absl::Seconds(60);  // 0 = never
   std::map<std::string, kvstore::TenantQuota, std::less<>> tenant_quotas;
+  TenantLimitMap tenant_limits;
   absl::Duration memory_check_interval = absl::Seconds(2);
   int32_t oom_score_adjust = -500;
   std::string kernel_level = "auto";

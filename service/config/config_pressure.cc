@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "kernels/base/status_macros.h"
 #include "service/config/config_values.h"
 
 namespace pqcached::service {
@@ -129,6 +130,18 @@ void AddPressureKeys(std::vector<ConfigKey>& keys) {
        "Pool bytes of tenants, over all their caches: TENANT=GUARANTEED:MAX, for example "
        "team-a=1gib:4gib,team-b=0:2gib. Guaranteed bytes are not available to other tenants.",
        SetQuotas, QuotasText});
+  keys.push_back(
+      {"tenant_limits", "LIST",
+       "What one tenant may use at most: TENANT=LIMIT:N;LIMIT:N, and * for each other tenant, for "
+       "example team-a=sessions:100;weight:2,*=sessions:20. Limits: sessions and caches (default "
+       "three quarters of all), staging (bytes of all rings; 16 * max_staging_bytes), builds that "
+       "run and calls that wait (half of all), and weight, the share of the threads (1). "
+       "`pqcachectl limits` changes them while the sidecar serves.",
+       [](absl::string_view value, Config& config) -> absl::Status {
+         ASSIGN_OR_RETURN(config.tenant_limits, ParseTenantLimits(value));
+         return absl::OkStatus();
+       },
+       [](const Config& c) { return TenantLimitsText(c.tenant_limits); }});
   keys.push_back(
       DurationKey("memory_check_interval",
                   "Interval at which the limits of the machine and of control groups are read. "

@@ -1,7 +1,10 @@
-// Admin rpcs that change or test the sidecar: Evict, Pin, Drain, SelfTest,
-// EraseTenant, DropCache.
+// Admin rpcs that change or test the sidecar, and those about sessions and the limits of tenants.
 #include <algorithm>
+#include <map>
+#include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -11,6 +14,7 @@
 #include "service/config/tenant_uids.h"
 #include "service/handlers/admin_handlers.h"
 #include "service/handlers/self_test.h"
+#include "service/session/tenant_limit_table.h"
 #include "service/wire/wire.h"
 
 namespace pqcached::service {
@@ -18,6 +22,39 @@ namespace {
 
 // Longest wait for calls in progress that use what EraseTenant drops.
 constexpr absl::Duration kErasePatience = absl::Seconds(5);
+
+void ToWire(const TenantLimits& limits, v1::TenantLimits* message) {
+  message->set_sessions(limits.sessions);
+  message->set_caches(limits.caches);
+  message->set_staging_bytes(limits.staging_bytes);
+  message->set_builds(limits.builds);
+  message->set_calls(limits.calls);
+  message->set_weight(limits.weight);
+  message->set_pool_bytes(limits.pool_bytes);
+  message->set_guaranteed_bytes(limits.guaranteed_bytes);
+}
+
+TenantLimits FromWire(const v1::TenantLimits& message) {
+  return {.sessions = message.sessions(),
+          .caches = message.caches(),
+          .staging_bytes = message.staging_bytes(),
+          .builds = message.builds(),
+          .calls = message.calls(),
+          .weight = message.weight(),
+          .pool_bytes = message.pool_bytes(),
+          .guaranteed_bytes = message.guaranteed_bytes()};
+}
+
+// Returns the number of sequences by session.
+std::map<std::string, uint32_t> CountSequences(kvstore::Store& store, std::string_view tenant) {
+  std::map<std::string, uint32_t> counts;
+  for (const kvstore::CacheInfo& cache : store.ListCaches(tenant)) {
+    const auto sequences = store.ListSequences(cache.tenant, cache.cache_id);
+    if (!sequences.ok()) continue;  // dropped concurrently
+    for (const kvstore::SequenceInfo& each : *sequences) counts[each.session] += 1;
+  }
+  return counts;
+}
 
 }  // namespace
 
@@ -89,7 +126,7 @@ absl::Status AdminHandlers::EraseTenant(const Caller&, const v1::EraseTenantRequ
     return InvalidArgument("tenant", "must be 1..64 bytes of [a-z0-9_.-]");
   }
   const std::vector<Session> sessions = parts_.sessions.OfTenant(tenant);
-  parts_.end_sessions(tenant);
+  parts_.end_sessions([tenant](const Session& session) { return session.tenant == tenant; });
   for (const Session& session : sessions) parts_.store.DropSession(session.id);
   ASSIGN_OR_RETURN(const kvstore::ErasedTenant erased,
                    parts_.store.EraseTenant(tenant, kErasePatience));
@@ -115,6 +152,88 @@ absl::Status AdminHandlers::DropCache(const Caller& caller, const v1::DropCacheR
                    parts_.store.DropCache(caller.tenant(), request.cache_id(), request.force()));
   response->set_dropped_sequences(dropped.sequences);
   response->set_freed_bytes(dropped.bytes);
+  return absl::OkStatus();
+}
+
+absl::Status AdminHandlers::ListSessions(const Caller& caller, const v1::ListSessionsRequest&,
+                                         v1::ListSessionsResponse* response) {
+  const std::map<std::string, uint32_t> sequences = CountSequences(parts_.store, caller.tenant());
+  for (const SessionInfo& info : parts_.sessions.List(caller.tenant())) {
+    v1::SessionDescription* message = response->add_sessions();
+    message->set_session_number(info.session.number);
+    message->set_tenant(info.session.tenant);
+    message->set_client_name(info.session.client_name);
+    message->set_peer_pid(info.session.peer_pid);
+    message->set_age_seconds(absl::ToDoubleSeconds(info.age));
+    message->set_detached(info.detached);
+    const auto count = sequences.find(info.session.id);
+    message->set_sequence_count(count == sequences.end() ? 0 : count->second);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AdminHandlers::EndSession(const Caller& caller, const v1::EndSessionRequest& request,
+                                       v1::EndSessionResponse* response) {
+  const uint64_t number = request.session_number();
+  const std::vector<SessionInfo> open = parts_.sessions.List(caller.tenant());
+  const auto found = std::find_if(open.begin(), open.end(), [&](const SessionInfo& each) {
+    return each.session.number == number;
+  });
+  if (found == open.end()) {
+    return NotFound("session_number", absl::StrCat("no session ", number));
+  }
+  const std::map<std::string, uint32_t> sequences = CountSequences(parts_.store, caller.tenant());
+  const auto count = sequences.find(found->session.id);
+  response->set_dropped_sequences(count == sequences.end() ? 0 : count->second);
+  parts_.end_sessions([number](const Session& session) { return session.number == number; });
+  parts_.store.DropSession(found->session.id);
+  return absl::OkStatus();
+}
+
+v1::TenantLimitsDescription AdminHandlers::DescribeLimits(const std::string& tenant) const {
+  v1::TenantLimitsDescription message;
+  message.set_tenant(tenant);
+  ToWire(parts_.limits.Of(tenant), message.mutable_limits());
+  if (tenant == kOtherTenants) return message;
+  const WorkCounts work = parts_.count_work(tenant);
+  TenantLimits used{.sessions = parts_.sessions.CountOf(tenant),
+                    .staging_bytes = parts_.store.Stats(tenant).staging_bytes,
+                    .builds = work.running_builds,
+                    .calls = work.waiting_calls};
+  for (const kvstore::CacheInfo& cache : parts_.store.ListCaches(tenant)) {
+    used.caches += 1;
+    used.pool_bytes += cache.capacity_bytes;
+  }
+  ToWire(used, message.mutable_used());
+  return message;
+}
+
+absl::Status AdminHandlers::ListTenantLimits(const Caller& caller,
+                                             const v1::ListTenantLimitsRequest&,
+                                             v1::ListTenantLimitsResponse* response) {
+  std::set<std::string> tenants;
+  if (caller.role == Role::kOperator) {
+    for (const std::string& name : parts_.limits.Named()) tenants.insert(name);
+    tenants.insert(kOtherTenants);
+    for (const SessionInfo& info : parts_.sessions.List(kvstore::kAllTenants)) {
+      tenants.insert(info.session.tenant);
+    }
+    for (const auto& cache : parts_.store.ListCaches(kvstore::kAllTenants)) {
+      tenants.insert(cache.tenant);
+    }
+  } else {
+    tenants.insert(std::string(caller.tenant()));
+  }
+  for (const std::string& tenant : tenants) *response->add_tenants() = DescribeLimits(tenant);
+  return absl::OkStatus();
+}
+
+absl::Status AdminHandlers::SetTenantLimits(const Caller&,
+                                            const v1::SetTenantLimitsRequest& request,
+                                            v1::SetTenantLimitsResponse* response) {
+  RETURN_IF_ERROR(parts_.limits.Change(request.tenant(), FromWire(request.limits())));
+  parts_.store.SetTenantQuotas(parts_.limits.Quotas());
+  *response->mutable_tenant() = DescribeLimits(request.tenant());
   return absl::OkStatus();
 }
 

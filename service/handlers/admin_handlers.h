@@ -1,6 +1,6 @@
 // AdminHandlers answers the rpcs of pqcached.v1.Admin, each for the data that its caller may reach
 // (Caller::tenant): admin_handlers.cc inspects the sidecar, admin_actions.cc changes its state and
-// tests it.
+// tests it, and is about sessions and the limits of tenants.
 //
 // Thread-safe.
 #ifndef PQCACHED_SERVICE_HANDLERS_ADMIN_HANDLERS_H_
@@ -27,6 +27,13 @@ namespace pqcached::service {
 
 class Log;
 
+// Calls of one tenant at this moment.
+struct WorkCounts {
+  size_t waiting_calls = 0;  // builds included
+  uint32_t running_calls = 0;
+  uint32_t running_builds = 0;
+};
+
 class AdminHandlers {
  public:
   struct Parts {
@@ -34,12 +41,15 @@ class AdminHandlers {
     const std::string& boot_id;
     kvstore::Store& store;
     Sessions& sessions;
+    TenantLimitTable& limits;
     RpcStats& stats;
     CallGate& gate;
     Log& log;
     std::function<void(bool)> set_serving;  // sets the status that the health service reports
-    // Ends the connections of a tenant's sessions, and with them the sessions.
-    std::function<void(const std::string& tenant)> end_sessions;
+    // Ends the connections of the sessions for which the filter is true, and with them the
+    // sessions.
+    std::function<void(const SessionFilter& filter)> end_sessions;
+    std::function<WorkCounts(const std::string& tenant)> count_work;
   };
 
   explicit AdminHandlers(Parts parts) : parts_(std::move(parts)) {}
@@ -66,9 +76,18 @@ class AdminHandlers {
                            v1::EraseTenantResponse* response);
   absl::Status DropCache(const Caller& caller, const v1::DropCacheRequest& request,
                          v1::DropCacheResponse* response);
+  absl::Status ListSessions(const Caller& caller, const v1::ListSessionsRequest&,
+                            v1::ListSessionsResponse* response);
+  absl::Status EndSession(const Caller& caller, const v1::EndSessionRequest& request,
+                          v1::EndSessionResponse* response);
+  absl::Status ListTenantLimits(const Caller& caller, const v1::ListTenantLimitsRequest&,
+                                v1::ListTenantLimitsResponse* response);
+  absl::Status SetTenantLimits(const Caller&, const v1::SetTenantLimitsRequest& request,
+                               v1::SetTenantLimitsResponse* response);
 
  private:
   uint64_t UptimeSeconds() const;
+  v1::TenantLimitsDescription DescribeLimits(const std::string& tenant) const;
 
   const Parts parts_;
   std::atomic<bool> self_test_runs_ = false;

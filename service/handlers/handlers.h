@@ -28,12 +28,15 @@ struct Handlers {
     const std::string& boot_id;
     kvstore::Store& store;
     Sessions& sessions;
+    TenantLimitTable& limits;
     DetachedSessions& detached;
     RpcStats& stats;
     CallGate& gate;
     Log& log;
     std::function<void(bool)> set_serving;  // sets the status that the health service reports
-    std::function<void(const std::string& tenant)> end_sessions;  // as in AdminHandlers::Parts
+    // As in AdminHandlers::Parts.
+    std::function<void(const SessionFilter& filter)> end_sessions;
+    std::function<WorkCounts(const std::string& tenant)> count_work;
   };
 
   explicit Handlers(const Parts& from)
@@ -44,8 +47,8 @@ struct Handlers {
         queries(from.store, specs, from.config.max_message_bytes),
         builds(from.store, specs, from.log),
         sessions(from.config, from.store, from.sessions, from.detached, from.log),
-        admin({from.config, from.boot_id, from.store, from.sessions, from.stats, from.gate,
-               from.log, from.set_serving, from.end_sessions}) {}
+        admin({from.config, from.boot_id, from.store, from.sessions, from.limits, from.stats,
+               from.gate, from.log, from.set_serving, from.end_sessions, from.count_work}) {}
 
   CacheSpecs specs;
   LeaseHandlers leases;

@@ -81,6 +81,10 @@ constexpr std::array<RpcRule, kRpcCount> kRules = {
     Audited(Operators(Rpc::kSelfTest, "SelfTest")),
     Audited(Operators(Rpc::kEraseTenant, "EraseTenant")),
     Audited(Shared(Rpc::kDropCache, "DropCache")),
+    Shared(Rpc::kListSessions, "ListSessions"),
+    Audited(Shared(Rpc::kEndSession, "EndSession")),
+    Shared(Rpc::kListTenantLimits, "ListTenantLimits"),
+    Audited(Operators(Rpc::kSetTenantLimits, "SetTenantLimits")),
 };
 
 // Each row is at the index of its rpc.

@@ -54,8 +54,12 @@ enum class Rpc : uint8_t {
   kSelfTest,
   kEraseTenant,
   kDropCache,
+  kListSessions,
+  kEndSession,
+  kListTenantLimits,
+  kSetTenantLimits,
 };
-inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kDropCache) + 1;
+inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kSetTenantLimits) + 1;
 
 enum class Role : uint8_t { kAnyone, kTenant, kOperator };
 

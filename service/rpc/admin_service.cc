@@ -76,4 +76,29 @@ AdminService::Reactor* AdminService::DropCache(Context* context,
   return Answer<&AdminHandlers::DropCache>(context, Rpc::kDropCache, request, response);
 }
 
+AdminService::Reactor* AdminService::ListSessions(Context* context,
+                                                  const v1::ListSessionsRequest* request,
+                                                  v1::ListSessionsResponse* response) {
+  return Answer<&AdminHandlers::ListSessions>(context, Rpc::kListSessions, request, response);
+}
+
+AdminService::Reactor* AdminService::EndSession(Context* context,
+                                                const v1::EndSessionRequest* request,
+                                                v1::EndSessionResponse* response) {
+  return Answer<&AdminHandlers::EndSession>(context, Rpc::kEndSession, request, response);
+}
+
+AdminService::Reactor* AdminService::ListTenantLimits(Context* context,
+                                                      const v1::ListTenantLimitsRequest* request,
+                                                      v1::ListTenantLimitsResponse* response) {
+  return Answer<&AdminHandlers::ListTenantLimits>(context, Rpc::kListTenantLimits, request,
+                                                  response);
+}
+
+AdminService::Reactor* AdminService::SetTenantLimits(Context* context,
+                                                     const v1::SetTenantLimitsRequest* request,
+                                                     v1::SetTenantLimitsResponse* response) {
+  return Answer<&AdminHandlers::SetTenantLimits>(context, Rpc::kSetTenantLimits, request, response);
+}
+
 }  // namespace pqcached::service

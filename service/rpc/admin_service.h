@@ -38,6 +38,13 @@ class AdminService final : public v1::Admin::CallbackService {
   Reactor* EraseTenant(Context*, const v1::EraseTenantRequest*, v1::EraseTenantResponse*) override;
 
   Reactor* DropCache(Context*, const v1::DropCacheRequest*, v1::DropCacheResponse*) override;
+  Reactor* ListSessions(Context*, const v1::ListSessionsRequest*,
+                        v1::ListSessionsResponse*) override;
+  Reactor* EndSession(Context*, const v1::EndSessionRequest*, v1::EndSessionResponse*) override;
+  Reactor* ListTenantLimits(Context*, const v1::ListTenantLimitsRequest*,
+                            v1::ListTenantLimitsResponse*) override;
+  Reactor* SetTenantLimits(Context*, const v1::SetTenantLimitsRequest*,
+                           v1::SetTenantLimitsResponse*) override;
 
   // Runs a method of the handlers as the call `rpc`.
   template <auto kMethod, class Request, class Response>

@@ -45,8 +45,12 @@ class BuildStream final : public grpc::ServerWriteReactor<v1::BuildProgress>,
     call_.is_cancelled = [this] {
       return cancelled_.load(std::memory_order_relaxed) || context_->IsCancelled();
     };
-    const absl::Status taken = calls_.RunBuild(
-        [self = shared_from_this()] { self->End(Guarded([&] { return self->Build(); })); });
+    const auto self = shared_from_this();
+    const absl::Status taken =
+        calls_.RunBuild({.tenant = call_.session.tenant,
+                         .run = [self] { self->End(Guarded([&] { return self->Build(); })); },
+                         .deadline = call_.deadline,
+                         .expire = [self] { self->End(Calls::WaitedTooLong()); }});
     if (!taken.ok()) End(taken);
   }
 

@@ -20,9 +20,7 @@ constexpr char kSessionMetadata[] = "pqcached-session";
 constexpr uint32_t kOperatorThreads = 2;  // the self-test may occupy one
 constexpr char kBootMetadata[] = "pqcached-boot";
 
-Executor::Lane LaneOf(Rpc rpc) {
-  return rpc == Rpc::kCommit ? Executor::Lane::kBulk : Executor::Lane::kBrief;
-}
+Lane LaneOf(Rpc rpc) { return rpc == Rpc::kCommit ? Lane::kBulk : Lane::kBrief; }
 
 absl::string_view MetadataOf(const grpc::CallbackServerContext& context, const char* key) {
   const auto found = context.client_metadata().find(key);
@@ -39,17 +37,33 @@ Door DoorOf(const grpc::CallbackServerContext& context, const Entrance& entrance
 
 }  // namespace
 
-Calls::Calls(const Config& config, CallGate& gate)
-    : gate_(gate),
-      max_pending_calls_(config.max_pending_calls),
-      serving_(std::make_unique<Executor>(
-          Executor::Options{.threads = CallThreadsOf(config),
-                            .bulk_threads = std::max(1u, CallThreadsOf(config) / 2),
-                            .max_pending = config.max_pending_calls})),
-      builds_(std::make_unique<Executor>(Executor::Options{
-          .threads = config.max_builds, .max_pending = config.max_pending_calls})),
-      operators_(std::make_unique<Executor>(Executor::Options{
-          .threads = kOperatorThreads, .max_pending = config.max_pending_calls})) {}
+Calls::Calls(const Config& config, const TenantLimitTable& limits, CallGate& gate)
+    : gate_(gate), max_pending_calls_(config.max_pending_calls), limits_(limits) {
+  const uint32_t threads = CallThreadsOf(config);
+  const uint32_t half = std::max(1u, threads / 2);
+  // One tenant leaves a quarter of the threads, so that another one finds a free thread at once.
+  const uint32_t most = threads - threads / 4;
+  const auto share_of_calls = [&limits, most](const std::string& tenant) {
+    if (tenant.empty()) return TenantShare{};
+    const TenantLimits its = limits.Of(tenant);
+    return TenantShare{
+        .weight = static_cast<double>(its.weight), .max_running = most, .max_waiting = its.calls};
+  };
+  const auto share_of_builds = [&limits](const std::string& tenant) {
+    if (tenant.empty()) return TenantShare{};
+    const TenantLimits its = limits.Of(tenant);
+    return TenantShare{.weight = static_cast<double>(its.weight),
+                       .max_running = static_cast<uint32_t>(its.builds),
+                       .max_waiting = its.calls};
+  };
+  const size_t max_waiting = config.max_pending_calls;
+  serving_ = std::make_unique<Executor>(Executor::Options{
+      threads, {.max_waiting = max_waiting, .max_bulk = half, .share_of = share_of_calls}});
+  builds_ = std::make_unique<Executor>(Executor::Options{
+      config.max_builds, {.max_waiting = max_waiting, .share_of = share_of_builds}});
+  operators_ =
+      std::make_unique<Executor>(Executor::Options{kOperatorThreads, {.max_waiting = max_waiting}});
+}
 
 Calls::~Calls() = default;
 
@@ -67,12 +81,18 @@ grpc::ServerUnaryReactor* Calls::Unary(grpc::CallbackServerContext* context, Rpc
   const auto carry_out = [this, reactor, begun, work = std::move(work)] {
     reactor->Finish(ToGrpc(gate_.Run(*begun, work)));
   };
+  const auto refuse = [this, reactor, begun](const absl::Status& status) {
+    gate_.End(*begun, status);
+    reactor->Finish(ToGrpc(status));
+  };
+  QueuedTask task{.tenant = begun->session.tenant,
+                  .lane = LaneOf(rpc),
+                  .run = carry_out,
+                  .deadline = begun->deadline,
+                  .expire = [refuse] { refuse(WaitedTooLong()); }};
   const absl::Status taken =
-      entrance.admin ? RunOperator(carry_out) : RunServing(carry_out, LaneOf(rpc));
-  if (!taken.ok()) {
-    gate_.End(*begun, taken);
-    reactor->Finish(ToGrpc(taken));
-  }
+      entrance.admin ? RunOperator(std::move(task)) : RunServing(std::move(task));
+  if (!taken.ok()) refuse(taken);
   return reactor;
 }
 
@@ -90,23 +110,33 @@ absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc,
        .request = std::move(request)});
 }
 
-absl::Status Calls::Refused() const {
-  return ResourceExhausted("max_pending_calls",
-                           absl::StrCat(max_pending_calls_, " calls are already waiting"),
-                           kRetryQueue);
+absl::Status Calls::WaitedTooLong() {
+  return DeadlineExceeded("", "the deadline has passed while the call waited for a thread");
 }
 
-absl::Status Calls::RunServing(Executor::Task task, Executor::Lane lane) {
-  return serving_->TryRun(std::move(task), lane) ? absl::OkStatus() : Refused();
+absl::Status Calls::RunOn(Executor& executor, QueuedTask task) {
+  const std::string tenant = task.tenant;
+  switch (executor.TryRun(std::move(task))) {
+    case FairQueue::Answer::kTaken:
+      break;
+    case FairQueue::Answer::kFull:
+      return ResourceExhausted("max_pending_calls",
+                               absl::StrCat(max_pending_calls_, " calls are already waiting"),
+                               kRetryQueue);
+    case FairQueue::Answer::kTenantFull:
+      return ResourceExhausted("tenant_limits.calls",
+                               absl::StrCat(limits_.Of(tenant).calls, " calls of tenant ", tenant,
+                                            " are already waiting"),
+                               kRetryQueue);
+  }
+  return absl::OkStatus();
 }
 
-absl::Status Calls::RunOperator(Executor::Task task) {
-  return operators_->TryRun(std::move(task)) ? absl::OkStatus() : Refused();
-}
+absl::Status Calls::RunServing(QueuedTask task) { return RunOn(*serving_, std::move(task)); }
 
-absl::Status Calls::RunBuild(Executor::Task task) {
-  return builds_->TryRun(std::move(task)) ? absl::OkStatus() : Refused();
-}
+absl::Status Calls::RunOperator(QueuedTask task) { return RunOn(*operators_, std::move(task)); }
+
+absl::Status Calls::RunBuild(QueuedTask task) { return RunOn(*builds_, std::move(task)); }
 
 void Calls::Stop() {
   operators_.reset();

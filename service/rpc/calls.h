@@ -3,7 +3,8 @@
 //
 // Work never runs on gRPC's threads: it runs on the serving threads, or, for builds, which take
 // long, and for operators, on threads of their own. So operators reach a sidecar whose threads are
-// all busy.
+// all busy. Tenants share the threads by weight, and none may occupy all of them; a call that waits
+// for a thread is answered at its deadline.
 //
 // Thread-safe.
 #ifndef PQCACHED_SERVICE_RPC_CALLS_H_
@@ -22,6 +23,7 @@
 #include "service/config/config.h"
 #include "service/handlers/call_gate.h"
 #include "service/handlers/rpc_stats.h"
+#include "service/session/tenant_limit_table.h"
 
 namespace grpc {
 class CallbackServerContext;
@@ -39,7 +41,8 @@ struct Entrance {
 
 class Calls {
  public:
-  Calls(const Config& config, CallGate& gate);
+  // `limits` outlives the object.
+  Calls(const Config& config, const TenantLimitTable& limits, CallGate& gate);
   ~Calls();
 
   // Runs `work` on a serving thread, or for operators on a thread of their own, and finishes the
@@ -59,12 +62,23 @@ class Calls {
 
   // Run the task on a thread for serving, for builds, or for operators.
   //
-  // Errors: kResourceExhausted  too many calls wait
-  absl::Status RunServing(Executor::Task task, Executor::Lane lane = Executor::Lane::kBrief);
-  absl::Status RunBuild(Executor::Task task);
-  absl::Status RunOperator(Executor::Task task);
+  // Errors: kResourceExhausted  too many calls wait, or too many of the tenant
+  absl::Status RunServing(QueuedTask task);
+  absl::Status RunBuild(QueuedTask task);
+  absl::Status RunOperator(QueuedTask task);
   // Runs a task that must run on a serving thread; never refuses.
-  void RunCleanup(Executor::Task task) { serving_->Run(std::move(task)); }
+  void RunCleanup(const std::string& tenant, std::function<void()> task) {
+    serving_->Run({.tenant = tenant, .lane = Lane::kBrief, .run = std::move(task)});
+  }
+  // Returns the answer to a call that has waited for a thread until its deadline.
+  static absl::Status WaitedTooLong();
+  // Return the number of calls, or of builds, of a tenant that wait, and that run.
+  std::pair<size_t, uint32_t> CountCalls(const std::string& tenant) const {
+    return serving_->CountsOf(tenant);
+  }
+  std::pair<size_t, uint32_t> CountBuilds(const std::string& tenant) const {
+    return builds_->CountsOf(tenant);
+  }
   // Returns the serving threads, until Stop.
   Executor& serving() { return *serving_; }
 
@@ -77,10 +91,11 @@ class Calls {
   void Stop();
 
  private:
-  absl::Status Refused() const;
+  absl::Status RunOn(Executor& executor, QueuedTask task);
 
   CallGate& gate_;
   const size_t max_pending_calls_;
+  const TenantLimitTable& limits_;
   Alarms alarms_;
   std::unique_ptr<Executor> serving_;
   std::unique_ptr<Executor> builds_;

@@ -71,7 +71,7 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
       if (finished_) return;
       working_ = true;
     }
-    Work([](IngestStream& self) { return self.Commit(); }, Executor::Lane::kBrief);
+    Work([](IngestStream& self) { return self.Commit(); }, Lane::kBrief);
   }
 
   // Deletes this object, unless a timer holds it at this moment.
@@ -96,17 +96,22 @@ class IngestStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
       read_ = Read::kInProgress;
       StartRead(&incoming_);
     }
-    Work([](IngestStream& self) { return self.HandleMessage(); }, Executor::Lane::kBulk);
+    Work([](IngestStream& self) { return self.HandleMessage(); }, Lane::kBulk);
   }
 
   // Runs `step` on a serving thread. An error, or `done_` after it, finishes the call.
-  void Work(Step step, Executor::Lane lane) {
+  void Work(Step step, Lane lane) {
     const auto carry_out = [self = shared_from_this(), step] {
       absl::Status status = self->call_.Check();
       if (status.ok()) status = Guarded([&] { return step(*self); });
       self->EndWork(status);
     };
-    const absl::Status taken = calls_.RunServing(carry_out, lane);
+    const absl::Status taken = calls_.RunServing(
+        {.tenant = call_.session.tenant,
+         .lane = lane,
+         .run = carry_out,
+         .deadline = call_.deadline,
+         .expire = [self = shared_from_this()] { self->EndWork(Calls::WaitedTooLong()); }});
     if (!taken.ok()) EndWork(taken);
   }
 

@@ -38,7 +38,7 @@ class KvCacheService final
   // Ends all session streams with `status`; their sequences are dropped soon afterwards.
   void EndSessions(const absl::Status& status);
   // Closes the sessions of a tenant, and ends their streams with `status`.
-  void EndSessionsOf(const std::string& tenant, const absl::Status& status);
+  void EndSessionsIf(const SessionFilter& filter, const absl::Status& status);
 
  private:
   using Context = grpc::CallbackServerContext;

@@ -19,7 +19,7 @@
 #include "service/rpc/admin_service.h"
 #include "service/rpc/grpc_status.h"
 #include "service/rpc/kv_cache_service.h"
-#include "service/session/admin_socket.h"
+#include "service/session/acceptor.h"
 #include "service/session/broker.h"
 #include "service/supervise/socket_claim.h"
 #include "service/wire/wire.h"
@@ -58,13 +58,15 @@ class Server::Impl {
         options_(options),
         store_(store),
         log_(log),
-        sessions_(config.max_sessions),
+        limits_(config),
+        sessions_(config.max_sessions, &limits_),
         gate_(config, boot_id_, sessions_, stats_, log),
-        calls_(config, gate_),
+        calls_(config, limits_, gate_),
         detached_({config_, store, sessions_, calls_.serving(), log, options.keepers}),
-        handlers_({config_, boot_id_, store, sessions_, detached_, stats_, gate_, log,
+        handlers_({config_, boot_id_, store, sessions_, limits_, detached_, stats_, gate_, log,
                    [this](bool serving) { SetServing(serving); },
-                   [this](const std::string& tenant) { EndSessionsOf(tenant); }}),
+                   [this](const SessionFilter& filter) { EndSessionsIf(filter); },
+                   [this](const std::string& tenant) { return CountWork(tenant); }}),
         kv_cache_({config_, boot_id_, handlers_, stats_, calls_, log}),
         admin_(handlers_.admin, calls_, {}),
         operator_kv_cache_({config_, boot_id_, handlers_, stats_, calls_, log, OperatorEntrance()}),
@@ -79,6 +81,7 @@ class Server::Impl {
                        SocketClaim::Acquire(AdminPath(config_)));
       admin_claim_ = std::move(admin_claim);
     }
+    store_.SetTenantQuotas(limits_.Quotas());
     detached_.Start();
 
     // Never paired with grpc_shutdown: when the last user of gRPC releases it, gRPC may wait 10 s
@@ -108,7 +111,9 @@ class Server::Impl {
     gate_.Drain(SteadyTime::Now() + config_.shutdown_timeout);
     kv_cache_.EndSessions(Unavailable("", "the sidecar is shutting down", kRetryMemory));
     broker_.reset();
-    if (admin_socket_ != nullptr) admin_socket_->Stop();
+    for (const auto& acceptor : {client_socket_.get(), admin_socket_.get()}) {
+      if (acceptor != nullptr) acceptor->Stop();
+    }
     for (grpc::Server* server : Servers()) {
       server->Shutdown(ToGrpc(SteadyTime::Now() + kCancelGrace));
       server->Wait();
@@ -117,6 +122,7 @@ class Server::Impl {
     calls_.Stop();
     operator_server_.reset();
     server_.reset();
+    client_socket_.reset();
     admin_socket_.reset();
     admin_claim_.reset();
     claim_.reset();
@@ -127,14 +133,36 @@ class Server::Impl {
 
   bool IsResponsive(absl::Duration timeout) {
     store_.ListCaches("");
-    return broker_ == nullptr || broker_->IsResponsive(timeout);
+    return (broker_ == nullptr || broker_->IsResponsive(timeout)) && AnswersItself(timeout);
   }
 
   grpc::Server& server() { return *server_; }
 
  private:
+  // Calls the server as a client does, so that the acceptor, gRPC and a thread of calls take part.
+  // Any answer counts, a refusal too.
+  bool AnswersItself(absl::Duration timeout) {
+    if (probe_ == nullptr) {
+      probe_ = v1::Admin::NewStub(
+          grpc::CreateChannel(config_.listen, grpc::InsecureChannelCredentials()));
+    }
+    grpc::ClientContext context;
+    context.set_deadline(ToGrpc(SteadyTime::Now() + timeout));
+    v1::GetServerInfoResponse ignored;
+    return probe_->GetServerInfo(&context, {}, &ignored).error_code() !=
+           grpc::StatusCode::DEADLINE_EXCEEDED;
+  }
+
   absl::Status StartServers() {
-    ASSIGN_OR_RETURN(admin_socket_, AdminSocket::Bind(AdminPath(config_), log_));
+    ASSIGN_OR_RETURN(
+        admin_socket_,
+        Acceptor::Bind({.path = AdminPath(config_), .mode = 0600, .operators_only = true}, log_));
+    ASSIGN_OR_RETURN(client_socket_,
+                     Acceptor::Bind({.path = SocketPath(config_),
+                                     .mode = config_.socket_mode,
+                                     .max_connections = config_.max_connections,
+                                     .max_connections_per_uid = config_.max_connections / 4 * 3},
+                                    log_));
     RETURN_IF_ERROR(StartClientServer());
     return StartOperatorServer();
   }
@@ -142,24 +170,21 @@ class Server::Impl {
   absl::Status StartClientServer() {
     grpc::ServerBuilder builder;
     int tcp_port = 0;
-    int unix_bound = 0;
-    builder.AddListeningPort(config_.listen, grpc::InsecureServerCredentials(), &unix_bound);
     if (!config_.tcp_listen.empty()) {
       builder.AddListeningPort(config_.tcp_listen, grpc::InsecureServerCredentials(), &tcp_port);
     }
     builder.RegisterService(&kv_cache_);
     builder.RegisterService(&admin_);
     SetLimits(builder, RequestMemoryBytesOf(config_));
-    {
-      const ScopedUmask mask(static_cast<mode_t>(~config_.socket_mode & 0777));
-      server_ = builder.BuildAndStart();
-    }
+    server_ = builder.BuildAndStart();
     if (server_ == nullptr) {
-      return FailedPrecondition(
-          "", absl::StrCat(
-                  "cannot listen on ", config_.listen,
-                  config_.tcp_listen.empty() ? "" : absl::StrCat(" and ", config_.tcp_listen)));
+      return FailedPrecondition("", config_.tcp_listen.empty()
+                                        ? "cannot start the server of clients"
+                                        : absl::StrCat("cannot listen on ", config_.tcp_listen));
     }
+    client_socket_->Serve([this](int descriptor) {
+      grpc::AddInsecureChannelFromFd(server_.get(), descriptor);  // owns it
+    });
     endpoints_.push_back(config_.listen);
     if (!config_.tcp_listen.empty()) {
       endpoints_.push_back(
@@ -205,11 +230,18 @@ class Server::Impl {
             }};
   }
 
-  void EndSessionsOf(const std::string& tenant) {
-    kv_cache_.EndSessionsOf(
-        tenant, Unavailable("", "an operator has ended the tenant's sessions", kNoRetry));
-    if (broker_ != nullptr) broker_->EndSessionsOf(tenant, config_.default_timeout);
-    detached_.EndSessionsOf(tenant);
+  void EndSessionsIf(const SessionFilter& filter) {
+    kv_cache_.EndSessionsIf(filter, Unavailable("", "the session was ended", kNoRetry));
+    if (broker_ != nullptr) broker_->EndSessionsIf(filter, config_.default_timeout);
+    detached_.EndSessionsIf(filter);
+  }
+
+  WorkCounts CountWork(const std::string& tenant) const {
+    const auto [waiting_calls, running_calls] = calls_.CountCalls(tenant);
+    const auto [waiting_builds, running_builds] = calls_.CountBuilds(tenant);
+    return {.waiting_calls = waiting_calls + waiting_builds,
+            .running_calls = running_calls,
+            .running_builds = running_builds};
   }
 
   void SetServing(bool serving) {
@@ -240,6 +272,7 @@ class Server::Impl {
   std::unique_ptr<SocketClaim> claim_;
   std::unique_ptr<SocketClaim> admin_claim_;
   RpcStats stats_;
+  TenantLimitTable limits_;
   Sessions sessions_;
   CallGate gate_;
   Calls calls_;
@@ -249,11 +282,13 @@ class Server::Impl {
   AdminService admin_;
   KvCacheService operator_kv_cache_;  // a gRPC service belongs to one server
   AdminService operator_admin_;
-  std::unique_ptr<AdminSocket> admin_socket_;
+  std::unique_ptr<Acceptor> client_socket_;
+  std::unique_ptr<Acceptor> admin_socket_;
   std::unique_ptr<Broker> broker_;
   std::unique_ptr<grpc::Server> server_;           // for clients
   std::unique_ptr<grpc::Server> operator_server_;  // for the admin socket
   std::vector<std::string> endpoints_;
+  std::unique_ptr<v1::Admin::Stub> probe_;  // used by IsResponsive only
 };
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config, kvstore::Store& store,

@@ -50,8 +50,8 @@ class Server {
   // Returns the id of this run of the server.
   const std::string& boot_id() const;
 
-  // Returns whether calls would be answered. Waits for the store without limit, and for the broker
-  // at most `timeout`.
+  // Returns whether calls are answered: by the broker, and by gRPC with a thread of calls. Waits at
+  // most `timeout` for each, and for the store without limit. Must be called on one thread.
   bool IsResponsive(absl::Duration timeout);
   // Returns a channel to the services for callers in this process; it needs no socket.
   std::shared_ptr<grpc::Channel> InProcessChannel();

@@ -1,6 +1,9 @@
 #include "service/rpc/session_rpc.h"
 
+#include <algorithm>
+#include <atomic>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +22,8 @@ namespace {
 // Number of streams beyond max_sessions that may be open: streams that have not sent `open` yet,
 // and streams about to end.
 constexpr size_t kMaxUnopenedStreams = 64;
+// Number of streams of one connection that may be open without a session.
+constexpr size_t kMaxUnopenedOfConnection = 16;
 
 }  // namespace
 
@@ -26,8 +31,16 @@ constexpr size_t kMaxUnopenedStreams = 64;
 class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>,
                             public std::enable_shared_from_this<SessionStream> {
  public:
-  SessionStream(const KvCacheService::Parts& parts, SessionStreams& streams)
-      : parts_(parts), streams_(streams), alarm_(parts.calls.alarms()) {}
+  SessionStream(const KvCacheService::Parts& parts, SessionStreams& streams, std::string connection)
+      : parts_(parts),
+        streams_(streams),
+        connection_(std::move(connection)),
+        alarm_(parts.calls.alarms()) {}
+
+  // Returns whether the stream has come over this connection, and has no session.
+  bool IsUnopenedOf(const std::string& connection) const {
+    return !opened_.load(std::memory_order_relaxed) && connection_ == connection;
+  }
 
   void Start() {
     const size_t streams = streams_.Add(shared_from_this());
@@ -41,6 +54,11 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
           "max_sessions",
           absl::StrCat(parts_.config.max_sessions, ", and ", streams, " streams are open"),
           kRetryMemory));
+    } else if (streams_.UnopenedOf(connection_) > kMaxUnopenedOfConnection) {
+      FinishOnce(ResourceExhausted("open",
+                                   absl::StrCat("more than ", kMaxUnopenedOfConnection,
+                                                " streams of the connection have no session"),
+                                   kRetryQueue));
     } else {
       absl::MutexLock lock(&mutex_);
       SetAlarm(parts_.config.default_timeout, &SessionStream::EndUnopened);
@@ -58,11 +76,12 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     Finish(ToGrpc(status));
   }
 
-  // Closes the session, if it belongs to the tenant, and ends the stream with `status`.
-  void EndIfOf(const std::string& tenant, const absl::Status& status) {
+  // Closes the session, if there is one and `filter` is true for it, and ends the stream with
+  // `status`.
+  void EndIf(const SessionFilter& filter, const absl::Status& status) {
     {
       absl::MutexLock lock(&mutex_);
-      if (session_.token.empty() || session_.session.tenant != tenant) return;
+      if (session_.token.empty() || !filter(session_.session)) return;
       resume_unread_ = false;  // it cannot be resumed
     }
     CloseSession();
@@ -100,7 +119,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   }
 
   void OnDone() override {
-    parts_.calls.RunCleanup([self = shared_from_this()] {
+    parts_.calls.RunCleanup(session_.session.tenant, [self = shared_from_this()] {
       self->CloseSession();
       self->parts_.stats.Record(Rpc::kSession, self->outcome_, SteadyTime::Now() - self->started_);
       self->streams_.Remove(self);
@@ -126,6 +145,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
     ASSIGN_OR_RETURN(OpenedSession opened, parts_.handlers.sessions.Open(open));
     absl::MutexLock lock(&mutex_);
     session_ = std::move(opened);
+    opened_.store(true, std::memory_order_relaxed);
     resume_unread_ = !open.resume_token().empty();
     if (finished_) return absl::OkStatus();
     v1::SessionOpened* message = event_.mutable_opened();
@@ -169,7 +189,7 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
   // Ends the stream after its session. The session is closed first, so that a client that observes
   // the end of its stream can open another session in its place.
   void End(const absl::Status& status) {
-    parts_.calls.RunCleanup([self = shared_from_this(), status] {
+    parts_.calls.RunCleanup(session_.session.tenant, [self = shared_from_this(), status] {
       self->CloseSession();
       self->FinishOnce(status);
     });
@@ -192,6 +212,8 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
 
   const KvCacheService::Parts& parts_;
   SessionStreams& streams_;
+  const std::string connection_;  // its name in gRPC
+  std::atomic<bool> opened_ = false;
   const SteadyTime started_ = SteadyTime::Now();
   v1::SessionRequest request_;
   v1::SessionEvent event_;
@@ -219,6 +241,13 @@ void SessionStreams::Remove(const std::shared_ptr<SessionStream>& stream) {
   streams_.erase(stream);
 }
 
+size_t SessionStreams::UnopenedOf(const std::string& connection) const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<size_t>(
+      std::count_if(streams_.begin(), streams_.end(),
+                    [&](const auto& stream) { return stream->IsUnopenedOf(connection); }));
+}
+
 std::vector<std::shared_ptr<SessionStream>> SessionStreams::All() const {
   absl::MutexLock lock(&mutex_);
   return {streams_.begin(), streams_.end()};
@@ -228,14 +257,15 @@ void KvCacheService::EndSessions(const absl::Status& status) {
   for (const std::shared_ptr<SessionStream>& stream : streams_->All()) stream->FinishOnce(status);
 }
 
-void KvCacheService::EndSessionsOf(const std::string& tenant, const absl::Status& status) {
+void KvCacheService::EndSessionsIf(const SessionFilter& filter, const absl::Status& status) {
   for (const std::shared_ptr<SessionStream>& stream : streams_->All()) {
-    stream->EndIfOf(tenant, status);
+    stream->EndIf(filter, status);
   }
 }
 
-grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* KvCacheService::Session(Context*) {
-  const auto stream = std::make_shared<SessionStream>(parts_, *streams_);
+grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* KvCacheService::Session(
+    Context* context) {
+  const auto stream = std::make_shared<SessionStream>(parts_, *streams_, context->peer());
   stream->Start();
   return stream.get();  // streams_ holds it until OnDone
 }

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -24,6 +25,8 @@ class SessionStreams {
   size_t Add(std::shared_ptr<SessionStream> stream);
   void Remove(const std::shared_ptr<SessionStream>& stream);
   std::vector<std::shared_ptr<SessionStream>> All() const;
+  // Returns the number of streams of a connection that have no session.
+  size_t UnopenedOf(const std::string& connection) const;
 
  private:
   mutable absl::Mutex mutex_;

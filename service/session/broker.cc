@@ -44,6 +44,8 @@ using kvstore::BrokerRequest;
 // Number of connections without an open session (hello not received yet) that are accepted beyond
 // max_sessions.
 constexpr size_t kMaxUnopened = 64;
+// Number of them that one user (uid) may have.
+constexpr size_t kMaxUnopenedOfUid = 16;
 // Pause after a failed accept, for example because the process has run out of descriptors.
 constexpr std::chrono::milliseconds kAcceptPause(100);
 
@@ -127,10 +129,10 @@ class Broker::Impl : public std::enable_shared_from_this<Broker::Impl> {
     return answered->WaitFor(timeout);
   }
 
-  void EndSessionsOf(const std::string& tenant, absl::Duration timeout) {
+  void EndSessionsIf(const SessionFilter& filter, absl::Duration timeout) {
     const auto ended = std::make_shared<Event>();  // shared: this call may end before the task
-    asio::post(io_, [this, tenant, ended] {
-      CloseConnectionsOf(tenant);
+    asio::post(io_, [this, filter, ended] {
+      CloseConnectionsIf(filter);
       ended->Notify();
     });
     ended->WaitFor(timeout);
@@ -162,7 +164,9 @@ class Broker::Impl : public std::enable_shared_from_this<Broker::Impl> {
 
   void Accept();
   void Close();
-  void CloseConnectionsOf(const std::string& tenant);
+  void CloseConnectionsIf(const SessionFilter& filter);
+  // Returns the number of connections of a user that have not opened a session yet.
+  size_t UnopenedOf(uid_t uid) const;
 
   const Parts parts_;
   const uint64_t boot_word_;
@@ -193,11 +197,18 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
       return;
     }
     peer_ = peer;
-    if (refused) {
-      Fail(ResourceExhausted("max_sessions",
-                             absl::StrCat(broker_.parts_.config.max_sessions,
-                                          ", and too many connections have not opened a session"),
-                             kRetryMemory));
+    const bool too_many = broker_.UnopenedOf(peer_.uid) > kMaxUnopenedOfUid;
+    if (refused || too_many) {
+      Fail(refused ? ResourceExhausted(
+                         "max_sessions",
+                         absl::StrCat(broker_.parts_.config.max_sessions,
+                                      ", and too many connections have not opened a session"),
+                         kRetryMemory)
+                   : ResourceExhausted(
+                         "connections",
+                         absl::StrCat("more than ", kMaxUnopenedOfUid, " connections of uid ",
+                                      peer_.uid, " have not opened a session"),
+                         kRetryQueue));
       closing_ = true;
       Write();
       return;
@@ -205,10 +216,9 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     ReadRequest();
   }
 
-  // Returns whether the connection has a session of the tenant.
-  bool IsOf(const std::string& tenant) const {
-    return !token_.empty() && session_.tenant == tenant;
-  }
+  bool HasSession() const { return !token_.empty(); }
+  bool HasSessionIf(const SessionFilter& filter) const { return HasSession() && filter(session_); }
+  uid_t uid() const { return peer_.uid; }
 
   // Closes the socket, and ends the session or leaves it to the next worker. Pending operations on
   // the socket fail.
@@ -474,12 +484,13 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     }
     if (!parts.sessions.Close(token)) return Ending::kLeftToNextWorker;
     ReleaseKept();
-    parts.cleanups.Run([&store = parts.store, &log = parts.log, session = session_] {
+    const auto drop = [&store = parts.store, &log = parts.log, session = session_] {
       const uint32_t dropped = store.DropSession(session.id);
       log.Info(
           "session_ended",
           {{"session", session.id}, {"tenant", session.tenant}, {"sequences_dropped", dropped}});
-    });
+    };
+    parts.cleanups.Run({.tenant = session_.tenant, .lane = Lane::kBrief, .run = drop});
     return Ending::kEnded;
   }
 
@@ -523,11 +534,18 @@ void Broker::Impl::Close() {
   for (const auto& connection : all) connection->Close();
 }
 
-void Broker::Impl::CloseConnectionsOf(const std::string& tenant) {
+void Broker::Impl::CloseConnectionsIf(const SessionFilter& filter) {
   const std::set<std::shared_ptr<Connection>> all = connections_;
   for (const auto& connection : all) {
-    if (connection->IsOf(tenant)) connection->Close();
+    if (connection->HasSessionIf(filter)) connection->Close();
   }
+}
+
+size_t Broker::Impl::UnopenedOf(uid_t uid) const {
+  return static_cast<size_t>(
+      std::count_if(connections_.begin(), connections_.end(), [&](const auto& connection) {
+        return !connection->HasSession() && connection->uid() == uid;
+      }));
 }
 
 absl::StatusOr<std::unique_ptr<Broker>> Broker::Start(Parts parts, const std::string& socket_path) {
@@ -546,8 +564,8 @@ Broker::~Broker() { Shutdown(); }
 
 bool Broker::IsResponsive(absl::Duration timeout) { return impl_->IsResponsive(timeout); }
 
-void Broker::EndSessionsOf(const std::string& tenant, absl::Duration timeout) {
-  impl_->EndSessionsOf(tenant, timeout);
+void Broker::EndSessionsIf(const SessionFilter& filter, absl::Duration timeout) {
+  impl_->EndSessionsIf(filter, timeout);
 }
 
 void Broker::Shutdown() { impl_->Shutdown(); }

@@ -56,8 +56,9 @@ class Broker {
   // Returns whether the broker's thread handles a task within `timeout`.
   bool IsResponsive(absl::Duration timeout);
 
-  // Ends the sessions of a tenant and closes their connections. Waits at most `timeout`.
-  void EndSessionsOf(const std::string& tenant, absl::Duration timeout);
+  // Ends the sessions for which `filter` is true, and closes their connections. Waits at most
+  // `timeout`.
+  void EndSessionsIf(const SessionFilter& filter, absl::Duration timeout);
 
   // Stops accepting connections and ends all sessions, or leaves them to the next worker
   // (Sessions::LeaveToNextWorker). Clients observe this on their sockets, and in their control

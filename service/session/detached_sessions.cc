@@ -142,11 +142,11 @@ void DetachedSessions::AwaitResume(const OpenedSession& session) {
   Wake(wake_.get());
 }
 
-void DetachedSessions::EndSessionsOf(const std::string& tenant) {
+void DetachedSessions::EndSessionsIf(const SessionFilter& filter) {
   {
     const kvstore::MutexLock lock(&mutex_);
     for (auto& [token, waiting] : waiting_) {
-      if (waiting.session.tenant == tenant) waiting.until = Clock::now();
+      if (filter(waiting.session)) waiting.until = Clock::now();
     }
   }
   Wake(wake_.get());
@@ -234,12 +234,13 @@ void DetachedSessions::DropOverdue() {
   }
   for (const OpenedSession& session : overdue) {
     if (!parts_.sessions.CloseDetached(session.token)) continue;  // its client has resumed it
-    parts_.cleanups.Run([&store = parts_.store, &log = parts_.log, session = session.session] {
+    const auto drop = [&store = parts_.store, &log = parts_.log, session = session.session] {
       const uint32_t dropped = store.DropSession(session.id);
       log.Info(
           "session_not_resumed",
           {{"session", session.id}, {"tenant", session.tenant}, {"sequences_dropped", dropped}});
-    });
+    };
+    parts_.cleanups.Run({.tenant = session.session.tenant, .lane = Lane::kBrief, .run = drop});
   }
 }
 

@@ -67,8 +67,8 @@ class DetachedSessions {
   // Waits again, up to resume_timeout, for the client of a session that was resumed without
   // reaching its client.
   void AwaitResume(const OpenedSession& session);
-  // Ends the sessions of a tenant that wait for their clients, soon.
-  void EndSessionsOf(const std::string& tenant);
+  // Ends the sessions that wait for their clients and for which `filter` is true, soon.
+  void EndSessionsIf(const SessionFilter& filter);
 
  private:
   using Clock = std::chrono::steady_clock;  // wall time jumps

@@ -41,9 +41,17 @@ absl::StatusOr<OpenedSession> Sessions::Open(absl::string_view tenant,
     return ResourceExhausted(
         "max_sessions", absl::StrCat(max_sessions_, " sessions are already open"), kRetryMemory);
   }
+  const std::string& name = opened.session.tenant;
+  const uint64_t most = limits_ == nullptr ? max_sessions_ : limits_->Of(name).sessions;
+  if (const uint32_t count = CountLocked(name); count >= most) {
+    return ResourceExhausted(
+        "tenant_limits.sessions",
+        absl::StrCat("tenant ", tenant, " has ", count, " open sessions, and may have ", most),
+        kRetryMemory);
+  }
   opened.session.number = ++opened_count_;
   opened.session.id = absl::StrCat(client_name, "#", opened.session.number);
-  by_token_.emplace(opened.token, Entry{opened.session});
+  by_token_.emplace(opened.token, Entry{.session = opened.session});
   return opened;
 }
 
@@ -53,7 +61,7 @@ Session Sessions::Restore(const kvstore::KeptSession& kept) {
   const MutexLock lock(&mutex_);
   if (!absl::SimpleAtoi(id.substr(id.rfind('#') + 1), &session.number)) session.number = 0;
   opened_count_ = std::max(opened_count_, session.number);
-  by_token_[kept.token] = {session, /*detached=*/true};
+  by_token_[kept.token] = {.session = session, .detached = true};
   return session;
 }
 
@@ -113,7 +121,31 @@ uint32_t Sessions::count() const {
 }
 
 uint32_t Sessions::CountOf(std::string_view tenant) const {
-  return tenant == kvstore::kAllTenants ? count() : static_cast<uint32_t>(OfTenant(tenant).size());
+  const MutexLock lock(&mutex_);
+  return CountLocked(tenant);
+}
+
+uint32_t Sessions::CountLocked(std::string_view tenant) const {
+  if (tenant == kvstore::kAllTenants) return static_cast<uint32_t>(by_token_.size());
+  return static_cast<uint32_t>(
+      std::count_if(by_token_.begin(), by_token_.end(),
+                    [&](const auto& each) { return each.second.session.tenant == tenant; }));
+}
+
+std::vector<SessionInfo> Sessions::List(std::string_view tenant) const {
+  std::vector<SessionInfo> sessions;
+  {
+    const kvstore::SteadyTime now = kvstore::SteadyTime::Now();
+    const MutexLock lock(&mutex_);
+    for (const auto& [token, entry] : by_token_) {
+      if (tenant != kvstore::kAllTenants && entry.session.tenant != tenant) continue;
+      sessions.push_back({entry.session, entry.detached, now - entry.opened});
+    }
+  }
+  std::sort(sessions.begin(), sessions.end(), [](const SessionInfo& a, const SessionInfo& b) {
+    return a.session.number < b.session.number;
+  });
+  return sessions;
 }
 
 std::vector<Session> Sessions::OfTenant(std::string_view tenant) const {

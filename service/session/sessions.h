@@ -10,16 +10,20 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
-#include "absl/strings/string_view.h"
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "kvstore/clock.h"
 #include "kvstore/mutex.h"
 #include "kvstore/values.h"
+#include "service/session/tenant_limit_table.h"
 
 namespace pqcached::service {
 
@@ -31,6 +35,13 @@ struct Session {
   uint64_t number = 0;    // the number at the end of `id`; unique among open sessions
 };
 
+struct SessionInfo {
+  Session session;
+  bool detached = false;  // waits for its client after a restart of the worker
+  absl::Duration age;     // since it was opened or restored
+};
+using SessionFilter = std::function<bool(const Session&)>;
+
 struct OpenedSession {
   std::string token;  // 128 random bits in hex; a secret
   Session session;
@@ -38,12 +49,14 @@ struct OpenedSession {
 
 class Sessions {
  public:
-  explicit Sessions(uint32_t max_sessions) : max_sessions_(max_sessions) {}
+  // `limits`: of tenants; null = none. Outlives the object.
+  explicit Sessions(uint32_t max_sessions, const TenantLimitTable* limits = nullptr)
+      : max_sessions_(max_sessions), limits_(limits) {}
 
   // Opens a session. An empty tenant means "default".
   //
   // Errors: kInvalidArgument    open.tenant, open.client_name
-  //         kResourceExhausted  max_sessions
+  //         kResourceExhausted  max_sessions, or the tenant's limit of sessions
   absl::StatusOr<OpenedSession> Open(absl::string_view tenant, absl::string_view client_name,
                                      uint32_t peer_pid = 0);
 
@@ -79,15 +92,21 @@ class Sessions {
   // Returns the number of sessions of a tenant, or of kvstore::kAllTenants.
   uint32_t CountOf(std::string_view tenant) const;
   std::vector<Session> OfTenant(std::string_view tenant) const;
+  // Describes the sessions of a tenant, or of kvstore::kAllTenants, by number.
+  std::vector<SessionInfo> List(std::string_view tenant) const;
   // Returns the peer's pid of the session with this id; 0 when it is unknown.
   uint32_t PeerPidOf(absl::string_view session_id) const;
 
  private:
+  uint32_t CountLocked(std::string_view tenant) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   const uint32_t max_sessions_;
+  const TenantLimitTable* const limits_;
   mutable kvstore::Mutex mutex_;
   struct Entry {
     Session session;
     bool detached = false;
+    kvstore::SteadyTime opened = kvstore::SteadyTime::Now();
   };
   absl::flat_hash_map<std::string, Entry> by_token_ ABSL_GUARDED_BY(mutex_);
   bool leaves_sessions_ ABSL_GUARDED_BY(mutex_) = false;

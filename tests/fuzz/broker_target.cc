@@ -87,7 +87,7 @@ struct Worker {
   Worker(const service::Config& with, const std::string& boot_id, kvstore::Store& store,
          service::Log& log, kvstore::DescriptorKeeper& keeper)
       : sessions(with.max_sessions),
-        cleanups({.threads = 1, .max_pending = 16}),
+        cleanups({.threads = 1, .queue = {.max_waiting = 16}}),
         detached({with, store, sessions, cleanups, log, {&keeper, &keeper}}) {
     detached.Start();
     broker = *service::Broker::Start(

@@ -145,6 +145,37 @@ TEST_F(CtlTest, DropsACache) {
   EXPECT_EQ(sequence.Describe().status().code(), PQC_NOT_FOUND);
 }
 
+TEST_F(CtlTest, ShowsAndEndsSessions) {
+  Client other = daemon_.OpenClient("other");
+  const nlohmann::json sessions = RunJson({"sessions"}).at("sessions");
+  ASSERT_EQ(sessions.size(), 2u) << sessions;
+  const nlohmann::json& its = sessions.at(1);
+  EXPECT_EQ(its.at("tenant"), "other");
+  const std::string number = its.at("session_number");
+  const Outcome ended = Run({"end-session", number});
+  EXPECT_EQ(ended.exit_code, 0) << ended.output;
+  EXPECT_NE(ended.output.find("session " + number + " was ended"), std::string::npos);
+  EXPECT_EQ(Run({"end-session", number}).exit_code, 1);
+}
+
+TEST_F(CtlTest, ShowsAndChangesLimits) {
+  const Outcome shown = Run({"limits"});
+  EXPECT_EQ(shown.exit_code, 0) << shown.output;
+  EXPECT_NE(shown.output.find("SESSIONS"), std::string::npos) << shown.output;
+  const nlohmann::json changed =
+      RunJson({"limits", "--tenant", "team-a", "sessions=7", "staging=1gib"}).at("tenant");
+  EXPECT_EQ(changed.at("limits").at("sessions"), "7");
+  EXPECT_EQ(changed.at("limits").at("staging_bytes"), "1073741824");
+  for (const char* wrong :
+       {"sessions", "sessions=0", "sessions=many", "chairs=3", "staging=1zib"}) {
+    const Outcome refused = Run({"limits", "--tenant", "team-a", wrong});
+    EXPECT_EQ(refused.exit_code, 1) << wrong;
+    EXPECT_NE(refused.output.find("must be LIMIT=N"), std::string::npos) << refused.output;
+  }
+  EXPECT_EQ(Run({"limits", "--tenant", "team-a", "weight=1001"}).exit_code, 1);
+  EXPECT_EQ(Run({"limits", "--tenant", "team-a"}).exit_code, 1);
+}
+
 TEST_F(CtlTest, ErasesATenant) {
   Client other = daemon_.OpenClient("other");
   const Layer layer(300, 1);

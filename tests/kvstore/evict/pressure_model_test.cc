@@ -46,8 +46,8 @@ StoreOptions ModelOptions(EvictionPolicy policy) {
   options.evict_idle_after = absl::Nanoseconds(1);
   options.max_sequences = 12;
   options.max_pool_bytes = (2 * kPoolSegments + kSureSegments + 4) * kSegmentBytes;
-  options.tenant_quotas["sure"] = {.guaranteed_bytes =
-                                       (kPoolSegments + kSureSegments) * kSegmentBytes};
+  options.tenant_quotas.by_tenant["sure"] = {.guaranteed_bytes =
+                                                 (kPoolSegments + kSureSegments) * kSegmentBytes};
   return options;
 }
 
@@ -311,7 +311,7 @@ TEST(PressureModel, NorUnderTheOtherPolicy) {
 TEST(PressureModel, ThreadsThatCompeteForMemoryReadTheirOwnRows) {
   StoreOptions options = ModelOptions(EvictionPolicy::kReuse);
   options.evict_idle_after = absl::Hours(1);
-  options.tenant_quotas.clear();
+  options.tenant_quotas.by_tenant.clear();
   options.max_sequences = 64;
   testing::PressureStore shared(24, options);
   std::atomic<int> served = 0;

@@ -1,4 +1,5 @@
 // The staging rings of local sessions: their number, their memory, and when it is freed.
+#include <gmock/gmock.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 
@@ -138,6 +139,22 @@ TEST(SessionStaging, AddsUpOverAllSessions) {
   EXPECT_GT(share, 0.5);
   EXPECT_LE(share, 1);
   RecordProperty("staging_promised_over_available", std::to_string(share));
+}
+
+TEST(SessionStaging, OfOneTenantIsBoundOverItsSessions) {
+  StoreOptions options = testing::SmallOptions();
+  options.tenant_quotas.others.max_staging_bytes = size_t{3} << 20;
+  TestSequence sequence(testing::SmallSpec(), options);
+  Store& store = sequence.store();
+  const MappedClient first(store, sequence.cache_id(), "client#1");
+  const MappedClient second(store, sequence.cache_id(), "client#2");
+  ASSERT_TRUE(store.OpenStaging(kTenant, "client#1", 1 << 20, 2).ok());
+  const auto refused = store.OpenStaging(kTenant, "client#2", 1 << 20, 2);
+  EXPECT_EQ(refused.status().code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(FieldOf(refused.status()), "tenant_limits.staging");
+  EXPECT_THAT(TextOf(refused.status()), ::testing::HasSubstr("1048576 bytes short"));
+  store.SetTenantQuotas({.others = {.max_staging_bytes = size_t{4} << 20}, .by_tenant = {}});
+  EXPECT_TRUE(store.OpenStaging(kTenant, "client#2", 1 << 20, 2).ok());
 }
 
 TEST(SessionStaging, IsOncePerLocalSession) {

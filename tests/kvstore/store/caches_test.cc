@@ -95,19 +95,35 @@ TEST(Caches, AreBoundByCountPoolBytesAndQuota) {
   StoreOptions options = SmallOptions();
   options.max_caches = 2;
   options.max_pool_bytes = 8 * kMiB;
-  options.tenant_quotas["a"] = {.max_bytes = 3 * kMiB};
-  options.tenant_quotas["b"] = {.guaranteed_bytes = 2 * kMiB};
+  options.tenant_quotas.by_tenant["a"] = {.max_bytes = 3 * kMiB};
+  options.tenant_quotas.by_tenant["b"] = {.guaranteed_bytes = 2 * kMiB};
   World world(options);
   ExpectRefused(world.caches.Open("a", Spec("x", 4 * kMiB)).status(),
                 StatusCode::kResourceExhausted, "capacity_bytes", kRetryMemory);  // its quota
   ExpectRefused(world.caches.Open("c", Spec("x", 7 * kMiB)).status(),
                 StatusCode::kResourceExhausted, "capacity_bytes", kRetryMemory);  // b's guarantee
   ExpectRefused(world.caches.Open("b", Spec("x", 9 * kMiB)).status(),
-                StatusCode::kResourceExhausted, "capacity_bytes", kRetryMemory);
+                StatusCode::kResourceExhausted, "capacity_bytes", kNoRetry);  // never fits
   ASSERT_TRUE(world.caches.Open("a", Spec("x", 3 * kMiB)).ok());
   ASSERT_TRUE(world.caches.Open("b", Spec("x", 2 * kMiB)).ok());
   ExpectRefused(world.caches.Open("b", Spec("y")).status(), StatusCode::kResourceExhausted,
                 "max_caches", kRetryMemory);
+}
+
+TEST(Caches, OfOneTenantAreBoundAndTheBoundChanges) {
+  StoreOptions options = SmallOptions();
+  options.tenant_quotas.others.max_caches = 2;
+  World world(options);
+  ASSERT_TRUE(world.caches.Open("a", Spec("x")).ok());
+  ASSERT_TRUE(world.caches.Open("a", Spec("y")).ok());
+  ExpectRefused(world.caches.Open("a", Spec("z")).status(), StatusCode::kResourceExhausted,
+                "tenant_limits.caches", kRetryMemory);
+  EXPECT_TRUE(world.caches.Open("b", Spec("x")).ok()) << "has its own limit";
+  world.caches.SetQuotas({.others = {.max_caches = 1}, .by_tenant = {{"a", {.max_caches = 3}}}});
+  EXPECT_TRUE(world.caches.Open("a", Spec("z")).ok());
+  EXPECT_TRUE(world.caches.Open("b", Spec("x")).ok()) << "is open";
+  ExpectRefused(world.caches.Open("b", Spec("y")).status(), StatusCode::kResourceExhausted,
+                "tenant_limits.caches", kRetryMemory);
 }
 
 // A pool's pages are the machine's until they are touched, but no other cache may have them.

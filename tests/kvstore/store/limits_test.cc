@@ -140,8 +140,9 @@ TEST(Fragmentation, IsBoundedAndFreeingEverythingMergesToOnePiece) {
 StoreOptions QuotaOptions() {
   StoreOptions options = SmallOptions();
   options.max_pool_bytes = 64 * kSegmentBytes;
-  options.tenant_quotas["small"] = {.guaranteed_bytes = 0, .max_bytes = 8 * kSegmentBytes};
-  options.tenant_quotas["sure"] = {.guaranteed_bytes = 16 * kSegmentBytes};
+  options.tenant_quotas.by_tenant["small"] = {.guaranteed_bytes = 0,
+                                              .max_bytes = 8 * kSegmentBytes};
+  options.tenant_quotas.by_tenant["sure"] = {.guaranteed_bytes = 16 * kSegmentBytes};
   return options;
 }
 

@@ -6,9 +6,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "service/base/alarms.h"
@@ -25,22 +27,47 @@ using testing::Not;
 
 constexpr absl::Duration kPatience = absl::Minutes(1);
 
+bool Takes(Executor& executor, std::function<void()> run) {
+  return executor.TryRun({.tenant = "a", .lane = Lane::kBrief, .run = std::move(run)}) ==
+         FairQueue::Answer::kTaken;
+}
+
+TEST(ExecutorTest, AnswersAWaitingTaskAtItsDeadline) {
+  Event begun;
+  Event expired;
+  bool ran = false;
+  Executor executor({.threads = 1, .queue = {}});
+  ASSERT_TRUE(Takes(executor, [&] {
+    begun.Notify();
+    EXPECT_TRUE(expired.WaitFor(kPatience)) << "the only thread is busy until then";
+  }));
+  ASSERT_TRUE(begun.WaitFor(kPatience));
+  ASSERT_EQ(executor.TryRun({.tenant = "b",
+                             .lane = Lane::kBrief,
+                             .run = [&] { ran = true; },
+                             .deadline = SteadyTime::Now() + absl::Milliseconds(1),
+                             .expire = [&] { expired.Notify(); }}),
+            FairQueue::Answer::kTaken);
+  EXPECT_TRUE(expired.WaitFor(kPatience));
+  EXPECT_FALSE(ran);
+}
+
 TEST(ExecutorTest, RefusesWhatIsBeyondItsQueue) {
   Event begun;
   Event keep_going;
   std::atomic<int> done = 0;
   {
-    Executor executor({.threads = 1, .max_pending = 2});
-    ASSERT_TRUE(executor.TryRun([&] {
+    Executor executor({.threads = 1, .queue = {.max_waiting = 2}});
+    ASSERT_TRUE(Takes(executor, [&] {
       begun.Notify();
       EXPECT_TRUE(keep_going.WaitFor(kPatience));
       ++done;
     }));
     EXPECT_TRUE(begun.WaitFor(kPatience));
-    EXPECT_TRUE(executor.TryRun([&] { ++done; }));
-    EXPECT_TRUE(executor.TryRun([&] { ++done; }));
-    EXPECT_FALSE(executor.TryRun([&] { done += 100; }));
-    executor.Run([&] { ++done; });
+    EXPECT_TRUE(Takes(executor, [&] { ++done; }));
+    EXPECT_TRUE(Takes(executor, [&] { ++done; }));
+    EXPECT_FALSE(Takes(executor, [&] { done += 100; }));
+    executor.Run({.tenant = "", .lane = Lane::kBrief, .run = [&] { ++done; }});
     keep_going.Notify();
   }
   EXPECT_EQ(done, 4) << "what was taken is finished before the executor goes";
@@ -49,9 +76,10 @@ TEST(ExecutorTest, RefusesWhatIsBeyondItsQueue) {
 TEST(ExecutorTest, UsesAllItsThreads) {
   std::atomic<int> waiting = 0;
   Event all_met;
-  Executor executor({.threads = 3, .max_pending = 3});  // its threads end before what they use
+  // Its threads end before what they use.
+  Executor executor({.threads = 3, .queue = {.max_waiting = 3}});
   for (int i = 0; i < 3; ++i) {
-    ASSERT_TRUE(executor.TryRun([&] {
+    ASSERT_TRUE(Takes(executor, [&] {
       if (++waiting == 3) all_met.Notify();
       EXPECT_TRUE(all_met.WaitFor(kPatience));
     }));

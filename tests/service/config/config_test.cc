@@ -125,6 +125,24 @@ TEST_F(ConfigTest, QuotasNameTenantsAndSizes) {
   }
 }
 
+TEST_F(ConfigTest, LimitsNameTenantsAndCounts) {
+  const std::string text = "*=sessions:20;weight:2,team-a=caches:8;staging:1gib;builds:1;calls:64";
+  const absl::StatusOr<Config> config = Load("tenant_limits: \"" + text + "\"\n");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->tenant_limits.at("*").sessions, 20u);
+  EXPECT_EQ(config->tenant_limits.at("*").caches, 0u) << "not set";
+  EXPECT_EQ(config->tenant_limits.at("team-a").staging_bytes, uint64_t{1} << 30);
+  EXPECT_EQ(DescribeConfig(*config).at("tenant_limits"), text);
+  EXPECT_TRUE(Load("tenant_limits: \"\"\n")->tenant_limits.empty());
+  for (const char* bad : {"a", "a=", "a=sessions", "a=sessions:0", "a=sessions:x", "a=weight:1001",
+                          "a=pool:1gib", "a=sessions:1;sessions:2", "a=sessions:1,a=caches:1",
+                          "A=sessions:1", "a=sessions:1,", "a=staging:1zib"}) {
+    const absl::Status status = Load(std::string("tenant_limits: \"") + bad + "\"\n").status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << bad;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("tenant_limits")) << bad;
+  }
+}
+
 TEST_F(ConfigTest, KeysOfMemoryPressureNameTheirRanges) {
   for (const char* bad :
        {"retain: maybe", "max_retained_share: 1.1", "max_retained_share: nan",

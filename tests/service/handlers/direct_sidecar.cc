@@ -80,6 +80,10 @@ std::vector<RpcEntry> MakeEntries() {
       PQCACHED_ENTRY(admin, AdminHandlers, SelfTest),
       PQCACHED_ENTRY(admin, AdminHandlers, EraseTenant),
       PQCACHED_ENTRY(admin, AdminHandlers, DropCache),
+      PQCACHED_ENTRY(admin, AdminHandlers, ListSessions),
+      PQCACHED_ENTRY(admin, AdminHandlers, EndSession),
+      PQCACHED_ENTRY(admin, AdminHandlers, ListTenantLimits),
+      PQCACHED_ENTRY(admin, AdminHandlers, SetTenantLimits),
   };
 }
 
@@ -108,13 +112,16 @@ DirectSidecar::DirectSidecar(const Config& with, const Surroundings& surrounding
     : config(with),
       log(*Log::Open(config.log_level, config.log_file)),
       store(*kvstore::Store::Create(OptionsOf(config, surroundings))),
-      sessions(config.max_sessions),
-      cleanups({.threads = 1, .max_pending = config.max_pending_calls}),
+      limits(config),
+      sessions(config.max_sessions, &limits),
+      cleanups({.threads = 1, .queue = {.max_waiting = config.max_pending_calls}}),
       detached({config, *store, sessions, cleanups, *log, {.memory = surroundings.keeper}}),
       gate(config, boot_id, sessions, stats, *log),
-      handlers({config, boot_id, *store, sessions, detached, stats, gate, *log,
+      handlers({config, boot_id, *store, sessions, limits, detached, stats, gate, *log,
                 [this](bool is_serving) { serving = is_serving; },
-                [this](const std::string& tenant) { EndSessionsOf(tenant); }}) {
+                [this](const SessionFilter& filter) { EndSessionsIf(filter); },
+                [](const std::string&) { return WorkCounts{}; }}) {
+  store->SetTenantQuotas(limits.Quotas());
   if (surroundings.keeper != nullptr) detached.Start();
   // protobuf makes the descriptors at their first use, by locks that ThreadSanitizer does not see.
   for (const RpcEntry& entry : RpcEntries()) {
@@ -155,14 +162,14 @@ void DirectSidecar::Close(const Client& client) {
   handlers.sessions.Close({client.token, client.session});
 }
 
-void DirectSidecar::EndSessionsOf(const std::string& tenant) {
+void DirectSidecar::EndSessionsIf(const SessionFilter& filter) {
   std::vector<OpenedSession> all;
   {
     const kvstore::MutexLock lock(&mutex_);
     all = opened_;
   }
   for (const OpenedSession& each : all) {
-    if (each.session.tenant == tenant) handlers.sessions.Close(each);
+    if (filter(each.session)) handlers.sessions.Close(each);
   }
 }
 

@@ -86,6 +86,7 @@ class DirectSidecar {
   const std::unique_ptr<Log> log;
   const std::unique_ptr<kvstore::Store> store;
   std::atomic<bool> serving = true;
+  TenantLimitTable limits;
   Sessions sessions;
   RpcStats stats;
   Executor cleanups;
@@ -95,7 +96,7 @@ class DirectSidecar {
 
  private:
   Client OpenSession(const v1::SessionOpen& open, bool mapped);
-  void EndSessionsOf(const std::string& tenant);
+  void EndSessionsIf(const SessionFilter& filter);
   absl::StatusOr<service::Call> Begin(const Client& client, Rpc rpc);
 
   kvstore::Mutex mutex_;

@@ -61,6 +61,10 @@ const std::map<std::string, Admission>& Admissions() {
       {"SelfTest", Admission::kByGate},
       {"EraseTenant", Admission::kByGate},
       {"DropCache", Admission::kByGate},
+      {"ListSessions", Admission::kByGate},
+      {"EndSession", Admission::kByGate},
+      {"ListTenantLimits", Admission::kByGate},
+      {"SetTenantLimits", Admission::kByGate},
   };
   return rows;
 }

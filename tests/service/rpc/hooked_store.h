@@ -114,6 +114,9 @@ class HookedStore final : public kvstore::Store {
                            absl::Duration ttl) override {
     return store_->PinSequence(tenant, sequence_id, ttl);
   }
+  void SetTenantQuotas(kvstore::TenantQuotas quotas) override {
+    store_->SetTenantQuotas(std::move(quotas));
+  }
   absl::StatusOr<kvstore::DroppedCache> DropCache(std::string_view tenant, uint64_t cache_id,
                                                   bool force) override {
     return store_->DropCache(tenant, cache_id, force);

@@ -79,6 +79,10 @@ const std::map<std::string, Answers>& Rows() {
       {"SelfTest", kOperators},
       {"EraseTenant", kOperators},
       {"DropCache", kOwn},
+      {"ListSessions", kOwn},
+      {"EndSession", kOwn},
+      {"ListTenantLimits", kOwn},
+      {"SetTenantLimits", kOperators},
   };
   return rows;
 }
@@ -367,7 +371,7 @@ TEST_F(RolesTest, ErasesOneTenantAndLeavesTheOthers) {
   v1::StatsResponse stats;
   EXPECT_EQ(a->tenant_admin().Stats(a->Context().get(), {}, &stats).error_code(),
             StatusCode::UNAUTHENTICATED);
-  EXPECT_TRUE(Failed(a->EndSession(), StatusCode::UNAVAILABLE, "", "an operator has ended"));
+  EXPECT_TRUE(Failed(a->EndSession(), StatusCode::UNAVAILABLE, "", "the session was ended"));
   EXPECT_GT(Connect("a")->Filled(10), 0u);  // the tenant may begin again
   for (const char* wrong : {"", "A", "no such tenant"}) {
     request.set_tenant(wrong);

@@ -307,15 +307,21 @@ TEST_F(SessionTest, AStreamThatNeverOpensItsSessionIsEnded) {
 
 TEST_F(SessionTest, StreamsThatAreNoSessionsYetAreLimited) {
   Start([](Config& config) { config.max_sessions = 1; });
-  const auto stub =
-      v1::KvCache::NewStub(grpc::CreateChannel(endpoint(), grpc::InsecureChannelCredentials()));
-  constexpr size_t kMore = 70;
+  grpc::ChannelArguments own_connection;
+  own_connection.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  constexpr size_t kMore = 130;          // twice as many as may wait: connections have no order
+  constexpr size_t kOfAConnection = 10;  // fewer than one connection may have
+  std::vector<std::unique_ptr<v1::KvCache::Stub>> stubs;
   std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
   std::vector<std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionEvent>>>
       streams;
   for (size_t i = 0; i < kMore; ++i) {
+    if (i % kOfAConnection == 0) {
+      stubs.push_back(v1::KvCache::NewStub(grpc::CreateCustomChannel(
+          endpoint(), grpc::InsecureChannelCredentials(), own_connection)));
+    }
     contexts.push_back(std::make_unique<grpc::ClientContext>());
-    streams.push_back(stub->Session(contexts.back().get()));
+    streams.push_back(stubs.back()->Session(contexts.back().get()));
   }
   EXPECT_TRUE(Failed(streams.back()->Finish(), StatusCode::RESOURCE_EXHAUSTED, "max_sessions"));
   for (size_t i = 0; i + 1 < kMore; ++i) contexts[i]->TryCancel();

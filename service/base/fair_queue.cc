@@ -98,8 +98,8 @@ SteadyTime FairQueue::NextDeadline() const {
 std::vector<QueuedTask> FairQueue::TakeExpired(SteadyTime now) {
   std::vector<QueuedTask> expired;
   while (NextDeadline() <= now) {
-    const auto [deadline, number, name] = *deadlines_.begin();
-    const auto tenant = tenants_.find(name);
+    const uint64_t number = std::get<1>(*deadlines_.begin());
+    const auto tenant = tenants_.find(std::get<2>(*deadlines_.begin()));
     for (std::deque<Waiting>* waiting : {&tenant->second.brief, &tenant->second.bulk}) {
       const auto at = std::find_if(waiting->begin(), waiting->end(),
                                    [&](const Waiting& each) { return each.number == number; });

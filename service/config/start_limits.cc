@@ -12,17 +12,17 @@
 namespace pqcached::service {
 namespace {
 
-// Per session: the connections of gRPC and of the broker, control memory, staging, and copies of
-// these that are on their way to a client.
-constexpr size_t kDescriptorsOfASession = 8;
+// Per session: the connection of the broker, control memory, staging, and copies of these that are
+// on their way to a client.
+constexpr size_t kDescriptorsOfASession = 7;
 constexpr size_t kDescriptorsOfACache = 4;  // pool and records, twice while they are recovered
 constexpr size_t kOtherDescriptors = 256;
 
 }  // namespace
 
 size_t DescriptorsNeeded(const Config& config) {
-  return kDescriptorsOfASession * config.max_sessions + kDescriptorsOfACache * config.max_caches +
-         kOtherDescriptors;
+  return kDescriptorsOfASession * config.max_sessions + config.max_connections +
+         kDescriptorsOfACache * config.max_caches + kOtherDescriptors;
 }
 
 StartLimits ReadStartLimits(const Config& config) {
@@ -51,9 +51,10 @@ StartLimits ReadStartLimits(const Config& config) {
 std::vector<std::string> TooLow(const Config& config, const StartLimits& limits) {
   std::vector<std::string> texts;
   if (const size_t needed = DescriptorsNeeded(config); needed > limits.descriptors) {
-    texts.push_back(absl::StrCat("max_sessions ", config.max_sessions, ", max_caches ",
-                                 config.max_caches, ": up to ", needed,
-                                 " descriptors; RLIMIT_NOFILE is ", limits.descriptors));
+    texts.push_back(absl::StrCat("max_sessions ", config.max_sessions, ", max_connections ",
+                                 config.max_connections, ", max_caches ", config.max_caches,
+                                 ": up to ", needed, " descriptors; RLIMIT_NOFILE is ",
+                                 limits.descriptors));
   }
   constexpr size_t kMargin = kvstore::MemoryLedger::kMarginBytes;
   if (limits.memory_bytes != kvstore::kUnlimitedBytes &&

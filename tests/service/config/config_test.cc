@@ -78,8 +78,9 @@ TEST(StartLimitsTest, EachLimitThatIsTooLowIsNamed) {
   EXPECT_THAT(
       TooLow(config, less),
       testing::ElementsAre(
-          HasSubstr("max_sessions 256, max_caches 64: up to 2560 descriptors; RLIMIT_NOFILE "
-                    "is 2559"),
+          HasSubstr(
+              "max_sessions 256, max_connections 1024, max_caches 64: up to 3328 descriptors; "
+              "RLIMIT_NOFILE is 3327"),
           HasSubstr("max_pool_bytes 8gib: /sys/fs/cgroup/memory.max limits memory to "),
           HasSubstr("max_pool_bytes 8gib: /pools is on a file system of ")));
   less.memory_bytes = 1;

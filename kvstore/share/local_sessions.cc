@@ -111,7 +111,7 @@ absl::StatusOr<std::shared_ptr<const ControlMemory>> LocalSessions::BeginStaging
 
 absl::StatusOr<SharedMemory> LocalSessions::MakeStaging(
     std::string_view tenant, std::string_view session, uint64_t slot_bytes, uint32_t slot_count,
-    std::shared_ptr<const ControlMemory> control) {
+    const std::shared_ptr<const ControlMemory>& control) {
   ASSIGN_OR_RETURN(auto ring, StagingRing::Create(slot_bytes, slot_count, max_staging_bytes_,
                                                   control, &ledger_, tenant));
   auto shared = ring->Share();

@@ -84,7 +84,7 @@ class LocalSessions {
                                                                     size_t bytes);
   absl::StatusOr<SharedMemory> MakeStaging(std::string_view tenant, std::string_view session,
                                            uint64_t slot_bytes, uint32_t slot_count,
-                                           std::shared_ptr<const ControlMemory> control);
+                                           const std::shared_ptr<const ControlMemory>& control);
   absl::StatusOr<Session*> Find(std::string_view session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<Lease>> FindLease(std::string_view session, uint64_t lease_id);
   // Reserves words for a new lease; returns their index, the control memory and the lease id.

@@ -49,7 +49,8 @@ std::deque<FairQueue::Waiting>* FairQueue::NextOf(Tenant& tenant) const {
                                                                           : &tenant.brief;
 }
 
-FairQueue::Waiting FairQueue::Remove(std::deque<Waiting>& from, std::deque<Waiting>::iterator at) {
+FairQueue::Waiting FairQueue::Remove(std::deque<Waiting>& from,
+                                     const std::deque<Waiting>::iterator& at) {
   Waiting removed = std::move(*at);
   from.erase(at);
   if (removed.task.deadline != SteadyTime::InfiniteFuture()) {

@@ -97,7 +97,7 @@ class FairQueue {
   Tenant& Enter(const std::string& name);
   // Returns the tenant's tasks of which the first is next; null when none may start.
   std::deque<Waiting>* NextOf(Tenant& tenant) const;
-  Waiting Remove(std::deque<Waiting>& from, std::deque<Waiting>::iterator at);
+  Waiting Remove(std::deque<Waiting>& from, const std::deque<Waiting>::iterator& at);
   void EraseIfIdle(Tenants::iterator at);
 
   const Options options_;

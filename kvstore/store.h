@@ -348,8 +348,13 @@ class Store {
   // freed when the returned object ends.
   virtual std::shared_ptr<const void> AdoptStaging(std::string_view tenant,
                                                    FileDescriptor ring) = 0;
-  // Returns a read-only descriptor of a cache's pool, which the caller owns.
-  virtual absl::StatusOr<SharedMemory> OpenPool(std::string_view tenant, uint64_t cache_id) = 0;
+  // Returns a read-only descriptor of a cache's pool, which the caller owns. `session`: the local
+  // session whose client receives it; empty when the mapping ends with this process.
+  //
+  // Errors: kNotFound            no such cache of the tenant
+  //         kFailedPrecondition  session: it is not local
+  virtual absl::StatusOr<SharedMemory> OpenPool(std::string_view tenant, std::string_view session,
+                                                uint64_t cache_id) = 0;
   // Creates the session's staging ring of slot_count slots of slot_bytes; once. All of its memory
   // is allocated now, and freed by DropSession, although the caller, which owns the descriptor, may
   // still hold it. The descriptor is writable. `tenant`: the session's.
@@ -446,8 +451,22 @@ class Store {
   // Returns the recorded sessions of earlier processes that were not dropped since. The service
   // drops the sequences of all other sessions (SequenceInfo::session).
   virtual std::vector<KeptSession> KeptSessions() const = 0;
-  // Makes quarantined memory free: no client maps memory of earlier processes any more.
-  virtual void EndQuarantine() = 0;
+  // Makes the quarantined memory of all caches free for which `may_be_mapped` is false: no client
+  // maps their pools of earlier processes any more. Returns the number of caches that had some.
+  virtual uint32_t EndQuarantineExcept(const CacheFilter& may_be_mapped) = 0;
+  // Does the same for all caches.
+  void EndQuarantine() {
+    EndQuarantineExcept([](uint64_t) { return false; });
+  }
+  // Plans that the next process moves the pool of a cache to new memory when it recovers the cache
+  // (RecoveryReport::moved_caches). Clients of earlier processes map the old memory only, so the
+  // quarantine of the cache can end then. The next process drops the plan when it has too little
+  // memory for a copy of the pool.
+  //
+  // Errors: kNotFound            no such cache
+  //         kFailedPrecondition  the cache does not outlive the process, or it is strict
+  //         kResourceExhausted   the keeper has no room
+  virtual absl::Status PlanPoolMove(uint64_t cache_id) = 0;
 
   // Returns the open caches of a tenant, or of kAllTenants.
   virtual std::vector<CacheInfo> ListCaches(std::string_view tenant) = 0;

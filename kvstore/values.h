@@ -45,6 +45,8 @@ struct RecoveryReport {
   size_t bytes = 0;  // pool bytes used by the recovered sequences
   size_t quarantined_bytes = 0;  // pool bytes in use without a known owner
   double seconds = 0;
+  std::vector<uint64_t> moved_caches = {};      // whose pools are in new memory (PlanPoolMove)
+  std::vector<std::string> refused_moves = {};  // why planned moves were dropped
 };
 
 // A session as the next process will know it.
@@ -64,6 +66,7 @@ struct CacheInfo {
   uint32_t sequence_count = 0;
   uint32_t cached_prefix_count = 0;  // sequences whose sessions have ended
   size_t limit_bytes = 0;  // of used_bytes: the capacity, the quota, or less if memory is short
+  size_t quarantined_bytes = 0;  // of used_bytes: clients of earlier processes may still map them
 };
 
 struct LayerInfo {
@@ -239,6 +242,8 @@ struct MemoryAccount {
 
 // Tenant of calls that reach all tenants, for operators. No tenant has this name.
 inline constexpr std::string_view kAllTenants;
+// Selects caches by id.
+using CacheFilter = std::function<bool(uint64_t cache_id)>;
 
 // Counts of one tenant or of all. Those marked `all` are 0 for one tenant.
 struct StoreStats {

@@ -156,7 +156,11 @@ void LogRecovery(const kvstore::RecoveryReport& report, const Log& log) {
                          {"bytes", report.bytes},
                          {"quarantined_bytes", report.quarantined_bytes},
                          {"dropped_records", report.dropped_records},
+                         {"moved_pools", report.moved_caches.size()},
                          {"seconds", report.seconds}});
+  for (const std::string& reason : report.refused_moves) {
+    log.Warning("move_refused", {{"message", reason}});
+  }
 }
 
 void LogReady(const Config& config, const Server& server, const Log& log) {
@@ -203,10 +207,16 @@ int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> ma
     return Fail(store.status(), ExitCodeOf(store.status()));
   }
   LogRecovery((*store)->Recovery(), **log);
-  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(
-      config, **store, **log,
-      {.claimed = claimed,
-       .keepers = {.memory = keepers->memory(), .connections = keepers->notifier.get()}});
+  ServerOptions server_options{
+      .claimed = claimed,
+      .keepers = {.memory = keepers->memory(), .connections = keepers->notifier.get()}};
+  if (claimed && notifier != nullptr) {  // otherwise the messages go to systemd
+    server_options.request_restart = [notifier] {
+      return notifier->Send(absl::StrCat(kRestartField, "=1"));
+    };
+  }
+  absl::StatusOr<std::unique_ptr<Server>> server =
+      Server::Start(config, **store, **log, server_options);
   if (!server.ok()) {
     return Fail(server.status(),
                 absl::IsResourceExhausted(server.status()) ? kExitNoMemory : kExitFailed);

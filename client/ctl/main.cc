@@ -178,6 +178,16 @@ void EndSession(Sidecar& sidecar, const Arguments& arguments) {
             std::to_string(Number(answer.at("dropped_sequences"))) + " sequences\n");
 }
 
+void EndQuarantine(Sidecar& sidecar, const Arguments& arguments) {
+  const Json answer =
+      sidecar.Call("EndQuarantine", {{"cache_id", std::to_string(arguments.cache)}});
+  const uint64_t pools = Number(answer.at("moving_pools"));
+  Print(arguments, answer,
+        pools == 0 ? "no memory is in quarantine\n"
+                   : "the worker restarts; the next one moves " + std::to_string(pools) +
+                         " pools to new memory\n");
+}
+
 void Limits(Sidecar& sidecar, const Arguments& arguments) {
   if (arguments.limited_tenant.empty()) {
     const Json all = sidecar.Call("ListTenantLimits");
@@ -318,6 +328,10 @@ int Main(int argc, char** argv) {
       ->add_option("--tenant", arguments.erased_tenant, "name of the tenant, as ls shows it")
       ->required();
   app.add_subcommand("sessions", "open sessions, with the processes that opened them");
+  app.add_subcommand("end-quarantine",
+                     "moves pools to new memory, which clients of earlier workers do not map; "
+                     "restarts the worker")
+      ->add_option("CACHE", arguments.cache, "id of a cache, as ls shows it; default: all");
   app.add_subcommand("end-session", "ends a session, and drops its sequences")
       ->add_option("SESSION", arguments.session, "number of a session, as sessions shows it")
       ->required();
@@ -357,6 +371,7 @@ int Main(int argc, char** argv) {
                                                       {"drop-cache", &DropCache},
                                                       {"sessions", &Sessions},
                                                       {"end-session", &EndSession},
+                                                      {"end-quarantine", &EndQuarantine},
                                                       {"limits", &Limits}};
   for (const auto& [name, command] : commands) {
     if (app.got_subcommand(name)) return Run(arguments, command);

@@ -363,12 +363,14 @@ void Pool::Quarantine(uint32_t begin, uint32_t end) {
   }
 }
 
-void Pool::EndQuarantine() {
-  if (ledger_ == nullptr) return;  // without a ledger there is no earlier process
+bool Pool::EndQuarantine() {
+  if (ledger_ == nullptr) return false;  // without a ledger there is no earlier process
   const MutexLock lock(&mutex_);
+  const bool any = !claimed_.empty() || !quarantine_.empty();
   ++quarantine_ends_;
   claimed_.clear();
   FreeQuarantined();
+  return any;
 }
 
 void Pool::FreeQuarantined() {

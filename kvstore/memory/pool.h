@@ -93,8 +93,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Recovery, after all claims: quarantines the units that the ledger marks as used and that no
   // Claim took over. Until EndQuarantine, freed extents that were claimed are quarantined, too.
   void BeginQuarantine();
-  // Frees all quarantined extents.
-  void EndQuarantine();
+  // Frees all quarantined extents, and quarantines none from now on. Returns whether this has
+  // changed anything.
+  bool EndQuarantine();
 
   // Sets the reclaimer; empty: none. The reclaimer runs in one thread at a time. Returns when no
   // reclaimer call is in progress. The caller of Allocate waits for the reclaimer, so it must not

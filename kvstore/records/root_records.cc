@@ -74,6 +74,12 @@ absl::Status CheckVersions(uint64_t versions) {
 
 std::string CacheRecord::pool_name() const { return absl::StrCat("pool-", cache_id); }
 std::string CacheRecord::table_name() const { return absl::StrCat("records-", cache_id); }
+std::string CacheRecord::move_plan_name() const { return absl::StrCat("move-", cache_id); }
+std::string CacheRecord::moved_pool_name() const { return absl::StrCat("moved-", cache_id); }
+
+std::vector<std::string> CacheRecord::names() const {
+  return {pool_name(), table_name(), move_plan_name(), moved_pool_name()};
+}
 
 absl::StatusOr<Mapping> RootRecords::MapKept(DescriptorKeeper& keeper) {
   const FileDescriptor kept = keeper.Take(kMemoryName);
@@ -122,10 +128,11 @@ absl::StatusOr<std::unique_ptr<RootRecords>> RootRecords::Open(const kernels::Ex
   root->Read();
   std::set<std::string> named;
   for (const CacheRecord& cache : root->caches_) {
-    named.insert({cache.pool_name(), cache.table_name()});
+    for (std::string& name : cache.names()) named.insert(std::move(name));
   }
   for (const std::string& name : keeper.Names()) {
-    const bool ours = name.starts_with("pool-") || name.starts_with("records-");
+    const bool ours = name.starts_with("pool-") || name.starts_with("records-") ||
+                      name.starts_with("move-") || name.starts_with("moved-");
     // An unnamed pool or table was created by a process that was killed before it recorded the
     // cache.
     if (!ours || named.contains(name)) continue;

@@ -35,6 +35,12 @@ struct CacheRecord {
 
   std::string pool_name() const;   // name of the pool's kept memory
   std::string table_name() const;  // name of the record table's kept memory
+  // Names of the memory that is kept while the pool is moved: a mark that it shall be, and the
+  // complete copy, which then replaces the pool.
+  std::string move_plan_name() const;
+  std::string moved_pool_name() const;
+  // Returns all of these names.
+  std::vector<std::string> names() const;
 };
 
 class RootRecords {

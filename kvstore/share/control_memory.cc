@@ -6,15 +6,60 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <limits>
 #include <new>
 #include <utility>
+
+#include "kvstore/memory/durable_store.h"
 
 namespace pqcached::kvstore {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kWordsOffsetBytes = kPageBytes + kMaxStagingSlots * sizeof(std::atomic<uint64_t>);
+
+// The list of NotePool. A page without its magic is of a program that kept no list.
+struct PoolList {
+  static constexpr uint64_t kMagic = 0x5453'494c'4c4f'4f50;  // "POOLLIST"
+  static constexpr size_t kOffsetBytes = kPageBytes / 2;
+  static constexpr size_t kMost = (kPageBytes - kOffsetBytes) / sizeof(uint64_t) - 2;
+  std::atomic<uint64_t> magic;
+  std::atomic<uint64_t> count;             // above kMost: the list was too short
+  std::atomic<uint64_t> cache_ids[kMost];  // 0: removed
+};
+static_assert(sizeof(ControlPage) <= PoolList::kOffsetBytes &&
+              sizeof(PoolList) == kPageBytes - PoolList::kOffsetBytes);
+
+PoolList& ListOf(const Mapping& mapping) {
+  return *reinterpret_cast<PoolList*>(mapping.data() + PoolList::kOffsetBytes);
+}
+
+// Returns whether the list names the cache.
+bool Lists(const PoolList& list, uint64_t cache_id) {
+  const size_t count = list.count.load(std::memory_order_relaxed);
+  for (size_t i = 0; i < std::min(count, PoolList::kMost); ++i) {
+    if (list.cache_ids[i].load(std::memory_order_relaxed) == cache_id) return true;
+  }
+  return false;
+}
+
+// Maps the first page of control memory that another process may have made; empty when it is none.
+Mapping MapFirstPage(int descriptor) {
+  struct stat status = {};
+  if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode) ||
+      status.st_size < static_cast<off_t>(kPageBytes)) {
+    return {};
+  }
+  auto copy = Duplicate(descriptor);
+  if (!copy.ok()) return {};
+  auto mapping = Mapping::Map(*copy, kPageBytes, Mapping::Access::kReadWrite);
+  if (!mapping.ok()) return {};
+  if (reinterpret_cast<const ControlPage*>(mapping->data())->magic != ControlPage::kMagic) {
+    return {};
+  }
+  return *std::move(mapping);
+}
 
 void WakeWaiters(ControlPage& page) {
   page.wake_word.fetch_add(1, std::memory_order_release);
@@ -65,6 +110,7 @@ absl::StatusOr<std::unique_ptr<ControlMemory>> ControlMemory::Create(uint32_t wo
   page->words_offset_bytes = kWordsOffsetBytes;
   page->slot_word_count = kMaxStagingSlots;
   page->slot_words_offset_bytes = kPageBytes;
+  ListOf(mapping).magic.store(PoolList::kMagic, std::memory_order_relaxed);
   page->boot_word.store(boot_word, std::memory_order_release);
   return std::unique_ptr<ControlMemory>(new ControlMemory(std::move(memfd), std::move(mapping)));
 }
@@ -80,22 +126,49 @@ void ControlMemory::Wake() const { WakeWaiters(page()); }
 
 void ControlMemory::End() const { EndPage(page()); }
 
+void ControlMemory::NotePool(uint64_t cache_id) const {
+  PoolList& list = ListOf(mapping_);
+  if (Lists(list, cache_id)) return;
+  const uint64_t count = list.count.load(std::memory_order_relaxed);
+  if (count < PoolList::kMost) StoreInOrder(list.cache_ids[count], cache_id);
+  if (count <= PoolList::kMost) StoreInOrder(list.count, count + 1);
+  DurableFence();
+}
+
 // The page may be of another layout_version: a supervisor outlives the program of its workers. The
 // fields that EndPage writes have the same offsets in every version.
 bool EndControlMemory(int descriptor) {
-  struct stat status = {};
-  if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode) ||
-      status.st_size < static_cast<off_t>(kPageBytes)) {
-    return false;
-  }
-  auto copy = Duplicate(descriptor);
-  if (!copy.ok()) return false;
-  auto mapping = Mapping::Map(*copy, kPageBytes, Mapping::Access::kReadWrite);
-  if (!mapping.ok()) return false;
-  auto& page = *reinterpret_cast<ControlPage*>(mapping->data());
-  if (page.magic != ControlPage::kMagic) return false;
-  EndPage(page);
+  const Mapping mapping = MapFirstPage(descriptor);
+  if (mapping.data() == nullptr) return false;
+  EndPage(*reinterpret_cast<ControlPage*>(mapping.data()));
   return true;
+}
+
+OpenedPools OpenedPoolsOf(int descriptor) {
+  const Mapping mapping = MapFirstPage(descriptor);
+  if (mapping.data() == nullptr) return {};
+  const PoolList& list = ListOf(mapping);
+  const uint64_t count = list.count.load(std::memory_order_acquire);
+  if (list.magic.load(std::memory_order_relaxed) != PoolList::kMagic || count > PoolList::kMost) {
+    return {};
+  }
+  OpenedPools pools{.any = false, .cache_ids = {}};
+  for (size_t i = 0; i < count; ++i) {
+    pools.cache_ids.insert(list.cache_ids[i].load(std::memory_order_relaxed));
+  }
+  return pools;
+}
+
+void ForgetOpenedPool(int descriptor, uint64_t cache_id) {
+  const Mapping mapping = MapFirstPage(descriptor);
+  if (mapping.data() == nullptr) return;
+  PoolList& list = ListOf(mapping);
+  const size_t count = list.count.load(std::memory_order_relaxed);
+  for (size_t i = 0; i < std::min(count, PoolList::kMost); ++i) {
+    if (list.cache_ids[i].load(std::memory_order_relaxed) == cache_id) {
+      StoreInOrder(list.cache_ids[i], 0);
+    }
+  }
 }
 
 }  // namespace pqcached::kvstore

@@ -2,7 +2,9 @@
 //
 // A memfd that holds a ControlPage, then slot words (completion counters) and LeaseWords
 // (read/layout.h). Only this process writes it while the process lives. End notifies the client:
-// boot_word becomes 0 and waiters wake.
+// boot_word becomes 0 and waiters wake. The rest of the first page, which clients do not read,
+// lists the caches whose pools the client has received: the next process reads there which memory
+// the client may still map.
 //
 // Thread-safe: the words are atomic; the caller orders concurrent writers of the same word.
 #ifndef PQCACHED_KVSTORE_SHARE_CONTROL_MEMORY_H_
@@ -12,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
 
 #include "absl/status/statusor.h"
 #include "kvstore/memory/keeper.h"
@@ -57,6 +60,9 @@ class ControlMemory {
   // Sets boot_word to 0 and wakes waiters, after which the client uses no more results from mapped
   // memory.
   void End() const;
+  // Adds a cache to the list of those whose pools the client has received. Called before it
+  // receives the pool, by one thread at a time.
+  void NotePool(uint64_t cache_id) const;
 
  private:
   ControlMemory(FileDescriptor memfd, Mapping mapping)
@@ -71,6 +77,19 @@ class ControlMemory {
 // calls it with a writable descriptor that it kept. Returns false and changes nothing when the
 // memory is no control memory or cannot be written. Idempotent.
 bool EndControlMemory(int descriptor);
+
+// The caches whose pools a client has received over one connection.
+struct OpenedPools {
+  bool any = true;               // the list is not known, or too long: it may be any cache
+  std::set<uint64_t> cache_ids;  // when `any` is false
+
+  bool MayInclude(uint64_t cache_id) const { return any || cache_ids.contains(cache_id); }
+};
+
+// Reads the list of NotePool from the control memory of a worker that has ended.
+OpenedPools OpenedPoolsOf(int descriptor);
+// Removes a cache from that list, because its pool is in other memory now.
+void ForgetOpenedPool(int descriptor, uint64_t cache_id);
 
 }  // namespace pqcached::kvstore
 

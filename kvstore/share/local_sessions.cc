@@ -71,6 +71,13 @@ absl::StatusOr<SessionMemory> LocalSessions::Open(std::string_view tenant, std::
   return memory;
 }
 
+absl::Status LocalSessions::NotePool(std::string_view session, uint64_t cache_id) {
+  const MutexLock lock(&mutex_);
+  ASSIGN_OR_RETURN(const auto found, Find(session));
+  found->control->NotePool(cache_id);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<SharedMemory> LocalSessions::OpenStaging(std::string_view tenant,
                                                         std::string_view session,
                                                         uint64_t slot_bytes, uint32_t slot_count) {

@@ -40,6 +40,9 @@ class LocalSessions {
   // These functions implement those of Store, which documents them and their errors.
   absl::StatusOr<SessionMemory> Open(std::string_view tenant, std::string_view session,
                                      uint64_t boot_word);
+  // Notes that the client of a session receives the pool of a cache. Errors: kFailedPrecondition
+  // when the session is not local.
+  absl::Status NotePool(std::string_view session, uint64_t cache_id);
   absl::StatusOr<SharedMemory> OpenStaging(std::string_view tenant, std::string_view session,
                                            uint64_t slot_bytes, uint32_t slot_count);
   absl::StatusOr<StagedBytes> ClaimStaging(std::string_view session,

@@ -8,6 +8,7 @@
 #include "kvstore/memory/keeper.h"
 #include "kvstore/memory/memfd.h"
 #include "kvstore/refusal.h"
+#include "kvstore/store/pool_move.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -102,7 +103,8 @@ absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Make(std::string_view 
                                        shared_, std::move(table));
 }
 
-absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Recover(const CacheRecord& record) {
+absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Recover(const CacheRecord& record,
+                                                                  RecoveryReport& report) {
   DescriptorKeeper& keeper = *options_.keeper;
   if (record.spec.capacity_bytes > kMinExtentBytes << kMaxExtentOrder ||
       record.heap_bytes != HeapBytes(record.spec.capacity_bytes) ||
@@ -112,6 +114,8 @@ absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Recover(const CacheRec
   ASSIGN_OR_RETURN(auto table, RecordTable::Open(
                                    options_.exec, keeper.Take(record.table_name()), ShapeOf(record),
                                    ledger_.Restore(record.tenant, MemoryUse::kRecords, 0)));
+  RETURN_IF_ERROR(PoolMove(keeper, record.cache_id)
+                      .Run({.record = record, .table = *table, .ledger = ledger_}, report));
   const FileDescriptor memory = keeper.Take(record.pool_name());
   Mapping mapping = keeper.TakeMapping(record.pool_name());
   Pool::Options options = OptionsOf(record.spec);

@@ -30,9 +30,11 @@ class CacheMemory {
   // of the keeper, and of the ledger (kResourceExhausted naming capacity_bytes).
   absl::StatusOr<std::shared_ptr<const Cache>> Make(std::string_view tenant, const CacheSpec& spec);
 
-  // Recovers the memory of a recorded cache, without its sequences. Errors: kDataLoss if nothing of
-  // the cache can be recovered.
-  absl::StatusOr<std::shared_ptr<const Cache>> Recover(const CacheRecord& record);
+  // Recovers the memory of a recorded cache, without its sequences. Moves the pool first if that is
+  // planned, and adds the result to the report. Errors: kDataLoss if nothing of the cache can be
+  // recovered.
+  absl::StatusOr<std::shared_ptr<const Cache>> Recover(const CacheRecord& record,
+                                                       RecoveryReport& report);
 
   // Returns a new id for a cache or a sequence, which no earlier process has used.
   uint64_t NewId() { return root_ != nullptr ? root_->NewId() : next_id_++; }

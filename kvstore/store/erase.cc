@@ -86,7 +86,7 @@ absl::Status EraseFolder(const SetAsideFolder& folder, const kernels::Exec& exec
   size_t left = names.size();
   for (const CacheRecord& cache : *caches) {
     if (cache.tenant != tenant) continue;
-    for (const std::string& file : {cache.pool_name(), cache.table_name()}) {
+    for (const std::string& file : cache.names()) {
       if (std::find(names.begin(), names.end(), file) == names.end()) continue;
       RETURN_IF_ERROR(remove(file));
       --left;
@@ -131,7 +131,7 @@ absl::StatusOr<DroppedCache> StoreImpl::DropCache(std::string_view tenant, uint6
     root_->RemoveCache(cache_id);  // first, so that the next process does not look for its memory
     CacheRecord record;
     record.cache_id = cache_id;
-    for (const std::string& name : {record.pool_name(), record.table_name()}) {
+    for (const std::string& name : record.names()) {
       RETURN_IF_ERROR(options_.keeper->Release(name));
     }
   }

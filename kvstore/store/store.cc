@@ -231,8 +231,10 @@ std::shared_ptr<const void> StoreImpl::AdoptStaging(std::string_view tenant, Fil
   return AdoptStagingRing(*ledger_, tenant, std::move(ring));
 }
 
-absl::StatusOr<SharedMemory> StoreImpl::OpenPool(std::string_view tenant, uint64_t cache_id) {
+absl::StatusOr<SharedMemory> StoreImpl::OpenPool(std::string_view tenant, std::string_view session,
+                                                 uint64_t cache_id) {
   ASSIGN_OR_RETURN(const auto cache, caches_.Find(tenant, cache_id));
+  if (!session.empty()) RETURN_IF_ERROR(local_.NotePool(session, cache_id));
   return cache->pool->Share();
 }
 

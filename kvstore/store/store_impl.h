@@ -84,7 +84,8 @@ class StoreImpl final : public Store {
   absl::StatusOr<SessionMemory> OpenLocalSession(std::string_view tenant, std::string_view session,
                                                  uint64_t boot_word) override;
   std::shared_ptr<const void> AdoptStaging(std::string_view tenant, FileDescriptor ring) override;
-  absl::StatusOr<SharedMemory> OpenPool(std::string_view tenant, uint64_t cache_id) override;
+  absl::StatusOr<SharedMemory> OpenPool(std::string_view tenant, std::string_view session,
+                                        uint64_t cache_id) override;
   absl::StatusOr<SharedMemory> OpenStaging(std::string_view tenant, std::string_view session,
                                            uint64_t slot_bytes, uint32_t slot_count) override;
   absl::StatusOr<StagedBytes> ClaimStaging(std::string_view session,
@@ -113,7 +114,8 @@ class StoreImpl final : public Store {
   RecoveryReport Recovery() const override;
   absl::Status KeepSession(const KeptSession& session) override;
   std::vector<KeptSession> KeptSessions() const override;
-  void EndQuarantine() override;
+  uint32_t EndQuarantineExcept(const CacheFilter& may_be_mapped) override;
+  absl::Status PlanPoolMove(uint64_t cache_id) override;
   std::vector<CacheInfo> ListCaches(std::string_view tenant) override;
   absl::StatusOr<std::vector<SequenceInfo>> ListSequences(std::string_view tenant,
                                                           uint64_t cache_id) override;

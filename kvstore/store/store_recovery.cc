@@ -5,6 +5,8 @@
 #include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "kvstore/memory/keeper.h"
+#include "kvstore/refusal.h"
+#include "kvstore/store/pool_move.h"
 #include "kvstore/store/recovery.h"
 #include "kvstore/store/store_impl.h"
 
@@ -21,7 +23,7 @@ absl::Status StoreImpl::Recover() {
     if (!absl::IsDataLoss(status)) return status;  // the next attempt may succeed
     ++recovery_.dropped_records;
     root_->RemoveCache(record.cache_id);
-    for (const std::string& name : {record.pool_name(), record.table_name()}) {
+    for (const std::string& name : record.names()) {
       RETURN_IF_ERROR(options_.keeper->Release(name));
     }
   }
@@ -30,8 +32,8 @@ absl::Status StoreImpl::Recover() {
 }
 
 absl::Status StoreImpl::RecoverCache(const CacheRecord& record) {
-  ASSIGN_OR_RETURN(const auto opened, cache_memory_.Recover(record));
-  const std::shared_ptr<const Cache>& cache = opened;
+  ASSIGN_OR_RETURN(const std::shared_ptr<const Cache> cache,
+                   cache_memory_.Recover(record, recovery_));
   const RecoveredCache recovered = RecoverSequences(*cache);
   const PoolUsage usage = cache->pool->usage();
   ++recovery_.caches;
@@ -67,8 +69,20 @@ std::vector<KeptSession> StoreImpl::KeptSessions() const {
   return root_ == nullptr ? std::vector<KeptSession>{} : root_->KeptSessions();
 }
 
-void StoreImpl::EndQuarantine() {
-  for (const auto& cache : caches_.All()) cache->pool->EndQuarantine();
+uint32_t StoreImpl::EndQuarantineExcept(const CacheFilter& may_be_mapped) {
+  uint32_t ended = 0;
+  for (const auto& cache : caches_.All()) {
+    if (!may_be_mapped(cache->cache_id) && cache->pool->EndQuarantine()) ++ended;
+  }
+  return ended;
+}
+
+absl::Status StoreImpl::PlanPoolMove(uint64_t cache_id) {
+  ASSIGN_OR_RETURN(const auto cache, FindCacheForAdmin(kAllTenants, cache_id));
+  if (cache->records == nullptr) {
+    return FailedPrecondition("cache_id", "the cache does not outlive the worker");
+  }
+  return PoolMove(*options_.keeper, cache_id).Plan(options_.strict_memory);
 }
 
 }  // namespace pqcached::kvstore

@@ -28,7 +28,8 @@ CacheInfo StoreImpl::Describe(const Cache& cache) const {
                  .free_bytes = usage.free_bytes,
                  .largest_free_bytes = usage.largest_free_bytes,
                  .page_bytes = cache.pool->page_bytes(),
-                 .limit_bytes = usage.limit_bytes};
+                 .limit_bytes = usage.limit_bytes,
+                 .quarantined_bytes = usage.quarantined_bytes};
   info.cached_prefix_count =
       static_cast<uint32_t>(sequences_.RetainedOfCache(cache.cache_id).size());
   info.sequence_count = sequences_.CountOfCache(cache.cache_id);

@@ -81,6 +81,7 @@ struct Config {
   bool strict_start = false;
   absl::Duration watchdog_timeout = absl::Seconds(30);  // 0 = none
   absl::Duration resume_timeout = absl::Seconds(30);
+  absl::Duration quarantine_timeout = absl::Hours(1);
   std::string pool_directory;  // empty = none
   std::string log_level = "info";
   std::string log_file;  // empty = standard error

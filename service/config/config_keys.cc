@@ -267,6 +267,11 @@ void AddRecoveryKeys(std::vector<ConfigKey>& keys) {
                              "How long a session whose client is not connected waits for it after "
                              "a restart of the worker.",
                              &Config::resume_timeout, absl::Milliseconds(1), absl::Hours(24)));
+  keys.push_back(DurationKey("quarantine_timeout",
+                             "How long a client that keeps its connection to an earlier worker "
+                             "keeps memory from use; then the worker restarts and moves the pool. "
+                             "0 = without limit.",
+                             &Config::quarantine_timeout, absl::ZeroDuration(), absl::Hours(240)));
   keys.push_back(
       {"pool_directory", "PATH",
        "Directory on tmpfs or hugetlbfs, private to this user. Memory is kept in files there, "

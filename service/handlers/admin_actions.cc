@@ -237,4 +237,11 @@ absl::Status AdminHandlers::SetTenantLimits(const Caller&,
   return absl::OkStatus();
 }
 
+absl::Status AdminHandlers::EndQuarantine(const Caller&, const v1::EndQuarantineRequest& request,
+                                          v1::EndQuarantineResponse* response) {
+  ASSIGN_OR_RETURN(const uint32_t pools, parts_.detached.MovePools(request.cache_id()));
+  response->set_moving_pools(pools);
+  return absl::OkStatus();
+}
+
 }  // namespace pqcached::service

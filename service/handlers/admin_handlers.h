@@ -21,6 +21,7 @@
 #include "service/handlers/call_gate.h"
 #include "service/handlers/caller.h"
 #include "service/handlers/rpc_stats.h"
+#include "service/session/detached_sessions.h"
 #include "service/session/sessions.h"
 
 namespace pqcached::service {
@@ -50,6 +51,7 @@ class AdminHandlers {
     // sessions.
     std::function<void(const SessionFilter& filter)> end_sessions;
     std::function<WorkCounts(const std::string& tenant)> count_work;
+    DetachedSessions& detached;
   };
 
   explicit AdminHandlers(Parts parts) : parts_(std::move(parts)) {}
@@ -84,6 +86,8 @@ class AdminHandlers {
                                 v1::ListTenantLimitsResponse* response);
   absl::Status SetTenantLimits(const Caller&, const v1::SetTenantLimitsRequest& request,
                                v1::SetTenantLimitsResponse* response);
+  absl::Status EndQuarantine(const Caller&, const v1::EndQuarantineRequest& request,
+                             v1::EndQuarantineResponse* response);
 
  private:
   uint64_t UptimeSeconds() const;

@@ -48,7 +48,8 @@ struct Handlers {
         builds(from.store, specs, from.log),
         sessions(from.config, from.store, from.sessions, from.detached, from.log),
         admin({from.config, from.boot_id, from.store, from.sessions, from.limits, from.stats,
-               from.gate, from.log, from.set_serving, from.end_sessions, from.count_work}) {}
+               from.gate, from.log, from.set_serving, from.end_sessions, from.count_work,
+               from.detached}) {}
 
   CacheSpecs specs;
   LeaseHandlers leases;

@@ -85,6 +85,7 @@ constexpr std::array<RpcRule, kRpcCount> kRules = {
     Audited(Shared(Rpc::kEndSession, "EndSession")),
     Shared(Rpc::kListTenantLimits, "ListTenantLimits"),
     Audited(Operators(Rpc::kSetTenantLimits, "SetTenantLimits")),
+    Audited(Operators(Rpc::kEndQuarantine, "EndQuarantine")),
 };
 
 // Each row is at the index of its rpc.

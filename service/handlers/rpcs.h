@@ -58,8 +58,9 @@ enum class Rpc : uint8_t {
   kEndSession,
   kListTenantLimits,
   kSetTenantLimits,
+  kEndQuarantine,
 };
-inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kSetTenantLimits) + 1;
+inline constexpr size_t kRpcCount = static_cast<size_t>(Rpc::kEndQuarantine) + 1;
 
 enum class Role : uint8_t { kAnyone, kTenant, kOperator };
 

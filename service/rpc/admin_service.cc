@@ -101,4 +101,10 @@ AdminService::Reactor* AdminService::SetTenantLimits(Context* context,
   return Answer<&AdminHandlers::SetTenantLimits>(context, Rpc::kSetTenantLimits, request, response);
 }
 
+AdminService::Reactor* AdminService::EndQuarantine(Context* context,
+                                                   const v1::EndQuarantineRequest* request,
+                                                   v1::EndQuarantineResponse* response) {
+  return Answer<&AdminHandlers::EndQuarantine>(context, Rpc::kEndQuarantine, request, response);
+}
+
 }  // namespace pqcached::service

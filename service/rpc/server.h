@@ -26,6 +26,8 @@ struct ServerOptions {
   bool claimed = false;  // the supervisor holds the claims on the sockets
   // Keepers, if any: sessions that are open at the end then continue in the next process.
   SessionKeepers keepers;
+  // Asks the supervisor to replace this process by another one soon; empty: there is none.
+  std::function<absl::Status()> request_restart = {};
 };
 
 class Server {

@@ -293,7 +293,7 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     absl::StatusOr<kvstore::SharedMemory> shared =
         Unimplemented("call", absl::StrCat(static_cast<uint32_t>(request_.call)));
     if (request_.call == BrokerCall::kOpenPool) {
-      shared = broker_.parts_.store.OpenPool(session_.tenant, request_.cache_id);
+      shared = broker_.parts_.store.OpenPool(session_.tenant, session_.id, request_.cache_id);
     } else if (request_.call == BrokerCall::kOpenStaging) {
       shared = broker_.parts_.store.OpenStaging(session_.tenant, session_.id, request_.slot_bytes,
                                                 request_.slot_count);

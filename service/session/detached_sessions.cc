@@ -10,8 +10,10 @@
 #include <cerrno>
 #include <utility>
 
-#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "service/base/log.h"
+#include "service/base/refusal.h"
 #include "service/supervise/kept_sessions.h"
 
 namespace pqcached::service {
@@ -27,11 +29,12 @@ void Wake(int eventfd) {
 }  // namespace
 
 DetachedSessions::DetachedSessions(Parts parts)
-    : parts_(parts), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+    : parts_(std::move(parts)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
 DetachedSessions::~DetachedSessions() { Stop(); }
 
 void DetachedSessions::Start() {
+  ForgetMovedPools(parts_.keepers.connections);
   EndKeptSessions(parts_.keepers.connections);
   if (parts_.keepers.memory != parts_.keepers.connections) EndKeptSessions(parts_.keepers.memory);
   Restore();
@@ -40,7 +43,10 @@ void DetachedSessions::Start() {
     const kvstore::MutexLock lock(&mutex_);
     needed = needed || !waiting_.empty();
   }
-  if (connections_.empty()) parts_.store.EndQuarantine();
+  EndQuarantines();
+  if (!connections_.empty() && parts_.config.quarantine_timeout > absl::ZeroDuration()) {
+    move_at_ = Clock::now() + absl::ToChronoNanoseconds(parts_.config.quarantine_timeout);
+  }
   if (needed) thread_ = std::thread([this] { Run(); });
 }
 
@@ -54,21 +60,81 @@ void DetachedSessions::Stop() {
   thread_.join();
 }
 
-// Marks the kept sessions of earlier workers as ended. Marked control memory is released, as
-// nothing needs it any more; the connections are held until the clients close them.
+// Clients of earlier workers map the old memory of the pools that were moved.
+void DetachedSessions::ForgetMovedPools(kvstore::DescriptorKeeper* keeper) const {
+  const std::vector<uint64_t> moved = parts_.store.Recovery().moved_caches;
+  if (keeper == nullptr || moved.empty()) return;
+  for (const std::string& name : keeper->Names()) {
+    if (!IsControlName(name)) continue;
+    const FileDescriptor control = keeper->Take(name);
+    for (const uint64_t cache_id : moved) kvstore::ForgetOpenedPool(control.get(), cache_id);
+  }
+}
+
+// Marks the kept sessions of earlier workers as ended. The connections are held until the clients
+// close them. Control memory lists the pools that its client has received over its connection, so
+// it is kept as long; control memory without a connection is released.
 void DetachedSessions::EndKeptSessions(kvstore::DescriptorKeeper* keeper) {
   if (keeper == nullptr) return;
+  std::map<std::string, kvstore::OpenedPools> pools;  // by the name of the connection
   for (const std::string& name : keeper->Names()) {
-    if (!IsControlName(name) && !IsSocketName(name)) continue;
-    FileDescriptor descriptor = keeper->Take(name);
+    const FileDescriptor descriptor = IsControlName(name) ? keeper->Take(name) : FileDescriptor();
+    if (!descriptor.valid()) continue;
     EndKeptSession(name, descriptor.get());
-    uint64_t number = 0;
-    if (IsSocketName(name) && descriptor.valid() && SessionNumberOf(name, number)) {
-      connections_[name] = {std::move(descriptor), number};
-    } else {
-      keeper->Release(name).IgnoreError();
-    }
+    pools[SocketNameOfControl(name)] = kvstore::OpenedPoolsOf(descriptor.get());
   }
+  for (const std::string& name : keeper->Names()) {
+    FileDescriptor descriptor = IsSocketName(name) ? keeper->Take(name) : FileDescriptor();
+    uint64_t number = 0;
+    if (!descriptor.valid() || !SessionNumberOf(name, number)) continue;
+    EndKeptSession(name, descriptor.get());
+    connections_[name] = {std::move(descriptor), number, pools[name]};
+  }
+  for (const std::string& name : keeper->Names()) {
+    const bool unused = IsControlName(name) ? connections_.count(SocketNameOfControl(name)) == 0
+                                            : IsSocketName(name) && connections_.count(name) == 0;
+    if (unused) keeper->Release(name).IgnoreError();
+  }
+}
+
+// Frees the memory of earlier workers that no client can map any more.
+void DetachedSessions::EndQuarantines() {
+  const uint32_t caches = parts_.store.EndQuarantineExcept([this](uint64_t cache_id) {
+    return std::any_of(connections_.begin(), connections_.end(),
+                       [&](const auto& each) { return each.second.pools.MayInclude(cache_id); });
+  });
+  if (caches == 0) return;
+  parts_.log.Info("quarantine_ended",
+                  {{"caches", caches}, {"connections_left", connections_.size()}});
+}
+
+absl::StatusOr<uint32_t> DetachedSessions::MovePools(uint64_t cache_id) {
+  uint32_t pools = 0;
+  bool found = cache_id == 0;
+  for (const kvstore::CacheInfo& cache : parts_.store.ListCaches(kvstore::kAllTenants)) {
+    if (cache_id != 0 && cache.cache_id != cache_id) continue;
+    found = true;
+    if (cache.quarantined_bytes == 0) continue;
+    if (parts_.request_restart == nullptr) {
+      return FailedPrecondition("cache_id", "without a supervisor no worker can move its pool");
+    }
+    RETURN_IF_ERROR(parts_.store.PlanPoolMove(cache.cache_id));
+    ++pools;
+  }
+  if (!found) return NotFound("cache_id", absl::StrCat("no cache ", cache_id));
+  if (pools == 0) return pools;
+  parts_.log.Info("moving_pools", {{"count", pools}});
+  RETURN_IF_ERROR(parts_.request_restart());
+  return pools;
+}
+
+// Moves the memory that is still in quarantine after quarantine_timeout. What is refused is tried
+// again after another one.
+void DetachedSessions::MoveHeldPools() {
+  if (Clock::now() < move_at_) return;
+  move_at_ = Clock::now() + absl::ToChronoNanoseconds(parts_.config.quarantine_timeout);
+  const absl::StatusOr<uint32_t> moved = MovePools(0);
+  if (!moved.ok()) parts_.log.Warning("move_refused", {{"message", moved.status().message()}});
 }
 
 void DetachedSessions::Restore() {
@@ -160,11 +226,12 @@ void DetachedSessions::Run() {
     }
     Poll();
     DropOverdue();
+    if (!connections_.empty()) MoveHeldPools();
   }
 }
 
 void DetachedSessions::Poll() {
-  Clock::time_point until = Clock::time_point::max();
+  Clock::time_point until = connections_.empty() ? Clock::time_point::max() : move_at_;
   {
     const kvstore::MutexLock lock(&mutex_);
     for (const auto& [token, waiting] : waiting_) until = std::min(until, waiting.until);
@@ -201,6 +268,7 @@ void DetachedSessions::OnEnded(const std::string& name) {
   const uint64_t number = connections_[name].session_number;
   connections_.erase(name);
   parts_.keepers.connections->Release(name).IgnoreError();
+  parts_.keepers.connections->Release(ControlNameOfSocket(name)).IgnoreError();
   if (rings_.erase(name) != 0) {
     parts_.keepers.connections->Release(StagingNameOfSocket(name)).IgnoreError();
   }
@@ -213,9 +281,7 @@ void DetachedSessions::OnEnded(const std::string& name) {
       if (waiting.session.number == number) waiting.until = ResumeDeadline();
     }
   }
-  if (!connections_.empty()) return;
-  parts_.store.EndQuarantine();
-  parts_.log.Info("quarantine_ended", {});
+  EndQuarantines();
 }
 
 void DetachedSessions::DropOverdue() {

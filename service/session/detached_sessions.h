@@ -8,15 +8,19 @@
 // if the engine had died.
 //
 // An old connection ends when its client has unmapped all memory that it received over it, or has
-// died. The staging ring that it received over it is then freed. When all old connections have
-// ended, memory that earlier workers handed out and that no sequence uses may be allocated again.
+// died. The staging ring that it received over it is then freed. Memory of a cache that earlier
+// workers handed out and that no sequence uses may be allocated again when all those old
+// connections have ended over which its pool was sent. After quarantine_timeout the worker is
+// restarted instead, so that the next one moves the pool (Store::PlanPoolMove): a client of an old
+// connection cannot keep memory from other clients of its tenant.
 //
-// Start and Stop must be called on one thread; AwaitResume is thread-safe. The object has a
-// thread of its own, if it needs one.
+// Start and Stop must be called on one thread; the other functions are thread-safe. The object has
+// a thread of its own, if it needs one.
 #ifndef PQCACHED_SERVICE_SESSION_DETACHED_SESSIONS_H_
 #define PQCACHED_SERVICE_SESSION_DETACHED_SESSIONS_H_
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -27,6 +31,7 @@
 #include "absl/base/thread_annotations.h"
 #include "kvstore/memory/keeper.h"
 #include "kvstore/mutex.h"
+#include "kvstore/share/control_memory.h"
 #include "kvstore/store.h"
 #include "service/base/executor.h"
 #include "service/config/config.h"
@@ -51,7 +56,8 @@ class DetachedSessions {
     Sessions& sessions;
     Executor& cleanups;  // runs what is left to do when a session has ended
     Log& log;
-    SessionKeepers keepers;
+    SessionKeepers keepers = {};
+    std::function<absl::Status()> request_restart = {};  // see ServerOptions
   };
 
   explicit DetachedSessions(Parts parts);
@@ -70,11 +76,19 @@ class DetachedSessions {
   // Ends the sessions that wait for their clients and for which `filter` is true, soon.
   void EndSessionsIf(const SessionFilter& filter);
 
+  // Plans that the next worker moves the pools that have quarantined memory to new memory: that of
+  // a cache, or all (0). Then requests a restart. Returns the number of pools.
+  //
+  // Errors: kNotFound, and those of Store::PlanPoolMove
+  //         kFailedPrecondition  there is no supervisor
+  absl::StatusOr<uint32_t> MovePools(uint64_t cache_id);
+
  private:
   using Clock = std::chrono::steady_clock;  // wall time jumps
   struct Connection {
     kvstore::FileDescriptor socket;
     uint64_t session_number = 0;
+    kvstore::OpenedPools pools;  // what the client may map
   };
   struct Waiting {
     Session session;
@@ -82,6 +96,9 @@ class DetachedSessions {
   };
 
   void EndKeptSessions(kvstore::DescriptorKeeper* keeper);
+  void ForgetMovedPools(kvstore::DescriptorKeeper* keeper) const;
+  void EndQuarantines();
+  void MoveHeldPools();
   void AdoptRings(const std::map<uint64_t, std::string>& tenants);
   void Restore();
   void DropOrphans(const std::set<std::string>& known);
@@ -97,6 +114,8 @@ class DetachedSessions {
   // By name; used by the thread only, once it runs.
   std::map<std::string, Connection> connections_;
   std::map<std::string, std::shared_ptr<const void>> rings_;  // by the name of their connection
+  // When memory that is in quarantine then is moved; max = never.
+  Clock::time_point move_at_ = Clock::time_point::max();
   kvstore::Mutex mutex_;
   std::map<std::string, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // by token
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -37,6 +37,14 @@ std::string StagingNameOfSocket(absl::string_view socket_name) {
   return absl::StrCat(kStaging, absl::StripPrefix(socket_name, kSocket));
 }
 
+std::string SocketNameOfControl(absl::string_view control_name) {
+  return absl::StrCat(kSocket, absl::StripPrefix(control_name, kControl));
+}
+
+std::string ControlNameOfSocket(absl::string_view socket_name) {
+  return absl::StrCat(kControl, absl::StripPrefix(socket_name, kSocket));
+}
+
 bool SessionNumberOf(absl::string_view name, uint64_t& session_number) {
   const size_t dot = name.rfind('.');
   return dot != absl::string_view::npos && absl::SimpleAtoi(name.substr(dot + 1), &session_number);

@@ -1,7 +1,8 @@
 // Names of the descriptors that a worker keeps for each local session beyond its own end.
 //
 //   control.<boot id>.<n>  the session's control memory, in which the supervisor or the next worker
-//                          marks the worker's end
+//                          marks the worker's end, and which lists the pools that the client has
+//                          received
 //   socket.<boot id>.<n>   the broker's connection; its end shows that the client has unmapped all
 //                          memory that it received over it, whichever worker runs at that time
 //   staging.<boot id>.<n>  the session's staging ring, which a worker frees when that connection
@@ -26,6 +27,9 @@ std::string StagingName(absl::string_view boot_id, uint64_t session_number);
 // it.
 std::string SocketNameOfStaging(absl::string_view staging_name);
 std::string StagingNameOfSocket(absl::string_view socket_name);
+// Do the same for the control memory of a session and its connection.
+std::string SocketNameOfControl(absl::string_view control_name);
+std::string ControlNameOfSocket(absl::string_view socket_name);
 // Reads the session number from a name of any kind. Returns false when the name has none.
 bool SessionNumberOf(absl::string_view name, uint64_t& session_number);
 bool IsControlName(absl::string_view name);

@@ -35,6 +35,8 @@ using KeptMappings = std::map<std::string, kvstore::Mapping, std::less<>>;
 // Field of an FDSTORE message: "1" asks pqcached's supervisor to map the descriptor's memory and to
 // hold the mapping.
 inline constexpr char kMapField[] = "PQCACHED_MAP";
+// Field of a worker's message: "1" asks pqcached's supervisor to replace it, as SIGHUP does.
+inline constexpr char kRestartField[] = "PQCACHED_RESTART";
 
 // Number of the first descriptor that a supervisor passes to this process.
 inline constexpr int kFirstListenDescriptor = 3;

@@ -420,6 +420,10 @@ void Supervisor::OnWorkerMessage(Notification& message) {
     SetDeadline(options_.stop_timeout);
   }
   if (message.Has("READY", "1") && state_ == State::kStarting) OnReady();
+  if (message.Has(kRestartField, "1") && state_ == State::kServing) {
+    log_.Info("restarting", {{"worker", worker_}});
+    if (intent_ == Intent::kServe) Stop(Intent::kRestart);
+  }
   const bool alive = message.Has("WATCHDOG", "1") || message.Has("READY", "1");
   if (alive && state_ == State::kServing) {
     deadline_.reset();

@@ -152,6 +152,7 @@ void ToWire(const kvstore::CacheInfo& info, v1::CacheDescription* message) {
   ToWire(info.spec.default_index, message->mutable_default_index());
   message->set_capacity_bytes(info.capacity_bytes);
   message->set_used_bytes(info.used_bytes);
+  message->set_quarantined_bytes(info.quarantined_bytes);
   message->set_free_bytes(info.free_bytes);
   message->set_largest_free_bytes(info.largest_free_bytes);
   message->set_page_bytes(info.page_bytes);

@@ -100,6 +100,52 @@ class RestartTest : public RpcTest {
   }
 };
 
+// A reader that has mapped a pool and makes no calls, and an owner of two sequences there.
+class QuarantineTest : public RestartTest {
+ protected:
+  static constexpr uint64_t kTokens = 200;
+
+  // Kills the worker, then drops one of the sequences: its memory is in quarantine.
+  void DropWhatTheReaderMaps(Daemon& daemon) {
+    owner_ = std::make_unique<LocalClient>(endpoint(), "", "owner");
+    reader_ = std::make_unique<LocalClient>(endpoint(), "", "reader");
+    cache_id_ = owner_->OpenCache();
+    stays_ = owner_->CreateSequence(cache_id_);
+    const uint64_t goes = owner_->CreateSequence(cache_id_);
+    ASSERT_TRUE(Append(*owner_, stays_, 0, kTokens).ok());
+    ASSERT_TRUE(Append(*owner_, goes, 0, kTokens).ok());
+    pool_ = reader_->connection().OpenPool(cache_id_);
+    ASSERT_NE(pool_.data(), nullptr);
+    mapped_.assign(reinterpret_cast<const char*>(pool_.data()), pool_.size_bytes());
+    KillWorker(daemon);
+    ASSERT_TRUE(daemon.AwaitMore(kReady)) << daemon.output();
+    v1::DropSequenceRequest request;
+    request.set_sequence_id(goes);
+    v1::DropSequenceResponse response;
+    const grpc::Status dropped =
+        Rpc(owner_->hello().session_token, &v1::KvCache::Stub::DropSequence, request, &response);
+    ASSERT_TRUE(dropped.ok()) << dropped.error_message();
+  }
+  std::unique_ptr<v1::Admin::Stub> Admin() const {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return v1::Admin::NewStub(grpc::CreateCustomChannel(
+        endpoint() + ".admin", grpc::InsecureChannelCredentials(), arguments));
+  }
+  static grpc::Status Call(v1::Admin::Stub& admin, const v1::EndQuarantineRequest& request,
+                           v1::EndQuarantineResponse* response) {
+    grpc::ClientContext context;
+    context.set_wait_for_ready(true);
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    return admin.EndQuarantine(&context, request, response);
+  }
+
+  std::unique_ptr<LocalClient> owner_, reader_;
+  uint64_t cache_id_ = 0, stays_ = 0;
+  SharedMapping pool_;
+  std::string mapped_;
+};
+
 TEST_F(RestartTest, AKilledWorkerComesBackAndItsClientsKnow) {
   Daemon daemon(Arguments());
   ASSERT_TRUE(daemon.AwaitOutput(kReady)) << daemon.output();
@@ -300,7 +346,7 @@ TEST_F(RestartTest, ASessionWithoutAClientIsDroppedInTime) {
   EXPECT_EQ(Use(token).error_code(), grpc::StatusCode::UNAUTHENTICATED);
 }
 
-TEST_F(RestartTest, QuarantineEndsWhenTheLastOldConnectionDoes) {
+TEST_F(RestartTest, SessionsOfSilentClientsEndWithTheirConnections) {
   Daemon daemon(Arguments({"--resume-timeout", "10ms"}));
   ASSERT_TRUE(daemon.AwaitOutput(kReady));
   auto first = std::make_unique<LocalClient>(endpoint(), "", "one");
@@ -310,12 +356,45 @@ TEST_F(RestartTest, QuarantineEndsWhenTheLastOldConnectionDoes) {
   ASSERT_TRUE(daemon.AwaitMore(kReady));
   first.reset();
   ASSERT_TRUE(daemon.AwaitMore("event=session_not_resumed session=one#1"));
-  EXPECT_THAT(daemon.output(), Not(HasSubstr("event=quarantine_ended")));
   EXPECT_TRUE(Use(second->hello().session_token).ok())
       << "an engine that is silent, but there, keeps its session";
   second.reset();
-  ASSERT_TRUE(daemon.AwaitMore("event=quarantine_ended"));
   ASSERT_TRUE(daemon.AwaitMore("event=session_not_resumed session=two#2"));
+}
+
+TEST_F(QuarantineTest, AnOperatorMovesThePoolThatASilentClientHolds) {
+  Daemon daemon(Arguments());
+  ASSERT_TRUE(daemon.AwaitOutput(kReady)) << daemon.output();
+  DropWhatTheReaderMaps(daemon);
+  const std::string before = Rows(owner_->hello().session_token, stays_, kTokens);
+  v1::EndQuarantineRequest request;
+  v1::EndQuarantineResponse response;
+  const auto admin = Admin();
+  request.set_cache_id(cache_id_ + 100);
+  EXPECT_TRUE(Failed(Call(*admin, request, &response), grpc::StatusCode::NOT_FOUND, "cache_id"));
+  request.set_cache_id(cache_id_);
+  ASSERT_TRUE(Call(*admin, request, &response).ok());
+  EXPECT_EQ(response.moving_pools(), 1u);
+  ASSERT_TRUE(daemon.AwaitMore("moved_pools=1")) << daemon.output();
+  ASSERT_TRUE(daemon.AwaitMore("event=quarantine_ended caches=1")) << daemon.output();
+  ASSERT_TRUE(daemon.AwaitMore(kReady)) << daemon.output();
+  EXPECT_EQ(Rows(owner_->hello().session_token, stays_, kTokens), before);
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(pool_.data()), pool_.size_bytes()), mapped_)
+      << "the reader's mapping stays as it was";
+  EXPECT_TRUE(Use(reader_->hello().session_token).ok()) << "and so does its session";
+  ASSERT_TRUE(Call(*Admin(), request, &response).ok());
+  EXPECT_EQ(response.moving_pools(), 0u) << "nothing is in quarantine";
+  EXPECT_THAT(daemon.output(), Not(HasSubstr("level=error event=worker_killed")));
+}
+
+TEST_F(QuarantineTest, AfterItsTimeoutThePoolIsMoved) {
+  Daemon daemon(Arguments({"--quarantine-timeout", "100ms"}));
+  ASSERT_TRUE(daemon.AwaitOutput(kReady)) << daemon.output();
+  DropWhatTheReaderMaps(daemon);
+  ASSERT_TRUE(daemon.AwaitMore("moved_pools=1")) << daemon.output();
+  ASSERT_TRUE(daemon.AwaitMore("event=quarantine_ended caches=1")) << daemon.output();
+  ASSERT_TRUE(daemon.AwaitMore(kReady)) << daemon.output();
+  EXPECT_FALSE(Rows(owner_->hello().session_token, stays_, kTokens).empty());
 }
 
 TEST_F(RestartTest, ConnectionsOutliveSeveralWorkers) {

@@ -75,7 +75,7 @@ struct World {
     Require(store->BuildIndex("t", made->sequence_id, build, [](const auto&) { return true; }).ok(),
             "BuildIndex");
     Require(store->OpenLocalSession("tenant", "s", 1).ok(), "OpenLocalSession");
-    auto opened = store->OpenPool("t", cache->cache_id);
+    auto opened = store->OpenPool("t", "", cache->cache_id);
     Require(opened.ok(), "OpenPool");
     pool = *std::move(opened);
     const auto attached = store->Attach("t", made->sequence_id, "s", {});

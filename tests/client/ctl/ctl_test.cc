@@ -158,6 +158,13 @@ TEST_F(CtlTest, ShowsAndEndsSessions) {
   EXPECT_EQ(Run({"end-session", number}).exit_code, 1);
 }
 
+TEST_F(CtlTest, EndsQuarantines) {
+  const Outcome none = Run({"end-quarantine"});
+  EXPECT_EQ(none.exit_code, 0) << none.output;
+  EXPECT_NE(none.output.find("no memory is in quarantine"), std::string::npos) << none.output;
+  EXPECT_EQ(Run({"end-quarantine", "12345"}).exit_code, 1);
+}
+
 TEST_F(CtlTest, ShowsAndChangesLimits) {
   const Outcome shown = Run({"limits"});
   EXPECT_EQ(shown.exit_code, 0) << shown.output;

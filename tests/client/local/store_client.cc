@@ -64,7 +64,8 @@ class StoreHost final : public LocalHost {
   ~StoreHost() override { --sidecar_.connections; }
 
   pqc_status OpenPool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) override {
-    return MapShared(sidecar_.store->OpenPool(kTestTenant, cache_id), MappingAccess::kRead, pool);
+    return MapShared(sidecar_.store->OpenPool(kTestTenant, "", cache_id), MappingAccess::kRead,
+                     pool);
   }
   pqc_status OpenStaging(uint64_t slot_bytes, uint32_t slot_count,
                          std::shared_ptr<Mapping>* ring) override {

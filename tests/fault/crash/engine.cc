@@ -72,6 +72,8 @@ void CrashEngine::Do(const Step& step) {
       return Detach(mine_.views[step.other]);
     case Operation::kEndQuarantine:
       return EndQuarantine();
+    case Operation::kPlanMove:
+      return PlanMove();
     case Operation::kTakeOver:
       Announce(Operation::kTakeOver, 0);
       world_.Leave();
@@ -95,11 +97,12 @@ Step CrashEngine::RandomStep() {
     return step;
   }
   static constexpr std::pair<Operation, uint32_t> kOdds[] = {
-      {Operation::kAppend, 25}, {Operation::kIngest, 20}, {Operation::kTruncate, 8},
-      {Operation::kBuild, 8},   {Operation::kIdle, 4},    {Operation::kName, 8},
-      {Operation::kSuspend, 3}, {Operation::kResume, 5},  {Operation::kPin, 2},
-      {Operation::kDrop, 7},    {Operation::kEvict, 3},   {Operation::kEvictRetained, 2},
-      {Operation::kAttach, 6},  {Operation::kDetach, 4},  {Operation::kEndQuarantine, 1},
+      {Operation::kAppend, 25},  {Operation::kIngest, 20}, {Operation::kTruncate, 8},
+      {Operation::kBuild, 8},    {Operation::kIdle, 4},    {Operation::kName, 8},
+      {Operation::kSuspend, 3},  {Operation::kResume, 5},  {Operation::kPin, 2},
+      {Operation::kDrop, 7},     {Operation::kEvict, 3},   {Operation::kEvictRetained, 2},
+      {Operation::kAttach, 6},   {Operation::kDetach, 4},  {Operation::kEndQuarantine, 1},
+      {Operation::kPlanMove, 1},
   };
   uint32_t sum = 0;
   for (const auto& [operation, odds] : kOdds) sum += odds;
@@ -391,6 +394,16 @@ void CrashEngine::EndQuarantine() {
   }
   world_.store().EndQuarantine();
   Done();
+}
+
+void CrashEngine::PlanMove() {
+  if (world_.spec().strict) return;  // such pools stay where they are
+  Announce(Operation::kPlanMove, 0);
+  absl::Status status;
+  for (const CacheInfo& cache : world_.store().ListCaches(kAllTenants)) {
+    status.Update(world_.store().PlanPoolMove(cache.cache_id));
+  }
+  Finish("PlanPoolMove", status);
 }
 
 }  // namespace pqcached::kvstore::testing

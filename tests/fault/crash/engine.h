@@ -54,6 +54,7 @@ class CrashEngine {
   void Attach(const SequenceModel& sequence, ViewModel& view);
   void Detach(ViewModel& view);
   void EndQuarantine();
+  void PlanMove();
   uint32_t NewEnd(SequenceModel& sequence, uint32_t wanted);
   void Begin(SequenceModel& sequence, uint64_t id, uint32_t count, uint32_t named);
   void Remember(const SequenceModel& sequence);

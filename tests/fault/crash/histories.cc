@@ -42,6 +42,14 @@ std::vector<Step> TakeOverSteps() {
           {kEndQuarantine},  {kAppend, 2, 130},  {kTakeOver},       {kAppend, 2, 1}};
 }
 
+// The process after the first moves the pool, and later ones use the memory of the copy. The client of the first one
+// maps what was copied.
+std::vector<Step> MoveSteps() {
+  return {{kCreate, 0}, {kAppend, 0, 140}, {kBuild, 0},      {kAttach, 0},     {kCreate, 1},
+          {kPlanMove},  {kTakeOver},       {kAppend, 0, 10}, {kPlanMove},      {kAppend, 1, 130},
+          {kTakeOver},  {kDrop, 0},        {kCreate, 2},     {kEndQuarantine}, {kAppend, 2, 130}};
+}
+
 std::vector<Step> RankSteps() {
   return {{kCreateRanks, 0}, {kAppend, 0, 130}, {kAppend, 1, 130}, {kPin, 0}, {kPin, 1},
           {kEvict, 0},       {kCreateRanks, 2}, {kAppend, 3, 2},   {kDrop, 2}};
@@ -72,6 +80,11 @@ std::vector<History> Histories() {
       {.name = "names", .spec = {}, .steps = NameSteps()},
       {.name = "holds", .spec = {}, .steps = HoldSteps()},
       {.name = "take-over", .spec = {}, .steps = TakeOverSteps()},
+      {.name = "move", .spec = {}, .steps = MoveSteps()},
+      {.name = "move in a directory",
+       .spec = {},
+       .keeping = Keeping::kDirectory,
+       .steps = MoveSteps()},
       {.name = "ranks", .spec = {.ranks = true}, .steps = RankSteps()},
       {.name = "incremental", .spec = {}, .steps = IncrementalSteps()},
       {.name = "directory", .spec = {}, .keeping = Keeping::kDirectory, .steps = HoldSteps()},

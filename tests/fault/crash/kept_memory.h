@@ -67,13 +67,12 @@ class SharedKeeper : public DescriptorKeeper {
   absl::StatusOr<FileDescriptor> CreateMemory(const char*, size_t size_bytes) override {
     if (size_bytes > kMemoryBytes) return absl::ResourceExhaustedError("kMemoryBytes");
     for (size_t i = 0; i < kCount; ++i) {
-      if (entries_[i].state != State::kFree) continue;
-      entries_[i].state = State::kMade;
+      State free = State::kFree;  // several engines may plan moves
+      if (!entries_[i].state.compare_exchange_strong(free, State::kMade)) continue;
       const int memfd = memfds_[i].get();
       if (fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kMemoryBytes) != 0) {
         return absl::ResourceExhaustedError("fallocate");
       }
-      made_.push_back({memfd, i});
       return Duplicate(memfd);
     }
     return absl::ResourceExhaustedError("no memfd is left");
@@ -84,8 +83,8 @@ class SharedKeeper : public DescriptorKeeper {
       return absl::InvalidArgumentError("name");
     }
     if (Find(name) != kCount) return absl::AlreadyExistsError("kept already");
-    for (const auto& [memfd, i] : made_) {
-      if (!SameFile(memfd, descriptor)) continue;
+    for (size_t i = 0; i < kCount; ++i) {  // memory that has a name already gets another one
+      if (entries_[i].state == State::kFree || !SameFile(memfds_[i].get(), descriptor)) continue;
       std::memset(entries_[i].name, 0, sizeof(Entry::name));
       std::copy(name.begin(), name.end(), entries_[i].name);
       entries_[i].state.store(State::kKept);
@@ -122,10 +121,6 @@ class SharedKeeper : public DescriptorKeeper {
     char name[64] = {};
   };
   using Entries = std::array<Entry, kCount>;
-  struct Made {
-    int memfd;
-    size_t entry;
-  };
 
   static bool SameFile(int a, int b) {
     struct stat of_a = {};
@@ -142,7 +137,6 @@ class SharedKeeper : public DescriptorKeeper {
 
   std::array<FileDescriptor, kCount> memfds_;
   Entries& entries_;
-  std::vector<Made> made_;
 };
 
 // A SharedKeeper that keeps mappings. The parent serves it while the child runs: it maps what the child sends before

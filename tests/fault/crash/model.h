@@ -38,6 +38,7 @@ enum class Operation : uint32_t {
   kAttach,  // a client maps a sequence
   kDetach,
   kEndQuarantine,
+  kPlanMove,  // the next process moves the pools to new memory
   kTakeOver,  // the process leaves everything to the next one
   kCount,
 };

@@ -41,9 +41,10 @@ std::set<std::pair<uint32_t, uint32_t>> ExtentsOf(const Attachment& attachment) 
 
 const char* NameOf(Operation operation) {
   static constexpr const char* kNames[] = {
-      "none",   "create",   "create ranks",   "fork",   "drop",   "append",         "ingest",
-      "commit", "truncate", "build",          "idle",   "name",   "suspend",        "resume",
-      "pin",    "evict",    "evict retained", "attach", "detach", "end quarantine", "take-over"};
+      "none",    "create",         "create ranks", "fork",     "drop",           "append",
+      "ingest",  "commit",         "truncate",     "build",    "idle",           "name",
+      "suspend", "resume",         "pin",          "evict",    "evict retained", "attach",
+      "detach",  "end quarantine", "plan move",    "take-over"};
   static_assert(std::size(kNames) == static_cast<size_t>(Operation::kCount));
   return kNames[static_cast<size_t>(operation)];
 }
@@ -109,7 +110,7 @@ void CrashWorld::OpenCaches() {
   for (uint32_t rank = 0; rank < (spec_.ranks ? 2 : 1); ++rank) {
     const auto cache = store_->OpenCache(kTenant, SpecOf(rank));
     if (!cache.ok()) return Fault("OpenCache", cache.status());
-    const auto shared = store_->OpenPool(kTenant, cache->cache_id);
+    const auto shared = store_->OpenPool(kTenant, "", cache->cache_id);
     auto mapped = shared.ok()
                       ? Mapping::Map(shared->descriptor, shared->size_bytes, Mapping::Access::kRead)
                       : shared.status();
@@ -259,8 +260,9 @@ void CrashWorld::CheckViews() {
             piece.crc)
           continue;
         ++model_.wrong_rows;
-        Fault(
-            absl::StrCat("bytes changed that a client of process ", view.process.load(), " maps"));
+        Fault(absl::StrCat("bytes changed that a client of process ", view.process.load(),
+                           " maps: ", piece.size_bytes, " at ", piece.offset_bytes,
+                           piece.is_active ? " of an active segment" : ""));
         break;
       }
     }

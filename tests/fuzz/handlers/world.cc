@@ -126,7 +126,7 @@ void World::OpenTenant(Tenant& tenant) {
 void World::OpenMemory(Tenant& tenant) {
   tenant.generation = 0;
   tenant.staging = sidecar_->OpenStaging(tenant.client, kSlotBytes, 1);
-  auto pool = sidecar_->store->OpenPool(tenant.name, tenant.cache_id);
+  auto pool = sidecar_->store->OpenPool(tenant.name, "", tenant.cache_id);
   if (!pool.ok()) Found("no pool");
   tenant.pool = service::SharedMapping(std::move(pool->descriptor), pool->size_bytes, PROT_READ);
   if (tenant.staging.data() == nullptr || tenant.pool.data() == nullptr) Found("no memory");

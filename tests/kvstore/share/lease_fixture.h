@@ -37,7 +37,7 @@ class MappedClient {
       : store_(store),
         session_(std::move(session)),
         control_(std::move(store.OpenLocalSession("tenant", session_, boot_word)->control)),
-        pool_(*store.OpenPool(kTenant, cache_id)) {}
+        pool_(*store.OpenPool(kTenant, "", cache_id)) {}
 
   const std::string& session() const { return session_; }
   const ControlPage& page() const { return *reinterpret_cast<const ControlPage*>(control_.data()); }

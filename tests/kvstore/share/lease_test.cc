@@ -384,7 +384,8 @@ TEST(Lease, LimitsAndForeignLeasesAreRefused) {
   EXPECT_EQ(store.Detach("client#2", client.lease().lease_id).code(), StatusCode::kNotFound);
   EXPECT_EQ(store.Attach("tenant-2", sequence.id(), "client#2", {}).status().code(),
             StatusCode::kNotFound);
-  EXPECT_EQ(store.OpenPool("tenant-2", sequence.cache_id()).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(store.OpenPool("tenant-2", "", sequence.cache_id()).status().code(),
+            StatusCode::kNotFound);
   const auto another = store.CreateSequence(kTenant, sequence.cache_id(), {.session = "session"});
   EXPECT_EQ(store.Attach(kTenant, another->sequence_id, "client#1", client.lease()).status().code(),
             StatusCode::kInvalidArgument);

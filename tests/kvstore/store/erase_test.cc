@@ -45,7 +45,7 @@ size_t NonZeroBytes(const SharedMemory& memory) {
 }
 
 size_t PoolBytes(Store& store, std::string_view tenant, uint64_t cache_id) {
-  const auto pool = store.OpenPool(tenant, cache_id);
+  const auto pool = store.OpenPool(tenant, "", cache_id);
   EXPECT_TRUE(pool.ok()) << pool.status();
   return pool.ok() ? NonZeroBytes(*pool) : ~size_t{0};
 }
@@ -223,7 +223,7 @@ TEST(DropCacheTest, GivesBackItsMemoryAndItsPlace) {
   options.max_caches = 1;
   options.max_pool_bytes = size_t{32} << 20;
   SharingStore world(SmallSpec(), options);
-  const auto mapped = world.store->OpenPool(kTenant, world.cache_id);
+  const auto mapped = world.store->OpenPool(kTenant, "", world.cache_id);
   ASSERT_TRUE(mapped.ok());
   const uint64_t id = world.Create().sequence_id;
   ASSERT_TRUE(IngestContent(*world.store, id, world.group, 0, NumberedContent(1, 400)).ok());

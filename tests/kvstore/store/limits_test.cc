@@ -330,7 +330,7 @@ class LimitedStore {
   void Follow() { shared_->store->ApplyMemoryLimits(); }
   PressureStore& shared() { return *shared_; }
   size_t present_bytes() {
-    const auto pool = shared_->store->OpenPool(kTenant, shared_->cache_id);
+    const auto pool = shared_->store->OpenPool(kTenant, "", shared_->cache_id);
     struct stat status = {};
     EXPECT_EQ(fstat(pool->descriptor.get(), &status), 0);
     return static_cast<size_t>(status.st_blocks) * 512;

@@ -84,6 +84,7 @@ std::vector<RpcEntry> MakeEntries() {
       PQCACHED_ENTRY(admin, AdminHandlers, EndSession),
       PQCACHED_ENTRY(admin, AdminHandlers, ListTenantLimits),
       PQCACHED_ENTRY(admin, AdminHandlers, SetTenantLimits),
+      PQCACHED_ENTRY(admin, AdminHandlers, EndQuarantine),
   };
 }
 

@@ -65,6 +65,7 @@ const std::map<std::string, Admission>& Admissions() {
       {"EndSession", Admission::kByGate},
       {"ListTenantLimits", Admission::kByGate},
       {"SetTenantLimits", Admission::kByGate},
+      {"EndQuarantine", Admission::kByGate},
   };
   return rows;
 }

@@ -69,9 +69,9 @@ class HookedStore final : public kvstore::Store {
                                            kvstore::FileDescriptor ring) override {
     return store_->AdoptStaging(tenant, std::move(ring));
   }
-  absl::StatusOr<kvstore::SharedMemory> OpenPool(std::string_view tenant,
+  absl::StatusOr<kvstore::SharedMemory> OpenPool(std::string_view tenant, std::string_view session,
                                                  uint64_t cache_id) override {
-    return store_->OpenPool(tenant, cache_id);
+    return store_->OpenPool(tenant, session, cache_id);
   }
   absl::StatusOr<kvstore::SharedMemory> OpenStaging(std::string_view tenant,
                                                     std::string_view session, uint64_t slot_bytes,
@@ -102,7 +102,10 @@ class HookedStore final : public kvstore::Store {
     return store_->KeepSession(session);
   }
   std::vector<kvstore::KeptSession> KeptSessions() const override { return store_->KeptSessions(); }
-  void EndQuarantine() override { store_->EndQuarantine(); }
+  uint32_t EndQuarantineExcept(const kvstore::CacheFilter& may_be_mapped) override {
+    return store_->EndQuarantineExcept(may_be_mapped);
+  }
+  absl::Status PlanPoolMove(uint64_t cache_id) override { return store_->PlanPoolMove(cache_id); }
   kvstore::StoreStats Stats(std::string_view tenant) override { return store_->Stats(tenant); }
   bool WaitIdle(kvstore::SteadyTime deadline) override { return store_->WaitIdle(deadline); }
   void ApplyMemoryLimits() override { store_->ApplyMemoryLimits(); }

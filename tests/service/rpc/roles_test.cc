@@ -83,6 +83,7 @@ const std::map<std::string, Answers>& Rows() {
       {"EndSession", kOwn},
       {"ListTenantLimits", kOwn},
       {"SetTenantLimits", kOperators},
+      {"EndQuarantine", kOperators},
   };
   return rows;
 }

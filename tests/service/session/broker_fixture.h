@@ -195,6 +195,18 @@ class LocalClient {
   std::unique_ptr<v1::KvCache::Stub> kv_;
 };
 
+// Appends the fixture's rows of tokens [first, first + tokens) in all layers.
+inline grpc::Status Append(LocalClient& client, uint64_t sequence_id, uint64_t first,
+                           uint64_t tokens) {
+  v1::AppendRequest request;
+  v1::SequenceAppend* item = request.add_items();
+  item->set_sequence_id(sequence_id);
+  item->set_first_position(first);
+  for (const uint32_t layer : kLayers) *item->add_rows() = RowsOf(layer, first, tokens);
+  v1::AppendResponse response;
+  return client.Rpc(&v1::KvCache::Stub::Append, request, &response);
+}
+
 // Rows [0, token_count) of a layer out of mapped memory, as FetchBlocks gives them.
 inline std::string MappedRows(const std::string& image, const SharedMapping& pool, uint32_t layer,
                               uint32_t token_count) {

@@ -42,15 +42,6 @@ class BrokerTest : public RpcTest {
     EXPECT_TRUE(status.ok()) << status.error_message();
     return response.blocks_size() == 1 ? response.blocks(0).inline_data() : "";
   }
-  grpc::Status Append(LocalClient& client, uint64_t sequence_id, uint64_t first, uint64_t tokens) {
-    v1::AppendRequest request;
-    v1::SequenceAppend* item = request.add_items();
-    item->set_sequence_id(sequence_id);
-    item->set_first_position(first);
-    for (const uint32_t layer : kLayers) *item->add_rows() = RowsOf(layer, first, tokens);
-    v1::AppendResponse response;
-    return client.Rpc(&v1::KvCache::Stub::Append, request, &response);
-  }
 };
 
 TEST_F(BrokerTest, HelloOpensASessionThatRpcsKnow) {

@@ -50,6 +50,13 @@ std::vector<Step> MoveSteps() {
           {kTakeOver},  {kDrop, 0},        {kCreate, 2},     {kEndQuarantine}, {kAppend, 2, 130}};
 }
 
+// A client maps a sequence that shares the active segment of another one. The next process does not know that, and writes
+// these rows again.
+std::vector<Step> SharedTailSteps() {
+  return {{kCreate, 0}, {kAppend, 0, 50},  {kFork, 1, 50, 0}, {kAttach, 1, 0, 0},
+          {kDrop, 1},   {kTruncate, 0, 10}, {kTakeOver},      {kAppend, 0, 40}};
+}
+
 std::vector<Step> RankSteps() {
   return {{kCreateRanks, 0}, {kAppend, 0, 130}, {kAppend, 1, 130}, {kPin, 0}, {kPin, 1},
           {kEvict, 0},       {kCreateRanks, 2}, {kAppend, 3, 2},   {kDrop, 2}};
@@ -85,6 +92,7 @@ std::vector<History> Histories() {
        .spec = {},
        .keeping = Keeping::kDirectory,
        .steps = MoveSteps()},
+      {.name = "shared tail", .spec = {}, .steps = SharedTailSteps()},
       {.name = "ranks", .spec = {.ranks = true}, .steps = RankSteps()},
       {.name = "incremental", .spec = {}, .steps = IncrementalSteps()},
       {.name = "directory", .spec = {}, .keeping = Keeping::kDirectory, .steps = HoldSteps()},

@@ -67,15 +67,15 @@ struct Ghost {
 };
 
 // What a client has mapped. The bytes stay as they are until the client detaches, or the store ends the quarantine. Only
-// the rows of an active segment may be written again once the worker has died: the client then refuses its results by
-// the boot word.
+// the rows of an active segment, which a forked sequence may share, may be written again once the worker has died: the
+// client then refuses its results by the boot word.
 struct ViewModel {
   static constexpr size_t kMaxPieces = 160;
   struct Piece {
     uint64_t offset_bytes = 0;
     uint64_t size_bytes = 0;
     uint32_t crc = 0;
-    bool is_active = false;  // rows of an active segment
+    bool is_active = false;  // rows of a segment that is not full, and may be an active one
   };
   std::atomic<uint32_t> process = 0;  // number of the process that served it; 0: no view
   uint64_t lease_id = 0;

@@ -224,9 +224,11 @@ absl::Status CrashWorld::TakeView(const SequenceModel& sequence, const std::stri
     const SegmentDescriptor& segment = attachment.segments[i];
     for (uint32_t slot = 0; slot < layer_count; ++slot) {
       const LayerDescriptor& layer = attachment.layers[i * layer_count + slot];
-      const bool is_active = segment.token_end == 0;
-      const uint32_t end = is_active ? attachment.layer_tokens[slot] : segment.token_end;
+      const uint32_t end =
+          segment.token_end == 0 ? attachment.layer_tokens[slot] : segment.token_end;
       const uint32_t tokens = std::max(end, segment.first_position) - segment.first_position;
+      // A forked sequence shows the rows of another one's active segment as those of a closed one.
+      const bool is_active = tokens < segment.slot_capacity;
       for (uint32_t head = 0; head < layer.kv_head_count && tokens > 0; ++head) {
         const ExtentRef rows = attachment.row_extents[layer.row_extent_begin + head];
         view.Add({.offset_bytes = rows.offset_bytes(),

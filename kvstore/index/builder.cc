@@ -534,7 +534,10 @@ absl::Status BuildSequenceIndex(const Cache& cache, IncrementalIndexer& live, Wr
     return DeadlineExceeded("", "the deadline passed before the build began");
   }
   // Merges would replace the segments that are being coded.
-  const IncrementalIndexer::Pause pause(live, sequence->sequence_id());
+  const IncrementalIndexer::Pause pause(live, sequence->sequence_id(), spec.deadline);
+  if (!pause.holds()) {
+    return DeadlineExceeded("", "the deadline passed while another index of it was being built");
+  }
   ASSIGN_OR_RETURN(const auto quiet, sequence->Read());
   Build build(cache, sequence, quiet, spec, progress, clock);
   RETURN_IF_ERROR(build.Allocate());

@@ -315,7 +315,8 @@ absl::Status IncrementalIndexer::Finish(const Cache& cache, Sequence& sequence,
   }
 }
 
-IncrementalIndexer::Pause::Pause(IncrementalIndexer& indexes, uint64_t sequence_id)
+IncrementalIndexer::Pause::Pause(IncrementalIndexer& indexes, uint64_t sequence_id,
+                                 SteadyTime deadline)
     : indexes_(indexes), sequence_id_(sequence_id) {
   Inbox& inbox = *indexes_.inbox_;
   const MutexLock lock(&inbox.mutex);
@@ -325,7 +326,11 @@ IncrementalIndexer::Pause::Pause(IncrementalIndexer& indexes, uint64_t sequence_
   for (;;) {
     const auto it = inbox.entries.find(sequence_id_);
     if (it == inbox.entries.end() || !it->second.running) return;
-    inbox.changed.Wait(&inbox.mutex);
+    if (SteadyTime::Now() >= deadline) {
+      holds_ = false;
+      return;
+    }
+    inbox.changed.WaitUntil(&inbox.mutex, deadline);
   }
 }
 

@@ -67,15 +67,19 @@ class IncrementalIndexer {
                       const std::function<bool(const BuildProgress&)>& progress);
 
   // Prevents work on the sequence for the lifetime of this object. The constructor waits for work
-  // in progress.
+  // in progress until `deadline`.
   class Pause {
    public:
-    Pause(IncrementalIndexer& indexes, uint64_t sequence_id);
+    Pause(IncrementalIndexer& indexes, uint64_t sequence_id, SteadyTime deadline);
     ~Pause();
     Pause(const Pause&) = delete;
     Pause& operator=(const Pause&) = delete;
 
+    // Returns false when work was still in progress at the deadline.
+    bool holds() const { return holds_; }
+
    private:
+    bool holds_ = true;
     IncrementalIndexer& indexes_;
     const uint64_t sequence_id_;
   };

@@ -222,13 +222,14 @@ absl::Status Sequence::BeginShortWrite(SteadyTime deadline) {
 
 absl::Status Sequence::AcquireWriter(bool is_short, SteadyTime deadline) {
   const MutexLock lock(&mutex_);
+  const SteadyTime limit =
+      writing_ ? std::max(deadline, SteadyTime::Now() + kShortWriteLimit) : deadline;
   for (;;) {
     RETURN_IF_ERROR(CheckRunning());
     if (!writing_) break;
-    if (short_) {
-      writer_done_.Wait(&mutex_);
-    } else if (is_short && SteadyTime::Now() < deadline) {
-      writer_done_.WaitUntil(&mutex_, deadline);
+    const SteadyTime until = short_ ? limit : is_short ? deadline : SteadyTime::InfinitePast();
+    if (SteadyTime::Now() < until) {
+      writer_done_.WaitUntil(&mutex_, until);
     } else {
       return Aborted("sequence_id",
                      absl::StrCat("another writer of sequence ", sequence_id_, " is in progress"),

@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "kvstore/clock.h"
 #include "kvstore/mutex.h"
 #include "kvstore/sequence/holds.h"
@@ -172,12 +173,16 @@ class Sequence {
   // Same as Read, but also for a suspended sequence: for reports and background work.
   absl::StatusOr<std::shared_ptr<const Snapshot>> Peek() const;
 
+  // Short background work on the active segment ends within milliseconds. A writer that waits for
+  // it longer than this, because its thread does not run, receives kAborted.
+  static constexpr absl::Duration kShortWriteLimit = absl::Seconds(2);
+
   // Makes the caller the writer until EndWrite. Errors: kAborted if there is another writer,
   // kNotFound if dropped, kFailedPrecondition if suspended.
   absl::Status BeginWrite();
   // Same as BeginWrite, for short background work on the active segment: waits for another writer
-  // until `deadline`; writers that begin concurrently wait for its end instead of failing with
-  // kAborted. Errors: as BeginWrite.
+  // until `deadline`; writers that begin concurrently wait for its end, at most kShortWriteLimit,
+  // instead of failing with kAborted at once. Errors: as BeginWrite.
   absl::Status BeginShortWrite(SteadyTime deadline);
   void EndWrite();
 

@@ -131,7 +131,14 @@ absl::StatusOr<Caches::Opened> Caches::Open(std::string_view tenant, const Cache
   CachePointer open;
   {
     const MutexLock lock(&mutex_);
-    while (IsInMaking(tenant, spec)) made_.Wait(&mutex_);
+    const SteadyTime limit = SteadyTime::Now() + kMakingLimit;
+    while (IsInMaking(tenant, spec)) {
+      if (SteadyTime::Now() >= limit) {
+        return Aborted("name", absl::StrCat("another call is opening cache ", spec.name),
+                       kRetryConflict);
+      }
+      made_.WaitUntil(&mutex_, limit);
+    }
     open = FindByName(tenant, spec);
     if (open == nullptr) {
       RETURN_IF_ERROR(CheckNew(tenant, spec));

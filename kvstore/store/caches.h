@@ -15,6 +15,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "kvstore/mutex.h"
 #include "kvstore/sequence/cache.h"
 #include "kvstore/store.h"
@@ -30,13 +31,16 @@ class Caches {
   Caches(const StoreOptions& options, CacheMemory& memory)
       : options_(options), memory_(memory), quotas_(options.tenant_quotas) {}
 
+  // Open waits at most this long for another thread that makes the same cache.
+  static constexpr absl::Duration kMakingLimit = absl::Seconds(5);
+
   struct Opened {
     CachePointer cache;
     bool is_new = false;
   };
   // Returns the tenant's cache of this name (and rank), or makes it. Waits for another thread that
   // makes it. Holds no lock while the cache is made: the keeper and the kernel may take long.
-  // Errors: those of Store::OpenCache.
+  // Errors: those of Store::OpenCache; kAborted after kMakingLimit.
   absl::StatusOr<Opened> Open(std::string_view tenant, const CacheSpec& spec);
   void SetQuotas(TenantQuotas quotas);
   // Adds a recovered cache.

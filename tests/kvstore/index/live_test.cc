@@ -2,6 +2,7 @@
 #include <atomic>
 #include <set>
 
+#include "absl/strings/match.h"
 #include "kvstore/clock.h"
 #include "tests/kvstore/brute_force.h"
 #include "tests/kvstore/index/live_parts.h"
@@ -258,6 +259,28 @@ TEST(LiveIndex, AFullPoolIsToldKeepsTheRowsAndCanBeMadeUpFor) {
   WaitIdle(sequence.store());
   ExpectCoded(sequence);
   sequence.ExpectRowsMatch();
+}
+
+TEST(LiveIndex, ABuildOfAnotherIndexKeepsItsDeadlineWhileItWaits) {
+  constexpr uint32_t kTokens = 8192;
+  StoreOptions options = LiveOptions();
+  options.segment_tokens = options.codebook_tokens = options.train_tokens = kTokens;
+  TestSequence sequence(SmallSpec(), options);
+  SequenceSpec spec = Live();
+  spec.live_index->iterations = 100;  // it is in progress for long
+  sequence.NewSequence(spec);
+  Add(sequence, kTokens, 0, 1, /*append=*/false);
+  absl::Status status;
+  const auto waited = [&status] { return absl::StrContains(status.message(), "another index"); };
+  while (!waited() && sequence.store().Stats(kAllTenants).live_work_count > 0) {
+    status = sequence.store().BuildIndex(
+        kTenant, sequence.id(),
+        {.index = Pq(1, 4), .deadline = SteadyTime::Now() + absl::Milliseconds(5)}, {});
+  }
+  EXPECT_TRUE(waited()) << status;
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  WaitIdle(sequence.store());
+  ASSERT_TRUE(sequence.store().BuildIndex(kTenant, sequence.id(), {.index = Pq(1, 4)}, {}).ok());
 }
 
 TEST(LiveIndex, FinishingKeepsItsDeadlineAndCanBeCancelled) {

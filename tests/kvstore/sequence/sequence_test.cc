@@ -1,7 +1,9 @@
 #include "kvstore/sequence/sequence.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
+#include <future>
 #include <thread>
 
 #include "kvstore/rows/ingest.h"
@@ -479,6 +481,28 @@ TEST_F(SnapshotTest, ReadersSharersAndMergesGoOnBesideAWriter) {
   check(*Read());
   sequence_->Drop();
   EXPECT_EQ(cache_->pool->usage().used_bytes, 0u);
+}
+
+// The thread of the short work does not run.
+TEST_F(SnapshotTest, WritersDoNotWaitForShortWorkForEver) {
+  auto stopped = WriteLease::TakeShort(sequence_, SteadyTime::InfinitePast());
+  ASSERT_TRUE(stopped.ok()) << stopped.status();
+  auto writer =
+      std::async(std::launch::async, [&] { return WriteLease::Acquire(sequence_).status(); });
+  writer.wait_for(std::chrono::seconds(20));  // so that a failure ends
+  { const WriteLease done = *std::move(stopped); }
+  EXPECT_EQ(writer.get().code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(SnapshotTest, WritersWaitForShortWork) {
+  auto work = WriteLease::TakeShort(sequence_, SteadyTime::InfinitePast());
+  ASSERT_TRUE(work.ok()) << work.status();
+  absl::Status status;
+  std::thread writer([&] { status = WriteLease::Acquire(sequence_).status(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  { const WriteLease done = *std::move(work); }
+  writer.join();
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 }  // namespace

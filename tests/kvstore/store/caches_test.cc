@@ -5,6 +5,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -261,6 +262,19 @@ TEST_F(SlowCaches, LeaveTheirPlaceWhenTheyFail) {
   ASSERT_TRUE(same.ok()) << same.status();
   EXPECT_TRUE(same->is_new);
   for (const char* name : {"1", "2", "3"}) EXPECT_TRUE(caches_.Open("b", Spec(name)).ok()) << name;
+}
+
+TEST_F(SlowCaches, AreAwaitedForALimitedTime) {
+  absl::StatusOr<Caches::Opened> slow;
+  std::thread opener([&] { slow = caches_.Open("a", Spec("x")); });
+  keeper_.at_keep.Await();
+  auto joiner =
+      std::async(std::launch::async, [&] { return caches_.Open("a", Spec("x")).status(); });
+  joiner.wait_for(std::chrono::seconds(20));  // so that a failure ends
+  keeper_.go_on.Open();
+  opener.join();
+  ExpectRefused(joiner.get(), StatusCode::kAborted, "name", kRetryConflict);
+  EXPECT_TRUE(slow.ok()) << slow.status();
 }
 
 TEST(Caches, AreMadeByOneOfManyThreads) {

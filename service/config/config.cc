@@ -225,6 +225,8 @@ kvstore::StoreOptions StoreOptionsOf(const Config& config) {
   return options;
 }
 
+uint32_t TcpConnectionsOf(const Config& config) { return config.max_connections / 4; }
+
 size_t RequestMemoryBytesOf(const Config& config) {
   const size_t share_bytes = kvstore::ReadMemoryLimits().total_bytes / 8;
   return std::max(config.max_message_bytes, std::min(config.request_memory_bytes, share_bytes));

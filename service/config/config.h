@@ -126,6 +126,8 @@ std::map<std::string, std::string> DescribeConfig(const Config& config);
 // supervisor's two, for messages of its worker and of operators, and for its state.
 std::string SocketPath(const Config& config);
 std::string AdminPath(const Config& config);
+// Returns the most connections that may be open on tcp_listen.
+uint32_t TcpConnectionsOf(const Config& config);
 std::string SupervisorPath(const Config& config);
 std::string SupervisorStatusPath(const Config& config);
 

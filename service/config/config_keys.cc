@@ -340,7 +340,8 @@ std::vector<ConfigKey> MakeKeys() {
                           &Config::max_sessions, {1, 65536}));
   keys.push_back(CountKey("max_connections",
                           "Connections on the socket of calls; one user (uid) may have three "
-                          "quarters of them. Further connections are closed.",
+                          "quarters of them. tcp_listen may have a quarter of this number in "
+                          "addition. Further connections are closed.",
                           &Config::max_connections, {4, 1u << 20}));
   keys.push_back(SizeKey("max_message_bytes", "Largest request or response.",
                          &Config::max_message_bytes, size_t{64} << 10, size_t{1} << 30));

@@ -21,7 +21,8 @@ constexpr size_t kOtherDescriptors = 256;
 }  // namespace
 
 size_t DescriptorsNeeded(const Config& config) {
-  return kDescriptorsOfASession * config.max_sessions + config.max_connections +
+  const uint32_t tcp_connections = config.tcp_listen.empty() ? 0 : TcpConnectionsOf(config);
+  return kDescriptorsOfASession * config.max_sessions + config.max_connections + tcp_connections +
          kDescriptorsOfACache * config.max_caches + kOtherDescriptors;
 }
 

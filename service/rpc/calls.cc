@@ -28,13 +28,6 @@ absl::string_view MetadataOf(const grpc::CallbackServerContext& context, const c
   return {found->second.data(), found->second.size()};
 }
 
-Door DoorOf(const grpc::CallbackServerContext& context, const Entrance& entrance) {
-  if (entrance.admin) return Door::kAdminSocket;
-  const std::string peer = context.peer();
-  const bool tcp = absl::StartsWith(peer, "ipv4:") || absl::StartsWith(peer, "ipv6:");
-  return tcp ? Door::kTcp : Door::kSocket;
-}
-
 }  // namespace
 
 Calls::Calls(const Config& config, const TenantLimitTable& limits, CallGate& gate)
@@ -90,24 +83,24 @@ grpc::ServerUnaryReactor* Calls::Unary(grpc::CallbackServerContext* context, Rpc
                   .run = carry_out,
                   .deadline = begun->deadline,
                   .expire = [refuse] { refuse(WaitedTooLong()); }};
-  const absl::Status taken =
-      entrance.admin ? RunOperator(std::move(task)) : RunServing(std::move(task));
+  const absl::Status taken = entrance.door == Door::kAdminSocket ? RunOperator(std::move(task))
+                                                                 : RunServing(std::move(task));
   if (!taken.ok()) refuse(taken);
   return reactor;
 }
 
 absl::StatusOr<Call> Calls::Begin(grpc::CallbackServerContext* context, Rpc rpc,
                                   const Entrance& entrance, std::string request) {
-  const bool audited = RuleOf(rpc).audited;
+  const bool is_operator = entrance.door == Door::kAdminSocket;
   return gate_.Begin(
-      rpc,
-      {.door = DoorOf(*context, entrance),
-       .session_token = MetadataOf(*context, kSessionMetadata),
-       .boot_id = MetadataOf(*context, kBootMetadata),
-       .deadline = SteadyTimeOf(context->raw_deadline()),
-       .is_cancelled = [context] { return context->IsCancelled(); },
-       .peer = audited && entrance.admin ? entrance.describe_peer(context->peer()) : std::string(),
-       .request = std::move(request)});
+      rpc, {.door = entrance.door,
+            .session_token = MetadataOf(*context, kSessionMetadata),
+            .boot_id = MetadataOf(*context, kBootMetadata),
+            .deadline = SteadyTimeOf(context->raw_deadline()),
+            .is_cancelled = [context] { return context->IsCancelled(); },
+            .peer = RuleOf(rpc).audited && is_operator ? entrance.describe_peer(context->peer())
+                                                       : std::string(),
+            .request = std::move(request)});
 }
 
 absl::Status Calls::WaitedTooLong() {

@@ -34,8 +34,8 @@ namespace pqcached::service {
 
 // The server through which calls arrive.
 struct Entrance {
-  bool admin = false;  // on the admin socket
-  // Returns the peer of an admin connection for the audit log, by its name in gRPC.
+  Door door = Door::kSocket;
+  // Returns the peer of a connection for the audit log, by its name in gRPC.
   std::function<std::string(const std::string& peer)> describe_peer = {};
 };
 

@@ -5,21 +5,16 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
-#include <grpcpp/server_posix.h>
+
 #include <utility>
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
 #include "kvstore/clock.h"
 #include "service/base/log.h"
 #include "service/base/refusal.h"
 #include "service/handlers/handlers.h"
-#include "service/rpc/admin_service.h"
 #include "service/rpc/grpc_status.h"
-#include "service/rpc/kv_cache_service.h"
-#include "service/session/acceptor.h"
+#include "service/rpc/socket_server.h"
 #include "service/session/broker.h"
 #include "service/supervise/socket_claim.h"
 #include "service/wire/wire.h"
@@ -33,18 +28,6 @@ constexpr size_t kBootIdBytes = 8;
 
 // Memory for messages of operators, so that clients which use all of theirs do not shut them out.
 constexpr size_t kOperatorMemoryBytes = size_t{16} << 20;
-
-// Room for the framing of a message whose tensor alone fills max_message_bytes.
-constexpr int kFramingBytes = 64 << 10;
-
-// Number of calls that one connection may have open; further calls wait in the client.
-constexpr int kMaxConcurrentStreams = 256;
-
-// Keepalive detects a TCP client that vanished without closing its connection; the end of a unix
-// socket is noticed at once. The timeout is long because it applies to unix sockets too: an engine
-// that is stopped in a debugger must keep its session.
-constexpr int kKeepaliveMilliseconds = 60'000;
-constexpr int kKeepaliveTimeoutMilliseconds = 10 * 60'000;
 
 // Time that cancelled calls get to notice their cancellation, after shutdown_timeout.
 constexpr absl::Duration kCancelGrace = absl::Milliseconds(200);
@@ -68,10 +51,10 @@ class Server::Impl {
                    [this](bool serving) { SetServing(serving); },
                    [this](const SessionFilter& filter) { EndSessionsIf(filter); },
                    [this](const std::string& tenant) { return CountWork(tenant); }}),
-        kv_cache_({config_, boot_id_, handlers_, stats_, calls_, log}),
-        admin_(handlers_.admin, calls_, {}),
-        operator_kv_cache_({config_, boot_id_, handlers_, stats_, calls_, log, OperatorEntrance()}),
-        operator_admin_(handlers_.admin, calls_, OperatorEntrance()) {}
+        parts_({config_, boot_id_, handlers_, stats_, calls_, log}) {
+    client_messages_.Resize(RequestMemoryBytesOf(config_));
+    operator_messages_.Resize(kOperatorMemoryBytes);
+  }
 
   absl::Status Start() {
     const std::string path = SocketPath(config_);
@@ -99,6 +82,7 @@ class Server::Impl {
     }
     if (absl::Status status = StartServers(); !status.ok()) {
       broker_.reset();
+      servers_.clear();
       return status;
     }
     SetServing(true);
@@ -106,25 +90,19 @@ class Server::Impl {
   }
 
   void Shutdown() {
-    if (server_ == nullptr) return;
+    if (servers_.empty()) return;
     SetServing(false);
     if (options_.keepers.memory != nullptr) sessions_.LeaveToNextWorker();
     gate_.Drain(SteadyTime::Now() + config_.shutdown_timeout);
-    kv_cache_.EndSessions(Unavailable("", "the sidecar is shutting down", kRetryMemory));
+    for (const auto& server : servers_) {
+      server->EndSessions(Unavailable("", "the sidecar is shutting down", kRetryMemory));
+    }
     broker_.reset();
-    for (const auto& acceptor : {client_socket_.get(), admin_socket_.get()}) {
-      if (acceptor != nullptr) acceptor->Stop();
-    }
-    for (grpc::Server* server : Servers()) {
-      server->Shutdown(ToGrpc(SteadyTime::Now() + kCancelGrace));
-      server->Wait();
-    }
+    for (const auto& server : servers_) server->StopAccepting();
+    for (const auto& server : servers_) server->Shutdown(SteadyTime::Now() + kCancelGrace);
     detached_.Stop();
     calls_.Stop();
-    operator_server_.reset();
-    server_.reset();
-    client_socket_.reset();
-    admin_socket_.reset();
+    servers_.clear();
     admin_claim_.reset();
     claim_.reset();
   }
@@ -137,7 +115,7 @@ class Server::Impl {
     return (broker_ == nullptr || broker_->IsResponsive(timeout)) && AnswersItself(timeout);
   }
 
-  grpc::Server& server() { return *server_; }
+  grpc::Server& server() { return servers_.front()->server(); }
 
  private:
   // Calls the server as a client does, so that the acceptor, gRPC and a thread of calls take part.
@@ -154,85 +132,37 @@ class Server::Impl {
            grpc::StatusCode::DEADLINE_EXCEEDED;
   }
 
+  // The server of clients is the first one. No call arrives before all have started.
   absl::Status StartServers() {
-    ASSIGN_OR_RETURN(
-        admin_socket_,
-        Acceptor::Bind({.path = AdminPath(config_), .mode = 0600, .operators_only = true}, log_));
-    ASSIGN_OR_RETURN(client_socket_,
-                     Acceptor::Bind({.path = SocketPath(config_),
-                                     .mode = config_.socket_mode,
-                                     .max_connections = config_.max_connections,
-                                     .max_connections_per_uid = config_.max_connections / 4 * 3},
-                                    log_));
-    RETURN_IF_ERROR(StartClientServer());
-    return StartOperatorServer();
-  }
-
-  absl::Status StartClientServer() {
-    grpc::ServerBuilder builder;
-    int tcp_port = 0;
+    const uint32_t most = config_.max_connections;
+    AddServer({.socket = {.path = SocketPath(config_),
+                          .mode = config_.socket_mode,
+                          .max_connections = most,
+                          .max_connections_per_uid = most / 4 * 3},
+               .messages = client_messages_});
+    AddServer({.socket = {.path = AdminPath(config_), .operators_only = true},
+               .door = Door::kAdminSocket,
+               .messages = operator_messages_});
     if (!config_.tcp_listen.empty()) {
-      builder.AddListeningPort(config_.tcp_listen, grpc::InsecureServerCredentials(), &tcp_port);
+      AddServer({.socket = {.tcp_address = config_.tcp_listen,
+                            .max_connections = TcpConnectionsOf(config_)},
+                 .door = Door::kTcp,
+                 .messages = client_messages_});
     }
-    builder.RegisterService(&kv_cache_);
-    builder.RegisterService(&admin_);
-    SetLimits(builder, RequestMemoryBytesOf(config_));
-    server_ = builder.BuildAndStart();
-    if (server_ == nullptr) {
-      return FailedPrecondition("", config_.tcp_listen.empty()
-                                        ? "cannot start the server of clients"
-                                        : absl::StrCat("cannot listen on ", config_.tcp_listen));
-    }
-    client_socket_->Serve([this](int descriptor) {
-      grpc::AddInsecureChannelFromFd(server_.get(), descriptor);  // owns it
-    });
+    for (const auto& server : servers_) RETURN_IF_ERROR(server->Start());
     endpoints_.push_back(config_.listen);
-    if (!config_.tcp_listen.empty()) {
-      endpoints_.push_back(
-          absl::StrCat(config_.tcp_listen.substr(0, config_.tcp_listen.rfind(':')), ":", tcp_port));
-    }
+    if (!config_.tcp_listen.empty()) endpoints_.push_back(servers_.back()->address());
+    for (const auto& server : servers_) server->Accept();
     return absl::OkStatus();
   }
 
-  absl::Status StartOperatorServer() {
-    grpc::ServerBuilder builder;
-    builder.RegisterService(&operator_kv_cache_);
-    builder.RegisterService(&operator_admin_);
-    SetLimits(builder, kOperatorMemoryBytes);
-    operator_server_ = builder.BuildAndStart();
-    if (operator_server_ == nullptr) {
-      return FailedPrecondition("", "cannot start the server of the admin socket");
-    }
-    admin_socket_->Serve([this](int descriptor) {
-      grpc::AddInsecureChannelFromFd(operator_server_.get(), descriptor);  // owns it
-    });
-    return absl::OkStatus();
-  }
-
-  void SetLimits(grpc::ServerBuilder& builder, size_t memory_bytes) const {
-    builder.SetMaxReceiveMessageSize(static_cast<int>(config_.max_message_bytes) + kFramingBytes);
-    builder.SetMaxSendMessageSize(static_cast<int>(config_.max_message_bytes) + kFramingBytes);
-    grpc::ResourceQuota quota("pqcached");
-    quota.Resize(memory_bytes);
-    builder.SetResourceQuota(quota);
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentStreams);
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMilliseconds);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMilliseconds);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  }
-
-  Entrance OperatorEntrance() {
-    return {.admin = true, .describe_peer = [this](const std::string& peer) {
-              // gRPC's name of a connection that it has not accepted itself.
-              int descriptor = -1;
-              if (!absl::SimpleAtoi(absl::StripPrefix(peer, "fd:"), &descriptor)) return peer;
-              return admin_socket_->DescribePeer(descriptor);
-            }};
+  void AddServer(const SocketServer::Options& options) {
+    servers_.push_back(std::make_unique<SocketServer>(parts_, options));
   }
 
   void EndSessionsIf(const SessionFilter& filter) {
-    kv_cache_.EndSessionsIf(filter, Unavailable("", "the session was ended", kNoRetry));
+    const absl::Status ended = Unavailable("", "the session was ended", kNoRetry);
+    for (const auto& server : servers_) server->EndSessionsIf(filter, ended);
     if (broker_ != nullptr) broker_->EndSessionsIf(filter, config_.default_timeout);
     detached_.EndSessionsIf(filter);
   }
@@ -246,23 +176,7 @@ class Server::Impl {
   }
 
   void SetServing(bool serving) {
-    for (grpc::Server* server : Servers()) {
-      grpc::HealthCheckServiceInterface* health = server->GetHealthCheckService();
-      if (health == nullptr) continue;
-      health->SetServingStatus(serving);
-      for (const char* service : {"pqcached.v1.KvCache", "pqcached.v1.Admin"}) {
-        health->SetServingStatus(service, serving);
-      }
-    }
-  }
-
-  // Returns the servers that have started.
-  std::vector<grpc::Server*> Servers() const {
-    std::vector<grpc::Server*> servers;
-    for (grpc::Server* server : {server_.get(), operator_server_.get()}) {
-      if (server != nullptr) servers.push_back(server);
-    }
-    return servers;
+    for (const auto& server : servers_) server->SetServing(serving);
   }
 
   const Config config_;
@@ -279,15 +193,11 @@ class Server::Impl {
   Calls calls_;
   DetachedSessions detached_;
   Handlers handlers_;
-  KvCacheService kv_cache_;
-  AdminService admin_;
-  KvCacheService operator_kv_cache_;  // a gRPC service belongs to one server
-  AdminService operator_admin_;
-  std::unique_ptr<Acceptor> client_socket_;
-  std::unique_ptr<Acceptor> admin_socket_;
+  const KvCacheService::Parts parts_;
+  grpc::ResourceQuota client_messages_{"clients"};
+  grpc::ResourceQuota operator_messages_{"operators"};
   std::unique_ptr<Broker> broker_;
-  std::unique_ptr<grpc::Server> server_;           // for clients
-  std::unique_ptr<grpc::Server> operator_server_;  // for the admin socket
+  std::vector<std::unique_ptr<SocketServer>> servers_;
   std::vector<std::string> endpoints_;
   std::unique_ptr<v1::Admin::Stub> probe_;  // used by IsResponsive only
 };

@@ -44,8 +44,8 @@ class SessionStream final : public grpc::ServerBidiReactor<v1::SessionRequest, v
 
   void Start() {
     const size_t streams = streams_.Add(shared_from_this());
-    const Door door = parts_.entrance.admin ? Door::kAdminSocket : Door::kSocket;
-    if (absl::Status status = CallGate::CheckDoor(Rpc::kSession, door); !status.ok()) {
+    if (absl::Status status = CallGate::CheckDoor(Rpc::kSession, parts_.entrance.door);
+        !status.ok()) {
       FinishOnce(status);
     } else if (parts_.calls.gate().draining()) {
       FinishOnce(Unavailable("", "the sidecar is shutting down", kRetryMemory));

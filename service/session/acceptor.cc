@@ -1,16 +1,21 @@
 #include "service/session/acceptor.h"
 
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio.hpp>
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "kvstore/mutex.h"
 #include "service/base/log.h"
 #include "service/base/refusal.h"
@@ -20,11 +25,17 @@ namespace pqcached::service {
 namespace {
 
 namespace asio = boost::asio;
-using asio::local::stream_protocol;
+using asio::generic::stream_protocol;
 using boost::system::error_code;
 
 // Pause after a failed accept: the process has no descriptor left.
 constexpr std::chrono::milliseconds kPauseAfterError(100);
+
+constexpr uid_t kUnknownUser = ~uid_t{0};  // of a TCP peer
+
+absl::string_view HostOf(absl::string_view address) {
+  return address.substr(0, address.rfind(':'));
+}
 
 // Returns the number that identifies the socket of a descriptor; 0 when it is not open.
 ino_t SocketOf(int descriptor) {
@@ -42,15 +53,25 @@ class Acceptor::Impl {
 
   absl::Status Bind() {
     error_code error;
-    acceptor_.open(stream_protocol(), error);
+    const stream_protocol::endpoint endpoint = Endpoint(error);
+    if (!error) acceptor_.open(endpoint.protocol(), error);
+    if (!error && is_tcp()) acceptor_.set_option(asio::socket_base::reuse_address(true), error);
     if (!error) {
       const ScopedUmask mask(static_cast<mode_t>(~options_.mode & 0777));
-      acceptor_.bind(stream_protocol::endpoint(options_.path), error);
+      acceptor_.bind(endpoint, error);
     }
     if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
     if (!error) return absl::OkStatus();
-    return FailedPrecondition(
-        "", absl::StrCat("cannot listen on ", options_.path, ": ", error.message()));
+    return FailedPrecondition("", absl::StrCat("cannot listen on ", name(), ": ", error.message()));
+  }
+
+  std::string address() const {
+    if (!is_tcp()) return options_.path;
+    error_code ignored;
+    const stream_protocol::endpoint bound = acceptor_.local_endpoint(ignored);
+    asio::ip::tcp::endpoint same;
+    std::memcpy(same.data(), bound.data(), std::min(bound.size(), same.capacity()));
+    return absl::StrCat(HostOf(options_.tcp_address), ":", same.port());
   }
 
   void Serve(std::function<void(int descriptor)> take) {
@@ -68,7 +89,7 @@ class Acceptor::Impl {
       pause_.cancel();
     });
     if (thread_.joinable()) thread_.join();
-    unlink(options_.path.c_str());
+    if (!is_tcp()) unlink(options_.path.c_str());
   }
 
   std::string DescribePeer(int descriptor) const {
@@ -84,6 +105,19 @@ class Acceptor::Impl {
     ucred credentials = {};
     ino_t socket = 0;
   };
+
+  bool is_tcp() const { return !options_.tcp_address.empty(); }
+  const std::string& name() const { return is_tcp() ? options_.tcp_address : options_.path; }
+
+  stream_protocol::endpoint Endpoint(error_code& error) {
+    if (!is_tcp()) return asio::local::stream_protocol::endpoint(options_.path);
+    const std::string& address = options_.tcp_address;
+    std::string host(absl::StripSuffix(absl::StripPrefix(HostOf(address), "["), "]"));
+    asio::ip::tcp::resolver resolver(io_);
+    const auto found = resolver.resolve(host, address.substr(address.rfind(':') + 1), error);
+    return error ? stream_protocol::endpoint()
+                 : stream_protocol::endpoint(found.begin()->endpoint());
+  }
 
   void Accept() {
     acceptor_.async_accept([this](const error_code& error, stream_protocol::socket socket) {
@@ -103,9 +137,14 @@ class Acceptor::Impl {
   }
 
   void Admit(stream_protocol::socket socket) {
-    ucred peer = {};
+    ucred peer = {.pid = 0, .uid = kUnknownUser, .gid = kUnknownUser};
     socklen_t size = sizeof(peer);
-    if (getsockopt(socket.native_handle(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return;
+    if (is_tcp()) {
+      const int yes = 1;  // small messages are sent at once
+      setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+    } else if (getsockopt(socket.native_handle(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+      return;
+    }
     if (options_.operators_only && peer.uid != 0 && peer.uid != geteuid()) {
       log_.Warning("operator_denied", {{"uid", peer.uid}, {"pid", peer.pid}});
       return;
@@ -142,14 +181,14 @@ class Acceptor::Impl {
   // Logs the first of a run of equal events: a client that repeats does not fill the log.
   void LogOnce(bool& logged, const char* event, const std::string& message) {
     if (!std::exchange(logged, true)) {
-      log_.Warning(event, {{"socket", options_.path}, {"message", message}});
+      log_.Warning(event, {{"socket", name()}, {"message", message}});
     }
   }
 
   const Options options_;
   Log& log_;
   asio::io_context io_{1};
-  stream_protocol::acceptor acceptor_;
+  asio::basic_socket_acceptor<stream_protocol> acceptor_;
   asio::steady_timer pause_;
   std::function<void(int descriptor)> take_;
   bool cannot_accept_ = false;  // used on the thread only, like the next
@@ -173,6 +212,8 @@ Acceptor::~Acceptor() = default;
 void Acceptor::Serve(std::function<void(int descriptor)> take) { impl_->Serve(std::move(take)); }
 
 void Acceptor::Stop() { impl_->Stop(); }
+
+std::string Acceptor::address() const { return impl_->address(); }
 
 std::string Acceptor::DescribePeer(int descriptor) const { return impl_->DescribePeer(descriptor); }
 

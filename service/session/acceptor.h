@@ -1,5 +1,6 @@
-// Acceptor accepts the connections of one unix socket, limits them by user, and passes them on.
-// Unlike a listening port of gRPC, it learns the peer's uid from the kernel.
+// Acceptor accepts the connections of one unix or TCP socket, limits them, and passes them on.
+// Unlike a listening port of gRPC, it counts them, and receives the uid of a peer on a unix socket
+// from the kernel.
 //
 // Thread-safe.
 #ifndef PQCACHED_SERVICE_SESSION_ACCEPTOR_H_
@@ -22,7 +23,8 @@ class Log;
 class Acceptor {
  public:
   struct Options {
-    std::string path;
+    std::string path = {};
+    std::string tcp_address = {};  // instead of a path: "127.0.0.1:7070", port 0 = any free port
     mode_t mode = 0600;
     bool operators_only = false;  // only the sidecar's own user and root
     // Further connections are closed at once. Counted are those whose descriptor is still open.
@@ -30,7 +32,7 @@ class Acceptor {
     uint32_t max_connections_per_uid = std::numeric_limits<uint32_t>::max();
   };
 
-  // Binds the socket, which must not exist. Changes the umask of the process for a moment.
+  // Binds the socket, of which no file may exist. Changes the umask of the process for a moment.
   //
   // Errors: kFailedPrecondition  cannot bind the socket
   static absl::StatusOr<std::unique_ptr<Acceptor>> Bind(Options options, Log& log);
@@ -43,6 +45,9 @@ class Acceptor {
   void Serve(std::function<void(int descriptor)> take);
   // Accepts no further connections, and removes the socket. Connections that exist continue.
   void Stop();
+
+  // Returns the path, or the TCP address with the port that was bound.
+  std::string address() const;
 
   // Returns the process behind the last connection with this descriptor, "uid=0 pid=77". Empty when
   // there was none.

@@ -1,5 +1,6 @@
 // Limits of tenants and of connections, and what operators do about them while the sidecar serves.
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -48,9 +49,10 @@ class TenantsTest : public LifecycleTest {
   }
 
   // Asks for a session, and returns the answer; the session has ended on return.
-  grpc::Status OpenSession(const std::string& tenant) {
+  grpc::Status OpenSession(const std::string& tenant) { return OpenSession(tenant, endpoint()); }
+  static grpc::Status OpenSession(const std::string& tenant, const std::string& address) {
     const auto stub =
-        v1::KvCache::NewStub(grpc::CreateChannel(endpoint(), grpc::InsecureChannelCredentials()));
+        v1::KvCache::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
     grpc::ClientContext context;
     const auto stream = stub->Session(&context);
     v1::SessionRequest request;
@@ -221,15 +223,23 @@ TEST_F(TenantsTest, TheWatchdogSeesThatNoThreadAnswers) {
   EXPECT_TRUE(server_->IsResponsive(absl::Minutes(1)));
 }
 
-// A connection to a unix socket that sends nothing.
+// A connection that sends nothing.
 class Silent {
  public:
+  // To a unix socket.
   explicit Silent(const std::string& path) : socket_(socket(AF_UNIX, SOCK_STREAM, 0)) {
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
     path.copy(address.sun_path, sizeof(address.sun_path) - 1);
-    connected_ =
-        connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+    Connect(&address, sizeof(address));
+  }
+  // To a port of 127.0.0.1.
+  explicit Silent(uint16_t port) : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    Connect(&address, sizeof(address));
   }
   ~Silent() { close(socket_); }
   Silent(const Silent&) = delete;
@@ -243,6 +253,10 @@ class Silent {
   }
 
  private:
+  void Connect(const void* address, socklen_t size) {
+    connected_ = connect(socket_, static_cast<const sockaddr*>(address), size) == 0;
+  }
+
   const int socket_;
   bool connected_ = false;
 };
@@ -257,6 +271,22 @@ TEST_F(TenantsTest, OneUserLeavesConnectionsToOthers) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   while (!OpenSession("a").ok()) ASSERT_LT(std::chrono::steady_clock::now(), until);
   EXPECT_TRUE(OpenSession("a").ok());
+}
+
+TEST_F(TenantsTest, TcpHasConnectionsOfItsOwn) {
+  Start([](Config& config) {
+    config.max_connections = 8;
+    config.tcp_listen = "127.0.0.1:0";
+  });
+  const std::string& address = server_->endpoints().at(1);
+  const auto port = static_cast<uint16_t>(std::stoul(address.substr(address.rfind(':') + 1)));
+  std::vector<std::unique_ptr<Silent>> held;
+  for (int i = 0; i < 2; ++i) held.push_back(std::make_unique<Silent>(port));
+  EXPECT_TRUE(Silent(port).IsClosed()) << "a quarter of 8 are held";
+  EXPECT_TRUE(OpenSession("a").ok()) << "the unix socket has all of its own";
+  held.clear();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!OpenSession("b", address).ok()) ASSERT_LT(std::chrono::steady_clock::now(), until);
 }
 
 TEST_F(TenantsTest, AConnectionOpensFewStreamsWithoutASession) {

@@ -203,7 +203,7 @@ class Server::Impl {
 };
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config, kvstore::Store& store,
-                                                      Log& log, ServerOptions options) {
+                                                      Log& log, const ServerOptions& options) {
   auto impl = std::make_unique<Impl>(config, store, log, options);
   RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<Server>(new Server(std::move(impl)));

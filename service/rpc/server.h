@@ -40,7 +40,7 @@ class Server {
   // Errors: kAlreadyExists       another process serves on the socket
   //         kFailedPrecondition  an endpoint cannot be bound (the message names it)
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Config& config, kvstore::Store& store,
-                                                       Log& log, ServerOptions options = {});
+                                                       Log& log, const ServerOptions& options = {});
 
   // Calls Shutdown.
   ~Server();

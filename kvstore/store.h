@@ -113,6 +113,8 @@ struct StoreOptions {
   // never. A rank's sequence only with a group_key, when no call has used any member of the group.
   absl::Duration evict_idle_after = absl::Seconds(60);
   TenantQuotas tenant_quotas;  // until SetTenantQuotas
+  // The pages of pools are allocated in the background. False: by the calls that first use them.
+  bool touch_pools = true;
   // Interval of reading the memory limits of the machine and of control groups; zero = only
   // OpenCache reads them.
   absl::Duration memory_check_interval = absl::ZeroDuration();

@@ -47,7 +47,8 @@ absl::Status KeepPool(DescriptorKeeper& keeper, const std::string& name,
 
 Pool::Options CacheMemory::OptionsOf(const CacheSpec& spec) const {
   return {.capacity_bytes = spec.capacity_bytes,
-          .touch_threads = std::max(1u, shared_.compute.serving.worker_count() / 2),
+          .touch_threads =
+              options_.touch_pools ? std::max(1u, shared_.compute.serving.worker_count() / 2) : 0,
           .strict = options_.strict_memory,
           .quota_bytes = spec.quota_bytes};
 }

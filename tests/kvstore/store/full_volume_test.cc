@@ -1,9 +1,5 @@
 // A volume that is full refuses calls, and loses nothing: no store touches memory that it was not
 // granted.
-#include <stdlib.h>
-
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -41,7 +37,7 @@ class FullVolume : public ::testing::Test {
     keeper_ = *std::move(keeper);
     StoreOptions options = SmallOptions();
     options.keeper = keeper_.get();
-    options.memory_root = root_.path;
+    options.touch_pools = false;  // pages are missing when the volume is full
     CacheSpec spec = SmallSpec();
     spec.capacity_bytes = size_t{40} << 20;
     world_ = std::make_unique<SharingStore>(spec, options);
@@ -60,17 +56,6 @@ class FullVolume : public ::testing::Test {
     }
     EXPECT_EQ(status.code(), StatusCode::kResourceExhausted) << status;
   }
-  // Memory for the next step of a call, but not for the larger steps of the pool's background
-  // threads, so that pages are missing when the volume is full.
-  struct Root {
-    Root() {
-      std::filesystem::create_directories(path + "/proc");
-      std::ofstream(path + "/proc/meminfo") << "MemAvailable: " << (70 << 10) << " kB\n";
-    }
-    ~Root() { std::filesystem::remove_all(path); }
-    std::string pattern = ::testing::TempDir() + "volume_XXXXXX";
-    const std::string path = mkdtemp(pattern.data());
-  } root_;
   SmallVolume volume_{size_t{48} << 20};
   std::unique_ptr<FileKeeper> keeper_;
   std::unique_ptr<SharingStore> world_;

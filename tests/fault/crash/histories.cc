@@ -53,8 +53,8 @@ std::vector<Step> MoveSteps() {
 // A client maps a sequence that shares the active segment of another one. The next process does not know that, and writes
 // these rows again.
 std::vector<Step> SharedTailSteps() {
-  return {{kCreate, 0}, {kAppend, 0, 50},  {kFork, 1, 50, 0}, {kAttach, 1, 0, 0},
-          {kDrop, 1},   {kTruncate, 0, 10}, {kTakeOver},      {kAppend, 0, 40}};
+  return {{kCreate, 0}, {kAppend, 0, 50},   {kFork, 1, 50, 0}, {kAttach, 1, 0, 0},
+          {kDrop, 1},   {kTruncate, 0, 10}, {kTakeOver},       {kAppend, 0, 40}};
 }
 
 std::vector<Step> RankSteps() {

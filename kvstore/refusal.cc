@@ -15,19 +15,23 @@ std::string_view Std(absl::string_view text) { return {text.data(), text.size()}
 
 constexpr char kPayload[] = "pqcached.dev/refusal";
 
-// Content of the payload: retry_ms as four bytes, the field, a zero byte, the text.
+// Content of the payload: retry_ms as four bytes, the shortage as one, the field, a zero byte, the
+// text.
 struct Details {
   uint32_t retry_ms = kNoRetry;
+  Shortage shortage = Shortage::kNone;
   std::string field;
   std::string text;
 };
+constexpr size_t kFieldOffset = sizeof(Details::retry_ms) + sizeof(Details::shortage);
 
-absl::Cord Encode(absl::string_view field, absl::string_view text, uint32_t retry_ms) {
-  std::string bytes(sizeof(retry_ms), '\0');
-  std::memcpy(bytes.data(), &retry_ms, sizeof(retry_ms));
-  bytes.append(Std(field));
+absl::Cord Encode(const Details& details) {
+  std::string bytes(kFieldOffset, '\0');
+  std::memcpy(bytes.data(), &details.retry_ms, sizeof(details.retry_ms));
+  bytes[sizeof(details.retry_ms)] = static_cast<char>(details.shortage);
+  bytes.append(details.field);
   bytes.push_back('\0');
-  bytes.append(Std(text));
+  bytes.append(details.text);
   return absl::Cord(std::move(bytes));
 }
 
@@ -41,19 +45,27 @@ Details DetailsOf(const absl::Status& status) {
   }
   const std::string bytes(*payload);
   std::memcpy(&details.retry_ms, bytes.data(), sizeof(details.retry_ms));
-  const size_t end = bytes.find('\0', sizeof(details.retry_ms));
-  details.field = bytes.substr(sizeof(details.retry_ms), end - sizeof(details.retry_ms));
+  details.shortage = static_cast<Shortage>(bytes[sizeof(details.retry_ms)]);
+  const size_t end = bytes.find('\0', kFieldOffset);
+  details.field = bytes.substr(kFieldOffset, end - kFieldOffset);
   details.text = bytes.substr(end + 1);
   return details;
+}
+
+absl::Status StatusOf(absl::StatusCode code, const Details& details) {
+  absl::Status status(code, MessageOf(details.field, details.text));
+  status.SetPayload(kPayload, Encode(details));
+  return status;
 }
 
 }  // namespace
 
 absl::Status Refuse(absl::StatusCode code, absl::string_view field, absl::string_view text,
                     uint32_t retry_ms) {
-  absl::Status status(code, MessageOf(Std(field), Std(text)));
-  status.SetPayload(kPayload, Encode(field, text, retry_ms));
-  return status;
+  return StatusOf(code, {.retry_ms = retry_ms,
+                         .shortage = Shortage::kNone,
+                         .field = std::string(field),
+                         .text = std::string(text)});
 }
 
 absl::Status ToStatus(const Refusal& refusal) {
@@ -98,6 +110,13 @@ absl::Status Unauthenticated(absl::string_view field, absl::string_view text) {
 absl::Status ResourceExhausted(absl::string_view field, absl::string_view text, uint32_t retry_ms) {
   return Refuse(absl::StatusCode::kResourceExhausted, field, text, retry_ms);
 }
+absl::Status ShortOf(Shortage shortage, absl::string_view field, absl::string_view text,
+                     uint32_t retry_ms) {
+  return StatusOf(absl::StatusCode::kResourceExhausted, {.retry_ms = retry_ms,
+                                                         .shortage = shortage,
+                                                         .field = std::string(field),
+                                                         .text = std::string(text)});
+}
 absl::Status Aborted(absl::string_view field, absl::string_view text, uint32_t retry_ms) {
   return Refuse(absl::StatusCode::kAborted, field, text, retry_ms);
 }
@@ -123,17 +142,27 @@ std::string TextOf(const absl::Status& status) { return DetailsOf(status).text; 
 
 uint32_t RetryMsOf(const absl::Status& status) { return DetailsOf(status).retry_ms; }
 
+Shortage ShortageOf(const absl::Status& status) { return DetailsOf(status).shortage; }
+
 absl::Status PrefixField(absl::string_view path, const absl::Status& status) {
   if (status.ok() || path.empty()) return status;
-  const Details details = DetailsOf(status);
-  return Refuse(status.code(), JoinFields(Std(path), details.field), details.text,
-                details.retry_ms);
+  Details details = DetailsOf(status);
+  details.field = JoinFields(Std(path), details.field);
+  return StatusOf(status.code(), details);
 }
 
 absl::Status ReplaceField(absl::string_view field, const absl::Status& status) {
   if (status.ok()) return status;
-  const Details details = DetailsOf(status);
-  return Refuse(status.code(), field, details.text, details.retry_ms);
+  Details details = DetailsOf(status);
+  details.field = std::string(field);
+  return StatusOf(status.code(), details);
+}
+
+absl::Status ReplaceText(absl::string_view text, const absl::Status& status) {
+  if (status.ok()) return status;
+  Details details = DetailsOf(status);
+  details.text = std::string(text);
+  return StatusOf(status.code(), details);
 }
 
 absl::Status MoveField(absl::string_view from, absl::string_view to, const absl::Status& status) {

@@ -47,6 +47,17 @@ absl::Status Unauthenticated(absl::string_view field, absl::string_view text);
 absl::Status ResourceExhausted(absl::string_view field, absl::string_view text, uint32_t retry_ms);
 absl::Status Aborted(absl::string_view field, absl::string_view text, uint32_t retry_ms);
 absl::Status Unavailable(absl::string_view field, absl::string_view text, uint32_t retry_ms);
+// The part of the environment that has too little of something.
+enum class Shortage : uint8_t {
+  kNone,
+  kMemory,       // of the machine, of a control group or of a file system
+  kDescriptors,  // of the process or of the machine
+};
+// Returns kResourceExhausted, because the environment of the sidecar has no more: no limit of the
+// configuration is the cause, and no client. ShortageOf finds such refusals, so that the service
+// names them in its log.
+absl::Status ShortOf(Shortage shortage, absl::string_view field, absl::string_view text,
+                     uint32_t retry_ms);
 // The call ended early.
 absl::Status Cancelled(absl::string_view text);
 absl::Status DeadlineExceeded(absl::string_view field, absl::string_view text);
@@ -60,11 +71,15 @@ std::string FieldOf(const absl::Status& status);
 std::string TextOf(const absl::Status& status);
 // Returns the time after which a repetition may succeed; 0 = repeating the call is not worthwhile.
 uint32_t RetryMsOf(const absl::Status& status);
+// Returns the shortage that has caused the refusal.
+Shortage ShortageOf(const absl::Status& status);
 
 // Returns `status` with `path` before the path of its field. OK stays OK.
 absl::Status PrefixField(absl::string_view path, const absl::Status& status);
 // Returns `status` with `field` as its field, in place of its own. OK stays OK.
 absl::Status ReplaceField(absl::string_view field, const absl::Status& status);
+// Returns `status` with `text` as its text, in place of its own. OK stays OK.
+absl::Status ReplaceText(absl::string_view text, const absl::Status& status);
 // Returns `status` with the path `from` at the beginning of its field replaced by `to`. Other
 // fields stay: MoveField("rows", "rows[3]", ...) makes "rows[3].keys" of "rows.keys".
 absl::Status MoveField(absl::string_view from, absl::string_view to, const absl::Status& status);

@@ -101,6 +101,8 @@ struct StoreOptions {
   // A lease that its holder has not refreshed for this long is revoked, up to a quarter of this, or
   // 1 s, later. Its memory stays in place until the lease ends.
   absl::Duration lease_timeout = absl::InfiniteDuration();
+  // Called from a thread of the store when it has revoked `count` leases of a session for that.
+  std::function<void(const std::string& session, uint32_t count)> on_expired_leases;
   size_t max_staging_bytes = size_t{256} << 20;  // per session
   // Memory of the messages that the caller receives; the store promises it to no cache.
   size_t request_memory_bytes = 0;

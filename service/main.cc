@@ -48,6 +48,11 @@ int Fail(const absl::Status& status, int exit_code) {
   return exit_code;
 }
 
+int Fail(const absl::Status& status, int exit_code, const Log& log) {
+  log.Error("not_started", {{"message", status.message()}});
+  return Fail(status, exit_code);
+}
+
 int PrintConfig(const Config& config) {
   for (const auto& [key, value] : DescribeConfig(config)) {
     std::printf("%s: %s\n", key.c_str(), value.empty() ? "\"\"" : value.c_str());
@@ -141,7 +146,7 @@ std::optional<int> Supervise(const Config& config, const CommandLine& command_li
   const absl::StatusOr<std::unique_ptr<Log>> log = Log::Open(config.log_level, config.log_file);
   if (!log.ok()) return Fail(log.status(), kExitBadConfig);
   if (absl::Status status = CheckStartLimits(config, **log); !status.ok()) {
-    return Fail(status, kExitBadConfig);
+    return Fail(status, kExitBadConfig, **log);
   }
   if (absl::Status status = AdjustOomScore(config.oom_score_adjust); !status.ok()) {
     (*log)->Info("oom_score_not_adjusted", {{"message", status.message()}});
@@ -149,26 +154,27 @@ std::optional<int> Supervise(const Config& config, const CommandLine& command_li
   const Environment environment = ProcessEnvironment();
   const absl::StatusOr<std::unique_ptr<Notifier>> above =
       Notifier::FromEnvironment(environment, kParentTimeout);
-  if (!above.ok()) return Fail(above.status(), kExitFailed);
+  if (!above.ok()) return Fail(above.status(), kExitFailed, **log);
   KeptDescriptors kept;
   if (*above != nullptr) kept = (*above)->DuplicateAll();
   if (command_line.take_over) {
     absl::StatusOr<KeptDescriptors> taken =
         TakeOver(SupervisorPath(config), StopTimeoutOf(config) + kTakeOverGrace);
-    if (!taken.ok() && !absl::IsNotFound(taken.status())) return Fail(taken.status(), kExitFailed);
+    if (!taken.ok() && !absl::IsNotFound(taken.status()))
+      return Fail(taken.status(), kExitFailed, **log);
     if (taken.ok()) kept.merge(*taken);
   }
   // Declared first, so that it closes last: the successor starts when it is closed, after this
   // process has released its sockets.
   kvstore::FileDescriptor successor;
   absl::StatusOr<Claims> claims = AcquireClaims(config);
-  if (!claims.ok()) return Fail(claims.status(), kExitFailed);
+  if (!claims.ok()) return Fail(claims.status(), kExitFailed, **log);
   const absl::StatusOr<std::unique_ptr<NotifySocket>> socket =
       NotifySocket::Bind(SupervisorPath(config));
-  if (!socket.ok()) return Fail(socket.status(), kExitFailed);
+  if (!socket.ok()) return Fail(socket.status(), kExitFailed, **log);
   const absl::StatusOr<std::unique_ptr<StatusSocket>> status_socket =
       StatusSocket::Bind(SupervisorStatusPath(config));
-  if (!status_socket.ok()) return Fail(status_socket.status(), kExitFailed);
+  if (!status_socket.ok()) return Fail(status_socket.status(), kExitFailed, **log);
   Supervisor::Options options = SupervisorOptionsOf(config, command, *claims);
   options.status_socket = status_socket->get();
   options.parent_watchdog_timeout = WatchdogTimeout(environment);

@@ -41,6 +41,8 @@ constexpr absl::Duration kShutdownGrace = absl::Seconds(5);
 // is freed.
 constexpr absl::Duration kOrphanTimeout = absl::Seconds(10);
 constexpr absl::Duration kOrphanRetryPause = absl::Milliseconds(20);
+// A wait that ends this much later than planned means that this process was stopped or suspended.
+constexpr absl::Duration kSuspendThreshold = absl::Seconds(1);
 // Further time for memory to be freed.
 constexpr absl::Duration kEndGrace = absl::Seconds(10);
 
@@ -51,6 +53,7 @@ sigset_t BlockSignals() {
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGCONT);
   sigset_t blocked = signals;
   sigaddset(&blocked, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
@@ -78,6 +81,11 @@ int ExitCodeOf(const absl::Status& created) {
 int Fail(const absl::Status& status, int exit_code) {
   std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   return exit_code;
+}
+
+int Fail(const absl::Status& status, int exit_code, const Log& log) {
+  log.Error("not_started", {{"message", status.message()}});
+  return Fail(status, exit_code);
 }
 
 // Keepers of memory and descriptors beyond the end of this process; null = none.
@@ -114,22 +122,27 @@ absl::StatusOr<Keepers> OpenKeepers(const Config& config, std::optional<KeptMapp
   return keepers;
 }
 
-// Waits for one of `signals`. In the meantime notifies the supervisor that the server answers, as
-// often as the watchdog needs.
-int AwaitSignal(const sigset_t& signals, Server& server, const Notifier* notifier) {
+// Waits for SIGTERM or SIGINT, which `signals` contains. In the meantime notifies the supervisor
+// that the server answers, as often as the watchdog needs, and the log when this process was
+// stopped or suspended.
+int AwaitSignal(const sigset_t& signals, Server& server, const Notifier* notifier, const Log& log) {
   const absl::Duration timeout = WatchdogTimeout(ProcessEnvironment());
-  if (notifier == nullptr || timeout <= absl::ZeroDuration()) {
-    int signal_number = 0;
-    sigwait(&signals, &signal_number);
-    return signal_number;
-  }
+  const bool watched = notifier != nullptr && timeout > absl::ZeroDuration();
   const timespec pause = absl::ToTimespec(timeout / 4);
+  kvstore::SteadyTime begun = kvstore::SteadyTime::Now();
   while (true) {
-    const int signal_number = sigtimedwait(&signals, nullptr, &pause);
-    if (signal_number > 0) return signal_number;
+    const int signal_number = sigtimedwait(&signals, nullptr, watched ? &pause : nullptr);
+    if (signal_number > 0 && signal_number != SIGCONT) return signal_number;
+    if (signal_number < 0 && errno == EINTR) continue;  // a SIGCONT may follow
+    const absl::Duration waited = kvstore::SteadyTime::Now() - begun;
+    if (signal_number == SIGCONT || waited > timeout / 4 + kSuspendThreshold) {
+      log.Warning("worker_paused", {{"within_seconds", absl::ToDoubleSeconds(waited)},
+                                    {"message", "it was stopped, or the machine was suspended"}});
+    }
     // A server that hangs blocks IsResponsive, so that no message is sent and the supervisor kills
     // this process.
-    if (server.IsResponsive(timeout / 4)) notifier->Send("WATCHDOG=1").IgnoreError();
+    if (watched && server.IsResponsive(timeout / 4)) notifier->Send("WATCHDOG=1").IgnoreError();
+    begun = kvstore::SteadyTime::Now();
   }
 }
 
@@ -183,12 +196,12 @@ int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> ma
   KeepFreedMemory();
   const sigset_t signals = BlockSignals();
   const absl::StatusOr<Keepers> keepers = OpenKeepers(config, std::move(mappings));
-  if (!keepers.ok()) return Fail(keepers.status(), kExitBadConfig);
   absl::StatusOr<std::unique_ptr<Log>> log = Log::Open(config.log_level, config.log_file);
   if (!log.ok()) return Fail(log.status(), kExitBadConfig);
+  if (!keepers.ok()) return Fail(keepers.status(), kExitBadConfig, **log);
   if (!claimed) {  // a supervisor does this for its workers
     if (absl::Status status = CheckStartLimits(config, **log); !status.ok()) {
-      return Fail(status, kExitBadConfig);
+      return Fail(status, kExitBadConfig, **log);
     }
     if (absl::Status status = AdjustOomScore(config.oom_score_adjust); !status.ok()) {
       (*log)->Info("oom_score_not_adjusted", {{"message", status.message()}});
@@ -202,9 +215,12 @@ int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> ma
     (*log)->Warning("live_index_failed",
                     {{"sequence_id", sequence_id}, {"message", status.message()}});
   };
+  options.on_expired_leases = [&log](const std::string& session, uint32_t count) {
+    (*log)->Warning("leases_expired", {{"session", session}, {"count", count}});
+  };
   absl::StatusOr<std::unique_ptr<kvstore::Store>> store = kvstore::Store::Create(options);
   if (!store.ok()) {
-    return Fail(store.status(), ExitCodeOf(store.status()));
+    return Fail(store.status(), ExitCodeOf(store.status()), **log);
   }
   LogRecovery((*store)->Recovery(), **log);
   ServerOptions server_options{
@@ -219,14 +235,14 @@ int RunWorker(const Config& config, bool claimed, std::optional<KeptMappings> ma
       Server::Start(config, **store, **log, server_options);
   if (!server.ok()) {
     return Fail(server.status(),
-                absl::IsResourceExhausted(server.status()) ? kExitNoMemory : kExitFailed);
+                absl::IsResourceExhausted(server.status()) ? kExitNoMemory : kExitFailed, **log);
   }
   if (notifier != nullptr) {
     notifier->Send(absl::StrCat("READY=1\nSTATUS=serving as ", getpid())).IgnoreError();
   }
   LogReady(config, **server, **log);  // after READY=1: readers may rely on the watchdog
 
-  const int signal_number = AwaitSignal(signals, **server, notifier);
+  const int signal_number = AwaitSignal(signals, **server, notifier, **log);
   if (notifier != nullptr) notifier->Send("STOPPING=1").IgnoreError();
   (*log)->Info("stopping", {{"signal", signal_number == SIGTERM ? "SIGTERM" : "SIGINT"},
                             {"within_seconds", absl::ToDoubleSeconds(config.shutdown_timeout)}});

@@ -16,13 +16,17 @@ import xml.etree.ElementTree
 
 REQUIREMENTS = {
     "asan": "a build with AddressSanitizer",
+    "freezer_cgroup": "a writable freezer of cgroup version 1, and root",
     "gpu": "a GPU, and nvcc to compile for it",
     "grpc": "a build with gRPC (PQCACHED_RPC)",
     "handlers": "a build with the handlers of the rpcs (PQCACHED_HANDLERS)",
     "huge_pages": "huge pages for shared memory",
+    "hugetlbfs": "the right to mount a hugetlbfs and to add pages to it",
     "kernel_tests": "a build with the tests of kernels and gpu (PQCACHED_KERNEL_TESTS)",
     "leak_check": "a run of LeakSanitizer that reaches its end",
+    "loop_device": "the right to mount an image of ext4, and mkfs.ext4",
     "memory_cgroup": "a writable memory controller of cgroup version 1, and root",
+    "memory_cgroup_v2": "a writable memory controller of cgroup version 2, and root",
     "namespaces": "the right to make namespaces and to mount in them",
     "no_gpu": "a machine without a GPU",
     "pip": "pip or ensurepip (Debian: python3-venv)",

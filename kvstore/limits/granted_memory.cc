@@ -56,7 +56,7 @@ absl::Status GrantedMemory::Ensure(size_t begin, size_t size_bytes) {
     status = promise_->Allocate(EndOf(end - 1) - first * chunk_bytes_, populate);
     promise_->SetAllocated(memory_.size() - absent_bytes());
   } else if (!populate()) {
-    status = ResourceExhausted("", "the kernel refuses memory", kRetryMemory);
+    status = ShortOf(Shortage::kMemory, "", "the kernel refuses memory", kRetryMemory);
   }
   return status;
 }

@@ -16,8 +16,8 @@ absl::StatusOr<std::shared_ptr<MemoryPromise>> MemoryLedger::Promise(std::string
                                                                      const char* field) {
   const MemoryLimits limits = ReadMemoryLimits(memory_root_);
   if (bytes > limits.total_bytes) {
-    return ResourceExhausted(
-        field,
+    return ShortOf(
+        Shortage::kMemory, field,
         absl::StrCat(bytes, "; the machine has ", limits.total_bytes, " in all (",
                      limits.total_source, "), ", bytes - limits.total_bytes, " bytes short"),
         kNoRetry);
@@ -30,11 +30,10 @@ absl::StatusOr<std::shared_ptr<MemoryPromise>> MemoryLedger::Promise(std::string
     if (bytes <= available_bytes) promises_.insert(promise.get());
   }
   if (bytes <= available_bytes) return promise;
-  return ResourceExhausted(
-      field,
-      absl::StrCat(bytes, "; the machine has ", available_bytes, " that are not promised, ",
-                   bytes - available_bytes, " bytes short"),
-      kRetryMemory);
+  return ShortOf(Shortage::kMemory, field,
+                 absl::StrCat(bytes, "; the machine has ", available_bytes,
+                              " that are not promised, ", bytes - available_bytes, " bytes short"),
+                 kRetryMemory);
 }
 
 std::shared_ptr<MemoryPromise> MemoryLedger::Restore(std::string_view tenant, MemoryUse use,
@@ -63,12 +62,11 @@ absl::Status MemoryLedger::BeginAllocation(size_t bytes) {
   const MutexLock lock(&mutex_);
   const size_t wanted_bytes = bytes + in_progress_bytes_ + kMarginBytes;
   if (wanted_bytes > limits.available_bytes) {
-    return ResourceExhausted(
-        "",
-        absl::StrCat(bytes, " bytes; ", limits.source, " leaves ", limits.available_bytes,
-                     ", of which ", kMarginBytes, " stay free, ",
-                     wanted_bytes - limits.available_bytes, " bytes short"),
-        kRetryMemory);
+    return ShortOf(Shortage::kMemory, "",
+                   absl::StrCat(bytes, " bytes; ", limits.source, " leaves ",
+                                limits.available_bytes, ", of which ", kMarginBytes, " stay free, ",
+                                wanted_bytes - limits.available_bytes, " bytes short"),
+                   kRetryMemory);
   }
   in_progress_bytes_ += bytes;
   return absl::OkStatus();
@@ -101,8 +99,9 @@ absl::Status MemoryPromise::Allocate(size_t bytes, absl::FunctionRef<bool()> mak
   const bool granted = make_present();
   ledger_->EndAllocation(bytes);
   if (granted) return absl::OkStatus();
-  return ResourceExhausted(
-      "", absl::StrCat(bytes, " bytes; the kernel refuses them: the file system may be full"),
+  return ShortOf(
+      Shortage::kMemory, "",
+      absl::StrCat(bytes, " bytes; the kernel refuses them: the file system may be full"),
       kRetryMemory);
 }
 

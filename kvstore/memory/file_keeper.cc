@@ -73,17 +73,16 @@ absl::StatusOr<FileDescriptor> FileKeeper::CreateMemory(const char* name, size_t
   struct statfs system = {};
   if (fstatfs(directory_.get(), &system) == 0 &&
       rounded_bytes / block_bytes_ > static_cast<size_t>(system.f_bavail)) {
-    return ResourceExhausted(
-        "",
-        absl::StrCat(name, ": ", rounded_bytes, " bytes wanted; the file system has ",
-                     static_cast<size_t>(system.f_bavail) * block_bytes_),
-        kRetryMemory);
+    return ShortOf(Shortage::kMemory, "",
+                   absl::StrCat(name, ": ", rounded_bytes, " bytes wanted; the file system has ",
+                                static_cast<size_t>(system.f_bavail) * block_bytes_),
+                   kRetryMemory);
   }
   if (is_hugetlb_) {
     const size_t left_bytes = ReadMemoryLimits().HugetlbAvailableBytes(block_bytes_);
     if (rounded_bytes > left_bytes) {
-      return ResourceExhausted(
-          "",
+      return ShortOf(
+          Shortage::kMemory, "",
           absl::StrCat(name, ": ", rounded_bytes, " bytes wanted; the control group leaves ",
                        left_bytes, " of huge pages, ", rounded_bytes - left_bytes, " bytes short"),
           kRetryMemory);
@@ -91,9 +90,10 @@ absl::StatusOr<FileDescriptor> FileKeeper::CreateMemory(const char* name, size_t
   }
   FileDescriptor file(openat(directory_.get(), ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (!file.valid() || ftruncate(file.get(), static_cast<off_t>(rounded_bytes)) != 0) {
-    return ResourceExhausted(
-        "", absl::StrCat(name, ": a file of ", rounded_bytes, " bytes: ", ErrorText(errno)),
-        kRetryMemory);
+    const bool descriptors = errno == EMFILE || errno == ENFILE;
+    return ShortOf(descriptors ? Shortage::kDescriptors : Shortage::kMemory, "",
+                   absl::StrCat(name, ": a file of ", rounded_bytes, " bytes: ", ErrorText(errno)),
+                   kRetryMemory);
   }
   return file;
 }
@@ -116,7 +116,7 @@ absl::Status FileKeeper::Keep(std::string_view name, int descriptor) {
       return FailedPrecondition("", error);
     case ENOSPC:
     case EDQUOT:
-      return ResourceExhausted("", error, kRetryMemory);
+      return ShortOf(Shortage::kMemory, "", error, kRetryMemory);
     default:
       return Unavailable("", error, kNoRetry);
   }

@@ -21,7 +21,9 @@ namespace pqcached::kvstore {
 namespace {
 
 absl::Status SystemError(absl::string_view what) {
-  return ResourceExhausted("", absl::StrCat(what, ": ", std::strerror(errno)), kRetryMemory);
+  const bool descriptors = errno == EMFILE || errno == ENFILE;
+  return ShortOf(descriptors ? Shortage::kDescriptors : Shortage::kMemory, "",
+                 absl::StrCat(what, ": ", std::strerror(errno)), kRetryMemory);
 }
 
 }  // namespace
@@ -87,9 +89,9 @@ Mapping::~Mapping() {
 
 absl::Status AllocatePages(std::span<std::byte> memory, const char* name) {
   if (PopulatePages(memory).present) return absl::OkStatus();
-  return ResourceExhausted(
-      "", absl::StrCat(name, ": ", memory.size(), " bytes wanted; the kernel refuses them"),
-      kRetryMemory);
+  return ShortOf(Shortage::kMemory, "",
+                 absl::StrCat(name, ": ", memory.size(), " bytes wanted; the kernel refuses them"),
+                 kRetryMemory);
 }
 
 }  // namespace pqcached::kvstore

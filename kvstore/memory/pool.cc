@@ -35,7 +35,7 @@ constexpr size_t kReturnBytes = size_t{64} << 20;
 constexpr absl::Duration kTouchPoll = absl::Milliseconds(100);  // while touching is paused
 
 absl::Status PoolError(const absl::Status& status) {
-  return Refuse(status.code(), "", absl::StrCat("pool: ", TextOf(status)), RetryMsOf(status));
+  return ReplaceText(absl::StrCat("pool: ", TextOf(status)), status);
 }
 
 }  // namespace

@@ -55,13 +55,13 @@ std::vector<uint32_t> NamesRecord::Recover(bool& broken) {
 
 // Moves the ids to a longer block. Returns false if the heap has none.
 bool NamesRecord::Grow(std::span<const uint32_t> ids, Names& next) {
-  std::optional<HeapBlock> block;
+  absl::StatusOr<HeapBlock> block;
   {
     const MutexLock lock(&table_->mutex());
     block = table_->AllocateBlock(std::max(ids.size_bytes(), 2 * next.block.size_bytes()));
-    if (!block.has_value()) block = table_->AllocateBlock(ids.size_bytes());
+    if (!block.ok()) block = table_->AllocateBlock(ids.size_bytes());
   }
-  if (!block.has_value()) return false;
+  if (!block.ok()) return false;
   PQC_CRASH_POINT();
   std::memcpy(table_->bytes(*block).data(), ids.data(), size_t{next.count} * sizeof(uint32_t));
   next.block = *block;

@@ -20,6 +20,8 @@ constexpr size_t kTableHeaderBytes = 4096;
 // Pages of the table are allocated in steps of this size.
 constexpr size_t kTableChunkBytes = size_t{256} << 10;
 
+absl::Status FullError() { return ResourceExhausted("", "the record table is full", kRetryMemory); }
+
 size_t PageUp(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 }  // namespace
@@ -161,36 +163,38 @@ uint32_t RecordTable::end(RecordKind kind) const {
   return static_cast<uint32_t>(std::min<uint64_t>(written, slots.count()));
 }
 
-std::optional<RecordSlot> RecordTable::Take(RecordKind kind) {
+absl::StatusOr<RecordSlot> RecordTable::Take(RecordKind kind) {
   const auto number = numbers(kind).Take();
-  if (!number.has_value()) return std::nullopt;
-  if (!MakePresent(kind, *number)) {
+  if (!number.has_value()) return FullError();
+  if (absl::Status status = MakePresent(kind, *number); !status.ok()) {
     numbers(kind).Give(*number);
-    return std::nullopt;
+    return status;
   }
   if (!detached()) end_of(kind).RaiseTo(numbers(kind).end());
   return RecordSlot(shared_from_this(), kind, *number);
 }
 
-bool RecordTable::MakePresent(std::span<const std::byte> bytes) {
-  return granted_.Ensure(static_cast<size_t>(bytes.data() - memory_.data()), bytes.size()).ok();
+absl::Status RecordTable::MakePresent(std::span<const std::byte> bytes) {
+  return granted_.Ensure(static_cast<size_t>(bytes.data() - memory_.data()), bytes.size());
 }
 
-bool RecordTable::MakePresent(RecordKind kind, uint32_t number) {
+absl::Status RecordTable::MakePresent(RecordKind kind, uint32_t number) {
   switch (kind) {
     case RecordKind::kRows:
-      return MakePresent(rows_.slot(number)) && MakePresent(row_sums_.slot(number));
+      RETURN_IF_ERROR(MakePresent(rows_.slot(number)));
+      return MakePresent(row_sums_.slot(number));
     case RecordKind::kLayer:
-      return MakePresent(layers_.slot(number)) && MakePresent(layer_sums_.slot(number));
+      RETURN_IF_ERROR(MakePresent(layers_.slot(number)));
+      return MakePresent(layer_sums_.slot(number));
     case RecordKind::kSequence:
       break;
   }
-  bool present = MakePresent(identities_.slot(number));
+  RETURN_IF_ERROR(MakePresent(identities_.slot(number)));
   for (const uint32_t turn : {0u, 1u}) {
-    present = present && MakePresent(states_.slot(2 * number + turn)) &&
-              MakePresent(names_.slot(2 * number + turn));
+    RETURN_IF_ERROR(MakePresent(states_.slot(2 * number + turn)));
+    RETURN_IF_ERROR(MakePresent(names_.slot(2 * number + turn)));
   }
-  return present;
+  return absl::OkStatus();
 }
 
 void RecordTable::Empty(RecordKind kind, uint32_t number) {
@@ -220,16 +224,17 @@ void RecordTable::Give(RecordKind kind, uint32_t number) {
   numbers(kind).Give(number);
 }
 
-std::optional<HeapBlock> RecordTable::AllocateBlock(size_t size_bytes) {
+absl::StatusOr<HeapBlock> RecordTable::AllocateBlock(size_t size_bytes) {
   const size_t units =
       std::max<size_t>(1, (size_bytes + HeapBlock::kUnitBytes - 1) / HeapBlock::kUnitBytes);
   HeapBlock block{.unit = 0, .order = static_cast<uint32_t>(std::bit_width(units - 1))};
   const auto unit = heap_blocks_.Allocate(block.order);
-  if (!unit.has_value()) return std::nullopt;
+  if (!unit.has_value()) return FullError();
   block.unit = *unit;
-  if (MakePresent(bytes(block))) return block;
+  absl::Status status = MakePresent(bytes(block));
+  if (status.ok()) return block;
   heap_blocks_.Free(block.unit, block.order);
-  return std::nullopt;
+  return status;
 }
 
 void RecordTable::FreeBlock(HeapBlock block) {

@@ -129,9 +129,9 @@ class RecordTable final : public ExtentLedger, public std::enable_shared_from_th
   // sequences while they are written.
   Mutex& mutex() ABSL_LOCK_RETURNED(mutex_) { return mutex_; }
 
-  // Return nothing when no number or block is free, or the machine has no pages for it.
-  std::optional<RecordSlot> Take(RecordKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::optional<HeapBlock> AllocateBlock(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Errors: kResourceExhausted  no number or block is free, or the machine has no pages for it
+  absl::StatusOr<RecordSlot> Take(RecordKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<HeapBlock> AllocateBlock(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FreeBlock(HeapBlock block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::span<std::byte> bytes(HeapBlock block) const;
   // Marks `segment_id` as used, so that a restarted worker allocates larger ids.
@@ -169,9 +169,9 @@ class RecordTable final : public ExtentLedger, public std::enable_shared_from_th
     return numbers_[static_cast<size_t>(kind)];
   }
   void Mark(ExtentRef extent, uint8_t used);
-  // Allocates the pages of all slots of a number. Returns false when the machine has none.
-  bool MakePresent(RecordKind kind, uint32_t number);
-  bool MakePresent(std::span<const std::byte> bytes);
+  // Allocates the pages of all slots of a number.
+  absl::Status MakePresent(RecordKind kind, uint32_t number);
+  absl::Status MakePresent(std::span<const std::byte> bytes);
   void Empty(RecordKind kind, uint32_t number);
   void Give(RecordKind kind, uint32_t number);
 

@@ -13,9 +13,8 @@
 namespace pqcached::kvstore {
 namespace {
 
-absl::Status FullError(absl::string_view what) {
-  return ResourceExhausted("", absl::StrCat("the record table has no room for ", what),
-                           kRetryMemory);
+absl::Status NotRecorded(absl::string_view what, const absl::Status& why) {
+  return ReplaceText(absl::StrCat("no room for the record of ", what, ": ", TextOf(why)), why);
 }
 
 // Returns the number of the record of these rows, which is created if there is none.
@@ -23,7 +22,7 @@ absl::StatusOr<uint32_t> RowsNumber(RecordTable& table, const SegmentRows& rows)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(table.mutex()) {
   if (rows.record().valid()) return rows.record().number();
   auto slot = table.Take(RecordKind::kRows);
-  if (!slot.has_value()) return FullError("another segment");
+  if (!slot.ok()) return NotRecorded("another segment", slot.status());
   const uint32_t heads = table.shape().head_count;
   RecordWriter writer(table.rows().Open(slot->number()));
   writer.Add(RowsRecord{.segment_id = rows.segment_id(),
@@ -44,7 +43,7 @@ absl::StatusOr<uint32_t> LayerNumber(RecordTable& table, const SegmentRows& rows
   RecordSlot& record = index.layer(layer_slot).data->record();
   if (record.valid()) return record.number();
   auto slot = table.Take(RecordKind::kLayer);
-  if (!slot.has_value()) return FullError("another layer of an index");
+  if (!slot.ok()) return NotRecorded("another layer of an index", slot.status());
   RecordWriter writer(table.layers().Open(slot->number()));
   writer.Add(LayerRecord{.segment_id = rows.segment_id(),
                          .index = index.index(),
@@ -148,12 +147,12 @@ absl::StatusOr<std::unique_ptr<SequenceRecord>> SequenceRecord::Create(
                            absl::StrCat(identity.session.size(), " bytes, must be at most ",
                                         SequenceIdentity::kMaxSessionBytes));
   }
-  std::optional<RecordSlot> slot;
+  absl::StatusOr<RecordSlot> slot;
   {
     const MutexLock lock(&table->mutex());
     slot = table->Take(RecordKind::kSequence);
   }
-  if (!slot.has_value()) return FullError("another sequence");
+  if (!slot.ok()) return NotRecorded("another sequence", slot.status());
   const uint32_t number = slot->number();
   auto record = std::make_unique<SequenceRecord>(
       Existing{.table = table,
@@ -195,7 +194,7 @@ absl::Status SequenceRecord::WriteList(const SegmentList& list, StateRecord& sta
   const size_t size_bytes = ListBytes(list, table_->shape().layer_count);
   const MutexLock lock(&table_->mutex());
   const auto block = table_->AllocateBlock(size_bytes);
-  if (!block.has_value()) return FullError("another list of segments");
+  if (!block.ok()) return NotRecorded("another list of segments", block.status());
   RecordWriter writer(table_->bytes(*block));
   if (absl::Status status = EncodeList(*table_, list, writer); !status.ok()) {
     table_->FreeBlock(*block);

@@ -97,13 +97,14 @@ void Lease::End() {
   parts_.sequence->holds().Release();
 }
 
-void Lease::RevokeIfExpired(absl::Duration timeout) {
+bool Lease::RevokeIfExpired(absl::Duration timeout) {
   {
     const MutexLock lock(&mutex_);
-    if (state_ != State::kFollowing || SteadyTime::Now() - refreshed_ <= timeout) return;
+    if (state_ != State::kFollowing || SteadyTime::Now() - refreshed_ <= timeout) return false;
     Revoke();
   }
   parts_.control->Wake();
+  return true;
 }
 
 void Lease::Revoke() {

@@ -59,8 +59,9 @@ class Lease final : public SequenceWatcher, public std::enable_shared_from_this<
   //         kNotFound           the lease has ended
   absl::StatusOr<VersionedImage> Refresh(uint64_t known_version);
 
-  // Revokes the lease when its holder has not refreshed it for longer than `timeout`.
-  void RevokeIfExpired(absl::Duration timeout);
+  // Revokes the lease when its holder has not refreshed it for longer than `timeout`. Returns
+  // whether it has done so now.
+  bool RevokeIfExpired(absl::Duration timeout);
 
   // Releases all versions and clears the words; the client no longer reads. Idempotent.
   void End();

@@ -258,9 +258,14 @@ std::vector<LeaseInfo> LocalSessions::ListLeases(std::string_view tenant) const 
   }
   std::vector<LeaseInfo> infos;
   infos.reserve(leases.size());
+  std::map<std::string, uint32_t> expired;  // by session
   for (const auto& lease : leases) {
-    lease->RevokeIfExpired(lease_timeout_);
+    const bool revoked = lease->RevokeIfExpired(lease_timeout_);
     infos.push_back(lease->Describe());
+    if (revoked) ++expired[infos.back().session];
+  }
+  for (const auto& [session, count] : expired) {
+    if (on_expired_leases_) on_expired_leases_(session, count);
   }
   std::sort(infos.begin(), infos.end(),
             [](const LeaseInfo& a, const LeaseInfo& b) { return a.lease_id < b.lease_id; });

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -26,14 +27,17 @@ namespace pqcached::kvstore {
 
 class LocalSessions {
  public:
-  // max_leases and max_staging_bytes: limits per session. lease_timeout, keeper: see StoreOptions.
+  // max_leases and max_staging_bytes: limits per session. lease_timeout, keeper, on_expired_leases:
+  // see StoreOptions.
   LocalSessions(uint32_t max_leases, size_t max_staging_bytes, absl::Duration lease_timeout,
-                MemoryLedger& ledger, DescriptorKeeper* keeper = nullptr, TenantQuotas quotas = {})
+                MemoryLedger& ledger, DescriptorKeeper* keeper = nullptr, TenantQuotas quotas = {},
+                std::function<void(const std::string&, uint32_t)> on_expired_leases = {})
       : max_leases_(max_leases),
         max_staging_bytes_(max_staging_bytes),
         lease_timeout_(lease_timeout),
         ledger_(ledger),
         keeper_(keeper),
+        on_expired_leases_(std::move(on_expired_leases)),
         quotas_(std::move(quotas)) {}
   ~LocalSessions();
 
@@ -103,6 +107,7 @@ class LocalSessions {
   const absl::Duration lease_timeout_;
   MemoryLedger& ledger_;
   DescriptorKeeper* const keeper_;
+  const std::function<void(const std::string& session, uint32_t count)> on_expired_leases_;
   mutable Mutex mutex_;
   Sessions sessions_ ABSL_GUARDED_BY(mutex_);
   TenantQuotas quotas_ ABSL_GUARDED_BY(mutex_);

@@ -20,9 +20,7 @@ absl::Status MakePresent(const FileDescriptor& memfd, size_t size_bytes,
                    Mapping::Map(memfd, size_bytes, Mapping::Access::kReadWrite));
   const std::span<std::byte> memory(writable.data(), size_bytes);
   GrantedMemory granted(memfd.get(), memory, size_bytes, promise);
-  absl::Status status = granted.Ensure(0, size_bytes);
-  if (status.ok()) return status;
-  return Refuse(status.code(), "slot_bytes", TextOf(status), RetryMsOf(status));
+  return ReplaceField("slot_bytes", granted.Ensure(0, size_bytes));
 }
 
 // Frees the memory of a ring, and keeps its size.

@@ -13,7 +13,8 @@ absl::Status Guarded(const std::function<absl::Status()>& work) {
   try {
     return work();
   } catch (const std::bad_alloc&) {
-    return ResourceExhausted("memory", "the machine has too little for this call", kRetryMemory);
+    return ShortOf(Shortage::kMemory, "memory", "the machine has too little for this call",
+                   kRetryMemory);
   } catch (const std::length_error&) {
     return ResourceExhausted("memory", "the call needs more than there can be", kNoRetry);
   } catch (const std::exception& error) {

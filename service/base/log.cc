@@ -1,14 +1,21 @@
 #include "service/base/log.h"
 
+#include <fcntl.h>
 #include <spdlog/pattern_formatter.h>
-#include <spdlog/sinks/basic_file_sink.h>
-#include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <unistd.h>
+
 #include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
 #include <optional>
+#include <system_error>
+#include <utility>
 
 #include "absl/strings/escaping.h"
+#include "service/base/line_sink.h"
 #include "service/base/refusal.h"
 
 namespace pqcached::service {
@@ -59,29 +66,34 @@ std::string LineOf(absl::string_view level, absl::string_view event,
   return line;
 }
 
+// Opens the file, and makes its folder; standard error when `file` is empty.
+absl::StatusOr<kvstore::FileDescriptor> OpenFile(const std::string& file) {
+  if (!file.empty()) {
+    std::error_code ignored;
+    std::filesystem::create_directories(std::filesystem::path(file).parent_path(), ignored);
+  }
+  kvstore::FileDescriptor opened(
+      file.empty() ? fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0)
+                   : open(file.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
+  if (opened.valid() || file.empty()) return opened;
+  return NotFound("log_file", absl::StrCat(file, ": ", std::strerror(errno)));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Log>> Log::Open(absl::string_view level, const std::string& file) {
   const auto parsed = FindLevel(level);
   if (!parsed) return UnknownLevel(level);
-  try {
-    spdlog::sink_ptr sink;
-    if (file.empty()) {
-      sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
-    } else {
-      sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(file);
-    }
-    sink->set_formatter(std::make_unique<spdlog::pattern_formatter>(
-        "ts=%Y-%m-%dT%H:%M:%S.%eZ level=%v", spdlog::pattern_time_type::utc));
-    auto logger = std::make_shared<spdlog::logger>("pqcached", sink);
-    logger->set_level(*parsed);
-    auto audit = std::make_shared<spdlog::logger>("pqcached-audit", std::move(sink));
-    audit->set_level(spdlog::level::trace);
-    for (spdlog::logger* each : {logger.get(), audit.get()}) each->flush_on(spdlog::level::trace);
-    return std::unique_ptr<Log>(new Log(std::move(logger), std::move(audit)));
-  } catch (const spdlog::spdlog_ex& error) {
-    return NotFound("log_file", absl::StrCat(error.what()));
-  }
+  absl::StatusOr<kvstore::FileDescriptor> opened = OpenFile(file);
+  if (!opened.ok()) return opened.status();
+  const auto sink = std::make_shared<LineSink>(*std::move(opened));
+  sink->set_formatter(std::make_unique<spdlog::pattern_formatter>(
+      "ts=%Y-%m-%dT%H:%M:%S.%eZ level=%v", spdlog::pattern_time_type::utc));
+  auto logger = std::make_shared<spdlog::logger>("pqcached", sink);
+  logger->set_level(*parsed);
+  auto audit = std::make_shared<spdlog::logger>("pqcached-audit", sink);
+  audit->set_level(spdlog::level::trace);
+  return std::unique_ptr<Log>(new Log(std::move(logger), std::move(audit)));
 }
 
 Log::Log(std::shared_ptr<spdlog::logger> logger, std::shared_ptr<spdlog::logger> audit)

@@ -33,7 +33,8 @@ CallGate::CallGate(const Config& config, std::string boot_id, Sessions& sessions
       max_timeout_(config.max_timeout),
       sessions_(sessions),
       stats_(stats),
-      log_(log) {}
+      log_(log),
+      shortages_(log) {}
 
 absl::Status CallGate::CheckBoot(absl::string_view meant) const {
   if (meant.empty() || meant == boot_id_) return absl::OkStatus();
@@ -109,6 +110,7 @@ absl::StatusOr<Call> CallGate::Begin(Rpc rpc, Arrival arrival) {
 void CallGate::End(const Call& call, const absl::Status& status) {
   const absl::Duration elapsed = SteadyTime::Now() - call.started;
   stats_.Record(call.rpc, status.code(), elapsed);
+  shortages_.Note(RpcName(call.rpc), status);
   if (IsServerFault(status.code())) {
     log_.Error("call_failed", {{"rpc", RpcName(call.rpc)},
                                {"status", StatusName(status.code())},

@@ -19,14 +19,13 @@
 #include "absl/time/time.h"
 #include "kvstore/clock.h"
 #include "kvstore/mutex.h"
+#include "service/base/shortage_log.h"
 #include "service/config/config.h"
 #include "service/handlers/caller.h"
 #include "service/handlers/rpc_stats.h"
 #include "service/session/sessions.h"
 
 namespace pqcached::service {
-
-class Log;
 
 struct Call : Caller {
   Rpc rpc = Rpc::kSession;
@@ -98,6 +97,7 @@ class CallGate {
   Sessions& sessions_;
   RpcStats& stats_;
   Log& log_;
+  ShortageLog shortages_;
   mutable kvstore::Mutex mutex_;
   kvstore::CondVar ended_;  // signalled when in_flight_count_ becomes 0
   size_t in_flight_count_ ABSL_GUARDED_BY(mutex_) = 0;

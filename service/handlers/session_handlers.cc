@@ -26,7 +26,10 @@ absl::StatusOr<OpenedSession> SessionHandlers::Open(const v1::SessionOpen& open)
   }
   const bool resumes = !open.resume_token().empty();
   absl::StatusOr<OpenedSession> opened = resumes ? Resume(open) : OpenNew(open);
-  if (!opened.ok()) return opened;
+  if (!opened.ok()) {
+    shortages_.Note("Session", opened.status());
+    return opened;
+  }
   log_.Info(resumes ? "session_resumed" : "session_opened",
             {{"session", opened->session.id}, {"tenant", opened->session.tenant}});
   return opened;

@@ -9,19 +9,23 @@
 #include "absl/strings/string_view.h"
 #include "kvstore/store.h"
 #include "pqcached/v1/kv_cache.pb.h"
+#include "service/base/shortage_log.h"
 #include "service/config/config.h"
 #include "service/session/detached_sessions.h"
 #include "service/session/sessions.h"
 
 namespace pqcached::service {
 
-class Log;
-
 class SessionHandlers {
  public:
   SessionHandlers(const Config& config, kvstore::Store& store, Sessions& sessions,
                   DetachedSessions& detached, Log& log)
-      : config_(config), store_(store), sessions_(sessions), detached_(detached), log_(log) {}
+      : config_(config),
+        store_(store),
+        sessions_(sessions),
+        detached_(detached),
+        log_(log),
+        shortages_(log) {}
 
   // Opens a new session, or resumes a detached one.
   //
@@ -46,6 +50,7 @@ class SessionHandlers {
   Sessions& sessions_;
   DetachedSessions& detached_;
   Log& log_;
+  ShortageLog shortages_;
 };
 
 }  // namespace pqcached::service

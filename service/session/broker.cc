@@ -28,6 +28,7 @@
 #include "service/base/guarded.h"
 #include "service/base/log.h"
 #include "service/base/refusal.h"
+#include "service/base/shortage_log.h"
 #include "service/supervise/kept_sessions.h"
 #include "service/supervise/socket_claim.h"
 
@@ -104,7 +105,8 @@ class Broker::Impl : public std::enable_shared_from_this<Broker::Impl> {
         boot_word_(BootWordOf(parts_.boot_id)),
         claim_(std::move(claim)),
         acceptor_(io_),
-        pause_(io_) {}
+        pause_(io_),
+        shortages_(parts_.log) {}
 
   absl::Status Listen(const std::string& path) {
     path_ = path;
@@ -175,6 +177,8 @@ class Broker::Impl : public std::enable_shared_from_this<Broker::Impl> {
   asio::io_context io_{1};
   stream_protocol::acceptor acceptor_;
   asio::steady_timer pause_;
+  bool cannot_accept_ = false;  // the last accept has failed
+  ShortageLog shortages_;
   std::set<std::shared_ptr<Connection>> connections_;  // used on the broker's thread only
   std::thread thread_;
 };
@@ -274,7 +278,9 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
     }
     reply_ = BrokerReply{};
     reply_.call = request_.call;
-    Fail(Guarded([this] { return Handle(); }));
+    const absl::Status status = Guarded([this] { return Handle(); });
+    broker_.shortages_.Note("broker", status);
+    Fail(status);
     Write();
   }
 
@@ -371,6 +377,8 @@ class Broker::Impl::Connection : public std::enable_shared_from_this<Connection>
         parts.store.OpenLocalSession(opened.session.tenant, opened.session.id, broker_.boot_word_));
     session_ = opened.session;
     if (absl::Status status = Keep(memory.keeper_control.get()); !status.ok()) {
+      parts.log.Warning("session_not_kept",
+                        {{"session", session_.id}, {"message", status.message()}});
       ReleaseKept();
       return status;
     }
@@ -512,12 +520,16 @@ void Broker::Impl::Accept() {
   acceptor_.async_accept([this](const error_code& error, stream_protocol::socket socket) {
     if (!acceptor_.is_open()) return;
     if (error) {
+      if (!std::exchange(cannot_accept_, true)) {
+        parts_.log.Warning("cannot_accept", {{"socket", path_}, {"message", error.message()}});
+      }
       pause_.expires_after(kAcceptPause);
       pause_.async_wait([this](const error_code& cancelled) {
         if (!cancelled) Accept();
       });
       return;
     }
+    cannot_accept_ = false;
     const bool refused = connections_.size() >= parts_.config.max_sessions + kMaxUnopened;
     const auto connection = std::make_shared<Connection>(*this, std::move(socket));
     connections_.insert(connection);

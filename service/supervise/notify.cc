@@ -77,7 +77,7 @@ absl::StatusOr<KeptDescriptors> Inherited(const Environment& environment) {
 absl::Status SendError(int error) {
   const std::string message = absl::StrCat("notify: ", std::strerror(error));
   if (error == ETOOMANYREFS || error == EMFILE || error == ENFILE) {
-    return ResourceExhausted("", message, kRetryMemory);
+    return ShortOf(Shortage::kDescriptors, "", message, kRetryMemory);
   }
   return Unavailable("", message, kNoRetry);
 }
@@ -89,6 +89,7 @@ absl::StatusOr<std::unique_ptr<Notifier>> Notifier::FromEnvironment(const Enviro
   Options options;
   options.timeout = timeout;
   options.socket = std::string(Get(environment, "NOTIFY_SOCKET"));
+  options.confirms = Get(environment, kConfirmsVariable) == "1";
   if (options.socket.empty()) return std::unique_ptr<Notifier>();
   sockaddr_un address;
   socklen_t size = 0;
@@ -104,7 +105,8 @@ absl::StatusOr<std::unique_ptr<Notifier>> Notifier::FromEnvironment(const Enviro
 }
 
 Notifier::Notifier(Options options)
-    : options_{options.socket, {}, options.max_kept, options.max_name_bytes, options.timeout},
+    : options_{options.socket,  {}, options.max_kept, options.max_name_bytes, options.timeout,
+               options.confirms},
       socket_(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)),
       kept_(std::move(options.kept)) {
   const timeval timeout = absl::ToTimeval(options_.timeout);
@@ -139,13 +141,19 @@ absl::Status Notifier::SendWith(absl::string_view message, int descriptor) const
   return sent < 0 ? SendError(errno) : absl::OkStatus();
 }
 
-absl::Status Notifier::Barrier() const {
+absl::Status Notifier::Barrier(absl::string_view name) const {
   int ends[2] = {};
-  if (pipe2(ends, O_CLOEXEC) != 0) return SendError(errno);
+  // A confirmation is sent to a socket, because a write to a pipe without a reader is a SIGPIPE.
+  const int made = options_.confirms ? socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)
+                                     : pipe2(ends, O_CLOEXEC);
+  if (made != 0) return SendError(errno);
   const FileDescriptor reading(ends[0]);
   {
     const FileDescriptor writing(ends[1]);
-    RETURN_IF_ERROR(SendWith("BARRIER=1", writing.get()));
+    // Other receivers want the field alone.
+    const std::string message =
+        options_.confirms ? absl::StrCat("BARRIER=1\nFDNAME=", name) : "BARRIER=1";
+    RETURN_IF_ERROR(SendWith(message, writing.get()));
   }
   // The receiver closes its copy of the write end when it processes the message.
   pollfd end = {.fd = reading.get(), .events = 0, .revents = 0};
@@ -155,6 +163,12 @@ absl::Status Notifier::Barrier() const {
     const int64_t left = absl::ToInt64Milliseconds(until - kvstore::SteadyTime::Now());
     ready = poll(&end, 1, static_cast<int>(std::max<int64_t>(left, 0)));
   } while (ready < 0 && errno == EINTR);
+  char confirmed = 0;
+  const bool holds = ready > 0 && read(reading.get(), &confirmed, 1) == 1;
+  if (ready > 0 && options_.confirms && !holds) {
+    return ShortOf(Shortage::kDescriptors, "notify",
+                   absl::StrCat("the supervisor has not kept '", name, "'"), kRetryMemory);
+  }
   if (ready > 0) return absl::OkStatus();
   return Unavailable("notify",
                      absl::StrCat("no answer within ", absl::FormatDuration(options_.timeout)),
@@ -211,7 +225,7 @@ absl::Status Notifier::Store(std::string_view name, int descriptor, absl::string
   }
   absl::Status status =
       SendWith(absl::StrCat("FDSTORE=1\n", fields, "FDNAME=", key, "\nFDPOLL=0"), descriptor);
-  if (status.ok() && wait) status = Barrier();
+  if (status.ok() && wait) status = Barrier(key);
   if (!status.ok()) Release(key).IgnoreError();
   return status;
 }

@@ -35,6 +35,10 @@ using KeptMappings = std::map<std::string, kvstore::Mapping, std::less<>>;
 // Field of an FDSTORE message: "1" asks pqcached's supervisor to map the descriptor's memory and to
 // hold the mapping.
 inline constexpr char kMapField[] = "PQCACHED_MAP";
+// Variable that pqcached's supervisor sets to "1": it answers a barrier with the name of a
+// descriptor by a byte on the barrier's socket, if it holds this descriptor. The mere end of a
+// barrier proves nothing, because the kernel ends it too when the receiver has no free descriptor.
+inline constexpr char kConfirmsVariable[] = "PQCACHED_CONFIRMS_KEPT";
 // Field of a worker's message: "1" asks pqcached's supervisor to replace it, as SIGHUP does.
 inline constexpr char kRestartField[] = "PQCACHED_RESTART";
 
@@ -49,9 +53,11 @@ class Notifier final : public kvstore::DescriptorKeeper {
     size_t max_kept = 65536;            // most descriptors that the receiver holds
     size_t max_name_bytes = 120 << 10;  // all names together: they return in one variable
     absl::Duration timeout = absl::Seconds(5);  // longest wait for the receiver to accept a message
+    bool confirms = false;                      // the receiver does what kConfirmsVariable says
   };
 
-  // Creates a notifier from the environment: NOTIFY_SOCKET, FDSTORE and, if LISTEN_PID names this
+  // Creates a notifier from the environment: NOTIFY_SOCKET, FDSTORE, kConfirmsVariable and, if
+  // LISTEN_PID names this
   // process, LISTEN_FDS and LISTEN_FDNAMES. Returns null without NOTIFY_SOCKET. Closes passed
   // descriptors whose name is invalid or occurred before.
   //
@@ -91,8 +97,9 @@ class Notifier final : public kvstore::DescriptorKeeper {
   // line end.
   absl::Status Store(std::string_view name, int descriptor, absl::string_view fields, bool wait);
   absl::Status SendWith(absl::string_view message, int descriptor) const;
-  // Waits until the receiver has processed all earlier messages.
-  absl::Status Barrier() const;
+  // Waits until the receiver has processed all earlier messages. Errors: kUnavailable;
+  // kResourceExhausted when it does not hold the descriptor `name`, and confirms what it holds.
+  absl::Status Barrier(absl::string_view name) const;
 
   const Options options_;  // without `kept`
   const kvstore::FileDescriptor socket_;

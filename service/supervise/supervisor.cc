@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,8 +25,8 @@ namespace {
 
 using kvstore::FileDescriptor;
 
-// A wait that ends this much later than planned means that this process was suspended, and perhaps
-// the worker with it.
+// A wait that ends this much later than planned means that this process was stopped or suspended,
+// and perhaps the worker with it.
 constexpr std::chrono::seconds kSuspendThreshold(1);
 constexpr size_t kMaxNameBytes = 120 << 10;  // total of all names: they are passed in one variable
 
@@ -53,7 +54,7 @@ std::string DescribeExit(int status) {
 FileDescriptor BlockAndReadSignals() {
   sigset_t signals;
   sigemptyset(&signals);
-  for (const int each : {SIGTERM, SIGINT, SIGHUP, SIGCHLD}) sigaddset(&signals, each);
+  for (const int each : {SIGTERM, SIGINT, SIGHUP, SIGCHLD, SIGCONT}) sigaddset(&signals, each);
   sigprocmask(SIG_BLOCK, &signals, nullptr);
   return FileDescriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
 }
@@ -94,13 +95,22 @@ Supervisor::Outcome Supervisor::Run() {
     std::array<pollfd, 3> waiting = {
         pollfd{signals_.get(), POLLIN, 0}, pollfd{socket_.descriptor(), POLLIN, 0},
         pollfd{status == nullptr ? -1 : status->descriptor(), POLLIN, 0}};
+    const std::optional<Clock::time_point> deadline = deadline_;
     const Clock::time_point before = Clock::now();
     const int milliseconds = MillisecondsToWait();
     poll(waiting.data(), waiting.size(), milliseconds);
-    const auto late_by = Clock::now() - before - std::chrono::milliseconds(milliseconds);
-    if (deadline_ && milliseconds >= 0 && late_by > kSuspendThreshold) *deadline_ += late_by;
+    const Clock::duration waited = Clock::now() - before;
+    const bool late =
+        milliseconds >= 0 && waited > std::chrono::milliseconds(milliseconds) + kSuspendThreshold;
     OnMessages();
     OnSignals();
+    if (std::exchange(continued_, false) || late) {
+      log_.Warning("supervisor_paused",
+                   {{"within_seconds", std::chrono::duration<double>(waited).count()},
+                    {"message", "it was stopped, or the machine was suspended"}});
+      // The worker may have paused as long, and gets the time that it had before.
+      if (deadline_ && deadline_ == deadline) *deadline_ += waited;
+    }
     OnDeadline();
     PingParent();
     if (status != nullptr && waiting[2].revents != 0) {
@@ -197,6 +207,8 @@ void Supervisor::OnSignals() {
     const int number = static_cast<int>(info.ssi_signo);
     if (number == SIGCHLD) {
       child = true;
+    } else if (number == SIGCONT) {
+      continued_ = true;
     } else if (number == SIGHUP) {
       log_.Info("restarting", {{"signal", "SIGHUP"}});
       if (intent_ == Intent::kServe) Stop(Intent::kRestart);
@@ -402,7 +414,7 @@ void Supervisor::OnMessages() {
     } else if (worker_ != 0 && message->pid == worker_) {
       OnWorkerMessage(*message);
     }
-    // A BARRIER=1 message needs no action: its descriptor is closed when `message` is destroyed.
+    // The descriptor of a BARRIER=1 message is closed when `message` is destroyed.
   }
 }
 
@@ -412,6 +424,10 @@ void Supervisor::OnWorkerMessage(Notification& message) {
     Keep(name, std::move(message.descriptors[0]), message.Has(kMapField, "1"));
   }
   if (message.Has("FDSTOREREMOVE", "1")) Release(name);
+  if (message.Has("BARRIER", "1") && message.descriptors.size() == 1 && kept_.contains(name)) {
+    // See kConfirmsVariable. The worker may have given up.
+    send(message.descriptors[0].get(), "1", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+  }
   if (const std::string status = message.Get("STATUS"); !status.empty()) {
     NotifyParent(absl::StrCat("STATUS=", status));
   }
@@ -468,6 +484,8 @@ void Supervisor::Keep(const std::string& name, FileDescriptor descriptor, bool m
       mappings_.emplace(name, *std::move(mapping));
     } else {
       log_.Error("mapping_not_kept", {{"name", name}, {"message", mapping.status().message()}});
+      name_bytes_ -= name.size() + 1;
+      kept_.erase(place);
     }
     return;
   }

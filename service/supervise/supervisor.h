@@ -17,6 +17,7 @@
 //   discard   sets the files of pool_directory aside, releases the other memory, and starts empty
 //
 //   SIGTERM, SIGINT   stops the worker, then this process
+//   SIGCONT           writes to the log that this process was stopped
 //   SIGHUP            stops the worker and starts the program again: another binary at the same
 //                     path continues with the kept memory
 //   take-over         (take_over.h) stops the worker and passes the kept memory to another
@@ -94,8 +95,8 @@ class Supervisor {
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
-  // Supervises until SIGTERM, SIGINT, a take-over, or a failure. Handles SIGTERM, SIGINT, SIGHUP
-  // and SIGCHLD.
+  // Supervises until SIGTERM, SIGINT, a take-over, or a failure. Handles SIGTERM, SIGINT, SIGHUP,
+  // SIGCHLD and SIGCONT.
   Outcome Run();
 
  private:
@@ -150,9 +151,10 @@ class Supervisor {
   bool recovers_ = false;  // the worker was started with something kept
   bool ready_ = false;     // the worker has sent READY=1
   bool ever_ready_ = false;
-  bool killed_ = false;    // by this process
-  std::string last_end_;   // how the last worker ended, and why
-  std::string set_aside_;  // folder of the files that were set aside last
+  bool killed_ = false;     // by this process
+  bool continued_ = false;  // SIGCONT has arrived, and the log does not name it yet
+  std::string last_end_;    // how the last worker ended, and why
+  std::string set_aside_;   // folder of the files that were set aside last
   kvstore::FileDescriptor successor_;
   std::optional<Outcome> outcome_;
 };

@@ -23,9 +23,9 @@ namespace {
 constexpr int kCannotExecute = 127;
 
 // Variables that are meant for this process; the worker gets its own values.
-constexpr std::array<absl::string_view, 7> kReplaced = {
+constexpr std::array<absl::string_view, 8> kReplaced = {
     "NOTIFY_SOCKET=", "LISTEN_PID=",    "LISTEN_FDS=",   "LISTEN_FDNAMES=",
-    "FDSTORE=",       "WATCHDOG_USEC=", "WATCHDOG_PID=",
+    "FDSTORE=",       "WATCHDOG_USEC=", "WATCHDOG_PID=", "PQCACHED_CONFIRMS_KEPT=",
 };
 
 std::vector<std::string> EnvironmentOf(const WorkerProcess& worker) {
@@ -42,6 +42,7 @@ std::vector<std::string> EnvironmentOf(const WorkerProcess& worker) {
   }
   variables.push_back(absl::StrCat("NOTIFY_SOCKET=", worker.notify_socket));
   variables.push_back(absl::StrCat("FDSTORE=", worker.max_kept));
+  variables.push_back(absl::StrCat(kConfirmsVariable, "=1"));
   variables.push_back(absl::StrCat("LISTEN_PID=", getpid()));
   variables.push_back(absl::StrCat("LISTEN_FDS=", worker.kept.size()));
   variables.push_back(absl::StrCat("LISTEN_FDNAMES=", names));
@@ -71,6 +72,7 @@ bool PlaceDescriptors(const KeptDescriptors& kept) {
 
 std::vector<char*> Pointers(std::vector<std::string>& texts) {
   std::vector<char*> pointers;
+  pointers.reserve(texts.size() + 1);
   for (std::string& text : texts) pointers.push_back(text.data());
   pointers.push_back(nullptr);
   return pointers;

@@ -1,19 +1,17 @@
 // Jumps of the wall clock: what is under way goes on, and ends when its own time has come.
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <future>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "clock_shim.h"
+#include "preload.h"
 #include "tests/sanitizers.h"
 #include "tests/service/daemon_process.h"
 #include "tests/service/rpc/rpc_fixture.h"
@@ -24,6 +22,8 @@ namespace pqcached::service {
 namespace {
 
 using grpc::StatusCode;
+using pqcached::testing::PreloadOf;
+using pqcached::testing::SharedFile;
 using pqcached::testing::ShimmedClock;
 using pqcached::testing::Stopwatch;
 using std::chrono::hours;
@@ -37,43 +37,19 @@ constexpr auto kLate = seconds(1);
 // The wall clock of the daemons that this test starts.
 class WallClock {
  public:
-  explicit WallClock(const std::filesystem::path& path) : path_(path) {
-    std::ofstream(path_).close();
-    std::filesystem::resize_file(path_, sizeof(ShimmedClock));
-    const kvstore::FileDescriptor file(open(path_.c_str(), O_RDWR | O_CLOEXEC));
-    page_ = mmap(nullptr, sizeof(ShimmedClock), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-  }
-  ~WallClock() { munmap(page_, sizeof(ShimmedClock)); }
-  WallClock(const WallClock&) = delete;
-  WallClock& operator=(const WallClock&) = delete;
+  explicit WallClock(const std::filesystem::path& path) : clock_(path) {}
 
-  void Jump(std::chrono::nanoseconds by) { clock().offset_ns.fetch_add(by.count()); }
+  void Jump(std::chrono::nanoseconds by) { clock_->offset_ns.fetch_add(by.count()); }
   bool IsThatOf(pid_t process) const {
-    return std::count(clock().processes.begin(), clock().processes.end(), process) > 0;
+    return std::count(clock_->processes.begin(), clock_->processes.end(), process) > 0;
   }
   std::vector<std::string> Environment() const {
-    return {"LD_PRELOAD=" + Preloaded(),
-            std::string(testing::kClockShimVariable) + "=" + path_.string()};
+    return {"LD_PRELOAD=" + PreloadOf(PQCACHED_CLOCK_SHIM),
+            std::string(testing::kClockShimVariable) + "=" + clock_.path().string()};
   }
 
  private:
-  // A sanitizer wants its runtime before all others: the one that this process runs with.
-  static std::string Preloaded() {
-    std::ifstream maps("/proc/self/maps");
-    for (std::string line; std::getline(maps, line);) {
-      const size_t path = line.find('/');
-      if (path == std::string::npos) continue;
-      if (line.find("clang_rt.asan") != std::string::npos ||
-          line.find("libasan.so") != std::string::npos) {
-        return line.substr(path) + ":" + PQCACHED_CLOCK_SHIM;
-      }
-    }
-    return PQCACHED_CLOCK_SHIM;
-  }
-  ShimmedClock& clock() const { return *static_cast<ShimmedClock*>(page_); }
-
-  const std::filesystem::path path_;
-  void* page_ = nullptr;
+  const SharedFile<ShimmedClock> clock_;
 };
 
 class ClockTest : public RpcTest, public ::testing::WithParamInterface<hours> {

@@ -49,7 +49,7 @@ Engine::Engine(const Options& options)
     : options_(options),
       random_(options.seed),
       contents_(MakeContents(kMaxTokens + 64, kContents)) {
-  Take("open", [&] {
+  const bool opened = Take("open", [&] {
     Result<Client> client = Client::Open({.endpoint = options_.endpoint,
                                           .client_name = "engine",
                                           .timeout_ms = options_.timeout_ms,
@@ -57,6 +57,7 @@ Engine::Engine(const Options& options)
     if (client.ok()) client_ = std::make_unique<Client>(std::move(*client));
     return client.status();
   });
+  if (!opened) return;
   Take("cache", [&] {
     Result<Cache> cache = client_->OpenCache(SpecOf(options_.cache_name, {0, 1}));
     if (cache.ok()) cache_ = std::make_unique<Cache>(std::move(*cache));

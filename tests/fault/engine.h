@@ -51,7 +51,7 @@ class Engine {
   // Throws, as all that follows, when something fails that must not.
   explicit Engine(const Options& options);
 
-  // False: its cache was refused for want of memory, and the following may not be called.
+  // False: its session or its cache was refused for want of memory, and the following may not be called.
   bool has_cache() const { return cache_ != nullptr; }
 
   // One operation.

@@ -1,6 +1,7 @@
 #include "faults.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -44,6 +45,15 @@ pid_t AwaitWorker(pid_t supervisor, pid_t last) {
   }
   return 0;
 }
+
+// A thread goes on for a moment after kill().
+Stopped::Stopped(pid_t process) : process_(process) {
+  kill(process_, SIGSTOP);
+  const auto until = steady_clock::now() + kPatience;
+  while (!AllThreadsAreStopped(process_) && steady_clock::now() < until) std::this_thread::yield();
+}
+
+Stopped::~Stopped() { kill(process_, SIGCONT); }
 
 std::string Left::ToString() const {
   return std::to_string(sessions) + " sessions, " + std::to_string(sequences) + " sequences, " +

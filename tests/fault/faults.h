@@ -22,6 +22,18 @@ std::vector<pid_t> ChildrenOf(pid_t process);
 // The worker behind a daemon's supervisor; waits for one other than `last`. 0: none within a minute.
 pid_t AwaitWorker(pid_t supervisor, pid_t last = 0);
 
+// Stops a process for as long as it lives.
+class Stopped {
+ public:
+  explicit Stopped(pid_t process);
+  ~Stopped();
+  Stopped(const Stopped&) = delete;
+  Stopped& operator=(const Stopped&) = delete;
+
+ private:
+  const pid_t process_;
+};
+
 // What sessions have left in a sidecar.
 struct Left {
   uint64_t sessions = 0, sequences = 0, leases = 0, staging_bytes = 0, used_bytes = 0;

@@ -21,24 +21,6 @@ using std::chrono::milliseconds;
 constexpr uint32_t kTimeoutMs = 700;
 constexpr auto kMost = milliseconds(kTimeoutMs + 1000);
 
-// Stops a process for as long as it lives. A thread goes on for a moment after kill().
-class Stopped {
- public:
-  explicit Stopped(pid_t process) : process_(process) {
-    kill(process_, SIGSTOP);
-    const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-    while (!AllThreadsAreStopped(process_) && std::chrono::steady_clock::now() < until) {
-      std::this_thread::yield();
-    }
-  }
-  ~Stopped() { kill(process_, SIGCONT); }
-  Stopped(const Stopped&) = delete;
-  Stopped& operator=(const Stopped&) = delete;
-
- private:
-  const pid_t process_;
-};
-
 // What the calls of a client in a hurry make, once the machine lets them.
 template <typename Make>
 auto Soon(const Make& make) {

@@ -26,6 +26,7 @@ PROGRAMS = {
     "fault/fault_recovery_time": "recovery_ms_per_gib",
     "fault/fault_worker_kill_test": "daemon_kills_survived",
     "fault/fault_client_kill_test": "client_kills_survived",
+    "fault/fault_environment_test": "environment_faults_survived",
     "fault/fault_frozen_test": None,
     "fault/fault_full_volume_test": "acknowledged_bytes_lost_full_volume",
     "fault/fault_quiet_tenant_test": "quiet_tenant_p99_ratio_max",
@@ -39,6 +40,8 @@ PROGRAMS = {
 WRITES_ROWS = ("fault/fault_crash_test", "fault/fault_recovery_time")  # themselves (--json); the others are of GoogleTest
 # fault_worker_kill_test: 105 kills; fault_quiet_tenant_test: 6 windows of 2.5 s for each of its percentiles.
 ROUNDS = {"PQCACHED_KILL_ROUNDS": "7", "PQCACHED_QUIET_ROUNDS": "6"}
+# The rows of the table of tests there.
+ENVIRONMENT_FAULTS = len(re.findall(r"`\w+Test\.\w+` \|$", (ROOT / "service/README.md").read_text(), re.MULTILINE))
 # name: (better, goal, what the number is)
 ROWS = {
     "crash_points_survived": ("higher", 5000, "kills of a store before one of its stores that outlive it; all compared with a model"),
@@ -52,6 +55,8 @@ ROWS = {
     "wrong_rows_seen": ("lower", 0, "over all fault tests"),
     "extents_leaked": ("lower", 0, "in use when all sessions had ended"),
     "leases_leaked": ("lower", 0, "held when all sessions had ended"),
+    "environment_faults_survived": (
+        "higher", ENVIRONMENT_FAULTS, f"of the {ENVIRONMENT_FAULTS} in service/README.md: full volumes, no memory, stopped processes, ..."),
     "client_kills_survived": ("higher", 50, "SIGKILL of an engine at random, nothing of it left"),
     "calls_past_deadline": ("lower", 0, "by more than 1 s, with a worker or an engine that stands still too"),
     "model_test_operations": ("higher", 1e5, "random operations against a plain model, single and multi-threaded"),

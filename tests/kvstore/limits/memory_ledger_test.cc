@@ -42,6 +42,7 @@ void ExpectShort(const absl::Status& status, const char* field, uint32_t retry_m
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted) << status;
   EXPECT_EQ(FieldOf(status), field) << status;
   EXPECT_EQ(RetryMsOf(status), retry_ms) << status;
+  EXPECT_EQ(ShortageOf(status), Shortage::kMemory) << status;
   EXPECT_THAT(std::string(status.message()),
               ::testing::HasSubstr(std::to_string(mib * kMiB) + " bytes short"));
 }
@@ -102,6 +103,7 @@ TEST_F(MemoryLedgerTest, AKernelThatRefusesIsARefusal) {
   const absl::Status status = (*promise)->Allocate(kMiB, [] { return false; });
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted) << status;
   EXPECT_EQ(RetryMsOf(status), kRetryMemory);
+  EXPECT_EQ(ShortageOf(status), Shortage::kMemory);
 }
 
 TEST_F(MemoryLedgerTest, AccountsAddUpByTenantAndUse) {

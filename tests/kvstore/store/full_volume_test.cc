@@ -81,6 +81,7 @@ TEST_F(FullVolume, RefusesRowsAndRecordsAndLosesNothing) {
   volume_.FillUp(size_t{1} << 20);
   const absl::Status full = fill(4000);
   EXPECT_EQ(full.code(), StatusCode::kResourceExhausted) << full;
+  EXPECT_EQ(ShortageOf(full), Shortage::kMemory) << full;
   for (int i = 0; i < 3; ++i) {  // also the recovery of a full volume
     for (const auto& [id, content] : stored) ExpectStored(id, content);
     EXPECT_EQ(fill(4000).code(), StatusCode::kResourceExhausted);

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "service/supervise/notify.h"
 
@@ -99,6 +100,13 @@ int Run(const std::string& directory, const std::string& step) {
   if (step == "keep-and-reload" && Keep(notifier)) {
     kill(supervisor, SIGHUP);
     AwaitTerm();
+  }
+  if (step == "keep-two") {
+    Notifier greedy({.socket = getenv("NOTIFY_SOCKET"), .confirms = true});
+    const bool first = Keep(greedy);
+    const kvstore::FileDescriptor more(memfd_create("more", MFD_CLOEXEC));
+    const bool second = greedy.Keep("pool-2", more.get()).ok();
+    Write(directory + "/held", absl::StrCat(first, " ", second));
   }
   if (step == "keep-and-wait") {
     if (!Keep(notifier)) return 97;

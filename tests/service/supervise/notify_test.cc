@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -20,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "service/base/refusal.h"
 #include "service/supervise/notify_socket.h"
 
 namespace pqcached::service {
@@ -217,6 +219,51 @@ TEST_F(NotifyTest, AManagerThatDoesNotAnswerHoldsNothing) {
   Notifier notifier(std::move(options));
   const FileDescriptor memory = Memory("rows");
   EXPECT_EQ(notifier.Keep("pool-1", memory.get()).code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(notifier.Names(), IsEmpty());
+}
+
+// The kernel ends the barrier, too, when the receiver has no descriptor for it.
+TEST_F(NotifyTest, AReceiverThatConfirmsHoldsOnlyWhatItConfirms) {
+  FakeManager manager(path());
+  Notifier::Options options = Options();
+  options.confirms = true;
+  Notifier notifier(std::move(options));
+  const FileDescriptor memory = Memory("rows");
+  for (const bool confirms : {false, true}) {
+    absl::Status kept;
+    std::thread keeping([&] { kept = notifier.Keep("pool-1", memory.get()); });
+    manager.Read();
+    {
+      const FakeManager::Message barrier = manager.Read();
+      EXPECT_EQ(barrier.text, "BARRIER=1\nFDNAME=pool-1");
+      if (confirms) {
+        EXPECT_EQ(send(barrier.descriptor.get(), "1", 1, MSG_NOSIGNAL), 1);
+      }
+    }
+    keeping.join();
+    EXPECT_EQ(kept.ok(), confirms) << kept;
+    EXPECT_EQ(notifier.Names().size(), confirms ? 1u : 0u);
+    if (confirms) continue;
+    EXPECT_EQ(kept.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(ShortageOf(kept), Shortage::kDescriptors);
+    EXPECT_EQ(manager.Read().text, "FDSTOREREMOVE=1\nFDNAME=pool-1");
+  }
+}
+
+TEST_F(NotifyTest, NamesAShortageOfDescriptors) {
+  const FakeManager manager(path());
+  Notifier notifier(Options());
+  const FileDescriptor memory = Memory("rows");
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const FileDescriptor first_free(fcntl(memory.get(), F_DUPFD_CLOEXEC, 0));
+  // The copy of the descriptor has a number, the barrier has not.
+  const rlimit limit = {.rlim_cur = static_cast<rlim_t>(first_free.get()) + 2,
+                        .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  const absl::Status kept = notifier.Keep("pool-1", memory.get());
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(ShortageOf(kept), Shortage::kDescriptors) << kept;
   EXPECT_THAT(notifier.Names(), IsEmpty());
 }
 

@@ -100,6 +100,12 @@ TEST_F(SupervisorTest, WhatAWorkerKeptComesToTheNextOne) {
   EXPECT_EQ(Read("content"), "rows");
 }
 
+TEST_F(SupervisorTest, ConfirmsOnlyWhatItHolds) {
+  options_.max_kept = 1;
+  EXPECT_EQ(Run({"keep-two"}).exit_code, 0);
+  EXPECT_EQ(Read("held"), "1 0");
+}
+
 TEST_F(SupervisorTest, WhatAWorkerReleasedIsForgotten) {
   EXPECT_EQ(Run({"keep-release-and-crash", "end"}).exit_code, 0);
   EXPECT_EQ(Read("names"), "");

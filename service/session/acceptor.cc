@@ -25,7 +25,7 @@ namespace pqcached::service {
 namespace {
 
 namespace asio = boost::asio;
-using asio::generic::stream_protocol;
+using StreamProtocol = asio::generic::stream_protocol;
 using boost::system::error_code;
 
 // Pause after a failed accept: the process has no descriptor left.
@@ -53,7 +53,7 @@ class Acceptor::Impl {
 
   absl::Status Bind() {
     error_code error;
-    const stream_protocol::endpoint endpoint = Endpoint(error);
+    const StreamProtocol::endpoint endpoint = Endpoint(error);
     if (!error) acceptor_.open(endpoint.protocol(), error);
     if (!error && is_tcp()) acceptor_.set_option(asio::socket_base::reuse_address(true), error);
     if (!error) {
@@ -68,7 +68,7 @@ class Acceptor::Impl {
   std::string address() const {
     if (!is_tcp()) return options_.path;
     error_code ignored;
-    const stream_protocol::endpoint bound = acceptor_.local_endpoint(ignored);
+    const StreamProtocol::endpoint bound = acceptor_.local_endpoint(ignored);
     asio::ip::tcp::endpoint same;
     std::memcpy(same.data(), bound.data(), std::min(bound.size(), same.capacity()));
     return absl::StrCat(HostOf(options_.tcp_address), ":", same.port());
@@ -109,18 +109,17 @@ class Acceptor::Impl {
   bool is_tcp() const { return !options_.tcp_address.empty(); }
   const std::string& name() const { return is_tcp() ? options_.tcp_address : options_.path; }
 
-  stream_protocol::endpoint Endpoint(error_code& error) {
+  StreamProtocol::endpoint Endpoint(error_code& error) {
     if (!is_tcp()) return asio::local::stream_protocol::endpoint(options_.path);
     const std::string& address = options_.tcp_address;
     std::string host(absl::StripSuffix(absl::StripPrefix(HostOf(address), "["), "]"));
     asio::ip::tcp::resolver resolver(io_);
     const auto found = resolver.resolve(host, address.substr(address.rfind(':') + 1), error);
-    return error ? stream_protocol::endpoint()
-                 : stream_protocol::endpoint(found.begin()->endpoint());
+    return error ? StreamProtocol::endpoint() : StreamProtocol::endpoint(found.begin()->endpoint());
   }
 
   void Accept() {
-    acceptor_.async_accept([this](const error_code& error, stream_protocol::socket socket) {
+    acceptor_.async_accept([this](const error_code& error, StreamProtocol::socket socket) {
       if (!acceptor_.is_open()) return;
       if (error) {
         LogOnce(cannot_accept_, "cannot_accept", error.message());
@@ -136,7 +135,7 @@ class Acceptor::Impl {
     });
   }
 
-  void Admit(stream_protocol::socket socket) {
+  void Admit(StreamProtocol::socket socket) {
     ucred peer = {.pid = 0, .uid = kUnknownUser, .gid = kUnknownUser};
     socklen_t size = sizeof(peer);
     if (is_tcp()) {
@@ -188,7 +187,7 @@ class Acceptor::Impl {
   const Options options_;
   Log& log_;
   asio::io_context io_{1};
-  asio::basic_socket_acceptor<stream_protocol> acceptor_;
+  asio::basic_socket_acceptor<StreamProtocol> acceptor_;
   asio::steady_timer pause_;
   std::function<void(int descriptor)> take_;
   bool cannot_accept_ = false;  // used on the thread only, like the next

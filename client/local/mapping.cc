@@ -37,6 +37,6 @@ pqc_status Mapping::Map(int descriptor, size_t size_bytes, MappingAccess access,
   return PQC_OK;
 }
 
-Mapping::~Mapping() { munmap(data_, size_bytes_); }
+Mapping::~Mapping() { kvstore::UnmapMemory(data_, size_bytes_); }
 
 }  // namespace pqcached::client

@@ -84,7 +84,7 @@ absl::StatusOr<Mapping> Mapping::Map(const FileDescriptor& memfd, size_t size_by
 }
 
 Mapping::~Mapping() {
-  if (data_ != nullptr) munmap(data_, size_bytes_);
+  if (data_ != nullptr) UnmapMemory(data_, size_bytes_);
 }
 
 absl::Status AllocatePages(std::span<std::byte> memory, const char* name) {

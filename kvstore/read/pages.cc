@@ -5,6 +5,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <fstream>
@@ -26,6 +27,16 @@ std::byte* MapUnaligned(int descriptor, size_t size_bytes, int protection) {
 }
 
 size_t SmallPageBytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
+
+size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// Returns the size of the pages that a mapping of the descriptor consists of.
+size_t PageBytesOf(int descriptor) {
+  struct statfs system = {};
+  const bool huge =
+      fstatfs(descriptor, &system) == 0 && static_cast<uint64_t>(system.f_type) == HUGETLBFS_MAGIC;
+  return huge ? static_cast<size_t>(system.f_bsize) : SmallPageBytes();
+}
 
 // Returns true when the kernel backs shared memory with huge pages on request.
 bool SharedHugePages() {
@@ -70,9 +81,12 @@ bool CollapsePages(std::span<std::byte> memory) {
 }  // namespace
 
 std::byte* MapMemory(int descriptor, size_t size_bytes, int protection) {
-  // The reservation is kHugePageBytes longer than the mapping, so that it contains an aligned
-  // start.
-  const size_t reserved_bytes = size_bytes + kHugePageBytes;
+  // The kernel maps whole pages, and at a fixed address it replaces what a longer mapping meets.
+  const size_t page_bytes = PageBytesOf(descriptor);
+  const size_t mapped_bytes = RoundUp(size_bytes, page_bytes);
+  const size_t alignment = std::max(page_bytes, kHugePageBytes);
+  // The reservation is longer than the mapping, so that it contains an aligned start.
+  const size_t reserved_bytes = mapped_bytes + alignment;
   if (size_bytes < kHugePageBytes || reserved_bytes < size_bytes) {
     return MapUnaligned(descriptor, size_bytes, protection);
   }
@@ -80,18 +94,26 @@ std::byte* MapMemory(int descriptor, size_t size_bytes, int protection) {
       mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) return nullptr;
   auto* const begin = static_cast<std::byte*>(reserved);
-  const size_t misaligned_bytes = reinterpret_cast<uintptr_t>(begin) % kHugePageBytes;
-  std::byte* const data = begin + (kHugePageBytes - misaligned_bytes) % kHugePageBytes;
+  const size_t misaligned_bytes = reinterpret_cast<uintptr_t>(begin) % alignment;
+  std::byte* const data = begin + (alignment - misaligned_bytes) % alignment;
   if (mmap(data, size_bytes, protection, MAP_SHARED | MAP_FIXED, descriptor, 0) == MAP_FAILED) {
+    const int error = errno;
     munmap(reserved, reserved_bytes);
-    // Files with larger pages (hugetlbfs) may need a different address.
-    return MapUnaligned(descriptor, size_bytes, protection);
+    errno = error;
+    return nullptr;
   }
-  const size_t page_bytes = SmallPageBytes();
-  std::byte* const end = data + (size_bytes + page_bytes - 1) / page_bytes * page_bytes;
+  std::byte* const end = data + mapped_bytes;
   if (data > begin) munmap(begin, static_cast<size_t>(data - begin));
-  munmap(end, static_cast<size_t>(begin + reserved_bytes - end));
+  if (end < begin + reserved_bytes) munmap(end, static_cast<size_t>(begin + reserved_bytes - end));
   return data;
+}
+
+void UnmapMemory(std::byte* data, size_t size_bytes) {
+  // The kernel unmaps whole pages only, and those of hugetlbfs have one of two sizes.
+  constexpr size_t kLargestPageBytes = size_t{1} << 30;
+  for (const size_t page_bytes : {SmallPageBytes(), kHugePageBytes, kLargestPageBytes}) {
+    if (munmap(data, RoundUp(size_bytes, page_bytes)) == 0 || errno != EINVAL) return;
+  }
 }
 
 Population PopulatePages(std::span<std::byte> memory) {
@@ -100,11 +122,8 @@ Population PopulatePages(std::span<std::byte> memory) {
 }
 
 size_t AdviseHugePages(int descriptor, std::span<std::byte> memory) {
-  struct statfs system = {};
-  if (fstatfs(descriptor, &system) == 0 &&
-      static_cast<uint64_t>(system.f_type) == HUGETLBFS_MAGIC) {
-    return static_cast<size_t>(system.f_bsize);
-  }
+  const size_t page_bytes = PageBytesOf(descriptor);
+  if (page_bytes > SmallPageBytes()) return page_bytes;
   const bool huge = SharedHugePages() && madvise(memory.data(), memory.size(), MADV_HUGEPAGE) == 0;
   return huge ? kHugePageBytes : SmallPageBytes();
 }

@@ -18,11 +18,13 @@ namespace pqcached::kvstore {
 inline constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 // Maps the first size_bytes (> 0) of the descriptor's memory as shared, with the protection of
-// mmap(2). The caller unmaps it with munmap. Returns null, with errno set, when the kernel refuses.
+// mmap(2). The caller unmaps it with UnmapMemory. Returns null, with errno set, when the kernel
+// refuses.
 //
 // A mapping of kHugePageBytes or more begins at a multiple of kHugePageBytes: a huge page is one
 // page table entry only where addresses have the same alignment as offsets of the memory.
 std::byte* MapMemory(int descriptor, size_t size_bytes, int protection);
+void UnmapMemory(std::byte* data, size_t size_bytes);
 
 struct Population {
   bool present = true;  // false: the kernel refused a page (a full file system)

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+#include <stdexcept>
 #include <thread>
 
 namespace pqcached::testing {
@@ -18,7 +19,11 @@ ScopedVariable::~ScopedVariable() { unsetenv(name_.c_str()); }
 void EnvironmentTest::Start(std::vector<std::string> flags) {
   flags.insert(flags.begin(), {"--log-file", log_path(), "--max-pool-bytes", "1gib"});
   daemon_ = std::make_unique<Daemon>(flags);
-  daemon_->AwaitServing();
+  try {
+    daemon_->AwaitServing();
+  } catch (const std::exception& error) {
+    throw std::runtime_error(std::string(error.what()) + "\n" + Log());
+  }
 }
 
 void EnvironmentTest::Stop() {

@@ -11,12 +11,14 @@
 #include "control_group.h"
 #include "environment_fixture.h"
 #include "preload.h"
+#include "tests/kvstore/huge_volume.h"
+#include "tests/kvstore/small_volume.h"
 #include "tests/skip.h"
-#include "volumes.h"
 
 namespace pqcached::testing {
 namespace {
 
+using kvstore::testing::HugeVolume;
 using kvstore::testing::SmallVolume;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;

@@ -9,9 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "disk_volume.h"
 #include "environment_fixture.h"
+#include "tests/kvstore/small_volume.h"
 #include "tests/skip.h"
-#include "volumes.h"
 
 namespace pqcached::testing {
 namespace {

@@ -1,7 +1,9 @@
 #include "kvstore/read/pages.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -17,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "kvstore/memory/memfd.h"
 #include "kvstore/memory/pool.h"
+#include "tests/kvstore/huge_volume.h"
 #include "tests/skip.h"
 
 namespace pqcached::kvstore {
@@ -114,6 +117,35 @@ TEST(PopulatePages, MakesAllPresentAndKeepsTheBytes) {
       }
     }
   }
+}
+
+// A mapping of hugetlbfs has whole pages, also where the memory that is asked for ends in one.
+TEST(MapMemory, MeetsNoOtherMappingOnHugetlbfs) {
+  constexpr size_t kSize = 4 * kHugePageBytes + kPage;
+  constexpr uint64_t kMappings = 8;
+  const testing::HugeVolume volume(kMappings * 5);
+  if (!volume.complete()) PQC_SKIP("hugetlbfs") << "this user gets no huge pages";
+  std::vector<FileDescriptor> files;
+  {
+    std::vector<Mapping> mappings;
+    for (uint64_t i = 0; i < kMappings; ++i) {
+      files.emplace_back(open(volume.path().c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+      ASSERT_EQ(ftruncate(files.back().get(), 5 * kHugePageBytes), 0);
+      mappings.push_back(MakeMapping(files.back(), kSize));
+      std::byte* const data = mappings.back().data();
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % kHugePageBytes, 0u);
+      ASSERT_TRUE(PopulatePages({data, kSize}).present);
+      for (const size_t at : {size_t{0}, kSize - 1}) data[at] = static_cast<std::byte>(i + 1);
+    }
+    for (uint64_t i = 0; i < kMappings; ++i) {
+      EXPECT_EQ(mappings[i].data()[0], static_cast<std::byte>(i + 1));
+      EXPECT_EQ(mappings[i].data()[kSize - 1], static_cast<std::byte>(i + 1));
+    }
+  }
+  files.clear();
+  struct statfs system = {};
+  ASSERT_EQ(statfs(volume.path().c_str(), &system), 0);
+  EXPECT_EQ(system.f_bfree, system.f_blocks) << "a mapping has not ended";
 }
 
 TEST(PopulatePages, NothingIsFine) {

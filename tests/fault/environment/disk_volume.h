@@ -1,13 +1,12 @@
-// DiskVolume: a small disk with ext4, in an image. HugeVolume: a hugetlbfs, with its own pages.
-#ifndef PQCACHED_TESTS_FAULT_ENVIRONMENT_VOLUMES_H_
-#define PQCACHED_TESTS_FAULT_ENVIRONMENT_VOLUMES_H_
+// DiskVolume: a small disk with ext4, in an image.
+#ifndef PQCACHED_TESTS_FAULT_ENVIRONMENT_DISK_VOLUME_H_
+#define PQCACHED_TESTS_FAULT_ENVIRONMENT_DISK_VOLUME_H_
 
 #include <fcntl.h>
 #include <linux/loop.h>
 #include <sys/ioctl.h>
 
 #include <cstdint>
-#include <fstream>
 #include <string>
 
 #include "tests/client/process.h"
@@ -55,50 +54,6 @@ class DiskVolume : private LoopDevice, public kvstore::testing::Volume {
   using Volume::path;
 };
 
-// Adds huge pages to those of the machine, as far as it has them.
-class HugePages {
- public:
-  explicit HugePages(uint64_t count) : before_(Count()) {
-    std::ofstream(kCount) << before_ + count;
-    added_ = Count() - before_;
-  }
-  ~HugePages() { std::ofstream(kCount) << before_; }
-  HugePages(const HugePages&) = delete;
-  HugePages& operator=(const HugePages&) = delete;
-
-  uint64_t added() const { return added_; }
-
- private:
-  static constexpr char kCount[] = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
-
-  static uint64_t Count() {
-    uint64_t count = 0;
-    std::ifstream(kCount) >> count;
-    return count;
-  }
-
-  const uint64_t before_;
-  uint64_t added_ = 0;
-};
-
-class HugeVolume : private HugePages, public kvstore::testing::Volume {
- public:
-  static constexpr uint64_t kPageBytes = uint64_t{2} << 20;
-
-  explicit HugeVolume(uint64_t pages)
-      : HugePages(pages),
-        Volume(
-            "hugetlbfs",
-            {{"pagesize", "2M"}, {"size", std::to_string(added() * kPageBytes)}, {"mode", "0700"}},
-            kPageBytes),
-        complete_(valid() && added() == pages) {}
-
-  bool complete() const { return complete_; }
-
- private:
-  const bool complete_;
-};
-
 }  // namespace pqcached::testing
 
-#endif  // PQCACHED_TESTS_FAULT_ENVIRONMENT_VOLUMES_H_
+#endif  // PQCACHED_TESTS_FAULT_ENVIRONMENT_DISK_VOLUME_H_

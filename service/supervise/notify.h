@@ -57,9 +57,8 @@ class Notifier final : public kvstore::DescriptorKeeper {
   };
 
   // Creates a notifier from the environment: NOTIFY_SOCKET, FDSTORE, kConfirmsVariable and, if
-  // LISTEN_PID names this
-  // process, LISTEN_FDS and LISTEN_FDNAMES. Returns null without NOTIFY_SOCKET. Closes passed
-  // descriptors whose name is invalid or occurred before.
+  // LISTEN_PID names this process, LISTEN_FDS and LISTEN_FDNAMES. Returns null without
+  // NOTIFY_SOCKET. Closes passed descriptors whose name is invalid or occurred before.
   //
   // REQUIRES: called once, before this process opens descriptors of its own.
   // Errors: kInvalidArgument  NOTIFY_SOCKET, LISTEN_FDS

@@ -98,6 +98,12 @@ TEST_F(MemoryFaultsTest, HugePagesExhausted) {
 class AllocationFaultsTest : public EnvironmentTest {
  protected:
   static constexpr int kMost = 500;
+  // With a sanitizer, which makes each daemon several times slower, only some of them fail.
+#ifdef __SANITIZE_ADDRESS__
+  static constexpr int kStride = 8;
+#else
+  static constexpr int kStride = 1;
+#endif
 
   // Starts a daemon whose allocations fail as `fails` says once the first engine has its memory.
   // Returns whether all were granted before the second engine was done.
@@ -131,12 +137,12 @@ class AllocationFaultsTest : public EnvironmentTest {
   }
   void Sweep(ShimmedAllocations::Fails fails, uint64_t least_refused) {
     bool all_granted = false;
-    for (int n = 0; !all_granted && n < kMost && !HasFailure(); ++n) {
+    for (int n = 0; !all_granted && n < kMost && !HasFailure(); n += kStride) {
       SCOPED_TRACE(n);
       all_granted = SurvivesFrom(n, fails);
     }
     EXPECT_TRUE(all_granted) << "more than " << kMost << " allocations";
-    EXPECT_GE(refused_, least_refused);
+    EXPECT_GE(refused_, least_refused / kStride);
     EXPECT_TRUE(counts_.clean()) << counts_.ToString();
     Record("allocations_refused", refused_, counts_, {});
   }
@@ -146,12 +152,9 @@ class AllocationFaultsTest : public EnvironmentTest {
   uint64_t refused_ = 0;
 };
 
-// A sanitizer allocates by itself, and makes the many daemons of a sweep slow.
-#ifndef __SANITIZE_ADDRESS__
 TEST_F(AllocationFaultsTest, AllFromTheNth) { Sweep(ShimmedAllocations::kAllLater, 20); }
 
 TEST_F(AllocationFaultsTest, TheNthAlone) { Sweep(ShimmedAllocations::kOne, 3); }
-#endif
 
 }  // namespace
 }  // namespace pqcached::testing

@@ -175,6 +175,7 @@ class Store {
   //         kResourceExhausted   max_caches, max_pool_bytes, the tenant's quotas, bytes guaranteed
   //                              to other tenants, or less memory on the machine (shortfall in
   //                              bytes)
+  //         kAborted             another call has been opening the same cache for 5 s: repeat
   virtual absl::StatusOr<CacheInfo> OpenCache(std::string_view tenant, const CacheSpec& spec) = 0;
   // Replaces the quotas of all tenants. What is open already stays, even above them.
   virtual void SetTenantQuotas(TenantQuotas quotas) = 0;

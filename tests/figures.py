@@ -27,7 +27,7 @@ KEYS = ["area", "name", "value", "unit", "better", "goal", "against", "samples",
 PAGE_KEYS = KEYS + ["instruction_set", "remark", "source"]
 
 # What tests/figures.sh measures.
-RUN_AREAS = ["house", "quality", "kernels", "local", "judge", "recovery", "gpu"]
+RUN_AREAS = ["house", "quality", "kernels", "local", "engine", "judge", "recovery", "gpu"]
 # Sections of the page, in their order. A row of an area that is not listed gets a section at the end.
 AREAS = {
     "house": "Prose and size of the tree",
@@ -37,6 +37,7 @@ AREAS = {
     "kernels": "Kernels against their limits",
     "kernels by hand": "Kernels, measured by hand",
     "local": "Client and sidecar on one host",
+    "engine": "What an engine gains: shared turns, exact attention, waits",
     "ingest by hand": "Ingest, measured by hand",
     "store by hand": "Store, measured by hand",
     "recovery": "Faults survived, and what was lost",
@@ -44,7 +45,7 @@ AREAS = {
 }
 
 # Areas whose rows come from more than one run: there a run replaces only the rows that it names.
-IN_PARTS = {"house", "recovery"}
+IN_PARTS = {"house", "engine", "recovery"}
 
 HEAD = """\
 # Figures
@@ -57,8 +58,8 @@ Everything that this project measures, as measured last. This page is generated:
 
 A run replaces the rows of its areas that were measured with the same instruction set (the best one
 that the kernels can use on the machine). Rows of other areas and of other instruction sets stay. An
-area of which nothing could run replaces no measured row. In `house` and `recovery`, a run replaces
-only the rows that it names.
+area of which nothing could run replaces no measured row. In `house`, `engine` and `recovery`, a run
+replaces only the rows that it names.
 
 How to read a table:
 

@@ -1,0 +1,571 @@
+/* pqcached client: C ABI.
+ *
+ * An engine stores the K and V of its attention layers in a sidecar process, and per decode step
+ * and layer asks it which stored tokens matter for a query (pqc_topk), or for the attention over
+ * them (pqc_attend). The method is PQCache (SIGMOD 2025, arXiv 2407.12820; "the paper" below).
+ *
+ * Words
+ *   row        the KV entry [key, value] of one token, layer and kv head; key_dim + value_dim
+ *              numbers
+ *   KV         the rows of several tokens; keys and values are passed as two tensors
+ *   cache      one tenant's KV space for one model, with a fixed amount of memory
+ *   sequence   the tokens of one request; its rows are written layer by layer in position order
+ *   prefill    writing the rows of a prompt (pqc_ingest, pqc_gpu_ingest)
+ *   index      selects tokens by approximate scores: pq (product quantization) or flat (exact
+ *              scores)
+ *   codebook   the centroids of one layer and kv head; a long sequence has several generations of
+ *              codebooks
+ *   sink       the first tokens of the context; window: the last ones. The engine attends both
+ *              itself
+ *   selection  the k tokens that an index chose between sink and window
+ *   local path the client maps the sidecar's memory and computes in this process; remote path: RPCs
+ *
+ * Conventions
+ *  1. Handles are opaque. A handle that pqc_X_open or pqc_X_create returned is closed once, by
+ *     pqc_X_close or pqc_X_drop. Caches and sequences may outlive their client's handle: their
+ *     calls then return PQC_FAILED_PRECONDITION.
+ *  2. Every struct begins with `struct_size`: set it with PQC_INIT(type) or to sizeof. Fields are
+ *     only ever added at the end; bytes that this version does not know must be zero
+ *     (PQC_UNIMPLEMENTED otherwise). A smaller struct than this version's is PQC_INVALID_ARGUMENT.
+ *     In arrays of structs the first element's struct_size is the distance between elements.
+ *     Structs that are members of others (pqc_tensor, pqc_index, pqc_positions) never grow, and
+ *     their struct_size may be 0.
+ *  3. Every call returns a pqc_status, with the numbers of gRPC's codes; see the table in
+ *     status.h. Three calls describe the calling thread's last failure: pqc_last_error() returns a
+ *     message with the field, the refused value and the limit, for people to read;
+ *     pqc_last_error_field() the path of the field; pqc_last_error_retry_ms() the retry time, after
+ *     which a repetition may succeed (0 = repeating is not worthwhile). Programs decide by these
+ *     and the status, never by the message.
+ *  4. Outputs are the caller's memory. A capacity that is too small is PQC_OUT_OF_RANGE, with the
+ *     needed size in the message and in the `count` field where there is one.
+ *  5. Positions are absolute token positions; those beyond the stored tokens are PQC_OUT_OF_RANGE.
+ *     A sequence has at most 2^30 tokens. Token counts, heads and dims are counts, not bytes,
+ *     unless named `_bytes`; times are named `_ms` (milliseconds) or `seconds`.
+ *  6. All calls on a client, its caches and its sequences may run concurrently on several threads.
+ *     Calls that change one sequence (ingest, append, build, truncate, fork, suspend, resume)
+ *     exclude each other and steps: the second one returns PQC_ABORTED at once. They first wait
+ *     until the rows of finished steps are stored, and return the pending error of those rows, if
+ *     any, without doing their own work. Handles must not be closed while a call uses them.
+ *  7. Every call ends within its deadline: `timeout_ms` of the client, or of the call's options.
+ *     After PQC_UNAVAILABLE the client itself repeats, within the deadline, only calls that are
+ *     harmless to repeat (reads; rows, since positions make a repeat a no-op).
+ *     When the sidecar's worker process ends, calls and steps in progress return PQC_UNAVAILABLE;
+ *     the next call continues with the next worker, within its deadline: handles and acknowledged
+ *     rows remain, the client sends unacknowledged rows of steps again, and a build that was in
+ *     progress has to be started again. Once the sidecar does not know the session any more, every
+ *     call returns PQC_UNAVAILABLE with a retry time of 0, and a new client is needed.
+ *  8. No call throws, aborts, installs signal handlers, or touches the environment; callbacks must
+ *     not throw. The library needs libc, libm, libstdc++ and libdl; gRPC is loaded separately
+ *     (libpqcached_rpc), so that it never meets the protobuf of the engine. After fork(), the child
+ *     must not use a client that was opened before.
+ *  9. A failed call changes nothing, unless its comment says otherwise. After PQC_DEADLINE_EXCEEDED
+ *     and PQC_UNAVAILABLE the sidecar may have done the work without this client's knowing.
+ *
+ * Example, which stores 4096 tokens of one layer and attends to a tenth of them:
+ *
+ *     pqc_client* client = NULL;
+ *     pqc_cache* cache = NULL;
+ *     pqc_sequence* sequence = NULL;
+ *     pqc_client_options options = PQC_INIT(pqc_client_options);
+ *     options.endpoint = "unix:///run/pqcached/pqcached.sock";
+ *     pqc_status status = pqc_client_open(&options, &client);
+ *
+ *     const uint32_t layers[] = {0};
+ *     pqc_layer_group group = PQC_INIT(pqc_layer_group);
+ *     group.kind = PQC_LAYERS_SELECTED;
+ *     group.layers = layers;
+ *     group.layer_count = 1;
+ *     group.kv_heads = 8;
+ *     group.query_heads = 32;  // groups of 4 query heads per kv head
+ *     group.key_dim = group.value_dim = 128;
+ *     group.dtype = PQC_F16;
+ *     pqc_cache_spec spec = PQC_INIT(pqc_cache_spec);
+ *     spec.name = "demo";
+ *     spec.model_fingerprint = "demo-1";
+ *     spec.groups = &group;
+ *     spec.group_count = 1;
+ *     spec.capacity_bytes = 64u << 20;
+ *     if (status == PQC_OK) status = pqc_cache_open(client, &spec, &cache);
+ *     if (status == PQC_OK) status = pqc_sequence_create(cache, &sequence);
+ *
+ *     const uint64_t kv_shape[] = {4096, 8, 128};  // [tokens, kv_heads, dim]
+ *     pqc_tensor k = PQC_INIT(pqc_tensor);
+ *     k.ptr = keys;
+ *     k.dtype = PQC_F32;
+ *     k.ndim = 3;
+ *     k.shape = kv_shape;
+ *     pqc_tensor v = k;
+ *     v.ptr = values;
+ *     if (status == PQC_OK) status = pqc_ingest(sequence, 0, 0, &k, &v);
+ *
+ *     pqc_build_options build = PQC_INIT(pqc_build_options);
+ *     build.sink_tokens = 16;
+ *     if (status == PQC_OK) status = pqc_build_index(sequence, &build);
+ *
+ *     const uint64_t query_shape[] = {32, 128};  // [query_heads, key_dim]
+ *     pqc_query q = PQC_INIT(pqc_query);
+ *     q.query_position = 4095;
+ *     q.queries.ptr = query;
+ *     q.queries.dtype = PQC_F32;
+ *     q.queries.ndim = 2;
+ *     q.queries.shape = query_shape;
+ *     pqc_selection selection = PQC_INIT(pqc_selection);
+ *     selection.sink_tokens = 16;
+ *     selection.window_tokens = 64;
+ *     selection.budget = PQC_BUDGET_RATIO;
+ *     selection.ratio = 0.1;  // 409 of 4096 tokens: 16 sink + 64 window + 329 selected
+ *     pqc_attention attention = PQC_INIT(pqc_attention);
+ *     attention.output = output;
+ *     attention.output_capacity = 32 * 128;
+ *     attention.lse = lse;
+ *     attention.lse_capacity = 32;
+ *     if (status == PQC_OK) status = pqc_attend(sequence, &q, &selection, &attention);
+ *     // The engine attends sink and window itself, and adds its part with pqc_merge.
+ *
+ *     pqc_sequence_drop(sequence);
+ *     pqc_cache_close(cache);
+ *     pqc_client_close(client);
+ */
+#ifndef PQCACHED_CLIENT_H_
+#define PQCACHED_CLIENT_H_
+
+#include "pqcached/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Client */
+
+typedef struct pqc_client pqc_client;
+
+/* Thread pool of the engine: runs body(context, i) for each i in [0, count), in any order, on any
+ * threads, and returns when all are done. Called from every thread that calls the library, also
+ * concurrently. */
+typedef void (*pqc_parallel_for)(void* hook_context, uint32_t count,
+                                 void (*body)(void* context, uint32_t index), void* context);
+
+typedef enum pqc_path_choice {
+  PQC_PATH_ANY = 0,         /* local where the sidecar's broker answers, remote otherwise */
+  PQC_PATH_ONLY_REMOTE = 1, /* remote */
+  PQC_PATH_ONLY_LOCAL = 2,  /* local; PQC_UNAVAILABLE, with the reason, where no broker answers */
+  PQC_PATH_ADMIN = 3        /* for operators: no session, and only pqc_admin_json, which reaches all
+                               tenants; on the sidecar's admin socket, endpoint + ".admin" */
+} pqc_path_choice;
+
+typedef struct pqc_client_options {
+  size_t struct_size;
+  const char* endpoint; /* "unix:///run/pqcached/pqcached.sock" or "host:port" on the loopback */
+  const char* tenant;   /* 1 to 64 bytes of [a-z0-9_.-]; NULL = the tenant that the broker has for
+                              the process's user, or "default" */
+  const char* client_name; /* printable UTF-8 of at most 128 bytes; NULL = the program's name */
+  uint32_t timeout_ms;     /* deadline of each call except pqc_build_index; 0 = 10000 */
+  /* Threads of the kernels that run in this process on the local path; unused on the remote path.
+   * NULL = a pool of the client's own, of thread_count threads (0 = all cores). */
+  pqc_parallel_for parallel_for;
+  void* parallel_for_context;
+  uint32_t thread_count;
+  /* NULL = libpqcached_rpc.so in the folder of libpqcached_client.so, then the loader's search
+   * path. */
+  const char* rpc_library_path;
+  pqc_path_choice path;
+  /* Staging ring: shared memory through which rows reach the sidecar on the local path, of
+   * staging_slot_count slots of staging_slot_bytes (a multiple of 1 MiB); both 0 = the client's
+   * default. */
+  uint64_t staging_slot_bytes;
+  uint32_t staging_slot_count;
+} pqc_client_options;
+
+/* Connects to the sidecar and opens a session. *client is set on PQC_OK, and NULL otherwise. One
+ * client per process is enough; several are independent of each other.
+ *
+ * Errors: PQC_INVALID_ARGUMENT     endpoint, tenant, path, staging_slot_*
+ *         PQC_UNIMPLEMENTED        an endpoint that is not on this host
+ *         PQC_FAILED_PRECONDITION  libpqcached_rpc cannot be loaded or belongs to another release:
+ *                                  install the two libraries of the same release
+ *         PQC_PERMISSION_DENIED    the tenant belongs to other users of this host; PQC_PATH_ADMIN:
+ *                                  this user is no operator (the sidecar's user, or root)
+ *         PQC_RESOURCE_EXHAUSTED   the sidecar has max_sessions sessions: repeat later
+ *         PQC_UNAVAILABLE          no process listens at the endpoint: repeat once it runs
+ *         PQC_DEADLINE_EXCEEDED    a process listens and does not answer */
+PQC_API pqc_status pqc_client_open(const pqc_client_options* options, pqc_client** client);
+/* Ends the session, which drops the client's sequences in the sidecar, and closes the handle. Rows
+ * of finished steps that are not stored yet are discarded. No other call on the client may be in
+ * progress. NULL does nothing. */
+PQC_API void pqc_client_close(pqc_client* client);
+
+typedef enum pqc_path { PQC_PATH_REMOTE = 0, PQC_PATH_LOCAL = 1 } pqc_path;
+/* Returns how this client reaches the rows: by RPC, or in mapped memory. PQC_PATH_REMOTE for NULL.
+ * The path does not change during a client's life. */
+PQC_API pqc_path pqc_client_path(const pqc_client* client);
+
+typedef struct pqc_client_counts {
+  size_t struct_size;
+  uint64_t rpcs;            /* RPCs that a call of this client waited for */
+  uint64_t background_rpcs; /* RPCs that no call waited for: rows of finished steps */
+  uint64_t mapped_bytes;    /* bytes of the sidecar's pools that this process maps */
+  uint64_t lease_count;     /* leases on sequences that the client holds; 0 on the remote path */
+} pqc_client_counts;
+/* Fills *counts with the client's counters since it was opened. No RPC; for status pages and
+ * tests. */
+PQC_API pqc_status pqc_client_count(const pqc_client* client, pqc_client_counts* counts);
+
+/* Calls a unary RPC of the service Admin, or KvCache.Admit, by its name ("Stats"). It reaches the
+ * data of the client's tenant, or, on PQC_PATH_ADMIN, of all tenants. `request` and *answer are
+ * JSON in protobuf's mapping, with the proto's field names; 64-bit integers are strings. `request`
+ * may be NULL or "" for an empty message. *answer is freed with pqc_free; NULL on failure. For
+ * tools. Not repeated by the client.
+ *
+ * Errors: PQC_INVALID_ARGUMENT   no such method; the request does not parse; and those of the RPC
+ *         PQC_PERMISSION_DENIED  the RPC is for operators */
+PQC_API pqc_status pqc_admin_json(pqc_client* client, const char* method, const char* request,
+                                  char** answer);
+/* Frees memory that a call returned. NULL does nothing. */
+PQC_API void pqc_free(void* memory);
+
+/* ---- Caches */
+
+typedef struct pqc_cache pqc_cache;
+
+typedef enum pqc_layer_kind {
+  PQC_LAYERS_SELECTED = 1, /* rows are stored and selected from */
+  PQC_LAYERS_FULL = 2,     /* PQC_UNIMPLEMENTED in this version */
+  PQC_LAYERS_WINDOW = 3,   /* PQC_UNIMPLEMENTED in this version */
+  PQC_LAYERS_NONE = 4      /* nothing is stored: the engine keeps these layers itself */
+} pqc_layer_kind;
+
+/* Rotation of the keys. Informative: keys are stored as they are passed, after RoPE. */
+typedef enum pqc_rope_layout {
+  PQC_ROPE_UNKNOWN = 0,
+  PQC_ROPE_NONE = 1,
+  PQC_ROPE_HALF = 2,       /* pairs (i, i + rotary_dim / 2) */
+  PQC_ROPE_INTERLEAVED = 3 /* pairs (2i, 2i + 1) */
+} pqc_rope_layout;
+
+/* Layers of one kind and shape. */
+typedef struct pqc_layer_group {
+  size_t struct_size;
+  pqc_layer_kind kind;
+  const uint32_t* layers; /* absolute layer numbers, ascending, < 1024; each in one group only */
+  uint32_t layer_count;   /* 1..1024 */
+  uint32_t kv_heads;      /* 1..256; at most 64 query heads each */
+  uint32_t query_heads;   /* a multiple of kv_heads, at most 1024; query head h reads kv head h /
+                             (query_heads / kv_heads) */
+  uint32_t key_dim;       /* 32..256, a multiple of 8 */
+  uint32_t value_dim;     /* 32..256, a multiple of 8 */
+  pqc_dtype dtype;        /* format of the stored rows */
+  float softmax_scale;    /* factor of the logits; 0 = 1 / sqrt(key_dim) */
+  float softcap;          /* logits become softcap * tanh(logits / softcap); 0 = none */
+  pqc_rope_layout rope_layout;
+  double rope_theta;
+  uint32_t rotary_dim;        /* rotated dims of a key */
+  uint32_t values_alias_keys; /* must be 0 in this version */
+  uint32_t window_tokens;     /* PQC_LAYERS_WINDOW only */
+} pqc_layer_group;
+
+typedef enum pqc_index_kind {
+  PQC_INDEX_DEFAULT = 0, /* the cache's default index */
+  PQC_INDEX_PQ = 1,  /* product quantization of keys (paper, sections 2.2 and 3.1); needs a build */
+  PQC_INDEX_FLAT = 2 /* exact scores over all keys; needs no build */
+} pqc_index_kind;
+
+typedef struct pqc_index {
+  size_t struct_size;
+  pqc_index_kind kind;
+  uint32_t subspaces;   /* pq: m in 1, 2, 4, 8, 16; divides key_dim. 0 for other kinds */
+  uint32_t bits;        /* pq: b in 4..8, so 2^b centroids per sub-space. 0 for other kinds */
+  uint32_t reserved[5]; /* parameters of later kinds; must be 0 */
+} pqc_index;
+
+typedef struct pqc_cache_spec {
+  size_t struct_size;
+  const char* name;              /* 1..128 bytes */
+  const char* model_fingerprint; /* 1..256 bytes that name everything that makes K and V differ:
+                                    weights revision, RoPE scaling, adapters */
+  const pqc_layer_group* groups; /* [group_count] */
+  uint32_t group_count;          /* 1..16 */
+  uint64_t capacity_bytes;       /* memory of the cache's pool; at least 1 */
+  pqc_index default_index;       /* PQC_INDEX_DEFAULT = pq m=2 b=6 */
+  /* Ranks (processes) of one model: NULL and zeros for a single process. Each rank opens the cache
+   * of the same name with its own layers and kv heads; the fields give their place in the model. */
+  const char* rank_group; /* name shared by the ranks, at most 128 bytes */
+  uint32_t rank;          /* 0..rank_count - 1 */
+  uint32_t rank_count;    /* 1..1024 */
+  uint32_t kv_head_begin; /* first of this rank's kv heads, in every layer */
+  uint32_t layer_begin;   /* this rank's layers begin at or after this number */
+  int32_t numa_node;      /* -1 or 0; others are PQC_UNIMPLEMENTED */
+} pqc_cache_spec;
+
+/* Opens the tenant's cache of this name, or joins it when it is open with the same fingerprint,
+ * shape and default index; the capacity of an open cache stays as it is. *cache is set on PQC_OK,
+ * and NULL otherwise. Repeating a call is harmless.
+ *
+ * Errors: PQC_INVALID_ARGUMENT, PQC_UNIMPLEMENTED  a field of `spec`: never succeeds
+ *         PQC_FAILED_PRECONDITION  the cache is open with another spec, or this rank does not fit
+ *                                  the other ranks (the message names the field): pass the spec
+ *                                  that it has, or another name
+ *         PQC_RESOURCE_EXHAUSTED   max_caches, max_pool_bytes, the tenant's quota, or less memory
+ *                                  on the machine (shortfall in bytes): ask for less, or repeat
+ *                                  later
+ *         PQC_UNAVAILABLE          also while the sidecar is draining */
+PQC_API pqc_status pqc_cache_open(pqc_client* client, const pqc_cache_spec* spec,
+                                  pqc_cache** cache);
+/* Closes the handle; the cache and its sequences remain in the sidecar. No RPC. NULL does
+ * nothing. */
+PQC_API void pqc_cache_close(pqc_cache* cache);
+
+/* ---- Sequences */
+
+typedef struct pqc_sequence pqc_sequence;
+
+/* Creates an empty sequence that belongs to the client's session. *sequence is set on PQC_OK, and
+ * NULL otherwise. The client does not repeat the call by itself.
+ *
+ * Errors: PQC_RESOURCE_EXHAUSTED  max_sequences: drop sequences, or repeat later
+ *         PQC_NOT_FOUND           the cache does not exist any more: open it again
+ *         PQC_UNAVAILABLE         also while the sidecar is draining */
+PQC_API pqc_status pqc_sequence_create(pqc_cache* cache, pqc_sequence** sequence);
+/* Drops the sequence in the sidecar and closes the handle, whatever the status is. Rows of finished
+ * steps that are not stored yet are discarded. With the sidecar's option `retain` its closed
+ * segments remain as a cached prefix until they are evicted. NULL does nothing. Not repeatable: the
+ * handle is closed. */
+PQC_API pqc_status pqc_sequence_drop(pqc_sequence* sequence);
+/* Returns the sidecar's id of the sequence, as pqcachectl prints it; 0 for NULL. Never fails. */
+PQC_API uint64_t pqc_sequence_id(const pqc_sequence* sequence);
+/* Removes the tokens from `token_count` on in all layers, so that `token_count` tokens remain.
+ * Removing all tokens removes the indexes too: a live index starts again with the next rows,
+ * another one has to be built again. Leases of other clients on the removed tokens are revoked.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  token_count is more than the sequence has
+ *         PQC_ABORTED           another call changes the sequence, or a step has it: end it,
+ *                               repeat */
+PQC_API pqc_status pqc_sequence_truncate(pqc_sequence* sequence, uint64_t token_count);
+
+/* Options of sequences that share prefixes, have a live index, or are tied to other ranks'
+ * sequences. */
+typedef struct pqc_sequence_options {
+  size_t struct_size;
+  /* Token ids of the prompt, as far as known, at most 2^22. The sequence begins with their longest
+   * stored prefix, in steps of 128 tokens, and later sequences may share the rows that it stores
+   * under them. */
+  const uint32_t* token_ids;
+  uint64_t token_id_count;
+  const void* extra_key; /* further identity of the prefix (images, adapters): at most 256 bytes */
+  uint64_t extra_key_bytes;
+  /* Live index: prefill segments are indexed in the background as they fill; the last one when the
+   * first step begins or the first token is appended, or by pqc_build_index with the same index,
+   * which waits for all of it. */
+  uint32_t has_live_index; /* 0 or 1; the next five fields must be 0 when it is 0 */
+  /* Iterations of k-means, at most 1000; 0 = as many as fit into the engine's prefill time, at most
+   * 10 (paper, section 3.3, equations 1 to 3). */
+  uint32_t iterations;
+  pqc_index index;       /* pq */
+  uint64_t seed;         /* of k-means */
+  uint64_t train_tokens; /* sample per codebook and kv head; 0 = the sidecar's default */
+  uint64_t sink_tokens;  /* first tokens that are not trained on */
+  /* Only for a cache with a rank_group: the name, at most 64 bytes, under which all ranks create
+   * their parts of one sequence; 0 bytes = tied to no other. All ranks receive the *token_count of
+   * the first rank's call, and their sequences are evicted and pinned together, or none of them;
+   * forks are not tied. The key may be used again when the sequences of all ranks have ended. */
+  const void* group_key;
+  uint64_t group_key_bytes;
+} pqc_sequence_options;
+
+/* Creates a sequence with options (NULL = none, as pqc_sequence_create). *token_count (may be NULL)
+ * receives the tokens of the shared prefix: the next position to ingest. A prompt that is stored
+ * completely is shared completely; an engine that needs the logits of its last token truncates by
+ * one and ingests that token's rows again. The client does not repeat the call by itself.
+ *
+ * Errors: those of pqc_sequence_create, and
+ *         PQC_INVALID_ARGUMENT     token_ids, extra_key, group_key, or a field of the live index
+ *         PQC_ALREADY_EXISTS       group_key: this rank has, or had, a sequence under it, and not
+ *                                  all ranks' have ended: use that one, or another key
+ *         PQC_FAILED_PRECONDITION  group_key: the prompt differs from the first rank's, or the
+ *                                  sidecar has restarted since its call: drop the sequences of all
+ *                                  ranks, and create all of them again */
+PQC_API pqc_status pqc_sequence_create_with(pqc_cache* cache, const pqc_sequence_options* options,
+                                            pqc_sequence** sequence, uint64_t* token_count);
+/* Creates a sequence that shares the first `token_count` tokens of `parent` (0 = all) and their
+ * indexes, copy-on-write: neither sees later changes of the other. A live index continues in both.
+ * *child is set on PQC_OK, and NULL otherwise. The client does not repeat the call by itself.
+ *
+ * Errors: PQC_OUT_OF_RANGE        token_count is more than the parent has
+ *         PQC_ABORTED             another call changes the parent, or a step has it
+ *         PQC_RESOURCE_EXHAUSTED  max_sequences
+ *         PQC_UNAVAILABLE         also while the sidecar is draining */
+PQC_API pqc_status pqc_sequence_fork(pqc_sequence* parent, uint64_t token_count,
+                                     pqc_sequence** child);
+/* Sets *token_count to the number of tokens of a prompt (token_ids: [token_id_count], at most 2^22)
+ * that are stored under these ids and this extra_key: a multiple of 128; in a rank group the least
+ * over all ranks. Nothing is reserved: pqc_sequence_create_with may find less. extra_key may be
+ * NULL with 0 bytes.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  token_id_count, extra_key_bytes */
+PQC_API pqc_status pqc_match_prefix(pqc_cache* cache, const uint32_t* token_ids,
+                                    uint64_t token_id_count, const void* extra_key,
+                                    uint64_t extra_key_bytes, uint64_t* token_count);
+/* Answer of pqc_admit: when a request fits into the cache's memory. */
+typedef enum pqc_verdict {
+  PQC_FITS_NOW = 1,
+  PQC_FITS_AFTER_EVICTION = 2, /* when cached prefixes and idle sequences are evicted, as needed */
+  PQC_FITS_LATER = 3,          /* when sequences in use have ended or shrunk */
+  PQC_FITS_NEVER = 4           /* exceeds the cache's limit: a larger cache is needed */
+} pqc_verdict;
+
+typedef struct pqc_admission {
+  size_t struct_size;
+  pqc_verdict verdict;
+  uint64_t needed_bytes;    /* memory of the request's rows and index */
+  uint64_t bytes_to_evict;  /* PQC_FITS_AFTER_EVICTION: bytes to evict; 0 otherwise */
+  uint64_t shortfall_bytes; /* PQC_FITS_LATER, PQC_FITS_NEVER: missing bytes; 0 otherwise */
+  uint64_t limit_bytes;     /* bytes that the cache may use at present */
+  uint64_t retry_after_ms;  /* PQC_FITS_LATER: when to ask again; 0 otherwise */
+} pqc_admission;
+
+/* Asks whether a request of `token_count` prefill tokens (without those that pqc_match_prefix
+ * found) and `output_token_count` expected tokens fits, with the cache's default index. The answer
+ * is computed as allocation would do it; nothing is reserved, so a later call may still be refused.
+ *
+ * Errors: PQC_OUT_OF_RANGE  more than 2^30 tokens together: never succeeds
+ *         PQC_UNAVAILABLE   also while the sidecar is draining */
+PQC_API pqc_status pqc_admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_count,
+                             pqc_admission* admission);
+/* Protects the sequence from eviction for `ttl_ms` from now (at most 30 days; 0 = ends the
+ * protection), and the cached prefix that remains of it when it ends. With a group_key, the
+ * sequences of all ranks. Works on a suspended sequence too.
+ *
+ * Errors: PQC_INVALID_ARGUMENT    ttl_ms
+ *         PQC_RESOURCE_EXHAUSTED  no room to record the pin for a restarted worker */
+PQC_API pqc_status pqc_sequence_pin(pqc_sequence* sequence, uint64_t ttl_ms);
+/* Suspends the sequence (preemption): it keeps its tokens, its leases are revoked, and until
+ * pqc_sequence_resume every call that reads or changes it returns PQC_FAILED_PRECONDITION;
+ * describe, pin and drop still work. Suspending twice is no error.
+ *
+ * Errors: PQC_ABORTED  another call changes the sequence, or a step has it */
+PQC_API pqc_status pqc_sequence_suspend(pqc_sequence* sequence);
+/* Ends a suspension. *token_count (may be NULL) receives the tokens of the sequence. Resuming a
+ * sequence that is not suspended is no error. Errors: as pqc_sequence_suspend. */
+PQC_API pqc_status pqc_sequence_resume(pqc_sequence* sequence, uint64_t* token_count);
+
+typedef struct pqc_sequence_info {
+  size_t struct_size;
+  uint64_t token_count;    /* tokens whose rows are complete over all stored layers */
+  uint64_t row_bytes;      /* content of the stored rows */
+  uint64_t index_bytes;    /* content of the indexes: codes and counts */
+  uint64_t codebook_bytes; /* content of the codebooks: centroids */
+  uint64_t used_bytes;     /* memory in the pool, shared memory included */
+  uint32_t segment_count;
+  uint32_t index_count;
+} pqc_sequence_info;
+/* Fills *info with the sequence's state in the sidecar, by one RPC. Rows of steps that are not
+ * stored yet do not count (pqc_sequence_flush waits for them). Works on a suspended sequence
+ * too. */
+PQC_API pqc_status pqc_sequence_describe(pqc_sequence* sequence, pqc_sequence_info* info);
+
+/* ---- Writing rows */
+
+/* Stores the rows of consecutive prefill tokens of one layer: keys [tokens, kv_heads, key_dim] and
+ * values [tokens, kv_heads, value_dim] from position `first_position` on, of any dtype, strides or
+ * block table; they are converted to the cache's dtype and copied before the call returns. All or
+ * nothing. (With a sidecar of an older release that does not report when it is done with a staging
+ * slot, on the local path: the slots of a larger call that precede a failure are stored.)
+ *
+ * `first_position` is the layer's next position; a range that is stored completely is acknowledged
+ * without a change, so repeating a call is harmless. Rows that follow a built index receive the
+ * codes of their nearest centroids under the newest codebook.
+ *
+ * Errors: PQC_INVALID_ARGUMENT    layer; shape; NaN or infinity (also after the conversion); a gap
+ *                                 (store the missing positions first), or a partly stored range
+ *         PQC_UNIMPLEMENTED       memory of a GPU: pqc_gpu_ingest
+ *         PQC_ABORTED             another call changes the sequence, or a step has it: repeat
+ *         PQC_RESOURCE_EXHAUSTED  the pool is full (shortfall in bytes): drop sequences, or repeat
+ *                                 later
+ *         PQC_UNAVAILABLE         also while the sidecar is draining */
+PQC_API pqc_status pqc_ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
+                              const pqc_tensor* keys, const pqc_tensor* values);
+
+/* Rows of the same tokens in one layer. */
+typedef struct pqc_layer_rows {
+  size_t struct_size;
+  uint32_t layer;
+  pqc_tensor keys;   /* [tokens, kv_heads, key_dim] */
+  pqc_tensor values; /* [tokens, kv_heads, value_dim] */
+} pqc_layer_rows;
+
+/* Appends new tokens to all stored layers at once: layers [layer_count] has every stored layer
+ * exactly once, all with the same tokens. The rows and their codes under the newest codebook are
+ * stored when the call returns. All or nothing. `first_position` is the sequence's token count; a
+ * range that is stored completely is acknowledged without a change. *token_count (may be NULL)
+ * receives the sequence's tokens.
+ *
+ * Errors: those of pqc_ingest (not the draining), and
+ *         PQC_INVALID_ARGUMENT  a layer is missing or listed twice, token counts differ, or the
+ *                               rows exceed the sidecar's max_message_bytes: append fewer tokens at
+ *                               once */
+PQC_API pqc_status pqc_append(pqc_sequence* sequence, uint64_t first_position,
+                              const pqc_layer_rows* layers, uint32_t layer_count,
+                              uint64_t* token_count);
+
+/* ---- Index */
+
+/* Progress of a build after one codebook of one layer. */
+typedef struct pqc_build_progress {
+  size_t struct_size;
+  uint32_t layer;
+  uint32_t layers_done;
+  uint32_t layer_count;
+  uint32_t codebook_generation; /* a long sequence has several */
+  uint32_t codebook_generation_count;
+  uint32_t iterations;     /* k-means iterations done for this codebook */
+  double inertia;          /* mean squared distance of the trained keys to their centroids */
+  double seconds;          /* since the build began */
+  uint64_t index_bytes;    /* codes and counts of this layer so far */
+  uint64_t codebook_bytes; /* centroids of this layer so far */
+} pqc_build_progress;
+
+/* Returns nonzero to continue, 0 to cancel. After the last layer it is too late to cancel. Called
+ * on the thread that called pqc_build_index. */
+typedef int (*pqc_build_callback)(void* context, const pqc_build_progress* progress);
+
+typedef struct pqc_build_options {
+  size_t struct_size;
+  pqc_index index;             /* pq, or the cache's default when that is pq; flat needs no build */
+  uint32_t iterations;         /* of k-means, at most 1000; 0 = 10 */
+  uint64_t seed;               /* same rows, iterations and seed: same index */
+  uint64_t train_tokens;       /* sample per generation and kv head; 0 = all */
+  uint64_t sink_tokens;        /* first tokens that are not trained on */
+  uint32_t timeout_ms;         /* 0 = the longest that the sidecar allows (its max_timeout) */
+  pqc_build_callback callback; /* may be NULL */
+  void* callback_context;
+} pqc_build_options;
+
+/* Closes the prefill, trains the codebooks by k-means (paper, section 3.1, step 2) and codes the
+ * rows of all layers. Returns when the index is complete. With a live index of the same kind it
+ * waits until all rows are indexed, and iterations, seed and train_tokens have no effect. Until it
+ * returns, other calls that change the sequence, and steps with it, return PQC_ABORTED. A cancelled
+ * or failed build leaves no index, and the last segment stays closed; where the cancellation was
+ * too late, the index exists (pqc_sequence_describe: index_count).
+ *
+ * When the time runs out after every layer has a usable codebook, the build ends with fewer
+ * iterations and returns PQC_OK.
+ *
+ * Errors: PQC_INVALID_ARGUMENT     a field of `options`
+ *         PQC_FAILED_PRECONDITION  no tokens, or layers with different token counts (the message
+ *                                  names the layer): ingest the missing rows first
+ *         PQC_ALREADY_EXISTS       the sequence has this index: nothing to do
+ *         PQC_ABORTED              another build of this index, a cancelled one that has not ended
+ *                                  yet included, or another call that changes the sequence: repeat
+ *                                  later
+ *         PQC_RESOURCE_EXHAUSTED   the pool is full (shortfall in bytes), or 4 indexes exist
+ *         PQC_DEADLINE_EXCEEDED    before every layer had a codebook: repeat with more time
+ *         PQC_CANCELLED            the callback returned 0 */
+PQC_API pqc_status pqc_build_index(pqc_sequence* sequence, const pqc_build_options* options);
+
+#ifdef __cplusplus
+}
+#endif
+
+#include "pqcached/query.h"
+#include "pqcached/step.h"
+
+#endif /* PQCACHED_CLIENT_H_ */

@@ -1,0 +1,178 @@
+/* pqcached client: calls that read a sequence: selection, scores, rows, attention. Included by
+ * client.h.
+ *
+ * These calls read: they may run concurrently with each other and with calls that change the
+ * sequence. They see the rows that were stored when they began. Further errors of all of them:
+ * PQC_INVALID_ARGUMENT (a field and its limit), PQC_OUT_OF_RANGE (tokens that are not stored: write
+ * them first), PQC_ABORTED (the sequence was truncated during the call: repeat). *
+ * Example, which asks for the positions of the selected tokens of one layer:
+ *
+ *     pqc_positions best = PQC_INIT(pqc_positions);
+ *     best.positions = positions;  // room for [kv_heads, k]
+ *     best.capacity = capacity;
+ *     pqc_status status = pqc_topk(sequence, query, selection, &best);
+ *     if (status == PQC_OUT_OF_RANGE) {
+ *       // best.kv_heads * best.count elements are needed.
+ *     }
+ */
+/* Before the guard: client.h includes this header at its end, with the types that it needs. */
+#include "pqcached/client.h"
+
+#ifndef PQCACHED_QUERY_H_
+#define PQCACHED_QUERY_H_
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* GQA head aggregation: the rule by which the query heads of one kv head agree on one set of
+ * tokens. The paper selects per head and leaves this open; its published code has the sum of
+ * softmax. */
+typedef enum pqc_group_rule {
+  PQC_SUM_SOFTMAX = 0, /* default: sum over the query heads of the softmax over all candidates */
+  PQC_MAX_SOFTMAX = 1, /* maximum over the query heads of the softmax over all candidates */
+  PQC_MEAN_LOGIT = 2,  /* mean over the query heads of the logits */
+  PQC_MAX_LOGIT = 3    /* maximum over the query heads of the logits */
+} pqc_group_rule;
+
+/* Absolute token positions [begin, end). */
+typedef struct pqc_token_range {
+  uint64_t begin;
+  uint64_t end;
+} pqc_token_range;
+
+typedef enum pqc_budget_kind {
+  PQC_BUDGET_RATIO = 0,
+  PQC_BUDGET_COUNT = 1,
+  PQC_BUDGET_MASS = 2 /* PQC_UNIMPLEMENTED */
+} pqc_budget_kind;
+
+/* Terms of a selection. With n = query_position + 1 tokens of context, the engine itself attends to
+ * the sink [0, sink_tokens) and the window [n - window_tokens, n) (initial and local tokens in the
+ * paper, section 3.4). The candidates are the tokens between them, without the excluded ranges; the
+ * k best are selected. The budget counts all three: k = budget - sink - window tokens, at least 0
+ * and at most the candidates. A ratio of 0.1 of 4096 tokens with a sink of 16 and a window of 64
+ * selects floor(409.6) - 80 = 329 tokens. */
+typedef struct pqc_selection {
+  size_t struct_size;
+  pqc_index index;
+  pqc_group_rule group_rule;
+  uint64_t sink_tokens;
+  uint64_t window_tokens;
+  /* Masked tokens, neither attended nor counted: ascending, disjoint, not empty. */
+  const pqc_token_range* excluded;
+  uint32_t excluded_count; /* at most 16 */
+  pqc_budget_kind budget;
+  double ratio; /* PQC_BUDGET_RATIO: in (0, 1], of n, rounded down to tokens */
+  /* PQC_BUDGET_COUNT: in [sink + window + 1, all tokens that may be attended]. */
+  uint64_t token_count;
+} pqc_selection;
+
+/* A query of one layer. queries: [query_length, query_heads, key_dim] or, for one token,
+ * [query_heads, key_dim], of any dtype. The tokens of a speculation (query_length 2..8) share one
+ * selection, over the group's heads of all of them: group size x query_length is at most 64 (a
+ * query of 32 heads over 8 kv heads has groups of 4). */
+typedef struct pqc_query {
+  size_t struct_size;
+  uint32_t layer;
+  uint64_t query_position; /* absolute position of the first query token */
+  pqc_tensor queries;
+} pqc_query;
+
+/* positions[kv_head * count + i], ascending per kv head. */
+typedef struct pqc_positions {
+  size_t struct_size;
+  uint32_t* positions;    /* [kv_heads, count]; NULL asks for the counts only */
+  uint64_t capacity;      /* of `positions`, in elements */
+  uint32_t kv_heads;      /* out */
+  uint32_t count;         /* out: k, per kv head */
+  uint64_t sink_tokens;   /* out: sink tokens that the engine attends itself */
+  uint64_t window_tokens; /* out: window tokens that the engine attends itself */
+} pqc_positions;
+
+/* Selects the k best tokens for a query. Scores are, per query head, the sum over the sub-spaces of
+ * the query's inner product with the key's centroid (paper, section 3.1, step 4), or exact inner
+ * products (flat); `selection->group_rule` joins the heads of a kv head. The counts of *out are
+ * also set on PQC_OUT_OF_RANGE for a too small capacity.
+ *
+ * Errors: PQC_FAILED_PRECONDITION  the sequence has no such index: pqc_build_index
+ *         PQC_ABORTED              the layer's index is being built: repeat later
+ *         PQC_OUT_OF_RANGE         candidates that are not stored yet; capacity
+ *         PQC_UNIMPLEMENTED        PQC_BUDGET_MASS */
+PQC_API pqc_status pqc_topk(pqc_sequence* sequence, const pqc_query* query,
+                            const pqc_selection* selection, pqc_positions* out);
+
+/* Computes the logits of the tokens of a range under an index (NULL = the cache's default): logits
+ * [query_heads, tokens], scaled and softcapped, with room for `logit_capacity` elements; max
+ * [query_heads], the largest logit, and sum_exp [query_heads], the sum of exp(logit - max). Each of
+ * the three may be NULL. For one query token; query_position has no effect.
+ *
+ * Errors: those of pqc_topk; PQC_OUT_OF_RANGE: tokens, logit_capacity */
+PQC_API pqc_status pqc_score(pqc_sequence* sequence, const pqc_query* query, const pqc_index* index,
+                             pqc_token_range tokens, float* logits, uint64_t logit_capacity,
+                             float* max, float* sum_exp);
+
+/* The part of a row: [key, value], its key, or its value. */
+typedef enum pqc_row_part { PQC_ROW = 0, PQC_KEY = 1, PQC_VALUE = 2 } pqc_row_part;
+
+/* Copies the rows of a token range (not empty) to `out`, [kv_heads, tokens, dim] of the cache's
+ * dtype, where dim is key_dim + value_dim, key_dim or value_dim, as `part` says. out_bytes: room of
+ * `out`.
+ *
+ * Errors: PQC_OUT_OF_RANGE  out_bytes; tokens that are not stored */
+PQC_API pqc_status pqc_fetch_blocks(pqc_sequence* sequence, uint32_t layer, pqc_token_range tokens,
+                                    pqc_row_part part, void* out, uint64_t out_bytes);
+/* Copies rows by position: positions [kv_heads, count], in any order; out [kv_heads, count, dim],
+ * as pqc_fetch_blocks. count: 1 to 2^30, per kv head. Errors: as pqc_fetch_blocks. */
+PQC_API pqc_status pqc_fetch_tokens(pqc_sequence* sequence, uint32_t layer,
+                                    const uint32_t* positions, uint32_t count, pqc_row_part part,
+                                    void* out, uint64_t out_bytes);
+
+/* Result of an attention over the selected tokens only; pqc_merge adds the engine's own part over
+ * sink and window. */
+typedef struct pqc_attention {
+  size_t struct_size;
+  /* [query_length, query_heads, value_dim]; 0 where nothing was selected. */
+  float* output;
+  uint64_t output_capacity; /* of `output`, in elements */
+  /* [query_length, query_heads]: natural log of the sum of exp(scaled logits); -inf where nothing
+   * was selected. */
+  float* lse;
+  uint64_t lse_capacity;  /* of `lse`, in elements */
+  pqc_positions selected; /* out; positions only when selected.positions is given */
+} pqc_attention;
+
+/* Selects as pqc_topk, and attends to the selected tokens: output = sum of softmax(logits) x
+ * values with exact logits, whatever index selected them. On the local path in this process.
+ *
+ * Errors: those of pqc_topk; PQC_OUT_OF_RANGE: output_capacity, lse_capacity,
+ * selected.capacity */
+PQC_API pqc_status pqc_attend(pqc_sequence* sequence, const pqc_query* query,
+                              const pqc_selection* selection, pqc_attention* out);
+/* Attends to given positions, [kv_heads, count] and ascending per kv head, count at least 1. Needs
+ * no index; query_position has no effect.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  positions that do not ascend
+ *         PQC_OUT_OF_RANGE      positions that are not stored; capacities */
+PQC_API pqc_status pqc_attend_positions(pqc_sequence* sequence, const pqc_query* query,
+                                        const uint32_t* positions, uint32_t count,
+                                        pqc_attention* out);
+
+/* Merges the partial attention b into a, for `rows` queries of `dim` floats (output_*: [rows, dim],
+ * lse_*: [rows]), over disjoint sets of tokens:
+ *
+ *   lse      = log(exp(lse_a) + exp(lse_b))
+ *   output_a = exp(lse_a - lse) output_a + exp(lse_b - lse) output_b,   lse_a = lse
+ *
+ * A part with lse -inf does not count, and its output is not read. No client is needed;
+ * thread-safe.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  a NULL pointer */
+PQC_API pqc_status pqc_merge(uint32_t rows, uint32_t dim, float* output_a, float* lse_a,
+                             const float* output_b, const float* lse_b);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* PQCACHED_QUERY_H_ */

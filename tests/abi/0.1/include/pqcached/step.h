@@ -1,0 +1,232 @@
+/* pqcached client: decode steps. A part of client.h, which includes it and whose conventions hold.
+ *
+ * A step is one decode position (or several: speculation) over all layers for a batch of sequences:
+ *
+ *   pqc_step_begin                 checks readiness, pins the codebooks, waits for room to send
+ *                                  rows
+ *   per layer: pqc_step_topk       positions, for engines with their own paged kernels
+ *          or pqc_step_attend      (output, lse) of the selected tokens; the engine attends its own
+ *                                  sink and window, and merges
+ *          or pqc_step_attend_begin ... pqc_step_attend_wait: the same, concurrently with the
+ *                                  engine's own work
+ *   pqc_step_end                   passes the rows of the new tokens and closes the step;
+ *                                  pqc_step_abandon closes it without rows
+ *
+ * On the local path no step call waits for an RPC, except the first step of a live index, which
+ * ends the prefill: rows (KV entries) of finished steps are sent in the background, and the client
+ * keeps them until they are acknowledged. Tokens that are not stored yet must lie in the window:
+ * pqc_step_begin waits until query_position - window_tokens tokens are stored. Packed tensors hold
+ * the query tokens of all items, in the order of the items.
+ *
+ * One thread per step; several steps of different sequences may run concurrently. A sequence is in
+ * at most one step at a time, and no other call changes it during a step.
+ *
+ * Example, one position of one sequence:
+ *
+ *     pqc_step_item item = PQC_INIT(pqc_step_item);
+ *     item.sequence = sequence;
+ *     item.query_position = position;
+ *     pqc_selection selection = PQC_INIT(pqc_selection);
+ *     selection.sink_tokens = 16;
+ *     selection.window_tokens = 64;
+ *     selection.ratio = 0.1;
+ *     pqc_step_options options = PQC_INIT(pqc_step_options);
+ *     options.selection = &selection;
+ *     pqc_step* step = NULL;
+ *     pqc_status status = pqc_step_begin(client, &item, 1, &options, &step);
+ *     if (status != PQC_OK) return status;
+ *
+ *     // Per layer, once its query is computed; the engine merges its sink and window.
+ *     pqc_step_attention attention = PQC_INIT(pqc_step_attention);
+ *     attention.output = output;  // [query_heads, value_dim]
+ *     attention.output_capacity = 32 * 128;
+ *     attention.lse = lse;  // [query_heads]
+ *     attention.lse_capacity = 32;
+ *     status = pqc_step_attend(step, 0, query, NULL, &attention);
+ *     if (status != PQC_OK) {
+ *       pqc_step_abandon(step);
+ *       return status;
+ *     }
+ *
+ *     // The new token's rows in all stored layers; the step is closed in any case.
+ *     return pqc_step_end(step, rows, 1, NULL);
+ */
+#ifndef PQCACHED_STEP_H_
+#define PQCACHED_STEP_H_
+
+#include "pqcached/client.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Steps */
+
+typedef struct pqc_step pqc_step;
+
+typedef struct pqc_step_item {
+  size_t struct_size;
+  pqc_sequence* sequence;  /* all of one cache of the client, each at most once in a step */
+  uint64_t query_position; /* absolute position of the first query token; its row is passed to
+                              pqc_step_end */
+  uint32_t query_length;   /* query tokens of this item, 1..8; 0 = 1 */
+} pqc_step_item;
+
+typedef struct pqc_step_options {
+  size_t struct_size;
+  const pqc_selection* selection; /* for all items and layers; a layer's call may pass another one.
+                                     NULL = every call passes one */
+  uint32_t timeout_ms;            /* deadline of the whole step's waits; 0 = the client's */
+} pqc_step_options;
+
+/* Begins a step for `item_count` items (1 to 4096). *step is set on PQC_OK, and NULL otherwise;
+ * options may be NULL. With a selection, waits until the rows of all candidates are stored, and
+ * checks that the index exists (on the remote path the first layer's call does); each layer's call
+ * waits for its own layer of the index. Returns the pending error of earlier rows of a sequence:
+ * one of a step's rows remains pending until pqc_sequence_flush returns it.
+ *
+ * Errors: PQC_INVALID_ARGUMENT     items[i]: a sequence of another client or cache, or listed
+ *                                  twice; a query_position beyond the sequence's tokens
+ *         PQC_ABORTED              items[i].sequence is in another step, or another call changes
+ *                                  it: repeat when that has ended, or after the retry time; a
+ *                                  concurrent truncation: repeat
+ *         PQC_FAILED_PRECONDITION  the sequence is suspended, or has no such index: resume it, or
+ *                                  build the index
+ *         PQC_RESOURCE_EXHAUSTED   the pool is too full for a live index (shortfall in bytes)
+ *         PQC_OUT_OF_RANGE         candidates that no earlier call has passed: a longer window, or
+ *                                  the missing rows first
+ *         PQC_DEADLINE_EXCEEDED    rows or index are not ready in time, or more than 64 MiB of rows
+ *                                  wait to be sent: repeat
+ *         and the error of an earlier step's rows of a sequence ("rows of an earlier step"): call
+ *         pqc_sequence_flush, describe the sequence, and write the missing rows again */
+PQC_API pqc_status pqc_step_begin(pqc_client* client, const pqc_step_item* items,
+                                  uint32_t item_count, const pqc_step_options* options,
+                                  pqc_step** step);
+
+/* Positions of all items: positions[offsets[i] + kv_head * counts[i] + j], j < counts[i], of item
+ * i, ascending per kv head. */
+typedef struct pqc_step_positions {
+  size_t struct_size;
+  uint32_t* positions; /* [count]; NULL asks for offsets, counts and count only */
+  uint64_t capacity;   /* of `positions`, in elements */
+  uint64_t* offsets;   /* [items], out: first element of each item */
+  uint32_t* counts;    /* [items], out: k of each item, per kv head */
+  uint64_t count;      /* out: elements written, or needed */
+} pqc_step_positions;
+/* Selects the k best tokens of each item in one layer, as pqc_topk does. queries: [query tokens
+ * of all items, query_heads, key_dim], or [query_heads, key_dim] for a step of one token.
+ * `selection` NULL = that of pqc_step_begin. Layers may be called in any order, each any number of
+ * times.
+ *
+ * Errors: PQC_INVALID_ARGUMENT     layer, queries, selection
+ *         PQC_OUT_OF_RANGE         out.capacity; *out says how much is needed
+ *         PQC_FAILED_PRECONDITION  a step on a GPU (pqc_gpu_step_topk); an attention that was
+ *                                  begun and not waited for; no such index
+ *         PQC_DEADLINE_EXCEEDED    the layer's index is not ready in time: begin the step again
+ *         PQC_ABORTED              the sequence was truncated, or its lease was revoked: abandon
+ *                                  the step, and begin another one
+ *         PQC_UNAVAILABLE          the worker has ended: likewise */
+PQC_API pqc_status pqc_step_topk(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                 const pqc_selection* selection, pqc_step_positions* out);
+
+typedef struct pqc_step_attention {
+  size_t struct_size;
+  float* output; /* [query tokens of all items, query_heads, value_dim]; 0 where nothing was
+                               selected */
+  uint64_t output_capacity; /* of `output`, in elements */
+  float* lse;               /* [query tokens of all items, query_heads]: natural log; -inf where
+                               nothing was selected */
+  uint64_t lse_capacity;    /* of `lse`, in elements */
+  uint32_t* counts;         /* [items], out: k of each item, per kv head; may be NULL */
+} pqc_step_attention;
+/* Selects as pqc_step_topk, and attends to the selected tokens with exact logits: a partial
+ * attention that the engine merges with its own over sink and window (pqc_merge). Results may be
+ * used only after pqc_step_end has returned PQC_OK. In a step on a GPU queries, output and lse are
+ * device memory, and the call returns when the work is launched (gpu.h).
+ *
+ * Errors: those of pqc_step_topk; PQC_OUT_OF_RANGE: out.output_capacity, out.lse_capacity */
+PQC_API pqc_status pqc_step_attend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                   const pqc_selection* selection, pqc_step_attention* out);
+/* Starts pqc_step_attend on other threads and returns. The memory of all arguments must stay until
+ * pqc_step_attend_wait returns. At most one attention of a step is in progress.
+ *
+ * Errors: those of the arguments, and PQC_FAILED_PRECONDITION (one is in progress; a step on a GPU,
+ *         where pqc_step_attend does not wait either) */
+PQC_API pqc_status pqc_step_attend_begin(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                         const pqc_selection* selection, pqc_step_attention* out);
+/* Waits until the attention that pqc_step_attend_begin started has ended, and returns its status.
+ *
+ * Errors: those of pqc_step_attend, and PQC_FAILED_PRECONDITION (none was begun) */
+PQC_API pqc_status pqc_step_attend_wait(pqc_step* step);
+
+/* Ends the step and closes the handle, whatever the status is. layers [layer_count]: every stored
+ * layer once, with the rows of the step's tokens: keys [query tokens of all items, kv_heads,
+ * key_dim] and values [.., value_dim]; copied before the call returns, and stored in the
+ * background. A query_position below the tokens that earlier steps passed truncates the sequence to
+ * it first. accepted [items] (NULL = all): how many of each item's query tokens remain; the other
+ * ones are removed, also where an earlier step had passed them.
+ *
+ * Checks that the rows which the step's results were computed from were valid the whole time: the
+ * results may be used on PQC_OK only. After a failure no row of the step is stored; begin the step
+ * again at the same positions.
+ *
+ * Errors: PQC_INVALID_ARGUMENT     layers, accepted
+ *         PQC_FAILED_PRECONDITION  an attention was begun and not waited for; the sequence was
+ *                                  suspended
+ *         PQC_ABORTED              the sequence was truncated or its lease revoked during the step
+ *         PQC_UNAVAILABLE          the worker has ended during the step */
+PQC_API pqc_status pqc_step_end(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
+                                const uint32_t* accepted);
+/* Closes the handle without rows; waits for an attention that is in progress. NULL does nothing. */
+PQC_API void pqc_step_abandon(pqc_step* step);
+
+/* Waits until all rows of the sequence that steps and pqc_gpu_ingest have passed are stored.
+ * Returns the pending error of those rows, if any, and clears it: no row that followed the refused
+ * one is stored, so describe the sequence, and write its rows from token_count on again.
+ *
+ * Errors: those of pqc_append and pqc_ingest, PQC_DEADLINE_EXCEEDED (not stored in time: repeat) */
+PQC_API pqc_status pqc_sequence_flush(pqc_sequence* sequence);
+
+/* ---- Decoder: keeps sink and window too
+ *
+ * For engines without a KV cache of their own: prefill each layer, then decode layer by layer in
+ * ascending order; the step around it begins with the first layer and ends with the last. One
+ * thread at a time per decoder. */
+
+typedef struct pqc_decoder pqc_decoder;
+
+/* Opens a decoder of a sequence with one selection for all layers; the sequence must stay open, and
+ * must not be used by other calls, until the decoder is closed. No RPC. *decoder is set on PQC_OK,
+ * and NULL otherwise.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  selection; its window_tokens is 0: a token attends to itself */
+PQC_API pqc_status pqc_decoder_open(pqc_sequence* sequence, const pqc_selection* selection,
+                                    pqc_decoder** decoder);
+/* Closes the handle; a token that is not decoded in all layers is not stored. NULL does nothing. */
+PQC_API void pqc_decoder_close(pqc_decoder* decoder);
+/* Stores the rows of the next prefill tokens of a layer, keys [tokens, kv_heads, key_dim] and
+ * values [tokens, kv_heads, value_dim], behind those that the sequence has.
+ *
+ * Errors: those of pqc_ingest, and PQC_FAILED_PRECONDITION (decoding has begun) */
+PQC_API pqc_status pqc_decoder_prefill(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* keys,
+                                       const pqc_tensor* values);
+/* Decodes the next token in one layer: query [query_heads, key_dim], key [kv_heads, key_dim], value
+ * [kv_heads, value_dim], in host memory; output [query_heads, value_dim], with room for
+ * `output_capacity` elements: the attention over sink, selected tokens and window, the token itself
+ * included. Layers are called in ascending order; the last one ends the token. The first token that
+ * has anything to select builds the index, if the sequence lacks it.
+ *
+ * After an error the token starts again with the first layer.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  another layer is next (the message names it); shapes
+ *         PQC_OUT_OF_RANGE      output_capacity
+ *         and those of pqc_build_index, pqc_step_begin, pqc_step_attend and pqc_step_end */
+PQC_API pqc_status pqc_decoder_decode(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* query,
+                                      const pqc_tensor* key, const pqc_tensor* value, float* output,
+                                      uint64_t output_capacity);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* PQCACHED_STEP_H_ */

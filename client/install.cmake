@@ -22,7 +22,7 @@ install(EXPORT pqcachedTargets NAMESPACE pqcached:: DESTINATION ${package_dir} C
 configure_package_config_file(cmake/pqcachedConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/pqcachedConfig.cmake
   INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/pqcachedConfigVersion.cmake
-  COMPATIBILITY SameMinorVersion)
+  COMPATIBILITY SameMajorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/pqcachedConfig.cmake
   ${CMAKE_CURRENT_BINARY_DIR}/pqcachedConfigVersion.cmake
   DESTINATION ${package_dir} COMPONENT client)

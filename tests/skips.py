@@ -15,6 +15,7 @@ import sys
 import xml.etree.ElementTree
 
 REQUIREMENTS = {
+    "abidiff": "abidiff (Debian: abigail-tools), and a build without a sanitizer",
     "asan": "a build with AddressSanitizer",
     "freezer_cgroup": "a writable freezer of cgroup version 1, and root",
     "gpu": "a GPU, and nvcc to compile for it",

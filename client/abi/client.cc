@@ -305,7 +305,7 @@ pqc_status Count(const pqc_client* client, pqc_client_counts* caller_counts) {
   const LocalSession* local = client->state->local.get();
   counts.mapped_bytes = local ? local->mapped_bytes() : 0;
   counts.lease_count = local ? local->lease_count() : 0;
-  *caller_counts = counts;
+  WriteStruct(counts, caller_counts);
   return PQC_OK;
 }
 

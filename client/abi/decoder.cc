@@ -324,11 +324,11 @@ pqc_status Open(pqc_sequence* sequence, const pqc_selection* selection, pqc_deco
   kvstore::Selection checked;
   RETURN_IF_ERROR(ReadSelection(selection, cache.default_index, &checked));
   opened->index = checked.index;
-  opened->selection = *selection;
-  opened->selection.struct_size = sizeof(pqc_selection);
-  opened->excluded.assign(selection->excluded, selection->excluded + selection->excluded_count);
+  RETURN_IF_ERROR(ReadStruct(selection, "selection", &opened->selection));
+  const pqc_selection& read = opened->selection;
+  opened->excluded.assign(read.excluded, read.excluded + read.excluded_count);
   opened->selection.excluded = opened->excluded.data();
-  if (selection->window_tokens == 0) {
+  if (read.window_tokens == 0) {
     return Fail(PQC_INVALID_ARGUMENT, "selection.window_tokens",
                 "0, must be at least 1: the token attends to itself");
   }

@@ -24,7 +24,7 @@ pqc_status Count(pqc_gpu* gpu, pqc_gpu_counts* caller_counts) {
   counts.generation = found.generation;
   counts.has_staged_rows = found.has_staged_rows ? 1 : 0;
   counts.resident_layers = found.resident_layers;
-  *caller_counts = counts;
+  WriteStruct(counts, caller_counts);
   return PQC_OK;
 }
 

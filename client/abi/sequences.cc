@@ -118,7 +118,7 @@ pqc_status Admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_c
   const pqc_status status =
       remote->Admit(cache->state->cache_id, token_count, output_token_count, &answer, &error);
   if (status != PQC_OK) return Report(status, error, {{"cache_id", "cache"}});
-  *admission = answer;
+  WriteStruct(answer, admission);
   return PQC_OK;
 }
 
@@ -202,7 +202,7 @@ pqc_status Describe(pqc_sequence* sequence, pqc_sequence_info* info) {
   const pqc_status status =
       remote->DescribeSequence(sequence->state->sequence_id, &described, &error);
   if (status != PQC_OK) return Report(status, error);
-  *info = described;
+  WriteStruct(described, info);
   return PQC_OK;
 }
 

@@ -245,21 +245,20 @@ pqc_status ReadExcluded(const pqc_selection& selection, kvstore::Selection* to) 
 
 }  // namespace
 
-pqc_status ReadStruct(const void* from, size_t known_size, const char* name, void* to) {
-  if (!from) return Fail(PQC_INVALID_ARGUMENT, name, "must not be NULL");
-  size_t size;
-  std::memcpy(&size, from, sizeof(size));
-  if (size < known_size || size > kMaxStructBytes) {
+pqc_status ReadStruct(const void* from, size_t size, size_t minimum_size, size_t known_size,
+                      const char* name, void* to) {
+  if (size < minimum_size || size > kMaxStructBytes) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.struct_size", name),
-                "%zu, must be at least %zu", size, known_size);
+                "%zu, must be %zu to %zu: set it with PQC_INIT", size, minimum_size,
+                kMaxStructBytes);
   }
   const auto* bytes = static_cast<const std::byte*>(from);
-  if (!AllZero(bytes + known_size, size - known_size)) {
+  if (size > known_size && !AllZero(bytes + known_size, size - known_size)) {
     return Fail(PQC_UNIMPLEMENTED, name,
                 "bytes %zu to %zu belong to a field that this version does not know; must be zero",
                 known_size, size);
   }
-  std::memcpy(to, from, known_size);
+  std::memcpy(to, from, std::min(size, known_size));
   return PQC_OK;
 }
 
@@ -478,12 +477,10 @@ pqc_status ReadCacheSpec(const pqc_cache_spec* from, CacheArguments* to) {
   }
   if (!spec.groups) return Fail(PQC_INVALID_ARGUMENT, "spec.groups", "must not be NULL");
   to->groups.resize(spec.group_count);
-  const auto* bytes = reinterpret_cast<const std::byte*>(spec.groups);
   for (uint32_t i = 0; i < spec.group_count; ++i) {
     char name[32];
     std::snprintf(name, sizeof(name), "spec.groups[%u]", i);
-    RETURN_IF_ERROR(ReadStruct(bytes + size_t{i} * spec.groups->struct_size,
-                               sizeof(pqc_layer_group), name, &to->groups[i]));
+    RETURN_IF_ERROR(ReadElement(spec.groups, i, name, &to->groups[i]));
     RETURN_IF_ERROR(CheckGroup(to->groups[i], name));
   }
   spec.groups = to->groups.data();

@@ -18,12 +18,11 @@ pqc_status ReadLayers(const CacheState& cache, const pqc_layer_rows* layers, uin
                 kMaxLayers);
   }
   blocks->resize(layer_count);
-  const auto* bytes = reinterpret_cast<const std::byte*>(layers);
   for (uint32_t i = 0; i < layer_count; ++i) {
     char name[32];
     std::snprintf(name, sizeof(name), "layers[%u]", i);
     pqc_layer_rows rows;
-    RETURN_IF_ERROR(ReadStruct(bytes + size_t{i} * layers->struct_size, sizeof(rows), name, &rows));
+    RETURN_IF_ERROR(ReadElement(layers, i, name, &rows));
     std::snprintf(name, sizeof(name), "layers[%u].layer", i);
     LayerShape shape;
     RETURN_IF_ERROR(FindLayer(cache, rows.layer, name, &shape));

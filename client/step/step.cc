@@ -172,14 +172,12 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
   Remote* remote = nullptr;
   RETURN_IF_ERROR(GetRemote(*client, &remote));
   step->items.resize(item_count);
-  const auto* bytes = reinterpret_cast<const std::byte*>(caller_items);
   for (uint32_t i = 0; i < item_count; ++i) {
     StepItem& item = step->items[i];
     pqc_step_item from;
     char name[32];
     std::snprintf(name, sizeof(name), "items[%u]", i);
-    RETURN_IF_ERROR(
-        ReadStruct(bytes + size_t{i} * caller_items->struct_size, sizeof(from), name, &from));
+    RETURN_IF_ERROR(ReadElement(caller_items, i, name, &from));
     for (uint32_t j = 0; from.sequence && j < i; ++j) {
       if (step->items[j].sequence != from.sequence->state) continue;
       return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("items[%u].sequence", i),

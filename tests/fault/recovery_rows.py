@@ -40,8 +40,8 @@ PROGRAMS = {
 WRITES_ROWS = ("fault/fault_crash_test", "fault/fault_recovery_time")  # themselves (--json); the others are of GoogleTest
 # fault_worker_kill_test: 105 kills; fault_quiet_tenant_test: 6 windows of 2.5 s for each of its percentiles.
 ROUNDS = {"PQCACHED_KILL_ROUNDS": "7", "PQCACHED_QUIET_ROUNDS": "6"}
-# The rows of the table of tests there.
-ENVIRONMENT_FAULTS = len(re.findall(r"`\w+Test\.\w+` \|$", (ROOT / "service/README.md").read_text(), re.MULTILINE))
+# The tests that the rows of the table there name.
+ENVIRONMENT_FAULTS = re.findall(r"`(\w+Test\.\w+)` \|$", (ROOT / "service/README.md").read_text(), re.MULTILINE)
 # name: (better, goal, what the number is)
 ROWS = {
     "crash_points_survived": ("higher", 5000, "kills of a store before one of its stores that outlive it; all compared with a model"),
@@ -56,7 +56,8 @@ ROWS = {
     "extents_leaked": ("lower", 0, "in use when all sessions had ended"),
     "leases_leaked": ("lower", 0, "held when all sessions had ended"),
     "environment_faults_survived": (
-        "higher", ENVIRONMENT_FAULTS, f"of the {ENVIRONMENT_FAULTS} in service/README.md: full volumes, no memory, stopped processes, ..."),
+        "higher", len(ENVIRONMENT_FAULTS),
+        f"of the {len(ENVIRONMENT_FAULTS)} in service/README.md: full volumes, no memory, stopped processes, ..."),
     "client_kills_survived": ("higher", 50, "SIGKILL of an engine at random, nothing of it left"),
     "calls_past_deadline": ("lower", 0, "by more than 1 s, with a worker or an engine that stands still too"),
     "model_test_operations": ("higher", 1e5, "random operations against a plain model, single and multi-threaded"),
@@ -93,10 +94,19 @@ def numbers_of(program, name):
     else:
         tests = [test for suite in report["testsuites"] for test in suite["testsuite"]] if report else []
         found = [(row, float(value)) for test in tests for row, value in test.items() if row in ROWS]
+        leave_out_faults([f"{test['classname']}.{test['name']}" for test in tests if test["result"] == "SKIPPED"])
     numbers = {}
     for row, value in found:
         numbers.setdefault(row, []).append(value)
     return numbers, done.returncode
+
+
+def leave_out_faults(skipped):
+    """Lowers the goal of `environment_faults_survived` by the faults that this machine cannot make, and names them."""
+    impossible = [name for name in skipped if name in ENVIRONMENT_FAULTS]
+    if impossible:
+        better, goal, what = ROWS["environment_faults_survived"]
+        ROWS["environment_faults_survived"] = (better, goal - len(impossible), f"{what}; not possible here: {', '.join(impossible)}")
 
 
 def part_of(row):

@@ -37,6 +37,12 @@ TEST(ProtoCompatibilityTest, CurrentContractOnlyAddsToThePreviousOne) {
          "  cmake --build build/release --target pqcached_renew_descriptor_set";
 }
 
+TEST(ProtoCompatibilityTest, CurrentContractOnlyAddsToThatOf01) {
+  EXPECT_THAT(FindBreaks(Load(PQCACHED_DESCRIPTOR_SET_0_1), Load(PQCACHED_CURRENT_DESCRIPTOR_SET)),
+              IsEmpty())
+      << "Programs of version 0.1 are in the field: add instead of changing.";
+}
+
 constexpr char kBase[] = R"pb(
   file {
     name: "a.proto"

@@ -144,7 +144,7 @@ def include_findings(path, text):
 
 
 def guard_finding(path, text):
-    if path.suffix != ".h" or str(path).startswith("client/include/"):
+    if path.suffix != ".h" or path.parent.match("include/pqcached"):  # public headers, and those of earlier versions
         return
     guard = "PQCACHED_" + re.sub(r"[^A-Za-z0-9]", "_", str(path)).upper() + "_"
     if f"#ifndef {guard}\n" not in text:

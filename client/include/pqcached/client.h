@@ -24,12 +24,15 @@
  *  1. Handles are opaque. A handle that pqc_X_open or pqc_X_create returned is closed once, by
  *     pqc_X_close or pqc_X_drop. Caches and sequences may outlive their client's handle: their
  *     calls then return PQC_FAILED_PRECONDITION.
- *  2. Every struct begins with `struct_size`: set it with PQC_INIT(type) or to sizeof. Fields are
- *     only ever added at the end; bytes that this version does not know must be zero
- *     (PQC_UNIMPLEMENTED otherwise). A smaller struct than this version's is PQC_INVALID_ARGUMENT.
- *     In arrays of structs the first element's struct_size is the distance between elements.
- *     Structs that are members of others (pqc_tensor, pqc_index, pqc_positions) never grow, and
- *     their struct_size may be 0.
+ *  2. Every struct begins with `struct_size`: set it with PQC_INIT(type) or to sizeof. Later
+ *     versions only add fields, at the end, and zero in a new field means what earlier versions
+ *     did. A smaller struct is read as if its missing fields were zero, down to the size that the
+ *     struct had in version 0.1 (PQC_INVALID_ARGUMENT below it). A larger one is accepted when the
+ *     bytes that this version does not know are zero (PQC_UNIMPLEMENTED otherwise). Structs that a
+ *     call fills in are filled in up to the caller's size. In arrays of structs the first element's
+ *     struct_size is the distance between elements, and all elements have the same. Structs that
+ *     are members of others (pqc_tensor, pqc_index, pqc_positions) never grow, and their
+ *     struct_size may be 0.
  *  3. Every call returns a pqc_status, with the numbers of gRPC's codes; see the table in
  *     status.h. Three calls describe the calling thread's last failure: pqc_last_error() returns a
  *     message with the field, the refused value and the limit, for people to read;
@@ -60,6 +63,17 @@
  *     must not use a client that was opened before.
  *  9. A failed call changes nothing, unless its comment says otherwise. After PQC_DEADLINE_EXCEEDED
  *     and PQC_UNAVAILABLE the sidecar may have done the work without this client's knowing.
+ *
+ * Versions
+ *   0.x        A program that was built with the headers of 0.x runs with the libraries of every
+ *              later 0.y: functions, enum values and fields are added, never removed or changed.
+ *              A function that 0.x did not have is missing in its library: the loader says so.
+ *   soname     libpqcached_client.so.1. It changes only with a break, which makes it .2 and
+ *              PQC_ABI_VERSION 2; a program finds out at start by pqc_abi_version().
+ *   CMake      find_package(pqcached 0.1) accepts every 0.y from 0.1 on.
+ *   libraries  libpqcached_client and libpqcached_rpc are installed together. During an update each
+ *              works with the other one of the minor version before or after it: calls that the
+ *              older one does not have return PQC_UNIMPLEMENTED.
  *
  * Example, which stores 4096 tokens of one layer and attends to a tenth of them:
  *

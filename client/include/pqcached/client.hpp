@@ -194,6 +194,10 @@ class Client {
       groups[i].dtype = group.dtype;
       groups[i].softmax_scale = group.softmax_scale;
       groups[i].softcap = group.softcap;
+      groups[i].rope_layout = group.rope_layout;
+      groups[i].rope_theta = group.rope_theta;
+      groups[i].rotary_dim = group.rotary_dim;
+      groups[i].window_tokens = group.window_tokens;
     }
     pqc_cache_spec c = PQC_INIT(pqc_cache_spec);
     c.name = spec.name.c_str();
@@ -207,6 +211,7 @@ class Client {
     c.rank_count = spec.rank_count;
     c.kv_head_begin = spec.kv_head_begin;
     c.layer_begin = spec.layer_begin;
+    c.numa_node = spec.numa_node;
     pqc_cache* cache = nullptr;
     const pqc_status status = pqc_cache_open(handle_.get(), &c, &cache);
     if (status != PQC_OK) return Status(status);

@@ -205,6 +205,10 @@ struct LayerGroup {
   pqc_dtype dtype = PQC_F16;
   float softmax_scale = 0;
   float softcap = 0;
+  pqc_rope_layout rope_layout = PQC_ROPE_UNKNOWN;
+  double rope_theta = 0;
+  uint32_t rotary_dim = 0;
+  uint32_t window_tokens = 0;
 };
 
 // Description of a cache for Client::OpenCache (pqc_cache_spec).
@@ -220,6 +224,7 @@ struct CacheSpec {
   uint32_t rank_count = 0;
   uint32_t kv_head_begin = 0;
   uint32_t layer_begin = 0;
+  int32_t numa_node = 0;
 };
 
 // Identity of a prompt, for shared prefixes: at most 2^22 token ids and 256 bytes.

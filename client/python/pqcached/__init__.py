@@ -19,13 +19,13 @@ Positions are absolute token positions.
 from ._arrays import ArrayLike, Paged, Tensor
 from ._client import Cache, Client, Sequence
 from ._enums import (BudgetKind, Device, DType, GpuPolicy, GroupRule, IndexKind, LayerKind, Path, PathChoice, RopeLayout,
-                     RowPart)
+                     RowPart, Verdict)
 from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
                       InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Status,
                       Unauthenticated, Unavailable, Unimplemented, Unknown)
 from ._gpu import Gpu, GpuCounts, GpuStep
 from ._library import library as _load
-from ._options import (Attention, BuildProgress, ClientCounts, Index, LayerGroup, Rank, Scores, Selected, Selection,
+from ._options import (Admission, Attention, BuildProgress, ClientCounts, Index, LayerGroup, Rank, Scores, Selected, Selection,
                        SequenceInfo, merge)
 from ._steps import Decoder, Step, StepAttention, StepItem
 
@@ -38,9 +38,9 @@ def library_path() -> str:
 
 
 __all__ = [
-    "Aborted", "AlreadyExists", "ArrayLike", "Attention", "BudgetKind", "BuildProgress", "Cache", "Cancelled", "Client",
+    "Aborted", "Admission", "AlreadyExists", "ArrayLike", "Attention", "BudgetKind", "BuildProgress", "Cache", "Cancelled", "Client",
     "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Decoder", "Device", "Error", "FailedPrecondition", "GroupRule", "Index", "IndexKind",
     "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "NotFound", "OutOfRange", "Paged", "Path", "PathChoice",
     "PermissionDenied", "Rank", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence",
-    "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "Tensor", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "library_path", "merge",
+    "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "Tensor", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "library_path", "merge",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import operator
 from ctypes import byref
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence as SequenceOf, Tuple
 
@@ -18,7 +19,7 @@ from ._errors import InvalidArgument
 from ._gpu import Gpu
 from ._handle import Closable, Handle
 from ._library import check, clear_error_text, error_of, library
-from ._options import (Attention, BuildProgress, ClientCounts, Index, LayerGroup, Rank, Scores, Selected, Selection,
+from ._options import (Admission, Attention, BuildProgress, ClientCounts, Index, LayerGroup, Rank, Scores, Selected, Selection,
                        SequenceInfo, from_c)
 from ._steps import Decoder, Step, StepItem, layer_rows
 
@@ -35,6 +36,8 @@ class Client(Closable):
     path: access to the rows; ONLY_LOCAL raises Unavailable, with the reason, if it is not possible.
     rpc_library_path: libpqcached_rpc.so; empty = in the folder of libpqcached_client.so, then where
     the loader searches.
+    staging_slot_bytes, staging_slot_count: shared memory through which rows reach the sidecar on the
+    local path, in slots of a multiple of 1 MiB; both 0 = the library's default.
 
     Client, Cache and Sequence may be used from several threads at once; calls release the GIL. A
     forked child needs its own client.
@@ -45,12 +48,15 @@ class Client(Closable):
     """
 
     def __init__(self, endpoint: str, *, tenant: str = "default", client_name: str = "", timeout_ms: int = 0,
-                 thread_count: int = 0, path: PathChoice = PathChoice.ANY, rpc_library_path: str = "") -> None:
+                 thread_count: int = 0, path: PathChoice = PathChoice.ANY, rpc_library_path: str = "",
+                 staging_slot_bytes: int = 0, staging_slot_count: int = 0) -> None:
         options = abi.ClientOptions(
             endpoint=text("endpoint", endpoint), tenant=text("tenant", tenant),
             client_name=text("client_name", client_name) or None, timeout_ms=uint32("timeout_ms", timeout_ms),
             thread_count=uint32("thread_count", thread_count), path=member(PathChoice, "path", path),
-            rpc_library_path=text("rpc_library_path", rpc_library_path) or None)
+            rpc_library_path=text("rpc_library_path", rpc_library_path) or None,
+            staging_slot_bytes=uint64("staging_slot_bytes", staging_slot_bytes),
+            staging_slot_count=uint32("staging_slot_count", staging_slot_count))
         self._library = library()
         clear_error_text()
         handle = ctypes.c_void_p()
@@ -72,12 +78,12 @@ class Client(Closable):
         return made
 
     def open_cache(self, name: str, *, model_fingerprint: str, groups: SequenceOf[LayerGroup], capacity_bytes: int,
-                   default_index: Index = Index(), rank: Optional[Rank] = None) -> "Cache":
+                   default_index: Index = Index(), rank: Optional[Rank] = None, numa_node: int = 0) -> "Cache":
         """Opens the tenant's cache of this name; creates it if it does not exist.
 
         name: 1..128 bytes. model_fingerprint: 1..256 bytes, must include everything that affects K
         and V. capacity_bytes: size of the cache's pool. default_index: pq(2, 6) when not given.
-        rank: for a model that spans several processes.
+        rank: for a model that spans several processes. numa_node: -1 or 0.
 
         Raises FailedPrecondition (the cache exists with another fingerprint or shape),
         InvalidArgument (a limit), ResourceExhausted (no room for such a pool), Unimplemented (a
@@ -86,7 +92,8 @@ class Client(Closable):
         parts = [group.c() for group in groups]
         spec = abi.CacheSpec(name=text("name", name), model_fingerprint=text("model_fingerprint", model_fingerprint),
                              groups=(abi.LayerGroup * len(parts))(*parts), group_count=len(parts),
-                             capacity_bytes=uint64("capacity_bytes", capacity_bytes), default_index=default_index.c())
+                             capacity_bytes=uint64("capacity_bytes", capacity_bytes), default_index=default_index.c(),
+                             numa_node=operator.index(numa_node))
         if rank is not None:
             spec.rank_group, spec.rank = text("rank.group", rank.group), uint32("rank.rank", rank.rank)
             spec.rank_count = uint32("rank.rank_count", rank.rank_count)
@@ -222,6 +229,20 @@ class Cache(Closable):
                                                  byref(count)))
         return count.value
 
+    def admit(self, token_count: int, output_token_count: int = 0) -> Admission:
+        """Asks whether a request fits: `token_count` prefill tokens that match_prefix has not found,
+        and `output_token_count` expected tokens, with the cache's default index. Reserves nothing.
+
+        Raises OutOfRange (more than 2^30 tokens together), Unavailable (also while the sidecar is
+        draining).
+        """
+        admission = abi.Admission()
+        tokens, output = uint64("token_count", token_count), uint64("output_token_count", output_token_count)
+        with self._handle as cache:
+            check(self._library.pqc_admit(cache, tokens, output, byref(admission)))
+        made: Admission = from_c(Admission, admission)
+        return made
+
 
 class Sequence(Closable):
     """The tokens of one request. Made by Cache.create_sequence; closing it drops it in the sidecar.
@@ -263,6 +284,17 @@ class Sequence(Closable):
         if count == 0:
             child.shared_tokens = child.describe().token_count
         return child
+
+    def pin(self, ttl_ms: int) -> None:
+        """Protects the sequence from eviction for `ttl_ms` from now, at most 30 days (0 = ends the
+        protection), and the cached prefix that remains of it when it ends. With a group_key, the
+        sequences of all ranks. Works on a suspended sequence too.
+
+        Raises InvalidArgument (ttl_ms), ResourceExhausted (no room to record the pin).
+        """
+        ttl = uint64("ttl_ms", ttl_ms)
+        with self._handle as sequence:
+            check(self._library.pqc_sequence_pin(sequence, ttl))
 
     def suspend(self) -> None:
         """Suspends the sequence (preemption): until resume(), every other call except describe and

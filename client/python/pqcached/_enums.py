@@ -56,6 +56,15 @@ class IndexKind(enum.IntEnum):
     FLAT = abi.PQC_INDEX_FLAT  # exact scores of all keys
 
 
+class Verdict(enum.IntEnum):
+    """Answer of Cache.admit: when a request fits into the cache's memory."""
+
+    FITS_NOW = abi.PQC_FITS_NOW
+    FITS_AFTER_EVICTION = abi.PQC_FITS_AFTER_EVICTION  # of cached prefixes and idle sequences
+    FITS_LATER = abi.PQC_FITS_LATER  # when sequences in use have ended or shrunk
+    FITS_NEVER = abi.PQC_FITS_NEVER  # a larger cache is needed
+
+
 class GroupRule(enum.IntEnum):
     """GQA head aggregation: combines the scores of the query heads of one kv head."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from . import _abi as abi
 from ._arguments import MAX_TOKENS, member, number, uint32, uint64
 from ._arrays import floats_to_read, floats_to_write
-from ._enums import BudgetKind, DType, GroupRule, IndexKind, LayerKind, RopeLayout
+from ._enums import BudgetKind, DType, GroupRule, IndexKind, LayerKind, RopeLayout, Verdict
 from ._errors import InvalidArgument
 from ._library import check, clear_error_text, library
 
@@ -170,6 +170,21 @@ class SequenceInfo:
     used_bytes: int  # memory used in the pool
     segment_count: int
     index_count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Admission:
+    """Whether a request fits into a cache, as allocation would decide it."""
+
+    verdict: Verdict
+    needed_bytes: int  # memory of the request's rows and index
+    bytes_to_evict: int  # with FITS_AFTER_EVICTION
+    shortfall_bytes: int  # with FITS_LATER and FITS_NEVER
+    limit_bytes: int  # bytes that the cache may use at present
+    retry_after_ms: int  # with FITS_LATER: when to ask again
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "verdict", Verdict(self.verdict))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -346,6 +346,20 @@ class SharingTest(DaemonTest):
             np.testing.assert_array_equal(other.fetch_blocks(0, (0, matched), RowPart.KEY),
                                           self.layer.keys[:matched].transpose(1, 0, 2))
 
+    def test_admission_and_pins(self):
+        cache, sequence = self.filled()
+        admission = cache.admit(TOKENS, 16)
+        self.assertEqual(admission.verdict, pqcached.Verdict.FITS_NOW)
+        self.assertGreater(admission.needed_bytes, 0)
+        self.assertEqual(cache.admit(1 << 29).verdict, pqcached.Verdict.FITS_NEVER)
+        with self.fails(pqcached.OutOfRange, "token"):
+            cache.admit(1 << 30, 1)
+        sequence.pin(60_000)
+        pinned = self.client.admin("ListSequences")["sequences"][0]
+        self.assertGreater(float(pinned["pin_left_seconds"]), 30)
+        with self.fails(pqcached.InvalidArgument, "ttl_ms"):
+            sequence.pin(1 << 40)
+
     def test_suspended_sequences_answer_again_when_resumed(self):
         _, sequence = self.filled()
         sequence.build_index()

@@ -46,11 +46,14 @@ pqc_status LoadRpcLibrary(const char* path, const RpcEntry** entry) {
                 path ? path : kFileName, kRpcEntrySymbol);
   }
   const RpcEntry* found = get();
-  if (found->remote_version != kRemoteVersion) {
-    return Fail(PQC_FAILED_PRECONDITION, "rpc_library_path",
-                "%s has version %u of the internal interface, this client %u; install the two "
-                "libraries of one release",
-                path ? path : kFileName, found->remote_version, kRemoteVersion);
+  const bool is_newer = found->remote_version > kRemoteVersion;
+  if (is_newer ? found->oldest_client_version > kRemoteVersion
+               : found->remote_version < kOldestRemoteVersion) {
+    return Fail(PQC_FAILED_PRECONDITION, "options.rpc_library_path",
+                "%s has version %u of the internal interface, and this client works with %u to %u; "
+                "install the two libraries of one release",
+                path ? path : kFileName, found->remote_version, kOldestRemoteVersion,
+                kRemoteVersion);
   }
   *entry = found;
   return PQC_OK;

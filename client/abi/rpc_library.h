@@ -10,7 +10,8 @@ namespace pqcached::client {
 // outlive their channels. A null `path` searches the directory of this library, then the loader's
 // search path.
 //
-// Errors: PQC_FAILED_PRECONDITION  the library cannot be loaded, or its version differs
+// Errors: PQC_FAILED_PRECONDITION  the library cannot be loaded, or is older or newer than this one
+//                                  works with
 pqc_status LoadRpcLibrary(const char* path, const RpcEntry** entry);
 
 }  // namespace pqcached::client

@@ -63,7 +63,7 @@ pqc_status Create(pqc_cache* cache, const pqc_sequence_options& options, pqc_seq
 
 pqc_status CreateWith(pqc_cache* cache, const pqc_sequence_options* caller_options,
                       pqc_sequence** sequence, uint64_t* token_count) {
-  pqc_sequence_options options{};
+  pqc_sequence_options options = PQC_INIT(pqc_sequence_options);
   if (caller_options) {
     RETURN_IF_ERROR(ReadSequenceOptions(caller_options, &options));
   }
@@ -230,7 +230,7 @@ pqc_status pqc_match_prefix(pqc_cache* cache, const uint32_t* token_ids, uint64_
                             const void* extra_key, uint64_t extra_key_bytes,
                             uint64_t* token_count) {
   return Call([&] {
-    pqc_sequence_options prompt{};
+    pqc_sequence_options prompt = PQC_INIT(pqc_sequence_options);
     prompt.token_ids = token_ids;
     prompt.token_id_count = token_id_count;
     prompt.extra_key = extra_key;

@@ -8,8 +8,6 @@
 namespace pqcached::client {
 namespace {
 
-// Larger values of struct_size are uninitialised memory, not a struct of a later version.
-constexpr size_t kMaxStructBytes = 4096;
 constexpr uint32_t kMaxLayerGroups = 16;
 constexpr uint64_t kMaxExtraKeyBytes = 256;
 constexpr uint64_t kMaxGroupKeyBytes = 64;
@@ -28,10 +26,6 @@ struct FieldName {
   }
   char text[kSize];
 };
-
-bool AllZero(const std::byte* bytes, size_t count) {
-  return std::all_of(bytes, bytes + count, [](std::byte byte) { return byte == std::byte{0}; });
-}
 
 pqc_status Unimplemented(const char* name, const char* field) {
   return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.%s", name, field),
@@ -245,21 +239,21 @@ pqc_status ReadExcluded(const pqc_selection& selection, kvstore::Selection* to) 
 
 }  // namespace
 
-pqc_status ReadStruct(const void* from, size_t size, size_t minimum_size, size_t known_size,
-                      const char* name, void* to) {
-  if (size < minimum_size || size > kMaxStructBytes) {
-    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.struct_size", name),
-                "%zu, must be %zu to %zu: set it with PQC_INIT", size, minimum_size,
-                kMaxStructBytes);
+pqc_status ReportFit(StructFit fit, size_t size, size_t minimum_size, size_t known_size,
+                     const char* name) {
+  switch (fit) {
+    case StructFit::kKnown:
+      return PQC_OK;
+    case StructFit::kWrongSize:
+      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.struct_size", name),
+                  "%zu, must be %zu to %zu: set it with PQC_INIT", size, minimum_size,
+                  kMaxStructBytes);
+    case StructFit::kUnknownField:
+      break;
   }
-  const auto* bytes = static_cast<const std::byte*>(from);
-  if (size > known_size && !AllZero(bytes + known_size, size - known_size)) {
-    return Fail(PQC_UNIMPLEMENTED, name,
-                "bytes %zu to %zu belong to a field that this version does not know; must be zero",
-                known_size, size);
-  }
-  std::memcpy(to, from, std::min(size, known_size));
-  return PQC_OK;
+  return Fail(PQC_UNIMPLEMENTED, name,
+              "bytes %zu to %zu belong to a field that this version does not know; must be zero",
+              known_size, size);
 }
 
 pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* view,

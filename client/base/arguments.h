@@ -8,7 +8,6 @@
 #ifndef PQCACHED_CLIENT_BASE_ARGUMENTS_H_
 #define PQCACHED_CLIENT_BASE_ARGUMENTS_H_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -16,7 +15,7 @@
 
 #include "client/base/error.h"
 #include "client/base/remote.h"
-#include "client/base/struct_sizes.h"
+#include "client/base/structs.h"
 #include "kernels/base/status_macros.h"
 #include "pqcached/client.h"
 
@@ -34,55 +33,32 @@ uint32_t RawEnum(const Enum& field) {
   return number;
 }
 
-// Copies a caller's struct, which may be smaller or larger than this version's, to a zeroed one, by
-// the rule of client.h: fields that a smaller one lacks stay zero; bytes that a larger one has in
-// addition must be zero. `size` is the caller's struct_size; `minimum_size` the smallest accepted.
-pqc_status ReadStruct(const void* from, size_t size, size_t minimum_size, size_t known_size,
-                      const char* name, void* to);
+// Returns PQC_OK for a struct that was read, and the refusal of another one.
+pqc_status ReportFit(StructFit fit, size_t size, size_t minimum_size, size_t known_size,
+                     const char* name);
 
-// Returns struct_size, the first field of every struct, also where the caller's version of the
-// struct is another type than this one's.
-inline size_t SizeOf(const void* from) {
-  size_t size;
-  std::memcpy(&size, from, sizeof(size));
-  return size;
-}
-
+// Copies a caller's struct, by the rule of client.h (structs.h).
 template <class Struct>
 pqc_status ReadStruct(const Struct* from, const char* name, Struct* to) {
   *to = {};
   if (!from) return Fail(PQC_INVALID_ARGUMENT, name, "must not be NULL");
-  RETURN_IF_ERROR(ReadStruct(from, SizeOf(from), kMinimumBytes<Struct>, sizeof(Struct), name, to));
-  to->struct_size = sizeof(Struct);
-  return PQC_OK;
+  return ReportFit(CopyStruct(from, SizeOf(from), to), SizeOf(from), kMinimumBytes<Struct>,
+                   sizeof(Struct), name);
 }
 
-// Copies element `index` of a caller's array, whose elements are as far apart as the struct_size of
-// the first one says. Elements are read in order, so that the first one's size is checked before it
-// is used.
+// Copies element `index` of a caller's array. Elements are read in order, so that the first one's
+// size is checked before it is used.
 template <class Struct>
 pqc_status ReadElement(const Struct* array, uint32_t index, const char* name, Struct* to) {
   *to = {};
   if (!array) return Fail(PQC_INVALID_ARGUMENT, name, "must not be NULL");
-  const size_t stride = SizeOf(array);
-  const auto* element = reinterpret_cast<const std::byte*>(array) + index * stride;
-  if (SizeOf(element) != stride) {
+  const Struct* element = ElementOf(array, index);
+  if (SizeOf(element) != SizeOf(array)) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.struct_size", name),
-                "%zu, must be that of the array's first element, %zu", SizeOf(element), stride);
+                "%zu, must be that of the array's first element, %zu", SizeOf(element),
+                SizeOf(array));
   }
-  RETURN_IF_ERROR(ReadStruct(element, stride, kMinimumBytes<Struct>, sizeof(Struct), name, to));
-  to->struct_size = sizeof(Struct);
-  return PQC_OK;
-}
-
-// Writes the fields of `from` to the caller's struct as far as that one has them. The caller's
-// struct_size stays.
-template <class Struct>
-void WriteStruct(const Struct& from, Struct* to) {
-  constexpr size_t kHead = sizeof(from.struct_size);
-  std::memcpy(reinterpret_cast<std::byte*>(to) + kHead,
-              reinterpret_cast<const std::byte*>(&from) + kHead,
-              std::min(SizeOf(to), sizeof(Struct)) - kHead);
+  return ReadStruct(element, name, to);
 }
 
 // Checks the struct_size of a struct that is a member of another struct.

@@ -3,8 +3,12 @@
 //
 // The two libraries are bound separately (abi/rpc_library.h) and may even have different
 // allocators. So no memory changes its owner across this interface, it has no owning types of the
-// standard library, it does not throw, and calls write their results into the caller's memory. Both
-// sides must have the same kRemoteVersion, which is increased with every change of this file.
+// standard library, it does not throw, and calls write their results into the caller's memory.
+//
+// The two may be of adjacent minor versions, so this interface only grows: functions are added at
+// the end of Remote, with an increase of kRemoteVersion, and the client calls them only where the
+// library's version has them. The structs below keep their layout (tests/client/base); a call that
+// needs more gets a struct of its own. Structs of the C ABI are read by their struct_size.
 //
 // A Remote is thread-safe, but for Close.
 #ifndef PQCACHED_CLIENT_BASE_REMOTE_H_
@@ -26,7 +30,10 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-inline constexpr uint32_t kRemoteVersion = 9;
+// Version 9 is that of 0.1.
+inline constexpr uint32_t kRemoteVersion = 10;
+// The oldest version of the other library that this one works with.
+inline constexpr uint32_t kOldestRemoteVersion = 9;
 inline constexpr uint32_t kMaxBatchItems = 256;
 inline constexpr char kRpcEntrySymbol[] = "pqcached_rpc_entry";
 
@@ -268,6 +275,8 @@ struct RpcEntry {
   uint32_t remote_version = 0;
   // Connects and opens a session.
   pqc_status (*open)(const RemoteOptions& options, Remote** remote, RefusalBuffer* error) = nullptr;
+  // Since version 10: the oldest version of a client library that this library works with.
+  uint32_t oldest_client_version = 0;
 };
 
 }  // namespace pqcached::client

@@ -28,6 +28,8 @@ pqc_status Open(const RemoteOptions& options, Remote** remote, RefusalBuffer* er
 extern "C" __attribute__((visibility("default"))) const pqcached::client::RpcEntry*
 pqcached_rpc_entry() {
   static constexpr pqcached::client::RpcEntry kEntry = {
-      .remote_version = pqcached::client::kRemoteVersion, .open = &pqcached::client::Open};
+      .remote_version = pqcached::client::kRemoteVersion,
+      .open = &pqcached::client::Open,
+      .oldest_client_version = pqcached::client::kOldestRemoteVersion};
   return &kEntry;
 }

@@ -191,9 +191,11 @@ pqc_status RpcRemote::ClosePrefill(uint64_t sequence_id, RefusalBuffer* error) n
   });
 }
 
-pqc_status RpcRemote::BuildIndex(uint64_t sequence_id, const pqc_build_options& options,
+pqc_status RpcRemote::BuildIndex(uint64_t sequence_id, const pqc_build_options& caller_options,
                                  RefusalBuffer* error) noexcept {
   return Finish("BuildIndex", error, [&]() -> grpc::Status {
+    pqc_build_options options;
+    RETURN_IF_ERROR(ReadStruct(caller_options, "options", &options));
     v1::BuildIndexRequest request;
     request.set_sequence_id(sequence_id);
     if (!ToWire(options.index, request.mutable_index())) request.clear_index();

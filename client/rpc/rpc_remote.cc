@@ -185,15 +185,19 @@ void RpcRemote::Count(uint64_t* rpcs, uint64_t* background_rpcs) noexcept {
   *background_rpcs = background_rpcs_;
 }
 
-pqc_status RpcRemote::OpenCache(const pqc_cache_spec& spec, uint64_t* cache_id,
+pqc_status RpcRemote::OpenCache(const pqc_cache_spec& caller_spec, uint64_t* cache_id,
                                 RefusalBuffer* error) noexcept {
   return Finish("OpenCache", error, [&] {
+    pqc_cache_spec spec;
+    RETURN_IF_ERROR(ReadStruct(caller_spec, "spec", &spec));
     v1::OpenCacheRequest request;
     v1::OpenCacheResponse response;
     request.set_name(spec.name);
     request.set_model_fingerprint(spec.model_fingerprint);
     for (uint32_t i = 0; i < spec.group_count; ++i) {
-      ToWire(spec.groups[i], request.add_layer_groups());
+      pqc_layer_group group;
+      RETURN_IF_ERROR(ReadStruct(*ElementOf(spec.groups, i), "spec.groups", &group));
+      ToWire(group, request.add_layer_groups());
     }
     request.set_capacity_bytes(spec.capacity_bytes);
     if (!ToWire(spec.default_index, request.mutable_default_index())) request.clear_default_index();
@@ -226,13 +230,15 @@ pqc_status RpcRemote::DescribeSequence(uint64_t sequence_id, pqc_sequence_info* 
                   &response);
     });
     const v1::SequenceDescription& described = response.sequence();
-    info->token_count = described.token_count();
-    info->row_bytes = described.row_bytes();
-    info->index_bytes = described.index_bytes();
-    info->codebook_bytes = described.codebook_bytes();
-    info->used_bytes = described.used_bytes();
-    info->segment_count = static_cast<uint32_t>(described.segments_size());
-    info->index_count = static_cast<uint32_t>(described.indexes_size());
+    pqc_sequence_info found = PQC_INIT(pqc_sequence_info);
+    found.token_count = described.token_count();
+    found.row_bytes = described.row_bytes();
+    found.index_bytes = described.index_bytes();
+    found.codebook_bytes = described.codebook_bytes();
+    found.used_bytes = described.used_bytes();
+    found.segment_count = static_cast<uint32_t>(described.segments_size());
+    found.index_count = static_cast<uint32_t>(described.indexes_size());
+    WriteStruct(found, info);
     return status;
   });
 }

@@ -4,6 +4,7 @@
 
 #include "client/rpc/rpc_remote.h"
 #include "client/rpc/wire.h"
+#include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
 namespace {
@@ -20,9 +21,12 @@ void SetPrompt(const pqc_sequence_options& prompt, Request* request) {
 }  // namespace
 
 pqc_status RpcRemote::CreateSequence(uint64_t cache_id, const char* model_fingerprint,
-                                     const pqc_sequence_options& options, uint64_t* sequence_id,
-                                     uint64_t* token_count, RefusalBuffer* error) noexcept {
+                                     const pqc_sequence_options& caller_options,
+                                     uint64_t* sequence_id, uint64_t* token_count,
+                                     RefusalBuffer* error) noexcept {
   return Finish("CreateSequence", error, [&] {
+    pqc_sequence_options options;
+    RETURN_IF_ERROR(ReadStruct(caller_options, "options", &options));
     v1::CreateSequenceRequest request;
     v1::CreateSequenceResponse response;
     request.set_cache_id(cache_id);
@@ -91,13 +95,14 @@ pqc_status RpcRemote::Admit(uint64_t cache_id, uint64_t token_count, uint64_t ou
     grpc::Status status = Attempt(Repeat::kHarmless, CallDeadline(), [&](const Context& context) {
       return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncAdmit, context, request, &response);
     });
-    *admission = {.struct_size = sizeof(pqc_admission),
-                  .verdict = static_cast<pqc_verdict>(response.verdict()),
-                  .needed_bytes = response.needed_bytes(),
-                  .bytes_to_evict = response.bytes_to_evict(),
-                  .shortfall_bytes = response.shortfall_bytes(),
-                  .limit_bytes = response.limit_bytes(),
-                  .retry_after_ms = response.retry_after_ms()};
+    WriteStruct(pqc_admission{.struct_size = sizeof(pqc_admission),
+                              .verdict = static_cast<pqc_verdict>(response.verdict()),
+                              .needed_bytes = response.needed_bytes(),
+                              .bytes_to_evict = response.bytes_to_evict(),
+                              .shortfall_bytes = response.shortfall_bytes(),
+                              .limit_bytes = response.limit_bytes(),
+                              .retry_after_ms = response.retry_after_ms()},
+                admission);
     return status;
   });
 }

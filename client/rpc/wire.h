@@ -7,6 +7,8 @@
 
 #include "client/base/pack.h"
 #include "client/base/remote.h"
+#include "client/base/structs.h"
+#include "client/rpc/refusal.h"
 #include "pqcached/v1/kv_cache.pb.h"
 #include "pqcached/v1/types.pb.h"
 
@@ -14,6 +16,17 @@ namespace pqcached::client {
 
 v1::DType ToWire(DType dtype);
 v1::RowPart ToWire(RowPart part);
+
+// Copies a struct of the client library, which may have another version of it. The library of 0.1
+// left some sizes 0.
+template <class Struct>
+grpc::Status ReadStruct(const Struct& from, const char* name, Struct* to) {
+  const size_t size = SizeOf(&from) == 0 ? kMinimumBytes<Struct> : SizeOf(&from);
+  if (CopyStruct(&from, size, to) == StructFit::kKnown) return grpc::Status::OK;
+  return Refuse(grpc::StatusCode::UNIMPLEMENTED, name,
+                "a field that libpqcached_rpc does not know is set; install the library of the "
+                "client's release");
+}
 
 // Returns false, and sets nothing, for PQC_INDEX_DEFAULT.
 bool ToWire(const pqc_index& index, v1::IndexSpec* spec);

@@ -78,7 +78,7 @@ class RemoteReads final : public ReadBackend {
   pqc_status Begin(StepItem& item, uint64_t* token_count) override {
     SequenceState& sequence = *item.sequence;
     if (sequence.token_count < item.query_position) {  // other calls may have added rows
-      pqc_sequence_info info{};
+      pqc_sequence_info info = PQC_INIT(pqc_sequence_info);
       RefusalBuffer error;
       const pqc_status status = remote().DescribeSequence(sequence.sequence_id, &info, &error);
       if (status != PQC_OK) return Report(status, error);

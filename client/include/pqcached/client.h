@@ -72,8 +72,8 @@
  *              PQC_ABI_VERSION 2; a program finds out at start by pqc_abi_version().
  *   CMake      find_package(pqcached 0.1) accepts every 0.y from 0.1 on.
  *   libraries  libpqcached_client and libpqcached_rpc are installed together. During an update each
- *              works with the other one of the minor version before or after it: calls that the
- *              older one does not have return PQC_UNIMPLEMENTED.
+ *              works with the other one of the minor version before or after it: calls and fields
+ *              that the older one does not have return PQC_UNIMPLEMENTED.
  *
  * Example, which stores 4096 tokens of one layer and attends to a tenth of them:
  *
@@ -195,8 +195,8 @@ typedef struct pqc_client_options {
  *
  * Errors: PQC_INVALID_ARGUMENT     endpoint, tenant, path, staging_slot_*
  *         PQC_UNIMPLEMENTED        an endpoint that is not on this host
- *         PQC_FAILED_PRECONDITION  libpqcached_rpc cannot be loaded or belongs to another release:
- *                                  install the two libraries of the same release
+ *         PQC_FAILED_PRECONDITION  libpqcached_rpc cannot be loaded, or is too old or too new for
+ *                                  this library: install the two libraries of one release
  *         PQC_PERMISSION_DENIED    the tenant belongs to other users of this host; PQC_PATH_ADMIN:
  *                                  this user is no operator (the sidecar's user, or root)
  *         PQC_RESOURCE_EXHAUSTED   the sidecar has max_sessions sessions: repeat later

@@ -1,0 +1,36 @@
+// The interface between libpqcached_client and libpqcached_rpc keeps what version 9 (0.1) had, so
+// that libraries of adjacent versions work together. A struct that changes here is a break.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+
+#include "client/base/remote.h"
+
+namespace pqcached::client {
+namespace {
+
+TEST(RemoteLayoutTest, StructsHaveTheLayoutOfVersion9) {
+  EXPECT_EQ(sizeof(RefusalBuffer), 1284u);
+  EXPECT_EQ(sizeof(StagingPlace), 40u);
+  EXPECT_EQ(sizeof(TensorView), 112u);
+  EXPECT_EQ(sizeof(RowBlock), 232u);
+  EXPECT_EQ(sizeof(LayerShape), 32u);
+  EXPECT_EQ(sizeof(QueryView), 168u);
+  EXPECT_EQ(sizeof(FetchView), 48u);
+  EXPECT_EQ(sizeof(PositionsView), 16u);
+  EXPECT_EQ(sizeof(TopKItem), 184u);
+  EXPECT_EQ(sizeof(AttendItem), 192u);
+  EXPECT_EQ(sizeof(LeaseView), 24u);
+  EXPECT_EQ(sizeof(ImageSink), 16u);
+  EXPECT_EQ(sizeof(AppendItem), 80u);
+  EXPECT_EQ(sizeof(StagedRows), 24u);
+  EXPECT_EQ(sizeof(TextSink), 16u);
+  EXPECT_EQ(sizeof(ScoresOut), 24u);
+  EXPECT_EQ(sizeof(RemoteOptions), 96u);
+  EXPECT_EQ(sizeof(kvstore::Selection), 184u);
+  EXPECT_EQ(sizeof(kvstore::IndexDescriptor), 16u);
+  EXPECT_EQ(offsetof(RpcEntry, open), 8u);
+}
+
+}  // namespace
+}  // namespace pqcached::client

@@ -1,5 +1,6 @@
 """What the public C headers declare only grows: everything that 0.1 had is still there, unchanged."""
 
+import ctypes
 import importlib.util
 import pathlib
 import sys
@@ -18,6 +19,20 @@ def interface(folder):
     sys.modules["generate_abi"] = module
     spec.loader.exec_module(module)
     return module.Interface(folder)
+
+
+def layouts(declared):
+    """The ctypes classes of the structs: C name -> class."""
+    module = {}
+    exec(compile(declared.python(), "_abi.py", "exec"), module)  # as the Python package has them
+    return {name: module["".join(word.title() for word in name.removeprefix("pqc_").split("_"))] for name in declared.structs}
+
+
+def in_padding(earlier, today):
+    """New fields that lie where earlier programs had padding, whose bytes may be anything."""
+    then, now = layouts(earlier), layouts(today)
+    return [f"{struct}.{field}" for struct in then for field in list(today.structs[struct])[len(earlier.structs[struct]):]
+            if getattr(now[struct], field).offset < ctypes.sizeof(then[struct])]
 
 
 def breaks(earlier, today):
@@ -45,6 +60,14 @@ class GrowthTest(unittest.TestCase):
     def test_what_0_1_declares_is_still_there(self):
         self.assertGreater(len(self.earlier.functions), 50)
         self.assertEqual(breaks(self.earlier, self.today), [])
+
+    def test_no_new_field_lies_in_padding(self):
+        self.assertEqual(in_padding(self.earlier, self.today), [])
+        narrow, wide = interface(EARLIER), interface(EARLIER)
+        narrow.structs["pqc_step_options"]["flags"] = "c_uint32"
+        wide.structs["pqc_step_options"]["flags"] = "c_uint64"
+        self.assertEqual(in_padding(self.earlier, narrow), ["pqc_step_options.flags"])
+        self.assertEqual(in_padding(self.earlier, wide), [])
 
     def test_each_kind_of_break_is_found(self):
         def broken(change):

@@ -8,6 +8,7 @@ namespace {
 struct CallTime {
   bool in_call = false;
   bool is_set = false;
+  bool no_wait = false;
   DeadlineClock::time_point deadline;
 };
 
@@ -45,5 +46,13 @@ void SetCallDeadline(DeadlineClock::time_point deadline) noexcept {
   call_time.is_set = true;
   call_time.deadline = deadline;
 }
+
+NoWait::NoWait(bool applies) noexcept : before_(call_time.no_wait) {
+  call_time.no_wait = before_ || applies;
+}
+
+NoWait::~NoWait() { call_time.no_wait = before_; }
+
+bool MayWait() noexcept { return !call_time.no_wait; }
 
 }  // namespace pqcached::client

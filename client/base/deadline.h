@@ -35,6 +35,21 @@ uint32_t RemainingMs(uint32_t timeout_ms) noexcept;
 // Sets the deadline of the thread's call, unless the call has one already.
 void SetCallDeadline(DeadlineClock::time_point deadline) noexcept;
 
+// Makes the thread's call refuse, instead of waiting for a worker, for as long as the object lives.
+class NoWait {
+ public:
+  explicit NoWait(bool applies) noexcept;
+  ~NoWait();
+  NoWait(const NoWait&) = delete;
+  NoWait& operator=(const NoWait&) = delete;
+
+ private:
+  const bool before_;
+};
+
+// Returns whether the thread's call may wait for a worker.
+bool MayWait() noexcept;
+
 }  // namespace pqcached::client
 
 #endif  // PQCACHED_CLIENT_BASE_DEADLINE_H_

@@ -92,6 +92,11 @@ pqc_status LocalSession::Attached(std::shared_ptr<LocalLink>* attached) {
     *attached = link();
     if ((*attached)->IsValid()) return PQC_OK;
     if (lost()) return ReportLost();
+    if (!MayWait()) {
+      return SetRetry(kRetryConflict, Fail(PQC_UNAVAILABLE, "",
+                                           "the sidecar's worker has ended, and no new worker "
+                                           "serves this session yet"));
+    }
     if (deadline == LocalClock::time_point::max()) deadline = CallDeadline(timeout_ms_);
     bool again = false;
     const pqc_status status = Reattach(MillisecondsUntil(deadline), &again);

@@ -1,6 +1,7 @@
 // Waits for the rows and codes that a step needs.
 #include <algorithm>
 
+#include "client/base/deadline.h"
 #include "client/base/error.h"
 #include "client/step/read_backend.h"
 #include "client/step/sender.h"
@@ -89,6 +90,7 @@ pqc_status ClosePrefill(const pqc_step& step, const kvstore::Selection& terms,
 pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, const uint32_t* layer,
                      StepItem* item) {
   SetCallDeadline(step.deadline);
+  const NoWait no_wait(step.no_wait);
   const uint32_t needed = NeededTokens(terms, item->query_position);
   if (needed > item->end_before_step) {
     const kvstore::ResolvedSelection resolved =
@@ -96,7 +98,7 @@ pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, cons
     return FailInStep(resolved.refusal);
   }
   RETURN_IF_ERROR(ClosePrefill(step, terms, *item));
-  return step.client->reads->Wait(step, terms, layer, needed, item);
+  return NotReady(step, step.client->reads->Wait(step, terms, layer, needed, item));
 }
 
 }  // namespace pqcached::client

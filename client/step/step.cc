@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "client/base/arguments.h"
+#include "client/base/deadline.h"
 #include "client/base/error.h"
 #include "client/base/pack.h"
 #include "client/step/layer_rows.h"
@@ -72,6 +73,23 @@ pqc_status Prepare(const pqc_step& step, StepItem& item) {
                 "%llu is beyond the sequence's end, %llu tokens", LongLong{item.query_position},
                 LongLong{item.end_before_step});
   }
+  return PQC_OK;
+}
+
+// Reads the flags. A step that does not wait has a deadline that has passed already: whatever waits
+// until then only looks.
+pqc_status ReadFlags(const pqc_step_options& options, const StepTarget& target, pqc_step* step) {
+  if (options.flags & ~uint64_t{PQC_STEP_NO_WAIT}) {
+    return Fail(PQC_UNIMPLEMENTED, "options.flags", "%llu has flags that this version lacks",
+                LongLong{options.flags});
+  }
+  step->no_wait = (options.flags & PQC_STEP_NO_WAIT) != 0;
+  if (!step->no_wait) return PQC_OK;
+  if (target.gpu || !step->client->local) {
+    return Fail(PQC_UNIMPLEMENTED, "options.flags",
+                "PQC_STEP_NO_WAIT is for steps of the local path on the CPU");
+  }
+  step->deadline = StepClock::now();
   return PQC_OK;
 }
 
@@ -169,6 +187,8 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
   step->client = client;
   const uint32_t timeout_ms = options.timeout_ms ? options.timeout_ms : client->timeout_ms;
   step->deadline = CallDeadline(timeout_ms);
+  RETURN_IF_ERROR(ReadFlags(options, target, step.get()));
+  const NoWait no_wait(step->no_wait);
   Remote* remote = nullptr;
   RETURN_IF_ERROR(GetRemote(*client, &remote));
   step->items.resize(item_count);
@@ -197,7 +217,7 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
   if (target.gpu) {
     RETURN_IF_ERROR(AcquireGpu(*step, target.gpu));
   }
-  RETURN_IF_ERROR(client->sender->WaitForRoom(step->deadline));
+  RETURN_IF_ERROR(NotReady(*step, client->sender->WaitForRoom(step->deadline)));
   for (uint32_t i = 0; i < item_count; ++i) {
     StepItem& item = step->items[i];
     pqc_status status = Prepare(*step, item);
@@ -210,7 +230,7 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
     if (status == PQC_OK && step->has_selection) {
       status = WaitReady(*step, step->selection, nullptr, &item);
     }
-    if (status != PQC_OK) return PrefixItem(i, status);
+    if (status != PQC_OK) return PrefixItem(i, NotReady(*step, status));
   }
   if (step->gpu) {
     RETURN_IF_ERROR(step->gpu->Begin(*step, target.stream));
@@ -293,6 +313,11 @@ pqc_status FailInStep(const kvstore::Refusal& refusal) {
   return Fail(static_cast<pqc_status>(refusal.code), moved);
 }
 
+pqc_status NotReady(const pqc_step& step, pqc_status status) {
+  if (!step.no_wait || status != PQC_DEADLINE_EXCEEDED) return status;
+  return SetRetry(kRetryConflict, status);
+}
+
 pqc_status PrefixItem(size_t item, pqc_status status) {
   if (status == PQC_UNAVAILABLE) return status;  // about the sidecar, not about the item
   return PrefixField(FieldPath::Of("items[%zu]", item), status);
@@ -323,5 +348,5 @@ void pqc_step::Clear() {
   cache.reset();
   client.reset();
   query_tokens = 0;
-  has_selection = begun = false;
+  has_selection = begun = no_wait = false;
 }

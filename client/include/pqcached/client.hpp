@@ -165,11 +165,11 @@ class Client {
   }
 
   // Begins a step for `items`. `selection` holds for all layers; null = each call passes one.
-  // timeout_ms: deadline of all the step's waits, in milliseconds; 0 = the client's
-  // (pqc_step_begin).
+  // timeout_ms: deadline of all the step's waits, in milliseconds; 0 = the client's. flags:
+  // PQC_STEP_NO_WAIT or 0 (pqc_step_begin).
   Result<Step> BeginStep(std::span<const StepItem> items, const Selection* selection = nullptr,
-                         uint32_t timeout_ms = 0) {
-    const Step::BeginArguments terms(items, selection, timeout_ms);
+                         uint32_t timeout_ms = 0, uint64_t flags = 0) {
+    const Step::BeginArguments terms(items, selection, timeout_ms, flags);
     pqc_step* step = nullptr;
     const pqc_status status =
         pqc_step_begin(handle_.get(), terms.items.data(), static_cast<uint32_t>(items.size()),

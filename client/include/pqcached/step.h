@@ -72,11 +72,15 @@ typedef struct pqc_step_item {
   uint32_t query_length;   /* query tokens of this item, 1..8; 0 = 1 */
 } pqc_step_item;
 
+/* Flags of a step; see pqc_step_begin. */
+typedef enum pqc_step_flag { PQC_STEP_NO_WAIT = 1 } pqc_step_flag;
+
 typedef struct pqc_step_options {
   size_t struct_size;
   const pqc_selection* selection; /* for all items and layers; a layer's call may pass another one.
                                      NULL = every call passes one */
   uint32_t timeout_ms;            /* deadline of the whole step's waits; 0 = the client's */
+  uint64_t flags;                 /* a sum of pqc_step_flag */
 } pqc_step_options;
 
 /* Begins a step for `item_count` items (1 to 4096). *step is set on PQC_OK, and NULL otherwise;
@@ -84,6 +88,13 @@ typedef struct pqc_step_options {
  * checks that the index exists (on the remote path the first layer's call does); each layer's call
  * waits for its own layer of the index. Returns the pending error of earlier rows of a sequence:
  * one of a step's rows remains pending until pqc_sequence_flush returns it.
+ *
+ * With PQC_STEP_NO_WAIT, no call of the step waits, for engines that poll from their own loop:
+ * PQC_UNAVAILABLE while no worker serves the session (the client connects to the next one in the
+ * background), and PQC_DEADLINE_EXCEEDED where rows, an index, or room to send rows are not ready,
+ * both with a retry time. The step that acquires a lease (the first one of a sequence, and the
+ * first one after a revocation or a new worker), and the one that ends the prefill of a live index,
+ * still make that one RPC, within timeout_ms. For the local path, and not for a step on a GPU.
  *
  * Errors: PQC_INVALID_ARGUMENT     items[i]: a sequence of another client or cache, or listed
  *                                  twice; a query_position beyond the sequence's tokens
@@ -93,6 +104,7 @@ typedef struct pqc_step_options {
  *         PQC_FAILED_PRECONDITION  the sequence is suspended, or has no such index: resume it, or
  *                                  build the index
  *         PQC_RESOURCE_EXHAUSTED   the pool is too full for a live index (shortfall in bytes)
+ *         PQC_UNIMPLEMENTED        PQC_STEP_NO_WAIT on the remote path or on a GPU; other flags
  *         PQC_OUT_OF_RANGE         candidates that no earlier call has passed: a longer window, or
  *                                  the missing rows first
  *         PQC_DEADLINE_EXCEEDED    rows or index are not ready in time, or more than 64 MiB of rows

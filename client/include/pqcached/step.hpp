@@ -122,7 +122,7 @@ class Step {
   // Arguments of a step's begin for the C ABI. Points into itself.
   struct BeginArguments {
     BeginArguments(std::span<const StepItem> step_items, const Selection* step_selection,
-                   uint32_t timeout_ms)
+                   uint32_t timeout_ms, uint64_t flags = 0)
         : items(step_items.size(), PQC_INIT(pqc_step_item)) {
       for (size_t i = 0; i < items.size(); ++i) {
         items[i].sequence = step_items[i].sequence ? step_items[i].sequence->get() : nullptr;
@@ -132,6 +132,7 @@ class Step {
       if (step_selection) selection = step_selection->c();
       options.selection = step_selection ? &selection : nullptr;
       options.timeout_ms = timeout_ms;
+      options.flags = flags;
     }
     BeginArguments(const BeginArguments&) = delete;
     BeginArguments& operator=(const BeginArguments&) = delete;

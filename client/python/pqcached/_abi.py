@@ -91,6 +91,9 @@ PQC_ROW = 0
 PQC_KEY = 1
 PQC_VALUE = 2
 
+# pqc_step_flag
+PQC_STEP_NO_WAIT = 1
+
 # pqc_gpu_policy
 PQC_GPU_FREQUENCY = 0
 PQC_GPU_LRU = 1
@@ -363,6 +366,7 @@ class StepOptions(Sized):
         ("struct_size", c_size_t),
         ("selection", POINTER(Selection)),
         ("timeout_ms", c_uint32),
+        ("flags", c_uint64),
     ]
 
 

@@ -106,18 +106,21 @@ class Client(Closable):
         return Cache(self, handle.value, groups)
 
     def begin_step(self, items: SequenceOf[StepItem], selection: Optional[Selection] = None, *,
-                   timeout_ms: int = 0) -> Step:
+                   timeout_ms: int = 0, no_wait: bool = False) -> Step:
         """Begins one decode position, or several (speculation), over all layers for a batch of
         sequences.
 
         items: of one cache, each sequence once. selection: for all items and layers, unless a call
         passes another one; if it is given, the step waits here for the rows that it needs.
-        timeout_ms: for all waits of the step together; 0 = the client's.
+        timeout_ms: for all waits of the step together; 0 = the client's. no_wait: no call of the step
+        waits: raises Unavailable while no worker serves the session, and DeadlineExceeded where rows
+        or an index are not ready; for the local path.
         Raises InvalidArgument (items[i]: listed twice, of another client, positions beyond the
         sequence's end), FailedPrecondition (suspended; no such index), Aborted (in another step),
         DeadlineExceeded (rows or index not available in time).
         """
-        return Step(self._library, self._handle, items, selection, uint32("timeout_ms", timeout_ms))
+        return Step(self._library, self._handle, items, selection, uint32("timeout_ms", timeout_ms),
+                    abi.PQC_STEP_NO_WAIT if no_wait else 0)
 
     def admin(self, method: str, request: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
         """Makes any unary Admin RPC by name, for tools: `client.admin("Stats")`. Fields have the

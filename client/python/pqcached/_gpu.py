@@ -130,4 +130,4 @@ class Gpu(Closable):
             status: int = self._library.pqc_gpu_step_begin(gpu, c_items, count, options, stream, step)
             return status
 
-        return GpuStep(self._library, self._handle, items, selection, uint32("timeout_ms", timeout_ms), begin)
+        return GpuStep(self._library, self._handle, items, selection, uint32("timeout_ms", timeout_ms), begin=begin)

@@ -63,14 +63,14 @@ class Step(Closable):
     """
 
     def __init__(self, library: Any, client: Handle, items: SequenceOf[StepItem], selection: Optional[Selection],
-                 timeout_ms: int, begin: Optional[Callable[..., int]] = None) -> None:
+                 timeout_ms: int, flags: int = 0, begin: Optional[Callable[..., int]] = None) -> None:
         self._library = library
         self._items = [StepItem(*item) for item in items]  # keeps the sequences alive
         self._selection = selection
         if not self._items:
             raise InvalidArgument("items: must not be empty")
         c_items = (abi.StepItem * len(self._items))()
-        options = abi.StepOptions(timeout_ms=timeout_ms)
+        options = abi.StepOptions(timeout_ms=timeout_ms, flags=flags)
         if selection is not None:
             options.selection = ctypes.pointer(selection.c())
         handle = ctypes.c_void_p()

@@ -59,6 +59,62 @@ TEST_F(ResumeTest, AStepInFlightFailsAndItsRepeatGoesOn) {
   ExpectRows(sequence, layer, 0, 320);
 }
 
+TEST_F(ResumeTest, AStepThatDoesNotWaitIsRefusedWhileNoWorkerServes) {
+  const Layer layer(320, 4);
+  Sequence sequence = Fill(layer, 300);
+  const StepItem items[] = {{&sequence, 300}};
+  const auto begin = [&] { return client_.BeginStep(items, &selection_, 0, PQC_STEP_NO_WAIT); };
+  std::vector<float> output(kOutput), lse(Layer::kQueryHeads);
+  {
+    Step step = Must(begin());
+    MustBeOk(step.Attend(0, layer.queries(), output, lse));
+  }
+  sidecar_.EndWorker();
+  for (int i = 0; i < 3; ++i) {
+    const Result<Step> refused = begin();
+    Expect(refused.status(), PQC_UNAVAILABLE, "", "worker");
+    // A step that has waited in vain says 1 s.
+    EXPECT_EQ(refused.status().retry_ms(), 10u);
+  }
+  sidecar_.StartWorker();
+  Result<Step> step = begin();
+  while (step.status().code() == PQC_UNAVAILABLE) {  // until the client has found the worker
+    std::this_thread::yield();
+    step = begin();
+  }
+  MustBeOk(step.status());
+  MustBeOk(step->Attend(1, layer.queries(), output, lse));
+  MustBeOk(step->End(Rows(layer, 300, 301)));
+  MustBeOk(sequence.Flush());
+  ExpectRows(sequence, layer, 0, 301);
+}
+
+TEST_F(ResumeTest, AStepThatDoesNotWaitIsRefusedWhileRowsAreOnTheirWay) {
+  const Layer layer(400, 4);
+  Sequence sequence = Fill(layer, 300);
+  sidecar_.CloseGate();
+  for (uint64_t token = 300; token < 310; ++token) MustBeOk(Decode(sequence, layer, token));
+  const StepItem items[] = {{&sequence, 310}};
+  const Selection narrow = {
+      .index = selection_.index, .sink_tokens = 5, .window_tokens = 2, .ratio = 0.5};
+  // A step that waits would still wait when the test's own time is over.
+  constexpr uint32_t kHourMs = 3600 * 1000;
+  const Result<Step> refused = client_.BeginStep(items, &narrow, kHourMs, PQC_STEP_NO_WAIT);
+  Expect(refused.status(), PQC_DEADLINE_EXCEEDED, "items[0].query_position", "");
+  EXPECT_GT(refused.status().retry_ms(), 0u);
+  sidecar_.OpenGate();
+  MustBeOk(sequence.Flush());
+  MustBeOk(client_.BeginStep(items, &narrow, 0, PQC_STEP_NO_WAIT).status());
+}
+
+TEST_F(ResumeTest, UnknownFlagsOfAStepAreRefused) {
+  const Layer layer(300, 4);
+  Sequence sequence = Fill(layer, 300);
+  const StepItem items[] = {{&sequence, 300}};
+  Expect(client_.BeginStep(items, &selection_, 0, 2).status(), PQC_UNIMPLEMENTED, "options.flags",
+         "");
+}
+
 TEST_F(ResumeTest, RowsThatWereNotAcknowledgedAreSentAgain) {
   const Layer layer(400, 5), other(400, 6);
   Sequence sequence = Fill(layer, 300);

@@ -338,6 +338,14 @@ class Store {
   virtual absl::StatusOr<Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id,
                                                     const Query& query,
                                                     std::span<const uint32_t> positions) = 0;
+  // Returns the attention over all rows of a range, which may be empty, causal by query position:
+  // query token i, at query_position + i, attends to the rows up to its own position. Needs no
+  // index. The query may have kMaxRangeQueryLength tokens. `is_cancelled` may be empty, and is
+  // called by this thread between parts of the work of some tenths of a second; true ends the call
+  // (kCancelled).
+  virtual absl::StatusOr<Attention> AttendRange(std::string_view tenant, uint64_t sequence_id,
+                                                const Query& query, TokenRange tokens,
+                                                const std::function<bool()>& is_cancelled) = 0;
 
   // ---- Local access: sessions of clients on this host, which read mapped memory
   // (local_session.h).

@@ -30,7 +30,8 @@ pqc_status Count(pqc_gpu* gpu, pqc_gpu_counts* caller_counts) {
 
 pqc_status SelectOnGpu(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                        const pqc_gpu_positions* caller_out) {
-  RETURN_IF_ERROR(ReadLayerCall(step, layer, queries, nullptr));
+  RETURN_IF_ERROR(ReadLayerCall(step, layer, queries));
+  RETURN_IF_ERROR(ReadCallSelection(step, nullptr));
   if (!step->gpu) {
     return Fail(PQC_FAILED_PRECONDITION, "step", "it is on the CPU; use pqc_step_topk");
   }

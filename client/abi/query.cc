@@ -14,7 +14,8 @@ namespace {
 using LongLong = unsigned long long;  // for %llu
 
 // Reads the fields that all queries share. Errors use the field names of the header.
-pqc_status ReadQuery(const pqc_sequence* sequence, const pqc_query* caller_query, QueryView* view) {
+pqc_status ReadQuery(const pqc_sequence* sequence, const pqc_query* caller_query, QueryView* view,
+                     bool of_range = false) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   pqc_query query;
   RETURN_IF_ERROR(ReadStruct(caller_query, "query", &query));
@@ -22,7 +23,7 @@ pqc_status ReadQuery(const pqc_sequence* sequence, const pqc_query* caller_query
   view->layer = query.layer;
   view->query_position = query.query_position;
   RETURN_IF_ERROR(FindLayer(*sequence->state->cache, query.layer, "query.layer", &view->shape));
-  return ReadQueries(query.queries, view->shape, &view->queries);
+  return ReadQueries(query.queries, view->shape, &view->queries, of_range);
 }
 
 void CopyCounts(const pqc_positions& from, pqc_positions* to) {
@@ -149,22 +150,52 @@ pqc_status Attend(pqc_sequence* sequence, const pqc_query* query,
   pqc_attention out;
   RETURN_IF_ERROR(ReadStruct(caller_out, "out", &out));
   RETURN_IF_ERROR(CheckMemberSize(out.selected, "out.selected"));
-  if (!out.output) return Fail(PQC_INVALID_ARGUMENT, "out.output", "must not be NULL");
-  if (!out.lse) return Fail(PQC_INVALID_ARGUMENT, "out.lse", "must not be NULL");
-  const uint64_t rows = view.queries.shape[0] * view.shape.query_heads;
+  kvstore::AttentionOut to;
   RETURN_IF_ERROR(
-      CheckCapacity("out.output_capacity", out.output_capacity, rows * view.shape.value_dim));
-  RETURN_IF_ERROR(CheckCapacity("out.lse_capacity", out.lse_capacity, rows));
+      ReadAttentionOut(AttentionOutFields(out), view.shape, view.queries.shape[0], &to));
   ReadBackend* reads = nullptr;
   RETURN_IF_ERROR(GetReads(state, &reads));
   const pqc_status status = reads->Attend(state, {.query = view,
                                                   .selection = positions ? nullptr : &selection,
                                                   .positions = positions,
-                                                  .out = &out});
+                                                  .out = to,
+                                                  .selected = &out.selected});
   if (status == PQC_OK || status == PQC_OUT_OF_RANGE) {
     CopyCounts(out.selected, &caller_out->selected);
   }
   return status;
+}
+
+pqc_status AttendRange(pqc_sequence* sequence, const pqc_query* query, pqc_token_range tokens,
+                       pqc_attention* caller_out) {
+  QueryView view;
+  RETURN_IF_ERROR(ReadQuery(sequence, query, &view, /*of_range=*/true));
+  const uint64_t length = view.queries.shape[0];
+  if (view.query_position > kMaxSequenceTokens - length) {
+    return Fail(PQC_INVALID_ARGUMENT, "query.query_position",
+                "%llu and %llu tokens, but a sequence has at most 2^30",
+                LongLong{view.query_position}, LongLong{length});
+  }
+  if (tokens.begin != tokens.end) RETURN_IF_ERROR(CheckRange(tokens));
+  pqc_attention out;
+  RETURN_IF_ERROR(ReadStruct(caller_out, "out", &out));
+  RETURN_IF_ERROR(CheckMemberSize(out.selected, "out.selected"));
+  if (out.selected.positions) {
+    return Fail(PQC_INVALID_ARGUMENT, "out.selected.positions", "must be NULL here");
+  }
+  AttendRangeItem item;
+  item.query = view;
+  item.tokens = {tokens.begin, tokens.end};
+  RETURN_IF_ERROR(ReadAttentionOut(AttentionOutFields(out), view.shape, length, &item.out));
+  SequenceState& state = *sequence->state;
+  ReadBackend* reads = nullptr;
+  RETURN_IF_ERROR(GetReads(state, &reads));
+  RETURN_IF_ERROR(reads->AttendRange(state, item));
+  pqc_positions& selected = caller_out->selected;
+  selected.kv_heads = view.shape.kv_heads;
+  selected.count = static_cast<uint32_t>(tokens.end - tokens.begin);
+  selected.sink_tokens = selected.window_tokens = 0;
+  return PQC_OK;
 }
 
 pqc_status AttendPositions(pqc_sequence* sequence, const pqc_query* query,
@@ -212,6 +243,11 @@ pqc_status pqc_fetch_tokens(pqc_sequence* sequence, uint32_t layer, const uint32
 pqc_status pqc_attend(pqc_sequence* sequence, const pqc_query* query,
                       const pqc_selection* selection, pqc_attention* out) {
   return Call([&] { return pqcached::client::Attend(sequence, query, selection, nullptr, out); });
+}
+
+pqc_status pqc_attend_range(pqc_sequence* sequence, const pqc_query* query, pqc_token_range tokens,
+                            pqc_attention* out) {
+  return Call([&] { return pqcached::client::AttendRange(sequence, query, tokens, out); });
 }
 
 pqc_status pqc_attend_positions(pqc_sequence* sequence, const pqc_query* query,

@@ -44,6 +44,12 @@ pqc_status pqc_step_attend(pqc_step* step, uint32_t layer, const pqc_tensor* que
   return Call([&] { return pqcached::client::AttendInStep(step, layer, queries, selection, out); });
 }
 
+pqc_status pqc_step_attend_range(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                 const pqc_token_range* ranges, pqc_step_attention* out) {
+  return Call(
+      [&] { return pqcached::client::AttendRangeInStep(step, layer, queries, ranges, out); });
+}
+
 pqc_status pqc_step_attend_begin(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                                  const pqc_selection* selection, pqc_step_attention* out) {
   return Call(

@@ -76,6 +76,62 @@ pqc_status CheckDim(const TensorView& view, uint32_t dim, uint64_t size, const c
               meaning, static_cast<unsigned long long>(size));
 }
 
+// Reads the table of the blocks that tokens first_token to first_token + token_count are in.
+pqc_status ReadBlocks(const pqc_block_table& blocks, const char* table, const char* name,
+                      TensorView* view) {
+  if (blocks.first_token > kMaxSequenceTokens) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.first_token", table),
+                "%llu, must be at most 2^30", static_cast<unsigned long long>(blocks.first_token));
+  }
+  const uint64_t end = blocks.first_token + blocks.token_count;
+  const uint64_t used = (end + blocks.block_tokens - 1) / blocks.block_tokens;
+  if (blocks.block_count < used) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.block_count", table),
+                "%llu, but %llu are needed for tokens up to %llu",
+                static_cast<unsigned long long>(blocks.block_count),
+                static_cast<unsigned long long>(used), static_cast<unsigned long long>(end));
+  }
+  if (used > 0 && !blocks.blocks) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.blocks", table), "must not be NULL");
+  }
+  for (uint64_t i = blocks.first_token / blocks.block_tokens; i < used; ++i) {
+    if (blocks.blocks[i] >= view->shape[0]) {
+      return Fail(PQC_INVALID_ARGUMENT,
+                  FieldPath::Of("%s.blocks[%llu]", table, static_cast<unsigned long long>(i)),
+                  "%u, must be below %s.shape[0], %llu", blocks.blocks[i], name,
+                  static_cast<unsigned long long>(view->shape[0]));
+    }
+  }
+  view->blocks = blocks.blocks;
+  view->first_token = blocks.first_token;
+  return PQC_OK;
+}
+
+// Reads a slot mapping.
+pqc_status ReadSlots(const pqc_block_table& blocks, const char* table, const char* name,
+                     TensorView* view) {
+  const char* other = blocks.blocks        ? "blocks"
+                      : blocks.block_count ? "block_count"
+                      : blocks.first_token ? "first_token"
+                                           : nullptr;
+  if (other) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.%s", table, other),
+                "must be zero with slots");
+  }
+  // ReadTensor has limited the product.
+  const uint64_t slot_count = view->shape[0] * blocks.block_tokens;
+  for (uint64_t i = 0; i < blocks.token_count; ++i) {
+    if (blocks.slots[i] >= 0 && static_cast<uint64_t>(blocks.slots[i]) < slot_count) continue;
+    return Fail(PQC_INVALID_ARGUMENT,
+                FieldPath::Of("%s.slots[%llu]", table, static_cast<unsigned long long>(i)),
+                "%lld, must lie in [0, %llu), the slots of %s",
+                static_cast<long long>(blocks.slots[i]),
+                static_cast<unsigned long long>(slot_count), name);
+  }
+  view->slots = blocks.slots;
+  return PQC_OK;
+}
+
 // Views [blocks, block_tokens, heads, dim] as [tokens, heads, dim] through the block table.
 pqc_status ReadBlockTable(const pqc_block_table* from, const char* name, TensorView* view) {
   const FieldName<96> table_name(name, ".block_table");
@@ -96,26 +152,8 @@ pqc_status ReadBlockTable(const pqc_block_table* from, const char* name, TensorV
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.token_count", table),
                 "%llu, must be at most 2^30", static_cast<unsigned long long>(blocks.token_count));
   }
-  const uint64_t used = (blocks.token_count + blocks.block_tokens - 1) / blocks.block_tokens;
-  if (blocks.block_count < used) {
-    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.block_count", table),
-                "%llu, but %llu are needed for %llu tokens",
-                static_cast<unsigned long long>(blocks.block_count),
-                static_cast<unsigned long long>(used),
-                static_cast<unsigned long long>(blocks.token_count));
-  }
-  if (used > 0 && !blocks.blocks) {
-    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.blocks", table), "must not be NULL");
-  }
-  for (uint64_t i = 0; i < used; ++i) {
-    if (blocks.blocks[i] >= view->shape[0]) {
-      return Fail(PQC_INVALID_ARGUMENT,
-                  FieldPath::Of("%s.blocks[%llu]", table, static_cast<unsigned long long>(i)),
-                  "%u, must be below %s.shape[0], %llu", blocks.blocks[i], name,
-                  static_cast<unsigned long long>(view->shape[0]));
-    }
-  }
-  view->blocks = blocks.blocks;
+  RETURN_IF_ERROR(blocks.slots ? ReadSlots(blocks, table, name, view)
+                               : ReadBlocks(blocks, table, name, view));
   view->block_tokens = blocks.block_tokens;
   view->block_stride = view->strides[0];
   view->ndim = 3;
@@ -144,6 +182,13 @@ pqc_status ReadRowTensor(const pqc_tensor& tensor, const LayerShape& shape, uint
   }
   RETURN_IF_ERROR(CheckDim(*view, 1, shape.kv_heads, name, "kv_heads"));
   return CheckDim(*view, 2, dim, name, dim_meaning);
+}
+
+pqc_status CheckRangeQueryLength(uint64_t length, const char* name) {
+  if (length >= 1 && length <= kvstore::kMaxRangeQueryLength) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape[0]", name),
+              "%llu query tokens, must be 1 to %u", static_cast<unsigned long long>(length),
+              kvstore::kMaxRangeQueryLength);
 }
 
 pqc_status CheckGroup(const pqc_layer_group& group, const char* name) {
@@ -208,11 +253,12 @@ pqc_status ReadBudget(const pqc_selection& selection, kvstore::Selection* to) {
     return Fail(PQC_UNIMPLEMENTED, "selection.budget",
                 "PQC_BUDGET_MASS is not supported in this version");
   }
-  if (budget > PQC_BUDGET_MASS) {
+  if (budget > PQC_BUDGET_RETRIEVED) {
     return Fail(PQC_INVALID_ARGUMENT, "selection.budget", "%u is unknown", budget);
   }
-  const bool by_count = budget == PQC_BUDGET_COUNT;
-  to->budget_kind = by_count ? kvstore::BudgetKind::kCount : kvstore::BudgetKind::kRatio;
+  to->budget_kind = budget == PQC_BUDGET_COUNT       ? kvstore::BudgetKind::kCount
+                    : budget == PQC_BUDGET_RETRIEVED ? kvstore::BudgetKind::kRetrieved
+                                                     : kvstore::BudgetKind::kRatio;
   to->budget_count = selection.token_count;
   to->budget_ratio = selection.ratio;
   return PQC_OK;
@@ -284,6 +330,51 @@ pqc_status ReadTensor(const pqc_tensor& tensor, const char* name, TensorView* vi
   }
   if (!view->data && elements > 0) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.ptr", name), "must not be NULL");
+  }
+  return PQC_OK;
+}
+
+ptrdiff_t StrideBytes(const TensorView& view, uint32_t dim) {
+  return view.strides[dim] * static_cast<ptrdiff_t>(kernels::DTypeBytes(view.dtype));
+}
+
+pqc_status ReadLogBase(const pqc_log_base& from, const char* name, kvstore::LogBase* to) {
+  const uint32_t base = RawEnum(from);
+  if (base > PQC_LOG_BASE2) {
+    return Fail(PQC_INVALID_ARGUMENT, name, "%u, must be PQC_LOG_NATURAL or PQC_LOG_BASE2", base);
+  }
+  *to = base == PQC_LOG_BASE2 ? kvstore::LogBase::kTwo : kvstore::LogBase::kNatural;
+  return PQC_OK;
+}
+
+pqc_status ReadTarget(const pqc_tensor& tensor, const char* name,
+                      std::initializer_list<uint64_t> shape, TensorView* view) {
+  RETURN_IF_ERROR(ReadTensor(tensor, name, view));
+  const auto rank = static_cast<uint32_t>(shape.size());
+  if (view->ndim + 1 == rank && *shape.begin() == 1) {  // one token, whose dimension is left out
+    for (uint32_t dim = view->ndim; dim > 0; --dim) {
+      view->shape[dim] = view->shape[dim - 1];
+      view->strides[dim] = view->strides[dim - 1];
+    }
+    view->shape[0] = 1;
+    view->strides[0] = 0;
+    view->ndim = rank;
+  }
+  if (view->ndim != rank) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.ndim", name), "%u, must be %u", view->ndim,
+                rank);
+  }
+  for (uint32_t dim = 0; dim < rank; ++dim) {
+    const uint64_t size = shape.begin()[dim];
+    if (view->shape[dim] != size) {
+      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape[%u]", name, dim),
+                  "%llu, must be %llu", static_cast<unsigned long long>(view->shape[dim]),
+                  static_cast<unsigned long long>(size));
+    }
+    if (size > 1 && view->strides[dim] == 0) {
+      return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.strides[%u]", name, dim),
+                  "0, but each result needs a place of its own");
+    }
   }
   return PQC_OK;
 }
@@ -410,7 +501,45 @@ pqc_status CheckQueryLength(uint64_t length, const LayerShape& shape, const char
               kMaxGroupSize);
 }
 
-pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view) {
+pqc_status ReadAttentionOut(const AttentionOutFields& fields, const LayerShape& shape,
+                            uint64_t tokens, kvstore::AttentionOut* to) {
+  *to =
+      kvstore::AttentionOut::Packed(fields.output, fields.lse, shape.query_heads, shape.value_dim);
+  RETURN_IF_ERROR(ReadLogBase(fields.lse_base, "out.lse_base", &to->lse_base));
+  const uint64_t rows = tokens * shape.query_heads;
+  if (fields.output_tensor) {
+    if (fields.output) {
+      return Fail(PQC_INVALID_ARGUMENT, "out.output", "must be NULL with out.output_tensor");
+    }
+    TensorView view;
+    RETURN_IF_ERROR(ReadTarget(*fields.output_tensor, "out.output_tensor",
+                               {tokens, shape.query_heads, shape.value_dim}, &view));
+    to->output = const_cast<std::byte*>(view.data);
+    to->output_dtype = view.dtype;
+    for (uint32_t dim = 0; dim < 3; ++dim) to->output_strides_bytes[dim] = StrideBytes(view, dim);
+  } else {
+    if (!fields.output) return Fail(PQC_INVALID_ARGUMENT, "out.output", "must not be NULL");
+    RETURN_IF_ERROR(
+        CheckCapacity("out.output_capacity", fields.output_capacity, rows * shape.value_dim));
+  }
+  if (!fields.lse_tensor) {
+    if (!fields.lse) return Fail(PQC_INVALID_ARGUMENT, "out.lse", "must not be NULL");
+    return CheckCapacity("out.lse_capacity", fields.lse_capacity, rows);
+  }
+  if (fields.lse) {
+    return Fail(PQC_INVALID_ARGUMENT, "out.lse", "must be NULL with out.lse_tensor");
+  }
+  TensorView view;
+  RETURN_IF_ERROR(
+      ReadTarget(*fields.lse_tensor, "out.lse_tensor", {tokens, shape.query_heads}, &view));
+  to->lse = const_cast<std::byte*>(view.data);
+  to->lse_dtype = view.dtype;
+  for (uint32_t dim = 0; dim < 2; ++dim) to->lse_strides_bytes[dim] = StrideBytes(view, dim);
+  return PQC_OK;
+}
+
+pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view,
+                       bool of_range) {
   constexpr char kName[] = "query.queries";
   RETURN_IF_ERROR(ReadTensor(queries, kName, view));
   if (view->ndim != 2 && view->ndim != 3) {
@@ -420,7 +549,11 @@ pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, Tenso
   }
   const uint32_t heads = view->ndim - 2;  // dimension of the heads
   const uint64_t length = heads == 1 ? view->shape[0] : 1;
-  RETURN_IF_ERROR(CheckQueryLength(length, shape, kName));
+  if (of_range) {
+    RETURN_IF_ERROR(CheckRangeQueryLength(length, kName));
+  } else {
+    RETURN_IF_ERROR(CheckQueryLength(length, shape, kName));
+  }
   RETURN_IF_ERROR(CheckDim(*view, heads, shape.query_heads, kName, "query_heads"));
   RETURN_IF_ERROR(CheckDim(*view, heads + 1, shape.key_dim, kName, "key_dim"));
   const int64_t length_stride = heads == 1 ? view->strides[0] : 0;

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <vector>
 
 #include "client/base/error.h"
@@ -97,8 +98,42 @@ pqc_status ReadRows(const pqc_tensor& keys, const pqc_tensor& values, const Laye
 // Checks that a sequence can hold rows at these positions.
 pqc_status CheckPositions(uint64_t first_position, uint64_t token_count);
 
+// Reads a tensor to which results are written: of this shape, of which the first dimension may be
+// left out when it is 1.
+pqc_status ReadTarget(const pqc_tensor& tensor, const char* name,
+                      std::initializer_list<uint64_t> shape, TensorView* view);
+pqc_status ReadLogBase(const pqc_log_base& from, const char* name, kvstore::LogBase* to);
+ptrdiff_t StrideBytes(const TensorView& view, uint32_t dim);
+
+// The fields by which a caller says where an attention is written: those of pqc_attention and of
+// pqc_step_attention.
+struct AttentionOutFields {
+  template <class Out>
+  explicit AttentionOutFields(const Out& out)
+      : output(out.output),
+        output_capacity(out.output_capacity),
+        lse(out.lse),
+        lse_capacity(out.lse_capacity),
+        output_tensor(out.output_tensor),
+        lse_tensor(out.lse_tensor),
+        lse_base(out.lse_base) {}
+
+  float* output;
+  uint64_t output_capacity;
+  float* lse;
+  uint64_t lse_capacity;
+  const pqc_tensor* output_tensor;
+  const pqc_tensor* lse_tensor;
+  pqc_log_base lse_base;
+};
+// Reads the place of the attention of that many query tokens.
+pqc_status ReadAttentionOut(const AttentionOutFields& fields, const LayerShape& shape,
+                            uint64_t tokens, kvstore::AttentionOut* to);
+
 // Reads the queries of one or more tokens as [query_length, query_heads, key_dim].
-pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view);
+// `of_range`: of an attention over a range, whose queries may be longer.
+pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, TensorView* view,
+                       bool of_range = false);
 pqc_status CheckQueryLength(uint64_t length, const LayerShape& shape, const char* name);
 
 // Reads the options of a new sequence; token_ids and extra_key still point to the caller's memory.

@@ -46,6 +46,20 @@ void PackTransposed(const TensorView& tensor, const PackRun& run, uint64_t eleme
   }
 }
 
+// Returns the longest run of consecutive slots of one block.
+PackRun SlotRunAt(const TensorView& tensor, uint64_t index, uint64_t end) {
+  const auto bytes = static_cast<int64_t>(kernels::DTypeBytes(tensor.dtype));
+  const int64_t slot = tensor.slots[index];
+  const int64_t in_block = slot % tensor.block_tokens;
+  const uint64_t most =
+      std::min<uint64_t>(end - index, static_cast<uint64_t>(tensor.block_tokens - in_block));
+  uint64_t count = 1;
+  while (count < most && tensor.slots[index + count] == slot + static_cast<int64_t>(count)) ++count;
+  const int64_t offset =
+      slot / tensor.block_tokens * tensor.block_stride + in_block * tensor.strides[0];
+  return {tensor.data + offset * bytes, count};
+}
+
 }  // namespace
 
 uint64_t BytesPerIndex(const TensorView& tensor) {
@@ -56,9 +70,12 @@ uint64_t BytesPerIndex(const TensorView& tensor) {
 
 PackRun RunAt(const TensorView& tensor, uint64_t index, uint64_t end) {
   const auto bytes = static_cast<int64_t>(kernels::DTypeBytes(tensor.dtype));
+  if (tensor.slots) return SlotRunAt(tensor, index, end);
   if (!tensor.blocks) {
     return {tensor.data + static_cast<int64_t>(index) * tensor.strides[0] * bytes, end - index};
   }
+  end += tensor.first_token;
+  index += tensor.first_token;
   const uint64_t in_block = index % tensor.block_tokens;
   const int64_t block = tensor.blocks[index / tensor.block_tokens];
   const int64_t offset =

@@ -30,10 +30,9 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-// Version 9 is that of 0.1.
 inline constexpr uint32_t kRemoteVersion = 10;
 // The oldest version of the other library that this one works with.
-inline constexpr uint32_t kOldestRemoteVersion = 9;
+inline constexpr uint32_t kOldestRemoteVersion = 10;
 inline constexpr uint32_t kMaxBatchItems = 256;
 inline constexpr char kRpcEntrySymbol[] = "pqcached_rpc_entry";
 
@@ -66,6 +65,10 @@ struct TensorView {
   const uint32_t* blocks = nullptr;
   uint32_t block_tokens = 0;
   int64_t block_stride = 0;
+  uint64_t first_token = 0;  // added to the index
+  // Slot mapping in place of `blocks`: index i is slot slots[i], of block slots[i] / block_tokens.
+  const int64_t* slots = nullptr;
+  bool paged() const { return blocks || slots; }
   // replaces `data` when not null; the tensor is then packed
   const StagingPlace* staging = nullptr;
 };
@@ -105,13 +108,21 @@ struct TopKItem {
   pqc_positions* out = nullptr;
 };
 
-// One item of an Attend batch. Exactly one of `selection` and `positions` is set; out->output and
-// out->lse have room.
+// One item of an Attend batch. Exactly one of `selection` and `positions` is set; `out` has room.
 struct AttendItem {
   QueryView query;
   const kvstore::Selection* selection = nullptr;
   const PositionsView* positions = nullptr;
-  pqc_attention* out = nullptr;
+  kvstore::AttentionOut out;
+  pqc_positions* selected = nullptr;  // out; positions only when selected->positions is not null
+};
+
+// One item of an AttendRange batch: a query of any number of tokens, and the range, which may be
+// empty; `out` has room.
+struct AttendRangeItem {
+  QueryView query;
+  kvstore::TokenRange tokens;
+  kvstore::AttentionOut out;
 };
 
 // Lease of the caller; lease_id 0 = none.
@@ -230,6 +241,9 @@ class Remote {
                                  std::byte* out, RefusalBuffer* error) noexcept = 0;
   virtual pqc_status Attend(const AttendItem* items, uint32_t item_count,
                             RefusalBuffer* error) noexcept = 0;
+  // Splits queries so that requests and answers fit into messages.
+  virtual pqc_status AttendRange(const AttendRangeItem* items, uint32_t item_count,
+                                 RefusalBuffer* error) noexcept = 0;
 
   // Acquires a lease, or refreshes the given one.
   virtual pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, uint64_t* lease_id,

@@ -17,6 +17,10 @@ namespace {
 constexpr uint64_t kPaddingBytes = 512;
 
 pqc_status CheckDevicePart(const TensorView& view, const char* name) {
+  if (view.slots) {
+    return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.block_table.slots", name),
+                "not supported on a GPU in this version; must be NULL");
+  }
   if (view.strides[2] == 1) return PQC_OK;
   return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.strides", name),
               "dims must be contiguous on a GPU");
@@ -47,6 +51,8 @@ gpu::StepPackTensor PackOf(const TensorView& from, DType packed, uint64_t begin,
                              .head_stride = from.strides[1],
                              .to = to};
   if (!from.blocks) return tensor;
+  begin += from.first_token;
+  end += from.first_token;
   const uint64_t first_block = begin / from.block_tokens;
   const uint64_t end_block = (end - 1) / from.block_tokens + 1;
   auto* const numbers = reinterpret_cast<int32_t*>(table);

@@ -158,7 +158,7 @@ pqc_status FetchRows(GpuState& gpu, RowBlock* block) {
   RETURN_IF_ERROR(FindGpuLayer(gpu, block->layer, &ordinal));
   TensorView& keys = block->keys;
   TensorView& values = block->values;
-  if (keys.blocks || values.blocks || keys.strides[2] != 1 || values.strides[2] != 1) {
+  if (keys.paged() || values.paged() || keys.strides[2] != 1 || values.strides[2] != 1) {
     return Fail(PQC_UNIMPLEMENTED, "keys",
                 "on a GPU they must have no block table, and contiguous dims");
   }

@@ -50,25 +50,53 @@ grpc::Status OutputTooSmallError() {
                 "too few positions; kv_heads x count of each output are needed");
 }
 
-grpc::Status CopyAttention(const v1::Attention& attention, const std::string& field,
-                           const AttendItem& item, bool* too_small) {
-  const LayerShape& shape = item.query.shape;
-  const uint64_t length = item.query.queries.shape[0];
-  const uint64_t rows = length * shape.query_heads;
+// Copies output and lse of an answer to where the caller wants them.
+grpc::Status CopyResult(const v1::Attention& attention, const std::string& field,
+                        const QueryView& query, const kvstore::AttentionOut& out) {
+  const LayerShape& shape = query.shape;
+  const uint64_t length = query.queries.shape[0];
   std::string reason;
   const std::byte* output = TensorBytes(attention.output(), DType::kF32,
                                         {length, shape.query_heads, shape.value_dim}, &reason);
   if (!output) return BadAnswer(field + ".output", reason);
-  if (static_cast<uint64_t>(attention.lse_size()) != rows) {
+  if (static_cast<uint64_t>(attention.lse_size()) != length * shape.query_heads) {
     return BadAnswer(field + ".lse", std::to_string(attention.lse_size()));
   }
-  const bool want_positions = item.out->selected.positions != nullptr;
-  grpc::Status copied =
-      CopySelected(attention.selected(), shape, want_positions, &item.out->selected, too_small);
-  if (!copied.ok()) return copied;
-  std::memcpy(item.out->output, output, rows * shape.value_dim * sizeof(float));
-  std::copy(attention.lse().begin(), attention.lse().end(), item.out->lse);
-  return copied;
+  std::vector<float> row(shape.value_dim);
+  int next = 0;
+  for (uint64_t token = 0; token < length; ++token) {
+    for (uint32_t head = 0; head < shape.query_heads; ++head) {
+      std::memcpy(row.data(), output, row.size() * sizeof(float));
+      out.Store(token, head, row.data(), shape.value_dim, attention.lse(next++));
+      output += row.size() * sizeof(float);
+    }
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status CopyAttention(const v1::Attention& attention, const std::string& field,
+                           const AttendItem& item, bool* too_small) {
+  RETURN_IF_ERROR(CopyResult(attention, field, item.query, item.out));
+  return CopySelected(attention.selected(), item.query.shape, item.selected->positions != nullptr,
+                      item.selected, too_small);
+}
+
+// Returns the query tokens [begin, begin + count) of an item.
+AttendRangeItem PartOf(const AttendRangeItem& item, uint64_t begin, uint64_t count) {
+  AttendRangeItem part = item;
+  TensorView& queries = part.query.queries;
+  queries.data += static_cast<int64_t>(begin) * queries.strides[0] *
+                  static_cast<int64_t>(kernels::DTypeBytes(queries.dtype));
+  queries.shape[0] = count;
+  part.query.query_position += begin;
+  part.out = item.out.From(begin);
+  return part;
+}
+
+// Returns the bytes of one query token in a request, or in an answer if that is more.
+uint64_t TokenBytes(const LayerShape& shape) {
+  return uint64_t{shape.query_heads} * (std::max(shape.key_dim, shape.value_dim) + 2) *
+         sizeof(float);
 }
 
 // Copies [heads, tokens] of `from` into columns [token, token + tokens) of [heads, token_count] in
@@ -267,7 +295,7 @@ grpc::Status RpcRemote::AttendPart(const AttendItem* items, uint32_t item_count,
           positions->positions,
           positions->positions + uint64_t{items[i].query.shape.kv_heads} * positions->count);
     }
-    item->set_want_positions(items[i].out->selected.positions != nullptr);
+    item->set_want_positions(items[i].selected->positions != nullptr);
   }
   grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
     return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncAttend, context, request, &response);
@@ -294,6 +322,58 @@ pqc_status RpcRemote::Attend(const AttendItem* items, uint32_t item_count,
           AttendPart(items + i, std::min(kMaxBatchItems, item_count - i), deadline, &too_small));
     }
     return too_small ? OutputTooSmallError() : grpc::Status::OK;
+  });
+}
+
+grpc::Status RpcRemote::AttendRangePart(const AttendRangeItem* parts, uint32_t part_count,
+                                        Deadline deadline) {
+  v1::AttendRangeRequest request;
+  v1::AttendRangeResponse response;
+  for (uint32_t i = 0; i < part_count; ++i) {
+    v1::AttendRangeItem* item = request.add_items();
+    ToWire(parts[i].query, item->mutable_query());
+    item->mutable_tokens()->set_begin(parts[i].tokens.begin);
+    item->mutable_tokens()->set_end(parts[i].tokens.end);
+  }
+  grpc::Status status = Attempt(Repeat::kHarmless, deadline, [&](const Context& context) {
+    return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncAttendRange, context, request, &response);
+  });
+  if (!status.ok()) return status;
+  if (static_cast<uint32_t>(response.items_size()) != part_count) {
+    return BadAnswer("items", "must be one per item of the request");
+  }
+  for (uint32_t i = 0; i < part_count; ++i) {
+    RETURN_IF_ERROR(CopyResult(response.items(static_cast<int>(i)),
+                               "items[" + std::to_string(i) + "]", parts[i].query, parts[i].out));
+  }
+  return grpc::Status::OK;
+}
+
+pqc_status RpcRemote::AttendRange(const AttendRangeItem* items, uint32_t item_count,
+                                  RefusalBuffer* error) noexcept {
+  return Finish("AttendRange", error, [&]() -> grpc::Status {
+    const Deadline deadline = CallDeadline();
+    const uint64_t limit = PayloadBytes(kReadPayloadBytes);
+    std::vector<AttendRangeItem> parts;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < item_count; ++i) {
+      const uint64_t token_bytes = TokenBytes(items[i].query.shape);
+      const uint64_t length = items[i].query.queries.shape[0];
+      for (uint64_t begin = 0; begin < length;) {
+        if (!parts.empty() && (bytes + token_bytes > limit || parts.size() == kMaxBatchItems)) {
+          RETURN_IF_ERROR(
+              AttendRangePart(parts.data(), static_cast<uint32_t>(parts.size()), deadline));
+          parts.clear();
+          bytes = 0;
+        }
+        const uint64_t fitting = bytes < limit ? (limit - bytes) / token_bytes : 0;
+        const uint64_t count = std::clamp<uint64_t>(fitting, 1, length - begin);
+        parts.push_back(PartOf(items[i], begin, count));
+        bytes += count * token_bytes;
+        begin += count;
+      }
+    }
+    return AttendRangePart(parts.data(), static_cast<uint32_t>(parts.size()), deadline);
   });
 }
 

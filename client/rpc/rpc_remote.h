@@ -77,6 +77,8 @@ class RpcRemote final : public Remote {
                          RefusalBuffer* error) noexcept override;
   pqc_status Attend(const AttendItem* items, uint32_t item_count,
                     RefusalBuffer* error) noexcept override;
+  pqc_status AttendRange(const AttendRangeItem* items, uint32_t item_count,
+                         RefusalBuffer* error) noexcept override;
   pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, uint64_t* lease_id,
                     uint32_t* word_index, const ImageSink& image,
                     RefusalBuffer* error) noexcept override;
@@ -128,6 +130,8 @@ class RpcRemote final : public Remote {
                          v1::ScoreResponse* response);
   grpc::Status TopKPart(const TopKItem* items, uint32_t item_count, Deadline deadline,
                         bool* too_small);
+  grpc::Status AttendRangePart(const AttendRangeItem* parts, uint32_t part_count,
+                               Deadline deadline);
   grpc::Status AttendPart(const AttendItem* items, uint32_t item_count, Deadline deadline,
                           bool* too_small);
   // Returns the number of row bytes for one message: small enough for the sidecar, large enough to

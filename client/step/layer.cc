@@ -42,8 +42,7 @@ pqc_status ReadStepQueries(const pqc_step& step, const pqc_tensor* queries, cons
 
 }  // namespace
 
-pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                         const pqc_selection* selection) {
+pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries) {
   if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
   if (step->begun) {
     return Fail(PQC_FAILED_PRECONDITION, "step",
@@ -56,12 +55,15 @@ pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queri
   call.step = step;
   call.layer = layer;
   RETURN_IF_ERROR(FindLayer(*step->cache, layer, "layer", &call.shape));
-  RETURN_IF_ERROR(ReadStepQueries(*step, queries, call.shape, &call.queries));
+  return ReadStepQueries(*step, queries, call.shape, &call.queries);
+}
+
+pqc_status ReadCallSelection(pqc_step* step, const pqc_selection* selection) {
   if (selection && step->gpu) {
     return Fail(PQC_UNIMPLEMENTED, "selection",
                 "must be NULL on a GPU: the step's selection is used");
   }
-  call.selection = selection ? &step->call_selection : &step->selection;
+  step->call.selection = selection ? &step->call_selection : &step->selection;
   if (selection) {
     return ReadSelection(selection, step->cache->default_index, &step->call_selection);
   }
@@ -82,31 +84,79 @@ QueryView QueryOf(const LayerCall& call, const StepItem& item) {
   return query;
 }
 
-float* OutputOf(const LayerCall& call, const StepItem& item) {
-  return call.output + item.query_begin * call.shape.query_heads * call.shape.value_dim;
+kvstore::AttentionOut OutOf(const LayerCall& call, const StepItem& item) {
+  return call.out.From(item.query_begin);
 }
 
-float* LseOf(const LayerCall& call, const StepItem& item) {
-  return call.lse + item.query_begin * call.shape.query_heads;
+kvstore::TokenRange RangeOf(const LayerCall& call, const StepItem& item) {
+  const pqc_token_range& range = call.ranges[&item - call.step->items.data()];
+  return {range.begin, range.end};
 }
 
 namespace {
 
-pqc_status ReadAttend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                      const pqc_selection* selection, const pqc_step_attention* caller_out) {
-  RETURN_IF_ERROR(ReadLayerCall(step, layer, queries, selection));
-  LayerCall& call = step->call;
-  pqc_step_attention out;
-  RETURN_IF_ERROR(ReadStruct(caller_out, "out", &out));
+// Reads where the attention of a step on a GPU is written: contiguous floats there.
+pqc_status ReadDeviceOut(const pqc_step_attention& out, LayerCall* call) {
+  if (out.output_tensor || out.lse_tensor || RawEnum(out.lse_base) != PQC_LOG_NATURAL) {
+    return Fail(PQC_UNIMPLEMENTED,
+                out.output_tensor ? "out.output_tensor"
+                : out.lse_tensor  ? "out.lse_tensor"
+                                  : "out.lse_base",
+                "not supported on a GPU in this version; must be zero");
+  }
   if (!out.output) return Fail(PQC_INVALID_ARGUMENT, "out.output", "must not be NULL");
   if (!out.lse) return Fail(PQC_INVALID_ARGUMENT, "out.lse", "must not be NULL");
-  const uint64_t rows = step->query_tokens * call.shape.query_heads;
+  const uint64_t rows = call->step->query_tokens * call->shape.query_heads;
   RETURN_IF_ERROR(
-      CheckCapacity("out.output_capacity", out.output_capacity, rows * call.shape.value_dim));
+      CheckCapacity("out.output_capacity", out.output_capacity, rows * call->shape.value_dim));
   RETURN_IF_ERROR(CheckCapacity("out.lse_capacity", out.lse_capacity, rows));
-  call.output = out.output;
-  call.lse = out.lse;
-  call.counts = out.counts;
+  call->output = out.output;
+  call->lse = out.lse;
+  return PQC_OK;
+}
+
+pqc_status ReadStepOut(const pqc_step_attention* caller_out, LayerCall* call) {
+  pqc_step_attention out;
+  RETURN_IF_ERROR(ReadStruct(caller_out, "out", &out));
+  call->attends = true;
+  call->counts = out.counts;
+  if (call->step->gpu) return ReadDeviceOut(out, call);
+  return ReadAttentionOut(AttentionOutFields(out), call->shape, call->step->query_tokens,
+                          &call->out);
+}
+
+pqc_status ReadAttend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                      const pqc_selection* selection, const pqc_step_attention* caller_out) {
+  RETURN_IF_ERROR(ReadLayerCall(step, layer, queries));
+  RETURN_IF_ERROR(ReadCallSelection(step, selection));
+  return ReadStepOut(caller_out, &step->call);
+}
+
+pqc_status CheckStepRange(const StepItem& item, const pqc_token_range& range) {
+  if (range.begin > range.end) {
+    return Fail(PQC_INVALID_ARGUMENT, "", "begins at %llu, behind its end, %llu",
+                LongLong{range.begin}, LongLong{range.end});
+  }
+  if (range.end <= item.query_position) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, "", "ends at %llu, beyond the item's query_position, %llu",
+              LongLong{range.end}, LongLong{item.query_position});
+}
+
+// Checks the ranges, and waits until their rows are stored.
+pqc_status WaitForRanges(const LayerCall& call) {
+  std::vector<StepItem>& items = call.step->items;
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (const pqc_status status = CheckStepRange(items[i], call.ranges[i]); status != PQC_OK) {
+      return PrefixField(FieldPath::Of("ranges[%zu]", i), status);
+    }
+  }
+  SetCallDeadline(call.step->deadline);
+  for (size_t i = 0; i < items.size(); ++i) {
+    const pqc_status status =
+        call.step->client->reads->Wait(*call.step, call.step->selection, nullptr,
+                                       static_cast<uint32_t>(call.ranges[i].end), &items[i]);
+    if (status != PQC_OK) return PrefixItem(i, status);
+  }
   return PQC_OK;
 }
 
@@ -123,7 +173,8 @@ pqc_status RunAttend(const LayerCall& call) {
 
 pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                         const pqc_selection* selection, pqc_step_positions* caller_out) {
-  RETURN_IF_ERROR(ReadLayerCall(step, layer, queries, selection));
+  RETURN_IF_ERROR(ReadLayerCall(step, layer, queries));
+  RETURN_IF_ERROR(ReadCallSelection(step, selection));
   if (step->gpu) {
     return Fail(PQC_FAILED_PRECONDITION, "step",
                 "it is on a GPU; use pqc_gpu_step_topk, which leaves the positions there");
@@ -152,6 +203,24 @@ pqc_status AttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* querie
                         const pqc_selection* selection, pqc_step_attention* out) {
   const pqc_status status = ReadAttend(step, layer, queries, selection, out);
   return status == PQC_OK ? RunAttend(step->call) : status;
+}
+
+pqc_status AttendRangeInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                             const pqc_token_range* ranges, pqc_step_attention* out) {
+  RETURN_IF_ERROR(ReadLayerCall(step, layer, queries));
+  LayerCall& call = step->call;
+  if (step->gpu) {
+    return Fail(PQC_FAILED_PRECONDITION, "step", "it is on a GPU, where ranges are not supported");
+  }
+  if (!ranges) return Fail(PQC_INVALID_ARGUMENT, "ranges", "must not be NULL");
+  call.ranges = ranges;
+  RETURN_IF_ERROR(ReadStepOut(out, &call));
+  RETURN_IF_ERROR(WaitForRanges(call));
+  RETURN_IF_ERROR(step->client->reads->StepAttendRange(call));
+  for (size_t i = 0; call.counts && i < step->items.size(); ++i) {
+    call.counts[i] = static_cast<uint32_t>(ranges[i].end - ranges[i].begin);
+  }
+  return PQC_OK;
 }
 
 pqc_status BeginAttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,

@@ -69,21 +69,33 @@ class MappedReads final : public ReadBackend {
 
   pqc_status Attend(SequenceState& sequence, const AttendItem& item) override {
     const LayerShape& shape = item.query.shape;
-    const kvstore::AttentionOut out{item.out->output, item.out->lse};
+    const bool want_positions = item.selected->positions != nullptr;
     kvstore::ReadScratchPool::Loan scratch(client_.scratch);
     kvstore::SelectedTokens selected;
     bool leased = true;
     const pqc_status status = Read(sequence, shape, *scratch, &leased, [&](Reader& reader) {
       const kvstore::LayerQuery query = LayerQueryOf(item.query);
-      if (!item.positions) return reader.Attend(query, *item.selection, &selected, out);
+      if (!item.positions) {
+        return reader.Attend(query, *item.selection, want_positions, &selected, item.out);
+      }
       selected.count = item.positions->count;
-      return reader.AttendPositions(query, AllOf(*item.positions, shape), out);
+      return reader.AttendPositions(query, AllOf(*item.positions, shape), item.out);
     });
     if (!leased) return remote_->Attend(sequence, item);
     if (status != PQC_OK) return status;
     return CopySelected(shape, selected,
                         item.positions ? item.positions->positions : scratch->positions.data(),
-                        &item.out->selected);
+                        item.selected);
+  }
+
+  pqc_status AttendRange(SequenceState& sequence, const AttendRangeItem& item) override {
+    kvstore::ReadScratchPool::Loan scratch(client_.scratch);
+    bool leased = true;
+    const pqc_status status =
+        Read(sequence, item.query.shape, *scratch, &leased, [&](Reader& reader) {
+          return reader.AttendRange(LayerQueryOf(item.query), item.tokens, item.out);
+        });
+    return leased ? status : remote_->AttendRange(sequence, item);
   }
 
   pqc_status Score(SequenceState& sequence, const QueryView& query,
@@ -155,6 +167,12 @@ class MappedReads final : public ReadBackend {
     return RunAll(call, counts);
   }
 
+  pqc_status StepAttendRange(const LayerCall& call) override {
+    std::vector<uint32_t>& counts = call.step->counts;
+    counts.assign(call.step->items.size(), 0);
+    return RunAll(call, counts.data());
+  }
+
   pqc_status Check(const StepItem& item) override {
     return item.sequence->local->Check(item.pinned.lease_epoch);
   }
@@ -205,16 +223,18 @@ class MappedReads final : public ReadBackend {
   // Selects, and attends if asked to, for one item; its positions stay in its scratch.
   pqc_status RunItem(const LayerCall& call, StepItem& item, const kvstore::ParallelFor& parallel,
                      uint32_t* count) {
-    RETURN_IF_ERROR(WaitReady(*call.step, *call.selection, &call.layer, &item));
+    if (!call.ranges) RETURN_IF_ERROR(WaitReady(*call.step, *call.selection, &call.layer, &item));
     const QueryView query = QueryOf(call, item);
     ImageSource source(item.pinned, call.shape);
     const kernels::Exec exec{};
     Reader reader(source, exec, parallel, **item.scratch);
     kvstore::SelectedTokens selected;
-    const Refusal refusal = call.output
-                                ? reader.Attend(LayerQueryOf(query), *call.selection, &selected,
-                                                {OutputOf(call, item), LseOf(call, item)})
-                                : reader.TopK(LayerQueryOf(query), *call.selection, &selected);
+    const Refusal refusal =
+        call.ranges
+            ? reader.AttendRange(LayerQueryOf(query), RangeOf(call, item), OutOf(call, item))
+        : call.attends ? reader.Attend(LayerQueryOf(query), *call.selection,
+                                       /*want_positions=*/false, &selected, OutOf(call, item))
+                       : reader.TopK(LayerQueryOf(query), *call.selection, &selected);
     if (!refusal.ok()) return FailInStep(refusal);
     *count = selected.count;
     return Check(item);

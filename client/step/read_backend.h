@@ -30,6 +30,7 @@ class ReadBackend {
   // room.
   virtual pqc_status TopK(SequenceState& sequence, const TopKItem& item) = 0;
   virtual pqc_status Attend(SequenceState& sequence, const AttendItem& item) = 0;
+  virtual pqc_status AttendRange(SequenceState& sequence, const AttendRangeItem& item) = 0;
   virtual pqc_status Score(SequenceState& sequence, const QueryView& query,
                            const kvstore::IndexDescriptor& index, kvstore::TokenRange tokens,
                            const ScoresOut& out) = 0;
@@ -51,6 +52,8 @@ class ReadBackend {
                               uint32_t* positions) = 0;
   // Selects and attends for all items; counts: k of each item.
   virtual pqc_status StepAttend(const LayerCall& call, uint32_t* counts) = 0;
+  // Attends to call.ranges for all items; the rows of the ranges are stored.
+  virtual pqc_status StepAttendRange(const LayerCall& call) = 0;
   // Checks at the end of a step that what was read of an item may be used.
   virtual pqc_status Check(const StepItem& item) = 0;
 };

@@ -56,6 +56,11 @@ class RemoteReads final : public ReadBackend {
                    {"items[0]", ""}});
   }
 
+  pqc_status AttendRange(SequenceState&, const AttendRangeItem& item) override {
+    RefusalBuffer error;
+    return Report(remote().AttendRange(&item, 1, &error), error, {{"items[0]", ""}});
+  }
+
   pqc_status Score(SequenceState&, const QueryView& query, const kvstore::IndexDescriptor& index,
                    kvstore::TokenRange tokens, const ScoresOut& out) override {
     RefusalBuffer error;
@@ -114,18 +119,32 @@ class RemoteReads final : public ReadBackend {
   pqc_status StepAttend(const LayerCall& call, uint32_t* counts) override {
     const std::vector<StepItem>& items = call.step->items;
     RETURN_IF_ERROR(WaitAllStored(call));
-    std::vector<pqc_attention> outs(items.size(), pqc_attention{});
+    std::vector<pqc_positions> selected(items.size(), pqc_positions{});
     std::vector<AttendItem> attends(items.size());
     for (size_t i = 0; i < items.size(); ++i) {
-      outs[i].output = OutputOf(call, items[i]);
-      outs[i].lse = LseOf(call, items[i]);
-      attends[i] = {.query = QueryOf(call, items[i]), .selection = call.selection, .out = &outs[i]};
+      attends[i] = {.query = QueryOf(call, items[i]),
+                    .selection = call.selection,
+                    .out = OutOf(call, items[i]),
+                    .selected = &selected[i]};
     }
     const pqc_status status = UntilIndexed(*call.step, [&](RefusalBuffer* error) {
       return remote().Attend(attends.data(), static_cast<uint32_t>(attends.size()), error);
     });
-    for (size_t i = 0; i < items.size(); ++i) counts[i] = outs[i].selected.count;
+    for (size_t i = 0; i < items.size(); ++i) counts[i] = selected[i].count;
     return status;
+  }
+
+  pqc_status StepAttendRange(const LayerCall& call) override {
+    const std::vector<StepItem>& items = call.step->items;
+    std::vector<AttendRangeItem> attends(items.size());
+    for (size_t i = 0; i < items.size(); ++i) {
+      attends[i] = {.query = QueryOf(call, items[i]),
+                    .tokens = RangeOf(call, items[i]),
+                    .out = OutOf(call, items[i])};
+    }
+    RefusalBuffer error;
+    return Report(
+        remote().AttendRange(attends.data(), static_cast<uint32_t>(attends.size()), &error), error);
   }
 
   pqc_status Check(const StepItem&) override { return PQC_OK; }

@@ -40,8 +40,11 @@ struct LayerCall {
   LayerShape shape;
   TensorView queries;  // [query tokens of all items, query_heads, key_dim]
   const kvstore::Selection* selection = nullptr;
-  float* output = nullptr;  // attention only; on the device in a step on a GPU
-  float* lse = nullptr;
+  bool attends = false;                     // `out` is set
+  kvstore::AttentionOut out;                // not in a step on a GPU
+  float* output = nullptr;                  // on the device, in a step on a GPU
+  float* lse = nullptr;                     // likewise
+  const pqc_token_range* ranges = nullptr;  // [items], of an attention over ranges
   uint32_t* counts = nullptr;
 };
 
@@ -122,24 +125,27 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
 pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
                    const uint32_t* accepted);
 
-// Implement pqc_step_topk, pqc_step_attend, pqc_step_attend_begin and pqc_step_attend_wait.
+// Implement pqc_step_topk, pqc_step_attend, pqc_step_attend_range, pqc_step_attend_begin and
+// pqc_step_attend_wait.
 pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                         const pqc_selection* selection, pqc_step_positions* caller_out);
 pqc_status AttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                         const pqc_selection* selection, pqc_step_attention* out);
+pqc_status AttendRangeInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                             const pqc_token_range* ranges, pqc_step_attention* out);
 pqc_status BeginAttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                              const pqc_selection* selection, pqc_step_attention* out);
 pqc_status WaitAttendInStep(pqc_step* step);
 
 // Return an item's part of a call.
 QueryView QueryOf(const LayerCall& call, const StepItem& item);
-float* OutputOf(const LayerCall& call, const StepItem& item);
-float* LseOf(const LayerCall& call, const StepItem& item);
+kvstore::AttentionOut OutOf(const LayerCall& call, const StepItem& item);
+kvstore::TokenRange RangeOf(const LayerCall& call, const StepItem& item);
 
-// Checks the arguments that every call for a layer has, and fills step->call. `selection` may be
-// null.
-pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
-                         const pqc_selection* selection);
+// Checks the arguments that every call for a layer has, and fills step->call.
+pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries);
+// Reads the selection of the call, which may be null: then it is the step's.
+pqc_status ReadCallSelection(pqc_step* step, const pqc_selection* selection);
 
 // Ends the prefill of an incremental index once, before the first selection that needs it. The only
 // RPC that a step waits for.

@@ -69,6 +69,7 @@ inline constexpr uint32_t kMaxSegmentTokens = uint32_t{1} << 20;
 inline constexpr uint32_t kMaxIndexes = 4;  // over the same rows: pq m=2 b=6 and m=4 b=8, ...
 inline constexpr uint32_t kMaxExcludedRanges = 16;
 inline constexpr uint32_t kMaxQueryLength = 8;
+inline constexpr uint32_t kMaxRangeQueryLength = 8192;  // of attention over a range
 
 // Location and size of an extent in its pool. order == kNoExtent marks the absence of an extent.
 struct ExtentRef {

@@ -4,12 +4,14 @@
 #include <bit>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <string>
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/rows/gather.h"
 #include "kvstore/read/layer_ops.h"
+#include "kvstore/read/range_ops.h"
 #include "kvstore/read/resolve.h"
 
 namespace pqcached::kvstore {
@@ -75,33 +77,34 @@ void WidenGroup(LayerView* view, uint32_t query_length) { view->shape.query_head
 void GatherQueries(const LayerQuery& query, const LayerShape& shape, std::vector<float>* queries) {
   const uint32_t group = shape.group_size();
   queries->resize(size_t{query.query_length} * shape.query_heads * shape.key_dim);
-  const bool packed =
-      query.strides_bytes[2] == static_cast<ptrdiff_t>(kernels::DTypeBytes(query.dtype));
   float* to = queries->data();
   for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
     for (uint32_t token = 0; token < query.query_length; ++token) {
       for (uint32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        const std::byte* from = query.data +
-                                static_cast<ptrdiff_t>(token) * query.strides_bytes[0] +
-                                static_cast<ptrdiff_t>(head) * query.strides_bytes[1];
-        if (packed) {
-          kernels::ConvertElements(query.dtype, from, kernels::DType::kF32,
-                                   reinterpret_cast<std::byte*>(to), shape.key_dim);
-        } else {
-          for (uint32_t d = 0; d < shape.key_dim; ++d) {
-            to[d] = kernels::LoadElement(
-                query.dtype, from + static_cast<ptrdiff_t>(d) * query.strides_bytes[2], 0);
-          }
-        }
+        query.Copy(token, head, shape.key_dim, to);
         to += shape.key_dim;
       }
     }
   }
 }
 
+LayerRequest RequestOf(const LayerQuery& query, const Selection& selection) {
+  return {query.layer, selection.index, "query.layer", "selection.index"};
+}
+
+// Returns whether a selection needs no scores, because it takes all candidates.
+bool TakesAll(const ResolvedSelection& resolved) {
+  return resolved.select_count == resolved.candidate_count;
+}
+
 bool IsFinite(float value) {
   constexpr uint32_t kExponent = 0x7f800000;
   return (std::bit_cast<uint32_t>(value) & kExponent) != kExponent;
+}
+
+Refusal NotFinite(uint32_t query_head) {
+  return Refuse(StatusCode::kInvalidArgument, "query.queries",
+                "NaN or infinity in query head " + std::to_string(query_head));
 }
 
 // Refuses queries, grouped by kv head, that are not finite.
@@ -113,20 +116,19 @@ Refusal CheckFinite(std::span<const float> queries, const LayerShape& shape,
   const auto found = std::find_if_not(queries.begin(), queries.end(), IsFinite);
   const auto row = static_cast<uint32_t>((found - queries.begin()) / shape.key_dim);
   const uint32_t group = shape.group_size();
-  const uint32_t head = row / (group * query_length) * group + row % group;
-  return Refuse(StatusCode::kInvalidArgument, "query.queries",
-                "NaN or infinity in query head " + std::to_string(head));
+  return NotFinite(row / (group * query_length) * group + row % group);
 }
 
-// Copies [kv_heads, query_length, group_size, dim] to [query_length, kv_heads, group_size, dim].
-void ScatterRows(const LayerShape& shape, uint32_t query_length, uint32_t dim, const float* from,
-                 float* to) {
-  const size_t block = size_t{shape.group_size()} * dim;
+// Stores outputs [kv_heads, query_length, group_size, value_dim] and their lse.
+void StoreGrouped(const LayerShape& shape, uint32_t query_length, const float* output,
+                  const float* lse, const AttentionOut& out) {
+  const uint32_t group = shape.group_size();
   for (uint32_t kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
     for (uint32_t token = 0; token < query_length; ++token) {
-      std::memcpy(to + (size_t{token} * shape.kv_heads + kv_head) * block, from,
-                  block * sizeof(float));
-      from += block;
+      for (uint32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+        out.Store(token, head, output, shape.value_dim, *lse++);
+        output += shape.value_dim;
+      }
     }
   }
 }
@@ -230,28 +232,48 @@ const ParallelFor& Reader::ThreadsFor(uint64_t tokens) const {
   return tokens >= kParallelTokens ? parallel_ : serial;
 }
 
-Refusal Reader::OpenForQuery(const LayerQuery& query, const LayerRequest& request,
-                             LayerView* view) {
+Refusal Reader::Open(const LayerQuery& query, const LayerRequest& request, LayerView* view) {
   if (query.query_position > kMaxSequenceTokens - query.query_length) {
     return Refuse(StatusCode::kInvalidArgument, "query.query_position",
                   std::to_string(query.query_position) + ", must be below " +
                       std::to_string(kMaxSequenceTokens - query.query_length + 1));
   }
-  RETURN_IF_ERROR(source_.Open(request, view));
+  return source_.Open(request, view);
+}
+
+Refusal Reader::TakeQueries(const LayerQuery& query, LayerView* view) {
   GatherQueries(query, view->shape, &scratch_.queries);
   RETURN_IF_ERROR(CheckFinite(scratch_.queries, view->shape, query.query_length));
   WidenGroup(view, query.query_length);
   return {};
 }
 
-Refusal Reader::Select(const LayerQuery& query, const LayerRequest& request,
-                       const Selection& selection, LayerView* view, SelectedTokens* selected) {
-  RETURN_IF_ERROR(OpenForQuery(query, request, view));
-  const ResolvedSelection& resolved = scratch_.resolved;
-  Resolve(selection, query.query_position, view->token_count(), &scratch_.resolved);
-  if (!resolved.refusal.ok()) return resolved.refusal;
-  RETURN_IF_ERROR(CheckCoded(*view, request, resolved.candidates));
+Refusal Reader::ResolveIn(const LayerQuery& query, const Selection& selection, LayerView* view,
+                          SelectedTokens* selected) {
+  RETURN_IF_ERROR(Open(query, RequestOf(query, selection), view));
+  ResolvedSelection& resolved = scratch_.resolved;
+  Resolve(selection, query.query_position, view->token_count(), &resolved);
   *selected = {resolved.select_count, resolved.sink_tokens, resolved.window_tokens};
+  return resolved.refusal;
+}
+
+void Reader::ListCandidates(uint32_t kv_heads) {
+  const ResolvedSelection& resolved = scratch_.resolved;
+  scratch_.positions.resize(size_t{kv_heads} * resolved.candidate_count);
+  auto next = scratch_.positions.begin();
+  for (uint32_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
+    for (const PositionRange& range : resolved.candidates) {
+      const auto end = next + (range.end - range.begin);
+      std::iota(next, end, range.begin);
+      next = end;
+    }
+  }
+}
+
+Refusal Reader::Select(const LayerQuery& query, const Selection& selection, LayerView* view) {
+  const ResolvedSelection& resolved = scratch_.resolved;
+  RETURN_IF_ERROR(TakeQueries(query, view));
+  RETURN_IF_ERROR(CheckCoded(*view, RequestOf(query, selection), resolved.candidates));
   scratch_.positions.resize(size_t{view->shape.kv_heads} * resolved.select_count);
   if (resolved.select_count == 0) return {};
   const ParallelFor& threads =
@@ -273,15 +295,22 @@ Refusal Reader::Select(const LayerQuery& query, const LayerRequest& request,
 Refusal Reader::TopK(const LayerQuery& query, const Selection& selection,
                      SelectedTokens* selected) {
   LayerView view;
-  return Select(query, {query.layer, selection.index, "query.layer", "selection.index"}, selection,
-                &view, selected);
+  RETURN_IF_ERROR(ResolveIn(query, selection, &view, selected));
+  if (!TakesAll(scratch_.resolved)) return Select(query, selection, &view);
+  RETURN_IF_ERROR(TakeQueries(query, &view));
+  ListCandidates(view.shape.kv_heads);
+  return {};
 }
 
-Refusal Reader::Attend(const LayerQuery& query, const Selection& selection,
+Refusal Reader::Attend(const LayerQuery& query, const Selection& selection, bool want_positions,
                        SelectedTokens* selected, const AttentionOut& out) {
   LayerView view;
-  RETURN_IF_ERROR(Select(query, {query.layer, selection.index, "query.layer", "selection.index"},
-                         selection, &view, selected));
+  RETURN_IF_ERROR(ResolveIn(query, selection, &view, selected));
+  if (TakesAll(scratch_.resolved)) {
+    if (want_positions) ListCandidates(view.shape.kv_heads);
+    return AttendToRanges(view, query, scratch_.resolved.candidates, out);
+  }
+  RETURN_IF_ERROR(Select(query, selection, &view));
   AttendOver(view, query, scratch_.positions, out);
   return {};
 }
@@ -289,42 +318,56 @@ Refusal Reader::Attend(const LayerQuery& query, const Selection& selection,
 Refusal Reader::AttendPositions(const LayerQuery& query, std::span<const uint32_t> positions,
                                 const AttentionOut& out) {
   LayerView view;
-  RETURN_IF_ERROR(OpenForQuery(query, {.layer = query.layer, .layer_field = "query.layer"}, &view));
+  RETURN_IF_ERROR(Open(query, {.layer = query.layer, .layer_field = "query.layer"}, &view));
+  RETURN_IF_ERROR(TakeQueries(query, &view));
   RETURN_IF_ERROR(CheckPositions(view, positions, /*ascending=*/true));
   AttendOver(view, query, positions, out);
   return {};
+}
+
+Refusal Reader::AttendRange(const LayerQuery& query, TokenRange tokens, const AttentionOut& out) {
+  LayerView view;
+  RETURN_IF_ERROR(Open(query, {.layer = query.layer, .layer_field = "query.layer"}, &view));
+  if (tokens.begin == tokens.end) return AttendToRanges(view, query, {}, out);
+  RETURN_IF_ERROR(CheckTokens(tokens, view.token_count()));
+  const PositionRange rows{static_cast<uint32_t>(tokens.begin), static_cast<uint32_t>(tokens.end)};
+  return AttendToRanges(view, query, {&rows, 1}, out);
+}
+
+Refusal Reader::AttendToRanges(const LayerView& view, const LayerQuery& query,
+                               std::span<const PositionRange> rows, const AttentionOut& out) {
+  uint64_t tokens = 0;
+  for (const PositionRange& range : rows) tokens += range.end - range.begin;
+  const uint32_t bad_head =
+      AttendRangeLayer(exec_, view, {.query = query, .rows = rows, .out = out},
+                       ThreadsFor(tokens * view.shape.kv_heads * query.query_length), scratch_);
+  return bad_head == kNoQueryHead ? Refusal{} : NotFinite(bad_head);
 }
 
 void Reader::AttendOver(const LayerView& view, const LayerQuery& query,
                         std::span<const uint32_t> positions, const AttentionOut& out) {
   const size_t rows = view.shape.query_heads;  // of all query tokens
   const uint32_t value_dim = view.shape.value_dim;
-  const bool direct = query.query_length == 1;  // the rows are already in the caller's order
-  if (!direct) {
-    scratch_.output.resize(rows * value_dim);
-    scratch_.lse.resize(rows);
-  }
-  float* output = direct ? out.output : scratch_.output.data();
-  float* lse = direct ? out.lse : scratch_.lse.data();
+  scratch_.output.resize(rows * value_dim);
+  scratch_.lse.resize(rows);
   const ParallelFor& threads = ThreadsFor(positions.size());
   AttendLayer(exec_, view,
               {.queries = scratch_.queries,
                .positions = positions,
-               .output = {output, rows * value_dim},
-               .lse = {lse, rows}},
+               .output = scratch_.output,
+               .lse = scratch_.lse},
               threads, scratch_.Bytes(threads.worker_count * AttendLayerScratchBytes(view)));
-  if (direct) return;
   LayerShape shape = view.shape;
   shape.query_heads /= query.query_length;
-  ScatterRows(shape, query.query_length, value_dim, output, out.output);
-  ScatterRows(shape, query.query_length, 1, lse, out.lse);
+  StoreGrouped(shape, query.query_length, scratch_.output.data(), scratch_.lse.data(), out);
 }
 
 Refusal Reader::Score(const LayerQuery& query, const IndexDescriptor& index, TokenRange tokens,
                       const ScoresOut& out) {
   const LayerRequest request{query.layer, index, "query.layer", "index"};
   LayerView view;
-  RETURN_IF_ERROR(OpenForQuery(query, request, &view));
+  RETURN_IF_ERROR(Open(query, request, &view));
+  RETURN_IF_ERROR(TakeQueries(query, &view));
   RETURN_IF_ERROR(CheckTokens(tokens, view.token_count()));
   const PositionRange range{static_cast<uint32_t>(tokens.begin), static_cast<uint32_t>(tokens.end)};
   RETURN_IF_ERROR(CheckCoded(view, request, {&range, 1}));

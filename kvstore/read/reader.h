@@ -17,6 +17,7 @@
 #include <span>
 
 #include "kernels/base/exec.h"
+#include "kvstore/read/attention.h"
 #include "kvstore/read/layer_view.h"
 #include "kvstore/read/refusal.h"
 #include "kvstore/read/scratch.h"
@@ -53,26 +54,10 @@ Refusal CheckIndex(const IndexDescriptor& index, uint32_t key_dim, const char* f
 Refusal CheckCoded(const LayerView& view, const LayerRequest& request,
                    std::span<const PositionRange> candidates);
 
-// Borrowed queries [query_length, query_heads, key_dim] of one layer. REQUIRES: the shape fits the
-// layer, and all elements may be read.
-struct LayerQuery {
-  uint32_t layer = 0;
-  uint64_t query_position = 0;  // of the first query token
-  uint32_t query_length = 1;
-  const std::byte* data = nullptr;
-  kernels::DType dtype = kernels::DType::kF32;
-  ptrdiff_t strides_bytes[3] = {};
-};
-
 struct SelectedTokens {
   uint32_t count = 0;  // per kv head
   uint32_t sink_tokens = 0;
   uint32_t window_tokens = 0;
-};
-
-struct AttentionOut {
-  float* output = nullptr;  // [query_length, query_heads, value_dim]
-  float* lse = nullptr;     // [query_length, query_heads]
 };
 
 struct ScoresOut {
@@ -102,14 +87,19 @@ class Reader {
   // Errors: kInvalidArgument (a field), kOutOfRange (candidates that are not stored), kAborted
   // (candidates without codes), those of LayerSource
   Refusal TopK(const LayerQuery& query, const Selection& selection, SelectedTokens* selected);
-  // Selects as TopK, and attends to the selected tokens.
-  Refusal Attend(const LayerQuery& query, const Selection& selection, SelectedTokens* selected,
-                 const AttentionOut& out);
+  // Selects as TopK, and attends to the selected tokens. Without `want_positions`,
+  // scratch.positions is unspecified.
+  Refusal Attend(const LayerQuery& query, const Selection& selection, bool want_positions,
+                 SelectedTokens* selected, const AttentionOut& out);
   // Attends to positions [kv_heads, count], ascending per kv head.
   //
   // Errors: kInvalidArgument (the order), kOutOfRange (not stored), those of LayerSource
   Refusal AttendPositions(const LayerQuery& query, std::span<const uint32_t> positions,
                           const AttentionOut& out);
+  // Attends to the rows of a range, which may be empty, causally by query position.
+  //
+  // Errors: kInvalidArgument (the range), kOutOfRange (not stored), those of LayerSource
+  Refusal AttendRange(const LayerQuery& query, TokenRange tokens, const AttentionOut& out);
   // Computes the logits of a range of tokens under an index. REQUIRES: query_length is 1.
   Refusal Score(const LayerQuery& query, const IndexDescriptor& index, TokenRange tokens,
                 const ScoresOut& out);
@@ -121,9 +111,19 @@ class Reader {
                       std::span<std::byte> out);
 
  private:
-  Refusal OpenForQuery(const LayerQuery& query, const LayerRequest& request, LayerView* view);
-  Refusal Select(const LayerQuery& query, const LayerRequest& request, const Selection& selection,
-                 LayerView* view, SelectedTokens* selected);
+  // Opens the layer of a query.
+  Refusal Open(const LayerQuery& query, const LayerRequest& request, LayerView* view);
+  // Gathers the queries in scratch, and makes the view's groups those of all query tokens.
+  Refusal TakeQueries(const LayerQuery& query, LayerView* view);
+  // Opens the layer of a selection, and computes its candidates and counts.
+  Refusal ResolveIn(const LayerQuery& query, const Selection& selection, LayerView* view,
+                    SelectedTokens* selected);
+  // Selects tokens of an opened layer into scratch.positions.
+  Refusal Select(const LayerQuery& query, const Selection& selection, LayerView* view);
+  // Lists all candidates in scratch.positions.
+  void ListCandidates(uint32_t kv_heads);
+  Refusal AttendToRanges(const LayerView& view, const LayerQuery& query,
+                         std::span<const PositionRange> rows, const AttentionOut& out);
   void AttendOver(const LayerView& view, const LayerQuery& query,
                   std::span<const uint32_t> positions, const AttentionOut& out);
   // Returns the threads for work over that many tokens.

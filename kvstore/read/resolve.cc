@@ -54,6 +54,10 @@ void CheckFields(const Selection& selection, uint64_t query_position, ResolvedSe
       Refuse("selection.token_ratio",
              std::to_string(selection.budget_ratio) + ", must lie in (0, 1]", resolved);
     }
+  } else if (selection.budget_kind == BudgetKind::kRetrieved) {
+    if (selection.budget_count == 0) {
+      Refuse("selection.retrieved_tokens", "0, must be at least 1", resolved);
+    }
   } else if (selection.budget_kind != BudgetKind::kCount) {
     Refuse("selection.budget", "unknown kind", resolved);
   }
@@ -124,6 +128,9 @@ void Resolve(const Selection& selection, uint64_t query_position, uint32_t store
                     resolved);
     }
     resolved->select_count = static_cast<uint32_t>(selection.budget_count - kept);
+  } else if (selection.budget_kind == BudgetKind::kRetrieved) {
+    resolved->select_count = static_cast<uint32_t>(
+        std::min<uint64_t>(selection.budget_count, resolved->candidate_count));
   } else {
     const auto budget = static_cast<uint64_t>(std::floor(selection.budget_ratio * context));
     resolved->select_count = static_cast<uint32_t>(

@@ -44,13 +44,14 @@ class ExcludedRanges {
   PositionRange ranges_[kMaxExcludedRanges];
 };
 
-enum class BudgetKind : uint8_t { kCount = 0, kRatio = 1 };
+enum class BudgetKind : uint8_t { kCount = 0, kRatio = 1, kRetrieved = 2 };
 
 // A query with n = query_position + 1 tokens of context attends to
 //   sink      [0, sink_tokens)                      attended by the engine itself
 //   window    [n - window_tokens, n)                attended by the engine itself
 //   selected  k of the other tokens that are not excluded
-// and the budget counts all three: budget = sink + window + k.
+// and a count or ratio counts all three: budget = sink + window + k. A selection of all candidates is
+// exact attention, for which nothing is scored.
 struct Selection {
   IndexDescriptor index = {};
   GroupRule group_rule = GroupRule::kSumSoftmax;
@@ -58,7 +59,9 @@ struct Selection {
   uint32_t window_tokens = 0;
   ExcludedRanges excluded = {};
   BudgetKind budget_kind = BudgetKind::kRatio;
-  uint64_t budget_count = 0;  // kCount: in [sink + window + 1, number of attendable tokens]
+  // kCount: in [sink + window + 1, number of attendable tokens]. kRetrieved: at least 1;
+  // k = min(budget_count, candidates).
+  uint64_t budget_count = 0;
   // kRatio: in (0, 1]; k = clamp(floor(ratio * n) - sink - window, 0, candidates).
   double budget_ratio = 1.0;
 };

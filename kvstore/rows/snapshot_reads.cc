@@ -14,6 +14,11 @@
 namespace pqcached::kvstore {
 namespace {
 
+// Work of an attention over a range between two checks whether its caller still waits, in query
+// tokens x rows; but at least a tile of tokens.
+constexpr uint64_t kRangeSliceWork = uint64_t{1} << 22;
+constexpr uint64_t kMinSliceTokens = 64;
+
 // The layers of a snapshot. Verifies what a reader is about to read.
 class SnapshotSource final : public LayerSource {
  public:
@@ -120,11 +125,13 @@ struct CheckedQuery {
   size_t rows() const { return size_t{query.query_length} * layer.shape.query_heads; }
 };
 
-absl::StatusOr<CheckedQuery> Check(const Reading& reading, const Query& query) {
+absl::StatusOr<CheckedQuery> Check(const Reading& reading, const Query& query,
+                                   bool of_range = false) {
   CheckedQuery checked;
   ASSIGN_OR_RETURN(checked.layer, FindLayer(reading, query.layer, "query.layer"));
+  const auto check = of_range ? CheckRangeQueries : CheckQueries;
   ASSIGN_OR_RETURN(const CheckedTensor tensor,
-                   CheckQueries(query.queries, checked.layer.shape, "query.queries"));
+                   check(query.queries, checked.layer.shape, "query.queries"));
   checked.query = {.layer = query.layer,
                    .query_position = query.query_position,
                    .query_length = static_cast<uint32_t>(tensor.shape[0]),
@@ -147,6 +154,11 @@ Attention MakeAttention(const CheckedQuery& checked) {
   attention.output.resize(checked.rows() * checked.layer.shape.value_dim);
   attention.lse.resize(checked.rows());
   return attention;
+}
+
+AttentionOut OutOf(Attention& attention, const LayerShape& shape) {
+  return AttentionOut::Packed(attention.output.data(), attention.lse.data(), shape.query_heads,
+                              shape.value_dim);
 }
 
 Rows MakeRows(const LayerShape& shape, RowPart part, size_t tokens) {
@@ -223,8 +235,8 @@ absl::StatusOr<Attention> Attend(const Reading& reading, const Query& query,
   Attention attention = MakeAttention(checked);
   SnapshotReader reader(reading);
   SelectedTokens counts;
-  RETURN_IF_ERROR(ToStatus(reader->Attend(checked.query, selection, &counts,
-                                          {attention.output.data(), attention.lse.data()})));
+  RETURN_IF_ERROR(ToStatus(reader->Attend(checked.query, selection, want_positions, &counts,
+                                          OutOf(attention, checked.layer.shape))));
   attention.selected = SelectedOf(counts, checked.layer.shape);
   if (want_positions) attention.selected.positions = reader.scratch().positions;
   return attention;
@@ -235,9 +247,29 @@ absl::StatusOr<Attention> AttendPositions(const Reading& reading, const Query& q
   ASSIGN_OR_RETURN(const CheckedQuery checked, Check(reading, query));
   Attention attention = MakeAttention(checked);
   RETURN_IF_ERROR(ToStatus(SnapshotReader(reading)->AttendPositions(
-      checked.query, positions, {attention.output.data(), attention.lse.data()})));
+      checked.query, positions, OutOf(attention, checked.layer.shape))));
   attention.selected.kv_heads = checked.layer.shape.kv_heads;
   attention.selected.count = static_cast<uint32_t>(positions.size() / checked.layer.shape.kv_heads);
+  return attention;
+}
+
+absl::StatusOr<Attention> AttendRange(const Reading& reading, const Query& query, TokenRange tokens,
+                                      const std::function<bool()>& is_cancelled) {
+  ASSIGN_OR_RETURN(const CheckedQuery checked, Check(reading, query, /*of_range=*/true));
+  Attention attention = MakeAttention(checked);
+  const AttentionOut out = OutOf(attention, checked.layer.shape);
+  SnapshotReader reader(reading);
+  const uint64_t step = std::max<uint64_t>(
+      kRangeSliceWork / std::max<uint64_t>(checked.layer.TokensOf(tokens), 1), kMinSliceTokens);
+  for (uint64_t begin = 0; begin < checked.query.query_length; begin += step) {
+    if (is_cancelled && is_cancelled()) return Cancelled("the caller has left");
+    const LayerQuery slice = checked.query.Slice(
+        static_cast<uint32_t>(begin),
+        static_cast<uint32_t>(std::min<uint64_t>(begin + step, checked.query.query_length)));
+    RETURN_IF_ERROR(ToStatus(reader->AttendRange(slice, tokens, out.From(begin))));
+  }
+  attention.selected.kv_heads = checked.layer.shape.kv_heads;
+  attention.selected.count = static_cast<uint32_t>(tokens.end - tokens.begin);
   return attention;
 }
 

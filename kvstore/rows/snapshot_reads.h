@@ -6,6 +6,7 @@
 #define PQCACHED_KVSTORE_ROWS_SNAPSHOT_READS_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -33,6 +34,8 @@ absl::StatusOr<Attention> Attend(const Reading& reading, const Query& query,
                                  const Selection& selection, bool want_positions);
 absl::StatusOr<Attention> AttendPositions(const Reading& reading, const Query& query,
                                           std::span<const uint32_t> positions);
+absl::StatusOr<Attention> AttendRange(const Reading& reading, const Query& query, TokenRange tokens,
+                                      const std::function<bool()>& is_cancelled);
 
 }  // namespace pqcached::kvstore
 

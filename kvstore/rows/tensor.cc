@@ -98,4 +98,14 @@ absl::StatusOr<CheckedTensor> CheckQueries(const TensorView& view, const LayerSh
   return tensor;
 }
 
+absl::StatusOr<CheckedTensor> CheckRangeQueries(const TensorView& view, const LayerShape& shape,
+                                                absl::string_view field) {
+  ASSIGN_OR_RETURN(const CheckedTensor tensor,
+                   CheckTensor(view, shape.query_heads, shape.key_dim, field));
+  if (tensor.shape[0] <= kMaxRangeQueryLength) return tensor;
+  return Bad(field, "shape",
+             absl::StrCat("query length is ", tensor.shape[0], ", must be at most ",
+                          kMaxRangeQueryLength));
+}
+
 }  // namespace pqcached::kvstore

@@ -221,6 +221,13 @@ absl::StatusOr<Attention> StoreImpl::AttendPositions(std::string_view tenant, ui
   return kvstore::AttendPositions(reading, query, positions);
 }
 
+absl::StatusOr<Attention> StoreImpl::AttendRange(std::string_view tenant, uint64_t sequence_id,
+                                                 const Query& query, TokenRange tokens,
+                                                 const std::function<bool()>& is_cancelled) {
+  ASSIGN_OR_RETURN(const auto reading, Read(tenant, sequence_id));
+  return kvstore::AttendRange(reading, query, tokens, is_cancelled);
+}
+
 absl::StatusOr<SessionMemory> StoreImpl::OpenLocalSession(std::string_view tenant,
                                                           std::string_view session,
                                                           uint64_t boot_word) {

@@ -81,6 +81,9 @@ class StoreImpl final : public Store {
   absl::StatusOr<Attention> AttendPositions(std::string_view tenant, uint64_t sequence_id,
                                             const Query& query,
                                             std::span<const uint32_t> positions) override;
+  absl::StatusOr<Attention> AttendRange(std::string_view tenant, uint64_t sequence_id,
+                                        const Query& query, TokenRange tokens,
+                                        const std::function<bool()>& is_cancelled) override;
   absl::StatusOr<SessionMemory> OpenLocalSession(std::string_view tenant, std::string_view session,
                                                  uint64_t boot_word) override;
   std::shared_ptr<const void> AdoptStaging(std::string_view tenant, FileDescriptor ring) override;

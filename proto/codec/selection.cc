@@ -55,6 +55,10 @@ Refusal DecodeBudget(const v1::Selection& message, const std::string& field,
       selection->budget_kind = kvstore::BudgetKind::kRatio;
       selection->budget_ratio = message.token_ratio();
       return {};
+    case v1::Selection::kRetrievedTokens:
+      selection->budget_kind = kvstore::BudgetKind::kRetrieved;
+      selection->budget_count = message.retrieved_tokens();
+      return {};
     case v1::Selection::kAttentionMass:
       return Refuse(StatusCode::kUnimplemented, field + ".attention_mass",
                     "not implemented in this version");
@@ -62,7 +66,7 @@ Refusal DecodeBudget(const v1::Selection& message, const std::string& field,
       break;
   }
   return Refuse(StatusCode::kInvalidArgument, field + ".budget",
-                "missing: token_count or token_ratio");
+                "missing: token_count, token_ratio or retrieved_tokens");
 }
 
 Refusal DecodeExcluded(const v1::Selection& message, const std::string& field,
@@ -114,6 +118,8 @@ void Encode(const kvstore::Selection& selection, v1::Selection* message) {
   }
   if (selection.budget_kind == kvstore::BudgetKind::kCount) {
     message->set_token_count(selection.budget_count);
+  } else if (selection.budget_kind == kvstore::BudgetKind::kRetrieved) {
+    message->set_retrieved_tokens(selection.budget_count);
   } else {
     message->set_token_ratio(selection.budget_ratio);
   }

@@ -21,6 +21,14 @@ absl::Status PrefixItem(const std::string& field, const absl::Status& status) {
   return PrefixField(field, MoveField("sequence_id", "query.sequence_id", status));
 }
 
+// Reads the range of an attention, which may be empty.
+absl::StatusOr<kvstore::TokenRange> RangeToAttend(const v1::AttendRangeItem& item,
+                                                  const std::string& field) {
+  const v1::TokenRange& tokens = item.tokens();
+  if (item.has_tokens() && tokens.begin() == tokens.end()) return kvstore::TokenRange{};
+  return TokenRangeOf(item.has_tokens(), tokens, field + ".tokens");
+}
+
 uint32_t QueryHeadsOf(const kvstore::Query& query) {
   return query.queries.shape.size() == 3 ? static_cast<uint32_t>(query.queries.shape[1]) : 0;
 }
@@ -95,7 +103,7 @@ absl::StatusOr<QueryHandlers::TokenShape> QueryHandlers::TokenShapeOf(const Call
     if (std::find(group.layers.begin(), group.layers.end(), layer) == group.layers.end()) continue;
     const uint64_t keys = part == kvstore::RowPart::kValue ? 0 : group.key_dim;
     const uint64_t values = part == kvstore::RowPart::kKey ? 0 : group.value_dim;
-    return TokenShape{group.kv_heads,
+    return TokenShape{group.kv_heads, keys + values,
                       group.kv_heads * (keys + values) * kernels::DTypeBytes(group.dtype)};
   }
   return InvalidArgument("layer", absl::StrCat(layer, " is not stored by the cache"));
@@ -193,6 +201,40 @@ absl::Status QueryHandlers::Attend(const Caller& caller, const v1::AttendRequest
     RETURN_IF_ERROR(CheckResponseBytes(response->ByteSizeLong(), max_message_bytes_));
   }
   return absl::OkStatus();
+}
+
+absl::Status QueryHandlers::AttendRangeOne(const Caller& caller, const v1::AttendRangeItem& item,
+                                           const std::string& field, uint64_t* response_bytes,
+                                           v1::Attention* message) {
+  ASSIGN_OR_RETURN(const kvstore::Query query,
+                   QueryOf(item.query(), field + ".query", max_message_bytes_));
+  ASSIGN_OR_RETURN(const kvstore::TokenRange tokens, RangeToAttend(item, field));
+  const uint64_t sequence_id = item.query().sequence_id();
+  const absl::StatusOr<TokenShape> value =
+      TokenShapeOf(caller, sequence_id, query.layer, kvstore::RowPart::kValue);
+  if (!value.ok()) {
+    return PrefixItem(field, MoveField("layer", "query.layer", value.status()));
+  }
+  const uint64_t length = query.queries.shape.empty() ? 0 : query.queries.shape[0];
+  *response_bytes += length * QueryHeadsOf(query) * (value->dim + 1) * sizeof(float);
+  RETURN_IF_ERROR(CheckResponseBytes(*response_bytes, max_message_bytes_));
+  const absl::StatusOr<kvstore::Attention> attention =
+      store_.AttendRange(caller.session.tenant, sequence_id, query, tokens, caller.is_cancelled);
+  RETURN_IF_ERROR(caller.Check());
+  if (!attention.ok()) return PrefixItem(field, attention.status());
+  ToWire(*attention, query.queries.shape, /*want_positions=*/false, message);
+  return absl::OkStatus();
+}
+
+absl::Status QueryHandlers::AttendRange(const Caller& caller, const v1::AttendRangeRequest& request,
+                                        v1::AttendRangeResponse* response) {
+  RETURN_IF_ERROR(CheckCount("items", request.items_size(), kMaxBatchItems));
+  uint64_t bytes = 0;
+  for (int i = 0; i < request.items_size(); ++i) {
+    RETURN_IF_ERROR(
+        AttendRangeOne(caller, request.items(i), Item(i), &bytes, response->add_items()));
+  }
+  return CheckResponseBytes(response->ByteSizeLong(), max_message_bytes_);
 }
 
 }  // namespace pqcached::service

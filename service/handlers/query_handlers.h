@@ -1,4 +1,5 @@
-// QueryHandlers answers the rpcs that read: TopK, Score, FetchBlocks, FetchTokens, Attend.
+// QueryHandlers answers the rpcs that read: TopK, Score, FetchBlocks, FetchTokens, Attend,
+// AttendRange.
 //
 // Thread-safe.
 #ifndef PQCACHED_SERVICE_HANDLERS_QUERY_HANDLERS_H_
@@ -31,11 +32,14 @@ class QueryHandlers {
                            v1::FetchTokensResponse* response);
   absl::Status Attend(const Caller& caller, const v1::AttendRequest& request,
                       v1::AttendResponse* response);
+  absl::Status AttendRange(const Caller& caller, const v1::AttendRangeRequest& request,
+                           v1::AttendRangeResponse* response);
 
  private:
   // Size of one token of one layer in a response.
   struct TokenShape {
     uint32_t kv_heads = 0;
+    uint64_t dim = 0;    // of the part, per kv head
     uint64_t bytes = 0;  // over all kv heads
   };
 
@@ -44,6 +48,9 @@ class QueryHandlers {
                                                       const std::string& item);
   absl::Status AttendOne(const Caller& caller, const v1::AttendItem& item, const std::string& field,
                          v1::Attention* message);
+  absl::Status AttendRangeOne(const Caller& caller, const v1::AttendRangeItem& item,
+                              const std::string& field, uint64_t* response_bytes,
+                              v1::Attention* message);
   absl::StatusOr<TokenShape> TokenShapeOf(const Caller& caller, uint64_t sequence_id,
                                           uint32_t layer, kvstore::RowPart part);
 

@@ -60,6 +60,7 @@ constexpr std::array<RpcRule, kRpcCount> kRules = {
     Data(Rpc::kFetchBlocks, "FetchBlocks"),
     Data(Rpc::kFetchTokens, "FetchTokens"),
     Data(Rpc::kAttend, "Attend"),
+    Data(Rpc::kAttendRange, "AttendRange"),
     Data(Rpc::kAttach, "Attach"),
     Data(Rpc::kDetach, "Detach"),
     ForOperatorsToo(NewWork(Rpc::kAdmit, "Admit")),

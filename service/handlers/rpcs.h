@@ -38,6 +38,7 @@ enum class Rpc : uint8_t {
   kFetchBlocks,
   kFetchTokens,
   kAttend,
+  kAttendRange,
   kAttach,
   kDetach,
   kAdmit,

@@ -122,6 +122,13 @@ KvCacheService::Reactor* KvCacheService::Attend(Context* context, const v1::Atte
                                         response);
 }
 
+KvCacheService::Reactor* KvCacheService::AttendRange(Context* context,
+                                                     const v1::AttendRangeRequest* request,
+                                                     v1::AttendRangeResponse* response) {
+  return Answer<&QueryHandlers::AttendRange>(context, Rpc::kAttendRange, parts_.handlers.queries,
+                                             request, response);
+}
+
 KvCacheService::Reactor* KvCacheService::Attach(Context* context, const v1::AttachRequest* request,
                                                 v1::AttachResponse* response) {
   return Answer<&LeaseHandlers::Attach>(context, Rpc::kAttach, parts_.handlers.leases, request,

@@ -76,6 +76,7 @@ class KvCacheService final
   Reactor* FetchBlocks(Context*, const v1::FetchBlocksRequest*, v1::FetchBlocksResponse*) override;
   Reactor* FetchTokens(Context*, const v1::FetchTokensRequest*, v1::FetchTokensResponse*) override;
   Reactor* Attend(Context*, const v1::AttendRequest*, v1::AttendResponse*) override;
+  Reactor* AttendRange(Context*, const v1::AttendRangeRequest*, v1::AttendRangeResponse*) override;
 
   Reactor* Attach(Context*, const v1::AttachRequest*, v1::AttachResponse*) override;
   Reactor* Detach(Context*, const v1::DetachRequest*, v1::DetachResponse*) override;

@@ -44,15 +44,17 @@ typedef struct pqc_token_range {
 typedef enum pqc_budget_kind {
   PQC_BUDGET_RATIO = 0,
   PQC_BUDGET_COUNT = 1,
-  PQC_BUDGET_MASS = 2 /* PQC_UNIMPLEMENTED */
+  PQC_BUDGET_MASS = 2, /* PQC_UNIMPLEMENTED */
+  PQC_BUDGET_RETRIEVED = 3
 } pqc_budget_kind;
 
 /* Terms of a selection. With n = query_position + 1 tokens of context, the engine itself attends to
  * the sink [0, sink_tokens) and the window [n - window_tokens, n) (initial and local tokens in the
  * paper, section 3.4). The candidates are the tokens between them, without the excluded ranges; the
- * k best are selected. The budget counts all three: k = budget - sink - window tokens, at least 0
- * and at most the candidates. A ratio of 0.1 of 4096 tokens with a sink of 16 and a window of 64
- * selects floor(409.6) - 80 = 329 tokens. */
+ * k best are selected. A ratio and a count include all three: k = budget - sink - window tokens, at
+ * least 0 and at most the candidates. A ratio of 0.1 of 4096 tokens with a sink of 16 and a window
+ * of 64 selects floor(409.6) - 80 = 329 tokens. PQC_BUDGET_RETRIEVED is k itself. A budget that
+ * includes all candidates is exact attention: nothing is scored. */
 typedef struct pqc_selection {
   size_t struct_size;
   pqc_index index;
@@ -64,7 +66,8 @@ typedef struct pqc_selection {
   uint32_t excluded_count; /* at most 16 */
   pqc_budget_kind budget;
   double ratio; /* PQC_BUDGET_RATIO: in (0, 1], of n, rounded down to tokens */
-  /* PQC_BUDGET_COUNT: in [sink + window + 1, all tokens that may be attended]. */
+  /* PQC_BUDGET_COUNT: in [sink + window + 1, all tokens that may be attended].
+   * PQC_BUDGET_RETRIEVED: k, at least 1; all candidates when there are fewer. */
   uint64_t token_count;
 } pqc_selection;
 
@@ -128,18 +131,29 @@ PQC_API pqc_status pqc_fetch_tokens(pqc_sequence* sequence, uint32_t layer,
                                     const uint32_t* positions, uint32_t count, pqc_row_part part,
                                     void* out, uint64_t out_bytes);
 
+/* Logarithm of log-sum-exps: natural, or base 2 (log2 of the same sum), as some kernels have it. */
+typedef enum pqc_log_base { PQC_LOG_NATURAL = 0, PQC_LOG_BASE2 = 1 } pqc_log_base;
+
 /* Result of an attention over the selected tokens only; pqc_merge adds the engine's own part over
- * sink and window. */
+ * sink and window. Output and lse are either contiguous floats or tensors of the engine's, of any
+ * dtype and strides; values are rounded to the dtype, to nearest even. */
 typedef struct pqc_attention {
   size_t struct_size;
   /* [query_length, query_heads, value_dim]; 0 where nothing was selected. */
   float* output;
   uint64_t output_capacity; /* of `output`, in elements */
-  /* [query_length, query_heads]: natural log of the sum of exp(scaled logits); -inf where nothing
-   * was selected. */
+  /* [query_length, query_heads]: log of the sum of exp(scaled logits); -inf where nothing was
+   * selected. */
   float* lse;
   uint64_t lse_capacity;  /* of `lse`, in elements */
   pqc_positions selected; /* out; positions only when selected.positions is given */
+  /* In place of `output`, which must then be NULL: [query_length, query_heads, value_dim], or
+   * [query_heads, value_dim] for one token. */
+  const pqc_tensor* output_tensor;
+  /* In place of `lse`, which must then be NULL: [query_length, query_heads], or [query_heads] for
+   * one token. Memory in the order [query_heads, query_length] has strides {1, query_length}. */
+  const pqc_tensor* lse_tensor;
+  pqc_log_base lse_base; /* of `lse` and `lse_tensor` */
 } pqc_attention;
 
 /* Selects as pqc_topk, and attends to the selected tokens: output = sum of softmax(logits) x
@@ -158,6 +172,19 @@ PQC_API pqc_status pqc_attend_positions(pqc_sequence* sequence, const pqc_query*
                                         const uint32_t* positions, uint32_t count,
                                         pqc_attention* out);
 
+/* Attends to all stored rows of the range `tokens` (may be empty), causally: query token i, at
+ * query_position + i, attends to the positions up to its own, so that rows before the query are
+ * seen by all its tokens. queries: [tokens, query_heads, key_dim] of 1 to 8192 tokens. Exact, without
+ * an index: prefill of a chunk over a stored prefix, layers that attend to everything, and decoding
+ * without a selection. out->selected.count is the number of rows of the range; its positions must
+ * be NULL. Output is 0 and lse -inf for a query token that sees no row. On the local path in this
+ * process, on all threads of the client; elsewhere in several RPCs when the query is long.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  out.selected.positions is not NULL
+ *         PQC_OUT_OF_RANGE      tokens that are not stored; capacities */
+PQC_API pqc_status pqc_attend_range(pqc_sequence* sequence, const pqc_query* query,
+                                    pqc_token_range tokens, pqc_attention* out);
+
 /* Merges the partial attention b into a, for `rows` queries of `dim` floats (output_*: [rows, dim],
  * lse_*: [rows]), over disjoint sets of tokens:
  *
@@ -170,6 +197,20 @@ PQC_API pqc_status pqc_attend_positions(pqc_sequence* sequence, const pqc_query*
  * Errors: PQC_INVALID_ARGUMENT  a NULL pointer */
 PQC_API pqc_status pqc_merge(uint32_t rows, uint32_t dim, float* output_a, float* lse_a,
                              const float* output_b, const float* lse_b);
+
+/* A partial attention in tensors of any dtype and strides. */
+typedef struct pqc_partial {
+  size_t struct_size;
+  pqc_tensor output; /* [tokens, heads, dim] */
+  pqc_tensor lse;    /* [tokens, heads] */
+  pqc_log_base lse_base;
+} pqc_partial;
+
+/* Merges b into a like pqc_merge, for partial attentions of the same shape. Computes in fp32; a's
+ * results are rounded to the dtypes of its tensors. No client is needed; thread-safe.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  a tensor and what is wrong with it ("b.lse.shape") */
+PQC_API pqc_status pqc_merge_tensors(const pqc_partial* a, const pqc_partial* b);
 
 #ifdef __cplusplus
 }

@@ -124,6 +124,34 @@ class Sequence {
     });
   }
 
+  // Selects and attends like Attend, and writes to the engine's memory. Returns the selected tokens,
+  // without positions (pqc_attend).
+  Result<Selected> Attend(const Query& query, const Selection& selection,
+                          const AttentionMemory& memory) {
+    const pqc_query q = ToC(query);
+    const pqc_selection s = selection.c();
+    return Attend(memory,
+                  [&](pqc_attention* out) { return pqc_attend(handle_.get(), &q, &s, out); });
+  }
+
+  // Returns the exact attention over all stored rows of a range, which may be empty, causal by
+  // query position; `query.queries`: [tokens, query_heads, key_dim] of up to 8192 tokens
+  // (pqc_attend_range).
+  Result<Attention> AttendRange(const Query& query, pqc_token_range tokens) {
+    const pqc_query q = ToC(query);
+    return Attend(query, [&](pqc_attention* out) {
+      return pqc_attend_range(handle_.get(), &q, tokens, out);
+    });
+  }
+  // Attends like AttendRange, and writes to the engine's memory.
+  Status AttendRange(const Query& query, pqc_token_range tokens, const AttentionMemory& memory) {
+    const pqc_query q = ToC(query);
+    return Attend(
+               memory,
+               [&](pqc_attention* out) { return pqc_attend_range(handle_.get(), &q, tokens, out); })
+        .status();
+  }
+
   // Returns the logits of the tokens of a range under an index, [query_heads, tokens], and their
   // maximum and sum of exponentials per query head (pqc_score). For a query of one token.
   Result<Scores> Score(const Query& query, const Index& index, pqc_token_range tokens) {
@@ -265,6 +293,17 @@ class Sequence {
     if (const pqc_status status = call(&out); status != PQC_OK) return Status(status);
     attention.selected = FromC(out.selected, {});
     return attention;
+  }
+
+  template <class CallAttend>
+  static Result<Selected> Attend(const AttentionMemory& memory, const CallAttend& call) {
+    const pqc_partial place = memory.c();
+    pqc_attention out = PQC_INIT(pqc_attention);
+    out.output_tensor = &place.output;
+    out.lse_tensor = &place.lse;
+    out.lse_base = place.lse_base;
+    if (const pqc_status status = call(&out); status != PQC_OK) return Status(status);
+    return FromC(out.selected, {});
   }
 
   std::unique_ptr<pqc_sequence, Dropper> handle_;

@@ -9,6 +9,7 @@
  *                                  sink and window, and merges
  *          or pqc_step_attend_begin ... pqc_step_attend_wait: the same, concurrently with the
  *                                  engine's own work
+ *          or pqc_step_attend_range   (output, lse) of all tokens of a range
  *   pqc_step_end                   passes the rows of the new tokens and closes the step;
  *                                  pqc_step_abandon closes it without rows
  *
@@ -150,6 +151,11 @@ typedef struct pqc_step_attention {
                                nothing was selected */
   uint64_t lse_capacity;    /* of `lse`, in elements */
   uint32_t* counts;         /* [items], out: k of each item, per kv head; may be NULL */
+  /* In place of `output` and `lse`, as in pqc_attention: [query tokens of all items, query_heads,
+   * value_dim] and [query tokens of all items, query_heads]. Not in a step on a GPU. */
+  const pqc_tensor* output_tensor;
+  const pqc_tensor* lse_tensor;
+  pqc_log_base lse_base; /* of `lse` and `lse_tensor` */
 } pqc_step_attention;
 /* Selects as pqc_step_topk, and attends to the selected tokens with exact logits: a partial
  * attention that the engine merges with its own over sink and window (pqc_merge). Results may be
@@ -159,6 +165,17 @@ typedef struct pqc_step_attention {
  * Errors: those of pqc_step_topk; PQC_OUT_OF_RANGE: out.output_capacity, out.lse_capacity */
 PQC_API pqc_status pqc_step_attend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                                    const pqc_selection* selection, pqc_step_attention* out);
+/* Attends exactly to the rows of ranges[i] for item i, ranges [items], as pqc_attend_range does:
+ * causally, without an index or a selection. Waits until the rows of the ranges are stored. A range
+ * may be empty, and must not go beyond the item's query_position. counts [items]: the number of
+ * rows of each range. Results may be used only after pqc_step_end has returned PQC_OK.
+ *
+ * Errors: PQC_INVALID_ARGUMENT     layer, queries, ranges[i]
+ *         PQC_OUT_OF_RANGE         out.output_capacity, out.lse_capacity
+ *         PQC_FAILED_PRECONDITION  a step on a GPU; an attention that was begun and not waited for
+ *         and those of pqc_step_topk but for the index's */
+PQC_API pqc_status pqc_step_attend_range(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                         const pqc_token_range* ranges, pqc_step_attention* out);
 /* Starts pqc_step_attend on other threads and returns. The memory of all arguments must stay until
  * pqc_step_attend_wait returns. At most one attention of a step is in progress.
  *

@@ -81,6 +81,31 @@ class Step {
     return Status(pqc_step_attend(handle_.get(), layer, &q, selection ? &s : nullptr, &out));
   }
 
+  // Attends like Attend, and writes to the engine's memory.
+  Status Attend(uint32_t layer, const Tensor& queries, const AttentionMemory& memory,
+                const Selection* selection = nullptr) {
+    const pqc_tensor q = queries.c();
+    const pqc_selection s = ToC(selection);
+    const pqc_partial place = memory.c();
+    pqc_step_attention out = ToC(place);
+    return Status(pqc_step_attend(handle_.get(), layer, &q, selection ? &s : nullptr, &out));
+  }
+
+  // Attends exactly to the rows of ranges[i] for item i, causally: ranges [items], each empty or
+  // below the item's query_position. Waits until they are stored (pqc_step_attend_range).
+  Status AttendRange(uint32_t layer, const Tensor& queries, std::span<const pqc_token_range> ranges,
+                     std::span<float> output, std::span<float> lse) {
+    pqc_step_attention out = ToC(output, lse);
+    return AttendRange(layer, queries, ranges, &out);
+  }
+  // Attends like AttendRange, and writes to the engine's memory.
+  Status AttendRange(uint32_t layer, const Tensor& queries, std::span<const pqc_token_range> ranges,
+                     const AttentionMemory& memory) {
+    const pqc_partial place = memory.c();
+    pqc_step_attention out = ToC(place);
+    return AttendRange(layer, queries, ranges, &out);
+  }
+
   // Starts Attend on other threads and returns; the arguments' memory must stay until AttendWait
   // returns (pqc_step_attend_begin). Not in a step on a GPU.
   Status AttendBegin(uint32_t layer, const Tensor& queries, std::span<float> output,
@@ -154,6 +179,25 @@ class Step {
     out.lse = lse.data();
     out.lse_capacity = lse.size();
     return out;
+  }
+
+  // Borrows from `place`.
+  static pqc_step_attention ToC(const pqc_partial& place) {
+    pqc_step_attention out = PQC_INIT(pqc_step_attention);
+    out.output_tensor = &place.output;
+    out.lse_tensor = &place.lse;
+    out.lse_base = place.lse_base;
+    return out;
+  }
+  Status AttendRange(uint32_t layer, const Tensor& queries, std::span<const pqc_token_range> ranges,
+                     pqc_step_attention* out) {
+    if (ranges.size() != item_count_) {
+      return {PQC_INVALID_ARGUMENT, "ranges",
+              std::to_string(ranges.size()) + ", but " + std::to_string(item_count_) +
+                  " are needed: [items]"};
+    }
+    const pqc_tensor q = queries.c();
+    return Status(pqc_step_attend_range(handle_.get(), layer, &q, ranges.data(), out));
   }
 
   std::unique_ptr<pqc_step, Abandoner> handle_;

@@ -23,21 +23,29 @@ typedef enum pqc_device { PQC_CPU = 0, PQC_CUDA = 1 } pqc_device;
  * t % block_tokens of the block. The tensor is then the engine's whole block memory, its K or its V
  * part: shape and strides are [blocks, block_tokens, kv_heads, dim], whatever the order in memory
  * (vLLM's [blocks, 2, tokens, heads, dim] and [blocks, heads, tokens, dim], llama.cpp's transposed
- * V with a token stride of 1), and the tokens of a call are the first `token_count` of the
- * table. */
+ * V with a token stride of 1), and the tokens of a call are `token_count` of the table from
+ * `first_token` on.
+ *
+ * A slot mapping, in place of the table: token t of the call is at index slots[t] % block_tokens of
+ * block slots[t] / block_tokens. */
 typedef struct pqc_block_table {
   size_t struct_size;
   const uint32_t* blocks; /* block numbers, [block_count], each below the tensor's shape[0] */
-  uint64_t block_count;   /* at least token_count / block_tokens, rounded up */
+  uint64_t block_count;   /* at least (first_token + token_count) / block_tokens, rounded up */
   uint32_t block_tokens;  /* tokens per block: the tensor's shape[1] */
   uint64_t token_count;   /* tokens of this call */
+  uint64_t first_token;   /* token of the table that is the call's first, at most 2^30 */
+  /* [token_count], each in [0, shape[0] * block_tokens), or NULL. With it blocks is NULL, and
+   * block_count and first_token are 0. In host memory; not for rows on a GPU. */
+  const int64_t* slots;
 } pqc_block_table;
 
 /* A borrowed array of the caller. Memory and the arrays pointed to must stay until the call
  * returns. */
 typedef struct pqc_tensor {
   size_t struct_size;
-  void* ptr; /* the element with index 0 in every dimension; never written by the library */
+  void* ptr; /* the element with index 0 in every dimension; written only where a call's result is
+                a tensor */
   pqc_device device;
   pqc_dtype dtype;
   uint32_t ndim;          /* 1 to 4 */

@@ -110,14 +110,20 @@ class Tensor {
 
   // Returns a paged tensor (pqc_block_table): `block_memory` is [blocks, block_tokens, kv_heads,
   // dim], and token t is stored in block blocks[t / block_tokens]. Borrows `blocks`.
-  static Tensor Paged(Tensor block_memory, std::span<const uint32_t> blocks, uint64_t token_count) {
-    Tensor tensor = block_memory;
-    tensor.block_table_ = PQC_INIT(pqc_block_table);
+  // The call's tokens are `token_count` of the table from `first_token` on.
+  static Tensor Paged(Tensor block_memory, std::span<const uint32_t> blocks, uint64_t token_count,
+                      uint64_t first_token = 0) {
+    Tensor tensor = PagedMemory(block_memory, token_count);
     tensor.block_table_.blocks = blocks.data();
     tensor.block_table_.block_count = blocks.size();
-    tensor.block_table_.block_tokens = static_cast<uint32_t>(block_memory.shape_[1]);
-    tensor.block_table_.token_count = token_count;
-    tensor.is_paged_ = true;
+    tensor.block_table_.first_token = first_token;
+    return tensor;
+  }
+  // Returns a paged tensor by a slot mapping: token t is at index slots[t] % block_tokens of block
+  // slots[t] / block_tokens. Borrows `slots`.
+  static Tensor PagedSlots(Tensor block_memory, std::span<const int64_t> slots) {
+    Tensor tensor = PagedMemory(block_memory, slots.size());
+    tensor.block_table_.slots = slots.data();
     return tensor;
   }
 
@@ -146,6 +152,15 @@ class Tensor {
   }
 
  private:
+  static Tensor PagedMemory(const Tensor& block_memory, uint64_t token_count) {
+    Tensor tensor = block_memory;
+    tensor.block_table_ = PQC_INIT(pqc_block_table);
+    tensor.block_table_.block_tokens = static_cast<uint32_t>(block_memory.shape_[1]);
+    tensor.block_table_.token_count = token_count;
+    tensor.is_paged_ = true;
+    return tensor;
+  }
+
   const void* data_ = nullptr;
   pqc_device device_ = PQC_CPU;
   pqc_dtype dtype_ = PQC_F32;
@@ -286,6 +301,8 @@ struct Selection {
   std::vector<pqc_token_range> excluded = {};
   double ratio = 0.1;        // budget, of the context: counts sink, window and selected tokens
   uint64_t token_count = 0;  // budget in tokens, in place of `ratio`, when not 0
+  // Budget of selected tokens alone, in place of both, when not 0 (PQC_BUDGET_RETRIEVED).
+  uint64_t retrieved_tokens = 0;
 
   // Returns the C struct, which refers to `excluded`.
   pqc_selection c() const {
@@ -296,9 +313,11 @@ struct Selection {
     c.window_tokens = window_tokens;
     c.excluded = excluded.data();
     c.excluded_count = static_cast<uint32_t>(excluded.size());
-    c.budget = token_count ? PQC_BUDGET_COUNT : PQC_BUDGET_RATIO;
+    c.budget = retrieved_tokens ? PQC_BUDGET_RETRIEVED
+               : token_count    ? PQC_BUDGET_COUNT
+                                : PQC_BUDGET_RATIO;
     c.ratio = ratio;
-    c.token_count = token_count;
+    c.token_count = retrieved_tokens ? retrieved_tokens : token_count;
     return c;
   }
 };
@@ -327,6 +346,31 @@ struct Attention {
     if (rows == 0) return;
     pqc_merge(rows, static_cast<uint32_t>(output.size()) / rows, output.data(), lse.data(),
               other.output.data(), other.lse.data());
+  }
+};
+
+// The engine's memory for a partial attention, of any dtypes and strides: output [query tokens,
+// query_heads, value_dim] and lse [query tokens, query_heads] (pqc_attention, pqc_partial). An lse in
+// the order [query_heads, query tokens] is a tensor with strides {1, query tokens}.
+struct AttentionMemory {
+  Tensor output = {};
+  Tensor lse = {};
+  pqc_log_base lse_base = PQC_LOG_NATURAL;
+
+  // Merges the partial attention `other` of the same shape over a disjoint set of tokens into this
+  // one (pqc_merge_tensors).
+  Status Merge(const AttentionMemory& other) const {
+    const pqc_partial a = c(), b = other.c();
+    return Status(pqc_merge_tensors(&a, &b));
+  }
+
+  // Returns the C struct, which refers to this object.
+  pqc_partial c() const {
+    pqc_partial partial = PQC_INIT(pqc_partial);
+    partial.output = output.c();
+    partial.lse = lse.c();
+    partial.lse_base = lse_base;
+    return partial;
   }
 };
 

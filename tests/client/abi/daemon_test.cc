@@ -11,15 +11,18 @@
 
 #include "pqcached/client.hpp"
 #include "tests/client/daemon.h"
+#include "tests/client/range_case.h"
 
 namespace pqcached {
 namespace {
 
 using testing::Daemon;
+using testing::ExpectAttention;
 using testing::Layer;
 using testing::Must;
 using testing::MustBeOk;
 using testing::Range;
+using testing::RangeCase;
 using testing::SpecOf;
 
 constexpr uint64_t kSink = 5, kWindow = 20;
@@ -102,6 +105,28 @@ TEST_P(DaemonTest, AttendingToEverythingAndMergingIsFullAttention) {
       ExpectNear(attention, layer.Attend({Layer::kKvHeads, Range(0, tokens)}), tolerance);
     }
   }
+}
+
+// Remotely, the long query takes several messages.
+TEST_P(DaemonTest, RangesAreAttendedExactly) {
+  const Layer layer(1300, 3);
+  Cache cache = Must(client_.OpenCache(SpecOf("ranges", {0})));
+  Sequence sequence = Fill(cache, layer, 1000);
+  for (const uint64_t tokens : {uint64_t{1}, uint64_t{3}, uint64_t{40}}) {
+    for (const pqc_token_range range :
+         {pqc_token_range{0, 1300}, pqc_token_range{100, 1290}, pqc_token_range{1300, 1300}}) {
+      const RangeCase one(tokens, 1270, 4);
+      const Attention attention = Must(sequence.AttendRange(one.query(), range));
+      EXPECT_EQ(attention.selected.count, range.end - range.begin);
+      ExpectAttention(attention, one.Expected(layer, range));
+    }
+  }
+  const RangeCase longest(8192, 200, 5);
+  const Attention attention = Must(sequence.AttendRange(longest.query(), {150, 300}));
+  ExpectAttention(attention, longest.Expected(layer, {150, 300}));
+  const Status beyond = sequence.AttendRange(longest.query(), {150, 1301}).status();
+  EXPECT_EQ(beyond.code(), PQC_OUT_OF_RANGE);
+  EXPECT_EQ(beyond.field(), "tokens");
 }
 
 TEST_P(DaemonTest, FlatSelectsTheBestTokensOfAllSegments) {

@@ -81,7 +81,7 @@ class RevocationTest : private WithHook, public StepTest {
       SCOPED_TRACE(phase);
       Sequence sequence = Fill(layer_, kTokens);
       const StepItem items[] = {{&sequence, kTokens}};
-      Step step = Must(client_.BeginStep(items, &selection_));
+      Step step = Must(client_.BeginStep(items, &most_));
       Disturb(-1, {});
       MustBeOk(step.Attend(0, layer_.queries(), output, lse));
       ExpectPhases(kPhases);
@@ -92,6 +92,8 @@ class RevocationTest : private WithHook, public StepTest {
     }
   }
 
+  // Fewer than all candidates, which would need no selection.
+  const Selection most_ = {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 0.9};
   const Layer layer_{kTokens, 21};
   const Layer other_{kTokens, 22};
 };
@@ -123,7 +125,7 @@ TEST_F(RevocationTest, ALayerWhoseWorkerEndsMeanwhileFails) {
 TEST_F(RevocationTest, AStepsSelectionThatAnotherHolderShortensMeanwhileFails) {
   Sequence sequence = Fill(layer_, kTokens);
   const StepItem items[] = {{&sequence, kTokens}};
-  Step step = Must(client_.BeginStep(items, &selection_));
+  Step step = Must(client_.BeginStep(items, &most_));
   Disturb(0, [&] { ReplaceEnd(sequence, other_); });
   Expect(step.TopK(1, layer_.queries()).status(), PQC_ABORTED, "items[0].sequence", "revoked");
   ExpectPhases(1);
@@ -133,10 +135,10 @@ TEST_F(RevocationTest, AStepOfARevokedLeaseFailsAlsoAfterAnotherCallHasANewLease
   Sequence sequence = Fill(layer_, kTokens);
   const StepItem items[] = {{&sequence, kTokens}};
   std::vector<float> output(kOutput), lse(Layer::kQueryHeads);
-  Step step = Must(client_.BeginStep(items, &selection_));
+  Step step = Must(client_.BeginStep(items, &most_));
   MustBeOk(step.Attend(0, layer_.queries(), output, lse));
   ReplaceEnd(sequence, other_);
-  MustBeOk(sequence.TopK(QueryAtEnd(layer_), selection_).status());
+  MustBeOk(sequence.TopK(QueryAtEnd(layer_), most_).status());
   Expect(step.Attend(1, layer_.queries(), output, lse), PQC_ABORTED, "items[0].sequence");
   Expect(step.End(Rows(layer_, kTokens - 1, kTokens)), PQC_ABORTED, "items[0].sequence");
 }
@@ -145,22 +147,50 @@ TEST_F(RevocationTest, ACallGivesTheRowsThatAreThereAtItsEnd) {
   for (int phase = 0; phase < kPhases; ++phase) {
     SCOPED_TRACE(phase);
     Sequence sequence = Fill(layer_, kTokens);
-    const Selection all = {.index = Index::Flat(), .ratio = 1.0};
+    const Selection most = {.index = Index::Flat(), .ratio = 0.9};
     Disturb(phase, [&] { ReplaceEnd(sequence, other_); });
-    const Attention attention = Must(sequence.Attend(QueryAtEnd(layer_), all));
+    const Attention attention = Must(sequence.Attend(QueryAtEnd(layer_), most));
     ExpectPhases(2 * kPhases);  // the call has begun again
     Sequence expected = Fill(layer_, kTokens);
     ReplaceEnd(expected, other_);
     Disturb(-1, {});
-    EXPECT_EQ(attention.output, Must(expected.Attend(QueryAtEnd(layer_), all)).output);
-    EXPECT_NE(attention.output, Must(Fill(layer_, kTokens).Attend(QueryAtEnd(layer_), all)).output);
+    EXPECT_EQ(attention.output, Must(expected.Attend(QueryAtEnd(layer_), most)).output);
+    EXPECT_NE(attention.output,
+              Must(Fill(layer_, kTokens).Attend(QueryAtEnd(layer_), most)).output);
   }
+}
+
+// Attention to all candidates has one phase only.
+TEST_F(RevocationTest, AnExactLayerThatAnotherHolderShortensMeanwhileFails) {
+  Sequence sequence = Fill(layer_, kTokens);
+  const StepItem items[] = {{&sequence, kTokens}};
+  std::vector<float> output(kOutput), lse(Layer::kQueryHeads);
+  Step step = Must(client_.BeginStep(items, &selection_));
+  Disturb(0, [&] { ReplaceEnd(sequence, other_); });
+  Expect(step.Attend(1, layer_.queries(), output, lse), PQC_ABORTED, "items[0].sequence",
+         "revoked");
+  ExpectPhases(1);
+}
+
+TEST_F(RevocationTest, ARangeWhoseRowsAreReplacedMeanwhileIsReadAgain) {
+  Sequence sequence = Fill(layer_, kTokens);
+  Disturb(0, [&] { ReplaceEnd(sequence, other_); });
+  const Query query = {
+      .layer = 1,
+      .query_position = kTokens,
+      .queries = {layer_.queries().c().ptr, PQC_F32, {1, Layer::kQueryHeads, Layer::kKeyDim}}};
+  const Attention attention = Must(sequence.AttendRange(query, {0, kTokens}));
+  ExpectPhases(2);  // the call has begun again
+  Sequence expected = Fill(layer_, kTokens);
+  ReplaceEnd(expected, other_);
+  Disturb(-1, {});
+  EXPECT_EQ(attention.output, Must(expected.AttendRange(query, {0, kTokens})).output);
 }
 
 TEST_F(RevocationTest, ACallWhoseWorkerEndsMeanwhileFails) {
   Sequence sequence = Fill(layer_, kTokens);
   Disturb(1, [this] { sidecar_.EndWorker(); });
-  Expect(sequence.Attend(QueryAtEnd(layer_), selection_).status(), PQC_UNAVAILABLE, "", "worker");
+  Expect(sequence.Attend(QueryAtEnd(layer_), most_).status(), PQC_UNAVAILABLE, "", "worker");
   sidecar_.StartWorker();
 }
 

@@ -45,6 +45,7 @@ const std::map<std::string, Admission>& Admissions() {
       {"FetchBlocks", Admission::kByGate},
       {"FetchTokens", Admission::kByGate},
       {"Attend", Admission::kByGate},
+      {"AttendRange", Admission::kByGate},
       {"Attach", Admission::kByGate},
       {"Detach", Admission::kByGate},
       {"Admit", Admission::kByGate},

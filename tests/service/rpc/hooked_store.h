@@ -193,6 +193,11 @@ class HookedStore final : public kvstore::Store {
                                                      std::span<const uint32_t> positions) override {
     return store_->AttendPositions(tenant, sequence_id, query, positions);
   }
+  absl::StatusOr<kvstore::Attention> AttendRange(
+      std::string_view tenant, uint64_t sequence_id, const kvstore::Query& query,
+      kvstore::TokenRange tokens, const std::function<bool()>& is_cancelled) override {
+    return store_->AttendRange(tenant, sequence_id, query, tokens, is_cancelled);
+  }
   std::vector<kvstore::CacheInfo> ListCaches(std::string_view tenant) override {
     return store_->ListCaches(tenant);
   }

@@ -255,6 +255,12 @@ TEST_F(RewrittenTextsTest, Reads) {
            positions->add_positions(kStored);
          },
          {beyond, "items[0].positions.positions[1]"});
+  Refuse(kv, "AttendRange", &Kv::AttendRange,
+         [&](auto& r) {
+           *r.add_items()->mutable_query() = query;
+           r.mutable_items(0)->mutable_tokens()->set_end(kStored + 1);
+         },
+         {beyond, "items[0].tokens"});
   Refuse(kv, "Attach", &Kv::Attach, [](auto& r) { r.set_sequence_id(kNoId); },
          {missing, "sequence_id"});
   Refuse(kv, "Attach", &Kv::Attach, [&](auto& r) { r.set_sequence_id(sequence_id_); },
@@ -295,6 +301,7 @@ TEST_F(RewrittenTextsTest, CallsForAnotherWorker) {
   RefuseForeign(kv, "FetchBlocks", &Kv::FetchBlocks);
   RefuseForeign(kv, "FetchTokens", &Kv::FetchTokens);
   RefuseForeign(kv, "Attend", &Kv::Attend);
+  RefuseForeign(kv, "AttendRange", &Kv::AttendRange);
   RefuseForeign(kv, "Attach", &Kv::Attach);
   RefuseForeign(kv, "Detach", &Kv::Detach);
   RefuseForeign(kv, "Admit", &Kv::Admit);

@@ -64,6 +64,7 @@ const std::map<std::string, Answers>& Rows() {
       {"FetchBlocks", kData},
       {"FetchTokens", kData},
       {"Attend", kData},
+      {"AttendRange", kData},
       {"Attach", kData},
       {"Detach", kData},
       {"Admit", kOwnTcp},

@@ -9,8 +9,12 @@
 namespace pqcached::kernels {
 namespace {
 
+// `kParts` of the queries, as in Bf16DotsOf. The scale would make other numbers of bf16 queries, so
+// it multiplies their logits.
+template <int kParts>
 struct Bf16Math {
-  using Dots = Bf16Dots;
+  using Dots = Bf16DotsOf<kParts>;
+  static constexpr bool kScalesLogits = kParts == 1;
   static constexpr uint32_t kElementBytes = 2;
 
   // Rounds the weights to bf16 in place (in the first half of their bytes) and returns the sum of
@@ -123,6 +127,11 @@ struct Bf16Math {
 
 }  // namespace
 
-void internal::AttendAvx512Bf16(const AttendCall& call) { AttendWith<Bf16Math>(call); }
+void internal::AttendAvx512Bf16(const AttendCall& call) {
+  if (AreBf16(call.queries, size_t{call.head_count} * call.key_dim)) {
+    return AttendWith<Bf16Math<1>>(call);
+  }
+  AttendWith<Bf16Math<2>>(call);
+}
 
 }  // namespace pqcached::kernels

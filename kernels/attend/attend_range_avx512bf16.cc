@@ -35,9 +35,7 @@ struct RangeBf16 {
   }
 
   static uint32_t QueryParts(const float* queries, size_t count) {
-    uint32_t low_bits = 0;
-    for (size_t i = 0; i < count; ++i) low_bits |= BitsOf(queries[i]) & 0xffff;
-    return low_bits == 0 ? 1 : 2;
+    return AreBf16(queries, count) ? 1 : 2;
   }
   static void PackQuery(const float* query, uint32_t key_dim, uint32_t parts, float* lane) {
     float* const low = lane + size_t{key_dim / 2} * kLaneQueries;

@@ -87,6 +87,7 @@ struct RowCursor {
 template <DType kType>
 struct FmaMath {
   static constexpr uint32_t kElementBytes = kType == DType::kF32 ? 4 : 2;
+  static constexpr bool kScalesLogits = false;  // the scale is a part of the query
   using Dots = FmaDots<kType>;
 
   // Leaves the weights unchanged.
@@ -174,13 +175,19 @@ struct FmaMath {
 
 // Converts the logits of a block to weights and updates the head's state.
 template <class Math>
-PQC_INLINE void UpdateSoftmax(const Workspace& work, uint32_t head, uint32_t count, float softcap) {
+PQC_INLINE void UpdateSoftmax(const Workspace& work, uint32_t head, uint32_t count,
+                              const AttendCall& call) {
   using F = Vec::F;
   float* logits = work.logits + size_t{head} * kBlockRows;
   AttendHead& state = work.heads[head];
-  if (softcap > 0.0f) {
+  if constexpr (Math::kScalesLogits) {
     for (uint32_t i = 0; i < count; i += Vec::kLanes) {
-      Vec::Store(logits + i, Softcap(Vec::Load(logits + i), softcap));
+      Vec::Store(logits + i, Vec::Load(logits + i) * Vec::Set(call.scale));
+    }
+  }
+  if (call.softcap > 0.0f) {
+    for (uint32_t i = 0; i < count; i += Vec::kLanes) {
+      Vec::Store(logits + i, Softcap(Vec::Load(logits + i), call.softcap));
     }
   }
   for (uint32_t i = count; i < kBlockRows; ++i) logits[i] = -kInfinity;
@@ -228,7 +235,7 @@ void AttendBlock(const Workspace& work, uint32_t head, const AttendCall& call,
                                       work.logits + size_t{head} * kBlockRows + t, kBlockRows);
   }
   for (uint32_t q = 0; q < static_cast<uint32_t>(kHeads); ++q) {
-    UpdateSoftmax<Math>(work, head + q, count, call.softcap);
+    UpdateSoftmax<Math>(work, head + q, count, call);
   }
   Math::template Values<kHeads, kPrefetch>(work, head, call, rows, count, ahead);
 }
@@ -277,7 +284,8 @@ template <class Math>
 void AttendWith(const AttendCall& call) {
   const Workspace work = CarveScratch(call);
   for (uint32_t head = 0; head < call.head_count; ++head) {
-    Math::Dots::PrepareQuery(call.queries + size_t{head} * call.key_dim, call.key_dim, call.scale,
+    Math::Dots::PrepareQuery(call.queries + size_t{head} * call.key_dim, call.key_dim,
+                             Math::kScalesLogits ? 1.0f : call.scale,
                              work.queries + size_t{head} * work.query_stride);
     float* values = work.values + size_t{head} * work.value_stride;
     for (uint32_t i = 0; i < work.value_stride; ++i) values[i] = 0.0f;

@@ -33,20 +33,27 @@ PQC_INLINE __m512 LoadFloats(const float* from, uint32_t count) {
   return _mm512_maskz_loadu_ps(static_cast<__mmask16>(LowMask(count < 16 ? count : 16)), from);
 }
 
-struct Bf16Dots {
-  // Writes, for each 32 dims, 32 high parts and then 32 low parts (the rounding errors of the high
-  // parts).
+// `kParts`: into how many bf16 numbers a query's elements are split. One part is for queries that
+// are bf16 numbers already.
+template <int kParts>
+struct Bf16DotsOf {
+  // Floats of a prepared query per 32 dims.
+  static constexpr uint32_t kStepFloats = 16 * kParts;
+
+  // Writes, for each 32 dims, 32 high parts and, with two parts, 32 low parts (the rounding errors
+  // of the high parts).
   static void PrepareQuery(const float* query, uint32_t dim, float scale, float* to) {
     const __m512 factor = _mm512_set1_ps(scale);
-    for (uint32_t i = 0; i < dim; i += 32, to += 32) {
+    for (uint32_t i = 0; i < dim; i += 32, to += kStepFloats) {
       const __m512 first = _mm512_mul_ps(LoadFloats(query + i, dim - i), factor);
       const __m512 second = _mm512_mul_ps(
           i + 16 < dim ? LoadFloats(query + i + 16, dim - i - 16) : _mm512_setzero_ps(), factor);
       const __m512i high = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
+      _mm512_storeu_si512(to, high);
+      if constexpr (kParts == 1) continue;
       const __m512 first_rest = _mm512_sub_ps(first, Vec::WidenBf16(_mm512_castsi512_si256(high)));
       const __m512 second_rest =
           _mm512_sub_ps(second, Vec::WidenBf16(_mm512_extracti64x4_epi64(high, 1)));
-      _mm512_storeu_si512(to, high);
       _mm512_storeu_si512(to + 16,
                           reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second_rest, first_rest)));
     }
@@ -60,17 +67,17 @@ struct Bf16Dots {
 #pragma GCC unroll 16
     for (__m512& sum : sums) sum = _mm512_setzero_ps();
     uint32_t i = 0;
-    for (; i + 32 <= key_dim; i += 32) {
+    for (; i + 32 <= key_dim; i += 32, queries += kStepFloats) {
       __m512i key[kRows];
 #pragma GCC unroll 16
       for (int t = 0; t < kRows; ++t) key[t] = LoadBits(rows[t], i);
-      AddProducts<kQueries>(queries + i, query_stride, key, sums);
+      AddProducts<kQueries>(queries, query_stride, key, sums);
     }
     if (i < key_dim) {
       __m512i key[kRows];
 #pragma GCC unroll 16
       for (int t = 0; t < kRows; ++t) key[t] = LoadBits(rows[t], i, LowMask(key_dim - i));
-      AddProducts<kQueries>(queries + i, query_stride, key, sums);
+      AddProducts<kQueries>(queries, query_stride, key, sums);
     }
     Vec::StoreSums<kQueries>(sums, logits, stride);
   }
@@ -83,16 +90,30 @@ struct Bf16Dots {
     for (int q = 0; q < kQueries; ++q) {
       const float* parts = queries + static_cast<size_t>(q) * query_stride;
       const __m512bh high = AsBf16(_mm512_loadu_si512(parts));
-      const __m512bh low = AsBf16(_mm512_loadu_si512(parts + 16));
+      const __m512bh low =
+          AsBf16(kParts == 1 ? _mm512_setzero_si512() : _mm512_loadu_si512(parts + 16));
 #pragma GCC unroll 16
       for (int t = 0; t < kRows; ++t) {
         __m512& sum = sums[q * kRows + t];
         sum = _mm512_dpbf16_ps(sum, AsBf16(key[t]), high);
-        sum = _mm512_dpbf16_ps(sum, AsBf16(key[t]), low);
+        if constexpr (kParts == 2) sum = _mm512_dpbf16_ps(sum, AsBf16(key[t]), low);
       }
     }
   }
 };
+
+using Bf16Dots = Bf16DotsOf<2>;
+
+// Returns whether numbers are bf16 numbers.
+inline bool AreBf16(const float* values, size_t count) {
+  uint32_t low_bits = 0;
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, values + i, sizeof(bits));
+    low_bits |= bits & 0xffff;
+  }
+  return low_bits == 0;
+}
 
 }  // namespace
 }  // namespace pqcached::kernels

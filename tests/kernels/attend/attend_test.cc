@@ -240,6 +240,20 @@ TEST_P(AttendTest, SharedRowsAndCausalWindowsMergeToCausalAttention) {
   }
 }
 
+TEST_P(AttendTest, QueriesOfBf16Match) {
+  for (uint32_t dim = 32; dim <= 256; dim += 8) {
+    for (const float softcap : {0.0f, 3.0f}) {
+      SCOPED_TRACE(testing::Message() << "dim " << dim << " softcap " << softcap);
+      Problem problem = MakeProblem(DType::kBf16, dim, 40, 7, 1, 133, dim, 2);
+      problem.softcap = softcap;
+      for (float& value : problem.queries) value = Bf16ToF32(F32ToBf16(value));
+      const std::vector<uint32_t> tokens = RandomTokens(133, 0.7, dim);
+      ExpectClose(GetParam(), problem, RunChosen(GetParam(), problem, tokens),
+                  Expected(problem, tokens));
+    }
+  }
+}
+
 TEST_P(AttendTest, MoreHeadsThanOnePassMatch) {
   const Problem problem = MakeProblem(DType::kBf16, 64, 64, 33, 4, 40, 5);
   ExpectClose(GetParam(), problem, RunAll(GetParam(), problem), Expected(problem, AllTokens(40)));

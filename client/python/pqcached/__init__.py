@@ -16,17 +16,17 @@ pqcached.Error, with one subclass per status, or TypeError for an argument of a 
 Positions are absolute token positions.
 """
 
-from ._arrays import ArrayLike, Paged, Tensor
+from ._arrays import ArrayLike, Paged, PagedSlots, Tensor
 from ._client import Cache, Client, Sequence
-from ._enums import (BudgetKind, Device, DType, GpuPolicy, GroupRule, IndexKind, LayerKind, Path, PathChoice, RopeLayout,
-                     RowPart, Verdict)
+from ._enums import (BudgetKind, Device, DType, GpuPolicy, GroupRule, IndexKind, LayerKind, LogBase, Path, PathChoice,
+                     RopeLayout, RowPart, Verdict)
 from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
                       InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Status,
                       Unauthenticated, Unavailable, Unimplemented, Unknown)
 from ._gpu import Gpu, GpuCounts, GpuStep
 from ._library import library as _load
 from ._options import (Admission, Attention, BuildProgress, ClientCounts, Index, LayerGroup, Rank, Scores, Selected, Selection,
-                       SequenceInfo, merge)
+                       SequenceInfo, merge, merge_tensors)
 from ._steps import Decoder, Step, StepAttention, StepItem
 
 __version__ = "0.1.0"
@@ -40,7 +40,7 @@ def library_path() -> str:
 __all__ = [
     "Aborted", "Admission", "AlreadyExists", "ArrayLike", "Attention", "BudgetKind", "BuildProgress", "Cache", "Cancelled", "Client",
     "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Decoder", "Device", "Error", "FailedPrecondition", "GroupRule", "Index", "IndexKind",
-    "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "NotFound", "OutOfRange", "Paged", "Path", "PathChoice",
+    "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "LogBase", "NotFound", "OutOfRange", "Paged", "PagedSlots", "Path", "PathChoice",
     "PermissionDenied", "Rank", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence",
-    "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "Tensor", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "library_path", "merge",
+    "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "Tensor", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "library_path", "merge", "merge_tensors",
 ]

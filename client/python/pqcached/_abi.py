@@ -85,11 +85,16 @@ PQC_MAX_LOGIT = 3
 PQC_BUDGET_RATIO = 0
 PQC_BUDGET_COUNT = 1
 PQC_BUDGET_MASS = 2
+PQC_BUDGET_RETRIEVED = 3
 
 # pqc_row_part
 PQC_ROW = 0
 PQC_KEY = 1
 PQC_VALUE = 2
+
+# pqc_log_base
+PQC_LOG_NATURAL = 0
+PQC_LOG_BASE2 = 1
 
 # pqc_step_flag
 PQC_STEP_NO_WAIT = 1
@@ -116,6 +121,8 @@ class BlockTable(Sized):
         ("block_count", c_uint64),
         ("block_tokens", c_uint32),
         ("token_count", c_uint64),
+        ("first_token", c_uint64),
+        ("slots", POINTER(c_int64)),
     ]
 
 
@@ -349,6 +356,18 @@ class Attention(Sized):
         ("lse", c_void_p),
         ("lse_capacity", c_uint64),
         ("selected", Positions),
+        ("output_tensor", POINTER(Tensor)),
+        ("lse_tensor", POINTER(Tensor)),
+        ("lse_base", c_uint32),
+    ]
+
+
+class Partial(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("output", Tensor),
+        ("lse", Tensor),
+        ("lse_base", c_uint32),
     ]
 
 
@@ -389,6 +408,9 @@ class StepAttention(Sized):
         ("lse", c_void_p),
         ("lse_capacity", c_uint64),
         ("counts", c_void_p),
+        ("output_tensor", POINTER(Tensor)),
+        ("lse_tensor", POINTER(Tensor)),
+        ("lse_base", c_uint32),
     ]
 
 
@@ -476,12 +498,16 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_attend": (c_uint32, [c_void_p, POINTER(Query), POINTER(Selection), POINTER(Attention)]),
     "pqc_attend_positions": (c_uint32, [c_void_p, POINTER(Query), c_void_p, c_uint32,
         POINTER(Attention)]),
+    "pqc_attend_range": (c_uint32, [c_void_p, POINTER(Query), TokenRange, POINTER(Attention)]),
     "pqc_merge": (c_uint32, [c_uint32, c_uint32, c_void_p, c_void_p, c_void_p, c_void_p]),
+    "pqc_merge_tensors": (c_uint32, [POINTER(Partial), POINTER(Partial)]),
     "pqc_step_begin": (c_uint32, [c_void_p, POINTER(StepItem), c_uint32, POINTER(StepOptions),
         POINTER(c_void_p)]),
     "pqc_step_topk": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Selection),
         POINTER(StepPositions)]),
     "pqc_step_attend": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Selection),
+        POINTER(StepAttention)]),
+    "pqc_step_attend_range": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(TokenRange),
         POINTER(StepAttention)]),
     "pqc_step_attend_begin": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Selection),
         POINTER(StepAttention)]),

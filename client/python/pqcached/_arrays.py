@@ -14,7 +14,7 @@ import numpy as np
 
 from . import _abi as abi
 from ._arguments import member, uint32, uint64
-from ._enums import Device, DType
+from ._enums import Device, DType, LogBase
 from ._errors import InvalidArgument, ResourceExhausted
 
 MAX_NDIM = 4
@@ -201,23 +201,54 @@ class Paged(Tensor):
     in memory. For vLLM's [blocks, 2, tokens, heads, dim] that is `memory[:, 0]`, for [blocks,
     heads, tokens, dim] `memory.transpose(1, 2)` in torch.
     blocks: integers, the block table of one sequence. token_count: number of the sequence's tokens
-    that a call passes, from the first one.
+    that a call passes, from `first_token` on, which may lie inside a block.
     Raises what Tensor raises, and InvalidArgument for a memory that does not have four dimensions.
     """
 
     __slots__ = ("_table", "_blocks")
 
     def __init__(self, memory: Any, blocks: Any, token_count: int, dtype: Optional[DType] = None, *,
-                 name: str = "memory") -> None:
+                 first_token: int = 0, name: str = "memory") -> None:
         super().__init__(memory, dtype, name=name)
-        if len(self.shape) != 4:
-            raise InvalidArgument.about(f"{name}.shape", f"{self.shape}, must be [blocks, block_tokens, heads, dim]")
+        _check_paged(name, self.shape)
         self._blocks = token_ids_to_read("blocks", blocks)
         table = abi.BlockTable(block_count=len(self._blocks), block_tokens=uint32("block_tokens", self.shape[1]),
-                               token_count=uint64("token_count", token_count))
+                               token_count=uint64("token_count", token_count),
+                               first_token=uint64("first_token", first_token))
         table.blocks = self._blocks.ctypes.data_as(ctypes.POINTER(ctypes.c_uint32))
         self._table = table
         self.c.block_table = ctypes.pointer(table)
+
+
+class PagedSlots(Tensor):
+    """Rows of a paged engine by a slot mapping, read in place: token t of the call is row slots[t] %
+    block_tokens of block slots[t] // block_tokens.
+
+    memory: as in Paged. slots: int64 [tokens], as vLLM's slot_mapping; read in place when it is
+    contiguous.
+    Raises what Paged raises, and TypeError for slots that are not integers.
+    """
+
+    __slots__ = ("_table", "_slots")
+
+    def __init__(self, memory: Any, slots: Any, dtype: Optional[DType] = None, *, name: str = "memory") -> None:
+        super().__init__(memory, dtype, name=name)
+        _check_paged(name, self.shape)
+        array = np.asarray(slots)
+        if array.ndim != 1:
+            raise InvalidArgument.about("slots.shape", f"{array.shape}, must be [tokens]")
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"slots: dtype {array.dtype}; must be integers")
+        self._slots = np.ascontiguousarray(array, dtype=np.int64)
+        table = abi.BlockTable(block_tokens=uint32("block_tokens", self.shape[1]), token_count=len(self._slots))
+        table.slots = self._slots.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+        self._table = table
+        self.c.block_table = ctypes.pointer(table)
+
+
+def _check_paged(name: str, shape: Tuple[int, ...]) -> None:
+    if len(shape) != 4:
+        raise InvalidArgument.about(f"{name}.shape", f"{shape}, must be [blocks, block_tokens, heads, dim]")
 
 
 ArrayLike = Union[Tensor, Any]  # Any: see Tensor; numpy, torch and DLPack have no type in common
@@ -313,6 +344,55 @@ def rows_to_write(name: str, array: Any, dtype: DType, shape: Tuple[int, ...]) -
     if dtype is DType.BF16 and isinstance(array, np.ndarray) and array.dtype.name == "bfloat16":
         numpy_dtypes.append(array.dtype)
     return _address(name, array, numpy_dtypes, [torch_dtype], shape)
+
+
+def tensor_to_write(name: str, array: ArrayLike, shape: Tuple[int, ...]) -> Tensor:
+    """Returns a tensor of any strides and of a dtype that the cache has, to which a call may write:
+    a numpy array or a torch tensor on the CPU, or a Tensor of one.
+    """
+    target = tensor(name, array)
+    owner = target._owner
+    torch = _torch()
+    if isinstance(owner, np.ndarray):
+        writable = bool(owner.flags.writeable)
+    elif torch is not None and isinstance(owner, torch.Tensor):
+        writable = not owner.requires_grad
+    else:
+        raise TypeError(f"{name}: {type(array).__name__}; must be a numpy array or a torch tensor on the CPU")
+    if target.device is not Device.CPU:
+        raise TypeError(f"{name}: on a GPU; must be on cpu")
+    if target.shape != shape:
+        raise InvalidArgument.about(f"{name}.shape", f"{target.shape}, must be {shape}")
+    if not writable:
+        raise InvalidArgument.about(name, "must be writable (numpy), and not require a gradient (torch)")
+    return target
+
+
+def _is_plain(array: Any) -> bool:
+    """Returns whether an array is float32 without strides."""
+    if isinstance(array, np.ndarray):
+        return array.dtype == np.float32 and bool(array.flags.c_contiguous)
+    torch = _torch()
+    return (torch is not None and isinstance(array, torch.Tensor) and array.dtype is torch.float32
+            and array.device.type == "cpu" and bool(array.is_contiguous()))
+
+
+def set_attention(attention: Any, output: Any, lse: Any, shape: Tuple[int, int, int], one_token: bool,
+                  log_base: LogBase) -> None:
+    """Lets a call write an attention [tokens, query_heads, value_dim] and its lse to arrays, whose
+    first dimension is left out with `one_token`.
+    """
+    output_shape = shape[1:] if one_token else shape
+    if _is_plain(output):
+        attention.output = floats_to_write("output", output, output_shape)
+        attention.output_capacity = shape[0] * shape[1] * shape[2]
+    else:
+        attention.output_tensor = ctypes.pointer(tensor_to_write("output", output, output_shape).c)
+    if _is_plain(lse):
+        attention.lse, attention.lse_capacity = floats_to_write("lse", lse, output_shape[:-1]), shape[0] * shape[1]
+    else:
+        attention.lse_tensor = ctypes.pointer(tensor_to_write("lse", lse, output_shape[:-1]).c)
+    attention.lse_base = member(LogBase, "log_base", log_base)
 
 
 def _uint32s(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

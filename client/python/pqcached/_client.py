@@ -12,9 +12,9 @@ import numpy as np
 
 from . import _abi as abi
 from ._arguments import key_bytes, member, text, token_count, uint32, uint64
-from ._arrays import (ArrayLike, floats_to_write, new_array, numpy_dtype, positions_to_read, rows_to_write, tensor,
-                      token_ids_to_read)
-from ._enums import GpuPolicy, LayerKind, Path, PathChoice, RowPart
+from ._arrays import (ArrayLike, Tensor, new_array, numpy_dtype, positions_to_read, rows_to_write, set_attention,
+                      tensor, token_ids_to_read)
+from ._enums import GpuPolicy, LayerKind, LogBase, Path, PathChoice, RowPart
 from ._errors import InvalidArgument
 from ._gpu import Gpu
 from ._handle import Closable, Handle
@@ -453,48 +453,67 @@ class Sequence(Closable):
         return Selected(out.count, out.kv_heads, out.sink_tokens, out.window_tokens, chosen)
 
     def attend(self, layer: int, query_position: int, queries: ArrayLike, selection: Selection, *,
-               out: Optional[Tuple[Any, Any]] = None) -> Attention:
+               out: Optional[Tuple[Any, Any]] = None, log_base: LogBase = LogBase.NATURAL) -> Attention:
         """Returns the partial attention over the selected tokens, to be merged with the attention
         over sink and window.
 
-        queries, query_position: as in topk. out: (output, lse) to write to, contiguous writable
-        float32 [query_heads, value_dim] and [query_heads], numpy or torch on the CPU; new numpy
-        arrays when not given.
+        queries, query_position: as in topk. out: (output, lse) to write to, [query_heads, value_dim]
+        and [query_heads], writable numpy arrays or torch tensors on the CPU of any strides, of
+        float32, float16 or bfloat16; new numpy arrays of float32 when not given. log_base: of lse.
         Raises the errors of topk.
         """
         query = self._query(layer, query_position, queries)
         terms = selection.c()
-        attention, output, lse = self._attention(layer, out)
+        attention, output, lse = self._attention(layer, out, log_base)
         with self._handle as sequence:
             check(self._library.pqc_attend(sequence, byref(query), byref(terms), byref(attention)))
         return self._attended(attention, output, lse)
 
+    def attend_range(self, layer: int, query_position: int, queries: ArrayLike, tokens: Tuple[int, int], *,
+                     out: Optional[Tuple[Any, Any]] = None, log_base: LogBase = LogBase.NATURAL) -> Attention:
+        """Returns the exact attention over all stored rows of the tokens [begin, end), which may be
+        empty, causally: query token i, at query_position + i, attends to the positions up to its
+        own. Needs no index.
+
+        queries: [tokens, query_heads, key_dim], of 1 to 8192 tokens. out, log_base: as in attend,
+        with shapes [tokens, query_heads, value_dim] and [tokens, query_heads].
+
+        Raises OutOfRange for tokens that are not stored.
+        """
+        query = self._query(layer, query_position, queries)
+        begin, end = uint64("tokens.begin", tokens[0]), uint64("tokens.end", tokens[1])
+        borrowed: Tensor = query.owner
+        if len(borrowed.shape) != 3:
+            raise InvalidArgument.about("queries.shape", f"{borrowed.shape}, must be [tokens, query_heads, key_dim]")
+        attention, output, lse = self._attention(layer, out, log_base, borrowed.shape[0])
+        with self._handle as sequence:
+            check(self._library.pqc_attend_range(sequence, byref(query), abi.TokenRange(begin, end), byref(attention)))
+        return self._attended(attention, output, lse)
+
     def attend_positions(self, layer: int, query_position: int, queries: ArrayLike, positions: Any, *,
-                         out: Optional[Tuple[Any, Any]] = None) -> Attention:
+                         out: Optional[Tuple[Any, Any]] = None, log_base: LogBase = LogBase.NATURAL) -> Attention:
         """Like attend, over given positions: integers [kv_heads, count], ascending per kv head.
 
         Raises OutOfRange for a position that is not stored.
         """
         query = self._query(layer, query_position, queries)
         chosen = positions_to_read("positions", positions, self._group(layer).kv_heads)
-        attention, output, lse = self._attention(layer, out)
+        attention, output, lse = self._attention(layer, out, log_base)
         with self._handle as sequence:
             check(self._library.pqc_attend_positions(sequence, byref(query), chosen.ctypes.data, chosen.shape[1],
                                                      byref(attention)))
         return self._attended(attention, output, lse)
 
-    def _attention(self, layer: int, out: Optional[Tuple[Any, Any]]) -> Tuple[abi.Attention, Any, Any]:
+    def _attention(self, layer: int, out: Optional[Tuple[Any, Any]], log_base: LogBase,
+                   tokens: Optional[int] = None) -> Tuple[abi.Attention, Any, Any]:
         group = self._group(layer)
-        heads, dim = group.query_heads, group.value_dim
+        shape = (1 if tokens is None else tokens, group.query_heads, group.value_dim)
         if out is None:
-            output: Any = np.empty((heads, dim), np.float32)
-            lse: Any = np.empty(heads, np.float32)
-        else:
-            output, lse = out
+            visible = shape[1:] if tokens is None else shape
+            out = new_array(visible, np.float32), np.empty(visible[:-1], np.float32)
         attention = abi.Attention()
-        attention.output, attention.output_capacity = floats_to_write("output", output, (heads, dim)), heads * dim
-        attention.lse, attention.lse_capacity = floats_to_write("lse", lse, (heads,)), heads
-        return attention, output, lse
+        set_attention(attention, out[0], out[1], shape, tokens is None, log_base)
+        return attention, out[0], out[1]
 
     @staticmethod
     def _attended(attention: abi.Attention, output: Any, lse: Any) -> Attention:

@@ -78,6 +78,14 @@ class BudgetKind(enum.IntEnum):
     RATIO = abi.PQC_BUDGET_RATIO
     COUNT = abi.PQC_BUDGET_COUNT
     MASS = abi.PQC_BUDGET_MASS  # Unimplemented in this version
+    RETRIEVED = abi.PQC_BUDGET_RETRIEVED
+
+
+class LogBase(enum.IntEnum):
+    """Logarithm of log-sum-exps."""
+
+    NATURAL = abi.PQC_LOG_NATURAL
+    BASE2 = abi.PQC_LOG_BASE2
 
 
 class GpuPolicy(enum.IntEnum):

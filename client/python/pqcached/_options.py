@@ -12,8 +12,8 @@ import numpy as np
 
 from . import _abi as abi
 from ._arguments import MAX_TOKENS, member, number, uint32, uint64
-from ._arrays import floats_to_read, floats_to_write
-from ._enums import BudgetKind, DType, GroupRule, IndexKind, LayerKind, RopeLayout, Verdict
+from ._arrays import Tensor, floats_to_read, floats_to_write, tensor, tensor_to_write
+from ._enums import BudgetKind, DType, GroupRule, IndexKind, LayerKind, LogBase, RopeLayout, Verdict
 from ._errors import InvalidArgument
 from ._library import check, clear_error_text, library
 
@@ -91,10 +91,10 @@ class Rank:
 class Selection:
     """Choice of tokens. With n = query_position + 1 tokens of context, the engine itself attends to
     the sink [0, sink_tokens) and the window [n - window_tokens, n); the best of the other tokens,
-    without `excluded`, are selected. The budget counts all three: give either `ratio` or
-    `token_count`.
+    without `excluded`, are selected. Give one budget: `ratio` or `token_count`, which count all
+    three, or `retrieved_tokens`.
 
-    Raises InvalidArgument when neither or both are given.
+    Raises InvalidArgument when none or several are given.
     """
 
     ratio: Optional[float] = None  # in (0, 1], of n
@@ -106,10 +106,12 @@ class Selection:
     group_rule: GroupRule = GroupRule.SUM_SOFTMAX
     # Ranges [begin, end), ascending, disjoint, at most 16: masked, neither attended to nor counted.
     excluded: Sequence[Tuple[int, int]] = ()
+    # selected tokens, at least 1; all candidates when there are fewer
+    retrieved_tokens: Optional[int] = None
 
     def __post_init__(self) -> None:
-        if (self.ratio is None) == (self.token_count is None):
-            raise InvalidArgument("selection: give either ratio or token_count")
+        if [self.ratio, self.token_count, self.retrieved_tokens].count(None) != 2:
+            raise InvalidArgument("selection: give either ratio or token_count, or retrieved_tokens")
         self.c()
 
     def c(self) -> abi.Selection:
@@ -132,6 +134,8 @@ class Selection:
             c.excluded = (abi.TokenRange * len(ranges))(*ranges)
         if self.token_count is not None:
             c.budget, c.token_count = BudgetKind.COUNT, uint64("token_count", self.token_count)
+        elif self.retrieved_tokens is not None:
+            c.budget, c.token_count = BudgetKind.RETRIEVED, uint64("retrieved_tokens", self.retrieved_tokens)
         else:
             c.budget, c.ratio = BudgetKind.RATIO, number("ratio", self.ratio)
         return c
@@ -141,6 +145,8 @@ class Selection:
         limit = min(context_tokens, MAX_TOKENS)
         if self.token_count is not None:
             return min(limit, self.token_count)
+        if self.retrieved_tokens is not None:
+            return min(limit, self.retrieved_tokens)
         ratio = number("ratio", self.ratio)
         return min(limit, int(ratio * limit) + 1) if 0 < ratio <= 1 else 0
 
@@ -218,8 +224,11 @@ class Selected:
 class Attention:
     """A partial attention over the selected tokens."""
 
-    output: Any  # float32 [query_heads, value_dim]; zeros where nothing was selected
-    # float32 [query_heads]: log-sum-exp of the scaled logits; -inf where nothing was selected
+    # [query_heads, value_dim], or [tokens, query_heads, value_dim] of attend_range; zeros where
+    # nothing was selected
+    output: Any
+    # [query_heads], or [tokens, query_heads]: log-sum-exp of the scaled logits; -inf where nothing
+    # was selected
     lse: Any
     selected: Selected
 
@@ -260,3 +269,24 @@ def merge(output_a: Any, lse_a: Any, output_b: Any, lse_b: Any) -> None:
         rows *= size
     clear_error_text()
     check(library().pqc_merge(uint32("rows", rows), uint32("dim", shape[-1]), *addresses))
+
+
+def merge_tensors(output_a: Any, lse_a: Any, output_b: Any, lse_b: Any, *, log_base_a: LogBase = LogBase.NATURAL,
+                  log_base_b: LogBase = LogBase.NATURAL) -> None:
+    """Merges partial attention b into a like merge, for arrays of any strides of float32, float16
+    or bfloat16: outputs [tokens, heads, dim], log-sum-exps [tokens, heads] in the given bases.
+
+    Raises TypeError (kind of array, dtype), InvalidArgument (shapes, not writable).
+    """
+    shape = tuple(getattr(output_a, "shape", ()))
+    if len(shape) != 3:
+        raise InvalidArgument.about("output_a.shape", f"{shape}, must be [tokens, heads, dim]")
+    tensors = (tensor_to_write("output_a", output_a, shape), tensor_to_write("lse_a", lse_a, shape[:2]),
+               tensor("output_b", output_b), tensor("lse_b", lse_b))
+
+    def partial(output: Tensor, lse: Tensor, log_base: LogBase) -> abi.Partial:
+        return abi.Partial(output=output.c, lse=lse.c, lse_base=member(LogBase, "log_base", log_base))
+
+    a, b = partial(*tensors[:2], log_base_a), partial(*tensors[2:], log_base_b)
+    clear_error_text()
+    check(library().pqc_merge_tensors(ctypes.byref(a), ctypes.byref(b)))

@@ -14,7 +14,8 @@ import numpy as np
 
 from . import _abi as abi
 from ._arguments import uint32, uint64
-from ._arrays import ArrayLike, floats_to_write, new_array, tensor
+from ._arrays import ArrayLike, floats_to_write, new_array, set_attention, tensor
+from ._enums import LogBase
 from ._errors import FailedPrecondition, InvalidArgument
 from ._handle import Closable, Handle
 from ._library import check, clear_error_text, error_of
@@ -36,8 +37,8 @@ class StepItem(NamedTuple):
 class StepAttention:
     """Partial attention over the selected tokens of all items, packed: the query tokens of all items, in order."""
 
-    output: Any  # float32 [query_tokens, query_heads, value_dim]; zeros where nothing was selected
-    lse: Any  # float32 [query_tokens, query_heads]; -inf where nothing was selected
+    output: Any  # [query_tokens, query_heads, value_dim]; zeros where nothing was selected
+    lse: Any  # [query_tokens, query_heads]; -inf where nothing was selected
     counts: np.ndarray[Any, Any]  # uint32 [items]: selected tokens of each, per kv head
 
 
@@ -124,27 +125,46 @@ class Step(Closable):
                 for begin, count in zip(offsets, counts)]
 
     def attend(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,
-               out: Optional[Tuple[Any, Any]] = None) -> StepAttention:
+               out: Optional[Tuple[Any, Any]] = None, log_base: LogBase = LogBase.NATURAL) -> StepAttention:
         """Returns the attention over the selected tokens of all items, to be merged with that over
         their sinks and windows.
 
-        queries: as in topk. out: (output, lse) to write to, contiguous writable float32 of
-        StepAttention's shapes.
+        queries: as in topk. out: (output, lse) to write to, of StepAttention's shapes: writable
+        numpy arrays or torch tensors on the CPU of any strides, of float32, float16 or bfloat16.
+        log_base: of lse.
         """
-        borrowed, attention, found = self._attention(layer, queries, out)
+        borrowed, attention, found = self._attention(layer, queries, out, log_base)
         with self._handle as step:
             check(self._library.pqc_step_attend(step, uint32("layer", layer), byref(borrowed.c),
                                                 self._terms(selection), byref(attention)))
         return found
 
+    def attend_range(self, layer: int, queries: ArrayLike, ranges: SequenceOf[Tuple[int, int]], *,
+                     out: Optional[Tuple[Any, Any]] = None, log_base: LogBase = LogBase.NATURAL) -> StepAttention:
+        """Returns the exact attention over the tokens ranges[i] = (begin, end) of each item, causally
+        and without an index or selection; waits until they are stored.
+
+        A range may be empty, and must not go beyond the item's query_position. queries, out,
+        log_base: as in attend. counts: the length of each range.
+        """
+        if len(ranges) != len(self._items):
+            raise InvalidArgument(f"ranges: {len(ranges)} of them, but the step has {len(self._items)} items")
+        c_ranges = (abi.TokenRange * len(ranges))(
+            *[abi.TokenRange(uint64("ranges.begin", begin), uint64("ranges.end", end)) for begin, end in ranges])
+        borrowed, attention, found = self._attention(layer, queries, out, log_base)
+        with self._handle as step:
+            check(self._library.pqc_step_attend_range(step, uint32("layer", layer), byref(borrowed.c), c_ranges,
+                                                      byref(attention)))
+        return found
+
     def attend_begin(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,
-                     out: Optional[Tuple[Any, Any]] = None) -> None:
+                     out: Optional[Tuple[Any, Any]] = None, log_base: LogBase = LogBase.NATURAL) -> None:
         """Like attend, but on other threads, concurrently with the engine's own work; attend_wait
         returns the result. One at a time.
 
         `queries` and `out` must stay unchanged until then.
         """
-        borrowed, attention, found = self._attention(layer, queries, out)
+        borrowed, attention, found = self._attention(layer, queries, out, log_base)
         with self._handle as step:
             check(self._library.pqc_step_attend_begin(step, uint32("layer", layer), byref(borrowed.c),
                                                       self._terms(selection), byref(attention)))
@@ -161,16 +181,14 @@ class Step(Closable):
         assert isinstance(found, StepAttention)
         return found
 
-    def _attention(self, layer: int, queries: ArrayLike,
-                   out: Optional[Tuple[Any, Any]]) -> Tuple[Any, abi.StepAttention, StepAttention]:
+    def _attention(self, layer: int, queries: ArrayLike, out: Optional[Tuple[Any, Any]],
+                   log_base: LogBase) -> Tuple[Any, abi.StepAttention, StepAttention]:
         group = self._items[0].sequence._group(layer)
         shape = (self.query_tokens, group.query_heads, group.value_dim)
         output, lse = (new_array(shape, np.float32), np.empty(shape[:2], np.float32)) if out is None else out
         found = StepAttention(output, lse, np.empty(len(self._items), np.uint32))
-        attention = abi.StepAttention(
-            output=floats_to_write("output", output, shape), output_capacity=shape[0] * shape[1] * shape[2],
-            lse=floats_to_write("lse", lse, shape[:2]), lse_capacity=shape[0] * shape[1],
-            counts=found.counts.ctypes.data)
+        attention = abi.StepAttention(counts=found.counts.ctypes.data)
+        set_attention(attention, output, lse, shape, False, log_base)
         return tensor("queries", queries), attention, found
 
     def end(self, layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], accepted: Optional[SequenceOf[int]] = None) -> None:

@@ -288,6 +288,106 @@ class StepsOverOnePath:
             pqcached.Paged(keys, [0.5], 3)
         self.assertEqual(sequence.describe().token_count, 0)
 
+    def test_chunks_begin_inside_a_block_and_slots_map_tokens(self):
+        random = np.random.default_rng(7)
+        slots = random.permutation(50 * 16)[:TOKENS]
+        keys, values = np.zeros((50 * 16, KV_HEADS, KEY_DIM), np.float32), np.zeros((50 * 16, KV_HEADS, VALUE_DIM), np.float32)
+        keys[slots], values[slots] = self.layer.keys, self.layer.values
+        blocks = lambda rows: rows.reshape(50, 16, *rows.shape[1:])
+        sequence = self.sequence()
+        sequence.ingest(0, 0, *(pqcached.PagedSlots(blocks(rows), slots) for rows in (keys, values)))
+        table = random.permutation(50)[:-(-TOKENS // 16)]
+        place = table[np.arange(TOKENS) // 16], np.arange(TOKENS) % 16
+        blocks(keys)[place], blocks(values)[place] = self.layer.keys, self.layer.values
+        chunked = self.sequence()
+        for first, count in ((0, 5), (5, 100), (105, 7), (112, TOKENS - 112)):
+            chunked.ingest(0, first, *(pqcached.Paged(blocks(rows), table, count, first_token=first) for rows in (keys, values)))
+        for stored in (sequence, chunked):
+            fetched = stored.fetch_blocks(0, (0, TOKENS))
+            np.testing.assert_array_equal(fetched[:, :, :KEY_DIM], self.layer.keys.transpose(1, 0, 2))
+            np.testing.assert_array_equal(fetched[:, :, KEY_DIM:], self.layer.values.transpose(1, 0, 2))
+        wrong = self.sequence()
+        for bad in (-1, 50 * 16):
+            with self.fails(pqcached.InvalidArgument, "keys.block_table.slots[1]"):
+                wrong.ingest(0, 0, *(pqcached.PagedSlots(blocks(rows), [0, bad]) for rows in (keys, values)))
+        with self.fails(pqcached.InvalidArgument, "keys.block_table.block_count"):
+            wrong.ingest(0, 0, *(pqcached.Paged(blocks(rows), [1], 10, first_token=7) for rows in (keys, values)))
+
+    # ---- Ranges
+
+    def causal(self, queries, position, tokens):
+        """Output and lse of queries [tokens, query_heads, key_dim] over a range, causally."""
+        outputs, lses = [], []
+        for i, query in enumerate(queries):
+            layer = Layer(TOKENS)
+            layer.queries = query
+            output, lse = layer.attend([np.arange(tokens[0], min(tokens[1], position + i + 1))] * KV_HEADS)
+            outputs.append(output)
+            lses.append(lse)
+        return np.stack(outputs), np.stack(lses)
+
+    def test_ranges_are_attended_causally(self):
+        sequence = self.sequence()
+        sequence.ingest(0, 0, self.layer.keys, self.layer.values)  # without an index
+        queries = np.random.default_rng(3).standard_normal((9, QUERY_HEADS, KEY_DIM), dtype=np.float32)
+        for tokens in ((0, TOKENS), (10, TOKENS - 3), (5, 5)):
+            output, lse = self.causal(queries, TOKENS - 6, tokens)
+            attention = sequence.attend_range(0, TOKENS - 6, queries, tokens)
+            np.testing.assert_allclose(attention.output, output, atol=1e-4)
+            np.testing.assert_allclose(attention.lse, lse, atol=1e-4)
+            self.assertEqual(attention.selected.count, tokens[1] - tokens[0])
+            # In the engine's memory: heads first, in half precision, and with logarithms to base 2.
+            memory = np.empty((QUERY_HEADS, 9, VALUE_DIM), np.float16)
+            lses = np.empty((QUERY_HEADS, 9), np.float32)
+            sequence.attend_range(0, TOKENS - 6, queries, tokens, out=(memory.transpose(1, 0, 2), lses.T),
+                                  log_base=pqcached.LogBase.BASE2)
+            np.testing.assert_allclose(memory.transpose(1, 0, 2), output, atol=2e-3)
+            np.testing.assert_allclose(lses.T, lse / np.log(2), atol=1e-4)
+        with self.fails(pqcached.OutOfRange, "tokens"):
+            sequence.attend_range(0, 0, queries, (0, TOKENS + 1))
+        with self.fails(pqcached.InvalidArgument, "queries.shape"):
+            sequence.attend_range(0, 0, queries[0], (0, TOKENS))
+        with self.fails(TypeError, "output"):
+            sequence.attend_range(0, 0, queries, (0, TOKENS), out=(np.empty((9, QUERY_HEADS, VALUE_DIM)), lses.T))
+
+    def test_steps_attend_to_ranges(self):
+        items, queries = self.batch()
+        ranges = [(0, TOKENS), (7, TOKENS - 150)]
+        with self.client.begin_step(items, None) as step:
+            found = step.attend_range(0, queries, ranges)
+            out = np.empty((2, QUERY_HEADS, VALUE_DIM), np.float16)[:, ::-1], np.empty((QUERY_HEADS, 2), np.float32).T
+            step.attend_range(0, queries, ranges, out=out)
+        for i in range(2):
+            output, lse = self.causal(queries[i:i + 1], items[i].query_position, ranges[i])
+            np.testing.assert_allclose(found.output[i], output[0], atol=1e-4)
+            np.testing.assert_allclose(found.lse[i], lse[0], atol=1e-4)
+            np.testing.assert_allclose(out[0][i], output[0], atol=2e-3)
+            np.testing.assert_allclose(out[1][i], lse[0], atol=1e-4)
+        self.assertEqual(list(found.counts), [TOKENS, TOKENS - 157])
+
+    def test_parts_in_tensors_of_the_engine_merge(self):
+        sequence = self.filled()
+        queries = np.random.default_rng(3).standard_normal((4, QUERY_HEADS, KEY_DIM), dtype=np.float32)
+        output, lse = self.causal(queries, TOKENS, (0, TOKENS))
+        a, b = ((np.empty((QUERY_HEADS, 4, VALUE_DIM), np.float16).transpose(1, 0, 2), np.empty((QUERY_HEADS, 4), np.float32).T)
+                for _ in range(2))
+        sequence.attend_range(0, TOKENS, queries, (0, 200), out=a, log_base=pqcached.LogBase.BASE2)
+        sequence.attend_range(0, TOKENS, queries, (200, TOKENS), out=b)
+        pqcached.merge_tensors(*a, *b, log_base_a=pqcached.LogBase.BASE2)
+        np.testing.assert_allclose(a[0], output, atol=2e-3)
+        np.testing.assert_allclose(a[1], lse / np.log(2), atol=1e-4)
+        with self.fails(pqcached.InvalidArgument, "b.output.shape"):
+            pqcached.merge_tensors(*a, b[0][:2], b[1][:2])
+
+    def test_retrieved_tokens_do_not_count_the_ends(self):
+        sequence = self.filled()
+        for count, expected in ((50, 50), (10 * TOKENS, TOKENS - 36)):
+            chosen = sequence.topk(0, TOKENS - 1, self.layer.queries,
+                                   Selection(retrieved_tokens=count, sink_tokens=4, window_tokens=32))
+            self.assertEqual(chosen.count, expected)
+        with self.fails(pqcached.InvalidArgument, "retrieved_tokens"):
+            sequence.topk(0, TOKENS - 1, self.layer.queries, Selection(retrieved_tokens=0, window_tokens=32))
+
     # ---- Ranks
 
     def test_ranks_of_a_model_have_a_cache_each(self):

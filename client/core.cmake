@@ -17,6 +17,7 @@ set(sources
   base/error.cc
   base/library.cc
   base/pack.cc
+  base/tensors.cc
   gpu/gpu.cc
   gpu/ingest.cc
   gpu/step.cc

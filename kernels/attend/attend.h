@@ -56,11 +56,11 @@ size_t AttendScratchBytes(const AttendShape& shape);
 // largest float count as the largest float (several such rows have equal weights). NaN in queries
 // or rows makes the output of the affected queries unspecified, and no other output.
 //
-// Products and sums are fp32, except on kAvx512Bf16 with bf16 rows: queries that are not bf16 numbers
-// are split into two bf16 parts (q.k keeps about 16 bits of the query), and the weights of the value sum are rounded
-// to bf16 after the softmax and normalised by the sum of the rounded weights. kReference computes
-// in double. The tests require these tolerances, with v = max |value| and logits of magnitude up to
-// 30:
+// Products and sums are fp32, except on kAvx512Bf16 with bf16 rows: queries that are not bf16
+// numbers are split into two bf16 parts (q.k keeps about 16 bits of the query), and the weights of
+// the value sum are rounded to bf16 after the softmax and normalised by the sum of the rounded
+// weights. kReference computes in double. The tests require these tolerances, with v = max |value|
+// and logits of magnitude up to 30:
 //   output  2e-5 * v; with bf16 dot products 5e-3 * v at worst and 5e-4 * v in the mean
 //   lse     5e-5; with bf16 dot products 1e-3
 void AttendRows(const Exec& exec, const AttendArgs& args);

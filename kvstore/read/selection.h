@@ -50,8 +50,8 @@ enum class BudgetKind : uint8_t { kCount = 0, kRatio = 1, kRetrieved = 2 };
 //   sink      [0, sink_tokens)                      attended by the engine itself
 //   window    [n - window_tokens, n)                attended by the engine itself
 //   selected  k of the other tokens that are not excluded
-// and a count or ratio counts all three: budget = sink + window + k. A selection of all candidates is
-// exact attention, for which nothing is scored.
+// and a count or ratio counts all three: budget = sink + window + k. A selection of all candidates
+// is exact attention, for which nothing is scored.
 struct Selection {
   IndexDescriptor index = {};
   GroupRule group_rule = GroupRule::kSumSoftmax;

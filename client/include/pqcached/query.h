@@ -174,11 +174,12 @@ PQC_API pqc_status pqc_attend_positions(pqc_sequence* sequence, const pqc_query*
 
 /* Attends to all stored rows of the range `tokens` (may be empty), causally: query token i, at
  * query_position + i, attends to the positions up to its own, so that rows before the query are
- * seen by all its tokens. queries: [tokens, query_heads, key_dim] of 1 to 8192 tokens. Exact, without
- * an index: prefill of a chunk over a stored prefix, layers that attend to everything, and decoding
- * without a selection. out->selected.count is the number of rows of the range; its positions must
- * be NULL. Output is 0 and lse -inf for a query token that sees no row. On the local path in this
- * process, on all threads of the client; elsewhere in several RPCs when the query is long.
+ * seen by all its tokens. queries: [tokens, query_heads, key_dim] of 1 to 8192 tokens. Exact,
+ * without an index: prefill of a chunk over a stored prefix, layers that attend to everything, and
+ * decoding without a selection. out->selected.count is the number of rows of the range; its
+ * positions must be NULL. Output is 0 and lse -inf for a query token that sees no row. On the local
+ * path in this process, on all threads of the client; elsewhere in several RPCs when the query is
+ * long.
  *
  * Errors: PQC_INVALID_ARGUMENT  out.selected.positions is not NULL
  *         PQC_OUT_OF_RANGE      tokens that are not stored; capacities */

@@ -124,8 +124,8 @@ class Sequence {
     });
   }
 
-  // Selects and attends like Attend, and writes to the engine's memory. Returns the selected tokens,
-  // without positions (pqc_attend).
+  // Selects and attends like Attend, and writes to the engine's memory. Returns the selected
+  // tokens, without positions (pqc_attend).
   Result<Selected> Attend(const Query& query, const Selection& selection,
                           const AttentionMemory& memory) {
     const pqc_query q = ToC(query);

@@ -350,8 +350,8 @@ struct Attention {
 };
 
 // The engine's memory for a partial attention, of any dtypes and strides: output [query tokens,
-// query_heads, value_dim] and lse [query tokens, query_heads] (pqc_attention, pqc_partial). An lse in
-// the order [query_heads, query tokens] is a tensor with strides {1, query tokens}.
+// query_heads, value_dim] and lse [query tokens, query_heads] (pqc_attention, pqc_partial). An lse
+// in the order [query_heads, query tokens] is a tensor with strides {1, query tokens}.
 struct AttentionMemory {
   Tensor output = {};
   Tensor lse = {};

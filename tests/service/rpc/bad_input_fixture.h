@@ -122,6 +122,23 @@ class BadInputTest : public RpcTest {
           code, field);
   }
 
+  // Changes one good AttendRange item, the second of two.
+  void CheckAttendRange(const std::string& what,
+                        const std::function<void(v1::AttendRangeItem&)>& change,
+                        grpc::StatusCode code, const std::string& field) {
+    v1::AttendRangeRequest request;
+    for (int i = 0; i < 2; ++i) {
+      v1::AttendRangeItem* item = request.add_items();
+      *item->mutable_query() = QueryAt(sequence_id_, 4, kTokens - 1);
+      item->mutable_tokens()->set_end(kTokens);
+    }
+    change(*request.mutable_items(1));
+    v1::AttendRangeResponse response;
+    Check("AttendRange: " + what,
+          client_->kv().AttendRange(client_->Context().get(), request, &response), code,
+          "items[1]" + field);
+  }
+
   grpc::Status Build(const std::function<void(v1::BuildIndexRequest&)>& change) {
     v1::BuildIndexRequest request;
     request.set_sequence_id(sequence_id_);

@@ -220,6 +220,50 @@ TEST_F(BadInputTest, PositionsThatCannotBe) {
       "items[0].positions.positions[3]");
 }
 
+TEST_F(BadInputTest, RangesToAttendToThatCannotBe) {
+  using Item = v1::AttendRangeItem;
+  const StatusCode invalid = StatusCode::INVALID_ARGUMENT;
+  CheckAttendRange(
+      "no range", [](Item& item) { item.clear_tokens(); }, invalid, ".tokens");
+  CheckAttendRange(
+      "backwards", [](Item& item) { item.mutable_tokens()->set_begin(kTokens + 1); }, invalid,
+      ".tokens");
+  CheckAttendRange(
+      "beyond", [](Item& item) { item.mutable_tokens()->set_end(kTokens + 1); },
+      StatusCode::OUT_OF_RANGE, ".tokens");
+  CheckAttendRange(
+      "huge", [](Item& item) { item.mutable_tokens()->set_end(uint64_t{1} << 40); }, invalid,
+      ".tokens.end");
+  CheckAttendRange(
+      "layer", [](Item& item) { item.mutable_query()->set_layer(77); }, invalid, ".query.layer");
+  CheckAttendRange(
+      "sequence", [](Item& item) { item.mutable_query()->set_sequence_id(999); },
+      StatusCode::NOT_FOUND, ".query.sequence_id");
+  CheckAttendRange(
+      "position", [](Item& item) { item.mutable_query()->set_query_position(uint64_t{1} << 30); },
+      invalid, ".query.query_position");
+  // A shape that says more than there is, with and without strides that hide it.
+  CheckAttendRange(
+      "tokens without bytes",
+      [](Item& item) { item.mutable_query()->mutable_queries()->set_shape(0, 1000); }, invalid,
+      ".query.queries.shape");
+  CheckAttendRange(
+      "a negative stride",
+      [](Item& item) {
+        v1::Tensor* queries = item.mutable_query()->mutable_queries();
+        queries->set_shape(0, 300);
+        for (const int64_t stride : {-1, 0, 0}) queries->add_strides(stride);
+      },
+      invalid, ".query.queries.strides");
+  CheckAttendRange(
+      "no tokens", [](Item& item) { item.mutable_query()->mutable_queries()->set_shape(0, 0); },
+      invalid, ".query.queries.shape");
+  CheckAttendRange(
+      "two dimensions",
+      [](Item& item) { item.mutable_query()->mutable_queries()->mutable_shape()->RemoveLast(); },
+      invalid, ".query.queries.shape");
+}
+
 TEST_F(BadInputTest, RangesThatCannotBe) {
   const auto fetch = [&](uint64_t begin, uint64_t end) {
     v1::FetchBlocksRequest request;

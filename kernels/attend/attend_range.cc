@@ -12,7 +12,7 @@
 namespace pqcached::kernels {
 namespace {
 
-constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
+constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 // Up to this many heads, streaming the rows is faster than multiplying tiles, which converts every
 // row to the layout of the products.
@@ -49,7 +49,7 @@ double Logit(const AttendRangeArgs& args, const float* query, const std::byte* r
     logit = cap * std::tanh(logit / cap);
   }
   const double largest = static_cast<double>(std::numeric_limits<float>::max());
-  return logit < -largest ? kNegativeInfinity : std::min(logit, largest);
+  return logit < -largest ? kMinusInfinity : std::min(logit, largest);
 }
 
 // Calls visit(logit, row) for each row that a head sees.
@@ -69,13 +69,13 @@ void ForEachSeen(const AttendRangeArgs& args, uint32_t head, Visit visit) {
 void AttendRangeReference(const AttendRangeArgs& args) {
   const AttendRangeShape& shape = args.shape;
   for (uint32_t head = 0; head < HeadCount(shape); ++head) {
-    double largest = kNegativeInfinity;
+    double largest = kMinusInfinity;
     ForEachSeen(args, head,
                 [&](double logit, const std::byte*) { largest = std::max(largest, logit); });
     double weight_sum = 0.0;
     double value_sum[kMaxAttendDim] = {};
     ForEachSeen(args, head, [&](double logit, const std::byte* row) {
-      if (logit == kNegativeInfinity) return;
+      if (logit == kMinusInfinity) return;
       const double weight = std::exp(logit - largest);
       weight_sum += weight;
       for (uint32_t i = 0; i < shape.value_dim; ++i) {
@@ -88,7 +88,7 @@ void AttendRangeReference(const AttendRangeArgs& args) {
           weight_sum > 0.0 ? static_cast<float>(value_sum[i] / weight_sum) : 0.0f;
     }
     args.lse[head] =
-        static_cast<float>(weight_sum > 0.0 ? largest + std::log(weight_sum) : kNegativeInfinity);
+        static_cast<float>(weight_sum > 0.0 ? largest + std::log(weight_sum) : kMinusInfinity);
   }
 }
 

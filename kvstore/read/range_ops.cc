@@ -21,7 +21,7 @@ constexpr uint32_t kTasksPerThread = 2;
 constexpr uint64_t kMinPieceRows = 1024;
 constexpr uint32_t kMaxPieces = 64;
 
-size_t AlignUp(size_t bytes) { return (bytes + 63) / 64 * 64; }
+size_t Aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 bool AllFinite(std::span<const float> values) {
   constexpr uint32_t kExponent = 0x7f800000;
@@ -47,11 +47,11 @@ struct RangePlan {
           std::clamp<uint64_t>(row_count / kMinPieceRows, 1, std::min(wanted, kMaxPieces)));
     }
     const size_t heads = size_t{tile_tokens} * group;
-    span_bytes = AlignUp((view.segments.size() + args.rows.size()) * sizeof(kernels::RowSpan));
-    query_bytes = AlignUp(heads * view.shape.key_dim * sizeof(float));
-    output_bytes = AlignUp(heads * value_dim * sizeof(float));
-    lse_bytes = AlignUp(heads * sizeof(float));
-    kernel_bytes = AlignUp(kernels::AttendRangeScratchBytes(KernelShape(view.shape, tile_tokens)));
+    span_bytes = Aligned((view.segments.size() + args.rows.size()) * sizeof(kernels::RowSpan));
+    query_bytes = Aligned(heads * view.shape.key_dim * sizeof(float));
+    output_bytes = Aligned(heads * value_dim * sizeof(float));
+    lse_bytes = Aligned(heads * sizeof(float));
+    kernel_bytes = Aligned(kernels::AttendRangeScratchBytes(KernelShape(view.shape, tile_tokens)));
   }
 
   kernels::AttendRangeShape KernelShape(const LayerShape& shape, uint32_t tokens) const {
@@ -78,7 +78,7 @@ struct RangePlan {
   size_t span_bytes, query_bytes, output_bytes, lse_bytes, kernel_bytes;
 };
 
-struct Partial {
+struct TileResult {
   float* output;
   float* lse;
 };
@@ -103,7 +103,7 @@ class RangeRun {
     const size_t heads = size_t{tokens} * plan_.group;
     const std::span<const float> queries =
         GatherTile(tile, reinterpret_cast<float*>(own + plan_.span_bytes));
-    const Partial to = plan_.pieces > 1 ? PartialOf(task) : OwnPartial(worker);
+    const TileResult to = plan_.pieces > 1 ? PartialOf(task) : OwnPartial(worker);
     kernels::AttendRange(
         exec_,
         {.shape = plan_.KernelShape(view_.shape, tokens),
@@ -123,10 +123,10 @@ class RangeRun {
   void Merge(uint32_t tile, uint32_t worker) {
     std::array<kernels::Partial, kMaxPieces> partials;
     for (uint32_t piece = 0; piece < plan_.pieces; ++piece) {
-      const Partial partial = PartialOf(tile * plan_.pieces + piece);
+      const TileResult partial = PartialOf(tile * plan_.pieces + piece);
       partials[piece] = {partial.output, partial.lse};
     }
-    const Partial to = OwnPartial(worker);
+    const TileResult to = OwnPartial(worker);
     const uint32_t heads = TokensOf(tile) * plan_.group;
     kernels::MergePartials(exec_, {.query_count = heads,
                                    .value_dim = plan_.value_dim,
@@ -145,13 +145,13 @@ class RangeRun {
     return std::min(plan_.tile_tokens, args_.query.query_length - FirstTokenOf(tile));
   }
   std::byte* Own(uint32_t worker) const { return scratch_ + worker * plan_.worker_bytes(); }
-  Partial PartialAt(std::byte* begin) const {
+  TileResult PartialAt(std::byte* begin) const {
     return {reinterpret_cast<float*>(begin), reinterpret_cast<float*>(begin + plan_.output_bytes)};
   }
-  Partial OwnPartial(uint32_t worker) const {
+  TileResult OwnPartial(uint32_t worker) const {
     return PartialAt(Own(worker) + plan_.span_bytes + plan_.query_bytes);
   }
-  Partial PartialOf(uint32_t task) const {
+  TileResult PartialOf(uint32_t task) const {
     return PartialAt(partials_ + task * plan_.partial_bytes());
   }
 
@@ -201,7 +201,7 @@ class RangeRun {
     return count;
   }
 
-  void StoreTile(uint32_t tile, const Partial& from) const {
+  void StoreTile(uint32_t tile, const TileResult& from) const {
     const uint32_t first = FirstTokenOf(tile), first_head = KvHeadOf(tile) * plan_.group;
     size_t row = 0;
     for (uint32_t token = first; token < first + TokensOf(tile); ++token) {

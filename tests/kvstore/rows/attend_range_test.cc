@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, AttendRangeOfStore,
 
 TEST_P(AttendRangeOfStore, EqualsCausalAttentionInDoublePrecision) {
   sequence_.Ingest(400);  // over several segments, without an index
-  for (const uint64_t tokens : {1, 2, 9, 31, 33, 100}) {
+  for (const uint64_t tokens : {1u, 2u, 9u, 31u, 33u, 100u}) {
     ExpectExact(400, tokens, {0, 400});            // a chunk behind its prefix
     ExpectExact(400 - tokens, tokens, {0, 400});   // a chunk that is stored
     ExpectExact(400 - tokens, tokens, {37, 391});  // a part of both

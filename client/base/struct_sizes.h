@@ -46,6 +46,8 @@ inline constexpr size_t kMinimumBytes<pqc_query> = 104;
 template <>
 inline constexpr size_t kMinimumBytes<pqc_attention> = 88;
 template <>
+inline constexpr size_t kMinimumBytes<pqc_partial> = 176;
+template <>
 inline constexpr size_t kMinimumBytes<pqc_step_item> = 32;
 template <>
 inline constexpr size_t kMinimumBytes<pqc_step_options> = 24;

@@ -17,8 +17,8 @@ namespace pqcached::client {
 v1::DType ToWire(DType dtype);
 v1::RowPart ToWire(RowPart part);
 
-// Copies a struct of the client library, which may have another version of it. The library of 0.1
-// left some sizes 0.
+// Copies a struct of the client library, which may have another version of it. Some callers
+// leave the size 0.
 template <class Struct>
 grpc::Status ReadStruct(const Struct& from, const char* name, Struct* to) {
   const size_t size = SizeOf(&from) == 0 ? kMinimumBytes<Struct> : SizeOf(&from);

@@ -151,6 +151,9 @@ class PoolRemote final : public Remote {
   pqc_status Attend(const AttendItem*, uint32_t, RefusalBuffer* error) noexcept override {
     return Not(error);
   }
+  pqc_status AttendRange(const AttendRangeItem*, uint32_t, RefusalBuffer* error) noexcept override {
+    return Not(error);
+  }
   pqc_status Attach(uint64_t, const LeaseView&, uint64_t*, uint32_t*, const ImageSink&,
                     RefusalBuffer* error) noexcept override {
     return Not(error);

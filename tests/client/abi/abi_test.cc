@@ -34,28 +34,28 @@ pqc_client_options Options() {
   return options;
 }
 
-TEST(AbiTest, StructsHaveTheSizesOfVersion1) {
-  // A change here breaks engines that were built before.
-  EXPECT_EQ(sizeof(pqc_block_table), 40u);
+TEST(AbiTest, StructsHaveAtLeastTheSizesOf01) {
+  // The sizes of 0.1. Structs grow at their ends (tests/abi), except members of others.
+  EXPECT_GE(sizeof(pqc_block_table), 40u);
   EXPECT_EQ(sizeof(pqc_tensor), 80u);
-  EXPECT_EQ(sizeof(pqc_client_options), 96u);
-  EXPECT_EQ(sizeof(pqc_layer_group), 88u);
+  EXPECT_GE(sizeof(pqc_client_options), 96u);
+  EXPECT_GE(sizeof(pqc_layer_group), 88u);
   EXPECT_EQ(sizeof(pqc_index), 40u);
-  EXPECT_EQ(sizeof(pqc_cache_spec), 120u);
-  EXPECT_EQ(sizeof(pqc_sequence_info), 56u);
-  EXPECT_EQ(sizeof(pqc_layer_rows), 176u);
-  EXPECT_EQ(sizeof(pqc_build_progress), 64u);
-  EXPECT_EQ(sizeof(pqc_build_options), 104u);
-  EXPECT_EQ(sizeof(pqc_selection), 104u);
-  EXPECT_EQ(sizeof(pqc_query), 104u);
+  EXPECT_GE(sizeof(pqc_cache_spec), 120u);
+  EXPECT_GE(sizeof(pqc_sequence_info), 56u);
+  EXPECT_GE(sizeof(pqc_layer_rows), 176u);
+  EXPECT_GE(sizeof(pqc_build_progress), 64u);
+  EXPECT_GE(sizeof(pqc_build_options), 104u);
+  EXPECT_GE(sizeof(pqc_selection), 104u);
+  EXPECT_GE(sizeof(pqc_query), 104u);
   EXPECT_EQ(sizeof(pqc_positions), 48u);
-  EXPECT_EQ(sizeof(pqc_attention), 88u);
-  EXPECT_EQ(sizeof(pqc_client_counts), 40u);
-  EXPECT_EQ(sizeof(pqc_sequence_options), 128u);
-  EXPECT_EQ(sizeof(pqc_step_item), 32u);
-  EXPECT_EQ(sizeof(pqc_step_options), 24u);
-  EXPECT_EQ(sizeof(pqc_step_positions), 48u);
-  EXPECT_EQ(sizeof(pqc_step_attention), 48u);
+  EXPECT_GE(sizeof(pqc_attention), 88u);
+  EXPECT_GE(sizeof(pqc_client_counts), 40u);
+  EXPECT_GE(sizeof(pqc_sequence_options), 128u);
+  EXPECT_GE(sizeof(pqc_step_item), 32u);
+  EXPECT_GE(sizeof(pqc_step_options), 24u);
+  EXPECT_GE(sizeof(pqc_step_positions), 48u);
+  EXPECT_GE(sizeof(pqc_step_attention), 48u);
   EXPECT_EQ(offsetof(pqc_tensor, stream), 56u);
   EXPECT_EQ(offsetof(pqc_selection, token_count), 96u);
   EXPECT_EQ(offsetof(pqc_attention, selected), 40u);

@@ -106,8 +106,8 @@ struct StoreOptions {
   size_t max_staging_bytes = size_t{256} << 20;  // per session
   // Memory of the messages that the caller receives; the store promises it to no cache.
   size_t request_memory_bytes = 0;
-  // When a session or a sequence ends, closed segments of its named tokens remain as a cached
-  // prefix for later sequences, until they are evicted.
+  // When a session or a sequence ends, its named tokens remain in steps of 128 as a cached prefix
+  // for later sequences, until they are evicted.
   bool retain = false;
   double max_retained_share = 0.8;  // share of a pool that cached prefixes may use
   EvictionPolicy eviction_policy = EvictionPolicy::kReuse;
@@ -218,23 +218,25 @@ class Store {
   virtual absl::StatusOr<CreatedSequence> ForkSequence(std::string_view tenant,
                                                        uint64_t sequence_id, uint64_t token_count,
                                                        std::string_view session) = 0;
-  // Returns how many tokens of this prompt are stored under their ids in any sequence, a cached
+  // Returns how many tokens of this prompt are stored under their names in any sequence, a cached
   // prefix included: a multiple of 128; the least over the ranks of the cache's group.
   //
-  // Errors: kNotFound (the cache); kInvalidArgument (token_ids: at most 2^22; extra_key)
+  // Errors: kNotFound (the cache); kInvalidArgument (names: of at most 2^22 tokens; extra_key)
   virtual absl::StatusOr<uint64_t> MatchPrefix(std::string_view tenant, uint64_t cache_id,
-                                               std::span<const uint32_t> token_ids,
+                                               const TokenNames& names,
                                                std::string_view extra_key) = 0;
-  // Names tokens [first_position, first_position + ids) with their token ids, stored or not yet.
+  // Names tokens from first_position on, stored or not yet. A content key names the 128 tokens from
+  // a multiple of 128 on. TruncateSequence removes the names of the removed tokens, and the content
+  // key of a step that it cuts; forks inherit those of the shared tokens.
   //
-  // Errors: kInvalidArgument  a gap behind the tokens named so far, other ids than theirs, or more
-  //                           than kMaxNamedAhead tokens (sequence/prefix.h) ahead of those stored
+  // Errors: kInvalidArgument  a gap behind the tokens named so far, other names than theirs, names
+  //                           of the other kind, or more than kMaxNamedAhead tokens
+  //                           (sequence/prefix.h) ahead of those stored
   virtual absl::Status NameTokens(std::string_view tenant, uint64_t sequence_id,
-                                  uint64_t first_position, std::span<const uint32_t> token_ids) = 0;
+                                  uint64_t first_position, const TokenNames& names) = 0;
   // Returns the status that NameTokens would return; names nothing.
   virtual absl::Status CheckNames(std::string_view tenant, uint64_t sequence_id,
-                                  uint64_t first_position,
-                                  std::span<const uint32_t> token_ids) const = 0;
+                                  uint64_t first_position, const TokenNames& names) const = 0;
   // Suspends the sequence: until ResumeSequence, every call that reads or changes it returns
   // kFailedPrecondition; Describe, Pin and Drop still work. Revokes its leases. Both return the
   // token_count. Suspending twice, or resuming a sequence that is not suspended, is no error.
@@ -242,13 +244,13 @@ class Store {
                                                    uint64_t sequence_id) = 0;
   virtual absl::StatusOr<uint64_t> ResumeSequence(std::string_view tenant,
                                                   uint64_t sequence_id) = 0;
-  // Drops the sequence; with StoreOptions::retain, closed segments of its named tokens remain as a
+  // Drops the sequence; with StoreOptions::retain, its named tokens remain in steps of 128 as a
   // cached prefix under another id. Its memory is freed when its last reader and lease have ended.
   virtual absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) = 0;
   // Ends a session: drops all its sequences, leases and local memory, and removes its record
   // (KeepSession). Returns the number of sequences.
   virtual uint32_t DropSession(std::string_view session) = 0;
-  // Removes the tokens from `token_count` on, in all layers, and their ids. Returns the new
+  // Removes the tokens from `token_count` on, in all layers, and their names. Returns the new
   // token_count. Removing all tokens removes the indexes, because their codebooks were trained on
   // removed keys: a live index starts again, another one has to be built again.
   //

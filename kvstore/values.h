@@ -4,12 +4,15 @@
 #ifndef PQCACHED_KVSTORE_VALUES_H_
 #define PQCACHED_KVSTORE_VALUES_H_
 
+#include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -141,10 +144,33 @@ struct LiveIndex {
   uint32_t sink_tokens = 16;  // excluded from training
 };
 
+// An engine's name of kBlockTokens tokens, for engines that do not know token ids: 128 bits that
+// differ where the tokens differ. It need not cover the tokens before them.
+using ContentKey = std::array<uint32_t, 4>;
+
+// Names of consecutive tokens, in one of two ways: an id for each token, or a content key for each
+// kBlockTokens tokens. All names of a sequence are of one kind.
+struct TokenNames {
+  std::span<const uint32_t> token_ids = {};
+  std::span<const ContentKey> content_keys = {};
+
+  TokenNames() = default;
+  template <typename Ids>
+    requires std::convertible_to<const Ids&, std::span<const uint32_t>>
+  TokenNames(const Ids& ids) : token_ids(ids) {}  // NOLINT: ids are names
+  TokenNames(std::span<const uint32_t> ids, std::span<const ContentKey> keys)
+      : token_ids(ids), content_keys(keys) {}
+
+  bool empty() const { return token_ids.empty() && content_keys.empty(); }
+};
+
 struct SequenceSpec {
   std::string session;  // owns the sequence: DropSession drops it
-  std::vector<uint32_t> token_ids =
-      {};                      // prompt, as far as known, for shared prefixes; at most 2^22
+  // Names of the prompt, as far as known, for shared prefixes: at most 2^22 ids, or as many content
+  // keys as name 2^22 tokens.
+  std::vector<uint32_t> token_ids = {};
+  std::vector<ContentKey> content_keys = {};
+  TokenNames names() const { return {token_ids, content_keys}; }
   std::string extra_key = {};  // further identity of the prefix; at most 256 bytes
   std::optional<LiveIndex> live_index = {};
   // Only in a rank's cache: name under which all ranks create their parts of

@@ -111,11 +111,12 @@ std::vector<StoredSequence> Evictor::RankCounterparts(const Cache& cache, const 
                                                       uint32_t keep_tokens) const {
   std::vector<StoredSequence> same;
   if (cache.spec.rank.group.empty()) return same;
-  std::vector<uint32_t> ids = names.ListedIds();
-  if (ids.size() < keep_tokens + kPrefixStepTokens) return same;
-  ids.resize(keep_tokens + kPrefixStepTokens);
+  NameWords first = names.ListedNames();
+  const size_t words = WordsOf(first.kind, keep_tokens + kPrefixStepTokens);
+  if (first.words.size() < words) return same;
+  first.words.resize(words);
   for (StoredSequence& other : parts_.sequences.OfOtherRanks(cache)) {
-    if (other.names->BeginsWith(ids)) same.push_back(std::move(other));
+    if (other.names->BeginsWith(first)) same.push_back(std::move(other));
   }
   return same;
 }

@@ -116,6 +116,24 @@ absl::StatusOr<SegmentIndex::Layer> MergeLayer(const Cache& cache, const MergeSp
 
 }  // namespace
 
+absl::StatusOr<SegmentEntry> CopySegment(const Cache& cache, const SegmentEntry& entry) {
+  const Run run{{&entry, 1}};
+  ASSIGN_OR_RETURN(auto rows, CopyRows(cache, run));
+  SegmentEntry copy{
+      .rows = rows, .indexes = {}, .closed = true, .token_end = entry.token_end, .use = nullptr};
+  for (size_t i = 0; i < entry.indexes.size(); ++i) {
+    auto index =
+        std::make_shared<const SegmentIndex>(entry.indexes[i]->index(), cache.layers.size());
+    for (uint32_t slot = 0; slot < cache.layers.size(); ++slot) {
+      const uint32_t sink_tokens = run.begin() + entry.indexes[i]->header(slot).counted_begin;
+      ASSIGN_OR_RETURN(auto layer, CopyCodes(cache, run, i, slot, *rows, sink_tokens));
+      index = index->With(slot, std::move(layer));
+    }
+    copy.indexes.push_back(std::move(index));
+  }
+  return copy;
+}
+
 bool HasDrifted(double inertia, const Codebook& codebook, double drift_ratio) {
   return inertia > drift_ratio * codebook.header().inertia;
 }

@@ -32,6 +32,12 @@ struct MergeSpec {
 //         kCancelled          keep_going returned false
 absl::StatusOr<SegmentEntry> MergeSegments(const Cache& cache, const MergeSpec& spec);
 
+// Copies the tokens of a closed segment, and its codes, into a segment that has room for no more of
+// them. REQUIRES: the indexes of the segment are ready in all layers.
+//
+// Errors: kResourceExhausted  the pool is full (names the shortfall)
+absl::StatusOr<SegmentEntry> CopySegment(const Cache& cache, const SegmentEntry& entry);
+
 // Returns whether keys with this `inertia` under a codebook have drifted away from the keys that it
 // was trained on.
 bool HasDrifted(double inertia, const Codebook& codebook, double drift_ratio);

@@ -20,7 +20,7 @@ NamesRecord::~NamesRecord() {
   table_->FreeBlock(names_.block);
 }
 
-std::vector<uint32_t> NamesRecord::Recover(bool& broken) {
+NameWords NamesRecord::Recover(bool& broken) {
   Names newest;
   for (const uint32_t turn : {0u, 1u}) {
     const SlotArray::Content content = table_->names().Read(2 * slot_->number() + turn);
@@ -29,6 +29,7 @@ std::vector<uint32_t> NamesRecord::Recover(bool& broken) {
     RecordReader reader(content.bytes);
     const auto names = reader.Get<Names>();
     if (!reader.done()) broken = true;
+    if (names.kind != NameKind::kTokenIds && names.kind != NameKind::kContentKeys) broken = true;
     if (names.generation > newest.generation) newest = names;
   }
   if (broken) return {};  // the broken one may be the newer one
@@ -47,45 +48,46 @@ std::vector<uint32_t> NamesRecord::Recover(bool& broken) {
     broken = true;
     return {};
   }
-  std::vector<uint32_t> ids(newest.count);
-  std::memcpy(ids.data(), bytes.data(), size_bytes);
+  NameWords names{.kind = newest.kind, .words = std::vector<uint32_t>(newest.count)};
+  std::memcpy(names.words.data(), bytes.data(), size_bytes);
   names_ = newest;
-  return ids;
+  return names;
 }
 
-// Moves the ids to a longer block. Returns false if the heap has none.
-bool NamesRecord::Grow(std::span<const uint32_t> ids, Names& next) {
+// Moves the words to a longer block. Returns false if the heap has none.
+bool NamesRecord::Grow(std::span<const uint32_t> words, Names& next) {
   absl::StatusOr<HeapBlock> block;
   {
     const MutexLock lock(&table_->mutex());
-    block = table_->AllocateBlock(std::max(ids.size_bytes(), 2 * next.block.size_bytes()));
-    if (!block.ok()) block = table_->AllocateBlock(ids.size_bytes());
+    block = table_->AllocateBlock(std::max(words.size_bytes(), 2 * next.block.size_bytes()));
+    if (!block.ok()) block = table_->AllocateBlock(words.size_bytes());
   }
   if (!block.ok()) return false;
   PQC_CRASH_POINT();
-  std::memcpy(table_->bytes(*block).data(), ids.data(), size_t{next.count} * sizeof(uint32_t));
+  std::memcpy(table_->bytes(*block).data(), words.data(), size_t{next.count} * sizeof(uint32_t));
   next.block = *block;
   return true;
 }
 
-void NamesRecord::Write(std::span<const uint32_t> ids) {
+void NamesRecord::Write(NameKind kind, std::span<const uint32_t> words) {
   if (table_->detached()) return;
   Names next = names_;
   ++next.generation;
-  if (ids.size() < next.count) {
-    next.count = static_cast<uint32_t>(ids.size());
-    next.crc = kernels::Crc32c(table_->exec(), std::as_bytes(ids));
+  next.kind = kind;
+  if (words.size() < next.count) {
+    next.count = static_cast<uint32_t>(words.size());
+    next.crc = kernels::Crc32c(table_->exec(), std::as_bytes(words));
   }
-  if (ids.size_bytes() > next.block.size_bytes() && !Grow(ids, next)) {
-    ids = ids.first(next.block.size_bytes() / sizeof(uint32_t));
+  if (words.size_bytes() > next.block.size_bytes() && !Grow(words, next)) {
+    words = words.first(next.block.size_bytes() / sizeof(uint32_t));
   }
-  if (ids.size() > next.count) {
-    const auto added = std::as_bytes(ids.subspan(next.count));
+  if (words.size() > next.count) {
+    const auto added = std::as_bytes(words.subspan(next.count));
     PQC_CRASH_POINT();
     std::memcpy(table_->bytes(next.block).data() + size_t{next.count} * sizeof(uint32_t),
                 added.data(), added.size());
     next.crc = kernels::Crc32c(table_->exec(), added, next.crc);
-    next.count = static_cast<uint32_t>(ids.size());
+    next.count = static_cast<uint32_t>(words.size());
   }
   const uint32_t slot = 2 * slot_->number() + static_cast<uint32_t>(next.generation % 2);
   RecordWriter writer(table_->names().Open(slot));

@@ -45,7 +45,7 @@ class RecordTable;
 // Version of the structs that are stored in the records: those of sequence/sequence_record.h and
 // names_record.h, the specs of caches (cache_image.h), and the areas of a table. A change of any of
 // them raises it (tests/kvstore/read/layout_version_test.cc has rows of the structs).
-inline constexpr uint32_t kRecordVersion = 2;
+inline constexpr uint32_t kRecordVersion = 3;
 
 enum class RecordKind : uint8_t { kRows, kLayer, kSequence };
 

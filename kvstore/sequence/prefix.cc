@@ -71,27 +71,46 @@ PrefixKey PrefixRoot(std::string_view tenant, const CacheSpec& spec, std::string
   return Sha256(fields.bytes());
 }
 
-PrefixKey NextPrefixKey(const PrefixKey& before, std::span<const uint32_t> token_ids) {
-  PQC_CHECK(token_ids.size() == kPrefixStepTokens);
-  std::array<std::byte, sizeof(PrefixKey) + kPrefixStepTokens * sizeof(uint32_t)> bytes;
-  std::memcpy(bytes.data(), before.data(), before.size());
-  std::memcpy(bytes.data() + before.size(), token_ids.data(), token_ids.size_bytes());
-  return Sha256(bytes);
+NameView::NameView(const TokenNames& names) : words(names.token_ids) {
+  if (names.content_keys.empty()) return;
+  kind = NameKind::kContentKeys;
+  words = {names.content_keys.front().data(), names.content_keys.size() * kContentKeyWords};
 }
 
-PrefixKey PromptDigest(std::span<const uint32_t> token_ids, std::string_view extra_key) {
+PrefixKey NextPrefixKey(const PrefixKey& before, std::span<const uint32_t> step) {
+  PQC_CHECK(step.size() == kPrefixStepTokens || step.size() == kContentKeyWords);
+  std::array<std::byte, sizeof(PrefixKey) + kPrefixStepTokens * sizeof(uint32_t)> bytes;
+  std::memcpy(bytes.data(), before.data(), before.size());
+  std::memcpy(bytes.data() + before.size(), step.data(), step.size_bytes());
+  // The two kinds differ in their length.
+  return Sha256(std::span(bytes).first(before.size() + step.size_bytes()));
+}
+
+PrefixKey PromptDigest(const NameView& names, std::string_view extra_key) {
   Fields fields;
-  fields.Add(std::string_view("pqcached prompt 1"));
+  fields.Add(std::string_view("pqcached prompt 2"));
   fields.Add(extra_key);
-  fields.Add(
-      std::string_view(reinterpret_cast<const char*>(token_ids.data()), token_ids.size_bytes()));
+  fields.Add(static_cast<uint32_t>(names.kind));
+  fields.Add(std::string_view(reinterpret_cast<const char*>(names.words.data()),
+                              names.words.size_bytes()));
   return Sha256(fields.bytes());
 }
 
-absl::Status CheckPrefix(std::span<const uint32_t> token_ids, std::string_view extra_key) {
-  if (token_ids.size() > kMaxNamedAhead) {
-    return InvalidArgument(
-        "token_ids", absl::StrCat(token_ids.size(), " of them, must be at most ", kMaxNamedAhead));
+absl::Status CheckOneKind(const TokenNames& names) {
+  if (names.token_ids.empty() || names.content_keys.empty()) return absl::OkStatus();
+  return InvalidArgument("content_keys", "token_ids are given, too; all names are of one kind");
+}
+
+absl::Status CheckPrefix(const TokenNames& names, std::string_view extra_key) {
+  RETURN_IF_ERROR(CheckOneKind(names));
+  if (names.token_ids.size() > kMaxNamedAhead) {
+    return InvalidArgument("token_ids", absl::StrCat(names.token_ids.size(),
+                                                     " of them, must be at most ", kMaxNamedAhead));
+  }
+  if (names.content_keys.size() > kMaxNamedAhead / kPrefixStepTokens) {
+    return InvalidArgument("content_keys",
+                           absl::StrCat(names.content_keys.size(), " of them, must be at most ",
+                                        kMaxNamedAhead / kPrefixStepTokens));
   }
   if (extra_key.size() > kMaxExtraKeyBytes) {
     return InvalidArgument(
@@ -119,12 +138,12 @@ void PrefixIndex::Remove(const PrefixKey& key, const NamedTokens* holder) {
   if (it->second.empty()) steps_.erase(it);
 }
 
-std::vector<PrefixKey> PrefixIndex::Match(const PrefixKey& root,
-                                          std::span<const uint32_t> token_ids) const {
+std::vector<PrefixKey> PrefixIndex::Match(const PrefixKey& root, const NameView& names) const {
   std::vector<PrefixKey> keys;
   PrefixKey key = root;
-  for (; token_ids.size() >= kPrefixStepTokens; token_ids = token_ids.subspan(kPrefixStepTokens)) {
-    key = NextPrefixKey(key, token_ids.first(kPrefixStepTokens));
+  const size_t step = StepWords(names.kind);
+  for (auto words = names.words; words.size() >= step; words = words.subspan(step)) {
+    key = NextPrefixKey(key, words.first(step));
     const MutexLock lock(&mutex_);
     if (!steps_.contains(key)) break;
     keys.push_back(key);
@@ -152,59 +171,79 @@ NamedTokens::NamedTokens(std::shared_ptr<PrefixIndex> index, const PrefixKey& ro
       record_(std::move(record)),
       stored_(stored_tokens) {}
 
-void NamedTokens::Restore(std::vector<uint32_t> token_ids) {
+void NamedTokens::Restore(NameWords names) {
   const MutexLock lock(&mutex_);
-  token_ids_ = std::move(token_ids);
+  names_ = std::move(names);
   ListStoredSteps();
 }
 
-absl::StatusOr<size_t> NamedTokens::Known(uint64_t first_position,
-                                          std::span<const uint32_t> token_ids) const {
-  const size_t named = token_ids_.size();
+absl::StatusOr<size_t> NamedTokens::Known(uint64_t first_position, const NameView& names) const {
+  const bool by_key = names.kind == NameKind::kContentKeys;
+  const char* const field = by_key ? "content_keys" : "token_ids";
+  if (!names_.words.empty() && !names.words.empty() && names.kind != names_.kind) {
+    return InvalidArgument(
+        field, absl::StrCat("the sequence's tokens are named by ",
+                            by_key ? "their ids" : "content keys", "; all names are of one kind"));
+  }
+  if (by_key && first_position % kPrefixStepTokens != 0) {
+    return InvalidArgument("first_position",
+                           absl::StrCat(first_position, ": a content key names ",
+                                        kPrefixStepTokens, " tokens from a multiple of them on"));
+  }
+  const size_t named = NameView(names_).token_count();
   if (first_position > named) {
     return InvalidArgument("first_position",
                            absl::StrCat(first_position, ": a gap; ", named, " tokens are named"));
   }
-  const uint64_t end = first_position + token_ids.size();
+  const uint64_t end = first_position + names.token_count();
   const uint64_t limit = std::min(uint64_t{stored_} + kMaxNamedAhead, uint64_t{kMaxSequenceTokens});
   if (end > limit) {
-    return InvalidArgument("token_ids",
+    return InvalidArgument(field,
                            absl::StrCat("they end at ", end, "; ", stored_,
                                         " tokens are stored, at most ", limit, " may be named"));
   }
-  const auto begin = token_ids_.begin() + static_cast<ptrdiff_t>(first_position);
-  const size_t known = std::min(named - first_position, token_ids.size());
+  if (names.words.empty()) return size_t{0};
+  const size_t first_word = WordsOf(names.kind, first_position);
+  const size_t known = std::min(names_.words.size() - first_word, names.words.size());
+  const auto begin = names_.words.begin() + static_cast<ptrdiff_t>(first_word);
   const auto [ours, theirs] =
-      std::mismatch(begin, begin + static_cast<ptrdiff_t>(known), token_ids.begin());
-  if (ours != begin + static_cast<ptrdiff_t>(known)) {
-    return InvalidArgument(
-        absl::StrCat("token_ids[", theirs - token_ids.begin(), "]"),
-        absl::StrCat(*theirs, "; position ", ours - token_ids_.begin(), " is named ", *ours));
+      std::mismatch(begin, begin + static_cast<ptrdiff_t>(known), names.words.begin());
+  if (ours == begin + static_cast<ptrdiff_t>(known)) return known;
+  const auto word = static_cast<size_t>(theirs - names.words.begin());
+  if (by_key) {
+    const size_t key = word / kContentKeyWords;
+    return InvalidArgument(absl::StrCat("content_keys[", key, "]"),
+                           absl::StrCat("position ", first_position + key * kPrefixStepTokens,
+                                        " has another content key"));
   }
-  return known;
+  return InvalidArgument(
+      absl::StrCat("token_ids[", word, "]"),
+      absl::StrCat(*theirs, "; position ", first_position + word, " is named ", *ours));
 }
 
-absl::Status NamedTokens::Check(uint64_t first_position,
-                                std::span<const uint32_t> token_ids) const {
+absl::Status NamedTokens::Check(uint64_t first_position, const NameView& names) const {
   const MutexLock lock(&mutex_);
-  return Known(first_position, token_ids).status();
+  return Known(first_position, names).status();
 }
 
-absl::Status NamedTokens::Name(uint64_t first_position, std::span<const uint32_t> token_ids) {
+absl::Status NamedTokens::Name(uint64_t first_position, const NameView& names) {
   const MutexLock lock(&mutex_);
-  ASSIGN_OR_RETURN(const auto known, Known(first_position, token_ids));
-  token_ids_.insert(token_ids_.end(), token_ids.begin() + static_cast<ptrdiff_t>(known),
-                    token_ids.end());
-  if (record_ != nullptr && known < token_ids.size()) record_->Write(token_ids_);
+  ASSIGN_OR_RETURN(const auto known, Known(first_position, names));
+  if (known == names.words.size()) return absl::OkStatus();
+  names_.kind = names.kind;
+  names_.words.insert(names_.words.end(), names.words.begin() + static_cast<ptrdiff_t>(known),
+                      names.words.end());
+  if (record_ != nullptr) record_->Write(names_.kind, names_.words);
   ListStoredSteps();
   return absl::OkStatus();
 }
 
 void NamedTokens::ListStoredSteps() {
-  while ((keys_.size() + 1) * kPrefixStepTokens <= token_ids_.size()) {
-    keys_.push_back(NextPrefixKey(
-        keys_.empty() ? root_ : keys_.back(),
-        std::span(token_ids_).subspan(keys_.size() * kPrefixStepTokens, kPrefixStepTokens)));
+  const size_t step = StepWords(names_.kind);
+  while ((keys_.size() + 1) * step <= names_.words.size()) {
+    keys_.push_back(
+        NextPrefixKey(keys_.empty() ? root_ : keys_.back(),
+                      std::span<const uint32_t>(names_.words).subspan(keys_.size() * step, step)));
   }
   const size_t stored_steps = stored_ / kPrefixStepTokens;
   while (listed_steps_ < std::min(keys_.size(), stored_steps)) {
@@ -215,9 +254,9 @@ void NamedTokens::ListStoredSteps() {
 void NamedTokens::TruncateTo(uint32_t token_count) {
   const size_t steps = token_count / kPrefixStepTokens;
   while (listed_steps_ > steps) index_->Remove(keys_[--listed_steps_], this);
-  if (token_ids_.size() > token_count) {
-    token_ids_.resize(token_count);
-    if (record_ != nullptr) record_->Write(token_ids_);
+  if (const size_t words = WordsOf(names_.kind, token_count); names_.words.size() > words) {
+    names_.words.resize(words);
+    if (record_ != nullptr) record_->Write(names_.kind, names_.words);
   }
   keys_.resize(std::min(keys_.size(), steps));
   stored_ = std::min(stored_, token_count);
@@ -230,9 +269,13 @@ absl::StatusOr<NamedTokens::Shared> NamedTokens::Share(uint32_t token_count, boo
   ASSIGN_OR_RETURN(auto snapshot, sequence->Share(token_count, partial_indexes));
   // Beyond stored_ a truncation may be in progress: those names may belong to tokens that are
   // stored after it.
-  const size_t named = std::min({token_ids_.size(), size_t{token_count}, size_t{stored_}});
-  return Shared{std::move(snapshot),
-                {token_ids_.begin(), token_ids_.begin() + static_cast<ptrdiff_t>(named)}};
+  const size_t words = WordsOf(names_.kind, std::min(token_count, stored_));
+  return Shared{std::move(snapshot), FirstNames(std::min(names_.words.size(), words))};
+}
+
+NameWords NamedTokens::FirstNames(size_t word_count) const {
+  return {names_.kind,
+          {names_.words.begin(), names_.words.begin() + static_cast<ptrdiff_t>(word_count)}};
 }
 
 std::shared_ptr<const Snapshot> NamedTokens::ShareStep(size_t step, const PrefixKey& key) {
@@ -251,16 +294,16 @@ std::vector<PrefixKey> NamedTokens::ListedKeys() const {
   return {keys_.begin(), keys_.begin() + static_cast<ptrdiff_t>(listed_steps_)};
 }
 
-std::vector<uint32_t> NamedTokens::ListedIds() const {
+NameWords NamedTokens::ListedNames() const {
   const MutexLock lock(&mutex_);
-  return {token_ids_.begin(),
-          token_ids_.begin() + static_cast<ptrdiff_t>(listed_steps_ * kPrefixStepTokens)};
+  return FirstNames(listed_steps_ * StepWords(names_.kind));
 }
 
-bool NamedTokens::BeginsWith(std::span<const uint32_t> token_ids) const {
+bool NamedTokens::BeginsWith(const NameView& names) const {
   const MutexLock lock(&mutex_);
-  return token_ids.size() <= std::min(token_ids_.size(), size_t{stored_}) &&
-         std::equal(token_ids.begin(), token_ids.end(), token_ids_.begin());
+  const size_t stored = std::min(names_.words.size(), WordsOf(names_.kind, stored_));
+  return names.kind == names_.kind && names.words.size() <= stored &&
+         std::equal(names.words.begin(), names.words.end(), names_.words.begin());
 }
 
 void NamedTokens::OnPublish(const Snapshot& next) {

@@ -1,10 +1,11 @@
 // Prefixes: finds the stored tokens that the prompt of a new sequence can share.
 //
 // Tokens are addressed by content, in steps of kPrefixStepTokens. The key of a step is the SHA-256
-// of the previous step's key and of the ids of its tokens. The root of the chain covers everything
-// that changes K and V of the same ids: another tenant, model, layout or extra key starts another
-// chain. Equal keys therefore mean equal rows (unless SHA-256 collides). A step is listed while a
-// live sequence holds all its tokens, complete over all stored layers, under these ids.
+// of the previous step's key and of the names of its tokens: their ids, or one content key. The
+// root of the chain covers everything that changes K and V of the same names: another tenant,
+// model, layout or extra key starts another chain. Equal keys therefore mean equal rows (unless
+// SHA-256 collides, or an engine gives one content key to different tokens). A step is listed while
+// a live sequence holds all its tokens, complete over all stored layers, under these names.
 #ifndef PQCACHED_KVSTORE_SEQUENCE_PREFIX_H_
 #define PQCACHED_KVSTORE_SEQUENCE_PREFIX_H_
 
@@ -13,6 +14,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -21,28 +23,63 @@
 #include "kvstore/mutex.h"
 #include "kvstore/records/names_record.h"
 #include "kvstore/sequence/sequence.h"
+#include "kvstore/values.h"
 
 namespace pqcached::kvstore {
 
 inline constexpr uint32_t kPrefixStepTokens = kBlockTokens;
 inline constexpr size_t kMaxExtraKeyBytes = 256;
-// Number of tokens that may be named before they are stored. Ids are kept in memory; for stored
-// tokens their number is bounded by the memory of the rows, so ids ahead of them need a limit of
+inline constexpr size_t kContentKeyWords = std::tuple_size_v<ContentKey>;
+// Number of tokens that may be named before they are stored. Names are kept in memory; for stored
+// tokens their number is bounded by the memory of the rows, so names ahead of them need a limit of
 // their own.
 inline constexpr uint32_t kMaxNamedAhead = uint32_t{1} << 22;
 
 using PrefixKey = std::array<uint8_t, 32>;
 
+// Returns the number of words that name one step.
+constexpr size_t StepWords(NameKind kind) {
+  return kind == NameKind::kTokenIds ? kPrefixStepTokens : kContentKeyWords;
+}
+// Returns the number of words that name `tokens` tokens; for content keys, those of whole steps.
+constexpr size_t WordsOf(NameKind kind, size_t tokens) {
+  return kind == NameKind::kTokenIds ? tokens : tokens / kPrefixStepTokens * kContentKeyWords;
+}
+
+// Names as words: one per token id, or those of the content keys.
+struct NameView {
+  NameKind kind = NameKind::kTokenIds;
+  std::span<const uint32_t> words = {};
+
+  NameView() = default;
+  NameView(const NameWords& names)  // NOLINT: a view of the same names
+      : kind(names.kind), words(names.words) {}
+  NameView(NameKind of_kind, std::span<const uint32_t> of_words)
+      : kind(of_kind), words(of_words) {}
+  // REQUIRES: only one kind of names is given.
+  explicit NameView(const TokenNames& names);
+  // The names of a prompt. REQUIRES: CheckPrefix.
+  explicit NameView(const SequenceSpec& spec) : NameView(spec.names()) {}
+
+  // Returns the number of tokens that are named.
+  size_t token_count() const {
+    return kind == NameKind::kTokenIds ? words.size()
+                                       : words.size() / kContentKeyWords * kPrefixStepTokens;
+  }
+};
+
 // Returns the root key of a cache's chains.
 PrefixKey PrefixRoot(std::string_view tenant, const CacheSpec& spec, std::string_view extra_key);
-// Returns the key of the step that follows `before`.
-// REQUIRES: token_ids.size() == kPrefixStepTokens.
-PrefixKey NextPrefixKey(const PrefixKey& before, std::span<const uint32_t> token_ids);
+// Returns the key of the step that follows `before`. REQUIRES: `step` has the words of one step.
+PrefixKey NextPrefixKey(const PrefixKey& before, std::span<const uint32_t> step);
 // Returns a digest that identifies a whole prompt.
-PrefixKey PromptDigest(std::span<const uint32_t> token_ids, std::string_view extra_key);
+PrefixKey PromptDigest(const NameView& names, std::string_view extra_key);
 
-// Checks the lengths. Errors: kInvalidArgument naming token_ids or extra_key.
-absl::Status CheckPrefix(std::span<const uint32_t> token_ids, std::string_view extra_key);
+// Checks that only one kind of names is given. Errors: kInvalidArgument naming content_keys.
+absl::Status CheckOneKind(const TokenNames& names);
+// Checks the lengths, and that only one kind of names is given. Errors: kInvalidArgument naming
+// token_ids, content_keys or extra_key.
+absl::Status CheckPrefix(const TokenNames& names, std::string_view extra_key);
 
 class NamedTokens;
 
@@ -53,7 +90,7 @@ class PrefixIndex {
   void Remove(const PrefixKey& key, const NamedTokens* holder);
 
   // Returns the keys of the longest listed prefix, one per step.
-  std::vector<PrefixKey> Match(const PrefixKey& root, std::span<const uint32_t> token_ids) const;
+  std::vector<PrefixKey> Match(const PrefixKey& root, const NameView& names) const;
   std::vector<std::shared_ptr<NamedTokens>> Holders(const PrefixKey& key) const;
 
  private:
@@ -66,28 +103,28 @@ class PrefixIndex {
   std::unordered_map<PrefixKey, std::vector<Holder>, KeyHash> steps_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Token ids of one sequence. Lists its steps in the index while they are stored. Thread-safe. Its
+// Names of the tokens of one sequence. Lists its steps in the index while they are stored. Thread-safe. Its
 // lock is acquired before those of the index and of the sequence's newest snapshot.
 class NamedTokens final : public SequenceWatcher, public std::enable_shared_from_this<NamedTokens> {
  public:
-  // `stored_tokens`: tokens that the sequence starts with. `record`: where ids are recorded; null:
-  // they are not recorded.
+  // `stored_tokens`: tokens that the sequence starts with. `record`: where names are recorded;
+  // null: they are not recorded.
   NamedTokens(std::shared_ptr<PrefixIndex> index, const PrefixKey& root,
               std::weak_ptr<Sequence> sequence, uint32_t stored_tokens,
               std::unique_ptr<NamesRecord> record = nullptr);
 
   // Sets the names that the record holds; called at most once, before Name.
-  void Restore(std::vector<uint32_t> token_ids);
+  void Restore(NameWords names);
 
-  // Names tokens [first_position, + ids). Errors: as Store::NameTokens.
-  absl::Status Name(uint64_t first_position, std::span<const uint32_t> token_ids);
+  // Names tokens from first_position on. Errors: as Store::NameTokens.
+  absl::Status Name(uint64_t first_position, const NameView& names);
 
   // Returns the status that Name would return, without naming tokens.
-  absl::Status Check(uint64_t first_position, std::span<const uint32_t> token_ids) const;
+  absl::Status Check(uint64_t first_position, const NameView& names) const;
 
   struct Shared {
     std::shared_ptr<const Snapshot> snapshot;
-    std::vector<uint32_t> token_ids;  // ids of the first tokens, as far as they are named
+    NameWords names;  // of the first tokens, as far as they are named
   };
   // Shares the first `token_count` tokens, with their names. Errors: as Sequence::Share.
   absl::StatusOr<Shared> Share(uint32_t token_count, bool partial_indexes);
@@ -98,10 +135,10 @@ class NamedTokens final : public SequenceWatcher, public std::enable_shared_from
   const PrefixKey& root() const { return root_; }
   // Returns the keys of the listed steps.
   std::vector<PrefixKey> ListedKeys() const;
-  // Returns the token ids of the listed steps.
-  std::vector<uint32_t> ListedIds() const;
-  // Returns whether the sequence's first tokens are stored under these ids.
-  bool BeginsWith(std::span<const uint32_t> token_ids) const;
+  // Returns the names of the listed steps.
+  NameWords ListedNames() const;
+  // Returns whether the sequence's first tokens are stored under these names.
+  bool BeginsWith(const NameView& names) const;
 
   void OnPublish(const Snapshot& next) override;
   bool OnTruncate(uint32_t token_count, uint64_t own_lease) override;
@@ -109,9 +146,10 @@ class NamedTokens final : public SequenceWatcher, public std::enable_shared_from
   void OnDrop() override;
 
  private:
-  // Returns the number of ids that are already named.
-  absl::StatusOr<size_t> Known(uint64_t first_position, std::span<const uint32_t> token_ids) const
+  // Returns how many of the words the sequence has already.
+  absl::StatusOr<size_t> Known(uint64_t first_position, const NameView& names) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  NameWords FirstNames(size_t word_count) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Computes the keys of completely named steps, and lists the steps that are stored.
   void ListStoredSteps() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TruncateTo(uint32_t token_count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -122,8 +160,8 @@ class NamedTokens final : public SequenceWatcher, public std::enable_shared_from
 
   mutable Mutex mutex_;
   const std::unique_ptr<NamesRecord> record_ ABSL_PT_GUARDED_BY(mutex_);
-  std::vector<uint32_t> token_ids_ ABSL_GUARDED_BY(mutex_);
-  std::vector<PrefixKey> keys_ ABSL_GUARDED_BY(mutex_);  // one per complete step of token_ids_
+  NameWords names_ ABSL_GUARDED_BY(mutex_);
+  std::vector<PrefixKey> keys_ ABSL_GUARDED_BY(mutex_);  // one per complete step of names_
   size_t listed_steps_ ABSL_GUARDED_BY(mutex_) =
       0;                                     // the first listed_steps_ of keys_ are in the index
   uint32_t stored_ ABSL_GUARDED_BY(mutex_);  // tokens that are stored and not being truncated

@@ -66,7 +66,7 @@ absl::Status RankSequences::CheckFree(const Entry& entry, uint32_t rank, const P
   }
   if (entry.prompt != prompt) {
     return FailedPrecondition("group_key",
-                              "token_ids or extra_key are not those of the first rank");
+                              "token_ids, content_keys or extra_key are not those of the first rank");
   }
   return absl::OkStatus();
 }

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/index/merge.h"
 #include "kvstore/refusal.h"
 #include "kvstore/sequence/sequence_record.h"
 
@@ -40,7 +41,7 @@ absl::StatusOr<StoredSequence> Lifecycle::Make(std::shared_ptr<const Cache> cach
   auto names = std::make_shared<NamedTokens>(cache->prefixes, made.root, sequence, token_count,
                                              std::move(names_record));
   absl::Status status = sequence->Watch(names).status();
-  if (status.ok()) status = names->Name(0, made.token_ids);
+  if (status.ok()) status = names->Name(0, made.names);
   if (!status.ok()) {
     sequence->Drop();
     return status;
@@ -84,15 +85,15 @@ absl::StatusOr<CreatedSequence> Lifecycle::Create(const std::shared_ptr<const Ca
   if (spec.live_index.has_value()) {
     RETURN_IF_ERROR(CheckLiveIndex(*cache, *spec.live_index));
   }
-  RETURN_IF_ERROR(CheckPrefix(spec.token_ids, spec.extra_key));
+  RETURN_IF_ERROR(CheckPrefix(spec.names(), spec.extra_key));
   RETURN_IF_ERROR(CheckGroupKey(*cache, spec.group_key));
   if (!spec.group_key.empty()) return CreateGroupMember(cache, spec);
-  PrefixSharing::Prefix prefix = parts_.prefixes.Share(cache, spec.token_ids, spec.extra_key);
+  PrefixSharing::Prefix prefix = parts_.prefixes.Share(cache, NameView(spec), spec.extra_key);
   parts_.prefixes.Count(*cache, spec, prefix.snapshot.get());
   return StartLiveIndex(Add(cache, {.session = spec.session,
                                     .first = std::move(prefix.snapshot),
                                     .root = prefix.root,
-                                    .token_ids = spec.token_ids,
+                                    .names = NameView(spec),
                                     .live_index = spec.live_index}),
                         spec.live_index);
 }
@@ -102,14 +103,14 @@ absl::StatusOr<CreatedSequence> Lifecycle::CreateGroupMember(
   ASSIGN_OR_RETURN(
       auto seat,
       parts_.ranks.AcquireSeat(
-          *cache, spec.group_key, PromptDigest(spec.token_ids, spec.extra_key),
-          [&] { return parts_.prefixes.ShareInAllRanks(cache, spec.token_ids, spec.extra_key); }));
+          *cache, spec.group_key, PromptDigest(NameView(spec), spec.extra_key),
+          [&] { return parts_.prefixes.ShareInAllRanks(cache, NameView(spec), spec.extra_key); }));
   parts_.prefixes.Count(*cache, spec, seat.first().get());
   auto created =
       StartLiveIndex(Add(cache, {.session = spec.session,
                                  .first = seat.first(),
                                  .root = PrefixRoot(cache->tenant, cache->spec, spec.extra_key),
-                                 .token_ids = spec.token_ids,
+                                 .names = NameView(spec),
                                  .live_index = spec.live_index,
                                  .group_key = spec.group_key}),
                      spec.live_index);
@@ -138,7 +139,7 @@ absl::StatusOr<CreatedSequence> Lifecycle::Fork(const StoredSequence& parent, ui
   return StartLiveIndex(Add(parent.cache, {.session = std::string(session),
                                            .first = std::move(first.snapshot),
                                            .root = parent.names->root(),
-                                           .token_ids = first.token_ids,
+                                           .names = first.names,
                                            .live_index = live_index}),
                         live_index);
 }
@@ -156,11 +157,23 @@ void Lifecycle::End(const StoredSequence& stored) {
 
 absl::StatusOr<NamedTokens::Shared> Lifecycle::ShareRetainable(const StoredSequence& stored,
                                                                std::span<const PrefixKey> keys) {
-  if (keys.empty() || stored.cache->prefixes->Holders(keys.back()).size() >= 2) {
-    return NotFound("", "nothing to retain");
+  if (keys.empty()) return NotFound("", "nothing to retain");
+  ASSIGN_OR_RETURN(const auto newest, stored.sequence->Peek());
+  ASSIGN_OR_RETURN(auto shared,
+                   stored.names->Share(static_cast<uint32_t>(keys.size() * kPrefixStepTokens),
+                                       /*partial_indexes=*/false));
+  const SegmentEntry& last = shared.snapshot->list->segments.back();
+  const uint32_t used_slots = last.token_end - last.rows->first_position();
+  if (last.rows.get() != newest->list->tail() || 2 * used_slots > last.rows->slot_capacity() ||
+      HasOtherHolder(stored, keys.back())) {
+    return shared;
   }
-  return stored.names->Share(static_cast<uint32_t>(keys.size() * kPrefixStepTokens),
-                             /*partial_indexes=*/false);
+  auto copy = CopySegment(*stored.cache, last);
+  if (!copy.ok()) return shared;  // the unused slots are retained, too
+  SegmentList list = *shared.snapshot->list;
+  list.segments.back() = *std::move(copy);
+  shared.snapshot = CompleteSnapshot(std::move(list), shared.snapshot->layer_tokens);
+  return shared;
 }
 
 void Lifecycle::DropRedundant(const StoredSequence& retained, std::span<const PrefixKey> keys) {
@@ -180,15 +193,10 @@ void Lifecycle::DropRedundant(const StoredSequence& retained, std::span<const Pr
 // old id fail, as after any drop.
 void Lifecycle::Retain(const StoredSequence& stored) {
   const Cache& cache = *stored.cache;
+  const std::vector<PrefixKey> keys = stored.names->ListedKeys();
+  auto kept = ShareRetainable(stored, keys);  // may copy rows, so no lock is held
   const MutexLock lock(&retain_mutex_);
-  std::vector<PrefixKey> keys = stored.names->ListedKeys();
-  uint32_t closed_end = 0;
-  if (const auto snapshot = stored.sequence->Peek(); snapshot.ok()) {
-    // Excludes the open segment: it holds memory for tokens that will not be written.
-    closed_end = std::min((*snapshot)->active_begin(), (*snapshot)->token_count());
-  }
-  keys.resize(std::min<size_t>(keys.size(), closed_end / kPrefixStepTokens));
-  auto kept = ShareRetainable(stored, keys);
+  if (kept.ok() && HasOtherHolder(stored, keys.back())) kept = NotFound("", "held already");
   const int64_t pinned_until = stored.sequence->holds().pinned_until();
   const PrefixKey root = stored.names->root();
   Drop(stored);
@@ -200,7 +208,7 @@ void Lifecycle::Retain(const StoredSequence& stored) {
   const auto made = Add(stored.cache, {.session = {},
                                        .first = std::move(kept->snapshot),
                                        .root = root,
-                                       .token_ids = kept->token_ids});
+                                       .names = kept->names});
   if (!made.ok()) return;  // max_sequences reached, and all sequences are in use
   const auto retained = parts_.sequences.FindInAnyTenant(made->sequence_id);
   if (!retained.ok()) return;

@@ -59,7 +59,7 @@ class Lifecycle {
     std::string session;
     std::shared_ptr<const Snapshot> first;  // null: it starts empty
     PrefixKey root;
-    std::span<const uint32_t> token_ids;
+    NameView names = {};
     std::optional<LiveIndex> live_index = {};
     std::string group_key = {};
   };
@@ -77,9 +77,15 @@ class Lifecycle {
   absl::StatusOr<CreatedSequence> StartLiveIndex(absl::StatusOr<CreatedSequence> created,
                                                  const std::optional<LiveIndex>& live_index);
   void Retain(const StoredSequence& stored);
-  // Shares the tokens of the sequence that can be retained. Errors: kNotFound  there are none.
+  // Shares the tokens of the sequence that can be retained, those of the steps with these keys. A
+  // last segment that was open and is at most half full is replaced by a copy without the unused
+  // slots, if there is memory for it. Errors: kNotFound  there are none.
   static absl::StatusOr<NamedTokens::Shared> ShareRetainable(const StoredSequence& stored,
                                                              std::span<const PrefixKey> keys);
+  // Returns whether another sequence holds the steps up to this key.
+  static bool HasOtherHolder(const StoredSequence& stored, const PrefixKey& key) {
+    return stored.cache->prefixes->Holders(key).size() >= 2;
+  }
   // Drops retained sequences whose tokens are a beginning of those of `retained`.
   void DropRedundant(const StoredSequence& retained, std::span<const PrefixKey> keys);
 

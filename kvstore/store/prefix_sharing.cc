@@ -1,6 +1,7 @@
 #include "kvstore/store/prefix_sharing.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -19,20 +20,20 @@ std::shared_ptr<const Snapshot> ShareSteps(const Cache& cache, std::span<const P
 }  // namespace
 
 uint32_t PrefixSharing::Match(const std::shared_ptr<const Cache>& cache,
-                              std::span<const uint32_t> token_ids,
+                              const NameView& names,
                               std::string_view extra_key) const {
   const std::vector<std::shared_ptr<const Cache>> ranks = caches_.OfGroup(cache);
   if (ranks.size() < cache->spec.rank.rank_count) return 0;  // a missing rank holds nothing
   size_t steps = ~size_t{0};
   for (const auto& rank : ranks) {
     const PrefixKey root = PrefixRoot(rank->tenant, rank->spec, extra_key);
-    steps = std::min(steps, rank->prefixes->Match(root, token_ids).size());
+    steps = std::min(steps, rank->prefixes->Match(root, names).size());
   }
   return static_cast<uint32_t>(steps * kPrefixStepTokens);
 }
 
 RankPrefixes PrefixSharing::ShareInAllRanks(const std::shared_ptr<const Cache>& cache,
-                                            std::span<const uint32_t> token_ids,
+                                            const NameView& names,
                                             std::string_view extra_key) const {
   const std::vector<std::shared_ptr<const Cache>> ranks = caches_.OfGroup(cache);
   if (ranks.size() < cache->spec.rank.rank_count) return {};
@@ -40,7 +41,7 @@ RankPrefixes PrefixSharing::ShareInAllRanks(const std::shared_ptr<const Cache>& 
   size_t steps = ~size_t{0};
   for (const auto& rank : ranks) {
     const PrefixKey root = PrefixRoot(rank->tenant, rank->spec, extra_key);
-    keys.push_back(rank->prefixes->Match(root, token_ids));
+    keys.push_back(rank->prefixes->Match(root, names));
     steps = std::min(steps, keys.back().size());
   }
   // Holders may be dropped or truncated concurrently; all ranks then share a shorter prefix.
@@ -57,13 +58,13 @@ RankPrefixes PrefixSharing::ShareInAllRanks(const std::shared_ptr<const Cache>& 
 }
 
 PrefixSharing::Prefix PrefixSharing::Share(const std::shared_ptr<const Cache>& cache,
-                                           std::span<const uint32_t> token_ids,
+                                           const NameView& names,
                                            std::string_view extra_key) const {
   Prefix prefix{.root = PrefixRoot(cache->tenant, cache->spec, extra_key), .snapshot = nullptr};
-  if (token_ids.size() < kPrefixStepTokens) return prefix;
+  if (names.token_count() < kPrefixStepTokens) return prefix;
   const uint32_t token_count =
-      cache->spec.rank.group.empty() ? ~0u : Match(cache, token_ids, extra_key);
-  std::vector<PrefixKey> keys = cache->prefixes->Match(prefix.root, token_ids);
+      cache->spec.rank.group.empty() ? ~0u : Match(cache, names, extra_key);
+  std::vector<PrefixKey> keys = cache->prefixes->Match(prefix.root, names);
   keys.resize(std::min<size_t>(keys.size(), token_count / kPrefixStepTokens));
   // Holders may be dropped or truncated concurrently; the prefix is then shorter.
   for (; !keys.empty() && prefix.snapshot == nullptr; keys.pop_back()) {
@@ -73,7 +74,7 @@ PrefixSharing::Prefix PrefixSharing::Share(const std::shared_ptr<const Cache>& c
 }
 
 void PrefixSharing::Count(const Cache& cache, const SequenceSpec& spec, const Snapshot* found) {
-  prompt_tokens_ += spec.token_ids.size() / kPrefixStepTokens * kPrefixStepTokens;
+  prompt_tokens_ += NameView(spec).token_count() / kPrefixStepTokens * kPrefixStepTokens;
   if (found == nullptr) return;
   matched_tokens_ += found->token_count();
   const uint64_t tick = cache.uses->Tick();

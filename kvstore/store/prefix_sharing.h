@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string_view>
 
 #include "kvstore/sequence/cache.h"
@@ -29,15 +28,15 @@ class PrefixSharing {
     std::shared_ptr<const Snapshot> snapshot;  // null: nothing is shared
   };
   // Shares the longest stored prefix of a prompt.
-  Prefix Share(const std::shared_ptr<const Cache>& cache, std::span<const uint32_t> token_ids,
+  Prefix Share(const std::shared_ptr<const Cache>& cache, const NameView& names,
                std::string_view extra_key) const;
   // Returns, for each rank, a share of the longest prefix of the prompt that all ranks hold; the
   // number of tokens is the same in all of them.
   RankPrefixes ShareInAllRanks(const std::shared_ptr<const Cache>& cache,
-                               std::span<const uint32_t> token_ids,
+                               const NameView& names,
                                std::string_view extra_key) const;
   // Returns the number of the prompt's tokens that every rank of the cache's group holds.
-  uint32_t Match(const std::shared_ptr<const Cache>& cache, std::span<const uint32_t> token_ids,
+  uint32_t Match(const std::shared_ptr<const Cache>& cache, const NameView& names,
                  std::string_view extra_key) const;
 
   // Updates the statistics of prompt and matched tokens for a new sequence.

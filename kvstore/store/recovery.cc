@@ -28,7 +28,7 @@ struct Draft {
   std::vector<std::vector<LayerNumbers>> layer_numbers;  // [entry][index]
   bool is_complete_list = true;                          // no part of the list was left out
   std::unique_ptr<NamesRecord> names;
-  std::vector<uint32_t> token_ids;
+  NameWords name_words;
   std::vector<std::shared_ptr<const ActiveSegmentView>> views;
 };
 
@@ -114,7 +114,7 @@ std::optional<Draft> CacheRecovery::ReadDraft(uint32_t number) {
   draft.slot = std::make_shared<const RecordSlot>(*std::move(slot));
   draft.names = std::make_unique<NamesRecord>(cache_.records, draft.slot);
   bool broken = false;
-  draft.token_ids = draft.names->Recover(broken);
+  draft.name_words = draft.names->Recover(broken);
   if (!broken) --recovered_.dropped_records;
   return draft;
 }
@@ -404,7 +404,7 @@ RecoveredSequence CacheRecovery::Build(Draft draft) {
   auto names = std::make_shared<NamedTokens>(cache_.prefixes, draft.identity.root, sequence,
                                              token_count, std::move(draft.names));
   sequence->Watch(names).IgnoreError();  // cannot fail: the sequence is not dropped
-  names->Restore(std::move(draft.token_ids));
+  names->Restore(std::move(draft.name_words));
   return {.identity = std::move(draft.identity),
           .sequence = std::move(sequence),
           .names = std::move(names)};

@@ -280,26 +280,27 @@ std::vector<LeaseInfo> StoreImpl::ListLeases(std::string_view tenant) {
 }
 
 absl::StatusOr<uint64_t> StoreImpl::MatchPrefix(std::string_view tenant, uint64_t cache_id,
-                                                std::span<const uint32_t> token_ids,
+                                                const TokenNames& names,
                                                 std::string_view extra_key) {
   ASSIGN_OR_RETURN(const auto cache, caches_.Find(tenant, cache_id));
-  RETURN_IF_ERROR(CheckPrefix(token_ids, extra_key));
-  return prefixes_.Match(cache, token_ids, extra_key);
+  RETURN_IF_ERROR(CheckPrefix(names, extra_key));
+  return prefixes_.Match(cache, NameView(names), extra_key);
 }
 
 absl::Status StoreImpl::NameTokens(std::string_view tenant, uint64_t sequence_id,
-                                   uint64_t first_position, std::span<const uint32_t> token_ids) {
+                                   uint64_t first_position, const TokenNames& names) {
+  RETURN_IF_ERROR(CheckOneKind(names));
   ASSIGN_OR_RETURN(const auto found, sequences_.Find(tenant, sequence_id));
   if (const auto running = found.sequence->Read(); !running.ok()) return running.status();
-  return found.names->Name(first_position, token_ids);
+  return found.names->Name(first_position, NameView(names));
 }
 
 absl::Status StoreImpl::CheckNames(std::string_view tenant, uint64_t sequence_id,
-                                   uint64_t first_position,
-                                   std::span<const uint32_t> token_ids) const {
+                                   uint64_t first_position, const TokenNames& names) const {
+  RETURN_IF_ERROR(CheckOneKind(names));
   ASSIGN_OR_RETURN(const auto found, sequences_.Find(tenant, sequence_id));
   if (const auto running = found.sequence->Read(); !running.ok()) return running.status();
-  return found.names->Check(first_position, token_ids);
+  return found.names->Check(first_position, NameView(names));
 }
 
 absl::StatusOr<uint64_t> StoreImpl::SuspendSequence(std::string_view tenant, uint64_t sequence_id) {

@@ -47,12 +47,12 @@ class StoreImpl final : public Store {
                                                uint64_t token_count,
                                                std::string_view session) override;
   absl::StatusOr<uint64_t> MatchPrefix(std::string_view tenant, uint64_t cache_id,
-                                       std::span<const uint32_t> token_ids,
+                                       const TokenNames& names,
                                        std::string_view extra_key) override;
   absl::Status NameTokens(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,
-                          std::span<const uint32_t> token_ids) override;
+                          const TokenNames& names) override;
   absl::Status CheckNames(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,
-                          std::span<const uint32_t> token_ids) const override;
+                          const TokenNames& names) const override;
   absl::StatusOr<uint64_t> SuspendSequence(std::string_view tenant, uint64_t sequence_id) override;
   absl::StatusOr<uint64_t> ResumeSequence(std::string_view tenant, uint64_t sequence_id) override;
   absl::Status DropSequence(std::string_view tenant, uint64_t sequence_id) override;

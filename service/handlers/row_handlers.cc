@@ -1,6 +1,5 @@
 #include "service/handlers/row_handlers.h"
 
-#include <span>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -15,9 +14,35 @@ namespace {
 
 constexpr int kMaxCommitRows = static_cast<int>(kvstore::kMaxLayers);
 
-// Returns an error about names with its path in IngestHeader.
-absl::Status PrefixHeader(const absl::Status& status) {
-  return PrefixField("header", MoveField("first_position", "token_ids_begin", status));
+// Names of an item: `names`, or one id per token.
+struct ItemNames {
+  ReceivedNames received;
+  std::string field;  // path of the message that has them
+};
+
+absl::StatusOr<ItemNames> ItemNamesOf(const v1::SequenceAppend& item, const std::string& field,
+                                      const std::vector<kvstore::LayerRows>& layers) {
+  if (item.has_names()) {
+    if (item.token_ids_size() > 0) {
+      return InvalidArgument(field + ".token_ids", "names are given, too");
+    }
+    const std::string names_field = field + ".names";
+    auto names = ReceivedNames::Of(item.names());
+    if (!names.ok()) return PrefixField(names_field, names.status());
+    return ItemNames{*std::move(names), names_field};
+  }
+  if (item.token_ids_size() == 0) return ItemNames{{}, field};
+  const bool has_tokens = !layers.empty() && !layers.front().keys.shape.empty();
+  const uint64_t tokens = has_tokens ? layers.front().keys.shape.front() : 0;
+  const auto count = static_cast<uint64_t>(item.token_ids_size());
+  if (count != tokens) {
+    return InvalidArgument(field + ".token_ids",
+                           absl::StrCat(count, " of them, must be one per token: ", tokens));
+  }
+  return ItemNames{{item.first_position(),
+                    "first_position",
+                    {item.token_ids().begin(), item.token_ids().end()}},
+                   field};
 }
 
 absl::Status CheckDistinctLayers(const v1::CommitRequest& request) {
@@ -45,8 +70,14 @@ absl::Status RowHandlers::Commit(const Caller& caller, const v1::CommitRequest& 
         LayerRowsOf(request.rows(i), absl::StrCat("rows[", i, "]"), max_message_bytes_, &claims));
     layers.push_back(std::move(rows));
   }
+  auto names = ReceivedNames::Of(request.names());
+  if (!names.ok()) return PrefixField("names", names.status());
+  const NamedSequence named{store_, caller.session.tenant, request.sequence_id()};
   ASSIGN_OR_RETURN(auto transaction,
                    store_.BeginIngest(caller.session.tenant, request.sequence_id()));
+  if (absl::Status status = names->Check(named); !status.ok()) {
+    return PrefixField("names", status);
+  }
   for (size_t i = 0; i < layers.size(); ++i) {
     RETURN_IF_ERROR(caller.Check());
     if (absl::Status status = transaction->Write(request.first_position(), layers[i]);
@@ -55,9 +86,9 @@ absl::Status RowHandlers::Commit(const Caller& caller, const v1::CommitRequest& 
     }
   }
   RETURN_IF_ERROR(caller.Check());
-  const absl::StatusOr<uint64_t> token_count = transaction->Commit();
-  if (token_count.ok()) response->set_token_count(*token_count);
-  return token_count.status();
+  ASSIGN_OR_RETURN(const uint64_t token_count, transaction->Commit());
+  response->set_token_count(token_count);
+  return PrefixField("names", names->Name(named));
 }
 
 absl::StatusOr<uint64_t> RowHandlers::AppendOne(const Caller& caller,
@@ -65,28 +96,18 @@ absl::StatusOr<uint64_t> RowHandlers::AppendOne(const Caller& caller,
                                                 const std::string& field,
                                                 const std::vector<kvstore::LayerRows>& layers) {
   const std::string& tenant = caller.session.tenant;
-  const std::span<const uint32_t> token_ids(item.token_ids().data(),
-                                            static_cast<size_t>(item.token_ids_size()));
-  if (!token_ids.empty()) {
-    const bool has_tokens = !layers.empty() && !layers.front().keys.shape.empty();
-    const uint64_t tokens = has_tokens ? layers.front().keys.shape.front() : 0;
-    if (token_ids.size() != tokens) {
-      return InvalidArgument(
-          field + ".token_ids",
-          absl::StrCat(token_ids.size(), " of them, must be one per token: ", tokens));
-    }
-    const absl::Status named =
-        store_.CheckNames(tenant, item.sequence_id(), item.first_position(), token_ids);
-    if (!named.ok()) return PrefixField(field, named);
+  ASSIGN_OR_RETURN(const ItemNames names, ItemNamesOf(item, field, layers));
+  const NamedSequence named{store_, tenant, item.sequence_id()};
+  if (absl::Status status = names.received.Check(named); !status.ok()) {
+    return PrefixField(names.field, status);
   }
   absl::StatusOr<uint64_t> token_count =
       store_.Append(tenant, item.sequence_id(), item.first_position(), layers);
   if (!token_count.ok()) return PrefixField(field, token_count.status());
-  if (token_ids.empty()) return token_count;
   // Tokens are named after their rows are stored, so that a failed call has changed nothing.
-  const absl::Status named =
-      store_.NameTokens(tenant, item.sequence_id(), item.first_position(), token_ids);
-  if (!named.ok()) return PrefixField(field, named);
+  if (absl::Status status = names.received.Name(named); !status.ok()) {
+    return PrefixField(names.field, status);
+  }
   return token_count;
 }
 
@@ -142,8 +163,18 @@ absl::Status IngestRows::TakeHeader(const Caller& caller, const v1::IngestHeader
   if (!transaction.ok()) return PrefixField("header", transaction.status());
   transaction_ = *std::move(transaction);
   sequence_id_ = header.sequence_id();
-  first_id_ = header.token_ids_begin();
-  token_ids_.assign(header.token_ids().begin(), header.token_ids().end());
+  if (!header.has_names()) {
+    names_ = ReceivedNames(header.token_ids_begin(), "token_ids_begin",
+                           {header.token_ids().begin(), header.token_ids().end()});
+    return absl::OkStatus();
+  }
+  if (header.token_ids_size() > 0) {
+    return InvalidArgument("header.token_ids", "names are given, too");
+  }
+  names_field_ = "header.names";
+  auto names = ReceivedNames::Of(header.names());
+  if (!names.ok()) return PrefixField(names_field_, names.status());
+  names_ = *std::move(names);
   return absl::OkStatus();
 }
 
@@ -159,15 +190,14 @@ absl::Status IngestRows::TakeChunk(const Caller& caller, const IngestMessage& me
 
 absl::Status IngestRows::Commit(const Caller& caller, v1::IngestResponse* response) {
   if (transaction_ == nullptr) return InvalidArgument("header", "missing");
-  const std::string& tenant = caller.session.tenant;
+  const NamedSequence named{store_, caller.session.tenant, sequence_id_};
   // Tokens are named after their rows are stored, so that a failed call has changed nothing.
-  absl::Status named;
-  if (!token_ids_.empty()) named = store_.CheckNames(tenant, sequence_id_, first_id_, token_ids_);
-  if (!named.ok()) return PrefixHeader(named);
+  if (absl::Status status = names_.Check(named); !status.ok()) {
+    return PrefixField(names_field_, status);
+  }
   ASSIGN_OR_RETURN(const uint64_t token_count, transaction_->Commit());
-  if (!token_ids_.empty()) {
-    named = store_.NameTokens(tenant, sequence_id_, first_id_, token_ids_);
-    if (!named.ok()) return PrefixHeader(named);
+  if (absl::Status status = names_.Name(named); !status.ok()) {
+    return PrefixField(names_field_, status);
   }
   response->set_token_count(token_count);
   return absl::OkStatus();

@@ -16,6 +16,7 @@
 #include "pqcached/v1/kv_cache.pb.h"
 #include "service/handlers/caller.h"
 #include "service/handlers/lease_handlers.h"
+#include "service/handlers/token_names.h"
 #include "service/wire/ingest_message.h"
 
 namespace pqcached::service {
@@ -40,8 +41,8 @@ class IngestRows {
   const uint64_t max_message_bytes_;
   std::unique_ptr<kvstore::IngestTransaction> transaction_;
   uint64_t sequence_id_ = 0;
-  uint64_t first_id_ = 0;
-  std::vector<uint32_t> token_ids_;  // ids of the tokens, recorded after the commit of the rows
+  ReceivedNames names_;  // recorded after the commit of the rows
+  std::string names_field_ = "header";
 };
 
 class RowHandlers {

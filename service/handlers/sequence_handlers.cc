@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "kernels/base/status_macros.h"
 #include "service/base/log.h"
 #include "service/base/refusal.h"
+#include "service/handlers/token_names.h"
 #include "service/session/text.h"
 #include "service/wire/wire.h"
 
@@ -28,10 +30,12 @@ absl::StatusOr<kvstore::SequenceSpec> SequenceSpecOf(const Caller& caller,
                                                      const v1::CreateSequenceRequest& request) {
   kvstore::SequenceSpec spec{.session = caller.session.id,
                              .token_ids = {request.token_ids().begin(), request.token_ids().end()},
+                             .content_keys = {},
                              .extra_key = request.extra_key(),
                              .live_index = std::nullopt,
                              .group_key = request.group_key()};
   RETURN_IF_ERROR(CheckExtraKey(request.extra_key()));
+  ASSIGN_OR_RETURN(spec.content_keys, ContentKeysOf(request.content_keys()));
   if (!request.has_live_index()) return spec;
   ASSIGN_OR_RETURN(const kvstore::LiveIndex live, LiveIndexOf(request.live_index(), "live_index"));
   spec.live_index = live;
@@ -165,11 +169,12 @@ absl::Status SequenceHandlers::MatchPrefix(const Caller& caller,
                                            const v1::MatchPrefixRequest& request,
                                            v1::MatchPrefixResponse* response) {
   RETURN_IF_ERROR(CheckExtraKey(request.extra_key()));
+  ASSIGN_OR_RETURN(const auto content_keys, ContentKeysOf(request.content_keys()));
+  const std::span<const uint32_t> token_ids(request.token_ids().data(),
+                                            static_cast<size_t>(request.token_ids_size()));
   ASSIGN_OR_RETURN(const uint64_t token_count,
-                   store_.MatchPrefix(
-                       caller.session.tenant, request.cache_id(),
-                       {request.token_ids().data(), static_cast<size_t>(request.token_ids_size())},
-                       request.extra_key()));
+                   store_.MatchPrefix(caller.session.tenant, request.cache_id(),
+                                      {token_ids, content_keys}, request.extra_key()));
   response->set_token_count(token_count);
   return absl::OkStatus();
 }

@@ -57,7 +57,7 @@ TEST(Retention, TheEndOfASessionRetainsToo) {
   EXPECT_THAT(shared.Retained(), SizeIs(1));
 }
 
-TEST(Retention, TokensWithoutNamesAndOpenSegmentsAreFreed) {
+TEST(Retention, TokensWithoutNamesAndIncompleteStepsAreFreed) {
   PressureStore shared(64);
   shared.Serve({});
   const CreatedSequence nameless = shared.Create();
@@ -66,9 +66,77 @@ TEST(Retention, TokensWithoutNamesAndOpenSegmentsAreFreed) {
                   .ok());
   shared.Drop(nameless.sequence_id);
   shared.Serve(Prompt(2, 127));
-  shared.Serve(Prompt(2, 128));  // full, but open as long as nothing comes behind it
   EXPECT_EQ(shared.used_bytes(), 0u);
   EXPECT_THAT(shared.Retained(), IsEmpty());
+}
+
+TEST(Retention, TheOpenSegmentIsRetainedInStepsWithoutItsUnusedSlots) {
+  StoreOptions options = PressureOptions();
+  options.segment_tokens = options.tail_tokens = 1024;
+  PressureStore shared(256, options);
+  for (const size_t tokens : {128u, 300u, 512u, 513u, 900u, 1024u, 1300u}) {
+    SCOPED_TRACE(tokens);
+    const auto family = static_cast<uint32_t>(tokens);
+    const std::vector<uint32_t> prompt = Prompt(family, tokens);
+    const size_t before = shared.used_bytes();
+    shared.Serve(prompt);
+    const size_t steps = tokens / 128;
+    EXPECT_EQ(CountOf(shared, prompt), 128 * steps);
+    // More than half of a segment of 8 steps is kept as it is; less is copied to 1, 2 or 4 steps.
+    const size_t rest = steps % 8;
+    const size_t kept = rest > 4 ? 8 : rest == 3 ? 4 : rest;
+    EXPECT_EQ(shared.used_bytes() - before, (steps / 8 * 8 + kept) * kSegmentBytes);
+    const CreatedSequence again = shared.Create(prompt);
+    testing::Content content = ContentOf(prompt);
+    content.resize(128 * steps);
+    ASSERT_EQ(again.token_count, content.size());
+    ExpectContent(*shared.store, again.sequence_id, shared.group, content);
+    shared.Drop(again.sequence_id);
+  }
+}
+
+TEST(Retention, TheCopyOfAnOpenSegmentHasItsCodes) {
+  StoreOptions options = PressureOptions();
+  options.segment_tokens = options.tail_tokens = 1024;
+  PressureStore shared(256, options);
+  const std::vector<uint32_t> prompt = Prompt(1, 700);
+  const uint64_t id = shared.Fill({prompt.begin(), prompt.begin() + 400});
+  const testing::Content content = ContentOf(prompt);
+  const BuildSpec build{.index = Pq(2, 4), .iterations = 2};
+  ASSERT_TRUE(shared.store->BuildIndex(kTenant, id, build, {}).ok());
+  ASSERT_TRUE(testing::AppendContent(*shared.store, id, shared.group, 400,
+                                     std::span<const uint64_t>(content).subspan(400))
+                  .ok());
+  ASSERT_TRUE(shared.store->NameTokens(kTenant, id, 400, std::span(prompt).subspan(400)).ok());
+  testing::Floats query{.shape = {1, shared.group.query_heads, shared.group.key_dim}, .data = {}};
+  for (uint64_t i = 0; i < query.shape[1] * query.shape[2]; ++i) {
+    query.data.push_back(static_cast<float>(i % 7) - 3);
+  }
+  const auto scores_of = [&](uint64_t sequence_id) {
+    const Query asked{.layer = shared.group.layers[0],
+                      .query_position = 639,
+                      .queries = query.view()};
+    const auto scores = shared.store->Score(kTenant, sequence_id, asked, Pq(2, 4), {0, 640});
+    EXPECT_TRUE(scores.ok()) << scores.status();
+    return scores.ok() ? scores->logits : std::vector<float>{};
+  };
+  const std::vector<float> expected = scores_of(id);
+  shared.Drop(id);
+  const CreatedSequence again = shared.Create(prompt);
+  ASSERT_EQ(again.token_count, 640u);
+  EXPECT_THAT(shared.Describe(again.sequence_id).indexes, SizeIs(1));
+  EXPECT_EQ(scores_of(again.sequence_id), expected);
+}
+
+TEST(Retention, AFullPoolKeepsTheOpenSegmentAsItIs) {
+  StoreOptions options = PressureOptions();
+  options.segment_tokens = options.tail_tokens = 1024;
+  PressureStore shared(8, options);
+  const uint64_t id = shared.Fill(Prompt(1, 300));
+  EXPECT_EQ(shared.used_bytes(), 8 * kSegmentBytes);
+  shared.Drop(id);
+  EXPECT_EQ(CountOf(shared, Prompt(1, 300)), 256u);
+  EXPECT_EQ(shared.used_bytes(), 8 * kSegmentBytes);
 }
 
 TEST(Retention, NothingIsRetainedWhenItIsOff) {

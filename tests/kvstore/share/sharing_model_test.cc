@@ -65,9 +65,31 @@ class SharingModel {
   struct Modelled {
     uint64_t id = 0;
     Content content;
-    std::vector<uint32_t> ids;  // names, of stored tokens and of tokens to come
+    std::vector<uint32_t> ids;  // of stored tokens and of tokens to come
     bool suspended = false;
+    bool has_keys = false;  // its names are content keys
+    size_t named = 0;       // the first of `ids` are names, or those of whole steps
+
+    void Cut(size_t tokens) {
+      ids.resize(std::min(ids.size(), tokens));
+      named = std::min(named, Named(ids.size()));
+    }
+    // The tokens of this many that can be named.
+    size_t Named(size_t tokens) const {
+      return has_keys ? tokens / kBlockTokens * kBlockTokens : tokens;
+    }
   };
+
+  // Content keys of the whole steps of these tokens.
+  static std::vector<ContentKey> KeysOf(std::span<const uint32_t> ids) {
+    std::vector<ContentKey> keys;
+    for (; ids.size() >= kBlockTokens; ids = ids.subspan(kBlockTokens)) {
+      const Content content = ContentOf(ids.first(kBlockTokens));
+      keys.push_back({static_cast<uint32_t>(content.back()),
+                      static_cast<uint32_t>(content.back() >> 32), 7, 7});
+    }
+    return keys;
+  }
 
   uint32_t Random(size_t below) { return static_cast<uint32_t>(random_() % below); }
   Store& store() { return *shared_.store; }
@@ -90,10 +112,11 @@ class SharingModel {
     Attend();
   }
 
-  size_t ExpectedMatch(const std::vector<uint32_t>& prompt) const {
+  size_t ExpectedMatch(const std::vector<uint32_t>& prompt, bool has_keys) const {
     size_t longest = 0;
     for (const Modelled& one : all_) {
-      const size_t stored = std::min(one.ids.size(), one.content.size());
+      if (one.has_keys != has_keys) continue;
+      const size_t stored = std::min(one.named, one.content.size());
       size_t same = 0;
       while (same < std::min(stored, prompt.size()) && one.ids[same] == prompt[same]) ++same;
       longest = std::max(longest, same / kBlockTokens * kBlockTokens);
@@ -103,17 +126,29 @@ class SharingModel {
 
   void Match() {
     const std::vector<uint32_t> prompt = RandomPrompt(random_);
-    ASSERT_EQ(shared_.Match(prompt), ExpectedMatch(prompt));
+    ASSERT_EQ(shared_.Match(prompt), ExpectedMatch(prompt, /*has_keys=*/false));
+    const auto by_keys = store().MatchPrefix(kTenant, shared_.cache_id, {{}, KeysOf(prompt)}, "");
+    ASSERT_TRUE(by_keys.ok()) << by_keys.status();
+    ASSERT_EQ(*by_keys, ExpectedMatch(prompt, /*has_keys=*/true));
   }
 
   void Create() {
     if (all_.size() >= kMaxSequences) return Drop();
     const std::vector<uint32_t> prompt =
         Random(4) == 0 ? std::vector<uint32_t>() : RandomPrompt(random_);
-    const CreatedSequence created = shared_.Create(prompt);
-    ASSERT_EQ(created.token_count, ExpectedMatch(prompt));
-    Modelled made{.id = created.sequence_id, .content = ContentOf(prompt), .ids = prompt};
-    made.content.resize(created.token_count);
+    Modelled made{.content = ContentOf(prompt), .ids = prompt, .has_keys = Random(3) == 0};
+    SequenceSpec spec{.session = "session"};
+    if (made.has_keys) {
+      spec.content_keys = KeysOf(prompt);
+    } else {
+      spec.token_ids = prompt;
+    }
+    const auto created = store().CreateSequence(kTenant, shared_.cache_id, spec);
+    ASSERT_TRUE(created.ok()) << created.status();
+    ASSERT_EQ(created->token_count, ExpectedMatch(prompt, made.has_keys));
+    made.id = created->sequence_id;
+    made.named = made.Named(prompt.size());
+    made.content.resize(created->token_count);
     all_.push_back(std::move(made));
   }
 
@@ -125,7 +160,7 @@ class SharingModel {
     Modelled child = parent;
     child.id = created.sequence_id;
     if (count > 0) child.content.resize(count);  // 0 means all
-    child.ids.resize(std::min(child.ids.size(), child.content.size()));
+    child.Cut(child.content.size());
     ASSERT_EQ(created.token_count, child.content.size());
     all_.push_back(std::move(child));
   }
@@ -146,11 +181,15 @@ class SharingModel {
     if (one.ids.size() >= one.content.size() && Random(5) > 0) {
       std::vector<uint32_t> ids = one.ids;
       while (ids.size() < end) ids.push_back(Random(3));
-      const size_t first = one.ids.size();
-      if (ids.size() > first) {
-        ASSERT_TRUE(store().NameTokens(kTenant, one.id, first, std::span(ids).subspan(first)).ok());
-      }
+      const size_t first = one.named;
+      const auto fresh_ids = std::span<const uint32_t>(ids).subspan(first);
+      const std::vector<ContentKey> keys = KeysOf(fresh_ids);
+      const absl::Status named =
+          one.has_keys ? store().NameTokens(kTenant, one.id, first, {{}, keys})
+                       : store().NameTokens(kTenant, one.id, first, fresh_ids);
+      ASSERT_TRUE(named.ok()) << named;
       one.ids = std::move(ids);
+      one.named = one.Named(one.ids.size());
       fresh = ContentOf(std::span(one.ids).first(end));
       fresh.erase(fresh.begin(), fresh.begin() + static_cast<ptrdiff_t>(one.content.size()));
     }
@@ -174,7 +213,7 @@ class SharingModel {
     }
     const uint64_t last = one.content.back();
     ASSERT_TRUE(store().TruncateSequence(kTenant, one.id, tokens - 1).ok());
-    one.ids.resize(tokens - 1);
+    one.Cut(tokens - 1);
     ASSERT_TRUE(AppendContent(store(), one.id, shared_.group, tokens - 1, {&last, 1}).ok());
   }
   void Recreate(Modelled& one) {
@@ -190,7 +229,7 @@ class SharingModel {
         one.content.size() - std::min<size_t>(Random(most + 1), one.content.size());
     const auto stored = store().TruncateSequence(kTenant, one.id, count);
     ASSERT_TRUE(stored.ok()) << stored.status();
-    if (count < one.content.size()) one.ids.resize(std::min(one.ids.size(), count));
+    if (count < one.content.size()) one.Cut(count);
     one.content.resize(count);
   }
 

@@ -287,6 +287,57 @@ TEST_F(Sharing, NamesMayComeBeforeTheirTokensAndAfter) {
   EXPECT_EQ(shared_.Match(ids_), 256u);
 }
 
+TEST_F(Sharing, ContentKeysNameWholeSteps) {
+  const std::vector<ContentKey> keys = {{1, 2, 3, 4}, {5, 6, 7, 8}, {1, 2, 3, 4}};
+  const auto match = [&](size_t count) {
+    return *store().MatchPrefix(kTenant, shared_.cache_id, {{}, std::span(keys).first(count)}, "");
+  };
+  const SequenceSpec spec{.session = "s", .content_keys = {keys[0]}};
+  const uint64_t id = store().CreateSequence(kTenant, shared_.cache_id, spec)->sequence_id;
+  ASSERT_TRUE(IngestContent(store(), id, shared_.group, 0, std::span(content_).first(384)).ok());
+  EXPECT_EQ(match(3), 128u);
+  ASSERT_TRUE(store().NameTokens(kTenant, id, 128, {{}, std::span(keys).subspan(1)}).ok());
+  EXPECT_EQ(match(3), 384u);
+  EXPECT_EQ(match(2), 256u);
+  EXPECT_EQ(shared_.Match(ids_), 0u);
+  ASSERT_TRUE(store().TruncateSequence(kTenant, id, 300).ok());  // its key names removed tokens
+  EXPECT_EQ(match(3), 256u);
+  const uint64_t fork = shared_.Fork(id, 129).sequence_id;
+  ASSERT_TRUE(store().DropSequence(kTenant, id).ok());
+  EXPECT_EQ(match(3), 128u);
+  const auto shared = store().CreateSequence(kTenant, shared_.cache_id,
+                                             {.session = "s", .content_keys = keys});
+  ASSERT_EQ(shared->token_count, 128u);
+  Expect(shared->sequence_id, First(128));
+  ASSERT_TRUE(store().TruncateSequence(kTenant, fork, 0).ok());
+  EXPECT_TRUE(store().NameTokens(kTenant, fork, 0, ids_).ok());  // no names are left: either kind
+}
+
+TEST_F(Sharing, NamesAreOfOneKind) {
+  const std::vector<ContentKey> keys = {{1, 2, 3, 4}, {5, 6, 7, 8}};
+  const auto refused = [&](const absl::Status& status, std::string_view field) {
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(FieldOf(status), field) << status;
+  };
+  const auto create = [&](const SequenceSpec& spec) {
+    return store().CreateSequence(kTenant, shared_.cache_id, spec).status();
+  };
+  refused(create({.session = "s", .token_ids = ids_, .content_keys = keys}), "content_keys");
+  refused(create({.session = "s", .content_keys = std::vector<ContentKey>((1u << 15) + 1)}),
+          "content_keys");
+  const uint64_t by_ids = Stored(300);
+  refused(store().NameTokens(kTenant, by_ids, 0, {{}, keys}), "content_keys");
+  refused(store().NameTokens(kTenant, by_ids, 0, {ids_, keys}), "content_keys");
+  const uint64_t by_keys = shared_.Create().sequence_id;
+  ASSERT_TRUE(store().NameTokens(kTenant, by_keys, 0, {{}, keys}).ok());
+  refused(store().NameTokens(kTenant, by_keys, 256, std::span(ids_).first(1)), "token_ids");
+  refused(store().NameTokens(kTenant, by_keys, 1, {{}, keys}), "first_position");
+  refused(store().NameTokens(kTenant, by_keys, 384, {{}, keys}), "first_position");
+  const std::vector<ContentKey> other = {keys[1], {9, 9, 9, 9}};
+  refused(store().NameTokens(kTenant, by_keys, 128, {{}, {&other[1], 1}}), "content_keys[0]");
+  EXPECT_TRUE(store().CheckNames(kTenant, by_keys, 128, {{}, other}).ok());
+}
+
 TEST_F(Sharing, OtherTenantsModelsLayoutsAndKeysNeverMeet) {
   Stored(512);
   EXPECT_EQ(shared_.Match(ids_), 512u);

@@ -58,7 +58,7 @@ TEST(Lifecycle, TokensThatAreRetainedHaveANewIdAndReplaceTheirBeginnings) {
   parts.End(parts.Make("two", 512));
   const auto retained = parts.sequences.RetainedOfCache(parts.cache->cache_id);
   ASSERT_EQ(retained.size(), 1u);
-  EXPECT_EQ((*retained[0].sequence->Peek())->token_count(), 384u);  // without the active segment
+  EXPECT_EQ((*retained[0].sequence->Peek())->token_count(), 512u);  // the active segment included
 }
 
 TEST(Lifecycle, ARetainedSequenceMakesRoomForANewOne) {

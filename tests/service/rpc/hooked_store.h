@@ -42,17 +42,17 @@ class HookedStore final : public kvstore::Store {
     return store_->ForkSequence(tenant, sequence_id, token_count, session);
   }
   absl::StatusOr<uint64_t> MatchPrefix(std::string_view tenant, uint64_t cache_id,
-                                       std::span<const uint32_t> token_ids,
+                                       const TokenNames& names,
                                        std::string_view extra_key) override {
-    return store_->MatchPrefix(tenant, cache_id, token_ids, extra_key);
+    return store_->MatchPrefix(tenant, cache_id, names, extra_key);
   }
   absl::Status NameTokens(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,
-                          std::span<const uint32_t> token_ids) override {
-    return store_->NameTokens(tenant, sequence_id, first_position, token_ids);
+                          const TokenNames& names) override {
+    return store_->NameTokens(tenant, sequence_id, first_position, names);
   }
   absl::Status CheckNames(std::string_view tenant, uint64_t sequence_id, uint64_t first_position,
-                          std::span<const uint32_t> token_ids) const override {
-    return store_->CheckNames(tenant, sequence_id, first_position, token_ids);
+                          const TokenNames& names) const override {
+    return store_->CheckNames(tenant, sequence_id, first_position, names);
   }
   absl::StatusOr<uint64_t> SuspendSequence(std::string_view tenant, uint64_t sequence_id) override {
     return store_->SuspendSequence(tenant, sequence_id);

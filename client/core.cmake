@@ -18,6 +18,7 @@ set(sources
   base/library.cc
   base/pack.cc
   base/tensors.cc
+  base/token_names.cc
   gpu/gpu.cc
   gpu/ingest.cc
   gpu/step.cc

@@ -13,6 +13,7 @@
 #include "client/base/arguments.h"
 #include "client/base/error.h"
 #include "client/base/pack.h"
+#include "client/base/token_names.h"
 #include "client/step/handles.h"
 #include "client/step/step.h"
 #include "kernels/attend/attend.h"
@@ -54,6 +55,7 @@ struct pqc_decoder {
   bool indexed = false;
   uint64_t position = 0;  // of the token in progress; during the prefill, of its first token
   pqc_step* step = nullptr;
+  pqcached::client::OwnedNames names;  // recorded with the token in progress
   pqcached::kvstore::ReadScratch scratch;
   std::vector<float> queries, output, lse, own_lse;
   std::vector<uint32_t> positions;
@@ -278,8 +280,9 @@ pqc_status EndStep(pqc_decoder& decoder) {
     fill(layer.value, layer.shape.value_dim, &of_layer.values);
     rows.push_back(of_layer);
   }
-  return pqc_step_end(std::exchange(decoder.step, nullptr), rows.data(),
-                      static_cast<uint32_t>(rows.size()), nullptr);
+  const pqc_row_options names = decoder.names.view();
+  return pqc_step_end_with(std::exchange(decoder.step, nullptr), rows.data(),
+                           static_cast<uint32_t>(rows.size()), nullptr, &names);
 }
 
 // Computes the selected tokens' attention, then merges the decoder's own part.
@@ -313,6 +316,7 @@ void AbandonToken(pqc_decoder& decoder) {
     if (layer.recent.end() == decoder.position + 1) ForgetNewest(layer);
   }
   decoder.next_layer = decoder.layers.begin();
+  decoder.names.Clear();
 }
 
 pqc_status Open(pqc_sequence* sequence, const pqc_selection* selection, pqc_decoder** decoder) {
@@ -343,7 +347,7 @@ pqc_status Open(pqc_sequence* sequence, const pqc_selection* selection, pqc_deco
 }
 
 pqc_status Prefill(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* keys,
-                   const pqc_tensor* values) {
+                   const pqc_tensor* values, const pqc_row_options* options) {
   if (!decoder) return Fail(PQC_INVALID_ARGUMENT, "decoder", "must not be NULL");
   if (decoder->decoding) {
     return Fail(PQC_FAILED_PRECONDITION, "decoder", "the prefill is over; decode token by token");
@@ -354,14 +358,14 @@ pqc_status Prefill(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* keys,
     decoder->position = info.token_count;
   }
   uint64_t& first = decoder->prefilled.try_emplace(layer, decoder->position).first->second;
-  RETURN_IF_ERROR(pqc_ingest(decoder->sequence, layer, first, keys, values));
+  RETURN_IF_ERROR(pqc_ingest_with(decoder->sequence, layer, first, keys, values, options));
   first += keys->block_table ? keys->block_table->token_count : keys->shape[0];
   return PQC_OK;
 }
 
 pqc_status Decode(pqc_decoder* decoder, uint32_t number, const pqc_tensor* query,
-                  const pqc_tensor* key, const pqc_tensor* value, float* output,
-                  uint64_t output_capacity) {
+                  const pqc_tensor* key, const pqc_tensor* value, const pqc_row_options* options,
+                  float* output, uint64_t output_capacity) {
   if (!decoder) return Fail(PQC_INVALID_ARGUMENT, "decoder", "must not be NULL");
   if (!output) return Fail(PQC_INVALID_ARGUMENT, "output", "must not be NULL");
   if (decoder->next_layer->first != number) {
@@ -383,6 +387,9 @@ pqc_status Decode(pqc_decoder* decoder, uint32_t number, const pqc_tensor* query
                 static_cast<unsigned long long>(output_capacity),
                 static_cast<unsigned long long>(needed));
   }
+  pqc_row_options names;
+  RETURN_IF_ERROR(ReadRowOptions(options, "options", kStepNames, &names));
+  if (HasNames(names)) decoder->names.Assign(names);
   if (!decoder->decoding) status = BeginDecoding(*decoder);
   if (status == PQC_OK && !decoder->step) status = BeginStep(*decoder);
   if (status == PQC_OK) status = DecodeLayer(*decoder, number, layer);
@@ -396,6 +403,7 @@ pqc_status Decode(pqc_decoder* decoder, uint32_t number, const pqc_tensor* query
   std::copy(decoder->output.begin(), decoder->output.end(), output);
   if (last) {
     ++decoder->position;
+    decoder->names.Clear();
     decoder->next_layer = decoder->layers.begin();
   } else {
     ++decoder->next_layer;
@@ -423,14 +431,28 @@ void pqc_decoder_close(pqc_decoder* decoder) {
 
 pqc_status pqc_decoder_prefill(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* keys,
                                const pqc_tensor* values) {
-  return Call([&] { return pqcached::client::Prefill(decoder, layer, keys, values); });
+  return pqc_decoder_prefill_with(decoder, layer, keys, values, nullptr);
+}
+
+pqc_status pqc_decoder_prefill_with(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* keys,
+                                    const pqc_tensor* values, const pqc_row_options* options) {
+  return Call([&] { return pqcached::client::Prefill(decoder, layer, keys, values, options); });
 }
 
 pqc_status pqc_decoder_decode(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* query,
                               const pqc_tensor* key, const pqc_tensor* value, float* output,
                               uint64_t output_capacity) {
+  return pqc_decoder_decode_with(decoder, layer, query, key, value, nullptr, output,
+                                 output_capacity);
+}
+
+pqc_status pqc_decoder_decode_with(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* query,
+                                   const pqc_tensor* key, const pqc_tensor* value,
+                                   const pqc_row_options* options, float* output,
+                                   uint64_t output_capacity) {
   return Call([&] {
-    return pqcached::client::Decode(decoder, layer, query, key, value, output, output_capacity);
+    return pqcached::client::Decode(decoder, layer, query, key, value, options, output,
+                                    output_capacity);
   });
 }
 

@@ -68,9 +68,16 @@ pqc_status pqc_gpu_count(pqc_gpu* gpu, pqc_gpu_counts* counts) {
 pqc_status pqc_gpu_ingest(pqc_gpu* gpu, pqc_sequence* sequence, uint32_t layer,
                           uint64_t first_position, const pqc_tensor* keys, const pqc_tensor* values,
                           void* stream) {
+  return pqc_gpu_ingest_with(gpu, sequence, layer, first_position, keys, values, nullptr, stream);
+}
+
+pqc_status pqc_gpu_ingest_with(pqc_gpu* gpu, pqc_sequence* sequence, uint32_t layer,
+                               uint64_t first_position, const pqc_tensor* keys,
+                               const pqc_tensor* values, const pqc_row_options* options,
+                               void* stream) {
   return Call([&] {
     return pqcached::client::IngestOnGpu(gpu, sequence, layer, first_position, keys, values,
-                                         stream);
+                                         options, stream);
   });
 }
 

@@ -5,6 +5,7 @@
 
 #include "client/base/arguments.h"
 #include "client/base/error.h"
+#include "client/base/token_names.h"
 #include "client/local/ingest.h"
 #include "client/step/handles.h"
 #include "client/step/layer_rows.h"
@@ -16,11 +17,19 @@ namespace {
 // Ingest names the rows "chunk.rows", Commit "rows[0]".
 pqc_status ReportIngest(pqc_status status, const RefusalBuffer& error) {
   return Report(status, error,
-                {{"chunk.rows", ""}, {"chunk", ""}, {"header", ""}, {"rows[0]", ""}});
+                {{"chunk.rows", ""},
+                 {"chunk", ""},
+                 {"header.names.begin", "options.names_begin"},
+                 {"names.begin", "options.names_begin"},
+                 {"header.names", "options"},
+                 {"names", "options"},
+                 {"header", ""},
+                 {"rows[0]", ""}});
 }
 
 pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
-                  const pqc_tensor* keys, const pqc_tensor* values) {
+                  const pqc_tensor* keys, const pqc_tensor* values,
+                  const pqc_row_options* caller_options) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   if (!keys) return Fail(PQC_INVALID_ARGUMENT, "keys", "must not be NULL");
   if (!values) return Fail(PQC_INVALID_ARGUMENT, "values", "must not be NULL");
@@ -29,6 +38,9 @@ pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_positio
   RETURN_IF_ERROR(FindLayer(*sequence->state->cache, layer, "layer", &shape));
   RETURN_IF_ERROR(ReadRows(*keys, *values, shape, "", &rows));
   RETURN_IF_ERROR(CheckPositions(first_position, rows.keys.shape[0]));
+  pqc_row_options names;
+  RETURN_IF_ERROR(ReadRowOptions(caller_options, "options", {}, &names));
+  if (HasNames(names)) rows.names = &names;
   const ChangeScope changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
   SequenceState& state = *sequence->state;
@@ -50,11 +62,14 @@ pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_positio
 }
 
 pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_layer_rows* layers,
-                  uint32_t layer_count, uint64_t* token_count) {
+                  uint32_t layer_count, const pqc_row_options* caller_options,
+                  uint64_t* token_count) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   std::vector<RowBlock> blocks;
   RETURN_IF_ERROR(ReadLayers(*sequence->state->cache, layers, layer_count, kOnHost, &blocks));
   RETURN_IF_ERROR(CheckPositions(first_position, blocks[0].keys.shape[0]));
+  pqc_row_options names;
+  RETURN_IF_ERROR(ReadRowOptions(caller_options, "options", {}, &names));
   const ChangeScope changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
   SequenceState& state = *sequence->state;
@@ -64,14 +79,32 @@ pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_lay
                   .first_position = first_position,
                   .rows = blocks.data(),
                   .row_block_count = layer_count,
+                  .names = HasNames(names) ? &names : nullptr,
                   .lease = state.local ? state.local->lease() : LeaseView{},
                   .image = state.local ? image.sink() : ImageSink{}};
   const pqc_status status = changing.remote().Append(&item, 1, &error);
   if (status != PQC_OK)
-    return Report(status, error, {{"items[0].rows", "layers"}, {"items[0]", ""}});
+    return Report(status, error,
+                  {{"items[0].rows", "layers"},
+                   {"items[0].names.begin", "options.names_begin"},
+                   {"items[0].names", "options"},
+                   {"items[0]", ""}});
   state.token_count = item.token_count;
   if (token_count) *token_count = item.token_count;
   return state.local ? state.local->Install(item.lease, image) : PQC_OK;
+}
+
+pqc_status NameTokens(pqc_sequence* sequence, const pqc_row_options* caller_options) {
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  if (!caller_options) return Fail(PQC_INVALID_ARGUMENT, "options", "must not be NULL");
+  pqc_row_options names;
+  RETURN_IF_ERROR(ReadRowOptions(caller_options, "options", {}, &names));
+  const ChangeScope changing(sequence);
+  if (changing.status() != PQC_OK) return changing.status();
+  if (!HasNames(names)) return PQC_OK;
+  RefusalBuffer error;
+  return ReportIngest(changing.remote().NameTokens(sequence->state->sequence_id, names, &error),
+                      error);
 }
 
 pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options) {
@@ -102,14 +135,32 @@ extern "C" {
 
 pqc_status pqc_ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
                       const pqc_tensor* keys, const pqc_tensor* values) {
-  return pqcached::client::Call(
-      [&] { return pqcached::client::Ingest(sequence, layer, first_position, keys, values); });
+  return pqc_ingest_with(sequence, layer, first_position, keys, values, nullptr);
+}
+
+pqc_status pqc_ingest_with(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
+                           const pqc_tensor* keys, const pqc_tensor* values,
+                           const pqc_row_options* options) {
+  return pqcached::client::Call([&] {
+    return pqcached::client::Ingest(sequence, layer, first_position, keys, values, options);
+  });
+}
+
+pqc_status pqc_sequence_name_tokens(pqc_sequence* sequence, const pqc_row_options* options) {
+  return pqcached::client::Call([&] { return pqcached::client::NameTokens(sequence, options); });
 }
 
 pqc_status pqc_append(pqc_sequence* sequence, uint64_t first_position, const pqc_layer_rows* layers,
                       uint32_t layer_count, uint64_t* token_count) {
+  return pqc_append_with(sequence, first_position, layers, layer_count, nullptr, token_count);
+}
+
+pqc_status pqc_append_with(pqc_sequence* sequence, uint64_t first_position,
+                           const pqc_layer_rows* layers, uint32_t layer_count,
+                           const pqc_row_options* options, uint64_t* token_count) {
   return pqcached::client::Call([&] {
-    return pqcached::client::Append(sequence, first_position, layers, layer_count, token_count);
+    return pqcached::client::Append(sequence, first_position, layers, layer_count, options,
+                                    token_count);
   });
 }
 

@@ -1,5 +1,6 @@
 // Implements the calls that create, change and drop sequences.
 #include <memory>
+#include <string>
 
 #include "client/base/arguments.h"
 #include "client/base/error.h"
@@ -47,6 +48,7 @@ pqc_status Create(pqc_cache* cache, const pqc_sequence_options& options, pqc_seq
                   {{"cache_id", "cache"},
                    {"live_index", "options"},
                    {"token_ids", "options.token_ids"},
+                   {"content_keys", "options.content_keys"},
                    {"extra_key", "options.extra_key"},
                    {"group_key", "options.group_key"}});
   }
@@ -95,16 +97,32 @@ pqc_status Fork(pqc_sequence* parent, uint64_t token_count, pqc_sequence** child
   return PQC_OK;
 }
 
-pqc_status MatchPrefix(pqc_cache* cache, const pqc_sequence_options& prompt,
+// `prefix`: precedes the names of the prompt's fields in errors.
+pqc_status MatchPrefix(pqc_cache* cache, const pqc_sequence_options& prompt, const char* prefix,
                        uint64_t* token_count) {
   if (!cache) return Fail(PQC_INVALID_ARGUMENT, "cache", "must not be NULL");
   if (!token_count) return Fail(PQC_INVALID_ARGUMENT, "token_count", "must not be NULL");
-  RETURN_IF_ERROR(CheckPrompt(prompt, ""));
+  RETURN_IF_ERROR(CheckPrompt(prompt, prefix));
   Remote* remote = nullptr;
   RETURN_IF_ERROR(GetRemote(*cache->state->client, &remote));
   RefusalBuffer error;
   return Report(remote->MatchPrefix(cache->state->cache_id, prompt, token_count, &error), error,
-                {{"cache_id", "cache"}});
+                {{"cache_id", "cache"},
+                 {"token_ids", std::string(prefix) + "token_ids"},
+                 {"content_keys", std::string(prefix) + "content_keys"},
+                 {"extra_key", std::string(prefix) + "extra_key"}});
+}
+
+pqc_status MatchPrefixWith(pqc_cache* cache, const pqc_sequence_options* caller_prompt,
+                           uint64_t* token_count) {
+  pqc_sequence_options prompt;
+  RETURN_IF_ERROR(ReadStruct(caller_prompt, "prompt", &prompt));
+  if (prompt.has_live_index || prompt.group_key_bytes) {
+    return Fail(PQC_INVALID_ARGUMENT,
+                prompt.has_live_index ? "prompt.has_live_index" : "prompt.group_key_bytes",
+                "must be 0: a prompt has names and an extra_key");
+  }
+  return MatchPrefix(cache, prompt, "prompt.", token_count);
 }
 
 pqc_status Admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_count,
@@ -235,8 +253,13 @@ pqc_status pqc_match_prefix(pqc_cache* cache, const uint32_t* token_ids, uint64_
     prompt.token_id_count = token_id_count;
     prompt.extra_key = extra_key;
     prompt.extra_key_bytes = extra_key_bytes;
-    return pqcached::client::MatchPrefix(cache, prompt, token_count);
+    return pqcached::client::MatchPrefix(cache, prompt, "", token_count);
   });
+}
+
+pqc_status pqc_match_prefix_with(pqc_cache* cache, const pqc_sequence_options* prompt,
+                                 uint64_t* token_count) {
+  return Call([&] { return pqcached::client::MatchPrefixWith(cache, prompt, token_count); });
 }
 
 pqc_status pqc_admit(pqc_cache* cache, uint64_t token_count, uint64_t output_token_count,

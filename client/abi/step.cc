@@ -62,7 +62,13 @@ pqc_status pqc_step_attend_wait(pqc_step* step) {
 
 pqc_status pqc_step_end(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
                         const uint32_t* accepted) {
-  return Call([&] { return pqcached::client::EndStep(step, layers, layer_count, accepted); });
+  return pqc_step_end_with(step, layers, layer_count, accepted, nullptr);
+}
+
+pqc_status pqc_step_end_with(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
+                             const uint32_t* accepted, const pqc_row_options* options) {
+  return Call(
+      [&] { return pqcached::client::EndStep(step, layers, layer_count, accepted, options); });
 }
 
 void pqc_step_abandon(pqc_step* step) { const pqcached::client::OwnedStep owned(step); }

@@ -9,6 +9,7 @@ namespace pqcached::client {
 namespace {
 
 constexpr uint32_t kMaxLayerGroups = 16;
+constexpr uint64_t kMaxContentKeys = uint64_t{1} << 15;
 constexpr uint64_t kMaxExtraKeyBytes = 256;
 constexpr uint64_t kMaxGroupKeyBytes = 64;
 using kvstore::kMaxExcludedRanges;
@@ -208,6 +209,15 @@ pqc_status CheckPrompt(const pqc_sequence_options& prompt, const char* prefix) {
   }
   if (prompt.token_id_count && !prompt.token_ids) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%stoken_ids", prefix), "must not be NULL");
+  }
+  if (prompt.content_key_count > kMaxContentKeys) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%scontent_key_count", prefix),
+                "%llu, must be at most %llu",
+                static_cast<unsigned long long>(prompt.content_key_count),
+                static_cast<unsigned long long>(kMaxContentKeys));
+  }
+  if (prompt.content_key_count && !prompt.content_keys) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%scontent_keys", prefix), "must not be NULL");
   }
   if (prompt.extra_key_bytes > kMaxExtraKeyBytes) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%sextra_key_bytes", prefix),

@@ -78,6 +78,9 @@ struct RowBlock {
   uint32_t layer = 0;
   TensorView keys;
   TensorView values;
+  // Names that the call records when it stores the rows; null = none. Ingest and Commit read them
+  // from the first block.
+  const pqc_row_options* names = nullptr;
 };
 
 struct QueryView {
@@ -144,6 +147,7 @@ struct AppendItem {
   uint64_t first_position = 0;
   const RowBlock* rows = nullptr;
   uint32_t row_block_count = 0;
+  const pqc_row_options* names = nullptr;  // null = none
   LeaseView lease;
   ImageSink image;
   uint64_t token_count = 0;  // out
@@ -163,6 +167,7 @@ struct StagedRows {
   Next (*next)(void* context, const Probe& probe, uint64_t* first_position,
                RowBlock* rows) = nullptr;
   uint64_t boot_word = 0;  // of the worker that made the staging ring
+  const pqc_row_options* names = nullptr;  // null = none
 };
 
 // Receives a text of any length, in one call.
@@ -189,7 +194,7 @@ class Remote {
                                     uint64_t* token_count, RefusalBuffer* error) noexcept = 0;
   virtual pqc_status ForkSequence(uint64_t sequence_id, uint64_t token_count, uint64_t* child_id,
                                   uint64_t* child_token_count, RefusalBuffer* error) noexcept = 0;
-  // Uses only token_ids and extra_key of `prompt`.
+  // Uses only token_ids, content_keys and extra_key of `prompt`.
   virtual pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
                                  uint64_t* token_count, RefusalBuffer* error) noexcept = 0;
   virtual pqc_status Admit(uint64_t cache_id, uint64_t token_count, uint64_t output_token_count,
@@ -216,6 +221,9 @@ class Remote {
   virtual pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                             uint32_t row_block_count, uint64_t* token_count,
                             RefusalBuffer* error) noexcept = 0;
+  // Records names without rows.
+  virtual pqc_status NameTokens(uint64_t sequence_id, const pqc_row_options& names,
+                                RefusalBuffer* error) noexcept = 0;
   // Appends at most kMaxBatchItems items. When an item fails, the field begins with "items[i]"
   // and the items before it are stored. Calls with staging references are not repeated after
   // UNAVAILABLE.

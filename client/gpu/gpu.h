@@ -82,10 +82,10 @@ pqc_status OpenGpu(pqc_cache* cache, const pqc_gpu_options* caller_options,
 // Finds the ordinal of a stored layer.
 pqc_status FindGpuLayer(const GpuState& gpu, uint32_t layer, uint32_t* ordinal);
 
-// Implements pqc_gpu_ingest.
+// Implements pqc_gpu_ingest_with.
 pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
                        uint64_t first_position, const pqc_tensor* keys, const pqc_tensor* values,
-                       void* stream);
+                       const pqc_row_options* caller_options, void* stream);
 
 }  // namespace pqcached::client
 

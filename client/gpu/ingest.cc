@@ -5,6 +5,7 @@
 #include "client/base/arguments.h"
 #include "client/base/error.h"
 #include "client/base/pack.h"
+#include "client/base/token_names.h"
 #include "client/gpu/gpu.h"
 #include "client/local/ingest.h"
 #include "client/step/offload.h"
@@ -127,9 +128,12 @@ pqc_status PackAndQueue(GpuState& gpu, const std::shared_ptr<SequenceState>& seq
                         const Part& part, uint64_t first_position, Staging::Slot slot,
                         uint32_t slot_count) {
   Offload::Job job{
-      .sequence = sequence, .steps = gpu.steps.get(), .filled = {}, .rows = PackedRows(part)};
+      .sequence = sequence, .steps = gpu.steps.get(), .filled = {}, .rows = PackedRows(part),
+      .names = {}};
   job.filled.slot = std::move(slot);
   job.filled.first_position = first_position + part.begin;
+  const bool is_last = part.end == part.rows.keys.shape[0];
+  if (part.rows.names && is_last) job.names.Assign(*part.rows.names);
   Offload& offload = *sequence->cache->client->offload;
   const base::MutexLock lock(&gpu.ingest_mutex);
   RETURN_IF_ERROR(LockRing(gpu, offload, job.filled.slot, slot_count));
@@ -170,7 +174,7 @@ pqc_status IngestParts(GpuState& gpu, const std::shared_ptr<SequenceState>& sequ
 
 pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
                        uint64_t first_position, const pqc_tensor* keys, const pqc_tensor* values,
-                       void* stream) {
+                       const pqc_row_options* caller_options, void* stream) {
   if (!handle) return Fail(PQC_INVALID_ARGUMENT, "gpu", "must not be NULL");
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   if (!keys) return Fail(PQC_INVALID_ARGUMENT, "keys", "must not be NULL");
@@ -187,7 +191,10 @@ pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
   if (status == PQC_OK) status = CheckDevicePart(rows.keys, "keys");
   if (status == PQC_OK) status = CheckDevicePart(rows.values, "values");
   if (status == PQC_OK) status = CheckPositions(first_position, rows.keys.shape[0]);
+  pqc_row_options names;
+  if (status == PQC_OK) status = ReadRowOptions(caller_options, "options", {}, &names);
   if (status != PQC_OK) return status;
+  if (HasNames(names)) rows.names = &names;
   const ChangeScope changing(sequence, ChangeScope::Packed::kMayBePending);
   if (changing.status() != PQC_OK) return changing.status();
   state.OpenPrefill();

@@ -53,7 +53,8 @@ void Describe(const RowBlock& rows, const FilledSlot& filled, StagedBlock* block
   block->values = filled.slot.Place(filled.values_begin(), filled.value_bytes);
   block->rows = {.layer = rows.layer,
                  .keys = Staged(rows.keys, filled.token_count, &block->keys),
-                 .values = Staged(rows.values, filled.token_count, &block->values)};
+                 .values = Staged(rows.values, filled.token_count, &block->values),
+                 .names = rows.names};
 }
 
 // Parts of one ingest call: packs them into slots one by one, and reuses a slot when the sidecar is
@@ -77,7 +78,8 @@ class Parts {
                    RowBlock* rows) {
                   return static_cast<Parts*>(parts)->NextOrNone(probe, first_position, rows);
                 },
-            .boot_word = boot_word_};
+            .boot_word = boot_word_,
+            .names = rows_.names};
   }
 
   // Handles the end of the call: slots that the sidecar may still read are abandoned.
@@ -181,7 +183,9 @@ pqc_status CommitParts(const LocalIngest& ingest, uint64_t first_position, const
     {
       FilledSlot filled = Fill(std::move(slot), rows, token, end);
       filled.first_position = first_position + token;
-      const pqc_status status = CommitSlot(ingest.remote, ingest.sequence_id, rows, filled, &error);
+      RowBlock part = rows;
+      if (end < token_count) part.names = nullptr;  // recorded with the last part
+      const pqc_status status = CommitSlot(ingest.remote, ingest.sequence_id, part, filled, &error);
       if (status != PQC_OK) return Fail(status, error);
     }
     token = end;

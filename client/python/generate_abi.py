@@ -14,7 +14,8 @@ HEADERS = PYTHON.parent / "include/pqcached"
 OUTPUT = PYTHON / "pqcached/_abi.py"
 
 NUMBERS = {"char": "c_char", "double": "c_double", "float": "c_float", "int": "c_int", "int32_t": "c_int32",
-           "int64_t": "c_int64", "size_t": "c_size_t", "uint32_t": "c_uint32", "uint64_t": "c_uint64"}
+           "int64_t": "c_int64", "size_t": "c_size_t", "uint8_t": "c_uint8", "uint32_t": "c_uint32",
+           "uint64_t": "c_uint64"}
 
 TOKEN = re.compile(r"(?P<blank>\s+)|(?P<directive>^#(?:[^\n]*\\\n)*[^\n]*)|(?P<token>\(void\)|\w+|[^\s\w])", re.MULTILINE)
 IGNORED = re.compile(r"#(include <\w+\.h>|define PQC_API\b.*|define PQC_INIT\(.*|define \w+_H_)")

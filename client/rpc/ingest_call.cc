@@ -82,13 +82,14 @@ grpc::ByteBuffer IngestRequestOf(const RowBlock& rows, uint64_t begin, uint64_t 
 
 IngestCall::IngestCall(const std::shared_ptr<grpc::Channel>& channel,
                        std::shared_ptr<grpc::ClientContext> context, uint64_t sequence_id,
-                       AbandonedCalls* left_behind)
+                       const pqc_row_options* names, AbandonedCalls* left_behind)
     : abandoned_calls_(left_behind),
       stub_(channel),
       held_(std::make_unique<Held>(std::move(context))) {
   const std::string method = std::string("/") + v1::KvCache::service_full_name() + "/Ingest";
   v1::IngestRequest request;
   request.mutable_header()->set_sequence_id(sequence_id);
+  if (names) ToWire(*names, request.mutable_header()->mutable_names());
   const grpc::Slice header(request.SerializeAsString());
   held_->stream = stub_.PrepareCall(held_->context(), method, held_->queue());
   Begin();

@@ -27,10 +27,11 @@ grpc::ByteBuffer IngestRequestOf(const RowBlock& rows, uint64_t begin, uint64_t 
 
 class IngestCall {
  public:
-  // REQUIRES: `context` has a deadline, and `left_behind` outlives the object.
+  // `names`: what the call records; null = none. REQUIRES: `context` has a deadline, and
+  // `left_behind` outlives the object.
   IngestCall(const std::shared_ptr<grpc::Channel>& channel,
              std::shared_ptr<grpc::ClientContext> context, uint64_t sequence_id,
-             AbandonedCalls* left_behind);
+             const pqc_row_options* names, AbandonedCalls* left_behind);
   // Cancels the call if it is not finished.
   ~IngestCall();
 

@@ -51,7 +51,7 @@ struct BootWord {
 grpc::Status RpcRemote::IngestOnce(const Context& context, Deadline deadline, uint64_t sequence_id,
                                    uint64_t first_position, const RowBlock& rows) {
   RETURN_IF_ERROR(Connect(*bulk_channel_, deadline));
-  IngestCall call(bulk_channel_, context, sequence_id, &abandoned_calls_);
+  IngestCall call(bulk_channel_, context, sequence_id, rows.names, &abandoned_calls_);
   const uint64_t token_count = rows.keys.shape[0];
   const uint64_t token_bytes = BytesPerIndex(rows.keys) + BytesPerIndex(rows.values);
   const uint64_t step = std::max<uint64_t>(1, PayloadBytes(kIngestPayloadBytes) / token_bytes);
@@ -74,7 +74,7 @@ pqc_status RpcRemote::Ingest(uint64_t sequence_id, uint64_t first_position, cons
 
 grpc::Status RpcRemote::IngestStagedOnce(const Context& context, uint64_t sequence_id,
                                          const StagedRows& rows) {
-  IngestCall call(channel_, context, sequence_id, &abandoned_calls_);
+  IngestCall call(channel_, context, sequence_id, rows.names, &abandoned_calls_);
   const StagedRows::Probe probe{.context = &call, .in_progress = [](void* stream) {
                                   return static_cast<IngestCall*>(stream)->IsInProgress();
                                 }};
@@ -115,6 +115,7 @@ pqc_status RpcRemote::Commit(uint64_t sequence_id, uint64_t first_position, cons
     v1::CommitResponse response;
     request.set_sequence_id(sequence_id);
     request.set_first_position(first_position);
+    if (row_block_count > 0 && rows[0].names) ToWire(*rows[0].names, request.mutable_names());
     BootWord boot;
     for (uint32_t i = 0; i < row_block_count; ++i) {
       ToWire(rows[i], request.add_rows());
@@ -133,6 +134,17 @@ pqc_status RpcRemote::Commit(uint64_t sequence_id, uint64_t first_position, cons
   });
 }
 
+pqc_status RpcRemote::NameTokens(uint64_t sequence_id, const pqc_row_options& names,
+                                 RefusalBuffer* error) noexcept {
+  return Finish("Ingest", error, [&] {
+    const Deadline deadline = CallDeadline();
+    return Attempt(Repeat::kHarmless, deadline, [&](const Context& context) -> grpc::Status {
+      RETURN_IF_ERROR(Connect(*bulk_channel_, deadline));
+      return IngestCall(bulk_channel_, context, sequence_id, &names, &abandoned_calls_).Finish();
+    });
+  });
+}
+
 pqc_status RpcRemote::Append(AppendItem* items, uint32_t item_count,
                              RefusalBuffer* error) noexcept {
   return Finish("Append", error, [&]() -> grpc::Status {
@@ -144,6 +156,7 @@ pqc_status RpcRemote::Append(AppendItem* items, uint32_t item_count,
       v1::SequenceAppend* item = request.add_items();
       item->set_sequence_id(items[i].sequence_id);
       item->set_first_position(items[i].first_position);
+      if (items[i].names) ToWire(*items[i].names, item->mutable_names());
       for (uint32_t j = 0; j < items[i].row_block_count; ++j) {
         ToWire(items[i].rows[j], item->add_rows());
         // The first attempt uses up the generation of a slot.

@@ -62,6 +62,8 @@ class RpcRemote final : public Remote {
   pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                     uint32_t row_block_count, uint64_t* token_count,
                     RefusalBuffer* error) noexcept override;
+  pqc_status NameTokens(uint64_t sequence_id, const pqc_row_options& names,
+                        RefusalBuffer* error) noexcept override;
   pqc_status Append(AppendItem* items, uint32_t item_count, RefusalBuffer* error) noexcept override;
   pqc_status ClosePrefill(uint64_t sequence_id, RefusalBuffer* error) noexcept override;
   pqc_status BuildIndex(uint64_t sequence_id, const pqc_build_options& options,

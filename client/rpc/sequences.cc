@@ -15,6 +15,10 @@ constexpr std::chrono::seconds kDropWait(2);
 template <class Request>
 void SetPrompt(const pqc_sequence_options& prompt, Request* request) {
   request->mutable_token_ids()->Add(prompt.token_ids, prompt.token_ids + prompt.token_id_count);
+  if (prompt.content_key_count > 0) {
+    request->set_content_keys(prompt.content_keys,
+                              prompt.content_key_count * sizeof(pqc_content_key));
+  }
   if (prompt.extra_key_bytes > 0) request->set_extra_key(prompt.extra_key, prompt.extra_key_bytes);
 }
 

@@ -113,6 +113,13 @@ void ToWire(const RowBlock& rows, v1::LayerRows* message) {
   ToWire(rows.values, 0, rows.values.shape[0], message->mutable_values());
 }
 
+void ToWire(const pqc_row_options& names, v1::TokenNames* message) {
+  message->set_begin(names.names_begin);
+  message->mutable_token_ids()->Add(names.token_ids, names.token_ids + names.token_id_count);
+  if (names.content_key_count == 0) return;
+  message->set_content_keys(names.content_keys, names.content_key_count * sizeof(pqc_content_key));
+}
+
 const std::byte* TensorBytes(const v1::Tensor& tensor, DType dtype,
                              std::initializer_list<uint64_t> shape, std::string* reason) {
   uint64_t bytes = kernels::DTypeBytes(dtype);

@@ -47,6 +47,7 @@ void WriteImage(const v1::Attachment& attachment, const ImageSink& sink);
 // as a whole, as a reference.
 void ToWire(const TensorView& tensor, uint64_t begin, uint64_t end, v1::Tensor* message);
 void ToWire(const RowBlock& rows, v1::LayerRows* message);
+void ToWire(const pqc_row_options& names, v1::TokenNames* message);
 
 // Returns the bytes of a contiguous tensor of exactly this dtype and shape; null, with the reason,
 // for any other.

@@ -81,6 +81,7 @@ void Handover::Clear() {
   first_position = token_count = row_bytes = 0;
   layers.clear();
   staged = {};
+  names.Clear();
   if (own.capacity() > kMaxKeptBytes) own = {};
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "client/base/remote.h"
+#include "client/base/token_names.h"
 #include "client/local/step_slots.h"
 #include "client/step/handles.h"
 #include "pqcached/client.h"
@@ -45,6 +46,7 @@ struct Handover {
   StepSlots::Range staged;         // staging memory of the rows; without it, they are in `own`
   std::vector<std::byte> own;
   uint64_t row_bytes = 0;
+  OwnedNames names;  // recorded with the rows
 
   std::shared_ptr<Handover> next;  // in the same queue
 

@@ -41,7 +41,10 @@ void Offload::Add(Job job) {
 pqc_status Offload::Report(const Progress& progress) {
   if (progress.status == PQC_OK) return PQC_OK;
   return PrefixText("rows of an earlier pqc_gpu_ingest",
-                    client::Report(progress.status, progress.error, {{"rows[0]", ""}}));
+                    client::Report(progress.status, progress.error,
+                                   {{"rows[0]", ""},
+                                    {"names.begin", "options.names_begin"},
+                                    {"names", "options"}}));
 }
 
 pqc_status Offload::Check(const SequenceState& sequence) {
@@ -119,6 +122,8 @@ pqc_status Offload::Finish(Job job, RefusalBuffer* error) {
     return PQC_INTERNAL;
   }
   if (!IsWanted(*job.sequence)) return PQC_OK;
+  const pqc_row_options names = job.names.view();
+  if (!job.names.empty()) job.rows.names = &names;
   return CommitSlot(remote_, job.sequence->sequence_id, job.rows, job.filled, error);
 }
 

@@ -17,6 +17,7 @@
 #include <memory>
 
 #include "client/base/remote.h"
+#include "client/base/token_names.h"
 #include "client/local/ingest.h"
 #include "client/step/handles.h"
 #include "gpu/steps.h"
@@ -36,7 +37,8 @@ class Offload {
     std::shared_ptr<SequenceState> sequence;  // shared with its handle, which may be closed earlier
     gpu::Steps* steps = nullptr;
     FilledSlot filled;
-    RowBlock rows;  // as CommitSlot requires them
+    RowBlock rows;  // as CommitSlot requires them, without names
+    OwnedNames names;
   };
 
   // REQUIRES: `remote` outlives the object.

@@ -76,6 +76,12 @@ struct Message {
     places.resize(layer_count);
     blocks.resize(layer_count);
     items.reserve(batch.size());
+    names.reserve(batch.size());
+    const auto names_of = [&](const Handover& handover) -> const pqc_row_options* {
+      if (handover.names.empty()) return nullptr;
+      names.push_back(handover.names.view());
+      return &names.back();
+    };
     size_t begin = 0;
     for (size_t i = 0; i < batch.size(); ++i) {
       const Handover& handover = *batch[i];
@@ -88,6 +94,7 @@ struct Message {
                        .first_position = handover.first_position,
                        .rows = blocks.data() + begin,
                        .row_block_count = static_cast<uint32_t>(count),
+                       .names = names_of(handover),
                        .lease = local ? local->lease() : LeaseView{},
                        .image = local ? images[i].sink() : ImageSink{}});
       begin += count;
@@ -97,6 +104,7 @@ struct Message {
   std::vector<SentRows> places;
   std::vector<RowBlock> blocks;
   std::vector<ImageBytes> images;
+  std::vector<pqc_row_options> names;  // never reallocated
   std::vector<AppendItem> items;
 };
 
@@ -173,7 +181,10 @@ pqc_status Sender::ReportLocked(const Progress& progress) const {
   const RefusalBuffer& refusal = progress.failure.refusal;
   return PrefixText("rows of an earlier step",
                     Report(progress.failure.status, refusal,
-                           {{ItemPath(refusal) + ".rows", "layers"}, {ItemPath(refusal), ""}}));
+                           {{ItemPath(refusal) + ".rows", "layers"},
+                            {ItemPath(refusal) + ".names.begin", "options.names_begin"},
+                            {ItemPath(refusal) + ".names", "options"},
+                            {ItemPath(refusal), ""}}));
 }
 
 pqc_status Sender::WaitForRoom(Clock::time_point deadline) {
@@ -281,7 +292,8 @@ Sender::Batch Sender::TakeBatchLocked() {
     if (next == sequences_.end()) next = sequences_.begin();
     const Progress& progress = next->second;
     if (progress.waiting.empty()) continue;
-    const uint64_t more = progress.waiting.front()->row_bytes;
+    const Handover& first = *progress.waiting.front();
+    const uint64_t more = first.row_bytes + first.names.size_bytes();
     if (!batch.empty() && (bytes + more > kMaxBatchBytes || batch.size() == kMaxBatchItems)) break;
     batch.push_back(progress.waiting.front());
     bytes += more;

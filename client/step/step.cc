@@ -10,6 +10,7 @@
 #include "client/base/deadline.h"
 #include "client/base/error.h"
 #include "client/base/pack.h"
+#include "client/base/token_names.h"
 #include "client/step/layer_rows.h"
 #include "client/step/offload.h"
 #include "client/step/read_backend.h"
@@ -151,9 +152,23 @@ pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint
   return PQC_OK;
 }
 
+// Reads the names of tokens that the caller passes, one element per item.
+pqc_status ReadStepNames(pqc_step& step, const pqc_row_options* options) {
+  if (!options) return PQC_OK;
+  step.names.resize(step.items.size());
+  const auto* bytes = reinterpret_cast<const std::byte*>(options);
+  for (size_t i = 0; i < step.items.size(); ++i) {
+    char name[32];
+    std::snprintf(name, sizeof(name), "options[%zu]", i);
+    RETURN_IF_ERROR(
+        ReadRowOptions(bytes + i * options->struct_size, name, kStepNames, &step.names[i]));
+  }
+  return PQC_OK;
+}
+
 // Creates the handover of an item: its roll-back, if any, and its new rows.
 std::shared_ptr<Handover> MakePendingUpdate(const pqc_step& step, const StepItem& item,
-                                            uint64_t token_count) {
+                                            const pqc_row_options* names, uint64_t token_count) {
   Sender& sender = *step.client->sender;
   std::shared_ptr<Handover> handover = sender.Lend();
   handover->sequence = item.sequence;
@@ -162,6 +177,8 @@ std::shared_ptr<Handover> MakePendingUpdate(const pqc_step& step, const StepItem
   if (item.query_position < item.end_before_step) handover->roll_back_to = item.query_position;
   if (token_count > 0) {
     handover->CopyTokens(step.blocks, *step.cache, item.query_begin, sender.slots());
+    const bool all = token_count == item.query_length;
+    if (names) handover->names.Assign(*names, all ? UINT64_MAX : item.query_position + token_count);
   }
   return handover;
 }
@@ -240,7 +257,7 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
 }
 
 pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
-                   const uint32_t* accepted) {
+                   const uint32_t* accepted, const pqc_row_options* caller_options) {
   if (!step) return Fail(PQC_INVALID_ARGUMENT, "step", "must not be NULL");
   const OwnedStep owned(step);
   if (step->begun) {
@@ -256,6 +273,7 @@ pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("accepted[%zu]", i),
                 "%u, but the item has %u query tokens", accepted[i], item.query_length);
   }
+  RETURN_IF_ERROR(ReadStepNames(*step, caller_options));
   if (step->gpu) {
     const bool on_device = RawEnum(layers->keys.device) == PQC_CUDA;
     RETURN_IF_ERROR(step->gpu->Finish(*step, on_device ? &step->blocks : nullptr));
@@ -267,7 +285,8 @@ pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_
   for (size_t i = 0; i < step->items.size(); ++i) {
     const StepItem& item = step->items[i];
     step->handovers.push_back(
-        MakePendingUpdate(*step, item, accepted ? accepted[i] : item.query_length));
+        MakePendingUpdate(*step, item, step->names.empty() ? nullptr : &step->names[i],
+                          accepted ? accepted[i] : item.query_length));
   }
   for (const std::shared_ptr<Handover>& handover : step->handovers) {
     LocalSequence* local = handover->sequence->local.get();
@@ -344,6 +363,7 @@ void pqc_step::Clear() {
     if (item.holds) item.sequence->in_step = false;
   }
   items.clear();
+  names.clear();
   handovers.clear();
   cache.reset();
   client.reset();

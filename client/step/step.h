@@ -80,6 +80,7 @@ struct pqc_step {
   std::vector<uint32_t> counts;                 // per item
   std::vector<uint64_t> offsets;                // offsets of the items' positions, and the end
   std::vector<pqcached::client::RowBlock> blocks;
+  std::vector<pqc_row_options> names;  // per item, or empty
   std::vector<std::shared_ptr<pqcached::client::Handover>> handovers;  // per item
 
   // Asynchronous attention (pqc_step_attend_begin).
@@ -121,9 +122,9 @@ struct StepTarget {
 pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items,
                      uint32_t item_count, const pqc_step_options* caller_options,
                      pqc_step** caller_step);
-// Implements pqc_step_end. Takes the step, also when it fails.
+// Implements pqc_step_end_with. Takes the step, also when it fails.
 pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
-                   const uint32_t* accepted);
+                   const uint32_t* accepted, const pqc_row_options* caller_options);
 
 // Implement pqc_step_topk, pqc_step_attend, pqc_step_attend_range, pqc_step_attend_begin and
 // pqc_step_attend_wait.

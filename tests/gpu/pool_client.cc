@@ -95,6 +95,9 @@ class PoolRemote final : public Remote {
     *token_count = sidecar_.token_count(sequence_id);
     return status;
   }
+  pqc_status NameTokens(uint64_t, const pqc_row_options&, RefusalBuffer* error) noexcept override {
+    return Not(error);
+  }
   pqc_status Append(AppendItem* items, uint32_t item_count, RefusalBuffer*) noexcept override {
     for (uint32_t i = 0; i < item_count; ++i) items[i].token_count = sidecar_.Append(items[i]);
     return PQC_OK;

@@ -340,13 +340,14 @@ typedef struct pqc_sequence pqc_sequence;
  *         PQC_UNAVAILABLE         also while the sidecar is draining */
 PQC_API pqc_status pqc_sequence_create(pqc_cache* cache, pqc_sequence** sequence);
 /* Drops the sequence in the sidecar and closes the handle, whatever the status is. Rows of finished
- * steps that are not stored yet are discarded. With the sidecar's option `retain` its closed
- * segments remain as a cached prefix until they are evicted. NULL does nothing. Not repeatable: the
+ * steps that are not stored yet are discarded. With the sidecar's option `retain` its named tokens
+ * remain in steps of 128 as a cached prefix until they are evicted. NULL does nothing. Not repeatable: the
  * handle is closed. */
 PQC_API pqc_status pqc_sequence_drop(pqc_sequence* sequence);
 /* Returns the sidecar's id of the sequence, as pqcachectl prints it; 0 for NULL. Never fails. */
 PQC_API uint64_t pqc_sequence_id(const pqc_sequence* sequence);
-/* Removes the tokens from `token_count` on in all layers, so that `token_count` tokens remain.
+/* Removes the tokens from `token_count` on in all layers, so that `token_count` tokens remain, and
+ * their names (pqc_row_options).
  * Removing all tokens removes the indexes too: a live index starts again with the next rows,
  * another one has to be built again. Leases of other clients on the removed tokens are revoked.
  *
@@ -354,6 +355,13 @@ PQC_API uint64_t pqc_sequence_id(const pqc_sequence* sequence);
  *         PQC_ABORTED           another call changes the sequence, or a step has it: end it,
  *                               repeat */
 PQC_API pqc_status pqc_sequence_truncate(pqc_sequence* sequence, uint64_t token_count);
+
+/* Content key: the engine's name of 128 tokens, for engines that do not know token ids. Keys differ
+ * where the tokens differ. A key need not cover the tokens before its own: the sidecar chains
+ * them. */
+typedef struct pqc_content_key {
+  uint8_t bytes[16];
+} pqc_content_key;
 
 /* Options of sequences that share prefixes, have a live index, or are tied to other ranks'
  * sequences. */
@@ -383,6 +391,9 @@ typedef struct pqc_sequence_options {
    * forks are not tied. The key may be used again when the sequences of all ranks have ended. */
   const void* group_key;
   uint64_t group_key_bytes;
+  /* Content keys of the prompt's whole steps of 128 tokens, in place of token_ids; at most 2^15. */
+  const pqc_content_key* content_keys;
+  uint64_t content_key_count;
 } pqc_sequence_options;
 
 /* Creates a sequence with options (NULL = none, as pqc_sequence_create). *token_count (may be NULL)
@@ -391,7 +402,8 @@ typedef struct pqc_sequence_options {
  * one and ingests that token's rows again. The client does not repeat the call by itself.
  *
  * Errors: those of pqc_sequence_create, and
- *         PQC_INVALID_ARGUMENT     token_ids, extra_key, group_key, or a field of the live index
+ *         PQC_INVALID_ARGUMENT     token_ids, content_keys, extra_key, group_key, or a field of the
+ *                                  live index
  *         PQC_ALREADY_EXISTS       group_key: this rank has, or had, a sequence under it, and not
  *                                  all ranks' have ended: use that one, or another key
  *         PQC_FAILED_PRECONDITION  group_key: the prompt differs from the first rank's, or the
@@ -399,8 +411,8 @@ typedef struct pqc_sequence_options {
  *                                  ranks, and create all of them again */
 PQC_API pqc_status pqc_sequence_create_with(pqc_cache* cache, const pqc_sequence_options* options,
                                             pqc_sequence** sequence, uint64_t* token_count);
-/* Creates a sequence that shares the first `token_count` tokens of `parent` (0 = all) and their
- * indexes, copy-on-write: neither sees later changes of the other. A live index continues in both.
+/* Creates a sequence that shares the first `token_count` tokens of `parent` (0 = all), their names
+ * and their indexes, copy-on-write: neither sees later changes of the other. A live index continues in both.
  * *child is set on PQC_OK, and NULL otherwise. The client does not repeat the call by itself.
  *
  * Errors: PQC_OUT_OF_RANGE        token_count is more than the parent has
@@ -418,6 +430,12 @@ PQC_API pqc_status pqc_sequence_fork(pqc_sequence* parent, uint64_t token_count,
 PQC_API pqc_status pqc_match_prefix(pqc_cache* cache, const uint32_t* token_ids,
                                     uint64_t token_id_count, const void* extra_key,
                                     uint64_t extra_key_bytes, uint64_t* token_count);
+/* pqc_match_prefix for a prompt with the token_ids or content_keys, and the extra_key, of `prompt`;
+ * its other fields must be 0.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  a field of `prompt` */
+PQC_API pqc_status pqc_match_prefix_with(pqc_cache* cache, const pqc_sequence_options* prompt,
+                                         uint64_t* token_count);
 /* Answer of pqc_admit: when a request fits into the cache's memory. */
 typedef enum pqc_verdict {
   PQC_FITS_NOW = 1,
@@ -478,6 +496,39 @@ PQC_API pqc_status pqc_sequence_describe(pqc_sequence* sequence, pqc_sequence_in
 
 /* ---- Writing rows */
 
+/* Options of calls that write rows: the names of tokens, which are their ids or content keys.
+ *
+ * Later sequences whose prompts begin with the same names share the rows that are stored under
+ * them (pqc_sequence_create_with), in steps of 128 tokens. With the ids of the generated tokens, the
+ * second turn of a conversation shares all of the first.
+ *
+ * The names of a sequence are a run from position 0 on. Those of a call begin anywhere in it or at
+ * its end, and continue it; positions that have names must get the same ones. Tokens may be named
+ * with their rows, after them, or before (at most 2^22 tokens ahead). All names of a sequence are of
+ * one kind. A call that removes tokens (pqc_sequence_truncate, a step's roll-back) removes their
+ * names, and a content key with the first of its 128 tokens; a fork has the names of the tokens
+ * that it shares. In a rank group every rank names the tokens of its own sequence.
+ *
+ * Errors that name `options`: PQC_INVALID_ARGUMENT, for a gap behind the names so far, other names
+ * at the same positions, the other kind of names, or too many of them. The call then stores no
+ * rows. */
+typedef struct pqc_row_options {
+  size_t struct_size;
+  uint64_t names_begin;      /* position of the first named token; a multiple of 128 for
+                                content_keys */
+  const uint32_t* token_ids; /* [token_id_count], at most 2^22 */
+  uint64_t token_id_count;
+  const pqc_content_key* content_keys; /* [content_key_count], at most 2^15; one for each 128
+                                          tokens */
+  uint64_t content_key_count;
+} pqc_row_options;
+
+/* Names tokens without storing rows.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  options (pqc_row_options)
+ *         PQC_ABORTED           another call changes the sequence, or a step has it: repeat */
+PQC_API pqc_status pqc_sequence_name_tokens(pqc_sequence* sequence, const pqc_row_options* options);
+
 /* Stores the rows of consecutive prefill tokens of one layer: keys [tokens, kv_heads, key_dim] and
  * values [tokens, kv_heads, value_dim] from position `first_position` on, of any dtype, strides or
  * block table; they are converted to the cache's dtype and copied before the call returns. All or
@@ -497,6 +548,12 @@ PQC_API pqc_status pqc_sequence_describe(pqc_sequence* sequence, pqc_sequence_in
  *         PQC_UNAVAILABLE         also while the sidecar is draining */
 PQC_API pqc_status pqc_ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
                               const pqc_tensor* keys, const pqc_tensor* values);
+
+/* pqc_ingest with options (NULL = none). Names need to be given with one layer only. Errors: those
+ * of pqc_ingest and of pqc_row_options. */
+PQC_API pqc_status pqc_ingest_with(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
+                                   const pqc_tensor* keys, const pqc_tensor* values,
+                                   const pqc_row_options* options);
 
 /* Rows of the same tokens in one layer. */
 typedef struct pqc_layer_rows {
@@ -519,6 +576,11 @@ typedef struct pqc_layer_rows {
 PQC_API pqc_status pqc_append(pqc_sequence* sequence, uint64_t first_position,
                               const pqc_layer_rows* layers, uint32_t layer_count,
                               uint64_t* token_count);
+
+/* pqc_append with options (NULL = none). Errors: those of pqc_append and of pqc_row_options. */
+PQC_API pqc_status pqc_append_with(pqc_sequence* sequence, uint64_t first_position,
+                                   const pqc_layer_rows* layers, uint32_t layer_count,
+                                   const pqc_row_options* options, uint64_t* token_count);
 
 /* ---- Index */
 

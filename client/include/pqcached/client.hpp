@@ -72,6 +72,8 @@ class Cache {
     c.token_id_count = options.prompt.token_ids.size();
     c.extra_key = options.prompt.extra_key.data();
     c.extra_key_bytes = options.prompt.extra_key.size();
+    c.content_keys = options.prompt.content_keys.data();
+    c.content_key_count = options.prompt.content_keys.size();
     c.group_key = options.group_key.data();
     c.group_key_bytes = options.group_key.size();
     if (options.live_index) {
@@ -97,12 +99,17 @@ class Cache {
     return admission;
   }
 
-  // Returns how many tokens of the prompt are stored: a multiple of 128 (pqc_match_prefix).
+  // Returns how many tokens of the prompt are stored: a multiple of 128 (pqc_match_prefix_with).
   Result<uint64_t> MatchPrefix(const Prompt& prompt) {
+    pqc_sequence_options c = PQC_INIT(pqc_sequence_options);
+    c.token_ids = prompt.token_ids.data();
+    c.token_id_count = prompt.token_ids.size();
+    c.extra_key = prompt.extra_key.data();
+    c.extra_key_bytes = prompt.extra_key.size();
+    c.content_keys = prompt.content_keys.data();
+    c.content_key_count = prompt.content_keys.size();
     uint64_t token_count = 0;
-    const pqc_status status =
-        pqc_match_prefix(handle_.get(), prompt.token_ids.data(), prompt.token_ids.size(),
-                         prompt.extra_key.data(), prompt.extra_key.size(), &token_count);
+    const pqc_status status = pqc_match_prefix_with(handle_.get(), &c, &token_count);
     if (status != PQC_OK) return Status(status);
     return token_count;
   }

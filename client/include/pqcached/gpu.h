@@ -170,6 +170,12 @@ PQC_API pqc_status pqc_gpu_count(pqc_gpu* gpu, pqc_gpu_counts* counts);
 PQC_API pqc_status pqc_gpu_ingest(pqc_gpu* gpu, pqc_sequence* sequence, uint32_t layer,
                                   uint64_t first_position, const pqc_tensor* keys,
                                   const pqc_tensor* values, void* stream);
+/* pqc_gpu_ingest with options (NULL = none), which are copied: tokens are named when the rows of the
+ * call are stored. Refused names are an error that occurs later. */
+PQC_API pqc_status pqc_gpu_ingest_with(pqc_gpu* gpu, pqc_sequence* sequence, uint32_t layer,
+                                       uint64_t first_position, const pqc_tensor* keys,
+                                       const pqc_tensor* values, const pqc_row_options* options,
+                                       void* stream);
 
 /* Begins a step whose tensors are on the device, as pqc_step_begin. options->selection is required,
  * and holds for all layers and calls; all items have the same query_length. `stream` is a

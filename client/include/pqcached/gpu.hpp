@@ -87,13 +87,15 @@ class Gpu {
   // Stores the rows of prefill tokens of one layer: keys [tokens, kv_heads, key_dim] and values
   // [tokens, kv_heads, value_dim] on the device, contiguous or paged. `stream`, a cudaStream_t,
   // packs them; the call returns when that is launched, and the rows are stored in the background.
-  // Sequence::Flush waits for that, and returns its error (pqc_gpu_ingest).
+  // Sequence::Flush waits for that, and returns its error. `names`: of any tokens of the sequence
+  // (pqc_gpu_ingest_with).
   Status Ingest(Sequence& sequence, uint32_t layer, uint64_t first_position, const Tensor& keys,
-                const Tensor& values, void* stream) {
+                const Tensor& values, void* stream, const TokenNames& names = {}) {
     const pqc_tensor k = keys.c();
     const pqc_tensor v = values.c();
-    return Status(
-        pqc_gpu_ingest(handle_.get(), sequence.get(), layer, first_position, &k, &v, stream));
+    const pqc_row_options options = names.c();
+    return Status(pqc_gpu_ingest_with(handle_.get(), sequence.get(), layer, first_position, &k, &v,
+                                      &options, stream));
   }
 
   // Begins a step whose work is launched on `stream`, a cudaStream_t. Its Attend and End take

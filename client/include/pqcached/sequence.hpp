@@ -37,16 +37,26 @@ class Sequence {
 
   // Stores the rows of consecutive prefill tokens of one layer, from `first_position` on: keys
   // [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim], copied before it returns.
-  // Repeating it is harmless (pqc_ingest).
-  Status Ingest(uint32_t layer, uint64_t first_position, const Tensor& keys, const Tensor& values) {
+  // Repeating it is harmless. `names`: of any tokens of the sequence (pqc_ingest_with).
+  Status Ingest(uint32_t layer, uint64_t first_position, const Tensor& keys, const Tensor& values,
+                const TokenNames& names = {}) {
     const pqc_tensor k = keys.c();
     const pqc_tensor v = values.c();
-    return Status(pqc_ingest(handle_.get(), layer, first_position, &k, &v));
+    const pqc_row_options options = names.c();
+    return Status(pqc_ingest_with(handle_.get(), layer, first_position, &k, &v, &options));
+  }
+
+  // Names tokens without storing rows (pqc_sequence_name_tokens).
+  Status NameTokens(const TokenNames& names) {
+    const pqc_row_options options = names.c();
+    return Status(pqc_sequence_name_tokens(handle_.get(), &options));
   }
 
   // Appends new tokens to all stored layers at once, each layer listed exactly once; returns the
-  // sequence's tokens. Repeating it is harmless (pqc_append).
-  Result<uint64_t> Append(uint64_t first_position, std::span<const LayerRows> layers) {
+  // sequence's tokens. Repeating it is harmless. `names`: of any tokens of the sequence
+  // (pqc_append_with).
+  Result<uint64_t> Append(uint64_t first_position, std::span<const LayerRows> layers,
+                          const TokenNames& names = {}) {
     std::vector<pqc_layer_rows> rows(layers.size(), PQC_INIT(pqc_layer_rows));
     for (size_t i = 0; i < layers.size(); ++i) {
       rows[i].layer = layers[i].layer;
@@ -54,8 +64,10 @@ class Sequence {
       rows[i].values = layers[i].values.c();
     }
     uint64_t token_count = 0;
-    const pqc_status status = pqc_append(handle_.get(), first_position, rows.data(),
-                                         static_cast<uint32_t>(rows.size()), &token_count);
+    const pqc_row_options options = names.c();
+    const pqc_status status =
+        pqc_append_with(handle_.get(), first_position, rows.data(),
+                        static_cast<uint32_t>(rows.size()), &options, &token_count);
     if (status != PQC_OK) return Status(status);
     return token_count;
   }

@@ -206,6 +206,16 @@ PQC_API pqc_status pqc_step_attend_wait(pqc_step* step);
  *         PQC_UNAVAILABLE          the worker has ended during the step */
 PQC_API pqc_status pqc_step_end(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
                                 const uint32_t* accepted);
+/* pqc_step_end that also names tokens: options [items], one element per item of the step, whose
+ * struct_size is the distance between elements (NULL = none). At most 65,536 ids or 512 content keys
+ * each. Names of query tokens that are not accepted have no effect; an item of which no token
+ * remains names nothing. Refused names are an error of the step's rows: pqc_sequence_flush returns
+ * it.
+ *
+ * Errors: those of pqc_step_end; PQC_INVALID_ARGUMENT: options[i] */
+PQC_API pqc_status pqc_step_end_with(pqc_step* step, const pqc_layer_rows* layers,
+                                     uint32_t layer_count, const uint32_t* accepted,
+                                     const pqc_row_options* options);
 /* Closes the handle without rows; waits for an attention that is in progress. NULL does nothing. */
 PQC_API void pqc_step_abandon(pqc_step* step);
 
@@ -239,6 +249,11 @@ PQC_API void pqc_decoder_close(pqc_decoder* decoder);
  * Errors: those of pqc_ingest, and PQC_FAILED_PRECONDITION (decoding has begun) */
 PQC_API pqc_status pqc_decoder_prefill(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* keys,
                                        const pqc_tensor* values);
+/* pqc_decoder_prefill that also names tokens (NULL = none). Names need to be given with one layer
+ * only. */
+PQC_API pqc_status pqc_decoder_prefill_with(pqc_decoder* decoder, uint32_t layer,
+                                            const pqc_tensor* keys, const pqc_tensor* values,
+                                            const pqc_row_options* options);
 /* Decodes the next token in one layer: query [query_heads, key_dim], key [kv_heads, key_dim], value
  * [kv_heads, value_dim], in host memory; output [query_heads, value_dim], with room for
  * `output_capacity` elements: the attention over sink, selected tokens and window, the token itself
@@ -253,6 +268,12 @@ PQC_API pqc_status pqc_decoder_prefill(pqc_decoder* decoder, uint32_t layer, con
 PQC_API pqc_status pqc_decoder_decode(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* query,
                                       const pqc_tensor* key, const pqc_tensor* value, float* output,
                                       uint64_t output_capacity);
+/* pqc_decoder_decode that also names tokens (NULL = none), as pqc_step_end_with: names that a layer's
+ * call gives replace those of the token's earlier layers, and are recorded with the token's rows. */
+PQC_API pqc_status pqc_decoder_decode_with(pqc_decoder* decoder, uint32_t layer,
+                                           const pqc_tensor* query, const pqc_tensor* key,
+                                           const pqc_tensor* value, const pqc_row_options* options,
+                                           float* output, uint64_t output_capacity);
 
 #ifdef __cplusplus
 }

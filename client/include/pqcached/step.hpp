@@ -120,22 +120,32 @@ class Step {
 
   // Passes the rows of the step's tokens, [query tokens of all items, kv_heads, dim] of every
   // stored layer, and closes the step, whatever the status is. `accepted`, [items]: how many query
-  // tokens of each item remain; empty = all. The step's results may be used only when it succeeds
-  // (pqc_step_end).
-  Status End(std::span<const LayerRows> layers, std::span<const uint32_t> accepted = {}) {
+  // tokens of each item remain; empty = all. `names`, [items]: names of tokens of each item's
+  // sequence; empty = none. The step's results may be used only when it succeeds
+  // (pqc_step_end_with).
+  Status End(std::span<const LayerRows> layers, std::span<const uint32_t> accepted = {},
+             std::span<const TokenNames> names = {}) {
     if (!accepted.empty() && accepted.size() != item_count_) {
       return {PQC_INVALID_ARGUMENT, "accepted",
               std::to_string(accepted.size()) + ", but " + std::to_string(item_count_) +
                   " are needed: [items]"};
     }
+    if (!names.empty() && names.size() != item_count_) {
+      return {PQC_INVALID_ARGUMENT, "names",
+              std::to_string(names.size()) + ", but " + std::to_string(item_count_) +
+                  " are needed: [items]"};
+    }
+    std::vector<pqc_row_options> options(names.size());
+    for (size_t i = 0; i < names.size(); ++i) options[i] = names[i].c();
     std::vector<pqc_layer_rows> rows(layers.size(), PQC_INIT(pqc_layer_rows));
     for (size_t i = 0; i < layers.size(); ++i) {
       rows[i].layer = layers[i].layer;
       rows[i].keys = layers[i].keys.c();
       rows[i].values = layers[i].values.c();
     }
-    return Status(pqc_step_end(handle_.release(), rows.data(), static_cast<uint32_t>(rows.size()),
-                               accepted.empty() ? nullptr : accepted.data()));
+    return Status(pqc_step_end_with(
+        handle_.release(), rows.data(), static_cast<uint32_t>(rows.size()),
+        accepted.empty() ? nullptr : accepted.data(), options.empty() ? nullptr : options.data()));
   }
 
  private:
@@ -219,24 +229,28 @@ class Decoder {
   }
 
   // Stores the rows of the next prefill tokens of a layer: keys [tokens, kv_heads, key_dim], values
-  // [tokens, kv_heads, value_dim] (pqc_decoder_prefill).
-  Status Prefill(uint32_t layer, const Tensor& keys, const Tensor& values) {
+  // [tokens, kv_heads, value_dim]. `names`: of any tokens of the sequence
+  // (pqc_decoder_prefill_with).
+  Status Prefill(uint32_t layer, const Tensor& keys, const Tensor& values,
+                 const TokenNames& names = {}) {
     const pqc_tensor k = keys.c();
     const pqc_tensor v = values.c();
-    return Status(pqc_decoder_prefill(handle_.get(), layer, &k, &v));
+    const pqc_row_options options = names.c();
+    return Status(pqc_decoder_prefill_with(handle_.get(), layer, &k, &v, &options));
   }
 
   // Decodes the next token in one layer: query [query_heads, key_dim], key [kv_heads, key_dim],
   // value [kv_heads, value_dim]; output [query_heads, value_dim], the attention over sink, selected
-  // tokens and window, the token itself included. Layers are called in ascending order
-  // (pqc_decoder_decode).
+  // tokens and window, the token itself included. Layers are called in ascending order. `names`,
+  // of any tokens of the sequence, are recorded with the token (pqc_decoder_decode_with).
   Status Decode(uint32_t layer, const Tensor& query, const Tensor& key, const Tensor& value,
-                std::span<float> output) {
+                std::span<float> output, const TokenNames& names = {}) {
     const pqc_tensor q = query.c();
     const pqc_tensor k = key.c();
     const pqc_tensor v = value.c();
-    return Status(
-        pqc_decoder_decode(handle_.get(), layer, &q, &k, &v, output.data(), output.size()));
+    const pqc_row_options options = names.c();
+    return Status(pqc_decoder_decode_with(handle_.get(), layer, &q, &k, &v, &options, output.data(),
+                                          output.size()));
   }
 
  private:

@@ -242,10 +242,34 @@ struct CacheSpec {
   int32_t numa_node = 0;
 };
 
-// Identity of a prompt, for shared prefixes: at most 2^22 token ids and 256 bytes.
+// An engine's name of 128 tokens (pqc_content_key).
+using ContentKey = pqc_content_key;
+
+// Identity of a prompt, for shared prefixes: at most 2^22 token ids, or 2^15 content keys in place
+// of them, and 256 bytes.
 struct Prompt {
   std::vector<uint32_t> token_ids = {};
   std::string extra_key = {};
+  std::vector<ContentKey> content_keys = {};
+};
+
+// Names of tokens that a call records with the rows that it stores: their ids, or content keys of
+// 128 tokens each (pqc_row_options). The memory must stay until the call returns.
+struct TokenNames {
+  uint64_t begin = 0;  // position of the first named token
+  std::span<const uint32_t> token_ids = {};
+  std::span<const ContentKey> content_keys = {};
+
+  // Returns the struct of the C ABI.
+  pqc_row_options c() const {
+    pqc_row_options c = PQC_INIT(pqc_row_options);
+    c.names_begin = begin;
+    c.token_ids = token_ids.data();
+    c.token_id_count = token_ids.size();
+    c.content_keys = content_keys.data();
+    c.content_key_count = content_keys.size();
+    return c;
+  }
 };
 
 // An index that the sidecar keeps up to date while rows are written (pqc_sequence_options).

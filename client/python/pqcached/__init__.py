@@ -25,6 +25,7 @@ from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExcee
                       Unauthenticated, Unavailable, Unimplemented, Unknown)
 from ._gpu import Gpu, GpuCounts, GpuStep
 from ._library import library as _load
+from ._names import TokenNames
 from ._options import (Admission, Attention, BuildProgress, ClientCounts, Index, LayerGroup, Rank, Scores, Selected, Selection,
                        SequenceInfo, merge, merge_tensors)
 from ._steps import Decoder, Step, StepAttention, StepItem
@@ -42,5 +43,5 @@ __all__ = [
     "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Decoder", "Device", "Error", "FailedPrecondition", "GroupRule", "Index", "IndexKind",
     "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "LogBase", "NotFound", "OutOfRange", "Paged", "PagedSlots", "Path", "PathChoice",
     "PermissionDenied", "Rank", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence",
-    "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "Tensor", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "library_path", "merge", "merge_tensors",
+    "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "Tensor", "TokenNames", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "library_path", "merge", "merge_tensors",
 ]

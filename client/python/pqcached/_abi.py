@@ -9,7 +9,7 @@ that the struct keeps its array alive.
 from __future__ import annotations
 
 from ctypes import (CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32,
-    c_int64, c_size_t, c_uint32, c_uint64, c_void_p, sizeof)
+    c_int64, c_size_t, c_uint32, c_uint64, c_uint8, c_void_p, sizeof)
 from typing import Any, ClassVar, Dict, List, Tuple
 
 PQC_ABI_VERSION = 1
@@ -220,6 +220,12 @@ class CacheSpec(Sized):
     ]
 
 
+class ContentKey(Structure):
+    _fields_ = [
+        ("bytes", c_uint8 * 16),
+    ]
+
+
 class SequenceOptions(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -235,6 +241,8 @@ class SequenceOptions(Sized):
         ("sink_tokens", c_uint64),
         ("group_key", c_char_p),
         ("group_key_bytes", c_uint64),
+        ("content_keys", POINTER(ContentKey)),
+        ("content_key_count", c_uint64),
     ]
 
 
@@ -260,6 +268,17 @@ class SequenceInfo(Sized):
         ("used_bytes", c_uint64),
         ("segment_count", c_uint32),
         ("index_count", c_uint32),
+    ]
+
+
+class RowOptions(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("names_begin", c_uint64),
+        ("token_ids", POINTER(c_uint32)),
+        ("token_id_count", c_uint64),
+        ("content_keys", POINTER(ContentKey)),
+        ("content_key_count", c_uint64),
     ]
 
 
@@ -481,13 +500,19 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
         c_void_p]),
     "pqc_sequence_fork": (c_uint32, [c_void_p, c_uint64, POINTER(c_void_p)]),
     "pqc_match_prefix": (c_uint32, [c_void_p, c_void_p, c_uint64, c_char_p, c_uint64, c_void_p]),
+    "pqc_match_prefix_with": (c_uint32, [c_void_p, POINTER(SequenceOptions), c_void_p]),
     "pqc_admit": (c_uint32, [c_void_p, c_uint64, c_uint64, POINTER(Admission)]),
     "pqc_sequence_pin": (c_uint32, [c_void_p, c_uint64]),
     "pqc_sequence_suspend": (c_uint32, [c_void_p]),
     "pqc_sequence_resume": (c_uint32, [c_void_p, c_void_p]),
     "pqc_sequence_describe": (c_uint32, [c_void_p, POINTER(SequenceInfo)]),
+    "pqc_sequence_name_tokens": (c_uint32, [c_void_p, POINTER(RowOptions)]),
     "pqc_ingest": (c_uint32, [c_void_p, c_uint32, c_uint64, POINTER(Tensor), POINTER(Tensor)]),
+    "pqc_ingest_with": (c_uint32, [c_void_p, c_uint32, c_uint64, POINTER(Tensor), POINTER(Tensor),
+        POINTER(RowOptions)]),
     "pqc_append": (c_uint32, [c_void_p, c_uint64, POINTER(LayerRows), c_uint32, c_void_p]),
+    "pqc_append_with": (c_uint32, [c_void_p, c_uint64, POINTER(LayerRows), c_uint32,
+        POINTER(RowOptions), c_void_p]),
     "pqc_build_index": (c_uint32, [c_void_p, POINTER(BuildOptions)]),
     "pqc_topk": (c_uint32, [c_void_p, POINTER(Query), POINTER(Selection), POINTER(Positions)]),
     "pqc_score": (c_uint32, [c_void_p, POINTER(Query), POINTER(Index), TokenRange, c_void_p,
@@ -513,18 +538,26 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
         POINTER(StepAttention)]),
     "pqc_step_attend_wait": (c_uint32, [c_void_p]),
     "pqc_step_end": (c_uint32, [c_void_p, POINTER(LayerRows), c_uint32, c_void_p]),
+    "pqc_step_end_with": (c_uint32, [c_void_p, POINTER(LayerRows), c_uint32, c_void_p,
+        POINTER(RowOptions)]),
     "pqc_step_abandon": (None, [c_void_p]),
     "pqc_sequence_flush": (c_uint32, [c_void_p]),
     "pqc_decoder_open": (c_uint32, [c_void_p, POINTER(Selection), POINTER(c_void_p)]),
     "pqc_decoder_close": (None, [c_void_p]),
     "pqc_decoder_prefill": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Tensor)]),
+    "pqc_decoder_prefill_with": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Tensor),
+        POINTER(RowOptions)]),
     "pqc_decoder_decode": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Tensor),
         POINTER(Tensor), c_void_p, c_uint64]),
+    "pqc_decoder_decode_with": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Tensor),
+        POINTER(Tensor), POINTER(RowOptions), c_void_p, c_uint64]),
     "pqc_gpu_open": (c_uint32, [c_void_p, POINTER(GpuOptions), POINTER(c_void_p)]),
     "pqc_gpu_close": (None, [c_void_p]),
     "pqc_gpu_count": (c_uint32, [c_void_p, POINTER(GpuCounts)]),
     "pqc_gpu_ingest": (c_uint32, [c_void_p, c_void_p, c_uint32, c_uint64, POINTER(Tensor),
         POINTER(Tensor), c_void_p]),
+    "pqc_gpu_ingest_with": (c_uint32, [c_void_p, c_void_p, c_uint32, c_uint64, POINTER(Tensor),
+        POINTER(Tensor), POINTER(RowOptions), c_void_p]),
     "pqc_gpu_step_begin": (c_uint32, [c_void_p, POINTER(StepItem), c_uint32, POINTER(StepOptions),
         c_void_p, POINTER(c_void_p)]),
     "pqc_gpu_step_topk": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(GpuPositions)]),

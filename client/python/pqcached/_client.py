@@ -13,12 +13,13 @@ import numpy as np
 from . import _abi as abi
 from ._arguments import key_bytes, member, text, token_count, uint32, uint64
 from ._arrays import (ArrayLike, Tensor, new_array, numpy_dtype, positions_to_read, rows_to_write, set_attention,
-                      tensor, token_ids_to_read)
+                      tensor)
 from ._enums import GpuPolicy, LayerKind, LogBase, Path, PathChoice, RowPart
 from ._errors import InvalidArgument
 from ._gpu import Gpu
 from ._handle import Closable, Handle
 from ._library import check, clear_error_text, error_of, library
+from ._names import TokenNames, pointer_to, row_options, set_names
 from ._options import (Admission, Attention, BuildProgress, ClientCounts, Index, LayerGroup, Rank, Scores, Selected, Selection,
                        SequenceInfo, from_c)
 from ._steps import Decoder, Step, StepItem, layer_rows
@@ -156,12 +157,13 @@ class Cache(Closable):
 
     def create_sequence(self, token_ids: Optional[Any] = None, *, extra_key: bytes = b"", live_index: bool = False,
                         index: Index = Index(), iterations: int = 0, seed: int = 0, train_tokens: int = 0,
-                        sink_tokens: int = 0, group_key: bytes = b"") -> "Sequence":
+                        sink_tokens: int = 0, group_key: bytes = b"", content_keys: bytes = b"") -> "Sequence":
         """Creates a sequence.
 
         token_ids: integers [tokens], the known part of the prompt: the sequence begins with their
         longest stored prefix (see Sequence.shared_tokens), and other sequences may share the rows
-        that it stores under them. extra_key: additional key of the prefix (images, ...), at most
+        that it stores under them. content_keys: names of the prompt in place of token_ids, 16 bytes
+        for each 128 tokens (TokenNames). extra_key: additional key of the prefix (images, ...), at most
         256 bytes.
         live_index: if true, prefill segments are indexed in the background as they fill, the last one
         when the first step begins or the first token is appended; build_index with the same index
@@ -175,15 +177,13 @@ class Cache(Closable):
         when the prompt differs from the first rank's, and when the sidecar has restarted since:
         then close the sequences and use the key again on all ranks.
         """
-        ids = token_ids_to_read("token_ids", () if token_ids is None else token_ids)
         key, group = key_bytes("extra_key", extra_key), key_bytes("group_key", group_key)
         options = abi.SequenceOptions(
-            token_id_count=len(ids), extra_key=key or None, extra_key_bytes=len(key),
+            extra_key=key or None, extra_key_bytes=len(key),
             has_live_index=1 if live_index else 0, iterations=uint32("iterations", iterations), index=index.c(),
             seed=uint64("seed", seed), train_tokens=uint64("train_tokens", train_tokens),
             sink_tokens=uint64("sink_tokens", sink_tokens), group_key=group or None, group_key_bytes=len(group))
-        if len(ids):
-            options.token_ids = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_uint32))
+        set_names(options, token_ids, content_keys)
         handle, shared = ctypes.c_void_p(), ctypes.c_uint64()
         with self._handle as cache:
             check(self._library.pqc_sequence_create_with(cache, byref(options), byref(handle), byref(shared)))
@@ -221,15 +221,16 @@ class Cache(Closable):
         assert handle.value
         return Gpu(self, handle.value)
 
-    def match_prefix(self, token_ids: Any, *, extra_key: bytes = b"") -> int:
-        """Returns the number of a prompt's tokens that are stored under these ids: a multiple of
-        128.
+    def match_prefix(self, token_ids: Optional[Any] = None, *, extra_key: bytes = b"", content_keys: bytes = b"") -> int:
+        """Returns the number of a prompt's tokens that are stored under these ids, or content keys:
+        a multiple of 128.
         """
-        ids, key = token_ids_to_read("token_ids", token_ids), key_bytes("extra_key", extra_key)
+        key = key_bytes("extra_key", extra_key)
+        prompt = abi.SequenceOptions(extra_key=key or None, extra_key_bytes=len(key))
+        set_names(prompt, token_ids, content_keys)
         count = ctypes.c_uint64()
         with self._handle as cache:
-            check(self._library.pqc_match_prefix(cache, ids.ctypes.data, len(ids), key or None, len(key),
-                                                 byref(count)))
+            check(self._library.pqc_match_prefix_with(cache, byref(prompt), byref(count)))
         return count.value
 
     def admit(self, token_count: int, output_token_count: int = 0) -> Admission:
@@ -314,7 +315,7 @@ class Sequence(Closable):
         return count.value
 
     def truncate(self, token_count: int) -> None:
-        """Drops the tokens from `token_count` on."""
+        """Drops the tokens from `token_count` on, and their names."""
         count = uint64("token_count", token_count)
         with self._handle as sequence:
             check(self._library.pqc_sequence_truncate(sequence, count))
@@ -328,30 +329,43 @@ class Sequence(Closable):
 
     # ---- Writing rows
 
-    def ingest(self, layer: int, first_position: int, keys: ArrayLike, values: ArrayLike) -> None:
+    def ingest(self, layer: int, first_position: int, keys: ArrayLike, values: ArrayLike, *,
+               names: Optional[TokenNames] = None) -> None:
         """Stores consecutive prefill tokens of one layer: all of them or none.
 
         keys [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim]: any strides, or
         Paged; read in place. A range that is stored already is acknowledged; a gap, NaN and
-        infinity raise InvalidArgument.
+        infinity raise InvalidArgument. names: of any tokens of the sequence; they need to be given
+        with one layer only.
         Raises FailedPrecondition after build_index (then use append), ResourceExhausted (the pool
         is full).
         """
         k, v = tensor("keys", keys), tensor("values", values)
         number, first = uint32("layer", layer), uint64("first_position", first_position)
+        options = row_options(names)
         with self._handle as sequence:
-            check(self._library.pqc_ingest(sequence, number, first, byref(k.c), byref(v.c)))
+            check(self._library.pqc_ingest_with(sequence, number, first, byref(k.c), byref(v.c),
+                                                pointer_to(options)))
 
-    def append(self, first_position: int, layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> int:
+    def name_tokens(self, names: TokenNames) -> None:
+        """Names tokens without storing rows."""
+        options = row_options(names)
+        with self._handle as sequence:
+            check(self._library.pqc_sequence_name_tokens(sequence, pointer_to(options)))
+
+    def append(self, first_position: int, layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], *,
+               names: Optional[TokenNames] = None) -> int:
         """Appends new tokens to all stored layers at once; returns the sequence's token count.
 
         layers: layer -> (keys, values), shaped as in ingest. A repeat is acknowledged, a gap raises
-        InvalidArgument. The codes of the nearest centroids are stored when the call returns.
+        InvalidArgument. The codes of the nearest centroids are stored when the call returns. names:
+        of any tokens of the sequence.
         """
         rows, _held = layer_rows(layers)
+        options = row_options(names)
         first, stored = uint64("first_position", first_position), ctypes.c_uint64()
         with self._handle as sequence:
-            check(self._library.pqc_append(sequence, first, rows, len(rows), byref(stored)))
+            check(self._library.pqc_append_with(sequence, first, rows, len(rows), pointer_to(options), byref(stored)))
         return stored.value
 
     def flush(self) -> None:

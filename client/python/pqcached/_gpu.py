@@ -14,6 +14,7 @@ from ._arrays import ArrayLike, device_floats, device_uint32s, tensor
 from ._errors import InvalidArgument
 from ._handle import Closable, Handle
 from ._library import check
+from ._names import TokenNames, pointer_to, row_options
 from ._options import Selection, from_c
 from ._steps import Step, StepAttention, StepItem
 
@@ -105,18 +106,20 @@ class Gpu(Closable):
         return made
 
     def ingest(self, sequence: "Sequence", layer: int, first_position: int, keys: ArrayLike, values: ArrayLike, *,
-               stream: int = 0) -> None:
+               stream: int = 0, names: Optional[TokenNames] = None) -> None:
         """Like Sequence.ingest with arrays on the device (or Paged, with the table on the host).
         `stream` packs the rows, and they are stored afterwards. Later work of the stream may
         overwrite the arrays.
 
-        A later failure is raised by the next call for the sequence, and by sequence.flush(), which
+        names: of any tokens of the sequence. A later failure is raised by the next call for the sequence, and by sequence.flush(), which
         waits for all rows.
         """
         k, v = tensor("keys", keys), tensor("values", values)
         number, first = uint32("layer", layer), uint64("first_position", first_position)
+        options = row_options(names)
         with self._handle as gpu, sequence._handle as pointer:
-            check(self._library.pqc_gpu_ingest(gpu, pointer, number, first, byref(k.c), byref(v.c), stream))
+            check(self._library.pqc_gpu_ingest_with(gpu, pointer, number, first, byref(k.c), byref(v.c),
+                                                    pointer_to(options), stream))
 
     def begin_step(self, items: SequenceOf[StepItem], selection: Selection, *, stream: int = 0,
                    timeout_ms: int = 0) -> GpuStep:

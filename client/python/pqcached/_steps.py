@@ -19,6 +19,7 @@ from ._enums import LogBase
 from ._errors import FailedPrecondition, InvalidArgument
 from ._handle import Closable, Handle
 from ._library import check, clear_error_text, error_of
+from ._names import TokenNames, pointer_to, row_options, step_options
 from ._options import Selection
 
 if TYPE_CHECKING:
@@ -191,12 +192,14 @@ class Step(Closable):
         set_attention(attention, output, lse, shape, False, log_base)
         return tensor("queries", queries), attention, found
 
-    def end(self, layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], accepted: Optional[SequenceOf[int]] = None) -> None:
+    def end(self, layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], accepted: Optional[SequenceOf[int]] = None,
+            names: Optional[SequenceOf[Optional[TokenNames]]] = None) -> None:
         """Appends the rows of the new tokens and closes the step, even if it raises.
 
         layers: every stored layer -> (keys, values), [query_tokens of all items, kv_heads, dim];
         they are copied. accepted: number of each item's query tokens to keep; None = all. The
-        others are rolled back.
+        others are rolled back. names: names of tokens of each item's sequence, or None; names of
+        query tokens that are not kept have no effect.
 
         Raises Unavailable or Aborted when the step's results must not be used.
         """
@@ -207,12 +210,13 @@ class Step(Closable):
                 if len(accepted) != len(self._items):
                     raise InvalidArgument(f"accepted: {len(accepted)} numbers, but the step has {len(self._items)} items")
                 kept = (ctypes.c_uint32 * len(accepted))(*[uint32("accepted", count) for count in accepted])
+            options = step_options(names, len(self._items))
         except BaseException:
             self.close()
             raise
 
         def end(step: int) -> int:
-            status: int = self._library.pqc_step_end(step, rows, len(rows), kept)
+            status: int = self._library.pqc_step_end_with(step, rows, len(rows), kept, options)
             held.clear()
             self._async_buffers.clear()
             return status
@@ -243,22 +247,26 @@ class Decoder(Closable):
         assert handle.value
         self._own(Handle("decoder", handle.value, self._library.pqc_decoder_close, sequence._handle), at_exit=True)
 
-    def prefill(self, layer: int, keys: ArrayLike, values: ArrayLike) -> None:
-        """Stores K and V [tokens, kv_heads, dim] of the next tokens of a layer.
+    def prefill(self, layer: int, keys: ArrayLike, values: ArrayLike, *, names: Optional[TokenNames] = None) -> None:
+        """Stores K and V [tokens, kv_heads, dim] of the next tokens of a layer. names: of any tokens
+        of the sequence; they need to be given with one layer only.
 
         Raises FailedPrecondition after decoding has begun.
         """
         k, v = tensor("keys", keys), tensor("values", values)
+        options = row_options(names)
         with self._sequence._handle, self._handle as decoder:
-            check(self._library.pqc_decoder_prefill(decoder, uint32("layer", layer), byref(k.c), byref(v.c)))
+            check(self._library.pqc_decoder_prefill_with(decoder, uint32("layer", layer), byref(k.c), byref(v.c),
+                                                         pointer_to(options)))
 
-    def decode(self, layer: int, query: ArrayLike, key: ArrayLike, value: ArrayLike, *, out: Optional[Any] = None) -> Any:
+    def decode(self, layer: int, query: ArrayLike, key: ArrayLike, value: ArrayLike, *, out: Optional[Any] = None,
+               names: Optional[TokenNames] = None) -> Any:
         """Returns the attention of the next token over sink, window and selected tokens, itself
         included: float32 [query_heads, value_dim].
 
         query [query_heads, key_dim], key [kv_heads, key_dim], value [kv_heads, value_dim]. out: a
         contiguous writable float32 array to write to. A token that failed may be decoded again,
-        from its first layer on.
+        from its first layer on. names: of any tokens of the sequence, recorded with the token.
 
         Raises InvalidArgument for a layer that is not the next one.
         """
@@ -267,7 +275,8 @@ class Decoder(Closable):
         output = new_array(shape, np.float32) if out is None else out
         address = floats_to_write("out", output, shape)
         q, k, v = tensor("query", query), tensor("key", key), tensor("value", value)
+        options = row_options(names)
         with self._sequence._handle, self._handle as decoder:
-            check(self._library.pqc_decoder_decode(decoder, uint32("layer", layer), byref(q.c), byref(k.c), byref(v.c),
-                                                   address, shape[0] * shape[1]))
+            check(self._library.pqc_decoder_decode_with(decoder, uint32("layer", layer), byref(q.c), byref(k.c),
+                                                        byref(v.c), pointer_to(options), address, shape[0] * shape[1]))
         return output

@@ -209,7 +209,8 @@ class StoreRemote final : public Remote {
   pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
                          uint64_t* token_count, RefusalBuffer* error) noexcept override {
     const auto matched =
-        Counted().MatchPrefix(kTestTenant, cache_id, {prompt.token_ids, prompt.token_id_count}, "");
+        Counted().MatchPrefix(kTestTenant, cache_id,
+                              std::span(prompt.token_ids, prompt.token_id_count), "");
     if (matched.ok()) *token_count = *matched;
     return FromStatus(matched.status(), error);
   }
@@ -279,7 +280,12 @@ class StoreRemote final : public Remote {
       const absl::Status written = WriteStaged(**transaction, first_position, rows, claims);
       if (!written.ok()) return FromStatus(written, error);
     }
-    return FromStatus((*transaction)->Commit().status(), error);
+    const absl::Status committed = (*transaction)->Commit().status();
+    return FromStatus(committed.ok() ? Name(sequence_id, source.names) : committed, error);
+  }
+  pqc_status NameTokens(uint64_t sequence_id, const pqc_row_options& names,
+                        RefusalBuffer* error) noexcept override {
+    return FromStatus(Name(sequence_id, &names), error);
   }
   pqc_status Commit(uint64_t sequence_id, uint64_t first_position, const RowBlock* rows,
                     uint32_t row_block_count, uint64_t* token_count,
@@ -297,8 +303,9 @@ class StoreRemote final : public Remote {
       if (!written.ok()) return FromStatus(written, error);
     }
     const auto committed = (*transaction)->Commit();
-    if (committed.ok()) *token_count = *committed;
-    return FromStatus(committed.status(), error);
+    if (!committed.ok()) return FromStatus(committed.status(), error);
+    *token_count = *committed;
+    return FromStatus(Name(sequence_id, row_block_count ? rows[0].names : nullptr), error);
   }
   pqc_status Append(AppendItem* items, uint32_t item_count,
                     RefusalBuffer* error) noexcept override {
@@ -320,7 +327,11 @@ class StoreRemote final : public Remote {
       }
     }
     for (uint32_t i = 0; i < item_count; ++i) {
-      const auto appended = AppendOne(items[i], claims);
+      auto appended = AppendOne(items[i], claims);
+      if (appended.ok()) {
+        const absl::Status named = Name(items[i].sequence_id, items[i].names);
+        if (!named.ok()) appended = named;
+      }
       if (!appended.ok()) {
         return FromStatus(
             kvstore::PrefixField("items[" + std::to_string(i) + "]", appended.status()), error);
@@ -402,6 +413,20 @@ class StoreRemote final : public Remote {
   kvstore::Store& Counted() {
     CountCall();
     return *sidecar_.store;
+  }
+  // Names tokens as the sidecar does, after their rows are stored.
+  absl::Status Name(uint64_t sequence_id, const pqc_row_options* names) {
+    if (!names) return absl::OkStatus();
+    std::vector<kvstore::ContentKey> keys(names->content_key_count);
+    if (!keys.empty()) {
+      std::memcpy(keys.data(), names->content_keys, keys.size() * sizeof(kvstore::ContentKey));
+    }
+    return kvstore::PrefixField(
+        "names",
+        kvstore::MoveField("first_position", "begin",
+                           sidecar_.store->NameTokens(
+                               kTestTenant, sequence_id, names->names_begin,
+                               {{names->token_ids, names->token_id_count}, keys})));
   }
   void CountCall() { ++(InCall() ? sidecar_.calls : sidecar_.background_calls); }
   static pqc_status Not(const char* call, RefusalBuffer* error) {

@@ -106,9 +106,8 @@ ConfigKey DurationKey(absl::string_view name, absl::string_view text,
 
 void AddPressureKeys(std::vector<ConfigKey>& keys) {
   keys.push_back({"retain", "BOOL",
-                  "When a sequence ends, its closed segments with named tokens stay as a cached "
-                  "prefix for others that begin "
-                  "with them, until memory is short.",
+                  "When a sequence ends, its named tokens stay in steps of 128 as a cached prefix "
+                  "for others that begin with them, until memory is short.",
                   SetRetain, [](const Config& c) { return c.retain ? "true" : "false"; }});
   keys.push_back({"max_retained_share", "NUMBER",
                   "Share of a pool that cached prefixes may occupy: 0..1.", SetRetainedShare,

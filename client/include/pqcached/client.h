@@ -341,8 +341,8 @@ typedef struct pqc_sequence pqc_sequence;
 PQC_API pqc_status pqc_sequence_create(pqc_cache* cache, pqc_sequence** sequence);
 /* Drops the sequence in the sidecar and closes the handle, whatever the status is. Rows of finished
  * steps that are not stored yet are discarded. With the sidecar's option `retain` its named tokens
- * remain in steps of 128 as a cached prefix until they are evicted. NULL does nothing. Not repeatable: the
- * handle is closed. */
+ * remain in steps of 128 as a cached prefix until they are evicted. NULL does nothing. Not
+ * repeatable: the handle is closed. */
 PQC_API pqc_status pqc_sequence_drop(pqc_sequence* sequence);
 /* Returns the sidecar's id of the sequence, as pqcachectl prints it; 0 for NULL. Never fails. */
 PQC_API uint64_t pqc_sequence_id(const pqc_sequence* sequence);
@@ -412,7 +412,8 @@ typedef struct pqc_sequence_options {
 PQC_API pqc_status pqc_sequence_create_with(pqc_cache* cache, const pqc_sequence_options* options,
                                             pqc_sequence** sequence, uint64_t* token_count);
 /* Creates a sequence that shares the first `token_count` tokens of `parent` (0 = all), their names
- * and their indexes, copy-on-write: neither sees later changes of the other. A live index continues in both.
+ * and their indexes, copy-on-write: neither sees later changes of the other. A live index continues
+ * in both.
  * *child is set on PQC_OK, and NULL otherwise. The client does not repeat the call by itself.
  *
  * Errors: PQC_OUT_OF_RANGE        token_count is more than the parent has

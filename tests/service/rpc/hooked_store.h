@@ -10,6 +10,8 @@
 
 namespace pqcached::service {
 
+using kvstore::TokenNames;
+
 // Set before the server starts; called on its threads.
 struct StoreHooks {
   std::function<void()> before_top_k = [] {};

@@ -21,7 +21,6 @@ LEFT_OUT = {
         "pqc_client_options.parallel_for": "threads of the library cannot run Python code at the speed of a step",
         "pqc_client_options.parallel_for_context": "threads of the library cannot run Python code at the speed of a step",
         "pqc_build_options.callback_context": "the callback is a Python object",
-        "pqc_sequence_create": "pqc_sequence_create_with without options",
         "pqc_status_name": "the classes of the errors have the names",
     },
 }
@@ -39,18 +38,23 @@ def has(text, name):
     return re.search(rf"\b{name}\b", text) is not None
 
 
+def lacks_functions(c, text):
+    """A wrapper may call the form with options instead of the plain one."""
+    return [name for name in c.functions if not has(text, name) and not (name + "_with" in c.functions and has(text, name + "_with"))]
+
+
 def lacks_cxx(c, text):
     """What the C++ wrapper lacks. It takes and returns C's enums, and some of C's structs as they are."""
     whole = {struct for struct in c.structs if re.search(rf"\bResult<{struct}>|\b{struct}\*|\b{struct}& ", text)}
     fields = [(struct, name) for struct, names in c.structs.items() if struct not in whole for name in names]
-    return [name for name in c.functions if not has(text, name)] + [
+    return lacks_functions(c, text) + [
         f"{struct}.{name}" for struct, name in fields if name != "struct_size" and not has(text, name)]
 
 
 def lacks_python(c, text):
     """What the Python package lacks, outside the generated declarations."""
     fields = [(struct, name) for struct, names in c.structs.items() for name in names]
-    return [name for name in c.functions if not has(text, name)] + [
+    return lacks_functions(c, text) + [
         f"{struct}.{name}" for struct, name in fields if name != "struct_size" and not has(text, name)] + [
         f"{enum}.{name}" for enum, names in c.enums.items() for name in names if not has(text, name)]
 

@@ -473,7 +473,7 @@ TEST_P(DaemonTest, RanksMakeOneSequenceByItsKey) {
   Sequence first = Must(caches[0].CreateSequence(tied, &shared));
   EXPECT_EQ(shared, 384u);
   MustBeOk(holders[1].Drop());
-  EXPECT_EQ(Must(caches[1].MatchPrefix(prompt.prompt)), 256u);  // that are retained
+  EXPECT_EQ(Must(caches[1].MatchPrefix(prompt.prompt)), 384u);  // that are retained
   SequenceOptions other = tied;
   other.prompt.extra_key = "image";
   EXPECT_EQ(caches[1].CreateSequence(other).status().code(), PQC_FAILED_PRECONDITION);

@@ -13,7 +13,7 @@ TEST(RemoteLayoutTest, StructsHaveTheLayoutOfVersion10) {
   EXPECT_EQ(sizeof(RefusalBuffer), 1284u);
   EXPECT_EQ(sizeof(StagingPlace), 40u);
   EXPECT_EQ(sizeof(TensorView), 128u);
-  EXPECT_EQ(sizeof(RowBlock), 264u);
+  EXPECT_EQ(sizeof(RowBlock), 272u);
   EXPECT_EQ(sizeof(LayerShape), 32u);
   EXPECT_EQ(sizeof(QueryView), 184u);
   EXPECT_EQ(sizeof(FetchView), 48u);
@@ -22,8 +22,8 @@ TEST(RemoteLayoutTest, StructsHaveTheLayoutOfVersion10) {
   EXPECT_EQ(sizeof(AttendItem), 288u);
   EXPECT_EQ(sizeof(LeaseView), 24u);
   EXPECT_EQ(sizeof(ImageSink), 16u);
-  EXPECT_EQ(sizeof(AppendItem), 80u);
-  EXPECT_EQ(sizeof(StagedRows), 24u);
+  EXPECT_EQ(sizeof(AppendItem), 88u);
+  EXPECT_EQ(sizeof(StagedRows), 32u);
   EXPECT_EQ(sizeof(TextSink), 16u);
   EXPECT_EQ(sizeof(ScoresOut), 24u);
   EXPECT_EQ(sizeof(RemoteOptions), 96u);

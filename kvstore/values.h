@@ -156,8 +156,8 @@ struct TokenNames {
 
   TokenNames() = default;
   template <typename Ids>
-    requires std::convertible_to<const Ids&, std::span<const uint32_t>>
-  TokenNames(const Ids& ids) : token_ids(ids) {}  // NOLINT: ids are names
+  requires std::convertible_to<const Ids&, std::span<const uint32_t>> TokenNames(const Ids& ids)
+      : token_ids(ids) {}  // NOLINT: ids are names
   TokenNames(std::span<const uint32_t> ids, std::span<const ContentKey> keys)
       : token_ids(ids), content_keys(keys) {}
 

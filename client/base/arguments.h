@@ -136,9 +136,11 @@ pqc_status ReadQueries(const pqc_tensor& queries, const LayerShape& shape, Tenso
                        bool of_range = false);
 pqc_status CheckQueryLength(uint64_t length, const LayerShape& shape, const char* name);
 
-// Reads the options of a new sequence; token_ids, content_keys and extra_key still point to the caller's memory.
+// Reads the options of a new sequence; token_ids, content_keys and extra_key still point to the
+// caller's memory.
 pqc_status ReadSequenceOptions(const pqc_sequence_options* from, pqc_sequence_options* to);
-// Checks only token_ids, content_keys and extra_key; error texts put `prefix` before the fields' names.
+// Checks only token_ids, content_keys and extra_key; error texts put `prefix` before the fields'
+// names.
 pqc_status CheckPrompt(const pqc_sequence_options& prompt, const char* prefix);
 
 // Checked arguments of a cache to open. Neither copyable nor movable, because `spec` points into

@@ -166,7 +166,7 @@ struct StagedRows {
   // is stored.
   Next (*next)(void* context, const Probe& probe, uint64_t* first_position,
                RowBlock* rows) = nullptr;
-  uint64_t boot_word = 0;  // of the worker that made the staging ring
+  uint64_t boot_word = 0;                  // of the worker that made the staging ring
   const pqc_row_options* names = nullptr;  // null = none
 };
 

@@ -127,9 +127,11 @@ pqc_status LockRing(GpuState& gpu, Offload& offload, const Staging::Slot& slot, 
 pqc_status PackAndQueue(GpuState& gpu, const std::shared_ptr<SequenceState>& sequence,
                         const Part& part, uint64_t first_position, Staging::Slot slot,
                         uint32_t slot_count) {
-  Offload::Job job{
-      .sequence = sequence, .steps = gpu.steps.get(), .filled = {}, .rows = PackedRows(part),
-      .names = {}};
+  Offload::Job job{.sequence = sequence,
+                   .steps = gpu.steps.get(),
+                   .filled = {},
+                   .rows = PackedRows(part),
+                   .names = {}};
   job.filled.slot = std::move(slot);
   job.filled.first_position = first_position + part.begin;
   const bool is_last = part.end == part.rows.keys.shape[0];

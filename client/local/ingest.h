@@ -24,8 +24,8 @@ struct FilledSlot {
 };
 
 // Commits the slot's rows to the sidecar. `rows` gives layer, dtypes, heads, dims and names of the
-// packed rows; neither its bytes nor its token count is read. The slot is abandoned when the sidecar may
-// still read it.
+// packed rows; neither its bytes nor its token count is read. The slot is abandoned when the
+// sidecar may still read it.
 pqc_status CommitSlot(Remote& remote, uint64_t sequence_id, const RowBlock& rows,
                       FilledSlot& filled, RefusalBuffer* error);
 

@@ -40,11 +40,11 @@ void Offload::Add(Job job) {
 
 pqc_status Offload::Report(const Progress& progress) {
   if (progress.status == PQC_OK) return PQC_OK;
-  return PrefixText("rows of an earlier pqc_gpu_ingest",
-                    client::Report(progress.status, progress.error,
-                                   {{"rows[0]", ""},
-                                    {"names.begin", "options.names_begin"},
-                                    {"names", "options"}}));
+  return PrefixText(
+      "rows of an earlier pqc_gpu_ingest",
+      client::Report(
+          progress.status, progress.error,
+          {{"rows[0]", ""}, {"names.begin", "options.names_begin"}, {"names", "options"}}));
 }
 
 pqc_status Offload::Check(const SequenceState& sequence) {

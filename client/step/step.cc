@@ -284,9 +284,9 @@ pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_
   }
   for (size_t i = 0; i < step->items.size(); ++i) {
     const StepItem& item = step->items[i];
-    step->handovers.push_back(
-        MakePendingUpdate(*step, item, step->names.empty() ? nullptr : &step->names[i],
-                          accepted ? accepted[i] : item.query_length));
+    step->handovers.push_back(MakePendingUpdate(*step, item,
+                                                step->names.empty() ? nullptr : &step->names[i],
+                                                accepted ? accepted[i] : item.query_length));
   }
   for (const std::shared_ptr<Handover>& handover : step->handovers) {
     LocalSequence* local = handover->sequence->local.get();

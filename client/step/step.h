@@ -80,7 +80,7 @@ struct pqc_step {
   std::vector<uint32_t> counts;                 // per item
   std::vector<uint64_t> offsets;                // offsets of the items' positions, and the end
   std::vector<pqcached::client::RowBlock> blocks;
-  std::vector<pqc_row_options> names;  // per item, or empty
+  std::vector<pqc_row_options> names;                                  // per item, or empty
   std::vector<std::shared_ptr<pqcached::client::Handover>> handovers;  // per item
 
   // Asynchronous attention (pqc_step_attend_begin).

@@ -187,8 +187,8 @@ absl::StatusOr<size_t> NamedTokens::Known(uint64_t first_position, const NameVie
   }
   if (by_key && first_position % kPrefixStepTokens != 0) {
     return InvalidArgument("first_position",
-                           absl::StrCat(first_position, ": a content key names ",
-                                        kPrefixStepTokens, " tokens from a multiple of them on"));
+                           absl::StrCat(first_position, ": a content key names ", kPrefixStepTokens,
+                                        " tokens from a multiple of them on"));
   }
   const size_t named = NameView(names_).token_count();
   if (first_position > named) {
@@ -198,9 +198,9 @@ absl::StatusOr<size_t> NamedTokens::Known(uint64_t first_position, const NameVie
   const uint64_t end = first_position + names.token_count();
   const uint64_t limit = std::min(uint64_t{stored_} + kMaxNamedAhead, uint64_t{kMaxSequenceTokens});
   if (end > limit) {
-    return InvalidArgument(field,
-                           absl::StrCat("they end at ", end, "; ", stored_,
-                                        " tokens are stored, at most ", limit, " may be named"));
+    return InvalidArgument(
+        field, absl::StrCat("they end at ", end, "; ", stored_, " tokens are stored, at most ",
+                            limit, " may be named"));
   }
   if (names.words.empty()) return size_t{0};
   const size_t first_word = WordsOf(names.kind, first_position);

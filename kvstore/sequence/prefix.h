@@ -54,8 +54,7 @@ struct NameView {
   NameView() = default;
   NameView(const NameWords& names)  // NOLINT: a view of the same names
       : kind(names.kind), words(names.words) {}
-  NameView(NameKind of_kind, std::span<const uint32_t> of_words)
-      : kind(of_kind), words(of_words) {}
+  NameView(NameKind of_kind, std::span<const uint32_t> of_words) : kind(of_kind), words(of_words) {}
   // REQUIRES: only one kind of names is given.
   explicit NameView(const TokenNames& names);
   // The names of a prompt. REQUIRES: CheckPrefix.
@@ -103,7 +102,8 @@ class PrefixIndex {
   std::unordered_map<PrefixKey, std::vector<Holder>, KeyHash> steps_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Names of the tokens of one sequence. Lists its steps in the index while they are stored. Thread-safe. Its
+// Names of the tokens of one sequence. Lists its steps in the index while they are stored.
+// Thread-safe. Its
 // lock is acquired before those of the index and of the sequence's newest snapshot.
 class NamedTokens final : public SequenceWatcher, public std::enable_shared_from_this<NamedTokens> {
  public:

@@ -65,8 +65,8 @@ absl::Status RankSequences::CheckFree(const Entry& entry, uint32_t rank, const P
                               "sequences, and use another key on all ranks");
   }
   if (entry.prompt != prompt) {
-    return FailedPrecondition("group_key",
-                              "token_ids, content_keys or extra_key are not those of the first rank");
+    return FailedPrecondition(
+        "group_key", "token_ids, content_keys or extra_key are not those of the first rank");
   }
   return absl::OkStatus();
 }

@@ -205,10 +205,9 @@ void Lifecycle::Retain(const StoredSequence& stored) {
   for (const SegmentEntry& entry : kept->snapshot->list->segments) {
     cache.uses->Use(tick, /*hit=*/false, entry.rows->heat());
   }
-  const auto made = Add(stored.cache, {.session = {},
-                                       .first = std::move(kept->snapshot),
-                                       .root = root,
-                                       .names = kept->names});
+  const auto made =
+      Add(stored.cache,
+          {.session = {}, .first = std::move(kept->snapshot), .root = root, .names = kept->names});
   if (!made.ok()) return;  // max_sequences reached, and all sequences are in use
   const auto retained = parts_.sequences.FindInAnyTenant(made->sequence_id);
   if (!retained.ok()) return;

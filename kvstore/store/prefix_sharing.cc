@@ -19,8 +19,7 @@ std::shared_ptr<const Snapshot> ShareSteps(const Cache& cache, std::span<const P
 
 }  // namespace
 
-uint32_t PrefixSharing::Match(const std::shared_ptr<const Cache>& cache,
-                              const NameView& names,
+uint32_t PrefixSharing::Match(const std::shared_ptr<const Cache>& cache, const NameView& names,
                               std::string_view extra_key) const {
   const std::vector<std::shared_ptr<const Cache>> ranks = caches_.OfGroup(cache);
   if (ranks.size() < cache->spec.rank.rank_count) return 0;  // a missing rank holds nothing

@@ -32,8 +32,7 @@ class PrefixSharing {
                std::string_view extra_key) const;
   // Returns, for each rank, a share of the longest prefix of the prompt that all ranks hold; the
   // number of tokens is the same in all of them.
-  RankPrefixes ShareInAllRanks(const std::shared_ptr<const Cache>& cache,
-                               const NameView& names,
+  RankPrefixes ShareInAllRanks(const std::shared_ptr<const Cache>& cache, const NameView& names,
                                std::string_view extra_key) const;
   // Returns the number of the prompt's tokens that every rank of the cache's group holds.
   uint32_t Match(const std::shared_ptr<const Cache>& cache, const NameView& names,

@@ -39,10 +39,9 @@ absl::StatusOr<ItemNames> ItemNamesOf(const v1::SequenceAppend& item, const std:
     return InvalidArgument(field + ".token_ids",
                            absl::StrCat(count, " of them, must be one per token: ", tokens));
   }
-  return ItemNames{{item.first_position(),
-                    "first_position",
-                    {item.token_ids().begin(), item.token_ids().end()}},
-                   field};
+  return ItemNames{
+      {item.first_position(), "first_position", {item.token_ids().begin(), item.token_ids().end()}},
+      field};
 }
 
 absl::Status CheckDistinctLayers(const v1::CommitRequest& request) {

@@ -16,8 +16,8 @@
 #include "pqcached/v1/kv_cache.pb.h"
 #include "service/handlers/caller.h"
 #include "service/handlers/lease_handlers.h"
-#include "service/handlers/token_names.h"
 #include "service/wire/ingest_message.h"
+#include "service/wire/token_names.h"
 
 namespace pqcached::service {
 

@@ -11,8 +11,8 @@
 #include "kernels/base/status_macros.h"
 #include "service/base/log.h"
 #include "service/base/refusal.h"
-#include "service/handlers/token_names.h"
 #include "service/session/text.h"
+#include "service/wire/token_names.h"
 #include "service/wire/wire.h"
 
 namespace pqcached::service {

@@ -16,6 +16,7 @@ EXAMPLES = {
     f"{HEADERS}/client.h": f"{PROGRAMS}/client_h_example.c",
     f"{HEADERS}/status.h": f"{PROGRAMS}/status_h_example.c",
     f"{HEADERS}/tensor.h": f"{PROGRAMS}/tensor_h_example.c",
+    f"{HEADERS}/names.h": f"{PROGRAMS}/names_h_example.c",
     f"{HEADERS}/query.h": f"{PROGRAMS}/query_h_example.c",
     f"{HEADERS}/step.h": f"{PROGRAMS}/step_h_example.c",
     f"{HEADERS}/gpu.h": f"{PROGRAMS}/gpu_h_example.c",

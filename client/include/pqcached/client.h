@@ -431,12 +431,6 @@ PQC_API pqc_status pqc_sequence_fork(pqc_sequence* parent, uint64_t token_count,
 PQC_API pqc_status pqc_match_prefix(pqc_cache* cache, const uint32_t* token_ids,
                                     uint64_t token_id_count, const void* extra_key,
                                     uint64_t extra_key_bytes, uint64_t* token_count);
-/* pqc_match_prefix for a prompt with the token_ids or content_keys, and the extra_key, of `prompt`;
- * its other fields must be 0.
- *
- * Errors: PQC_INVALID_ARGUMENT  a field of `prompt` */
-PQC_API pqc_status pqc_match_prefix_with(pqc_cache* cache, const pqc_sequence_options* prompt,
-                                         uint64_t* token_count);
 /* Answer of pqc_admit: when a request fits into the cache's memory. */
 typedef enum pqc_verdict {
   PQC_FITS_NOW = 1,
@@ -497,39 +491,6 @@ PQC_API pqc_status pqc_sequence_describe(pqc_sequence* sequence, pqc_sequence_in
 
 /* ---- Writing rows */
 
-/* Options of calls that write rows: the names of tokens, which are their ids or content keys.
- *
- * Later sequences whose prompts begin with the same names share the rows that are stored under
- * them (pqc_sequence_create_with), in steps of 128 tokens. With the ids of the generated tokens, the
- * second turn of a conversation shares all of the first.
- *
- * The names of a sequence are a run from position 0 on. Those of a call begin anywhere in it or at
- * its end, and continue it; positions that have names must get the same ones. Tokens may be named
- * with their rows, after them, or before (at most 2^22 tokens ahead). All names of a sequence are of
- * one kind. A call that removes tokens (pqc_sequence_truncate, a step's roll-back) removes their
- * names, and a content key with the first of its 128 tokens; a fork has the names of the tokens
- * that it shares. In a rank group every rank names the tokens of its own sequence.
- *
- * Errors that name `options`: PQC_INVALID_ARGUMENT, for a gap behind the names so far, other names
- * at the same positions, the other kind of names, or too many of them. The call then stores no
- * rows. */
-typedef struct pqc_row_options {
-  size_t struct_size;
-  uint64_t names_begin;      /* position of the first named token; a multiple of 128 for
-                                content_keys */
-  const uint32_t* token_ids; /* [token_id_count], at most 2^22 */
-  uint64_t token_id_count;
-  const pqc_content_key* content_keys; /* [content_key_count], at most 2^15; one for each 128
-                                          tokens */
-  uint64_t content_key_count;
-} pqc_row_options;
-
-/* Names tokens without storing rows.
- *
- * Errors: PQC_INVALID_ARGUMENT  options (pqc_row_options)
- *         PQC_ABORTED           another call changes the sequence, or a step has it: repeat */
-PQC_API pqc_status pqc_sequence_name_tokens(pqc_sequence* sequence, const pqc_row_options* options);
-
 /* Stores the rows of consecutive prefill tokens of one layer: keys [tokens, kv_heads, key_dim] and
  * values [tokens, kv_heads, value_dim] from position `first_position` on, of any dtype, strides or
  * block table; they are converted to the cache's dtype and copied before the call returns. All or
@@ -549,12 +510,6 @@ PQC_API pqc_status pqc_sequence_name_tokens(pqc_sequence* sequence, const pqc_ro
  *         PQC_UNAVAILABLE         also while the sidecar is draining */
 PQC_API pqc_status pqc_ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
                               const pqc_tensor* keys, const pqc_tensor* values);
-
-/* pqc_ingest with options (NULL = none). Names need to be given with one layer only. Errors: those
- * of pqc_ingest and of pqc_row_options. */
-PQC_API pqc_status pqc_ingest_with(pqc_sequence* sequence, uint32_t layer, uint64_t first_position,
-                                   const pqc_tensor* keys, const pqc_tensor* values,
-                                   const pqc_row_options* options);
 
 /* Rows of the same tokens in one layer. */
 typedef struct pqc_layer_rows {
@@ -577,11 +532,6 @@ typedef struct pqc_layer_rows {
 PQC_API pqc_status pqc_append(pqc_sequence* sequence, uint64_t first_position,
                               const pqc_layer_rows* layers, uint32_t layer_count,
                               uint64_t* token_count);
-
-/* pqc_append with options (NULL = none). Errors: those of pqc_append and of pqc_row_options. */
-PQC_API pqc_status pqc_append_with(pqc_sequence* sequence, uint64_t first_position,
-                                   const pqc_layer_rows* layers, uint32_t layer_count,
-                                   const pqc_row_options* options, uint64_t* token_count);
 
 /* ---- Index */
 
@@ -642,6 +592,7 @@ PQC_API pqc_status pqc_build_index(pqc_sequence* sequence, const pqc_build_optio
 }
 #endif
 
+#include "pqcached/names.h"
 #include "pqcached/query.h"
 #include "pqcached/step.h"
 

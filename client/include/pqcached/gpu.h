@@ -170,8 +170,8 @@ PQC_API pqc_status pqc_gpu_count(pqc_gpu* gpu, pqc_gpu_counts* counts);
 PQC_API pqc_status pqc_gpu_ingest(pqc_gpu* gpu, pqc_sequence* sequence, uint32_t layer,
                                   uint64_t first_position, const pqc_tensor* keys,
                                   const pqc_tensor* values, void* stream);
-/* pqc_gpu_ingest with options (NULL = none), which are copied: tokens are named when the rows of the
- * call are stored. Refused names are an error that occurs later. */
+/* pqc_gpu_ingest with options (NULL = none), which are copied: tokens are named when the rows of
+ * the call are stored. Refused names are an error that occurs later. */
 PQC_API pqc_status pqc_gpu_ingest_with(pqc_gpu* gpu, pqc_sequence* sequence, uint32_t layer,
                                        uint64_t first_position, const pqc_tensor* keys,
                                        const pqc_tensor* values, const pqc_row_options* options,

@@ -207,8 +207,8 @@ PQC_API pqc_status pqc_step_attend_wait(pqc_step* step);
 PQC_API pqc_status pqc_step_end(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
                                 const uint32_t* accepted);
 /* pqc_step_end that also names tokens: options [items], one element per item of the step, whose
- * struct_size is the distance between elements (NULL = none). At most 65,536 ids or 512 content keys
- * each. Names of query tokens that are not accepted have no effect; an item of which no token
+ * struct_size is the distance between elements (NULL = none). At most 65,536 ids or 512 content
+ * keys each. Names of query tokens that are not accepted have no effect; an item of which no token
  * remains names nothing. Refused names are an error of the step's rows: pqc_sequence_flush returns
  * it.
  *
@@ -268,8 +268,10 @@ PQC_API pqc_status pqc_decoder_prefill_with(pqc_decoder* decoder, uint32_t layer
 PQC_API pqc_status pqc_decoder_decode(pqc_decoder* decoder, uint32_t layer, const pqc_tensor* query,
                                       const pqc_tensor* key, const pqc_tensor* value, float* output,
                                       uint64_t output_capacity);
-/* pqc_decoder_decode that also names tokens (NULL = none), as pqc_step_end_with: names that a layer's
- * call gives replace those of the token's earlier layers, and are recorded with the token's rows. */
+/* pqc_decoder_decode that also names tokens (NULL = none), as pqc_step_end_with: names that a
+ * layer's
+ * call gives replace those of the token's earlier layers, and are recorded with the token's rows.
+ * */
 PQC_API pqc_status pqc_decoder_decode_with(pqc_decoder* decoder, uint32_t layer,
                                            const pqc_tensor* query, const pqc_tensor* key,
                                            const pqc_tensor* value, const pqc_row_options* options,

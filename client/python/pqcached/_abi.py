@@ -271,17 +271,6 @@ class SequenceInfo(Sized):
     ]
 
 
-class RowOptions(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("names_begin", c_uint64),
-        ("token_ids", POINTER(c_uint32)),
-        ("token_id_count", c_uint64),
-        ("content_keys", POINTER(ContentKey)),
-        ("content_key_count", c_uint64),
-    ]
-
-
 class LayerRows(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -321,6 +310,17 @@ class BuildOptions(Sized):
         ("timeout_ms", c_uint32),
         ("callback", BuildCallback),
         ("callback_context", c_void_p),
+    ]
+
+
+class RowOptions(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("names_begin", c_uint64),
+        ("token_ids", POINTER(c_uint32)),
+        ("token_id_count", c_uint64),
+        ("content_keys", POINTER(ContentKey)),
+        ("content_key_count", c_uint64),
     ]
 
 
@@ -500,20 +500,20 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
         c_void_p]),
     "pqc_sequence_fork": (c_uint32, [c_void_p, c_uint64, POINTER(c_void_p)]),
     "pqc_match_prefix": (c_uint32, [c_void_p, c_void_p, c_uint64, c_char_p, c_uint64, c_void_p]),
-    "pqc_match_prefix_with": (c_uint32, [c_void_p, POINTER(SequenceOptions), c_void_p]),
     "pqc_admit": (c_uint32, [c_void_p, c_uint64, c_uint64, POINTER(Admission)]),
     "pqc_sequence_pin": (c_uint32, [c_void_p, c_uint64]),
     "pqc_sequence_suspend": (c_uint32, [c_void_p]),
     "pqc_sequence_resume": (c_uint32, [c_void_p, c_void_p]),
     "pqc_sequence_describe": (c_uint32, [c_void_p, POINTER(SequenceInfo)]),
-    "pqc_sequence_name_tokens": (c_uint32, [c_void_p, POINTER(RowOptions)]),
     "pqc_ingest": (c_uint32, [c_void_p, c_uint32, c_uint64, POINTER(Tensor), POINTER(Tensor)]),
+    "pqc_append": (c_uint32, [c_void_p, c_uint64, POINTER(LayerRows), c_uint32, c_void_p]),
+    "pqc_build_index": (c_uint32, [c_void_p, POINTER(BuildOptions)]),
+    "pqc_sequence_name_tokens": (c_uint32, [c_void_p, POINTER(RowOptions)]),
+    "pqc_match_prefix_with": (c_uint32, [c_void_p, POINTER(SequenceOptions), c_void_p]),
     "pqc_ingest_with": (c_uint32, [c_void_p, c_uint32, c_uint64, POINTER(Tensor), POINTER(Tensor),
         POINTER(RowOptions)]),
-    "pqc_append": (c_uint32, [c_void_p, c_uint64, POINTER(LayerRows), c_uint32, c_void_p]),
     "pqc_append_with": (c_uint32, [c_void_p, c_uint64, POINTER(LayerRows), c_uint32,
         POINTER(RowOptions), c_void_p]),
-    "pqc_build_index": (c_uint32, [c_void_p, POINTER(BuildOptions)]),
     "pqc_topk": (c_uint32, [c_void_p, POINTER(Query), POINTER(Selection), POINTER(Positions)]),
     "pqc_score": (c_uint32, [c_void_p, POINTER(Query), POINTER(Index), TokenRange, c_void_p,
         c_uint64, c_void_p, c_void_p]),

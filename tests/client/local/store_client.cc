@@ -208,9 +208,8 @@ class StoreRemote final : public Remote {
   }
   pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
                          uint64_t* token_count, RefusalBuffer* error) noexcept override {
-    const auto matched =
-        Counted().MatchPrefix(kTestTenant, cache_id,
-                              std::span(prompt.token_ids, prompt.token_id_count), "");
+    const auto matched = Counted().MatchPrefix(
+        kTestTenant, cache_id, std::span(prompt.token_ids, prompt.token_id_count), "");
     if (matched.ok()) *token_count = *matched;
     return FromStatus(matched.status(), error);
   }
@@ -422,11 +421,10 @@ class StoreRemote final : public Remote {
       std::memcpy(keys.data(), names->content_keys, keys.size() * sizeof(kvstore::ContentKey));
     }
     return kvstore::PrefixField(
-        "names",
-        kvstore::MoveField("first_position", "begin",
-                           sidecar_.store->NameTokens(
-                               kTestTenant, sequence_id, names->names_begin,
-                               {{names->token_ids, names->token_id_count}, keys})));
+        "names", kvstore::MoveField("first_position", "begin",
+                                    sidecar_.store->NameTokens(
+                                        kTestTenant, sequence_id, names->names_begin,
+                                        {{names->token_ids, names->token_id_count}, keys})));
   }
   void CountCall() { ++(InCall() ? sidecar_.calls : sidecar_.background_calls); }
   static pqc_status Not(const char* call, RefusalBuffer* error) {

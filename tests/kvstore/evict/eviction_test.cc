@@ -113,9 +113,8 @@ TEST(Retention, TheCopyOfAnOpenSegmentHasItsCodes) {
     query.data.push_back(static_cast<float>(i % 7) - 3);
   }
   const auto scores_of = [&](uint64_t sequence_id) {
-    const Query asked{.layer = shared.group.layers[0],
-                      .query_position = 639,
-                      .queries = query.view()};
+    const Query asked{
+        .layer = shared.group.layers[0], .query_position = 639, .queries = query.view()};
     const auto scores = shared.store->Score(kTenant, sequence_id, asked, Pq(2, 4), {0, 640});
     EXPECT_TRUE(scores.ok()) << scores.status();
     return scores.ok() ? scores->logits : std::vector<float>{};

@@ -184,9 +184,9 @@ class SharingModel {
       const size_t first = one.named;
       const auto fresh_ids = std::span<const uint32_t>(ids).subspan(first);
       const std::vector<ContentKey> keys = KeysOf(fresh_ids);
-      const absl::Status named =
-          one.has_keys ? store().NameTokens(kTenant, one.id, first, {{}, keys})
-                       : store().NameTokens(kTenant, one.id, first, fresh_ids);
+      const absl::Status named = one.has_keys
+                                     ? store().NameTokens(kTenant, one.id, first, {{}, keys})
+                                     : store().NameTokens(kTenant, one.id, first, fresh_ids);
       ASSERT_TRUE(named.ok()) << named;
       one.ids = std::move(ids);
       one.named = one.Named(one.ids.size());

@@ -2,8 +2,8 @@
 // stored, and recorded after them, so that a failed call has changed nothing.
 //
 // Thread-compatible.
-#ifndef PQCACHED_SERVICE_HANDLERS_TOKEN_NAMES_H_
-#define PQCACHED_SERVICE_HANDLERS_TOKEN_NAMES_H_
+#ifndef PQCACHED_SERVICE_WIRE_TOKEN_NAMES_H_
+#define PQCACHED_SERVICE_WIRE_TOKEN_NAMES_H_
 
 #include <cstdint>
 #include <string>
@@ -52,4 +52,4 @@ class ReceivedNames {
 
 }  // namespace pqcached::service
 
-#endif  // PQCACHED_SERVICE_HANDLERS_TOKEN_NAMES_H_
+#endif  // PQCACHED_SERVICE_WIRE_TOKEN_NAMES_H_

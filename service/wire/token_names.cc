@@ -1,4 +1,4 @@
-#include "service/handlers/token_names.h"
+#include "service/wire/token_names.h"
 
 #include <cstring>
 

@@ -198,7 +198,7 @@ TEST_P(TokenNamesTest, TheDecoderNamesTokens) {
     return decoder.Decode(number, layer_.queries(), token(layer_.key(position, 0), Layer::kKeyDim),
                           token(layer_.value(position, 0), Layer::kValueDim), output, names);
   };
-  for (uint64_t position = 300; position < 390; ++position) {
+  for (uint64_t position = 300; position < 390; position += 2) {
     const uint32_t named = position % kLayers;  // with whichever layer
     for (uint32_t number = 0; number < kLayers; ++number) {
       MustBeOk(
@@ -208,7 +208,6 @@ TEST_P(TokenNamesTest, TheDecoderNamesTokens) {
     const std::vector<uint32_t> wrong = {1};
     MustBeOk(decode(position + 1, 0, {.begin = position + 1, .token_ids = wrong}));
     MustBeOk(decode(position + 1, 1, Ids(position + 1, position + 2)));
-    ++position;
   }
   MustBeOk(sequence.Flush());
   EXPECT_EQ(Match(1000), 384u);

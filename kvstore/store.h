@@ -93,8 +93,11 @@ struct StoreOptions {
   double drift_ratio = 1.25;
   uint32_t merge_segments = 8;  // closed tails that are merged into one segment; 0 = never
   bool strict_memory = false;   // no other process can ever map pools for writing
-  PrefillCost prefill_cost;     // reported by the engine, or configured
-  std::string cost_file;        // file of the measured costs of builds; empty = none
+  // Rows that are stored already are compared with those of a call that repeats them; the call is
+  // kInvalidArgument when they differ. Otherwise the repeated rows are not read.
+  bool compare_repeats = false;
+  PrefillCost prefill_cost;  // reported by the engine, or configured
+  std::string cost_file;     // file of the measured costs of builds; empty = none
   // Called from a thread of the store when work on a live index has failed (the pool is full).
   std::function<void(uint64_t sequence_id, const absl::Status& status)> on_live_index_failure;
   uint32_t max_leases = 4096;  // per session

@@ -42,7 +42,10 @@ class IngestTransactionImpl final : public IngestTransaction {
     ASSIGN_OR_RETURN(const auto arrival,
                      ClassifyRange(first_position, checked->token_count,
                                    writer_->layer_tokens(checked->layer_slot), rows.layer));
-    if (arrival == RangeKind::kRepeat) return absl::OkStatus();
+    if (arrival == RangeKind::kRepeat) {
+      if (!writer_->cache().segmenting.compare_repeats) return absl::OkStatus();
+      return PrefixField("rows", writer_->Compare(static_cast<uint32_t>(first_position), *checked));
+    }
     const uint32_t token_end = writer_->layer_tokens(checked->layer_slot) + checked->token_count;
     RETURN_IF_ERROR(writer_->Reserve(token_end));
     return PrefixField("rows", writer_->Write(*checked));
@@ -109,6 +112,11 @@ absl::StatusOr<uint64_t> AppendRows(std::shared_ptr<const Cache> cache, WriteLea
         ClassifyRange(first_position, rows.token_count, writer.layer_tokens(rows.layer_slot),
                       writer.cache().layers.layers[rows.layer_slot].layer));
     if (arrival == RangeKind::kNew) ++new_count;
+  }
+  for (size_t i = 0; new_count == 0 && writer.cache().segmenting.compare_repeats && i < all.size();
+       ++i) {
+    absl::Status status = writer.Compare(static_cast<uint32_t>(first_position), all[i]);
+    if (!status.ok()) return PrefixField(absl::StrCat("rows[", i, "]"), status);
   }
   if (new_count == 0) return writer.base().token_count();
   if (new_count != all.size()) {

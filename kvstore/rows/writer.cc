@@ -196,17 +196,24 @@ kernels::IngestResult SegmentWriter::WriteTile(const CheckedRows& rows, const Se
     targets[head] = segment.rows(layer.first_head + head) + size_t{tile.slot} * shape.row_bytes;
   }
   PQC_CRASH_POINT();
+  return WriteTo(rows, tile.token, tile.token_count, {targets.data(), shape.kv_heads});
+}
+
+kernels::IngestResult SegmentWriter::WriteTo(const CheckedRows& rows, uint32_t token,
+                                             uint32_t token_count,
+                                             std::span<std::byte* const> targets) const {
+  const LayerShape& shape = cache_->layers.layers[rows.layer_slot].shape;
   return kernels::IngestHeads(cache_->compute.exec,
-                              {.token_count = tile.token_count,
+                              {.token_count = token_count,
                                .key_dim = shape.key_dim,
                                .value_dim = shape.value_dim,
-                               .key = rows.keys.Head(tile.token, 0),
+                               .key = rows.keys.Head(token, 0),
                                .key_head_stride_bytes = rows.keys.strides_bytes[1],
-                               .value = rows.values.Head(tile.token, 0),
+                               .value = rows.values.Head(token, 0),
                                .value_head_stride_bytes = rows.values.strides_bytes[1],
                                .row_dtype = shape.dtype,
                                .row_stride_bytes = shape.row_bytes,
-                               .rows = {targets.data(), shape.kv_heads}});
+                               .rows = targets});
 }
 
 absl::Status SegmentWriter::Write(const CheckedRows& rows) {

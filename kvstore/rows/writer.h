@@ -65,6 +65,12 @@ class SegmentWriter {
   //
   // REQUIRES: Reserve was called for these tokens.
   absl::Status Write(const CheckedRows& rows);
+  // Compares rows with those that are stored, or written, at the same positions, after conversion
+  // to the cache's dtype. Errors: kInvalidArgument naming keys or values, for NaN or infinity, and
+  // for the first element that differs.
+  //
+  // REQUIRES: ClassifyRange returned kRepeat.
+  absl::Status Compare(uint32_t first_position, const CheckedRows& rows) const;
   // Encodes the new rows in segments that have an index, counts the cells of complete layers of
   // closed segments, and publishes all of it. Returns the token_count. Called once.
   absl::StatusOr<uint64_t> Commit();
@@ -82,6 +88,9 @@ class SegmentWriter {
   };
   kernels::IngestResult WriteTile(const CheckedRows& rows, const SegmentRows& segment,
                                   Tile tile) const;
+  // Writes tokens [token, token + token_count) of the rows to the rows of each kv head.
+  kernels::IngestResult WriteTo(const CheckedRows& rows, uint32_t token, uint32_t token_count,
+                                std::span<std::byte* const> targets) const;
   void EncodeNew();
   void EncodeHead(uint32_t head, std::span<std::byte> scratch) const;
   void CountClosed();

@@ -14,6 +14,7 @@ SegmentingOptions SegmentingOptions::Of(const StoreOptions& options) {
           .codebook_tokens = options.codebook_tokens,
           .train_tokens = options.train_tokens,
           .drift_ratio = options.drift_ratio,
+          .compare_repeats = options.compare_repeats,
           .prefill_cost = options.prefill_cost};
 }
 

@@ -20,7 +20,8 @@ namespace pqcached::kvstore {
 
 class CostModel;
 
-// The part of StoreOptions that shapes the segments and indexes of a cache, under the same names.
+// The part of StoreOptions that decides how the rows and indexes of a cache are written, under the
+// same names.
 struct SegmentingOptions {
   uint32_t segment_tokens = 0;
   uint32_t tail_tokens = 0;
@@ -28,6 +29,7 @@ struct SegmentingOptions {
   uint32_t codebook_tokens = 0;
   uint32_t train_tokens = 0;
   double drift_ratio = 0;
+  bool compare_repeats = false;
   PrefillCost prefill_cost;
 
   static SegmentingOptions Of(const StoreOptions& options);

@@ -53,6 +53,7 @@ struct Config {
   uint32_t train_tokens = 8192;
   double drift_ratio = 1.25;
   uint32_t merge_segments = 8;
+  bool compare_repeats = false;
   kvstore::PrefillCost prefill_cost;
   std::string cost_file;  // empty = none
   bool broker = true;

@@ -193,6 +193,12 @@ void AddLocalKeys(std::vector<ConfigKey>& keys) {
   keys.push_back(BoolKey("strict_memory",
                          "No other process can map a pool for writing, not even as root.",
                          &Config::strict_memory));
+  keys.push_back(BoolKey(
+      "compare_repeats",
+      "For debugging an engine: rows that a call repeats are compared with the stored ones, and "
+      "the call is INVALID_ARGUMENT with the first number that differs (layer, position, kv head, "
+      "key or value, element). false: repeated rows are acknowledged unread.",
+      &Config::compare_repeats));
   keys.push_back(CountKey("max_leases", "Leases (mapped sequences) per session.",
                           &Config::max_leases, {1, 1u << 20}));
   keys.push_back(

@@ -498,7 +498,8 @@ PQC_API pqc_status pqc_sequence_describe(pqc_sequence* sequence, pqc_sequence_in
  * slot, on the local path: the slots of a larger call that precede a failure are stored.)
  *
  * `first_position` is the layer's next position; a range that is stored completely is acknowledged
- * without a change, so repeating a call is harmless. Rows that follow a built index receive the
+ * without a change, so repeating a call is harmless (other rows than the stored ones are refused
+ * under the sidecar's debug option `compare_repeats`). Rows that follow a built index receive the
  * codes of their nearest centroids under the newest codebook.
  *
  * Errors: PQC_INVALID_ARGUMENT    layer; shape; NaN or infinity (also after the conversion); a gap

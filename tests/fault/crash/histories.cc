@@ -27,6 +27,13 @@ std::vector<Step> NameSteps() {
           {kName, 1},   {kDrop, 1},          {kEvictRetained, 0}};
 }
 
+// Sequences whose open segment is retained: as a copy without its unused slots, and as it is.
+std::vector<Step> RetainedTailSteps() {
+  return {{kCreate, 0}, {kAppend, 0, 140}, {kName, 0},          {kDrop, 0}, {kCreate, 1, 1},
+          {kBuild, 1},  {kAppend, 1, 150}, {kName, 1},          {kDrop, 1}, {kCreate, 2, 1},
+          {kName, 2},   {kAppend, 2, 300}, {kEvictRetained, 0}, {kName, 2}, {kDrop, 2}};
+}
+
 // What holds a sequence, and what takes it away.
 std::vector<Step> HoldSteps() {
   return {{kCreate, 0}, {kAppend, 0, 5},   {kPin, 0},     {kSuspend, 0}, {kEvict, 0},
@@ -85,6 +92,9 @@ std::vector<History> Histories() {
       {.name = "rows", .spec = {}, .steps = RowSteps(), .fills = true},
       {.name = "sharing", .spec = {}, .steps = SharingSteps()},
       {.name = "names", .spec = {}, .steps = NameSteps()},
+      {.name = "retained tail",
+       .spec = {.capacity_bytes = size_t{8} << 20, .tail_tokens = 512},
+       .steps = RetainedTailSteps()},
       {.name = "holds", .spec = {}, .steps = HoldSteps()},
       {.name = "take-over", .spec = {}, .steps = TakeOverSteps()},
       {.name = "move", .spec = {}, .steps = MoveSteps()},

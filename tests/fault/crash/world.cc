@@ -55,6 +55,7 @@ CrashWorld::CrashWorld(WorldModel& model, DescriptorKeeper& keeper, const WorldS
 StoreOptions CrashWorld::Options() const {
   StoreOptions options = SmallOptions();
   options.max_sequences = 64;
+  options.segment_tokens = options.tail_tokens = spec_.tail_tokens;
   options.merge_segments = 3;
   options.keeper = &keeper_;
   options.strict_memory = spec_.strict;

@@ -30,6 +30,7 @@ struct WorldSpec {
   bool ranks = false;  // a second cache, of a second rank
   bool strict = false;
   size_t capacity_bytes = size_t{3} << 20;
+  uint32_t tail_tokens = 128;
 };
 
 inline constexpr IndexDescriptor kWorldIndexes[] = {

@@ -39,6 +39,8 @@ set(sources
   step/layer_rows.cc
   step/mapped_reads.cc
   step/offload.cc
+  step/preparer.cc
+  step/progress.cc
   step/ready.cc
   step/remote_reads.cc
   step/sender.cc

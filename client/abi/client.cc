@@ -295,6 +295,19 @@ pqc_status Open(const pqc_client_options* caller_options, pqc_client** client) {
   return PQC_OK;
 }
 
+pqc_status SetThreads(pqc_client* client, uint32_t thread_count) {
+  constexpr uint32_t kMaxThreads = 256;
+  if (!client) return Fail(PQC_INVALID_ARGUMENT, "client", "must not be NULL");
+  if (thread_count > kMaxThreads) {
+    return Fail(PQC_INVALID_ARGUMENT, "thread_count", "%u, must be at most %u", thread_count,
+                kMaxThreads);
+  }
+  Remote* remote = nullptr;
+  RETURN_IF_ERROR(FindRemote(*client->state, &remote));
+  if (client->state->local) client->state->local->workers().SetThreadCount(thread_count);
+  return PQC_OK;
+}
+
 pqc_status Count(const pqc_client* client, pqc_client_counts* caller_counts) {
   if (!client) return Fail(PQC_INVALID_ARGUMENT, "client", "must not be NULL");
   pqc_client_counts counts;
@@ -359,6 +372,10 @@ void pqc_client_close(pqc_client* client) {
 
 pqc_path pqc_client_path(const pqc_client* client) {
   return client && client->state->local ? PQC_PATH_LOCAL : PQC_PATH_REMOTE;
+}
+
+pqc_status pqc_client_set_threads(pqc_client* client, uint32_t thread_count) {
+  return pqcached::client::Call([&] { return pqcached::client::SetThreads(client, thread_count); });
 }
 
 pqc_status pqc_client_count(const pqc_client* client, pqc_client_counts* counts) {

@@ -45,6 +45,10 @@ pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_positio
   if (changing.status() != PQC_OK) return changing.status();
   SequenceState& state = *sequence->state;
   state.OpenPrefill();
+  const auto report = [&](pqc_status status, const RefusalBuffer& error) {
+    if (status == PQC_OK) state.AddIngested(layer, first_position + rows.keys.shape[0]);
+    return ReportIngest(status, error);
+  };
   if (state.local) {
     bool remote_instead = false;
     const pqc_status status =
@@ -54,11 +58,12 @@ pqc_status Ingest(pqc_sequence* sequence, uint32_t layer, uint64_t first_positio
                        .timeout_ms = state.cache->client->timeout_ms,
                        .max_tensor_bytes = state.cache->client->max_message_bytes},
                       first_position, rows, &remote_instead);
-    if (!remote_instead) return ReportIngest(status, LastRefusal());
+    if (!remote_instead) return report(status, LastRefusal());
   }
   RefusalBuffer error;
-  return ReportIngest(changing.remote().Ingest(state.sequence_id, first_position, rows, &error),
-                      error);
+  const pqc_status status =
+      changing.remote().Ingest(state.sequence_id, first_position, rows, &error);
+  return report(status, error);
 }
 
 pqc_status Append(pqc_sequence* sequence, uint64_t first_position, const pqc_layer_rows* layers,

@@ -8,11 +8,11 @@ namespace {
 struct CallTime {
   bool in_call = false;
   bool is_set = false;
-  bool no_wait = false;
   DeadlineClock::time_point deadline;
 };
 
 thread_local CallTime call_time;
+thread_local bool own_thread = false;
 
 }  // namespace
 
@@ -26,7 +26,9 @@ CallFrame::~CallFrame() {
   if (outermost_) call_time.in_call = false;
 }
 
-bool InCall() noexcept { return call_time.in_call; }
+bool InCall() noexcept { return call_time.in_call && !own_thread; }
+
+void MarkOwnThread() noexcept { own_thread = true; }
 
 DeadlineClock::time_point CallDeadline(uint32_t timeout_ms) noexcept {
   if (call_time.in_call && call_time.is_set) return call_time.deadline;
@@ -46,13 +48,5 @@ void SetCallDeadline(DeadlineClock::time_point deadline) noexcept {
   call_time.is_set = true;
   call_time.deadline = deadline;
 }
-
-NoWait::NoWait(bool applies) noexcept : before_(call_time.no_wait) {
-  call_time.no_wait = before_ || applies;
-}
-
-NoWait::~NoWait() { call_time.no_wait = before_; }
-
-bool MayWait() noexcept { return !call_time.no_wait; }
 
 }  // namespace pqcached::client

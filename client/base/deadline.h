@@ -24,8 +24,11 @@ class CallFrame {
   const bool outermost_;
 };
 
-// Returns whether the thread is inside a call of the C ABI.
+// Returns whether the thread is inside a call of the C ABI and not one of the client's own.
 bool InCall() noexcept;
+// Marks the thread as one of the client's own: calls that it makes have deadlines, but no caller
+// waits for them.
+void MarkOwnThread() noexcept;
 
 // Returns the time until which the thread's call may wait: `timeout_ms` after its first wait.
 DeadlineClock::time_point CallDeadline(uint32_t timeout_ms) noexcept;
@@ -34,21 +37,6 @@ uint32_t RemainingMs(uint32_t timeout_ms) noexcept;
 
 // Sets the deadline of the thread's call, unless the call has one already.
 void SetCallDeadline(DeadlineClock::time_point deadline) noexcept;
-
-// Makes the thread's call refuse, instead of waiting for a worker, for as long as the object lives.
-class NoWait {
- public:
-  explicit NoWait(bool applies) noexcept;
-  ~NoWait();
-  NoWait(const NoWait&) = delete;
-  NoWait& operator=(const NoWait&) = delete;
-
- private:
-  const bool before_;
-};
-
-// Returns whether the thread's call may wait for a worker.
-bool MayWait() noexcept;
 
 }  // namespace pqcached::client
 

@@ -2,6 +2,7 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 
 namespace pqcached::client {
 namespace {
@@ -109,6 +110,12 @@ pqc_status PrefixField(const FieldPath& path, pqc_status status) noexcept {
 pqc_status PrefixText(const char* text, pqc_status status) noexcept {
   const RefusalBuffer before = last;
   kvstore::WriteMessage(text, before.text, last.text);
+  return WriteLastMessage(status);
+}
+
+pqc_status AppendText(const char* text, pqc_status status) noexcept {
+  const size_t length = std::strlen(last.text);
+  std::snprintf(last.text + length, sizeof(last.text) - length, "%s", text);
   return WriteLastMessage(status);
 }
 

@@ -19,6 +19,7 @@ namespace pqcached::client {
 using kvstore::kNoRetry;
 using kvstore::kRetryConflict;
 using kvstore::kRetryMemory;
+using kvstore::kRetryQueue;
 
 // A FieldPath is the path of a field in the words of the C header, such as
 // "items[2].query_position". It does not allocate; longer paths are cut.
@@ -76,6 +77,9 @@ pqc_status SetRetry(uint32_t retry_ms, pqc_status status) noexcept;
 pqc_status PrefixField(const FieldPath& path, pqc_status status) noexcept;
 // Puts `text` and ": " before the text of the thread's last refusal. Returns `status`.
 pqc_status PrefixText(const char* text, pqc_status status) noexcept;
+
+// Puts `text` behind the text of the thread's last refusal. Returns `status`.
+pqc_status AppendText(const char* text, pqc_status status) noexcept;
 
 // Returns the thread's last refusal; empty after a call that succeeded.
 const RefusalBuffer& LastRefusal() noexcept;

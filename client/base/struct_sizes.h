@@ -38,6 +38,8 @@ inline constexpr size_t kMinimumBytes<pqc_admission> = 56;
 template <>
 inline constexpr size_t kMinimumBytes<pqc_row_options> = 48;
 template <>
+inline constexpr size_t kMinimumBytes<pqc_progress> = 72;
+template <>
 inline constexpr size_t kMinimumBytes<pqc_layer_rows> = 176;
 template <>
 inline constexpr size_t kMinimumBytes<pqc_build_options> = 104;

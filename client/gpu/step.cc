@@ -111,8 +111,7 @@ pqc_status TakePool(GpuState& gpu, const pqc_step& step) {
   const std::shared_ptr<Mapping> pool = step.items.front().pinned.image->shared_pool();
   for (const StepItem& item : step.items) {
     if (item.pinned.image->shared_pool() == pool) continue;
-    return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "",
-                                       "the sidecar's worker was replaced; repeat the call"));
+    return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "the sidecar's worker was replaced"));
   }
   if (gpu.pool == pool) return PQC_OK;
   RETURN_IF_ERROR(Report(gpu.steps->ReleasePool(), "gpu"));

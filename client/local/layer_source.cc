@@ -21,6 +21,11 @@ pqc_status PinNewest(LocalSequence& sequence, Pinned* pinned) {
   return sequence.Pin(&pinned->image, &pinned->lease_epoch);
 }
 
+bool TryPinNewest(LocalSequence& sequence, Pinned* pinned) {
+  pinned->sequence = &sequence;
+  return sequence.TryPin(&pinned->image, &pinned->lease_epoch);
+}
+
 kvstore::Refusal OpenLayer(const Pinned& pinned, const kvstore::LayerShape& shape,
                            const kvstore::LayerRequest& request, OpenedLayer* opened) {
   RETURN_IF_ERROR(kvstore::CheckIndex(request.index, shape.key_dim, request.index_field));

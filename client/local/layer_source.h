@@ -21,6 +21,8 @@ struct Pinned {
   uint64_t lease_epoch = 0;  // of the sequence when the image was pinned
 };
 pqc_status PinNewest(LocalSequence& sequence, Pinned* pinned);
+// Like PinNewest, but without waiting: returns false when there is no image that may be read.
+bool TryPinNewest(LocalSequence& sequence, Pinned* pinned);
 
 struct OpenedLayer {
   Image::Loan loan;         // owns the memory that `view` borrows

@@ -15,12 +15,7 @@ LocalSequence::LocalSequence(std::shared_ptr<LocalSession> session, uint64_t cac
   session_->Add(*this);
 }
 
-bool LocalSequence::revoked() const {
-  const LeaseWords* now = words();
-  return now && (now->flags.load(std::memory_order_acquire) & LeaseWords::kRevoked) != 0;
-}
-
-bool LocalSequence::TakeNewest(std::shared_ptr<Image>* image, uint64_t* lease_epoch) const {
+bool LocalSequence::TryPin(std::shared_ptr<Image>* image, uint64_t* lease_epoch) const {
   const base::MutexLock lock(&mutex_);
   if (!HasValidImageLocked() || revoked()) return false;
   *image = newest_;
@@ -29,7 +24,7 @@ bool LocalSequence::TakeNewest(std::shared_ptr<Image>* image, uint64_t* lease_ep
 }
 
 pqc_status LocalSequence::Pin(std::shared_ptr<Image>* image, uint64_t* lease_epoch) {
-  if (TakeNewest(image, lease_epoch)) return PQC_OK;
+  if (TryPin(image, lease_epoch)) return PQC_OK;
   return Fetch(/*force=*/false, image, lease_epoch);
 }
 
@@ -42,7 +37,7 @@ pqc_status LocalSequence::Fetch(bool force, std::shared_ptr<Image>* image, uint6
   const base::MutexLock fetching(&fetch_mutex_);
   for (;;) {
     // Another thread may have just fetched it.
-    if (!force && TakeNewest(image, lease_epoch)) return PQC_OK;
+    if (!force && TryPin(image, lease_epoch)) return PQC_OK;
     std::shared_ptr<LocalLink> link;
     RETURN_IF_ERROR(session_->Attached(&link));
     const pqc_status status = FetchOver(link, force, image, lease_epoch);
@@ -89,8 +84,7 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
   }
   const base::MutexLock lock(&mutex_);
   if (link_ != link)
-    return SetRetry(kRetryMemory,
-                    Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended; repeat the call"));
+    return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended"));
   if (lease_id_ == 0) session_->CountLease(1);
   lease_id_ = answer.lease_id;
   if (status != PQC_OK) return status;
@@ -250,21 +244,22 @@ pqc_status LocalSequence::Check(uint64_t lease_epoch) const {
   RETURN_IF_ERROR(session_->Check());
   const uint64_t present = this->lease_epoch();
   if (present / kWorker != lease_epoch / kWorker) {
-    return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "",
-                                       "the sidecar's worker was replaced; repeat the call"));
+    return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "the sidecar's worker was replaced"));
   }
   const LeaseWords* now = words();
-  if (!now) return Fail(PQC_ABORTED, "sequence", "its lease has ended");
+  if (!now) return SetRetry(kRetryConflict, Fail(PQC_ABORTED, "sequence", "its lease has ended"));
   const uint32_t flags = now->flags.load(std::memory_order_acquire);
   if (flags & LeaseWords::kSuspended) {
     return Fail(PQC_FAILED_PRECONDITION, "sequence", "it is suspended; resume it first");
   }
   if (flags & LeaseWords::kRevoked) {
-    return Fail(PQC_ABORTED, "sequence", "its lease was revoked: it was shortened or dropped");
+    return SetRetry(kRetryConflict, Fail(PQC_ABORTED, "sequence",
+                                         "its lease was revoked: it was shortened or dropped"));
   }
   if (present != lease_epoch) {
-    return Fail(PQC_ABORTED, "sequence",
-                "it was rolled back, or its lease replaced, during the call");
+    return SetRetry(kRetryConflict,
+                    Fail(PQC_ABORTED, "sequence",
+                         "it was rolled back, or its lease replaced, during the call"));
   }
   return PQC_OK;
 }

@@ -39,6 +39,8 @@ class LocalSequence {
   //
   // Errors: the host's; PQC_INTERNAL (its answer is invalid); PQC_UNAVAILABLE (no worker in time)
   pqc_status Pin(std::shared_ptr<Image>* image, uint64_t* lease_epoch);
+  // Like Pin, but without waiting: returns false when there is no image that may be read.
+  bool TryPin(std::shared_ptr<Image>* image, uint64_t* lease_epoch) const;
   // Fetches the sidecar's newest image unconditionally. Acquires a new lease when the old one was
   // revoked, which ends the lease epoch.
   pqc_status Refresh(std::shared_ptr<Image>* image);
@@ -62,6 +64,9 @@ class LocalSequence {
   uint32_t ReadableTokens(Image& image) const;
   // Returns the number of a layer's rows that may be read through `image`.
   uint32_t VisibleTokens(Image& image, uint32_t layer) const;
+  // Returns whether the present lease was revoked, or the sequence suspended.
+  bool revoked() const { return HasFlag(kvstore::LeaseWords::kRevoked); }
+  bool suspended() const { return HasFlag(kvstore::LeaseWords::kSuspended); }
   // Returns true when the sidecar has a newer image than the newest one here.
   bool HasNewer() const;
 
@@ -99,16 +104,17 @@ class LocalSequence {
   pqc_status FetchOver(const std::shared_ptr<LocalLink>& link, bool force,
                        std::shared_ptr<Image>* image, uint64_t* lease_epoch)
       PQCACHED_REQUIRES(fetch_mutex_);
-  // Returns the newest image and its epoch; false when there is none that may be read.
-  bool TakeNewest(std::shared_ptr<Image>* image, uint64_t* lease_epoch) const;
   // Begins a lease epoch in which only the first `unchanged_tokens` are those of the last one.
   void BeginEpochLocked(uint32_t unchanged_tokens) PQCACHED_REQUIRES(mutex_);
   void ReplaceNewestLocked(std::shared_ptr<Image> image) PQCACHED_REQUIRES(mutex_);
   void ReleaseLinkLocked() PQCACHED_REQUIRES(mutex_);
   bool HasValidImageLocked() const PQCACHED_REQUIRES(mutex_) { return newest_ && link_->IsValid(); }
   void DetachRetired();
+  bool HasFlag(uint32_t flag) const {
+    const kvstore::LeaseWords* now = words();
+    return now && (now->flags.load(std::memory_order_acquire) & flag) != 0;
+  }
   const kvstore::LeaseWords* words() const { return words_.load(std::memory_order_acquire); }
-  bool revoked() const;
 
   const std::shared_ptr<LocalSession> session_;  // shared with the client and other sequences
   const uint64_t cache_id_;

@@ -75,8 +75,15 @@ pqc_status LocalSession::Check() const {
   if (closed_) return Fail(PQC_FAILED_PRECONDITION, "client", "it is closed");
   if (lost()) return ReportLost();
   if (link()->CheckAlive()) return PQC_OK;
-  return SetRetry(kRetryMemory,
-                  Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended; repeat the call"));
+  return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended"));
+}
+
+pqc_status LocalSession::CheckAttached() const {
+  const pqc_status status = Check();
+  if (status != PQC_UNAVAILABLE || lost()) return status;
+  return SetRetry(kRetryConflict,
+                  Fail(PQC_UNAVAILABLE, "",
+                       "the sidecar's worker has ended, and no new worker has started yet"));
 }
 
 pqc_status LocalSession::Await() {
@@ -92,11 +99,6 @@ pqc_status LocalSession::Attached(std::shared_ptr<LocalLink>* attached) {
     *attached = link();
     if ((*attached)->IsValid()) return PQC_OK;
     if (lost()) return ReportLost();
-    if (!MayWait()) {
-      return SetRetry(kRetryConflict, Fail(PQC_UNAVAILABLE, "",
-                                           "the sidecar's worker has ended, and no new worker "
-                                           "serves this session yet"));
-    }
     if (deadline == LocalClock::time_point::max()) deadline = CallDeadline(timeout_ms_);
     bool again = false;
     const pqc_status status = Reattach(MillisecondsUntil(deadline), &again);

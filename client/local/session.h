@@ -83,6 +83,9 @@ class LocalSession {
   // must not be used.
   pqc_status Check() const;
 
+  // Like Check, but for a call that begins: says that the call may be repeated.
+  pqc_status CheckAttached() const;
+
   // Returns the link to a worker that lives, as far as is known; waits for one at most as long as
   // the thread's call may wait.
   //

@@ -34,36 +34,65 @@ uint32_t ThreadCount(uint32_t wanted) {
 }  // namespace
 
 Workers::Workers(const Options& options) : options_(options) {
-  parallel_for_.worker_count = ThreadCount(options.thread_count);
-  if (options.hook) {
-    parallel_for_.run = [this](uint32_t count, const Body& body) { RunByHook(count, body); };
-  } else {
-    parallel_for_.run = [this](uint32_t count, const Body& body) { Run(count, body); };
-  }
+  SetThreadCount(options.thread_count);
 }
 
 Workers::~Workers() {
+  const base::MutexLock lock(&run_mutex_);
+  StopThreads();
+}
+
+void Workers::SetThreadCount(uint32_t thread_count) {
+  const base::MutexLock lock(&run_mutex_);
+  const uint32_t worker_count = ThreadCount(thread_count);
+  if (threads_.size() >= worker_count) StopThreads();  // the next run starts those that it needs
+  SelectLocked(worker_count);
+}
+
+void Workers::SelectLocked(uint32_t worker_count) {
+  const auto [found, is_new] = interfaces_.try_emplace(worker_count);
+  kvstore::ParallelFor& made = found->second;
+  if (is_new) {
+    made.worker_count = worker_count;
+    if (options_.hook) {
+      made.run = [this, worker_count](uint32_t count, const Body& body) {
+        RunByHook(worker_count, count, body);
+      };
+    } else {
+      made.run = [this, worker_count](uint32_t count, const Body& body) {
+        Run(worker_count, count, body);
+      };
+    }
+  }
+  parallel_for_.store(&made, std::memory_order_release);
+}
+
+void Workers::StopThreads() {
   stop_.store(true);
   round_.fetch_add(1, std::memory_order_release);
   round_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  stop_.store(false);
 }
 
 // Starts the threads at the first use, because many clients never run a kernel.
-void Workers::StartThreads() {
-  if (!threads_.empty()) return;
-  for (uint32_t worker = 1; worker < parallel_for_.worker_count; ++worker) {
-    threads_.emplace_back([this, worker] { Serve(worker); });
+void Workers::StartThreads(uint32_t worker_count) {
+  while (threads_.size() + 1 < worker_count) {
+    const auto worker = static_cast<uint32_t>(threads_.size()) + 1;
+    const uint32_t seen = round_.load(std::memory_order_relaxed);
+    threads_.emplace_back([this, worker, seen] { Serve(worker, seen); });
   }
 }
 
-void Workers::Run(uint32_t task_count, const Body& body) {
-  if (task_count <= 1 || parallel_for_.worker_count == 1 || !run_mutex_.TryLock()) {
+void Workers::Run(uint32_t worker_count, uint32_t task_count, const Body& body) {
+  if (task_count <= 1 || worker_count == 1 || !run_mutex_.TryLock()) {
     for (uint32_t task = 0; task < task_count; ++task) body(task, 0);
     return;
   }
   const base::HeldLock lock(&run_mutex_);
-  StartThreads();
+  StartThreads(worker_count);
+  worker_limit_ = worker_count;
   body_ = &body;
   task_count_ = task_count;
   next_task_.store(0, std::memory_order_relaxed);
@@ -100,28 +129,32 @@ void Workers::TakeTasks(uint32_t worker) {
   }
 }
 
-void Workers::Serve(uint32_t worker) {
-  for (uint32_t seen = 0;;) {
+void Workers::Serve(uint32_t worker, uint32_t seen) {
+  for (;;) {
     WaitWhile(round_, seen);
     const uint32_t round = round_.load(std::memory_order_acquire);
     if (round == seen) continue;
     if (stop_.load()) return;
     seen = round;
     if (!Enter()) continue;
-    TakeTasks(worker);
+    if (worker < worker_limit_) TakeTasks(worker);
     Leave();
   }
 }
 
 // The hook's tasks are workers, so that two tasks never use the same scratch at once.
-void Workers::RunByHook(uint32_t task_count, const Body& body) {
+void Workers::RunByHook(uint32_t worker_count, uint32_t task_count, const Body& body) {
+  if (worker_count == 1) {
+    for (uint32_t task = 0; task < task_count; ++task) body(task, 0);
+    return;
+  }
   struct Shared {
     const Body& body;
     uint32_t task_count;
     std::atomic<uint32_t> next{0};
   } shared{.body = body, .task_count = task_count};
   options_.hook(
-      options_.hook_context, std::min(task_count, parallel_for_.worker_count),
+      options_.hook_context, std::min(task_count, worker_count),
       [](void* context, uint32_t worker) {
         auto* work = static_cast<Shared*>(context);
         for (;;) {

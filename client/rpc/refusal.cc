@@ -83,8 +83,8 @@ void ToRefusal(const grpc::Status& status, RefusalBuffer* refusal) {
 }
 
 grpc::Status WorkerReplaced() {
-  return Refuse(grpc::StatusCode::UNAVAILABLE, "",
-                "the sidecar's worker was replaced; repeat the call", kRetryMemory);
+  return Refuse(grpc::StatusCode::UNAVAILABLE, "", "the sidecar's worker was replaced",
+                kRetryMemory);
 }
 
 grpc::Status PrefixText(const std::string& text, const grpc::Status& status) {

@@ -1,6 +1,7 @@
 #include "client/step/handles.h"
 
 #include "client/step/offload.h"
+#include "client/step/preparer.h"
 #include "client/step/read_backend.h"
 #include "client/step/sender.h"
 #include "client/step/step.h"
@@ -13,11 +14,13 @@ ClientState::~ClientState() { Close(); }
 void ClientState::Start() {
   sender = std::make_unique<Sender>(*remote, local ? &local->staging() : nullptr);
   offload = std::make_unique<Offload>(*remote);
+  preparer = std::make_unique<Preparer>(*this);
   reads = local ? MakeMappedReads(*this) : MakeRemoteReads(*this);
 }
 
 void ClientState::Close() {
   step_worker.Stop();
+  preparer.reset();
   sender.reset();
   offload.reset();
   if (local) local->Close();

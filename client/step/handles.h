@@ -2,6 +2,7 @@
 #ifndef PQCACHED_CLIENT_STEP_HANDLES_H_
 #define PQCACHED_CLIENT_STEP_HANDLES_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <initializer_list>
@@ -24,6 +25,7 @@
 namespace pqcached::client {
 
 class Offload;
+class Preparer;
 class ReadBackend;
 class Sender;
 class StepPool;
@@ -53,6 +55,7 @@ struct ClientState {
   const std::unique_ptr<StepPool> steps;
   kvstore::ReadScratchPool scratch;
   std::unique_ptr<ReadBackend> reads;  // of the client's path
+  std::unique_ptr<Preparer> preparer;  // RPCs that calls need and do not wait for
 };
 
 // Immutable.
@@ -62,6 +65,41 @@ struct CacheState {
   std::string model_fingerprint;
   kvstore::IndexDescriptor default_index;
   std::map<uint32_t, LayerShape> stored_layers;
+};
+
+// Progress of what a Preparer does for a sequence.
+struct Preparation {
+  base::Mutex mutex;
+  bool running PQCACHED_GUARDED_BY(mutex) = false;
+  // Failure of the last one, until a call has returned it.
+  pqc_status status PQCACHED_GUARDED_BY(mutex) = PQC_OK;
+  std::unique_ptr<RefusalBuffer> refusal PQCACHED_GUARDED_BY(mutex);
+  // When the last one began that closed the prefill.
+  DeadlineClock::time_point closed_at PQCACHED_GUARDED_BY(mutex);
+};
+
+// End positions of the layers whose rows this client has ingested one by one.
+class IngestedLayers {
+ public:
+  // Records the end of a layer's rows. Returns the end of the shortest of the cache's layers, or 0
+  // while some of them have not been ingested.
+  uint64_t Add(const CacheState& cache, uint32_t layer, uint64_t end) {
+    const base::MutexLock lock(&mutex_);
+    uint64_t& known = ends_[layer];
+    known = std::max(known, end);
+    if (ends_.size() < cache.stored_layers.size()) return 0;
+    for (const auto& [other, other_end] : ends_) end = std::min(end, other_end);
+    return end;
+  }
+  // Forgets all ends, because rows are removed.
+  void Clear() {
+    const base::MutexLock lock(&mutex_);
+    ends_.clear();
+  }
+
+ private:
+  base::Mutex mutex_;
+  std::map<uint32_t, uint64_t> ends_ PQCACHED_GUARDED_BY(mutex_);
 };
 
 // State of a sequence, shared by its handle, the steps that contain it, and its unacknowledged
@@ -74,11 +112,21 @@ struct SequenceState {
   std::atomic<bool> in_step = false;
   std::atomic<bool> suspended = false;    // suspended by this client
   std::atomic<uint64_t> token_count = 0;  // complete over all layers, from the last answer
+  IngestedLayers ingested;
   kvstore::IndexDescriptor live_index;  // index that the sidecar updates incrementally; flat = none
   // The sidecar may index the newest rows only when the prefill is closed, or only when its work on
   // the index is tried again: the next step that selects by the index calls ClosePrefill.
   std::atomic<bool> prefill_open = false;
+  Preparation preparation;
 
+  // Records that rows of one layer are stored up to `end`.
+  void AddIngested(uint32_t layer, uint64_t end) {
+    token_count = std::max(token_count.load(), ingested.Add(*cache, layer, end));
+  }
+  void SetTruncated(uint64_t tokens) {
+    ingested.Clear();
+    token_count = tokens;
+  }
   void OpenPrefill() { prefill_open = live_index.kind == kvstore::IndexKind::kPq; }
 };
 

@@ -161,12 +161,15 @@ pqc_status WaitForRanges(const LayerCall& call) {
 }
 
 pqc_status RunAttend(const LayerCall& call) {
-  if (call.step->gpu) return call.step->gpu->Attend(call);
+  const bool is_no_wait = call.step->no_wait;
+  if (call.step->gpu) {
+    return AdviseInStep(call.step->gpu->Attend(call), is_no_wait, /*ended=*/false);
+  }
   std::vector<uint32_t>& counts = call.step->counts;
   counts.assign(call.step->items.size(), 0);
   const pqc_status status = call.step->client->reads->StepAttend(call, counts.data());
   if (status == PQC_OK && call.counts) std::copy(counts.begin(), counts.end(), call.counts);
-  return status;
+  return AdviseInStep(status, is_no_wait, /*ended=*/false);
 }
 
 }  // namespace
@@ -196,7 +199,8 @@ pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* querie
   caller_out->count = offsets.back();
   if (!out.positions) return PQC_OK;  // the caller only asked for the counts
   RETURN_IF_ERROR(CheckCapacity("out.capacity", out.capacity, offsets.back()));
-  return step->client->reads->StepTopK(call, offsets.data(), out.positions);
+  return AdviseInStep(step->client->reads->StepTopK(call, offsets.data(), out.positions),
+                      step->no_wait, /*ended=*/false);
 }
 
 pqc_status AttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
@@ -215,8 +219,9 @@ pqc_status AttendRangeInStep(pqc_step* step, uint32_t layer, const pqc_tensor* q
   if (!ranges) return Fail(PQC_INVALID_ARGUMENT, "ranges", "must not be NULL");
   call.ranges = ranges;
   RETURN_IF_ERROR(ReadStepOut(out, &call));
-  RETURN_IF_ERROR(WaitForRanges(call));
-  RETURN_IF_ERROR(step->client->reads->StepAttendRange(call));
+  pqc_status status = WaitForRanges(call);
+  if (status == PQC_OK) status = step->client->reads->StepAttendRange(call);
+  if (status != PQC_OK) return AdviseInStep(status, step->no_wait, /*ended=*/false);
   for (size_t i = 0; call.counts && i < step->items.size(); ++i) {
     call.counts[i] = static_cast<uint32_t>(ranges[i].end - ranges[i].begin);
   }

@@ -8,6 +8,7 @@
 #include "client/base/arguments.h"
 #include "client/base/error.h"
 #include "client/local/layer_source.h"
+#include "client/step/preparer.h"
 #include "client/step/read_backend.h"
 #include "client/step/step.h"
 #include "kernels/base/mutex.h"
@@ -131,17 +132,23 @@ class MappedReads final : public ReadBackend {
     return leased ? status : remote_->FetchTokens(sequence, fetch, positions, out);
   }
 
-  pqc_status Begin(StepItem& item, uint64_t* token_count) override {
+  pqc_status Begin(const pqc_step& step, StepItem& item, uint64_t* token_count) override {
     LocalSequence& sequence = *item.sequence->local;
-    RETURN_IF_ERROR(PinNewest(sequence, &item.pinned));
+    if (!step.no_wait) {
+      RETURN_IF_ERROR(PinNewest(sequence, &item.pinned));
+    } else if (!TryPinNewest(sequence, &item.pinned)) {
+      return client_.preparer->Request(item.sequence, {});
+    }
     RETURN_IF_ERROR(sequence.Check(item.pinned.lease_epoch));
     *token_count = sequence.token_count();
     return PQC_OK;
   }
 
-  pqc_status CheckIndex(StepItem& item, const kvstore::IndexDescriptor& index) override {
+  pqc_status CheckIndex(const pqc_step& step, StepItem& item,
+                        const kvstore::IndexDescriptor& index) override {
     uint32_t index_slot = 0;
     if (item.pinned.image->FindIndex(index, &index_slot) == PQC_OK) return PQC_OK;
+    if (step.no_wait) return client_.preparer->Request(item.sequence, {.index = index});
     RETURN_IF_ERROR(item.sequence->local->Refresh(&item.pinned.image));
     return item.pinned.image->FindIndex(index, &index_slot);
   }

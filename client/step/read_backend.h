@@ -40,9 +40,10 @@ class ReadBackend {
                                  const PositionsView& positions, std::byte* out) = 0;
 
   // Begins to read an item of a step, and finds the number of tokens that the sequence has stored.
-  virtual pqc_status Begin(StepItem& item, uint64_t* token_count) = 0;
+  virtual pqc_status Begin(const pqc_step& step, StepItem& item, uint64_t* token_count) = 0;
   // Checks that the index of the step's selection exists, as far as this is known without an RPC.
-  virtual pqc_status CheckIndex(StepItem& item, const kvstore::IndexDescriptor& index) = 0;
+  virtual pqc_status CheckIndex(const pqc_step& step, StepItem& item,
+                                const kvstore::IndexDescriptor& index) = 0;
   // Waits until the first `needed` tokens of an item are stored and, if a layer is given, until
   // their codes are available.
   virtual pqc_status Wait(const pqc_step& step, const kvstore::Selection& selection,

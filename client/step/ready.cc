@@ -3,6 +3,7 @@
 
 #include "client/base/deadline.h"
 #include "client/base/error.h"
+#include "client/step/preparer.h"
 #include "client/step/read_backend.h"
 #include "client/step/sender.h"
 #include "client/step/step.h"
@@ -28,6 +29,40 @@ bool IsReady(const StepItem& item, const kvstore::Selection& terms, const uint32
   uint32_t index_slot = 0;
   if (!layer || image.FindIndex(terms.index, &index_slot) != PQC_OK) return true;
   return image.CodedTokens(*layer, index_slot) >= needed;
+}
+
+// The sidecar may have given up its work on a live index, which closing the prefill starts again.
+constexpr std::chrono::seconds kClosingInterval(1);
+
+// Pins a newer image if there is one here, and has one fetched if only the sidecar has one. Sets
+// *found.
+pqc_status TryTakeNewer(const pqc_step& step, StepItem* item, bool* found) {
+  LocalSequence& local = *item->sequence->local;
+  Pinned newest;
+  Preparer& preparer = *step.client->preparer;
+  if (!TryPinNewest(local, &newest)) return preparer.Request(item->sequence, {});
+  *found = newest.image->version() != item->pinned.image->version();
+  item->pinned.image = std::move(newest.image);  // the step keeps the epoch of its beginning
+  if (*found || !local.HasNewer()) return PQC_OK;
+  uint64_t end = 0;  // the answer to rows in flight will bring the newer image
+  if (step.client->sender->QueuedEnd(*item->sequence, &end)) return PQC_OK;
+  return preparer.Request(item->sequence, {.newer_image = true});
+}
+
+// Reports that rows or codes are not ready for a step that does not wait.
+pqc_status FailNotReady(StepItem& item, uint32_t needed) {
+  SequenceState& sequence = *item.sequence;
+  if (sequence.live_index.kind == kvstore::IndexKind::kPq) {
+    const base::MutexLock lock(&sequence.preparation.mutex);
+    const auto now = DeadlineClock::now();
+    if (now - sequence.preparation.closed_at > kClosingInterval) {
+      sequence.preparation.closed_at = now;
+      sequence.OpenPrefill();
+    }
+  }
+  return SetRetry(kRetryConflict, Fail(PQC_DEADLINE_EXCEEDED, "query_position",
+                                       "%u tokens with their index are not ready; %u are stored",
+                                       needed, sequence.local->token_count()));
 }
 
 // Pins a newer image if there is one. Sets *found.
@@ -58,14 +93,17 @@ pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, con
     RETURN_IF_ERROR(local.Check(item->pinned.lease_epoch));
     if (IsReady(*item, terms, layer, needed)) return PQC_OK;
     bool found = false;
-    RETURN_IF_ERROR(TakeNewer(step, item, &found));
+    RETURN_IF_ERROR(step.no_wait ? TryTakeNewer(step, item, &found)
+                                 : TakeNewer(step, item, &found));
     if (found) continue;
     RETURN_IF_ERROR(step.client->sender->Check(*item->sequence));
+    if (step.no_wait) return FailNotReady(*item, needed);
     if (StepClock::now() >= step.deadline) {
       item->sequence->OpenPrefill();
-      return Fail(PQC_DEADLINE_EXCEEDED, "query_position",
-                  "%u tokens with their index were not available in time; %u are stored", needed,
-                  local.token_count());
+      return SetRetry(kRetryConflict,
+                      Fail(PQC_DEADLINE_EXCEEDED, "query_position",
+                           "%u tokens with their index were not available in time; %u are stored",
+                           needed, local.token_count()));
     }
     local.session().Wait(seen, step.deadline);
   }
@@ -81,6 +119,9 @@ pqc_status ClosePrefill(const pqc_step& step, const kvstore::Selection& terms,
   // The sidecar refuses the call while it stores rows of earlier steps.
   RETURN_IF_ERROR(
       step.client->sender->WaitStored(sequence, kvstore::kMaxSequenceTokens, step.deadline));
+  if (step.no_wait && sequence.local) {
+    return step.client->preparer->Request(item.sequence, {.close_prefill = true});
+  }
   RefusalBuffer error;
   RETURN_IF_ERROR(Report(step.client->remote->ClosePrefill(sequence.sequence_id, &error), error));
   sequence.prefill_open = false;
@@ -89,8 +130,7 @@ pqc_status ClosePrefill(const pqc_step& step, const kvstore::Selection& terms,
 
 pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, const uint32_t* layer,
                      StepItem* item) {
-  SetCallDeadline(step.deadline);
-  const NoWait no_wait(step.no_wait);
+  if (!step.no_wait) SetCallDeadline(step.deadline);
   const uint32_t needed = NeededTokens(terms, item->query_position);
   if (needed > item->end_before_step) {
     const kvstore::ResolvedSelection resolved =
@@ -98,7 +138,7 @@ pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, cons
     return FailInStep(resolved.refusal);
   }
   RETURN_IF_ERROR(ClosePrefill(step, terms, *item));
-  return NotReady(step, step.client->reads->Wait(step, terms, layer, needed, item));
+  return step.client->reads->Wait(step, terms, layer, needed, item);
 }
 
 }  // namespace pqcached::client

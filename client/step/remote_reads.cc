@@ -32,7 +32,7 @@ pqc_status UntilIndexed(const pqc_step& step, Ask ask) {
     if (status != PQC_ABORTED) return Report(status, error);
     if (StepClock::now() + pause >= step.deadline) {
       for (const StepItem& item : step.items) item.sequence->OpenPrefill();
-      return Fail(PQC_DEADLINE_EXCEEDED, error);
+      return SetRetry(kRetryConflict, Fail(PQC_DEADLINE_EXCEEDED, error));
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
@@ -80,7 +80,7 @@ class RemoteReads final : public ReadBackend {
     return Report(remote().FetchTokens(fetch, positions, out, &error), error);
   }
 
-  pqc_status Begin(StepItem& item, uint64_t* token_count) override {
+  pqc_status Begin(const pqc_step&, StepItem& item, uint64_t* token_count) override {
     SequenceState& sequence = *item.sequence;
     if (sequence.token_count < item.query_position) {  // other calls may have added rows
       pqc_sequence_info info = PQC_INIT(pqc_sequence_info);
@@ -93,7 +93,9 @@ class RemoteReads final : public ReadBackend {
     return PQC_OK;
   }
 
-  pqc_status CheckIndex(StepItem&, const kvstore::IndexDescriptor&) override { return PQC_OK; }
+  pqc_status CheckIndex(const pqc_step&, StepItem&, const kvstore::IndexDescriptor&) override {
+    return PQC_OK;
+  }
 
   pqc_status Wait(const pqc_step& step, const kvstore::Selection&, const uint32_t*, uint32_t needed,
                   StepItem* item) override {

@@ -31,6 +31,11 @@ void GiveUpRollBack(const Handover& handover) {
   if (local && handover.roll_back_to != Handover::kNoRollBack) local->EndRollBack();
 }
 
+pqc_status FailNotStored() {
+  return SetRetry(kRetryQueue,
+                  Fail(PQC_DEADLINE_EXCEEDED, "", "rows of earlier steps are not stored in time"));
+}
+
 // Returns the index in the field "items[i]..." of a refused Append, or `count` when there is none.
 size_t FailedItem(const RefusalBuffer& refusal, size_t count) {
   constexpr std::string_view kItems = "items[";
@@ -193,9 +198,10 @@ pqc_status Sender::WaitForRoom(Clock::time_point deadline) {
     return stop_ || (waiting_bytes_ <= kMaxWaitingBytes && waiting_count_ <= kMaxWaitingCount);
   });
   if (room) return PQC_OK;
-  return Fail(PQC_DEADLINE_EXCEEDED, "step",
-              "the sidecar is slower than the engine: %llu MiB of rows wait to be sent",
-              static_cast<unsigned long long>(waiting_bytes_ >> 20));
+  return SetRetry(kRetryQueue,
+                  Fail(PQC_DEADLINE_EXCEEDED, "step",
+                       "the sidecar is slower than the engine: %llu MiB of rows wait to be sent",
+                       static_cast<unsigned long long>(waiting_bytes_ >> 20)));
 }
 
 pqc_status Sender::Flush(const SequenceState& sequence, Clock::time_point deadline) {
@@ -206,7 +212,7 @@ pqc_status Sender::Flush(const SequenceState& sequence, Clock::time_point deadli
   const bool done = done_.WaitUntil(&mutex_, deadline, [&]() PQCACHED_REQUIRES(mutex_) {
     return stop_ || progress.waiting.empty();
   });
-  if (!done) return Fail(PQC_DEADLINE_EXCEEDED, "", "rows of earlier steps are not stored in time");
+  if (!done) return FailNotStored();
   const pqc_status status = ReportLocked(progress);
   progress.failure = {};
   return status;
@@ -229,7 +235,7 @@ pqc_status Sender::WaitStored(const SequenceState& sequence, uint64_t token_coun
            (!progress.waiting.front()->rolls_back() &&
             progress.waiting.front()->first_position >= token_count);
   });
-  if (!done) return Fail(PQC_DEADLINE_EXCEEDED, "", "rows of earlier steps are not stored in time");
+  if (!done) return FailNotStored();
   return ReportLocked(progress);
 }
 
@@ -338,7 +344,7 @@ void Sender::RollBack(Batch* batch) {
       status = remote_.TruncateSequence(handover->sequence->sequence_id, handover->roll_back_to,
                                         lease, local ? image.sink() : ImageSink{}, &error);
     } while (status != PQC_OK && PauseBeforeRepeat(status, error, give_up, &pause));
-    if (status == PQC_OK) handover->sequence->token_count = handover->roll_back_to;
+    if (status == PQC_OK) handover->sequence->SetTruncated(handover->roll_back_to);
     if (local) {
       if (status == PQC_OK) status = local->Install(lease, image);
       local->EndRollBack();

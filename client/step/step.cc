@@ -67,7 +67,7 @@ pqc_status Prepare(const pqc_step& step, StepItem& item) {
   RETURN_IF_ERROR(client.offload->Flush(*item.sequence, step.deadline));
   uint64_t queued_end = 0;
   const bool queued = client.sender->QueuedEnd(*item.sequence, &queued_end);
-  RETURN_IF_ERROR(client.reads->Begin(item, &item.end_before_step));
+  RETURN_IF_ERROR(client.reads->Begin(step, item, &item.end_before_step));
   if (queued) item.end_before_step = queued_end;
   if (item.query_position > item.end_before_step) {
     return Fail(PQC_INVALID_ARGUMENT, "query_position",
@@ -77,21 +77,27 @@ pqc_status Prepare(const pqc_step& step, StepItem& item) {
   return PQC_OK;
 }
 
-// Reads the flags. A step that does not wait has a deadline that has passed already: whatever waits
-// until then only looks.
-pqc_status ReadFlags(const pqc_step_options& options, const StepTarget& target, pqc_step* step) {
+// Reads how long the step may wait, and finds a worker that answers.
+pqc_status ReadWaits(const pqc_step_options& options, const StepTarget& target, pqc_step& step) {
   if (options.flags & ~uint64_t{PQC_STEP_NO_WAIT}) {
     return Fail(PQC_UNIMPLEMENTED, "options.flags", "%llu has flags that this version lacks",
                 LongLong{options.flags});
   }
-  step->no_wait = (options.flags & PQC_STEP_NO_WAIT) != 0;
-  if (!step->no_wait) return PQC_OK;
-  if (target.gpu || !step->client->local) {
-    return Fail(PQC_UNIMPLEMENTED, "options.flags",
-                "PQC_STEP_NO_WAIT is for steps of the local path on the CPU");
+  const ClientState& client = *step.client;
+  Remote* remote = nullptr;
+  const bool polls = options.timeout_ms == PQC_TIMEOUT_POLL;
+  step.no_wait = (options.flags & PQC_STEP_NO_WAIT) != 0 || polls;
+  if (!step.no_wait) {
+    step.deadline = CallDeadline(options.timeout_ms ? options.timeout_ms : client.timeout_ms);
+    return GetRemote(client, &remote);
   }
-  step->deadline = StepClock::now();
-  return PQC_OK;
+  if (target.gpu || !client.local) {
+    return Fail(PQC_UNIMPLEMENTED, polls ? "options.timeout_ms" : "options.flags",
+                "steps that do not wait are for the local path on the CPU");
+  }
+  step.deadline = StepClock::now();
+  RETURN_IF_ERROR(FindRemote(client, &remote));
+  return client.local->CheckAttached();
 }
 
 // Excludes other steps from the GPU until this one has ended.
@@ -202,12 +208,7 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
   }
   OwnedStep step(client->steps->Lend().release());
   step->client = client;
-  const uint32_t timeout_ms = options.timeout_ms ? options.timeout_ms : client->timeout_ms;
-  step->deadline = CallDeadline(timeout_ms);
-  RETURN_IF_ERROR(ReadFlags(options, target, step.get()));
-  const NoWait no_wait(step->no_wait);
-  Remote* remote = nullptr;
-  RETURN_IF_ERROR(GetRemote(*client, &remote));
+  RETURN_IF_ERROR(ReadWaits(options, target, *step));
   step->items.resize(item_count);
   for (uint32_t i = 0; i < item_count; ++i) {
     StepItem& item = step->items[i];
@@ -234,7 +235,7 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
   if (target.gpu) {
     RETURN_IF_ERROR(AcquireGpu(*step, target.gpu));
   }
-  RETURN_IF_ERROR(NotReady(*step, client->sender->WaitForRoom(step->deadline)));
+  RETURN_IF_ERROR(client->sender->WaitForRoom(step->deadline));
   for (uint32_t i = 0; i < item_count; ++i) {
     StepItem& item = step->items[i];
     pqc_status status = Prepare(*step, item);
@@ -242,12 +243,12 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
       status = ClosePrefill(*step, step->selection, item);
     }
     if (status == PQC_OK && step->has_selection) {
-      status = client->reads->CheckIndex(item, step->selection.index);
+      status = client->reads->CheckIndex(*step, item, step->selection.index);
     }
     if (status == PQC_OK && step->has_selection) {
       status = WaitReady(*step, step->selection, nullptr, &item);
     }
-    if (status != PQC_OK) return PrefixItem(i, NotReady(*step, status));
+    if (status != PQC_OK) return PrefixItem(i, status);
   }
   if (step->gpu) {
     RETURN_IF_ERROR(step->gpu->Begin(*step, target.stream));
@@ -280,7 +281,7 @@ pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_
   }
   for (size_t i = 0; i < step->items.size(); ++i) {
     const pqc_status status = step->client->reads->Check(step->items[i]);
-    if (status != PQC_OK) return PrefixItem(i, status);
+    if (status != PQC_OK) return AdviseInStep(PrefixItem(i, status), step->no_wait, true);
   }
   for (size_t i = 0; i < step->items.size(); ++i) {
     const StepItem& item = step->items[i];
@@ -332,14 +333,19 @@ pqc_status FailInStep(const kvstore::Refusal& refusal) {
   return Fail(static_cast<pqc_status>(refusal.code), moved);
 }
 
-pqc_status NotReady(const pqc_step& step, pqc_status status) {
-  if (!step.no_wait || status != PQC_DEADLINE_EXCEEDED) return status;
-  return SetRetry(kRetryConflict, status);
-}
-
 pqc_status PrefixItem(size_t item, pqc_status status) {
   if (status == PQC_UNAVAILABLE) return status;  // about the sidecar, not about the item
   return PrefixField(FieldPath::Of("items[%zu]", item), status);
+}
+
+pqc_status AdviseInStep(pqc_status status, bool no_wait, bool ended) {
+  const bool repeats_the_call = status == PQC_DEADLINE_EXCEEDED && no_wait && !ended;
+  const bool begins_again =
+      status == PQC_UNAVAILABLE || status == PQC_ABORTED || status == PQC_DEADLINE_EXCEEDED;
+  if (!begins_again || LastRefusal().retry_ms == kNoRetry) return status;
+  if (repeats_the_call) return AppendText("; repeat the call later", status);
+  return AppendText(ended ? "; begin the step again" : "; abandon the step, and begin it again",
+                    status);
 }
 
 pqc_status CountSelected(StepItem& item, const kvstore::Selection& terms, uint32_t* count) {

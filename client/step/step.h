@@ -65,7 +65,7 @@ struct pqc_step {
   std::vector<pqcached::client::StepItem> items;
   uint64_t query_tokens = 0;
   bool has_selection = false;
-  bool no_wait = false;  // PQC_STEP_NO_WAIT: the deadline has passed, and no worker is waited for
+  bool no_wait = false;  // PQC_STEP_NO_WAIT; the deadline is then the step's beginning
   pqcached::kvstore::Selection selection;  // for calls that pass no selection
   pqcached::client::StepClock::time_point deadline;
 
@@ -168,9 +168,10 @@ pqc_status CountSelected(StepItem& item, const kvstore::Selection& terms, uint32
 // Reports a refused selection of a step, whose items name their query positions themselves.
 pqc_status FailInStep(const kvstore::Refusal& refusal);
 
-// Returns the status of a wait. When a step that does not wait found something not ready, sets the
-// time after which a new step may find it ready.
-pqc_status NotReady(const pqc_step& step, pqc_status status);
+// Says in the message of a failed call what helps: to begin the step again, when a retry time says
+// that this may succeed and the call itself would fail again. `ended`: the call has closed the
+// step.
+pqc_status AdviseInStep(pqc_status status, bool no_wait, bool ended);
 
 // Puts "items[i]" before the field of the thread's last refusal.
 pqc_status PrefixItem(size_t item, pqc_status status);

@@ -49,7 +49,8 @@
  *     exclude each other and steps: the second one returns PQC_ABORTED at once. They first wait
  *     until the rows of finished steps are stored, and return the pending error of those rows, if
  *     any, without doing their own work. Handles must not be closed while a call uses them.
- *  7. Every call ends within its deadline: `timeout_ms` of the client, or of the call's options.
+ *  7. Every call ends within its deadline: `timeout_ms` of the client, or of the call's options,
+ *     where 0 is the default and PQC_TIMEOUT_POLL means that the call does not wait at all.
  *     After PQC_UNAVAILABLE the client itself repeats, within the deadline, only calls that are
  *     harmless to repeat (reads; rows, since positions make a repeat a no-op).
  *     When the sidecar's worker process ends, calls and steps in progress return PQC_UNAVAILABLE;
@@ -144,6 +145,7 @@
 #define PQCACHED_CLIENT_H_
 
 #include "pqcached/tensor.h"
+#include "pqcached/threads.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -153,11 +155,9 @@ extern "C" {
 
 typedef struct pqc_client pqc_client;
 
-/* Thread pool of the engine: runs body(context, i) for each i in [0, count), in any order, on any
- * threads, and returns when all are done. Called from every thread that calls the library, also
- * concurrently. */
-typedef void (*pqc_parallel_for)(void* hook_context, uint32_t count,
-                                 void (*body)(void* context, uint32_t index), void* context);
+/* Value of a `timeout_ms` field whose comment names it: the call does not wait. It is neither 0,
+ * the default, nor UINT32_MAX, which stays a very long time. */
+#define PQC_TIMEOUT_POLL 4294967294u
 
 typedef enum pqc_path_choice {
   PQC_PATH_ANY = 0,         /* local where the sidecar's broker answers, remote otherwise */
@@ -175,7 +175,8 @@ typedef struct pqc_client_options {
   const char* client_name; /* printable UTF-8 of at most 128 bytes; NULL = the program's name */
   uint32_t timeout_ms;     /* deadline of each call except pqc_build_index; 0 = 10000 */
   /* Threads of the kernels that run in this process on the local path; unused on the remote path.
-   * NULL = a pool of the client's own, of thread_count threads (0 = all cores). */
+   * NULL = a pool of the client's own, of thread_count threads (0 = all cores, PQC_THREADS_CALLER =
+   * only the calling thread). See pqc_client_set_threads. */
   pqc_parallel_for parallel_for;
   void* parallel_for_context;
   uint32_t thread_count;
@@ -213,16 +214,14 @@ typedef enum pqc_path { PQC_PATH_REMOTE = 0, PQC_PATH_LOCAL = 1 } pqc_path;
  * The path does not change during a client's life. */
 PQC_API pqc_path pqc_client_path(const pqc_client* client);
 
-typedef struct pqc_client_counts {
-  size_t struct_size;
-  uint64_t rpcs;            /* RPCs that a call of this client waited for */
-  uint64_t background_rpcs; /* RPCs that no call waited for: rows of finished steps */
-  uint64_t mapped_bytes;    /* bytes of the sidecar's pools that this process maps */
-  uint64_t lease_count;     /* leases on sequences that the client holds; 0 on the remote path */
-} pqc_client_counts;
-/* Fills *counts with the client's counters since it was opened. No RPC; for status pages and
- * tests. */
-PQC_API pqc_status pqc_client_count(const pqc_client* client, pqc_client_counts* counts);
+/* Changes the number of threads of the kernels that run in this process: at most 256; 0 = all
+ * cores, PQC_THREADS_CALLER = only the calling thread, without the client's pool and without the
+ * engine's parallel_for. With a parallel_for it is the largest `count` of its calls. Holds for
+ * calls that begin later; waits until a kernel ends whose threads are not needed any more. Without
+ * an effect on the remote path.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  thread_count */
+PQC_API pqc_status pqc_client_set_threads(pqc_client* client, uint32_t thread_count);
 
 /* Calls a unary RPC of the service Admin, or KvCache.Admit, by its name ("Stats"). It reaches the
  * data of the client's tenant, or, on PQC_PATH_ADMIN, of all tenants. `request` and *answer are
@@ -594,6 +593,7 @@ PQC_API pqc_status pqc_build_index(pqc_sequence* sequence, const pqc_build_optio
 #endif
 
 #include "pqcached/names.h"
+#include "pqcached/progress.h"
 #include "pqcached/query.h"
 #include "pqcached/step.h"
 

@@ -171,9 +171,15 @@ class Client {
     return counts;
   }
 
+  // Changes the number of threads of the kernels: 0 = all cores, PQC_THREADS_CALLER = only the
+  // calling thread (pqc_client_set_threads).
+  Status SetThreads(uint32_t thread_count) {
+    return Status(pqc_client_set_threads(handle_.get(), thread_count));
+  }
+
   // Begins a step for `items`. `selection` holds for all layers; null = each call passes one.
   // timeout_ms: deadline of all the step's waits, in milliseconds; 0 = the client's. flags:
-  // PQC_STEP_NO_WAIT or 0 (pqc_step_begin).
+  // PQC_STEP_NO_WAIT, so that neither this call nor those for layers wait (pqc_step_begin).
   Result<Step> BeginStep(std::span<const StepItem> items, const Selection* selection = nullptr,
                          uint32_t timeout_ms = 0, uint64_t flags = 0) {
     const Step::BeginArguments terms(items, selection, timeout_ms, flags);

@@ -235,6 +235,15 @@ class Sequence {
     return info;
   }
 
+  // Returns what this client knows of the sequence, without waiting and without an RPC: tokens that
+  // are stored and indexed, and whether it is suspended or lost (pqc_sequence_progress).
+  Result<pqc_progress> Progress() {
+    pqc_progress progress = PQC_INIT(pqc_progress);
+    const pqc_status status = pqc_sequence_progress(handle_.get(), &progress);
+    if (status != PQC_OK) return Status(status);
+    return progress;
+  }
+
   // Drops the sequence now and returns the status, which the destructor would ignore. The object is
   // empty afterwards, whatever the status is (pqc_sequence_drop).
   Status Drop() { return Status(pqc_sequence_drop(handle_.release())); }

@@ -34,6 +34,28 @@
  *   PQC_DATA_LOSS            stored bytes fail their checksum    drops the sequence, ingests again
  *   PQC_UNAUTHENTICATED      the session has ended               opens a new client
  *
+ * How far back the caller has to go when a call may succeed later. The retry time decides whether
+ * and when; this table decides what is repeated.
+ *
+ *   code                        after a call outside of a step  in a step (pqc_step_*)
+ *   PQC_ABORTED                 repeat the call                 abandon the step, begin it again
+ *   PQC_DEADLINE_EXCEEDED       repeat the call                 likewise; repeat only the call for
+ *                                                               a layer with PQC_STEP_NO_WAIT
+ *   PQC_UNAVAILABLE, with a     repeat the call                 abandon the step, begin it again
+ *     retry time
+ *   PQC_RESOURCE_EXHAUSTED      repeat the call                 abandon the step, begin it again
+ *   PQC_FAILED_PRECONDITION     change the state (resume, build the index), then as PQC_ABORTED
+ *   PQC_NOT_FOUND,              drop the sequence, create it again, and ingest its rows: what other
+ *     PQC_DATA_LOSS             sequences share or the engine keeps
+ *   PQC_UNAVAILABLE without a   close the client, open a new one, and create all of its caches and
+ *     retry time,               sequences again
+ *     PQC_UNAUTHENTICATED
+ *
+ * pqc_step_begin is a call outside of a step. pqc_step_end closes the step in any case, so nothing
+ * has to be abandoned after it; no row of the step is stored then, and the step begins again at the
+ * same positions. An error of rows of earlier steps ("rows of an earlier step") stays until
+ * pqc_sequence_flush has returned it.
+ *
  * Any call may return PQC_INVALID_ARGUMENT for NULL where a pointer is needed,
  * PQC_FAILED_PRECONDITION after its client was closed, PQC_RESOURCE_EXHAUSTED when this process is
  * out of memory or too many calls wait in the sidecar, PQC_DEADLINE_EXCEEDED, PQC_UNAVAILABLE,
@@ -118,8 +140,9 @@ PQC_API const char* pqc_last_error(void);
  * "selection.ratio". "" when the failure is about no field, or there is none. Valid as long as
  * pqc_last_error's. Never fails. */
 PQC_API const char* pqc_last_error_field(void);
-/* Returns the retry time in milliseconds; 0 when repeating the call unchanged is not worthwhile,
- * and when there was no failure. Never fails. */
+/* Returns the retry time in milliseconds, after which the call may succeed, or, in a step, the same
+ * step that is begun again (see the second table at the top); 0 when that is not worthwhile, and
+ * when there was no failure. Never fails. */
 PQC_API uint32_t pqc_last_error_retry_ms(void);
 
 #ifdef __cplusplus

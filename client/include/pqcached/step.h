@@ -19,6 +19,11 @@
  * pqc_step_begin waits until query_position - window_tokens tokens are stored. Packed tensors hold
  * the query tokens of all items, in the order of the items.
  *
+ * An engine whose loop must not stop begins steps with PQC_STEP_NO_WAIT: pqc_step_begin and the
+ * calls for layers then return at once, with a retry time, while anything that they need is
+ * missing. RPCs that they need (the first lease, the end of a prefill, a newer segment map) are
+ * then made on a thread of the client.
+ *
  * One thread per step; several steps of different sequences may run concurrently. A sequence is in
  * at most one step at a time, and no other call changes it during a step.
  *
@@ -80,7 +85,8 @@ typedef struct pqc_step_options {
   size_t struct_size;
   const pqc_selection* selection; /* for all items and layers; a layer's call may pass another one.
                                      NULL = every call passes one */
-  uint32_t timeout_ms;            /* deadline of the whole step's waits; 0 = the client's */
+  uint32_t timeout_ms;            /* deadline of the whole step's waits; 0 = the client's;
+                                     PQC_TIMEOUT_POLL = PQC_STEP_NO_WAIT */
   uint64_t flags;                 /* a sum of pqc_step_flag */
 } pqc_step_options;
 
@@ -92,10 +98,8 @@ typedef struct pqc_step_options {
  *
  * With PQC_STEP_NO_WAIT, no call of the step waits, for engines that poll from their own loop:
  * PQC_UNAVAILABLE while no worker serves the session (the client connects to the next one in the
- * background), and PQC_DEADLINE_EXCEEDED where rows, an index, or room to send rows are not ready,
- * both with a retry time. The step that acquires a lease (the first one of a sequence, and the
- * first one after a revocation or a new worker), and the one that ends the prefill of a live index,
- * still make that one RPC, within timeout_ms. For the local path, and not for a step on a GPU.
+ * background), and PQC_DEADLINE_EXCEEDED where rows, an index, a lease, or room to send rows are
+ * not ready, both with a retry time. For the local path, and not for a step on a GPU.
  *
  * Errors: PQC_INVALID_ARGUMENT     items[i]: a sequence of another client or cache, or listed
  *                                  twice; a query_position beyond the sequence's tokens
@@ -110,6 +114,8 @@ typedef struct pqc_step_options {
  *                                  the missing rows first
  *         PQC_DEADLINE_EXCEEDED    rows or index are not ready in time, or more than 64 MiB of rows
  *                                  wait to be sent: repeat
+ *         PQC_UNAVAILABLE          no worker answers in time; with PQC_STEP_NO_WAIT at once: repeat
+ *                                  after the retry time
  *         and the error of an earlier step's rows of a sequence ("rows of an earlier step"): call
  *         pqc_sequence_flush, describe the sequence, and write the missing rows again */
 PQC_API pqc_status pqc_step_begin(pqc_client* client, const pqc_step_item* items,
@@ -135,7 +141,9 @@ typedef struct pqc_step_positions {
  *         PQC_OUT_OF_RANGE         out.capacity; *out says how much is needed
  *         PQC_FAILED_PRECONDITION  a step on a GPU (pqc_gpu_step_topk); an attention that was
  *                                  begun and not waited for; no such index
- *         PQC_DEADLINE_EXCEEDED    the layer's index is not ready in time: begin the step again
+ *         PQC_DEADLINE_EXCEEDED    the layer's index is not ready in time: begin the step again; in
+ *                                  a step with PQC_STEP_NO_WAIT the call itself may be repeated
+ *                                  after the retry time
  *         PQC_ABORTED              the sequence was truncated, or its lease was revoked: abandon
  *                                  the step, and begin another one
  *         PQC_UNAVAILABLE          the worker has ended: likewise */

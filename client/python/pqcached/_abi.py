@@ -13,6 +13,8 @@ from ctypes import (CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_float, 
 from typing import Any, ClassVar, Dict, List, Tuple
 
 PQC_ABI_VERSION = 1
+PQC_THREADS_CALLER = 1
+PQC_TIMEOUT_POLL = 4294967294
 
 # pqc_status
 PQC_OK = 0
@@ -158,16 +160,6 @@ class ClientOptions(Sized):
         ("path", c_uint32),
         ("staging_slot_bytes", c_uint64),
         ("staging_slot_count", c_uint32),
-    ]
-
-
-class ClientCounts(Sized):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("rpcs", c_uint64),
-        ("background_rpcs", c_uint64),
-        ("mapped_bytes", c_uint64),
-        ("lease_count", c_uint64),
     ]
 
 
@@ -321,6 +313,35 @@ class RowOptions(Sized):
         ("token_id_count", c_uint64),
         ("content_keys", POINTER(ContentKey)),
         ("content_key_count", c_uint64),
+    ]
+
+
+class Progress(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("passed_tokens", c_uint64),
+        ("stored_tokens", c_uint64),
+        ("indexed_tokens", c_uint64),
+        ("layer_count", c_uint32),
+        ("layers_ready", c_uint32),
+        ("has_index", c_uint32),
+        ("is_changing", c_uint32),
+        ("is_suspended", c_uint32),
+        ("is_revoked", c_uint32),
+        ("is_unattached", c_uint32),
+        ("is_restarting", c_uint32),
+        ("is_lost", c_uint32),
+        ("row_status", c_uint32),
+    ]
+
+
+class ClientCounts(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("rpcs", c_uint64),
+        ("background_rpcs", c_uint64),
+        ("mapped_bytes", c_uint64),
+        ("lease_count", c_uint64),
     ]
 
 
@@ -487,7 +508,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_client_open": (c_uint32, [POINTER(ClientOptions), POINTER(c_void_p)]),
     "pqc_client_close": (None, [c_void_p]),
     "pqc_client_path": (c_uint32, [c_void_p]),
-    "pqc_client_count": (c_uint32, [c_void_p, POINTER(ClientCounts)]),
+    "pqc_client_set_threads": (c_uint32, [c_void_p, c_uint32]),
     "pqc_admin_json": (c_uint32, [c_void_p, c_char_p, c_char_p, POINTER(c_void_p)]),
     "pqc_free": (None, [c_void_p]),
     "pqc_cache_open": (c_uint32, [c_void_p, POINTER(CacheSpec), POINTER(c_void_p)]),
@@ -514,6 +535,8 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
         POINTER(RowOptions)]),
     "pqc_append_with": (c_uint32, [c_void_p, c_uint64, POINTER(LayerRows), c_uint32,
         POINTER(RowOptions), c_void_p]),
+    "pqc_sequence_progress": (c_uint32, [c_void_p, POINTER(Progress)]),
+    "pqc_client_count": (c_uint32, [c_void_p, POINTER(ClientCounts)]),
     "pqc_topk": (c_uint32, [c_void_p, POINTER(Query), POINTER(Selection), POINTER(Positions)]),
     "pqc_score": (c_uint32, [c_void_p, POINTER(Query), POINTER(Index), TokenRange, c_void_p,
         c_uint64, c_void_p, c_void_p]),

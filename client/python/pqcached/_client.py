@@ -20,8 +20,8 @@ from ._gpu import Gpu
 from ._handle import Closable, Handle
 from ._library import check, clear_error_text, error_of, library
 from ._names import TokenNames, pointer_to, row_options, set_names
-from ._options import (Admission, Attention, BuildProgress, ClientCounts, Index, LayerGroup, Rank, Scores, Selected, Selection,
-                       SequenceInfo, from_c)
+from ._options import (Admission, Attention, BuildProgress, ClientCounts, Index, LayerGroup, Progress, Rank, Scores, Selected,
+                       Selection, SequenceInfo, from_c)
 from ._steps import Decoder, Step, StepItem, layer_rows
 
 
@@ -113,15 +113,20 @@ class Client(Closable):
 
         items: of one cache, each sequence once. selection: for all items and layers, unless a call
         passes another one; if it is given, the step waits here for the rows that it needs.
-        timeout_ms: for all waits of the step together; 0 = the client's. no_wait: no call of the step
-        waits: raises Unavailable while no worker serves the session, and DeadlineExceeded where rows
-        or an index are not ready; for the local path.
+        timeout_ms: for all waits of the step together; 0 = the client's. no_wait: neither this call
+        nor those for layers wait; what is not ready raises an error with a retry time at once. For
+        the local path.
         Raises InvalidArgument (items[i]: listed twice, of another client, positions beyond the
         sequence's end), FailedPrecondition (suspended; no such index), Aborted (in another step),
-        DeadlineExceeded (rows or index not available in time).
+        DeadlineExceeded (rows or index not available in time), Unavailable (no worker answers).
         """
         return Step(self._library, self._handle, items, selection, uint32("timeout_ms", timeout_ms),
                     abi.PQC_STEP_NO_WAIT if no_wait else 0)
+
+    def set_threads(self, thread_count: int) -> None:
+        """Changes the number of threads of the kernels: 0 = all cores, 1 = only the calling thread."""
+        with self._handle as client:
+            check(self._library.pqc_client_set_threads(client, uint32("thread_count", thread_count)))
 
     def admin(self, method: str, request: Optional[Mapping[str, Any]] = None) -> Dict[str, Any]:
         """Makes any unary Admin RPC by name, for tools: `client.admin("Stats")`. Fields have the
@@ -325,6 +330,14 @@ class Sequence(Closable):
         with self._handle as sequence:
             check(self._library.pqc_sequence_describe(sequence, byref(info)))
         made: SequenceInfo = from_c(SequenceInfo, info)
+        return made
+
+    def progress(self) -> Progress:
+        """Returns what this client knows of the sequence, without waiting and without an RPC."""
+        progress = abi.Progress()
+        with self._handle as sequence:
+            check(self._library.pqc_sequence_progress(sequence, byref(progress)))
+        made: Progress = from_c(Progress, progress)
         return made
 
     # ---- Writing rows

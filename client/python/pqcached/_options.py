@@ -194,6 +194,25 @@ class Admission:
 
 
 @dataclasses.dataclass(frozen=True)
+class Progress:
+    """What a client knows of a sequence without an RPC. Fields that begin with is_ or has_ are 0 or 1."""
+
+    passed_tokens: int  # those of finished steps included whose rows are still being sent
+    stored_tokens: int  # leading tokens whose rows are stored in all layers
+    indexed_tokens: int  # leading tokens that the index covers in all layers; local path only
+    layer_count: int  # stored layers
+    layers_ready: int  # of them, those whose index covers all stored tokens; local path only
+    has_index: int  # local path only
+    is_changing: int  # a call of this client changes the sequence
+    is_suspended: int
+    is_revoked: int  # another call shortened or dropped the sequence, or its lease has expired
+    is_unattached: int  # rows and index may be out of date until the next calls
+    is_restarting: int  # no worker answers at present
+    is_lost: int  # a new client is needed
+    row_status: int  # Status of rows of finished steps that were refused; 0 = none
+
+
+@dataclasses.dataclass(frozen=True)
 class ClientCounts:
     """Counts of a client's RPCs and resources."""
 

@@ -52,7 +52,7 @@ pqc_status MapShared(const absl::StatusOr<kvstore::SharedMemory>& memory, Mappin
 
 absl::Status CheckBoot(const Sidecar& sidecar, uint64_t boot_word) {
   if (boot_word == 0 || boot_word == sidecar.boot_word) return absl::OkStatus();
-  return absl::UnavailableError("the sidecar's worker was replaced; repeat the call");
+  return absl::UnavailableError("the sidecar's worker was replaced");
 }
 
 class StoreHost final : public LocalHost {
@@ -74,7 +74,7 @@ class StoreHost final : public LocalHost {
                      MappingAccess::kReadWrite, ring);
   }
   pqc_status Attach(uint64_t sequence_id, const LeaseView& lease, AttachAnswer* answer) override {
-    ++sidecar_.calls;
+    ++(InCall() ? sidecar_.calls : sidecar_.background_calls);
     if (!sidecar_.reachable) return FromStatus(absl::UnavailableError("nobody answers"));
     if (const absl::Status status = CheckBoot(sidecar_, lease.boot_word); !status.ok()) {
       return FromStatus(status);

@@ -69,6 +69,34 @@ class StepsOverOnePath:
                 np.testing.assert_allclose(result.output[i], attention.output, atol=1e-5)
                 np.testing.assert_allclose(result.lse[i], attention.lse, atol=1e-5)
 
+    def test_a_step_that_does_not_wait_begins_when_the_sequence_is_ready(self):
+        if self.path == PathChoice.ONLY_REMOTE:
+            with self.assertRaisesRegex(pqcached.Unimplemented, "options.flags"):
+                self.client.begin_step([(self.filled(), TOKENS)], SOME, no_wait=True)
+            return
+        sequence = self.filled()
+        keys, values = new_rows(1, seed=5)
+        while True:
+            try:
+                step = self.client.begin_step([(sequence, TOKENS)], SOME, no_wait=True)
+                break
+            except pqcached.DeadlineExceeded as error:
+                self.assertGreater(error.retry_ms, 0)
+        with step:
+            step.attend(0, self.layer.queries[None])
+            step.end({0: (keys, values)})
+        sequence.flush()
+
+    def test_progress_and_threads(self):
+        sequence = self.filled()
+        progress = sequence.progress()
+        self.assertEqual((progress.stored_tokens, progress.passed_tokens), (TOKENS, TOKENS))
+        self.assertEqual((progress.is_lost, progress.row_status), (0, pqcached.Status.OK))
+        self.client.set_threads(1)
+        with self.client.begin_step([(sequence, TOKENS)], SOME) as step:
+            step.attend(0, self.layer.queries[None])
+        self.client.set_threads(0)
+
     def test_rows_of_finished_steps_are_stored_and_selected_from(self):
         sequence = self.filled()
         keys, values = new_rows(80, seed=3)

@@ -1,6 +1,9 @@
 // Steps and decoders against a real pqcached, on both paths.
 #include <gtest/gtest.h>
+#include <signal.h>
 
+#include <fstream>
+#include <string>
 #include <vector>
 
 #include "pqcached/client.hpp"
@@ -19,6 +22,14 @@ using testing::SpecOf;
 constexpr uint64_t kSink = 4, kWindow = 16;
 constexpr uint32_t kLayers = 2;
 constexpr size_t kOutput = Layer::kQueryHeads * Layer::kValueDim;
+
+void KillWorker(pid_t supervisor) {
+  const std::string pid = std::to_string(supervisor);
+  std::ifstream workers("/proc/" + pid + "/task/" + pid + "/children");
+  pid_t worker = 0;
+  ASSERT_TRUE(workers >> worker);
+  kill(worker, SIGKILL);
+}
 
 class DaemonStepTest : public ::testing::TestWithParam<pqc_path_choice> {
  protected:
@@ -182,6 +193,63 @@ TEST_P(DaemonStepTest, TheDecoderAtRatioOneIsFullAttention) {
     const Attention full = layer_.Attend({Layer::kKvHeads, Range(0, position + 1)});
     for (size_t i = 0; i < kOutput; ++i) ASSERT_NEAR(output[i], full.output[i], 1e-4f);
   }
+}
+
+TEST_P(DaemonStepTest, ProgressCountsTheShortestOfTheIngestedLayers) {
+  Sequence sequence = Fill(layer_, 300);
+  const auto stored = [&] { return Must(sequence.Progress()).stored_tokens; };
+  EXPECT_EQ(stored(), 300u);
+  MustBeOk(sequence.Truncate(200));
+  for (uint32_t number = 0; number < kLayers; ++number) {
+    EXPECT_EQ(stored(), 200u);
+    MustBeOk(sequence.Ingest(number, 200, layer_.keys(200, 250), layer_.values(200, 250)));
+  }
+  EXPECT_EQ(stored(), 250u);
+  EXPECT_EQ(Must(sequence.Describe()).token_count, 250u);
+}
+
+TEST_P(DaemonStepTest, AStepThatDoesNotWaitBeginsAgainUntilItsSequenceIsReady) {
+  Sequence sequence = Fill(layer_, 300);
+  const auto begin = [&](uint64_t position) {
+    const StepItem items[] = {{&sequence, position}};
+    return client_.BeginStep(items, &selection_, 0, PQC_STEP_NO_WAIT);
+  };
+  if (!local()) {
+    const Status status = begin(300).status();
+    EXPECT_EQ(status.code(), PQC_UNIMPLEMENTED) << status.ToString();
+    EXPECT_EQ(status.field(), "options.flags");
+    return;
+  }
+  std::vector<float> output(kOutput), lse(Layer::kQueryHeads);
+  bool was_unavailable = false;
+  for (uint64_t position = 300; position < 320;) {
+    if (position == 310 && !was_unavailable) {
+      KillWorker(daemon_.process().pid());
+      while (!was_unavailable) {
+        const auto step = begin(position);
+        was_unavailable = step.status().code() == PQC_UNAVAILABLE;
+        EXPECT_TRUE(step.ok() || step.status().retry_ms() > 0) << step.status().ToString();
+      }
+    }
+    auto step = begin(position);
+    if (!step.ok()) {
+      ASSERT_GT(step.status().retry_ms(), 0u) << step.status().ToString();
+      continue;
+    }
+    Status attended;
+    for (uint32_t number = 0; attended.ok() && number < kLayers; ++number) {
+      attended = step->Attend(number, queries_, output, lse);
+    }
+    if (!attended.ok()) {  // the worker's end was noticed within the step
+      ASSERT_GT(attended.retry_ms(), 0u) << attended.ToString();
+      continue;
+    }
+    if (step->End(Rows(layer_, position, position + 1)).ok()) ++position;
+  }
+  EXPECT_TRUE(was_unavailable);
+  MustBeOk(sequence.Flush());
+  EXPECT_EQ(Must(sequence.Describe()).token_count, 320u);
+  Decode(sequence, layer_, 320);
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, DaemonStepTest,

@@ -1,0 +1,45 @@
+// Preparer does the RPCs that a call on a sequence needs and may not wait for, on its own thread:
+// the call returns a retry time, and a later one finds the work done. For the local path.
+//
+// Thread-safe.
+#ifndef PQCACHED_CLIENT_STEP_PREPARER_H_
+#define PQCACHED_CLIENT_STEP_PREPARER_H_
+
+#include <memory>
+#include <optional>
+
+#include "client/step/handles.h"
+#include "kernels/base/worker.h"
+#include "kvstore/read/layout.h"
+#include "pqcached/client.h"
+
+namespace pqcached::client {
+
+class Preparer {
+ public:
+  // What a call lacks, apart from the lease, which every preparation acquires where there is none.
+  struct Wanted {
+    bool close_prefill = false;                          // of a live index
+    bool newer_image = false;                            // when the sidecar has a newer one
+    std::optional<kvstore::IndexDescriptor> index = {};  // in the image
+    bool operator==(const Wanted&) const = default;
+  };
+
+  // REQUIRES: `client` outlives the object.
+  explicit Preparer(ClientState& client) : client_(client) {}
+
+  // Starts a preparation, unless one of the sequence is in progress, and fails:
+  // PQC_DEADLINE_EXCEEDED with a retry time, or the error of the last preparation, once.
+  pqc_status Request(const std::shared_ptr<SequenceState>& sequence, const Wanted& wanted);
+
+ private:
+  pqc_status Prepare(SequenceState& sequence, const Wanted& wanted);
+  void Run(SequenceState& sequence, const Wanted& wanted);
+
+  ClientState& client_;
+  base::Worker worker_{"pqc-prepare"};
+};
+
+}  // namespace pqcached::client
+
+#endif  // PQCACHED_CLIENT_STEP_PREPARER_H_

@@ -1,0 +1,72 @@
+// Reports the progress of a sequence without an RPC.
+#include "client/step/progress.h"
+
+#include <algorithm>
+
+#include "client/base/error.h"
+#include "client/local/sequence.h"
+#include "client/step/preparer.h"
+#include "client/step/sender.h"
+
+namespace pqcached::client {
+namespace {
+
+// Fills in what the newest image says about rows and index.
+void ReadImage(const SequenceState& state, Image& image, pqc_progress* progress) {
+  const kvstore::IndexDescriptor& index = state.live_index.kind == kvstore::IndexKind::kPq
+                                              ? state.live_index
+                                              : state.cache->default_index;
+  uint32_t index_slot = 0;
+  if (image.FindIndex(index, &index_slot) != PQC_OK) return ClearLastError();
+  progress->has_index = 1;
+  uint64_t covered = progress->stored_tokens;
+  for (const auto& [layer, shape] : state.cache->stored_layers) {
+    const uint64_t coded = image.CodedTokens(layer, index_slot);
+    covered = std::min(covered, coded);
+    if (coded >= progress->stored_tokens) ++progress->layers_ready;
+  }
+  progress->indexed_tokens = covered;
+}
+
+void ReadMapped(const std::shared_ptr<SequenceState>& state, pqc_progress* progress) {
+  LocalSequence& local = *state->local;
+  const LocalSession& session = local.session();
+  progress->is_lost = session.lost();
+  progress->is_restarting = !session.lost() && !session.link()->CheckAlive();
+  progress->is_revoked = local.revoked();
+  if (local.suspended()) progress->is_suspended = 1;
+  std::shared_ptr<Image> image;
+  uint64_t lease_epoch = 0;
+  const bool pinned = local.TryPin(&image, &lease_epoch);
+  if (pinned) {
+    progress->stored_tokens = local.token_count();
+    ReadImage(*state, *image, progress);
+  }
+  progress->is_unattached = !pinned || local.HasNewer();
+  const bool is_serving = !progress->is_lost && !progress->is_restarting;
+  if (progress->is_unattached && is_serving && !progress->is_suspended) {
+    state->cache->client->preparer->Request(state, {.newer_image = true});
+    ClearLastError();
+  }
+}
+
+}  // namespace
+
+pqc_status ReadProgress(const std::shared_ptr<SequenceState>& state, pqc_progress* progress) {
+  ClientState& client = *state->cache->client;
+  Remote* remote = nullptr;
+  if (const pqc_status status = FindRemote(client, &remote); status != PQC_OK) return status;
+  progress->layer_count = static_cast<uint32_t>(state->cache->stored_layers.size());
+  progress->is_changing = state->changing;
+  progress->is_suspended = state->suspended;
+  progress->stored_tokens = state->token_count;
+  progress->row_status = client.sender->Check(*state);
+  if (state->local) ReadMapped(state, progress);
+  uint64_t queued_end = 0;
+  progress->passed_tokens =
+      client.sender->QueuedEnd(*state, &queued_end) ? queued_end : progress->stored_tokens;
+  ClearLastError();
+  return PQC_OK;
+}
+
+}  // namespace pqcached::client

@@ -118,15 +118,20 @@ pqc_status Build(pqc_sequence* sequence, const pqc_build_options* caller_options
   RETURN_IF_ERROR(ReadStruct(caller_options, "options", &options));
   RETURN_IF_ERROR(CheckIndex(options.index, "options.index"));
   const auto begun = DeadlineClock::now();
-  const ChangeScope changing(sequence);
-  if (changing.status() != PQC_OK) return changing.status();
+  Remote* remote = nullptr;
+  {
+    // Rows may be written, and steps made, during the build: the sidecar codes new rows at its end.
+    const ChangeScope changing(sequence);
+    if (changing.status() != PQC_OK) return changing.status();
+    remote = &changing.remote();
+  }
   if (options.timeout_ms != 0) {  // the wait has used some of it
     const auto waited = std::chrono::floor<std::chrono::milliseconds>(DeadlineClock::now() - begun);
     options.timeout_ms =
         static_cast<uint32_t>(std::max<int64_t>(1, int64_t{options.timeout_ms} - waited.count()));
   }
   RefusalBuffer error;
-  return Report(changing.remote().BuildIndex(sequence->state->sequence_id, options, &error), error,
+  return Report(remote->BuildIndex(sequence->state->sequence_id, options, &error), error,
                 {{"index", "options.index"},
                  {"iterations", "options.iterations"},
                  {"train_tokens", "options.train_tokens"},

@@ -148,9 +148,13 @@ class MappedReads final : public ReadBackend {
                         const kvstore::IndexDescriptor& index) override {
     uint32_t index_slot = 0;
     if (item.pinned.image->FindIndex(index, &index_slot) == PQC_OK) return PQC_OK;
+    if (step.exact_until_indexed) return PQC_OK;
     if (step.no_wait) return client_.preparer->Request(item.sequence, {.index = index});
     RETURN_IF_ERROR(item.sequence->local->Refresh(&item.pinned.image));
-    return item.pinned.image->FindIndex(index, &index_slot);
+    const pqc_status status = item.pinned.image->FindIndex(index, &index_slot);
+    if (status == PQC_OK || index != item.sequence->live_index) return status;
+    ClearLastError();  // the layers wait until the sidecar has begun the live index
+    return PQC_OK;
   }
 
   pqc_status Wait(const pqc_step& step, const kvstore::Selection& selection, const uint32_t* layer,
@@ -230,7 +234,8 @@ class MappedReads final : public ReadBackend {
   // Selects, and attends if asked to, for one item; its positions stay in its scratch.
   pqc_status RunItem(const LayerCall& call, StepItem& item, const kvstore::ParallelFor& parallel,
                      uint32_t* count) {
-    if (!call.ranges) RETURN_IF_ERROR(WaitReady(*call.step, *call.selection, &call.layer, &item));
+    const kvstore::Selection* terms = nullptr;
+    if (!call.ranges) RETURN_IF_ERROR(PickTerms(call, &item, &terms));
     const QueryView query = QueryOf(call, item);
     ImageSource source(item.pinned, call.shape);
     const kernels::Exec exec{};
@@ -239,9 +244,9 @@ class MappedReads final : public ReadBackend {
     const Refusal refusal =
         call.ranges
             ? reader.AttendRange(LayerQueryOf(query), RangeOf(call, item), OutOf(call, item))
-        : call.attends ? reader.Attend(LayerQueryOf(query), *call.selection,
-                                       /*want_positions=*/false, &selected, OutOf(call, item))
-                       : reader.TopK(LayerQueryOf(query), *call.selection, &selected);
+        : call.attends ? reader.Attend(LayerQueryOf(query), *terms, /*want_positions=*/false,
+                                       &selected, OutOf(call, item))
+                       : reader.TopK(LayerQueryOf(query), *terms, &selected);
     if (!refusal.ok()) return FailInStep(refusal);
     *count = selected.count;
     return Check(item);

@@ -26,8 +26,13 @@ bool IsReady(const StepItem& item, const kvstore::Selection& terms, const uint32
              uint32_t needed) {
   Image& image = *item.pinned.image;
   if (item.sequence->local->ReadableTokens(image) < needed) return false;
+  if (!layer || needed == 0) return true;
   uint32_t index_slot = 0;
-  if (!layer || image.FindIndex(terms.index, &index_slot) != PQC_OK) return true;
+  if (image.FindIndex(terms.index, &index_slot) != PQC_OK) {
+    ClearLastError();
+    // The sidecar has not begun the live index yet; another index is missing for good.
+    return terms.index != item.sequence->live_index;
+  }
   return image.CodedTokens(*layer, index_slot) >= needed;
 }
 
@@ -47,6 +52,21 @@ pqc_status TryTakeNewer(const pqc_step& step, StepItem* item, bool* found) {
   uint64_t end = 0;  // the answer to rows in flight will bring the newer image
   if (step.client->sender->QueuedEnd(*item->sequence, &end)) return PQC_OK;
   return preparer.Request(item->sequence, {.newer_image = true});
+}
+
+// Returns whether a layer's index covers the tokens, as far as this is known here.
+bool IsIndexed(const pqc_step& step, const LayerCall& call, uint32_t needed, StepItem* item) {
+  const kvstore::IndexDescriptor& index = call.selection->index;
+  for (bool found = true; found;) {
+    uint32_t index_slot = 0;
+    if (item->pinned.image->FindIndex(index, &index_slot) == PQC_OK &&
+        item->pinned.image->CodedTokens(call.layer, index_slot) >= needed) {
+      return true;
+    }
+    if (TryTakeNewer(step, item, &found) != PQC_OK) found = false;
+    ClearLastError();
+  }
+  return false;
 }
 
 // Reports that rows or codes are not ready for a step that does not wait.
@@ -116,6 +136,14 @@ pqc_status ClosePrefill(const pqc_step& step, const kvstore::Selection& terms,
       NeededTokens(terms, item.query_position) == 0) {
     return PQC_OK;
   }
+  if (step.exact_until_indexed && sequence.local) {
+    // The first row behind the prefill, which a queued step brings, closes it as well.
+    uint64_t end = 0;
+    if (step.client->sender->QueuedEnd(sequence, &end)) return PQC_OK;
+    step.client->preparer->Request(item.sequence, {.close_prefill = true});
+    ClearLastError();
+    return PQC_OK;
+  }
   // The sidecar refuses the call while it stores rows of earlier steps.
   RETURN_IF_ERROR(
       step.client->sender->WaitStored(sequence, kvstore::kMaxSequenceTokens, step.deadline));
@@ -139,6 +167,27 @@ pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, cons
   }
   RETURN_IF_ERROR(ClosePrefill(step, terms, *item));
   return step.client->reads->Wait(step, terms, layer, needed, item);
+}
+
+kvstore::Selection AllCandidates(const kvstore::Selection& terms) {
+  kvstore::Selection all = terms;
+  all.index = {};
+  all.budget_kind = kvstore::BudgetKind::kRatio;
+  all.budget_ratio = 1.0;
+  return all;
+}
+
+pqc_status PickTerms(const LayerCall& call, StepItem* item, const kvstore::Selection** terms) {
+  const pqc_step& step = *call.step;
+  *terms = call.selection;
+  const bool takes_all = call.attends && step.exact_until_indexed;
+  RETURN_IF_ERROR(WaitReady(step, *call.selection, takes_all ? nullptr : &call.layer, item));
+  const uint32_t needed = NeededTokens(*call.selection, item->query_position);
+  if (needed > 0 && (!takes_all || IsIndexed(step, call, needed, item))) return PQC_OK;
+  if (needed == 0 && call.selection->index != item->sequence->live_index) return PQC_OK;
+  item->exact = AllCandidates(*call.selection);
+  *terms = &item->exact;
+  return PQC_OK;
 }
 
 }  // namespace pqcached::client

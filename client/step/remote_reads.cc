@@ -129,8 +129,18 @@ class RemoteReads final : public ReadBackend {
                     .out = OutOf(call, items[i]),
                     .selected = &selected[i]};
     }
+    const kvstore::Selection all = AllCandidates(*call.selection);
+    bool takes_all = false;
     const pqc_status status = UntilIndexed(*call.step, [&](RefusalBuffer* error) {
-      return remote().Attend(attends.data(), static_cast<uint32_t>(attends.size()), error);
+      const auto attend = [&] {
+        return remote().Attend(attends.data(), static_cast<uint32_t>(attends.size()), error);
+      };
+      const pqc_status by_index = attend();
+      const bool lacks_index = by_index == PQC_ABORTED || by_index == PQC_FAILED_PRECONDITION;
+      if (!call.step->exact_until_indexed || takes_all || !lacks_index) return by_index;
+      for (AttendItem& attend_item : attends) attend_item.selection = &all;
+      takes_all = true;
+      return attend();
     });
     for (size_t i = 0; i < items.size(); ++i) counts[i] = selected[i].count;
     return status;

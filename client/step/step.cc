@@ -79,7 +79,7 @@ pqc_status Prepare(const pqc_step& step, StepItem& item) {
 
 // Reads how long the step may wait, and finds a worker that answers.
 pqc_status ReadWaits(const pqc_step_options& options, const StepTarget& target, pqc_step& step) {
-  if (options.flags & ~uint64_t{PQC_STEP_NO_WAIT}) {
+  if (options.flags & ~uint64_t{PQC_STEP_NO_WAIT | PQC_STEP_EXACT_UNTIL_INDEXED}) {
     return Fail(PQC_UNIMPLEMENTED, "options.flags", "%llu has flags that this version lacks",
                 LongLong{options.flags});
   }
@@ -87,6 +87,11 @@ pqc_status ReadWaits(const pqc_step_options& options, const StepTarget& target, 
   Remote* remote = nullptr;
   const bool polls = options.timeout_ms == PQC_TIMEOUT_POLL;
   step.no_wait = (options.flags & PQC_STEP_NO_WAIT) != 0 || polls;
+  step.exact_until_indexed = (options.flags & PQC_STEP_EXACT_UNTIL_INDEXED) != 0;
+  if (target.gpu && step.exact_until_indexed) {
+    return Fail(PQC_UNIMPLEMENTED, "options.flags",
+                "PQC_STEP_EXACT_UNTIL_INDEXED is not for steps on a GPU");
+  }
   if (!step.no_wait) {
     step.deadline = CallDeadline(options.timeout_ms ? options.timeout_ms : client.timeout_ms);
     return GetRemote(client, &remote);
@@ -374,5 +379,5 @@ void pqc_step::Clear() {
   cache.reset();
   client.reset();
   query_tokens = 0;
-  has_selection = begun = no_wait = false;
+  has_selection = begun = no_wait = exact_until_indexed = false;
 }

@@ -30,6 +30,7 @@ struct StepItem {
   uint64_t query_begin = 0;      // offset in packed tensors, in query tokens
   uint64_t end_before_step = 0;  // end of the sequence's tokens when the step began
   Pinned pinned;                 // local path
+  kvstore::Selection exact;      // terms that take all candidates, for PickTerms
   std::optional<kvstore::ReadScratchPool::Loan> scratch;
 };
 
@@ -65,7 +66,8 @@ struct pqc_step {
   std::vector<pqcached::client::StepItem> items;
   uint64_t query_tokens = 0;
   bool has_selection = false;
-  bool no_wait = false;  // PQC_STEP_NO_WAIT; the deadline is then the step's beginning
+  bool no_wait = false;              // PQC_STEP_NO_WAIT; the deadline is then the step's beginning
+  bool exact_until_indexed = false;  // PQC_STEP_EXACT_UNTIL_INDEXED
   pqcached::kvstore::Selection selection;  // for calls that pass no selection
   pqcached::client::StepClock::time_point deadline;
 
@@ -157,6 +159,14 @@ pqc_status ClosePrefill(const pqc_step& step, const kvstore::Selection& terms,
 // until their codes are available. Replaces item.pinned by a newer image where necessary.
 pqc_status WaitReady(const pqc_step& step, const kvstore::Selection& terms, const uint32_t* layer,
                      StepItem* item);
+
+// Waits until an item's rows are stored, and returns the terms of its attention in one layer: those
+// of the call or, where an index that they need is not ready, and the step need not wait for it,
+// terms that take all candidates.
+pqc_status PickTerms(const LayerCall& call, StepItem* item, const kvstore::Selection** terms);
+
+// Returns the terms without an index that take all candidates of the given ones.
+kvstore::Selection AllCandidates(const kvstore::Selection& terms);
 
 // Waits in mapped memory as WaitReady; `needed`: tokens that must be stored.
 pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, const uint32_t* layer,

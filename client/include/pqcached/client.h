@@ -45,10 +45,10 @@
  *     A sequence has at most 2^30 tokens. Token counts, heads and dims are counts, not bytes,
  *     unless named `_bytes`; times are named `_ms` (milliseconds) or `seconds`.
  *  6. All calls on a client, its caches and its sequences may run concurrently on several threads.
- *     Calls that change one sequence (ingest, append, build, truncate, fork, suspend, resume)
- *     exclude each other and steps: the second one returns PQC_ABORTED at once. They first wait
- *     until the rows of finished steps are stored, and return the pending error of those rows, if
- *     any, without doing their own work. Handles must not be closed while a call uses them.
+ *     Calls that change one sequence (ingest, append, truncate, fork, suspend, resume, and a build
+ *     as it begins) exclude each other and steps: the second one returns PQC_ABORTED. They first
+ *     wait until the rows of finished steps are stored, and return the pending error of those rows,
+ *     if any, without doing their own work. Handles must not be closed while a call uses them.
  *  7. Every call ends within its deadline: `timeout_ms` of the client, or of the call's options,
  *     where 0 is the default and PQC_TIMEOUT_POLL means that the call does not wait at all.
  *     After PQC_UNAVAILABLE the client itself repeats, within the deadline, only calls that are
@@ -568,10 +568,11 @@ typedef struct pqc_build_options {
 
 /* Closes the prefill, trains the codebooks by k-means (paper, section 3.1, step 2) and codes the
  * rows of all layers. Returns when the index is complete. With a live index of the same kind it
- * waits until all rows are indexed, and iterations, seed and train_tokens have no effect. Until it
- * returns, other calls that change the sequence, and steps with it, return PQC_ABORTED. A cancelled
- * or failed build leaves no index, and the last segment stays closed; where the cancellation was
- * too late, the index exists (pqc_sequence_describe: index_count).
+ * waits until all rows are indexed, and iterations, seed and train_tokens have no effect. During a
+ * build, steps go on (a flag of pqc_step_begin lets them attend without the index), and rows are
+ * stored, which it codes at its end; a fork then has no part of the index. A cancelled or failed
+ * build leaves no index, and the last segment stays closed; where the cancellation was too late,
+ * the index exists (pqc_sequence_describe: index_count).
  *
  * When the time runs out after every layer has a usable codebook, the build ends with fewer
  * iterations and returns PQC_OK.
@@ -581,8 +582,7 @@ typedef struct pqc_build_options {
  *                                  names the layer): ingest the missing rows first
  *         PQC_ALREADY_EXISTS       the sequence has this index: nothing to do
  *         PQC_ABORTED              another build of this index, a cancelled one that has not ended
- *                                  yet included, or another call that changes the sequence: repeat
- *                                  later
+ *                                  yet included, or a call that changes the sequence: repeat later
  *         PQC_RESOURCE_EXHAUSTED   the pool is full (shortfall in bytes), or 4 indexes exist
  *         PQC_DEADLINE_EXCEEDED    before every layer had a codebook: repeat with more time
  *         PQC_CANCELLED            the callback returned 0 */

@@ -179,7 +179,7 @@ class Client {
 
   // Begins a step for `items`. `selection` holds for all layers; null = each call passes one.
   // timeout_ms: deadline of all the step's waits, in milliseconds; 0 = the client's. flags:
-  // PQC_STEP_NO_WAIT, so that neither this call nor those for layers wait (pqc_step_begin).
+  // a sum of pqc_step_flag (pqc_step_begin).
   Result<Step> BeginStep(std::span<const StepItem> items, const Selection* selection = nullptr,
                          uint32_t timeout_ms = 0, uint64_t flags = 0) {
     const Step::BeginArguments terms(items, selection, timeout_ms, flags);

@@ -79,7 +79,10 @@ typedef struct pqc_step_item {
 } pqc_step_item;
 
 /* Flags of a step; see pqc_step_begin. */
-typedef enum pqc_step_flag { PQC_STEP_NO_WAIT = 1 } pqc_step_flag;
+typedef enum pqc_step_flag {
+  PQC_STEP_NO_WAIT = 1,            /* no call of the step waits */
+  PQC_STEP_EXACT_UNTIL_INDEXED = 2 /* attends to all candidates where the index is not ready */
+} pqc_step_flag;
 
 typedef struct pqc_step_options {
   size_t struct_size;
@@ -101,6 +104,13 @@ typedef struct pqc_step_options {
  * background), and PQC_DEADLINE_EXCEEDED where rows, an index, a lease, or room to send rows are
  * not ready, both with a retry time. For the local path, and not for a step on a GPU.
  *
+ * With PQC_STEP_EXACT_UNTIL_INDEXED, a step does not wait for an index that is missing or still
+ * being built: pqc_step_attend attends to all candidates instead, layer by layer (on the remote
+ * path all items of the call together), so that the first token after a prefill comes at once. Its
+ * `counts` say how many tokens that were. pqc_step_topk waits as without the flag. An index never
+ * becomes ready unless the sequence has a live index, or pqc_build_index is called: another thread
+ * may build while steps run. Not for a step on a GPU.
+ *
  * Errors: PQC_INVALID_ARGUMENT     items[i]: a sequence of another client or cache, or listed
  *                                  twice; a query_position beyond the sequence's tokens
  *         PQC_ABORTED              items[i].sequence is in another step, or another call changes
@@ -109,7 +119,8 @@ typedef struct pqc_step_options {
  *         PQC_FAILED_PRECONDITION  the sequence is suspended, or has no such index: resume it, or
  *                                  build the index
  *         PQC_RESOURCE_EXHAUSTED   the pool is too full for a live index (shortfall in bytes)
- *         PQC_UNIMPLEMENTED        PQC_STEP_NO_WAIT on the remote path or on a GPU; other flags
+ *         PQC_UNIMPLEMENTED        PQC_STEP_NO_WAIT on the remote path; a flag on a GPU; other
+ *                                  flags
  *         PQC_OUT_OF_RANGE         candidates that no earlier call has passed: a longer window, or
  *                                  the missing rows first
  *         PQC_DEADLINE_EXCEEDED    rows or index are not ready in time, or more than 64 MiB of rows

@@ -72,22 +72,26 @@ class Step {
 
   // Writes the partial attention over the selected tokens of one layer to the caller's memory:
   // output [query tokens of all items, query_heads, value_dim] and lse [query tokens of all items,
-  // query_heads]. Results may be used only after End has succeeded (pqc_step_attend).
+  // query_heads]. counts, empty or one per item, receives how many tokens were attended to. Results
+  // may be used only after End has succeeded (pqc_step_attend).
   Status Attend(uint32_t layer, const Tensor& queries, std::span<float> output,
-                std::span<float> lse, const Selection* selection = nullptr) {
+                std::span<float> lse, const Selection* selection = nullptr,
+                std::span<uint32_t> counts = {}) {
     const pqc_tensor q = queries.c();
     const pqc_selection s = ToC(selection);
     pqc_step_attention out = ToC(output, lse);
+    out.counts = counts.empty() ? nullptr : counts.data();
     return Status(pqc_step_attend(handle_.get(), layer, &q, selection ? &s : nullptr, &out));
   }
 
   // Attends like Attend, and writes to the engine's memory.
   Status Attend(uint32_t layer, const Tensor& queries, const AttentionMemory& memory,
-                const Selection* selection = nullptr) {
+                const Selection* selection = nullptr, std::span<uint32_t> counts = {}) {
     const pqc_tensor q = queries.c();
     const pqc_selection s = ToC(selection);
     const pqc_partial place = memory.c();
     pqc_step_attention out = ToC(place);
+    out.counts = counts.empty() ? nullptr : counts.data();
     return Status(pqc_step_attend(handle_.get(), layer, &q, selection ? &s : nullptr, &out));
   }
 

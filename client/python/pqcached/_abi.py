@@ -100,6 +100,7 @@ PQC_LOG_BASE2 = 1
 
 # pqc_step_flag
 PQC_STEP_NO_WAIT = 1
+PQC_STEP_EXACT_UNTIL_INDEXED = 2
 
 # pqc_gpu_policy
 PQC_GPU_FREQUENCY = 0

@@ -107,7 +107,8 @@ class Client(Closable):
         return Cache(self, handle.value, groups)
 
     def begin_step(self, items: SequenceOf[StepItem], selection: Optional[Selection] = None, *,
-                   timeout_ms: int = 0, no_wait: bool = False) -> Step:
+                   timeout_ms: int = 0, no_wait: bool = False,
+                   exact_until_indexed: bool = False) -> Step:
         """Begins one decode position, or several (speculation), over all layers for a batch of
         sequences.
 
@@ -115,13 +116,15 @@ class Client(Closable):
         passes another one; if it is given, the step waits here for the rows that it needs.
         timeout_ms: for all waits of the step together; 0 = the client's. no_wait: neither this call
         nor those for layers wait; what is not ready raises an error with a retry time at once. For
-        the local path.
+        the local path. exact_until_indexed: attend() takes all candidates of a layer whose index is
+        missing or still being built, instead of waiting for it.
         Raises InvalidArgument (items[i]: listed twice, of another client, positions beyond the
         sequence's end), FailedPrecondition (suspended; no such index), Aborted (in another step),
         DeadlineExceeded (rows or index not available in time), Unavailable (no worker answers).
         """
         return Step(self._library, self._handle, items, selection, uint32("timeout_ms", timeout_ms),
-                    abi.PQC_STEP_NO_WAIT if no_wait else 0)
+                    (abi.PQC_STEP_NO_WAIT if no_wait else 0) |
+                    (abi.PQC_STEP_EXACT_UNTIL_INDEXED if exact_until_indexed else 0))
 
     def set_threads(self, thread_count: int) -> None:
         """Changes the number of threads of the kernels: 0 = all cores, 1 = only the calling thread."""

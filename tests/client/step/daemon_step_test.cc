@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "pqcached/client.hpp"
@@ -152,6 +153,75 @@ TEST_P(DaemonStepTest, AForkOfALiveIndexEndsThePrefillToo) {
   for (uint64_t position = 300; position < 310; ++position) Decode(parent, layer_, position);
   MustBeOk(child.Flush());
   MustBeOk(parent.Flush());
+}
+
+TEST_P(DaemonStepTest, WithoutAnIndexStepsMayAttendExactly) {
+  Sequence sequence = Must(cache_.CreateSequence());
+  for (uint32_t number = 0; number < kLayers; ++number) {
+    MustBeOk(sequence.Ingest(number, 0, layer_.keys(0, 300), layer_.values(0, 300)));
+  }
+  const Selection few = {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 0.1};
+  std::vector<float> output(kOutput), lse(Layer::kQueryHeads);
+  std::vector<uint32_t> counts(1);
+  const StepItem items[] = {{&sequence, 300}};
+  const auto attend = [&](uint64_t flags) {
+    auto step = client_.BeginStep(items, &few, 0, flags);
+    return step.ok() ? step->Attend(0, queries_, output, lse, nullptr, counts) : step.status();
+  };
+  EXPECT_EQ(attend(0).code(), PQC_FAILED_PRECONDITION);
+  MustBeOk(attend(PQC_STEP_EXACT_UNTIL_INDEXED));
+  EXPECT_EQ(counts[0], 301 - kSink - kWindow);
+  ExpectFull(layer_, 301, output, lse);
+  Step step = Must(client_.BeginStep(items, &few, 0, PQC_STEP_EXACT_UNTIL_INDEXED));
+  EXPECT_EQ(step.TopK(0, queries_).status().code(), PQC_FAILED_PRECONDITION);
+  MustBeOk(step.End(Rows(layer_, 300, 301)));
+  MustBeOk(sequence.BuildIndex({.iterations = 2, .sink_tokens = kSink}));
+  const StepItem next[] = {{&sequence, 301}};
+  do {  // until the client has the segment map with the index
+    Step again = Must(client_.BeginStep(next, &few, 0, PQC_STEP_EXACT_UNTIL_INDEXED));
+    MustBeOk(again.Attend(0, queries_, output, lse, nullptr, counts));
+  } while (counts[0] == 302 - kSink - kWindow);
+  EXPECT_EQ(counts[0], 10u);  // 30 of 302 tokens, less sink and window
+}
+
+TEST_P(DaemonStepTest, StepsRowsAndForksGoOnDuringABuild) {
+  Sequence sequence = Must(cache_.CreateSequence());
+  for (uint32_t number = 0; number < kLayers; ++number) {
+    MustBeOk(sequence.Ingest(number, 0, layer_.keys(0, 300), layer_.values(0, 300)));
+  }
+  const auto decode = [&](Sequence& of, uint64_t position) {
+    const StepItem items[] = {{&of, position}};
+    std::vector<float> output(kOutput), lse(Layer::kQueryHeads);
+    Step step = Must(client_.BeginStep(items, &selection_, 0, PQC_STEP_EXACT_UNTIL_INDEXED));
+    for (uint32_t number = 0; number < kLayers; ++number) {
+      MustBeOk(step.Attend(number, queries_, output, lse));
+    }
+    MustBeOk(step.End(Rows(layer_, position, position + 1)));
+    ExpectFull(layer_, position + 1, output, lse);
+  };
+  const auto go_on = [&] {
+    decode(sequence, 300);
+    MustBeOk(sequence.Flush());
+    for (uint32_t number = 0; number < kLayers; ++number) {
+      MustBeOk(sequence.Ingest(number, 301, layer_.keys(301, 310), layer_.values(301, 310)));
+    }
+    for (uint64_t position = 310; position < 320; ++position) decode(sequence, position);
+    Sequence child = Must(sequence.Fork());
+    for (uint64_t position = 320; position < 325; ++position) decode(child, position);
+    MustBeOk(child.Flush());
+    EXPECT_EQ(Must(child.Describe()).token_count, 325u);
+  };
+  std::thread engine;
+  BuildOptions build = {.iterations = 20, .sink_tokens = kSink};
+  build.progress = [&](const pqc_build_progress&) {
+    if (!engine.joinable()) engine = std::thread(go_on);
+    return true;
+  };
+  MustBeOk(sequence.BuildIndex(build));
+  ASSERT_TRUE(engine.joinable());
+  engine.join();
+  for (uint64_t position = 320; position < 330; ++position) Decode(sequence, layer_, position);
+  MustBeOk(sequence.Flush());
 }
 
 TEST_P(DaemonStepTest, APrefixIsFoundAndShared) {

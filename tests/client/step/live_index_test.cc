@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <optional>
+#include <thread>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -92,6 +94,39 @@ TEST_F(LiveIndexTest, TheFirstStepEndsThePrefillOnceAndWaitsForWhatItNeeds) {
   EXPECT_EQ(sidecar_.builds, 0u);
   const Attention full = layer_.Attend({Layer::kKvHeads, Range(kSink, 352 - kWindow)});
   for (size_t i = 0; i < kOutput; ++i) ASSERT_NEAR(output_[i], full.output[i], 1e-4f) << i;
+}
+
+TEST_F(LiveIndexTest, StepsOfASequenceAndItsForkAttendExactlyUntilTheIndexIsReady) {
+  Sequence sequence = Create(cache_);
+  Ingest(sequence, 0, 300);
+  const Selection few = {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 0.1};
+  const Attention all = layer_.Attend({Layer::kKvHeads, Range(kSink, 301 - kWindow)});
+  const auto attend = [&](Sequence& of, std::vector<float>* output) {
+    const StepItem items[] = {{&of, 300}};
+    Step step = Must(client_.BeginStep(items, &few, 0, PQC_STEP_EXACT_UNTIL_INDEXED));
+    std::vector<float> lse(Layer::kQueryHeads);
+    std::vector<uint32_t> counts(1);
+    output->resize(kOutput);
+    MustBeOk(step.Attend(1, layer_.queries(), *output, lse, nullptr, counts));
+    return counts[0];
+  };
+  std::vector<float> output;
+  std::optional<Sequence> child;
+  WhileNothingIsIndexed(sequence, [&] {
+    child = Must(sequence.Fork());
+    for (Sequence* each : {&sequence, &*child}) {
+      for (int i = 0; i < 3; ++i) {
+        EXPECT_EQ(attend(*each, &output), 300u + 1 - kSink - kWindow);
+        for (size_t j = 0; j < kOutput; ++j) ASSERT_NEAR(output[j], all.output[j], 1e-4f) << j;
+      }
+      EXPECT_EQ(Must(each->Progress()).layers_ready, 0u);
+    }
+  });
+  for (Sequence* each : {&sequence, &*child}) {
+    while (attend(*each, &output) == 300u + 1 - kSink - kWindow) std::this_thread::yield();
+    EXPECT_EQ(attend(*each, &output), 10u);  // 30 of 301 tokens, less sink and window
+    MustBeOk(Decode(*each, layer_, 300));
+  }
 }
 
 TEST_F(LiveIndexTest, AStepFindsTheIndexBeforeAnyRowIsIndexed) {

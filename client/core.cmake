@@ -33,6 +33,7 @@ set(sources
   local/staging.cc
   local/step_slots.cc
   local/workers.cc
+  step/enqueue.cc
   step/handles.cc
   step/handover.cc
   step/layer.cc

@@ -56,8 +56,12 @@ bool StepSlots::Held::HasRoom(uint64_t bytes) const {
   return slot.IsUsable() && may_be_read_count == 0 && bytes <= slot.bytes().size() - taken_bytes;
 }
 
+uint64_t StepSlots::max_bytes() const {
+  return staging_ ? staging_->slot_bytes() - kRangeAlignment : 0;
+}
+
 StepSlots::Range StepSlots::Take(uint64_t bytes) {
-  if (!staging_ || bytes > staging_->slot_bytes() - kRangeAlignment) return {};
+  if (bytes > max_bytes()) return {};
   const base::MutexLock lock(&mutex_);
   for (size_t i = 0; i < held_.size(); ++i) {
     if (held_[i].HasRoom(AlignRange(bytes))) return TakeLocked(i, bytes);

@@ -61,6 +61,8 @@ class StepSlots {
   pqc_status Open() { return staging_ ? staging_->Open() : PQC_OK; }
   // Returns the boot word of the worker to which a ring would belong; 0 without staging.
   uint64_t boot_word() const { return staging_ ? staging_->boot_word() : 0; }
+  // Returns the size of the largest range; 0 without staging.
+  uint64_t max_bytes() const;
   // Takes a range without waiting; returns an invalid range when there is no room. `bytes` > 0.
   Range Take(uint64_t bytes);
   // Marks the generations as used, because a call is being sent with references that ranges have

@@ -79,6 +79,7 @@ void Handover::Clear() {
   sequence.reset();
   roll_back_to = kNoRollBack;
   first_position = token_count = row_bytes = 0;
+  is_prefill = false;
   layers.clear();
   staged = {};
   names.Clear();

@@ -35,13 +35,14 @@ struct SentRows {
   StagingPlace values;
 };
 
-// A roll-back, new rows, or both in this order.
+// A roll-back, new rows, or both in this order; rows of a prefill come alone.
 struct Handover {
   static constexpr uint64_t kNoRollBack = UINT64_MAX;
   std::shared_ptr<SequenceState> sequence;  // shared with its handle, which may be closed earlier
   uint64_t roll_back_to = kNoRollBack;
   uint64_t first_position = 0;
   uint64_t token_count = 0;
+  bool is_prefill = false;         // the rows are ingested instead of appended
   std::vector<CopiedRows> layers;  // every stored layer; empty when token_count is 0
   StepSlots::Range staged;         // staging memory of the rows; without it, they are in `own`
   std::vector<std::byte> own;

@@ -8,6 +8,23 @@
 namespace pqcached::client {
 namespace {
 constexpr uint32_t kMaxLayers = 1024;
+
+// Returns the index of the first layer that occurs twice, or the count. REQUIRES: all layers are
+// stored ones.
+uint32_t FindDuplicate(const std::vector<RowBlock>& blocks) {
+  const auto count = static_cast<uint32_t>(blocks.size());
+  for (uint32_t i = 1; i < count; ++i) {
+    if (blocks[i].layer > blocks[i - 1].layer) continue;  // the order in which engines pass them
+    for (uint32_t j = 0; j < count; ++j) {
+      for (uint32_t k = 0; k < j; ++k) {
+        if (blocks[j].layer == blocks[k].layer) return j;
+      }
+    }
+    return count;
+  }
+  return count;
+}
+
 }  // namespace
 
 pqc_status ReadLayers(const CacheState& cache, const pqc_layer_rows* layers, uint32_t layer_count,
@@ -30,6 +47,23 @@ pqc_status ReadLayers(const CacheState& cache, const pqc_layer_rows* layers, uin
     RowBlock& block = (*blocks)[i];
     block.layer = rows.layer;
     RETURN_IF_ERROR(ReadRows(rows.keys, rows.values, shape, name, &block, place));
+  }
+  return PQC_OK;
+}
+
+pqc_status ReadAllLayers(const CacheState& cache, const pqc_layer_rows* layers,
+                         uint32_t layer_count, const TensorPlace& place,
+                         std::vector<RowBlock>* blocks) {
+  if (!layers) return Fail(PQC_INVALID_ARGUMENT, "layers", "must not be NULL");
+  const size_t stored = cache.stored_layers.size();
+  if (layer_count != stored) {
+    return Fail(PQC_INVALID_ARGUMENT, "layer_count", "%u, but the cache stores %zu layers",
+                layer_count, stored);
+  }
+  RETURN_IF_ERROR(ReadLayers(cache, layers, layer_count, place, blocks));
+  if (const uint32_t twice = FindDuplicate(*blocks); twice < layer_count) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].layer", twice),
+                "%u is listed twice", (*blocks)[twice].layer);
   }
   return PQC_OK;
 }

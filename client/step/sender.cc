@@ -64,6 +64,15 @@ bool IsAboutStaging(const RefusalBuffer& refusal) {
   return end == field.size() || field[end] == '.';
 }
 
+// Changes the field of a refused Ingest of one layer to that of a Commit of all layers.
+void NameLayer(size_t layer, RefusalBuffer* refusal) {
+  constexpr std::string_view kRows = "chunk.rows";
+  const std::string field = refusal->field;
+  if (!field.starts_with(kRows)) return;
+  SetRefusal(refusal, FieldPath::Of("rows[%zu]%s", layer, field.c_str() + kRows.size()).c_str(),
+             std::string(refusal->text).c_str());
+}
+
 // Returns whether a repetition of the same call may succeed.
 bool IsRetryable(pqc_status status, const RefusalBuffer& refusal) {
   if (status == PQC_UNAVAILABLE) return refusal.retry_ms != kNoRetry;
@@ -186,7 +195,12 @@ pqc_status Sender::ReportLocked(const Progress& progress) const {
   const RefusalBuffer& refusal = progress.failure.refusal;
   return PrefixText("rows of an earlier step",
                     Report(progress.failure.status, refusal,
-                           {{ItemPath(refusal) + ".rows", "layers"},
+                           {{"rows", "layers"},
+                            {"header.names.begin", "options.names_begin"},
+                            {"header.names", "options"},
+                            {"names.begin", "options.names_begin"},
+                            {"names", "options"},
+                            {ItemPath(refusal) + ".rows", "layers"},
                             {ItemPath(refusal) + ".names.begin", "options.names_begin"},
                             {ItemPath(refusal) + ".names", "options"},
                             {ItemPath(refusal), ""}}));
@@ -299,11 +313,13 @@ Sender::Batch Sender::TakeBatchLocked() {
     const Progress& progress = next->second;
     if (progress.waiting.empty()) continue;
     const Handover& first = *progress.waiting.front();
+    if (first.is_prefill && !batch.empty()) continue;  // has a message of its own
     const uint64_t more = first.row_bytes + first.names.size_bytes();
     if (!batch.empty() && (bytes + more > kMaxBatchBytes || batch.size() == kMaxBatchItems)) break;
     batch.push_back(progress.waiting.front());
     bytes += more;
     last_taken_ = next->first;
+    if (first.is_prefill) break;
   }
   return batch;
 }
@@ -358,7 +374,39 @@ void Sender::RollBack(Batch* batch) {
   *batch = std::move(left);
 }
 
+pqc_status Sender::IngestOnce(Handover& handover, bool staged, RefusalBuffer* error) {
+  const bool by_place = staged && handover.staged.IsUsable();
+  std::vector<SentRows> places(by_place ? handover.layers.size() : 0);
+  std::vector<RowBlock> blocks(handover.layers.size());
+  handover.Describe(places, blocks);
+  const pqc_row_options names = handover.names.view();
+  SequenceState& sequence = *handover.sequence;
+  pqc_status status = PQC_OK;
+  if (by_place) {
+    if (!handover.names.empty()) blocks.front().names = &names;
+    slots_.Use();
+    uint64_t token_count = 0;
+    status = remote_.Commit(sequence.sequence_id, handover.first_position, blocks.data(),
+                            static_cast<uint32_t>(blocks.size()), &token_count, error);
+    if (status == PQC_OK || MayStillBeRead(status)) {
+      handover.staged.SetMayBeRead(status != PQC_OK);
+    }
+  } else {
+    if (!handover.names.empty()) blocks.back().names = &names;
+    for (size_t i = 0; status == PQC_OK && i < blocks.size(); ++i) {
+      status = remote_.Ingest(sequence.sequence_id, handover.first_position, blocks[i], error);
+      if (status != PQC_OK) NameLayer(i, error);
+    }
+  }
+  if (status != PQC_OK) return status;
+  for (const RowBlock& block : blocks) {
+    sequence.AddIngested(block.layer, handover.first_position + handover.token_count);
+  }
+  return PQC_OK;
+}
+
 pqc_status Sender::SendOnce(const Batch& batch, bool staged, RefusalBuffer* error) {
+  if (batch.front()->is_prefill) return IngestOnce(*batch.front(), staged, error);
   Message message(batch, staged);
   slots_.Use();
   const pqc_status status =

@@ -1,4 +1,5 @@
-// Sender sends the rows of finished steps to the sidecar, on its own thread.
+// Sender sends the rows of finished steps, and of prefills that no call waits for, to the sidecar,
+// on its own thread.
 //
 // Rows are kept until they are acknowledged, and sent again after UNAVAILABLE, to the worker of
 // that time, as long as the session is not lost; positions make a repeat harmless. After a failure,
@@ -81,6 +82,7 @@ class Sender {
   void RollBack(Batch* batch);
   void Send(Batch batch);
   pqc_status SendOnce(const Batch& batch, bool staged, RefusalBuffer* error);
+  pqc_status IngestOnce(Handover& handover, bool staged, RefusalBuffer* error);
   // Waits a little if a repeat of the call may succeed; returns false if it cannot, or after a stop
   // request.
   bool PauseBeforeRepeat(pqc_status status, const RefusalBuffer& refusal, Clock::time_point give_up,

@@ -119,39 +119,13 @@ pqc_status AcquireGpu(pqc_step& step, const std::shared_ptr<StepDevice>& gpu) {
   return PQC_OK;
 }
 
-// Returns the index of the first layer that occurs twice, or the count. REQUIRES: all layers are
-// stored ones.
-uint32_t FindDuplicate(const std::vector<RowBlock>& blocks) {
-  const auto count = static_cast<uint32_t>(blocks.size());
-  for (uint32_t i = 1; i < count; ++i) {
-    if (blocks[i].layer > blocks[i - 1].layer) continue;  // the order in which engines pass them
-    for (uint32_t j = 0; j < count; ++j) {
-      for (uint32_t k = 0; k < j; ++k) {
-        if (blocks[j].layer == blocks[k].layer) return j;
-      }
-    }
-    return count;
-  }
-  return count;
-}
-
 // Reads the rows of a step's tokens: each stored layer exactly once.
 pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint32_t layer_count,
                         std::vector<RowBlock>* blocks) {
-  if (!layers) return Fail(PQC_INVALID_ARGUMENT, "layers", "must not be NULL");
-  const size_t stored = step.cache->stored_layers.size();
-  if (layer_count != stored) {
-    return Fail(PQC_INVALID_ARGUMENT, "layer_count", "%u, but the cache stores %zu layers",
-                layer_count, stored);
-  }
   // All tensors are on the device, or all are on the host: the first one decides.
-  const bool on_device = step.gpu && RawEnum(layers->keys.device) == PQC_CUDA;
+  const bool on_device = step.gpu && layers && RawEnum(layers->keys.device) == PQC_CUDA;
   const TensorPlace place = on_device ? TensorPlace{PQC_CUDA, step.stream} : kOnHost;
-  RETURN_IF_ERROR(ReadLayers(*step.cache, layers, layer_count, place, blocks));
-  if (const uint32_t twice = FindDuplicate(*blocks); twice < layer_count) {
-    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].layer", twice),
-                "%u is listed twice", (*blocks)[twice].layer);
-  }
+  RETURN_IF_ERROR(ReadAllLayers(*step.cache, layers, layer_count, place, blocks));
   for (uint32_t i = 0; i < layer_count; ++i) {
     const RowBlock& block = (*blocks)[i];
     if (block.keys.shape[0] != step.query_tokens) {

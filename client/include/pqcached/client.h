@@ -533,68 +533,15 @@ PQC_API pqc_status pqc_append(pqc_sequence* sequence, uint64_t first_position,
                               const pqc_layer_rows* layers, uint32_t layer_count,
                               uint64_t* token_count);
 
-/* ---- Index */
-
-/* Progress of a build after one codebook of one layer. */
-typedef struct pqc_build_progress {
-  size_t struct_size;
-  uint32_t layer;
-  uint32_t layers_done;
-  uint32_t layer_count;
-  uint32_t codebook_generation; /* a long sequence has several */
-  uint32_t codebook_generation_count;
-  uint32_t iterations;     /* k-means iterations done for this codebook */
-  double inertia;          /* mean squared distance of the trained keys to their centroids */
-  double seconds;          /* since the build began */
-  uint64_t index_bytes;    /* codes and counts of this layer so far */
-  uint64_t codebook_bytes; /* centroids of this layer so far */
-} pqc_build_progress;
-
-/* Returns nonzero to continue, 0 to cancel. After the last layer it is too late to cancel. Called
- * on the thread that called pqc_build_index. */
-typedef int (*pqc_build_callback)(void* context, const pqc_build_progress* progress);
-
-typedef struct pqc_build_options {
-  size_t struct_size;
-  pqc_index index;             /* pq, or the cache's default when that is pq; flat needs no build */
-  uint32_t iterations;         /* of k-means, at most 1000; 0 = 10 */
-  uint64_t seed;               /* same rows, iterations and seed: same index */
-  uint64_t train_tokens;       /* sample per generation and kv head; 0 = all */
-  uint64_t sink_tokens;        /* first tokens that are not trained on */
-  uint32_t timeout_ms;         /* 0 = the longest that the sidecar allows (its max_timeout) */
-  pqc_build_callback callback; /* may be NULL */
-  void* callback_context;
-} pqc_build_options;
-
-/* Closes the prefill, trains the codebooks by k-means (paper, section 3.1, step 2) and codes the
- * rows of all layers. Returns when the index is complete. With a live index of the same kind it
- * waits until all rows are indexed, and iterations, seed and train_tokens have no effect. During a
- * build, steps go on (a flag of pqc_step_begin lets them attend without the index), and rows are
- * stored, which it codes at its end; a fork then has no part of the index. A cancelled or failed
- * build leaves no index, and the last segment stays closed; where the cancellation was too late,
- * the index exists (pqc_sequence_describe: index_count).
- *
- * When the time runs out after every layer has a usable codebook, the build ends with fewer
- * iterations and returns PQC_OK.
- *
- * Errors: PQC_INVALID_ARGUMENT     a field of `options`
- *         PQC_FAILED_PRECONDITION  no tokens, or layers with different token counts (the message
- *                                  names the layer): ingest the missing rows first
- *         PQC_ALREADY_EXISTS       the sequence has this index: nothing to do
- *         PQC_ABORTED              another build of this index, a cancelled one that has not ended
- *                                  yet included, or a call that changes the sequence: repeat later
- *         PQC_RESOURCE_EXHAUSTED   the pool is full (shortfall in bytes), or 4 indexes exist
- *         PQC_DEADLINE_EXCEEDED    before every layer had a codebook: repeat with more time
- *         PQC_CANCELLED            the callback returned 0 */
-PQC_API pqc_status pqc_build_index(pqc_sequence* sequence, const pqc_build_options* options);
-
 #ifdef __cplusplus
 }
 #endif
 
+#include "pqcached/index.h"
 #include "pqcached/names.h"
 #include "pqcached/progress.h"
 #include "pqcached/query.h"
+#include "pqcached/rows.h"
 #include "pqcached/step.h"
 
 #endif /* PQCACHED_CLIENT_H_ */

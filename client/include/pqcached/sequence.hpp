@@ -57,12 +57,7 @@ class Sequence {
   // (pqc_append_with).
   Result<uint64_t> Append(uint64_t first_position, std::span<const LayerRows> layers,
                           const TokenNames& names = {}) {
-    std::vector<pqc_layer_rows> rows(layers.size(), PQC_INIT(pqc_layer_rows));
-    for (size_t i = 0; i < layers.size(); ++i) {
-      rows[i].layer = layers[i].layer;
-      rows[i].keys = layers[i].keys.c();
-      rows[i].values = layers[i].values.c();
-    }
+    const std::vector<pqc_layer_rows> rows = RowsToC(layers);
     uint64_t token_count = 0;
     const pqc_row_options options = names.c();
     const pqc_status status =
@@ -70,6 +65,16 @@ class Sequence {
                         static_cast<uint32_t>(rows.size()), &options, &token_count);
     if (status != PQC_OK) return Status(status);
     return token_count;
+  }
+
+  // Passes on the prefill rows of all stored layers, and returns when they are copied; Flush
+  // returns their error (pqc_enqueue_rows).
+  Status EnqueueRows(uint64_t first_position, std::span<const LayerRows> layers,
+                     const TokenNames& names = {}) {
+    const std::vector<pqc_layer_rows> rows = RowsToC(layers);
+    const pqc_row_options options = names.c();
+    return Status(pqc_enqueue_rows(handle_.get(), first_position, rows.data(),
+                                   static_cast<uint32_t>(rows.size()), &options));
   }
 
   // Trains and codes the index of all layers; returns when it is complete (pqc_build_index).
@@ -256,6 +261,15 @@ class Sequence {
   struct Dropper {
     void operator()(pqc_sequence* sequence) const { pqc_sequence_drop(sequence); }
   };
+  static std::vector<pqc_layer_rows> RowsToC(std::span<const LayerRows> layers) {
+    std::vector<pqc_layer_rows> rows(layers.size(), PQC_INIT(pqc_layer_rows));
+    for (size_t i = 0; i < layers.size(); ++i) {
+      rows[i].layer = layers[i].layer;
+      rows[i].keys = layers[i].keys.c();
+      rows[i].values = layers[i].values.c();
+    }
+    return rows;
+  }
   struct Sizes {
     uint32_t kv_heads = 0;
     uint32_t value_dim = 0;

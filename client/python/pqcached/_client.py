@@ -384,6 +384,19 @@ class Sequence(Closable):
             check(self._library.pqc_append_with(sequence, first, rows, len(rows), pointer_to(options), byref(stored)))
         return stored.value
 
+    def enqueue_rows(self, first_position: int, layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], *,
+                     names: Optional[TokenNames] = None) -> None:
+        """Passes on the prefill rows of all stored layers, and returns when they are copied.
+
+        layers: layer -> (keys, values), shaped as in ingest. The rows are stored in the background;
+        flush() waits for them and raises their error. names: of any tokens of the sequence.
+        """
+        rows, _held = layer_rows(layers)
+        options = row_options(names)
+        first = uint64("first_position", first_position)
+        with self._handle as sequence:
+            check(self._library.pqc_enqueue_rows(sequence, first, rows, len(rows), pointer_to(options)))
+
     def flush(self) -> None:
         """Waits until all rows of ended steps are stored; raises the sequence's pending error, if
         any.

@@ -5,15 +5,14 @@
 
 #include <cstdio>
 #include <cstring>
-#include <map>
 #include <span>
 #include <stdexcept>
 #include <vector>
 
-#include "client/base/pack.h"
 #include "client/local/session.h"
 #include "client/step/handles.h"
 #include "kvstore/refusal.h"
+#include "tests/client/local/staged_rows.h"
 
 namespace pqcached::testing {
 namespace {
@@ -102,62 +101,6 @@ class StoreHost final : public LocalHost {
   Sidecar& sidecar_;
   const uint64_t boot_word_;
   const std::string session_;
-};
-
-// The slots of staging that one call uses.
-class Claims {
- public:
-  explicit Claims(Sidecar& sidecar) : sidecar_(sidecar) {}
-
-  absl::StatusOr<std::span<const std::byte>> Resolve(const StagingPlace& place) {
-    auto found = slots_.find(place.slot);
-    if (found == slots_.end()) {
-      auto claimed = sidecar_.store->ClaimStaging(sidecar_.local_session(),
-                                                  {.slot = place.slot,
-                                                   .offset_bytes = place.offset_bytes,
-                                                   .size_bytes = place.size_bytes,
-                                                   .generation = place.generation});
-      if (!claimed.ok()) return claimed.status();
-      found = slots_.emplace(place.slot, *std::move(claimed)).first;
-    }
-    return found->second.slot.subspan(place.offset_bytes, place.size_bytes);
-  }
-
-  std::vector<kvstore::StagedBytes> TakeSlots() {
-    std::vector<kvstore::StagedBytes> slots;
-    for (auto& [number, staged] : slots_) slots.push_back(std::move(staged));
-    slots_.clear();
-    return slots;
-  }
-
- private:
-  Sidecar& sidecar_;
-  std::map<uint32_t, kvstore::StagedBytes> slots_;
-};
-
-// A tensor's elements, packed.
-struct Packed {
-  explicit Packed(const TensorView& from)
-      : bytes(from.staging ? 0 : from.shape[0] * BytesPerIndex(from)) {
-    view.dtype = static_cast<kernels::DType>(from.dtype);
-    view.shape.assign(from.shape, from.shape + from.ndim);
-    if (from.staging) return;
-    Pack(from, 0, from.shape[0], bytes.data());
-    view.data = bytes.data();
-    view.data_bytes = bytes.size();
-  }
-
-  absl::Status Resolve(const TensorView& from, Claims& claims) {
-    if (!from.staging) return absl::OkStatus();
-    const auto staged = claims.Resolve(*from.staging);
-    if (!staged.ok()) return staged.status();
-    view.data = staged->data();
-    view.data_bytes = staged->size();
-    return absl::OkStatus();
-  }
-
-  std::vector<std::byte> bytes;
-  kvstore::TensorView view;
 };
 
 class StoreRemote final : public Remote {
@@ -256,8 +199,10 @@ class StoreRemote final : public Remote {
     if (described.ok()) info->token_count = described->token_count;
     return FromStatus(described.status(), error);
   }
-  pqc_status Ingest(uint64_t, uint64_t, const RowBlock&, RefusalBuffer* error) noexcept override {
-    return Not("Ingest", error);
+  pqc_status Ingest(uint64_t sequence_id, uint64_t first_position, const RowBlock& rows,
+                    RefusalBuffer* error) noexcept override {
+    uint64_t token_count = 0;
+    return IngestLayers(sequence_id, first_position, {&rows, 1}, &token_count, error);
   }
   pqc_status IngestStaged(uint64_t sequence_id, const StagedRows& source,
                           RefusalBuffer* error) noexcept override {
@@ -290,21 +235,7 @@ class StoreRemote final : public Remote {
                     uint32_t row_block_count, uint64_t* token_count,
                     RefusalBuffer* error) noexcept override {
     ++sidecar_.commits;
-    for (uint32_t i = 0; i < row_block_count; ++i) {
-      const absl::Status boot = CheckBoot(sidecar_, rows[i].keys.staging->boot_word);
-      if (!boot.ok()) return FromStatus(boot, error);
-    }
-    auto transaction = Counted().BeginIngest(kTestTenant, sequence_id);
-    if (!transaction.ok()) return FromStatus(transaction.status(), error);
-    Claims claims(sidecar_);
-    for (uint32_t i = 0; i < row_block_count; ++i) {
-      const absl::Status written = WriteStaged(**transaction, first_position, rows[i], claims);
-      if (!written.ok()) return FromStatus(written, error);
-    }
-    const auto committed = (*transaction)->Commit();
-    if (!committed.ok()) return FromStatus(committed.status(), error);
-    *token_count = *committed;
-    return FromStatus(Name(sequence_id, row_block_count ? rows[0].names : nullptr), error);
+    return IngestLayers(sequence_id, first_position, {rows, row_block_count}, token_count, error);
   }
   pqc_status Append(AppendItem* items, uint32_t item_count,
                     RefusalBuffer* error) noexcept override {
@@ -449,6 +380,27 @@ class StoreRemote final : public Remote {
     if (!resolved.ok()) return kvstore::PrefixField("keys.staging", resolved);
     return kvstore::PrefixField("values.staging", values->Resolve(rows.values, claims));
   }
+  // Stores the rows, staged or inline, in one transaction.
+  pqc_status IngestLayers(uint64_t sequence_id, uint64_t first_position,
+                          std::span<const RowBlock> rows, uint64_t* token_count,
+                          RefusalBuffer* error) {
+    if (!InCall()) sidecar_.PassGate();
+    if (!sidecar_.reachable) return FromStatus(absl::UnavailableError("nobody answers"), error);
+    auto transaction = Counted().BeginIngest(kTestTenant, sequence_id);
+    if (!transaction.ok()) return FromStatus(transaction.status(), error);
+    Claims claims(sidecar_);
+    for (const RowBlock& block : rows) {
+      const StagingPlace* place = block.keys.staging;
+      absl::Status written = CheckBoot(sidecar_, place ? place->boot_word : 0);
+      if (written.ok()) written = WriteStaged(**transaction, first_position, block, claims);
+      if (!written.ok()) return FromStatus(written, error);
+    }
+    const auto committed = (*transaction)->Commit();
+    if (!committed.ok()) return FromStatus(committed.status(), error);
+    *token_count = *committed;
+    return FromStatus(Name(sequence_id, rows.empty() ? nullptr : rows.back().names), error);
+  }
+
   static absl::Status WriteStaged(kvstore::IngestTransaction& transaction, uint64_t first_position,
                                   const RowBlock& rows, Claims& claims) {
     Packed keys(rows.keys), values(rows.values);

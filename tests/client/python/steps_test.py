@@ -87,6 +87,21 @@ class StepsOverOnePath:
             step.end({0: (keys, values)})
         sequence.flush()
 
+    def test_enqueued_rows_are_stored_and_their_errors_raised_by_flush(self):
+        sequence = self.sequence()
+        for begin in range(0, TOKENS, 200):
+            end = begin + 200
+            sequence.enqueue_rows(begin, {0: (self.layer.keys[begin:end], self.layer.values[begin:end])})
+        sequence.flush()
+        np.testing.assert_array_equal(sequence.fetch_blocks(0, (0, TOKENS), pqcached.RowPart.KEY),
+                                      self.layer.keys[:TOKENS].transpose(1, 0, 2))
+        keys, values = new_rows(10, seed=4)
+        keys[3, 0, 0] = np.inf
+        sequence.enqueue_rows(TOKENS, {0: (keys, values)})
+        with self.assertRaisesRegex(pqcached.InvalidArgument, f"token {TOKENS + 3}") as raised:
+            sequence.flush()
+        self.assertEqual(raised.exception.field, "layers[0].keys")
+
     def test_progress_and_threads(self):
         sequence = self.filled()
         progress = sequence.progress()

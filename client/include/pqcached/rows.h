@@ -1,0 +1,48 @@
+/* pqcached client: rows that a call passes on without waiting until they are stored. A part of
+ * client.h, which includes it and whose conventions hold.
+ *
+ * Example, a prompt's chunk whose rows the engine overwrites afterwards:
+ *
+ *     status = pqc_enqueue_rows(sequence, chunk_begin, layers, layer_count, NULL);
+ *     if (status != PQC_OK) return status;
+ *     // ... the model computes the next chunk, or decodes ...
+ *     return pqc_sequence_flush(sequence);  // waits, and returns the error of earlier rows
+ */
+/* Before the guard: client.h includes this header at its end, with the types that it needs. */
+#include "pqcached/client.h"
+
+#ifndef PQCACHED_ROWS_H_
+#define PQCACHED_ROWS_H_
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Passes on the rows of prefill tokens of all stored layers, as pqc_ingest stores them, and returns
+ * when they are copied into the client's memory (on the local path the staging ring): the caller's
+ * tensors may change then. layers[i] has keys [tokens, kv_heads, key_dim] and values [tokens,
+ * kv_heads, value_dim] from position `first_position` on, the sequence's next position; each stored
+ * layer occurs once. options may be NULL.
+ *
+ * The client sends the rows in the background, in the order of the calls and of pqc_step_end, and
+ * again after the end of a worker. An error is returned by the next such call, by pqc_step_begin
+ * and by pqc_sequence_flush, which clears it; the rows behind it are not stored. Waits only while
+ * more than 64 MiB of rows are on their way, so that a call of many rows takes as long as most of
+ * them need.
+ *
+ * Errors: PQC_INVALID_ARGUMENT   layer_count, a layer that is missing or listed twice, a shape, the
+ *                                options; NaN, infinity and a gap before first_position only when
+ *                                the rows are sent
+ *         PQC_ABORTED            a step has the sequence, or another call changes it: repeat
+ *         PQC_DEADLINE_EXCEEDED  the sidecar is slower than the engine; some of the first rows are
+ *                                on their way: repeat the call
+ *         and the error of earlier rows ("rows of an earlier step") */
+PQC_API pqc_status pqc_enqueue_rows(pqc_sequence* sequence, uint64_t first_position,
+                                    const pqc_layer_rows* layers, uint32_t layer_count,
+                                    const pqc_row_options* options);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* PQCACHED_ROWS_H_ */

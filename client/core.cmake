@@ -10,6 +10,7 @@ set(sources
   abi/query.cc
   abi/rows.cc
   abi/rpc_library.cc
+  abi/reorder.cc
   abi/sequences.cc
   abi/step.cc
   base/arguments.cc

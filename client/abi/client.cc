@@ -122,6 +122,7 @@ pqc_status OpenRemote(const RemoteOptions& options, const RpcEntry& entry, Clien
       Report(entry.open(options, &remote, &error), error,
              {{"open.tenant", "options.tenant"}, {"open.client_name", "options.client_name"}});
   state.remote.reset(remote);
+  state.remote_version = entry.remote_version;
   return status;
 }
 

@@ -2,19 +2,19 @@
 #include <memory>
 #include <string>
 
+#include "client/abi/sequence_handles.h"
 #include "client/base/arguments.h"
 #include "client/base/error.h"
 #include "client/local/sequence.h"
 #include "client/step/handles.h"
 #include "client/step/offload.h"
+#include "client/step/preparer.h"
 #include "client/step/progress.h"
 #include "client/step/sender.h"
 #include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
-namespace {
 
-// Creates a handle for a sequence that the sidecar has created or is about to create.
 std::unique_ptr<pqc_sequence> NewHandle(const std::shared_ptr<const CacheState>& cache) {
   auto handle = std::make_unique<pqc_sequence>();
   handle->state = std::make_shared<SequenceState>();
@@ -30,6 +30,17 @@ void Adopt(uint64_t sequence_id, uint64_t token_count, pqc_sequence& handle) {
   if (!local) return;
   state.local = std::make_unique<LocalSequence>(local, state.cache->cache_id, sequence_id);
 }
+
+void Forget(std::unique_ptr<pqc_sequence> sequence) {
+  const std::shared_ptr<SequenceState>& state = sequence->state;
+  const ClientState& client = *state->cache->client;
+  // Before the state is freed: another sequence may later have the same address.
+  if (client.sender) client.sender->RemoveSequence(*state);
+  if (client.offload) client.offload->RemoveSequence(*state);
+  if (state->local) client.preparer->Release(state);
+}
+
+namespace {
 
 pqc_status Create(pqc_cache* cache, const pqc_sequence_options& options, pqc_sequence** sequence,
                   uint64_t* token_count) {

@@ -30,7 +30,7 @@ using kvstore::LayerShape;
 using kvstore::RowPart;
 using kvstore::ScoresOut;
 
-inline constexpr uint32_t kRemoteVersion = 10;
+inline constexpr uint32_t kRemoteVersion = 11;
 // The oldest version of the other library that this one works with.
 inline constexpr uint32_t kOldestRemoteVersion = 10;
 inline constexpr uint32_t kMaxBatchItems = 256;
@@ -170,6 +170,13 @@ struct StagedRows {
   const pqc_row_options* names = nullptr;  // null = none
 };
 
+// A fork that one call makes with others. Since version 11.
+struct ForkItem {
+  uint64_t parent_id = 0;
+  uint64_t child_id = 0;           // out
+  uint64_t child_token_count = 0;  // out
+};
+
 // Receives a text of any length, in one call.
 struct TextSink {
   void* context = nullptr;
@@ -266,6 +273,12 @@ class Remote {
   // Field names are the proto's; 64-bit integers are strings, as in protobuf's JSON mapping.
   virtual pqc_status AdminJson(const char* method, const char* request, const TextSink& answer,
                                RefusalBuffer* error) noexcept = 0;
+
+  // Since version 11: forks whole sequences, and then drops others; the fields of errors begin with
+  // "items[i]". Not repeated after UNAVAILABLE. PQC_UNIMPLEMENTED with an older sidecar.
+  virtual pqc_status ForkSequences(ForkItem* items, uint32_t item_count,
+                                   const uint64_t* dropped_ids, uint32_t dropped_count,
+                                   RefusalBuffer* error) noexcept = 0;
 
  protected:
   ~Remote() = default;

@@ -39,6 +39,8 @@ class RpcRemote final : public Remote {
   pqc_status CreateSequence(uint64_t cache_id, const char* model_fingerprint,
                             const pqc_sequence_options& options, uint64_t* sequence_id,
                             uint64_t* token_count, RefusalBuffer* error) noexcept override;
+  pqc_status ForkSequences(ForkItem* items, uint32_t item_count, const uint64_t* dropped_ids,
+                           uint32_t dropped_count, RefusalBuffer* error) noexcept override;
   pqc_status ForkSequence(uint64_t sequence_id, uint64_t token_count, uint64_t* child_id,
                           uint64_t* child_token_count, RefusalBuffer* error) noexcept override;
   pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,

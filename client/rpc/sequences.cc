@@ -73,6 +73,31 @@ pqc_status RpcRemote::ForkSequence(uint64_t sequence_id, uint64_t token_count, u
   });
 }
 
+pqc_status RpcRemote::ForkSequences(ForkItem* items, uint32_t item_count,
+                                    const uint64_t* dropped_ids, uint32_t dropped_count,
+                                    RefusalBuffer* error) noexcept {
+  return Finish("ForkSequences", error, [&] {
+    v1::ForkSequencesRequest request;
+    v1::ForkSequencesResponse response;
+    for (uint32_t i = 0; i < item_count; ++i) {
+      request.add_items()->set_sequence_id(items[i].parent_id);
+    }
+    request.mutable_dropped_sequence_ids()->Add(dropped_ids, dropped_ids + dropped_count);
+    grpc::Status status = Attempt(Repeat::kNever, CallDeadline(), [&](const Context& context) {
+      return Call(*kv_, &v1::KvCache::Stub::PrepareAsyncForkSequences, context, request, &response);
+    });
+    if (!status.ok()) return status;
+    if (response.items_size() != static_cast<int>(item_count)) {
+      return grpc::Status(grpc::StatusCode::INTERNAL, "the answer lacks forks");
+    }
+    for (uint32_t i = 0; i < item_count; ++i) {
+      items[i].child_id = response.items(static_cast<int>(i)).sequence_id();
+      items[i].child_token_count = response.items(static_cast<int>(i)).token_count();
+    }
+    return status;
+  });
+}
+
 pqc_status RpcRemote::MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
                                   uint64_t* token_count, RefusalBuffer* error) noexcept {
   return Finish("MatchPrefix", error, [&] {

@@ -46,6 +46,7 @@ struct ClientState {
   uint32_t timeout_ms = 0;
   uint64_t max_message_bytes = 0;  // limit of the sidecar; 0 = unknown
   std::unique_ptr<Remote, RemoteCloser> remote;
+  uint32_t remote_version = 0;  // of the library of `remote`, which may be older than this one
   std::shared_ptr<LocalSession> local;  // null on the remote path; shared with sequences
   std::unique_ptr<Sender> sender;       // sends rows of finished steps
   std::unique_ptr<Offload> offload;     // sends rows that a GPU packs

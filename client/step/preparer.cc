@@ -1,5 +1,7 @@
 #include "client/step/preparer.h"
 
+#include <utility>
+
 #include "client/base/error.h"
 #include "client/local/sequence.h"
 #include "kernels/base/status_macros.h"
@@ -21,6 +23,13 @@ pqc_status Preparer::Request(const std::shared_ptr<SequenceState>& sequence, con
   return SetRetry(kRetryConflict,
                   Fail(PQC_DEADLINE_EXCEEDED, "sequence",
                        "its segment map or index is being fetched in the background"));
+}
+
+void Preparer::Release(std::shared_ptr<SequenceState> sequence) {
+  worker_.Run([sequence = std::move(sequence)] {
+    MarkOwnThread();
+    sequence->local->Detach();
+  });
 }
 
 // A failure that only means that the worker has ended is not kept: the next call sees that itself.

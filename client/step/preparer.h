@@ -31,6 +31,8 @@ class Preparer {
   // Starts a preparation, unless one of the sequence is in progress, and fails:
   // PQC_DEADLINE_EXCEEDED with a retry time, or the error of the last preparation, once.
   pqc_status Request(const std::shared_ptr<SequenceState>& sequence, const Wanted& wanted);
+  // Releases the lease of a sequence that is being dropped.
+  void Release(std::shared_ptr<SequenceState> sequence);
 
  private:
   pqc_status Prepare(SequenceState& sequence, const Wanted& wanted);

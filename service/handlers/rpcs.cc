@@ -47,6 +47,7 @@ constexpr std::array<RpcRule, kRpcCount> kRules = {
     Data(Rpc::kDropSequence, "DropSequence"),
     Data(Rpc::kTruncateSequence, "TruncateSequence"),
     NewWork(Rpc::kForkSequence, "ForkSequence"),
+    NewWork(Rpc::kForkSequences, "ForkSequences"),
     Data(Rpc::kSuspendSequence, "SuspendSequence"),
     Data(Rpc::kResumeSequence, "ResumeSequence"),
     Data(Rpc::kMatchPrefix, "MatchPrefix"),

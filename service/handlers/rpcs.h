@@ -25,6 +25,7 @@ enum class Rpc : uint8_t {
   kDropSequence,
   kTruncateSequence,
   kForkSequence,
+  kForkSequences,
   kSuspendSequence,
   kResumeSequence,
   kMatchPrefix,

@@ -143,6 +143,34 @@ absl::Status SequenceHandlers::ForkSequence(const Caller& caller,
   return DropIfAbandoned(caller, forked.sequence_id);
 }
 
+absl::Status SequenceHandlers::ForkSequences(const Caller& caller,
+                                             const v1::ForkSequencesRequest& request,
+                                             v1::ForkSequencesResponse* response) {
+  constexpr int kMaxItems = 256;
+  if (request.items_size() > kMaxItems) {
+    return InvalidArgument("items",
+                           absl::StrCat(request.items_size(), ", must be at most ", kMaxItems));
+  }
+  if (request.dropped_sequence_ids_size() > kMaxItems) {
+    return InvalidArgument("dropped_sequence_ids", absl::StrCat(request.dropped_sequence_ids_size(),
+                                                                ", must be at most ", kMaxItems));
+  }
+  for (int i = 0; i < request.items_size(); ++i) {
+    const absl::Status forked = ForkSequence(caller, request.items(i), response->add_items());
+    if (forked.ok()) continue;
+    for (int created = 0; created < i; ++created) {
+      store_.DropSequence(caller.session.tenant, response->items(created).sequence_id())
+          .IgnoreError();  // it may be dropped with its session
+    }
+    response->Clear();
+    return kvstore::PrefixField(absl::StrCat("items[", i, "]"), forked);
+  }
+  for (const uint64_t id : request.dropped_sequence_ids()) {
+    if (store_.DropSequence(caller.session.tenant, id).ok()) specs_.Forget(id);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SequenceHandlers::SuspendSequence(const Caller& caller,
                                                const v1::SuspendSequenceRequest& request,
                                                v1::SuspendSequenceResponse*) {

@@ -37,6 +37,8 @@ class SequenceHandlers {
                                 v1::TruncateSequenceResponse* response);
   absl::Status ForkSequence(const Caller& caller, const v1::ForkSequenceRequest& request,
                             v1::ForkSequenceResponse* response);
+  absl::Status ForkSequences(const Caller& caller, const v1::ForkSequencesRequest& request,
+                             v1::ForkSequencesResponse* response);
   absl::Status SuspendSequence(const Caller& caller, const v1::SuspendSequenceRequest& request,
                                v1::SuspendSequenceResponse*);
   absl::Status ResumeSequence(const Caller& caller, const v1::ResumeSequenceRequest& request,

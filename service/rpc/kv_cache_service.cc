@@ -44,6 +44,13 @@ KvCacheService::Reactor* KvCacheService::ForkSequence(Context* context,
                                                  parts_.handlers.sequences, request, response);
 }
 
+KvCacheService::Reactor* KvCacheService::ForkSequences(Context* context,
+                                                       const v1::ForkSequencesRequest* request,
+                                                       v1::ForkSequencesResponse* response) {
+  return Answer<&SequenceHandlers::ForkSequences>(context, Rpc::kForkSequences,
+                                                  parts_.handlers.sequences, request, response);
+}
+
 KvCacheService::Reactor* KvCacheService::SuspendSequence(Context* context,
                                                          const v1::SuspendSequenceRequest* request,
                                                          v1::SuspendSequenceResponse* response) {

@@ -55,6 +55,8 @@ class KvCacheService final
                             v1::TruncateSequenceResponse*) override;
   Reactor* ForkSequence(Context*, const v1::ForkSequenceRequest*,
                         v1::ForkSequenceResponse*) override;
+  Reactor* ForkSequences(Context*, const v1::ForkSequencesRequest*,
+                         v1::ForkSequencesResponse*) override;
   Reactor* SuspendSequence(Context*, const v1::SuspendSequenceRequest*,
                            v1::SuspendSequenceResponse*) override;
   Reactor* ResumeSequence(Context*, const v1::ResumeSequenceRequest*,

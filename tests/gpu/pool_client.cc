@@ -115,6 +115,10 @@ class PoolRemote final : public Remote {
                           RefusalBuffer* error) noexcept override {
     return Not(error);
   }
+  pqc_status ForkSequences(ForkItem*, uint32_t, const uint64_t*, uint32_t,
+                           RefusalBuffer* error) noexcept override {
+    return Not(error);
+  }
   pqc_status ClosePrefill(uint64_t, RefusalBuffer* error) noexcept override { return Not(error); }
   pqc_status MatchPrefix(uint64_t, const pqc_sequence_options&, uint64_t*,
                          RefusalBuffer* error) noexcept override {

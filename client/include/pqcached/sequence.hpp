@@ -214,6 +214,25 @@ class Sequence {
     return Sequence(child, sizes_);
   }
 
+  // Replaces the sequences of one cache by from.size() ones, of which number i continues number
+  // from[i]: itself at its first mention, a fork at further ones. Those without a mention are
+  // dropped. After an error `sequences` is as before (pqc_sequences_reorder).
+  static Status Reorder(std::vector<Sequence>* sequences, std::span<const uint32_t> from) {
+    std::vector<pqc_sequence*> handles;
+    for (const Sequence& sequence : *sequences) handles.push_back(sequence.get());
+    std::vector<pqc_sequence*> reordered(from.size());
+    const pqc_status status =
+        pqc_sequences_reorder(handles.data(), static_cast<uint32_t>(handles.size()), from.data(),
+                              static_cast<uint32_t>(from.size()), reordered.data());
+    if (status != PQC_OK) return Status(status);
+    std::vector<Sequence> made;
+    for (pqc_sequence* handle : reordered)
+      made.push_back(Sequence(handle, sequences->front().sizes_));
+    for (Sequence& sequence : *sequences) (void)sequence.handle_.release();
+    *sequences = std::move(made);
+    return Status();
+  }
+
   // Suspends the sequence: it keeps its tokens, and until Resume calls that read or change it
   // return PQC_FAILED_PRECONDITION (pqc_sequence_suspend).
   Status Suspend() { return Status(pqc_sequence_suspend(handle_.get())); }

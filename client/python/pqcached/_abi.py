@@ -550,6 +550,8 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_attend_range": (c_uint32, [c_void_p, POINTER(Query), TokenRange, POINTER(Attention)]),
     "pqc_merge": (c_uint32, [c_uint32, c_uint32, c_void_p, c_void_p, c_void_p, c_void_p]),
     "pqc_merge_tensors": (c_uint32, [POINTER(Partial), POINTER(Partial)]),
+    "pqc_sequences_reorder": (c_uint32, [POINTER(c_void_p), c_uint32, c_void_p, c_uint32,
+        POINTER(c_void_p)]),
     "pqc_enqueue_rows": (c_uint32, [c_void_p, c_uint64, POINTER(LayerRows), c_uint32,
         POINTER(RowOptions)]),
     "pqc_step_begin": (c_uint32, [c_void_p, POINTER(StepItem), c_uint32, POINTER(StepOptions),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import operator
@@ -15,7 +16,7 @@ from ._arguments import key_bytes, member, text, token_count, uint32, uint64
 from ._arrays import (ArrayLike, Tensor, new_array, numpy_dtype, positions_to_read, rows_to_write, set_attention,
                       tensor)
 from ._enums import GpuPolicy, LayerKind, LogBase, Path, PathChoice, RowPart
-from ._errors import InvalidArgument
+from ._errors import Aborted, InvalidArgument
 from ._gpu import Gpu
 from ._handle import Closable, Handle
 from ._library import check, clear_error_text, error_of, library
@@ -296,6 +297,39 @@ class Sequence(Closable):
         if count == 0:
             child.shared_tokens = child.describe().token_count
         return child
+
+    @staticmethod
+    def reorder(sequences: SequenceOf["Sequence"], parents: SequenceOf[int]) -> List["Sequence"]:
+        """Returns sequences of which number i continues sequences[parents[i]] with all of its tokens:
+        that sequence itself at its first mention in parents, a fork of it at further ones. Sequences
+        that parents does not mention are dropped and closed. One call for the beams of a beam search.
+
+        All are of one cache. After an error nothing has changed. Raises Aborted when another thread
+        uses a sequence that would be dropped.
+        """
+        if not sequences or not parents:
+            raise InvalidArgument("sequences and parents: must not be empty")
+        handles = [sequence._handle for sequence in sequences]
+        dropped = [handle for i, handle in enumerate(handles) if i not in set(parents)]
+        first = sequences[0]
+        numbers = (ctypes.c_uint32 * len(parents))(*[uint32("parents", parent) for parent in parents])
+        made = (ctypes.c_void_p * len(parents))()
+        with contextlib.ExitStack() as stack:
+            pointers = (ctypes.c_void_p * len(handles))(*[stack.enter_context(handle) for handle in handles])
+            shut = [handle for handle in dropped if handle.shut()]
+            try:
+                if len(shut) < len(dropped):
+                    raise Aborted("sequences: another thread uses one that would be dropped")
+                check(first._library.pqc_sequences_reorder(pointers, len(handles), numbers, len(parents), made))
+            except BaseException:
+                for handle in shut:
+                    handle.reopen()
+                raise
+            for handle in dropped:
+                handle.forget()
+        own = {pointer: sequence for pointer, sequence in zip(pointers, sequences)}
+        return [own[pointer] if pointer in own else Sequence(first._cache, pointer, sequences[parents[i]].shared_tokens)
+                for i, pointer in enumerate(made)]
 
     def pin(self, ttl_ms: int) -> None:
         """Protects the sequence from eviction for `ttl_ms` from now, at most 30 days (0 = ends the

@@ -90,6 +90,26 @@ class Handle:
         self._giving_back.acquire()
         return True
 
+    def shut(self) -> bool:
+        """Prevents further calls, for a call of the library that frees the handle. To be called inside
+        `with`. Returns False when another call is in flight, or the handle is closed.
+        """
+        with self._lock:
+            if self._closed or self._calls > 1:
+                return False
+            self._closed = True
+            return True
+
+    def reopen(self) -> None:
+        """Takes shut() back, because the library's call has failed."""
+        with self._lock:
+            self._closed = False
+
+    def forget(self) -> None:
+        """Says that the library has freed the handle, after shut()."""
+        with self._lock:
+            self._close = lambda _pointer: None
+
     def close(self, close: Optional[Callable[[int], Any]] = None) -> Any:
         """Closes the handle now, or when its calls in flight end; may be repeated. Uses `close`
         instead of the handle's own function, if it is given and no earlier call has closed the

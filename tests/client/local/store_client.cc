@@ -149,6 +149,10 @@ class StoreRemote final : public Remote {
     return Created(Counted().ForkSequence(kTestTenant, sequence_id, token_count, sidecar_.session),
                    child_id, child_token_count, error);
   }
+  pqc_status ForkSequences(ForkItem*, uint32_t, const uint64_t*, uint32_t,
+                           RefusalBuffer* error) noexcept override {
+    return Not("ForkSequences", error);
+  }
   pqc_status MatchPrefix(uint64_t cache_id, const pqc_sequence_options& prompt,
                          uint64_t* token_count, RefusalBuffer* error) noexcept override {
     const auto matched = Counted().MatchPrefix(

@@ -102,6 +102,26 @@ class StepsOverOnePath:
             sequence.flush()
         self.assertEqual(raised.exception.field, "layers[0].keys")
 
+    def test_beams_are_reordered(self):
+        first = self.filled()
+        beams = pqcached.Sequence.reorder([first], [0, 0, 0])
+        self.assertIs(beams[0], first)
+        self.assertEqual([beam.describe().token_count for beam in beams], [TOKENS] * 3)
+        reordered = pqcached.Sequence.reorder(beams, [1, 1, 0])
+        self.assertIs(reordered[0], beams[1])
+        self.assertIs(reordered[2], first)
+        self.assertTrue(beams[2].closed)
+        with self.assertRaises(pqcached.FailedPrecondition):
+            beams[2].describe()
+        with self.assertRaisesRegex(pqcached.InvalidArgument, "from"):
+            pqcached.Sequence.reorder(reordered, [0, 7])
+        keys, values = new_rows(1, seed=8)
+        for beam in reordered:
+            with self.client.begin_step([(beam, TOKENS)], SOME) as step:
+                step.attend(0, self.layer.queries[None])
+                step.end({0: (keys, values)})
+            beam.flush()
+
     def test_progress_and_threads(self):
         sequence = self.filled()
         progress = sequence.progress()

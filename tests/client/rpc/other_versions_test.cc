@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "pqcached/client.hpp"
 #include "tests/client/daemon.h"
@@ -42,6 +43,13 @@ TEST_P(OtherVersionsTest, OfAnAdjacentVersionWorkTogether) {
       sequence.TopK({.layer = 0, .query_position = 599, .queries = layer.queries()},
                     {.index = Index::Flat(), .sink_tokens = 4, .window_tokens = 16, .ratio = 0.1}));
   EXPECT_EQ(selected.count, 40u);
+  std::vector<Sequence> beams;
+  beams.push_back(std::move(sequence));
+  MustBeOk(Sequence::Reorder(&beams, std::vector<uint32_t>{0, 0}));
+  EXPECT_EQ(Must(beams[1].Describe()).token_count, 600u);
+  const uint64_t kept = beams[1].id();
+  MustBeOk(Sequence::Reorder(&beams, std::vector<uint32_t>{1}));
+  EXPECT_EQ(beams[0].id(), kept);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -155,6 +155,49 @@ TEST_P(DaemonStepTest, AForkOfALiveIndexEndsThePrefillToo) {
   MustBeOk(parent.Flush());
 }
 
+TEST_P(DaemonStepTest, BeamsAreReorderedInOneCall) {
+  std::vector<Sequence> beams;
+  beams.push_back(Fill(layer_, 300));
+  const uint64_t first = beams[0].id();
+  const auto calls = [&] { return Must(client_.Count()).rpcs; };
+  MustBeOk(Sequence::Reorder(&beams, std::vector<uint32_t>{0, 0, 0, 0}));
+  ASSERT_EQ(beams.size(), 4u);
+  EXPECT_EQ(beams[0].id(), first);
+  for (uint64_t position = 300; position < 304; ++position) {
+    for (Sequence& beam : beams) Decode(beam, layer_, position);
+    for (Sequence& beam : beams) MustBeOk(beam.Flush());
+  }
+  const uint64_t kept = beams[2].id(), moved = beams[1].id(), dropped = beams[3].id();
+  const uint64_t before = calls();
+  MustBeOk(Sequence::Reorder(&beams, std::vector<uint32_t>{2, 2, 1, 0}));
+  EXPECT_EQ(calls(), before + 1);
+  EXPECT_EQ(beams[0].id(), kept);
+  EXPECT_EQ(beams[2].id(), moved);
+  EXPECT_EQ(beams[3].id(), first);
+  for (Sequence& beam : beams) {
+    EXPECT_NE(beam.id(), dropped);
+    EXPECT_EQ(Must(beam.Describe()).token_count, 304u);
+    for (uint64_t position = 304; position < 308; ++position) Decode(beam, layer_, position);
+    MustBeOk(beam.Flush());
+  }
+  // A permutation needs no call; an error changes nothing.
+  const uint64_t unchanged = calls();
+  MustBeOk(Sequence::Reorder(&beams, std::vector<uint32_t>{3, 2, 1, 0}));
+  EXPECT_EQ(calls(), unchanged);
+  const Status refused = Sequence::Reorder(&beams, std::vector<uint32_t>{0, 4});
+  EXPECT_EQ(refused.code(), PQC_INVALID_ARGUMENT);
+  EXPECT_EQ(refused.field(), "from[1]");
+  {
+    const StepItem items[] = {{&beams[1], 308}};
+    const Step step = Must(client_.BeginStep(items));
+    const Status aborted = Sequence::Reorder(&beams, std::vector<uint32_t>{0, 0});
+    EXPECT_EQ(aborted.code(), PQC_ABORTED) << aborted.ToString();
+    EXPECT_EQ(aborted.field(), "sequences[1].sequence") << aborted.ToString();
+  }
+  EXPECT_EQ(beams.size(), 4u);
+  for (Sequence& beam : beams) Decode(beam, layer_, 308);
+}
+
 TEST_P(DaemonStepTest, WithoutAnIndexStepsMayAttendExactly) {
   Sequence sequence = Must(cache_.CreateSequence());
   for (uint32_t number = 0; number < kLayers; ++number) {

@@ -51,6 +51,7 @@ std::vector<RpcEntry> MakeEntries() {
       PQCACHED_ENTRY(sequences, SequenceHandlers, DropSequence),
       PQCACHED_ENTRY(sequences, SequenceHandlers, TruncateSequence),
       PQCACHED_ENTRY(sequences, SequenceHandlers, ForkSequence),
+      PQCACHED_ENTRY(sequences, SequenceHandlers, ForkSequences),
       PQCACHED_ENTRY(sequences, SequenceHandlers, SuspendSequence),
       PQCACHED_ENTRY(sequences, SequenceHandlers, ResumeSequence),
       PQCACHED_ENTRY(sequences, SequenceHandlers, MatchPrefix),

@@ -32,6 +32,7 @@ const std::map<std::string, Admission>& Admissions() {
       {"DropSequence", Admission::kByGate},
       {"TruncateSequence", Admission::kByGate},
       {"ForkSequence", Admission::kByGate},
+      {"ForkSequences", Admission::kByGate},
       {"SuspendSequence", Admission::kByGate},
       {"ResumeSequence", Admission::kByGate},
       {"MatchPrefix", Admission::kByGate},

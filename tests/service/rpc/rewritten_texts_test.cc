@@ -138,6 +138,8 @@ TEST_F(RewrittenTextsTest, SequencesAndCaches) {
          },
          {invalid, "token_count"});
   Refuse(kv, "ForkSequence", &Kv::ForkSequence, id, {missing, "sequence_id"});
+  Refuse(kv, "ForkSequences", &Kv::ForkSequences,
+         [](auto& r) { r.add_items()->set_sequence_id(kNoId); }, {missing, "items[0].sequence_id"});
   Refuse(kv, "SuspendSequence", &Kv::SuspendSequence, id, {missing, "sequence_id"});
   Refuse(kv, "ResumeSequence", &Kv::ResumeSequence, id, {missing, "sequence_id"});
   Refuse(kv, "ClosePrefill", &Kv::ClosePrefill, id, {missing, "sequence_id"});
@@ -290,6 +292,7 @@ TEST_F(RewrittenTextsTest, CallsForAnotherWorker) {
   RefuseForeign(kv, "DropSequence", &Kv::DropSequence);
   RefuseForeign(kv, "TruncateSequence", &Kv::TruncateSequence);
   RefuseForeign(kv, "ForkSequence", &Kv::ForkSequence);
+  RefuseForeign(kv, "ForkSequences", &Kv::ForkSequences);
   RefuseForeign(kv, "SuspendSequence", &Kv::SuspendSequence);
   RefuseForeign(kv, "ResumeSequence", &Kv::ResumeSequence);
   RefuseForeign(kv, "MatchPrefix", &Kv::MatchPrefix);

@@ -51,6 +51,7 @@ const std::map<std::string, Answers>& Rows() {
       {"DropSequence", kData},
       {"TruncateSequence", kData},
       {"ForkSequence", kData},
+      {"ForkSequences", kData},
       {"SuspendSequence", kData},
       {"ResumeSequence", kData},
       {"MatchPrefix", kData},

@@ -90,6 +90,39 @@ TEST_F(SharingRpcTest, AForkSharesTokensAndGoesItsOwnWay) {
       Failed(Call(&Kv::ForkSequence, request, &fork), StatusCode::NOT_FOUND, "sequence_id"));
 }
 
+TEST_F(SharingRpcTest, SeveralForksAreMadeTogetherOrNotAtAll) {
+  const uint64_t one = client_->Filled(300), other = client_->Filled(200);
+  v1::ForkSequencesRequest request;
+  request.add_items()->set_sequence_id(one);
+  request.add_items()->set_sequence_id(other);
+  request.mutable_items(1)->set_token_count(100);
+  request.add_dropped_sequence_ids(other);
+  request.add_dropped_sequence_ids(999);  // not there: no error
+  v1::ForkSequencesResponse forks;
+  ASSERT_TRUE(Call(&Kv::ForkSequences, request, &forks).ok());
+  ASSERT_EQ(forks.items_size(), 2);
+  EXPECT_EQ(forks.items(0).token_count(), 300u);
+  EXPECT_EQ(forks.items(1).token_count(), 100u);
+  EXPECT_TRUE(Failed(Append(other, 200, 5), StatusCode::NOT_FOUND, "sequence_id"));
+  ASSERT_TRUE(Append(forks.items(1).sequence_id(), 100, 5).ok());
+
+  const auto count = [&] {
+    v1::StatsResponse stats;
+    EXPECT_TRUE(client_->admin().Stats(client_->Context().get(), {}, &stats).ok());
+    return stats.sequence_count();
+  };
+  const auto before = count();
+  request.mutable_items(1)->set_sequence_id(998);
+  request.set_dropped_sequence_ids(0, one);
+  EXPECT_TRUE(Failed(Call(&Kv::ForkSequences, request, &forks), StatusCode::NOT_FOUND,
+                     "items[1].sequence_id"));
+  EXPECT_EQ(count(), before);
+  EXPECT_TRUE(Append(one, 300, 5).ok());
+  while (request.items_size() <= 256) request.add_items()->set_sequence_id(one);
+  EXPECT_TRUE(
+      Failed(Call(&Kv::ForkSequences, request, &forks), StatusCode::INVALID_ARGUMENT, "items"));
+}
+
 TEST_F(SharingRpcTest, PrefixesAreFoundByTheirTokenIds) {
   const uint64_t cache_id = client_->OpenCache();
   const std::vector<uint32_t> ids = Ids(300);

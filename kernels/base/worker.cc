@@ -5,6 +5,13 @@
 #include <cstdio>
 
 namespace pqcached::base {
+namespace {
+
+// Both vectors of tasks get this room when they are first used, so that it does not depend on
+// chance which of them grows in a busy moment.
+constexpr size_t kExpectedTasks = 64;
+
+}  // namespace
 
 void Worker::StartLocked() {
   if (thread_.joinable()) return;
@@ -19,6 +26,7 @@ void Worker::Run(Task task) {
     const MutexLock lock(&mutex_);
     if (stop_) return;
     StartLocked();
+    if (queued_.capacity() < kExpectedTasks) queued_.reserve(kExpectedTasks);
     queued_.push_back(std::move(task));
   }
   changed_.SignalAll();

@@ -34,6 +34,9 @@ set(sources
   local/staging.cc
   local/step_slots.cc
   local/workers.cc
+  step/decode.cc
+  step/decode_attention.cc
+  step/decode_rows.cc
   step/enqueue.cc
   step/handles.cc
   step/handover.cc

@@ -1,9 +1,11 @@
 // Implements the calls on steps.
 #include "client/step/step.h"
 #include "client/base/error.h"
+#include "client/step/decode.h"
 #include "client/step/offload.h"
 #include "client/step/sender.h"
 #include "kernels/base/status_macros.h"
+#include "pqcached/decode.h"
 
 namespace pqcached::client {
 namespace {
@@ -48,6 +50,14 @@ pqc_status pqc_step_attend_range(pqc_step* step, uint32_t layer, const pqc_tenso
                                  const pqc_token_range* ranges, pqc_step_attention* out) {
   return Call(
       [&] { return pqcached::client::AttendRangeInStep(step, layer, queries, ranges, out); });
+}
+
+pqc_status pqc_step_decode(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                           const pqc_tensor* keys, const pqc_tensor* values,
+                           const pqc_selection* selection, pqc_step_attention* out) {
+  return Call([&] {
+    return pqcached::client::DecodeInStep(step, layer, queries, keys, values, selection, out);
+  });
 }
 
 pqc_status pqc_step_attend_begin(pqc_step* step, uint32_t layer, const pqc_tensor* queries,

@@ -223,6 +223,15 @@ uint32_t LocalSequence::ReadableTokens(Image& image) const {
   return stored;
 }
 
+void LocalSequence::KnowStored() {
+  std::shared_ptr<Image> image;
+  {
+    const base::MutexLock lock(&mutex_);
+    image = newest_;
+  }
+  if (image) ReadableTokens(*image);
+}
+
 uint32_t LocalSequence::VisibleTokens(Image& image, uint32_t layer) const {
   uint32_t tokens = ReadableTokens(image);
   if (!layers_are_equal_.load(std::memory_order_acquire)) {

@@ -62,6 +62,9 @@ class LocalSequence {
   // the sidecar has a newer image, that one may place later tokens elsewhere: for example behind a
   // segment that was closed before it was full.
   uint32_t ReadableTokens(Image& image) const;
+  // Lets the newest image show the rows that are stored by now, also after the sidecar has made a
+  // newer one. Called when rows are acknowledged, so that the next step need not fetch that one.
+  void KnowStored();
   // Returns the number of a layer's rows that may be read through `image`.
   uint32_t VisibleTokens(Image& image, uint32_t layer) const;
   // Returns whether the present lease was revoked, or the sequence suspended.

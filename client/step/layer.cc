@@ -84,6 +84,22 @@ QueryView QueryOf(const LayerCall& call, const StepItem& item) {
   return query;
 }
 
+kvstore::LayerQuery LayerQueryOf(const QueryView& query) {
+  const TensorView& tensor = query.queries;
+  return {
+      .layer = query.layer,
+      .query_position = query.query_position,
+      .query_length = static_cast<uint32_t>(tensor.shape[0]),
+      .data = tensor.data,
+      .dtype = tensor.dtype,
+      .strides_bytes = {StrideBytes(tensor, 0), StrideBytes(tensor, 1), StrideBytes(tensor, 2)}};
+}
+
+bool SkipsSelection(const LayerCall& call, const StepItem& item) {
+  return call.decodes &&
+         !call.step->decode.own[static_cast<size_t>(&item - call.step->items.data())].selects;
+}
+
 kvstore::AttentionOut OutOf(const LayerCall& call, const StepItem& item) {
   return call.out.From(item.query_begin);
 }

@@ -60,6 +60,12 @@ pqc_status ReadAllLayers(const CacheState& cache, const pqc_layer_rows* layers,
     return Fail(PQC_INVALID_ARGUMENT, "layer_count", "%u, but the cache stores %zu layers",
                 layer_count, stored);
   }
+  return ReadDistinctLayers(cache, layers, layer_count, place, blocks);
+}
+
+pqc_status ReadDistinctLayers(const CacheState& cache, const pqc_layer_rows* layers,
+                              uint32_t layer_count, const TensorPlace& place,
+                              std::vector<RowBlock>* blocks) {
   RETURN_IF_ERROR(ReadLayers(cache, layers, layer_count, place, blocks));
   if (const uint32_t twice = FindDuplicate(*blocks); twice < layer_count) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("layers[%u].layer", twice),

@@ -17,6 +17,11 @@ namespace pqcached::client {
 pqc_status ReadLayers(const CacheState& cache, const pqc_layer_rows* layers, uint32_t layer_count,
                       const TensorPlace& place, std::vector<RowBlock>* blocks);
 
+// The same; no layer may occur twice.
+pqc_status ReadDistinctLayers(const CacheState& cache, const pqc_layer_rows* layers,
+                              uint32_t layer_count, const TensorPlace& place,
+                              std::vector<RowBlock>* blocks);
+
 // The same for a call that needs the rows of all stored layers: each of them occurs once.
 pqc_status ReadAllLayers(const CacheState& cache, const pqc_layer_rows* layers,
                          uint32_t layer_count, const TensorPlace& place,

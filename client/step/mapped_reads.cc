@@ -8,6 +8,7 @@
 #include "client/base/arguments.h"
 #include "client/base/error.h"
 #include "client/local/layer_source.h"
+#include "client/step/decode.h"
 #include "client/step/preparer.h"
 #include "client/step/read_backend.h"
 #include "client/step/step.h"
@@ -20,18 +21,6 @@ namespace {
 
 using kvstore::Reader;
 using kvstore::Refusal;
-
-kvstore::LayerQuery LayerQueryOf(const QueryView& query) {
-  const TensorView& tensor = query.queries;
-  const auto bytes = static_cast<ptrdiff_t>(kernels::DTypeBytes(tensor.dtype));
-  return {.layer = query.layer,
-          .query_position = query.query_position,
-          .query_length = static_cast<uint32_t>(tensor.shape[0]),
-          .data = tensor.data,
-          .dtype = tensor.dtype,
-          .strides_bytes = {tensor.strides[0] * bytes, tensor.strides[1] * bytes,
-                            tensor.strides[2] * bytes}};
-}
 
 std::span<const uint32_t> AllOf(const PositionsView& positions, const LayerShape& shape) {
   return {positions.positions, size_t{shape.kv_heads} * positions.count};
@@ -184,11 +173,40 @@ class MappedReads final : public ReadBackend {
     return RunAll(call, counts.data());
   }
 
+  pqc_status StepDecode(const LayerCall& call) override {
+    std::vector<StepItem>& items = call.step->items;
+    std::vector<OpenedLayer>& opened = call.step->decode.opened;
+    const ClearAtEnd clear(opened);  // loans must not outlive the pinned images
+    opened.resize(items.size());
+    for (size_t i = 0; i < items.size(); ++i) {
+      const Refusal refusal =
+          OpenLayer(items[i].pinned, call.shape, {.layer = call.layer}, &opened[i]);
+      if (!refusal.ok()) return PrefixItem(i, FailInStep(refusal));
+      const uint64_t needed = call.step->decode.unstored[i].begin;
+      if (opened[i].view.token_count() >= needed) continue;
+      return PrefixItem(i, Fail(PQC_ABORTED, "", "rows were removed during the step"));
+    }
+    RETURN_IF_ERROR(AttendToOwnRows(call, opened, threads()));
+    for (size_t i = 0; i < items.size(); ++i) {
+      const pqc_status status = Check(items[i]);
+      if (status != PQC_OK) return PrefixItem(i, status);
+    }
+    return PQC_OK;
+  }
+
   pqc_status Check(const StepItem& item) override {
     return item.sequence->local->Check(item.pinned.lease_epoch);
   }
 
  private:
+  struct ClearAtEnd {
+    explicit ClearAtEnd(std::vector<OpenedLayer>& layers) : opened(layers) {}
+    ~ClearAtEnd() { opened.clear(); }
+    ClearAtEnd(const ClearAtEnd&) = delete;
+    ClearAtEnd& operator=(const ClearAtEnd&) = delete;
+    std::vector<OpenedLayer>& opened;
+  };
+
   static size_t BytesOf(const FetchView& fetch, uint64_t tokens) {
     return fetch.shape.kv_heads * tokens * kvstore::BytesOfPart(fetch.shape, fetch.part).size;
   }
@@ -234,6 +252,7 @@ class MappedReads final : public ReadBackend {
   // Selects, and attends if asked to, for one item; its positions stay in its scratch.
   pqc_status RunItem(const LayerCall& call, StepItem& item, const kvstore::ParallelFor& parallel,
                      uint32_t* count) {
+    if (SkipsSelection(call, item)) return PQC_OK;
     const kvstore::Selection* terms = nullptr;
     if (!call.ranges) RETURN_IF_ERROR(PickTerms(call, &item, &terms));
     const QueryView query = QueryOf(call, item);

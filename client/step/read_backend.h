@@ -55,6 +55,8 @@ class ReadBackend {
   virtual pqc_status StepAttend(const LayerCall& call, uint32_t* counts) = 0;
   // Attends to call.ranges for all items; the rows of the ranges are stored.
   virtual pqc_status StepAttendRange(const LayerCall& call) = 0;
+  // Attends to sink and window of all items of a decode call, and merges with what is attended to.
+  virtual pqc_status StepDecode(const LayerCall& call) = 0;
   // Checks at the end of a step that what was read of an item may be used.
   virtual pqc_status Check(const StepItem& item) = 0;
 };

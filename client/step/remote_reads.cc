@@ -1,13 +1,18 @@
 // Reads by RPCs.
 #include <algorithm>
+#include <charconv>
 #include <chrono>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "client/base/error.h"
+#include "client/step/decode.h"
 #include "client/step/read_backend.h"
 #include "client/step/sender.h"
 #include "client/step/step.h"
+#include "kernels/attend/merge.h"
 #include "kernels/base/status_macros.h"
 
 namespace pqcached::client {
@@ -37,6 +42,21 @@ pqc_status UntilIndexed(const pqc_step& step, Ask ask) {
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
   }
+}
+
+// Replaces the number in the field "items[k]..." of a refused call by numbers[k], that of the item
+// of the step.
+void RenumberItem(const std::vector<size_t>& numbers, RefusalBuffer* error) {
+  constexpr std::string_view kItems = "items[";
+  const std::string field = error->field;
+  if (!field.starts_with(kItems)) return;
+  size_t number = numbers.size();
+  const auto end =
+      std::from_chars(field.data() + kItems.size(), field.data() + field.size(), number).ptr;
+  if (number >= numbers.size()) return;
+  const std::string renumbered = std::string(kItems) + std::to_string(numbers[number]) + end;
+  const std::string text = error->text;
+  SetRefusal(error, renumbered.c_str(), text.c_str());
 }
 
 class RemoteReads final : public ReadBackend {
@@ -122,18 +142,24 @@ class RemoteReads final : public ReadBackend {
     const std::vector<StepItem>& items = call.step->items;
     RETURN_IF_ERROR(WaitAllStored(call));
     std::vector<pqc_positions> selected(items.size(), pqc_positions{});
-    std::vector<AttendItem> attends(items.size());
+    std::vector<AttendItem> attends;
+    std::vector<size_t> numbers;  // of the items in `attends`
     for (size_t i = 0; i < items.size(); ++i) {
-      attends[i] = {.query = QueryOf(call, items[i]),
-                    .selection = call.selection,
-                    .out = OutOf(call, items[i]),
-                    .selected = &selected[i]};
+      if (SkipsSelection(call, items[i])) continue;
+      numbers.push_back(i);
+      attends.push_back({.query = QueryOf(call, items[i]),
+                         .selection = call.selection,
+                         .out = OutOf(call, items[i]),
+                         .selected = &selected[i]});
     }
     const kvstore::Selection all = AllCandidates(*call.selection);
     bool takes_all = false;
     const pqc_status status = UntilIndexed(*call.step, [&](RefusalBuffer* error) {
       const auto attend = [&] {
-        return remote().Attend(attends.data(), static_cast<uint32_t>(attends.size()), error);
+        const pqc_status attended =
+            remote().Attend(attends.data(), static_cast<uint32_t>(attends.size()), error);
+        if (attended != PQC_OK) RenumberItem(numbers, error);
+        return attended;
       };
       const pqc_status by_index = attend();
       const bool lacks_index = by_index == PQC_ABORTED || by_index == PQC_FAILED_PRECONDITION;
@@ -159,10 +185,64 @@ class RemoteReads final : public ReadBackend {
         remote().AttendRange(attends.data(), static_cast<uint32_t>(attends.size()), &error), error);
   }
 
+  pqc_status StepDecode(const LayerCall& call) override {
+    RETURN_IF_ERROR(AttendToStored(call));
+    return AttendToOwnRows(call, {}, kvstore::SerialFor());
+  }
+
   pqc_status Check(const StepItem&) override { return PQC_OK; }
 
  private:
   Remote& remote() const { return *client_.remote; }
+
+  // Attends to the stored rows of sink and window, and merges into the step's packed results.
+  pqc_status AttendToStored(const LayerCall& call) {
+    DecodeState& state = call.step->decode;
+    const std::vector<StepItem>& items = call.step->items;
+    const LayerShape& shape = call.shape;
+    std::vector<AttendRangeItem> attends;
+    std::vector<size_t> numbers;  // of the items in `attends`
+    for (size_t i = 0; i < items.size(); ++i) {
+      for (size_t j = state.own[i].ranges_begin; j < state.own[i].ranges_end; ++j) {
+        const kvstore::TokenRange stored = {
+            state.ranges[j].begin,
+            std::min<uint64_t>(state.ranges[j].end, state.unstored[i].begin)};
+        if (stored.begin >= stored.end) continue;
+        attends.push_back({.query = QueryOf(call, items[i]), .tokens = stored, .out = {}});
+        numbers.push_back(i);
+      }
+    }
+    if (attends.empty()) return PQC_OK;
+    size_t rows = 0;
+    for (const size_t i : numbers) rows += size_t{items[i].query_length} * shape.query_heads;
+    std::vector<float> output(rows * shape.value_dim), lse(rows);
+    rows = 0;
+    for (size_t i = 0; i < attends.size(); ++i) {
+      attends[i].out = kvstore::AttentionOut::Packed(&output[rows * shape.value_dim], &lse[rows],
+                                                     shape.query_heads, shape.value_dim);
+      rows += size_t{items[numbers[i]].query_length} * shape.query_heads;
+    }
+    RefusalBuffer error;
+    const pqc_status status =
+        remote().AttendRange(attends.data(), static_cast<uint32_t>(attends.size()), &error);
+    if (status != PQC_OK) RenumberItem(numbers, &error);
+    RETURN_IF_ERROR(Report(status, error));
+    for (size_t i = 0; i < attends.size(); ++i) {
+      const StepItem& item = items[numbers[i]];
+      const size_t row = item.query_begin * shape.query_heads;
+      const uint32_t count = item.query_length * shape.query_heads;
+      float* const to = &state.output[row * shape.value_dim];
+      const kernels::Partial partials[] = {{to, &state.lse[row]},
+                                           {reinterpret_cast<float*>(attends[i].out.output),
+                                            reinterpret_cast<float*>(attends[i].out.lse)}};
+      kernels::MergePartials(kernels::Exec{}, {.query_count = count,
+                                               .value_dim = shape.value_dim,
+                                               .partials = partials,
+                                               .output = {to, size_t{count} * shape.value_dim},
+                                               .lse = {&state.lse[row], count}});
+    }
+    return PQC_OK;
+  }
 
   ClientState& client_;
 };

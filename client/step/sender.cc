@@ -261,6 +261,17 @@ bool Sender::QueuedEnd(const SequenceState& sequence, uint64_t* end) {
   return true;
 }
 
+pqc_status Sender::Hold(const SequenceState& sequence,
+                        std::vector<std::shared_ptr<Handover>>* queued) {
+  const base::MutexLock lock(&mutex_);
+  const auto found = sequences_.find(&sequence);
+  if (found == sequences_.end()) return PQC_OK;
+  for (std::shared_ptr<Handover> next = found->second.waiting.front(); next; next = next->next) {
+    queued->push_back(next);
+  }
+  return ReportLocked(found->second);
+}
+
 void Sender::RemoveSequence(const SequenceState& sequence) {
   Batch forgotten;
   {
@@ -422,6 +433,7 @@ pqc_status Sender::SendOnce(const Batch& batch, bool staged, RefusalBuffer* erro
     if (LocalSequence* local = batch[i]->sequence->local.get()) {
       // An invalid image does no harm here: the next step requests one and reports the error.
       local->Install(message.items[i].lease, message.images[i]);
+      local->KnowStored();
     }
   }
   return PQC_OK;

@@ -60,6 +60,11 @@ class Sender {
   // Sets *end to the end of the sequence's tokens, queued ones included; returns false when none is
   // queued.
   bool QueuedEnd(const SequenceState& sequence, uint64_t* end);
+  // Appends the sequence's queued handovers, in order; each is returned with ReturnHandover. Their
+  // rows stay in place until then. Returns the sequence's pending error, if it has one.
+  pqc_status Hold(const SequenceState& sequence, std::vector<std::shared_ptr<Handover>>* queued);
+  // Makes a handover available to Lend, if this was its last reference.
+  void ReturnHandover(std::shared_ptr<Handover> handover);
   // Drops the state and the queued rows of a sequence that is being dropped.
   void RemoveSequence(const SequenceState& sequence);
 
@@ -91,8 +96,6 @@ class Sender {
   // Removes the first handover of its sequence; on an error, also removes all later ones.
   void CompleteFirst(const Handover& handover, pqc_status status, const RefusalBuffer& refusal);
   std::shared_ptr<Handover> DropFirstLocked(Progress& progress) PQCACHED_REQUIRES(mutex_);
-  // Makes the handover available to Lend, if this was its last reference.
-  void ReturnHandover(std::shared_ptr<Handover> handover);
   pqc_status ReportLocked(const Progress& progress) const PQCACHED_REQUIRES(mutex_);
 
   Remote& remote_;

@@ -11,6 +11,7 @@
 #include "client/base/error.h"
 #include "client/base/pack.h"
 #include "client/base/token_names.h"
+#include "client/step/decode.h"
 #include "client/step/layer_rows.h"
 #include "client/step/offload.h"
 #include "client/step/read_backend.h"
@@ -125,7 +126,14 @@ pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint
   // All tensors are on the device, or all are on the host: the first one decides.
   const bool on_device = step.gpu && layers && RawEnum(layers->keys.device) == PQC_CUDA;
   const TensorPlace place = on_device ? TensorPlace{PQC_CUDA, step.stream} : kOnHost;
-  RETURN_IF_ERROR(ReadAllLayers(*step.cache, layers, layer_count, place, blocks));
+  const bool has_decoded = !step.decode.layers.empty();
+  if (!has_decoded) {
+    RETURN_IF_ERROR(ReadAllLayers(*step.cache, layers, layer_count, place, blocks));
+  } else if (layer_count > 0) {
+    RETURN_IF_ERROR(ReadDistinctLayers(*step.cache, layers, layer_count, place, blocks));
+  } else {
+    blocks->clear();
+  }
   for (uint32_t i = 0; i < layer_count; ++i) {
     const RowBlock& block = (*blocks)[i];
     if (block.keys.shape[0] != step.query_tokens) {
@@ -134,7 +142,7 @@ pqc_status ReadStepRows(const pqc_step& step, const pqc_layer_rows* layers, uint
                   LongLong{step.query_tokens});
     }
   }
-  return PQC_OK;
+  return has_decoded ? AddDecodedRows(step, blocks) : PQC_OK;
 }
 
 // Reads the names of tokens that the caller passes, one element per item.
@@ -350,6 +358,7 @@ void pqc_step::Clear() {
   items.clear();
   names.clear();
   handovers.clear();
+  decode.Clear();
   cache.reset();
   client.reset();
   query_tokens = 0;

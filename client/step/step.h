@@ -12,6 +12,7 @@
 
 #include "client/base/remote.h"
 #include "client/local/layer_source.h"
+#include "client/step/decode_state.h"
 #include "client/step/device.h"
 #include "client/step/handles.h"
 #include "client/step/handover.h"
@@ -42,6 +43,7 @@ struct LayerCall {
   TensorView queries;  // [query tokens of all items, query_heads, key_dim]
   const kvstore::Selection* selection = nullptr;
   bool attends = false;                     // `out` is set
+  bool decodes = false;                     // step->decode has the parts of the items
   kvstore::AttentionOut out;                // not in a step on a GPU
   float* output = nullptr;                  // on the device, in a step on a GPU
   float* lse = nullptr;                     // likewise
@@ -84,6 +86,7 @@ struct pqc_step {
   std::vector<pqcached::client::RowBlock> blocks;
   std::vector<pqc_row_options> names;                                  // per item, or empty
   std::vector<std::shared_ptr<pqcached::client::Handover>> handovers;  // per item
+  pqcached::client::DecodeState decode;
 
   // Asynchronous attention (pqc_step_attend_begin).
   pqcached::base::Mutex mutex;
@@ -142,8 +145,11 @@ pqc_status WaitAttendInStep(pqc_step* step);
 
 // Return an item's part of a call.
 QueryView QueryOf(const LayerCall& call, const StepItem& item);
+kvstore::LayerQuery LayerQueryOf(const QueryView& query);
 kvstore::AttentionOut OutOf(const LayerCall& call, const StepItem& item);
 kvstore::TokenRange RangeOf(const LayerCall& call, const StepItem& item);
+// Returns whether the call selects nothing for an item, whatever its index.
+bool SkipsSelection(const LayerCall& call, const StepItem& item);
 
 // Checks the arguments that every call for a layer has, and fills step->call.
 pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries);

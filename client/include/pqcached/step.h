@@ -10,6 +10,7 @@
  *          or pqc_step_attend_begin ... pqc_step_attend_wait: the same, concurrently with the
  *                                  engine's own work
  *          or pqc_step_attend_range   (output, lse) of all tokens of a range
+ *          or pqc_step_decode         the complete attention, sink and window included (decode.h)
  *   pqc_step_end                   passes the rows of the new tokens and closes the step;
  *                                  pqc_step_abandon closes it without rows
  *
@@ -208,11 +209,11 @@ PQC_API pqc_status pqc_step_attend_begin(pqc_step* step, uint32_t layer, const p
 PQC_API pqc_status pqc_step_attend_wait(pqc_step* step);
 
 /* Ends the step and closes the handle, whatever the status is. layers [layer_count]: every stored
- * layer once, with the rows of the step's tokens: keys [query tokens of all items, kv_heads,
- * key_dim] and values [.., value_dim]; copied before the call returns, and stored in the
- * background. A query_position below the tokens that earlier steps passed truncates the sequence to
- * it first. accepted [items] (NULL = all): how many of each item's query tokens remain; the other
- * ones are removed, also where an earlier step had passed them.
+ * layer once that was not decoded (pqc_step_decode), with the rows of the step's tokens: keys
+ * [query tokens of all items, kv_heads, key_dim] and values [.., value_dim]; copied before the call
+ * returns, and stored in the background. A query_position below the tokens that earlier steps
+ * passed truncates the sequence to it first. accepted [items] (NULL = all): how many of each item's
+ * query tokens remain; the other ones are removed, also where an earlier step had passed them.
  *
  * Checks that the rows which the step's results were computed from were valid the whole time: the
  * results may be used on PQC_OK only. After a failure no row of the step is stored; begin the step
@@ -245,7 +246,7 @@ PQC_API void pqc_step_abandon(pqc_step* step);
  * Errors: those of pqc_append and pqc_ingest, PQC_DEADLINE_EXCEEDED (not stored in time: repeat) */
 PQC_API pqc_status pqc_sequence_flush(pqc_sequence* sequence);
 
-/* ---- Decoder: keeps sink and window too
+/* ---- Decoder: complete attention for one sequence
  *
  * For engines without a KV cache of their own: prefill each layer, then decode layer by layer in
  * ascending order; the step around it begins with the first layer and ends with the last. One

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "pqcached/client.h"
+#include "pqcached/decode.h"
 #include "pqcached/sequence.hpp"
 #include "pqcached/values.hpp"
 
@@ -110,6 +111,25 @@ class Step {
     return AttendRange(layer, queries, ranges, &out);
   }
 
+  // Writes the complete attention of one layer over sink, selected tokens and window to the
+  // caller's memory: output as in Attend, lse likewise or empty. keys and values, [query tokens of
+  // all items, kv_heads, dim], are kept for End, which takes no rows of this layer
+  // (pqc_step_decode). Not in a step on a GPU.
+  Status Decode(uint32_t layer, const Tensor& queries, const Tensor& keys, const Tensor& values,
+                std::span<float> output, std::span<float> lse = {},
+                const Selection* selection = nullptr) {
+    pqc_step_attention out = ToC(output, lse);
+    return Decode(layer, queries, keys, values, selection, &out);
+  }
+  // Decodes like Decode, and writes to the engine's memory; without `memory.lse` no lse.
+  Status Decode(uint32_t layer, const Tensor& queries, const Tensor& keys, const Tensor& values,
+                const AttentionMemory& memory, const Selection* selection = nullptr) {
+    const pqc_partial place = memory.c();
+    pqc_step_attention out = ToC(place);
+    if (memory.lse.ndim() == 0) out.lse_tensor = nullptr;
+    return Decode(layer, queries, keys, values, selection, &out);
+  }
+
   // Starts Attend on other threads and returns; the arguments' memory must stay until AttendWait
   // returns (pqc_step_attend_begin). Not in a step on a GPU.
   Status AttendBegin(uint32_t layer, const Tensor& queries, std::span<float> output,
@@ -123,11 +143,11 @@ class Step {
   Status AttendWait() { return Status(pqc_step_attend_wait(handle_.get())); }
 
   // Passes the rows of the step's tokens, [query tokens of all items, kv_heads, dim] of every
-  // stored layer, and closes the step, whatever the status is. `accepted`, [items]: how many query
-  // tokens of each item remain; empty = all. `names`, [items]: names of tokens of each item's
-  // sequence; empty = none. The step's results may be used only when it succeeds
-  // (pqc_step_end_with).
-  Status End(std::span<const LayerRows> layers, std::span<const uint32_t> accepted = {},
+  // stored layer that was not decoded, and closes the step, whatever the status is. `accepted`,
+  // [items]: how many query tokens of each item remain; empty = all. `names`, [items]: names of
+  // tokens of each item's sequence; empty = none. The step's results may be used only when it
+  // succeeds (pqc_step_end_with).
+  Status End(std::span<const LayerRows> layers = {}, std::span<const uint32_t> accepted = {},
              std::span<const TokenNames> names = {}) {
     if (!accepted.empty() && accepted.size() != item_count_) {
       return {PQC_INVALID_ARGUMENT, "accepted",
@@ -214,12 +234,19 @@ class Step {
     return Status(pqc_step_attend_range(handle_.get(), layer, &q, ranges.data(), out));
   }
 
+  Status Decode(uint32_t layer, const Tensor& queries, const Tensor& keys, const Tensor& values,
+                const Selection* selection, pqc_step_attention* out) {
+    const pqc_tensor q = queries.c(), k = keys.c(), v = values.c();
+    const pqc_selection s = ToC(selection);
+    return Status(pqc_step_decode(handle_.get(), layer, &q, &k, &v, selection ? &s : nullptr, out));
+  }
+
   std::unique_ptr<pqc_step, Abandoner> handle_;
   size_t item_count_ = 0;
 };
 
-// Keeps sink and window too: for engines without a KV cache of their own (pqc_decoder). One thread
-// at a time.
+// Gives the complete attention for one sequence, for engines without a KV cache of their own
+// (pqc_decoder). One thread at a time.
 class Decoder {
  public:
   // Opens a decoder with one selection for all layers; its window_tokens must be at least 1. The

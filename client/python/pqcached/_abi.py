@@ -579,6 +579,8 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
         POINTER(Tensor), c_void_p, c_uint64]),
     "pqc_decoder_decode_with": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Tensor),
         POINTER(Tensor), POINTER(RowOptions), c_void_p, c_uint64]),
+    "pqc_step_decode": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Tensor),
+        POINTER(Tensor), POINTER(Selection), POINTER(StepAttention)]),
     "pqc_gpu_open": (c_uint32, [c_void_p, POINTER(GpuOptions), POINTER(c_void_p)]),
     "pqc_gpu_close": (None, [c_void_p]),
     "pqc_gpu_count": (c_uint32, [c_void_p, POINTER(GpuCounts)]),

@@ -388,9 +388,9 @@ def set_attention(attention: Any, output: Any, lse: Any, shape: Tuple[int, int, 
         attention.output_capacity = shape[0] * shape[1] * shape[2]
     else:
         attention.output_tensor = ctypes.pointer(tensor_to_write("output", output, output_shape).c)
-    if _is_plain(lse):
+    if lse is not None and _is_plain(lse):
         attention.lse, attention.lse_capacity = floats_to_write("lse", lse, output_shape[:-1]), shape[0] * shape[1]
-    else:
+    elif lse is not None:
         attention.lse_tensor = ctypes.pointer(tensor_to_write("lse", lse, output_shape[:-1]).c)
     attention.lse_base = member(LogBase, "log_base", log_base)
 

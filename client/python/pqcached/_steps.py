@@ -36,7 +36,8 @@ class StepItem(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StepAttention:
-    """Partial attention over the selected tokens of all items, packed: the query tokens of all items, in order."""
+    """Attention of all items, packed: the query tokens of all items, in order. Partial, over the selected tokens, unless
+    Step.decode returns it."""
 
     output: Any  # [query_tokens, query_heads, value_dim]; zeros where nothing was selected
     lse: Any  # [query_tokens, query_heads]; -inf where nothing was selected
@@ -158,6 +159,24 @@ class Step(Closable):
                                                       byref(attention)))
         return found
 
+    def decode(self, layer: int, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
+               selection: Optional[Selection] = None, *, out: Optional[Tuple[Any, Any]] = None,
+               log_base: LogBase = LogBase.NATURAL) -> StepAttention:
+        """Returns the complete attention of one layer over sinks, selected tokens and windows of all
+        items, the step's tokens included.
+
+        keys, values: rows of the step's tokens, [query_tokens of all items, kv_heads, dim]; they are
+        kept for end(), which takes no rows of this layer. A layer is decoded once in a step. Each
+        query token attends to the window before it; the tokens of a speculation share a selection.
+        queries, out, log_base: as in attend; the lse of `out` may be None. Not in a step on a GPU.
+        """
+        borrowed, attention, found = self._attention(layer, queries, out, log_base)
+        k, v = tensor("keys", keys), tensor("values", values)
+        with self._handle as step:
+            check(self._library.pqc_step_decode(step, uint32("layer", layer), byref(borrowed.c), byref(k.c),
+                                                byref(v.c), self._terms(selection), byref(attention)))
+        return found
+
     def attend_begin(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,
                      out: Optional[Tuple[Any, Any]] = None, log_base: LogBase = LogBase.NATURAL) -> None:
         """Like attend, but on other threads, concurrently with the engine's own work; attend_wait
@@ -192,19 +211,20 @@ class Step(Closable):
         set_attention(attention, output, lse, shape, False, log_base)
         return tensor("queries", queries), attention, found
 
-    def end(self, layers: Mapping[int, Tuple[ArrayLike, ArrayLike]], accepted: Optional[SequenceOf[int]] = None,
+    def end(self, layers: Optional[Mapping[int, Tuple[ArrayLike, ArrayLike]]] = None,
+            accepted: Optional[SequenceOf[int]] = None,
             names: Optional[SequenceOf[Optional[TokenNames]]] = None) -> None:
         """Appends the rows of the new tokens and closes the step, even if it raises.
 
-        layers: every stored layer -> (keys, values), [query_tokens of all items, kv_heads, dim];
-        they are copied. accepted: number of each item's query tokens to keep; None = all. The
+        layers: every stored layer that was not decoded -> (keys, values), [query_tokens of all
+        items, kv_heads, dim]; they are copied. accepted: number of each item's query tokens to keep; None = all. The
         others are rolled back. names: names of tokens of each item's sequence, or None; names of
         query tokens that are not kept have no effect.
 
         Raises Unavailable or Aborted when the step's results must not be used.
         """
         try:
-            rows, held = layer_rows(layers)
+            rows, held = layer_rows(layers or {})
             kept = None
             if accepted is not None:
                 if len(accepted) != len(self._items):
@@ -234,7 +254,7 @@ class Decoder(Closable):
     """Prefills each layer, then decodes token by token, layer by layer in ascending order. Made by
     Sequence.decoder.
 
-    Keeps the rows of sink and window and merges their attention with that over the selected tokens.
+    Its attention is complete: over sink, selected tokens and window.
     The first decode builds the missing part of the sequence's index.
     """
 

@@ -508,6 +508,9 @@ TEST_F(GpuStepTest, WhatDoesNotFitIsRefusedByName) {
               "queries is pageable host memory");
   ExpectFails(pqc_step_attend_begin(step, 0, &on_host.tensor, nullptr, &out), PQC_INVALID_ARGUMENT,
               "queries.device");
+  ExpectFails(
+      pqc_step_decode(step, 0, &on_host.tensor, &on_host.tensor, &on_host.tensor, nullptr, &out),
+      PQC_FAILED_PRECONDITION, "step: it is on a GPU");
   ExpectOk(engine.Run(step, 0));  // the step is as good as before
   pqc_step_abandon(step);
   ExpectOk(Begin(short_items, 1, 0.15, &step));

@@ -270,6 +270,44 @@ class StepsOverOnePath:
             np.testing.assert_allclose(middle.output[0], output, atol=1e-4)
         sequence.flush()
 
+    # ---- Complete attention
+
+    def test_decoded_steps_give_full_attention_and_need_no_rows(self):
+        counts = [TOKENS - 100, 20]
+        items = [StepItem(self.filled(count), count, 2) for count in counts]
+        for i in range(20):
+            rows = [slice(count + 2 * i, count + 2 * i + 2) for count in counts]
+            keys = np.concatenate([self.layer.keys[of_item] for of_item in rows])
+            values = np.concatenate([self.layer.values[of_item] for of_item in rows])
+            queries = np.stack([self.layer.queries] * 4)
+            items = [StepItem(item.sequence, count + 2 * i, 2) for item, count in zip(items, counts)]
+            output = np.empty((4, QUERY_HEADS, VALUE_DIM), np.float16)
+            with self.client.begin_step(items, ALL) as step:
+                found = step.decode(0, queries, keys, values, out=(output, None) if i % 2 else None)
+                step.end()
+            for token in range(4):
+                position = counts[token // 2] + 2 * i + token % 2
+                expected, lse = self.layer.attend([np.arange(position + 1)] * KV_HEADS)
+                np.testing.assert_allclose(found.output[token], expected, atol=2e-3 if i % 2 else 1e-4)
+                if i % 2 == 0:
+                    np.testing.assert_allclose(found.lse[token], lse, atol=1e-4)
+        for item, count in zip(items, counts):
+            item.sequence.flush()
+            self.assertEqual(item.sequence.describe().token_count, count + 40)
+
+    def test_decode_names_what_is_wrong(self):
+        sequence = self.filled(TOKENS - 1)
+        queries, keys, values = self.layer.queries, self.layer.keys[-1], self.layer.values[-1]
+        with self.client.begin_step([(sequence, TOKENS - 1)], ALL) as step:
+            with self.fails(pqcached.InvalidArgument, "values.shape"):
+                step.decode(0, queries, keys, keys)
+            step.decode(0, queries, keys, values)
+            with self.fails(pqcached.InvalidArgument, "layer: 0 was decoded"):
+                step.decode(0, queries, keys, values)
+            with self.fails(pqcached.InvalidArgument, "layers"):
+                step.end({0: (keys[None], values[None])})
+        self.assertEqual(sequence.describe().token_count, TOKENS - 1)
+
     # ---- Decoder
 
     def test_the_decoder_at_ratio_one_is_full_attention(self):

@@ -79,7 +79,7 @@ void CallOne(World& world, Tenant& tenant, uint8_t number, Bytes& bytes) {
       Create, Append,  Ingest,    Commit,       RacedCommit, Truncate, Fork,
       Drop,   Suspend, Resume,    FetchBlocks,  FetchTokens, TopK,     Attend,
       Score,  Match,   Build,     ClosePrefill, Attach,      Detach,   Admit,
-      Pin,    Evict,   OpenCache, Inspect,      EndSession,  Restart};
+      Pin,    Evict,   OpenCache, Inspect,      EndSession,  Restart,  AttendRange};
   static_assert(std::size(kFunctions) == static_cast<size_t>(CallKind::kCount));
   kFunctions[number % std::size(kFunctions)](world, tenant, bytes);
 }

@@ -38,6 +38,7 @@ enum class CallKind : uint8_t {
   kInspect,
   kEndSession,
   kRestart,
+  kAttendRange,
   kCount,
 };
 
@@ -70,6 +71,7 @@ void FetchBlocks(World& world, Tenant& tenant, Bytes& bytes);
 void FetchTokens(World& world, Tenant& tenant, Bytes& bytes);
 void TopK(World& world, Tenant& tenant, Bytes& bytes);
 void Attend(World& world, Tenant& tenant, Bytes& bytes);
+void AttendRange(World& world, Tenant& tenant, Bytes& bytes);
 void Score(World& world, Tenant& tenant, Bytes& bytes);
 
 void Attach(World& world, Tenant& tenant, Bytes& bytes);

@@ -174,7 +174,7 @@ void Inspect(World& world, Tenant& tenant, Bytes& bytes) {
     const World::Result result = world.Call(tenant, request, &response, bytes);
     world.Expect(tenant, result, request, StatusCode::kOk);
   };
-  switch (kind % 6) {
+  switch (kind % 9) {
     case 0:
       return call(v1::StatsRequest(), v1::StatsResponse());
     case 1:
@@ -185,10 +185,21 @@ void Inspect(World& world, Tenant& tenant, Bytes& bytes) {
       return call(v1::ListLeasesRequest(), v1::ListLeasesResponse());
     case 4:
       return call(v1::GetServerInfoRequest(), v1::GetServerInfoResponse());
-    default:
+    case 5: {
       v1::SetLogLevelRequest level;
       level.set_level("off");
       return call(level, v1::SetLogLevelResponse());
+    }
+    case 6:
+      return call(v1::ListSessionsRequest(), v1::ListSessionsResponse());
+    case 7:
+      return call(v1::ListTenantLimitsRequest(), v1::ListTenantLimitsResponse());
+    default:
+      const Sequence* one = Choose(tenant, bytes);
+      if (one == nullptr || one->is_loose) return;
+      v1::DescribeSequenceRequest describe;
+      describe.set_sequence_id(one->id);
+      return call(describe, v1::DescribeSequenceResponse());
   }
 }
 

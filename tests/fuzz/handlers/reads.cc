@@ -36,6 +36,7 @@ std::vector<float> QueryOf(uint8_t seed) {
   return query;
 }
 
+// Sets the query to `numbers`, [tokens, kQueryHeadCount, kKeyElements], at the last stored token.
 void SetQuery(const Sequence& one, size_t layer, const std::vector<float>& numbers,
               v1::Query* query) {
   query->set_sequence_id(one.id);
@@ -43,7 +44,9 @@ void SetQuery(const Sequence& one, size_t layer, const std::vector<float>& numbe
   query->set_query_position(one.content.empty() ? 0 : one.content.size() - 1);
   v1::Tensor* tensor = query->mutable_queries();
   tensor->set_dtype(v1::DTYPE_FLOAT32);
-  for (const uint64_t extent : {1u, kQueryHeadCount, kKeyElements}) tensor->add_shape(extent);
+  tensor->add_shape(numbers.size() / (kQueryHeadCount * kKeyElements));
+  tensor->add_shape(kQueryHeadCount);
+  tensor->add_shape(kKeyElements);
   tensor->set_inline_data(numbers.data(), numbers.size() * sizeof(float));
 }
 
@@ -140,6 +143,32 @@ void AttendOneToken(World& world, Tenant& tenant, const Sequence& one, uint8_t k
     const float value = kernels::F16ToF32(row[kKeyElements + i % kValueElements]);
     if (!(std::abs(output[i] - value) <= kTolerance))
       Found("the attention is not the token's value");
+  }
+}
+
+// Compares the attention of one query head over the tokens that it sees with its definition.
+void CheckAttention(const Tenant& tenant, size_t layer, std::span<const uint32_t> seen,
+                    const float* query, const float* output, float lse) {
+  double sum = 0;
+  std::vector<double> values(kValueElements);
+  for (const uint32_t content : seen) {
+    const double weight = std::exp(LogitOf(tenant, layer, content, query));
+    const Row& row = tenant.rows.row(layer, content);
+    sum += weight;
+    for (uint32_t i = 0; i < kValueElements; ++i) {
+      values[i] += weight * static_cast<double>(kernels::F16ToF32(row[kKeyElements + i]));
+    }
+  }
+  const double tolerance = static_cast<double>(kTolerance);
+  const double logarithm = static_cast<double>(lse);
+  const bool is_lse = sum > 0 ? std::abs(logarithm - std::log(sum)) <= tolerance
+                              : std::isinf(logarithm) && logarithm < 0;
+  if (!is_lse) Found("another log-sum-exp of a range");
+  for (uint32_t i = 0; i < kValueElements; ++i) {
+    const double expected = sum > 0 ? values[i] / sum : 0;
+    if (!(std::abs(static_cast<double>(output[i]) - expected) <= tolerance)) {
+      Found("another attention over a range");
+    }
   }
 }
 
@@ -252,6 +281,49 @@ void Attend(World& world, Tenant& tenant, Bytes& bytes) {
   CheckSelected(tenant, *one, layer, asked.is_flat, count, query, attention.selected());
   for (const float number : FloatsOf(attention.output())) {
     if (!std::isfinite(number)) Found("an output that is no number");
+  }
+}
+
+void AttendRange(World& world, Tenant& tenant, Bytes& bytes) {
+  const Sequence* one = Choose(tenant, bytes);
+  if (!Readable(one)) return;
+  const uint8_t kind = bytes.Byte();
+  const size_t layer = kind / 4 % kLayerCount;
+  const uint32_t length = 1 + kind / 8 % 3;  // query tokens
+  const uint64_t stored = one->content.size();
+  const uint64_t begin = stored * bytes.Byte() / 256;
+  const uint64_t wanted = begin + bytes.Byte();
+  const uint64_t end = kind < 224 ? std::min(wanted, stored) : wanted;
+  std::vector<float> query;
+  for (uint32_t token = 0; token < length; ++token) {
+    const std::vector<float> numbers = QueryOf(static_cast<uint8_t>(kind + token));
+    query.insert(query.end(), numbers.begin(), numbers.end());
+  }
+  v1::AttendRangeRequest request;
+  v1::AttendRangeItem* item = request.add_items();
+  SetQuery(*one, layer, query, item->mutable_query());
+  const uint64_t position = stored * (kind % 4) / 4;  // of the first query token
+  item->mutable_query()->set_query_position(position);
+  item->mutable_tokens()->set_begin(begin);
+  item->mutable_tokens()->set_end(end);
+  v1::AttendRangeResponse response;
+  const World::Result result = world.Call(tenant, request, &response, bytes);
+  StatusCode expected = ExpectedOf(*one);
+  if (expected == StatusCode::kOk && end > stored) expected = StatusCode::kOutOfRange;
+  if (!world.Expect(tenant, result, request, expected)) return;
+  const v1::Attention& attention = response.items(0);
+  const std::vector<float> output = FloatsOf(attention.output());
+  const uint32_t rows = length * kQueryHeadCount;
+  if (output.size() != size_t{rows} * kValueElements ||
+      attention.lse_size() != static_cast<int>(rows)) {
+    Found("an attention over a range of another size");
+  }
+  for (uint32_t i = 0; i < rows; ++i) {
+    const uint64_t seen_end = std::min(end, position + i / kQueryHeadCount + 1);
+    const uint64_t seen = seen_end > begin ? seen_end - begin : 0;
+    CheckAttention(tenant, layer, std::span(one->content).subspan(begin, seen),
+                   &query[i * kKeyElements], &output[i * kValueElements],
+                   attention.lse(static_cast<int>(i)));
   }
 }
 

@@ -32,7 +32,10 @@ std::vector<std::string> CallSeeds() {
       grow + CallOf(kFetchBlocks, {0, 1, 0, 200, 0}) +
           CallOf(kFetchTokens, {0, 24, 9, 80, 200, 3, 0}),
       grow + CallOf(kBuild, {0, 1, 0}) + CallOf(kTopK, {0, 43, 0}) + CallOf(kTopK, {0, 40, 0}) +
-          CallOf(kAttend, {0, 42, 0}) + CallOf(kAttend, {0, 41, 0}) + CallOf(kScore, {0, 80, 0}),
+          CallOf(kAttend, {0, 42, 0}) + CallOf(kAttend, {0, 41, 0}),
+      grow + CallOf(kScore, {0, 80, 0}),
+      grow + CallOf(kAttendRange, {0, 11, 0, 200, 0}) + CallOf(kAttendRange, {0, 23, 40, 0, 0}) +
+          CallOf(kAttendRange, {0, 227, 40, 250, 0}),
       grow + CallOf(kDrop, {0, 0}) + CallOf(kMatch, {20, 0}) + create(0, 1, 20) + create(1, 1, 20),
       create(0, 0, 0) + CallOf(kCommit, {0, 6, 0, 0}) + CallOf(kRacedCommit, {0, 2}) +
           CallOf(kRacedCommit, {0, 3}) + CallOf(kTruncate, {0, 5, 0}),
@@ -41,8 +44,8 @@ std::vector<std::string> CallSeeds() {
       grow + CallOf(kFork, {0, 100, 0}) + append(0, 3, 0) + CallOf(kTruncate, {1, 200, 0}),
       grow + CallOf(kAttach, {0, 0}) + append(0, 4, 0) + CallOf(kAttach, {0, 0}) +
           CallOf(kTruncate, {0, 3, 0}) + CallOf(kDetach, {0, 0}),
-      grow + CallOf(kSuspend, {0, 0}) + append(0, 1, 0) + CallOf(kResume, {0, 0}) +
-          CallOf(kPin, {0, 1, 0}) + CallOf(kEvict, {0, 0}) + CallOf(kPin, {0, 0, 0}) +
+      grow + CallOf(kSuspend, {0, 0}) + append(0, 1, 0) + CallOf(kResume, {0, 0}),
+      grow + CallOf(kPin, {0, 1, 0}) + CallOf(kEvict, {0, 0}) + CallOf(kPin, {0, 0, 0}) +
           CallOf(kEvict, {0, 0}),
       create(0, 0, 0) + CallOf(kCommit, {0, 4, 14, 0}) + CallOf(kRacedCommit, {0, 3}) +
           CallOf(kRacedCommit, {0, 3}) + CallOf(kRacedCommit, {0, 0}),
@@ -60,6 +63,9 @@ std::vector<std::string> CallSeeds() {
           CallOf(kTruncate, {0, 5, 0}) + append(0, 3, 0),
       CallOf(kAdmit, {1, 1, 0}) + CallOf(kOpenCache, {0}) + CallOf(kInspect, {0, 0}) +
           CallOf(kInspect, {2, 0}) + CallOf(kInspect, {4, 0}),
+      CallOf(kInspect, {1, 0}) + CallOf(kInspect, {3, 0}) + CallOf(kInspect, {5, 0}) +
+          CallOf(kInspect, {6, 0}) + CallOf(kInspect, {7, 0}),
+      grow + CallOf(kInspect, {8, 0, 0}),
   };
 }
 

@@ -20,7 +20,6 @@ using google::protobuf::Message;
 using google::protobuf::Reflection;
 using kvstore::SteadyTime;
 
-constexpr size_t kMaxCalls = 8;
 constexpr absl::Duration kHurry = absl::Milliseconds(3);
 constexpr absl::Duration kPatience = absl::Seconds(20);  // less than libFuzzer's
 

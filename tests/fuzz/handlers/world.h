@@ -40,6 +40,8 @@ class World {
     bool is_slow = false;
   };
 
+  static constexpr size_t kMaxCalls = 8;  // of an input; later ones are left out
+
   explicit World(const Options& options);
   World(const World&) = delete;
   World& operator=(const World&) = delete;

@@ -64,6 +64,7 @@ std::vector<RpcEntry> MakeEntries() {
       PQCACHED_ENTRY(queries, QueryHandlers, FetchBlocks),
       PQCACHED_ENTRY(queries, QueryHandlers, FetchTokens),
       PQCACHED_ENTRY(queries, QueryHandlers, Attend),
+      PQCACHED_ENTRY(queries, QueryHandlers, AttendRange),
       PQCACHED_ENTRY(leases, LeaseHandlers, Attach),
       PQCACHED_ENTRY(leases, LeaseHandlers, Detach),
       {v1::BuildIndexRequest::default_instance(), v1::BuildProgress::default_instance(),

@@ -44,9 +44,11 @@ set(sources
   step/layer_rows.cc
   step/mapped_reads.cc
   step/offload.cc
+  step/positions.cc
   step/preparer.cc
   step/progress.cc
   step/ready.cc
+  step/remote_lists.cc
   step/remote_reads.cc
   step/sender.cc
   step/step.cc

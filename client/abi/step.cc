@@ -60,6 +60,12 @@ pqc_status pqc_step_decode(pqc_step* step, uint32_t layer, const pqc_tensor* que
   });
 }
 
+pqc_status pqc_step_attend_positions(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                     const pqc_position_lists* lists, pqc_step_attention* out) {
+  return Call(
+      [&] { return pqcached::client::AttendPositionsInStep(step, layer, queries, lists, out); });
+}
+
 pqc_status pqc_step_attend_begin(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                                  const pqc_selection* selection, pqc_step_attention* out) {
   return Call(

@@ -109,6 +109,11 @@ kvstore::TokenRange RangeOf(const LayerCall& call, const StepItem& item) {
   return {range.begin, range.end};
 }
 
+std::span<const PositionList> ListsOf(const LayerCall& call, const StepItem& item) {
+  const auto index = static_cast<size_t>(&item - call.step->items.data());
+  return {call.lists + index * call.shape.kv_heads, call.shape.kv_heads};
+}
+
 namespace {
 
 // Reads where the attention of a step on a GPU is written: contiguous floats there.
@@ -131,6 +136,8 @@ pqc_status ReadDeviceOut(const pqc_step_attention& out, LayerCall* call) {
   return PQC_OK;
 }
 
+}  // namespace
+
 pqc_status ReadStepOut(const pqc_step_attention* caller_out, LayerCall* call) {
   pqc_step_attention out;
   RETURN_IF_ERROR(ReadStruct(caller_out, "out", &out));
@@ -140,6 +147,15 @@ pqc_status ReadStepOut(const pqc_step_attention* caller_out, LayerCall* call) {
   return ReadAttentionOut(AttentionOutFields(out), call->shape, call->step->query_tokens,
                           &call->out);
 }
+
+pqc_status WaitForTokens(pqc_step& step, size_t i, uint32_t needed) {
+  if (!step.no_wait) SetCallDeadline(step.deadline);
+  const pqc_status status =
+      step.client->reads->Wait(step, step.selection, nullptr, needed, &step.items[i]);
+  return status == PQC_OK ? PQC_OK : PrefixItem(i, status);
+}
+
+namespace {
 
 pqc_status ReadAttend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                       const pqc_selection* selection, const pqc_step_attention* caller_out) {
@@ -166,12 +182,8 @@ pqc_status WaitForRanges(const LayerCall& call) {
       return PrefixField(FieldPath::Of("ranges[%zu]", i), status);
     }
   }
-  SetCallDeadline(call.step->deadline);
   for (size_t i = 0; i < items.size(); ++i) {
-    const pqc_status status =
-        call.step->client->reads->Wait(*call.step, call.step->selection, nullptr,
-                                       static_cast<uint32_t>(call.ranges[i].end), &items[i]);
-    if (status != PQC_OK) return PrefixItem(i, status);
+    RETURN_IF_ERROR(WaitForTokens(*call.step, i, static_cast<uint32_t>(call.ranges[i].end)));
   }
   return PQC_OK;
 }

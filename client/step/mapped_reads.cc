@@ -167,11 +167,9 @@ class MappedReads final : public ReadBackend {
     return RunAll(call, counts);
   }
 
-  pqc_status StepAttendRange(const LayerCall& call) override {
-    std::vector<uint32_t>& counts = call.step->counts;
-    counts.assign(call.step->items.size(), 0);
-    return RunAll(call, counts.data());
-  }
+  pqc_status StepAttendRange(const LayerCall& call) override { return RunGiven(call); }
+
+  pqc_status StepAttendPositions(const LayerCall& call) override { return RunGiven(call); }
 
   pqc_status StepDecode(const LayerCall& call) override {
     std::vector<StepItem>& items = call.step->items;
@@ -249,23 +247,36 @@ class MappedReads final : public ReadBackend {
     }
   }
 
+  // Attends to the ranges or lists of a call.
+  pqc_status RunGiven(const LayerCall& call) {
+    std::vector<uint32_t>& counts = call.step->counts;
+    counts.assign(call.step->items.size(), 0);
+    return RunAll(call, counts.data());
+  }
+
+  // `terms`: of the selection, if any.
+  static Refusal ReadItem(const LayerCall& call, const StepItem& item,
+                          const kvstore::Selection* terms, Reader& reader,
+                          kvstore::SelectedTokens* selected) {
+    const kvstore::LayerQuery query = LayerQueryOf(QueryOf(call, item));
+    if (call.ranges) return reader.AttendRange(query, RangeOf(call, item), OutOf(call, item));
+    if (call.lists) return reader.AttendLists(query, ListsOf(call, item), OutOf(call, item));
+    if (!call.attends) return reader.TopK(query, *terms, selected);
+    return reader.Attend(query, *terms, /*want_positions=*/false, selected, OutOf(call, item));
+  }
+
   // Selects, and attends if asked to, for one item; its positions stay in its scratch.
   pqc_status RunItem(const LayerCall& call, StepItem& item, const kvstore::ParallelFor& parallel,
                      uint32_t* count) {
     if (SkipsSelection(call, item)) return PQC_OK;
     const kvstore::Selection* terms = nullptr;
-    if (!call.ranges) RETURN_IF_ERROR(PickTerms(call, &item, &terms));
-    const QueryView query = QueryOf(call, item);
+    const bool given = call.ranges || call.lists;
+    if (!given) RETURN_IF_ERROR(PickTerms(call, &item, &terms));
     ImageSource source(item.pinned, call.shape);
     const kernels::Exec exec{};
     Reader reader(source, exec, parallel, **item.scratch);
     kvstore::SelectedTokens selected;
-    const Refusal refusal =
-        call.ranges
-            ? reader.AttendRange(LayerQueryOf(query), RangeOf(call, item), OutOf(call, item))
-        : call.attends ? reader.Attend(LayerQueryOf(query), *terms, /*want_positions=*/false,
-                                       &selected, OutOf(call, item))
-                       : reader.TopK(LayerQueryOf(query), *terms, &selected);
+    const Refusal refusal = ReadItem(call, item, terms, reader, &selected);
     if (!refusal.ok()) return FailInStep(refusal);
     *count = selected.count;
     return Check(item);

@@ -57,9 +57,16 @@ class ReadBackend {
   virtual pqc_status StepAttendRange(const LayerCall& call) = 0;
   // Attends to sink and window of all items of a decode call, and merges with what is attended to.
   virtual pqc_status StepDecode(const LayerCall& call) = 0;
+  // Attends to call.lists for all items; their rows are stored.
+  virtual pqc_status StepAttendPositions(const LayerCall& call) = 0;
   // Checks at the end of a step that what was read of an item may be used.
   virtual pqc_status Check(const StepItem& item) = 0;
 };
+
+// Attends to call.lists for all items by rpc Attend, whose lists all have the same length: where
+// the lists of an item have several lengths, each length is a query of its own, of which only the
+// heads with that length count. The rows are stored. Errors: those of Remote::Attend.
+pqc_status AttendListsByRpc(Remote& remote, const LayerCall& call);
 
 // Reads by RPCs. REQUIRES, for both: the client's state outlives the backend.
 std::unique_ptr<ReadBackend> MakeRemoteReads(ClientState& client);

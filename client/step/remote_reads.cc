@@ -190,6 +190,10 @@ class RemoteReads final : public ReadBackend {
     return AttendToOwnRows(call, {}, kvstore::SerialFor());
   }
 
+  pqc_status StepAttendPositions(const LayerCall& call) override {
+    return AttendListsByRpc(remote(), call);
+  }
+
   pqc_status Check(const StepItem&) override { return PQC_OK; }
 
  private:

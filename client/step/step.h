@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,9 @@ struct StepItem {
   std::optional<kvstore::ReadScratchPool::Loan> scratch;
 };
 
+// Ascending positions without repetitions.
+using PositionList = std::span<const uint32_t>;
+
 // A checked call for one layer.
 struct LayerCall {
   pqc_step* step = nullptr;
@@ -48,6 +52,7 @@ struct LayerCall {
   float* output = nullptr;                  // on the device, in a step on a GPU
   float* lse = nullptr;                     // likewise
   const pqc_token_range* ranges = nullptr;  // [items], of an attention over ranges
+  const PositionList* lists = nullptr;      // [items, kv_heads], of an attention over positions
   uint32_t* counts = nullptr;
 };
 
@@ -83,6 +88,8 @@ struct pqc_step {
   pqcached::kvstore::Selection call_selection;  // selection passed with the call
   std::vector<uint32_t> counts;                 // per item
   std::vector<uint64_t> offsets;                // offsets of the items' positions, and the end
+  std::vector<pqcached::client::PositionList> lists;  // of call.lists
+  std::vector<uint32_t> sorted_positions;             // of lists that the caller passes unordered
   std::vector<pqcached::client::RowBlock> blocks;
   std::vector<pqc_row_options> names;                                  // per item, or empty
   std::vector<std::shared_ptr<pqcached::client::Handover>> handovers;  // per item
@@ -131,14 +138,16 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
 pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
                    const uint32_t* accepted, const pqc_row_options* caller_options);
 
-// Implement pqc_step_topk, pqc_step_attend, pqc_step_attend_range, pqc_step_attend_begin and
-// pqc_step_attend_wait.
+// Implement pqc_step_topk, pqc_step_attend, pqc_step_attend_range, pqc_step_attend_positions,
+// pqc_step_attend_begin and pqc_step_attend_wait.
 pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                         const pqc_selection* selection, pqc_step_positions* caller_out);
 pqc_status AttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                         const pqc_selection* selection, pqc_step_attention* out);
 pqc_status AttendRangeInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                              const pqc_token_range* ranges, pqc_step_attention* out);
+pqc_status AttendPositionsInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                                 const pqc_position_lists* caller_lists, pqc_step_attention* out);
 pqc_status BeginAttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                              const pqc_selection* selection, pqc_step_attention* out);
 pqc_status WaitAttendInStep(pqc_step* step);
@@ -150,9 +159,14 @@ kvstore::AttentionOut OutOf(const LayerCall& call, const StepItem& item);
 kvstore::TokenRange RangeOf(const LayerCall& call, const StepItem& item);
 // Returns whether the call selects nothing for an item, whatever its index.
 bool SkipsSelection(const LayerCall& call, const StepItem& item);
+std::span<const PositionList> ListsOf(const LayerCall& call, const StepItem& item);  // [kv_heads]
 
 // Checks the arguments that every call for a layer has, and fills step->call.
 pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries);
+// Reads where the attention of the call is written.
+pqc_status ReadStepOut(const pqc_step_attention* caller_out, LayerCall* call);
+// Waits until the first `needed` tokens of items[i] are stored, without an index.
+pqc_status WaitForTokens(pqc_step& step, size_t i, uint32_t needed);
 // Reads the selection of the call, which may be null: then it is the step's.
 pqc_status ReadCallSelection(pqc_step* step, const pqc_selection* selection);
 

@@ -425,22 +425,25 @@ void AttendLayer(const kernels::Exec& exec, const LayerView& view, const AttendL
   const LayerShape& shape = view.shape;
   const size_t scratch_bytes = AttendLayerScratchBytes(view);
   PQC_CHECK(parallel.worker_count * scratch_bytes <= scratch.size());
+  PQC_CHECK(args.lists.empty() || args.lists.size() == shape.kv_heads);
   const size_t span_bytes = AlignUp(view.segments.size() * sizeof(kernels::RowSpan));
   const size_t select_count = args.positions.size() / shape.kv_heads;
   const uint32_t group = shape.group_size();
   const auto attend_head = [&](uint32_t kv_head, uint32_t worker) {
     const std::span<std::byte> own = scratch.subspan(worker * scratch_bytes, scratch_bytes);
     const size_t output_floats = size_t{group} * shape.value_dim;
-    kernels::AttendRows(exec,
-                        {.shape = AttendShapeOf(shape),
-                         .scale = shape.scale,
-                         .softcap = shape.softcap,
-                         .queries = HeadQueries(shape, args.queries, kv_head),
-                         .spans = FillRowSpans(view, kv_head, own.first(span_bytes)),
-                         .positions = args.positions.subspan(kv_head * select_count, select_count),
-                         .output = args.output.subspan(kv_head * output_floats, output_floats),
-                         .lse = args.lse.subspan(size_t{kv_head} * group, group),
-                         .scratch = own.subspan(span_bytes)});
+    kernels::AttendRows(
+        exec, {.shape = AttendShapeOf(shape),
+               .scale = shape.scale,
+               .softcap = shape.softcap,
+               .queries = HeadQueries(shape, args.queries, kv_head),
+               .spans = FillRowSpans(view, kv_head, own.first(span_bytes)),
+               .positions = args.lists.empty()
+                                ? args.positions.subspan(kv_head * select_count, select_count)
+                                : args.lists[kv_head],
+               .output = args.output.subspan(kv_head * output_floats, output_floats),
+               .lse = args.lse.subspan(size_t{kv_head} * group, group),
+               .scratch = own.subspan(span_bytes)});
   };
   parallel.run(shape.kv_heads, std::cref(attend_head));
 }

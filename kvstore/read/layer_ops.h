@@ -55,8 +55,10 @@ void ScoreLayer(const kernels::Exec& exec, const LayerView& view, const ScoreLay
 struct AttendLayerArgs {
   std::span<const float> queries;       // [query_heads, key_dim]
   std::span<const uint32_t> positions;  // [kv_heads, k], ascending per kv head, stored
-  std::span<float> output;              // [query_heads, value_dim], overwritten; 0 when k = 0
-  std::span<float> lse;                 // [query_heads], overwritten; -infinity when k = 0
+  // [kv_heads], each ascending and stored: in place of `positions` when not empty.
+  std::span<const std::span<const uint32_t>> lists = {};
+  std::span<float> output;  // [query_heads, value_dim], overwritten; 0 when k = 0
+  std::span<float> lse;     // [query_heads], overwritten; -infinity when k = 0
 };
 
 // Returns the scratch size of one worker for AttendLayer.

@@ -68,6 +68,22 @@ Refusal CheckPositions(const LayerView& view, std::span<const uint32_t> position
   return {};
 }
 
+// Checks the ascending list of one kv head.
+Refusal CheckList(std::span<const uint32_t> list, size_t kv_head, uint32_t stored) {
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (list[i] < stored && (i == 0 || list[i] > list[i - 1])) continue;
+    std::string field = "lists[" + std::to_string(kv_head) + "][" + std::to_string(i) + "]";
+    if (list[i] >= stored) {
+      return Refuse(StatusCode::kOutOfRange, std::move(field),
+                    std::to_string(list[i]) + "; " + std::to_string(stored) + " tokens are stored");
+    }
+    return Refuse(StatusCode::kInvalidArgument, std::move(field),
+                  std::to_string(list[i]) + " after " + std::to_string(list[i - 1]) +
+                      ", must ascend within a list");
+  }
+  return {};
+}
+
 // Treats the queries of several tokens as one larger group: makes the view's query heads [kv_heads,
 // query_length x group_size].
 void WidenGroup(LayerView* view, uint32_t query_length) { view->shape.query_heads *= query_length; }
@@ -311,7 +327,7 @@ Refusal Reader::Attend(const LayerQuery& query, const Selection& selection, bool
     return AttendToRanges(view, query, scratch_.resolved.candidates, out);
   }
   RETURN_IF_ERROR(Select(query, selection, &view));
-  AttendOver(view, query, scratch_.positions, out);
+  AttendOver(view, query, scratch_.positions, {}, out);
   return {};
 }
 
@@ -321,7 +337,26 @@ Refusal Reader::AttendPositions(const LayerQuery& query, std::span<const uint32_
   RETURN_IF_ERROR(Open(query, {.layer = query.layer, .layer_field = "query.layer"}, &view));
   RETURN_IF_ERROR(TakeQueries(query, &view));
   RETURN_IF_ERROR(CheckPositions(view, positions, /*ascending=*/true));
-  AttendOver(view, query, positions, out);
+  AttendOver(view, query, positions, {}, out);
+  return {};
+}
+
+Refusal Reader::AttendLists(const LayerQuery& query,
+                            std::span<const std::span<const uint32_t>> lists,
+                            const AttentionOut& out) {
+  LayerView view;
+  RETURN_IF_ERROR(Open(query, {.layer = query.layer, .layer_field = "query.layer"}, &view));
+  RETURN_IF_ERROR(TakeQueries(query, &view));
+  PQC_CHECK(lists.size() == view.shape.kv_heads);
+  for (size_t head = 0; head < lists.size(); ++head) {
+    // A list that several heads have is checked once.
+    if (head > 0 && lists[head].data() == lists[head - 1].data() &&
+        lists[head].size() == lists[head - 1].size()) {
+      continue;
+    }
+    RETURN_IF_ERROR(CheckList(lists[head], head, view.token_count()));
+  }
+  AttendOver(view, query, {}, lists, out);
   return {};
 }
 
@@ -345,15 +380,19 @@ Refusal Reader::AttendToRanges(const LayerView& view, const LayerQuery& query,
 }
 
 void Reader::AttendOver(const LayerView& view, const LayerQuery& query,
-                        std::span<const uint32_t> positions, const AttentionOut& out) {
+                        std::span<const uint32_t> positions,
+                        std::span<const std::span<const uint32_t>> lists, const AttentionOut& out) {
   const size_t rows = view.shape.query_heads;  // of all query tokens
   const uint32_t value_dim = view.shape.value_dim;
   scratch_.output.resize(rows * value_dim);
   scratch_.lse.resize(rows);
-  const ParallelFor& threads = ThreadsFor(positions.size());
+  uint64_t tokens = positions.size();
+  for (const std::span<const uint32_t>& list : lists) tokens += list.size();
+  const ParallelFor& threads = ThreadsFor(tokens);
   AttendLayer(exec_, view,
               {.queries = scratch_.queries,
                .positions = positions,
+               .lists = lists,
                .output = scratch_.output,
                .lse = scratch_.lse},
               threads, scratch_.Bytes(threads.worker_count * AttendLayerScratchBytes(view)));

@@ -96,6 +96,12 @@ class Reader {
   // Errors: kInvalidArgument (the order), kOutOfRange (not stored), those of LayerSource
   Refusal AttendPositions(const LayerQuery& query, std::span<const uint32_t> positions,
                           const AttentionOut& out);
+  // Attends to a list of positions for each kv head, [kv_heads], which are ascending and may be
+  // empty.
+  //
+  // Errors: as AttendPositions, with fields "lists[kv_head][i]"
+  Refusal AttendLists(const LayerQuery& query, std::span<const std::span<const uint32_t>> lists,
+                      const AttentionOut& out);
   // Attends to the rows of a range, which may be empty, causally by query position.
   //
   // Errors: kInvalidArgument (the range), kOutOfRange (not stored), those of LayerSource
@@ -124,8 +130,10 @@ class Reader {
   void ListCandidates(uint32_t kv_heads);
   Refusal AttendToRanges(const LayerView& view, const LayerQuery& query,
                          std::span<const PositionRange> rows, const AttentionOut& out);
+  // `lists`, [kv_heads], is in place of `positions` when it is not empty.
   void AttendOver(const LayerView& view, const LayerQuery& query,
-                  std::span<const uint32_t> positions, const AttentionOut& out);
+                  std::span<const uint32_t> positions,
+                  std::span<const std::span<const uint32_t>> lists, const AttentionOut& out);
   // Returns the threads for work over that many tokens.
   const ParallelFor& ThreadsFor(uint64_t tokens) const;
 

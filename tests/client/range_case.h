@@ -36,23 +36,19 @@ struct RangeCase {
     for (uint64_t token = 0; token < tokens; ++token) {
       const uint64_t end = std::min(range.end, query_position + token + 1);
       for (uint32_t head = 0; head < Layer::kQueryHeads; ++head) {
-        AddHead(layer, token, head, {std::min(range.begin, end), end}, &attention);
+        AddTokens(layer, token, head, Range(std::min(range.begin, end), end), &attention);
       }
     }
     return attention;
   }
 
-  uint64_t tokens;
-  uint64_t query_position;
-  std::vector<float> queries;
-
- private:
-  void AddHead(const Layer& layer, uint64_t token, uint32_t head, pqc_token_range seen,
-               Attention* attention) const {
+  // Adds the attention of one query head over the positions that it sees.
+  void AddTokens(const Layer& layer, uint64_t token, uint32_t head,
+                 const std::vector<uint32_t>& seen, Attention* attention) const {
     const float* query = &queries[(token * Layer::kQueryHeads + head) * Layer::kKeyDim];
     double sum = 0;
     std::vector<double> output(Layer::kValueDim);
-    for (uint64_t position = seen.begin; position < seen.end; ++position) {
+    for (const uint32_t position : seen) {
       const float* key = layer.key(position, head / Layer::kGroup);
       const float* value = layer.value(position, head / Layer::kGroup);
       double logit = 0;
@@ -67,6 +63,10 @@ struct RangeCase {
       attention->output.push_back(sum > 0 ? static_cast<float>(value / sum) : 0.0f);
     }
   }
+
+  uint64_t tokens;
+  uint64_t query_position;
+  std::vector<float> queries;
 };
 
 inline void ExpectAttention(const Attention& actual, const Attention& expected,

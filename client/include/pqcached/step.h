@@ -11,6 +11,7 @@
  *                                  engine's own work
  *          or pqc_step_attend_range   (output, lse) of all tokens of a range
  *          or pqc_step_decode         the complete attention, sink and window included (decode.h)
+ *          or pqc_step_attend_positions   the same of positions that the engine gives
  *   pqc_step_end                   passes the rows of the new tokens and closes the step;
  *                                  pqc_step_abandon closes it without rows
  *
@@ -300,5 +301,7 @@ PQC_API pqc_status pqc_decoder_decode_with(pqc_decoder* decoder, uint32_t layer,
 #ifdef __cplusplus
 }
 #endif
+
+#include "pqcached/positions.h"
 
 #endif /* PQCACHED_STEP_H_ */

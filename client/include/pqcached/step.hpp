@@ -37,6 +37,15 @@ struct StepItem {
   uint32_t query_length = 1;    // query tokens, 1..8
 };
 
+// Positions of each item of a step that the engine gives (pqc_position_lists).
+struct PositionLists {
+  // [items, list_count, capacity], padded with -1 behind each list; a list may have any order.
+  std::span<const int32_t> positions = {};
+  uint32_t list_count = 1;  // of an item: 1 for all kv heads of the layer, or one for each
+  // [items, list_count]; empty = a list ends before its first -1, or at its capacity.
+  std::span<const uint32_t> lengths = {};
+};
+
 // One decode position, or several (speculation), over all layers for a batch of sequences. Made by
 // Client::BeginStep and Gpu::BeginStep; abandoned when it is destroyed before End. One thread at a
 // time.
@@ -128,6 +137,22 @@ class Step {
     pqc_step_attention out = ToC(place);
     if (memory.lse.ndim() == 0) out.lse_tensor = nullptr;
     return Decode(layer, queries, keys, values, selection, &out);
+  }
+
+  // Attends to the rows at the positions that the engine gives, without an index: all query tokens
+  // of an item to all positions of its lists, which are below its query_position. Waits until they
+  // are stored (pqc_step_attend_positions).
+  Status AttendPositions(uint32_t layer, const Tensor& queries, const PositionLists& lists,
+                         std::span<float> output, std::span<float> lse) {
+    pqc_step_attention out = ToC(output, lse);
+    return AttendPositions(layer, queries, lists, &out);
+  }
+  // Attends like AttendPositions, and writes to the engine's memory.
+  Status AttendPositions(uint32_t layer, const Tensor& queries, const PositionLists& lists,
+                         const AttentionMemory& memory) {
+    const pqc_partial place = memory.c();
+    pqc_step_attention out = ToC(place);
+    return AttendPositions(layer, queries, lists, &out);
   }
 
   // Starts Attend on other threads and returns; the arguments' memory must stay until AttendWait
@@ -239,6 +264,29 @@ class Step {
     const pqc_tensor q = queries.c(), k = keys.c(), v = values.c();
     const pqc_selection s = ToC(selection);
     return Status(pqc_step_decode(handle_.get(), layer, &q, &k, &v, selection ? &s : nullptr, out));
+  }
+
+  Status AttendPositions(uint32_t layer, const Tensor& queries, const PositionLists& lists,
+                         pqc_step_attention* out) {
+    const size_t count = item_count_ * lists.list_count;
+    if (count == 0 || lists.positions.size() % count != 0 ||
+        lists.positions.size() / count > UINT32_MAX) {
+      return {PQC_INVALID_ARGUMENT, "lists.positions",
+              std::to_string(lists.positions.size()) +
+                  ", must be [items, list_count, capacity] of " + std::to_string(count) + " lists"};
+    }
+    if (!lists.lengths.empty() && lists.lengths.size() != count) {
+      return {PQC_INVALID_ARGUMENT, "lists.lengths",
+              std::to_string(lists.lengths.size()) + ", but " + std::to_string(count) +
+                  " are needed: [items, list_count]"};
+    }
+    pqc_position_lists c = PQC_INIT(pqc_position_lists);
+    c.positions = lists.positions.data();
+    c.list_count = lists.list_count;
+    c.capacity = static_cast<uint32_t>(lists.positions.size() / count);
+    c.lengths = lists.lengths.empty() ? nullptr : lists.lengths.data();
+    const pqc_tensor q = queries.c();
+    return Status(pqc_step_attend_positions(handle_.get(), layer, &q, &c, out));
   }
 
   std::unique_ptr<pqc_step, Abandoner> handle_;

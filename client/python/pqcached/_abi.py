@@ -455,6 +455,16 @@ class StepAttention(Sized):
     ]
 
 
+class PositionLists(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("positions", POINTER(c_int32)),
+        ("list_count", c_uint32),
+        ("capacity", c_uint32),
+        ("lengths", POINTER(c_uint32)),
+    ]
+
+
 class GpuOptions(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -579,6 +589,8 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
         POINTER(Tensor), c_void_p, c_uint64]),
     "pqc_decoder_decode_with": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Tensor),
         POINTER(Tensor), POINTER(RowOptions), c_void_p, c_uint64]),
+    "pqc_step_attend_positions": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor),
+        POINTER(PositionLists), POINTER(StepAttention)]),
     "pqc_step_decode": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Tensor),
         POINTER(Tensor), POINTER(Selection), POINTER(StepAttention)]),
     "pqc_gpu_open": (c_uint32, [c_void_p, POINTER(GpuOptions), POINTER(c_void_p)]),

@@ -413,6 +413,23 @@ def positions_to_read(name: str, positions: Any, kv_heads: int) -> np.ndarray[An
     return _uint32s(name, array)
 
 
+def position_lists_to_read(name: str, positions: Any, items: int) -> np.ndarray[Any, Any]:
+    """Returns positions [items, lists, capacity], or [items, capacity] of one list each, as contiguous int32."""
+    array = np.asarray(positions)
+    if array.ndim == 2:
+        array = array[:, None, :]
+    if array.ndim != 3 or array.shape[0] != items:
+        raise InvalidArgument.about(f"{name}.shape", f"{array.shape}, must be [items, lists, capacity] with {items} items")
+    if array.dtype == np.uint32:
+        array = np.ascontiguousarray(array).view(np.int32)
+    elif array.dtype != np.int32:
+        if array.dtype.kind not in "iu":
+            raise TypeError(f"{name}: dtype {array.dtype}; must be integers")
+        if array.size and (array.min() < -1 or array.max() >= 1 << 31):
+            raise InvalidArgument.about(name, "must be -1 to 2^31 - 1")
+    return np.ascontiguousarray(array, dtype=np.int32)
+
+
 def token_ids_to_read(name: str, token_ids: Any) -> np.ndarray[Any, Any]:
     array = np.asarray(token_ids)
     if array.ndim != 1:

@@ -14,7 +14,7 @@ import numpy as np
 
 from . import _abi as abi
 from ._arguments import uint32, uint64
-from ._arrays import ArrayLike, floats_to_write, new_array, set_attention, tensor
+from ._arrays import ArrayLike, floats_to_write, new_array, position_lists_to_read, set_attention, tensor
 from ._enums import LogBase
 from ._errors import FailedPrecondition, InvalidArgument
 from ._handle import Closable, Handle
@@ -175,6 +175,30 @@ class Step(Closable):
         with self._handle as step:
             check(self._library.pqc_step_decode(step, uint32("layer", layer), byref(borrowed.c), byref(k.c),
                                                 byref(v.c), self._terms(selection), byref(attention)))
+        return found
+
+    def attend_positions(self, layer: int, queries: ArrayLike, positions: Any, lengths: Optional[Any] = None, *,
+                         out: Optional[Tuple[Any, Any]] = None, log_base: LogBase = LogBase.NATURAL) -> StepAttention:
+        """Returns the attention over positions that the engine gives, without an index or selection;
+        waits until they are stored.
+
+        positions: integers [items, kv_heads, capacity], or [items, capacity] of one list for all kv
+        heads, in any order, padded with -1, each below its item's query_position. A repeated
+        position counts once. lengths: of the lists, [items, lists]; None = up to the first -1.
+        queries, out, log_base: as in attend. counts: different positions in each item's longest list.
+        """
+        chosen = position_lists_to_read("lists.positions", positions, len(self._items))
+        lists = abi.PositionLists(positions=np.ctypeslib.as_ctypes(chosen.reshape(-1)) if chosen.size else None,
+                                  list_count=chosen.shape[1], capacity=chosen.shape[2])
+        if lengths is not None:
+            counts = np.ascontiguousarray(np.asarray(lengths).reshape(-1), dtype=np.uint32)
+            if counts.size != len(self._items) * chosen.shape[1]:
+                raise InvalidArgument.about("lists.lengths", f"{counts.size} of them, must be [items, lists]")
+            lists.lengths = np.ctypeslib.as_ctypes(counts)
+        borrowed, attention, found = self._attention(layer, queries, out, log_base)
+        with self._handle as step:
+            check(self._library.pqc_step_attend_positions(step, uint32("layer", layer), byref(borrowed.c), byref(lists),
+                                                          byref(attention)))
         return found
 
     def attend_begin(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,

@@ -466,6 +466,40 @@ class StepsOverOnePath:
             np.testing.assert_allclose(out[1][i], lse[0], atol=1e-4)
         self.assertEqual(list(found.counts), [TOKENS, TOKENS - 157])
 
+    def test_steps_attend_to_positions_of_the_engine(self):
+        items, queries = self.batch()
+        random = np.random.default_rng(5)
+        per_head = np.full((2, KV_HEADS, 100), -1, np.int64)
+        for i, item in enumerate(items):
+            for head in range(KV_HEADS):
+                count = 60 + 10 * head
+                per_head[i, head, :count] = random.permutation(item.query_position)[:count]
+        for positions in (per_head, per_head.astype(np.int32), per_head.astype(np.int32).view(np.uint32), per_head[:, 0]):
+            lists = positions if positions.ndim == 3 else positions[:, None]
+            lengths = (lists.view(np.int32) if lists.dtype == np.uint32 else lists).astype(np.int64) >= 0
+            with self.client.begin_step(items) as step:
+                found = step.attend_positions(0, queries, positions)
+                again = step.attend_positions(0, queries, positions, lengths.sum(-1))
+            np.testing.assert_array_equal(found.output, again.output)
+            for i, item in enumerate(items):
+                one = {head: np.sort(lists[i, head % lists.shape[1]][:60 + 10 * (head % lists.shape[1])]).astype(np.uint32)
+                       for head in range(KV_HEADS)}
+                self.assertEqual(found.counts[i], max(len(chosen) for chosen in one.values()))
+                group = QUERY_HEADS // KV_HEADS
+                for head in range(KV_HEADS):
+                    chosen = np.stack([one[head]] * KV_HEADS)
+                    expected = item.sequence.attend_positions(0, item.query_position - 1, queries[i], chosen)
+                    heads = slice(head * group, (head + 1) * group)
+                    np.testing.assert_allclose(found.output[i, heads], expected.output[heads], atol=1e-5)
+                    np.testing.assert_allclose(found.lse[i, heads], expected.lse[heads], atol=1e-5)
+        with self.client.begin_step(items) as step:
+            with self.fails(pqcached.InvalidArgument, "lists.positions[0]"):
+                step.attend_positions(0, queries, [[TOKENS], [0]])
+            with self.fails(pqcached.InvalidArgument, "lists.positions.shape"):
+                step.attend_positions(0, queries, [[1]])
+            with self.fails(pqcached.InvalidArgument, "lists.lengths"):
+                step.attend_positions(0, queries, [[1], [2]], [1])
+
     def test_parts_in_tensors_of_the_engine_merge(self):
         sequence = self.filled()
         queries = np.random.default_rng(3).standard_normal((4, QUERY_HEADS, KEY_DIM), dtype=np.float32)

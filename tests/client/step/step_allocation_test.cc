@@ -109,6 +109,11 @@ class StepAllocationTest : public testing::StepTest {
     places.counts = counts;
     places.positions = positions_.data();
     places.capacity = positions_.size();
+    const int32_t chosen[kSequences][4] = {{9, 3, 5, -1}, {1, 2, 3, 4}, {-1}};
+    pqc_position_lists lists = PQC_INIT(pqc_position_lists);
+    lists.positions = chosen[0];
+    lists.list_count = 1;
+    lists.capacity = 4;
     pqc_step_options options = PQC_INIT(pqc_step_options);
     options.selection = &step_selection_;
     pqc_step* step = nullptr;
@@ -120,6 +125,7 @@ class StepAllocationTest : public testing::StepTest {
     ok = ok && pqc_step_topk(step, 0, &queries, &own_, &places) == PQC_OK;
     ok = ok && pqc_step_attend_begin(step, 1, &queries, &own_, &out) == PQC_OK;
     ok = ok && pqc_step_attend_wait(step) == PQC_OK;
+    ok = ok && pqc_step_attend_positions(step, 1, &queries, &lists, &out) == PQC_OK;
     ok = ok && pqc_step_end(step, rows_.data(), kLayers, nullptr) == PQC_OK;
     counting = false;
     EXPECT_TRUE(ok) << pqc_last_error();

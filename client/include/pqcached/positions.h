@@ -1,0 +1,65 @@
+/* pqcached client: steps that attend to positions which another indexer has selected, for natively
+ * sparse models. A part of step.h, which includes it.
+ *
+ * Example, one position of one sequence, whose model has selected 2048 tokens for all kv heads:
+ *
+ *     pqc_position_lists lists = PQC_INIT(pqc_position_lists);
+ *     lists.positions = selected;  // [2048]: positions, then -1
+ *     lists.list_count = 1;
+ *     lists.capacity = 2048;
+ *     pqc_step_attention attention = PQC_INIT(pqc_step_attention);
+ *     attention.output = output;  // [query_heads, value_dim]
+ *     attention.output_capacity = 32 * 128;
+ *     attention.lse = lse;  // [query_heads]
+ *     attention.lse_capacity = 32;
+ *     status = pqc_step_attend_positions(step, 0, query, &lists, &attention);
+ */
+/* Before the guard: step.h includes this header at its end, with the types that it needs. */
+#include "pqcached/step.h"
+
+#ifndef PQCACHED_POSITIONS_H_
+#define PQCACHED_POSITIONS_H_
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Positions of each item of a step, in lists. Positions are below 2^30, so that a list of uint32
+ * whose padding is 0xffffffff has the same bytes. */
+typedef struct pqc_position_lists {
+  size_t struct_size;
+  const int32_t* positions; /* [items, list_count, capacity]; may be NULL when capacity is 0 */
+  uint32_t list_count;      /* lists of an item: one for each kv head of the layer, or 1 for all of
+                               them */
+  uint32_t capacity;        /* elements of a list, padding included */
+  const uint32_t*
+      lengths; /* [items, list_count]: positions of each list, at most `capacity`; NULL =
+                               a list ends before its first -1, or at `capacity` */
+} pqc_position_lists;
+
+/* Attends to the rows at the positions of each item in one layer, with exact logits: a partial
+ * attention as that of pqc_step_attend, whose `queries` and `out` it has. Needs no index and no
+ * selection. All query tokens of an item attend to all positions of its lists, which are below the
+ * item's query_position: the engine attends to the step's own tokens itself. Waits until the rows
+ * are stored. Results may be used only after pqc_step_end has returned PQC_OK.
+ *
+ * A list may be empty, and may have any order. A position that it repeats counts once. Ascending
+ * lists are read in place; others are copied and sorted. out->counts [items]: the number of
+ * different positions in the item's longest list.
+ *
+ * Errors: PQC_INVALID_ARGUMENT     layer, queries; lists.list_count, lists.positions, lists.lengths;
+ *                                  lists.positions[j]: element j of the array is negative, or not
+ *                                  below the query_position of its item
+ *         PQC_OUT_OF_RANGE         out.output_capacity, out.lse_capacity
+ *         PQC_FAILED_PRECONDITION  a step on a GPU; an attention that was begun and not waited for
+ *         and those of pqc_step_topk but for the index's */
+PQC_API pqc_status pqc_step_attend_positions(pqc_step* step, uint32_t layer,
+                                             const pqc_tensor* queries,
+                                             const pqc_position_lists* lists,
+                                             pqc_step_attention* out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* PQCACHED_POSITIONS_H_ */

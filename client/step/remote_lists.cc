@@ -1,0 +1,163 @@
+// Attention over lists of positions by rpc Attend.
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "client/base/error.h"
+#include "client/step/read_backend.h"
+#include "client/step/step.h"
+#include "kernels/base/status_macros.h"
+
+namespace pqcached::client {
+namespace {
+
+// Requests larger than this are split.
+constexpr uint64_t kMaxRequestBytes = 4 << 20;
+
+// A query over lists of one length.
+struct Part {
+  size_t item = 0;
+  uint32_t length = 0;
+  bool whole = false;                        // all lists of the item have this length
+  std::vector<uint32_t> positions = {};      // [kv_heads, length]
+  std::vector<float> output = {}, lse = {};  // unless `whole`
+};
+
+class ListCall {
+ public:
+  ListCall(Remote& remote, const LayerCall& call) : remote_(remote), call_(call) {}
+
+  pqc_status Run() {
+    for (size_t i = 0; i < call_.step->items.size(); ++i) RETURN_IF_ERROR(AddItem(i));
+    return Send();
+  }
+
+ private:
+  const StepItem& ItemOf(size_t index) const { return call_.step->items[index]; }
+
+  // Stores what is known without an rpc, and adds the other parts. Sends the parts before them when
+  // they are large enough.
+  pqc_status AddItem(size_t index) {
+    const std::span<const PositionList> lists = ListsOf(call_, ItemOf(index));
+    std::vector<uint32_t> lengths;
+    for (uint32_t kv_head = 0; kv_head < lists.size(); ++kv_head) {
+      if (lists[kv_head].empty()) StoreNothing(ItemOf(index), kv_head);
+      lengths.push_back(static_cast<uint32_t>(lists[kv_head].size()));
+    }
+    std::sort(lengths.begin(), lengths.end());
+    lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
+    for (const uint32_t length : lengths) {
+      if (length == 0) continue;
+      const uint64_t bytes = uint64_t{length} * lists.size() * sizeof(uint32_t);
+      if (bytes_ + bytes > kMaxRequestBytes) RETURN_IF_ERROR(Send());
+      bytes_ += bytes;
+      parts_.push_back(PartOf(index, lists, length, lengths.size() == 1));
+    }
+    return PQC_OK;
+  }
+
+  Part PartOf(size_t index, std::span<const PositionList> lists, uint32_t length,
+              bool whole) const {
+    Part part{.item = index, .length = length, .whole = whole};
+    part.positions.resize(lists.size() * length);
+    auto next = part.positions.begin();
+    for (const PositionList& list : lists) {
+      // Any stored positions do for the other heads: an item has at least `length` tokens.
+      if (list.size() == length) {
+        std::copy(list.begin(), list.end(), next);
+      } else {
+        std::iota(next, next + length, 0);
+      }
+      next += length;
+    }
+    if (whole) return part;
+    const size_t rows = size_t{ItemOf(index).query_length} * call_.shape.query_heads;
+    part.output.resize(rows * call_.shape.value_dim);
+    part.lse.resize(rows);
+    return part;
+  }
+
+  pqc_status Send() {
+    if (parts_.empty()) return PQC_OK;
+    std::vector<PositionsView> positions(parts_.size());
+    std::vector<pqc_positions> selected(parts_.size(), pqc_positions{});
+    std::vector<AttendItem> attends(parts_.size());
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      Part& part = parts_[i];
+      positions[i] = {part.positions.data(), part.length};
+      const StepItem& item = ItemOf(part.item);
+      attends[i] = {.query = QueryOf(call_, item),
+                    .positions = &positions[i],
+                    .out = part.whole ? OutOf(call_, item)
+                                      : kvstore::AttentionOut::Packed(
+                                            part.output.data(), part.lse.data(),
+                                            call_.shape.query_heads, call_.shape.value_dim),
+                    .selected = &selected[i]};
+    }
+    RefusalBuffer error;
+    const pqc_status status =
+        remote_.Attend(attends.data(), static_cast<uint32_t>(attends.size()), &error);
+    if (status != PQC_OK) return ReportPart(status, error);
+    for (const Part& part : parts_) {
+      if (!part.whole) StoreHeads(part);
+    }
+    parts_.clear();
+    bytes_ = 0;
+    return PQC_OK;
+  }
+
+  // Names the step's item in place of the request's.
+  pqc_status ReportPart(pqc_status status, const RefusalBuffer& error) const {
+    size_t index = 0;
+    if (std::sscanf(error.field, "items[%zu]", &index) != 1 || index >= parts_.size()) {
+      return Report(status, error);
+    }
+    char sent[64], sent_query[64], own[64];
+    std::snprintf(sent, sizeof(sent), "items[%zu]", index);
+    std::snprintf(sent_query, sizeof(sent_query), "items[%zu].query", index);
+    std::snprintf(own, sizeof(own), "items[%zu]", parts_[index].item);
+    return Report(status, error, {{sent_query, own}, {sent, own}});
+  }
+
+  // Copies the results of the heads whose lists have the part's length.
+  void StoreHeads(const Part& part) const {
+    const StepItem& item = ItemOf(part.item);
+    const std::span<const PositionList> lists = ListsOf(call_, item);
+    const LayerShape& shape = call_.shape;
+    const kvstore::AttentionOut out = OutOf(call_, item);
+    for (uint64_t row = 0; row < part.lse.size(); ++row) {
+      const auto head = static_cast<uint32_t>(row % shape.query_heads);
+      if (lists[head / shape.group_size()].size() != part.length) continue;
+      out.Store(row / shape.query_heads, head, &part.output[row * shape.value_dim], shape.value_dim,
+                part.lse[row]);
+    }
+  }
+
+  // Stores the attention of the query heads of one kv head over no rows.
+  void StoreNothing(const StepItem& item, uint32_t kv_head) const {
+    const LayerShape& shape = call_.shape;
+    const std::vector<float> zeros(shape.value_dim);
+    const kvstore::AttentionOut out = OutOf(call_, item);
+    for (uint32_t token = 0; token < item.query_length; ++token) {
+      for (uint32_t i = 0; i < shape.group_size(); ++i) {
+        out.Store(token, kv_head * shape.group_size() + i, zeros.data(), shape.value_dim,
+                  -std::numeric_limits<float>::infinity());
+      }
+    }
+  }
+
+  Remote& remote_;
+  const LayerCall& call_;
+  std::vector<Part> parts_;  // not sent yet
+  uint64_t bytes_ = 0;       // of their positions
+};
+
+}  // namespace
+
+pqc_status AttendListsByRpc(Remote& remote, const LayerCall& call) {
+  return ListCall(remote, call).Run();
+}
+
+}  // namespace pqcached::client

@@ -1,5 +1,6 @@
 // Implements pqc_merge and pqc_merge_tensors.
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -30,18 +31,38 @@ pqc_status Merge(uint32_t rows, uint32_t dim, float* output_a, float* lse_a, con
 
 // A caller's partial attention: [tokens, heads, dim] to read, and the same memory to write.
 struct PartialView {
+  static constexpr float kNoSink = -std::numeric_limits<float>::infinity();
+
   uint64_t tokens = 0;
   uint32_t heads = 0;
   uint32_t dim = 0;
   kvstore::LayerQuery output;  // copies rows as floats
   kvstore::AttentionOut place;
+  bool has_sinks = false;
+  TensorView sinks;  // [heads]
 
   float Lse(uint64_t token, uint32_t head) const {
     const std::byte* at = place.lse + static_cast<ptrdiff_t>(token) * place.lse_strides_bytes[0] +
                           static_cast<ptrdiff_t>(head) * place.lse_strides_bytes[1];
     return kvstore::FromBase(place.lse_base, kernels::LoadElement(place.lse_dtype, at, 0));
   }
+  float SinkLogit(uint32_t head) const {
+    if (!has_sinks) return kNoSink;
+    const std::byte* at = sinks.data + static_cast<ptrdiff_t>(head) * StrideBytes(sinks, 0);
+    return kernels::LoadElement(sinks.dtype, at, 0);
+  }
 };
+
+pqc_status ReadSinks(const pqc_partial& partial, const char* name, PartialView* view) {
+  if (!partial.sink_logits) return PQC_OK;
+  RETURN_IF_ERROR(ReadTensor(*partial.sink_logits, name, &view->sinks));
+  if (view->sinks.ndim != 1 || view->sinks.shape[0] != view->heads) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.shape", name), "must be [heads] = [%u]",
+                view->heads);
+  }
+  view->has_sinks = true;
+  return PQC_OK;
+}
 
 // Reads a partial; `name` is "a" or "b".
 pqc_status ReadPartial(const pqc_partial* from, const char* name, PartialView* view) {
@@ -81,7 +102,7 @@ pqc_status ReadPartial(const pqc_partial* from, const char* name, PartialView* v
     view->output.strides_bytes[dim] = view->place.output_strides_bytes[dim] = stride;
   }
   for (uint32_t dim = 0; dim < 2; ++dim) view->place.lse_strides_bytes[dim] = StrideBytes(lse, dim);
-  return PQC_OK;
+  return ReadSinks(partial, (path + ".sink_logits").c_str(), view);
 }
 
 pqc_status MergeTensors(const pqc_partial* caller_a, const pqc_partial* caller_b) {
@@ -91,14 +112,20 @@ pqc_status MergeTensors(const pqc_partial* caller_a, const pqc_partial* caller_b
   if (a.tokens != b.tokens || a.heads != b.heads || a.dim != b.dim) {
     return Fail(PQC_INVALID_ARGUMENT, "b.output.shape", "must be that of a.output");
   }
+  if (b.has_sinks) {
+    return Fail(PQC_INVALID_ARGUMENT, "b.sink_logits", "must be NULL: sinks are a field of a");
+  }
   std::vector<float> output_a(a.dim), output_b(a.dim);
+  const std::vector<float> no_value(a.dim);
   for (uint64_t token = 0; token < a.tokens; ++token) {
     for (uint32_t head = 0; head < a.heads; ++head) {
       float lse_a = a.Lse(token, head);
       const float lse_b = b.Lse(token, head);
       a.output.Copy(static_cast<uint32_t>(token), head, a.dim, output_a.data());
       b.output.Copy(static_cast<uint32_t>(token), head, a.dim, output_b.data());
-      const kernels::Partial partials[] = {{output_a.data(), &lse_a}, {output_b.data(), &lse_b}};
+      const float sink = a.SinkLogit(head);
+      const kernels::Partial partials[] = {
+          {output_a.data(), &lse_a}, {output_b.data(), &lse_b}, {no_value.data(), &sink}};
       kernels::MergePartials(kernels::Exec{}, {.query_count = 1,
                                                .value_dim = a.dim,
                                                .partials = partials,

@@ -207,10 +207,21 @@ typedef struct pqc_partial {
   pqc_tensor output; /* [tokens, heads, dim] */
   pqc_tensor lse;    /* [tokens, heads] */
   pqc_log_base lse_base;
+  /* Learned attention sinks of a model, [heads] natural logits of any dtype, or NULL. For `a` only;
+   * see pqc_merge_tensors. */
+  const pqc_tensor* sink_logits;
 } pqc_partial;
 
 /* Merges b into a like pqc_merge, for partial attentions of the same shape. Computes in fp32; a's
  * results are rounded to the dtypes of its tensors. No client is needed; thread-safe.
+ *
+ * With a->sink_logits, the softmax of query head h has one more term, exp(sink_logits[h]), without
+ * a value:
+ *
+ *   lse      = log(exp(lse_a) + exp(lse_b) + exp(sink_logits[h]))
+ *   output_a = exp(lse_a - lse) output_a + exp(lse_b - lse) output_b,   lse_a = lse
+ *
+ * A logit of -inf adds nothing. Of several merges, exactly one has the sinks.
  *
  * Errors: PQC_INVALID_ARGUMENT  a tensor and what is wrong with it ("b.lse.shape") */
 PQC_API pqc_status pqc_merge_tensors(const pqc_partial* a, const pqc_partial* b);

@@ -382,9 +382,13 @@ struct AttentionMemory {
   pqc_log_base lse_base = PQC_LOG_NATURAL;
 
   // Merges the partial attention `other` of the same shape over a disjoint set of tokens into this
-  // one (pqc_merge_tensors).
-  Status Merge(const AttentionMemory& other) const {
-    const pqc_partial a = c(), b = other.c();
+  // one (pqc_merge_tensors). `sink_logits`, [query_heads] or null: the model's learned attention
+  // sinks, which are added to the softmax in exactly one of several merges.
+  Status Merge(const AttentionMemory& other, const Tensor* sink_logits = nullptr) const {
+    pqc_partial a = c();
+    const pqc_partial b = other.c();
+    const pqc_tensor sinks = sink_logits ? sink_logits->c() : pqc_tensor{};
+    if (sink_logits) a.sink_logits = &sinks;
     return Status(pqc_merge_tensors(&a, &b));
   }
 

@@ -409,6 +409,7 @@ class Partial(Sized):
         ("output", Tensor),
         ("lse", Tensor),
         ("lse_base", c_uint32),
+        ("sink_logits", POINTER(Tensor)),
     ]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _abi as abi
 from ._arguments import MAX_TOKENS, member, number, uint32, uint64
-from ._arrays import Tensor, floats_to_read, floats_to_write, tensor, tensor_to_write
+from ._arrays import ArrayLike, Tensor, floats_to_read, floats_to_write, tensor, tensor_to_write
 from ._enums import BudgetKind, DType, GroupRule, IndexKind, LayerKind, LogBase, RopeLayout, Verdict
 from ._errors import InvalidArgument
 from ._library import check, clear_error_text, library
@@ -291,9 +291,12 @@ def merge(output_a: Any, lse_a: Any, output_b: Any, lse_b: Any) -> None:
 
 
 def merge_tensors(output_a: Any, lse_a: Any, output_b: Any, lse_b: Any, *, log_base_a: LogBase = LogBase.NATURAL,
-                  log_base_b: LogBase = LogBase.NATURAL) -> None:
+                  log_base_b: LogBase = LogBase.NATURAL, sink_logits: Optional[ArrayLike] = None) -> None:
     """Merges partial attention b into a like merge, for arrays of any strides of float32, float16
     or bfloat16: outputs [tokens, heads, dim], log-sum-exps [tokens, heads] in the given bases.
+
+    sink_logits: the model's learned attention sinks, [heads]: exp(sink_logits) is added to the
+    denominator of each head's softmax. Of several merges, exactly one has them.
 
     Raises TypeError (kind of array, dtype), InvalidArgument (shapes, not writable).
     """
@@ -307,5 +310,8 @@ def merge_tensors(output_a: Any, lse_a: Any, output_b: Any, lse_b: Any, *, log_b
         return abi.Partial(output=output.c, lse=lse.c, lse_base=member(LogBase, "log_base", log_base))
 
     a, b = partial(*tensors[:2], log_base_a), partial(*tensors[2:], log_base_b)
+    sinks = None if sink_logits is None else tensor("sink_logits", sink_logits)
+    if sinks is not None:
+        a.sink_logits = ctypes.pointer(sinks.c)
     clear_error_text()
     check(library().pqc_merge_tensors(ctypes.byref(a), ctypes.byref(b)))

@@ -514,6 +514,19 @@ class StepsOverOnePath:
         with self.fails(pqcached.InvalidArgument, "b.output.shape"):
             pqcached.merge_tensors(*a, b[0][:2], b[1][:2])
 
+    def test_learned_sinks_join_the_softmax_of_a_merge(self):
+        sequence = self.filled()
+        queries = np.random.default_rng(3).standard_normal((4, QUERY_HEADS, KEY_DIM), dtype=np.float32)
+        output, lse = self.causal(queries, TOKENS, (0, TOKENS))
+        sinks = np.linspace(-2, 9, QUERY_HEADS, dtype=np.float32)
+        a, b = (sequence.attend_range(0, TOKENS, queries, tokens) for tokens in ((0, 200), (200, TOKENS)))
+        pqcached.merge_tensors(a.output, a.lse, b.output, b.lse, sink_logits=sinks)
+        expected = np.logaddexp(lse, sinks)
+        np.testing.assert_allclose(a.lse, expected, atol=1e-4)
+        np.testing.assert_allclose(a.output, output * np.exp(lse - expected)[..., None], atol=1e-4)
+        with self.fails(pqcached.InvalidArgument, "a.sink_logits.shape"):
+            pqcached.merge_tensors(a.output, a.lse, b.output, b.lse, sink_logits=sinks[1:])
+
     def test_retrieved_tokens_do_not_count_the_ends(self):
         sequence = self.filled()
         for count, expected in ((50, 50), (10 * TOKENS, TOKENS - 36)):

@@ -44,6 +44,7 @@ set(sources
   step/layer_rows.cc
   step/mapped_reads.cc
   step/offload.cc
+  step/pages.cc
   step/positions.cc
   step/preparer.cc
   step/progress.cc

@@ -41,6 +41,14 @@ pqc_status pqc_step_topk(pqc_step* step, uint32_t layer, const pqc_tensor* queri
   return Call([&] { return pqcached::client::SelectInStep(step, layer, queries, selection, out); });
 }
 
+pqc_status pqc_step_topk_pages(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                               const pqc_selection* selection, const pqc_page_options* options,
+                               pqc_step_pages* out) {
+  return Call([&] {
+    return pqcached::client::SelectPagesInStep(step, layer, queries, selection, options, out);
+  });
+}
+
 pqc_status pqc_step_attend(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                            const pqc_selection* selection, pqc_step_attention* out) {
   return Call([&] { return pqcached::client::AttendInStep(step, layer, queries, selection, out); });

@@ -60,6 +60,10 @@ inline constexpr size_t kMinimumBytes<pqc_step_positions> = 48;
 template <>
 inline constexpr size_t kMinimumBytes<pqc_step_attention> = 48;
 template <>
+inline constexpr size_t kMinimumBytes<pqc_page_options> = 24;
+template <>
+inline constexpr size_t kMinimumBytes<pqc_step_pages> = 40;
+template <>
 inline constexpr size_t kMinimumBytes<pqc_position_lists> = 32;
 template <>
 inline constexpr size_t kMinimumBytes<pqc_gpu_options> = 120;

@@ -167,6 +167,8 @@ class MappedReads final : public ReadBackend {
     return RunAll(call, counts);
   }
 
+  pqc_status StepTopPages(const LayerCall& call) override { return RunGiven(call); }
+
   pqc_status StepAttendRange(const LayerCall& call) override { return RunGiven(call); }
 
   pqc_status StepAttendPositions(const LayerCall& call) override { return RunGiven(call); }
@@ -247,7 +249,7 @@ class MappedReads final : public ReadBackend {
     }
   }
 
-  // Attends to the ranges or lists of a call.
+  // Runs a call of which the caller knows the counts.
   pqc_status RunGiven(const LayerCall& call) {
     std::vector<uint32_t>& counts = call.step->counts;
     counts.assign(call.step->items.size(), 0);
@@ -261,6 +263,10 @@ class MappedReads final : public ReadBackend {
     const kvstore::LayerQuery query = LayerQueryOf(QueryOf(call, item));
     if (call.ranges) return reader.AttendRange(query, RangeOf(call, item), OutOf(call, item));
     if (call.lists) return reader.AttendLists(query, ListsOf(call, item), OutOf(call, item));
+    if (call.pages) {
+      const auto index = static_cast<size_t>(&item - call.step->items.data());
+      return reader.TopPages(query, *terms, call.pages->terms, call.pages->ListsOf(index));
+    }
     if (!call.attends) return reader.TopK(query, *terms, selected);
     return reader.Attend(query, *terms, /*want_positions=*/false, selected, OutOf(call, item));
   }

@@ -51,6 +51,8 @@ class ReadBackend {
   // Selects for all items: the positions of item i begin at positions[offsets[i]].
   virtual pqc_status StepTopK(const LayerCall& call, const uint64_t* offsets,
                               uint32_t* positions) = 0;
+  // Selects pages for all items; the lists of call.pages have room, and are not padded.
+  virtual pqc_status StepTopPages(const LayerCall& call) = 0;
   // Selects and attends for all items; counts: k of each item.
   virtual pqc_status StepAttend(const LayerCall& call, uint32_t* counts) = 0;
   // Attends to call.ranges for all items; the rows of the ranges are stored.

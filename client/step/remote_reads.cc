@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -26,15 +27,16 @@ pqc_status WaitAllStored(const LayerCall& call) {
   return PQC_OK;
 }
 
-// Repeats a call while the layer's index is being built.
+// Repeats a call while the layer's index is being built. `names` are those of Report.
 template <typename Ask>
-pqc_status UntilIndexed(const pqc_step& step, Ask ask) {
+pqc_status UntilIndexed(const pqc_step& step, Ask ask,
+                        std::initializer_list<HeaderName> names = {}) {
   constexpr auto kLongestPause = std::chrono::milliseconds(5);
   auto pause = std::chrono::milliseconds(1);
   for (;;) {
     RefusalBuffer error;
     const pqc_status status = ask(&error);
-    if (status != PQC_ABORTED) return Report(status, error);
+    if (status != PQC_ABORTED) return Report(status, error, names);
     if (StepClock::now() + pause >= step.deadline) {
       for (const StepItem& item : step.items) item.sequence->OpenPrefill();
       return SetRetry(kRetryConflict, Fail(PQC_DEADLINE_EXCEEDED, error));
@@ -136,6 +138,16 @@ class RemoteReads final : public ReadBackend {
     return UntilIndexed(*call.step, [&](RefusalBuffer* error) {
       return remote().TopK(selects.data(), static_cast<uint32_t>(selects.size()), error);
     });
+  }
+
+  pqc_status StepTopPages(const LayerCall& call) override {
+    RETURN_IF_ERROR(WaitAllStored(call));
+    for (size_t i = 0; i < call.step->items.size(); ++i) {
+      StepItem& item = call.step->items[i];
+      const pqc_status status = TopPages(call, item, call.pages->ListsOf(i));
+      if (status != PQC_OK) return PrefixItem(i, status);
+    }
+    return PQC_OK;
   }
 
   pqc_status StepAttend(const LayerCall& call, uint32_t* counts) override {
@@ -246,6 +258,61 @@ class RemoteReads final : public ReadBackend {
                                                .lse = {&state.lse[row], count}});
     }
     return PQC_OK;
+  }
+
+  pqc_status TopPages(const LayerCall& call, StepItem& item, const kvstore::PageLists& out) {
+    RETURN_IF_ERROR(PlanItemPages(call, item));
+    kvstore::ReadScratch& scratch = **item.scratch;
+    if (!scratch.pages.plan.takes_all()) RETURN_IF_ERROR(ScoreCandidates(call, item));
+    kvstore::SelectPages(kernels::Exec{},
+                         {.kv_heads = call.shape.kv_heads,
+                          .group_size = call.shape.group_size() * item.query_length,
+                          .rule = call.selection->group_rule,
+                          .terms = call.pages->terms,
+                          .candidates = scratch.resolved.candidates,
+                          .logits = scratch.pages.logits},
+                         kvstore::SerialFor(), &scratch.pages, out);
+    return PQC_OK;
+  }
+
+  // Collects the logits of an item's candidates in its scratch, as SelectPages reads them.
+  pqc_status ScoreCandidates(const LayerCall& call, StepItem& item) {
+    kvstore::ReadScratch& scratch = **item.scratch;
+    const uint32_t group = call.shape.group_size(), length = item.query_length;
+    kvstore::ResizeWithRoom(
+        size_t{call.shape.query_heads} * length * scratch.resolved.candidate_count,
+        &scratch.pages.logits);
+    std::vector<float> answer;
+    float* to = scratch.pages.logits.data();
+    for (const kvstore::PositionRange& range : scratch.resolved.candidates) {
+      const size_t tokens = range.end - range.begin;
+      answer.resize(call.shape.query_heads * tokens);
+      for (uint32_t token = 0; token < length; ++token) {
+        RETURN_IF_ERROR(ScoreToken(call, item, token, range, answer.data()));
+        for (uint32_t head = 0; head < call.shape.query_heads; ++head) {
+          // Rows are [kv_heads, query_length, group_size].
+          const size_t row = size_t{head / group * length + token} * group + head % group;
+          std::copy_n(&answer[head * tokens], tokens, to + row * tokens);
+        }
+      }
+      to += size_t{call.shape.query_heads} * length * tokens;
+    }
+    return PQC_OK;
+  }
+
+  pqc_status ScoreToken(const LayerCall& call, const StepItem& item, uint32_t token,
+                        const kvstore::PositionRange& range, float* logits) {
+    QueryView query = QueryOf(call, item);
+    query.queries.shape[0] = 1;
+    query.queries.data += int64_t{token} * query.queries.strides[0] *
+                          static_cast<int64_t>(kernels::DTypeBytes(query.queries.dtype));
+    return UntilIndexed(
+        *call.step,
+        [&](RefusalBuffer* error) {
+          return remote().Score(query, call.selection->index, {range.begin, range.end},
+                                {.logits = logits}, error);
+        },
+        {{"items[0].query", ""}, {"items[0].index", "selection.index"}, {"items[0]", ""}});
   }
 
   ClientState& client_;

@@ -39,6 +39,18 @@ struct StepItem {
 // Ascending positions without repetitions.
 using PositionList = std::span<const uint32_t>;
 
+// Where a call writes pages, and which.
+struct PageCall {
+  kvstore::PageLists ListsOf(size_t item) const {
+    return {lists + item * list_count * capacity, capacity};
+  }
+
+  kvstore::PageTerms terms;
+  int32_t* lists = nullptr;  // [items, list_count, capacity]
+  uint32_t list_count = 0;
+  uint32_t capacity = 0;
+};
+
 // A checked call for one layer.
 struct LayerCall {
   pqc_step* step = nullptr;
@@ -53,6 +65,7 @@ struct LayerCall {
   float* lse = nullptr;                     // likewise
   const pqc_token_range* ranges = nullptr;  // [items], of an attention over ranges
   const PositionList* lists = nullptr;      // [items, kv_heads], of an attention over positions
+  const PageCall* pages = nullptr;          // of a selection of pages
   uint32_t* counts = nullptr;
 };
 
@@ -88,6 +101,7 @@ struct pqc_step {
   pqcached::kvstore::Selection call_selection;  // selection passed with the call
   std::vector<uint32_t> counts;                 // per item
   std::vector<uint64_t> offsets;                // offsets of the items' positions, and the end
+  pqcached::client::PageCall page_call;         // of call.pages
   std::vector<pqcached::client::PositionList> lists;  // of call.lists
   std::vector<uint32_t> sorted_positions;             // of lists that the caller passes unordered
   std::vector<pqcached::client::RowBlock> blocks;
@@ -138,10 +152,13 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
 pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
                    const uint32_t* accepted, const pqc_row_options* caller_options);
 
-// Implement pqc_step_topk, pqc_step_attend, pqc_step_attend_range, pqc_step_attend_positions,
-// pqc_step_attend_begin and pqc_step_attend_wait.
+// Implement pqc_step_topk, pqc_step_topk_pages, pqc_step_attend, pqc_step_attend_range,
+// pqc_step_attend_positions, pqc_step_attend_begin and pqc_step_attend_wait.
 pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                         const pqc_selection* selection, pqc_step_positions* caller_out);
+pqc_status SelectPagesInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
+                             const pqc_selection* selection, const pqc_page_options* options,
+                             pqc_step_pages* caller_out);
 pqc_status AttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                         const pqc_selection* selection, pqc_step_attention* out);
 pqc_status AttendRangeInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
@@ -163,6 +180,8 @@ std::span<const PositionList> ListsOf(const LayerCall& call, const StepItem& ite
 
 // Checks the arguments that every call for a layer has, and fills step->call.
 pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queries);
+// Plans the pages of an item in its scratch, without reading rows.
+pqc_status PlanItemPages(const LayerCall& call, StepItem& item);
 // Reads where the attention of the call is written.
 pqc_status ReadStepOut(const pqc_step_attention* caller_out, LayerCall* call);
 // Waits until the first `needed` tokens of items[i] are stored, without an index.

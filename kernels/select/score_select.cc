@@ -16,7 +16,7 @@ size_t TokenCount(std::span<const ScoreSpan> spans) {
   return token_count;
 }
 
-void FindNormalisers(const Exec& exec, const ScoreSelectArgs& args,
+void FindNormalisers(const Exec& exec, const ScoreValuesArgs& args,
                      std::span<Normaliser> normalisers) {
   for (uint32_t head = 0; head < args.group_size; ++head) {
     for (const ScoreSpan& span : args.spans) {
@@ -44,11 +44,26 @@ void ScoreSelect(const Exec& exec, const ScoreSelectArgs& args) {
             ScoreSelectScratchBytes(args.group_size, static_cast<uint32_t>(token_count)));
   if (k == 0) return;
 
-  Normaliser normalisers[kMaxGroupSize];
-  if (NeedsNormalisers(args.rule, args.group_size)) FindNormalisers(exec, args, normalisers);
-
   const std::span<float> values(reinterpret_cast<float*>(args.scratch.data()), token_count);
   const std::span<float> work(values.data() + (token_count + 15) / 16 * 16, token_count);
+  ScoreValues(exec, {args.group_size, args.rule, args.spans, values});
+
+  ValueThreshold threshold = FindThreshold(exec, values, k, work);
+  uint32_t written = 0;
+  size_t token = 0;
+  for (const ScoreSpan& span : args.spans) {
+    written = EmitSelected(exec, values.subspan(token, span.token_count), span.first_position,
+                           threshold, args.positions, written);
+    token += span.token_count;
+  }
+  PQC_CHECK(written == k);
+}
+
+void ScoreValues(const Exec& exec, const ScoreValuesArgs& args) {
+  PQC_CHECK(args.group_size >= 1 && args.group_size <= kMaxGroupSize);
+  PQC_CHECK(args.values.size() == TokenCount(args.spans));
+  Normaliser normalisers[kMaxGroupSize];
+  if (NeedsNormalisers(args.rule, args.group_size)) FindNormalisers(exec, args, normalisers);
   size_t token = 0;
   for (const ScoreSpan& span : args.spans) {
     GroupValues(exec, {.group_size = args.group_size,
@@ -56,19 +71,17 @@ void ScoreSelect(const Exec& exec, const ScoreSelectArgs& args) {
                        .logits = span.logits,
                        .head_stride = span.head_stride,
                        .normalisers = {normalisers, args.group_size},
-                       .values = values.subspan(token, span.token_count)});
+                       .values = args.values.subspan(token, span.token_count)});
     token += span.token_count;
   }
+}
 
-  ValueThreshold threshold = FindThreshold(exec, values, k, work);
-  uint32_t written = 0;
-  token = 0;
-  for (const ScoreSpan& span : args.spans) {
-    written = EmitSelected(exec, values.subspan(token, span.token_count), span.first_position,
-                           threshold, args.positions, written);
-    token += span.token_count;
-  }
-  PQC_CHECK(written == k);
+void SelectValues(const Exec& exec, const SelectValuesArgs& args) {
+  const auto k = static_cast<uint32_t>(args.indices.size());
+  PQC_CHECK(k <= args.values.size() && args.work.size() == args.values.size());
+  if (k == 0) return;
+  ValueThreshold threshold = FindThreshold(exec, args.values, k, args.work);
+  PQC_CHECK(EmitSelected(exec, args.values, 0, threshold, args.indices, 0) == k);
 }
 
 }  // namespace pqcached::kernels

@@ -42,6 +42,26 @@ size_t ScoreSelectScratchBytes(uint32_t group_size, uint32_t token_count);
 // REQUIRES: group_size is 1 to 64; k <= tokens of all spans; scratch as above.
 void ScoreSelect(const Exec& exec, const ScoreSelectArgs& args);
 
+struct ScoreValuesArgs {
+  uint32_t group_size = 0;  // G
+  GroupRule rule = GroupRule::kSumSoftmax;
+  std::span<const ScoreSpan> spans;  // as in ScoreSelectArgs
+  std::span<float> values;           // [tokens of all spans], overwritten; never NaN
+};
+
+// Writes the value by which ScoreSelect compares each token. REQUIRES: group_size is 1 to 64.
+void ScoreValues(const Exec& exec, const ScoreValuesArgs& args);
+
+struct SelectValuesArgs {
+  std::span<const float> values;  // no NaN
+  std::span<uint32_t> indices;    // [k], overwritten: ascending
+  std::span<float> work;          // as many as values; overwritten
+};
+
+// Writes the indices of the k = indices.size() largest values, ascending. Among values that equal
+// the k-th, those at the lowest indices are selected. REQUIRES: k <= values.size().
+void SelectValues(const Exec& exec, const SelectValuesArgs& args);
+
 }  // namespace pqcached::kernels
 
 #endif  // PQCACHED_KERNELS_SELECT_SCORE_SELECT_H_

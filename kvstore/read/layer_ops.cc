@@ -376,6 +376,7 @@ void ScoreLayer(const kernels::Exec& exec, const LayerView& view, const ScoreLay
       ScorePiece(task, piece, column, token_count);
       column += piece.token_count();
     }
+    if (args.max.empty()) return;
     for (uint32_t head = first_head; head < first_head + shape.group_size(); ++head) {
       const std::span<const float> logits = args.logits.subspan(head * token_count, token_count);
       const float max = *std::max_element(logits.begin(), logits.end());

@@ -41,7 +41,7 @@ struct ScoreLayerArgs {
   PositionRange tokens;            // stored, not empty
   std::span<const float> queries;  // [query_heads, key_dim]
   std::span<float> logits;         // [query_heads, tokens], overwritten: scaled, softcapped
-  std::span<float> max;            // [query_heads], overwritten
+  std::span<float> max;            // [query_heads], overwritten; empty = neither this nor sum_exp
   std::span<float> sum_exp;        // [query_heads], overwritten: sum of exp(logit - max)
 };
 

@@ -318,6 +318,52 @@ Refusal Reader::TopK(const LayerQuery& query, const Selection& selection,
   return {};
 }
 
+void Reader::ScoreCandidates(const LayerView& view, const IndexDescriptor& index) {
+  const ResolvedSelection& resolved = scratch_.resolved;
+  const size_t heads = view.shape.query_heads;
+  const ParallelFor& threads = ThreadsFor(uint64_t{resolved.candidate_count} * view.shape.kv_heads);
+  ResizeWithRoom(heads * resolved.candidate_count, &scratch_.pages.logits);
+  std::span<float> logits = scratch_.pages.logits;
+  for (const PositionRange& range : resolved.candidates) {
+    const size_t count = heads * (range.end - range.begin);
+    ScoreLayer(exec_, view,
+               {.index = index,
+                .tokens = range,
+                .queries = scratch_.queries,
+                .logits = logits.first(count),
+                .max = {},
+                .sum_exp = {}},
+               threads,
+               scratch_.Bytes(threads.worker_count * ScoreScratchBytes(view, index, range)));
+    logits = logits.subspan(count);
+  }
+}
+
+Refusal Reader::TopPages(const LayerQuery& query, const Selection& selection,
+                         const PageTerms& terms, const PageLists& out) {
+  LayerView view;
+  SelectedTokens selected;
+  RETURN_IF_ERROR(ResolveIn(query, selection, &view, &selected));
+  RETURN_IF_ERROR(TakeQueries(query, &view));
+  const ResolvedSelection& resolved = scratch_.resolved;
+  PagePlan& plan = scratch_.pages.plan;
+  PlanPages(selection, resolved, {query.query_position, query.query_length}, terms, &plan);
+  if (!plan.takes_all()) {
+    RETURN_IF_ERROR(CheckCoded(view, RequestOf(query, selection), resolved.candidates));
+    ScoreCandidates(view, selection.index);
+  }
+  SelectPages(exec_,
+              {.kv_heads = view.shape.kv_heads,
+               .group_size = view.shape.group_size(),
+               .rule = selection.group_rule,
+               .terms = terms,
+               .candidates = resolved.candidates,
+               .logits = scratch_.pages.logits},
+              ThreadsFor(uint64_t{resolved.candidate_count} * view.shape.kv_heads), &scratch_.pages,
+              out);
+  return {};
+}
+
 Refusal Reader::Attend(const LayerQuery& query, const Selection& selection, bool want_positions,
                        SelectedTokens* selected, const AttentionOut& out) {
   LayerView view;

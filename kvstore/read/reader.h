@@ -87,6 +87,12 @@ class Reader {
   // Errors: kInvalidArgument (a field), kOutOfRange (candidates that are not stored), kAborted
   // (candidates without codes), those of LayerSource
   Refusal TopK(const LayerQuery& query, const Selection& selection, SelectedTokens* selected);
+  // Selects pages of tokens; writes the lists, [out.list_count, out.capacity], without padding.
+  // REQUIRES: room for the lists that PlanPages plans.
+  //
+  // Errors: as TopK
+  Refusal TopPages(const LayerQuery& query, const Selection& selection, const PageTerms& terms,
+                   const PageLists& out);
   // Selects as TopK, and attends to the selected tokens. Without `want_positions`,
   // scratch.positions is unspecified.
   Refusal Attend(const LayerQuery& query, const Selection& selection, bool want_positions,
@@ -126,6 +132,8 @@ class Reader {
                     SelectedTokens* selected);
   // Selects tokens of an opened layer into scratch.positions.
   Refusal Select(const LayerQuery& query, const Selection& selection, LayerView* view);
+  // Computes the logits of all candidates, for SelectPages, in scratch.pages.logits.
+  void ScoreCandidates(const LayerView& view, const IndexDescriptor& index);
   // Lists all candidates in scratch.positions.
   void ListCandidates(uint32_t kv_heads);
   Refusal AttendToRanges(const LayerView& view, const LayerQuery& query,

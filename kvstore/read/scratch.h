@@ -11,6 +11,7 @@
 
 #include "kernels/base/mutex.h"
 #include "kvstore/read/resolve.h"
+#include "kvstore/read/token_pages.h"
 
 namespace pqcached::kvstore {
 
@@ -26,6 +27,7 @@ class ReadScratch {
   std::vector<float> lse;           // [kv_heads, query_length, group_size]
   std::vector<uint32_t> positions;  // [kv_heads, count]: what TopK or Attend has selected
   ResolvedSelection resolved;
+  PageScratch pages;
 
  private:
   struct Free {

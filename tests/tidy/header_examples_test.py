@@ -25,6 +25,7 @@ EXAMPLES = {
     f"{HEADERS}/progress.h": f"{PROGRAMS}/progress_h_example.c",
     f"{HEADERS}/threads.h": f"{PROGRAMS}/threads_h_example.c",
     f"{HEADERS}/decode.h": f"{PROGRAMS}/decode_h_example.c",
+    f"{HEADERS}/pages.h": f"{PROGRAMS}/pages_h_example.c",
     f"{HEADERS}/positions.h": f"{PROGRAMS}/positions_h_example.c",
     f"{HEADERS}/gpu.h": f"{PROGRAMS}/gpu_h_example.c",
     f"{HEADERS}/client.hpp": f"{PROGRAMS}/client_hpp_example.cc",

@@ -47,7 +47,7 @@ typedef struct pqc_position_lists {
  * lists are read in place; others are copied and sorted. out->counts [items]: the number of
  * different positions in the item's longest list.
  *
- * Errors: PQC_INVALID_ARGUMENT     layer, queries; lists.list_count, lists.positions, lists.lengths;
+ * Errors: PQC_INVALID_ARGUMENT     layer, queries; lists.list_count, lists.lengths[j];
  *                                  lists.positions[j]: element j of the array is negative, or not
  *                                  below the query_position of its item
  *         PQC_OUT_OF_RANGE         out.output_capacity, out.lse_capacity

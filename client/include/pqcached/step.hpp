@@ -46,6 +46,13 @@ struct PositionLists {
   std::span<const uint32_t> lengths = {};
 };
 
+// Options of a selection of pages (pqc_page_options).
+struct PageOptions {
+  uint32_t page_tokens = 16;  // 16, 32 or 64
+  pqc_head_rule heads = PQC_HEADS_EACH;
+  uint64_t flags = 0;  // a sum of pqc_page_flag
+};
+
 // One decode position, or several (speculation), over all layers for a batch of sequences. Made by
 // Client::BeginStep and Gpu::BeginStep; abandoned when it is destroyed before End. One thread at a
 // time.
@@ -76,6 +83,42 @@ class Step {
     out.positions = selected.positions.data();
     out.capacity = out.count;
     status = pqc_step_topk(handle_.get(), layer, &q, selection ? &s : nullptr, &out);
+    if (status != PQC_OK) return Status(status);
+    return selected;
+  }
+
+  struct Pages {
+    std::vector<int32_t> pages = {};  // [items, list_count, capacity], each ascending, then -1
+    uint32_t list_count = 0;          // kv_heads of the layer, or 1
+    uint32_t capacity = 0;
+    std::vector<uint32_t> lengths = {};  // [items]: pages in each list of an item
+  };
+
+  // Returns the pages of each item in one layer, for engines with a page table: block n of a
+  // sequence holds its tokens [n page_tokens, (n + 1) page_tokens) (pqc_step_topk_pages).
+  Result<Pages> TopKPages(uint32_t layer, const Tensor& queries, const PageOptions& options,
+                          const Selection* selection = nullptr) {
+    const pqc_tensor q = queries.c();
+    const pqc_selection s = ToC(selection);
+    pqc_page_options o = PQC_INIT(pqc_page_options);
+    o.page_tokens = options.page_tokens;
+    o.heads = options.heads;
+    o.flags = options.flags;
+    Pages selected;
+    selected.lengths.resize(item_count_);
+    pqc_step_pages out = PQC_INIT(pqc_step_pages);
+    out.lengths = selected.lengths.data();
+    const auto call = [&] {
+      return pqc_step_topk_pages(handle_.get(), layer, &q, selection ? &s : nullptr, &o, &out);
+    };
+    pqc_status status = call();
+    if (status != PQC_OK) return Status(status);
+    selected.list_count = out.list_count;
+    selected.capacity = out.capacity = out.needed;
+    selected.pages.resize(item_count_ * out.list_count * out.needed);
+    selected.pages.reserve(1);  // so that it is not NULL, which only asks for lengths
+    out.pages = selected.pages.data();
+    status = call();
     if (status != PQC_OK) return Status(status);
     return selected;
   }

@@ -18,7 +18,7 @@ Positions are absolute token positions.
 
 from ._arrays import ArrayLike, Paged, PagedSlots, Tensor
 from ._client import Cache, Client, Sequence
-from ._enums import (BudgetKind, Device, DType, GpuPolicy, GroupRule, IndexKind, LayerKind, LogBase, Path, PathChoice,
+from ._enums import (BudgetKind, Device, DType, GpuPolicy, GroupRule, HeadRule, IndexKind, LayerKind, LogBase, Path, PathChoice,
                      RopeLayout, RowPart, Verdict)
 from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
                       InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Status,
@@ -28,7 +28,7 @@ from ._library import library as _load
 from ._names import TokenNames
 from ._options import (Admission, Attention, BuildProgress, ClientCounts, Index, LayerGroup, Progress, Rank, Scores, Selected,
                        Selection, SequenceInfo, merge, merge_tensors)
-from ._steps import Decoder, Step, StepAttention, StepItem
+from ._steps import Decoder, Step, StepAttention, StepItem, StepPages
 
 __version__ = "0.1.0"
 
@@ -40,8 +40,8 @@ def library_path() -> str:
 
 __all__ = [
     "Aborted", "Admission", "AlreadyExists", "ArrayLike", "Attention", "BudgetKind", "BuildProgress", "Cache", "Cancelled", "Client",
-    "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Decoder", "Device", "Error", "FailedPrecondition", "GroupRule", "Index", "IndexKind",
+    "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Decoder", "Device", "Error", "FailedPrecondition", "GroupRule", "HeadRule", "Index", "IndexKind",
     "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "LogBase", "NotFound", "OutOfRange", "Paged", "PagedSlots", "Path", "PathChoice",
     "PermissionDenied", "Progress", "Rank", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence",
-    "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "Tensor", "TokenNames", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "library_path", "merge", "merge_tensors",
+    "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "StepPages", "Tensor", "TokenNames", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "library_path", "merge", "merge_tensors",
 ]

@@ -102,6 +102,15 @@ PQC_LOG_BASE2 = 1
 PQC_STEP_NO_WAIT = 1
 PQC_STEP_EXACT_UNTIL_INDEXED = 2
 
+# pqc_head_rule
+PQC_HEADS_EACH = 0
+PQC_HEADS_MAX = 1
+PQC_HEADS_SUM = 2
+
+# pqc_page_flag
+PQC_PAGES_WITH_SINK = 1
+PQC_PAGES_WITH_WINDOW = 2
+
 # pqc_gpu_policy
 PQC_GPU_FREQUENCY = 0
 PQC_GPU_LRU = 1
@@ -456,6 +465,26 @@ class StepAttention(Sized):
     ]
 
 
+class PageOptions(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("page_tokens", c_uint32),
+        ("heads", c_uint32),
+        ("flags", c_uint64),
+    ]
+
+
+class StepPages(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("pages", c_void_p),
+        ("capacity", c_uint32),
+        ("list_count", c_uint32),
+        ("lengths", c_void_p),
+        ("needed", c_uint32),
+    ]
+
+
 class PositionLists(Sized):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -590,6 +619,8 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
         POINTER(Tensor), c_void_p, c_uint64]),
     "pqc_decoder_decode_with": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Tensor),
         POINTER(Tensor), POINTER(RowOptions), c_void_p, c_uint64]),
+    "pqc_step_topk_pages": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Selection),
+        POINTER(PageOptions), POINTER(StepPages)]),
     "pqc_step_attend_positions": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor),
         POINTER(PositionLists), POINTER(StepAttention)]),
     "pqc_step_decode": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(Tensor),

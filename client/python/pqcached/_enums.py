@@ -56,6 +56,14 @@ class IndexKind(enum.IntEnum):
     FLAT = abi.PQC_INDEX_FLAT  # exact scores of all keys
 
 
+class HeadRule(enum.IntEnum):
+    """The lists of pages of an item (Step.topk_pages)."""
+
+    EACH = abi.PQC_HEADS_EACH  # one for each kv head
+    MAX = abi.PQC_HEADS_MAX  # one, by the maximum of a token's scores over the kv heads
+    SUM = abi.PQC_HEADS_SUM  # one, by their sum
+
+
 class Verdict(enum.IntEnum):
     """Answer of Cache.admit: when a request fits into the cache's memory."""
 

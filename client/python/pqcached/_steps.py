@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Callable, List, Mapping, NamedTuple, Opti
 import numpy as np
 
 from . import _abi as abi
-from ._arguments import uint32, uint64
+from ._arguments import member, uint32, uint64
 from ._arrays import ArrayLike, floats_to_write, new_array, position_lists_to_read, set_attention, tensor
-from ._enums import LogBase
+from ._enums import HeadRule, LogBase
 from ._errors import FailedPrecondition, InvalidArgument
 from ._handle import Closable, Handle
 from ._library import check, clear_error_text, error_of
@@ -42,6 +42,14 @@ class StepAttention:
     output: Any  # [query_tokens, query_heads, value_dim]; zeros where nothing was selected
     lse: Any  # [query_tokens, query_heads]; -inf where nothing was selected
     counts: np.ndarray[Any, Any]  # uint32 [items]: selected tokens of each, per kv head
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPages:
+    """Selected pages of all items, as entries of their block tables."""
+
+    pages: np.ndarray[Any, Any]  # int32 [items, kv_heads or 1, capacity], each ascending, then -1
+    lengths: np.ndarray[Any, Any]  # uint32 [items]: pages in each list of an item
 
 
 def layer_rows(layers: Mapping[int, Tuple[ArrayLike, ArrayLike]]) -> Tuple[Any, List[Any]]:
@@ -125,6 +133,33 @@ class Step(Closable):
             capacity = out.count
         return [positions[int(begin):int(begin) + kv_heads * int(count)].reshape(kv_heads, int(count))
                 for begin, count in zip(offsets, counts)]
+
+    def topk_pages(self, layer: int, queries: ArrayLike, page_tokens: int, selection: Optional[Selection] = None, *,
+                   heads: HeadRule = HeadRule.EACH, with_sink: bool = False, with_window: bool = False) -> StepPages:
+        """Returns the pages of page_tokens (16, 32, 64) tokens with the best candidates of each item,
+        for engines with a page table: page n holds the tokens [n page_tokens, (n + 1) page_tokens).
+
+        heads: whether each kv head has a list, or one list is selected by scores joined over them.
+        with_sink, with_window: the pages of sink and window are in every list too.
+        """
+        borrowed, terms = tensor("queries", queries), self._terms(selection)
+        flags = (abi.PQC_PAGES_WITH_SINK if with_sink else 0) | (abi.PQC_PAGES_WITH_WINDOW if with_window else 0)
+        options = abi.PageOptions(page_tokens=uint32("page_tokens", page_tokens), heads=member(HeadRule, "heads", heads),
+                                  flags=flags)
+        lengths = np.empty(len(self._items), np.uint32)
+        out = abi.StepPages(lengths=lengths.ctypes.data)
+
+        def call() -> None:
+            with self._handle as step:
+                check(self._library.pqc_step_topk_pages(step, uint32("layer", layer), byref(borrowed.c), terms,
+                                                        byref(options), byref(out)))
+
+        call()
+        pages = new_array((len(self._items), out.list_count, out.needed), np.int32)
+        if pages.size:
+            out.pages, out.capacity = pages.ctypes.data, out.needed
+            call()
+        return StepPages(pages, lengths)
 
     def attend(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None, *,
                out: Optional[Tuple[Any, Any]] = None, log_base: LogBase = LogBase.NATURAL) -> StepAttention:

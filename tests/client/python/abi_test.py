@@ -22,9 +22,9 @@ ENUMS = {"pqc_status": (_errors.Status, "PQC_"), "pqc_dtype": (_enums.DType, "PQ
          "pqc_layer_kind": (_enums.LayerKind, "PQC_LAYERS_"), "pqc_rope_layout": (_enums.RopeLayout, "PQC_ROPE_"),
          "pqc_index_kind": (_enums.IndexKind, "PQC_INDEX_"), "pqc_group_rule": (_enums.GroupRule, "PQC_"),
          "pqc_budget_kind": (_enums.BudgetKind, "PQC_BUDGET_"), "pqc_verdict": (_enums.Verdict, "PQC_"),
-         "pqc_row_part": (_enums.RowPart, "PQC_"),
+         "pqc_head_rule": (_enums.HeadRule, "PQC_HEADS_"), "pqc_row_part": (_enums.RowPart, "PQC_"),
          "pqc_log_base": (_enums.LogBase, "PQC_LOG_"), "pqc_gpu_policy": (_enums.GpuPolicy, "PQC_GPU_")}
-NOT_IN_PYTHON = {"pqc_step_flag"}  # arguments of Client.begin_step
+NOT_IN_PYTHON = {"pqc_step_flag", "pqc_page_flag"}  # arguments of Client.begin_step and Step.topk_pages
 
 
 def run(program):

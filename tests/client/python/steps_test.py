@@ -500,6 +500,30 @@ class StepsOverOnePath:
             with self.fails(pqcached.InvalidArgument, "lists.lengths"):
                 step.attend_positions(0, queries, [[1], [2]], [1])
 
+    def test_steps_select_pages(self):
+        items, queries = self.batch()
+        some = Selection(retrieved_tokens=100, sink_tokens=4, window_tokens=32)
+        with self.client.begin_step(items, some) as step:
+            each = step.topk_pages(0, queries, 16)
+            one = step.topk_pages(0, queries, 32, heads=pqcached.HeadRule.SUM, with_sink=True, with_window=True)
+            every = step.topk_pages(0, queries, 64, ALL, heads=pqcached.HeadRule.MAX)
+            with self.fails(pqcached.InvalidArgument, "options.page_tokens"):
+                step.topk_pages(0, queries, 17)
+        self.assertEqual(each.pages.shape, (2, KV_HEADS, 7))
+        self.assertEqual(list(each.lengths), [7, 7])
+        for i, item in enumerate(items):
+            best = item.sequence.topk(0, item.query_position, queries[i],
+                                      Selection(retrieved_tokens=1, sink_tokens=4, window_tokens=32)).positions
+            for head in range(KV_HEADS):  # the best token's page is one of the best
+                self.assertIn(best[head][0] // 16, each.pages[i, head])
+            window = range((item.query_position - 31) // 32, item.query_position // 32 + 1)
+            listed = {0, *window}
+            self.assertTrue(listed <= set(one.pages[i, 0, :one.lengths[i]]))
+            self.assertEqual(one.lengths[i], len(listed) + 4)
+            last = (item.query_position - 32) // 64
+            np.testing.assert_array_equal(every.pages[i, 0, :last + 1], np.arange(last + 1))
+            self.assertTrue((every.pages[i, 0, last + 1:] == -1).all())
+
     def test_parts_in_tensors_of_the_engine_merge(self):
         sequence = self.filled()
         queries = np.random.default_rng(3).standard_normal((4, QUERY_HEADS, KEY_DIM), dtype=np.float32)

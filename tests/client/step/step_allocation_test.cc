@@ -114,6 +114,15 @@ class StepAllocationTest : public testing::StepTest {
     lists.positions = chosen[0];
     lists.list_count = 1;
     lists.capacity = 4;
+    int32_t page_numbers[kSequences][32];
+    uint32_t lengths[kSequences];
+    pqc_page_options page_options = PQC_INIT(pqc_page_options);
+    page_options.page_tokens = 16;
+    page_options.heads = PQC_HEADS_SUM;
+    pqc_step_pages pages = PQC_INIT(pqc_step_pages);
+    pages.pages = page_numbers[0];
+    pages.capacity = 32;
+    pages.lengths = lengths;
     pqc_step_options options = PQC_INIT(pqc_step_options);
     options.selection = &step_selection_;
     pqc_step* step = nullptr;
@@ -125,6 +134,7 @@ class StepAllocationTest : public testing::StepTest {
     ok = ok && pqc_step_topk(step, 0, &queries, &own_, &places) == PQC_OK;
     ok = ok && pqc_step_attend_begin(step, 1, &queries, &own_, &out) == PQC_OK;
     ok = ok && pqc_step_attend_wait(step) == PQC_OK;
+    ok = ok && pqc_step_topk_pages(step, 0, &queries, nullptr, &page_options, &pages) == PQC_OK;
     ok = ok && pqc_step_attend_positions(step, 1, &queries, &lists, &out) == PQC_OK;
     ok = ok && pqc_step_end(step, rows_.data(), kLayers, nullptr) == PQC_OK;
     counting = false;

@@ -1,7 +1,7 @@
-/* pqcached client: steps that select pages, for engines whose kernels attend to whole blocks of a
- * page table. A part of step.h, which includes it.
+/* pqcached client: steps that select engine pages, for engines whose kernels attend to whole pages
+ * of the engine's own KV cache. A part of step.h, which includes it.
  *
- * Example, one list of blocks of 16 tokens for all kv heads, with those of sink and window:
+ * Example, one list of pages of 16 tokens for all kv heads, with those of sink and window:
  *
  *     pqc_page_options options = PQC_INIT(pqc_page_options);
  *     options.page_tokens = 16;

@@ -5,7 +5,7 @@
  *   pqc_step_begin                 checks readiness, pins the codebooks, waits for room to send
  *                                  rows
  *   per layer: pqc_step_topk       positions, for engines with their own paged kernels
- *          or pqc_step_topk_pages  blocks of a page table, for engines with such kernels
+ *          or pqc_step_topk_pages  engine pages, for kernels that attend to whole ones
  *          or pqc_step_attend      (output, lse) of the selected tokens; the engine attends its own
  *                                  sink and window, and merges
  *          or pqc_step_attend_begin ... pqc_step_attend_wait: the same, concurrently with the

@@ -251,5 +251,26 @@ TEST(ScoreSelectTest, TakesTheLowestPositionsWhenAllTie) {
   }
 }
 
+TEST(SelectValuesTest, TakesTheLargestAndOfEqualOnesTheFirst) {
+  std::mt19937_64 random(5);
+  for (const uint32_t count : {0u, 1u, 7u, 15u, 16u, 17u, 63u, 64u, 65u, 1001u}) {
+    std::vector<float> values(count), work(count);
+    for (float& value : values) value = static_cast<float>(random() % 9);
+    std::vector<uint32_t> order(count);
+    for (uint32_t i = 0; i < count; ++i) order[i] = i;
+    std::stable_sort(order.begin(), order.end(),
+                     [&](uint32_t a, uint32_t b) { return values[a] > values[b]; });
+    for (const uint32_t k : {0u, std::min(count, 1u), count / 3, count}) {
+      std::vector<uint32_t> expected(order.begin(), order.begin() + k);
+      std::sort(expected.begin(), expected.end());
+      for (const Level level : AvailableLevels()) {
+        std::vector<uint32_t> indices(k);
+        SelectValues(Exec{level}, {.values = values, .indices = indices, .work = work});
+        EXPECT_EQ(indices, expected) << LevelName(level) << " " << k << " of " << count;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace pqcached::kernels

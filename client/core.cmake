@@ -10,6 +10,8 @@ set(sources
   abi/query.cc
   abi/rows.cc
   abi/rpc_library.cc
+  abi/enqueue.cc
+  abi/progress.cc
   abi/reorder.cc
   abi/sequences.cc
   abi/step.cc
@@ -37,7 +39,6 @@ set(sources
   step/decode.cc
   step/decode_attention.cc
   step/decode_rows.cc
-  step/enqueue.cc
   step/handles.cc
   step/handover.cc
   step/layer.cc
@@ -47,7 +48,6 @@ set(sources
   step/pages.cc
   step/positions.cc
   step/preparer.cc
-  step/progress.cc
   step/ready.cc
   step/remote_lists.cc
   step/remote_reads.cc

@@ -7,7 +7,6 @@
 #include "client/base/error.h"
 #include "client/base/token_names.h"
 #include "client/local/ingest.h"
-#include "client/step/enqueue.h"
 #include "client/step/handles.h"
 #include "client/step/layer_rows.h"
 #include "kernels/base/status_macros.h"
@@ -154,14 +153,6 @@ pqc_status pqc_ingest_with(pqc_sequence* sequence, uint32_t layer, uint64_t firs
                            const pqc_row_options* options) {
   return pqcached::client::Call([&] {
     return pqcached::client::Ingest(sequence, layer, first_position, keys, values, options);
-  });
-}
-
-pqc_status pqc_enqueue_rows(pqc_sequence* sequence, uint64_t first_position,
-                            const pqc_layer_rows* layers, uint32_t layer_count,
-                            const pqc_row_options* options) {
-  return pqcached::client::Call([&] {
-    return pqcached::client::EnqueueRows(sequence, first_position, layers, layer_count, options);
   });
 }
 

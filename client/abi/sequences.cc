@@ -9,7 +9,6 @@
 #include "client/step/handles.h"
 #include "client/step/offload.h"
 #include "client/step/preparer.h"
-#include "client/step/progress.h"
 #include "client/step/sender.h"
 #include "kernels/base/status_macros.h"
 
@@ -236,18 +235,6 @@ pqc_status Describe(pqc_sequence* sequence, pqc_sequence_info* info) {
   return PQC_OK;
 }
 
-pqc_status GetProgress(pqc_sequence* sequence, pqc_progress* caller_progress) {
-  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
-  pqc_progress progress;
-  RETURN_IF_ERROR(ReadStruct(caller_progress, "progress", &progress));
-  const size_t size = progress.struct_size;
-  progress = {};
-  progress.struct_size = size;
-  RETURN_IF_ERROR(ReadProgress(sequence->state, &progress));
-  WriteStruct(progress, caller_progress);
-  return PQC_OK;
-}
-
 }  // namespace
 }  // namespace pqcached::client
 
@@ -314,10 +301,6 @@ uint64_t pqc_sequence_id(const pqc_sequence* sequence) {
 
 pqc_status pqc_sequence_truncate(pqc_sequence* sequence, uint64_t token_count) {
   return Call([&] { return pqcached::client::Truncate(sequence, token_count); });
-}
-
-pqc_status pqc_sequence_progress(pqc_sequence* sequence, pqc_progress* progress) {
-  return Call([&] { return pqcached::client::GetProgress(sequence, progress); });
 }
 
 pqc_status pqc_sequence_describe(pqc_sequence* sequence, pqc_sequence_info* info) {

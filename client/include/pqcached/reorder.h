@@ -1,7 +1,7 @@
 /* pqcached client: sequences of a batch that continue others, in one call. A part of client.h,
  * which includes it and whose conventions hold.
  *
- * Example, the step of a beam search: beam i continues beam parents[i], in the same array.
+ * Example, a step of a beam search, in which beam i continues beam parents[i]:
  *
  *     static pqc_status reorder_beams(pqc_sequence** beams, const uint32_t* parents, uint32_t n) {
  *       return pqc_sequences_reorder(beams, n, parents, n, beams);

@@ -92,11 +92,19 @@ void Fork(World& world, Tenant& tenant, Bytes& bytes) {
   const uint64_t stored = child.content.size();
   const uint8_t choice = bytes.Byte();
   const uint64_t count = choice == 255 ? stored + 1 : choice % 4 == 0 ? 0 : stored * choice / 256;
-  v1::ForkSequenceRequest request;
-  request.set_sequence_id(parent->id);
-  request.set_token_count(count);
-  v1::ForkSequenceResponse response;
-  const World::Result result = world.Call(tenant, request, &response, bytes);
+  const bool by_list = choice % 3 == 1;
+  v1::ForkSequencesRequest list;
+  v1::ForkSequencesResponse answers;
+  v1::ForkSequenceRequest single;
+  v1::ForkSequenceResponse answer;
+  v1::ForkSequenceRequest& fork = by_list ? *list.add_items() : single;
+  fork.set_sequence_id(parent->id);
+  fork.set_token_count(count);
+  google::protobuf::Message& request =
+      by_list ? static_cast<google::protobuf::Message&>(list) : single;
+  const World::Result result = by_list ? world.Call(tenant, list, &answers, bytes)
+                                       : world.Call(tenant, single, &answer, bytes);
+  const v1::ForkSequenceResponse& response = answers.items_size() > 0 ? answers.items(0) : answer;
   StatusCode expected = ExpectedOf(*parent);
   if (expected == StatusCode::kOk && count > stored) expected = StatusCode::kOutOfRange;
   const bool exact = child.is_loose

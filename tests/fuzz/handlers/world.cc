@@ -230,7 +230,8 @@ void World::Loosen(Tenant& tenant, const Message& request, bool succeeded) {
     succeeded = true;
   }
   const bool names = type == "CreateSequenceRequest" || type == "ForkSequenceRequest" ||
-                     type == "AppendRequest" || type == "IngestRequest";
+                     type == "ForkSequencesRequest" || type == "AppendRequest" ||
+                     type == "IngestRequest";
   if (succeeded && names) tenant.has_loose_names = true;
   if (succeeded && type == "OpenCacheRequest") is_worn_ = true;
   LoosenIds(tenant, request, succeeded);

@@ -1,4 +1,4 @@
-#include "client/step/enqueue.h"
+// Implements pqc_enqueue_rows.
 
 #include <algorithm>
 #include <vector>
@@ -48,8 +48,6 @@ uint64_t ChunkBytes(Sender& sender, const std::vector<RowBlock>& blocks) {
   return slot_bytes > padding ? std::min(kMaxChunkBytes, slot_bytes - padding) : kMaxChunkBytes;
 }
 
-}  // namespace
-
 pqc_status EnqueueRows(pqc_sequence* sequence, uint64_t first_position,
                        const pqc_layer_rows* layers, uint32_t layer_count,
                        const pqc_row_options* caller_options) {
@@ -95,4 +93,13 @@ pqc_status EnqueueRows(pqc_sequence* sequence, uint64_t first_position,
   return PQC_OK;
 }
 
+}  // namespace
 }  // namespace pqcached::client
+
+extern "C" pqc_status pqc_enqueue_rows(pqc_sequence* sequence, uint64_t first_position,
+                                       const pqc_layer_rows* layers, uint32_t layer_count,
+                                       const pqc_row_options* options) {
+  return pqcached::client::Call([&] {
+    return pqcached::client::EnqueueRows(sequence, first_position, layers, layer_count, options);
+  });
+}

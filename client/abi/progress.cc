@@ -1,8 +1,7 @@
-// Reports the progress of a sequence without an RPC.
-#include "client/step/progress.h"
-
+// Implements pqc_sequence_progress.
 #include <algorithm>
 
+#include "client/base/arguments.h"
 #include "client/base/error.h"
 #include "client/local/sequence.h"
 #include "client/step/preparer.h"
@@ -50,8 +49,6 @@ void ReadMapped(const std::shared_ptr<SequenceState>& state, pqc_progress* progr
   }
 }
 
-}  // namespace
-
 pqc_status ReadProgress(const std::shared_ptr<SequenceState>& state, pqc_progress* progress) {
   ClientState& client = *state->cache->client;
   Remote* remote = nullptr;
@@ -69,4 +66,21 @@ pqc_status ReadProgress(const std::shared_ptr<SequenceState>& state, pqc_progres
   return PQC_OK;
 }
 
+pqc_status GetProgress(pqc_sequence* sequence, pqc_progress* caller_progress) {
+  if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
+  pqc_progress progress;
+  RETURN_IF_ERROR(ReadStruct(caller_progress, "progress", &progress));
+  const size_t size = progress.struct_size;
+  progress = {};
+  progress.struct_size = size;
+  RETURN_IF_ERROR(ReadProgress(sequence->state, &progress));
+  WriteStruct(progress, caller_progress);
+  return PQC_OK;
+}
+
+}  // namespace
 }  // namespace pqcached::client
+
+extern "C" pqc_status pqc_sequence_progress(pqc_sequence* sequence, pqc_progress* progress) {
+  return pqcached::client::Call([&] { return pqcached::client::GetProgress(sequence, progress); });
+}

@@ -160,6 +160,71 @@ TEST_F(DecodeTest, LayersMayHaveRowsOfDifferentSizes) {
   sidecar_.OpenGate();
 }
 
+// The prompt is on its way, and has no index yet: steps go on with all candidates.
+TEST_F(DecodeTest, APromptOnItsWayIsAttendedTo) {
+  const Model model = MakeModel(340, 1);
+  Sequence sequence = Must(cache_.CreateSequence());
+  sidecar_.CloseGate();
+  const auto enqueue = [&](uint64_t begin, uint64_t end) {
+    std::vector<LayerRows> rows;
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      rows.push_back({layer, model[layer].keys(begin, end), model[layer].values(begin, end)});
+    }
+    MustBeOk(sequence.EnqueueRows(begin, rows));
+  };
+  enqueue(0, 9);
+  enqueue(9, 14);
+  for (uint64_t position = 14; position < 17; ++position) {
+    ExpectFullStep(client_, {{&sequence, &model, position}}, selection_, /*with_step=*/false);
+  }
+  enqueue(17, 300);
+  sidecar_.OpenGate();
+  for (uint64_t position = 300; position < 320 && !HasFatalFailure(); ++position) {
+    const std::vector<DecodeItem> batch = {{&sequence, &model, position}};
+    const Selection few = {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 0.2};
+    Step step = Must(client_.BeginStep(ItemsOf(batch), &few, 0, PQC_STEP_EXACT_UNTIL_INDEXED));
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      const DecodeArguments from(batch, layer);
+      Attention attention;
+      MustBeOk(DecodeLayer(step, layer, from, &attention));
+      ExpectAttention(attention, FullAttention(batch, from, layer));
+    }
+    MustBeOk(step.End());
+  }
+}
+
+// A step that does not wait says that the candidates are missing, and decodes once they are stored.
+TEST_F(DecodeTest, StepsThatDoNotWaitDecode) {
+  const Model model = MakeModel(340, 1);
+  Sequence sequence = FillModel(cache_, model, 300, kSink);
+  Once(sequence, model, 300);  // acquires the lease
+  for (uint64_t position = 300; position < 310; ++position) {
+    const std::vector<DecodeItem> batch = {{&sequence, &model, position}};
+    Step step = Must(client_.BeginStep(ItemsOf(batch), &selection_, 0, PQC_STEP_NO_WAIT));
+    sidecar_.CloseGate();
+    for (uint32_t layer = 0; layer < 2; ++layer) {
+      const DecodeArguments from(batch, layer);
+      Attention attention;
+      const Selection narrow = {.sink_tokens = kSink, .window_tokens = 1, .ratio = 1.0};
+      MustBeOk(DecodeLayer(step, layer, from, &attention, position == 300 ? &narrow : nullptr));
+      ExpectAttention(attention, FullAttention(batch, from, layer));
+    }
+    MustBeOk(step.End());
+  }
+  // The newest tokens are not stored, and this window has not all of them.
+  const std::vector<DecodeItem> batch = {{&sequence, &model, 310}};
+  Step step = Must(client_.BeginStep(ItemsOf(batch), &selection_, 0, PQC_STEP_NO_WAIT));
+  const Selection narrow = {.sink_tokens = kSink, .window_tokens = 4, .ratio = 1.0};
+  const DecodeArguments from(batch, 0);
+  Attention attention;
+  EXPECT_EQ(DecodeLayer(step, 0, from, &attention, &narrow).code(), PQC_DEADLINE_EXCEEDED);
+  sidecar_.OpenGate();
+  while (Must(sequence.Progress()).stored_tokens < 310) {
+  }
+  MustBeOk(DecodeLayer(step, 0, from, &attention, &narrow));  // the call itself is repeated
+  ExpectAttention(attention, FullAttention(batch, from, 0));
+}
+
 // With a budget: the selected tokens of pqc_step_topk, sink and window, each token once.
 TEST_F(DecodeTest, SelectedTokensAreThoseOfTheSelection) {
   const Model model = MakeModel(330, 1);

@@ -197,18 +197,12 @@ class LifetimeTest(DaemonTest):
         self.assertTrue(client.closed)
         self.wait_for(lambda: self.listed() == [])
 
-    def test_changes_of_one_sequence_exclude_each_other(self):
-        sequence = self.open()[2]
-        refused = []
-
-        def truncate(_):
-            try:
+    def test_a_step_and_a_change_of_one_sequence_exclude_each_other(self):
+        client, _, sequence = self.open()
+        with client.begin_step([(sequence, 0)]):
+            with self.assertRaisesRegex(pqcached.Aborted, "it is in a step"):
                 sequence.truncate(0)
-            except pqcached.Aborted as error:
-                refused.append(error.message)
-
-        sequence.build_index(progress=truncate)
-        self.assertTrue(refused)
+        sequence.truncate(0)
 
     def test_a_forked_child_neither_uses_nor_closes_what_its_parent_opened(self):
         client, cache, sequence = self.open()

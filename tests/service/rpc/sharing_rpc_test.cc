@@ -103,7 +103,7 @@ TEST_F(SharingRpcTest, SeveralForksAreMadeTogetherOrNotAtAll) {
   ASSERT_EQ(forks.items_size(), 2);
   EXPECT_EQ(forks.items(0).token_count(), 300u);
   EXPECT_EQ(forks.items(1).token_count(), 100u);
-  EXPECT_TRUE(Failed(Append(other, 200, 5), StatusCode::NOT_FOUND, "sequence_id"));
+  EXPECT_TRUE(Failed(Append(other, 200, 5), StatusCode::NOT_FOUND, "items[0].sequence_id"));
   ASSERT_TRUE(Append(forks.items(1).sequence_id(), 100, 5).ok());
 
   const auto count = [&] {

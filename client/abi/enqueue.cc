@@ -41,11 +41,17 @@ pqc_status WaitForTurn(SequenceState& state, DeadlineClock::time_point deadline)
   return client.sender->WaitForRoom(deadline);
 }
 
-// Returns the bytes of rows that one message carries, so that they fit into a staging slot.
-uint64_t ChunkBytes(Sender& sender, const std::vector<RowBlock>& blocks) {
+// Returns the number of tokens whose rows one message carries; they fit into a staging slot.
+uint64_t ChunkTokens(Sender& sender, const std::vector<RowBlock>& blocks) {
   const uint64_t padding = 2 * kMaxPadding * blocks.size();
   const uint64_t slot_bytes = sender.slots().max_bytes();
-  return slot_bytes > padding ? std::min(kMaxChunkBytes, slot_bytes - padding) : kMaxChunkBytes;
+  uint64_t token_bytes = 1;  // more than none, whatever the shapes are
+  for (const RowBlock& block : blocks) {
+    token_bytes += BytesPerIndex(block.keys) + BytesPerIndex(block.values);
+  }
+  const uint64_t bytes =
+      slot_bytes > padding ? std::min(kMaxChunkBytes, slot_bytes - padding) : kMaxChunkBytes;
+  return std::max<uint64_t>(1, bytes / token_bytes);
 }
 
 pqc_status EnqueueRows(pqc_sequence* sequence, uint64_t first_position,
@@ -71,13 +77,9 @@ pqc_status EnqueueRows(pqc_sequence* sequence, uint64_t first_position,
   if (state.suspended) {
     return Fail(PQC_FAILED_PRECONDITION, "sequence", "it is suspended; resume it first");
   }
-  uint64_t token_bytes = 0;
-  for (const RowBlock& block : blocks) {
-    token_bytes += BytesPerIndex(block.keys) + BytesPerIndex(block.values);
-  }
   Sender& sender = *state.cache->client->sender;
   const auto deadline = CallDeadline(state.cache->client->timeout_ms);
-  const uint64_t chunk_tokens = std::max<uint64_t>(1, ChunkBytes(sender, blocks) / token_bytes);
+  const uint64_t chunk_tokens = ChunkTokens(sender, blocks);
   for (uint64_t begin = 0; begin < token_count; begin += chunk_tokens) {
     RETURN_IF_ERROR(WaitForTurn(state, deadline));
     std::shared_ptr<Handover> handover = sender.Lend();

@@ -256,33 +256,33 @@ class MappedReads final : public ReadBackend {
     return RunAll(call, counts.data());
   }
 
-  // `terms`: of the selection, if any.
+  // `terms`: of the selection, which not every call has.
   static Refusal ReadItem(const LayerCall& call, const StepItem& item,
-                          const kvstore::Selection* terms, Reader& reader,
+                          const kvstore::Selection& terms, Reader& reader,
                           kvstore::SelectedTokens* selected) {
     const kvstore::LayerQuery query = LayerQueryOf(QueryOf(call, item));
     if (call.ranges) return reader.AttendRange(query, RangeOf(call, item), OutOf(call, item));
     if (call.lists) return reader.AttendLists(query, ListsOf(call, item), OutOf(call, item));
     if (call.pages) {
       const auto index = static_cast<size_t>(&item - call.step->items.data());
-      return reader.TopPages(query, *terms, call.pages->terms, call.pages->ListsOf(index));
+      return reader.TopPages(query, terms, call.pages->terms, call.pages->ListsOf(index));
     }
-    if (!call.attends) return reader.TopK(query, *terms, selected);
-    return reader.Attend(query, *terms, /*want_positions=*/false, selected, OutOf(call, item));
+    if (!call.attends) return reader.TopK(query, terms, selected);
+    return reader.Attend(query, terms, /*want_positions=*/false, selected, OutOf(call, item));
   }
 
   // Selects, and attends if asked to, for one item; its positions stay in its scratch.
   pqc_status RunItem(const LayerCall& call, StepItem& item, const kvstore::ParallelFor& parallel,
                      uint32_t* count) {
     if (SkipsSelection(call, item)) return PQC_OK;
-    const kvstore::Selection* terms = nullptr;
+    const kvstore::Selection* terms = &call.step->selection;
     const bool given = call.ranges || call.lists;
     if (!given) RETURN_IF_ERROR(PickTerms(call, &item, &terms));
     ImageSource source(item.pinned, call.shape);
     const kernels::Exec exec{};
     Reader reader(source, exec, parallel, **item.scratch);
     kvstore::SelectedTokens selected;
-    const Refusal refusal = ReadItem(call, item, terms, reader, &selected);
+    const Refusal refusal = ReadItem(call, item, *terms, reader, &selected);
     if (!refusal.ok()) return FailInStep(refusal);
     *count = selected.count;
     return Check(item);

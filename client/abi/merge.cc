@@ -72,7 +72,7 @@ pqc_status ReadPartial(const pqc_partial* from, const char* name, PartialView* v
   const std::string path(name);
   const std::string output_name = path + ".output", lse_name = path + ".lse";
   RETURN_IF_ERROR(
-      ReadLogBase(partial.lse_base, (path + ".lse_base").c_str(), &view->place.lse_base));
+      ReadLogBase(RawEnum(partial.lse_base), (path + ".lse_base").c_str(), &view->place.lse_base));
   TensorView output;
   RETURN_IF_ERROR(ReadTensor(partial.output, output_name.c_str(), &output));
   if (output.ndim != 3) {

@@ -102,7 +102,8 @@ pqc_status CheckPositions(uint64_t first_position, uint64_t token_count);
 // left out when it is 1.
 pqc_status ReadTarget(const pqc_tensor& tensor, const char* name,
                       std::initializer_list<uint64_t> shape, TensorView* view);
-pqc_status ReadLogBase(const pqc_log_base& from, const char* name, kvstore::LogBase* to);
+// `from`: a pqc_log_base as the caller passes it (RawEnum).
+pqc_status ReadLogBase(uint32_t from, const char* name, kvstore::LogBase* to);
 ptrdiff_t StrideBytes(const TensorView& view, uint32_t dim);
 
 // The fields by which a caller says where an attention is written: those of pqc_attention and of
@@ -116,7 +117,7 @@ struct AttentionOutFields {
         lse_capacity(out.lse_capacity),
         output_tensor(out.output_tensor),
         lse_tensor(out.lse_tensor),
-        lse_base(out.lse_base) {}
+        lse_base(RawEnum(out.lse_base)) {}
 
   float* output;
   uint64_t output_capacity;
@@ -124,7 +125,7 @@ struct AttentionOutFields {
   uint64_t lse_capacity;
   const pqc_tensor* output_tensor;
   const pqc_tensor* lse_tensor;
-  pqc_log_base lse_base;
+  uint32_t lse_base;  // a pqc_log_base, unchecked
 };
 // Reads the place of the attention of that many query tokens.
 pqc_status ReadAttentionOut(const AttentionOutFields& fields, const LayerShape& shape,

@@ -223,12 +223,11 @@ ptrdiff_t StrideBytes(const TensorView& view, uint32_t dim) {
   return view.strides[dim] * static_cast<ptrdiff_t>(kernels::DTypeBytes(view.dtype));
 }
 
-pqc_status ReadLogBase(const pqc_log_base& from, const char* name, kvstore::LogBase* to) {
-  const uint32_t base = RawEnum(from);
-  if (base > PQC_LOG_BASE2) {
-    return Fail(PQC_INVALID_ARGUMENT, name, "%u, must be PQC_LOG_NATURAL or PQC_LOG_BASE2", base);
+pqc_status ReadLogBase(uint32_t from, const char* name, kvstore::LogBase* to) {
+  if (from > PQC_LOG_BASE2) {
+    return Fail(PQC_INVALID_ARGUMENT, name, "%u, must be PQC_LOG_NATURAL or PQC_LOG_BASE2", from);
   }
-  *to = base == PQC_LOG_BASE2 ? kvstore::LogBase::kTwo : kvstore::LogBase::kNatural;
+  *to = from == PQC_LOG_BASE2 ? kvstore::LogBase::kTwo : kvstore::LogBase::kNatural;
   return PQC_OK;
 }
 

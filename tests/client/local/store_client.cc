@@ -402,7 +402,7 @@ class StoreRemote final : public Remote {
     const auto committed = (*transaction)->Commit();
     if (!committed.ok()) return FromStatus(committed.status(), error);
     *token_count = *committed;
-    return FromStatus(Name(sequence_id, rows.empty() ? nullptr : rows.back().names), error);
+    return FromStatus(Name(sequence_id, rows.empty() ? nullptr : rows.front().names), error);
   }
 
   static absl::Status WriteStaged(kvstore::IngestTransaction& transaction, uint64_t first_position,

@@ -33,6 +33,15 @@ pqc_status CheckTokenCounts(const std::vector<RowBlock>& blocks) {
   return PQC_OK;
 }
 
+// Refuses a gap behind rows that are on their way. One behind stored rows is the sidecar's to find.
+pqc_status CheckGap(Sender& sender, const SequenceState& state, uint64_t first_position) {
+  uint64_t end = 0;
+  if (!sender.QueuedEnd(state, &end) || first_position <= end) return PQC_OK;
+  return Fail(PQC_INVALID_ARGUMENT, "first_position", "%llu, a gap; the sequence continues at %llu",
+              static_cast<unsigned long long>(first_position),
+              static_cast<unsigned long long>(end));
+}
+
 // Waits until nothing of a GPU precedes the rows, and there is room for more.
 pqc_status WaitForTurn(SequenceState& state, DeadlineClock::time_point deadline) {
   ClientState& client = *state.cache->client;
@@ -78,6 +87,7 @@ pqc_status EnqueueRows(pqc_sequence* sequence, uint64_t first_position,
     return Fail(PQC_FAILED_PRECONDITION, "sequence", "it is suspended; resume it first");
   }
   Sender& sender = *state.cache->client->sender;
+  RETURN_IF_ERROR(CheckGap(sender, state, first_position));
   const auto deadline = CallDeadline(state.cache->client->timeout_ms);
   const uint64_t chunk_tokens = ChunkTokens(sender, blocks);
   for (uint64_t begin = 0; begin < token_count; begin += chunk_tokens) {

@@ -118,8 +118,8 @@ pqc_status CopyHandover(pqc_step& step, const Handover& handover,
   return PQC_OK;
 }
 
-// Copies the queued rows of one item. A later handover replaces the tokens of earlier ones from its
-// first position on.
+// Copies the queued rows of one item. The rows of a step replace the tokens of earlier handovers
+// from its first position on; those of a prefill may repeat rows of earlier ones.
 pqc_status CopyItem(pqc_step& step, const StepItem& item, DecodeState::Unstored* tokens) {
   DecodeState& state = step.decode;
   Sender& sender = *step.client->sender;
@@ -135,15 +135,19 @@ pqc_status CopyItem(pqc_step& step, const StepItem& item, DecodeState::Unstored*
     bytes += (item.query_position - tokens->begin) * shape.kv_heads * shape.row_bytes;
   }
   state.unstored_rows.resize(tokens->tables_begin + bytes);
-  uint64_t end = item.query_position;
-  for (size_t i = state.queued.size(); i-- > 0 && end > tokens->begin;) {
-    const Handover& handover = *state.queued[i];
-    if (handover.first_position >= end) continue;
-    PQC_CHECK(handover.first_position + handover.token_count >= end);
-    RETURN_IF_ERROR(CopyHandover(step, handover, *tokens, item, handover.first_position, end));
-    end = handover.first_position;
+  uint64_t known = state.queued.empty() ? tokens->begin : state.queued.front()->first_position;
+  for (const auto& handover : state.queued) {
+    const uint64_t begin = handover->first_position;
+    const uint64_t end = begin + handover->token_count;
+    if (begin > known) break;
+    known = handover->is_prefill ? std::max(known, end) : end;
+    const uint64_t needed_end = std::min(end, item.query_position);
+    if (begin < needed_end) {
+      RETURN_IF_ERROR(CopyHandover(step, *handover, *tokens, item, begin, needed_end));
+    }
   }
-  return PQC_OK;
+  if (known >= item.query_position) return PQC_OK;
+  return Fail(PQC_INTERNAL, "", "the queue lacks the rows of position %llu", LongLong{known});
 }
 
 template <class Element>

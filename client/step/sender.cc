@@ -171,7 +171,10 @@ void Sender::Add(std::span<std::shared_ptr<Handover>> handovers) {
         GiveUpRollBack(*handover);
         continue;
       }
-      progress.end = handover->first_position + handover->token_count;
+      const uint64_t end = handover->first_position + handover->token_count;
+      // Rows of a prefill replace nothing: those that are enqueued again are the same ones.
+      const bool replaces = progress.waiting.empty() || !handover->is_prefill;
+      progress.end = replaces ? end : std::max(progress.end, end);
       waiting_bytes_ += handover->row_bytes;
       ++waiting_count_;
       progress.waiting.Push(std::move(handover));

@@ -31,8 +31,8 @@ extern "C" {
  * them need.
  *
  * Errors: PQC_INVALID_ARGUMENT   layer_count, a layer that is missing or listed twice, a shape, the
- *                                options; NaN, infinity and a gap before first_position only when
- *                                the rows are sent
+ *                                options, a gap behind rows that are on their way; NaN, infinity
+ *                                and a gap behind stored rows only when the rows are sent
  *         PQC_ABORTED            a step has the sequence, or another call changes it: repeat
  *         PQC_DEADLINE_EXCEEDED  the sidecar is slower than the engine; some of the first rows are
  *                                on their way: repeat the call

@@ -90,8 +90,15 @@ TEST_F(EnqueueTest, ARefusalIsReturnedLaterAndNamesTheRows) {
   MustBeOk(Enqueue(layer, 100, 200));
   MustBeOk(sequence_.Flush());
   ExpectRows(sequence_, layer, 0, 200);
-  MustBeOk(Enqueue(layer, 250, 300));  // a gap
+  MustBeOk(Enqueue(layer, 250, 300));  // a gap behind the stored rows
   Expect(sequence_.Flush(), PQC_INVALID_ARGUMENT, "first_position", "a gap");
+  sidecar_.CloseGate();
+  MustBeOk(Enqueue(layer, 200, 250));
+  Expect(Enqueue(layer, 260, 300), PQC_INVALID_ARGUMENT, "first_position", "260, a gap");
+  sidecar_.OpenGate();
+  MustBeOk(Enqueue(layer, 250, 300));
+  MustBeOk(sequence_.Flush());
+  ExpectRows(sequence_, layer, 0, 300);
 }
 
 TEST_F(EnqueueTest, RowsSurviveTheEndOfAWorker) {

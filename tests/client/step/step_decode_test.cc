@@ -63,6 +63,14 @@ Model Joined(const Model& model, const Model& other, uint64_t position) {
   return joined;
 }
 
+std::vector<LayerRows> RowsOfModel(const Model& model, uint64_t begin, uint64_t end) {
+  std::vector<LayerRows> rows;
+  for (uint32_t layer = 0; layer < model.size(); ++layer) {
+    rows.push_back({layer, model[layer].keys(begin, end), model[layer].values(begin, end)});
+  }
+  return rows;
+}
+
 TEST_F(DecodeTest, RowsThatAreNotStoredAreAttendedTo) {
   const Model model = MakeModel(340, 1), other = MakeModel(340, 7);
   Sequence first = FillModel(cache_, model, 300, kSink),
@@ -166,11 +174,7 @@ TEST_F(DecodeTest, APromptOnItsWayIsAttendedTo) {
   Sequence sequence = Must(cache_.CreateSequence());
   sidecar_.CloseGate();
   const auto enqueue = [&](uint64_t begin, uint64_t end) {
-    std::vector<LayerRows> rows;
-    for (uint32_t layer = 0; layer < 2; ++layer) {
-      rows.push_back({layer, model[layer].keys(begin, end), model[layer].values(begin, end)});
-    }
-    MustBeOk(sequence.EnqueueRows(begin, rows));
+    MustBeOk(sequence.EnqueueRows(begin, RowsOfModel(model, begin, end)));
   };
   enqueue(0, 9);
   enqueue(9, 14);
@@ -190,6 +194,20 @@ TEST_F(DecodeTest, APromptOnItsWayIsAttendedTo) {
       ExpectAttention(attention, FullAttention(batch, from, layer));
     }
     MustBeOk(step.End());
+  }
+}
+
+// A call that ran out of time is repeated, while its first rows are still on their way.
+TEST_F(DecodeTest, RowsThatAreEnqueuedAgainAreAttendedToOnce) {
+  const Model model = MakeModel(60, 1);
+  Sequence sequence = Must(cache_.CreateSequence());
+  sidecar_.CloseGate();
+  for (const auto& [begin, end] : {std::pair<uint64_t, uint64_t>{0, 9}, {9, 14}, {0, 9}, {9, 12}}) {
+    MustBeOk(sequence.EnqueueRows(begin, RowsOfModel(model, begin, end)));
+  }
+  EXPECT_EQ(Must(sequence.Progress()).passed_tokens, 14u);
+  for (uint64_t position = 14; position < 17; ++position) {
+    ExpectFullStep(client_, {{&sequence, &model, position}}, selection_, /*with_step=*/false);
   }
 }
 

@@ -1,6 +1,8 @@
 // Implements pqc_sequences_reorder.
 #include <algorithm>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "client/abi/sequence_handles.h"
@@ -70,6 +72,18 @@ Plan MakePlan(pqc_sequence** sequences, uint32_t count, const uint32_t* from, ui
   return plan;
 }
 
+// Reports a refused fork, which the sidecar names by its number among the forks.
+pqc_status ReportFork(pqc_status status, RefusalBuffer error, const Plan& plan) {
+  const std::string_view field = error.field;
+  for (size_t i = 0; i < plan.forks.size(); ++i) {
+    if (!field.starts_with(FieldPath::Of("items[%zu]", i).c_str())) continue;
+    const std::string text = error.text;
+    SetRefusal(&error, FieldPath::Of("from[%u]", plan.forks[i]).c_str(), text.c_str());
+    break;
+  }
+  return Report(status, error);
+}
+
 // Forks and drops by one RPC each. Drops the forks again when one of them fails.
 pqc_status ForkOneByOne(Remote& remote, Plan& plan) {
   RefusalBuffer error;
@@ -80,7 +94,8 @@ pqc_status ForkOneByOne(Remote& remote, Plan& plan) {
     if (status == PQC_OK) continue;
     RefusalBuffer ignored;
     for (size_t j = 0; j < i; ++j) remote.DropSequence(plan.items[j].child_id, &ignored);
-    return Report(status, error, {{"sequence_id", "sequences"}});
+    SetRefusal(&error, FieldPath::Of("items[%zu]", i).c_str(), std::string(error.text).c_str());
+    return ReportFork(status, error, plan);
   }
   for (const uint64_t id : plan.dropped_ids) remote.DropSequence(id, &error);
   return PQC_OK;
@@ -95,7 +110,7 @@ pqc_status ForkAndDrop(const ClientState& client, Plan& plan) {
       plan.items.data(), static_cast<uint32_t>(plan.items.size()), plan.dropped_ids.data(),
       static_cast<uint32_t>(plan.dropped_ids.size()), &error);
   if (status == PQC_UNIMPLEMENTED) return ForkOneByOne(remote, plan);  // an older sidecar
-  return Report(status, error);
+  return ReportFork(status, error, plan);
 }
 
 pqc_status Reorder(pqc_sequence** sequences, uint32_t count, const uint32_t* from,

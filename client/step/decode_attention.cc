@@ -1,7 +1,6 @@
 // Attention of decode calls to sink and window, and its merge with the other partial results.
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <functional>
 #include <new>
 
@@ -10,6 +9,7 @@
 #include "kernels/attend/attend_range.h"
 #include "kernels/attend/merge.h"
 #include "kernels/base/exec.h"
+#include "kernels/base/finite.h"
 
 namespace pqcached::client {
 namespace {
@@ -22,15 +22,6 @@ constexpr uint64_t kParallelRows = 512;
 constexpr uint32_t kNoTask = ~0u;
 
 size_t Aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-bool AllFinite(std::span<const float> values) {
-  constexpr uint32_t kExponent = 0x7f800000;
-  bool finite = true;  // without an early end, so that the compiler uses vectors
-  for (const float value : values) {
-    finite &= (std::bit_cast<uint32_t>(value) & kExponent) != kExponent;
-  }
-  return finite;
-}
 
 // Adds the pieces of [begin, end) outside the excluded ranges.
 void AddWithout(const kvstore::ExcludedRanges& excluded, uint32_t begin, uint32_t end,
@@ -129,7 +120,7 @@ class OwnAttention {
         next += shape_.key_dim;
       }
     }
-    return AllFinite({to, next});
+    return kernels::AllFinite({to, next});
   }
 
   std::span<const RowSpan> SpansOf(const StepItem& item, uint32_t kv_head,

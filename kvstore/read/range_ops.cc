@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <bit>
 #include <functional>
 #include <new>
 
 #include "kernels/attend/attend_range.h"
 #include "kernels/attend/merge.h"
 #include "kernels/base/check.h"
+#include "kernels/base/finite.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -22,15 +22,6 @@ constexpr uint64_t kMinPieceRows = 1024;
 constexpr uint32_t kMaxPieces = 64;
 
 size_t Aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-bool AllFinite(std::span<const float> values) {
-  constexpr uint32_t kExponent = 0x7f800000;
-  bool finite = true;  // without an early end, so that the compiler uses vectors
-  for (const float value : values) {
-    finite &= (std::bit_cast<uint32_t>(value) & kExponent) != kExponent;
-  }
-  return finite;
-}
 
 // The division of a call into tasks, and the scratch of each worker.
 struct RangePlan {
@@ -162,7 +153,8 @@ class RangeRun {
     for (uint32_t token = first; token < first + TokensOf(tile); ++token) {
       for (uint32_t head = first_head; head < first_head + plan_.group; ++head) {
         args_.query.Copy(token, head, key_dim, next);
-        if (!AllFinite({next, key_dim})) bad_query_head_.store(head, std::memory_order_relaxed);
+        if (!kernels::AllFinite({next, key_dim}))
+          bad_query_head_.store(head, std::memory_order_relaxed);
         next += key_dim;
       }
     }

@@ -1,13 +1,13 @@
 #include "kvstore/read/reader.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <functional>
 #include <numeric>
 #include <string>
 
 #include "kernels/base/check.h"
+#include "kernels/base/finite.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/rows/gather.h"
 #include "kvstore/read/layer_ops.h"
@@ -113,11 +113,6 @@ bool TakesAll(const ResolvedSelection& resolved) {
   return resolved.select_count == resolved.candidate_count;
 }
 
-bool IsFinite(float value) {
-  constexpr uint32_t kExponent = 0x7f800000;
-  return (std::bit_cast<uint32_t>(value) & kExponent) != kExponent;
-}
-
 Refusal NotFinite(uint32_t query_head) {
   return Refuse(StatusCode::kInvalidArgument, "query.queries",
                 "NaN or infinity in query head " + std::to_string(query_head));
@@ -126,10 +121,8 @@ Refusal NotFinite(uint32_t query_head) {
 // Refuses queries, grouped by kv head, that are not finite.
 Refusal CheckFinite(std::span<const float> queries, const LayerShape& shape,
                     uint32_t query_length) {
-  bool finite = true;  // without an early end, so that the compiler uses vectors
-  for (const float value : queries) finite &= IsFinite(value);
-  if (finite) return {};
-  const auto found = std::find_if_not(queries.begin(), queries.end(), IsFinite);
+  if (kernels::AllFinite(queries)) return {};
+  const auto found = std::find_if_not(queries.begin(), queries.end(), kernels::IsFinite);
   const auto row = static_cast<uint32_t>((found - queries.begin()) / shape.key_dim);
   const uint32_t group = shape.group_size();
   return NotFinite(row / (group * query_length) * group + row % group);

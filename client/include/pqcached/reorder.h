@@ -29,6 +29,7 @@ extern "C" {
  *
  * Errors: PQC_INVALID_ARGUMENT    sequences[i]: NULL, listed twice, or of another cache; from[i]
  *         PQC_ABORTED             sequences[i] is in a step, or another call changes it: repeat
+ *         PQC_NOT_FOUND           from[i]: the sidecar has dropped or evicted that sequence
  *         PQC_RESOURCE_EXHAUSTED  the sidecar's max_sequences
  *         and the pending error of earlier steps' rows of a sequence */
 PQC_API pqc_status pqc_sequences_reorder(pqc_sequence** sequences, uint32_t count,

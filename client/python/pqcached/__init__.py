@@ -17,7 +17,7 @@ Positions are absolute token positions.
 """
 
 from ._arrays import ArrayLike, Paged, PagedSlots, Tensor
-from ._client import Cache, Client, Sequence
+from ._client import Cache, Client
 from ._enums import (BudgetKind, Device, DType, GpuPolicy, GroupRule, HeadRule, IndexKind, LayerKind, LogBase, Path, PathChoice,
                      RopeLayout, RowPart, Verdict)
 from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
@@ -28,6 +28,7 @@ from ._library import library as _load
 from ._names import TokenNames
 from ._options import (Admission, Attention, BuildProgress, ClientCounts, Index, LayerGroup, Progress, Rank, Scores, Selected,
                        Selection, SequenceInfo, merge, merge_tensors)
+from ._sequence import Sequence
 from ._steps import Decoder, Step, StepAttention, StepItem, StepPages
 
 __version__ = "0.1.0"

@@ -19,7 +19,8 @@ from ._options import Selection, from_c
 from ._steps import Step, StepAttention, StepItem
 
 if TYPE_CHECKING:
-    from ._client import Cache, Sequence
+    from ._client import Cache
+    from ._sequence import Sequence
 
 
 @dataclasses.dataclass(frozen=True)

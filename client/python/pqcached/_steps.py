@@ -23,7 +23,7 @@ from ._names import TokenNames, pointer_to, row_options, step_options
 from ._options import Selection
 
 if TYPE_CHECKING:
-    from ._client import Sequence
+    from ._sequence import Sequence
 
 
 class StepItem(NamedTuple):

@@ -33,10 +33,11 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 import torch
 
-from ._client import Cache, Client, Sequence
+from ._client import Cache, Client
 from ._enums import DType, IndexKind
 from ._errors import FailedPrecondition, InvalidArgument, Unimplemented
 from ._options import Index, LayerGroup, Selection
+from ._sequence import Sequence
 
 NAME = "pqcached"
 

@@ -80,23 +80,36 @@ class StepAllocationTest : public testing::StepTest {
     }
   }
 
-  // A batch of all sequences at one position, by the C ABI; returns its allocations.
-  uint64_t Step(uint64_t position) {
-    // Rows of the three sequences are the same token's: a stride of nothing.
-    for (pqc_layer_rows& rows : rows_) {
-      rows.keys = layer_.keys(position, position + 1).c();
-      rows.values = layer_.values(position, position + 1).c();
-      rows.keys.shape = keys_shape_;
-      rows.keys.strides = keys_strides_;
-      rows.values.shape = values_shape_;
-      rows.values.strides = values_strides_;
-    }
-    for (pqc_step_item& item : items_) item.query_position = position;
+  // Rows of the three sequences are the same token's: a stride of nothing.
+  pqc_tensor KeysAt(uint64_t position) const {
+    pqc_tensor keys = layer_.keys(position, position + 1).c();
+    keys.shape = keys_shape_;
+    keys.strides = keys_strides_;
+    return keys;
+  }
+  pqc_tensor ValuesAt(uint64_t position) const {
+    pqc_tensor values = layer_.values(position, position + 1).c();
+    values.shape = values_shape_;
+    values.strides = values_strides_;
+    return values;
+  }
+  pqc_tensor QueryTensor() {
     pqc_tensor queries = PQC_INIT(pqc_tensor);
     queries.ptr = queries_.data();
     queries.dtype = PQC_F32;
     queries.ndim = 3;
     queries.shape = shape_;
+    return queries;
+  }
+
+  // A batch of all sequences at one position, by the C ABI; returns its allocations.
+  uint64_t Step(uint64_t position) {
+    for (pqc_layer_rows& rows : rows_) {
+      rows.keys = KeysAt(position);
+      rows.values = ValuesAt(position);
+    }
+    for (pqc_step_item& item : items_) item.query_position = position;
+    const pqc_tensor queries = QueryTensor();
     pqc_step_attention out = PQC_INIT(pqc_step_attention);
     out.output = output_.data();
     out.output_capacity = output_.size();
@@ -144,18 +157,9 @@ class StepAllocationTest : public testing::StepTest {
 
   // The same with complete attention, whose rows need not be passed at the end.
   uint64_t DecodeStep(uint64_t position) {
-    pqc_tensor keys = layer_.keys(position, position + 1).c();
-    pqc_tensor values = layer_.values(position, position + 1).c();
-    keys.shape = keys_shape_;
-    keys.strides = keys_strides_;
-    values.shape = values_shape_;
-    values.strides = values_strides_;
+    const pqc_tensor keys = KeysAt(position), values = ValuesAt(position);
     for (pqc_step_item& item : items_) item.query_position = position;
-    pqc_tensor queries = PQC_INIT(pqc_tensor);
-    queries.ptr = queries_.data();
-    queries.dtype = PQC_F32;
-    queries.ndim = 3;
-    queries.shape = shape_;
+    const pqc_tensor queries = QueryTensor();
     pqc_step_attention out = PQC_INIT(pqc_step_attention);
     out.output = output_.data();
     out.output_capacity = output_.size();

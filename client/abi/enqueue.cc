@@ -33,7 +33,7 @@ pqc_status CheckTokenCounts(const std::vector<RowBlock>& blocks) {
   return PQC_OK;
 }
 
-// Refuses a gap behind rows that are on their way. One behind stored rows is the sidecar's to find.
+// Refuses a gap behind rows that are on their way. The sidecar refuses one behind stored rows.
 pqc_status CheckGap(Sender& sender, const SequenceState& state, uint64_t first_position) {
   uint64_t end = 0;
   if (!sender.QueuedEnd(state, &end) || first_position <= end) return PQC_OK;

@@ -155,8 +155,8 @@ extern "C" {
 
 typedef struct pqc_client pqc_client;
 
-/* Value of a `timeout_ms` field whose comment names it: the call does not wait. It is neither 0,
- * the default, nor UINT32_MAX, which stays a very long time. */
+/* Value of a `timeout_ms` field whose comment names it: the call does not wait. It differs from 0,
+ * the default, and from UINT32_MAX, which is 49 days. */
 #define PQC_TIMEOUT_POLL 4294967294u
 
 typedef enum pqc_path_choice {

@@ -39,11 +39,12 @@ typedef struct pqc_progress {
   pqc_status row_status;  /* pending error of rows of finished steps (pqc_sequence_flush) */
 } pqc_progress;
 /* Fills *progress with what this client knows of the sequence, without waiting and without an RPC:
- * in the memory of the sidecar on the local path, from the last answers on the remote path. On the
- * local path the first call, and one that finds a newer segment map, have it fetched on a thread of
- * the client, so that calls that are repeated come up to date. The index is the live index, or the
- * cache's default one. Works at any time, also during a step, a build and a restart of the worker,
- * and never fails for what the sidecar does. */
+ * from the sidecar's memory on the local path, from the last answers on the remote path. On the
+ * local path, the first call and a call that finds a newer segment map start to fetch it on a
+ * thread of the client; a later call uses it. The index is the live index, or the cache's default
+ * one. The call works at any time, also during a step, a build and a restart of the worker.
+ *
+ * Errors: PQC_INVALID_ARGUMENT  sequence, progress */
 PQC_API pqc_status pqc_sequence_progress(pqc_sequence* sequence, pqc_progress* progress);
 
 typedef struct pqc_client_counts {

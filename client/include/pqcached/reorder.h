@@ -24,8 +24,9 @@ extern "C" {
  * leases of the forks are acquired in the background. With a libpqcached_rpc or a sidecar of 0.1,
  * one RPC for each fork and drop.
  *
- * All or nothing: after an error `sequences` and its handles are as before (after PQC_UNAVAILABLE
- * the sidecar may hold forks, which end with the session).
+ * All or nothing: after an error `sequences` and its handles are as before. After PQC_UNAVAILABLE
+ * and PQC_DEADLINE_EXCEEDED the sidecar may have done the work: forks that end with the session,
+ * and dropped sequences, whose handles return PQC_NOT_FOUND.
  *
  * Errors: PQC_INVALID_ARGUMENT    sequences[i]: NULL, listed twice, or of another cache; from[i]
  *         PQC_ABORTED             sequences[i] is in a step, or another call changes it: repeat

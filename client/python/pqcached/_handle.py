@@ -101,12 +101,12 @@ class Handle:
             return True
 
     def reopen(self) -> None:
-        """Takes shut() back, because the library's call has failed."""
+        """Undoes shut(), because the library's call has failed."""
         with self._lock:
             self._closed = False
 
     def forget(self) -> None:
-        """Says that the library has freed the handle, after shut()."""
+        """Records, after shut(), that the library has freed the handle."""
         with self._lock:
             self._close = lambda _pointer: None
 

@@ -411,7 +411,7 @@ TEST_F(DecodeTest, AStepWhoseWorkerHasEndedFails) {
 
 // While the sidecar indexes segments behind the engine's back, and makes newer segment maps. It may
 // do so just between an acknowledgement and its arrival, so that a few calls are no failure.
-TEST_F(DecodeTest, StepsOverALiveIndexCallNobody) {
+TEST_F(DecodeTest, StepsOverALiveIndexMakeNoCall) {
   const Model model = MakeModel(1300, 1);
   uint64_t calls = 0;
   for (int round = 0; round < 3; ++round) {

@@ -235,7 +235,10 @@ TEST_P(TokenNamesTest, ContentKeysNameTokensToo) {
   EXPECT_EQ(match(8), 256u);
   MustBeOk(EndStep(sequence, 383, 1, keys(2, 1)));
   MustBeOk(sequence.Drop());
-  EXPECT_EQ(match(8), 256u) << "rows that are not stored yet are discarded with their names";
+  // Rows that are not stored yet are discarded with their names: either the client's thread had sent
+  // row 383, then its name is kept with it, or neither is.
+  const uint64_t kept = match(8);
+  EXPECT_TRUE(kept == 256 || kept == 384) << kept;
   options.prompt.content_keys.assign(keys_.begin(), keys_.begin() + 3);
   uint64_t shared = 0;
   Sequence next = Must(cache_.CreateSequence(options, &shared));

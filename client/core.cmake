@@ -7,6 +7,7 @@ set(sources
   abi/error.cc
   abi/gpu.cc
   abi/merge.cc
+  abi/operations.cc
   abi/query.cc
   abi/rows.cc
   abi/rpc_library.cc
@@ -18,7 +19,9 @@ set(sources
   base/arguments.cc
   base/deadline.cc
   base/error.cc
+  base/events.cc
   base/library.cc
+  base/operations.cc
   base/pack.cc
   base/tensors.cc
   base/token_names.cc

@@ -5,6 +5,7 @@
 #include "client/abi/sequence_handles.h"
 #include "client/base/arguments.h"
 #include "client/base/error.h"
+#include "client/base/operations.h"
 #include "client/local/sequence.h"
 #include "client/step/handles.h"
 #include "client/step/offload.h"
@@ -33,6 +34,7 @@ void Adopt(uint64_t sequence_id, uint64_t token_count, pqc_sequence& handle) {
 void Forget(std::unique_ptr<pqc_sequence> sequence) {
   const std::shared_ptr<SequenceState>& state = sequence->state;
   const ClientState& client = *state->cache->client;
+  if (client.operations) client.operations->CancelOf(state.get());
   // Before the state is freed: another sequence may later have the same address.
   if (client.sender) client.sender->RemoveSequence(*state);
   if (client.offload) client.offload->RemoveSequence(*state);
@@ -163,9 +165,12 @@ pqc_status Suspend(pqc_sequence* sequence) {
   if (!sequence) return Fail(PQC_INVALID_ARGUMENT, "sequence", "must not be NULL");
   const ChangeScope changing(sequence);
   if (changing.status() != PQC_OK) return changing.status();
+  SequenceState& state = *sequence->state;
   RefusalBuffer error;
-  const pqc_status status = changing.remote().SuspendSequence(sequence->state->sequence_id, &error);
-  if (status == PQC_OK) sequence->state->suspended = true;
+  if (state.local) state.local->SetOwnSuspension(true);
+  const pqc_status status = changing.remote().SuspendSequence(state.sequence_id, &error);
+  if (status == PQC_OK) state.suspended = true;
+  if (status != PQC_OK && state.local) state.local->SetOwnSuspension(state.suspended);
   return Report(status, error);
 }
 
@@ -179,6 +184,7 @@ pqc_status Resume(pqc_sequence* sequence, uint64_t* token_count) {
       changing.remote().ResumeSequence(sequence->state->sequence_id, &tokens, &error);
   if (status != PQC_OK) return Report(status, error);
   sequence->state->suspended = false;
+  if (sequence->state->local) sequence->state->local->SetOwnSuspension(false);
   sequence->state->token_count = tokens;
   if (token_count) *token_count = tokens;
   return PQC_OK;
@@ -189,6 +195,7 @@ pqc_status Drop(pqc_sequence* sequence) {
   const std::unique_ptr<pqc_sequence> owned(sequence);
   SequenceState& state = *owned->state;
   ClientState& client = *state.cache->client;
+  if (client.operations) client.operations->CancelOf(&state);
   // Before the state is freed: another sequence may later have the same address.
   if (client.sender) client.sender->RemoveSequence(state);
   if (client.offload) client.offload->RemoveSequence(state);

@@ -11,6 +11,7 @@
 
 #include "pqcached/client.h"
 #include "pqcached/gpu.h"
+#include "pqcached/operation.h"
 
 namespace pqcached::client {
 
@@ -65,6 +66,8 @@ template <>
 inline constexpr size_t kMinimumBytes<pqc_step_pages> = 40;
 template <>
 inline constexpr size_t kMinimumBytes<pqc_position_lists> = 32;
+template <>
+inline constexpr size_t kMinimumBytes<pqc_event> = 40;
 template <>
 inline constexpr size_t kMinimumBytes<pqc_gpu_options> = 120;
 template <>

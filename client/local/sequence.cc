@@ -11,7 +11,11 @@ using kvstore::LeaseWords;
 
 LocalSequence::LocalSequence(std::shared_ptr<LocalSession> session, uint64_t cache_id,
                              uint64_t sequence_id)
-    : session_(std::move(session)), cache_id_(cache_id), sequence_id_(sequence_id) {
+    : session_(std::move(session)),
+      cache_id_(cache_id),
+      sequence_id_(sequence_id),
+      revoked_event_(PQC_EVENT_SEQUENCE_REVOKED, sequence_id),
+      suspended_event_(PQC_EVENT_SEQUENCE_SUSPENDED, sequence_id) {
   session_->Add(*this);
 }
 
@@ -58,7 +62,10 @@ pqc_status LocalSequence::FetchOver(const std::shared_ptr<LocalLink>& link, bool
       controls_.push_back(link->control());
     }
   }
-  if (revoked()) Detach();
+  if (revoked()) {
+    AddEvents();  // before the watcher looks
+    Detach();
+  }
   DetachRetired();
 
   uint64_t epoch = 0;
@@ -200,7 +207,35 @@ void LocalSequence::DetachRetired() {
 
 LocalSequence::~LocalSequence() {
   session_->Remove(*this);
+  session_->events()->Remove(revoked_event_);
+  session_->events()->Remove(suspended_event_);
   Detach();
+}
+
+uint32_t LocalSequence::TakeNewFlags() {
+  const base::MutexLock lock(&mutex_);
+  if (reported_lease_id_ != lease_id_) reported_flags_ = 0;
+  reported_lease_id_ = lease_id_;
+  const LeaseWords* now = words();
+  const uint32_t flags = now ? now->flags.load(std::memory_order_acquire) : 0;
+  const uint32_t added = own_suspension_ ? 0 : flags & ~reported_flags_;
+  reported_flags_ = flags;
+  return added;
+}
+
+void LocalSequence::AddEvents() {
+  const uint32_t added = TakeNewFlags();
+  if (added & LeaseWords::kSuspended) {  // which has revoked the lease, too
+    session_->events()->AddIfWanted(suspended_event_);
+  } else if (added & LeaseWords::kRevoked) {
+    session_->events()->AddIfWanted(revoked_event_);
+  }
+}
+
+void LocalSequence::SetOwnSuspension(bool suspended) {
+  AddEvents();  // of what happened before
+  const base::MutexLock lock(&mutex_);
+  own_suspension_ = suspended;
 }
 
 uint32_t LocalSequence::token_count() const {

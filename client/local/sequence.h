@@ -85,6 +85,11 @@ class LocalSequence {
   // lease_epoch(): a roll-back since then reduces it, another worker or lease makes it 0.
   uint32_t UnchangedSince(uint64_t lease_epoch) const;
 
+  // Adds an event when the lease was revoked, or the sequence suspended, since the last call.
+  void AddEvents();
+  // Notes that this client suspends the sequence, or has resumed it: that is no event.
+  void SetOwnSuspension(bool suspended);
+
   // Releases the lease and memory of an older link than `present`.
   void ReleaseOldLink(const LocalLink& present);
 
@@ -113,6 +118,8 @@ class LocalSequence {
   void ReleaseLinkLocked() PQCACHED_REQUIRES(mutex_);
   bool HasValidImageLocked() const PQCACHED_REQUIRES(mutex_) { return newest_ && link_->IsValid(); }
   void DetachRetired();
+  // Returns the lease's flags that have been set since the last call.
+  uint32_t TakeNewFlags();
   bool HasFlag(uint32_t flag) const {
     const kvstore::LeaseWords* now = words();
     return now && (now->flags.load(std::memory_order_acquire) & flag) != 0;
@@ -126,11 +133,16 @@ class LocalSequence {
   base::Mutex fetch_mutex_ PQCACHED_ACQUIRED_BEFORE(mutex_);
   std::atomic<const kvstore::LeaseWords*> words_ = nullptr;
   std::atomic<uint64_t> lease_epoch_ = 0;
+  Events::Entry revoked_event_, suspended_event_;
   std::atomic<uint32_t> visible_limit_ = UINT32_MAX;
   // after a roll-back, the layer counts of images are outdated
   std::atomic<bool> layers_are_equal_ = false;
 
   mutable base::Mutex mutex_;
+  uint64_t reported_lease_id_ PQCACHED_GUARDED_BY(mutex_) = 0;
+  // The lease's flags that need no event any more.
+  uint32_t reported_flags_ PQCACHED_GUARDED_BY(mutex_) = 0;
+  bool own_suspension_ PQCACHED_GUARDED_BY(mutex_) = false;
   // Link of the lease; shared with the session.
   std::shared_ptr<LocalLink> link_ PQCACHED_GUARDED_BY(mutex_);
   // Control memory of all links so far: a reader may still be reading words there.

@@ -16,6 +16,9 @@ using Phase = SessionPhase::Phase;
 // The watcher checks at this interval that the worker lives: a killed sidecar wakes no waiter, and
 // another holder may keep the connection open.
 constexpr uint32_t kWatchMs = 100;
+// When events are wanted, the watcher also looks at the leases after every change of the worker's
+// words, and rests between two looks.
+constexpr uint32_t kLeaseRestMs = 2;
 constexpr std::chrono::milliseconds kFirstPause(10);
 constexpr std::chrono::milliseconds kLongestPause(500);
 // Timeout of the watcher's own attempts, because callers wait for them to end.
@@ -56,11 +59,20 @@ pqc_status LocalSession::Open(LocalLink::Parts parts, Resume resume, const Optio
   return PQC_OK;
 }
 
-LocalSession::~LocalSession() { Close(); }
+LocalSession::~LocalSession() {
+  Close();
+  events_->Remove(new_worker_);
+  events_->Remove(session_lost_);
+}
+
+void LocalSession::BeginClose() {
+  closed_ = true;
+  phase_->Set(Phase::kOver);
+}
 
 void LocalSession::Close() {
-  if (closed_.exchange(true)) return;
-  phase_->Set(Phase::kOver);
+  if (ended_.exchange(true)) return;
+  BeginClose();
   watcher_.join();
   link()->host().End();  // sequences that outlive the client keep this object alive
 }
@@ -143,6 +155,7 @@ pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
     }
     lost_.store(true, std::memory_order_release);
     phase_->Set(Phase::kOver);
+    events_->AddIfWanted(session_lost_);
     return ReportLost();
   }
   *again = true;
@@ -159,18 +172,34 @@ void LocalSession::Replace(std::shared_ptr<LocalLink> link) {
     link_.swap(link);
   }
   phase_->Set(Phase::kAttached);
+  events_->AddIfWanted(new_worker_);
   staging_->DropRing();
   // Sequences that are not in use must not keep the old memory mapped either.
   const base::MutexLock lock(&sequences_mutex_);
   for (LocalSequence* sequence : sequences_) sequence->ReleaseOldLink(*kept);
 }
 
+void LocalSession::WatchLeases(const LocalLink& link) {
+  // The order matters: a change after the look ends the wait.
+  const uint32_t seen = link.wake_word();
+  {
+    const base::MutexLock lock(&sequences_mutex_);
+    for (LocalSequence* sequence : sequences_) sequence->AddEvents();
+  }
+  if (phase_->Wait(Phase::kOver, kLeaseRestMs)) return;
+  link.Wait(seen, LocalClock::now() + std::chrono::milliseconds(kWatchMs));
+}
+
 void LocalSession::Watch() {
   std::chrono::milliseconds pause = kFirstPause;
   while (!closed_ && !lost()) {
-    if (link()->CheckAlive()) {
+    if (const auto present = link(); present->CheckAlive()) {
       pause = kFirstPause;
-      phase_->Wait(Phase::kOver, kWatchMs);
+      if (events_->wanted()) {
+        WatchLeases(*present);
+      } else {
+        phase_->Wait(Phase::kOver, kWatchMs);
+      }
       continue;
     }
     bool again = false;

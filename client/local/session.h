@@ -20,6 +20,7 @@
 #include <string>
 #include <thread>
 
+#include "client/base/events.h"
 #include "client/local/link.h"
 #include "client/local/staging.h"
 #include "client/local/workers.h"
@@ -76,6 +77,8 @@ class LocalSession {
                          std::shared_ptr<LocalSession>* session);
   ~LocalSession();
 
+  // Ends the waits for a worker: calls fail that begin or wait from now on.
+  void BeginClose();
   // Ends the session: no call of the host begins any more. REQUIRES: calls in progress have ended.
   void Close();
 
@@ -101,6 +104,14 @@ class LocalSession {
   bool closed() const { return closed_.load(std::memory_order_acquire); }
   bool lost() const { return lost_.load(std::memory_order_acquire); }
 
+  // Returns the client's events. The session adds those about itself and its sequences once they
+  // are wanted.
+  const std::shared_ptr<Events>& events() const { return events_; }
+  // Adds the event of a session that was lost before events were wanted.
+  void AddEarlierEvents() {
+    if (lost()) events_->Add(session_lost_);
+  }
+
   Staging& staging() { return *staging_; }
   Workers& workers() { return workers_; }
 
@@ -123,6 +134,8 @@ class LocalSession {
   pqc_status Reattach(uint32_t timeout_ms, bool* again);
   void Replace(std::shared_ptr<LocalLink> link) PQCACHED_REQUIRES(attaching_);
   pqc_status ReportLost() const;
+  // Adds events about leases, and waits for changes of the link's words, at most a while.
+  void WatchLeases(const LocalLink& link);
   void Watch();
 
   const Resume resume_;
@@ -130,7 +143,11 @@ class LocalSession {
   const std::shared_ptr<SessionPhase> phase_;
   Workers workers_;
   std::unique_ptr<Staging> staging_;
+  const std::shared_ptr<Events> events_ = std::make_shared<Events>();  // shared with the client
+  Events::Entry new_worker_{PQC_EVENT_NEW_WORKER};
+  Events::Entry session_lost_{PQC_EVENT_SESSION_LOST};
   std::atomic<bool> closed_ = false;
+  std::atomic<bool> ended_ = false;
   std::atomic<bool> lost_ = false;
   std::atomic<uint64_t> lease_count_ = 0;
 

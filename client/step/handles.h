@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "client/base/error.h"
+#include "client/base/events.h"
 #include "client/base/remote.h"
 #include "client/local/sequence.h"
 #include "client/local/session.h"
@@ -25,6 +26,7 @@
 namespace pqcached::client {
 
 class Offload;
+class Operations;
 class Preparer;
 class ReadBackend;
 class Sender;
@@ -57,6 +59,8 @@ struct ClientState {
   kvstore::ReadScratchPool scratch;
   std::unique_ptr<ReadBackend> reads;  // of the client's path
   std::unique_ptr<Preparer> preparer;  // RPCs that calls need and do not wait for
+  std::shared_ptr<Events> events;      // shared with operations and the session
+  std::unique_ptr<Operations> operations;
 };
 
 // Immutable.
@@ -154,31 +158,52 @@ struct pqc_cache {
 };
 
 struct pqc_sequence {
-  // shared with steps and unacknowledged rows
+  // Whether the sequence is reserved for changes by calls on this handle: for none of them, for the
+  // next one, which ends the reservation, or for all of them. Not kNone only in the handle of an
+  // operation's own.
+  enum class Reserved { kNone, kNextCall, kAllCalls };
+
+  // shared with steps, operations and unacknowledged rows
   std::shared_ptr<pqcached::client::SequenceState> state;
+  Reserved reserved = Reserved::kNone;
 };
 
 namespace pqcached::client {
 
-// Excludes other calls that change the sequence for as long as the lock lives.
+// Reserves a sequence for one call that changes it.
+inline pqc_status ReserveChange(SequenceState& sequence) {
+  if (!sequence.changing.exchange(true)) return PQC_OK;
+  return SetRetry(kRetryConflict,
+                  Fail(PQC_ABORTED, "sequence", "another thread is changing it; repeat later"));
+}
+
+// Excludes other calls that change the sequence for as long as the lock lives. A reservation of the
+// handle takes the place of the lock's own (pqc_sequence::Reserved).
 class ChangeLock {
  public:
   explicit ChangeLock(SequenceState& sequence)
-      : sequence_(sequence), held_(!sequence.changing.exchange(true)) {}
+      : sequence_(sequence), status_(ReserveChange(sequence)), held_(status_ == PQC_OK) {}
+  explicit ChangeLock(pqc_sequence& handle)
+      : sequence_(*handle.state),
+        was_reserved_(handle.reserved != pqc_sequence::Reserved::kNone),
+        status_(was_reserved_ ? PQC_OK : ReserveChange(sequence_)),
+        held_(status_ == PQC_OK && handle.reserved != pqc_sequence::Reserved::kAllCalls) {
+    if (held_) handle.reserved = pqc_sequence::Reserved::kNone;
+  }
   ~ChangeLock() {
     if (held_) sequence_.changing = false;
   }
   ChangeLock(const ChangeLock&) = delete;
   ChangeLock& operator=(const ChangeLock&) = delete;
 
-  pqc_status status() const {
-    return held_ ? PQC_OK
-                 : SetRetry(kRetryConflict, Fail(PQC_ABORTED, "sequence",
-                                                 "another thread is changing it; repeat later"));
-  }
+  pqc_status status() const { return status_; }
+  // Returns whether the handle's reservation took the place of the lock: no step has the sequence.
+  bool was_reserved() const { return was_reserved_; }
 
  private:
   SequenceState& sequence_;
+  const bool was_reserved_ = false;
+  const pqc_status status_;
   const bool held_;
 };
 

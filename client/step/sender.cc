@@ -223,15 +223,16 @@ pqc_status Sender::WaitForRoom(Clock::time_point deadline) {
 
 pqc_status Sender::Flush(const SequenceState& sequence, Clock::time_point deadline) {
   const base::MutexLock lock(&mutex_);
-  const auto found = sequences_.find(&sequence);
-  if (found == sequences_.end()) return PQC_OK;
-  Progress& progress = found->second;
+  auto found = sequences_.end();
+  // Finds it again after each wait: an operation may flush a sequence that is dropped concurrently.
   const bool done = done_.WaitUntil(&mutex_, deadline, [&]() PQCACHED_REQUIRES(mutex_) {
-    return stop_ || progress.waiting.empty();
+    found = sequences_.find(&sequence);
+    return stop_ || found == sequences_.end() || found->second.waiting.empty();
   });
   if (!done) return FailNotStored();
-  const pqc_status status = ReportLocked(progress);
-  progress.failure = {};
+  if (found == sequences_.end()) return PQC_OK;
+  const pqc_status status = ReportLocked(found->second);
+  found->second.failure = {};
   return status;
 }
 

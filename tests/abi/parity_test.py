@@ -21,6 +21,7 @@ LEFT_OUT = {
         "pqc_client_options.parallel_for": "threads of the library cannot run Python code at the speed of a step",
         "pqc_client_options.parallel_for_context": "threads of the library cannot run Python code at the speed of a step",
         "pqc_build_options.callback_context": "the callback is a Python object",
+        "pqc_operation_wait": "a coroutine awaits, and the plain calls wait",
         "pqc_status_name": "the classes of the errors have the names",
     },
 }

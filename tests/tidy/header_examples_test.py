@@ -23,6 +23,7 @@ EXAMPLES = {
     f"{HEADERS}/rows.h": f"{PROGRAMS}/rows_h_example.c",
     f"{HEADERS}/step.h": f"{PROGRAMS}/step_h_example.c",
     f"{HEADERS}/progress.h": f"{PROGRAMS}/progress_h_example.c",
+    f"{HEADERS}/operation.h": f"{PROGRAMS}/operation_h_example.c",
     f"{HEADERS}/threads.h": f"{PROGRAMS}/threads_h_example.c",
     f"{HEADERS}/decode.h": f"{PROGRAMS}/decode_h_example.c",
     f"{HEADERS}/pages.h": f"{PROGRAMS}/pages_h_example.c",
@@ -32,6 +33,7 @@ EXAMPLES = {
     f"{HEADERS}/sequence.hpp": f"{PROGRAMS}/sequence_hpp_example.cc",
     f"{HEADERS}/step.hpp": f"{PROGRAMS}/step_hpp_example.cc",
     f"{HEADERS}/values.hpp": f"{PROGRAMS}/values_hpp_example.cc",
+    f"{HEADERS}/operation.hpp": f"{PROGRAMS}/operation_hpp_example.cc",
     f"{HEADERS}/gpu.hpp": f"{PROGRAMS}/gpu_hpp_example.cc",
     "kvstore/store.h": "tests/kvstore/store_h_example.cc",
 }

@@ -157,6 +157,9 @@ class Client {
     return Client(client);
   }
 
+  // Returns the handle for calls of the C ABI; this object still owns it.
+  pqc_client* get() const { return handle_.get(); }
+
   // Takes ownership of a handle of the C ABI.
   static Client Adopt(pqc_client* handle) { return Client(handle); }
 

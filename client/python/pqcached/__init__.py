@@ -18,7 +18,7 @@ Positions are absolute token positions.
 
 from ._arrays import ArrayLike, Paged, PagedSlots, Tensor
 from ._client import Cache, Client
-from ._enums import (BudgetKind, Device, DType, GpuPolicy, GroupRule, HeadRule, IndexKind, LayerKind, LogBase, Path, PathChoice,
+from ._enums import (BudgetKind, Device, DType, EventKind, GpuPolicy, GroupRule, HeadRule, IndexKind, LayerKind, LogBase, Path, PathChoice,
                      RopeLayout, RowPart, Verdict)
 from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
                       InvalidArgument, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Status,
@@ -26,6 +26,7 @@ from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExcee
 from ._gpu import Gpu, GpuCounts, GpuStep
 from ._library import library as _load
 from ._names import TokenNames
+from ._operations import Event
 from ._options import (Admission, Attention, BuildProgress, ClientCounts, Index, LayerGroup, Progress, Rank, Scores, Selected,
                        Selection, SequenceInfo, merge, merge_tensors)
 from ._sequence import Sequence

@@ -116,6 +116,14 @@ PQC_GPU_FREQUENCY = 0
 PQC_GPU_LRU = 1
 PQC_GPU_LFU = 2
 
+# pqc_event_kind
+PQC_EVENT_NONE = 0
+PQC_EVENT_OPERATION = 1
+PQC_EVENT_SEQUENCE_REVOKED = 2
+PQC_EVENT_SEQUENCE_SUSPENDED = 3
+PQC_EVENT_NEW_WORKER = 4
+PQC_EVENT_SESSION_LOST = 5
+
 
 class Sized(Structure):
     """A struct whose first field is its size, set on construction."""
@@ -539,6 +547,16 @@ class GpuPositions(Sized):
     ]
 
 
+class Event(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("kind", c_uint32),
+        ("operation", c_void_p),
+        ("context", c_void_p),
+        ("sequence_id", c_uint64),
+    ]
+
+
 # Result and argument types of each function.
 PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_abi_version": (c_uint32, []),
@@ -635,4 +653,15 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_gpu_step_begin": (c_uint32, [c_void_p, POINTER(StepItem), c_uint32, POINTER(StepOptions),
         c_void_p, POINTER(c_void_p)]),
     "pqc_gpu_step_topk": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(GpuPositions)]),
+    "pqc_sequence_flush_begin": (c_uint32, [c_void_p, c_void_p, POINTER(c_void_p)]),
+    "pqc_build_index_begin": (c_uint32, [c_void_p, POINTER(BuildOptions), c_void_p,
+        POINTER(c_void_p)]),
+    "pqc_ingest_begin": (c_uint32, [c_void_p, c_uint64, POINTER(LayerRows), c_uint32,
+        POINTER(RowOptions), c_void_p, POINTER(c_void_p)]),
+    "pqc_operation_poll": (c_uint32, [c_void_p, c_void_p]),
+    "pqc_operation_wait": (c_uint32, [c_void_p, c_uint32]),
+    "pqc_operation_cancel": (c_uint32, [c_void_p]),
+    "pqc_operation_close": (c_uint32, [c_void_p, c_uint32]),
+    "pqc_client_event_fd": (c_uint32, [c_void_p, c_void_p]),
+    "pqc_client_next_event": (c_uint32, [c_void_p, POINTER(Event)]),
 }

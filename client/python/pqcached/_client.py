@@ -15,12 +15,13 @@ from ._gpu import Gpu
 from ._handle import Closable, Handle
 from ._library import check, clear_error_text, library
 from ._names import set_names
+from ._operations import EventSource, Operations
 from ._options import Admission, ClientCounts, Index, LayerGroup, Rank, Selection, from_c
 from ._sequence import Sequence
 from ._steps import Step, StepItem
 
 
-class Client(Closable):
+class Client(EventSource):
     """A connection and its session. When the client is closed, the session ends and its sequences
     are dropped.
 
@@ -58,7 +59,9 @@ class Client(Closable):
         handle = ctypes.c_void_p()
         check(self._library.pqc_client_open(byref(options), byref(handle)))
         assert handle.value
-        self._own(Handle("client", handle.value, self._library.pqc_client_close), at_exit=True)
+        self._operations = Operations(self._library)
+        self._own(Handle("client", handle.value, self._operations.close_client), at_exit=True)
+        self._operations.attach(self._handle)
 
     @property
     def path(self) -> Path:

@@ -111,3 +111,14 @@ class RowPart(enum.IntEnum):
     ROW = abi.PQC_ROW
     KEY = abi.PQC_KEY
     VALUE = abi.PQC_VALUE
+
+
+class EventKind(enum.IntEnum):
+    """What has happened to a client."""
+
+    NONE = abi.PQC_EVENT_NONE
+    OPERATION = abi.PQC_EVENT_OPERATION  # an awaited call has ended
+    SEQUENCE_REVOKED = abi.PQC_EVENT_SEQUENCE_REVOKED  # another call shortened or dropped it
+    SEQUENCE_SUSPENDED = abi.PQC_EVENT_SEQUENCE_SUSPENDED  # by another client, or by the sidecar
+    NEW_WORKER = abi.PQC_EVENT_NEW_WORKER
+    SESSION_LOST = abi.PQC_EVENT_SESSION_LOST  # a new Client is needed

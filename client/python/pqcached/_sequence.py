@@ -15,9 +15,10 @@ from ._arrays import (ArrayLike, Tensor, new_array, numpy_dtype, positions_to_re
                       tensor)
 from ._enums import LogBase, RowPart
 from ._errors import Aborted, InvalidArgument
-from ._handle import Closable, Handle
+from ._handle import Handle
 from ._library import check, clear_error_text, error_of
 from ._names import TokenNames, pointer_to, row_options
+from ._operations import AsyncCalls, build_options
 from ._options import (Attention, BuildProgress, Index, LayerGroup, Progress, Scores, Selected, Selection,
                        SequenceInfo, from_c)
 from ._steps import Decoder, layer_rows
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ._client import Cache
 
 
-class Sequence(Closable):
+class Sequence(AsyncCalls):
     """The tokens of one request. Made by Cache.create_sequence; closing it drops it in the sidecar.
 
     All calls raise InvalidArgument for a wrong argument, TypeError for one of a wrong type or
@@ -39,6 +40,7 @@ class Sequence(Closable):
         self._cache = cache  # keeps the session alive
         self.shared_tokens = shared_tokens  # tokens at its creation: the next position to ingest
         self._library = cache._library
+        self._operations = cache._client._operations
         self._group_of = cache._group_of
         self._own(Handle("sequence", handle, self._library.pqc_sequence_drop, cache._handle), at_exit=False)
 
@@ -231,22 +233,7 @@ class Sequence(Closable):
 
         Raises AlreadyExists (built twice), Cancelled, Aborted.
         """
-        raised: List[BaseException] = []
-
-        def call(_: Any, pointer: Any) -> int:
-            assert progress is not None
-            try:
-                return 0 if progress(from_c(BuildProgress, pointer.contents)) is False else 1
-            except BaseException as error:  # KeyboardInterrupt too: no exception may pass through C
-                raised.append(error)
-                return 0
-
-        options = abi.BuildOptions(
-            index=index.c(), iterations=uint32("iterations", iterations), seed=uint64("seed", seed),
-            train_tokens=uint64("train_tokens", train_tokens), sink_tokens=uint64("sink_tokens", sink_tokens),
-            timeout_ms=uint32("timeout_ms", timeout_ms))
-        if progress is not None:
-            options.callback = abi.BuildCallback(call)
+        options, raised = build_options(index, iterations, seed, train_tokens, sink_tokens, timeout_ms, progress)
         with self._handle as sequence:
             status = self._library.pqc_build_index(sequence, byref(options))
             if not raised:

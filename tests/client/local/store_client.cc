@@ -212,6 +212,7 @@ class StoreRemote final : public Remote {
                           RefusalBuffer* error) noexcept override {
     const absl::Status boot = CheckBoot(sidecar_, source.boot_word);
     if (!boot.ok()) return FromStatus(boot, error);
+    if (!InCall()) sidecar_.PassGate();
     auto transaction = Counted().BeginIngest(kTestTenant, sequence_id);
     if (!transaction.ok()) return FromStatus(transaction.status(), error);
     const StagedRows::Probe probe{.in_progress = [](void*) { return true; }};
@@ -302,6 +303,7 @@ class StoreRemote final : public Remote {
       return !options.callback || options.callback(options.callback_context, &progress) != 0;
     };
     ++sidecar_.builds;
+    if (!InCall()) sidecar_.PassGate();
     return FromStatus(Counted().BuildIndex(kTestTenant, sequence_id, spec, keep_going), error);
   }
   pqc_status TopK(const TopKItem*, uint32_t, RefusalBuffer* error) noexcept override {

@@ -50,7 +50,7 @@ struct Sidecar {
   // Under which the store knows leases and staging of the present worker.
   std::string local_session() const { return session + "-" + std::to_string(boot_word); }
 
-  // Appends wait while it is closed.
+  // Appends wait while it is closed, and ingests and builds of the client's own threads.
   void CloseGate();
   void OpenGate();
   void PassGate();

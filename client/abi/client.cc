@@ -62,6 +62,7 @@ class SidecarHost final : public LocalHost {
   }
   void End() override { broker_->End(); }
   bool WaitEnded(uint32_t wait_ms) override { return broker_->WaitEnded(wait_ms); }
+  bool HoldsConnection() override { return broker_->HoldsConnection(); }
   void Abandon() override { broker_->Abandon(); }
 
  private:

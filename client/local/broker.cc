@@ -302,4 +302,10 @@ bool Broker::WaitEnded(uint32_t wait_ms) const {
   return poll(&entry, 1, static_cast<int>(std::min<uint32_t>(wait_ms, 1 << 30))) > 0;
 }
 
+bool Broker::HoldsConnection() const {
+  pollfd entry{.fd = socket_, .events = POLLRDHUP, .revents = 0};
+  // The sidecar ends one direction when a worker ends, and both when it closes the connection.
+  return poll(&entry, 1, 0) == 0 || (entry.revents & (POLLHUP | POLLERR | POLLNVAL)) == 0;
+}
+
 }  // namespace pqcached::client

@@ -57,6 +57,8 @@ class Broker {
   // Waits until the other side closes the connection or the time is over; returns true if it has
   // closed.
   bool WaitEnded(uint32_t wait_ms) const;
+  // Returns whether a process of the sidecar still holds the connection (LocalHost).
+  bool HoldsConnection() const;
 
  private:
   explicit Broker(int socket, uint32_t timeout_ms) : socket_(socket), timeout_ms_(timeout_ms) {}

@@ -72,6 +72,10 @@ class Image {
 
   KnownTokens& known_tokens() { return known_tokens_; }
 
+  // Notes that the worker that made the image has ended: known_tokens() does not rise any more.
+  void SetFormer() { is_former_.store(true, std::memory_order_release); }
+  bool is_former() const { return is_former_.load(std::memory_order_acquire); }
+
   // Returns the pool, for readers that use it after the image's end.
   std::shared_ptr<Mapping> shared_pool() const { return pool_; }
 
@@ -109,6 +113,7 @@ class Image {
   const std::shared_ptr<Mapping> pool_;  // shared, as all mappings are
   uint32_t capacity_tokens_ = 0;
   KnownTokens known_tokens_;
+  std::atomic<bool> is_former_ = false;
   base::Mutex mutex_;
   // By layer, index.
   std::map<uint64_t, std::vector<std::unique_ptr<kvstore::MappedLayer>>> idle_

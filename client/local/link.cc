@@ -69,6 +69,22 @@ bool LocalLink::WaitWhileAlive(uint32_t wait_ms) const {
   return IsValid();
 }
 
+const kvstore::WorkerEnd* LocalLink::worker_end() const {
+  using kvstore::WorkerEnd;
+  if (control_->size_bytes() < WorkerEnd::kOffsetBytes + sizeof(WorkerEnd)) return nullptr;
+  return reinterpret_cast<const WorkerEnd*>(control_->data() + WorkerEnd::kOffsetBytes);
+}
+
+LocalLink::Memory LocalLink::CheckMemory() const {
+  std::atomic_thread_fence(std::memory_order_acquire);  // reads of the memory come first
+  if (CheckAlive()) return Memory::kServed;
+  const kvstore::WorkerEnd* const end = worker_end();
+  if (!end || end->boot_word.load(std::memory_order_acquire) != boot_word_) return Memory::kGone;
+  const bool succeeded = end->has_successor.load(std::memory_order_acquire) != 0;
+  if (!host_->HoldsConnection()) return Memory::kGone;
+  return succeeded ? Memory::kSucceeded : Memory::kKept;
+}
+
 pqc_status LocalLink::Pool(uint64_t cache_id, std::shared_ptr<Mapping>* pool) {
   const base::MutexLock lock(&mutex_);
   std::shared_ptr<Mapping>& mapped = pools_[cache_id];

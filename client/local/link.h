@@ -52,6 +52,16 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   // Like CheckAlive, but waits up to `wait_ms` for an end of the connection.
   bool WaitWhileAlive(uint32_t wait_ms) const;
 
+  // State of the memory that was received over this link.
+  enum class Memory {
+    kServed,     // by its worker
+    kKept,       // its worker has ended, and nothing changes it
+    kSucceeded,  // the same, and the next worker serves, which knows its sequences
+    kGone,       // it may be reused: data read from it must not be used
+  };
+  // Returns the state; makes system calls. What was read before the call is as old as the state.
+  Memory CheckMemory() const;
+
   // Returns a cache's pool, mapped at the first use. The pool keeps the link alive.
   pqc_status Pool(uint64_t cache_id, std::shared_ptr<Mapping>* pool);
   // Finds the words of a lease; PQC_INTERNAL when the sidecar named an index out of range.
@@ -73,6 +83,8 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
  private:
   explicit LocalLink(Parts parts);
 
+  // Null in memory that is too small for it.
+  const kvstore::WorkerEnd* worker_end() const;
   const kvstore::ControlPage& page() const {
     return *reinterpret_cast<const kvstore::ControlPage*>(control_->data());
   }

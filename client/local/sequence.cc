@@ -1,6 +1,7 @@
 #include "client/local/sequence.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "client/base/error.h"
 #include "kernels/base/status_macros.h"
@@ -118,12 +119,23 @@ void LocalSequence::ReleaseLinkLocked() {
   if (!link_) return;
   if (lease_id_ != 0) session_->CountLease(-1);
   lease_id_ = 0;  // the lease ended with its worker
+  if (newest_) KeepKnownLocked(*newest_);
+  for (const std::weak_ptr<Image>& old : replaced_) {
+    if (const std::shared_ptr<Image> held = old.lock()) KeepKnownLocked(*held);
+  }
+  former_ = {.link = link_, .lease_epoch = lease_epoch(), .words = words()};
   newest_.reset();
   replaced_.clear();
   retired_.clear();
   words_.store(nullptr, std::memory_order_release);
   link_.reset();
   lease_epoch_.fetch_add(kWorker, std::memory_order_acq_rel);
+  if (active_roll_backs_ == 0) visible_limit_.store(UINT32_MAX, std::memory_order_release);
+}
+
+void LocalSequence::KeepKnownLocked(Image& image) {
+  ReadableTokens(image);
+  image.SetFormer();
 }
 
 void LocalSequence::ReplaceNewestLocked(std::shared_ptr<Image> image) {
@@ -239,17 +251,22 @@ void LocalSequence::SetOwnSuspension(bool suspended) {
 }
 
 uint32_t LocalSequence::token_count() const {
-  const LeaseWords* now = words();
-  if (!now) return 0;
-  // The order matters: if the limit is already gone, the words are newer than the roll-back.
-  const uint32_t limit = visible_limit_.load(std::memory_order_acquire);
-  return std::min(now->token_count.load(std::memory_order_acquire), limit);
+  for (const LeaseWords* now = words(); now;) {
+    // The order matters: if the limit is already gone, the words are newer than the roll-back.
+    const uint32_t limit = visible_limit_.load(std::memory_order_acquire);
+    const uint32_t count = now->token_count.load(std::memory_order_acquire);
+    const LeaseWords* const read = std::exchange(now, words());
+    if (now == read) return std::min(count, limit);
+  }
+  return 0;
 }
 
 uint32_t LocalSequence::ReadableTokens(Image& image) const {
   const KnownTokens::Value known = image.known_tokens().Load();
   const LeaseWords* now = words();
   const uint32_t stored = std::min(token_count(), image.capacity_tokens());
+  // The order matters: an image is marked before the words of its worker are released.
+  if (image.is_former()) return image.known_tokens().Load().tokens;
   // The order matters: the sidecar writes a version before the first count that belongs to it.
   if (!now || now->version.load(std::memory_order_acquire) > image.version()) {
     return std::min(stored, known.tokens);
@@ -269,6 +286,7 @@ void LocalSequence::KnowStored() {
 
 uint32_t LocalSequence::VisibleTokens(Image& image, uint32_t layer) const {
   uint32_t tokens = ReadableTokens(image);
+  if (image.is_former()) return tokens;
   if (!layers_are_equal_.load(std::memory_order_acquire)) {
     const uint32_t limit = visible_limit_.load(std::memory_order_acquire);
     tokens = std::max(tokens, std::min({image.LayerTokens(layer), limit, image.capacity_tokens()}));
@@ -308,6 +326,40 @@ pqc_status LocalSequence::Check(uint64_t lease_epoch) const {
   return PQC_OK;
 }
 
+bool LocalSequence::IsKeptLocked(uint64_t lease_epoch, bool* confirmed) const {
+  using Memory = LocalLink::Memory;
+  const uint64_t present = this->lease_epoch();
+  const bool is_former = present == lease_epoch + kWorker && former_.lease_epoch == lease_epoch;
+  if (present != lease_epoch && !is_former) return false;
+  const LeaseWords* const read = is_former ? former_.words : words();
+  const std::shared_ptr<LocalLink> link = is_former ? former_.link.lock() : link_;
+  if (!link || !read || read->flags.load(std::memory_order_acquire) != 0) return false;
+  const Memory memory = link->CheckMemory();
+  if (memory == Memory::kGone) return false;
+  if (memory != Memory::kSucceeded) return true;
+  const LeaseWords* const next = is_former ? words() : nullptr;
+  *confirmed = next != nullptr;
+  if (!next) return true;
+  const Memory next_memory = link_->CheckMemory();
+  return next->flags.load(std::memory_order_acquire) == 0 &&
+         (next_memory == Memory::kServed || next_memory == Memory::kKept);
+}
+
+pqc_status LocalSequence::CheckInStep(uint64_t lease_epoch, bool* confirmed) const {
+  *confirmed = true;
+  const pqc_status status = Check(lease_epoch);
+  if (status != PQC_OK && (status != PQC_UNAVAILABLE || session_->lost())) return status;
+  const std::shared_ptr<LocalLink> present = session_->link();
+  const base::MutexLock lock(&mutex_);
+  if (status == PQC_OK && link_ == present) return PQC_OK;
+  if (IsKeptLocked(lease_epoch, confirmed)) {
+    ClearLastError();
+    return PQC_OK;
+  }
+  if (status != PQC_OK) return status;
+  return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "the sidecar's worker was replaced"));
+}
+
 void LocalSequence::BeginRollBack(uint32_t token_count) {
   const base::MutexLock lock(&mutex_);
   ++active_roll_backs_;
@@ -338,6 +390,9 @@ uint32_t LocalSequence::UnchangedSince(uint64_t lease_epoch) const {
 void LocalSequence::EndRollBack() {
   const base::MutexLock lock(&mutex_);
   if (--active_roll_backs_ > 0) return;
+  // The words of a worker that has ended do not show a roll-back that the next one has made: the
+  // limit stays until they are released.
+  if (link_ && !link_->CheckAlive()) return;
   visible_limit_.store(UINT32_MAX, std::memory_order_release);
 }
 

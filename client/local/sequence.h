@@ -78,6 +78,13 @@ class LocalSequence {
   // sequence is not suspended (PQC_FAILED_PRECONDITION), and since `lease_epoch` nothing was rolled
   // back and no lease was replaced (PQC_ABORTED).
   pqc_status Check(uint64_t lease_epoch) const;
+  // Like Check, for what a step has read: passes also when the worker of that epoch has ended and
+  // its memory stays as it was. Sets *confirmed to false when the next worker serves, and this
+  // client has no lease of it yet: only that lease shows that the sequence is still there, so a
+  // check that sets true has to follow before results are used.
+  //
+  // REQUIRES: the sequence is in a step, so that this client changes none of its rows.
+  pqc_status CheckInStep(uint64_t lease_epoch, bool* confirmed) const;
   // Returns the present lease epoch: a count of workers, leases and roll-backs.
   uint64_t lease_epoch() const { return lease_epoch_.load(std::memory_order_acquire); }
 
@@ -107,6 +114,13 @@ class LocalSequence {
   // Step of lease_epoch_ for a new worker; leases and roll-backs count in the lower bits.
   static constexpr uint64_t kWorker = uint64_t{1} << 32;
 
+  // What is known of the lease of the worker before the present one.
+  struct Former {
+    std::weak_ptr<LocalLink> link;  // which readers of its memory keep
+    uint64_t lease_epoch = 0;       // at its end
+    const kvstore::LeaseWords* words = nullptr;
+  };
+
   pqc_status Fetch(bool force, std::shared_ptr<Image>* image, uint64_t* lease_epoch);
   // Fetches over a valid link.
   pqc_status FetchOver(const std::shared_ptr<LocalLink>& link, bool force,
@@ -116,6 +130,10 @@ class LocalSequence {
   void BeginEpochLocked(uint32_t unchanged_tokens) PQCACHED_REQUIRES(mutex_);
   void ReplaceNewestLocked(std::shared_ptr<Image> image) PQCACHED_REQUIRES(mutex_);
   void ReleaseLinkLocked() PQCACHED_REQUIRES(mutex_);
+  // Fixes the number of tokens that may be read through an image whose worker has ended.
+  void KeepKnownLocked(Image& image) PQCACHED_REQUIRES(mutex_);
+  // Returns whether what a step has read is as it was (CheckInStep).
+  bool IsKeptLocked(uint64_t lease_epoch, bool* confirmed) const PQCACHED_REQUIRES(mutex_);
   bool HasValidImageLocked() const PQCACHED_REQUIRES(mutex_) { return newest_ && link_->IsValid(); }
   void DetachRetired();
   // Returns the lease's flags that have been set since the last call.
@@ -148,6 +166,7 @@ class LocalSequence {
   // Control memory of all links so far: a reader may still be reading words there.
   std::vector<std::shared_ptr<Mapping>> controls_ PQCACHED_GUARDED_BY(mutex_);
   uint64_t lease_id_ PQCACHED_GUARDED_BY(mutex_) = 0;
+  Former former_ PQCACHED_GUARDED_BY(mutex_);
   // Shared with readers.
   std::shared_ptr<Image> newest_ PQCACHED_GUARDED_BY(mutex_);
   // Images that may still have holders.

@@ -181,10 +181,11 @@ class MappedReads final : public ReadBackend {
     for (size_t i = 0; i < items.size(); ++i) {
       const Refusal refusal =
           OpenLayer(items[i].pinned, call.shape, {.layer = call.layer}, &opened[i]);
-      if (!refusal.ok()) return PrefixItem(i, FailInStep(refusal));
+      if (!refusal.ok()) return PrefixItem(i, FailItem(items[i], FailInStep(refusal)));
       const uint64_t needed = call.step->decode.unstored[i].begin;
       if (opened[i].view.token_count() >= needed) continue;
-      return PrefixItem(i, Fail(PQC_ABORTED, "", "rows were removed during the step"));
+      return PrefixItem(
+          i, FailItem(items[i], Fail(PQC_ABORTED, "", "rows were removed during the step")));
     }
     RETURN_IF_ERROR(AttendToOwnRows(call, opened, threads()));
     for (size_t i = 0; i < items.size(); ++i) {
@@ -194,11 +195,40 @@ class MappedReads final : public ReadBackend {
     return PQC_OK;
   }
 
-  pqc_status Check(const StepItem& item) override {
-    return item.sequence->local->Check(item.pinned.lease_epoch);
+  pqc_status Confirm(const pqc_step& step, const StepItem& item) override {
+    LocalSequence& sequence = *item.sequence->local;
+    const uint64_t epoch = item.pinned.lease_epoch;
+    bool confirmed = false;
+    RETURN_IF_ERROR(sequence.CheckInStep(epoch, &confirmed));
+    if (confirmed) return PQC_OK;
+    if (step.no_wait) return client_.preparer->Request(item.sequence, {});
+    SetCallDeadline(step.deadline);
+    Pinned next;  // brings the next worker's lease
+    RETURN_IF_ERROR(PinNewest(sequence, &next));
+    RETURN_IF_ERROR(sequence.CheckInStep(epoch, &confirmed));
+    if (confirmed) return PQC_OK;
+    return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "the sidecar's worker was replaced"));
   }
 
  private:
+  // Checks what was read for an item so far. Has the next worker's lease acquired, without waiting,
+  // when the end of the step will need it.
+  pqc_status Check(const StepItem& item) const {
+    bool confirmed = false;
+    RETURN_IF_ERROR(item.sequence->local->CheckInStep(item.pinned.lease_epoch, &confirmed));
+    if (confirmed) return PQC_OK;
+    client_.preparer->Request(item.sequence, {});
+    ClearLastError();
+    return PQC_OK;
+  }
+
+  // Reports that a read in a step was refused. The worker's end may be the reason: then the number
+  // of readable rows does not rise any more.
+  static pqc_status FailItem(const StepItem& item, pqc_status status) {
+    if (!item.pinned.image->is_former()) return status;
+    return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "the sidecar's worker has ended"));
+  }
+
   struct ClearAtEnd {
     explicit ClearAtEnd(std::vector<OpenedLayer>& layers) : opened(layers) {}
     ~ClearAtEnd() { opened.clear(); }
@@ -283,7 +313,7 @@ class MappedReads final : public ReadBackend {
     Reader reader(source, exec, parallel, **item.scratch);
     kvstore::SelectedTokens selected;
     const Refusal refusal = ReadItem(call, item, *terms, reader, &selected);
-    if (!refusal.ok()) return FailInStep(refusal);
+    if (!refusal.ok()) return FailItem(item, FailInStep(refusal));
     *count = selected.count;
     return Check(item);
   }

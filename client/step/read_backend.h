@@ -61,8 +61,9 @@ class ReadBackend {
   virtual pqc_status StepDecode(const LayerCall& call) = 0;
   // Attends to call.lists for all items; their rows are stored.
   virtual pqc_status StepAttendPositions(const LayerCall& call) = 0;
-  // Checks at the end of a step that what was read of an item may be used.
-  virtual pqc_status Check(const StepItem& item) = 0;
+  // Checks at the end of a step that what was read of an item may be used. When the worker was
+  // replaced during the step, it waits for the next worker's lease.
+  virtual pqc_status Confirm(const pqc_step& step, const StepItem& item) = 0;
 };
 
 // Attends to call.lists for all items by rpc Attend, whose lists all have the same length: where

@@ -39,6 +39,16 @@ bool IsReady(const StepItem& item, const kvstore::Selection& terms, const uint32
 // The sidecar may have given up its work on a live index, which closing the prefill starts again.
 constexpr std::chrono::seconds kClosingInterval(1);
 
+// Replaces the pinned image; the step keeps the epoch of its beginning. Returns whether the new
+// image is another one.
+bool UseImage(std::shared_ptr<Image> newest, StepItem* item) {
+  std::shared_ptr<Image>& pinned = item->pinned.image;
+  const bool is_other = newest->version() != pinned->version() || pinned->is_former();
+  if (pinned->is_former() && newest != pinned) item->former = pinned;
+  pinned = std::move(newest);
+  return is_other;
+}
+
 // Pins a newer image if there is one here, and has one fetched if only the sidecar has one. Sets
 // *found.
 pqc_status TryTakeNewer(const pqc_step& step, StepItem* item, bool* found) {
@@ -46,8 +56,7 @@ pqc_status TryTakeNewer(const pqc_step& step, StepItem* item, bool* found) {
   Pinned newest;
   Preparer& preparer = *step.client->preparer;
   if (!TryPinNewest(local, &newest)) return preparer.Request(item->sequence, {});
-  *found = newest.image->version() != item->pinned.image->version();
-  item->pinned.image = std::move(newest.image);  // the step keeps the epoch of its beginning
+  *found = UseImage(std::move(newest.image), item);
   if (*found || !local.HasNewer()) return PQC_OK;
   uint64_t end = 0;  // the answer to rows in flight will bring the newer image
   if (step.client->sender->QueuedEnd(*item->sequence, &end)) return PQC_OK;
@@ -89,7 +98,7 @@ pqc_status FailNotReady(StepItem& item, uint32_t needed) {
 pqc_status TakeNewer(const pqc_step& step, StepItem* item, bool* found) {
   LocalSequence& local = *item->sequence->local;
   std::shared_ptr<Image> newest;
-  uint64_t lease_epoch = 0;  // the step keeps that of its beginning
+  uint64_t lease_epoch = 0;
   RETURN_IF_ERROR(local.Pin(&newest, &lease_epoch));
   if (newest == item->pinned.image && local.HasNewer()) {
     // The answer to rows in flight will bring the newer image.
@@ -98,8 +107,7 @@ pqc_status TakeNewer(const pqc_step& step, StepItem* item, bool* found) {
       RETURN_IF_ERROR(local.Refresh(&newest));
     }
   }
-  *found = newest->version() != item->pinned.image->version();
-  item->pinned.image = std::move(newest);
+  *found = UseImage(std::move(newest), item);
   return PQC_OK;
 }
 
@@ -110,7 +118,8 @@ pqc_status WaitMapped(const pqc_step& step, const kvstore::Selection& terms, con
   LocalSequence& local = *item->sequence->local;
   for (;;) {
     const uint32_t seen = local.session().wake_word();
-    RETURN_IF_ERROR(local.Check(item->pinned.lease_epoch));
+    bool confirmed = false;
+    RETURN_IF_ERROR(local.CheckInStep(item->pinned.lease_epoch, &confirmed));
     if (IsReady(*item, terms, layer, needed)) return PQC_OK;
     bool found = false;
     RETURN_IF_ERROR(step.no_wait ? TryTakeNewer(step, item, &found)

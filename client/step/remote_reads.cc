@@ -206,7 +206,7 @@ class RemoteReads final : public ReadBackend {
     return AttendListsByRpc(remote(), call);
   }
 
-  pqc_status Check(const StepItem&) override { return PQC_OK; }
+  pqc_status Confirm(const pqc_step&, const StepItem&) override { return PQC_OK; }
 
  private:
   Remote& remote() const { return *client_.remote; }

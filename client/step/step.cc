@@ -267,7 +267,7 @@ pqc_status EndStep(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_
     RETURN_IF_ERROR(step->gpu->Finish(*step, on_device ? &step->blocks : nullptr));
   }
   for (size_t i = 0; i < step->items.size(); ++i) {
-    const pqc_status status = step->client->reads->Check(step->items[i]);
+    const pqc_status status = step->client->reads->Confirm(*step, step->items[i]);
     if (status != PQC_OK) return AdviseInStep(PrefixItem(i, status), step->no_wait, true);
   }
   for (size_t i = 0; i < step->items.size(); ++i) {

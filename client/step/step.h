@@ -32,7 +32,9 @@ struct StepItem {
   uint64_t query_begin = 0;      // offset in packed tensors, in query tokens
   uint64_t end_before_step = 0;  // end of the sequence's tokens when the step began
   Pinned pinned;                 // local path
-  kvstore::Selection exact;      // terms that take all candidates, for PickTerms
+  // Image that the step read before, of a worker that has ended; kept until the step ends.
+  std::shared_ptr<Image> former;
+  kvstore::Selection exact;  // terms that take all candidates, for PickTerms
   std::optional<kvstore::ReadScratchPool::Loan> scratch;
 };
 

@@ -234,8 +234,8 @@ struct ControlPage {
   static constexpr uint32_t kMagic = 0x4c544350;  // "PCTL"
   uint32_t magic = kMagic;
   uint32_t layout_version = kLayoutVersion;
-  // Boot id of the worker that serves the session; 0 after the worker has ended. The client checks
-  // it after each step, before it uses the results.
+  // Boot id of the worker that serves the session; 0 after the worker has ended (WorkerEnd), or has
+  // ended the session. The client checks it after each step, before it uses the results.
   std::atomic<uint64_t> boot_word = 0;
   std::atomic<uint32_t> wake_word = 0;  // shared futex; incremented whenever a word below changes
   uint32_t word_count = 0;
@@ -245,13 +245,29 @@ struct ControlPage {
   uint64_t slot_words_offset_bytes = 0;
 };
 
+// Part of the first page of control memory that says how a worker has ended; zero while it serves,
+// in memory of older sidecars, and when the worker itself ended the session.
+//
+// The rows that a client has mapped stay as they are after a worker's end, until the client closes
+// its connection; what the next worker is asked to do may change them only where no sequence shows
+// them. So a client that reads them uses its results when no next worker serves yet, or when its
+// lease of the next worker shows that the sequence is still there.
+struct WorkerEnd {
+  static constexpr size_t kOffsetBytes = 1024;
+  // Boot word of the worker, written by the supervisor or the next worker before
+  // ControlPage::boot_word becomes 0.
+  std::atomic<uint64_t> boot_word = 0;
+  std::atomic<uint32_t> has_successor = 0;  // 1: written by the next worker before it serves
+  uint32_t reserved = 0;
+};
+
 static_assert(std::atomic<uint32_t>::is_always_lock_free &&
               std::atomic<uint64_t>::is_always_lock_free);
 static_assert(sizeof(ExtentRef) == 8 && sizeof(IndexDescriptor) == 16);
 static_assert(sizeof(IndexDataHeader) == 120 && sizeof(CodebookHeader) == 72);
 static_assert(sizeof(LeaseWords) == 64 && sizeof(SegmentDescriptor) == 24 &&
               sizeof(LayerDescriptor) == 112);
-static_assert(sizeof(ControlPage) == 48);
+static_assert(sizeof(ControlPage) == 48 && sizeof(WorkerEnd) == 16);
 static_assert(std::is_trivially_copyable_v<LayerDescriptor> &&
               std::is_trivially_copyable_v<SegmentDescriptor>);
 

@@ -28,11 +28,16 @@ struct PoolList {
   std::atomic<uint64_t> count;             // above kMost: the list was too short
   std::atomic<uint64_t> cache_ids[kMost];  // 0: removed
 };
-static_assert(sizeof(ControlPage) <= PoolList::kOffsetBytes &&
+static_assert(sizeof(ControlPage) <= WorkerEnd::kOffsetBytes &&
+              WorkerEnd::kOffsetBytes + sizeof(WorkerEnd) <= PoolList::kOffsetBytes &&
               sizeof(PoolList) == kPageBytes - PoolList::kOffsetBytes);
 
 PoolList& ListOf(const Mapping& mapping) {
   return *reinterpret_cast<PoolList*>(mapping.data() + PoolList::kOffsetBytes);
+}
+
+WorkerEnd& EndOf(const Mapping& mapping) {
+  return *reinterpret_cast<WorkerEnd*>(mapping.data() + WorkerEnd::kOffsetBytes);
 }
 
 // Returns whether the list names the cache.
@@ -140,8 +145,17 @@ void ControlMemory::NotePool(uint64_t cache_id) const {
 bool EndControlMemory(int descriptor) {
   const Mapping mapping = MapFirstPage(descriptor);
   if (mapping.data() == nullptr) return false;
-  EndPage(*reinterpret_cast<ControlPage*>(mapping.data()));
+  auto& page = *reinterpret_cast<ControlPage*>(mapping.data());
+  const uint64_t boot_word = page.boot_word.load(std::memory_order_acquire);
+  if (boot_word != 0) EndOf(mapping).boot_word.store(boot_word, std::memory_order_release);
+  EndPage(page);
   return true;
+}
+
+void MarkSuccessor(int descriptor) {
+  const Mapping mapping = MapFirstPage(descriptor);
+  if (mapping.data() == nullptr) return;
+  EndOf(mapping).has_successor.store(1, std::memory_order_seq_cst);
 }
 
 OpenedPools OpenedPoolsOf(int descriptor) {

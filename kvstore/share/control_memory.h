@@ -73,10 +73,14 @@ class ControlMemory {
   const Mapping mapping_;
 };
 
-// Does the same as ControlMemory::End on the memory of a worker that has ended. The supervisor
-// calls it with a writable descriptor that it kept. Returns false and changes nothing when the
-// memory is no control memory or cannot be written. Idempotent.
+// Does the same as ControlMemory::End on the memory of a worker that has ended, and records in it
+// that the worker has ended, unless the worker itself ended the session. The supervisor calls it
+// with a writable descriptor that it kept. Returns false and changes nothing when the memory is no
+// control memory or cannot be written. Idempotent.
 bool EndControlMemory(int descriptor);
+// Records in the control memory of a worker that has ended that the next worker serves from now on.
+// No effect on memory that is no control memory or cannot be written.
+void MarkSuccessor(int descriptor);
 
 // The caches whose pools a client has received over one connection.
 struct OpenedPools {

@@ -81,6 +81,7 @@ void DetachedSessions::EndKeptSessions(kvstore::DescriptorKeeper* keeper) {
     const FileDescriptor descriptor = IsControlName(name) ? keeper->Take(name) : FileDescriptor();
     if (!descriptor.valid()) continue;
     EndKeptSession(name, descriptor.get());
+    kvstore::MarkSuccessor(descriptor.get());  // this worker does not serve yet
     pools[SocketNameOfControl(name)] = kvstore::OpenedPoolsOf(descriptor.get());
   }
   for (const std::string& name : keeper->Names()) {

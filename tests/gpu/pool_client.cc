@@ -49,6 +49,7 @@ class PoolHost final : public LocalHost {
   pqc_status Detach(const LeaseView&) override { return PQC_OK; }
   void End() override {}
   bool WaitEnded(uint32_t) override { return false; }
+  bool HoldsConnection() override { return true; }
   void Abandon() override {}
 
  private:

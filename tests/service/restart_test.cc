@@ -156,6 +156,7 @@ TEST_F(RestartTest, AKilledWorkerComesBackAndItsClientsKnow) {
   KillWorker(daemon);
   AwaitEnd(client.page());
   EXPECT_GT(client.page().wake_word, 0u);
+  EXPECT_EQ(client.worker_end().boot_word, client.hello().boot_word);
   BrokerReply nothing;
   EXPECT_FALSE(client.connection().Receive(nothing)) << "the old connection is at its end";
   ASSERT_TRUE(daemon.AwaitMore(kReady)) << daemon.output();
@@ -171,6 +172,7 @@ TEST_F(RestartTest, AKilledWorkerComesBackAndItsClientsKnow) {
   EXPECT_NE(resumed.boot_word, client.hello().boot_word);
   EXPECT_EQ(reinterpret_cast<const ControlPage*>(control.data())->boot_word, resumed.boot_word);
   EXPECT_EQ(client.page().boot_word, 0u);
+  EXPECT_EQ(client.worker_end().has_successor, 1u);
   EXPECT_TRUE(Use(client.hello().session_token).ok());
   daemon.Signal(SIGTERM);
   EXPECT_EQ(daemon.Wait(), 0) << daemon.output();

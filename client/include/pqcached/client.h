@@ -53,11 +53,13 @@
  *     where 0 is the default and PQC_TIMEOUT_POLL means that the call does not wait at all.
  *     After PQC_UNAVAILABLE the client itself repeats, within the deadline, only calls that are
  *     harmless to repeat (reads; rows, since positions make a repeat a no-op).
- *     When the sidecar's worker process ends, calls and steps in progress return PQC_UNAVAILABLE;
- *     the next call continues with the next worker, within its deadline: handles and acknowledged
- *     rows remain, the client sends unacknowledged rows of steps again, and a build that was in
- *     progress has to be started again. Once the sidecar does not know the session any more, every
- *     call returns PQC_UNAVAILABLE with a retry time of 0, and a new client is needed.
+ *     When the sidecar's worker process ends, calls in progress return PQC_UNAVAILABLE; the next
+ *     call continues with the next worker, within its deadline: handles and acknowledged rows
+ *     remain, the client sends unacknowledged rows of steps again, and a build that was in progress
+ *     has to be started again. On the local path a step that is in progress goes on when a worker
+ *     crashes or is killed: it reads the memory that it has mapped. Once the sidecar does not know
+ *     the session any more, every call returns PQC_UNAVAILABLE with a retry time of 0, and a new
+ *     client is needed.
  *  8. No call throws, aborts, installs signal handlers, or touches the environment; callbacks must
  *     not throw. The library needs libc, libm, libstdc++ and libdl; gRPC is loaded separately
  *     (libpqcached_rpc), so that it never meets the protobuf of the engine. After fork(), the child

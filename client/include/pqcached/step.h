@@ -160,7 +160,7 @@ typedef struct pqc_step_positions {
  *                                  after the retry time
  *         PQC_ABORTED              the sequence was truncated, or its lease was revoked: abandon
  *                                  the step, and begin another one
- *         PQC_UNAVAILABLE          the worker has ended: likewise */
+ *         PQC_UNAVAILABLE          the worker has ended: likewise (but see pqc_step_end) */
 PQC_API pqc_status pqc_step_topk(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                                  const pqc_selection* selection, pqc_step_positions* out);
 
@@ -221,11 +221,20 @@ PQC_API pqc_status pqc_step_attend_wait(pqc_step* step);
  * results may be used on PQC_OK only. After a failure no row of the step is stored; begin the step
  * again at the same positions.
  *
+ * A step on the local path outlives a worker that crashes or is killed: its calls go on in the
+ * memory that the client has mapped, and the next worker stores its rows. When the next worker
+ * serves before the step has ended, pqc_step_end makes one call to it, which shows that the
+ * sequence is still there (with PQC_STEP_NO_WAIT in the background: then pqc_step_end may return
+ * PQC_DEADLINE_EXCEEDED). The step is PQC_UNAVAILABLE when the worker was stopped in order, when
+ * the whole sidecar has ended, or when two workers end during the step.
+ *
  * Errors: PQC_INVALID_ARGUMENT     layers, accepted
  *         PQC_FAILED_PRECONDITION  an attention was begun and not waited for; the sequence was
  *                                  suspended
  *         PQC_ABORTED              the sequence was truncated or its lease revoked during the step
- *         PQC_UNAVAILABLE          the worker has ended during the step */
+ *         PQC_DEADLINE_EXCEEDED    with PQC_STEP_NO_WAIT: the next worker has not answered yet
+ *         PQC_NOT_FOUND            the next worker does not have the sequence
+ *         PQC_UNAVAILABLE          the worker has ended during the step, and see above */
 PQC_API pqc_status pqc_step_end(pqc_step* step, const pqc_layer_rows* layers, uint32_t layer_count,
                                 const uint32_t* accepted);
 /* pqc_step_end that also names tokens: options [items], one element per item of the step, whose

@@ -83,6 +83,7 @@ class FakeWorker::Host final : public LocalHost {
   }
   void End() override {}
   bool WaitEnded(uint32_t) override { return worker_.connection_ended; }
+  bool HoldsConnection() override { return worker_.holds_connection; }
   void Abandon() override {}
 
  private:
@@ -113,6 +114,21 @@ void FakeWorker::Grant(uint64_t lease_id, uint32_t word_index, uint32_t token_co
 }
 
 void FakeWorker::End() { reinterpret_cast<ControlPage*>(control_->data())->boot_word = 0; }
+
+void FakeWorker::Die() {
+  auto* const end =
+      reinterpret_cast<kvstore::WorkerEnd*>(control_->data() + kvstore::WorkerEnd::kOffsetBytes);
+  // As EndControlMemory does.
+  end->boot_word =
+      reinterpret_cast<ControlPage*>(control_->data())->boot_word != 0 ? boot_word_ : 0;
+  End();
+  connection_ended = true;
+}
+
+void FakeWorker::SetSucceeded() {
+  reinterpret_cast<kvstore::WorkerEnd*>(control_->data() + kvstore::WorkerEnd::kOffsetBytes)
+      ->has_successor = 1;
+}
 
 LocalLink::Parts FakeWorker::Connect() {
   return {.host = std::make_unique<Host>(*this), .control = control_, .boot_word = boot_word_};

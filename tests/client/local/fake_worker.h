@@ -38,8 +38,12 @@ class FakeWorker {
   // Grants a lease: the next Attach gets this id, these words and this image.
   void Grant(uint64_t lease_id, uint32_t word_index, uint32_t token_count,
              client::ImageBytes image);
-  // Ends the worker as the supervisor does: its boot word becomes 0.
+  // Ends the session as a worker that goes on does: its boot word becomes 0.
   void End();
+  // Ends the worker as the supervisor does: its memory is kept as long as the client's connection.
+  void Die();
+  // Notes that the next worker serves.
+  void SetSucceeded();
 
   // Connects a client. The worker must outlive it.
   client::LocalLink::Parts Connect();
@@ -52,6 +56,7 @@ class FakeWorker {
   std::vector<client::LeaseView> detached;     // leases that calls of Detach named
   std::atomic<int> connections = 0;            // that are open
   std::atomic<bool> connection_ended = false;  // as the client sees it
+  std::atomic<bool> holds_connection = true;   // some process of the sidecar
 
  private:
   class Host;

@@ -29,6 +29,7 @@ class Host final : public LocalHost {
   pqc_status Detach(const LeaseView&) override { return PQC_UNIMPLEMENTED; }
   void End() override {}
   bool WaitEnded(uint32_t) override { return false; }
+  bool HoldsConnection() override { return true; }
   void Abandon() override {}
 };
 

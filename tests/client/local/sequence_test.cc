@@ -37,6 +37,10 @@ class SequenceTest : public ::testing::Test {
   }
   pqc_status Check(const Pinned& pinned) const { return sequence_.Check(pinned.lease_epoch); }
 
+  pqc_status CheckInStep(const Pinned& pinned) {
+    return sequence_.CheckInStep(pinned.lease_epoch, &confirmed_);
+  }
+
   // Installs an image from the answer to a call that named the present lease.
   void Install(uint64_t version, std::vector<uint32_t> layer_tokens) {
     EXPECT_EQ(sequence_.Install(sequence_.lease(), EncodeFakeImage(version, layer_tokens)), PQC_OK);
@@ -64,6 +68,7 @@ class SequenceTest : public ::testing::Test {
 
   FakeWorker worker_{7}, second_{8};
   std::atomic<FakeWorker*> next_ = nullptr;
+  bool confirmed_ = false;
   std::shared_ptr<LocalSession> session_ = testing::OpenFakeSession(worker_, next_);
   LocalSequence sequence_{session_, kFakeCache, kFakeSequence};
 };
@@ -111,6 +116,106 @@ TEST_F(SequenceTest, AReadOfAFormerWorkersMemoryFailsItsCheckForEver) {
   EXPECT_EQ(Check(pinned), PQC_UNAVAILABLE);
   EXPECT_EQ(Check(later), PQC_OK);
   EXPECT_NE(later.image, pinned.image);
+}
+
+TEST_F(SequenceTest, AStepUsesWhatItReadsOfAWorkerThatHasEnded) {
+  const Pinned pinned = PinNow();
+  worker_.Die();
+  EXPECT_EQ(CheckInStep(pinned), PQC_OK);
+  EXPECT_TRUE(confirmed_);
+  EXPECT_EQ(Check(pinned), PQC_UNAVAILABLE) << "a call outside of steps does not";
+  EXPECT_EQ(sequence_.VisibleTokens(*pinned.image, 0), 110u);
+  worker_.words(0).flags |= LeaseWords::kRevoked;
+  EXPECT_NE(CheckInStep(pinned), PQC_OK);
+}
+
+TEST_F(SequenceTest, AStepUsesNothingOfASessionThatItsWorkerHasEnded) {
+  const Pinned pinned = PinNow();
+  worker_.End();
+  worker_.connection_ended = true;
+  EXPECT_EQ(CheckInStep(pinned), PQC_UNAVAILABLE);
+  worker_.Die();  // later: the supervisor does not take this back
+  EXPECT_EQ(CheckInStep(pinned), PQC_UNAVAILABLE);
+}
+
+TEST_F(SequenceTest, AStepUsesNothingThatTheSidecarMayReuse) {
+  const Pinned pinned = PinNow();
+  worker_.connection_ended = true;  // and no supervisor has noted the end
+  EXPECT_EQ(CheckInStep(pinned), PQC_UNAVAILABLE);
+  worker_.Die();
+  EXPECT_EQ(CheckInStep(pinned), PQC_OK);
+  worker_.holds_connection = false;  // the supervisor has ended as well
+  EXPECT_EQ(CheckInStep(pinned), PQC_UNAVAILABLE);
+}
+
+TEST_F(SequenceTest, OnlyALeaseOfTheNextWorkerConfirmsWhatAStepHasRead) {
+  const Pinned pinned = PinNow();
+  worker_.Die();
+  worker_.SetSucceeded();
+  EXPECT_EQ(CheckInStep(pinned), PQC_OK);
+  EXPECT_FALSE(confirmed_) << "the client does not know the next worker yet";
+  second_.Grant(kSecondLease, 0, 100, EncodeFakeImage(1, {100, 100}));
+  ReplaceWorker();
+  EXPECT_EQ(CheckInStep(pinned), PQC_OK);
+  EXPECT_FALSE(confirmed_) << "it has no lease yet";
+  PinNow();
+  EXPECT_EQ(CheckInStep(pinned), PQC_OK);
+  EXPECT_TRUE(confirmed_);
+  EXPECT_EQ(Check(pinned), PQC_UNAVAILABLE);
+  second_.words(0).flags |= LeaseWords::kRevoked;
+  EXPECT_NE(CheckInStep(pinned), PQC_OK);
+}
+
+TEST_F(SequenceTest, AStepThatReadsOnInTheNextWorkersMemoryNeedsThatWorker) {
+  const Pinned pinned = PinNow();
+  worker_.Die();
+  worker_.SetSucceeded();
+  second_.Grant(kSecondLease, 0, 100, EncodeFakeImage(1, {100, 100}));
+  ReplaceWorker();
+  PinNow();
+  second_.End();
+  EXPECT_EQ(CheckInStep(pinned), PQC_UNAVAILABLE);
+}
+
+TEST_F(SequenceTest, ARollBackAfterTheEndOfTheWorkerFailsTheCheckOfAStep) {
+  const Pinned pinned = PinNow();
+  worker_.Die();
+  sequence_.BeginRollBack(60);
+  EXPECT_NE(CheckInStep(pinned), PQC_OK);
+  sequence_.EndRollBack();
+  EXPECT_NE(CheckInStep(pinned), PQC_OK);
+}
+
+TEST_F(SequenceTest, ARollBackAtTheNextWorkerFailsTheCheckOfAStep) {
+  const Pinned pinned = PinNow();
+  worker_.Die();
+  second_.Grant(kSecondLease, 0, 100, EncodeFakeImage(1, {100, 100}));
+  ReplaceWorker();
+  PinNow();
+  EXPECT_EQ(CheckInStep(pinned), PQC_OK);
+  sequence_.BeginRollBack(60);
+  sequence_.EndRollBack();
+  EXPECT_NE(CheckInStep(pinned), PQC_OK);
+}
+
+TEST_F(SequenceTest, RowsThatTheNextWorkerRollsBackStayInvisibleInTheMemoryOfTheFormerOne) {
+  PinNow();
+  sequence_.BeginRollBack(60);
+  const Pinned pinned = PinNow();
+  EXPECT_EQ(sequence_.ReadableTokens(*pinned.image), 60u);
+  worker_.Die();
+  worker_.SetSucceeded();
+  sequence_.EndRollBack();  // the next worker has made it; the words of the former one say 100
+  EXPECT_EQ(sequence_.ReadableTokens(*pinned.image), 60u);
+  second_.Grant(kSecondLease, 0, 60, EncodeFakeImage(1, {60, 60}));
+  ReplaceWorker();
+  EXPECT_EQ(sequence_.ReadableTokens(*pinned.image), 60u);
+  EXPECT_EQ(sequence_.VisibleTokens(*pinned.image, 0), 60u);
+  const Pinned later = PinNow();
+  second_.words(0).token_count = 80;
+  EXPECT_EQ(sequence_.ReadableTokens(*pinned.image), 60u);
+  EXPECT_EQ(sequence_.ReadableTokens(*later.image), 80u);
+  EXPECT_EQ(CheckInStep(pinned), PQC_OK);
 }
 
 TEST_F(SequenceTest, AReadBeginsInNoMemoryOfAWorkerThatHasEnded) {

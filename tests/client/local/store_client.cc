@@ -12,6 +12,7 @@
 #include "client/local/session.h"
 #include "client/step/handles.h"
 #include "kvstore/refusal.h"
+#include "kvstore/share/control_memory.h"
 #include "tests/client/local/staged_rows.h"
 
 namespace pqcached::testing {
@@ -94,6 +95,7 @@ class StoreHost final : public LocalHost {
     return FromStatus(sidecar_.store->Detach(session_, lease.lease_id));
   }
   void End() override { sidecar_.ended = true; }
+  bool HoldsConnection() override { return true; }
   bool WaitEnded(uint32_t) override { return sidecar_.ended && boot_word_ == sidecar_.boot_word; }
   void Abandon() override {}
 
@@ -500,7 +502,22 @@ void Sidecar::EndWorker() {
   store->DropSession(local_session());
 }
 
+void Sidecar::KeepControl(kvstore::FileDescriptor control) {
+  const std::lock_guard lock(mutex_);
+  control_ = std::move(control);
+}
+
+void Sidecar::KillWorker() {
+  reachable = false;
+  const std::lock_guard lock(mutex_);
+  kvstore::EndControlMemory(control_.get());
+}
+
 void Sidecar::StartWorker() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (control_.valid()) kvstore::MarkSuccessor(control_.get());
+  }
   ++boot_word;
   reachable = true;
 }
@@ -514,6 +531,7 @@ pqc_status Connect(Sidecar& sidecar, LocalLink::Parts* parts) {
   auto memory =
       sidecar.store->OpenLocalSession("tenant", sidecar.local_session(), parts->boot_word);
   if (!memory.ok()) return FromStatus(memory.status());
+  sidecar.KeepControl(std::move(memory->keeper_control));
   const absl::StatusOr<kvstore::SharedMemory> shared = std::move(memory->control);
   parts->host = std::make_unique<StoreHost>(sidecar);
   return MapShared(shared, MappingAccess::kRead, &parts->control);

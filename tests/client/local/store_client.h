@@ -45,8 +45,13 @@ struct Sidecar {
 
   // What a client sees of a worker's end: its control memory says so, and leases and staging are gone.
   void EndWorker();
+  // The same of a worker that is killed: what the client has mapped stays as it is. REQUIRES: the
+  // store has a keeper.
+  void KillWorker();
   // And of the next one: it can be resumed with.
   void StartWorker();
+  // Keeps the control memory of the present worker's session.
+  void KeepControl(kvstore::FileDescriptor control);
   // Under which the store knows leases and staging of the present worker.
   std::string local_session() const { return session + "-" + std::to_string(boot_word); }
 
@@ -63,6 +68,7 @@ struct Sidecar {
   std::mutex mutex_;
   std::condition_variable opened_;
   bool closed_ = false;
+  kvstore::FileDescriptor control_;  // invalid without a keeper
   std::vector<kvstore::StagedBytes> held_;
   std::vector<kvstore::StagedBytes> ended_rings_;  // a slot of each ring of a worker that has ended
 };

@@ -1,5 +1,6 @@
 // Steps and decoders against a real pqcached, on both paths.
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 
 #include <fstream>
@@ -363,6 +364,31 @@ TEST_P(DaemonStepTest, AStepThatDoesNotWaitBeginsAgainUntilItsSequenceIsReady) {
   MustBeOk(sequence.Flush());
   EXPECT_EQ(Must(sequence.Describe()).token_count, 320u);
   Decode(sequence, layer_, 320);
+}
+
+TEST_P(DaemonStepTest, AStepThatIsInProgressOutlivesItsWorker) {
+  if (!local()) return;  // its calls are RPCs
+  Sequence sequence = Fill(layer_, 300), other = Fill(layer_, 300);
+  const StepItem others[] = {{&other, 300}};
+  for (uint64_t position = 300; position < 303; ++position) {
+    const StepItem items[] = {{&sequence, position}};
+    Step step = Must(client_.BeginStep(items, &selection_));
+    std::vector<float> output(kOutput), lse(Layer::kQueryHeads);
+    MustBeOk(step.Attend(0, queries_, output, lse));
+    KillWorker(daemon_.process().pid());
+    // The client notices the end and, every other time, the next worker.
+    while (client_.BeginStep(others, nullptr, 0, PQC_STEP_NO_WAIT).status().code() !=
+           PQC_UNAVAILABLE) {
+      poll(nullptr, 0, 1);
+    }
+    if (position % 2 == 1) MustBeOk(client_.BeginStep(others, nullptr).status());
+    MustBeOk(step.Attend(1, queries_, output, lse));
+    MustBeOk(step.End(Rows(layer_, position, position + 1)));
+    ExpectFull(layer_, position + 1, output, lse);
+  }
+  MustBeOk(sequence.Flush());
+  EXPECT_EQ(Must(sequence.Describe()).token_count, 303u);
+  Decode(sequence, layer_, 303);
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, DaemonStepTest,

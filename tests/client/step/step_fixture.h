@@ -30,8 +30,11 @@ class StepTest : public ::testing::Test {
  protected:
   StepTest() : StepTest(2000) {}
   explicit StepTest(uint32_t timeout_ms,
-                    const client::Workers::Options& workers = {.thread_count = 2})
-      : handle_(OpenStoreHandle(sidecar_, workers, timeout_ms)), client_(Client::Adopt(handle_)) {}
+                    const client::Workers::Options& workers = {.thread_count = 2},
+                    const kvstore::StoreOptions& options = SmallSegments())
+      : sidecar_(options),
+        handle_(OpenStoreHandle(sidecar_, workers, timeout_ms)),
+        client_(Client::Adopt(handle_)) {}
 
   Sequence Fill(const Layer& layer, uint64_t tokens) {
     return FillIndexed(cache_, layer, tokens, kLayers, kSink);
@@ -85,7 +88,7 @@ class StepTest : public ::testing::Test {
   }
 
   static constexpr uint32_t kLayers = 2;
-  Sidecar sidecar_{SmallSegments()};
+  Sidecar sidecar_;
   pqc_client* const handle_;  // the client's
   Client client_;
   Cache cache_ = Must(client_.OpenCache(SpecOf("cache", {0, 1})));

@@ -162,6 +162,7 @@ class StepSlotsTest : public ::testing::Test {
     pqc_status Detach(const client::LeaseView&) override { return PQC_UNIMPLEMENTED; }
     void End() override {}
     bool WaitEnded(uint32_t) override { return false; }
+    bool HoldsConnection() override { return true; }
     void Abandon() override {}
   };
 

@@ -72,6 +72,8 @@ const std::vector<Row>& Rows() {
       {"kLayoutVersion", 3, "ControlPage", 48, 8,
        "magic 0, layout_version 4, boot_word 8, wake_word 16, word_count 20, "
        "words_offset_bytes 24, slot_word_count 32, reserved 36, slot_words_offset_bytes 40"},
+      {"kLayoutVersion", 3, "WorkerEnd", 16, 8,
+       "boot_word 0, has_successor 8, reserved 12"},
       {"kLayoutVersion", 1, "AttachmentHeader", 112, 8,
        "magic 0, layout_version 4, sequence_id 8, version 16, token_count 24, layer_count "
        "28, segment_count 32, row_extent_count 36, index_count 40, reserved 44, indexes 48"},
@@ -167,6 +169,8 @@ std::vector<Compiled> AllCompiled() {
              FIELD(ControlPage, word_count), FIELD(ControlPage, words_offset_bytes),
              FIELD(ControlPage, slot_word_count), FIELD(ControlPage, reserved),
              FIELD(ControlPage, slot_words_offset_bytes)),
+      LAYOUT(WorkerEnd, FIELD(WorkerEnd, boot_word), FIELD(WorkerEnd, has_successor),
+             FIELD(WorkerEnd, reserved)),
       LAYOUT(AttachmentHeader, FIELD(AttachmentHeader, magic),
              FIELD(AttachmentHeader, layout_version), FIELD(AttachmentHeader, sequence_id),
              FIELD(AttachmentHeader, version), FIELD(AttachmentHeader, token_count),

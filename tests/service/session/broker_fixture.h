@@ -138,6 +138,10 @@ class LocalClient {
   const kvstore::ControlPage& page() const {
     return *reinterpret_cast<const kvstore::ControlPage*>(control_.data());
   }
+  const kvstore::WorkerEnd& worker_end() const {
+    return *reinterpret_cast<const kvstore::WorkerEnd*>(control_.data() +
+                                                        kvstore::WorkerEnd::kOffsetBytes);
+  }
   const kvstore::LeaseWords& words(uint32_t index) const {
     return reinterpret_cast<const kvstore::LeaseWords*>(control_.data() +
                                                         page().words_offset_bytes)[index];

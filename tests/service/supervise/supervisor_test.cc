@@ -348,6 +348,10 @@ TEST_F(SupervisorTest, TellsTheClientsOfAWorkerThatHasEnded) {
   EXPECT_EQ(Run({"end"}, std::move(kept)).exit_code, 0);
   EXPECT_EQ(page->boot_word, 0u);
   EXPECT_EQ(page->wake_word, 1u) << "and waiters were woken, once";
+  const auto* end = reinterpret_cast<const kvstore::WorkerEnd*>(static_cast<const char*>(mapped) +
+                                                                kvstore::WorkerEnd::kOffsetBytes);
+  EXPECT_EQ(end->boot_word, 7u);
+  EXPECT_EQ(end->has_successor, 0u);
   munmap(mapped, 4096);
   char byte = 0;
   EXPECT_EQ(recv(client.get(), &byte, 1, MSG_DONTWAIT), 0) << "the connection has ended";

@@ -10,6 +10,7 @@
 #include "client/step/step.h"
 #include "kernels/base/mutex.h"
 #include "kernels/base/status_macros.h"
+#include "kvstore/read/resolve.h"
 
 namespace pqcached::client {
 namespace {
@@ -100,8 +101,24 @@ bool SkipsSelection(const LayerCall& call, const StepItem& item) {
          !call.step->decode.own[static_cast<size_t>(&item - call.step->items.data())].selects;
 }
 
-kvstore::AttentionOut OutOf(const LayerCall& call, const StepItem& item) {
-  return call.out.From(item.query_begin);
+kvstore::AttentionOut OutOf(const LayerCall& call, const StepItem& item, uint32_t token) {
+  return call.out.From(item.query_begin + token);
+}
+
+QueryView TokenQueryOf(const LayerCall& call, const StepItem& item, uint32_t token) {
+  QueryView query = QueryOf(call, item);
+  query.queries.shape[0] = 1;
+  query.queries.data += int64_t{token} * query.queries.strides[0] *
+                        static_cast<int64_t>(kernels::DTypeBytes(query.queries.dtype));
+  return query;
+}
+
+uint32_t SelectionCount(const LayerCall& call, StepItem& item, const kvstore::Selection& terms) {
+  if (!call.step->select_per_token || call.ranges || call.lists || call.pages) return 1;
+  if (!call.attends) return item.query_length;
+  kvstore::ResolvedSelection& resolved = (*item.scratch)->resolved;
+  kvstore::Resolve(terms, item.query_position, kvstore::kMaxSequenceTokens, &resolved);
+  return resolved.select_count == resolved.candidate_count ? 1 : item.query_length;
 }
 
 kvstore::TokenRange RangeOf(const LayerCall& call, const StepItem& item) {
@@ -210,7 +227,7 @@ pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* querie
     return Fail(PQC_FAILED_PRECONDITION, "step",
                 "it is on a GPU; use pqc_gpu_step_topk, which leaves the positions there");
   }
-  const LayerCall& call = step->call;
+  LayerCall& call = step->call;
   pqc_step_positions out;
   RETURN_IF_ERROR(ReadStruct(caller_out, "out", &out));
   if (!out.offsets) return Fail(PQC_INVALID_ARGUMENT, "out.offsets", "must not be NULL");
@@ -222,13 +239,14 @@ pqc_status SelectInStep(pqc_step* step, uint32_t layer, const pqc_tensor* querie
     const pqc_status status = CountSelected(items[i], *call.selection, &out.counts[i]);
     if (status != PQC_OK) return PrefixItem(i, status);
     out.offsets[i] = offsets[i];
-    offsets[i + 1] = offsets[i] + uint64_t{call.shape.kv_heads} * out.counts[i];
+    offsets[i + 1] = offsets[i] + uint64_t{SelectionCount(call, items[i], *call.selection)} *
+                                      call.shape.kv_heads * out.counts[i];
   }
   caller_out->count = offsets.back();
   if (!out.positions) return PQC_OK;  // the caller only asked for the counts
   RETURN_IF_ERROR(CheckCapacity("out.capacity", out.capacity, offsets.back()));
-  return AdviseInStep(step->client->reads->StepTopK(call, offsets.data(), out.positions),
-                      step->no_wait, /*ended=*/false);
+  call.positions = out.positions;
+  return AdviseInStep(step->client->reads->StepTopK(call), step->no_wait, /*ended=*/false);
 }
 
 pqc_status AttendInStep(pqc_step* step, uint32_t layer, const pqc_tensor* queries,

@@ -151,17 +151,7 @@ class MappedReads final : public ReadBackend {
     return WaitMapped(step, selection, layer, needed, item);
   }
 
-  pqc_status StepTopK(const LayerCall& call, const uint64_t* offsets,
-                      uint32_t* positions) override {
-    std::vector<uint32_t>& counts = call.step->counts;
-    counts.assign(call.step->items.size(), 0);
-    RETURN_IF_ERROR(RunAll(call, counts.data()));
-    for (size_t i = 0; i < call.step->items.size(); ++i) {
-      const std::vector<uint32_t>& selected = (*call.step->items[i].scratch)->positions;
-      std::copy_n(selected.begin(), offsets[i + 1] - offsets[i], positions + offsets[i]);
-    }
-    return PQC_OK;
-  }
+  pqc_status StepTopK(const LayerCall& call) override { return RunGiven(call); }
 
   pqc_status StepAttend(const LayerCall& call, uint32_t* counts) override {
     return RunAll(call, counts);
@@ -286,22 +276,33 @@ class MappedReads final : public ReadBackend {
     return RunAll(call, counts.data());
   }
 
-  // `terms`: of the selection, which not every call has.
+  // `terms`: of the selection, which not every call has. `query`: of the item or of one of its
+  // tokens, whose attention is written to `out`.
   static Refusal ReadItem(const LayerCall& call, const StepItem& item,
-                          const kvstore::Selection& terms, Reader& reader,
+                          const kvstore::Selection& terms, const kvstore::LayerQuery& query,
+                          const kvstore::AttentionOut& out, Reader& reader,
                           kvstore::SelectedTokens* selected) {
-    const kvstore::LayerQuery query = LayerQueryOf(QueryOf(call, item));
-    if (call.ranges) return reader.AttendRange(query, RangeOf(call, item), OutOf(call, item));
-    if (call.lists) return reader.AttendLists(query, ListsOf(call, item), OutOf(call, item));
+    if (call.ranges) return reader.AttendRange(query, RangeOf(call, item), out);
+    if (call.lists) return reader.AttendLists(query, ListsOf(call, item), out);
     if (call.pages) {
       const auto index = static_cast<size_t>(&item - call.step->items.data());
       return reader.TopPages(query, terms, call.pages->terms, call.pages->ListsOf(index));
     }
     if (!call.attends) return reader.TopK(query, terms, selected);
-    return reader.Attend(query, terms, /*want_positions=*/false, selected, OutOf(call, item));
+    return reader.Attend(query, terms, /*want_positions=*/false, selected, out);
   }
 
-  // Selects, and attends if asked to, for one item; its positions stay in its scratch.
+  // Copies selection `number` of `selections` of an item to the caller's memory.
+  static void CopyPositions(const LayerCall& call, StepItem& item, uint32_t number,
+                            uint32_t selections) {
+    const auto index = static_cast<size_t>(&item - call.step->items.data());
+    const std::vector<uint64_t>& offsets = call.step->offsets;
+    const uint64_t size = (offsets[index + 1] - offsets[index]) / selections;
+    std::copy_n((*item.scratch)->positions.begin(), size,
+                call.positions + offsets[index] + number * size);
+  }
+
+  // Selects, and attends if asked to, for one item.
   pqc_status RunItem(const LayerCall& call, StepItem& item, const kvstore::ParallelFor& parallel,
                      uint32_t* count) {
     if (SkipsSelection(call, item)) return PQC_OK;
@@ -312,8 +313,14 @@ class MappedReads final : public ReadBackend {
     const kernels::Exec exec{};
     Reader reader(source, exec, parallel, **item.scratch);
     kvstore::SelectedTokens selected;
-    const Refusal refusal = ReadItem(call, item, *terms, reader, &selected);
-    if (!refusal.ok()) return FailItem(item, FailInStep(refusal));
+    const uint32_t selections = SelectionCount(call, item, *terms);
+    for (uint32_t i = 0; i < selections; ++i) {
+      const QueryView query = selections == 1 ? QueryOf(call, item) : TokenQueryOf(call, item, i);
+      const Refusal refusal = ReadItem(call, item, *terms, LayerQueryOf(query),
+                                       OutOf(call, item, i), reader, &selected);
+      if (!refusal.ok()) return FailItem(item, FailInStep(refusal));
+      if (call.positions) CopyPositions(call, item, i, selections);
+    }
     *count = selected.count;
     return Check(item);
   }

@@ -64,6 +64,10 @@ pqc_status SelectPagesInStep(pqc_step* step, uint32_t layer, const pqc_tensor* q
   if (step->gpu) {
     return Fail(PQC_FAILED_PRECONDITION, "step", "it is on a GPU, where pages are not supported");
   }
+  if (step->select_per_token) {
+    return Fail(PQC_UNIMPLEMENTED, "step",
+                "it has PQC_STEP_SELECT_PER_TOKEN, with which pages are not supported");
+  }
   RETURN_IF_ERROR(ReadCallSelection(step, selection));
   PageCall& pages = step->page_call;
   step->call.pages = &pages;

@@ -48,9 +48,8 @@ class ReadBackend {
   // their codes are available.
   virtual pqc_status Wait(const pqc_step& step, const kvstore::Selection& selection,
                           const uint32_t* layer, uint32_t needed, StepItem* item) = 0;
-  // Selects for all items: the positions of item i begin at positions[offsets[i]].
-  virtual pqc_status StepTopK(const LayerCall& call, const uint64_t* offsets,
-                              uint32_t* positions) = 0;
+  // Selects for all items: the positions of item i begin at call.positions[step->offsets[i]].
+  virtual pqc_status StepTopK(const LayerCall& call) = 0;
   // Selects pages for all items; the lists of call.pages have room, and are not padded.
   virtual pqc_status StepTopPages(const LayerCall& call) = 0;
   // Selects and attends for all items; counts: k of each item.

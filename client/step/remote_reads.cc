@@ -46,17 +46,41 @@ pqc_status UntilIndexed(const pqc_step& step, Ask ask,
   }
 }
 
-// Replaces the number in the field "items[k]..." of a refused call by numbers[k], that of the item
-// of the step.
-void RenumberItem(const std::vector<size_t>& numbers, RefusalBuffer* error) {
+// Query tokens of an item that share a selection: an item of an rpc.
+struct Part {
+  size_t item = 0;          // of the step
+  uint32_t number = 0;      // among the item's selections: the first token in the item
+  uint32_t selections = 1;  // of the item
+  QueryView query = {};
+};
+
+// Returns the parts of all items for which the call selects, in order.
+std::vector<Part> PartsOf(const LayerCall& call) {
+  std::vector<Part> parts;
+  std::vector<StepItem>& items = call.step->items;
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (SkipsSelection(call, items[i])) continue;
+    const uint32_t selections = SelectionCount(call, items[i], *call.selection);
+    for (uint32_t j = 0; j < selections; ++j) {
+      parts.push_back(
+          {i, j, selections,
+           selections == 1 ? QueryOf(call, items[i]) : TokenQueryOf(call, items[i], j)});
+    }
+  }
+  return parts;
+}
+
+// Replaces the number in the field "items[k]..." of a refused call by that of the step's item of
+// parts[k].
+void RenumberItem(const std::vector<Part>& parts, RefusalBuffer* error) {
   constexpr std::string_view kItems = "items[";
   const std::string field = error->field;
   if (!field.starts_with(kItems)) return;
-  size_t number = numbers.size();
+  size_t number = parts.size();
   const auto end =
       std::from_chars(field.data() + kItems.size(), field.data() + field.size(), number).ptr;
-  if (number >= numbers.size()) return;
-  const std::string renumbered = std::string(kItems) + std::to_string(numbers[number]) + end;
+  if (number >= parts.size()) return;
+  const std::string renumbered = std::string(kItems) + std::to_string(parts[number].item) + end;
   const std::string text = error->text;
   SetRefusal(error, renumbered.c_str(), text.c_str());
 }
@@ -124,19 +148,23 @@ class RemoteReads final : public ReadBackend {
     return client_.sender->WaitStored(*item->sequence, needed, step.deadline);
   }
 
-  pqc_status StepTopK(const LayerCall& call, const uint64_t* offsets,
-                      uint32_t* positions) override {
-    const std::vector<StepItem>& items = call.step->items;
+  pqc_status StepTopK(const LayerCall& call) override {
     RETURN_IF_ERROR(WaitAllStored(call));
-    std::vector<pqc_positions> outs(items.size(), pqc_positions{});
-    std::vector<TopKItem> selects(items.size());
-    for (size_t i = 0; i < items.size(); ++i) {
-      outs[i].positions = positions + offsets[i];
-      outs[i].capacity = offsets[i + 1] - offsets[i];
-      selects[i] = {QueryOf(call, items[i]), call.selection, &outs[i]};
+    const std::vector<Part> parts = PartsOf(call);
+    std::vector<pqc_positions> outs(parts.size(), pqc_positions{});
+    std::vector<TopKItem> selects(parts.size());
+    const std::vector<uint64_t>& offsets = call.step->offsets;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Part& part = parts[i];
+      outs[i].capacity = (offsets[part.item + 1] - offsets[part.item]) / part.selections;
+      outs[i].positions = call.positions + offsets[part.item] + part.number * outs[i].capacity;
+      selects[i] = {part.query, call.selection, &outs[i]};
     }
     return UntilIndexed(*call.step, [&](RefusalBuffer* error) {
-      return remote().TopK(selects.data(), static_cast<uint32_t>(selects.size()), error);
+      const pqc_status status =
+          remote().TopK(selects.data(), static_cast<uint32_t>(selects.size()), error);
+      if (status != PQC_OK) RenumberItem(parts, error);
+      return status;
     });
   }
 
@@ -153,16 +181,14 @@ class RemoteReads final : public ReadBackend {
   pqc_status StepAttend(const LayerCall& call, uint32_t* counts) override {
     const std::vector<StepItem>& items = call.step->items;
     RETURN_IF_ERROR(WaitAllStored(call));
-    std::vector<pqc_positions> selected(items.size(), pqc_positions{});
-    std::vector<AttendItem> attends;
-    std::vector<size_t> numbers;  // of the items in `attends`
-    for (size_t i = 0; i < items.size(); ++i) {
-      if (SkipsSelection(call, items[i])) continue;
-      numbers.push_back(i);
-      attends.push_back({.query = QueryOf(call, items[i]),
-                         .selection = call.selection,
-                         .out = OutOf(call, items[i]),
-                         .selected = &selected[i]});
+    const std::vector<Part> parts = PartsOf(call);
+    std::vector<pqc_positions> selected(parts.size(), pqc_positions{});
+    std::vector<AttendItem> attends(parts.size());
+    for (size_t i = 0; i < parts.size(); ++i) {
+      attends[i] = {.query = parts[i].query,
+                    .selection = call.selection,
+                    .out = OutOf(call, items[parts[i].item], parts[i].number),
+                    .selected = &selected[i]};
     }
     const kvstore::Selection all = AllCandidates(*call.selection);
     bool takes_all = false;
@@ -170,7 +196,7 @@ class RemoteReads final : public ReadBackend {
       const auto attend = [&] {
         const pqc_status attended =
             remote().Attend(attends.data(), static_cast<uint32_t>(attends.size()), error);
-        if (attended != PQC_OK) RenumberItem(numbers, error);
+        if (attended != PQC_OK) RenumberItem(parts, error);
         return attended;
       };
       const pqc_status by_index = attend();
@@ -180,7 +206,7 @@ class RemoteReads final : public ReadBackend {
       takes_all = true;
       return attend();
     });
-    for (size_t i = 0; i < items.size(); ++i) counts[i] = selected[i].count;
+    for (size_t i = 0; i < parts.size(); ++i) counts[parts[i].item] = selected[i].count;
     return status;
   }
 
@@ -217,7 +243,7 @@ class RemoteReads final : public ReadBackend {
     const std::vector<StepItem>& items = call.step->items;
     const LayerShape& shape = call.shape;
     std::vector<AttendRangeItem> attends;
-    std::vector<size_t> numbers;  // of the items in `attends`
+    std::vector<Part> parts;  // of `attends`
     for (size_t i = 0; i < items.size(); ++i) {
       for (size_t j = state.own[i].ranges_begin; j < state.own[i].ranges_end; ++j) {
         const kvstore::TokenRange stored = {
@@ -225,26 +251,28 @@ class RemoteReads final : public ReadBackend {
             std::min<uint64_t>(state.ranges[j].end, state.unstored[i].begin)};
         if (stored.begin >= stored.end) continue;
         attends.push_back({.query = QueryOf(call, items[i]), .tokens = stored, .out = {}});
-        numbers.push_back(i);
+        parts.push_back({.item = i});
       }
     }
     if (attends.empty()) return PQC_OK;
     size_t rows = 0;
-    for (const size_t i : numbers) rows += size_t{items[i].query_length} * shape.query_heads;
+    for (const Part& part : parts) {
+      rows += size_t{items[part.item].query_length} * shape.query_heads;
+    }
     std::vector<float> output(rows * shape.value_dim), lse(rows);
     rows = 0;
     for (size_t i = 0; i < attends.size(); ++i) {
       attends[i].out = kvstore::AttentionOut::Packed(&output[rows * shape.value_dim], &lse[rows],
                                                      shape.query_heads, shape.value_dim);
-      rows += size_t{items[numbers[i]].query_length} * shape.query_heads;
+      rows += size_t{items[parts[i].item].query_length} * shape.query_heads;
     }
     RefusalBuffer error;
     const pqc_status status =
         remote().AttendRange(attends.data(), static_cast<uint32_t>(attends.size()), &error);
-    if (status != PQC_OK) RenumberItem(numbers, &error);
+    if (status != PQC_OK) RenumberItem(parts, &error);
     RETURN_IF_ERROR(Report(status, error));
     for (size_t i = 0; i < attends.size(); ++i) {
-      const StepItem& item = items[numbers[i]];
+      const StepItem& item = items[parts[i].item];
       const size_t row = item.query_begin * shape.query_heads;
       const uint32_t count = item.query_length * shape.query_heads;
       float* const to = &state.output[row * shape.value_dim];
@@ -302,10 +330,7 @@ class RemoteReads final : public ReadBackend {
 
   pqc_status ScoreToken(const LayerCall& call, const StepItem& item, uint32_t token,
                         const kvstore::PositionRange& range, float* logits) {
-    QueryView query = QueryOf(call, item);
-    query.queries.shape[0] = 1;
-    query.queries.data += int64_t{token} * query.queries.strides[0] *
-                          static_cast<int64_t>(kernels::DTypeBytes(query.queries.dtype));
+    const QueryView query = TokenQueryOf(call, item, token);
     return UntilIndexed(
         *call.step,
         [&](RefusalBuffer* error) {

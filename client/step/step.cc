@@ -80,7 +80,9 @@ pqc_status Prepare(const pqc_step& step, StepItem& item) {
 
 // Reads how long the step may wait, and finds a worker that answers.
 pqc_status ReadWaits(const pqc_step_options& options, const StepTarget& target, pqc_step& step) {
-  if (options.flags & ~uint64_t{PQC_STEP_NO_WAIT | PQC_STEP_EXACT_UNTIL_INDEXED}) {
+  constexpr uint64_t kFlags =
+      PQC_STEP_NO_WAIT | PQC_STEP_EXACT_UNTIL_INDEXED | PQC_STEP_SELECT_PER_TOKEN;
+  if (options.flags & ~kFlags) {
     return Fail(PQC_UNIMPLEMENTED, "options.flags", "%llu has flags that this version lacks",
                 LongLong{options.flags});
   }
@@ -89,9 +91,11 @@ pqc_status ReadWaits(const pqc_step_options& options, const StepTarget& target, 
   const bool polls = options.timeout_ms == PQC_TIMEOUT_POLL;
   step.no_wait = (options.flags & PQC_STEP_NO_WAIT) != 0 || polls;
   step.exact_until_indexed = (options.flags & PQC_STEP_EXACT_UNTIL_INDEXED) != 0;
-  if (target.gpu && step.exact_until_indexed) {
-    return Fail(PQC_UNIMPLEMENTED, "options.flags",
-                "PQC_STEP_EXACT_UNTIL_INDEXED is not for steps on a GPU");
+  step.select_per_token = (options.flags & PQC_STEP_SELECT_PER_TOKEN) != 0;
+  if (target.gpu && (step.exact_until_indexed || step.select_per_token)) {
+    return Fail(
+        PQC_UNIMPLEMENTED, "options.flags", "%s is not for steps on a GPU",
+        step.exact_until_indexed ? "PQC_STEP_EXACT_UNTIL_INDEXED" : "PQC_STEP_SELECT_PER_TOKEN");
   }
   if (!step.no_wait) {
     step.deadline = CallDeadline(options.timeout_ms ? options.timeout_ms : client.timeout_ms);
@@ -362,5 +366,5 @@ void pqc_step::Clear() {
   cache.reset();
   client.reset();
   query_tokens = 0;
-  has_selection = begun = no_wait = exact_until_indexed = false;
+  has_selection = begun = no_wait = exact_until_indexed = select_per_token = false;
 }

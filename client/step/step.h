@@ -68,6 +68,7 @@ struct LayerCall {
   const pqc_token_range* ranges = nullptr;  // [items], of an attention over ranges
   const PositionList* lists = nullptr;      // [items, kv_heads], of an attention over positions
   const PageCall* pages = nullptr;          // of a selection of pages
+  uint32_t* positions = nullptr;            // of a selection of tokens, at step->offsets
   uint32_t* counts = nullptr;
 };
 
@@ -90,6 +91,7 @@ struct pqc_step {
   bool has_selection = false;
   bool no_wait = false;              // PQC_STEP_NO_WAIT; the deadline is then the step's beginning
   bool exact_until_indexed = false;  // PQC_STEP_EXACT_UNTIL_INDEXED
+  bool select_per_token = false;     // PQC_STEP_SELECT_PER_TOKEN
   pqcached::kvstore::Selection selection;  // for calls that pass no selection
   pqcached::client::StepClock::time_point deadline;
 
@@ -174,7 +176,13 @@ pqc_status WaitAttendInStep(pqc_step* step);
 // Return an item's part of a call.
 QueryView QueryOf(const LayerCall& call, const StepItem& item);
 kvstore::LayerQuery LayerQueryOf(const QueryView& query);
-kvstore::AttentionOut OutOf(const LayerCall& call, const StepItem& item);
+kvstore::AttentionOut OutOf(const LayerCall& call, const StepItem& item, uint32_t token = 0);
+// Returns one query token of an item, at the item's query_position: the candidates of all the
+// item's tokens are those of the first.
+QueryView TokenQueryOf(const LayerCall& call, const StepItem& item, uint32_t token);
+// Returns how many selections the call makes for an item: one for each query token, or one for all
+// of them, also where those of the tokens would be equal and only the attention is wanted.
+uint32_t SelectionCount(const LayerCall& call, StepItem& item, const kvstore::Selection& terms);
 kvstore::TokenRange RangeOf(const LayerCall& call, const StepItem& item);
 // Returns whether the call selects nothing for an item, whatever its index.
 bool SkipsSelection(const LayerCall& call, const StepItem& item);

@@ -42,8 +42,8 @@ extern "C" {
  * Query token i of an item, at position p = query_position + i, attends to
  *
  *   the sink       [0, sink_tokens)
- *   the selection  the item's query tokens share it: it is made for the first of them, and its
- *                  candidates end where the window begins
+ *   the selection  of candidates that end where the window begins; the item's query tokens share
+ *                  it, or each has its own (PQC_STEP_SELECT_PER_TOKEN)
  *   the window     [query_position + 1 - window_tokens, p]: its own last window_tokens tokens, and
  *                  the i tokens before those, which no selection contains
  *

@@ -77,7 +77,8 @@ typedef struct pqc_step_pages {
  *
  * Errors: PQC_INVALID_ARGUMENT     layer, queries, selection, options.page_tokens, options.heads,
  *                                  out.lengths
- *         PQC_UNIMPLEMENTED        options.flags: unknown ones
+ *         PQC_UNIMPLEMENTED        options.flags: unknown ones; a step with
+ *                                  PQC_STEP_SELECT_PER_TOKEN
  *         PQC_OUT_OF_RANGE         out.capacity; *out says how much is needed
  *         PQC_FAILED_PRECONDITION  a step on a GPU; an attention that was begun and not waited for;
  *                                  no such index

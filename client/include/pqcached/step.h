@@ -30,6 +30,29 @@
  * One thread per step; several steps of different sequences may run concurrently. A sequence is in
  * at most one step at a time, and no other call changes it during a step.
  *
+ * An engine that calls pqc_step_attend attends to sink and window by itself. For query token i of
+ * an item, at position p = query_position + i, these are
+ *
+ *   the sink    [0, sink_tokens)
+ *   the window  [query_position + 1 - window_tokens, p]: the last window_tokens tokens of the
+ *               item's first query token, and the i tokens behind that
+ *
+ * without the excluded ranges. The candidates of all query tokens of the item are the tokens
+ * between these two, [sink_tokens, query_position + 1 - window_tokens), whether the query tokens
+ * share a selection or each has its own (PQC_STEP_SELECT_PER_TOKEN). A window of window_tokens
+ * tokens that ended at p would leave out i tokens that no selection contains. Where no token lies
+ * between the two, the engine attends to all of [0, p].
+ *
+ * For example, with 16 sink tokens, 64 window tokens and an item of 3 query tokens at positions
+ * 1000, 1001 and 1002, the candidates are [16, 937) for each of the 3. The engine attends by itself
+ * to [0, 16) and
+ *
+ *   token 0, position 1000: [937, 1000], which are 64 tokens
+ *   token 1, position 1001: [937, 1001], which are 65 tokens
+ *   token 2, position 1002: [937, 1002], which are 66 tokens
+ *
+ * pqc_step_decode attends to these tokens as well.
+ *
  * Example, one position of one sequence:
  *
  *     pqc_step_item item = PQC_INIT(pqc_step_item);
@@ -83,8 +106,9 @@ typedef struct pqc_step_item {
 
 /* Flags of a step; see pqc_step_begin. */
 typedef enum pqc_step_flag {
-  PQC_STEP_NO_WAIT = 1,            /* no call of the step waits */
-  PQC_STEP_EXACT_UNTIL_INDEXED = 2 /* attends to all candidates where the index is not ready */
+  PQC_STEP_NO_WAIT = 1,             /* no call of the step waits */
+  PQC_STEP_EXACT_UNTIL_INDEXED = 2, /* attends to all candidates where the index is not ready */
+  PQC_STEP_SELECT_PER_TOKEN = 4     /* each query token has a selection of its own */
 } pqc_step_flag;
 
 typedef struct pqc_step_options {
@@ -114,6 +138,18 @@ typedef struct pqc_step_options {
  * becomes ready unless the sequence has a live index, or pqc_build_index is called: another thread
  * may build while steps run. Not for a step on a GPU.
  *
+ * The query tokens of an item share a selection, which is made by the scores of all of them
+ * together. With PQC_STEP_SELECT_PER_TOKEN, each query token has a selection of its own, by its own
+ * scores: pqc_step_topk, pqc_step_attend, pqc_step_attend_begin and pqc_step_decode select for each
+ * token of an item what they would select for an item of this token alone at the item's
+ * query_position. Candidates and number of selected tokens remain those of the item's first query
+ * token for all of them. Therefore the tokens that the engine must attend to by itself are the same
+ * as with a shared selection (see above): with 16 sink tokens, 64 window tokens and 3 query tokens
+ * from position 1000 on, all 3 select from [16, 937), and token 2 attends by itself to [0, 16) and
+ * to [937, 1002]. An item of n tokens takes about as long as n items of one token. The flag changes
+ * nothing for items of one token, and for ranges and positions that the engine gives. Not for a
+ * step on a GPU, and not for pqc_step_topk_pages.
+ *
  * Errors: PQC_INVALID_ARGUMENT     items[i]: a sequence of another client or cache, or listed
  *                                  twice; a query_position beyond the sequence's tokens
  *         PQC_ABORTED              items[i].sequence is in another step, or another call changes
@@ -137,7 +173,8 @@ PQC_API pqc_status pqc_step_begin(pqc_client* client, const pqc_step_item* items
                                   pqc_step** step);
 
 /* Positions of all items: positions[offsets[i] + kv_head * counts[i] + j], j < counts[i], of item
- * i, ascending per kv head. */
+ * i, ascending per kv head. With PQC_STEP_SELECT_PER_TOKEN, those of its query token t:
+ * positions[offsets[i] + (t * kv_heads + kv_head) * counts[i] + j]. */
 typedef struct pqc_step_positions {
   size_t struct_size;
   uint32_t* positions; /* [count]; NULL asks for offsets, counts and count only */

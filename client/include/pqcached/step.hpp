@@ -59,7 +59,9 @@ struct PageOptions {
 class Step {
  public:
   struct Positions {
-    std::vector<uint32_t> positions = {};  // item i's begin at offsets[i]: [kv_heads, counts[i]]
+    // Item i's begin at offsets[i]: [kv_heads, counts[i]], or [its query tokens, kv_heads,
+    // counts[i]] with PQC_STEP_SELECT_PER_TOKEN.
+    std::vector<uint32_t> positions = {};
     std::vector<uint64_t> offsets = {};    // [items]
     std::vector<uint32_t> counts = {};     // [items], k per kv head
   };

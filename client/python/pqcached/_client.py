@@ -106,7 +106,7 @@ class Client(EventSource):
 
     def begin_step(self, items: SequenceOf[StepItem], selection: Optional[Selection] = None, *,
                    timeout_ms: int = 0, no_wait: bool = False,
-                   exact_until_indexed: bool = False) -> Step:
+                   exact_until_indexed: bool = False, select_per_token: bool = False) -> Step:
         """Begins one decode position, or several (speculation), over all layers for a batch of
         sequences.
 
@@ -115,14 +115,18 @@ class Client(EventSource):
         timeout_ms: for all waits of the step together; 0 = the client's. no_wait: neither this call
         nor those for layers wait; what is not ready raises an error with a retry time at once. For
         the local path. exact_until_indexed: attend() takes all candidates of a layer whose index is
-        missing or still being built, instead of waiting for it.
+        missing or still being built, instead of waiting for it. select_per_token: each query token
+        of an item has a selection of its own, by its own scores; otherwise they share one. In both
+        cases the candidates end before the window of the item's first query token: the engine
+        attends by itself to the sink, to that window, and to the item's tokens up to its own.
         Raises InvalidArgument (items[i]: listed twice, of another client, positions beyond the
         sequence's end), FailedPrecondition (suspended; no such index), Aborted (in another step),
         DeadlineExceeded (rows or index not available in time), Unavailable (no worker answers).
         """
         return Step(self._library, self._handle, items, selection, uint32("timeout_ms", timeout_ms),
                     (abi.PQC_STEP_NO_WAIT if no_wait else 0) |
-                    (abi.PQC_STEP_EXACT_UNTIL_INDEXED if exact_until_indexed else 0))
+                    (abi.PQC_STEP_EXACT_UNTIL_INDEXED if exact_until_indexed else 0) |
+                    (abi.PQC_STEP_SELECT_PER_TOKEN if select_per_token else 0))
 
     def set_threads(self, thread_count: int) -> None:
         """Changes the number of threads of the kernels: 0 = all cores, 1 = only the calling thread."""

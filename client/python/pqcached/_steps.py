@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import math
 from ctypes import byref
 from typing import TYPE_CHECKING, Any, Callable, List, Mapping, NamedTuple, Optional, Sequence as SequenceOf, Tuple
 
@@ -78,6 +79,7 @@ class Step(Closable):
         self._library = library
         self._items = [StepItem(*item) for item in items]  # keeps the sequences alive
         self._selection = selection
+        self._selects_per_token = bool(flags & abi.PQC_STEP_SELECT_PER_TOKEN)
         if not self._items:
             raise InvalidArgument("items: must not be empty")
         c_items = (abi.StepItem * len(self._items))()
@@ -110,15 +112,18 @@ class Step(Closable):
 
     def topk(self, layer: int, queries: ArrayLike, selection: Optional[Selection] = None) -> List[np.ndarray[Any, Any]]:
         """Returns the positions for each item, uint32 [kv_heads, count], ascending; for engines
-        with their own paged kernels.
+        with their own paged kernels. With select_per_token: [query tokens of the item, kv_heads,
+        count].
 
         queries: [query_tokens of all items, query_heads, key_dim].
         """
         kv_heads = self._items[0].sequence._group(layer).kv_heads
         borrowed, terms = tensor("queries", queries), self._terms(selection)
         bound = selection or self._selection
-        capacity = 0 if bound is None else kv_heads * sum(
-            bound.max_tokens(item.query_position + 1) for item in self._items)
+        shapes = [(max(1, item.query_length), kv_heads) if self._selects_per_token else (kv_heads,)
+                  for item in self._items]
+        capacity = 0 if bound is None else sum(
+            math.prod(shape) * bound.max_tokens(item.query_position + 1) for shape, item in zip(shapes, self._items))
         offsets, counts = np.empty(len(self._items), np.uint64), np.empty(len(self._items), np.uint32)
         out = abi.StepPositions(offsets=offsets.ctypes.data, counts=counts.ctypes.data)
         while True:
@@ -131,8 +136,8 @@ class Step(Closable):
             if status == 0:
                 break
             capacity = out.count
-        return [positions[int(begin):int(begin) + kv_heads * int(count)].reshape(kv_heads, int(count))
-                for begin, count in zip(offsets, counts)]
+        return [positions[int(begin):int(begin) + math.prod(shape) * int(count)].reshape(*shape, int(count))
+                for begin, count, shape in zip(offsets, counts, shapes)]
 
     def topk_pages(self, layer: int, queries: ArrayLike, page_tokens: int, selection: Optional[Selection] = None, *,
                    heads: HeadRule = HeadRule.EACH, with_sink: bool = False, with_window: bool = False) -> StepPages:
@@ -202,7 +207,9 @@ class Step(Closable):
 
         keys, values: rows of the step's tokens, [query_tokens of all items, kv_heads, dim]; they are
         kept for end(), which takes no rows of this layer. A layer is decoded once in a step. Each
-        query token attends to the window before it; the tokens of a speculation share a selection.
+        query token attends to the window before the item's first token, and to the item's tokens up
+        to itself; the tokens of a speculation share a selection, unless the step has
+        select_per_token.
         queries, out, log_base: as in attend; the lse of `out` may be None. Not in a step on a GPU.
         """
         borrowed, attention, found = self._attention(layer, queries, out, log_base)

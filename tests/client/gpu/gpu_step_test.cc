@@ -9,6 +9,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/gpu/gpu.h"
@@ -515,6 +516,29 @@ TEST_F(GpuStepTest, WhatDoesNotFitIsRefusedByName) {
   pqc_step_abandon(step);
   ExpectOk(Begin(short_items, 1, 0.15, &step));
   pqc_step_abandon(step);
+}
+
+TEST_F(GpuStepTest, StepsRefuseFlagsOfTheCpu) {
+  ExpectOk(Open(Options()));
+  const Layer layer(700, 5);
+  Sequence sequence = Fill(layer, 500);
+  pqc_step_item item = PQC_INIT(pqc_step_item);
+  item.sequence = sequence.get();
+  item.query_position = 500;
+  pqc_selection selection = PQC_INIT(pqc_selection);
+  selection.window_tokens = kWindow;
+  selection.ratio = 0.2;
+  pqc_step_options options = PQC_INIT(pqc_step_options);
+  options.selection = &selection;
+  for (const auto& [flag, name] :
+       {std::pair{PQC_STEP_SELECT_PER_TOKEN, "PQC_STEP_SELECT_PER_TOKEN"},
+        {PQC_STEP_EXACT_UNTIL_INDEXED, "PQC_STEP_EXACT_UNTIL_INDEXED"}}) {
+    options.flags = flag;
+    pqc_step* step = nullptr;
+    ExpectFails(pqc_gpu_step_begin(gpu_.get(), &item, 1, &options, stream_, &step),
+                PQC_UNIMPLEMENTED, std::string("options.flags: ") + name);
+    EXPECT_EQ(step, nullptr);
+  }
 }
 
 #if defined(PQCACHED_CUDA_EMULATION)

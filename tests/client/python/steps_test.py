@@ -129,6 +129,28 @@ class StepsOverOnePath(OnePath):
         np.testing.assert_array_equal(sequence.fetch_blocks(0, (TOKENS, TOKENS + 2), pqcached.RowPart.KEY),
                                       keys[[0, 0]].transpose(1, 0, 2))
 
+    def test_each_token_of_a_speculation_may_have_a_selection_of_its_own(self):
+        first, second = self.filled(), self.filled(TOKENS - 150)
+        random = np.random.default_rng(1)
+        queries = random.standard_normal((5, QUERY_HEADS, KEY_DIM), dtype=np.float32)
+        items = [StepItem(first, TOKENS, 3), StepItem(second, TOKENS - 150, 2)]
+        with self.client.begin_step(items, SOME, select_per_token=True) as step:
+            chosen = step.topk(0, queries)
+            attention = step.attend(0, queries)
+            step.attend_begin(0, queries)
+            np.testing.assert_allclose(step.attend_wait().output, attention.output, atol=1e-6)
+        token = 0
+        for i, item in enumerate(items):
+            self.assertEqual(chosen[i].shape, (item.query_length, KV_HEADS, attention.counts[i]))
+            self.assertFalse(np.array_equal(chosen[i][0], chosen[i][1]))
+            for own in chosen[i]:
+                alone = item.sequence.topk(0, item.query_position, queries[token], SOME)
+                np.testing.assert_array_equal(own, alone.positions)
+                expected = item.sequence.attend(0, item.query_position, queries[token], SOME)
+                np.testing.assert_allclose(attention.output[token], expected.output, atol=1e-5)
+                np.testing.assert_allclose(attention.lse[token], expected.lse, atol=1e-5)
+                token += 1
+
     def test_results_are_written_where_the_caller_wants_them(self):
         items, queries = self.batch()
         output = np.empty((2, QUERY_HEADS, VALUE_DIM), np.float32)

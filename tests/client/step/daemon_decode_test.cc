@@ -1,11 +1,14 @@
-// Complete attention of decode steps against a real pqcached, on both paths.
+// Complete attention of decode steps against a real pqcached, and selections of each query token, on
+// both paths.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <vector>
 
 #include "pqcached/client.hpp"
 #include "tests/client/daemon.h"
 #include "tests/client/decode_case.h"
+#include "tests/client/per_token_case.h"
 
 namespace pqcached {
 namespace {
@@ -16,6 +19,8 @@ using testing::DecodeItem;
 using testing::DecodeLayer;
 using testing::ExpectAttention;
 using testing::ExpectFullStep;
+using testing::ExpectFullWithOwn;
+using testing::ExpectOwnSelections;
 using testing::FillModel;
 using testing::FullAttention;
 using testing::ItemsOf;
@@ -24,6 +29,7 @@ using testing::MakeModel;
 using testing::Model;
 using testing::Must;
 using testing::MustBeOk;
+using testing::RoomFor;
 using testing::SpecOf;
 using testing::TypedPlace;
 
@@ -137,7 +143,79 @@ TEST_P(DaemonDecodeTest, RolledBackTokensAreNotAttendedTo) {
   ExpectFullStep(client_, {{&sequence, &model, 320, 1}}, selection_);
 }
 
+// Steps whose query tokens have a selection each.
+class DaemonPerTokenTest : public DaemonDecodeTest {
+ protected:
+  const Selection few_ = {.sink_tokens = kSink, .window_tokens = kWindow, .ratio = 0.2};
+  const Model model_ = MakeModel(340, 1), other_ = MakeModel(340, 11), tiny_ = MakeModel(40, 21);
+};
+
+TEST_P(DaemonPerTokenTest, EachTokenSelectsWhatItSelectsAlone) {
+  Sequence first = FillModel(cache_, model_, 300, kSink),
+           second = FillModel(cache_, other_, 250, kSink),
+           third = FillModel(cache_, tiny_, 9, kSink);
+  const std::vector<DecodeItem> batch = {
+      {&third, &tiny_, 9, 2}, {&first, &model_, 300, 4}, {&second, &other_, 250, 8}};
+  Selection excluding = few_;
+  excluding.excluded = {{2, 7}, {100, 120}, {290, 302}};
+  ExpectOwnSelections(client_, batch, 0, few_, /*differ=*/true);
+  ExpectOwnSelections(client_, batch, 1, excluding, /*differ=*/true);
+  ExpectOwnSelections(client_, {{&first, &model_, 300, 4}}, 0, selection_, /*differ=*/false);
+}
+
+TEST_P(DaemonPerTokenTest, WithAllCandidatesAttentionIsFull) {
+  Sequence first = FillModel(cache_, model_, 300, kSink),
+           second = FillModel(cache_, other_, 250, kSink),
+           third = FillModel(cache_, tiny_, 9, kSink);
+  ExpectFullWithOwn(client_,
+                    {{&first, &model_, 300, 4}, {&third, &tiny_, 9, 8}, {&second, &other_, 250}}, 0,
+                    selection_, PQC_STEP_SELECT_PER_TOKEN);
+}
+
+// An index that is missing: all items of the call take all candidates, on the remote path.
+TEST_P(DaemonPerTokenTest, WithoutAnIndexStepsMayAttendExactly) {
+  Sequence bare = Must(cache_.CreateSequence()), indexed = FillModel(cache_, other_, 250, kSink);
+  for (uint32_t layer = 0; layer < 2; ++layer) {
+    MustBeOk(bare.Ingest(layer, 0, model_[layer].keys(0, 300), model_[layer].values(0, 300)));
+  }
+  ExpectFullWithOwn(client_, {{&bare, &model_, 300, 4}}, 1, few_,
+                    PQC_STEP_SELECT_PER_TOKEN | PQC_STEP_EXACT_UNTIL_INDEXED);
+}
+
+// More query tokens than one rpc takes items.
+TEST_P(DaemonPerTokenTest, LargeBatches) {
+  constexpr uint32_t kSequences = 40, kTokens = 7;
+  Sequence first = FillModel(cache_, model_, 120, kSink);
+  std::vector<Sequence> forks;
+  for (uint32_t i = 0; i < kSequences; ++i) forks.push_back(Must(first.Fork()));
+  std::vector<DecodeItem> batch;
+  for (Sequence& fork : forks) batch.push_back({&fork, &model_, 120, kTokens});
+  ExpectOwnSelections(client_, batch, 1, few_, /*differ=*/true);
+}
+
+TEST_P(DaemonPerTokenTest, RefusedQueriesNameTheStepsItem) {
+  Sequence first = FillModel(cache_, model_, 300, kSink),
+           second = FillModel(cache_, model_, 300, kSink);
+  const std::vector<DecodeItem> batch = {{&first, &model_, 300, 2}, {&second, &model_, 300, 4}};
+  DecodeArguments from(batch, 0);
+  from.queries.back() = NAN;
+  Step step = Must(client_.BeginStep(ItemsOf(batch), &few_, 0, PQC_STEP_SELECT_PER_TOKEN));
+  Attention attention = RoomFor(6);
+  const auto expect_named = [](const Status& status) {
+    EXPECT_EQ(status.code(), PQC_INVALID_ARGUMENT) << status.ToString();
+    EXPECT_EQ(status.field().substr(0, 8), "items[1]") << status.ToString();
+  };
+  expect_named(step.Attend(0, from.query_tensor(), attention.output, attention.lse));
+  expect_named(step.TopK(0, from.query_tensor()).status());
+}
+
 INSTANTIATE_TEST_SUITE_P(Paths, DaemonDecodeTest,
+                         ::testing::Values(PQC_PATH_ONLY_REMOTE, PQC_PATH_ONLY_LOCAL),
+                         [](const auto& path) {
+                           return path.param == PQC_PATH_ONLY_LOCAL ? "Local" : "Remote";
+                         });
+
+INSTANTIATE_TEST_SUITE_P(Paths, DaemonPerTokenTest,
                          ::testing::Values(PQC_PATH_ONLY_REMOTE, PQC_PATH_ONLY_LOCAL),
                          [](const auto& path) {
                            return path.param == PQC_PATH_ONLY_LOCAL ? "Local" : "Remote";

@@ -179,6 +179,60 @@ class StepAllocationTest : public testing::StepTest {
     return allocation_count;
   }
 
+  // Three query tokens for each of some sequences, each with a selection of its own; one remains.
+  uint64_t TokensStep(uint64_t position, uint32_t item_count) {
+    constexpr uint32_t kTokens = 3;
+    const uint64_t tokens = uint64_t{item_count} * kTokens;
+    const uint64_t shape[3] = {tokens, Layer::kQueryHeads, Layer::kKeyDim};
+    const int64_t strides[3] = {0, Layer::kKeyDim, 1};
+    const uint64_t keys_shape[3] = {tokens, Layer::kKvHeads, Layer::kKeyDim};
+    const uint64_t values_shape[3] = {tokens, Layer::kKvHeads, Layer::kValueDim};
+    pqc_tensor queries = QueryTensor(), keys = KeysAt(position), values = ValuesAt(position);
+    queries.shape = shape;
+    queries.strides = strides;
+    keys.shape = keys_shape;
+    values.shape = values_shape;
+    rows_[0].keys = keys;
+    rows_[0].values = values;
+    for (pqc_step_item& item : items_) {
+      item.query_position = position;
+      item.query_length = kTokens;
+    }
+    output_.resize(tokens * kOutput);
+    lse_.resize(tokens * Layer::kQueryHeads);
+    positions_.resize(tokens * Layer::kKvHeads * 64);
+    pqc_step_attention out = PQC_INIT(pqc_step_attention);
+    out.output = output_.data();
+    out.output_capacity = output_.size();
+    out.lse = lse_.data();
+    out.lse_capacity = lse_.size();
+    uint64_t offsets[kSequences];
+    uint32_t counts[kSequences];
+    pqc_step_positions places = PQC_INIT(pqc_step_positions);
+    places.offsets = offsets;
+    places.counts = counts;
+    places.positions = positions_.data();
+    places.capacity = positions_.size();
+    pqc_step_options options = PQC_INIT(pqc_step_options);
+    options.selection = &step_selection_;
+    options.flags = PQC_STEP_SELECT_PER_TOKEN;
+    const uint32_t accepted[kSequences] = {1, 1, 1};
+    pqc_step* step = nullptr;
+
+    allocation_count = 0;
+    counting = true;
+    bool ok = pqc_step_begin(handle_, items_.data(), item_count, &options, &step) == PQC_OK;
+    ok = ok && pqc_step_attend(step, 0, &queries, nullptr, &out) == PQC_OK;
+    ok = ok && pqc_step_topk(step, 0, &queries, &own_, &places) == PQC_OK;
+    ok = ok && pqc_step_attend_begin(step, 1, &queries, &own_, &out) == PQC_OK;
+    ok = ok && pqc_step_attend_wait(step) == PQC_OK;
+    ok = ok && pqc_step_decode(step, 1, &queries, &keys, &values, nullptr, &out) == PQC_OK;
+    ok = ok && pqc_step_end(step, rows_.data(), 1, accepted) == PQC_OK;
+    counting = false;
+    EXPECT_TRUE(ok) << pqc_last_error();
+    return allocation_count;
+  }
+
   // Runs steps until they allocate no more, and expects that of the next 40.
   template <class RunStep>
   void ExpectNoAllocation(const RunStep& run) {
@@ -231,6 +285,22 @@ TEST_F(StepAllocationTest, DecodeCallsUnderWayDoNotAllocateEither) {
   PQC_SKIP("plain_build") << "the sanitizer has an operator new of its own";
 #else
   ExpectNoAllocation([this](uint64_t position) { return DecodeStep(position); });
+#endif
+}
+
+TEST_F(StepAllocationTest, SelectionsOfEachTokenDoNotAllocateEither) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  PQC_SKIP("plain_build") << "the sanitizer has an operator new of its own";
+#else
+  ExpectNoAllocation([this](uint64_t position) { return TokensStep(position, kSequences); });
+#endif
+}
+
+TEST_F(StepAllocationTest, NorDoThoseOfOneItemOnAllThreads) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  PQC_SKIP("plain_build") << "the sanitizer has an operator new of its own";
+#else
+  ExpectNoAllocation([this](uint64_t position) { return TokensStep(position, 1); });
 #endif
 }
 

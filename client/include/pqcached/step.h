@@ -27,6 +27,11 @@
  * missing. RPCs that they need (the first lease, the end of a prefill, a newer segment map) are
  * then made on a thread of the client.
  *
+ * No call changes the structs that describe its arguments, pqc_step_attention included: an engine
+ * may fill them once and pass them to any number of calls, layers and steps, while the memory that
+ * they refer to stays. pqc_step_topk and pqc_step_topk_pages set the fields of their outputs that
+ * are marked "out", and no others.
+ *
  * One thread per step; several steps of different sequences may run concurrently. A sequence is in
  * at most one step at a time, and no other call changes it during a step.
  *

@@ -29,8 +29,9 @@ from ._names import TokenNames
 from ._operations import Event
 from ._options import (Admission, Attention, BuildProgress, ClientCounts, Index, LayerGroup, Progress, Rank, Scores, Selected,
                        Selection, SequenceInfo, merge, merge_tensors)
+from ._prepared import PreparedAttention, StepAttention
 from ._sequence import Sequence
-from ._steps import Decoder, Step, StepAttention, StepItem, StepPages
+from ._steps import Decoder, Step, StepItem, StepPages
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,6 @@ __all__ = [
     "Aborted", "Admission", "AlreadyExists", "ArrayLike", "Attention", "BudgetKind", "BuildProgress", "Cache", "Cancelled", "Client",
     "ClientCounts", "DType", "DataLoss", "DeadlineExceeded", "Decoder", "Device", "Error", "FailedPrecondition", "GroupRule", "HeadRule", "Index", "IndexKind",
     "Internal", "InvalidArgument", "LayerGroup", "LayerKind", "LogBase", "NotFound", "OutOfRange", "Paged", "PagedSlots", "Path", "PathChoice",
-    "PermissionDenied", "Progress", "Rank", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence",
+    "PermissionDenied", "PreparedAttention", "Progress", "Rank", "ResourceExhausted", "RopeLayout", "RowPart", "Scores", "Selected", "Selection", "Sequence",
     "SequenceInfo", "Status", "Step", "StepAttention", "StepItem", "StepPages", "Tensor", "TokenNames", "Unauthenticated", "Unavailable", "Unimplemented", "Unknown", "Verdict", "library_path", "merge", "merge_tensors",
 ]

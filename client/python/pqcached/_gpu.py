@@ -16,7 +16,8 @@ from ._handle import Closable, Handle
 from ._library import check
 from ._names import TokenNames, pointer_to, row_options
 from ._options import Selection, from_c
-from ._steps import Step, StepAttention, StepItem
+from ._prepared import StepAttention
+from ._steps import Step, StepItem
 
 if TYPE_CHECKING:
     from ._client import Cache

@@ -22,6 +22,7 @@ from ._handle import Closable, Handle
 from ._library import check, clear_error_text, error_of
 from ._names import TokenNames, pointer_to, row_options, step_options
 from ._options import Selection
+from ._prepared import PreparedAttention, StepAttention
 
 if TYPE_CHECKING:
     from ._sequence import Sequence
@@ -33,16 +34,6 @@ class StepItem(NamedTuple):
     sequence: "Sequence"
     query_position: int  # of its first query token, whose row Step.end appends
     query_length: int = 1  # 1..8: more than one is a speculation
-
-
-@dataclasses.dataclass(frozen=True)
-class StepAttention:
-    """Attention of all items, packed: the query tokens of all items, in order. Partial, over the selected tokens, unless
-    Step.decode returns it."""
-
-    output: Any  # [query_tokens, query_heads, value_dim]; zeros where nothing was selected
-    lse: Any  # [query_tokens, query_heads]; -inf where nothing was selected
-    counts: np.ndarray[Any, Any]  # uint32 [items]: selected tokens of each, per kv head
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +164,7 @@ class Step(Closable):
 
         queries: as in topk. out: (output, lse) to write to, of StepAttention's shapes: writable
         numpy arrays or torch tensors on the CPU of any strides, of float32, float16 or bfloat16.
-        log_base: of lse.
+        log_base: of lse. A PreparedAttention may replace queries, out and log_base.
         """
         borrowed, attention, found = self._attention(layer, queries, out, log_base)
         with self._handle as step:
@@ -199,9 +190,9 @@ class Step(Closable):
                                                       byref(attention)))
         return found
 
-    def decode(self, layer: int, queries: ArrayLike, keys: ArrayLike, values: ArrayLike,
-               selection: Optional[Selection] = None, *, out: Optional[Tuple[Any, Any]] = None,
-               log_base: LogBase = LogBase.NATURAL) -> StepAttention:
+    def decode(self, layer: int, queries: ArrayLike, keys: Optional[ArrayLike] = None,
+               values: Optional[ArrayLike] = None, selection: Optional[Selection] = None, *,
+               out: Optional[Tuple[Any, Any]] = None, log_base: LogBase = LogBase.NATURAL) -> StepAttention:
         """Returns the complete attention of one layer over sinks, selected tokens and windows of all
         items, the step's tokens included.
 
@@ -210,9 +201,17 @@ class Step(Closable):
         query token attends to the window before the item's first token, and to the item's tokens up
         to itself; the tokens of a speculation share a selection, unless the step has
         select_per_token.
-        queries, out, log_base: as in attend; the lse of `out` may be None. Not in a step on a GPU.
+        queries, out, log_base: as in attend; the lse of `out` may be None. A PreparedAttention of
+        queries, keys and values replaces all of these. Not in a step on a GPU.
         """
         borrowed, attention, found = self._attention(layer, queries, out, log_base)
+        if isinstance(queries, PreparedAttention):
+            if keys is not None or values is not None:
+                raise InvalidArgument.about("keys" if keys is not None else "values",
+                                            "must not be given with a PreparedAttention, which has them")
+            keys, values = queries.keys, queries.values
+        if keys is None or values is None:
+            raise InvalidArgument.about("keys" if keys is None else "values", "must not be None")
         k, v = tensor("keys", keys), tensor("values", values)
         with self._handle as step:
             check(self._library.pqc_step_decode(step, uint32("layer", layer), byref(borrowed.c), byref(k.c),
@@ -271,6 +270,12 @@ class Step(Closable):
                    log_base: LogBase) -> Tuple[Any, abi.StepAttention, StepAttention]:
         group = self._items[0].sequence._group(layer)
         shape = (self.query_tokens, group.query_heads, group.value_dim)
+        if isinstance(queries, PreparedAttention):
+            if out is not None or log_base != LogBase.NATURAL:
+                raise InvalidArgument.about("out" if out is not None else "log_base",
+                                            "must not be given with a PreparedAttention, which has one")
+            queries.check(shape, len(self._items))
+            return queries.queries, queries.c, queries.attention
         output, lse = (new_array(shape, np.float32), np.empty(shape[:2], np.float32)) if out is None else out
         found = StepAttention(output, lse, np.empty(len(self._items), np.uint32))
         attention = abi.StepAttention(counts=found.counts.ctypes.data)

@@ -151,6 +151,81 @@ class StepsOverOnePath(OnePath):
                 np.testing.assert_allclose(attention.lse[token], expected.lse, atol=1e-5)
                 token += 1
 
+    def test_arguments_that_are_prepared_once_serve_many_steps(self):
+        sequence, twin = self.filled(TOKENS - 10), self.filled(TOKENS - 10)
+        random = np.random.default_rng(2)
+        queries = np.empty((1, QUERY_HEADS, KEY_DIM), np.float32)
+        keys, values = np.empty((1, KV_HEADS, KEY_DIM), np.float32), np.empty((1, KV_HEADS, VALUE_DIM), np.float32)
+        output = np.empty((1, QUERY_HEADS, VALUE_DIM), np.float16)
+        # The library writes to these arrays, and the test has no other reference to `lse`.
+        prepared = pqcached.PreparedAttention(queries, (output, np.empty((1, QUERY_HEADS), np.float32)), keys=keys,
+                                              values=values, log_base=pqcached.LogBase.BASE2)
+        gc.collect()
+        for i in range(5):
+            position = TOKENS - 10 + i
+            queries[:] = random.standard_normal(queries.shape)
+            keys[0], values[0] = self.layer.keys[position], self.layer.values[position]
+            with self.client.begin_step([(sequence, position)], SOME) as step, \
+                    self.client.begin_step([(twin, position)], SOME) as other:
+                listed = np.arange(20)[None]
+
+                def begin_and_wait(layer, given):
+                    step.attend_begin(layer, given)
+                    return step.attend_wait()
+
+                for mine, expected in ((step.attend, other.attend(0, queries)),
+                                       (begin_and_wait, other.attend(0, queries)),
+                                       (lambda *given: step.attend(*given, ALL), other.attend(0, queries, ALL)),
+                                       (lambda *given: step.attend_range(*given, [(3, 90)]),
+                                        other.attend_range(0, queries, [(3, 90)])),
+                                       (lambda *given: step.attend_positions(*given, listed),
+                                        other.attend_positions(0, queries, listed)),
+                                       (step.decode, other.decode(0, queries, keys, values))):
+                    output[:] = np.nan
+                    found = mine(0, prepared)
+                    self.assertIs(found, prepared.attention)
+                    self.assertIs(found.output, output)
+                    np.testing.assert_allclose(output, expected.output, atol=2e-3)
+                    np.testing.assert_allclose(found.lse * np.log(2), expected.lse, atol=1e-4)
+                    np.testing.assert_array_equal(found.counts, expected.counts)
+                step.end()
+                other.end()
+        sequence.flush()
+        self.assertEqual(sequence.describe().token_count, TOKENS - 5)
+
+    def test_prepared_arguments_that_do_not_fit_are_named(self):
+        items, queries = self.batch()
+
+        def prepared(count=2, heads=QUERY_HEADS, dim=VALUE_DIM, **named):
+            return pqcached.PreparedAttention(queries, (np.empty((count, heads, dim), np.float32),
+                                                        np.empty((count, heads), np.float32)), **named)
+
+        with self.client.begin_step(items, SOME) as step:
+            step.attend(0, prepared(item_count=2))
+            for given, field in ((prepared(), "item_count"), (prepared(item_count=3), "item_count"),
+                                 (prepared(1, item_count=2), "output.shape"), (prepared(3, item_count=2), "output.shape"),
+                                 (prepared(2, QUERY_HEADS // 2, 2 * VALUE_DIM, item_count=2), "output.shape")):
+                with self.fails(pqcached.InvalidArgument, field):
+                    step.attend(0, given)
+            good = prepared(item_count=2)
+            for fails, field in ((lambda: step.attend(0, good, out=(None, None)), "out"),
+                                 (lambda: step.attend(0, good, log_base=pqcached.LogBase.BASE2), "log_base"),
+                                 (lambda: step.decode(0, good), "keys"),
+                                 (lambda: step.decode(0, good, queries), "keys"),
+                                 (lambda: step.decode(0, good, None, queries), "values"),
+                                 (lambda: step.decode(0, queries, queries), "values")):
+                with self.fails(pqcached.InvalidArgument, field):
+                    fails()
+        with self.fails(pqcached.InvalidArgument, "output.shape"):
+            pqcached.PreparedAttention(queries, (np.empty((2, VALUE_DIM), np.float32), None))
+        with self.fails(pqcached.InvalidArgument, "lse.shape"):
+            pqcached.PreparedAttention(queries, (np.empty((2, QUERY_HEADS, VALUE_DIM), np.float32),
+                                                 np.empty((2, 1), np.float32)))
+        frozen = np.empty((2, QUERY_HEADS, VALUE_DIM), np.float32)
+        frozen.flags.writeable = False
+        with self.fails(pqcached.InvalidArgument, "output"):
+            pqcached.PreparedAttention(queries, (frozen, None))
+
     def test_results_are_written_where_the_caller_wants_them(self):
         items, queries = self.batch()
         output = np.empty((2, QUERY_HEADS, VALUE_DIM), np.float32)

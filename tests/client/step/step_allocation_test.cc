@@ -102,6 +102,12 @@ class StepAllocationTest : public testing::StepTest {
     return queries;
   }
 
+  template <class Struct>
+  static std::vector<unsigned char> BytesOf(const Struct& from) {
+    const auto* bytes = reinterpret_cast<const unsigned char*>(&from);
+    return {bytes, bytes + sizeof(from)};
+  }
+
   // A batch of all sequences at one position, by the C ABI; returns its allocations.
   uint64_t Step(uint64_t position) {
     for (pqc_layer_rows& rows : rows_) {
@@ -218,6 +224,12 @@ class StepAllocationTest : public testing::StepTest {
     options.flags = PQC_STEP_SELECT_PER_TOKEN;
     const uint32_t accepted[kSequences] = {1, 1, 1};
     pqc_step* step = nullptr;
+    const auto structs = [&] {
+      return std::vector{BytesOf(items_[0]), BytesOf(options),  BytesOf(step_selection_),
+                         BytesOf(own_),      BytesOf(queries),  BytesOf(keys),
+                         BytesOf(values),    BytesOf(rows_[0]), BytesOf(out)};
+    };
+    const auto before = structs();
 
     allocation_count = 0;
     counting = true;
@@ -230,6 +242,7 @@ class StepAllocationTest : public testing::StepTest {
     ok = ok && pqc_step_end(step, rows_.data(), 1, accepted) == PQC_OK;
     counting = false;
     EXPECT_TRUE(ok) << pqc_last_error();
+    EXPECT_EQ(structs(), before) << "a call has changed its arguments";
     return allocation_count;
   }
 

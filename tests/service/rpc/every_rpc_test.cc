@@ -198,7 +198,7 @@ class IdleIngestTest : public EveryRpcTest {
     }
   }
 
-  // The number of calls that have begun, without this one, which needs the thread.
+  // The number of calls that have begun, without this one.
   uint32_t CallsInFlight() {
     v1::DrainRequest request;
     request.set_resume(true);  // so that nothing is drained
@@ -226,6 +226,10 @@ TEST_F(IdleIngestTest, HoldsNoThreadAndNoWaitingPlace) {
   StartWithOneThreadAndOnePlace([](Config&) {});
   OpenStreams([](grpc::ClientContext&) {});
   AwaitCallsInFlight(kStreams);
+  v1::OpenCacheResponse response;
+  EXPECT_EQ(client_->kv().OpenCache(client_->Context().get(), {}, &response).error_code(),
+            StatusCode::INVALID_ARGUMENT)
+      << "which the thread for calls of tenants answers";
   for (const auto& context : contexts_) context->TryCancel();
   for (const auto& stream : streams_) {
     EXPECT_EQ(stream->Finish().error_code(), StatusCode::CANCELLED);

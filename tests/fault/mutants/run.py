@@ -6,8 +6,9 @@ run.py [--set recovery|core] [--build FOLDER] [--json FILE] [--check] [NAME...]
 Each entry of recovery.toml or core.toml (--set) is a *mutant*: a text of one source file, its replacement, the promise that the
 replacement breaks, and the tests of which at least one must fail. The mutants are applied one after the other to a copy of the
 tracked files in FOLDER (default: build/mutants), which is configured as a release build. A mutant that does not compile is not
-killed. Before all mutants of a set are tried (no NAME), every test must pass without one. --check only checks that each text
-occurs exactly once in its file. Exit status 1: a mutant survives, or a check fails.
+killed. Before all mutants of a set are tried (no NAME), every test must pass without one; a test that then takes ten times as
+long, and more than a minute, fails. --check only checks that each text occurs exactly once in its file. Exit status 1: a mutant
+survives, or a check fails.
 """
 
 import argparse
@@ -16,11 +17,13 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 import tomllib
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parents[2]
-TEST_SECONDS = 900
+TEST_SECONDS = 900  # when it is not known how long a test takes
+LEAST_SECONDS = 60
 
 
 def load(name):
@@ -70,19 +73,20 @@ def build(tree, tests):
     return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
-def failing(tree, mutant):
-    """The first test that fails, with the first line that says why; or None."""
+def failing(tree, mutant, limits):
+    """The first test that fails, with the first line that says why; or None. `limits`: seconds, by test."""
     for test in mutant["tests"]:
         program = next(path for path in (tree / "build/tests").rglob(test) if path.is_file())
         if test.startswith("fuzz_"):  # ctest knows the inputs that it runs
             command = ["ctest", "--test-dir", tree / "build", "-R", f"^{test}$", "--output-on-failure"]
         else:
             command = [program] + ([f"--gtest_filter={mutant['filter']}"] if "filter" in mutant else [])
+        limit = limits.get(test, TEST_SECONDS)
         try:
             done = subprocess.run(command, cwd=program.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  timeout=TEST_SECONDS, check=False)
+                                  timeout=limit, check=False)
         except subprocess.TimeoutExpired:
-            return f"{test}: no end after {TEST_SECONDS} s"
+            return f"{test}: no end after {limit:.0f} s"
         if done.returncode != 0:
             lines = done.stdout.decode(errors="replace").splitlines()
             reasons = [line for line in lines if "FAULT" in line or "Failure" in line] + [f"status {done.returncode}"]
@@ -91,15 +95,20 @@ def failing(tree, mutant):
 
 
 def check_without_mutants(tree, mutants):
+    """Returns how long each test may take, in seconds."""
     tests = sorted({test for mutant in mutants for test in mutant["tests"]})
     if not build(tree, tests):
         sys.exit("the copy does not build without a mutant")
+    limits = {}
     for test in tests:
-        if why := failing(tree, {"tests": [test]}):
+        begun = time.monotonic()
+        if why := failing(tree, {"tests": [test]}, {}):
             sys.exit(f"without a mutant: {why}")
+        limits[test] = max(10 * (time.monotonic() - begun), LEAST_SECONDS)
+    return limits
 
 
-def run(tree, mutants):
+def run(tree, mutants, limits):
     """Runs the mutants; returns those that survive."""
     surviving = []
     for mutant in mutants:
@@ -110,7 +119,7 @@ def run(tree, mutants):
             if not build(tree, mutant["tests"]):
                 killer, verdict = None, "does not compile"
             else:
-                killer = failing(tree, mutant)
+                killer = failing(tree, mutant, limits)
                 verdict = f"killed by {killer}" if killer else "SURVIVES"
         finally:
             path.write_text(original)
@@ -142,9 +151,8 @@ def main():
     copy_tree(arguments.build)
     subprocess.run(["cmake", "--preset", "release", "-DPQCACHED_CUDA=OFF", "-B", arguments.build / "build"], cwd=arguments.build,
                    stdout=subprocess.DEVNULL, check=True)
-    if not arguments.names:
-        check_without_mutants(arguments.build, mutants)
-    surviving = run(arguments.build, mutants)
+    limits = check_without_mutants(arguments.build, mutants) if not arguments.names else {}
+    surviving = run(arguments.build, mutants, limits)
     killed = len(mutants) - len(surviving)
     print(f"{killed} of {len(mutants)} mutants were killed")
     if arguments.json:

@@ -47,7 +47,7 @@ pqc_status UntilIndexed(const pqc_step& step, Ask ask,
 }
 
 // Query tokens of an item that share a selection: an item of an rpc.
-struct Part {
+struct QueryPart {
   size_t item = 0;          // of the step
   uint32_t number = 0;      // among the item's selections: the first token in the item
   uint32_t selections = 1;  // of the item
@@ -55,8 +55,8 @@ struct Part {
 };
 
 // Returns the parts of all items for which the call selects, in order.
-std::vector<Part> PartsOf(const LayerCall& call) {
-  std::vector<Part> parts;
+std::vector<QueryPart> PartsOf(const LayerCall& call) {
+  std::vector<QueryPart> parts;
   std::vector<StepItem>& items = call.step->items;
   for (size_t i = 0; i < items.size(); ++i) {
     if (SkipsSelection(call, items[i])) continue;
@@ -72,7 +72,7 @@ std::vector<Part> PartsOf(const LayerCall& call) {
 
 // Replaces the number in the field "items[k]..." of a refused call by that of the step's item of
 // parts[k].
-void RenumberItem(const std::vector<Part>& parts, RefusalBuffer* error) {
+void RenumberItem(const std::vector<QueryPart>& parts, RefusalBuffer* error) {
   constexpr std::string_view kItems = "items[";
   const std::string field = error->field;
   if (!field.starts_with(kItems)) return;
@@ -150,12 +150,12 @@ class RemoteReads final : public ReadBackend {
 
   pqc_status StepTopK(const LayerCall& call) override {
     RETURN_IF_ERROR(WaitAllStored(call));
-    const std::vector<Part> parts = PartsOf(call);
+    const std::vector<QueryPart> parts = PartsOf(call);
     std::vector<pqc_positions> outs(parts.size(), pqc_positions{});
     std::vector<TopKItem> selects(parts.size());
     const std::vector<uint64_t>& offsets = call.step->offsets;
     for (size_t i = 0; i < parts.size(); ++i) {
-      const Part& part = parts[i];
+      const QueryPart& part = parts[i];
       outs[i].capacity = (offsets[part.item + 1] - offsets[part.item]) / part.selections;
       outs[i].positions = call.positions + offsets[part.item] + part.number * outs[i].capacity;
       selects[i] = {part.query, call.selection, &outs[i]};
@@ -181,7 +181,7 @@ class RemoteReads final : public ReadBackend {
   pqc_status StepAttend(const LayerCall& call, uint32_t* counts) override {
     const std::vector<StepItem>& items = call.step->items;
     RETURN_IF_ERROR(WaitAllStored(call));
-    const std::vector<Part> parts = PartsOf(call);
+    const std::vector<QueryPart> parts = PartsOf(call);
     std::vector<pqc_positions> selected(parts.size(), pqc_positions{});
     std::vector<AttendItem> attends(parts.size());
     for (size_t i = 0; i < parts.size(); ++i) {
@@ -243,7 +243,7 @@ class RemoteReads final : public ReadBackend {
     const std::vector<StepItem>& items = call.step->items;
     const LayerShape& shape = call.shape;
     std::vector<AttendRangeItem> attends;
-    std::vector<Part> parts;  // of `attends`
+    std::vector<QueryPart> parts;  // of `attends`
     for (size_t i = 0; i < items.size(); ++i) {
       for (size_t j = state.own[i].ranges_begin; j < state.own[i].ranges_end; ++j) {
         const kvstore::TokenRange stored = {
@@ -256,7 +256,7 @@ class RemoteReads final : public ReadBackend {
     }
     if (attends.empty()) return PQC_OK;
     size_t rows = 0;
-    for (const Part& part : parts) {
+    for (const QueryPart& part : parts) {
       rows += size_t{items[part.item].query_length} * shape.query_heads;
     }
     std::vector<float> output(rows * shape.value_dim), lse(rows);

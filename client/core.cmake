@@ -23,10 +23,12 @@ set(sources
   base/library.cc
   base/operations.cc
   base/pack.cc
+  base/partials.cc
   base/tensors.cc
   base/token_names.cc
   gpu/gpu.cc
   gpu/ingest.cc
+  gpu/merge.cc
   gpu/step.cc
   local/broker.cc
   local/image.cc

@@ -536,6 +536,30 @@ Outcome DeviceSteps::WaitPacked(uint32_t slot) {
   return OnDevice(options_.device, [&] { return packer_.Wait(slot); });
 }
 
+Outcome DeviceSteps::Merge(const kernels::cuda::MergeTensorsArgs& merge, void* stream,
+                           const char** field) {
+  return OnDevice(options_.device, [&]() -> Status {
+    if (merge.token_count == 0 || merge.head_count == 0) return {};
+    *field = "stream";
+    RETURN_IF_ERROR(CheckStream(static_cast<Stream>(stream), device_));
+    const std::pair<const void*, const char*> tensors[] = {
+        {merge.a.lse, "a.lse.ptr"},
+        {merge.b.lse, "b.lse.ptr"},
+        {merge.a.output, "a.output.ptr"},
+        {merge.b.output, "b.output.ptr"},
+        {merge.sink_logits, "a.sink_logits.ptr"}};
+    for (const auto& [memory, name] : tensors) {
+      // Outputs without elements and absent sinks have no memory.
+      if (memory == nullptr) continue;
+      *field = name;
+      RETURN_IF_ERROR(CheckDevicePointer(memory, "it", device_));
+    }
+    *field = "gpu";
+    return FromKernel(kernels::cuda::MergeTensors(merge, static_cast<Stream>(stream)),
+                      "merging partial attentions");
+  });
+}
+
 Outcome DeviceSteps::Count(StepsCounts* counts) {
   return OnDevice(options_.device, [&]() -> Status {
     const RelaxedCaptureMode beside;

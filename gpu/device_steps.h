@@ -19,6 +19,7 @@
 #include "gpu/step_tables.h"
 #include "gpu/steps.h"
 #include "kernels/cuda/attend.h"
+#include "kernels/cuda/merge.h"
 #include "kernels/cuda/pack.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/seats.h"
@@ -49,6 +50,8 @@ class DeviceSteps final : public Steps {
   Outcome WaitPacked(uint32_t slot) override;
   Outcome Count(StepsCounts* counts) override;
   void Close() override { delete this; }
+  Outcome Merge(const kernels::cuda::MergeTensorsArgs& merge, void* stream,
+                const char** field) override;
 
  private:
   DeviceSteps() = default;

@@ -4,8 +4,8 @@
 //
 // The client loads libpqcached_gpu at run time, so that it needs no CUDA itself. No memory changes
 // its owner across this interface, no standard-library type crosses it, and nothing throws. Both
-// libraries must have the same kStepsVersion, which is incremented with every change of this file.
-// The header names no CUDA types and compiles without nvcc.
+// libraries must have the same kStepsVersion, which is incremented with every change of this file
+// or of a struct that it includes. The header names no CUDA types and compiles without nvcc.
 //
 // A *seat* is the place of a sequence on the device across steps: its codes and its blocks in the
 // caches. The data that a step needs about sequences (addresses of rows, candidates, k) is written
@@ -25,11 +25,12 @@
 #include "kernels/base/dtype.h"
 #include "kernels/base/group_rule.h"
 #include "kernels/cuda/block_cache.h"
+#include "kernels/cuda/merge.h"
 #include "kernels/select/pq.h"
 
 namespace pqcached::gpu {
 
-inline constexpr uint32_t kStepsVersion = 4;
+inline constexpr uint32_t kStepsVersion = 5;
 inline constexpr char kGpuEntrySymbol[] = "pqcached_gpu_entry";
 
 // A Status in a form that can cross the library boundary. Longer messages are truncated.
@@ -230,6 +231,15 @@ class Steps {
   virtual Outcome Count(StepsCounts* counts) = 0;
   // Waits for the device and destroys this object.
   virtual void Close() = 0;
+
+  // Launches a merge of two partial attentions in device memory on `stream`, a cudaStream_t of the
+  // device. May be captured; may be called from any thread, in a step or outside, concurrently with
+  // all other calls except Close. After kInvalid, *field is the argument that the error is about,
+  // "a.output.ptr" for one, in static memory.
+  //
+  // Errors: kInvalid  a pointer that is not the device's, or a stream of another device
+  virtual Outcome Merge(const kernels::cuda::MergeTensorsArgs& merge, void* stream,
+                        const char** field) = 0;
 
  protected:
   ~Steps() = default;

@@ -96,4 +96,9 @@ pqc_status pqc_gpu_step_topk(pqc_step* step, uint32_t layer, const pqc_tensor* q
   return Call([&] { return pqcached::client::SelectOnGpu(step, layer, queries, out); });
 }
 
+pqc_status pqc_gpu_merge_tensors(pqc_gpu* gpu, const pqc_partial* a, const pqc_partial* b,
+                                 void* stream) {
+  return Call([&] { return pqcached::client::MergeOnGpu(gpu, a, b, stream); });
+}
+
 }  // extern "C"

@@ -101,7 +101,8 @@ pqc_status CheckPositions(uint64_t first_position, uint64_t token_count);
 // Reads a tensor to which results are written: of this shape, of which the first dimension may be
 // left out when it is 1.
 pqc_status ReadTarget(const pqc_tensor& tensor, const char* name,
-                      std::initializer_list<uint64_t> shape, TensorView* view);
+                      std::initializer_list<uint64_t> shape, TensorView* view,
+                      const TensorPlace& place = kOnHost);
 // `from`: a pqc_log_base as the caller passes it (RawEnum).
 pqc_status ReadLogBase(uint32_t from, const char* name, kvstore::LogBase* to);
 ptrdiff_t StrideBytes(const TensorView& view, uint32_t dim);

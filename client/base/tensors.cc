@@ -30,15 +30,15 @@ pqc_status CheckPlace(const pqc_tensor& tensor, const char* name, const TensorPl
   }
   if (device == PQC_CUDA && place.device == PQC_CPU) {
     return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.device", name),
-                "PQC_CUDA is for steps of pqc_gpu_step_begin");
+                "PQC_CUDA is for prefill, steps and merges on a GPU");
   }
   if (device == PQC_CPU && place.device == PQC_CUDA) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.device", name),
-                "must be PQC_CUDA in a step on a GPU");
+                "must be PQC_CUDA in a call on a GPU");
   }
   if (!tensor.stream || tensor.stream == place.stream) return PQC_OK;
   return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.stream", name), "must be %s",
-              device == PQC_CPU ? "NULL on PQC_CPU" : "NULL or the step's");
+              device == PQC_CPU ? "NULL on PQC_CPU" : "NULL or the stream of the call or its step");
 }
 
 pqc_status CheckTensorFields(const pqc_tensor& tensor, const char* name, const TensorPlace& place) {
@@ -232,8 +232,9 @@ pqc_status ReadLogBase(uint32_t from, const char* name, kvstore::LogBase* to) {
 }
 
 pqc_status ReadTarget(const pqc_tensor& tensor, const char* name,
-                      std::initializer_list<uint64_t> shape, TensorView* view) {
-  RETURN_IF_ERROR(ReadTensor(tensor, name, view));
+                      std::initializer_list<uint64_t> shape, TensorView* view,
+                      const TensorPlace& place) {
+  RETURN_IF_ERROR(ReadTensor(tensor, name, view, place));
   const auto rank = static_cast<uint32_t>(shape.size());
   if (view->ndim + 1 == rank && *shape.begin() == 1) {  // one token, whose dimension is left out
     for (uint32_t dim = view->ndim; dim > 0; --dim) {

@@ -87,6 +87,10 @@ pqc_status IngestOnGpu(pqc_gpu* handle, pqc_sequence* sequence, uint32_t layer,
                        uint64_t first_position, const pqc_tensor* keys, const pqc_tensor* values,
                        const pqc_row_options* caller_options, void* stream);
 
+// Implements pqc_gpu_merge_tensors.
+pqc_status MergeOnGpu(pqc_gpu* gpu, const pqc_partial* caller_a, const pqc_partial* caller_b,
+                      void* stream);
+
 }  // namespace pqcached::client
 
 struct pqc_gpu {

@@ -14,6 +14,7 @@
  *     per layer: pqc_step_attend     queries, output, lse on the device; returns at once
  *            or pqc_gpu_step_topk  positions and counts on the device, for engines with their own
  *                                    kernels
+ *            pqc_gpu_merge_tensors   adds the engine's own attention; returns at once
  *     pqc_step_end                   waits for the stream's work of the step, then as on the CPU
  *   pqc_gpu_close
  *
@@ -220,6 +221,25 @@ typedef struct pqc_gpu_positions {
  *         PQC_OUT_OF_RANGE         out->stride is less than selected_capacity */
 PQC_API pqc_status pqc_gpu_step_topk(pqc_step* step, uint32_t layer, const pqc_tensor* queries,
                                      const pqc_gpu_positions* out);
+
+/* Merges b into a on the device: pqc_merge_tensors where all tensors, also a->sink_logits, have
+ * device PQC_CUDA, pointers that are aligned to their elements, and the field `stream` NULL or
+ * `stream`. `stream` is a cudaStream_t of the device; the call returns when the work is launched,
+ * and the tensors must stay until the stream has finished it. pqc_step_attend writes contiguous
+ * floats with natural logarithms, which are partial b of an engine's own attention:
+ *
+ *     pqc_partial own = PQC_INIT(pqc_partial);       // over sink and window, in the engine's dtype
+ *     pqc_partial selected = PQC_INIT(pqc_partial);  // output and lse of pqc_step_attend
+ *     ...
+ *     status = pqc_gpu_merge_tensors(gpu, &own, &selected, stream);
+ *
+ * May be captured in a CUDA graph, and called in a step or outside of steps, on any thread.
+ *
+ * Errors: those of pqc_merge_tensors, and
+ *         PQC_INVALID_ARGUMENT  a tensor of host memory, or of another device; a pointer that is
+ *                               not aligned; a stream of another device */
+PQC_API pqc_status pqc_gpu_merge_tensors(pqc_gpu* gpu, const pqc_partial* a, const pqc_partial* b,
+                                         void* stream);
 
 #ifdef __cplusplus
 }

@@ -126,6 +126,18 @@ class Gpu {
     return Status(pqc_gpu_step_topk(step.handle_.get(), layer, &q, &out));
   }
 
+  // Merges the partial attention `other` into `a`, both on the device (Tensor::OnGpu), as
+  // AttentionMemory::Merge does on the host. `stream`, a cudaStream_t, does the work; the call
+  // returns when that is launched. `sink_logits`: on the device too (pqc_gpu_merge_tensors).
+  Status Merge(const AttentionMemory& a, const AttentionMemory& other, void* stream,
+               const Tensor* sink_logits = nullptr) {
+    pqc_partial into = a.c();
+    const pqc_partial from = other.c();
+    const pqc_tensor sinks = sink_logits ? sink_logits->c() : pqc_tensor{};
+    if (sink_logits) into.sink_logits = &sinks;
+    return Status(pqc_gpu_merge_tensors(handle_.get(), &into, &from, stream));
+  }
+
  private:
   struct Closer {
     void operator()(pqc_gpu* gpu) const { pqc_gpu_close(gpu); }

@@ -213,7 +213,8 @@ typedef struct pqc_partial {
 } pqc_partial;
 
 /* Merges b into a like pqc_merge, for partial attentions of the same shape. Computes in fp32; a's
- * results are rounded to the dtypes of its tensors. No client is needed; thread-safe.
+ * results are rounded to the dtypes of its tensors. No client is needed; thread-safe. Merges of
+ * tensors on a GPU: pqc_gpu_merge_tensors (gpu.h).
  *
  * With a->sink_logits, the softmax of query head h has one more term, exp(sink_logits[h]), without
  * a value:

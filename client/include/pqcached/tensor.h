@@ -16,7 +16,7 @@
 
 /* Number format of elements, in the machine's byte order. */
 typedef enum pqc_dtype { PQC_F16 = 1, PQC_BF16 = 2, PQC_F32 = 3 } pqc_dtype;
-/* PQC_CUDA is for prefill and steps on a GPU (gpu.h), and PQC_UNIMPLEMENTED elsewhere. */
+/* PQC_CUDA is for prefill, steps and merges on a GPU (gpu.h), and PQC_UNIMPLEMENTED elsewhere. */
 typedef enum pqc_device { PQC_CPU = 0, PQC_CUDA = 1 } pqc_device;
 
 /* Block table of a paged engine: token t is stored in block blocks[t / block_tokens], at index

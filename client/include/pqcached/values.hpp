@@ -383,7 +383,7 @@ struct AttentionMemory {
 
   // Merges the partial attention `other` of the same shape over a disjoint set of tokens into this
   // one (pqc_merge_tensors). `sink_logits`, [query_heads] or null: the model's learned attention
-  // sinks, which are added to the softmax in exactly one of several merges.
+  // sinks, which are added to the softmax in exactly one of several merges. On a GPU: Gpu::Merge.
   Status Merge(const AttentionMemory& other, const Tensor* sink_logits = nullptr) const {
     pqc_partial a = c();
     const pqc_partial b = other.c();

@@ -654,6 +654,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "pqc_gpu_step_begin": (c_uint32, [c_void_p, POINTER(StepItem), c_uint32, POINTER(StepOptions),
         c_void_p, POINTER(c_void_p)]),
     "pqc_gpu_step_topk": (c_uint32, [c_void_p, c_uint32, POINTER(Tensor), POINTER(GpuPositions)]),
+    "pqc_gpu_merge_tensors": (c_uint32, [c_void_p, POINTER(Partial), POINTER(Partial), c_void_p]),
     "pqc_sequence_flush_begin": (c_uint32, [c_void_p, c_void_p, POINTER(c_void_p)]),
     "pqc_build_index_begin": (c_uint32, [c_void_p, POINTER(BuildOptions), c_void_p,
         POINTER(c_void_p)]),

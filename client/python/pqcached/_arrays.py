@@ -145,8 +145,8 @@ class Tensor:
     saves work when one array is passed again and again. The array must keep its address and shape
     for as long as the Tensor lives.
 
-    array: numpy array, torch tensor (CPU, or CUDA, which this version answers with Unimplemented),
-    or an object with `__dlpack__` or `__array_interface__`; of float16, float32 or bfloat16, of up
+    array: numpy array, torch tensor (CPU, or CUDA, for calls of a Gpu and their steps only), or an
+    object with `__dlpack__` or `__array_interface__`; of float16, float32 or bfloat16, of up
     to 4 dimensions.
     dtype: DType.BF16 means that an array of uint16 holds bfloat16; otherwise it must be the array's
     own dtype.
@@ -346,21 +346,23 @@ def rows_to_write(name: str, array: Any, dtype: DType, shape: Tuple[int, ...]) -
     return _address(name, array, numpy_dtypes, [torch_dtype], shape)
 
 
-def tensor_to_write(name: str, array: ArrayLike, shape: Tuple[int, ...]) -> Tensor:
+def tensor_to_write(name: str, array: ArrayLike, shape: Tuple[int, ...], device: Device = Device.CPU) -> Tensor:
     """Returns a tensor of any strides and of a dtype that the cache has, to which a call may write:
-    a numpy array or a torch tensor on the CPU, or a Tensor of one.
+    a numpy array or a torch tensor on the CPU, or a Tensor of one; with Device.CUDA a torch tensor
+    on a GPU, or an array there that has __dlpack__.
     """
     target = tensor(name, array)
     owner = target._owner
     torch = _torch()
+    writable = True
     if isinstance(owner, np.ndarray):
         writable = bool(owner.flags.writeable)
     elif torch is not None and isinstance(owner, torch.Tensor):
         writable = not owner.requires_grad
-    else:
+    elif device is Device.CPU:
         raise TypeError(f"{name}: {type(array).__name__}; must be a numpy array or a torch tensor on the CPU")
-    if target.device is not Device.CPU:
-        raise TypeError(f"{name}: on a GPU; must be on cpu")
+    if target.device is not device:
+        raise TypeError(f"{name}: on {'the CPU; must be on a GPU' if device is Device.CUDA else 'a GPU; must be on cpu'}")
     if target.shape != shape:
         raise InvalidArgument.about(f"{name}.shape", f"{target.shape}, must be {shape}")
     if not writable:

@@ -11,11 +11,12 @@ import numpy as np
 from . import _abi as abi
 from ._arguments import uint32, uint64
 from ._arrays import ArrayLike, device_floats, device_uint32s, tensor
+from ._enums import Device, LogBase
 from ._errors import InvalidArgument
 from ._handle import Closable, Handle
 from ._library import check
 from ._names import TokenNames, pointer_to, row_options
-from ._options import Selection, from_c
+from ._options import Partials, Selection, from_c
 from ._prepared import StepAttention
 from ._steps import Step, StepItem
 
@@ -122,6 +123,21 @@ class Gpu(Closable):
         with self._handle as gpu, sequence._handle as pointer:
             check(self._library.pqc_gpu_ingest_with(gpu, pointer, number, first, byref(k.c), byref(v.c),
                                                     pointer_to(options), stream))
+
+    def merge_tensors(self, output_a: Any, lse_a: Any, output_b: Any, lse_b: Any, *, stream: int = 0,
+                      log_base_a: LogBase = LogBase.NATURAL, log_base_b: LogBase = LogBase.NATURAL,
+                      sink_logits: Optional[ArrayLike] = None) -> None:
+        """Merges partial attention b into a on the device, like pqcached.merge_tensors. All arrays
+        are on the device, of any strides of float32, float16 or bfloat16, and must stay until
+        `stream` has reached the work: the call returns when it is launched. May be captured in a
+        CUDA graph, and called in a step or outside of steps.
+
+        Raises TypeError (kind of array, dtype, a of the CPU), InvalidArgument (shapes, arrays of
+        the CPU or of another device, stream).
+        """
+        partials = Partials(output_a, lse_a, output_b, lse_b, log_base_a, log_base_b, sink_logits, Device.CUDA)
+        with self._handle as gpu:
+            check(self._library.pqc_gpu_merge_tensors(gpu, byref(partials.a), byref(partials.b), stream))
 
     def begin_step(self, items: SequenceOf[StepItem], selection: Selection, *, stream: int = 0,
                    timeout_ms: int = 0) -> GpuStep:

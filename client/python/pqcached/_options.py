@@ -13,7 +13,7 @@ import numpy as np
 from . import _abi as abi
 from ._arguments import MAX_TOKENS, member, number, uint32, uint64
 from ._arrays import ArrayLike, Tensor, floats_to_read, floats_to_write, tensor, tensor_to_write
-from ._enums import BudgetKind, DType, GroupRule, IndexKind, LayerKind, LogBase, RopeLayout, Verdict
+from ._enums import BudgetKind, Device, DType, GroupRule, IndexKind, LayerKind, LogBase, RopeLayout, Verdict
 from ._errors import InvalidArgument
 from ._library import check, clear_error_text, library
 
@@ -300,18 +300,30 @@ def merge_tensors(output_a: Any, lse_a: Any, output_b: Any, lse_b: Any, *, log_b
 
     Raises TypeError (kind of array, dtype), InvalidArgument (shapes, not writable).
     """
-    shape = tuple(getattr(output_a, "shape", ()))
-    if len(shape) != 3:
-        raise InvalidArgument.about("output_a.shape", f"{shape}, must be [tokens, heads, dim]")
-    tensors = (tensor_to_write("output_a", output_a, shape), tensor_to_write("lse_a", lse_a, shape[:2]),
-               tensor("output_b", output_b), tensor("lse_b", lse_b))
-
-    def partial(output: Tensor, lse: Tensor, log_base: LogBase) -> abi.Partial:
-        return abi.Partial(output=output.c, lse=lse.c, lse_base=member(LogBase, "log_base", log_base))
-
-    a, b = partial(*tensors[:2], log_base_a), partial(*tensors[2:], log_base_b)
-    sinks = None if sink_logits is None else tensor("sink_logits", sink_logits)
-    if sinks is not None:
-        a.sink_logits = ctypes.pointer(sinks.c)
+    partials = Partials(output_a, lse_a, output_b, lse_b, log_base_a, log_base_b, sink_logits, Device.CPU)
     clear_error_text()
-    check(library().pqc_merge_tensors(ctypes.byref(a), ctypes.byref(b)))
+    check(library().pqc_merge_tensors(ctypes.byref(partials.a), ctypes.byref(partials.b)))
+
+
+class Partials:
+    """The two partial attentions of a merge as structs of the C ABI, and the tensors behind them."""
+
+    __slots__ = ("a", "b", "_tensors")
+
+    def __init__(self, output_a: Any, lse_a: Any, output_b: Any, lse_b: Any, log_base_a: LogBase,
+                 log_base_b: LogBase, sink_logits: Optional[ArrayLike], device: Device) -> None:
+        shape = tuple(getattr(output_a, "shape", ()))
+        if len(shape) != 3:
+            raise InvalidArgument.about("output_a.shape", f"{shape}, must be [tokens, heads, dim]")
+        tensors = [tensor_to_write("output_a", output_a, shape, device),
+                   tensor_to_write("lse_a", lse_a, shape[:2], device),
+                   tensor("output_b", output_b), tensor("lse_b", lse_b)]
+
+        def partial(output: Tensor, lse: Tensor, log_base: LogBase) -> abi.Partial:
+            return abi.Partial(output=output.c, lse=lse.c, lse_base=member(LogBase, "log_base", log_base))
+
+        self.a, self.b = partial(tensors[0], tensors[1], log_base_a), partial(tensors[2], tensors[3], log_base_b)
+        if sink_logits is not None:
+            tensors.append(tensor("sink_logits", sink_logits))
+            self.a.sink_logits = ctypes.pointer(tensors[-1].c)
+        self._tensors = tensors

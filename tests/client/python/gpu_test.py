@@ -97,6 +97,28 @@ class GpuTest(DaemonTest):
         np.testing.assert_allclose(output.numpy()[0], right_output, atol=1e-4)
         np.testing.assert_allclose(lse.numpy()[0], right_lse, atol=1e-4)
 
+    def test_merges_on_the_device_are_those_of_the_host(self):
+        random = np.random.default_rng(5)
+        stream = emulation.pqcached_emulated_stream()
+        with self.cache(LAYERS).open_gpu(2048, gpu_library_path=LIBRARY) as gpu:
+            for dtype, sinks in ((np.float32, None), (np.float16, random.normal(size=6).astype(np.float32))):
+                output_a, output_b = (random.normal(size=(3, 6, 40)).astype(dtype) for _ in range(2))
+                lse_a, lse_b = (random.normal(size=(3, 6)).astype(np.float32) for _ in range(2))
+                lse_a[0, 0] = lse_b[1, 1] = -np.inf
+                a, b = (DeviceArray(output_a), DeviceArray(lse_a)), (DeviceArray(output_b), DeviceArray(lse_b))
+                logits = None if sinks is None else DeviceArray(sinks)
+                gpu.merge_tensors(*a, *b, stream=stream, log_base_a=pqcached.LogBase.BASE2, sink_logits=logits)
+                natural = lse_a * np.float32(np.log(2))
+                pqcached.merge_tensors(output_a, natural, output_b, lse_b, sink_logits=sinks)
+                np.testing.assert_allclose(a[0].numpy(), output_a, rtol=1e-3 if dtype is np.float16 else 1e-5, atol=1e-6)
+                np.testing.assert_allclose(a[1].numpy() * np.log(2), natural, rtol=1e-5, atol=1e-6)
+                with self.fails(TypeError, "lse_a: on the CPU; must be on a GPU"):
+                    gpu.merge_tensors(a[0], lse_a, *b, stream=stream)
+                with self.fails(pqcached.InvalidArgument, "b.output.device"):
+                    gpu.merge_tensors(*a, output_b, lse_b, stream=stream)
+                with self.fails(pqcached.InvalidArgument, "lse_a.shape"):
+                    gpu.merge_tensors(a[0], logits or b[0], *b, stream=stream)
+
     def test_what_is_wrong_is_said_by_name(self):
         cache = self.cache(LAYERS)
         with self.fails(pqcached.InvalidArgument, "token_capacity"):

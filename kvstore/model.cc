@@ -86,16 +86,17 @@ absl::Status CheckShape(const std::string& prefix, const LayerGroup& group) {
 
 absl::Status CheckGroup(const std::string& prefix, const LayerGroup& group,
                         std::set<uint32_t>& seen) {
-  switch (group.kind) {
-    case LayerKind::kSelected:
-    case LayerKind::kNone:
-      break;
-    case LayerKind::kFull:
-      return Unimplemented(prefix + "kind", "full");
-    case LayerKind::kWindow:
-      return Unimplemented(prefix + "kind", "window");
-    default:
-      return InvalidArgument(prefix + "kind", "unknown");
+  if (group.kind < LayerKind::kSelected || group.kind > LayerKind::kNone) {
+    return InvalidArgument(prefix + "kind", "unknown");
+  }
+  const bool has_window = group.kind == LayerKind::kWindow;
+  if (has_window && (group.window_tokens == 0 || group.window_tokens > kMaxSequenceTokens)) {
+    return OutOfLimits(prefix + "window_tokens", group.window_tokens, 1, kMaxSequenceTokens);
+  }
+  if (!has_window && group.window_tokens != 0) {
+    return InvalidArgument(
+        prefix + "window_tokens",
+        absl::StrCat(group.window_tokens, ", must be 0 for layers of a kind other than window"));
   }
   RETURN_IF_ERROR(CheckLayers(prefix, group, seen));
   return group.kind == LayerKind::kNone ? absl::OkStatus() : CheckShape(prefix, group);
@@ -163,10 +164,11 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
     RETURN_IF_ERROR(CheckGroup(prefix, group, seen));
     if (group.kind == LayerKind::kNone) continue;
     stores_rows = true;
+    if (group.kind != LayerKind::kSelected) continue;
     RETURN_IF_ERROR(ValidateIndex(spec.default_index, group.key_dim, "default_index"));
   }
   if (!stores_rows) {
-    return InvalidArgument("layer_groups", "no group of kind selected");
+    return InvalidArgument("layer_groups", "no group of kind selected, full or window");
   }
   return CheckRank(spec);
 }

@@ -13,12 +13,11 @@
 
 #include "absl/status/status.h"
 #include "kernels/base/dtype.h"
+#include "kvstore/read/layer_view.h"
 #include "kvstore/read/layout.h"
 #include "kvstore/read/selection.h"
 
 namespace pqcached::kvstore {
-
-enum class LayerKind : uint8_t { kSelected = 1, kFull = 2, kWindow = 3, kNone = 4 };
 
 // Limits of CacheSpec::name and rank.group, and of CacheSpec::model_fingerprint.
 inline constexpr size_t kMaxNameBytes = 128;
@@ -33,7 +32,7 @@ struct Rope {
   friend bool operator==(const Rope&, const Rope&) = default;
 };
 
-// Layers of one kind. kFull and kWindow are rejected (kUnimplemented, names the kind).
+// Layers of one kind and shape.
 struct LayerGroup {
   LayerKind kind = LayerKind::kSelected;
   // Absolute layer numbers, ascending, < kMaxLayers; no layer is in two groups.
@@ -47,6 +46,9 @@ struct LayerGroup {
   float softmax_scale = 0;  // 0 = 1 / sqrt(key_dim)
   float softcap = 0;        // 0 = none
   Rope rope = {};
+  // kWindow: at least 1, the tokens to which a query attends; 0 for the other kinds. Rows of
+  // earlier tokens are stored as well.
+  uint32_t window_tokens = 0;
 
   uint32_t group_size() const { return query_heads / kv_heads; }
   uint32_t row_bytes() const;

@@ -75,7 +75,8 @@ struct CacheInfo {
 struct LayerInfo {
   uint32_t layer = 0;
   uint64_t row_count = 0;  // tokens whose rows are visible
-  // Per index of the sequence: the lowest state over all segments.
+  // Per index of the sequence: the lowest state over all segments; kReady in a layer of a kind that
+  // no index has.
   std::vector<LayerState> index_states;
 };
 

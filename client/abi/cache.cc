@@ -12,10 +12,17 @@ namespace {
 
 // The sidecar's default for a cache that names no index.
 constexpr kvstore::IndexDescriptor kDefaultIndex = {kvstore::IndexKind::kPq, 2, 6};
+// The first kRemoteVersion whose library sends the kinds full and window.
+constexpr uint32_t kLayerKindsVersion = 11;
+
+static_assert(static_cast<int>(kvstore::LayerKind::kSelected) == PQC_LAYERS_SELECTED &&
+              static_cast<int>(kvstore::LayerKind::kFull) == PQC_LAYERS_FULL &&
+              static_cast<int>(kvstore::LayerKind::kWindow) == PQC_LAYERS_WINDOW);
 
 LayerShape ShapeOf(const pqc_layer_group& group) {
   const auto dtype = static_cast<DType>(group.dtype);
   return {.dtype = dtype,
+          .kind = static_cast<kvstore::LayerKind>(group.kind),
           .key_dim = group.key_dim,
           .value_dim = group.value_dim,
           .kv_heads = group.kv_heads,
@@ -25,6 +32,23 @@ LayerShape ShapeOf(const pqc_layer_group& group) {
           .scale = group.softmax_scale > 0 ? group.softmax_scale
                                            : 1.0f / std::sqrt(static_cast<float>(group.key_dim)),
           .softcap = group.softcap};
+}
+
+// Adds the layers of a group that are stored.
+pqc_status AddLayers(const pqc_layer_group& group, size_t number, CacheState* state) {
+  if (group.kind == PQC_LAYERS_NONE) return PQC_OK;
+  const bool has_index = group.kind == PQC_LAYERS_SELECTED;
+  // An older library would send them as layers of kind selected.
+  if (!has_index && state->client->remote_version < kLayerKindsVersion) {
+    return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("spec.groups[%zu].kind", number),
+                "the loaded libpqcached_rpc is too old for layers of this kind");
+  }
+  state->has_indexed_layers = state->has_indexed_layers || has_index;
+  for (uint32_t i = 0; i < group.layer_count; ++i) {
+    state->stored_layers[group.layers[i]] = ShapeOf(group);
+    if (group.kind == PQC_LAYERS_WINDOW) state->windows[group.layers[i]] = group.window_tokens;
+  }
+  return PQC_OK;
 }
 
 pqc_status OpenCache(pqc_client* client, const pqc_cache_spec* caller_spec, pqc_cache** cache) {
@@ -41,11 +65,8 @@ pqc_status OpenCache(pqc_client* client, const pqc_cache_spec* caller_spec, pqc_
   state->model_fingerprint = arguments.spec.model_fingerprint;
   RETURN_IF_ERROR(ReadIndex(arguments.spec.default_index, "spec.default_index", kDefaultIndex,
                             &state->default_index));
-  for (const pqc_layer_group& group : arguments.groups) {
-    if (group.kind != PQC_LAYERS_SELECTED) continue;
-    for (uint32_t i = 0; i < group.layer_count; ++i) {
-      state->stored_layers[group.layers[i]] = ShapeOf(group);
-    }
+  for (size_t i = 0; i < arguments.groups.size(); ++i) {
+    RETURN_IF_ERROR(AddLayers(arguments.groups[i], i, state.get()));
   }
   auto opened = std::make_unique<pqc_cache>();
   RefusalBuffer error;

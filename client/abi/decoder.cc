@@ -57,7 +57,8 @@ bool Selects(const pqc_decoder& decoder) {
 }
 
 pqc_status BuildOnce(pqc_decoder& decoder) {
-  if (decoder.indexed || decoder.index.kind == kvstore::IndexKind::kFlat || decoder.position == 0) {
+  if (decoder.indexed || decoder.index.kind == kvstore::IndexKind::kFlat || decoder.position == 0 ||
+      !decoder.sequence->state->cache->has_indexed_layers) {
     return PQC_OK;
   }
   pqc_build_options options = PQC_INIT(pqc_build_options);

@@ -16,15 +16,20 @@ void ReadImage(const SequenceState& state, Image& image, pqc_progress* progress)
                                               ? state.live_index
                                               : state.cache->default_index;
   uint32_t index_slot = 0;
-  if (image.FindIndex(index, &index_slot) != PQC_OK) return ClearLastError();
-  progress->has_index = 1;
+  progress->has_index = image.FindIndex(index, &index_slot) == PQC_OK;
+  ClearLastError();
   uint64_t covered = progress->stored_tokens;
   for (const auto& [layer, shape] : state.cache->stored_layers) {
+    if (!shape.has_index()) {
+      ++progress->layers_ready;
+      continue;
+    }
+    if (!progress->has_index) continue;
     const uint64_t coded = image.CodedTokens(layer, index_slot);
     covered = std::min(covered, coded);
     if (coded >= progress->stored_tokens) ++progress->layers_ready;
   }
-  progress->indexed_tokens = covered;
+  if (progress->has_index) progress->indexed_tokens = covered;
 }
 
 void ReadMapped(const std::shared_ptr<SequenceState>& state, pqc_progress* progress) {

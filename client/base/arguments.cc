@@ -22,19 +22,19 @@ pqc_status Unimplemented(const char* name, const char* field) {
 
 pqc_status CheckGroup(const pqc_layer_group& group, const char* name) {
   const uint32_t kind = RawEnum(group.kind);
-  if (kind == PQC_LAYERS_FULL || kind == PQC_LAYERS_WINDOW) {
-    return Fail(PQC_UNIMPLEMENTED, FieldPath::Of("%s.kind", name),
-                "%s is not supported in this version",
-                kind == PQC_LAYERS_FULL ? "PQC_LAYERS_FULL" : "PQC_LAYERS_WINDOW");
-  }
-  if (kind != PQC_LAYERS_SELECTED && kind != PQC_LAYERS_NONE) {
+  if (kind < PQC_LAYERS_SELECTED || kind > PQC_LAYERS_NONE) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.kind", name),
-                "%u, must be PQC_LAYERS_SELECTED or PQC_LAYERS_NONE", kind);
+                "%u, must be a pqc_layer_kind", kind);
   }
   if (group.values_alias_keys) return Unimplemented(name, "values_alias_keys");
-  if (group.window_tokens) {
+  if (kind != PQC_LAYERS_WINDOW && group.window_tokens) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.window_tokens", name),
-                "only for PQC_LAYERS_WINDOW");
+                "%u, must be 0: only for PQC_LAYERS_WINDOW", group.window_tokens);
+  }
+  if (kind == PQC_LAYERS_WINDOW &&
+      (group.window_tokens < 1 || group.window_tokens > kMaxSequenceTokens)) {
+    return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.window_tokens", name),
+                "%u, must be 1 to 2^30 for PQC_LAYERS_WINDOW", group.window_tokens);
   }
   if (const uint32_t layout = RawEnum(group.rope_layout); layout > PQC_ROPE_INTERLEAVED) {
     return Fail(PQC_INVALID_ARGUMENT, FieldPath::Of("%s.rope_layout", name), "%u is unknown",

@@ -55,6 +55,12 @@ bool SameShape(const LayerShape& a, const LayerShape& b) {
 
 pqc_status ReadShape(GpuState& state) {
   for (const auto& [layer, shape] : state.cache->stored_layers) {
+    if (!shape.has_index()) {
+      return Fail(PQC_UNIMPLEMENTED, "cache",
+                  "layer %u is not of kind PQC_LAYERS_SELECTED; a GPU takes no others in this "
+                  "version",
+                  layer);
+    }
     if (state.layers.empty()) state.shape = shape;
     if (!SameShape(state.shape, shape)) {
       return Fail(PQC_UNIMPLEMENTED, "cache",

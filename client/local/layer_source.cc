@@ -29,6 +29,7 @@ bool TryPinNewest(LocalSequence& sequence, Pinned* pinned) {
 kvstore::Refusal OpenLayer(const Pinned& pinned, const kvstore::LayerShape& shape,
                            const kvstore::LayerRequest& request, OpenedLayer* opened) {
   RETURN_IF_ERROR(kvstore::CheckIndex(request.index, shape.key_dim, request.index_field));
+  RETURN_IF_ERROR(kvstore::CheckKind(shape.kind, request));
   uint32_t index_slot = 0;
   if (const pqc_status status = pinned.image->FindIndex(request.index, &index_slot);
       status != PQC_OK) {

@@ -41,6 +41,7 @@ class ImageSource final : public kvstore::LayerSource {
   ImageSource(const Pinned& pinned, const kvstore::LayerShape& shape)
       : pinned_(pinned), shape_(shape) {}
 
+  kvstore::LayerKind KindOf(uint32_t) const override { return shape_.kind; }
   kvstore::Refusal Open(const kvstore::LayerRequest& request, kvstore::LayerView* view) override;
 
  private:

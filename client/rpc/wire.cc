@@ -6,7 +6,11 @@ namespace pqcached::client {
 namespace {
 
 v1::LayerKind ToWire(pqc_layer_kind kind) {
-  return kind == PQC_LAYERS_NONE ? v1::LAYER_KIND_NONE : v1::LAYER_KIND_SELECTED;
+  static_assert(static_cast<int>(v1::LAYER_KIND_SELECTED) == PQC_LAYERS_SELECTED &&
+                static_cast<int>(v1::LAYER_KIND_FULL) == PQC_LAYERS_FULL &&
+                static_cast<int>(v1::LAYER_KIND_WINDOW) == PQC_LAYERS_WINDOW &&
+                static_cast<int>(v1::LAYER_KIND_NONE) == PQC_LAYERS_NONE);
+  return static_cast<v1::LayerKind>(kind);
 }
 
 v1::RopeDescription::Layout ToWire(pqc_rope_layout layout) {
@@ -70,6 +74,7 @@ void ToWire(const pqc_layer_group& group, v1::LayerGroup* message) {
   message->set_dtype(ToWire(static_cast<DType>(group.dtype)));
   message->set_softmax_scale(group.softmax_scale);
   message->set_softcap(group.softcap);
+  message->set_window_tokens(group.window_tokens);
   message->mutable_rope()->set_layout(ToWire(group.rope_layout));
   message->mutable_rope()->set_theta(group.rope_theta);
   message->mutable_rope()->set_rotary_dim(group.rotary_dim);

@@ -35,6 +35,31 @@ void AddWithout(const kvstore::ExcludedRanges& excluded, uint32_t begin, uint32_
   if (begin < end) ranges->push_back({begin, end});
 }
 
+// Adds the sink and the window of an item. Returns whether there are tokens between them.
+bool AddSinkAndWindow(const kvstore::Selection& terms, const StepItem& item, DecodeState* state) {
+  const auto context = static_cast<uint32_t>(item.query_position) + 1;
+  const uint32_t end = context - 1 + item.query_length;
+  const uint32_t sink_end = std::min(terms.sink_tokens, context);
+  const uint32_t window_begin =
+      std::max(sink_end, context - std::min(terms.window_tokens, context));
+  const bool selects = window_begin > sink_end;
+  const size_t begin = state->ranges.size();
+  if (selects) AddWithout(terms.excluded, 0, sink_end, &state->ranges);
+  AddWithout(terms.excluded, selects ? window_begin : 0, end, &state->ranges);
+  state->parts.push_back({0, item.query_length, begin, state->ranges.size()});
+  return selects;
+}
+
+// Adds the layer's own window of each query token of an item.
+void AddWindows(const LayerCall& call, const StepItem& item, DecodeState* state) {
+  for (uint32_t token = 0; token < item.query_length; ++token) {
+    const auto end = static_cast<uint32_t>(item.query_position) + token + 1;
+    const size_t begin = state->ranges.size();
+    AddWithout(call.given->excluded, end - std::min(call.window_tokens, end), end, &state->ranges);
+    state->parts.push_back({token, 1, begin, state->ranges.size()});
+  }
+}
+
 // One call: a task is one kv head of one item.
 class OwnAttention {
  public:
@@ -43,12 +68,12 @@ class OwnAttention {
     size_t spans = 0;
     uint32_t length = 1;
     for (size_t i = 0; i < items().size(); ++i) {
-      const DecodeState::Own& own = state_.own[i];
       const size_t segments = views.empty() ? 0 : views[i].view.segments.size();
-      // A range is a part of each kind: in stored segments, in rows that are not stored, and in
-      // those of the step.
-      spans = std::max(spans, segments + 3 * (own.ranges_end - own.ranges_begin));
-      length = std::max(length, items()[i].query_length);
+      // A range has rows in stored segments, in rows that are not stored, and in those of the step.
+      for (const DecodeState::Part& part : PartsOf(i)) {
+        spans = std::max(spans, segments + 3 * (part.ranges_end - part.ranges_begin));
+        length = std::max(length, part.token_count);
+      }
     }
     for (const auto& [number, other] : call.step->cache->stored_layers) {
       if (number == call.layer) break;
@@ -71,19 +96,22 @@ class OwnAttention {
     auto* const queries = reinterpret_cast<float*>(own + span_bytes_);
     auto* const output = reinterpret_cast<float*>(own + span_bytes_ + query_bytes_);
     auto* const lse = reinterpret_cast<float*>(own + span_bytes_ + query_bytes_ + output_bytes_);
-    const size_t heads = size_t{item.query_length} * shape_.group_size();
-    if (!GatherQueries(item, kv_head, queries)) Blame(task);
-    kernels::AttendRange(kernels::Exec{},
-                         {.shape = KernelShape(item.query_length),
-                          .scale = shape_.scale,
-                          .softcap = shape_.softcap,
-                          .query_position = static_cast<uint32_t>(item.query_position),
-                          .queries = {queries, heads * shape_.key_dim},
-                          .spans = SpansOf(item, kv_head, own),
-                          .output = {output, heads * shape_.value_dim},
-                          .lse = {lse, heads},
-                          .scratch = {own + worker_bytes_ - kernel_bytes_, kernel_bytes_}});
-    MergeAndStore(item, kv_head, output, lse);
+    for (const DecodeState::Part& part : PartsOf(IndexOf(item))) {
+      const size_t heads = size_t{part.token_count} * shape_.group_size();
+      if (!GatherQueries(item, part, kv_head, queries)) Blame(task);
+      kernels::AttendRange(
+          kernels::Exec{},
+          {.shape = KernelShape(part.token_count),
+           .scale = shape_.scale,
+           .softcap = shape_.softcap,
+           .query_position = static_cast<uint32_t>(item.query_position) + part.token,
+           .queries = {queries, heads * shape_.key_dim},
+           .spans = SpansOf(item, part, kv_head, own),
+           .output = {output, heads * shape_.value_dim},
+           .lse = {lse, heads},
+           .scratch = {own + worker_bytes_ - kernel_bytes_, kernel_bytes_}});
+      MergeAndStore(item, part, kv_head, output, lse);
+    }
   }
 
   // Returns the first task whose queries are not finite, or kNoTask.
@@ -92,6 +120,11 @@ class OwnAttention {
  private:
   const std::vector<StepItem>& items() const { return call_.step->items; }
   size_t IndexOf(const StepItem& item) const { return static_cast<size_t>(&item - items().data()); }
+
+  std::span<const DecodeState::Part> PartsOf(size_t item) const {
+    const DecodeState::Own& own = state_.own[item];
+    return std::span(state_.parts).subspan(own.parts_begin, own.parts_end - own.parts_begin);
+  }
 
   kernels::AttendRangeShape KernelShape(uint32_t tokens) const {
     return {.dtype = shape_.dtype,
@@ -108,13 +141,14 @@ class OwnAttention {
     }
   }
 
-  // Copies the item's queries of one kv head, [query_length, group_size, key_dim]. Returns whether
+  // Copies the part's queries of one kv head, [token_count, group_size, key_dim]. Returns whether
   // they are finite.
-  bool GatherQueries(const StepItem& item, uint32_t kv_head, float* to) const {
+  bool GatherQueries(const StepItem& item, const DecodeState::Part& part, uint32_t kv_head,
+                     float* to) const {
     const kvstore::LayerQuery query = LayerQueryOf(QueryOf(call_, item));
     const uint32_t group = shape_.group_size();
     float* next = to;
-    for (uint32_t token = 0; token < item.query_length; ++token) {
+    for (uint32_t token = part.token; token < part.token + part.token_count; ++token) {
       for (uint32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
         query.Copy(token, head, shape_.key_dim, next);
         next += shape_.key_dim;
@@ -123,10 +157,9 @@ class OwnAttention {
     return kernels::AllFinite({to, next});
   }
 
-  std::span<const RowSpan> SpansOf(const StepItem& item, uint32_t kv_head,
-                                   std::byte* memory) const {
+  std::span<const RowSpan> SpansOf(const StepItem& item, const DecodeState::Part& part,
+                                   uint32_t kv_head, std::byte* memory) const {
     const size_t index = IndexOf(item);
-    const DecodeState::Own& own = state_.own[index];
     const DecodeState::Unstored& unstored = state_.unstored[index];
     const auto stored_end = static_cast<uint32_t>(unstored.begin);
     const auto first = static_cast<uint32_t>(item.query_position);
@@ -146,7 +179,7 @@ class OwnAttention {
                                     .token_count = end - begin,
                                     .first_position = begin};
     };
-    for (size_t i = own.ranges_begin; i < own.ranges_end; ++i) {
+    for (size_t i = part.ranges_begin; i < part.ranges_end; ++i) {
       const PositionRange range = state_.ranges[i];
       if (!views_.empty()) {
         for (const kvstore::SegmentView& segment : views_[index].view.segments) {
@@ -164,10 +197,11 @@ class OwnAttention {
   }
 
   // Merges the result of one kv head with that over the other tokens, token by token.
-  void MergeAndStore(const StepItem& item, uint32_t kv_head, float* output, float* lse) const {
+  void MergeAndStore(const StepItem& item, const DecodeState::Part& part, uint32_t kv_head,
+                     float* output, float* lse) const {
     const uint32_t group = shape_.group_size(), dim = shape_.value_dim;
     const kvstore::AttentionOut out = OutOf(call_, item);
-    for (uint32_t token = 0; token < item.query_length; ++token) {
+    for (uint32_t token = part.token; token < part.token + part.token_count; ++token) {
       const size_t row = (item.query_begin + token) * shape_.query_heads + size_t{kv_head} * group;
       const kernels::Partial partials[] = {{output, lse},
                                            {&state_.output[row * dim], &state_.lse[row]}};
@@ -197,22 +231,18 @@ class OwnAttention {
 }  // namespace
 
 void FindOwnRanges(const LayerCall& call, DecodeState* state) {
-  const kvstore::Selection& terms = *call.selection;
   state->own.assign(call.step->items.size(), {});
+  state->parts.clear();
   state->ranges.clear();
   for (size_t i = 0; i < call.step->items.size(); ++i) {
-    const StepItem& item = call.step->items[i];
     DecodeState::Own& own = state->own[i];
-    const auto context = static_cast<uint32_t>(item.query_position) + 1;
-    const uint32_t end = context - 1 + item.query_length;
-    const uint32_t sink_end = std::min(terms.sink_tokens, context);
-    const uint32_t window_begin =
-        std::max(sink_end, context - std::min(terms.window_tokens, context));
-    own.selects = window_begin > sink_end;
-    own.ranges_begin = state->ranges.size();
-    if (own.selects) AddWithout(terms.excluded, 0, sink_end, &state->ranges);
-    AddWithout(terms.excluded, own.selects ? window_begin : 0, end, &state->ranges);
-    own.ranges_end = state->ranges.size();
+    own.parts_begin = state->parts.size();
+    if (call.shape.kind == kvstore::LayerKind::kWindow) {
+      AddWindows(call, call.step->items[i], state);
+    } else {
+      own.selects = AddSinkAndWindow(*call.selection, call.step->items[i], state);
+    }
+    own.parts_end = state->parts.size();
   }
 }
 

@@ -28,11 +28,19 @@ struct DecodeState {
     uint64_t begin = 0;
     size_t tables_begin = 0;  // in `unstored_rows`: the row tables of the stored layers, in order
   };
-  // Part of an item in the call in progress.
-  struct Own {
-    bool selects = false;     // there are tokens between sink and window
+  // Query tokens of an item that attend to the same ranges, up to their own positions: all of them
+  // or, in a layer of kind window, one.
+  struct Part {
+    uint32_t token = 0;  // the first one, in the item
+    uint32_t token_count = 1;
     size_t ranges_begin = 0;  // in `ranges`: sink and window
     size_t ranges_end = 0;
+  };
+  // An item in the call in progress.
+  struct Own {
+    bool selects = false;    // there are tokens between sink and window
+    size_t parts_begin = 0;  // in `parts`
+    size_t parts_end = 0;
   };
 
   // Forgets all, but keeps memory that is worth reusing.
@@ -48,6 +56,7 @@ struct DecodeState {
 
   // Of the call in progress.
   std::vector<Own> own;  // [items]
+  std::vector<Part> parts;
   std::vector<kvstore::PositionRange> ranges;
   std::vector<float> output, lse;   // over the tokens that are not in row tables, packed
   std::vector<float> unwanted_lse;  // for callers that want none

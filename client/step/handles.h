@@ -70,6 +70,8 @@ struct CacheState {
   std::string model_fingerprint;
   kvstore::IndexDescriptor default_index;
   std::map<uint32_t, LayerShape> stored_layers;
+  std::map<uint32_t, uint32_t> windows;  // window_tokens of the layers of kind window
+  bool has_indexed_layers = false;       // a layer is of kind selected
 };
 
 // Progress of what a Preparer does for a sequence.

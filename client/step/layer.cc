@@ -56,6 +56,9 @@ pqc_status ReadLayerCall(pqc_step* step, uint32_t layer, const pqc_tensor* queri
   call.step = step;
   call.layer = layer;
   RETURN_IF_ERROR(FindLayer(*step->cache, layer, "layer", &call.shape));
+  if (call.shape.kind == kvstore::LayerKind::kWindow) {
+    call.window_tokens = step->cache->windows.at(layer);
+  }
   return ReadStepQueries(*step, queries, call.shape, &call.queries);
 }
 
@@ -64,13 +67,19 @@ pqc_status ReadCallSelection(pqc_step* step, const pqc_selection* selection) {
     return Fail(PQC_UNIMPLEMENTED, "selection",
                 "must be NULL on a GPU: the step's selection is used");
   }
-  step->call.selection = selection ? &step->call_selection : &step->selection;
+  LayerCall& call = step->call;
+  call.given = selection ? &step->call_selection : &step->selection;
   if (selection) {
-    return ReadSelection(selection, step->cache->default_index, &step->call_selection);
+    RETURN_IF_ERROR(ReadSelection(selection, step->cache->default_index, &step->call_selection));
+  } else if (!step->has_selection) {
+    return Fail(PQC_INVALID_ARGUMENT, "selection",
+                "must not be NULL, because the step has no selection");
   }
-  if (step->has_selection) return PQC_OK;
-  return Fail(PQC_INVALID_ARGUMENT, "selection",
-              "must not be NULL, because the step has no selection");
+  call.selection = call.given;
+  if (call.shape.has_index()) return PQC_OK;
+  step->kind_selection = kvstore::TermsOf(call.shape.kind, *call.given);
+  call.selection = &step->kind_selection;
+  return PQC_OK;
 }
 
 QueryView QueryOf(const LayerCall& call, const StepItem& item) {

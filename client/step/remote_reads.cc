@@ -237,6 +237,23 @@ class RemoteReads final : public ReadBackend {
  private:
   Remote& remote() const { return *client_.remote; }
 
+  // Adds the stored ranges of query tokens of items[i].
+  static void AddStored(const LayerCall& call, size_t i, const DecodeState::Part& own,
+                        std::vector<AttendRangeItem>* attends, std::vector<QueryPart>* parts) {
+    const DecodeState& state = call.step->decode;
+    const StepItem& item = call.step->items[i];
+    const QueryView query = own.token_count == item.query_length
+                                ? QueryOf(call, item)
+                                : TokenQueryOf(call, item, own.token);
+    for (size_t j = own.ranges_begin; j < own.ranges_end; ++j) {
+      const kvstore::TokenRange stored = {
+          state.ranges[j].begin, std::min<uint64_t>(state.ranges[j].end, state.unstored[i].begin)};
+      if (stored.begin >= stored.end) continue;
+      attends->push_back({.query = query, .tokens = stored, .out = {}});
+      parts->push_back({.item = i, .number = own.token, .selections = 1, .query = query});
+    }
+  }
+
   // Attends to the stored rows of sink and window, and merges into the step's packed results.
   pqc_status AttendToStored(const LayerCall& call) {
     DecodeState& state = call.step->decode;
@@ -245,26 +262,19 @@ class RemoteReads final : public ReadBackend {
     std::vector<AttendRangeItem> attends;
     std::vector<QueryPart> parts;  // of `attends`
     for (size_t i = 0; i < items.size(); ++i) {
-      for (size_t j = state.own[i].ranges_begin; j < state.own[i].ranges_end; ++j) {
-        const kvstore::TokenRange stored = {
-            state.ranges[j].begin,
-            std::min<uint64_t>(state.ranges[j].end, state.unstored[i].begin)};
-        if (stored.begin >= stored.end) continue;
-        attends.push_back({.query = QueryOf(call, items[i]), .tokens = stored, .out = {}});
-        parts.push_back({.item = i});
+      for (size_t j = state.own[i].parts_begin; j < state.own[i].parts_end; ++j) {
+        AddStored(call, i, state.parts[j], &attends, &parts);
       }
     }
     if (attends.empty()) return PQC_OK;
     size_t rows = 0;
-    for (const QueryPart& part : parts) {
-      rows += size_t{items[part.item].query_length} * shape.query_heads;
-    }
+    for (const QueryPart& part : parts) rows += part.query.queries.shape[0] * shape.query_heads;
     std::vector<float> output(rows * shape.value_dim), lse(rows);
     rows = 0;
     for (size_t i = 0; i < attends.size(); ++i) {
       attends[i].out = kvstore::AttentionOut::Packed(&output[rows * shape.value_dim], &lse[rows],
                                                      shape.query_heads, shape.value_dim);
-      rows += size_t{items[parts[i].item].query_length} * shape.query_heads;
+      rows += parts[i].query.queries.shape[0] * shape.query_heads;
     }
     RefusalBuffer error;
     const pqc_status status =
@@ -273,8 +283,8 @@ class RemoteReads final : public ReadBackend {
     RETURN_IF_ERROR(Report(status, error));
     for (size_t i = 0; i < attends.size(); ++i) {
       const StepItem& item = items[parts[i].item];
-      const size_t row = item.query_begin * shape.query_heads;
-      const uint32_t count = item.query_length * shape.query_heads;
+      const size_t row = (item.query_begin + parts[i].number) * shape.query_heads;
+      const auto count = static_cast<uint32_t>(parts[i].query.queries.shape[0] * shape.query_heads);
       float* const to = &state.output[row * shape.value_dim];
       const kernels::Partial partials[] = {{to, &state.lse[row]},
                                            {reinterpret_cast<float*>(attends[i].out.output),

@@ -234,7 +234,8 @@ pqc_status BeginStep(const StepTarget& target, const pqc_step_item* caller_items
       status = ClosePrefill(*step, step->selection, item);
     }
     if (status == PQC_OK && step->has_selection) {
-      status = client->reads->CheckIndex(*step, item, step->selection.index);
+      const bool needs_index = step->cache->has_indexed_layers;
+      status = needs_index ? client->reads->CheckIndex(*step, item, step->selection.index) : PQC_OK;
     }
     if (status == PQC_OK && step->has_selection) {
       status = WaitReady(*step, step->selection, nullptr, &item);

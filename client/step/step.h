@@ -58,17 +58,19 @@ struct LayerCall {
   pqc_step* step = nullptr;
   uint32_t layer = 0;
   LayerShape shape;
-  TensorView queries;  // [query tokens of all items, query_heads, key_dim]
-  const kvstore::Selection* selection = nullptr;
-  bool attends = false;                     // `out` is set
-  bool decodes = false;                     // step->decode has the parts of the items
-  kvstore::AttentionOut out;                // not in a step on a GPU
-  float* output = nullptr;                  // on the device, in a step on a GPU
-  float* lse = nullptr;                     // likewise
-  const pqc_token_range* ranges = nullptr;  // [items], of an attention over ranges
-  const PositionList* lists = nullptr;      // [items, kv_heads], of an attention over positions
-  const PageCall* pages = nullptr;          // of a selection of pages
-  uint32_t* positions = nullptr;            // of a selection of tokens, at step->offsets
+  TensorView queries;          // [query tokens of all items, query_heads, key_dim]
+  uint32_t window_tokens = 0;  // of a layer of kind window
+  const kvstore::Selection* selection = nullptr;  // in this layer (TermsOf)
+  const kvstore::Selection* given = nullptr;      // of the caller, or of the step
+  bool attends = false;                           // `out` is set
+  bool decodes = false;                           // step->decode has the parts of the items
+  kvstore::AttentionOut out;                      // not in a step on a GPU
+  float* output = nullptr;                        // on the device, in a step on a GPU
+  float* lse = nullptr;                           // likewise
+  const pqc_token_range* ranges = nullptr;        // [items], of an attention over ranges
+  const PositionList* lists = nullptr;  // [items, kv_heads], of an attention over positions
+  const PageCall* pages = nullptr;      // of a selection of pages
+  uint32_t* positions = nullptr;        // of a selection of tokens, at step->offsets
   uint32_t* counts = nullptr;
 };
 
@@ -103,6 +105,7 @@ struct pqc_step {
   // Call in progress.
   pqcached::client::LayerCall call;
   pqcached::kvstore::Selection call_selection;  // selection passed with the call
+  pqcached::kvstore::Selection kind_selection;  // terms of it in a layer without an index
   std::vector<uint32_t> counts;                 // per item
   std::vector<uint64_t> offsets;                // offsets of the items' positions, and the end
   pqcached::client::PageCall page_call;         // of call.pages

@@ -48,7 +48,7 @@ ExtentDemand DemandOf(const Cache& cache, const AdmitSpec& spec, const IndexDesc
       spec.prefill_tokens, options.segment_tokens,
       MinGenerationTokens(static_cast<uint32_t>(spec.prefill_tokens), options.codebook_tokens));
   for (const StoredLayers::Layer& layer : cache.layers.layers) {
-    demand.Add(Codebook::SizeBytes(index, layer.shape), generations);
+    if (layer.shape.has_index()) demand.Add(Codebook::SizeBytes(index, layer.shape), generations);
   }
   return demand;
 }
@@ -64,7 +64,9 @@ absl::StatusOr<Admission> Admit(const Cache& cache, const AdmitSpec& spec, const
   }
   const IndexDescriptor index = spec.index.value_or(cache.spec.default_index);
   for (const StoredLayers::Layer& layer : cache.layers.layers) {
-    RETURN_IF_ERROR(ValidateIndex(index, layer.shape.key_dim, "index"));
+    if (layer.shape.has_index()) {
+      RETURN_IF_ERROR(ValidateIndex(index, layer.shape.key_dim, "index"));
+    }
   }
   const ExtentDemand demand = DemandOf(cache, spec, index);
   const PoolUsage usage = cache.pool->usage();

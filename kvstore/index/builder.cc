@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
@@ -36,9 +37,7 @@ absl::Status CheckSpec(const Cache& cache, const BuildSpec& spec) {
   if (spec.index.kind == IndexKind::kFlat) {
     return InvalidArgument("index", "flat needs no build");
   }
-  for (const StoredLayers::Layer& layer : cache.layers.layers) {
-    RETURN_IF_ERROR(ValidateIndex(spec.index, layer.shape.key_dim, "index"));
-  }
+  RETURN_IF_ERROR(CheckIndexOf(cache, spec.index, "index"));
   if (spec.iterations < 1 || spec.iterations > kMaxIterations) {
     return InvalidArgument(
         "iterations", absl::StrCat(spec.iterations, ", must lie in [1, ", kMaxIterations, "]"));
@@ -137,6 +136,11 @@ class Build {
     return generations_[unit.codebook_generation].tokens.end -
            generations_[unit.codebook_generation].tokens.begin;
   }
+  bool HasIndex(uint32_t layer_slot) const {
+    return cache_.layers.layers[layer_slot].shape.has_index();
+  }
+  // Returns the codebook of a layer and generation; null for a layer without an index.
+  std::shared_ptr<const Codebook> CodebookOf(uint32_t layer_slot, uint32_t generation) const;
   void MeasureCosts();
   absl::Duration CodingTime(const Unit& unit) const;
   void UpdateSlowdown(absl::Duration took, absl::Duration by_costs);
@@ -161,7 +165,8 @@ class Build {
   const SteadyTime began_;
 
   std::vector<CodebookGeneration> generations_;
-  // Ordered by layer, then by generation, because decode needs them in this order.
+  // Of the layers that have an index, ordered by layer, then by generation, because decode needs
+  // them in this order.
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<Task> tasks_;
   std::vector<std::shared_ptr<SegmentIndex>> segment_indexes_;  // per segment
@@ -193,6 +198,7 @@ absl::Status Build::Allocate() {
 
   std::vector<size_t> sizes_bytes;
   for (const StoredLayers::Layer& stored : cache_.layers.layers) {
+    if (!stored.shape.has_index()) continue;
     sizes_bytes.insert(sizes_bytes.end(), generations_.size(),
                        Codebook::SizeBytes(spec_.index, stored.shape));
   }
@@ -203,6 +209,7 @@ absl::Status Build::Allocate() {
 
   auto next = extents.begin();
   for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {
+    if (!HasIndex(slot)) continue;
     const LayerShape& shape = cache_.layers.layers[slot].shape;
     for (uint32_t generation = 0; generation < generations_.size(); ++generation) {
       auto unit = std::make_unique<Unit>();
@@ -225,15 +232,14 @@ absl::Status Build::Allocate() {
   for (uint32_t generation = 0; generation < generations_.size(); ++generation) {
     std::vector<std::shared_ptr<const Codebook>> codebooks;
     for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {
-      codebooks.push_back(units_[slot * generations_.size() + generation]->codebook);
+      codebooks.push_back(CodebookOf(slot, generation));
     }
     for (size_t i = generations_[generation].segment_begin;
          i < generations_[generation].segment_end; ++i) {
       const SegmentRows& rows = *entries[i].rows;
-      std::vector<Extent> data;
-      for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {
-        data.push_back(std::move(*next++));
-      }
+      const auto data_end = next + cache_.layers.indexed_count;
+      std::vector<Extent> data(std::make_move_iterator(next), std::make_move_iterator(data_end));
+      next = data_end;
       const uint32_t sink_end = std::clamp(spec_.sink_tokens, rows.first_position(), ends[i]);
       segment_indexes_.push_back(std::make_shared<SegmentIndex>(cache_.layers, rows.slot_capacity(),
                                                                 sink_end - rows.first_position(),
@@ -242,6 +248,14 @@ absl::Status Build::Allocate() {
     }
   }
   return absl::OkStatus();
+}
+
+std::shared_ptr<const Codebook> Build::CodebookOf(uint32_t layer_slot, uint32_t generation) const {
+  if (!HasIndex(layer_slot)) return nullptr;
+  const auto of_layer =
+      std::lower_bound(units_.begin(), units_.end(), layer_slot,
+                       [](const auto& unit, uint32_t wanted) { return unit->layer_slot < wanted; });
+  return of_layer[generation]->codebook;
 }
 
 void Build::RequestStop(Stop reason) {
@@ -273,7 +287,8 @@ absl::Status Build::StopStatus() const {
 void Build::MeasureCosts() {
   if (spec_.deadline == SteadyTime::InfiniteFuture()) return;
   for (const StoredLayers::Layer& stored : cache_.layers.layers) {
-    costs_.push_back(cache_.costs.Measured(stored.shape, spec_.index));
+    costs_.push_back(stored.shape.has_index() ? cache_.costs.Measured(stored.shape, spec_.index)
+                                              : BuildCost{});
   }
   absl::Duration coding;
   for (const auto& unit : units_) coding += layer(*unit).shape.kv_heads * CodingTime(*unit);
@@ -422,7 +437,7 @@ void Build::FinishUnit(Unit& unit) {
   if (!progress_ || Stopped()) return;
   BuildProgress report{.layer = layer(unit).layer,
                        .layers_done = layers_done_,
-                       .layer_count = cache_.layers.size(),
+                       .layer_count = cache_.layers.indexed_count,
                        .codebook_generation = unit.codebook_generation,
                        .codebook_generation_count = static_cast<uint32_t>(generations_.size()),
                        .iterations = header.iteration_count,
@@ -451,9 +466,11 @@ absl::StatusOr<bool> Build::CodeNewSegments(const Snapshot& snapshot, bool with_
   for (const SegmentEntry& entry : list.segments) {
     if (entry.indexes[ordinal] != nullptr || (!entry.closed && !with_tail)) continue;
     const uint32_t first = entry.rows->first_position();
-    auto index = std::make_shared<const SegmentIndex>(spec_.index, cache_.layers.size());
+    auto index = std::make_shared<const SegmentIndex>(cache_.layers, spec_.index);
+    const auto newest = static_cast<uint32_t>(generations_.size() - 1);
     for (uint32_t slot = 0; slot < cache_.layers.size(); ++slot) {
-      const auto& codebook = units_[(slot + 1) * generations_.size() - 1]->codebook;
+      const auto codebook = CodebookOf(slot, newest);
+      if (codebook == nullptr) continue;
       const uint32_t tokens = snapshot.layer_tokens[slot];
       const uint32_t end =
           std::max(entry.closed ? std::min(entry.token_end, tokens) : tokens, first);

@@ -8,6 +8,7 @@
 #include "kernels/train/pq_encode.h"
 #include "kvstore/index/training.h"
 #include "kvstore/memory/durable_store.h"
+#include "kvstore/refusal.h"
 
 namespace pqcached::kvstore {
 namespace {
@@ -147,6 +148,20 @@ absl::StatusOr<std::shared_ptr<Codebook>> NewCodebook(const Cache& cache, uint32
   const std::vector<size_t> sizes_bytes = {Codebook::SizeBytes(index, shape)};
   ASSIGN_OR_RETURN(auto extents, cache.pool->Allocate(sizes_bytes));
   return std::make_shared<Codebook>(std::move(extents.front()), index, shape, codebook_generation);
+}
+
+absl::Status CheckIndexOf(const Cache& cache, const IndexDescriptor& index,
+                          std::string_view field) {
+  if (cache.layers.indexed_count == 0) {
+    return FailedPrecondition(std::string(field),
+                              "the cache has no layers of kind selected, so no indexes");
+  }
+  for (const StoredLayers::Layer& layer : cache.layers.layers) {
+    if (layer.shape.has_index()) {
+      RETURN_IF_ERROR(ValidateIndex(index, layer.shape.key_dim, field));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace pqcached::kvstore

@@ -72,6 +72,10 @@ std::vector<kernels::RowSpan> TrainingRows(const StoredLayers::Layer& layer, uin
                                            std::span<const SegmentTokens> segments,
                                            uint32_t sink_tokens);
 
+// Checks that an index fits all layers that indexes have. Errors: kInvalidArgument (`field`);
+// kFailedPrecondition (`field`): the cache has no such layer.
+absl::Status CheckIndexOf(const Cache& cache, const IndexDescriptor& index, std::string_view field);
+
 }  // namespace pqcached::kvstore
 
 #endif  // PQCACHED_KVSTORE_INDEX_LAYER_BUILD_H_

@@ -31,7 +31,7 @@ BuildProgress ReportOf(const Cache& cache, const Snapshot& snapshot, size_t ordi
   const SegmentList& list = *snapshot.list;
   const StoredLayers::Layer& layer = cache.layers.layers[layer_slot];
   const Codebook* last = nullptr;
-  BuildProgress report{.layer = layer.layer, .layer_count = cache.layers.size()};
+  BuildProgress report{.layer = layer.layer, .layer_count = cache.layers.indexed_count};
   for (const SegmentEntry& entry : list.segments) {
     const auto& codebook = entry.indexes[ordinal]->codebook(layer_slot);
     const uint32_t first = entry.rows->first_position();
@@ -110,9 +110,7 @@ absl::Status CheckLiveIndex(const Cache& cache, const LiveIndex& spec) {
   if (spec.index.kind == IndexKind::kFlat) {
     return InvalidArgument("live_index.index", "flat needs no build");
   }
-  for (const StoredLayers::Layer& layer : cache.layers.layers) {
-    RETURN_IF_ERROR(ValidateIndex(spec.index, layer.shape.key_dim, "live_index.index"));
-  }
+  RETURN_IF_ERROR(CheckIndexOf(cache, spec.index, "live_index.index"));
   if (spec.iterations > kMaxIterations) {
     return InvalidArgument(
         "live_index.iterations",
@@ -290,7 +288,8 @@ absl::Status IncrementalIndexer::Finish(const Cache& cache, Sequence& sequence,
     it->second.wanted[0] = it->second.wanted[1] = true;
     inbox_->Wake();
   }
-  uint32_t reported = 0;
+  uint32_t reported = 0;  // layer slots
+  uint32_t layers_done = 0;
   for (;;) {
     ASSIGN_OR_RETURN(const auto snapshot, sequence.Read());
     const SegmentList& list = *snapshot->list;
@@ -298,9 +297,11 @@ absl::Status IncrementalIndexer::Finish(const Cache& cache, Sequence& sequence,
     const bool known = ordinal < list.indexes.size();
     for (; known && reported < cache.layers.size() && list.index_ready(ordinal, reported);
          ++reported) {
+      if (!cache.layers.layers[reported].shape.has_index()) continue;
+      ++layers_done;
       if (!progress) continue;
       BuildProgress report = ReportOf(cache, *snapshot, ordinal, reported);
-      report.layers_done = reported + 1;
+      report.layers_done = layers_done;
       report.seconds = absl::ToDoubleSeconds(SteadyTime::Now() - began);
       if (!progress(report)) return Cancelled("the build was cancelled");
     }

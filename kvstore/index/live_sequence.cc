@@ -90,6 +90,7 @@ LiveSequence::Place LiveSequence::FindNext(const Snapshot& snapshot, bool coded)
   const std::vector<SegmentEntry>& entries = snapshot.list->segments;
   Place next;
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+    if (!HasIndex(slot)) continue;
     const auto entry = std::find_if(entries.begin(), entries.end(), [&](const SegmentEntry& e) {
       // A segment can lose its codes when the active segment moves after a truncation. A segment
       // without codes is due, even when it was indexed before.
@@ -242,7 +243,7 @@ absl::Status LiveSequence::CodeAndPublish(const Place& place,
   if (!go_on_()) return Cancelled("the coding was given up");
   std::shared_ptr<const SegmentIndex> index;
   if (IndexOf(*place.entry) == nullptr) {
-    index = std::make_shared<SegmentIndex>(spec_.index, cache_->layers.size());
+    index = std::make_shared<SegmentIndex>(cache_->layers, spec_.index);
   } else {
     index = place.entry->indexes[ordinal_];
   }
@@ -257,6 +258,7 @@ absl::StatusOr<bool> LiveSequence::CodeOpenTail(const Snapshot& snapshot) {
     return false;
   const uint32_t begin = list.segments.back().rows->first_position();
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+    if (!HasIndex(slot)) continue;
     if (layers_[slot].codebook == nullptr) return false;
     for (size_t i = 0; i + 1 < list.segments.size(); ++i) {
       if (!IsCoded(list.segments[i], slot)) return false;
@@ -274,8 +276,9 @@ absl::StatusOr<bool> LiveSequence::CodeOpenTail(const Snapshot& snapshot) {
     return true;
   }
   const SegmentEntry& tail = newest.segments.back();
-  auto index = std::make_shared<const SegmentIndex>(spec_.index, cache_->layers.size());
+  auto index = std::make_shared<const SegmentIndex>(cache_->layers, spec_.index);
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+    if (!HasIndex(slot)) continue;
     const uint32_t end = std::max(now->layer_tokens[slot], begin);
     ASSIGN_OR_RETURN(auto layer,
                      CodeOpenLayer(*cache_, slot, *tail.rows, end - begin, layers_[slot].codebook));
@@ -312,7 +315,9 @@ std::span<const SegmentEntry> LiveSequence::FindRun(const Snapshot& snapshot) co
   const size_t wanted = cache_->segmenting.merge_segments;
   if (wanted < 2) return {};
   uint32_t done_end = snapshot.token_count();
-  for (const LayerState& state : layers_) done_end = std::min(done_end, state.done_end);
+  for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
+    if (HasIndex(slot)) done_end = std::min(done_end, layers_[slot].done_end);
+  }
   size_t length = 0;
   for (size_t i = 0; i < list.segments.size(); ++i) {
     const SegmentEntry& entry = list.segments[i];
@@ -331,22 +336,25 @@ absl::StatusOr<bool> LiveSequence::Merge(const Snapshot& snapshot) {
   const std::span<const SegmentEntry> run = FindRun(snapshot);
   if (run.empty()) return false;
   const uint32_t begin = run.front().rows->first_position();
-  ASSIGN_OR_RETURN(
-      auto merged,
-      MergeSegments(*cache_, {.run = run,
-                              .sink_tokens = spec_.sink_tokens,
-                              .sample_tokens = sample_tokens_,
-                              .iterations = Iterations(0, {begin, run.back().token_end}),
-                              .seed = spec_.seed,
-                              .new_generation = next_generation_,
-                              .drift_ratio = cache_->segmenting.drift_ratio,
-                              .keep_going = go_on_}));
+  uint32_t first_indexed = 0;  // all segments of the run have an index, so there is one
+  while (!HasIndex(first_indexed)) ++first_indexed;
+  ASSIGN_OR_RETURN(auto merged,
+                   MergeSegments(*cache_, {.run = run,
+                                           .sink_tokens = spec_.sink_tokens,
+                                           .sample_tokens = sample_tokens_,
+                                           .iterations = Iterations(first_indexed,
+                                                                    {begin, run.back().token_end}),
+                                           .seed = spec_.seed,
+                                           .new_generation = next_generation_,
+                                           .drift_ratio = cache_->segmenting.drift_ratio,
+                                           .keep_going = go_on_}));
   std::vector<uint64_t> segment_ids;
   for (const SegmentEntry& entry : run) segment_ids.push_back(entry.rows->segment_id());
   const std::shared_ptr<const SegmentIndex> index = merged.indexes[ordinal_];
   RETURN_IF_ERROR(sequence_->ReplaceSegments(segment_ids, {std::move(merged)}));
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
     const auto& codebook = index->codebook(slot);
+    if (codebook == nullptr) continue;
     if (codebook->header().codebook_generation != next_generation_) continue;
     layers_[slot] = {.codebook = codebook,
                      .generation_begin = begin,

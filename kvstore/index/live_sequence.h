@@ -90,6 +90,9 @@ class LiveSequence {
   // Returns the first run of decode segments that can be merged; empty when there is none.
   std::span<const SegmentEntry> FindRun(const Snapshot& snapshot) const;
 
+  bool HasIndex(uint32_t layer_slot) const {
+    return cache_->layers.layers[layer_slot].shape.has_index();
+  }
   bool IsTail(const SegmentEntry& entry) const;
   bool IsCoded(const SegmentEntry& entry, uint32_t layer_slot) const;
   // Returns the index of the entry; null when it has none.

@@ -122,9 +122,9 @@ absl::StatusOr<SegmentEntry> CopySegment(const Cache& cache, const SegmentEntry&
   SegmentEntry copy{
       .rows = rows, .indexes = {}, .closed = true, .token_end = entry.token_end, .use = nullptr};
   for (size_t i = 0; i < entry.indexes.size(); ++i) {
-    auto index =
-        std::make_shared<const SegmentIndex>(entry.indexes[i]->index(), cache.layers.size());
+    auto index = std::make_shared<const SegmentIndex>(cache.layers, entry.indexes[i]->index());
     for (uint32_t slot = 0; slot < cache.layers.size(); ++slot) {
+      if (!cache.layers.layers[slot].shape.has_index()) continue;
       const uint32_t sink_tokens = run.begin() + entry.indexes[i]->header(slot).counted_begin;
       ASSIGN_OR_RETURN(auto layer, CopyCodes(cache, run, i, slot, *rows, sink_tokens));
       index = index->With(slot, std::move(layer));
@@ -143,9 +143,10 @@ absl::StatusOr<SegmentEntry> MergeSegments(const Cache& cache, const MergeSpec& 
   SegmentEntry merged{.rows = rows, .indexes = {}, .closed = true, .token_end = 0};
   merged.token_end = spec.run.back().token_end;
   for (size_t i = 0; i < spec.run.back().indexes.size(); ++i) {
-    auto index = std::make_shared<const SegmentIndex>(spec.run.back().indexes[i]->index(),
-                                                      cache.layers.size());
+    auto index =
+        std::make_shared<const SegmentIndex>(cache.layers, spec.run.back().indexes[i]->index());
     for (uint32_t slot = 0; slot < cache.layers.size(); ++slot) {
+      if (!cache.layers.layers[slot].shape.has_index()) continue;
       if (!spec.keep_going()) return Cancelled("the merge was given up");
       ASSIGN_OR_RETURN(auto layer, MergeLayer(cache, spec, i, slot, rows));
       index = index->With(slot, std::move(layer));

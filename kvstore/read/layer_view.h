@@ -19,8 +19,17 @@
 
 namespace pqcached::kvstore {
 
+// Numbered as in the proto.
+enum class LayerKind : uint8_t {
+  kSelected = 1,  // rows are selected by an index, or exactly
+  kFull = 2,      // a query takes all candidates; no index
+  kWindow = 3,    // a query takes none: the last tokens are attended by the engine; no index
+  kNone = 4,      // not stored
+};
+
 struct LayerShape {
   kernels::DType dtype = kernels::DType::kF16;
+  LayerKind kind = LayerKind::kSelected;
   uint32_t key_dim = 0;
   uint32_t value_dim = 0;
   uint32_t kv_heads = 0;
@@ -29,6 +38,8 @@ struct LayerShape {
   float scale = 1.0f;
   float softcap = 0.0f;  // 0 = none
 
+  // Returns whether the layer is a part of the sequence's indexes.
+  bool has_index() const { return kind == LayerKind::kSelected; }
   // Returns the number of query heads per kv head: 32 query heads over 8 kv heads have groups of 4.
   uint32_t group_size() const { return query_heads / kv_heads; }
 };

@@ -207,6 +207,14 @@ Refusal CheckIndex(const IndexDescriptor& index, uint32_t key_dim, const char* f
   return {};
 }
 
+Refusal CheckKind(LayerKind kind, const LayerRequest& request) {
+  if (kind == LayerKind::kSelected || request.index.kind == IndexKind::kFlat) return {};
+  return Refuse(StatusCode::kFailedPrecondition, request.index_field,
+                "layer " + std::to_string(request.layer) + " is of kind " +
+                    (kind == LayerKind::kFull ? "full" : "window") + ", which has no index " +
+                    NameOf(request.index));
+}
+
 Refusal CheckCoded(const LayerView& view, const LayerRequest& request,
                    std::span<const PositionRange> candidates) {
   if (request.index.kind == IndexKind::kFlat || candidates.empty()) return {};
@@ -301,8 +309,8 @@ Refusal Reader::Select(const LayerQuery& query, const Selection& selection, Laye
   return {};
 }
 
-Refusal Reader::TopK(const LayerQuery& query, const Selection& selection,
-                     SelectedTokens* selected) {
+Refusal Reader::TopK(const LayerQuery& query, const Selection& given, SelectedTokens* selected) {
+  const Selection selection = TermsOf(source_.KindOf(query.layer), given);
   LayerView view;
   RETURN_IF_ERROR(ResolveIn(query, selection, &view, selected));
   if (!TakesAll(scratch_.resolved)) return Select(query, selection, &view);
@@ -332,8 +340,9 @@ void Reader::ScoreCandidates(const LayerView& view, const IndexDescriptor& index
   }
 }
 
-Refusal Reader::TopPages(const LayerQuery& query, const Selection& selection,
-                         const PageTerms& terms, const PageLists& out) {
+Refusal Reader::TopPages(const LayerQuery& query, const Selection& given, const PageTerms& terms,
+                         const PageLists& out) {
+  const Selection selection = TermsOf(source_.KindOf(query.layer), given);
   LayerView view;
   SelectedTokens selected;
   RETURN_IF_ERROR(ResolveIn(query, selection, &view, &selected));
@@ -357,8 +366,9 @@ Refusal Reader::TopPages(const LayerQuery& query, const Selection& selection,
   return {};
 }
 
-Refusal Reader::Attend(const LayerQuery& query, const Selection& selection, bool want_positions,
+Refusal Reader::Attend(const LayerQuery& query, const Selection& given, bool want_positions,
                        SelectedTokens* selected, const AttentionOut& out) {
+  const Selection selection = TermsOf(source_.KindOf(query.layer), given);
   LayerView view;
   RETURN_IF_ERROR(ResolveIn(query, selection, &view, selected));
   if (TakesAll(scratch_.resolved)) {

@@ -36,11 +36,13 @@ struct LayerRequest {
 // Gives the rows of one sequence, layer by layer.
 class LayerSource {
  public:
+  // Returns the kind of a layer; kSelected for a layer that Open refuses.
+  virtual LayerKind KindOf(uint32_t layer) const = 0;
   // Opens the visible rows of a layer, with codes and centroids in the segments where the index is
   // ready. The view is valid until the next call, and while the source exists.
   //
   // Errors: kInvalidArgument (layer; index, by CheckIndex), kFailedPrecondition (the sequence has
-  // no such index), kDataLoss, kInternal
+  // no such index, or the layer is of a kind that has none), kDataLoss, kInternal
   virtual Refusal Open(const LayerRequest& request, LayerView* view) = 0;
 
  protected:
@@ -49,6 +51,9 @@ class LayerSource {
 
 // Checks the parameters of an index.
 Refusal CheckIndex(const IndexDescriptor& index, uint32_t key_dim, const char* field);
+
+// Refuses (kFailedPrecondition) an index of a layer whose kind has none.
+Refusal CheckKind(LayerKind kind, const LayerRequest& request);
 
 // Refuses (kAborted) when a segment with candidates has no codes yet.
 Refusal CheckCoded(const LayerView& view, const LayerRequest& request,
@@ -74,6 +79,8 @@ struct PartBytes {
 };
 PartBytes BytesOfPart(const LayerShape& shape, RowPart part);
 
+// A query takes all candidates of a full layer and no tokens of a window layer (TermsOf).
+//
 // Outputs are overwritten, and unspecified after a refusal. Thread-compatible; no call waits.
 class Reader {
  public:

@@ -85,6 +85,20 @@ uint32_t TakeWithout(const ExcludedRanges& excluded, uint32_t begin, uint32_t en
 
 }  // namespace
 
+Selection TermsOf(LayerKind kind, const Selection& selection) {
+  Selection terms = selection;
+  if (kind == LayerKind::kSelected) return terms;
+  terms.index = {};
+  terms.budget_kind = BudgetKind::kRatio;
+  terms.budget_ratio = 1.0;
+  if (kind == LayerKind::kFull) return terms;
+  // All tokens are the engine's own, and none of them is counted.
+  terms.sink_tokens = 0;
+  terms.window_tokens = kMaxSequenceTokens;
+  terms.excluded = {{0, kMaxSequenceTokens}};
+  return terms;
+}
+
 ResolvedSelection Resolve(const Selection& selection, uint64_t query_position,
                           uint32_t stored_tokens) {
   ResolvedSelection resolved;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kvstore/read/layer_view.h"
 #include "kvstore/read/refusal.h"
 #include "kvstore/read/selection.h"
 
@@ -25,6 +26,11 @@ struct ResolvedSelection {
   uint32_t sink_tokens = 0;
   uint32_t window_tokens = 0;
 };
+
+// Returns the terms of a selection in a layer of that kind: the given ones where rows are selected;
+// terms that take all candidates, whatever the budget and the index, in a full layer; terms that
+// take no tokens, with neither sink nor window, in a window layer.
+Selection TermsOf(LayerKind kind, const Selection& selection);
 
 // Resolves the selection for a query at `query_position` of a layer that holds `stored_tokens`
 // rows. With n = query_position + 1, candidates are [sink_tokens, n - window_tokens) without the

@@ -30,6 +30,8 @@ void WriteSpec(const CacheSpec& spec, RecordWriter& writer) {
     writer.Add(group.rope.layout);
     writer.Add(group.rope.theta);
     writer.Add(group.rope.rotary_dim);
+    // Only in records of this kind, so that the others stay what earlier processes wrote.
+    if (group.kind == LayerKind::kWindow) writer.Add(group.window_tokens);
   }
 }
 
@@ -60,6 +62,7 @@ std::optional<CacheSpec> ReadSpec(RecordReader& reader) {
     group.rope.layout = reader.Get<uint8_t>();
     group.rope.theta = reader.Get<double>();
     group.rope.rotary_dim = reader.Get<uint32_t>();
+    if (group.kind == LayerKind::kWindow) group.window_tokens = reader.Get<uint32_t>();
     spec.groups.push_back(std::move(group));
   }
   if (!reader.ok() || !ValidateCacheSpec(spec).ok()) return std::nullopt;

@@ -24,11 +24,17 @@ class SnapshotSource final : public LayerSource {
  public:
   explicit SnapshotSource(const Reading& reading) : reading_(reading) {}
 
+  LayerKind KindOf(uint32_t layer) const override {
+    const absl::StatusOr<uint32_t> slot = reading_.cache->LayerSlot(layer);
+    return slot.ok() ? reading_.cache->layers.layers[*slot].shape.kind : LayerKind::kSelected;
+  }
+
   Refusal Open(const LayerRequest& request, LayerView* view) override {
     const absl::StatusOr<uint32_t> slot = reading_.cache->LayerSlot(request.layer);
     if (!slot.ok()) return RefusalOf(ReplaceField(request.layer_field, slot.status()));
     const LayerShape& shape = reading_.cache->layers.layers[*slot].shape;
     RETURN_IF_ERROR(CheckIndex(request.index, shape.key_dim, request.index_field));
+    RETURN_IF_ERROR(CheckKind(shape.kind, request));
     if (absl::Status status = AddRows(*slot); !status.ok()) return RefusalOf(status);
     if (request.index.kind != IndexKind::kFlat) {
       if (absl::Status status = AddCodes(*slot, request); !status.ok()) return RefusalOf(status);

@@ -130,6 +130,7 @@ absl::Status SegmentWriter::MoveFromReaders() {
   for (size_t i = 0; i < old.indexes.size(); ++i) {
     if (fresh.indexes[i] == nullptr) continue;
     for (uint32_t slot = 0; slot < cache_->layers.size(); ++slot) {
+      if (!cache_->layers.layers[slot].shape.has_index()) continue;
       const IndexDataHeader& from = old.indexes[i]->header(slot);
       const IndexDataHeader& to = fresh.indexes[i]->header(slot);
       PQC_CRASH_POINT();
@@ -259,6 +260,7 @@ void SegmentWriter::EncodeNew() {
   uint32_t max_tokens = 0;
   for (uint32_t slot = 0; slot < cache_->layers.size(); ++slot) {
     const StoredLayers::Layer& layer = cache_->layers.layers[slot];
+    if (!layer.shape.has_index()) continue;
     max_tokens = std::max(max_tokens, layer_tokens_[slot] - base_->layer_tokens[slot]);
     for (const IndexDescriptor& index : base_->list->indexes) {
       scratch_bytes = std::max(
@@ -279,6 +281,7 @@ void SegmentWriter::EncodeNew() {
 void SegmentWriter::EncodeHead(uint32_t head, std::span<std::byte> scratch) const {
   const uint32_t slot = cache_->layers.SlotOfHead(head);
   const StoredLayers::Layer& layer = cache_->layers.layers[slot];
+  if (!layer.shape.has_index()) return;
   const uint32_t end = layer_tokens_[slot];
   for (uint32_t position = base_->layer_tokens[slot]; position < end;) {
     const SegmentEntry& at = entry(SegmentAt(position));

@@ -42,9 +42,10 @@ LayerInfo DescribeLayer(const Cache& cache, const Snapshot& snapshot, uint32_t s
   LayerInfo info{.layer = cache.layers.layers[slot].layer,
                  .row_count = snapshot.layer_tokens[slot],
                  .index_states = {}};
+  const bool has_index = cache.layers.layers[slot].shape.has_index();
   for (size_t index = 0; index < snapshot.list->indexes.size(); ++index) {
-    info.index_states.push_back(snapshot.list->index_ready(index, slot) ? LayerState::kReady
-                                                                        : LayerState::kFilled);
+    const bool ready = !has_index || snapshot.list->index_ready(index, slot);
+    info.index_states.push_back(ready ? LayerState::kReady : LayerState::kFilled);
   }
   return info;
 }
@@ -69,7 +70,7 @@ SequenceInfo Describe(const Cache& cache, const Sequence& sequence, const Snapsh
     const uint32_t tokens = snapshot.layer_tokens[slot];
     info.layers.push_back(DescribeLayer(cache, snapshot, slot));
     info.row_bytes += size_t{tokens} * shape.row_bytes * shape.kv_heads;
-    for (size_t i = 0; i < list.segments.size(); ++i) {
+    for (size_t i = 0; shape.has_index() && i < list.segments.size(); ++i) {
       const SegmentRows& rows = *list.segments[i].rows;
       const uint32_t end = std::min(SegmentEnd(snapshot, i), tokens);
       const uint32_t slots = std::max(end, rows.first_position()) - rows.first_position();

@@ -91,6 +91,20 @@ void WriteHeader(const LayerShape& shape, uint32_t slot_capacity, uint32_t count
   header->posting_slots_stride_bytes = places.slots_stride;
 }
 
+// Returns the index of the codebooks, which are null for layers without one. REQUIRES: one is not.
+const IndexDescriptor& IndexOf(std::span<const std::shared_ptr<const Codebook>> codebooks) {
+  const auto found = std::find_if(codebooks.begin(), codebooks.end(),
+                                  [](const auto& codebook) { return codebook != nullptr; });
+  PQC_CHECK(found != codebooks.end());
+  return (*found)->header().index;
+}
+
+std::vector<bool> HaveIndex(const StoredLayers& layers) {
+  std::vector<bool> have;
+  for (const StoredLayers::Layer& layer : layers.layers) have.push_back(layer.shape.has_index());
+  return have;
+}
+
 uint8_t* WritablePlanes(const IndexDataHeader& header, uint32_t kv_head) {
   return const_cast<uint8_t*>(Planes(header, kv_head));
 }
@@ -103,6 +117,7 @@ StoredLayers::StoredLayers(const CacheSpec& spec) {
     for (const uint32_t layer : group.layers) {
       layers.push_back({.layer = layer,
                         .shape = {.dtype = group.dtype,
+                                  .kind = group.kind,
                                   .key_dim = group.key_dim,
                                   .value_dim = group.value_dim,
                                   .kv_heads = group.kv_heads,
@@ -117,6 +132,7 @@ StoredLayers::StoredLayers(const CacheSpec& spec) {
   for (uint32_t slot = 0; slot < size(); ++slot) {
     layers[slot].first_head = head_count;
     head_count += layers[slot].shape.kv_heads;
+    if (layers[slot].shape.has_index()) ++indexed_count;
     slot_of_head_.resize(head_count, slot);
   }
 }
@@ -219,29 +235,36 @@ SegmentIndex::Layer SegmentIndex::RecoverLayer(const LayerShape& shape, uint32_t
 void SegmentIndex::AppendSizes(const StoredLayers& layers, const IndexDescriptor& index,
                                uint32_t slot_capacity, std::vector<size_t>& sizes_bytes) {
   for (const StoredLayers::Layer& layer : layers.layers) {
-    sizes_bytes.push_back(LayerBytes(index, layer.shape, slot_capacity));
+    if (layer.shape.has_index())
+      sizes_bytes.push_back(LayerBytes(index, layer.shape, slot_capacity));
   }
 }
 
 SegmentIndex::SegmentIndex(const StoredLayers& layers, uint32_t slot_capacity,
                            uint32_t counted_begin, std::vector<Extent> extents,
                            std::vector<std::shared_ptr<const Codebook>> codebooks)
-    : SegmentIndex(codebooks.front()->header().index, layers.size()) {
-  PQC_CHECK(extents.size() == layers.size() && codebooks.size() == layers.size());
+    : SegmentIndex(layers, IndexOf(codebooks)) {
+  PQC_CHECK(extents.size() == layers.indexed_count && codebooks.size() == layers.size());
+  auto extent = extents.begin();
   for (uint32_t slot = 0; slot < layers.size(); ++slot) {
+    if (!has_index_[slot]) continue;
     layers_[slot] = MakeLayer(layers.layers[slot].shape, slot_capacity, counted_begin,
-                              std::move(extents[slot]), std::move(codebooks[slot]));
+                              std::move(*extent++), std::move(codebooks[slot]));
     MarkReady(slot);
   }
 }
 
-SegmentIndex::SegmentIndex(const IndexDescriptor& index, uint32_t layer_count)
+SegmentIndex::SegmentIndex(const StoredLayers& layers, const IndexDescriptor& index)
+    : SegmentIndex(index, HaveIndex(layers)) {}
+
+SegmentIndex::SegmentIndex(const IndexDescriptor& index, std::vector<bool> has_index)
     : index_(index),
-      layers_(layer_count),
-      layer_ready_(std::make_unique<std::atomic<bool>[]>(layer_count)) {}
+      has_index_(std::move(has_index)),
+      layers_(has_index_.size()),
+      layer_ready_(std::make_unique<std::atomic<bool>[]>(has_index_.size())) {}
 
 std::shared_ptr<const SegmentIndex> SegmentIndex::With(uint32_t layer_slot, Layer layer) const {
-  auto other = std::make_shared<SegmentIndex>(index_, static_cast<uint32_t>(layers_.size()));
+  const std::shared_ptr<SegmentIndex> other(new SegmentIndex(index_, has_index_));
   other->layers_ = layers_;
   other->layers_[layer_slot] = std::move(layer);
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
@@ -269,7 +292,7 @@ void SegmentIndex::BeginLayers() {
 
 bool SegmentIndex::all_ready() const {
   for (uint32_t slot = 0; slot < layers_.size(); ++slot) {
-    if (!ready(slot)) return false;
+    if (!complete(slot)) return false;
   }
   return true;
 }
@@ -306,8 +329,7 @@ absl::StatusOr<std::vector<SegmentEntry>> CreateSegments(Pool& pool, const Store
     SegmentRows::AppendSizes(layers, segment.slot_capacity, sizes_bytes);
     for (const auto& of_index : codebooks) {
       if (of_index.empty()) continue;
-      SegmentIndex::AppendSizes(layers, of_index.front()->header().index, segment.slot_capacity,
-                                sizes_bytes);
+      SegmentIndex::AppendSizes(layers, IndexOf(of_index), segment.slot_capacity, sizes_bytes);
     }
   }
   ASSIGN_OR_RETURN(std::vector<Extent> extents, pool.Allocate(sizes_bytes));
@@ -325,7 +347,7 @@ absl::StatusOr<std::vector<SegmentEntry>> CreateSegments(Pool& pool, const Store
       }
       entry.indexes.push_back(
           std::make_shared<SegmentIndex>(layers, segment.slot_capacity, /*counted_begin=*/0,
-                                         TakeFront(extents, next, layers.size()), of_index));
+                                         TakeFront(extents, next, layers.indexed_count), of_index));
     }
     entries.push_back(std::move(entry));
   }
@@ -407,6 +429,7 @@ NewestCodebooks NewestOf(std::span<const SegmentEntry> segments, size_t index_co
       }
       for (uint32_t slot = 0; slot < newest[i].size(); ++slot) {
         const auto& codebook = index->codebook(slot);
+        if (codebook == nullptr) continue;
         if (codebook->header().codebook_generation >= newest[i][slot]->header().codebook_generation)
           newest[i][slot] = codebook;
       }

@@ -32,7 +32,8 @@ struct StoredLayers {
     uint32_t first_head = 0;  // of this layer's kv heads among those of all layers
   };
   std::vector<Layer> layers;
-  uint32_t head_count = 0;  // over all layers
+  uint32_t head_count = 0;     // over all layers
+  uint32_t indexed_count = 0;  // layers that indexes have: the others have no codes
 
   explicit StoredLayers(const CacheSpec& spec);
   uint32_t size() const { return static_cast<uint32_t>(layers.size()); }
@@ -163,12 +164,13 @@ class SegmentIndex {
 
   static void AppendSizes(const StoredLayers& layers, const IndexDescriptor& index,
                           uint32_t slot_capacity, std::vector<size_t>& sizes_bytes);
-  // Creates all layers. `codebooks`: per layer slot. Every layer counts as ready, until
-  // BeginLayers.
+  // Creates all layers that have an index. `extents`: of the sizes that AppendSizes returns.
+  // `codebooks`: per layer slot; null for layers without an index. Every layer counts as ready,
+  // until BeginLayers.
   SegmentIndex(const StoredLayers& layers, uint32_t slot_capacity, uint32_t counted_begin,
                std::vector<Extent> extents, std::vector<std::shared_ptr<const Codebook>> codebooks);
   // Creates an index without layers; none is ready.
-  SegmentIndex(const IndexDescriptor& index, uint32_t layer_count);
+  SegmentIndex(const StoredLayers& layers, const IndexDescriptor& index);
 
   // Returns a copy that has `layer` in this slot, marked as ready.
   std::shared_ptr<const SegmentIndex> With(uint32_t layer_slot, Layer layer) const;
@@ -196,13 +198,18 @@ class SegmentIndex {
   bool ready(uint32_t layer_slot) const {
     return layer_ready_[layer_slot].load(std::memory_order_acquire);
   }
-  bool all_ready() const;
+  // Returns whether the layer is ready, or has no index.
+  bool complete(uint32_t layer_slot) const { return !has_index_[layer_slot] || ready(layer_slot); }
+  bool all_ready() const;  // of the layers that have an index
   // Returns whether any part is still to be compared with the checksums of an earlier process
   // (checksum/verify.h).
   bool recovered() const;
 
  private:
+  SegmentIndex(const IndexDescriptor& index, std::vector<bool> has_index);
+
   IndexDescriptor index_;
+  std::vector<bool> has_index_;                       // per layer slot
   std::vector<Layer> layers_;                         // per layer slot
   std::unique_ptr<std::atomic<bool>[]> layer_ready_;  // per layer slot
 };
@@ -225,8 +232,8 @@ struct SegmentEntry {
   std::shared_ptr<const SegmentUse> use = nullptr;  // this sequence's share; set by Sequence
 };
 
-// Codebooks [indexes][layer slots] under which a new segment's rows are encoded. An index with an
-// empty list gets no codes.
+// Codebooks [indexes][layer slots] under which a new segment's rows are encoded; null for layers
+// without an index. An index with an empty list gets no codes.
 using NewestCodebooks = std::vector<std::vector<std::shared_ptr<const Codebook>>>;
 
 struct NewSegment {

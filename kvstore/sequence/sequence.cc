@@ -59,7 +59,7 @@ void OrderIndexes(const std::vector<IndexDescriptor>& order, SegmentEntry& entry
 
 bool ReadyInAll(const std::vector<SegmentEntry>& segments, size_t index, uint32_t layer_slot) {
   return std::all_of(segments.begin(), segments.end(), [&](const SegmentEntry& entry) {
-    return entry.indexes[index] != nullptr && entry.indexes[index]->ready(layer_slot);
+    return entry.indexes[index] != nullptr && entry.indexes[index]->complete(layer_slot);
   });
 }
 

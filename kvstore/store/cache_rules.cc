@@ -47,6 +47,7 @@ std::string FindDifference(const CacheSpec& a, const CacheSpec& b) {
     if (x.scale() != y.scale()) return prefix + "softmax_scale";
     if (x.softcap != y.softcap) return prefix + "softcap";
     if (x.rope != y.rope) return prefix + "rope";
+    if (x.window_tokens != y.window_tokens) return prefix + "window_tokens";
   }
   return {};
 }
@@ -59,6 +60,8 @@ std::string FindIncompatibleField(const CacheSpec& a, const CacheSpec& b) {
     for (const StoredLayer& y : LayersOf(b)) {
       if (x.layer != y.layer) continue;
       const std::string group = absl::StrCat("layer_groups[", y.group - b.groups.data(), "].");
+      if (x.group->kind != y.group->kind) return group + "kind";
+      if (x.group->window_tokens != y.group->window_tokens) return group + "window_tokens";
       if (x.group->key_dim != y.group->key_dim) return group + "key_dim";
       if (x.group->value_dim != y.group->value_dim) return group + "value_dim";
       if (x.group->group_size() != y.group->group_size()) return group + "query_heads";

@@ -147,6 +147,7 @@ bool CacheRecovery::CheckIndexes(const std::vector<IndexDescriptor>& indexes) co
       return false;
     }
     for (const StoredLayers::Layer& layer : cache_.layers.layers) {
+      if (!layer.shape.has_index()) continue;
       if (!ValidateIndex(indexes[i], layer.shape.key_dim, "index").ok()) return false;
     }
   }
@@ -309,6 +310,7 @@ std::shared_ptr<const SegmentIndex> CacheRecovery::IndexOf(const SegmentRows& ro
   std::shared_ptr<const SegmentIndex> index;
   for (uint32_t slot = 0; slot < numbers.size(); ++slot) {
     if (numbers[slot] == EntryRecord::kNoLayer) continue;
+    if (!cache_.layers.layers[slot].shape.has_index()) continue;
     auto layer = LayerOf(numbers[slot], {.segment_id = rows.segment_id(),
                                          .index = descriptor,
                                          .layer_slot = slot,
@@ -317,7 +319,7 @@ std::shared_ptr<const SegmentIndex> CacheRecovery::IndexOf(const SegmentRows& ro
                                          .codebook = {}});
     if (layer.data == nullptr) continue;
     if (index == nullptr) {
-      index = std::make_shared<const SegmentIndex>(descriptor, cache_.layers.size());
+      index = std::make_shared<const SegmentIndex>(cache_.layers, descriptor);
     }
     index = index->With(slot, std::move(layer));
   }
@@ -337,6 +339,7 @@ void CacheRecovery::RecoverIndexes(Draft& draft) {
       const LayerNumbers& numbers = draft.layer_numbers[entry][i];
       found.push_back(IndexOf(*segments[entry].rows, descriptor, numbers));
       for (uint32_t slot = 0; slot < numbers.size(); ++slot) {
+        if (!cache_.layers.layers[slot].shape.has_index()) continue;
         const bool was_ready = numbers[slot] != EntryRecord::kNoLayer;
         const bool is_ready = found.back() != nullptr && found.back()->ready(slot);
         if (was_ready && !is_ready) {

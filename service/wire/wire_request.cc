@@ -58,7 +58,6 @@ absl::Status CheckShapeBytes(const v1::Tensor& tensor, uint64_t element_bytes,
 absl::Status CheckGroupExtras(const v1::LayerGroup& group, const std::string& field) {
   if (group.values_alias_keys()) return UnimplementedField(field + ".values_alias_keys");
   if (group.scale_shape_size() > 0) return UnimplementedField(field + ".scale_shape");
-  if (group.window_tokens() != 0) return UnimplementedField(field + ".window_tokens");
   const v1::RopeDescription& rope = group.rope();
   if (!v1::RopeDescription::Layout_IsValid(rope.layout())) {
     return InvalidArgument(field + ".rope.layout",
@@ -86,15 +85,18 @@ absl::StatusOr<kvstore::LayerGroup> LayerGroupOf(const v1::LayerGroup& group,
       result.kind = kvstore::LayerKind::kNone;
       break;
     case v1::LAYER_KIND_FULL:
-      return Unimplemented(field + ".kind", "LAYER_KIND_FULL is not implemented in this version");
+      result.kind = kvstore::LayerKind::kFull;
+      break;
     case v1::LAYER_KIND_WINDOW:
-      return Unimplemented(field + ".kind", "LAYER_KIND_WINDOW is not implemented in this version");
+      result.kind = kvstore::LayerKind::kWindow;
+      break;
     default:
       return InvalidArgument(field + ".kind",
                              absl::StrCat(static_cast<int>(group.kind()), ", must be a LayerKind"));
   }
   result.layers.assign(group.layers().begin(), group.layers().end());
   RETURN_IF_ERROR(CheckGroupExtras(group, field));
+  result.window_tokens = group.window_tokens();
   if (result.kind == kvstore::LayerKind::kNone) return result;
   ASSIGN_OR_RETURN(const kernels::DType dtype, DTypeOf(group.dtype(), field + ".dtype"));
   result.dtype = dtype;

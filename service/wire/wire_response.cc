@@ -39,6 +39,7 @@ void ToWire(const kvstore::LayerGroup& group, v1::LayerGroup* message) {
   message->set_dtype(ToWire(group.dtype));
   message->set_softmax_scale(group.softmax_scale);
   message->set_softcap(group.softcap);
+  message->set_window_tokens(group.window_tokens);
   if (group.rope == kvstore::Rope{}) return;
   v1::RopeDescription* rope = message->mutable_rope();
   rope->set_layout(static_cast<v1::RopeDescription::Layout>(group.rope.layout));

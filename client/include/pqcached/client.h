@@ -242,10 +242,16 @@ PQC_API void pqc_free(void* memory);
 
 typedef struct pqc_cache pqc_cache;
 
+/* Rows of all tokens are stored in all layers but those of PQC_LAYERS_NONE. Only selected layers
+ * have an index: a cache without any refuses builds (PQC_FAILED_PRECONDITION). A query of a full
+ * layer takes all candidates of its selection, whatever its budget and index. A query of a window
+ * layer takes no tokens (output 0, lse -inf): the engine or pqc_step_decode attends to the layer's
+ * own window. pqc_attend_range and pqc_attend_positions read any stored layer. */
 typedef enum pqc_layer_kind {
-  PQC_LAYERS_SELECTED = 1, /* rows are stored and selected from */
-  PQC_LAYERS_FULL = 2,     /* PQC_UNIMPLEMENTED in this version */
-  PQC_LAYERS_WINDOW = 3,   /* PQC_UNIMPLEMENTED in this version */
+  PQC_LAYERS_SELECTED = 1, /* attends to tokens that are selected by an index */
+  PQC_LAYERS_FULL = 2,     /* attends to all tokens */
+  PQC_LAYERS_WINDOW = 3,   /* attends to its last window_tokens tokens; this version keeps the rows
+                              of earlier tokens as well */
   PQC_LAYERS_NONE = 4      /* nothing is stored: the engine keeps these layers itself */
 } pqc_layer_kind;
 
@@ -275,7 +281,7 @@ typedef struct pqc_layer_group {
   double rope_theta;
   uint32_t rotary_dim;        /* rotated dims of a key */
   uint32_t values_alias_keys; /* must be 0 in this version */
-  uint32_t window_tokens;     /* PQC_LAYERS_WINDOW only */
+  uint32_t window_tokens;     /* PQC_LAYERS_WINDOW: 1..2^30; 0 for other kinds */
 } pqc_layer_group;
 
 typedef enum pqc_index_kind {

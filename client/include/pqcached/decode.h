@@ -51,6 +51,10 @@ extern "C" {
  * full causal attention. An item without tokens between sink and window needs no index. Output is 0
  * and lse -inf for a token whose tokens are all excluded.
  *
+ * In a layer of kind PQC_LAYERS_FULL, a query token attends to all tokens up to itself. In one of
+ * kind PQC_LAYERS_WINDOW it attends to [p + 1 - window_tokens, p] with the window_tokens of the
+ * layer, without a sink and a selection. Excluded ranges are left out in both.
+ *
  * Each layer is decoded at most once in a step, in any order. pqc_step_end must not list a decoded
  * layer, and takes the rows of all other stored layers; NULL and 0 if there is none. A call that
  * fails keeps no row, and may be repeated. Results may be used only after pqc_step_end has returned

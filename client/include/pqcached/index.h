@@ -70,7 +70,8 @@ typedef struct pqc_build_options {
  *
  * Errors: PQC_INVALID_ARGUMENT     a field of `options`
  *         PQC_FAILED_PRECONDITION  no tokens, or layers with different token counts (the message
- *                                  names the layer): ingest the missing rows first
+ *                                  names the layer): ingest the missing rows first; or the cache
+ *                                  has no layers of kind PQC_LAYERS_SELECTED: nothing to build
  *         PQC_ALREADY_EXISTS       the sequence has this index: nothing to do
  *         PQC_ABORTED              another build of this index, a cancelled one that has not ended
  *                                  yet included, or a call that changes the sequence: repeat later

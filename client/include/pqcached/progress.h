@@ -26,7 +26,9 @@ typedef struct pqc_progress {
   uint64_t stored_tokens; /* leading tokens whose rows are stored in all layers */
   uint64_t indexed_tokens; /* leading tokens that the index covers in all layers; local path only */
   uint32_t layer_count;    /* stored layers */
-  uint32_t layers_ready;  /* of them, those whose index covers all stored tokens; local path only */
+  /* Of them, those whose index covers all stored tokens, and those of kinds that have no index;
+   * local path only. */
+  uint32_t layers_ready;
   uint32_t has_index;     /* 1: the sequence has the index below; local path only */
   uint32_t is_changing;   /* 1: a call of this client changes the sequence (ingest, build, ...) */
   uint32_t is_suspended;  /* 1: until pqc_sequence_resume */

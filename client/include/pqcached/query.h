@@ -54,7 +54,9 @@ typedef enum pqc_budget_kind {
  * k best are selected. A ratio and a count include all three: k = budget - sink - window tokens, at
  * least 0 and at most the candidates. A ratio of 0.1 of 4096 tokens with a sink of 16 and a window
  * of 64 selects floor(409.6) - 80 = 329 tokens. PQC_BUDGET_RETRIEVED is k itself. A budget that
- * includes all candidates is exact attention: nothing is scored. */
+ * includes all candidates is exact attention: nothing is scored. Layers of other kinds than
+ * PQC_LAYERS_SELECTED ignore index and budget (pqc_layer_kind); in a layer of kind
+ * PQC_LAYERS_WINDOW, the counts of sink and window are 0 as well. */
 typedef struct pqc_selection {
   size_t struct_size;
   pqc_index index;

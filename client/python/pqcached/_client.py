@@ -163,7 +163,7 @@ class Cache(Closable):
         self._own(Handle("cache", handle, self._library.pqc_cache_close, client._handle), at_exit=False)
         self.groups: Tuple[LayerGroup, ...] = tuple(groups)
         self._group_of: Dict[int, LayerGroup] = {
-            int(layer): group for group in groups if group.kind == LayerKind.SELECTED for layer in group.layers}
+            int(layer): group for group in groups if group.kind != LayerKind.NONE for layer in group.layers}
 
     def create_sequence(self, token_ids: Optional[Any] = None, *, extra_key: bytes = b"", live_index: bool = False,
                         index: Index = Index(), iterations: int = 0, seed: int = 0, train_tokens: int = 0,

@@ -38,8 +38,8 @@ class PathChoice(enum.IntEnum):
 
 class LayerKind(enum.IntEnum):
     SELECTED = abi.PQC_LAYERS_SELECTED
-    FULL = abi.PQC_LAYERS_FULL  # Unimplemented in this version
-    WINDOW = abi.PQC_LAYERS_WINDOW  # Unimplemented in this version
+    FULL = abi.PQC_LAYERS_FULL  # attends to all tokens
+    WINDOW = abi.PQC_LAYERS_WINDOW  # attends to its last window_tokens tokens
     NONE = abi.PQC_LAYERS_NONE  # nothing is stored
 
 

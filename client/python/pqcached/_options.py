@@ -55,7 +55,7 @@ class LayerGroup:
     rope_layout: RopeLayout = RopeLayout.UNKNOWN
     rope_theta: float = 0.0
     rotary_dim: int = 0
-    window_tokens: int = 0  # LayerKind.WINDOW only
+    window_tokens: int = 0  # LayerKind.WINDOW: at least 1; 0 for other kinds
 
     def __post_init__(self) -> None:
         for name, kind in (("kind", LayerKind), ("dtype", DType), ("rope_layout", RopeLayout)):
@@ -201,7 +201,7 @@ class Progress:
     stored_tokens: int  # leading tokens whose rows are stored in all layers
     indexed_tokens: int  # leading tokens that the index covers in all layers; local path only
     layer_count: int  # stored layers
-    layers_ready: int  # of them, those whose index covers all stored tokens; local path only
+    layers_ready: int  # of them, those that the index covers, or that need none; local path only
     has_index: int  # local path only
     is_changing: int  # a call of this client changes the sequence
     is_suspended: int

@@ -214,8 +214,15 @@ TEST_P(DaemonErrorsTest, CachesHaveLimits) {
   spec.groups[0].key_dim = 36;
   Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "spec.groups[0].key_dim");
   spec = SpecOf("limits", {0});
-  spec.groups[0].kind = PQC_LAYERS_FULL;
-  Expect(client_.OpenCache(spec).status(), PQC_UNIMPLEMENTED, "spec.groups[0].kind");
+  SetRaw(5, &spec.groups[0].kind);
+  Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "spec.groups[0].kind");
+  spec.groups[0].kind = PQC_LAYERS_WINDOW;
+  Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "spec.groups[0].window_tokens");
+  for (const pqc_layer_kind kind : {PQC_LAYERS_SELECTED, PQC_LAYERS_FULL, PQC_LAYERS_NONE}) {
+    spec.groups[0].kind = kind;
+    spec.groups[0].window_tokens = 8;
+    Expect(client_.OpenCache(spec).status(), PQC_INVALID_ARGUMENT, "spec.groups[0].window_tokens");
+  }
   spec = SpecOf("limits", {0});
   spec.capacity_bytes = uint64_t{1} << 40;
   Expect(client_.OpenCache(spec).status(), PQC_RESOURCE_EXHAUSTED, "spec.capacity_bytes");

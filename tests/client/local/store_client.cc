@@ -120,6 +120,8 @@ class StoreRemote final : public Remote {
     for (uint32_t i = 0; i < spec.group_count; ++i) {
       const pqc_layer_group& from = spec.groups[i];
       kvstore::LayerGroup group;
+      group.kind = static_cast<kvstore::LayerKind>(from.kind);
+      group.window_tokens = from.window_tokens;
       group.layers.assign(from.layers, from.layers + from.layer_count);
       group.kv_heads = from.kv_heads;
       group.query_heads = from.query_heads;

@@ -531,7 +531,9 @@ class RefusalsTest(DaemonTest):
                 ({"groups": [layers([0], 2, 6, 36, 64)]}, invalid, "key_dim"),
                 ({"groups": [layers([0], 2, 5, 64, 64)]}, invalid, "query_heads"),
                 ({"groups": [layers([], 2, 6, 64, 64)]}, invalid, "layer_count"),
-                ({"groups": [layers([0], 2, 6, 64, 64, kind=pqcached.LayerKind.FULL)]}, pqcached.Unimplemented, "FULL")):
+                ({"groups": [layers([0], 2, 6, 64, 64, kind=pqcached.LayerKind.WINDOW)]}, invalid, "window_tokens"),
+                ({"groups": [layers([0], 2, 6, 64, 64, kind=pqcached.LayerKind.FULL, window_tokens=3)]}, invalid,
+                 "window_tokens")):
             with self.subTest(part=part), self.fails(error, part):
                 open_cache(**arguments)
         with self.assertRaises(invalid):

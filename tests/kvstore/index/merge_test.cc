@@ -75,7 +75,7 @@ class MergeTest : public ::testing::Test {
   }
 
   void Code(SegmentEntry& entry, const std::vector<std::shared_ptr<const Codebook>>& codebooks) {
-    auto index = std::make_shared<const SegmentIndex>(kIndex, layer_count());
+    auto index = std::make_shared<const SegmentIndex>(cache_->layers, kIndex);
     for (uint32_t slot = 0; slot < layer_count(); ++slot) {
       auto coded =
           CodeLayer(*cache_, slot, *entry.rows, entry.token_end - entry.rows->first_position(),

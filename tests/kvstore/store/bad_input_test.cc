@@ -523,10 +523,7 @@ TEST_F(BadInput, CacheSpecs) {
   expect([](CacheSpec& s) { s.groups[0].softmax_scale = -1; }, invalid,
          "layer_groups[0].softmax_scale");
   expect([](CacheSpec& s) { s.groups[0].softcap = NAN; }, invalid, "layer_groups[0].softcap");
-  expect([](CacheSpec& s) { s.groups[0].kind = LayerKind::kFull; }, StatusCode::kUnimplemented,
-         "layer_groups[0].kind");
-  expect([](CacheSpec& s) { s.groups[0].kind = LayerKind::kWindow; }, StatusCode::kUnimplemented,
-         "layer_groups[0].kind");
+  expect([](CacheSpec& s) { s.groups[0].kind = LayerKind{5}; }, invalid, "layer_groups[0].kind");
   expect([](CacheSpec& s) { s.groups[0].kind = LayerKind::kNone; }, invalid, "layer_groups");
   expect([](CacheSpec& s) { s.default_index = Pq(16, 3); }, invalid, "default_index.pq.bits");
   expect([](CacheSpec& s) { s.groups[0].key_dim = 40, s.default_index = Pq(16, 4); }, invalid,
@@ -549,6 +546,7 @@ TEST_F(BadInput, AnOpenCacheIsJoinedOnlyWithItsOwnFingerprintAndShape) {
   expect([](CacheSpec& s) { s.groups[0].softmax_scale = 3; }, "layer_groups[0].softmax_scale");
   expect([](CacheSpec& s) { s.default_index = Pq(4, 4); }, "default_index");
   expect([](CacheSpec& s) { s.groups[0].rope.theta = 1e4; }, "layer_groups[0].rope");
+  expect([](CacheSpec& s) { s.groups[0].kind = LayerKind::kFull; }, "layer_groups[0].kind");
   const auto joined = store().OpenCache(kTenant, SmallSpec());
   ASSERT_TRUE(joined.ok());
   EXPECT_EQ(joined->cache_id, sequence_.cache_id());

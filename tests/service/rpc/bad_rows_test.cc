@@ -332,10 +332,15 @@ TEST_F(BadInputTest, CachesThatCannotBe) {
   Check("index", open([](R& r) { *r.mutable_default_index() = Pq(3, 4); }), invalid,
         "default_index.pq.subspaces");
   Check("kind", open(group([](G& g) { g.clear_kind(); })), invalid, "layer_groups[0].kind");
-  Check("full", open(group([](G& g) { g.set_kind(v1::LAYER_KIND_FULL); })), unimplemented,
+  Check("other kind", open(group([](G& g) { g.set_kind(static_cast<v1::LayerKind>(5)); })), invalid,
         "layer_groups[0].kind");
-  Check("window", open(group([](G& g) { g.set_kind(v1::LAYER_KIND_WINDOW); })), unimplemented,
-        "layer_groups[0].kind");
+  Check("window of nothing", open(group([](G& g) { g.set_kind(v1::LAYER_KIND_WINDOW); })), invalid,
+        "layer_groups[0].window_tokens");
+  Check("full with window", open(group([](G& g) {
+          g.set_kind(v1::LAYER_KIND_FULL);
+          g.set_window_tokens(7);
+        })),
+        invalid, "layer_groups[0].window_tokens");
   Check("layer twice", open(group([](G& g) { g.set_layers(1, 2); })), invalid,
         "layer_groups[1].layers[0]");
   Check("layers", open(group([](G& g) { g.set_layers(1, 1); })), invalid,
@@ -361,12 +366,14 @@ TEST_F(BadInputTest, CachesThatCannotBe) {
         "layer_groups[0].values_alias_keys");
   Check("scales", open(group([](G& g) { g.add_scale_shape(1); })), unimplemented,
         "layer_groups[0].scale_shape");
-  Check("window_tokens", open(group([](G& g) { g.set_window_tokens(1); })), unimplemented,
+  Check("window_tokens", open(group([](G& g) { g.set_window_tokens(1); })), invalid,
         "layer_groups[0].window_tokens");
   Check("rope", open(group([](G& g) { g.mutable_rope()->set_rotary_dim(64); })), invalid,
         "layer_groups[0].rope.rotary_dim");
   Check("other fingerprint", open([](R& r) { r.set_model_fingerprint("model-2"); }, "cache"),
         StatusCode::FAILED_PRECONDITION, "model_fingerprint");
+  Check("another kind", open(group([](G& g) { g.set_kind(v1::LAYER_KIND_FULL); }), "cache"),
+        StatusCode::FAILED_PRECONDITION, "layer_groups[0].kind");
   Check("other rope", open(group([](G& g) { g.mutable_rope()->set_theta(1e4); }), "cache"),
         StatusCode::FAILED_PRECONDITION, "layer_groups[0].rope");
   Check("other shape", open(group([](G& g) { g.set_key_dim(64); }), "cache"),

@@ -32,14 +32,21 @@ class MutantsTest(unittest.TestCase):
             self.assertEqual(len(mutants.faults_of([wrong], self.root)), 1, wrong)
         self.assertEqual(len(mutants.faults_of([mutant(), mutant()], self.root)), 1)
 
-    def test_a_mutant_survives_when_no_test_fails(self):
+    def make_test(self, body):
         program = self.root / "build/tests/a_test"
         program.parent.mkdir(parents=True)
-        program.write_text(f"#!/bin/sh\ngrep -q good {self.root}/a.cc\n")
+        program.write_text(f"#!/bin/sh\n{body}\n")
         program.chmod(0o755)
-        self.assertIsNone(mutants.failing(self.root, mutant()))
+
+    def test_a_mutant_survives_when_no_test_fails(self):
+        self.make_test(f"grep -q good {self.root}/a.cc")
+        self.assertIsNone(mutants.failing(self.root, mutant(), {}))
         (self.root / "a.cc").write_text("bad")
-        self.assertEqual(mutants.failing(self.root, mutant()), "a_test: status 1")
+        self.assertEqual(mutants.failing(self.root, mutant(), {}), "a_test: status 1")
+
+    def test_a_test_that_does_not_end_in_time_fails(self):
+        self.make_test("exec sleep 600")
+        self.assertEqual(mutants.failing(self.root, mutant(), {"a_test": 0.2}), "a_test: no end after 0 s")
 
 
 if __name__ == "__main__":

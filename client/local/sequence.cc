@@ -1,6 +1,8 @@
 #include "client/local/sequence.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "client/base/error.h"
@@ -9,6 +11,14 @@
 namespace pqcached::client {
 
 using kvstore::LeaseWords;
+
+namespace {
+
+// Calls that fail although the worker lives are repeated so many times.
+constexpr int kMostRepeats = 3;
+constexpr std::chrono::milliseconds kRepeatPause(10);
+
+}  // namespace
 
 LocalSequence::LocalSequence(std::shared_ptr<LocalSession> session, uint64_t cache_id,
                              uint64_t sequence_id)
@@ -40,14 +50,18 @@ pqc_status LocalSequence::Refresh(std::shared_ptr<Image>* image) {
 
 pqc_status LocalSequence::Fetch(bool force, std::shared_ptr<Image>* image, uint64_t* lease_epoch) {
   const base::MutexLock fetching(&fetch_mutex_);
-  for (;;) {
+  for (int repeats = 0;;) {
     // Another thread may have just fetched it.
     if (!force && TryPin(image, lease_epoch)) return PQC_OK;
     std::shared_ptr<LocalLink> link;
     RETURN_IF_ERROR(session_->Attached(&link));
     const pqc_status status = FetchOver(link, force, image, lease_epoch);
-    if (status == PQC_OK || link->CheckAlive()) return status;
+    if (status == PQC_OK) return PQC_OK;
     // The failure may be a consequence of the worker's end. Another worker may start in time.
+    if (!link->CheckAlive()) continue;
+    // The call may have been made over a connection to the worker before.
+    if (status != PQC_UNAVAILABLE || ++repeats > kMostRepeats) return status;
+    std::this_thread::sleep_for(kRepeatPause);
   }
 }
 

@@ -73,6 +73,10 @@ class FakeWorker::Host final : public LocalHost {
   }
   pqc_status Attach(uint64_t, const LeaseView& lease, AttachAnswer* result) override {
     worker_.attached.push_back(lease);
+    if (worker_.unavailable_attaches > 0) {
+      --worker_.unavailable_attaches;
+      return Fail(PQC_UNAVAILABLE, "", "the connection has broken");
+    }
     *result = worker_.answer;
     if (const auto script = std::exchange(worker_.during_attach, nullptr)) script();
     return PQC_OK;

@@ -52,6 +52,7 @@ class FakeWorker {
 
   client::AttachAnswer answer;                 // of the next calls of Attach
   std::function<void()> during_attach;         // runs once, when the answer of Attach is on its way
+  int unavailable_attaches = 0;                // so many calls of Attach get UNAVAILABLE first
   std::vector<client::LeaseView> attached;     // leases that calls of Attach named
   std::vector<client::LeaseView> detached;     // leases that calls of Detach named
   std::atomic<int> connections = 0;            // that are open

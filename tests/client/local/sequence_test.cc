@@ -329,6 +329,17 @@ TEST_F(SequenceTest, NothingIsNamedToAWorkerThatHasEnded) {
   EXPECT_TRUE(worker_.detached.empty());
 }
 
+TEST_F(SequenceTest, ACallThatIsUnavailableWhileTheWorkerLivesIsRepeatedAFewTimes) {
+  worker_.unavailable_attaches = 3;
+  PinNow();
+  EXPECT_EQ(worker_.attached.size(), 4u);
+  sequence_.Detach();
+  worker_.unavailable_attaches = 100;
+  Pinned pinned;
+  EXPECT_EQ(PinNewest(sequence_, &pinned), PQC_UNAVAILABLE);
+  EXPECT_EQ(worker_.unavailable_attaches, 96);
+}
+
 TEST_F(SequenceTest, NoLeaseIsGivenBackAfterTheSessionIsClosed) {
   PinNow();
   session_->Close();
@@ -502,21 +513,6 @@ TEST_F(SequenceTest, AnImageThatMayBeOlderThanARollBackIsKnownToPlaceNothing) {
   std::shared_ptr<Image> image;
   ASSERT_EQ(sequence_.Refresh(&image), PQC_OK);
   EXPECT_EQ(sequence_.ReadableTokens(*image), 0u);
-}
-
-TEST(KnownTokensTest, ANumberFromBeforeALimitRaisesNothing) {
-  KnownTokens known(100);
-  const KnownTokens::Value before = known.Load();
-  known.Raise(before, 90);
-  EXPECT_EQ(known.Load().tokens, 100u);
-  known.Raise(before, 110);
-  known.Raise(before, 105);  // of a slower reader
-  EXPECT_EQ(known.Load().tokens, 110u);
-  known.Limit(60);
-  known.Raise(before, 120);
-  EXPECT_EQ(known.Load().tokens, 60u);
-  known.Raise(known.Load(), 70);
-  EXPECT_EQ(known.Load().tokens, 70u);
 }
 
 TEST_F(SequenceTest, RowsOfARollBackAreInvisibleUntilTheLastOneEnds) {

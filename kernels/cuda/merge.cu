@@ -29,10 +29,11 @@ __device__ int64_t LseIndex(const PartialTensors& partial, uint32_t token, uint3
   return token * partial.lse_strides[0] + head * partial.lse_strides[1];
 }
 
-// Returns an element's address. LoadFloat's index is unsigned, and offsets may be negative.
+// Returns an element's address; null for tensors without elements. LoadFloat's index is unsigned,
+// and offsets may be negative.
 template <typename Byte>
 __device__ Byte* ElementAt(Byte* data, DType dtype, int64_t index) {
-  return data + index * static_cast<int64_t>(ElementBytes(dtype));
+  return data ? data + index * static_cast<int64_t>(ElementBytes(dtype)) : nullptr;
 }
 
 __device__ float LoadLse(const PartialTensors& partial, uint32_t token, uint32_t head) {

@@ -76,12 +76,13 @@ const kvstore::WorkerEnd* LocalLink::worker_end() const {
 }
 
 LocalLink::Memory LocalLink::CheckMemory() const {
-  std::atomic_thread_fence(std::memory_order_acquire);  // reads of the memory come first
   if (CheckAlive()) return Memory::kServed;
+  // The order matters: reads of the memory come before the system call, and the words behind it.
+  const bool is_held = host_->HoldsConnection();
   const kvstore::WorkerEnd* const end = worker_end();
   if (!end || end->boot_word.load(std::memory_order_acquire) != boot_word_) return Memory::kGone;
   const bool succeeded = end->has_successor.load(std::memory_order_acquire) != 0;
-  if (!host_->HoldsConnection()) return Memory::kGone;
+  if (!is_held) return Memory::kGone;
   return succeeded ? Memory::kSucceeded : Memory::kKept;
 }
 

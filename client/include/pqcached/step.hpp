@@ -62,8 +62,8 @@ class Step {
     // Item i's begin at offsets[i]: [kv_heads, counts[i]], or [its query tokens, kv_heads,
     // counts[i]] with PQC_STEP_SELECT_PER_TOKEN.
     std::vector<uint32_t> positions = {};
-    std::vector<uint64_t> offsets = {};    // [items]
-    std::vector<uint32_t> counts = {};     // [items], k per kv head
+    std::vector<uint64_t> offsets = {};  // [items]
+    std::vector<uint32_t> counts = {};   // [items], k per kv head
   };
 
   // Returns the k best tokens of each item in one layer. queries: [query tokens of all items,

@@ -55,7 +55,7 @@ class LocalHost {
   // Waits until the connection ends or the time is over; returns true if it has ended.
   virtual bool WaitEnded(uint32_t wait_ms) = 0;
   // Returns whether a process of the sidecar still holds the connection: memory that was received
-  // over it is not reused as long, also after the worker's end.
+  // over it is not reused for as long, also after the worker's end.
   virtual bool HoldsConnection() = 0;
   // Notes that the worker has ended: pending calls soon fail with PQC_UNAVAILABLE. The connection
   // stays open.

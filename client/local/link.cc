@@ -77,7 +77,7 @@ const kvstore::WorkerEnd* LocalLink::worker_end() const {
 
 LocalLink::Memory LocalLink::CheckMemory() const {
   if (CheckAlive()) return Memory::kServed;
-  // The order matters: reads of the memory come before the system call, and the words behind it.
+  // The order matters: the memory was read before this system call, the words are read after it.
   const bool is_held = host_->HoldsConnection();
   const kvstore::WorkerEnd* const end = worker_end();
   if (!end || end->boot_word.load(std::memory_order_acquire) != boot_word_) return Memory::kGone;

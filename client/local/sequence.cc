@@ -350,8 +350,11 @@ bool LocalSequence::IsKeptLocked(uint64_t lease_epoch, bool* confirmed) const {
   if (!link || !read || read->flags.load(std::memory_order_acquire) != 0) return false;
   const Memory memory = link->CheckMemory();
   if (memory == Memory::kGone) return false;
-  if (memory != Memory::kSucceeded) return true;
-  const LeaseWords* const next = is_former ? words() : nullptr;
+  if (!is_former) {
+    *confirmed = memory != Memory::kSucceeded;
+    return true;
+  }
+  const LeaseWords* const next = words();
   *confirmed = next != nullptr;
   if (!next) return true;
   const Memory next_memory = link_->CheckMemory();
@@ -362,16 +365,11 @@ bool LocalSequence::IsKeptLocked(uint64_t lease_epoch, bool* confirmed) const {
 pqc_status LocalSequence::CheckInStep(uint64_t lease_epoch, bool* confirmed) const {
   *confirmed = true;
   const pqc_status status = Check(lease_epoch);
-  if (status != PQC_OK && (status != PQC_UNAVAILABLE || session_->lost())) return status;
-  const std::shared_ptr<LocalLink> present = session_->link();
+  if (status != PQC_UNAVAILABLE || session_->lost()) return status;
   const base::MutexLock lock(&mutex_);
-  if (status == PQC_OK && link_ == present) return PQC_OK;
-  if (IsKeptLocked(lease_epoch, confirmed)) {
-    ClearLastError();
-    return PQC_OK;
-  }
-  if (status != PQC_OK) return status;
-  return SetRetry(kRetryMemory, Fail(PQC_UNAVAILABLE, "", "the sidecar's worker was replaced"));
+  if (!IsKeptLocked(lease_epoch, confirmed)) return status;
+  ClearLastError();
+  return PQC_OK;
 }
 
 void LocalSequence::BeginRollBack(uint32_t token_count) {

@@ -167,6 +167,8 @@ pqc_status LocalSession::Reattach(uint32_t timeout_ms, bool* again) {
 
 void LocalSession::Replace(std::shared_ptr<LocalLink> link) {
   const std::shared_ptr<LocalLink> kept = link;
+  // The order matters: no check of a sequence passes with the new link and memory of the old one.
+  ReleaseOldLinks(*kept);
   {
     const base::MutexLock lock(&mutex_);
     link_.swap(link);
@@ -174,9 +176,13 @@ void LocalSession::Replace(std::shared_ptr<LocalLink> link) {
   phase_->Set(Phase::kAttached);
   events_->AddIfWanted(new_worker_);
   staging_->DropRing();
-  // Sequences that are not in use must not keep the old memory mapped either.
+  ReleaseOldLinks(*kept);  // which a call in progress may have used once more
+}
+
+// Sequences that are not in use must not keep the old memory mapped either.
+void LocalSession::ReleaseOldLinks(const LocalLink& present) {
   const base::MutexLock lock(&sequences_mutex_);
-  for (LocalSequence* sequence : sequences_) sequence->ReleaseOldLink(*kept);
+  for (LocalSequence* sequence : sequences_) sequence->ReleaseOldLink(present);
 }
 
 void LocalSession::WatchLeases(const LocalLink& link) {

@@ -133,6 +133,8 @@ class LocalSession {
   // Makes one attempt to get a live link, when there is none. *again: another attempt may succeed.
   pqc_status Reattach(uint32_t timeout_ms, bool* again);
   void Replace(std::shared_ptr<LocalLink> link) PQCACHED_REQUIRES(attaching_);
+  // Has all sequences release the memory of other links.
+  void ReleaseOldLinks(const LocalLink& present);
   pqc_status ReportLost() const;
   // Adds events about leases, and waits for changes of the link's words, at most a while.
   void WatchLeases(const LocalLink& link);

@@ -61,19 +61,7 @@ class Operation {
                                       void* context = nullptr) {
     auto waiter = std::make_unique<Waiter>(context);
     waiter->build = options;
-    pqc_build_options c = PQC_INIT(pqc_build_options);
-    c.index = options.index;
-    c.iterations = options.iterations;
-    c.seed = options.seed;
-    c.train_tokens = options.train_tokens;
-    c.sink_tokens = options.sink_tokens;
-    c.timeout_ms = options.timeout_ms;
-    if (options.progress) {
-      c.callback = [](void* build, const pqc_build_progress* progress) {
-        return static_cast<const BuildOptions*>(build)->progress(*progress) ? 1 : 0;
-      };
-      c.callback_context = &waiter->build;
-    }
+    const pqc_build_options c = BuildOptionsToC(waiter->build);
     pqc_operation* operation = nullptr;
     const pqc_status status = pqc_build_index_begin(sequence.get(), &c, waiter.get(), &operation);
     return Made(status, operation, std::move(waiter));

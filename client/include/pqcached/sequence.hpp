@@ -80,19 +80,7 @@ class Sequence {
   // Trains and codes the index of all layers; returns when it is complete (pqc_build_index).
   // PQC_ALREADY_EXISTS says that the index was built before.
   Status BuildIndex(const BuildOptions& options = {}) {
-    pqc_build_options c = PQC_INIT(pqc_build_options);
-    c.index = options.index;
-    c.iterations = options.iterations;
-    c.seed = options.seed;
-    c.train_tokens = options.train_tokens;
-    c.sink_tokens = options.sink_tokens;
-    c.timeout_ms = options.timeout_ms;
-    if (options.progress) {
-      c.callback = [](void* context, const pqc_build_progress* progress) {
-        return static_cast<const BuildOptions*>(context)->progress(*progress) ? 1 : 0;
-      };
-      c.callback_context = const_cast<BuildOptions*>(&options);
-    }
+    const pqc_build_options c = BuildOptionsToC(options);
     return Status(pqc_build_index(handle_.get(), &c));
   }
 

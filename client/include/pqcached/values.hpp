@@ -309,6 +309,24 @@ struct BuildOptions {
   std::function<bool(const pqc_build_progress&)> progress = {};
 };
 
+// Returns the options in C, for a call that ends before `options` does.
+inline pqc_build_options BuildOptionsToC(const BuildOptions& options) {
+  pqc_build_options c = PQC_INIT(pqc_build_options);
+  c.index = options.index;
+  c.iterations = options.iterations;
+  c.seed = options.seed;
+  c.train_tokens = options.train_tokens;
+  c.sink_tokens = options.sink_tokens;
+  c.timeout_ms = options.timeout_ms;
+  if (options.progress) {
+    c.callback = [](void* context, const pqc_build_progress* progress) {
+      return static_cast<const BuildOptions*>(context)->progress(*progress) ? 1 : 0;
+    };
+    c.callback_context = const_cast<BuildOptions*>(&options);
+  }
+  return c;
+}
+
 // A query of one layer (pqc_query), of one token or of a speculation.
 struct Query {
   uint32_t layer = 0;

@@ -166,6 +166,16 @@ TEST_F(SequenceTest, OnlyALeaseOfTheNextWorkerConfirmsWhatAStepHasRead) {
   EXPECT_NE(CheckInStep(pinned), PQC_OK);
 }
 
+TEST_F(SequenceTest, AStepNeedsTheLeaseOfANextWorkerThatMarksNothing) {
+  const Pinned pinned = PinNow();
+  worker_.words(0).token_count = 110;
+  worker_.Die();
+  ReplaceWorker();  // by an older program
+  EXPECT_EQ(CheckInStep(pinned), PQC_OK);
+  EXPECT_FALSE(confirmed_);
+  EXPECT_EQ(sequence_.ReadableTokens(*pinned.image), 110u) << "which it had stored at its end";
+}
+
 TEST_F(SequenceTest, AStepThatReadsOnInTheNextWorkersMemoryNeedsThatWorker) {
   const Pinned pinned = PinNow();
   worker_.Die();

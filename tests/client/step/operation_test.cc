@@ -330,6 +330,23 @@ TEST_F(OperationTest, ADroppedSequenceEndsItsOperations) {
   MustBeOk(kept.Wait());  // it is of another sequence
 }
 
+TEST_F(OperationTest, ASequenceThatAReorderingDropsEndsItsOperations) {
+  Sequence busy = Fill(layer_, 300);
+  std::vector<Sequence> beams;
+  for (int i = 0; i < 2; ++i) beams.push_back(Fill(layer_, 300));
+  sidecar_.CloseGate();
+  MustBeOk(EndOnly(busy, layer_, 300, 1));
+  std::vector<Operation> running;  // one for each thread
+  for (int i = 0; i < 4; ++i) running.push_back(Must(Operation::Flush(busy)));
+  Operation waiting = Must(Operation::Flush(beams[1]));
+  MustBeOk(Sequence::Reorder(&beams, std::vector<uint32_t>{0}));
+  const auto ended = waiting.Poll();
+  sidecar_.OpenGate();
+  ASSERT_TRUE(ended.has_value());
+  Expect(*ended, PQC_CANCELLED, "operation");
+  for (Operation& operation : running) MustBeOk(operation.Wait());
+}
+
 TEST_F(OperationTest, ASequenceIsDroppedWhileItIsFlushed) {
   Sequence sequence = Fill(layer_, 300);
   sidecar_.CloseGate();

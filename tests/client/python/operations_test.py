@@ -25,6 +25,16 @@ def within(coroutine):
     return asyncio.run(limited())
 
 
+def stop_threads(pid):
+    """Stops a process and waits until each of its threads has stopped, which the kernel does later."""
+    os.kill(pid, signal.SIGSTOP)
+    while True:
+        stats = [task.joinpath("stat").read_text() for task in pathlib.Path(f"/proc/{pid}/task").iterdir()]
+        if all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats):
+            return
+        time.sleep(0.001)
+
+
 def rows(layer, begin, end, layers=(0,)):
     return {number: (layer.keys[begin:end], layer.values[begin:end]) for number in layers}
 
@@ -165,7 +175,7 @@ class OperationsTest(DaemonTest):
             watched = weakref.ref(keys)
 
             async def cancel(keys, values):
-                os.kill(worker, signal.SIGSTOP)
+                stop_threads(worker)
                 try:
                     task = asyncio.ensure_future(sequence.ingest_async(0, {0: (keys, values)}))
                     await asyncio.sleep(0.05)  # it has begun, and ends with the worker's answer

@@ -120,6 +120,9 @@ struct StoreOptions {
   TenantQuotas tenant_quotas;  // until SetTenantQuotas
   // The pages of pools are allocated in the background. False: by the calls that first use them.
   bool touch_pools = true;
+  // OpenCache returns when the first idle_reserve_bytes of a new pool have pages, so that the first
+  // rows need not wait for the kernel to clear them. 0: the pages follow in the background.
+  size_t idle_reserve_bytes = 0;
   // Interval of reading the memory limits of the machine and of control groups; zero = only
   // OpenCache reads them.
   absl::Duration memory_check_interval = absl::ZeroDuration();

@@ -76,9 +76,11 @@ absl::StatusOr<std::shared_ptr<Pool>> Pool::Create(Options options) {
   options.quota_bytes =
       options.quota_bytes == 0 ? capacity_bytes : std::min(options.quota_bytes, capacity_bytes);
   const uint32_t touch_threads = options.touch_threads;
+  const size_t touch_first_bytes = std::min(options.touch_first_bytes, capacity_bytes);
   std::shared_ptr<Pool> pool(
       new Pool(std::move(memfd), std::move(options), page_bytes, std::move(granted)));
   pool->StartTouching(touch_threads);
+  pool->TouchNow(touch_first_bytes);
   return pool;
 }
 
@@ -122,6 +124,12 @@ void Pool::TouchInBackground() {
       absl::SleepFor(kTouchPoll);
     }
     if (stop_touching_.load(std::memory_order_relaxed)) return;
+  }
+}
+
+void Pool::TouchNow(size_t size_bytes) {
+  for (size_t begin = 0; begin < size_bytes; begin += kTouchBytes) {
+    if (!granted_->Ensure(begin, std::min(kTouchBytes, size_bytes - begin)).ok()) return;
   }
 }
 

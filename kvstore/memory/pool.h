@@ -53,6 +53,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
     size_t capacity_bytes = 0;  // > 0, rounded up to kMinExtentBytes
     // Threads that allocate all pages in the background; 0 = only those of allocated extents.
     uint32_t touch_threads = 1;
+    // Create allocates the pages of the first touch_first_bytes before it returns, or as many of
+    // them as the machine has.
+    size_t touch_first_bytes = 0;
     // Promise of these bytes; null: pages are allocated without a ledger.
     std::shared_ptr<MemoryPromise> promise = nullptr;
     bool strict = false;  // no other process can ever map the memory for writing, not even root's
@@ -141,6 +144,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void Quarantine(uint32_t begin, uint32_t end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartTouching(uint32_t thread_count);
   void TouchInBackground();
+  void TouchNow(size_t size_bytes);  // the first size_bytes, as far as memory is granted
   absl::StatusOr<std::vector<Extent>> TryAllocate(std::span<const size_t> sizes_bytes);
   // Allocates the pages of extents.
   absl::Status MakePresent(std::span<const Extent> extents);

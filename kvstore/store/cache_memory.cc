@@ -49,6 +49,7 @@ Pool::Options CacheMemory::OptionsOf(const CacheSpec& spec) const {
   return {.capacity_bytes = spec.capacity_bytes,
           .touch_threads =
               options_.touch_pools ? std::max(1u, shared_.compute.serving.worker_count() / 2) : 0,
+          .touch_first_bytes = options_.touch_pools ? options_.idle_reserve_bytes : 0,
           .strict = options_.strict_memory,
           .quota_bytes = spec.quota_bytes};
 }
@@ -120,6 +121,7 @@ absl::StatusOr<std::shared_ptr<const Cache>> CacheMemory::Recover(const CacheRec
   const FileDescriptor memory = keeper.Take(record.pool_name());
   Mapping mapping = keeper.TakeMapping(record.pool_name());
   Pool::Options options = OptionsOf(record.spec);
+  options.touch_first_bytes = 0;  // memory in use has pages already
   options.memory = memory.get();
   options.ledger = table;
   options.promise = ledger_.Restore(record.tenant, MemoryUse::kPool, record.spec.capacity_bytes);

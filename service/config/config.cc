@@ -208,6 +208,7 @@ kvstore::StoreOptions StoreOptionsOf(const Config& config) {
   options.drift_ratio = config.drift_ratio;
   options.merge_segments = config.merge_segments;
   options.compare_repeats = config.compare_repeats;
+  options.idle_reserve_bytes = config.idle_reserve_bytes;
   options.prefill_cost = config.prefill_cost;
   options.cost_file = config.cost_file;
   options.strict_memory = config.strict_memory;

@@ -54,6 +54,7 @@ struct Config {
   double drift_ratio = 1.25;
   uint32_t merge_segments = 8;
   bool compare_repeats = false;
+  uint64_t idle_reserve_bytes = uint64_t{256} << 20;
   kvstore::PrefillCost prefill_cost;
   std::string cost_file;  // empty = none
   bool broker = true;

@@ -199,6 +199,12 @@ void AddLocalKeys(std::vector<ConfigKey>& keys) {
       "the call is INVALID_ARGUMENT with the first number that differs (layer, position, kv head, "
       "key or value, element). false: repeated rows are acknowledged unread.",
       &Config::compare_repeats));
+  keys.push_back(
+      SizeKey("idle_reserve_bytes",
+              "The first bytes of a new cache that have pages when OpenCache returns, so "
+              "that the first rows need not wait for the kernel to clear them. OpenCache "
+              "takes longer by this time. 0: all pages follow in the background.",
+              &Config::idle_reserve_bytes, 0, size_t{1} << 40));
   keys.push_back(CountKey("max_leases", "Leases (mapped sequences) per session.",
                           &Config::max_leases, {1, 1u << 20}));
   keys.push_back(

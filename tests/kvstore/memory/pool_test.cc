@@ -178,6 +178,20 @@ TEST(Pool, TouchingInTheBackgroundKeepsWhatIsWrittenMeanwhile) {
   }
 }
 
+TEST(Pool, ItsFirstBytesHavePagesWhenItIsCreated) {
+  constexpr size_t kCapacityBytes = 64 << 20, kFirstBytes = 20 << 20;
+  const auto create = [](size_t touch_first_bytes) {
+    return Pool::Create({.capacity_bytes = kCapacityBytes,
+                         .touch_threads = 0,
+                         .touch_first_bytes = touch_first_bytes});
+  };
+  const auto none = create(0), some = create(kFirstBytes), all = create(2 * kCapacityBytes);
+  ASSERT_TRUE(none.ok() && some.ok() && all.ok());
+  EXPECT_EQ((*none)->untouched_bytes(), kCapacityBytes);
+  EXPECT_EQ((*some)->untouched_bytes(), kCapacityBytes - kFirstBytes);
+  EXPECT_EQ((*all)->untouched_bytes(), 0u);
+}
+
 TEST(Pool, RefusesCapacitiesOutOfRange) {
   EXPECT_EQ(Pool::Create({.capacity_bytes = 0}).status().code(),
             absl::StatusCode::kInvalidArgument);

@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/exec.h"
 #include "kernels/select/pq.h"
+#include "kernels/select/pq_select.h"
 
 namespace pqcached::kvstore::testing {
 namespace {
@@ -44,6 +46,22 @@ bool DecodeRow(const CodedHead& head, uint32_t slot, const float* key, float* de
   return nearest;
 }
 
+// Returns whether the counts of cells of a segment, where it has any, are those of its codes.
+bool CountsAreRight(const IndexDataHeader& header, uint32_t kv_head,
+                    const kernels::PqGeometry& geometry) {
+  const uint32_t counted_end = header.counted_end.load();
+  if (counted_end == 0 || header.cell_count == 0) return true;
+  std::vector<uint32_t> counts(header.cell_count);
+  kernels::PqCountCells({kernels::Level::kReference},
+                        {.geometry = geometry,
+                         .planes = Planes(header, kv_head),
+                         .plane_stride = header.plane_stride_bytes,
+                         .slot_begin = header.counted_begin,
+                         .slot_end = counted_end,
+                         .cell_counts = counts});
+  return std::equal(counts.begin(), counts.end(), CellCounts(header, kv_head));
+}
+
 }  // namespace
 
 std::string CheckCodes(const Attachment& attachment, std::span<const std::byte> pool,
@@ -78,6 +96,9 @@ std::string CheckCodes(const Attachment& attachment, std::span<const std::byte> 
                            .planes = Planes(header, kv_head),
                            .plane_stride = header.plane_stride_bytes,
                            .centroids = Centroids(codebook, kv_head).data()};
+      if (!CountsAreRight(header, kv_head, geometry)) {
+        return absl::StrCat("segment ", i, " has not the counts of its codes");
+      }
       for (uint32_t token = segment.first_position; token < end; ++token) {
         float* out = &decoded->data[(size_t{token} * group.kv_heads + kv_head) * group.key_dim];
         if (!DecodeRow(head, token - segment.first_position, model.key(token, kv_head), out)) {
